@@ -1,0 +1,70 @@
+"""Each rule of tools/check_layers.py finds a breach of it in a small tree, and nothing else."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+CHECKER = pathlib.Path(__file__).resolve().parents[2] / "tools" / "check_layers.py"
+GOOD = {
+    "runtime/README.md": "",
+    "runtime/a.h": "#pragma once\n",
+    "nn/README.md": "",
+    "nn/b.cpp": '#include <vector>\n#include "runtime/a.h"\n',
+    "tools/README.md": "",
+    "tools/c.cpp": '#include "nn/d.h"\nconst char* home = std::getenv("HOME");\n',
+    "nn/d.h": "// what\n#pragma once\n",
+}
+
+
+class CheckLayers(unittest.TestCase):
+    def run_on(self, changes):
+        """Writes GOOD with `changes` and returns the checker's status and lines."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in {**GOOD, **changes}.items():
+                path = pathlib.Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if text is not None:
+                    path.write_text(text, encoding="utf-8")
+            run = subprocess.run([sys.executable, CHECKER, folder], capture_output=True, text=True, check=False)
+            return run.returncode, run.stdout.splitlines()
+
+    def expect(self, changes, breach):
+        status, lines = self.run_on(changes)
+        self.assertEqual(status, 1)
+        self.assertEqual(len(lines), 2, lines)
+        self.assertIn(breach, lines[0])
+
+    def test_good_tree_passes(self):
+        self.assertEqual(self.run_on({}), (0, ["check_layers: the tree keeps its rules"]))
+
+    def test_include_upwards(self):
+        self.expect({"runtime/a.h": '#pragma once\n#include "nn/d.h"\n'}, "runtime/a.h:2: \"nn/d.h\": runtime may not")
+
+    def test_include_sideways(self):
+        self.expect({"compile/README.md": "", "compile/e.h": '#pragma once\n#include "nn/d.h"\n'}, "compile may not")
+
+    def test_include_of_a_missing_file(self):
+        self.expect({"nn/b.cpp": '#include "runtime/zzz.h"\n'}, "does not exist")
+
+    def test_include_without_folder(self):
+        self.expect({"nn/b.cpp": '#include "d.h"\n'}, "does not start with a folder")
+
+    def test_header_without_pragma(self):
+        self.expect({"nn/d.h": "int x();\n"}, "nn/d.h:1: `#pragma once` stands 0 times")
+
+    def test_long_file(self):
+        self.expect({"nn/b.cpp": "\n" * 601}, "nn/b.cpp: 601 lines")
+
+    def test_missing_readme(self):
+        self.expect({"nn/README.md": None}, "nn: has no README.md")
+
+    def test_not_ascii(self):
+        self.expect({"nn/b.cpp": "// \u00e9\n"}, "nn/b.cpp:1: not ASCII")
+
+    def test_environment(self):
+        self.expect({"nn/b.cpp": 'auto* x = getenv("X");\n'}, "environment variables")
+
+
+if __name__ == "__main__":
+    unittest.main()
