@@ -48,7 +48,8 @@ GoldenTensor tensor_of(const Json& entry, std::string_view data, const std::stri
 
 std::map<std::string, double> attributes_of(const std::string& text) {
   std::map<std::string, double> attributes;
-  for (const auto& [name, value] : Json::parse(text).items())
+  const Json object = Json::parse(text);
+  for (const auto& [name, value] : object.items())
     attributes[name] = value.is_boolean() ? static_cast<double>(value.get<bool>()) : value.get<double>();
   return attributes;
 }
