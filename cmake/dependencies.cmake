@@ -1,0 +1,27 @@
+# Every dependency and, in one line, why it is here.
+find_package(Threads REQUIRED)
+find_package(fmt 9 REQUIRED)                 # text formatting: g++ 12 has no std::format
+find_package(TBB 2021 REQUIRED)              # parallel loops inside CPU kernels
+find_package(Boost 1.74 REQUIRED)            # Asio: sockets with deadlines for the rendezvous store
+find_package(nlohmann_json 3.11 REQUIRED)    # manifests, safetensors headers, metrics
+find_package(tomlplusplus 3.3 REQUIRED)      # config files
+if(BUILD_TESTING OR NOT DEFINED BUILD_TESTING)
+  find_package(GTest 1.12 REQUIRED)          # tests
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)  # tools/check_layers.py
+endif()
+
+# oneDNN: the fastest f32 and the only fast bf16 matrix product in Debian. Its CMake package needs
+# OpenCL headers, so it is found by hand; its CPU runtime is OpenMP, kept at one thread.
+if(SHERD_ONEDNN)
+  find_path(DNNL_INCLUDE_DIR dnnl.hpp)
+  find_library(DNNL_LIBRARY dnnl)
+  find_package(OpenMP)
+  if(DNNL_INCLUDE_DIR AND DNNL_LIBRARY AND OpenMP_CXX_FOUND)
+    add_library(sherd_onednn INTERFACE)
+    target_include_directories(sherd_onednn SYSTEM INTERFACE ${DNNL_INCLUDE_DIR})
+    target_link_libraries(sherd_onednn INTERFACE ${DNNL_LIBRARY} OpenMP::OpenMP_CXX)
+    target_compile_definitions(sherd_onednn INTERFACE SHERD_HAS_ONEDNN=1)
+  else()
+    message(FATAL_ERROR "oneDNN not found: install libdnnl-dev, or configure with -DSHERD_ONEDNN=OFF to use the own matrix kernel")
+  endif()
+endif()

@@ -1,0 +1,21 @@
+# sherd_layer(folder): adds a folder's sources to the library and its headers to the checked header set.
+# Files are found by name, so that adding an idea is adding a file.
+function(sherd_layer)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  file(GLOB_RECURSE headers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.h)
+  target_sources(sherd_lib PRIVATE ${sources})
+  target_sources(sherd_lib PUBLIC FILE_SET HEADERS BASE_DIRS ${CMAKE_SOURCE_DIR} FILES ${headers})
+endfunction()
+
+# sherd_test(folder [LABELS ...]): one test program from all .cpp files of a test folder.
+function(sherd_test name)
+  cmake_parse_arguments(ARG "" "" "LABELS;LIBRARIES" ${ARGN})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cpp)
+  if(NOT sources)
+    return()
+  endif()
+  add_executable(test_${name} ${sources})
+  target_link_libraries(test_${name} PRIVATE sherd_test_support ${ARG_LIBRARIES})
+  target_precompile_headers(test_${name} REUSE_FROM sherd_test_support)
+  gtest_discover_tests(test_${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "${ARG_LABELS}")
+endfunction()

@@ -1,0 +1,34 @@
+# Build options and the flags every target of ours is compiled with.
+option(SHERD_ONEDNN "Use oneDNN for matrix products (the own blocked kernel is always built)" ON)
+set(SHERD_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them: address,undefined or thread")
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_BUILD_RPATH_USE_ORIGIN ON)
+set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
+set(CMAKE_VERIFY_INTERFACE_HEADER_SETS ON)
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # pch_defines,time_macros: ccache must be told that a precompiled header is safe to look through.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE_PROGRAM})
+endif()
+
+# Contraction is off everywhere: a*b+c rounds twice unless the code says fma, so eager, captured and
+# generated code agree bit for bit.
+add_compile_options(-ffp-contract=off -fno-math-errno -fno-trapping-math)
+if(SHERD_SANITIZE)
+  add_compile_options(-fsanitize=${SHERD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
+  add_link_options(-fsanitize=${SHERD_SANITIZE})
+endif()
+if(SHERD_SANITIZE MATCHES "thread")
+  add_compile_options(-Wno-tsan)  # Asio uses atomic fences, which g++ warns that TSan cannot see.
+  add_compile_definitions(SHERD_PLAIN_POOL=1)  # TSan cannot see into libtbb: runtime/cpu/parallel.h runs on plain threads.
+endif()
+
+add_library(sherd_warnings INTERFACE)
+target_compile_options(sherd_warnings INTERFACE -Wall -Wextra -Wshadow -Wconversion -Werror)

@@ -1,0 +1,237 @@
+// The backward pass. A max-heap on sequence numbers replaces dependency counting for op nodes: everything that can
+// feed a node was created after it, so when a node is on top of the heap its gradients are complete. Only leaves need
+// counts (how many recorded uses are still to come), because sinks must know when the last contribution is in.
+#include <algorithm>
+
+#include "runtime/autograd/autograd.h"
+#include "runtime/autograd/slot.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/ops.h"
+
+namespace sherd {
+
+class BackwardPass {
+ public:
+  explicit BackwardPass(const BackwardOptions& options)
+      : context_(RankContext::current()), id_(context_.next_id()), options_(options), recording_off_(false) {
+    check(context_.backward == nullptr, "backward() inside backward() is not supported: gradients are not recorded");
+    context_.backward = this;
+  }
+  ~BackwardPass() {
+    context_.backward = nullptr;
+    // After an error nodes and leaves must not remember half a pass.
+    for (OpNode* node : heap_) {
+      node->pending.clear();
+      node->queued = false;
+    }
+    for (const NodeRef& leaf : leaves_) reset(*static_cast<Leaf*>(leaf.get()));
+  }
+
+  void run(const Tensor& root, Tensor grad) {
+    Node* start = root.grad_node();
+    count_leaf_uses(start);
+    deliver(start, root.output_index(), std::move(grad));
+    const std::string* const outer_path = context_.module_path;
+    while (!heap_.empty()) {
+      std::pop_heap(heap_.begin(), heap_.end(), by_sequence);
+      const NodeRef node(heap_.back());
+      heap_.pop_back();
+      auto& op_node = *static_cast<OpNode*>(node.get());
+      op_node.queued = false;
+      context_.module_path = op_node.module_path;
+      apply(op_node);
+      context_.module_path = outer_path;
+      finish_leaves(op_node);
+    }
+    // A leaf whose last uses got no gradient (a vjp that gives none) is complete now.
+    for (const NodeRef& leaf : leaves_)
+      if (auto& l = *static_cast<Leaf*>(leaf.get()); l.received) finish(l);
+    while (!callbacks_.empty()) {
+      const auto callbacks = std::exchange(callbacks_, {});
+      for (const auto& callback : callbacks) callback();
+    }
+  }
+
+  void deliver(Node* node, int index, Tensor gradient) {
+    if (node->kind == Node::Kind::leaf) {
+      auto* leaf = static_cast<Leaf*>(node);
+      leaf->received = true;
+      if (leaf->slot) leaf->slot->sink().accept(*leaf->slot, std::move(gradient));
+      return;
+    }
+    auto* op_node = static_cast<OpNode*>(node);
+    const auto at = static_cast<std::size_t>(index);
+    if (op_node->pending.size() <= at) op_node->pending.resize(op_node->output_metas.size());
+    Tensor& sum = op_node->pending[at];
+    sum = sum.defined() ? add(std::move(sum), std::move(gradient)) : std::move(gradient);
+    if (op_node->queued) return;
+    op_node->queued = true;
+    heap_.push_back(op_node);
+    std::push_heap(heap_.begin(), heap_.end(), by_sequence);
+  }
+
+  void add_callback(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
+
+ private:
+  static bool by_sequence(const OpNode* a, const OpNode* b) { return a->sequence < b->sequence; }
+
+  void count_leaf_uses(Node* start) {
+    std::vector<Node*> stack{start};
+    while (!stack.empty()) {
+      Node* node = stack.back();
+      stack.pop_back();
+      if (node->kind == Node::Kind::leaf) {
+        if (node->visited != id_) {
+          node->visited = id_;
+          leaves_.emplace_back(node);
+        }
+        ++static_cast<Leaf*>(node)->expected;
+        continue;
+      }
+      if (node->visited == id_) continue;
+      node->visited = id_;
+      for (const Edge& edge : static_cast<OpNode*>(node)->next)
+        if (edge.node) stack.push_back(edge.node.get());
+    }
+  }
+
+  void apply(OpNode& node) {
+    check(!node.freed,
+          "backward through {} a second time: its saved tensors were freed; pass retain_graph to the first backward",
+          node.op->name);
+    run_hooks(node);
+    VjpCall call(node, *this);
+    try {
+      node.op->vjp(call);
+    } catch (Error& error) {
+      if (!error.has("backward")) {
+        error.add("backward", fmt::format("of {} {}", node.op->name, node.attrs.print()));
+        if (node.module_path && !error.has("module")) error.add("module", *node.module_path);
+      }
+      throw;
+    }
+    node.pending.clear();
+    if (options_.retain_graph) return;
+    node.freed = true;
+    node.saved_inputs.clear();
+    node.saved_outputs.clear();
+  }
+
+  void run_hooks(OpNode& node) {
+    if (!node.hooks) return;
+    for (const auto& [index, hook] : *node.hooks) {
+      const auto at = static_cast<std::size_t>(index);
+      if (at >= node.pending.size() || !node.pending[at].defined()) continue;
+      if (Tensor replaced = hook(node.pending[at]); replaced.defined()) node.pending[at] = std::move(replaced);
+    }
+  }
+
+  // Only after the whole vjp has run: the sink may release what the vjp still reads.
+  void finish_leaves(OpNode& node) {
+    for (const Edge& edge : node.next) {
+      if (!edge.node || edge.node.get()->kind != Node::Kind::leaf) continue;
+      auto& leaf = *static_cast<Leaf*>(edge.node.get());
+      if (--leaf.expected == 0 && leaf.received) finish(leaf);
+    }
+  }
+
+  static void reset(Leaf& leaf) {
+    leaf.expected = 0;
+    leaf.received = false;
+  }
+  static void finish(Leaf& leaf) {
+    reset(leaf);
+    if (leaf.slot) leaf.slot->sink().finish(*leaf.slot);
+  }
+
+  RankContext& context_;
+  const std::uint64_t id_;
+  const BackwardOptions& options_;
+  GradMode recording_off_;
+  std::vector<OpNode*> heap_;  // kept alive by the nodes that point to them, ultimately by the root's handle
+  std::vector<NodeRef> leaves_;
+  std::vector<std::function<void()>> callbacks_;
+};
+
+void backward(const Tensor& root, const BackwardOptions& options) {
+  check(root.defined() && root.requires_grad(),
+        "backward: {} was not computed from anything that requires a gradient (is recording off, or was it detached?)",
+        describe(root));
+  Tensor grad = options.grad;
+  if (!grad.defined()) {
+    check(root.numel() == 1, "backward from {} needs a cotangent: only a one-element root has a default",
+          describe(root));
+    grad = full(root.shape(), 1.0, root.dtype());
+  }
+  check(grad.shape() == root.shape() && grad.dtype() == root.dtype(), "the cotangent {} does not match the root {}",
+        describe(grad), describe(root));
+  BackwardPass pass(options);
+  pass.run(root, std::move(grad));
+}
+
+bool in_backward() { return RankContext::current().backward != nullptr; }
+
+void at_end_of_backward(std::function<void()> callback) {
+  BackwardPass* pass = RankContext::current().backward;
+  check(pass != nullptr, "at_end_of_backward: no backward pass is running");
+  pass->add_callback(std::move(callback));
+}
+
+void register_grad_hook(const Tensor& tensor, GradHook hook) {
+  check(tensor.requires_grad(), "a gradient hook needs a tensor that requires a gradient, got {}", describe(tensor));
+  check(
+      tensor.grad_node()->kind == Node::Kind::op,
+      "a gradient hook on a parameter: use its slot's on_grad_accumulated(), which runs once the gradient is complete");
+  auto* node = static_cast<OpNode*>(tensor.grad_node());
+  if (!node->hooks) node->hooks = std::make_unique<std::vector<std::pair<int, GradHook>>>();
+  node->hooks->emplace_back(tensor.output_index(), std::move(hook));
+}
+
+Tensor VjpCall::grad(std::size_t i) const {
+  if (has_grad(i)) return node_.pending[i];
+  return zeros(node_.output_metas[i].shape, node_.output_metas[i].dtype);
+}
+
+void VjpCall::give(std::size_t i, Tensor gradient) {
+  if (!wants(i)) return;
+  const TensorMeta& meta = node_.input_metas[i];
+  check(gradient.shape() == meta.shape && gradient.dtype() == meta.dtype,
+        "vjp of {}: gradient of input {} is {}, the input is {}{}", node_.op->name, i, describe(gradient),
+        name(meta.dtype), to_string(meta.shape));
+  const Edge& edge = node_.next[i];
+  if (edge.node.get()->kind == Node::Kind::leaf) {
+    auto& leaf = *static_cast<Leaf*>(edge.node.get());
+    if (leaf.slot)
+      if (const auto to = leaf.slot->sink().destination(*leaf.slot); to.buffer.defined()) {
+        copy_into(to.buffer, std::move(gradient), to.accumulate);
+        leaf.received = true;
+        leaf.slot->sink().wrote(*leaf.slot);
+        return;
+      }
+  }
+  pass_.deliver(edge.node.get(), edge.index, std::move(gradient));
+}
+
+void VjpCall::give_call(std::size_t i, const Op& op, std::span<Tensor> in, const Attrs& op_attrs) {
+  const Edge& edge = node_.next[i];
+  if (edge.node.get()->kind == Node::Kind::leaf) {
+    auto& leaf = *static_cast<Leaf*>(edge.node.get());
+    if (leaf.slot)
+      if (const auto to = leaf.slot->sink().destination(*leaf.slot); to.buffer.defined()) {
+        call_op_into(op, in, op_attrs, to.buffer, to.accumulate);
+        leaf.received = true;
+        leaf.slot->sink().wrote(*leaf.slot);
+        return;
+      }
+  }
+  give(i, std::move(call_op(op, in, op_attrs)[0]));
+}
+
+void VjpCall::give_summed(std::size_t i, Tensor gradient) {
+  if (!wants(i)) return;
+  if (gradient.shape() == in_shape(i)) return give(i, std::move(gradient));
+  static const Op& op = find_op("sum_to");
+  give(i, op, SumToAttrs{in_shape(i)}, std::move(gradient));
+}
+
+}  // namespace sherd

@@ -1,0 +1,80 @@
+#pragma once
+// The tape. A node is one recorded op call; its edges lead to the makers of its inputs. Leaves stand for slots.
+// Sequence numbers grow with creation, so "descending sequence" is a valid and unique backward order.
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "runtime/autograd/saved_tensor.h"
+#include "runtime/op/op.h"
+
+namespace sherd {
+
+class Slot;
+
+class Node : public RefCounted {
+ public:
+  enum class Kind : std::uint8_t { op, leaf };
+  explicit Node(Kind k) : kind(k) {}
+  const Kind kind;
+  std::uint64_t sequence = 0;
+  std::uint64_t visited = 0;  // id of the backward pass that saw it last
+};
+
+/// Owning handle on a node.
+class NodeRef {
+ public:
+  NodeRef() = default;
+  explicit NodeRef(Node* node) : node_(node) {
+    if (node_) node_->retain();
+  }
+  NodeRef(const NodeRef& other) : NodeRef(other.node_) {}
+  NodeRef(NodeRef&& other) noexcept : node_(std::exchange(other.node_, nullptr)) {}
+  NodeRef& operator=(NodeRef other) noexcept {
+    std::swap(node_, other.node_);
+    return *this;
+  }
+  ~NodeRef() {
+    if (node_) release_node(node_);
+  }
+  Node* get() const { return node_; }
+  explicit operator bool() const { return node_ != nullptr; }
+
+ private:
+  Node* node_ = nullptr;
+};
+
+/// Where the gradient of an input goes.
+struct Edge {
+  NodeRef node;  // empty: the input needs no gradient
+  int index = 0;
+};
+
+using GradHook = std::function<Tensor(const Tensor& grad)>;
+
+class OpNode final : public Node {
+ public:
+  OpNode() : Node(Kind::op) {}
+  const Op* op = nullptr;
+  Attrs attrs;
+  SmallVec<Edge, 3> next;                 // per input
+  SmallVec<SavedTensor, 3> saved_inputs;  // per input; undefined where the row needs none
+  SmallVec<SavedTensor, 1> saved_outputs;
+  SmallVec<TensorMeta, 3> input_metas;
+  SmallVec<TensorMeta, 1> output_metas;
+  const std::string* module_path = nullptr;
+  std::unique_ptr<std::vector<std::pair<int, GradHook>>> hooks;  // by output index
+  SmallVec<Tensor, 1> pending;                                   // gradients of the outputs, during a pass
+  bool queued = false, freed = false;
+};
+
+/// The permanent end of the tape at a slot.
+class Leaf final : public Node {
+ public:
+  explicit Leaf(Slot* owner) : Node(Kind::leaf), slot(owner) {}
+  Slot* slot;        // null once the slot is gone
+  int expected = 0;  // uses not yet delivered in this pass
+  bool received = false;
+};
+
+}  // namespace sherd

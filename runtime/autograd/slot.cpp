@@ -1,0 +1,91 @@
+#include "runtime/autograd/slot.h"
+
+#include "runtime/exec/context.h"
+#include "runtime/op/capture_sink.h"
+#include "runtime/op/ops.h"
+
+namespace sherd {
+
+namespace {
+
+// Gradients stay in slot.grad(). The second contribution is added in place when nobody else holds the tensor.
+class DefaultSink final : public GradSink {
+ public:
+  Destination destination(Slot& slot) override {
+    const Tensor& grad = slot.grad();
+    const bool ours =
+        grad.defined() && grad.impl()->use_count() == 1 && grad.storage() && grad.storage()->use_count() == 1;
+    return ours ? Destination{grad, true} : Destination{};
+  }
+  void wrote(Slot&) override {}
+  void accept(Slot& slot, Tensor gradient) override {
+    if (slot.grad().defined()) {
+      Tensor sum = add(slot.grad(), std::move(gradient));
+      slot.set_grad(std::move(sum));
+    } else {
+      if (gradient.storage() && gradient.storage()->use_count() == 1)
+        gradient.storage()->retag(MemoryCategory::gradients);
+      slot.set_grad(std::move(gradient));
+    }
+  }
+  void finish(Slot& slot) override { slot.run_grad_hooks(); }
+};
+
+GradSink* default_sink() {
+  static DefaultSink sink;  // stateless
+  return &sink;
+}
+
+}  // namespace
+
+Slot::Slot(std::string name, bool requires_grad)
+    : name_(std::move(name)), leaf_(new Leaf(this)), sink_(default_sink()), requires_grad_(requires_grad) {
+  RankContext::current().slots.push_back(this);
+}
+
+Slot::~Slot() {
+  static_cast<Leaf*>(leaf_.get())->slot = nullptr;
+  if (RankContext* context = RankContext::current_or_null()) std::erase(context->slots, this);
+}
+
+const Tensor& Slot::value() const {
+  check(value_.defined(), "\"{}\" has no value yet", name_);
+  return value_;
+}
+
+Tensor Slot::attach(const Tensor& tensor) const {
+  const Tensor plain = tensor.detach();
+  Tensor fresh =
+      Tensor::make(plain.storage(), plain.shape(), plain.strides(), plain.offset(), plain.dtype(), plain.device());
+  fresh.impl()->flags = plain.impl()->flags;
+  fresh.impl()->layout = plain.impl()->layout;
+  fresh.impl()->local = plain.impl()->local;
+  if (requires_grad_) fresh.set_grad_node(leaf_.get(), 0);
+  return fresh;
+}
+
+void Slot::set(const Tensor& tensor) {
+  value_ = attach(tensor);
+  if (CaptureSink* capture = RankContext::current().capture) capture->slot_assigned(*this);
+}
+
+void Slot::assign(const Tensor& values) {
+  const Tensor target = value().local().detach();
+  const Tensor source = values.is_distributed() ? values.local() : values;
+  check(target.shape() == source.shape(), "assign to \"{}\": {} does not fit {}", name_, describe(values),
+        describe(value_));
+  copy_into(target, source.dtype() == target.dtype() ? source.detach() : cast(source.detach(), target.dtype()));
+}
+
+void Slot::set_requires_grad(bool on) {
+  requires_grad_ = on;
+  if (value_.defined()) value_ = attach(value_);
+}
+
+void Slot::set_sink(GradSink* sink) { sink_ = sink ? sink : default_sink(); }
+
+void Slot::run_grad_hooks() {
+  for (const auto& hook : hooks_) hook(*this);
+}
+
+}  // namespace sherd

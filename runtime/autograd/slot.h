@@ -1,0 +1,79 @@
+#pragma once
+// A slot is the only thing that changes: a named cell holding a tensor, with one autograd leaf for life.
+// Parameters, buffers, optimizer state, the learning rate and the step counter are slots.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "runtime/autograd/node.h"
+
+namespace sherd {
+
+class Slot;
+
+/// Where gradients of a slot land. The default keeps them in slot.grad(); fully_shard puts its group's buffer here.
+class GradSink {
+ public:
+  /// A buffer the next contribution may be written to directly.
+  struct Destination {
+    Tensor buffer;  ///< undefined: the contribution makes its own tensor and hands it to accept()
+    bool accumulate = false;
+  };
+  virtual Destination destination(Slot& slot) = 0;
+  /// The destination has been written.
+  virtual void wrote(Slot& slot) = 0;
+  /// A contribution that was computed elsewhere.
+  virtual void accept(Slot& slot, Tensor gradient) = 0;
+  /// All contributions of this backward pass are in. Runs the slot's post-accumulate hooks, now or after reduction.
+  virtual void finish(Slot& slot) = 0;
+
+ protected:
+  ~GradSink() = default;
+};
+
+class Slot {
+ public:
+  explicit Slot(std::string name, bool requires_grad = false);
+  ~Slot();
+  Slot(const Slot&) = delete;
+  Slot& operator=(const Slot&) = delete;
+
+  const std::string& name() const { return name_; }
+  void rename(std::string name) { name_ = std::move(name); }
+  bool has_value() const { return value_.defined(); }
+  /// The tensor; it points to this slot's leaf when gradients are wanted.
+  const Tensor& value() const;
+
+  /// Puts another tensor into the slot. Recorded by capture: replay puts its own result here.
+  void set(const Tensor& tensor);
+  /// Overwrites the bytes in place (equal shape and dtype; converts dtype) and bumps their version.
+  void assign(const Tensor& values);
+  /// A state change of the same parameter (sharded <-> gathered); `tensor` came from attach(). Not recorded.
+  void present(Tensor tensor) { value_ = std::move(tensor); }
+  /// The tensor with this slot's leaf, for present().
+  Tensor attach(const Tensor& tensor) const;
+
+  bool requires_grad() const { return requires_grad_; }
+  void set_requires_grad(bool on);
+  const Tensor& grad() const { return grad_; }
+  void set_grad(Tensor grad) { grad_ = std::move(grad); }
+  void clear_grad() { grad_ = Tensor(); }
+
+  GradSink& sink() const { return *sink_; }
+  /// Null restores the default sink.
+  void set_sink(GradSink* sink);
+  /// Runs after the gradient of a backward pass is complete (and reduced).
+  void on_grad_accumulated(std::function<void(Slot&)> hook) { hooks_.push_back(std::move(hook)); }
+  void run_grad_hooks();
+  Leaf* leaf() const { return static_cast<Leaf*>(leaf_.get()); }
+
+ private:
+  std::string name_;
+  Tensor value_, grad_;
+  NodeRef leaf_;
+  GradSink* sink_;
+  std::vector<std::function<void(Slot&)>> hooks_;
+  bool requires_grad_;
+};
+
+}  // namespace sherd

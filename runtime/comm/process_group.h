@@ -1,0 +1,96 @@
+#pragma once
+// Collectives between the ranks of one group. A call takes a *list* of tensors and is one launch; buffers are
+// plain memory, so this file knows nothing of tensors. Accumulation runs in rank order, hence is repeatable.
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "runtime/tensor/dtype.h"
+
+namespace sherd {
+
+enum class ReduceKind : std::uint8_t { sum, avg, max, min, product };
+std::string_view name(ReduceKind kind);
+
+/// How a reduction combines: `avg` divides by the group size, `scale` multiplies the result once, before the
+/// final rounding. bf16/f16 accumulate in f32, f64 in f64, integers exactly.
+struct ReduceOptions {
+  ReduceKind kind = ReduceKind::sum;
+  double scale = 1.0;
+};
+
+/// One tensor of a grouped launch: `counts[r]` elements belong to rank r and lie in rank order from `data`.
+/// Counts may be uneven or zero. all_gather: the own part is already in place, the others are filled in.
+struct GatherPart {
+  void* data;
+  DType dtype;
+  std::span<const std::int64_t> counts;
+};
+
+/// reduce_scatter: `in` holds sum(counts) elements on every rank, `out` receives counts[rank] reduced ones.
+/// `out` may lie inside `in` at the own part. With `accumulate` the result is added to what `out` holds.
+struct ScatterPart {
+  const void* in;
+  void* out;
+  DType dtype;
+  std::span<const std::int64_t> counts;
+  bool accumulate = false;
+};
+
+/// `count` elements, reduced or overwritten in place.
+struct FlatPart {
+  void* data;
+  DType dtype;
+  std::int64_t count;
+};
+
+/// A collective in flight. wait() returns when this rank's buffers may be used, rethrows what failed, and is
+/// harmless when called again. Destroying an unwaited Work waits (errors are dropped: the group is poisoned).
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual void wait() = 0;
+};
+using WorkPtr = std::unique_ptr<Work>;
+
+/// Counts since the group was made; one grouped launch is one call. `bytes` are those of the full buffers.
+struct CommCounts {
+  struct Item { std::int64_t calls = 0, bytes = 0; };
+  Item all_gather, reduce_scatter, all_reduce, broadcast, barrier;
+};
+
+/// All ranks call the same collectives in the same order, with equal dtypes, counts, kinds and roots.
+/// Ranks that disagree all raise CommError naming both calls; a rank that dies or calls abort() makes the
+/// others raise within 5 s; a rank that does not come raises after the deadline. After an error the group is
+/// poisoned: every call raises the same reason until all ranks call reset(). Buffers are host memory.
+class ProcessGroup {
+ public:
+  virtual ~ProcessGroup() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// "shm", "thread": for messages.
+  virtual std::string_view kind() const = 0;
+
+  virtual WorkPtr all_gather(std::span<const GatherPart> parts) = 0;
+  virtual WorkPtr reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) = 0;
+  virtual WorkPtr all_reduce(std::span<const FlatPart> parts, ReduceOptions options) = 0;
+  virtual WorkPtr broadcast(std::span<const FlatPart> parts, int root) = 0;
+  virtual void barrier() = 0;
+
+  /// Poisons the group: peers waiting in a collective raise CommError quoting `reason` at once.
+  virtual void abort(std::string_view reason) = 0;
+  /// Collective. Clears the poison once every rank has called it.
+  virtual void reset() = 0;
+  /// Limit on the wait inside one call; 300 s at first.
+  virtual void set_deadline(std::chrono::nanoseconds deadline) = 0;
+  virtual const CommCounts& counts() const = 0;
+};
+
+/// A group of one rank: no collective moves anything. What a program without a launcher runs on.
+std::shared_ptr<ProcessGroup> make_single_group();
+
+}  // namespace sherd

@@ -1,0 +1,22 @@
+#pragma once
+// The rendezvous store: a few small keys that ranks leave for each other. Every call has a deadline.
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace sherd {
+
+/// Keys up to 256 bytes, values up to 1 MiB. Calls block; what does not come in time is a CommError naming the
+/// key and the seconds waited.
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual void set(std::string_view key, std::string_view value) = 0;
+  /// Waits until the key exists.
+  virtual std::string get(std::string_view key, std::chrono::milliseconds deadline) = 0;
+  /// Adds to a counter that starts at 0; returns the new value.
+  virtual std::int64_t add(std::string_view key, std::int64_t amount) = 0;
+};
+
+}  // namespace sherd

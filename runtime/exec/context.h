@@ -1,0 +1,80 @@
+#pragma once
+// What one rank's thread carries: its memory, its random state, its modes. Ranks may be threads, so nothing of
+// this is process-wide. Kernels never see it; they get an Exec.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "runtime/memory/caching_allocator.h"
+
+namespace sherd {
+
+class Slot;
+class CaptureSink;
+class BackwardPass;
+
+/// Thread-local state of one rank. The first thread that asks without having one (a plain program's main
+/// thread) is given a default context; any other thread must open a RankScope, or current() throws.
+class RankContext {
+ public:
+  RankContext();
+  ~RankContext();
+  RankContext(const RankContext&) = delete;
+  RankContext& operator=(const RankContext&) = delete;
+
+  static RankContext& current() {
+    if (RankContext* c = current_) [[likely]]
+      return *c;
+    return adopt_default();
+  }
+  static RankContext* current_or_null() { return current_; }
+
+  CachingAllocator& allocator() { return *allocator_; }
+  CachingAllocator* allocator_or_null() { return allocator_; }
+
+  std::uint64_t next_id() { return ++last_id_; }
+
+  // Modes, changed through RAII guards only.
+  bool grad_enabled = true;
+  CaptureSink* capture = nullptr;
+  BackwardPass* backward = nullptr;
+
+  /// Path of the module whose forward runs now; the strings live as long as the context.
+  const std::string* module_path = nullptr;
+  const std::string* intern(std::string_view text);
+  /// "rank 3" or "rank 3 (dp 3)"; empty on one rank. Error messages end with it.
+  std::string rank_text;
+  std::int64_t step = -1;
+  std::uint64_t seed = 0;
+
+  /// Slots alive on this rank; capture uses it to know state from temporaries.
+  std::vector<Slot*> slots;
+
+ private:
+  friend class RankScope;
+  static RankContext& adopt_default();
+  static thread_local RankContext* current_ __attribute__((tls_model("initial-exec")));
+
+  CachingAllocator* allocator_;
+  std::uint64_t last_id_ = 0;
+  std::vector<std::unique_ptr<std::string>> interned_;
+};
+
+/// Makes a fresh context current on this thread for a scope: the body of a rank that is a thread.
+class RankScope {
+ public:
+  explicit RankScope(std::string rank_text = {});
+  ~RankScope();
+  RankScope(const RankScope&) = delete;
+  RankScope& operator=(const RankScope&) = delete;
+  RankContext& context() { return context_; }
+
+ private:
+  RankContext* outer_;
+  RankContext context_;
+};
+
+}  // namespace sherd

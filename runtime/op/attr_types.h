@@ -1,0 +1,183 @@
+#pragma once
+// The attribute structs of all op families: what a call carries besides tensors. See op/attrs.h for the rules.
+#include "runtime/op/attrs.h"
+
+namespace sherd {
+
+class ProcessGroup;
+
+struct DimAttrs {  ///< softmax, cat, ...
+  int dim = 0;
+  void visit(AttrVisitor& v) const { v.field("dim", dim); }
+};
+struct ReduceAttrs {  ///< sum, mean, max, ...: bit d of `dims` set = reduce dim d
+  std::uint64_t dims = 0;
+  bool keep_dims = false;
+  void visit(AttrVisitor& v) const {
+    v.field("dims", dims);
+    v.field("keep", keep_dims);
+  }
+};
+struct SumToAttrs {
+  Shape shape;
+  void visit(AttrVisitor& v) const { v.field("shape", shape); }
+};
+struct ScalarAttrs {  ///< a constant operand: add_scalar, mul_scalar, pow_scalar, ...
+  double value = 0;
+  void visit(AttrVisitor& v) const { v.field("value", value); }
+};
+struct CastAttrs {
+  DType dtype = DType::f32;
+  void visit(AttrVisitor& v) const { v.field("dtype", dtype); }
+};
+struct ShapeAttrs {  ///< view (reshape), expand
+  Shape shape;
+  void visit(AttrVisitor& v) const { v.field("shape", shape); }
+};
+struct PermuteAttrs {
+  Dims order;
+  void visit(AttrVisitor& v) const { v.field("order", order); }
+};
+struct NarrowAttrs {  ///< elements start, start+step, ... of one dim
+  int dim = 0;
+  std::int64_t start = 0, length = 0;
+  void visit(AttrVisitor& v) const {
+    v.field("dim", dim);
+    v.field("start", start);
+    v.field("length", length);
+  }
+};
+/// narrow_backward: the gradient of a slice, zero elsewhere.
+struct PadToAttrs {
+  int dim = 0;
+  std::int64_t start = 0, size = 0;  ///< position of the slice and size of the whole dim
+  void visit(AttrVisitor& v) const {
+    v.field("dim", dim);
+    v.field("start", start);
+    v.field("size", size);
+  }
+};
+struct FullAttrs {
+  Shape shape;
+  double value = 0;
+  DType dtype = DType::f32;
+  void visit(AttrVisitor& v) const {
+    v.field("shape", shape);
+    v.field("value", value);
+    v.field("dtype", dtype);
+  }
+};
+struct ArangeAttrs {
+  std::int64_t count = 0;
+  DType dtype = DType::i64;
+  void visit(AttrVisitor& v) const {
+    v.field("count", count);
+    v.field("dtype", dtype);
+  }
+};
+/// Random rows: `key` hashes (seed, module path or parameter name, purpose, call index); element i of the result is
+/// drawn for global element first + i. The optional 0-d i64 tensor input is the step and goes into the counter.
+struct RandomAttrs {
+  Shape shape;
+  DType dtype = DType::f32;
+  std::uint64_t key = 0;
+  std::int64_t first = 0;
+  float a = 0, b = 1;  ///< normal: mean, std; uniform: low, high
+  void visit(AttrVisitor& v) const {
+    v.field("shape", shape);
+    v.field("dtype", dtype);
+    v.field("key", key);
+    v.field("first", first);
+    v.field("a", static_cast<double>(a));
+    v.field("b", static_cast<double>(b));
+  }
+};
+struct DropoutAttrs {
+  float p = 0;
+  std::uint64_t key = 0;
+  std::int64_t first = 0;  ///< global index of the first element (data coordinate x local elements)
+  void visit(AttrVisitor& v) const {
+    v.field("p", static_cast<double>(p));
+    v.field("key", key);
+    v.field("first", first);
+  }
+};
+struct NormAttrs {
+  float eps = 1e-5f;
+  void visit(AttrVisitor& v) const { v.field("eps", static_cast<double>(eps)); }
+};
+struct MatmulAttrs {  ///< C = op(A) op(B); batched over leading dims
+  bool transpose_a = false, transpose_b = false;
+  void visit(AttrVisitor& v) const {
+    v.field("ta", transpose_a);
+    v.field("tb", transpose_b);
+  }
+};
+struct AttentionAttrs {
+  float scale = 1;
+  bool causal = true;
+  void visit(AttrVisitor& v) const {
+    v.field("scale", static_cast<double>(scale));
+    v.field("causal", causal);
+  }
+};
+struct RopeAttrs {
+  double theta = 10000;
+  std::int64_t first_position = 0;
+  bool inverse = false;  ///< rotates back: the vjp
+  void visit(AttrVisitor& v) const {
+    v.field("theta", theta);
+    v.field("first", first_position);
+    v.field("inverse", inverse);
+  }
+};
+struct CrossEntropyAttrs {
+  std::int64_t ignore_index = -100;
+  void visit(AttrVisitor& v) const { v.field("ignore", ignore_index); }
+};
+struct EmbeddingAttrs {
+  std::int64_t rows = 0;  ///< embedding_backward: rows of the table
+  void visit(AttrVisitor& v) const { v.field("rows", rows); }
+};
+/// adamw over lists: inputs are n parameters, n first moments, n second moments, n gradients, then the 0-d f32
+/// tensors lr, step (f32, counted from 1) and scale (gradients are multiplied by it; clipping).
+struct AdamWAttrs {
+  int count = 0;
+  float beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f, weight_decay = 0;
+  void visit(AttrVisitor& v) const {
+    v.field("count", count);
+    v.field("beta1", static_cast<double>(beta1));
+    v.field("beta2", static_cast<double>(beta2));
+    v.field("eps", static_cast<double>(eps));
+    v.field("weight_decay", static_cast<double>(weight_decay));
+  }
+};
+/// sgd over lists: n parameters, n momentum buffers (0 when momentum == 0), n gradients, lr, scale.
+struct SgdAttrs {
+  int count = 0;
+  float momentum = 0, weight_decay = 0;
+  bool nesterov = false;
+  void visit(AttrVisitor& v) const {
+    v.field("count", count);
+    v.field("momentum", static_cast<double>(momentum));
+    v.field("weight_decay", static_cast<double>(weight_decay));
+    v.field("nesterov", nesterov);
+  }
+};
+struct PowerSumAttrs {  ///< sum of |x|^p over a list; p = infinity takes the maximum
+  double p = 2;
+  void visit(AttrVisitor& v) const { v.field("p", p); }
+};
+struct CollectiveAttrs {
+  ProcessGroup* group = nullptr;
+  int kind = 0;           ///< ReduceKind of reductions
+  int root = 0;           ///< broadcast
+  std::int64_t rows = 0;  ///< all_gather: dim-0 size of the result
+  void visit(AttrVisitor& v) const {
+    v.field("kind", kind);
+    v.field("root", root);
+    v.field("rows", rows);
+  }
+};
+
+}  // namespace sherd

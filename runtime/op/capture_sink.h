@@ -1,0 +1,30 @@
+#pragma once
+// What the dispatcher tells a recorder while a step is being captured. `compile` implements it; runtime only
+// knows that it may be there.
+#include <span>
+#include <string_view>
+
+#include "runtime/tensor/tensor.h"
+
+namespace sherd {
+
+class Slot;
+struct Op;
+class Attrs;
+
+class CaptureSink {
+ public:
+  /// A device-level call has run. `out` holds fresh tensors, or aliases of inputs (donation, in-place rows), or the
+  /// destinations that were passed in. Views are not reported: a tensor is a storage and a recipe.
+  virtual void record(const Op& op, const Attrs& attrs, std::span<const Tensor> in, std::span<const Tensor> out,
+                      bool accumulate) = 0;
+  /// A slot was given another tensor by the program.
+  virtual void slot_assigned(Slot& slot) = 0;
+  /// Throws: a captured step cannot depend on values read back to the host.
+  virtual void refuse_read(const Tensor& tensor, std::string_view what) = 0;
+
+ protected:
+  ~CaptureSink() = default;
+};
+
+}  // namespace sherd

@@ -1,0 +1,180 @@
+// The dispatcher and its two lowest layers. The usual call is plain tensors with no mode on: one OR over the
+// inputs' flags decides that, and the device layer runs.
+#include "runtime/op/dispatch.h"
+
+#include "runtime/exec/context.h"
+#include "runtime/op/capture_sink.h"
+
+namespace sherd {
+
+namespace {
+
+std::atomic<LayerFunction> g_dist_layer{nullptr};
+
+std::uint8_t flags_of(std::span<Tensor> in) {
+  std::uint8_t flags = 0;
+  for (const Tensor& t : in)
+    if (t.defined()) flags |= t.impl()->flags;
+  return flags;
+}
+
+// Adds what only the dispatcher knows. One place for every op.
+[[noreturn]] void rethrow_with_context(const OpCall& call, Error& error) {
+  if (error.has("inputs")) throw;
+  std::string inputs;
+  const std::size_t shown = std::min<std::size_t>(call.in.size(), 6);
+  for (std::size_t i = 0; i < shown; ++i) inputs += (i ? "  " : "") + describe(call.in[i]);
+  if (shown < call.in.size()) inputs += fmt::format("  ... {} in all", call.in.size());
+  error.add("op", fmt::format("{}{}{}", call.op.name, call.attrs.empty() ? "" : " ", call.attrs.print()));
+  error.add("inputs", inputs.empty() ? "none" : inputs);
+  const RankContext& context = RankContext::current();
+  std::string where = context.module_path ? *context.module_path : "";
+  if (!context.rank_text.empty()) where += (where.empty() ? "" : "      ") + context.rank_text;
+  if (context.step >= 0) where += fmt::format("{}step {}", where.empty() ? "" : "      ", context.step);
+  if (!where.empty()) error.add(context.module_path ? "module" : "rank", where);
+  throw;
+}
+
+Tensors dispatch(OpCall& call) {
+  const std::uint8_t flags = flags_of(call.in);
+  const RankContext& context = RankContext::current();
+  if ((flags & TensorImpl::kRequiresGrad) && context.grad_enabled) return autograd_layer(call);
+  return call_below_autograd(call);
+}
+
+// A donated input: moved in (the call frame holds the only handle), sole owner of its bytes, whole and dense.
+bool can_donate(const Tensor& t, const TensorMeta& meta) {
+  return t.defined() && t.dtype() == meta.dtype && t.impl()->use_count() == 1 && t.storage() &&
+         t.storage()->use_count() == 1 && t.is_contiguous() && t.offset() == 0 && t.shape() == meta.shape &&
+         t.storage()->bytes() == t.bytes() && t.storage()->owner == nullptr;
+}
+
+Tensor allocate_output(const OpCall& call, const TensorMeta& meta, Device device) {
+  if (call.op.traits.pointwise)
+    for (Tensor& t : call.in)
+      if (can_donate(t, meta)) {
+        Tensor reused = Tensor::make(t.storage(), meta.shape, contiguous_strides(meta.shape), 0, meta.dtype, device);
+        return reused;
+      }
+  return Tensor::empty(meta.shape, meta.dtype, device);
+}
+
+Tensors make_view(const OpCall& call, const Metas& metas) {
+  const Tensor& base = call.in[0];
+  Tensors out;
+  for (const TensorMeta& m : metas)
+    out.push_back(Tensor::make(base.storage(), m.shape, m.strides, m.offset, m.dtype, base.device()));
+  return out;
+}
+
+Device device_of(const OpCall& call) {
+  Device device = Device::cpu();
+  bool first = true;
+  for (const Tensor& t : call.in) {
+    if (!t.defined()) continue;
+    if (!first && t.device() != device && t.numel() != 1 && call.in[0].numel() != 1)
+      fail("inputs are on different devices: {} and {}; move them to one", to_string(device), to_string(t.device()));
+    if (first || t.device().is_meta()) device = t.device();
+    first = false;
+  }
+  return device;
+}
+
+void run_kernel(const OpCall& call, std::span<const Tensor> out, Device device, bool accumulate) {
+  const Kernel kernel = call.op.kernel[static_cast<std::size_t>(device.kind)];
+  check(kernel != nullptr, "no {} kernel for {}", to_string(device), call.op.name);
+  KernelCall kernel_call{call.op, call.in, out, call.attrs, {}, accumulate};
+  if (call.op.scratch) {
+    const std::int64_t bytes = call.op.scratch({call.op, call.in, call.attrs});
+    if (bytes > 0) {
+      const Ref<Storage> scratch = Storage::allocate(bytes, MemoryCategory::workspace);
+      kernel_call.exec.scratch = scratch->data();
+      kernel(kernel_call);
+      return;
+    }
+  }
+  kernel(kernel_call);
+}
+
+// Rows whose kernel cannot add compute apart and add after; eager and replay both come this way, so both round alike.
+void write_into(const OpCall& call, const Metas& metas, Device device) {
+  check(metas.size() == call.into.size(), "{} outputs for {} destinations", metas.size(), call.into.size());
+  for (std::size_t i = 0; i < metas.size(); ++i)
+    check(metas[i].shape == call.into[i].shape() && metas[i].dtype == call.into[i].dtype(),
+          "the destination is {}, the result is {}{}", describe(call.into[i]), name(metas[i].dtype),
+          to_string(metas[i].shape));
+  if (device.is_meta()) return;
+  if (call.accumulate && !call.op.traits.accumulates) {
+    static const Op& copy = find_op("copy");
+    Tensors values;
+    for (const TensorMeta& m : metas) values.push_back(Tensor::empty(m.shape, m.dtype, device));
+    run_kernel(call, values, device, false);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      copy.kernel[static_cast<std::size_t>(device.kind)]({copy, {&values[i], 1}, {&call.into[i], 1}, {}, {}, true});
+  } else {
+    run_kernel(call, call.into, device, call.accumulate);
+  }
+  for (const Tensor& out : call.into) out.storage()->bump_version();
+}
+
+}  // namespace
+
+Tensors call_op(const Op& op, std::span<Tensor> in, const Attrs& attrs) {
+  OpCall call{op, in, attrs};
+  try {
+    return dispatch(call);
+  } catch (Error& error) { rethrow_with_context(call, error); }
+}
+
+void call_op_into(const Op& op, std::span<Tensor> in, const Attrs& attrs, const Tensor& out, bool accumulate) {
+  OpCall call{op, in, attrs, {&out, 1}, accumulate};
+  try {
+    call_below_autograd(call);
+  } catch (Error& error) { rethrow_with_context(call, error); }
+}
+
+Tensors call_below_autograd(OpCall& call) {
+  if (flags_of(call.in) & TensorImpl::kDistributed) [[unlikely]] {
+    const LayerFunction layer = g_dist_layer.load(std::memory_order_acquire);
+    check(layer != nullptr, "distributed tensors need a mesh");
+    return layer(call);
+  }
+  return call_below_dist(call);
+}
+
+Tensors call_below_dist(OpCall& call) {
+  if (RankContext::current().capture) [[unlikely]]
+    return capture_layer(call);
+  return device_layer(call);
+}
+
+Tensors capture_layer(OpCall& call) {
+  CaptureSink* capture = RankContext::current().capture;
+  if (!capture || call.op.traits.view) return device_layer(call);
+  Tensors out = device_layer(call);
+  capture->record(call.op, call.attrs, call.in, call.into.empty() ? std::span<const Tensor>(out) : call.into,
+                  call.accumulate);
+  return out;
+}
+
+Tensors device_layer(OpCall& call) {
+  const InferCall infer_call{call.op, call.in, call.attrs};
+  const Metas metas = call.op.infer(infer_call);
+  if (call.op.traits.view) return make_view(call, metas);
+  const Device device = device_of(call);
+  if (!call.into.empty()) {
+    write_into(call, metas, device);
+    return {};
+  }
+  Tensors out;
+  for (const TensorMeta& m : metas) out.push_back(allocate_output(call, m, device));
+  if (!device.is_meta()) run_kernel(call, out, device, false);
+  if (call.op.mutated)
+    for (int i = 0, n = call.op.mutated(infer_call); i < n; ++i)
+      if (const Tensor& t = call.in[static_cast<std::size_t>(i)]; t.storage()) t.storage()->bump_version();
+  return out;
+}
+
+void install_dist_layer(LayerFunction layer) { g_dist_layer.store(layer, std::memory_order_release); }
+
+}  // namespace sherd

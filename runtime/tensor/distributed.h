@@ -1,0 +1,22 @@
+#pragma once
+// What runtime knows of a tensor spread over ranks: it has a layout. `dtensor` implements it; device kernels
+// never meet one, because the dist layer of the dispatcher unwraps.
+#include <string>
+
+#include "runtime/tensor/shape.h"
+
+namespace sherd {
+
+/// A layout over a mesh. Interned and immortal: equal layouts are one object, so equality is identity.
+class Distributed {
+ public:
+  /// Shape of this rank's part of a tensor of global shape `shape`.
+  virtual Shape local_shape(const Shape& shape) const = 0;
+  /// "{0: dp}", "{+dp}", "{}".
+  virtual std::string describe() const = 0;
+
+ protected:
+  ~Distributed() = default;
+};
+
+}  // namespace sherd

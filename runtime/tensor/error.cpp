@@ -1,0 +1,18 @@
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+Error::Error(std::string message) : std::runtime_error(message), message_(std::move(message)), text_(message_) {}
+
+void Error::add(std::string label, std::string text) {
+  text_ += fmt::format("\n  {:<7} {}", label, text);
+  frames_.emplace_back(std::move(label), std::move(text));
+}
+
+bool Error::has(const std::string& label) const {
+  for (const auto& [name, text] : frames_)
+    if (name == label) return true;
+  return false;
+}
+
+}  // namespace sherd

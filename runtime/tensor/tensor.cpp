@@ -1,0 +1,136 @@
+#include "runtime/tensor/tensor.h"
+
+#include "runtime/exec/context.h"
+#include "runtime/op/capture_sink.h"
+#include "runtime/tensor/pool.h"
+
+namespace sherd {
+
+void TensorImpl::destroy(TensorImpl* impl) { Pool<TensorImpl>::destroy(impl); }
+
+TensorImpl::~TensorImpl() {
+  if (grad_node) release_node(grad_node);
+}
+
+Tensor Tensor::make(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset, DType dtype,
+                    Device device) {
+  Ref<TensorImpl> impl(Pool<TensorImpl>::make());
+  impl->shape = shape;
+  impl->strides = strides;
+  impl->offset = offset;
+  impl->numel = sherd::numel(shape);
+  impl->dtype = dtype;
+  impl->device = device;
+  impl->flags = device.is_meta() ? TensorImpl::kMeta : 0;
+  impl->contiguous = sherd::is_contiguous(shape, strides);
+  impl->storage = std::move(storage);
+  return Tensor(std::move(impl));
+}
+
+Tensor Tensor::empty(const Shape& shape, DType dtype, Device device, MemoryCategory category) {
+  for (std::int64_t d : shape) check(d >= 0, "a shape has no negative dims, got {}", to_string(shape));
+  check(device.kind != Device::Kind::cuda, "device {}: no CUDA backend is loaded", to_string(device));
+  Ref<Storage> storage;
+  if (!device.is_meta()) storage = Storage::allocate(sherd::numel(shape) * byte_size(dtype), category);
+  return make(std::move(storage), shape, contiguous_strides(shape), 0, dtype, device);
+}
+
+Tensor Tensor::over(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset,
+                    DType dtype) {
+  std::int64_t last = offset;
+  for (int i = 0; i < shape.size(); ++i) last += (shape[i] - 1) * strides[i];
+  check(sherd::numel(shape) == 0 || (offset >= 0 && (last + 1) * byte_size(dtype) <= storage->bytes()),
+        "{}{} at element {} does not fit a storage of {} bytes", name(dtype), to_string(shape), offset,
+        storage->bytes());
+  return make(std::move(storage), shape, strides, offset, dtype, Device::cpu());
+}
+
+Tensor Tensor::distributed(const Shape& shape, const Distributed* layout, const Tensor& local) {
+  check(local.shape() == layout->local_shape(shape),
+        "a tensor of shape {} with placement {} has local shape {} here, got {}", to_string(shape), layout->describe(),
+        to_string(layout->local_shape(shape)), to_string(local.shape()));
+  Tensor t = make({}, shape, contiguous_strides(shape), 0, local.dtype(), local.device());
+  t.impl_->flags |= TensorImpl::kDistributed;
+  t.impl_->layout = layout;
+  t.impl_->local = local.impl_;
+  return t;
+}
+
+template <class T>
+Tensor Tensor::from(std::span<const T> values, const Shape& shape) {
+  check(static_cast<std::int64_t>(values.size()) == sherd::numel(shape), "{} values do not fill shape {} ({} elements)",
+        values.size(), to_string(shape), sherd::numel(shape));
+  Tensor t = empty(shape, dtype_of<T>);
+  std::copy(values.begin(), values.end(), t.mutable_data<T>());
+  return t;
+}
+template Tensor Tensor::from(std::span<const double>, const Shape&);
+template Tensor Tensor::from(std::span<const float>, const Shape&);
+template Tensor Tensor::from(std::span<const bf16>, const Shape&);
+template Tensor Tensor::from(std::span<const f16>, const Shape&);
+template Tensor Tensor::from(std::span<const std::int64_t>, const Shape&);
+template Tensor Tensor::from(std::span<const std::int32_t>, const Shape&);
+template Tensor Tensor::from(std::span<const std::uint8_t>, const Shape&);
+template Tensor Tensor::from(std::span<const bool>, const Shape&);
+
+Tensor Tensor::scalar(double value, DType dtype) {
+  Tensor t = empty({}, dtype);
+  visit_dtype(dtype, [&]<class T>(Type<T>) { *t.mutable_data<T>() = convert<T>(value); });
+  return t;
+}
+
+namespace {
+void check_readable(const Tensor& t, std::string_view what) {
+  check(!t.is_distributed(), "{}: {} is distributed; use full_tensor() or local()", what, describe(t));
+  check(!t.is_meta(), "{}: {} is on the meta device and has no values; materialize the model first", what, describe(t));
+  if (CaptureSink* capture = RankContext::current().capture) capture->refuse_read(t, what);
+}
+}  // namespace
+
+double Tensor::item_as_double() const {
+  check(numel() == 1, "item() needs one element, got {}", describe(*this));
+  check_readable(*this, "item()");
+  return visit_dtype(dtype(), [&]<class T>(Type<T>) { return convert<double>(*data<T>()); });
+}
+
+template <class T>
+std::vector<T> Tensor::to_vector() const {
+  check_readable(*this, "to_vector()");
+  std::vector<T> result;
+  result.reserve(static_cast<std::size_t>(numel()));
+  visit_dtype(dtype(), [&]<class S>(Type<S>) {
+    Dims index = Dims::filled(ndim(), 0);
+    for (std::int64_t n = 0; n < numel(); ++n) {
+      std::int64_t at = 0;
+      for (int i = 0; i < ndim(); ++i) at += index[i] * strides()[i];
+      result.push_back(convert<T>(data<S>()[at]));
+      for (int i = ndim() - 1; i >= 0 && ++index[i] == shape()[i]; --i) index[i] = 0;
+    }
+  });
+  return result;
+}
+template std::vector<double> Tensor::to_vector() const;
+template std::vector<float> Tensor::to_vector() const;
+template std::vector<std::int64_t> Tensor::to_vector() const;
+template std::vector<std::int32_t> Tensor::to_vector() const;
+template std::vector<std::uint8_t> Tensor::to_vector() const;
+template std::vector<bool> Tensor::to_vector() const;
+
+Tensor Tensor::detach() const {
+  if (!impl_->grad_node) return *this;
+  Tensor t = make(impl_->storage, impl_->shape, impl_->strides, impl_->offset, impl_->dtype, impl_->device);
+  t.impl_->flags = static_cast<std::uint8_t>(impl_->flags & ~TensorImpl::kRequiresGrad);
+  t.impl_->layout = impl_->layout;
+  t.impl_->local = impl_->local;
+  return t;
+}
+
+std::string describe(const Tensor& tensor) {
+  if (!tensor.defined()) return "undefined";
+  return fmt::format("{}{}{}", name(tensor.dtype()), to_string(tensor.shape()),
+                     tensor.is_distributed() ? tensor.layout()->describe()
+                     : tensor.is_meta()      ? "(meta)"
+                                             : "");
+}
+
+}  // namespace sherd

@@ -1,0 +1,143 @@
+#pragma once
+// Tensor: a cheap value handle on shared metadata, which points at shared bytes. Tensors are read-only values;
+// ops make new ones, views alias, and only a Slot's contents change (see autograd/slot.h).
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/tensor/device.h"
+#include "runtime/tensor/distributed.h"
+#include "runtime/tensor/dtype.h"
+#include "runtime/tensor/intrusive.h"
+#include "runtime/tensor/shape.h"
+#include "runtime/tensor/storage.h"
+
+namespace sherd {
+
+class Node;
+/// Drops a reference to a tape node (autograd/node.h).
+void release_node(Node* node);
+
+/// Global metadata of a tensor; for view rows also where the alias starts and how it steps.
+struct TensorMeta {
+  Shape shape;
+  DType dtype = DType::f32;
+  Strides strides{};        ///< views only
+  std::int64_t offset = 0;  ///< views only: elements from the start of the storage
+};
+
+/// One block per tensor: no field of it allocates.
+class TensorImpl final : public RefCounted {
+ public:
+  enum Flag : std::uint8_t { kRequiresGrad = 1, kDistributed = 2, kMeta = 4 };
+  static void destroy(TensorImpl* impl);
+
+  Shape shape;
+  Strides strides;
+  std::int64_t offset = 0;  // elements
+  std::int64_t numel = 0;
+  DType dtype = DType::f32;
+  Device device;
+  std::uint8_t flags = 0;
+  bool contiguous = true;
+  Ref<Storage> storage;       // empty on meta and for distributed tensors
+  Node* grad_node = nullptr;  // owned; who made this tensor, or a slot's leaf
+  int output_index = 0;       // which output of grad_node
+  const Distributed* layout = nullptr;
+  Ref<TensorImpl> local;  // this rank's part of a distributed tensor
+
+ private:
+  template <class T>
+  friend class Pool;
+  TensorImpl() = default;
+  ~TensorImpl();
+};
+
+class Tensor {
+ public:
+  Tensor() = default;
+
+  // ---- making (plain, uninitialised unless said) ----
+  static Tensor empty(const Shape& shape, DType dtype, Device device = Device::cpu(),
+                      MemoryCategory category = MemoryCategory::activations);
+  /// A tensor over existing storage; `offset` in elements. Checks that it fits.
+  static Tensor over(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset,
+                     DType dtype);
+  /// This rank's `local` part seen as a tensor of global `shape`.
+  static Tensor distributed(const Shape& shape, const Distributed* layout, const Tensor& local);
+  /// Copies host values: Tensor::from<float>({1, 2, 3, 4}, {2, 2}).
+  template <class T>
+  static Tensor from(std::span<const T> values, const Shape& shape);
+  template <class T>
+  static Tensor from(std::initializer_list<T> values, const Shape& shape) {
+    return from(std::span<const T>(values.begin(), values.size()), shape);
+  }
+  static Tensor scalar(double value, DType dtype = DType::f32);
+
+  // ---- metadata (global for distributed tensors) ----
+  bool defined() const { return static_cast<bool>(impl_); }
+  const Shape& shape() const { return impl_->shape; }
+  std::int64_t size(int dim) const { return impl_->shape[normalize_dim(dim, ndim())]; }
+  int ndim() const { return impl_->shape.size(); }
+  std::int64_t numel() const { return impl_->numel; }
+  DType dtype() const { return impl_->dtype; }
+  Device device() const { return impl_->device; }
+  const Strides& strides() const { return impl_->strides; }
+  std::int64_t offset() const { return impl_->offset; }
+  bool is_contiguous() const { return impl_->contiguous; }
+  bool requires_grad() const { return impl_->flags & TensorImpl::kRequiresGrad; }
+  bool is_meta() const { return impl_->flags & TensorImpl::kMeta; }
+  std::int64_t bytes() const { return numel() * byte_size(dtype()); }
+
+  bool is_distributed() const { return impl_->flags & TensorImpl::kDistributed; }
+  const Distributed* layout() const { return impl_->layout; }
+  /// This rank's part; the tensor itself when it is plain.
+  Tensor local() const { return is_distributed() ? Tensor(impl_->local) : *this; }
+
+  // ---- bytes (plain tensors on the host only) ----
+  const Ref<Storage>& storage() const { return impl_->storage; }
+  void* raw() const { return impl_->storage->data() + impl_->offset * byte_size(impl_->dtype); }
+  template <class T>
+  const T* data() const {
+    return static_cast<const T*>(raw());
+  }
+  /// For kernels and for filling a fresh tensor; never for a tensor someone else holds.
+  template <class T>
+  T* mutable_data() const {
+    return static_cast<T*>(raw());
+  }
+  /// The value of a one-element tensor. Inside a captured step: an Error.
+  template <class T>
+  T item() const {
+    return convert<T>(item_as_double());
+  }
+  /// Elements in row-major order, converted.
+  template <class T>
+  std::vector<T> to_vector() const;
+
+  // ---- autograd ----
+  /// The same bytes without history.
+  Tensor detach() const;
+  Node* grad_node() const { return impl_->grad_node; }
+  int output_index() const { return impl_->output_index; }
+  /// Makes `node` the maker of this tensor. Takes a reference.
+  void set_grad_node(Node* node, int output_index);
+
+  TensorImpl* impl() const { return impl_.get(); }
+  explicit Tensor(Ref<TensorImpl> impl) : impl_(std::move(impl)) {}
+  /// Fresh metadata over `storage`, without the checks of over().
+  static Tensor make(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset, DType dtype,
+                     Device device);
+
+ private:
+  double item_as_double() const;
+  Ref<TensorImpl> impl_;
+};
+
+/// "f32[2,3]", with placements for a distributed tensor: "f32[14336,4096]{0: tp,dp}".
+std::string describe(const Tensor& tensor);
+/// Values like PyTorch's print: rows in brackets, at most 6 leading and trailing entries per dim.
+std::string to_string(const Tensor& tensor);
+
+}  // namespace sherd
