@@ -15,7 +15,7 @@ struct TcpStoreOptions {
   std::string host = "127.0.0.1";
   int port = 0;
   /// The one the server was given. Empty works on loopback only.
-  std::string secret;
+  std::string secret = {};
   /// How long to keep trying to connect: the host of the store may start later than this rank.
   std::chrono::milliseconds connect_deadline{300'000};
   /// Limit on one set() or add(), which wait for nothing but the server's answer.

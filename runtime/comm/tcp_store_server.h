@@ -11,7 +11,7 @@ struct TcpStoreServerOptions {
   std::string host = "127.0.0.1";
   /// 0: the system picks a free one; see port().
   int port = 0;
-  std::string secret;
+  std::string secret = {};
   /// A connection beyond these is told that the store is full.
   int max_connections = 4096;
   /// A peer that does not prove its secret, finish a request it began, or take a reply in this time is cut off.
