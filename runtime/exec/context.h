@@ -15,6 +15,7 @@ namespace sherd {
 class Slot;
 class CaptureSink;
 class BackwardPass;
+class ProcessGroup;
 
 /// Thread-local state of one rank. The first thread that asks without having one (a plain program's main
 /// thread) is given a default context; any other thread must open a RankScope, or current() throws.
@@ -49,6 +50,13 @@ class RankContext {
   std::string rank_text;
   std::int64_t step = -1;
   std::uint64_t seed = 0;
+  /// 0-d i64 slot that random rows put into their counter; made by random_step().
+  std::shared_ptr<Slot> random_step;
+  /// Coordinate along the data axes: plain random rows shift their element index by it, so that dropout on a
+  /// slice of the batch draws what one rank would have drawn.
+  std::int64_t data_coordinate = 0;
+  /// All ranks of the job; see comm/world.h.
+  std::shared_ptr<ProcessGroup> world;
 
   /// Slots alive on this rank; capture uses it to know state from temporaries.
   std::vector<Slot*> slots;

@@ -46,7 +46,7 @@ Tensors dispatch(OpCall& call) {
 bool can_donate(const Tensor& t, const TensorMeta& meta) {
   return t.defined() && t.dtype() == meta.dtype && t.impl()->use_count() == 1 && t.storage() &&
          t.storage()->use_count() == 1 && t.is_contiguous() && t.offset() == 0 && t.shape() == meta.shape &&
-         t.storage()->bytes() == t.bytes() && t.storage()->owner == nullptr;
+         t.storage()->bytes() == t.bytes() && t.storage()->owner == nullptr && !t.storage()->is_borrowed();
 }
 
 Tensor allocate_output(const OpCall& call, const TensorMeta& meta, Device device) {
@@ -56,7 +56,7 @@ Tensor allocate_output(const OpCall& call, const TensorMeta& meta, Device device
         Tensor reused = Tensor::make(t.storage(), meta.shape, contiguous_strides(meta.shape), 0, meta.dtype, device);
         return reused;
       }
-  return Tensor::empty(meta.shape, meta.dtype, device);
+  return Tensor::empty(meta.shape, meta.dtype, device, call.op.category);
 }
 
 Tensors make_view(const OpCall& call, const Metas& metas) {
@@ -117,6 +117,23 @@ void write_into(const OpCall& call, const Metas& metas, Device device) {
   for (const Tensor& out : call.into) out.storage()->bump_version();
 }
 
+// An alias has no kernel to write with: what it shows is copied.
+void call_view_into(const OpCall& call) {
+  static const Op& copy = find_op("copy");
+  OpCall alias{call.op, call.in, call.attrs};
+  Tensors shown = call_below_autograd(alias);
+  const Attrs none{};
+  OpCall into{copy, shown, none, call.into, call.accumulate};
+  call_below_autograd(into);
+}
+
+// What a row wrote in place among its inputs is another version now.
+void bump_mutated(const OpCall& call) {
+  if (!call.op.mutated) return;
+  for (int i = 0, n = call.op.mutated({call.op, call.in, call.attrs}); i < n; ++i)
+    if (const Tensor& t = call.in[static_cast<std::size_t>(i)]; t.storage()) t.storage()->bump_version();
+}
+
 }  // namespace
 
 Tensors call_op(const Op& op, std::span<Tensor> in, const Attrs& attrs) {
@@ -129,7 +146,8 @@ Tensors call_op(const Op& op, std::span<Tensor> in, const Attrs& attrs) {
 void call_op_into(const Op& op, std::span<Tensor> in, const Attrs& attrs, const Tensor& out, bool accumulate) {
   OpCall call{op, in, attrs, {&out, 1}, accumulate};
   try {
-    call_below_autograd(call);
+    if (op.traits.view) call_view_into(call);
+    else call_below_autograd(call);
   } catch (Error& error) { rethrow_with_context(call, error); }
 }
 
@@ -151,6 +169,7 @@ Tensors call_below_dist(OpCall& call) {
 Tensors capture_layer(OpCall& call) {
   CaptureSink* capture = RankContext::current().capture;
   if (!capture || call.op.traits.view) return device_layer(call);
+  capture->prepare(call.op, call.in);
   Tensors out = device_layer(call);
   capture->record(call.op, call.attrs, call.in, call.into.empty() ? std::span<const Tensor>(out) : call.into,
                   call.accumulate);
@@ -164,14 +183,13 @@ Tensors device_layer(OpCall& call) {
   const Device device = device_of(call);
   if (!call.into.empty()) {
     write_into(call, metas, device);
+    bump_mutated(call);
     return {};
   }
   Tensors out;
   for (const TensorMeta& m : metas) out.push_back(allocate_output(call, m, device));
   if (!device.is_meta()) run_kernel(call, out, device, false);
-  if (call.op.mutated)
-    for (int i = 0, n = call.op.mutated(infer_call); i < n; ++i)
-      if (const Tensor& t = call.in[static_cast<std::size_t>(i)]; t.storage()) t.storage()->bump_version();
+  bump_mutated(call);
   return out;
 }
 

@@ -73,9 +73,10 @@ struct Op {
   Needs needs{};
   Scratch scratch = nullptr;
   Vjp vjp = nullptr;
-  std::string_view no_gradient{};              ///< why there is no vjp: "integer result", "effect"
-  int (*mutated)(const InferCall&) = nullptr;  ///< how many of the first inputs the kernel writes in place
-  std::array<Kernel, kNumBackends> kernel{};   ///< by Device::Kind
+  std::string_view no_gradient{};                         ///< why there is no vjp: "integer result", "effect"
+  int (*mutated)(const InferCall&) = nullptr;             ///< how many of the first inputs the kernel writes in place
+  MemoryCategory category = MemoryCategory::activations;  ///< account of fresh outputs
+  std::array<Kernel, kNumBackends> kernel{};              ///< by Device::Kind
 };
 
 /// The catalogue. Filled once, explicitly, before main's first op; immutable afterwards.

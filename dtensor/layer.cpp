@@ -1,0 +1,25 @@
+#include "dtensor/layer.h"
+
+#include "runtime/op/dispatch.h"
+
+namespace sherd {
+
+namespace {
+
+Tensors distributed_layer(OpCall& call) {
+  check(
+      call.op.traits.local_extents,
+      "{} on a distributed tensor has no sharding rule: gather it with full_tensor(), work on its local() part, or let "
+      "fully_shard gather the parameter around the module's forward",
+      call.op.name);
+  SmallVec<Tensor, 4> local;
+  for (const Tensor& t : call.in) local.push_back(t.defined() ? t.local() : t);
+  OpCall below{call.op, {local.data(), local.size()}, call.attrs, call.into, call.accumulate};
+  return call_below_dist(below);
+}
+
+}  // namespace
+
+void install_distributed_layer() { install_dist_layer(distributed_layer); }
+
+}  // namespace sherd

@@ -1,0 +1,25 @@
+#pragma once
+#include "nn/layers/linear.h"
+
+namespace sherd::nn {
+
+struct AttentionOptions {
+  std::int64_t width = 0, heads = 0, kv_heads = 0;  ///< kv_heads divides heads; fewer = grouped queries
+  bool bias = false;
+  std::optional<double> rope_theta{};  ///< rotary positions, or none
+  Init init = Init::normal(0.02), output_init = Init::normal(0.02);
+};
+
+/// Causal self-attention. x [B, T, D] -> [B, T, D] with D = heads x K.
+class Attention : public Layer<Attention> {
+ public:
+  explicit Attention(const AttentionOptions& options);
+  Tensor forward(const Tensor& x);
+
+  Linear &wq, &wk, &wv, &wo;
+
+ private:
+  AttentionOptions options_;
+};
+
+}  // namespace sherd::nn

@@ -1,0 +1,23 @@
+#pragma once
+#include <cmath>
+
+#include "nn/module.h"
+
+namespace sherd::nn {
+
+struct LinearOptions {
+  bool bias = true;
+  std::optional<Init> init{};  ///< weight; default uniform(1/sqrt(in)), PyTorch's
+};
+
+/// y = x weight^T + bias; weight [out, in], x [..., in] -> [..., out].
+class Linear : public Layer<Linear> {
+ public:
+  Linear(std::int64_t in, std::int64_t out, const LinearOptions& options = {});
+  Tensor forward(const Tensor& x);
+
+  Parameter& weight;
+  Parameter* bias = nullptr;  ///< null without one
+};
+
+}  // namespace sherd::nn

@@ -1,0 +1,183 @@
+#include "nn/module.h"
+
+#include <algorithm>
+#include <set>
+
+#include "runtime/exec/context.h"
+
+namespace sherd::nn {
+
+Parameter::Parameter(std::string name, Shape shape, Init init, DType dtype)
+    : Slot(std::move(name), /*requires_grad=*/true), shape_(std::move(shape)), init_(init) {
+  set(Tensor::empty(shape_, dtype, Device::meta()));
+}
+
+std::string Module::path() const {
+  if (!parent_) return name_;
+  const std::string above = parent_->path();
+  return above.empty() ? name_ : above + "." + name_;
+}
+
+void Module::adopt(std::string name, std::unique_ptr<Module> child) {
+  check(!name.empty() && name.find('.') == std::string::npos,
+        "a child's name must not be empty or hold a dot, got \"{}\"", name);
+  for (const auto& other : children_) check(other->name_ != name, "\"{}\" has a child \"{}\" already", path(), name);
+  child->name_ = std::move(name);
+  child->parent_ = this;
+  children_.push_back(std::move(child));
+  children_.back()->rename_below();
+}
+
+// Parameters carry their full path: initial values and checkpoints are keyed by it.
+void Module::rename_below() {
+  interned_path_ = nullptr;
+  const std::string prefix = path();
+  for (const NamedParameter& p : parameters_)
+    if (!p.shared) p.parameter->rename(prefix.empty() ? p.name : prefix + "." + p.name);
+  for (const auto& child : children_) child->rename_below();
+}
+
+Parameter& Module::add_parameter(std::string name, const Shape& shape, Init init, DType dtype) {
+  for (const NamedParameter& p : parameters_)
+    check(p.name != name, "\"{}\" has a parameter \"{}\" already", path(), name);
+  const std::string prefix = path();
+  owned_parameters_.push_back(
+      std::make_unique<Parameter>(prefix.empty() ? name : prefix + "." + name, shape, init, dtype));
+  parameters_.push_back({std::move(name), owned_parameters_.back().get(), false});
+  return *owned_parameters_.back();
+}
+
+Parameter& Module::share_parameter(std::string name, Parameter& other) {
+  parameters_.push_back({std::move(name), &other, true});
+  return other;
+}
+
+Buffer& Module::add_buffer(std::string name, const Tensor& value) {
+  buffers_.push_back(std::make_unique<Buffer>(std::move(name), value));
+  return *buffers_.back();
+}
+
+void Module::for_each_module(const std::function<void(Module&)>& visit) {
+  visit(*this);
+  for (const auto& child : children_) child->for_each_module(visit);
+}
+
+namespace {
+std::string join(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+// Own parameters first, then the children's, with paths relative to the module asked.
+void collect(const Module& module, const std::string& prefix, std::set<Parameter*>& seen,
+             std::vector<std::pair<std::string, Parameter*>>& out) {
+  for (const Module::NamedParameter& p : module.own_parameters())
+    if (seen.insert(p.parameter).second) out.emplace_back(join(prefix, p.name), p.parameter);
+  for (const auto& child : module.children()) collect(*child, join(prefix, child->name()), seen, out);
+}
+void collect_buffers(const Module& module, const std::string& prefix,
+                     std::vector<std::pair<std::string, Buffer*>>& out) {
+  for (const auto& b : module.own_buffers()) out.emplace_back(join(prefix, b->name()), b.get());
+  for (const auto& child : module.children()) collect_buffers(*child, join(prefix, child->name()), out);
+}
+}  // namespace
+
+std::vector<std::pair<std::string, Parameter*>> Module::named_parameters() const {
+  std::vector<std::pair<std::string, Parameter*>> result;
+  std::set<Parameter*> seen;
+  collect(*this, "", seen, result);
+  return result;
+}
+
+std::vector<Parameter*> Module::parameters() const {
+  std::vector<Parameter*> result;
+  for (const auto& [name, parameter] : named_parameters()) result.push_back(parameter);
+  return result;
+}
+
+std::vector<std::pair<std::string, Buffer*>> Module::named_buffers() const {
+  std::vector<std::pair<std::string, Buffer*>> result;
+  collect_buffers(*this, "", result);
+  return result;
+}
+
+std::int64_t Module::num_parameters() const {
+  std::int64_t n = 0;
+  for (const Parameter* p : parameters()) n += p->numel();
+  return n;
+}
+
+Parameter& Module::parameter(std::string_view wanted) const {
+  std::string known;
+  for (const auto& [name, parameter] : named_parameters()) {
+    if (name == wanted) return *parameter;
+    known += (known.empty() ? "" : ", ") + name;
+  }
+  fail("no parameter \"{}\"; the parameters are {}", wanted, known);
+}
+
+void Module::materialize(Seed seed) {
+  for_each_module([](Module& m) {
+    for (const auto& hook : m.hooks_) hook->before_materialize(m);
+  });
+  for (Parameter* p : parameters()) {
+    if (p->value().local().is_meta())
+      p->set(Tensor::empty(p->shape(), p->value().dtype(), Device::cpu(), MemoryCategory::parameters));
+    if (p->initialised()) continue;
+    fill_initial(p->value(), p->init(), p->name(), seed);
+    p->mark_initialised();
+  }
+}
+
+void Module::train(bool on) {
+  for_each_module([on](Module& m) { m.training_ = on; });
+}
+
+Module::ForwardScope::ForwardScope(Module& module) : module_(module), outer_path_(RankContext::current().module_path) {
+  RankContext& context = RankContext::current();
+  if (!module.interned_path_) {
+    const std::string path = module.path();
+    module.interned_path_ = context.intern(path.empty() ? "(model)" : path);
+  }
+  context.module_path = module.interned_path_;
+  try {
+    for (; entered_ < module.hooks_.size(); ++entered_) module.hooks_[entered_]->before_forward(module);
+  } catch (...) {
+    while (entered_ > 0) module.hooks_[--entered_]->abandon_forward(module);
+    context.module_path = outer_path_;
+    throw;
+  }
+}
+
+void Module::ForwardScope::finish(const std::function<void(const TensorVisitor&)>& visit_outputs) {
+  while (entered_ > 0) module_.hooks_[--entered_]->after_forward(module_, visit_outputs);
+}
+
+Module::ForwardScope::~ForwardScope() {
+  while (entered_ > 0) module_.hooks_[--entered_]->abandon_forward(module_);
+  RankContext::current().module_path = outer_path_;
+}
+
+namespace {
+void print(const Module& module, const std::string& indent, std::string& out) {
+  for (const Module::NamedParameter& p : module.own_parameters()) {
+    const Tensor& t = p.parameter->value();
+    const Tensor local = t.local();
+    out += fmt::format("{}{} {}{}  {}\n", indent, p.name, describe(t), p.shared ? " (shared)" : "",
+                       format_bytes(local.is_meta() ? 0 : local.bytes()));
+  }
+  for (const auto& b : module.own_buffers())
+    out += fmt::format("{}{} {} (buffer)\n", indent, b->name(), describe(b->value()));
+  for (const auto& child : module.children()) {
+    out += fmt::format("{}{}\n", indent, child->name());
+    print(*child, indent + "  ", out);
+  }
+}
+}  // namespace
+
+std::string to_string(const Module& module) {
+  std::string out;
+  print(module, "", out);
+  return out;
+}
+
+}  // namespace sherd::nn

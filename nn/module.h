@@ -1,0 +1,186 @@
+#pragma once
+// Modules: a named tree that owns parameters and buffers, and one door to forward() where hooks run. A model file is
+// plain mathematics; parallelism, casting and sharding attach from outside through the hooks.
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "nn/init.h"
+#include "runtime/autograd/slot.h"
+
+namespace sherd::nn {
+
+class Module;
+
+/// A trainable tensor: a slot with a shape and an initial value. Made on the meta device; materialize() gives it bytes.
+/// Its address is stable; what changes is the tensor inside.
+class Parameter final : public Slot {
+ public:
+  Parameter(std::string name, Shape shape, Init init, DType dtype);
+  const Shape& shape() const { return shape_; }
+  std::int64_t numel() const { return sherd::numel(shape_); }
+  const Init& init() const { return init_; }
+  operator const Tensor&() const { return value(); }  // NOLINT: linear(x, weight) reads as mathematics
+  /// True once it has values: drawn by materialize() or loaded; materialize() leaves those alone.
+  bool initialised() const { return initialised_; }
+  void mark_initialised() { initialised_ = true; }
+
+ private:
+  Shape shape_;
+  Init init_;
+  bool initialised_ = false;
+};
+
+/// State that is not trained and never sharded.
+class Buffer final : public Slot {
+ public:
+  Buffer(std::string name, const Tensor& value) : Slot(std::move(name)) { set(value); }
+  operator const Tensor&() const { return value(); }  // NOLINT
+};
+
+using TensorVisitor = std::function<void(const Tensor&)>;
+// Finds the tensors in what forward() returns or takes: tensors, vectors, pairs, tuples, optionals of them.
+inline void visit_tensors(const Tensor& t, const TensorVisitor& visit) {
+  if (t.defined()) visit(t);
+}
+template <class T>
+void visit_tensors(const std::vector<T>& items, const TensorVisitor& visit) {
+  for (const T& item : items) visit_tensors(item, visit);
+}
+template <class T>
+void visit_tensors(const std::optional<T>& item, const TensorVisitor& visit) {
+  if (item) visit_tensors(*item, visit);
+}
+template <class... T>
+void visit_tensors(const std::tuple<T...>& items, const TensorVisitor& visit) {
+  std::apply([&](const T&... item) { (visit_tensors(item, visit), ...); }, items);
+}
+template <class A, class B>
+void visit_tensors(const std::pair<A, B>& items, const TensorVisitor& visit) {
+  visit_tensors(items.first, visit);
+  visit_tensors(items.second, visit);
+}
+
+/// What attaches to a module. Calls nest in order of registration before forward, in reverse after it.
+class ModuleHook {
+ public:
+  virtual ~ModuleHook() = default;
+  virtual void before_forward(Module&) {}
+  /// `visit_outputs` walks the tensors of the result.
+  virtual void after_forward(Module&, const std::function<void(const TensorVisitor&)>& visit_outputs) {
+    (void)visit_outputs;
+  }
+  /// Forward left by an exception; must not communicate.
+  virtual void abandon_forward(Module&) noexcept {}
+  /// Parameters get bytes now; called top-down before initial values are drawn.
+  virtual void before_materialize(Module&) {}
+};
+
+class Module {
+ public:
+  Module() = default;
+  virtual ~Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  /// Own name within the parent ("" for a root) and the full path "blocks.3.mlp".
+  const std::string& name() const { return name_; }
+  std::string path() const;
+  Module* parent() const { return parent_; }
+  const std::vector<std::unique_ptr<Module>>& children() const { return children_; }
+
+  /// A parameter by the name it has here; `shared` ones are owned by another module (tied weights).
+  struct NamedParameter {
+    std::string name;
+    Parameter* parameter;
+    bool shared = false;
+  };
+  const std::vector<NamedParameter>& own_parameters() const { return parameters_; }
+  const std::vector<std::unique_ptr<Buffer>>& own_buffers() const { return buffers_; }
+
+  /// All parameters of the subtree, each once, under the path of its first appearance, in order of construction.
+  std::vector<Parameter*> parameters() const;
+  std::vector<std::pair<std::string, Parameter*>> named_parameters() const;
+  std::vector<std::pair<std::string, Buffer*>> named_buffers() const;
+  std::int64_t num_parameters() const;
+  /// This module and all below, parents first.
+  void for_each_module(const std::function<void(Module&)>& visit);
+  Parameter& parameter(std::string_view path) const;  ///< Error naming the nearest path
+
+  /// Gives every parameter that has no bytes yet its initial values. On any layout and any number of ranks the same
+  /// seed gives the same bits. Parameters that have values keep them.
+  void materialize(Seed seed = {});
+  /// Training mode for the subtree (dropout is on); modules start in training mode.
+  void train(bool on = true);
+  bool training() const { return training_; }
+
+  void add_hook(std::shared_ptr<ModuleHook> hook) { hooks_.push_back(std::move(hook)); }
+  const std::vector<std::shared_ptr<ModuleHook>>& hooks() const { return hooks_; }
+
+ protected:
+  template <class M, class... Args>
+  M& add(std::string name, Args&&... args) {
+    auto child = std::make_unique<M>(std::forward<Args>(args)...);
+    M& result = *child;
+    adopt(std::move(name), std::move(child));
+    return result;
+  }
+  Parameter& add_parameter(std::string name, const Shape& shape, Init init, DType dtype = DType::f32);
+  /// The same parameter under another name: tied weights.
+  Parameter& share_parameter(std::string name, Parameter& other);
+  Buffer& add_buffer(std::string name, const Tensor& value);
+
+  /// Runs hooks and sets the module path around a forward.
+  class ForwardScope {
+   public:
+    explicit ForwardScope(Module& module);
+    ~ForwardScope();
+    ForwardScope(const ForwardScope&) = delete;
+    ForwardScope& operator=(const ForwardScope&) = delete;
+    void finish(const std::function<void(const TensorVisitor&)>& visit_outputs);
+
+   private:
+    Module& module_;
+    const std::string* outer_path_;
+    std::size_t entered_ = 0;
+    bool finished_ = false;
+  };
+
+ private:
+  void adopt(std::string name, std::unique_ptr<Module> child);
+  void rename_below();
+
+  std::string name_;
+  Module* parent_ = nullptr;
+  std::vector<std::unique_ptr<Module>> children_;
+  std::vector<NamedParameter> parameters_;
+  std::vector<std::unique_ptr<Parameter>> owned_parameters_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::vector<std::shared_ptr<ModuleHook>> hooks_;
+  const std::string* interned_path_ = nullptr;
+  bool training_ = true;
+};
+
+/// Base of a module with `forward`: `struct Mlp : nn::Layer<Mlp> { Tensor forward(const Tensor& x); }`. Calling the
+/// module is the only way in; hooks run here and errors learn the module's path.
+template <class Self>
+class Layer : public Module {
+ public:
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    ForwardScope scope(*this);
+    auto result = static_cast<Self*>(this)->forward(std::forward<Args>(args)...);
+    scope.finish([&](const TensorVisitor& visit) { visit_tensors(result, visit); });
+    return result;
+  }
+};
+
+/// The tree with shapes, placements and bytes on this rank.
+std::string to_string(const Module& module);
+
+}  // namespace sherd::nn

@@ -1,0 +1,33 @@
+#include "nn/optim/adamw.h"
+
+#include "runtime/op/ops.h"
+
+namespace sherd::nn {
+
+AdamW::AdamW(std::vector<Parameter*> parameters, const AdamWOptions& options)
+    : Optimizer(std::move(parameters), options.lr), options_(options) {}
+
+void AdamW::update(const std::vector<std::size_t>& active, const Tensor& lr, const Tensor& step, const Tensor& scale) {
+  const auto decays = [&](std::size_t i) {
+    return !options_.decay_matrices_only || parameters()[i]->shape().size() >= 2;
+  };
+  for (const bool decay : {true, false}) {
+    std::vector<Tensor> params, m, v, grads;
+    for (std::size_t i : active) {
+      if (decays(i) != decay) continue;
+      params.push_back(parameters()[i]->value());
+      m.push_back(state_slot(i, 0).value());
+      v.push_back(state_slot(i, 1).value());
+      grads.push_back(parameters()[i]->grad());
+    }
+    if (params.empty()) continue;
+    AdamWAttrs attrs;
+    attrs.beta1 = static_cast<float>(options_.beta1);
+    attrs.beta2 = static_cast<float>(options_.beta2);
+    attrs.eps = static_cast<float>(options_.eps);
+    attrs.weight_decay = decay ? static_cast<float>(options_.weight_decay) : 0.0f;
+    adamw_step(params, m, v, grads, lr, step, scale, attrs);
+  }
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,27 @@
+#pragma once
+#include "nn/optim/optimizer.h"
+
+namespace sherd::nn {
+
+struct AdamWOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9, beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.01;
+  /// Decay parameters of two and more dims only: matrices and embeddings, not biases and norms.
+  bool decay_matrices_only = false;
+};
+
+/// Adam with decoupled weight decay (Loshchilov & Hutter, 2019), in PyTorch's order of operations.
+class AdamW final : public Optimizer {
+ public:
+  AdamW(std::vector<Parameter*> parameters, const AdamWOptions& options = {});
+
+ private:
+  std::vector<std::string> state_kinds() const override { return {"m", "v"}; }
+  void update(const std::vector<std::size_t>& active, const Tensor& lr, const Tensor& step,
+              const Tensor& scale) override;
+  AdamWOptions options_;
+};
+
+}  // namespace sherd::nn

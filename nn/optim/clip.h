@@ -1,0 +1,17 @@
+#pragma once
+// Global gradient norm and clipping over any mix of sharded and plain parameters.
+#include <vector>
+
+#include "nn/optim/optimizer.h"
+
+namespace sherd::nn {
+
+/// 0-d f32: the p-norm of all gradients seen as one vector, the same on every rank. One fused pass over the local
+/// extents, then one all-reduce of one number per mesh that shards any of them. p = 1, 2, 3, infinity, ...
+Tensor grad_norm(const std::vector<Parameter*>& parameters, double p = 2);
+
+/// Limits the norm of what the next optimizer.step() applies: gradients are scaled by min(1, max_norm / (norm + 1e-6))
+/// inside the update. Returns the norm before clipping.
+Tensor clip_grad_norm(Optimizer& optimizer, double max_norm, double p = 2);
+
+}  // namespace sherd::nn

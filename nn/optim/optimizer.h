@@ -1,0 +1,65 @@
+#pragma once
+// Optimizers see lists of local extents: one fused pass over all parameters of a rank, sharded or not, without a
+// dispatch per tensor and without communication.
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "nn/module.h"
+
+namespace sherd::nn {
+
+/// A slot of optimizer state under the parameter's name: {"blocks.0.attn.wq.weight", "m", slot}.
+struct OptimizerState {
+  std::string parameter;
+  std::string kind;
+  Slot* slot;
+};
+
+/// Base of AdamW and Sgd. Build it after fully_shard: state has the layout the parameters have at the first step.
+/// Learning rate, step and gradient scale are 0-d tensors, so a captured step follows their changes.
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  /// Updates every parameter that has a gradient, in place, then forgets the gradient scale.
+  void step();
+  void clear_gradients();
+  void step_and_clear() {
+    step();
+    clear_gradients();
+  }
+
+  /// Outside of a captured step; the captured step reads the slot.
+  void set_lr(double lr);
+  /// Gradients are multiplied by this 0-d f32 tensor in the next step(): clipping without a pass of its own.
+  void set_gradient_scale(const Tensor& scale) { scale_ = scale; }
+  const std::vector<Parameter*>& parameters() const { return parameters_; }
+
+  /// State of all parameters, made now if there was no step yet: what checkpoints save and load.
+  std::vector<OptimizerState> state();
+  /// Number of steps taken, as a 0-d f32 slot; part of a checkpoint.
+  Slot& step_slot() { return step_; }
+
+ protected:
+  Optimizer(std::vector<Parameter*> parameters, double lr);
+  /// Slots of state for one parameter, zero, in its layout.
+  virtual std::vector<std::string> state_kinds() const = 0;
+  /// Indices into parameters() of those that have gradients.
+  virtual void update(const std::vector<std::size_t>& active, const Tensor& lr, const Tensor& step,
+                      const Tensor& scale) = 0;
+  Slot& state_slot(std::size_t parameter, std::size_t kind) { return *state_[parameter][kind]; }
+
+ private:
+  void ensure_state(std::size_t parameter);
+
+  std::vector<Parameter*> parameters_;
+  std::vector<std::vector<std::unique_ptr<Slot>>> state_;  // [parameter][kind]
+  Slot lr_, step_, one_;
+  Tensor scale_;
+};
+
+}  // namespace sherd::nn

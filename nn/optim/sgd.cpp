@@ -1,0 +1,31 @@
+#include "nn/optim/sgd.h"
+
+#include "runtime/op/ops.h"
+
+namespace sherd::nn {
+
+Sgd::Sgd(std::vector<Parameter*> parameters, const SgdOptions& options)
+    : Optimizer(std::move(parameters), options.lr), options_(options) {
+  check(!options.nesterov || options.momentum > 0, "nesterov needs a momentum above 0");
+}
+
+std::vector<std::string> Sgd::state_kinds() const {
+  return options_.momentum != 0 ? std::vector<std::string>{"momentum"} : std::vector<std::string>{};
+}
+
+void Sgd::update(const std::vector<std::size_t>& active, const Tensor& lr, const Tensor&, const Tensor& scale) {
+  std::vector<Tensor> params, momenta, grads;
+  for (std::size_t i : active) {
+    params.push_back(parameters()[i]->value());
+    if (options_.momentum != 0) momenta.push_back(state_slot(i, 0).value());
+    grads.push_back(parameters()[i]->grad());
+  }
+  if (params.empty()) return;
+  SgdAttrs attrs;
+  attrs.momentum = static_cast<float>(options_.momentum);
+  attrs.weight_decay = static_cast<float>(options_.weight_decay);
+  attrs.nesterov = options_.nesterov;
+  sgd_step(params, momenta, grads, lr, scale, attrs);
+}
+
+}  // namespace sherd::nn

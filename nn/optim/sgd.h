@@ -1,0 +1,25 @@
+#pragma once
+#include "nn/optim/optimizer.h"
+
+namespace sherd::nn {
+
+struct SgdOptions {
+  double lr = 1e-2;
+  double momentum = 0;
+  double weight_decay = 0;
+  bool nesterov = false;
+};
+
+/// Stochastic gradient descent with momentum, PyTorch's definition.
+class Sgd final : public Optimizer {
+ public:
+  Sgd(std::vector<Parameter*> parameters, const SgdOptions& options = {});
+
+ private:
+  std::vector<std::string> state_kinds() const override;
+  void update(const std::vector<std::size_t>& active, const Tensor& lr, const Tensor& step,
+              const Tensor& scale) override;
+  SgdOptions options_;
+};
+
+}  // namespace sherd::nn

@@ -1,0 +1,113 @@
+#pragma once
+// One communication group of fully_shard: the parameters of one call. It owns three buffers laid out parameter by
+// parameter, so that nothing is copied in or out of a collective:
+//
+//   shards     | p0 rows of this rank | p1 rows of this rank | ...     lives always; the optimizer's arena
+//   gathered   | p0 ............ full | p1 ............ full | ...     present between unshard and release
+//   gradients  | p0 ............ full | p1 ............ full | ...     during backward, written there by the vjps
+//
+// A gather writes the own rows to their place in `gathered` and receives the other ranks' rows beside them; a reduction
+// reads `gradients` where backward wrote it.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dtensor/spec.h"
+#include "nn/module.h"
+#include "nn/parallel/shard_rows.h"
+
+namespace sherd::nn {
+
+class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner {
+ public:
+  /// Takes over `parameters`: each becomes Shard(0) over `mesh` by the chunk rule. Values they have are kept, this
+  /// rank's rows of them; on meta they stay on meta until materialize().
+  ShardGroup(std::string name, const DeviceMesh& mesh, std::vector<Parameter*> parameters);
+  ~ShardGroup();
+  ShardGroup(const ShardGroup&) = delete;
+  ShardGroup& operator=(const ShardGroup&) = delete;
+
+  const std::string& name() const { return name_; }
+  const std::vector<Parameter*>& parameters() const { return parameters_; }
+  std::int64_t gathered_bytes() const { return gathered_bytes_; }
+  bool is_unsharded() const { return unsharded_; }
+  bool is_meta() const { return !shards_.defined(); }
+
+  /// Bytes for the shards; no-op when they are there.
+  void materialize();
+  /// Registers full plain tensors: gathers them first unless they are present and current. Collective.
+  void unshard();
+  /// Registers the sharded tensors and frees the gathered buffer. Local.
+  void reshard();
+  /// Reduces what this backward pass has brought, if anything, and reshards. Collective.
+  void finish_backward();
+  /// Drops gradients of a pass that failed. Local.
+  void discard_pending();
+  /// Divides the sum over ranks by `factor` instead of the number of ranks.
+  void set_divide_factor(double factor) { divide_factor_ = factor; }
+  /// Gathers that a saved tensor had to ask for because no module hook came first.
+  int late_gathers() const { return late_gathers_; }
+
+  // StorageOwner
+  void ensure_present(Storage& storage) override;
+
+  // GradSink
+  Destination destination(Slot& slot) override;
+  void wrote(Slot& slot) override;
+  void accept(Slot& slot, Tensor gradient) override;
+  void finish(Slot& slot) override;
+
+  // ShardUnit
+  const char* unit_name() const override { return name_.c_str(); }
+  void gather() override;
+  void release() override;
+  void reduce(int plan, const Tensor& full, std::span<const Tensor> out) override;
+
+ private:
+  // Where one parameter lies in the buffers; bytes unless named otherwise.
+  struct Placed {
+    Parameter* parameter;
+    const Spec* spec;
+    DType dtype;
+    std::vector<std::int64_t> counts;  // elements per rank
+    Shape local_shape;
+    std::int64_t shard_offset, full_offset, own_offset;  // own_offset: of the own rows within the full tensor
+    Tensor sharded, unsharded;                           // both with the slot's leaf
+    // What this backward pass has brought: nothing; a full gradient to average or to sum; on one rank, an addition
+    // to the gradient that was there.
+    enum class Pending : std::uint8_t { none, average, sum, in_place } pending = Pending::none;
+  };
+  struct ReducePlan {
+    double scale;
+    std::vector<std::size_t> members;
+    std::vector<bool> accumulate;
+    friend bool operator==(const ReducePlan&, const ReducePlan&) = default;
+  };
+
+  bool alone() const { return mesh_.size() == 1; }
+  Placed& placed(const Slot& slot);
+  Tensor full_view(const Placed& p, const Tensor& buffer) const;
+  void attach_tensors();
+  void take_values(const std::vector<Tensor>& values);
+  bool adds_in_place(const Placed& p) const;
+  void note(Placed& p, Placed::Pending kind);
+  void reduce_pending();
+  void keep_gradients();
+  void launch(Placed::Pending kind, double scale);
+  int plan_index(const ReducePlan& plan);
+
+  std::string name_;
+  DeviceMesh mesh_;
+  std::vector<Parameter*> parameters_;
+  std::vector<Placed> placed_;
+  std::int64_t shard_bytes_ = 0, gathered_bytes_ = 0;
+  Tensor shards_, gathered_;  // u8 [bytes]
+  Tensor gradients_;          // u8 [gathered bytes], or undefined
+  std::vector<ReducePlan> plans_;
+  double divide_factor_;
+  std::size_t finished_ = 0;  // parameters whose gradient is complete in this pass
+  int late_gathers_ = 0;
+  bool unsharded_ = false;
+};
+
+}  // namespace sherd::nn

@@ -1,0 +1,89 @@
+#include "nn/parallel/shard_rows.h"
+
+#include <vector>
+
+#include "runtime/op/attr_types.h"
+#include "runtime/op/dispatch.h"
+
+namespace sherd::nn {
+
+namespace {
+
+struct UnitAttrs {
+  ShardUnit* unit = nullptr;
+  int plan = -1;
+  void visit(AttrVisitor& v) const {
+    v.field("unit", unit->unit_name());
+    if (plan >= 0) v.field("plan", plan);
+  }
+};
+
+Metas no_outputs(const InferCall&) { return {}; }
+int last_input(const InferCall& c) { return static_cast<int>(c.in.size()); }
+
+const Op& gather_row() {
+  static const Op row{.name = "unshard",
+                      .doc = "Gathers a unit's parameters from all ranks into their final place.",
+                      .infer = no_outputs,
+                      .traits = {.collective = true, .effect = true},
+                      .no_gradient = "effect",
+                      .kernel = {[](const KernelCall& c) { c.attrs.as<UnitAttrs>().unit->gather(); }}};
+  return row;
+}
+
+const Op& release_row() {
+  static const Op row{.name = "release",
+                      .doc = "Frees a unit's gathered parameters.",
+                      .infer = no_outputs,
+                      .traits = {.effect = true},
+                      .no_gradient = "effect",
+                      .kernel = {[](const KernelCall& c) { c.attrs.as<UnitAttrs>().unit->release(); }}};
+  return row;
+}
+
+const Op& gradient_buffer_row() {
+  static const Op row{
+      .name = "gradient_buffer",
+      .doc = "Bytes for gradients, not initialised.",
+      .infer = [](const InferCall& c) { return Metas{TensorMeta{c.attrs.as<ShapeAttrs>().shape, DType::u8}}; },
+      .no_gradient = "no inputs",
+      .category = MemoryCategory::gradients,
+      .kernel = {[](const KernelCall&) {}}};
+  return row;
+}
+
+const Op& reduce_row() {
+  static const Op row{.name = "reduce",
+                      .doc = "Reduce-scatters a unit's full gradients into this rank's shards.",
+                      .infer = no_outputs,
+                      .traits = {.collective = true, .effect = true},
+                      .no_gradient = "effect",
+                      .mutated = last_input,
+                      .kernel = {[](const KernelCall& c) {
+                        const auto& a = c.attrs.as<UnitAttrs>();
+                        a.unit->reduce(a.plan, c.in[0], c.in.subspan(1));
+                      }}};
+  return row;
+}
+
+}  // namespace
+
+void issue_gather(ShardUnit& unit, const Tensor& shards, const Tensor& gathered) {
+  Tensor in[] = {shards, gathered};
+  call_op(gather_row(), in, UnitAttrs{&unit});
+}
+
+void issue_release(ShardUnit& unit, const Tensor& gathered) {
+  Tensor in[] = {gathered};
+  call_op(release_row(), in, UnitAttrs{&unit});
+}
+
+Tensor issue_gradient_buffer(std::int64_t bytes) { return call(gradient_buffer_row(), ShapeAttrs{Shape{bytes}}); }
+
+void issue_reduce(ShardUnit& unit, int plan, const Tensor& full, std::span<const Tensor> out) {
+  std::vector<Tensor> in{full};
+  in.insert(in.end(), out.begin(), out.end());
+  call_op(reduce_row(), in, UnitAttrs{&unit, plan});
+}
+
+}  // namespace sherd::nn

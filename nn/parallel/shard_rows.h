@@ -1,0 +1,33 @@
+#pragma once
+// The op rows of fully_shard: gather, release, gradient buffers, reduce. They are issued below autograd, never
+// differentiated, and visible to capture, so that moving one in a graph moves memory and communication with it.
+#include <span>
+
+#include "runtime/tensor/tensor.h"
+
+namespace sherd::nn {
+
+/// What the rows act on: one communication group of parameters.
+class ShardUnit {
+ public:
+  virtual const char* unit_name() const = 0;
+  /// Allocates the gathered buffer, writes the own shards to their place and gathers the rest.
+  virtual void gather() = 0;
+  /// Frees the gathered buffer; handles stay.
+  virtual void release() = 0;
+  /// Reduces full gradients in `full` (bytes, laid out like the gathered buffer) into the shards `out`, as plan `plan`
+  /// says.
+  virtual void reduce(int plan, const Tensor& full, std::span<const Tensor> out) = 0;
+
+ protected:
+  ~ShardUnit() = default;
+};
+
+/// `shards` and `gathered` are the unit's buffers as u8 tensors: the data a graph sees flow.
+void issue_gather(ShardUnit& unit, const Tensor& shards, const Tensor& gathered);
+void issue_release(ShardUnit& unit, const Tensor& gathered);
+/// A fresh u8 tensor of `bytes` in the gradients account, not initialised.
+Tensor issue_gradient_buffer(std::int64_t bytes);
+void issue_reduce(ShardUnit& unit, int plan, const Tensor& full, std::span<const Tensor> out);
+
+}  // namespace sherd::nn

@@ -1,0 +1,40 @@
+#include "runtime/comm/world.h"
+
+#include "runtime/comm/rank.h"
+#include "runtime/comm/shm_group.h"
+#include "runtime/exec/context.h"
+
+namespace sherd {
+
+namespace {
+
+// The store stays as long as the group: rank 0 may host it while peers still read.
+struct ConnectedWorld {
+  std::unique_ptr<Store> store;
+  std::shared_ptr<ProcessGroup> group;
+};
+
+std::shared_ptr<ProcessGroup> connect_world() {
+  const RankInfo rank = discover_rank();
+  if (rank.world_size == 1) return make_single_group();
+  auto world = std::make_shared<ConnectedWorld>();
+  world->store = connect_store(rank);
+  world->group = make_shm_group(*world->store, rank.rank, rank.world_size);
+  return {world, world->group.get()};
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup> world_group() {
+  RankContext& context = RankContext::current();
+  if (!context.world) set_world_group(connect_world());
+  return context.world;
+}
+
+void set_world_group(std::shared_ptr<ProcessGroup> group) {
+  RankContext& context = RankContext::current();
+  if (group && group->size() > 1) context.rank_text = fmt::format("rank {} of {}", group->rank(), group->size());
+  context.world = std::move(group);
+}
+
+}  // namespace sherd
