@@ -13,13 +13,19 @@ namespace sherd {
 class BackwardPass {
  public:
   explicit BackwardPass(const BackwardOptions& options)
-      : context_(RankContext::current()), id_(context_.next_id()), options_(options), recording_off_(false) {
+      : context_(RankContext::current()),
+        outer_path_(context_.module_path),
+        id_(context_.next_id()),
+        options_(options),
+        recording_off_(false) {
     check(context_.backward == nullptr, "backward() inside backward() is not supported: gradients are not recorded");
     context_.backward = this;
   }
   ~BackwardPass() {
     context_.backward = nullptr;
+    context_.module_path = outer_path_;
     // After an error nodes and leaves must not remember half a pass.
+    if (current_) static_cast<OpNode*>(current_.get())->pending.clear();
     for (OpNode* node : heap_) {
       node->pending.clear();
       node->queued = false;
@@ -28,21 +34,21 @@ class BackwardPass {
   }
 
   void run(const Tensor& root, Tensor grad) {
-    Node* start = root.grad_node();
-    count_leaf_uses(start);
-    deliver(start, root.output_index(), std::move(grad));
-    const std::string* const outer_path = context_.module_path;
+    start_ = NodeRef(root.grad_node());
+    count_leaf_uses(start_.get());
+    deliver(start_.get(), root.output_index(), std::move(grad));
     while (!heap_.empty()) {
       std::pop_heap(heap_.begin(), heap_.end(), by_sequence);
-      const NodeRef node(heap_.back());
+      current_ = NodeRef(heap_.back());
       heap_.pop_back();
-      auto& op_node = *static_cast<OpNode*>(node.get());
+      auto& op_node = *static_cast<OpNode*>(current_.get());
       op_node.queued = false;
       context_.module_path = op_node.module_path;
       apply(op_node);
-      context_.module_path = outer_path;
+      context_.module_path = outer_path_;
       finish_leaves(op_node);
     }
+    current_ = NodeRef();
     // A leaf whose last uses got no gradient (a vjp that gives none) is complete now.
     for (const NodeRef& leaf : leaves_)
       if (auto& l = *static_cast<Leaf*>(leaf.get()); l.received) finish(l);
@@ -119,10 +125,19 @@ class BackwardPass {
 
   void run_hooks(OpNode& node) {
     if (!node.hooks) return;
-    for (const auto& [index, hook] : *node.hooks) {
-      const auto at = static_cast<std::size_t>(index);
+    for (const TensorHook& hook : *node.hooks) {
+      const auto at = static_cast<std::size_t>(hook.index);
       if (at >= node.pending.size() || !node.pending[at].defined()) continue;
-      if (Tensor replaced = hook(node.pending[at]); replaced.defined()) node.pending[at] = std::move(replaced);
+      check(hook.options.capturable || !context_.capture,
+            "a gradient hook on the result of {} is not marked capturable, and a replayed step would not run it: "
+            "register it with {{.capturable = true}} if all it does goes through ops and slots",
+            node.op->name);
+      Tensor replaced = hook.function(node.pending[at]);
+      if (!replaced.defined()) continue;
+      check(replaced.shape() == node.pending[at].shape() && replaced.dtype() == node.pending[at].dtype(),
+            "a gradient hook on the result of {} was given {} and returned {}", node.op->name,
+            describe(node.pending[at]), describe(replaced));
+      node.pending[at] = std::move(replaced);
     }
   }
 
@@ -145,10 +160,12 @@ class BackwardPass {
   }
 
   RankContext& context_;
+  const std::string* const outer_path_;
   const std::uint64_t id_;
   const BackwardOptions& options_;
   GradMode recording_off_;
-  std::vector<OpNode*> heap_;  // kept alive by the nodes that point to them, ultimately by the root's handle
+  NodeRef start_, current_;
+  std::vector<OpNode*> heap_;  // kept alive by the nodes that point to them, ultimately by start_
   std::vector<NodeRef> leaves_;
   std::vector<std::function<void()>> callbacks_;
 };
@@ -177,14 +194,14 @@ void at_end_of_backward(std::function<void()> callback) {
   pass->add_callback(std::move(callback));
 }
 
-void register_grad_hook(const Tensor& tensor, GradHook hook) {
+void register_grad_hook(const Tensor& tensor, GradHook hook, HookOptions options) {
   check(tensor.requires_grad(), "a gradient hook needs a tensor that requires a gradient, got {}", describe(tensor));
   check(
       tensor.grad_node()->kind == Node::Kind::op,
       "a gradient hook on a parameter: use its slot's on_grad_accumulated(), which runs once the gradient is complete");
   auto* node = static_cast<OpNode*>(tensor.grad_node());
-  if (!node->hooks) node->hooks = std::make_unique<std::vector<std::pair<int, GradHook>>>();
-  node->hooks->emplace_back(tensor.output_index(), std::move(hook));
+  if (!node->hooks) node->hooks = std::make_unique<std::vector<TensorHook>>();
+  node->hooks->push_back({tensor.output_index(), std::move(hook), options});
 }
 
 Tensor VjpCall::grad(std::size_t i) const {

@@ -90,12 +90,8 @@ Tensors autograd_layer(OpCall& call) {
   for (std::size_t i = 0; i < out.size(); ++i) {
     op_node->output_metas.push_back(meta_of(out[i]));
     op_node->saved_outputs.emplace_back();
-    if (needed(call.op.needs.outputs, i)) {
-      // A handle of its own: the output's handle points back to this node.
-      const Tensor& t = out[i];
-      op_node->saved_outputs.back() =
-          SavedTensor(Tensor::make(t.storage(), t.shape(), t.strides(), t.offset(), t.dtype(), t.device()));
-    }
+    // A handle of its own: the output's handle points back to this node.
+    if (needed(call.op.needs.outputs, i)) op_node->saved_outputs.back() = SavedTensor(out[i].alias());
     if (is_floating(out[i].dtype())) out[i].set_grad_node(op_node, static_cast<int>(i));
   }
   return out;

@@ -2,11 +2,17 @@
 
 namespace sherd {
 
-SavedTensor::SavedTensor(const Tensor& tensor)
-    : tensor_(tensor), version_(tensor.storage() ? tensor.storage()->version() : 0) {}
+namespace {
+// The bytes are the local part's when the tensor is distributed; none on meta.
+const Ref<Storage>& bytes_of(const Tensor& t) { return t.is_distributed() ? t.impl()->local->storage : t.storage(); }
+}  // namespace
+
+SavedTensor::SavedTensor(const Tensor& tensor) : tensor_(tensor) {
+  if (const Ref<Storage>& storage = bytes_of(tensor)) version_ = storage->version();
+}
 
 const Tensor& SavedTensor::unpack() const {
-  const Ref<Storage>& storage = tensor_.storage();
+  const Ref<Storage>& storage = bytes_of(tensor_);
   if (!storage) return tensor_;
   if (storage->owner) storage->owner->ensure_present(*storage);
   check(storage->version() == version_,

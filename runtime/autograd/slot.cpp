@@ -13,8 +13,9 @@ class DefaultSink final : public GradSink {
  public:
   Destination destination(Slot& slot) override {
     const Tensor& grad = slot.grad();
-    const bool ours =
-        grad.defined() && grad.impl()->use_count() == 1 && grad.storage() && grad.storage()->use_count() == 1;
+    // A gradient may be a broadcast view (of sum's, say): its elements share bytes, so it takes no writes.
+    const bool ours = grad.defined() && grad.impl()->use_count() == 1 && grad.storage() &&
+                      grad.storage()->use_count() == 1 && grad.is_contiguous();
     return ours ? Destination{grad, true} : Destination{};
   }
   void wrote(Slot&) override {}
@@ -54,12 +55,7 @@ const Tensor& Slot::value() const {
 }
 
 Tensor Slot::attach(const Tensor& tensor) const {
-  const Tensor plain = tensor.detach();
-  Tensor fresh =
-      Tensor::make(plain.storage(), plain.shape(), plain.strides(), plain.offset(), plain.dtype(), plain.device());
-  fresh.impl()->flags = plain.impl()->flags;
-  fresh.impl()->layout = plain.impl()->layout;
-  fresh.impl()->local = plain.impl()->local;
+  Tensor fresh = tensor.alias();
   if (requires_grad_) fresh.set_grad_node(leaf_.get(), 0);
   return fresh;
 }
@@ -85,7 +81,13 @@ void Slot::set_requires_grad(bool on) {
 void Slot::set_sink(GradSink* sink) { sink_ = sink ? sink : default_sink(); }
 
 void Slot::run_grad_hooks() {
-  for (const auto& hook : hooks_) hook(*this);
+  for (const Hook& hook : hooks_) {
+    check(hook.options.capturable || !RankContext::current().capture,
+          "a gradient hook of \"{}\" is not marked capturable, and a replayed step would not run it: register it with "
+          "{{.capturable = true}} if all it does goes through ops and slots, or take it out of the captured step",
+          name_);
+    hook.function(*this);
+  }
 }
 
 }  // namespace sherd

@@ -26,6 +26,13 @@ struct ScalarAttrs {  ///< a constant operand: add_scalar, mul_scalar, pow_scala
   double value = 0;
   void visit(AttrVisitor& v) const { v.field("value", value); }
 };
+struct ClampAttrs {
+  double low = 0, high = 0;
+  void visit(AttrVisitor& v) const {
+    v.field("low", low);
+    v.field("high", high);
+  }
+};
 struct CastAttrs {
   DType dtype = DType::f32;
   void visit(AttrVisitor& v) const { v.field("dtype", dtype); }
@@ -43,8 +50,8 @@ struct NarrowAttrs {  ///< elements start, start+step, ... of one dim
   std::int64_t start = 0, length = 0;
   void visit(AttrVisitor& v) const {
     v.field("dim", dim);
-    v.field("start", start);
-    v.field("length", length);
+    v.local_field("start", start);
+    v.local_field("length", length);
   }
 };
 /// narrow_backward: the gradient of a slice, zero elsewhere.
@@ -53,8 +60,8 @@ struct PadToAttrs {
   std::int64_t start = 0, size = 0;  ///< position of the slice and size of the whole dim
   void visit(AttrVisitor& v) const {
     v.field("dim", dim);
-    v.field("start", start);
-    v.field("size", size);
+    v.local_field("start", start);
+    v.local_field("size", size);
   }
 };
 struct FullAttrs {
@@ -87,7 +94,7 @@ struct RandomAttrs {
     v.field("shape", shape);
     v.field("dtype", dtype);
     v.field("key", key);
-    v.field("first", first);
+    v.local_field("first", first);
     v.field("a", static_cast<double>(a));
     v.field("b", static_cast<double>(b));
   }
@@ -99,7 +106,7 @@ struct DropoutAttrs {
   void visit(AttrVisitor& v) const {
     v.field("p", static_cast<double>(p));
     v.field("key", key);
-    v.field("first", first);
+    v.local_field("first", first);
   }
 };
 struct NormAttrs {
@@ -143,27 +150,29 @@ struct EmbeddingAttrs {
 /// tensors lr, step (f32, counted from 1) and scale (gradients are multiplied by it; clipping).
 struct AdamWAttrs {
   int count = 0;
-  float beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f, weight_decay = 0;
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   void visit(AttrVisitor& v) const {
     v.field("count", count);
-    v.field("beta1", static_cast<double>(beta1));
-    v.field("beta2", static_cast<double>(beta2));
-    v.field("eps", static_cast<double>(eps));
-    v.field("weight_decay", static_cast<double>(weight_decay));
+    v.field("beta1", beta1);
+    v.field("beta2", beta2);
+    v.field("eps", eps);
+    v.field("weight_decay", weight_decay);
   }
 };
 /// sgd over lists: n parameters, n momentum buffers (0 when momentum == 0), n gradients, lr, scale.
 struct SgdAttrs {
   int count = 0;
-  float momentum = 0, weight_decay = 0;
+  double momentum = 0, weight_decay = 0;
   bool nesterov = false;
   void visit(AttrVisitor& v) const {
     v.field("count", count);
-    v.field("momentum", static_cast<double>(momentum));
-    v.field("weight_decay", static_cast<double>(weight_decay));
+    v.field("momentum", momentum);
+    v.field("weight_decay", weight_decay);
     v.field("nesterov", nesterov);
   }
 };
+/// Elements of one partial sum of power_sum; partials combine in index order.
+inline constexpr std::int64_t kPowerSumBlock = 8192;
 struct PowerSumAttrs {  ///< sum of |x|^p over a list; p = infinity takes the maximum
   double p = 2;
   void visit(AttrVisitor& v) const { v.field("p", p); }

@@ -19,6 +19,9 @@ class StorageOwner {
  public:
   /// Makes the data present again; called before a saved tensor of this storage is used.
   virtual void ensure_present(Storage& storage) = 0;
+  /// A replayed step that uses this storage was left by an exception: go back to the state between steps, without
+  /// communication.
+  virtual void abandon_replay(Storage& storage) noexcept { (void)storage; }
 
  protected:
   ~StorageOwner() = default;
@@ -41,6 +44,8 @@ class Storage final : public RefCounted {
   /// Moves the bytes to another account.
   void retag(MemoryCategory category);
 
+  /// Memory of someone else (perhaps read-only): never reused for a result.
+  bool is_borrowed() const { return allocator_ == nullptr; }
   bool is_present() const { return data_ != nullptr || bytes_ == 0; }
   /// Gives the memory back; handles stay. No-op when absent.
   void release_data();

@@ -116,8 +116,9 @@ template std::vector<std::int32_t> Tensor::to_vector() const;
 template std::vector<std::uint8_t> Tensor::to_vector() const;
 template std::vector<bool> Tensor::to_vector() const;
 
-Tensor Tensor::detach() const {
-  if (!impl_->grad_node) return *this;
+Tensor Tensor::detach() const { return impl_->grad_node ? alias() : *this; }
+
+Tensor Tensor::alias() const {
   Tensor t = make(impl_->storage, impl_->shape, impl_->strides, impl_->offset, impl_->dtype, impl_->device);
   t.impl_->flags = static_cast<std::uint8_t>(impl_->flags & ~TensorImpl::kRequiresGrad);
   t.impl_->layout = impl_->layout;

@@ -119,6 +119,8 @@ class Tensor {
   // ---- autograd ----
   /// The same bytes without history.
   Tensor detach() const;
+  /// As detach(), always with a handle of its own.
+  Tensor alias() const;
   Node* grad_node() const { return impl_->grad_node; }
   int output_index() const { return impl_->output_index; }
   /// Makes `node` the maker of this tensor. Takes a reference.

@@ -1,0 +1,226 @@
+// Multi-tensor optimizer kernels: one pass over the memory of all tensors of a call. The lists are flattened into
+// extents; extents that follow each other in every list merge (parameters in one arena, as a shard group lays them
+// out, become one), and the elements of all extents together are cut into equal chunks, so a hundred small biases
+// cost one parallel loop. Every element is independent, hence the bits do not depend on the cuts.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "runtime/cpu/kernels.h"
+#include "runtime/cpu/parallel.h"
+#include "runtime/op/attr_types.h"
+
+namespace sherd::cpu {
+
+namespace {
+
+constexpr std::int64_t kGrain = 16384;  // elements per chunk: some 20 us of AdamW
+constexpr std::size_t kMaxLists = 4;
+
+double scalar(const Tensor& t) { return t.dtype() == DType::f64 ? *t.data<double>() : double{*t.data<float>()}; }
+
+/// A run of elements that are adjacent in every list.
+struct Extent {
+  std::byte* at[kMaxLists];  // parameter, states..., gradient
+  std::int64_t count;
+  DType dtype, grad_dtype;
+};
+
+bool follows(const Extent& a, const Extent& b, std::size_t lists) {
+  if (a.dtype != b.dtype || a.grad_dtype != b.grad_dtype) return false;
+  for (std::size_t l = 0; l < lists; ++l) {
+    const std::int64_t size = byte_size(l + 1 == lists ? a.grad_dtype : a.dtype);
+    if (a.at[l] + a.count * size != b.at[l]) return false;
+  }
+  return true;
+}
+
+/// Extents of `lists` lists of n tensors each, empty tensors left out.
+std::vector<Extent> flatten(std::span<const Tensor> in, std::size_t n, std::size_t lists) {
+  std::vector<Extent> extents;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (in[i].numel() == 0) continue;
+    const Tensor& grad = in[(lists - 1) * n + i];
+    check(grad.is_contiguous(), "gradient {} is not dense", i);
+    Extent e{{}, in[i].numel(), in[i].dtype(), grad.dtype()};
+    for (std::size_t l = 0; l < lists; ++l) e.at[l] = static_cast<std::byte*>(in[l * n + i].raw());
+    if (!extents.empty() && follows(extents.back(), e, lists)) extents.back().count += e.count;
+    else extents.push_back(e);
+  }
+  return extents;
+}
+
+/// Calls fn(extent, begin, end) for ranges that together cover all extents, in parallel.
+template <class Fn>
+void for_each_range(std::span<const Extent> extents, const Fn& fn) {
+  std::vector<std::int64_t> ends;  // running totals
+  std::int64_t total = 0;
+  for (const Extent& e : extents) ends.push_back(total += e.count);
+  parallel_for(total, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    auto i = static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
+    for (; begin < end; ++i) {
+      const std::int64_t first = ends[i] - extents[i].count, stop = std::min(end, ends[i]);
+      fn(extents[i], begin - first, stop - first);
+      begin = stop;
+    }
+  });
+}
+
+/// Calls fn with pointers T* (parameter and states) and const G* (gradient) of the extent's types.
+template <class Fn>
+void visit_types(const Extent& e, const Fn& fn) {
+  const auto with_grad = [&]<class T>(Type<T>) {
+    switch (e.grad_dtype) {
+      case DType::f64: return fn(Type<T>{}, Type<double>{});
+      case DType::f32: return fn(Type<T>{}, Type<float>{});
+      case DType::bf16: return fn(Type<T>{}, Type<bf16>{});
+      default: return fn(Type<T>{}, Type<f16>{});
+    }
+  };
+  if (e.dtype == DType::f64) with_grad(Type<double>{});
+  else with_grad(Type<float>{});
+}
+
+// ---- AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization", algorithm 2, in PyTorch's order ----
+
+struct AdamW {
+  double keep, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction2, eps, scale;
+};
+
+AdamW coefficients(const AdamWAttrs& a, double lr, double step, double scale) {
+  const double correction1 = 1 - std::pow(a.beta1, step), correction2 = 1 - std::pow(a.beta2, step);
+  return {1 - lr * a.weight_decay, a.beta1, 1 - a.beta1, a.beta2, 1 - a.beta2, lr / correction1,
+          std::sqrt(correction2),  a.eps,   scale};
+}
+
+template <class T, class G>
+void adamw_range(T* __restrict p, T* __restrict m, T* __restrict v, const G* __restrict g, std::int64_t n,
+                 const AdamW& c) {
+  const T keep = static_cast<T>(c.keep), beta1 = static_cast<T>(c.beta1), one1 = static_cast<T>(c.one_minus_beta1),
+          beta2 = static_cast<T>(c.beta2), one2 = static_cast<T>(c.one_minus_beta2),
+          step_size = static_cast<T>(c.step_size), root = static_cast<T>(c.root_correction2),
+          eps = static_cast<T>(c.eps), scale = static_cast<T>(c.scale);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const T grad = convert<T>(g[i]) * scale;
+    const T m_new = beta1 * m[i] + one1 * grad;
+    const T v_new = beta2 * v[i] + one2 * grad * grad;
+    const T denominator = std::sqrt(v_new) / root + eps;
+    m[i] = m_new;
+    v[i] = v_new;
+    p[i] = p[i] * keep - step_size * (m_new / denominator);
+  }
+}
+
+void adamw(const KernelCall& call) {
+  const auto& a = call.attrs.as<AdamWAttrs>();
+  const auto n = static_cast<std::size_t>(a.count);
+  const AdamW c = coefficients(a, scalar(call.in[4 * n]), scalar(call.in[4 * n + 1]), scalar(call.in[4 * n + 2]));
+  for_each_range(flatten(call.in, n, 4), [&](const Extent& e, std::int64_t begin, std::int64_t end) {
+    visit_types(e, [&]<class T, class G>(Type<T>, Type<G>) {
+      const auto at = [&](std::size_t list) { return reinterpret_cast<T*>(e.at[list]) + begin; };
+      adamw_range(at(0), at(1), at(2), reinterpret_cast<const G*>(e.at[3]) + begin, end - begin, c);
+    });
+  });
+}
+
+// ---- SGD ----
+
+struct Sgd {
+  double lr, momentum, weight_decay, scale;
+  bool nesterov;
+};
+
+template <class T, class G>
+void sgd_range(T* __restrict p, T* __restrict momentum, const G* __restrict g, std::int64_t n, const Sgd& c) {
+  const T lr = static_cast<T>(c.lr), mu = static_cast<T>(c.momentum), decay = static_cast<T>(c.weight_decay),
+          scale = static_cast<T>(c.scale);
+  for (std::int64_t i = 0; i < n; ++i) {
+    T update = convert<T>(g[i]) * scale + decay * p[i];
+    if (momentum) {
+      const T velocity = mu * momentum[i] + update;
+      momentum[i] = velocity;
+      update = c.nesterov ? update + mu * velocity : velocity;
+    }
+    p[i] = p[i] - lr * update;
+  }
+}
+
+void sgd(const KernelCall& call) {
+  const auto& a = call.attrs.as<SgdAttrs>();
+  const auto n = static_cast<std::size_t>(a.count);
+  const bool has_momentum = a.momentum != 0;
+  const std::size_t lists = has_momentum ? 3 : 2;
+  const Sgd c{scalar(call.in[lists * n]), a.momentum, a.weight_decay, scalar(call.in[lists * n + 1]), a.nesterov};
+  for_each_range(flatten(call.in, n, lists), [&](const Extent& e, std::int64_t begin, std::int64_t end) {
+    visit_types(e, [&]<class T, class G>(Type<T>, Type<G>) {
+      const auto at = [&](std::size_t list) { return reinterpret_cast<T*>(e.at[list]) + begin; };
+      sgd_range(at(0), has_momentum ? at(1) : nullptr, reinterpret_cast<const G*>(e.at[lists - 1]) + begin, end - begin,
+                c);
+    });
+  });
+}
+
+// ---- sum of powers ----
+
+constexpr std::int64_t kLanes = 8;
+
+/// fn(|x|) summed over n elements in f64, in kLanes interleaved sums: a fixed order that vectorises.
+template <class T, class Fn>
+double sum_of(const T* x, std::int64_t n, const Fn& fn) {
+  double lanes[kLanes] = {};
+  const std::int64_t whole = n / kLanes * kLanes;
+  for (std::int64_t i = 0; i < whole; i += kLanes)
+    for (std::int64_t l = 0; l < kLanes; ++l) lanes[l] += fn(std::abs(convert<double>(x[i + l])));
+  for (std::int64_t i = whole; i < n; ++i) lanes[i - whole] += fn(std::abs(convert<double>(x[i])));
+  double total = 0;
+  for (double lane : lanes) total += lane;
+  return total;
+}
+
+double larger(double a, double b) { return b > a || std::isnan(b) ? b : a; }  // NaN stays
+
+template <class T>
+double power_sum_block(const T* x, std::int64_t n, double p) {
+  if (p == 2) return sum_of(x, n, [](double a) { return a * a; });
+  if (p == 1) return sum_of(x, n, [](double a) { return a; });
+  if (p == 3) return sum_of(x, n, [](double a) { return a * a * a; });
+  if (!std::isinf(p)) return sum_of(x, n, [p](double a) { return std::pow(a, p); });
+  double top = 0;
+  for (std::int64_t i = 0; i < n; ++i) top = larger(top, std::abs(convert<double>(x[i])));
+  return top;
+}
+
+void power_sum(const KernelCall& call) {
+  const double p = call.attrs.as<PowerSumAttrs>().p;
+  auto* partial = reinterpret_cast<double*>(call.exec.scratch);
+  std::vector<std::int64_t> ends;  // blocks of tensors 0..i
+  std::int64_t blocks = 0;
+  for (const Tensor& t : call.in) {
+    check(t.is_contiguous(), "power_sum of {} needs dense tensors", describe(t));
+    ends.push_back(blocks += num_chunks(t.numel(), kPowerSumBlock));
+  }
+  parallel_for(blocks, 2, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t block = begin; block < end; ++block) {
+      const auto i = static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), block) - ends.begin());
+      const Tensor& t = call.in[i];
+      const std::int64_t first = (block - (ends[i] - num_chunks(t.numel(), kPowerSumBlock))) * kPowerSumBlock;
+      const std::int64_t count = std::min(kPowerSumBlock, t.numel() - first);
+      visit_dtype(t.dtype(), [&]<class T>(Type<T>) {
+        if constexpr (is_floating(dtype_of<T>)) partial[block] = power_sum_block(t.data<T>() + first, count, p);
+      });
+    }
+  });
+  double total = 0;
+  for (std::int64_t b = 0; b < blocks; ++b) total = std::isinf(p) ? larger(total, partial[b]) : total + partial[b];
+  *call.out[0].mutable_data<double>() = total;
+}
+
+}  // namespace
+
+void register_optimizer(OpTable& table) {
+  table.kernel("adamw", Device::Kind::cpu, adamw);
+  table.kernel("sgd", Device::Kind::cpu, sgd);
+  table.kernel("power_sum", Device::Kind::cpu, power_sum);
+}
+
+}  // namespace sherd::cpu

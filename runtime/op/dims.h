@@ -1,0 +1,68 @@
+#pragma once
+// The dims column of a row: "mk,kn->mn" names the factors of an op's iteration space by letters, one per dim, with
+// "..." for any leading dims. Sharding rules, FLOPs, bytes and documentation are read off it.
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/op/op.h"
+
+namespace sherd {
+
+/// One operand: "...nk" is {ellipsis, "nk"}.
+struct DimsTerm {
+  bool ellipsis = false;
+  std::string letters;
+};
+
+/// The parsed column.
+struct DimsSpec {
+  std::vector<DimsTerm> inputs, outputs;
+};
+
+/// Throws Error on anything but terms of distinct letters with at most one leading "...", "," between and one "->";
+/// every letter of an output, and its "...", must occur in an input.
+DimsSpec parse_dims(std::string_view text);
+
+/// What a factor is to the op, by where it occurs.
+enum class FactorKind : std::uint8_t {
+  batch,       ///< in every input and every output: each slice is an op of its own
+  left,        ///< in the first input (not in all) and the outputs
+  right,       ///< in other inputs only, and the outputs
+  contracted,  ///< in no output: summed away
+};
+std::string_view name(FactorKind kind);
+
+struct Factor {
+  char letter = 0;  ///< '.' for a dim of "..."
+  FactorKind kind = FactorKind::batch;
+  std::int64_t size = 1;
+  std::uint32_t inputs = 0;  ///< bit i: input i has it (along "...": with more than one element)
+  std::uint32_t outputs = 0;
+};
+
+/// A spec with sizes. Dims of "..." are factors of their own, first, aligned at the right and broadcast.
+struct BoundDims {
+  std::vector<Factor> factors;
+  std::vector<Shape> outputs;
+};
+
+/// Gives the factors their sizes. `inputs` has one entry per term, null for an absent optional input. Throws Error
+/// if a letter gets two sizes, a term does not fit its shape, or a factor of an output is left without a size.
+BoundDims bind_dims(const DimsSpec& spec, std::span<const Shape* const> inputs);
+/// The same for the inputs of a call; undefined tensors are absent.
+BoundDims bind_dims(const DimsSpec& spec, std::span<const Tensor> inputs);
+
+struct OpCost {
+  double flops = 0;
+  std::int64_t bytes = 0;  ///< every operand read once, every result written once
+};
+
+/// Work of one call, from metadata only. Contractions (a row linear in each of two or more inputs, whose dims say so):
+/// two operations per point of the iteration space. Views: nothing. Others: one operation per element of the largest
+/// operand, a lower bound.
+OpCost op_cost(const Op& op, std::span<const Tensor> in, std::span<const TensorMeta> out);
+
+}  // namespace sherd

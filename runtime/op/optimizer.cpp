@@ -1,0 +1,174 @@
+// Optimizer rows. One call updates all parameters of a group in place: lists instead of one launch per tensor. The
+// learning rate, the step and the gradient scale are tensors, so that a captured step reads their present values.
+#include <vector>
+
+#include "runtime/op/ops.h"
+
+namespace sherd {
+
+namespace {
+
+void check_scalar(const Tensor& t, std::string_view what) {
+  check(t.numel() == 1 && (t.dtype() == DType::f32 || t.dtype() == DType::f64),
+        "{} is {}; it must be a one-element tensor of f32 or f64", what, describe(t));
+}
+
+// Parameters and state: one dtype, one shape, dense, because they are written in place.
+void check_state(const Tensor& state, const Tensor& param, std::size_t i, std::string_view what) {
+  check(state.shape() == param.shape() && state.dtype() == param.dtype(), "{} {} is {}, its parameter is {}", what, i,
+        describe(state), describe(param));
+  check(state.is_contiguous(), "{} {} is {} with strides {}: what an optimizer writes must be dense", what, i,
+        describe(state), to_string(state.strides()));
+}
+
+void check_lists(const InferCall& call, std::size_t n, std::span<const std::string_view> states) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const Tensor& param = call.in[i];
+    check(param.dtype() == DType::f32 || param.dtype() == DType::f64,
+          "parameter {} is {}; optimizers update f32 or f64 (keep a 16-bit copy beside it)", i, describe(param));
+    check_state(param, param, i, "parameter");
+    for (std::size_t s = 0; s < states.size(); ++s) check_state(call.in[(s + 1) * n + i], param, i, states[s]);
+    const Tensor& grad = call.in[(states.size() + 1) * n + i];
+    check(grad.shape() == param.shape(), "gradient {} is {}, its parameter is {}", i, describe(grad), describe(param));
+    check(is_floating(grad.dtype()), "gradient {} is {}; it must be a floating type", i, describe(grad));
+  }
+}
+
+void check_count(const InferCall& call, int count, std::size_t lists, std::size_t scalars) {
+  const std::size_t expected = lists * static_cast<std::size_t>(count) + scalars;
+  check(count >= 0 && call.in.size() == expected, "{} tensors for {} parameters; {} takes {} lists and {} scalars",
+        call.in.size(), count, call.op.name, lists, scalars);
+}
+
+Metas infer_adamw(const InferCall& call) {
+  const auto& a = call.attrs.as<AdamWAttrs>();
+  const auto n = static_cast<std::size_t>(a.count);
+  check_count(call, a.count, 4, 3);
+  check(a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1, "betas must lie in [0, 1), got {} and {}", a.beta1,
+        a.beta2);
+  constexpr std::string_view states[] = {"first moment", "second moment"};
+  check_lists(call, n, states);
+  check_scalar(call.in[4 * n], "lr");
+  check_scalar(call.in[4 * n + 1], "step");
+  check_scalar(call.in[4 * n + 2], "scale");
+  return {};
+}
+
+int mutated_adamw(const InferCall& call) { return 3 * call.attrs.as<AdamWAttrs>().count; }
+
+Metas infer_sgd(const InferCall& call) {
+  const auto& a = call.attrs.as<SgdAttrs>();
+  const auto n = static_cast<std::size_t>(a.count);
+  constexpr std::string_view states[] = {"momentum"};
+  const std::size_t num_states = a.momentum != 0 ? 1 : 0;
+  check_count(call, a.count, 2 + num_states, 2);
+  check(!a.nesterov || a.momentum > 0, "Nesterov's step needs momentum > 0, got {}", a.momentum);
+  check_lists(call, n, std::span(states, num_states));
+  check_scalar(call.in[(2 + num_states) * n], "lr");
+  check_scalar(call.in[(2 + num_states) * n + 1], "scale");
+  return {};
+}
+
+int mutated_sgd(const InferCall& call) {
+  const auto& a = call.attrs.as<SgdAttrs>();
+  return a.momentum != 0 ? 2 * a.count : a.count;
+}
+
+Metas infer_power_sum(const InferCall& call) {
+  const double p = call.attrs.as<PowerSumAttrs>().p;
+  check(p > 0, "power_sum needs p > 0 (infinity for the maximum), got {}", p);
+  for (std::size_t i = 0; i < call.in.size(); ++i)
+    check(is_floating(call.in[i].dtype()), "power_sum: tensor {} is {}; it must be a floating type", i,
+          describe(call.in[i]));
+  return {{.shape = {}, .dtype = DType::f64}};
+}
+
+// One double per block of elements; runtime/cpu/optimizer.cpp cuts tensors the same way.
+std::int64_t scratch_power_sum(const InferCall& call) {
+  std::int64_t blocks = 0;
+  for (const Tensor& t : call.in) blocks += (t.numel() + kPowerSumBlock - 1) / kPowerSumBlock;
+  return blocks * static_cast<std::int64_t>(sizeof(double));
+}
+
+void append(std::vector<Tensor>& inputs, std::span<const Tensor> tensors) {
+  inputs.insert(inputs.end(), tensors.begin(), tensors.end());
+}
+
+void append_dense(std::vector<Tensor>& inputs, std::span<const Tensor> tensors) {
+  for (const Tensor& t : tensors) inputs.push_back(contiguous(t));
+}
+
+void check_equal_counts(std::string_view what, std::size_t count, std::size_t params) {
+  check(count == params, "{} {} for {} parameters", count, what, params);
+}
+
+}  // namespace
+
+void register_optimizer(OpTable& table) {
+  table.add({.name = "adamw",
+             .doc = "AdamW with decoupled decay over lists: parameters, first and second moments (written in place), "
+                    "gradients, then 0-d lr, step, scale.",
+             .infer = infer_adamw,
+             .traits = {.effect = true, .local_extents = true},
+             .no_gradient = "effect",
+             .mutated = mutated_adamw});
+  table.add({.name = "sgd",
+             .doc = "SGD with momentum over lists: parameters, momenta (written in place; none when momentum is 0), "
+                    "gradients, then 0-d lr, scale.",
+             .infer = infer_sgd,
+             .traits = {.effect = true, .local_extents = true},
+             .no_gradient = "effect",
+             .mutated = mutated_sgd});
+  table.add({.name = "power_sum",
+             .doc = "0-d f64 sum of |x|^p over a list of tensors (max |x| for p = infinity), this rank's elements.",
+             .infer = infer_power_sum,
+             .traits = {.reduction = true, .local_extents = true},
+             .scratch = scratch_power_sum,
+             .no_gradient = "a statistic of gradients"});
+}
+
+void adamw_step(std::span<const Tensor> params, std::span<const Tensor> m, std::span<const Tensor> v,
+                std::span<const Tensor> grads, const Tensor& lr, const Tensor& step, const Tensor& scale,
+                const AdamWAttrs& options) {
+  static const Op& op = find_op("adamw");
+  check_equal_counts("first moments", m.size(), params.size());
+  check_equal_counts("second moments", v.size(), params.size());
+  check_equal_counts("gradients", grads.size(), params.size());
+  std::vector<Tensor> inputs;
+  inputs.reserve(4 * params.size() + 3);
+  append(inputs, params);
+  append(inputs, m);
+  append(inputs, v);
+  append_dense(inputs, grads);
+  inputs.insert(inputs.end(), {lr, step, scale});
+  AdamWAttrs attrs = options;
+  attrs.count = static_cast<int>(params.size());
+  call_op(op, inputs, attrs);
+}
+
+void sgd_step(std::span<const Tensor> params, std::span<const Tensor> momenta, std::span<const Tensor> grads,
+              const Tensor& lr, const Tensor& scale, const SgdAttrs& options) {
+  static const Op& op = find_op("sgd");
+  const bool has_momentum = options.momentum != 0;
+  check_equal_counts("momenta", momenta.size(), has_momentum ? params.size() : 0);
+  check_equal_counts("gradients", grads.size(), params.size());
+  std::vector<Tensor> inputs;
+  inputs.reserve(3 * params.size() + 2);
+  append(inputs, params);
+  append(inputs, momenta);
+  append_dense(inputs, grads);
+  inputs.insert(inputs.end(), {lr, scale});
+  SgdAttrs attrs = options;
+  attrs.count = static_cast<int>(params.size());
+  call_op(op, inputs, attrs);
+}
+
+Tensor power_sum(std::span<const Tensor> tensors, double p) {
+  static const Op& op = find_op("power_sum");
+  std::vector<Tensor> inputs;
+  inputs.reserve(tensors.size());
+  append_dense(inputs, tensors);
+  return std::move(call_op(op, inputs, PowerSumAttrs{p})[0]);
+}
+
+}  // namespace sherd
