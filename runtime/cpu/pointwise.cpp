@@ -1,0 +1,97 @@
+// The CPU column of the pointwise rows: each is its functor of op/pointwise.h in the loop of pointwise_loop.h.
+#include "runtime/cpu/kernels.h"
+#include "runtime/cpu/math.h"
+#include "runtime/cpu/pointwise_loop.h"
+#include "runtime/op/attr_types.h"
+
+namespace sherd::cpu {
+
+namespace {
+
+using namespace pointwise;
+
+// Computed in the type of the result.
+template <class F>
+void kernel(const KernelCall& call) {
+  run_pointwise_as(call.out[0].dtype(), call, F{});
+}
+
+// Computed in the type its inputs promote to; the result is bool.
+template <class F>
+void comparison(const KernelCall& call) {
+  DType dtype = call.in[0].dtype();
+  for (const Tensor& t : call.in) dtype = promote(dtype, t.dtype());
+  run_pointwise_as(dtype, call, F{});
+}
+
+template <class F>
+void with_constant(const KernelCall& call) {
+  run_pointwise_as(call.out[0].dtype(), call, F{call.attrs.as<ScalarAttrs>().value});
+}
+
+template <class F>
+void with_range(const KernelCall& call) {
+  const auto& attrs = call.attrs.as<ClampAttrs>();
+  run_pointwise_as(call.out[0].dtype(), call, F{attrs.low, attrs.high});
+}
+
+struct Entry {
+  std::string_view name;
+  Kernel kernel;
+};
+
+constexpr Entry kEntries[] = {
+    {"add", kernel<Add>},
+    {"sub", kernel<Sub>},
+    {"mul", kernel<Mul>},
+    {"div", kernel<Div>},
+    {"maximum", kernel<Maximum>},
+    {"minimum", kernel<Minimum>},
+    {"add_scalar", with_constant<AddScalar>},
+    {"mul_scalar", with_constant<MulScalar>},
+    {"pow_scalar", with_constant<PowScalar>},
+    {"clamp", with_range<Clamp>},
+    {"clamp_backward", with_range<ClampBackward>},
+    {"where", kernel<Where>},
+    {"equal", comparison<Equal>},
+    {"not_equal", comparison<NotEqual>},
+    {"less", comparison<Less>},
+    {"less_equal", comparison<LessEqual>},
+    {"logical_and", comparison<LogicalAnd>},
+    {"logical_or", comparison<LogicalOr>},
+    {"logical_not", comparison<LogicalNot>},
+    {"neg", kernel<Neg>},
+    {"abs", kernel<Abs>},
+    {"sign", kernel<Sign>},
+    {"square", kernel<Square>},
+    {"exp", kernel<Exp<Math>>},
+    {"log", kernel<Log<Math>>},
+    {"sqrt", kernel<Sqrt>},
+    {"rsqrt", kernel<Rsqrt>},
+    {"reciprocal", kernel<Reciprocal>},
+    {"sin", kernel<Sin<Math>>},
+    {"cos", kernel<Cos<Math>>},
+    {"tanh", kernel<Tanh<Math>>},
+    {"tanh_backward", kernel<TanhBackward>},
+    {"erf", kernel<Erf<Math>>},
+    {"sigmoid", kernel<Sigmoid<Math>>},
+    {"sigmoid_backward", kernel<SigmoidBackward>},
+    {"relu", kernel<Relu>},
+    {"relu_backward", kernel<ReluBackward>},
+    {"silu", kernel<Silu<Math>>},
+    {"silu_backward", kernel<SiluBackward<Math>>},
+    {"gelu", kernel<Gelu<Math>>},
+    {"gelu_backward", kernel<GeluBackward<Math>>},
+    {"gelu_tanh", kernel<GeluTanh<Math>>},
+    {"gelu_tanh_backward", kernel<GeluTanhBackward<Math>>},
+    {"swiglu", kernel<Swiglu<Math>>},
+    {"swiglu_backward", kernel<SwigluBackward<Math>>},
+};
+
+}  // namespace
+
+void register_pointwise(OpTable& table) {
+  for (const Entry& entry : kEntries) table.kernel(entry.name, Device::Kind::cpu, entry.kernel);
+}
+
+}  // namespace sherd::cpu

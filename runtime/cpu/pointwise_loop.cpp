@@ -1,0 +1,78 @@
+#include "runtime/cpu/pointwise_loop.h"
+
+#include <algorithm>
+
+#include "runtime/cpu/parallel.h"
+
+namespace sherd::cpu {
+
+namespace {
+
+constexpr std::int64_t kGrain = 1 << 15;
+
+// Same type everywhere and the same order of elements: the arrays themselves are the tile.
+template <class C>
+bool all_direct(const KernelCall& call, std::int64_t n) {
+  for (const Tensor& t : call.out)
+    if (t.dtype() != dtype_of<C>) return false;
+  for (const Tensor& t : call.in)
+    if (t.dtype() != dtype_of<C> || t.numel() != n || !t.is_contiguous()) return false;
+  return true;
+}
+
+template <class C>
+void run_direct(const KernelCall& call, const void* functor, PointwiseLoop<C> loop, std::int64_t begin,
+                std::int64_t end) {
+  const C* in[kMaxPointwiseInputs];
+  C* out[kMaxPointwiseOutputs];
+  for (std::size_t k = 0; k < call.in.size(); ++k) in[k] = call.in[k].data<C>() + begin;
+  for (std::size_t k = 0; k < call.out.size(); ++k) out[k] = call.out[k].mutable_data<C>() + begin;
+  loop(functor, in, out, end - begin);
+}
+
+template <class C>
+struct Tiles {
+  TileReader<C> readers[kMaxPointwiseInputs];
+  const KernelCall& call;
+  const void* functor;
+  PointwiseLoop<C> loop;
+
+  Tiles(const KernelCall& kernel_call, const void* f, PointwiseLoop<C> l) : call(kernel_call), functor(f), loop(l) {
+    for (std::size_t k = 0; k < call.in.size(); ++k) readers[k] = TileReader<C>(call.in[k], call.out[0].shape());
+  }
+
+  void run(std::int64_t begin, std::int64_t end) const {
+    C buffers[kMaxPointwiseInputs + kMaxPointwiseOutputs][kTile];
+    for (std::int64_t i = begin; i < end; i += kTile) {
+      const std::int64_t n = std::min(kTile, end - i);
+      const C* in[kMaxPointwiseInputs];
+      C* out[kMaxPointwiseOutputs];
+      for (std::size_t k = 0; k < call.in.size(); ++k) in[k] = readers[k].read(i, n, buffers[k]);
+      for (std::size_t k = 0; k < call.out.size(); ++k) out[k] = buffers[kMaxPointwiseInputs + k];
+      loop(functor, in, out, n);
+      for (std::size_t k = 0; k < call.out.size(); ++k)
+        write_tile(call.out[k].raw(), call.out[k].dtype(), i, out[k], n);
+    }
+  }
+};
+
+}  // namespace
+
+template <class C>
+void run_pointwise(const KernelCall& call, const void* functor, PointwiseLoop<C> loop) {
+  const std::int64_t n = call.out[0].numel();
+  if (n == 0) return;
+  if (all_direct<C>(call, n)) {
+    if (n <= kGrain) return run_direct(call, functor, loop, 0, n);
+    parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) { run_direct(call, functor, loop, begin, end); });
+    return;
+  }
+  const Tiles<C> tiles(call, functor, loop);
+  parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) { tiles.run(begin, end); });
+}
+
+template void run_pointwise(const KernelCall&, const void*, PointwiseLoop<float>);
+template void run_pointwise(const KernelCall&, const void*, PointwiseLoop<double>);
+template void run_pointwise(const KernelCall&, const void*, PointwiseLoop<std::int64_t>);
+
+}  // namespace sherd::cpu

@@ -1,0 +1,272 @@
+// Reductions. Three levels keep rounding small and order fixed: lanes of the compute type inside a block, blocks into
+// a wide accumulator (f64 or i64), and, where there are few results, fixed splits of the reduced dims whose partial
+// results are combined in order. Every cut depends on the problem's size only, so the bits do not depend on threads.
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "runtime/cpu/kernels.h"
+#include "runtime/cpu/parallel.h"
+#include "runtime/cpu/reduce_plan.h"
+#include "runtime/cpu/tile.h"
+#include "runtime/op/attr_types.h"
+#include "runtime/op/pointwise.h"
+
+namespace sherd::cpu {
+
+namespace {
+
+constexpr std::int64_t kLanes = 32;
+constexpr std::int64_t kGrain = 1 << 15;    // elements per chunk of work, and per split
+constexpr std::int64_t kEnoughUnits = 64;   // with as many independent results no split is needed
+constexpr std::int64_t kRowsPerFlush = 64;  // rows added in the compute type before they go to the wide sum
+
+template <class C>
+using Wide = std::conditional_t<std::is_floating_point_v<C>, double, std::int64_t>;
+
+struct Sum {
+  template <class T>
+  static T identity() {
+    return T{0};
+  }
+  template <class T>
+  static T combine(T a, T b) {
+    return pointwise::plus(a, b);
+  }
+};
+struct Product {
+  template <class T>
+  static T identity() {
+    return T{1};
+  }
+  template <class T>
+  static T combine(T a, T b) {
+    return pointwise::times(a, b);
+  }
+};
+struct Largest {
+  template <class T>
+  static T identity() {
+    return std::is_integral_v<T> ? std::numeric_limits<T>::lowest() : -std::numeric_limits<T>::infinity();
+  }
+  template <class T>
+  static T combine(T a, T b) {
+    return pointwise::Maximum()(a, b);
+  }
+};
+struct Smallest {
+  template <class T>
+  static T identity() {
+    return std::is_integral_v<T> ? std::numeric_limits<T>::max() : std::numeric_limits<T>::infinity();
+  }
+  template <class T>
+  static T combine(T a, T b) {
+    return pointwise::Minimum()(a, b);
+  }
+};
+struct Any {
+  template <class T>
+  static T identity() {
+    return T{0};
+  }
+  template <class T>
+  static T combine(T a, T b) {
+    return pointwise::LogicalOr()(a, b);
+  }
+};
+struct All {
+  template <class T>
+  static T identity() {
+    return T{1};
+  }
+  template <class T>
+  static T combine(T a, T b) {
+    return pointwise::LogicalAnd()(a, b);
+  }
+};
+
+template <class R, class C>
+C reduce_block(const C* x, std::int64_t n) {
+  C lanes[kLanes];
+  std::fill_n(lanes, kLanes, R::template identity<C>());
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (std::int64_t l = 0; l < kLanes; ++l) lanes[l] = R::combine(lanes[l], x[i + l]);
+  for (std::int64_t l = 0; i < n; ++i, ++l) lanes[l] = R::combine(lanes[l], x[i]);
+  for (std::int64_t width = kLanes / 2; width > 0; width /= 2)
+    for (std::int64_t l = 0; l < width; ++l) lanes[l] = R::combine(lanes[l], lanes[l + width]);
+  return lanes[0];
+}
+
+/// One reduction over the plan's walk. A unit is (outer index, tile of inner, split of the reduced dims).
+template <class R, class C>
+class Reduction {
+ public:
+  using W = Wide<C>;
+
+  Reduction(const KernelCall& call, const ReducePlan& plan, bool mean)
+      : call_(call),
+        plan_(plan),
+        reader_(call.in[0].raw(), call.in[0].dtype(), plan.shape, plan.strides),
+        width_(std::min(plan.inner, kTile)),
+        tiles_(num_chunks(plan.inner, width_)),
+        divisor_(mean ? static_cast<double>(plan.count) : 1) {
+    const std::int64_t rows = std::max<std::int64_t>(kGrain / width_, 1);
+    rows_per_split_ = plan.outer * tiles_ >= kEnoughUnits ? std::max<std::int64_t>(plan.count, 1) : rows;
+    splits_ = std::max<std::int64_t>(num_chunks(plan.count, rows_per_split_), 1);
+  }
+
+  void run() const {
+    const std::int64_t units = plan_.outer * tiles_ * splits_;
+    const std::int64_t work = std::min(rows_per_split_, plan_.count) * width_;
+    const std::int64_t grain = std::max<std::int64_t>(kGrain / std::max<std::int64_t>(work, 1), 1);
+    if (splits_ == 1) {
+      parallel_for(units, grain, [this](std::int64_t begin, std::int64_t end) {
+        W sums[kTile];
+        for (std::int64_t u = begin; u < end; ++u) {
+          reduce_unit(u, sums);
+          write(u, sums);
+        }
+      });
+      return;
+    }
+    std::vector<W> partial(static_cast<std::size_t>(units * width_));
+    parallel_for(units, grain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t u = begin; u < end; ++u) reduce_unit(u, partial.data() + u * width_);
+    });
+    for (std::int64_t u = 0; u < units; u += splits_) {
+      W* sums = partial.data() + u * width_;
+      for (std::int64_t s = 1; s < splits_; ++s)
+        for (std::int64_t j = 0; j < width_; ++j) sums[j] = R::combine(sums[j], sums[s * width_ + j]);
+      write(u / splits_, sums);
+    }
+  }
+
+ private:
+  void reduce_unit(std::int64_t unit, W* sums) const {
+    const std::int64_t split = unit % splits_, tile = unit / splits_ % tiles_, outer = unit / splits_ / tiles_;
+    const std::int64_t begin = split * rows_per_split_, end = std::min(plan_.count, begin + rows_per_split_);
+    if (plan_.inner == 1) *sums = reduce_row(outer * plan_.count + begin, end - begin);
+    else reduce_columns(outer, tile * width_, begin, end, sums);
+  }
+
+  W reduce_row(std::int64_t start, std::int64_t n) const {
+    C buffer[kTile];
+    W sum = R::template identity<W>();
+    for (std::int64_t i = 0; i < n; i += kTile) {
+      const std::int64_t run = std::min(kTile, n - i);
+      sum = R::combine(sum, static_cast<W>(reduce_block<R>(reader_.read(start + i, run, buffer), run)));
+    }
+    return sum;
+  }
+
+  // Rows [begin, end) of the columns from `column` on. Narrow rows are read several at a time.
+  void reduce_columns(std::int64_t outer, std::int64_t column, std::int64_t begin, std::int64_t end, W* sums) const {
+    const std::int64_t width = std::min(width_, plan_.inner - column);
+    const std::int64_t rows_per_read = tiles_ == 1 ? std::min(kTile / width, kRowsPerFlush) : 1;
+    C buffer[kTile], block[kTile];
+    std::fill_n(sums, width, R::template identity<W>());
+    for (std::int64_t flush = begin; flush < end; flush += kRowsPerFlush) {
+      const std::int64_t last = std::min(end, flush + kRowsPerFlush);
+      std::fill_n(block, width, R::template identity<C>());
+      for (std::int64_t r = flush; r < last; r += rows_per_read) {
+        const std::int64_t rows = std::min(rows_per_read, last - r);
+        const C* x = reader_.read((outer * plan_.count + r) * plan_.inner + column, rows * width, buffer);
+        for (std::int64_t k = 0; k < rows; ++k, x += width)
+          for (std::int64_t j = 0; j < width; ++j) block[j] = R::combine(block[j], x[j]);
+      }
+      for (std::int64_t j = 0; j < width; ++j) sums[j] = R::combine(sums[j], static_cast<W>(block[j]));
+    }
+  }
+
+  void write(std::int64_t unit, W* sums) const {
+    const std::int64_t column = unit % tiles_ * width_, outer = unit / tiles_;
+    const std::int64_t width = std::min(width_, plan_.inner - column);
+    if constexpr (std::is_floating_point_v<W>)
+      if (divisor_ != 1)
+        for (std::int64_t j = 0; j < width; ++j) sums[j] /= divisor_;
+    const Tensor& out = call_.out[0];
+    write_tile(out.raw(), out.dtype(), outer * plan_.inner + column, sums, width, call_.accumulate);
+  }
+
+  const KernelCall& call_;
+  const ReducePlan& plan_;
+  const TileReader<C> reader_;
+  const std::int64_t width_, tiles_;  // results per unit, units per outer index
+  const double divisor_;
+  std::int64_t rows_per_split_ = 1, splits_ = 1;
+};
+
+template <class R>
+void reduce(const KernelCall& call, std::uint64_t mask, bool mean = false) {
+  const Tensor& x = call.in[0];
+  if (call.out[0].numel() == 0) return;
+  const ReducePlan plan = plan_reduction(x.shape(), x.strides(), mask);
+  visit_compute(x.dtype(), [&]<class C>(Type<C>) { Reduction<R, C>(call, plan, mean).run(); });
+}
+
+template <class R>
+void over_dims(const KernelCall& call) {
+  reduce<R>(call, call.attrs.as<ReduceAttrs>().dims);
+}
+
+void mean(const KernelCall& call) { reduce<Sum>(call, call.attrs.as<ReduceAttrs>().dims, true); }
+
+void sum_to(const KernelCall& call) {
+  const Shape& from = call.in[0].shape();
+  const Shape& to = call.attrs.as<SumToAttrs>().shape;
+  const int lead = from.size() - to.size();
+  std::uint64_t mask = 0;
+  for (int d = 0; d < from.size(); ++d)
+    if (d < lead || to[d - lead] == 1) mask |= std::uint64_t{1} << d;
+  reduce<Sum>(call, mask);
+}
+
+// Position of the first largest of n values.
+template <class C>
+std::int64_t argmax_row(const TileReader<C>& reader, std::int64_t start, std::int64_t n) {
+  C buffer[kTile];
+  C best{};
+  std::int64_t at = 0;
+  for (std::int64_t i = 0; i < n; i += kTile) {
+    const std::int64_t run = std::min(kTile, n - i);
+    const C* x = reader.read(start + i, run, buffer);
+    if (i == 0) best = x[0];
+    for (std::int64_t k = 0; k < run; ++k)
+      if (x[k] > best || (x[k] != x[k] && best == best)) {
+        best = x[k];
+        at = i + k;
+      }
+  }
+  return at;
+}
+
+void argmax(const KernelCall& call) {
+  const Tensor& x = call.in[0];
+  auto* out = call.out[0].mutable_data<std::int64_t>();
+  if (call.out[0].numel() == 0) return;
+  const ReducePlan plan = plan_reduction(x.shape(), x.strides(), call.attrs.as<ReduceAttrs>().dims, true);
+  visit_compute(x.dtype(), [&]<class C>(Type<C>) {
+    const TileReader<C> reader(x.raw(), x.dtype(), plan.shape, plan.strides);
+    parallel_for(plan.outer, std::max<std::int64_t>(kGrain / plan.count, 1), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t o = begin; o < end; ++o) out[o] = argmax_row(reader, o * plan.count, plan.count);
+    });
+  });
+}
+
+}  // namespace
+
+void register_reduce(OpTable& table) {
+  using enum Device::Kind;
+  table.kernel("sum", cpu, over_dims<Sum>);
+  table.kernel("sum_to", cpu, sum_to);
+  table.kernel("mean", cpu, mean);
+  table.kernel("max", cpu, over_dims<Largest>);
+  table.kernel("min", cpu, over_dims<Smallest>);
+  table.kernel("prod", cpu, over_dims<Product>);
+  table.kernel("any", cpu, over_dims<Any>);
+  table.kernel("all", cpu, over_dims<All>);
+  table.kernel("argmax", cpu, argmax);
+}
+
+}  // namespace sherd::cpu

@@ -1,0 +1,62 @@
+// Rows that make tensors from nothing: full and arange.
+#include "runtime/op/infer.h"
+#include "runtime/op/ops.h"
+
+namespace sherd {
+
+namespace {
+
+void check_sizes(const Shape& shape) {
+  for (std::int64_t d : shape) check(d >= 0, "a shape has no negative dims, got {}", to_string(shape));
+}
+
+Metas infer_full(const InferCall& call) {
+  const auto& attrs = call.attrs.as<FullAttrs>();
+  check_sizes(attrs.shape);
+  return one_output(attrs.shape, attrs.dtype);
+}
+
+Metas infer_arange(const InferCall& call) {
+  const auto& attrs = call.attrs.as<ArangeAttrs>();
+  check(attrs.count >= 0, "arange needs a count that is not negative, got {}", attrs.count);
+  check(attrs.dtype != DType::boolean, "arange has no bool result; cast a comparison instead");
+  return one_output({attrs.count}, attrs.dtype);
+}
+
+}  // namespace
+
+void register_create(OpTable& table) {
+  table.add({.name = "full",
+             .doc = "-> shape: every element is `value`.",
+             .infer = infer_full,
+             .no_gradient = "no tensor input"});
+  table.add({.name = "arange",
+             .doc = "-> [count]: 0, 1, ... count-1.",
+             .infer = infer_arange,
+             .no_gradient = "no tensor input"});
+}
+
+Tensor full(const Shape& shape, double value, DType dtype, Device device) {
+  if (device != Device::cpu()) {
+    check(device.is_meta(), "device {}: no CUDA backend is loaded", to_string(device));
+    return Tensor::empty(shape, dtype, device);
+  }
+  static const Op& op = find_op("full");
+  return call(op, FullAttrs{shape, value, dtype});
+}
+
+Tensor zeros(const Shape& shape, DType dtype, Device device) { return full(shape, 0, dtype, device); }
+Tensor ones(const Shape& shape, DType dtype, Device device) { return full(shape, 1, dtype, device); }
+
+Tensor arange(std::int64_t count, DType dtype) {
+  static const Op& op = find_op("arange");
+  return call(op, ArangeAttrs{count, dtype});
+}
+
+void fill_into(const Tensor& target, double value) {
+  if (!target.is_contiguous()) return copy_into(target, expand(Tensor::scalar(value, target.dtype()), target.shape()));
+  static const Op& op = find_op("full");
+  call_op_into(op, {}, FullAttrs{target.shape(), value, target.dtype()}, target, false);
+}
+
+}  // namespace sherd

@@ -1,0 +1,202 @@
+// Rows that gather and join: cat, pad_to, index_select, embedding, and their derivatives.
+#include "runtime/op/infer.h"
+#include "runtime/op/vjp.h"
+
+namespace sherd {
+
+namespace {
+
+void check_index(const Op& op, const Tensor& index) {
+  check(index.dtype() == DType::i64 || index.dtype() == DType::i32, "{} needs i32 or i64 indices, got {}", op.name,
+        describe(index));
+}
+
+// ---- infer ----
+
+Metas infer_cat(const InferCall& call) {
+  check(!call.in.empty(), "cat of no tensors");
+  const Tensor& first = required(call, 0);
+  const int dim = call.attrs.as<DimAttrs>().dim;
+  check(first.ndim() > 0, "cat of 0-d tensors; use stack()");
+  Shape shape = first.shape();
+  for (std::size_t i = 1; i < call.in.size(); ++i) {
+    const Tensor& t = required(call, i);
+    check(t.dtype() == first.dtype(), "cat of {} and {}: dtypes differ", describe(first), describe(t));
+    bool fits = t.ndim() == first.ndim();
+    for (int d = 0; fits && d < t.ndim(); ++d) fits = d == dim || t.shape()[d] == shape[d];
+    check(fits, "cat of {} and {} along dim {}: only that dim may differ", describe(first), describe(t), dim);
+    shape[dim] += t.shape()[dim];
+  }
+  return one_output(shape, first.dtype());
+}
+
+Metas infer_pad_to(const InferCall& call) {
+  const Tensor& x = required(call, 0);
+  const auto& attrs = call.attrs.as<PadToAttrs>();
+  check(attrs.dim >= 0 && attrs.dim < x.ndim() && attrs.start >= 0 && attrs.start + x.shape()[attrs.dim] <= attrs.size,
+        "pad_to: {} does not lie in a dim {} of {} elements from {} on", describe(x), attrs.dim, attrs.size,
+        attrs.start);
+  Shape shape = x.shape();
+  shape[attrs.dim] = attrs.size;
+  return one_output(shape, x.dtype());
+}
+
+Metas infer_embedding(const InferCall& call) {
+  const Tensor& table = required(call, 0);
+  const Tensor& ids = required(call, 1);
+  check(table.ndim() == 2, "embedding needs a table [V, D], got {}", describe(table));
+  check_index(call.op, ids);
+  Shape shape = ids.shape();
+  shape.push_back(table.shape()[1]);
+  return one_output(shape, table.dtype());
+}
+
+Metas infer_embedding_backward(const InferCall& call) {
+  const Tensor& grad = required(call, 0);
+  const Tensor& ids = required(call, 1);
+  check_index(call.op, ids);
+  bool fits = grad.ndim() == ids.ndim() + 1;
+  for (int d = 0; fits && d < ids.ndim(); ++d) fits = grad.shape()[d] == ids.shape()[d];
+  check(fits, "embedding_backward: grad {} is not ids {} with one more dim", describe(grad), describe(ids));
+  return one_output({call.attrs.as<EmbeddingAttrs>().rows, grad.shape().back()}, grad.dtype());
+}
+
+Metas infer_index_select(const InferCall& call) {
+  const Tensor& x = required(call, 0);
+  const Tensor& index = required(call, 1);
+  const int dim = call.attrs.as<DimAttrs>().dim;
+  check_index(call.op, index);
+  check(index.ndim() == 1, "index_select needs a 1-d index, got {}", describe(index));
+  check(dim >= 0 && dim < x.ndim(), "index_select: dim {} of {}", dim, describe(x));
+  Shape shape = x.shape();
+  shape[dim] = index.shape()[0];
+  return one_output(shape, x.dtype());
+}
+
+Metas infer_index_select_backward(const InferCall& call) {
+  const Tensor& grad = required(call, 0);
+  const Tensor& index = required(call, 1);
+  const auto& attrs = call.attrs.as<PadToAttrs>();
+  check_index(call.op, index);
+  check(index.ndim() == 1 && attrs.dim >= 0 && attrs.dim < grad.ndim() && grad.shape()[attrs.dim] == index.shape()[0],
+        "index_select_backward: grad {} does not have one entry per index {} along dim {}", describe(grad),
+        describe(index), attrs.dim);
+  Shape shape = grad.shape();
+  shape[attrs.dim] = attrs.size;
+  return one_output(shape, grad.dtype());
+}
+
+// Positions sorted by row: a count per row, then the positions.
+std::int64_t sort_scratch(std::int64_t rows, std::int64_t positions) {
+  return (rows + 1 + positions) * static_cast<std::int64_t>(sizeof(std::int64_t));
+}
+std::int64_t embedding_scratch(const InferCall& call) {
+  return sort_scratch(call.attrs.as<EmbeddingAttrs>().rows, call.in[1].numel());
+}
+std::int64_t index_select_scratch(const InferCall& call) {
+  return sort_scratch(call.attrs.as<PadToAttrs>().size, call.in[1].numel());
+}
+
+// ---- vjp ----
+
+void cat_vjp(VjpCall& c) {
+  static const Op& op = find_op("narrow");
+  const int dim = c.attrs.as<DimAttrs>().dim;
+  std::int64_t start = 0;
+  for (std::size_t i = 0; i < c.num_inputs(); ++i) {
+    const std::int64_t size = c.in_shape(i)[dim];
+    c.give(i, op, NarrowAttrs{dim, start, size}, c.grad());
+    start += size;
+  }
+}
+
+void pad_to_vjp(VjpCall& c) {
+  static const Op& op = find_op("narrow");
+  const auto& attrs = c.attrs.as<PadToAttrs>();
+  c.give(0, op, NarrowAttrs{attrs.dim, attrs.start, c.in_shape(0)[attrs.dim]}, c.grad());
+}
+
+void embedding_vjp(VjpCall& c) {
+  static const Op& op = find_op("embedding_backward");
+  c.give(0, op, EmbeddingAttrs{c.in_shape(0)[0]}, c.grad(), c.in(1));
+}
+
+void index_select_vjp(VjpCall& c) {
+  static const Op& op = find_op("index_select_backward");
+  const int dim = c.attrs.as<DimAttrs>().dim;
+  c.give(0, op, PadToAttrs{dim, 0, c.in_shape(0)[dim]}, c.grad(), c.in(1));
+}
+
+}  // namespace
+
+void register_index(OpTable& table) {
+  table.add({.name = "cat",
+             .doc = "tensors -> one after the other along `dim`.",
+             .infer = infer_cat,
+             .traits = {.linear = true},
+             .vjp = cat_vjp});
+  table.add({.name = "pad_to",
+             .doc = "x -> x at `start` of a dim of `size`, zeros around: the gradient of narrow.",
+             .infer = infer_pad_to,
+             .traits = {.linear = true, .accumulates = true},
+             .vjp = pad_to_vjp});
+  table.add({.name = "embedding",
+             .doc = "table [V, D], ids [...] -> rows of the table [..., D].",
+             .infer = infer_embedding,
+             .dims = "vd,...->...d",
+             .traits = {.linear = true},
+             .needs = {.inputs = 0b10},
+             .vjp = embedding_vjp});
+  table.add({.name = "embedding_backward",
+             .doc = "grad [..., D], ids [...] -> [rows, D]: each row's gradients summed in the order of ids.",
+             .infer = infer_embedding_backward,
+             .traits = {.linear = true, .accumulates = true},
+             .scratch = embedding_scratch,
+             .no_gradient = "derivative row; there is no double backward"});
+  table.add({.name = "index_select",
+             .doc = "x [..., N, ...], index [M] -> [..., M, ...]: elements of one dim.",
+             .infer = infer_index_select,
+             .traits = {.linear = true},
+             .needs = {.inputs = 0b10},
+             .vjp = index_select_vjp});
+  table.add({.name = "index_select_backward",
+             .doc = "grad [..., M, ...], index [M] -> [..., size, ...]: summed in the order of index.",
+             .infer = infer_index_select_backward,
+             .traits = {.linear = true, .accumulates = true},
+             .scratch = index_select_scratch,
+             .no_gradient = "derivative row; there is no double backward"});
+}
+
+Tensor cat(std::vector<Tensor> tensors, int dim) {
+  static const Op& op = find_op("cat");
+  check(!tensors.empty() && tensors[0].defined(), "cat of no tensors");
+  DType dtype = tensors[0].dtype();
+  for (const Tensor& t : tensors) dtype = promote(dtype, t.dtype());
+  for (Tensor& t : tensors) t = cast(std::move(t), dtype);
+  const DimAttrs attrs{normalize_dim(dim, tensors[0].ndim())};
+  return std::move(call_op(op, tensors, attrs)[0]);
+}
+
+Tensor stack(std::vector<Tensor> tensors, int dim) {
+  check(!tensors.empty() && tensors[0].defined(), "stack of no tensors");
+  const int d = normalize_dim(dim, tensors[0].ndim() + 1);
+  const Shape shape = tensors[0].shape();
+  for (Tensor& t : tensors) {
+    check(t.shape() == shape, "stack of shapes {} and {}: they must be equal", to_string(shape), to_string(t.shape()));
+    t = unsqueeze(std::move(t), d);
+  }
+  return cat(std::move(tensors), d);
+}
+
+Tensor embedding(Tensor table, Tensor ids) {
+  static const Op& op = find_op("embedding");
+  return call(op, {}, std::move(table), std::move(ids));
+}
+
+Tensor index_select(Tensor x, int dim, Tensor index) {
+  static const Op& op = find_op("index_select");
+  const DimAttrs attrs{normalize_dim(dim, x.ndim())};
+  return call(op, attrs, std::move(x), std::move(index));
+}
+
+}  // namespace sherd

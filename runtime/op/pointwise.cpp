@@ -1,0 +1,325 @@
+// Pointwise rows of several tensors, with constants, and cast. Binary rows broadcast and promote; their vjps sum over
+// broadcast dims and cast back (give_back).
+#include <cmath>
+
+#include "runtime/op/pointwise_rows.h"
+#include "runtime/op/vjp.h"
+
+namespace sherd {
+
+namespace {
+
+// ---- infer ----
+
+Metas infer_quotient(const InferCall& call) {
+  Metas metas = infer_broadcast(call);
+  if (!is_floating(metas[0].dtype)) metas[0].dtype = DType::f32;
+  return metas;
+}
+
+Metas infer_difference(const InferCall& call) {
+  Metas metas = infer_broadcast(call);
+  check(metas[0].dtype != DType::boolean, "sub is not defined for bool; use not_equal, or cast to a number");
+  return metas;
+}
+
+Metas infer_comparison(const InferCall& call) {
+  Metas metas = infer_broadcast(call);
+  metas[0].dtype = DType::boolean;
+  return metas;
+}
+
+Metas infer_where(const InferCall& call) {
+  check(required(call, 0).dtype() == DType::boolean, "where needs a bool condition, got {}; use not_equal(x, 0)",
+        describe(call.in[0]));
+  return infer_broadcast(call);
+}
+
+Metas infer_constant(const InferCall& call) {
+  const Tensor& x = required(call, 0);
+  const double value = call.attrs.as<ScalarAttrs>().value;
+  check(is_floating(x.dtype()) || (x.dtype() != DType::boolean && value == std::floor(value)),
+        "{} of {} and {}: an integer tensor needs an integral constant, and bool none; cast the tensor first",
+        call.op.name, describe(x), value);
+  return one_output(x.shape(), x.dtype());
+}
+
+Metas infer_pow(const InferCall& call) {
+  const double exponent = call.attrs.as<ScalarAttrs>().value;
+  check(is_floating(required(call, 0).dtype()) || exponent >= 0,
+        "pow of {} and {}: integers have no negative powers; cast the tensor to a float first", describe(call.in[0]),
+        exponent);
+  return infer_constant(call);
+}
+
+Metas infer_clamp(const InferCall& call) {
+  const auto& attrs = call.attrs.as<ClampAttrs>();
+  const Tensor& x = required(call, 0);
+  check(attrs.low <= attrs.high, "clamp between {} and {}: the low end is above the high end", attrs.low, attrs.high);
+  check(x.dtype() != DType::boolean, "clamp is not defined for bool");
+  return one_output(x.shape(), x.dtype());
+}
+
+Metas infer_cast(const InferCall& call) {
+  return one_output(required(call, 0).shape(), call.attrs.as<CastAttrs>().dtype);
+}
+
+// ---- vjp ----
+
+void add_vjp(VjpCall& c) {
+  give_back(c, 0, c.grad());
+  give_back(c, 1, c.grad());
+}
+
+void sub_vjp(VjpCall& c) {
+  static const Op& op = find_op("neg");
+  give_back(c, 0, c.grad());
+  give_pointwise(c, 1, op, {}, c.grad());
+}
+
+void mul_vjp(VjpCall& c) {
+  static const Op& op = find_op("mul");
+  if (c.wants(0)) give_pointwise(c, 0, op, {}, c.grad(), c.in(1));
+  if (c.wants(1)) give_pointwise(c, 1, op, {}, c.grad(), c.in(0));
+}
+
+void div_vjp(VjpCall& c) {
+  static const Op& op = find_op("div");
+  if (c.wants(0)) give_pointwise(c, 0, op, {}, c.grad(), c.in(1));
+  if (c.wants(1)) give_pointwise(c, 1, op, {}, neg(mul(c.grad(), c.out())), c.in(1));
+}
+
+// The larger (smaller) input has the gradient; equal ones share it.
+void extremum_vjp(VjpCall& c, Tensor first_wins) {
+  static const Op& op = find_op("where");
+  const Tensor tie = equal(c.in(0), c.in(1));
+  const Tensor half = mul(c.grad(), 0.5);
+  const Tensor zero = full({}, 0, half.dtype());
+  if (c.wants(0)) give_pointwise(c, 0, op, {}, tie, half, where(first_wins, c.grad(), zero));
+  if (c.wants(1)) give_pointwise(c, 1, op, {}, tie, half, where(first_wins, zero, c.grad()));
+}
+void maximum_vjp(VjpCall& c) { extremum_vjp(c, greater(c.in(0), c.in(1))); }
+void minimum_vjp(VjpCall& c) { extremum_vjp(c, less(c.in(0), c.in(1))); }
+
+void where_vjp(VjpCall& c) {
+  static const Op& op = find_op("where");
+  const Tensor zero = full({}, 0, c.out_meta().dtype);
+  if (c.wants(1)) give_pointwise(c, 1, op, {}, c.in(0), c.grad(), zero);
+  if (c.wants(2)) give_pointwise(c, 2, op, {}, c.in(0), zero, c.grad());
+}
+
+void swiglu_vjp(VjpCall& c) {
+  static const Op& op = find_op("swiglu_backward");
+  Tensor inputs[] = {c.grad(), c.in(0), c.in(1)};
+  for (Tensor& t : inputs) t = expand(cast(std::move(t), c.out_meta().dtype), c.out_meta().shape);
+  Tensors gradients = call_op(op, inputs, {});
+  give_back(c, 0, std::move(gradients[0]));
+  give_back(c, 1, std::move(gradients[1]));
+}
+
+Metas infer_swiglu_backward(const InferCall& call) {
+  Metas metas = infer_backward(call);
+  metas.push_back(metas[0]);
+  return metas;
+}
+
+void add_scalar_vjp(VjpCall& c) { c.give(0, c.grad()); }
+
+void mul_scalar_vjp(VjpCall& c) {
+  static const Op& op = find_op("mul_scalar");
+  c.give(0, op, c.attrs, c.grad());
+}
+
+void pow_scalar_vjp(VjpCall& c) {
+  static const Op& op = find_op("mul");
+  const double n = c.attrs.as<ScalarAttrs>().value;
+  if (n == 0) return c.give(0, zeros(c.in_shape(0), c.in_dtype(0)));  // also at x = 0, where x^-1 is infinite
+  c.give(0, op, {}, mul(c.grad(), n), pow(c.in(0), n - 1));
+}
+
+void clamp_vjp(VjpCall& c) {
+  static const Op& op = find_op("clamp_backward");
+  c.give(0, op, c.attrs, c.grad(), c.in(0));
+}
+
+void cast_vjp(VjpCall& c) {
+  static const Op& op = find_op("cast");
+  c.give(0, op, CastAttrs{c.in_dtype(0)}, c.grad());
+}
+
+constexpr std::string_view kBackward = "derivative row; there is no double backward";
+constexpr Traits kPointwise{.pointwise = true};
+constexpr Traits kLinear{.pointwise = true, .linear = true};
+constexpr std::string_view kBinary = "...,...->...";
+constexpr std::string_view kTernary = "...,...,...->...";
+constexpr std::string_view kUnary = "...->...";
+
+// Doc lines of rows that broadcast and promote do not repeat it.
+void register_arithmetic(OpTable& table) {
+  const auto add_row = [&](std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp,
+                           Traits traits = kPointwise) {
+    table.add(
+        {.name = name, .doc = doc, .infer = infer, .dims = kBinary, .traits = traits, .needs = needs, .vjp = vjp});
+  };
+  const Needs both{.inputs = 0b11};
+  add_row("add", "a, b -> a + b.", infer_broadcast, {}, add_vjp);
+  add_row("sub", "a, b -> a - b.", infer_difference, {}, sub_vjp);
+  add_row("mul", "a, b -> a * b.", infer_broadcast, both, mul_vjp, kLinear);
+  add_row("div", "a, b -> a / b; integers divide to f32.", infer_quotient, {.inputs = 0b10, .outputs = 0b1}, div_vjp);
+  add_row("maximum", "a, b -> the larger one; NaN wins.", infer_broadcast, both, maximum_vjp);
+  add_row("minimum", "a, b -> the smaller one; NaN wins.", infer_broadcast, both, minimum_vjp);
+  add_row("swiglu", "gate, up -> silu(gate) * up.", infer_quotient, both, swiglu_vjp);
+  table.add({.name = "swiglu_backward",
+             .doc = "grad, gate, up -> gradients of gate and up.",
+             .infer = infer_swiglu_backward,
+             .dims = "...,...,...->...,...",
+             .traits = kPointwise,
+             .no_gradient = kBackward});
+  table.add({.name = "where",
+             .doc = "condition (bool), a, b -> a where it holds, else b.",
+             .infer = infer_where,
+             .dims = kTernary,
+             .traits = kPointwise,
+             .needs = {.inputs = 0b1},
+             .vjp = where_vjp});
+}
+
+void register_comparisons(OpTable& table) {
+  constexpr std::pair<std::string_view, std::string_view> kRows[] = {
+      {"equal", "a, b -> bool: a == b."},
+      {"not_equal", "a, b -> bool: a != b."},
+      {"less", "a, b -> bool: a < b."},
+      {"less_equal", "a, b -> bool: a <= b."},
+      {"logical_and", "a, b -> bool: neither is zero."},
+      {"logical_or", "a, b -> bool: at least one is not zero."},
+  };
+  for (const auto& [name, doc] : kRows)
+    table.add({.name = name,
+               .doc = doc,
+               .infer = infer_comparison,
+               .dims = kBinary,
+               .traits = kPointwise,
+               .no_gradient = "bool result"});
+}
+
+void register_with_constants(OpTable& table) {
+  const auto add_row = [&](std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp,
+                           Traits traits = kPointwise) {
+    table.add({.name = name, .doc = doc, .infer = infer, .dims = kUnary, .traits = traits, .needs = needs, .vjp = vjp});
+  };
+  const Needs input{.inputs = 0b1};
+  Traits cast_traits = kLinear;
+  cast_traits.accumulates = true;
+  add_row("add_scalar", "x -> x + value, in x's dtype.", infer_constant, {}, add_scalar_vjp);
+  add_row("mul_scalar", "x -> x * value, in x's dtype.", infer_constant, {}, mul_scalar_vjp, kLinear);
+  add_row("pow_scalar", "x -> x ^ value, in x's dtype.", infer_pow, input, pow_scalar_vjp);
+  add_row("clamp", "x -> x, raised to low and lowered to high; NaN stays.", infer_clamp, input, clamp_vjp);
+  add_row("cast", "x -> x in another dtype; floats to integers truncate, to bool is != 0.", infer_cast, {}, cast_vjp,
+          cast_traits);
+  table.add({.name = "clamp_backward",
+             .doc = "grad, x -> grad where low <= x <= high, else 0.",
+             .infer = infer_backward,
+             .dims = kBinary,
+             .traits = kPointwise,
+             .no_gradient = kBackward});
+}
+
+}  // namespace
+
+void register_pointwise(OpTable& table) {
+  register_arithmetic(table);
+  register_comparisons(table);
+  register_with_constants(table);
+  register_pointwise_unary(table);
+}
+
+Tensor add(Tensor a, Tensor b) {
+  static const Op& op = find_op("add");
+  return call(op, {}, std::move(a), std::move(b));
+}
+Tensor sub(Tensor a, Tensor b) {
+  static const Op& op = find_op("sub");
+  return call(op, {}, std::move(a), std::move(b));
+}
+Tensor mul(Tensor a, Tensor b) {
+  static const Op& op = find_op("mul");
+  return call(op, {}, std::move(a), std::move(b));
+}
+Tensor div(Tensor a, Tensor b) {
+  static const Op& op = find_op("div");
+  return call(op, {}, std::move(a), std::move(b));
+}
+Tensor maximum(Tensor a, Tensor b) {
+  static const Op& op = find_op("maximum");
+  return call(op, {}, std::move(a), std::move(b));
+}
+Tensor minimum(Tensor a, Tensor b) {
+  static const Op& op = find_op("minimum");
+  return call(op, {}, std::move(a), std::move(b));
+}
+Tensor equal(Tensor a, Tensor b) {
+  static const Op& op = find_op("equal");
+  return call(op, {}, std::move(a), std::move(b));
+}
+Tensor not_equal(Tensor a, Tensor b) {
+  static const Op& op = find_op("not_equal");
+  return call(op, {}, std::move(a), std::move(b));
+}
+Tensor less(Tensor a, Tensor b) {
+  static const Op& op = find_op("less");
+  return call(op, {}, std::move(a), std::move(b));
+}
+Tensor less_equal(Tensor a, Tensor b) {
+  static const Op& op = find_op("less_equal");
+  return call(op, {}, std::move(a), std::move(b));
+}
+Tensor greater(Tensor a, Tensor b) {
+  static const Op& op = find_op("less");
+  return call(op, {}, std::move(b), std::move(a));
+}
+Tensor greater_equal(Tensor a, Tensor b) {
+  static const Op& op = find_op("less_equal");
+  return call(op, {}, std::move(b), std::move(a));
+}
+Tensor logical_and(Tensor a, Tensor b) {
+  static const Op& op = find_op("logical_and");
+  return call(op, {}, std::move(a), std::move(b));
+}
+Tensor logical_or(Tensor a, Tensor b) {
+  static const Op& op = find_op("logical_or");
+  return call(op, {}, std::move(a), std::move(b));
+}
+
+Tensor swiglu(Tensor gate, Tensor up) {
+  static const Op& op = find_op("swiglu");
+  return call(op, {}, std::move(gate), std::move(up));
+}
+
+Tensor where(Tensor condition, Tensor a, Tensor b) {
+  static const Op& op = find_op("where");
+  return call(op, {}, std::move(condition), std::move(a), std::move(b));
+}
+
+Tensor add(Tensor a, double b) {
+  static const Op& op = find_op("add_scalar");
+  return call(op, ScalarAttrs{b}, std::move(a));
+}
+Tensor mul(Tensor a, double b) {
+  static const Op& op = find_op("mul_scalar");
+  return call(op, ScalarAttrs{b}, std::move(a));
+}
+Tensor pow(Tensor a, double exponent) {
+  static const Op& op = find_op("pow_scalar");
+  return call(op, ScalarAttrs{exponent}, std::move(a));
+}
+Tensor clamp(Tensor x, double low, double high) {
+  static const Op& op = find_op("clamp");
+  return call(op, ClampAttrs{low, high}, std::move(x));
+}
+Tensor cast(Tensor x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  static const Op& op = find_op("cast");
+  return call(op, CastAttrs{dtype}, std::move(x));
+}
+
+}  // namespace sherd

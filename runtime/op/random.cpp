@@ -1,0 +1,109 @@
+// Random rows. A value depends on (key, step, global element index) only: the key says which stream, the step goes
+// into the counter, and `first` is the global index of this tensor's element 0. Nothing is stateful, so any part of a
+// tensor can be drawn anywhere, in any order, with the same bits; recomputing a forward repeats its dropout.
+#include "runtime/op/infer.h"
+#include "runtime/op/vjp.h"
+
+namespace sherd {
+
+namespace {
+
+void check_step(const InferCall& call, std::size_t i) {
+  if (i >= call.in.size() || !call.in[i].defined()) return;
+  const Tensor& step = call.in[i];
+  check(step.dtype() == DType::i64 && step.numel() == 1, "{}: the step is a 0-d i64 tensor, got {}", call.op.name,
+        describe(step));
+}
+
+Metas infer_random(const InferCall& call) {
+  const auto& attrs = call.attrs.as<RandomAttrs>();
+  for (std::int64_t d : attrs.shape) check(d >= 0, "a shape has no negative dims, got {}", to_string(attrs.shape));
+  check(is_floating(attrs.dtype), "{} draws floats, not {}", call.op.name, name(attrs.dtype));
+  check(attrs.first >= 0, "{}: the first element's index is {}, which is negative", call.op.name, attrs.first);
+  check_step(call, 0);
+  return one_output(attrs.shape, attrs.dtype);
+}
+
+Metas infer_dropout(const InferCall& call) {
+  const auto& attrs = call.attrs.as<DropoutAttrs>();
+  const Tensor& x = required(call, 0);
+  check(is_floating(x.dtype()), "dropout of {}: it scales, so it needs a float", describe(x));
+  check(attrs.p >= 0 && attrs.p <= 1, "dropout with probability {}; it lies in 0..1", attrs.p);
+  check(attrs.first >= 0, "dropout: the first element's index is {}, which is negative", attrs.first);
+  check_step(call, 1);
+  return one_output(x.shape(), x.dtype());
+}
+
+// Dropout is linear in x for a given key and step: the same mask falls on the gradient.
+void dropout_vjp(VjpCall& c) {
+  static const Op& op = find_op("dropout");
+  c.give(0, op, c.attrs, c.grad(), c.in(1));
+}
+
+std::uint64_t mix(std::uint64_t x) {  // the finaliser of SplitMix64
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+std::uint64_t fnv1a(std::uint64_t hash, std::string_view text) {
+  for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return (hash ^ 0xffu) * 0x100000001b3u;  // ends the text: ("ab", "c") and ("a", "bc") differ
+}
+
+Tensor draw(const Op& op, const RandomAttrs& attrs, Tensor step) {
+  if (step.defined()) return call(op, attrs, std::move(step));
+  return call(op, attrs);
+}
+
+}  // namespace
+
+void register_random(OpTable& table) {
+  constexpr std::string_view kNoInput = "no differentiable input";
+  table.add({.name = "random_normal",
+             .doc = "step (0-d i64, or none) -> shape: normal with mean a and deviation b.",
+             .infer = infer_random,
+             .traits = {.random = true},
+             .no_gradient = kNoInput});
+  table.add({.name = "random_uniform",
+             .doc = "step (0-d i64, or none) -> shape: uniform in [a, b).",
+             .infer = infer_random,
+             .traits = {.random = true},
+             .no_gradient = kNoInput});
+  table.add({.name = "dropout",
+             .doc = "x, step (0-d i64, or none) -> x / (1 - p), or 0 with probability p.",
+             .infer = infer_dropout,
+             .dims = "...,->...",
+             .traits = {.linear = true, .random = true},
+             .needs = {.inputs = 0b10},
+             .vjp = dropout_vjp});
+}
+
+// FNV-1a over the texts, then SplitMix64's finaliser over what else there is. Part of the file format of runs: a
+// changed key changes every initial weight.
+std::uint64_t random_key(std::uint64_t seed, std::string_view path, std::string_view purpose,
+                         std::uint64_t call_index) {
+  const std::uint64_t text = fnv1a(fnv1a(0xcbf29ce484222325u, path), purpose);
+  constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15u;
+  return mix(mix(mix(text) + kGolden + seed) + kGolden + call_index);
+}
+
+Tensor random_normal(const Shape& shape, std::uint64_t key, double mean, double std, std::int64_t first, DType dtype,
+                     Tensor step) {
+  static const Op& op = find_op("random_normal");
+  return draw(op, {shape, dtype, key, first, static_cast<float>(mean), static_cast<float>(std)}, std::move(step));
+}
+
+Tensor random_uniform(const Shape& shape, std::uint64_t key, double low, double high, std::int64_t first, DType dtype,
+                      Tensor step) {
+  static const Op& op = find_op("random_uniform");
+  return draw(op, {shape, dtype, key, first, static_cast<float>(low), static_cast<float>(high)}, std::move(step));
+}
+
+Tensor dropout(Tensor x, double p, std::uint64_t key, Tensor step, std::int64_t first) {
+  if (p == 0) return x;
+  static const Op& op = find_op("dropout");
+  return call(op, DropoutAttrs{static_cast<float>(p), key, first}, std::move(x), std::move(step));
+}
+
+}  // namespace sherd

@@ -1,0 +1,204 @@
+// Reduction rows. Which dims go is a bit mask; the result keeps them as size 1 or drops them. The gradient of a
+// reduction first gets the dropped dims back (keep_shape), then broadcasts.
+#include "runtime/op/infer.h"
+#include "runtime/op/vjp.h"
+
+namespace sherd {
+
+namespace {
+
+bool has(std::uint64_t mask, int dim) { return (mask >> dim) & 1u; }
+
+Shape reduced_shape(const Shape& shape, std::uint64_t mask, bool keep_dims) {
+  Shape result;
+  for (int d = 0; d < shape.size(); ++d)
+    if (!has(mask, d)) result.push_back(shape[d]);
+    else if (keep_dims) result.push_back(1);
+  return result;
+}
+
+std::int64_t reduced_count(const Shape& shape, std::uint64_t mask) {
+  std::int64_t count = 1;
+  for (int d = 0; d < shape.size(); ++d)
+    if (has(mask, d)) count *= shape[d];
+  return count;
+}
+
+// ---- infer ----
+
+Metas infer_reduced(const InferCall& call, DType dtype) {
+  const auto& attrs = call.attrs.as<ReduceAttrs>();
+  return one_output(reduced_shape(required(call, 0).shape(), attrs.dims, attrs.keep_dims), dtype);
+}
+
+DType sum_dtype(DType dtype) { return is_floating(dtype) ? dtype : DType::i64; }
+
+Metas infer_sum(const InferCall& call) { return infer_reduced(call, sum_dtype(required(call, 0).dtype())); }
+
+Metas infer_mean(const InferCall& call) {
+  const DType dtype = required(call, 0).dtype();
+  check(is_floating(dtype), "mean of {}: integers have no mean of their dtype; cast to a float first",
+        describe(call.in[0]));
+  return infer_reduced(call, dtype);
+}
+
+Metas infer_bool(const InferCall& call) { return infer_reduced(call, DType::boolean); }
+
+Metas infer_extremum(const InferCall& call) {
+  const Tensor& x = required(call, 0);
+  const std::uint64_t mask = call.attrs.as<ReduceAttrs>().dims;
+  check(reduced_count(x.shape(), mask) > 0 || numel(reduced_shape(x.shape(), mask, false)) == 0,
+        "{} over no elements of {} has no value", call.op.name, describe(x));
+  return infer_reduced(call, x.dtype());
+}
+
+Metas infer_argmax(const InferCall& call) {
+  Metas metas = infer_extremum(call);
+  metas[0].dtype = DType::i64;
+  return metas;
+}
+
+Metas infer_sum_to(const InferCall& call) {
+  const Tensor& x = required(call, 0);
+  const Shape& to = call.attrs.as<SumToAttrs>().shape;
+  check(to.size() <= x.ndim() && broadcast(to, x.shape()) == x.shape(), "sum_to: {} does not broadcast to {}",
+        to_string(to), to_string(x.shape()));
+  return one_output(to, sum_dtype(x.dtype()));
+}
+
+// ---- vjp ----
+
+// `t`, which has the reduced shape, with the reduced dims put back as size 1.
+Tensor keep_shape(const VjpCall& c, Tensor t) {
+  return reshape(std::move(t), reduced_shape(c.in_shape(0), c.attrs.as<ReduceAttrs>().dims, true));
+}
+
+void sum_vjp(VjpCall& c) {
+  static const Op& op = find_op("expand");
+  c.give(0, op, ShapeAttrs{c.in_shape(0)}, keep_shape(c, c.grad()));
+}
+
+void mean_vjp(VjpCall& c) {
+  static const Op& op = find_op("expand");
+  const auto count = static_cast<double>(reduced_count(c.in_shape(0), c.attrs.as<ReduceAttrs>().dims));
+  c.give(0, op, ShapeAttrs{c.in_shape(0)}, mul(keep_shape(c, c.grad()), 1 / count));
+}
+
+void sum_to_vjp(VjpCall& c) {
+  static const Op& op = find_op("expand");
+  c.give(0, op, ShapeAttrs{c.in_shape(0)}, c.grad());
+}
+
+// Equal extremes share the gradient.
+void extremum_vjp(VjpCall& c) {
+  static const Op& op = find_op("mul");
+  static const Op& sum_row = find_op("sum");
+  const Tensor best = cast(equal(c.in(0), keep_shape(c, c.out())), c.in_dtype(0));
+  const ReduceAttrs attrs{c.attrs.as<ReduceAttrs>().dims, true};
+  c.give(0, op, {}, best, div(keep_shape(c, c.grad()), call(sum_row, attrs, best)));
+}
+
+// d prod / d x_i is the product of the others: with one zero only its element has a gradient, with two none has.
+void prod_vjp(VjpCall& c) {
+  static const Op& op = find_op("mul");
+  static const Op& sum_row = find_op("sum");
+  static const Op& prod_row = find_op("prod");
+  const ReduceAttrs attrs{c.attrs.as<ReduceAttrs>().dims, true};
+  const DType dtype = c.in_dtype(0);
+  const Tensor zero = full({}, 0, dtype);
+  const Tensor is_zero = equal(c.in(0), zero);
+  const Tensor zeros_before = call(sum_row, attrs, is_zero);  // i64
+  const Tensor factors = where(is_zero, full({}, 1, dtype), c.in(0));
+  const Tensor others = div(call(prod_row, attrs, factors), factors);
+  const Tensor left = sub(zeros_before, cast(is_zero, DType::i64));  // zeros among the others
+  const Tensor slope = where(equal(left, full({}, 0, DType::i64)), others, zero);
+  c.give(0, op, {}, slope, keep_shape(c, c.grad()));
+}
+
+std::uint64_t mask_of(const std::vector<int>& dims, int ndim) {
+  if (dims.empty()) return (std::uint64_t{1} << ndim) - 1;
+  std::uint64_t mask = 0;
+  for (int d : dims) {
+    if (ndim == 0) {
+      normalize_dim(d, ndim);
+      continue;
+    }
+    const std::uint64_t bit = std::uint64_t{1} << normalize_dim(d, ndim);
+    check((mask & bit) == 0, "dim {} is named twice in a reduction", d);
+    mask |= bit;
+  }
+  return mask;
+}
+
+Tensor reduce(const Op& op, Tensor x, const std::vector<int>& dims, bool keep_dims) {
+  check(x.defined(), "input 0 of {} is undefined", op.name);
+  const std::uint64_t mask = mask_of(dims, x.ndim());
+  return call(op, ReduceAttrs{mask, keep_dims}, std::move(x));
+}
+
+}  // namespace
+
+void register_reduce(OpTable& table) {
+  const auto add_row = [&](std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp,
+                           bool linear = false) {
+    table.add({.name = name,
+               .doc = doc,
+               .infer = infer,
+               .traits = {.reduction = true, .linear = linear, .accumulates = linear},
+               .needs = needs,
+               .vjp = vjp,
+               .no_gradient = vjp ? "" : "integer or bool result"});
+  };
+  const Needs both{.inputs = 0b1, .outputs = 0b1};
+  add_row("sum", "x -> sum over dims; bool and integers sum to i64.", infer_sum, {}, sum_vjp, true);
+  add_row("sum_to", "x -> sum over the dims along which `shape` broadcasts to x.", infer_sum_to, {}, sum_to_vjp, true);
+  add_row("mean", "x -> mean over dims.", infer_mean, {}, mean_vjp, true);
+  add_row("max", "x -> largest value over dims; NaN wins.", infer_extremum, both, extremum_vjp);
+  add_row("min", "x -> smallest value over dims; NaN wins.", infer_extremum, both, extremum_vjp);
+  add_row("prod", "x -> product over dims; bool and integers multiply to i64.", infer_sum, {.inputs = 0b1}, prod_vjp);
+  add_row("any", "x -> bool: some element is not zero.", infer_bool, {}, nullptr);
+  add_row("all", "x -> bool: no element is zero.", infer_bool, {}, nullptr);
+  add_row("argmax", "x -> i64 position of the first largest value along one dim; NaN wins.", infer_argmax, {}, nullptr);
+}
+
+Tensor sum(Tensor x, std::vector<int> dims, bool keep_dims) {
+  static const Op& op = find_op("sum");
+  return reduce(op, std::move(x), dims, keep_dims);
+}
+Tensor mean(Tensor x, std::vector<int> dims, bool keep_dims) {
+  static const Op& op = find_op("mean");
+  return reduce(op, std::move(x), dims, keep_dims);
+}
+Tensor max(Tensor x, std::vector<int> dims, bool keep_dims) {
+  static const Op& op = find_op("max");
+  return reduce(op, std::move(x), dims, keep_dims);
+}
+Tensor min(Tensor x, std::vector<int> dims, bool keep_dims) {
+  static const Op& op = find_op("min");
+  return reduce(op, std::move(x), dims, keep_dims);
+}
+Tensor prod(Tensor x, std::vector<int> dims, bool keep_dims) {
+  static const Op& op = find_op("prod");
+  return reduce(op, std::move(x), dims, keep_dims);
+}
+Tensor any(Tensor x, std::vector<int> dims, bool keep_dims) {
+  static const Op& op = find_op("any");
+  return reduce(op, std::move(x), dims, keep_dims);
+}
+Tensor all(Tensor x, std::vector<int> dims, bool keep_dims) {
+  static const Op& op = find_op("all");
+  return reduce(op, std::move(x), dims, keep_dims);
+}
+
+Tensor argmax(Tensor x, int dim, bool keep_dims) {
+  static const Op& op = find_op("argmax");
+  return reduce(op, std::move(x), {dim}, keep_dims);
+}
+
+Tensor sum_to(Tensor x, const Shape& shape) {
+  if (x.shape() == shape) return x;
+  static const Op& op = find_op("sum_to");
+  return call(op, SumToAttrs{shape}, std::move(x));
+}
+
+}  // namespace sherd
