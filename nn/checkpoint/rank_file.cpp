@@ -1,0 +1,153 @@
+#include "nn/checkpoint/rank_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "nn/checkpoint/checksum.h"
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string rank_file_name(int rank) { return fmt::format("rank-{:05}.safetensors", rank); }
+
+/// The tensor's name in its rank file. Parameter names use dots, so the slash keeps kinds apart.
+std::string stored_name(const std::string& kind, const std::string& name) {
+  return kind == "param" ? name : kind + "/" + name;
+}
+
+/// "param "a", optim.m "b" and 4 more".
+std::string list(const std::vector<std::pair<std::string, std::string>>& keys) {
+  constexpr std::size_t kShown = 8;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(keys.size(), kShown); ++i)
+    text += fmt::format("{}{} \"{}\"", i ? ", " : "", keys[i].first, keys[i].second);
+  if (keys.size() > kShown) text += fmt::format(" and {} more", keys.size() - kShown);
+  return text;
+}
+
+}  // namespace
+
+std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::string& save, int rank,
+                                        std::span<const Piece> pieces) {
+  const fs::path folder = fs::path(dir) / save;
+  std::error_code error;
+  fs::create_directories(folder, error);
+  check(!error, "cannot create the checkpoint folder \"{}\": {}", folder.string(), error.message());
+
+  std::vector<TensorBytes> tensors;
+  std::vector<PieceEntry> entries;
+  for (const Piece& piece : pieces) {
+    const Shape shape = piece_shape(piece.shape, piece.rows);
+    const auto bytes = static_cast<std::int64_t>(piece.bytes.size());
+    check(piece.row_offset >= 0 && piece.rows >= 0 && piece.row_offset + piece.rows <= row_count(piece.shape),
+          "{} \"{}\": rows {} to {} do not exist in shape {}", piece.kind, piece.name, piece.row_offset,
+          piece.row_offset + piece.rows, to_string(piece.shape));
+    tensors.push_back({stored_name(piece.kind, piece.name), piece.dtype, shape, piece.bytes});
+    entries.push_back({piece.name, piece.kind, piece.dtype, piece.shape, piece.row_offset, piece.rows,
+                       rank_file_name(rank), checksum(piece.bytes), bytes});
+  }
+  write_safetensors((folder / rank_file_name(rank)).string(), tensors);
+  return entries;
+}
+
+CheckpointReader::CheckpointReader(std::string dir) : dir_(std::move(dir)), manifest_(read_manifest(dir_)) {
+  for (const PieceEntry& piece : manifest_.pieces) {
+    tensors_[{piece.kind, piece.name}].push_back(&piece);
+    if (files_.contains(piece.file)) continue;
+    const fs::path path = fs::path(dir_) / manifest_.save / piece.file;
+    files_.emplace(piece.file, SafetensorsFile::open(path.string()));
+  }
+  for (auto& [key, pieces] : tensors_)
+    std::sort(pieces.begin(), pieces.end(),
+              [](const PieceEntry* a, const PieceEntry* b) { return a->row_offset < b->row_offset; });
+
+  // What the files hold is exactly what the manifest says, in dtype and shape.
+  std::map<std::string, std::size_t> listed;
+  for (const PieceEntry& piece : manifest_.pieces) {
+    const SafetensorsFile& file = files_.at(piece.file);
+    const TensorBytes& tensor = file.at(stored_name(piece.kind, piece.name));
+    const Shape shape = piece_shape(piece.shape, piece.rows);
+    check(tensor.dtype == piece.dtype && tensor.shape == shape, "\"{}\": tensor \"{}\" is {}{}, the manifest says {}{}",
+          file.path(), tensor.name, sherd::name(tensor.dtype), to_string(tensor.shape), sherd::name(piece.dtype),
+          to_string(shape));
+    ++listed[piece.file];
+  }
+  for (const auto& [name, file] : files_)
+    check(file.tensors().size() == listed.at(name), "\"{}\" holds {} tensors, the manifest lists {} of it", file.path(),
+          file.tensors().size(), listed.at(name));
+}
+
+void CheckpointReader::require_world_size(int world_size) const {
+  check(manifest_.world_size == world_size,
+        "the checkpoint \"{}\" was saved by {} ranks and this run has {}: a resume is bitwise only at the same number; "
+        "start {} ranks",
+        dir_, manifest_.world_size, world_size, manifest_.world_size);
+}
+
+void CheckpointReader::require_exactly(const std::set<std::pair<std::string, std::string>>& wanted) const {
+  std::vector<std::pair<std::string, std::string>> missing, extra;
+  for (const auto& key : wanted)
+    if (!tensors_.contains(key)) missing.push_back(key);
+  for (const auto& [key, pieces] : tensors_)
+    if (!wanted.contains(key)) extra.push_back(key);
+  if (missing.empty() && extra.empty()) return;
+  std::string text = fmt::format("the checkpoint \"{}\" does not fit this model", dir_);
+  if (!missing.empty()) text += fmt::format("; it lacks {}", list(missing));
+  if (!extra.empty()) text += fmt::format("; the model has no {}", list(extra));
+  throw Error(text);
+}
+
+void CheckpointReader::compare_checksum(const PieceEntry& piece, std::span<const std::byte> bytes) const {
+  const std::uint64_t found = checksum(bytes);
+  check(found == piece.checksum, "\"{}\": {} \"{}\" has checksum {}, the manifest says {}; the file was changed",
+        files_.at(piece.file).path(), piece.kind, piece.name, checksum_text(found), checksum_text(piece.checksum));
+}
+
+void CheckpointReader::verify() const {
+  for (const PieceEntry& piece : manifest_.pieces)
+    compare_checksum(piece, files_.at(piece.file).at(stored_name(piece.kind, piece.name)).bytes);
+  verified_ = true;
+}
+
+bool CheckpointReader::contains(const std::string& kind, const std::string& name) const {
+  return tensors_.contains({kind, name});
+}
+
+const PieceEntry& CheckpointReader::describe(const std::string& kind, const std::string& name) const {
+  const auto found = tensors_.find({kind, name});
+  check(found != tensors_.end(), "the checkpoint \"{}\" holds no {} \"{}\"", dir_, kind, name);
+  return *found->second.front();
+}
+
+std::span<const std::byte> CheckpointReader::piece_bytes(const PieceEntry& piece) const {
+  const auto bytes = files_.at(piece.file).at(stored_name(piece.kind, piece.name)).bytes;
+  if (!verified_) compare_checksum(piece, bytes);
+  return bytes;
+}
+
+void CheckpointReader::read_rows(const std::string& kind, const std::string& name, DType dtype, const Shape& shape,
+                                 std::int64_t row_offset, std::int64_t rows, std::span<std::byte> out) const {
+  const PieceEntry& saved = describe(kind, name);
+  check(saved.dtype == dtype && saved.shape == shape, "the checkpoint \"{}\" holds {} \"{}\" as {}{}, not as {}{}",
+        dir_, kind, name, sherd::name(saved.dtype), to_string(saved.shape), sherd::name(dtype), to_string(shape));
+  check(row_offset >= 0 && rows >= 0 && row_offset + rows <= row_count(shape),
+        "{} \"{}\": rows {} to {} of {} asked for", kind, name, row_offset, row_offset + rows, row_count(shape));
+  const auto row_bytes = byte_count(dtype, piece_shape(shape, 1));
+  check(static_cast<std::int64_t>(out.size()) == rows * row_bytes,
+        "{} \"{}\": {} rows have {} bytes, the buffer has {}", kind, name, rows, rows * row_bytes, out.size());
+  for (const PieceEntry* piece : tensors_.at({kind, name})) {
+    const std::int64_t begin = std::max(row_offset, piece->row_offset);
+    const std::int64_t end = std::min(row_offset + rows, piece->row_offset + piece->rows);
+    if (begin >= end || row_bytes == 0) continue;
+    const auto from = piece_bytes(*piece).subspan(static_cast<std::size_t>((begin - piece->row_offset) * row_bytes));
+    std::memcpy(out.data() + (begin - row_offset) * row_bytes, from.data(),
+                static_cast<std::size_t>((end - begin) * row_bytes));
+  }
+}
+
+}  // namespace sherd

@@ -1,0 +1,73 @@
+#pragma once
+// Writing one rank's part of a checkpoint, and reading tensors back from whatever pieces hold them.
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nn/checkpoint/manifest.h"
+#include "nn/checkpoint/safetensors.h"
+
+namespace sherd {
+
+/// Rows of one tensor that this rank saves. Borrows its bytes.
+struct Piece {
+  std::string name;
+  std::string kind = "param";
+  DType dtype = DType::f32;
+  Shape shape;  ///< of the whole tensor
+  std::int64_t row_offset = 0, rows = 0;
+  std::span<const std::byte> bytes;
+};
+
+/// Writes DIR/SAVE/rank-NNNNN.safetensors and returns what the manifest must say of it. Makes the folders. Parameters
+/// keep their name in the file; other kinds are "optim.m/NAME". Blocks on the disk; throws Error naming the file (disk
+/// full, bytes that do not fit the rows) and leaves no partial file.
+std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::string& save, int rank,
+                                        std::span<const Piece> pieces);
+
+/// A committed checkpoint, opened for reading. Any rank can read any rows, so the number of ranks may differ from the
+/// one that saved; bitwise resume asks for the same by require_world_size().
+class CheckpointReader {
+ public:
+  /// Reads and checks the manifest and the headers of all files: a missing or truncated file is an Error here, on
+  /// every rank that opens the checkpoint.
+  explicit CheckpointReader(std::string dir);
+  CheckpointReader(CheckpointReader&&) = default;
+  CheckpointReader(const CheckpointReader&) = delete;
+
+  const Manifest& manifest() const { return manifest_; }
+
+  /// Throws Error if the checkpoint was written by another number of ranks: a resume would not be bitwise.
+  void require_world_size(int world_size) const;
+  /// Throws Error listing the (kind, name) pairs that are missing from the checkpoint or in it but not in `wanted`.
+  void require_exactly(const std::set<std::pair<std::string, std::string>>& wanted) const;
+  /// Reads every byte and compares all checksums; throws Error naming the first file and tensor that differ. Called
+  /// before a resume by every rank, so that a flipped bit stops all of them with the same message.
+  void verify() const;
+
+  bool contains(const std::string& kind, const std::string& name) const;
+  /// Any piece of the tensor: its dtype and whole shape. Throws Error naming it if it is missing.
+  const PieceEntry& describe(const std::string& kind, const std::string& name) const;
+  /// Copies rows row_offset .. row_offset + rows of the tensor to `out`, from as many pieces as hold them; the checksum
+  /// of each is compared first. Throws Error if the tensor is missing or has another dtype or shape.
+  void read_rows(const std::string& kind, const std::string& name, DType dtype, const Shape& shape,
+                 std::int64_t row_offset, std::int64_t rows, std::span<std::byte> out) const;
+
+ private:
+  /// The bytes of a piece; compares the checksum unless verify() has.
+  std::span<const std::byte> piece_bytes(const PieceEntry& piece) const;
+  void compare_checksum(const PieceEntry& piece, std::span<const std::byte> bytes) const;
+
+  std::string dir_;
+  Manifest manifest_;
+  std::map<std::pair<std::string, std::string>, std::vector<const PieceEntry*>> tensors_;  // pieces sorted by row
+  std::map<std::string, SafetensorsFile> files_;
+  mutable bool verified_ = false;
+};
+
+}  // namespace sherd

@@ -1,0 +1,93 @@
+#include "nn/checkpoint/training_state.h"
+
+#include "dtensor/spec.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/comm/agree.h"
+#include "runtime/op/ops.h"
+
+namespace sherd::nn {
+
+namespace {
+
+struct Rows {
+  std::int64_t offset, count;
+};
+
+// The rows of the global tensor that this rank holds. Only dim 0 is ever split by fully_shard.
+Rows rows_of(const Tensor& value) {
+  if (!value.is_distributed()) return {0, row_count(value.shape())};
+  const Spec& spec = Spec::from(value);
+  for (int d = 1; d < value.ndim(); ++d)
+    check(spec.axes_of(d).empty(), "checkpoint: {} is split along dim {}; only dim 0 is supported", describe(value), d);
+  const Spec::Range range = spec.local_range(0, value.size(0));
+  return {range.begin, range.size()};
+}
+
+std::span<const std::byte> bytes_of(const Tensor& local) {
+  return {static_cast<const std::byte*>(local.raw()), static_cast<std::size_t>(local.bytes())};
+}
+
+std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
+  std::vector<Piece> pieces;
+  for (const StateEntry& entry : state) {
+    const Tensor& value = entry.slot->value();
+    if (!value.is_distributed() && rank != 0) continue;  // equal everywhere: one copy is enough
+    const Rows rows = rows_of(value);
+    if (rows.count == 0) continue;
+    pieces.push_back({entry.name, entry.kind, value.dtype(), value.shape(), rows.offset, rows.count, bytes_of(value.local())});
+  }
+  return pieces;
+}
+
+}  // namespace
+
+std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer) {
+  std::vector<StateEntry> state;
+  for (const auto& [name, p] : model.named_parameters()) state.push_back({name, "param", p, p});
+  for (const auto& [name, b] : model.named_buffers()) state.push_back({name, "buffer", b});
+  if (!optimizer) return state;
+  for (const OptimizerState& s : optimizer->state()) state.push_back({s.parameter, "optim." + s.kind, s.slot});
+  state.push_back({"step", "optim", &optimizer->step_slot()});
+  return state;
+}
+
+void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state, ProcessGroup& group) {
+  std::string save;
+  together(group, [&] {
+    if (group.rank() == 0) save = save_name(dir, manifest.step);
+  });
+  save = gather_text(group, save)[0];
+  std::string entries;
+  together(group, [&] {
+    const std::vector<Piece> pieces = own_pieces(state, group.rank());
+    entries = pieces_to_json(write_rank_file(dir, save, group.rank(), pieces));
+  });
+  const std::vector<std::string> all = gather_text(group, entries);
+  together(group, [&] {
+    if (group.rank() != 0) return;
+    manifest.save = save;
+    manifest.world_size = group.size();
+    manifest.pieces.clear();
+    for (const std::string& text : all)
+      for (PieceEntry& piece : pieces_from_json(text)) manifest.pieces.push_back(std::move(piece));
+    commit(dir, manifest);
+  });
+}
+
+void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state) {
+  GradMode off(false);
+  for (const StateEntry& entry : state) {
+    const Tensor& value = entry.slot->value();
+    const Rows rows = rows_of(value);
+    const Tensor local = value.local().detach();
+    if (rows.count > 0) {
+      Tensor loaded = Tensor::empty(local.shape(), local.dtype());
+      reader.read_rows(entry.kind, entry.name, value.dtype(), value.shape(), rows.offset, rows.count,
+                       {static_cast<std::byte*>(loaded.raw()), static_cast<std::size_t>(loaded.bytes())});
+      copy_into(local, std::move(loaded));
+    }
+    if (entry.parameter) entry.parameter->mark_initialised();
+  }
+}
+
+}  // namespace sherd::nn

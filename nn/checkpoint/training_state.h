@@ -1,0 +1,33 @@
+#pragma once
+// Saving and loading a model and its optimizer: every rank writes the rows it owns, rank 0 commits the manifest.
+#include <string>
+#include <vector>
+
+#include "nn/checkpoint/manifest.h"
+#include "nn/checkpoint/rank_file.h"
+#include "nn/module.h"
+#include "nn/optim/optimizer.h"
+#include "runtime/comm/process_group.h"
+
+namespace sherd::nn {
+
+/// One slot of a checkpoint: {"blocks.0.attn.wq.weight", "param"} or {.., "optim.m"}.
+struct StateEntry {
+  std::string name, kind;
+  Slot* slot;
+  Parameter* parameter = nullptr;  ///< marked initialised when its values are loaded
+};
+
+/// Parameters, buffers and, with an optimizer, its state and step count. Must be called in the sharded state.
+std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nullptr);
+
+/// Writes a checkpoint to `dir` and commits it; `manifest` says everything but the pieces and the save's name. Shards
+/// are written by their owners, plain tensors by rank 0. Collective; blocks on the disk. On any failure (disk full, a
+/// directory that cannot be written) every rank throws Error and the previous checkpoint stays the valid one.
+void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state, ProcessGroup& group);
+
+/// Fills the slots with the checkpoint's values, each rank its own rows, from however many ranks wrote it. Missing or
+/// extra tensors, other shapes and damaged bytes are Errors. Local: wrap in together() when ranks must agree.
+void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state);
+
+}  // namespace sherd::nn

@@ -1,0 +1,301 @@
+// Checkpoints as files: what is saved comes back, what is damaged is refused, and a save that fails costs nothing.
+#include "nn/checkpoint/manifest.h"
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "nn/checkpoint/rank_file.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/file_size_limit.h"
+#include "tests/support/temp_dir.h"
+
+namespace sherd {
+namespace {
+
+using testing::expect_error;
+using testing::FileSizeLimit;
+using testing::TempDir;
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kRows = 5, kColumns = 3;
+
+/// Two ranks save w [5, 3] as rows 0-2 and 3-4 with one state tensor each, and rank 0 saves the scalar s.
+class Checkpoint : public ::testing::Test {
+ protected:
+  Checkpoint() : w_(kRows * kColumns), m_(w_.size()) {
+    std::iota(w_.begin(), w_.end(), 1.0f);
+    std::iota(m_.begin(), m_.end(), 100.0f);
+  }
+
+  Piece rows_of(const std::string& kind, const std::vector<float>& values, std::int64_t from, std::int64_t rows) const {
+    const auto bytes = std::as_bytes(std::span(values));
+    constexpr std::size_t row_bytes = kColumns * sizeof(float);
+    return {"w",
+            kind,
+            DType::f32,
+            {kRows, kColumns},
+            from,
+            rows,
+            bytes.subspan(static_cast<std::size_t>(from) * row_bytes, static_cast<std::size_t>(rows) * row_bytes)};
+  }
+
+  Manifest write_files(std::int64_t step) {
+    Manifest manifest;
+    manifest.step = step;
+    manifest.world_size = 2;
+    manifest.save = save_name(dir_.path(), step);
+    manifest.config = "steps = 10\n";
+    manifest.vocabulary = "chars \n\u00e9";
+    const Piece scalar{"s", "param", DType::f32, {}, 0, 1, std::as_bytes(std::span(&scalar_, 1))};
+    for (int rank = 0; rank < 2; ++rank) {
+      const std::int64_t from = rank == 0 ? 0 : 3, rows = rank == 0 ? 3 : 2;
+      std::vector pieces = {rows_of("param", w_, from, rows), rows_of("optim.m", m_, from, rows)};
+      if (rank == 0) pieces.push_back(scalar);
+      const auto entries = write_rank_file(dir_.path(), manifest.save, rank, pieces);
+      const auto received = pieces_from_json(pieces_to_json(entries));  // as between ranks
+      EXPECT_EQ(received, entries);
+      manifest.pieces.insert(manifest.pieces.end(), received.begin(), received.end());
+    }
+    return manifest;
+  }
+
+  void save(std::int64_t step) { commit(dir_.path(), write_files(step)); }
+
+  std::vector<float> load_rows(const std::string& kind, std::int64_t from, std::int64_t rows) const {
+    std::vector<float> out(static_cast<std::size_t>(rows * kColumns));
+    CheckpointReader(dir_.path())
+        .read_rows(kind, "w", DType::f32, {kRows, kColumns}, from, rows, std::as_writable_bytes(std::span(out)));
+    return out;
+  }
+
+  std::string file_of_rank(int rank) const {
+    return read_manifest(dir_.path()).save + "/rank-0000" + std::to_string(rank) + ".safetensors";
+  }
+  void flip_bit(const std::string& file, std::size_t at) {
+    std::string bytes = dir_.read(file);
+    bytes.at(at) = static_cast<char>(bytes[at] ^ 1);
+    dir_.write(file, bytes);
+  }
+
+  TempDir dir_;
+  std::vector<float> w_, m_;
+  float scalar_ = 0.5f;
+};
+
+TEST_F(Checkpoint, RowsComeBackFromAnySplit) {
+  save(120);
+  for (std::int64_t from = 0; from <= kRows; ++from)
+    for (std::int64_t rows = 0; from + rows <= kRows; ++rows) {
+      const auto begin = w_.begin() + from * kColumns;
+      EXPECT_EQ(load_rows("param", from, rows), std::vector<float>(begin, begin + rows * kColumns));
+    }
+  EXPECT_EQ(load_rows("optim.m", 0, kRows), m_);
+  float scalar = 0;
+  CheckpointReader(dir_.path())
+      .read_rows("param", "s", DType::f32, {}, 0, 1, std::as_writable_bytes(std::span(&scalar, 1)));
+  EXPECT_EQ(scalar, 0.5f);
+}
+
+TEST_F(Checkpoint, EmptyPiecesAreOrdinary) {
+  Manifest manifest = write_files(1);
+  const auto entries = write_rank_file(dir_.path(), manifest.save, 2,
+                                       std::vector{rows_of("param", w_, kRows, 0), rows_of("optim.m", m_, kRows, 0)});
+  manifest.pieces.insert(manifest.pieces.end(), entries.begin(), entries.end());
+  manifest.world_size = 3;
+  commit(dir_.path(), manifest);
+  EXPECT_EQ(load_rows("param", 0, kRows), w_);
+}
+
+TEST_F(Checkpoint, ManifestKeepsEveryBit) {
+  Manifest manifest = write_files(7);
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  manifest.state = {{"tokens", std::int64_t{1} << 62},
+                    {"lr", 0.1 + 0.2},
+                    {"one", 1.0},
+                    {"best", kInfinity},
+                    {"worst", -kInfinity},
+                    {"nan", std::nan("")},
+                    {"name", std::string("a\"\n\0b", 5)},
+                    {"negative", -std::int64_t{1}}};
+  commit(dir_.path(), manifest);
+  const Manifest read = read_manifest(dir_.path());
+  EXPECT_EQ(read.step, 7);
+  EXPECT_EQ(read.world_size, 2);
+  EXPECT_EQ(read.config, manifest.config);
+  EXPECT_EQ(read.vocabulary, manifest.vocabulary);
+  EXPECT_EQ(read.pieces, manifest.pieces);
+  EXPECT_EQ(read.state_value<std::int64_t>("tokens"), std::int64_t{1} << 62);
+  EXPECT_EQ(read.state_value<std::int64_t>("negative"), -1);
+  EXPECT_EQ(read.state_value<double>("lr"), 0.1 + 0.2);
+  EXPECT_EQ(read.state_value<double>("one"), 1.0);
+  EXPECT_EQ(read.state_value<double>("best"), kInfinity);
+  EXPECT_EQ(read.state_value<double>("worst"), -kInfinity);
+  EXPECT_TRUE(std::isnan(read.state_value<double>("nan")));
+  EXPECT_EQ(read.state_value<std::string>("name"), std::string("a\"\n\0b", 5));
+  expect_error([&] { read.state_value<double>("absent"); }, {"absent"});
+  expect_error([&] { read.state_value<double>("tokens"); }, {"tokens", "type"});
+}
+
+TEST_F(Checkpoint, OnlyTheLatestSaveRemains) {
+  save(1);
+  dir_.write("step-000001/notes.txt", "mine");
+  save(2);
+  EXPECT_EQ(read_manifest(dir_.path()).step, 2);
+  EXPECT_EQ(load_rows("param", 0, kRows), w_);
+  EXPECT_FALSE(fs::exists(dir_ / "step-000001/rank-00000.safetensors"));
+  EXPECT_EQ(dir_.read("step-000001/notes.txt"), "mine") << "a file that is not ours was removed";
+}
+
+TEST_F(Checkpoint, SavingTheSameStepAgainDoesNotTouchTheGoodOne) {
+  save(3);
+  const std::string good = read_manifest(dir_.path()).save;
+  EXPECT_NE(save_name(dir_.path(), 3), good);
+  w_[0] = -1;
+  const Manifest second = write_files(3);
+  EXPECT_EQ(load_rows("param", 0, 1)[0], 1.0f);
+  commit(dir_.path(), second);
+  EXPECT_EQ(load_rows("param", 0, 1)[0], -1.0f);
+  EXPECT_EQ(save_name(dir_.path(), 3), good);
+}
+
+TEST_F(Checkpoint, UncommittedSaveDoesNotCount) {
+  save(1);
+  w_[0] = -1;
+  write_files(2);  // the process dies before commit()
+  EXPECT_EQ(read_manifest(dir_.path()).step, 1);
+  EXPECT_EQ(load_rows("param", 0, 1)[0], 1.0f);
+  save(3);
+  EXPECT_FALSE(fs::exists(dir_ / "step-000002"));
+}
+
+TEST_F(Checkpoint, FullDiskWhileSavingKeepsTheGoodOne) {
+  save(1);
+  const std::vector<float> big(1 << 16);
+  const Piece piece{"w", "param", DType::f32, {1 << 16}, 0, 1 << 16, std::as_bytes(std::span(big))};
+  {
+    const FileSizeLimit limit(50'000);
+    expect_error([&] { write_rank_file(dir_.path(), "step-000002", 0, std::span(&piece, 1)); },
+                 {"rank-00000.safetensors", "File too large", "50000 of"});
+  }
+  Manifest manifest = write_files(2);
+  manifest.config = std::string(100'000, 'c');
+  {
+    const FileSizeLimit limit(50'000);
+    expect_error([&] { commit(dir_.path(), manifest); }, {"manifest.json", "File too large"});
+  }
+  EXPECT_FALSE(fs::exists(dir_ / "manifest.json.partial"));
+  EXPECT_EQ(read_manifest(dir_.path()).step, 1);
+  EXPECT_EQ(load_rows("param", 0, kRows), w_);
+}
+
+TEST_F(Checkpoint, MissingAndTruncatedFilesAreNamed) {
+  expect_error([&] { CheckpointReader reader(dir_.path()); }, {"no checkpoint", "manifest.json"});
+  save(1);
+  const std::string file = file_of_rank(1), bytes = dir_.read(file);
+  dir_.write(file, bytes.substr(0, bytes.size() - 4));
+  expect_error([&] { CheckpointReader reader(dir_.path()); }, {"rank-00001.safetensors", "truncated"});
+  fs::remove(dir_ / file);
+  expect_error([&] { CheckpointReader reader(dir_.path()); }, {"rank-00001.safetensors", "No such file"});
+}
+
+TEST_F(Checkpoint, FlippedBitIsFoundAndNamed) {
+  save(1);
+  const std::string file = file_of_rank(1);
+  flip_bit(file, dir_.read(file).size() - 1);
+  expect_error([&] { CheckpointReader(dir_.path()).verify(); }, {"rank-00001.safetensors", "\"w\"", "checksum"});
+  const auto load_both = [&] { load_rows("param", 0, kRows), load_rows("optim.m", 0, kRows); };
+  expect_error(load_both, {"rank-00001.safetensors", "\"w\"", "checksum"});
+  EXPECT_NO_THROW(load_rows("param", 0, 3)) << "rank 0's rows are whole";
+}
+
+TEST_F(Checkpoint, DamagedManifestIsRefusedWhereverItIsHit) {
+  save(1);
+  const std::string good = dir_.read("manifest.json");
+  for (std::size_t at = 0; at < good.size(); at += 7) {
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 1);
+    if (std::isspace(static_cast<unsigned char>(good[at])) != 0) continue;  // layout carries nothing
+    dir_.write("manifest.json", bad);
+    EXPECT_THROW(read_manifest(dir_.path()), Error) << "byte " << at << " of " << good;
+  }
+  dir_.write("manifest.json", good.substr(0, good.size() / 2));
+  expect_error([&] { read_manifest(dir_.path()); }, {"manifest.json", "damaged"});
+  dir_.write("manifest.json", std::string(1'000'000, '['));
+  expect_error([&] { read_manifest(dir_.path()); }, {"manifest.json", "deeper"});
+  dir_.write("manifest.json", "{}");
+  expect_error([&] { read_manifest(dir_.path()); }, {"not a Sherd checkpoint"});
+  dir_.write("manifest.json", R"({"format": "sherd checkpoint", "version": 2})");
+  expect_error([&] { read_manifest(dir_.path()); }, {"version is 2"});
+}
+
+TEST_F(Checkpoint, OtherNumberOfRanksIsNoBitwiseResume) {
+  save(1);
+  const CheckpointReader reader(dir_.path());
+  EXPECT_NO_THROW(reader.require_world_size(2));
+  expect_error([&] { reader.require_world_size(4); }, {"2 ranks", "has 4", "bitwise"});
+}
+
+TEST_F(Checkpoint, MissingAndExtraKeysAreListed) {
+  save(1);
+  const CheckpointReader reader(dir_.path());
+  EXPECT_NO_THROW(reader.require_exactly({{"param", "w"}, {"param", "s"}, {"optim.m", "w"}}));
+  expect_error([&] { reader.require_exactly({{"param", "w"}, {"param", "v"}, {"param", "s"}}); },
+               {"lacks param \"v\"", "no optim.m \"w\""});
+  expect_error([&] { reader.describe("param", "v"); }, {"param \"v\""});
+}
+
+TEST_F(Checkpoint, OtherShapeOrDTypeIsRefused) {
+  save(1);
+  const CheckpointReader reader(dir_.path());
+  std::vector<float> out(15);
+  const auto bytes = std::as_writable_bytes(std::span(out));
+  expect_error([&] { reader.read_rows("param", "w", DType::f32, {3, 5}, 0, 3, bytes); }, {"\"w\"", "[5,3]", "[3,5]"});
+  expect_error([&] { reader.read_rows("param", "w", DType::i32, {5, 3}, 0, 5, bytes); }, {"\"w\"", "f32", "i32"});
+  expect_error([&] { reader.read_rows("param", "w", DType::f32, {5, 3}, 4, 2, bytes); }, {"rows 4 to 6 of 5"});
+}
+
+TEST_F(Checkpoint, PiecesMustCoverTheirTensor) {
+  const Manifest good = write_files(1);
+  const auto expect_refused = [&](auto&& damage, std::initializer_list<std::string_view> parts) {
+    Manifest bad = good;
+    damage(bad);
+    expect_error([&] { commit(dir_.path(), bad); }, parts);
+    EXPECT_FALSE(fs::exists(dir_ / "manifest.json"));
+  };
+  // Entries: w, m, s of rank 0, then w, m of rank 1.
+  expect_refused([](Manifest& m) { m.pieces.erase(m.pieces.begin() + 3); }, {"param \"w\"", "3 of 5 rows"});
+  expect_refused([](Manifest& m) { m.pieces.erase(m.pieces.begin()); }, {"param \"w\"", "row 3"});
+  expect_refused([](Manifest& m) { m.pieces.push_back(m.pieces[3]); }, {"param \"w\"", "row 3"});
+  expect_refused([](Manifest& m) { m.pieces[3].shape = {6, 3}; }, {"[5,3]", "[6,3]"});
+  expect_refused([](Manifest& m) { m.pieces[3].bytes = 4; }, {"24", "4"});
+  expect_refused([](Manifest& m) { m.pieces[3].file = "../rank-00001.safetensors"; }, {"file name"});
+  expect_refused([](Manifest& m) { m.save = ".."; }, {"folder name"});
+}
+
+TEST_F(Checkpoint, FileThatDoesNotMatchTheManifestIsRefused) {
+  save(1);
+  const float value = 0;
+  const TensorBytes tensor{"w", DType::f32, {1}, std::as_bytes(std::span(&value, 1))};
+  write_safetensors(dir_ / file_of_rank(1), std::span(&tensor, 1));
+  expect_error([&] { CheckpointReader reader(dir_.path()); }, {"rank-00001.safetensors", "\"w\"", "[1]", "[2,3]"});
+}
+
+TEST_F(Checkpoint, RowsThatDoNotExistAreNotSaved) {
+  const Piece piece = rows_of("param", w_, 3, 2);
+  Piece beyond = piece;
+  beyond.row_offset = 4;
+  expect_error([&] { write_rank_file(dir_.path(), "step-000001", 0, std::span(&beyond, 1)); }, {"\"w\"", "4 to 6"});
+}
+
+TEST_F(Checkpoint, ListsFromOtherRanksAreParsedWithCare) {
+  EXPECT_THROW(pieces_from_json("[{}]"), Error);
+  EXPECT_THROW(pieces_from_json("["), Error);
+  EXPECT_TRUE(pieces_from_json("[]").empty());
+}
+
+}  // namespace
+}  // namespace sherd
