@@ -61,6 +61,7 @@ using WorkPtr = std::unique_ptr<Work>;
 struct CommCounts {
   struct Item { std::int64_t calls = 0, bytes = 0; };
   Item all_gather, reduce_scatter, all_reduce, broadcast, barrier;
+  double seconds = 0;  ///< that the caller's thread has spent inside calls
 };
 
 /// All ranks call the same collectives in the same order, with equal dtypes, counts, kinds and roots.
@@ -81,7 +82,7 @@ class ProcessGroup {
   virtual WorkPtr broadcast(std::span<const FlatPart> parts, int root) = 0;
   virtual void barrier() = 0;
 
-  /// Poisons the group: peers waiting in a collective raise CommError quoting `reason` at once.
+  /// Poisons the group: peers waiting in a collective raise CommError quoting `reason` at once. From any thread.
   virtual void abort(std::string_view reason) = 0;
   /// Collective. Clears the poison once every rank has called it.
   virtual void reset() = 0;

@@ -1,0 +1,212 @@
+// Meetings on the board. A rank advances its own counter and waits until every peer's counter has come as far.
+// Sleeping follows Dekker: the sleeper writes whom it waits for, then looks at the counter again; the other side writes
+// the counter, then looks who waits for it. Both orders are sequentially consistent, so no wake-up is lost, and
+// the bounded naps serve only to look for dead peers and the deadline.
+#include "runtime/comm/board.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <limits>
+#include <thread>
+#include <vector>
+
+namespace sherd::comm {
+
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(20);
+constexpr auto kNap = std::chrono::milliseconds(100);
+
+// The futexes are not private: the same page may be mapped by several processes.
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, std::chrono::nanoseconds nap) {
+  timespec time{};
+  time.tv_sec = static_cast<std::time_t>(nap.count() / 1'000'000'000);
+  time.tv_nsec = static_cast<long>(nap.count() % 1'000'000'000);
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &time, nullptr, 0);
+}
+
+void futex_wake_all(const std::atomic<std::uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr, 0);
+}
+
+struct alignas(64) CacheLine {
+  std::byte bytes[64];
+};
+
+double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+
+}  // namespace
+
+std::size_t Board::memory_bytes(int size, std::size_t window_bytes) {
+  return sizeof(BoardHeader) + static_cast<std::size_t>(size) * (sizeof(RankCell) + 2 * window_bytes);
+}
+
+void Board::format(std::byte* memory, int size) {
+  std::construct_at(reinterpret_cast<BoardHeader*>(memory));
+  auto* cells = reinterpret_cast<RankCell*>(memory + sizeof(BoardHeader));
+  for (int rank = 0; rank < size; ++rank) std::construct_at(cells + rank);
+}
+
+std::shared_ptr<std::byte> Board::heap_memory(int size, std::size_t window_bytes) {
+  const auto lines = std::make_shared<std::vector<CacheLine>>(memory_bytes(size, window_bytes) / sizeof(CacheLine) + 1);
+  std::shared_ptr<std::byte> memory(lines, lines->data()->bytes);
+  format(memory.get(), size);
+  return memory;
+}
+
+Board::Board(std::shared_ptr<std::byte> memory, BoardOptions options)
+    : memory_(std::move(memory)),
+      options_(std::move(options)),
+      spins_(static_cast<unsigned>(options_.size) <= std::thread::hardware_concurrency()) {
+  if (options_.has_died) own().process = getpid();
+}
+
+Board::~Board() {
+  own().presence = Presence::left;
+  for (int peer = 0; peer < size(); ++peer) ring(peer);
+}
+
+RankCell& Board::cell(int rank) const { return reinterpret_cast<RankCell*>(memory_.get() + sizeof(BoardHeader))[rank]; }
+
+std::byte* Board::window(int rank, std::uint64_t round) const {
+  std::byte* windows = memory_.get() + memory_bytes(size(), 0);
+  return windows + (2 * static_cast<std::size_t>(rank) + round % 2) * options_.window_bytes;
+}
+
+void Board::enter(const Fingerprint& call) {
+  call_ = call;
+  if (own().resets > epoch_)
+    throw CommError(
+        fmt::format("{}: the last reset() of this group did not complete; call reset() again", call.text()));
+  if (is_poisoned()) raise_poison();
+  is_compared_ = false;
+  ++sequence_;
+  CallNote& note = own().notes[sequence_ % 2];
+  note.hash.store(call.hash(), std::memory_order_relaxed);
+  note.text.store(call.text());
+  own().calls.store(sequence_, std::memory_order_release);
+  own().activity.store(Activity::in_call, std::memory_order_relaxed);
+}
+
+void Board::leave() {
+  own().waiting_for.store(0, std::memory_order_relaxed);
+  own().activity.store(Activity::outside, std::memory_order_relaxed);
+}
+
+void Board::meet() {
+  advance(&RankCell::meetings, ++meetings_);
+  await(&RankCell::meetings, meetings_);
+  if (!is_compared_) compare_calls();
+  is_compared_ = true;
+}
+
+void Board::reset() {
+  own().activity.store(Activity::in_reset, std::memory_order_relaxed);
+  const std::uint64_t epoch = epoch_ + 1;
+  advance(&RankCell::resets, epoch);
+  // A peer that waits in a call for this rank must learn that it will not come there.
+  for (int peer = 0; peer < size(); ++peer) ring(peer);
+  await(&RankCell::resets, epoch);
+
+  // Everybody is here, so nobody reads the poison, a window or another rank's cell.
+  if (rank() == 0) header().poison = Poison::none;
+  meetings_ = epoch << 32;
+  round_ = 0;
+  own().meetings = meetings_;
+  for (int peer = 0; peer < size(); ++peer) sequence_ = std::max(sequence_, cell(peer).calls.load());
+  advance(&RankCell::resets_done, epoch);
+  await(&RankCell::resets_done, epoch);
+  epoch_ = epoch;
+  leave();
+}
+
+void Board::advance(Counter counter, std::uint64_t value) {
+  (own().*counter).store(value, std::memory_order_seq_cst);
+  const auto me = static_cast<std::uint32_t>(rank()) + 1;
+  for (int peer = 0; peer < size(); ++peer)
+    if (cell(peer).waiting_for.load(std::memory_order_seq_cst) == me) ring(peer);
+}
+
+void Board::ring(int rank) const {
+  RankCell& peer = cell(rank);
+  peer.bell.fetch_add(1, std::memory_order_seq_cst);
+  if (peer.waiting_for.load(std::memory_order_seq_cst) != 0) futex_wake_all(peer.bell);
+}
+
+void Board::await(Counter counter, std::uint64_t target) {
+  bool is_first = true;
+  for (int peer = 0; peer < size(); ++peer) {
+    if ((cell(peer).*counter).load(std::memory_order_acquire) >= target) continue;
+    if (std::exchange(is_first, false)) waiting_since_ = Clock::now();
+    await_one(peer, counter, target);
+  }
+}
+
+void Board::await_one(int peer, Counter counter, std::uint64_t target) {
+  const auto has_come = [&] { return (cell(peer).*counter).load(std::memory_order_seq_cst) >= target; };
+  if (spins_) {
+    const auto stop = waiting_since_ + kSpin;
+    do {
+      for (int i = 0; i < 32; ++i) {
+        if (has_come()) return;
+        __builtin_ia32_pause();
+      }
+    } while (Clock::now() < stop);
+  }
+  for (;;) {
+    const std::uint32_t seen = own().bell.load(std::memory_order_seq_cst);
+    own().waiting_for.store(static_cast<std::uint32_t>(peer) + 1, std::memory_order_seq_cst);
+    if (has_come()) break;
+    check_peers(counter, target);
+    const std::chrono::nanoseconds left = waiting_since_ + deadline_ - Clock::now();
+    futex_wait(own().bell, seen, std::clamp<std::chrono::nanoseconds>(left, std::chrono::nanoseconds(0), kNap));
+  }
+  own().waiting_for.store(0, std::memory_order_relaxed);
+}
+
+// The reasons to stop waiting, most telling first. A peer that has already come to this meeting may be gone: it
+// has done its part.
+void Board::check_peers(Counter counter, std::uint64_t target) {
+  if (counter == &RankCell::meetings) {
+    if (is_poisoned()) raise_poison();
+    for (int peer = 0; peer < size(); ++peer) {
+      if (cell(peer).resets > epoch_)
+        fail_group(counter, fmt::format("rank {} calls reset(), rank {} calls {}", peer, rank(), call()));
+    }
+  }
+  check_presence(counter, target);
+
+  const auto waited = Clock::now() - waiting_since_;
+  if (waited < deadline_) return;
+  std::string missing;
+  for (int peer = 0; peer < size(); ++peer) {
+    if ((cell(peer).*counter).load(std::memory_order_acquire) >= target) continue;
+    missing += fmt::format("{}rank {} ({})", missing.empty() ? "" : ", ", peer, describe(peer));
+  }
+  if (missing.empty()) return;
+  fail_group(counter, fmt::format("rank {} waited {:.3g} s in {} (deadline {:.3g} s); not there: {}", rank(),
+                                  seconds(waited), own_activity(counter), seconds(deadline_), missing));
+}
+
+void Board::check_presence(Counter counter, std::uint64_t target) {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    // Look at the life first, at the counter second: it no longer changes once the life has ended.
+    RankCell& other = cell(peer);
+    if (other.presence == Presence::here && options_.has_died && options_.has_died(peer))
+      other.presence = Presence::died;
+    const Presence presence = other.presence;
+    if (presence == Presence::here || (other.*counter).load() >= target) continue;
+    const std::int32_t process = other.process;
+    const std::string who =
+        process == 0 ? fmt::format("rank {}", peer) : fmt::format("rank {} (process {})", peer, process);
+    fail_group(counter, fmt::format("{} {} while rank {} waits for it in {}; {}", who,
+                                    presence == Presence::died ? "died" : "has left the group", rank(),
+                                    own_activity(counter), describe(peer)));
+  }
+}
+
+}  // namespace sherd::comm

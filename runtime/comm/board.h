@@ -1,0 +1,113 @@
+#pragma once
+// The board: how ranks of one host meet. Each rank has a cell where it writes what it does, peers read it. On it stand
+// the fingerprint check, the barrier ("meeting"), the poison, the deadline and the reports of who is missing.
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "runtime/comm/board_memory.h"
+#include "runtime/comm/fingerprint.h"
+
+namespace sherd::comm {
+
+struct BoardOptions {
+  int rank = 0;
+  int size = 1;
+  std::size_t window_bytes = 0;  // multiple of 64; each rank has two windows
+  bool is_one_process = false;   // ranks can read each other's tensors in place
+  /// Ranks whose process has ended; empty for threads, which cannot die alone.
+  std::function<bool(int rank)> has_died;
+};
+
+/// One rank's handle to the board. Only the rank's own thread calls it, but for poison(). Calls that wait throw
+/// CommError when the group is poisoned, a peer is gone, or the deadline of the call has passed; whoever finds
+/// the reason first poisons the group, so all ranks report the same one.
+class Board {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  static std::size_t memory_bytes(int size, std::size_t window_bytes);
+  /// Makes an empty board in zeroed, 64-byte aligned memory; done once, before any rank's handle.
+  static void format(std::byte* memory, int size);
+  /// Private zeroed memory for ranks of one process.
+  static std::shared_ptr<std::byte> heap_memory(int size, std::size_t window_bytes);
+
+  Board(std::shared_ptr<std::byte> memory, BoardOptions options);
+  /// Tells the peers that this rank has left for good.
+  ~Board();
+  Board(const Board&) = delete;
+  Board& operator=(const Board&) = delete;
+
+  int rank() const { return options_.rank; }
+  int size() const { return options_.size; }
+  const BoardOptions& options() const { return options_; }
+  void set_deadline(std::chrono::nanoseconds deadline) { deadline_ = deadline; }
+
+  /// Number of the call that the next enter() opens.
+  std::int64_t next_sequence() const { return static_cast<std::int64_t>(sequence_) + 1; }
+  /// Publishes the call. Does not wait.
+  void enter(const Fingerprint& call);
+  /// Waits until every rank has come to the same meeting; what a rank wrote before it is then visible to all. The
+  /// first meeting of a call also compares the fingerprints.
+  void meet();
+  /// Ends the call, also after an error.
+  void leave();
+  /// Text of the call this rank is in, or was in last.
+  std::string_view call() const { return call_.text(); }
+
+  /// Marks the group as failed, wakes all ranks, keeps the first reason. From any thread.
+  void poison(std::string_view reason);
+  bool is_poisoned() const;
+  [[noreturn]] void raise_poison() const;
+  /// Collective: clears the poison. May be called again after it failed. Also restarts meetings and rounds; sequence
+  /// numbers go on.
+  void reset();
+
+  /// Number of staging rounds so far, equal on all ranks: it picks the window.
+  std::uint64_t next_round() { return round_++; }
+  std::byte* window(int rank, std::uint64_t round) const;
+
+  /// Threads only: shows peers where this call's tensors are, and reads theirs after the meeting.
+  void show_strips(const void* strips);
+  const void* strips(int rank) const;
+  /// Between these two the peers keep their tensors alive, even while they unwind. Throws if poisoned.
+  void begin_reading();
+  void end_reading();
+  /// Waits until no peer reads this rank's tensors; called while unwinding, when the group is poisoned.
+  void await_unread() const;
+
+ private:
+  using Counter = std::atomic<std::uint64_t> RankCell::*;
+
+  BoardHeader& header() const { return *reinterpret_cast<BoardHeader*>(memory_.get()); }
+  RankCell& cell(int rank) const;
+  RankCell& own() const { return cell(options_.rank); }
+  void advance(Counter counter, std::uint64_t value);
+  void ring(int rank) const;
+  void await(Counter counter, std::uint64_t target);
+  void await_one(int peer, Counter counter, std::uint64_t target);
+  void check_peers(Counter counter, std::uint64_t target);
+  void check_presence(Counter counter, std::uint64_t target);
+  void compare_calls();
+  std::string call_of(int rank) const;
+  std::string describe(int rank) const;
+  std::string own_activity(Counter counter) const;
+  [[noreturn]] void fail_group(Counter counter, const std::string& reason);
+
+  std::shared_ptr<std::byte> memory_;
+  BoardOptions options_;
+  bool spins_;
+  std::chrono::nanoseconds deadline_ = std::chrono::seconds(300);
+  Clock::time_point waiting_since_;  // start of the present wait
+
+  Fingerprint call_;
+  bool is_compared_ = false;
+  std::uint64_t sequence_ = 0;
+  std::uint64_t meetings_ = 0;
+  std::uint64_t round_ = 0;
+  std::uint64_t epoch_ = 0;  // resets completed
+};
+
+}  // namespace sherd::comm

@@ -1,0 +1,240 @@
+// Collectives as rounds of show, meet, read. Which rank reads what:
+//
+//   all_gather      lane r is shown by rank r                  every rank copies all other lanes
+//   broadcast       one lane, shown by the root                every rank copies it
+//   reduce_scatter  every rank shows all lanes                 rank r combines lane r of all ranks
+//   all_reduce      the same, then rank r shows its result     every rank copies all other lanes
+//   small all_reduce: one lane, shown by all                   every rank combines everything
+#include "runtime/comm/board_group.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "runtime/comm/exchange.h"
+#include "runtime/comm/reduce.h"
+
+namespace sherd::comm {
+
+namespace {
+
+class DoneWork final : public Work {
+ public:
+  void wait() override {}
+};
+
+std::byte* target(void* data, const Piece& piece) { return static_cast<std::byte*>(data) + piece.byte_first(); }
+
+void check_data(const void* data, std::int64_t count) {
+  check(data != nullptr || count == 0, "the data pointer is null but there are {} elements", count);
+}
+
+std::int64_t sum(std::span<const std::int64_t> counts) {
+  std::int64_t total = 0;
+  for (const std::int64_t count : counts) total += count;
+  return total;
+}
+
+Reduction reduction_of(const ReduceOptions& options, int size, bool accumulate) {
+  const double factor = options.kind == ReduceKind::avg ? options.scale / size : options.scale;
+  return {options.kind, factor, accumulate};
+}
+
+/// Combines one piece of all ranks, in rank order, into `out`.
+void reduce_piece(const Exchange& exchange, int lane, const Piece& piece, std::span<const std::byte*> inputs,
+                  std::byte* out, const Reduction& reduction) {
+  for (std::size_t rank = 0; rank < inputs.size(); ++rank)
+    inputs[rank] = exchange.at(static_cast<int>(rank), lane, piece);
+  reduce(piece.dtype, inputs, out, piece.count, reduction);
+}
+
+/// Copies one lane of a peer to the own tensors.
+template <class Part>
+void copy_lane(const Exchange& exchange, int peer, int lane, std::span<const Part> parts) {
+  for (const Piece& piece : exchange.pieces(lane))
+    std::memcpy(target(parts[piece.strip].data, piece), exchange.at(peer, lane, piece), piece.byte_count());
+}
+
+}  // namespace
+
+BoardGroup::BoardGroup(std::string_view kind, std::unique_ptr<Board> board) : kind_(kind), board_(std::move(board)) {}
+
+/// Validates a call. The peers may be on their way into it, so a mistake fails the group.
+template <class Body>
+void BoardGroup::checked(CommOp op, Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    const std::string text = fmt::format("{}: {}", name(op), error.message());
+    board_->poison(fmt::format("rank {} made a call that is wrong: {}", rank(), text));
+    throw Error(text);
+  }
+}
+
+/// Runs one call. Whatever leaves it early fails the group, and peers that still read this rank's tensors are
+/// waited for, because the caller may free them next.
+template <class Body>
+WorkPtr BoardGroup::run(const Fingerprint& call, CommCounts::Item& item, std::int64_t num_bytes, Body&& body) {
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    board_->enter(call);
+    body();
+    board_->leave();
+  } catch (const std::exception& error) {
+    board_->poison(fmt::format("rank {} failed in {}: {}", rank(), call.text(), error.what()));
+    board_->leave();
+    board_->await_unread();
+    throw;
+  }
+  item.calls += 1;
+  item.bytes += num_bytes;
+  counts_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return std::make_unique<DoneWork>();
+}
+
+void BoardGroup::check_counts(std::span<const std::int64_t> counts) const {
+  check(std::cmp_equal(counts.size(), size()), "counts has {} entries, the group has {} ranks; give one count per rank",
+        counts.size(), size());
+  for (const std::int64_t count : counts) check(count >= 0, "a count is {}; counts must not be negative", count);
+}
+
+WorkPtr BoardGroup::all_gather(std::span<const GatherPart> parts) {
+  Fingerprint call = open(CommOp::all_gather);
+  Lanes lanes(size());
+  checked(CommOp::all_gather, [&] {
+    for (const GatherPart& part : parts) {
+      check_counts(part.counts);
+      check_data(part.data, sum(part.counts));
+      call.add_part(part.dtype, part.counts);
+      lanes.add(part.data, part.dtype, part.counts);
+    }
+    call.close();
+  });
+  return run(call, counts_.all_gather, lanes.num_bytes(), [&] {
+    Exchange exchange(*board_, lanes, 1);
+    while (exchange.next()) {
+      exchange.show(rank());
+      exchange.meet();
+      for (int peer = 0; peer < size(); ++peer)
+        if (peer != rank()) copy_lane(exchange, peer, peer, parts);
+    }
+    exchange.finish();
+  });
+}
+
+WorkPtr BoardGroup::reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) {
+  Fingerprint call = open(CommOp::reduce_scatter);
+  Lanes lanes(size());
+  checked(CommOp::reduce_scatter, [&] {
+    for (const ScatterPart& part : parts) {
+      check_counts(part.counts);
+      check_data(part.in, sum(part.counts));
+      check_data(part.out, part.counts[static_cast<std::size_t>(rank())]);
+      check_reducible(part.dtype, options);
+      call.add_part(part.dtype, part.counts);
+      lanes.add(part.in, part.dtype, part.counts);
+    }
+    call.close_with_reduction(options);
+  });
+  return run(call, counts_.reduce_scatter, lanes.num_bytes(), [&] {
+    Exchange exchange(*board_, lanes, lanes.num_lanes());
+    std::vector<const std::byte*> inputs(lanes.num_lanes());
+    while (exchange.next()) {
+      for (int peer = 0; peer < size(); ++peer)
+        if (peer != rank()) exchange.show(peer);
+      exchange.meet();
+      for (Piece piece : exchange.pieces(rank())) {
+        const ScatterPart& part = parts[piece.strip];
+        Piece to = piece;
+        to.first -= lanes.start(piece.strip, static_cast<std::size_t>(rank()));
+        reduce_piece(exchange, rank(), piece, inputs, target(part.out, to),
+                     reduction_of(options, size(), part.accumulate));
+      }
+    }
+    exchange.finish();
+  });
+}
+
+WorkPtr BoardGroup::all_reduce(std::span<const FlatPart> parts, ReduceOptions options) {
+  Fingerprint call = open(CommOp::all_reduce);
+  std::int64_t num_bytes = 0;
+  checked(CommOp::all_reduce, [&] {
+    for (const FlatPart& part : parts) {
+      check(part.count >= 0, "the count is {}; counts must not be negative", part.count);
+      check_data(part.data, part.count);
+      check_reducible(part.dtype, options);
+      call.add_part(part.dtype, std::span(&part.count, 1));
+      num_bytes += part.count * byte_size(part.dtype);
+    }
+    call.close_with_reduction(options);
+  });
+  const bool is_small = num_bytes <= kSmallBytes;
+  Lanes lanes(is_small ? 1 : size());
+  for (const FlatPart& part : parts) lanes.add_even(part.data, part.dtype, part.count);
+  return run(call, counts_.all_reduce, num_bytes, [&] {
+    Exchange exchange(*board_, lanes, lanes.num_lanes());
+    std::vector<const std::byte*> inputs(static_cast<std::size_t>(size()));
+    const Reduction reduction = reduction_of(options, size(), false);
+    const int own_lane = is_small ? 0 : rank();
+    while (exchange.next()) {
+      for (int lane = 0; std::cmp_less(lane, lanes.num_lanes()); ++lane)
+        if (is_small || lane != own_lane) exchange.show(lane);
+      exchange.meet();
+      for (const Piece& piece : exchange.pieces(own_lane))
+        reduce_piece(exchange, own_lane, piece, inputs, target(parts[piece.strip].data, piece), reduction);
+      if (is_small) continue;
+      exchange.show(own_lane);
+      exchange.meet();
+      for (int peer = 0; peer < size(); ++peer)
+        if (peer != rank()) copy_lane(exchange, peer, peer, parts);
+    }
+    exchange.finish();
+  });
+}
+
+WorkPtr BoardGroup::broadcast(std::span<const FlatPart> parts, int root) {
+  Fingerprint call = open(CommOp::broadcast);
+  Lanes lanes(1);
+  checked(CommOp::broadcast, [&] {
+    check(root >= 0 && root < size(), "the root is {}, the group has {} ranks; give a root in 0..{}", root, size(),
+          size() - 1);
+    for (const FlatPart& part : parts) {
+      check(part.count >= 0, "the count is {}; counts must not be negative", part.count);
+      check_data(part.data, part.count);
+      call.add_part(part.dtype, std::span(&part.count, 1));
+      lanes.add_even(part.data, part.dtype, part.count);
+    }
+    call.close_with_root(root);
+  });
+  return run(call, counts_.broadcast, lanes.num_bytes(), [&] {
+    Exchange exchange(*board_, lanes, 1);
+    while (exchange.next()) {
+      if (rank() == root) exchange.show(0);
+      exchange.meet();
+      if (rank() != root) copy_lane(exchange, root, 0, parts);
+    }
+    exchange.finish();
+  });
+}
+
+void BoardGroup::barrier() {
+  run(open(CommOp::barrier), counts_.barrier, 0, [&] { board_->meet(); });
+}
+
+void BoardGroup::abort(std::string_view reason) {
+  board_->poison(fmt::format("rank {} aborted the group: {}", rank(), reason));
+}
+
+void BoardGroup::reset() {
+  try {
+    board_->reset();
+  } catch (const CommError&) {
+    board_->leave();
+    throw;
+  }
+}
+
+void BoardGroup::set_deadline(std::chrono::nanoseconds deadline) { board_->set_deadline(deadline); }
+
+}  // namespace sherd::comm

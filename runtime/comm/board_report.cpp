@@ -1,0 +1,116 @@
+// The board's reports: who disagrees, who is missing and what it does, and the poison that carries the first reason to
+// all ranks.
+#include <algorithm>
+#include <map>
+#include <thread>
+
+#include "runtime/comm/board.h"
+
+namespace sherd::comm {
+
+void Board::compare_calls() {
+  const auto hash_of = [this](int peer) {
+    return cell(peer).notes[sequence_ % 2].hash.load(std::memory_order_relaxed);
+  };
+  bool is_same = true;
+  for (int peer = 0; peer < size(); ++peer) is_same = is_same && hash_of(peer) == call_.hash();
+  if (is_same) return;
+
+  struct Side {
+    std::string ranks;
+    std::string text;
+  };
+  std::map<std::uint64_t, std::size_t> index;
+  std::vector<Side> sides;
+  for (int peer = 0; peer < size(); ++peer) {
+    const auto [entry, is_new] = index.try_emplace(hash_of(peer), sides.size());
+    if (is_new) {
+      sides.push_back({fmt::format("rank {}", peer), call_of(peer)});
+    } else {
+      std::string& ranks = sides[entry->second].ranks;
+      if (ranks.find(',') == std::string::npos) ranks.insert(4, "s");
+      ranks += fmt::format(", {}", peer);
+    }
+  }
+  std::string text;
+  bool is_hidden = false;
+  for (const Side& side : sides) {
+    const bool is_plural = side.ranks.find(',') != std::string::npos;
+    text += fmt::format("{}{} {} {}", text.empty() ? "" : ", ", side.ranks, is_plural ? "call" : "calls", side.text);
+    is_hidden = is_hidden || (&side != &sides.front() && side.text == sides.front().text);
+  }
+  if (is_hidden) text += " (they differ in the part of the list that is not shown)";
+  fail_group(&RankCell::meetings, text + "; all ranks of a group must make the same calls in the same order");
+}
+
+std::string Board::call_of(int rank) const {
+  const std::uint64_t calls = cell(rank).calls.load(std::memory_order_acquire);
+  return cell(rank).notes[calls % 2].text.load();
+}
+
+std::string Board::describe(int rank) const {
+  const RankCell& other = cell(rank);
+  const std::string last = other.calls.load(std::memory_order_acquire) == 0 ? "none" : call_of(rank);
+  switch (other.activity.load(std::memory_order_relaxed)) {
+    case Activity::in_reset: return "in reset()";
+    case Activity::in_call: {
+      const std::uint32_t awaited = other.waiting_for.load(std::memory_order_relaxed);
+      return awaited == 0 ? fmt::format("in {}, moving data", last)
+                          : fmt::format("in {}, waiting for rank {}", last, awaited - 1);
+    }
+    case Activity::outside: break;
+  }
+  return fmt::format("outside any collective of this group, its last call: {}", last);
+}
+
+std::string Board::own_activity(Counter counter) const {
+  return counter == &RankCell::meetings ? std::string(call()) : std::string("reset()");
+}
+
+void Board::poison(std::string_view reason) {
+  Poison expected = Poison::none;
+  if (!header().poison.compare_exchange_strong(expected, Poison::being_written)) return;
+  header().reason.store(reason);
+  header().poison = Poison::set;
+  for (int peer = 0; peer < size(); ++peer) ring(peer);
+}
+
+bool Board::is_poisoned() const { return header().poison.load() != Poison::none; }
+
+void Board::raise_poison() const {
+  // Writing the reason takes a microsecond, unless its writer was killed in the middle.
+  const auto stop = Clock::now() + std::chrono::milliseconds(100);
+  while (header().poison.load() == Poison::being_written && Clock::now() < stop) std::this_thread::yield();
+  CommError error(header().poison.load() == Poison::set ? header().reason.load()
+                                                        : "the group has failed; the rank that knew why was killed");
+  error.add("rank", fmt::format("{} of {}, in {}", rank(), size(), call().empty() ? "no call" : call()));
+  throw error;
+}
+
+void Board::fail_group(Counter counter, const std::string& reason) {
+  poison(reason);
+  if (counter == &RankCell::meetings) raise_poison();
+  throw CommError(reason);  // a failed reset() tells its own reason, not the one it was to clear
+}
+
+void Board::show_strips(const void* strips) { own().strips.store(strips, std::memory_order_release); }
+
+const void* Board::strips(int rank) const { return cell(rank).strips.load(std::memory_order_acquire); }
+
+// Reading and poison follow Dekker too: either the reader sees the poison and stays away, or the rank that
+// unwinds sees the reader and waits until it is done.
+void Board::begin_reading() {
+  own().is_reading.store(1, std::memory_order_seq_cst);
+  if (!is_poisoned()) return;
+  end_reading();
+  raise_poison();
+}
+
+void Board::end_reading() { own().is_reading.store(0, std::memory_order_seq_cst); }
+
+void Board::await_unread() const {
+  for (int peer = 0; peer < size(); ++peer)
+    while (peer != rank() && cell(peer).is_reading.load(std::memory_order_seq_cst) != 0) std::this_thread::yield();
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,49 @@
+#pragma once
+// Moving the pieces of one call between ranks. Small calls and calls between processes go through staging windows in
+// the board's memory; large calls between threads read the peer's tensors in place. Algorithms see no difference:
+//
+//   while (exchange.next()) { exchange.show(lane); exchange.meet(); ... exchange.at(peer, piece) ... }
+//   exchange.finish();
+#include <cstddef>
+#include <span>
+
+#include "runtime/comm/board.h"
+#include "runtime/comm/lanes.h"
+
+namespace sherd::comm {
+
+/// Launches up to this size are staged even where tensors could be read in place: that saves a meeting.
+inline constexpr std::int64_t kSmallBytes = 16384;
+
+class Exchange {
+ public:
+  /// `slots` is how many lanes a rank shows at once: 1, or lanes.num_lanes(). `lanes` must outlive this.
+  Exchange(Board& board, const Lanes& lanes, std::size_t slots);
+  ~Exchange();
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  /// Opens the next round; false when nothing is left.
+  bool next();
+  std::span<const Piece> pieces(int lane) const { return rounds_.pieces(static_cast<std::size_t>(lane)); }
+  /// Makes this rank's data of a lane readable to the peers after the next meeting.
+  void show(int lane);
+  /// Waits until all ranks have shown what they want to show.
+  void meet();
+  /// A peer's bytes of a piece, or the own ones; valid until the next meeting or round.
+  const std::byte* at(int rank, int lane, const Piece& piece) const;
+  /// After this the peers no longer read this rank's tensors.
+  void finish();
+
+ private:
+  Board& board_;
+  const Lanes& lanes_;
+  bool is_in_place_;
+  std::size_t slots_;
+  std::size_t slot_bytes_;
+  Rounds rounds_;
+  std::uint64_t round_ = 0;
+  bool is_reading_ = false;
+};
+
+}  // namespace sherd::comm

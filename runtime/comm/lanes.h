@@ -1,0 +1,87 @@
+#pragma once
+// How a grouped launch is cut. Every tensor of the list is split into the same number of *lanes* (one per rank, or one
+// in all); a lane is the concatenation of its share of every tensor. A round takes the next few pieces of each
+// lane, as many as fit a staging slot. All ranks compute the same cut from the same call, so pieces need no header.
+//
+//   tensor 0   | lane 0 | lane 1 | lane 2 |          round 0: pieces of each lane that fit
+//   tensor 1   |lane 0|lane 1|lane 2|                round 1: the next ones ...
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "runtime/tensor/dtype.h"
+
+namespace sherd::comm {
+
+/// One tensor of the launch, where this rank holds it.
+struct Strip {
+  const std::byte* data;
+  DType dtype;
+};
+
+/// Elements [first, first + count) of a strip; `offset` is their place in the staging slot.
+struct Piece {
+  std::size_t strip;
+  DType dtype;
+  std::int64_t first;
+  std::int64_t count;
+  std::size_t offset;
+
+  std::size_t byte_first() const { return static_cast<std::size_t>(first * byte_size(dtype)); }
+  std::size_t byte_count() const { return static_cast<std::size_t>(count * byte_size(dtype)); }
+};
+
+class Lanes {
+ public:
+  explicit Lanes(int num_lanes) : num_lanes_(static_cast<std::size_t>(num_lanes)) {}
+  /// Lane l owns counts[l] elements; counts.size() is the number of lanes.
+  void add(const void* data, DType dtype, std::span<const std::int64_t> counts);
+  /// Splits `count` elements evenly, the first lanes taking one more.
+  void add_even(const void* data, DType dtype, std::int64_t count);
+
+  std::size_t num_lanes() const { return num_lanes_; }
+  std::span<const Strip> strips() const { return strips_; }
+  /// First element of a lane in a strip; lane may be num_lanes().
+  std::int64_t start(std::size_t strip, std::size_t lane) const { return starts_[strip * (num_lanes_ + 1) + lane]; }
+  /// Bytes of all full tensors.
+  std::int64_t num_bytes() const { return num_bytes_; }
+
+ private:
+  std::size_t num_lanes_;
+  std::int64_t num_bytes_ = 0;
+  std::vector<Strip> strips_;
+  std::vector<std::int64_t> starts_;  // [strip][lane]
+};
+
+/// Walks the lanes of a launch in rounds of at most `slot_bytes` per lane. There is always a first round, even
+/// when nothing is to move: ranks meet in it. `lanes` must outlive this.
+class Rounds {
+ public:
+  static constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
+  static constexpr std::size_t kPieceAlignment = 16;
+
+  Rounds(const Lanes& lanes, std::size_t slot_bytes);
+  /// False when every lane is used up.
+  bool next();
+  /// This round's pieces of a lane, in order.
+  std::span<const Piece> pieces(std::size_t lane) const;
+
+ private:
+  struct Cursor {
+    std::size_t strip = 0;
+    std::int64_t done = 0;  // elements of this lane in this strip that earlier pieces hold
+  };
+  void take(std::size_t lane);
+  void skip_finished(std::size_t lane);
+
+  const Lanes& lanes_;
+  std::size_t slot_bytes_;
+  bool started_ = false;
+  std::vector<Cursor> cursors_;
+  std::vector<Piece> pieces_;
+  std::vector<std::size_t> ends_;  // pieces_ of lane l end at ends_[l]
+};
+
+}  // namespace sherd::comm

@@ -1,0 +1,227 @@
+// Rendezvous of a segment. Rank 0 makes a sealed memfd and a listening socket with a random abstract name, and
+// publishes name and token in the store. Every rank makes a pair of sockets, keeps the near end to itself and hands
+// the far end to rank 0, which collects all far ends and sends them to everyone along with the memfd:
+//
+//   rank r -> rank 0:   Hello{token, rank}    + far end of r
+//   rank 0 -> rank r:   Welcome{size, window} + memfd + far ends of all ranks
+//
+// The near end of r exists in process r only, so its far ends hang up when r ends, for whatever reason. The listening
+// socket is closed before the group is used; then no name exists any more.
+#include "runtime/comm/shm_group.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <system_error>
+#include <vector>
+
+#include "runtime/comm/board_group.h"
+#include "runtime/comm/unix_socket.h"
+
+namespace sherd {
+
+namespace {
+
+using comm::Fd;
+
+constexpr std::size_t kTokenSize = 32;
+constexpr std::uint32_t kVersion = 1;
+
+struct Hello {
+  std::uint32_t version = kVersion;
+  std::int32_t rank = 0;
+  std::array<char, kTokenSize> token{};
+};
+
+struct Welcome {
+  std::uint32_t version = kVersion;
+  std::int32_t size = 0;
+  std::uint64_t window_bytes = 0;
+};
+
+template <class T>
+std::string bytes_of(const T& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof(T)};
+}
+
+template <class T>
+std::optional<T> value_of(std::string_view bytes) {
+  if (bytes.size() != sizeof(T)) return std::nullopt;
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof(T));
+  return value.version == kVersion ? std::optional(value) : std::nullopt;
+}
+
+struct Segment {
+  Fd memory;
+  std::size_t window_bytes = 0;
+  std::vector<Fd> lives;  // far ends, by rank
+  Fd near_end;
+};
+
+struct Meeting {
+  Store& store;
+  int rank;
+  int size;
+  const ShmGroupOptions& options;
+  comm::SocketTime until;
+  std::string key() const { return "shm_group/" + options.name; }
+};
+
+[[noreturn]] void fail_system(std::string_view what) {
+  throw CommError(fmt::format("shm_group: {}: {}", what, std::system_category().message(errno)));
+}
+
+// Sealed, so that no process can shrink it under the others; allocated now, so that a lack of memory is an error
+// here and not a fault later.
+Fd new_memory(std::size_t num_bytes) {
+  Fd memory(::memfd_create("sherd", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!memory) fail_system("cannot make a memory segment");
+  const int error = ::posix_fallocate(memory.number(), 0, static_cast<off_t>(num_bytes));
+  if (error != 0) {
+    errno = error;
+    fail_system(fmt::format("cannot allocate {} bytes of shared memory; use a smaller window", num_bytes));
+  }
+  if (::fcntl(memory.number(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    fail_system("cannot seal the memory segment");
+  return memory;
+}
+
+std::shared_ptr<std::byte> map_memory(const Fd& memory, std::size_t num_bytes) {
+  struct stat state{};
+  if (::fstat(memory.number(), &state) != 0) fail_system("cannot look at the memory segment");
+  if (!std::cmp_equal(state.st_size, num_bytes))
+    throw CommError(fmt::format("shm_group: the memory segment has {} bytes, expected {}", state.st_size, num_bytes));
+  void* start = ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.number(), 0);
+  if (start == MAP_FAILED) fail_system("cannot map the memory segment");
+  return {static_cast<std::byte*>(start), [num_bytes](std::byte* address) { ::munmap(address, num_bytes); }};
+}
+
+std::string missing_ranks(const std::vector<Fd>& lives) {
+  std::string text;
+  for (std::size_t rank = 0; rank < lives.size(); ++rank)
+    if (!lives[rank]) text += fmt::format("{}{}", text.empty() ? "" : ", ", rank);
+  return text;
+}
+
+/// One connection's first message, or nothing if it is none of ours.
+std::optional<int> read_hello(const Fd& connection, std::string_view token, std::vector<Fd>& lives,
+                              comm::SocketTime until) {
+  std::optional<comm::Message> message = comm::receive_message(connection, until);
+  if (!message || message->fds.size() != 1) return std::nullopt;
+  const std::optional<Hello> hello = value_of<Hello>(message->bytes);
+  if (!hello || std::string_view(hello->token.data(), kTokenSize) != token) return std::nullopt;
+  if (hello->rank < 1 || std::cmp_greater_equal(hello->rank, lives.size()))
+    throw CommError(
+        fmt::format("shm_group: a process says it is rank {} of a group of {} ranks", hello->rank, lives.size()));
+  Fd& life = lives[static_cast<std::size_t>(hello->rank)];
+  if (life) throw CommError(fmt::format("shm_group: two processes say they are rank {}", hello->rank));
+  life = std::move(message->fds[0]);
+  return hello->rank;
+}
+
+Segment host(const Meeting& meeting) {
+  Segment segment;
+  const auto size = static_cast<std::size_t>(meeting.size);
+  segment.window_bytes = std::max(meeting.options.window_bytes / 64, size) * 64;
+  const std::size_t num_bytes = comm::Board::memory_bytes(meeting.size, segment.window_bytes);
+  segment.memory = new_memory(num_bytes);
+  comm::Board::format(map_memory(segment.memory, num_bytes).get(), meeting.size);
+  segment.lives.resize(size);
+  std::tie(segment.near_end, segment.lives[0]) = comm::socket_pair();
+  if (size == 1) return segment;
+
+  const std::string name = "sherd-" + comm::random_hex(16);
+  const std::string token = comm::random_hex(kTokenSize / 2);
+  const Fd listener = comm::listen_abstract(name);
+  meeting.store.set(meeting.key(), name + " " + token);
+
+  std::vector<Fd> connections(size);
+  for (std::size_t num_come = 1; num_come < size;) {
+    if (comm::SocketTime::clock::now() >= meeting.until) {
+      throw CommError(fmt::format("shm_group {}: ranks {} have not come within {:.3g} s", meeting.options.name,
+                                  missing_ranks(segment.lives),
+                                  std::chrono::duration<double>(meeting.options.rendezvous_deadline).count()));
+    }
+    std::vector<int> sockets{listener.number()};
+    for (std::size_t rank = 1; rank < size; ++rank) {
+      if (!segment.lives[rank]) continue;
+      sockets.push_back(segment.lives[rank].number());
+      if (comm::is_hung_up(segment.lives[rank]))
+        throw CommError(
+            fmt::format("shm_group {}: rank {} died before all ranks had come", meeting.options.name, rank));
+    }
+    comm::wait_readable(sockets, meeting.until);
+    std::optional<Fd> connection = comm::accept_same_user(listener);
+    if (!connection) continue;
+    const std::optional<int> rank = read_hello(*connection, token, segment.lives, meeting.until);
+    if (!rank) continue;
+    connections[static_cast<std::size_t>(*rank)] = std::move(*connection);
+    ++num_come;
+  }
+
+  std::vector<int> fds{segment.memory.number()};
+  for (const Fd& life : segment.lives) fds.push_back(life.number());
+  const Welcome welcome{.size = meeting.size, .window_bytes = segment.window_bytes};
+  for (std::size_t rank = 1; rank < size; ++rank) comm::send_message(connections[rank], bytes_of(welcome), fds);
+  return segment;
+}
+
+Segment join(const Meeting& meeting) {
+  const std::string entry = meeting.store.get(meeting.key(), meeting.options.rendezvous_deadline);
+  const std::size_t space = entry.find(' ');
+  if (space == std::string::npos || entry.size() != space + 1 + kTokenSize)
+    throw CommError(fmt::format("shm_group: the store's entry {} is not a rendezvous", meeting.key()));
+  const Fd connection = comm::connect_abstract(std::string_view(entry).substr(0, space));
+  if (!comm::is_same_user(connection)) throw CommError("shm_group: rank 0 runs as another user");
+
+  Segment segment;
+  Hello hello{.rank = meeting.rank};
+  std::memcpy(hello.token.data(), entry.data() + space + 1, kTokenSize);
+  {
+    auto [near_end, far_end] = comm::socket_pair();
+    const std::array<int, 1> far_number{far_end.number()};
+    comm::send_message(connection, bytes_of(hello), far_number);
+    segment.near_end = std::move(near_end);
+  }
+  std::optional<comm::Message> message = comm::receive_message(connection, meeting.until);
+  if (!message)
+    throw CommError(
+        fmt::format("shm_group {}: rank 0 gave up or died before all ranks had come", meeting.options.name));
+  const std::optional<Welcome> welcome = value_of<Welcome>(message->bytes);
+  if (!welcome || welcome->size != meeting.size || !std::cmp_equal(message->fds.size(), meeting.size + 1))
+    throw CommError(fmt::format("shm_group {}: rank 0 has a group of {} ranks, rank {} one of {}", meeting.options.name,
+                                welcome ? welcome->size : 0, meeting.rank, meeting.size));
+  segment.window_bytes = welcome->window_bytes;
+  segment.memory = std::move(message->fds[0]);
+  for (std::size_t i = 1; i < message->fds.size(); ++i) segment.lives.push_back(std::move(message->fds[i]));
+  return segment;
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup> make_shm_group(Store& store, int rank, int size, const ShmGroupOptions& options) {
+  constexpr auto kMaxRanks = static_cast<int>(comm::kMaxPassedFds) - 1;
+  check(size >= 1 && size <= kMaxRanks, "a shm group of {} ranks; give 1..{}", size, kMaxRanks);
+  check(rank >= 0 && rank < size, "rank {} of a shm group of {} ranks; give 0..{}", rank, size, size - 1);
+  const Meeting meeting{store, rank, size, options, comm::SocketTime::clock::now() + options.rendezvous_deadline};
+  auto segment = std::make_shared<Segment>(rank == 0 ? host(meeting) : join(meeting));
+  std::shared_ptr<std::byte> memory =
+      map_memory(segment->memory, comm::Board::memory_bytes(size, segment->window_bytes));
+  segment->memory = Fd();
+
+  comm::BoardOptions board{
+      .rank = rank,
+      .size = size,
+      .window_bytes = segment->window_bytes,
+      .is_one_process = false,
+      .has_died = [segment](int peer) { return comm::is_hung_up(segment->lives[static_cast<std::size_t>(peer)]); }};
+  return std::make_shared<comm::BoardGroup>("shm", std::make_unique<comm::Board>(std::move(memory), std::move(board)));
+}
+
+}  // namespace sherd

@@ -1,0 +1,47 @@
+#include "runtime/comm/fingerprint.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace sherd::comm {
+namespace {
+
+Fingerprint gather(std::int64_t sequence, const std::vector<std::int64_t>& counts, int num_parts = 1) {
+  Fingerprint call(CommOp::all_gather, sequence);
+  for (int i = 0; i < num_parts; ++i) call.add_part(DType::bf16, counts);
+  call.close();
+  return call;
+}
+
+TEST(Fingerprint, ReadsLikeTheCall) {
+  EXPECT_EQ(gather(12, {4, 0}).text(), "all_gather #12 [bf16 x 4,0]");
+  EXPECT_EQ(gather(12, {4, 0}, 2).text(), "all_gather #12 [bf16 x 4,0; bf16 x 4,0]");
+  EXPECT_EQ(gather(3, {}, 0).text(), "all_gather #3 []");
+  EXPECT_EQ(Fingerprint(CommOp::barrier, 7).text(), "barrier #7");
+}
+
+TEST(Fingerprint, EverythingEntersTheHash) {
+  const Fingerprint call = gather(1, {2, 3});
+  EXPECT_EQ(call.hash(), gather(1, {2, 3}).hash());
+  EXPECT_NE(call.hash(), gather(2, {2, 3}).hash());
+  EXPECT_NE(call.hash(), gather(1, {3, 2}).hash());
+  EXPECT_NE(call.hash(), gather(1, {2, 3}, 2).hash());
+  EXPECT_NE(gather(1, {1, 1}, 1).hash(), gather(1, {1}, 2).hash());
+}
+
+TEST(Fingerprint, LongListsAreClippedButHashed) {
+  const std::vector<std::int64_t> wide(250, std::numeric_limits<std::int64_t>::max());
+  Fingerprint one(CommOp::reduce_scatter, std::numeric_limits<std::int64_t>::max()), other = one;
+  for (int i = 0; i < 1000; ++i)
+    one.add_part(DType::f32, wide), other.add_part(i < 999 ? DType::f32 : DType::f64, wide);
+  one.close_with_reduction({.kind = ReduceKind::product, .scale = 1.0 / 3});
+  other.close_with_reduction({.kind = ReduceKind::product, .scale = 1.0 / 3});
+  EXPECT_LE(one.text().size(), Fingerprint::kMaxText);
+  EXPECT_NE(one.text().find("999 more product times 0.3333333333333333]"), std::string_view::npos) << one.text();
+  EXPECT_EQ(one.text(), other.text());
+  EXPECT_NE(one.hash(), other.hash());
+}
+
+}  // namespace
+}  // namespace sherd::comm

@@ -1,0 +1,212 @@
+// What only processes can do: be killed, meet through the store, and leave things behind.
+#include "runtime/comm/shm_group.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "runtime/comm/unix_socket.h"
+#include "tests/support/processes.h"
+
+namespace sherd::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr int kKilled = 128 + SIGKILL;
+
+void gather(ProcessGroup& group, std::int64_t count_per_rank) {
+  std::vector<float> data(static_cast<std::size_t>(count_per_rank * group.size()));
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()), count_per_rank);
+  const GatherPart part{data.data(), DType::f32, counts};
+  group.all_gather(std::span(&part, 1))->wait();
+}
+
+/// The process kills itself after `delay`, wherever it is then.
+void kill_self_after(std::chrono::microseconds delay) {
+  std::signal(SIGALRM, [](int) { ::kill(::getpid(), SIGKILL); });
+  itimerval timer{};
+  timer.it_value.tv_usec = delay.count();
+  ::setitimer(ITIMER_REAL, &timer, nullptr);
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+/// Name of the rendezvous socket of the group "world".
+std::string socket_name(Store& store) {
+  const std::string entry = store.get("shm_group/world", std::chrono::seconds(10));
+  return entry.substr(0, entry.find(' '));
+}
+
+std::set<std::string> shared_memory_files() {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) names.insert(entry.path().filename());
+  return names;
+}
+
+TEST(ShmGroup, ARankKilledBeforeACallIsNamedSoon) {
+  const std::vector<RankEnd> ends = fork_ranks(3, [](Store& store, int rank) {
+    const std::shared_ptr<ProcessGroup> group = make_shm_group(store, rank, 3);
+    group->barrier();
+    if (rank == 1) std::raise(SIGKILL);
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      gather(*group, 10);
+      FAIL() << "a gather from a dead rank succeeded";
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr("rank 1 (process "), HasSubstr(") died while rank "),
+                        HasSubstr("all_gather #2 [f32 x 10,10,10]"), HasSubstr("its last call: barrier #1")));
+      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1));
+    }
+    EXPECT_THROW(group->barrier(), CommError);
+    EXPECT_THROW(group->reset(), CommError) << "a dead rank cannot take part in a reset";
+  });
+  EXPECT_EQ(ends[1].status, kKilled);
+  for (const std::size_t rank : {0U, 2U}) EXPECT_EQ(ends[rank].status, 0) << ends[rank].message;
+}
+
+// The kill comes at an arbitrary instant inside a call: while staging, copying, ringing or asleep.
+TEST(ShmGroup, ARankKilledInsideACallIsNamedSoon) {
+  for (const int delay : {1000, 5003, 10007, 20011, 30013}) {
+    const std::vector<RankEnd> ends = fork_ranks(3, [&](Store& store, int rank) {
+      const std::shared_ptr<ProcessGroup> group = make_shm_group(store, rank, 3, {.window_bytes = 4096});
+      group->barrier();
+      if (rank == 2) kill_self_after(std::chrono::microseconds(delay));
+      auto last_good = std::chrono::steady_clock::now();
+      try {
+        for (;;) {
+          gather(*group, 5000);
+          last_good = std::chrono::steady_clock::now();
+        }
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 2 (process "), HasSubstr(") died while rank ")));
+        EXPECT_LT(std::chrono::steady_clock::now() - last_good, std::chrono::seconds(5));
+      }
+    });
+    EXPECT_EQ(ends[2].status, kKilled);
+    for (const std::size_t rank : {0U, 1U}) EXPECT_EQ(ends[rank].status, 0) << ends[rank].message;
+  }
+}
+
+TEST(ShmGroup, NothingIsLeftWhenAllAreKilled) {
+  const std::set<std::string> before = shared_memory_files();
+  PageStore store;
+  const std::vector<RankEnd> ends = fork_ranks(store, 3, [](Store& shared, int rank) {
+    const std::shared_ptr<ProcessGroup> group = make_shm_group(shared, rank, 3);
+    group->barrier();
+    ASSERT_THAT(text_of("/proc/net/unix"), ::testing::Not(HasSubstr(socket_name(shared))))
+        << "the name outlives the rendezvous";
+    kill_self_after(std::chrono::milliseconds(20));
+    for (;;) {
+      try {
+        gather(*group, 50000);
+      } catch (const CommError&) { ::pause(); }
+    }
+  });
+  for (const RankEnd& end : ends) EXPECT_EQ(end.status, kKilled) << end.message;
+  EXPECT_EQ(shared_memory_files(), before);
+  EXPECT_THAT(text_of("/proc/net/unix"), ::testing::Not(HasSubstr(socket_name(store))));
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child process is left";
+  EXPECT_EQ(errno, ECHILD);
+}
+
+TEST(ShmGroup, AKillDuringTheRendezvousLeavesNoSocket) {
+  PageStore store;
+  const std::vector<RankEnd> ends = fork_ranks(store, 1, [](Store& shared, int) {
+    kill_self_after(std::chrono::milliseconds(20));
+    make_shm_group(shared, 0, 2);
+  });
+  EXPECT_EQ(ends[0].status, kKilled);
+  EXPECT_THAT(text_of("/proc/net/unix"), ::testing::Not(HasSubstr(socket_name(store))));
+}
+
+TEST(ShmGroup, MissingRanksAreNamedAfterTheDeadline) {
+  const std::vector<RankEnd> ends = fork_ranks(2, [](Store& store, int rank) {
+    make_shm_group(store, rank, 4, {.rendezvous_deadline = std::chrono::milliseconds(300)});
+  });
+  EXPECT_THAT(ends[0].message, HasSubstr("shm_group world: ranks 2, 3 have not come within 0.3 s"));
+  EXPECT_THAT(ends[1].message, AnyOf(HasSubstr("rank 0 gave up"), HasSubstr("before the deadline")));
+}
+
+TEST(ShmGroup, ADeathDuringTheRendezvousIsNoticed) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<RankEnd> ends = fork_ranks(2, [](Store& store, int rank) {
+    if (rank == 1) kill_self_after(std::chrono::milliseconds(20));
+    make_shm_group(store, rank, 3);
+  });
+  EXPECT_THAT(ends[0].message, HasSubstr("rank 1 died before all ranks had come"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
+}
+
+TEST(ShmGroup, TwoProcessesWithOneRankAreRefused) {
+  const std::vector<RankEnd> ends = fork_ranks(3, [](Store& store, int rank) {
+    make_shm_group(store, std::min(rank, 1), 3, {.rendezvous_deadline = std::chrono::seconds(5)});
+  });
+  EXPECT_THAT(ends[0].message, HasSubstr("two processes say they are rank 1"));
+}
+
+TEST(ShmGroup, SizesThatDifferAreRefused) {
+  const std::vector<RankEnd> ends = fork_ranks(2, [](Store& store, int rank) {
+    make_shm_group(store, rank, rank == 0 ? 2 : 3, {.rendezvous_deadline = std::chrono::seconds(5)});
+  });
+  EXPECT_THAT(ends[1].message, HasSubstr("rank 0 has a group of 2 ranks, rank 1 one of 3"));
+}
+
+TEST(ShmGroup, RanksOutOfRangeAreRefused) {
+  PageStore store;
+  EXPECT_THROW(make_shm_group(store, 2, 2), Error);
+  EXPECT_THROW(make_shm_group(store, 0, 0), Error);
+  EXPECT_THROW(make_shm_group(store, 0, 1000), Error);
+}
+
+TEST(ShmGroup, StrangersAtTheRendezvousAreIgnored) {
+  const std::vector<RankEnd> ends = fork_ranks(2, [](Store& store, int rank) {
+    if (rank == 1) {
+      const std::string name = socket_name(store);
+      const comm::Fd silent = comm::connect_abstract(name);
+      comm::send_message(silent, "hello", {});
+      const comm::Fd liar = comm::connect_abstract(name);
+      const auto [near_end, far_end] = comm::socket_pair();
+      const int number = far_end.number();
+      comm::send_message(liar, std::string(40, 'x'), std::span(&number, 1));
+    }
+    make_shm_group(store, rank, 2)->barrier();
+  });
+  for (const RankEnd& end : ends) EXPECT_EQ(end.status, 0) << end.message;
+}
+
+TEST(ShmGroup, SeveralGroupsLiveInOneStore) {
+  const std::vector<RankEnd> ends = fork_ranks(3, [](Store& store, int rank) {
+    const std::shared_ptr<ProcessGroup> world = make_shm_group(store, rank, 3);
+    // Ranks 0 and 2 form a second group, in reverse order.
+    const std::shared_ptr<ProcessGroup> pair =
+        rank == 1 ? nullptr : make_shm_group(store, rank == 0 ? 1 : 0, 2, {.name = "pair"});
+    auto x = static_cast<float>(rank);
+    const FlatPart part{&x, DType::f32, 1};
+    if (pair) pair->broadcast(std::span(&part, 1), 0)->wait();
+    EXPECT_EQ(x, rank == 1 ? 1.0f : 2.0f);
+    world->all_reduce(std::span(&part, 1), {})->wait();
+    EXPECT_EQ(x, 5.0f);
+  });
+  for (const RankEnd& end : ends) EXPECT_EQ(end.status, 0) << end.message;
+}
+
+}  // namespace
+}  // namespace sherd::testing

@@ -1,0 +1,97 @@
+// The thread group's own promises, and the helper that most tests use. Values and failures are tested for all groups in
+// collectives_test and failures_test.
+#include "runtime/comm/thread_group.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+#include <thread>
+
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+TEST(ThreadGroup, HandlesKnowTheirRank) {
+  const std::vector<std::shared_ptr<ProcessGroup>> groups = make_thread_groups(3);
+  ASSERT_EQ(groups.size(), 3U);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(groups[static_cast<std::size_t>(rank)]->rank(), rank);
+    EXPECT_EQ(groups[static_cast<std::size_t>(rank)]->size(), 3);
+    EXPECT_EQ(groups[static_cast<std::size_t>(rank)]->kind(), "thread");
+  }
+}
+
+TEST(ThreadGroup, SizesOutOfRangeAreRefused) {
+  EXPECT_THROW(make_thread_groups(0), Error);
+  EXPECT_THROW(make_thread_groups(100000), Error);
+}
+
+TEST(ThreadGroup, GroupsAreIndependent) {
+  const std::vector<std::shared_ptr<ProcessGroup>> one = make_thread_groups(1), other = make_thread_groups(1);
+  one[0]->abort("stop");
+  EXPECT_THROW(one[0]->barrier(), CommError);
+  EXPECT_NO_THROW(other[0]->barrier());
+}
+
+TEST(ThreadGroup, MoreRanksThanCoresMakeProgress) {
+  run_ranks(24, [](const std::shared_ptr<ProcessGroup>& group) {
+    for (int i = 0; i < 20; ++i) {
+      std::int64_t x = group->rank();
+      const FlatPart part{&x, DType::i64, 1};
+      group->all_reduce(std::span(&part, 1), {})->wait();
+      ASSERT_EQ(x, 24 * 23 / 2);
+    }
+  });
+}
+
+// Rank 1 has nothing to read, so it waits while rank 0 still copies from its tensor. When the group fails there, the
+// tensor must stay until the copy is done: without that this test reads unmapped memory.
+TEST(ThreadGroup, TensorsOutliveTheirReadersWhenTheGroupFails) {
+  constexpr std::int64_t kCount = 2'000'000;
+  std::array<std::atomic<int>, 10> num_entered{};
+  run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    const std::vector<std::int64_t> counts{0, kCount};
+    for (std::size_t round = 0; round < num_entered.size(); ++round) {
+      std::thread aborter;
+      if (group->rank() == 1) {
+        aborter = std::thread([&, round] {
+          while (num_entered[round] < 2) std::this_thread::yield();
+          // The instant is varied, not ordered: every one must be safe.
+          const auto instant = std::chrono::steady_clock::now() + std::chrono::microseconds(40 * round);
+          while (std::chrono::steady_clock::now() < instant) continue;
+          group->abort("enough");
+        });
+      }
+      const auto gather = [&] {
+        const auto data = std::make_unique<float[]>(kCount);
+        const GatherPart part{data.get(), DType::f32, counts};
+        num_entered[round] += 1;
+        group->all_gather(std::span(&part, 1))->wait();
+        for (;;) group->barrier();
+      };
+      // The abort comes during the gather or after it; the barriers never end without it.
+      EXPECT_THROW(gather(), CommError);
+      if (aborter.joinable()) aborter.join();
+      group->reset();
+    }
+  });
+}
+
+TEST(RunRanks, RethrowsTheErrorThatStartedIt) {
+  try {
+    run_ranks(3, [](const std::shared_ptr<ProcessGroup>& group) {
+      if (group->rank() == 2) throw std::logic_error("the real reason");
+      group->barrier();
+    });
+    FAIL() << "the error of rank 2 was swallowed";
+  } catch (const std::logic_error& error) { EXPECT_STREQ(error.what(), "the real reason"); }
+}
+
+}  // namespace
+}  // namespace sherd::testing
