@@ -1,0 +1,49 @@
+#pragma once
+// A [B, H, T, K] tensor as attention reads it: rows of K dense elements, one per position, at any distances. That is
+// what a projection [B, T, H, K] looks like with its middle dims swapped, so no copy is made of it.
+#include "runtime/cpu/dense.h"
+#include "runtime/cpu/simd.h"
+
+namespace sherd::cpu {
+
+inline bool has_dense_rows(const Tensor& t) { return t.size(3) <= 1 || t.strides()[3] == 1; }
+/// Scratch that Heads wants for `t`.
+inline std::int64_t heads_scratch_bytes(const Tensor& t) { return has_dense_rows(t) ? 0 : dense_scratch_bytes(t); }
+
+template <class T>
+struct Heads {
+  Heads(const Tensor& t, ScratchCursor& scratch) {
+    const bool as_is = has_dense_rows(t);
+    const Strides strides = as_is ? t.strides() : contiguous_strides(t.shape());
+    data = as_is ? t.data<T>() : scratch.dense<T>(t);
+    batch = strides[0];
+    head = strides[1];
+    row = strides[2];
+  }
+  const T* at(std::int64_t b, std::int64_t h, std::int64_t t = 0) const {
+    return data + b * batch + h * head + t * row;
+  }
+  const T* data;
+  std::int64_t batch, head, row;
+};
+
+/// Rows of one head in the accumulator type.
+template <class A>
+struct RowsOf {
+  const A* data;
+  std::int64_t row;
+};
+
+/// `rows` rows of k elements that are `row` apart: as they are, or converted into `buffer`, which is then dense.
+template <class T>
+RowsOf<Accumulator<T>> load_rows(const T* x, std::int64_t row, std::int64_t rows, std::int64_t k,
+                                 Accumulator<T>* buffer) {
+  if constexpr (std::is_same_v<T, Accumulator<T>>) {
+    return {x, row};
+  } else {
+    for (std::int64_t r = 0; r < rows; ++r) load_row(x + r * row, k, buffer + r * k);
+    return {buffer, k};
+  }
+}
+
+}  // namespace sherd::cpu

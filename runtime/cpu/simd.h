@@ -1,0 +1,140 @@
+#pragma once
+// Vectors of one AVX register for the inner loops of our own kernels. Arithmetic and comparisons are the compiler's
+// vector extension; only broadcast and fused multiply-add, which the extension cannot say, are intrinsics. Lane sums
+// and maxima are combined in a fixed order, so a row's result depends on the row alone.
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "runtime/tensor/dtype.h"
+
+namespace sherd::cpu {
+
+inline constexpr int kVecBytes = 32;
+
+template <class T>
+struct VecOf;
+template <>
+struct VecOf<float> {
+  using type = float __attribute__((vector_size(kVecBytes)));
+};
+template <>
+struct VecOf<double> {
+  using type = double __attribute__((vector_size(kVecBytes)));
+};
+template <class T>
+using Vec = typename VecOf<T>::type;
+template <class T>
+inline constexpr int kLanes = kVecBytes / static_cast<int>(sizeof(T));
+
+template <class T>
+Vec<T> load(const T* from) {
+  Vec<T> v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+template <class T>
+void store(T* to, Vec<T> v) {
+  std::memcpy(to, &v, sizeof v);
+}
+inline Vec<float> splat(float x) { return _mm256_set1_ps(x); }
+inline Vec<double> splat(double x) { return _mm256_set1_pd(x); }
+inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return _mm256_fmadd_pd(a, b, c); }
+
+/// Sum of the lanes, pairwise.
+template <class T>
+T sum_lanes(Vec<T> v) {
+  if constexpr (kLanes<T> == 8) return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+  else return (v[0] + v[2]) + (v[1] + v[3]);
+}
+template <class T>
+T max_lanes(Vec<T> v) {
+  T m = v[0];
+  for (int i = 1; i < kLanes<T>; ++i) m = v[i] > m ? v[i] : m;
+  return m;
+}
+
+/// Type in which a kernel computes on elements of T: f64 for f64, f32 for the other floats.
+template <class T>
+struct AccumulatorOf {
+  using type = float;
+};
+template <>
+struct AccumulatorOf<double> {
+  using type = double;
+};
+template <class T>
+using Accumulator = typename AccumulatorOf<T>::type;
+
+/// Calls fn(Type<T>{}) for the floating dtypes; infer has refused the others.
+template <class Fn>
+decltype(auto) visit_floating(DType t, Fn&& fn) {
+  switch (t) {
+    case DType::f64: return fn(Type<double>{});
+    case DType::f32: return fn(Type<float>{});
+    case DType::bf16: return fn(Type<bf16>{});
+    case DType::f16: return fn(Type<f16>{});
+    default: fail("{} is not a floating-point type", name(t));
+  }
+}
+
+// Reductions over a row of n elements. Two vectors run side by side to hide the latency of the adder.
+template <class A>
+A row_max(const A* x, std::int64_t n) {
+  std::int64_t i = 0;
+  A m = x[0];
+  if (n >= kLanes<A>) {
+    Vec<A> v = load(x);
+    for (i = kLanes<A>; i + kLanes<A> <= n; i += kLanes<A>) {
+      const Vec<A> w = load(x + i);
+      v = w > v ? w : v;
+    }
+    m = max_lanes<A>(v);
+  }
+  for (; i < n; ++i) m = x[i] > m ? x[i] : m;
+  return m;
+}
+
+/// Sum over i of term(i); vec_term(i) is the vector of the terms from i on.
+template <class A, class VecTerm, class Term>
+A row_sum(std::int64_t n, const VecTerm& vec_term, const Term& term) {
+  constexpr std::int64_t w = kLanes<A>;
+  Vec<A> a{}, b{};
+  std::int64_t i = 0;
+  for (; i + 2 * w <= n; i += 2 * w) {
+    a += vec_term(i);
+    b += vec_term(i + w);
+  }
+  if (i + w <= n) {
+    a += vec_term(i);
+    i += w;
+  }
+  A tail{};
+  for (; i < n; ++i) tail += term(i);
+  return sum_lanes<A>(a + b) + tail;
+}
+
+template <class A>
+A row_sum(const A* x, std::int64_t n) {
+  return row_sum<A>(n, [x](std::int64_t i) { return load(x + i); }, [x](std::int64_t i) { return x[i]; });
+}
+template <class A>
+A row_dot(const A* x, const A* y, std::int64_t n) {
+  return row_sum<A>(
+      n, [=](std::int64_t i) { return load(x + i) * load(y + i); }, [=](std::int64_t i) { return x[i] * y[i]; });
+}
+
+/// `n` elements as accumulators: the row itself when no conversion is needed, else converted into `buffer`.
+template <class T>
+const Accumulator<T>* load_row(const T* x, std::int64_t n, Accumulator<T>* buffer) {
+  if constexpr (std::is_same_v<T, Accumulator<T>>) {
+    return x;
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) buffer[i] = convert<Accumulator<T>>(x[i]);
+    return buffer;
+  }
+}
+
+}  // namespace sherd::cpu

@@ -1,0 +1,24 @@
+#pragma once
+// Small buffers of the thread that runs a kernel's chunk: packed panels, tiles, library scratchpads. Their size is
+// bounded by the tile sizes, not by the problem; they grow once and stay. What grows with the problem is asked for in
+// the row's scratch column instead, where it is accounted.
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+namespace sherd::cpu {
+
+/// Who uses the buffer: uses that can be nested in one chunk have buffers of their own.
+enum class WorkspaceUse : std::uint8_t { gemm_library, gemm_panels, tiles, row };
+
+/// `bytes` of this thread's memory, aligned to 64, contents undefined; valid until the next call with the same use on
+/// this thread.
+std::byte* thread_workspace(WorkspaceUse use, std::int64_t bytes);
+
+template <class T>
+T* thread_workspace(WorkspaceUse use, std::int64_t count) {
+  return reinterpret_cast<T*>(thread_workspace(use, count * static_cast<std::int64_t>(sizeof(T))));
+}
+
+}  // namespace sherd::cpu

@@ -1,0 +1,105 @@
+// Scaled dot-product attention and rotary positions. Letters: B batch, H query heads, G heads of keys and values (G
+// divides H: grouped queries), Tq and Tk positions, K elements per head.
+#include <cmath>
+
+#include "runtime/autograd/autograd.h"
+#include "runtime/cpu/scratch.h"
+#include "runtime/op/infer.h"
+#include "runtime/op/ops.h"
+
+namespace sherd {
+
+namespace {
+
+void check_attention_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
+  check(q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4, "q, k and v are [B, H, T, K], got {}, {} and {}",
+        to_string(q.shape()), to_string(k.shape()), to_string(v.shape()));
+  check(q.dtype() == k.dtype() && k.dtype() == v.dtype(), "dtypes of q, k and v differ: {}, {} and {}; cast them",
+        name(q.dtype()), name(k.dtype()), name(v.dtype()));
+  check(is_floating(q.dtype()), "q, k and v are floating-point, got {}", name(q.dtype()));
+  check(k.shape() == v.shape(), "k and v have one shape, got {} and {}", to_string(k.shape()), to_string(v.shape()));
+  check(q.size(0) == k.size(0), "batch sizes of q and k differ: {} and {}", q.size(0), k.size(0));
+  check(q.size(3) == k.size(3), "q has {} elements per head, k has {}", q.size(3), k.size(3));
+  check(k.size(1) > 0 ? q.size(1) % k.size(1) == 0 : q.size(1) == 0, "{} query heads are no multiple of {} key heads",
+        q.size(1), k.size(1));
+}
+
+Metas infer_attention(const InferCall& c) {
+  const Tensor& q = required(c, 0);
+  check_attention_inputs(q, required(c, 1), required(c, 2));
+  Metas metas = one_output(q.shape(), q.dtype());
+  metas.push_back({{q.size(0), q.size(1), q.size(2)}, q.dtype() == DType::f64 ? DType::f64 : DType::f32});
+  return metas;
+}
+
+void attention_vjp(VjpCall& c) {
+  static const Op& op = find_op("scaled_dot_product_attention_backward");
+  Tensor in[] = {c.grad(), c.in(0), c.in(1), c.in(2), c.out(0), c.out(1)};
+  Tensors gradients = call_op(op, in, c.attrs);
+  for (std::size_t i = 0; i < 3; ++i) c.give(i, std::move(gradients[i]));
+}
+
+Metas infer_attention_backward(const InferCall& c) {
+  const Tensor &grad = required(c, 0), &q = required(c, 1), &k = required(c, 2);
+  check_attention_inputs(q, k, required(c, 3));
+  check(grad.shape() == q.shape() && grad.dtype() == q.dtype(), "the gradient is {}, the result was {}", describe(grad),
+        describe(q));
+  Metas metas = one_output(q.shape(), q.dtype());
+  for (int i = 0; i < 2; ++i) metas.push_back({k.shape(), k.dtype()});
+  return metas;
+}
+
+Metas infer_rope(const InferCall& c) {
+  const Tensor& x = required(c, 0);
+  const auto& a = c.attrs.as<RopeAttrs>();
+  check(is_floating(x.dtype()), "x is floating-point, got {}", name(x.dtype()));
+  check(x.ndim() == 4, "x is [B, H, T, K], got {}", to_string(x.shape()));
+  check(x.size(3) % 2 == 0, "elements turn in pairs: K is even, got {}", x.size(3));
+  check(a.theta > 0 && a.first_position >= 0, "theta is positive and first_position not negative, got {} and {}",
+        a.theta, a.first_position);
+  return one_output(x.shape(), x.dtype());
+}
+
+void rope_vjp(VjpCall& c) {
+  static const Op& op = find_op("rope");
+  RopeAttrs attrs = c.attrs.as<RopeAttrs>();
+  attrs.inverse = !attrs.inverse;
+  c.give(0, op, attrs, c.grad());
+}
+
+}  // namespace
+
+void register_attention(OpTable& table) {
+  table.add({.name = "scaled_dot_product_attention",
+             .doc =
+                 "q [B, H, Tq, K], k and v [B, G, Tk, K] -> softmax(scale q k^T) v [B, H, Tq, K]; also the log of the "
+                 "sum of exponentials [B, H, Tq].",
+             .infer = infer_attention,
+             .needs = {.inputs = 0b111, .outputs = 0b11},
+             .scratch = cpu::attention_scratch,
+             .vjp = attention_vjp});
+  table.add({.name = "scaled_dot_product_attention_backward",
+             .doc = "grad, q, k, v, result, log-sum-exp -> gradients of q, k and v.",
+             .infer = infer_attention_backward,
+             .scratch = cpu::attention_backward_scratch,
+             .no_gradient = "first derivatives only"});
+  table.add({.name = "rope",
+             .doc = "x [B, H, T, K]: pairs (i, i + K/2) of position p turn by p / theta^(2i/K), backwards if inverse.",
+             .infer = infer_rope,
+             .traits = {.linear = true},
+             .scratch = cpu::rope_scratch,
+             .vjp = rope_vjp});
+}
+
+Tensor scaled_dot_product_attention(Tensor q, Tensor k, Tensor v, bool causal, double scale) {
+  static const Op& op = find_op("scaled_dot_product_attention");
+  if (scale == 0 && q.ndim() == 4) scale = 1.0 / std::sqrt(static_cast<double>(std::max<std::int64_t>(q.size(3), 1)));
+  return call(op, AttentionAttrs{static_cast<float>(scale), causal}, std::move(q), std::move(k), std::move(v));
+}
+
+Tensor rope(Tensor x, double theta, std::int64_t first_position) {
+  static const Op& op = find_op("rope");
+  return call(op, RopeAttrs{theta, first_position}, std::move(x));
+}
+
+}  // namespace sherd

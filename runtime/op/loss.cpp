@@ -1,0 +1,122 @@
+// Cross entropy. The forward rows keep one number per row (the log of the sum of exponentials) and the count of
+// targets that are not ignored; backward rebuilds the probabilities from them.
+#include "runtime/op/loss.h"
+
+#include "runtime/autograd/autograd.h"
+#include "runtime/cpu/scratch.h"
+#include "runtime/op/infer.h"
+#include "runtime/op/ops.h"
+
+namespace sherd {
+
+namespace {
+
+DType loss_dtype(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
+
+Shape without_last(const Shape& shape) { return Shape(std::span(shape.begin(), shape.end() - 1)); }
+
+void check_targets(const Tensor& x, const Tensor& targets) {
+  check(targets.dtype() == DType::i64 || targets.dtype() == DType::i32, "targets are i32 or i64, got {}",
+        name(targets.dtype()));
+  check(targets.shape() == without_last(x.shape()), "targets are {} for an input of {}, got {}",
+        to_string(without_last(x.shape())), to_string(x.shape()), to_string(targets.shape()));
+}
+
+// Loss, log-sum-exp per row, count.
+Metas loss_metas(const Tensor& targets, DType dtype) {
+  Metas metas = one_output({}, loss_dtype(dtype));
+  metas.push_back({targets.shape(), loss_dtype(dtype)});
+  metas.push_back({{}, loss_dtype(dtype)});
+  return metas;
+}
+
+Metas infer_cross_entropy(const InferCall& c) {
+  const Tensor &logits = required(c, 0), &targets = required(c, 1);
+  check(is_floating(logits.dtype()), "logits are floating-point, got {}", name(logits.dtype()));
+  check(logits.ndim() >= 1, "logits are [..., V], got a 0-d tensor");
+  check_targets(logits, targets);
+  return loss_metas(targets, logits.dtype());
+}
+
+void cross_entropy_vjp(VjpCall& c) {
+  static const Op& op = find_op("cross_entropy_backward");
+  c.give(0, op, c.attrs, c.grad(), c.in(0), c.in(1), c.out(1), c.out(2));
+}
+
+Metas infer_cross_entropy_backward(const InferCall& c) {
+  const Tensor& logits = required(c, 1);
+  return one_output(logits.shape(), logits.dtype());
+}
+
+Metas infer_linear_cross_entropy(const InferCall& c) {
+  const Tensor &x = required(c, 0), &weight = required(c, 1), &targets = required(c, 2);
+  check(is_floating(x.dtype()), "x is floating-point, got {}", name(x.dtype()));
+  check(x.dtype() == weight.dtype(), "dtypes differ: {} and {}; cast one of them", name(x.dtype()),
+        name(weight.dtype()));
+  check(x.ndim() >= 2 && weight.ndim() == 2, "x is [..., K] and weight [V, K], got {} and {}", to_string(x.shape()),
+        to_string(weight.shape()));
+  check(x.shape().back() == weight.shape()[1], "inner dimensions differ: {} and {} (weight is [V, K])",
+        x.shape().back(), weight.shape()[1]);
+  check_targets(x, targets);
+  return loss_metas(targets, x.dtype());
+}
+
+// Chunk by chunk: the logits again, their gradient, and from it a part of dx and a contribution to dweight. Only rows
+// of the table are used, so nothing of V columns outlives its chunk in a captured step either.
+void linear_cross_entropy_vjp(VjpCall& c) {
+  static const Op& logits_grad = find_op("cross_entropy_backward");
+  static const Op& product = find_op("matmul");
+  static const Op& weight_grad = find_op("linear_weight_grad");
+  const Tensor grad = c.grad(), weight = c.in(1);
+  const std::int64_t rows = c.in(2).numel(), columns = c.in(0).shape().back();
+  const std::int64_t chunk = loss_chunk_rows(weight.shape()[0]);
+  const Tensor x = reshape(c.in(0), {rows, columns}), targets = reshape(c.in(2), {rows});
+  const Tensor lse = reshape(c.out(1), {rows}), count = c.out(2);
+  std::vector<Tensor> parts;
+  for (std::int64_t first = 0; first == 0 || first < rows; first += chunk) {
+    const auto part = [&](const Tensor& t) { return narrow(t, 0, first, std::min(chunk, rows - first)); };
+    const Tensor x_part = part(x);
+    const Tensor d = call(logits_grad, c.attrs, grad, linear(x_part, weight), part(targets), part(lse), count);
+    if (c.wants(0)) parts.push_back(call(product, {}, d, weight));
+    if (c.wants(1)) c.give(1, weight_grad, {}, d, x_part);
+  }
+  if (!c.wants(0)) return;
+  c.give(0, reshape(parts.size() == 1 ? parts[0] : cat(std::move(parts), 0), c.in_shape(0)));
+}
+
+}  // namespace
+
+void register_loss(OpTable& table) {
+  table.add({.name = "cross_entropy",
+             .doc = "logits [..., V], targets [...] -> 0-d mean negative log likelihood; also the log of the sum of "
+                    "exponentials [...] and the number of targets that count.",
+             .infer = infer_cross_entropy,
+             .needs = {.inputs = 0b11, .outputs = 0b110},
+             .scratch = cpu::cross_entropy_scratch,
+             .vjp = cross_entropy_vjp});
+  table.add({.name = "cross_entropy_backward",
+             .doc = "grad, logits, targets, log-sum-exp, count -> (softmax - one hot) * grad / count.",
+             .infer = infer_cross_entropy_backward,
+             .scratch = cpu::dense_scratch,
+             .no_gradient = "first derivatives only"});
+  table.add({.name = "linear_cross_entropy",
+             .doc =
+                 "x [..., K], weight [V, K], targets [...] -> cross_entropy of x weight^T, in chunks of rows; outputs "
+                 "as cross_entropy.",
+             .infer = infer_linear_cross_entropy,
+             .needs = {.inputs = 0b111, .outputs = 0b110},
+             .scratch = cpu::linear_cross_entropy_scratch,
+             .vjp = linear_cross_entropy_vjp});
+}
+
+Tensor cross_entropy(Tensor logits, Tensor targets, std::int64_t ignore_index) {
+  static const Op& op = find_op("cross_entropy");
+  return call(op, CrossEntropyAttrs{ignore_index}, std::move(logits), std::move(targets));
+}
+
+Tensor linear_cross_entropy(Tensor x, Tensor weight, Tensor targets, std::int64_t ignore_index) {
+  static const Op& op = find_op("linear_cross_entropy");
+  return call(op, CrossEntropyAttrs{ignore_index}, std::move(x), std::move(weight), std::move(targets));
+}
+
+}  // namespace sherd

@@ -1,0 +1,168 @@
+// Softmax and the two norms, fused: a row of the input is read once and its statistics are kept for backward, as extra
+// outputs that the user functions do not show. None has a dims string: the normalised dim is both kept and reduced,
+// which an einsum cannot say.
+#include "runtime/autograd/autograd.h"
+#include "runtime/cpu/scratch.h"
+#include "runtime/op/infer.h"
+#include "runtime/op/ops.h"
+
+namespace sherd {
+
+namespace {
+
+constexpr std::string_view kFirstOnly = "first derivatives only";
+
+const Tensor& required_floating(const InferCall& c, std::size_t i) {
+  const Tensor& x = required(c, i);
+  check(is_floating(x.dtype()), "needs a floating-point input, got {}; cast it", name(x.dtype()));
+  return x;
+}
+
+Metas infer_softmax(const InferCall& c) {
+  const Tensor& x = required_floating(c, 0);
+  return one_output(x.shape(), x.dtype());
+}
+
+Metas infer_softmax_backward(const InferCall& c) {
+  const Tensor &grad = required_floating(c, 0), &y = required(c, 1);
+  check(grad.shape() == y.shape() && grad.dtype() == y.dtype(), "the gradient is {}, the result was {}", describe(grad),
+        describe(y));
+  return one_output(y.shape(), y.dtype());
+}
+
+void softmax_vjp(VjpCall& c) {
+  static const Op& op = find_op("softmax_backward");
+  c.give(0, op, c.attrs, c.grad(), c.out());
+}
+
+void log_softmax_vjp(VjpCall& c) {
+  static const Op& op = find_op("log_softmax_backward");
+  c.give(0, op, c.attrs, c.grad(), c.out());
+}
+
+// ---- norms ----
+
+DType statistics_dtype(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
+
+void check_affine(const Tensor& x, const Tensor& p, std::string_view what) {
+  if (!p.defined()) return;
+  check(p.ndim() == 1 && p.shape()[0] == x.shape().back(), "{} is [{}] for x {}, got {}", what, x.shape().back(),
+        to_string(x.shape()), to_string(p.shape()));
+  check(p.dtype() == x.dtype(), "dtypes differ: x {} and {} {}; cast one of them", name(x.dtype()), what,
+        name(p.dtype()));
+}
+
+Metas infer_norm(const InferCall& c, int num_statistics) {
+  const Tensor& x = required_floating(c, 0);
+  check(x.ndim() >= 1, "normalises over the last dim, x has none");
+  check_affine(x, c.in[1], "weight");
+  if (c.in.size() > 2) check_affine(x, c.in[2], "bias");
+  Metas metas = one_output(x.shape(), x.dtype());
+  const Shape rows(std::span(x.shape().begin(), x.shape().end() - 1));
+  for (int i = 0; i < num_statistics; ++i) metas.push_back({rows, statistics_dtype(x.dtype())});
+  return metas;
+}
+Metas infer_layer_norm(const InferCall& c) { return infer_norm(c, 2); }
+Metas infer_rms_norm(const InferCall& c) { return infer_norm(c, 1); }
+
+// Inputs: gradient, x, weight, statistics. Outputs: dx and one vector per affine parameter the norm can have.
+Metas infer_norm_backward(const InferCall& c, int num_affine) {
+  const Tensor &grad = required_floating(c, 0), &x = required(c, 1);
+  check(grad.shape() == x.shape() && grad.dtype() == x.dtype(), "the gradient is {}, the input was {}", describe(grad),
+        describe(x));
+  Metas metas = one_output(x.shape(), x.dtype());
+  for (int i = 0; i < num_affine; ++i) metas.push_back({{x.shape().back()}, x.dtype()});
+  return metas;
+}
+Metas infer_layer_norm_backward(const InferCall& c) { return infer_norm_backward(c, 2); }
+Metas infer_rms_norm_backward(const InferCall& c) { return infer_norm_backward(c, 1); }
+
+// An affine parameter that was left out has an empty shape on the tape.
+Tensor weight_or_none(const VjpCall& c) { return c.in_shape(1).empty() ? Tensor() : c.in(1); }
+
+void layer_norm_vjp(VjpCall& c) {
+  static const Op& op = find_op("layer_norm_backward");
+  Tensor in[] = {c.grad(), c.in(0), weight_or_none(c), c.out(1), c.out(2)};
+  Tensors gradients = call_op(op, in, {});
+  for (std::size_t i = 0; i < 3; ++i) c.give(i, std::move(gradients[i]));
+}
+
+void rms_norm_vjp(VjpCall& c) {
+  static const Op& op = find_op("rms_norm_backward");
+  Tensor in[] = {c.grad(), c.in(0), weight_or_none(c), c.out(1)};
+  Tensors gradients = call_op(op, in, {});
+  for (std::size_t i = 0; i < 2; ++i) c.give(i, std::move(gradients[i]));
+}
+
+void register_softmax(OpTable& table) {
+  table.add({.name = "softmax",
+             .doc = "exp(x) divided by its sum along `dim`, without overflow.",
+             .infer = infer_softmax,
+             .needs = {.outputs = 0b1},
+             .scratch = cpu::dense_scratch,
+             .vjp = softmax_vjp});
+  table.add({.name = "softmax_backward",
+             .doc = "grad, y -> y * (grad - sum of grad * y along `dim`).",
+             .infer = infer_softmax_backward,
+             .scratch = cpu::dense_scratch,
+             .no_gradient = kFirstOnly});
+  table.add({.name = "log_softmax",
+             .doc = "x minus the log of the sum of exp(x) along `dim`, without overflow.",
+             .infer = infer_softmax,
+             .needs = {.outputs = 0b1},
+             .scratch = cpu::dense_scratch,
+             .vjp = log_softmax_vjp});
+  table.add({.name = "log_softmax_backward",
+             .doc = "grad, y -> grad - exp(y) * sum of grad along `dim`.",
+             .infer = infer_softmax_backward,
+             .scratch = cpu::dense_scratch,
+             .no_gradient = kFirstOnly});
+}
+
+}  // namespace
+
+void register_norm(OpTable& table) {
+  register_softmax(table);
+  table.add({.name = "layer_norm",
+             .doc = "x [..., D], weight [D] and bias [D] or undefined -> (x - mean) * rstd * weight + bias; also mean "
+                    "and rstd [...].",
+             .infer = infer_layer_norm,
+             .needs = {.inputs = 0b011, .outputs = 0b110},
+             .scratch = cpu::norm_scratch,
+             .vjp = layer_norm_vjp});
+  table.add({.name = "layer_norm_backward",
+             .doc = "grad [..., D], x, weight, mean, rstd -> gradients of x, weight and bias.",
+             .infer = infer_layer_norm_backward,
+             .scratch = cpu::norm_backward_scratch,
+             .no_gradient = kFirstOnly});
+  table.add({.name = "rms_norm",
+             .doc = "x [..., D], weight [D] or undefined -> x * rstd * weight; also rstd [...].",
+             .infer = infer_rms_norm,
+             .needs = {.inputs = 0b11, .outputs = 0b10},
+             .scratch = cpu::norm_scratch,
+             .vjp = rms_norm_vjp});
+  table.add({.name = "rms_norm_backward",
+             .doc = "grad [..., D], x, weight, rstd -> gradients of x and weight.",
+             .infer = infer_rms_norm_backward,
+             .scratch = cpu::norm_backward_scratch,
+             .no_gradient = kFirstOnly});
+}
+
+Tensor softmax(Tensor x, int dim) {
+  static const Op& op = find_op("softmax");
+  return call(op, DimAttrs{normalize_dim(dim, x.ndim())}, std::move(x));
+}
+Tensor log_softmax(Tensor x, int dim) {
+  static const Op& op = find_op("log_softmax");
+  return call(op, DimAttrs{normalize_dim(dim, x.ndim())}, std::move(x));
+}
+Tensor layer_norm(Tensor x, Tensor weight, Tensor bias, double eps) {
+  static const Op& op = find_op("layer_norm");
+  return call(op, NormAttrs{static_cast<float>(eps)}, std::move(x), std::move(weight), std::move(bias));
+}
+Tensor rms_norm(Tensor x, Tensor weight, double eps) {
+  static const Op& op = find_op("rms_norm");
+  return call(op, NormAttrs{static_cast<float>(eps)}, std::move(x), std::move(weight));
+}
+
+}  // namespace sherd
