@@ -52,6 +52,18 @@ struct Edge {
 
 using GradHook = std::function<Tensor(const Tensor& grad)>;
 
+/// A captured step does not run hooks when it replays. `capturable` says that everything a hook does goes through ops
+/// and slots, which are replayed; any other hook is an Error while a step is being captured.
+struct HookOptions {
+  bool capturable = false;
+};
+/// A hook on output `index` of a node.
+struct TensorHook {
+  int index = 0;
+  GradHook function;
+  HookOptions options;
+};
+
 class OpNode final : public Node {
  public:
   OpNode() : Node(Kind::op) {}
@@ -63,7 +75,7 @@ class OpNode final : public Node {
   SmallVec<TensorMeta, 3> input_metas;
   SmallVec<TensorMeta, 1> output_metas;
   const std::string* module_path = nullptr;
-  std::unique_ptr<std::vector<std::pair<int, GradHook>>> hooks;  // by output index
+  std::unique_ptr<std::vector<TensorHook>> hooks;
   SmallVec<Tensor, 1> pending;                                   // gradients of the outputs, during a pass
   bool queued = false, freed = false;
 };

@@ -63,7 +63,10 @@ class Slot {
   /// Null restores the default sink.
   void set_sink(GradSink* sink);
   /// Runs after the gradient of a backward pass is complete (and reduced).
-  void on_grad_accumulated(std::function<void(Slot&)> hook) { hooks_.push_back(std::move(hook)); }
+  void on_grad_accumulated(std::function<void(Slot&)> hook, HookOptions options = {}) {
+    hooks_.push_back({std::move(hook), options});
+  }
+  /// Error while a step is being captured if a hook is not capturable.
   void run_grad_hooks();
   Leaf* leaf() const { return static_cast<Leaf*>(leaf_.get()); }
 
@@ -72,7 +75,11 @@ class Slot {
   Tensor value_, grad_;
   NodeRef leaf_;
   GradSink* sink_;
-  std::vector<std::function<void(Slot&)>> hooks_;
+  struct Hook {
+    std::function<void(Slot&)> function;
+    HookOptions options;
+  };
+  std::vector<Hook> hooks_;
   bool requires_grad_;
 };
 

@@ -14,6 +14,8 @@ class Attrs;
 
 class CaptureSink {
  public:
+  /// A device-level call is about to run. Memory of inputs that the recorder holds on to now is not donated.
+  virtual void prepare(const Op& op, std::span<const Tensor> in) = 0;
   /// A device-level call has run. `out` holds fresh tensors, or aliases of inputs (donation, in-place rows), or the
   /// destinations that were passed in. Views are not reported: a tensor is a storage and a recipe.
   virtual void record(const Op& op, const Attrs& attrs, std::span<const Tensor> in, std::span<const Tensor> out,

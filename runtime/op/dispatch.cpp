@@ -18,23 +18,6 @@ std::uint8_t flags_of(std::span<Tensor> in) {
   return flags;
 }
 
-// Adds what only the dispatcher knows. One place for every op.
-[[noreturn]] void rethrow_with_context(const OpCall& call, Error& error) {
-  if (error.has("inputs")) throw;
-  std::string inputs;
-  const std::size_t shown = std::min<std::size_t>(call.in.size(), 6);
-  for (std::size_t i = 0; i < shown; ++i) inputs += (i ? "  " : "") + describe(call.in[i]);
-  if (shown < call.in.size()) inputs += fmt::format("  ... {} in all", call.in.size());
-  error.add("op", fmt::format("{}{}{}", call.op.name, call.attrs.empty() ? "" : " ", call.attrs.print()));
-  error.add("inputs", inputs.empty() ? "none" : inputs);
-  const RankContext& context = RankContext::current();
-  std::string where = context.module_path ? *context.module_path : "";
-  if (!context.rank_text.empty()) where += (where.empty() ? "" : "      ") + context.rank_text;
-  if (context.step >= 0) where += fmt::format("{}step {}", where.empty() ? "" : "      ", context.step);
-  if (!where.empty()) error.add(context.module_path ? "module" : "rank", where);
-  throw;
-}
-
 Tensors dispatch(OpCall& call) {
   const std::uint8_t flags = flags_of(call.in);
   const RankContext& context = RankContext::current();
@@ -135,6 +118,23 @@ void bump_mutated(const OpCall& call) {
 }
 
 }  // namespace
+
+// Adds what only the dispatcher knows. One place for every op.
+void rethrow_with_context(const OpCall& call, Error& error) {
+  if (error.has("inputs")) throw;
+  std::string inputs;
+  const std::size_t shown = std::min<std::size_t>(call.in.size(), 6);
+  for (std::size_t i = 0; i < shown; ++i) inputs += (i ? "  " : "") + describe(call.in[i]);
+  if (shown < call.in.size()) inputs += fmt::format("  ... {} in all", call.in.size());
+  error.add("op", fmt::format("{}{}{}", call.op.name, call.attrs.empty() ? "" : " ", call.attrs.print()));
+  error.add("inputs", inputs.empty() ? "none" : inputs);
+  const RankContext& context = RankContext::current();
+  std::string where = context.module_path ? *context.module_path : "";
+  if (!context.rank_text.empty()) where += (where.empty() ? "" : "      ") + context.rank_text;
+  if (context.step >= 0) where += fmt::format("{}step {}", where.empty() ? "" : "      ", context.step);
+  if (!where.empty()) error.add(context.module_path ? "module" : "rank", where);
+  throw;
+}
 
 Tensors call_op(const Op& op, std::span<Tensor> in, const Attrs& attrs) {
   OpCall call{op, in, attrs};

@@ -41,6 +41,9 @@ struct OpCall {
   bool accumulate = false;
 };
 
+/// In a handler of `error`: adds op, inputs, module and rank, once, and rethrows it.
+[[noreturn]] void rethrow_with_context(const OpCall& call, Error& error);
+
 /// Layers as functions; `dtensor` fills the dist slot when the first mesh is made.
 using LayerFunction = Tensors (*)(OpCall&);
 Tensors autograd_layer(OpCall& call);
