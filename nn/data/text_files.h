@@ -1,0 +1,46 @@
+#pragma once
+// A text file, or all files below a folder, seen as one long run of bytes.
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace sherd {
+
+/// Read by pread into the caller's buffer: a file that was cut short meanwhile gives a short read, which is an Error,
+/// where a mapping would give SIGBUS. The page cache serves both alike. No file stays open, so any number of files and
+/// of bytes will do. Safe to read from several threads.
+class TextFiles {
+ public:
+  struct File {
+    std::string path;        ///< to open it
+    std::string name;        ///< below the folder
+    std::int64_t begin = 0;  ///< where it starts in the run of bytes
+    std::int64_t size = 0;
+  };
+
+  /// `path` is a file or a folder. Of a folder: regular files at any depth, symbolic links not followed, sorted by
+  /// path below it as bytes, empty ones left out. Throws Error if there is no such path, it holds no files, all of
+  /// them are empty, or a folder cannot be read.
+  static TextFiles open(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  const std::vector<File>& files() const { return files_; }
+  std::int64_t bytes() const { return files_.back().begin + files_.back().size; }
+  /// The file that holds byte `offset`.
+  const File& file_at(std::int64_t offset) const;
+
+  /// Fills `out` with the bytes from `offset` on; the range must exist. Throws Error naming a file that is gone or
+  /// shorter than it was.
+  void read(std::int64_t offset, std::span<char> out) const;
+
+  /// Changes when a file is added, removed, renamed or resized: tells a resume that the data is not the same.
+  std::uint64_t fingerprint() const;
+
+ private:
+  std::string path_;
+  std::vector<File> files_;
+};
+
+}  // namespace sherd
