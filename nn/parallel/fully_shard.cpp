@@ -159,10 +159,12 @@ void FullyShardHook::after_forward(Module&, const std::function<void(const Tenso
   const std::weak_ptr<FullyShardHook> weak = weak_from_this();
   visit_outputs([&](const Tensor& t) {
     if (!t.requires_grad() || t.grad_node()->kind != Node::Kind::op) return;
-    register_grad_hook(t, [weak](const Tensor&) {
-      if (const auto self = weak.lock()) self->before_backward();
-      return Tensor();
-    });
+    register_grad_hook(t,
+                       [weak](const Tensor&) {
+                         if (const auto self = weak.lock()) self->before_backward();
+                         return Tensor();
+                       },
+                       {.capturable = true});  // gathers are rows: replay issues them without the hook
   });
 }
 

@@ -28,7 +28,7 @@ void Board::compare_calls() {
       sides.push_back({fmt::format("rank {}", peer), call_of(peer)});
     } else {
       std::string& ranks = sides[entry->second].ranks;
-      if (ranks.find(',') == std::string::npos) ranks.insert(4, "s");
+      if (ranks.find(',') == std::string::npos) ranks = fmt::format("ranks{}", ranks.substr(4));
       ranks += fmt::format(", {}", peer);
     }
   }

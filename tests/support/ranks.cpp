@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "runtime/comm/thread_group.h"
+#include "runtime/comm/world.h"
+#include "runtime/exec/context.h"
 
 namespace sherd::testing {
 
@@ -20,6 +22,8 @@ bool is_from_peer(const std::exception_ptr& error) {
 
 void run_rank(std::shared_ptr<ProcessGroup> group,
               const std::function<void(const std::shared_ptr<ProcessGroup>&)>& body, std::exception_ptr& error) {
+  RankScope scope;
+  set_world_group(group);
   try {
     body(group);
   } catch (const std::exception& reason) {

@@ -1,0 +1,93 @@
+// The gradient norm over shards is one number, the reference's.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "nn/optim/clip.h"
+#include "nn/optim/sgd.h"
+#include "runtime/autograd/autograd.h"
+#include "tests/parallel/nets.h"
+#include "tests/support/near.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+const std::vector<std::int64_t> kSizes{5, 7, 3, 2};  // on 4 ranks some shards are empty
+
+// From the definition, in f64.
+double norm_of(nn::Module& reference, double p) {
+  double total = 0;
+  for (const nn::Parameter* parameter : reference.parameters())
+    for (double g : parameter->grad().to_vector<double>())
+      total = std::isinf(p) ? std::max(total, std::abs(g)) : total + std::pow(std::abs(g), p);
+  return std::isinf(p) ? total : std::pow(total, 1 / p);
+}
+
+TEST(FullyShard, F98_NormsOfAnyOrderEqualTheReference) {
+  for (int ranks : {1, 2, 3, 4})
+    run_ranks(ranks, [](const Group& group) {
+      Net net(kSizes), reference(kSizes);
+      shard(net, DeviceMesh(group));
+      net.materialize(nn::Seed{1});
+      reference.materialize(nn::Seed{1});
+      const Tensor x = batch_of(4, 5, 0, "x");
+      backward(sum(square(net(x))));
+      backward(sum(square(reference(x))));
+      for (double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+        const std::int64_t before = group->counts().all_reduce.calls;
+        const double norm = nn::grad_norm(net.parameters(), p).item<double>();
+        EXPECT_NEAR(norm, norm_of(reference, p), 1e-5 * norm) << "p = " << p;
+        EXPECT_EQ(group->counts().all_reduce.calls - before, group->size() > 1 ? 1 : 0);
+      }
+    });
+}
+
+TEST(FullyShard, F99_ClippingScalesAllShardsAlike) {
+  for (int ranks : {1, 2, 3, 4})
+    run_ranks(ranks, [](const Group& group) {
+      Net net(kSizes), reference(kSizes);
+      shard(net, DeviceMesh(group));
+      net.materialize(nn::Seed{1});
+      reference.materialize(nn::Seed{1});
+      const Tensor x = batch_of(4, 5, 0, "x");
+      backward(sum(square(net(x))));
+      backward(sum(square(reference(x))));
+      nn::Sgd optimizer(net.parameters(), {.lr = 1});
+      const double limit = 0.25;
+      const double norm = nn::clip_grad_norm(optimizer, limit).item<double>();
+      std::vector<double> norms(static_cast<std::size_t>(group->size()), 0);
+      norms[static_cast<std::size_t>(group->rank())] = norm;
+      const FlatPart part{norms.data(), DType::f64, group->size()};
+      group->all_reduce({&part, 1}, {})->wait();
+      for (double other : norms) EXPECT_EQ(other, norm);
+      ASSERT_GT(norm, limit);
+      optimizer.step();
+      const auto actual = net.parameters(), expected = reference.parameters();
+      for (std::size_t i = 0; i < actual.size(); ++i) {
+        const Tensor updated = expected[i]->value().detach() - mul(expected[i]->grad(), limit / norm);
+        EXPECT_TRUE(near(whole(actual[i]->value()), updated, 1e-5)) << actual[i]->name();
+      }
+      // A norm below the limit changes nothing.
+      EXPECT_GT(nn::clip_grad_norm(optimizer, 1e6).item<double>(), 0);
+    });
+}
+
+TEST(FullyShard, F100_ShardedAndPlainParametersGiveOneNorm) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes), reference(kSizes);
+    nn::fully_shard(*net.blocks.items()[0], DeviceMesh(group));  // the rest stays plain, equal on all ranks
+    net.materialize(nn::Seed{1});
+    reference.materialize(nn::Seed{1});
+    const Tensor x = batch_of(4, 5, 0, "x");
+    backward(sum(square(net(x))));
+    backward(sum(square(reference(x))));
+    const double norm = nn::grad_norm(net.parameters()).item<double>();
+    EXPECT_NEAR(norm, norm_of(reference, 2), 1e-5 * norm);
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing

@@ -1,0 +1,110 @@
+// Counts and bytes of collectives. One grouped launch is one collective.
+#include <gtest/gtest.h>
+
+#include "nn/optim/adamw.h"
+#include "nn/parallel/shard_group.h"
+#include "runtime/autograd/autograd.h"
+#include "tests/parallel/nets.h"
+#include "tests/support/near.h"
+#include "tests/support/processes.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+const std::vector<std::int64_t> kSizes{6, 10, 7, 9, 5};
+constexpr std::int64_t kGroups = 4;  // three blocks and the root
+
+struct Counted {
+  std::int64_t forward_gathers, backward_gathers, reductions, others;
+};
+
+Counted count_step(Net& net, ProcessGroup& group) {
+  const CommCounts start = group.counts();
+  const Tensor loss = sum(net(batch_of(2, 6, 0, "x")));
+  const CommCounts middle = group.counts();
+  backward(loss);
+  const CommCounts end = group.counts();
+  return {middle.all_gather.calls - start.all_gather.calls, end.all_gather.calls - middle.all_gather.calls,
+          end.reduce_scatter.calls - start.reduce_scatter.calls,
+          end.all_reduce.calls + end.broadcast.calls - start.all_reduce.calls - start.broadcast.calls};
+}
+
+void expect_counts(const Group& group) {
+  const DeviceMesh mesh(group);
+  const auto run = [&](std::optional<bool> blocks, std::optional<bool> root, std::int64_t backward_gathers) {
+    Net net(kSizes);
+    nn::FullyShardOptions block_options, root_options;
+    if (blocks) block_options.reshard_after_forward = nn::ReshardAfterForward(*blocks);
+    if (root) root_options.reshard_after_forward = nn::ReshardAfterForward(*root);
+    for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh, block_options);
+    nn::fully_shard(net, mesh, root_options);
+    net.materialize();
+    for (int step = 0; step < 2; ++step) {
+      const Counted c = count_step(net, *group);
+      EXPECT_EQ(c.forward_gathers, kGroups);
+      EXPECT_EQ(c.backward_gathers, backward_gathers);
+      EXPECT_EQ(c.reductions, kGroups);
+      EXPECT_EQ(c.others, 0);
+      for (nn::Parameter* p : net.parameters()) p->clear_grad();
+    }
+    for (nn::ShardGroup* g : nn::shard_groups(net)) EXPECT_EQ(g->late_gathers(), 0) << g->name();
+  };
+  run({}, {}, kGroups - 1);  // root decides for itself: kept
+  run(true, true, kGroups);  // all resharded
+  run(false, false, 0);      // none
+}
+
+TEST(FullyShard, F44_CollectivesPerStep) {
+  for (int ranks : {2, 3, 4}) run_ranks(ranks, expect_counts);
+}
+
+TEST(FullyShard, F44_CollectivesPerStepWithProcesses) {
+  for (int ranks : {2, 3}) run_processes(ranks, expect_counts);
+}
+
+TEST(FullyShard, F45_OneRankCommunicatesNothingAndIsBitwiseTheReference) {
+  run_ranks(1, [](const Group& group) {
+    Net net(kSizes), reference(kSizes);
+    shard(net, DeviceMesh(group));
+    net.materialize(nn::Seed{1});
+    reference.materialize(nn::Seed{1});
+    nn::AdamW optimizer(net.parameters(), {.lr = 0.01}), reference_optimizer(reference.parameters(), {.lr = 0.01});
+    for (std::uint64_t step = 0; step < 5; ++step) {
+      for (int micro = 0; micro < 2; ++micro) {  // the second adds to the first's gradients
+        const Tensor x = batch_of(4, 6, 2 * step + static_cast<std::uint64_t>(micro), "x"),
+                     y = batch_of(4, 5, step, "y");
+        const Tensor loss = mean_square(net(x), y), expected = mean_square(reference(x), y);
+        EXPECT_TRUE(same_bits(loss, expected));
+        backward(loss);
+        backward(expected);
+      }
+      optimizer.step_and_clear();
+      reference_optimizer.step_and_clear();
+    }
+    const auto actual = net.parameters(), expected = reference.parameters();
+    for (std::size_t i = 0; i < actual.size(); ++i)
+      EXPECT_TRUE(same_bits(whole(actual[i]->value()), expected[i]->value())) << actual[i]->name();
+    const CommCounts& c = group->counts();
+    EXPECT_EQ(c.all_gather.calls + c.reduce_scatter.calls + c.all_reduce.calls + c.broadcast.calls + c.barrier.calls,
+              0);
+  });
+}
+
+TEST(FullyShard, F46_BytesAreThoseOfRealElements) {
+  for (int ranks : {2, 3, 4})
+    run_ranks(ranks, [](const Group& group) {
+      Net net(kSizes);  // 10, 7, 9 and 5 rows: uneven on every number of ranks but one
+      const DeviceMesh mesh(group);
+      for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh);
+      nn::fully_shard(net, mesh, {.reshard_after_forward = true});
+      net.materialize();
+      backward(sum(net(batch_of(2, 6, 0, "x"))));
+      EXPECT_EQ(group->counts().all_gather.bytes, 2 * 4 * net.num_parameters());
+      EXPECT_EQ(group->counts().reduce_scatter.bytes, 4 * net.num_parameters());
+    });
+}
+
+}  // namespace
+}  // namespace sherd::testing

@@ -1,0 +1,60 @@
+#pragma once
+// Small models and the two sides of every parity test: a reference on the whole batch without sharding, and the same
+// model under fully_shard on each rank's slice. Both run in the same rank context, so initial bits must agree.
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "dtensor/api.h"
+#include "nn/layers/linear.h"
+#include "nn/module_list.h"
+#include "nn/optim/optimizer.h"
+#include "nn/parallel/fully_shard.h"
+#include "runtime/op/ops.h"
+
+namespace sherd::testing {
+
+/// relu(x W^T + b): one block of the test network.
+struct Block : nn::Layer<Block> {
+  nn::Linear& linear_layer;
+  Block(std::int64_t in, std::int64_t out) : linear_layer(add<nn::Linear>("linear", in, out)) {}
+  Tensor forward(const Tensor& x) { return relu(linear_layer(x)); }
+};
+
+/// Blocks, then a linear head that the root owns. sizes = {in, hidden..., out}.
+struct Net : nn::Layer<Net> {
+  nn::ModuleList<Block>& blocks;
+  nn::Linear& head;
+  explicit Net(const std::vector<std::int64_t>& sizes)
+      : blocks(add<nn::ModuleList<Block>>("blocks")),
+        head(add<nn::Linear>("head", sizes[sizes.size() - 2], sizes.back())) {
+    for (std::size_t i = 0; i + 2 < sizes.size(); ++i) blocks.append(sizes[i], sizes[i + 1]);
+  }
+  Tensor forward(Tensor x) {
+    for (Block* block : blocks.items()) x = (*block)(x);
+    return head(x);
+  }
+};
+
+/// fully_shard on every block, then on the root; groups = blocks + 1.
+inline void shard(Net& net, const DeviceMesh& mesh, const nn::FullyShardOptions& options = {}) {
+  for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh, options);
+  nn::fully_shard(net, mesh);
+}
+
+inline Tensor mean_square(const Tensor& a, const Tensor& b) { return mean(square(a - b)); }
+
+/// Deterministic inputs of a global batch at one step.
+inline Tensor batch_of(std::int64_t rows, std::int64_t width, std::uint64_t step, std::string_view what) {
+  return random_normal({rows, width}, random_key(7, what, "test", step));
+}
+/// This rank's rows of a global batch; rows must divide by the ranks.
+inline Tensor slice_of(const Tensor& global, const ProcessGroup& group) {
+  const std::int64_t rows = global.size(0) / group.size();
+  return narrow(global, 0, group.rank() * rows, rows);
+}
+
+/// A parameter's whole value, whatever its layout. Collective when it is sharded.
+inline Tensor whole(const Tensor& value) { return value.is_distributed() ? full_tensor(value) : value.detach(); }
+
+}  // namespace sherd::testing

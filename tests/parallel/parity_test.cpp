@@ -1,0 +1,280 @@
+// Training under fully_shard is training of one rank on the whole batch.
+#include <gtest/gtest.h>
+
+#include "nn/models/gpt.h"
+#include "nn/optim/adamw.h"
+#include "nn/optim/sgd.h"
+#include "nn/parallel/shard_group.h"
+#include "runtime/autograd/autograd.h"
+#include "tests/parallel/nets.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/near.h"
+#include "tests/support/processes.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+
+double average(double value, ProcessGroup& group) {
+  const FlatPart part{&value, DType::f64, 1};
+  group.all_reduce({&part, 1}, {.kind = ReduceKind::avg})->wait();
+  return value;
+}
+
+void expect_same_parameters(nn::Module& actual, nn::Module& expected) {
+  const auto a = actual.parameters(), e = expected.parameters();
+  ASSERT_EQ(a.size(), e.size());
+  for (std::size_t i = 0; i < a.size(); ++i)
+    EXPECT_TRUE(near(whole(a[i]->value()), e[i]->value(), 1e-5)) << a[i]->name();
+}
+
+struct ParityOptions {
+  std::vector<std::int64_t> sizes;
+  int steps = 10;
+  bool clear_by_zero = false;
+  nn::FullyShardOptions shard_options{};
+};
+
+void zero_gradients(nn::Module& module) {
+  for (nn::Parameter* p : module.parameters())
+    if (p->grad().defined()) fill_into(p->grad().local(), 0);
+}
+
+void expect_parity(const Group& group, const ParityOptions& options) {
+  Net net(options.sizes), reference(options.sizes);
+  shard(net, DeviceMesh(group), options.shard_options);
+  net.materialize(nn::Seed{11});
+  reference.materialize(nn::Seed{11});
+  nn::AdamW optimizer(net.parameters(), {.lr = 1e-2}), reference_optimizer(reference.parameters(), {.lr = 1e-2});
+  for (int step = 0; step < options.steps; ++step) {
+    const auto s = static_cast<std::uint64_t>(step);
+    const Tensor x = batch_of(12, options.sizes.front(), s, "x"), y = batch_of(12, options.sizes.back(), s, "y");
+    const Tensor loss = mean_square(net(slice_of(x, *group)), slice_of(y, *group));
+    const Tensor expected = mean_square(reference(x), y);
+    EXPECT_NEAR(average(loss.item<double>(), *group), expected.item<double>(), 1e-5) << "step " << step;
+    backward(loss);
+    backward(expected);
+    optimizer.step();
+    reference_optimizer.step();
+    if (options.clear_by_zero) {
+      zero_gradients(net);
+      zero_gradients(reference);
+    } else {
+      optimizer.clear_gradients();
+      reference_optimizer.clear_gradients();
+    }
+  }
+  expect_same_parameters(net, reference);
+}
+
+const std::vector<std::int64_t> kEven{8, 12, 24, 12}, kUneven{5, 7, 3, 2};
+
+TEST(FullyShard, F58_TenAdamStepsEvenShapes) {
+  for (int ranks : {1, 2, 3, 4}) run_ranks(ranks, [](const Group& group) { expect_parity(group, {.sizes = kEven}); });
+}
+
+TEST(FullyShard, F58_TenAdamStepsWithProcesses) {
+  for (int ranks : {2, 4}) run_processes(ranks, [](const Group& group) { expect_parity(group, {.sizes = kEven}); });
+}
+
+TEST(FullyShard, F59_UnevenShapesAndFewerRowsThanRanks) {
+  for (int ranks : {1, 2, 3, 4}) run_ranks(ranks, [](const Group& group) { expect_parity(group, {.sizes = kUneven}); });
+}
+
+TEST(FullyShard, F60_WithAndWithoutReshardAfterForward) {
+  for (bool reshard_after_forward : {true, false})
+    run_ranks(3, [=](const Group& group) {
+      expect_parity(group, {.sizes = kUneven, .shard_options = {.reshard_after_forward = reshard_after_forward}});
+    });
+}
+
+TEST(FullyShard, F61_GradientsClearedOrZeroed) {
+  for (bool by_zero : {false, true})
+    run_ranks(3, [=](const Group& group) { expect_parity(group, {.sizes = kUneven, .clear_by_zero = by_zero}); });
+}
+
+TEST(FullyShard, F62_TransformerWithTiedHead) {
+  for (int ranks : {1, 2, 3, 4})
+    run_ranks(ranks, [](const Group& group) {
+      nn::GptConfig config;
+      config.vocabulary = 11;  // uneven on 2, 3 and 4 ranks
+      config.tokens = 6;
+      config.layers = 2;
+      config.heads = 2;
+      config.width = 8;
+      nn::Gpt model(config), reference(config);
+      const DeviceMesh mesh(group);
+      for (nn::Module* block : model.blocks()) nn::fully_shard(*block, mesh);
+      nn::fully_shard(model, mesh);
+      model.materialize(nn::Seed{1});
+      reference.materialize(nn::Seed{1});
+      const Tensor start = whole(model.parameter("tok.weight").value());
+      nn::AdamW optimizer(model.parameters(), {.lr = 1e-2}), reference_optimizer(reference.parameters(), {.lr = 1e-2});
+      for (int step = 0; step < 5; ++step) {
+        std::vector<std::int32_t> ids(12 * 6), next(12 * 6);
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+          ids[i] = static_cast<std::int32_t>((i * 7 + static_cast<std::size_t>(step)) % 11);
+          next[i] = static_cast<std::int32_t>((i * 5 + 3) % 11);
+        }
+        const Tensor x = Tensor::from<std::int32_t>(ids, {12, 6}), y = Tensor::from<std::int32_t>(next, {12, 6});
+        const Tensor loss = model(contiguous(slice_of(x, *group)), contiguous(slice_of(y, *group)));
+        const Tensor expected = reference(x, y);
+        EXPECT_NEAR(average(loss.item<double>(), *group), expected.item<double>(), 1e-5);
+        backward(loss);
+        backward(expected);
+        optimizer.step_and_clear();
+        reference_optimizer.step_and_clear();
+      }
+      expect_same_parameters(model, reference);
+      // Every row moved, those on the last rank too (PyTorch #176076 left them behind).
+      const auto before = start.to_vector<float>(),
+                 after = whole(model.parameter("tok.weight").value()).to_vector<float>();
+      for (std::size_t row = 0; row < 11; ++row) EXPECT_NE(before[row * 8], after[row * 8]) << row;
+    });
+}
+
+TEST(FullyShard, F68_TwoForwardsThenOneBackward) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kUneven), reference(kUneven);
+    shard(net, DeviceMesh(group));
+    net.materialize(nn::Seed{1});
+    reference.materialize(nn::Seed{1});
+    const Tensor a = batch_of(4, 5, 0, "a"), b = batch_of(4, 5, 0, "b");
+    backward(sum(net(slice_of(a, *group))) + sum(square(net(slice_of(b, *group)))));
+    backward(sum(reference(a)) + sum(square(reference(b))));
+    const auto actual = net.parameters(), expected = reference.parameters();
+    for (std::size_t i = 0; i < actual.size(); ++i)
+      EXPECT_TRUE(near(mul(whole(actual[i]->grad()), 2), expected[i]->grad())) << actual[i]->name();
+  });
+}
+
+TEST(FullyShard, F75_PostAccumulateHooksSeeTheReducedShardOnce) {
+  run_ranks(3, [](const Group& group) {
+    Net net(kUneven);
+    shard(net, DeviceMesh(group));
+    net.materialize();
+    std::map<std::string, int> calls;
+    for (nn::Parameter* p : net.parameters())
+      p->on_grad_accumulated([&](Slot& slot) {
+        ++calls[slot.name()];
+        EXPECT_TRUE(slot.grad().is_distributed());
+        EXPECT_EQ(slot.grad().layout(), Spec::of(DeviceMesh(Spec::from(slot.grad()).mesh()), Shard(0)));
+      });
+    for (int step = 1; step <= 2; ++step) {
+      backward(sum(net(batch_of(2, 5, 0, "x"))));
+      EXPECT_EQ(calls.size(), net.parameters().size());
+      for (const auto& [name, count] : calls) EXPECT_EQ(count, step) << name;
+    }
+    (void)group;
+  });
+}
+
+std::vector<float> train_bits(const Group& group) {
+  Net net(kUneven);
+  shard(net, DeviceMesh(group));
+  net.materialize(nn::Seed{21});
+  nn::AdamW optimizer(net.parameters(), {.lr = 1e-2});
+  std::vector<float> bits;
+  for (std::uint64_t step = 0; step < 5; ++step) {
+    const Tensor loss =
+        mean_square(net(slice_of(batch_of(12, 5, step, "x"), *group)), slice_of(batch_of(12, 2, step, "y"), *group));
+    bits.push_back(loss.item<float>());
+    backward(loss);
+    optimizer.step_and_clear();
+  }
+  for (const nn::Parameter* p : net.parameters())
+    for (float value : whole(p->value()).to_vector<float>()) bits.push_back(value);
+  return bits;
+}
+
+TEST(FullyShard, F77_TwoRunsAreBitwiseEqual) {
+  for (int ranks : {1, 2, 3, 4}) {
+    std::vector<std::vector<float>> first(static_cast<std::size_t>(ranks)), second = first;
+    run_ranks(ranks, [&](const Group& group) { first[static_cast<std::size_t>(group->rank())] = train_bits(group); });
+    run_ranks(ranks, [&](const Group& group) { second[static_cast<std::size_t>(group->rank())] = train_bits(group); });
+    EXPECT_EQ(first, second);
+  }
+}
+
+TEST(FullyShard, F77_ProcessesAndThreadsAreBitwiseEqual) {
+  for (int ranks : {2, 3}) {
+    std::vector<std::vector<float>> expected(static_cast<std::size_t>(ranks));
+    run_ranks(ranks,
+              [&](const Group& group) { expected[static_cast<std::size_t>(group->rank())] = train_bits(group); });
+    run_processes(ranks, [&](const Group& group) {
+      EXPECT_EQ(train_bits(group), expected[static_cast<std::size_t>(group->rank())]);
+      EXPECT_EQ(train_bits(group), expected[static_cast<std::size_t>(group->rank())]);
+    });
+  }
+}
+
+TEST(FullyShard, F78_AveragedLossIsTheReferenceLoss) {
+  run_ranks(4, [](const Group& group) { expect_parity(group, {.sizes = kEven, .steps = 20}); });
+}
+
+// Global batches: a distributed gradient says by its Partial op how the ranks' terms combine.
+TEST(FullyShard, F78_DistributedGradientsCombineByTheirPlacement) {
+  for (int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      nn::Linear layer(3, 4, {.bias = false});
+      const DeviceMesh mesh(group);
+      nn::fully_shard(layer, mesh);
+      layer.materialize();
+      const auto deliver = [&](Placement placement, float value) {
+        layer.weight.clear_grad();
+        const Tensor term = full({4, 3}, value * static_cast<float>(group->rank() + 1));
+        layer.weight.sink().accept(layer.weight, Tensor::distributed({4, 3}, Spec::of(mesh, placement), term));
+        layer.weight.sink().finish(layer.weight);
+        return whole(layer.weight.grad()).to_vector<float>()[11];
+      };
+      const auto n = static_cast<float>(group->size());
+      EXPECT_FLOAT_EQ(deliver(Partial(ReduceKind::sum), 2), 2 * n * (n + 1) / 2);
+      EXPECT_FLOAT_EQ(deliver(Partial(ReduceKind::avg), 2), (n + 1));
+      expect_error([&] { deliver(Shard(1), 1); }, {});
+    });
+}
+
+TEST(FullyShard, F83_MeanOverRanksOrACustomFactorForOneModule) {
+  for (int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      Net net(kUneven), reference(kUneven);
+      shard(net, DeviceMesh(group));
+      net.materialize(nn::Seed{2});
+      reference.materialize(nn::Seed{2});
+      Block& special = *net.blocks.items()[1];
+      nn::set_gradient_divide_factor(special, 5);
+      // Every rank has the same batch: the mean over ranks is the reference, the sum is W times it.
+      const Tensor x = batch_of(4, 5, 0, "x");
+      backward(sum(net(x)));
+      backward(sum(reference(x)));
+      const auto actual = net.parameters(), expected = reference.parameters();
+      for (std::size_t i = 0; i < actual.size(); ++i) {
+        const bool is_special = actual[i]->name().starts_with("blocks.1");
+        const double factor = is_special ? group->size() / 5.0 : 1.0;
+        EXPECT_TRUE(near(whole(actual[i]->grad()), mul(expected[i]->grad(), factor), 1e-5)) << actual[i]->name();
+      }
+    });
+}
+
+TEST(FullyShard, F79_MicroBatchesAddUp) {
+  for (int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      Net net(kUneven), reference(kUneven);
+      shard(net, DeviceMesh(group));
+      net.materialize(nn::Seed{2});
+      reference.materialize(nn::Seed{2});
+      for (std::uint64_t micro = 0; micro < 3; ++micro) {
+        const Tensor x = batch_of(6, 5, micro, "x");
+        backward(mul(sum(net(slice_of(x, *group))), static_cast<double>(group->size())));
+        backward(sum(reference(x)));
+      }
+      const auto actual = net.parameters(), expected = reference.parameters();
+      for (std::size_t i = 0; i < actual.size(); ++i)
+        EXPECT_TRUE(near(whole(actual[i]->grad()), expected[i]->grad(), 1e-5)) << actual[i]->name();
+    });
+}
+
+}  // namespace
+}  // namespace sherd::testing

@@ -1,0 +1,313 @@
+// Which tensors are registered and allocated when: lazy root, states around forward and backward, memory.
+#include <gtest/gtest.h>
+
+#include "nn/optim/adamw.h"
+#include "nn/parallel/shard_group.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
+#include "tests/parallel/nets.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/near.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+const std::vector<std::int64_t> kSizes{6, 10, 7, 5};
+
+std::int64_t unsharded_bytes() {
+  return RankContext::current().allocator().accounting().current(MemoryCategory::unsharded);
+}
+
+bool all_sharded(nn::Module& root) {
+  for (const nn::Parameter* p : root.parameters())
+    if (!p->value().is_distributed()) return false;
+  return true;
+}
+
+TEST(FullyShard, F25_ChildThatRanAsRootIsNamed) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes);
+    shard(net, DeviceMesh(group));
+    net.materialize();
+    (*net.blocks.items()[0])(batch_of(2, 6, 0, "x"));
+    expect_error([&] { net(batch_of(2, 6, 0, "x")); }, {"blocks.0", "(model)", "ran by itself"});
+  });
+}
+
+TEST(FullyShard, F26_RootKeepsItsParametersChildrenDoNot) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes);
+    shard(net, DeviceMesh(group));
+    net.materialize();
+    const Tensor y = net(batch_of(2, 6, 0, "x"));
+    EXPECT_FALSE(net.head.weight.value().is_distributed());
+    for (Block* block : net.blocks.items()) EXPECT_TRUE(block->linear_layer.weight.value().is_distributed());
+    EXPECT_EQ(unsharded_bytes(), nn::shard_group(net)->gathered_bytes());
+  });
+}
+
+TEST(FullyShard, F30_AfterForwardWithReshardNothingIsGathered) {
+  run_ranks(3, [](const Group& group) {
+    Net net(kSizes);
+    const DeviceMesh mesh(group);
+    for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh);
+    nn::fully_shard(net, mesh, {.reshard_after_forward = true});
+    net.materialize();
+    const Tensor y = net(batch_of(3, 6, 0, "x"));
+    EXPECT_TRUE(all_sharded(net));
+    EXPECT_EQ(unsharded_bytes(), 0);
+  });
+}
+
+TEST(FullyShard, F31_AfterForwardWithoutReshardFullValuesAreRegistered) {
+  for (int ranks : {1, 2, 3, 4})
+    run_ranks(ranks, [](const Group& group) {
+      Net net(kSizes), reference(kSizes);
+      shard(net, DeviceMesh(group), {.reshard_after_forward = false});
+      net.materialize(nn::Seed{5});
+      reference.materialize(nn::Seed{5});
+      const Tensor y = net(batch_of(2, 6, 0, "x"));
+      const auto actual = net.parameters(), expected = reference.parameters();
+      for (std::size_t i = 0; i < actual.size(); ++i) {
+        EXPECT_FALSE(actual[i]->value().is_distributed());
+        EXPECT_TRUE(same_bits(actual[i]->value(), expected[i]->value())) << actual[i]->name();
+      }
+    });
+}
+
+TEST(FullyShard, F33_AfterBackwardEverythingIsSharded) {
+  for (bool reshard_after_forward : {true, false})
+    run_ranks(2, [=](const Group& group) {
+      Net net(kSizes);
+      shard(net, DeviceMesh(group), {.reshard_after_forward = reshard_after_forward});
+      net.materialize();
+      backward(sum(net(batch_of(2, 6, 0, "x"))));
+      EXPECT_TRUE(all_sharded(net));
+      EXPECT_EQ(unsharded_bytes(), 0);
+      for (const nn::Parameter* p : net.parameters()) EXPECT_TRUE(p->grad().is_distributed()) << p->name();
+    });
+}
+
+// Runs before and after every wrapped forward of the tree.
+struct Probe final : nn::ModuleHook {
+  explicit Probe(nn::Module& r) : root(r) {}
+  void before_forward(nn::Module&) override { look(); }
+  void after_forward(nn::Module&, const std::function<void(const nn::TensorVisitor&)>&) override { look(); }
+  void look() {
+    std::int64_t gathered = 0;
+    for (nn::ShardGroup* group : nn::shard_groups(root)) {
+      if (group->is_unsharded()) gathered += group->gathered_bytes();
+      for (const nn::Parameter* p : group->parameters()) {
+        EXPECT_EQ(group->is_unsharded(), !p->value().is_distributed()) << p->name();
+        EXPECT_TRUE(p->value().is_distributed() || p->value().storage()->is_present()) << p->name();
+      }
+    }
+    EXPECT_EQ(unsharded_bytes(), gathered);
+    ++looks;
+  }
+  nn::Module& root;
+  int looks = 0;
+};
+
+TEST(FullyShard, F34_RegisteredSetIsAllocatedSet) {
+  for (bool reshard_after_forward : {true, false})
+    run_ranks(2, [=](const Group& group) {
+      Net net(kSizes);
+      shard(net, DeviceMesh(group), {.reshard_after_forward = reshard_after_forward});
+      net.materialize();
+      auto probe = std::make_shared<Probe>(net);
+      net.for_each_module([&](nn::Module& m) { m.add_hook(probe); });
+      nn::AdamW optimizer(net.parameters());
+      for (int step = 0; step < 2; ++step) {
+        for (nn::Parameter* p : net.parameters())
+          if (step == 0) p->on_grad_accumulated([&](Slot&) { probe->look(); });
+        backward(sum(net(batch_of(2, 6, 0, "x"))));
+        probe->look();
+        optimizer.step_and_clear();
+      }
+      EXPECT_GT(probe->looks, 20);
+    });
+}
+
+TEST(FullyShard, F35_UnshardAndReshardActOnOneModule) {
+  run_ranks(3, [](const Group& group) {
+    Net net(kSizes);
+    shard(net, DeviceMesh(group));
+    net.materialize(nn::Seed{2});
+    Block& block = *net.blocks.items()[0];
+    const Tensor before = Tensor::from<float>(block.linear_layer.weight.value().local().to_vector<float>(),
+                                              block.linear_layer.weight.value().local().shape());
+    nn::unshard(block);
+    EXPECT_FALSE(block.linear_layer.weight.value().is_distributed());
+    EXPECT_TRUE(net.head.weight.value().is_distributed());
+    EXPECT_TRUE(net.blocks.items()[1]->linear_layer.weight.value().is_distributed());
+    nn::reshard(block);
+    EXPECT_TRUE(same_bits(block.linear_layer.weight.value().local(), before));
+    EXPECT_EQ(unsharded_bytes(), 0);
+  });
+}
+
+TEST(FullyShard, F36_AsyncUnshardReturnsAHandle) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes), reference(kSizes);
+    shard(net, DeviceMesh(group));
+    net.materialize(nn::Seed{2});
+    reference.materialize(nn::Seed{2});
+    nn::UnshardHandle handle = nn::unshard_async(net);
+    handle.wait();
+    handle.wait();
+    EXPECT_TRUE(same_bits(net.head.weight.value(), reference.head.weight.value()));
+  });
+}
+
+TEST(FullyShard, F37_UnshardedTensorsAreTheSameObjectsEveryStep) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes);
+    shard(net, DeviceMesh(group));
+    net.materialize();
+    nn::AdamW optimizer(net.parameters(), {.lr = 0.1});
+    std::vector<TensorImpl*> first;
+    for (int step = 0; step < 3; ++step) {
+      std::vector<TensorImpl*> now;
+      for (nn::ShardGroup* g : nn::shard_groups(net)) {
+        g->unshard();
+        for (const nn::Parameter* p : g->parameters()) now.push_back(p->value().impl());
+        g->reshard();
+      }
+      if (step == 0) first = now;
+      EXPECT_EQ(now, first);
+      // Backward reads weights that were freed after forward and gathered again, at the same handles.
+      backward(sum(net(batch_of(2, 6, 0, "x"))));
+      optimizer.step_and_clear();
+    }
+  });
+}
+
+TEST(FullyShard, F37_WeightsChangedBetweenForwardAndBackwardAreNoticed) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes);
+    shard(net, DeviceMesh(group));
+    net.materialize();
+    nn::AdamW optimizer(net.parameters(), {.lr = 0.1});
+    backward(sum(net(batch_of(2, 6, 0, "x"))));
+    const Tensor late = sum(net(batch_of(2, 6, 1, "x")));
+    nn::reshard(net);
+    optimizer.step_and_clear();
+    expect_error([&] { backward(late); }, {"saved for backward", "has been written since"});
+  });
+}
+
+// F39's bound: root + the two largest neighbouring groups; on-demand gathers need the root and one.
+TEST(FullyShard, F39_PeakOfGatheredParametersIsBounded) {
+  run_ranks(2, [](const Group& group) {
+    Net net({32, 64, 64, 64, 8});
+    shard(net, DeviceMesh(group));
+    net.materialize();
+    const Accounting& memory = RankContext::current().allocator().accounting();
+    backward(sum(net(batch_of(2, 32, 0, "x"))));
+    std::int64_t largest = 0;
+    for (Block* block : net.blocks.items()) largest = std::max(largest, nn::shard_group(*block)->gathered_bytes());
+    const std::int64_t root = nn::shard_group(net)->gathered_bytes();
+    EXPECT_LE(memory.peak(MemoryCategory::unsharded), root + 2 * largest);
+    EXPECT_EQ(memory.peak(MemoryCategory::unsharded), root + largest);
+  });
+}
+
+TEST(FullyShard, F41_AfterAdamFourShardsAfterClearingThree) {
+  for (int ranks : {1, 2, 3, 4})
+    run_ranks(ranks, [](const Group& group) {
+      Net net({64, 96, 128, 48});
+      shard(net, DeviceMesh(group));
+      net.materialize();
+      nn::AdamW optimizer(net.parameters());
+      const Accounting& memory = RankContext::current().allocator().accounting();
+      std::int64_t own = 0;
+      for (const nn::Parameter* p : net.parameters()) own += p->value().local().bytes();
+      const auto within_one_percent = [](std::int64_t actual, std::int64_t expected) {
+        return actual >= expected && static_cast<double>(actual) <= 1.01 * static_cast<double>(expected);
+      };
+      for (int step = 0; step < 2; ++step) {
+        backward(mean_square(net(batch_of(2, 64, 0, "x")), batch_of(2, 48, 0, "y")));
+        EXPECT_TRUE(within_one_percent(memory.current(MemoryCategory::gradients), own))
+            << memory.current(MemoryCategory::gradients);
+        optimizer.step();
+        EXPECT_TRUE(within_one_percent(memory.current(MemoryCategory::parameters), own));
+        EXPECT_EQ(memory.current(MemoryCategory::optimizer), 2 * own);
+        optimizer.clear_gradients();
+        EXPECT_EQ(memory.current(MemoryCategory::gradients), 0);
+        EXPECT_EQ(memory.current(MemoryCategory::unsharded), 0);
+      }
+    });
+}
+
+TEST(FullyShard, F42_DestroyingTheModelFreesEverything) {
+  run_ranks(2, [](const Group& group) {
+    const Accounting& memory = RankContext::current().allocator().accounting();
+    const std::int64_t before = memory.total();
+    {
+      Net net(kSizes);
+      shard(net, DeviceMesh(group));
+      net.materialize();
+      nn::AdamW optimizer(net.parameters());
+      backward(sum(net(batch_of(2, 6, 0, "x"))));
+      optimizer.step();
+      const Tensor pending = sum(net(batch_of(2, 6, 0, "x")));  // a forward without its backward
+    }
+    EXPECT_EQ(memory.total(), before);
+  });
+}
+
+TEST(FullyShard, F43_ErrorInForwardReshardsLocallyAndTheNextStepIsRight) {
+  struct Picky : nn::Layer<Picky> {
+    nn::Linear& inner;
+    Picky() : inner(add<nn::Linear>("inner", 6, 6)) {}
+    Tensor forward(const Tensor& x) {
+      check(x.size(0) > 1, "one row is not enough");
+      return inner(x);
+    }
+  };
+  run_ranks(2, [](const Group& group) {
+    Picky model, reference;
+    nn::fully_shard(model, DeviceMesh(group));
+    model.materialize();
+    reference.materialize();
+    const std::int64_t gathers = group->counts().all_gather.calls;
+    expect_error([&] { model(batch_of(1, 6, 0, "x")); }, {"one row"});
+    EXPECT_EQ(group->counts().all_gather.calls, gathers + 1);
+    EXPECT_EQ(unsharded_bytes(), 0);
+    const Tensor x = batch_of(2, 6, 1, "x");
+    backward(sum(model(x)));
+    backward(sum(reference(x)));
+    EXPECT_TRUE(near(whole(model.inner.weight.grad()), reference.inner.weight.grad()));
+  });
+}
+
+TEST(FullyShard, F72_EvaluationLeavesParametersSharded) {
+  for (int ranks : {1, 2, 4})
+    run_ranks(ranks, [](const Group& group) {
+      Net net(kSizes), reference(kSizes);
+      shard(net, DeviceMesh(group));
+      net.materialize(nn::Seed{4});
+      reference.materialize(nn::Seed{4});
+      const Tensor x = batch_of(4, 6, 0, "x"), y = batch_of(4, 5, 0, "y");
+      nn::AdamW optimizer(net.parameters(), {.lr = 0.1}), reference_optimizer(reference.parameters(), {.lr = 0.1});
+      for (int step = 0; step < 2; ++step) {
+        {
+          GradMode off(false);
+          EXPECT_TRUE(near(net(x), reference(x)));
+        }
+        EXPECT_TRUE(all_sharded(net));
+        EXPECT_EQ(unsharded_bytes(), 0);
+        backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group)));
+        backward(mean_square(reference(x), y));
+        optimizer.step_and_clear();
+        reference_optimizer.step_and_clear();
+        EXPECT_TRUE(near(whole(net.head.weight.value()), reference.head.weight.value()));
+      }
+    });
+}
+
+}  // namespace
+}  // namespace sherd::testing

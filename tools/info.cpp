@@ -1,0 +1,71 @@
+// `sherd info`: what this build has and what this machine offers.
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include <unistd.h>
+
+#include "runtime/comm/rank.h"
+#include "runtime/memory/accounting.h"
+#include "runtime/op/op.h"
+#include "tools/command.h"
+
+namespace sherd {
+
+namespace {
+
+std::string cpu_model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  return "unknown";
+}
+
+std::string instruction_sets() {
+  std::string text;
+  const auto add = [&](bool has, const char* label) {
+    if (has) text += (text.empty() ? "" : " ") + std::string(label);
+  };
+  add(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), "x86-64-v3");
+  add(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"), "x86-64-v4");
+  add(__builtin_cpu_supports("avx512bf16"), "bf16");
+  return text.empty() ? "none of x86-64-v3, x86-64-v4, bf16: the kernels need x86-64-v3" : text;
+}
+
+std::string rank_text() {
+  try {
+    const RankInfo rank = discover_rank();
+    if (rank.world_size == 1) return "1 rank, no launcher";
+    return fmt::format("rank {} of {} ({})", rank.rank, rank.world_size, rank.source);
+  } catch (const Error& error) {
+    return fmt::format("not usable: {}", error.message());
+  }
+}
+
+}  // namespace
+
+int run_info(std::span<const std::string_view> args) {
+  check(args.empty(), "sherd info takes no arguments, got \"{}\"", args.empty() ? "" : args[0]);
+#ifdef SHERD_HAS_ONEDNN
+  const char* products = "oneDNN, own blocked kernel";
+#else
+  const char* products = "own blocked kernel (built without oneDNN)";
+#endif
+  const std::int64_t memory = static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
+  std::fputs(fmt::format("sherd            {}\n"
+                         "cpu              {}, {} cores, {} memory\n"
+                         "instruction sets {}\n"
+                         "matrix products  {}\n"
+                         "ops              {} rows\n"
+                         "devices          cpu, meta; cuda: not part of this build\n"
+                         "process groups   thread, shm\n"
+                         "launcher         {}\n",
+                         kVersion, cpu_model(), std::thread::hardware_concurrency(), format_bytes(memory), instruction_sets(),
+                         products, op_table().rows().size(), rank_text())
+                 .c_str(),
+             stdout);
+  return 0;
+}
+
+}  // namespace sherd

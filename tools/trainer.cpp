@@ -1,0 +1,250 @@
+// Numbers that must not depend on the number of ranks: the global batch (drawn by sample index), the initial bits (drawn
+// by parameter name and element), the loss (every rank's mean over equally many tokens, averaged over ranks).
+#include "tools/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <numeric>
+
+#include "nn/layers/dropout.h"
+#include "nn/optim/clip.h"
+#include "nn/parallel/fully_shard.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/comm/agree.h"
+#include "runtime/cpu/parallel.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/ops.h"
+#include "tools/model_factory.h"
+
+namespace sherd {
+
+namespace {
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+CommCounts::Item difference(const CommCounts::Item& a, const CommCounts::Item& b) { return {a.calls - b.calls, a.bytes - b.bytes}; }
+CommCounts difference(const CommCounts& a, const CommCounts& b) {
+  return {difference(a.all_gather, b.all_gather), difference(a.reduce_scatter, b.reduce_scatter),
+          difference(a.all_reduce, b.all_reduce), difference(a.broadcast, b.broadcast),
+          difference(a.barrier, b.barrier), a.seconds - b.seconds};
+}
+
+// windows: [count][sequence + 1] -> inputs and targets, i32 [count, sequence]
+std::pair<Tensor, Tensor> to_tensors(std::span<const std::int32_t> windows, std::int64_t count, std::int64_t sequence) {
+  Tensor inputs = Tensor::empty({count, sequence}, DType::i32), targets = Tensor::empty({count, sequence}, DType::i32);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int32_t* window = windows.data() + i * (sequence + 1);
+    std::copy_n(window, sequence, inputs.mutable_data<std::int32_t>() + i * sequence);
+    std::copy_n(window + 1, sequence, targets.mutable_data<std::int32_t>() + i * sequence);
+  }
+  return {std::move(inputs), std::move(targets)};
+}
+
+}  // namespace
+
+Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
+    : config_(config), group_(std::move(group)) {
+  RankContext& context = RankContext::current();
+  if (config_.threads > 0) set_threads(static_cast<int>(config_.threads));
+  context.allocator().set_limit(config_.memory_limit);
+  group_->set_deadline(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(config_.deadline)));
+  agree_on_config();
+  open_data();
+  build();
+  if (resumed_) resume();
+}
+
+void Trainer::agree_on_config() {
+  const std::vector<std::string> texts = gather_text(*group_, to_toml(config_));
+  together(*group_, [&] {
+    for (std::size_t r = 1; r < texts.size(); ++r) {
+      const std::string difference = recipe_difference(train_config_from_toml(texts[0], "rank 0"), "rank 0",
+                                                       train_config_from_toml(texts[r], "another rank"), fmt::format("rank {}", r));
+      check(difference.empty(), "the ranks have different configs: {}", difference);
+    }
+    const std::int64_t ranks = group_->size();
+    check(config_.batch % (ranks * config_.accumulate) == 0,
+          "batch = {} does not divide into {} ranks x {} micro-batches; make it a multiple of {}", config_.batch, ranks,
+          config_.accumulate, ranks * config_.accumulate);
+    check(ranks == 1 || config_.fully_shard, "fully_shard = false on {} ranks would train {} separate models; leave it on", ranks, ranks);
+  });
+  local_batch_ = config_.batch / group_->size();
+}
+
+void Trainer::open_data() {
+  together(*group_, [&] {
+    if (!config_.resume.empty()) {
+      resumed_ = std::make_unique<CheckpointReader>(config_.resume);
+      resumed_->require_world_size(group_->size());
+      resumed_->verify();
+      const TrainConfig saved = train_config_from_toml(resumed_->manifest().config, config_.resume);
+      const std::string difference = recipe_difference(saved, "the checkpoint", config_, "this run");
+      check(difference.empty(), "resume from {}: {}", config_.resume, difference);
+      data_.emplace(TokenData::open(config_.data, Vocabulary::from_text(resumed_->manifest().vocabulary)));
+      check(std::to_string(data_->files().fingerprint()) == resumed_->manifest().state_value<std::string>("data"),
+            "resume from {}: the data at {} is not what the checkpoint was trained on", config_.resume, config_.data);
+    } else {
+      data_.emplace(TokenData::open(config_.data, vocabulary_kind_from_name(config_.vocabulary)));
+    }
+    data_->check_sequence(config_.model.sequence);
+  });
+  const std::vector<std::string> prints = gather_text(*group_, std::to_string(data_->files().fingerprint()));
+  for (std::size_t r = 1; r < prints.size(); ++r)
+    check(prints[r] == prints[0], "rank {} sees other data at {} than rank 0; all ranks need the same files", r, config_.data);
+}
+
+void Trainer::build() {
+  RankContext& context = RankContext::current();
+  context.data_coordinate = group_->rank();
+  nn::set_seed({static_cast<std::uint64_t>(config_.seed)});
+  nn::set_step(0);
+  model_ = make_model(config_.model, data_->vocabulary().size());
+  if (config_.fully_shard) {
+    const DeviceMesh mesh(group_, "dp");
+    const nn::FullyShardOptions block_options{.reshard_after_forward = nn::ReshardAfterForward(config_.reshard_after_forward)};
+    for (nn::Module* block : model_->blocks()) nn::fully_shard(*block, mesh, block_options);
+    nn::fully_shard(*model_, mesh);
+  }
+  model_->materialize({static_cast<std::uint64_t>(config_.seed)});
+  const TrainConfig::Optimizer& o = config_.optimizer;
+  optimizer_ = std::make_unique<nn::AdamW>(
+      model_->parameters(), nn::AdamWOptions{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, /*decay_matrices_only=*/true});
+  schedule_ = {o.lr, o.min_lr, o.warmup, o.decay_steps};
+  if (config_.compile)
+    compiled_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return step_function(in); },
+                                                CompileOptions{.group = group_});
+}
+
+void Trainer::resume() {
+  together(*group_, [&] {
+    const auto state = nn::training_state(*model_, optimizer_.get());
+    std::set<std::pair<std::string, std::string>> wanted;
+    for (const nn::StateEntry& entry : state) wanted.emplace(entry.kind, entry.name);
+    resumed_->require_exactly(wanted);
+    nn::load_checkpoint(*resumed_, state);
+    first_step_ = resumed_->manifest().step;
+    check(first_step_ <= config_.steps, "resume from {}: it has made {} steps, this run asks for {} in all", config_.resume,
+          first_step_, config_.steps);
+  });
+  resumed_.reset();
+}
+
+std::vector<Tensor> Trainer::step_function(std::span<const Tensor> in) {
+  const std::int64_t micro = local_batch_ / config_.accumulate;
+  Tensor mean_loss;
+  for (std::int64_t m = 0; m < config_.accumulate; ++m) {
+    const bool whole = config_.accumulate == 1;
+    const Tensor tokens = whole ? in[0] : narrow(in[0], 0, m * micro, micro);
+    const Tensor targets = whole ? in[1] : narrow(in[1], 0, m * micro, micro);
+    Tensor loss = (*model_)(tokens, targets);
+    if (!whole) loss = mul(loss, 1.0 / static_cast<double>(config_.accumulate));
+    backward(loss);
+    mean_loss = mean_loss.defined() ? add(mean_loss, loss.detach()) : loss.detach();
+  }
+  GradMode off(false);
+  Tensor norm = config_.optimizer.clip > 0 ? nn::clip_grad_norm(*optimizer_, config_.optimizer.clip)
+                                           : nn::grad_norm(optimizer_->parameters());
+  optimizer_->step_and_clear();
+  if (group_->size() > 1) mean_loss = all_reduce(mean_loss, *group_, ReduceKind::avg);
+  return {mean_loss, norm};
+}
+
+std::pair<Tensor, Tensor> Trainer::training_batch(std::int64_t step) {
+  const std::int64_t sequence = config_.model.sequence;
+  std::vector<std::int32_t> windows(static_cast<std::size_t>(local_batch_ * (sequence + 1)));
+  for (std::int64_t i = 0; i < local_batch_; ++i)
+    data_->training_window(static_cast<std::uint64_t>(config_.seed), step, group_->rank() * local_batch_ + i,
+                           std::span(windows).subspan(static_cast<std::size_t>(i * (sequence + 1)), static_cast<std::size_t>(sequence + 1)));
+  return to_tensors(windows, local_batch_, sequence);
+}
+
+std::pair<double, double> Trainer::train_step(std::int64_t step) {
+  nn::set_step(step);
+  optimizer_->set_lr(schedule_.at(step));
+  auto [tokens, targets] = training_batch(step);
+  const Tensor in[] = {std::move(tokens), std::move(targets)};
+  const std::vector<Tensor> out = compiled_ ? (*compiled_)(in) : step_function(in);
+  return {out[0].item<double>(), out[1].item<double>()};
+}
+
+double Trainer::evaluate() {
+  GradMode off(false);
+  model_->train(false);
+  const std::int64_t sequence = config_.model.sequence;
+  std::int64_t windows = data_->num_validation_windows(sequence);
+  if (config_.eval_batches > 0) windows = std::min(windows, config_.eval_batches * config_.batch);
+  double loss_sum = 0, count = 0;
+  // Every rank runs equally many forwards; windows past the end are padding that no target counts.
+  for (std::int64_t start = 0; start < windows; start += config_.batch) {
+    std::vector<std::int32_t> batch(static_cast<std::size_t>(local_batch_ * (sequence + 1)), 0);
+    std::int64_t real = 0;
+    for (std::int64_t i = 0; i < local_batch_; ++i) {
+      const std::int64_t index = start + group_->rank() * local_batch_ + i;
+      if (index >= windows) break;
+      data_->validation_window(index, std::span(batch).subspan(static_cast<std::size_t>(i * (sequence + 1)), static_cast<std::size_t>(sequence + 1)));
+      ++real;
+    }
+    auto [tokens, targets] = to_tensors(batch, local_batch_, sequence);
+    std::fill_n(targets.mutable_data<std::int32_t>() + real * sequence, (local_batch_ - real) * sequence, -100);
+    const auto tokens_here = static_cast<double>(real * sequence);
+    const double loss = (*model_)(tokens, targets).item<double>();
+    if (real > 0) loss_sum += loss * tokens_here;
+    count += tokens_here;
+  }
+  model_->train(true);
+  double totals[] = {loss_sum, count};
+  const FlatPart part{totals, DType::f64, 2};
+  group_->all_reduce({&part, 1}, {})->wait();
+  return totals[0] / totals[1];
+}
+
+void Trainer::save(std::int64_t step) {
+  Manifest manifest;
+  manifest.step = step;
+  manifest.config = to_toml(config_);
+  manifest.vocabulary = data_->vocabulary().to_text();
+  manifest.state["data"] = std::to_string(data_->files().fingerprint());
+  nn::save_checkpoint(config_.save, std::move(manifest), nn::training_state(*model_, optimizer_.get()), *group_);
+}
+
+TrainSummary Trainer::run(const StepObserver& observe) {
+  Accounting& memory = RankContext::current().allocator().accounting();
+  TrainSummary summary;
+  std::deque<double> last;
+  const double start = now_seconds();
+  for (std::int64_t step = first_step_; step < config_.steps; ++step) {
+    memory.reset_peaks();
+    const CommCounts before = group_->counts();
+    const double step_start = now_seconds();
+    const auto [loss, norm] = train_step(step);
+    StepMetrics metrics;
+    metrics.step_seconds = now_seconds() - step_start;
+    summary.step_comm = difference(group_->counts(), before);
+    metrics.step = step + 1;
+    metrics.loss = loss;
+    metrics.lr = schedule_.at(step);
+    metrics.grad_norm = norm;
+    metrics.tokens = config_.batch * config_.model.sequence;
+    metrics.tokens_per_second = static_cast<double>(metrics.tokens) / metrics.step_seconds;
+    metrics.exposed_comm_seconds = summary.step_comm.seconds;
+    metrics.memory_bytes = memory.peak();
+    for (std::size_t c = 0; c < metrics.memory_bytes.size(); ++c)
+      summary.peak_bytes[c] = std::max(summary.peak_bytes[c], metrics.memory_bytes[c]);
+    const bool is_last = step + 1 == config_.steps;
+    if (is_last || (config_.eval_every > 0 && (step + 1) % config_.eval_every == 0))
+      metrics.val_loss = summary.val_loss = evaluate();
+    if (step == first_step_) summary.first_loss = loss;
+    last.push_back(loss);
+    if (last.size() > 10) last.pop_front();
+    observe(metrics);
+    if (!config_.save.empty() && (is_last || (config_.save_every > 0 && (step + 1) % config_.save_every == 0))) save(step + 1);
+  }
+  if (!last.empty()) summary.last_losses_mean = std::accumulate(last.begin(), last.end(), 0.0) / static_cast<double>(last.size());
+  summary.seconds = now_seconds() - start;
+  return summary;
+}
+
+}  // namespace sherd

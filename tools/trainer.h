@@ -1,0 +1,75 @@
+#pragma once
+// The training loop of `sherd train`, as an object: one per rank, whether ranks are processes or threads.
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "compile/compile.h"
+#include "nn/checkpoint/training_state.h"
+#include "nn/data/token_data.h"
+#include "nn/models/language_model.h"
+#include "nn/optim/adamw.h"
+#include "nn/optim/schedule.h"
+#include "runtime/comm/process_group.h"
+#include "tools/config.h"
+#include "tools/metrics.h"
+
+namespace sherd {
+
+/// What a finished run leaves for its report.
+struct TrainSummary {
+  double first_loss = 0, last_losses_mean = 0;  ///< first step; mean of the last 10 steps of this run
+  std::optional<double> val_loss;
+  CategoryBytes peak_bytes{};                   ///< this rank's peak per category over all steps
+  CommCounts step_comm{};                       ///< collectives of the last training step
+  double seconds = 0;
+};
+
+class Trainer {
+ public:
+  /// Called on every rank after each step; `metrics.val_loss` is set when the step ended with an evaluation.
+  using StepObserver = std::function<void(const StepMetrics& metrics)>;
+
+  /// Opens the data, builds, shards and initialises (or resumes) the model. Collective. Errors, on every rank: ranks
+  /// with different configs, a batch that does not divide by the ranks, a checkpoint that does not fit, ...
+  Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group);
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  /// Trains up to config.steps, evaluating and saving as configured. Collective.
+  TrainSummary run(const StepObserver& observe);
+
+  /// One update; returns {mean loss over the global batch, gradient norm before clipping}.
+  std::pair<double, double> train_step(std::int64_t step);
+  /// Mean loss over validation windows (all, or the first eval_batches x batch).
+  double evaluate();
+  void save(std::int64_t step);
+
+  nn::LanguageModel& model() { return *model_; }
+  const TokenData& data() const { return *data_; }
+  ProcessGroup& group() { return *group_; }
+  /// Updates made before this run (0 unless resumed).
+  std::int64_t first_step() const { return first_step_; }
+  bool is_sharded() const { return config_.fully_shard; }
+
+ private:
+  void agree_on_config();
+  void open_data();
+  void build();
+  void resume();
+  std::vector<Tensor> step_function(std::span<const Tensor> in);
+  std::pair<Tensor, Tensor> training_batch(std::int64_t step);
+
+  TrainConfig config_;
+  std::shared_ptr<ProcessGroup> group_;
+  std::unique_ptr<CheckpointReader> resumed_;
+  std::optional<TokenData> data_;
+  std::unique_ptr<nn::LanguageModel> model_;
+  std::unique_ptr<nn::AdamW> optimizer_;
+  nn::CosineSchedule schedule_;
+  std::unique_ptr<CompiledStep> compiled_;
+  std::int64_t first_step_ = 0, local_batch_ = 0;
+};
+
+}  // namespace sherd
