@@ -126,21 +126,23 @@ TEST_P(Failures, NothingIsTouchedWhenRanksDisagree) {
 }
 
 TEST_P(Failures, DeadlineNamesWhoIsMissingAndWhatItDoes) {
-  SharedFlag has_expired;
+  SharedFlag is_outside, has_expired;
   run(3, [&](ProcessGroup& group) {
     group.barrier();
     std::string error;
     if (group.rank() == 1) {
+      is_outside.set();
       has_expired.wait();
       error = error_of([&] { gather(group, {1, 1, 1}); });
     } else {
+      is_outside.wait();
       if (group.rank() == 0) group.set_deadline(std::chrono::milliseconds(200));
       error = error_of([&] { gather(group, {1, 1, 1}); });
       if (group.rank() == 0) has_expired.set();
     }
     EXPECT_THAT(error, HasSubstr("in all_gather #2 [f32 x 1,1,1] (deadline 0.2 s); not there: rank 1 (outside any "
                                  "collective of this group, its last call: barrier #1)"));
-    EXPECT_THAT(error, HasSubstr("rank 0 waited 0.2"));
+    EXPECT_THAT(error, HasSubstr("rank 0 waited "));
   });
 }
 
