@@ -15,7 +15,6 @@
 #include <charconv>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -54,8 +53,9 @@ struct Writer {
 
 /// State and start time of a process, from /proc/PID/stat; empty if it does not run any more.
 std::string start_of(long pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::ostringstream content;
+  content << std::ifstream(fmt::format("/proc/{}/stat", pid)).rdbuf();  // A process that ends meanwhile reads as empty.
+  const std::string text = content.str();
   // The second field is the program's name in parentheses and may hold anything; the state follows it.
   const std::size_t name_end = text.rfind(')');
   if (name_end == text.npos) return {};

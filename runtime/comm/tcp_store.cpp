@@ -65,6 +65,8 @@ error_code TcpStore::Connection::run(Start start, Clock::time_point until) {
   start([&result](const error_code& error, const auto&...) { result = error; });
   io.restart();
   io.run_until(until);
+  io.restart();
+  io.poll();  // It may be done, and only this thread be late.
   if (result != asio::error::would_block) return result;
   error_code ignored;
   socket.close(ignored);
@@ -128,17 +130,19 @@ void TcpStore::Connection::connect() {
                         [](const auto& entry) { return entry.endpoint().address().is_loopback(); }),
         "{}: a store on another host needs a secret; give all ranks the same SHERD_SECRET", name);
 
+  error_code reason = asio::error::timed_out;
   for (milliseconds pause{5};; pause = std::min(2 * pause, milliseconds(100))) {
     error = connect_once(endpoints, until);
     if (!error) error = authenticate(until);
     if (!error) return;
+    if (error != asio::error::timed_out) reason = error;  // An attempt that our deadline cuts short says nothing new.
     if (Clock::now() + pause >= until) break;
     std::this_thread::sleep_for(pause);  // Whoever hosts the store may not have started yet.
   }
   throw CommError(
       fmt::format("{}: no connection within {:.3g} s ({}); does the process that hosts it run, and is the "
                   "address right?",
-                  name, seconds_since(start), error.message()));
+                  name, seconds_since(start), reason.message()));
 }
 
 error_code TcpStore::Connection::exchange(const wire::RequestHeader& header, std::string_view key,

@@ -289,7 +289,7 @@ TEST(TcpStore, NobodyListensIsACommErrorAfterTheDeadline) {
   std::optional<TcpStoreServer> server(default_server());
   auto options = client_of(*server);
   server.reset();
-  options.connect_deadline = 60ms;
+  options.connect_deadline = 150ms;
   EXPECT_THROW(TcpStore{options}, CommError);
   expect_within(message_of([&] { TcpStore{options}; }), {std::to_string(options.port), "no connection", "refused"});
 }
