@@ -1,0 +1,48 @@
+#pragma once
+// Starting one program as a rank: in a process group of its own, and not outliving the thread that starts it.
+#include <signal.h>
+#include <sys/types.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace sherd {
+
+/// Owns a file descriptor; -1 is none.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  ~Descriptor() { reset(); }
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  int get() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+  void reset();
+
+ private:
+  int fd_;
+};
+
+struct Pipe {
+  Descriptor read, write;
+};
+/// Both ends close on exec. Error if the system has no more.
+Pipe make_pipe();
+
+struct SpawnPlan {
+  /// Program, looked up on PATH, and its arguments.
+  std::vector<std::string> command;
+  /// "NAME=value"; the whole environment.
+  std::vector<std::string> environment;
+  /// What become descriptors 0, 1 and 2; all of them 3 or above, or 0, 1 and 2 themselves in order.
+  int in = 0, out = 1, err = 2;
+  /// The signals blocked in the new program.
+  sigset_t mask{};
+};
+
+/// Returns when the program runs. It leads a new process group, gets SIGKILL when the calling thread ends, inherits
+/// no other descriptors, and has SIGPIPE and SIGCHLD at their defaults. Error if it cannot be started, naming it.
+pid_t spawn(const SpawnPlan& plan);
+
+}  // namespace sherd

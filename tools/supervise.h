@@ -1,0 +1,42 @@
+#pragma once
+// Runs one program as N ranks and answers for them: their output, their failures, and that none is left behind.
+//
+//   launcher (caller) --- launch_guard.h ---> inner process: store server, ranks' pipes, one poll loop
+//                                               |-- rank 0   its own process group, killed with the inner process
+//                                               |-- rank 1
+//                                               `-- ...
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace sherd {
+
+struct SuperviseOptions {
+  /// Program, looked up on PATH, and its arguments.
+  std::vector<std::string> command;
+  /// At least 1; may exceed the number of cores.
+  int ranks = 1;
+  /// From the request to end until SIGKILL.
+  std::chrono::milliseconds grace{5'000};
+  /// How long to wait, after a rank failed because of a peer, for the peer itself to end.
+  std::chrono::milliseconds blame_window{1'000};
+};
+
+/// Returns when all ranks, and all that they started, have ended.
+///
+/// Environment: that of the caller, with SHERD_RANK, SHERD_WORLD_SIZE, SHERD_LOCAL_RANK, SHERD_LOCAL_WORLD_SIZE,
+/// SHERD_STORE (a store on loopback, served here) and SHERD_SECRET (fresh) for each rank.
+/// Input: rank 0 reads the caller's standard input unless that is a terminal; the others read nothing.
+/// Output: of one rank, straight through; of several, whole lines with "[rank] " in front.
+/// Failure: when a rank ends by a signal or with a status that is not 0, the process groups of the others get
+/// SIGTERM, and SIGKILL after `grace`. The rank to blame is the first that failed; but one whose last lines on
+/// stderr speak of a CommError failed because of a peer, so that within `blame_window` the first without is
+/// preferred. Its last lines on stderr are printed at the very end.
+/// Signals: SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, with SIGKILL after `grace`; a second one
+/// kills at once. If the calling process dies, by SIGKILL too, everything is killed at once.
+/// Result: 0; or the status of the rank to blame, 128 + signal if a signal ended it; or 128 + the signal received.
+/// Error: the command cannot be run, or the system refuses processes, pipes or the port.
+/// To be called by a process with one thread and no other children.
+int supervise(const SuperviseOptions& options);
+
+}  // namespace sherd
