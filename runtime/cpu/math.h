@@ -73,9 +73,9 @@ struct Math {
     p = std::fma(p, s, -5.37397155531e-2f);
     p = std::fma(p, s, 1.33314422036e-1f);
     p = std::fma(p, s, -3.33332819422e-1f);
-    const float small = std::fma(p * s, x, x);
-    const float large = std::copysign(1.0f - 2.0f / (exp(2.0f * a) + 1.0f), x);
-    return a < 0.625f ? small : large;
+    const float small = std::fma(p * s, a, a);
+    const float large = 1.0f - 2.0f / (exp(2.0f * a) + 1.0f);
+    return std::copysign(a < 0.625f ? small : large, x);
   }
   static double tanh(double x) { return std::tanh(x); }
 

@@ -3,7 +3,6 @@
 // results are combined in order. Every cut depends on the problem's size only, so the bits do not depend on threads.
 #include <algorithm>
 #include <limits>
-#include <vector>
 
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
@@ -17,8 +16,6 @@ namespace sherd::cpu {
 namespace {
 
 constexpr std::int64_t kLanes = 32;
-constexpr std::int64_t kGrain = 1 << 15;    // elements per chunk of work, and per split
-constexpr std::int64_t kEnoughUnits = 64;   // with as many independent results no split is needed
 constexpr std::int64_t kRowsPerFlush = 64;  // rows added in the compute type before they go to the wide sum
 
 template <class C>
@@ -108,19 +105,13 @@ class Reduction {
       : call_(call),
         plan_(plan),
         reader_(call.in[0].raw(), call.in[0].dtype(), plan.shape, plan.strides),
-        width_(std::min(plan.inner, kTile)),
-        tiles_(num_chunks(plan.inner, width_)),
-        divisor_(mean ? static_cast<double>(plan.count) : 1) {
-    const std::int64_t rows = std::max<std::int64_t>(kGrain / width_, 1);
-    rows_per_split_ = plan.outer * tiles_ >= kEnoughUnits ? std::max<std::int64_t>(plan.count, 1) : rows;
-    splits_ = std::max<std::int64_t>(num_chunks(plan.count, rows_per_split_), 1);
-  }
+        divisor_(mean ? static_cast<double>(plan.count) : 1) {}
 
   void run() const {
-    const std::int64_t units = plan_.outer * tiles_ * splits_;
-    const std::int64_t work = std::min(rows_per_split_, plan_.count) * width_;
-    const std::int64_t grain = std::max<std::int64_t>(kGrain / std::max<std::int64_t>(work, 1), 1);
-    if (splits_ == 1) {
+    const std::int64_t units = plan_.outer * plan_.tiles * plan_.splits, width = plan_.width;
+    const std::int64_t work = std::max<std::int64_t>(std::min(plan_.rows_per_split, plan_.count) * width, 1);
+    const std::int64_t grain = std::max<std::int64_t>(kReduceGrain / work, 1);
+    if (plan_.splits == 1) {
       parallel_for(units, grain, [this](std::int64_t begin, std::int64_t end) {
         W sums[kTile];
         for (std::int64_t u = begin; u < end; ++u) {
@@ -130,24 +121,25 @@ class Reduction {
       });
       return;
     }
-    std::vector<W> partial(static_cast<std::size_t>(units * width_));
+    auto* partial = reinterpret_cast<W*>(call_.exec.scratch);
     parallel_for(units, grain, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t u = begin; u < end; ++u) reduce_unit(u, partial.data() + u * width_);
+      for (std::int64_t u = begin; u < end; ++u) reduce_unit(u, partial + u * width);
     });
-    for (std::int64_t u = 0; u < units; u += splits_) {
-      W* sums = partial.data() + u * width_;
-      for (std::int64_t s = 1; s < splits_; ++s)
-        for (std::int64_t j = 0; j < width_; ++j) sums[j] = R::combine(sums[j], sums[s * width_ + j]);
-      write(u / splits_, sums);
+    for (std::int64_t u = 0; u < units; u += plan_.splits) {
+      W* sums = partial + u * width;
+      for (std::int64_t s = 1; s < plan_.splits; ++s)
+        for (std::int64_t j = 0; j < width; ++j) sums[j] = R::combine(sums[j], sums[s * width + j]);
+      write(u / plan_.splits, sums);
     }
   }
 
  private:
   void reduce_unit(std::int64_t unit, W* sums) const {
-    const std::int64_t split = unit % splits_, tile = unit / splits_ % tiles_, outer = unit / splits_ / tiles_;
-    const std::int64_t begin = split * rows_per_split_, end = std::min(plan_.count, begin + rows_per_split_);
+    const std::int64_t split = unit % plan_.splits, tile = unit / plan_.splits % plan_.tiles;
+    const std::int64_t outer = unit / plan_.splits / plan_.tiles;
+    const std::int64_t begin = split * plan_.rows_per_split, end = std::min(plan_.count, begin + plan_.rows_per_split);
     if (plan_.inner == 1) *sums = reduce_row(outer * plan_.count + begin, end - begin);
-    else reduce_columns(outer, tile * width_, begin, end, sums);
+    else reduce_columns(outer, tile * plan_.width, begin, end, sums);
   }
 
   W reduce_row(std::int64_t start, std::int64_t n) const {
@@ -162,8 +154,8 @@ class Reduction {
 
   // Rows [begin, end) of the columns from `column` on. Narrow rows are read several at a time.
   void reduce_columns(std::int64_t outer, std::int64_t column, std::int64_t begin, std::int64_t end, W* sums) const {
-    const std::int64_t width = std::min(width_, plan_.inner - column);
-    const std::int64_t rows_per_read = tiles_ == 1 ? std::min(kTile / width, kRowsPerFlush) : 1;
+    const std::int64_t width = std::min(plan_.width, plan_.inner - column);
+    const std::int64_t rows_per_read = plan_.tiles == 1 ? std::min(kTile / width, kRowsPerFlush) : 1;
     C buffer[kTile], block[kTile];
     std::fill_n(sums, width, R::template identity<W>());
     for (std::int64_t flush = begin; flush < end; flush += kRowsPerFlush) {
@@ -180,8 +172,8 @@ class Reduction {
   }
 
   void write(std::int64_t unit, W* sums) const {
-    const std::int64_t column = unit % tiles_ * width_, outer = unit / tiles_;
-    const std::int64_t width = std::min(width_, plan_.inner - column);
+    const std::int64_t column = unit % plan_.tiles * plan_.width, outer = unit / plan_.tiles;
+    const std::int64_t width = std::min(plan_.width, plan_.inner - column);
     if constexpr (std::is_floating_point_v<W>)
       if (divisor_ != 1)
         for (std::int64_t j = 0; j < width; ++j) sums[j] /= divisor_;
@@ -192,9 +184,7 @@ class Reduction {
   const KernelCall& call_;
   const ReducePlan& plan_;
   const TileReader<C> reader_;
-  const std::int64_t width_, tiles_;  // results per unit, units per outer index
   const double divisor_;
-  std::int64_t rows_per_split_ = 1, splits_ = 1;
 };
 
 template <class R>
@@ -213,13 +203,7 @@ void over_dims(const KernelCall& call) {
 void mean(const KernelCall& call) { reduce<Sum>(call, call.attrs.as<ReduceAttrs>().dims, true); }
 
 void sum_to(const KernelCall& call) {
-  const Shape& from = call.in[0].shape();
-  const Shape& to = call.attrs.as<SumToAttrs>().shape;
-  const int lead = from.size() - to.size();
-  std::uint64_t mask = 0;
-  for (int d = 0; d < from.size(); ++d)
-    if (d < lead || to[d - lead] == 1) mask |= std::uint64_t{1} << d;
-  reduce<Sum>(call, mask);
+  reduce<Sum>(call, sum_to_mask(call.in[0].shape(), call.attrs.as<SumToAttrs>().shape));
 }
 
 // Position of the first largest of n values.
@@ -248,9 +232,10 @@ void argmax(const KernelCall& call) {
   const ReducePlan plan = plan_reduction(x.shape(), x.strides(), call.attrs.as<ReduceAttrs>().dims, true);
   visit_compute(x.dtype(), [&]<class C>(Type<C>) {
     const TileReader<C> reader(x.raw(), x.dtype(), plan.shape, plan.strides);
-    parallel_for(plan.outer, std::max<std::int64_t>(kGrain / plan.count, 1), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t o = begin; o < end; ++o) out[o] = argmax_row(reader, o * plan.count, plan.count);
-    });
+    parallel_for(plan.outer, std::max<std::int64_t>(kReduceGrain / plan.count, 1),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   for (std::int64_t o = begin; o < end; ++o) out[o] = argmax_row(reader, o * plan.count, plan.count);
+                 });
   });
 }
 

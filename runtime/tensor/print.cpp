@@ -2,6 +2,7 @@
 // ends.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "runtime/tensor/tensor.h"
 
@@ -13,16 +14,17 @@ constexpr std::int64_t kEdge = 3;  // entries shown at either end of a dim that 
 
 bool is_cut(const Shape& shape, int dim) { return shape[dim] > 2 * kEdge; }
 
-/// Strides of the row-major value list, and where it is read.
+/// The text of row-major values: double for floats, int64 for the others, which stay exact.
+template <class V>
 class Printer {
  public:
-  Printer(std::vector<double> values, const Tensor& t)
+  Printer(std::vector<V> values, const Tensor& t)
       : values_(std::move(values)), shape_(t.shape()), strides_(contiguous_strides(t.shape())), dtype_(t.dtype()) {
     choose_format();
-    for_each_shown(0, 0, [this](double x) { width_ = std::max(width_, element(x).size()); });
+    for_each_shown(0, 0, [this](V x) { width_ = std::max(width_, element(x).size()); });
   }
 
-  std::string print() const { return values_.empty() && shape_.empty() ? "" : nested(0, 0); }
+  std::string print() const { return nested(0, 0); }
 
  private:
   template <class Fn>
@@ -35,20 +37,25 @@ class Printer {
 
   // Fixed point unless the magnitudes span too much; whole numbers without decimals.
   void choose_format() {
-    double largest = 0, smallest = INFINITY;
-    for_each_shown(0, 0, [&](double x) {
-      if (!std::isfinite(x)) return;
-      whole_ = whole_ && x == std::trunc(x);
-      if (x == 0) return;
-      largest = std::max(largest, std::abs(x));
-      smallest = std::min(smallest, std::abs(x));
-    });
-    scientific_ = largest >= 1e8 || (!whole_ && largest > 0 && (smallest < 1e-4 || largest / smallest > 1e3));
+    if constexpr (std::is_floating_point_v<V>) {
+      double largest = 0, smallest = std::numeric_limits<double>::infinity();
+      for_each_shown(0, 0, [&](double x) {
+        if (!std::isfinite(x)) return;
+        whole_ = whole_ && x == std::trunc(x);
+        if (x == 0) return;
+        largest = std::max(largest, std::abs(x));
+        smallest = std::min(smallest, std::abs(x));
+      });
+      scientific_ = largest >= 1e8 || (!whole_ && largest > 0 && (smallest < 1e-4 || largest / smallest > 1e3));
+    }
+  }
+
+  std::string element(std::int64_t x) const {
+    if (dtype_ == DType::boolean) return x != 0 ? "true" : "false";
+    return fmt::to_string(x);
   }
 
   std::string element(double x) const {
-    if (dtype_ == DType::boolean) return x != 0 ? "true" : "false";
-    if (!is_floating(dtype_)) return fmt::format("{:.0f}", x);
     if (std::isnan(x)) return "nan";
     if (std::isinf(x)) return x > 0 ? "inf" : "-inf";
     if (scientific_) return fmt::format("{:.4e}", x);
@@ -78,7 +85,7 @@ class Printer {
     return text + "]";
   }
 
-  std::vector<double> values_;
+  std::vector<V> values_;
   Shape shape_;
   Strides strides_;
   DType dtype_;
@@ -91,7 +98,9 @@ class Printer {
 std::string to_string(const Tensor& tensor) {
   if (!tensor.defined() || tensor.is_meta()) return describe(tensor);
   if (tensor.is_distributed()) return fmt::format("{}, here {}", describe(tensor), to_string(tensor.local()));
-  return fmt::format("{} {}", Printer(tensor.to_vector<double>(), tensor).print(), describe(tensor));
+  const std::string values = is_floating(tensor.dtype()) ? Printer(tensor.to_vector<double>(), tensor).print()
+                                                         : Printer(tensor.to_vector<std::int64_t>(), tensor).print();
+  return fmt::format("{} {}", values, describe(tensor));
 }
 
 }  // namespace sherd

@@ -43,9 +43,8 @@ Strides contiguous_strides(const Shape& shape) {
 bool is_contiguous(const Shape& shape, const Strides& strides) {
   std::int64_t expected = 1;
   for (int i = shape.size() - 1; i >= 0; --i) {
-    if (shape[i] == 0) return true;
     if (shape[i] == 1) continue;
-    if (strides[i] != expected) return false;
+    if (strides[i] != expected) return numel(shape) == 0;
     expected *= shape[i];
   }
   return true;
