@@ -25,7 +25,7 @@ int parse_ranks(std::string_view text) {
   int ranks = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);
   check(error == std::errc() && end == text.data() + text.size() && ranks >= 1 && ranks <= kMaxRanks,
-        "sherd run: -n '{}' is no number of ranks from 1 to {}", text, kMaxRanks);
+        "run: -n '{}' is no number of ranks from 1 to {}", text, kMaxRanks);
   return ranks;
 }
 
@@ -42,14 +42,13 @@ int run_launch(std::span<const std::string_view> args) {
       fmt::print("{}", kUsage);
       return 0;
     }
-    check(flag == "-n", "sherd run: unknown flag '{}'; known are -n and --help, and what follows -- is the command",
-          flag);
-    check(!args.empty(), "sherd run: -n needs the number of ranks after it");
+    check(flag == "-n", "run: unknown flag '{}'; known are -n and --help, and what follows -- is the command", flag);
+    check(!args.empty(), "run: -n needs the number of ranks after it");
     ranks = parse_ranks(args[0]);
     args = args.subspan(1);
   }
-  check(ranks.has_value(), "sherd run: the number of ranks is missing: sherd run -n N -- COMMAND");
-  check(!args.empty(), "sherd run: the command is missing: sherd run -n {} -- COMMAND", *ranks);
+  check(ranks.has_value(), "run: the number of ranks is missing: sherd run -n N -- COMMAND");
+  check(!args.empty(), "run: the command is missing: sherd run -n {} -- COMMAND", *ranks);
   options.ranks = *ranks;
   options.command.assign(args.begin(), args.end());
   return supervise(options);

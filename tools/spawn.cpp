@@ -30,6 +30,7 @@ std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
   if (::getppid() != parent) ::_exit(127);  // It died before the line above.
   ::signal(SIGPIPE, SIG_DFL);
   ::signal(SIGCHLD, SIG_DFL);
+  ::signal(SIGXFSZ, SIG_DFL);
   ::sigprocmask(SIG_SETMASK, &plan.mask, nullptr);
   if (plan.in != 0) ::dup2(plan.in, 0);
   if (plan.out != 1) ::dup2(plan.out, 1);

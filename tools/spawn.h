@@ -42,7 +42,8 @@ struct SpawnPlan {
 };
 
 /// Returns when the program runs. It leads a new process group, gets SIGKILL when the calling thread ends, inherits
-/// no other descriptors, and has SIGPIPE and SIGCHLD at their defaults. Error if it cannot be started, naming it.
+/// no other descriptors, and has SIGPIPE, SIGCHLD and SIGXFSZ at their defaults. Error if it cannot be started, naming
+/// it.
 pid_t spawn(const SpawnPlan& plan);
 
 }  // namespace sherd
