@@ -12,6 +12,7 @@ SavedTensor::SavedTensor(const Tensor& tensor) : tensor_(tensor) {
 }
 
 const Tensor& SavedTensor::unpack() const {
+  if (!tensor_.defined()) return tensor_;  // an optional input that was not given
   const Ref<Storage>& storage = bytes_of(tensor_);
   if (!storage) return tensor_;
   if (storage->owner) storage->owner->ensure_present(*storage);

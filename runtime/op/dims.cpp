@@ -104,7 +104,7 @@ std::vector<Factor> bind_ellipsis(const DimsSpec& spec, std::span<const Shape* c
 }  // namespace
 
 std::string_view name(FactorKind kind) {
-  constexpr std::string_view names[] = {"batch", "left", "right", "contracted"};
+  constexpr std::string_view names[] = {"batch", "left", "right", "contracted", "created"};
   return names[static_cast<int>(kind)];
 }
 
@@ -114,11 +114,9 @@ DimsSpec parse_dims(std::string_view text) {
         "dims \"{}\" must have one \"->\"", text);
   DimsSpec spec{parse_side(text.substr(0, arrow), text), parse_side(text.substr(arrow + 2), text)};
   check(spec.inputs.size() < 32 && spec.outputs.size() < 32, "dims \"{}\" has more than 31 operands", text);
-  for (const DimsTerm& out : spec.outputs) {
-    for (char c : out.letters) check(where(spec.inputs, c) != 0, "dims \"{}\": '{}' comes from no input", text, c);
+  for (const DimsTerm& out : spec.outputs)
     check(!out.ellipsis || std::any_of(spec.inputs.begin(), spec.inputs.end(), [](auto& t) { return t.ellipsis; }),
           "dims \"{}\": \"...\" comes from no input", text);
-  }
   return spec;
 }
 
@@ -136,9 +134,14 @@ BoundDims bind_dims(const DimsSpec& spec, std::span<const Shape* const> inputs) 
     if (term.ellipsis)
       for (std::size_t d = 0; d < num_lead; ++d) shape.push_back(bound.factors[d].size);
     for (char letter : term.letters) {
-      const Factor* f = find(bound.factors, letter);
-      check(f != nullptr, "'{}' of the output has no size: every input that names it is absent", letter);
-      shape.push_back(f->size);
+      if (const Factor* f = find(bound.factors, letter)) {
+        shape.push_back(f->size);
+        continue;
+      }
+      check(where(spec.inputs, letter) == 0, "'{}' of the output has no size: every input that names it is absent",
+            letter);
+      bound.factors.push_back({letter, FactorKind::created, -1, 0, where(spec.outputs, letter)});
+      shape.push_back(-1);
     }
     bound.outputs.push_back(shape);
   }
@@ -155,10 +158,10 @@ OpCost op_cost(const Op& op, std::span<const Tensor> in, std::span<const TensorM
   OpCost cost;
   if (op.traits.view) return cost;
   std::int64_t largest = 0;
-  int num_tensors = 0;
+  int num_operands = 0;  // of the product, if it is one; indices are none
   for (const Tensor& t : in) {
     if (!t.defined()) continue;
-    ++num_tensors;
+    num_operands += is_floating(t.dtype());
     cost.bytes += t.bytes();
     largest = std::max(largest, t.numel());
   }
@@ -167,13 +170,14 @@ OpCost op_cost(const Op& op, std::span<const Tensor> in, std::span<const TensorM
     largest = std::max(largest, numel(m.shape));
   }
   cost.flops = static_cast<double>(largest);
-  if (!op.traits.linear || num_tensors < 2 || op.dims.empty()) return cost;
+  if (!op.traits.linear || num_operands < 2 || op.dims.empty()) return cost;
   const BoundDims bound = bind_dims(parse_dims(op.dims), in);
   const bool contracts = std::any_of(bound.factors.begin(), bound.factors.end(),
                                      [](const Factor& f) { return f.kind == FactorKind::contracted; });
   if (!contracts) return cost;
   cost.flops = 2;
-  for (const Factor& f : bound.factors) cost.flops *= static_cast<double>(f.size);
+  for (const Factor& f : bound.factors)
+    if (f.kind != FactorKind::created) cost.flops *= static_cast<double>(f.size);
   return cost;
 }
 

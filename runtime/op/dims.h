@@ -23,7 +23,7 @@ struct DimsSpec {
 };
 
 /// Throws Error on anything but terms of distinct letters with at most one leading "...", "," between and one "->";
-/// every letter of an output, and its "...", must occur in an input.
+/// the "..." of an output must occur in an input.
 DimsSpec parse_dims(std::string_view text);
 
 /// What a factor is to the op, by where it occurs.
@@ -32,13 +32,14 @@ enum class FactorKind : std::uint8_t {
   left,        ///< in the first input (not in all) and the outputs
   right,       ///< in other inputs only, and the outputs
   contracted,  ///< in no output: summed away
+  created,     ///< in outputs only: its size comes from the attributes
 };
 std::string_view name(FactorKind kind);
 
 struct Factor {
   char letter = 0;  ///< '.' for a dim of "..."
   FactorKind kind = FactorKind::batch;
-  std::int64_t size = 1;
+  std::int64_t size = 1;     ///< -1 for a created factor
   std::uint32_t inputs = 0;  ///< bit i: input i has it (along "...": with more than one element)
   std::uint32_t outputs = 0;
 };
@@ -50,7 +51,8 @@ struct BoundDims {
 };
 
 /// Gives the factors their sizes. `inputs` has one entry per term, null for an absent optional input. Throws Error
-/// if a letter gets two sizes, a term does not fit its shape, or a factor of an output is left without a size.
+/// if a letter gets two sizes, a term does not fit its shape, or every input that names a letter is absent. Dims of
+/// created factors are -1 in the outputs.
 BoundDims bind_dims(const DimsSpec& spec, std::span<const Shape* const> inputs);
 /// The same for the inputs of a call; undefined tensors are absent.
 BoundDims bind_dims(const DimsSpec& spec, std::span<const Tensor> inputs);
@@ -60,9 +62,9 @@ struct OpCost {
   std::int64_t bytes = 0;  ///< every operand read once, every result written once
 };
 
-/// Work of one call, from metadata only. Contractions (a row linear in each of two or more inputs, whose dims say so):
-/// two operations per point of the iteration space. Views: nothing. Others: one operation per element of the largest
-/// operand, a lower bound.
+/// Work of one call, from metadata only. Contractions (a row linear in each of two or more floating inputs, whose dims
+/// say so): two operations per point of the iteration space. Views: nothing. Others: one operation per element of the
+/// largest operand, a lower bound.
 OpCost op_cost(const Op& op, std::span<const Tensor> in, std::span<const TensorMeta> out);
 
 }  // namespace sherd

@@ -1,0 +1,42 @@
+#pragma once
+// One list of small calls for every row of the op table, as data: which row, which inputs, which attributes. The sweep
+// of tests/runtime and later the sweeps over backends, shardings and captured steps walk this list.
+#include <string>
+#include <vector>
+
+#include "runtime/op/attr_types.h"
+#include "runtime/op/op.h"
+#include "tests/support/draw.h"
+
+namespace sherd::testing {
+
+struct OpCase {
+  std::string op;    ///< name of the row
+  std::string name;  ///< what is special: "odd", "broadcast", "empty"
+  std::vector<Arg> args;
+  Attrs attrs{};
+  bool dense_only = false;  ///< the row's user function makes inputs dense, its kernel refuses strides
+  bool large = false;       ///< enough work for several chunks of a parallel loop
+  double slack = 1;         ///< factor on the dtype's tolerance where a sum is long or ill-conditioned; say why
+  double grad_slack = 1;    ///< the same for gradients, on top
+  bool floats_only_f64_f32 = false;  ///< the row has no 16-bit form
+};
+
+/// Inputs of a case; the seed is fixed by the case's place in its list of args.
+std::vector<Tensor> inputs_of(const OpCase& test_case, DType dtype);
+
+/// All cases, family by family.
+const std::vector<OpCase>& op_cases();
+
+using OpCases = std::vector<OpCase>;
+void add_pointwise_cases(OpCases& cases);
+void add_reduce_cases(OpCases& cases);
+void add_view_cases(OpCases& cases);
+void add_index_cases(OpCases& cases);
+void add_matmul_cases(OpCases& cases);
+void add_fused_cases(OpCases& cases);  ///< norms, attention, losses
+void add_random_cases(OpCases& cases);
+void add_optimizer_cases(OpCases& cases);
+void add_collective_cases(OpCases& cases);
+
+}  // namespace sherd::testing

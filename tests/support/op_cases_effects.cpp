@@ -1,0 +1,78 @@
+#include "runtime/comm/process_group.h"
+#include "tests/support/op_cases.h"
+
+namespace sherd::testing {
+
+namespace {
+
+// A group of one; it lives as long as the attributes that point to it. Real ranks: collective_rows_test.
+ProcessGroup* one_rank() {
+  static const std::shared_ptr<ProcessGroup> group = make_single_group();
+  return group.get();
+}
+
+void append(std::vector<Arg>& args, const std::vector<Shape>& shapes, Arg (*kind)(const Shape&)) {
+  for (const Shape& s : shapes) args.push_back(kind(s));
+}
+
+}  // namespace
+
+void add_optimizer_cases(OpCases& cases) {
+  const std::vector<std::pair<std::string, std::vector<Shape>>> lists = {
+      {"one", {{5}}}, {"mixed", {{3, 5}, {}, {0, 4}, {33}}}, {"none", {}}, {"large", {{300, 101}, {7}, {20'000}}}};
+  for (const auto& [name, shapes] : lists) {
+    const int n = static_cast<int>(shapes.size());
+    OpCase adamw{.op = "adamw",
+                 .name = name,
+                 .args = {},
+                 .attrs = AdamWAttrs{.count = n, .weight_decay = 0.1},
+                 .dense_only = true,
+                 .large = name == "large",
+                 .floats_only_f64_f32 = true};
+    append(adamw.args, shapes, normal);
+    append(adamw.args, shapes, normal);
+    append(adamw.args, shapes, positive);
+    append(adamw.args, shapes, normal);
+    append(adamw.args, {{}, {}, {}}, positive);
+    cases.push_back(adamw);
+    OpCase sgd{.op = "sgd",
+               .name = name,
+               .args = {},
+               .attrs = SgdAttrs{.count = n, .momentum = 0.9},
+               .dense_only = true,
+               .large = name == "large",
+               .floats_only_f64_f32 = true};
+    for (int i = 0; i < 3; ++i) append(sgd.args, shapes, normal);
+    append(sgd.args, {{}, {}}, positive);
+    cases.push_back(sgd);
+    // 50 000 squares: the f32 inputs are the same numbers, the sum is f64 in every dtype.
+    OpCase power{.op = "power_sum",
+                 .name = name,
+                 .args = {},
+                 .attrs = PowerSumAttrs{2},
+                 .dense_only = true,
+                 .large = name == "large"};
+    append(power.args, shapes, normal);
+    cases.push_back(power);
+  }
+}
+
+void add_collective_cases(OpCases& cases) {
+  for (const auto& [name, shape] : std::vector<std::pair<std::string, Shape>>{
+           {"odd", {3, 5}}, {"vector", {7}}, {"empty", {0, 2}}, {"large", {257, 300}}}) {
+    const auto add = [&, &label = name, &of = shape](const char* op, const CollectiveAttrs& attrs) {
+      cases.push_back({.op = op,
+                       .name = label,
+                       .args = {normal(of)},
+                       .attrs = attrs,
+                       .dense_only = true,
+                       .large = label == "large"});
+    };
+    add("all_reduce", {.group = one_rank()});
+    add("all_gather", {.group = one_rank(), .rows = shape[0]});
+    add("reduce_scatter", {.group = one_rank()});
+    add("broadcast", {.group = one_rank()});
+  }
+}
+
+}  // namespace sherd::testing

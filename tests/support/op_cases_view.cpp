@@ -1,0 +1,130 @@
+#include <limits>
+
+#include "tests/support/op_cases.h"
+
+namespace sherd::testing {
+
+namespace {
+
+void view_rows(OpCases& cases) {
+  const auto view = [&](const std::string& name, const Shape& from, const Shape& to) {
+    cases.push_back({.op = "view", .name = name, .args = {normal(from)}, .attrs = ShapeAttrs{to}, .dense_only = true});
+  };
+  view("split_dim", {6, 4}, {2, 3, 4});
+  view("merge_dims", {2, 3, 4}, {6, 4});
+  view("to_scalar", {1, 1}, {});
+  view("from_scalar", {}, {1, 1, 1});
+  view("empty", {0, 4}, {2, 0, 7});
+  view("flat", {3, 5, 7}, {105});
+  const auto permute = [&](const std::string& name, const Shape& shape, const Dims& order) {
+    cases.push_back({.op = "permute", .name = name, .args = {normal(shape)}, .attrs = PermuteAttrs{order}});
+  };
+  permute("transpose", {3, 5}, {1, 0});
+  permute("rotate", {2, 3, 4}, {2, 0, 1});
+  permute("same", {2, 3}, {0, 1});
+  permute("scalar", {}, {});
+  permute("empty", {0, 3, 2}, {2, 1, 0});
+  const auto expand = [&](const std::string& name, const Shape& from, const Shape& to) {
+    cases.push_back({.op = "expand", .name = name, .args = {normal(from)}, .attrs = ShapeAttrs{to}});
+  };
+  expand("row", {5}, {4, 5});
+  expand("column", {4, 1}, {4, 5});
+  expand("scalar", {}, {2, 3});
+  expand("same", {2, 3}, {2, 3});
+  expand("to_empty", {1, 3}, {0, 3});
+  const auto narrow = [&](const std::string& name, const Shape& shape, const NarrowAttrs& attrs) {
+    cases.push_back({.op = "narrow", .name = name, .args = {normal(shape)}, .attrs = attrs});
+  };
+  narrow("first_dim", {5, 3}, {.dim = 0, .start = 1, .length = 3});
+  narrow("last_dim", {5, 7}, {.dim = 1, .start = 4, .length = 3});
+  narrow("whole", {5}, {.dim = 0, .start = 0, .length = 5});
+  narrow("empty", {5, 2}, {.dim = 0, .start = 5, .length = 0});
+}
+
+void copy_rows(OpCases& cases) {
+  for (const auto& [name, shape] : std::vector<std::pair<std::string, Shape>>{
+           {"scalar", {}}, {"odd", {3, 5, 7}}, {"empty", {0, 3}}, {"one", {1}}, {"large", {301, 513}}})
+    cases.push_back({.op = "copy", .name = name, .args = {normal(shape)}, .large = name == "large"});
+  cases.push_back({.op = "copy", .name = "integers", .args = {ids({4, 5}, 9)}});
+  cases.push_back({.op = "copy", .name = "flags", .args = {flags({4, 5})}});
+  const auto pad_to = [&](const std::string& name, const Shape& shape, const PadToAttrs& attrs, bool large = false) {
+    cases.push_back({.op = "pad_to", .name = name, .args = {normal(shape)}, .attrs = attrs, .large = large});
+  };
+  pad_to("first_dim", {2, 3}, {.dim = 0, .start = 1, .size = 5});
+  pad_to("last_dim", {4, 3}, {.dim = 1, .start = 4, .size = 7});
+  pad_to("whole", {4}, {.dim = 0, .start = 0, .size = 4});
+  pad_to("nothing", {0, 3}, {.dim = 0, .start = 2, .size = 4});
+  pad_to("large", {200, 513}, {.dim = 0, .start = 7, .size = 300}, true);
+}
+
+void creation_rows(OpCases& cases) {
+  for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::i64, DType::boolean})
+    cases.push_back({.op = "full", .name = std::string(name(dtype)), .args = {}, .attrs = FullAttrs{{3, 5}, 1, dtype}});
+  cases.push_back({.op = "full", .name = "scalar", .args = {}, .attrs = FullAttrs{{}, -2.5, DType::f32}});
+  cases.push_back({.op = "full", .name = "empty", .args = {}, .attrs = FullAttrs{{0, 2}, 1, DType::f32}});
+  cases.push_back(
+      {.op = "full", .name = "large", .args = {}, .attrs = FullAttrs{{200'003}, 0.25, DType::f32}, .large = true});
+  for (DType dtype : {DType::i64, DType::i32, DType::f32})
+    cases.push_back({.op = "arange", .name = std::string(name(dtype)), .args = {}, .attrs = ArangeAttrs{17, dtype}});
+  cases.push_back({.op = "arange", .name = "empty", .args = {}, .attrs = ArangeAttrs{0, DType::i64}});
+}
+
+}  // namespace
+
+void add_view_cases(OpCases& cases) {
+  view_rows(cases);
+  copy_rows(cases);
+  creation_rows(cases);
+}
+
+void add_index_cases(OpCases& cases) {
+  const auto cat = [&](const std::string& name, const std::vector<Shape>& shapes, int dim, bool large = false) {
+    OpCase c{.op = "cat", .name = name, .args = {}, .attrs = DimAttrs{dim}, .large = large};
+    for (const Shape& s : shapes) c.args.push_back(normal(s));
+    cases.push_back(c);
+  };
+  cat("rows", {{2, 3}, {4, 3}}, 0);
+  cat("columns", {{2, 3}, {2, 1}, {2, 5}}, 1);
+  cat("with_empty", {{0, 3}, {2, 3}}, 0);
+  cat("single", {{4}}, 0);
+  cat("large", {{150, 301}, {150, 212}}, 1, true);
+  const auto embedding = [&](const std::string& name, const Shape& table, const Shape& of, bool large = false) {
+    cases.push_back({.op = "embedding", .name = name, .args = {normal(table), ids(of, table[0])}, .large = large});
+    Shape grad = of;
+    grad.push_back(table[1]);
+    cases.push_back({.op = "embedding_backward",
+                     .name = name,
+                     .args = {normal(grad), ids(of, table[0])},
+                     .attrs = EmbeddingAttrs{table[0]},
+                     .large = large,
+                     .slack = large ? 10.0 : 1.0});
+  };
+  embedding("batch", {10, 6}, {2, 4});
+  embedding("scalar_id", {4, 3}, {});
+  embedding("no_ids", {4, 3}, {0});
+  embedding("one_row", {1, 1}, {5});
+  embedding("large", {50, 33}, {20, 300}, true);
+  const auto select = [&](const std::string& name, const Shape& shape, int dim, std::int64_t count,
+                          bool large = false) {
+    const std::int64_t size = shape[dim];
+    cases.push_back({.op = "index_select",
+                     .name = name,
+                     .args = {normal(shape), ids({count}, size)},
+                     .attrs = DimAttrs{dim},
+                     .large = large});
+    Shape grad = shape;
+    grad[dim] = count;
+    cases.push_back({.op = "index_select_backward",
+                     .name = name,
+                     .args = {normal(grad), ids({count}, size)},
+                     .attrs = PadToAttrs{dim, 0, size},
+                     .large = large});
+  };
+  select("first_dim", {5, 3}, 0, 7);
+  select("middle_dim", {2, 5, 3}, 1, 4);
+  select("last_dim", {2, 5}, 1, 9);
+  select("no_index", {5, 3}, 0, 0);
+  select("large", {40, 50, 33}, 1, 60, true);
+}
+
+}  // namespace sherd::testing
