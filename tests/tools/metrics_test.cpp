@@ -1,0 +1,179 @@
+// The metrics file and the status line. Oracle: nlohmann's parser and text written by hand.
+#include "tools/metrics.h"
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/expect_error.h"
+#include "tests/support/file_size_limit.h"
+#include "tests/support/temp_dir.h"
+#include "tools/command.h"
+#include "tools/progress.h"
+
+namespace sherd {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+using testing::expect_error;
+using testing::TempDir;
+
+StepMetrics example() {
+  StepMetrics m;
+  m.step = 3;
+  m.loss = 0.1 + 0.2;
+  m.lr = 1e-4;
+  m.grad_norm = 2.5;
+  m.tokens = 768;
+  m.tokens_per_second = 1536;
+  m.step_seconds = 0.5;
+  m.exposed_comm_seconds = 0.125;
+  for (int i = 0; i < kNumCategories; ++i) m.memory_bytes[static_cast<std::size_t>(i)] = 1000 + i;
+  return m;
+}
+
+TEST(Metrics, StepLineHasTheKeysOfTheFormatInOrder) {
+  const std::string text = step_line(example());
+  EXPECT_EQ(text.find('\n'), std::string::npos);
+  const auto line = ordered_json::parse(text);
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : line.items()) keys.push_back(key);
+  EXPECT_EQ(keys, (std::vector<std::string>{"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_second",
+                                            "step_seconds", "exposed_comm_seconds", "memory_bytes"}));
+  EXPECT_EQ(line["step"], 3);
+  EXPECT_EQ(line["loss"].get<double>(), 0.1 + 0.2) << "every bit";
+  EXPECT_EQ(line["lr"], 1e-4);
+  EXPECT_EQ(line["grad_norm"], 2.5);
+  EXPECT_EQ(line["tokens"], 768);
+  EXPECT_EQ(line["tokens_per_second"], 1536);
+  EXPECT_EQ(line["step_seconds"], 0.5);
+  EXPECT_EQ(line["exposed_comm_seconds"], 0.125);
+  EXPECT_EQ(line["memory_bytes"].size(), static_cast<std::size_t>(kNumCategories));
+  EXPECT_EQ(line["memory_bytes"]["parameters"], 1000);
+  EXPECT_EQ(line["memory_bytes"]["gradients"], 1002);
+  EXPECT_EQ(line["memory_bytes"]["workspace"], 1006);
+}
+
+TEST(Metrics, ValidationLossOnlyAfterAnEvaluation) {
+  StepMetrics m = example();
+  EXPECT_FALSE(json::parse(step_line(m)).contains("val_loss"));
+  m.val_loss = 1.9;
+  EXPECT_EQ(json::parse(step_line(m))["val_loss"], 1.9);
+}
+
+TEST(Metrics, DivergedRunIsStillJson) {
+  StepMetrics m = example();
+  m.loss = std::nan("");
+  m.grad_norm = INFINITY;
+  const json line = json::parse(step_line(m));
+  EXPECT_TRUE(line["loss"].is_null());
+  EXPECT_TRUE(line["grad_norm"].is_null());
+}
+
+TEST(Metrics, HeaderHoldsTheConfigWithItsSections) {
+  TrainConfig config;
+  config.seed = 42;
+  config.data = "some \"path\"";
+  config.model.layers = 7;
+  const json line = json::parse(header_line(config, 2));
+  EXPECT_EQ(line["seed"], 42);
+  EXPECT_EQ(line["ranks"], 2);
+  EXPECT_EQ(line["version"], kVersion);
+  EXPECT_EQ(line["config"]["data"], "some \"path\"");
+  EXPECT_EQ(line["config"]["model"]["layers"], 7);
+  EXPECT_EQ(line["config"]["optimizer"]["beta1"], 0.9);
+  EXPECT_EQ(line["config"]["compile"], false);
+  EXPECT_EQ(line.size(), 4u);
+}
+
+TEST(Metrics, LinesAreInTheFileAtOnce) {
+  const TempDir dir;
+  const std::string path = dir.write("m.jsonl", "old\n");
+  MetricsFile file(path, MetricsFile::Mode::replace);
+  file.write("one");
+  EXPECT_EQ(dir.read("m.jsonl"), "one\n");
+  MetricsFile more(path, MetricsFile::Mode::append);
+  more.write("two");
+  EXPECT_EQ(dir.read("m.jsonl"), "one\ntwo\n");
+}
+
+TEST(Metrics, FileThatCannotBeWrittenIsNamed) {
+  const TempDir dir;
+  expect_error([&] { MetricsFile(dir / "no/m.jsonl", MetricsFile::Mode::replace); }, {"no/m.jsonl", "No such file"});
+  MetricsFile file(dir / "m.jsonl", MetricsFile::Mode::replace);
+  const testing::FileSizeLimit limit(100);
+  expect_error([&] { file.write(std::string(200, 'x')); }, {"m.jsonl", "File too large"});
+}
+
+// ---- the status line ----
+
+TEST(Progress, LineNamesWhatMatters) {
+  const ProgressState state{
+      .step = 120, .steps = 2000, .loss = 2.10339, .tokens_per_second = 35'210, .memory_bytes = 43'400'000};
+  EXPECT_EQ(progress_line(state), "step  120/2000  loss 2.1034  35.2k tokens/s  43.4 MB per rank");
+  ProgressState later = state;
+  later.seconds_left = 83.4;
+  EXPECT_EQ(progress_line(later), progress_line(state) + "  ETA 1:23");
+}
+
+TEST(Progress, Durations) {
+  EXPECT_EQ(format_duration(6.6), "0:07");
+  EXPECT_EQ(format_duration(59.6), "1:00");
+  EXPECT_EQ(format_duration(7384), "2:03:04");
+  EXPECT_EQ(format_duration(std::nan("")), "?");
+}
+
+class ProgressOutput : public ::testing::Test {
+ protected:
+  using Clock = Progress::Clock;
+
+  std::string shown() {
+    std::fflush(out_.get());
+    return dir_.read("out");
+  }
+  /// Shows steps 1 .. `count` of 100, `seconds` apart.
+  void show_steps(Progress& progress, int count, double seconds) {
+    for (int step = 1; step <= count; ++step) {
+      const auto at = std::chrono::duration<double>(seconds * step);
+      progress.show({.step = step, .steps = 100}, Clock::time_point(std::chrono::duration_cast<Clock::duration>(at)));
+    }
+  }
+
+  TempDir dir_;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> out_{std::fopen((dir_ / "out").c_str(), "w"), std::fclose};
+};
+
+TEST_F(ProgressOutput, PlainLinesEveryFiveSecondsFirstAndLast) {
+  {
+    Progress progress(out_.get(), false);
+    show_steps(progress, 100, 1.0);
+  }
+  const std::string text = shown();
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 21);  // steps 1, 6, ..., 96 and 100
+  EXPECT_EQ(text.find('\r'), std::string::npos);
+  EXPECT_NE(text.find("step   6/100"), std::string::npos);
+  EXPECT_EQ(text.find("step   7/100"), std::string::npos);
+  EXPECT_NE(text.find("step 100/100"), std::string::npos);
+  EXPECT_NE(text.find("ETA 1:34"), std::string::npos);  // step 6: 94 steps of a second
+}
+
+TEST_F(ProgressOutput, TerminalLineIsRedrawnAndEnded) {
+  {
+    Progress progress(out_.get(), true);
+    show_steps(progress, 10, 0.05);
+    EXPECT_EQ(shown().find('\n'), std::string::npos);
+    progress.message("saved");
+    show_steps(progress, 10, 1.0);
+  }
+  const std::string text = shown();
+  EXPECT_NE(text.find("\r\x1b[Ksaved\n"), std::string::npos);
+  EXPECT_EQ(text.back(), '\n');
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2);
+  // 10 steps of 50 ms are redrawn every 100 ms: 5 times; then every second: 10 times; once for the message.
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\r'), 16);
+}
+
+}  // namespace
+}  // namespace sherd

@@ -1,0 +1,23 @@
+#pragma once
+// The program's subcommands. main.cpp holds the table; each function lives in the file named after it.
+#include <span>
+#include <string_view>
+
+namespace sherd {
+
+/// Equal to the version in CMakeLists.txt, which a test checks.
+inline constexpr std::string_view kVersion = "0.1.0";
+
+struct Command {
+  std::string_view name, summary;
+  /// Gets the words after the command's name; returns the exit status. Errors are thrown and printed by main().
+  int (*run)(std::span<const std::string_view> args);
+};
+
+int run_launch(std::span<const std::string_view> args);  // launch.cpp
+int run_train(std::span<const std::string_view> args);   // train.cpp
+int run_sample(std::span<const std::string_view> args);  // sample.cpp
+int run_info(std::span<const std::string_view> args);    // info.cpp
+int run_bench(std::span<const std::string_view> args);   // bench.cpp
+
+}  // namespace sherd

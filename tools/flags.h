@@ -1,0 +1,83 @@
+#pragma once
+// One table binds the fields of plain structs to names that serve the command line and TOML files alike:
+// `[model] layers = 4` is `--model.layers 4`. The table knows types, defaults and documentation, so parsing, error
+// messages, --help and the printed config all come from it.
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace sherd {
+
+using ConfigValue = std::variant<std::int64_t, double, bool, std::string>;
+using ConfigTarget = std::variant<std::int64_t*, double*, bool*, std::string*>;
+
+/// Whether a key decides the numbers of a run (its recipe) or only where, when and how fast it runs.
+enum class KeyRole : std::uint8_t { recipe, run };
+
+class ConfigTable {
+ public:
+  /// Binds `key` ("steps", "model.layers") to a field, whose present value is the default.
+  void add(std::string key, ConfigTarget target, std::string doc, KeyRole role = KeyRole::recipe);
+
+  /// Sets a field. `where` ("a.toml:3", "--steps") starts the message of an error: the key is unknown (names the
+  /// nearest valid one), the value has another type (names key, expected and got). Integers serve as doubles.
+  void set(std::string_view key, const ConfigValue& value, std::string_view where);
+  /// The same from text, read as the field's type.
+  void set_text(std::string_view key, std::string_view text, std::string_view where);
+  [[noreturn]] void fail_unknown(std::string_view key, std::string_view where) const;
+  [[noreturn]] void fail_type(std::string_view key, std::string_view got, std::string_view where) const;
+
+  bool contains(std::string_view key) const { return find(key) != nullptr; }
+  bool has_section(std::string_view name) const;
+  bool is_bool(std::string_view key) const;
+  std::vector<std::string> keys() const;
+  /// Present values in the order of add(); `role` filters.
+  std::vector<std::pair<std::string, ConfigValue>> values() const;
+  std::vector<std::pair<std::string, ConfigValue>> values(KeyRole role) const;
+
+  /// The present values as a TOML document that load_toml_text() reads back to the same bits.
+  std::string to_toml() const;
+  /// One line per flag: "  --model.layers INTEGER   number of blocks (default 4)".
+  std::string help() const;
+
+ private:
+  struct Row {
+    std::string key;
+    ConfigTarget target;
+    std::string doc;
+    KeyRole role;
+    ConfigValue initial;
+  };
+  const Row* find(std::string_view key) const;
+
+  std::vector<Row> rows_;
+};
+
+/// "4", "0.001", "true", "\"text\"": as TOML spells it.
+std::string to_string(const ConfigValue& value);
+
+/// What a command line says: words, and flags with the table's keys.
+struct CommandLine {
+  struct Flag {
+    std::string key, text;
+    std::string spelled;  ///< "--save-every"
+  };
+  std::vector<std::string> words;
+  std::vector<Flag> flags;
+  bool help = false;  ///< --help or -h
+};
+
+/// Splits `--key value`, `--key=value`, `--bool`, `--bool false`; dashes in a flag stand for the key's underscores, and
+/// "--" ends the flags. Throws Error for an unknown flag (naming the nearest) or a missing value. Sets nothing.
+CommandLine parse_command_line(const ConfigTable& table, std::span<const std::string_view> args);
+void apply_flags(ConfigTable& table, const CommandLine& line);
+
+/// Sets the table's fields from TOML. Errors name file, line and key: syntax, unknown key, wrong type.
+void load_toml_file(ConfigTable& table, const std::string& path);
+void load_toml_text(ConfigTable& table, std::string_view text, const std::string& source);
+
+}  // namespace sherd
