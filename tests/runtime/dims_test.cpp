@@ -1,0 +1,112 @@
+#include "runtime/op/dims.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/op/ops.h"
+
+namespace sherd {
+namespace {
+
+BoundDims bind(std::string_view text, const std::vector<Shape>& shapes) {
+  std::vector<const Shape*> pointers;
+  for (const Shape& s : shapes) pointers.push_back(&s);
+  return bind_dims(parse_dims(text), pointers);
+}
+
+std::string kinds(const BoundDims& bound) {
+  std::string text;
+  for (const Factor& f : bound.factors) text += fmt::format("{}={} {} ", f.letter, f.size, name(f.kind));
+  return text;
+}
+
+TEST(Dims, ParsesOperandsEllipsisAndSeveralOutputs) {
+  const DimsSpec spec = parse_dims("...mk,kn->...mn,n");
+  ASSERT_EQ(spec.inputs.size(), 2u);
+  ASSERT_EQ(spec.outputs.size(), 2u);
+  EXPECT_TRUE(spec.inputs[0].ellipsis);
+  EXPECT_EQ(spec.inputs[0].letters, "mk");
+  EXPECT_FALSE(spec.inputs[1].ellipsis);
+  EXPECT_EQ(spec.outputs[1].letters, "n");
+  EXPECT_TRUE(parse_dims("...,->...").inputs[1].letters.empty());
+}
+
+TEST(Dims, MalformedTextIsAnErrorNamingIt) {
+  for (const char* text : {"", "mk,kn", "mk->mn->nm", "m1->m", "mm->m", "m...->m", "m k->m", "mk->...mk"}) {
+    try {
+      parse_dims(text);
+      ADD_FAILURE() << '"' << text << "\" was accepted";
+    } catch (const Error& error) {
+      EXPECT_NE(error.message().find(fmt::format("dims \"{}\"", text)), std::string::npos) << error.message();
+    }
+  }
+}
+
+TEST(Dims, FactorsOfAProduct) {
+  const BoundDims bound = bind("mk,kn->mn", {{3, 5}, {5, 7}});
+  EXPECT_EQ(kinds(bound), "m=3 left k=5 contracted n=7 right ");
+  EXPECT_EQ(bound.outputs[0], (Shape{3, 7}));
+  EXPECT_EQ(bound.factors[1].inputs, 0b11u);
+  EXPECT_EQ(bound.factors[1].outputs, 0u);
+  EXPECT_EQ(kinds(bind("bmk,bkn->bmn", {{2, 3, 5}, {2, 5, 7}})), "b=2 batch m=3 left k=5 contracted n=7 right ");
+}
+
+TEST(Dims, EllipsisIsAnyLeadingDimsAlignedAtTheRightAndBroadcast) {
+  const BoundDims linear = bind("...k,nk->...n", {{2, 3, 5}, {7, 5}});
+  EXPECT_EQ(kinds(linear), ".=2 left .=3 left k=5 contracted n=7 right ");
+  EXPECT_EQ(linear.outputs[0], (Shape{2, 3, 7}));
+  const BoundDims none = bind("...k,nk->...n", {{5}, {7, 5}});
+  EXPECT_EQ(none.outputs[0], (Shape{7}));
+  const BoundDims sum = bind("...,...->...", {{4, 1, 3}, {2, 1}});
+  EXPECT_EQ(sum.outputs[0], (Shape{4, 2, 3}));
+  EXPECT_EQ(kinds(sum), ".=4 left .=2 right .=3 left ");
+  EXPECT_EQ(kinds(bind("...,...->...", {{4, 3}, {4, 3}})), ".=4 batch .=3 batch ");
+}
+
+TEST(Dims, AbsentInputsAndCreatedFactors) {
+  const DimsSpec spec = parse_dims("...k,nk,n->...n");
+  const Shape x = {3, 5}, weight = {7, 5};
+  const Shape* inputs[] = {&x, &weight, nullptr};
+  EXPECT_EQ(bind_dims(spec, inputs).outputs[0], (Shape{3, 7}));
+  const Shape* no_weight[] = {&x, nullptr, nullptr};
+  EXPECT_THROW(bind_dims(spec, no_weight), Error);
+  const BoundDims table = bind("...d,...->vd", {{4, 6}, {4}});
+  EXPECT_EQ(table.outputs[0], (Shape{-1, 6}));
+  EXPECT_EQ(kinds(table), ".=4 contracted d=6 left v=-1 created ");
+}
+
+TEST(Dims, SizesThatDisagreeAreErrorsNamingBoth) {
+  const auto message = [](std::string_view text, const std::vector<Shape>& shapes) -> std::string {
+    try {
+      bind(text, shapes);
+    } catch (const Error& error) { return error.message(); }
+    return "no error";
+  };
+  EXPECT_EQ(message("mk,kn->mn", {{3, 5}, {6, 7}}), "'k' has size 6 in input 1 of shape [6,7], and 5 before");
+  EXPECT_EQ(message("mk,kn->mn", {{3}, {6, 7}}), "input 0 has shape [3]; its dims are \"mk\"");
+  EXPECT_EQ(message("mk,kn->mn", {{3, 5}}), "1 inputs for dims of 2");
+  EXPECT_NE(message("...,...->...", {{3}, {4}}).find("do not broadcast"), std::string::npos);
+}
+
+OpCost cost(const char* op, const std::vector<Tensor>& in, const Attrs& attrs = {}) {
+  const Op& row = find_op(op);
+  return op_cost(row, in, row.infer({row, in, attrs}));
+}
+
+Tensor meta(const Shape& shape, DType dtype = DType::f32) { return Tensor::empty(shape, dtype, Device::meta()); }
+
+TEST(Dims, CostOfProductsPointwiseViewsAndLookUps) {
+  const OpCost product = cost("matmul", {meta({2, 3, 5}), meta({2, 5, 7})});
+  EXPECT_EQ(product.flops, 2.0 * 2 * 3 * 5 * 7);
+  EXPECT_EQ(product.bytes, 4 * (2 * 3 * 5 + 2 * 5 * 7 + 2 * 3 * 7));
+  EXPECT_EQ(cost("linear", {meta({4, 3, 5}), meta({7, 5}), Tensor()}).flops, 2.0 * 4 * 3 * 5 * 7);
+  EXPECT_EQ(cost("linear_weight_grad", {meta({4, 3, 7}), meta({4, 3, 5})}).flops, 2.0 * 4 * 3 * 5 * 7);
+  EXPECT_EQ(cost("mul", {meta({4, 3}), meta({3})}).flops, 12);  // linear in both, but nothing is summed
+  EXPECT_EQ(cost("sum", {meta({4, 3}, DType::bf16)}, ReduceAttrs{0b11, false}).bytes, 2 * 12 + 2);
+  EXPECT_EQ(cost("permute", {meta({4, 3})}, PermuteAttrs{{1, 0}}).flops, 0);
+  EXPECT_EQ(cost("permute", {meta({4, 3})}, PermuteAttrs{{1, 0}}).bytes, 0);
+  const OpCost rows = cost("embedding", {meta({1000, 8}), meta({6}, DType::i64)});
+  EXPECT_LE(rows.flops, 8000);  // not the product with a one-hot matrix that the letters spell
+}
+
+}  // namespace
+}  // namespace sherd
