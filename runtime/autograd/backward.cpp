@@ -135,8 +135,8 @@ class BackwardPass {
       Tensor replaced = hook.function(node.pending[at]);
       if (!replaced.defined()) continue;
       check(replaced.shape() == node.pending[at].shape() && replaced.dtype() == node.pending[at].dtype(),
-            "a gradient hook on the result of {} was given {} and returned {}", node.op->name,
-            describe(node.pending[at]), describe(replaced));
+            "a gradient hook on the result of {} was given {} and returned {}", node.op->name, node.pending[at],
+            replaced);
       node.pending[at] = std::move(replaced);
     }
   }
@@ -173,15 +173,14 @@ class BackwardPass {
 void backward(const Tensor& root, const BackwardOptions& options) {
   check(root.defined() && root.requires_grad(),
         "backward: {} was not computed from anything that requires a gradient (is recording off, or was it detached?)",
-        describe(root));
+        root);
   Tensor grad = options.grad;
   if (!grad.defined()) {
-    check(root.numel() == 1, "backward from {} needs a cotangent: only a one-element root has a default",
-          describe(root));
+    check(root.numel() == 1, "backward from {} needs a cotangent: only a one-element root has a default", root);
     grad = full(root.shape(), 1.0, root.dtype());
   }
   check(grad.shape() == root.shape() && grad.dtype() == root.dtype(), "the cotangent {} does not match the root {}",
-        describe(grad), describe(root));
+        grad, root);
   BackwardPass pass(options);
   pass.run(root, std::move(grad));
 }
@@ -195,7 +194,7 @@ void at_end_of_backward(std::function<void()> callback) {
 }
 
 void register_grad_hook(const Tensor& tensor, GradHook hook, HookOptions options) {
-  check(tensor.requires_grad(), "a gradient hook needs a tensor that requires a gradient, got {}", describe(tensor));
+  check(tensor.requires_grad(), "a gradient hook needs a tensor that requires a gradient, got {}", tensor);
   check(
       tensor.grad_node()->kind == Node::Kind::op,
       "a gradient hook on a parameter: use its slot's on_grad_accumulated(), which runs once the gradient is complete");
@@ -213,8 +212,8 @@ void VjpCall::give(std::size_t i, Tensor gradient) {
   if (!wants(i)) return;
   const TensorMeta& meta = node_.input_metas[i];
   check(gradient.shape() == meta.shape && gradient.dtype() == meta.dtype,
-        "vjp of {}: gradient of input {} is {}, the input is {}{}", node_.op->name, i, describe(gradient),
-        name(meta.dtype), to_string(meta.shape));
+        "vjp of {}: gradient of input {} is {}, the input is {}{}", node_.op->name, i, gradient, name(meta.dtype),
+        meta.shape);
   const Edge& edge = node_.next[i];
   if (edge.node.get()->kind == Node::Kind::leaf) {
     auto& leaf = *static_cast<Leaf*>(edge.node.get());

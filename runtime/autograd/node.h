@@ -19,6 +19,7 @@ class Node : public RefCounted {
   const Kind kind;
   std::uint64_t sequence = 0;
   std::uint64_t visited = 0;  // id of the backward pass that saw it last
+  Node* next_dead = nullptr;  // chain of nodes about to be destroyed
 };
 
 /// Owning handle on a node.
@@ -27,6 +28,13 @@ class NodeRef {
   NodeRef() = default;
   explicit NodeRef(Node* node) : node_(node) {
     if (node_) node_->retain();
+  }
+  /// The first handle on a node that was just made.
+  static NodeRef fresh(Node* node) {
+    NodeRef ref;
+    ref.node_ = node;
+    node->retain_fresh();
+    return ref;
   }
   NodeRef(const NodeRef& other) : NodeRef(other.node_) {}
   NodeRef(NodeRef&& other) noexcept : node_(std::exchange(other.node_, nullptr)) {}
@@ -76,7 +84,7 @@ class OpNode final : public Node {
   SmallVec<TensorMeta, 1> output_metas;
   const std::string* module_path = nullptr;
   std::unique_ptr<std::vector<TensorHook>> hooks;
-  SmallVec<Tensor, 1> pending;                                   // gradients of the outputs, during a pass
+  SmallVec<Tensor, 1> pending;  // gradients of the outputs, during a pass
   bool queued = false, freed = false;
 };
 

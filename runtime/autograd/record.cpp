@@ -15,13 +15,12 @@ void destroy_one(Node* node) {
 
 bool needed(std::uint32_t mask, std::size_t i) { return i < 31 ? (mask >> i) & 1u : mask == Needs::kAll; }
 
-TensorMeta meta_of(const Tensor& t) {
-  TensorMeta m;
-  if (t.defined()) {
-    m.shape = t.shape();
-    m.dtype = t.dtype();
-  }
-  return m;
+template <std::size_t N>
+void push_meta(SmallVec<TensorMeta, N>& metas, const Tensor& t) {
+  TensorMeta& m = metas.emplace_back();
+  if (!t.defined()) return;
+  m.shape = t.shape();
+  m.dtype = t.dtype();
 }
 
 OpNode* make_node(const OpCall& call) {
@@ -33,14 +32,14 @@ OpNode* make_node(const OpCall& call) {
   node->module_path = context.module_path;
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     const Tensor& t = call.in[i];
-    node->input_metas.push_back(meta_of(t));
+    push_meta(node->input_metas, t);
     Edge& edge = node->next.emplace_back();
     if (t.defined() && t.requires_grad()) {
       edge.node = NodeRef(t.grad_node());
       edge.index = t.output_index();
     }
-    node->saved_inputs.emplace_back();
-    if (t.defined() && needed(call.op.needs.inputs, i)) node->saved_inputs.back() = SavedTensor(t);
+    if (t.defined() && needed(call.op.needs.inputs, i)) node->saved_inputs.emplace_back(t);
+    else node->saved_inputs.emplace_back();
   }
   return node;
 }
@@ -49,20 +48,15 @@ OpNode* make_node(const OpCall& call) {
 
 void release_node(Node* node) {
   // A node's destructor releases its neighbours, which come back here and are queued, not nested.
-  static thread_local std::vector<Node*>* queue = nullptr;
+  static thread_local constinit Node* dead __attribute__((tls_model("initial-exec"))) = nullptr;
+  static thread_local constinit bool running __attribute__((tls_model("initial-exec"))) = false;
   if (!node->drop()) return;
-  if (queue) {
-    queue->push_back(node);
-    return;
-  }
-  std::vector<Node*> pending{node};
-  queue = &pending;
-  while (!pending.empty()) {
-    Node* last = pending.back();
-    pending.pop_back();
-    destroy_one(last);
-  }
-  queue = nullptr;
+  node->next_dead = dead;
+  dead = node;
+  if (running) return;
+  running = true;
+  while (dead) destroy_one(std::exchange(dead, dead->next_dead));
+  running = false;
 }
 
 void Tensor::set_grad_node(Node* node, int output_index) {
@@ -84,11 +78,11 @@ Tensors autograd_layer(OpCall& call) {
           call.op.name);
     return call_below_autograd(call);  // an integer result or an effect: nothing flows back
   }
-  NodeRef node(make_node(call));
+  const NodeRef node = NodeRef::fresh(make_node(call));
   auto* op_node = static_cast<OpNode*>(node.get());
   Tensors out = call_below_autograd(call);
   for (std::size_t i = 0; i < out.size(); ++i) {
-    op_node->output_metas.push_back(meta_of(out[i]));
+    push_meta(op_node->output_metas, out[i]);
     op_node->saved_outputs.emplace_back();
     // A handle of its own: the output's handle points back to this node.
     if (needed(call.op.needs.outputs, i)) op_node->saved_outputs.back() = SavedTensor(out[i].alias());

@@ -19,7 +19,7 @@ const Tensor& SavedTensor::unpack() const {
   check(storage->version() == version_,
         "{} was saved for backward and has been written since (version {}, now {}): run backward before the optimizer "
         "step",
-        describe(tensor_), version_, storage->version());
+        tensor_, version_, storage->version());
   return tensor_;
 }
 

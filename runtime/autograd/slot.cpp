@@ -68,8 +68,7 @@ void Slot::set(const Tensor& tensor) {
 void Slot::assign(const Tensor& values) {
   const Tensor target = value().local().detach();
   const Tensor source = values.is_distributed() ? values.local() : values;
-  check(target.shape() == source.shape(), "assign to \"{}\": {} does not fit {}", name_, describe(values),
-        describe(value_));
+  check(target.shape() == source.shape(), "assign to \"{}\": {} does not fit {}", name_, values, value_);
   copy_into(target, source.dtype() == target.dtype() ? source.detach() : cast(source.detach(), target.dtype()));
 }
 

@@ -44,17 +44,17 @@ Metas infer_broadcast(const InferCall& call) {
 Metas infer_all_gather(const InferCall& call) {
   const auto& a = attrs_of(call);
   const Tensor& x = call.in[0];
-  check(x.ndim() > 0, "all_gather joins along dim 0; {} has no dims", describe(x));
+  check(x.ndim() > 0, "all_gather joins along dim 0; {} has no dims", x);
   const std::int64_t own = chunk_rows(a.rows, *a.group);
   check(x.size(0) == own, "all_gather of {} rows over {} ranks takes {} rows from rank {}, got {}", a.rows,
-        a.group->size(), own, a.group->rank(), describe(x));
+        a.group->size(), own, a.group->rank(), x);
   return {{.shape = with_rows(x.shape(), a.rows), .dtype = x.dtype()}};
 }
 
 Metas infer_reduce_scatter(const InferCall& call) {
   const auto& a = attrs_of(call);
   const Tensor& x = call.in[0];
-  check(x.ndim() > 0, "reduce_scatter cuts dim 0; {} has no dims", describe(x));
+  check(x.ndim() > 0, "reduce_scatter cuts dim 0; {} has no dims", x);
   return {{.shape = with_rows(x.shape(), chunk_rows(x.size(0), *a.group)), .dtype = x.dtype()}};
 }
 

@@ -7,7 +7,7 @@ namespace sherd {
 namespace {
 
 void check_sizes(const Shape& shape) {
-  for (std::int64_t d : shape) check(d >= 0, "a shape has no negative dims, got {}", to_string(shape));
+  for (std::int64_t d : shape) check(d >= 0, "a shape has no negative dims, got {}", shape);
 }
 
 Metas infer_full(const InferCall& call) {

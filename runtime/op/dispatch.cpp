@@ -35,10 +35,7 @@ bool can_donate(const Tensor& t, const TensorMeta& meta) {
 Tensor allocate_output(const OpCall& call, const TensorMeta& meta, Device device) {
   if (call.op.traits.pointwise)
     for (Tensor& t : call.in)
-      if (can_donate(t, meta)) {
-        Tensor reused = Tensor::make(t.storage(), meta.shape, contiguous_strides(meta.shape), 0, meta.dtype, device);
-        return reused;
-      }
+      if (can_donate(t, meta)) return Tensor::make_dense(t.storage(), meta.shape, meta.dtype, device);
   return Tensor::empty(meta.shape, meta.dtype, device, call.op.category);
 }
 
@@ -65,7 +62,7 @@ Device device_of(const OpCall& call) {
 
 void run_kernel(const OpCall& call, std::span<const Tensor> out, Device device, bool accumulate) {
   const Kernel kernel = call.op.kernel[static_cast<std::size_t>(device.kind)];
-  check(kernel != nullptr, "no {} kernel for {}", to_string(device), call.op.name);
+  if (!kernel) fail("no {} kernel for {}", to_string(device), call.op.name);
   KernelCall kernel_call{call.op, call.in, out, call.attrs, {}, accumulate};
   if (call.op.scratch) {
     const std::int64_t bytes = call.op.scratch({call.op, call.in, call.attrs});
@@ -84,8 +81,7 @@ void write_into(const OpCall& call, const Metas& metas, Device device) {
   check(metas.size() == call.into.size(), "{} outputs for {} destinations", metas.size(), call.into.size());
   for (std::size_t i = 0; i < metas.size(); ++i)
     check(metas[i].shape == call.into[i].shape() && metas[i].dtype == call.into[i].dtype(),
-          "the destination is {}, the result is {}{}", describe(call.into[i]), name(metas[i].dtype),
-          to_string(metas[i].shape));
+          "the destination is {}, the result is {}{}", call.into[i], name(metas[i].dtype), metas[i].shape);
   if (device.is_meta()) return;
   if (call.accumulate && !call.op.traits.accumulates) {
     static const Op& copy = find_op("copy");

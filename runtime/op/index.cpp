@@ -8,7 +8,7 @@ namespace {
 
 void check_index(const Op& op, const Tensor& index) {
   check(index.dtype() == DType::i64 || index.dtype() == DType::i32, "{} needs i32 or i64 indices, got {}", op.name,
-        describe(index));
+        index);
 }
 
 // ---- infer ----
@@ -21,10 +21,10 @@ Metas infer_cat(const InferCall& call) {
   Shape shape = first.shape();
   for (std::size_t i = 1; i < call.in.size(); ++i) {
     const Tensor& t = required(call, i);
-    check(t.dtype() == first.dtype(), "cat of {} and {}: dtypes differ", describe(first), describe(t));
+    check(t.dtype() == first.dtype(), "cat of {} and {}: dtypes differ", first, t);
     bool fits = t.ndim() == first.ndim();
     for (int d = 0; fits && d < t.ndim(); ++d) fits = d == dim || t.shape()[d] == shape[d];
-    check(fits, "cat of {} and {} along dim {}: only that dim may differ", describe(first), describe(t), dim);
+    check(fits, "cat of {} and {} along dim {}: only that dim may differ", first, t, dim);
     shape[dim] += t.shape()[dim];
   }
   return one_output(shape, first.dtype());
@@ -34,8 +34,7 @@ Metas infer_pad_to(const InferCall& call) {
   const Tensor& x = required(call, 0);
   const auto& attrs = call.attrs.as<PadToAttrs>();
   check(attrs.dim >= 0 && attrs.dim < x.ndim() && attrs.start >= 0 && attrs.start + x.shape()[attrs.dim] <= attrs.size,
-        "pad_to: {} does not lie in a dim {} of {} elements from {} on", describe(x), attrs.dim, attrs.size,
-        attrs.start);
+        "pad_to: {} does not lie in a dim {} of {} elements from {} on", x, attrs.dim, attrs.size, attrs.start);
   Shape shape = x.shape();
   shape[attrs.dim] = attrs.size;
   return one_output(shape, x.dtype());
@@ -44,7 +43,7 @@ Metas infer_pad_to(const InferCall& call) {
 Metas infer_embedding(const InferCall& call) {
   const Tensor& table = required(call, 0);
   const Tensor& ids = required(call, 1);
-  check(table.ndim() == 2, "embedding needs a table [V, D], got {}", describe(table));
+  check(table.ndim() == 2, "embedding needs a table [V, D], got {}", table);
   check_index(call.op, ids);
   Shape shape = ids.shape();
   shape.push_back(table.shape()[1]);
@@ -57,7 +56,7 @@ Metas infer_embedding_backward(const InferCall& call) {
   check_index(call.op, ids);
   bool fits = grad.ndim() == ids.ndim() + 1;
   for (int d = 0; fits && d < ids.ndim(); ++d) fits = grad.shape()[d] == ids.shape()[d];
-  check(fits, "embedding_backward: grad {} is not ids {} with one more dim", describe(grad), describe(ids));
+  check(fits, "embedding_backward: grad {} is not ids {} with one more dim", grad, ids);
   return one_output({call.attrs.as<EmbeddingAttrs>().rows, grad.shape().back()}, grad.dtype());
 }
 
@@ -66,8 +65,8 @@ Metas infer_index_select(const InferCall& call) {
   const Tensor& index = required(call, 1);
   const int dim = call.attrs.as<DimAttrs>().dim;
   check_index(call.op, index);
-  check(index.ndim() == 1, "index_select needs a 1-d index, got {}", describe(index));
-  check(dim >= 0 && dim < x.ndim(), "index_select: dim {} of {}", dim, describe(x));
+  check(index.ndim() == 1, "index_select needs a 1-d index, got {}", index);
+  check(dim >= 0 && dim < x.ndim(), "index_select: dim {} of {}", dim, x);
   Shape shape = x.shape();
   shape[dim] = index.shape()[0];
   return one_output(shape, x.dtype());
@@ -79,8 +78,7 @@ Metas infer_index_select_backward(const InferCall& call) {
   const auto& attrs = call.attrs.as<PadToAttrs>();
   check_index(call.op, index);
   check(index.ndim() == 1 && attrs.dim >= 0 && attrs.dim < grad.ndim() && grad.shape()[attrs.dim] == index.shape()[0],
-        "index_select_backward: grad {} does not have one entry per index {} along dim {}", describe(grad),
-        describe(index), attrs.dim);
+        "index_select_backward: grad {} does not have one entry per index {} along dim {}", grad, index, attrs.dim);
   Shape shape = grad.shape();
   shape[attrs.dim] = attrs.size;
   return one_output(shape, grad.dtype());
@@ -182,7 +180,7 @@ Tensor stack(std::vector<Tensor> tensors, int dim) {
   const int d = normalize_dim(dim, tensors[0].ndim() + 1);
   const Shape shape = tensors[0].shape();
   for (Tensor& t : tensors) {
-    check(t.shape() == shape, "stack of shapes {} and {}: they must be equal", to_string(shape), to_string(t.shape()));
+    check(t.shape() == shape, "stack of shapes {} and {}: they must be equal", shape, t.shape());
     t = unsqueeze(std::move(t), d);
   }
   return cat(std::move(tensors), d);

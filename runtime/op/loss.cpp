@@ -19,7 +19,7 @@ void check_targets(const Tensor& x, const Tensor& targets) {
   check(targets.dtype() == DType::i64 || targets.dtype() == DType::i32, "targets are i32 or i64, got {}",
         name(targets.dtype()));
   check(targets.shape() == without_last(x.shape()), "targets are {} for an input of {}, got {}",
-        to_string(without_last(x.shape())), to_string(x.shape()), to_string(targets.shape()));
+        without_last(x.shape()), x.shape(), targets.shape());
 }
 
 // Loss, log-sum-exp per row, count.
@@ -53,8 +53,8 @@ Metas infer_linear_cross_entropy(const InferCall& c) {
   check(is_floating(x.dtype()), "x is floating-point, got {}", name(x.dtype()));
   check(x.dtype() == weight.dtype(), "dtypes differ: {} and {}; cast one of them", name(x.dtype()),
         name(weight.dtype()));
-  check(x.ndim() >= 2 && weight.ndim() == 2, "x is [..., K] and weight [V, K], got {} and {}", to_string(x.shape()),
-        to_string(weight.shape()));
+  check(x.ndim() >= 2 && weight.ndim() == 2, "x is [..., K] and weight [V, K], got {} and {}", x.shape(),
+        weight.shape());
   check(x.shape().back() == weight.shape()[1], "inner dimensions differ: {} and {} (weight is [V, K])",
         x.shape().back(), weight.shape()[1]);
   check_targets(x, targets);

@@ -17,8 +17,7 @@ void check_dtypes(const Tensor& a, const Tensor& b) {
 Metas infer_matmul(const InferCall& c) {
   const Tensor &a = required(c, 0), &b = required(c, 1);
   check_dtypes(a, b);
-  check(a.ndim() >= 2 && b.ndim() >= 2, "operands have at least 2 dims, got {} and {}", to_string(a.shape()),
-        to_string(b.shape()));
+  check(a.ndim() >= 2 && b.ndim() >= 2, "operands have at least 2 dims, got {} and {}", a.shape(), b.shape());
   check(a.size(-1) == b.size(-2), "inner dimensions differ: {} and {}", a.size(-1), b.size(-2));
   const auto batch = [](const Tensor& t) { return Shape(std::span(t.shape().begin(), t.shape().end() - 2)); };
   Shape shape = broadcast(batch(a), batch(b));
@@ -50,13 +49,13 @@ void matmul_vjp(VjpCall& c) {
 Metas infer_linear(const InferCall& c) {
   const Tensor &x = required(c, 0), &weight = required(c, 1), &bias = c.in[2];
   check_dtypes(x, weight);
-  check(weight.ndim() == 2, "weight is [out, in], got {}", to_string(weight.shape()));
-  check(x.ndim() >= 2, "x has at least 2 dims, got {}", to_string(x.shape()));
+  check(weight.ndim() == 2, "weight is [out, in], got {}", weight.shape());
+  check(x.ndim() >= 2, "x has at least 2 dims, got {}", x.shape());
   check(x.shape().back() == weight.shape()[1], "inner dimensions differ: {} and {} (weight is [out, in])",
         x.shape().back(), weight.shape()[1]);
   if (bias.defined()) {
     check(bias.ndim() == 1 && bias.shape()[0] == weight.shape()[0], "bias is [{}], got {}", weight.shape()[0],
-          to_string(bias.shape()));
+          bias.shape());
     check(bias.dtype() == x.dtype(), "dtypes differ: {} and bias {}; cast one of them", name(x.dtype()),
           name(bias.dtype()));
   }
@@ -79,8 +78,8 @@ Metas infer_linear_weight_grad(const InferCall& c) {
   const Tensor &a = required(c, 0), &b = required(c, 1);
   check_dtypes(a, b);
   const auto leading = [](const Tensor& t) { return Shape(std::span(t.shape().begin(), t.shape().end() - 1)); };
-  check(a.ndim() >= 2 && b.ndim() >= 2 && leading(a) == leading(b), "leading dims differ: {} and {}",
-        to_string(a.shape()), to_string(b.shape()));
+  check(a.ndim() >= 2 && b.ndim() >= 2 && leading(a) == leading(b), "leading dims differ: {} and {}", a.shape(),
+        b.shape());
   return one_output({a.shape().back(), b.shape().back()}, a.dtype());
 }
 

@@ -10,27 +10,27 @@ namespace {
 
 void check_scalar(const Tensor& t, std::string_view what) {
   check(t.numel() == 1 && (t.dtype() == DType::f32 || t.dtype() == DType::f64),
-        "{} is {}; it must be a one-element tensor of f32 or f64", what, describe(t));
+        "{} is {}; it must be a one-element tensor of f32 or f64", what, t);
 }
 
 // Parameters and state: one dtype, one shape, dense, because they are written in place.
 void check_state(const Tensor& state, const Tensor& param, std::size_t i, std::string_view what) {
   check(state.shape() == param.shape() && state.dtype() == param.dtype(), "{} {} is {}, its parameter is {}", what, i,
-        describe(state), describe(param));
-  check(state.is_contiguous(), "{} {} is {} with strides {}: what an optimizer writes must be dense", what, i,
-        describe(state), to_string(state.strides()));
+        state, param);
+  check(state.is_contiguous(), "{} {} is {} with strides {}: what an optimizer writes must be dense", what, i, state,
+        state.strides());
 }
 
 void check_lists(const InferCall& call, std::size_t n, std::span<const std::string_view> states) {
   for (std::size_t i = 0; i < n; ++i) {
     const Tensor& param = call.in[i];
     check(param.dtype() == DType::f32 || param.dtype() == DType::f64,
-          "parameter {} is {}; optimizers update f32 or f64 (keep a 16-bit copy beside it)", i, describe(param));
+          "parameter {} is {}; optimizers update f32 or f64 (keep a 16-bit copy beside it)", i, param);
     check_state(param, param, i, "parameter");
     for (std::size_t s = 0; s < states.size(); ++s) check_state(call.in[(s + 1) * n + i], param, i, states[s]);
     const Tensor& grad = call.in[(states.size() + 1) * n + i];
-    check(grad.shape() == param.shape(), "gradient {} is {}, its parameter is {}", i, describe(grad), describe(param));
-    check(is_floating(grad.dtype()), "gradient {} is {}; it must be a floating type", i, describe(grad));
+    check(grad.shape() == param.shape(), "gradient {} is {}, its parameter is {}", i, grad, param);
+    check(is_floating(grad.dtype()), "gradient {} is {}; it must be a floating type", i, grad);
   }
 }
 
@@ -78,8 +78,7 @@ Metas infer_power_sum(const InferCall& call) {
   const double p = call.attrs.as<PowerSumAttrs>().p;
   check(p > 0, "power_sum needs p > 0 (infinity for the maximum), got {}", p);
   for (std::size_t i = 0; i < call.in.size(); ++i)
-    check(is_floating(call.in[i].dtype()), "power_sum: tensor {} is {}; it must be a floating type", i,
-          describe(call.in[i]));
+    check(is_floating(call.in[i].dtype()), "power_sum: tensor {} is {}; it must be a floating type", i, call.in[i]);
   return {{.shape = {}, .dtype = DType::f64}};
 }
 

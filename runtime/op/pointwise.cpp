@@ -31,7 +31,7 @@ Metas infer_comparison(const InferCall& call) {
 
 Metas infer_where(const InferCall& call) {
   check(required(call, 0).dtype() == DType::boolean, "where needs a bool condition, got {}; use not_equal(x, 0)",
-        describe(call.in[0]));
+        call.in[0]);
   return infer_broadcast(call);
 }
 
@@ -40,15 +40,14 @@ Metas infer_constant(const InferCall& call) {
   const double value = call.attrs.as<ScalarAttrs>().value;
   check(is_floating(x.dtype()) || (x.dtype() != DType::boolean && value == std::floor(value)),
         "{} of {} and {}: an integer tensor needs an integral constant, and bool none; cast the tensor first",
-        call.op.name, describe(x), value);
+        call.op.name, x, value);
   return one_output(x.shape(), x.dtype());
 }
 
 Metas infer_pow(const InferCall& call) {
   const double exponent = call.attrs.as<ScalarAttrs>().value;
   check(is_floating(required(call, 0).dtype()) || exponent >= 0,
-        "pow of {} and {}: integers have no negative powers; cast the tensor to a float first", describe(call.in[0]),
-        exponent);
+        "pow of {} and {}: integers have no negative powers; cast the tensor to a float first", call.in[0], exponent);
   return infer_constant(call);
 }
 

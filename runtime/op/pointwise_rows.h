@@ -24,8 +24,8 @@ inline Metas infer_backward(const InferCall& call) {
   const Tensor& grad = required(call, 0);
   for (std::size_t i = 1; i < call.in.size(); ++i) {
     const Tensor& t = required(call, i);
-    check(t.shape() == grad.shape() && t.dtype() == grad.dtype(), "{}: grad is {}, input {} is {}", call.op.name,
-          describe(grad), i, describe(t));
+    check(t.shape() == grad.shape() && t.dtype() == grad.dtype(), "{}: grad is {}, input {} is {}", call.op.name, grad,
+          i, t);
   }
   return one_output(grad.shape(), grad.dtype());
 }

@@ -12,12 +12,12 @@ void check_step(const InferCall& call, std::size_t i) {
   if (i >= call.in.size() || !call.in[i].defined()) return;
   const Tensor& step = call.in[i];
   check(step.dtype() == DType::i64 && step.numel() == 1, "{}: the step is a 0-d i64 tensor, got {}", call.op.name,
-        describe(step));
+        step);
 }
 
 Metas infer_random(const InferCall& call) {
   const auto& attrs = call.attrs.as<RandomAttrs>();
-  for (std::int64_t d : attrs.shape) check(d >= 0, "a shape has no negative dims, got {}", to_string(attrs.shape));
+  for (std::int64_t d : attrs.shape) check(d >= 0, "a shape has no negative dims, got {}", attrs.shape);
   check(is_floating(attrs.dtype), "{} draws floats, not {}", call.op.name, name(attrs.dtype));
   check(attrs.first >= 0, "{}: the first element's index is {}, which is negative", call.op.name, attrs.first);
   check_step(call, 0);
@@ -27,7 +27,7 @@ Metas infer_random(const InferCall& call) {
 Metas infer_dropout(const InferCall& call) {
   const auto& attrs = call.attrs.as<DropoutAttrs>();
   const Tensor& x = required(call, 0);
-  check(is_floating(x.dtype()), "dropout of {}: it scales, so it needs a float", describe(x));
+  check(is_floating(x.dtype()), "dropout of {}: it scales, so it needs a float", x);
   check(attrs.p >= 0 && attrs.p <= 1, "dropout with probability {}; it lies in 0..1", attrs.p);
   check(attrs.first >= 0, "dropout: the first element's index is {}, which is negative", attrs.first);
   check_step(call, 1);

@@ -38,8 +38,7 @@ Metas infer_sum(const InferCall& call) { return infer_reduced(call, sum_dtype(re
 
 Metas infer_mean(const InferCall& call) {
   const DType dtype = required(call, 0).dtype();
-  check(is_floating(dtype), "mean of {}: integers have no mean of their dtype; cast to a float first",
-        describe(call.in[0]));
+  check(is_floating(dtype), "mean of {}: integers have no mean of their dtype; cast to a float first", call.in[0]);
   return infer_reduced(call, dtype);
 }
 
@@ -49,7 +48,7 @@ Metas infer_extremum(const InferCall& call) {
   const Tensor& x = required(call, 0);
   const std::uint64_t mask = call.attrs.as<ReduceAttrs>().dims;
   check(reduced_count(x.shape(), mask) > 0 || numel(reduced_shape(x.shape(), mask, false)) == 0,
-        "{} over no elements of {} has no value", call.op.name, describe(x));
+        "{} over no elements of {} has no value", call.op.name, x);
   return infer_reduced(call, x.dtype());
 }
 
@@ -62,8 +61,8 @@ Metas infer_argmax(const InferCall& call) {
 Metas infer_sum_to(const InferCall& call) {
   const Tensor& x = required(call, 0);
   const Shape& to = call.attrs.as<SumToAttrs>().shape;
-  check(to.size() <= x.ndim() && broadcast(to, x.shape()) == x.shape(), "sum_to: {} does not broadcast to {}",
-        to_string(to), to_string(x.shape()));
+  check(to.size() <= x.ndim() && broadcast(to, x.shape()) == x.shape(), "sum_to: {} does not broadcast to {}", to,
+        x.shape());
   return one_output(to, sum_dtype(x.dtype()));
 }
 

@@ -48,14 +48,14 @@ Shape resolve(const Tensor& x, Shape shape) {
   std::int64_t known = 1;
   for (int i = 0; i < shape.size(); ++i) {
     if (shape[i] == -1) {
-      check(unknown < 0, "shape {}: only one dim may be -1", to_string(shape));
+      check(unknown < 0, "shape {}: only one dim may be -1", shape);
       unknown = i;
     } else {
       known *= shape[i];
     }
   }
   if (unknown < 0) return shape;
-  check(known > 0 && x.numel() % known == 0, "{} does not divide into shape {}", describe(x), to_string(shape));
+  check(known > 0 && x.numel() % known == 0, "{} does not divide into shape {}", x, shape);
   shape[unknown] = x.numel() / known;
   return shape;
 }
@@ -65,13 +65,12 @@ Shape resolve(const Tensor& x, Shape shape) {
 Metas infer_view(const InferCall& call) {
   const Tensor& x = required(call, 0);
   const Shape& to = call.attrs.as<ShapeAttrs>().shape;
-  for (std::int64_t size : to) check(size >= 0, "a shape has no negative dims, got {}", to_string(to));
-  check(numel(to) == x.numel(), "view of {} as {}: {} elements, not {}", describe(x), to_string(to), x.numel(),
-        numel(to));
+  for (std::int64_t size : to) check(size >= 0, "a shape has no negative dims, got {}", to);
+  check(numel(to) == x.numel(), "view of {} as {}: {} elements, not {}", x, to, x.numel(), numel(to));
   Strides strides;
   check(view_strides(x.shape(), x.strides(), to, strides),
-        "view of {} with strides {} as {} would have to move elements; use reshape() or contiguous()", describe(x),
-        to_string(x.strides()), to_string(to));
+        "view of {} with strides {} as {} would have to move elements; use reshape() or contiguous()", x, x.strides(),
+        to);
   return alias(x, to, strides, x.offset());
 }
 
@@ -83,12 +82,12 @@ Metas infer_permute(const InferCall& call) {
   Strides strides;
   for (std::int64_t d : order) {
     check(d >= 0 && d < x.ndim() && ((seen >> d) & 1u) == 0 && order.size() == x.ndim(),
-          "permute of {} by {}: every dim must be named once", describe(x), to_string(order));
+          "permute of {} by {}: every dim must be named once", x, order);
     seen |= 1u << d;
     shape.push_back(x.shape()[static_cast<int>(d)]);
     strides.push_back(x.strides()[static_cast<int>(d)]);
   }
-  check(order.size() == x.ndim(), "permute of {} by {}: every dim must be named once", describe(x), to_string(order));
+  check(order.size() == x.ndim(), "permute of {} by {}: every dim must be named once", x, order);
   return alias(x, shape, strides, x.offset());
 }
 
@@ -98,17 +97,17 @@ Metas infer_expand(const InferCall& call) {
   const int lead = to.size() - x.ndim();
   bool fits = lead >= 0;
   for (int d = 0; fits && d < x.ndim(); ++d) fits = x.shape()[d] == to[lead + d] || x.shape()[d] == 1;
-  check(fits, "{} does not expand to {}", describe(x), to_string(to));
+  check(fits, "{} does not expand to {}", x, to);
   return alias(x, to, broadcast_strides(x.shape(), x.strides(), to), x.offset());
 }
 
 Metas infer_narrow(const InferCall& call) {
   const Tensor& x = required(call, 0);
   const auto& attrs = call.attrs.as<NarrowAttrs>();
-  check(attrs.dim >= 0 && attrs.dim < x.ndim(), "narrow: dim {} of {}", attrs.dim, describe(x));
+  check(attrs.dim >= 0 && attrs.dim < x.ndim(), "narrow: dim {} of {}", attrs.dim, x);
   const std::int64_t size = x.shape()[attrs.dim];
   check(attrs.start >= 0 && attrs.length >= 0 && attrs.start + attrs.length <= size,
-        "narrow: {} elements from {} on do not lie in dim {} of {}", attrs.length, attrs.start, attrs.dim, describe(x));
+        "narrow: {} elements from {} on do not lie in dim {} of {}", attrs.length, attrs.start, attrs.dim, x);
   Shape shape = x.shape();
   shape[attrs.dim] = attrs.length;
   return alias(x, shape, x.strides(), x.offset() + attrs.start * x.strides()[attrs.dim]);
@@ -221,7 +220,7 @@ Tensor squeeze(Tensor x, int dim) {
 
 Tensor flatten(Tensor x, int first_dim, int last_dim) {
   const int first = normalize_dim(first_dim, x.ndim()), last = normalize_dim(last_dim, x.ndim());
-  check(first <= last, "flatten of {}: the first dim {} lies behind the last {}", describe(x), first_dim, last_dim);
+  check(first <= last, "flatten of {}: the first dim {} lies behind the last {}", x, first_dim, last_dim);
   Shape shape;
   std::int64_t merged = 1;
   for (int d = 0; d < x.ndim(); ++d) {
@@ -242,7 +241,7 @@ Tensor narrow(Tensor x, int dim, std::int64_t start, std::int64_t length) {
 Tensor select(Tensor x, int dim, std::int64_t index) {
   const int d = normalize_dim(dim, x.ndim());
   check(x.ndim() > 0 && index >= -x.shape()[d] && index < x.shape()[d], "select: index {} of dim {} of {}", index, dim,
-        describe(x));
+        x);
   const std::int64_t start = index < 0 ? index + x.shape()[d] : index;
   return squeeze(narrow(std::move(x), d, start, 1), d);
 }
@@ -251,8 +250,7 @@ std::vector<Tensor> split(const Tensor& x, int dim, const std::vector<std::int64
   const int d = normalize_dim(dim, x.ndim());
   std::int64_t total = 0;
   for (std::int64_t size : sizes) total += size;
-  check(x.ndim() > 0 && total == x.shape()[d], "split of {} along dim {}: the sizes sum to {}", describe(x), dim,
-        total);
+  check(x.ndim() > 0 && total == x.shape()[d], "split of {} along dim {}: the sizes sum to {}", x, dim, total);
   std::vector<Tensor> parts;
   std::int64_t start = 0;
   for (std::int64_t size : sizes) {
@@ -263,7 +261,7 @@ std::vector<Tensor> split(const Tensor& x, int dim, const std::vector<std::int64
 }
 
 std::vector<Tensor> chunk(const Tensor& x, int dim, int count) {
-  check(count >= 1 && x.ndim() > 0, "chunk of {} into {} parts", describe(x), count);
+  check(count >= 1 && x.ndim() > 0, "chunk of {} into {} parts", x, count);
   const std::int64_t size = x.size(dim);
   const std::int64_t each = std::max<std::int64_t>((size + count - 1) / count, 1);
   std::vector<std::int64_t> sizes;

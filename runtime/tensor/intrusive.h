@@ -12,9 +12,11 @@ class RefCounted {
   RefCounted() = default;
   RefCounted(const RefCounted&) = delete;
   RefCounted& operator=(const RefCounted&) = delete;
+  /// The first reference to a fresh object, which no other thread knows yet.
+  void retain_fresh() const { refs_.store(1, std::memory_order_relaxed); }
   void retain() const { refs_.fetch_add(1, std::memory_order_relaxed); }
-  /// True if this was the last reference.
-  bool drop() const { return refs_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
+  /// True if this was the last reference. The only owner needs no read-modify-write to know that it is the last.
+  bool drop() const { return use_count() == 1 || refs_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
   std::uint32_t use_count() const { return refs_.load(std::memory_order_acquire); }
 
  protected:
@@ -31,6 +33,13 @@ class Ref {
   Ref() = default;
   explicit Ref(T* object) : object_(object) {
     if (object_) object_->retain();
+  }
+  /// The first handle on an object that was just made.
+  static Ref fresh(T* object) {
+    Ref ref;
+    ref.object_ = object;
+    object->retain_fresh();
+    return ref;
   }
   Ref(const Ref& other) : Ref(other.object_) {}
   Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}

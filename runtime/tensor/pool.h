@@ -4,7 +4,6 @@
 // not see a use after free.
 #include <cstddef>
 #include <new>
-#include <vector>
 
 namespace sherd {
 
@@ -27,33 +26,50 @@ class Pool {
   }
 
  private:
-  struct Cache {
-    std::vector<void*> blocks;
-    bool* closed;
-    explicit Cache(bool* flag) : closed(flag) { blocks.reserve(kKeep); }
-    ~Cache() {
-      *closed = true;  // objects that outlive the thread's cache are freed directly
-      for (void* block : blocks) ::operator delete(block, std::align_val_t{alignof(T)});
+  // Free blocks are chained through their first word. Plain data, so that the thread's hot path is two loads; what
+  // frees the chain when the thread ends is registered when the first block comes back.
+  struct Link {
+    Link* next;
+  };
+  struct FreeList {
+    Link* head = nullptr;
+    std::size_t count = 0;
+    bool registered = false, closed = false;
+  };
+  struct Closer {
+    ~Closer() {
+      free_.closed = true;  // objects that outlive the thread's list are freed directly
+      while (Link* link = free_.head) {
+        free_.head = link->next;
+        ::operator delete(link, std::align_val_t{alignof(T)});
+      }
     }
   };
   static constexpr std::size_t kKeep = 4096;
-  static Cache* cache() {
-    static thread_local bool closed = false;
-    if (closed) return nullptr;
-    static thread_local Cache instance(&closed);
-    return &instance;
-  }
+  static_assert(sizeof(T) >= sizeof(Link) && alignof(T) >= alignof(Link));
+  static inline thread_local constinit FreeList free_ __attribute__((tls_model("initial-exec")));
+
   static void* take() {
-    if (Cache* c = kPoolBlocks ? cache() : nullptr; c && !c->blocks.empty()) {
-      void* block = c->blocks.back();
-      c->blocks.pop_back();
-      return block;
+    if (Link* link = free_.head) {
+      free_.head = link->next;
+      --free_.count;
+      return link;
     }
     return ::operator new(sizeof(T), std::align_val_t{alignof(T)});
   }
   static void give(void* block) {
-    if (Cache* c = kPoolBlocks ? cache() : nullptr; c && c->blocks.size() < kKeep) c->blocks.push_back(block);
-    else ::operator delete(block, std::align_val_t{alignof(T)});
+    if (!kPoolBlocks || free_.closed || free_.count == kKeep) {
+      ::operator delete(block, std::align_val_t{alignof(T)});
+      return;
+    }
+    if (!free_.registered) register_closer();
+    free_.head = new (block) Link{free_.head};
+    ++free_.count;
+  }
+  static void register_closer() {
+    static thread_local Closer closer;
+    static_cast<void>(closer);
+    free_.registered = true;
   }
 };
 

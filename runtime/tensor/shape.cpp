@@ -14,16 +14,10 @@ Dims::Dims(std::span<const std::int64_t> values) {
   size_ = static_cast<int>(values.size());
 }
 
-Dims Dims::filled(int count, std::int64_t value) {
-  Dims result;
-  for (int i = 0; i < count; ++i) result.push_back(value);
-  return result;
-}
-
-void Dims::push_back(std::int64_t value) { insert(size_, value); }
+void Dims::refuse_more() { fail("a tensor has at most {} dims", kMaxDims); }
 
 void Dims::insert(int position, std::int64_t value) {
-  check(size_ < kMaxDims, "a tensor has at most {} dims", kMaxDims);
+  if (size_ == kMaxDims) refuse_more();
   for (int i = size_; i > position; --i) (*this)[i] = (*this)[i - 1];
   (*this)[position] = value;
   ++size_;
@@ -40,24 +34,13 @@ Strides contiguous_strides(const Shape& shape) {
   return strides;
 }
 
-bool is_contiguous(const Shape& shape, const Strides& strides) {
-  std::int64_t expected = 1;
-  for (int i = shape.size() - 1; i >= 0; --i) {
-    if (shape[i] == 1) continue;
-    if (strides[i] != expected) return numel(shape) == 0;
-    expected *= shape[i];
-  }
-  return true;
-}
-
 Shape broadcast(const Shape& a, const Shape& b) {
   const int n = std::max(a.size(), b.size());
   Shape result = Dims::filled(n, 1);
   for (int i = 1; i <= n; ++i) {
     const std::int64_t da = i <= a.size() ? a[a.size() - i] : 1;
     const std::int64_t db = i <= b.size() ? b[b.size() - i] : 1;
-    check(da == db || da == 1 || db == 1, "shapes {} and {} do not broadcast: {} and {} at dim -{}", to_string(a),
-          to_string(b), da, db, i);
+    check(da == db || da == 1 || db == 1, "shapes {} and {} do not broadcast: {} and {} at dim -{}", a, b, da, db, i);
     result[n - i] = da == 1 ? db : da;
   }
   return result;

@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 
+#include <fmt/format.h>
+
 namespace sherd {
 
 inline constexpr int kMaxDims = 8;
@@ -16,7 +18,11 @@ class Dims {
   Dims() = default;
   Dims(std::initializer_list<std::int64_t> values);
   explicit Dims(std::span<const std::int64_t> values);
-  static Dims filled(int count, std::int64_t value);
+  static Dims filled(int count, std::int64_t value) {
+    Dims result;
+    for (int i = 0; i < count; ++i) result.push_back(value);
+    return result;
+  }
 
   int size() const { return size_; }
   bool empty() const { return size_ == 0; }
@@ -25,7 +31,10 @@ class Dims {
   std::int64_t back() const { return values_[static_cast<std::size_t>(size_ - 1)]; }
   const std::int64_t* begin() const { return values_.data(); }
   const std::int64_t* end() const { return values_.data() + size_; }
-  void push_back(std::int64_t value);
+  void push_back(std::int64_t value) {
+    if (size_ == kMaxDims) refuse_more();
+    values_[static_cast<std::size_t>(size_++)] = value;
+  }
   void insert(int position, std::int64_t value);
   void erase(int position);
   friend bool operator==(const Dims& a, const Dims& b) {
@@ -36,6 +45,8 @@ class Dims {
   }
 
  private:
+  [[noreturn]] static void refuse_more();
+
   std::array<std::int64_t, kMaxDims> values_{};
   int size_ = 0;
 };
@@ -52,7 +63,15 @@ inline std::int64_t numel(const Shape& shape) {
 /// Row-major strides of a dense tensor.
 Strides contiguous_strides(const Shape& shape);
 /// True if walking `shape` in row-major order touches memory in order without gaps (size-1 dims are free).
-bool is_contiguous(const Shape& shape, const Strides& strides);
+inline bool is_contiguous(const Shape& shape, const Strides& strides) {
+  std::int64_t expected = 1;
+  for (int i = shape.size() - 1; i >= 0; --i) {
+    if (shape[i] == 1) continue;
+    if (strides[i] != expected) return numel(shape) == 0;
+    expected *= shape[i];
+  }
+  return true;
+}
 /// Common shape of two operands by the field's broadcasting rule; throws Error naming both shapes.
 Shape broadcast(const Shape& a, const Shape& b);
 /// Strides that read a tensor of `shape`/`strides` as if it had shape `to`: 0 along broadcast dims.
@@ -63,3 +82,12 @@ int normalize_dim(int dim, int ndim);
 std::string to_string(const Dims& dims);
 
 }  // namespace sherd
+
+/// Dims as an argument of check() and fail(): text is made only when there is an error.
+template <>
+struct fmt::formatter<sherd::Dims> : fmt::formatter<std::string> {
+  template <class Context>
+  auto format(const sherd::Dims& dims, Context& context) const {
+    return fmt::formatter<std::string>::format(sherd::to_string(dims), context);
+  }
+};

@@ -7,7 +7,7 @@ namespace sherd {
 
 Ref<Storage> Storage::released(std::int64_t bytes, MemoryCategory category) {
   RankContext& context = RankContext::current();
-  Ref<Storage> storage(Pool<Storage>::make());
+  Ref<Storage> storage = Ref<Storage>::fresh(Pool<Storage>::make());
   storage->bytes_ = bytes;
   storage->category_ = category;
   storage->allocator_ = &context.allocator();
@@ -22,7 +22,7 @@ Ref<Storage> Storage::allocate(std::int64_t bytes, MemoryCategory category) {
 }
 
 Ref<Storage> Storage::borrow(void* data, std::int64_t bytes, std::function<void()> release) {
-  Ref<Storage> storage(Pool<Storage>::make());
+  Ref<Storage> storage = Ref<Storage>::fresh(Pool<Storage>::make());
   storage->data_ = static_cast<std::byte*>(data);
   storage->bytes_ = bytes;
   storage->id_ = RankContext::current().next_id();

@@ -1,5 +1,7 @@
 #include "runtime/tensor/tensor.h"
 
+#include <algorithm>
+
 #include "runtime/exec/context.h"
 #include "runtime/op/capture_sink.h"
 #include "runtime/tensor/pool.h"
@@ -12,9 +14,26 @@ TensorImpl::~TensorImpl() {
   if (grad_node) release_node(grad_node);
 }
 
+namespace {
+
+// Shape, row-major strides and number of elements in one pass.
+void fill_dense(TensorImpl& impl, const Shape& shape) {
+  impl.shape = shape;
+  impl.strides = shape;  // for its number of dims
+  std::int64_t step = 1, count = 1;
+  for (int i = shape.size() - 1; i >= 0; --i) {
+    impl.strides[i] = step;
+    step *= std::max<std::int64_t>(shape[i], 1);
+    count *= shape[i];
+  }
+  impl.numel = count;
+}
+
+}  // namespace
+
 Tensor Tensor::make(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset, DType dtype,
                     Device device) {
-  Ref<TensorImpl> impl(Pool<TensorImpl>::make());
+  Ref<TensorImpl> impl = Ref<TensorImpl>::fresh(Pool<TensorImpl>::make());
   impl->shape = shape;
   impl->strides = strides;
   impl->offset = offset;
@@ -27,12 +46,23 @@ Tensor Tensor::make(Ref<Storage> storage, const Shape& shape, const Strides& str
   return Tensor(std::move(impl));
 }
 
+Tensor Tensor::make_dense(Ref<Storage> storage, const Shape& shape, DType dtype, Device device) {
+  Ref<TensorImpl> impl = Ref<TensorImpl>::fresh(Pool<TensorImpl>::make());
+  fill_dense(*impl, shape);
+  impl->dtype = dtype;
+  impl->device = device;
+  impl->flags = device.is_meta() ? TensorImpl::kMeta : 0;
+  impl->storage = std::move(storage);
+  return Tensor(std::move(impl));
+}
+
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device, MemoryCategory category) {
-  for (std::int64_t d : shape) check(d >= 0, "a shape has no negative dims, got {}", to_string(shape));
-  check(device.kind != Device::Kind::cuda, "device {}: no CUDA backend is loaded", to_string(device));
-  Ref<Storage> storage;
-  if (!device.is_meta()) storage = Storage::allocate(sherd::numel(shape) * byte_size(dtype), category);
-  return make(std::move(storage), shape, contiguous_strides(shape), 0, dtype, device);
+  for (std::int64_t d : shape)
+    if (d < 0) [[unlikely]]
+      fail("a shape has no negative dims, got {}", shape);
+  if (device.is_meta()) return make_dense({}, shape, dtype, device);
+  if (device.kind == Device::Kind::cuda) fail("device {}: no CUDA backend is loaded", to_string(device));
+  return make_dense(Storage::allocate(sherd::numel(shape) * byte_size(dtype), category), shape, dtype, device);
 }
 
 Tensor Tensor::over(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset,
@@ -40,16 +70,15 @@ Tensor Tensor::over(Ref<Storage> storage, const Shape& shape, const Strides& str
   std::int64_t last = offset;
   for (int i = 0; i < shape.size(); ++i) last += (shape[i] - 1) * strides[i];
   check(sherd::numel(shape) == 0 || (offset >= 0 && (last + 1) * byte_size(dtype) <= storage->bytes()),
-        "{}{} at element {} does not fit a storage of {} bytes", name(dtype), to_string(shape), offset,
-        storage->bytes());
+        "{}{} at element {} does not fit a storage of {} bytes", name(dtype), shape, offset, storage->bytes());
   return make(std::move(storage), shape, strides, offset, dtype, Device::cpu());
 }
 
 Tensor Tensor::distributed(const Shape& shape, const Distributed* layout, const Tensor& local) {
-  check(local.shape() == layout->local_shape(shape),
-        "a tensor of shape {} with placement {} has local shape {} here, got {}", to_string(shape), layout->describe(),
-        to_string(layout->local_shape(shape)), to_string(local.shape()));
-  Tensor t = make({}, shape, contiguous_strides(shape), 0, local.dtype(), local.device());
+  if (const Shape expected = layout->local_shape(shape); local.shape() != expected)
+    fail("a tensor of shape {} with placement {} has local shape {} here, got {}", shape, layout->describe(), expected,
+         local.shape());
+  Tensor t = make_dense({}, shape, local.dtype(), local.device());
   t.impl_->flags |= TensorImpl::kDistributed;
   t.impl_->layout = layout;
   t.impl_->local = local.impl_;
@@ -59,7 +88,7 @@ Tensor Tensor::distributed(const Shape& shape, const Distributed* layout, const 
 template <class T>
 Tensor Tensor::from(std::span<const T> values, const Shape& shape) {
   check(static_cast<std::int64_t>(values.size()) == sherd::numel(shape), "{} values do not fill shape {} ({} elements)",
-        values.size(), to_string(shape), sherd::numel(shape));
+        values.size(), shape, sherd::numel(shape));
   Tensor t = empty(shape, dtype_of<T>);
   std::copy(values.begin(), values.end(), t.mutable_data<T>());
   return t;
@@ -81,14 +110,14 @@ Tensor Tensor::scalar(double value, DType dtype) {
 
 namespace {
 void check_readable(const Tensor& t, std::string_view what) {
-  check(!t.is_distributed(), "{}: {} is distributed; use full_tensor() or local()", what, describe(t));
-  check(!t.is_meta(), "{}: {} is on the meta device and has no values; materialize the model first", what, describe(t));
+  check(!t.is_distributed(), "{}: {} is distributed; use full_tensor() or local()", what, t);
+  check(!t.is_meta(), "{}: {} is on the meta device and has no values; materialize the model first", what, t);
   if (CaptureSink* capture = RankContext::current().capture) capture->refuse_read(t, what);
 }
 }  // namespace
 
 double Tensor::item_as_double() const {
-  check(numel() == 1, "item() needs one element, got {}", describe(*this));
+  check(numel() == 1, "item() needs one element, got {}", *this);
   check_readable(*this, "item()");
   return visit_dtype(dtype(), [&]<class T>(Type<T>) { return convert<double>(*data<T>()); });
 }

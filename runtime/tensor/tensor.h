@@ -131,6 +131,8 @@ class Tensor {
   /// Fresh metadata over `storage`, without the checks of over().
   static Tensor make(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset, DType dtype,
                      Device device);
+  /// The same for a whole dense tensor, from the storage's first byte on.
+  static Tensor make_dense(Ref<Storage> storage, const Shape& shape, DType dtype, Device device);
 
  private:
   double item_as_double() const;
@@ -143,3 +145,12 @@ std::string describe(const Tensor& tensor);
 std::string to_string(const Tensor& tensor);
 
 }  // namespace sherd
+
+/// A tensor as an argument of check() and fail(), as describe() has it: text is made only when there is an error.
+template <>
+struct fmt::formatter<sherd::Tensor> : fmt::formatter<std::string> {
+  template <class Context>
+  auto format(const sherd::Tensor& tensor, Context& context) const {
+    return fmt::formatter<std::string>::format(sherd::describe(tensor), context);
+  }
+};
