@@ -240,7 +240,9 @@ void VjpCall::give_call(std::size_t i, const Op& op, std::span<Tensor> in, const
         return;
       }
   }
-  give(i, std::move(call_op(op, in, op_attrs)[0]));
+  Tensor gradient = std::move(call_op(op, in, op_attrs)[0]);
+  for (Tensor& t : in) t = Tensor();  // one of them may have given its memory: the gradient is to be its only owner
+  give(i, std::move(gradient));
 }
 
 void VjpCall::give_summed(std::size_t i, Tensor gradient) {

@@ -1,0 +1,115 @@
+#include "runtime/autograd/slot.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/ops.h"
+
+namespace sherd {
+namespace {
+
+template <class Fn>
+std::string message_of(const Fn& fn) {
+  try {
+    fn();
+  } catch (const Error& error) { return error.what(); }
+  return "no error";
+}
+
+TEST(Slot, KeepsItsNameLeafAndPlaceInTheContext) {
+  const std::size_t before = RankContext::current().slots.size();
+  {
+    Slot slot("weight", true);
+    EXPECT_EQ(RankContext::current().slots.size(), before + 1);
+    EXPECT_EQ(RankContext::current().slots.back(), &slot);
+    EXPECT_FALSE(slot.has_value());
+    EXPECT_NE(message_of([&] { slot.value(); }).find("\"weight\" has no value yet"), std::string::npos);
+    const Leaf* leaf = slot.leaf();
+    slot.set(ones({2}));
+    slot.set(ones({3}));
+    EXPECT_EQ(slot.leaf(), leaf) << "one leaf for life";
+    EXPECT_EQ(slot.value().grad_node(), leaf);
+  }
+  EXPECT_EQ(RankContext::current().slots.size(), before);
+}
+
+TEST(Slot, SetSharesBytesWithoutTheHistoryOfWhatIsPutIn) {
+  Slot source("source", true), target("target", true);
+  source.set(Tensor::from<float>({1, 2}, {2}));
+  const Tensor y = mul(source.value(), 3);
+  target.set(y);
+  EXPECT_EQ(target.value().raw(), y.raw());
+  backward(sum(target.value()));
+  EXPECT_FALSE(source.grad().defined());
+  EXPECT_EQ(target.grad().to_vector<double>(), (std::vector<double>{1, 1}));
+}
+
+TEST(Slot, AssignWritesInPlaceConvertsAndBumpsTheVersion) {
+  Slot slot("x", true);
+  slot.set(Tensor::from<float>({1, 2}, {2}));
+  const void* raw = slot.value().raw();
+  slot.assign(Tensor::from<double>({3, 4}, {2}));
+  EXPECT_EQ(slot.value().raw(), raw);
+  EXPECT_EQ(slot.value().to_vector<double>(), (std::vector<double>{3, 4}));
+  EXPECT_EQ(slot.value().storage()->version(), 1u);
+  const std::string message = message_of([&] { slot.assign(ones({3})); });
+  EXPECT_NE(message.find("assign to \"x\": f32[3] does not fit f32[2]"), std::string::npos) << message;
+}
+
+TEST(Slot, FreezingAndThawingChangesWhatIsRecorded) {
+  Slot slot("x", true);
+  slot.set(ones({2}));
+  slot.set_requires_grad(false);
+  EXPECT_FALSE(mul(slot.value(), 2).requires_grad());
+  slot.set_requires_grad(true);
+  EXPECT_TRUE(mul(slot.value(), 2).requires_grad());
+}
+
+// A state change (sharded, gathered) swaps the tensor; gradients of either go to the one leaf.
+TEST(Slot, PresentedTensorsReachTheSameLeaf) {
+  Slot slot("x", true);
+  slot.set(Tensor::from<float>({1, 2}, {2}));
+  const Tensor first = mul(slot.value(), 3);
+  slot.present(slot.attach(Tensor::from<float>({10, 20}, {2})));
+  const Tensor second = mul(slot.value(), 5);
+  backward(sum(add(first, second)));
+  EXPECT_EQ(slot.grad().to_vector<double>(), (std::vector<double>{8, 8}));
+}
+
+TEST(Slot, AccumulationIsInPlaceAndAccountedAsGradient) {
+  Accounting& account = RankContext::current().allocator().accounting();
+  const std::int64_t before = account.current(MemoryCategory::gradients);
+  Slot slot("x", true);
+  slot.set(full({1000}, 3.0));
+  const auto pass = [&] { backward(sum(square(slot.value()))); };
+  pass();
+  EXPECT_EQ(account.current(MemoryCategory::gradients), before + 4000);
+  const void* raw = slot.grad().raw();
+  pass();
+  EXPECT_EQ(slot.grad().raw(), raw) << "the second contribution is added where the first lies";
+  EXPECT_EQ(slot.grad().to_vector<double>()[999], 12);
+  EXPECT_EQ(account.current(MemoryCategory::gradients), before + 4000);
+  const Tensor held = slot.grad();  // somebody looks at the gradient: it must not change under them
+  pass();
+  EXPECT_EQ(held.to_vector<double>()[0], 12);
+  EXPECT_EQ(slot.grad().to_vector<double>()[0], 18);
+  slot.clear_grad();
+  EXPECT_FALSE(slot.grad().defined());
+}
+
+TEST(Slot, TwoSlotsThatGetOneGradientDoNotShareItsFate) {
+  Slot a("a", true), b("b", true);
+  a.set(ones({3}));
+  b.set(ones({3}));
+  const Tensor weight = Tensor::from<float>({1, 2, 3}, {3});
+  const auto pass = [&] { backward(sum(mul(add(a.value(), b.value()), weight))); };
+  pass();
+  b.clear_grad();
+  pass();
+  EXPECT_EQ(a.grad().to_vector<double>(), (std::vector<double>{2, 4, 6}));
+  EXPECT_EQ(b.grad().to_vector<double>(), (std::vector<double>{1, 2, 3}));
+}
+
+}  // namespace
+}  // namespace sherd

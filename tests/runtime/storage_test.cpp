@@ -1,0 +1,112 @@
+#include "runtime/tensor/storage.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/autograd/autograd.h"
+#include "runtime/autograd/slot.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/ops.h"
+
+namespace sherd {
+namespace {
+
+using enum MemoryCategory;
+
+Accounting& account() { return RankContext::current().allocator().accounting(); }
+
+TEST(Storage, BytesBelongToOneCategoryUntilRetagged) {
+  const std::int64_t before = account().current(gradients), workspace_before = account().current(workspace);
+  {
+    const Ref<Storage> s = Storage::allocate(1000, workspace);
+    EXPECT_EQ(account().current(workspace), workspace_before + 1000);
+    s->retag(gradients);
+    EXPECT_EQ(s->category(), gradients);
+    EXPECT_EQ(account().current(workspace), workspace_before);
+    EXPECT_EQ(account().current(gradients), before + 1000);
+  }
+  EXPECT_EQ(account().current(gradients), before) << "freed from the account it was moved to";
+}
+
+TEST(Storage, ReleaseAndRestoreUnderLivingHandles) {
+  const std::int64_t before = account().current(unsharded);
+  const Ref<Storage> s = Storage::released(4000, unsharded);
+  EXPECT_FALSE(s->is_present());
+  EXPECT_EQ(account().current(unsharded), before);
+  const Tensor t = Tensor::over(s, {1000}, {1}, 0, DType::f32);
+  s->restore_data();
+  EXPECT_TRUE(s->is_present());
+  EXPECT_EQ(account().current(unsharded), before + 4000);
+  fill_into(t, 2);
+  EXPECT_EQ(sum(t).item<float>(), 2000);
+  s->release_data();
+  s->release_data();
+  EXPECT_EQ(account().current(unsharded), before);
+  s->retag(parameters);  // absent bytes are on nobody's account
+  s->restore_data();
+  EXPECT_EQ(account().current(unsharded), before);
+}
+
+TEST(Storage, EmptyIsAlwaysPresent) {
+  const Ref<Storage> s = Storage::allocate(0, activations);
+  EXPECT_TRUE(s->is_present());
+  EXPECT_EQ(s->data(), nullptr);
+}
+
+TEST(Storage, BorrowedMemoryIsGivenBackOnceByTheLastHandle) {
+  int released = 0;
+  float memory[2] = {1, 2};
+  const std::int64_t before = account().total();
+  {
+    Tensor t = Tensor::over(Storage::borrow(memory, sizeof(memory), [&] { ++released; }), {2}, {1}, 0, DType::f32);
+    const Tensor view = narrow(t, 0, 1, 1);
+    t = Tensor();
+    EXPECT_EQ(released, 0);
+    EXPECT_EQ(view.item<float>(), 2);
+    EXPECT_EQ(account().total(), before) << "not this rank's memory";
+  }
+  EXPECT_EQ(released, 1);
+}
+
+TEST(Storage, IdsAreUnique) {
+  const Ref<Storage> a = Storage::allocate(8, activations), b = Storage::allocate(8, activations);
+  EXPECT_NE(a->id(), b->id());
+}
+
+/// A unit whose parameter is gathered for forward, released, and gathered again when backward needs it.
+class Unit final : public StorageOwner {
+ public:
+  Unit() : storage_(Storage::released(3 * 8, MemoryCategory::unsharded)) { storage_->owner = this; }
+  void ensure_present(Storage& s) override {
+    EXPECT_EQ(&s, storage_.get());
+    ++asked;
+    gather();
+  }
+  void gather() {
+    if (storage_->is_present()) return;
+    storage_->restore_data();
+    auto* values = reinterpret_cast<double*>(storage_->data());
+    for (int i = 0; i < 3; ++i) values[i] = i + 1;
+    storage_->set_version(7);
+  }
+  void release() { storage_->release_data(); }
+  Tensor tensor() { return Tensor::over(storage_, {3}, {1}, 0, DType::f64); }
+  int asked = 0;
+
+ private:
+  Ref<Storage> storage_;
+};
+
+TEST(Storage, ASavedTensorAsksItsOwnerForTheBytes) {
+  Unit unit;
+  unit.gather();
+  Slot weight("weight", true);
+  weight.set(unit.tensor());
+  const Tensor y = square(weight.value());
+  unit.release();
+  backward(sum(y));
+  EXPECT_EQ(unit.asked, 1);
+  EXPECT_EQ(weight.grad().to_vector<double>(), (std::vector<double>{2, 4, 6}));
+}
+
+}  // namespace
+}  // namespace sherd

@@ -1,0 +1,118 @@
+#include "runtime/tensor/tensor.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/autograd/autograd.h"
+#include "runtime/autograd/slot.h"
+#include "runtime/op/ops.h"
+
+namespace sherd {
+namespace {
+
+template <class Fn>
+std::string message_of(const Fn& fn) {
+  try {
+    fn();
+  } catch (const Error& error) { return error.what(); }
+  return "no error";
+}
+
+TEST(Tensor, MetadataOfADenseTensor) {
+  const Tensor t = Tensor::from<float>({1, 2, 3, 4, 5, 6}, {2, 3});
+  EXPECT_EQ(t.shape(), (Shape{2, 3}));
+  EXPECT_EQ(t.strides(), (Strides{3, 1}));
+  EXPECT_EQ(t.size(-1), 3);
+  EXPECT_EQ(t.numel(), 6);
+  EXPECT_EQ(t.bytes(), 24);
+  EXPECT_TRUE(t.is_contiguous());
+  EXPECT_EQ(describe(t), "f32[2,3]");
+  EXPECT_EQ(describe(Tensor()), "undefined");
+  EXPECT_EQ(Tensor::scalar(2.5, DType::f64).item<double>(), 2.5);
+  EXPECT_EQ(Tensor::from<std::int64_t>({7}, {1, 1}).item<int>(), 7);
+}
+
+TEST(Tensor, HandlesShareBytesAndViewsReadThroughStrides) {
+  const Tensor t = Tensor::from<double>({1, 2, 3, 4, 5, 6}, {2, 3});
+  const Tensor same = t;
+  EXPECT_EQ(same.raw(), t.raw());
+  const Tensor column = Tensor::over(t.storage(), {2}, {3}, 1, DType::f64);
+  EXPECT_EQ(column.to_vector<double>(), (std::vector<double>{2, 5}));
+  EXPECT_FALSE(column.is_contiguous());
+  const Tensor repeated = Tensor::over(t.storage(), {2, 2}, {0, 1}, 4, DType::f64);
+  EXPECT_EQ(repeated.to_vector<int>(), (std::vector<int>{5, 6, 5, 6}));
+}
+
+TEST(Tensor, WhatDoesNotFitIsAnErrorWithBothSizes) {
+  const Tensor t = Tensor::from<float>({1, 2, 3}, {3});
+  EXPECT_NE(message_of([&] { Tensor::over(t.storage(), {2, 2}, {2, 1}, 0, DType::f32); }).find("12 bytes"),
+            std::string::npos);
+  EXPECT_NE(message_of([&] { Tensor::over(t.storage(), {3}, {1}, 1, DType::f32); }).find("at element 1"),
+            std::string::npos);
+  EXPECT_NO_THROW(Tensor::over(t.storage(), {0, 9}, {9, 1}, 0, DType::f32)) << "no elements fit anywhere";
+  EXPECT_NE(message_of([] { Tensor::from<float>({1, 2}, {3}); }).find("2 values do not fill shape [3]"),
+            std::string::npos);
+  EXPECT_NE(message_of([] { Tensor::empty({2, -1}, DType::f32); }).find("[2,-1]"), std::string::npos);
+  EXPECT_NE(message_of([&] { t.item<float>(); }).find("item() needs one element, got f32[3]"), std::string::npos);
+}
+
+TEST(Tensor, MetaHasShapesAndNoBytes) {
+  const Tensor t = Tensor::empty({1'000'000, 1'000'000}, DType::f32, Device::meta());
+  EXPECT_TRUE(t.is_meta());
+  EXPECT_FALSE(t.storage());
+  EXPECT_EQ(t.numel(), 1'000'000'000'000);
+  EXPECT_NE(message_of([&] { t.to_vector<float>(); }).find("has no values; materialize the model first"),
+            std::string::npos);
+  EXPECT_THROW(Tensor::empty({1}, DType::f32, Device::cuda(0)), Error);
+}
+
+TEST(Tensor, DetachAndAliasShareBytesWithoutHistory) {
+  Slot slot("x", true);
+  slot.set(Tensor::from<float>({1, 2}, {2}));
+  const Tensor y = neg(slot.value()), d = y.detach();
+  EXPECT_TRUE(y.requires_grad());
+  EXPECT_FALSE(d.requires_grad());
+  EXPECT_EQ(d.grad_node(), nullptr);
+  EXPECT_EQ(d.raw(), y.raw());
+  EXPECT_EQ(d.detach().impl(), d.impl()) << "nothing to forget";
+  EXPECT_NE(d.alias().impl(), d.impl());
+  EXPECT_EQ(d.alias().raw(), d.raw());
+}
+
+// ---- a layout, as dtensor implements it: rows of a matrix over two ranks; this is rank 1 ----
+
+class SecondHalf final : public Distributed {
+ public:
+  Shape local_shape(const Shape& shape) const override {
+    Shape local = shape;
+    local[0] = shape[0] / 2;
+    return local;
+  }
+  std::string describe() const override { return "{0: dp}"; }
+};
+
+TEST(Tensor, DistributedShowsTheGlobalShapeAndHoldsTheLocalPart) {
+  const SecondHalf layout;
+  const Tensor local = Tensor::from<float>({5, 6, 7, 8}, {2, 2});
+  const Tensor t = Tensor::distributed({4, 2}, &layout, local);
+  EXPECT_TRUE(t.is_distributed());
+  EXPECT_EQ(t.shape(), (Shape{4, 2}));
+  EXPECT_EQ(t.local().raw(), local.raw());
+  EXPECT_EQ(describe(t), "f32[4,2]{0: dp}");
+  EXPECT_EQ(describe(t.alias()), "f32[4,2]{0: dp}");
+  EXPECT_NE(message_of([&] { t.to_vector<float>(); }).find("is distributed; use full_tensor() or local()"),
+            std::string::npos);
+  EXPECT_NE(message_of([&] { Tensor::distributed({6, 2}, &layout, local); }).find("has local shape [3,2] here, got"),
+            std::string::npos);
+}
+
+TEST(Tensor, SavedDistributedTensorsCheckTheVersionOfTheirLocalBytes) {
+  const SecondHalf layout;
+  const Tensor local = Tensor::from<float>({5, 6, 7, 8}, {2, 2});
+  const SavedTensor saved(Tensor::distributed({4, 2}, &layout, local));
+  EXPECT_NO_THROW(saved.unpack());
+  fill_into(local, 0);
+  EXPECT_NE(message_of([&] { saved.unpack(); }).find("has been written since (version 0, now 1)"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace sherd
