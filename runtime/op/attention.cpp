@@ -42,8 +42,7 @@ void attention_vjp(VjpCall& c) {
 Metas infer_attention_backward(const InferCall& c) {
   const Tensor &grad = required(c, 0), &q = required(c, 1), &k = required(c, 2);
   check_attention_inputs(q, k, required(c, 3));
-  check(grad.shape() == q.shape() && grad.dtype() == q.dtype(), "the gradient is {}, the result was {}", describe(grad),
-        describe(q));
+  check(grad.shape() == q.shape() && grad.dtype() == q.dtype(), "the gradient is {}, the result was {}", grad, q);
   Metas metas = one_output(q.shape(), q.dtype());
   for (int i = 0; i < 2; ++i) metas.push_back({k.shape(), k.dtype()});
   return metas;
@@ -94,7 +93,7 @@ void register_attention(OpTable& table) {
 Tensor scaled_dot_product_attention(Tensor q, Tensor k, Tensor v, bool causal, double scale) {
   static const Op& op = find_op("scaled_dot_product_attention");
   if (scale == 0 && q.ndim() == 4) scale = 1.0 / std::sqrt(static_cast<double>(std::max<std::int64_t>(q.size(3), 1)));
-  return call(op, AttentionAttrs{static_cast<float>(scale), causal}, std::move(q), std::move(k), std::move(v));
+  return call(op, AttentionAttrs{scale, causal}, std::move(q), std::move(k), std::move(v));
 }
 
 Tensor rope(Tensor x, double theta, std::int64_t first_position) {

@@ -110,21 +110,14 @@ struct DropoutAttrs {
   }
 };
 struct NormAttrs {
-  float eps = 1e-5f;
-  void visit(AttrVisitor& v) const { v.field("eps", static_cast<double>(eps)); }
-};
-struct MatmulAttrs {  ///< C = op(A) op(B); batched over leading dims
-  bool transpose_a = false, transpose_b = false;
-  void visit(AttrVisitor& v) const {
-    v.field("ta", transpose_a);
-    v.field("tb", transpose_b);
-  }
+  double eps = 1e-5;
+  void visit(AttrVisitor& v) const { v.field("eps", eps); }
 };
 struct AttentionAttrs {
-  float scale = 1;
+  double scale = 1;
   bool causal = true;
   void visit(AttrVisitor& v) const {
-    v.field("scale", static_cast<double>(scale));
+    v.field("scale", scale);
     v.field("causal", causal);
   }
 };

@@ -25,8 +25,7 @@ Metas infer_softmax(const InferCall& c) {
 
 Metas infer_softmax_backward(const InferCall& c) {
   const Tensor &grad = required_floating(c, 0), &y = required(c, 1);
-  check(grad.shape() == y.shape() && grad.dtype() == y.dtype(), "the gradient is {}, the result was {}", describe(grad),
-        describe(y));
+  check(grad.shape() == y.shape() && grad.dtype() == y.dtype(), "the gradient is {}, the result was {}", grad, y);
   return one_output(y.shape(), y.dtype());
 }
 
@@ -68,8 +67,7 @@ Metas infer_rms_norm(const InferCall& c) { return infer_norm(c, 1); }
 // Inputs: gradient, x, weight, statistics. Outputs: dx and one vector per affine parameter the norm can have.
 Metas infer_norm_backward(const InferCall& c, int num_affine) {
   const Tensor &grad = required_floating(c, 0), &x = required(c, 1);
-  check(grad.shape() == x.shape() && grad.dtype() == x.dtype(), "the gradient is {}, the input was {}", describe(grad),
-        describe(x));
+  check(grad.shape() == x.shape() && grad.dtype() == x.dtype(), "the gradient is {}, the input was {}", grad, x);
   Metas metas = one_output(x.shape(), x.dtype());
   for (int i = 0; i < num_affine; ++i) metas.push_back({{x.shape().back()}, x.dtype()});
   return metas;
@@ -158,11 +156,11 @@ Tensor log_softmax(Tensor x, int dim) {
 }
 Tensor layer_norm(Tensor x, Tensor weight, Tensor bias, double eps) {
   static const Op& op = find_op("layer_norm");
-  return call(op, NormAttrs{static_cast<float>(eps)}, std::move(x), std::move(weight), std::move(bias));
+  return call(op, NormAttrs{eps}, std::move(x), std::move(weight), std::move(bias));
 }
 Tensor rms_norm(Tensor x, Tensor weight, double eps) {
   static const Op& op = find_op("rms_norm");
-  return call(op, NormAttrs{static_cast<float>(eps)}, std::move(x), std::move(weight));
+  return call(op, NormAttrs{eps}, std::move(x), std::move(weight));
 }
 
 }  // namespace sherd
