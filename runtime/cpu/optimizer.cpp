@@ -164,14 +164,29 @@ void sgd(const KernelCall& call) {
 
 constexpr std::int64_t kLanes = 8;
 
-/// fn(|x|) summed over n elements in f64, in kLanes interleaved sums: a fixed order that vectorises.
+/// Adds fn(|x|) of n elements to kLanes interleaved sums in f64: a fixed order that vectorises.
+template <class T, class Fn>
+void add_lanes(const T* x, std::int64_t n, double* lanes, const Fn& fn) {
+  const std::int64_t whole = n / kLanes * kLanes;
+  for (std::int64_t i = 0; i < whole; i += kLanes)
+    for (std::int64_t l = 0; l < kLanes; ++l) lanes[l] += fn(std::abs(static_cast<double>(x[i + l])));
+  for (std::int64_t i = whole; i < n; ++i) lanes[i - whole] += fn(std::abs(static_cast<double>(x[i])));
+}
+
 template <class T, class Fn>
 double sum_of(const T* x, std::int64_t n, const Fn& fn) {
   double lanes[kLanes] = {};
-  const std::int64_t whole = n / kLanes * kLanes;
-  for (std::int64_t i = 0; i < whole; i += kLanes)
-    for (std::int64_t l = 0; l < kLanes; ++l) lanes[l] += fn(std::abs(convert<double>(x[i + l])));
-  for (std::int64_t i = whole; i < n; ++i) lanes[i - whole] += fn(std::abs(convert<double>(x[i])));
+  if constexpr (sizeof(T) > 2) {
+    add_lanes(x, n, lanes, fn);
+  } else {
+    constexpr std::int64_t kPiece = 1024;  // widened piece by piece: the two loops vectorise, one would not
+    float wide[kPiece];
+    for (std::int64_t begin = 0; begin < n; begin += kPiece) {
+      const std::int64_t count = std::min(kPiece, n - begin);
+      for (std::int64_t i = 0; i < count; ++i) wide[i] = static_cast<float>(x[begin + i]);
+      add_lanes(wide, count, lanes, fn);
+    }
+  }
   double total = 0;
   for (double lane : lanes) total += lane;
   return total;
