@@ -4,7 +4,7 @@ find_package(fmt 9 REQUIRED)                 # text formatting: g++ 12 has no st
 find_package(TBB 2021 REQUIRED)              # parallel loops inside CPU kernels
 find_package(Boost 1.74 REQUIRED)            # Asio: sockets with deadlines for the rendezvous store
 find_package(nlohmann_json 3.11 REQUIRED)    # manifests, safetensors headers, metrics
-find_package(tomlplusplus 3.3 REQUIRED)      # config files
+find_package(tomlplusplus 3.3 REQUIRED)      # config files; header-only, so that its assertions become Errors
 if(BUILD_TESTING OR NOT DEFINED BUILD_TESTING)
   find_package(GTest 1.12 REQUIRED)          # tests
   find_package(Python3 REQUIRED COMPONENTS Interpreter)  # tools/check_layers.py

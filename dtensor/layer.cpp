@@ -7,6 +7,9 @@ namespace sherd {
 namespace {
 
 Tensors distributed_layer(OpCall& call) {
+  for (const Tensor& out : call.into)
+    check(!out.is_distributed(), "{} into the distributed tensor {} has no sharding rule: write to its local() part",
+          call.op.name, describe(out));
   check(
       call.op.traits.local_extents,
       "{} on a distributed tensor has no sharding rule: gather it with full_tensor(), work on its local() part, or let "

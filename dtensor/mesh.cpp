@@ -8,8 +8,15 @@
 
 namespace sherd {
 
+namespace {
+int ranks_of(const std::shared_ptr<ProcessGroup>& group) {
+  check(group != nullptr, "a mesh needs a process group; world_group() is that of all ranks");
+  return group->size();
+}
+}  // namespace
+
 DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::string axis)
-    : DeviceMesh(group, std::vector<Axis>{{std::move(axis), group->size()}}) {}
+    : DeviceMesh(group, std::vector<Axis>{{std::move(axis), ranks_of(group)}}) {}
 
 DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> axes) {
   static std::atomic<std::uint64_t> next_id{1};
@@ -20,7 +27,8 @@ DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> ax
     check(a.size >= 1, "mesh axis \"{}\" has size {}", a.name, a.size);
     product *= a.size;
   }
-  check(product == group->size(), "the mesh has {} places, the group has {} ranks", product, group->size());
+  const int ranks = ranks_of(group);
+  check(product == ranks, "the mesh has {} places, the group has {} ranks", product, ranks);
   check(axes.size() == 1,
         "a mesh of {} axes: this version shards over one axis only (2-D meshes and HYBRID_SHARD come with tensor "
         "parallelism)",

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "runtime/exec/context.h"
+#include "runtime/tensor/nearest.h"
 
 namespace sherd::nn {
 
@@ -18,9 +19,16 @@ std::string Module::path() const {
   return above.empty() ? name_ : above + "." + name_;
 }
 
-void Module::adopt(std::string name, std::unique_ptr<Module> child) {
+namespace {
+// Dots separate the parts of a path.
+void check_name(std::string_view what, const std::string& name) {
   check(!name.empty() && name.find('.') == std::string::npos,
-        "a child's name must not be empty or hold a dot, got \"{}\"", name);
+        "the name of a {} must not be empty or hold a dot, got \"{}\"", what, name);
+}
+}  // namespace
+
+void Module::adopt(std::string name, std::unique_ptr<Module> child) {
+  check_name("child", name);
   for (const auto& other : children_) check(other->name_ != name, "\"{}\" has a child \"{}\" already", path(), name);
   child->name_ = std::move(name);
   child->parent_ = this;
@@ -37,9 +45,14 @@ void Module::rename_below() {
   for (const auto& child : children_) child->rename_below();
 }
 
-Parameter& Module::add_parameter(std::string name, const Shape& shape, Init init, DType dtype) {
+void Module::check_parameter_name(const std::string& name) const {
+  check_name("parameter", name);
   for (const NamedParameter& p : parameters_)
     check(p.name != name, "\"{}\" has a parameter \"{}\" already", path(), name);
+}
+
+Parameter& Module::add_parameter(std::string name, const Shape& shape, Init init, DType dtype) {
+  check_parameter_name(name);
   const std::string prefix = path();
   owned_parameters_.push_back(
       std::make_unique<Parameter>(prefix.empty() ? name : prefix + "." + name, shape, init, dtype));
@@ -48,11 +61,14 @@ Parameter& Module::add_parameter(std::string name, const Shape& shape, Init init
 }
 
 Parameter& Module::share_parameter(std::string name, Parameter& other) {
+  check_parameter_name(name);
   parameters_.push_back({std::move(name), &other, true});
   return other;
 }
 
 Buffer& Module::add_buffer(std::string name, const Tensor& value) {
+  check_name("buffer", name);
+  for (const auto& b : buffers_) check(b->name() != name, "\"{}\" has a buffer \"{}\" already", path(), name);
   buffers_.push_back(std::make_unique<Buffer>(std::move(name), value));
   return *buffers_.back();
 }
@@ -107,12 +123,13 @@ std::int64_t Module::num_parameters() const {
 }
 
 Parameter& Module::parameter(std::string_view wanted) const {
-  std::string known;
+  std::vector<std::string> names;
   for (const auto& [name, parameter] : named_parameters()) {
     if (name == wanted) return *parameter;
-    known += (known.empty() ? "" : ", ") + name;
+    names.push_back(name);
   }
-  fail("no parameter \"{}\"; the parameters are {}", wanted, known);
+  check(!names.empty(), "no parameter \"{}\": the module has none", wanted);
+  fail("no parameter \"{}\"; did you mean \"{}\"?", wanted, nearest(wanted, names));
 }
 
 void Module::materialize(Seed seed) {
@@ -150,6 +167,10 @@ Module::ForwardScope::ForwardScope(Module& module) : module_(module), outer_path
 
 void Module::ForwardScope::finish(const std::function<void(const TensorVisitor&)>& visit_outputs) {
   while (entered_ > 0) module_.hooks_[--entered_]->after_forward(module_, visit_outputs);
+}
+
+void Module::ForwardScope::add_path(Error& error) const {
+  if (!error.has("module")) error.add("module", *module_.interned_path_);
 }
 
 Module::ForwardScope::~ForwardScope() {

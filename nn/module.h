@@ -48,6 +48,15 @@ using TensorVisitor = std::function<void(const Tensor&)>;
 inline void visit_tensors(const Tensor& t, const TensorVisitor& visit) {
   if (t.defined()) visit(t);
 }
+// Declared first: each may hold any of the others.
+template <class T>
+void visit_tensors(const std::vector<T>& items, const TensorVisitor& visit);
+template <class T>
+void visit_tensors(const std::optional<T>& item, const TensorVisitor& visit);
+template <class... T>
+void visit_tensors(const std::tuple<T...>& items, const TensorVisitor& visit);
+template <class A, class B>
+void visit_tensors(const std::pair<A, B>& items, const TensorVisitor& visit);
 template <class T>
 void visit_tensors(const std::vector<T>& items, const TensorVisitor& visit) {
   for (const T& item : items) visit_tensors(item, visit);
@@ -143,17 +152,19 @@ class Module {
     ForwardScope(const ForwardScope&) = delete;
     ForwardScope& operator=(const ForwardScope&) = delete;
     void finish(const std::function<void(const TensorVisitor&)>& visit_outputs);
+    /// Adds this module's path to an error that does not know its module yet.
+    void add_path(Error& error) const;
 
    private:
     Module& module_;
     const std::string* outer_path_;
     std::size_t entered_ = 0;
-    bool finished_ = false;
   };
 
  private:
   void adopt(std::string name, std::unique_ptr<Module> child);
   void rename_below();
+  void check_parameter_name(const std::string& name) const;
 
   std::string name_;
   Module* parent_ = nullptr;
@@ -174,9 +185,14 @@ class Layer : public Module {
   template <class... Args>
   auto operator()(Args&&... args) {
     ForwardScope scope(*this);
-    auto result = static_cast<Self*>(this)->forward(std::forward<Args>(args)...);
-    scope.finish([&](const TensorVisitor& visit) { visit_tensors(result, visit); });
-    return result;
+    try {
+      auto result = static_cast<Self*>(this)->forward(std::forward<Args>(args)...);
+      scope.finish([&](const TensorVisitor& visit) { visit_tensors(result, visit); });
+      return result;
+    } catch (Error& error) {
+      scope.add_path(error);
+      throw;
+    }
   }
 };
 

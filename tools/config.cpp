@@ -72,7 +72,7 @@ void bind_model(ConfigTable& table, TrainConfig::Model& m) {
   table.add("model.width", &m.width, "of the residual stream");
   table.add("model.hidden", &m.hidden, "of the feed-forward part; 0: 4 x width (gpt2), 8/3 x width (llama)");
   table.add("model.sequence", &m.sequence, "tokens per sequence");
-  table.add("model.dropout", &m.dropout, "probability, 0 to below 1");
+  table.add("model.dropout", &m.dropout, "probability, 0 to below 1, gpt2 only");
   table.add("model.bias", &m.bias, "biases in linear layers and layer norms, gpt2 only");
   table.add("model.gelu", &m.gelu, "erf (exact) or tanh (approximation), gpt2 only");
   table.add("model.tied_head", &m.tied_head, "the output layer is the token embedding");
@@ -129,6 +129,7 @@ void check_model(const TrainConfig::Model& m) {
           m.width / m.heads);
   }
   check(m.dropout >= 0 && m.dropout < 1, "model.dropout must be at least 0 and below 1, got {}", m.dropout);
+  check(m.dropout == 0 || m.style == "gpt2", "model.dropout = {} is for gpt2 models; a llama model has none", m.dropout);
   check(m.rope_theta > 0, "model.rope_theta must be positive, got {}", m.rope_theta);
   check(m.norm_eps > 0, "model.norm_eps must be positive, got {}", m.norm_eps);
   check(m.init_std > 0, "model.init_std must be positive, got {}", m.init_std);

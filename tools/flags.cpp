@@ -6,7 +6,7 @@
 
 #include "nn/data/utf8.h"
 #include "runtime/tensor/error.h"
-#include "tools/nearest.h"
+#include "runtime/tensor/nearest.h"
 
 namespace sherd {
 

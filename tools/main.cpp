@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "runtime/tensor/error.h"
+#include "runtime/tensor/nearest.h"
 #include "tools/command.h"
-#include "tools/nearest.h"
 
 namespace sherd {
 

@@ -61,7 +61,7 @@ void Trainer::agree_on_config() {
   const std::vector<std::string> texts = gather_text(*group_, to_toml(config_));
   together(*group_, [&] {
     for (std::size_t r = 1; r < texts.size(); ++r) {
-      const std::string difference = recipe_difference(train_config_from_toml(texts[0], "rank 0"), "rank 0",
+      const std::string difference = config_difference(train_config_from_toml(texts[0], "rank 0"), "rank 0",
                                                        train_config_from_toml(texts[r], "another rank"), fmt::format("rank {}", r));
       check(difference.empty(), "the ranks have different configs: {}", difference);
     }
@@ -153,11 +153,14 @@ std::vector<Tensor> Trainer::step_function(std::span<const Tensor> in) {
 }
 
 std::pair<Tensor, Tensor> Trainer::training_batch(std::int64_t step) {
-  const std::int64_t sequence = config_.model.sequence;
+  const std::int64_t sequence = config_.model.sequence, micro = local_batch_ / config_.accumulate;
   std::vector<std::int32_t> windows(static_cast<std::size_t>(local_batch_ * (sequence + 1)));
-  for (std::int64_t i = 0; i < local_batch_; ++i)
-    data_->training_window(static_cast<std::uint64_t>(config_.seed), step, group_->rank() * local_batch_ + i,
+  for (std::int64_t i = 0; i < local_batch_; ++i) {
+    // Micro-batch m of all ranks together is the same run of samples on any number of ranks, or dropout would differ.
+    const std::int64_t sample = (i / micro * group_->size() + group_->rank()) * micro + i % micro;
+    data_->training_window(static_cast<std::uint64_t>(config_.seed), step, sample,
                            std::span(windows).subspan(static_cast<std::size_t>(i * (sequence + 1)), static_cast<std::size_t>(sequence + 1)));
+  }
   return to_tensors(windows, local_batch_, sequence);
 }
 

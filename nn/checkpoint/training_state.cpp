@@ -23,6 +23,8 @@ Rows rows_of(const Tensor& value) {
   return {range.begin, range.size()};
 }
 
+bool is_split(const Tensor& value) { return value.is_distributed() && !Spec::from(value).axes_of(0).empty(); }
+
 std::span<const std::byte> bytes_of(const Tensor& local) {
   return {static_cast<const std::byte*>(local.raw()), static_cast<std::size_t>(local.bytes())};
 }
@@ -31,10 +33,11 @@ std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
   std::vector<Piece> pieces;
   for (const StateEntry& entry : state) {
     const Tensor& value = entry.slot->value();
-    if (!value.is_distributed() && rank != 0) continue;  // equal everywhere: one copy is enough
+    if (!is_split(value) && rank != 0) continue;  // equal everywhere: one copy is enough
     const Rows rows = rows_of(value);
     if (rows.count == 0) continue;
-    pieces.push_back({entry.name, entry.kind, value.dtype(), value.shape(), rows.offset, rows.count, bytes_of(value.local())});
+    pieces.push_back(
+        {entry.name, entry.kind, value.dtype(), value.shape(), rows.offset, rows.count, bytes_of(value.local())});
   }
   return pieces;
 }
@@ -51,7 +54,8 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer) {
   return state;
 }
 
-void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state, ProcessGroup& group) {
+void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
+                     ProcessGroup& group) {
   std::string save;
   together(group, [&] {
     if (group.rank() == 0) save = save_name(dir, manifest.step);
@@ -80,12 +84,12 @@ void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntr
     const Tensor& value = entry.slot->value();
     const Rows rows = rows_of(value);
     const Tensor local = value.local().detach();
-    if (rows.count > 0) {
-      Tensor loaded = Tensor::empty(local.shape(), local.dtype());
-      reader.read_rows(entry.kind, entry.name, value.dtype(), value.shape(), rows.offset, rows.count,
-                       {static_cast<std::byte*>(loaded.raw()), static_cast<std::size_t>(loaded.bytes())});
-      copy_into(local, std::move(loaded));
-    }
+    check(!local.is_meta(), "\"{}\" has no memory to load its values into; call model.materialize() first", entry.name);
+    // A rank without rows reads none of them, but checks name, dtype and shape like the others.
+    Tensor loaded = Tensor::empty(local.shape(), local.dtype());
+    reader.read_rows(entry.kind, entry.name, value.dtype(), value.shape(), rows.offset, rows.count,
+                     {static_cast<std::byte*>(loaded.raw()), static_cast<std::size_t>(loaded.bytes())});
+    if (rows.count > 0) copy_into(local, std::move(loaded));
     if (entry.parameter) entry.parameter->mark_initialised();
   }
 }

@@ -24,10 +24,12 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nul
 /// Writes a checkpoint to `dir` and commits it; `manifest` says everything but the pieces and the save's name. Shards
 /// are written by their owners, plain tensors by rank 0. Collective; blocks on the disk. On any failure (disk full, a
 /// directory that cannot be written) every rank throws Error and the previous checkpoint stays the valid one.
-void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state, ProcessGroup& group);
+void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
+                     ProcessGroup& group);
 
-/// Fills the slots with the checkpoint's values, each rank its own rows, from however many ranks wrote it. Missing or
-/// extra tensors, other shapes and damaged bytes are Errors. Local: wrap in together() when ranks must agree.
+/// Fills the slots with the checkpoint's values, each rank its own rows, from however many ranks wrote it. The model
+/// must be materialised. Missing tensors, other shapes and damaged bytes are Errors; what else the checkpoint holds is
+/// not asked for (CheckpointReader::require_exactly does that). Local: wrap in together() when ranks must agree.
 void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state);
 
 }  // namespace sherd::nn

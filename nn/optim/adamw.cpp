@@ -22,10 +22,10 @@ void AdamW::update(const std::vector<std::size_t>& active, const Tensor& lr, con
     }
     if (params.empty()) continue;
     AdamWAttrs attrs;
-    attrs.beta1 = static_cast<float>(options_.beta1);
-    attrs.beta2 = static_cast<float>(options_.beta2);
-    attrs.eps = static_cast<float>(options_.eps);
-    attrs.weight_decay = decay ? static_cast<float>(options_.weight_decay) : 0.0f;
+    attrs.beta1 = options_.beta1;
+    attrs.beta2 = options_.beta2;
+    attrs.eps = options_.eps;
+    attrs.weight_decay = decay ? options_.weight_decay : 0;
     adamw_step(params, m, v, grads, lr, step, scale, attrs);
   }
 }

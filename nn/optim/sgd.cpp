@@ -22,8 +22,8 @@ void Sgd::update(const std::vector<std::size_t>& active, const Tensor& lr, const
   }
   if (params.empty()) return;
   SgdAttrs attrs;
-  attrs.momentum = static_cast<float>(options_.momentum);
-  attrs.weight_decay = static_cast<float>(options_.weight_decay);
+  attrs.momentum = options_.momentum;
+  attrs.weight_decay = options_.weight_decay;
   attrs.nesterov = options_.nesterov;
   sgd_step(params, momenta, grads, lr, scale, attrs);
 }

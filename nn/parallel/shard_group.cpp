@@ -246,7 +246,9 @@ void ShardGroup::launch(Placed::Pending kind, double scale) {
       fresh_bytes += align(sherd::numel(placed_[i].local_shape) * byte_size(placed_[i].dtype));
   }
   if (plan.members.empty()) return;
-  const Tensor fresh = fresh_bytes > 0 ? issue_gradient_buffer(fresh_bytes) : Tensor();
+  // A rank without rows still takes part, with empty tensors: all ranks issue the same rows.
+  const bool any_fresh = std::find(plan.accumulate.begin(), plan.accumulate.end(), false) != plan.accumulate.end();
+  const Tensor fresh = any_fresh ? issue_gradient_buffer(fresh_bytes) : Tensor();
   std::vector<Tensor> out;
   std::int64_t offset = 0;
   for (std::size_t m = 0; m < plan.members.size(); ++m) {
@@ -255,10 +257,8 @@ void ShardGroup::launch(Placed::Pending kind, double scale) {
       out.push_back(p.parameter->grad().local().detach());
       continue;
     }
-    const std::int64_t bytes = align(sherd::numel(p.local_shape) * byte_size(p.dtype));
-    // A rank without rows still takes part, with an empty tensor.
-    out.push_back(bytes > 0 ? view_at(fresh, p.local_shape, offset, p.dtype) : Tensor::empty(p.local_shape, p.dtype));
-    offset += bytes;
+    out.push_back(view_at(fresh, p.local_shape, offset, p.dtype));
+    offset += align(sherd::numel(p.local_shape) * byte_size(p.dtype));
   }
   issue_reduce(*this, plan_index(plan), gradients_, out);
   for (std::size_t m = 0; m < plan.members.size(); ++m) {

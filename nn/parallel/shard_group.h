@@ -50,6 +50,9 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
 
   // StorageOwner
   void ensure_present(Storage& storage) override;
+  void abandon_replay(Storage& storage) noexcept override {
+    if (!unsharded_) storage.release_data();  // replays gather and release without registering full parameters
+  }
 
   // GradSink
   Destination destination(Slot& slot) override;

@@ -13,6 +13,7 @@
 #include "runtime/cpu/scratch.h"
 #include "runtime/cpu/softmax.h"
 #include "runtime/cpu/tile_gemm.h"
+#include "runtime/cpu/transpose.h"
 #include "runtime/cpu/workspace.h"
 #include "runtime/op/attr_types.h"
 
@@ -44,22 +45,27 @@ struct Mask {
   }
 };
 
+constexpr std::int64_t whole_vectors(std::int64_t n) { return (n + 7) / 8 * 8; }
+
 struct Tile {
   std::int64_t first_query, queries, first_key, keys;
-  /// Columns a product computes: whole vectors, the padding of the packed keys included.
-  std::int64_t columns() const { return (keys + 7) / 8 * 8; }
+  /// Columns a product computes; the packed keys are padded for it.
+  std::int64_t columns() const { return whole_vectors(keys); }
+  /// Keys of the tile that its query i sees.
+  std::int64_t visible(std::int64_t i, const Mask& mask) const {
+    return std::clamp<std::int64_t>(mask.visible(first_query + i) - first_key, 0, keys);
+  }
 };
 
-// x [T, K] -> tiles [K, kKeys], each zero beyond the last row: the right factor of a product with rows of queries.
+// x [T, K] times `scale` -> tiles [K, kKeys], each zero beyond the last row: the right factor of a product with rows of
+// queries.
 template <class T>
-void pack_transposed(const T* x, std::int64_t row, std::int64_t rows, std::int64_t k, Accumulator<T>* to) {
-  using A = Accumulator<T>;
+void pack_transposed(const T* x, std::int64_t row, std::int64_t rows, std::int64_t k, Accumulator<T> scale,
+                     Accumulator<T>* to) {
   for (std::int64_t first = 0; first < rows; first += kKeys, to += kKeys * k) {
     const std::int64_t here = std::min(kKeys, rows - first);
-    for (std::int64_t c = 0; c < k; ++c) {
-      for (std::int64_t r = 0; r < here; ++r) to[c * kKeys + r] = convert<A>(x[(first + r) * row + c]);
-      for (std::int64_t r = here; r < kKeys; ++r) to[c * kKeys + r] = A{};
-    }
+    transpose_tile(x + first * row, row, here, k, scale, to, kKeys);
+    for (std::int64_t c = 0; c < k; ++c) std::fill(to + c * kKeys + here, to + (c + 1) * kKeys, Accumulator<T>{});
   }
 }
 
@@ -80,36 +86,41 @@ struct OnlineSoftmax {
 
   void reset(std::int64_t queries, std::int64_t k) {
     std::fill(sums, sums + queries * k, A{});
-    std::fill(largest, largest + kQueries, -std::numeric_limits<A>::infinity());
+    std::fill(largest, largest + kQueries, std::numeric_limits<A>::lowest());
     std::fill(total, total + kQueries, A{});
   }
-  // Turns a row of scores, of which `visible` count, into weights; older sums are rescaled if a larger score came.
-  void take_row(std::int64_t i, A* scores, std::int64_t visible, std::int64_t keys, std::int64_t k) {
-    std::fill(scores + visible, scores + keys, A{});
-    if (visible == 0) return;
-    const A top = std::max(largest[i], row_max(scores, visible));
-    exp_row(scores, top, visible, scores);
-    const A rescale = Math::exp(largest[i] - top);
-    if (rescale != A{1})
-      for (std::int64_t c = 0; c < k; ++c) sums[i * k + c] *= rescale;
-    total[i] = total[i] * rescale + row_sum<A>(scores, visible);
-    largest[i] = top;
+  // Turns the scores of a tile into weights, zero where a query sees no key. Older sums are rescaled to the new maxima.
+  void take(const Tile& tile, const Mask& mask, A* scores, std::int64_t k) {
+    A top[kQueries], rescale[kQueries];
+    for (std::int64_t i = 0; i < kQueries; ++i) top[i] = largest[i];
+    for (std::int64_t i = 0; i < tile.queries; ++i) {
+      const std::int64_t visible = tile.visible(i, mask);
+      if (visible == 0) continue;
+      A* const row = scores + i * kKeys;
+      // Whole vectors: what is masked repeats a score until the weights are made.
+      std::fill(row + visible, row + whole_vectors(visible), row[0]);
+      top[i] = std::max(top[i], row_max(row, whole_vectors(visible)));
+    }
+    for (std::int64_t i = 0; i < kQueries; ++i) rescale[i] = Math::exp(largest[i] - top[i]);
+    for (std::int64_t i = 0; i < tile.queries; ++i) {
+      const std::int64_t visible = tile.visible(i, mask);
+      A* const row = scores + i * kKeys;
+      exp_row(row, top[i], whole_vectors(visible), row);
+      std::fill(row + visible, row + tile.columns(), A{});
+      total[i] = total[i] * rescale[i] + row_sum<A>(row, whole_vectors(visible));
+      largest[i] = top[i];
+      if (tile.first_key > 0 && rescale[i] != A{1})
+        for (std::int64_t c = 0; c < k; ++c) sums[i * k + c] *= rescale[i];
+    }
   }
 };
 
-template <class A>
-void scale_scores(A* scores, const Tile& tile, A scale) {
-  for (std::int64_t i = 0; i < tile.queries; ++i)
-    for (std::int64_t j = 0; j < tile.keys; ++j) scores[i * kKeys + j] *= scale;
-}
-
-// One head: `keys` packed, `values` rows.
+// One head: `keys` packed and scaled, `values` rows.
 template <class T>
 struct ForwardHead {
   using A = Accumulator<T>;
   const Sizes& n;
   Mask mask;
-  A scale;
   const A* keys;
   RowsOf<A> values;
   A *scores, *query_buffer;
@@ -120,16 +131,11 @@ struct ForwardHead {
     const RowsOf<A> rows = load_rows(q + first * q_row, q_row, queries, n.k, query_buffer);
     state.reset(queries, n.k);
     for_visible_tiles(first, queries, mask, [&](const Tile& tile) {
-      const TileA<A> left{rows.data, rows.row, 1};
-      tile_gemm(queries, tile.columns(), n.k, left, keys + tile.first_key * n.k, kKeys, scores, kKeys, false);
-      scale_scores(scores, tile, scale);
-      for (std::int64_t i = 0; i < queries; ++i) {
-        const std::int64_t visible = std::clamp<std::int64_t>(mask.visible(first + i) - tile.first_key, 0, tile.keys);
-        state.take_row(i, scores + i * kKeys, visible, tile.keys, n.k);
-      }
-      const TileA<A> weights{scores, kKeys, 1};
-      tile_gemm(queries, n.k, tile.keys, weights, values.data + tile.first_key * values.row, values.row, state.sums,
-                n.k, true);
+      tile_gemm<A>(queries, tile.columns(), n.k, {rows.data, rows.row, 1}, keys + tile.first_key * n.k, kKeys, scores,
+                   kKeys, false);
+      state.take(tile, mask, scores, n.k);
+      tile_gemm<A>(queries, n.k, tile.keys, {scores, kKeys, 1}, values.data + tile.first_key * values.row, values.row,
+                   state.sums, n.k, true);
     });
     for (std::int64_t i = 0; i < queries; ++i) {
       // A query that sees no key gives zeros.
@@ -158,10 +164,9 @@ void forward(const KernelCall& c) {
     A* const scores = values_buffer + values_size;
     for (std::int64_t task = begin; task < end; ++task) {
       const std::int64_t b = task / n.h, h = task % n.h, g = h / n.group();
-      pack_transposed(k.at(b, g), k.row, n.tk, n.k, work);
+      pack_transposed(k.at(b, g), k.row, n.tk, n.k, static_cast<A>(attrs.scale), work);
       ForwardHead<T> head{n,
                           {attrs.causal, n.tk, n.tk - n.tq},
-                          static_cast<A>(attrs.scale),
                           work,
                           load_rows(v.at(b, g), v.row, n.tk, n.k, values_buffer),
                           scores,
@@ -175,7 +180,7 @@ void forward(const KernelCall& c) {
 
 // ---- backward ----
 
-// With weights P = exp(scale Q K^T - lse), result O and its gradient G:
+// With weights P = exp(scale Q K^T - lse), result O and its gradient G (the packed keys are scaled already):
 //   dV = P^T G,   dP = G V^T,   dS = scale P (dP - rowsum(G O)),   dQ = dS K,   dK = dS^T Q.
 template <class T>
 struct BackwardHead {
@@ -189,16 +194,16 @@ struct BackwardHead {
   A *weights, *dweights;               // [kQueries, kKeys]
   A *query_buffer, *grad_buffer, *dq;  // [kQueries, K]
 
-  // dweights becomes dS, weights becomes P.
+  // weights (scaled scores) becomes P, dweights becomes dS.
   void softmax_gradient(const Tile& tile, const A* lse, const A* dot) const {
     for (std::int64_t i = 0; i < tile.queries; ++i) {
-      A *const p = weights + i * kKeys, *const d = dweights + i * kKeys;
-      const std::int64_t query = tile.first_query + i;
-      const std::int64_t visible = std::clamp<std::int64_t>(mask.visible(query) - tile.first_key, 0, tile.keys);
-      for (std::int64_t j = 0; j < visible; ++j) p[j] = Math::exp(p[j] * scale - lse[query]);
-      for (std::int64_t j = 0; j < visible; ++j) d[j] = p[j] * (d[j] - dot[i]) * scale;
-      std::fill(p + visible, p + tile.keys, A{});
-      std::fill(d + visible, d + tile.keys, A{});
+      A* const __restrict p = weights + i * kKeys, * const __restrict d = dweights + i * kKeys;
+      const std::int64_t visible = tile.visible(i, mask), columns = whole_vectors(visible);
+      const A shift = lse[tile.first_query + i], dot_i = dot[i];
+      for (std::int64_t j = 0; j < columns; ++j) p[j] = Math::exp(p[j] - shift);
+      for (std::int64_t j = 0; j < columns; ++j) d[j] = p[j] * (d[j] - dot_i) * scale;
+      std::fill(p + visible, p + tile.columns(), A{});
+      std::fill(d + visible, d + tile.columns(), A{});
     }
   }
 
@@ -271,8 +276,8 @@ void backward(const KernelCall& c) {
       }
       std::fill(buffers.dk, buffers.dk + size, A{});
       std::fill(buffers.dv, buffers.dv + size, A{});
-      pack_transposed(k.at(b, g), k.row, n.tk, n.k, buffers.keys_packed);
-      pack_transposed(v.at(b, g), v.row, n.tk, n.k, buffers.values_packed);
+      pack_transposed(k.at(b, g), k.row, n.tk, n.k, static_cast<A>(attrs.scale), buffers.keys_packed);
+      pack_transposed(v.at(b, g), v.row, n.tk, n.k, A{1}, buffers.values_packed);
       const RowsOf<A> keys = load_rows(k.at(b, g), k.row, n.tk, n.k, buffers.keys);
       const BackwardHead<T> head{n,
                                  {attrs.causal, n.tk, n.tk - n.tq},

@@ -1,5 +1,5 @@
-// Cutting a matrix product into pieces. A piece is about a fifth of a millisecond of work, a rectangle of C, so that
-// both operands of a piece stay in cache and packing them is small change.
+// Cutting a matrix product into pieces: rectangles of C of about a fifth of a millisecond of work, but with sides of at
+// least 256 where they are cut, because every piece packs its operands again.
 #include "runtime/cpu/gemm.h"
 
 #include <utility>
@@ -13,6 +13,7 @@ namespace {
 constexpr std::int64_t kPieceFlops = 1 << 25;
 constexpr std::int64_t kMaxPieces = 64;  // of one problem
 constexpr std::int64_t kRound = 16;      // rows and columns of a piece, but for the last
+constexpr std::int64_t kCutSide = 512;   // shorter sides stay whole
 
 thread_local GemmBackend chosen_backend = GemmBackend::library;
 
@@ -26,7 +27,7 @@ Grid cut(const Gemm& g) {
   const std::int64_t want =
       std::clamp<std::int64_t>(2 * g.m * g.n * std::max<std::int64_t>(g.k, 1) / kPieceFlops, 1, kMaxPieces);
   Grid grid{g.m, g.n, 1, 1};
-  while (grid.down * grid.across < want && std::max(grid.rows, grid.columns) >= 4 * kRound) {
+  while (grid.down * grid.across < want && std::max(grid.rows, grid.columns) >= kCutSide) {
     std::int64_t& side = grid.rows >= grid.columns ? grid.rows : grid.columns;
     side = ((side + 1) / 2 + kRound - 1) / kRound * kRound;
     grid.down = num_chunks(g.m, grid.rows);

@@ -43,17 +43,25 @@ inline Vec<double> splat(double x) { return _mm256_set1_pd(x); }
 inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return _mm256_fmadd_pd(a, b, c); }
 
-/// Sum of the lanes, pairwise.
+/// Folds the lanes pairwise, upper half on lower half, by `op`; the result is in every lane.
+template <class Op>
+Vec<float> fold_lanes(Vec<float> v, const Op& op) {
+  v = op(v, Vec<float>(_mm256_permute2f128_ps(v, v, 1)));
+  v = op(v, Vec<float>(_mm256_permute_ps(v, 0b01001110)));
+  return op(v, Vec<float>(_mm256_permute_ps(v, 0b10110001)));
+}
+template <class Op>
+Vec<double> fold_lanes(Vec<double> v, const Op& op) {
+  v = op(v, Vec<double>(_mm256_permute2f128_pd(v, v, 1)));
+  return op(v, Vec<double>(_mm256_permute_pd(v, 0b0101)));
+}
 template <class T>
 T sum_lanes(Vec<T> v) {
-  if constexpr (kLanes<T> == 8) return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
-  else return (v[0] + v[2]) + (v[1] + v[3]);
+  return fold_lanes(v, [](Vec<T> a, Vec<T> b) { return a + b; })[0];
 }
 template <class T>
 T max_lanes(Vec<T> v) {
-  T m = v[0];
-  for (int i = 1; i < kLanes<T>; ++i) m = v[i] > m ? v[i] : m;
-  return m;
+  return fold_lanes(v, [](Vec<T> a, Vec<T> b) { return a > b ? a : b; })[0];
 }
 
 /// Type in which a kernel computes on elements of T: f64 for f64, f32 for the other floats.

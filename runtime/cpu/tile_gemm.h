@@ -1,5 +1,5 @@
 #pragma once
-// C [m, n] (+)= A [m, k] B [k, n] for tiles that fit the cache: a register block of 4 rows by 2 vectors keeps both
+// C [m, n] (+)= A [m, k] B [k, n] for tiles that fit the cache: a register block of 6 rows by 2 vectors keeps both
 // multiply-add units busy. A has any strides (so also its transpose), rows of B and C are dense.
 #include <cmath>
 
@@ -38,8 +38,10 @@ template <class T, int Vectors>
 void tile_columns(std::int64_t m, std::int64_t k, TileA<T> a, const T* b, std::int64_t ldb, T* c, std::int64_t ldc,
                   bool accumulate) {
   std::int64_t i = 0;
-  for (; i + 4 <= m; i += 4)
-    register_block<T, 4, Vectors>(k, {a.data + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, accumulate);
+  for (; i + 6 <= m; i += 6)
+    register_block<T, 6, Vectors>(k, {a.data + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, accumulate);
+  for (; i + 2 <= m; i += 2)
+    register_block<T, 2, Vectors>(k, {a.data + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, accumulate);
   for (; i < m; ++i)
     register_block<T, 1, Vectors>(k, {a.data + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, accumulate);
 }

@@ -24,7 +24,7 @@ struct SumToAttrs {
 };
 struct ScalarAttrs {  ///< a constant operand: add_scalar, mul_scalar, pow_scalar, ...
   double value = 0;
-  void visit(AttrVisitor& v) const { v.field("value", value); }
+  void visit(AttrVisitor& v) const { v.local_field("value", value); }
 };
 struct ClampAttrs {
   double low = 0, high = 0;

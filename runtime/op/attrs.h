@@ -21,8 +21,10 @@ class AttrVisitor {
   virtual void field(const char* name, const Dims& value) = 0;
   virtual void field(const char* name, DType value) = 0;
   virtual void field(const char* name, const char* value) = 0;
-  /// A number that differs between ranks running the same program, such as the global index of a local element.
+  /// A number that differs between ranks running the same program, such as the global index of a local
+  /// element, or a factor made from the size of a local batch.
   virtual void local_field(const char* name, std::int64_t value) { field(name, value); }
+  virtual void local_field(const char* name, double value) { field(name, value); }
   void field(const char* name, int value) { field(name, static_cast<std::int64_t>(value)); }
   void field(const char* name, std::uint64_t value) { field(name, static_cast<std::int64_t>(value)); }
 

@@ -11,7 +11,7 @@ namespace {
 
 std::atomic<LayerFunction> g_dist_layer{nullptr};
 
-std::uint8_t flags_of(std::span<Tensor> in) {
+std::uint8_t flags_of(std::span<const Tensor> in) {
   std::uint8_t flags = 0;
   for (const Tensor& t : in)
     if (t.defined()) flags |= t.impl()->flags;
@@ -83,6 +83,7 @@ void write_into(const OpCall& call, const Metas& metas, Device device) {
     check(metas[i].shape == call.into[i].shape() && metas[i].dtype == call.into[i].dtype(),
           "the destination is {}, the result is {}{}", call.into[i], name(metas[i].dtype), metas[i].shape);
   if (device.is_meta()) return;
+  for (const Tensor& out : call.into) check(!out.is_meta(), "the destination {} has no memory", out);
   if (call.accumulate && !call.op.traits.accumulates) {
     static const Op& copy = find_op("copy");
     Tensors values;
@@ -148,7 +149,7 @@ void call_op_into(const Op& op, std::span<Tensor> in, const Attrs& attrs, const 
 }
 
 Tensors call_below_autograd(OpCall& call) {
-  if (flags_of(call.in) & TensorImpl::kDistributed) [[unlikely]] {
+  if ((flags_of(call.in) | flags_of(call.into)) & TensorImpl::kDistributed) [[unlikely]] {
     const LayerFunction layer = g_dist_layer.load(std::memory_order_acquire);
     check(layer != nullptr, "distributed tensors need a mesh");
     return layer(call);
@@ -176,7 +177,7 @@ Tensors device_layer(OpCall& call) {
   const InferCall infer_call{call.op, call.in, call.attrs};
   const Metas metas = call.op.infer(infer_call);
   if (call.op.traits.view) return make_view(call, metas);
-  const Device device = device_of(call);
+  const Device device = call.in.empty() && !call.into.empty() ? call.into[0].device() : device_of(call);
   if (!call.into.empty()) {
     write_into(call, metas, device);
     bump_mutated(call);

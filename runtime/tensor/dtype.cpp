@@ -36,7 +36,7 @@ f16::f16(float x) {
   if (magnitude >= 0x477ff000u) {
     bits = static_cast<std::uint16_t>(sign | 0x7c00u);
     return;
-  }                               // rounds to inf
+  }  // rounds to inf
   if (magnitude < 0x38800000u) {  // denormal half: let the float adder round at 2^-24
     const float scaled = std::bit_cast<float>(magnitude) + 0.5f;
     bits = static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(scaled) - 0x3f000000u));

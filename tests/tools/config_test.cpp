@@ -7,11 +7,11 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/tensor/nearest.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
 #include "tools/command.h"
 #include "tools/flags.h"
-#include "tools/nearest.h"
 
 namespace sherd {
 namespace {
@@ -234,6 +234,7 @@ TEST(TrainConfig, RangesAreChecked) {
   refused({"--model.style", "gpt2"}, {"kv_heads = 4", "heads = 8"});
   refused({"--model.bias"}, {"model.bias"});
   refused({"--model.dropout", "1"}, {"model.dropout", "got 1"});
+  refused({"--model.dropout", "0.1", "--model.style", "llama"}, {"model.dropout = 0.1", "gpt2"});
   refused({"--model.gelu", "relu"}, {"model.gelu", "erf, tanh"});
   refused({"--model.layers", "0"}, {"model.layers", "got 0"});
   refused({"--model.sequence", "0"}, {"model.sequence"});

@@ -1,4 +1,4 @@
-#include "tools/nearest.h"
+#include "runtime/tensor/nearest.h"
 
 #include <algorithm>
 #include <vector>

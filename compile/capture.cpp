@@ -1,0 +1,322 @@
+// What the recorder has to decide is where the bytes of a tensor come from. In this order: an argument; a value met
+// before; a storage with an owner; a slot's tensor or gradient as they were at the start; else something from outside.
+// Storages that the step itself makes are temporaries if an op writes them first, and constants if the program filled
+// them on the host (Tensor::scalar(0.5) in the step is a literal).
+#include "compile/capture.h"
+
+#include <algorithm>
+
+#include "runtime/autograd/slot.h"
+
+namespace sherd {
+
+namespace {
+
+TensorGuard guard_of(const Tensor& tensor) {
+  const Tensor local = tensor.local();
+  return {local.dtype(), local.shape(), local.strides(), local.offset(),
+          tensor.is_distributed() ? tensor.layout() : nullptr};
+}
+
+std::uint64_t storage_id(const Tensor& tensor) {
+  if (!tensor.defined()) return 0;
+  const Tensor local = tensor.local();
+  return local.storage() ? local.storage()->id() : 0;
+}
+
+std::int64_t base_bytes_of(const Tensor& local) { return local.offset() * byte_size(local.dtype()); }
+
+std::pair<std::int64_t, std::int64_t> storage_extent(const Tensor& local) { return reference(local, 0).extent(); }
+
+}  // namespace
+
+Recorder::Recorder(std::span<const Tensor> arguments)
+    : context_(RankContext::current()), start_id_(context_.next_id()) {
+  check(context_.capture == nullptr, "a step is being captured on this thread already");
+  graph_.grad_enabled = context_.grad_enabled;
+  for (const Tensor& argument : arguments) add_argument(argument);
+  for (Slot* slot : context_.slots) remember_slot(*slot);
+  context_.capture = this;
+}
+
+Recorder::~Recorder() {
+  if (context_.capture == this) context_.capture = nullptr;
+}
+
+void Recorder::add_argument(const Tensor& argument) {
+  const std::size_t index = graph_.arguments.size();
+  check(argument.defined(), "argument {} of the captured step is undefined", index);
+  check(!argument.requires_grad(),
+        "argument {} of the captured step, {}, carries autograd history from outside of the step, which a replay would "
+        "not run: pass argument.detach()",
+        index, describe(argument));
+  const Tensor local = argument.local();
+  check(local.storage().get() != nullptr, "argument {} of the captured step, {}, has no bytes; materialize it first",
+        index, describe(argument));
+  ArgumentGuard guard{guard_of(argument)};
+  const std::int64_t base = base_bytes_of(local);
+  for (std::size_t i = 0; i < index && guard.shares < 0; ++i)
+    if (argument_storages_[i] == local.storage()->id()) {
+      guard.shares = static_cast<int>(i);
+      guard.shift = base - argument_bases_[i];
+    }
+  const ValueId value = add_value(ValueKind::argument, local);
+  graph_.value(value).source = static_cast<int>(index);
+  graph_.value(value).home = reference(local, value, base);
+  graph_.value(value).bytes = graph_.value(value).home.extent().second;
+  graph_.arguments.push_back(guard);
+  argument_storages_.push_back(local.storage()->id());
+  argument_bases_.push_back(base);
+}
+
+void Recorder::remember_slot(Slot& slot) {
+  SlotBefore before{.leaf = NodeRef(slot.leaf()), .had_value = slot.has_value()};
+  const int index = static_cast<int>(before_.size());
+  if (slot.has_value() && (before.value_storage = storage_id(slot.value())) != 0) {
+    before.value = guard_of(slot.value());
+    slot_storages_[before.value_storage].push_back({index, false});
+  }
+  if ((before.grad_storage = storage_id(slot.grad())) != 0) {
+    before.grad = guard_of(slot.grad());
+    slot_storages_[before.grad_storage].push_back({index, true});
+  }
+  before_indices_[slot.leaf()] = index;
+  before_.push_back(std::move(before));
+}
+
+ValueId Recorder::add_value(ValueKind kind, const Tensor& tensor) {
+  const auto id = static_cast<ValueId>(graph_.values.size());
+  Value& value = graph_.values.emplace_back();
+  value.kind = kind;
+  value.bytes = tensor.storage()->bytes();
+  value.category = tensor.storage()->category();
+  value.home = reference(tensor, id);
+  if (kind == ValueKind::unit || kind == ValueKind::constant) value.held = tensor.storage();
+  return id;
+}
+
+void Recorder::check_one_origin(const Tensor& tensor) const {
+  const auto argument = std::find(argument_storages_.begin(), argument_storages_.end(), tensor.storage()->id());
+  if (argument == argument_storages_.end()) return;
+  const auto places = slot_storages_.find(tensor.storage()->id());
+  if (places == slot_storages_.end()) return;
+  const SlotBefore& before = before_[static_cast<std::size_t>(places->second.front().before)];
+  const Slot* slot = static_cast<Leaf*>(before.leaf.get())->slot;
+  fail(
+      "argument {} of the captured step shares its bytes with slot \"{}\", so it is unclear which of the two a replay "
+      "should read: use the slot inside the step, or pass a copy",
+      argument - argument_storages_.begin(), slot ? slot->name() : "");
+}
+
+// Two arguments may share a storage (tokens and targets cut from one batch). Any argument that covers the tensor will
+// do, because a replay requires the same sharing.
+ValueId Recorder::argument_of(const Tensor& tensor) const {
+  const auto [first, last] = storage_extent(tensor);
+  for (std::size_t i = 0; i < argument_storages_.size(); ++i) {
+    if (argument_storages_[i] != tensor.storage()->id()) continue;
+    const auto value = static_cast<ValueId>(i);  // arguments are the first values
+    if (first >= argument_bases_[i] && last <= argument_bases_[i] + graph_.value(value).bytes) return value;
+  }
+  return kNoValue;
+}
+
+ValueId Recorder::value_of(const Tensor& tensor) {
+  check(tensor.storage().get() != nullptr,
+        "{} has no bytes: a captured step runs on real tensors; materialize the model first", describe(tensor));
+  check_one_origin(tensor);
+  if (const ValueId argument = argument_of(tensor); argument != kNoValue) return argument;
+  const auto found = by_storage_.find(tensor.storage()->id());
+  if (found == by_storage_.end()) return add_external(tensor);
+  Value& value = graph_.value(found->second);
+  if (value.kind == ValueKind::temporary) value.category = tensor.storage()->category();
+  return found->second;
+}
+
+ValueId Recorder::add_external(const Tensor& tensor) {
+  const std::uint64_t id = tensor.storage()->id();
+  ValueId value = kNoValue;
+  if (tensor.storage()->owner) {
+    value = add_value(ValueKind::unit, tensor);
+    presence_.emplace_back(value, tensor.storage()->is_present());
+  } else if (const auto places = slot_storages_.find(id); places != slot_storages_.end()) {
+    value = add_slot_value(tensor, places->second);
+  }
+  if (value == kNoValue) value = add_value(ValueKind::constant, tensor);
+  by_storage_[id] = value;
+  return value;
+}
+
+ValueId Recorder::add_slot_value(const Tensor& tensor, std::span<const Place> places) {
+  ValueId value = kNoValue;
+  for (const Place& place : places) {
+    const SlotBefore& before = before_[static_cast<std::size_t>(place.before)];
+    Slot* slot = static_cast<Leaf*>(before.leaf.get())->slot;
+    if (!slot) continue;
+    const TensorGuard& guard = place.gradient ? before.grad : before.value;
+    if (value == kNoValue) {
+      value = add_value(place.gradient ? ValueKind::gradient : ValueKind::slot, tensor);
+      graph_.value(value).source = static_cast<int>(graph_.bindings.size());
+      graph_.value(value).home = {value, guard.dtype, guard.shape, guard.strides, guard.offset};
+    }
+    graph_.bindings.push_back({slot_index(*slot), place.gradient, value, guard});
+  }
+  return value;
+}
+
+TensorRef Recorder::ref_to(const Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  const ValueId id = value_of(tensor);
+  const Value& value = graph_.value(id);
+  const bool argument = value.kind == ValueKind::argument;
+  return reference(tensor, id, argument ? argument_bases_[static_cast<std::size_t>(value.source)] : 0);
+}
+
+void Recorder::prepare(const Op&, std::span<const Tensor> in) {
+  for (const Tensor& tensor : in)
+    if (tensor.defined()) value_of(tensor);
+}
+
+void Recorder::record(const Op& op, const Attrs& attrs, std::span<const Tensor> in, std::span<const Tensor> out,
+                      bool accumulate) {
+  GraphNode node;
+  node.op = &op;
+  node.attrs = attrs;
+  node.accumulate = accumulate;
+  node.num_mutated = op.mutated ? op.mutated({op, in, attrs}) : 0;
+  node.module_path = context_.module_path;
+  for (const Tensor& tensor : in) node.in.push_back(ref_to(tensor));
+  for (const Tensor& tensor : out) node.out.push_back(write_to(op, tensor, accumulate));
+  const int index = static_cast<int>(graph_.nodes.size());
+  for (int i = 0; i < node.num_mutated; ++i) {
+    const TensorRef& ref = node.in[static_cast<std::size_t>(i)];
+    if (!ref.defined()) continue;
+    check_writable(op, ref.value);
+    writers_[ref.value] = index;
+  }
+  for (const TensorRef& ref : node.out) writers_[ref.value] = index;
+  if (op.traits.effect) note_presence(node);
+  graph_.nodes.push_back(std::move(node));
+}
+
+TensorRef Recorder::write_to(const Op& op, const Tensor& tensor, bool accumulate) {
+  check(tensor.storage().get() != nullptr,
+        "{} has no bytes: a captured step runs on real tensors; materialize the model first", describe(tensor));
+  const std::uint64_t id = tensor.storage()->id();
+  const bool is_new = id > start_id_ && !by_storage_.contains(id) && !tensor.storage()->owner;
+  if (!is_new) {
+    const TensorRef ref = ref_to(tensor);
+    check_writable(op, ref.value);
+    return ref;
+  }
+  check(!accumulate,
+        "{} adds to {}, which the step made but no op has written: a replay would not find what the program put there; "
+        "make it with zeros() or full()",
+        op.name, describe(tensor));
+  const ValueId value = add_value(ValueKind::temporary, tensor);
+  by_storage_[id] = value;
+  return reference(tensor, value);
+}
+
+void Recorder::check_writable(const Op& op, ValueId id) const {
+  const Value& value = graph_.value(id);
+  check(value.kind != ValueKind::constant || value.held->id() <= start_id_ || value.bytes == 0,
+        "{} writes into a tensor that the step filled on the host ({}{}): a replay would find it written already; make "
+        "it with an op such as zeros() or full()",
+        op.name, name(value.home.dtype), to_string(value.home.shape));
+}
+
+void Recorder::note_presence(GraphNode& node) {
+  for (auto& [value, present] : presence_) {
+    const bool now = graph_.value(value).held->is_present();
+    if (now == present) continue;
+    (now ? node.restores : node.releases).push_back(value);
+    present = now;
+  }
+}
+
+int Recorder::slot_index(Slot& slot) {
+  const auto [found, is_new] = slot_indices_.try_emplace(slot.leaf(), static_cast<int>(graph_.slots.size()));
+  if (!is_new) return found->second;
+  GraphSlot entry{.leaf = NodeRef(slot.leaf()), .name = slot.name(), .requires_grad = slot.requires_grad()};
+  if (const int taken = names_[slot.name()]++; taken > 0) entry.name += fmt::format("~{}", taken + 1);
+  if (const SlotBefore* before = before_of(slot)) {
+    entry.had_value = before->had_value;
+    entry.had_grad = before->grad_storage != 0;
+  }
+  graph_.slots.push_back(std::move(entry));
+  return found->second;
+}
+
+const Recorder::SlotBefore* Recorder::before_of(const Slot& slot) const {
+  const auto found = before_indices_.find(slot.leaf());
+  return found == before_indices_.end() ? nullptr : &before_[static_cast<std::size_t>(found->second)];
+}
+
+void Recorder::slot_assigned(Slot& slot) { update(slot_index(slot), false, slot.value()); }
+
+// The last assignment counts; the order is that of the last assignments.
+void Recorder::update(int slot, bool gradient, const Tensor& tensor) {
+  std::erase_if(graph_.updates, [&](const SlotUpdate& u) { return u.slot == slot && u.gradient == gradient; });
+  graph_.updates.push_back({slot, gradient, result_of(tensor)});
+}
+
+GraphResult Recorder::result_of(const Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  return {ref_to(tensor.local()), tensor.shape(), tensor.is_distributed() ? tensor.layout() : nullptr};
+}
+
+// A gradient in the same storage as before is unchanged or was added to in place.
+void Recorder::finish_gradient(Slot& slot) {
+  const SlotBefore* before = before_of(slot);
+  const std::uint64_t old = before ? before->grad_storage : 0;
+  const std::uint64_t now = storage_id(slot.grad());
+  if (old == now) return;
+  const bool used = old != 0 && by_storage_.contains(old);
+  const int index = slot_index(slot);
+  graph_.slot(index).drops_grad_first = old != 0 && !used;
+  if (now != 0 || used) update(index, true, slot.grad());
+}
+
+// A slot that came and went within the step is as good as a local variable.
+void Recorder::forget_local_slots() {
+  for (GraphSlot& slot : graph_.slots)
+    if (!slot.get() && !before_indices_.contains(static_cast<Leaf*>(slot.leaf.get()))) slot.leaf = NodeRef();
+  std::erase_if(graph_.updates, [&](const SlotUpdate& u) { return !graph_.slot(u.slot).leaf; });
+}
+
+Graph Recorder::finish(std::span<const Tensor> results) {
+  context_.capture = nullptr;
+  for (const Tensor& tensor : results) graph_.results.push_back(result_of(tensor));
+  for (Slot* slot : context_.slots) finish_gradient(*slot);
+  forget_local_slots();
+  compute_lifetimes(graph_);
+  return std::move(graph_);
+}
+
+std::string Recorder::origin(const Tensor& tensor) const {
+  const Tensor local = tensor.local();
+  const std::uint64_t id = storage_id(tensor);
+  if (id == 0) return "without bytes";
+  if (const ValueId argument = argument_of(local); argument != kNoValue) return fmt::format("argument {}", argument);
+  if (const auto places = slot_storages_.find(id); places != slot_storages_.end()) {
+    const Place& place = places->second.front();
+    const Leaf* leaf = static_cast<Leaf*>(before_[static_cast<std::size_t>(place.before)].leaf.get());
+    if (leaf->slot)
+      return fmt::format("{} slot \"{}\"", place.gradient ? "the gradient of" : "the value of", leaf->slot->name());
+  }
+  const auto found = by_storage_.find(id);
+  const auto writer = found == by_storage_.end() ? writers_.end() : writers_.find(found->second);
+  if (writer == writers_.end()) return "a tensor the program made on the host";
+  const GraphNode& node = graph_.nodes[static_cast<std::size_t>(writer->second)];
+  return fmt::format("the result of {}{}", node.op->name, node.module_path ? " in " + *node.module_path : "");
+}
+
+void Recorder::refuse_read(const Tensor& tensor, std::string_view what) {
+  fail(
+      "{} on {} inside a captured step: it is {}, and a replay does not run the code that would look at the value. "
+      "Return "
+      "the tensor from the step and read it outside, or express the choice with where()",
+      what, describe(tensor), origin(tensor));
+}
+
+}  // namespace sherd

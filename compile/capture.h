@@ -1,0 +1,84 @@
+#pragma once
+// Records one eager run of a step as a Graph. The recorder knows values by storage ids, which are never used twice,
+// and keeps no tensor of the step alive: memory, donation and results are those of a run without it.
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "compile/graph.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/capture_sink.h"
+
+namespace sherd {
+
+/// While it lives, all op calls of this thread are recorded. Reading a tensor's values, a hook that is not marked
+/// capturable, or a step on the meta device raise Error from where they happen.
+class Recorder final : public CaptureSink {
+ public:
+  /// Arguments must carry no autograd history. Error inside another recording.
+  explicit Recorder(std::span<const Tensor> arguments);
+  ~Recorder();
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  /// Ends the recording. The step hands back `results`, which may be undefined, views, arguments or slots' tensors.
+  Graph finish(std::span<const Tensor> results);
+
+  void prepare(const Op& op, std::span<const Tensor> in) override;
+  void record(const Op& op, const Attrs& attrs, std::span<const Tensor> in, std::span<const Tensor> out,
+              bool accumulate) override;
+  void slot_assigned(Slot& slot) override;
+  void refuse_read(const Tensor& tensor, std::string_view what) override;
+
+ private:
+  /// A slot as it was when the recording began. Holds ids, not tensors.
+  struct SlotBefore {
+    NodeRef leaf;
+    bool had_value = false;
+    std::uint64_t value_storage = 0, grad_storage = 0;  // 0: none
+    TensorGuard value{}, grad{};
+  };
+  struct Place {
+    int before;  // index into before_
+    bool gradient;
+  };
+
+  void add_argument(const Tensor& argument);
+  void remember_slot(Slot& slot);
+  ValueId add_value(ValueKind kind, const Tensor& tensor);
+  void check_one_origin(const Tensor& tensor) const;
+  ValueId argument_of(const Tensor& tensor) const;
+  /// The value whose bytes `tensor` shows; one from outside is added.
+  ValueId value_of(const Tensor& tensor);
+  ValueId add_external(const Tensor& tensor);
+  /// kNoValue if the slots of this storage are gone.
+  ValueId add_slot_value(const Tensor& tensor, std::span<const Place> places);
+  TensorRef ref_to(const Tensor& tensor);
+  TensorRef write_to(const Op& op, const Tensor& tensor, bool accumulate);
+  void check_writable(const Op& op, ValueId id) const;
+  void note_presence(GraphNode& node);
+  int slot_index(Slot& slot);
+  const SlotBefore* before_of(const Slot& slot) const;
+  void update(int slot, bool gradient, const Tensor& tensor);
+  GraphResult result_of(const Tensor& tensor);
+  void finish_gradient(Slot& slot);
+  void forget_local_slots();
+  std::string origin(const Tensor& tensor) const;
+
+  RankContext& context_;
+  const std::uint64_t start_id_;  // storages with a larger id were made by the step
+  Graph graph_;
+  std::unordered_map<std::uint64_t, ValueId> by_storage_;
+  std::vector<std::uint64_t> argument_storages_;  // by argument
+  std::vector<std::int64_t> argument_bases_;      // bytes from the storage's start
+  std::vector<SlotBefore> before_;
+  std::unordered_map<std::uint64_t, std::vector<Place>> slot_storages_;
+  std::unordered_map<const Leaf*, int> before_indices_, slot_indices_;  // into before_ and graph_.slots
+  std::unordered_map<std::string, int> names_;                          // how many slots have a name
+  std::vector<std::pair<ValueId, bool>> presence_;                      // unit values and whether their data is there
+  std::unordered_map<ValueId, int> writers_;                            // last node that wrote a value
+};
+
+}  // namespace sherd

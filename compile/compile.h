@@ -1,0 +1,124 @@
+#pragma once
+// compile(step): the first call runs the step as it is (lazy state settles), the second records it while it runs, and
+// from the third on the recording is replayed, bit for bit equal, as long as its guards hold.
+//
+//   auto step = sherd::compile([&](const Tensor& tokens, const Tensor& targets) {
+//     Tensor loss = cross_entropy(model(tokens), targets);
+//     backward(loss);
+//     optimizer.step();
+//     return loss;
+//   });
+//   for (...) print(step(tokens, targets).item<float>());
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "compile/graph.h"
+#include "runtime/comm/process_group.h"
+
+namespace sherd {
+
+struct CompileOptions {
+  /// Ranks that run this step together: before a graph's first replay they compare it (same_program.h).
+  std::shared_ptr<ProcessGroup> group{};
+  /// Recordings kept for different shapes; the one unused for longest goes first.
+  std::size_t max_graphs = 8;
+};
+
+/// A step from tensors to tensors. What a replay sees: the arguments, the tensors in slots, and the random step. It
+/// does not see other variables: numbers, branches, tensors held outside of slots and values made on the host inside
+/// the step are those of the recorded run. Arguments carry no autograd history, results come without it.
+/// One rank, one thread. Inside another captured step it simply runs, as part of that step.
+class CompiledStep {
+ public:
+  using Function = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
+  enum class Mode : std::uint8_t { none, eager, record, replay };
+
+  explicit CompiledStep(Function function, CompileOptions options = {});
+  ~CompiledStep();
+  CompiledStep(CompiledStep&&) noexcept;
+  CompiledStep& operator=(CompiledStep&&) noexcept;
+
+  /// Errors are those of the step; see Recorder for what cannot be captured, Interpreter for an error in a replay. A
+  /// recording that ends in an error is dropped, and the next call records again.
+  std::vector<Tensor> operator()(std::span<const Tensor> arguments);
+
+  /// How the last call ran, and why: "recorded: argument 0 is i64[4,16], the graph has i64[8,16]".
+  std::string why() const;
+  Mode mode() const { return mode_; }
+  /// The recording the last call made or used; null before there is one.
+  const Graph* graph() const;
+  std::size_t num_graphs() const { return entries_.size(); }
+
+ private:
+  struct Entry;
+  std::vector<Tensor> run_eagerly(std::span<const Tensor> arguments);
+  std::vector<Tensor> record(std::span<const Tensor> arguments);
+  std::vector<Tensor> replay(Entry& entry, std::span<const Tensor> arguments);
+  /// The recording that fits this call, or null and `reason_`.
+  Entry* find(std::span<const Tensor> arguments);
+
+  Function function_;
+  CompileOptions options_;
+  std::vector<std::unique_ptr<Entry>> entries_;  // the one used last comes first
+  Mode mode_ = Mode::none;
+  std::string reason_;
+};
+
+template <class Signature>
+class CompiledFunction;
+
+/// The same step with the signature of the function it came from: R is Tensor, std::vector<Tensor> or void.
+template <class R, class... Args>
+class CompiledFunction<R(Args...)> {
+ public:
+  static_assert((std::is_same_v<std::remove_cvref_t<Args>, Tensor> && ...), "a captured step takes tensors");
+  static_assert(std::is_void_v<R> || std::is_same_v<R, Tensor> || std::is_same_v<R, std::vector<Tensor>>,
+                "a captured step returns a Tensor, a std::vector<Tensor> or nothing");
+
+  CompiledFunction(std::function<R(Args...)> function, CompileOptions options)
+      : step_(adapt(std::move(function), std::index_sequence_for<Args...>{}), std::move(options)) {}
+
+  R operator()(const std::remove_cvref_t<Args>&... arguments) {
+    const std::vector<Tensor> list{arguments...};
+    std::vector<Tensor> results = step_(list);
+    if constexpr (std::is_same_v<R, Tensor>) return std::move(results[0]);
+    else if constexpr (!std::is_void_v<R>) return results;
+  }
+  std::string why() const { return step_.why(); }
+  CompiledStep::Mode mode() const { return step_.mode(); }
+  const Graph* graph() const { return step_.graph(); }
+  std::size_t num_graphs() const { return step_.num_graphs(); }
+
+ private:
+  template <std::size_t... I>
+  static CompiledStep::Function adapt(std::function<R(Args...)> function, std::index_sequence<I...>) {
+    return [function = std::move(function)](std::span<const Tensor> arguments) -> std::vector<Tensor> {
+      (void)arguments;  // a step may take none
+      if constexpr (std::is_void_v<R>) {
+        function(arguments[I]...);
+        return {};
+      } else if constexpr (std::is_same_v<R, Tensor>) {
+        return {function(arguments[I]...)};
+      } else {
+        return function(arguments[I]...);
+      }
+    };
+  }
+  CompiledStep step_;
+};
+
+/// Wraps a step, a lambda or function with a fixed list of tensor arguments.
+template <class Fn>
+auto compile(Fn function, CompileOptions options = {}) {
+  std::function typed(std::move(function));
+  using Signature = decltype([]<class S>(const std::function<S>&) -> S* { return nullptr; }(typed));
+  return CompiledFunction<std::remove_pointer_t<Signature>>(std::move(typed), std::move(options));
+}
+
+}  // namespace sherd

@@ -1,0 +1,113 @@
+#include "compile/guard.h"
+
+#include "runtime/autograd/slot.h"
+#include "runtime/exec/context.h"
+
+namespace sherd {
+
+namespace {
+
+bool fits(const TensorGuard& guard, const Tensor& tensor, bool compare_offset) {
+  if ((tensor.is_distributed() ? tensor.layout() : nullptr) != guard.layout) return false;
+  const TensorImpl& local = tensor.is_distributed() ? *tensor.impl()->local : *tensor.impl();
+  return local.dtype == guard.dtype && local.shape == guard.shape && local.strides == guard.strides && local.storage &&
+         (!compare_offset || local.offset == guard.offset);
+}
+
+std::string text(DType dtype, const Shape& shape, const Strides& strides, std::int64_t offset,
+                 const Distributed* layout) {
+  std::string result = fmt::format("{}{}", name(dtype), to_string(shape));
+  if (!is_contiguous(shape, strides)) result += fmt::format(" with strides {}", to_string(strides));
+  if (offset != 0) result += fmt::format(" at element {}", offset);
+  if (layout) result += " (local part of " + layout->describe() + ")";
+  return result;
+}
+
+std::string differs(std::string_view what, const Tensor& tensor, TensorGuard guard, bool compare_offset) {
+  if (!tensor.defined()) return fmt::format("{} is gone", what);
+  const Tensor local = tensor.local();
+  if (!compare_offset) guard.offset = 0;
+  const std::string now = text(local.dtype(), local.shape(), local.strides(), compare_offset ? local.offset() : 0,
+                               tensor.is_distributed() ? tensor.layout() : nullptr);
+  return fmt::format("{} is {}, the graph has {}", what, now,
+                     text(guard.dtype, guard.shape, guard.strides, guard.offset, guard.layout));
+}
+
+std::int64_t base_bytes(const Tensor& tensor) {
+  const Tensor local = tensor.local();
+  return local.offset() * byte_size(local.dtype());
+}
+
+std::string shown(const GraphSlot& slot, bool gradient) {
+  return fmt::format("{} \"{}\"", gradient ? "the gradient of" : "slot", slot.name);
+}
+
+}  // namespace
+
+Tensor bound_tensor(const Graph& graph, const Binding& binding) {
+  const Slot& slot = *graph.slot(binding.slot).get();
+  if (binding.gradient) return slot.grad();
+  return slot.has_value() ? slot.value() : Tensor();
+}
+
+std::string argument_mismatch(const Graph& graph, std::span<const Tensor> arguments) {
+  if (arguments.size() != graph.arguments.size())
+    return fmt::format("{} arguments, the graph has {}", arguments.size(), graph.arguments.size());
+  if (RankContext::current().grad_enabled != graph.grad_enabled)
+    return fmt::format("recording of gradients is {}, the graph was captured with it {}",
+                       graph.grad_enabled ? "off" : "on", graph.grad_enabled ? "on" : "off");
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const ArgumentGuard& guard = graph.arguments[i];
+    const Tensor& argument = arguments[i];
+    if (!argument.defined() || !fits(guard.tensor, argument, false))
+      return differs(fmt::format("argument {}", i), argument, guard.tensor, false);
+    if (argument.requires_grad()) return fmt::format("argument {} carries autograd history", i);
+    if (guard.shares < 0) continue;
+    const Tensor& other = arguments[static_cast<std::size_t>(guard.shares)];
+    if (argument.local().storage() != other.local().storage() ||
+        base_bytes(argument) - base_bytes(other) != guard.shift)
+      return fmt::format("arguments {} and {} no longer share memory as in the graph", guard.shares, i);
+  }
+  return {};
+}
+
+std::string slot_mismatch(const Graph& graph) {
+  for (const GraphSlot& entry : graph.slots) {
+    if (!entry.leaf) continue;
+    const Slot* slot = entry.get();
+    check(slot != nullptr,
+          "the captured step uses slot \"{}\", which no longer exists: capture the step again with compile()",
+          entry.name);
+    if (slot->requires_grad() != entry.requires_grad)
+      return fmt::format("slot \"{}\" {} a gradient, in the graph it {}", entry.name,
+                         slot->requires_grad() ? "wants" : "does not want", entry.requires_grad ? "does" : "does not");
+    if (slot->has_value() != entry.had_value)
+      return fmt::format("slot \"{}\" {} a value, before the recorded run it {}", entry.name,
+                         slot->has_value() ? "has" : "does not have", entry.had_value ? "had one" : "did not");
+    if (slot->grad().defined() != entry.had_grad)
+      return fmt::format("slot \"{}\" has {} gradient before the step, in the graph it has {}", entry.name,
+                         entry.had_grad ? "no" : "a", entry.had_grad ? "one" : "none");
+  }
+  for (const Binding& binding : graph.bindings) {
+    const GraphSlot& slot = graph.slot(binding.slot);
+    const Tensor tensor = bound_tensor(graph, binding);
+    if (!tensor.defined() || !fits(binding.tensor, tensor, true))
+      return differs(shown(slot, binding.gradient), tensor, binding.tensor, true);
+    const Ref<Storage>& storage = tensor.local().storage();
+    const Value& value = graph.value(binding.value);
+    const Binding& first = graph.bindings[static_cast<std::size_t>(value.source)];
+    if (&first == &binding) {
+      if (storage->owner)
+        return fmt::format("{} holds memory that its unit gathers and releases", shown(slot, binding.gradient));
+      if (storage->bytes() != value.bytes)
+        return fmt::format("{} lies in {} bytes of memory, the graph has {}", shown(slot, binding.gradient),
+                           storage->bytes(), value.bytes);
+    } else if (bound_tensor(graph, first).local().storage() != storage) {
+      return fmt::format("{} no longer shares memory with {}", shown(slot, binding.gradient),
+                         shown(graph.slot(first.slot), first.gradient));
+    }
+  }
+  return {};
+}
+
+}  // namespace sherd

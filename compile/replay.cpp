@@ -1,0 +1,126 @@
+#include "compile/replay.h"
+
+#include "compile/guard.h"
+#include "runtime/autograd/slot.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/dispatch.h"
+
+namespace sherd {
+
+// However a run ends, nothing of it stays.
+class Interpreter::Running {
+ public:
+  explicit Running(Interpreter& interpreter)
+      : interpreter_(interpreter), context_(RankContext::current()), module_path_(context_.module_path) {}
+  ~Running() {
+    context_.module_path = module_path_;
+    interpreter_.in_.clear();
+    interpreter_.out_.clear();
+    for (Ref<Storage>& storage : interpreter_.storages_) storage = {};
+    if (finished_) return;
+    for (const Value& value : interpreter_.graph_.values)
+      if (value.kind == ValueKind::unit && value.held->owner) value.held->owner->abandon_replay(*value.held);
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+  void finish() { finished_ = true; }
+
+ private:
+  Interpreter& interpreter_;
+  RankContext& context_;
+  const std::string* const module_path_;
+  bool finished_ = false;
+};
+
+Interpreter::Interpreter(const Graph& graph)
+    : graph_(graph), storages_(graph.values.size()), bases_(graph.values.size(), 0) {}
+
+Tensor Interpreter::tensor_of(const TensorRef& ref) const {
+  if (!ref.defined()) return {};
+  const auto at = static_cast<std::size_t>(ref.value);
+  return Tensor::make(storages_[at], ref.shape, ref.strides, ref.offset + bases_[at] / byte_size(ref.dtype), ref.dtype,
+                      Device::cpu());
+}
+
+Tensor Interpreter::result(const GraphResult& result) const {
+  Tensor local = tensor_of(result.local);
+  return result.layout ? Tensor::distributed(result.shape, result.layout, local) : local;
+}
+
+void Interpreter::bind(std::span<const Tensor> arguments) {
+  for (std::size_t v = 0; v < storages_.size(); ++v) {
+    const Value& value = graph_.values[v];
+    switch (value.kind) {
+      case ValueKind::argument: {
+        const Tensor local = arguments[static_cast<std::size_t>(value.source)].local();
+        storages_[v] = local.storage();
+        bases_[v] = local.offset() * byte_size(local.dtype());
+        break;
+      }
+      case ValueKind::slot:
+      case ValueKind::gradient:
+        storages_[v] = bound_tensor(graph_, graph_.bindings[static_cast<std::size_t>(value.source)]).local().storage();
+        break;
+      case ValueKind::unit:
+      case ValueKind::constant: storages_[v] = value.held; break;
+      case ValueKind::temporary: break;
+    }
+  }
+  for (const GraphSlot& slot : graph_.slots)
+    if (slot.drops_grad_first) slot.get()->clear_grad();
+}
+
+// Destinations are passed for every output: the inputs' handles are made here, and to the dispatcher they would look
+// like tensors moved in, whose memory it may reuse.
+void Interpreter::execute(const GraphNode& node, std::size_t index) {
+  const auto prepare = [&](const TensorRef& ref) {
+    if (!ref.defined()) return;
+    Ref<Storage>& storage = storages_[static_cast<std::size_t>(ref.value)];
+    const Value& value = graph_.value(ref.value);
+    if (!storage) storage = Storage::allocate(value.bytes, value.category);
+    else if (value.kind == ValueKind::unit && !node.op->traits.effect && !storage->is_present() && storage->owner)
+      storage->owner->ensure_present(*storage);
+  };
+  RankContext::current().module_path = node.module_path;
+  OpCall call{*node.op, {}, node.attrs, {}, node.accumulate};
+  try {
+    for (const TensorRef& ref : node.in) {
+      prepare(ref);
+      in_.push_back(tensor_of(ref));
+    }
+    call.in = in_;
+    for (const TensorRef& ref : node.out) {
+      prepare(ref);
+      out_.push_back(tensor_of(ref));
+    }
+    call.into = out_;
+    device_layer(call);
+  } catch (Error& error) {
+    error.add("replay", fmt::format("node {} of {}", index, graph_.nodes.size()));
+    rethrow_with_context(call, error);
+  }
+  in_.clear();
+  out_.clear();
+  for (ValueId v : node.frees) storages_[static_cast<std::size_t>(v)] = {};
+}
+
+void Interpreter::update_slots() const {
+  for (const SlotUpdate& update : graph_.updates) {
+    Slot& slot = *graph_.slot(update.slot).get();
+    if (update.gradient) slot.set_grad(result(update.result));
+    else slot.set(result(update.result));
+  }
+}
+
+std::vector<Tensor> Interpreter::run(std::span<const Tensor> arguments) {
+  Running running(*this);
+  bind(arguments);
+  for (std::size_t i = 0; i < graph_.nodes.size(); ++i) execute(graph_.nodes[i], i);
+  std::vector<Tensor> results;
+  for (const GraphResult& r : graph_.results) results.push_back(result(r));
+  update_slots();
+  running.finish();
+  return results;
+}
+
+}  // namespace sherd

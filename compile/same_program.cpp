@@ -1,0 +1,86 @@
+#include "compile/same_program.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "compile/print.h"
+
+namespace sherd {
+
+namespace {
+
+using Hashes = std::vector<std::int64_t>;
+
+// counts[r] numbers of every rank, in rank order.
+Hashes gather(ProcessGroup& group, const Hashes& own, const std::vector<std::int64_t>& counts) {
+  std::int64_t before = 0, all = 0;
+  for (std::size_t r = 0; r < counts.size(); ++r) {
+    if (static_cast<int>(r) < group.rank()) before += counts[r];
+    all += counts[r];
+  }
+  Hashes result(static_cast<std::size_t>(all));
+  std::copy(own.begin(), own.end(), result.begin() + before);
+  const GatherPart part{result.data(), DType::i64, counts};
+  group.all_gather({&part, 1})->wait();
+  return result;
+}
+
+// The hash most ranks have; the lowest rank's among equals.
+std::int64_t majority(const Hashes& programs) {
+  return *std::max_element(programs.begin(), programs.end(), [&](std::int64_t a, std::int64_t b) {
+    return std::count(programs.begin(), programs.end(), a) < std::count(programs.begin(), programs.end(), b);
+  });
+}
+
+std::string rank_list(const Hashes& programs, std::int64_t hash, bool equal) {
+  std::string text;
+  for (std::size_t r = 0; r < programs.size(); ++r)
+    if ((programs[r] == hash) == equal) text += (text.empty() ? "" : ", ") + std::to_string(r);
+  return text;
+}
+
+}  // namespace
+
+void check_same_program(const Graph& graph, ProcessGroup& group) {
+  const auto ranks = static_cast<std::size_t>(group.size());
+  if (ranks == 1) return;
+  const std::vector<std::string> text = lines(graph, {.rank_neutral = true});
+  Hashes own;
+  std::string whole;
+  for (const std::string& line : text) {
+    own.push_back(static_cast<std::int64_t>(hash_text(line)));
+    whole += line + '\n';
+  }
+  const Hashes summary{static_cast<std::int64_t>(hash_text(whole)), static_cast<std::int64_t>(own.size())};
+  const Hashes summaries = gather(group, summary, std::vector<std::int64_t>(ranks, 2));
+  Hashes programs;
+  std::vector<std::int64_t> counts;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    programs.push_back(summaries[2 * r]);
+    counts.push_back(summaries[2 * r + 1]);
+  }
+  if (std::count(programs.begin(), programs.end(), programs[0]) == static_cast<std::ptrdiff_t>(ranks)) return;
+
+  // Every rank is here, because every rank saw the same summaries.
+  const Hashes all = gather(group, own, counts);
+  const std::int64_t shortest = *std::min_element(counts.begin(), counts.end());
+  std::int64_t line = 0;
+  for (bool equal = true; line < shortest; line += equal ? 1 : 0) {
+    for (std::int64_t r = 0, start = 0; r < static_cast<std::int64_t>(ranks);
+         start += counts[static_cast<std::size_t>(r)], ++r)
+      equal = equal && all[static_cast<std::size_t>(start + line)] == all[static_cast<std::size_t>(line)];
+    if (!equal) break;
+  }
+  const std::int64_t usual = majority(programs);
+  Error error(fmt::format(
+      "the captured step is not the same program on all ranks: rank {} differs from rank {}, first in line {} of the "
+      "graph. All ranks must call the same ops in the same order",
+      rank_list(programs, usual, false), rank_list(programs, usual, true), line + 1));
+  error.add("here", line < static_cast<std::int64_t>(text.size()) ? text[static_cast<std::size_t>(line)]
+                                                                  : "the graph has ended");
+  error.add("rank", std::to_string(group.rank()));
+  throw error;
+}
+
+}  // namespace sherd

@@ -1,0 +1,183 @@
+// One walk in execution order with the state of every value beside it. Rule 6 is decided exactly for dense tensors and
+// left to the op for strided ones: interleaved columns overlap as ranges but share no element.
+#include "compile/verify.h"
+
+#include <algorithm>
+
+#include "compile/print.h"
+
+namespace sherd {
+
+namespace {
+
+enum class State : std::uint8_t { unwritten, live, freed, released };
+
+Tensor shadow(const TensorRef& ref) {
+  if (!ref.defined()) return {};
+  return Tensor::make({}, ref.shape, ref.strides, ref.offset, ref.dtype, Device::meta());
+}
+
+bool overlaps(const TensorRef& a, const TensorRef& b) {
+  if (a.value != b.value || !is_contiguous(a.shape, a.strides) || !is_contiguous(b.shape, b.strides)) return false;
+  const auto [a_first, a_last] = a.extent();
+  const auto [b_first, b_last] = b.extent();
+  return a_first < b_last && b_first < a_last;
+}
+
+class Verifier {
+ public:
+  explicit Verifier(const Graph& graph) : graph_(graph), states_(graph.values.size(), State::live) {
+    for (std::size_t v = 0; v < states_.size(); ++v)
+      if (graph.values[v].kind == ValueKind::temporary) states_[v] = State::unwritten;
+  }
+
+  void run() {
+    check_externals();
+    for (at_ = 0; at_ < graph_.nodes.size(); ++at_) check_node(graph_.nodes[at_]);
+    for (const GraphResult& result : graph_.results) check_handed_back(result.local, "a result");
+    for (const SlotUpdate& update : graph_.updates) {
+      demand(is_slot(update.slot), "an update names slot {} of {}", update.slot, graph_.slots.size());
+      check_handed_back(update.result.local, "what a slot gets");
+    }
+    check_all_freed();
+  }
+
+ private:
+  template <class... Args>
+  void demand(bool condition, fmt::format_string<Args...> format, Args&&... args) const {
+    if (condition) [[likely]]
+      return;
+    Error error("the captured graph is broken: " + fmt::format(format, std::forward<Args>(args)...));
+    if (at_ < graph_.nodes.size()) error.add("node", fmt::format("{}: {}", at_, printed(at_)));
+    throw error;
+  }
+  // Naming values looks at all nodes, so a graph with a ref to nowhere is not printed.
+  std::string printed(std::size_t index) const {
+    const auto sound = [&](std::span<const TensorRef> refs) {
+      return std::all_of(refs.begin(), refs.end(),
+                         [&](const TensorRef& r) { return !r.defined() || is_value(r.value); });
+    };
+    const GraphNode& node = graph_.nodes[index];
+    if (!node.op) return "without an op";
+    const bool printable = std::all_of(graph_.nodes.begin(), graph_.nodes.end(),
+                                       [&](const GraphNode& n) { return sound(n.in) && sound(n.out); });
+    return printable ? describe_node(graph_, index) : std::string(node.op->name);
+  }
+  bool is_value(ValueId id) const { return id >= 0 && static_cast<std::size_t>(id) < graph_.values.size(); }
+  bool is_slot(int slot) const { return slot >= 0 && static_cast<std::size_t>(slot) < graph_.slots.size(); }
+  State& state(ValueId id) { return states_[static_cast<std::size_t>(id)]; }
+
+  void check_externals() const {
+    for (const Binding& b : graph_.bindings)
+      demand(is_slot(b.slot) && is_value(b.value), "a binding names slot {} and value {}", b.slot, b.value);
+    for (const Value& v : graph_.values) {
+      const bool from_slot = v.kind == ValueKind::slot || v.kind == ValueKind::gradient;
+      const std::size_t sources = from_slot                       ? graph_.bindings.size()
+                                  : v.kind == ValueKind::argument ? graph_.arguments.size()
+                                                                  : 0;
+      demand(sources == 0 ? !from_slot && v.kind != ValueKind::argument
+                          : v.source >= 0 && static_cast<std::size_t>(v.source) < sources,
+             "a value names source {} of {}", v.source, sources);
+      const bool holds = v.kind == ValueKind::unit || v.kind == ValueKind::constant;
+      demand(holds == static_cast<bool>(v.held), "a value from outside holds its storage, and only such a value");
+    }
+  }
+
+  void check_ref(const TensorRef& ref) const {
+    demand(is_value(ref.value), "a ref names value {} of {}", ref.value, graph_.values.size());
+    demand(ref.shape.size() == ref.strides.size(), "a ref has shape {} and strides {}", to_string(ref.shape),
+           to_string(ref.strides));
+    const auto [first, last] = ref.extent();
+    demand(first >= 0 && last <= graph_.value(ref.value).bytes, "bytes {} to {} of a value that has {}", first, last,
+           graph_.value(ref.value).bytes);
+  }
+
+  void check_readable(const TensorRef& ref, std::string_view what, bool may_be_released) {
+    check_ref(ref);
+    const State s = state(ref.value);
+    demand(s != State::unwritten, "{} is read before anything was written to it", what);
+    demand(s != State::freed, "{} is used after it was freed", what);
+    demand(s != State::released || may_be_released, "{} is used after its data was released", what);
+  }
+
+  void check_node(const GraphNode& node) {
+    demand(node.op != nullptr, "a node has no op");
+    demand(!node.op->traits.view, "{} is a view, and views are no nodes", node.op->name);
+    for (std::size_t i = 0; i < node.in.size(); ++i)
+      if (node.in[i].defined()) check_readable(node.in[i], fmt::format("input {}", i), node.op->traits.effect);
+    for (const TensorRef& out : node.out) check_output(node, out);
+    check_infer(node);
+    check_aliases(node);
+    for (ValueId v : node.restores) change_presence(v, State::live);
+    for (ValueId v : node.releases) change_presence(v, State::released);
+    for (ValueId v : node.frees) {
+      demand(is_value(v) && graph_.value(v).kind == ValueKind::temporary, "value {} is freed and is no temporary", v);
+      demand(state(v) == State::live, "value {} is freed and is not live", v);
+      state(v) = State::freed;
+    }
+  }
+
+  void check_output(const GraphNode& node, const TensorRef& out) {
+    demand(out.defined(), "an output has no value");
+    check_ref(out);
+    if (state(out.value) == State::unwritten && !node.accumulate) state(out.value) = State::live;
+    else check_readable(out, "an output", node.op->traits.effect);
+  }
+
+  void check_infer(const GraphNode& node) const {
+    SmallVec<Tensor, 4> in;
+    for (const TensorRef& ref : node.in) in.push_back(shadow(ref));
+    Metas metas;
+    try {
+      metas = node.op->infer({*node.op, in, node.attrs});
+    } catch (Error& error) {
+      error.add("node", fmt::format("{}: {}", at_, printed(at_)));
+      throw;
+    }
+    demand(metas.size() == node.out.size(), "infer gives {} outputs, the node has {}", metas.size(), node.out.size());
+    for (std::size_t i = 0; i < metas.size(); ++i)
+      demand(metas[i].shape == node.out[i].shape && metas[i].dtype == node.out[i].dtype,
+             "infer gives {}{} for output {}, the node has {}{}", name(metas[i].dtype), to_string(metas[i].shape), i,
+             name(node.out[i].dtype), to_string(node.out[i].shape));
+  }
+
+  void check_aliases(const GraphNode& node) const {
+    const Traits& traits = node.op->traits;
+    if (traits.effect || traits.collective) return;
+    for (const TensorRef& out : node.out)
+      for (const TensorRef& in : node.in) {
+        if (!in.defined() || !overlaps(in, out)) continue;
+        demand(traits.pointwise && in == out, "output and input overlap, and the op does not work element by element");
+      }
+  }
+
+  void change_presence(ValueId v, State to) {
+    demand(is_value(v) && graph_.value(v).kind == ValueKind::unit, "value {} has no data to release or restore", v);
+    state(v) = to;
+  }
+
+  void check_handed_back(const TensorRef& ref, std::string_view what) {
+    if (ref.defined()) check_readable(ref, what, true);
+  }
+
+  void check_all_freed() {
+    std::vector<bool> kept(states_.size(), false);
+    for (const GraphResult& r : graph_.results)
+      if (r.local.defined()) kept[static_cast<std::size_t>(r.local.value)] = true;
+    for (const SlotUpdate& u : graph_.updates)
+      if (u.result.local.defined()) kept[static_cast<std::size_t>(u.result.local.value)] = true;
+    for (std::size_t v = 0; v < states_.size(); ++v)
+      demand(graph_.values[v].kind != ValueKind::temporary || kept[v] || states_[v] == State::freed,
+             "temporary value {} is never {}", v, states_[v] == State::unwritten ? "written" : "freed");
+  }
+
+  const Graph& graph_;
+  std::vector<State> states_;
+  std::size_t at_ = ~std::size_t{0};  // node being checked
+};
+
+}  // namespace
+
+void verify(const Graph& graph) { Verifier(graph).run(); }
+
+}  // namespace sherd

@@ -1,0 +1,56 @@
+// Ranks compare what they are about to replay.
+#include "compile/same_program.h"
+
+#include <gtest/gtest.h>
+
+#include "compile/compile.h"
+#include "runtime/op/ops.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+
+// Three calls of a step, so that the third compares.
+void run_step(const Group& group, std::int64_t rows, const std::function<Tensor(const Tensor&)>& function) {
+  CompileOptions options;
+  options.group = group;
+  auto step = compile([&](const Tensor& x) { return function(x); }, options);
+  for (int i = 0; i < 4; ++i) step(ones({rows, 2}));
+}
+
+TEST(SameProgram, SizesOfLocalPartsMayDiffer) {
+  for (const int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      const std::int64_t rows = 2 + group->rank();
+      run_step(group, rows,
+               [&](const Tensor& x) { return all_reduce(sum(dropout(x, 0.5, 1, {}, group->rank() * 4)), *group); });
+      // One small gather for the comparison, whatever the length of the program.
+      EXPECT_EQ(group->counts().all_gather.calls, group->size() == 1 ? 0 : 1);
+    });
+}
+
+TEST(SameProgram, ADifferentProgramIsRefusedOnEveryRankByName) {
+  run_ranks(4, [](const Group& group) {
+    expect_error(
+        [&] {
+          run_step(group, 2, [&](const Tensor& x) {
+            const Tensor y = x + x;
+            return group->rank() == 2 ? exp(y) : relu(y);
+          });
+        },
+        {"rank 2 differs from rank 0, 1, 3", "line 3", group->rank() == 2 ? "exp(%0)" : "relu(%0)"});
+  });
+}
+
+TEST(SameProgram, AProgramThatEndsEarlierDiffersInTheFirstMissingLine) {
+  run_ranks(2, [](const Group& group) {
+    expect_error([&] { run_step(group, 2, [&](const Tensor& x) { return group->rank() == 1 ? x + x : (x + x) + x; }); },
+                 {"rank 1 differs from rank 0", "line 3"});
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing
