@@ -106,7 +106,8 @@ std::string run_peer(const std::string& python, std::string_view script) {
   char buffer[4096];
   while (const std::size_t n = std::fread(buffer, 1, sizeof buffer, pipe.get())) text.append(buffer, n);
   const int status = ::pclose(pipe.release());
-  check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "{} failed with status {}", command, status);
+  check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "{} failed with status {}", command,
+        WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status));
   return text;
 }
 
