@@ -205,6 +205,10 @@ void check_gradient(const Op& op, const OpCase& c) {
 
 class OpSweep : public ::testing::TestWithParam<std::string> {
  protected:
+  // Released memory is filled with garbage, so a kernel that reads what it did not write, or a buffer that was given
+  // away, does not pass by luck.
+  void SetUp() override { RankContext::current().allocator().set_poison(true); }
+  void TearDown() override { RankContext::current().allocator().set_poison(false); }
   std::vector<OpCase> cases() const {
     std::vector<OpCase> result;
     for (const OpCase& c : op_cases())
@@ -228,6 +232,9 @@ TEST_P(OpSweep, Values) {
       check_destination(op(), c, inputs, out, dtype);
       check_threads(op(), c, inputs, out);
       check_precision(op(), c, inputs, out, dtype);
+      const std::vector<Tensor> again = inputs_of(c, dtype);
+      for (std::size_t i = 0; i < inputs.size(); ++i)
+        if (inputs[i].defined()) { EXPECT_TRUE(same_bits(inputs[i], again[i])) << "input " << i << " was written"; }
     }
 }
 
