@@ -8,6 +8,7 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/cpu/simd.h"
 #include "runtime/cpu/workspace.h"
+#include "runtime/tensor/shape.h"
 
 namespace sherd::cpu {
 
@@ -37,7 +38,7 @@ void map_rows(const Lines& lines, const std::array<const T*, N>& in, T* out, con
     for (std::int64_t r = begin; r < end; ++r) {
       std::array<const A*, N> rows;
       for (std::size_t i = 0; i < N; ++i)
-        rows[i] = load_row(in[i] + r * n, n, buffer + static_cast<std::int64_t>(i) * n);
+        rows[i] = load_row(in[i] + r * n, n, direct ? nullptr : buffer + static_cast<std::int64_t>(i) * n);
       if constexpr (direct) {
         fn(rows, n, out + r * n);
       } else {
