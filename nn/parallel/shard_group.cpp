@@ -55,11 +55,16 @@ ShardGroup::ShardGroup(std::string name, const DeviceMesh& mesh, std::vector<Par
       p.parameter->set(
           Tensor::distributed(p.parameter->shape(), p.spec, Tensor::empty(p.local_shape, p.dtype, Device::meta())));
   }
-  for (Parameter* p : parameters_) p->set_sink(this);
+  for (Parameter* p : parameters_) {
+    p->set_sink(this);
+    leaves_.emplace_back(p->leaf());
+  }
 }
 
 ShardGroup::~ShardGroup() {
-  for (Parameter* p : parameters_) p->set_sink(nullptr);
+  // Modules of one list die one by one, with their parameters; a leaf knows whether its slot is still there.
+  for (const NodeRef& leaf : leaves_)
+    if (Slot* slot = static_cast<Leaf*>(leaf.get())->slot) slot->set_sink(nullptr);
   if (gathered_.defined()) {
     gathered_.storage()->owner = nullptr;
     gathered_.storage()->release_data();

@@ -102,6 +102,7 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   std::string name_;
   DeviceMesh mesh_;
   std::vector<Parameter*> parameters_;
+  std::vector<NodeRef> leaves_;  // of parameters_
   std::vector<Placed> placed_;
   std::int64_t shard_bytes_ = 0, gathered_bytes_ = 0;
   Tensor shards_, gathered_;  // u8 [bytes]
