@@ -7,6 +7,14 @@ function(sherd_layer)
   target_sources(sherd_lib PUBLIC FILE_SET HEADERS BASE_DIRS ${CMAKE_SOURCE_DIR} FILES ${headers})
 endfunction()
 
+# sherd_label(label target): target is part of what `tests_<label>` builds, so that a run of one label builds no more.
+function(sherd_label label target)
+  if(NOT TARGET tests_${label})
+    add_custom_target(tests_${label})
+  endif()
+  add_dependencies(tests_${label} ${target})
+endfunction()
+
 # sherd_test(folder [LABELS ...]): one test program from all .cpp files of a test folder.
 function(sherd_test name)
   cmake_parse_arguments(ARG "" "" "LABELS;LIBRARIES" ${ARGN})
@@ -18,4 +26,7 @@ function(sherd_test name)
   target_link_libraries(test_${name} PRIVATE sherd_test_support ${ARG_LIBRARIES})
   target_precompile_headers(test_${name} REUSE_FROM sherd_test_support)
   gtest_discover_tests(test_${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "${ARG_LABELS}")
+  foreach(label ${ARG_LABELS})
+    sherd_label(${label} test_${name})
+  endforeach()
 endfunction()

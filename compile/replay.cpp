@@ -14,8 +14,7 @@ class Interpreter::Running {
       : interpreter_(interpreter), context_(RankContext::current()), module_path_(context_.module_path) {}
   ~Running() {
     context_.module_path = module_path_;
-    interpreter_.in_.clear();
-    interpreter_.out_.clear();
+    if (!finished_ && !interpreter_.handles_.empty()) interpreter_.let_go(interpreter_.at_);
     for (Ref<Storage>& storage : interpreter_.storages_) storage = {};
     if (finished_) return;
     for (const Value& value : interpreter_.graph_.values)
@@ -33,7 +32,16 @@ class Interpreter::Running {
 };
 
 Interpreter::Interpreter(const Graph& graph)
-    : graph_(graph), storages_(graph.values.size()), bases_(graph.values.size(), 0) {}
+    : graph_(graph), storages_(graph.values.size()), bases_(graph.values.size(), 0) {
+  const auto handle = [](const TensorRef& ref) {
+    return ref.defined() ? Tensor::make({}, ref.shape, ref.strides, ref.offset, ref.dtype, Device::cpu()) : Tensor();
+  };
+  for (const GraphNode& node : graph.nodes) {
+    Handles& handles = handles_.emplace_back();
+    for (const TensorRef& ref : node.in) handles.in.push_back(handle(ref));
+    for (const TensorRef& ref : node.out) handles.out.push_back(handle(ref));
+  }
+}
 
 Tensor Interpreter::tensor_of(const TensorRef& ref) const {
   if (!ref.defined()) return {};
@@ -70,37 +78,42 @@ void Interpreter::bind(std::span<const Tensor> arguments) {
     if (slot.drops_grad_first) slot.get()->clear_grad();
 }
 
-// Destinations are passed for every output: the inputs' handles are made here, and to the dispatcher they would look
-// like tensors moved in, whose memory it may reuse.
-void Interpreter::execute(const GraphNode& node, std::size_t index) {
-  const auto prepare = [&](const TensorRef& ref) {
-    if (!ref.defined()) return;
-    Ref<Storage>& storage = storages_[static_cast<std::size_t>(ref.value)];
-    const Value& value = graph_.value(ref.value);
-    if (!storage) storage = Storage::allocate(value.bytes, value.category);
-    else if (value.kind == ValueKind::unit && !node.op->traits.effect && !storage->is_present() && storage->owner)
-      storage->owner->ensure_present(*storage);
-  };
+// Gives the tensor of a ref its bytes: allocated if this is a temporary's first appearance.
+void Interpreter::present(const GraphNode& node, const TensorRef& ref, const Tensor& handle) {
+  if (!ref.defined()) return;
+  Ref<Storage>& storage = storages_[static_cast<std::size_t>(ref.value)];
+  const Value& value = graph_.value(ref.value);
+  if (!storage) storage = Storage::allocate(value.bytes, value.category);
+  else if (value.kind == ValueKind::argument)
+    handle.impl()->offset = ref.offset + bases_[static_cast<std::size_t>(ref.value)] / byte_size(ref.dtype);
+  else if (value.kind == ValueKind::unit && !node.op->traits.effect && !storage->is_present() && storage->owner)
+    storage->owner->ensure_present(*storage);
+  handle.impl()->storage = storage;
+}
+
+void Interpreter::let_go(std::size_t index) {
+  for (auto* list : {&handles_[index].in, &handles_[index].out})
+    for (const Tensor& handle : *list)
+      if (handle.defined()) handle.impl()->storage = {};
+}
+
+// Destinations are passed for every output: to the dispatcher the inputs' handles look like tensors moved in, whose
+// memory it might reuse.
+void Interpreter::execute(std::size_t index) {
+  at_ = index;
+  const GraphNode& node = graph_.nodes[index];
+  Handles& handles = handles_[index];
   RankContext::current().module_path = node.module_path;
-  OpCall call{*node.op, {}, node.attrs, {}, node.accumulate};
+  OpCall call{*node.op, handles.in, node.attrs, handles.out, node.accumulate};
   try {
-    for (const TensorRef& ref : node.in) {
-      prepare(ref);
-      in_.push_back(tensor_of(ref));
-    }
-    call.in = in_;
-    for (const TensorRef& ref : node.out) {
-      prepare(ref);
-      out_.push_back(tensor_of(ref));
-    }
-    call.into = out_;
+    for (std::size_t i = 0; i < node.in.size(); ++i) present(node, node.in[i], handles.in[i]);
+    for (std::size_t i = 0; i < node.out.size(); ++i) present(node, node.out[i], handles.out[i]);
     device_layer(call);
   } catch (Error& error) {
     error.add("replay", fmt::format("node {} of {}", index, graph_.nodes.size()));
     rethrow_with_context(call, error);
   }
-  in_.clear();
-  out_.clear();
+  let_go(index);
   for (ValueId v : node.frees) storages_[static_cast<std::size_t>(v)] = {};
 }
 
@@ -115,7 +128,7 @@ void Interpreter::update_slots() const {
 std::vector<Tensor> Interpreter::run(std::span<const Tensor> arguments) {
   Running running(*this);
   bind(arguments);
-  for (std::size_t i = 0; i < graph_.nodes.size(); ++i) execute(graph_.nodes[i], i);
+  for (std::size_t i = 0; i < graph_.nodes.size(); ++i) execute(i);
   std::vector<Tensor> results;
   for (const GraphResult& r : graph_.results) results.push_back(result(r));
   update_slots();

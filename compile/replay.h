@@ -8,7 +8,7 @@
 
 namespace sherd {
 
-/// Keeps nothing between runs but its tables. Runs on the rank's own thread; blocks where the program's ops would.
+/// Keeps no bytes between runs, only its tables. Runs on the rank's own thread; blocks where the program's ops would.
 class Interpreter {
  public:
   /// `graph` is verified, stays where it is and does not change.
@@ -22,7 +22,9 @@ class Interpreter {
  private:
   class Running;
   void bind(std::span<const Tensor> arguments);
-  void execute(const GraphNode& node, std::size_t index);
+  void execute(std::size_t index);
+  void present(const GraphNode& node, const TensorRef& ref, const Tensor& handle);
+  void let_go(std::size_t index);
   Tensor tensor_of(const TensorRef& ref) const;
   Tensor result(const GraphResult& result) const;
   void update_slots() const;
@@ -30,7 +32,11 @@ class Interpreter {
   const Graph& graph_;
   std::vector<Ref<Storage>> storages_;  // by value, during a run
   std::vector<std::int64_t> bases_;     // by value: bytes before an argument's first element
-  std::vector<Tensor> in_, out_;        // of the node that runs; kept for their capacity
+  struct Handles {
+    std::vector<Tensor> in, out;
+  };
+  std::vector<Handles> handles_;  // by node: tensors without a storage, but for the node that runs
+  std::size_t at_ = 0;            // the node that runs
 };
 
 }  // namespace sherd

@@ -76,6 +76,7 @@ void Trainer::agree_on_config() {
 
 void Trainer::open_data() {
   together(*group_, [&] {
+    check(!config_.data.empty(), "there is no text to train on: set `data` in the config or pass --data PATH");
     if (!config_.resume.empty()) {
       resumed_ = std::make_unique<CheckpointReader>(config_.resume);
       resumed_->require_world_size(group_->size());

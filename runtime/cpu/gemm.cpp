@@ -56,8 +56,9 @@ void run_piece(Gemm g, const void* a, const void* b, void* c, GemmBackend backen
   detail::gemm_blocked(g, a, b, c);
 }
 
+// An operand without elements may have no address.
 const void* at(const void* base, std::int64_t elements, DType dtype) {
-  return static_cast<const std::byte*>(base) + elements * byte_size(dtype);
+  return base ? static_cast<const std::byte*>(base) + elements * byte_size(dtype) : nullptr;
 }
 
 }  // namespace

@@ -40,8 +40,7 @@ struct Math {
     const bool denormal = x < 0x1p-126f;
     const float scaled = denormal ? x * 0x1p23f : x;
     // x = m * 2^e with m in [sqrt(1/2), sqrt(2))
-    const auto bits = std::bit_cast<std::int32_t>(scaled);
-    const std::int32_t offset = bits - 0x3f3504f3;
+    const auto offset = static_cast<std::int32_t>(std::bit_cast<std::uint32_t>(scaled) - 0x3f3504f3u);
     const auto e = static_cast<float>((offset >> 23) - (denormal ? 23 : 0));
     const float m = std::bit_cast<float>((offset & 0x007fffff) + 0x3f3504f3);
     const float f = m - 1.0f;

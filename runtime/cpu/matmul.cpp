@@ -1,5 +1,7 @@
 // From tensors to the seam of gemm.h. Most strided layouts are what a matrix product takes anyway: a transposed matrix
 // is a flag, a slice of columns a leading dimension. What is left is made dense in scratch.
+#include <cstring>
+
 #include "runtime/cpu/dense.h"
 #include "runtime/cpu/gemm.h"
 #include "runtime/cpu/kernels.h"
@@ -114,6 +116,10 @@ void run_batches(Gemm g, const Operand& a, const Operand& b, const Shape& batch,
 void matmul_kernel(const KernelCall& c) {
   const Tensor& out = c.out[0];
   if (out.numel() == 0) return;
+  if (c.in[0].size(-1) == 0) {  // sums of nothing
+    if (!c.accumulate) std::memset(out.raw(), 0, static_cast<std::size_t>(out.bytes()));
+    return;
+  }
   const Shape batch = batch_dims(out.shape());
   ScratchCursor scratch(c.exec);
   Operand a = prepare(c.in[0], batch, scratch), b = prepare(c.in[1], batch, scratch);

@@ -60,9 +60,9 @@ void forward(const KernelCall& c) {
   const std::int64_t d = x.shape().back(), rows = d == 0 ? 0 : x.numel() / d;
   ScratchCursor scratch(c.exec);
   const T* const in = scratch.dense<T>(x);
-  A* const affine = scratch.take<A>(std::is_same_v<T, A> ? 0 : 2 * d);
-  const Affine<T> weight(c.in[1], scratch, d, affine);
-  const Affine<T> bias(Centred ? c.in[2] : Tensor(), scratch, d, affine + d);
+  const std::int64_t converted = std::is_same_v<T, A> ? 0 : d;
+  const Affine<T> weight(c.in[1], scratch, d, scratch.take<A>(converted));
+  const Affine<T> bias(Centred ? c.in[2] : Tensor(), scratch, d, scratch.take<A>(converted));
   T* const out = c.out[0].mutable_data<T>();
   A* const mean = Centred ? c.out[1].mutable_data<A>() : nullptr;
   A* const rstd = c.out[Centred ? 2 : 1].mutable_data<A>();
@@ -131,9 +131,8 @@ void backward(const KernelCall& c) {
   const std::int64_t block = rows_per_block(rows), blocks = num_chunks(rows, block);
   ScratchCursor scratch(c.exec);
   A* const sums = scratch.take<A>(blocks * 2 * d);  // per block: of dweight, of dbias
-  A* const affine = scratch.take<A>(std::is_same_v<T, A> ? 0 : d);
   const T *const grad = scratch.dense<T>(c.in[0]), *const in = scratch.dense<T>(x);
-  const Affine<T> weight(c.in[2], scratch, d, affine);
+  const Affine<T> weight(c.in[2], scratch, d, scratch.take<A>(std::is_same_v<T, A> ? 0 : d));
   const A* const mean = Centred ? scratch.dense<A>(c.in[3]) : nullptr;
   const A* const rstd = scratch.dense<A>(c.in[Centred ? 4 : 3]);
   T* const dx = c.out[0].mutable_data<T>();
@@ -171,7 +170,7 @@ std::int64_t accumulator_bytes(DType t) { return t == DType::f64 ? 8 : 4; }
 
 // The affine parameters of 16-bit inputs are converted once per call.
 std::int64_t affine_bytes(const Tensor& x, std::int64_t count) {
-  return byte_size(x.dtype()) > 2 ? 0 : ScratchCursor::rounded(count * x.shape().back() * 4);
+  return byte_size(x.dtype()) > 2 ? 0 : count * ScratchCursor::rounded(x.shape().back() * 4);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #pragma once
-// Small buffers of the thread that runs a kernel's chunk: packed panels, tiles, library scratchpads. Their size is
-// bounded by the tile sizes, not by the problem; they grow once and stay. What grows with the problem is asked for in
-// the row's scratch column instead, where it is accounted.
+// Buffers of the thread that runs a chunk: packed panels, tiles, one converted row, the packed keys of one head, a
+// library's scratchpad. They grow to the largest piece of work a thread has had and stay. What grows with the whole
+// problem is asked for in the row's scratch column instead, where it is accounted.
 #include <cstddef>
 #include <cstdint>
 #include <memory>

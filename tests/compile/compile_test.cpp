@@ -57,6 +57,11 @@ TEST(Compile, GuardsSayWhatDiffers) {
   call({x, x});
   EXPECT_EQ(call({x, x}), "replayed");
   EXPECT_EQ(call({x, drawn({2, 3}, "other")}), "recorded: arguments 0 and 1 no longer share memory as in the graph");
+  const Tensor wide = drawn({2, 6}, "wide");
+  const auto cut = [&](std::int64_t start) { return narrow(wide, 1, start, 3); };
+  EXPECT_EQ(call({cut(0), cut(1)}), "recorded: argument 0 is f32[2,3] with strides [6,1], the graph has f32[2,3]");
+  EXPECT_EQ(call({cut(2), cut(3)}), "replayed");
+  EXPECT_EQ(call({cut(0), cut(2)}), "recorded: arguments 0 and 1 no longer share memory as in the graph");
   EXPECT_EQ(call({x}), "recorded: 1 arguments, the graph has 2");
   EXPECT_EQ(call({cast(x, DType::f64)}), "recorded: argument 0 is f64[2,3], the graph has f32[2,3]");
   EXPECT_EQ(call({transpose(drawn({3, 2}, "x"), 0, 1)}),

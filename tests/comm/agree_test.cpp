@@ -1,0 +1,76 @@
+// Small exchanges of text, and errors that every rank sees.
+#include "runtime/comm/agree.h"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+#include "runtime/comm/world.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/processes.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+
+void expect_texts(const Group& group) {
+  const auto text_of = [](int rank, std::size_t length) { return std::string(length, static_cast<char>('a' + rank)); };
+  for (const std::size_t unit : {0u, 1u, 1000u}) {  // rank 0's text is always empty
+    const auto texts = gather_text(*group, text_of(group->rank(), unit * static_cast<std::size_t>(group->rank())));
+    ASSERT_EQ(texts.size(), static_cast<std::size_t>(group->size()));
+    for (int rank = 0; rank < group->size(); ++rank)
+      EXPECT_EQ(texts[static_cast<std::size_t>(rank)], text_of(rank, unit * static_cast<std::size_t>(rank)));
+  }
+}
+
+TEST(Agree, TextsOfAnyLengthReachEveryRank) {
+  for (int ranks : {1, 2, 3, 4}) run_ranks(ranks, expect_texts);
+  run_processes(3, expect_texts);
+}
+
+TEST(Agree, WithoutFailuresTheWorkIsDoneOnEveryRank) {
+  run_ranks(3, [](const Group& group) {
+    int done = 0;
+    together(*group, [&] { ++done; });
+    EXPECT_EQ(done, 1);
+  });
+}
+
+TEST(Agree, OneRanksErrorIsEveryRanks) {
+  run_ranks(3, [](const Group& group) {
+    const bool own = group->rank() == 1;
+    expect_error([&] { together(*group, [&] { check(!own, "the file of {} is gone", group->rank()); }); },
+                 {own ? "the file of 1 is gone" : "rank 1: the file of 1 is gone"});
+    group->barrier();  // nobody went on alone
+  });
+}
+
+TEST(Agree, OfSeveralErrorsRanksWithoutOneSeeTheLowest) {
+  run_ranks(4, [](const Group& group) {
+    const int r = group->rank();
+    expect_error([&] { together(*group, [&] { check(r == 0 || r == 3, "reason {}", r); }); },
+                 {r == 0 || r == 3 ? "rank 1: reason 1" : fmt::format("reason {}", r)});
+  });
+}
+
+TEST(Agree, ErrorsOfAnyTypeCount) {
+  run_ranks(2, [](const Group& group) {
+    const auto fails = [&] {
+      if (group->rank() == 0) throw std::out_of_range("no such key");
+    };
+    expect_error([&] { together(*group, fails); }, {"no such key"});
+    const auto fails_silently = [&] {
+      if (group->rank() == 1) throw std::runtime_error("");
+    };
+    expect_error([&] { together(*group, fails_silently); }, {"unknown error"});
+  });
+}
+
+TEST(World, IsWhatTheRankWasGiven) {
+  run_ranks(2, [](const Group& group) { EXPECT_EQ(world_group(), group); });
+}
+
+}  // namespace
+}  // namespace sherd::testing

@@ -1,0 +1,199 @@
+// Optimizers against their update rules written out in double, and what they do with parameters that have no gradient,
+// no values or the wrong state. (Five steps of PyTorch are in golden_optimizer_test.cpp.)
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+
+#include "dtensor/api.h"
+#include "nn/optim/adamw.h"
+#include "nn/optim/clip.h"
+#include "nn/optim/sgd.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/ops.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/near.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::nn {
+namespace {
+
+using testing::expect_error;
+using testing::near;
+using testing::run_ranks;
+using testing::same_bits;
+using Vector = std::vector<double>;
+
+std::unique_ptr<Parameter> parameter(const std::string& name, const Vector& values, const Shape& shape) {
+  auto p = std::make_unique<Parameter>(name, shape, Init::zeros(), DType::f32);
+  p->set(Tensor::from<float>(std::vector<float>(values.begin(), values.end()), shape));
+  return p;
+}
+
+void give_gradient(Parameter& p, const Vector& values) {
+  p.set_grad(Tensor::from<float>(std::vector<float>(values.begin(), values.end()), p.shape()));
+}
+
+void expect_values(const Tensor& actual, const Vector& expected, const std::string& what) {
+  const auto values = actual.to_vector<double>();
+  ASSERT_EQ(values.size(), expected.size());
+  for (std::size_t i = 0; i < values.size(); ++i)
+    EXPECT_NEAR(values[i], expected[i], 1e-6 * (1 + std::abs(expected[i]))) << what << ", element " << i;
+}
+
+// Loshchilov and Hutter, algorithm 2, for one element.
+struct AdamElement {
+  double p, m = 0, v = 0;
+  void step(double g, int t, double lr, const AdamWOptions& o, double decay) {
+    p -= lr * decay * p;
+    m = o.beta1 * m + (1 - o.beta1) * g;
+    v = o.beta2 * v + (1 - o.beta2) * g * g;
+    const double m_hat = m / (1 - std::pow(o.beta1, t)), v_hat = v / (1 - std::pow(o.beta2, t));
+    p -= lr * m_hat / (std::sqrt(v_hat) + o.eps);
+  }
+};
+
+const Vector kGradients[] = {{0.5, -1, 2, 0}, {-0.25, -1, 0, 1e-3}, {1, 1, -2, 0.125}};
+
+TEST(AdamW, FollowsThePaperWithAChangingRate) {
+  const AdamWOptions options{.lr = 0.1, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.2};
+  const Vector start = {1, -2, 3, 0.5};
+  auto p = parameter("w", start, {2, 2});
+  AdamW optimizer({p.get()}, options);
+  std::vector<AdamElement> oracle;
+  for (double x : start) oracle.push_back({x});
+  const double rates[] = {0.1, 0.05, 0.2};
+  for (int t = 1; t <= 3; ++t) {
+    const Vector& g = kGradients[t - 1];
+    give_gradient(*p, g);
+    optimizer.set_lr(rates[t - 1]);
+    optimizer.step_and_clear();
+    EXPECT_FALSE(p->grad().defined());
+    Vector expected;
+    for (std::size_t i = 0; i < oracle.size(); ++i) {
+      oracle[i].step(g[i], t, rates[t - 1], options, options.weight_decay);
+      expected.push_back(oracle[i].p);
+    }
+    expect_values(p->value(), expected, fmt::format("step {}", t));
+  }
+  EXPECT_EQ(optimizer.step_slot().value().item<double>(), 3);
+}
+
+TEST(AdamW, DecaysMatricesOnlyWhenAsked) {
+  for (bool matrices_only : {true, false}) {
+    const AdamWOptions options{.lr = 0.1, .weight_decay = 0.5, .decay_matrices_only = matrices_only};
+    auto matrix = parameter("matrix", {1, 1, 1, 1}, {2, 2}), vector = parameter("vector", {1, 1, 1, 1}, {4});
+    AdamW optimizer({matrix.get(), vector.get()}, options);
+    for (Parameter* p : optimizer.parameters()) give_gradient(*p, {0, 0, 0, 0});  // only the decay moves them
+    optimizer.step();
+    expect_values(matrix->value(), Vector(4, 1 - 0.1 * 0.5), "matrix");
+    expect_values(vector->value(), Vector(4, matrices_only ? 1.0 : 1 - 0.1 * 0.5), "vector");
+  }
+}
+
+TEST(Sgd, FollowsTheHeavyBallWithDecay) {
+  for (bool nesterov : {false, true}) {
+    const SgdOptions options{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.3, .nesterov = nesterov};
+    Vector x = {1, -2, 3, 0.5}, buffer(4, 0.0);
+    auto p = parameter("w", x, {4});
+    Sgd optimizer({p.get()}, options);
+    for (const Vector& g : kGradients) {
+      give_gradient(*p, g);
+      optimizer.step_and_clear();
+      for (std::size_t i = 0; i < 4; ++i) {
+        const double d = g[i] + 0.3 * x[i];
+        buffer[i] = 0.9 * buffer[i] + d;
+        x[i] -= 0.1 * (nesterov ? d + 0.9 * buffer[i] : buffer[i]);
+      }
+      expect_values(p->value(), x, nesterov ? "nesterov" : "heavy ball");
+    }
+  }
+}
+
+TEST(Sgd, WithoutMomentumKeepsNoState) {
+  auto p = parameter("w", {1, 2, 3, 4}, {4});
+  Sgd optimizer({p.get()}, {.lr = 0.5});
+  give_gradient(*p, {1, 1, 1, -1});
+  optimizer.step();
+  expect_values(p->value(), {0.5, 1.5, 2.5, 4.5}, "plain");
+  EXPECT_TRUE(optimizer.state().empty());
+}
+
+TEST(Optimizer, ScaleHoldsForOneStep) {
+  auto p = parameter("w", {0, 0, 0, 0}, {4});
+  Sgd optimizer({p.get()}, {.lr = 1});
+  optimizer.set_gradient_scale(Tensor::scalar(0.5));
+  give_gradient(*p, {2, 2, 2, 2});
+  optimizer.step();
+  expect_values(p->value(), Vector(4, -1), "scaled");
+  optimizer.step();
+  expect_values(p->value(), Vector(4, -3), "not scaled any more");
+}
+
+TEST(Optimizer, ClippingScalesByTheNormOverAllParameters) {
+  auto a = parameter("a", {0, 0, 0, 0}, {4}), b = parameter("b", {0}, {1});
+  Sgd optimizer({a.get(), b.get()}, {.lr = 1});
+  give_gradient(*a, {2, 2, 2, 2});
+  give_gradient(*b, {3});
+  EXPECT_NEAR(clip_grad_norm(optimizer, 1).item<double>(), 5, 1e-6);  // sqrt(16 + 9)
+  optimizer.step();
+  expect_values(a->value(), Vector(4, -0.4), "a");
+  expect_values(b->value(), {-0.6}, "b");
+  // A norm below the limit changes nothing, and no gradients have norm 0.
+  give_gradient(*a, {0.1, 0, 0, 0});
+  give_gradient(*b, {0});
+  clip_grad_norm(optimizer, 1);
+  optimizer.step_and_clear();
+  expect_values(a->value(), {-0.5, -0.4, -0.4, -0.4}, "below the limit");
+  EXPECT_EQ(grad_norm(optimizer.parameters()).item<double>(), 0);
+  expect_error([&] { clip_grad_norm(optimizer, 0); }, {"max_norm", "got 0"});
+}
+
+TEST(Optimizer, ParametersWithoutGradientStayAsTheyAre) {
+  auto used = parameter("used", {1, 1}, {2}), unused = parameter("unused", {1, 1}, {2});
+  AdamW optimizer({used.get(), unused.get()}, {.lr = 0.1, .weight_decay = 0.5});
+  for (int step = 0; step < 2; ++step) {
+    give_gradient(*used, {1, 1});
+    optimizer.step_and_clear();
+  }
+  expect_values(unused->value(), {1, 1}, "unused");
+  EXPECT_NE(used->value().to_vector<float>(), unused->value().to_vector<float>());
+  EXPECT_EQ(optimizer.state().size(), 4u) << "checkpoints hold the state of all parameters";
+}
+
+TEST(Optimizer, StateHasTheLayoutAndTheCategory) {
+  run_ranks(3, [](const std::shared_ptr<ProcessGroup>& group) {
+    const DeviceMesh mesh(group);
+    Parameter p("w", {5, 2}, Init::zeros(), DType::f32);
+    p.set(distribute(ones({5, 2}), mesh, Shard(0)));
+    AdamW optimizer({&p});
+    const std::int64_t before = RankContext::current().allocator().accounting().current(MemoryCategory::optimizer);
+    for (const OptimizerState& state : optimizer.state()) {
+      EXPECT_EQ(state.parameter, "w");
+      EXPECT_EQ(state.slot->value().layout(), p.value().layout()) << state.kind;
+    }
+    const std::int64_t after = RankContext::current().allocator().accounting().current(MemoryCategory::optimizer);
+    EXPECT_EQ(after - before, 2 * p.value().local().bytes());
+  });
+}
+
+TEST(Optimizer, RefusalsNameWhatIsWrong) {
+  expect_error([] { AdamW({}); }, {"at least one parameter"});
+  auto p = parameter("w", {1, 1}, {2});
+  expect_error([&] { Sgd({p.get()}, {.nesterov = true}); }, {"nesterov", "momentum"});
+  Parameter meta("blocks.0.w", {2}, Init::zeros(), DType::f32);
+  meta.set_grad(ones({2}));
+  AdamW optimizer({&meta});
+  expect_error([&] { optimizer.step(); }, {"\"blocks.0.w\"", "no values", "materialize"});
+  run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
+    const DeviceMesh mesh(group);
+    Parameter q("q", {4}, Init::zeros(), DType::f32);
+    q.set(distribute(ones({4}), mesh, Shard(0)));
+    q.set_grad(ones({4}));
+    AdamW mixed({&q});
+    expect_error([&] { mixed.step(); }, {"\"q\"", "f32[4]{0: dp}", "f32[4]", "after backward"});
+  });
+}
+
+}  // namespace
+}  // namespace sherd::nn

@@ -1,0 +1,278 @@
+// Saving and loading a sharded model with its optimizer: bitwise, on any number of ranks, and all or nothing.
+#include "nn/checkpoint/training_state.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "nn/optim/adamw.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/comm/agree.h"
+#include "tests/parallel/nets.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/file_size_limit.h"
+#include "tests/support/near.h"
+#include "tests/support/ranks.h"
+#include "tests/support/temp_dir.h"
+
+namespace sherd::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using Group = std::shared_ptr<ProcessGroup>;
+const std::vector<std::int64_t> kSizes{6, 10, 7, 3};  // 3 rows leave the fourth rank empty-handed
+constexpr std::int64_t kBatch = 12;
+
+// A sharded model with AdamW; `buffered` adds a buffer, which is never sharded.
+struct Training {
+  struct Root : nn::Layer<Root> {
+    Net& net;
+    nn::Buffer& seen;
+    Root() : net(add<Net>("net", kSizes)), seen(add_buffer("seen", zeros({2}))) {}
+    Tensor forward(const Tensor& x) { return net(x); }
+  };
+  Root model;
+  std::unique_ptr<nn::AdamW> optimizer;
+  Group group;
+
+  explicit Training(const Group& g, std::uint64_t seed, bool sharded = true) : group(g) {
+    if (sharded) {
+      const DeviceMesh mesh(group);
+      for (Block* block : model.net.blocks.items()) nn::fully_shard(*block, mesh);
+      nn::fully_shard(model, mesh);
+    }
+    model.materialize({seed});
+    optimizer = std::make_unique<nn::AdamW>(model.parameters(), nn::AdamWOptions{.lr = 0.01, .weight_decay = 0.1});
+  }
+  double step(std::uint64_t index) {
+    const Tensor x = slice_of(batch_of(kBatch, 6, index, "x"), *group),
+                 y = slice_of(batch_of(kBatch, 3, index, "y"), *group);
+    const Tensor loss = mean_square(model(x), y);
+    backward(loss);
+    optimizer->step_and_clear();
+    model.seen.assign(full({2}, static_cast<double>(index)));
+    return loss.item<double>();
+  }
+  std::vector<nn::StateEntry> state() { return nn::training_state(model, optimizer.get()); }
+  void save(const std::string& dir, std::int64_t at) {
+    Manifest manifest;
+    manifest.step = at;
+    nn::save_checkpoint(dir, manifest, state(), *group);
+  }
+  void load(const std::string& dir) {
+    together(*group, [&] { nn::load_checkpoint(CheckpointReader(dir), state()); });
+  }
+};
+
+using Values = std::map<std::string, std::vector<float>>;
+
+// Everything in the state, whole, as host values. Collective.
+Values values_of(Training& training) {
+  Values values;
+  for (const nn::StateEntry& entry : training.state())
+    values[entry.kind + "/" + entry.name] = whole(entry.slot->value()).to_vector<float>();
+  return values;
+}
+
+TEST(TrainingState, NamesParametersBuffersAndOptimizer) {
+  run_ranks(1, [](const Group& group) {
+    Training training(group, 1);
+    std::set<std::string> names;
+    for (const nn::StateEntry& entry : training.state()) names.insert(entry.kind + "/" + entry.name);
+    EXPECT_EQ(names.size(), 3 * 6 + 2u);  // weight and bias of three linears, each with m and v; the buffer; the step
+    for (const char* name : {"param/net.blocks.0.linear.weight", "param/net.head.bias", "optim.m/net.head.weight",
+                             "optim.v/net.head.weight", "buffer/seen", "optim/step"})
+      EXPECT_TRUE(names.contains(name)) << name;
+    EXPECT_EQ(nn::training_state(training.model).size(), 6 + 1u) << "without an optimizer";
+  });
+}
+
+TEST(TrainingState, RoundTripIsBitwiseAndSoAreTheNextSteps) {
+  for (int ranks : {1, 2, 3, 4}) {
+    const TempDir dir;
+    run_ranks(ranks, [&](const Group& group) {
+      Training first(group, 1), second(group, 2);
+      for (std::uint64_t i = 0; i < 3; ++i) first.step(i);
+      first.save(dir.path(), 3);
+      EXPECT_NE(values_of(second), values_of(first));
+      second.load(dir.path());
+      const Values saved = values_of(first);
+      EXPECT_EQ(values_of(second), saved);
+      EXPECT_EQ(saved.at("optim/step"), std::vector<float>{3});
+      EXPECT_EQ(saved.at("buffer/seen"), (std::vector<float>{2, 2}));
+      for (std::uint64_t i = 3; i < 6; ++i) EXPECT_EQ(first.step(i), second.step(i)) << "step " << i;
+      EXPECT_EQ(values_of(second), values_of(first));
+      EXPECT_NE(values_of(first), saved);
+    });
+  }
+}
+
+TEST(TrainingState, AnyNumberOfRanksReadsWhatAnyOtherWrote) {
+  for (int writers : {1, 3, 4}) {
+    const TempDir dir;
+    Values saved;
+    std::mutex mutex;
+    run_ranks(writers, [&](const Group& group) {
+      Training training(group, 1);
+      for (std::uint64_t i = 0; i < 2; ++i) training.step(i);
+      training.save(dir.path(), 2);
+      Values own = values_of(training);
+      const std::lock_guard lock(mutex);
+      saved = std::move(own);
+    });
+    for (int readers : {1, 2, 4})
+      for (bool sharded : {true, false})
+        run_ranks(readers, [&](const Group& group) {
+          Training training(group, 2, sharded);
+          training.load(dir.path());
+          EXPECT_EQ(values_of(training), saved) << writers << " writers, " << readers << " readers";
+        });
+  }
+}
+
+TEST(TrainingState, ShardsAreWrittenByTheirOwnersPlainTensorsByRankZero) {
+  const TempDir dir;
+  run_ranks(4, [&](const Group& group) { Training(group, 1).save(dir.path(), 1); });
+  std::map<std::string, std::set<std::string>> files;
+  for (const PieceEntry& piece : read_manifest(dir.path()).pieces) {
+    EXPECT_TRUE(files[piece.kind + "/" + piece.name].insert(piece.file).second) << piece.name << " twice in a file";
+    EXPECT_GT(piece.rows, 0);
+  }
+  using Files = std::set<std::string>;
+  const auto file = [](int rank) { return fmt::format("rank-{:05}.safetensors", rank); };
+  EXPECT_EQ(files.at("optim/step"), Files{file(0)});
+  EXPECT_EQ(files.at("buffer/seen"), Files{file(0)});
+  EXPECT_EQ(files.at("param/net.blocks.0.linear.weight"), (Files{file(0), file(1), file(2), file(3)}));
+  EXPECT_EQ(files.at("optim.m/net.head.weight"), (Files{file(0), file(1), file(2)})) << "3 rows on 4 ranks";
+}
+
+TEST(TrainingState, ReplicatedTensorsAreWrittenOnce) {
+  const TempDir dir;
+  run_ranks(3, [&](const Group& group) {
+    const DeviceMesh mesh(group);
+    Slot slot("copy");
+    slot.set(distribute(batch_of(5, 2, 0, "copy"), mesh, Replicate()));
+    const std::vector<nn::StateEntry> state{{"copy", "param", &slot}};
+    Manifest manifest;
+    nn::save_checkpoint(dir.path(), manifest, state, *group);
+    EXPECT_EQ(read_manifest(dir.path()).pieces.size(), 1u);
+    const auto saved = slot.value().local().to_vector<float>();
+    fill_into(slot.value().local(), 0);
+    nn::load_checkpoint(CheckpointReader(dir.path()), state);
+    EXPECT_EQ(slot.value().local().to_vector<float>(), saved);
+  });
+}
+
+TEST(TrainingState, OtherDimsThanTheFirstAreRefusedByName) {
+  const TempDir dir;
+  run_ranks(2, [&](const Group& group) {
+    Slot slot("columns");
+    const DeviceMesh mesh(group);
+    slot.set(distribute(batch_of(4, 4, 0, "c"), mesh, Shard(1)));
+    const std::vector<nn::StateEntry> state{{"columns", "param", &slot}};
+    expect_error([&] { nn::save_checkpoint(dir.path(), Manifest{}, state, *group); }, {"f32[4,4]{1: dp}", "dim 1"});
+  });
+}
+
+// What a failed save must leave: the checkpoint before it, whole.
+void expect_still_good(const std::string& dir, const Values& saved) {
+  run_ranks(2, [&](const Group& group) {
+    CheckpointReader(dir).verify();
+    Training training(group, 9);
+    training.load(dir);
+    EXPECT_EQ(values_of(training), saved);
+  });
+}
+
+// Saves step 1, then lets `fail_save` see a save of step 2 fail on two ranks.
+Values save_then_fail(const std::string& dir, const std::function<void(Training&)>& fail_save) {
+  Values saved;
+  run_ranks(2, [&](const Group& group) {
+    Training training(group, 1);
+    training.step(0);
+    training.save(dir, 1);
+    Values values = values_of(training);
+    if (group->rank() == 0) saved = std::move(values);
+    training.step(1);
+    fail_save(training);
+    training.step(2);  // the group still works
+  });
+  return saved;
+}
+
+TEST(TrainingState, ARankThatCannotWriteFailsTheSaveOnEveryRank) {
+  const TempDir dir;
+  const Values saved = save_then_fail(dir.path(), [&](Training& t) {
+    const bool own = t.group->rank() == 1;
+    // A folder in the place of rank 1's file: whoever runs the test, no file can be opened there.
+    if (own) fs::create_directories(dir / "step-000002/rank-00001.safetensors.partial");
+    t.group->barrier();
+    expect_error([&] { t.save(dir.path(), 2); }, {own ? "" : "rank 1: ", "step-000002/rank-00001.safetensors"});
+  });
+  expect_still_good(dir.path(), saved);
+}
+
+TEST(TrainingState, AFullDiskKeepsThePreviousCheckpoint) {
+  const TempDir dir;
+  const Values saved = save_then_fail(dir.path(), [&](Training& t) {
+    t.group->barrier();
+    std::optional<FileSizeLimit> limit;
+    if (t.group->rank() == 0) limit.emplace(64);  // of the whole process: both ranks' files are too large
+    t.group->barrier();
+    expect_error([&] { t.save(dir.path(), 2); }, {"step-000002/rank-0000", "File too large"});
+    t.group->barrier();
+  });
+  expect_still_good(dir.path(), saved);
+}
+
+TEST(TrainingState, AManifestThatCannotBeWrittenFailsOnEveryRank) {
+  const TempDir dir;
+  fs::create_directories(dir / "manifest.json.partial");
+  run_ranks(3, [&](const Group& group) {
+    Training training(group, 1);
+    expect_error([&] { training.save(dir.path(), 1); }, {group->rank() == 0 ? "" : "rank 0: ", "manifest.json"});
+  });
+}
+
+TEST(TrainingState, AFolderBelowAFileIsNamed) {
+  const TempDir dir;
+  dir.write("file", "");
+  run_ranks(2, [&](const Group& group) {
+    Training training(group, 1);
+    expect_error([&] { training.save(dir / "file/checkpoint", 1); }, {"file/checkpoint"});
+  });
+}
+
+TEST(TrainingState, WhatDoesNotFitIsNamed) {
+  const TempDir dir;
+  run_ranks(2, [&](const Group& group) {
+    Training training(group, 1);
+    training.save(dir.path(), 1);
+    const CheckpointReader reader(dir.path());
+    Slot slot("x");
+    slot.set(zeros({10, 6}));
+    const auto load = [&](const std::string& name, const std::string& kind) {
+      nn::load_checkpoint(reader, {{name, kind, &slot}});
+    };
+    expect_error([&] { load("net.blocks.7.linear.weight", "param"); }, {"param \"net.blocks.7.linear.weight\""});
+    expect_error([&] { load("net.blocks.0.linear.weight", "optim.k"); }, {"optim.k"});
+    load("net.blocks.0.linear.weight", "param");
+    slot.set(zeros({10, 5}));
+    expect_error([&] { load("net.blocks.0.linear.weight", "param"); }, {"f32[10,6]", "f32[10,5]"});
+    slot.set(zeros({10, 6}, DType::f64));
+    expect_error([&] { load("net.blocks.0.linear.weight", "param"); }, {"f32[10,6]", "f64[10,6]"});
+    slot.set(Tensor::empty({10, 6}, DType::f32, Device::meta()));
+    expect_error([&] { load("net.blocks.0.linear.weight", "param"); }, {"no memory", "materialize()"});
+    // A shape that does not fit is an error also on a rank that has no rows of it.
+    Slot two("two");
+    two.set(distribute(zeros({1, 6}), DeviceMesh(group), Shard(0)));
+    expect_error([&] { nn::load_checkpoint(reader, {{"net.blocks.0.linear.weight", "param", &two}}); },
+                 {"f32[10,6]", "f32[1,6]"});
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing

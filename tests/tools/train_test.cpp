@@ -1,0 +1,109 @@
+// `sherd train` and `sherd info` as programs: the same numbers as the trainer inside the test, in the files that the
+// contract describes.
+#include <sstream>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/tools/program_test.h"
+
+namespace sherd::testing {
+namespace {
+
+using nlohmann::json;
+
+class TrainProgram : public ProgramTest {
+ protected:
+  /// Runs to the end and returns the metrics, one object per line.
+  std::vector<json> metrics_of(int ranks, Words words) const {
+    const std::string file = dir_ / "metrics.jsonl";
+    words.insert(words.end(), {"--metrics", file});
+    const ProgramEnd end = train(ranks, words);
+    EXPECT_EQ(end.status, 0) << end.err;
+    report_ = end.out;
+    std::vector<json> lines;
+    std::istringstream text(dir_.read("metrics.jsonl"));
+    for (std::string line; std::getline(text, line);) lines.push_back(json::parse(line));
+    return lines;
+  }
+  static std::vector<double> losses_of(const std::vector<json>& lines) {
+    std::vector<double> losses;
+    for (const json& line : lines)
+      if (line.contains("loss")) losses.push_back(line["loss"].get<double>());
+    return losses;
+  }
+  mutable std::string report_;
+};
+
+TEST_F(TrainProgram, WritesTheMetricsOfTheContract) {
+  const auto lines = metrics_of(1, {"--eval-every", "2"});
+  ASSERT_EQ(lines.size(), 1 + 5u);
+  EXPECT_EQ(lines[0]["seed"], 7);
+  EXPECT_EQ(lines[0]["ranks"], 1);
+  EXPECT_EQ(lines[0]["config"]["model"]["width"], 16);
+  EXPECT_TRUE(lines[0].contains("version"));
+  for (std::size_t i = 1; i < lines.size(); ++i) {
+    EXPECT_EQ(lines[i]["step"], i);
+    for (const char* key : {"loss", "lr", "grad_norm", "tokens", "tokens_per_second", "step_seconds",
+                            "exposed_comm_seconds", "memory_bytes"})
+      EXPECT_TRUE(lines[i].contains(key)) << key;
+    EXPECT_EQ(lines[i].contains("val_loss"), i % 2 == 0 || i == 5) << i;
+  }
+  expect_within(report_, {"loss", "validation", "memory, peak per category", "metrics.jsonl"});
+}
+
+TEST_F(TrainProgram, GivesTheNumbersOfTheTrainerOnAnyKindOfGroup) {
+  const std::vector<double> one = losses_of(metrics_of(1, {})), two = losses_of(metrics_of(2, {}));
+  EXPECT_EQ(one, train_tiny(tiny_config(data_), 1).losses);
+  EXPECT_EQ(two, train_tiny(tiny_config(data_), 2).losses) << "processes and threads";
+  expect_within(report_, {"collectives of the last step", "rank 1"});
+  EXPECT_EQ(report_.find("DIFFERS"), std::string::npos) << report_;
+  EXPECT_EQ(losses_of(metrics_of(2, {"--group", "thread"})), two);
+  EXPECT_EQ(losses_of(metrics_of(2, {"--compile"})), two);
+  EXPECT_EQ(losses_of(metrics_of(2, {"--threads", "2"})), two) << "the number of threads";
+  EXPECT_EQ(losses_of(metrics_of(2, {"--reshard-after-forward", "false"})), two);
+  EXPECT_EQ(report_.find("DIFFERS"), std::string::npos) << report_;
+}
+
+TEST_F(TrainProgram, SavesAndResumesBitForBit) {
+  const std::vector<double> whole = losses_of(metrics_of(2, {"--steps", "6"}));
+  const std::string checkpoint = dir_ / "checkpoint";
+  std::vector<double> parts = losses_of(metrics_of(2, {"--steps", "3", "--save", checkpoint}));
+  expect_within(report_, {checkpoint});
+  const auto lines = metrics_of(2, {"--steps", "6", "--resume", checkpoint});
+  const std::vector<double> all = losses_of(lines);  // the file was continued
+  EXPECT_EQ(all, whole);
+  EXPECT_EQ(lines.back()["step"], 6);
+  EXPECT_EQ(std::vector<double>(all.begin(), all.begin() + 3), parts);
+}
+
+TEST_F(TrainProgram, HelpListsTheFlags) {
+  const ProgramEnd end = sherd({"train", "--help"});
+  EXPECT_EQ(end.status, 0);
+  expect_within(end.out, {"CONFIG.toml", "--model.layers", "--save-every", "--memory-limit"});
+}
+
+TEST_F(TrainProgram, TheMemoryLimitEndsTheRun) {
+  for (int ranks : {1, 2}) {
+    const ProgramEnd end = train(ranks, {"--memory-limit", "100000"});
+    EXPECT_EQ(end.status, 1);
+    EXPECT_FALSE(end.timed_out);
+    expect_within(end.err, {"out of memory", "100 KB", "owners"});
+  }
+}
+
+TEST(Info, SaysWhatTheBuildAndTheMachineHave) {
+  const ProgramEnd end = run_program({SHERD_PROGRAM, "info"});
+  EXPECT_EQ(end.status, 0);
+  expect_within(end.out, {"sherd ", "cpu ", "cores", "instruction sets", "matrix products", "own blocked kernel",
+                          "ops ", "rows", "process groups", "thread, shm", "1 rank, no launcher"});
+  const ProgramEnd ranked =
+      run_program({SHERD_PROGRAM, "info"}, {"RANK=1", "WORLD_SIZE=4", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=4"});
+  expect_within(ranked.out, {"rank 1 of 4 (torchrun)"});
+  const ProgramEnd broken = run_program({SHERD_PROGRAM, "info"}, {"RANK=1"});
+  EXPECT_EQ(broken.status, 0);
+  expect_within(broken.out, {"not usable", "WORLD_SIZE"});
+  EXPECT_EQ(run_program({SHERD_PROGRAM, "info", "more"}).status, 1);
+}
+
+}  // namespace
+}  // namespace sherd::testing

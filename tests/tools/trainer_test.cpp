@@ -1,0 +1,281 @@
+// The training loop on thread-ranks: numbers that must not depend on the number of ranks, on compilation, on a resume.
+#include "tools/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+
+#include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
+#include "tests/support/expect_error.h"
+#include "tests/tools/tiny_run.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+
+class TrainerTest : public ::testing::Test {
+ protected:
+  TempDir dir_;
+  std::string data_ = dir_.write("text.txt", tiny_text());
+  TrainConfig gpt_ = tiny_config(data_), llama_ = tiny_llama(data_);
+};
+
+void expect_close(const std::vector<double>& actual, const std::vector<double>& expected, double relative,
+                  const std::string& what) {
+  ASSERT_EQ(actual.size(), expected.size()) << what;
+  for (std::size_t i = 0; i < actual.size(); ++i)
+    EXPECT_NEAR(actual[i], expected[i], relative * std::abs(expected[i])) << what << ", step " << i + 1;
+}
+
+TEST_F(TrainerTest, InitialBitsDoNotDependOnTheNumberOfRanks) {
+  for (TrainConfig config : {gpt_, llama_}) {
+    config.steps = 1;
+    const Values expected = train_tiny(config, 1).initial;
+    for (int ranks : {2, 3, 4}) EXPECT_EQ(train_tiny(config, ranks).initial, expected) << ranks << " ranks";
+    config.fully_shard = false;
+    EXPECT_EQ(train_tiny(config, 1).initial, expected) << "without fully_shard";
+    config.seed += 1;
+    EXPECT_NE(train_tiny(config, 1).initial, expected);
+  }
+}
+
+TEST_F(TrainerTest, LossesDoNotDependOnTheNumberOfRanks) {
+  gpt_.model.dropout = 0.2;  // the masks are those of the global batch
+  for (const TrainConfig& config : {gpt_, llama_}) {
+    const TinyRun one = train_tiny(config, 1);
+    ASSERT_EQ(one.losses.size(), 5u);
+    EXPECT_NEAR(one.losses[0], std::log(29.0), 0.1) << "29 characters, all alike at first";
+    for (int ranks : {2, 3, 4}) {
+      const TinyRun many = train_tiny(config, ranks);
+      const std::string what = fmt::format("{} on {} ranks", config.model.style, ranks);
+      expect_close(many.losses, one.losses, 1e-5, what);
+      expect_close(many.norms, one.norms, 1e-4, what);
+      EXPECT_NEAR(many.val_loss, one.val_loss, 1e-5) << what;
+    }
+  }
+}
+
+TEST_F(TrainerTest, LearnsTheText) {
+  llama_.steps = 40;
+  llama_.optimizer.decay_steps = 40;
+  const TinyRun run = train_tiny(llama_, 2);
+  EXPECT_LT(run.losses.back(), 0.7 * run.losses.front());
+  EXPECT_LT(run.val_loss, 0.7 * run.losses.front());
+}
+
+TEST_F(TrainerTest, TwoRunsAreBitIdentical) {
+  gpt_.model.dropout = 0.2;
+  const TinyRun first = train_tiny(gpt_, 2), second = train_tiny(gpt_, 2);
+  EXPECT_EQ(first.losses, second.losses);
+  EXPECT_EQ(first.norms, second.norms);
+  EXPECT_EQ(first.val_loss, second.val_loss);
+  EXPECT_EQ(first.final, second.final);
+  EXPECT_NE(first.initial, first.final);
+}
+
+TEST_F(TrainerTest, CompiledStepsAreBitwiseTheEagerOnes) {
+  gpt_.model.dropout = 0.2;
+  for (TrainConfig config : {gpt_, llama_}) {
+    config.steps = 20;
+    config.eval_every = 7;  // evaluations between replays change nothing
+    for (int ranks : {1, 2})
+      for (bool fully_shard : {true, false}) {
+        if (ranks > 1 && !fully_shard) continue;
+        config.fully_shard = fully_shard;
+        config.compile = false;
+        const TinyRun eager = train_tiny(config, ranks);
+        config.compile = true;
+        const TinyRun compiled = train_tiny(config, ranks);
+        const std::string what = fmt::format("{} on {} ranks", config.model.style, ranks);
+        EXPECT_EQ(compiled.losses, eager.losses) << what;
+        EXPECT_EQ(compiled.norms, eager.norms) << what;
+        EXPECT_EQ(compiled.val_loss, eager.val_loss) << what;
+        EXPECT_EQ(compiled.final, eager.final) << what;
+      }
+  }
+}
+
+TEST_F(TrainerTest, CompiledMicroBatchesAreBitwiseTheEagerOnes) {
+  gpt_.accumulate = 2;
+  const TinyRun eager = train_tiny(gpt_, 2);
+  gpt_.compile = true;
+  const TinyRun compiled = train_tiny(gpt_, 2);
+  EXPECT_EQ(compiled.losses, eager.losses);
+  EXPECT_EQ(compiled.final, eager.final);
+}
+
+TEST_F(TrainerTest, AResumedRunIsBitwiseTheUninterruptedOne) {
+  gpt_.model.dropout = 0.2;  // its masks continue too
+  gpt_.steps = 10;
+  for (int ranks : {1, 2, 3})
+    for (bool compile : {false, true}) {
+      const TempDir checkpoint;
+      TrainConfig config = gpt_;
+      config.compile = compile;
+      config.save = checkpoint.path();
+      const TinyRun whole = train_tiny(config, ranks, [](Trainer& trainer) { EXPECT_EQ(trainer.first_step(), 0); });
+      config.save_every = 5;
+      config.steps = 5;
+      const TinyRun head = train_tiny(config, ranks);
+      config.steps = 10;
+      config.resume = checkpoint.path();
+      const TinyRun tail = train_tiny(config, ranks, [](Trainer& trainer) { EXPECT_EQ(trainer.first_step(), 5); });
+      EXPECT_EQ(tail.initial, head.final);
+      std::vector<double> losses = head.losses;
+      losses.insert(losses.end(), tail.losses.begin(), tail.losses.end());
+      EXPECT_EQ(losses, whole.losses) << ranks << " ranks";
+      EXPECT_EQ(tail.final, whole.final) << ranks << " ranks";
+      EXPECT_EQ(tail.val_loss, whole.val_loss);
+    }
+}
+
+TEST_F(TrainerTest, MicroBatchesGiveTheGradientOfTheWhole) {
+  const TinyRun whole = train_tiny(gpt_, 1);
+  for (int ranks : {1, 2})
+    for (std::int64_t accumulate : {2, 3}) {
+      TrainConfig config = gpt_;
+      config.accumulate = accumulate;
+      const TinyRun parts = train_tiny(config, ranks);
+      expect_close(parts.losses, whole.losses, 1e-5, fmt::format("{} parts on {} ranks", accumulate, ranks));
+      expect_close(parts.norms, whole.norms, 1e-4, fmt::format("{} parts on {} ranks", accumulate, ranks));
+    }
+}
+
+TEST_F(TrainerTest, DropoutInMicroBatchesDoesNotDependOnTheNumberOfRanks) {
+  gpt_.accumulate = 2;
+  gpt_.model.dropout = 0.2;
+  const TinyRun one = train_tiny(gpt_, 1);
+  for (int ranks : {2, 3})
+    expect_close(train_tiny(gpt_, ranks).losses, one.losses, 1e-5, fmt::format("{} ranks", ranks));
+}
+
+// The oracle runs the windows one by one.
+double loss_by_windows(Trainer& trainer, const TrainConfig& config, std::int64_t windows) {
+  GradMode off(false);
+  const std::int64_t sequence = config.model.sequence;
+  double total = 0;
+  for (std::int64_t w = 0; w < windows; ++w) {
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(sequence + 1));
+    trainer.data().validation_window(w, tokens);
+    const std::span<const std::int32_t> all(tokens);
+    const auto length = static_cast<std::size_t>(sequence);
+    total +=
+        trainer.model()(Tensor::from(all.first(length), {1, sequence}), Tensor::from(all.last(length), {1, sequence}))
+            .item<double>();
+  }
+  return total / static_cast<double>(windows);
+}
+
+TEST_F(TrainerTest, EvaluationIsTheMeanOverAllWindowsOnAnyNumberOfRanks) {
+  gpt_.model.dropout = 0.5;  // off in evaluation
+  for (std::int64_t eval_batches : {0, 1, 2}) {
+    gpt_.eval_batches = eval_batches;
+    std::vector<double> values;
+    for (int ranks : {1, 2, 3, 4})
+      run_ranks(ranks, [&](const Group& group) {
+        Trainer trainer(gpt_, group);
+        const std::int64_t all = trainer.data().num_validation_windows(gpt_.model.sequence);
+        EXPECT_EQ(all, (trainer.data().num_validation() - 1) / 12);
+        EXPECT_NE(all % gpt_.batch, 0) << "the last batch must not be full, or padding is not tested";
+        const double value = trainer.evaluate();
+        EXPECT_EQ(trainer.evaluate(), value);
+        EXPECT_TRUE(trainer.model().training());
+        if (group->rank() == 0) values.push_back(value);
+        if (ranks > 1) return;
+        trainer.model().train(false);
+        const std::int64_t windows = eval_batches == 0 ? all : eval_batches * gpt_.batch;
+        EXPECT_NEAR(value, loss_by_windows(trainer, gpt_, windows), 1e-6 * value) << windows << " windows";
+      });
+    for (double value : values) EXPECT_NEAR(value, values[0], 1e-6 * values[0]);
+  }
+}
+
+TEST_F(TrainerTest, EvaluationWithFewerWindowsThanRanks) {
+  gpt_.model.sequence = 210;  // 481 validation tokens: two windows
+  std::vector<double> values;
+  for (int ranks : {1, 4})
+    run_ranks(ranks, [&](const Group& group) {
+      Trainer trainer(gpt_, group);
+      EXPECT_EQ(trainer.data().num_validation_windows(210), 2);
+      const double value = trainer.evaluate();
+      if (group->rank() == 0) values.push_back(value);
+    });
+  EXPECT_NEAR(values[1], values[0], 1e-6 * values[0]);
+}
+
+TEST_F(TrainerTest, MetricsCountWhatTheStepDid) {
+  gpt_.eval_every = 2;
+  for (int ranks : {1, 2, 4}) {
+    std::vector<std::int64_t> parameters(4, 0), optimizer(4, 0), steps;
+    std::int64_t elements = 0, parameter_count = 0;
+    run_ranks(ranks, [&](const Group& group) {
+      const auto r = static_cast<std::size_t>(group->rank());
+      Trainer trainer(gpt_, group);
+      trainer.run([&](const StepMetrics& m) {
+        parameters[r] = m.memory_bytes[static_cast<std::size_t>(MemoryCategory::parameters)];
+        optimizer[r] = m.memory_bytes[static_cast<std::size_t>(MemoryCategory::optimizer)];
+        if (r > 0) return;
+        steps.push_back(m.step);
+        EXPECT_EQ(m.tokens, 12 * 12);
+        EXPECT_EQ(m.val_loss.has_value(), m.step % 2 == 0 || m.step == 5) << "step " << m.step;
+        EXPECT_EQ(m.lr, (nn::CosineSchedule{1e-2, 1e-3, 2, 20}.at(m.step - 1)));
+        EXPECT_GT(m.grad_norm, 0);
+        EXPECT_GT(m.tokens_per_second, 0);
+        elements = trainer.model().num_parameters();
+        parameter_count = static_cast<std::int64_t>(trainer.model().parameters().size());
+      });
+    });
+    EXPECT_EQ(steps, (std::vector<std::int64_t>{1, 2, 3, 4, 5}));
+    // Shards hold every element once; each parameter starts at a multiple of 64 bytes on each rank.
+    const auto expect_total = [&](const std::vector<std::int64_t>& bytes, std::int64_t expected, int arenas) {
+      std::int64_t total = 0;
+      for (std::int64_t b : bytes) total += b;
+      EXPECT_GE(total, expected) << ranks << " ranks";
+      EXPECT_LE(total, expected + 64 * parameter_count * ranks * arenas) << ranks << " ranks";
+    };
+    expect_total(parameters, 4 * elements, 1);
+    expect_total(optimizer, 8 * elements, 2);
+  }
+}
+
+TEST_F(TrainerTest, TheMemoryLimitNamesTheOwners) {
+  gpt_.memory_limit = 150'000;
+  const auto train = [&](const Group& group) { Trainer(gpt_, group).run([](const StepMetrics&) {}); };
+  try {
+    run_ranks(1, train);
+    ADD_FAILURE() << "no OutOfMemory";
+  } catch (const OutOfMemory& error) {
+    for (const char* part : {"out of memory", "150 KB", "owners", "parameters", "peak"})
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << part << " is not in: " << error.what();
+  }
+}
+
+TEST_F(TrainerTest, PeersOfARankWithoutMemoryStopAtOnceAndQuoteIt) {
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<std::string> reasons(3);
+  try {
+    run_ranks(3, [&](const Group& group) {
+      Trainer trainer(gpt_, group);
+      if (group->rank() == 1) RankContext::current().allocator().set_limit(60'000);
+      try {
+        trainer.run([](const StepMetrics&) {});
+      } catch (const CommError& error) {
+        reasons[static_cast<std::size_t>(group->rank())] = error.what();
+        throw;
+      }
+    });
+    ADD_FAILURE() << "no error";
+  } catch (const OutOfMemory& error) {
+    EXPECT_NE(std::string(error.what()).find("60 KB"), std::string::npos) << error.what();
+  }
+  for (std::size_t peer : {0u, 2u})
+    EXPECT_NE(reasons[peer].find("out of memory"), std::string::npos) << "rank " << peer << ": " << reasons[peer];
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20)) << "far below the deadline of 300 s";
+}
+
+}  // namespace
+}  // namespace sherd::testing
