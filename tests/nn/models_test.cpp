@@ -76,7 +76,7 @@ TEST_P(Models, TargetsOfMinusHundredDoNotCount) {
 TEST_P(Models, ATokenIsSeenByLaterOnesOnly) {
   std::vector<std::int32_t> changed = tokens_.to_vector<std::int32_t>();
   constexpr std::int64_t kPosition = 5;
-  changed[kPosition] = (changed[kPosition] + 1) % kV;
+  changed[kPosition] = static_cast<std::int32_t>((changed[kPosition] + 1) % kV);
   const Tensor before = (*model_)(tokens_, Tensor());
   const Tensor after = (*model_)(Tensor::from<std::int32_t>(changed, {kB, kT}), Tensor());
   for (std::int64_t t = 0; t < kT; ++t) {
