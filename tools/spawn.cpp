@@ -44,18 +44,6 @@ std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
 
 }  // namespace
 
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  if (this != &other) {
-    reset();
-    fd_ = std::exchange(other.fd_, -1);
-  }
-  return *this;
-}
-
-void Descriptor::reset() {
-  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-}
-
 Pipe make_pipe() {
   int ends[2];
   check(::pipe2(ends, O_CLOEXEC) == 0, "cannot make a pipe to a rank: {}; raise the limit on open files (ulimit -n)",

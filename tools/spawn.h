@@ -4,25 +4,11 @@
 #include <sys/types.h>
 
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "runtime/os/descriptor.h"
+
 namespace sherd {
-
-/// Owns a file descriptor; -1 is none.
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  ~Descriptor() { reset(); }
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  int get() const { return fd_; }
-  bool is_open() const { return fd_ >= 0; }
-  void reset();
-
- private:
-  int fd_;
-};
 
 struct Pipe {
   Descriptor read, write;

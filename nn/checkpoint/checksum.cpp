@@ -1,6 +1,6 @@
 #include "nn/checkpoint/checksum.h"
 
-#include <array>
+#include <algorithm>
 #include <bit>
 #include <charconv>
 #include <cstring>
@@ -37,21 +37,32 @@ std::uint64_t avalanche(std::uint64_t hash) {
 
 }  // namespace
 
-std::uint64_t checksum(std::span<const std::byte> bytes) {
+const std::array<std::uint64_t, 4> Checksum::kStart = {kPrime1 + kPrime2, kPrime2, 0, 0 - kPrime1};
+
+void Checksum::add(std::span<const std::byte> bytes) {
+  check(tail_bytes_ == 0 || bytes.empty(), "a checksum goes on after a part of {} bytes, no multiple of {}", total_,
+        tail_.size());
   const std::byte* at = bytes.data();
   std::size_t left = bytes.size();
+  for (; left >= tail_.size(); left -= tail_.size())
+    for (auto& lane : lanes_) {
+      lane = mix(lane, load<std::uint64_t>(at));
+      at += 8;
+    }
+  std::copy_n(at, left, tail_.begin());
+  tail_bytes_ = bytes.empty() ? tail_bytes_ : left;
+  total_ += bytes.size();
+}
+
+std::uint64_t Checksum::value() const {
   std::uint64_t hash = kPrime5;
-  if (left >= 32) {
-    std::array<std::uint64_t, 4> lanes = {kPrime1 + kPrime2, kPrime2, 0, 0 - kPrime1};
-    for (; left >= 32; left -= 32)
-      for (auto& lane : lanes) {
-        lane = mix(lane, load<std::uint64_t>(at));
-        at += 8;
-      }
-    hash = std::rotl(lanes[0], 1) + std::rotl(lanes[1], 7) + std::rotl(lanes[2], 12) + std::rotl(lanes[3], 18);
-    for (const auto lane : lanes) hash = merge(hash, lane);
+  if (total_ >= tail_.size()) {
+    hash = std::rotl(lanes_[0], 1) + std::rotl(lanes_[1], 7) + std::rotl(lanes_[2], 12) + std::rotl(lanes_[3], 18);
+    for (const auto lane : lanes_) hash = merge(hash, lane);
   }
-  hash += bytes.size();
+  hash += total_;
+  const std::byte* at = tail_.data();
+  std::size_t left = tail_bytes_;
   for (; left >= 8; left -= 8, at += 8)
     hash = std::rotl(hash ^ mix(0, load<std::uint64_t>(at)), 27) * kPrime1 + kPrime4;
   if (left >= 4) {
@@ -61,6 +72,12 @@ std::uint64_t checksum(std::span<const std::byte> bytes) {
   }
   for (; left > 0; --left, ++at) hash = std::rotl(hash ^ (load<std::uint8_t>(at) * kPrime5), 11) * kPrime1;
   return avalanche(hash);
+}
+
+std::uint64_t checksum(std::span<const std::byte> bytes) {
+  Checksum sum;
+  sum.add(bytes);
+  return sum.value();
 }
 
 std::uint64_t checksum(std::string_view text) { return checksum(std::as_bytes(std::span(text))); }

@@ -1,7 +1,6 @@
 #include "nn/checkpoint/rank_file.h"
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 
 #include "nn/checkpoint/checksum.h"
@@ -47,7 +46,7 @@ std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::strin
     check(piece.row_offset >= 0 && piece.rows >= 0 && piece.row_offset + piece.rows <= row_count(piece.shape),
           "{} \"{}\": rows {} to {} do not exist in shape {}", piece.kind, piece.name, piece.row_offset,
           piece.row_offset + piece.rows, to_string(piece.shape));
-    tensors.push_back({stored_name(piece.kind, piece.name), piece.dtype, shape, piece.bytes});
+    tensors.push_back({{stored_name(piece.kind, piece.name), piece.dtype, shape}, piece.bytes});
     entries.push_back({piece.name, piece.kind, piece.dtype, piece.shape, piece.row_offset, piece.rows,
                        rank_file_name(rank), checksum(piece.bytes), bytes});
   }
@@ -70,7 +69,7 @@ CheckpointReader::CheckpointReader(std::string dir) : dir_(std::move(dir)), mani
   std::map<std::string, std::size_t> listed;
   for (const PieceEntry& piece : manifest_.pieces) {
     const SafetensorsFile& file = files_.at(piece.file);
-    const TensorBytes& tensor = file.at(stored_name(piece.kind, piece.name));
+    const TensorEntry& tensor = file.at(stored_name(piece.kind, piece.name));
     const Shape shape = piece_shape(piece.shape, piece.rows);
     check(tensor.dtype == piece.dtype && tensor.shape == shape, "\"{}\": tensor \"{}\" is {}{}, the manifest says {}{}",
           file.path(), tensor.name, sherd::name(tensor.dtype), to_string(tensor.shape), sherd::name(piece.dtype),
@@ -102,15 +101,23 @@ void CheckpointReader::require_exactly(const std::set<std::pair<std::string, std
   throw Error(text);
 }
 
-void CheckpointReader::compare_checksum(const PieceEntry& piece, std::span<const std::byte> bytes) const {
-  const std::uint64_t found = checksum(bytes);
-  check(found == piece.checksum, "\"{}\": {} \"{}\" has checksum {}, the manifest says {}; the file was changed",
-        files_.at(piece.file).path(), piece.kind, piece.name, checksum_text(found), checksum_text(piece.checksum));
+void CheckpointReader::compare_checksum(const PieceEntry& piece) const {
+  constexpr std::int64_t kPartBytes = 1 << 20;
+  const SafetensorsFile& file = files_.at(piece.file);
+  const TensorEntry& tensor = file.at(stored_name(piece.kind, piece.name));
+  std::vector<std::byte> part(static_cast<std::size_t>(std::min(kPartBytes, tensor.bytes)));
+  Checksum sum;
+  for (std::int64_t at = 0; at < tensor.bytes; at += kPartBytes) {
+    const std::span bytes(part.data(), static_cast<std::size_t>(std::min(kPartBytes, tensor.bytes - at)));
+    file.read(tensor, at, bytes);
+    sum.add(bytes);
+  }
+  check(sum.value() == piece.checksum, "\"{}\": {} \"{}\" has checksum {}, the manifest says {}; the file was changed",
+        file.path(), piece.kind, piece.name, checksum_text(sum.value()), checksum_text(piece.checksum));
 }
 
 void CheckpointReader::verify() const {
-  for (const PieceEntry& piece : manifest_.pieces)
-    compare_checksum(piece, files_.at(piece.file).at(stored_name(piece.kind, piece.name)).bytes);
+  for (const PieceEntry& piece : manifest_.pieces) compare_checksum(piece);
   verified_ = true;
 }
 
@@ -122,12 +129,6 @@ const PieceEntry& CheckpointReader::describe(const std::string& kind, const std:
   const auto found = tensors_.find({kind, name});
   check(found != tensors_.end(), "the checkpoint \"{}\" holds no {} \"{}\"", dir_, kind, name);
   return *found->second.front();
-}
-
-std::span<const std::byte> CheckpointReader::piece_bytes(const PieceEntry& piece) const {
-  const auto bytes = files_.at(piece.file).at(stored_name(piece.kind, piece.name)).bytes;
-  if (!verified_) compare_checksum(piece, bytes);
-  return bytes;
 }
 
 void CheckpointReader::read_rows(const std::string& kind, const std::string& name, DType dtype, const Shape& shape,
@@ -144,9 +145,11 @@ void CheckpointReader::read_rows(const std::string& kind, const std::string& nam
     const std::int64_t begin = std::max(row_offset, piece->row_offset);
     const std::int64_t end = std::min(row_offset + rows, piece->row_offset + piece->rows);
     if (begin >= end || row_bytes == 0) continue;
-    const auto from = piece_bytes(*piece).subspan(static_cast<std::size_t>((begin - piece->row_offset) * row_bytes));
-    std::memcpy(out.data() + (begin - row_offset) * row_bytes, from.data(),
-                static_cast<std::size_t>((end - begin) * row_bytes));
+    if (!verified_) compare_checksum(*piece);
+    const SafetensorsFile& file = files_.at(piece->file);
+    file.read(file.at(stored_name(kind, name)), (begin - piece->row_offset) * row_bytes,
+              out.subspan(static_cast<std::size_t>((begin - row_offset) * row_bytes),
+                          static_cast<std::size_t>((end - begin) * row_bytes)));
   }
 }
 

@@ -59,9 +59,7 @@ class CheckpointReader {
                  std::int64_t row_offset, std::int64_t rows, std::span<std::byte> out) const;
 
  private:
-  /// The bytes of a piece; compares the checksum unless verify() has.
-  std::span<const std::byte> piece_bytes(const PieceEntry& piece) const;
-  void compare_checksum(const PieceEntry& piece, std::span<const std::byte> bytes) const;
+  void compare_checksum(const PieceEntry& piece) const;
 
   std::string dir_;
   Manifest manifest_;

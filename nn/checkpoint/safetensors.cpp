@@ -1,9 +1,7 @@
 #include "nn/checkpoint/safetensors.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -13,7 +11,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "nn/checkpoint/atomic_file.h"
 #include "nn/checkpoint/bounded_json.h"
 #include "runtime/tensor/error.h"
 
@@ -32,21 +29,21 @@ constexpr std::array<std::string_view, kNumDTypes> kDTypeNames = {"F64", "F32", 
 
 std::string_view format_name(DType dtype) { return kDTypeNames[static_cast<std::size_t>(dtype)]; }
 
-/// The whole file, mapped read-only; unmapped when the last pointer goes.
-std::shared_ptr<const std::byte> map_file(const std::string& path, std::size_t& size) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  check(descriptor >= 0, "cannot open \"{}\": {}", path, std::strerror(errno));
+/// A regular file and its size.
+std::pair<Descriptor, std::int64_t> open_file(const std::string& path) {
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  check(file.is_open(), "cannot open \"{}\": {}", path, std::strerror(errno));
   struct stat status{};
-  const bool regular = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
-  size = regular ? static_cast<std::size_t>(status.st_size) : 0;
-  void* data = size > 0 ? ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor, 0) : nullptr;
-  const int error = errno;
-  ::close(descriptor);
-  check(regular, "\"{}\" is not a regular file", path);
-  check(data != MAP_FAILED, "cannot map \"{}\" ({} bytes): {}", path, size, std::strerror(error));
-  return {static_cast<const std::byte*>(data), [size](const std::byte* p) {
-            if (p != nullptr) ::munmap(const_cast<std::byte*>(p), size);
-          }};
+  check(::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode), "\"{}\" is not a regular file", path);
+  return {std::move(file), static_cast<std::int64_t>(status.st_size)};
+}
+
+/// Bytes of the file that are there by its header.
+void read_all(const Descriptor& file, const std::string& path, std::int64_t offset, std::span<std::byte> out) {
+  const std::int64_t got = read_at(file.get(), offset, out);
+  check(got >= 0, "cannot read \"{}\": {}", path, std::strerror(errno));
+  check(got == static_cast<std::int64_t>(out.size()), "\"{}\" was cut short while it was open: it ends at byte {}",
+        path, offset + got);
 }
 
 json parse_header(const std::string& path, std::string_view text) {
@@ -87,73 +84,71 @@ Shape read_shape(const std::string& where, const json& entry) {
   return shape;
 }
 
-/// One entry of the header as a tensor over `data`, the part of the file after the header.
-TensorBytes read_entry(const std::string& path, const std::string& name, const json& entry,
-                       std::span<const std::byte> data) {
+/// One entry of the header; the tensors' bytes start at `data` and there are `data_bytes` of them.
+TensorEntry read_entry(const std::string& path, const std::string& name, const json& entry, std::int64_t data,
+                       std::int64_t data_bytes) {
   const std::string where = fmt::format("\"{}\": tensor \"{}\"", path, name);
   check(entry.is_object(), "{}: its header entry is not an object", where);
-  TensorBytes tensor{name, read_dtype(where, entry), read_shape(where, entry), {}};
+  TensorEntry tensor{{name, read_dtype(where, entry), read_shape(where, entry)}};
   const auto offsets = entry.find("data_offsets");
   std::int64_t begin = 0, end = 0;
   check(offsets != entry.end() && offsets->is_array() && offsets->size() == 2 && read_unsigned((*offsets)[0], begin) &&
             read_unsigned((*offsets)[1], end) && begin <= end,
         "{}: data_offsets are not two ascending numbers", where);
-  check(static_cast<std::uint64_t>(end) <= data.size(),
+  check(end <= data_bytes,
         "{}: its bytes end at {}, but the file holds {} bytes of data; the file is truncated or its header is wrong",
-        where, end, data.size());
+        where, end, data_bytes);
   std::int64_t needed = 0;
   try {
     needed = byte_count(tensor.dtype, tensor.shape);
   } catch (const Error& error) { fail("{}: {}", where, error.message()); }
   check(end - begin == needed, "{}: {}{} needs {} bytes, data_offsets give {}", where, format_name(tensor.dtype),
         to_string(tensor.shape), needed, end - begin);
-  tensor.bytes = data.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
+  tensor.offset = data + begin;
+  tensor.bytes = needed;
   return tensor;
 }
 
-/// Every byte of the data belongs to exactly one tensor. `tensors` are sorted by where they start.
-void check_layout(const std::string& path, std::span<const TensorBytes> tensors, std::span<const std::byte> data) {
-  const std::byte* at = data.data();
-  for (const TensorBytes& tensor : tensors) {
-    check(tensor.bytes.data() >= at, "\"{}\": tensor \"{}\" overlaps the one before it by {} bytes", path, tensor.name,
-          at - tensor.bytes.data());
-    check(tensor.bytes.data() == at, "\"{}\": {} bytes before tensor \"{}\" belong to no tensor", path,
-          tensor.bytes.data() - at, tensor.name);
-    at += tensor.bytes.size();
+/// Every byte from `at` to the file's end belongs to exactly one tensor. `tensors` are sorted by where they start.
+void check_layout(const std::string& path, std::span<const TensorEntry> tensors, std::int64_t at,
+                  std::int64_t file_bytes) {
+  for (const TensorEntry& tensor : tensors) {
+    check(tensor.offset >= at, "\"{}\": tensor \"{}\" overlaps the one before it by {} bytes", path, tensor.name,
+          at - tensor.offset);
+    check(tensor.offset == at, "\"{}\": {} bytes before tensor \"{}\" belong to no tensor", path, tensor.offset - at,
+          tensor.name);
+    at += tensor.bytes;
   }
-  const auto rest = data.data() + data.size() - at;
-  check(rest == 0, "\"{}\": {} bytes at its end belong to no tensor", path, rest);
+  check(at == file_bytes, "\"{}\": {} bytes at its end belong to no tensor", path, file_bytes - at);
 }
 
-std::vector<const TensorBytes*> in_file_order(const std::string& path, std::span<const TensorBytes> tensors) {
-  std::vector<const TensorBytes*> order;
-  for (const TensorBytes& tensor : tensors) {
-    check(tensor.name != "__metadata__", "\"{}\": a tensor may not be named __metadata__", path);
+std::vector<TensorBytes> in_file_order(const std::string& path, std::span<const TensorBytes> tensors) {
+  std::vector<TensorBytes> order(tensors.begin(), tensors.end());
+  for (const TensorBytes& tensor : order) {
     const std::int64_t needed = byte_count(tensor.dtype, tensor.shape);
     check(static_cast<std::uint64_t>(needed) == tensor.bytes.size(),
           "\"{}\": tensor \"{}\" has {} bytes, {}{} needs {}", path, tensor.name, tensor.bytes.size(),
           name(tensor.dtype), to_string(tensor.shape), needed);
-    order.push_back(&tensor);
   }
-  std::sort(order.begin(), order.end(), [](const TensorBytes* a, const TensorBytes* b) {
-    const auto wide_first = [](const TensorBytes& t) { return -byte_size(t.dtype); };
-    return std::tuple(wide_first(*a), std::string_view(a->name)) <
-           std::tuple(wide_first(*b), std::string_view(b->name));
+  std::sort(order.begin(), order.end(), [](const TensorBytes& a, const TensorBytes& b) {
+    return std::tuple(-byte_size(a.dtype), std::string_view(a.name)) <
+           std::tuple(-byte_size(b.dtype), std::string_view(b.name));
   });
   return order;
 }
 
-std::string make_header(const std::string& path, std::span<const TensorBytes* const> order,
+std::string make_header(const std::string& path, std::span<const TensorInfo> tensors,
                         const std::map<std::string, std::string>& metadata) {
   json header = json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   std::int64_t offset = 0;
-  for (const TensorBytes* tensor : order) {
-    const auto bytes = static_cast<std::int64_t>(tensor->bytes.size());
-    check(!header.contains(tensor->name), "\"{}\": two tensors are named \"{}\"", path, tensor->name);
-    header[tensor->name] = {{"dtype", format_name(tensor->dtype)},
-                            {"shape", std::vector<std::int64_t>(tensor->shape.begin(), tensor->shape.end())},
-                            {"data_offsets", {offset, offset + bytes}}};
+  for (const TensorInfo& tensor : tensors) {
+    check(tensor.name != "__metadata__", "\"{}\": a tensor may not be named __metadata__", path);
+    check(!header.contains(tensor.name), "\"{}\": two tensors are named \"{}\"", path, tensor.name);
+    const std::int64_t bytes = byte_count(tensor.dtype, tensor.shape);
+    header[tensor.name] = {{"dtype", format_name(tensor.dtype)},
+                           {"shape", std::vector<std::int64_t>(tensor.shape.begin(), tensor.shape.end())},
+                           {"data_offsets", {offset, offset + bytes}}};
     offset += bytes;
   }
   std::string text;
@@ -183,25 +178,24 @@ std::int64_t byte_count(DType dtype, const Shape& shape) {
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
   SafetensorsFile file;
   file.path_ = path;
-  std::size_t size = 0;
-  file.mapping_ = map_file(path, size);
-  const std::span<const std::byte> all(file.mapping_.get(), size);
-  check(size >= kLengthBytes, "\"{}\" has {} bytes; a safetensors file starts with an 8-byte header length", path,
-        size);
+  auto [descriptor, size] = open_file(path);
+  file.file_ = std::make_shared<const Descriptor>(std::move(descriptor));
+  check(size >= static_cast<std::int64_t>(kLengthBytes),
+        "\"{}\" has {} bytes; a safetensors file starts with an 8-byte header length", path, size);
   std::uint64_t header_bytes = 0;
-  std::memcpy(&header_bytes, all.data(), kLengthBytes);
+  read_all(*file.file_, path, 0, std::as_writable_bytes(std::span(&header_bytes, 1)));
   check(header_bytes <= kMaxHeaderBytes, "\"{}\": a header of {} bytes is announced, the format allows {}", path,
         header_bytes, kMaxHeaderBytes);
-  check(header_bytes <= size - kLengthBytes,
-        "\"{}\": a header of {} bytes is announced, but only {} bytes follow; the file is truncated", path,
-        header_bytes, size - kLengthBytes);
-  const auto text = all.subspan(kLengthBytes, static_cast<std::size_t>(header_bytes));
-  const auto data = all.subspan(kLengthBytes + static_cast<std::size_t>(header_bytes));
+  const std::int64_t data = static_cast<std::int64_t>(kLengthBytes + header_bytes), data_bytes = size - data;
+  check(data_bytes >= 0, "\"{}\": a header of {} bytes is announced, but only {} bytes follow; the file is truncated",
+        path, header_bytes, size - static_cast<std::int64_t>(kLengthBytes));
+  std::string text(static_cast<std::size_t>(header_bytes), '\0');
+  read_all(*file.file_, path, kLengthBytes, std::as_writable_bytes(std::span(text)));
 
-  const json header = parse_header(path, {reinterpret_cast<const char*>(text.data()), text.size()});
+  const json header = parse_header(path, text);
   for (const auto& [name, entry] : header.items()) {
     if (name != "__metadata__") {
-      file.tensors_.push_back(read_entry(path, name, entry, data));
+      file.tensors_.push_back(read_entry(path, name, entry, data, data_bytes));
       continue;
     }
     check(entry.is_object(), "\"{}\": __metadata__ is not an object", path);
@@ -210,38 +204,63 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
       file.metadata_[key] = value.get<std::string>();
     }
   }
-  std::stable_sort(file.tensors_.begin(), file.tensors_.end(), [](const TensorBytes& a, const TensorBytes& b) {
-    return std::tuple(a.bytes.data(), a.bytes.size()) < std::tuple(b.bytes.data(), b.bytes.size());
+  std::stable_sort(file.tensors_.begin(), file.tensors_.end(), [](const TensorEntry& a, const TensorEntry& b) {
+    return std::tuple(a.offset, a.bytes) < std::tuple(b.offset, b.bytes);
   });
-  check_layout(path, file.tensors_, data);
+  check_layout(path, file.tensors_, data, size);
   for (std::size_t i = 0; i < file.tensors_.size(); ++i) file.index_[file.tensors_[i].name] = i;
   return file;
 }
 
-const TensorBytes* SafetensorsFile::find(std::string_view name) const {
+void SafetensorsFile::read(const TensorEntry& tensor, std::int64_t begin, std::span<std::byte> out) const {
+  const auto bytes = static_cast<std::int64_t>(out.size());
+  check(begin >= 0 && bytes <= tensor.bytes - begin, "\"{}\": bytes {} to {} of tensor \"{}\" asked for, which has {}",
+        path_, begin, begin + bytes, tensor.name, tensor.bytes);
+  try {
+    read_all(*file_, path_, tensor.offset + begin, out);
+  } catch (const Error& error) { fail("{}, within tensor \"{}\"", error.message(), tensor.name); }
+}
+
+const TensorEntry* SafetensorsFile::find(std::string_view name) const {
   const auto found = index_.find(std::string(name));
   return found == index_.end() ? nullptr : &tensors_[found->second];
 }
 
-const TensorBytes& SafetensorsFile::at(std::string_view name) const {
-  const TensorBytes* tensor = find(name);
+const TensorEntry& SafetensorsFile::at(std::string_view name) const {
+  const TensorEntry* tensor = find(name);
   check(tensor != nullptr, "\"{}\" holds no tensor \"{}\"", path_, name);
   return *tensor;
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, std::span<const TensorInfo> tensors,
+                                     const std::map<std::string, std::string>& metadata)
+    : path_(path) {
+  const std::string header = make_header(path, tensors, metadata);
+  const std::uint64_t header_bytes = header.size();
+  for (const TensorInfo& tensor : tensors) left_bytes_ += byte_count(tensor.dtype, tensor.shape);
+  file_.emplace(path, static_cast<std::int64_t>(kLengthBytes + header_bytes) + left_bytes_);
+  file_->write(std::as_bytes(std::span(&header_bytes, 1)));
+  file_->write(std::as_bytes(std::span(header)));
+}
+
+void SafetensorsWriter::write(std::span<const std::byte> bytes) {
+  check(static_cast<std::int64_t>(bytes.size()) <= left_bytes_, "\"{}\": {} bytes are written where {} are left", path_,
+        bytes.size(), left_bytes_);
+  file_->write(bytes);
+  left_bytes_ -= static_cast<std::int64_t>(bytes.size());
+}
+
+void SafetensorsWriter::commit() {
+  check(left_bytes_ == 0, "\"{}\": {} bytes of its tensors were not written", path_, left_bytes_);
+  file_->commit();
 }
 
 void write_safetensors(const std::string& path, std::span<const TensorBytes> tensors,
                        const std::map<std::string, std::string>& metadata) {
   const auto order = in_file_order(path, tensors);
-  const std::string header = make_header(path, order, metadata);
-  const std::uint64_t header_bytes = header.size();
-  std::size_t total = kLengthBytes + header.size();
-  for (const TensorBytes* tensor : order) total += tensor->bytes.size();
-
-  AtomicFile file(path, static_cast<std::int64_t>(total));
-  file.write(std::as_bytes(std::span(&header_bytes, 1)));
-  file.write(std::as_bytes(std::span(header)));
-  for (const TensorBytes* tensor : order) file.write(tensor->bytes);
-  file.commit();
+  SafetensorsWriter writer(path, std::vector<TensorInfo>(order.begin(), order.end()), metadata);
+  for (const TensorBytes& tensor : order) writer.write(tensor.bytes);
+  writer.commit();
 }
 
 }  // namespace sherd

@@ -8,41 +8,55 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "nn/checkpoint/atomic_file.h"
+#include "runtime/os/descriptor.h"
 #include "runtime/tensor/dtype.h"
 #include "runtime/tensor/shape.h"
 
 namespace sherd {
 
-/// One tensor as bytes: row-major, little-endian. Borrows its bytes.
-struct TensorBytes {
+struct TensorInfo {
   std::string name;
   DType dtype = DType::f32;
   Shape shape;
+};
+
+/// One tensor of a file.
+struct TensorEntry : TensorInfo {
+  std::int64_t offset = 0;  ///< of its first byte in the file
+  std::int64_t bytes = 0;
+};
+
+/// One tensor as bytes: row-major, little-endian. Borrows its bytes.
+struct TensorBytes : TensorInfo {
   std::span<const std::byte> bytes;
 };
 
 /// numel(shape) x byte_size(dtype). Throws Error if a dim is negative or the product does not fit 63 bits.
 std::int64_t byte_count(DType dtype, const Shape& shape);
 
-/// A file opened for reading; mapped, so tensors cost memory only as they are read. Copies share the mapping.
+/// A file opened for reading. Tensors are read by position and only as asked for. Copies share the open file.
 class SafetensorsFile {
  public:
   /// Reads and checks the whole header: lengths, names, dtype x shape = bytes, ranges without holes or overlaps.
-  /// Throws Error naming the file and the tensor. The file must not be cut short while it is open: the kernel
-  /// reports that as SIGBUS. Files of checkpoints never are, they are replaced by rename.
+  /// Throws Error naming the file and the tensor.
   static SafetensorsFile open(const std::string& path);
 
-  /// In file order. Bytes live as long as this object or a copy of it; aligned to their dtype if the writer was ours.
-  const std::vector<TensorBytes>& tensors() const { return tensors_; }
-  const TensorBytes* find(std::string_view name) const;
+  /// In file order.
+  const std::vector<TensorEntry>& tensors() const { return tensors_; }
+  const TensorEntry* find(std::string_view name) const;
   /// Like find(), but throws Error naming the file when the tensor is missing.
-  const TensorBytes& at(std::string_view name) const;
+  const TensorEntry& at(std::string_view name) const;
+  /// Copies the tensor's bytes from byte `begin` on, as many as `out` holds. Blocks on the disk. Throws Error naming
+  /// file and tensor if the file has been cut short since open(), or cannot be read.
+  void read(const TensorEntry& tensor, std::int64_t begin, std::span<std::byte> out) const;
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const std::string& path() const { return path_; }
 
@@ -50,15 +64,32 @@ class SafetensorsFile {
   SafetensorsFile() = default;
 
   std::string path_;
-  std::shared_ptr<const std::byte> mapping_;
-  std::vector<TensorBytes> tensors_;
+  std::shared_ptr<const Descriptor> file_;
+  std::vector<TensorEntry> tensors_;
   std::unordered_map<std::string, std::size_t> index_;
   std::map<std::string, std::string> metadata_;
 };
 
+/// A file written in parts, for contents that need not be in memory at once. It appears by rename once it is whole and
+/// on disk; on failure (disk full, two tensors of one name) Error names the file, and an older file at `path` stays.
+class SafetensorsWriter {
+ public:
+  /// The header is written now; tensors lie in the file in the order given.
+  SafetensorsWriter(const std::string& path, std::span<const TensorInfo> tensors,
+                    const std::map<std::string, std::string>& metadata = {});
+  /// The next bytes, of any number of tensors.
+  void write(std::span<const std::byte> bytes);
+  /// Blocks on the disk. Error unless all bytes of all tensors were written.
+  void commit();
+
+ private:
+  std::string path_;
+  std::int64_t left_bytes_ = 0;
+  std::optional<AtomicFile> file_;
+};
+
 /// Writes `tensors` to `path`, wide dtypes first, then by name, so every tensor is aligned and equal contents give
-/// equal files. The file appears by rename once it is whole and on disk; on failure (disk full, two tensors of one
-/// name, bytes that do not fit the shape) it throws Error naming the file, and an older file at `path` stays. Blocks.
+/// equal files. All or nothing, as SafetensorsWriter; bytes that do not fit their shape are an Error.
 void write_safetensors(const std::string& path, std::span<const TensorBytes> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

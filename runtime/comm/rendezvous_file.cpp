@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "runtime/comm/hmac.h"
+#include "runtime/os/descriptor.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -30,20 +31,6 @@ namespace {
 
 constexpr std::string_view kSuffix = ".store";
 constexpr std::size_t kMaxFile = 1024;
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 /// A writer, told from a later process with the same number by the time it started (clock ticks after boot).
 struct Writer {

@@ -279,7 +279,7 @@ TEST_F(Checkpoint, PiecesMustCoverTheirTensor) {
 TEST_F(Checkpoint, FileThatDoesNotMatchTheManifestIsRefused) {
   save(1);
   const float value = 0;
-  const TensorBytes tensor{"w", DType::f32, {1}, std::as_bytes(std::span(&value, 1))};
+  const TensorBytes tensor{{"w", DType::f32, {1}}, std::as_bytes(std::span(&value, 1))};
   write_safetensors(dir_ / file_of_rank(1), std::span(&tensor, 1));
   expect_error([&] { CheckpointReader reader(dir_.path()); }, {"rank-00001.safetensors", "\"w\"", "[1]", "[2,3]"});
 }

@@ -34,8 +34,15 @@ std::string text(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
+std::string bytes_of(const SafetensorsFile& file, std::string_view name) {
+  const TensorEntry& entry = file.at(name);
+  std::string bytes(static_cast<std::size_t>(entry.bytes), '\0');
+  file.read(entry, 0, std::as_writable_bytes(std::span(bytes)));
+  return bytes;
+}
+
 TensorBytes tensor(std::string name, DType dtype, const Shape& shape, const std::string& bytes) {
-  return {std::move(name), dtype, shape, std::as_bytes(std::span(bytes))};
+  return {{std::move(name), dtype, shape}, std::as_bytes(std::span(bytes))};
 }
 
 class Safetensors : public ::testing::Test {
@@ -61,13 +68,13 @@ TEST_F(Safetensors, ReadsAFileMadeByHand) {
   EXPECT_EQ(file.tensors()[0].name, "a");
   EXPECT_EQ(file.at("a").shape, (Shape{2, 1}));
   float values[2];
-  std::memcpy(values, file.at("a").bytes.data(), 8);
+  std::memcpy(values, bytes_of(file, "a").data(), 8);
   EXPECT_EQ(values[0], 1.0f);
   EXPECT_EQ(values[1], 2.0f);
-  EXPECT_EQ(text(file.at("b").bytes), "xyz");
+  EXPECT_EQ(bytes_of(file, "b"), "xyz");
   EXPECT_EQ(file.at("s").dtype, DType::boolean);
   EXPECT_TRUE(file.at("s").shape.empty());
-  EXPECT_EQ(file.at("e").bytes.size(), 0u);
+  EXPECT_EQ(file.at("e").bytes, 0);
   EXPECT_EQ(file.metadata().at("note"), "by hand");
   EXPECT_EQ(file.find("c"), nullptr);
   expect_error([&] { file.at("c"); }, {"x.safetensors", "\"c\""});
@@ -93,16 +100,15 @@ TEST_F(Safetensors, EveryDTypeSurvivesTheRoundTrip) {
   for (int i = 0; i < kNumDTypes; ++i) {
     const auto dtype = static_cast<DType>(i);
     const auto size = static_cast<std::size_t>(2 * byte_size(dtype));
-    tensors.push_back({std::string(name(dtype)), dtype, {2, 1}, std::as_bytes(std::span(bytes)).first(size)});
+    tensors.push_back({{std::string(name(dtype)), dtype, {2, 1}}, std::as_bytes(std::span(bytes)).first(size)});
   }
   write_safetensors(dir_ / "all.safetensors", tensors);
   const auto file = SafetensorsFile::open(dir_ / "all.safetensors");
   ASSERT_EQ(file.tensors().size(), tensors.size());
   for (const TensorBytes& t : tensors) {
     EXPECT_EQ(file.at(t.name).dtype, t.dtype);
-    EXPECT_EQ(text(file.at(t.name).bytes), text(t.bytes));
-    const auto address = reinterpret_cast<std::uintptr_t>(file.at(t.name).bytes.data());
-    EXPECT_EQ(address % static_cast<std::uintptr_t>(byte_size(t.dtype)), 0u) << t.name;
+    EXPECT_EQ(bytes_of(file, t.name), text(t.bytes));
+    EXPECT_EQ(file.at(t.name).offset % byte_size(t.dtype), 0) << t.name;
   }
 }
 
@@ -118,6 +124,32 @@ TEST_F(Safetensors, TruncationAnywhereIsAnError) {
   for (std::size_t size = 0; size < whole.size(); ++size)
     EXPECT_THROW(open(whole.substr(0, size)), Error) << size << " bytes";
   expect_refused(whole.substr(0, whole.size() - 1), {"\"a\"", "end at 16", "holds 15", "truncated"});
+}
+
+TEST_F(Safetensors, AFileCutShortWhileOpenIsAnError) {
+  const auto file = open(make_file(R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}})", std::string(16, 'd')));
+  const TensorEntry& a = file.at("a");
+  std::filesystem::resize_file(file.path(), static_cast<std::uintmax_t>(a.offset + 10));
+  std::string bytes(8, '\0');
+  file.read(a, 2, std::as_writable_bytes(std::span(bytes)));
+  EXPECT_EQ(bytes, "dddddddd");
+  expect_error([&] { bytes_of(file, "a"); }, {"x.safetensors", "cut short", "\"a\"", std::to_string(a.offset + 10)});
+  expect_error([&] { file.read(a, 10, std::as_writable_bytes(std::span(bytes))); }, {"\"a\"", "10 to 18", "16"});
+}
+
+TEST_F(Safetensors, TheWriterWantsExactlyItsTensors) {
+  const std::vector<TensorInfo> infos{{"z", DType::u8, {2}}, {"a", DType::u8, {1}}};
+  const std::string path = dir_ / "parts.safetensors";
+  SafetensorsWriter writer(path, infos);
+  writer.write(std::as_bytes(std::span("xy", 2)));
+  expect_error([&] { writer.commit(); }, {"parts.safetensors", "1 bytes", "not written"});
+  expect_error([&] { writer.write(std::as_bytes(std::span("zz", 2))); },
+               {"parts.safetensors", "2 bytes", "1 are left"});
+  writer.write(std::as_bytes(std::span("z", 1)));
+  writer.commit();
+  const auto file = SafetensorsFile::open(path);
+  EXPECT_EQ(file.tensors()[0].name, "z") << "the order given";
+  EXPECT_EQ(bytes_of(file, "z") + bytes_of(file, "a"), "xyz");
 }
 
 TEST_F(Safetensors, HeadersThatLieAreRefused) {
@@ -205,6 +237,22 @@ TEST(Checksum, EveryFlippedBitShows) {
       EXPECT_NE(checksum(bytes), good);
       byte = static_cast<char>(byte ^ (1 << bit));
     }
+}
+
+TEST(Checksum, PartsGiveTheSumOfTheWhole) {
+  std::string bytes(100, '\0');
+  std::iota(bytes.begin(), bytes.end(), '\0');
+  const auto all = std::as_bytes(std::span(bytes));
+  for (std::size_t size = 0; size <= bytes.size(); ++size)
+    for (std::size_t cut = 0; cut <= size; cut += 32) {
+      Checksum sum;
+      sum.add(all.first(cut));
+      sum.add(all.first(size).subspan(cut));
+      EXPECT_EQ(sum.value(), checksum(all.first(size))) << size << " " << cut;
+    }
+  Checksum sum;
+  sum.add(all.first(33));
+  EXPECT_THROW(sum.add(all.first(1)), Error);
 }
 
 TEST(Checksum, TextIsSixteenDigits) {
