@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -57,6 +59,8 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("save_every", &c.save_every, "steps between checkpoints; 0: only after the last step", run);
   table.add("resume", &c.resume, "checkpoint folder to continue from, bit for bit", run);
   table.add("group", &c.group, "how ranks talk: shm (processes of one host) or thread", run);
+  table.add("link", &c.link, "BYTES_PER_S,SECONDS: collectives take as long as on a link like that; empty: as they are",
+            run);
   table.add("deadline", &c.deadline, "seconds a collective may take", run);
   table.add("fully_shard", &c.fully_shard,
             "shard parameters, gradients and optimizer state if there are several ranks");
@@ -108,6 +112,7 @@ void check_run(const TrainConfig& c) {
   check_at_least("save_every", c.save_every, 0);
   check(c.save_every == 0 || !c.save.empty(), "save_every = {} needs a folder: pass --save DIR", c.save_every);
   check_choice("group", c.group, std::array<std::string_view, 2>{"shm", "thread"});
+  link_shape(c);
   check_choice("device", c.device, std::array<std::string_view, 1>{"cpu"});
   check(c.deadline > 0 && c.deadline < 1e9, "deadline must be a positive number of seconds, got {}", c.deadline);
 }
@@ -129,7 +134,8 @@ void check_model(const TrainConfig::Model& m) {
           m.width / m.heads);
   }
   check(m.dropout >= 0 && m.dropout < 1, "model.dropout must be at least 0 and below 1, got {}", m.dropout);
-  check(m.dropout == 0 || m.style == "gpt2", "model.dropout = {} is for gpt2 models; a llama model has none", m.dropout);
+  check(m.dropout == 0 || m.style == "gpt2", "model.dropout = {} is for gpt2 models; a llama model has none",
+        m.dropout);
   check(m.rope_theta > 0, "model.rope_theta must be positive, got {}", m.rope_theta);
   check(m.norm_eps > 0, "model.norm_eps must be positive, got {}", m.norm_eps);
   check(m.init_std > 0, "model.init_std must be positive, got {}", m.init_std);
@@ -148,7 +154,28 @@ void check_optimizer(const TrainConfig::Optimizer& o) {
   check(o.clip >= 0, "optimizer.clip must not be negative, got {}", o.clip);
 }
 
+// The whole of `text` as a number.
+std::optional<double> number(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
 }  // namespace
+
+std::optional<LinkShape> link_shape(const TrainConfig& config) {
+  if (config.link.empty()) return std::nullopt;
+  const std::string_view text = config.link;
+  const std::size_t comma = text.find(',');
+  const std::optional<double> rate = number(text.substr(0, comma));
+  const std::optional<double> latency = comma == text.npos ? std::nullopt : number(text.substr(comma + 1));
+  check(rate && latency && std::isfinite(*rate) && *rate > 0 && *latency >= 0 && *latency < 1e6,
+        "link must be BYTES_PER_S,SECONDS with a positive rate and a latency of at least 0, for example 1e9,20e-6; "
+        "got \"{}\"",
+        text);
+  return LinkShape{*rate, *latency};
+}
 
 ConfigTable bind(TrainConfig& config) {
   ConfigTable table;

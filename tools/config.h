@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/comm/process_group.h"
 #include "tools/flags.h"
 
 namespace sherd {
@@ -36,6 +37,7 @@ struct TrainConfig {
 
   // ---- ranks ----
   std::string group = "shm";
+  std::string link;
   double deadline = 300;
   bool fully_shard = true;
   bool reshard_after_forward = true;
@@ -83,6 +85,9 @@ void resolve(TrainConfig& config);
 /// for anything unknown, of a wrong type or out of range, for a missing file or an extra word.
 std::optional<TrainConfig> load_train_config(std::span<const std::string_view> args);
 std::string train_help();
+
+/// `link` = "BYTES_PER_S,SECONDS"; nothing if it is empty. Throws Error for any other text.
+std::optional<LinkShape> link_shape(const TrainConfig& config);
 
 /// For checkpoints: text that train_config_from_toml() reads back to the same values. `source` names it in errors.
 std::string to_toml(const TrainConfig& config);

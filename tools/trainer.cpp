@@ -52,6 +52,7 @@ Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
   context.allocator().set_limit(config_.memory_limit);
   group_->set_deadline(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(config_.deadline)));
   agree_on_config();
+  if (const std::optional<LinkShape> link = link_shape(config_)) group_->shape_link(*link);
   open_data();
   build();
   if (resumed_) resume();

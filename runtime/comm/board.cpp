@@ -41,13 +41,13 @@ double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<dou
 }  // namespace
 
 std::size_t Board::memory_bytes(int size, std::size_t window_bytes) {
-  return sizeof(BoardHeader) + static_cast<std::size_t>(size) * (sizeof(RankCell) + 2 * window_bytes);
+  return sizeof(BoardHeader) + static_cast<std::size_t>(size * kNumChannels) * (sizeof(RankCell) + 2 * window_bytes);
 }
 
 void Board::format(std::byte* memory, int size) {
   std::construct_at(reinterpret_cast<BoardHeader*>(memory));
   auto* cells = reinterpret_cast<RankCell*>(memory + sizeof(BoardHeader));
-  for (int rank = 0; rank < size; ++rank) std::construct_at(cells + rank);
+  for (int i = 0; i < size * kNumChannels; ++i) std::construct_at(cells + i);
 }
 
 std::shared_ptr<std::byte> Board::heap_memory(int size, std::size_t window_bytes) {
@@ -60,25 +60,30 @@ std::shared_ptr<std::byte> Board::heap_memory(int size, std::size_t window_bytes
 Board::Board(std::shared_ptr<std::byte> memory, BoardOptions options)
     : memory_(std::move(memory)),
       options_(std::move(options)),
-      spins_(static_cast<unsigned>(options_.size) <= std::thread::hardware_concurrency()) {
-  if (options_.has_died) own().process = getpid();
+      spins_(static_cast<unsigned>(options_.size) * (options_.channel == 0 ? 1 : 2) <=
+             std::thread::hardware_concurrency()) {
+  if (options_.has_died && channel() == 0) own().process = getpid();
 }
 
 Board::~Board() {
+  if (channel() != 0) return;
   own().presence = Presence::left;
-  for (int peer = 0; peer < size(); ++peer) ring(peer);
+  ring_all();
 }
 
-RankCell& Board::cell(int rank) const { return reinterpret_cast<RankCell*>(memory_.get() + sizeof(BoardHeader))[rank]; }
+RankCell& Board::cell(int rank, int channel) const {
+  return reinterpret_cast<RankCell*>(memory_.get() + sizeof(BoardHeader))[channel * size() + rank];
+}
 
 std::byte* Board::window(int rank, std::uint64_t round) const {
   std::byte* windows = memory_.get() + memory_bytes(size(), 0);
-  return windows + (2 * static_cast<std::size_t>(rank) + round % 2) * options_.window_bytes;
+  const auto owner = static_cast<std::size_t>(channel() * size() + rank);
+  return windows + (2 * owner + round % 2) * options_.window_bytes;
 }
 
 void Board::enter(const Fingerprint& call) {
   call_ = call;
-  if (own().resets > epoch_)
+  if (head(rank()).resets > epoch_)
     throw CommError(
         fmt::format("{}: the last reset() of this group did not complete; call reset() again", call.text()));
   if (is_poisoned()) raise_poison();
@@ -93,47 +98,80 @@ void Board::enter(const Fingerprint& call) {
 
 void Board::leave() {
   own().waiting_for.store(0, std::memory_order_relaxed);
-  own().activity.store(Activity::outside, std::memory_order_relaxed);
+  own().activity.store(Activity::outside, std::memory_order_release);
 }
 
 void Board::meet() {
   advance(&RankCell::meetings, ++meetings_);
   await(&RankCell::meetings, meetings_);
-  if (!is_compared_) compare_calls();
+  if (is_compared_) return;
+  compare_calls();
   is_compared_ = true;
+  met_at_ = Clock::now();
 }
 
-void Board::reset() {
+void Board::sleep_until(Clock::time_point time) {
+  for (auto now = Clock::now(); now < time; now = Clock::now()) {
+    const std::uint32_t seen = own().bell.load(std::memory_order_seq_cst);
+    own().waiting_for.store(static_cast<std::uint32_t>(rank()) + 1, std::memory_order_seq_cst);
+    if (is_poisoned()) raise_poison();
+    futex_wait(own().bell, seen, std::min<std::chrono::nanoseconds>(time - now, kNap));
+  }
+  own().waiting_for.store(0, std::memory_order_relaxed);
+}
+
+void Board::reset(std::span<Board* const> others) {
+  for (Board* other : others) await_left(*other);
   own().activity.store(Activity::in_reset, std::memory_order_relaxed);
   const std::uint64_t epoch = epoch_ + 1;
   advance(&RankCell::resets, epoch);
   // A peer that waits in a call for this rank must learn that it will not come there.
-  for (int peer = 0; peer < size(); ++peer) ring(peer);
+  ring_all();
   await(&RankCell::resets, epoch);
 
-  // Everybody is here, so nobody reads the poison, a window or another rank's cell.
+  // Everybody is here, so nobody reads the poison, a window or another rank's cells.
   if (rank() == 0) header().poison = Poison::none;
+  restart(epoch);
+  for (Board* other : others) other->restart(epoch);
+  advance(&RankCell::resets_done, epoch);
+  await(&RankCell::resets_done, epoch);
+  epoch_ = epoch;
+  for (Board* other : others) other->epoch_ = epoch;
+  leave();
+}
+
+// A thread of this rank may still be on its way out of a call that the poison has ended.
+void Board::await_left(Board& other) {
+  const auto is_inside = [&] { return other.own().activity.load(std::memory_order_acquire) != Activity::outside; };
+  if (is_inside())
+    poison(fmt::format("rank {} calls reset() while another thread of it is in {}", rank(),
+                       call_of(rank(), other.channel())));
+  while (is_inside()) std::this_thread::yield();
+}
+
+void Board::restart(std::uint64_t epoch) {
   meetings_ = epoch << 32;
   round_ = 0;
   own().meetings = meetings_;
   for (int peer = 0; peer < size(); ++peer) sequence_ = std::max(sequence_, cell(peer).calls.load());
-  advance(&RankCell::resets_done, epoch);
-  await(&RankCell::resets_done, epoch);
-  epoch_ = epoch;
-  leave();
 }
 
 void Board::advance(Counter counter, std::uint64_t value) {
   (own().*counter).store(value, std::memory_order_seq_cst);
   const auto me = static_cast<std::uint32_t>(rank()) + 1;
   for (int peer = 0; peer < size(); ++peer)
-    if (cell(peer).waiting_for.load(std::memory_order_seq_cst) == me) ring(peer);
+    if (cell(peer).waiting_for.load(std::memory_order_seq_cst) == me) ring(peer, channel());
 }
 
-void Board::ring(int rank) const {
-  RankCell& peer = cell(rank);
+void Board::ring(int rank, int channel) const {
+  RankCell& peer = cell(rank, channel);
   peer.bell.fetch_add(1, std::memory_order_seq_cst);
   if (peer.waiting_for.load(std::memory_order_seq_cst) != 0) futex_wake_all(peer.bell);
+}
+
+void Board::ring_all() const {
+  for (int channel = 0; channel < kNumChannels; ++channel)
+    for (int peer = 0; peer < size(); ++peer) ring(peer, channel);
 }
 
 void Board::await(Counter counter, std::uint64_t target) {
@@ -161,7 +199,7 @@ void Board::await_one(int peer, Counter counter, std::uint64_t target) {
     own().waiting_for.store(static_cast<std::uint32_t>(peer) + 1, std::memory_order_seq_cst);
     if (has_come()) break;
     check_peers(counter, target);
-    const std::chrono::nanoseconds left = waiting_since_ + deadline_ - Clock::now();
+    const std::chrono::nanoseconds left = waiting_since_ + deadline_.load() - Clock::now();
     futex_wait(own().bell, seen, std::clamp<std::chrono::nanoseconds>(left, std::chrono::nanoseconds(0), kNap));
   }
   own().waiting_for.store(0, std::memory_order_relaxed);
@@ -173,33 +211,35 @@ void Board::check_peers(Counter counter, std::uint64_t target) {
   if (counter == &RankCell::meetings) {
     if (is_poisoned()) raise_poison();
     for (int peer = 0; peer < size(); ++peer) {
-      if (cell(peer).resets > epoch_)
+      if (head(peer).resets > epoch_)
         fail_group(counter, fmt::format("rank {} calls reset(), rank {} calls {}", peer, rank(), call()));
     }
   }
   check_presence(counter, target);
 
   const auto waited = Clock::now() - waiting_since_;
-  if (waited < deadline_) return;
+  const std::chrono::nanoseconds deadline = deadline_;
+  if (waited < deadline) return;
   std::string missing;
   for (int peer = 0; peer < size(); ++peer) {
     if ((cell(peer).*counter).load(std::memory_order_acquire) >= target) continue;
     missing += fmt::format("{}rank {} ({})", missing.empty() ? "" : ", ", peer, describe(peer));
   }
   if (missing.empty()) return;
-  fail_group(counter, fmt::format("rank {} waited {:.3g} s in {} (deadline {:.3g} s); not there: {}", rank(),
-                                  seconds(waited), own_activity(counter), seconds(deadline_), missing));
+  fail_group(counter,
+             fmt::format("rank {} waited {:.3g} s in {} (deadline {:.3g} s){}; not there: {}", rank(), seconds(waited),
+                         own_activity(counter), seconds(deadline), other_channels(rank()), missing));
 }
 
 void Board::check_presence(Counter counter, std::uint64_t target) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     // Look at the life first, at the counter second: it no longer changes once the life has ended.
-    RankCell& other = cell(peer);
+    RankCell& other = head(peer);
     if (other.presence == Presence::here && options_.has_died && options_.has_died(peer))
       other.presence = Presence::died;
     const Presence presence = other.presence;
-    if (presence == Presence::here || (other.*counter).load() >= target) continue;
+    if (presence == Presence::here || (cell(peer).*counter).load() >= target) continue;
     const std::int32_t process = other.process;
     const std::string who =
         process == 0 ? fmt::format("rank {}", peer) : fmt::format("rank {} (process {})", peer, process);

@@ -1,9 +1,11 @@
 #pragma once
-// The board: how ranks of one host meet. Each rank has a cell where it writes what it does, peers read it. On it stand
-// the fingerprint check, the barrier ("meeting"), the poison, the deadline and the reports of who is missing.
+// The board: how ranks of one host meet. Each rank has a cell per channel where it writes what it does, peers read it.
+// On it stand the fingerprint check, the barrier ("meeting"), the poison, the deadline and the reports of who is
+// missing.
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -15,18 +17,20 @@ namespace sherd::comm {
 struct BoardOptions {
   int rank = 0;
   int size = 1;
-  std::size_t window_bytes = 0;  // multiple of 64; each rank has two windows
+  int channel = 0;
+  std::size_t window_bytes = 0;  // multiple of 64; each rank has two windows per channel
   bool is_one_process = false;   // ranks can read each other's tensors in place
   /// Ranks whose process has ended; empty for threads, which cannot die alone.
   std::function<bool(int rank)> has_died;
 };
 
-/// One rank's handle to the board. Only the rank's own thread calls it, but for poison(). Calls that wait throw
-/// CommError when the group is poisoned, a peer is gone, or the deadline of the call has passed; whoever finds
-/// the reason first poisons the group, so all ranks report the same one.
+/// One rank's handle to one channel of the board. One thread at a time calls it, but for poison() and set_deadline().
+/// Calls that wait throw CommError when the group is poisoned, a peer is gone, or the deadline of the call has passed;
+/// whoever finds the reason first poisons the group, so all ranks report the same one in all channels.
 class Board {
  public:
   using Clock = std::chrono::steady_clock;
+  static constexpr int kNumChannels = ProcessGroup::kNumChannels;
 
   static std::size_t memory_bytes(int size, std::size_t window_bytes);
   /// Makes an empty board in zeroed, 64-byte aligned memory; done once, before any rank's handle.
@@ -35,13 +39,14 @@ class Board {
   static std::shared_ptr<std::byte> heap_memory(int size, std::size_t window_bytes);
 
   Board(std::shared_ptr<std::byte> memory, BoardOptions options);
-  /// Tells the peers that this rank has left for good.
+  /// In channel 0: tells the peers that this rank has left for good.
   ~Board();
   Board(const Board&) = delete;
   Board& operator=(const Board&) = delete;
 
   int rank() const { return options_.rank; }
   int size() const { return options_.size; }
+  int channel() const { return options_.channel; }
   const BoardOptions& options() const { return options_; }
   void set_deadline(std::chrono::nanoseconds deadline) { deadline_ = deadline; }
 
@@ -52,6 +57,10 @@ class Board {
   /// Waits until every rank has come to the same meeting; what a rank wrote before it is then visible to all. The
   /// first meeting of a call also compares the fingerprints.
   void meet();
+  /// When the first meeting of the present call was complete.
+  Clock::time_point met_at() const { return met_at_; }
+  /// Sleeps until then; throws if the group is poisoned before.
+  void sleep_until(Clock::time_point time);
   /// Ends the call, also after an error.
   void leave();
   /// Text of the call this rank is in, or was in last.
@@ -61,9 +70,9 @@ class Board {
   void poison(std::string_view reason);
   bool is_poisoned() const;
   [[noreturn]] void raise_poison() const;
-  /// Collective: clears the poison. May be called again after it failed. Also restarts meetings and rounds; sequence
-  /// numbers go on.
-  void reset();
+  /// Collective, on channel 0: clears the poison. May be called again after it failed. Restarts meetings and rounds in
+  /// this channel and in `others`, this rank's handles to the other channels; sequence numbers go on.
+  void reset(std::span<Board* const> others = {});
 
   /// Number of staging rounds so far, equal on all ranks: it picks the window.
   std::uint64_t next_round() { return round_++; }
@@ -82,25 +91,33 @@ class Board {
   using Counter = std::atomic<std::uint64_t> RankCell::*;
 
   BoardHeader& header() const { return *reinterpret_cast<BoardHeader*>(memory_.get()); }
-  RankCell& cell(int rank) const;
+  RankCell& cell(int rank, int channel) const;
+  RankCell& cell(int rank) const { return cell(rank, options_.channel); }
   RankCell& own() const { return cell(options_.rank); }
+  RankCell& head(int rank) const { return cell(rank, 0); }
   void advance(Counter counter, std::uint64_t value);
-  void ring(int rank) const;
+  void ring(int rank, int channel) const;
+  void ring_all() const;
+  void await_left(Board& other);
+  void restart(std::uint64_t epoch);
   void await(Counter counter, std::uint64_t target);
   void await_one(int peer, Counter counter, std::uint64_t target);
   void check_peers(Counter counter, std::uint64_t target);
   void check_presence(Counter counter, std::uint64_t target);
   void compare_calls();
-  std::string call_of(int rank) const;
+  std::string call_of(int rank, int channel) const;
   std::string describe(int rank) const;
+  std::string describe_call(int rank, int channel) const;
+  std::string other_channels(int rank) const;
   std::string own_activity(Counter counter) const;
   [[noreturn]] void fail_group(Counter counter, const std::string& reason);
 
   std::shared_ptr<std::byte> memory_;
   BoardOptions options_;
   bool spins_;
-  std::chrono::nanoseconds deadline_ = std::chrono::seconds(300);
+  std::atomic<std::chrono::nanoseconds> deadline_{std::chrono::seconds(300)};
   Clock::time_point waiting_since_;  // start of the present wait
+  Clock::time_point met_at_;
 
   Fingerprint call_;
   bool is_compared_ = false;

@@ -30,6 +30,13 @@ void check_data(const void* data, std::int64_t count) {
   check(data != nullptr || count == 0, "the data pointer is null but there are {} elements", count);
 }
 
+CommCounts::Item CommCounts::* item_of(CommOp op) {
+  constexpr CommCounts::Item CommCounts::* items[] = {&CommCounts::all_gather, &CommCounts::reduce_scatter,
+                                                      &CommCounts::all_reduce, &CommCounts::broadcast,
+                                                      &CommCounts::barrier};
+  return items[static_cast<int>(op)];
+}
+
 std::int64_t sum(std::span<const std::int64_t> counts) {
   std::int64_t total = 0;
   for (const std::int64_t count : counts) total += count;
@@ -58,7 +65,22 @@ void copy_lane(const Exchange& exchange, int peer, int lane, std::span<const Par
 
 }  // namespace
 
-BoardGroup::BoardGroup(std::string_view kind, std::unique_ptr<Board> board) : kind_(kind), board_(std::move(board)) {}
+BoardGroup::BoardGroup(std::string_view kind, const std::shared_ptr<std::byte>& memory, const BoardOptions& options)
+    : kind_(kind), group_(*this), board_(memory, options) {
+  for (int channel = 1; channel < kNumChannels; ++channel) {
+    BoardOptions lane = options;
+    lane.channel = channel;
+    channels_.push_back(std::unique_ptr<BoardGroup>(new BoardGroup(*this, memory, lane)));
+  }
+}
+
+BoardGroup::BoardGroup(BoardGroup& group, const std::shared_ptr<std::byte>& memory, const BoardOptions& options)
+    : kind_(group.kind_), group_(group), board_(memory, options) {}
+
+ProcessGroup& BoardGroup::channel(int index) {
+  check(index >= 0 && index < kNumChannels, "channel {} of a process group; give 0..{}", index, kNumChannels - 1);
+  return index == 0 ? group_ : *group_.channels_[static_cast<std::size_t>(index) - 1];
+}
 
 /// Validates a call. The peers may be on their way into it, so a mistake fails the group.
 template <class Body>
@@ -67,7 +89,7 @@ void BoardGroup::checked(CommOp op, Body&& body) {
     body();
   } catch (const Error& error) {
     const std::string text = fmt::format("{}: {}", name(op), error.message());
-    board_->poison(fmt::format("rank {} made a call that is wrong: {}", rank(), text));
+    board_.poison(fmt::format("rank {} made a call that is wrong: {}", rank(), text));
     throw Error(text);
   }
 }
@@ -75,21 +97,24 @@ void BoardGroup::checked(CommOp op, Body&& body) {
 /// Runs one call. Whatever leaves it early fails the group, and peers that still read this rank's tensors are
 /// waited for, because the caller may free them next.
 template <class Body>
-WorkPtr BoardGroup::run(const Fingerprint& call, CommCounts::Item& item, std::int64_t num_bytes, Body&& body) {
-  const auto start = std::chrono::steady_clock::now();
+WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body) {
+  const auto start = Board::Clock::now();
   try {
-    board_->enter(call);
+    board_.enter(call);
     body();
-    board_->leave();
+    if (group_.link_) board_.sleep_until(group_.link_->pass(board_.met_at(), op, num_bytes));
+    board_.leave();
   } catch (const std::exception& error) {
-    board_->poison(fmt::format("rank {} failed in {}: {}", rank(), call.text(), error.what()));
-    board_->leave();
-    board_->await_unread();
+    board_.poison(fmt::format("rank {} failed in {}: {}", rank(), call.text(), error.what()));
+    board_.await_unread();
+    board_.leave();
     throw;
   }
+  std::lock_guard lock(counts_mutex_);
+  CommCounts::Item& item = counts_.*item_of(op);
   item.calls += 1;
   item.bytes += num_bytes;
-  counts_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  counts_.seconds += std::chrono::duration<double>(Board::Clock::now() - start).count();
   return std::make_unique<DoneWork>();
 }
 
@@ -111,8 +136,8 @@ WorkPtr BoardGroup::all_gather(std::span<const GatherPart> parts) {
     }
     call.close();
   });
-  return run(call, counts_.all_gather, lanes.num_bytes(), [&] {
-    Exchange exchange(*board_, lanes, 1);
+  return run(CommOp::all_gather, call, lanes.num_bytes(), [&] {
+    Exchange exchange(board_, lanes, 1);
     while (exchange.next()) {
       exchange.show(rank());
       exchange.meet();
@@ -137,8 +162,8 @@ WorkPtr BoardGroup::reduce_scatter(std::span<const ScatterPart> parts, ReduceOpt
     }
     call.close_with_reduction(options);
   });
-  return run(call, counts_.reduce_scatter, lanes.num_bytes(), [&] {
-    Exchange exchange(*board_, lanes, lanes.num_lanes());
+  return run(CommOp::reduce_scatter, call, lanes.num_bytes(), [&] {
+    Exchange exchange(board_, lanes, lanes.num_lanes());
     std::vector<const std::byte*> inputs(lanes.num_lanes());
     while (exchange.next()) {
       for (int peer = 0; peer < size(); ++peer)
@@ -172,8 +197,8 @@ WorkPtr BoardGroup::all_reduce(std::span<const FlatPart> parts, ReduceOptions op
   const bool is_small = num_bytes <= kSmallBytes;
   Lanes lanes(is_small ? 1 : size());
   for (const FlatPart& part : parts) lanes.add_even(part.data, part.dtype, part.count);
-  return run(call, counts_.all_reduce, num_bytes, [&] {
-    Exchange exchange(*board_, lanes, lanes.num_lanes());
+  return run(CommOp::all_reduce, call, num_bytes, [&] {
+    Exchange exchange(board_, lanes, lanes.num_lanes());
     std::vector<const std::byte*> inputs(static_cast<std::size_t>(size()));
     const Reduction reduction = reduction_of(options, size(), false);
     const int own_lane = is_small ? 0 : rank();
@@ -207,8 +232,8 @@ WorkPtr BoardGroup::broadcast(std::span<const FlatPart> parts, int root) {
     }
     call.close_with_root(root);
   });
-  return run(call, counts_.broadcast, lanes.num_bytes(), [&] {
-    Exchange exchange(*board_, lanes, 1);
+  return run(CommOp::broadcast, call, lanes.num_bytes(), [&] {
+    Exchange exchange(board_, lanes, 1);
     while (exchange.next()) {
       if (rank() == root) exchange.show(0);
       exchange.meet();
@@ -219,22 +244,44 @@ WorkPtr BoardGroup::broadcast(std::span<const FlatPart> parts, int root) {
 }
 
 void BoardGroup::barrier() {
-  run(open(CommOp::barrier), counts_.barrier, 0, [&] { board_->meet(); });
+  run(CommOp::barrier, open(CommOp::barrier), 0, [&] { board_.meet(); });
 }
 
 void BoardGroup::abort(std::string_view reason) {
-  board_->poison(fmt::format("rank {} aborted the group: {}", rank(), reason));
+  board_.poison(fmt::format("rank {} aborted the group: {}", rank(), reason));
 }
 
 void BoardGroup::reset() {
+  check(&group_ == this, "reset() of channel {}: only the whole group can be reset; call it on channel 0",
+        board_.channel());
+  std::vector<Board*> others;
+  for (const auto& channel : channels_) others.push_back(&channel->board_);
   try {
-    board_->reset();
+    board_.reset(others);
   } catch (const CommError&) {
-    board_->leave();
+    board_.leave();
     throw;
   }
 }
 
-void BoardGroup::set_deadline(std::chrono::nanoseconds deadline) { board_->set_deadline(deadline); }
+void BoardGroup::set_deadline(std::chrono::nanoseconds deadline) {
+  board_.set_deadline(deadline);
+  for (const auto& channel : channels_) channel->set_deadline(deadline);
+}
+
+CommCounts BoardGroup::counts() const {
+  CommCounts counts;
+  {
+    std::lock_guard lock(counts_mutex_);
+    counts = counts_;
+  }
+  for (const auto& channel : channels_) counts += channel->counts();
+  return counts;
+}
+
+void BoardGroup::shape_link(const LinkShape& shape) {
+  if (&group_ != this) return group_.shape_link(shape);
+  link_ = std::make_unique<Link>(shape, size());
+}
 
 }  // namespace sherd::comm

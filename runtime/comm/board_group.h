@@ -1,24 +1,28 @@
 #pragma once
 // The collectives of one host, written once for ranks that are threads and ranks that are processes.
 #include <memory>
-#include <string>
+#include <mutex>
+#include <vector>
 
 #include "runtime/comm/board.h"
+#include "runtime/comm/link.h"
 #include "runtime/comm/process_group.h"
 
 namespace sherd::comm {
 
-/// Runs every collective to its end inside the call, so the returned Work is complete. Reductions run in rank order 0
+/// A group, or one of its further channels. Runs every collective to its end inside the call, so the returned Work is
+/// complete. Reductions run in rank order 0
 /// .. n-1 whatever the sizes, so their bits are the same for threads and processes, and for all_reduce and
 /// reduce_scatter. A call that is wrong on one rank only raises Error there and CommError on the peers.
 class BoardGroup final : public ProcessGroup {
  public:
-  /// `kind` is a literal.
-  BoardGroup(std::string_view kind, std::unique_ptr<Board> board);
+  /// A group with all its channels. `kind` is a literal; options.channel is 0.
+  BoardGroup(std::string_view kind, const std::shared_ptr<std::byte>& memory, const BoardOptions& options);
 
-  int rank() const override { return board_->rank(); }
-  int size() const override { return board_->size(); }
+  int rank() const override { return board_.rank(); }
+  int size() const override { return board_.size(); }
   std::string_view kind() const override { return kind_; }
+  ProcessGroup& channel(int index) override;
 
   WorkPtr all_gather(std::span<const GatherPart> parts) override;
   WorkPtr reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) override;
@@ -29,18 +33,25 @@ class BoardGroup final : public ProcessGroup {
   void abort(std::string_view reason) override;
   void reset() override;
   void set_deadline(std::chrono::nanoseconds deadline) override;
-  const CommCounts& counts() const override { return counts_; }
+  CommCounts counts() const override;
+  void shape_link(const LinkShape& shape) override;
 
  private:
+  BoardGroup(BoardGroup& group, const std::shared_ptr<std::byte>& memory, const BoardOptions& options);
+
   template <class Body>
   void checked(CommOp op, Body&& body);
   template <class Body>
-  WorkPtr run(const Fingerprint& call, CommCounts::Item& item, std::int64_t num_bytes, Body&& body);
-  Fingerprint open(CommOp op) const { return Fingerprint(op, board_->next_sequence()); }
+  WorkPtr run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body);
+  Fingerprint open(CommOp op) const { return Fingerprint(op, board_.next_sequence(), board_.channel()); }
   void check_counts(std::span<const std::int64_t> counts) const;
 
   std::string_view kind_;
-  std::unique_ptr<Board> board_;
+  BoardGroup& group_;  // channel 0, maybe this
+  Board board_;
+  std::vector<std::unique_ptr<BoardGroup>> channels_;  // of channel 0: 1, 2, ...
+  std::unique_ptr<Link> link_;                         // of channel 0
+  mutable std::mutex counts_mutex_;
   CommCounts counts_;
 };
 

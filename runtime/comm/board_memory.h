@@ -2,7 +2,7 @@
 // What the ranks of one host share: plain bytes that may be heap (ranks are threads) or a mapped segment (ranks are
 // processes). Everything in it is a lock-free atomic, except staging windows, which the meetings order.
 //
-//   BoardHeader | RankCell x size | windows: size x 2 x window_bytes
+//   BoardHeader | channel 0: RankCell x size | channel 1: ... | windows: per channel size x 2 x window_bytes
 #include <array>
 #include <atomic>
 #include <bit>
@@ -11,6 +11,8 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+
+#include "runtime/comm/process_group.h"
 
 namespace sherd::comm {
 
@@ -55,12 +57,13 @@ struct CallNote {
 enum class Activity : std::uint32_t { outside, in_call, in_reset };
 enum class Presence : std::uint32_t { here, left, died };
 
-/// One rank's cell: written by its owner, read by all. Only `bell` and `presence` are also written by others.
+/// One rank's cell of one channel: written by its owner, read by all. Only `bell` and `presence` are also written by
+/// others. What is said of the rank as a whole (resets, presence, process) is in its cell of channel 0.
 struct alignas(64) RankCell {
   std::atomic<std::uint64_t> meetings{0};     // meetings this rank has come to; reset k continues at k << 32
   std::atomic<std::uint64_t> calls{0};        // sequence number of the newest published call
   std::atomic<std::uint64_t> resets{0};       // resets entered
-  std::atomic<std::uint64_t> resets_done{0};  // resets in which this rank's cell is ready again
+  std::atomic<std::uint64_t> resets_done{0};  // resets in which this rank's cells are ready again
   std::atomic<const void*> strips{nullptr};   // threads only: where this rank's tensors are
   std::atomic<std::uint32_t> is_reading{0};   // threads only: peers must keep their tensors alive
   std::atomic<Activity> activity{Activity::outside};

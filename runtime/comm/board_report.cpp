@@ -25,7 +25,7 @@ void Board::compare_calls() {
   for (int peer = 0; peer < size(); ++peer) {
     const auto [entry, is_new] = index.try_emplace(hash_of(peer), sides.size());
     if (is_new) {
-      sides.push_back({fmt::format("rank {}", peer), call_of(peer)});
+      sides.push_back({fmt::format("rank {}", peer), call_of(peer, channel())});
     } else {
       std::string& ranks = sides[entry->second].ranks;
       if (ranks.find(',') == std::string::npos) ranks = fmt::format("ranks{}", ranks.substr(4));
@@ -43,24 +43,36 @@ void Board::compare_calls() {
   fail_group(&RankCell::meetings, text + "; all ranks of a group must make the same calls in the same order");
 }
 
-std::string Board::call_of(int rank) const {
-  const std::uint64_t calls = cell(rank).calls.load(std::memory_order_acquire);
-  return cell(rank).notes[calls % 2].text.load();
+std::string Board::call_of(int rank, int channel) const {
+  const RankCell& other = cell(rank, channel);
+  return other.notes[other.calls.load(std::memory_order_acquire) % 2].text.load();
+}
+
+std::string Board::describe_call(int rank, int channel) const {
+  const std::uint32_t awaited = cell(rank, channel).waiting_for.load(std::memory_order_relaxed);
+  const std::string call = call_of(rank, channel);
+  const bool is_moving = awaited == 0 || std::cmp_equal(awaited, rank + 1);  // or holding back for a shaped link
+  return is_moving ? fmt::format("in {}, moving data", call)
+                   : fmt::format("in {}, waiting for rank {}", call, awaited - 1);
+}
+
+/// What a rank's other threads do: two channels that wait for each other show here.
+std::string Board::other_channels(int rank) const {
+  std::string text;
+  for (int other = 0; other < kNumChannels; ++other)
+    if (other != channel() && cell(rank, other).activity.load(std::memory_order_relaxed) == Activity::in_call)
+      text += fmt::format(", also {}", describe_call(rank, other));
+  return text;
 }
 
 std::string Board::describe(int rank) const {
   const RankCell& other = cell(rank);
-  const std::string last = other.calls.load(std::memory_order_acquire) == 0 ? "none" : call_of(rank);
-  switch (other.activity.load(std::memory_order_relaxed)) {
-    case Activity::in_reset: return "in reset()";
-    case Activity::in_call: {
-      const std::uint32_t awaited = other.waiting_for.load(std::memory_order_relaxed);
-      return awaited == 0 ? fmt::format("in {}, moving data", last)
-                          : fmt::format("in {}, waiting for rank {}", last, awaited - 1);
-    }
-    case Activity::outside: break;
-  }
-  return fmt::format("outside any collective of this group, its last call: {}", last);
+  if (head(rank).activity.load(std::memory_order_relaxed) == Activity::in_reset) return "in reset()";
+  if (other.activity.load(std::memory_order_relaxed) == Activity::in_call)
+    return describe_call(rank, channel()) + other_channels(rank);
+  const std::string last = other.calls.load(std::memory_order_acquire) == 0 ? "none" : call_of(rank, channel());
+  return fmt::format("outside any collective of this {}, its last call: {}{}", channel() == 0 ? "group" : "channel",
+                     last, other_channels(rank));
 }
 
 std::string Board::own_activity(Counter counter) const {
@@ -72,7 +84,7 @@ void Board::poison(std::string_view reason) {
   if (!header().poison.compare_exchange_strong(expected, Poison::being_written)) return;
   header().reason.store(reason);
   header().poison = Poison::set;
-  for (int peer = 0; peer < size(); ++peer) ring(peer);
+  ring_all();
 }
 
 bool Board::is_poisoned() const { return header().poison.load() != Poison::none; }

@@ -16,12 +16,15 @@ std::string_view name(CommOp op) {
   return names[static_cast<int>(op)];
 }
 
-Fingerprint::Fingerprint(CommOp op, std::int64_t sequence) {
+Fingerprint::Fingerprint(CommOp op, std::int64_t sequence, int channel) {
   mix(static_cast<std::uint64_t>(op));
   mix(static_cast<std::uint64_t>(sequence));
   append(name(op));
   append(" #");
   append(sequence);
+  if (channel == 0) return;
+  append(" of channel ");
+  append(std::int64_t{channel});
 }
 
 void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts) {

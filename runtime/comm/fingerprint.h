@@ -13,14 +13,14 @@ namespace sherd::comm {
 enum class CommOp : std::uint8_t { all_gather, reduce_scatter, all_reduce, broadcast, barrier };
 std::string_view name(CommOp op);
 
-/// Built up part by part, without allocating: "all_gather #12 [f32 x 4,4; bf16 x 3,2]". The text is clipped
-/// after about 200 characters; the hash covers everything.
+/// Built up part by part, without allocating: "all_gather #12 [f32 x 4,4; bf16 x 3,2]", or "all_gather #12 of channel 1
+/// [...]". The text is clipped after about 200 characters; the hash covers everything.
 class Fingerprint {
  public:
   static constexpr std::size_t kMaxText = 256;
 
   Fingerprint() = default;
-  Fingerprint(CommOp op, std::int64_t sequence);
+  Fingerprint(CommOp op, std::int64_t sequence, int channel = 0);
   void add_part(DType dtype, std::span<const std::int64_t> counts);
   /// Closes the list; exactly one of these three comes last.
   void close();

@@ -59,22 +59,42 @@ using WorkPtr = std::unique_ptr<Work>;
 
 /// Counts since the group was made; one grouped launch is one call. `bytes` are those of the full buffers.
 struct CommCounts {
-  struct Item { std::int64_t calls = 0, bytes = 0; };
+  struct Item {
+    std::int64_t calls = 0, bytes = 0;
+  };
   Item all_gather, reduce_scatter, all_reduce, broadcast, barrier;
-  double seconds = 0;  ///< that the caller's thread has spent inside calls
+  double seconds = 0;  ///< that the callers' threads have spent inside calls
+
+  CommCounts& operator+=(const CommCounts& other);
+};
+
+/// A link to measure with: every rank receives over one full-duplex link, and collectives on it come one after the
+/// other whatever their channel. One takes steps x seconds + bytes x (n-1)/n / bytes_per_second, where all_gather,
+/// reduce_scatter and broadcast have n-1 steps; all_reduce is a reduce_scatter and an all_gather.
+struct LinkShape {
+  double bytes_per_second = 0;
+  double seconds = 0;  ///< latency of one step
 };
 
 /// All ranks call the same collectives in the same order, with equal dtypes, counts, kinds and roots.
 /// Ranks that disagree all raise CommError naming both calls; a rank that dies or calls abort() makes the
 /// others raise within 5 s; a rank that does not come raises after the deadline. After an error the group is
 /// poisoned: every call raises the same reason until all ranks call reset(). Buffers are host memory.
+///
+/// A group has independent channels, so that several threads of a rank can communicate at once: calls of one channel
+/// follow each other, calls of different channels do not wait for each other. A failure is of all channels together.
 class ProcessGroup {
  public:
+  static constexpr int kNumChannels = 4;
+
   virtual ~ProcessGroup() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
   /// "shm", "thread": for messages.
   virtual std::string_view kind() const = 0;
+  /// An ordered lane of its own: calls, sequence numbers, deadline, counts. Channel 0 is the group itself. One thread
+  /// at a time may use a channel. Lives as long as the group. Error unless 0 <= index < kNumChannels.
+  virtual ProcessGroup& channel(int index) = 0;
 
   virtual WorkPtr all_gather(std::span<const GatherPart> parts) = 0;
   virtual WorkPtr reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) = 0;
@@ -84,11 +104,17 @@ class ProcessGroup {
 
   /// Poisons the group: peers waiting in a collective raise CommError quoting `reason` at once. From any thread.
   virtual void abort(std::string_view reason) = 0;
-  /// Collective. Clears the poison once every rank has called it.
+  /// Collective. Clears the poison, of all channels, once every rank has called it. Waits for this rank's threads that
+  /// are still leaving a call of another channel; they must not start a new one. Error on another channel than 0.
   virtual void reset() = 0;
-  /// Limit on the wait inside one call; 300 s at first.
+  /// Limit on the wait inside one call; 300 s at first. On the group: of all channels.
   virtual void set_deadline(std::chrono::nanoseconds deadline) = 0;
-  virtual const CommCounts& counts() const = 0;
+  /// Of this channel; of the group: the sum over all channels. From any thread.
+  virtual CommCounts counts() const = 0;
+  /// Makes every collective of the group take at least as long as on that link; the caller sleeps for what is left,
+  /// after the data has moved. Before the first call, alike on all ranks. Error unless bytes_per_second > 0 and seconds
+  /// >= 0.
+  virtual void shape_link(const LinkShape& shape) = 0;
 };
 
 /// A group of one rank: no collective moves anything. What a program without a launcher runs on.

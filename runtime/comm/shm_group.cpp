@@ -221,7 +221,7 @@ std::shared_ptr<ProcessGroup> make_shm_group(Store& store, int rank, int size, c
       .window_bytes = segment->window_bytes,
       .is_one_process = false,
       .has_died = [segment](int peer) { return comm::is_hung_up(segment->lives[static_cast<std::size_t>(peer)]); }};
-  return std::make_shared<comm::BoardGroup>("shm", std::make_unique<comm::Board>(std::move(memory), std::move(board)));
+  return std::make_shared<comm::BoardGroup>("shm", std::move(memory), board);
 }
 
 }  // namespace sherd

@@ -16,7 +16,7 @@ struct ShmGroupOptions {
   std::string name = "world";
   /// Limit on the time until all ranks have come.
   std::chrono::milliseconds rendezvous_deadline = std::chrono::seconds(60);
-  /// Staging memory: each rank has two windows of this size. Rank 0's value holds for all.
+  /// Staging memory: each rank has two windows of this size per channel. Rank 0's value holds for all.
   std::size_t window_bytes = std::size_t{1} << 20;
 };
 

@@ -14,7 +14,7 @@ std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size) {
   for (int rank = 0; rank < size; ++rank) {
     comm::BoardOptions options{
         .rank = rank, .size = size, .window_bytes = kWindow, .is_one_process = true, .has_died = {}};
-    groups.push_back(std::make_shared<comm::BoardGroup>("thread", std::make_unique<comm::Board>(memory, options)));
+    groups.push_back(std::make_shared<comm::BoardGroup>("thread", memory, options));
   }
   return groups;
 }

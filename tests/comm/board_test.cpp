@@ -47,11 +47,17 @@ TEST(Board, TheFirstReasonIsKept) {
 
 TEST(Board, WindowsAlternateAndDoNotOverlap) {
   const std::shared_ptr<std::byte> memory = Board::heap_memory(2, 128);
-  const Board board(memory, {.rank = 0, .size = 2, .window_bytes = 128, .is_one_process = true, .has_died = {}});
+  BoardOptions options{.rank = 0, .size = 2, .window_bytes = 128, .is_one_process = true, .has_died = {}};
+  const Board board(memory, options);
+  options.channel = 1;
+  const Board next(memory, options);
+  options.channel = Board::kNumChannels - 1;
+  const Board last(memory, options);
   EXPECT_EQ(board.window(0, 1) - board.window(0, 0), 128);
   EXPECT_EQ(board.window(0, 2), board.window(0, 0));
   EXPECT_EQ(board.window(1, 0) - board.window(0, 1), 128);
-  EXPECT_EQ(board.window(1, 1) + 128 - memory.get(), static_cast<std::ptrdiff_t>(Board::memory_bytes(2, 128)));
+  EXPECT_EQ(next.window(0, 0) - board.window(1, 1), 128);
+  EXPECT_EQ(last.window(1, 1) + 128 - memory.get(), static_cast<std::ptrdiff_t>(Board::memory_bytes(2, 128)));
 }
 
 }  // namespace

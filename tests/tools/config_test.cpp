@@ -194,19 +194,31 @@ TEST(TrainConfig, FlagBeatsFileBeatsDefault) {
 TEST(TrainConfig, EveryFlagOfTheContractExists) {
   TrainConfig config;
   const ConfigTable table = bind(config);
-  const Args flags = {"--data",   "x",   "--seed",         "1",     "--steps", "2",   "--threads",    "1",
-                      "--batch",  "4",   "--metrics",      "m",     "--save",  "s",   "--save-every", "1",
-                      "--resume", "r",   "--memory-limit", "1000",  "--group", "shm", "--deadline",   "3.5",
-                      "--device", "cpu", "--compile",      "c.toml"};
+  const Args flags = {"--data",   "x",   "--seed",         "1",      "--steps",  "2",     "--threads",    "1",
+                      "--batch",  "4",   "--metrics",      "m",      "--save",   "s",     "--save-every", "1",
+                      "--resume", "r",   "--memory-limit", "1000",   "--group",  "shm",   "--deadline",   "3.5",
+                      "--device", "cpu", "--compile",      "--link", "1e9,2e-5", "c.toml"};
   const CommandLine line = parse_command_line(table, flags);
   EXPECT_EQ(line.words, std::vector<std::string>{"c.toml"});
 }
 
 TEST(TrainConfig, FeaturesOfLaterAreRefused) {
   const std::string path = config_path("shakespeare-char.toml");
-  for (const std::string_view flag : {"--link", "--mesh", "--init-from", "--trace"})
+  for (const std::string_view flag : {"--mesh", "--init-from", "--trace"})
     expect_error([&] { load({path, flag, "x"}); }, {"unknown flag", flag, "did you mean --"});
   expect_error([&] { load({path, "--device", "cuda"}); }, {"device", "cpu", "\"cuda\""});
+}
+
+TEST(TrainConfig, ALinkIsARateAndALatency) {
+  const std::string path = config_path("quickstart.toml");
+  EXPECT_FALSE(link_shape(load({path})).has_value());
+  const std::optional<LinkShape> link = link_shape(load({path, "--link", "2.5e9,20e-6"}));
+  ASSERT_TRUE(link.has_value());
+  EXPECT_EQ(link->bytes_per_second, 2.5e9);
+  EXPECT_EQ(link->seconds, 20e-6);
+  for (const std::string_view text :
+       {"1e9", "1e9,", ",1", "0,1", "-1,0", "1e9,-1", "1e9,nan", "inf,0", "1e9,1,2", "fast"})
+    expect_error([&] { load({path, "--link", text}); }, {"link must be BYTES_PER_S,SECONDS", text});
 }
 
 TEST(TrainConfig, NumbersThatFollowFromOthers) {
