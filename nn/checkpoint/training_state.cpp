@@ -1,6 +1,7 @@
 #include "nn/checkpoint/training_state.h"
 
 #include "dtensor/spec.h"
+#include "nn/checkpoint/local_rows.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/agree.h"
 #include "runtime/op/ops.h"
@@ -8,20 +9,6 @@
 namespace sherd::nn {
 
 namespace {
-
-struct Rows {
-  std::int64_t offset, count;
-};
-
-// The rows of the global tensor that this rank holds. Only dim 0 is ever split by fully_shard.
-Rows rows_of(const Tensor& value) {
-  if (!value.is_distributed()) return {0, row_count(value.shape())};
-  const Spec& spec = Spec::from(value);
-  for (int d = 1; d < value.ndim(); ++d)
-    check(spec.axes_of(d).empty(), "checkpoint: {} is split along dim {}; only dim 0 is supported", describe(value), d);
-  const Spec::Range range = spec.local_range(0, value.size(0));
-  return {range.begin, range.size()};
-}
 
 bool is_split(const Tensor& value) { return value.is_distributed() && !Spec::from(value).axes_of(0).empty(); }
 
@@ -34,7 +21,7 @@ std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
   for (const StateEntry& entry : state) {
     const Tensor& value = entry.slot->value();
     if (!is_split(value) && rank != 0) continue;  // equal everywhere: one copy is enough
-    const Rows rows = rows_of(value);
+    const LocalRows rows = local_rows(value);
     if (rows.count == 0) continue;
     pieces.push_back(
         {entry.name, entry.kind, value.dtype(), value.shape(), rows.offset, rows.count, bytes_of(value.local())});
@@ -82,7 +69,7 @@ void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntr
   GradMode off(false);
   for (const StateEntry& entry : state) {
     const Tensor& value = entry.slot->value();
-    const Rows rows = rows_of(value);
+    const LocalRows rows = local_rows(value);
     const Tensor local = value.local().detach();
     check(!local.is_meta(), "\"{}\" has no memory to load its values into; call model.materialize() first", entry.name);
     // A rank without rows reads none of them, but checks name, dtype and shape like the others.

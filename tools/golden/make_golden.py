@@ -12,7 +12,7 @@ import numpy as np
 import fused
 import models
 import optim
-import safetensors
+import safetensors_format
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 
@@ -25,7 +25,7 @@ def all_files():
 
 def differences(file, path):
     """Yields the keys in which the committed file at `path` is not what `file` computes."""
-    tensors, metadata = safetensors.load(path)
+    tensors, metadata = safetensors_format.load(path)
     if metadata != file.metadata:
         yield "metadata"
     for key in sorted(tensors.keys() | file.tensors.keys()):
@@ -43,7 +43,7 @@ def main():
             wrong += len(found)
             print(f"{path.name}: {'same' if not found else 'differs in ' + ', '.join(found)}")
         else:
-            safetensors.save(path, file.tensors, file.metadata)
+            safetensors_format.save(path, file.tensors, file.metadata)
             print(f"{path.name}: {len(file.tensors)} tensors, {path.stat().st_size} bytes")
     return 1 if wrong else 0
 

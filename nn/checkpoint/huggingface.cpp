@@ -1,0 +1,242 @@
+// Reading. Nothing in the directory is trusted: names in the index stay inside it, every tensor is in the file that the
+// index says, and what the model does not know is an error unless the name table ignores it.
+#include "nn/checkpoint/huggingface.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "nn/checkpoint/bounded_json.h"
+#include "nn/checkpoint/huggingface_config.h"
+#include "nn/checkpoint/huggingface_names.h"
+#include "nn/checkpoint/local_rows.h"
+#include "nn/checkpoint/manifest.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/op/ops.h"
+
+namespace sherd::nn {
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr std::uintmax_t kMaxTextBytes = 100'000'000;
+
+std::string path_in(const std::string& dir, std::string_view name) { return (fs::path(dir) / name).string(); }
+
+std::string read_text(const std::string& path) {
+  std::error_code error;
+  const auto size = fs::file_size(path, error);
+  check(!error, "cannot read \"{}\": {}", path, error.message());
+  check(size <= kMaxTextBytes, "\"{}\" has {} bytes; at most {} are expected", path, size, kMaxTextBytes);
+  std::ifstream file(path, std::ios::binary);
+  std::string text(static_cast<std::size_t>(size), '\0');
+  file.read(text.data(), static_cast<std::streamsize>(size));
+  check(file.good() && file.gcount() == static_cast<std::streamsize>(size), "cannot read \"{}\": {}", path,
+        std::strerror(errno));
+  return text;
+}
+
+/// The index's map from tensor to file, whose names are plain: nothing that leads out of the directory.
+std::map<std::string, std::string> read_index(const std::string& path) {
+  std::map<std::string, std::string> files;
+  try {
+    const json index = parse_bounded_json(read_text(path));
+    check(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(),
+          "it has no object \"weight_map\"");
+    for (const auto& [tensor, file] : index["weight_map"].items()) {
+      check(file.is_string(), "tensor \"{}\" is in {}, which is no file name", tensor, file.dump());
+      const auto& name = file.get_ref<const std::string&>();
+      check(!name.empty() && name != "." && name != ".." && name.find('/') == name.npos && name.find('\0') == name.npos,
+            "tensor \"{}\" is in \"{}\", which is not the name of a file beside the index", tensor, name);
+      files[tensor] = name;
+    }
+  } catch (const Error& error) { fail("\"{}\": {}", path, error.message()); }
+  return files;
+}
+
+std::span<std::byte> bytes_of(const Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.raw()), static_cast<std::size_t>(tensor.bytes())};
+}
+
+std::int64_t num_layers(const LanguageModelConfig& config) {
+  return std::visit([](const auto& c) { return c.layers; }, config);
+}
+bool has_tied_head(const LanguageModelConfig& config) {
+  return std::visit([](const auto& c) { return c.tied_head; }, config);
+}
+
+}  // namespace
+
+bool HuggingFaceWeights::is_at(const std::string& dir) {
+  std::error_code ignored;
+  return fs::exists(path_in(dir, "config.json"), ignored);
+}
+
+HuggingFaceWeights::HuggingFaceWeights(std::string dir) : dir_(std::move(dir)) {
+  const std::string path = path_in(dir_, "config.json");
+  config_text_ = read_text(path);
+  try {
+    config_ = config_from_huggingface(config_text_);
+  } catch (const Error& error) { fail("\"{}\": {}", path, error.message()); }
+  open_files();
+  match_shapes(match_names());
+}
+
+void HuggingFaceWeights::open_files() {
+  const std::string single = path_in(dir_, "model.safetensors"), index = path_in(dir_, "model.safetensors.index.json");
+  std::map<std::string, std::string> file_of;
+  if (fs::exists(single)) {
+    files_.push_back(SafetensorsFile::open(single));
+  } else {
+    check(fs::exists(index), "\"{}\" holds neither model.safetensors nor model.safetensors.index.json{}", dir_,
+          fs::exists(path_in(dir_, "pytorch_model.bin")) ? "; save its pytorch_model.bin as safetensors first" : "");
+    file_of = read_index(index);
+    std::set<std::string> names;
+    for (const auto& [tensor, file] : file_of) names.insert(file);
+    for (const std::string& name : names) {
+      check(fs::exists(path_in(dir_, name)), "\"{}\" names the file \"{}\", which is not there", index, name);
+      files_.push_back(SafetensorsFile::open(path_in(dir_, name)));
+    }
+  }
+  for (const SafetensorsFile& file : files_)
+    for (const TensorEntry& tensor : file.tensors()) {
+      if (!file_of.empty()) {
+        const auto listed = file_of.find(tensor.name);
+        check(listed != file_of.end() && path_in(dir_, listed->second) == file.path(),
+              "\"{}\" holds tensor \"{}\", of which \"{}\" says {}", file.path(), tensor.name, index,
+              listed == file_of.end() ? "nothing" : "that it is in " + listed->second);
+      }
+      stored_[tensor.name] = {&file, &tensor};
+    }
+  for (const auto& [tensor, file] : file_of)
+    check(stored_.contains(tensor), "\"{}\" says that tensor \"{}\" is in \"{}\", which does not hold it", index,
+          tensor, file);
+}
+
+const HuggingFaceWeights::Stored* HuggingFaceWeights::find_stored(std::string_view name) const {
+  const std::string_view prefix = name_table(config_).prefix;
+  if (!has_prefix_ && name.starts_with(prefix)) name.remove_prefix(prefix.size());
+  const auto found = stored_.find(name);
+  return found == stored_.end() ? nullptr : &found->second;
+}
+
+std::vector<HuggingFaceWeights::Match> HuggingFaceWeights::match_names() {
+  const NameTable& table = name_table(config_);
+  has_prefix_ =
+      std::any_of(stored_.begin(), stored_.end(), [&](const auto& t) { return t.first.starts_with(table.prefix); });
+  std::vector<Match> matches;
+  std::set<const TensorEntry*> known;
+  const auto take = [&](const NameRule& rule, std::int64_t block) {
+    const std::string name = name_in_block(rule.theirs, block);
+    const Stored* stored = find_stored(name);
+    check(stored, "\"{}\" lacks the tensor \"{}\" of the model that its config.json describes", dir_, name);
+    known.insert(stored->entry);
+    Match match{*stored, {}, rule.transposed};
+    for (const std::string_view ours : rule.ours)
+      if (!ours.empty()) match.ours.push_back(name_in_block(ours, block));
+    matches.push_back(std::move(match));
+  };
+  for (const NameRule& rule : table.rules)
+    if (!is_per_block(rule)) take(rule, 0);
+  for (std::int64_t block = 0; block < num_layers(config_); ++block)
+    for (const NameRule& rule : table.rules)
+      if (is_per_block(rule)) take(rule, block);
+  if (!has_tied_head(config_)) {
+    take(table.head, 0);
+  } else if (const Stored* copy = find_stored(table.head.theirs)) {
+    known.insert(copy->entry);
+    tied_head_ = Source{*copy, copy->entry->shape};
+  }
+
+  const auto is_ignored = [&](std::string_view name) {
+    return std::any_of(table.ignored.begin(), table.ignored.end(), [&](std::string_view pattern) {
+      return matches_pattern(name, has_prefix_ ? pattern : pattern.substr(table.prefix.size()));
+    });
+  };
+  for (const auto& [name, stored] : stored_)
+    check(known.contains(stored.entry) || is_ignored(name),
+          "\"{}\" holds the tensor \"{}\", which the model that config.json describes does not have",
+          stored.file->path(), name);
+  return matches;
+}
+
+void HuggingFaceWeights::match_shapes(const std::vector<Match>& matches) {
+  const auto model = make_language_model(config_);
+  std::map<std::string, Shape> shapes;
+  for (const auto& [name, parameter] : model->named_parameters()) shapes[name] = parameter->shape();
+  for (const Match& match : matches) {
+    const TensorEntry& entry = *match.stored.entry;
+    Shape whole;
+    for (const std::string& name : match.ours) {
+      const Shape& shape = shapes.at(name);
+      sources_[name] = {match.stored, shape, whole.empty() ? 0 : whole[0], match.transposed};
+      if (whole.empty()) whole = shape;
+      else whole[0] += shape[0];
+    }
+    if (match.transposed) std::swap(whole[0], whole[1]);
+    const std::string where = fmt::format("\"{}\": tensor \"{}\"", match.stored.file->path(), entry.name);
+    check(entry.shape == whole, "{} has the shape {}; config.json gives {}", where, to_string(entry.shape),
+          to_string(whole));
+    check(entry.dtype == DType::f32 || entry.dtype == DType::bf16 || entry.dtype == DType::f16,
+          "{} is of {}; weights are f32, bf16 or f16", where, name(entry.dtype));
+  }
+  for (const auto& [name, shape] : shapes)
+    check(sources_.contains(name), "the name table has no tensor for our parameter \"{}\"", name);
+  if (!tied_head_) return;
+  const TensorEntry &head = *tied_head_->stored.entry, &embedding = *sources_.at("tok.weight").stored.entry;
+  check(head.shape == embedding.shape && head.dtype == embedding.dtype,
+        "\"{}\": tensor \"{}\" is {}{}, but it is tied to \"{}\", which is {}{}", tied_head_->stored.file->path(),
+        head.name, name(head.dtype), to_string(head.shape), embedding.name, name(embedding.dtype),
+        to_string(embedding.shape));
+}
+
+Tensor HuggingFaceWeights::read_rows(const Source& source, std::int64_t row, std::int64_t count) const {
+  const auto& [file, entry] = source.stored;
+  const std::int64_t element = byte_size(entry->dtype), first = source.first_row + row;
+  if (!source.transposed) {
+    Tensor rows = Tensor::empty(piece_shape(entry->shape, count), entry->dtype);
+    file->read(*entry, first * byte_count(entry->dtype, piece_shape(entry->shape, 1)), bytes_of(rows));
+    return rows;
+  }
+  // Our rows are columns there: one read per stored row, or one in all if the columns are all there are.
+  const std::int64_t stored_rows = entry->shape[0], columns = entry->shape[1];
+  Tensor turned = Tensor::empty({stored_rows, count}, entry->dtype);
+  if (count == columns) file->read(*entry, 0, bytes_of(turned));
+  else
+    for (std::int64_t r = 0; r < stored_rows; ++r)
+      file->read(*entry, (r * columns + first) * element,
+                 bytes_of(turned).subspan(static_cast<std::size_t>(r * count * element),
+                                          static_cast<std::size_t>(count * element)));
+  return transpose(std::move(turned), 0, 1);
+}
+
+void HuggingFaceWeights::check_tied_head(const Source& embedding, std::int64_t row, std::int64_t count) const {
+  const Tensor a = read_rows(embedding, row, count), b = read_rows(*tied_head_, row, count);
+  check(a.bytes() == b.bytes() && std::memcmp(a.raw(), b.raw(), static_cast<std::size_t>(a.bytes())) == 0,
+        "\"{}\": tensor \"{}\" differs from \"{}\", to which config.json ties it (\"tie_word_embeddings\")",
+        tied_head_->stored.file->path(), tied_head_->stored.entry->name, embedding.stored.entry->name);
+}
+
+void HuggingFaceWeights::load(LanguageModel& model) const {
+  GradMode off(false);
+  for (const auto& [name, parameter] : model.named_parameters()) {
+    const auto source = sources_.find(name);
+    check(source != sources_.end() && source->second.shape == parameter->shape(),
+          "\"{}\" holds no {}{}, which the model to be loaded has", dir_, name, to_string(parameter->shape()));
+    const LocalRows rows = local_rows(parameter->value());
+    const Tensor local = parameter->value().local().detach();
+    check(!local.is_meta(), "\"{}\" has no memory to load its values into; call model.materialize() first", name);
+    if (rows.count > 0) copy_into(local, read_rows(source->second, rows.offset, rows.count));
+    if (tied_head_ && name == "tok.weight") check_tied_head(source->second, rows.offset, rows.count);
+    parameter->mark_initialised();
+  }
+}
+
+}  // namespace sherd::nn

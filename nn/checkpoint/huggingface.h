@@ -1,0 +1,87 @@
+#pragma once
+// Weights of Hugging Face directories: config.json beside model.safetensors, or beside many files and their index.
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nn/checkpoint/safetensors.h"
+#include "nn/models/model_config.h"
+#include "runtime/comm/process_group.h"
+
+namespace sherd::nn {
+
+/// A directory opened for reading: GPT2LMHeadModel or LlamaForCausalLM, tensors of f32, bf16 or f16.
+class HuggingFaceWeights {
+ public:
+  /// Whether `dir` has a config.json, which tells such a directory from a checkpoint.
+  static bool is_at(const std::string& dir);
+
+  /// Reads config.json, the index and the headers of all files, and checks that they are this model: every tensor there
+  /// once with its shape, none beyond them but those that the name table ignores. Throws Error naming file and tensor.
+  explicit HuggingFaceWeights(std::string dir);
+  HuggingFaceWeights(HuggingFaceWeights&&) = default;
+  HuggingFaceWeights(const HuggingFaceWeights&) = delete;
+
+  const std::string& dir() const { return dir_; }
+  const LanguageModelConfig& config() const { return config_; }
+  /// As the file says it.
+  const std::string& config_text() const { return config_text_; }
+  /// In the order of their names.
+  const std::vector<SafetensorsFile>& files() const { return files_; }
+
+  /// Fills `model`, made from config() and materialised, each rank reading only its own rows; values are cast to the
+  /// parameters' dtype. Local: wrap in together() when ranks must agree. Throws Error naming file and tensor (cut short
+  /// meanwhile; a tied head that differs from the embedding).
+  void load(LanguageModel& model) const;
+
+ private:
+  struct Stored {
+    const SafetensorsFile* file = nullptr;
+    const TensorEntry* entry = nullptr;
+  };
+  /// Where one of our parameters lies: rows first_row ... of a stored tensor, which may be transposed.
+  struct Source {
+    Stored stored;
+    Shape shape;
+    std::int64_t first_row = 0;
+    bool transposed = false;
+  };
+  /// A stored tensor and the parameters that are stacked in it.
+  struct Match {
+    Stored stored;
+    std::vector<std::string> ours;
+    bool transposed = false;
+  };
+  void open_files();
+  const Stored* find_stored(std::string_view name) const;
+  std::vector<Match> match_names();
+  void match_shapes(const std::vector<Match>& matches);
+  Tensor read_rows(const Source& source, std::int64_t row, std::int64_t count) const;
+  void check_tied_head(const Source& embedding, std::int64_t row, std::int64_t count) const;
+
+  std::string dir_, config_text_;
+  LanguageModelConfig config_;
+  std::vector<SafetensorsFile> files_;
+  bool has_prefix_ = true;
+  std::map<std::string, Stored, std::less<>> stored_;   // by the name in the files
+  std::map<std::string, Source, std::less<>> sources_;  // by the name of our parameter
+  std::optional<Source> tied_head_;                     // stored although it is tied
+};
+
+struct HuggingFaceSaveOptions {
+  DType dtype = DType::f32;
+  /// Files, names, dtypes, metadata and config.json as in this directory, which must be of an equal model; tensors that
+  /// hold no weights are copied from it. `dtype` and `max_file_bytes` do not count then.
+  const HuggingFaceWeights* like = nullptr;
+  /// More than this is written as several files and an index.
+  std::int64_t max_file_bytes = 5'000'000'000;
+};
+
+/// Writes `model`, made from `config`, as a directory that transformers and HuggingFaceWeights read. Collective:
+/// tensors are gathered one after the other and rank 0 writes; blocks on the disk. `dir` appears by rename once it is
+/// whole. On failure (disk full, `dir` exists and is not empty) every rank throws Error.
+void save_huggingface(const std::string& dir, const LanguageModelConfig& config, LanguageModel& model,
+                      ProcessGroup& group, const HuggingFaceSaveOptions& options = {});
+
+}  // namespace sherd::nn

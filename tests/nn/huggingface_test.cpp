@@ -1,0 +1,353 @@
+// Hugging Face directories against transformers itself: the committed ones were written by it, and what it computes
+// from them lies beside them (tools/golden/make_huggingface.py).
+#include "nn/checkpoint/huggingface.h"
+
+#include <filesystem>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "nn/checkpoint/huggingface_config.h"
+#include "nn/optim/adamw.h"
+#include "nn/parallel/fully_shard.h"
+#include "runtime/autograd/autograd.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/golden.h"
+#include "tests/support/near.h"
+#include "tests/support/ranks.h"
+#include "tests/support/temp_dir.h"
+
+namespace sherd::nn {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::expect_error;
+using testing::Golden;
+using testing::near;
+using testing::run_ranks;
+using testing::same_bits;
+using testing::TempDir;
+using Group = std::shared_ptr<ProcessGroup>;
+
+std::string directory_of(const std::string& name) { return SHERD_SOURCE_DIR "/tests/golden/huggingface/" + name; }
+
+Tensor tensor_of(const testing::GoldenTensor& golden) {
+  const Shape shape{std::span<const std::int64_t>(golden.shape)};
+  return golden.dtype == "I64" ? Tensor::from<std::int64_t>(golden.i64, shape) : Tensor::from<float>(golden.f32, shape);
+}
+
+std::string bytes_of(const SafetensorsFile& file, const TensorEntry& entry) {
+  std::string bytes(static_cast<std::size_t>(entry.bytes), '\0');
+  file.read(entry, 0, std::as_writable_bytes(std::span(bytes)));
+  return bytes;
+}
+
+std::unique_ptr<LanguageModel> loaded(const HuggingFaceWeights& weights) {
+  auto model = make_language_model(weights.config());
+  model->materialize();
+  weights.load(*model);
+  return model;
+}
+
+/// The same files with the same tensors at the same places, and the same JSON.
+void expect_equal_directories(const std::string& actual, const std::string& expected) {
+  const auto names = [](const std::string& dir) {
+    std::set<std::string> result;
+    for (const auto& entry : fs::directory_iterator(dir)) result.insert(entry.path().filename().string());
+    return result;
+  };
+  ASSERT_EQ(names(actual), names(expected));
+  for (const std::string& name : names(expected)) {
+    const std::string a_path = actual + "/" + name, b_path = expected + "/" + name;
+    if (!name.ends_with(".safetensors")) {
+      json a = json::parse(std::ifstream(a_path)), b = json::parse(std::ifstream(b_path));
+      if (b.contains("metadata")) b["metadata"].erase("total_parameters");  // of transformers 5, read by nothing
+      EXPECT_EQ(a, b) << name;
+      continue;
+    }
+    const auto a = SafetensorsFile::open(a_path), b = SafetensorsFile::open(b_path);
+    EXPECT_EQ(a.metadata(), b.metadata());
+    ASSERT_EQ(a.tensors().size(), b.tensors().size());
+    for (std::size_t i = 0; i < a.tensors().size(); ++i) {
+      const TensorEntry &x = a.tensors()[i], &y = b.tensors()[i];
+      EXPECT_EQ(x.name, y.name);
+      EXPECT_EQ(x.dtype, y.dtype) << x.name;
+      EXPECT_EQ(x.shape, y.shape) << x.name;
+      EXPECT_TRUE(bytes_of(a, x) == bytes_of(b, y)) << x.name;
+    }
+  }
+}
+
+class HuggingFace : public ::testing::TestWithParam<std::string> {
+ protected:
+  Tensor golden(const std::string& key) const { return tensor_of(golden_.at(key)); }
+  double number(const char* key) const { return golden_.number(GetParam(), key); }
+
+  Golden golden_{"huggingface/" + GetParam()};
+  HuggingFaceWeights weights_{directory_of(GetParam())};
+  TempDir dir_;
+};
+
+TEST_P(HuggingFace, LogitsAreThoseOfTransformers) {
+  const auto model = loaded(weights_);
+  EXPECT_TRUE(near((*model)(golden("in.tokens"), Tensor()), golden("out.logits"), 1e-5));
+}
+
+TEST_P(HuggingFace, TrainingSeesTheLossesOfTransformers) {
+  const auto model = loaded(weights_);
+  AdamW optimizer(model->parameters(), {.lr = number("lr"),
+                                        .beta1 = number("beta1"),
+                                        .beta2 = number("beta2"),
+                                        .eps = number("eps"),
+                                        .weight_decay = number("weight_decay"),
+                                        .decay_matrices_only = true});
+  const auto losses = golden("out.losses").to_vector<double>();
+  ASSERT_EQ(losses.size(), 20u);
+  EXPECT_LT(losses.back(), 0.9 * losses.front()) << "the oracle itself must learn";
+  for (std::size_t step = 0; step < losses.size(); ++step) {
+    const Tensor loss = (*model)(golden("in.tokens"), golden("in.targets"));
+    EXPECT_NEAR(loss.item<double>(), losses[step], 1e-4) << "step " << step;
+    backward(loss);
+    optimizer.step_and_clear();
+  }
+}
+
+TEST_P(HuggingFace, IsWrittenBackTheSame) {
+  const auto model = loaded(weights_);
+  run_ranks(1, [&](const Group& group) {
+    save_huggingface(dir_ / "copy", weights_.config(), *model, *group, {.like = &weights_});
+  });
+  expect_equal_directories(dir_ / "copy", weights_.dir());
+}
+
+TEST_P(HuggingFace, ShardsLoadAndAreWrittenBackTheSame) {
+  const Tensor expected = (*loaded(weights_))(golden("in.tokens"), Tensor());
+  for (const int ranks : {2, 3, 5}) {
+    const std::string copy = dir_ / fmt::format("copy-{}", ranks);
+    run_ranks(ranks, [&](const Group& group) {
+      const DeviceMesh mesh(group);
+      auto model = make_language_model(weights_.config());
+      for (Module* block : model->blocks()) fully_shard(*block, mesh);
+      fully_shard(*model, mesh);
+      model->materialize();
+      weights_.load(*model);
+      save_huggingface(copy, weights_.config(), *model, *group, {.like = &weights_});
+      EXPECT_TRUE(same_bits((*model)(golden("in.tokens"), Tensor()), expected));
+    });
+    expect_equal_directories(copy, weights_.dir());
+  }
+}
+
+TEST_P(HuggingFace, ANewDirectoryHoldsTheSameModel) {
+  const auto model = loaded(weights_);
+  for (const std::int64_t limit : {std::int64_t{1} << 40, std::int64_t{10'000}}) {
+    const std::string path = dir_ / fmt::format("new-{}", limit);
+    run_ranks(1, [&](const Group& group) {
+      save_huggingface(path, weights_.config(), *model, *group, {.max_file_bytes = limit});
+    });
+    EXPECT_EQ(fs::exists(path + "/model.safetensors"), limit > 10'000);
+    const HuggingFaceWeights again(path);
+    EXPECT_EQ(config_to_huggingface(again.config()), config_to_huggingface(weights_.config()));
+    EXPECT_TRUE(same_bits((*loaded(again))(golden("in.tokens"), Tensor()), (*model)(golden("in.tokens"), Tensor())));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, HuggingFace, ::testing::Values("gpt2", "gpt2_old", "llama", "llama_tied"),
+                         [](const auto& model) { return model.param; });
+
+// ---- directories that are wrong ----
+
+/// A copy of a committed directory, to be damaged.
+class BadHuggingFace : public ::testing::Test {
+ protected:
+  explicit BadHuggingFace(const std::string& name = "llama") {
+    fs::copy(directory_of(name), dir_.path(), fs::copy_options::recursive);
+  }
+  void expect_refused(std::initializer_list<std::string_view> parts) const {
+    expect_error([&] { HuggingFaceWeights weights(dir_.path()); }, parts);
+    expect_error([&] { HuggingFaceWeights weights(dir_.path()); }, {dir_.path()});
+  }
+  json read(const char* name) const { return json::parse(dir_.read(name)); }
+  void expect_config_refused(const json& change, std::initializer_list<std::string_view> parts) const {
+    const json config = read("config.json");
+    json changed = config;
+    changed.merge_patch(change);
+    dir_.write("config.json", changed.dump());
+    expect_refused({"config.json"});
+    expect_refused(parts);
+    dir_.write("config.json", config.dump());
+  }
+  /// Tensors of one file, changed by `change` and written back.
+  void rewrite(const char* name, const std::function<void(std::vector<TensorBytes>&)>& change) const {
+    const std::string path = dir_ / name;
+    std::vector<std::string> bytes;
+    std::vector<TensorBytes> tensors;
+    {
+      const auto file = SafetensorsFile::open(path);
+      for (const TensorEntry& entry : file.tensors()) bytes.push_back(bytes_of(file, entry));
+      for (std::size_t i = 0; i < bytes.size(); ++i)
+        tensors.push_back({file.tensors()[i], std::as_bytes(std::span(bytes[i]))});
+    }
+    change(tensors);
+    write_safetensors(path, tensors);
+  }
+  TempDir dir_;
+};
+
+class BadGpt2 : public BadHuggingFace {
+ protected:
+  BadGpt2() : BadHuggingFace("gpt2_old") {}
+};
+
+TEST_F(BadHuggingFace, ConfigsOfOtherModelsAreRefusedByName) {
+  expect_config_refused({{"architectures", {"MistralForCausalLM"}}}, {"MistralForCausalLM", "LlamaForCausalLM"});
+  expect_config_refused({{"architectures", json::array()}}, {"architectures", "[]"});
+  expect_config_refused({{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}}}, {"rope_scaling", "llama3"});
+  expect_config_refused({{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}}, {"rope_scaling", "linear"});
+  expect_config_refused({{"rope_parameters", {{"rope_type", "yarn"}}}}, {"rope_parameters", "yarn"});
+  expect_config_refused({{"attention_bias", true}}, {"attention_bias", "true"});
+  expect_config_refused({{"hidden_act", "gelu"}}, {"hidden_act", "gelu", "silu"});
+  expect_config_refused({{"head_dim", 8}}, {"head_dim", "8", "4"});
+  expect_config_refused({{"hidden_size", nullptr}}, {"hidden_size", "missing"});
+  expect_config_refused({{"hidden_size", -24}}, {"hidden_size", "-24"});
+  expect_config_refused({{"hidden_size", 24.5}}, {"hidden_size", "24.5"});
+  expect_config_refused({{"num_attention_heads", 7}}, {"hidden_size", "24", "7"});
+  expect_config_refused({{"num_key_value_heads", 4}}, {"num_key_value_heads", "4", "6"});
+  expect_config_refused({{"num_hidden_layers", 1'000'000'000}}, {"model.layers.2."});  // at once, at the first missing
+  expect_config_refused({{"rms_norm_eps", "small"}}, {"rms_norm_eps", "small"});
+  expect_config_refused({{"tie_word_embeddings", 1}}, {"tie_word_embeddings"});
+  dir_.write("config.json", "{");
+  expect_refused({"config.json", "JSON"});
+  fs::remove(dir_ / "config.json");
+  expect_refused({"config.json", "No such file"});
+}
+
+TEST_F(BadGpt2, ConfigsOfOtherModelsAreRefusedByName) {
+  expect_config_refused({{"activation_function", "relu"}}, {"activation_function", "relu", "gelu_new"});
+  expect_config_refused({{"scale_attn_by_inverse_layer_idx", true}}, {"scale_attn_by_inverse_layer_idx"});
+  expect_config_refused({{"n_head", 5}}, {"n_embd", "24", "5"});
+  expect_config_refused({{"n_layer", 1}}, {"model.safetensors", "\"h.1.attn.c_attn.bias\""});
+  expect_config_refused({{"n_layer", 3}}, {"h.2."});
+  expect_config_refused({{"n_inner", 48}}, {"model.safetensors", "h.0.mlp.c_fc.weight", "[24,40]", "[24,48]"});
+}
+
+TEST_F(BadHuggingFace, FilesThatAreNotThereAreNamed) {
+  fs::remove(dir_ / "model-00002-of-00003.safetensors");
+  expect_refused({"model.safetensors.index.json", "model-00002-of-00003.safetensors", "not there"});
+  fs::remove(dir_ / "model.safetensors.index.json");
+  expect_refused({"model.safetensors", "index"});
+  dir_.write("pytorch_model.bin", "x");
+  expect_refused({"pytorch_model.bin", "safetensors"});
+}
+
+TEST_F(BadHuggingFace, TheIndexStaysInTheDirectory) {
+  const json index = read("model.safetensors.index.json");
+  for (const char* name : {"../model.safetensors", "/etc/passwd", "..", "", "sub/model.safetensors"}) {
+    json bad = index;
+    bad["weight_map"]["model.norm.weight"] = name;
+    dir_.write("model.safetensors.index.json", bad.dump());
+    expect_refused({"index.json", "\"model.norm.weight\"", "beside the index"});
+  }
+  json bad = index;
+  bad["weight_map"]["model.norm.weight"] = 3;
+  dir_.write("model.safetensors.index.json", bad.dump());
+  expect_refused({"\"model.norm.weight\"", "3"});
+  bad.erase("weight_map");
+  dir_.write("model.safetensors.index.json", bad.dump());
+  expect_refused({"weight_map"});
+}
+
+TEST_F(BadHuggingFace, TheIndexAndTheFilesMustAgree) {
+  const json index = read("model.safetensors.index.json");
+  json bad = index;
+  bad["weight_map"].erase("model.norm.weight");
+  dir_.write("model.safetensors.index.json", bad.dump());
+  expect_refused({"\"model.norm.weight\"", "nothing"});
+  bad = index;
+  bad["weight_map"]["model.layers.7.mlp.up_proj.weight"] = "model-00001-of-00003.safetensors";
+  dir_.write("model.safetensors.index.json", bad.dump());
+  expect_refused({"model.layers.7.mlp.up_proj.weight", "model-00001-of-00003.safetensors", "does not hold"});
+}
+
+TEST_F(BadHuggingFace, TruncatedFilesAreNamed) {
+  fs::resize_file(dir_ / "model-00003-of-00003.safetensors", 6000);
+  expect_refused({"model-00003-of-00003.safetensors", "truncated"});
+}
+
+TEST_F(BadGpt2, TensorsMustBeThoseOfTheModel) {
+  const auto named = [](std::vector<TensorBytes>& tensors, std::string_view name) {
+    return std::find_if(tensors.begin(), tensors.end(), [&](const TensorBytes& t) { return t.name == name; });
+  };
+  const auto changed = [&](auto&& change, std::initializer_list<std::string_view> parts) {
+    const std::string whole = dir_.read("model.safetensors");
+    rewrite("model.safetensors", change);
+    expect_refused(parts);
+    dir_.write("model.safetensors", whole);
+  };
+  changed([&](auto& t) { t.erase(named(t, "h.1.ln_2.bias")); }, {"transformer.h.1.ln_2.bias"});
+  changed([&](auto& t) { named(t, "h.1.ln_2.bias")->name = "h.1.ln_3.bias"; }, {"ln_2.bias"});
+  changed([&](auto& t) { t.push_back({{"h.0.attn.extra", DType::u8, {0}}, {}}); }, {"h.0.attn.extra", "does not have"});
+  changed([&](auto& t) { named(t, "h.0.attn.c_attn.weight")->shape = {72, 24}; },
+          {"model.safetensors", "h.0.attn.c_attn.weight", "[72,24]", "[24,72]"});
+  changed([&](auto& t) { named(t, "ln_f.bias")->dtype = DType::boolean, named(t, "ln_f.bias")->shape = {48}; },
+          {"ln_f.bias", "[48]"});
+  // The mask is not read, whatever it is.
+  rewrite("model.safetensors", [&](auto& t) { t.erase(named(t, "h.0.attn.bias")); });
+  EXPECT_NO_THROW(HuggingFaceWeights weights(dir_.path()));
+}
+
+TEST_F(BadGpt2, ATiedHeadThatDiffersIsRefused) {
+  const std::string other(67 * 24 * 2, 'x');
+  rewrite("model.safetensors", [&](std::vector<TensorBytes>& tensors) {
+    for (TensorBytes& t : tensors)
+      if (t.name == "lm_head.weight") t.bytes = std::as_bytes(std::span(other));
+  });
+  const HuggingFaceWeights weights(dir_.path());
+  expect_error([&] { loaded(weights); }, {"lm_head.weight", "wte.weight", "tie_word_embeddings"});
+}
+
+// The last bytes of the file are the last rows of one tensor: only the rank that holds them reads them.
+TEST(HuggingFaceShards, EveryRankReadsItsOwnRowsOnly) {
+  TempDir dir;
+  fs::copy(directory_of("llama_tied"), dir.path(), fs::copy_options::recursive);
+  const std::string path = dir / "model.safetensors";
+  const HuggingFaceWeights weights(dir.path());
+  fs::resize_file(path, fs::file_size(path) - 2);
+  run_ranks(2, [&](const Group& group) {
+    auto model = make_language_model(weights.config());
+    fully_shard(*model, DeviceMesh(group));
+    model->materialize();
+    if (group->rank() == 0) EXPECT_NO_THROW(weights.load(*model));
+    else expect_error([&] { weights.load(*model); }, {"model.safetensors", "cut short", "model.norm.weight"});
+  });
+}
+
+TEST(HuggingFaceSave, RefusesWhatItCannotWriteOnEveryRank) {
+  TempDir dir;
+  const HuggingFaceWeights weights(directory_of("gpt2"));
+  dir.write("full/file", "x");
+  dir.write("file", "x");
+  run_ranks(2, [&](const Group& group) {
+    const auto model = loaded(weights);
+    const auto save = [&](const std::string& name, const LanguageModelConfig& config, const HuggingFaceSaveOptions& o) {
+      save_huggingface(dir / name, config, *model, *group, o);
+    };
+    expect_error([&] { save("full", weights.config(), {}); }, {"full", "not an empty folder"});
+    expect_error([&] { save("file", weights.config(), {}); }, {"file", "not an empty folder"});
+    expect_error([&] { save("file/below", weights.config(), {}); }, {"file/below", "cannot create"});
+    expect_error([&] { save("new", weights.config(), {.dtype = DType::f64}); }, {"f64", "bf16"});
+    auto other = std::get<GptConfig>(weights.config());
+    other.gelu = GeluKind::erf;
+    expect_error([&] { save("new", other, {.like = &weights}); }, {"gpt2", "\"activation_function\": \"gelu\""});
+    other.bias = false;
+    expect_error([&] { save("new", other, {}); }, {"without biases"});
+    save("new", weights.config(), {.dtype = DType::bf16});
+  });
+  EXPECT_FALSE(fs::exists(dir / "new.partial"));
+  EXPECT_EQ(json::parse(dir.read("new/config.json"))["torch_dtype"], "bfloat16");
+  EXPECT_EQ(SafetensorsFile::open(dir / "new/model.safetensors").at("transformer.wte.weight").dtype, DType::bf16);
+}
+
+}  // namespace
+}  // namespace sherd::nn
