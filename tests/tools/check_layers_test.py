@@ -38,6 +38,9 @@ class CheckLayers(unittest.TestCase):
     def test_good_tree_passes(self):
         self.assertEqual(self.run_on({}), (0, ["check_layers: the tree keeps its rules"]))
 
+    def test_golden_folders_need_no_readme(self):
+        self.assertEqual(self.run_on({"tests/golden/README.md": "", "tests/golden/llama/config.json": "{}"})[0], 0)
+
     def test_include_upwards(self):
         self.expect({"runtime/a.h": '#pragma once\n#include "nn/d.h"\n'}, "runtime/a.h:2: \"nn/d.h\": runtime may not")
 
