@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "runtime/comm/rank.h"
+#include "runtime/cpu/level.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/op/op.h"
 #include "tools/command.h"
@@ -22,15 +23,10 @@ std::string cpu_model() {
   return "unknown";
 }
 
-std::string instruction_sets() {
+std::string kernel_levels() {
   std::string text;
-  const auto add = [&](bool has, const char* label) {
-    if (has) text += (text.empty() ? "" : " ") + std::string(label);
-  };
-  add(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), "x86-64-v3");
-  add(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"), "x86-64-v4");
-  add(__builtin_cpu_supports("avx512bf16"), "bf16");
-  return text.empty() ? "none of x86-64-v3, x86-64-v4, bf16: the kernels need x86-64-v3" : text;
+  for (const std::string_view name : cpu::usable_levels()) text += fmt::format("{}{}", text.empty() ? "" : ", ", name);
+  return fmt::format("{} (of {})", cpu::level().name, text);
 }
 
 std::string rank_text() {
@@ -38,9 +34,7 @@ std::string rank_text() {
     const RankInfo rank = discover_rank();
     if (rank.world_size == 1) return "1 rank, no launcher";
     return fmt::format("rank {} of {} ({})", rank.rank, rank.world_size, rank.source);
-  } catch (const Error& error) {
-    return fmt::format("not usable: {}", error.message());
-  }
+  } catch (const Error& error) { return fmt::format("not usable: {}", error.message()); }
 }
 
 }  // namespace
@@ -55,14 +49,14 @@ int run_info(std::span<const std::string_view> args) {
   const std::int64_t memory = static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
   std::fputs(fmt::format("sherd            {}\n"
                          "cpu              {}, {} cores, {} memory\n"
-                         "instruction sets {}\n"
+                         "kernels          {}\n"
                          "matrix products  {}\n"
                          "ops              {} rows\n"
                          "devices          cpu, meta; cuda: not part of this build\n"
                          "process groups   thread, shm\n"
                          "launcher         {}\n",
-                         kVersion, cpu_model(), std::thread::hardware_concurrency(), format_bytes(memory), instruction_sets(),
-                         products, op_table().rows().size(), rank_text())
+                         kVersion, cpu_model(), std::thread::hardware_concurrency(), format_bytes(memory),
+                         kernel_levels(), products, op_table().rows().size(), rank_text())
                  .c_str(),
              stdout);
   return 0;

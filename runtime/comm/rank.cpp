@@ -225,6 +225,11 @@ RankInfo discover_rank() {
   return discover_rank([](const char* name) -> const char* { return std::getenv(name); });
 }
 
+std::string requested_cpu_level() {
+  const char* asked = std::getenv("SHERD_CPU_LEVEL");
+  return asked ? asked : "";
+}
+
 std::unique_ptr<Store> connect_store(const RankInfo& rank, std::chrono::milliseconds deadline) {
   TcpStoreOptions client;
   client.connect_deadline = deadline;

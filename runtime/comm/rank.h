@@ -40,6 +40,9 @@ using Environment = std::function<const char*(const char*)>;
 RankInfo discover_rank(const Environment& environment);
 RankInfo discover_rank();
 
+/// SHERD_CPU_LEVEL, the instruction-set level of the kernels (cpu/level.h); empty: the best this CPU runs.
+std::string requested_cpu_level();
+
 /// The store that all ranks of `rank`'s job share. Under `sherd run` the launcher hosts it; else rank 0 does, in a
 /// thread for as long as it keeps the result: at SHERD_STORE if given, otherwise on a free loopback port that the
 /// other ranks learn from a private file (rendezvous_file.h). Ranks on several hosts without SHERD_STORE are an

@@ -1,7 +1,9 @@
 #include "runtime/comm/world.h"
 
+#include "runtime/comm/agree.h"
 #include "runtime/comm/rank.h"
 #include "runtime/comm/shm_group.h"
+#include "runtime/cpu/level.h"
 #include "runtime/exec/context.h"
 
 namespace sherd {
@@ -14,12 +16,23 @@ struct ConnectedWorld {
   std::shared_ptr<ProcessGroup> group;
 };
 
+// Kernels of another level round differently, and replicated tensors would drift apart in silence.
+void check_same_level(ProcessGroup& group) {
+  const std::vector<std::string> levels = gather_text(group, cpu::level().name);
+  for (std::size_t r = 1; r < levels.size(); ++r)
+    check(levels[r] == levels[0],
+          "rank 0 runs the CPU kernels of {}, rank {} those of {}; set SHERD_CPU_LEVEL to a level that the CPUs of all "
+          "ranks have",
+          levels[0], r, levels[r]);
+}
+
 std::shared_ptr<ProcessGroup> connect_world() {
   const RankInfo rank = discover_rank();
   if (rank.world_size == 1) return make_single_group();
   auto world = std::make_shared<ConnectedWorld>();
   world->store = connect_store(rank);
   world->group = make_shm_group(*world->store, rank.rank, rank.world_size);
+  check_same_level(*world->group);
   return {world, world->group.get()};
 }
 

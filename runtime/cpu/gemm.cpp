@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "runtime/cpu/level.h"
 #include "runtime/cpu/parallel.h"
 
 namespace sherd::cpu {
@@ -53,7 +54,7 @@ void run_piece(Gemm g, const void* a, const void* b, void* c, GemmBackend backen
   }
   if (g.k == 0) return;
   if (backend == GemmBackend::library && detail::gemm_onednn(g, a, b, c)) return;
-  detail::gemm_blocked(g, a, b, c);
+  level().kernels.gemm_blocked(g, a, b, c);
 }
 
 // An operand without elements may have no address.

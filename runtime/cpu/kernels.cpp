@@ -1,8 +1,10 @@
 #include "runtime/cpu/kernels.h"
 
-namespace sherd {
+namespace sherd::cpu {
 
-void register_cpu(OpTable& table) {
+namespace {
+
+void register_rows(OpTable& table) {
   cpu::register_pointwise(table);
   cpu::register_reduce(table);
   cpu::register_copy(table);
@@ -13,7 +15,13 @@ void register_cpu(OpTable& table) {
   cpu::register_loss(table);
   cpu::register_random(table);
   cpu::register_optimizer(table);
-  cpu::register_collective(table);
 }
 
-}  // namespace sherd
+constexpr Kernels kKernels{register_rows, detail::gemm_blocked, reduce_ranks};
+
+}  // namespace
+
+/// The level's entry point, which the build gives the level's name; all other symbols of a level become local.
+extern "C" const Kernels* sherd_cpu_kernels() { return &kKernels; }
+
+}  // namespace sherd::cpu

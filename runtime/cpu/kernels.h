@@ -1,9 +1,21 @@
 #pragma once
-// The CPU column of the op table, one registration per file of kernels. Conventions: outputs are dense (but for
-// `copy`, whose output may be strided); inputs may have any strides unless the row's user function made them dense.
+// The CPU column of the op table, one registration per file of kernels, and the little else that the seams need from a
+// level. Conventions: outputs are dense (but for `copy`, whose output may be strided); inputs may have any strides
+// unless the row's user function made them dense.
+#include "runtime/comm/reduce.h"
+#include "runtime/cpu/gemm.h"
 #include "runtime/op/op.h"
 
 namespace sherd::cpu {
+
+/// What one instruction-set level offers (level.h).
+struct Kernels {
+  void (*register_rows)(OpTable& table);
+  void (*gemm_blocked)(const Gemm& g, const void* a, const void* b, void* c);
+  /// comm::reduce, at least one element.
+  void (*reduce_ranks)(DType dtype, std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
+                       const comm::Reduction& reduction);
+};
 
 void register_pointwise(OpTable& table);
 void register_reduce(OpTable& table);
@@ -15,6 +27,9 @@ void register_attention(OpTable& table);
 void register_loss(OpTable& table);
 void register_random(OpTable& table);
 void register_optimizer(OpTable& table);
-void register_collective(OpTable& table);
+void register_collective(OpTable& table);  // not a kernel: it calls the process group
+
+void reduce_ranks(DType dtype, std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
+                  const comm::Reduction& reduction);
 
 }  // namespace sherd::cpu

@@ -174,9 +174,9 @@ std::int64_t linear_cross_entropy_scratch(const InferCall& call) {
 }
 
 void register_loss(OpTable& table) {
-  table.kernel("cross_entropy", Device::Kind::cpu, cross_entropy_kernel);
-  table.kernel("cross_entropy_backward", Device::Kind::cpu, cross_entropy_backward_kernel);
-  table.kernel("linear_cross_entropy", Device::Kind::cpu, linear_cross_entropy_kernel);
+  table.kernel("cross_entropy", Device::Kind::cpu, cross_entropy_kernel, cross_entropy_scratch);
+  table.kernel("cross_entropy_backward", Device::Kind::cpu, cross_entropy_backward_kernel, dense_scratch);
+  table.kernel("linear_cross_entropy", Device::Kind::cpu, linear_cross_entropy_kernel, linear_cross_entropy_scratch);
 }
 
 }  // namespace sherd::cpu

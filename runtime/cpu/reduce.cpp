@@ -7,6 +7,7 @@
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/cpu/reduce_plan.h"
+#include "runtime/cpu/scratch.h"
 #include "runtime/cpu/tile.h"
 #include "runtime/op/attr_types.h"
 #include "runtime/op/pointwise.h"
@@ -243,14 +244,14 @@ void argmax(const KernelCall& call) {
 
 void register_reduce(OpTable& table) {
   using enum Device::Kind;
-  table.kernel("sum", cpu, over_dims<Sum>);
-  table.kernel("sum_to", cpu, sum_to);
-  table.kernel("mean", cpu, mean);
-  table.kernel("max", cpu, over_dims<Largest>);
-  table.kernel("min", cpu, over_dims<Smallest>);
-  table.kernel("prod", cpu, over_dims<Product>);
-  table.kernel("any", cpu, over_dims<Any>);
-  table.kernel("all", cpu, over_dims<All>);
+  table.kernel("sum", cpu, over_dims<Sum>, reduce_scratch);
+  table.kernel("sum_to", cpu, sum_to, sum_to_scratch);
+  table.kernel("mean", cpu, mean, reduce_scratch);
+  table.kernel("max", cpu, over_dims<Largest>, reduce_scratch);
+  table.kernel("min", cpu, over_dims<Smallest>, reduce_scratch);
+  table.kernel("prod", cpu, over_dims<Product>, reduce_scratch);
+  table.kernel("any", cpu, over_dims<Any>, reduce_scratch);
+  table.kernel("all", cpu, over_dims<All>, reduce_scratch);
   table.kernel("argmax", cpu, argmax);
 }
 

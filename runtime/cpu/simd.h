@@ -1,17 +1,23 @@
 #pragma once
-// Vectors of one AVX register for the inner loops of our own kernels. Arithmetic and comparisons are the compiler's
-// vector extension; only broadcast and fused multiply-add, which the extension cannot say, are intrinsics. Lane sums
-// and maxima are combined in a fixed order, so a row's result depends on the row alone.
+// Vectors of one register of the level for the inner loops of our own kernels. Arithmetic, comparisons and shuffles are
+// the compiler's vector extension; only broadcast and fused multiply-add, which the extension cannot say, are
+// intrinsics. Lane sums and maxima are combined in a fixed order, so a row's result depends on the row alone.
+// This is the one file of the kernels that asks which level it is compiled for.
 #include <immintrin.h>
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "runtime/tensor/dtype.h"
 
 namespace sherd::cpu {
 
+#if defined(__AVX512F__)
+inline constexpr int kVecBytes = 64;
+#else
 inline constexpr int kVecBytes = 32;
+#endif
 
 template <class T>
 struct VecOf;
@@ -38,30 +44,45 @@ template <class T>
 void store(T* to, Vec<T> v) {
   std::memcpy(to, &v, sizeof v);
 }
+#if defined(__AVX512F__)
+inline Vec<float> splat(float x) { return _mm512_set1_ps(x); }
+inline Vec<double> splat(double x) { return _mm512_set1_pd(x); }
+inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return _mm512_fmadd_pd(a, b, c); }
+#else
 inline Vec<float> splat(float x) { return _mm256_set1_ps(x); }
 inline Vec<double> splat(double x) { return _mm256_set1_pd(x); }
 inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return _mm256_fmadd_pd(a, b, c); }
+#endif
+
+namespace detail {
+// Lane l of the result is lane l ^ Distance.
+template <int Distance, class T, int... L>
+Vec<T> swap_lanes(Vec<T> v, std::integer_sequence<int, L...>) {
+  return __builtin_shufflevector(v, v, (L ^ Distance)...);
+}
+template <class T, int Distance, class Op>
+Vec<T> fold_lanes(Vec<T> v, const Op& op) {
+  if constexpr (Distance == 0) return v;
+  else
+    return fold_lanes<T, Distance / 2>(op(v, swap_lanes<Distance, T>(v, std::make_integer_sequence<int, kLanes<T>>{})),
+                                       op);
+}
+}  // namespace detail
 
 /// Folds the lanes pairwise, upper half on lower half, by `op`; the result is in every lane.
-template <class Op>
-Vec<float> fold_lanes(Vec<float> v, const Op& op) {
-  v = op(v, Vec<float>(_mm256_permute2f128_ps(v, v, 1)));
-  v = op(v, Vec<float>(_mm256_permute_ps(v, 0b01001110)));
-  return op(v, Vec<float>(_mm256_permute_ps(v, 0b10110001)));
-}
-template <class Op>
-Vec<double> fold_lanes(Vec<double> v, const Op& op) {
-  v = op(v, Vec<double>(_mm256_permute2f128_pd(v, v, 1)));
-  return op(v, Vec<double>(_mm256_permute_pd(v, 0b0101)));
+template <class T, class Op>
+Vec<T> fold_lanes(Vec<T> v, const Op& op) {
+  return detail::fold_lanes<T, kLanes<T> / 2>(v, op);
 }
 template <class T>
 T sum_lanes(Vec<T> v) {
-  return fold_lanes(v, [](Vec<T> a, Vec<T> b) { return a + b; })[0];
+  return fold_lanes<T>(v, [](Vec<T> a, Vec<T> b) { return a + b; })[0];
 }
 template <class T>
 T max_lanes(Vec<T> v) {
-  return fold_lanes(v, [](Vec<T> a, Vec<T> b) { return a > b ? a : b; })[0];
+  return fold_lanes<T>(v, [](Vec<T> a, Vec<T> b) { return a > b ? a : b; })[0];
 }
 
 /// Type in which a kernel computes on elements of T: f64 for f64, f32 for the other floats.

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "runtime/autograd/autograd.h"
-#include "runtime/cpu/scratch.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
 
@@ -75,18 +74,15 @@ void register_attention(OpTable& table) {
                  "sum of exponentials [B, H, Tq].",
              .infer = infer_attention,
              .needs = {.inputs = 0b111, .outputs = 0b11},
-             .scratch = cpu::attention_scratch,
              .vjp = attention_vjp});
   table.add({.name = "scaled_dot_product_attention_backward",
              .doc = "grad, q, k, v, result, log-sum-exp -> gradients of q, k and v.",
              .infer = infer_attention_backward,
-             .scratch = cpu::attention_backward_scratch,
              .no_gradient = "first derivatives only"});
   table.add({.name = "rope",
              .doc = "x [B, H, T, K]: pairs (i, i + K/2) of position p turn by p / theta^(2i/K), backwards if inverse.",
              .infer = infer_rope,
              .traits = {.linear = true},
-             .scratch = cpu::rope_scratch,
              .vjp = rope_vjp});
 }
 

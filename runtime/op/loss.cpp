@@ -3,7 +3,6 @@
 #include "runtime/op/loss.h"
 
 #include "runtime/autograd/autograd.h"
-#include "runtime/cpu/scratch.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
 
@@ -92,12 +91,10 @@ void register_loss(OpTable& table) {
                     "exponentials [...] and the number of targets that count.",
              .infer = infer_cross_entropy,
              .needs = {.inputs = 0b11, .outputs = 0b110},
-             .scratch = cpu::cross_entropy_scratch,
              .vjp = cross_entropy_vjp});
   table.add({.name = "cross_entropy_backward",
              .doc = "grad, logits, targets, log-sum-exp, count -> (softmax - one hot) * grad / count.",
              .infer = infer_cross_entropy_backward,
-             .scratch = cpu::dense_scratch,
              .no_gradient = "first derivatives only"});
   table.add({.name = "linear_cross_entropy",
              .doc =
@@ -105,7 +102,6 @@ void register_loss(OpTable& table) {
                  "as cross_entropy.",
              .infer = infer_linear_cross_entropy,
              .needs = {.inputs = 0b111, .outputs = 0b110},
-             .scratch = cpu::linear_cross_entropy_scratch,
              .vjp = linear_cross_entropy_vjp});
 }
 

@@ -1,7 +1,6 @@
 // Matrix products. `linear` is a row of its own because its weight gradient sums over all leading dims in one product,
 // which is written straight to where the reduction of gradients reads it.
 #include "runtime/autograd/autograd.h"
-#include "runtime/cpu/scratch.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
 
@@ -92,7 +91,6 @@ void register_matmul(OpTable& table) {
              .dims = "...mk,...kn->...mn",
              .traits = {.linear = true, .accumulates = true},
              .needs = {.inputs = 0b11},
-             .scratch = cpu::matmul_scratch,
              .vjp = matmul_vjp});
   table.add({.name = "linear",
              .doc = "x [..., K], weight [N, K], bias [N] or undefined -> [..., N].",
@@ -100,14 +98,12 @@ void register_matmul(OpTable& table) {
              .dims = "...k,nk,n->...n",
              .traits = {.linear = true},
              .needs = {.inputs = 0b011},
-             .scratch = cpu::linear_scratch,
              .vjp = linear_vjp});
   table.add({.name = "linear_weight_grad",
              .doc = "a [..., N], b [..., K] -> [N, K]: products of rows summed over all leading dims.",
              .infer = infer_linear_weight_grad,
              .dims = "...n,...k->nk",
              .traits = {.linear = true, .accumulates = true},
-             .scratch = cpu::linear_weight_grad_scratch,
              .no_gradient = "first derivatives only"});
 }
 

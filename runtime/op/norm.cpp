@@ -2,7 +2,6 @@
 // outputs that the user functions do not show. None has a dims string: the normalised dim is both kept and reduced,
 // which an einsum cannot say.
 #include "runtime/autograd/autograd.h"
-#include "runtime/cpu/scratch.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
 
@@ -97,23 +96,19 @@ void register_softmax(OpTable& table) {
              .doc = "exp(x) divided by its sum along `dim`, without overflow.",
              .infer = infer_softmax,
              .needs = {.outputs = 0b1},
-             .scratch = cpu::dense_scratch,
              .vjp = softmax_vjp});
   table.add({.name = "softmax_backward",
              .doc = "grad, y -> y * (grad - sum of grad * y along `dim`).",
              .infer = infer_softmax_backward,
-             .scratch = cpu::dense_scratch,
              .no_gradient = kFirstOnly});
   table.add({.name = "log_softmax",
              .doc = "x minus the log of the sum of exp(x) along `dim`, without overflow.",
              .infer = infer_softmax,
              .needs = {.outputs = 0b1},
-             .scratch = cpu::dense_scratch,
              .vjp = log_softmax_vjp});
   table.add({.name = "log_softmax_backward",
              .doc = "grad, y -> grad - exp(y) * sum of grad along `dim`.",
              .infer = infer_softmax_backward,
-             .scratch = cpu::dense_scratch,
              .no_gradient = kFirstOnly});
 }
 
@@ -126,23 +121,19 @@ void register_norm(OpTable& table) {
                     "and rstd [...].",
              .infer = infer_layer_norm,
              .needs = {.inputs = 0b011, .outputs = 0b110},
-             .scratch = cpu::norm_scratch,
              .vjp = layer_norm_vjp});
   table.add({.name = "layer_norm_backward",
              .doc = "grad [..., D], x, weight, mean, rstd -> gradients of x, weight and bias.",
              .infer = infer_layer_norm_backward,
-             .scratch = cpu::norm_backward_scratch,
              .no_gradient = kFirstOnly});
   table.add({.name = "rms_norm",
              .doc = "x [..., D], weight [D] or undefined -> x * rstd * weight; also rstd [...].",
              .infer = infer_rms_norm,
              .needs = {.inputs = 0b11, .outputs = 0b10},
-             .scratch = cpu::norm_scratch,
              .vjp = rms_norm_vjp});
   table.add({.name = "rms_norm_backward",
              .doc = "grad [..., D], x, weight, rstd -> gradients of x and weight.",
              .infer = infer_rms_norm_backward,
-             .scratch = cpu::norm_backward_scratch,
              .no_gradient = kFirstOnly});
 }
 

@@ -83,8 +83,8 @@ struct Op {
 class OpTable {
  public:
   void add(Op row);
-  /// Sets the kernel column of an existing row.
-  void kernel(std::string_view name, Device::Kind backend, Kernel function);
+  /// Sets the kernel column of an existing row, and the scratch column where it is the kernel that knows.
+  void kernel(std::string_view name, Device::Kind backend, Kernel function, Scratch scratch = nullptr);
   const Op& at(std::string_view name) const;  ///< throws Error naming the nearest row
   const std::deque<Op>& rows() const { return rows_; }
 

@@ -28,10 +28,11 @@ void OpTable::add(Op row) {
   by_name_[rows_.back().name] = &rows_.back();
 }
 
-void OpTable::kernel(std::string_view name, Device::Kind backend, Kernel function) {
+void OpTable::kernel(std::string_view name, Device::Kind backend, Kernel function, Scratch scratch) {
   const auto found = by_name_.find(name);
   check(found != by_name_.end(), "a {} kernel names op \"{}\", which has no row", to_string(Device{backend, 0}), name);
   found->second->kernel[static_cast<std::size_t>(backend)] = function;
+  if (scratch) found->second->scratch = scratch;
 }
 
 const Op& OpTable::at(std::string_view name) const {

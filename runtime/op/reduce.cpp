@@ -1,6 +1,5 @@
 // Reduction rows. Which dims go is a bit mask; the result keeps them as size 1 or drops them. The gradient of a
 // reduction first gets the dropped dims back (keep_shape), then broadcasts.
-#include "runtime/cpu/scratch.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/vjp.h"
 
@@ -146,9 +145,6 @@ void register_reduce(OpTable& table) {
                .infer = infer,
                .traits = {.reduction = true, .linear = linear, .accumulates = linear},
                .needs = needs,
-               .scratch = name == "argmax"   ? nullptr
-                          : name == "sum_to" ? cpu::sum_to_scratch
-                                             : cpu::reduce_scratch,
                .vjp = vjp,
                .no_gradient = vjp ? "" : "integer or bool result"});
   };
