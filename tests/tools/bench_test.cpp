@@ -1,0 +1,130 @@
+// `sherd bench` as a user sees it, in tiny sizes, with shell scripts in the place of a Python that has torch.
+#include <filesystem>
+#include <sstream>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/tools/program_test.h"
+
+namespace sherd {
+namespace {
+
+using testing::expect_within;
+
+class Bench : public testing::ProgramTest {
+ protected:
+  static std::vector<nlohmann::json> figures(const testing::ProgramEnd& end) {
+    std::vector<nlohmann::json> result;
+    std::istringstream lines(end.out);
+    for (std::string line; std::getline(lines, line);) result.push_back(nlohmann::json::parse(line));
+    return result;
+  }
+  /// A "python" that runs `on_settings` when asked for its torch, and `on_peer` as any other program.
+  std::string python(const std::string& name, const std::string& on_settings, const std::string& on_peer) const {
+    const std::string path =
+        dir_.write(name, "#!/bin/sh\ncase $1 in */settings.py) " + on_settings + ";; *) " + on_peer + ";; esac\n");
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    return path;
+  }
+  static std::string settings(const std::string& name) {
+    return "echo '{\"peer\": \"" + name + "\", \"environment\": {\"PEER_VARIABLE\": \"7\"}, \"settings\": \"best\"}'";
+  }
+  static std::string answering(const std::string& name, const std::string& seconds) {
+    return "echo '{\"peer\": \"" + name + "\"}'; while read r; do echo '{\"seconds\": [" + seconds + "]}'; done";
+  }
+};
+
+TEST_F(Bench, OneObjectPerFigureWithTheContractsFields) {
+  const auto end = sherd({"bench", "dispatch", "--smoke", "--python", "none", "--json"});
+  EXPECT_EQ(end.status, 0) << end.err;
+  const auto all = figures(end);
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0].at("name"), "dispatch.plain");
+  EXPECT_EQ(all[1].at("name"), "dispatch.recording");
+  for (const nlohmann::json& figure : all) {
+    EXPECT_GT(figure.at("value"), 0);
+    EXPECT_EQ(figure.at("unit"), "ns");
+    for (const auto* none : {"peer", "peer_value", "ratio", "limit", "target", "pass"})
+      EXPECT_TRUE(figure.at(none).is_null()) << none;
+  }
+}
+
+TEST_F(Bench, EveryFigureRunsInTinySizes) {
+  const auto end = sherd({"bench", "--smoke", "--python", "none", "--json"});
+  for (const nlohmann::json& figure : figures(end)) EXPECT_FALSE(figure.at("value").is_null()) << figure;
+  EXPECT_EQ(end.status, 0);
+}
+
+TEST_F(Bench, UnknownPrefixNamesTheNearest) {
+  const auto end = sherd({"bench", "dispatch.plane"});
+  EXPECT_EQ(end.status, 1);
+  expect_within(end.err, {"\"dispatch.plane\"", "did you mean dispatch.plain?"});
+}
+
+TEST_F(Bench, PeersAreNamedWithTheirSettingsTheFirstOneCounts) {
+  const std::string first = python("first", settings("fake 1"), answering("fake 1", "10, 30, 20"));
+  const std::string second = python("second", settings("fake 2"), answering("fake 2", "5"));
+  const auto end =
+      sherd({"bench", "step.mini.f32.t1", "--smoke", "--python", first, "--peer-python", second, "--json"});
+  const auto all = figures(end);
+  ASSERT_EQ(all.size(), 1u) << end.err;
+  EXPECT_EQ(all[0].at("peer"), "fake 1");
+  EXPECT_EQ(all[0].at("peer_value"), 20'000);  // ms
+  EXPECT_DOUBLE_EQ(all[0].at("ratio"), 20'000 / all[0].at("value").get<double>());
+  ASSERT_EQ(all[0].at("peers").size(), 2u);
+  EXPECT_EQ(all[0].at("peers")[1].at("peer"), "fake 2");
+  EXPECT_EQ(all[0].at("peers")[1].at("peer_value"), 5'000);
+  EXPECT_EQ(all[0].at("peers")[1].at("settings"), "best");
+}
+
+TEST_F(Bench, PeersRunInTheSettingsFoundForThem) {
+  const std::string peer = python("peer", settings("fake"),
+                                  "[ \"$PEER_VARIABLE$OPENBLAS_CORETYPE\" = 7 ] || exit 9; " + answering("fake", "1"));
+  const auto end =
+      sherd({"bench", "step.mini.f32.t1", "--smoke", "--python", peer, "--json"}, {"OPENBLAS_CORETYPE=Haswell"});
+  EXPECT_EQ(figures(end).at(0).at("peer"), "fake") << end.out;
+}
+
+TEST_F(Bench, AMissingPeerIsNoted) {  // and a target that needs it fails: BenchFigure
+  const auto end = sherd({"bench", "step.mini.f32.t1", "--smoke", "--python", "/no/such/python", "--json"});
+  const nlohmann::json figure = figures(end).at(0);
+  EXPECT_GT(figure.at("value"), 0);
+  EXPECT_TRUE(figure.at("peer").is_null() && figure.at("ratio").is_null());
+  expect_within(figure.at("note"), {"no peer", "/no/such/python"});
+}
+
+TEST_F(Bench, ABadPeerIsNamedAndTheFigureStands) {
+  struct Case {
+    std::string on_settings, on_peer, note;
+  };
+  const std::vector<Case> cases = {
+      {"echo \"No module named 'torch'\" >&2; exit 1", "", "No module named 'torch'"},
+      {"echo hello", "", "\"hello\" instead of a JSON object"},
+      {"echo '{\"peer\": 3}'", "", "peer"},
+      {settings("fake"), "echo '{\"peer\": \"fake\"}'; read r; exit 4", "failed with status 4"},
+      {settings("fake"), answering("fake", "-1"), "-1 where seconds were expected"},
+  };
+  for (const Case& c : cases) {
+    const std::string peer = python("peer", c.on_settings, c.on_peer);
+    const auto end = sherd({"bench", "step.mini.f32.t1", "--smoke", "--python", peer, "--json"});
+    const nlohmann::json figure = figures(end).at(0);
+    EXPECT_GT(figure.at("value"), 0);
+    EXPECT_TRUE(figure.at("peer").is_null());
+    expect_within(figure.at("note"), {"no peer: ", c.note});
+  }
+}
+
+TEST_F(Bench, HelpListsEveryFigureWithItsTarget) {
+  const auto end = sherd({"bench", "--help"});
+  EXPECT_EQ(end.status, 0);
+  expect_within(end.out, {"step.mini.f32.t1", "ratio >= 1.4", "--peer-python"});
+}
+
+TEST_F(Bench, WrongWordsAreErrors) {
+  expect_within(sherd({"bench", "a", "b"}).err, {"one name prefix"});
+  expect_within(sherd({"bench", "--jsn"}).err, {"--jsn", "--json"});
+  expect_within(sherd({"bench", "--child", "nothing"}).err, {"nothing", "none of that name"});
+}
+
+}  // namespace
+}  // namespace sherd

@@ -1,0 +1,112 @@
+// `sherd bench [NAME-PREFIX] [flags]`: measures the figures whose names start so.
+#include "tools/bench/bench.h"
+
+#include <csignal>
+#include <cstdio>
+
+#include <unistd.h>
+
+#include "runtime/tensor/error.h"
+#include "runtime/tensor/nearest.h"
+#include "tools/bench/child.h"
+#include "tools/command.h"
+#include "tools/flags.h"
+
+namespace sherd {
+
+namespace {
+
+using namespace bench;
+
+std::vector<Benchmark> all_benchmarks() {
+  std::vector<Benchmark> all;
+  for (const auto family : {step_benchmarks, gemm_benchmarks, dispatch_benchmarks, ranks_benchmarks})
+    for (Benchmark& row : family()) all.push_back(std::move(row));
+  return all;
+}
+
+std::vector<Benchmark> matching(std::string_view prefix) {
+  std::vector<Benchmark> chosen;
+  std::vector<std::string> names;
+  for (Benchmark& row : all_benchmarks()) {
+    names.push_back(row.name);
+    if (row.name.starts_with(prefix)) chosen.push_back(std::move(row));
+  }
+  check(!chosen.empty(), "no figure's name starts with \"{}\"; did you mean {}? `sherd bench --help` lists all", prefix,
+        nearest(prefix, names));
+  return chosen;
+}
+
+Figure measured(const Benchmark& row, BenchRun& run) {
+  Figure figure{.name = row.name, .unit = row.unit, .target = run.smoke() ? Target{} : row.target};
+  try {
+    row.measure(figure, run);
+  } catch (const std::exception& error) {
+    figure.value.reset();
+    figure.note = error.what();
+  }
+  return figure;
+}
+
+// "a,b" and several flags both give several.
+std::vector<std::string> words_of(const std::string& text) {
+  std::vector<std::string> words;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    if (end > at) words.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return words;
+}
+
+void print_help(const ConfigTable& table) {
+  fmt::print(
+      "sherd bench [NAME-PREFIX] [flags]: measures figures, each beside its peer from the same run\n{}\nFigures:\n",
+      table.help());
+  for (const Benchmark& row : all_benchmarks())
+    fmt::print("  {:<28} {}{}{}\n", row.name, row.summary, row.target.rule == Rule::none ? "" : ": ",
+               describe(row.target));
+}
+
+}  // namespace
+
+int run_bench(std::span<const std::string_view> args) {
+  if (!args.empty() && args[0] == "--child") return run_child(args.subspan(1));
+  std::string first_python = "/usr/bin/python3", more_pythons;
+  BenchOptions options;
+  bool json = false;
+  ConfigTable table;
+  table.add("python", &first_python,
+            "Python whose torch is the peer that targets are judged against; \"none\" for none");
+  table.add("peer_python", &more_pythons, "Pythons whose torches are printed beside it, joined by commas");
+  table.add("json", &json, "one JSON object per figure");
+  table.add("smoke", &options.smoke, "tiny sizes, one round, no targets: shows that all sides run");
+  const CommandLine line = parse_command_line(table, args);
+  if (line.help) {
+    print_help(table);
+    return 0;
+  }
+  for (const CommandLine::Flag& flag : line.flags)
+    if (flag.key == "peer_python")
+      for (std::string& word : words_of(flag.text)) options.pythons.push_back(std::move(word));
+  apply_flags(table, line);
+  if (first_python != "none") options.pythons.insert(options.pythons.begin(), first_python);
+  check(line.words.size() <= 1, "sherd bench takes one name prefix, got {} words", line.words.size());
+  const std::vector<Benchmark> chosen = matching(line.words.empty() ? "" : line.words[0]);
+
+  std::signal(SIGPIPE, SIG_IGN);  // a side that has ended is an Error with its last words
+  BenchRun run(std::move(options));
+  bool passed = true;
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    const bool show = ::isatty(STDERR_FILENO) != 0;
+    if (show) fmt::print(stderr, "\r\033[K[{}/{}] {} ...", i + 1, chosen.size(), chosen[i].name);
+    const Figure figure = measured(chosen[i], run);
+    if (show) fmt::print(stderr, "\r\033[K");
+    fmt::print("{}\n", json ? to_json(figure) : to_text(figure));
+    std::fflush(stdout);
+    passed = passed && passes(figure).value_or(true);
+  }
+  return passed ? 0 : 1;
+}
+
+}  // namespace sherd

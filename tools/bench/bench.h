@@ -1,0 +1,75 @@
+#pragma once
+// What `sherd bench` is made of. A family of figures is one file: rows of names and targets, and how one of them is
+// measured. Our side of every comparison runs in a process of its own (child.h); the other sides are the programs in
+// peers/ and the machine's limits.
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tools/bench/contest.h"
+#include "tools/bench/figure.h"
+
+namespace sherd::bench {
+
+struct BenchOptions {
+  std::vector<std::string> pythons;  ///< whose torches are peers; targets are judged against the first that works
+  bool smoke = false;                ///< tiny sizes, one round: shows that all sides run; figures mean nothing
+};
+
+/// A Python that has torch, and the environment in which that is fastest here (peers/settings.py).
+struct TorchPeer {
+  std::string python, name;  ///< "torch 1.13.1"
+  std::vector<std::string> environment;
+  std::string settings;  ///< for people
+  std::string error;     ///< why it cannot be used; else empty
+};
+
+/// One call of the program: its options, and what several figures share.
+class BenchRun {
+ public:
+  explicit BenchRun(BenchOptions options) : options_(std::move(options)) {}
+  BenchRun(const BenchRun&) = delete;
+  BenchRun& operator=(const BenchRun&) = delete;
+
+  bool smoke() const { return options_.smoke; }
+  /// What is asked for, or the least that works in a smoke run.
+  template <class T>
+  T sized(T full, T smoke) const {
+    return options_.smoke ? smoke : full;
+  }
+
+  /// peers/SCRIPT WORDS under each torch. Torches are asked and their settings measured on first use.
+  std::vector<Contestant> torch_contestants(std::string_view script, const std::vector<std::string>& words,
+                                            const std::string& request, int threads = 1);
+
+  /// The outcome under this key; the contest is held on first use, for figures that read different numbers of it.
+  const Outcome& shared(const std::string& key, const std::function<Contest()>& contest);
+
+ private:
+  const std::vector<TorchPeer>& torches();
+
+  BenchOptions options_;
+  std::vector<TorchPeer> torches_;
+  std::map<std::string, Outcome> outcomes_;
+};
+
+struct Benchmark {
+  std::string name, summary;
+  Unit unit;
+  Target target{};
+  /// Fills value, peers, limit, detail and note of a figure that has this row's name, unit and target. What it throws
+  /// becomes the note of a figure that could not be measured.
+  std::function<void(Figure& figure, BenchRun& run)> measure{};
+};
+
+std::vector<Benchmark> step_benchmarks();      // step.cpp
+std::vector<Benchmark> gemm_benchmarks();      // gemm.cpp
+std::vector<Benchmark> dispatch_benchmarks();  // dispatch.cpp
+std::vector<Benchmark> ranks_benchmarks();     // ranks.cpp
+
+/// tools/bench/NAME of the source tree above this program or above the working directory; Error if there is none.
+std::string source_file(std::string_view name);
+
+}  // namespace sherd::bench

@@ -1,0 +1,63 @@
+#include <filesystem>
+
+#include <unistd.h>
+
+#include "runtime/tensor/error.h"
+#include "tools/bench/bench.h"
+
+namespace sherd::bench {
+
+namespace {
+
+// Asks the interpreter for its torch and measures its best settings: peers/settings.py.
+TorchPeer find_torch(const std::string& python) {
+  TorchPeer peer;
+  peer.python = python;
+  try {
+    const Side side(SideCommand{{python, source_file("peers/settings.py")}, {}});
+    const nlohmann::json& found = side.greeting();
+    peer.name = found.at("peer").get<std::string>();
+    peer.settings = found.at("settings").get<std::string>();
+    for (const auto& [name, value] : found.at("environment").items())
+      peer.environment.push_back(fmt::format("{}={}", name, value.get<std::string>()));
+  } catch (const std::exception& error) { peer.error = error.what(); }
+  return peer;
+}
+
+}  // namespace
+
+std::string source_file(std::string_view name) {
+  const std::filesystem::path starts[] = {std::filesystem::read_symlink("/proc/self/exe").parent_path(),
+                                          std::filesystem::current_path()};
+  for (const auto& start : starts)
+    for (std::filesystem::path at = start; at != at.root_path(); at = at.parent_path())
+      if (const auto file = at / "tools/bench" / name; std::filesystem::exists(file)) return file;
+  fail("tools/bench/{} is found neither above {} nor above {}; run it inside the source tree", name, starts[0].string(),
+       starts[1].string());
+}
+
+const std::vector<TorchPeer>& BenchRun::torches() {
+  if (torches_.empty())
+    for (const std::string& python : options_.pythons) torches_.push_back(find_torch(python));
+  return torches_;
+}
+
+std::vector<Contestant> BenchRun::torch_contestants(std::string_view script, const std::vector<std::string>& words,
+                                                    const std::string& request, int threads) {
+  std::vector<Contestant> result;
+  for (const TorchPeer& torch : torches()) {
+    Contestant contestant{{{torch.python}, torch.environment}, request, torch.settings, torch.error};
+    if (torch.error.empty()) contestant.command.words.push_back(source_file(fmt::format("peers/{}", script)));
+    contestant.command.words.insert(contestant.command.words.end(), words.begin(), words.end());
+    contestant.command.environment.push_back(fmt::format("OMP_NUM_THREADS={}", threads));
+    result.push_back(std::move(contestant));
+  }
+  return result;
+}
+
+const Outcome& BenchRun::shared(const std::string& key, const std::function<Contest()>& contest) {
+  const auto known = outcomes_.find(key);
+  return known != outcomes_.end() ? known->second : outcomes_.emplace(key, hold(contest())).first->second;
+}
+
+}  // namespace sherd::bench

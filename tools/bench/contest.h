@@ -1,0 +1,60 @@
+#pragma once
+// Sides that take turns: ours, the peers', the machine's limit; as many rounds as asked, so that what else happens on
+// the machine hits all of them alike.
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/bench/figure.h"
+#include "tools/bench/side.h"
+
+namespace sherd::bench {
+
+struct Contestant {
+  SideCommand command;
+  std::string request;
+  std::string settings{};  ///< of the peer's libraries, for people
+  std::string error{};     ///< why it cannot be started; else empty
+};
+
+struct Contest {
+  Contestant ours;
+  std::vector<Contestant> peers{};
+  std::optional<Contestant> limit{};
+  int rounds = 3;
+};
+
+/// What one side answered in all rounds.
+struct Answers {
+  std::string name;  ///< "peer" of its first line
+  std::string settings;
+  std::vector<double> seconds;  ///< all samples
+  nlohmann::json last;          ///< the last answer
+  std::string error;            ///< why there is nothing; else empty
+  bool ok() const { return error.empty(); }
+  double median() const;
+};
+
+struct Outcome {
+  Answers ours;
+  std::vector<Answers> peers;
+  std::optional<Answers> limit;
+};
+
+/// Starts all sides one after the other, then asks each once per round. A peer or limit that fails keeps its error and
+/// is left out from then on; so does one whose "seconds" are not positive numbers. Error if our side fails.
+Outcome hold(const Contest& contest);
+
+using Seconds = std::function<double(double seconds)>;
+/// The medians of an outcome as a figure's value, peers and limit, converted from seconds; why a peer is missing goes
+/// into the note.
+void fill(Figure& figure, const Outcome& outcome, const Seconds& to_value, const Seconds& to_limit = {});
+/// "no peer: why" for each that failed.
+void note_missing(Figure& figure, const Outcome& outcome);
+void add_note(Figure& figure, const std::string& text);
+
+/// Middle element; mean of the two middle ones of an even number. Not of nothing.
+double median(std::vector<double> values);
+
+}  // namespace sherd::bench

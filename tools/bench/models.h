@@ -1,0 +1,27 @@
+#pragma once
+// The benchmark's language models: learned positions, pre-norm, tanh GELU, tied head, biases, init normal 0.02.
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "nn/models/language_model.h"
+
+namespace sherd::bench {
+
+struct BenchModel {
+  std::string_view name;
+  std::int64_t layers, heads, width, tokens, batch, vocabulary;
+
+  std::int64_t tokens_per_step() const { return batch * tokens; }
+  /// Of a training step of one rank: tokens x (6 N + 6 x layers x T x width), the causal half of attention, N counting
+  /// the tied matrix once.
+  double step_flops() const;
+  std::int64_t num_parameters() const;
+};
+
+/// Error naming the nearest of "tiny", "mini", "bigger".
+const BenchModel& bench_model(std::string_view name);
+/// On the meta device.
+std::unique_ptr<nn::LanguageModel> make_bench_model(const BenchModel& model);
+
+}  // namespace sherd::bench

@@ -1,0 +1,133 @@
+// `--child step`: training steps of a benchmark model on one rank or, under `sherd run`, fully sharded on several. A
+// request is a number of steps. The answer holds seconds per step, the last loss, growth_bytes (peak of resident memory
+// over the program's start) and, per category of the accounting, what is held between steps and the peak.
+#include <chrono>
+#include <fstream>
+
+#include "compile/compile.h"
+#include "nn/optim/adamw.h"
+#include "nn/parallel/fully_shard.h"
+#include "nn/parallel/shard_group.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/comm/world.h"
+#include "runtime/cpu/parallel.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/ops.h"
+#include "tools/bench/child.h"
+#include "tools/bench/models.h"
+#include "tools/flags.h"
+
+namespace sherd::bench {
+
+namespace {
+
+struct StepFlags {
+  std::string model = "tiny", dtype = "f32";
+  std::int64_t threads = 1;
+  bool captured = true;
+};
+
+// "VmRSS" or "VmHWM" of /proc/self/status, in bytes.
+std::int64_t process_memory_bytes(std::string_view field) {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with(field)) return std::stoll(line.substr(field.size() + 1)) * 1024;
+  return 0;
+}
+
+nlohmann::json by_category(const CategoryBytes& bytes) {
+  nlohmann::json result;
+  for (int c = 0; c < kNumCategories; ++c)
+    result[std::string(name(static_cast<MemoryCategory>(c)))] = bytes[static_cast<std::size_t>(c)];
+  return result;
+}
+
+// One batch of random tokens, i32 [B, T], other ones on every rank.
+std::pair<Tensor, Tensor> random_batch(const BenchModel& m, int rank) {
+  const std::uint64_t key = random_key(2, "tokens", "data", static_cast<std::uint64_t>(rank));
+  const Tensor text =
+      cast(random_uniform({m.batch, m.tokens + 1}, key, 0, static_cast<double>(m.vocabulary)), DType::i32);
+  return {contiguous(narrow(text, 1, 0, m.tokens)), contiguous(narrow(text, 1, 1, m.tokens))};
+}
+
+class StepRun {
+ public:
+  StepRun(const StepFlags& flags, std::shared_ptr<ProcessGroup> group)
+      : start_bytes_(process_memory_bytes("VmRSS")), group_(std::move(group)) {
+    const BenchModel& m = bench_model(flags.model);
+    set_threads(static_cast<int>(flags.threads));
+    model_ = make_bench_model(m);
+    if (group_->size() > 1) shard();
+    model_->materialize(nn::Seed{1});
+    optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(),
+                                             nn::AdamWOptions{.lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1});
+    std::tie(tokens_, targets_) = random_batch(m, group_->rank());
+    if (flags.captured)
+      captured_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return step(in); },
+                                                 CompileOptions{.group = group_});
+    for (int i = 0; i < 4; ++i) run_step();  // eager, recording, replays: then pools and caches are filled
+  }
+
+  nlohmann::json answer(const std::string& request) {
+    const int steps = std::atoi(request.c_str());
+    check(steps >= 1, "step: \"{}\" is no number of steps", request);
+    Accounting& memory = RankContext::current().allocator().accounting();
+    memory.reset_peaks();
+    std::vector<double> seconds;
+    double loss = 0;
+    for (int i = 0; i < steps; ++i) {
+      group_->barrier();
+      const auto start = std::chrono::steady_clock::now();
+      loss = run_step();
+      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    return {{"seconds", seconds},
+            {"loss", loss},
+            {"growth_bytes", process_memory_bytes("VmHWM") - start_bytes_},
+            {"held_bytes", by_category(memory.current())},
+            {"peak_bytes", by_category(memory.peak())}};
+  }
+
+ private:
+  void shard() {
+    const DeviceMesh mesh(group_, "dp");
+    for (nn::Module* block : model_->blocks()) nn::fully_shard(*block, mesh);
+    nn::fully_shard(*model_, mesh);
+  }
+  std::vector<Tensor> step(std::span<const Tensor> in) {
+    Tensor loss = (*model_)(in[0], in[1]);
+    backward(loss);
+    optimizer_->step_and_clear();
+    return {loss.detach()};
+  }
+  double run_step() {
+    const Tensor in[] = {tokens_, targets_};
+    return (captured_ ? (*captured_)(in) : step(in))[0].item<double>();
+  }
+
+  std::int64_t start_bytes_;
+  std::shared_ptr<ProcessGroup> group_;
+  std::unique_ptr<nn::LanguageModel> model_;
+  std::unique_ptr<nn::AdamW> optimizer_;
+  std::unique_ptr<CompiledStep> captured_;
+  Tensor tokens_, targets_;
+};
+
+}  // namespace
+
+int run_step_child(std::span<const std::string_view> args) {
+  StepFlags flags;
+  ConfigTable table;
+  table.add("model", &flags.model, "tiny, mini or bigger");
+  table.add("dtype", &flags.dtype, "f32");
+  table.add("threads", &flags.threads, "of each rank");
+  table.add("captured", &flags.captured, "replay a recording");
+  apply_flags(table, parse_command_line(table, args));
+  const std::shared_ptr<ProcessGroup> group = world_group();
+  if (group->size() > 1) pin_to_cpu(group->rank());
+  StepRun run(flags, group);
+  serve_ranks(*group, {{"peer", "sherd"}}, [&](const std::string& request) { return run.answer(request); });
+  return 0;
+}
+
+}  // namespace sherd::bench
