@@ -1,5 +1,6 @@
-// Cutting a matrix product into pieces: rectangles of C of about a fifth of a millisecond of work, but with sides of at
-// least 256 where they are cut, because every piece packs its operands again.
+// Choosing an engine, and what the engines leave to the seam. The library works on one thread and packs its operands
+// at every call, so its problems are cut here: into rectangles of C of about a fifth of a millisecond of work, but with
+// sides of at least 256 where they are cut.
 #include "runtime/cpu/gemm.h"
 
 #include <utility>
@@ -12,11 +13,12 @@ namespace sherd::cpu {
 namespace {
 
 constexpr std::int64_t kPieceFlops = 1 << 25;
-constexpr std::int64_t kMaxPieces = 64;  // of one problem
-constexpr std::int64_t kRound = 16;      // rows and columns of a piece, but for the last
-constexpr std::int64_t kCutSide = 512;   // shorter sides stay whole
+constexpr std::int64_t kTaskFlops = 1 << 22;  // of small problems
+constexpr std::int64_t kMaxPieces = 64;       // of one problem
+constexpr std::int64_t kRound = 16;           // rows and columns of a piece, but for the last
+constexpr std::int64_t kCutSide = 512;        // shorter sides stay whole
 
-thread_local GemmBackend chosen_backend = GemmBackend::library;
+thread_local GemmBackend chosen_backend = GemmBackend::fastest;
 
 struct Grid {
   std::int64_t rows, columns;  // of a piece
@@ -25,8 +27,7 @@ struct Grid {
 
 // Halves the longer side until the pieces are small enough.
 Grid cut(const Gemm& g) {
-  const std::int64_t want =
-      std::clamp<std::int64_t>(2 * g.m * g.n * std::max<std::int64_t>(g.k, 1) / kPieceFlops, 1, kMaxPieces);
+  const std::int64_t want = std::clamp<std::int64_t>(2 * g.m * g.n * g.k / kPieceFlops, 1, kMaxPieces);
   Grid grid{g.m, g.n, 1, 1};
   while (grid.down * grid.across < want && std::max(grid.rows, grid.columns) >= kCutSide) {
     std::int64_t& side = grid.rows >= grid.columns ? grid.rows : grid.columns;
@@ -45,16 +46,12 @@ void fill_rows(const Gemm& g, T* c) {
     else std::fill(c + i * g.ldc, c + i * g.ldc + g.n, T{});
 }
 
-// One piece: the bias is put into C first and the product added to it, which rounds once.
-void run_piece(Gemm g, const void* a, const void* b, void* c, GemmBackend backend) {
-  if (g.bias || (g.k == 0 && !g.accumulate)) {
-    visit_dtype(g.result, [&]<class T>(Type<T>) { fill_rows(g, static_cast<T*>(c)); });
-    g.accumulate = true;
-    g.bias = nullptr;
-  }
-  if (g.k == 0) return;
-  if (backend == GemmBackend::library && detail::gemm_onednn(g, a, b, c)) return;
-  level().kernels.gemm_blocked(g, a, b, c);
+// K = 0: the bias or zeros.
+void fill(const Gemm& g, void* c) {
+  visit_dtype(g.result, [&]<class T>(Type<T>) {
+    for (std::int64_t problem = 0; problem < g.batch; ++problem)
+      fill_rows(g, static_cast<T*>(c) + problem * g.stride_c);
+  });
 }
 
 // An operand without elements may have no address.
@@ -62,17 +59,31 @@ const void* at(const void* base, std::int64_t elements, DType dtype) {
   return base ? static_cast<const std::byte*>(base) + elements * byte_size(dtype) : nullptr;
 }
 
-}  // namespace
+// Calls fn(part of g, its a, b, c) for every problem of the batch.
+template <class Fn>
+void for_problems(const Gemm& g, const void* a, const void* b, void* c, std::int64_t begin, std::int64_t end,
+                  const Fn& fn) {
+  for (std::int64_t i = begin; i < end; ++i)
+    fn(at(a, i * g.stride_a, g.dtype), at(b, i * g.stride_b, g.dtype),
+       const_cast<void*>(at(c, i * g.stride_c, g.result)));
+}
 
-UseGemmBackend::UseGemmBackend(GemmBackend backend) : outer_(std::exchange(chosen_backend, backend)) {}
-UseGemmBackend::~UseGemmBackend() { chosen_backend = outer_; }
+// The bias is put into C first and the product added to it, which rounds once.
+void library_piece(Gemm g, const void* a, const void* b, void* c) {
+  if (g.bias) {
+    visit_dtype(g.result, [&]<class T>(Type<T>) { fill_rows(g, static_cast<T*>(c)); });
+    g.accumulate = true;
+    g.bias = nullptr;
+  }
+  g.epilogue = nullptr;
+  if (!detail::gemm_onednn(g, a, b, c)) level().kernels.gemm_blocked(g, a, b, c);
+}
 
-void gemm(const Gemm& g, const void* a, const void* b, void* c) {
-  if (g.m == 0 || g.n == 0 || g.batch == 0) return;
+void run_library(const Gemm& g, const void* a, const void* b, void* c) {
   const Grid grid = cut(g);
   const std::int64_t pieces = grid.down * grid.across;
-  const std::int64_t piece_flops = 2 * grid.rows * grid.columns * std::max<std::int64_t>(g.k, 1);
-  const auto run = [&, backend = chosen_backend](std::int64_t begin, std::int64_t end) {
+  const std::int64_t piece_flops = 2 * grid.rows * grid.columns * g.k;
+  parallel_for(g.batch * pieces, kPieceFlops / piece_flops, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t task = begin; task < end; ++task) {
       const std::int64_t problem = task / pieces, piece = task % pieces;
       const std::int64_t row = piece / grid.across * grid.rows, column = piece % grid.across * grid.columns;
@@ -83,10 +94,41 @@ void gemm(const Gemm& g, const void* a, const void* b, void* c) {
       const void* pa = at(a, problem * g.stride_a + row * (g.transpose_a ? 1 : g.lda), g.dtype);
       const void* pb = at(b, problem * g.stride_b + column * (g.transpose_b ? g.ldb : 1), g.dtype);
       const void* pc = at(c, problem * g.stride_c + row * g.ldc + column, g.result);
-      run_piece(part, pa, pb, const_cast<void*>(pc), backend);
+      library_piece(part, pa, pb, const_cast<void*>(pc));
+      if (g.epilogue) (*g.epilogue)(row, part.m, column, part.n);
     }
-  };
-  parallel_for(g.batch * pieces, kPieceFlops / piece_flops, run);
+  });
+}
+
+// Small problems are shared out whole, large ones are cut by the engine.
+void run_blocked(const Gemm& g, const void* a, const void* b, void* c) {
+  const auto one = [&g](const void* pa, const void* pb, void* pc) { level().kernels.gemm_blocked(g, pa, pb, pc); };
+  const std::int64_t flops = 2 * g.m * g.n * g.k;
+  if (g.batch == 1 || flops > kPieceFlops) return for_problems(g, a, b, c, 0, g.batch, one);
+  parallel_for(g.batch, kTaskFlops / flops,
+               [&](std::int64_t begin, std::int64_t end) { for_problems(g, a, b, c, begin, end, one); });
+}
+
+bool uses_library(const Gemm& g) {
+  if (!detail::onednn_is_built_in() || chosen_backend == GemmBackend::blocked) return false;
+  return chosen_backend == GemmBackend::library || (g.dtype == DType::bf16 && level().kernels.multiplies_bf16);
+}
+
+}  // namespace
+
+UseGemmBackend::UseGemmBackend(GemmBackend backend) : outer_(std::exchange(chosen_backend, backend)) {}
+UseGemmBackend::~UseGemmBackend() { chosen_backend = outer_; }
+
+void gemm(const Gemm& g, const void* a, const void* b, void* c) {
+  if (g.m == 0 || g.n == 0 || g.batch == 0) return;
+  if (g.k == 0) {
+    if (!g.accumulate) fill(g, c);
+    if (g.epilogue) (*g.epilogue)(0, g.m, 0, g.n);
+  } else if (uses_library(g)) {
+    run_library(g, a, b, c);
+  } else {
+    run_blocked(g, a, b, c);
+  }
 }
 
 }  // namespace sherd::cpu

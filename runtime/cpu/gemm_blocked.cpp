@@ -1,100 +1,238 @@
-// Our own matrix product, after Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008):
-// operands are copied block by block into panels that the register kernel reads in order, which also converts dtypes
-// and undoes transposes. Sums are kept in the accumulator type for all of K and rounded once.
-#include "runtime/cpu/gemm.h"
+// Our own matrix product, after Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008), with
+// the loops of a machine whose second-level cache is large: a few rows of A stay in the first level while a block of B
+// streams past them from the second.
+//
+//   a block of B:  kBlockK x kColumns, packed into panels of kPanel columns as accumulators, shared by all pieces
+//   pieces of C:   kPieceRows x kPieceColumns, in parallel; their part of the block of B stays in the second-level
+//   cache in a piece:    kBlockRows rows of A at a time, as they lie in memory where they are rows of accumulators,
+//   else
+//                  packed; each meets every panel of B in registers
+//
+// A sum is built in the same order whatever the pieces: products of a block of K in order, blocks in order.
+#include <tuple>
+
+#include "runtime/cpu/kernels.h"
+#include "runtime/cpu/parallel.h"
 #include "runtime/cpu/tile_gemm.h"
+#include "runtime/cpu/transpose.h"
 #include "runtime/cpu/workspace.h"
 
 namespace sherd::cpu {
 
 namespace {
 
-constexpr std::int64_t kRowsOfPanel = 6;
-constexpr std::int64_t kBlockM = 192, kBlockN = 512, kBlockK = 256;
+constexpr std::int64_t kBlockK = kVecBytes == 64 ? 384 : 256;
+constexpr std::int64_t kPieceColumns = kVecBytes == 64 ? 384 : 192;
+constexpr std::int64_t kPieceRows = 8 * kBlockRows;
+constexpr std::int64_t kMinPieces = 4;  // or their rows are halved, twice at most
+constexpr std::int64_t kColumns = 4 * kPieceColumns;
+constexpr std::int64_t kSums = 1 << 20;          // elements of C that wait in a buffer for their one rounding
+constexpr std::int64_t kTaskFlops = 1 << 22;     // at least, or tasks cost more than they spread
+constexpr std::int64_t kTaskElements = 1 << 15;  // the same for packing
+
 template <class A>
-constexpr std::int64_t kColumnsOfPanel = 2 * kLanes<A>;
+constexpr std::int64_t kPanel = kBlockVectors * kLanes<A>;
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-// A stored matrix seen as op(X): element (i, j) is data[i * row + j * column].
-template <class T>
-struct Operand {
-  const T* data;
-  std::int64_t row, column;
-  T operator()(std::int64_t i, std::int64_t j) const { return data[i * row + j * column]; }
+// A block of B, packed: panel j starts at j * (rows of the block).
+template <class A>
+struct PackedB {
+  const A* data;
+  std::int64_t columns;  // padded to whole vectors
 };
 
-// Panels of `width` lines: panel[p * width + l] = x(first + l, p) for lines along `line`, zero beyond the end.
+// Rows [p, p + k), columns [first, first + n) of op(B); columns beyond n are zero.
 template <class A, class T>
-void pack(Operand<T> x, std::int64_t lines, std::int64_t k, std::int64_t width, A* to) {
-  for (std::int64_t first = 0; first < lines; first += width) {
-    const std::int64_t here = std::min(width, lines - first);
-    for (std::int64_t p = 0; p < k; ++p, to += width) {
-      for (std::int64_t l = 0; l < here; ++l) to[l] = convert<A>(x(first + l, p));
-      for (std::int64_t l = here; l < width; ++l) to[l] = A{};
+PackedB<A> pack_block(const Gemm& g, const T* b, std::int64_t p, std::int64_t k, std::int64_t first, std::int64_t n) {
+  const std::int64_t columns = round_up(n, kLanes<A>);
+  A* const packed = thread_workspace<A>(WorkspaceUse::gemm_shared, columns * k);
+  const auto panel = [=](std::int64_t j) {
+    const std::int64_t width = std::min(kPanel<A>, columns - j);
+    return std::tuple{packed + j * k, width, std::min(width, n - j)};
+  };
+  if (g.transpose_b) {
+    parallel_for(num_chunks(n, kPanel<A>), kTaskElements / (kPanel<A> * k), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t j = begin * kPanel<A>; j < std::min(end * kPanel<A>, n); j += kPanel<A>) {
+        const auto [to, width, here] = panel(j);
+        transpose_tile(b + (first + j) * g.ldb + p, g.ldb, here, k, A{1}, to, width);
+        for (std::int64_t q = 0; q < k && here < width; ++q)
+          std::fill(to + q * width + here, to + (q + 1) * width, A{});
+      }
+    });
+  } else {
+    parallel_for(k, kTaskElements / columns, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t q = begin; q < end; ++q)
+        for (std::int64_t j = 0; j < n; j += kPanel<A>) {
+          const auto [to, width, here] = panel(j);
+          widen_row(b + (p + q) * g.ldb + first + j, here, to + q * width);
+          std::fill(to + q * width + here, to + (q + 1) * width, A{});
+        }
+    });
+  }
+  return {packed, columns};
+}
+
+// Where sums wait for the next block of K: in C itself if it holds accumulators, else in a buffer of some rows of it.
+template <class A>
+struct Sums {
+  A* data;  // of the first row and packed column
+  std::int64_t ld;
+};
+
+// A rectangle of C within the packed columns, and one block of K.
+template <class T, class R>
+struct Piece {
+  using A = Accumulator<T>;
+  static constexpr bool converts = !std::is_same_v<R, A>;
+  // Between panels of a transposed A: a cache line more than they hold, or all of them would fall into one set.
+  static constexpr std::int64_t kPanelA = kBlockRows * kBlockK + 64 / static_cast<std::int64_t>(sizeof(A));
+  static constexpr std::int64_t kPackedA = kPieceRows / kBlockRows * kPanelA;
+
+  const Gemm& g;
+  const T* a;
+  PackedB<A> b;
+  R* c;                                     // of column `first` of the problem
+  Sums<A> sums;                             // of row `start` and the same column
+  std::int64_t first, start;                // where the packed columns and the rows of sums start
+  std::int64_t row, rows, column, columns;  // rows of the problem, columns of the packed ones
+  std::int64_t p, k;                        // products [p, p + k)
+  A* packed_a;                              // [kPackedA]
+
+  // Transposed rows of A as panels [k, kBlockRows].
+  void pack_a() const {
+    for (std::int64_t q = 0; q < k; ++q) {
+      const T* const from = a + (p + q) * g.lda + row;
+      A* to = packed_a + q * kBlockRows;
+      std::int64_t i = 0;
+      for (; i + kBlockRows <= rows; i += kBlockRows, to += kPanelA)
+        for (std::int64_t r = 0; r < kBlockRows; ++r) to[r] = convert<A>(from[i + r]);
+      for (std::int64_t r = 0; i + r < rows; ++r) to[r] = convert<A>(from[i + r]);
     }
   }
-}
 
-// sums [m, ld] += panels of A times panels of B.
-template <class A>
-void multiply_panels(std::int64_t m, std::int64_t n, std::int64_t k, const A* a, const A* b, A* sums, std::int64_t ld) {
-  constexpr std::int64_t columns = kColumnsOfPanel<A>;
-  for (std::int64_t j = 0; j < n; j += columns)
-    for (std::int64_t i = 0; i < m; i += kRowsOfPanel)
-      register_block<A, kRowsOfPanel, 2>(k, TileA<A>{a + i * k, 1, kRowsOfPanel}, b + j * k, columns, sums + i * ld + j,
-                                         ld, true);
-}
-
-template <class A, class R>
-void write_back(const A* sums, std::int64_t ld, std::int64_t m, std::int64_t n, R* c, std::int64_t ldc,
-                bool accumulate) {
-  for (std::int64_t i = 0; i < m; ++i)
-    for (std::int64_t j = 0; j < n; ++j) {
-      R& to = c[i * ldc + j];
-      to = convert<R>(accumulate ? convert<A>(to) + sums[i * ld + j] : sums[i * ld + j]);
+  // kBlockRows rows (or what is left) from `i` on.
+  TileA<A> rows_of_a(std::int64_t i, std::int64_t here) const {
+    if (g.transpose_a) return {packed_a + i / kBlockRows * kPanelA, 1, kBlockRows};
+    const T* from = a + (row + i) * g.lda + p;
+    if constexpr (std::is_same_v<T, A>) {
+      return {from, g.lda, 1};
+    } else {
+      for (std::int64_t r = 0; r < here; ++r) widen_row(from + r * g.lda, k, packed_a + r * k);
+      return {packed_a, k, 1};
     }
-}
+  }
+
+  // The rows from `i` on times all panels. The first block of K starts with C or the bias.
+  void block(std::int64_t i, std::int64_t here) const {
+    const TileA<A> left = rows_of_a(i, here);
+    for (std::int64_t j = column; j < column + columns; j += kPanel<A>) {
+      const std::int64_t width = std::min(kPanel<A>, b.columns - j);
+      const TileB<A> right{b.data + j * k, width, true};
+      A* const to = sums.data + (row + i - start) * sums.ld + j;
+      TileAddend<A> addend;
+      if (p > 0) addend = {to, sums.ld};
+      if constexpr (!converts) {
+        if (p == 0 && g.accumulate) addend = {to, sums.ld};
+        if (p == 0 && g.bias) addend = {static_cast<const A*>(g.bias) + first + j, 0};
+        if (const std::int64_t valid = column + columns - j; valid < width) {
+          last_columns(here, valid, width, left, right, addend, to);
+          continue;
+        }
+      }
+      tile_panel<A>(here, width / kLanes<A>, k, left, right, addend, to, sums.ld);
+    }
+  }
+
+  // Whole vectors would write beyond the row.
+  void last_columns(std::int64_t here, std::int64_t valid, std::int64_t width, const TileA<A>& left,
+                    const TileB<A>& right, const TileAddend<A>& addend, A* to) const {
+    A tile[kBlockRows * kPanel<A>];
+    tile_panel<A>(here, width / kLanes<A>, k, left, right, {}, tile, width);
+    for (std::int64_t r = 0; r < here; ++r)
+      for (std::int64_t j = 0; j < valid; ++j)
+        to[r * sums.ld + j] = (addend.data ? addend.data[r * addend.ld + j] : A{}) + tile[r * width + j];
+  }
+
+  // The one rounding of a result that is no accumulator.
+  void write_back() const {
+    const R* const bias = g.bias ? static_cast<const R*>(g.bias) + first + column : nullptr;
+    for (std::int64_t i = row; i < row + rows; ++i) {
+      A* const sum = sums.data + (i - start) * sums.ld + column;
+      R* const to = c + i * g.ldc + column;
+      if (const R* const addend = g.accumulate ? to : bias)
+        for (std::int64_t j = 0; j < columns; ++j) sum[j] = convert<A>(addend[j]) + sum[j];
+      round_row(sum, columns, to);
+    }
+  }
+
+  void run() const {
+    if (g.transpose_a) pack_a();
+    for (std::int64_t i = 0; i < rows; i += kBlockRows) block(i, std::min<std::int64_t>(kBlockRows, rows - i));
+    if (p + k < g.k) return;
+    if constexpr (converts) write_back();
+    if (g.epilogue) (*g.epilogue)(row, rows, first + column, columns);
+  }
+};
 
 template <class T, class R>
 void blocked(const Gemm& g, const T* a, const T* b, R* c) {
   using A = Accumulator<T>;
-  const Operand<T> op_a{a, g.transpose_a ? 1 : g.lda, g.transpose_a ? g.lda : 1};
-  const Operand<T> op_b{b, g.transpose_b ? g.ldb : 1, g.transpose_b ? 1 : g.ldb};  // lines are columns of op(B)
-  const std::int64_t bm = std::min(kBlockM, round_up(g.m, kRowsOfPanel));
-  const std::int64_t bn = std::min(kBlockN, round_up(g.n, kColumnsOfPanel<A>));
-  const std::int64_t bk = std::min(kBlockK, g.k);
-  A* const sums = thread_workspace<A>(WorkspaceUse::gemm_panels, bm * bn + bm * bk + bn * bk);
-  A* const panels_b = sums + bm * bn;
-  A* const panels_a = panels_b + bn * bk;
-  for (std::int64_t j = 0; j < g.n; j += bn)
-    for (std::int64_t i = 0; i < g.m; i += bm) {
-      const std::int64_t m = std::min(bm, g.m - i), n = std::min(bn, g.n - j);
-      std::fill(sums, sums + bm * bn, A{});
-      for (std::int64_t p = 0; p < g.k; p += bk) {
-        const std::int64_t k = std::min(bk, g.k - p);
-        const Operand<T> block_a{op_a.data + i * op_a.row + p * op_a.column, op_a.row, op_a.column};
-        const Operand<T> block_b{op_b.data + j * op_b.row + p * op_b.column, op_b.row, op_b.column};
-        pack(block_a, m, k, kRowsOfPanel, panels_a);
-        pack(block_b, n, k, kColumnsOfPanel<A>, panels_b);
-        multiply_panels(m, n, k, panels_a, panels_b, sums, bn);
+  constexpr bool converts = Piece<T, R>::converts;
+  std::int64_t piece_rows = kPieceRows;
+  while (piece_rows > kPieceRows / 4 && num_chunks(g.m, piece_rows) * num_chunks(g.n, kPieceColumns) < kMinPieces)
+    piece_rows /= 2;
+  for (std::int64_t first = 0; first < g.n; first += kColumns) {
+    const std::int64_t n = std::min(kColumns, g.n - first), across = num_chunks(n, kPieceColumns);
+    const std::int64_t ld = round_up(n, kLanes<A>);
+    const std::int64_t start_rows = converts ? kSums / ld / kPieceRows * kPieceRows : g.m;
+    for (std::int64_t start = 0; start < g.m; start += start_rows) {
+      const std::int64_t m = std::min(start_rows, g.m - start), down = num_chunks(m, piece_rows);
+      Sums<A> sums;
+      if constexpr (converts) sums = {thread_workspace<A>(WorkspaceUse::gemm_sums, m * ld), ld};
+      else sums = {c + start * g.ldc + first, g.ldc};
+      for (std::int64_t p = 0; p < g.k; p += kBlockK) {
+        const std::int64_t k = std::min(kBlockK, g.k - p);
+        const PackedB<A> packed = pack_block<A>(g, b, p, k, first, n);
+        const std::int64_t grain = kTaskFlops / (2 * piece_rows * std::min(n, kPieceColumns) * k);
+        parallel_for(down * across, grain, [&](std::int64_t begin, std::int64_t end) {
+          A* const packed_a = thread_workspace<A>(WorkspaceUse::gemm_panels, Piece<T, R>::kPackedA);
+          for (std::int64_t task = begin; task < end; ++task) {
+            const std::int64_t row = task % down * piece_rows, column = task / down * kPieceColumns;
+            Piece<T, R>{.g = g,
+                        .a = a,
+                        .b = packed,
+                        .c = c + first,
+                        .sums = sums,
+                        .first = first,
+                        .start = start,
+                        .row = start + row,
+                        .rows = std::min(piece_rows, m - row),
+                        .column = column,
+                        .columns = std::min(kPieceColumns, n - column),
+                        .p = p,
+                        .k = k,
+                        .packed_a = packed_a}
+                .run();
+          }
+        });
       }
-      write_back(sums, bn, m, n, c + i * g.ldc + j, g.ldc, g.accumulate);
     }
+  }
 }
 
 }  // namespace
 
-void detail::gemm_blocked(const Gemm& g, const void* a, const void* b, void* c) {
+void gemm_blocked(const Gemm& g, const void* a, const void* b, void* c) {
   visit_floating(g.dtype, [&]<class T>(Type<T>) {
     const T* ta = static_cast<const T*>(a);
     const T* tb = static_cast<const T*>(b);
     if (g.result == g.dtype) return blocked(g, ta, tb, static_cast<T*>(c));
-    check(g.result == DType::f32 && byte_size(g.dtype) == 2, "a product of {} cannot be stored as {}", name(g.dtype),
-          name(g.result));
-    blocked(g, ta, tb, static_cast<float*>(c));
+    if constexpr (sizeof(T) == 2)
+      if (g.result == DType::f32) return blocked(g, ta, tb, static_cast<float*>(c));
+    fail("a product of {} cannot be stored as {}", name(g.dtype), name(g.result));
   });
 }
 

@@ -116,6 +116,8 @@ class Library {
 
 }  // namespace
 
+bool detail::onednn_is_built_in() { return true; }
+
 bool detail::gemm_onednn(const Gemm& g, const void* a, const void* b, void* c) {
   if (!library_type(g.dtype) || !library_type(g.result)) return false;
   thread_local Library library;
@@ -126,6 +128,7 @@ bool detail::gemm_onednn(const Gemm& g, const void* a, const void* b, void* c) {
 
 #else
 
+bool sherd::cpu::detail::onednn_is_built_in() { return false; }
 bool sherd::cpu::detail::gemm_onednn(const Gemm&, const void*, const void*, void*) { return false; }
 
 #endif

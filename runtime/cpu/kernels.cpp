@@ -1,5 +1,7 @@
 #include "runtime/cpu/kernels.h"
 
+#include "runtime/cpu/simd.h"
+
 namespace sherd::cpu {
 
 namespace {
@@ -17,7 +19,7 @@ void register_rows(OpTable& table) {
   cpu::register_optimizer(table);
 }
 
-constexpr Kernels kKernels{register_rows, detail::gemm_blocked, reduce_ranks};
+constexpr Kernels kKernels{register_rows, gemm_blocked, reduce_ranks, kMultipliesBf16};
 
 }  // namespace
 

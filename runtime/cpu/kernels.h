@@ -11,11 +11,16 @@ namespace sherd::cpu {
 /// What one instruction-set level offers (level.h).
 struct Kernels {
   void (*register_rows)(OpTable& table);
+  /// One problem, K > 0, on the threads of parallel.h.
   void (*gemm_blocked)(const Gemm& g, const void* a, const void* b, void* c);
   /// comm::reduce, at least one element.
   void (*reduce_ranks)(DType dtype, std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
                        const comm::Reduction& reduction);
+  /// Whether the level's CPUs multiply bf16 themselves.
+  bool multiplies_bf16;
 };
+
+void gemm_blocked(const Gemm& g, const void* a, const void* b, void* c);
 
 void register_pointwise(OpTable& table);
 void register_reduce(OpTable& table);

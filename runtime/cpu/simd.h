@@ -19,6 +19,13 @@ inline constexpr int kVecBytes = 64;
 inline constexpr int kVecBytes = 32;
 #endif
 
+/// Whether the level's CPUs multiply bf16 themselves.
+#if defined(__AVX512BF16__)
+inline constexpr bool kMultipliesBf16 = true;
+#else
+inline constexpr bool kMultipliesBf16 = false;
+#endif
+
 template <class T>
 struct VecOf;
 template <>
@@ -44,12 +51,24 @@ template <class T>
 void store(T* to, Vec<T> v) {
   std::memcpy(to, &v, sizeof v);
 }
+
+/// Bits of one vector of f32, and of as many 16-bit floats.
+using Words = std::uint32_t __attribute__((vector_size(kVecBytes)));
+using HalfWords = std::uint16_t __attribute__((vector_size(kVecBytes / 2)));
+
+// Masked conversions of f16: g++ 12 warns about undefined lanes of the others.
 #if defined(__AVX512F__)
+inline Vec<float> f16_to_f32(HalfWords h) { return _mm512_maskz_cvtph_ps(0xffff, (__m256i)h); }
+inline HalfWords f32_to_f16(Vec<float> v) {
+  return (HalfWords)_mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT);
+}
 inline Vec<float> splat(float x) { return _mm512_set1_ps(x); }
 inline Vec<double> splat(double x) { return _mm512_set1_pd(x); }
 inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return _mm512_fmadd_pd(a, b, c); }
 #else
+inline Vec<float> f16_to_f32(HalfWords h) { return _mm256_cvtph_ps((__m128i)h); }
+inline HalfWords f32_to_f16(Vec<float> v) { return (HalfWords)_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
 inline Vec<float> splat(float x) { return _mm256_set1_ps(x); }
 inline Vec<double> splat(double x) { return _mm256_set1_pd(x); }
 inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm256_fmadd_ps(a, b, c); }

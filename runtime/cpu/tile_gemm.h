@@ -1,11 +1,16 @@
 #pragma once
-// C [m, n] (+)= A [m, k] B [k, n] for tiles that fit the cache: a register block of 6 rows by 2 vectors keeps both
-// multiply-add units busy. A has any strides (so also its transpose), rows of B and C are dense.
+// C [m, n] = (D +) A [m, k] B [k, n] for operands in cache. A register block of kBlockRows by kBlockVectors vectors
+// keeps both multiply-add units busy: eight or more independent sums hide their latency, and fewer loads than products
+// go through the two load ports. A has any strides (so also its transpose), rows of B, C and D are dense.
 #include <cmath>
 
 #include "runtime/cpu/simd.h"
 
 namespace sherd::cpu {
+
+/// The largest register block: 24 of 32 registers hold sums, or 12 of 16.
+inline constexpr int kBlockRows = kVecBytes == 64 ? 8 : 6;
+inline constexpr int kBlockVectors = kVecBytes == 64 ? 3 : 2;
 
 /// How to walk A: element (i, p) is data[i * row + p * column].
 template <class T>
@@ -14,51 +19,101 @@ struct TileA {
   std::int64_t row, column;
 };
 
-/// Rows x (Vectors * lanes) of C over k products, kept in registers.
-template <class T, int Rows, int Vectors>
-void register_block(std::int64_t k, TileA<T> a, const T* b, std::int64_t ldb, T* c, std::int64_t ldc, bool accumulate) {
+/// The right operand's rows; `packed` says that a panel's rows follow each other.
+template <class T>
+struct TileB {
+  const T* data;
+  std::int64_t ld;
+  bool packed = false;
+};
+
+/// What is added to the product: rows `ld` apart (0 repeats one row); null adds nothing.
+template <class T>
+struct TileAddend {
+  const T* data = nullptr;
+  std::int64_t ld = 0;
+};
+
+/// Rows x (Vectors * lanes) of C over k > 0 products, kept in registers; A's element (i, p) is a[i * row + p * column].
+/// C may be D. Packed: rows of B follow each other.
+// Not inlined, one loop that is entered once and walks by pointers: so g++ keeps the sums in registers from the first
+// product to the store. Scalar arguments: a struct on the stack is read by a wider load than it was written with, which
+// waits until all stores of the block before have left for C.
+template <class T, int Rows, int Vectors, bool Packed>
+[[gnu::noinline]] void register_block(std::int64_t k, const T* a, std::int64_t row, std::int64_t column, const T* b,
+                                      std::int64_t ldb, T* c, std::int64_t ldc, const T* d, std::int64_t ldd) {
+  constexpr std::int64_t w = kLanes<T>;
   Vec<T> sum[Rows][Vectors];
   for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < Vectors; ++v) sum[r][v] = accumulate ? load(c + r * ldc + v * kLanes<T>) : Vec<T>{};
-  for (std::int64_t p = 0; p < k; ++p) {
-    Vec<T> row[Vectors];
-    for (int v = 0; v < Vectors; ++v) row[v] = load(b + p * ldb + v * kLanes<T>);
-    for (int r = 0; r < Rows; ++r) {
-      const Vec<T> x = splat(a.data[r * a.row + p * a.column]);
-      for (int v = 0; v < Vectors; ++v) sum[r][v] = fma(x, row[v], sum[r][v]);
+    for (int v = 0; v < Vectors; ++v) sum[r][v] = Vec<T>{};
+  do {
+    Vec<T> right[Vectors];
+    for (int v = 0; v < Vectors; ++v) {
+      right[v] = load(b + v * w);
+      if constexpr (Packed) __builtin_prefetch(b + v * w + 2048 / sizeof(T));  // comes from the second-level cache
     }
+    for (int r = 0; r < Rows; ++r) {
+      const Vec<T> left = splat(a[r * row]);
+      for (int v = 0; v < Vectors; ++v) sum[r][v] = fma(left, right[v], sum[r][v]);
+    }
+    a += column;
+    b += Packed ? Vectors * w : ldb;
+  } while (--k > 0);
+  if (d) {
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < Vectors; ++v) store<T>(c + r * ldc + v * w, load(d + r * ldd + v * w) + sum[r][v]);
+  } else {
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < Vectors; ++v) store<T>(c + r * ldc + v * w, sum[r][v]);
   }
-  for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < Vectors; ++v) store<T>(c + r * ldc + v * kLanes<T>, sum[r][v]);
 }
 
 namespace detail {
-// All rows of `Vectors` columns of vectors.
+// The m rows of one panel of `Vectors` vectors: whole blocks first, then halves.
+template <class T, int Vectors, bool Packed, int Rows = kBlockRows>
+[[gnu::always_inline]] inline void panel_rows(std::int64_t m, std::int64_t k, const TileA<T>& a, const T* b,
+                                              std::int64_t ldb, const TileAddend<T>& d, T* c, std::int64_t ldc,
+                                              std::int64_t i = 0) {
+  for (; i + Rows <= m; i += Rows)
+    register_block<T, Rows, Vectors, Packed>(k, a.data + i * a.row, a.row, a.column, b, ldb, c + i * ldc, ldc,
+                                             d.data ? d.data + i * d.ld : nullptr, d.ld);
+  if constexpr (Rows > 1) {
+    if (i < m) panel_rows<T, Vectors, Packed, Rows / 2>(m, k, a, b, ldb, d, c, ldc, i);
+  }
+}
+
 template <class T, int Vectors>
-void tile_columns(std::int64_t m, std::int64_t k, TileA<T> a, const T* b, std::int64_t ldb, T* c, std::int64_t ldc,
-                  bool accumulate) {
-  std::int64_t i = 0;
-  for (; i + 6 <= m; i += 6)
-    register_block<T, 6, Vectors>(k, {a.data + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, accumulate);
-  for (; i + 2 <= m; i += 2)
-    register_block<T, 2, Vectors>(k, {a.data + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, accumulate);
-  for (; i < m; ++i)
-    register_block<T, 1, Vectors>(k, {a.data + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, accumulate);
+[[gnu::always_inline]] inline void panel(std::int64_t m, std::int64_t k, const TileA<T>& a, const TileB<T>& b,
+                                         const TileAddend<T>& d, T* c, std::int64_t ldc) {
+  if (b.packed) panel_rows<T, Vectors, true>(m, k, a, b.data, b.ld, d, c, ldc);
+  else panel_rows<T, Vectors, false>(m, k, a, b.data, b.ld, d, c, ldc);
 }
 }  // namespace detail
+
+/// C [m, vectors * lanes] = D + A B for up to kBlockVectors whole vectors of columns, k > 0.
+template <class T>
+[[gnu::always_inline]] inline void tile_panel(std::int64_t m, std::int64_t vectors, std::int64_t k, const TileA<T>& a,
+                                              const TileB<T>& b, const TileAddend<T>& d, T* c, std::int64_t ldc) {
+  if (vectors == kBlockVectors) return detail::panel<T, kBlockVectors>(m, k, a, b, d, c, ldc);
+  if (vectors == 1) return detail::panel<T, 1>(m, k, a, b, d, c, ldc);
+  if constexpr (kBlockVectors == 3) detail::panel<T, 2>(m, k, a, b, d, c, ldc);
+}
 
 template <class T>
 void tile_gemm(std::int64_t m, std::int64_t n, std::int64_t k, TileA<T> a, const T* b, std::int64_t ldb, T* c,
                std::int64_t ldc, bool accumulate) {
   constexpr std::int64_t w = kLanes<T>;
   std::int64_t j = 0;
-  for (; j + 2 * w <= n; j += 2 * w) detail::tile_columns<T, 2>(m, k, a, b + j, ldb, c + j, ldc, accumulate);
-  for (; j + w <= n; j += w) detail::tile_columns<T, 1>(m, k, a, b + j, ldb, c + j, ldc, accumulate);
+  while (j + w <= n) {
+    const std::int64_t vectors = std::min<std::int64_t>((n - j) / w, kBlockVectors);
+    tile_panel<T>(m, vectors, k, a, {b + j, ldb}, {accumulate ? c + j : nullptr, ldc}, c + j, ldc);
+    j += vectors * w;
+  }
   for (std::int64_t i = 0; i < m && j < n; ++i)
     for (std::int64_t column = j; column < n; ++column) {
-      T sum = accumulate ? c[i * ldc + column] : T{};
+      T sum{};
       for (std::int64_t p = 0; p < k; ++p) sum = std::fma(a.data[i * a.row + p * a.column], b[p * ldb + column], sum);
-      c[i * ldc + column] = sum;
+      c[i * ldc + column] = accumulate ? c[i * ldc + column] + sum : sum;
     }
 }
 

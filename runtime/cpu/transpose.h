@@ -1,27 +1,28 @@
 #pragma once
-// Transposing a tile on its way into an accumulator, eight by eight in registers for f32.
-#include "runtime/cpu/simd.h"
+// Transposing a tile on its way into an accumulator, in squares of as many rows as a vector has lanes.
+#include "runtime/cpu/convert.h"
 
 namespace sherd::cpu {
 
 namespace detail {
 
-// The usual three rounds of exchanges: neighbours, pairs, halves.
-inline void transpose_8x8(const float* x, std::int64_t row, float scale, float* to, std::int64_t ld) {
-  __m256 r[8], s[8];
-  for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(x + i * row) * scale;
-  for (int i = 0; i < 8; i += 2) {
-    s[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-    s[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 8; i += 4)
-    for (int j = 0; j < 2; ++j) {
-      r[i + 2 * j] = _mm256_shuffle_ps(s[i + j], s[i + 2 + j], 0b01000100);
-      r[i + 2 * j + 1] = _mm256_shuffle_ps(s[i + j], s[i + 2 + j], 0b11101110);
-    }
-  for (int i = 0; i < 4; ++i) {
-    _mm256_storeu_ps(to + i * ld, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-    _mm256_storeu_ps(to + (i + 4) * ld, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+// Exchanges the off-diagonal quarters of every 2D x 2D square: lane l of `a` keeps its place where bit D of l is clear,
+// of `b` where it is set.
+template <int D, class T, int... L>
+void exchange(Vec<T>& a, Vec<T>& b, std::integer_sequence<int, L...>) {
+  constexpr int n = kLanes<T>;
+  const Vec<T> upper = __builtin_shufflevector(a, b, ((L & D) ? n + L - D : L)...);
+  b = __builtin_shufflevector(a, b, ((L & D) ? n + L : L + D)...);
+  a = upper;
+}
+
+template <int D, class T>
+void transpose_square(Vec<T> (&rows)[kLanes<T>]) {
+  if constexpr (D < kLanes<T>) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes<T>; ++i)
+      if ((i & D) == 0) exchange<D, T>(rows[i], rows[i + D], std::make_integer_sequence<int, kLanes<T>>{});
+    transpose_square<2 * D, T>(rows);
   }
 }
 
@@ -31,17 +32,20 @@ inline void transpose_8x8(const float* x, std::int64_t row, float scale, float* 
 template <class T>
 void transpose_tile(const T* x, std::int64_t row, std::int64_t rows, std::int64_t columns, Accumulator<T> scale,
                     Accumulator<T>* to, std::int64_t ld) {
-  std::int64_t whole_rows = 0, whole_columns = 0;
-  if constexpr (std::is_same_v<T, float>) {
-    whole_rows = rows / 8 * 8;
-    whole_columns = columns / 8 * 8;
-    for (std::int64_t r = 0; r < whole_rows; r += 8)
-      for (std::int64_t c = 0; c < whole_columns; c += 8)
-        detail::transpose_8x8(x + r * row + c, row, scale, to + c * ld + r, ld);
-  }
+  using A = Accumulator<T>;
+  constexpr std::int64_t w = kLanes<A>;
+  const std::int64_t whole_rows = rows / w * w, whole_columns = columns / w * w;
+  const Vec<A> factor = splat(scale);
+  for (std::int64_t r = 0; r < whole_rows; r += w)
+    for (std::int64_t c = 0; c < whole_columns; c += w) {
+      Vec<A> square[w];
+      for (int i = 0; i < w; ++i) square[i] = load_as_accumulators(x + (r + i) * row + c) * factor;
+      detail::transpose_square<1, A>(square);
+      for (int i = 0; i < w; ++i) store<A>(to + (c + i) * ld + r, square[i]);
+    }
   for (std::int64_t c = 0; c < columns; ++c)
     for (std::int64_t r = c < whole_columns ? whole_rows : 0; r < rows; ++r)
-      to[c * ld + r] = convert<Accumulator<T>>(x[r * row + c]) * scale;
+      to[c * ld + r] = convert<A>(x[r * row + c]) * scale;
 }
 
 }  // namespace sherd::cpu

@@ -1,11 +1,16 @@
 #include "runtime/cpu/workspace.h"
 
+#include <sys/mman.h>
+
 #include <array>
 
 namespace sherd::cpu {
 
 namespace {
-constexpr std::align_val_t kAlignment{64};
+constexpr std::size_t kAlignment = 64;
+// Buffers of an eighth of this and more lie on huge pages: a kernel that streams or strides through one would
+// otherwise wait for address translation.
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 class Buffer {
  public:
@@ -16,25 +21,32 @@ class Buffer {
   std::byte* at_least(std::int64_t bytes) {
     if (bytes > bytes_) {
       free();
-      data_ = static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), kAlignment));
+      allocate(static_cast<std::size_t>(bytes));
       bytes_ = bytes;
     }
     return data_;
   }
 
  private:
+  void allocate(std::size_t bytes) {
+    alignment_ = bytes >= kHugePage / 8 ? kHugePage : kAlignment;
+    if (alignment_ == kHugePage) bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    data_ = static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignment_}));
+    if (alignment_ == kHugePage) ::madvise(data_, bytes, MADV_HUGEPAGE);
+  }
   void free() {
-    ::operator delete(data_, kAlignment);
+    ::operator delete(data_, std::align_val_t{alignment_});
     data_ = nullptr;
     bytes_ = 0;
   }
   std::byte* data_ = nullptr;
   std::int64_t bytes_ = 0;
+  std::size_t alignment_ = kAlignment;
 };
 }  // namespace
 
 std::byte* thread_workspace(WorkspaceUse use, std::int64_t bytes) {
-  thread_local std::array<Buffer, 4> buffers;
+  thread_local std::array<Buffer, 6> buffers;
   return buffers[static_cast<std::size_t>(use)].at_least(bytes);
 }
 

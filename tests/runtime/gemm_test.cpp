@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -115,7 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Engine, GemmEngines, ::testing::Values(GemmBackend::lib
 
 TEST_P(GemmEngines, AllLayoutsOfOddSizes) {
   for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
-           {1, 1, 1}, {7, 17, 5}, {13, 1, 33}, {1, 19, 65}, {33, 65, 1}, {200, 20, 270}, {10, 530, 30}})
+           {1, 1, 1}, {7, 17, 5}, {13, 1, 33}, {1, 19, 65}, {33, 65, 1}, {200, 20, 270}, {10, 530, 30}, {70, 50, 800}})
     for (const bool ta : {false, true})
       for (const bool tb : {false, true})
         for (const std::int64_t gap : {0, 3}) {
@@ -137,7 +138,31 @@ TEST_P(GemmEngines, EveryFloatingDType) {
 
 TEST_P(GemmEngines, BiasIsAddedBeforeTheOneRounding) {
   for (const DType t : {DType::f64, DType::f32, DType::bf16})
-    expect_product(with_layout({.dtype = t, .result = t, .transpose_b = true, .m = 9, .n = 35, .k = 64}, 2), true);
+    for (const std::int64_t k : {64, 900})
+      expect_product(with_layout({.dtype = t, .result = t, .transpose_b = true, .m = 9, .n = 35, .k = k}, 2), true);
+}
+
+// Every element is seen once and final, in rectangles that do not depend on the number of threads.
+TEST_P(GemmEngines, EpilogueSeesEveryElementOnce) {
+  for (const DType t : {DType::f32, DType::bf16}) {
+    Gemm g = with_layout({.dtype = t, .result = t, .transpose_b = true, .m = 150, .n = 1700, .k = 500}, 3);
+    const Operands x = operands_for(g);
+    const Buffer plain = result_of(g, x, true);
+    Buffer c = x.c;
+    std::vector<int> seen(static_cast<std::size_t>(g.m * g.n));
+    const auto check_final = [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) {
+      for (std::int64_t i = row; i < row + rows; ++i)
+        for (std::int64_t j = column; j < column + columns; ++j)
+          seen[static_cast<std::size_t>(i * g.n + j)] += c.at(i * g.ldc + j) == plain.at(i * g.ldc + j) ? 1 : 1000;
+    };
+    const cpu::GemmEpilogue epilogue(check_final);
+    g.epilogue = &epilogue;
+    g.bias = x.bias.data();
+    set_threads(2);
+    gemm(g, x.a.data(), x.b.data(), c.data());
+    set_threads(1);
+    EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), g.m * g.n) << name(t);
+  }
 }
 
 TEST_P(GemmEngines, BatchesAndARepeatedOperand) {
@@ -166,7 +191,8 @@ TEST_P(GemmEngines, EmptySizes) {
 TEST_P(GemmEngines, SameBitsOnAnyNumberOfThreads) {
   for (const Gemm& g : {with_layout({.transpose_b = true, .m = 700, .n = 520, .k = 300}, 0),
                         with_layout({.transpose_a = true, .m = 130, .n = 120, .k = 9000}, 0),
-                        with_layout({.m = 40, .n = 50, .k = 200, .batch = 130}, 0)}) {
+                        with_layout({.m = 40, .n = 50, .k = 200, .batch = 130}, 0),
+                        with_layout({.dtype = DType::bf16, .result = DType::bf16, .m = 1500, .n = 800, .k = 400}, 0)}) {
     const Operands x = operands_for(g);
     const Buffer serial = result_of(g, x);
     for (const int count : {2, 3}) {

@@ -1,0 +1,67 @@
+#pragma once
+// Elements to and from the accumulator type, a vector at a time. The rule is that of bf16 and f16 (tensor/dtype.h) bit
+// for bit, NaNs and denormals included, so no instruction with a rule of its own is used: VCVTNEPS2BF16 flushes
+// denormals, and VCVTPS2PH keeps bits of a NaN that f16 drops.
+#include "runtime/cpu/simd.h"
+
+namespace sherd::cpu {
+
+namespace detail {
+
+inline HalfWords load_halves(const void* from) {
+  HalfWords h;
+  std::memcpy(&h, from, sizeof h);
+  return h;
+}
+
+}  // namespace detail
+
+/// A vector of accumulators from kLanes elements of T.
+template <class T>
+Vec<Accumulator<T>> load_as_accumulators(const T* from) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return (Vec<float>)(__builtin_convertvector(detail::load_halves(from), Words) << 16);
+  } else if constexpr (std::is_same_v<T, f16>) {
+    return f16_to_f32(detail::load_halves(from));
+  } else {
+    return load(from);
+  }
+}
+
+/// kLanes elements of T, each rounded once.
+template <class T>
+void store_rounded(T* to, Vec<Accumulator<T>> v) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    const auto u = (Words)v;
+    const Words rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, nan = (u >> 16) | 0x40u;
+    const auto bits = __builtin_convertvector((u & 0x7fffffffu) > 0x7f800000u ? nan : rounded, HalfWords);
+    std::memcpy(static_cast<void*>(to), &bits, sizeof bits);
+  } else if constexpr (std::is_same_v<T, f16>) {
+    const auto u = (Words)v;
+    const Words nan = (u & 0x80000000u) | 0x7fc00000u;  // the one NaN of f16, in f32
+    const auto bits = f32_to_f16((Vec<float>)((u & 0x7fffffffu) > 0x7f800000u ? nan : u));
+    std::memcpy(static_cast<void*>(to), &bits, sizeof bits);
+  } else {
+    store<T>(to, v);
+  }
+}
+
+/// to[i] = x[i] as an accumulator, i < n.
+template <class T>
+void widen_row(const T* x, std::int64_t n, Accumulator<T>* to) {
+  constexpr std::int64_t w = kLanes<Accumulator<T>>;
+  std::int64_t i = 0;
+  for (; i + w <= n; i += w) store<Accumulator<T>>(to + i, load_as_accumulators(x + i));
+  for (; i < n; ++i) to[i] = convert<Accumulator<T>>(x[i]);
+}
+
+/// to[i] = x[i] rounded to T, i < n.
+template <class T>
+void round_row(const Accumulator<T>* x, std::int64_t n, T* to) {
+  constexpr std::int64_t w = kLanes<Accumulator<T>>;
+  std::int64_t i = 0;
+  for (; i + w <= n; i += w) store_rounded(to + i, load(x + i));
+  for (; i < n; ++i) to[i] = convert<T>(x[i]);
+}
+
+}  // namespace sherd::cpu
