@@ -184,6 +184,7 @@ void Recorder::record(const Op& op, const Attrs& attrs, std::span<const Tensor> 
   node.accumulate = accumulate;
   node.num_mutated = op.mutated ? op.mutated({op, in, attrs}) : 0;
   node.module_path = context_.module_path;
+  node.phase = context_.phase;
   for (const Tensor& tensor : in) node.in.push_back(ref_to(tensor));
   for (const Tensor& tensor : out) node.out.push_back(write_to(op, tensor, accumulate));
   const int index = static_cast<int>(graph_.nodes.size());

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/autograd/node.h"
+#include "runtime/exec/context.h"
 #include "runtime/op/op.h"
 #include "runtime/tensor/small_vec.h"
 #include "runtime/tensor/tensor.h"
@@ -61,6 +62,7 @@ struct GraphNode {
   bool accumulate = false;     ///< the outputs are added to
   int num_mutated = 0;         ///< how many of the first inputs the kernel writes in place
   const std::string* module_path = nullptr;
+  StepPhase phase = StepPhase::forward;
   std::vector<ValueId> restores, releases;  ///< unit values whose data this (effect) node brings or gives back
   std::vector<ValueId> frees;               ///< temporaries that nothing reads after this node
 };

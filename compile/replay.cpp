@@ -11,7 +11,10 @@ namespace sherd {
 class Interpreter::Running {
  public:
   explicit Running(Interpreter& interpreter)
-      : interpreter_(interpreter), context_(RankContext::current()), module_path_(context_.module_path) {}
+      : interpreter_(interpreter),
+        context_(RankContext::current()),
+        module_path_(context_.module_path),
+        phase_(context_.phase) {}
   ~Running() {
     context_.module_path = module_path_;
     if (!finished_ && !interpreter_.handles_.empty()) interpreter_.let_go(interpreter_.at_);
@@ -28,6 +31,7 @@ class Interpreter::Running {
   Interpreter& interpreter_;
   RankContext& context_;
   const std::string* const module_path_;
+  const PhaseScope phase_;
   bool finished_ = false;
 };
 
@@ -103,7 +107,9 @@ void Interpreter::execute(std::size_t index) {
   at_ = index;
   const GraphNode& node = graph_.nodes[index];
   Handles& handles = handles_[index];
-  RankContext::current().module_path = node.module_path;
+  RankContext& context = RankContext::current();
+  context.module_path = node.module_path;
+  context.phase = node.phase;
   OpCall call{*node.op, handles.in, node.attrs, handles.out, node.accumulate};
   try {
     for (std::size_t i = 0; i < node.in.size(); ++i) present(node, node.in[i], handles.in[i]);

@@ -4,6 +4,7 @@
 
 #include "dtensor/spec.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -36,6 +37,7 @@ std::vector<NormPart> split_by_group(const std::vector<Parameter*>& parameters) 
 
 Tensor grad_norm(const std::vector<Parameter*>& parameters, double p) {
   GradMode off(false);
+  const PhaseScope phase(StepPhase::optimizer);
   const bool is_max = std::isinf(p);
   Tensor total;
   for (const NormPart& part : split_by_group(parameters)) {
@@ -53,6 +55,7 @@ Tensor grad_norm(const std::vector<Parameter*>& parameters, double p) {
 Tensor clip_grad_norm(Optimizer& optimizer, double max_norm, double p) {
   check(max_norm > 0, "clip_grad_norm: max_norm must be above 0, got {}", max_norm);
   GradMode off(false);
+  const PhaseScope phase(StepPhase::optimizer);
   Tensor norm = grad_norm(optimizer.parameters(), p);
   optimizer.set_gradient_scale(clamp(mul(reciprocal(add(norm, 1e-6)), max_norm), 0, 1));
   return norm;

@@ -1,6 +1,7 @@
 #include "nn/optim/optimizer.h"
 
 #include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -36,6 +37,7 @@ void Optimizer::ensure_state(std::size_t i) {
 
 void Optimizer::step() {
   GradMode off(false);
+  const PhaseScope phase(StepPhase::optimizer);
   std::vector<std::size_t> active;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = *parameters_[i];

@@ -17,7 +17,8 @@ class BackwardPass {
         outer_path_(context_.module_path),
         id_(context_.next_id()),
         options_(options),
-        recording_off_(false) {
+        recording_off_(false),
+        phase_(StepPhase::backward) {
     check(context_.backward == nullptr, "backward() inside backward() is not supported: gradients are not recorded");
     context_.backward = this;
   }
@@ -164,6 +165,7 @@ class BackwardPass {
   const std::uint64_t id_;
   const BackwardOptions& options_;
   GradMode recording_off_;
+  PhaseScope phase_;
   NodeRef start_, current_;
   std::vector<OpNode*> heap_;  // kept alive by the nodes that point to them, ultimately by start_
   std::vector<NodeRef> leaves_;

@@ -14,6 +14,7 @@
 
 #include "runtime/comm/exchange.h"
 #include "runtime/comm/reduce.h"
+#include "runtime/exec/trace.h"
 
 namespace sherd::comm {
 
@@ -99,6 +100,9 @@ void BoardGroup::checked(CommOp op, Body&& body) {
 template <class Body>
 WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body) {
   const auto start = Board::Clock::now();
+  TraceSpan waiting(kWaitName, SpanKind::wait, num_bytes);
+  if (Trace* trace = waiting.trace())
+    waiting.set_detail(trace->intern(fmt::format("{} of {} ranks ({})", name(op), size(), kind_)));
   try {
     board_.enter(call);
     body();

@@ -16,6 +16,10 @@ class Slot;
 class CaptureSink;
 class BackwardPass;
 class ProcessGroup;
+class Trace;
+
+/// Which part of a training step runs; traces group ops by it.
+enum class StepPhase : std::uint8_t { forward, backward, optimizer };
 
 /// Thread-local state of one rank. The first thread that asks without having one (a plain program's main
 /// thread) is given a default context; any other thread must open a RankScope, or current() throws.
@@ -42,6 +46,9 @@ class RankContext {
   bool grad_enabled = true;
   CaptureSink* capture = nullptr;
   BackwardPass* backward = nullptr;
+  StepPhase phase = StepPhase::forward;
+  /// Where this thread writes down what it does, or null; see trace.h.
+  Trace* trace = nullptr;
 
   /// Path of the module whose forward runs now; the strings live as long as the context.
   const std::string* module_path = nullptr;
@@ -69,6 +76,21 @@ class RankContext {
   CachingAllocator* allocator_;
   std::uint64_t last_id_ = 0;
   std::vector<std::unique_ptr<std::string>> interned_;
+};
+
+/// Names the part of the step that runs for a scope.
+class PhaseScope {
+ public:
+  explicit PhaseScope(StepPhase phase) : context_(RankContext::current()), outer_(context_.phase) {
+    context_.phase = phase;
+  }
+  ~PhaseScope() { context_.phase = outer_; }
+  PhaseScope(const PhaseScope&) = delete;
+  PhaseScope& operator=(const PhaseScope&) = delete;
+
+ private:
+  RankContext& context_;
+  const StepPhase outer_;
 };
 
 /// Makes a fresh context current on this thread for a scope: the body of a rank that is a thread.

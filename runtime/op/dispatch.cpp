@@ -4,6 +4,7 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/op/capture_sink.h"
+#include "runtime/op/trace_op.h"
 
 namespace sherd {
 
@@ -69,6 +70,7 @@ void run_kernel(const OpCall& call, std::span<const Tensor> out, Device device, 
     if (bytes > 0) {
       const Ref<Storage> scratch = Storage::allocate(bytes, MemoryCategory::workspace);
       kernel_call.exec.scratch = scratch->data();
+      trace_memory();
       kernel(kernel_call);
       return;
     }
@@ -112,6 +114,23 @@ void bump_mutated(const OpCall& call) {
   if (!call.op.mutated) return;
   for (int i = 0, n = call.op.mutated({call.op, call.in, call.attrs}); i < n; ++i)
     if (const Tensor& t = call.in[static_cast<std::size_t>(i)]; t.storage()) t.storage()->bump_version();
+}
+
+Tensors run_on_device(OpCall& call) {
+  const InferCall infer_call{call.op, call.in, call.attrs};
+  const Metas metas = call.op.infer(infer_call);
+  if (call.op.traits.view) return make_view(call, metas);
+  const Device device = call.in.empty() && !call.into.empty() ? call.into[0].device() : device_of(call);
+  if (!call.into.empty()) {
+    write_into(call, metas, device);
+    bump_mutated(call);
+    return {};
+  }
+  Tensors out;
+  for (const TensorMeta& m : metas) out.push_back(allocate_output(call, m, device));
+  if (!device.is_meta()) run_kernel(call, out, device, false);
+  bump_mutated(call);
+  return out;
 }
 
 }  // namespace
@@ -174,20 +193,11 @@ Tensors capture_layer(OpCall& call) {
 }
 
 Tensors device_layer(OpCall& call) {
-  const InferCall infer_call{call.op, call.in, call.attrs};
-  const Metas metas = call.op.infer(infer_call);
-  if (call.op.traits.view) return make_view(call, metas);
-  const Device device = call.in.empty() && !call.into.empty() ? call.into[0].device() : device_of(call);
-  if (!call.into.empty()) {
-    write_into(call, metas, device);
-    bump_mutated(call);
-    return {};
+  if (RankContext::current().trace && !call.op.traits.view) [[unlikely]] {
+    const OpSpan span(call);
+    return run_on_device(call);
   }
-  Tensors out;
-  for (const TensorMeta& m : metas) out.push_back(allocate_output(call, m, device));
-  if (!device.is_meta()) run_kernel(call, out, device, false);
-  bump_mutated(call);
-  return out;
+  return run_on_device(call);
 }
 
 void install_dist_layer(LayerFunction layer) { g_dist_layer.store(layer, std::memory_order_release); }

@@ -1,0 +1,51 @@
+#include "runtime/op/trace_op.h"
+
+namespace sherd {
+
+namespace {
+
+constexpr std::size_t kShown = 3;  // inputs; an optimizer's hundreds say nothing more
+
+// Equal calls give equal keys. Two different ones that collide in 64 bits would share a text, which nobody computes
+// with.
+std::uint64_t key_of(const OpCall& call) {
+  std::uint64_t h = reinterpret_cast<std::uintptr_t>(&call.op);
+  const auto mix = [&h](std::uint64_t v) {
+    h = (h ^ v) * 0x9E3779B97F4A7C15u;
+    h ^= h >> 29;
+  };
+  mix(call.in.size());
+  for (const Tensor& t : call.in.first(std::min(call.in.size(), kShown))) {
+    if (!t.defined()) {
+      mix(~std::uint64_t{0});
+      continue;
+    }
+    mix(static_cast<std::uint64_t>(t.dtype()));
+    for (const std::int64_t size : t.shape()) mix(static_cast<std::uint64_t>(size));
+  }
+  return h;
+}
+
+std::string shapes_of(const OpCall& call) {
+  std::string text;
+  for (const Tensor& t : call.in.first(std::min(call.in.size(), kShown)))
+    text += (text.empty() ? "" : " ") + (t.defined() ? describe(t) : std::string("-"));
+  if (call.in.size() > kShown) text += fmt::format(" ... {} in all", call.in.size());
+  return text;
+}
+
+}  // namespace
+
+OpSpan::OpSpan(const OpCall& call) : span_(call.op.name, SpanKind::op) {
+  if (Trace* trace = span_.trace(); trace && !call.in.empty())
+    span_.set_detail(trace->intern(key_of(call), [&] { return shapes_of(call); }));
+}
+
+OpSpan::~OpSpan() { trace_memory(); }
+
+void trace_memory() {
+  RankContext& context = RankContext::current();
+  if (context.trace) context.trace->sample_memory(context.allocator().accounting().current());
+}
+
+}  // namespace sherd
