@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/tensor/error.h"
+#include "tools/step_trace.h"
 
 // Keys without a section are about the run, [model] is the network, [optimizer] its update and learning rate. Ranges
 // are checked in a form that NaN fails.
@@ -55,6 +56,8 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("device", &c.device, "cpu");
   table.add("compile", &c.compile, "record one step and replay it; the same bits as without", run);
   table.add("metrics", &c.metrics, "file for one JSON object per step", run);
+  table.add("trace", &c.trace, "file for a timeline of a few steps on all ranks, for ui.perfetto.dev", run);
+  table.add("trace_steps", &c.trace_steps, "the steps in it, FIRST:LAST; empty: five, after ten to settle", run);
   table.add("save", &c.save, "folder for checkpoints; one is saved after the last step", run);
   table.add("save_every", &c.save_every, "steps between checkpoints; 0: only after the last step", run);
   table.add("resume", &c.resume, "checkpoint folder to continue from, bit for bit", run);
@@ -110,6 +113,10 @@ void check_run(const TrainConfig& c) {
   check_at_least("threads", c.threads, 0);
   check_at_least("memory_limit", c.memory_limit, 0);
   check_at_least("save_every", c.save_every, 0);
+  if (!c.trace_steps.empty()) {
+    parse_steps(c.trace_steps);
+    check(!c.trace.empty(), "trace_steps = {} needs a file: pass --trace FILE", c.trace_steps);
+  }
   check(c.save_every == 0 || !c.save.empty(), "save_every = {} needs a folder: pass --save DIR", c.save_every);
   check_choice("group", c.group, std::array<std::string_view, 2>{"shm", "thread"});
   link_shape(c);

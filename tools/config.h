@@ -31,6 +31,8 @@ struct TrainConfig {
 
   // ---- files ----
   std::string metrics;
+  std::string trace;
+  std::string trace_steps;
   std::string save;
   std::int64_t save_every = 0;
   std::string resume;

@@ -85,6 +85,7 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
     text += comm_line("all_reduce", summary.step_comm.all_reduce, expected.all_reduce);
   }
   if (!config.metrics.empty()) text += fmt::format("metrics     {}\n", config.metrics);
+  if (!config.trace.empty()) text += fmt::format("trace       {}\n", config.trace);
   if (!config.save.empty()) text += fmt::format("checkpoint  {}\n", config.save);
   return trainer.group().rank() == 0 ? text : std::string();
 }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <deque>
 #include <numeric>
+#include <tuple>
 
 #include "nn/layers/dropout.h"
 #include "nn/optim/clip.h"
@@ -169,7 +170,10 @@ std::pair<Tensor, Tensor> Trainer::training_batch(std::int64_t step) {
 std::pair<double, double> Trainer::train_step(std::int64_t step) {
   nn::set_step(step);
   optimizer_->set_lr(schedule_.at(step));
-  auto [tokens, targets] = training_batch(step);
+  auto [tokens, targets] = [&] {
+    const TraceSpan span("batch");
+    return training_batch(step);
+  }();
   const Tensor in[] = {std::move(tokens), std::move(targets)};
   const std::vector<Tensor> out = compiled_ ? (*compiled_)(in) : step_function(in);
   return {out[0].item<double>(), out[1].item<double>()};
@@ -219,12 +223,17 @@ TrainSummary Trainer::run(const StepObserver& observe) {
   Accounting& memory = RankContext::current().allocator().accounting();
   TrainSummary summary;
   std::deque<double> last;
+  StepTrace trace(config_.trace, config_.trace_steps, first_step_, config_.steps, *group_);
   const double start = now_seconds();
   for (std::int64_t step = first_step_; step < config_.steps; ++step) {
     memory.reset_peaks();
     const CommCounts before = group_->counts();
     const double step_start = now_seconds();
-    const auto [loss, norm] = train_step(step);
+    double loss = 0, norm = 0;
+    {
+      const StepTrace::Step traced(trace, step + 1);
+      std::tie(loss, norm) = train_step(step);
+    }
     StepMetrics metrics;
     metrics.step_seconds = now_seconds() - step_start;
     summary.step_comm = difference(group_->counts(), before);
@@ -245,6 +254,7 @@ TrainSummary Trainer::run(const StepObserver& observe) {
     last.push_back(loss);
     if (last.size() > 10) last.pop_front();
     observe(metrics);
+    trace.after(step + 1);
     if (!config_.save.empty() && (is_last || (config_.save_every > 0 && (step + 1) % config_.save_every == 0))) save(step + 1);
   }
   if (!last.empty()) summary.last_losses_mean = std::accumulate(last.begin(), last.end(), 0.0) / static_cast<double>(last.size());

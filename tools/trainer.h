@@ -14,6 +14,7 @@
 #include "runtime/comm/process_group.h"
 #include "tools/config.h"
 #include "tools/metrics.h"
+#include "tools/step_trace.h"
 
 namespace sherd {
 
