@@ -19,7 +19,7 @@ constexpr std::array kModels = {
 
 std::int64_t BenchModel::num_parameters() const {
   const std::int64_t block = 4 * (width * width + width) + (8 * width * width + 5 * width) + 4 * width;
-  return layers * block + (vocabulary + tokens) * width + 2 * width;
+  return layers * block + num_root_parameters();
 }
 
 double BenchModel::step_flops() const {

@@ -17,6 +17,8 @@ struct BenchModel {
   /// the tied matrix once.
   double step_flops() const;
   std::int64_t num_parameters() const;
+  /// Outside of blocks: the embeddings and the last norm.
+  std::int64_t num_root_parameters() const { return (vocabulary + tokens) * width + 2 * width; }
 };
 
 /// Error naming the nearest of "tiny", "mini", "bigger".

@@ -28,8 +28,66 @@ Benchmark fully_shard_benchmark() {
   return row;
 }
 
+double sum_of(const nlohmann::json& bytes, std::initializer_list<const char*> categories) {
+  double sum = 0;
+  for (const char* category : categories) sum += bytes.at(category).get<double>();
+  return sum;
+}
+
+// Bytes of state per rank do not depend on the batch, so one token per rank is enough; then the moment of the total's
+// peak is that of the state's. The peer replicates its state, so that one rank of it tells that of any number.
+const Outcome& state_outcome(int ranks, BenchRun& run) {
+  const std::string model = run.sized<std::string>("bigger", "tiny");
+  return run.shared(fmt::format("state {} {}", model, ranks), [&] {
+    return Contest{.ours = {child("step", {"--model", model, "--batch", "1", "--tokens", "1"}, ranks), "2"},
+                   .peers = run.torch_contestants("ddp.py", {model, "1"}, "1"),
+                   .rounds = 1};
+  });
+}
+
+// What the accounting must say by the rules of fully_shard: own shards, their gradients, and at most the root and two
+// neighbouring blocks unsharded, with one block's full gradients; on one rank nothing is unsharded.
+double expected_peak_bytes(const BenchModel& model, int ranks) {
+  const auto all = static_cast<double>(model.num_parameters());
+  const double block = (all - static_cast<double>(model.num_root_parameters())) / static_cast<double>(model.layers);
+  const double own = 16 * all / ranks;
+  return ranks == 1 ? own : own + 4 * (static_cast<double>(model.num_root_parameters()) + 2 * block) + 4 * block;
+}
+
+Benchmark state_benchmark(int ranks, bool peak, Target target) {
+  Benchmark row;
+  row.name = fmt::format("memory.bigger.r{}{}", ranks, peak ? "" : ".persistent");
+  row.summary =
+      peak ? "peak of parameters, gradients and optimizer state per rank beside DDP's; limit: fully_shard's rule"
+           : "parameters and optimizer state per rank beside DDP's";
+  row.unit = {"MB"};
+  row.target = target;
+  row.measure = [ranks, peak](Figure& figure, BenchRun& run) {
+    const Outcome& outcome = state_outcome(ranks, run);
+    const nlohmann::json& ours = outcome.ours.last.at(peak ? "bytes_at_peak" : "held_bytes");
+    figure.value = sum_of(ours, {"parameters", "unsharded", "gradients", "optimizer", "communication"}) / 1e6;
+    if (peak) figure.limit = expected_peak_bytes(bench_model(run.sized<std::string>("bigger", "tiny")), ranks) / 1e6;
+    for (const Answers& peer : outcome.peers)
+      if (peer.ok())
+        figure.peers.push_back({peer.name,
+                                peer.last.at("state_bytes").at(peak ? "peak" : "persistent").get<double>() / 1e6,
+                                peer.settings});
+    note_missing(figure, outcome);
+    figure.detail = ours;
+  };
+  return row;
+}
+
 }  // namespace
 
-std::vector<Benchmark> ranks_benchmarks() { return {fully_shard_benchmark()}; }
+std::vector<Benchmark> ranks_benchmarks() {
+  return {
+      fully_shard_benchmark(),
+      state_benchmark(1, true, {Rule::limit_factor_at_most, 1.0}),
+      state_benchmark(2, true, {Rule::ratio_at_least, 1 / 0.65}),
+      state_benchmark(2, false, {Rule::ratio_at_least, 1 / 0.50}),
+      state_benchmark(4, true, {Rule::limit_factor_at_most, 1.0}),
+  };
+}
 
 }  // namespace sherd::bench

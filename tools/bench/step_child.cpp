@@ -1,6 +1,7 @@
 // `--child step`: training steps of a benchmark model on one rank or, under `sherd run`, fully sharded on several. A
 // request is a number of steps. The answer holds seconds per step, the last loss, growth_bytes (peak of resident memory
-// over the program's start) and, per category of the accounting, what is held between steps and the peak.
+// over the program's start) and, per category of the accounting, what is held between steps, the peak of each, and what
+// was held at the moment of the total's peak.
 #include <chrono>
 #include <fstream>
 
@@ -24,6 +25,7 @@ namespace {
 struct StepFlags {
   std::string model = "tiny", dtype = "f32";
   std::int64_t threads = 1;
+  std::int64_t batch = 0, tokens = 0;  ///< of each rank; 0: the model's
   bool captured = true;
 };
 
@@ -43,11 +45,11 @@ nlohmann::json by_category(const CategoryBytes& bytes) {
 }
 
 // One batch of random tokens, i32 [B, T], other ones on every rank.
-std::pair<Tensor, Tensor> random_batch(const BenchModel& m, int rank) {
+std::pair<Tensor, Tensor> random_batch(const BenchModel& m, const StepFlags& flags, int rank) {
+  const std::int64_t batch = flags.batch ? flags.batch : m.batch, tokens = flags.tokens ? flags.tokens : m.tokens;
   const std::uint64_t key = random_key(2, "tokens", "data", static_cast<std::uint64_t>(rank));
-  const Tensor text =
-      cast(random_uniform({m.batch, m.tokens + 1}, key, 0, static_cast<double>(m.vocabulary)), DType::i32);
-  return {contiguous(narrow(text, 1, 0, m.tokens)), contiguous(narrow(text, 1, 1, m.tokens))};
+  const Tensor text = cast(random_uniform({batch, tokens + 1}, key, 0, static_cast<double>(m.vocabulary)), DType::i32);
+  return {contiguous(narrow(text, 1, 0, tokens)), contiguous(narrow(text, 1, 1, tokens))};
 }
 
 class StepRun {
@@ -61,7 +63,7 @@ class StepRun {
     model_->materialize(nn::Seed{1});
     optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(),
                                              nn::AdamWOptions{.lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1});
-    std::tie(tokens_, targets_) = random_batch(m, group_->rank());
+    std::tie(tokens_, targets_) = random_batch(m, flags, group_->rank());
     if (flags.captured)
       captured_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return step(in); },
                                                  CompileOptions{.group = group_});
@@ -85,7 +87,8 @@ class StepRun {
             {"loss", loss},
             {"growth_bytes", process_memory_bytes("VmHWM") - start_bytes_},
             {"held_bytes", by_category(memory.current())},
-            {"peak_bytes", by_category(memory.peak())}};
+            {"peak_bytes", by_category(memory.peak())},
+            {"bytes_at_peak", by_category(memory.at_peak())}};
   }
 
  private:
@@ -121,6 +124,8 @@ int run_step_child(std::span<const std::string_view> args) {
   table.add("model", &flags.model, "tiny, mini or bigger");
   table.add("dtype", &flags.dtype, "f32");
   table.add("threads", &flags.threads, "of each rank");
+  table.add("batch", &flags.batch, "sequences of each rank; 0: the model's");
+  table.add("tokens", &flags.tokens, "of each sequence; 0: the model's");
   table.add("captured", &flags.captured, "replay a recording");
   apply_flags(table, parse_command_line(table, args));
   const std::shared_ptr<ProcessGroup> group = world_group();
