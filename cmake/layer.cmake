@@ -1,10 +1,11 @@
-# sherd_layer([EXCEPT sources...]): adds a folder's sources to the library and its headers to the checked header set.
-# Files are found by name, so that adding an idea is adding a file.
+# sherd_layer([EXCEPT files...]): adds a folder's sources to the library and its headers to the set that is checked and
+# installed. Files are found by name, so that adding an idea is adding a file.
 function(sherd_layer)
   cmake_parse_arguments(ARG "" "" "EXCEPT" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
-  list(REMOVE_ITEM sources ${ARG_EXCEPT})
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.h)
+  list(REMOVE_ITEM sources ${ARG_EXCEPT})
+  list(REMOVE_ITEM headers ${ARG_EXCEPT})
   target_sources(sherd_lib PRIVATE ${sources})
   target_sources(sherd_lib PUBLIC FILE_SET HEADERS BASE_DIRS ${CMAKE_SOURCE_DIR} FILES ${headers})
 endfunction()

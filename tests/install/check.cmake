@@ -1,0 +1,39 @@
+# Installs a build into an empty folder and builds the outside project against it.
+#   cmake -DBUILD=build/release -DWORK=folder [-DCXX_FLAGS=...] -P tests/install/check.cmake
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE out ERROR_VARIABLE out)
+  if(status)
+    message(FATAL_ERROR "${ARGN}\nended with ${status}:\n${out}")
+  endif()
+  set(out "${out}" PARENT_SCOPE)
+endfunction()
+
+file(REMOVE_RECURSE ${WORK})
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/first)
+file(RENAME ${WORK}/first ${WORK}/installed)  # an installation may be moved
+
+# Every header that an installed header names is installed too, and none needs a library that a user does not have.
+file(GLOB_RECURSE headers RELATIVE ${WORK}/installed/include/sherd ${WORK}/installed/include/sherd/*.h)
+list(LENGTH headers count)
+if(count LESS 50)
+  message(FATAL_ERROR "only ${count} headers are installed")
+endif()
+foreach(header ${headers})
+  file(STRINGS ${WORK}/installed/include/sherd/${header} includes REGEX "^ *#include")
+  foreach(line ${includes})
+    if(line MATCHES "<(boost|nlohmann|toml\\+\\+|dnnl)")
+      message(FATAL_ERROR "installed header ${header} needs a private dependency: ${line}")
+    elseif(line MATCHES "\"(.*)\"" AND NOT EXISTS ${WORK}/installed/include/sherd/${CMAKE_MATCH_1})
+      message(FATAL_ERROR "installed header ${header} includes ${CMAKE_MATCH_1}, which is not installed")
+    endif()
+  endforeach()
+endforeach()
+
+run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR} -B ${WORK}/build -DCMAKE_PREFIX_PATH=${WORK}/installed
+    "-DCMAKE_CXX_FLAGS=${CXX_FLAGS}")
+run(${CMAKE_COMMAND} --build ${WORK}/build)
+run(${CMAKE_COMMAND} -E env --unset=LD_LIBRARY_PATH ${WORK}/build/outside)
+message(STATUS "outside program: ${out}")
+run(${CMAKE_COMMAND} -E env --unset=LD_LIBRARY_PATH ${WORK}/installed/bin/sherd --version)
+message(STATUS "installed program: ${out}")
+file(REMOVE_RECURSE ${WORK})
