@@ -55,13 +55,14 @@ void widen_row(const T* x, std::int64_t n, Accumulator<T>* to) {
   for (; i < n; ++i) to[i] = convert<Accumulator<T>>(x[i]);
 }
 
-/// to[i] = x[i] rounded to T, i < n.
+/// to[i] = x[i] * factor rounded to T, i < n.
 template <class T>
-void round_row(const Accumulator<T>* x, std::int64_t n, T* to) {
-  constexpr std::int64_t w = kLanes<Accumulator<T>>;
+void round_row(const Accumulator<T>* x, std::int64_t n, T* to, Accumulator<T> factor = 1) {
+  using A = Accumulator<T>;
+  const Vec<A> factors = splat(factor);
   std::int64_t i = 0;
-  for (; i + w <= n; i += w) store_rounded(to + i, load(x + i));
-  for (; i < n; ++i) to[i] = convert<T>(x[i]);
+  for (; i + kLanes<A> <= n; i += kLanes<A>) store_rounded(to + i, load(x + i) * factors);
+  for (; i < n; ++i) to[i] = convert<T>(x[i] * factor);
 }
 
 }  // namespace sherd::cpu

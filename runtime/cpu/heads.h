@@ -34,16 +34,4 @@ struct RowsOf {
   std::int64_t row;
 };
 
-/// `rows` rows of k elements that are `row` apart: as they are, or converted into `buffer`, which is then dense.
-template <class T>
-RowsOf<Accumulator<T>> load_rows(const T* x, std::int64_t row, std::int64_t rows, std::int64_t k,
-                                 Accumulator<T>* buffer) {
-  if constexpr (std::is_same_v<T, Accumulator<T>>) {
-    return {x, row};
-  } else {
-    for (std::int64_t r = 0; r < rows; ++r) load_row(x + r * row, k, buffer + r * k);
-    return {buffer, k};
-  }
-}
-
 }  // namespace sherd::cpu

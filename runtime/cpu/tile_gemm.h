@@ -99,22 +99,22 @@ template <class T>
   if constexpr (kBlockVectors == 3) detail::panel<T, 2>(m, k, a, b, d, c, ldc);
 }
 
+/// C [m, columns] = D + A B for whole vectors of columns and any k; panels are of even width.
 template <class T>
-void tile_gemm(std::int64_t m, std::int64_t n, std::int64_t k, TileA<T> a, const T* b, std::int64_t ldb, T* c,
-               std::int64_t ldc, bool accumulate) {
+void tile_product(std::int64_t m, std::int64_t columns, std::int64_t k, const TileA<T>& a, const T* b, std::int64_t ldb,
+                  const TileAddend<T>& d, T* c, std::int64_t ldc) {
   constexpr std::int64_t w = kLanes<T>;
-  std::int64_t j = 0;
-  while (j + w <= n) {
-    const std::int64_t vectors = std::min<std::int64_t>((n - j) / w, kBlockVectors);
-    tile_panel<T>(m, vectors, k, a, {b + j, ldb}, {accumulate ? c + j : nullptr, ldc}, c + j, ldc);
+  if (k <= 0) {
+    for (std::int64_t i = 0; i < m; ++i)
+      for (std::int64_t j = 0; j < columns; ++j) c[i * ldc + j] = d.data ? d.data[i * d.ld + j] : T{};
+    return;
+  }
+  std::int64_t panels = (columns / w + kBlockVectors - 1) / kBlockVectors;
+  for (std::int64_t j = 0; j < columns; --panels) {
+    const std::int64_t vectors = ((columns - j) / w + panels - 1) / panels;
+    tile_panel<T>(m, vectors, k, a, {b + j, ldb}, {d.data ? d.data + j : nullptr, d.ld}, c + j, ldc);
     j += vectors * w;
   }
-  for (std::int64_t i = 0; i < m && j < n; ++i)
-    for (std::int64_t column = j; column < n; ++column) {
-      T sum{};
-      for (std::int64_t p = 0; p < k; ++p) sum = std::fma(a.data[i * a.row + p * a.column], b[p * ldb + column], sum);
-      c[i * ldc + column] = accumulate ? c[i * ldc + column] + sum : sum;
-    }
 }
 
 }  // namespace sherd::cpu
