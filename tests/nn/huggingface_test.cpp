@@ -15,6 +15,7 @@
 #include "tests/support/golden.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
+#include "tests/support/source_path.h"
 #include "tests/support/temp_dir.h"
 
 namespace sherd::nn {
@@ -30,7 +31,7 @@ using testing::same_bits;
 using testing::TempDir;
 using Group = std::shared_ptr<ProcessGroup>;
 
-std::string directory_of(const std::string& name) { return SHERD_SOURCE_DIR "/tests/golden/huggingface/" + name; }
+std::string directory_of(const std::string& name) { return testing::source_path("tests/golden/huggingface/" + name); }
 
 Tensor tensor_of(const testing::GoldenTensor& golden) {
   const Shape shape{std::span<const std::int64_t>(golden.shape)};

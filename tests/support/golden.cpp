@@ -10,6 +10,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/source_path.h"
+
 namespace sherd::testing {
 namespace {
 
@@ -56,7 +58,7 @@ std::map<std::string, double> attributes_of(const std::string& text) {
 
 }  // namespace
 
-Golden::Golden(std::string_view file) : file_(fmt::format("{}/tests/golden/{}.safetensors", SHERD_SOURCE_DIR, file)) {
+Golden::Golden(std::string_view file) : file_(source_path(fmt::format("tests/golden/{}.safetensors", file))) {
   const std::string bytes = read_file(file_);
   std::uint64_t header_bytes = 0;
   if (bytes.size() >= 8) std::memcpy(&header_bytes, bytes.data(), 8);

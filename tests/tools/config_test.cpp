@@ -9,6 +9,7 @@
 
 #include "runtime/tensor/nearest.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/source_path.h"
 #include "tests/support/temp_dir.h"
 #include "tools/command.h"
 #include "tools/flags.h"
@@ -172,7 +173,7 @@ TEST_F(Flags, HelpShowsDefaultsNotPresentValues) {
 
 // ---- the training config ----
 
-std::string config_path(const std::string& name) { return std::string(SHERD_SOURCE_DIR) + "/tools/configs/" + name; }
+std::string config_path(const std::string& name) { return testing::source_path("tools/configs/" + name); }
 
 TrainConfig load(const Args& args) {
   const auto config = load_train_config(args);
@@ -336,7 +337,7 @@ TEST(TrainConfig, QuickstartHasAboutFiveMillionParameters) {
 
 TEST(Command, VersionIsThatOfTheBuild) {
   std::ostringstream text;
-  text << std::ifstream(std::string(SHERD_SOURCE_DIR) + "/CMakeLists.txt").rdbuf();
+  text << std::ifstream(testing::source_path("CMakeLists.txt")).rdbuf();
   EXPECT_NE(text.str().find(fmt::format("project(sherd VERSION {} ", kVersion)), std::string::npos);
 }
 
