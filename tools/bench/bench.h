@@ -67,9 +67,12 @@ struct Benchmark {
 std::vector<Benchmark> step_benchmarks();      // step.cpp
 std::vector<Benchmark> gemm_benchmarks();      // gemm.cpp
 std::vector<Benchmark> dispatch_benchmarks();  // dispatch.cpp
+std::vector<Benchmark> shm_benchmarks();       // shm.cpp
 std::vector<Benchmark> ranks_benchmarks();     // ranks.cpp
 
 /// tools/bench/NAME of the source tree above this program or above the working directory; Error if there is none.
 std::string source_file(std::string_view name);
+/// A program that was built into this one's folder; Error naming it if it was not.
+std::string program_beside(std::string_view name);
 
 }  // namespace sherd::bench

@@ -36,6 +36,12 @@ std::string source_file(std::string_view name) {
        starts[1].string());
 }
 
+std::string program_beside(std::string_view name) {
+  const auto file = std::filesystem::read_symlink("/proc/self/exe").replace_filename(name);
+  check(std::filesystem::exists(file), "{} is not built", file.string());
+  return file;
+}
+
 const std::vector<TorchPeer>& BenchRun::torches() {
   if (torches_.empty())
     for (const std::string& python : options_.pythons) torches_.push_back(find_torch(python));

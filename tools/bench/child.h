@@ -31,9 +31,10 @@ SideCommand child(std::string_view name, std::vector<std::string> flags, int ran
 void pin_to_cpu(int rank);
 
 // The children; each file says what it answers to.
-int run_step_child(std::span<const std::string_view> args);      // step_child.cpp
-int run_gemm_child(std::span<const std::string_view> args);      // gemm_child.cpp
-int run_dispatch_child(std::span<const std::string_view> args);  // dispatch_child.cpp
-int run_fma_child(std::span<const std::string_view> args);       // fma_child.cpp
+int run_step_child(std::span<const std::string_view> args);         // step_child.cpp
+int run_gemm_child(std::span<const std::string_view> args);         // gemm_child.cpp
+int run_dispatch_child(std::span<const std::string_view> args);     // dispatch_child.cpp
+int run_collectives_child(std::span<const std::string_view> args);  // collectives_child.cpp
+int run_fma_child(std::span<const std::string_view> args);          // fma_child.cpp
 
 }  // namespace sherd::bench
