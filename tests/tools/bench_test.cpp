@@ -50,9 +50,12 @@ TEST_F(Bench, OneObjectPerFigureWithTheContractsFields) {
 }
 
 TEST_F(Bench, EveryFigureRunsInTinySizes) {
-  const auto end = sherd({"bench", "--smoke", "--python", "none", "--json"});
-  for (const nlohmann::json& figure : figures(end)) EXPECT_FALSE(figure.at("value").is_null()) << figure;
-  EXPECT_EQ(end.status, 0);
+  for (const auto* family : {"step", "flops", "rss", "gemm", "dispatch", "shm", "fsdp", "memory"}) {
+    const auto end = sherd({"bench", family, "--smoke", "--python", "none", "--json"});
+    EXPECT_FALSE(figures(end).empty());
+    for (const nlohmann::json& figure : figures(end)) EXPECT_FALSE(figure.at("value").is_null()) << figure;
+    EXPECT_EQ(end.status, 0) << family;
+  }
 }
 
 TEST_F(Bench, UnknownPrefixNamesTheNearest) {

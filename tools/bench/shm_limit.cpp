@@ -1,7 +1,8 @@
-// The limit of a transport between two processes of one host: the smallest program that moves the bytes of a collective.
-// Two pinned processes share one memfd that already holds what each of them contributes; there are no messages, checks or
-// deadlines. Speaks the benchmarks' protocol: prints an object when ready, then answers each line "NAME BYTES CALLS"
-// (NAME all_gather or reduce_scatter, BYTES of the full f32 tensor) with {"seconds": [mean of the calls]}.
+// The limit of a transport between two processes of one host: the smallest program that moves the bytes of a
+// collective. Two pinned processes share one memfd that already holds what each of them contributes; there are no
+// messages, checks or deadlines. Speaks the benchmarks' protocol: prints an object when ready, then answers each line
+// "NAME BYTES CALLS" (NAME all_gather or reduce_scatter, BYTES of the full f32 tensor) with {"seconds": [mean of the
+// calls]}.
 //
 //   all_gather      each process copies both shards from the segment to its own full tensor
 //   reduce_scatter  each process adds its half of both full tensors, rank 0's first, and writes its shard of the result
@@ -164,7 +165,8 @@ void serve(Side& side) {
     const bool gathers = is_read && std::strcmp(name, "all_gather") == 0;
     if (!is_read || (!gathers && std::strcmp(name, "reduce_scatter") != 0) || bytes < 256 || bytes > kMostBytes ||
         bytes % 256 != 0 || calls < 1) {
-      std::printf("{\"error\": \"expected all_gather or reduce_scatter, BYTES (a multiple of 256 up to 2^30), CALLS\"}\n");
+      std::printf(
+          "{\"error\": \"expected all_gather or reduce_scatter, BYTES (a multiple of 256 up to 2^30), CALLS\"}\n");
       std::fflush(stdout);
       continue;
     }
