@@ -17,6 +17,8 @@ struct Command {
 int run_launch(std::span<const std::string_view> args);  // launch.cpp
 int run_train(std::span<const std::string_view> args);   // train.cpp
 int run_sample(std::span<const std::string_view> args);  // sample.cpp
+int run_eval(std::span<const std::string_view> args);    // eval.cpp
+int run_export(std::span<const std::string_view> args);  // export.cpp
 int run_info(std::span<const std::string_view> args);    // info.cpp
 int run_bench(std::span<const std::string_view> args);   // bench.cpp
 

@@ -9,6 +9,7 @@
 
 #include "runtime/tensor/error.h"
 #include "tools/step_trace.h"
+#include "tools/weights.h"
 
 // Keys without a section are about the run, [model] is the network, [optimizer] its update and learning rate. Ranges
 // are checked in a form that NaN fails.
@@ -61,6 +62,9 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("save", &c.save, "folder for checkpoints; one is saved after the last step", run);
   table.add("save_every", &c.save_every, "steps between checkpoints; 0: only after the last step", run);
   table.add("resume", &c.resume, "checkpoint folder to continue from, bit for bit", run);
+  table.add("init_from", &c.init_from,
+            "checkpoint or Hugging Face folder with the weights to start from; keys of [model] that are not given are its",
+            run);
   table.add("group", &c.group, "how ranks talk: shm (processes of one host) or thread", run);
   table.add("link", &c.link, "BYTES_PER_S,SECONDS: collectives take as long as on a link like that; empty: as they are",
             run);
@@ -78,7 +82,9 @@ void bind_model(ConfigTable& table, TrainConfig::Model& m) {
   table.add("model.kv_heads", &m.kv_heads, "key and value heads, llama only; 0: as many as heads");
   table.add("model.width", &m.width, "of the residual stream");
   table.add("model.hidden", &m.hidden, "of the feed-forward part; 0: 4 x width (gpt2), 8/3 x width (llama)");
-  table.add("model.sequence", &m.sequence, "tokens per sequence");
+  table.add("model.sequence", &m.sequence, "tokens per sequence in training");
+  table.add("model.positions", &m.positions, "tokens in the longest sequence the model takes; 0: sequence");
+  table.add("model.vocabulary", &m.vocabulary, "tokens the model knows; 0: those of the data's vocabulary");
   table.add("model.dropout", &m.dropout, "probability, 0 to below 1, gpt2 only");
   table.add("model.bias", &m.bias, "biases in linear layers and layer norms, gpt2 only");
   table.add("model.gelu", &m.gelu, "erf (exact) or tanh (approximation), gpt2 only");
@@ -130,6 +136,9 @@ void check_model(const TrainConfig::Model& m) {
   check_at_least("model.layers", m.layers, 1);
   check_at_least("model.sequence", m.sequence, 1);
   check_at_least("model.hidden", m.hidden, 1);
+  check_at_least("model.vocabulary", m.vocabulary, 0);
+  check_at_least("model.positions", m.positions, 0);
+  check(m.positions == 0 || m.sequence <= m.positions, "model.sequence = {} is longer than model.positions = {}", m.sequence, m.positions);
   check_divides("model.width", m.width, "model.heads", m.heads);
   check_divides("model.heads", m.heads, "model.kv_heads", m.kv_heads);
   if (m.style == "gpt2") {
@@ -218,6 +227,8 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
         line.words.empty() ? "none" : fmt::format("\"{}\"", fmt::join(line.words, "\" and \"")));
   load_toml_file(table, line.words[0]);
   apply_flags(table, line);
+  // A run that resumes has the model of its checkpoint, whatever the first one of its kind started from.
+  if (!config.init_from.empty()) take_model(Weights(config.resume.empty() ? config.init_from : config.resume), table);
   resolve(config);
   return config;
 }

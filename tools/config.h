@@ -36,6 +36,7 @@ struct TrainConfig {
   std::string save;
   std::int64_t save_every = 0;
   std::string resume;
+  std::string init_from;
 
   // ---- ranks ----
   std::string group = "shm";
@@ -52,6 +53,8 @@ struct TrainConfig {
     std::int64_t width = 128;
     std::int64_t hidden = 0;
     std::int64_t sequence = 128;
+    std::int64_t positions = 0;
+    std::int64_t vocabulary = 0;
     double dropout = 0;
     bool bias = false;
     std::string gelu = "erf";

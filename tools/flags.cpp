@@ -96,6 +96,7 @@ void ConfigTable::set(std::string_view key, const ConfigValue& value, std::strin
     return false;
   };
   if (!std::visit(store, row->target)) fail_type(key, to_string(value), where);
+  given_.emplace(key);
 }
 
 void ConfigTable::set_text(std::string_view key, std::string_view text, std::string_view where) {
@@ -115,6 +116,7 @@ void ConfigTable::set_text(std::string_view key, std::string_view text, std::str
     }
   };
   std::visit(parse, row->target);
+  given_.emplace(key);
 }
 
 bool ConfigTable::has_section(std::string_view name) const {

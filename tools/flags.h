@@ -3,6 +3,7 @@
 // `[model] layers = 4` is `--model.layers 4`. The table knows types, defaults and documentation, so parsing, error
 // messages, --help and the printed config all come from it.
 #include <cstdint>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,6 +33,8 @@ class ConfigTable {
   [[noreturn]] void fail_type(std::string_view key, std::string_view got, std::string_view where) const;
 
   bool contains(std::string_view key) const { return find(key) != nullptr; }
+  /// Whether set() or set_text() has given it a value: what is not given is at its default.
+  bool is_given(std::string_view key) const { return given_.contains(key); }
   bool has_section(std::string_view name) const;
   bool is_bool(std::string_view key) const;
   std::vector<std::string> keys() const;
@@ -55,6 +58,7 @@ class ConfigTable {
   const Row* find(std::string_view key) const;
 
   std::vector<Row> rows_;
+  std::set<std::string, std::less<>> given_;
 };
 
 /// "4", "0.001", "true", "\"text\"": as TOML spells it.

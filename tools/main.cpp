@@ -19,6 +19,8 @@ constexpr std::array kCommands = {
     Command{"run", "start ranks and watch over them: sherd run -n N -- COMMAND", run_launch},
     Command{"train", "train a model: sherd train CONFIG.toml [flags]", run_train},
     Command{"sample", "print text from a checkpoint: sherd sample DIR [flags]", run_sample},
+    Command{"eval", "mean loss of a model over given tokens: sherd eval DIR --tokens FILE", run_eval},
+    Command{"export", "write a model as a Hugging Face directory: sherd export DIR OUT", run_export},
     Command{"info", "print what this build and this machine offer", run_info},
     Command{"bench", "measure: sherd bench [NAME-PREFIX]", run_bench},
 };

@@ -3,14 +3,12 @@
 #include <cmath>
 #include <cstdio>
 
-#include "nn/checkpoint/training_state.h"
 #include "nn/data/vocabulary.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/ops.h"
 #include "tools/command.h"
-#include "tools/config.h"
 #include "tools/flags.h"
-#include "tools/model_factory.h"
+#include "tools/weights.h"
 
 namespace sherd {
 
@@ -44,7 +42,8 @@ void generate(nn::LanguageModel& model, const Vocabulary& vocabulary, const Samp
     const auto length = std::min<std::int64_t>(static_cast<std::int64_t>(tokens.size()), model.max_tokens());
     const std::span<const std::int32_t> window(tokens.data() + tokens.size() - static_cast<std::size_t>(length), static_cast<std::size_t>(length));
     const Tensor logits = model(Tensor::from(window, {1, length}), Tensor());  // [1, T, V]
-    const Tensor last = select(select(logits, 0, 0), 0, length - 1);
+    // A model may know more tokens than the vocabulary has.
+    const Tensor last = narrow(select(select(logits, 0, 0), 0, length - 1), 0, 0, vocabulary.size());
     const std::uint64_t key = random_key(static_cast<std::uint64_t>(options.seed), "sample", "token");
     const double uniform = random_uniform({1}, key, 0, 1, i).item<double>();
     tokens.push_back(draw(last.to_vector<double>(), options.temperature, uniform));
@@ -73,15 +72,15 @@ int run_sample(std::span<const std::string_view> args) {
   check(options.tokens >= 0, "--tokens must not be negative, got {}", options.tokens);
   check(options.temperature >= 0, "--temperature must not be negative, got {}", options.temperature);
 
-  const CheckpointReader reader(line.words[0]);
-  const TrainConfig config = train_config_from_toml(reader.manifest().config, line.words[0]);
-  const Vocabulary vocabulary = Vocabulary::from_text(reader.manifest().vocabulary);
+  const Weights weights(line.words[0]);
+  check(weights.vocabulary().has_value(),
+        "\"{}\" is a Hugging Face directory: what text its tokens stand for is not known here", line.words[0]);
   GradMode off(false);
-  const auto model = make_model(config.model, vocabulary.size());
+  const auto model = nn::make_language_model(weights.config());
   model->materialize();
-  nn::load_checkpoint(reader, nn::training_state(*model));
+  weights.load(*model);
   model->train(false);
-  generate(*model, vocabulary, options);
+  generate(*model, *weights.vocabulary(), options);
   return 0;
 }
 

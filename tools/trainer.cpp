@@ -90,13 +90,25 @@ void Trainer::open_data() {
       check(std::to_string(data_->files().fingerprint()) == resumed_->manifest().state_value<std::string>("data"),
             "resume from {}: the data at {} is not what the checkpoint was trained on", config_.resume, config_.data);
     } else {
-      data_.emplace(TokenData::open(config_.data, vocabulary_kind_from_name(config_.vocabulary)));
+      if (!config_.init_from.empty()) open_initial();
+      const bool has_vocabulary = initial_ && initial_->vocabulary();
+      data_.emplace(has_vocabulary ? TokenData::open(config_.data, *initial_->vocabulary())
+                                   : TokenData::open(config_.data, vocabulary_kind_from_name(config_.vocabulary)));
     }
     data_->check_sequence(config_.model.sequence);
   });
   const std::vector<std::string> prints = gather_text(*group_, std::to_string(data_->files().fingerprint()));
   for (std::size_t r = 1; r < prints.size(); ++r)
     check(prints[r] == prints[0], "rank {} sees other data at {} than rank 0; all ranks need the same files", r, config_.data);
+}
+
+void Trainer::open_initial() {
+  initial_ = std::make_unique<Weights>(config_.init_from);
+  initial_->check_fits(config_.model);
+  if (!initial_->vocabulary()) return;
+  const std::string_view kind = name(initial_->vocabulary()->kind());
+  check(kind == config_.vocabulary, "vocabulary = {}, but the weights in {} are for {}", config_.vocabulary,
+        config_.init_from, kind);
 }
 
 void Trainer::build() {
@@ -112,6 +124,8 @@ void Trainer::build() {
     nn::fully_shard(*model_, mesh);
   }
   model_->materialize({static_cast<std::uint64_t>(config_.seed)});
+  if (initial_) together(*group_, [&] { initial_->load(*model_); });
+  initial_.reset();
   const TrainConfig::Optimizer& o = config_.optimizer;
   optimizer_ = std::make_unique<nn::AdamW>(
       model_->parameters(), nn::AdamWOptions{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, /*decay_matrices_only=*/true});

@@ -15,6 +15,7 @@
 #include "tools/config.h"
 #include "tools/metrics.h"
 #include "tools/step_trace.h"
+#include "tools/weights.h"
 
 namespace sherd {
 
@@ -32,7 +33,7 @@ class Trainer {
   /// Called on every rank after each step; `metrics.val_loss` is set when the step ended with an evaluation.
   using StepObserver = std::function<void(const StepMetrics& metrics)>;
 
-  /// Opens the data, builds, shards and initialises (or resumes) the model. Collective. Errors, on every rank: ranks
+  /// Opens the data, builds, shards and initialises (by `init_from`, or resumes) the model. Collective. Errors, on every rank: ranks
   /// with different configs, a batch that does not divide by the ranks, a checkpoint that does not fit, ...
   Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group);
   Trainer(const Trainer&) = delete;
@@ -57,6 +58,7 @@ class Trainer {
  private:
   void agree_on_config();
   void open_data();
+  void open_initial();
   void build();
   void resume();
   std::vector<Tensor> step_function(std::span<const Tensor> in);
@@ -65,6 +67,7 @@ class Trainer {
   TrainConfig config_;
   std::shared_ptr<ProcessGroup> group_;
   std::unique_ptr<CheckpointReader> resumed_;
+  std::unique_ptr<Weights> initial_;
   std::optional<TokenData> data_;
   std::unique_ptr<nn::LanguageModel> model_;
   std::unique_ptr<nn::AdamW> optimizer_;

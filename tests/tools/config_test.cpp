@@ -205,8 +205,7 @@ TEST(TrainConfig, EveryFlagOfTheContractExists) {
 
 TEST(TrainConfig, FeaturesOfLaterAreRefused) {
   const std::string path = config_path("shakespeare-char.toml");
-  for (const std::string_view flag : {"--mesh", "--init-from"})
-    expect_error([&] { load({path, flag, "x"}); }, {"unknown flag", flag, "did you mean --"});
+  expect_error([&] { load({path, "--mesh", "x"}); }, {"unknown flag", "--mesh", "did you mean --"});
   expect_error([&] { load({path, "--device", "cuda"}); }, {"device", "cpu", "\"cuda\""});
 }
 

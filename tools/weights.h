@@ -1,0 +1,46 @@
+#pragma once
+// A trained model in a folder, whoever wrote it: what eval, export, sample and --init-from read.
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "nn/checkpoint/huggingface.h"
+#include "nn/checkpoint/rank_file.h"
+#include "nn/data/vocabulary.h"
+#include "tools/config.h"
+
+namespace sherd {
+
+/// A checkpoint of `sherd train` or a Hugging Face directory.
+class Weights {
+ public:
+  /// Reads and checks everything but the tensors' bytes; throws Error naming the file.
+  explicit Weights(const std::string& dir);
+
+  const std::string& dir() const { return dir_; }
+  /// Complete: `vocabulary` and `positions` are not 0.
+  const TrainConfig::Model& model() const { return model_; }
+  nn::LanguageModelConfig config() const;
+  /// What text the tokens stand for; a Hugging Face directory does not tell here.
+  const std::optional<Vocabulary>& vocabulary() const { return vocabulary_; }
+  /// Null for a checkpoint.
+  const nn::HuggingFaceWeights* huggingface() const { return huggingface_ ? &*huggingface_ : nullptr; }
+
+  /// Fills a materialised model of config(), each rank its own rows. Local: wrap in together().
+  void load(nn::LanguageModel& model) const;
+  /// Error unless a model of `section` is this one; names the first key that differs and both values. Keys that matter
+  /// to training only may differ.
+  void check_fits(const TrainConfig::Model& section) const;
+
+ private:
+  std::string dir_;
+  TrainConfig::Model model_;
+  std::optional<Vocabulary> vocabulary_;
+  std::optional<nn::HuggingFaceWeights> huggingface_;
+  std::optional<CheckpointReader> checkpoint_;
+};
+
+/// Gives the keys of [model] that `table` was not given, and `vocabulary`, the values they have in `weights`.
+void take_model(const Weights& weights, ConfigTable& table);
+
+}  // namespace sherd
