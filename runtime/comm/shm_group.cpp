@@ -21,13 +21,13 @@
 #include <vector>
 
 #include "runtime/comm/board_group.h"
+#include "runtime/comm/hmac.h"
 #include "runtime/comm/unix_socket.h"
 
 namespace sherd {
 
 namespace {
 
-using comm::Fd;
 
 constexpr std::size_t kTokenSize = 32;
 constexpr std::uint32_t kVersion = 1;
@@ -58,10 +58,10 @@ std::optional<T> value_of(std::string_view bytes) {
 }
 
 struct Segment {
-  Fd memory;
+  Descriptor memory;
   std::size_t window_bytes = 0;
-  std::vector<Fd> lives;  // far ends, by rank
-  Fd near_end;
+  std::vector<Descriptor> lives;  // far ends, by rank
+  Descriptor near_end;
 };
 
 struct Meeting {
@@ -79,30 +79,30 @@ struct Meeting {
 
 // Sealed, so that no process can shrink it under the others; allocated now, so that a lack of memory is an error
 // here and not a fault later.
-Fd new_memory(std::size_t num_bytes) {
-  Fd memory(::memfd_create("sherd", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+Descriptor new_memory(std::size_t num_bytes) {
+  Descriptor memory(::memfd_create("sherd", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory) fail_system("cannot make a memory segment");
-  const int error = ::posix_fallocate(memory.number(), 0, static_cast<off_t>(num_bytes));
+  const int error = ::posix_fallocate(memory.get(), 0, static_cast<off_t>(num_bytes));
   if (error != 0) {
     errno = error;
     fail_system(fmt::format("cannot allocate {} bytes of shared memory; use a smaller window", num_bytes));
   }
-  if (::fcntl(memory.number(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+  if (::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     fail_system("cannot seal the memory segment");
   return memory;
 }
 
-std::shared_ptr<std::byte> map_memory(const Fd& memory, std::size_t num_bytes) {
+std::shared_ptr<std::byte> map_memory(const Descriptor& memory, std::size_t num_bytes) {
   struct stat state{};
-  if (::fstat(memory.number(), &state) != 0) fail_system("cannot look at the memory segment");
+  if (::fstat(memory.get(), &state) != 0) fail_system("cannot look at the memory segment");
   if (!std::cmp_equal(state.st_size, num_bytes))
     throw CommError(fmt::format("shm_group: the memory segment has {} bytes, expected {}", state.st_size, num_bytes));
-  void* start = ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.number(), 0);
+  void* start = ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
   if (start == MAP_FAILED) fail_system("cannot map the memory segment");
   return {static_cast<std::byte*>(start), [num_bytes](std::byte* address) { ::munmap(address, num_bytes); }};
 }
 
-std::string missing_ranks(const std::vector<Fd>& lives) {
+std::string missing_ranks(const std::vector<Descriptor>& lives) {
   std::string text;
   for (std::size_t rank = 0; rank < lives.size(); ++rank)
     if (!lives[rank]) text += fmt::format("{}{}", text.empty() ? "" : ", ", rank);
@@ -110,7 +110,7 @@ std::string missing_ranks(const std::vector<Fd>& lives) {
 }
 
 /// One connection's first message, or nothing if it is none of ours.
-std::optional<int> read_hello(const Fd& connection, std::string_view token, std::vector<Fd>& lives,
+std::optional<int> read_hello(const Descriptor& connection, std::string_view token, std::vector<Descriptor>& lives,
                               comm::SocketTime until) {
   std::optional<comm::Message> message = comm::receive_message(connection, until);
   if (!message || message->fds.size() != 1) return std::nullopt;
@@ -119,7 +119,7 @@ std::optional<int> read_hello(const Fd& connection, std::string_view token, std:
   if (hello->rank < 1 || std::cmp_greater_equal(hello->rank, lives.size()))
     throw CommError(
         fmt::format("shm_group: a process says it is rank {} of a group of {} ranks", hello->rank, lives.size()));
-  Fd& life = lives[static_cast<std::size_t>(hello->rank)];
+  Descriptor& life = lives[static_cast<std::size_t>(hello->rank)];
   if (life) throw CommError(fmt::format("shm_group: two processes say they are rank {}", hello->rank));
   life = std::move(message->fds[0]);
   return hello->rank;
@@ -136,28 +136,28 @@ Segment host(const Meeting& meeting) {
   std::tie(segment.near_end, segment.lives[0]) = comm::socket_pair();
   if (size == 1) return segment;
 
-  const std::string name = "sherd-" + comm::random_hex(16);
-  const std::string token = comm::random_hex(kTokenSize / 2);
-  const Fd listener = comm::listen_abstract(name);
+  const std::string name = "sherd-" + random_hex(16);
+  const std::string token = random_hex(static_cast<int>(kTokenSize / 2));
+  const Descriptor listener = comm::listen_abstract(name);
   meeting.store.set(meeting.key(), name + " " + token);
 
-  std::vector<Fd> connections(size);
+  std::vector<Descriptor> connections(size);
   for (std::size_t num_come = 1; num_come < size;) {
     if (comm::SocketTime::clock::now() >= meeting.until) {
       throw CommError(fmt::format("shm_group {}: ranks {} have not come within {:.3g} s", meeting.options.name,
                                   missing_ranks(segment.lives),
                                   std::chrono::duration<double>(meeting.options.rendezvous_deadline).count()));
     }
-    std::vector<int> sockets{listener.number()};
+    std::vector<int> sockets{listener.get()};
     for (std::size_t rank = 1; rank < size; ++rank) {
       if (!segment.lives[rank]) continue;
-      sockets.push_back(segment.lives[rank].number());
+      sockets.push_back(segment.lives[rank].get());
       if (comm::is_hung_up(segment.lives[rank]))
         throw CommError(
             fmt::format("shm_group {}: rank {} died before all ranks had come", meeting.options.name, rank));
     }
     comm::wait_readable(sockets, meeting.until);
-    std::optional<Fd> connection = comm::accept_same_user(listener);
+    std::optional<Descriptor> connection = comm::accept_same_user(listener);
     if (!connection) continue;
     const std::optional<int> rank = read_hello(*connection, token, segment.lives, meeting.until);
     if (!rank) continue;
@@ -165,8 +165,8 @@ Segment host(const Meeting& meeting) {
     ++num_come;
   }
 
-  std::vector<int> fds{segment.memory.number()};
-  for (const Fd& life : segment.lives) fds.push_back(life.number());
+  std::vector<int> fds{segment.memory.get()};
+  for (const Descriptor& life : segment.lives) fds.push_back(life.get());
   const Welcome welcome{.size = meeting.size, .window_bytes = segment.window_bytes};
   for (std::size_t rank = 1; rank < size; ++rank) comm::send_message(connections[rank], bytes_of(welcome), fds);
   return segment;
@@ -177,7 +177,7 @@ Segment join(const Meeting& meeting) {
   const std::size_t space = entry.find(' ');
   if (space == std::string::npos || entry.size() != space + 1 + kTokenSize)
     throw CommError(fmt::format("shm_group: the store's entry {} is not a rendezvous", meeting.key()));
-  const Fd connection = comm::connect_abstract(std::string_view(entry).substr(0, space));
+  const Descriptor connection = comm::connect_abstract(std::string_view(entry).substr(0, space));
   if (!comm::is_same_user(connection)) throw CommError("shm_group: rank 0 runs as another user");
 
   Segment segment;
@@ -185,7 +185,7 @@ Segment join(const Meeting& meeting) {
   std::memcpy(hello.token.data(), entry.data() + space + 1, kTokenSize);
   {
     auto [near_end, far_end] = comm::socket_pair();
-    const std::array<int, 1> far_number{far_end.number()};
+    const std::array<int, 1> far_number{far_end.get()};
     comm::send_message(connection, bytes_of(hello), far_number);
     segment.near_end = std::move(near_end);
   }
@@ -213,7 +213,7 @@ std::shared_ptr<ProcessGroup> make_shm_group(Store& store, int rank, int size, c
   auto segment = std::make_shared<Segment>(rank == 0 ? host(meeting) : join(meeting));
   std::shared_ptr<std::byte> memory =
       map_memory(segment->memory, comm::Board::memory_bytes(size, segment->window_bytes));
-  segment->memory = Fd();
+  segment->memory = Descriptor();
 
   comm::BoardOptions board{
       .rank = rank,

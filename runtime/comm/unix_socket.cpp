@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -41,16 +40,16 @@ Address abstract_address(std::string_view name) {
   return address;
 }
 
-Fd new_socket() {
-  Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+Descriptor new_socket() {
+  Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket) fail_system("cannot make a local socket");
   return socket;
 }
 
 const sockaddr* generic(const Address& address) { return reinterpret_cast<const sockaddr*>(&address.name); }
 
-std::vector<Fd> passed_fds(msghdr& header) {
-  std::vector<Fd> fds;
+std::vector<Descriptor> passed_fds(msghdr& header) {
+  std::vector<Descriptor> fds;
   for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr; part = CMSG_NXTHDR(&header, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
     const std::size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -65,61 +64,50 @@ std::vector<Fd> passed_fds(msghdr& header) {
 
 }  // namespace
 
-Fd& Fd::operator=(Fd&& other) noexcept {
-  if (this == &other) return *this;
-  if (number_ >= 0) ::close(number_);
-  number_ = std::exchange(other.number_, -1);
-  return *this;
-}
-
-Fd::~Fd() {
-  if (number_ >= 0) ::close(number_);
-}
-
-Fd listen_abstract(std::string_view name) {
+Descriptor listen_abstract(std::string_view name) {
   const Address address = abstract_address(name);
-  Fd socket = new_socket();
-  if (::fcntl(socket.number(), F_SETFL, O_NONBLOCK) != 0) fail_system("cannot set up a local socket");
-  if (::bind(socket.number(), generic(address), address.size) != 0) fail_system("cannot bind a local socket");
-  if (::listen(socket.number(), static_cast<int>(kMaxPassedFds)) != 0) fail_system("cannot listen on a local socket");
+  Descriptor socket = new_socket();
+  if (::fcntl(socket.get(), F_SETFL, O_NONBLOCK) != 0) fail_system("cannot set up a local socket");
+  if (::bind(socket.get(), generic(address), address.size) != 0) fail_system("cannot bind a local socket");
+  if (::listen(socket.get(), static_cast<int>(kMaxPassedFds)) != 0) fail_system("cannot listen on a local socket");
   return socket;
 }
 
-Fd connect_abstract(std::string_view name) {
+Descriptor connect_abstract(std::string_view name) {
   const Address address = abstract_address(name);
-  Fd socket = new_socket();
-  if (::connect(socket.number(), generic(address), address.size) != 0)
+  Descriptor socket = new_socket();
+  if (::connect(socket.get(), generic(address), address.size) != 0)
     fail_system("cannot connect to the local socket of rank 0");
   return socket;
 }
 
-std::optional<Fd> accept_same_user(const Fd& listener) {
-  Fd socket(::accept4(listener.number(), nullptr, nullptr, SOCK_CLOEXEC));
+std::optional<Descriptor> accept_same_user(const Descriptor& listener) {
+  Descriptor socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
   if (!socket || !is_same_user(socket)) return std::nullopt;
   return socket;
 }
 
-bool is_same_user(const Fd& socket) {
+bool is_same_user(const Descriptor& socket) {
   ucred peer{};
   socklen_t size = sizeof(peer);
-  if (::getsockopt(socket.number(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
     fail_system("cannot ask who is at the other end of a local socket");
   return peer.uid == ::geteuid();
 }
 
-std::pair<Fd, Fd> socket_pair() {
+std::pair<Descriptor, Descriptor> socket_pair() {
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
     fail_system("cannot make a socket pair");
-  return {Fd(ends[0]), Fd(ends[1])};
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
-bool is_hung_up(const Fd& socket) {
-  pollfd state{.fd = socket.number(), .events = 0, .revents = 0};
+bool is_hung_up(const Descriptor& socket) {
+  pollfd state{.fd = socket.get(), .events = 0, .revents = 0};
   return ::poll(&state, 1, 0) > 0 && (state.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
 }
 
-void send_message(const Fd& socket, std::string_view bytes, std::span<const int> fds) {
+void send_message(const Descriptor& socket, std::string_view bytes, std::span<const int> fds) {
   check(bytes.size() <= kMaxMessage && fds.size() <= kMaxPassedFds,
         "a message of {} bytes and {} descriptors is too large", bytes.size(), fds.size());
   std::string copy(bytes);
@@ -137,10 +125,10 @@ void send_message(const Fd& socket, std::string_view bytes, std::span<const int>
     part->cmsg_len = CMSG_LEN(fds.size_bytes());
     std::memcpy(CMSG_DATA(part), fds.data(), fds.size_bytes());
   }
-  if (::sendmsg(socket.number(), &header, MSG_NOSIGNAL) < 0) fail_system("cannot send on a local socket");
+  if (::sendmsg(socket.get(), &header, MSG_NOSIGNAL) < 0) fail_system("cannot send on a local socket");
 }
 
-std::optional<Message> receive_message(const Fd& socket, SocketTime until) {
+std::optional<Message> receive_message(const Descriptor& socket, SocketTime until) {
   for (;;) {
     Message message;
     message.bytes.resize(kMaxMessage);
@@ -151,7 +139,7 @@ std::optional<Message> receive_message(const Fd& socket, SocketTime until) {
     header.msg_iovlen = 1;
     header.msg_control = control.data();
     header.msg_controllen = control.size();
-    const ssize_t size = ::recvmsg(socket.number(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    const ssize_t size = ::recvmsg(socket.get(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (size >= 0) {
       message.fds = passed_fds(header);
       if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0)
@@ -164,7 +152,7 @@ std::optional<Message> receive_message(const Fd& socket, SocketTime until) {
     if (errno == ECONNRESET) return std::nullopt;
     if (errno != EAGAIN && errno != EINTR) fail_system("cannot receive on a local socket");
     if (std::chrono::steady_clock::now() >= until) throw CommError("no answer on a local socket before the deadline");
-    const int number = socket.number();
+    const int number = socket.get();
     wait_readable(std::span(&number, 1), until);
   }
 }
@@ -175,15 +163,6 @@ void wait_readable(std::span<const int> sockets, SocketTime until) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now()).count();
   const int wait = static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
   if (::poll(states.data(), states.size(), wait) < 0 && errno != EINTR) fail_system("cannot wait for local sockets");
-}
-
-std::string random_hex(std::size_t num_bytes) {
-  std::vector<unsigned char> bytes(num_bytes);
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(num_bytes))
-    fail_system("cannot get random bytes");
-  std::string text;
-  for (const unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
-  return text;
 }
 
 }  // namespace sherd::comm

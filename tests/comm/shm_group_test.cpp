@@ -206,11 +206,11 @@ TEST(ShmGroup, StrangersAtTheRendezvousAreIgnored) {
   const std::vector<RankEnd> ends = fork_ranks(2, [](Store& store, int rank) {
     if (rank == 1) {
       const std::string name = socket_name(store);
-      const comm::Fd silent = comm::connect_abstract(name);
+      const Descriptor silent = comm::connect_abstract(name);
       comm::send_message(silent, "hello", {});
-      const comm::Fd liar = comm::connect_abstract(name);
+      const Descriptor liar = comm::connect_abstract(name);
       const auto [near_end, far_end] = comm::socket_pair();
-      const int number = far_end.number();
+      const int number = far_end.get();
       comm::send_message(liar, std::string(40, 'x'), std::span(&number, 1));
     }
     make_shm_group(store, rank, 2)->barrier();
