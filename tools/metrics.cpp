@@ -2,6 +2,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <utility>
 #include <variant>
 
@@ -25,6 +27,22 @@ ordered_json config_to_json(const TrainConfig& config) {
     std::visit([&place](const auto& v) { place = v; }, value);
   }
   return object;
+}
+
+/// Bytes of the lines up to that of step `last`, with the header before them; 0 if the file does not begin with one.
+std::uintmax_t bytes_until(const std::string& path, std::int64_t last) {
+  std::ifstream file(path, std::ios::binary);
+  std::uintmax_t bytes = 0;
+  for (std::string line; std::getline(file, line) && !file.eof();) {  // a line without its end was cut off
+    const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!object.is_object()) break;
+    const auto step = object.find("step");
+    const bool counts =
+        bytes == 0 ? object.contains("config") : step != object.end() && step->is_number_integer() && *step <= last;
+    if (!counts) break;
+    bytes += line.size() + 1;
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -52,9 +70,13 @@ std::string step_line(const StepMetrics& metrics) {
   return line.dump();
 }
 
-MetricsFile::MetricsFile(std::string path, Mode mode)
-    : path_(std::move(path)), file_(std::fopen(path_.c_str(), mode == Mode::append ? "ae" : "we")) {
+MetricsFile::MetricsFile(std::string path, const std::string& header, std::int64_t first_step)
+    : path_(std::move(path)) {
+  const std::uintmax_t kept = first_step > 0 ? bytes_until(path_, first_step) : 0;
+  if (kept > 0) std::filesystem::resize_file(path_, kept);
+  file_.reset(std::fopen(path_.c_str(), kept > 0 ? "ae" : "we"));
   check(file_ != nullptr, "cannot create the metrics file \"{}\": {}", path_, std::strerror(errno));
+  if (kept == 0) write(header);
 }
 
 void MetricsFile::write(const std::string& line) {

@@ -34,9 +34,11 @@ std::string step_line(const StepMetrics& metrics);
 /// Writes lines to a file, each at once, so that the file can be followed and survives a crash.
 class MetricsFile {
  public:
-  /// An existing file is replaced, or continued by a run that resumes. Throws Error naming the file.
-  enum class Mode : std::uint8_t { replace, append };
-  MetricsFile(std::string path, Mode mode);
+  /// A file of a run that starts anew (`first_step` 0): an existing one is replaced and begins with `header`. A run
+  /// that resumes after step `first_step` continues its file: lines of later steps, which a killed run may have left,
+  /// are dropped, so that the file is that of an uninterrupted run. Without such a file it begins like a new one.
+  /// Throws Error naming the file.
+  MetricsFile(std::string path, const std::string& header, std::int64_t first_step);
   /// Throws Error naming the file if it cannot be written (disk full).
   void write(const std::string& line);
 

@@ -26,8 +26,7 @@ void print(std::FILE* out, const std::string& text) {
 void train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
   std::optional<MetricsFile> file;
   if (!config.metrics.empty()) {
-    file.emplace(config.metrics, trainer.first_step() > 0 ? MetricsFile::Mode::append : MetricsFile::Mode::replace);
-    file->write(header_line(config, trainer.group().size()));
+    file.emplace(config.metrics, header_line(config, trainer.group().size()), trainer.first_step());
   }
   print(stderr, fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}\n", trainer.model().num_parameters(),
                             trainer.data().num_train(), trainer.data().num_validation(), trainer.group().size(),

@@ -2,6 +2,7 @@
 #include "tools/metrics.h"
 
 #include <cmath>
+#include <filesystem>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -88,21 +89,39 @@ TEST(Metrics, HeaderHoldsTheConfigWithItsSections) {
   EXPECT_EQ(line.size(), 4u);
 }
 
+const std::string kHeader = R"({"config":{},"seed":1,"ranks":1,"version":"0"})";
+std::string line_of(int step) { return fmt::format("{{\"step\":{},\"loss\":1.5}}", step); }
+
 TEST(Metrics, LinesAreInTheFileAtOnce) {
   const TempDir dir;
   const std::string path = dir.write("m.jsonl", "old\n");
-  MetricsFile file(path, MetricsFile::Mode::replace);
-  file.write("one");
-  EXPECT_EQ(dir.read("m.jsonl"), "one\n");
-  MetricsFile more(path, MetricsFile::Mode::append);
-  more.write("two");
-  EXPECT_EQ(dir.read("m.jsonl"), "one\ntwo\n");
+  MetricsFile file(path, kHeader, 0);
+  EXPECT_EQ(dir.read("m.jsonl"), kHeader + "\n");
+  file.write(line_of(1));
+  EXPECT_EQ(dir.read("m.jsonl"), kHeader + "\n" + line_of(1) + "\n");
+}
+
+TEST(Metrics, AResumedRunContinuesItsFile) {
+  const TempDir dir;
+  const std::string until_2 = kHeader + "\n" + line_of(1) + "\n" + line_of(2) + "\n";
+  // What may stand behind the checkpoint's step: nothing, later steps, a line that was cut off, another header.
+  for (const std::string& rest : {std::string(), line_of(3) + "\n" + line_of(4) + "\n", line_of(3).substr(0, 9),
+                                  kHeader + "\n" + line_of(3) + "\n"}) {
+    const std::string path = dir.write("m.jsonl", until_2 + rest);
+    MetricsFile(path, "another header", 2).write(line_of(3));
+    EXPECT_EQ(dir.read("m.jsonl"), until_2 + line_of(3) + "\n") << rest;
+  }
+  std::filesystem::remove(dir / "m.jsonl");
+  MetricsFile(dir / "m.jsonl", kHeader, 2).write(line_of(3));
+  EXPECT_EQ(dir.read("m.jsonl"), kHeader + "\n" + line_of(3) + "\n") << "a file of its own";
+  MetricsFile(dir.write("m.jsonl", "no metrics\n"), kHeader, 2).write(line_of(3));
+  EXPECT_EQ(dir.read("m.jsonl"), kHeader + "\n" + line_of(3) + "\n");
 }
 
 TEST(Metrics, FileThatCannotBeWrittenIsNamed) {
   const TempDir dir;
-  expect_error([&] { MetricsFile(dir / "no/m.jsonl", MetricsFile::Mode::replace); }, {"no/m.jsonl", "No such file"});
-  MetricsFile file(dir / "m.jsonl", MetricsFile::Mode::replace);
+  expect_error([&] { MetricsFile(dir / "no/m.jsonl", kHeader, 0); }, {"no/m.jsonl", "No such file"});
+  MetricsFile file(dir / "m.jsonl", "", 0);
   const testing::FileSizeLimit limit(100);
   expect_error([&] { file.write(std::string(200, 'x')); }, {"m.jsonl", "File too large"});
 }

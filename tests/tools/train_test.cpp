@@ -74,6 +74,7 @@ TEST_F(TrainProgram, SavesAndResumesBitForBit) {
   const std::vector<double> all = losses_of(lines);  // the file was continued
   EXPECT_EQ(all, whole);
   EXPECT_EQ(lines.back()["step"], 6);
+  EXPECT_EQ(lines.size(), 1 + 6u) << "one header";
   EXPECT_EQ(std::vector<double>(all.begin(), all.begin() + 3), parts);
 }
 
