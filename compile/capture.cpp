@@ -128,7 +128,9 @@ ValueId Recorder::value_of(const Tensor& tensor) {
   const auto found = by_storage_.find(tensor.storage()->id());
   if (found == by_storage_.end()) return add_external(tensor);
   Value& value = graph_.value(found->second);
-  if (value.kind == ValueKind::temporary) value.category = tensor.storage()->category();
+  // A collective that runs beside the step keeps its input under "communication" only until it is done.
+  if (value.kind == ValueKind::temporary && tensor.storage()->category() != MemoryCategory::communication)
+    value.category = tensor.storage()->category();
   return found->second;
 }
 

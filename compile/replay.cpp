@@ -19,13 +19,15 @@ class Interpreter::Running {
     context_.module_path = module_path_;
     if (!finished_ && !interpreter_.handles_.empty()) interpreter_.let_go(interpreter_.at_);
     for (Ref<Storage>& storage : interpreter_.storages_) storage = {};
-    if (finished_) return;
-    for (const Value& value : interpreter_.graph_.values)
-      if (value.kind == ValueKind::unit && value.held->owner) value.held->owner->abandon_replay(*value.held);
   }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
   void finish() { finished_ = true; }
+  /// First of all: peers that wait for the rest of the step must let go, so that work in flight ends.
+  void abandon(std::string_view reason) noexcept {
+    for (const Value& value : interpreter_.graph_.values)
+      if (value.kind == ValueKind::unit && value.held->owner) value.held->owner->abandon_replay(*value.held, reason);
+  }
 
  private:
   Interpreter& interpreter_;
@@ -133,13 +135,18 @@ void Interpreter::update_slots() const {
 
 std::vector<Tensor> Interpreter::run(std::span<const Tensor> arguments) {
   Running running(*this);
-  bind(arguments);
-  for (std::size_t i = 0; i < graph_.nodes.size(); ++i) execute(i);
-  std::vector<Tensor> results;
-  for (const GraphResult& r : graph_.results) results.push_back(result(r));
-  update_slots();
-  running.finish();
-  return results;
+  try {
+    bind(arguments);
+    for (std::size_t i = 0; i < graph_.nodes.size(); ++i) execute(i);
+    std::vector<Tensor> results;
+    for (const GraphResult& r : graph_.results) results.push_back(result(r));
+    update_slots();
+    running.finish();
+    return results;
+  } catch (...) {
+    running.abandon(current_exception_text());
+    throw;
+  }
 }
 
 }  // namespace sherd

@@ -159,7 +159,8 @@ Module::ForwardScope::ForwardScope(Module& module) : module_(module), outer_path
   try {
     for (; entered_ < module.hooks_.size(); ++entered_) module.hooks_[entered_]->before_forward(module);
   } catch (...) {
-    while (entered_ > 0) module.hooks_[--entered_]->abandon_forward(module);
+    const std::string reason = current_exception_text();
+    while (entered_ > 0) module.hooks_[--entered_]->abandon_forward(module, reason);
     context.module_path = outer_path_;
     throw;
   }
@@ -169,12 +170,17 @@ void Module::ForwardScope::finish(const std::function<void(const TensorVisitor&)
   while (entered_ > 0) module_.hooks_[--entered_]->after_forward(module_, visit_outputs);
 }
 
-void Module::ForwardScope::add_path(Error& error) const {
-  if (!error.has("module")) error.add("module", *module_.interned_path_);
+void Module::ForwardScope::fail() {
+  try {
+    throw;
+  } catch (Error& error) {
+    if (!error.has("module")) error.add("module", *module_.interned_path_);
+  } catch (...) {}
+  reason_ = current_exception_text();
 }
 
 Module::ForwardScope::~ForwardScope() {
-  while (entered_ > 0) module_.hooks_[--entered_]->abandon_forward(module_);
+  while (entered_ > 0) module_.hooks_[--entered_]->abandon_forward(module_, reason_);
   RankContext::current().module_path = outer_path_;
 }
 

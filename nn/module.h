@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -84,8 +85,8 @@ class ModuleHook {
   virtual void after_forward(Module&, const std::function<void(const TensorVisitor&)>& visit_outputs) {
     (void)visit_outputs;
   }
-  /// Forward left by an exception; must not communicate.
-  virtual void abandon_forward(Module&) noexcept {}
+  /// Forward left by an exception that says `reason`; must not communicate.
+  virtual void abandon_forward(Module&, std::string_view reason) noexcept { (void)reason; }
   /// Parameters get bytes now; called top-down before initial values are drawn.
   virtual void before_materialize(Module&) {}
 };
@@ -152,13 +153,14 @@ class Module {
     ForwardScope(const ForwardScope&) = delete;
     ForwardScope& operator=(const ForwardScope&) = delete;
     void finish(const std::function<void(const TensorVisitor&)>& visit_outputs);
-    /// Adds this module's path to an error that does not know its module yet.
-    void add_path(Error& error) const;
+    /// In a handler: adds this module's path to an error that does not know its module yet; hooks learn the reason.
+    void fail();
 
    private:
     Module& module_;
     const std::string* outer_path_;
     std::size_t entered_ = 0;
+    std::string reason_;
   };
 
  private:
@@ -189,8 +191,8 @@ class Layer : public Module {
       auto result = static_cast<Self*>(this)->forward(std::forward<Args>(args)...);
       scope.finish([&](const TensorVisitor& visit) { visit_tensors(result, visit); });
       return result;
-    } catch (Error& error) {
-      scope.add_path(error);
+    } catch (...) {
+      scope.fail();
       throw;
     }
   }

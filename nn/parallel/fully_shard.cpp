@@ -1,16 +1,19 @@
 // Wiring: which hook does what when. The data movement is ShardGroup's.
 //
-//   before forward   first module to run becomes the root of the tree; gather, register full tensors
+//   before forward   first module to run becomes the root of the tree; gather, register full tensors; gather the next
 //   after forward    reshard as configured; hook the outputs' gradients
-//   output gradient  (the module's backward begins) gather again if it was resharded
+//   output gradient  (the module's backward begins) gather again if it was resharded; gather the next
 //   last gradient    of the group: reshard, reduce
 //   end of backward  whatever did not complete: reduce what is there, reshard everything
+//
+// "Gather the next" is what hides communication: it is submitted before the module computes and runs beside it.
 #include "nn/parallel/fully_shard.h"
 
 #include <algorithm>
 #include <set>
 
 #include "nn/module_list.h"
+#include "nn/parallel/prefetch_order.h"
 #include "nn/parallel/shard_group.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
@@ -31,7 +34,11 @@ bool ReshardAfterForward::resolve(int ranks) const {
 // All wrapped modules below one root share this.
 struct ShardTree {
   std::vector<FullyShardHook*> hooks;  // in module order
-  bool end_queued = false;             // the end-of-backward callback of the running pass
+  PrefetchOrder order;
+  bool end_queued = false;  // the end-of-backward callback of the running pass
+
+  void drop_unused() const;
+  void abandon(std::string_view reason) noexcept;
 };
 
 class FullyShardHook final : public ModuleHook, public std::enable_shared_from_this<FullyShardHook> {
@@ -39,13 +46,13 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   FullyShardHook(std::vector<Module*> modules, const DeviceMesh& mesh, const FullyShardOptions& options)
       : modules_(std::move(modules)) {
     if (options.reshard_after_forward) reshard_after_forward_ = options.reshard_after_forward->resolve(mesh.size());
+    prefetches_ = options.prefetch;
   }
 
   void before_forward(Module& module) override;
   void after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) override;
-  void abandon_forward(Module&) noexcept override {
-    entered_ = 0;
-    if (group) group->reshard();
+  void abandon_forward(Module&, std::string_view reason) noexcept override {
+    if (tree_) tree_->abandon(reason);
   }
   void before_materialize(Module&) override {
     if (group) group->materialize();
@@ -54,12 +61,19 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   bool reshards() const { return reshard_after_forward_.value_or(!is_root_); }
   void set_reshards(bool value) { reshard_after_forward_ = value; }
   Module& module() const { return *modules_[0]; }
+  bool is_root() const { return is_root_; }
+  const std::shared_ptr<ShardTree>& tree() const { return tree_; }
 
   std::unique_ptr<ShardGroup> group;
+  // Replace the recorded order where they are not empty.
+  std::vector<ShardGroup*> forward_prefetch, backward_prefetch;
 
  private:
+  friend struct ShardTree;
   void become_root(Module& module);
-  void before_backward();
+  void enter_forward();
+  void before_backward(PrefetchOrder::Call call, bool is_first);
+  void prefetch(const std::vector<ShardGroup*>& listed, ShardGroup* expected) const;
   static void end_backward(const std::shared_ptr<ShardTree>& tree);
 
   std::vector<Module*> modules_;
@@ -67,7 +81,23 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   std::optional<bool> reshard_after_forward_;
   std::size_t entered_ = 0;  // modules of the list that have run in this forward
   bool is_root_ = false;
+  bool prefetches_ = true;
 };
+
+void ShardTree::drop_unused() const {
+  for (FullyShardHook* hook : hooks)
+    if (hook->group) hook->group->drop_unused();
+}
+
+void ShardTree::abandon(std::string_view reason) noexcept {
+  order.end_forward();
+  order.end_backward();
+  end_queued = false;
+  for (FullyShardHook* hook : hooks) {
+    hook->entered_ = 0;
+    if (hook->group) hook->group->abandon(reason);
+  }
+}
 
 namespace {
 
@@ -140,44 +170,73 @@ void FullyShardHook::become_root(Module& module) {
 
 void FullyShardHook::before_forward(Module& module) {
   if (!tree_) become_root(module);
+  if (entered_++ > 0) return;
+  try {
+    enter_forward();
+  } catch (...) {
+    tree_->abandon(current_exception_text());
+    throw;
+  }
+}
+
+void FullyShardHook::enter_forward() {
   if (is_root_ && !in_backward()) {
     tree_->end_queued = false;
+    tree_->order.begin_forward();
     for (FullyShardHook* hook : tree_->hooks)
       if (hook->group) hook->group->discard_pending();  // left by a backward that failed
   }
-  if (entered_++ == 0 && group) group->unshard();
+  if (!group) return prefetch(forward_prefetch, nullptr);
+  group->unshard();
+  prefetch(forward_prefetch, tree_->order.enter(group.get()));
+}
+
+// Submitted before the module computes, so that it runs beside it.
+void FullyShardHook::prefetch(const std::vector<ShardGroup*>& listed, ShardGroup* expected) const {
+  for (ShardGroup* next : listed) next->prefetch();
+  if (listed.empty() && prefetches_ && expected) expected->prefetch();
 }
 
 void FullyShardHook::after_forward(Module&, const std::function<void(const TensorVisitor&)>& visit_outputs) {
   const bool recording = RankContext::current().grad_enabled;
-  if (entered_ == modules_.size()) {
+  const bool is_done = entered_ == modules_.size();
+  if (is_done) {
     entered_ = 0;
     // Without a backward to come nothing will reshard later.
     if (group && (reshards() || !recording)) group->reshard();
+    if (is_root_ && !in_backward()) {
+      tree_->order.end_forward();
+      tree_->drop_unused();
+    }
   }
   if (!recording) return;
+  const PrefetchOrder::Call call = group && is_done ? tree_->order.leave(group.get()) : PrefetchOrder::Call{};
+  const auto is_first = std::make_shared<bool>(true);  // of several outputs
   const std::weak_ptr<FullyShardHook> weak = weak_from_this();
   visit_outputs([&](const Tensor& t) {
     if (!t.requires_grad() || t.grad_node()->kind != Node::Kind::op) return;
     register_grad_hook(t,
-                       [weak](const Tensor&) {
-                         if (const auto self = weak.lock()) self->before_backward();
+                       [weak, call, is_first](const Tensor&) {
+                         if (const auto self = weak.lock())
+                           self->before_backward(call, std::exchange(*is_first, false));
                          return Tensor();
                        },
                        {.capturable = true});  // gathers are rows: replay issues them without the hook
   });
 }
 
-void FullyShardHook::before_backward() {
+void FullyShardHook::before_backward(PrefetchOrder::Call call, bool is_first) {
   if (!tree_->end_queued) {
     tree_->end_queued = true;
     at_end_of_backward([tree = tree_] { end_backward(tree); });
   }
   if (group) group->unshard();
+  if (is_first) prefetch(backward_prefetch, tree_->order.enter_backward(call));
 }
 
 void FullyShardHook::end_backward(const std::shared_ptr<ShardTree>& tree) {
   tree->end_queued = false;
+  tree->order.end_backward();
   for (auto hook = tree->hooks.rbegin(); hook != tree->hooks.rend(); ++hook)
     if ((*hook)->group) (*hook)->group->finish_backward();
 }
@@ -221,6 +280,10 @@ UnshardHandle unshard_async(Module& module) {
   return UnshardHandle(wrapped(module).shared_from_this());
 }
 
+void UnshardHandle::wait() const {
+  if (hook_->group) hook_->group->wait();
+}
+
 void reshard(Module& module) {
   if (ShardGroup* group = wrapped(module).group.get()) group->reshard();
 }
@@ -236,6 +299,45 @@ void set_reshard_after_forward(Module& module, bool reshard, bool recurse) {
   module.for_each_module([&](Module& m) {
     if (FullyShardHook* hook = hook_of(m)) hook->set_reshards(reshard);
   });
+}
+
+namespace {
+std::vector<ShardGroup*> groups_of(const std::vector<Module*>& modules) {
+  std::vector<ShardGroup*> groups;
+  for (Module* module : modules)
+    if (ShardGroup* group = wrapped(*module).group.get()) groups.push_back(group);
+  return groups;
+}
+}  // namespace
+
+void set_modules_to_forward_prefetch(Module& module, const std::vector<Module*>& modules) {
+  wrapped(module).forward_prefetch = groups_of(modules);
+}
+
+void set_modules_to_backward_prefetch(Module& module, const std::vector<Module*>& modules) {
+  wrapped(module).backward_prefetch = groups_of(modules);
+}
+
+void set_reduce_scatter_max_input_buffers(Module& root, int count) {
+  check(count >= 1, "at least one gradient buffer must be allowed to be in reduction, got {}", count);
+  for (ShardGroup* group : shard_groups(root)) group->set_max_reductions(count);
+}
+
+void reset_after_error(Module& root) {
+  const FullyShardHook& hook = wrapped(root);
+  check(hook.is_root() || !hook.tree(),
+        "reset_after_error: module \"{}\" is not the root of its fully_shard tree; reset the module whose forward is "
+        "called",
+        label(root));
+  RankContext::current().drain_streams();
+  if (hook.tree()) hook.tree()->order.forget();
+  std::set<ProcessGroup*> reset;
+  for (ShardGroup* group : shard_groups(root)) {
+    group->discard_pending();
+    group->reshard();
+    if (group->process_group().size() > 1 && reset.insert(&group->process_group()).second)
+      group->process_group().reset();
+  }
 }
 
 ShardGroup* shard_group(Module& module) { return wrapped(module).group.get(); }

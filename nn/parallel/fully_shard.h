@@ -39,6 +39,9 @@ class ReshardAfterForward {
 struct FullyShardOptions {
   /// Default: true, but false for the root, whose parameters backward needs first.
   std::optional<ReshardAfterForward> reshard_after_forward{};
+  /// While this module computes, gather the group that ran after it in the forward before (in backward: the one that
+  /// comes next). Off: everything is gathered when it is needed.
+  bool prefetch = true;
 };
 
 /// Shards the parameters of `module` over `mesh`. Errors, on every rank: a container without a forward, a module that
@@ -52,18 +55,22 @@ void fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, co
 
 bool is_fully_sharded(const Module& module);
 
-/// Result of unshard_async(); wait() may be called any number of times.
+/// Result of unshard_async().
 class UnshardHandle {
  public:
   explicit UnshardHandle(std::shared_ptr<class FullyShardHook> hook) : hook_(std::move(hook)) {}
-  void wait() {}  // gathers run in program order: the data is there when unshard_async returns
+  /// Blocks until the parameters are there, and raises what failed. May be called any number of times, or never:
+  /// reading a parameter waits too.
+  void wait() const;
 
  private:
   std::shared_ptr<FullyShardHook> hook_;
 };
 
-/// Registers full parameters of this module's group only. Collective.
+/// Registers full parameters of this module's group only. Collective; returns while they are being gathered, and
+/// whoever reads one waits for it.
 void unshard(Module& module);
+/// The same, with a handle to wait without reading.
 UnshardHandle unshard_async(Module& module);
 /// Frees them and registers the shards, of this module's group only. Local. What was written to the full tensors is
 /// lost.
@@ -71,6 +78,17 @@ void reshard(Module& module);
 /// Divides summed gradients of this module's group by `factor` instead of the number of ranks.
 void set_gradient_divide_factor(Module& module, double factor);
 void set_reshard_after_forward(Module& module, bool reshard, bool recurse = true);
+/// While `module` computes its forward (backward), gather the groups of these modules, instead of the one that the
+/// order of the last run suggests. Takes effect within one forward or backward; an empty list restores the default.
+/// Error if a module is not wrapped. Two and more need memory for as many gathered groups.
+void set_modules_to_forward_prefetch(Module& module, const std::vector<Module*>& modules);
+void set_modules_to_backward_prefetch(Module& module, const std::vector<Module*>& modules);
+/// How many full gradient buffers may be in reduction at a time, for all groups of the subtree; 1 at first. One more
+/// waits for the oldest. Error if `count` < 1.
+void set_reduce_scatter_max_input_buffers(Module& root, int count);
+/// After a step that an exception left: waits for work in flight, drops pending gradients, reshards, and clears the
+/// failure of the process groups. Collective. Error on a module that is not the root of its tree.
+void reset_after_error(Module& root);
 /// The module's group; null if it owns no parameters of its own. Error unless wrapped.
 ShardGroup* shard_group(Module& module);
 /// Groups of the subtree, in module order.

@@ -5,6 +5,8 @@
 
 #include "dtensor/spec.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
+#include "runtime/exec/stream.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -65,6 +67,7 @@ ShardGroup::~ShardGroup() {
   // Modules of one list die one by one, with their parameters; a leaf knows whether its slot is still there.
   for (const NodeRef& leaf : leaves_)
     if (Slot* slot = static_cast<Leaf*>(leaf.get())->slot) slot->set_sink(nullptr);
+  last_reduction_.settle();
   if (gathered_.defined()) {
     gathered_.storage()->owner = nullptr;
     gathered_.storage()->release_data();
@@ -107,16 +110,18 @@ void ShardGroup::take_values(const std::vector<Tensor>& values) {
   }
 }
 
+bool ShardGroup::is_current() const {
+  return is_gathered() && gathered_.storage()->version() == shards_.storage()->version();
+}
+
+void ShardGroup::prefetch() {
+  if (!alone() && !is_current()) issue_gather(*this, shards_, gathered_);
+}
+
 void ShardGroup::unshard() {
-  if (alone()) {
-    unsharded_ = true;
-  } else {
-    const bool current =
-        gathered_.storage()->is_present() && gathered_.storage()->version() == shards_.storage()->version();
-    if (unsharded_ && current) return;
-    issue_gather(*this, shards_, gathered_);
-    unsharded_ = true;
-  }
+  if (unsharded_ && !alone() && is_current()) return;
+  prefetch();
+  unsharded_ = true;
   for (Placed& p : placed_) {
     // Freezing or thawing since the last time changes whether the tensors point to the leaf.
     if (p.unsharded.requires_grad() != p.parameter->requires_grad()) attach_tensors();
@@ -124,24 +129,56 @@ void ShardGroup::unshard() {
   }
 }
 
-void ShardGroup::reshard() {
-  if (!unsharded_) return;
-  for (Placed& p : placed_) p.parameter->present(p.sharded);
-  unsharded_ = false;
-  if (!alone()) issue_release(*this, gathered_);
+void ShardGroup::wait() {
+  if (is_gathered()) (void)gathered_.storage()->data();
 }
 
+void ShardGroup::reshard() {
+  if (unsharded_)
+    for (Placed& p : placed_) p.parameter->present(p.sharded);
+  unsharded_ = false;
+  drop_unused();
+}
+
+void ShardGroup::drop_unused() {
+  if (!unsharded_ && is_gathered()) issue_release(*this, gathered_);
+}
+
+// The own rows go to their final address, the peers' beside them. Addresses are taken here; the copy, which the peers
+// need too, runs on the stream.
 void ShardGroup::gather() {
+  struct OwnRows {
+    std::byte* to;
+    const std::byte* from;
+    std::size_t bytes;
+  };
   gathered_.storage()->restore_data();
+  std::byte* const gathered = gathered_.storage()->address();
   std::vector<GatherPart> parts;
+  std::vector<OwnRows> own;
+  std::int64_t moved = 0;
   for (const Placed& p : placed_) {
-    std::byte* full = gathered_.storage()->data() + p.full_offset;
-    const std::int64_t own_bytes = sherd::numel(p.local_shape) * byte_size(p.dtype);
-    if (own_bytes > 0)
-      std::memcpy(full + p.own_offset, shards_.storage()->data() + p.shard_offset, static_cast<std::size_t>(own_bytes));
-    parts.push_back({full, p.dtype, p.counts});
+    parts.push_back({gathered + p.full_offset, p.dtype, p.counts});
+    moved += p.unsharded.bytes();
+    const std::int64_t bytes = sherd::numel(p.local_shape) * byte_size(p.dtype);
+    if (bytes > 0)
+      own.push_back({gathered + p.full_offset + p.own_offset, shards_.storage()->address() + p.shard_offset,
+                     static_cast<std::size_t>(bytes)});
   }
-  mesh_.group().all_gather(parts)->wait();
+  ProcessGroup& channel = mesh_.group().channel(channel_of(StreamKind::all_gather));
+  const Loan loans[] = {{shards_.storage(), false}, {gathered_.storage(), true}};
+  RankContext::current()
+      .stream(StreamKind::all_gather)
+      .submit({.name = "unshard",
+               .subject = name_,
+               .bytes = moved,
+               .run =
+                   [&channel, parts = std::move(parts), own = std::move(own)] {
+                     for (const OwnRows& rows : own) std::memcpy(rows.to, rows.from, rows.bytes);
+                     channel.all_gather(parts)->wait();
+                   },
+               .loans = loans,
+               .abort = [&channel](std::string_view reason) { channel.abort(reason); }});
   gathered_.storage()->set_version(shards_.storage()->version());
 }
 
@@ -279,15 +316,41 @@ int ShardGroup::plan_index(const ReducePlan& plan) {
   return static_cast<int>(plans_.size()) - 1;
 }
 
+// While it runs, the full gradients count as communication: they are nobody's gradients any more.
 void ShardGroup::reduce(int plan_number, const Tensor& full, std::span<const Tensor> out) {
   const ReducePlan& plan = plans_[static_cast<std::size_t>(plan_number)];
   std::vector<ScatterPart> parts;
+  std::vector<Loan> loans{{full.storage(), false}};
+  std::int64_t moved = 0;
   for (std::size_t m = 0; m < plan.members.size(); ++m) {
     const Placed& p = placed_[plan.members[m]];
-    parts.push_back(
-        {full.storage()->data() + full.offset() + p.full_offset, out[m].raw(), p.dtype, p.counts, plan.accumulate[m]});
+    const Ref<Storage>& to = out[m].storage();
+    parts.push_back({full.storage()->address() + full.offset() + p.full_offset,
+                     to->address() + out[m].offset() * byte_size(p.dtype), p.dtype, p.counts, plan.accumulate[m]});
+    moved += p.unsharded.bytes();
+    if (std::none_of(loans.begin(), loans.end(), [&](const Loan& loan) { return loan.storage == to; }))
+      loans.push_back({to, true});
   }
-  mesh_.group().reduce_scatter(parts, {.kind = ReduceKind::sum, .scale = plan.scale})->wait();
+  ProcessGroup& channel = mesh_.group().channel(channel_of(StreamKind::reduce_scatter));
+  last_reduction_ = RankContext::current()
+                        .stream(StreamKind::reduce_scatter)
+                        .submit({.name = "reduce",
+                                 .subject = name_,
+                                 .bytes = moved,
+                                 .run =
+                                     [&channel, parts = std::move(parts), scale = plan.scale] {
+                                       channel.reduce_scatter(parts, {.kind = ReduceKind::sum, .scale = scale})->wait();
+                                     },
+                                 .loans = loans,
+                                 .abort = [&channel](std::string_view reason) { channel.abort(reason); },
+                                 .max_in_flight = max_reductions_});
+  full.storage()->retag(MemoryCategory::communication);
+}
+
+void ShardGroup::abandon(std::string_view reason) noexcept {
+  if (!alone()) mesh_.group().abort(reason);
+  discard_pending();
+  reshard();
 }
 
 void ShardGroup::discard_pending() {

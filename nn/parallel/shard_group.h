@@ -30,19 +30,34 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   const std::string& name() const { return name_; }
   const std::vector<Parameter*>& parameters() const { return parameters_; }
   std::int64_t gathered_bytes() const { return gathered_bytes_; }
+  /// Full tensors are registered. The gathered buffer may be there without: prefetched.
   bool is_unsharded() const { return unsharded_; }
+  bool is_gathered() const { return !alone() && gathered_.defined() && gathered_.storage()->is_present(); }
   bool is_meta() const { return !shards_.defined(); }
 
   /// Bytes for the shards; no-op when they are there.
   void materialize();
-  /// Registers full plain tensors: gathers them first unless they are present and current. Collective.
+  /// Starts to gather, unless that has been done or what is there is current; registers nothing. Collective on the
+  /// all-gather stream; does not wait.
+  void prefetch();
+  /// prefetch(), and registers full plain tensors. Whoever touches them waits for the gather.
   void unshard();
-  /// Registers the sharded tensors and frees the gathered buffer. Local.
+  /// Waits for the gather. Throws what failed in it.
+  void wait();
+  /// Registers the sharded tensors and frees the gathered buffer, also one that was prefetched and never used. Local.
   void reshard();
+  /// Frees a gathered buffer that is not registered. Local.
+  void drop_unused();
   /// Reduces what this backward pass has brought, if anything, and reshards. Collective.
   void finish_backward();
   /// Drops gradients of a pass that failed. Local.
   void discard_pending();
+  /// A step was left by an exception: back to the state between steps, without communication. Peers that wait for this
+  /// rank raise CommError with `reason`; so does every further collective until reset_after_error().
+  void abandon(std::string_view reason) noexcept;
+  /// How many reductions may hold their input at a time; the next one waits.
+  void set_max_reductions(int count) { max_reductions_ = static_cast<std::size_t>(count); }
+  ProcessGroup& process_group() const { return mesh_.group(); }
   /// Divides the sum over ranks by `factor` instead of the number of ranks.
   void set_divide_factor(double factor) { divide_factor_ = factor; }
   /// Gathers that a saved tensor had to ask for because no module hook came first.
@@ -50,15 +65,14 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
 
   // StorageOwner
   void ensure_present(Storage& storage) override;
-  void abandon_replay(Storage& storage) noexcept override {
-    if (!unsharded_) storage.release_data();  // replays gather and release without registering full parameters
-  }
+  void abandon_replay(Storage&, std::string_view reason) noexcept override { abandon(reason); }
 
   // GradSink
   Destination destination(Slot& slot) override;
   void wrote(Slot& slot) override;
   void accept(Slot& slot, Tensor gradient) override;
   void finish(Slot& slot) override;
+  void abandon(Slot&, std::string_view reason) noexcept override { abandon(reason); }
 
   // ShardUnit
   const char* unit_name() const override { return name_.c_str(); }
@@ -88,6 +102,7 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   };
 
   bool alone() const { return mesh_.size() == 1; }
+  bool is_current() const;
   Placed& placed(const Slot& slot);
   Tensor full_view(const Placed& p, const Tensor& buffer) const;
   void attach_tensors();
@@ -109,6 +124,8 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   Tensor gradients_;          // u8 [gathered bytes], or undefined
   std::vector<ReducePlan> plans_;
   double divide_factor_;
+  std::size_t max_reductions_ = 1;
+  Event last_reduction_;      // reads the tables of this object
   std::size_t finished_ = 0;  // parameters whose gradient is complete in this pass
   int late_gathers_ = 0;
   bool unsharded_ = false;

@@ -11,12 +11,12 @@ namespace sherd::nn {
 class ShardUnit {
  public:
   virtual const char* unit_name() const = 0;
-  /// Allocates the gathered buffer, writes the own shards to their place and gathers the rest.
+  /// Allocates the gathered buffer and submits the gather that fills it; does not wait.
   virtual void gather() = 0;
-  /// Frees the gathered buffer; handles stay.
+  /// Frees the gathered buffer, waits for a gather that fills it; handles stay.
   virtual void release() = 0;
-  /// Reduces full gradients in `full` (bytes, laid out like the gathered buffer) into the shards `out`, as plan `plan`
-  /// says.
+  /// Submits the reduction of full gradients in `full` (bytes, laid out like the gathered buffer) into the shards
+  /// `out`, as plan `plan` says; waits only for earlier reductions.
   virtual void reduce(int plan, const Tensor& full, std::span<const Tensor> out) = 0;
 
  protected:

@@ -59,6 +59,12 @@ class BackwardPass {
     }
   }
 
+  /// Tells everybody who waits for the rest of the pass that it will not come.
+  void abandon(std::string_view reason) noexcept {
+    for (const NodeRef& leaf : leaves_)
+      if (Slot* slot = static_cast<Leaf*>(leaf.get())->slot) slot->sink().abandon(*slot, reason);
+  }
+
   void deliver(Node* node, int index, Tensor gradient) {
     if (node->kind == Node::Kind::leaf) {
       auto* leaf = static_cast<Leaf*>(node);
@@ -184,7 +190,12 @@ void backward(const Tensor& root, const BackwardOptions& options) {
   check(grad.shape() == root.shape() && grad.dtype() == root.dtype(), "the cotangent {} does not match the root {}",
         grad, root);
   BackwardPass pass(options);
-  pass.run(root, std::move(grad));
+  try {
+    pass.run(root, std::move(grad));
+  } catch (...) {
+    pass.abandon(current_exception_text());
+    throw;
+  }
 }
 
 bool in_backward() { return RankContext::current().backward != nullptr; }

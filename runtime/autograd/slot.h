@@ -3,6 +3,7 @@
 // Parameters, buffers, optimizer state, the learning rate and the step counter are slots.
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/autograd/node.h"
@@ -26,6 +27,8 @@ class GradSink {
   virtual void accept(Slot& slot, Tensor gradient) = 0;
   /// All contributions of this backward pass are in. Runs the slot's post-accumulate hooks, now or after reduction.
   virtual void finish(Slot& slot) = 0;
+  /// The backward pass was left by an exception; contributions may be missing.
+  virtual void abandon(Slot& slot, std::string_view reason) noexcept { (void)slot, (void)reason; }
 
  protected:
   ~GradSink() = default;

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "runtime/comm/exchange.h"
@@ -100,9 +101,10 @@ void BoardGroup::checked(CommOp op, Body&& body) {
 template <class Body>
 WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body) {
   const auto start = Board::Clock::now();
-  TraceSpan waiting(kWaitName, SpanKind::wait, num_bytes);
-  if (Trace* trace = waiting.trace())
-    waiting.set_detail(trace->intern(fmt::format("{} of {} ranks ({})", name(op), size(), kind_)));
+  std::optional<TraceSpan> waiting;
+  if (board_.channel() == 0) waiting.emplace(kWaitName, SpanKind::wait, num_bytes);  // streams record their own work
+  if (Trace* trace = waiting ? waiting->trace() : nullptr)
+    waiting->set_detail(trace->intern(fmt::format("{} of {} ranks ({})", name(op), size(), kind_)));
   try {
     board_.enter(call);
     body();

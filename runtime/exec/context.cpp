@@ -1,16 +1,47 @@
 #include "runtime/exec/context.h"
 
 #include <atomic>
+#include <exception>
 
+#include "runtime/comm/process_group.h"
+#include "runtime/exec/stream.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
 
 thread_local RankContext* RankContext::current_ = nullptr;
 
-RankContext::RankContext() : allocator_(new CachingAllocator) {}
+RankContext::RankContext() : allocator_(new CachingAllocator), exceptions_at_start_(std::uncaught_exceptions()) {}
 
-RankContext::~RankContext() { allocator_->abandon(); }
+RankContext::~RankContext() {
+  close_streams();
+  allocator_->abandon();
+}
+
+Stream& RankContext::stream(StreamKind kind) {
+  Ref<Stream>& stream = streams_[static_cast<std::size_t>(kind)];
+  if (!stream) {
+    // Every rank computes on its thread while a stream's thread works.
+    const unsigned busy = 2 * static_cast<unsigned>(world ? world->size() : 1);
+    stream = Ref<Stream>::fresh(new Stream(kind, busy <= std::thread::hardware_concurrency()));
+  }
+  return *stream;
+}
+
+void RankContext::drain_streams() noexcept {
+  for (const Ref<Stream>& stream : streams_)
+    if (stream) stream->drain();
+}
+
+// A rank that ends by an exception does not come to what its peers wait for.
+void RankContext::close_streams() noexcept {
+  const std::string reason = fmt::format("{} ended by an exception", rank_text.empty() ? "the rank" : rank_text);
+  const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
+  for (Ref<Stream>& stream : streams_) {
+    if (stream) stream->close(unwinding ? &reason : nullptr);
+    stream = {};
+  }
+}
 
 RankContext& RankContext::adopt_default() {
   // Never destroyed: tensors in static storage may outlive main.
@@ -35,6 +66,9 @@ RankScope::RankScope(std::string rank_text) : outer_(RankContext::current_) {
   RankContext::current_ = &context_;
 }
 
-RankScope::~RankScope() { RankContext::current_ = outer_; }
+RankScope::~RankScope() {
+  context_.close_streams();
+  RankContext::current_ = outer_;
+}
 
 }  // namespace sherd

@@ -1,6 +1,7 @@
 #pragma once
 // What one rank's thread carries: its memory, its random state, its modes. Ranks may be threads, so nothing of
 // this is process-wide. Kernels never see it; they get an Exec.
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -8,7 +9,9 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/exec/event.h"
 #include "runtime/memory/caching_allocator.h"
+#include "runtime/tensor/intrusive.h"
 
 namespace sherd {
 
@@ -16,6 +19,7 @@ class Slot;
 class CaptureSink;
 class BackwardPass;
 class ProcessGroup;
+class HazardChecker;
 class Trace;
 
 /// Which part of a training step runs; traces group ops by it.
@@ -65,17 +69,31 @@ class RankContext {
   /// All ranks of the job; see comm/world.h.
   std::shared_ptr<ProcessGroup> world;
 
+  /// This rank's stream, made at first use. Call world_group() or set_world_group() before: waits spin only where the
+  /// world leaves cores free.
+  Stream& stream(StreamKind kind);
+  /// Waits for everything in flight. Errors of it are dropped, and streams that failed run again.
+  void drain_streams() noexcept;
+  /// Seconds that this thread has waited for streams or done their work inline; and whether it does now.
+  double waited_seconds = 0;
+  bool is_waiting = false;
+  /// The active check of what orders accesses to memory, or null; see hazards.h.
+  HazardChecker* hazards = nullptr;
+
   /// Slots alive on this rank; capture uses it to know state from temporaries.
   std::vector<Slot*> slots;
 
  private:
   friend class RankScope;
   static RankContext& adopt_default();
+  void close_streams() noexcept;
   static thread_local RankContext* current_ __attribute__((tls_model("initial-exec")));
 
   CachingAllocator* allocator_;
   std::uint64_t last_id_ = 0;
   std::vector<std::unique_ptr<std::string>> interned_;
+  std::array<Ref<Stream>, kNumStreams> streams_;
+  const int exceptions_at_start_;
 };
 
 /// Names the part of the step that runs for a scope.

@@ -61,10 +61,17 @@ Device device_of(const OpCall& call) {
   return device;
 }
 
+// Kernels take addresses on several threads; streams that still use the bytes are waited for here, on the rank's.
+void wait_for_bytes(std::span<const Tensor> tensors) {
+  for (const Tensor& t : tensors)
+    if (t.defined() && t.storage()) (void)t.storage()->data();
+}
+
 void run_kernel(const OpCall& call, std::span<const Tensor> out, Device device, bool accumulate) {
   const Kernel kernel = call.op.kernel[static_cast<std::size_t>(device.kind)];
   if (!kernel) fail("no {} kernel for {}", to_string(device), call.op.name);
   KernelCall kernel_call{call.op, call.in, out, call.attrs, {}, accumulate};
+  if (call.op.traits.collective) kernel_call.exec.stream = &RankContext::current().stream(StreamKind::collective);
   if (call.op.scratch) {
     const std::int64_t bytes = call.op.scratch({call.op, call.in, call.attrs});
     if (bytes > 0) {
@@ -121,6 +128,10 @@ Tensors run_on_device(OpCall& call) {
   const Metas metas = call.op.infer(infer_call);
   if (call.op.traits.view) return make_view(call, metas);
   const Device device = call.in.empty() && !call.into.empty() ? call.into[0].device() : device_of(call);
+  if (!call.op.traits.collective && !call.op.traits.effect) {
+    wait_for_bytes(call.in);
+    wait_for_bytes(call.into);
+  }
   if (!call.into.empty()) {
     write_into(call, metas, device);
     bump_mutated(call);

@@ -27,7 +27,7 @@ struct Traits {
   bool reduction = false;
   bool linear = false;  ///< linear in each tensor input
   bool random = false;
-  bool collective = false;
+  bool collective = false;  ///< communicates; its kernel takes no address that waits, see Exec::stream
   bool effect = false;         ///< does something besides its outputs: never dropped, moved or differentiated
   bool accumulates = false;    ///< the kernel honours KernelCall::accumulate
   bool local_extents = false;  ///< on distributed tensors it works on each rank's own elements (optimizer, norms)
@@ -48,6 +48,7 @@ struct InferCall {
 /// What a kernel may use besides its tensors. No thread-locals.
 struct Exec {
   std::byte* scratch = nullptr;  ///< as many bytes as the row's scratch column asked for
+  Stream* stream = nullptr;      ///< of collective rows: submits the work there, with all tensors on loan
 };
 
 struct KernelCall {

@@ -15,4 +15,12 @@ bool Error::has(const std::string& label) const {
   return false;
 }
 
+std::string current_exception_text() noexcept {
+  try {
+    throw;
+  } catch (const std::exception& error) { return error.what(); } catch (...) {
+    return "an exception of unknown type";
+  }
+}
+
 }  // namespace sherd

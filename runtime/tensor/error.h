@@ -39,6 +39,9 @@ class OutOfMemory : public Error {
   using Error::Error;
 };
 
+/// In a handler: what the exception says.
+std::string current_exception_text() noexcept;
+
 template <class... Args>
 [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
   throw Error(fmt::format(format, std::forward<Args>(args)...));

@@ -1,6 +1,9 @@
 #include "runtime/tensor/storage.h"
 
 #include "runtime/exec/context.h"
+#include "runtime/exec/hazards.h"
+#include "runtime/exec/stream.h"
+#include "runtime/exec/trace.h"
 #include "runtime/tensor/pool.h"
 
 namespace sherd {
@@ -12,6 +15,7 @@ Ref<Storage> Storage::released(std::int64_t bytes, MemoryCategory category) {
   storage->category_ = category;
   storage->allocator_ = &context.allocator();
   storage->id_ = context.next_id();
+  if (context.hazards) storage->guard_ = kWatched;
   return storage;
 }
 
@@ -43,9 +47,54 @@ void Storage::retag(MemoryCategory category) {
 }
 
 void Storage::release_data() {
+  if (guard_) settle();
   if (!allocator_ || !data_) return;
   allocator_->release(data_, bytes_, category_);
   data_ = nullptr;
+}
+
+void Storage::lend(const Event& event, bool writes) {
+  lent_ = event;
+  guard_ = static_cast<std::uint8_t>(kLent | (writes ? kLentForWriting : 0) | (guard_ & kWatched));
+  if (RankContext::current().hazards) guard_ |= kWatched;
+}
+
+void Storage::end_loan() const {
+  lent_ = {};
+  guard_ &= kWatched;
+}
+
+// An access by the rank's thread. A missing edge is reported before the wait that would hide it.
+void Storage::touch() const {
+  RankContext* context = RankContext::current_or_null();
+  if (!context) return lent_.wait();
+  HazardChecker* hazards = (guard_ & kWatched) ? context->hazards : nullptr;
+  const bool is_removed =
+      hazards && is_lent() && hazards->is_removed(StreamEdge::touch, lent_.stream()->kind(), is_lent_for_writing());
+  if (is_removed) hazards->touched(*this);
+  if (is_lent()) {
+    if (is_lent_for_writing()) {
+      lent_.wait();  // an error stays with the bytes
+      if (context->trace) context->trace->consume(Event::flow(lent_.stream()->kind(), lent_.sequence()));
+    } else {
+      lent_.settle();
+    }
+    end_loan();
+  }
+  if (hazards && !is_removed) hazards->touched(*this);
+}
+
+void Storage::settle() noexcept {
+  RankContext* context = RankContext::current_or_null();
+  HazardChecker* hazards = context && (guard_ & kWatched) ? context->hazards : nullptr;
+  const bool is_removed =
+      hazards && is_lent() && hazards->is_removed(StreamEdge::release, lent_.stream()->kind(), is_lent_for_writing());
+  if (is_removed) hazards->released(*this);
+  if (is_lent()) {
+    lent_.settle();
+    end_loan();
+  }
+  if (hazards && !is_removed) hazards->released(*this);
 }
 
 void Storage::restore_data() {

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 
+#include "runtime/exec/event.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/tensor/device.h"
 #include "runtime/tensor/intrusive.h"
@@ -20,8 +22,8 @@ class StorageOwner {
   /// Makes the data present again; called before a saved tensor of this storage is used.
   virtual void ensure_present(Storage& storage) = 0;
   /// A replayed step that uses this storage was left by an exception: go back to the state between steps, without
-  /// communication.
-  virtual void abandon_replay(Storage& storage) noexcept { (void)storage; }
+  /// communication, and let peers know the reason.
+  virtual void abandon_replay(Storage& storage, std::string_view reason) noexcept { (void)storage, (void)reason; }
 
  protected:
   ~StorageOwner() = default;
@@ -37,7 +39,15 @@ class Storage final : public RefCounted {
   static Ref<Storage> borrow(void* data, std::int64_t bytes, std::function<void()> release);
   static void destroy(Storage* storage);
 
-  std::byte* data() const { return data_; }
+  /// The address, which is the wait: blocks while the bytes are lent to a stream, and throws what failed there if it
+  /// was to write them. On the rank's thread. (On a kernel's other threads nothing is lent: the dispatcher asks first.)
+  std::byte* data() const {
+    if (guard_) [[unlikely]]
+      touch();
+    return data_;
+  }
+  /// The address without waiting, for work that is about to be submitted with this storage on loan.
+  std::byte* address() const { return data_; }
   std::int64_t bytes() const { return bytes_; }
   std::uint64_t id() const { return id_; }
   MemoryCategory category() const { return category_; }
@@ -47,10 +57,17 @@ class Storage final : public RefCounted {
   /// Memory of someone else (perhaps read-only): never reused for a result.
   bool is_borrowed() const { return allocator_ == nullptr; }
   bool is_present() const { return data_ != nullptr || bytes_ == 0; }
-  /// Gives the memory back; handles stay. No-op when absent.
+  /// Gives the memory back; handles stay. No-op when absent. Waits while the bytes are lent.
   void release_data();
   /// Allocates again (contents undefined). No-op when present.
   void restore_data();
+
+  /// From now until `event` is reached a stream reads the bytes, or writes them. Called by Stream::submit.
+  void lend(const Event& event, bool writes);
+  bool is_lent() const { return guard_ & kLent; }
+  bool is_lent_for_writing() const { return guard_ & kLentForWriting; }
+  /// The last loan that nobody has waited for.
+  const Event& lent_to() const { return lent_; }
 
   /// Grows with every write after creation; a saved tensor remembers it.
   std::uint32_t version() const { return version_; }
@@ -62,8 +79,17 @@ class Storage final : public RefCounted {
  private:
   template <class T>
   friend class Pool;
+  // Why data() is more than a load.
+  enum Guard : std::uint8_t {
+    kLent = 1,
+    kLentForWriting = 2,
+    kWatched = 4,  // a hazard check records every access
+  };
   Storage() = default;
   ~Storage();
+  void touch() const;
+  void end_loan() const;
+  void settle() noexcept;
 
   std::byte* data_ = nullptr;
   std::int64_t bytes_ = 0;
@@ -72,6 +98,8 @@ class Storage final : public RefCounted {
   std::unique_ptr<std::function<void()>> on_release_;
   std::uint32_t version_ = 0;
   MemoryCategory category_ = MemoryCategory::activations;
+  mutable std::uint8_t guard_ = 0;
+  mutable Event lent_;
 };
 
 }  // namespace sherd

@@ -11,6 +11,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
 
@@ -111,7 +112,7 @@ TEST_P(FullyShardReplay, CommunicatesAndHoldsWhatTheEagerStepDoes) {
       accounting.reset_peaks();
       training.begin(0);
       step(x, y);
-      const CommCounts& after = group->counts();
+      const CommCounts after = settled_counts(*group);
       return Seen{after.all_gather.calls - before.all_gather.calls,
                   after.reduce_scatter.calls - before.reduce_scatter.calls,
                   after.all_reduce.calls - before.all_reduce.calls, accounting.peak(MemoryCategory::unsharded),
@@ -161,6 +162,8 @@ TEST(FullyShardReplayError, AFailedReplayFreesWhatWasGathered) {
     for (int i = 0; i < 3; ++i) step(x, good);
     const Tensor expected = step(x, good);
     EXPECT_THROW(step(x, bad), Error);
+    expect_error([&] { step(x, good); }, {"aborted the group", "is outside of"});  // the group quotes the reason until
+    nn::reset_after_error(net);
     const Accounting& accounting = RankContext::current().allocator().accounting();
     EXPECT_EQ(accounting.current(MemoryCategory::unsharded), 0);
     EXPECT_EQ(accounting.current(MemoryCategory::gradients), 0);

@@ -250,7 +250,7 @@ class FakeUnit final : public StorageOwner {
     ++rescues;
     gather();
   }
-  void abandon_replay(Storage& s) noexcept override {
+  void abandon_replay(Storage& s, std::string_view) noexcept override {
     ++abandoned;
     s.release_data();
   }

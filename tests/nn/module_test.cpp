@@ -154,7 +154,7 @@ struct Recorder final : ModuleHook {
     visit([&](const Tensor&) { ++outputs; });
     log.push_back(fmt::format("{}<{} {}", name, m.path(), outputs));
   }
-  void abandon_forward(Module& m) noexcept override { log.push_back(name + "!" + m.path()); }
+  void abandon_forward(Module& m, std::string_view) noexcept override { log.push_back(name + "!" + m.path()); }
   void before_materialize(Module& m) override { log.push_back(name + "*" + m.path()); }
 
   std::string name;

@@ -10,6 +10,7 @@
 #include "nn/module_list.h"
 #include "nn/optim/optimizer.h"
 #include "nn/parallel/fully_shard.h"
+#include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::testing {
@@ -40,6 +41,12 @@ struct Net : nn::Layer<Net> {
 inline void shard(Net& net, const DeviceMesh& mesh, const nn::FullyShardOptions& options = {}) {
   for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh, options);
   nn::fully_shard(net, mesh);
+}
+
+/// Counts once all that was issued has run: a collective on a stream is counted when it ends.
+inline CommCounts settled_counts(const ProcessGroup& group) {
+  RankContext::current().drain_streams();
+  return group.counts();
 }
 
 inline Tensor mean_square(const Tensor& a, const Tensor& b) { return mean(square(a - b)); }

@@ -1,0 +1,89 @@
+#pragma once
+// Proves, while a program runs, that every access to memory is ordered after the conflicting ones before it, whatever
+// the timing. Vector clocks: the rank's thread and each stream know how far they have seen each other; submit, wait and
+// dependencies pass that knowledge on. All of it is known when work is submitted, so the check runs on the rank's
+// thread alone and its result does not depend on how threads are scheduled.
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/exec/event.h"
+
+namespace sherd {
+
+class Storage;
+struct Loan;
+struct StreamItem;
+
+/// Everything that orders a stream against others.
+enum class StreamEdge : std::uint8_t {
+  submit,   ///< the rank's thread -> work: it sees what the thread wrote before
+  order,    ///< work -> the next work of the same stream
+  depend,   ///< work -> work of another stream that uses the same bytes
+  touch,    ///< work -> the rank's thread, which asks for the address of bytes on loan
+  release,  ///< work -> the rank's thread, which frees bytes on loan
+  hold,     ///< work keeps what it reads alive (without it, freeing waits; without both, it is a hazard)
+};
+
+/// What a test takes away: one edge at one stream (for `depend` the one that is waited for); touch and release
+/// also distinguish bytes that the work writes from bytes that it reads.
+struct RemovedEdge {
+  StreamEdge edge;
+  StreamKind stream;
+  std::optional<bool> writes{};
+};
+
+/// Checks the current rank for a scope. Accesses of the rank's thread are those through Storage::data(), which may
+/// write; those of work are its loans. A missing edge throws Error naming both works, their streams and the storage;
+/// where memory is freed, which must not throw, it is only noted.
+class HazardChecker {
+ public:
+  HazardChecker();
+  ~HazardChecker();
+  HazardChecker(const HazardChecker&) = delete;
+  HazardChecker& operator=(const HazardChecker&) = delete;
+
+  void remove(RemovedEdge edge) { removed_.push_back(edge); }
+  bool is_removed(StreamEdge edge, StreamKind stream, std::optional<bool> writes = {}) const;
+  /// Messages of all hazards so far.
+  const std::vector<std::string>& found() const { return found_; }
+  std::int64_t num_checked() const { return num_checked_; }
+
+  void submitted(StreamKind stream, const StreamItem& item, std::span<const Loan> loans);
+  void waited(StreamKind stream, std::uint64_t sequence);
+  void touched(const Storage& storage);
+  void released(const Storage& storage) noexcept;
+
+ private:
+  // Index 0 is the rank's thread (time = number of submits before), 1 + k is stream k (time = sequence).
+  using Clock = std::array<std::uint64_t, 1 + kNumStreams>;
+  struct Access {
+    std::size_t agent;
+    std::uint64_t time;
+    bool writes;
+    std::string who;
+  };
+  struct Known {
+    std::uint64_t sequence;
+    Clock clock;
+  };
+  static void join(Clock& clock, const Clock& other);
+  Clock clock_of(StreamKind stream, std::uint64_t sequence) const;
+  std::optional<std::string> check(const Storage& storage, Access access, const Clock& clock);
+  Access rank_access() const;
+
+  HazardChecker* const outer_;
+  Clock rank_{1};
+  std::array<std::deque<Known>, kNumStreams> items_;  // what each item knows, from the last one waited for on
+  std::unordered_map<std::uint64_t, std::vector<Access>> accesses_;  // by storage: the last of each agent and kind
+  std::vector<RemovedEdge> removed_;
+  std::vector<std::string> found_;
+  std::int64_t num_checked_ = 0;
+};
+
+}  // namespace sherd

@@ -1,0 +1,304 @@
+// The queue has three cursors: submitted >= started >= done. Whoever finds the stream idle may run the next item: its
+// own thread, or the rank's thread when it would wait for it anyway; so work that is wanted at once costs no switch of
+// threads. Items leave the queue only on the rank's thread, when it waits: at points of the program, never at moments
+// of time, so that what they hold is freed at the same place in every run.
+#include "runtime/exec/stream.h"
+
+#include <pthread.h>
+
+#include <chrono>
+
+#include "runtime/exec/context.h"
+#include "runtime/exec/hazards.h"
+#include "runtime/exec/trace.h"
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+namespace {
+
+constexpr std::int64_t kSpinNanoseconds = 5000;
+constexpr std::uint64_t kOpen = std::numeric_limits<std::uint64_t>::max();
+
+std::int64_t now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+
+// Where the program stood when it submitted: an error is read by somebody who looks for that place.
+std::string issued_at(const RankContext& context) {
+  std::string text = context.module_path ? *context.module_path : "";
+  if (!context.rank_text.empty()) text += (text.empty() ? "" : "      ") + context.rank_text;
+  if (context.step >= 0) text += fmt::format("{}step {}", text.empty() ? "" : "      ", context.step);
+  return text;
+}
+
+// Adds the time of a wait to the rank's account; a wait inside a wait (work done inline that waits for another stream)
+// counts once.
+class WaitClock {
+ public:
+  explicit WaitClock(bool is_rank_thread) : context_(is_rank_thread ? RankContext::current_or_null() : nullptr) {
+    if (context_ && std::exchange(context_->is_waiting, true)) context_ = nullptr;
+    if (context_) start_ = now();
+  }
+  ~WaitClock() {
+    if (!context_) return;
+    context_->is_waiting = false;
+    context_->waited_seconds += static_cast<double>(now() - start_) * 1e-9;
+  }
+  WaitClock(const WaitClock&) = delete;
+  WaitClock& operator=(const WaitClock&) = delete;
+
+ private:
+  RankContext* context_;
+  std::int64_t start_ = 0;
+};
+
+// Who catches an error adds to it, so everybody is given a copy.
+template <class E>
+[[noreturn]] void throw_copy(const E& error) {
+  throw E(error);
+}
+[[noreturn]] void rethrow_copy(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const CommError& e) { throw_copy(e); } catch (const OutOfMemory& e) {
+    throw_copy(e);
+  } catch (const Error& e) { throw_copy(e); }
+}
+
+}  // namespace
+
+std::string_view name(StreamKind kind) {
+  constexpr std::string_view names[] = {"all_gather", "reduce_scatter", "collective"};
+  return names[static_cast<int>(kind)];
+}
+
+std::string describe(const StreamItem& item) {
+  return fmt::format("{} {}{}{}", item.stream, item.name, item.subject.empty() ? "" : " ", item.subject);
+}
+
+Event::Event(Stream* stream, std::uint64_t sequence) : stream_(stream), sequence_(sequence) {
+  if (stream_) stream_->retain();
+}
+
+void Event::drop() {
+  if (stream_->drop()) Stream::destroy(stream_);
+}
+
+bool Event::is_reached() const { return !stream_ || stream_->is_done(sequence_); }
+
+void Event::wait() const {
+  if (!stream_) return;
+  stream_->await(sequence_);
+  stream_->rethrow(sequence_);
+}
+
+void Event::settle() const noexcept {
+  if (!stream_) return;
+  stream_->await(sequence_);
+  if (stream_->is_owner()) stream_->observe_failure();
+}
+
+Stream::Stream(StreamKind kind, bool spins) : kind_(kind), spins_(spins), owner_(std::this_thread::get_id()) {}
+
+void Stream::destroy(Stream* stream) { delete stream; }
+
+Stream::~Stream() {
+  if (thread_.joinable()) close(nullptr);
+}
+
+Event Stream::submit(StreamWork work) {
+  RankContext& context = RankContext::current();
+  check(is_owner() && !is_closing_, "work \"{}\" was submitted to the stream {} of another rank, or after its end",
+        work.name, sherd::name(kind_));
+  while (num_in_flight() >= work.max_in_flight) await(retired_ + 1);
+
+  auto item = std::make_unique<StreamItem>();
+  item->stream = sherd::name(kind_);
+  item->name = work.name;
+  item->subject = work.subject;
+  item->module_path = context.module_path;
+  item->issued = issued_at(context);
+  item->phase = context.phase;
+  item->bytes = work.bytes;
+  item->run = std::move(work.run);
+  item->abort = std::move(work.abort);
+  for (const Loan& loan : work.loans) {
+    const Event& before = loan.storage->lent_to();
+    const bool wrote = loan.storage->is_lent_for_writing();
+    if (before.stream() && before.is_reached() && wrote) before.stream()->rethrow(before.sequence());
+    if (before.stream() && before.stream() != this) item->after.push_back({before, wrote});
+    if (!loan.writes && !(context.hazards && context.hazards->is_removed(StreamEdge::hold, kind_)))
+      item->held.push_back(loan.storage);
+  }
+  item->sequence = submitted_ + 1;
+  if (context.hazards) context.hazards->submitted(kind_, *item, work.loans);
+  item->submitted = now();
+
+  const Event event(this, item->sequence);
+  if (!thread_.joinable()) thread_ = std::thread([this] { run_thread(); });
+  {
+    const std::lock_guard lock(mutex_);
+    items_.push_back(std::move(item));
+    ++submitted_;
+  }
+  has_work_.notify_one();
+  for (const Loan& loan : work.loans) loan.storage->lend(event, loan.writes);
+  return event;
+}
+
+void Stream::run_thread() {
+  pthread_setname_np(pthread_self(), std::string(sherd::name(kind_)).substr(0, 15).c_str());
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    has_work_.wait(lock, [this] { return is_closing_ || (!running_ && started_ < submitted_); });
+    if (!running_ && started_ < submitted_) run_next(lock);
+    else if (is_closing_) return;
+  }
+}
+
+// The next item, on this thread. Called and left with the lock held, not held in between.
+void Stream::run_next(std::unique_lock<std::mutex>& lock) {
+  StreamItem& item = *items_[started_ - retired_];
+  ++started_;
+  running_ = &item;
+  const bool skipped = is_failed(item.sequence);
+  lock.unlock();
+  std::exception_ptr error;
+  item.started = now();
+  if (!skipped) {
+    try {
+      for (const auto& [event, wrote] : item.after) {
+        event.stream()->await(event.sequence());
+        if (wrote) event.stream()->rethrow(event.sequence());
+      }
+      item.started = now();
+      item.run();
+    } catch (Error& e) {
+      if (!e.has("stream")) e.add("stream", describe(item));
+      if (!e.has("issued") && !item.issued.empty()) e.add("issued", item.issued);
+      error = std::current_exception();
+    } catch (...) { error = std::current_exception(); }
+  }
+  item.ended = now();
+  lock.lock();
+  if (error) failures_.push_back({item.sequence, kOpen, error});
+  running_ = nullptr;
+  done_.store(item.sequence, std::memory_order_release);
+  has_finished_.notify_all();
+  if (started_ < submitted_) has_work_.notify_one();
+}
+
+bool Stream::is_failed(std::uint64_t sequence) const {
+  for (const Failure& failure : failures_)
+    if (sequence >= failure.first && sequence <= failure.last) return true;
+  return false;
+}
+
+void Stream::await(std::uint64_t sequence) {
+  const bool is_owner = this->is_owner();
+  if (!is_done(sequence)) {
+    const WaitClock clock(is_owner);
+    TraceSpan waiting(kWaitName, SpanKind::wait);
+    std::unique_lock lock(mutex_);
+    if (Trace* trace = waiting.trace()) waiting.set_detail(trace->intern(describe(*items_[sequence - retired_ - 1])));
+    while (!is_done(sequence)) {
+      if (is_owner && !running_) run_next(lock);
+      else sleep_until_done(lock, sequence);
+    }
+  }
+  if (is_owner) retire(sequence);
+}
+
+void Stream::sleep_until_done(std::unique_lock<std::mutex>& lock, std::uint64_t sequence) {
+  if (spins_) {
+    lock.unlock();
+    for (const std::int64_t stop = now() + kSpinNanoseconds; now() < stop;) {
+      for (int i = 0; i < 32 && !is_done(sequence); ++i) __builtin_ia32_pause();
+      if (is_done(sequence)) break;
+    }
+    lock.lock();
+  }
+  // Also woken when the stream falls idle before that: a waiter may run the next item itself.
+  const StreamItem* running = running_;
+  has_finished_.wait(lock, [&] { return is_done(sequence) || running_ != running; });
+}
+
+// Lets go of finished items up to `sequence`. Their memory is given back outside of the lock.
+void Stream::retire(std::uint64_t sequence) {
+  RankContext* context = RankContext::current_or_null();
+  if (context && context->hazards) context->hazards->waited(kind_, sequence);
+  for (;;) {
+    std::unique_ptr<StreamItem> item;
+    {
+      const std::lock_guard lock(mutex_);
+      if (retired_ >= sequence || items_.empty()) return;
+      item = std::move(items_.front());
+      items_.pop_front();
+      ++retired_;
+    }
+    if (context && context->trace) record(*context->trace, *item);
+  }
+}
+
+void Stream::record(Trace& trace, const StreamItem& item) const {
+  trace.add({.start = item.started,
+             .end = item.ended,
+             .name = item.name,
+             .module = item.module_path,
+             .detail = trace.intern(item.subject),
+             .bytes = item.bytes,
+             .flow = Event::flow(kind_, item.sequence),
+             .track = trace.track(sherd::name(kind_)),
+             .kind = SpanKind::work,
+             .phase = item.phase});
+}
+
+// From here on new work runs again; what was submitted before has failed for good.
+void Stream::observe_failure() {
+  const std::lock_guard lock(mutex_);
+  if (!failures_.empty() && failures_.back().last == kOpen) failures_.back().last = submitted_;
+}
+
+void Stream::rethrow(std::uint64_t sequence) {
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Failure& failure : failures_)
+      if (sequence >= failure.first && sequence <= failure.last) error = failure.error;
+  }
+  if (!error) return;
+  if (is_owner()) observe_failure();
+  rethrow_copy(error);
+}
+
+void Stream::drain() noexcept {
+  if (submitted_ == 0) return;
+  await(submitted_);
+  if (is_owner()) observe_failure();
+}
+
+void Stream::close(const std::string* abort_reason) noexcept {
+  if (abort_reason) {
+    std::function<void(std::string_view)> abort;
+    {
+      const std::lock_guard lock(mutex_);
+      if (done_.load() < submitted_)
+        failures_.push_back({done_.load() + 1, kOpen, std::make_exception_ptr(CommError(*abort_reason))});
+      if (running_) abort = running_->abort;
+    }
+    if (abort) abort(*abort_reason);
+  }
+  drain();
+  {
+    const std::lock_guard lock(mutex_);
+    is_closing_ = true;
+  }
+  has_work_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+std::size_t Stream::num_in_flight() const {
+  const std::lock_guard lock(mutex_);
+  return items_.size();
+}
+
+}  // namespace sherd

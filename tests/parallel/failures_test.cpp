@@ -1,0 +1,204 @@
+// Steps that are left by an exception, and ranks that die, with communication in flight: everybody hears the reason at
+// once, memory comes back, and after a reset the next step is right.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+
+#include "compile/compile.h"
+#include "nn/optim/adamw.h"
+#include "nn/parallel/shard_group.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/comm/shm_group.h"
+#include "runtime/exec/context.h"
+#include "tests/parallel/nets.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/near.h"
+#include "tests/support/page_store.h"
+#include "tests/support/processes.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+using Clock = std::chrono::steady_clock;
+const std::vector<std::int64_t> kSizes{6, 10, 7, 9, 5};
+
+std::int64_t held(MemoryCategory category) { return RankContext::current().allocator().accounting().current(category); }
+
+// Raises where it is told to, on the rank it is told to.
+struct Trap {
+  int rank = -1;
+  enum Place { nowhere, forward, backward } place = nowhere;
+};
+
+struct TrappedNet : nn::Layer<TrappedNet> {
+  nn::ModuleList<Block>& blocks;
+  nn::Linear& head;
+  Trap trap;
+  explicit TrappedNet() : blocks(add<nn::ModuleList<Block>>("blocks")), head(add<nn::Linear>("head", 8, 5)) {
+    for (int i = 0; i < 4; ++i) blocks.append(8, 8);
+  }
+  Tensor forward(Tensor x) {
+    for (std::size_t i = 0; i < blocks.items().size(); ++i) {
+      x = (*blocks.items()[i])(x);
+      if (i != 1) continue;
+      check(trap.place != Trap::forward, "the forward trap");
+      if (trap.place == Trap::backward)
+        register_grad_hook(x, [](const Tensor&) -> Tensor { fail("the backward trap"); });
+    }
+    return head(x);
+  }
+};
+
+// Rank 1 leaves a step, the others are told; afterwards all go on and train like a run in which nothing happened.
+void expect_recovery(const Group& group, Trap trap) {
+  TrappedNet net, reference;
+  const DeviceMesh mesh(group);
+  for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh);
+  nn::fully_shard(net, mesh);
+  net.materialize(nn::Seed{3});
+  reference.materialize(nn::Seed{3});
+  nn::AdamW optimizer(net.parameters(), {.lr = 0.01}), expected(reference.parameters(), {.lr = 0.01});
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    const Tensor x = batch_of(12, 8, step, "x"), y = batch_of(12, 5, step, "y");
+    const auto run = [&] { backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group))); };
+    if (step == 2) {
+      if (group->rank() == trap.rank) net.trap = trap;
+      const auto start = Clock::now();
+      // What was reduced before the trap is lost with the step; only touching it tells.
+      expect_error(
+          [&] {
+            run();
+            RankContext::current().drain_streams();
+            for (nn::Parameter* p : net.parameters()) (void)p->grad().local().raw();
+          },
+          {trap.place == Trap::forward ? "the forward trap" : "the backward trap"});
+      EXPECT_LT(Clock::now() - start, std::chrono::seconds(2));
+      EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+      net.trap = {};
+      optimizer.clear_gradients();
+      nn::reset_after_error(net);
+      EXPECT_EQ(held(MemoryCategory::gradients) + held(MemoryCategory::communication), 0);
+    }
+    run();
+    backward(mean_square(reference(x), y));
+    optimizer.step_and_clear();
+    expected.step_and_clear();
+  }
+  const auto a = net.parameters(), e = reference.parameters();
+  for (std::size_t i = 0; i < a.size(); ++i)
+    EXPECT_TRUE(near(whole(a[i]->value()), e[i]->value(), 1e-5)) << a[i]->name();
+}
+
+TEST(FullyShard, F43_StepLeftByOneRankIsLeftByAll) {
+  for (int ranks : {2, 3})
+    for (const Trap::Place place : {Trap::forward, Trap::backward})
+      run_ranks(ranks, [=](const Group& group) { expect_recovery(group, {1, place}); });
+}
+
+TEST(FullyShard, F43_StepLeftByOneProcessIsLeftByAll) {
+  for (const Trap::Place place : {Trap::forward, Trap::backward})
+    run_processes(2, [=](const Group& group) { expect_recovery(group, {1, place}); });
+}
+
+TEST(FullyShard, F43_ResetIsForTheRoot) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes);
+    shard(net, DeviceMesh(group));
+    net.materialize();
+    net(batch_of(2, 6, 0, "x"));
+    expect_error([&] { nn::reset_after_error(*net.blocks.items()[0]); }, {"blocks.0", "not the root"});
+    nn::reset_after_error(net);
+    backward(sum(net(batch_of(2, 6, 0, "x"))));
+  });
+}
+
+// Rank 1's process ends while its gathers and rank 0's are in flight.
+TEST(FullyShard, RankThatDiesWithWorkInFlightIsReported) {
+  const auto ends = fork_ranks(2, [](Store& store, int rank) {
+    const Group group = make_shm_group(store, rank, 2);
+    TrappedNet net;
+    const DeviceMesh mesh(group);
+    for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh);
+    nn::fully_shard(net, mesh);
+    net.materialize();
+    const auto step = [&] {
+      backward(sum(net(batch_of(2, 8, 0, "x"))));
+      for (nn::Parameter* p : net.parameters()) {
+        (void)p->grad().local().raw();
+        p->clear_grad();
+      }
+    };
+    step();
+    if (rank == 1) {
+      nn::unshard_async(net);
+      ::_exit(0);
+    }
+    const auto start = Clock::now();
+    expect_error(step, {"rank 1", "died"});
+    EXPECT_LT(Clock::now() - start, std::chrono::seconds(2));
+    EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+  });
+  EXPECT_EQ(ends[0].status, 0) << ends[0].message;
+}
+
+TEST(FullyShard, ModelCanGoWhileItsReductionsAreInFlight) {
+  for (int ranks : {2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      group->shape_link({.bytes_per_second = 1e9, .seconds = 2e-3});
+      const Accounting& memory = RankContext::current().allocator().accounting();
+      const std::int64_t before = memory.total();
+      {
+        Net net(kSizes);
+        shard(net, DeviceMesh(group));
+        net.materialize();
+        nn::set_reduce_scatter_max_input_buffers(net, 10);
+        backward(sum(net(batch_of(2, 6, 0, "x"))));
+        nn::unshard(net);
+      }
+      EXPECT_EQ(memory.total(), before);
+    });
+}
+
+// A replay is left by an exception on one rank while gathers of the same step are in flight on all.
+TEST(FullyShard, AbandonedReplayIsLeftByAllAndGoesOnAfterAReset) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes);
+    shard(net, DeviceMesh(group));
+    net.materialize(nn::Seed{5});
+    nn::AdamW optimizer(net.parameters(), {.lr = 0.01});
+    auto step = compile([&](const Tensor& x, const Tensor& ids) {
+      const Tensor loss = sum(square(net(x)));
+      backward(loss);
+      const Tensor row = embedding(x, ids);  // raises on a bad id, when backward has run and reductions are in flight
+      optimizer.step_and_clear();
+      return loss + sum(row);
+    });
+    const Tensor x = batch_of(4, 6, 0, "x");
+    const Tensor good = Tensor::from<std::int64_t>({3}, {1}), bad = Tensor::from<std::int64_t>({4}, {1});
+    for (int i = 0; i < 3; ++i) step(x, good);
+    ASSERT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
+    const std::vector<float> before = whole(net.head.weight.value()).to_vector<float>();
+    const auto start = Clock::now();
+    // Rank 0 finishes the step or hears of it; a result it has is of no use without its peer.
+    if (group->rank() == 1) expect_error([&] { step(x, bad); }, {"outside of"});
+    else
+      expect_error(
+          [&] {
+            step(x, good);
+            step(x, good);
+          },
+          {"outside of", "rank 1"});
+    EXPECT_LT(Clock::now() - start, std::chrono::seconds(2));
+    optimizer.clear_gradients();
+    nn::reset_after_error(net);
+    EXPECT_EQ(held(MemoryCategory::unsharded) + held(MemoryCategory::gradients), 0);
+    step(x, good).item<float>();
+    EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing

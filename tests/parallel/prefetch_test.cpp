@@ -1,0 +1,405 @@
+// Prefetch: what is gathered when, that it never changes a bit, and that memory does not depend on how fast a link is.
+#include <gtest/gtest.h>
+
+#include "compile/compile.h"
+#include "nn/models/gpt.h"
+#include "nn/optim/adamw.h"
+#include "nn/optim/clip.h"
+#include "nn/parallel/prefetch_order.h"
+#include "nn/parallel/shard_group.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
+#include "runtime/exec/stream.h"
+#include "tests/parallel/nets.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/near.h"
+#include "tests/support/processes.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+const std::vector<std::int64_t> kSizes{6, 10, 7, 9, 5};  // three blocks and the head
+
+// A root whose own parameters are used first and last, as a transformer's are.
+struct Stack : nn::Layer<Stack> {
+  nn::Linear& stem;
+  nn::ModuleList<Block>& blocks;
+  nn::Linear& head;
+  std::vector<std::size_t> path{0, 1, 2};  // which blocks run, in this order
+  Stack()
+      : stem(add<nn::Linear>("stem", 6, 8)),
+        blocks(add<nn::ModuleList<Block>>("blocks")),
+        head(add<nn::Linear>("head", 8, 5)) {
+    for (int i = 0; i < 3; ++i) blocks.append(8, 8);
+  }
+  Tensor forward(Tensor x) {
+    x = stem(x);
+    for (const std::size_t i : path) x = (*blocks.items()[i])(x);
+    return head(x);
+  }
+};
+
+void shard_stack(Stack& net, const Group& group, std::optional<bool> blocks, std::optional<bool> root) {
+  nn::FullyShardOptions block_options, root_options;
+  if (blocks) block_options.reshard_after_forward = nn::ReshardAfterForward(*blocks);
+  if (root) root_options.reshard_after_forward = nn::ReshardAfterForward(*root);
+  const DeviceMesh mesh(group);
+  for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh, block_options);
+  nn::fully_shard(net, mesh, root_options);
+  net.materialize(nn::Seed{3});
+}
+
+// The order in which the rows of fully_shard were issued: "unshard 1  reduce 2 ...", R for the root.
+std::string events(const Graph& graph) {
+  std::string text;
+  for (const GraphNode& node : graph.nodes) {
+    const bool is_gather = node.op->name == "unshard", is_reduction = node.op->name == "reduce";
+    if (!is_gather && !is_reduction) continue;
+    const std::string attrs = node.attrs.print();
+    const std::size_t block = attrs.find("blocks.");
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", is_gather ? "unshard" : "reduce",
+                        block == std::string::npos ? 'R' : attrs[block + 7]);
+  }
+  return text;
+}
+
+std::string events_of_a_step(const Group& group, std::optional<bool> blocks, std::optional<bool> root) {
+  Stack net;
+  shard_stack(net, group, blocks, root);
+  auto step = compile([&](const Tensor& x) {
+    const Tensor loss = sum(net(x));
+    backward(loss);
+    for (nn::Parameter* p : net.parameters()) p->clear_grad();
+    return loss;
+  });
+  for (int i = 0; i < 2; ++i) step(batch_of(2, 6, 0, "x"));
+  return events(*step.graph());
+}
+
+// fsdp2's order: in backward the next group is gathered before the present one computes.
+TEST(FullyShard, F48_EventOrder) {
+  run_ranks(2, [](const Group& group) {
+    const std::string forward = "unshard R, unshard 0, unshard 1, unshard 2";
+    const std::string backward = ", unshard 2, unshard 1, reduce 2, unshard 0, reduce 1, reduce 0, reduce R";
+    EXPECT_EQ(events_of_a_step(group, {}, {}), forward + backward);
+    EXPECT_EQ(events_of_a_step(group, true, true), forward + ", unshard R" + backward);
+    EXPECT_EQ(events_of_a_step(group, false, false), forward + ", reduce 2, reduce 1, reduce 0, reduce R");
+  });
+}
+
+struct Variant {
+  std::string name;
+  bool reshard = true, prefetch = true;
+  int explicit_depth = 0;  // modules in every explicit list
+  int max_reductions = 1;
+};
+
+void apply_lists(Net& net, int depth) {
+  const auto& blocks = net.blocks.items();
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    std::vector<nn::Module*> next, previous;
+    for (std::size_t d = 1; d <= static_cast<std::size_t>(depth); ++d) {
+      if (i + d < blocks.size()) next.push_back(blocks[i + d]);
+      if (d <= i) previous.push_back(blocks[i - d]);
+    }
+    nn::set_modules_to_forward_prefetch(*blocks[i], next);
+    nn::set_modules_to_backward_prefetch(*blocks[i], previous);
+  }
+}
+
+// All weights after a few steps with two micro-batches each, clipping and an evaluation in between.
+std::vector<float> train(const Group& group, const Variant& variant) {
+  Net net(kSizes);
+  nn::FullyShardOptions options{.reshard_after_forward = nn::ReshardAfterForward(variant.reshard),
+                                .prefetch = variant.prefetch};
+  const DeviceMesh mesh(group);
+  for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh, options);
+  nn::fully_shard(net, mesh, {.prefetch = variant.prefetch});
+  net.materialize(nn::Seed{3});
+  apply_lists(net, variant.explicit_depth);
+  nn::set_reduce_scatter_max_input_buffers(net, variant.max_reductions);
+  nn::AdamW optimizer(net.parameters(), {.lr = 0.05});
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    for (std::uint64_t micro = 0; micro < 2; ++micro) {
+      const Tensor x = batch_of(12, 6, 2 * step + micro, "x"), y = batch_of(12, 5, step, "y");
+      backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group)));
+    }
+    nn::clip_grad_norm(optimizer, 0.5);
+    optimizer.step_and_clear();
+    GradMode off(false);
+    net(batch_of(2, 6, step, "evaluation"));
+  }
+  std::vector<float> weights;
+  for (const nn::Parameter* p : net.parameters())
+    for (const float value : whole(p->value()).to_vector<float>()) weights.push_back(value);
+  return weights;
+}
+
+const Variant kVariants[] = {{"on demand", true, false},
+                             {"implicit", true, true},
+                             {"kept, on demand", false, false},
+                             {"kept, implicit", false, true},
+                             {"lists of one", true, true, 1},
+                             {"lists of two", true, false, 2},
+                             {"kept, lists of two", false, true, 2},
+                             {"three reductions in flight", true, true, 0, 3}};
+
+void expect_same_bits_however_prefetched(const Group& group) {
+  const std::vector<float> expected = train(group, kVariants[0]);
+  for (const Variant& variant : kVariants) EXPECT_EQ(train(group, variant), expected) << variant.name;
+}
+
+TEST(FullyShard, F60_PrefetchNeverChangesABit) {
+  for (int ranks : {1, 2, 3, 4}) run_ranks(ranks, expect_same_bits_however_prefetched);
+}
+
+TEST(FullyShard, F60_PrefetchNeverChangesABitWithProcesses) {
+  for (int ranks : {2, 3}) run_processes(ranks, expect_same_bits_however_prefetched);
+}
+
+TEST(FullyShard, F60_PrefetchTrainsLikeOneRank) {
+  run_ranks(3, [](const Group& group) {
+    Net net(kSizes), reference(kSizes);
+    shard(net, DeviceMesh(group));
+    net.materialize(nn::Seed{3});
+    reference.materialize(nn::Seed{3});
+    nn::AdamW optimizer(net.parameters(), {.lr = 0.01}), expected(reference.parameters(), {.lr = 0.01});
+    for (std::uint64_t step = 0; step < 5; ++step) {
+      const Tensor x = batch_of(12, 6, step, "x"), y = batch_of(12, 5, step, "y");
+      backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group)));
+      backward(mean_square(reference(x), y));
+      optimizer.step_and_clear();
+      expected.step_and_clear();
+    }
+    const auto a = net.parameters(), e = reference.parameters();
+    for (std::size_t i = 0; i < a.size(); ++i)
+      EXPECT_TRUE(near(whole(a[i]->value()), e[i]->value(), 1e-5)) << a[i]->name();
+  });
+}
+
+struct Memory {
+  CategoryBytes forward, step;
+  std::int64_t root = 0, neighbours = 0, largest = 0;
+};
+
+// Peaks of a steady step: of its forward alone, and of all of it.
+Memory memory_of(const Group& group, const std::optional<LinkShape>& link, bool prefetch) {
+  if (link) group->shape_link(*link);
+  Net net({32, 64, 48, 80, 40, 8});
+  const nn::FullyShardOptions options{.prefetch = prefetch};
+  const DeviceMesh mesh(group);
+  for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh, options);
+  nn::fully_shard(net, mesh, options);
+  net.materialize();
+  nn::AdamW optimizer(net.parameters());
+  Accounting& memory = RankContext::current().allocator().accounting();
+  Memory seen;
+  for (int step = 0; step < 3; ++step) {
+    memory.reset_peaks();
+    const Tensor loss = sum(net(batch_of(2, 32, 0, "x")));
+    seen.forward = memory.peak();
+    backward(loss);
+    optimizer.step_and_clear();
+    seen.step = memory.peak();
+  }
+  std::int64_t before = 0;
+  for (Block* block : net.blocks.items()) {
+    const std::int64_t bytes = nn::shard_group(*block)->gathered_bytes();
+    seen.neighbours = std::max(seen.neighbours, before + bytes);
+    seen.largest = std::max(seen.largest, bytes);
+    before = bytes;
+  }
+  seen.root = nn::shard_group(net)->gathered_bytes();
+  return seen;
+}
+
+std::int64_t at(const CategoryBytes& bytes, MemoryCategory category) {
+  return bytes[static_cast<std::size_t>(category)];
+}
+
+TEST(FullyShard, F39_PeakIsTheRootAndTwoNeighbours) {
+  const std::optional<LinkShape> links[] = {
+      {}, LinkShape{.bytes_per_second = 1e9, .seconds = 1e-3}, LinkShape{.bytes_per_second = 2e6, .seconds = 0}};
+  std::vector<Memory> all;
+  for (const auto& link : links)
+    run_ranks(2, [&](const Group& group) {
+      const Memory seen = memory_of(group, link, true);
+      EXPECT_EQ(at(seen.forward, MemoryCategory::unsharded), seen.root + seen.neighbours);
+      EXPECT_EQ(at(seen.step, MemoryCategory::unsharded), seen.root + seen.neighbours);
+      EXPECT_EQ(at(seen.step, MemoryCategory::communication), seen.largest);
+      if (group->rank() == 0) all.push_back(seen);
+    });
+  // Not a byte depends on timing, in any category.
+  for (const Memory& seen : all) {
+    EXPECT_EQ(seen.forward, all[0].forward);
+    EXPECT_EQ(seen.step, all[0].step);
+  }
+}
+
+TEST(FullyShard, F39_WithoutPrefetchPeakIsTheRootAndOne) {
+  run_ranks(2, [](const Group& group) {
+    const Memory seen = memory_of(group, {}, false);
+    EXPECT_EQ(at(seen.step, MemoryCategory::unsharded), seen.root + seen.largest);
+  });
+}
+
+TEST(FullyShard, F57_ReductionsInFlightAreLimited) {
+  run_ranks(2, [](const Group& group) {
+    Net net({16, 16, 16, 16, 16, 16});
+    shard(net, DeviceMesh(group));
+    net.materialize();
+    for (int bad : {0, -1})
+      expect_error([&] { nn::set_reduce_scatter_max_input_buffers(net, bad); }, {"at least one", std::to_string(bad)});
+    const std::int64_t one = nn::shard_group(net)->gathered_bytes();
+    Accounting& memory = RankContext::current().allocator().accounting();
+    for (int limit : {1, 2, 3}) {
+      nn::set_reduce_scatter_max_input_buffers(net, limit);
+      memory.reset_peaks();
+      backward(sum(net(batch_of(2, 16, 0, "x"))));
+      EXPECT_EQ(memory.peak(MemoryCategory::communication), limit * one);
+      for (nn::Parameter* p : net.parameters()) p->clear_grad();
+      EXPECT_EQ(memory.current(MemoryCategory::communication), 0);
+    }
+  });
+}
+
+TEST(FullyShard, F73_GathersAfterTheOptimizerSeeNewWeightsAndItWaitedOnce) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes), reference(kSizes);
+    shard(net, DeviceMesh(group));
+    net.materialize(nn::Seed{3});
+    reference.materialize(nn::Seed{3});
+    Block& block = *net.blocks.items()[0];
+    nn::AdamW optimizer(net.parameters(), {.lr = 0.5}), expected(reference.parameters(), {.lr = 0.5});
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      const Tensor x = batch_of(12, 6, step, "x"), y = batch_of(12, 5, step, "y");
+      backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group)));
+      backward(mean_square(reference(x), y));
+      // A gather of the old weights is still reading the shards, here and by the peer, when the optimizer comes.
+      nn::unshard(block);
+      nn::reshard(block);
+      nn::UnshardHandle reading = nn::unshard_async(block);
+      const Ref<Storage> shards = [&] {
+        nn::reshard(block);
+        return block.linear_layer.weight.value().local().storage();
+      }();
+      optimizer.step_and_clear();
+      EXPECT_FALSE(shards->is_lent());  // waited for once; the next write does not wait
+      expected.step_and_clear();
+      nn::unshard(block);
+      EXPECT_TRUE(near(block.linear_layer.weight.value(), reference.blocks.items()[0]->linear_layer.weight.value()));
+      nn::reshard(block);
+      for (nn::ShardGroup* g : nn::shard_groups(net)) EXPECT_FALSE(g->is_gathered());
+    }
+  });
+}
+
+TEST(FullyShard, F36_HandleWaitsAndReadingWaitsToo) {
+  run_ranks(2, [](const Group& group) {
+    group->shape_link({.bytes_per_second = 1e9, .seconds = 5e-3});
+    Net net(kSizes), reference(kSizes);
+    shard(net, DeviceMesh(group));
+    net.materialize(nn::Seed{3});
+    reference.materialize(nn::Seed{3});
+    nn::UnshardHandle handle = nn::unshard_async(net);
+    const Tensor weight = net.head.weight.value();
+    EXPECT_TRUE(weight.storage()->is_lent());
+    handle.wait();
+    EXPECT_FALSE(weight.storage()->is_lent());
+    EXPECT_TRUE(same_bits(weight, reference.head.weight.value()));
+    nn::unshard(*net.blocks.items()[0]);  // no handle
+    EXPECT_TRUE(same_bits(net.blocks.items()[0]->linear_layer.weight.value(),
+                          reference.blocks.items()[0]->linear_layer.weight.value()));
+  });
+}
+
+TEST(FullyShard, PrefetchListsNeedWrappedModules) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes);
+    shard(net, DeviceMesh(group));
+    Block& block = *net.blocks.items()[0];
+    expect_error([&] { nn::set_modules_to_forward_prefetch(block, {&block.linear_layer}); },
+                 {"blocks.0.linear", "not wrapped"});
+    expect_error([&] { nn::set_modules_to_backward_prefetch(block, {&net.head}); }, {"head", "not wrapped"});
+    expect_error([&] { nn::set_modules_to_forward_prefetch(net.head, {&block}); }, {"head", "not wrapped"});
+  });
+}
+
+// Branches, repeated modules and modules that do not run: guesses go wrong, results and memory do not.
+TEST(FullyShard, PrefetchSurvivesBranchesAndRepeats) {
+  const std::vector<std::vector<std::size_t>> paths{{0, 1, 2}, {0, 2}, {2, 1, 0}, {0, 0, 1, 1}, {1}, {}, {0, 1, 2}};
+  for (int ranks : {2, 3})
+    run_ranks(ranks, [&](const Group& group) {
+      Stack net, reference;
+      shard_stack(net, group, {}, {});
+      reference.materialize(nn::Seed{3});
+      nn::AdamW optimizer(net.parameters(), {.lr = 0.01}), expected(reference.parameters(), {.lr = 0.01});
+      const Accounting& memory = RankContext::current().allocator().accounting();
+      for (std::uint64_t step = 0; step < paths.size(); ++step) {
+        net.path = reference.path = paths[step];
+        const Tensor x = batch_of(12, 6, step, "x"), y = batch_of(12, 5, step, "y");
+        backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group)));
+        backward(mean_square(reference(x), y));
+        optimizer.step_and_clear();
+        expected.step_and_clear();
+        EXPECT_EQ(memory.current(MemoryCategory::unsharded), 0) << "step " << step;
+        {
+          GradMode off(false);
+          net.path = reference.path = paths[(step + 3) % paths.size()];
+          EXPECT_TRUE(near(net(x), reference(x), 1e-4));
+        }
+        EXPECT_EQ(memory.current(MemoryCategory::unsharded), 0) << "step " << step;
+      }
+    });
+}
+
+TEST(FullyShard, PrefetchWithTwoForwardsAndAReplayedBackward) {
+  run_ranks(2, [](const Group& group) {
+    Stack net, reference;
+    shard_stack(net, group, {}, {});
+    reference.materialize(nn::Seed{3});
+    for (int step = 0; step < 2; ++step) {
+      const Tensor x = batch_of(2, 6, 0, "x"), y = batch_of(2, 6, 1, "x");
+      const auto run = [&](Stack& model) {
+        for (nn::Parameter* p : model.parameters()) p->clear_grad();
+        const Tensor loss = sum(square(model(x))) + sum(square(model(y)));
+        backward(loss, {.retain_graph = true});
+        backward(loss);
+      };
+      run(net);
+      run(reference);
+      EXPECT_TRUE(near(whole(net.stem.weight.grad()), reference.stem.weight.grad(), 1e-5));
+    }
+  });
+}
+
+TEST(PrefetchOrder, FollowsTheForwardBefore) {
+  // Only addresses count.
+  std::vector<char> places(4);
+  const auto group = [&](std::size_t i) { return reinterpret_cast<nn::ShardGroup*>(&places[i]); };
+  nn::PrefetchOrder order;
+  const auto forward = [&](const std::vector<std::size_t>& path) {
+    order.begin_forward();
+    std::vector<nn::ShardGroup*> next;
+    for (const std::size_t i : path) next.push_back(order.enter(group(i)));
+    order.end_forward();
+    return next;
+  };
+  using Groups = std::vector<nn::ShardGroup*>;
+  EXPECT_EQ(forward({0, 1, 2}), (Groups{nullptr, nullptr, nullptr}));
+  EXPECT_EQ(forward({0, 1, 2}), (Groups{group(1), group(2), nullptr}));
+  EXPECT_EQ(forward({0, 3, 2}), (Groups{group(1), nullptr, nullptr}));  // 3 is new; 2 was found after 0
+  EXPECT_EQ(forward({0, 3, 2}), (Groups{group(3), group(2), nullptr}));
+  EXPECT_EQ(order.enter(group(0)), nullptr);  // outside of a forward
+
+  const auto first = order.leave(group(0)), second = order.leave(group(1));
+  EXPECT_EQ(order.enter_backward(second), group(0));
+  EXPECT_EQ(order.enter_backward(first), nullptr);
+  order.end_backward();
+  EXPECT_EQ(order.enter_backward(second), nullptr);  // of a backward that has ended
+}
+
+}  // namespace
+}  // namespace sherd::testing

@@ -1,0 +1,303 @@
+// Streams: order, waiting by touching, borrowed memory, failures, ends. Work is held back by promises, never by time.
+#include "runtime/exec/stream.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <numeric>
+
+#include "runtime/autograd/slot.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/ops.h"
+#include "tests/support/expect_error.h"
+
+namespace sherd::testing {
+namespace {
+
+constexpr StreamKind kGather = StreamKind::all_gather, kReduce = StreamKind::reduce_scatter;
+
+Stream& stream(StreamKind kind = kGather) { return RankContext::current().stream(kind); }
+
+Tensor buffer(std::int64_t elements = 4) { return zeros({elements}); }
+
+float* address(const Tensor& t) { return reinterpret_cast<float*>(t.storage()->address()) + t.offset(); }
+
+Event submit(Stream& to, std::vector<Loan> loans, std::function<void()> run, std::string_view subject = {}) {
+  return to.submit({.name = "work", .subject = subject, .run = std::move(run), .loans = loans});
+}
+
+// Work that does not end before open() is called.
+class Gate {
+ public:
+  std::function<void()> then(std::function<void()> run = [] {}) {
+    return [this, run = std::move(run)] {
+      entered_.set_value();
+      opened_.get_future().wait();
+      run();
+    };
+  }
+  void await_entered() { entered_.get_future().wait(); }
+  void open() { opened_.set_value(); }
+
+ private:
+  std::promise<void> entered_, opened_;
+};
+
+TEST(Stream, TouchingBytesWaitsForTheWorkThatWritesThem) {
+  RankScope scope;
+  Tensor x = buffer();
+  Gate gate;
+  submit(stream(), {{x.storage(), true}}, gate.then([p = address(x)] { p[3] = 7; }));
+  gate.await_entered();
+  EXPECT_TRUE(x.storage()->is_lent());
+  auto opener = std::async(std::launch::async, [&] { gate.open(); });
+  EXPECT_EQ(x.data<float>()[3], 7);
+  EXPECT_FALSE(x.storage()->is_lent());
+}
+
+TEST(Stream, EveryWayToReadWaits) {
+  RankScope scope;
+  const auto written = [] {
+    Tensor x = buffer();
+    submit(stream(), {{x.storage(), true}}, [p = address(x)] { std::iota(p, p + 4, 1.F); });
+    return x;
+  };
+  EXPECT_EQ(sum(written()).item<float>(), 10);                                // a kernel
+  EXPECT_EQ(written().to_vector<float>(), (std::vector<float>{1, 2, 3, 4}));  // host copies
+  EXPECT_EQ(narrow(written(), 0, 2, 1).item<float>(), 3);                     // a view's item
+  EXPECT_NE(to_string(written()).find('4'), std::string::npos);               // printing
+  Tensor target = buffer();
+  copy_into(target, written(), true);
+  EXPECT_EQ(target.to_vector<float>()[1], 2);  // a destination's input
+  Tensor sum_target = written();
+  copy_into(sum_target, full({4}, 1.0), true);
+  EXPECT_EQ(sum_target.to_vector<float>()[1], 3);  // a destination that is added to
+  Slot slot("w");
+  slot.set(written());
+  slot.assign(full({4}, 5.0));  // ordered after the work's write
+  EXPECT_EQ(slot.value().to_vector<float>()[1], 5);
+}
+
+TEST(Stream, ViewsDoNotWaitAndDonationDoes) {
+  RankScope scope;
+  Tensor x = buffer();
+  Gate gate;
+  submit(stream(), {{x.storage(), true}}, gate.then([p = address(x)] { p[2] = 9; }));
+  gate.await_entered();
+  const Tensor view = narrow(x, 0, 2, 2);  // would never return if it waited
+  EXPECT_TRUE(view.storage()->is_lent());
+  gate.open();
+  EXPECT_EQ(view.data<float>()[0], 9);
+
+  Tensor y = buffer();
+  const Storage* bytes = y.storage().get();
+  float seen = 0;
+  y.mutable_data<float>()[0] = 6;
+  submit(stream(), {{y.storage(), false}}, [p = address(y), &seen] { seen = p[0]; });
+  const Tensor z = neg(std::move(y));
+  EXPECT_EQ(z.storage().get(), bytes);
+  EXPECT_EQ(seen, 6);
+}
+
+TEST(Stream, WorkRunsOnceAndInOrderWhoeverRunsIt) {
+  RankScope scope;
+  std::vector<int> order;
+  const Tensor x = buffer();
+  for (int i = 0; i < 2000; ++i) {
+    submit(stream(), {{x.storage(), true}}, [&order, i] { order.push_back(i); });
+    if (i % 7 == 0 || i % 11 == 0) (void)x.raw();  // the rank's thread and the stream's race for the next item
+  }
+  (void)x.raw();
+  std::vector<int> expected(2000);
+  std::iota(expected.begin(), expected.end(), 0);
+  EXPECT_EQ(order, expected);
+}
+
+TEST(Stream, WorkOnBytesOfAnotherStreamStartsAfterIt) {
+  RankScope scope;
+  const Tensor x = buffer(), y = buffer();
+  Gate gate;
+  submit(stream(kGather), {{x.storage(), true}}, gate.then([p = address(x)] { p[0] = 3; }));
+  submit(stream(kReduce), {{x.storage(), false}, {y.storage(), true}},
+         [from = address(x), to = address(y)] { to[0] = from[0] + 1; });
+  gate.open();
+  EXPECT_EQ(y.data<float>()[0], 4);
+}
+
+TEST(Stream, FinishedWorkHoldsItsMemoryUntilSomebodyWaits) {
+  RankScope scope;
+  const Accounting& memory = RankContext::current().allocator().accounting();
+  Tensor result = buffer();
+  const std::int64_t before = memory.total();
+  {
+    const Tensor input = buffer(1024);
+    const Event event = submit(stream(), {{input.storage(), false}, {result.storage(), true}}, [] {});
+    while (!event.is_reached()) std::this_thread::yield();
+  }
+  EXPECT_EQ(memory.total(), before + 4096);  // whenever the work ended
+  (void)result.raw();
+  EXPECT_EQ(memory.total(), before);
+}
+
+TEST(Stream, LimitOfItemsInFlightWaitsForTheOldest) {
+  RankScope scope;
+  for (std::size_t limit : {1, 2, 5}) {
+    std::vector<Tensor> buffers;
+    for (int i = 0; i < 12; ++i) {
+      buffers.push_back(buffer());
+      const Loan loan{buffers.back().storage(), true};
+      stream().submit({.name = "work", .run = [] {}, .loans = {&loan, 1}, .max_in_flight = limit});
+      EXPECT_EQ(stream().num_in_flight(), std::min<std::size_t>(limit, static_cast<std::size_t>(i) + 1));
+    }
+    RankContext::current().drain_streams();
+  }
+}
+
+TEST(Stream, FreeingLentBytesWaits) {
+  RankScope scope;
+  Tensor x = buffer();
+  float seen = 0;
+  Gate gate;
+  x.mutable_data<float>()[0] = 6;
+  submit(stream(), {{x.storage(), false}}, gate.then([p = address(x), &seen] { seen = p[0]; }));
+  gate.await_entered();
+  auto opener = std::async(std::launch::async, [&] { gate.open(); });
+  x.storage()->release_data();
+  EXPECT_EQ(seen, 6);
+}
+
+TEST(Stream, ErrorsAreRaisedWhereTheResultIsTouched) {
+  RankScope scope("rank 1 of 2");
+  RankContext& context = RankContext::current();
+  context.step = 12;
+  context.module_path = context.intern("blocks.3");
+  const Tensor bad = buffer(), skipped = buffer();
+  bool has_run = false;
+  Gate gate;
+  submit(stream(), {{bad.storage(), true}}, gate.then([] { throw CommError("rank 0 has left"); }), "layer");
+  submit(stream(), {{skipped.storage(), true}}, [&] { has_run = true; });
+  context.module_path = nullptr;
+  gate.open();
+  for (int touch = 0; touch < 2; ++touch)  // its bytes stay wrong
+    expect_error([&] { neg(bad); }, {"rank 0 has left", "all_gather work layer", "blocks.3", "rank 1 of 2", "step 12"});
+  expect_error([&] { (void)skipped.raw(); }, {"rank 0 has left"});
+  EXPECT_FALSE(has_run);
+  EXPECT_THROW((void)bad.raw(), CommError);
+  // The stream itself runs again.
+  const Tensor good = buffer();
+  submit(stream(), {{good.storage(), true}}, [p = address(good)] { p[0] = 1; });
+  EXPECT_EQ(good.data<float>()[0], 1);
+  expect_error([&] { submit(stream(), {{bad.storage(), true}}, [] {}); }, {"rank 0 has left"});
+}
+
+TEST(Stream, BytesThatFailedWorkOnlyReadAreAsTheyWere) {
+  RankScope scope;
+  const Tensor input = full({4}, 2.0), output = buffer();
+  submit(stream(), {{input.storage(), false}, {output.storage(), true}}, [] { fail("half way"); });
+  EXPECT_EQ(input.data<float>()[0], 2);
+  submit(stream(kReduce), {{input.storage(), false}}, [] {});
+  expect_error([&] { (void)output.raw(); }, {"half way"});
+}
+
+TEST(Stream, DroppingAResultWaits) {
+  RankScope scope;
+  const Accounting& memory = RankContext::current().allocator().accounting();
+  const std::int64_t before = memory.total();
+  bool has_run = false;
+  {
+    const Tensor input = buffer(), output = buffer();
+    submit(stream(), {{input.storage(), false}, {output.storage(), true}}, [&] { has_run = true; });
+  }
+  EXPECT_TRUE(has_run);
+  EXPECT_EQ(memory.total(), before);
+}
+
+TEST(Stream, ErrorsReachWorkOfOtherStreams) {
+  RankScope scope;
+  const Tensor x = buffer(), y = buffer();
+  Gate gate;
+  submit(stream(kGather), {{x.storage(), true}}, gate.then([] { fail("no such peer"); }));
+  submit(stream(kReduce), {{x.storage(), false}, {y.storage(), true}}, [] { FAIL() << "ran on bytes that failed"; });
+  gate.open();
+  expect_error([&] { (void)y.raw(); }, {"no such peer", "all_gather work"});
+}
+
+TEST(Stream, DroppedResultsDropTheirErrors) {
+  RankScope scope;
+  {
+    const Tensor x = buffer();
+    submit(stream(), {{x.storage(), true}}, [] { fail("nobody looks"); });
+    stream().drain();
+  }
+  const Tensor y = buffer();
+  submit(stream(), {{y.storage(), true}}, [p = address(y)] { p[0] = 2; });
+  EXPECT_EQ(y.data<float>()[0], 2);
+}
+
+TEST(Stream, OtherThreadsCannotSubmit) {
+  RankScope scope;
+  Stream& mine = stream();
+  const Tensor x = buffer();
+  std::async(std::launch::async, [&] {
+    RankScope other;
+    expect_error([&] { submit(mine, {}, [] {}); }, {"another rank"});
+  }).get();
+}
+
+TEST(Stream, EndOfARankFinishesItsWork) {
+  int runs = 0;
+  Tensor survivor;
+  {
+    RankScope scope;
+    survivor = buffer();
+    for (int i = 0; i < 20; ++i)
+      submit(stream(), {{survivor.storage(), true}},
+             [&runs, p = address(survivor)] { p[0] = static_cast<float>(++runs); });
+  }
+  EXPECT_EQ(runs, 20);
+  RankScope scope;
+  EXPECT_EQ(survivor.data<float>()[0], 20);  // outlived its stream
+}
+
+TEST(Stream, RankThatEndsByAnExceptionAbortsItsWork) {
+  std::promise<std::string> aborted;
+  bool has_run = false;
+  try {
+    RankScope scope("rank 3 of 4");
+    std::promise<void> entered;
+    const auto wait_for_peers = [&] {
+      entered.set_value();
+      throw CommError(aborted.get_future().get());
+    };
+    const auto abort = [&](std::string_view reason) { aborted.set_value(std::string(reason)); };
+    stream().submit({.name = "gather", .run = wait_for_peers, .loans = {}, .abort = abort});
+    submit(stream(), {}, [&] { has_run = true; });
+    entered.get_future().wait();
+    fail("out of ideas");
+  } catch (const Error& error) { EXPECT_EQ(error.message(), "out of ideas"); }
+  EXPECT_FALSE(has_run);
+}
+
+TEST(Stream, WaitingTimeIsCountedOnce) {
+  RankScope scope;
+  const RankContext& context = RankContext::current();
+  const Tensor x = buffer(), y = buffer();
+  submit(stream(), {{x.storage(), true}}, [] {});
+  stream().drain();
+  const double before = context.waited_seconds;
+  (void)x.raw();
+  EXPECT_EQ(context.waited_seconds, before);  // it was there
+  Gate gate;
+  submit(stream(kGather), {{x.storage(), true}}, gate.then());
+  gate.await_entered();
+  submit(stream(kReduce), {{x.storage(), false}, {y.storage(), true}}, [] {});
+  const auto start = std::chrono::steady_clock::now();
+  auto opener = std::async(std::launch::async, [&] { gate.open(); });
+  (void)y.raw();  // waits for the reduction, inside of which it waits for the gather
+  const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  EXPECT_GT(context.waited_seconds, before);
+  EXPECT_LE(context.waited_seconds - before, elapsed);
+}
+
+}  // namespace
+}  // namespace sherd::testing
