@@ -42,9 +42,9 @@ void Optimizer::step() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = *parameters_[i];
     if (!p.grad().defined()) continue;
-    check(p.grad().is_distributed() == p.value().is_distributed(),
-          "parameter \"{}\" is {} but its gradient is {}: call step() in the sharded state, after backward", p.name(),
-          describe(p.value()), describe(p.grad()));
+    if (p.grad().is_distributed() != p.value().is_distributed())
+      fail("parameter \"{}\" is {} but its gradient is {}: call step() in the sharded state, after backward", p.name(),
+           describe(p.value()), describe(p.grad()));
     ensure_state(i);
     active.push_back(i);
   }

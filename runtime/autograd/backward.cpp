@@ -241,6 +241,26 @@ void VjpCall::give(std::size_t i, Tensor gradient) {
   pass_.deliver(edge.node.get(), edge.index, std::move(gradient));
 }
 
+namespace {
+
+bool is_distributed(const Tensor& t) { return t.defined() && t.is_distributed(); }
+
+// The sum of earlier gradients at `edge`, if `op` can add its result to it in place: one pass less, and no buffer.
+Tensor* sum_to_extend(const Edge& edge, const Op& op, std::span<const Tensor> in) {
+  if (!op.traits.accumulates || edge.node.get()->kind != Node::Kind::op) return nullptr;
+  auto& pending = static_cast<OpNode*>(edge.node.get())->pending;
+  const auto at = static_cast<std::size_t>(edge.index);
+  if (pending.size() <= at || !pending[at].defined()) return nullptr;
+  Tensor& sum = pending[at];
+  const bool only_ours = sum.storage() && sum.impl()->use_count() == 1 && sum.storage()->use_count() == 1 &&
+                         !sum.storage()->owner && !sum.storage()->is_borrowed();
+  if (!only_ours || !sum.is_contiguous() || is_distributed(sum) || std::ranges::any_of(in, is_distributed))
+    return nullptr;
+  return &sum;
+}
+
+}  // namespace
+
 void VjpCall::give_call(std::size_t i, const Op& op, std::span<Tensor> in, const Attrs& op_attrs) {
   const Edge& edge = node_.next[i];
   if (edge.node.get()->kind == Node::Kind::leaf) {
@@ -253,6 +273,7 @@ void VjpCall::give_call(std::size_t i, const Op& op, std::span<Tensor> in, const
         return;
       }
   }
+  if (Tensor* sum = sum_to_extend(edge, op, in)) return call_op_into(op, in, op_attrs, *sum, true);
   Tensor gradient = std::move(call_op(op, in, op_attrs)[0]);
   for (Tensor& t : in) t = Tensor();  // one of them may have given its memory: the gradient is to be its only owner
   give(i, std::move(gradient));

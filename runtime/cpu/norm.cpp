@@ -43,14 +43,23 @@ struct Affine {
   const Accumulator<T>* values = nullptr;
 };
 
-template <class A>
+template <class A, bool Weight, bool Bias>
 void normalise(const A* __restrict x, const Statistics<A>& s, const A* __restrict weight, const A* __restrict bias,
                std::int64_t d, A* __restrict y) {
-  for (std::int64_t j = 0; j < d; ++j) y[j] = (x[j] - s.mean) * s.rstd;
-  if (weight)
-    for (std::int64_t j = 0; j < d; ++j) y[j] *= weight[j];
-  if (bias)
-    for (std::int64_t j = 0; j < d; ++j) y[j] += bias[j];
+  for (std::int64_t j = 0; j < d; ++j) {
+    A value = (x[j] - s.mean) * s.rstd;
+    if constexpr (Weight) value *= weight[j];
+    if constexpr (Bias) value += bias[j];
+    y[j] = value;
+  }
+}
+
+template <class A>
+void normalise(const A* x, const Statistics<A>& s, const A* weight, const A* bias, std::int64_t d, A* y) {
+  if (weight && bias) normalise<A, true, true>(x, s, weight, bias, d, y);
+  else if (weight) normalise<A, true, false>(x, s, weight, bias, d, y);
+  else if (bias) normalise<A, false, true>(x, s, weight, bias, d, y);
+  else normalise<A, false, false>(x, s, weight, bias, d, y);
 }
 
 template <class T, bool Centred>
@@ -85,30 +94,49 @@ void forward(const KernelCall& c) {
   });
 }
 
-// One row of backward. With g = grad * weight and h the normalised row:
+// One row of backward, in two passes. With g = grad * weight and h the normalised row:
 //   dx = rstd * (g - [mean of g] - h * mean of g * h),  dweight += grad * h,  dbias += grad;
-// the bracket is layer_norm's only.
-template <class A>
+// the bracket and dbias are layer_norm's only.
+template <class A, bool Centred, bool Weight>
 struct BackwardRow {
   std::int64_t d;
-  bool centred;
   A *g, *h, *dweight, *dbias;
-  void operator()(const A* __restrict grad, const A* __restrict x, const A* __restrict weight, Statistics<A> s,
-                  A* __restrict dx) const {
-    A* const __restrict gs = g, * const __restrict hs = h;
-    A* const __restrict dw = dweight, * const __restrict db = dbias;
-    for (std::int64_t j = 0; j < d; ++j) hs[j] = (x[j] - s.mean) * s.rstd;
-    if (weight)
-      for (std::int64_t j = 0; j < d; ++j) gs[j] = grad[j] * weight[j];
-    else std::copy(grad, grad + d, gs);
-    for (std::int64_t j = 0; j < d; ++j) dw[j] = std::fma(grad[j], hs[j], dw[j]);
-    if (centred)
-      for (std::int64_t j = 0; j < d; ++j) db[j] += grad[j];
+
+  void operator()(const A* grad, const A* x, const A* weight, Statistics<A> s, A* dx) const {
+    Vec<A> sum_g{}, sum_gh{};
+    A tail_g{}, tail_gh{};
+    std::int64_t j = 0;
+    const auto sums = [&](const auto& at, auto& total_g, auto& total_gh) {
+      const auto row = at(grad + j);
+      const auto normal = (at(x + j) - s.mean) * s.rstd;
+      auto scaled = row;
+      if constexpr (Weight) scaled = row * at(weight + j);
+      put(g + j, scaled);
+      put(h + j, normal);
+      put(dweight + j, fma(row, normal, at(dweight + j)));
+      if constexpr (Centred) {
+        put(dbias + j, at(dbias + j) + row);
+        total_g += scaled;
+      }
+      total_gh = fma(scaled, normal, total_gh);
+    };
+    for (; j + kLanes<A> <= d; j += kLanes<A>) sums([](const A* from) { return load(from); }, sum_g, sum_gh);
+    for (; j < d; ++j) sums([](const A* from) { return *from; }, tail_g, tail_gh);
+
     const A size = static_cast<A>(d);
-    const A mean_g = centred ? row_sum<A>(gs, d) / size : A{};
-    const A mean_gh = row_dot<A>(gs, hs, d) / size;
-    for (std::int64_t j = 0; j < d; ++j) dx[j] = s.rstd * (gs[j] - mean_g - hs[j] * mean_gh);
+    const A mean_g = (sum_lanes<A>(sum_g) + tail_g) / size, mean_gh = (sum_lanes<A>(sum_gh) + tail_gh) / size;
+    const auto slopes = [&](const auto& at) {
+      auto slope = at(g + j) - at(h + j) * mean_gh;
+      if constexpr (Centred) slope = slope - mean_g;
+      put(dx + j, slope * s.rstd);
+    };
+    for (j = 0; j + kLanes<A> <= d; j += kLanes<A>) slopes([](const A* from) { return load(from); });
+    for (; j < d; ++j) slopes([](const A* from) { return *from; });
   }
+
+ private:
+  static void put(A* to, Vec<A> v) { store<A>(to, v); }
+  static void put(A* to, A v) { *to = v; }
 };
 
 // Blocks are large enough that adding up their sums is small change, and at most 64.
@@ -123,7 +151,7 @@ void add_blocks(const A* sums, std::int64_t blocks, std::int64_t stride, std::in
   }
 }
 
-template <class T, bool Centred>
+template <class T, bool Centred, bool Weight>
 void backward(const KernelCall& c) {
   using A = Accumulator<T>;
   const Tensor& x = c.in[1];
@@ -140,7 +168,7 @@ void backward(const KernelCall& c) {
     A* const buffer = thread_workspace<A>(WorkspaceUse::row, 5 * d);
     A* const sum = sums + begin / block * 2 * d;
     std::fill(sum, sum + 2 * d, A{});
-    const BackwardRow<A> row{d, Centred, buffer, buffer + d, sum, sum + d};
+    const BackwardRow<A, Centred, Weight> row{d, buffer, buffer + d, sum, sum + d};
     for (std::int64_t r = begin; r < end; ++r) {
       const Statistics<A> s{Centred ? mean[r] : A{}, rstd[r]};
       const A* const g = load_row(grad + r * d, d, buffer + 2 * d);
@@ -163,7 +191,10 @@ void forward_kernel(const KernelCall& c) {
 }
 template <bool Centred>
 void backward_kernel(const KernelCall& c) {
-  visit_floating(c.in[0].dtype(), [&]<class T>(Type<T>) { backward<T, Centred>(c); });
+  visit_floating(c.in[0].dtype(), [&]<class T>(Type<T>) {
+    if (c.in[2].defined()) backward<T, Centred, true>(c);
+    else backward<T, Centred, false>(c);
+  });
 }
 
 std::int64_t accumulator_bytes(DType t) { return t == DType::f64 ? 8 : 4; }

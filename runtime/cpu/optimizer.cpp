@@ -81,16 +81,17 @@ void visit_types(const Extent& e, const Fn& fn) {
   else with_grad(Type<float>{});
 }
 
-// ---- AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization", algorithm 2, in PyTorch's order ----
+// ---- AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization", algorithm 2 ----
 
 struct AdamW {
-  double keep, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction2, eps, scale;
+  double keep, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, eps, scale;
 };
 
 AdamW coefficients(const AdamWAttrs& a, double lr, double step, double scale) {
-  const double correction1 = 1 - std::pow(a.beta1, step), correction2 = 1 - std::pow(a.beta2, step);
-  return {1 - lr * a.weight_decay, a.beta1, 1 - a.beta1, a.beta2, 1 - a.beta2, lr / correction1,
-          std::sqrt(correction2),  a.eps,   scale};
+  // lr / correction1 * m / (sqrt(v) / root + eps), with root = sqrt(correction2) taken out of the fraction.
+  const double correction1 = 1 - std::pow(a.beta1, step), root = std::sqrt(1 - std::pow(a.beta2, step));
+  return {1 - lr * a.weight_decay, a.beta1,      1 - a.beta1, a.beta2, 1 - a.beta2,
+          lr / correction1 * root, a.eps * root, scale};
 }
 
 template <class T, class G>
@@ -98,16 +99,14 @@ void adamw_range(T* __restrict p, T* __restrict m, T* __restrict v, const G* __r
                  const AdamW& c) {
   const T keep = static_cast<T>(c.keep), beta1 = static_cast<T>(c.beta1), one1 = static_cast<T>(c.one_minus_beta1),
           beta2 = static_cast<T>(c.beta2), one2 = static_cast<T>(c.one_minus_beta2),
-          step_size = static_cast<T>(c.step_size), root = static_cast<T>(c.root_correction2),
-          eps = static_cast<T>(c.eps), scale = static_cast<T>(c.scale);
+          step_size = static_cast<T>(c.step_size), eps = static_cast<T>(c.eps), scale = static_cast<T>(c.scale);
   for (std::int64_t i = 0; i < n; ++i) {
     const T grad = convert<T>(g[i]) * scale;
-    const T m_new = beta1 * m[i] + one1 * grad;
-    const T v_new = beta2 * v[i] + one2 * grad * grad;
-    const T denominator = std::sqrt(v_new) / root + eps;
+    const T m_new = std::fma(beta1, m[i], one1 * grad);
+    const T v_new = std::fma(beta2, v[i], one2 * grad * grad);
     m[i] = m_new;
     v[i] = v_new;
-    p[i] = p[i] * keep - step_size * (m_new / denominator);
+    p[i] = std::fma(p[i], keep, -(step_size * m_new) / (std::sqrt(v_new) + eps));
   }
 }
 
@@ -162,7 +161,7 @@ void sgd(const KernelCall& call) {
 
 // ---- sum of powers ----
 
-constexpr std::int64_t kLanes = 8;
+constexpr std::int64_t kLanes = 32;  // four vectors, which hides the latency of the adder
 
 /// Adds fn(|x|) of n elements to kLanes interleaved sums in f64: a fixed order that vectorises.
 template <class T, class Fn>
@@ -211,7 +210,7 @@ void power_sum(const KernelCall& call) {
   std::vector<std::int64_t> ends;  // blocks of tensors 0..i
   std::int64_t blocks = 0;
   for (const Tensor& t : call.in) {
-    check(t.is_contiguous(), "power_sum of {} needs dense tensors", describe(t));
+    if (!t.is_contiguous()) fail("power_sum of {} needs dense tensors", describe(t));
     ends.push_back(blocks += num_chunks(t.numel(), kPowerSumBlock));
   }
   parallel_for(blocks, 2, [&](std::int64_t begin, std::int64_t end) {

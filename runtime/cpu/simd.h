@@ -5,6 +5,7 @@
 // This is the one file of the kernels that asks which level it is compiled for.
 #include <immintrin.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -81,6 +82,9 @@ inline Vec<double> splat(double x) { return _mm256_set1_pd(x); }
 inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return _mm256_fmadd_pd(a, b, c); }
 #endif
+
+inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
+inline double fma(double a, double b, double c) { return std::fma(a, b, c); }
 
 namespace detail {
 // Lane l of the result is lane l ^ Distance.

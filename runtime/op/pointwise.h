@@ -307,11 +307,11 @@ struct Gelu {  // x Phi(x)
   }
 };
 template <class M>
-struct GeluTanh {  // Hendrycks and Gimpel 2016, the tanh approximation
+struct GeluTanh {  // Hendrycks and Gimpel 2016: x (1 + tanh u) / 2, which is x sigmoid(2u)
   template <Floating T>
   SHERD_HD T operator()(T x) const {
-    const T inner = T(0.79788456080286535588) * std::fma(T(0.044715) * x * x, x, x);
-    return T(0.5) * x * (T{1} + M::tanh(inner));
+    const T twice_u = T(2 * 0.79788456080286535588) * std::fma(T(0.044715) * x * x, x, x);
+    return x * sigmoid_of<M>(twice_u);
   }
 };
 template <class M>
@@ -364,14 +364,14 @@ struct GeluBackward {  // Phi(x) + x phi(x)
   }
 };
 template <class M>
-struct GeluTanhBackward {
+struct GeluTanhBackward {  // s + x s (1 - s) (2u)'
   template <Floating T>
   SHERD_HD T operator()(T grad, T x) const {
-    const T k = T(0.79788456080286535588);
+    const T k = T(2 * 0.79788456080286535588);
     const T square = x * x;
-    const T t = M::tanh(k * std::fma(T(0.044715) * square, x, x));
+    const T s = sigmoid_of<M>(k * std::fma(T(0.044715) * square, x, x));
     const T slope = k * std::fma(T(3 * 0.044715), square, T{1});
-    return grad * T(0.5) * std::fma(x * std::fma(-t, t, T{1}), slope, T{1} + t);
+    return grad * std::fma(x * (s * (T{1} - s)), slope, s);
   }
 };
 template <class M>

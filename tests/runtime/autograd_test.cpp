@@ -53,6 +53,21 @@ TEST(Autograd, UsesAreSummedInDescendingCreationOrder) {
   EXPECT_NE((1.0f + -1e8f) + 1e8f, (1e8f + -1e8f) + 1.0f) << "the numbers do not tell the orders apart";
 }
 
+// A product adds its gradient to the sum in place, unless somebody else still holds what is there.
+TEST(Autograd, ProductsExtendAGradientOnlyIfItIsTheirs) {
+  const Param x({2, 3}), y({5, 7});
+  const Tensor two = full({1, 1}, 2.0, DType::f64), four = full({1, 1}, 4.0, DType::f64);
+  const Tensor other = neg(reshape(y(), {2, 1})), h = neg(reshape(x(), {2, 1}));
+  const Tensor first = matmul(h, two), second = matmul(h, four);
+  const Tensor both = add(h, other);  // runs first in backward: its gradient waits at h and at other, one tensor
+  Tensor seen;
+  register_grad_hook(other, [&](const Tensor& g) { return seen = g, Tensor(); });
+  backward(add(sum(add(first, second)), sum(mul(both, 10))));
+  EXPECT_EQ(x.grad(), (Values{-16, -16}));
+  EXPECT_EQ(y.grad(), (Values{-10, -10}));
+  EXPECT_EQ(seen.to_vector<double>(), (Values{10, 10}));
+}
+
 TEST(Autograd, LeafGradientsAccumulateOverUsesAndPasses) {
   const Param x({1, 2});
   const auto pass = [&] { backward(sum(add(mul(x(), 3), square(x())))); };

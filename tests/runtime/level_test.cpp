@@ -15,7 +15,6 @@ namespace {
 TEST(Level, IsTheHighestUnlessOneIsAskedFor) {
   const auto usable = cpu::usable_levels();
   ASSERT_FALSE(usable.empty());
-  EXPECT_EQ(usable.front(), "x86-64-v3");
   const std::string asked = requested_cpu_level();
   EXPECT_EQ(cpu::level().name, asked.empty() ? usable.back() : asked);
 }
