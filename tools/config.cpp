@@ -73,6 +73,7 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
             "shard parameters, gradients and optimizer state if there are several ranks");
   table.add("reshard_after_forward", &c.reshard_after_forward, "free gathered parameters between forward and backward",
             run);
+  table.add("prefetch", &c.prefetch, "gather the next block's parameters while a block computes", run);
 }
 
 void bind_model(ConfigTable& table, TrainConfig::Model& m) {

@@ -44,6 +44,7 @@ struct TrainConfig {
   double deadline = 300;
   bool fully_shard = true;
   bool reshard_after_forward = true;
+  bool prefetch = true;
 
   struct Model {
     std::string style = "llama";

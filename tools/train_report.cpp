@@ -83,6 +83,9 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
     text += comm_line("all_gather", summary.step_comm.all_gather, expected.all_gather);
     text += comm_line("reduce_scatter", summary.step_comm.reduce_scatter, expected.reduce_scatter);
     text += comm_line("all_reduce", summary.step_comm.all_reduce, expected.all_reduce);
+    if (summary.comm.total > 0)
+      text += fmt::format("communication   {:.1f} s, of which {:.1f} s ({:.0f} %) were exposed: rank 0 waited\n", summary.comm.total,
+                          summary.comm.exposed, 100 * summary.comm.exposed / summary.comm.total);
   }
   if (!config.metrics.empty()) text += fmt::format("metrics     {}\n", config.metrics);
   if (!config.trace.empty()) text += fmt::format("trace       {}\n", config.trace);

@@ -11,6 +11,7 @@
 #include "nn/models/language_model.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/schedule.h"
+#include "runtime/comm/exposed.h"
 #include "runtime/comm/process_group.h"
 #include "tools/config.h"
 #include "tools/metrics.h"
@@ -25,6 +26,7 @@ struct TrainSummary {
   std::optional<double> val_loss;
   CategoryBytes peak_bytes{};                   ///< this rank's peak per category over all steps
   CommCounts step_comm{};                       ///< collectives of the last training step
+  CommTimes comm{};                             ///< of all steps but the first two, in which orders are recorded
   double seconds = 0;
 };
 
