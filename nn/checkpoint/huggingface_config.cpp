@@ -50,7 +50,8 @@ struct Fixed {
 };
 constexpr std::array kGptFixed = {Fixed{"scale_attn_weights", true}, Fixed{"scale_attn_by_inverse_layer_idx", false},
                                   Fixed{"add_cross_attention", false}};
-constexpr std::array kLlamaFixed = {Fixed{"attention_bias", false}, Fixed{"mlp_bias", false}};
+constexpr std::array kLlamaFixed = {Fixed{"attention_bias", false}, Fixed{"mlp_bias", false},
+                                    Fixed{"rope_interleaved", false}};
 
 struct Activation {
   const char* name;
@@ -214,6 +215,8 @@ const char* torch_name(DType dtype) {
 LanguageModelConfig config_from_huggingface(std::string_view text) {
   const json object = parse_bounded_json(text);
   check(object.is_object(), "it is not a JSON object");
+  check(!find(object, "quantization_config"),
+        "\"quantization_config\" is there; only unquantised weights are supported");
   const std::string name = architecture(object);
   if (name == kGptName) return read_gpt(object);
   if (name == kLlamaName) return read_llama(object);

@@ -31,7 +31,7 @@ std::string_view format_name(DType dtype) { return kDTypeNames[static_cast<std::
 
 /// A regular file and its size.
 std::pair<Descriptor, std::int64_t> open_file(const std::string& path) {
-  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // opening a pipe would wait for its writer
   check(file.is_open(), "cannot open \"{}\": {}", path, std::strerror(errno));
   struct stat status{};
   check(::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode), "\"{}\" is not a regular file", path);

@@ -207,6 +207,8 @@ TEST_F(BadHuggingFace, ConfigsOfOtherModelsAreRefusedByName) {
   expect_config_refused({{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}}}, {"rope_scaling", "llama3"});
   expect_config_refused({{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}}, {"rope_scaling", "linear"});
   expect_config_refused({{"rope_parameters", {{"rope_type", "yarn"}}}}, {"rope_parameters", "yarn"});
+  expect_config_refused({{"quantization_config", {{"quant_method", "gptq"}}}}, {"quantization_config"});
+  expect_config_refused({{"rope_interleaved", true}}, {"rope_interleaved", "true"});
   expect_config_refused({{"attention_bias", true}}, {"attention_bias", "true"});
   expect_config_refused({{"hidden_act", "gelu"}}, {"hidden_act", "gelu", "silu"});
   expect_config_refused({{"head_dim", 8}}, {"head_dim", "8", "4"});

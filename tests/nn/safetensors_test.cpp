@@ -1,6 +1,8 @@
 // Oracle: the format's specification, spelled out byte by byte in make_file(); XXH64's published test values.
 #include "nn/checkpoint/safetensors.h"
 
+#include <sys/stat.h>
+
 #include <cstring>
 #include <filesystem>
 #include <numeric>
@@ -193,6 +195,8 @@ TEST_F(Safetensors, HostileHeadersAreRefused) {
 TEST_F(Safetensors, MissingFilesAndFoldersAreNamed) {
   expect_error([&] { SafetensorsFile::open(dir_ / "absent"); }, {"absent", "No such file"});
   expect_error([&] { SafetensorsFile::open(dir_.path()); }, {dir_.path(), "regular"});
+  ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
+  expect_error([&] { SafetensorsFile::open(dir_ / "pipe"); }, {"pipe", "regular"});
 }
 
 TEST_F(Safetensors, WriterRefusesWhatNoReaderWouldTake) {
