@@ -44,10 +44,10 @@ std::string read_text(const std::string& path) {
 }
 
 /// The index's map from tensor to file, whose names are plain: nothing that leads out of the directory.
-std::map<std::string, std::string> read_index(const std::string& path) {
+std::map<std::string, std::string> parse_index(const std::string& path, std::string_view text) {
   std::map<std::string, std::string> files;
   try {
-    const json index = parse_bounded_json(read_text(path));
+    const json index = parse_bounded_json(text);
     check(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(),
           "it has no object \"weight_map\"");
     for (const auto& [tensor, file] : index["weight_map"].items()) {
@@ -97,7 +97,8 @@ void HuggingFaceWeights::open_files() {
   } else {
     check(fs::exists(index), "\"{}\" holds neither model.safetensors nor model.safetensors.index.json{}", dir_,
           fs::exists(path_in(dir_, "pytorch_model.bin")) ? "; save its pytorch_model.bin as safetensors first" : "");
-    file_of = read_index(index);
+    index_text_ = read_text(index);
+    file_of = parse_index(index, index_text_);
     std::set<std::string> names;
     for (const auto& [tensor, file] : file_of) names.insert(file);
     for (const std::string& name : names) {

@@ -25,8 +25,9 @@ class HuggingFaceWeights {
 
   const std::string& dir() const { return dir_; }
   const LanguageModelConfig& config() const { return config_; }
-  /// As the file says it.
+  /// config.json and, empty without one, model.safetensors.index.json as they are.
   const std::string& config_text() const { return config_text_; }
+  const std::string& index_text() const { return index_text_; }
   /// In the order of their names.
   const std::vector<SafetensorsFile>& files() const { return files_; }
 
@@ -60,7 +61,7 @@ class HuggingFaceWeights {
   Tensor read_rows(const Source& source, std::int64_t row, std::int64_t count) const;
   void check_tied_head(const Source& embedding, std::int64_t row, std::int64_t count) const;
 
-  std::string dir_, config_text_;
+  std::string dir_, config_text_, index_text_;
   LanguageModelConfig config_;
   std::vector<SafetensorsFile> files_;
   bool has_prefix_ = true;
@@ -71,8 +72,9 @@ class HuggingFaceWeights {
 
 struct HuggingFaceSaveOptions {
   DType dtype = DType::f32;
-  /// Files, names, dtypes, metadata and config.json as in this directory, which must be of an equal model; tensors that
-  /// hold no weights are copied from it. `dtype` and `max_file_bytes` do not count then.
+  /// Files, names, dtypes, metadata, config.json and index as in this directory, which must be of an equal model;
+  /// tensors that hold no weights are copied from it. A model whose weights have not changed gives the same files.
+  /// `dtype` and `max_file_bytes` do not count then.
   const HuggingFaceWeights* like = nullptr;
   /// More than this is written as several files and an index.
   std::int64_t max_file_bytes = 5'000'000'000;

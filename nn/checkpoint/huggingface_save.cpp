@@ -199,8 +199,8 @@ void save_huggingface(const std::string& dir, const LanguageModelConfig& config,
   for (const PlannedFile& file : files) write_file(folder, file, parameters, group, options.like);
   together(group, [&] {
     if (group.rank() != 0) return;
-    const bool has_index = files.size() > 1 || files[0].name != "model.safetensors";
-    if (has_index) write_text((fs::path(folder) / "model.safetensors.index.json").string(), index_text(files));
+    const std::string index = options.like ? options.like->index_text() : files.size() > 1 ? index_text(files) : "";
+    if (!index.empty()) write_text((fs::path(folder) / "model.safetensors.index.json").string(), index);
     write_text((fs::path(folder) / "config.json").string(), text);
     std::error_code error;
     fs::rename(folder, dir, error);

@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <set>
 #include <tuple>
 
 #include <nlohmann/json.hpp>
@@ -137,24 +138,25 @@ std::vector<TensorBytes> in_file_order(const std::string& path, std::span<const 
   return order;
 }
 
+/// In the order and the spelling of the format's own library, so that a file written back is the same file.
 std::string make_header(const std::string& path, std::span<const TensorInfo> tensors,
                         const std::map<std::string, std::string>& metadata) {
-  json header = json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::string text = "{";
+  std::set<std::string_view> names;
   std::int64_t offset = 0;
-  for (const TensorInfo& tensor : tensors) {
-    check(tensor.name != "__metadata__", "\"{}\": a tensor may not be named __metadata__", path);
-    check(!header.contains(tensor.name), "\"{}\": two tensors are named \"{}\"", path, tensor.name);
-    const std::int64_t bytes = byte_count(tensor.dtype, tensor.shape);
-    header[tensor.name] = {{"dtype", format_name(tensor.dtype)},
-                           {"shape", std::vector<std::int64_t>(tensor.shape.begin(), tensor.shape.end())},
-                           {"data_offsets", {offset, offset + bytes}}};
-    offset += bytes;
-  }
-  std::string text;
   try {
-    text = header.dump();
+    if (!metadata.empty()) text += "\"__metadata__\":" + json(metadata).dump();
+    for (const TensorInfo& tensor : tensors) {
+      check(tensor.name != "__metadata__", "\"{}\": a tensor may not be named __metadata__", path);
+      check(names.insert(tensor.name).second, "\"{}\": two tensors are named \"{}\"", path, tensor.name);
+      const std::int64_t end = offset + byte_count(tensor.dtype, tensor.shape);
+      text +=
+          fmt::format(R"({}{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", text.size() > 1 ? "," : "",
+                      json(tensor.name).dump(), format_name(tensor.dtype), fmt::join(tensor.shape, ","), offset, end);
+      offset = end;
+    }
   } catch (const json::exception& error) { fail("\"{}\": a name is not UTF-8: {}", path, error.what()); }
+  text += "}";
   text.append((kLengthBytes - text.size() % kLengthBytes) % kLengthBytes, ' ');  // data starts 8-byte aligned
   check(text.size() <= kMaxHeaderBytes, "\"{}\": the header has {} bytes, the format allows {}", path, text.size(),
         kMaxHeaderBytes);

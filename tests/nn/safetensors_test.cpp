@@ -90,8 +90,8 @@ TEST_F(Safetensors, WritesWhatTheSpecificationSays) {
                     {{"k", "v"}});
   // Wide dtypes first, header padded to a multiple of 8 bytes.
   std::string header =
-      R"({"__metadata__":{"k":"v"},"d":{"data_offsets":[0,8],"dtype":"F64","shape":[1]},)"
-      R"("h":{"data_offsets":[8,12],"dtype":"BF16","shape":[2]},"u":{"data_offsets":[12,15],"dtype":"U8","shape":[3]}})";
+      R"({"__metadata__":{"k":"v"},"d":{"dtype":"F64","shape":[1],"data_offsets":[0,8]},)"
+      R"("h":{"dtype":"BF16","shape":[2],"data_offsets":[8,12]},"u":{"dtype":"U8","shape":[3],"data_offsets":[12,15]}})";
   header.append((8 - header.size() % 8) % 8, ' ');
   EXPECT_EQ(dir_.read("w.safetensors"), make_file(header, "12345678ABCDxyz"));
 }
