@@ -1,8 +1,6 @@
 #include "nn/data/text_files.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -10,6 +8,7 @@
 #include <filesystem>
 
 #include "nn/checkpoint/checksum.h"
+#include "runtime/os/descriptor.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -30,34 +29,6 @@ void list_folder(const fs::path& folder, std::vector<TextFiles::File>& files) {
   std::sort(files.begin(), files.end(),
             [](const TextFiles::File& a, const TextFiles::File& b) { return a.name < b.name; });
 }
-
-/// Closes the descriptor on every way out.
-class OpenFile {
- public:
-  explicit OpenFile(const std::string& path) : descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    check(descriptor_ >= 0, "cannot open the data file \"{}\": {}", path, std::strerror(errno));
-  }
-  ~OpenFile() { ::close(descriptor_); }
-  OpenFile(const OpenFile&) = delete;
-  OpenFile& operator=(const OpenFile&) = delete;
-
-  /// Bytes read; fewer than asked for only at the end of the file.
-  std::size_t read(std::int64_t offset, std::span<char> out, const std::string& path) const {
-    std::size_t done = 0;
-    while (done < out.size()) {
-      const auto at = static_cast<off_t>(offset + static_cast<std::int64_t>(done));
-      const ssize_t count = ::pread(descriptor_, out.data() + done, out.size() - done, at);
-      if (count < 0 && errno == EINTR) continue;
-      check(count >= 0, "cannot read the data file \"{}\": {}", path, std::strerror(errno));
-      if (count == 0) break;
-      done += static_cast<std::size_t>(count);
-    }
-    return done;
-  }
-
- private:
-  int descriptor_;
-};
 
 }  // namespace
 
@@ -100,10 +71,12 @@ void TextFiles::read(std::int64_t offset, std::span<char> out) const {
     const File& file = file_at(offset);
     const auto here =
         static_cast<std::size_t>(std::min(static_cast<std::int64_t>(out.size()), file.begin + file.size - offset));
-    const OpenFile open_file(file.path);
-    const std::size_t got = open_file.read(offset - file.begin, out.first(here), file.path);
-    check(got == here, "the data file \"{}\" shrank: it had {} bytes, now it ends at {}", file.path, file.size,
-          offset - file.begin + static_cast<std::int64_t>(got));
+    const Descriptor descriptor(::open(file.path.c_str(), O_RDONLY | O_CLOEXEC));
+    check(descriptor.is_open(), "cannot open the data file \"{}\": {}", file.path, std::strerror(errno));
+    const std::int64_t got = read_at(descriptor.get(), offset - file.begin, std::as_writable_bytes(out.first(here)));
+    check(got >= 0, "cannot read the data file \"{}\": {}", file.path, std::strerror(errno));
+    check(got == static_cast<std::int64_t>(here), "the data file \"{}\" shrank: it had {} bytes, now it ends at {}",
+          file.path, file.size, offset - file.begin + got);
     out = out.subspan(here);
     offset += static_cast<std::int64_t>(here);
   }
