@@ -82,7 +82,7 @@ RowsOf<Accumulator<T>> product_rows(const T* x, std::int64_t row, std::int64_t r
     if (rows_serve<T>(k)) return {x, row};
   const std::int64_t padded = whole_vectors<A>(k);
   for (std::int64_t r = 0; r < rows; ++r) {
-    widen_row(x + r * row, k, buffer + r * padded);
+    convert_row(x + r * row, k, buffer + r * padded);
     std::fill(buffer + r * padded + k, buffer + (r + 1) * padded, A{});
   }
   return {buffer, padded};

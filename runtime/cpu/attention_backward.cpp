@@ -133,7 +133,7 @@ struct BackwardHead {
     }
     summed_keys = std::max(summed_keys, num_chunks(end, kKeys) * kKeys);
     if (end == 0) std::fill(buffers.dq, buffers.dq + queries * padded, A{});
-    for (std::int64_t i = 0; i < queries; ++i) round_row(buffers.dq + i * padded, n.k, dq_out + (first + i) * n.k);
+    for (std::int64_t i = 0; i < queries; ++i) convert_row(buffers.dq + i * padded, n.k, dq_out + (first + i) * n.k);
   }
 };
 
@@ -178,8 +178,8 @@ void backward(const KernelCall& c) {
       for (A* const to : {head.dk, head.dv})
         std::fill(to + std::min(head.summed_keys, n.tk) * padded, to + n.tk * padded, A{});
       for (std::int64_t t = 0; t < n.tk && !rows_serve<T>(n.k); ++t) {
-        round_row(buffers.dk + t * padded, n.k, dk + task * size + t * n.k);
-        round_row(buffers.dv + t * padded, n.k, dv + task * size + t * n.k);
+        convert_row(buffers.dk + t * padded, n.k, dk + task * size + t * n.k);
+        convert_row(buffers.dv + t * padded, n.k, dv + task * size + t * n.k);
       }
     }
   });

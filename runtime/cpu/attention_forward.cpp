@@ -84,7 +84,7 @@ struct ForwardHead {
     for (std::int64_t i = 0; i < queries; ++i) {
       // A query that sees no key gives zeros.
       const A inverse = total[i] == A{} ? A{} : A{1} / total[i];
-      round_row(sums + i * padded, n.k, out + (first + i) * n.k, inverse);
+      round_scaled_row(sums + i * padded, inverse, n.k, out + (first + i) * n.k);
     }
     for (std::int64_t i = 0; i < queries; ++i)
       lse[first + i] = largest[i] * std::numbers::ln2_v<A> + Math::log(total[i]);

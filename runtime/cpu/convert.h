@@ -46,23 +46,45 @@ void store_rounded(T* to, Vec<Accumulator<T>> v) {
   }
 }
 
-/// to[i] = x[i] as an accumulator, i < n.
-template <class T>
-void widen_row(const T* x, std::int64_t n, Accumulator<T>* to) {
-  constexpr std::int64_t w = kLanes<Accumulator<T>>;
+/// Whether a conversion is one of those above: between f32 and a float of 16 bits.
+template <class To, class From>
+inline constexpr bool kConvertsByVector =
+    !std::is_same_v<To, From> &&
+    ((std::is_same_v<To, float> && (std::is_same_v<From, bf16> || std::is_same_v<From, f16>)) ||
+     (std::is_same_v<From, float> && (std::is_same_v<To, bf16> || std::is_same_v<To, f16>)));
+
+/// to[i] = convert<To>(from[i]), i < n.
+template <class To, class From>
+void convert_row(const From* from, std::int64_t n, To* to) {
   std::int64_t i = 0;
-  for (; i + w <= n; i += w) store<Accumulator<T>>(to + i, load_as_accumulators(x + i));
-  for (; i < n; ++i) to[i] = convert<Accumulator<T>>(x[i]);
+  if constexpr (kConvertsByVector<To, From>) {
+    for (; i + kLanes<float> <= n; i += kLanes<float>) {
+      if constexpr (std::is_same_v<To, float>) store<float>(to + i, load_as_accumulators(from + i));
+      else store_rounded(to + i, load(from + i));
+    }
+  }
+  for (; i < n; ++i) to[i] = convert<To>(from[i]);
 }
 
 /// to[i] = x[i] * factor rounded to T, i < n.
 template <class T>
-void round_row(const Accumulator<T>* x, std::int64_t n, T* to, Accumulator<T> factor = 1) {
+void round_scaled_row(const Accumulator<T>* x, Accumulator<T> factor, std::int64_t n, T* to) {
   using A = Accumulator<T>;
   const Vec<A> factors = splat(factor);
   std::int64_t i = 0;
   for (; i + kLanes<A> <= n; i += kLanes<A>) store_rounded(to + i, load(x + i) * factors);
   for (; i < n; ++i) to[i] = convert<T>(x[i] * factor);
+}
+
+/// `n` elements as accumulators: the row itself when no conversion is needed, else converted into `buffer`.
+template <class T>
+const Accumulator<T>* load_row(const T* x, std::int64_t n, Accumulator<T>* buffer) {
+  if constexpr (std::is_same_v<T, Accumulator<T>>) {
+    return x;
+  } else {
+    convert_row(x, n, buffer);
+    return buffer;
+  }
 }
 
 }  // namespace sherd::cpu

@@ -67,7 +67,7 @@ PackedB<A> pack_block(const Gemm& g, const T* b, std::int64_t p, std::int64_t k,
       for (std::int64_t q = begin; q < end; ++q)
         for (std::int64_t j = 0; j < n; j += kPanel<A>) {
           const auto [to, width, here] = panel(j);
-          widen_row(b + (p + q) * g.ldb + first + j, here, to + q * width);
+          convert_row(b + (p + q) * g.ldb + first + j, here, to + q * width);
           std::fill(to + q * width + here, to + (q + 1) * width, A{});
         }
     });
@@ -75,11 +75,13 @@ PackedB<A> pack_block(const Gemm& g, const T* b, std::int64_t p, std::int64_t k,
   return {packed, columns};
 }
 
-// Where sums wait for the next block of K: in C itself if it holds accumulators, else in a buffer of some rows of it.
+// Where sums are built: in C itself if it holds accumulators; else in a buffer of the piece if one block of K is all,
+// and in one of some rows of C if sums wait there for the next block.
 template <class A>
 struct Sums {
-  A* data;  // of the first row and packed column
-  std::int64_t ld;
+  A* data;
+  std::int64_t ld, row, column;  // of the first element: row of the problem, packed column
+  A* at(std::int64_t i, std::int64_t j) const { return data + (i - row) * ld + (j - column); }
 };
 
 // A rectangle of C within the packed columns, and one block of K.
@@ -94,9 +96,9 @@ struct Piece {
   const Gemm& g;
   const T* a;
   PackedB<A> b;
-  R* c;                                     // of column `first` of the problem
-  Sums<A> sums;                             // of row `start` and the same column
-  std::int64_t first, start;                // where the packed columns and the rows of sums start
+  R* c;  // of column `first` of the problem
+  Sums<A> sums;
+  std::int64_t first;                       // where the packed columns start
   std::int64_t row, rows, column, columns;  // rows of the problem, columns of the packed ones
   std::int64_t p, k;                        // products [p, p + k)
   A* packed_a;                              // [kPackedA]
@@ -120,7 +122,7 @@ struct Piece {
     if constexpr (std::is_same_v<T, A>) {
       return {from, g.lda, 1};
     } else {
-      for (std::int64_t r = 0; r < here; ++r) widen_row(from + r * g.lda, k, packed_a + r * k);
+      for (std::int64_t r = 0; r < here; ++r) convert_row(from + r * g.lda, k, packed_a + r * k);
       return {packed_a, k, 1};
     }
   }
@@ -131,7 +133,7 @@ struct Piece {
     for (std::int64_t j = column; j < column + columns; j += kPanel<A>) {
       const std::int64_t width = std::min(kPanel<A>, b.columns - j);
       const TileB<A> right{b.data + j * k, width, true};
-      A* const to = sums.data + (row + i - start) * sums.ld + j;
+      A* const to = sums.at(row + i, j);
       TileAddend<A> addend;
       if (p > 0) addend = {to, sums.ld};
       if constexpr (!converts) {
@@ -160,11 +162,11 @@ struct Piece {
   void write_back() const {
     const R* const bias = g.bias ? static_cast<const R*>(g.bias) + first + column : nullptr;
     for (std::int64_t i = row; i < row + rows; ++i) {
-      A* const sum = sums.data + (i - start) * sums.ld + column;
+      A* const sum = sums.at(i, column);
       R* const to = c + i * g.ldc + column;
       if (const R* const addend = g.accumulate ? to : bias)
         for (std::int64_t j = 0; j < columns; ++j) sum[j] = convert<A>(addend[j]) + sum[j];
-      round_row(sum, columns, to);
+      convert_row(sum, columns, to);
     }
   }
 
@@ -187,27 +189,29 @@ void blocked(const Gemm& g, const T* a, const T* b, R* c) {
   for (std::int64_t first = 0; first < g.n; first += kColumns) {
     const std::int64_t n = std::min(kColumns, g.n - first), across = num_chunks(n, kPieceColumns);
     const std::int64_t ld = round_up(n, kLanes<A>);
-    const std::int64_t start_rows = converts ? kSums / ld / kPieceRows * kPieceRows : g.m;
+    const bool in_piece = converts && g.k <= kBlockK, in_rows = converts && !in_piece;
+    const std::int64_t start_rows = in_rows ? kSums / ld / kPieceRows * kPieceRows : g.m;
     for (std::int64_t start = 0; start < g.m; start += start_rows) {
       const std::int64_t m = std::min(start_rows, g.m - start), down = num_chunks(m, piece_rows);
-      Sums<A> sums;
-      if constexpr (converts) sums = {thread_workspace<A>(WorkspaceUse::gemm_sums, m * ld), ld};
-      else sums = {c + start * g.ldc + first, g.ldc};
+      Sums<A> sums{nullptr, ld, start, 0};
+      if (in_rows) sums.data = thread_workspace<A>(WorkspaceUse::gemm_sums, m * ld);
+      if constexpr (!converts) sums = {c + start * g.ldc + first, g.ldc, start, 0};
       for (std::int64_t p = 0; p < g.k; p += kBlockK) {
         const std::int64_t k = std::min(kBlockK, g.k - p);
         const PackedB<A> packed = pack_block<A>(g, b, p, k, first, n);
         const std::int64_t grain = kTaskFlops / (2 * piece_rows * std::min(n, kPieceColumns) * k);
         parallel_for(down * across, grain, [&](std::int64_t begin, std::int64_t end) {
-          A* const packed_a = thread_workspace<A>(WorkspaceUse::gemm_panels, Piece<T, R>::kPackedA);
+          constexpr std::int64_t packed_size = Piece<T, R>::kPackedA;
+          const std::int64_t sums_size = in_piece ? kPieceRows * kPieceColumns : 0;
+          A* const packed_a = thread_workspace<A>(WorkspaceUse::gemm_panels, packed_size + sums_size);
           for (std::int64_t task = begin; task < end; ++task) {
             const std::int64_t row = task % down * piece_rows, column = task / down * kPieceColumns;
             Piece<T, R>{.g = g,
                         .a = a,
                         .b = packed,
                         .c = c + first,
-                        .sums = sums,
+                        .sums = in_piece ? Sums<A>{packed_a + packed_size, kPieceColumns, start + row, column} : sums,
                         .first = first,
-                        .start = start,
                         .row = start + row,
                         .rows = std::min(piece_rows, m - row),
                         .column = column,

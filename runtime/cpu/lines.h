@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "runtime/cpu/convert.h"
 #include "runtime/cpu/parallel.h"
-#include "runtime/cpu/simd.h"
 #include "runtime/cpu/workspace.h"
 #include "runtime/tensor/shape.h"
 
@@ -44,7 +44,7 @@ void map_rows(const Lines& lines, const std::array<const T*, N>& in, T* out, con
       } else {
         A* const result = buffer + static_cast<std::int64_t>(N) * n;
         fn(rows, n, result);
-        for (std::int64_t j = 0; j < n; ++j) out[r * n + j] = convert<T>(result[j]);
+        convert_row(result, n, out + r * n);
       }
     }
   });

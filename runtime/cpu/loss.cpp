@@ -121,7 +121,7 @@ void cross_entropy_backward_kernel(const KernelCall& c) {
         const A* const row = load_row(in + r * v, v, buffer);
         for (std::int64_t j = 0; j < v; ++j) buffer[j] = Math::exp(row[j] - lse[r]) * scale;
         buffer[targets[r]] -= scale;
-        for (std::int64_t j = 0; j < v; ++j) to[j] = convert<T>(buffer[j]);
+        convert_row(buffer, v, to);
       }
     });
   });

@@ -88,7 +88,7 @@ void forward(const KernelCall& c) {
         normalise(row, s, weight.values, bias.values, d, out + r * d);
       } else {
         normalise(row, s, weight.values, bias.values, d, buffer + d);
-        for (std::int64_t j = 0; j < d; ++j) out[r * d + j] = convert<T>(buffer[d + j]);
+        convert_row(buffer + d, d, out + r * d);
       }
     }
   });
@@ -177,7 +177,7 @@ void backward(const KernelCall& c) {
         row(g, values, weight.values, s, dx + r * d);
       } else {
         row(g, values, weight.values, s, buffer + 4 * d);
-        for (std::int64_t j = 0; j < d; ++j) dx[r * d + j] = convert<T>(buffer[4 * d + j]);
+        convert_row(buffer + 4 * d, d, dx + r * d);
       }
     }
   });

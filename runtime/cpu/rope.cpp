@@ -95,7 +95,7 @@ void rope(const KernelCall& c) {
         turn_row(row, table + t * k, k / 2, to + r * k);
       } else {
         turn_row(row, table + t * k, k / 2, buffer + k);
-        for (std::int64_t j = 0; j < k; ++j) to[r * k + j] = convert<T>(buffer[k + j]);
+        convert_row(buffer + k, k, to + r * k);
       }
     }
   });

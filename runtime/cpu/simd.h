@@ -185,15 +185,4 @@ A row_dot(const A* x, const A* y, std::int64_t n) {
       n, [=](std::int64_t i) { return load(x + i) * load(y + i); }, [=](std::int64_t i) { return x[i] * y[i]; });
 }
 
-/// `n` elements as accumulators: the row itself when no conversion is needed, else converted into `buffer`.
-template <class T>
-const Accumulator<T>* load_row(const T* x, std::int64_t n, Accumulator<T>* buffer) {
-  if constexpr (std::is_same_v<T, Accumulator<T>>) {
-    return x;
-  } else {
-    for (std::int64_t i = 0; i < n; ++i) buffer[i] = convert<Accumulator<T>>(x[i]);
-    return buffer;
-  }
-}
-
 }  // namespace sherd::cpu

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/cpu/convert.h"
+
 namespace sherd::cpu {
 
 Walk collapse(const Shape& shape, const Strides& strides) {
@@ -31,7 +33,7 @@ namespace {
 template <class C, class S>
 void load_run(const S* from, std::int64_t stride, std::int64_t count, C* to) {
   if (stride == 1) {
-    for (std::int64_t i = 0; i < count; ++i) to[i] = convert<C>(from[i]);
+    convert_row(from, count, to);
   } else if (stride == 0) {
     std::fill_n(to, count, convert<C>(*from));
   } else {
@@ -94,11 +96,8 @@ template <class C>
 void write_tile(void* data, DType dtype, std::int64_t start, const C* values, std::int64_t count, bool accumulate) {
   visit_dtype(dtype, [&]<class T>(Type<T>) {
     T* out = static_cast<T*>(data) + start;
-    if (accumulate) {
-      for (std::int64_t i = 0; i < count; ++i) out[i] = add_rounded(out[i], convert<T>(values[i]));
-    } else {
-      for (std::int64_t i = 0; i < count; ++i) out[i] = convert<T>(values[i]);
-    }
+    if (!accumulate) return convert_row(values, count, out);
+    for (std::int64_t i = 0; i < count; ++i) out[i] = add_rounded(out[i], convert<T>(values[i]));
   });
 }
 

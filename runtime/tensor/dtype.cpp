@@ -53,7 +53,10 @@ f16::operator float() const {
     const float value = static_cast<float>(mantissa) * 0x1p-24f;
     return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) | sign);
   }
-  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent == 31) {  // NaNs become quiet, as the hardware's conversion makes them
+    const std::uint32_t quiet = mantissa == 0 ? 0 : 0x00400000u;
+    return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13) | quiet);
+  }
   return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
 }
 

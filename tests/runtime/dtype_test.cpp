@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "runtime/op/ops.h"
 
@@ -73,6 +75,34 @@ TEST(DType, CastFollowsOneRule) {
   EXPECT_EQ(cast(big, DType::i32).to_vector<std::int64_t>(), (std::vector<std::int64_t>{1, -7}));
   EXPECT_EQ(cast(cast(big, DType::u8), DType::i64).to_vector<std::int64_t>(), (std::vector<std::int64_t>{1, 249}));
   EXPECT_EQ(cast(x, DType::f32).impl(), x.impl()) << "an equal dtype is no work";
+}
+
+// Rows long enough for vectors. Oracle: the scalar conversions, on every 16-bit pattern and on the f32 patterns around
+// each of them, NaNs, denormals and ties included.
+template <class T>
+void expect_scalar_rule() {
+  std::vector<T> halves(1 << 16);
+  std::vector<float> floats;
+  for (std::size_t i = 0; i < halves.size(); ++i) {
+    halves[i].bits = static_cast<std::uint16_t>(i);
+    const auto exact = std::bit_cast<std::uint32_t>(static_cast<float>(halves[i]));
+    for (const std::uint32_t offset : {0u, 1u, 0x0fffu, 0x1000u, 0x1001u, 0x7fffu, 0x8000u, 0x8001u})
+      floats.push_back(std::bit_cast<float>(exact + offset));
+  }
+  const auto count = [](const auto& v) { return static_cast<std::int64_t>(v.size()); };
+  const Tensor wide = cast(Tensor::from<T>(halves, {count(halves)}), DType::f32);
+  for (std::size_t i = 0; i < halves.size(); ++i)
+    ASSERT_EQ(std::bit_cast<std::uint32_t>(wide.data<float>()[i]),
+              std::bit_cast<std::uint32_t>(static_cast<float>(halves[i])))
+        << "pattern " << i;
+  const Tensor narrow = cast(Tensor::from<float>(floats, {count(floats)}), dtype_of<T>);
+  for (std::size_t i = 0; i < floats.size(); ++i)
+    ASSERT_EQ(narrow.data<T>()[i].bits, T(floats[i]).bits) << std::hexfloat << floats[i];
+}
+
+TEST(DType, LongCastsFollowTheScalarRuleBitForBit) {
+  expect_scalar_rule<bf16>();
+  expect_scalar_rule<f16>();
 }
 
 TEST(DType, CastOfStridedTensorsAndOfEveryPair) {
