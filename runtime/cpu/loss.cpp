@@ -111,7 +111,8 @@ void cross_entropy_backward_kernel(const KernelCall& c) {
     const A scale = *c.in[0].data<A>() / std::max(*c.in[4].data<A>(), A{1});
     T* const out = c.out[0].mutable_data<T>();
     parallel_for(rows, kLineGrain / std::max<std::int64_t>(v, 1), [&](std::int64_t begin, std::int64_t end) {
-      A* const buffer = thread_workspace<A>(WorkspaceUse::row, v);
+      constexpr bool direct = std::is_same_v<T, A>;
+      A* const buffer = direct ? nullptr : thread_workspace<A>(WorkspaceUse::row, v);
       for (std::int64_t r = begin; r < end; ++r) {
         T* const to = out + r * v;
         if (targets.ignored(r)) {
@@ -119,9 +120,11 @@ void cross_entropy_backward_kernel(const KernelCall& c) {
           continue;
         }
         const A* const row = load_row(in + r * v, v, buffer);
-        for (std::int64_t j = 0; j < v; ++j) buffer[j] = Math::exp(row[j] - lse[r]) * scale;
-        buffer[targets[r]] -= scale;
-        convert_row(buffer, v, to);
+        A* slope = buffer;
+        if constexpr (direct) slope = to;
+        for (std::int64_t j = 0; j < v; ++j) slope[j] = Math::exp(row[j] - lse[r]) * scale;
+        slope[targets[r]] -= scale;
+        if constexpr (!direct) convert_row(slope, v, to);
       }
     });
   });
