@@ -28,13 +28,6 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-CommCounts::Item difference(const CommCounts::Item& a, const CommCounts::Item& b) { return {a.calls - b.calls, a.bytes - b.bytes}; }
-CommCounts difference(const CommCounts& a, const CommCounts& b) {
-  return {difference(a.all_gather, b.all_gather), difference(a.reduce_scatter, b.reduce_scatter),
-          difference(a.all_reduce, b.all_reduce), difference(a.broadcast, b.broadcast),
-          difference(a.barrier, b.barrier), a.seconds - b.seconds};
-}
-
 // windows: [count][sequence + 1] -> inputs and targets, i32 [count, sequence]
 std::pair<Tensor, Tensor> to_tensors(std::span<const std::int32_t> windows, std::int64_t count, std::int64_t sequence) {
   Tensor inputs = Tensor::empty({count, sequence}, DType::i32), targets = Tensor::empty({count, sequence}, DType::i32);
@@ -256,7 +249,8 @@ TrainSummary Trainer::run(const StepObserver& observe) {
     metrics.step_seconds = now_seconds() - step_start;
     const CommTimes step_times = comm_times(*group_) - times_before;
     if (step >= first_step_ + kSettlingSteps) summary.comm += step_times;
-    summary.step_comm = difference(group_->counts(), before);
+    summary.step_comm = group_->counts();
+    summary.step_comm -= before;
     metrics.step = step + 1;
     metrics.loss = loss;
     metrics.lr = schedule_.at(step);

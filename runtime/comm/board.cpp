@@ -41,13 +41,16 @@ double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<dou
 }  // namespace
 
 std::size_t Board::memory_bytes(int size, std::size_t window_bytes) {
-  return sizeof(BoardHeader) + static_cast<std::size_t>(size * kNumChannels) * (sizeof(RankCell) + 2 * window_bytes);
+  const auto ranks = static_cast<std::size_t>(size);
+  return sizeof(BoardHeader) + kNumChannels * ranks * (sizeof(RankCell) + ranks * sizeof(Mail) + 3 * window_bytes);
 }
 
 void Board::format(std::byte* memory, int size) {
   std::construct_at(reinterpret_cast<BoardHeader*>(memory));
   auto* cells = reinterpret_cast<RankCell*>(memory + sizeof(BoardHeader));
   for (int i = 0; i < size * kNumChannels; ++i) std::construct_at(cells + i);
+  auto* mails = reinterpret_cast<Mail*>(cells + size * kNumChannels);
+  for (int i = 0; i < size * size * kNumChannels; ++i) std::construct_at(mails + i);
 }
 
 std::shared_ptr<std::byte> Board::heap_memory(int size, std::size_t window_bytes) {
@@ -61,7 +64,9 @@ Board::Board(std::shared_ptr<std::byte> memory, BoardOptions options)
     : memory_(std::move(memory)),
       options_(std::move(options)),
       spins_(static_cast<unsigned>(options_.size) * (options_.channel == 0 ? 1 : 2) <=
-             std::thread::hardware_concurrency()) {
+             std::thread::hardware_concurrency()),
+      sends_(static_cast<std::size_t>(options_.size)),
+      receives_(static_cast<std::size_t>(options_.size)) {
   if (options_.has_died && channel() == 0) own().process = getpid();
 }
 
@@ -75,18 +80,29 @@ RankCell& Board::cell(int rank, int channel) const {
   return reinterpret_cast<RankCell*>(memory_.get() + sizeof(BoardHeader))[channel * size() + rank];
 }
 
-std::byte* Board::window(int rank, std::uint64_t round) const {
-  std::byte* windows = memory_.get() + memory_bytes(size(), 0);
-  const auto owner = static_cast<std::size_t>(channel() * size() + rank);
-  return windows + (2 * owner + round % 2) * options_.window_bytes;
+Mail& Board::mail(int from, int to) const {
+  auto* mails = reinterpret_cast<Mail*>(&cell(0, kNumChannels));  // behind the last cell
+  return mails[(channel() * size() + from) * size() + to];
 }
 
-void Board::enter(const Fingerprint& call) {
+std::byte* Board::window(int rank, std::uint64_t round) const { return window_at(rank, round % 2); }
+
+std::byte* Board::window_at(int rank, std::size_t index) const {
+  std::byte* windows = memory_.get() + memory_bytes(size(), 0);
+  const auto owner = static_cast<std::size_t>(channel() * size() + rank);
+  return windows + (3 * owner + index) * options_.window_bytes;
+}
+
+void Board::check_usable(const Fingerprint& call) {
   call_ = call;
   if (head(rank()).resets > epoch_)
     throw CommError(
         fmt::format("{}: the last reset() of this group did not complete; call reset() again", call.text()));
   if (is_poisoned()) raise_poison();
+}
+
+void Board::enter(const Fingerprint& call) {
+  check_usable(call);
   is_compared_ = false;
   ++sequence_;
   CallNote& note = own().notes[sequence_ % 2];
@@ -103,7 +119,7 @@ void Board::leave() {
 
 void Board::meet() {
   advance(&RankCell::meetings, ++meetings_);
-  await(&RankCell::meetings, meetings_);
+  await({&RankCell::meetings, meetings_});
   if (is_compared_) return;
   compare_calls();
   is_compared_ = true;
@@ -127,14 +143,14 @@ void Board::reset(std::span<Board* const> others) {
   advance(&RankCell::resets, epoch);
   // A peer that waits in a call for this rank must learn that it will not come there.
   ring_all();
-  await(&RankCell::resets, epoch);
+  await({&RankCell::resets, epoch});
 
   // Everybody is here, so nobody reads the poison, a window or another rank's cells.
   if (rank() == 0) header().poison = Poison::none;
   restart(epoch);
   for (Board* other : others) other->restart(epoch);
   advance(&RankCell::resets_done, epoch);
-  await(&RankCell::resets_done, epoch);
+  await({&RankCell::resets_done, epoch});
   epoch_ = epoch;
   for (Board* other : others) other->epoch_ = epoch;
   leave();
@@ -153,7 +169,13 @@ void Board::restart(std::uint64_t epoch) {
   meetings_ = epoch << 32;
   round_ = 0;
   own().meetings = meetings_;
-  for (int peer = 0; peer < size(); ++peer) sequence_ = std::max(sequence_, cell(peer).calls.load());
+  for (int peer = 0; peer < size(); ++peer) {
+    sequence_ = std::max(sequence_, cell(peer).calls.load());
+    mail(rank(), peer).sent = 0;
+    mail(peer, rank()).taken = 0;
+  }
+  std::ranges::fill(sends_, MailCount{});
+  std::ranges::fill(receives_, MailCount{});
 }
 
 void Board::advance(Counter counter, std::uint64_t value) {
@@ -174,22 +196,26 @@ void Board::ring_all() const {
     for (int peer = 0; peer < size(); ++peer) ring(peer, channel);
 }
 
-void Board::await(Counter counter, std::uint64_t target) {
+bool Board::has_come(const Wait& wait, int peer) const {
+  if (wait.mail) return peer != wait.mail_peer || wait.mail->load(std::memory_order_seq_cst) >= wait.target;
+  return (cell(peer).*wait.counter).load(std::memory_order_seq_cst) >= wait.target;
+}
+
+void Board::await(const Wait& wait) {
   bool is_first = true;
   for (int peer = 0; peer < size(); ++peer) {
-    if ((cell(peer).*counter).load(std::memory_order_acquire) >= target) continue;
+    if (has_come(wait, peer)) continue;
     if (std::exchange(is_first, false)) waiting_since_ = Clock::now();
-    await_one(peer, counter, target);
+    await_one(peer, wait);
   }
 }
 
-void Board::await_one(int peer, Counter counter, std::uint64_t target) {
-  const auto has_come = [&] { return (cell(peer).*counter).load(std::memory_order_seq_cst) >= target; };
+void Board::await_one(int peer, const Wait& wait) {
   if (spins_) {
     const auto stop = waiting_since_ + kSpin;
     do {
       for (int i = 0; i < 32; ++i) {
-        if (has_come()) return;
+        if (has_come(wait, peer)) return;
         __builtin_ia32_pause();
       }
     } while (Clock::now() < stop);
@@ -197,41 +223,40 @@ void Board::await_one(int peer, Counter counter, std::uint64_t target) {
   for (;;) {
     const std::uint32_t seen = own().bell.load(std::memory_order_seq_cst);
     own().waiting_for.store(static_cast<std::uint32_t>(peer) + 1, std::memory_order_seq_cst);
-    if (has_come()) break;
-    check_peers(counter, target);
+    if (has_come(wait, peer)) break;
+    check_peers(wait);
     const std::chrono::nanoseconds left = waiting_since_ + deadline_.load() - Clock::now();
     futex_wait(own().bell, seen, std::clamp<std::chrono::nanoseconds>(left, std::chrono::nanoseconds(0), kNap));
   }
   own().waiting_for.store(0, std::memory_order_relaxed);
 }
 
-// The reasons to stop waiting, most telling first. A peer that has already come to this meeting may be gone: it
-// has done its part.
-void Board::check_peers(Counter counter, std::uint64_t target) {
-  if (counter == &RankCell::meetings) {
+// The reasons to stop waiting, most telling first. A peer that has already come may be gone: it has done its part.
+void Board::check_peers(const Wait& wait) {
+  if (wait.counter == &RankCell::meetings) {
     if (is_poisoned()) raise_poison();
     for (int peer = 0; peer < size(); ++peer) {
       if (head(peer).resets > epoch_)
-        fail_group(counter, fmt::format("rank {} calls reset(), rank {} calls {}", peer, rank(), call()));
+        fail_group(wait, fmt::format("rank {} calls reset(), rank {} calls {}", peer, rank(), call()));
     }
   }
-  check_presence(counter, target);
+  check_presence(wait);
 
   const auto waited = Clock::now() - waiting_since_;
   const std::chrono::nanoseconds deadline = deadline_;
   if (waited < deadline) return;
   std::string missing;
   for (int peer = 0; peer < size(); ++peer) {
-    if ((cell(peer).*counter).load(std::memory_order_acquire) >= target) continue;
+    if (has_come(wait, peer)) continue;
     missing += fmt::format("{}rank {} ({})", missing.empty() ? "" : ", ", peer, describe(peer));
   }
   if (missing.empty()) return;
-  fail_group(counter,
+  fail_group(wait,
              fmt::format("rank {} waited {:.3g} s in {} (deadline {:.3g} s){}; not there: {}", rank(), seconds(waited),
-                         own_activity(counter), seconds(deadline), other_channels(rank()), missing));
+                         own_activity(wait), seconds(deadline), other_channels(rank()), missing));
 }
 
-void Board::check_presence(Counter counter, std::uint64_t target) {
+void Board::check_presence(const Wait& wait) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     // Look at the life first, at the counter second: it no longer changes once the life has ended.
@@ -239,13 +264,13 @@ void Board::check_presence(Counter counter, std::uint64_t target) {
     if (other.presence == Presence::here && options_.has_died && options_.has_died(peer))
       other.presence = Presence::died;
     const Presence presence = other.presence;
-    if (presence == Presence::here || (cell(peer).*counter).load() >= target) continue;
+    if (presence == Presence::here || has_come(wait, peer)) continue;
     const std::int32_t process = other.process;
     const std::string who =
         process == 0 ? fmt::format("rank {}", peer) : fmt::format("rank {} (process {})", peer, process);
-    fail_group(counter, fmt::format("{} {} while rank {} waits for it in {}; {}", who,
-                                    presence == Presence::died ? "died" : "has left the group", rank(),
-                                    own_activity(counter), describe(peer)));
+    fail_group(wait, fmt::format("{} {} while rank {} waits for it in {}; {}", who,
+                                 presence == Presence::died ? "died" : "has left the group", rank(), own_activity(wait),
+                                 describe(peer)));
   }
 }
 

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "runtime/comm/board_memory.h"
 #include "runtime/comm/fingerprint.h"
@@ -18,8 +19,10 @@ struct BoardOptions {
   int rank = 0;
   int size = 1;
   int channel = 0;
-  std::size_t window_bytes = 0;  // multiple of 64; each rank has two windows per channel
+  std::size_t window_bytes = 0;  // multiple of 64; each rank has three windows per channel
   bool is_one_process = false;   // ranks can read each other's tensors in place
+  std::byte* heaps = nullptr;    // processes: memory of each rank that all have mapped, in rank order
+  std::size_t heap_bytes = 0;    // of one rank
   /// Ranks whose process has ended; empty for threads, which cannot die alone.
   std::function<bool(int rank)> has_died;
 };
@@ -35,6 +38,7 @@ class Board {
   static std::size_t memory_bytes(int size, std::size_t window_bytes);
   /// Makes an empty board in zeroed, 64-byte aligned memory; done once, before any rank's handle.
   static void format(std::byte* memory, int size);
+  const std::shared_ptr<std::byte>& memory() const { return memory_; }
   /// Private zeroed memory for ranks of one process.
   static std::shared_ptr<std::byte> heap_memory(int size, std::size_t window_bytes);
 
@@ -77,6 +81,19 @@ class Board {
   /// Number of staging rounds so far, equal on all ranks: it picks the window.
   std::uint64_t next_round() { return round_++; }
   std::byte* window(int rank, std::uint64_t round) const;
+  std::byte* heap(int rank) const { return options_.heaps + static_cast<std::size_t>(rank) * options_.heap_bytes; }
+
+  /// Calls between two ranks go piece by piece through the sender's third window. Nobody else is waited for.
+  Fingerprint open_pair_call(CommOp op, int peer) const;
+  void enter_pair_call(const Fingerprint& call, CommOp op, int peer);
+  std::byte* mail_window(int sender) const { return window_at(sender, 2); }
+  /// Tells `to` that the next piece is in the own mail window, and waits until it was taken.
+  void post_piece(int to);
+  /// Waits for the next piece of `from`; the first of a call also compares the calls.
+  void await_piece(int from);
+  void take_piece(int from);
+  /// Fails the group: this rank has found that the present call cannot work.
+  [[noreturn]] void fail_call(const std::string& reason);
 
   /// Threads only: shows peers where this call's tensors are, and reads theirs after the meeting.
   void show_strips(const void* strips);
@@ -89,6 +106,13 @@ class Board {
 
  private:
   using Counter = std::atomic<std::uint64_t> RankCell::*;
+  // Until a counter of every peer's cell, or one mail of one peer, has come as far as `target`.
+  struct Wait {
+    Counter counter;
+    std::uint64_t target;
+    const std::atomic<std::uint64_t>* mail = nullptr;
+    int mail_peer = -1;
+  };
 
   BoardHeader& header() const { return *reinterpret_cast<BoardHeader*>(memory_.get()); }
   RankCell& cell(int rank, int channel) const;
@@ -100,17 +124,22 @@ class Board {
   void ring_all() const;
   void await_left(Board& other);
   void restart(std::uint64_t epoch);
-  void await(Counter counter, std::uint64_t target);
-  void await_one(int peer, Counter counter, std::uint64_t target);
-  void check_peers(Counter counter, std::uint64_t target);
-  void check_presence(Counter counter, std::uint64_t target);
+  void check_usable(const Fingerprint& call);
+  std::byte* window_at(int rank, std::size_t index) const;
+  Mail& mail(int from, int to) const;
+  void count_mail(std::atomic<std::uint64_t>& counter, std::uint64_t value, int peer);
+  bool has_come(const Wait& wait, int peer) const;
+  void await(const Wait& wait);
+  void await_one(int peer, const Wait& wait);
+  void check_peers(const Wait& wait);
+  void check_presence(const Wait& wait);
   void compare_calls();
   std::string call_of(int rank, int channel) const;
   std::string describe(int rank) const;
   std::string describe_call(int rank, int channel) const;
   std::string other_channels(int rank) const;
-  std::string own_activity(Counter counter) const;
-  [[noreturn]] void fail_group(Counter counter, const std::string& reason);
+  std::string own_activity(const Wait& wait) const;
+  [[noreturn]] void fail_group(const Wait& wait, const std::string& reason);
 
   std::shared_ptr<std::byte> memory_;
   BoardOptions options_;
@@ -125,6 +154,13 @@ class Board {
   std::uint64_t meetings_ = 0;
   std::uint64_t round_ = 0;
   std::uint64_t epoch_ = 0;  // resets completed
+
+  // Calls and pieces exchanged with one peer, in one direction.
+  struct MailCount {
+    std::uint64_t calls = 0, pieces = 0;
+  };
+  std::vector<MailCount> sends_, receives_;  // by peer
+  bool is_first_piece_ = false;
 };
 
 }  // namespace sherd::comm

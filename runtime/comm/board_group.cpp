@@ -13,8 +13,11 @@
 #include <optional>
 #include <vector>
 
+#include "runtime/comm/byte_stream.h"
+#include "runtime/comm/copy.h"
 #include "runtime/comm/exchange.h"
 #include "runtime/comm/reduce.h"
+#include "runtime/comm/swap.h"
 #include "runtime/exec/trace.h"
 
 namespace sherd::comm {
@@ -33,9 +36,9 @@ void check_data(const void* data, std::int64_t count) {
 }
 
 CommCounts::Item CommCounts::* item_of(CommOp op) {
-  constexpr CommCounts::Item CommCounts::* items[] = {&CommCounts::all_gather, &CommCounts::reduce_scatter,
-                                                      &CommCounts::all_reduce, &CommCounts::broadcast,
-                                                      &CommCounts::barrier};
+  constexpr CommCounts::Item CommCounts::* items[] = {
+      &CommCounts::all_gather, &CommCounts::reduce_scatter, &CommCounts::all_reduce, &CommCounts::broadcast,
+      &CommCounts::barrier,    &CommCounts::all_to_all,     &CommCounts::send,       &CommCounts::recv};
   return items[static_cast<int>(op)];
 }
 
@@ -45,24 +48,60 @@ std::int64_t sum(std::span<const std::int64_t> counts) {
   return total;
 }
 
-Reduction reduction_of(const ReduceOptions& options, int size, bool accumulate) {
+Reduction reduction_of(const ReduceOptions& options, int size, DType dtype) {
   const double factor = options.kind == ReduceKind::avg ? options.scale / size : options.scale;
-  return {options.kind, factor, accumulate};
+  return {.kind = options.kind, .factor = factor, .accumulate = false, .in = dtype, .wire = dtype, .out = dtype};
+}
+
+Reduction reduction_of(const ReduceOptions& options, int size, const ScatterPart& part) {
+  Reduction reduction = reduction_of(options, size, part.dtype);
+  reduction.accumulate = part.accumulate;
+  reduction.wire = part.wire.value_or(part.dtype);
+  reduction.out = part.out_dtype.value_or(part.dtype);
+  return reduction;
+}
+
+/// Bytes that a scattered element has on its way.
+std::int64_t wire_size(const ScatterPart& part) {
+  return std::min(byte_size(part.dtype), byte_size(part.wire.value_or(part.dtype)));
+}
+
+void check_scatter_types(const ScatterPart& part) {
+  const DType wire = part.wire.value_or(part.dtype), out = part.out_dtype.value_or(part.dtype);
+  check((wire == part.dtype && out == part.dtype) || (is_floating(part.dtype) && is_floating(wire) && is_floating(out)),
+        "{} cannot travel as {} and arrive as {}; only floats are cast", name(part.dtype), name(wire), name(out));
 }
 
 /// Combines one piece of all ranks, in rank order, into `out`.
 void reduce_piece(const Exchange& exchange, int lane, const Piece& piece, std::span<const std::byte*> inputs,
-                  std::byte* out, const Reduction& reduction) {
+                  std::byte* out, const Reduction& reduction, bool streams) {
   for (std::size_t rank = 0; rank < inputs.size(); ++rank)
     inputs[rank] = exchange.at(static_cast<int>(rank), lane, piece);
-  reduce(piece.dtype, inputs, out, piece.count, reduction);
+  reduce(inputs, out, piece.count, reduction, streams);
 }
 
-/// Copies one lane of a peer to the own tensors.
+/// Copies one lane of a rank to the own tensors.
 template <class Part>
-void copy_lane(const Exchange& exchange, int peer, int lane, std::span<const Part> parts) {
+void copy_lane(const Exchange& exchange, int from, int lane, std::span<const Part> parts, bool streams) {
   for (const Piece& piece : exchange.pieces(lane))
-    std::memcpy(target(parts[piece.strip].data, piece), exchange.at(peer, lane, piece), piece.byte_count());
+    copy(target(parts[piece.strip].data, piece), piece.dtype, exchange.at(from, lane, piece), exchange.type_at(piece),
+         piece.count, streams);
+}
+
+/// Puts the own part in place before it is staged.
+void copy_sources(std::span<const GatherPart> parts, const Lanes& lanes, int own) {
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const GatherPart& part = parts[i];
+    if (part.source == nullptr) continue;
+    const auto lane = static_cast<std::size_t>(own);
+    auto* to = static_cast<std::byte*>(part.data) + lanes.start(i, lane) * byte_size(part.dtype);
+    copy(to, part.dtype, part.source, part.source_dtype, part.counts[lane], false);
+  }
+}
+
+void check_source(const GatherPart& part) {
+  check(part.source_dtype == part.dtype || (is_floating(part.source_dtype) && is_floating(part.dtype)),
+        "a source of {} cannot be gathered as {}; only floats are cast", name(part.source_dtype), name(part.dtype));
 }
 
 }  // namespace
@@ -96,17 +135,18 @@ void BoardGroup::checked(CommOp op, Body&& body) {
   }
 }
 
-/// Runs one call. Whatever leaves it early fails the group, and peers that still read this rank's tensors are
-/// waited for, because the caller may free them next.
+/// Runs one call, of all ranks or with one peer. Whatever leaves it early fails the group, and peers that still read
+/// this rank's tensors are waited for, because the caller may free them next.
 template <class Body>
-WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body) {
+WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, int peer) {
   const auto start = Board::Clock::now();
   std::optional<TraceSpan> waiting;
   if (board_.channel() == 0) waiting.emplace(kWaitName, SpanKind::wait, num_bytes);  // streams record their own work
   if (Trace* trace = waiting ? waiting->trace() : nullptr)
     waiting->set_detail(trace->intern(fmt::format("{} of {} ranks ({})", name(op), size(), kind_)));
   try {
-    board_.enter(call);
+    if (peer < 0) board_.enter(call);
+    else board_.enter_pair_call(call, op, peer);
     body();
     if (group_.link_) board_.sleep_until(group_.link_->pass(board_.met_at(), op, num_bytes));
     board_.leave();
@@ -137,18 +177,26 @@ WorkPtr BoardGroup::all_gather(std::span<const GatherPart> parts) {
     for (const GatherPart& part : parts) {
       check_counts(part.counts);
       check_data(part.data, sum(part.counts));
-      call.add_part(part.dtype, part.counts);
-      lanes.add(part.data, part.dtype, part.counts);
+      if (part.source == nullptr) {
+        call.add_part(part.dtype, part.counts);
+        lanes.add(part.data, part.dtype, part.counts);
+        continue;
+      }
+      check_source(part);
+      call.add_part(part.dtype, part.counts, part.source_dtype);
+      lanes.add(part.data, part.dtype, part.counts, rank(), part.source, part.source_dtype);
     }
     call.close();
   });
   return run(CommOp::all_gather, call, lanes.num_bytes(), [&] {
-    Exchange exchange(board_, lanes, 1);
+    Exchange exchange(board_, lanes, 1, rank());
+    const bool streams = lanes.num_bytes() >= kStreamBytes;
+    if (!exchange.is_in_place()) copy_sources(parts, lanes, rank());
     while (exchange.next()) {
       exchange.show(rank());
       exchange.meet();
       for (int peer = 0; peer < size(); ++peer)
-        if (peer != rank()) copy_lane(exchange, peer, peer, parts);
+        if (peer != rank() || exchange.is_in_place()) copy_lane(exchange, peer, peer, parts, streams);
     }
     exchange.finish();
   });
@@ -157,30 +205,33 @@ WorkPtr BoardGroup::all_gather(std::span<const GatherPart> parts) {
 WorkPtr BoardGroup::reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) {
   Fingerprint call = open(CommOp::reduce_scatter);
   Lanes lanes(size());
+  std::int64_t num_bytes = 0;
   checked(CommOp::reduce_scatter, [&] {
     for (const ScatterPart& part : parts) {
       check_counts(part.counts);
       check_data(part.in, sum(part.counts));
       check_data(part.out, part.counts[static_cast<std::size_t>(rank())]);
       check_reducible(part.dtype, options);
-      call.add_part(part.dtype, part.counts);
+      check_scatter_types(part);
+      call.add_part(part.wire.value_or(part.dtype), part.counts, part.dtype);
       lanes.add(part.in, part.dtype, part.counts);
+      num_bytes += sum(part.counts) * wire_size(part);
     }
     call.close_with_reduction(options);
   });
-  return run(CommOp::reduce_scatter, call, lanes.num_bytes(), [&] {
+  return run(CommOp::reduce_scatter, call, num_bytes, [&] {
     Exchange exchange(board_, lanes, lanes.num_lanes());
     std::vector<const std::byte*> inputs(lanes.num_lanes());
     while (exchange.next()) {
       for (int peer = 0; peer < size(); ++peer)
         if (peer != rank()) exchange.show(peer);
       exchange.meet();
-      for (Piece piece : exchange.pieces(rank())) {
+      for (const Piece& piece : exchange.pieces(rank())) {
         const ScatterPart& part = parts[piece.strip];
-        Piece to = piece;
-        to.first -= lanes.start(piece.strip, static_cast<std::size_t>(rank()));
-        reduce_piece(exchange, rank(), piece, inputs, target(part.out, to),
-                     reduction_of(options, size(), part.accumulate));
+        const Reduction reduction = reduction_of(options, size(), part);
+        const std::int64_t at = piece.first - lanes.start(piece.strip, static_cast<std::size_t>(rank()));
+        reduce_piece(exchange, rank(), piece, inputs, static_cast<std::byte*>(part.out) + at * byte_size(reduction.out),
+                     reduction, lanes.num_bytes() >= kStreamBytes);
       }
     }
     exchange.finish();
@@ -206,19 +257,20 @@ WorkPtr BoardGroup::all_reduce(std::span<const FlatPart> parts, ReduceOptions op
   return run(CommOp::all_reduce, call, num_bytes, [&] {
     Exchange exchange(board_, lanes, lanes.num_lanes());
     std::vector<const std::byte*> inputs(static_cast<std::size_t>(size()));
-    const Reduction reduction = reduction_of(options, size(), false);
     const int own_lane = is_small ? 0 : rank();
+    const bool streams = num_bytes >= kStreamBytes;
     while (exchange.next()) {
       for (int lane = 0; std::cmp_less(lane, lanes.num_lanes()); ++lane)
         if (is_small || lane != own_lane) exchange.show(lane);
       exchange.meet();
       for (const Piece& piece : exchange.pieces(own_lane))
-        reduce_piece(exchange, own_lane, piece, inputs, target(parts[piece.strip].data, piece), reduction);
+        reduce_piece(exchange, own_lane, piece, inputs, target(parts[piece.strip].data, piece),
+                     reduction_of(options, size(), piece.dtype), streams);
       if (is_small) continue;
       exchange.show(own_lane);
       exchange.meet();
       for (int peer = 0; peer < size(); ++peer)
-        if (peer != rank()) copy_lane(exchange, peer, peer, parts);
+        if (peer != rank()) copy_lane(exchange, peer, peer, parts, streams);
     }
     exchange.finish();
   });
@@ -243,10 +295,63 @@ WorkPtr BoardGroup::broadcast(std::span<const FlatPart> parts, int root) {
     while (exchange.next()) {
       if (rank() == root) exchange.show(0);
       exchange.meet();
-      if (rank() != root) copy_lane(exchange, root, 0, parts);
+      if (rank() != root) copy_lane(exchange, root, 0, parts, lanes.num_bytes() >= kStreamBytes);
     }
     exchange.finish();
   });
+}
+
+WorkPtr BoardGroup::all_to_all(std::span<const SwapPart> parts) {
+  Fingerprint call = open(CommOp::all_to_all);
+  std::int64_t num_bytes = 0;
+  checked(CommOp::all_to_all, [&] {
+    for (const SwapPart& part : parts) {
+      check_counts(part.in_counts);
+      check_counts(part.out_counts);
+      check_data(part.in, sum(part.in_counts));
+      check_data(part.out, sum(part.out_counts));
+      call.add_part(part.dtype, {});
+      num_bytes += sum(part.in_counts) * byte_size(part.dtype);
+    }
+    call.close();
+  });
+  return run(CommOp::all_to_all, call, num_bytes, [&] { swap_parts(board_, parts); });
+}
+
+WorkPtr BoardGroup::send(std::span<const FlatPart> parts, int to) { return run_pair(CommOp::send, parts, to); }
+
+WorkPtr BoardGroup::recv(std::span<const FlatPart> parts, int from) { return run_pair(CommOp::recv, parts, from); }
+
+WorkPtr BoardGroup::run_pair(CommOp op, std::span<const FlatPart> parts, int peer) {
+  Fingerprint call;
+  ByteStream stream;
+  checked(op, [&] {
+    check(peer >= 0 && peer < size() && peer != rank(), "the peer is rank {}; give another rank of the {} in the group",
+          peer, size());
+    call = board_.open_pair_call(op, peer);
+    for (const FlatPart& part : parts) {
+      check(part.count >= 0, "the count is {}; counts must not be negative", part.count);
+      check_data(part.data, part.count);
+      call.add_part(part.dtype, std::span(&part.count, 1));
+      stream.add(part.data, static_cast<std::size_t>(part.count * byte_size(part.dtype)));
+    }
+    call.close();
+  });
+  const auto transfer = [&] {
+    const std::size_t window = board_.options().window_bytes;
+    std::size_t at = 0;
+    do {  // a piece at least, so that the ranks meet even when there is nothing to move
+      if (op == CommOp::send) {
+        stream.read(board_.mail_window(rank()), at, window);
+        board_.post_piece(peer);
+      } else {
+        board_.await_piece(peer);
+        stream.write(board_.mail_window(peer), at, window);
+        board_.take_piece(peer);
+      }
+    } while ((at += window) < stream.size());
+  };
+  return run(op, call, static_cast<std::int64_t>(stream.size()), transfer, peer);
 }
 
 void BoardGroup::barrier() {
@@ -283,6 +388,11 @@ CommCounts BoardGroup::counts() const {
   }
   for (const auto& channel : channels_) counts += channel->counts();
   return counts;
+}
+
+SharedHeap BoardGroup::shared_heap() const {
+  if (board_.options().heap_bytes == 0) return {};
+  return {{board_.memory(), board_.heap(rank())}, board_.options().heap_bytes};
 }
 
 void BoardGroup::shape_link(const LinkShape& shape) {

@@ -28,13 +28,17 @@ class BoardGroup final : public ProcessGroup {
   WorkPtr reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) override;
   WorkPtr all_reduce(std::span<const FlatPart> parts, ReduceOptions options) override;
   WorkPtr broadcast(std::span<const FlatPart> parts, int root) override;
+  WorkPtr all_to_all(std::span<const SwapPart> parts) override;
   void barrier() override;
+  WorkPtr send(std::span<const FlatPart> parts, int to) override;
+  WorkPtr recv(std::span<const FlatPart> parts, int from) override;
 
   void abort(std::string_view reason) override;
   void reset() override;
   void set_deadline(std::chrono::nanoseconds deadline) override;
   CommCounts counts() const override;
   void shape_link(const LinkShape& shape) override;
+  SharedHeap shared_heap() const override;
 
  private:
   BoardGroup(BoardGroup& group, const std::shared_ptr<std::byte>& memory, const BoardOptions& options);
@@ -42,7 +46,8 @@ class BoardGroup final : public ProcessGroup {
   template <class Body>
   void checked(CommOp op, Body&& body);
   template <class Body>
-  WorkPtr run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body);
+  WorkPtr run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, int peer = -1);
+  WorkPtr run_pair(CommOp op, std::span<const FlatPart> parts, int peer);
   Fingerprint open(CommOp op) const { return Fingerprint(op, board_.next_sequence(), board_.channel()); }
   void check_counts(std::span<const std::int64_t> counts) const;
 

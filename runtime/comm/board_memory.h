@@ -1,8 +1,9 @@
 #pragma once
 // What the ranks of one host share: plain bytes that may be heap (ranks are threads) or a mapped segment (ranks are
-// processes). Everything in it is a lock-free atomic, except staging windows, which the meetings order.
+// processes). Everything in it is a lock-free atomic, except staging windows, which meetings and mails order.
 //
-//   BoardHeader | channel 0: RankCell x size | channel 1: ... | windows: per channel size x 2 x window_bytes
+//   BoardHeader | channel 0: RankCell x size | channel 1: ... | per channel size x size Mails
+//               | windows: per channel size x 3 x window_bytes
 #include <array>
 #include <atomic>
 #include <bit>
@@ -54,7 +55,7 @@ struct CallNote {
   SharedText<256> text;
 };
 
-enum class Activity : std::uint32_t { outside, in_call, in_reset };
+enum class Activity : std::uint32_t { outside, in_call, in_pair_call, in_reset };
 enum class Presence : std::uint32_t { here, left, died };
 
 /// One rank's cell of one channel: written by its owner, read by all. Only `bell` and `presence` are also written by
@@ -74,6 +75,14 @@ struct alignas(64) RankCell {
   std::atomic<std::uint32_t> waiting_for{0};       // 1 + rank of the awaited peer, 0 = not asleep
 
   alignas(64) CallNote notes[2];
+  SharedText<256> pair_call;  // the newest send or recv
+};
+
+/// From one rank to another: how many pieces have been shown in the sender's third window, and how many were taken.
+struct alignas(64) Mail {
+  std::atomic<std::uint64_t> sent{0};   // written by the sender
+  std::atomic<std::uint64_t> hash{0};   // of the sender's call
+  std::atomic<std::uint64_t> taken{0};  // written by the receiver
 };
 
 enum class Poison : std::uint32_t { none, being_written, set };

@@ -8,6 +8,15 @@
 
 namespace sherd::comm {
 
+namespace {
+
+bool is_in_call(const RankCell& cell) {
+  const Activity activity = cell.activity.load(std::memory_order_relaxed);
+  return activity == Activity::in_call || activity == Activity::in_pair_call;
+}
+
+}  // namespace
+
 void Board::compare_calls() {
   const auto hash_of = [this](int peer) {
     return cell(peer).notes[sequence_ % 2].hash.load(std::memory_order_relaxed);
@@ -40,11 +49,12 @@ void Board::compare_calls() {
     is_hidden = is_hidden || (&side != &sides.front() && side.text == sides.front().text);
   }
   if (is_hidden) text += " (they differ in the part of the list that is not shown)";
-  fail_group(&RankCell::meetings, text + "; all ranks of a group must make the same calls in the same order");
+  fail_call(text + "; all ranks of a group must make the same calls in the same order");
 }
 
 std::string Board::call_of(int rank, int channel) const {
   const RankCell& other = cell(rank, channel);
+  if (other.activity.load(std::memory_order_relaxed) == Activity::in_pair_call) return other.pair_call.load();
   return other.notes[other.calls.load(std::memory_order_acquire) % 2].text.load();
 }
 
@@ -60,7 +70,7 @@ std::string Board::describe_call(int rank, int channel) const {
 std::string Board::other_channels(int rank) const {
   std::string text;
   for (int other = 0; other < kNumChannels; ++other)
-    if (other != channel() && cell(rank, other).activity.load(std::memory_order_relaxed) == Activity::in_call)
+    if (other != channel() && is_in_call(cell(rank, other)))
       text += fmt::format(", also {}", describe_call(rank, other));
   return text;
 }
@@ -68,15 +78,14 @@ std::string Board::other_channels(int rank) const {
 std::string Board::describe(int rank) const {
   const RankCell& other = cell(rank);
   if (head(rank).activity.load(std::memory_order_relaxed) == Activity::in_reset) return "in reset()";
-  if (other.activity.load(std::memory_order_relaxed) == Activity::in_call)
-    return describe_call(rank, channel()) + other_channels(rank);
+  if (is_in_call(other)) return describe_call(rank, channel()) + other_channels(rank);
   const std::string last = other.calls.load(std::memory_order_acquire) == 0 ? "none" : call_of(rank, channel());
   return fmt::format("outside any collective of this {}, its last call: {}{}", channel() == 0 ? "group" : "channel",
                      last, other_channels(rank));
 }
 
-std::string Board::own_activity(Counter counter) const {
-  return counter == &RankCell::meetings ? std::string(call()) : std::string("reset()");
+std::string Board::own_activity(const Wait& wait) const {
+  return wait.counter == &RankCell::meetings ? std::string(call()) : std::string("reset()");
 }
 
 void Board::poison(std::string_view reason) {
@@ -99,9 +108,14 @@ void Board::raise_poison() const {
   throw error;
 }
 
-void Board::fail_group(Counter counter, const std::string& reason) {
+void Board::fail_call(const std::string& reason) {
   poison(reason);
-  if (counter == &RankCell::meetings) raise_poison();
+  raise_poison();
+}
+
+void Board::fail_group(const Wait& wait, const std::string& reason) {
+  if (wait.counter == &RankCell::meetings) fail_call(reason);
+  poison(reason);
   throw CommError(reason);  // a failed reset() tells its own reason, not the one it was to clear
 }
 

@@ -12,13 +12,27 @@ constexpr std::size_t kCountsEnd = 190;  // room stays for the number of hidden 
 }  // namespace
 
 std::string_view name(CommOp op) {
-  constexpr std::string_view names[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier"};
+  constexpr std::string_view names[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast",
+                                        "barrier",    "all_to_all",     "send",       "recv"};
   return names[static_cast<int>(op)];
 }
 
 Fingerprint::Fingerprint(CommOp op, std::int64_t sequence, int channel) {
   mix(static_cast<std::uint64_t>(op));
   mix(static_cast<std::uint64_t>(sequence));
+  name_call(op, sequence, channel);
+}
+
+Fingerprint Fingerprint::of_pair(CommOp op, std::int64_t sequence, int channel, int peer) {
+  Fingerprint call;
+  call.mix(static_cast<std::uint64_t>(sequence));
+  call.name_call(op, sequence, channel);
+  call.append(op == CommOp::send ? " to rank " : " from rank ");
+  call.append(std::int64_t{peer});
+  return call;
+}
+
+void Fingerprint::name_call(CommOp op, std::int64_t sequence, int channel) {
   append(name(op));
   append(" #");
   append(sequence);
@@ -27,8 +41,8 @@ Fingerprint::Fingerprint(CommOp op, std::int64_t sequence, int channel) {
   append(std::int64_t{channel});
 }
 
-void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts) {
-  mix(static_cast<std::uint64_t>(dtype));
+void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts, DType source_dtype) {
+  mix(static_cast<std::uint64_t>(dtype) << 8 | static_cast<std::uint64_t>(source_dtype));
   mix(counts.size());
   for (const std::int64_t count : counts) mix(static_cast<std::uint64_t>(count));
 
@@ -39,7 +53,11 @@ void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts) {
   }
   append(is_first ? " [" : "; ");
   append(sherd::name(dtype));
-  append(" x ");
+  if (source_dtype != dtype) {
+    append(" from ");
+    append(sherd::name(source_dtype));
+  }
+  if (!counts.empty()) append(" x ");
   for (std::size_t i = 0; i < counts.size(); ++i) {
     if (i > 0) append(",");
     if (size_ > kCountsEnd) return append("...");

@@ -10,7 +10,7 @@
 
 namespace sherd::comm {
 
-enum class CommOp : std::uint8_t { all_gather, reduce_scatter, all_reduce, broadcast, barrier };
+enum class CommOp : std::uint8_t { all_gather, reduce_scatter, all_reduce, broadcast, barrier, all_to_all, send, recv };
 std::string_view name(CommOp op);
 
 /// Built up part by part, without allocating: "all_gather #12 [f32 x 4,4; bf16 x 3,2]", or "all_gather #12 of channel 1
@@ -21,7 +21,11 @@ class Fingerprint {
 
   Fingerprint() = default;
   Fingerprint(CommOp op, std::int64_t sequence, int channel = 0);
-  void add_part(DType dtype, std::span<const std::int64_t> counts);
+  /// send or recv: "send #3 to rank 1 [f32 x 4]". A send and the recv that fits it have the same hash.
+  static Fingerprint of_pair(CommOp op, std::int64_t sequence, int channel, int peer);
+  void add_part(DType dtype, std::span<const std::int64_t> counts) { add_part(dtype, counts, dtype); }
+  /// `source_dtype` differs where elements are cast on their way: "bf16 from f32 x 4,4". No counts: of the type only.
+  void add_part(DType dtype, std::span<const std::int64_t> counts, DType source_dtype);
   /// Closes the list; exactly one of these three comes last.
   void close();
   void close_with_root(int root);
@@ -31,6 +35,7 @@ class Fingerprint {
   std::string_view text() const { return {text_.data(), size_}; }
 
  private:
+  void name_call(CommOp op, std::int64_t sequence, int channel);
   void mix(std::uint64_t word);
   void append(std::string_view text);
   void append(std::int64_t number);

@@ -5,15 +5,24 @@
 namespace sherd::comm {
 
 void Lanes::add(const void* data, DType dtype, std::span<const std::int64_t> counts) {
-  strips_.push_back({static_cast<const std::byte*>(data), dtype});
+  strips_.push_back({static_cast<const std::byte*>(data), dtype, reinterpret_cast<std::intptr_t>(data), dtype});
   std::int64_t start = 0;
   starts_.push_back(start);
   for (const std::int64_t count : counts) starts_.push_back(start += count);
   num_bytes_ += start * byte_size(dtype);
 }
 
+void Lanes::add(const void* data, DType dtype, std::span<const std::int64_t> counts, int own, const void* source,
+                DType source_dtype) {
+  add(data, dtype, counts);
+  Strip& strip = strips_.back();
+  const std::int64_t before = start(strips_.size() - 1, static_cast<std::size_t>(own));
+  strip.readable = reinterpret_cast<std::intptr_t>(source) - before * byte_size(source_dtype);
+  strip.readable_dtype = source_dtype;
+}
+
 void Lanes::add_even(const void* data, DType dtype, std::int64_t count) {
-  strips_.push_back({static_cast<const std::byte*>(data), dtype});
+  strips_.push_back({static_cast<const std::byte*>(data), dtype, reinterpret_cast<std::intptr_t>(data), dtype});
   const auto n = static_cast<std::int64_t>(num_lanes_);
   for (std::int64_t lane = 0; lane <= n; ++lane) starts_.push_back(lane * (count / n) + std::min(lane, count % n));
   num_bytes_ += count * byte_size(dtype);

@@ -15,10 +15,13 @@
 
 namespace sherd::comm {
 
-/// One tensor of the launch, where this rank holds it.
+/// One tensor of the launch, where this rank holds it. Peers that can read it in place do so at `readable`, the address
+/// that element 0 of the full tensor has or would have: of a tensor with a source only the own part is there.
 struct Strip {
   const std::byte* data;
   DType dtype;
+  std::intptr_t readable;
+  DType readable_dtype;
 };
 
 /// Elements [first, first + count) of a strip; `offset` is their place in the staging slot.
@@ -38,6 +41,9 @@ class Lanes {
   explicit Lanes(int num_lanes) : num_lanes_(static_cast<std::size_t>(num_lanes)) {}
   /// Lane l owns counts[l] elements; counts.size() is the number of lanes.
   void add(const void* data, DType dtype, std::span<const std::int64_t> counts);
+  /// The same; `source` is where and in what type this rank has lane `own`.
+  void add(const void* data, DType dtype, std::span<const std::int64_t> counts, int own, const void* source,
+           DType source_dtype);
   /// Splits `count` elements evenly, the first lanes taking one more.
   void add_even(const void* data, DType dtype, std::int64_t count);
 

@@ -15,6 +15,8 @@ Link::Link(const LinkShape& shape, int num_ranks) : shape_(shape), num_ranks_(nu
 }
 
 double Link::seconds(CommOp op, std::int64_t num_bytes) const {
+  if (op == CommOp::send) return 0;  // the link is the receiver's
+  if (op == CommOp::recv) return shape_.seconds + static_cast<double>(num_bytes) / shape_.bytes_per_second;
   const double n = num_ranks_;
   const double once = (n - 1) * shape_.seconds + static_cast<double>(num_bytes) * (n - 1) / n / shape_.bytes_per_second;
   return op == CommOp::all_reduce ? 2 * once : once;  // a ring goes round twice

@@ -9,13 +9,27 @@ std::string_view name(ReduceKind kind) {
   return names[static_cast<int>(kind)];
 }
 
-CommCounts& CommCounts::operator+=(const CommCounts& other) {
-  for (const auto item : {&CommCounts::all_gather, &CommCounts::reduce_scatter, &CommCounts::all_reduce,
-                          &CommCounts::broadcast, &CommCounts::barrier}) {
-    (this->*item).calls += (other.*item).calls;
-    (this->*item).bytes += (other.*item).bytes;
+namespace {
+
+void add(CommCounts& to, const CommCounts& from, int sign) {
+  for (const auto item :
+       {&CommCounts::all_gather, &CommCounts::reduce_scatter, &CommCounts::all_reduce, &CommCounts::broadcast,
+        &CommCounts::barrier, &CommCounts::all_to_all, &CommCounts::send, &CommCounts::recv}) {
+    (to.*item).calls += sign * (from.*item).calls;
+    (to.*item).bytes += sign * (from.*item).bytes;
   }
-  seconds += other.seconds;
+  to.seconds += sign * from.seconds;
+}
+
+}  // namespace
+
+CommCounts& CommCounts::operator+=(const CommCounts& other) {
+  add(*this, other, 1);
+  return *this;
+}
+
+CommCounts& CommCounts::operator-=(const CommCounts& other) {
+  add(*this, other, -1);
   return *this;
 }
 

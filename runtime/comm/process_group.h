@@ -5,40 +5,40 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "runtime/comm/reduce_kind.h"
 #include "runtime/tensor/dtype.h"
 
 namespace sherd {
 
-enum class ReduceKind : std::uint8_t { sum, avg, max, min, product };
-std::string_view name(ReduceKind kind);
-
-/// How a reduction combines: `avg` divides by the group size, `scale` multiplies the result once, before the
-/// final rounding. bf16/f16 accumulate in f32, f64 in f64, integers exactly.
-struct ReduceOptions {
-  ReduceKind kind = ReduceKind::sum;
-  double scale = 1.0;
-};
-
 /// One tensor of a grouped launch: `counts[r]` elements belong to rank r and lie in rank order from `data`.
-/// Counts may be uneven or zero. all_gather: the own part is already in place, the others are filled in.
+/// Counts may be uneven or zero. all_gather: the own part is already in place, the others are filled in; or, with
+/// `source`, the own part is there as counts[rank] elements of source_dtype, and the call puts all parts in place and
+/// casts them in the same pass.
 struct GatherPart {
   void* data;
   DType dtype;
   std::span<const std::int64_t> counts;
+  const void* source = nullptr;
+  DType source_dtype = DType::f32;
 };
 
 /// reduce_scatter: `in` holds sum(counts) elements on every rank, `out` receives counts[rank] reduced ones.
-/// `out` may lie inside `in` at the own part. With `accumulate` the result is added to what `out` holds.
+/// `out` may lie inside `in` at the own part. With `accumulate` the result is added to what `out` holds. Floats may
+/// travel and arrive in other types: every input and the result are rounded to `wire`, sums are kept in f32 (f64 of
+/// f64), and `out` is of type `out_dtype`; unset, both are `dtype`. A wider wire than the inputs moves no more bytes.
 struct ScatterPart {
   const void* in;
   void* out;
   DType dtype;
   std::span<const std::int64_t> counts;
   bool accumulate = false;
+  std::optional<DType> wire{};
+  std::optional<DType> out_dtype{};
 };
 
 /// `count` elements, reduced or overwritten in place.
@@ -46,6 +46,16 @@ struct FlatPart {
   void* data;
   DType dtype;
   std::int64_t count;
+};
+
+/// all_to_all: `in` holds in_counts[r] elements for each rank r, in rank order; `out` receives out_counts[r] from each,
+/// which must be what rank r sends. They must not overlap.
+struct SwapPart {
+  const void* in;
+  void* out;
+  DType dtype;
+  std::span<const std::int64_t> in_counts;
+  std::span<const std::int64_t> out_counts;
 };
 
 /// A collective in flight. wait() returns when this rank's buffers may be used, rethrows what failed, and is
@@ -62,15 +72,23 @@ struct CommCounts {
   struct Item {
     std::int64_t calls = 0, bytes = 0;
   };
-  Item all_gather, reduce_scatter, all_reduce, broadcast, barrier;
+  Item all_gather, reduce_scatter, all_reduce, broadcast, barrier, all_to_all, send, recv;
   double seconds = 0;  ///< that the callers' threads have spent inside calls
 
   CommCounts& operator+=(const CommCounts& other);
+  CommCounts& operator-=(const CommCounts& other);
+};
+
+/// Memory of one rank that its peers can read: 2 MiB aligned, zero, and without pages until they are touched.
+struct SharedHeap {
+  std::shared_ptr<std::byte> memory;
+  std::size_t bytes = 0;
 };
 
 /// A link to measure with: every rank receives over one full-duplex link, and collectives on it come one after the
 /// other whatever their channel. One takes steps x seconds + bytes x (n-1)/n / bytes_per_second, where all_gather,
-/// reduce_scatter and broadcast have n-1 steps; all_reduce is a reduce_scatter and an all_gather.
+/// reduce_scatter, broadcast and all_to_all have n-1 steps; all_reduce is a reduce_scatter and an all_gather. recv
+/// takes seconds + bytes / bytes_per_second.
 struct LinkShape {
   double bytes_per_second = 0;
   double seconds = 0;  ///< latency of one step
@@ -100,7 +118,13 @@ class ProcessGroup {
   virtual WorkPtr reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) = 0;
   virtual WorkPtr all_reduce(std::span<const FlatPart> parts, ReduceOptions options) = 0;
   virtual WorkPtr broadcast(std::span<const FlatPart> parts, int root) = 0;
+  virtual WorkPtr all_to_all(std::span<const SwapPart> parts) = 0;
   virtual void barrier() = 0;
+
+  /// Between two ranks: the others take no part. A send ends when the peer has received everything, so two ranks that
+  /// first send to each other wait for each other; the deadline names both calls. Lists must agree in types and counts.
+  virtual WorkPtr send(std::span<const FlatPart> parts, int to) = 0;
+  virtual WorkPtr recv(std::span<const FlatPart> parts, int from) = 0;
 
   /// Poisons the group: peers waiting in a collective raise CommError quoting `reason` at once. From any thread.
   virtual void abort(std::string_view reason) = 0;
@@ -115,6 +139,9 @@ class ProcessGroup {
   /// after the data has moved. Before the first call, alike on all ranks. Error unless bytes_per_second > 0 and seconds
   /// >= 0.
   virtual void shape_link(const LinkShape& shape) = 0;
+  /// Large tensors that lie here on all ranks are gathered and reduced without staging: peers read them in place. Empty
+  /// where peers read any memory. The same memory at each call, which the caller divides; it outlives the group.
+  virtual SharedHeap shared_heap() const = 0;
 };
 
 /// A group of one rank: no collective moves anything. What a program without a launcher runs on.

@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <span>
 
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/reduce_kind.h"
+#include "runtime/tensor/dtype.h"
 
 namespace sherd::comm {
 
@@ -12,6 +13,7 @@ struct Reduction {
   ReduceKind kind = ReduceKind::sum;
   double factor = 1.0;      // scale, divided by the number of ranks for avg
   bool accumulate = false;  // add the result to what `out` holds
+  DType in, wire, out;      // of the inputs, what inputs and result are rounded to, of the output
 };
 
 /// Throws Error if `options` cannot be honoured exactly: integers have no avg or scale, bool has only max (or)
@@ -19,9 +21,10 @@ struct Reduction {
 void check_reducible(DType dtype, const ReduceOptions& options);
 
 /// out[i] = round((in_0[i] op in_1[i] op ...) * factor [+ out[i]]) for `count` elements. Floats of 16 bits accumulate
-/// in f32, all others in their own type; a NaN in any input is the maximum and the minimum. `out` may be one
-/// of the inputs. The bits do not depend on how a range is cut into calls.
-void reduce(DType dtype, std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
-            const Reduction& reduction);
+/// in f32, all others in their own type; a NaN in any input is the maximum and the minimum. `out` may be one of the
+/// inputs. Where types differ, all are floats. `streams` writes past the caches. The bits depend neither on it nor on
+/// how a range is cut into calls.
+void reduce(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count, const Reduction& reduction,
+            bool streams);
 
 }  // namespace sherd::comm

@@ -28,9 +28,9 @@ namespace sherd {
 
 namespace {
 
-
 constexpr std::size_t kTokenSize = 32;
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 struct Hello {
   std::uint32_t version = kVersion;
@@ -42,6 +42,7 @@ struct Welcome {
   std::uint32_t version = kVersion;
   std::int32_t size = 0;
   std::uint64_t window_bytes = 0;
+  std::uint64_t heap_bytes = 0;
 };
 
 template <class T>
@@ -60,6 +61,7 @@ std::optional<T> value_of(std::string_view bytes) {
 struct Segment {
   Descriptor memory;
   std::size_t window_bytes = 0;
+  std::size_t heap_bytes = 0;     // of each rank; heaps follow the board at a huge page
   std::vector<Descriptor> lives;  // far ends, by rank
   Descriptor near_end;
 };
@@ -73,33 +75,60 @@ struct Meeting {
   std::string key() const { return "shm_group/" + options.name; }
 };
 
+std::size_t to_huge_pages(std::size_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
+
+/// Board and heaps in the segment.
+struct Layout {
+  Layout(int size, const Segment& segment)
+      : board_bytes(to_huge_pages(comm::Board::memory_bytes(size, segment.window_bytes))),
+        bytes(board_bytes + static_cast<std::size_t>(size) * segment.heap_bytes) {}
+  std::size_t board_bytes;
+  std::size_t bytes;
+};
+
+/// As much as this host has: a rank's heap only takes pages that it touches.
+std::size_t default_heap_bytes() {
+  return static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
 [[noreturn]] void fail_system(std::string_view what) {
   throw CommError(fmt::format("shm_group: {}: {}", what, std::system_category().message(errno)));
 }
 
-// Sealed, so that no process can shrink it under the others; allocated now, so that a lack of memory is an error
-// here and not a fault later.
-Descriptor new_memory(std::size_t num_bytes) {
+// Sealed, so that no process can shrink it under the others. The board is allocated now, so that a lack of memory is an
+// error here and not a fault later; heaps get their pages from whoever divides them.
+Descriptor new_memory(const Layout& layout) {
   Descriptor memory(::memfd_create("sherd", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory) fail_system("cannot make a memory segment");
-  const int error = ::posix_fallocate(memory.get(), 0, static_cast<off_t>(num_bytes));
+  if (::ftruncate(memory.get(), static_cast<off_t>(layout.bytes)) != 0)
+    fail_system(fmt::format("cannot make a memory segment of {} bytes; use smaller heaps", layout.bytes));
+  const int error = ::posix_fallocate(memory.get(), 0, static_cast<off_t>(layout.board_bytes));
   if (error != 0) {
     errno = error;
-    fail_system(fmt::format("cannot allocate {} bytes of shared memory; use a smaller window", num_bytes));
+    fail_system(fmt::format("cannot allocate {} bytes of shared memory; use a smaller window", layout.board_bytes));
   }
   if (::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     fail_system("cannot seal the memory segment");
   return memory;
 }
 
+// The address is a multiple of a huge page, as is the size.
 std::shared_ptr<std::byte> map_memory(const Descriptor& memory, std::size_t num_bytes) {
   struct stat state{};
   if (::fstat(memory.get(), &state) != 0) fail_system("cannot look at the memory segment");
   if (!std::cmp_equal(state.st_size, num_bytes))
     throw CommError(fmt::format("shm_group: the memory segment has {} bytes, expected {}", state.st_size, num_bytes));
-  void* start = ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
-  if (start == MAP_FAILED) fail_system("cannot map the memory segment");
-  return {static_cast<std::byte*>(start), [num_bytes](std::byte* address) { ::munmap(address, num_bytes); }};
+  void* room = ::mmap(nullptr, num_bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) fail_system(fmt::format("no room for a memory segment of {} bytes", num_bytes));
+  auto* first = static_cast<std::byte*>(room);
+  std::byte* start = first + -reinterpret_cast<std::uintptr_t>(first) % kHugePage;
+  const int flags = MAP_SHARED | MAP_NORESERVE | MAP_FIXED;
+  if (::mmap(start, num_bytes, PROT_READ | PROT_WRITE, flags, memory.get(), 0) == MAP_FAILED)
+    fail_system("cannot map the memory segment");
+  if (start > first) ::munmap(first, static_cast<std::size_t>(start - first));
+  if (start < first + kHugePage) ::munmap(start + num_bytes, static_cast<std::size_t>(first + kHugePage - start));
+  ::madvise(start, num_bytes, MADV_HUGEPAGE);  // a wish: the host may not grant it to shared memory
+  return {start, [num_bytes](std::byte* address) { ::munmap(address, num_bytes); }};
 }
 
 std::string missing_ranks(const std::vector<Descriptor>& lives) {
@@ -129,9 +158,11 @@ Segment host(const Meeting& meeting) {
   Segment segment;
   const auto size = static_cast<std::size_t>(meeting.size);
   segment.window_bytes = std::max(meeting.options.window_bytes / 64, size) * 64;
-  const std::size_t num_bytes = comm::Board::memory_bytes(meeting.size, segment.window_bytes);
-  segment.memory = new_memory(num_bytes);
-  comm::Board::format(map_memory(segment.memory, num_bytes).get(), meeting.size);
+  const std::size_t heap_bytes = meeting.options.heap_bytes.value_or(default_heap_bytes());
+  segment.heap_bytes = size == 1 ? 0 : to_huge_pages(heap_bytes);
+  const Layout layout(meeting.size, segment);
+  segment.memory = new_memory(layout);
+  comm::Board::format(map_memory(segment.memory, layout.bytes).get(), meeting.size);
   segment.lives.resize(size);
   std::tie(segment.near_end, segment.lives[0]) = comm::socket_pair();
   if (size == 1) return segment;
@@ -167,7 +198,7 @@ Segment host(const Meeting& meeting) {
 
   std::vector<int> fds{segment.memory.get()};
   for (const Descriptor& life : segment.lives) fds.push_back(life.get());
-  const Welcome welcome{.size = meeting.size, .window_bytes = segment.window_bytes};
+  const Welcome welcome{.size = meeting.size, .window_bytes = segment.window_bytes, .heap_bytes = segment.heap_bytes};
   for (std::size_t rank = 1; rank < size; ++rank) comm::send_message(connections[rank], bytes_of(welcome), fds);
   return segment;
 }
@@ -198,6 +229,7 @@ Segment join(const Meeting& meeting) {
     throw CommError(fmt::format("shm_group {}: rank 0 has a group of {} ranks, rank {} one of {}", meeting.options.name,
                                 welcome ? welcome->size : 0, meeting.rank, meeting.size));
   segment.window_bytes = welcome->window_bytes;
+  segment.heap_bytes = welcome->heap_bytes;
   segment.memory = std::move(message->fds[0]);
   for (std::size_t i = 1; i < message->fds.size(); ++i) segment.lives.push_back(std::move(message->fds[i]));
   return segment;
@@ -211,8 +243,8 @@ std::shared_ptr<ProcessGroup> make_shm_group(Store& store, int rank, int size, c
   check(rank >= 0 && rank < size, "rank {} of a shm group of {} ranks; give 0..{}", rank, size, size - 1);
   const Meeting meeting{store, rank, size, options, comm::SocketTime::clock::now() + options.rendezvous_deadline};
   auto segment = std::make_shared<Segment>(rank == 0 ? host(meeting) : join(meeting));
-  std::shared_ptr<std::byte> memory =
-      map_memory(segment->memory, comm::Board::memory_bytes(size, segment->window_bytes));
+  const Layout layout(size, *segment);
+  std::shared_ptr<std::byte> memory = map_memory(segment->memory, layout.bytes);
   segment->memory = Descriptor();
 
   comm::BoardOptions board{
@@ -220,6 +252,8 @@ std::shared_ptr<ProcessGroup> make_shm_group(Store& store, int rank, int size, c
       .size = size,
       .window_bytes = segment->window_bytes,
       .is_one_process = false,
+      .heaps = memory.get() + layout.board_bytes,
+      .heap_bytes = segment->heap_bytes,
       .has_died = [segment](int peer) { return comm::is_hung_up(segment->lives[static_cast<std::size_t>(peer)]); }};
   return std::make_shared<comm::BoardGroup>("shm", std::move(memory), board);
 }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "runtime/comm/process_group.h"
@@ -18,6 +19,9 @@ struct ShmGroupOptions {
   std::chrono::milliseconds rendezvous_deadline = std::chrono::seconds(60);
   /// Staging memory: each rank has two windows of this size per channel. Rank 0's value holds for all.
   std::size_t window_bytes = std::size_t{1} << 20;
+  /// Address space of each rank's shared heap; pages come when they are touched. Unset: the memory of the host; 0:
+  /// none. Rank 0's value holds for all.
+  std::optional<std::size_t> heap_bytes{};
 };
 
 /// Collective over the processes 0..size-1, which must run as the same user in the same network namespace. Blocks until

@@ -47,6 +47,10 @@ std::shared_ptr<ProcessGroup> world_group() {
 void set_world_group(std::shared_ptr<ProcessGroup> group) {
   RankContext& context = RankContext::current();
   if (group && group->size() > 1) context.rank_text = fmt::format("rank {} of {}", group->rank(), group->size());
+  if (group) {
+    SharedHeap heap = group->shared_heap();
+    context.allocator().use_shared_heap(std::move(heap.memory), heap.bytes);
+  }
   context.world = std::move(group);
 }
 

@@ -19,7 +19,7 @@ void register_rows(OpTable& table) {
   cpu::register_optimizer(table);
 }
 
-constexpr Kernels kKernels{register_rows, gemm_blocked, reduce_ranks, kMultipliesBf16};
+constexpr Kernels kKernels{register_rows, gemm_blocked, reduce_ranks, cast_floats, kMultipliesBf16};
 
 }  // namespace
 

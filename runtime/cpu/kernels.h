@@ -14,8 +14,10 @@ struct Kernels {
   /// One problem, K > 0, on the threads of parallel.h.
   void (*gemm_blocked)(const Gemm& g, const void* a, const void* b, void* c);
   /// comm::reduce, at least one element.
-  void (*reduce_ranks)(DType dtype, std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
+  void (*reduce_ranks)(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
                        const comm::Reduction& reduction);
+  /// to[i] = cast(from[i]) between floats, dense and apart.
+  void (*cast_floats)(DType to_dtype, void* to, DType from_dtype, const void* from, std::int64_t count);
   /// Whether the level's CPUs multiply bf16 themselves.
   bool multiplies_bf16;
 };
@@ -34,7 +36,8 @@ void register_random(OpTable& table);
 void register_optimizer(OpTable& table);
 void register_collective(OpTable& table);  // not a kernel: it calls the process group
 
-void reduce_ranks(DType dtype, std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
+void reduce_ranks(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
                   const comm::Reduction& reduction);
+void cast_floats(DType to_dtype, void* to, DType from_dtype, const void* from, std::int64_t count);
 
 }  // namespace sherd::cpu

@@ -65,55 +65,115 @@ struct Min {
   }
 };
 
+template <class A>
+using Block = std::array<A, kBlock>;
+
+/// Calls fn with the C++ type of a dtype that an output of floats may have.
+template <class Fn>
+void visit_floating(DType dtype, Fn&& fn) {
+  visit_dtype(dtype, [&]<class T>(Type<T>) {
+    if constexpr (is_floating(dtype_of<T>)) fn(Type<T>{});
+  });
+}
+
+template <class A, class Length>
+void round_to(DType dtype, Block<A>& values, Length length) {
+  visit_floating(dtype, [&]<class W>(Type<W>) {
+    for (std::int64_t i = 0; i < length; ++i) {
+      A& value = values[static_cast<std::size_t>(i)];
+      value = convert<A>(convert<W>(value));
+    }
+  });
+}
+
+template <class U, class A, class Length>
+void store(const Block<A>& acc, U* out, Length length, bool accumulate) {
+  for (std::int64_t i = 0; i < length; ++i) {
+    const A value = acc[static_cast<std::size_t>(i)];
+    out[i] = convert<U>(accumulate ? Sum::apply(convert<A>(out[i]), value) : value);
+  }
+}
+
+// The usual case in one pass: two ranks, nothing to round on the way, nothing to add to. A factor of 1 changes no bits.
+template <class T, class Op, class U>
+void reduce_pair(const T* a, const T* b, U* out, std::int64_t count, Accumulator<T> factor) {
+  using A = Accumulator<T>;
+  for (std::int64_t i = 0; i < count; ++i)
+    out[i] = convert<U>(Op::apply(static_cast<A>(a[i]), static_cast<A>(b[i])) * factor);
+}
+
 template <class T, class Op, class Length>
-void reduce_block(std::span<const std::byte* const> inputs, std::int64_t at, T* out, Length length,
+void reduce_block(std::span<const std::byte* const> inputs, std::int64_t at, std::byte* out, Length length,
                   const Reduction& reduction) {
   using A = Accumulator<T>;
-  std::array<A, kBlock> acc;
-  const auto input = [&](std::size_t rank) { return reinterpret_cast<const T*>(inputs[rank]) + at; };
-  const T* first = input(0);
-  for (std::int64_t i = 0; i < length; ++i) acc[static_cast<std::size_t>(i)] = static_cast<A>(first[i]);
+  constexpr bool is_float = is_floating(dtype_of<T>);
+  // A wire as wide as the sum loses nothing.
+  const bool rounds_inputs =
+      is_float && byte_size(reduction.wire) < static_cast<std::int64_t>(sizeof(A)) && reduction.wire != reduction.in;
+  const bool rounds_result =
+      is_float && byte_size(reduction.wire) < static_cast<std::int64_t>(sizeof(A)) && reduction.wire != reduction.out;
+  alignas(64) Block<A> acc;
+  const auto load = [&](std::size_t rank, Block<A>& block) {
+    const T* in = reinterpret_cast<const T*>(inputs[rank]) + at;
+    for (std::int64_t i = 0; i < length; ++i) block[static_cast<std::size_t>(i)] = static_cast<A>(in[i]);
+    if constexpr (is_float)
+      if (rounds_inputs) round_to(reduction.wire, block, length);
+  };
+  load(0, acc);
   for (std::size_t rank = 1; rank < inputs.size(); ++rank) {
-    const T* in = input(rank);
+    alignas(64) Block<A> in;
+    load(rank, in);
     for (std::int64_t i = 0; i < length; ++i) {
-      A& a = acc[static_cast<std::size_t>(i)];
-      a = Op::apply(a, static_cast<A>(in[i]));
+      const auto k = static_cast<std::size_t>(i);
+      acc[k] = Op::apply(acc[k], in[k]);
     }
   }
-  if constexpr (is_floating(dtype_of<T>)) {
+  if constexpr (is_float) {
     const A factor = static_cast<A>(reduction.factor);
     if (reduction.factor != 1.0)
       for (std::int64_t i = 0; i < length; ++i) acc[static_cast<std::size_t>(i)] *= factor;
+    if (rounds_result) round_to(reduction.wire, acc, length);
+    visit_floating(reduction.out,
+                   [&]<class U>(Type<U>) { store(acc, reinterpret_cast<U*>(out) + at, length, reduction.accumulate); });
+  } else {
+    T* typed = reinterpret_cast<T*>(out) + at;
+    if (reduction.accumulate)
+      for (std::int64_t i = 0; i < length; ++i)
+        typed[i] = static_cast<T>(Sum::apply(static_cast<A>(typed[i]), acc[static_cast<std::size_t>(i)]));
+    else
+      for (std::int64_t i = 0; i < length; ++i) typed[i] = static_cast<T>(acc[static_cast<std::size_t>(i)]);
   }
-  if (reduction.accumulate) {
-    for (std::int64_t i = 0; i < length; ++i) {
-      A& a = acc[static_cast<std::size_t>(i)];
-      a = Sum::apply(static_cast<A>(out[i]), a);
-    }
-  }
-  for (std::int64_t i = 0; i < length; ++i) out[i] = static_cast<T>(acc[static_cast<std::size_t>(i)]);
 }
 
 template <class T, class Op>
-void reduce_all(std::span<const std::byte* const> inputs, T* out, std::int64_t count, const Reduction& reduction) {
+void reduce_all(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
+                const Reduction& reduction) {
+  if constexpr (is_floating(dtype_of<T>)) {
+    const bool is_exact = byte_size(reduction.wire) >= static_cast<std::int64_t>(sizeof(Accumulator<T>)) ||
+                          (reduction.wire == reduction.in && reduction.wire == reduction.out);
+    if (inputs.size() == 2 && is_exact && !reduction.accumulate)
+      return visit_floating(reduction.out, [&]<class U>(Type<U>) {
+        reduce_pair<T, Op>(reinterpret_cast<const T*>(inputs[0]), reinterpret_cast<const T*>(inputs[1]),
+                           reinterpret_cast<U*>(out), count, static_cast<Accumulator<T>>(reduction.factor));
+      });
+  }
   std::int64_t at = 0;
   for (; at + kBlock <= count; at += kBlock)
-    reduce_block<T, Op>(inputs, at, out + at, std::integral_constant<std::int64_t, kBlock>{}, reduction);
-  if (at < count) reduce_block<T, Op>(inputs, at, out + at, count - at, reduction);
+    reduce_block<T, Op>(inputs, at, out, std::integral_constant<std::int64_t, kBlock>{}, reduction);
+  if (at < count) reduce_block<T, Op>(inputs, at, out, count - at, reduction);
 }
 
 }  // namespace
 
-void reduce_ranks(DType dtype, std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
+void reduce_ranks(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
                   const Reduction& reduction) {
-  visit_dtype(dtype, [&]<class T>(Type<T>) {
-    T* typed = reinterpret_cast<T*>(out);
+  visit_dtype(reduction.in, [&]<class T>(Type<T>) {
     switch (reduction.kind) {
       case ReduceKind::sum:
-      case ReduceKind::avg: return reduce_all<T, Sum>(inputs, typed, count, reduction);
-      case ReduceKind::product: return reduce_all<T, Product>(inputs, typed, count, reduction);
-      case ReduceKind::max: return reduce_all<T, Max>(inputs, typed, count, reduction);
-      case ReduceKind::min: return reduce_all<T, Min>(inputs, typed, count, reduction);
+      case ReduceKind::avg: return reduce_all<T, Sum>(inputs, out, count, reduction);
+      case ReduceKind::product: return reduce_all<T, Product>(inputs, out, count, reduction);
+      case ReduceKind::max: return reduce_all<T, Max>(inputs, out, count, reduction);
+      case ReduceKind::min: return reduce_all<T, Min>(inputs, out, count, reduction);
     }
   });
 }

@@ -1,10 +1,12 @@
 #pragma once
 // Host memory of one rank. Freed blocks stay in the free list of their size class, so that a steady training
 // step neither takes memory from the system nor gives any back (first touch of fresh pages costs more than the
-// kernels that use them). Large blocks are mapped with huge pages.
+// kernels that use them). Large blocks are mapped with huge pages. What peers read, parameters and gradients, comes
+// from memory that they can read in place if the rank's group offers some.
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -34,6 +36,9 @@ class CachingAllocator {
   std::int64_t limit() const { return limit_; }
   /// Fills released memory with 0xCB so that a use after release shows at once.
   void set_poison(bool on) { poison_ = on; }
+  /// Parameters and gradients allocated from now on lie in `memory`, which the allocator divides; other memory serves
+  /// when it is used up. No-op when it is in use already. Aligned to 2 MiB.
+  void use_shared_heap(std::shared_ptr<std::byte> memory, std::size_t bytes);
   /// Bytes taken from the system so far, and how often: both stand still in a steady step.
   std::int64_t reserved_bytes() const { return reserved_bytes_; }
   std::int64_t system_calls() const { return system_calls_; }
@@ -43,9 +48,22 @@ class CachingAllocator {
 
  private:
   ~CachingAllocator();
-  void* take_from_system(std::int64_t class_bytes);
-  void* carve(std::int64_t class_bytes);
-  void* map_chunk(std::int64_t bytes);
+  // Blocks of one kind of memory: private pages, or a shared heap.
+  struct Arena {
+    std::vector<std::vector<void*>> free;  // by size class
+    std::byte* slab = nullptr;
+    std::int64_t slab_left = 0;
+    std::shared_ptr<std::byte> heap;  // null: pages come from the system
+    std::size_t heap_bytes = 0, heap_used = 0;
+  };
+  Arena& arena_for(std::size_t size_class, MemoryCategory category);
+  Arena& arena_of(const void* block);
+  void put_back(void* block, std::int64_t bytes);
+  void* take_from_system(Arena& arena, std::int64_t class_bytes);
+  void* carve(Arena& arena, std::int64_t class_bytes);
+  void* map_chunk(Arena& arena, std::int64_t bytes);
+  void* map_pages(std::int64_t bytes);
+  [[noreturn]] void fail_system_memory(std::int64_t bytes) const;
   void drain_foreign();
   std::int64_t live_blocks_ = 0;
   struct Foreign {
@@ -54,10 +72,9 @@ class CachingAllocator {
     MemoryCategory category;
   };
 
-  std::vector<std::vector<void*>> free_;  // by size class
+  Arena private_;
+  std::vector<Arena> shared_;  // the last one serves new blocks
   std::vector<std::pair<void*, std::size_t>> chunks_;
-  std::byte* slab_ = nullptr;
-  std::int64_t slab_left_ = 0;
   Accounting accounting_;
   std::int64_t limit_ = 0, reserved_bytes_ = 0, system_calls_ = 0;
   bool poison_ = false, abandoned_ = false;

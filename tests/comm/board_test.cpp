@@ -55,9 +55,10 @@ TEST(Board, WindowsAlternateAndDoNotOverlap) {
   const Board last(memory, options);
   EXPECT_EQ(board.window(0, 1) - board.window(0, 0), 128);
   EXPECT_EQ(board.window(0, 2), board.window(0, 0));
-  EXPECT_EQ(board.window(1, 0) - board.window(0, 1), 128);
-  EXPECT_EQ(next.window(0, 0) - board.window(1, 1), 128);
-  EXPECT_EQ(last.window(1, 1) + 128 - memory.get(), static_cast<std::ptrdiff_t>(Board::memory_bytes(2, 128)));
+  EXPECT_EQ(board.window(1, 0) - board.mail_window(0), 128);
+  EXPECT_EQ(board.mail_window(0) - board.window(0, 1), 128);
+  EXPECT_EQ(next.window(0, 0) - board.mail_window(1), 128);
+  EXPECT_EQ(last.mail_window(1) + 128 - memory.get(), static_cast<std::ptrdiff_t>(Board::memory_bytes(2, 128)));
 }
 
 }  // namespace

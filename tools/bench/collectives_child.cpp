@@ -1,7 +1,7 @@
 // `--child collectives` under `sherd run`: a request is "all_gather BYTES CALLS" or "reduce_scatter BYTES CALLS", BYTES
 // of the full f32 tensor; the answer, seconds of one call. Shards and gradients lie where fully_shard keeps them.
+#include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <sstream>
 
 #include "runtime/comm/world.h"
@@ -30,10 +30,7 @@ class Collectives {
   }
 
   void all_gather() {
-    float* full = gathered_.mutable_data<float>();
-    std::memcpy(full + group_.rank() * counts_[0], shard_.data<float>(),
-                static_cast<std::size_t>(counts_[0]) * sizeof(float));
-    const GatherPart part{full, DType::f32, counts_};
+    const GatherPart part{gathered_.raw(), DType::f32, counts_, shard_.raw(), DType::f32};
     group_.all_gather({&part, 1})->wait();
   }
   void reduce_scatter() {

@@ -1,0 +1,59 @@
+#pragma once
+// A list of tensors as one stream of bytes, cut into pieces that fit a window.
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <vector>
+
+namespace sherd::comm {
+
+/// Neighbouring bytes of the stream.
+struct ByteRange {
+  std::byte* data;
+  std::size_t bytes;
+};
+
+class ByteStream {
+ public:
+  void add(const void* data, std::size_t bytes) {
+    ranges_.push_back({static_cast<std::byte*>(const_cast<void*>(data)), bytes});
+    size_ += bytes;
+  }
+  std::size_t size() const { return size_; }
+
+  /// Copies bytes [at, at + up to `most`) of the stream out of the tensors, or into them.
+  void read(std::byte* to, std::size_t at, std::size_t most) const {
+    visit(at, most, [&](const ByteRange& part) {
+      std::memcpy(to, part.data, part.bytes);
+      to += part.bytes;
+    });
+  }
+  void write(const std::byte* from, std::size_t at, std::size_t most) const {
+    visit(at, most, [&](const ByteRange& part) {
+      std::memcpy(part.data, from, part.bytes);
+      from += part.bytes;
+    });
+  }
+
+ private:
+  template <class Fn>
+  void visit(std::size_t at, std::size_t most, Fn&& fn) const {
+    for (const ByteRange& range : ranges_) {
+      if (at >= range.bytes) {
+        at -= range.bytes;
+        continue;
+      }
+      const std::size_t bytes = std::min(most, range.bytes - at);
+      if (bytes == 0) return;
+      fn(ByteRange{range.data + at, bytes});
+      most -= bytes;
+      at = 0;
+    }
+  }
+
+  std::vector<ByteRange> ranges_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace sherd::comm
