@@ -166,6 +166,20 @@ Module::ForwardScope::ForwardScope(Module& module) : module_(module), outer_path
   }
 }
 
+std::optional<DType> Module::ForwardScope::input_dtype() const {
+  std::optional<DType> dtype;
+  for (const auto& hook : module_.hooks_)
+    if (const auto asked = hook->input_dtype()) dtype = asked;
+  return dtype;
+}
+
+std::optional<DType> Module::ForwardScope::output_dtype() const {
+  std::optional<DType> dtype;
+  for (const auto& hook : module_.hooks_)
+    if (const auto asked = hook->output_dtype()) dtype = asked;
+  return dtype;
+}
+
 void Module::ForwardScope::finish(const std::function<void(const TensorVisitor&)>& visit_outputs) {
   while (entered_ > 0) module_.hooks_[--entered_]->after_forward(module_, visit_outputs);
 }

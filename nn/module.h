@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "nn/init.h"
+#include "nn/tensor_map.h"
 #include "runtime/autograd/slot.h"
 
 namespace sherd::nn {
@@ -87,6 +88,9 @@ class ModuleHook {
   }
   /// Forward left by an exception that says `reason`; must not communicate.
   virtual void abandon_forward(Module&, std::string_view reason) noexcept { (void)reason; }
+  /// Floating-point tensors that go into or come out of forward() are cast to these; unset: they stay as they are.
+  virtual std::optional<DType> input_dtype() const { return {}; }
+  virtual std::optional<DType> output_dtype() const { return {}; }
   /// Parameters get bytes now; called top-down before initial values are drawn.
   virtual void before_materialize(Module&) {}
 };
@@ -153,6 +157,9 @@ class Module {
     ForwardScope(const ForwardScope&) = delete;
     ForwardScope& operator=(const ForwardScope&) = delete;
     void finish(const std::function<void(const TensorVisitor&)>& visit_outputs);
+    /// What the hooks ask for; the last one that asks is heard.
+    std::optional<DType> input_dtype() const;
+    std::optional<DType> output_dtype() const;
     /// In a handler: adds this module's path to an error that does not know its module yet; hooks learn the reason.
     void fail();
 
@@ -188,7 +195,9 @@ class Layer : public Module {
   auto operator()(Args&&... args) {
     ForwardScope scope(*this);
     try {
-      auto result = static_cast<Self*>(this)->forward(std::forward<Args>(args)...);
+      const std::optional<DType> input = scope.input_dtype(), output = scope.output_dtype();
+      auto result = static_cast<Self*>(this)->forward(CastArgument<Args>(args, input).get()...);
+      if (output) cast_tensors(result, *output);
       scope.finish([&](const TensorVisitor& visit) { visit_tensors(result, visit); });
       return result;
     } catch (...) {

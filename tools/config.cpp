@@ -76,6 +76,11 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("prefetch", &c.prefetch, "gather the next block's parameters while a block computes", run);
 }
 
+void bind_precision(ConfigTable& table, TrainConfig& c) {
+  table.add("param_dtype", &c.param_dtype, "type to compute in and to gather parameters as: f32, bf16 or f16");
+  table.add("reduce_dtype", &c.reduce_dtype, "type that gradients are rounded to when they are reduced");
+}
+
 void bind_model(ConfigTable& table, TrainConfig::Model& m) {
   table.add("model.style", &m.style, "gpt2 (learned positions, layer norm, GELU) or llama (rotary, RMS norm, SwiGLU)");
   table.add("model.layers", &m.layers, "blocks");
@@ -128,6 +133,12 @@ void check_run(const TrainConfig& c) {
   check_choice("group", c.group, std::array<std::string_view, 2>{"shm", "thread"});
   link_shape(c);
   check_choice("device", c.device, std::array<std::string_view, 1>{"cpu"});
+  constexpr std::array<std::string_view, 3> kTypes{"f32", "bf16", "f16"};
+  check_choice("param_dtype", c.param_dtype, kTypes);
+  check_choice("reduce_dtype", c.reduce_dtype, kTypes);
+  check(c.fully_shard || (c.param_dtype == "f32" && c.reduce_dtype == "f32"),
+        "param_dtype = {} and reduce_dtype = {} are settings of fully_shard; leave it on", c.param_dtype,
+        c.reduce_dtype);
   check(c.deadline > 0 && c.deadline < 1e9, "deadline must be a positive number of seconds, got {}", c.deadline);
 }
 
@@ -197,6 +208,7 @@ std::optional<LinkShape> link_shape(const TrainConfig& config) {
 ConfigTable bind(TrainConfig& config) {
   ConfigTable table;
   bind_run(table, config);
+  bind_precision(table, config);
   bind_model(table, config.model);
   bind_optimizer(table, config.optimizer);
   return table;

@@ -45,6 +45,8 @@ struct TrainConfig {
   bool fully_shard = true;
   bool reshard_after_forward = true;
   bool prefetch = true;
+  std::string param_dtype = "f32";
+  std::string reduce_dtype = "f32";
 
   struct Model {
     std::string style = "llama";

@@ -114,10 +114,12 @@ void Trainer::build() {
   model_ = make_model(config_.model, data_->vocabulary().size());
   if (config_.fully_shard) {
     const DeviceMesh mesh(group_, "dp");
+    const nn::MixedPrecision policy{.param_dtype = dtype_from_name(config_.param_dtype), .reduce_dtype = dtype_from_name(config_.reduce_dtype)};
     const nn::FullyShardOptions block_options{.reshard_after_forward = nn::ReshardAfterForward(config_.reshard_after_forward),
+                                              .mp_policy = policy,
                                               .prefetch = config_.prefetch};
     for (nn::Module* block : model_->blocks()) nn::fully_shard(*block, mesh, block_options);
-    nn::fully_shard(*model_, mesh, {.prefetch = config_.prefetch});
+    nn::fully_shard(*model_, mesh, {.mp_policy = policy, .prefetch = config_.prefetch});
   }
   model_->materialize({static_cast<std::uint64_t>(config_.seed)});
   if (initial_) together(*group_, [&] { initial_->load(*model_); });

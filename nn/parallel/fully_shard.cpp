@@ -44,7 +44,7 @@ struct ShardTree {
 class FullyShardHook final : public ModuleHook, public std::enable_shared_from_this<FullyShardHook> {
  public:
   FullyShardHook(std::vector<Module*> modules, const DeviceMesh& mesh, const FullyShardOptions& options)
-      : modules_(std::move(modules)) {
+      : modules_(std::move(modules)), policy_(options.mp_policy) {
     if (options.reshard_after_forward) reshard_after_forward_ = options.reshard_after_forward->resolve(mesh.size());
     prefetches_ = options.prefetch;
   }
@@ -57,6 +57,10 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   void before_materialize(Module&) override {
     if (group) group->materialize();
   }
+  std::optional<DType> input_dtype() const override {
+    return policy_.cast_forward_inputs ? policy_.param_dtype : std::nullopt;
+  }
+  std::optional<DType> output_dtype() const override { return policy_.output_dtype; }
 
   bool reshards() const { return reshard_after_forward_.value_or(!is_root_); }
   void set_reshards(bool value) { reshard_after_forward_ = value; }
@@ -77,6 +81,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   static void end_backward(const std::shared_ptr<ShardTree>& tree);
 
   std::vector<Module*> modules_;
+  MixedPrecision policy_;
   std::shared_ptr<ShardTree> tree_;
   std::optional<bool> reshard_after_forward_;
   std::size_t entered_ = 0;  // modules of the list that have run in this forward
@@ -243,6 +248,7 @@ void FullyShardHook::end_backward(const std::shared_ptr<ShardTree>& tree) {
 
 void fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, const FullyShardOptions& options) {
   check(!modules.empty(), "fully_shard: the list of modules is empty");
+  check_policy(options.mp_policy);
   std::set<Parameter*> seen;
   std::vector<Parameter*> parameters;
   std::string name;
@@ -257,7 +263,8 @@ void fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, co
     name += (name.empty() ? "" : "+") + label(*module);
   }
   auto hook = std::make_shared<FullyShardHook>(modules, mesh, options);
-  if (!parameters.empty()) hook->group = std::make_unique<ShardGroup>(name, mesh, std::move(parameters));
+  if (!parameters.empty())
+    hook->group = std::make_unique<ShardGroup>(name, mesh, std::move(parameters), options.mp_policy);
   for (Module* module : modules) module->add_hook(hook);
 }
 

@@ -15,6 +15,7 @@
 
 #include "dtensor/mesh.h"
 #include "nn/module.h"
+#include "nn/parallel/mixed_precision.h"
 
 namespace sherd::nn {
 
@@ -39,6 +40,8 @@ class ReshardAfterForward {
 struct FullyShardOptions {
   /// Default: true, but false for the root, whose parameters backward needs first.
   std::optional<ReshardAfterForward> reshard_after_forward{};
+  /// Types to compute and reduce in; as the parameters are, unless set.
+  MixedPrecision mp_policy{};
   /// While this module computes, gather the group that ran after it in the forward before (in backward: the one that
   /// comes next). Off: everything is gathered when it is needed.
   bool prefetch = true;

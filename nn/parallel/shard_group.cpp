@@ -5,6 +5,8 @@
 
 #include "dtensor/spec.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/copy.h"
+#include "runtime/comm/reduce.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/stream.h"
 #include "runtime/op/ops.h"
@@ -23,10 +25,30 @@ Tensor view_at(const Tensor& buffer, const Shape& shape, std::int64_t byte_offse
   return Tensor::make(buffer.storage(), shape, contiguous_strides(shape), byte_offset / byte_size(dtype), dtype,
                       Device::cpu());
 }
+
+// One rank's reduction: the scale and the casts.
+void reduce_alone(std::span<const ScatterPart> parts, double scale) {
+  for (const ScatterPart& part : parts) {
+    const std::byte* const in[] = {static_cast<const std::byte*>(part.in)};
+    comm::reduce(in, static_cast<std::byte*>(part.out), part.counts[0],
+                 {.kind = ReduceKind::sum,
+                  .factor = scale,
+                  .accumulate = part.accumulate,
+                  .in = part.dtype,
+                  .wire = part.wire.value_or(part.dtype),
+                  .out = part.out_dtype.value_or(part.dtype)},
+                 false);
+  }
+}
 }  // namespace
 
-ShardGroup::ShardGroup(std::string name, const DeviceMesh& mesh, std::vector<Parameter*> parameters)
-    : name_(std::move(name)), mesh_(mesh), parameters_(std::move(parameters)), divide_factor_(mesh.size()) {
+ShardGroup::ShardGroup(std::string name, const DeviceMesh& mesh, std::vector<Parameter*> parameters,
+                       const MixedPrecision& policy)
+    : name_(std::move(name)),
+      mesh_(mesh),
+      policy_(policy),
+      parameters_(std::move(parameters)),
+      divide_factor_(mesh.size()) {
   const Spec* spec = Spec::of(mesh_, Shard(0));
   std::vector<Tensor> values;
   for (Parameter* p : parameters_) {
@@ -35,12 +57,15 @@ ShardGroup::ShardGroup(std::string name, const DeviceMesh& mesh, std::vector<Par
           p->name());
     const Tensor value = p->value().detach();
     check(!value.is_distributed(), "fully_shard: parameter \"{}\" is sharded already: {}", p->name(), describe(value));
-    Placed placed{p, spec, value.dtype(), {}, spec->local_shape(shape), shard_bytes_, gathered_bytes_, 0, {}, {}};
+    const DType dtype = value.dtype();
+    const DType full_dtype = is_floating(dtype) ? policy_.param_dtype.value_or(dtype) : dtype;
+    Placed placed{p, spec, dtype, full_dtype, {}, spec->local_shape(shape), shard_bytes_, gathered_bytes_, {}, {}};
+    casts_ = casts_ || full_dtype != dtype;
+    rounds_ = rounds_ || byte_size(wire_of(placed).value_or(full_dtype)) < byte_size(dtype);
     const std::int64_t row = shape[0] == 0 ? 0 : sherd::numel(shape) / shape[0];
     for (int r = 0; r < mesh_.size(); ++r) placed.counts.push_back(chunk_range(shape[0], mesh_.size(), r).size() * row);
-    placed.own_offset = spec->local_range(0, shape[0]).begin * row * byte_size(value.dtype());
-    shard_bytes_ += align(sherd::numel(placed.local_shape) * byte_size(value.dtype()));
-    gathered_bytes_ += align(sherd::numel(shape) * byte_size(value.dtype()));
+    shard_bytes_ += align(sherd::numel(placed.local_shape) * byte_size(dtype));
+    gathered_bytes_ += align(sherd::numel(shape) * byte_size(full_dtype));
     placed_.push_back(std::move(placed));
     values.push_back(value);
   }
@@ -78,8 +103,8 @@ void ShardGroup::materialize() {
   if (shards_.defined()) return;
   shards_ = bytes_over(Storage::allocate(shard_bytes_, MemoryCategory::parameters));
   if (shard_bytes_ > 0) std::memset(shards_.raw(), 0, static_cast<std::size_t>(shard_bytes_));
-  if (alone()) {
-    gathered_ = shards_;  // one rank: the shard is the parameter
+  if (is_shard_full()) {
+    gathered_ = shards_;
   } else {
     Ref<Storage> storage = Storage::released(gathered_bytes_, MemoryCategory::unsharded);
     storage->owner = this;
@@ -98,7 +123,7 @@ void ShardGroup::attach_tensors() {
 }
 
 Tensor ShardGroup::full_view(const Placed& p, const Tensor& buffer) const {
-  return view_at(buffer, p.parameter->shape(), p.full_offset, p.dtype);
+  return view_at(buffer, p.parameter->shape(), p.full_offset, p.full_dtype);
 }
 
 void ShardGroup::take_values(const std::vector<Tensor>& values) {
@@ -115,11 +140,11 @@ bool ShardGroup::is_current() const {
 }
 
 void ShardGroup::prefetch() {
-  if (!alone() && !is_current()) issue_gather(*this, shards_, gathered_);
+  if (!is_shard_full() && !is_current()) issue_gather(*this, shards_, gathered_);
 }
 
 void ShardGroup::unshard() {
-  if (unsharded_ && !alone() && is_current()) return;
+  if (unsharded_ && !is_shard_full() && is_current()) return;
   prefetch();
   unsharded_ = true;
   for (Placed& p : placed_) {
@@ -144,41 +169,32 @@ void ShardGroup::drop_unused() {
   if (!unsharded_ && is_gathered()) issue_release(*this, gathered_);
 }
 
-// The own rows go to their final address, the peers' beside them. Addresses are taken here; the copy, which the peers
-// need too, runs on the stream.
+// Addresses are taken here; the copy, which the peers need too, runs on the stream. One rank has nobody to wait for.
 void ShardGroup::gather() {
-  struct OwnRows {
-    std::byte* to;
-    const std::byte* from;
-    std::size_t bytes;
-  };
+  static constexpr std::byte kNoRows{};
   gathered_.storage()->restore_data();
   std::byte* const gathered = gathered_.storage()->address();
+  const std::byte* const shards = shards_.storage()->address();
   std::vector<GatherPart> parts;
-  std::vector<OwnRows> own;
-  std::int64_t moved = 0;
-  for (const Placed& p : placed_) {
-    parts.push_back({gathered + p.full_offset, p.dtype, p.counts});
-    moved += p.unsharded.bytes();
-    const std::int64_t bytes = sherd::numel(p.local_shape) * byte_size(p.dtype);
-    if (bytes > 0)
-      own.push_back({gathered + p.full_offset + p.own_offset, shards_.storage()->address() + p.shard_offset,
-                     static_cast<std::size_t>(bytes)});
+  for (const Placed& p : placed_)
+    parts.push_back(
+        {gathered + p.full_offset, p.full_dtype, p.counts, shards ? shards + p.shard_offset : &kNoRows, p.dtype});
+  if (alone()) {
+    (void)shards_.storage()->data();  // may still be lent to a stream
+    for (const GatherPart& part : parts)
+      comm::copy(part.data, part.dtype, part.source, part.source_dtype, part.counts[0], false);
+  } else {
+    ProcessGroup& channel = mesh_.group().channel(channel_of(StreamKind::all_gather));
+    const Loan loans[] = {{shards_.storage(), false}, {gathered_.storage(), true}};
+    RankContext::current()
+        .stream(StreamKind::all_gather)
+        .submit({.name = "unshard",
+                 .subject = name_,
+                 .bytes = gathered_bytes_,
+                 .run = [&channel, parts = std::move(parts)] { channel.all_gather(parts)->wait(); },
+                 .loans = loans,
+                 .abort = [&channel](std::string_view reason) { channel.abort(reason); }});
   }
-  ProcessGroup& channel = mesh_.group().channel(channel_of(StreamKind::all_gather));
-  const Loan loans[] = {{shards_.storage(), false}, {gathered_.storage(), true}};
-  RankContext::current()
-      .stream(StreamKind::all_gather)
-      .submit({.name = "unshard",
-               .subject = name_,
-               .bytes = moved,
-               .run =
-                   [&channel, parts = std::move(parts), own = std::move(own)] {
-                     for (const OwnRows& rows : own) std::memcpy(rows.to, rows.from, rows.bytes);
-                     channel.all_gather(parts)->wait();
-                   },
-               .loans = loans,
-               .abort = [&channel](std::string_view reason) { channel.abort(reason); }});
   gathered_.storage()->set_version(shards_.storage()->version());
 }
 
@@ -199,7 +215,7 @@ ShardGroup::Placed& ShardGroup::placed(const Slot& slot) {
 // One rank adds micro-batches to the gradient itself, as the default sink does.
 bool ShardGroup::adds_in_place(const Placed& p) const {
   const bool fresh = p.pending == Placed::Pending::none || p.pending == Placed::Pending::in_place;
-  return alone() && divide_factor_ == 1 && fresh && p.parameter->grad().defined();
+  return is_gradient_reduced() && fresh && p.parameter->grad().defined();
 }
 
 GradSink::Destination ShardGroup::destination(Slot& slot) {
@@ -256,7 +272,7 @@ void ShardGroup::finish_backward() {
 
 void ShardGroup::reduce_pending() {
   finished_ = 0;
-  if (gradients_.defined() && alone() && divide_factor_ == 1) {
+  if (gradients_.defined() && is_gradient_reduced()) {
     keep_gradients();
   } else if (gradients_.defined()) {
     launch(Placed::Pending::average, 1 / divide_factor_);
@@ -270,7 +286,7 @@ void ShardGroup::reduce_pending() {
   }
 }
 
-// One rank: the full gradients are the shards of gradients.
+// The full gradients are the shards of gradients.
 void ShardGroup::keep_gradients() {
   for (Placed& p : placed_)
     if (p.pending == Placed::Pending::average || p.pending == Placed::Pending::sum)
@@ -316,6 +332,10 @@ int ShardGroup::plan_index(const ReducePlan& plan) {
   return static_cast<int>(plans_.size()) - 1;
 }
 
+std::optional<DType> ShardGroup::wire_of(const Placed& p) const {
+  return is_floating(p.dtype) ? policy_.reduce_dtype : std::nullopt;
+}
+
 // While it runs, the full gradients count as communication: they are nobody's gradients any more.
 void ShardGroup::reduce(int plan_number, const Tensor& full, std::span<const Tensor> out) {
   const ReducePlan& plan = plans_[static_cast<std::size_t>(plan_number)];
@@ -326,11 +346,13 @@ void ShardGroup::reduce(int plan_number, const Tensor& full, std::span<const Ten
     const Placed& p = placed_[plan.members[m]];
     const Ref<Storage>& to = out[m].storage();
     parts.push_back({full.storage()->address() + full.offset() + p.full_offset,
-                     to->address() + out[m].offset() * byte_size(p.dtype), p.dtype, p.counts, plan.accumulate[m]});
+                     to->address() + out[m].offset() * byte_size(p.dtype), p.full_dtype, p.counts, plan.accumulate[m],
+                     wire_of(p), p.dtype});
     moved += p.unsharded.bytes();
     if (std::none_of(loans.begin(), loans.end(), [&](const Loan& loan) { return loan.storage == to; }))
       loans.push_back({to, true});
   }
+  if (alone()) return reduce_alone(parts, plan.scale);
   ProcessGroup& channel = mesh_.group().channel(channel_of(StreamKind::reduce_scatter));
   last_reduction_ = RankContext::current()
                         .stream(StreamKind::reduce_scatter)

@@ -6,14 +6,15 @@
 //   gathered   | p0 ............ full | p1 ............ full | ...     present between unshard and release
 //   gradients  | p0 ............ full | p1 ............ full | ...     during backward, written there by the vjps
 //
-// A gather writes the own rows to their place in `gathered` and receives the other ranks' rows beside them; a reduction
-// reads `gradients` where backward wrote it.
+// A gather puts every rank's rows at their final address, cast to the type the module computes in; a reduction reads
+// `gradients` where backward wrote it, and casts back.
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "dtensor/spec.h"
 #include "nn/module.h"
+#include "nn/parallel/mixed_precision.h"
 #include "nn/parallel/shard_rows.h"
 
 namespace sherd::nn {
@@ -22,7 +23,8 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
  public:
   /// Takes over `parameters`: each becomes Shard(0) over `mesh` by the chunk rule. Values they have are kept, this
   /// rank's rows of them; on meta they stay on meta until materialize().
-  ShardGroup(std::string name, const DeviceMesh& mesh, std::vector<Parameter*> parameters);
+  ShardGroup(std::string name, const DeviceMesh& mesh, std::vector<Parameter*> parameters,
+             const MixedPrecision& policy = {});
   ~ShardGroup();
   ShardGroup(const ShardGroup&) = delete;
   ShardGroup& operator=(const ShardGroup&) = delete;
@@ -32,7 +34,7 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   std::int64_t gathered_bytes() const { return gathered_bytes_; }
   /// Full tensors are registered. The gathered buffer may be there without: prefetched.
   bool is_unsharded() const { return unsharded_; }
-  bool is_gathered() const { return !alone() && gathered_.defined() && gathered_.storage()->is_present(); }
+  bool is_gathered() const { return !is_shard_full() && gathered_.defined() && gathered_.storage()->is_present(); }
   bool is_meta() const { return !shards_.defined(); }
 
   /// Bytes for the shards; no-op when they are there.
@@ -85,11 +87,11 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   struct Placed {
     Parameter* parameter;
     const Spec* spec;
-    DType dtype;
+    DType dtype, full_dtype;           // of the shard; of the gathered tensor and its gradient
     std::vector<std::int64_t> counts;  // elements per rank
     Shape local_shape;
-    std::int64_t shard_offset, full_offset, own_offset;  // own_offset: of the own rows within the full tensor
-    Tensor sharded, unsharded;                           // both with the slot's leaf
+    std::int64_t shard_offset, full_offset;
+    Tensor sharded, unsharded;  // both with the slot's leaf
     // What this backward pass has brought: nothing; a full gradient to average or to sum; on one rank, an addition
     // to the gradient that was there.
     enum class Pending : std::uint8_t { none, average, sum, in_place } pending = Pending::none;
@@ -102,6 +104,10 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   };
 
   bool alone() const { return mesh_.size() == 1; }
+  // On one rank without a cast the shard is the parameter, and without rounding the gradient is its own reduction.
+  bool is_shard_full() const { return alone() && !casts_; }
+  bool is_gradient_reduced() const { return is_shard_full() && !rounds_ && divide_factor_ == 1; }
+  std::optional<DType> wire_of(const Placed& p) const;
   bool is_current() const;
   Placed& placed(const Slot& slot);
   Tensor full_view(const Placed& p, const Tensor& buffer) const;
@@ -116,6 +122,8 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
 
   std::string name_;
   DeviceMesh mesh_;
+  MixedPrecision policy_;
+  bool casts_ = false, rounds_ = false;  // some parameter when gathered, some gradient when reduced
   std::vector<Parameter*> parameters_;
   std::vector<NodeRef> leaves_;  // of parameters_
   std::vector<Placed> placed_;

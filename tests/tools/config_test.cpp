@@ -257,6 +257,9 @@ TEST(TrainConfig, RangesAreChecked) {
   refused({"--save-every", "5"}, {"save_every = 5", "--save"});
   refused({"--deadline", "0"}, {"deadline", "got 0"});
   refused({"--deadline", "nan"}, {"deadline", "got nan"});
+  refused({"--param-dtype", "i32"}, {"param_dtype", "f32, bf16, f16", "i32"});
+  refused({"--reduce-dtype", "half"}, {"reduce_dtype", "half"});
+  refused({"--param-dtype", "bf16", "--fully-shard", "false"}, {"param_dtype = bf16", "fully_shard"});
   refused({"--group", "nccl"}, {"group", "shm, thread"});
   refused({"--optimizer.lr", "nan"}, {"optimizer.lr"});
   refused({"--optimizer.min-lr", "1"}, {"optimizer.min_lr", "0.002", "got 1"});
