@@ -16,6 +16,7 @@ namespace sherd::cpu {
 
 namespace {
 
+constexpr std::int64_t kSerialReduce = 1 << 17;  // elements: less than 10 us, which waking a second thread costs
 constexpr std::int64_t kLanes = 32;
 constexpr std::int64_t kRowsPerFlush = 64;  // rows added in the compute type before they go to the wide sum
 
@@ -111,7 +112,8 @@ class Reduction {
   void run() const {
     const std::int64_t units = plan_.outer * plan_.tiles * plan_.splits, width = plan_.width;
     const std::int64_t work = std::max<std::int64_t>(std::min(plan_.rows_per_split, plan_.count) * width, 1);
-    const std::int64_t grain = std::max<std::int64_t>(kReduceGrain / work, 1);
+    const bool small = plan_.outer * plan_.count * plan_.inner < kSerialReduce;
+    const std::int64_t grain = small ? units : std::max<std::int64_t>(kReduceGrain / work, 1);
     if (plan_.splits == 1) {
       parallel_for(units, grain, [this](std::int64_t begin, std::int64_t end) {
         W sums[kTile];

@@ -13,7 +13,7 @@ namespace sherd::cpu {
 
 namespace {
 
-constexpr std::int64_t kGrain = 1 << 16;  // elements per chunk; below it a second thread does not pay
+constexpr std::int64_t kGrain = 1 << 14;  // elements per chunk; below it a second thread does not pay
 constexpr std::int64_t kBlock = 32;       // a block of 32 x 32 four-byte elements of both sides stays in L1
 
 struct Pair {

@@ -43,6 +43,23 @@ TEST_F(TrainerTest, InitialBitsDoNotDependOnTheNumberOfRanks) {
   }
 }
 
+// The third step finds all the blocks that any later one needs: eager, captured, alone and sharded.
+TEST_F(TrainerTest, ASteadyStepTakesNothingFromTheSystem) {
+  for (TrainConfig config : {gpt_, llama_})
+    for (const int ranks : {1, 2})
+      for (const bool compiled : {false, true}) {
+        config.steps = 6;
+        config.compile = compiled;
+        run_ranks(ranks, [&](const Group& group) {
+          Trainer trainer(config, group);
+          std::vector<std::int64_t> calls;
+          trainer.run([&](const StepMetrics&) { calls.push_back(RankContext::current().allocator().system_calls()); });
+          ASSERT_EQ(calls.size(), 6u);
+          EXPECT_EQ(calls[4], calls[2]) << config.model.style << " on " << ranks << " ranks, compiled " << compiled;
+        });
+      }
+}
+
 TEST_F(TrainerTest, LossesDoNotDependOnTheNumberOfRanks) {
   gpt_.model.dropout = 0.2;  // the masks are those of the global batch
   for (const TrainConfig& config : {gpt_, llama_}) {
