@@ -139,9 +139,9 @@ StepTrace::Step::~Step() {
   span_.reset();
   const Counters now = counters();
   const std::int64_t end = Trace::now();
-  trace_->count("page faults per step (process)", start_, now.page_faults - before_.page_faults);
-  trace_->count("system allocations per step", start_, now.system_allocations - before_.system_allocations);
-  trace_->count("reserved bytes", end, RankContext::current().allocator().reserved_bytes());
+  trace_->count("page faults", "per step (process)", start_, now.page_faults - before_.page_faults);
+  trace_->count("system allocations", "per step", start_, now.system_allocations - before_.system_allocations);
+  trace_->count("allocator bytes", "reserved", end, RankContext::current().allocator().reserved_bytes());
 }
 
 }  // namespace sherd

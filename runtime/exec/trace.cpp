@@ -1,6 +1,7 @@
 #include "runtime/exec/trace.h"
 
 #include <ctime>
+#include <utility>
 
 #include <sys/resource.h>
 
@@ -66,7 +67,9 @@ void Trace::sample_memory(const CategoryBytes& bytes) {
   push(memory_, {now(), bytes});
 }
 
-void Trace::count(std::string_view name, std::int64_t time, std::int64_t value) { push(counts_, {name, time, value}); }
+void Trace::count(std::string_view name, std::string_view series, std::int64_t time, std::int64_t value) {
+  push(counts_, {name, series, time, value});
+}
 
 void Trace::clear() {
   spans_.used = consumed_.used = memory_.used = counts_.used = 0;
@@ -74,6 +77,7 @@ void Trace::clear() {
 }
 
 void TraceSpan::open(const RankContext& context, std::string_view name, SpanKind kind, std::int64_t bytes) {
+  if (kind == SpanKind::wait && std::exchange(context.trace->is_waiting_, true)) return;
   trace_ = context.trace;
   span_.name = name;
   span_.kind = kind;
@@ -87,6 +91,7 @@ void TraceSpan::open(const RankContext& context, std::string_view name, SpanKind
 void TraceSpan::close() {
   span_.end = Trace::now();
   span_.page_faults = static_cast<std::uint32_t>(Trace::page_faults()) - span_.page_faults;
+  if (span_.kind == SpanKind::wait) trace_->is_waiting_ = false;
   trace_->add(span_);
 }
 

@@ -68,8 +68,8 @@ class Trace {
   void consume(std::uint64_t flow);
   /// Bytes in use, by category; kept if they differ from the sample before.
   void sample_memory(const CategoryBytes& bytes);
-  /// A value of the counter `name` (interned or a literal) from `time` on.
-  void count(std::string_view name, std::int64_t time, std::int64_t value);
+  /// A value of the counter "`name` `series`" (both literals) from `time` on.
+  void count(std::string_view name, std::string_view series, std::int64_t time, std::int64_t value);
   /// Forgets what was recorded, keeps names and memory.
   void clear();
 
@@ -82,7 +82,7 @@ class Trace {
     CategoryBytes bytes;
   };
   struct Count {
-    std::string_view name;
+    std::string_view name, series;
     std::int64_t time, value;
   };
   template <class T>
@@ -114,6 +114,8 @@ class Trace {
   std::unordered_map<std::string_view, const std::string*> by_text_;
   std::unordered_map<std::uint64_t, const std::string*> by_key_;
   std::int64_t dropped_ = 0;
+  friend class TraceSpan;
+  bool is_waiting_ = false;  // a span of a wait is open
 };
 
 /// The rank's thread writes into `trace` for a scope.
@@ -132,7 +134,8 @@ class TraceRecording {
 };
 
 /// A span from construction to destruction on the rank's thread, also if that is by an exception. Nothing while the
-/// thread records no trace, or is not a rank's own.
+/// thread records no trace, or is not a rank's own. A wait within a wait is part of the outer one: the time of all
+/// waits is the sum of their spans.
 class TraceSpan {
  public:
   /// `name` is a literal, the name of an op, or interned in the trace.

@@ -233,7 +233,8 @@ class Writer {
       event("C", 0, sample.time, R"(,"name":"memory bytes","args":)" + args.text());
     }
     for (const Trace::Count& count : trace_.counts())
-      event("C", 0, count.time, fmt::format(R"(,"name":{},"args":{{"value":{}}})", quoted(count.name), count.value));
+      event("C", 0, count.time,
+            fmt::format(R"(,"name":{},"args":{{{}:{}}})", quoted(count.name), quoted(count.series), count.value));
   }
 
   const Trace& trace_;

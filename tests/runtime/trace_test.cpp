@@ -202,6 +202,19 @@ TEST_F(TraceTest, ASpanEndsWhenAnErrorLeavesIt) {
   EXPECT_EQ(paths(written(trace_)), (Paths{"step 1", "step 1 > matmul"}));
 }
 
+TEST_F(TraceTest, AWaitWithinAWaitIsPartOfIt) {
+  {
+    const TraceRecording recording(trace_);
+    const TraceSpan outer(kWaitName, SpanKind::wait);
+    const TraceSpan part("inline");
+    const TraceSpan inner(kWaitName, SpanKind::wait);
+    EXPECT_EQ(inner.trace(), nullptr);
+  }
+  EXPECT_EQ(paths(written(trace_)), (Paths{"wait", "wait > inline"}));
+  const TraceRecording recording(trace_);
+  EXPECT_NE(TraceSpan(kWaitName, SpanKind::wait).trace(), nullptr) << "after it ended";
+}
+
 TEST_F(TraceTest, AnyNameIsAString) {
   span(1, 2, *trace_.intern("a \"quoted\" \\ back\nslash"), "mod\"ule.\t");
   EXPECT_EQ(written(trace_).slices.back().name, "a \"quoted\" \\ back\nslash");
