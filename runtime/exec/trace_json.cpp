@@ -183,7 +183,10 @@ class Writer {
     if (span.detail) args.add(span.kind == SpanKind::op ? "inputs" : "for", *span.detail);
     if (span.bytes > 0) args.add("bytes", span.bytes);
     if (span.page_faults > 0) args.add("page_faults", span.page_faults);
-    enter(track, span.start, span.name, category(span.kind),
+    // A stream's track shows at a glance whose work ran.
+    const bool labelled = span.kind == SpanKind::work && span.detail && !span.detail->empty();
+    enter(track, span.start, labelled ? fmt::format("{} {}", span.name, *span.detail) : std::string(span.name),
+          category(span.kind),
           (span.kind == SpanKind::wait ? R"(,"cname":"terrible","args":)" : R"(,"args":)") + args.text());
     open_.push_back({&span, has_chain});
   }
