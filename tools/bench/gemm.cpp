@@ -1,5 +1,5 @@
-// gemm.*: the matrix products of `bigger` on one thread, forward and backward, beside PyTorch's and the multiply-add
-// peak.
+// gemm.*: the matrix products of `bigger` on one thread, forward and backward, beside PyTorch's, oneDNN's and the
+// multiply-add peak.
 #include <fmt/format.h>
 
 #include "tools/bench/bench.h"
@@ -28,10 +28,12 @@ Benchmark gemm_benchmark(const Shape& s, const std::string& dtype) {
   row.measure = [s, dtype](Figure& figure, BenchRun& run) {
     const int m = run.sized(s.m, 32), n = run.sized(s.n, 16), k = run.sized(s.k, 16);
     const std::string request = fmt::format("{} {} {} {} {} {}", s.kind, m, n, k, dtype, run.sized(15, 1));
-    const Outcome outcome = hold({.ours = {child("gemm", {}), request},
-                                  .peers = run.torch_contestants("matmul.py", {}, request),
-                                  .limit = Contestant{child("fma", {}), dtype + " 1"},
-                                  .rounds = run.sized(5, 1)});
+    Contest contest{.ours = {child("gemm", {}), request},
+                    .peers = run.torch_contestants("matmul.py", {}, request),
+                    .limit = Contestant{child("fma", {}), dtype + " 1"},
+                    .rounds = run.sized(5, 1)};
+    contest.peers.push_back({child("gemm", {"--engine", "onednn"}), request});
+    const Outcome outcome = hold(contest);
     const double gigaflops = 2e-9 * m * n * k;
     fill(
         figure, outcome, [&](double seconds) { return gigaflops / seconds; },
