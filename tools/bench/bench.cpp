@@ -20,7 +20,8 @@ using namespace bench;
 
 std::vector<Benchmark> all_benchmarks() {
   std::vector<Benchmark> all;
-  for (const auto family : {step_benchmarks, gemm_benchmarks, dispatch_benchmarks, shm_benchmarks, ranks_benchmarks})
+  for (const auto family :
+       {step_benchmarks, gemm_benchmarks, dispatch_benchmarks, shm_benchmarks, ranks_benchmarks, overlap_benchmarks})
     for (Benchmark& row : family()) all.push_back(std::move(row));
   return all;
 }

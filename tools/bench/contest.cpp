@@ -19,7 +19,7 @@ void take(Answers& to, nlohmann::json answer) {
           "{} answered {} where seconds were expected", to.name, sample.dump());
     to.seconds.push_back(sample.get<double>());
   }
-  to.last = std::move(answer);
+  to.answers.push_back(std::move(answer));
 }
 
 // One side and what it has answered so far; its program is stopped as soon as it fails.
@@ -65,6 +65,12 @@ double median(std::vector<double> values) {
 
 double Answers::median() const { return bench::median(seconds); }
 
+double Answers::median(const char* pointer) const {
+  std::vector<double> values;
+  for (const nlohmann::json& answer : answers) values.push_back(answer.at(nlohmann::json::json_pointer(pointer)));
+  return bench::median(std::move(values));
+}
+
 Outcome hold(const Contest& contest) {
   Outcome outcome;
   outcome.peers.resize(contest.peers.size());
@@ -74,10 +80,14 @@ Outcome hold(const Contest& contest) {
   for (std::size_t i = 0; i < contest.peers.size(); ++i) players.push_back({&contest.peers[i], &outcome.peers[i]});
   if (contest.limit) players.push_back({&*contest.limit, &*outcome.limit});
 
-  for (Player& player : players) player.start();
-  for (int round = 0; round < contest.rounds; ++round)
-    for (Player& player : players) player.ask();
-  check(outcome.ours.ok(), "{}", outcome.ours.error);
+  const auto each = [&](void (Player::*action)()) {
+    for (Player& player : players) {
+      (player.*action)();
+      check(outcome.ours.ok(), "{}", outcome.ours.error);  // without ours the others are of no use
+    }
+  };
+  each(&Player::start);
+  for (int round = 0; round < contest.rounds; ++round) each(&Player::ask);
   return outcome;
 }
 

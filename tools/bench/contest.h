@@ -29,11 +29,13 @@ struct Contest {
 struct Answers {
   std::string name;  ///< "peer" of its first line
   std::string settings;
-  std::vector<double> seconds;  ///< all samples
-  nlohmann::json last;          ///< the last answer
-  std::string error;            ///< why there is nothing; else empty
+  std::vector<double> seconds;          ///< all samples
+  std::vector<nlohmann::json> answers;  ///< one of each round
+  std::string error;                    ///< why there is nothing; else empty
   bool ok() const { return error.empty(); }
+  /// Of the samples; of a number in every answer, which may lie deeper: "/peak_bytes/gradients".
   double median() const;
+  double median(const char* pointer) const;
 };
 
 struct Outcome {

@@ -21,7 +21,7 @@ struct BenchModel {
   std::int64_t num_root_parameters() const { return (vocabulary + tokens) * width + 2 * width; }
 };
 
-/// Error naming the nearest of "tiny", "mini", "bigger".
+/// Error naming the nearest of those in models.cpp.
 const BenchModel& bench_model(std::string_view name);
 /// On the meta device.
 std::unique_ptr<nn::LanguageModel> make_bench_model(const BenchModel& model);

@@ -32,15 +32,15 @@ void describe_outcome(Figure& figure, const Outcome& outcome, const StepCase& c,
   const BenchModel& model = bench_model(run.sized<std::string>(c.model, "tiny"));
   figure.detail["tokens_per_second"] = static_cast<double>(model.tokens_per_step()) / outcome.ours.median();
   figure.detail["samples"] = outcome.ours.seconds.size();
-  figure.detail["loss"] = outcome.ours.last.at("loss");
+  figure.detail["loss"] = outcome.ours.answers.back().at("loss");
 }
 
-Benchmark step_benchmark(const StepCase& c, double times_peer) {
+Benchmark step_benchmark(const StepCase& c, std::optional<double> times_peer = {}) {
   Benchmark row;
   row.name = fmt::format("step.{}.{}.t{}", c.model, c.dtype, c.threads);
   row.summary = fmt::format("training step of {}, {} thread{}", c.model, c.threads, c.threads > 1 ? "s" : "");
   row.unit = {"ms"};
-  row.target = {Rule::ratio_at_least, times_peer};
+  if (times_peer) row.target = {Rule::ratio_at_least, *times_peer};
   row.measure = [c](Figure& figure, BenchRun& run) {
     const Outcome& outcome = step_outcome(c, run);
     fill(figure, outcome, [](double seconds) { return seconds * 1e3; });
@@ -77,7 +77,7 @@ Benchmark memory_growth_benchmark(const StepCase& c, double times_peer) {
   row.target = {Rule::ratio_at_least, times_peer};
   row.measure = [c](Figure& figure, BenchRun& run) {
     const Outcome& outcome = step_outcome(c, run);
-    const auto growth = [](const Answers& side) { return side.last.at("growth_bytes").get<double>() / 1e6; };
+    const auto growth = [](const Answers& side) { return side.median("/growth_bytes") / 1e6; };
     figure.value = growth(outcome.ours);
     for (const Answers& peer : outcome.peers)
       if (peer.ok()) figure.peers.push_back({peer.name, growth(peer), peer.settings});
@@ -94,6 +94,10 @@ std::vector<Benchmark> step_benchmarks() {
       step_benchmark({"mini", "f32", 2}, 1.7),
       step_benchmark({"bigger", "f32", 1}, 1.15),
       step_benchmark({"bigger", "f32", 2}, 1.25),
+      step_benchmark({"mini", "bf16", 1}),
+      step_benchmark({"mini", "bf16", 2}),
+      step_benchmark({"bigger", "bf16", 1}, 1.6),
+      step_benchmark({"bigger", "bf16", 2}, 1.6),
       flops_benchmark({"bigger", "f32", 1}, 0.80),
       flops_benchmark({"bigger", "f32", 2}, 0.76),
       memory_growth_benchmark({"bigger", "f32", 1}, 2.0),

@@ -1,7 +1,7 @@
 // `--child step`: training steps of a benchmark model on one rank or, under `sherd run`, fully sharded on several. A
 // request is a number of steps. The answer holds seconds per step, the last loss, growth_bytes (peak of resident memory
-// over the program's start) and, per category of the accounting, what is held between steps, the peak of each, and what
-// was held at the moment of the total's peak.
+// over the program's start), exposed_seconds and comm_bytes of communication per step and, per category of the
+// accounting, what is held between steps, the peak of each, and what was held at the moment of the total's peak.
 #include <chrono>
 #include <fstream>
 
@@ -10,13 +10,14 @@
 #include "nn/parallel/fully_shard.h"
 #include "nn/parallel/shard_group.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/exposed.h"
 #include "runtime/comm/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 #include "tools/bench/child.h"
 #include "tools/bench/models.h"
-#include "tools/flags.h"
+#include "tools/config.h"
 
 namespace sherd::bench {
 
@@ -26,7 +27,8 @@ struct StepFlags {
   std::string model = "tiny", dtype = "f32";
   std::int64_t threads = 1;
   std::int64_t batch = 0, tokens = 0;  ///< of each rank; 0: the model's
-  bool captured = true;
+  bool captured = true, prefetch = true;
+  std::string link;
 };
 
 // "VmRSS" or "VmHWM" of /proc/self/status, in bytes.
@@ -57,9 +59,11 @@ class StepRun {
   StepRun(const StepFlags& flags, std::shared_ptr<ProcessGroup> group)
       : start_bytes_(process_memory_bytes("VmRSS")), group_(std::move(group)) {
     const BenchModel& m = bench_model(flags.model);
+    check(flags.dtype == "f32", "fully_shard of this build has no mixed precision, so that nothing trains in {}",
+          flags.dtype);
     set_threads(static_cast<int>(flags.threads));
     model_ = make_bench_model(m);
-    if (group_->size() > 1) shard();
+    if (group_->size() > 1) shard(flags.prefetch);
     model_->materialize(nn::Seed{1});
     optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(),
                                              nn::AdamWOptions{.lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1});
@@ -77,13 +81,22 @@ class StepRun {
     memory.reset_peaks();
     std::vector<double> seconds;
     double loss = 0;
+    CommTimes times;
+    const CommCounts before = group_->counts();
     for (int i = 0; i < steps; ++i) {
       group_->barrier();
+      const CommTimes times_before = comm_times(*group_);
       const auto start = std::chrono::steady_clock::now();
       loss = run_step();
       seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+      times += comm_times(*group_) - times_before;
     }
+    const CommCounts after = group_->counts();
+    const std::int64_t bytes =
+        after.all_gather.bytes - before.all_gather.bytes + after.reduce_scatter.bytes - before.reduce_scatter.bytes;
     return {{"seconds", seconds},
+            {"exposed_seconds", times.exposed / steps},
+            {"comm_bytes", static_cast<double>(bytes) / steps},
             {"loss", loss},
             {"growth_bytes", process_memory_bytes("VmHWM") - start_bytes_},
             {"held_bytes", by_category(memory.current())},
@@ -92,10 +105,11 @@ class StepRun {
   }
 
  private:
-  void shard() {
+  void shard(bool prefetch) {
     const DeviceMesh mesh(group_, "dp");
-    for (nn::Module* block : model_->blocks()) nn::fully_shard(*block, mesh);
-    nn::fully_shard(*model_, mesh);
+    const nn::FullyShardOptions options{.prefetch = prefetch};
+    for (nn::Module* block : model_->blocks()) nn::fully_shard(*block, mesh, options);
+    nn::fully_shard(*model_, mesh, options);
   }
   std::vector<Tensor> step(std::span<const Tensor> in) {
     Tensor loss = (*model_)(in[0], in[1]);
@@ -126,9 +140,14 @@ int run_step_child(std::span<const std::string_view> args) {
   table.add("threads", &flags.threads, "of each rank");
   table.add("batch", &flags.batch, "sequences of each rank; 0: the model's");
   table.add("tokens", &flags.tokens, "of each sequence; 0: the model's");
+  table.add("link", &flags.link, "BYTES_PER_S,SECONDS: shapes the link between the ranks");
+  table.add("prefetch", &flags.prefetch, "gather the next group while one computes");
   table.add("captured", &flags.captured, "replay a recording");
   apply_flags(table, parse_command_line(table, args));
   const std::shared_ptr<ProcessGroup> group = world_group();
+  TrainConfig config;
+  config.link = flags.link;
+  if (const std::optional<LinkShape> link = link_shape(config)) group->shape_link(*link);
   if (group->size() > 1) pin_to_cpu(group->rank());
   StepRun run(flags, group);
   serve_ranks(*group, {{"peer", "sherd"}}, [&](const std::string& request) { return run.answer(request); });

@@ -1,0 +1,71 @@
+// overlap.*: how much of the communication of a fully sharded model the rank waits for, when the link between the ranks
+// is as slow as half of the computing. What no schedule can hide is the first gather and the last reduction: of L equal
+// units 3 L - 1 transfers (L gathers forward, L - 1 backward, L reductions) 2 are exposed.
+#include <fmt/format.h>
+
+#include "runtime/tensor/error.h"
+#include "tools/bench/bench.h"
+#include "tools/bench/child.h"
+#include "tools/bench/models.h"
+
+namespace sherd::bench {
+
+namespace {
+
+constexpr std::string_view kModel = "blocks16";
+constexpr int kRanks = 2;
+
+struct Pace {
+  double bytes_per_second;  ///< of the link
+  double comm_seconds;      ///< per step on that link
+};
+
+// Without a link first: a step's computing is what it does not wait. The link then takes half as long.
+Pace half_of_compute(BenchRun& run, const std::string& model) {
+  const Outcome& outcome = run.shared("overlap pace", [&] {
+    return Contest{.ours = {child("step", {"--model", model}, kRanks), "4"}, .rounds = run.sized(2, 1)};
+  });
+  const double waited = outcome.ours.median("/exposed_seconds"), compute = outcome.ours.median() - waited;
+  check(compute > 0, "overlap: a step of {} s waited for {} s", outcome.ours.median(), waited);
+  const double received = outcome.ours.median("/comm_bytes") * (kRanks - 1) / kRanks;
+  return {received / (compute / 2), compute / 2};
+}
+
+Benchmark overlap_benchmark(bool prefetch, Target target) {
+  Benchmark row;
+  row.name = fmt::format("overlap.prefetch_{}", prefetch ? "on" : "off");
+  row.summary =
+      "exposed share of communication, 16 blocks on 2 ranks, a link that takes half of computing; limit: floor";
+  row.unit = {"% exposed", Better::lower, 1};
+  row.target = target;
+  row.measure = [prefetch](Figure& figure, BenchRun& run) {
+    const std::string model(run.sized<std::string_view>(kModel, "tiny"));
+    const Pace pace = half_of_compute(run, model);
+    const Outcome outcome =
+        hold({.ours = {child("step",
+                             {"--model", model, "--link", fmt::format("{},0", pace.bytes_per_second), "--prefetch",
+                              prefetch ? "true" : "false"},
+                             kRanks),
+                       "4"},
+              .rounds = run.sized(5, 1)});
+    const auto units = static_cast<double>(bench_model(model).layers);
+    figure.value = 100 * outcome.ours.median("/exposed_seconds") / pace.comm_seconds;
+    figure.limit = 100 * 2 / (3 * units - 1);
+    figure.detail["step_ms"] = outcome.ours.median() * 1e3;
+    figure.detail["compute_ms"] = 2e3 * pace.comm_seconds;
+    figure.detail["communication_ms"] = 1e3 * pace.comm_seconds;
+    figure.detail["link_megabytes_per_second"] = pace.bytes_per_second / 1e6;
+  };
+  return row;
+}
+
+}  // namespace
+
+std::vector<Benchmark> overlap_benchmarks() {
+  return {
+      overlap_benchmark(true, {Rule::value_at_most, 100 * 2.0 / 47 + 3}),
+      overlap_benchmark(false, {}),
+  };
+}
+
+}  // namespace sherd::bench
