@@ -11,6 +11,7 @@
 // A sum is built in the same order whatever the pieces: products of a block of K in order, blocks in order.
 #include <tuple>
 
+#include "runtime/cpu/gemm_few_rows.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/cpu/tile_gemm.h"
@@ -230,6 +231,7 @@ void blocked(const Gemm& g, const T* a, const T* b, R* c) {
 }  // namespace
 
 void gemm_blocked(const Gemm& g, const void* a, const void* b, void* c) {
+  if (gemm_few_rows(g, a, b, c)) return;
   visit_floating(g.dtype, [&]<class T>(Type<T>) {
     const T* ta = static_cast<const T*>(a);
     const T* tb = static_cast<const T*>(b);

@@ -128,24 +128,27 @@ TEST_P(GemmEngines, AllLayoutsOfOddSizes) {
 TEST_P(GemmEngines, EveryFloatingDType) {
   for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16})
     for (const DType result : {t, byte_size(t) == 2 ? DType::f32 : t})
-      for (const bool accumulate : {false, true}) {
-        SCOPED_TRACE(fmt::format("{} -> {} accumulate={}", name(t), name(result), accumulate));
-        expect_product(with_layout(
-            {.dtype = t, .result = result, .transpose_b = true, .m = 21, .n = 34, .k = 300, .accumulate = accumulate},
-            1));
-      }
+      for (const bool accumulate : {false, true})
+        for (const std::int64_t m : {5, 21}) {
+          SCOPED_TRACE(fmt::format("{} -> {} accumulate={} m={}", name(t), name(result), accumulate, m));
+          expect_product(with_layout(
+              {.dtype = t, .result = result, .transpose_b = true, .m = m, .n = 34, .k = 300, .accumulate = accumulate},
+              1));
+        }
 }
 
 TEST_P(GemmEngines, BiasIsAddedBeforeTheOneRounding) {
   for (const DType t : {DType::f64, DType::f32, DType::bf16})
-    for (const std::int64_t k : {64, 900})
-      expect_product(with_layout({.dtype = t, .result = t, .transpose_b = true, .m = 9, .n = 35, .k = k}, 2), true);
+    for (const std::int64_t m : {3, 9})
+      for (const std::int64_t k : {64, 900})
+        expect_product(with_layout({.dtype = t, .result = t, .transpose_b = true, .m = m, .n = 35, .k = k}, 2), true);
 }
 
 // Every element is seen once and final, in rectangles that do not depend on the number of threads.
 TEST_P(GemmEngines, EpilogueSeesEveryElementOnce) {
-  for (const DType t : {DType::f32, DType::bf16}) {
-    Gemm g = with_layout({.dtype = t, .result = t, .transpose_b = true, .m = 150, .n = 1700, .k = 500}, 3);
+  for (const auto& [t, m] : std::vector<std::pair<DType, std::int64_t>>{
+           {DType::f32, 150}, {DType::bf16, 150}, {DType::f32, 4}, {DType::bf16, 4}}) {
+    Gemm g = with_layout({.dtype = t, .result = t, .transpose_b = true, .m = m, .n = 1700, .k = 500}, 3);
     const Operands x = operands_for(g);
     const Buffer plain = result_of(g, x, true);
     Buffer c = x.c;
