@@ -49,17 +49,12 @@ TEST_F(Bench, OneObjectPerFigureWithTheContractsFields) {
   }
 }
 
-TEST_F(Bench, EveryFigureRunsInTinySizesOrSaysWhyNot) {
+TEST_F(Bench, EveryFigureRunsInTinySizes) {
   for (const auto* family : {"step", "flops", "rss", "gemm", "dispatch", "shm", "fsdp", "memory", "overlap"}) {
     const auto end = sherd({"bench", family, "--smoke", "--python", "none", "--json"});
     EXPECT_FALSE(figures(end).empty());
-    for (const nlohmann::json& figure : figures(end)) {
-      const bool waits_for_mixed_precision = figure.at("name").get<std::string>().find(".bf16.t") != std::string::npos;
-      EXPECT_EQ(figure.at("value").is_null(), waits_for_mixed_precision) << figure;
-      if (!waits_for_mixed_precision) continue;
-      EXPECT_EQ(figure.at("pass"), false);
-      expect_within(figure.at("note"), {"mixed precision"});
-    }
+    for (const nlohmann::json& figure : figures(end)) EXPECT_FALSE(figure.at("value").is_null()) << figure;
+    EXPECT_EQ(end.status, 0) << family;
   }
 }
 

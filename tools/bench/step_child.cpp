@@ -59,11 +59,10 @@ class StepRun {
   StepRun(const StepFlags& flags, std::shared_ptr<ProcessGroup> group)
       : start_bytes_(process_memory_bytes("VmRSS")), group_(std::move(group)) {
     const BenchModel& m = bench_model(flags.model);
-    check(flags.dtype == "f32", "fully_shard of this build has no mixed precision, so that nothing trains in {}",
-          flags.dtype);
+    check(flags.dtype == "f32" || flags.dtype == "bf16", "--dtype is f32 or bf16, not {}", flags.dtype);
     set_threads(static_cast<int>(flags.threads));
     model_ = make_bench_model(m);
-    if (group_->size() > 1) shard(flags.prefetch);
+    if (group_->size() > 1 || flags.dtype == "bf16") shard(flags);
     model_->materialize(nn::Seed{1});
     optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(),
                                              nn::AdamWOptions{.lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1});
@@ -105,9 +104,11 @@ class StepRun {
   }
 
  private:
-  void shard(bool prefetch) {
+  // On one rank too: the policy of bf16 is fully_shard's.
+  void shard(const StepFlags& flags) {
     const DeviceMesh mesh(group_, "dp");
-    const nn::FullyShardOptions options{.prefetch = prefetch};
+    nn::FullyShardOptions options{.prefetch = flags.prefetch};
+    if (flags.dtype == "bf16") options.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
     for (nn::Module* block : model_->blocks()) nn::fully_shard(*block, mesh, options);
     nn::fully_shard(*model_, mesh, options);
   }
@@ -136,7 +137,7 @@ int run_step_child(std::span<const std::string_view> args) {
   StepFlags flags;
   ConfigTable table;
   table.add("model", &flags.model, "tiny, mini or bigger");
-  table.add("dtype", &flags.dtype, "f32");
+  table.add("dtype", &flags.dtype, "f32, or bf16 by mixed precision");
   table.add("threads", &flags.threads, "of each rank");
   table.add("batch", &flags.batch, "sequences of each rank; 0: the model's");
   table.add("tokens", &flags.tokens, "of each sequence; 0: the model's");
