@@ -21,12 +21,10 @@ def machine(sherd):
     info = subprocess.run([sherd, "info"], capture_output=True, text=True, check=True).stdout
     lines = dict(line.split(None, 1) for line in info.splitlines() if not line.startswith(("instruction", "matrix", "process")))
     compiler = subprocess.run(["c++", "--version"], capture_output=True, text=True).stdout.splitlines()[:1]
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {
         "date": datetime.date.today().isoformat(),
         "cpu": lines.get("cpu", "").strip(),
         "sherd": lines.get("sherd", "").strip(),
-        "commit": commit.stdout.strip(),
         "compiler": compiler[0] if compiler else "",
     }
 
@@ -37,6 +35,9 @@ def measure(sherd, prefix, pythons):
         command += ["--peer-python", python]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     figures = [json.loads(line) for line in run.stdout.splitlines()]
+    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    for figure in figures:
+        figure["commit"] = commit.stdout.strip()
     if not figures:
         sys.exit(f"{' '.join(command)} measured nothing")
     return figures
@@ -48,7 +49,7 @@ def number(value):
 
 def table(results):
     peers = {p["peer"] + (f" ({p['settings']})" if "settings" in p else "") for f in results["figures"] for p in f.get("peers", [])}
-    yield f"{results['date']}, {results['cpu']}, {results['compiler']}, commit {results['commit']}. Peers: {'; '.join(sorted(peers))}."
+    yield f"{results['date']}, {results['cpu']}, {results['compiler']}. Peers: {'; '.join(sorted(peers))}."
     yield ""
     yield "| figure | measured | peers | ratio | limit | target | |"
     yield "|---|---|---|---|---|---|---|"
