@@ -1,11 +1,7 @@
 #include "runtime/comm/reduce.h"
 
-#include <algorithm>
-#include <array>
 #include <cstring>
-#include <vector>
 
-#include "runtime/comm/copy.h"
 #include "runtime/cpu/level.h"
 
 namespace sherd::comm {
@@ -30,20 +26,7 @@ void reduce(std::span<const std::byte* const> inputs, std::byte* out, std::int64
     if (inputs[0] != out) std::memmove(out, inputs[0], static_cast<std::size_t>(count * byte_size(reduction.in)));
     return;
   }
-  const auto kernel = cpu::level().kernels.reduce_ranks;
-  if (!streams || reduction.accumulate) return kernel(inputs, out, count, reduction);
-  constexpr std::int64_t kBlock = 2048;
-  alignas(64) std::array<std::byte, kBlock * 8> block;
-  std::vector<const std::byte*> at(inputs.begin(), inputs.end());
-  for (std::int64_t left = count; left > 0; left -= kBlock) {
-    const std::int64_t n = std::min(left, kBlock);
-    kernel(at, block.data(), n, reduction);
-    const auto bytes = static_cast<std::size_t>(n * byte_size(reduction.out));
-    stream_bytes(out, block.data(), bytes);
-    out += bytes;
-    for (const std::byte*& input : at) input += n * byte_size(reduction.in);
-  }
-  end_stream();
+  cpu::level().kernels.reduce_ranks(inputs, out, count, reduction, streams);
 }
 
 }  // namespace sherd::comm

@@ -15,7 +15,7 @@ struct Kernels {
   void (*gemm_blocked)(const Gemm& g, const void* a, const void* b, void* c);
   /// comm::reduce, at least one element.
   void (*reduce_ranks)(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
-                       const comm::Reduction& reduction);
+                       const comm::Reduction& reduction, bool streams);
   /// to[i] = cast(from[i]) between floats, dense and apart.
   void (*cast_floats)(DType to_dtype, void* to, DType from_dtype, const void* from, std::int64_t count);
   /// Whether the level's CPUs multiply bf16 themselves.
@@ -37,7 +37,7 @@ void register_optimizer(OpTable& table);
 void register_collective(OpTable& table);  // not a kernel: it calls the process group
 
 void reduce_ranks(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
-                  const comm::Reduction& reduction);
+                  const comm::Reduction& reduction, bool streams);
 void cast_floats(DType to_dtype, void* to, DType from_dtype, const void* from, std::int64_t count);
 
 }  // namespace sherd::cpu

@@ -2,7 +2,12 @@
 // accumulator block takes every rank's input in turn and is then scaled, added and rounded into the output.
 #include "runtime/cpu/kernels.h"
 
+#include <algorithm>
 #include <array>
+#include <vector>
+
+#include "runtime/comm/copy.h"
+#include "runtime/cpu/simd.h"
 
 namespace sherd::cpu {
 
@@ -102,6 +107,15 @@ void reduce_pair(const T* a, const T* b, U* out, std::int64_t count, Accumulator
     out[i] = convert<U>(Op::apply(static_cast<A>(a[i]), static_cast<A>(b[i])) * factor);
 }
 
+// The same past the caches. Vectors go out as they are made, so that loads and stores overlap.
+void stream_sum(const float* a, const float* b, float* out, std::int64_t count, float factor) {
+  const std::uintptr_t misaligned = -reinterpret_cast<std::uintptr_t>(out) % kVecBytes;
+  std::int64_t i = std::min(count, static_cast<std::int64_t>(misaligned / sizeof(float)));
+  reduce_pair<float, Sum>(a, b, out, i, factor);
+  for (; i + kLanes<float> <= count; i += kLanes<float>) stream(out + i, (load(a + i) + load(b + i)) * splat(factor));
+  reduce_pair<float, Sum>(a + i, b + i, out + i, count - i, factor);
+}
+
 template <class T, class Op, class Length>
 void reduce_block(std::span<const std::byte* const> inputs, std::int64_t at, std::byte* out, Length length,
                   const Reduction& reduction) {
@@ -163,10 +177,38 @@ void reduce_all(std::span<const std::byte* const> inputs, std::byte* out, std::i
   if (at < count) reduce_block<T, Op>(inputs, at, out, count - at, reduction);
 }
 
+// What is reduced into the first-level cache is streamed from there.
+void stream_blocks(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
+                   const Reduction& reduction) {
+  constexpr std::int64_t kStreamed = 2048;
+  alignas(64) std::array<std::byte, kStreamed * 8> block;
+  std::vector<const std::byte*> at(inputs.begin(), inputs.end());
+  for (std::int64_t left = count; left > 0; left -= kStreamed) {
+    const std::int64_t n = std::min(left, kStreamed);
+    reduce_ranks(at, block.data(), n, reduction, false);
+    const auto bytes = static_cast<std::size_t>(n * byte_size(reduction.out));
+    comm::stream_bytes(out, block.data(), bytes);
+    out += bytes;
+    for (const std::byte*& input : at) input += n * byte_size(reduction.in);
+  }
+}
+
+bool is_f32_sum_of_two(std::span<const std::byte* const> inputs, const Reduction& r) {
+  return inputs.size() == 2 && (r.kind == ReduceKind::sum || r.kind == ReduceKind::avg) && r.in == DType::f32 &&
+         r.wire == DType::f32 && r.out == DType::f32;
+}
+
 }  // namespace
 
 void reduce_ranks(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
-                  const Reduction& reduction) {
+                  const Reduction& reduction, bool streams) {
+  if (streams && !reduction.accumulate) {
+    if (is_f32_sum_of_two(inputs, reduction) && reinterpret_cast<std::uintptr_t>(out) % sizeof(float) == 0)
+      stream_sum(reinterpret_cast<const float*>(inputs[0]), reinterpret_cast<const float*>(inputs[1]),
+                 reinterpret_cast<float*>(out), count, static_cast<float>(reduction.factor));
+    else stream_blocks(inputs, out, count, reduction);
+    return comm::end_stream();
+  }
   visit_dtype(reduction.in, [&]<class T>(Type<T>) {
     switch (reduction.kind) {
       case ReduceKind::sum:

@@ -69,6 +69,8 @@ inline Vec<float> splat(float x) { return _mm512_set1_ps(x); }
 inline Vec<double> splat(double x) { return _mm512_set1_pd(x); }
 inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return _mm512_fmadd_pd(a, b, c); }
+/// Writes a vector past the caches; `to` is aligned to kVecBytes.
+inline void stream(float* to, Vec<float> v) { _mm512_stream_ps(to, v); }
 #else
 inline Vec<float> f16_to_f32(HalfWords h) { return _mm256_cvtph_ps((__m128i)h); }
 inline HalfWords f32_to_f16(Vec<float> v) { return (HalfWords)_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
@@ -77,6 +79,7 @@ inline Vec<float> scale_exponent(Vec<float> v, Vec<float> n) {
   const Words bits = (Words)v + ((Words)(n + 12582912.0f) << 23);  // 1.5 * 2^23 leaves n in the low bits
   return n < -125.0f ? Vec<float>{} : (Vec<float>)bits;
 }
+inline void stream(float* to, Vec<float> v) { _mm256_stream_ps(to, v); }
 inline Vec<float> splat(float x) { return _mm256_set1_ps(x); }
 inline Vec<double> splat(double x) { return _mm256_set1_pd(x); }
 inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm256_fmadd_ps(a, b, c); }
