@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/comm/process_group.h"
+#include "runtime/tensor/error.h"
 
 namespace sherd::testing {
 
@@ -22,6 +23,15 @@ struct Backend {
 
 /// threads; processes; processes whose windows are so small that most calls take many rounds.
 std::vector<Backend> all_backends();
+
+/// What the CommError says that the call raises.
+template <class Call>
+std::string error_of(Call&& call) {
+  try {
+    call();
+  } catch (const CommError& error) { return error.what(); }
+  return "no CommError";
+}
 
 /// A one-way flag that ranks of either kind see, for order without sleeping. Make it before the ranks.
 class SharedFlag {

@@ -22,14 +22,6 @@ std::int64_t sum(ProcessGroup& channel, std::int64_t x) {
   return x;
 }
 
-template <class Call>
-std::string error_of(Call&& call) {
-  try {
-    call();
-  } catch (const CommError& error) { return error.what(); }
-  return "no CommError";
-}
-
 class Channels : public ::testing::TestWithParam<Backend> {
  protected:
   void run(int ranks, const RankBody& body) const {

@@ -40,14 +40,6 @@ void expect_works(ProcessGroup& group) {
   EXPECT_EQ(x, static_cast<float>(group.size() * (group.size() - 1) / 2));
 }
 
-template <class Call>
-std::string error_of(Call&& call) {
-  try {
-    call();
-  } catch (const CommError& error) { return error.what(); }
-  return "no CommError";
-}
-
 class Failures : public ::testing::TestWithParam<Backend> {
  protected:
   /// Runs the body; all ranks must end well.

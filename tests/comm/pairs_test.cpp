@@ -12,14 +12,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-template <class Call>
-std::string error_of(Call&& call) {
-  try {
-    call();
-  } catch (const CommError& error) { return error.what(); }
-  return "no CommError";
-}
-
 void send(ProcessGroup& group, std::vector<float> data, int to) {
   const FlatPart part{data.data(), DType::f32, static_cast<std::int64_t>(data.size())};
   group.send(std::span(&part, 1), to)->wait();
