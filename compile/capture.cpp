@@ -89,6 +89,7 @@ ValueId Recorder::add_value(ValueKind kind, const Tensor& tensor) {
   Value& value = graph_.values.emplace_back();
   value.kind = kind;
   value.bytes = tensor.storage()->bytes();
+  value.device = tensor.storage()->device();
   value.category = tensor.storage()->category();
   value.home = reference(tensor, id);
   if (kind == ValueKind::unit || kind == ValueKind::constant) value.held = tensor.storage();

@@ -49,7 +49,8 @@ struct Value {
   ValueKind kind = ValueKind::temporary;
   std::int64_t bytes = 0;
   MemoryCategory category = MemoryCategory::activations;  ///< the account it was last seen in
-  TensorRef home;                                         ///< how it was first seen; refs equal to it print as the name
+  Device device;
+  TensorRef home;     ///< how it was first seen; refs equal to it print as the name
   int source = -1;    ///< argument: its index; slot, gradient: index of the first binding in Graph::bindings
   Ref<Storage> held;  ///< unit, constant
 };

@@ -53,7 +53,7 @@ Tensor Interpreter::tensor_of(const TensorRef& ref) const {
   if (!ref.defined()) return {};
   const auto at = static_cast<std::size_t>(ref.value);
   return Tensor::make(storages_[at], ref.shape, ref.strides, ref.offset + bases_[at] / byte_size(ref.dtype), ref.dtype,
-                      Device::cpu());
+                      storages_[at]->device());
 }
 
 Tensor Interpreter::result(const GraphResult& result) const {
@@ -89,12 +89,13 @@ void Interpreter::present(const GraphNode& node, const TensorRef& ref, const Ten
   if (!ref.defined()) return;
   Ref<Storage>& storage = storages_[static_cast<std::size_t>(ref.value)];
   const Value& value = graph_.value(ref.value);
-  if (!storage) storage = Storage::allocate(value.bytes, value.category);
+  if (!storage) storage = Storage::allocate(value.bytes, value.category, value.device);
   else if (value.kind == ValueKind::argument)
     handle.impl()->offset = ref.offset + bases_[static_cast<std::size_t>(ref.value)] / byte_size(ref.dtype);
   else if (value.kind == ValueKind::unit && !node.op->traits.effect && !storage->is_present() && storage->owner)
     storage->owner->ensure_present(*storage);
   handle.impl()->storage = storage;
+  handle.impl()->device = storage->device();
 }
 
 void Interpreter::let_go(std::size_t index) {

@@ -23,7 +23,7 @@ Tensor bytes_over(Ref<Storage> storage) {
 }
 Tensor view_at(const Tensor& buffer, const Shape& shape, std::int64_t byte_offset, DType dtype) {
   return Tensor::make(buffer.storage(), shape, contiguous_strides(shape), byte_offset / byte_size(dtype), dtype,
-                      Device::cpu());
+                      buffer.device());
 }
 
 // One rank's reduction: the scale and the casts.

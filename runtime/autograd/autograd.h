@@ -50,6 +50,7 @@ class VjpCall {
   const Tensor& out(std::size_t i = 0) const { return node_.saved_outputs[i].unpack(); }
   const Shape& in_shape(std::size_t i) const { return node_.input_metas[i].shape; }
   DType in_dtype(std::size_t i) const { return node_.input_metas[i].dtype; }
+  Device in_device(std::size_t i) const { return node_.input_metas[i].device; }
   const TensorMeta& out_meta(std::size_t i = 0) const { return node_.output_metas[i]; }
   /// Cotangent of output i; zeros if nothing downstream used it.
   Tensor grad(std::size_t i = 0) const;

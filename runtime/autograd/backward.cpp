@@ -185,7 +185,7 @@ void backward(const Tensor& root, const BackwardOptions& options) {
   Tensor grad = options.grad;
   if (!grad.defined()) {
     check(root.numel() == 1, "backward from {} needs a cotangent: only a one-element root has a default", root);
-    grad = full(root.shape(), 1.0, root.dtype());
+    grad = full(root.shape(), 1.0, root.dtype(), root.device());
   }
   check(grad.shape() == root.shape() && grad.dtype() == root.dtype(), "the cotangent {} does not match the root {}",
         grad, root);
@@ -218,7 +218,8 @@ void register_grad_hook(const Tensor& tensor, GradHook hook, HookOptions options
 
 Tensor VjpCall::grad(std::size_t i) const {
   if (has_grad(i)) return node_.pending[i];
-  return zeros(node_.output_metas[i].shape, node_.output_metas[i].dtype);
+  const TensorMeta& meta = node_.output_metas[i];
+  return zeros(meta.shape, meta.dtype, meta.device);
 }
 
 void VjpCall::give(std::size_t i, Tensor gradient) {

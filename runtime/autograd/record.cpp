@@ -21,6 +21,7 @@ void push_meta(SmallVec<TensorMeta, N>& metas, const Tensor& t) {
   if (!t.defined()) return;
   m.shape = t.shape();
   m.dtype = t.dtype();
+  m.device = t.device();
 }
 
 OpNode* make_node(const OpCall& call) {

@@ -225,6 +225,11 @@ RankInfo discover_rank() {
   return discover_rank([](const char* name) -> const char* { return std::getenv(name); });
 }
 
+std::string requested_cuda_library() {
+  const char* asked = std::getenv("SHERD_CUDA_LIB");
+  return asked ? asked : "";
+}
+
 std::string requested_cpu_level() {
   const char* asked = std::getenv("SHERD_CPU_LEVEL");
   return asked ? asked : "";

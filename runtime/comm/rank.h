@@ -42,6 +42,8 @@ RankInfo discover_rank();
 
 /// SHERD_CPU_LEVEL, the instruction-set level of the kernels (cpu/level.h); empty: the best this CPU runs.
 std::string requested_cpu_level();
+/// SHERD_CUDA_LIB, the file of the CUDA backend (exec/device_library.h); empty: the one beside libsherd.so.
+std::string requested_cuda_library();
 
 /// The store that all ranks of `rank`'s job share. Under `sherd run` the launcher hosts it; else rank 0 does, in a
 /// thread for as long as it keeps the result: at SHERD_STORE if given, otherwise on a free loopback port that the

@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "runtime/comm/process_group.h"
+#include "runtime/exec/device_library.h"
 #include "runtime/exec/stream.h"
 #include "runtime/tensor/error.h"
 
@@ -16,6 +17,12 @@ RankContext::RankContext() : allocator_(new CachingAllocator), exceptions_at_sta
 RankContext::~RankContext() {
   close_streams();
   allocator_->abandon();
+}
+
+DeviceContext& RankContext::device(Device device) {
+  for (const auto& open : devices_)
+    if (open->device() == device) return *open;
+  return *devices_.emplace_back(backend_of(device).open(device.index));
 }
 
 Stream& RankContext::stream(StreamKind kind) {

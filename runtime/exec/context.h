@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/exec/backend.h"
 #include "runtime/exec/event.h"
 #include "runtime/memory/caching_allocator.h"
 #include "runtime/tensor/intrusive.h"
@@ -42,7 +43,16 @@ class RankContext {
   static RankContext* current_or_null() { return current_; }
 
   CachingAllocator& allocator() { return *allocator_; }
-  CachingAllocator* allocator_or_null() { return allocator_; }
+  /// Of a device: its context's, which is opened at first use. Throws Error if there is no such device.
+  Allocator& allocator(Device device) {
+    if (device.kind == Device::Kind::cpu) [[likely]]
+      return *allocator_;
+    return this->device(device).allocator();
+  }
+  /// This rank's use of a device, opened at first use. Throws Error, saying why, if there is no such device.
+  DeviceContext& device(Device device);
+  /// Those opened so far.
+  const std::vector<std::unique_ptr<DeviceContext>>& devices() const { return devices_; }
 
   std::uint64_t next_id() { return ++last_id_; }
 
@@ -93,6 +103,7 @@ class RankContext {
   std::uint64_t last_id_ = 0;
   std::vector<std::unique_ptr<std::string>> interned_;
   std::array<Ref<Stream>, kNumStreams> streams_;
+  std::vector<std::unique_ptr<DeviceContext>> devices_;
   const int exceptions_at_start_;
 };
 

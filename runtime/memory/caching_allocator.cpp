@@ -8,7 +8,6 @@
 
 #include <sys/mman.h>
 
-#include "runtime/exec/context.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -42,47 +41,21 @@ std::int64_t size_class_bytes(int index) {
   return (std::int64_t{1} << octave) + (quarter + 1) * (std::int64_t{1} << (octave - 2));
 }
 
-void* CachingAllocator::allocate(std::int64_t bytes, MemoryCategory category) {
-  if (has_foreign_.load(std::memory_order_acquire)) [[unlikely]]
-    drain_foreign();
-  if (limit_ > 0 && accounting_.total() + bytes > limit_) [[unlikely]]
-    throw OutOfMemory(
-        fmt::format("out of memory: {} asked for {}, {} of the limit of {} are in use\n  owners  {}\n  peak    {}",
-                    format_bytes(bytes), name(category), format_bytes(accounting_.total()), format_bytes(limit_),
-                    describe(accounting_.current()), format_bytes(accounting_.total_peak())));
+void* CachingAllocator::take(std::int64_t bytes, MemoryCategory category) {
   const auto index = static_cast<std::size_t>(size_class(bytes));
   Arena& arena = arena_for(index, category);
   if (index >= arena.free.size()) [[unlikely]]
     arena.free.resize(index + 1);
-  void* block;
   if (auto& list = arena.free[index]; !list.empty()) {
-    block = list.back();
+    void* block = list.back();
     list.pop_back();
-  } else {
-    block = take_from_system(arena, size_class_bytes(static_cast<int>(index)));
+    return block;
   }
-  ++live_blocks_;
-  accounting_.add(category, bytes);
-  return block;
+  return take_from_system(arena, size_class_bytes(static_cast<int>(index)));
 }
 
-void CachingAllocator::release(void* block, std::int64_t bytes, MemoryCategory category) noexcept {
-  if (RankContext::current_or_null() == nullptr || RankContext::current_or_null()->allocator_or_null() != this) {
-    bool destroy = false;
-    {
-      std::lock_guard lock(foreign_mutex_);
-      foreign_.push_back({block, bytes, category});
-      has_foreign_.store(true, std::memory_order_release);
-      destroy = abandoned_ && live_blocks_ == static_cast<std::int64_t>(foreign_.size());
-    }
-    if (destroy) delete this;
-    return;
-  }
-  if (poison_) [[unlikely]]
-    std::memset(block, 0xCB, static_cast<std::size_t>(bytes));
-  put_back(block, bytes);
-  --live_blocks_;
-  accounting_.add(category, -bytes);
+void CachingAllocator::poison(void* block, std::int64_t bytes) noexcept {
+  std::memset(block, 0xCB, static_cast<std::size_t>(bytes));
 }
 
 void CachingAllocator::use_shared_heap(std::shared_ptr<std::byte> memory, std::size_t bytes) {
@@ -111,21 +84,9 @@ CachingAllocator::Arena& CachingAllocator::arena_of(const void* block) {
   return private_;
 }
 
-void CachingAllocator::put_back(void* block, std::int64_t bytes) {
+void CachingAllocator::put_back(void* block, std::int64_t bytes) noexcept {
   Arena& arena = shared_.empty() ? private_ : arena_of(block);
   arena.free[static_cast<std::size_t>(size_class(bytes))].push_back(block);
-}
-
-void CachingAllocator::drain_foreign() {
-  std::lock_guard lock(foreign_mutex_);
-  for (const Foreign& f : foreign_) {
-    if (poison_) std::memset(f.block, 0xCB, static_cast<std::size_t>(f.bytes));
-    put_back(f.block, f.bytes);
-    --live_blocks_;
-    accounting_.add(f.category, -f.bytes);
-  }
-  foreign_.clear();
-  has_foreign_.store(false, std::memory_order_relaxed);
 }
 
 void* CachingAllocator::take_from_system(Arena& arena, std::int64_t class_bytes) {
@@ -160,10 +121,10 @@ void* CachingAllocator::map_chunk(Arena& arena, std::int64_t bytes) {
   return block;
 }
 
-void CachingAllocator::fail_system_memory(std::int64_t bytes) const {
+void CachingAllocator::fail_system_memory(std::int64_t bytes) {
   throw OutOfMemory(fmt::format("out of memory: the system refused {}; {} are in use\n  owners  {}",
-                                format_bytes(bytes), format_bytes(accounting_.total()),
-                                describe(accounting_.current())));
+                                format_bytes(bytes), format_bytes(accounting().total()),
+                                describe(accounting().current())));
 }
 
 void* CachingAllocator::map_pages(std::int64_t bytes) {
@@ -183,17 +144,6 @@ void* CachingAllocator::map_pages(std::int64_t bytes) {
     ::madvise(reinterpret_cast<void*>(address), size, MADV_HUGEPAGE);
   }
   return reinterpret_cast<void*>(address);
-}
-
-void CachingAllocator::abandon() {
-  drain_foreign();
-  bool destroy = false;
-  {
-    std::lock_guard lock(foreign_mutex_);
-    abandoned_ = true;
-    destroy = live_blocks_ == static_cast<std::int64_t>(foreign_.size());
-  }
-  if (destroy) delete this;
 }
 
 CachingAllocator::~CachingAllocator() {

@@ -1,6 +1,7 @@
 #pragma once
 // The attribute structs of all op families: what a call carries besides tensors. See op/attrs.h for the rules.
 #include "runtime/op/attrs.h"
+#include "runtime/tensor/device.h"
 
 namespace sherd {
 
@@ -64,22 +65,34 @@ struct PadToAttrs {
     v.local_field("size", size);
   }
 };
+/// Devices print without their index, which differs between ranks that run one program.
+inline const char* kind_name(Device device) {
+  return device.kind == Device::Kind::cpu ? "cpu" : device.is_meta() ? "meta" : "cuda";
+}
+struct TransferAttrs {  ///< to_device
+  Device device;
+  void visit(AttrVisitor& v) const { v.field("device", kind_name(device)); }
+};
 struct FullAttrs {
   Shape shape;
   double value = 0;
   DType dtype = DType::f32;
+  Device device{};
   void visit(AttrVisitor& v) const {
     v.field("shape", shape);
     v.field("value", value);
     v.field("dtype", dtype);
+    if (device != Device::cpu()) v.field("device", kind_name(device));
   }
 };
 struct ArangeAttrs {
   std::int64_t count = 0;
   DType dtype = DType::i64;
+  Device device{};
   void visit(AttrVisitor& v) const {
     v.field("count", count);
     v.field("dtype", dtype);
+    if (device != Device::cpu()) v.field("device", kind_name(device));
   }
 };
 /// Random rows: `key` hashes (seed, module path or parameter name, purpose, call index); element i of the result is
@@ -90,6 +103,7 @@ struct RandomAttrs {
   std::uint64_t key = 0;
   std::int64_t first = 0;
   float a = 0, b = 1;  ///< normal: mean, std; uniform: low, high
+  Device device{};
   void visit(AttrVisitor& v) const {
     v.field("shape", shape);
     v.field("dtype", dtype);
@@ -97,6 +111,7 @@ struct RandomAttrs {
     v.local_field("first", first);
     v.field("a", static_cast<double>(a));
     v.field("b", static_cast<double>(b));
+    if (device != Device::cpu()) v.field("device", kind_name(device));
   }
 };
 struct DropoutAttrs {

@@ -27,8 +27,8 @@ Tensors dispatch(OpCall& call) {
 }
 
 // A donated input: moved in (the call frame holds the only handle), sole owner of its bytes, whole and dense.
-bool can_donate(const Tensor& t, const TensorMeta& meta) {
-  return t.defined() && t.dtype() == meta.dtype && t.impl()->use_count() == 1 && t.storage() &&
+bool can_donate(const Tensor& t, const TensorMeta& meta, Device device) {
+  return t.defined() && t.device() == device && t.dtype() == meta.dtype && t.impl()->use_count() == 1 && t.storage() &&
          t.storage()->use_count() == 1 && t.is_contiguous() && t.offset() == 0 && t.shape() == meta.shape &&
          t.storage()->bytes() == t.bytes() && t.storage()->owner == nullptr && !t.storage()->is_borrowed();
 }
@@ -36,7 +36,7 @@ bool can_donate(const Tensor& t, const TensorMeta& meta) {
 Tensor allocate_output(const OpCall& call, const TensorMeta& meta, Device device) {
   if (call.op.traits.pointwise)
     for (Tensor& t : call.in)
-      if (can_donate(t, meta)) return Tensor::make_dense(t.storage(), meta.shape, meta.dtype, device);
+      if (can_donate(t, meta, device)) return Tensor::make_dense(t.storage(), meta.shape, meta.dtype, device);
   return Tensor::empty(meta.shape, meta.dtype, device, call.op.category);
 }
 
@@ -48,17 +48,39 @@ Tensors make_view(const OpCall& call, const Metas& metas) {
   return out;
 }
 
+// Where a call runs. One-element tensors of the host mix with tensors of any device.
 Device device_of(const OpCall& call) {
-  Device device = Device::cpu();
-  bool first = true;
+  if (call.op.device) {
+    for (const Tensor& t : call.in)
+      if (t.defined() && t.is_meta()) return Device::meta();
+    return call.op.device(call.attrs);
+  }
+  Device device = call.into.empty() ? Device::cpu() : call.into[0].device();
+  bool decided = false;
   for (const Tensor& t : call.in) {
     if (!t.defined()) continue;
-    if (!first && t.device() != device && t.numel() != 1 && call.in[0].numel() != 1)
-      fail("inputs are on different devices: {} and {}; move them to one", to_string(device), to_string(t.device()));
-    if (first || t.device().is_meta()) device = t.device();
-    first = false;
+    const bool follows = t.numel() == 1 && t.device() == Device::cpu();
+    if (decided && !follows && t.device() != device)
+      fail("inputs are on different devices: {} and {}; move them to one with to()", to_string(device),
+           to_string(t.device()));
+    if (follows) continue;
+    device = t.device();
+    decided = true;
   }
   return device;
+}
+
+// Kernels of a device get everything on it. Only host tensors of one element arrive here that are not.
+void bring_to(Device device, std::span<Tensor> in) {
+  static const Op& transfer = find_op("to_device");
+  for (Tensor& t : in) {
+    if (!t.defined() || t.device() == device) continue;
+    Tensor on_device = Tensor::empty(t.shape(), t.dtype(), device, MemoryCategory::workspace);
+    DeviceContext& context = RankContext::current().device(device);
+    transfer.kernel[static_cast<std::size_t>(device.kind)](
+        {transfer, {&t, 1}, {&on_device, 1}, {}, {.device = &context}});
+    t = std::move(on_device);
+  }
 }
 
 // Kernels take addresses on several threads; streams that still use the bytes are waited for here, on the rank's.
@@ -68,14 +90,16 @@ void wait_for_bytes(std::span<const Tensor> tensors) {
 }
 
 void run_kernel(const OpCall& call, std::span<const Tensor> out, Device device, bool accumulate) {
-  const Kernel kernel = call.op.kernel[static_cast<std::size_t>(device.kind)];
+  const auto backend = static_cast<std::size_t>(device.kind);
+  const Kernel kernel = call.op.kernel[backend];
   if (!kernel) fail("no {} kernel for {}", to_string(device), call.op.name);
   KernelCall kernel_call{call.op, call.in, out, call.attrs, {}, accumulate};
   if (call.op.traits.collective) kernel_call.exec.stream = &RankContext::current().stream(StreamKind::collective);
-  if (call.op.scratch) {
-    const std::int64_t bytes = call.op.scratch({call.op, call.in, call.attrs});
+  if (device != Device::cpu()) kernel_call.exec.device = &RankContext::current().device(device);
+  if (const Scratch scratch_bytes = call.op.scratch[backend]) {
+    const std::int64_t bytes = scratch_bytes({call.op, call.in, call.attrs});
     if (bytes > 0) {
-      const Ref<Storage> scratch = Storage::allocate(bytes, MemoryCategory::workspace);
+      const Ref<Storage> scratch = Storage::allocate(bytes, MemoryCategory::workspace, device);
       kernel_call.exec.scratch = scratch->data();
       trace_memory();
       kernel(kernel_call);
@@ -92,14 +116,18 @@ void write_into(const OpCall& call, const Metas& metas, Device device) {
     check(metas[i].shape == call.into[i].shape() && metas[i].dtype == call.into[i].dtype(),
           "the destination is {}, the result is {}{}", call.into[i], name(metas[i].dtype), metas[i].shape);
   if (device.is_meta()) return;
-  for (const Tensor& out : call.into) check(!out.is_meta(), "the destination {} has no memory", out);
+  for (const Tensor& out : call.into) {
+    check(!out.is_meta(), "the destination {} has no memory", out);
+    check(out.device() == device, "the destination is on {}, the call runs on {}", to_string(out.device()),
+          to_string(device));
+  }
   if (call.accumulate && !call.op.traits.accumulates) {
     static const Op& copy = find_op("copy");
     Tensors values;
     for (const TensorMeta& m : metas) values.push_back(Tensor::empty(m.shape, m.dtype, device));
     run_kernel(call, values, device, false);
     for (std::size_t i = 0; i < values.size(); ++i)
-      copy.kernel[static_cast<std::size_t>(device.kind)]({copy, {&values[i], 1}, {&call.into[i], 1}, {}, {}, true});
+      run_kernel({copy, {&values[i], 1}, {}}, {&call.into[i], 1}, device, true);
   } else {
     run_kernel(call, call.into, device, call.accumulate);
   }
@@ -127,7 +155,9 @@ Tensors run_on_device(OpCall& call) {
   const InferCall infer_call{call.op, call.in, call.attrs};
   const Metas metas = call.op.infer(infer_call);
   if (call.op.traits.view) return make_view(call, metas);
-  const Device device = call.in.empty() && !call.into.empty() ? call.into[0].device() : device_of(call);
+  const Device device = device_of(call);
+  if (device.kind == Device::Kind::cuda && !call.op.device) [[unlikely]]
+    bring_to(device, call.in);
   if (!call.op.traits.collective && !call.op.traits.effect) {
     wait_for_bytes(call.in);
     wait_for_bytes(call.into);

@@ -27,7 +27,7 @@ struct Traits {
   bool reduction = false;
   bool linear = false;  ///< linear in each tensor input
   bool random = false;
-  bool collective = false;  ///< communicates; its kernel takes no address that waits, see Exec::stream
+  bool collective = false;     ///< communicates; its kernel takes no address that waits, see Exec::stream
   bool effect = false;         ///< does something besides its outputs: never dropped, moved or differentiated
   bool accumulates = false;    ///< the kernel honours KernelCall::accumulate
   bool local_extents = false;  ///< on distributed tensors it works on each rank's own elements (optimizer, norms)
@@ -45,10 +45,13 @@ struct InferCall {
   const Attrs& attrs;
 };
 
+class DeviceContext;
+
 /// What a kernel may use besides its tensors. No thread-locals.
 struct Exec {
-  std::byte* scratch = nullptr;  ///< as many bytes as the row's scratch column asked for
-  Stream* stream = nullptr;      ///< of collective rows: submits the work there, with all tensors on loan
+  std::byte* scratch = nullptr;     ///< as many bytes as the row's scratch column asked for
+  Stream* stream = nullptr;         ///< of collective rows: submits the work there, with all tensors on loan
+  DeviceContext* device = nullptr;  ///< queue, memory and handles of the device; null on the CPU
 };
 
 struct KernelCall {
@@ -72,11 +75,12 @@ struct Op {
   std::string_view dims{};  ///< "mk,kn->mn"; "..." = any leading dims; empty where an einsum cannot say it
   Traits traits{};
   Needs needs{};
-  Scratch scratch = nullptr;
+  std::array<Scratch, kNumBackends> scratch{};  ///< by Device::Kind; on a device kernels may take workspace themselves
   Vjp vjp = nullptr;
   std::string_view no_gradient{};                         ///< why there is no vjp: "integer result", "effect"
   int (*mutated)(const InferCall&) = nullptr;             ///< how many of the first inputs the kernel writes in place
   MemoryCategory category = MemoryCategory::activations;  ///< account of fresh outputs
+  Device (*device)(const Attrs&) = nullptr;               ///< where outputs are made, if inputs do not say
   std::array<Kernel, kNumBackends> kernel{};              ///< by Device::Kind
 };
 
@@ -84,7 +88,8 @@ struct Op {
 class OpTable {
  public:
   void add(Op row);
-  /// Sets the kernel column of an existing row, and the scratch column where it is the kernel that knows.
+  /// Sets the kernel column of an existing row, and the scratch column where it is the kernel that knows. A backend
+  /// fills its column before the first tensor of its kind exists, and nobody reads it earlier.
   void kernel(std::string_view name, Device::Kind backend, Kernel function, Scratch scratch = nullptr);
   const Op& at(std::string_view name) const;  ///< throws Error naming the nearest row
   const std::deque<Op>& rows() const { return rows_; }
@@ -111,6 +116,11 @@ void register_random(OpTable& table);
 void register_create(OpTable& table);
 void register_optimizer(OpTable& table);
 void register_collective(OpTable& table);
+void register_transfer(OpTable& table);
 void register_cpu(OpTable& table);
+
+class Backend;
+/// Adds the kernels of a backend that has been opened, once, before its first tensor.
+void add_kernels(const Backend& backend);
 
 }  // namespace sherd

@@ -1,5 +1,7 @@
 #include "runtime/op/op.h"
 
+#include "runtime/exec/backend.h"
+
 #include <algorithm>
 #include <vector>
 
@@ -32,7 +34,7 @@ void OpTable::kernel(std::string_view name, Device::Kind backend, Kernel functio
   const auto found = by_name_.find(name);
   check(found != by_name_.end(), "a {} kernel names op \"{}\", which has no row", to_string(Device{backend, 0}), name);
   found->second->kernel[static_cast<std::size_t>(backend)] = function;
-  if (scratch) found->second->scratch = scratch;
+  if (scratch) found->second->scratch[static_cast<std::size_t>(backend)] = scratch;
 }
 
 const Op& OpTable::at(std::string_view name) const {
@@ -43,8 +45,9 @@ const Op& OpTable::at(std::string_view name) const {
   fail("no op \"{}\"; the nearest is \"{}\"", name, nearest == rows_.end() ? "" : nearest->name);
 }
 
-const OpTable& op_table() {
-  static const OpTable table = [] {
+namespace {
+OpTable& mutable_op_table() {
+  static OpTable table = [] {
     OpTable t;
     register_pointwise(t);
     register_reduce(t);
@@ -58,10 +61,16 @@ const OpTable& op_table() {
     register_create(t);
     register_optimizer(t);
     register_collective(t);
+    register_transfer(t);
     register_cpu(t);
     return t;
   }();
   return table;
 }
+}  // namespace
+
+const OpTable& op_table() { return mutable_op_table(); }
+
+void add_kernels(const Backend& backend) { backend.register_kernels(mutable_op_table()); }
 
 }  // namespace sherd

@@ -1,7 +1,8 @@
 #pragma once
 // The functions people call. Each is one row of the op table (or a short composition of rows); shapes, dtypes and
 // errors are those of PyTorch's function of that name unless said otherwise. Inputs are taken by value: a tensor that
-// is moved in and owned by nobody else may give its memory to the result. Blocking: CPU kernels have run on return.
+// is moved in and owned by nobody else may give its memory to the result. Blocking: CPU kernels have run on return,
+// those of a device are queued.
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,7 +19,10 @@ Tensor full(const Shape& shape, double value, DType dtype = DType::f32, Device d
 Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = Device::cpu());
 Tensor ones(const Shape& shape, DType dtype = DType::f32, Device device = Device::cpu());
 /// 0, 1, ... count-1.
-Tensor arange(std::int64_t count, DType dtype = DType::i64);
+Tensor arange(std::int64_t count, DType dtype = DType::i64, Device device = Device::cpu());
+/// The same values on another device; the tensor itself if it is there. To the host: waits for the values. From the
+/// host: does not wait, and `x` may change when it returns. Differentiable.
+Tensor to(Tensor x, Device device);
 
 // ---- pointwise; binary ones broadcast and promote ----
 Tensor add(Tensor a, Tensor b);
@@ -140,9 +144,9 @@ std::uint64_t random_key(std::uint64_t seed, std::string_view path, std::string_
                          std::uint64_t call_index = 0);
 /// `first`: global index of element 0; `step`: 0-d i64 tensor or undefined.
 Tensor random_normal(const Shape& shape, std::uint64_t key, double mean = 0, double std = 1, std::int64_t first = 0,
-                     DType dtype = DType::f32, Tensor step = {});
+                     DType dtype = DType::f32, Tensor step = {}, Device device = Device::cpu());
 Tensor random_uniform(const Shape& shape, std::uint64_t key, double low = 0, double high = 1, std::int64_t first = 0,
-                      DType dtype = DType::f32, Tensor step = {});
+                      DType dtype = DType::f32, Tensor step = {}, Device device = Device::cpu());
 /// Zeroes elements with probability p and divides the others by 1-p. p = 0 returns x.
 Tensor dropout(Tensor x, double p, std::uint64_t key, Tensor step = {}, std::int64_t first = 0);
 

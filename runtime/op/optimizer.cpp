@@ -122,7 +122,7 @@ void register_optimizer(OpTable& table) {
              .doc = "0-d f64 sum of |x|^p over a list of tensors (max |x| for p = infinity), this rank's elements.",
              .infer = infer_power_sum,
              .traits = {.reduction = true, .local_extents = true},
-             .scratch = scratch_power_sum,
+             .scratch = {scratch_power_sum},
              .no_gradient = "a statistic of gradients"});
 }
 

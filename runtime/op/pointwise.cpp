@@ -132,7 +132,8 @@ void mul_scalar_vjp(VjpCall& c) {
 void pow_scalar_vjp(VjpCall& c) {
   static const Op& op = find_op("mul");
   const double n = c.attrs.as<ScalarAttrs>().value;
-  if (n == 0) return c.give(0, zeros(c.in_shape(0), c.in_dtype(0)));  // also at x = 0, where x^-1 is infinite
+  if (n == 0)
+    return c.give(0, zeros(c.in_shape(0), c.in_dtype(0), c.in_device(0)));  // also at x = 0, where x^-1 is infinite
   c.give(0, op, {}, mul(c.grad(), n), pow(c.in(0), n - 1));
 }
 

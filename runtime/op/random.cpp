@@ -24,6 +24,8 @@ Metas infer_random(const InferCall& call) {
   return one_output(attrs.shape, attrs.dtype);
 }
 
+Device device_of_random(const Attrs& attrs) { return attrs.as<RandomAttrs>().device; }
+
 Metas infer_dropout(const InferCall& call) {
   const auto& attrs = call.attrs.as<DropoutAttrs>();
   const Tensor& x = required(call, 0);
@@ -64,12 +66,14 @@ void register_random(OpTable& table) {
              .doc = "step (0-d i64, or none) -> shape: normal with mean a and deviation b.",
              .infer = infer_random,
              .traits = {.random = true},
-             .no_gradient = kNoInput});
+             .no_gradient = kNoInput,
+             .device = device_of_random});
   table.add({.name = "random_uniform",
              .doc = "step (0-d i64, or none) -> shape: uniform in [a, b).",
              .infer = infer_random,
              .traits = {.random = true},
-             .no_gradient = kNoInput});
+             .no_gradient = kNoInput,
+             .device = device_of_random});
   table.add({.name = "dropout",
              .doc = "x, step (0-d i64, or none) -> x / (1 - p), or 0 with probability p.",
              .infer = infer_dropout,
@@ -89,15 +93,17 @@ std::uint64_t random_key(std::uint64_t seed, std::string_view path, std::string_
 }
 
 Tensor random_normal(const Shape& shape, std::uint64_t key, double mean, double std, std::int64_t first, DType dtype,
-                     Tensor step) {
+                     Tensor step, Device device) {
   static const Op& op = find_op("random_normal");
-  return draw(op, {shape, dtype, key, first, static_cast<float>(mean), static_cast<float>(std)}, std::move(step));
+  return draw(op, {shape, dtype, key, first, static_cast<float>(mean), static_cast<float>(std), device},
+              std::move(step));
 }
 
 Tensor random_uniform(const Shape& shape, std::uint64_t key, double low, double high, std::int64_t first, DType dtype,
-                      Tensor step) {
+                      Tensor step, Device device) {
   static const Op& op = find_op("random_uniform");
-  return draw(op, {shape, dtype, key, first, static_cast<float>(low), static_cast<float>(high)}, std::move(step));
+  return draw(op, {shape, dtype, key, first, static_cast<float>(low), static_cast<float>(high), device},
+              std::move(step));
 }
 
 Tensor dropout(Tensor x, double p, std::uint64_t key, Tensor step, std::int64_t first) {

@@ -8,19 +8,20 @@
 
 namespace sherd {
 
-Ref<Storage> Storage::released(std::int64_t bytes, MemoryCategory category) {
+Ref<Storage> Storage::released(std::int64_t bytes, MemoryCategory category, Device device) {
   RankContext& context = RankContext::current();
   Ref<Storage> storage = Ref<Storage>::fresh(Pool<Storage>::make());
   storage->bytes_ = bytes;
   storage->category_ = category;
-  storage->allocator_ = &context.allocator();
+  storage->device_ = device;
+  storage->allocator_ = &context.allocator(device);
   storage->id_ = context.next_id();
   if (context.hazards) storage->guard_ = kWatched;
   return storage;
 }
 
-Ref<Storage> Storage::allocate(std::int64_t bytes, MemoryCategory category) {
-  Ref<Storage> storage = released(bytes, category);
+Ref<Storage> Storage::allocate(std::int64_t bytes, MemoryCategory category, Device device) {
+  Ref<Storage> storage = released(bytes, category, device);
   storage->restore_data();
   return storage;
 }

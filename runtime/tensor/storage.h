@@ -13,7 +13,7 @@
 
 namespace sherd {
 
-class CachingAllocator;
+class Allocator;
 class Storage;
 
 /// Whoever releases and restores a storage's data (the unit of a fully_shard group).
@@ -32,9 +32,9 @@ class StorageOwner {
 class Storage final : public RefCounted {
  public:
   /// `bytes` may be 0. Memory comes from the current rank's allocator and is not initialised.
-  static Ref<Storage> allocate(std::int64_t bytes, MemoryCategory category);
+  static Ref<Storage> allocate(std::int64_t bytes, MemoryCategory category, Device device = Device::cpu());
   /// A storage without data yet; restore() allocates it.
-  static Ref<Storage> released(std::int64_t bytes, MemoryCategory category);
+  static Ref<Storage> released(std::int64_t bytes, MemoryCategory category, Device device = Device::cpu());
   /// Borrowed memory (a file mapping, a shared segment); `release` runs when the last handle goes.
   static Ref<Storage> borrow(void* data, std::int64_t bytes, std::function<void()> release);
   static void destroy(Storage* storage);
@@ -50,6 +50,8 @@ class Storage final : public RefCounted {
   std::byte* address() const { return data_; }
   std::int64_t bytes() const { return bytes_; }
   std::uint64_t id() const { return id_; }
+  /// Where the bytes are; addresses of a device mean nothing on the host.
+  Device device() const { return device_; }
   MemoryCategory category() const { return category_; }
   /// Moves the bytes to another account.
   void retag(MemoryCategory category);
@@ -94,9 +96,10 @@ class Storage final : public RefCounted {
   std::byte* data_ = nullptr;
   std::int64_t bytes_ = 0;
   std::uint64_t id_ = 0;
-  CachingAllocator* allocator_ = nullptr;
+  Allocator* allocator_ = nullptr;
   std::unique_ptr<std::function<void()>> on_release_;
   std::uint32_t version_ = 0;
+  Device device_;
   MemoryCategory category_ = MemoryCategory::activations;
   mutable std::uint8_t guard_ = 0;
   mutable Event lent_;

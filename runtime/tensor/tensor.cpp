@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/capture_sink.h"
+#include "runtime/op/ops.h"
 #include "runtime/tensor/pool.h"
 
 namespace sherd {
@@ -61,8 +63,7 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, Device device, MemoryCateg
     if (d < 0) [[unlikely]]
       fail("a shape has no negative dims, got {}", shape);
   if (device.is_meta()) return make_dense({}, shape, dtype, device);
-  if (device.kind == Device::Kind::cuda) fail("device {}: no CUDA backend is loaded", to_string(device));
-  return make_dense(Storage::allocate(sherd::numel(shape) * byte_size(dtype), category), shape, dtype, device);
+  return make_dense(Storage::allocate(sherd::numel(shape) * byte_size(dtype), category, device), shape, dtype, device);
 }
 
 Tensor Tensor::over(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset,
@@ -71,7 +72,8 @@ Tensor Tensor::over(Ref<Storage> storage, const Shape& shape, const Strides& str
   for (int i = 0; i < shape.size(); ++i) last += (shape[i] - 1) * strides[i];
   check(sherd::numel(shape) == 0 || (offset >= 0 && (last + 1) * byte_size(dtype) <= storage->bytes()),
         "{}{} at element {} does not fit a storage of {} bytes", name(dtype), shape, offset, storage->bytes());
-  return make(std::move(storage), shape, strides, offset, dtype, Device::cpu());
+  const Device device = storage->device();
+  return make(std::move(storage), shape, strides, offset, dtype, device);
 }
 
 Tensor Tensor::distributed(const Shape& shape, const Distributed* layout, const Tensor& local) {
@@ -114,17 +116,25 @@ void check_readable(const Tensor& t, std::string_view what) {
   check(!t.is_meta(), "{}: {} is on the meta device and has no values; materialize the model first", what, t);
   if (CaptureSink* capture = RankContext::current().capture) capture->refuse_read(t, what);
 }
+
+// Recorded by nobody: reading is no part of a step.
+Tensor on_host(const Tensor& t) {
+  const GradMode off(false);
+  return to(t.detach(), Device::cpu());
+}
 }  // namespace
 
 double Tensor::item_as_double() const {
   check(numel() == 1, "item() needs one element, got {}", *this);
   check_readable(*this, "item()");
+  if (device() != Device::cpu()) return on_host(*this).item_as_double();
   return visit_dtype(dtype(), [&]<class T>(Type<T>) { return convert<double>(*data<T>()); });
 }
 
 template <class T>
 std::vector<T> Tensor::to_vector() const {
   check_readable(*this, "to_vector()");
+  if (device() != Device::cpu()) return on_host(*this).to_vector<T>();
   std::vector<T> result;
   result.reserve(static_cast<std::size_t>(numel()));
   visit_dtype(dtype(), [&]<class S>(Type<S>) {

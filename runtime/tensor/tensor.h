@@ -25,6 +25,7 @@ struct TensorMeta {
   DType dtype = DType::f32;
   Strides strides{};        ///< views only
   std::int64_t offset = 0;  ///< views only: elements from the start of the storage
+  Device device{};          ///< on the tape only: where the tensor was
 };
 
 /// One block per tensor: no field of it allocates.
@@ -95,7 +96,7 @@ class Tensor {
   /// This rank's part; the tensor itself when it is plain.
   Tensor local() const { return is_distributed() ? Tensor(impl_->local) : *this; }
 
-  // ---- bytes (plain tensors on the host only) ----
+  // ---- bytes (plain tensors; addresses of a device are for its kernels) ----
   const Ref<Storage>& storage() const { return impl_->storage; }
   void* raw() const { return impl_->storage->data() + impl_->offset * byte_size(impl_->dtype); }
   template <class T>
@@ -107,12 +108,12 @@ class Tensor {
   T* mutable_data() const {
     return static_cast<T*>(raw());
   }
-  /// The value of a one-element tensor. Inside a captured step: an Error.
+  /// The value of a one-element tensor. Of a device: waits for it. Inside a captured step: an Error.
   template <class T>
   T item() const {
     return convert<T>(item_as_double());
   }
-  /// Elements in row-major order, converted.
+  /// Elements in row-major order, converted. Of a device: waits for them.
   template <class T>
   std::vector<T> to_vector() const;
 

@@ -47,6 +47,8 @@ void copy_rows(OpCases& cases) {
     cases.push_back({.op = "copy", .name = name, .args = {normal(shape)}, .large = name == "large"});
   cases.push_back({.op = "copy", .name = "integers", .args = {ids({4, 5}, 9)}});
   cases.push_back({.op = "copy", .name = "flags", .args = {flags({4, 5})}});
+  cases.push_back(
+      {.op = "to_device", .name = "odd", .args = {normal({3, 5})}, .attrs = TransferAttrs{}, .dense_only = true});
   const auto pad_to = [&](const std::string& name, const Shape& shape, const PadToAttrs& attrs, bool large = false) {
     cases.push_back({.op = "pad_to", .name = name, .args = {normal(shape)}, .attrs = attrs, .large = large});
   };

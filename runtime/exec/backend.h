@@ -1,0 +1,92 @@
+#pragma once
+// What the runtime asks of a device that is not the CPU. One Backend per kind of device, in a library of its own that
+// is opened when a tensor of that kind is first wanted (device_library.h); one DeviceContext per rank and device.
+//
+//   rank's thread   upload | kernel | kernel | kernel | start_read ...  later: read.wait()
+//   compute queue            [upload][kernel][kernel][kernel][read]      nothing on the rank's thread waits in between
+//
+// All work of a rank goes to one queue in program order, so memory that is freed may be reused at once.
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/memory/allocator.h"
+#include "runtime/tensor/device.h"
+
+namespace sherd {
+
+class OpTable;
+
+/// Bytes on their way to the host.
+class HostRead {
+ public:
+  virtual ~HostRead() = default;
+  /// Whether wait() would return at once.
+  virtual bool is_ready() = 0;
+  /// Blocks until the bytes are there. They live as long as this object. Throws what failed on the device before.
+  virtual const std::byte* wait() = 0;
+};
+
+/// Recorded work of a device that can be started again in one call: the same kernels on the same addresses.
+class DeviceGraph {
+ public:
+  virtual ~DeviceGraph() = default;
+  /// Queues the whole graph. Does not block.
+  virtual void launch() = 0;
+  virtual std::int64_t num_nodes() const = 0;
+  /// Bytes of the temporaries of the graph, which nobody else uses.
+  virtual std::int64_t reserved_bytes() const = 0;
+};
+
+/// One rank's use of one device: its compute queue, its memory, its libraries' handles. Used on the rank's thread only.
+class DeviceContext {
+ public:
+  virtual ~DeviceContext() = default;
+  virtual Device device() const = 0;
+  /// "NVIDIA H200, 139 GiB".
+  virtual std::string describe() const = 0;
+  /// Memory of the device; in a recording the graph's own.
+  virtual Allocator& allocator() = 0;
+
+  /// Host to device, in order with the queue. `from` may change when it returns.
+  virtual void upload(void* to, const void* from, std::int64_t bytes) = 0;
+  /// Device to host; blocks until everything queued before has run and the bytes are there.
+  virtual void download(void* to, const void* from, std::int64_t bytes) = 0;
+  /// Starts a read that nobody waits for yet. Does not block.
+  virtual std::unique_ptr<HostRead> start_read(const void* from, std::int64_t bytes) = 0;
+  /// Within the device, in order with the queue.
+  virtual void copy(void* to, const void* from, std::int64_t bytes) = 0;
+  virtual void fill(void* to, std::uint8_t value, std::int64_t bytes) = 0;
+  /// Blocks until everything queued has run. Throws what failed there.
+  virtual void synchronize() = 0;
+
+  /// Runs `work`, which queues kernels but must not wait for the device, and records it instead of executing it.
+  /// Memory it allocates comes from the graph and is the graph's; nothing of it may be kept when `work` returns but
+  /// through storages that hold it. Error, with nothing recorded, if `work` waits for the device or throws.
+  virtual std::unique_ptr<DeviceGraph> record(const std::function<void()>& work) = 0;
+  virtual bool is_recording() const = 0;
+};
+
+/// A line of `sherd info`: {"cuDNN", "9.19.0"} or {"cuDNN", "not found: ..."}.
+struct BackendFact {
+  std::string name, value;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual Device::Kind kind() const = 0;
+  /// Devices that can be used now; 0 has a reason.
+  virtual int num_devices() const = 0;
+  virtual std::string why_no_devices() const = 0;
+  virtual std::vector<BackendFact> facts() const = 0;
+  /// Throws Error naming the device and the remedy if there is no such device.
+  virtual std::unique_ptr<DeviceContext> open(int index) = 0;
+  /// Fills its kernel column of the op table.
+  virtual void register_kernels(OpTable& table) const = 0;
+};
+
+}  // namespace sherd

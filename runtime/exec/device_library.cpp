@@ -1,0 +1,84 @@
+#include "runtime/exec/device_library.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include "runtime/comm/rank.h"
+#include "runtime/op/op.h"
+
+namespace sherd {
+
+namespace {
+
+constexpr const char* kFile = "libsherd_cuda.so";
+
+std::string folder_of_this_library() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&layout_fingerprint), &info) == 0 || !info.dli_fname) return {};
+  const std::string path = info.dli_fname;
+  const auto slash = path.rfind('/');
+  return slash == std::string::npos ? std::string() : path.substr(0, slash + 1);
+}
+
+std::string candidate() {
+  if (std::string asked = requested_cuda_library(); !asked.empty()) return asked;
+  const std::string beside = folder_of_this_library() + kFile;
+  return ::access(beside.c_str(), F_OK) == 0 ? beside : kFile;
+}
+
+DeviceLibrary open_cuda() {
+  DeviceLibrary library;
+  library.path = candidate();
+  // Local, so that a second CUDA runtime in the process (a user's, PyTorch's) does not meet ours.
+  void* handle = ::dlopen(library.path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!handle) {
+    const char* why = ::dlerror();
+    library.reason = why ? why : "dlopen failed";
+    return library;
+  }
+  const auto entry_of = reinterpret_cast<const BackendEntry* (*)()>(::dlsym(handle, "sherd_backend"));
+  if (!entry_of) {
+    library.reason = library.path + " exports no sherd_backend: it is no backend of sherd";
+    return library;
+  }
+  const BackendEntry& entry = *entry_of();
+  if (entry.abi != BackendEntry::kAbi || entry.sizes != layout_fingerprint()) {
+    library.reason =
+        fmt::format("{} was built from other sources (ABI {}/{:08x}, this library has {}/{:08x}); build both together",
+                    library.path, entry.abi, entry.sizes, BackendEntry::kAbi, layout_fingerprint());
+    return library;
+  }
+  library.backend = entry.backend();
+  add_kernels(*library.backend);
+  return library;
+}
+
+}  // namespace
+
+std::uint32_t layout_fingerprint() {
+  std::uint32_t hash = 2166136261u;
+  for (const std::size_t size : {sizeof(Op), sizeof(KernelCall), sizeof(TensorImpl), sizeof(Storage), sizeof(Attrs),
+                                 sizeof(Allocator), static_cast<std::size_t>(kNumDTypes), op_table().rows().size()})
+    hash = (hash ^ static_cast<std::uint32_t>(size)) * 16777619u;
+  return hash;
+}
+
+const DeviceLibrary& cuda_library() {
+  static const DeviceLibrary library = open_cuda();
+  return library;
+}
+
+Backend& backend_of(Device device) {
+  check(device.kind == Device::Kind::cuda, "{} has no backend library", to_string(device));
+  const DeviceLibrary& library = cuda_library();
+  check(library.backend != nullptr,
+        "device {}: no CUDA backend: {}. `sherd info` lists what was found; use the cpu device on this host",
+        to_string(device), library.reason);
+  const int count = library.backend->num_devices();
+  check(count > 0, "device {}: {}", to_string(device), library.backend->why_no_devices());
+  check(device.index < count, "device {}: this host has {} CUDA device{}", to_string(device), count,
+        count == 1 ? "" : "s");
+  return *library.backend;
+}
+
+}  // namespace sherd

@@ -1,0 +1,54 @@
+#include "runtime/memory/allocator.h"
+
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+void Allocator::take_back(const Foreign& f) noexcept {
+  if (poison_) [[unlikely]]
+    poison(f.block, f.bytes);
+  put_back(f.block, f.bytes);
+  --live_blocks_;
+  accounting_.add(f.category, -f.bytes);
+}
+
+// Once abandoned, blocks are only counted: their memory goes with the allocator.
+void Allocator::release(void* block, std::int64_t bytes, MemoryCategory category) noexcept {
+  if (std::this_thread::get_id() == owner_ && !abandoned_) [[likely]]
+    return take_back({block, bytes, category});
+  bool destroy = false;
+  {
+    std::lock_guard lock(foreign_mutex_);
+    foreign_.push_back({block, bytes, category});
+    has_foreign_.store(true, std::memory_order_release);
+    destroy = abandoned_ && live_blocks_ == static_cast<std::int64_t>(foreign_.size());
+  }
+  if (destroy) delete this;
+}
+
+void Allocator::drain_foreign() {
+  std::lock_guard lock(foreign_mutex_);
+  for (const Foreign& f : foreign_) take_back(f);
+  foreign_.clear();
+  has_foreign_.store(false, std::memory_order_relaxed);
+}
+
+void Allocator::fail_limit(std::int64_t bytes, MemoryCategory category) const {
+  throw OutOfMemory(
+      fmt::format("out of memory: {} asked for {}, {} of the limit of {} are in use\n  owners  {}\n  peak    {}",
+                  format_bytes(bytes), name(category), format_bytes(accounting_.total()), format_bytes(limit_),
+                  describe(accounting_.current()), format_bytes(accounting_.total_peak())));
+}
+
+void Allocator::abandon() {
+  drain_foreign();
+  bool destroy = false;
+  {
+    std::lock_guard lock(foreign_mutex_);
+    abandoned_ = true;
+    destroy = live_blocks_ == static_cast<std::int64_t>(foreign_.size());
+  }
+  if (destroy) delete this;
+}
+
+}  // namespace sherd

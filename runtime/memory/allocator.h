@@ -1,0 +1,78 @@
+#pragma once
+// What every allocator of a rank does: accounts by category, keeps the limit, takes back what other threads drop, and
+// lives until its last block has come back. Where blocks come from is the subclass's: host pages (caching_allocator.h),
+// the memory of a device (device_allocator.h).
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "runtime/memory/accounting.h"
+
+namespace sherd {
+
+/// Only the thread that made it allocates. release() from another thread parks the block until the owner's next
+/// allocation.
+class Allocator {
+ public:
+  Allocator(const Allocator&) = delete;
+  Allocator& operator=(const Allocator&) = delete;
+
+  /// `bytes` > 0. Throws OutOfMemory over the limit or when there is no more memory, naming what was asked, the limit
+  /// and the largest owners by category, and leaves everything as it was.
+  void* allocate(std::int64_t bytes, MemoryCategory category) {
+    if (has_foreign_.load(std::memory_order_acquire)) [[unlikely]]
+      drain_foreign();
+    if (limit_ > 0 && accounting_.total() + bytes > limit_) [[unlikely]]
+      fail_limit(bytes, category);
+    void* block = take(bytes, category);
+    ++live_blocks_;
+    accounting_.add(category, bytes);
+    return block;
+  }
+  void release(void* block, std::int64_t bytes, MemoryCategory category) noexcept;
+
+  Accounting& accounting() { return accounting_; }
+  /// Limit on bytes in use by this rank; 0 = none.
+  void set_limit(std::int64_t bytes) { limit_ = bytes; }
+  std::int64_t limit() const { return limit_; }
+  /// Fills released memory with 0xCB so that a use after release shows at once.
+  void set_poison(bool on) { poison_ = on; }
+  /// Bytes taken from the system so far, and how often: both stand still in a steady step.
+  std::int64_t reserved_bytes() const { return reserved_bytes_; }
+  std::int64_t system_calls() const { return system_calls_; }
+
+  /// The owner lets go. Frees itself once every block has come back.
+  void abandon();
+
+ protected:
+  Allocator() = default;
+  virtual ~Allocator() = default;
+  /// A block of at least `bytes`, or OutOfMemory.
+  virtual void* take(std::int64_t bytes, MemoryCategory category) = 0;
+  virtual void put_back(void* block, std::int64_t bytes) noexcept = 0;
+  virtual void poison(void* block, std::int64_t bytes) noexcept = 0;
+
+  std::int64_t reserved_bytes_ = 0, system_calls_ = 0;
+
+ private:
+  struct Foreign {
+    void* block;
+    std::int64_t bytes;
+    MemoryCategory category;
+  };
+  void take_back(const Foreign& f) noexcept;
+  void drain_foreign();
+  [[noreturn]] void fail_limit(std::int64_t bytes, MemoryCategory category) const;
+
+  Accounting accounting_;
+  std::int64_t limit_ = 0, live_blocks_ = 0;
+  bool poison_ = false, abandoned_ = false;
+  const std::thread::id owner_ = std::this_thread::get_id();
+  std::atomic<bool> has_foreign_{false};
+  std::mutex foreign_mutex_;
+  std::vector<Foreign> foreign_;
+};
+
+}  // namespace sherd
