@@ -19,7 +19,8 @@ endif()
 
 # Contraction is off everywhere: a*b+c rounds twice unless the code says fma, so eager, captured and
 # generated code agree bit for bit.
-add_compile_options(-ffp-contract=off -fno-math-errno -fno-trapping-math)
+# (nvcc has flags of its own: cmake/cuda.cmake.)
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-fno-math-errno;-fno-trapping-math>")
 if(SHERD_SANITIZE)
   add_compile_options(-fsanitize=${SHERD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
   add_link_options(-fsanitize=${SHERD_SANITIZE})
@@ -31,6 +32,6 @@ if(SHERD_SANITIZE MATCHES "thread")
 endif()
 
 add_library(sherd_warnings INTERFACE)
-target_compile_options(sherd_warnings INTERFACE -Wall -Wextra -Wshadow -Wconversion -Werror)
+target_compile_options(sherd_warnings INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Werror>")
 # g++ 12 reports copies inside std::string that cannot happen (GCC bugs 105651, 105329), at -O2 only.
-target_compile_options(sherd_warnings INTERFACE -Wno-restrict -Wno-stringop-overflow)
+target_compile_options(sherd_warnings INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict;-Wno-stringop-overflow>")

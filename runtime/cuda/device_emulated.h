@@ -1,0 +1,147 @@
+#pragma once
+// The primitives of device.h as the C++ compiler compiles them. The functions of namespace `emulated` are the emulated
+// GPU; it lives with the tests (tests/support/emulated_gpu), so nothing of it is in a library that users load.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+#include <cuda_runtime_api.h>
+
+#include "runtime/tensor/dtype.h"
+
+namespace sherd::cuda {
+
+namespace emulated {
+
+/// Where the running thread is; the emulator sets it at every switch. One kernel thread runs at a time.
+struct Coordinates {
+  int thread = 0, threads = 0;
+  int block[3] = {0, 0, 0}, blocks[3] = {0, 0, 0};
+  std::byte* shared = nullptr;
+  std::size_t shared_bytes = 0;
+};
+extern Coordinates here;
+
+/// Ends the kernel with an error that names it; `what` is printf text.
+[[noreturn, gnu::format(printf, 1, 2)]] void fault(const char* what, ...);
+/// Returns when all threads of the block are here.
+void meet_block();
+/// Bytes a lane may give to a collective of its warp.
+inline constexpr std::size_t kLaneBytes = 128;
+/// Gives `bytes` bytes to the collective `what`; returns when all 32 lanes of the warp are at the same one, with lane
+/// i's bytes at i * kLaneBytes of the result. They stay until the lanes meet again.
+const std::byte* meet_warp(const char* what, const void* mine, std::size_t bytes);
+/// Checks that `bytes` bytes at `p` may be accessed at once and are device memory, pinned memory or the block's own.
+void check_access(const char* what, const void* p, std::size_t bytes);
+/// Queues a kernel whose every thread runs `body`.
+cudaError_t enqueue(cudaStream_t stream, const void* kernel, dim3 blocks, unsigned threads, std::size_t shared_bytes,
+                    std::function<void()> body);
+
+}  // namespace emulated
+
+inline int thread_index() { return emulated::here.thread; }
+inline int block_index() { return emulated::here.block[0]; }
+inline int block_index_y() { return emulated::here.block[1]; }
+inline int block_index_z() { return emulated::here.block[2]; }
+inline int block_threads() { return emulated::here.threads; }
+inline int grid_blocks() { return emulated::here.blocks[0]; }
+inline int grid_blocks_y() { return emulated::here.blocks[1]; }
+inline int grid_blocks_z() { return emulated::here.blocks[2]; }
+
+inline void sync_block() { emulated::meet_block(); }
+inline void sync_warp() { emulated::meet_warp("sync_warp", nullptr, 0); }
+
+namespace detail {
+template <class T>
+T from_lane(const char* what, T v, int source) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  if (source < 0 || source >= 32) emulated::fault("%s: source lane %d; a warp has 32", what, source);
+  const std::byte* lanes = emulated::meet_warp(what, &v, sizeof v);
+  T result;
+  std::memcpy(&result, lanes + static_cast<std::size_t>(source) * emulated::kLaneBytes, sizeof result);
+  return result;
+}
+}  // namespace detail
+
+template <class T>
+T shuffle(T v, int lane) {
+  return detail::from_lane("shuffle", v, lane);
+}
+template <class T>
+T shuffle_xor(T v, int mask) {
+  return detail::from_lane("shuffle_xor", v, (thread_index() % 32) ^ mask);
+}
+template <class T>
+T shuffle_down(T v, int n) {
+  const int lane = thread_index() % 32;
+  return detail::from_lane("shuffle_down", v, n >= 0 && lane + n >= 32 ? lane : lane + n);
+}
+inline std::uint32_t ballot(bool condition) {
+  const std::uint32_t mine = condition;
+  const std::byte* lanes = emulated::meet_warp("ballot", &mine, sizeof mine);
+  std::uint32_t bits = 0;
+  for (std::size_t i = 0; i < 32; ++i) {
+    std::uint32_t lane_has = 0;
+    std::memcpy(&lane_has, lanes + i * emulated::kLaneBytes, sizeof lane_has);
+    bits |= lane_has << i;
+  }
+  return bits;
+}
+
+inline std::byte* shared_bytes(std::size_t needed = 0) {
+  if (needed > emulated::here.shared_bytes)
+    emulated::fault("needs %zu bytes of shared memory, was launched with %zu", needed, emulated::here.shared_bytes);
+  return emulated::here.shared;
+}
+
+// One thread runs at a time and switches only where threads meet, so plain code is atomic.
+namespace detail {
+template <class T, class Change>
+T exchange(const char* what, T* p, Change change) {
+  emulated::check_access(what, p, sizeof(T));
+  const T before = *p;
+  *p = change(before);
+  return before;
+}
+}  // namespace detail
+inline std::int32_t atomic_add(std::int32_t* p, std::int32_t v) {
+  return detail::exchange("atomic_add", p, [v](std::int32_t x) {
+    return static_cast<std::int32_t>(static_cast<std::uint32_t>(x) + static_cast<std::uint32_t>(v));
+  });
+}
+inline std::uint32_t atomic_add(std::uint32_t* p, std::uint32_t v) {
+  return detail::exchange("atomic_add", p, [v](std::uint32_t x) { return x + v; });
+}
+inline std::uint64_t atomic_add(std::uint64_t* p, std::uint64_t v) {
+  return detail::exchange("atomic_add", p, [v](std::uint64_t x) { return x + v; });
+}
+inline std::uint32_t atomic_or(std::uint32_t* p, std::uint32_t v) {
+  return detail::exchange("atomic_or", p, [v](std::uint32_t x) { return x | v; });
+}
+inline std::int32_t atomic_max(std::int32_t* p, std::int32_t v) {
+  return detail::exchange("atomic_max", p, [v](std::int32_t x) { return x > v ? x : v; });
+}
+inline std::int32_t atomic_min(std::int32_t* p, std::int32_t v) {
+  return detail::exchange("atomic_min", p, [v](std::int32_t x) { return x < v ? x : v; });
+}
+inline void fence_device() {}
+
+template <class V, bool streamed>
+V load_aligned(const void* p) {
+  emulated::check_access("load_vec", p, sizeof(V));
+  V v;
+  std::memcpy(static_cast<void*>(&v), p, sizeof v);
+  return v;
+}
+template <bool streamed, class V>
+void store_aligned(void* p, const V& v) {
+  emulated::check_access("store_vec", p, sizeof v);
+  std::memcpy(p, static_cast<const void*>(&v), sizeof v);
+}
+
+inline float half_to_float(f16 x) { return static_cast<float>(x); }
+inline f16 float_to_half(float x) { return f16(x); }
+inline bf16 float_to_bf16(float x) { return bf16(x); }
+
+}  // namespace sherd::cuda

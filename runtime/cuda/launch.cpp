@@ -1,0 +1,77 @@
+#include "runtime/cuda/launch.h"
+
+#include <cxxabi.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <string>
+
+namespace sherd::cuda {
+
+namespace {
+
+constexpr std::size_t kSharedWithoutOptIn = 48 * 1024;
+constexpr int kMaxDevices = 64;
+
+std::string kernel_name(const void* kernel) {
+  const char* mangled = nullptr;
+  if (cudaFuncGetName(&mangled, kernel) != cudaSuccess || !mangled) return "unknown kernel";
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);
+  return status == 0 ? text.get() : mangled;
+}
+
+}  // namespace
+
+void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) [[likely]]
+    return;
+  const std::string text = fmt::format("{}: {}: {}", what, cudaGetErrorName(status), cudaGetErrorString(status));
+  static_cast<void>(cudaGetLastError());  // an error that is thrown does not surface again at the next check
+  if (status == cudaErrorMemoryAllocation) throw OutOfMemory(text);
+  throw Error(text);
+}
+
+int multiprocessors() {
+  static std::atomic<int> counts[kMaxDevices];
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  std::atomic<int>& count = counts[device % kMaxDevices];
+  if (count.load(std::memory_order_relaxed) == 0) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+    count.store(value, std::memory_order_relaxed);
+  }
+  return count.load(std::memory_order_relaxed);
+}
+
+unsigned blocks_for(std::int64_t n, std::int64_t per_block, int per_multiprocessor) {
+  const std::int64_t wanted = (n + per_block - 1) / per_block;
+  return static_cast<unsigned>(std::min<std::int64_t>(wanted, std::int64_t{per_multiprocessor} * multiprocessors()));
+}
+
+namespace detail {
+
+bool prepare(const void* kernel, const Grid& grid) {
+  if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return false;
+  if (grid.shared_bytes > kSharedWithoutOptIn) {
+    const auto bytes = static_cast<int>(std::min<std::size_t>(grid.shared_bytes, std::numeric_limits<int>::max()));
+    check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), kernel, grid);
+  }
+  return true;
+}
+
+void check_launch(cudaError_t status, const void* kernel, const Grid& grid) {
+  if (status == cudaSuccess) [[likely]]
+    return;
+  const std::string what =
+      fmt::format("launch of {} with {}x{}x{} blocks of {} threads and {} bytes of shared memory", kernel_name(kernel),
+                  grid.blocks.x, grid.blocks.y, grid.blocks.z, grid.threads, grid.shared_bytes);
+  check(status, what.c_str());
+}
+
+}  // namespace detail
+
+}  // namespace sherd::cuda

@@ -1,0 +1,20 @@
+# The CUDA backend's sources once more, compiled by the C++ compiler and run by an emulated GPU: support/emulated_gpu
+# defines the functions of the CUDA runtime library that the sources call, and the threads of device.h.
+file(GLOB emulator CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/support/emulated_gpu/*.cpp)
+file(GLOB_RECURSE backend CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/runtime/cuda/*.cpp ${CMAKE_SOURCE_DIR}/runtime/cuda/*.cu)
+file(GLOB test_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp)
+file(GLOB test_kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cu)
+set_source_files_properties(${backend} ${test_kernels} PROPERTIES LANGUAGE CXX)
+
+# std::fma in one instruction, as on a GPU; the lowest level of the CPU kernels has it too.
+add_library(sherd_cuda_emulated SHARED ${emulator} ${backend})
+target_compile_options(sherd_cuda_emulated PRIVATE -march=x86-64-v3)
+target_link_libraries(sherd_cuda_emulated PUBLIC sherd_lib PRIVATE sherd_warnings)
+target_include_directories(sherd_cuda_emulated SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
+set_target_properties(sherd_cuda_emulated PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
+
+add_executable(test_cuda ${test_sources} ${test_kernels})
+target_compile_options(test_cuda PRIVATE -march=x86-64-v3)
+target_link_libraries(test_cuda PRIVATE sherd_test_support sherd_cuda_emulated)
+gtest_discover_tests(test_cuda DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "unit;cuda_emulated")
+sherd_label(unit test_cuda)

@@ -1,0 +1,65 @@
+#pragma once
+// What tests set and read of the emulated GPU. Programs that load the library set the same by environment variables,
+// read once when it is first used:
+//   SHERD_EMULATED_GPU_SEED      order of everything that may happen in any order (default 1)
+//   SHERD_EMULATED_GPU_CAPACITY  bytes of device memory (default 4 GiB)
+//   SHERD_EMULATED_GPU_STATE     present (default), none (cudaErrorNoDevice), no_driver (cudaErrorInsufficientDriver)
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include <cuda_runtime_api.h>
+
+namespace sherd::cuda::emulated {
+
+struct Counters {
+  std::map<std::string, std::int64_t> launches;  // kernels that ran, by name without template arguments' spaces
+  std::int64_t kernels = 0;                      // their sum
+  std::int64_t host_launches = 0;                // calls that launched a kernel or a graph
+  std::int64_t graph_launches = 0;
+  std::int64_t copies = 0, copied_bytes = 0, fills = 0;
+  std::int64_t allocations = 0, frees = 0, pinned_allocations = 0;
+  std::int64_t host_syncs = 0;  // calls that waited for the device, copies of pageable memory included
+};
+
+enum class Present { yes, no_device, no_driver };
+
+struct Configuration {
+  std::uint64_t seed = 1;
+  std::size_t capacity = std::size_t{4} << 30;
+  Present present = Present::yes;
+  int major = 9, minor = 0;  // compute capability
+  int multiprocessors = 4;   // few, so that loops over the grid are taken
+  int driver_version = 13000;
+};
+
+/// Configuration of the environment variables above.
+Configuration default_configuration();
+/// Drops all queued work, errors, injected failures and counters, frees all memory, streams, events and graphs, and
+/// starts anew. Handles and addresses from before are invalid.
+void reset(const Configuration& configuration = default_configuration());
+/// Goes on with another order.
+void set_seed(std::uint64_t seed);
+void set_capacity(std::size_t bytes);
+/// The call of `function` ("cudaMalloc") after the next `skip` ones returns `status` and does nothing else.
+void fail_call(const std::string& function, cudaError_t status, int skip = 0);
+Counters counters();
+void reset_counters();
+/// Bytes and number of live device allocations.
+std::size_t used_bytes();
+std::size_t live_allocations();
+/// Operations that were queued and have not run.
+std::size_t pending();
+/// What was wrong with the first kernel, copy or call that broke a rule; "" if none did.
+std::string report();
+/// While it lives, this process may read and write device memory directly. Queued work does not run by itself.
+class HostAccess {
+ public:
+  HostAccess();
+  ~HostAccess();
+  HostAccess(const HostAccess&) = delete;
+  HostAccess& operator=(const HostAccess&) = delete;
+};
+
+}  // namespace sherd::cuda::emulated

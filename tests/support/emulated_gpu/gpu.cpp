@@ -1,0 +1,176 @@
+// Work runs late: it is queued, and runs only when a call waits for it, or when a draw says so. Then everything that
+// the streams and events allow may run in any order. A wait that is missing in the code under test is therefore a wrong
+// value here under most seeds, where a real device would be wrong once in a thousand runs.
+#include "tests/support/emulated_gpu/gpu.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <set>
+
+namespace sherd::cuda::emulated {
+
+namespace {
+
+constexpr std::size_t kQueueLimit = 1024;  // a real device too makes the host wait when a stream is this far behind
+
+const char* variable(const char* name) { return std::getenv(name); }
+
+}  // namespace
+
+Configuration default_configuration() {
+  Configuration c;
+  if (const char* text = variable("SHERD_EMULATED_GPU_SEED")) c.seed = std::strtoull(text, nullptr, 10);
+  if (const char* text = variable("SHERD_EMULATED_GPU_CAPACITY")) c.capacity = std::strtoull(text, nullptr, 10);
+  if (const char* text = variable("SHERD_EMULATED_GPU_STATE")) {
+    const std::string state = text;
+    c.present = state == "none" ? Present::no_device : state == "no_driver" ? Present::no_driver : Present::yes;
+  }
+  return c;
+}
+
+Gpu& gpu() {
+  static Gpu* the_gpu = [] {
+    auto* made = new Gpu;  // never destroyed: threads may still call at exit
+    device_memory().set_capacity(made->configuration.capacity);
+    return made;
+  }();
+  return *the_gpu;
+}
+
+cudaError_t& last_error() {
+  thread_local cudaError_t error = cudaSuccess;
+  return error;
+}
+
+cudaError_t refusal(const char* function) {
+  Gpu& g = gpu();
+  if (g.configuration.present == Present::no_driver) return cudaErrorInsufficientDriver;
+  if (g.configuration.present == Present::no_device) return cudaErrorNoDevice;
+  if (g.broken != cudaSuccess) return g.broken;
+  const auto failing = g.failing.find(function);
+  if (failing == g.failing.end() || failing->second.skip-- > 0) return cudaSuccess;
+  const cudaError_t status = failing->second.status;
+  g.failing.erase(failing);
+  return status;
+}
+
+void Gpu::lose(cudaError_t status, const std::string& why) {
+  if (broken != cudaSuccess) return;
+  broken = status;
+  report = why;
+  std::fprintf(stderr, "emulated GPU: %s\n", why.c_str());
+}
+
+Stream* Gpu::find(cudaStream_t handle) {
+  const auto found = streams.find(reinterpret_cast<Stream*>(handle));
+  return found == streams.end() || found->second->destroyed ? nullptr : found->second.get();
+}
+
+Event* Gpu::find(cudaEvent_t handle) {
+  const auto found = events.find(reinterpret_cast<Event*>(handle));
+  return found == events.end() ? nullptr : found->second.get();
+}
+
+std::shared_ptr<Op> Gpu::enqueue(Stream& stream, std::function<void()> run, std::vector<std::shared_ptr<Op>> after) {
+  if (stream.capture) {
+    std::vector<Node>& nodes = stream.capture->graph->nodes;
+    nodes.push_back({std::move(run), stream.tail});
+    stream.tail = {nodes.size() - 1};
+    return nullptr;
+  }
+  auto op = std::make_shared<Op>();
+  op->run = std::move(run);
+  op->after = std::move(after);
+  op->stream = &stream;
+  stream.queue.push_back(op);
+  if (random.once_in(8))
+    for (std::uint64_t n = random.below(8); n > 0 && run_something(); --n) {}
+  if (stream.queue.size() > kQueueLimit) complete(std::shared_ptr<Op>(stream.queue[kQueueLimit / 2]));
+  return op;
+}
+
+bool Gpu::ready(const Stream& stream) const {
+  return !stream.queue.empty() && std::all_of(stream.queue.front()->after.begin(), stream.queue.front()->after.end(),
+                                              [](const auto& op) { return op->done; });
+}
+
+void Gpu::run_head(Stream& stream) {
+  const std::shared_ptr<Op> op = stream.queue.front();
+  stream.queue.pop_front();
+  if (op->run && broken == cudaSuccess) op->run();
+  op->when = std::chrono::steady_clock::now();
+  op->done = true;
+  op->run = nullptr;
+  op->after.clear();
+  if (stream.destroyed && stream.queue.empty()) streams.erase(&stream);
+}
+
+bool Gpu::run_something() {
+  std::vector<Stream*> choice;
+  for (const auto& [address, stream] : streams)
+    if (ready(*stream)) choice.push_back(address);
+  if (choice.empty()) return false;
+  run_head(*choice[random.below(choice.size())]);
+  return true;
+}
+
+// The stream whose head must run before `op` can, found along the waits.
+Stream& Gpu::next_towards(const std::shared_ptr<Op>& op) {
+  const Op* target = op.get();
+  for (;;) {
+    Stream& stream = *target->stream;
+    if (ready(stream)) return stream;
+    for (const auto& before : stream.queue.front()->after)
+      if (!before->done) {
+        target = before.get();
+        break;
+      }
+  }
+}
+
+void Gpu::complete(const std::shared_ptr<Op>& op) {
+  // Either nothing but what the caller waits for, or anything that may run.
+  const bool only_needed = random.once_in(2);
+  while (!op->done) {
+    if (only_needed) run_head(next_towards(op));
+    else run_something();
+  }
+}
+
+void Gpu::complete(Stream& stream) {
+  if (!stream.queue.empty()) complete(std::shared_ptr<Op>(stream.queue.back()));
+}
+
+void Gpu::complete_all() {
+  while (run_something()) {}
+}
+
+void Gpu::run_nodes(const std::vector<Node>& nodes) {
+  std::vector<bool> done(nodes.size());
+  std::vector<std::size_t> waiting(nodes.size());
+  for (std::size_t i = 0; i < nodes.size(); ++i) waiting[i] = i;
+  while (!waiting.empty() && broken == cudaSuccess) {
+    // The first node that waits may always run; look for another from a random place on.
+    std::size_t choice = random.below(waiting.size());
+    const auto may_run = [&](std::size_t i) {
+      return std::all_of(nodes[i].after.begin(), nodes[i].after.end(), [&](std::size_t j) { return done[j]; });
+    };
+    while (!may_run(waiting[choice])) choice /= 2;
+    const std::size_t node = waiting[choice];
+    waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(choice));
+    if (nodes[node].run) nodes[node].run();
+    done[node] = true;
+  }
+}
+
+Capture* Gpu::forbidding_capture() {
+  for (const auto& [address, stream] : streams) {
+    Capture* capture = stream->capture.get();
+    if (!capture || capture->mode == cudaStreamCaptureModeRelaxed) continue;
+    if (capture->mode == cudaStreamCaptureModeGlobal || capture->thread == std::this_thread::get_id()) return capture;
+  }
+  return nullptr;
+}
+
+}  // namespace sherd::cuda::emulated

@@ -1,0 +1,87 @@
+// Launching kernels: cudaFunc* of the runtime API, and the door that launch.h uses in place of cudaLaunchKernelExC.
+#include <algorithm>
+
+#include "runtime/cuda/device_emulated.h"
+#include "tests/support/emulated_gpu/block.h"
+#include "tests/support/emulated_gpu/gpu.h"
+#include "tests/support/emulated_gpu/symbols.h"
+
+namespace sherd::cuda::emulated {
+
+namespace {
+
+constexpr unsigned kMaxThreads = 1024;
+constexpr std::size_t kSharedWithoutOptIn = 48 * 1024, kSharedWithOptIn = 227 * 1024;
+constexpr unsigned kMaxBlocksYZ = 65535;
+
+cudaError_t check_shape(const Gpu& g, const void* kernel, dim3 blocks, unsigned threads, std::size_t shared_bytes) {
+  if (threads == 0 || threads > kMaxThreads || blocks.x == 0 || blocks.y == 0 || blocks.z == 0)
+    return cudaErrorInvalidConfiguration;
+  if (blocks.x > 0x7fffffffu || blocks.y > kMaxBlocksYZ || blocks.z > kMaxBlocksYZ)
+    return cudaErrorInvalidConfiguration;
+  const auto limit = g.shared_limit.find(kernel);
+  const std::size_t allowed = limit == g.shared_limit.end()
+                                  ? kSharedWithoutOptIn
+                                  : std::max(kSharedWithoutOptIn, static_cast<std::size_t>(limit->second));
+  return shared_bytes > allowed ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+void run(Gpu& g, const KernelCall& kernel) {
+  ++g.counters.kernels;
+  ++g.counters.launches[kernel.name];
+  device_memory().open();
+  KernelResult result = run_kernel(kernel, g.random.next());
+  if (result.status == cudaSuccess)
+    if (const std::string overrun = device_memory().overrun(); !overrun.empty())
+      result = {cudaErrorIllegalAddress, "kernel " + kernel.name + " " + overrun};
+  device_memory().close();
+  if (result.status != cudaSuccess) g.lose(result.status, result.report);
+}
+
+}  // namespace
+
+cudaError_t enqueue(cudaStream_t stream, const void* kernel, dim3 blocks, unsigned threads, std::size_t shared_bytes,
+                    std::function<void()> body) {
+  return call("cudaLaunchKernelExC", [&](Gpu& g) {
+    Stream* queue = g.find(stream);
+    if (!queue) return cudaErrorInvalidResourceHandle;
+    if (const cudaError_t bad = check_shape(g, kernel, blocks, threads, shared_bytes); bad != cudaSuccess) return bad;
+    ++g.counters.host_launches;
+    g.enqueue(*queue, [&g, launched = KernelCall{readable_name(kernel), blocks, threads, shared_bytes,
+                                                 std::move(body)}] { run(g, launched); });
+    return g.broken;
+  });
+}
+
+}  // namespace sherd::cuda::emulated
+
+using namespace sherd::cuda::emulated;
+
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  return call("cudaFuncSetAttribute", [&](Gpu& g) {
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    if (value < 0 || static_cast<std::size_t>(value) > kSharedWithOptIn) return cudaErrorInvalidValue;
+    g.shared_limit[kernel] = value;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+  return call("cudaFuncGetAttributes", [&](Gpu& g) {
+    *attributes = {};
+    attributes->maxThreadsPerBlock = kMaxThreads;
+    attributes->numRegs = 32;
+    attributes->binaryVersion = g.configuration.major * 10 + g.configuration.minor;
+    attributes->ptxVersion = attributes->binaryVersion;
+    const auto limit = g.shared_limit.find(kernel);
+    attributes->maxDynamicSharedSizeBytes =
+        limit == g.shared_limit.end() ? static_cast<int>(kSharedWithoutOptIn) : limit->second;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaFuncGetName(const char** name, const void* kernel) {
+  const std::string& found = mangled_name(kernel);
+  *name = found.c_str();
+  return found.empty() ? cudaErrorInvalidDeviceFunction : cudaSuccess;
+}
