@@ -22,7 +22,7 @@ namespace sherd::cpu {
 
 namespace {
 
-constexpr std::int64_t kBlockK = kVecBytes == 64 ? 384 : 256;
+constexpr std::int64_t kBlockK = kVecBytes == 64 ? 512 : 256;
 constexpr std::int64_t kPieceColumns = kVecBytes == 64 ? 384 : 192;
 constexpr std::int64_t kPieceRows = 8 * kBlockRows;
 constexpr std::int64_t kMinPieces = 4;  // or their rows are halved, twice at most
@@ -36,6 +36,19 @@ constexpr std::int64_t kPanel = kBlockVectors * kLanes<A>;
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
+}
+
+// As convert_row, for a length known to the compiler: a few loads and stores.
+template <std::int64_t N, class T>
+[[gnu::always_inline]] inline void convert_block(const T* from, Accumulator<T>* to) {
+  using A = Accumulator<T>;
+  if constexpr (N % kLanes<A> == 0) {
+    for (std::int64_t i = 0; i < N; i += kLanes<A>) store<A>(to + i, load_as_accumulators(from + i));
+  } else if constexpr (std::is_same_v<T, A>) {
+    std::memcpy(to, from, N * sizeof(A));
+  } else {
+    for (std::int64_t i = 0; i < N; ++i) to[i] = convert<A>(from[i]);
+  }
 }
 
 // A block of B, packed: panel j starts at j * (rows of the block).
@@ -68,7 +81,12 @@ PackedB<A> pack_block(const Gemm& g, const T* b, std::int64_t p, std::int64_t k,
       for (std::int64_t q = begin; q < end; ++q)
         for (std::int64_t j = 0; j < n; j += kPanel<A>) {
           const auto [to, width, here] = panel(j);
-          convert_row(b + (p + q) * g.ldb + first + j, here, to + q * width);
+          const T* const from = b + (p + q) * g.ldb + first + j;
+          if (here == kPanel<A>) {
+            convert_block<kPanel<A>>(from, to + q * kPanel<A>);
+            continue;
+          }
+          convert_row(from, here, to + q * width);
           std::fill(to + q * width + here, to + (q + 1) * width, A{});
         }
     });
@@ -110,8 +128,7 @@ struct Piece {
       const T* const from = a + (p + q) * g.lda + row;
       A* to = packed_a + q * kBlockRows;
       std::int64_t i = 0;
-      for (; i + kBlockRows <= rows; i += kBlockRows, to += kPanelA)
-        for (std::int64_t r = 0; r < kBlockRows; ++r) to[r] = convert<A>(from[i + r]);
+      for (; i + kBlockRows <= rows; i += kBlockRows, to += kPanelA) convert_block<kBlockRows>(from + i, to);
       for (std::int64_t r = 0; i + r < rows; ++r) to[r] = convert<A>(from[i + r]);
     }
   }
