@@ -46,6 +46,13 @@ struct Buffers {
   A *q, *grad, *out, *dq;          // [kQueries, padded]
 };
 
+// Rows that are written, `row` elements apart.
+template <class A>
+struct SumRows {
+  A* data;
+  std::int64_t row;
+};
+
 template <class T>
 struct BackwardHead {
   using A = Accumulator<T>;
@@ -55,7 +62,7 @@ struct BackwardHead {
   std::int64_t padded;  // K in whole vectors: rows of dk, dv, dq
   Buffers<T> buffers;
   RowsOf<A> keys;
-  A *dk, *dv;                    // summed over the queries of the group
+  SumRows<A> dk, dv;             // summed over the queries of the group
   std::int64_t summed_keys = 0;  // whose sums have started
 
   // One row: p (exponents) becomes P, d becomes dS; both zero beyond the last key that the query sees.
@@ -92,15 +99,15 @@ struct BackwardHead {
 
   // to [keys, padded] += X^T right, for X [queries, keys]: a key takes the queries that see it. `fresh` sums start
   // here, those of the packed tile's other keys too.
-  void add_transposed(const Tile& tile, bool fresh, const A* x, const RowsOf<A>& right, A* to) const {
+  void add_transposed(const Tile& tile, bool fresh, const A* x, const RowsOf<A>& right, const SumRows<A>& to) const {
     const std::int64_t count = fresh ? std::min(kKeys, n.tk - tile.first_key) : tile.keys;
     for (std::int64_t j = 0; j < count; j += kBlockRows) {
       const std::int64_t here = std::min<std::int64_t>(kBlockRows, count - j);
       std::int64_t from = j < tile.keys ? 0 : tile.queries;
       if (mask.causal) from = std::clamp(tile.first_key + j - mask.shift - tile.first_query, from, tile.queries);
-      A* const rows = to + (tile.first_key + j) * padded;
+      A* const rows = to.data + (tile.first_key + j) * to.row;
       tile_product<A>(here, padded, tile.queries - from, {x + from * kKeys + j, 1, kKeys},
-                      right.data + from * right.row, right.row, {fresh ? nullptr : rows, padded}, rows, padded);
+                      right.data + from * right.row, right.row, {fresh ? nullptr : rows, to.row}, rows, to.row);
     }
   }
 
@@ -115,7 +122,7 @@ struct BackwardHead {
   }
 
   void tile_of_queries(const Heads<T>& q, const Heads<T>& grad, const Heads<T>& out, std::int64_t b, std::int64_t h,
-                       std::int64_t first, const A* lse, T* dq_out) {
+                       std::int64_t first, const A* lse, const HeadsOut<T>& dq) {
     const std::int64_t queries = std::min(kQueries, n.tq - first);
     const RowsOf<A> g = product_rows(grad.at(b, h, first), grad.row, queries, n.k, buffers.grad);
     const RowsOf<A> o = product_rows(out.at(b, h, first), out.row, queries, n.k, buffers.out);
@@ -133,7 +140,7 @@ struct BackwardHead {
     }
     summed_keys = std::max(summed_keys, num_chunks(end, kKeys) * kKeys);
     if (end == 0) std::fill(buffers.dq, buffers.dq + queries * padded, A{});
-    for (std::int64_t i = 0; i < queries; ++i) convert_row(buffers.dq + i * padded, n.k, dq_out + (first + i) * n.k);
+    for (std::int64_t i = 0; i < queries; ++i) convert_row(buffers.dq + i * padded, n.k, dq.at(b, h, first + i));
   }
 };
 
@@ -146,10 +153,9 @@ void backward(const KernelCall& c) {
   const Heads<T> grad(c.in[0], scratch), q(c.in[1], scratch), k(c.in[2], scratch), v(c.in[3], scratch);
   const Heads<T> out(c.in[4], scratch);
   const A* const lse = scratch.dense<A>(c.in[5]);
-  T *const dq = c.out[0].mutable_data<T>(), *const dk = c.out[1].mutable_data<T>(),
-           *const dv = c.out[2].mutable_data<T>();
+  const HeadsOut<T> dq(c.out[0]), dk(c.out[1]), dv(c.out[2]);
   const A scale = static_cast<A>(attrs.scale);
-  const std::int64_t padded = whole_vectors<A>(n.k), size = n.tk * n.k;
+  const std::int64_t padded = whole_vectors<A>(n.k);
   parallel_for(n.b * n.g, 1, [&](std::int64_t begin, std::int64_t end) {
     const Buffers<T> buffers(n);
     for (std::int64_t task = begin; task < end; ++task) {
@@ -160,26 +166,26 @@ void backward(const KernelCall& c) {
                            .padded = padded,
                            .buffers = buffers,
                            .keys = product_rows(k.at(b, g), k.row, n.tk, n.k, buffers.keys),
-                           .dk = buffers.dk,
-                           .dv = buffers.dv};
+                           .dk = {buffers.dk, padded},
+                           .dv = {buffers.dv, padded}};
       // The sums are built in the results themselves where these serve.
       if constexpr (std::is_same_v<T, A>)
         if (rows_serve<T>(n.k)) {
-          head.dk = dk + task * size;
-          head.dv = dv + task * size;
+          head.dk = {dk.at(b, g), dk.row};
+          head.dv = {dv.at(b, g), dv.row};
         }
       pack_transposed(k.at(b, g), k.row, n.tk, n.k, scale * std::numbers::log2e_v<A>, buffers.keys_packed);
       pack_transposed(v.at(b, g), v.row, n.tk, n.k, A{1}, buffers.values_packed);
       for (std::int64_t h = g * n.group(); h < (g + 1) * n.group(); ++h) {
-        const std::int64_t queries = (b * n.h + h) * n.tq;
+        const A* const row_lse = lse + (b * n.h + h) * n.tq;
         for (std::int64_t first = 0; first < n.tq; first += kQueries)
-          head.tile_of_queries(q, grad, out, b, h, first, lse + queries, dq + queries * n.k);
+          head.tile_of_queries(q, grad, out, b, h, first, row_lse, dq);
       }
-      for (A* const to : {head.dk, head.dv})
-        std::fill(to + std::min(head.summed_keys, n.tk) * padded, to + n.tk * padded, A{});
+      for (const SumRows<A>& sums : {head.dk, head.dv})
+        for (std::int64_t t = head.summed_keys; t < n.tk; ++t) std::fill_n(sums.data + t * sums.row, padded, A{});
       for (std::int64_t t = 0; t < n.tk && !rows_serve<T>(n.k); ++t) {
-        convert_row(buffers.dk + t * padded, n.k, dk + task * size + t * n.k);
-        convert_row(buffers.dv + t * padded, n.k, dv + task * size + t * n.k);
+        convert_row(buffers.dk + t * padded, n.k, dk.at(b, g, t));
+        convert_row(buffers.dv + t * padded, n.k, dv.at(b, g, t));
       }
     }
   });

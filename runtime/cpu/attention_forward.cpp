@@ -72,7 +72,7 @@ struct ForwardHead {
                     {chunk == 0 ? nullptr : to, padded}, to, padded);
   }
 
-  void tile_of_queries(const T* q, std::int64_t q_row, std::int64_t first, T* out, A* lse) {
+  void tile_of_queries(const T* q, std::int64_t q_row, std::int64_t first, T* out, std::int64_t out_row, A* lse) {
     const std::int64_t queries = std::min(kQueries, n.tq - first);
     const RowsOf<A> rows = product_rows(q + first * q_row, q_row, queries, n.k, query_buffer);
     std::fill(largest, largest + queries, std::numeric_limits<A>::lowest());
@@ -84,7 +84,7 @@ struct ForwardHead {
     for (std::int64_t i = 0; i < queries; ++i) {
       // A query that sees no key gives zeros.
       const A inverse = total[i] == A{} ? A{} : A{1} / total[i];
-      round_scaled_row(sums + i * padded, inverse, n.k, out + (first + i) * n.k);
+      round_scaled_row(sums + i * padded, inverse, n.k, out + (first + i) * out_row);
     }
     for (std::int64_t i = 0; i < queries; ++i)
       lse[first + i] = largest[i] * std::numbers::ln2_v<A> + Math::log(total[i]);
@@ -98,7 +98,7 @@ void forward(const KernelCall& c) {
   const auto& attrs = c.attrs.as<AttentionAttrs>();
   ScratchCursor scratch(c.exec);
   const Heads<T> q(c.in[0], scratch), k(c.in[1], scratch), v(c.in[2], scratch);
-  T* const out = c.out[0].mutable_data<T>();
+  const HeadsOut<T> out(c.out[0]);
   A* const lse = c.out[1].mutable_data<A>();
   const A scale = static_cast<A>(attrs.scale) * std::numbers::log2e_v<A>;
   parallel_for(n.b * n.h, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -120,7 +120,7 @@ void forward(const KernelCall& c) {
                           .sums = sums,
                           .query_buffer = sums + kQueries * padded};
       for (std::int64_t first = 0; first < n.tq; first += kQueries)
-        head.tile_of_queries(q.at(b, h), q.row, first, out + task * n.tq * n.k, lse + task * n.tq);
+        head.tile_of_queries(q.at(b, h), q.row, first, out.at(b, h), out.row, lse + task * n.tq);
     }
   });
 }

@@ -27,6 +27,16 @@ struct Heads {
   std::int64_t batch, head, row;
 };
 
+/// The rows of a result, which are dense too.
+template <class T>
+struct HeadsOut {
+  explicit HeadsOut(const Tensor& t)
+      : data(t.mutable_data<T>()), batch(t.strides()[0]), head(t.strides()[1]), row(t.strides()[2]) {}
+  T* at(std::int64_t b, std::int64_t h, std::int64_t t = 0) const { return data + b * batch + h * head + t * row; }
+  T* data;
+  std::int64_t batch, head, row;
+};
+
 /// Rows of one head in the accumulator type.
 template <class A>
 struct RowsOf {

@@ -84,18 +84,19 @@ void rope(const KernelCall& c) {
   const auto& attrs = c.attrs.as<RopeAttrs>();
   A* const table = scratch.take<A>(positions * k);
   fill_table(Turning(scratch.take<double>(5 * k / 2), k / 2, attrs.theta), attrs, positions, table);
-  T* const to = out.mutable_data<T>();
+  const HeadsOut<T> result(out);
   parallel_for(x.size(0) * heads * positions, kLineGrain / k, [&](std::int64_t begin, std::int64_t end) {
     constexpr bool direct = std::is_same_v<T, A>;
     A* const buffer = direct ? nullptr : thread_workspace<A>(WorkspaceUse::row, 2 * k);
     for (std::int64_t r = begin; r < end; ++r) {
       const std::int64_t t = r % positions, head = r / positions;
       const A* const row = load_row(in.at(head / heads, head % heads, t), k, buffer);
+      T* const to = result.at(head / heads, head % heads, t);
       if constexpr (direct) {
-        turn_row(row, table + t * k, k / 2, to + r * k);
+        turn_row(row, table + t * k, k / 2, to);
       } else {
         turn_row(row, table + t * k, k / 2, buffer + k);
-        convert_row(buffer + k, k, to + r * k);
+        convert_row(buffer + k, k, to);
       }
     }
   });

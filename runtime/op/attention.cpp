@@ -1,5 +1,7 @@
 // Scaled dot-product attention and rotary positions. Letters: B batch, H query heads, G heads of keys and values (G
 // divides H: grouped queries), Tq and Tk positions, K elements per head.
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "runtime/autograd/autograd.h"
@@ -23,10 +25,29 @@ void check_attention_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
         q.size(1), k.size(1));
 }
 
+// A result lies in memory as `x` does, rows of K dense: of a projection [B, T, H, K] seen as [B, H, T, K] it is a view
+// of [B, T, H, K] too, so that heads are merged and split without a copy, forward and backward.
+TensorMeta lies_like(const Tensor& x) {
+  TensorMeta meta;
+  meta.shape = x.shape();
+  meta.dtype = x.dtype();
+  if (x.is_contiguous()) return meta;
+  std::array<int, 3> order{0, 1, 2};  // outermost first
+  std::ranges::stable_sort(order, [&x](int a, int b) { return x.strides()[a] > x.strides()[b]; });
+  meta.strides = contiguous_strides(x.shape());
+  std::int64_t stride = x.size(3);
+  for (int i = 2; i >= 0; --i) {
+    const int d = order[static_cast<std::size_t>(i)];
+    meta.strides[d] = stride;
+    stride *= std::max<std::int64_t>(x.size(d), 1);
+  }
+  return meta;
+}
+
 Metas infer_attention(const InferCall& c) {
   const Tensor& q = required(c, 0);
   check_attention_inputs(q, required(c, 1), required(c, 2));
-  Metas metas = one_output(q.shape(), q.dtype());
+  Metas metas{lies_like(q)};
   metas.push_back({{q.size(0), q.size(1), q.size(2)}, q.dtype() == DType::f64 ? DType::f64 : DType::f32});
   return metas;
 }
@@ -39,11 +60,12 @@ void attention_vjp(VjpCall& c) {
 }
 
 Metas infer_attention_backward(const InferCall& c) {
-  const Tensor &grad = required(c, 0), &q = required(c, 1), &k = required(c, 2);
-  check_attention_inputs(q, k, required(c, 3));
+  const Tensor &grad = required(c, 0), &q = required(c, 1), &k = required(c, 2), &v = required(c, 3);
+  check_attention_inputs(q, k, v);
   check(grad.shape() == q.shape() && grad.dtype() == q.dtype(), "the gradient is {}, the result was {}", grad, q);
-  Metas metas = one_output(q.shape(), q.dtype());
-  for (int i = 0; i < 2; ++i) metas.push_back({k.shape(), k.dtype()});
+  Metas metas{lies_like(q)};
+  metas.push_back(lies_like(k));
+  metas.push_back(lies_like(v));
   return metas;
 }
 
@@ -55,7 +77,7 @@ Metas infer_rope(const InferCall& c) {
   check(x.size(3) % 2 == 0, "elements turn in pairs: K is even, got {}", x.size(3));
   check(a.theta > 0 && a.first_position >= 0, "theta is positive and first_position not negative, got {} and {}",
         a.theta, a.first_position);
-  return one_output(x.shape(), x.dtype());
+  return {lies_like(x)};
 }
 
 void rope_vjp(VjpCall& c) {

@@ -33,7 +33,14 @@ bool can_donate(const Tensor& t, const TensorMeta& meta, Device device) {
          t.storage()->bytes() == t.bytes() && t.storage()->owner == nullptr && !t.storage()->is_borrowed();
 }
 
+// Dense in the order of dims that infer asked for, if it did.
+Tensor allocate_ordered(const OpCall& call, const TensorMeta& meta, Device device) {
+  const Tensor dense = Tensor::empty(meta.shape, meta.dtype, device, call.op.category);
+  return Tensor::make(dense.storage(), meta.shape, meta.strides, 0, meta.dtype, device);
+}
+
 Tensor allocate_output(const OpCall& call, const TensorMeta& meta, Device device) {
+  if (!meta.strides.empty()) return allocate_ordered(call, meta, device);
   if (call.op.traits.pointwise)
     for (Tensor& t : call.in)
       if (can_donate(t, meta, device)) return Tensor::make_dense(t.storage(), meta.shape, meta.dtype, device);

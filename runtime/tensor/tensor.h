@@ -23,7 +23,7 @@ void release_node(Node* node);
 struct TensorMeta {
   Shape shape;
   DType dtype = DType::f32;
-  Strides strides{};        ///< views only
+  Strides strides{};        ///< of views; of a fresh output if its dims lie in another order in memory
   std::int64_t offset = 0;  ///< views only: elements from the start of the storage
   Device device{};          ///< on the tape only: where the tensor was
 };
