@@ -15,6 +15,8 @@ set_target_properties(sherd_cuda_emulated PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${
 
 add_executable(test_cuda ${test_sources} ${test_kernels})
 target_compile_options(test_cuda PRIVATE -march=x86-64-v3)
+set_source_files_properties(cuda/emulated_library.cpp PROPERTIES
+  COMPILE_DEFINITIONS SHERD_EMULATED_LIBRARY="$<TARGET_FILE:sherd_cuda_emulated>")
 target_link_libraries(test_cuda PRIVATE sherd_test_support sherd_cuda_emulated)
 gtest_discover_tests(test_cuda DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "unit;cuda_emulated")
 sherd_label(unit test_cuda)

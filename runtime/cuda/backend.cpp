@@ -1,0 +1,92 @@
+// The one symbol that libsherd.so looks for, and what this host offers.
+#include <memory>
+
+#include "runtime/cuda/context.h"
+#include "runtime/cuda/kernels.h"
+#include "runtime/exec/device_library.h"
+
+namespace sherd::cuda {
+
+namespace {
+
+constexpr int kOldestMajor = 8;  // Ampere: bf16 on tensor cores, asynchronous copies
+
+std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+std::string text(cudaError_t status) {
+  return fmt::format("{}: {}", cudaGetErrorName(status), cudaGetErrorString(status));
+}
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend() : status_(cudaGetDeviceCount(&num_devices_)) {
+    if (status_ == cudaSuccess) return;
+    num_devices_ = 0;
+    (void)cudaGetLastError();
+  }
+
+  Device::Kind kind() const override { return Device::Kind::cuda; }
+  int num_devices() const override { return num_devices_; }
+
+  std::string why_no_devices() const override {
+    if (status_ == cudaSuccess)
+      return num_devices_ > 0 ? "" : "the driver shows no CUDA device (is CUDA_VISIBLE_DEVICES empty?)";
+    int driver = 0, runtime = 0;
+    (void)cudaDriverGetVersion(&driver);
+    (void)cudaRuntimeGetVersion(&runtime);
+    if (driver == 0) return fmt::format("no NVIDIA driver on this host ({})", text(status_));
+    if (driver < runtime)
+      return fmt::format("the NVIDIA driver is for CUDA {}, this build needs {} or newer: update the driver ({})",
+                         version_text(driver), version_text(runtime), text(status_));
+    return text(status_);
+  }
+
+  std::vector<BackendFact> facts() const override {
+    std::vector<BackendFact> facts;
+    int driver = 0, runtime = 0;
+    (void)cudaDriverGetVersion(&driver);
+    (void)cudaRuntimeGetVersion(&runtime);
+    facts.push_back({"CUDA runtime", version_text(runtime)});
+    facts.push_back({"driver", driver == 0 ? "none" : "for CUDA " + version_text(driver)});
+    if (num_devices_ == 0) facts.push_back({"devices", why_no_devices()});
+    for (int i = 0; i < num_devices_; ++i) {
+      cudaDeviceProp p{};
+      const cudaError_t status = cudaGetDeviceProperties(&p, i);
+      facts.push_back({fmt::format("cuda:{}", i),
+                       status != cudaSuccess ? text(status)
+                                             : fmt::format("{}, compute capability {}.{}, {} multiprocessors, {}",
+                                                           p.name, p.major, p.minor, p.multiProcessorCount,
+                                                           format_bytes(static_cast<std::int64_t>(p.totalGlobalMem)))});
+    }
+    return facts;
+  }
+
+  std::unique_ptr<DeviceContext> open(int index) override {
+    auto context = std::make_unique<Context>(index);
+    const cudaDeviceProp& p = context->properties();
+    check(p.major >= kOldestMajor,
+          "cuda:{} is {} with compute capability {}.{}; the kernels need {}.0 (Ampere) or newer", index, p.name,
+          p.major, p.minor, kOldestMajor);
+    return context;
+  }
+
+  void register_kernels(OpTable& table) const override { cuda::register_kernels(table); }
+
+ private:
+  int num_devices_ = 0;
+  const cudaError_t status_;
+};
+
+Backend* backend() {
+  static CudaBackend instance;
+  return &instance;
+}
+
+}  // namespace
+
+}  // namespace sherd::cuda
+
+extern "C" __attribute__((visibility("default"))) const sherd::BackendEntry* sherd_backend() {
+  static const sherd::BackendEntry entry{sherd::BackendEntry::kAbi, sherd::layout_fingerprint(), sherd::cuda::backend};
+  return &entry;
+}

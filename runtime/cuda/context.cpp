@@ -1,0 +1,155 @@
+// All work of a rank goes to one stream, in program order. The host runs ahead and waits only where a value is asked
+// for: item(), a checkpoint, a full ring of staging buffers.
+#include "runtime/cuda/context.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "runtime/cuda/blas.h"
+#include "runtime/cuda/graph.h"
+#include "runtime/cuda/memory.h"
+#include "runtime/cuda/store.h"
+
+namespace sherd::cuda {
+
+namespace {
+
+constexpr std::int64_t kChunk = std::int64_t{4} << 20;  // of a long copy through pinned memory
+
+class PinnedRead final : public HostRead {
+ public:
+  PinnedRead(PinnedPool& pool, PinnedBlock block) : pool_(pool), block_(block) {}
+  ~PinnedRead() override { pool_.give_back(block_); }
+  bool is_ready() override {
+    const cudaError_t status = cudaEventQuery(block_.event);
+    if (status == cudaErrorNotReady) return false;
+    check(status, "reading from the device");
+    return true;
+  }
+  const std::byte* wait() override {
+    check(cudaEventSynchronize(block_.event), "reading from the device");
+    return block_.data;
+  }
+
+ private:
+  PinnedPool& pool_;
+  const PinnedBlock block_;
+};
+
+}  // namespace
+
+Context::Context(int index) : index_(index) {
+  check(cudaSetDevice(index), "choosing the device");
+  check(cudaGetDeviceProperties(&properties_, index), "asking for the device's properties");
+  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+  allocator_ = new DeviceAllocator(std::make_unique<DeviceMemory>(index, stream_));
+}
+
+Context::~Context() {
+  (void)cudaStreamSynchronize(stream_);
+  allocator_->abandon();
+  blas_.reset();
+  (void)cudaStreamDestroy(stream_);
+}
+
+std::string Context::describe() const {
+  return fmt::format("{}, {}", properties_.name, format_bytes(static_cast<std::int64_t>(properties_.totalGlobalMem)));
+}
+
+cudaStream_t Context::stream() {
+  static thread_local int current = -1;
+  if (current != index_) {
+    check(cudaSetDevice(index_), "choosing the device");
+    current = index_;
+  }
+  return stream_;
+}
+
+Blas& Context::blas() {
+  if (!blas_) blas_ = std::make_unique<Blas>(*this);
+  return *blas_;
+}
+
+void Context::refuse_in_recording(const char* what) const {
+  check(!is_recording(),
+        "{} inside a recorded graph: the graph would repeat today's bytes; read values after the step, "
+        "and pass those that change as arguments",
+        what);
+}
+
+// A few bytes travel as an argument of a kernel: they need no staging, and a graph may hold them.
+void Context::upload(void* to, const void* from, std::int64_t bytes) {
+  if (bytes <= kMaxStoredBytes) return store(stream(), to, from, bytes);
+  refuse_in_recording("copying host memory to the device");
+  for (std::int64_t done = 0; done < bytes; done += kChunk) {
+    const std::int64_t size = std::min(kChunk, bytes - done);
+    const PinnedBlock block = pinned_.take(size);
+    std::memcpy(block.data, static_cast<const std::byte*>(from) + done, static_cast<std::size_t>(size));
+    check(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, block.data, static_cast<std::size_t>(size),
+                          cudaMemcpyHostToDevice, stream()),
+          "copying to the device");
+    check(cudaEventRecord(block.event, stream_), "recording an event");
+    pinned_.give_back(block);
+  }
+}
+
+// One chunk travels while the one before is copied out of its buffer.
+void Context::download(void* to, const void* from, std::int64_t bytes) {
+  refuse_in_recording("reading device memory");
+  std::unique_ptr<HostRead> before;
+  std::int64_t at = 0, size_before = 0;
+  const auto finish = [&] {
+    if (!before) return;
+    std::memcpy(static_cast<std::byte*>(to) + at, before->wait(), static_cast<std::size_t>(size_before));
+    at += size_before;
+  };
+  for (std::int64_t done = 0; done < bytes; done += kChunk) {
+    const std::int64_t size = std::min(kChunk, bytes - done);
+    std::unique_ptr<HostRead> next = start_read(static_cast<const std::byte*>(from) + done, size);
+    finish();
+    before = std::move(next);
+    size_before = size;
+  }
+  finish();
+}
+
+std::unique_ptr<HostRead> Context::start_read(const void* from, std::int64_t bytes) {
+  refuse_in_recording("reading device memory");
+  const PinnedBlock block = pinned_.take(std::max<std::int64_t>(bytes, 1));
+  auto read = std::make_unique<PinnedRead>(pinned_, block);
+  check(cudaMemcpyAsync(block.data, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream()),
+        "copying from the device");
+  check(cudaEventRecord(block.event, stream_), "recording an event");
+  return read;
+}
+
+void Context::copy(void* to, const void* from, std::int64_t bytes) {
+  check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, stream()),
+        "copying on the device");
+}
+
+void Context::fill(void* to, std::uint8_t value, std::int64_t bytes) {
+  check(cudaMemsetAsync(to, value, static_cast<std::size_t>(bytes), stream()), "filling device memory");
+}
+
+void Context::synchronize() {
+  refuse_in_recording("waiting for the device");
+  check(cudaStreamSynchronize(stream()), "waiting for the device");
+}
+
+std::unique_ptr<DeviceGraph> Context::record(const std::function<void()>& work) {
+  check(!is_recording(), "a graph is being recorded already");
+  return Graph::record(*this, work);
+}
+
+Workspace::Workspace(Context& context, std::int64_t bytes)
+    : allocator_(context.allocator()),
+      bytes_(bytes),
+      data_(bytes == 0 ? nullptr : static_cast<std::byte*>(allocator_.allocate(bytes, MemoryCategory::workspace))) {}
+
+Workspace::~Workspace() {
+  if (data_) allocator_.release(data_, bytes_, MemoryCategory::workspace);
+}
+
+}  // namespace sherd::cuda

@@ -1,0 +1,82 @@
+#pragma once
+// One rank's use of one CUDA device: one stream for all its work, the memory behind it, pinned staging, library
+// handles.
+#include <memory>
+#include <string>
+
+#include <cuda_runtime_api.h>
+
+#include "runtime/cuda/check.h"
+#include "runtime/cuda/pinned.h"
+#include "runtime/exec/backend.h"
+#include "runtime/memory/device_allocator.h"
+#include "runtime/op/op.h"
+
+namespace sherd::cuda {
+
+class Blas;
+
+class Context final : public DeviceContext {
+ public:
+  explicit Context(int index);
+  ~Context() override;
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  Device device() const override { return Device::cuda(static_cast<std::uint8_t>(index_)); }
+  std::string describe() const override;
+  Allocator& allocator() override { return recording_ ? *recording_ : *allocator_; }
+  void upload(void* to, const void* from, std::int64_t bytes) override;
+  void download(void* to, const void* from, std::int64_t bytes) override;
+  std::unique_ptr<HostRead> start_read(const void* from, std::int64_t bytes) override;
+  void copy(void* to, const void* from, std::int64_t bytes) override;
+  void fill(void* to, std::uint8_t value, std::int64_t bytes) override;
+  void synchronize() override;
+  std::unique_ptr<DeviceGraph> record(const std::function<void()>& work) override;
+  bool is_recording() const override { return recording_ != nullptr; }
+
+  /// The stream of all this rank's work. Makes the device the thread's current one, as launches need.
+  cudaStream_t stream();
+  const cudaDeviceProp& properties() const { return properties_; }
+  int multiprocessors() const { return properties_.multiProcessorCount; }
+  PinnedPool& pinned() { return pinned_; }
+  /// cuBLASLt's handle, workspace and choice of algorithms; made at first use.
+  Blas& blas();
+
+ private:
+  friend class Graph;
+  void refuse_in_recording(const char* what) const;
+
+  const int index_;
+  cudaDeviceProp properties_{};
+  cudaStream_t stream_ = nullptr;
+  DeviceAllocator* allocator_;
+  DeviceAllocator* recording_ = nullptr;  // memory of the graph that is being recorded
+  PinnedPool pinned_;
+  std::unique_ptr<Blas> blas_;
+};
+
+/// The context a kernel runs in.
+inline Context& context_of(const KernelCall& call) { return static_cast<Context&>(*call.exec.device); }
+
+/// Device memory for the kernels that are queued while this lives: later work of the queue may reuse it at once.
+class Workspace {
+ public:
+  Workspace(Context& context, std::int64_t bytes);
+  ~Workspace();
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  std::byte* data() const { return data_; }
+  std::int64_t bytes() const { return bytes_; }
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
+
+ private:
+  Allocator& allocator_;
+  const std::int64_t bytes_;
+  std::byte* data_;
+};
+
+}  // namespace sherd::cuda

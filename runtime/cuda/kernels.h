@@ -1,0 +1,21 @@
+#pragma once
+// The CUDA column of the op table, one registration per file of kernels. Conventions are those of
+// runtime/cpu/kernels.h: outputs are dense (but for `copy`), inputs may have any strides; everything is queued on
+// context_of(call).stream() and nothing waits for the device. Workspace comes from Workspace or the row's scratch
+// column.
+#include "runtime/op/op.h"
+
+namespace sherd::cuda {
+
+/// One row's kernel.
+struct KernelEntry {
+  std::string_view name;
+  Kernel kernel;
+};
+inline void add_kernels(OpTable& table, std::span<const KernelEntry> entries) {
+  for (const KernelEntry& entry : entries) table.kernel(entry.name, Device::Kind::cuda, entry.kernel);
+}
+
+void register_kernels(OpTable& table);
+
+}  // namespace sherd::cuda

@@ -1,0 +1,33 @@
+#include "runtime/cuda/memory.h"
+
+#include "runtime/cuda/check.h"
+
+namespace sherd::cuda {
+
+std::string DeviceMemory::name() const { return fmt::format("cuda:{}", index_); }
+
+void* DeviceMemory::map(std::int64_t bytes) {
+  void* segment = nullptr;
+  const cudaError_t status = cudaMalloc(&segment, static_cast<std::size_t>(bytes));
+  if (status == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();  // the allocator reports it, with the owners
+    return nullptr;
+  }
+  check(status, "allocating device memory");
+  return segment;
+}
+
+// Errors of earlier work show up here too; whoever waits for that work reports them.
+void DeviceMemory::unmap(void* segment, std::int64_t) noexcept { (void)cudaFree(segment); }
+
+void DeviceMemory::fill(void* block, std::uint8_t value, std::int64_t bytes) noexcept {
+  (void)cudaMemsetAsync(block, value, static_cast<std::size_t>(bytes), stream_);
+}
+
+std::pair<std::int64_t, std::int64_t> DeviceMemory::free_and_total() const {
+  std::size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "asking for free memory");
+  return {static_cast<std::int64_t>(free), static_cast<std::int64_t>(total)};
+}
+
+}  // namespace sherd::cuda

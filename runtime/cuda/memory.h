@@ -1,0 +1,23 @@
+#pragma once
+// The device's memory as segments for DeviceAllocator.
+#include <cuda_runtime_api.h>
+
+#include "runtime/memory/device_allocator.h"
+
+namespace sherd::cuda {
+
+class DeviceMemory final : public MemorySource {
+ public:
+  DeviceMemory(int index, cudaStream_t stream) : index_(index), stream_(stream) {}
+  std::string name() const override;
+  void* map(std::int64_t bytes) override;
+  void unmap(void* segment, std::int64_t bytes) noexcept override;
+  void fill(void* block, std::uint8_t value, std::int64_t bytes) noexcept override;
+  std::pair<std::int64_t, std::int64_t> free_and_total() const override;
+
+ private:
+  const int index_;
+  const cudaStream_t stream_;
+};
+
+}  // namespace sherd::cuda

@@ -1,0 +1,42 @@
+#pragma once
+// Host memory that the device copies from and to by itself. Blocks are kept; a block whose copy may still run is handed
+// out again only after its event.
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+namespace sherd::cuda {
+
+/// A pinned buffer and the event of its last copy.
+struct PinnedBlock {
+  std::byte* data = nullptr;
+  std::int64_t bytes = 0;
+  cudaEvent_t event = nullptr;
+};
+
+/// One per context, used on the rank's thread only.
+class PinnedPool {
+ public:
+  PinnedPool() = default;
+  PinnedPool(const PinnedPool&) = delete;
+  PinnedPool& operator=(const PinnedPool&) = delete;
+  ~PinnedPool();  ///< nothing may be in flight
+
+  /// A block of at least `bytes`. Waits only while kMaxInFlight blocks are in flight.
+  PinnedBlock take(std::int64_t bytes);
+  /// Gives a block back whose event was recorded after its last copy.
+  void give_back(PinnedBlock block);
+
+ private:
+  static constexpr std::size_t kMaxInFlight = 8;
+  void collect(bool one_at_least);
+
+  std::vector<PinnedBlock> free_;
+  std::deque<PinnedBlock> in_flight_;  // in the order of their copies
+};
+
+}  // namespace sherd::cuda

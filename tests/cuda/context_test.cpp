@@ -1,0 +1,75 @@
+// The device context through the seam of the runtime, on the emulated GPU: tensors come and go, values are right,
+// memory is accounted, a recorded graph repeats its work.
+#include <gtest/gtest.h>
+
+#include "runtime/exec/context.h"
+#include "runtime/exec/device_library.h"
+#include "runtime/op/ops.h"
+#include "tests/cuda/cuda_test.h"
+#include "tests/support/expect_error.h"
+
+namespace sherd::testing {
+namespace {
+
+const Device kCuda = Device::cuda(0);
+
+using CudaContext = cuda::CudaTest;
+
+TEST_F(CudaContext, ValuesSurviveTheWayThereAndBack) {
+  ASSERT_NE(cuda_library().backend, nullptr) << cuda_library().reason;
+  const Tensor x = arange(5'000'000, DType::i32);  // several chunks of staging
+  const Tensor back = to(to(x, kCuda), Device::cpu());
+  EXPECT_EQ(back.to_vector<std::int64_t>(), x.to_vector<std::int64_t>());
+}
+
+TEST_F(CudaContext, ScalarsNeedNoStaging) {
+  const Tensor x = to(Tensor::scalar(2.5), kCuda);
+  EXPECT_EQ(x.device(), kCuda);
+  EXPECT_EQ(x.item<float>(), 2.5f);
+}
+
+TEST_F(CudaContext, MemoryIsAccountedOnTheDevice) {
+  Allocator& memory = RankContext::current().device(kCuda).allocator();
+  const std::int64_t before = memory.accounting().total();
+  const std::int64_t host = RankContext::current().allocator().accounting().total();
+  {
+    const Tensor x = Tensor::empty({1000}, DType::f32, kCuda, MemoryCategory::optimizer);
+    EXPECT_EQ(memory.accounting().total(), before + 4000);
+    EXPECT_EQ(RankContext::current().allocator().accounting().total(), host);
+  }
+  EXPECT_EQ(memory.accounting().total(), before);
+}
+
+TEST_F(CudaContext, AReadIsPickedUpLater) {
+  DeviceContext& context = RankContext::current().device(kCuda);
+  const Tensor x = to(Tensor::from<float>({1, 2, 3}, {3}), kCuda);
+  const std::unique_ptr<HostRead> read = context.start_read(x.raw(), x.bytes());
+  EXPECT_EQ(reinterpret_cast<const float*>(read->wait())[2], 3.0f);
+}
+
+TEST_F(CudaContext, ARecordedGraphRepeatsItsWork) {
+  DeviceContext& context = RankContext::current().device(kCuda);
+  const Tensor from = to(Tensor::from<float>({1, 2, 3, 4}, {4}), kCuda);
+  const Tensor into = to(Tensor::from<float>({0, 0, 0, 0}, {4}), kCuda);
+  const std::unique_ptr<DeviceGraph> graph =
+      context.record([&] { context.copy(into.raw(), from.raw(), from.bytes()); });
+  EXPECT_EQ(graph->num_nodes(), 1);
+  EXPECT_EQ(into.to_vector<float>(), (std::vector<float>{0, 0, 0, 0})) << "recording must not run the work";
+  graph->launch();
+  EXPECT_EQ(into.to_vector<float>(), (std::vector<float>{1, 2, 3, 4}));
+}
+
+TEST_F(CudaContext, ARecordingRefusesToWait) {
+  DeviceContext& context = RankContext::current().device(kCuda);
+  const Tensor x = to(Tensor::scalar(1), kCuda);
+  expect_error([&] { context.record([&] { (void)x.item<float>(); }); }, {"recorded graph"});
+  EXPECT_FALSE(context.is_recording());
+  EXPECT_EQ(x.item<float>(), 1.0f);
+}
+
+TEST_F(CudaContext, AMissingDeviceIsNamed) {
+  expect_error([] { Tensor::empty({1}, DType::f32, Device::cuda(77)); }, {"cuda:77", "this host has"});
+}
+
+}  // namespace
+}  // namespace sherd::testing
