@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <tuple>
+#include <type_traits>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 
@@ -34,9 +37,25 @@ inline constexpr std::size_t kLaneBytes = 128;
 const std::byte* meet_warp(const char* what, const void* mine, std::size_t bytes);
 /// Checks that `bytes` bytes at `p` may be accessed at once and are device memory, pinned memory or the block's own.
 void check_access(const char* what, const void* p, std::size_t bytes);
-/// Queues a kernel whose every thread runs `body`.
+/// Copies 16 bytes, or zeros if `from` is null, when this thread waits for them; until then `to` holds NaN.
+void copy_later(void* to, const void* from);
+/// Closes a group of copies; returns when all but the last `groups` groups are there.
+void commit_copies();
+void wait_copies(int groups);
+/// Queues a kernel whose every thread runs `body`. `pointers` are arguments: null, or in device or pinned memory.
 cudaError_t enqueue(cudaStream_t stream, const void* kernel, dim3 blocks, unsigned threads, std::size_t shared_bytes,
-                    std::function<void()> body);
+                    std::vector<const void*> pointers, std::function<void()> body);
+
+/// The pointers among the arguments of a launch.
+template <class... T>
+std::vector<const void*> pointers_of(const std::tuple<T...>& arguments) {
+  std::vector<const void*> pointers;
+  const auto add = [&pointers](const auto& argument) {
+    if constexpr (std::is_pointer_v<std::remove_cvref_t<decltype(argument)>>) pointers.push_back(argument);
+  };
+  std::apply([&add](const auto&... argument) { (add(argument), ...); }, arguments);
+  return pointers;
+}
 
 }  // namespace emulated
 
@@ -138,6 +157,61 @@ template <bool streamed, class V>
 void store_aligned(void* p, const V& v) {
   emulated::check_access("store_vec", p, sizeof v);
   std::memcpy(p, static_cast<const void*>(&v), sizeof v);
+}
+
+// ---- tensor cores and asynchronous copies ----
+
+/// Adds one fragment product, gathered from the warp; the order of the sum is k = 0, 1, ... in f32.
+template <class T>
+void mma_m16n8k16(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  static_assert(std::is_same_v<T, bf16> || std::is_same_v<T, f16>);
+  struct Mine {
+    T a[8], b[4];
+  } mine;
+  std::memcpy(static_cast<void*>(mine.a), a, sizeof mine.a);
+  std::memcpy(static_cast<void*>(mine.b), b, sizeof mine.b);
+  const std::byte* lanes = emulated::meet_warp("mma_m16n8k16", &mine, sizeof mine);
+  const auto of_lane = [lanes](int lane) {
+    return reinterpret_cast<const Mine*>(lanes + static_cast<std::size_t>(lane) * emulated::kLaneBytes);
+  };
+  // Element (row, k) of a is with lane 4 (row % 8) + k % 8 / 2, (k, column) of b with lane 4 column + k % 8 / 2.
+  const int lane = thread_index() % 32;
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; ++k) {
+      const int pair = k % 8 / 2, half = k / 8;
+      const T x = of_lane(row % 8 * 4 + pair)->a[half * 4 + row / 8 * 2 + k % 2];
+      const T y = of_lane(column * 4 + pair)->b[half * 2 + k % 2];
+      c[i] += static_cast<float>(x) * static_cast<float>(y);
+    }
+  }
+}
+
+template <int N, bool transposed = false>
+void ldmatrix(std::uint32_t (&to)[N], const void* row) {
+  static_assert(N == 2 || N == 4);
+  const int lane = thread_index() % 32;
+  if (lane < 8 * N) emulated::check_access("ldmatrix", row, 16);
+  const std::byte* lanes = emulated::meet_warp("ldmatrix", &row, sizeof row);
+  for (int m = 0; m < N; ++m)
+    for (int i = 0; i < 2; ++i) {
+      const int r = transposed ? lane % 4 * 2 + i : lane / 4, c = transposed ? lane / 4 : lane % 4 * 2 + i;
+      const std::uint16_t* from = nullptr;
+      std::memcpy(&from, lanes + static_cast<std::size_t>(8 * m + r) * emulated::kLaneBytes, sizeof from);
+      std::memcpy(reinterpret_cast<std::byte*>(&to[m]) + 2 * i, from + c, 2);
+    }
+  sync_warp();  // the instruction is done before a lane writes to what another still reads
+}
+
+inline void cp_async_16(void* to, const void* from, bool valid = true) {
+  emulated::check_access("cp_async_16", to, 16);
+  if (valid) emulated::check_access("cp_async_16", from, 16);
+  emulated::copy_later(to, valid ? from : nullptr);
+}
+inline void cp_async_commit() { emulated::commit_copies(); }
+template <int N>
+void cp_async_wait() {
+  emulated::wait_copies(N);
 }
 
 inline float half_to_float(f16 x) { return static_cast<float>(x); }

@@ -2,6 +2,7 @@
 // The primitives of device.h as nvcc compiles them.
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "runtime/tensor/dtype.h"
 
@@ -131,6 +132,68 @@ __device__ inline bf16 float_to_bf16(float x) {
   if (x == x) asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
   else y.bits = static_cast<std::uint16_t>((__float_as_uint(x) >> 16) | 0x40u);
   return y;
+}
+
+// ---- tensor cores and asynchronous copies (PTX ISA, "mma.m16n8k16", "ldmatrix", "cp.async") ----
+
+/// c += a b with the 16 x 16 fragment a, the 16 x 8 fragment b and the 16 x 8 fragment c, spread over a warp.
+template <class T>
+__device__ inline void mma_m16n8k16(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  static_assert(std::is_same_v<T, bf16> || std::is_same_v<T, f16>);
+  if constexpr (std::is_same_v<T, bf16>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+}
+
+/// Loads N (2 or 4) matrices of 8 x 8 elements of 2 bytes from shared memory: lane 8 m + r gives the address of row r
+/// of matrix m, 16 bytes; register m receives the lane's two elements of matrix m.
+template <int N, bool transposed = false>
+__device__ inline void ldmatrix(std::uint32_t (&to)[N], const void* row) {
+  static_assert(N == 2 || N == 4);
+  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
+  if constexpr (N == 2 && !transposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(to[0]), "=r"(to[1])
+                 : "r"(address)
+                 : "memory");
+  } else if constexpr (N == 2) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(to[0]), "=r"(to[1])
+                 : "r"(address)
+                 : "memory");
+  } else if constexpr (!transposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+  }
+}
+
+/// Starts to copy 16 bytes to shared memory, zeros instead if not `valid` (then `from` is not read). Both are aligned.
+__device__ inline void cp_async_16(void* to, const void* from, bool valid = true) {
+  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(valid ? 16 : 0)
+               : "memory");
+}
+/// Closes a group of this thread's copies.
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Returns when all but the last N groups of this thread's copies are there; other threads' need a barrier after it.
+template <int N>
+__device__ inline void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 }  // namespace sherd::cuda

@@ -58,8 +58,10 @@ void launch(cudaStream_t stream, void (*kernel)(Parameters...), const Grid& grid
       },
       values);
 #else
-  const cudaError_t status = emulated::enqueue(stream, address, grid.blocks, grid.threads, grid.shared_bytes,
-                                               [kernel, values = std::move(values)]() { std::apply(kernel, values); });
+  std::vector<const void*> pointers = emulated::pointers_of(values);
+  const cudaError_t status =
+      emulated::enqueue(stream, address, grid.blocks, grid.threads, grid.shared_bytes, std::move(pointers),
+                        [kernel, values = std::move(values)]() { std::apply(kernel, values); });
 #endif
   detail::check_launch(status, address, grid);
 }

@@ -5,6 +5,8 @@
 // report; its fibers are abandoned where they are, as a GPU abandons its threads.
 #include "tests/support/emulated_gpu/block.h"
 
+#include <pthread.h>
+
 #include <csignal>
 #include <cstdarg>
 #include <cstdio>
@@ -33,6 +35,13 @@ struct Thread {
   Fiber* fiber = nullptr;
   At at = At::start;
   const char* meeting = "";  // the collective of the warp it waits at
+  int group = 0;             // of its asynchronous copies, the one that is open
+};
+
+struct Copy {
+  void* to;
+  const void* from;
+  int group;
 };
 
 struct Warp {
@@ -49,9 +58,13 @@ class Machine {
   void run_threads();  // what every fiber does
   void meet_block();
   const std::byte* meet_warp(const char* what, const void* mine, std::size_t bytes);
+  void copy_later(void* to, const void* from);
+  void commit_copies() { ++self().group; }
+  void wait_copies(int groups);
   void fail(const char* text);
   bool on_stack(const void* p) const { return running_ && running_->owns(p); }
-  bool in_fiber() const { return running_ != nullptr; }
+  /// True in a kernel thread: another host thread may run beside it.
+  bool in_fiber() const { return running_ && pthread_equal(runner_, pthread_self()); }
   void abandon();
 
  private:
@@ -69,11 +82,13 @@ class Machine {
   std::vector<Fiber*> idle_;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
+  std::vector<std::vector<Copy>> copies_;  // under way, per thread
   std::vector<std::byte> exchange_;
   std::vector<std::byte> shared_;
   const KernelCall* call_ = nullptr;
   Fiber* running_ = nullptr;
   void* home_ = nullptr;
+  pthread_t runner_{};
   int at_barrier_ = 0, ended_ = 0;
   bool failed_ = false;
   cudaError_t status_ = cudaSuccess;
@@ -103,6 +118,8 @@ void Machine::run_threads() {
   for (;;) {
     try {
       call_->body();
+      if (const auto& copies = copies_[static_cast<std::size_t>(here.thread)]; !copies.empty())
+        fault("ended before %zu copies of cp_async_16 were waited for", copies.size());
     } catch (const Failure&) {
     } catch (const std::exception& e) { fail(e.what()); }
     self().at = At::end;
@@ -126,6 +143,7 @@ void Machine::step(int index) {
 void Machine::run_block() {
   const auto count = static_cast<int>(call_->threads);
   threads_.assign(call_->threads, Thread{});
+  if (copies_.size() < call_->threads) copies_.resize(call_->threads);
   warps_.assign((call_->threads + kWarpLanes - 1) / kWarpLanes, Warp{});
   at_barrier_ = ended_ = 0;
   std::memset(shared_.data(), kPoison, shared_.size());
@@ -198,6 +216,22 @@ const std::byte* Machine::meet_warp(const char* what, const void* mine, std::siz
   return place;
 }
 
+void Machine::copy_later(void* to, const void* from) {
+  std::memset(to, kPoison, 16);
+  copies_[static_cast<std::size_t>(here.thread)].push_back({to, from, self().group});
+}
+
+void Machine::wait_copies(int groups) {
+  auto& copies = copies_[static_cast<std::size_t>(here.thread)];
+  const int first_left = self().group - groups;
+  std::size_t done = 0;
+  for (; done < copies.size() && copies[done].group < first_left; ++done) {
+    if (copies[done].from) std::memcpy(copies[done].to, copies[done].from, 16);
+    else std::memset(copies[done].to, 0, 16);
+  }
+  copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(done));
+}
+
 void Machine::fail(const char* text) {
   if (failed_) return;
   failed_ = true;
@@ -216,6 +250,7 @@ void Machine::abandon() {
 
 KernelResult Machine::run(const KernelCall& call, std::uint64_t seed) {
   call_ = &call;
+  runner_ = pthread_self();
   random_ = Random(seed);
   failed_ = false;
   status_ = cudaSuccess;
@@ -239,6 +274,7 @@ KernelResult Machine::run(const KernelCall& call, std::uint64_t seed) {
     here.block[2] = static_cast<int>(block / call.blocks.x / call.blocks.y);
     run_block();
   }
+  for (auto& copies : copies_) copies.clear();
   if (failed_) {  // abandoned threads left their stacks as they were
     idle_.clear();
     for (const auto& fiber : fibers_) {
@@ -306,6 +342,10 @@ void meet_block() { machine().meet_block(); }
 const std::byte* meet_warp(const char* what, const void* mine, std::size_t bytes) {
   return machine().meet_warp(what, mine, bytes);
 }
+
+void copy_later(void* to, const void* from) { machine().copy_later(to, from); }
+void commit_copies() { machine().commit_copies(); }
+void wait_copies(int groups) { machine().wait_copies(groups); }
 
 void check_access(const char* what, const void* p, std::size_t bytes) {
   const std::size_t alignment = bytes < 16 ? bytes : 16;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 
@@ -14,6 +15,7 @@ struct KernelCall {
   dim3 blocks = {1, 1, 1};
   unsigned threads = 1;
   std::size_t shared_bytes = 0;
+  std::vector<const void*> pointers;  // arguments
   std::function<void()> body;
 };
 

@@ -1,5 +1,6 @@
 // Launching kernels: cudaFunc* of the runtime API, and the door that launch.h uses in place of cudaLaunchKernelExC.
 #include <algorithm>
+#include <cstdio>
 
 #include "runtime/cuda/device_emulated.h"
 #include "tests/support/emulated_gpu/block.h"
@@ -29,6 +30,15 @@ cudaError_t check_shape(const Gpu& g, const void* kernel, dim3 blocks, unsigned 
 void run(Gpu& g, const KernelCall& kernel) {
   ++g.counters.kernels;
   ++g.counters.launches[kernel.name];
+  // One past the end is where an empty tensor may point.
+  const Memory& memory = device_memory();
+  for (const void* p : kernel.pointers)
+    if (p && !memory.accessible(p, 1) && !memory.accessible(static_cast<const std::byte*>(p) - 1, 1)) {
+      char text[60];
+      std::snprintf(text, sizeof text, ": the argument %p points to %s memory", p,
+                    memory.in_pool(p) ? "freed" : "host");
+      return g.lose(cudaErrorIllegalAddress, "kernel " + kernel.name + text);
+    }
   device_memory().open();
   KernelResult result = run_kernel(kernel, g.random.next());
   if (result.status == cudaSuccess)
@@ -41,14 +51,14 @@ void run(Gpu& g, const KernelCall& kernel) {
 }  // namespace
 
 cudaError_t enqueue(cudaStream_t stream, const void* kernel, dim3 blocks, unsigned threads, std::size_t shared_bytes,
-                    std::function<void()> body) {
+                    std::vector<const void*> pointers, std::function<void()> body) {
   return call("cudaLaunchKernelExC", [&](Gpu& g) {
     Stream* queue = g.find(stream);
     if (!queue) return cudaErrorInvalidResourceHandle;
     if (const cudaError_t bad = check_shape(g, kernel, blocks, threads, shared_bytes); bad != cudaSuccess) return bad;
     ++g.counters.host_launches;
-    g.enqueue(*queue, [&g, launched = KernelCall{readable_name(kernel), blocks, threads, shared_bytes,
-                                                 std::move(body)}] { run(g, launched); });
+    KernelCall launched{readable_name(kernel), blocks, threads, shared_bytes, std::move(pointers), std::move(body)};
+    g.enqueue(*queue, [&g, launched = std::move(launched)] { run(g, launched); });
     return g.broken;
   });
 }
