@@ -14,8 +14,12 @@ namespace {
 
 TensorGuard guard_of(const Tensor& tensor) {
   const Tensor local = tensor.local();
-  return {local.dtype(), local.shape(), local.strides(), local.offset(),
-          tensor.is_distributed() ? tensor.layout() : nullptr};
+  return {local.dtype(),
+          local.shape(),
+          local.strides(),
+          local.offset(),
+          tensor.is_distributed() ? tensor.layout() : nullptr,
+          local.device()};
 }
 
 std::uint64_t storage_id(const Tensor& tensor) {

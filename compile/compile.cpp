@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "compile/capture.h"
+#include "compile/device_replay.h"
 #include "compile/guard.h"
 #include "compile/replay.h"
 #include "compile/same_program.h"
@@ -24,6 +25,9 @@ struct CompiledStep::Entry {
   explicit Entry(Graph recorded) : graph(std::move(recorded)), interpreter(graph) {}
   const Graph graph;
   Interpreter interpreter;
+  std::unique_ptr<DeviceReplay> device;
+  std::string no_device;  // why not, of a step that runs on a device
+  bool is_decided = false;
   bool compared = false;
 };
 
@@ -42,7 +46,7 @@ std::string CompiledStep::why() const {
     case Mode::none: return "not called yet";
     case Mode::eager: return "ran eagerly: " + reason_;
     case Mode::record: return "recorded: " + reason_;
-    case Mode::replay: return "replayed";
+    case Mode::replay: return "replayed" + reason_;
   }
   fail("unknown mode {}", static_cast<int>(mode_));
 }
@@ -83,7 +87,39 @@ std::vector<Tensor> CompiledStep::replay(Entry& entry, std::span<const Tensor> a
   mode_ = Mode::replay;
   if (options_.group && !entry.compared) check_same_program(entry.graph, *options_.group);
   entry.compared = true;
-  return entry.interpreter.run(arguments);
+  choose_executor(entry);
+  if (!entry.device) {
+    reason_ = entry.no_device.empty() ? "" : ": " + entry.no_device;
+    return entry.interpreter.run(arguments);
+  }
+  std::vector<Tensor> results;
+  try {
+    results = entry.device->run(arguments);
+  } catch (
+      const OutOfMemory& error) {  // a recording keeps its temporaries; the interpreter shares the program's memory
+    entry.device.reset();
+    entry.is_decided = true;
+    entry.no_device = fmt::format("no memory for a recording ({})", error.message());
+    return replay(entry, arguments);
+  }
+  reason_ = fmt::format(" by {} in one call, {} nodes", to_string(entry.device->device()), entry.device->num_nodes());
+  return results;
+}
+
+// A step whose slots keep moving would be recorded at every call: the interpreter is faster then.
+void CompiledStep::choose_executor(Entry& entry) {
+  constexpr int kMaxRecordings = 8;
+  if (!options_.device_graphs || entry.is_decided) return;
+  if (!entry.device) {
+    const bool uses_device = device_of(entry.graph) != Device::cpu();
+    entry.no_device = uses_device ? device_obstacle(entry.graph) : "";
+    entry.is_decided = !uses_device || !entry.no_device.empty();
+    if (!entry.is_decided) entry.device = std::make_unique<DeviceReplay>(entry.graph, entry.interpreter);
+  } else if (entry.device->num_recordings() > kMaxRecordings) {
+    entry.device.reset();
+    entry.no_device = "the tensors of its slots move from call to call";
+    entry.is_decided = true;
+  }
 }
 
 CompiledStep::Entry* CompiledStep::find(std::span<const Tensor> arguments) {

@@ -28,6 +28,8 @@ struct CompileOptions {
   std::shared_ptr<ProcessGroup> group{};
   /// Recordings kept for different shapes; the one unused for longest goes first.
   std::size_t max_graphs = 8;
+  /// Steps whose tensors are all on one device are replayed by it in one call (device_replay.h).
+  bool device_graphs = true;
 };
 
 /// A step from tensors to tensors. What a replay sees: the arguments, the tensors in slots, and the random step. It
@@ -48,7 +50,8 @@ class CompiledStep {
   /// recording that ends in an error is dropped, and the next call records again.
   std::vector<Tensor> operator()(std::span<const Tensor> arguments);
 
-  /// How the last call ran, and why: "recorded: argument 0 is i64[4,16], the graph has i64[8,16]".
+  /// How the last call ran, and why: "recorded: argument 0 is i64[4,16], the graph has i64[8,16]", "replayed by cuda:0
+  /// in one call, 812 nodes".
   std::string why() const;
   Mode mode() const { return mode_; }
   /// The recording the last call made or used; null before there is one.
@@ -60,6 +63,7 @@ class CompiledStep {
   std::vector<Tensor> run_eagerly(std::span<const Tensor> arguments);
   std::vector<Tensor> record(std::span<const Tensor> arguments);
   std::vector<Tensor> replay(Entry& entry, std::span<const Tensor> arguments);
+  void choose_executor(Entry& entry);
   /// The recording that fits this call, or null and `reason_`.
   Entry* find(std::span<const Tensor> arguments);
 

@@ -87,6 +87,7 @@ struct TensorGuard {
   Strides strides;
   std::int64_t offset = 0;  ///< not compared for arguments
   const Distributed* layout = nullptr;
+  Device device{};
 };
 
 struct ArgumentGuard {

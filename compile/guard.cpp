@@ -11,7 +11,7 @@ bool fits(const TensorGuard& guard, const Tensor& tensor, bool compare_offset) {
   if ((tensor.is_distributed() ? tensor.layout() : nullptr) != guard.layout) return false;
   const TensorImpl& local = tensor.is_distributed() ? *tensor.impl()->local : *tensor.impl();
   return local.dtype == guard.dtype && local.shape == guard.shape && local.strides == guard.strides && local.storage &&
-         (!compare_offset || local.offset == guard.offset);
+         local.device == guard.device && (!compare_offset || local.offset == guard.offset);
 }
 
 std::string text(DType dtype, const Shape& shape, const Strides& strides, std::int64_t offset,
@@ -26,6 +26,9 @@ std::string text(DType dtype, const Shape& shape, const Strides& strides, std::i
 std::string differs(std::string_view what, const Tensor& tensor, TensorGuard guard, bool compare_offset) {
   if (!tensor.defined()) return fmt::format("{} is gone", what);
   const Tensor local = tensor.local();
+  if (local.device() != guard.device)
+    return fmt::format("{} is on {}, in the graph it was on {}", what, to_string(local.device()),
+                       to_string(guard.device));
   if (!compare_offset) guard.offset = 0;
   const std::string now = text(local.dtype(), local.shape(), local.strides(), compare_offset ? local.offset() : 0,
                                tensor.is_distributed() ? tensor.layout() : nullptr);

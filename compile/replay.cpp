@@ -135,15 +135,21 @@ void Interpreter::update_slots() const {
 }
 
 std::vector<Tensor> Interpreter::run(std::span<const Tensor> arguments) {
+  std::vector<Tensor> results;
+  run(arguments, [&] {
+    for (const GraphResult& r : graph_.results) results.push_back(result(r));
+    update_slots();
+  });
+  return results;
+}
+
+void Interpreter::run(std::span<const Tensor> arguments, const std::function<void()>& finish) {
   Running running(*this);
   try {
     bind(arguments);
     for (std::size_t i = 0; i < graph_.nodes.size(); ++i) execute(i);
-    std::vector<Tensor> results;
-    for (const GraphResult& r : graph_.results) results.push_back(result(r));
-    update_slots();
+    finish();
     running.finish();
-    return results;
   } catch (...) {
     running.abandon(current_exception_text());
     throw;

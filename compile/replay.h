@@ -1,6 +1,7 @@
 #pragma once
 // Runs a graph node by node through the dispatcher's device layer: the same kernels on the same bytes in the same order
 // as the recorded run, so the results are those of the program bit for bit.
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -18,6 +19,10 @@ class Interpreter {
   /// and freed after their last use; slots get their tensors and gradients at the end. An error carries the node; it
   /// leaves no temporary behind and no slot with another tensor. What ops wrote in place by then stays written.
   std::vector<Tensor> run(std::span<const Tensor> arguments);
+  /// Runs every node, then `finish` while the values of the step are still there; slots are left alone.
+  void run(std::span<const Tensor> arguments, const std::function<void()>& finish);
+  /// Within `finish`: what the step hands back, or leaves in a slot.
+  Tensor result(const GraphResult& result) const;
 
  private:
   class Running;
@@ -26,7 +31,6 @@ class Interpreter {
   void present(const GraphNode& node, const TensorRef& ref, const Tensor& handle);
   void let_go(std::size_t index);
   Tensor tensor_of(const TensorRef& ref) const;
-  Tensor result(const GraphResult& result) const;
   void update_slots() const;
 
   const Graph& graph_;

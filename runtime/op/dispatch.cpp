@@ -78,16 +78,15 @@ Device device_of(const OpCall& call) {
 }
 
 // Kernels of a device get everything on it. Only host tensors of one element arrive here that are not.
-void bring_to(Device device, std::span<Tensor> in) {
+bool lies_elsewhere(const Tensor& t, Device device) { return t.defined() && t.device() != device; }
+
+Tensor brought_to(Device device, const Tensor& t) {
   static const Op& transfer = find_op("to_device");
-  for (Tensor& t : in) {
-    if (!t.defined() || t.device() == device) continue;
-    Tensor on_device = Tensor::empty(t.shape(), t.dtype(), device, MemoryCategory::workspace);
-    DeviceContext& context = RankContext::current().device(device);
-    transfer.kernel[static_cast<std::size_t>(device.kind)](
-        {transfer, {&t, 1}, {&on_device, 1}, {}, {.device = &context}});
-    t = std::move(on_device);
-  }
+  const Tensor on_device = Tensor::empty(t.shape(), t.dtype(), device, MemoryCategory::workspace);
+  DeviceContext& context = RankContext::current().device(device);
+  transfer.kernel[static_cast<std::size_t>(device.kind)](
+      {transfer, {&t, 1}, {&on_device, 1}, {}, {.device = &context}});
+  return on_device;
 }
 
 // Kernels take addresses on several threads; streams that still use the bytes are waited for here, on the rank's.
@@ -158,13 +157,24 @@ void bump_mutated(const OpCall& call) {
     if (const Tensor& t = call.in[static_cast<std::size_t>(i)]; t.storage()) t.storage()->bump_version();
 }
 
-Tensors run_on_device(OpCall& call) {
+Tensors run_on_device(const OpCall& call, Device device);
+
+// The caller's inputs stay as they are: a recorder looks at them next.
+Tensors run_with_scalars_brought(const OpCall& call, Device device) {
+  Tensors in{std::span<const Tensor>(call.in)};
+  for (Tensor& t : in)
+    if (lies_elsewhere(t, device)) t = brought_to(device, t);
+  return run_on_device({call.op, in, call.attrs, call.into, call.accumulate}, device);
+}
+
+Tensors run_on_device(const OpCall& call, Device device) {
   const InferCall infer_call{call.op, call.in, call.attrs};
   const Metas metas = call.op.infer(infer_call);
   if (call.op.traits.view) return make_view(call, metas);
-  const Device device = device_of(call);
-  if (device.kind == Device::Kind::cuda && !call.op.device) [[unlikely]]
-    bring_to(device, call.in);
+  if (device.kind == Device::Kind::cuda && !call.op.device)
+    for (const Tensor& t : call.in)
+      if (lies_elsewhere(t, device)) [[unlikely]]
+        return run_with_scalars_brought(call, device);
   if (!call.op.traits.collective && !call.op.traits.effect) {
     wait_for_bytes(call.in);
     wait_for_bytes(call.into);
@@ -243,9 +253,9 @@ Tensors capture_layer(OpCall& call) {
 Tensors device_layer(OpCall& call) {
   if (RankContext::current().trace && !call.op.traits.view) [[unlikely]] {
     const OpSpan span(call);
-    return run_on_device(call);
+    return run_on_device(call, device_of(call));
   }
-  return run_on_device(call);
+  return run_on_device(call, device_of(call));
 }
 
 void install_dist_layer(LayerFunction layer) { g_dist_layer.store(layer, std::memory_order_release); }

@@ -100,6 +100,8 @@ void Storage::settle() noexcept {
 
 void Storage::restore_data() {
   if (data_ || bytes_ == 0) return;
+  // While a graph is recorded, memory of the device comes from the graph.
+  if (device_.kind != Device::Kind::cpu) allocator_ = &RankContext::current().allocator(device_);
   data_ = static_cast<std::byte*>(allocator_->allocate(bytes_, category_));
 }
 

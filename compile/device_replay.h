@@ -1,0 +1,67 @@
+#pragma once
+// A replay of a graph as one piece of work of a device (a CUDA graph): the interpreter runs once while the device
+// records what it queues, and each further replay starts the recording in one call.
+//
+//   record   slots' bytes -> |                                   | -> copies of what the step hands back
+//   launch   arguments    -> | kernels of all nodes, recorded    | -> new values of slots, copied over the old ones
+//                 copied in    addresses never change
+#include <string>
+#include <vector>
+
+#include "compile/graph.h"
+#include "compile/replay.h"
+#include "runtime/exec/backend.h"
+
+namespace sherd {
+
+/// The device a graph's values are on; the host if none is elsewhere.
+Device device_of(const Graph& graph);
+/// Why a verified graph cannot be replayed by a device in one call: "argument 0 is on the host; move it with to()
+/// before the step". Empty if it can.
+std::string device_obstacle(const Graph& graph);
+
+/// One graph on one device. Bytes that the graph reads or writes stay where they were recorded; if a slot's have moved,
+/// it is recorded anew. Same bits as the interpreter's: the same kernels in the same order.
+class DeviceReplay {
+ public:
+  /// `graph` has no obstacle; both stay where they are.
+  DeviceReplay(const Graph& graph, Interpreter& interpreter);
+
+  /// As Interpreter::run, but queued only: nothing waits for the device. Errors come from recording, before any work of
+  /// this call has started.
+  std::vector<Tensor> run(std::span<const Tensor> arguments);
+  int num_recordings() const { return num_recordings_; }
+  std::int64_t num_nodes() const { return recorded_->num_nodes(); }
+  Device device() const { return device_; }
+
+ private:
+  /// A slot whose new value the step computes elsewhere.
+  struct LateUpdate {
+    const SlotUpdate* update;
+    Tensor value;  // in memory of the recording
+  };
+  struct Place {
+    Ref<Storage> storage;
+    const std::byte* address;
+  };
+  void hold_arguments(std::span<const Tensor> arguments);
+  void record();
+  void keep_what_remains();
+  bool is_current();
+  bool is_slots_own(const Slot& slot) const;
+  Tensor copied(const Tensor& tensor) const;
+
+  const Graph& graph_;
+  Interpreter& interpreter_;
+  Device device_;
+  std::vector<Tensor> arguments_;  // what the recording reads
+  std::vector<Tensor> results_;
+  std::vector<LateUpdate> late_updates_;
+  std::vector<int> slots_in_place_;  // slots whose bytes the recording overwrites with their new value
+  std::vector<Place> places_;        // by binding
+  std::vector<Ref<Storage>> written_;
+  std::unique_ptr<DeviceGraph> recorded_;  // after what lies in its memory, so that it goes first
+  int num_recordings_ = 0;
+};
+
+}  // namespace sherd
