@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "runtime/cuda/blas.h"
+#include "runtime/cuda/faults.h"
 #include "runtime/cuda/graph.h"
 #include "runtime/cuda/memory.h"
 #include "runtime/cuda/store.h"
@@ -19,8 +20,8 @@ constexpr std::int64_t kChunk = std::int64_t{4} << 20;  // of a long copy throug
 
 class PinnedRead final : public HostRead {
  public:
-  PinnedRead(PinnedPool& pool, PinnedBlock block) : pool_(pool), block_(block) {}
-  ~PinnedRead() override { pool_.give_back(block_); }
+  PinnedRead(Context& context, PinnedBlock block) : context_(context), block_(block) {}
+  ~PinnedRead() override { context_.pinned().give_back(block_); }
   bool is_ready() override {
     const cudaError_t status = cudaEventQuery(block_.event);
     if (status == cudaErrorNotReady) return false;
@@ -29,11 +30,12 @@ class PinnedRead final : public HostRead {
   }
   const std::byte* wait() override {
     check(cudaEventSynchronize(block_.event), "reading from the device");
+    context_.check_faults();
     return block_.data;
   }
 
  private:
-  PinnedPool& pool_;
+  Context& context_;
   const PinnedBlock block_;
 };
 
@@ -43,6 +45,7 @@ Context::Context(int index) : index_(index) {
   check(cudaSetDevice(index), "choosing the device");
   check(cudaGetDeviceProperties(&properties_, index), "asking for the device's properties");
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+  faults_ = std::make_unique<Faults>();
   allocator_ = new DeviceAllocator(std::make_unique<DeviceMemory>(index, stream_));
 }
 
@@ -117,7 +120,7 @@ void Context::download(void* to, const void* from, std::int64_t bytes) {
 std::unique_ptr<HostRead> Context::start_read(const void* from, std::int64_t bytes) {
   refuse_in_recording("reading device memory");
   const PinnedBlock block = pinned_.take(std::max<std::int64_t>(bytes, 1));
-  auto read = std::make_unique<PinnedRead>(pinned_, block);
+  auto read = std::make_unique<PinnedRead>(*this, block);
   check(cudaMemcpyAsync(block.data, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream()),
         "copying from the device");
   check(cudaEventRecord(block.event, stream_), "recording an event");
@@ -136,7 +139,10 @@ void Context::fill(void* to, std::uint8_t value, std::int64_t bytes) {
 void Context::synchronize() {
   refuse_in_recording("waiting for the device");
   check(cudaStreamSynchronize(stream()), "waiting for the device");
+  check_faults();
 }
+
+void Context::check_faults() { faults_->check(stream(), device()); }
 
 std::unique_ptr<DeviceGraph> Context::record(const std::function<void()>& work) {
   check(!is_recording(), "a graph is being recorded already");

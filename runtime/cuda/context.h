@@ -15,6 +15,7 @@
 namespace sherd::cuda {
 
 class Blas;
+class Faults;
 
 class Context final : public DeviceContext {
  public:
@@ -42,6 +43,10 @@ class Context final : public DeviceContext {
   PinnedPool& pinned() { return pinned_; }
   /// cuBLASLt's handle, workspace and choice of algorithms; made at first use.
   Blas& blas();
+  /// What kernels found wrong in the values they read.
+  Faults& faults() { return *faults_; }
+  /// After a wait: throws what a kernel found wrong, if one did.
+  void check_faults();
 
  private:
   friend class Graph;
@@ -53,6 +58,7 @@ class Context final : public DeviceContext {
   DeviceAllocator* allocator_;
   DeviceAllocator* recording_ = nullptr;  // memory of the graph that is being recorded
   PinnedPool pinned_;
+  std::unique_ptr<Faults> faults_;
   std::unique_ptr<Blas> blas_;
 };
 

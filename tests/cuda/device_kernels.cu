@@ -37,6 +37,11 @@ __global__ void reverse_kernel(const int* in, int* out, bool barrier) {
   out[grid_thread()] = values[block_threads() - 1 - thread_index()];
 }
 
+__global__ void check_ids_kernel(FaultSink faults, const int* ids, int n, int limit) {
+  const auto i = static_cast<int>(grid_thread());
+  if (i < n && (ids[i] < 0 || ids[i] >= limit)) report_fault(faults, i, ids[i], limit);
+}
+
 }  // namespace
 
 void scale(cudaStream_t stream, const float* in, float* out, std::int64_t n, double factor) {
@@ -46,6 +51,11 @@ void scale(cudaStream_t stream, const float* in, float* out, std::int64_t n, dou
 
 void block_reduce(cudaStream_t stream, const float* in, float* out, unsigned blocks, unsigned threads) {
   launch(stream, block_reduce_kernel, {.blocks = blocks, .threads = threads, .shared_bytes = sizeof(Scratch)}, in, out);
+}
+
+void check_ids(cudaStream_t stream, const FaultSink& faults, const int* ids, int n, int limit) {
+  launch(stream, check_ids_kernel, {.blocks = static_cast<unsigned>(n + 63) / 64, .threads = 64}, faults, ids, n,
+         limit);
 }
 
 void reverse(cudaStream_t stream, const int* in, int* out, unsigned blocks, unsigned threads, bool barrier) {

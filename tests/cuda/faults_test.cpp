@@ -1,0 +1,65 @@
+// Faults that kernels find in device data: noted without a wait, thrown at the next one, the first of them whatever
+// the order of threads.
+#include "runtime/cuda/faults.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/cuda/context.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/ops.h"
+#include "tests/cuda/cuda_test.h"
+#include "tests/cuda/device_kernels.h"
+#include "tests/support/expect_error.h"
+
+namespace sherd::testing {
+namespace {
+
+const Device kCuda = Device::cuda(0);
+
+class CudaFaults : public cuda::CudaTest {
+ protected:
+  static cuda::Context& context() { return static_cast<cuda::Context&>(RankContext::current().device(kCuda)); }
+  // Queues a check of `ids` against `limit`, in the name of the row embedding.
+  static void check(const Tensor& ids, int limit) {
+    cuda::check_ids(context().stream(), context().faults().sink(find_op("embedding"), "index"),
+                    ids.data<std::int32_t>(), static_cast<int>(ids.numel()), limit);
+  }
+  static Tensor on_device(std::vector<std::int32_t> values) {
+    const auto n = static_cast<std::int64_t>(values.size());
+    return to(Tensor::from<std::int32_t>(values, {n}), kCuda);
+  }
+};
+
+TEST_F(CudaFaults, TheNextWaitThrows) {
+  check(on_device({1, 9, 2}), 5);
+  expect_error([] { context().synchronize(); }, {"embedding: index 9 at position 1 is outside of 0..4", "cuda:0"});
+  context().synchronize();  // once
+}
+
+TEST_F(CudaFaults, AReadIsAWait) {
+  const Tensor ids = on_device({0, -1});
+  check(ids, 5);
+  expect_error([&] { (void)ids.to_vector<std::int32_t>(); }, {"index -1 at position 1"});
+  EXPECT_EQ(ids.to_vector<std::int32_t>(), (std::vector<std::int32_t>{0, -1}));
+}
+
+TEST_F(CudaFaults, TheLowestPositionOfTheFirstCallIsNamed) {
+  std::vector<std::int32_t> many(1000, 3);
+  for (std::size_t i = 137; i < many.size(); ++i) many[i] = static_cast<std::int32_t>(i);
+  check(on_device({1, 1}), 5);
+  check(on_device(many), 5);
+  check(on_device({77}), 5);
+  expect_error([] { context().synchronize(); }, {"index 137 at position 137"});
+}
+
+TEST_F(CudaFaults, AGraphReportsAtEveryLaunch) {
+  const Tensor ids = on_device({6});
+  const std::unique_ptr<DeviceGraph> graph = context().record([&] { check(ids, 5); });
+  for (int i = 0; i < 2; ++i) {
+    graph->launch();
+    expect_error([] { context().synchronize(); }, {"index 6 at position 0"});
+  }
+}
+
+}  // namespace
+}  // namespace sherd::testing
