@@ -23,6 +23,10 @@ struct Coordinates {
   int block[3] = {0, 0, 0}, blocks[3] = {0, 0, 0};
   std::byte* shared = nullptr;
   std::size_t shared_bytes = 0;
+  struct Range {
+    std::uintptr_t start = 0, end = 0;
+  };
+  Range seen[4];  // memory that this kernel may access, found before: most accesses are to the same few tensors
 };
 extern Coordinates here;
 
@@ -33,10 +37,17 @@ void meet_block();
 /// Bytes a lane may give to a collective of its warp.
 inline constexpr std::size_t kLaneBytes = 128;
 /// Gives `bytes` bytes to the collective `what`; returns when all 32 lanes of the warp are at the same one, with lane
-/// i's bytes at i * kLaneBytes of the result. They stay until the lanes meet again.
+/// i's bytes at i * bytes of the result. They stay until the lanes meet again.
 const std::byte* meet_warp(const char* what, const void* mine, std::size_t bytes);
 /// Checks that `bytes` bytes at `p` may be accessed at once and are device memory, pinned memory or the block's own.
-void check_access(const char* what, const void* p, std::size_t bytes);
+void check_new_access(const char* what, const void* p, std::size_t bytes);
+inline void check_access(const char* what, const void* p, std::size_t bytes) {
+  const auto address = reinterpret_cast<std::uintptr_t>(p);
+  if (address % (bytes < 16 ? bytes : 16) == 0)
+    for (const Coordinates::Range& range : here.seen)
+      if (address >= range.start && address + bytes <= range.end) return;
+  check_new_access(what, p, bytes);
+}
 /// Copies 16 bytes, or zeros if `from` is null, when this thread waits for them; until then `to` holds NaN.
 void copy_later(void* to, const void* from);
 /// Closes a group of copies; returns when all but the last `groups` groups are there.
@@ -78,7 +89,7 @@ T from_lane(const char* what, T v, int source) {
   if (source < 0 || source >= 32) emulated::fault("%s: source lane %d; a warp has 32", what, source);
   const std::byte* lanes = emulated::meet_warp(what, &v, sizeof v);
   T result;
-  std::memcpy(&result, lanes + static_cast<std::size_t>(source) * emulated::kLaneBytes, sizeof result);
+  std::memcpy(&result, lanes + static_cast<std::size_t>(source) * sizeof v, sizeof result);
   return result;
 }
 }  // namespace detail
@@ -102,7 +113,7 @@ inline std::uint32_t ballot(bool condition) {
   std::uint32_t bits = 0;
   for (std::size_t i = 0; i < 32; ++i) {
     std::uint32_t lane_has = 0;
-    std::memcpy(&lane_has, lanes + i * emulated::kLaneBytes, sizeof lane_has);
+    std::memcpy(&lane_has, lanes + i * sizeof mine, sizeof lane_has);
     bits |= lane_has << i;
   }
   return bits;
@@ -171,9 +182,7 @@ void mma_m16n8k16(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_
   std::memcpy(static_cast<void*>(mine.a), a, sizeof mine.a);
   std::memcpy(static_cast<void*>(mine.b), b, sizeof mine.b);
   const std::byte* lanes = emulated::meet_warp("mma_m16n8k16", &mine, sizeof mine);
-  const auto of_lane = [lanes](int lane) {
-    return reinterpret_cast<const Mine*>(lanes + static_cast<std::size_t>(lane) * emulated::kLaneBytes);
-  };
+  const auto of_lane = [lanes](int lane) { return reinterpret_cast<const Mine*>(lanes) + lane; };
   // Element (row, k) of a is with lane 4 (row % 8) + k % 8 / 2, (k, column) of b with lane 4 column + k % 8 / 2.
   const int lane = thread_index() % 32;
   for (int i = 0; i < 4; ++i) {
@@ -197,7 +206,7 @@ void ldmatrix(std::uint32_t (&to)[N], const void* row) {
     for (int i = 0; i < 2; ++i) {
       const int r = transposed ? lane % 4 * 2 + i : lane / 4, c = transposed ? lane / 4 : lane % 4 * 2 + i;
       const std::uint16_t* from = nullptr;
-      std::memcpy(&from, lanes + static_cast<std::size_t>(8 * m + r) * emulated::kLaneBytes, sizeof from);
+      std::memcpy(&from, lanes + static_cast<std::size_t>(8 * m + r) * sizeof from, sizeof from);
       std::memcpy(reinterpret_cast<std::byte*>(&to[m]) + 2 * i, from + c, 2);
     }
   sync_warp();  // the instruction is done before a lane writes to what another still reads

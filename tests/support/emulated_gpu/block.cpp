@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdarg>
 #include <cstdio>
@@ -47,7 +48,26 @@ struct Copy {
 struct Warp {
   int arrived = 0;
   unsigned turn = 0;  // results of one meeting stay while lanes gather for the next: two places, used in turn
+  const char* meeting = "";
   std::size_t bytes = 0;
+};
+
+// 0 to n - 1, each once: start, start + stride, ... with a stride that has no factor in common with n.
+class Order {
+ public:
+  Order(Random& random, int n) : n_(n), at_(static_cast<int>(random.below(static_cast<std::uint64_t>(n)))) {
+    stride_ = 1 + static_cast<int>(random.below(static_cast<std::uint64_t>(n)));
+    while (std::gcd(stride_, n) != 1) stride_ = stride_ % n + 1;
+  }
+  int next() {
+    const int now = at_;
+    at_ += stride_;
+    if (at_ >= n_) at_ -= n_;
+    return now;
+  }
+
+ private:
+  int n_, at_, stride_;
 };
 
 struct Failure {};  // thrown through a kernel thread by fault()
@@ -69,6 +89,7 @@ class Machine {
 
  private:
   void run_block();
+  bool run_warp(int first, int count);
   void step(int thread);
   void release_barrier();
   std::string describe_standstill() const;
@@ -105,7 +126,7 @@ void fiber_entry() { machine().run_threads(); }
 
 Fiber* Machine::take_fiber() {
   if (idle_.empty()) {
-    fibers_.push_back(std::make_unique<Fiber>());
+    fibers_.push_back(std::make_unique<Fiber>(fibers_.size()));
     fibers_.back()->restart(fiber_entry);
     idle_.push_back(fibers_.back().get());
   }
@@ -147,20 +168,35 @@ void Machine::run_block() {
   warps_.assign((call_->threads + kWarpLanes - 1) / kWarpLanes, Warp{});
   at_barrier_ = ended_ = 0;
   std::memset(shared_.data(), kPoison, shared_.size());
+  const auto warps = static_cast<int>(warps_.size());
   while (ended_ < count && !failed_) {
-    // start, start + stride, ...: a stride without common factors with the count passes every thread once.
-    const auto start = static_cast<int>(random_.below(call_->threads));
-    int stride = 1 + static_cast<int>(random_.below(call_->threads));
-    while (std::gcd(stride, count) != 1) ++stride;
     bool moved = false;
-    for (int i = 0, t = start; i < count && !failed_; ++i, t = (t + stride) % count) {
-      const At at = threads_[static_cast<std::size_t>(t)].at;
-      if (at != At::start && at != At::ready) continue;
-      moved = true;
-      step(t);
+    Order order(random_, warps);
+    for (int i = 0; i < warps && !failed_; ++i) {
+      const int first = order.next() * kWarpLanes;
+      moved |= run_warp(first, std::min(kWarpLanes, count - first));
     }
     if (!moved && !failed_) fail(describe_standstill().c_str());
   }
+}
+
+// Runs the lanes of a warp until none can go on, or for one turn each. True if one ran.
+bool Machine::run_warp(int first, int count) {
+  const bool only_one_turn = random_.once_in(4);
+  bool moved = false;
+  for (bool again = true; again && !failed_;) {
+    again = false;
+    Order order(random_, count);
+    for (int i = 0; i < count && !failed_; ++i) {
+      const int t = first + order.next();
+      const At at = threads_[static_cast<std::size_t>(t)].at;
+      if (at != At::start && at != At::ready) continue;
+      moved = again = true;
+      step(t);
+    }
+    if (only_one_turn) break;
+  }
+  return moved;
 }
 
 std::string Machine::describe_standstill() const {
@@ -198,13 +234,15 @@ const std::byte* Machine::meet_warp(const char* what, const void* mine, std::siz
     fault("%s in a warp of %zu threads; a collective of a warp needs all 32", what, threads_.size() - first);
   Warp& warp = warps_[index];
   Thread& thread = self();
-  if (warp.arrived == 0) warp.bytes = bytes;
-  for (std::size_t i = first; i < first + kWarpLanes; ++i)
-    if (threads_[i].at == At::warp && (std::strcmp(threads_[i].meeting, what) != 0 || warp.bytes != bytes))
-      fault("%s of %zu bytes, while lane %zu of the same warp waits at %s of %zu bytes", what, bytes, i - first,
-            threads_[i].meeting, warp.bytes);
+  if (warp.arrived == 0) {
+    warp.meeting = what;
+    warp.bytes = bytes;
+  } else if ((warp.meeting != what && std::strcmp(warp.meeting, what) != 0) || warp.bytes != bytes) {
+    fault("%s of %zu bytes, while other lanes of the warp wait at %s of %zu bytes", what, bytes, warp.meeting,
+          warp.bytes);
+  }
   std::byte* place = lanes(index, warp.turn);
-  if (bytes > 0) std::memcpy(place + lane * kLaneBytes, mine, bytes);
+  if (bytes > 0) std::memcpy(place + lane * bytes, mine, bytes);
   thread.at = At::warp;
   thread.meeting = what;
   if (++warp.arrived == kWarpLanes) {
@@ -261,6 +299,7 @@ KernelResult Machine::run(const KernelCall& call, std::uint64_t seed) {
   here.shared = shared_.data() + (misaligned ? 16 - misaligned : 0);
   here.shared_bytes = call.shared_bytes;
   here.threads = static_cast<int>(call.threads);
+  std::fill(std::begin(here.seen), std::end(here.seen), Coordinates::Range{});
   const unsigned extents[3] = {call.blocks.x, call.blocks.y, call.blocks.z};
   for (int d = 0; d < 3; ++d) here.blocks[d] = static_cast<int>(extents[d]);
   // Blocks too may come in any order: start somewhere, walk up or down.
@@ -347,14 +386,17 @@ void copy_later(void* to, const void* from) { machine().copy_later(to, from); }
 void commit_copies() { machine().commit_copies(); }
 void wait_copies(int groups) { machine().wait_copies(groups); }
 
-void check_access(const char* what, const void* p, std::size_t bytes) {
+void check_new_access(const char* what, const void* p, std::size_t bytes) {
   const std::size_t alignment = bytes < 16 ? bytes : 16;
   if (reinterpret_cast<std::uintptr_t>(p) % alignment != 0)
     fault("%s of %zu bytes at %p, which is not a multiple of %zu", what, bytes, p, alignment);
   const auto* address = static_cast<const std::byte*>(p);
   if (address >= here.shared && address + bytes <= here.shared + here.shared_bytes) return;
-  if (machine().on_stack(p) || device_memory().accessible(p, bytes)) return;
-  fault("%s of %zu bytes at %p, which no allocation of device or pinned memory holds", what, bytes, p);
+  if (machine().on_stack(p)) return;
+  const auto [start, size] = device_memory().find(p, bytes);
+  if (size == 0) fault("%s of %zu bytes at %p, which no allocation of device or pinned memory holds", what, bytes, p);
+  std::copy_backward(here.seen, std::end(here.seen) - 1, std::end(here.seen));
+  here.seen[0] = {start, start + size};
 }
 
 }  // namespace sherd::cuda::emulated

@@ -35,12 +35,13 @@ sherd_emulated_switch:
 namespace sherd::cuda::emulated {
 
 namespace {
-constexpr std::size_t kStackBytes = 128 * 1024;
+constexpr std::size_t kStackBytes = 192 * 1024;
 constexpr std::size_t kGuardBytes = 4096;
 constexpr int kSavedRegisters = 6;
 }  // namespace
 
-Fiber::Fiber() {
+// Stacks of one alignment would share a few sets of every cache and push each other out at each switch.
+Fiber::Fiber(std::size_t index) : colour_(index % 61 * 1088 / 64 * 64) {
   void* mapped = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
   memory_ = static_cast<std::byte*>(mapped);
@@ -52,7 +53,7 @@ Fiber::~Fiber() { munmap(memory_, kStackBytes); }
 void Fiber::restart(void (*entry)()) {
   // From the top, which is aligned: a null return address for entry, which never returns, and leaves the stack aligned
   // as at any function's start; entry itself; the registers to pop.
-  auto** top = reinterpret_cast<void**>(memory_ + kStackBytes);
+  auto** top = reinterpret_cast<void**>(memory_ + kStackBytes - colour_);
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(entry);
   for (int i = 0; i < kSavedRegisters; ++i) *--top = nullptr;

@@ -6,8 +6,8 @@ namespace sherd::cuda::emulated {
 
 class Fiber {
  public:
-  /// Maps a stack with a guard page below it.
-  Fiber();
+  /// Maps a stack with a guard page below it. Fibers of different `index` begin at different cache lines.
+  explicit Fiber(std::size_t index);
   ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
@@ -22,6 +22,7 @@ class Fiber {
 
  private:
   std::byte* memory_ = nullptr;
+  std::size_t colour_ = 0;
   void* stack_pointer_ = nullptr;
 };
 

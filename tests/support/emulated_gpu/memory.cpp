@@ -91,6 +91,12 @@ bool Memory::inside(const Ranges& ranges, const void* p, std::size_t bytes) {
   return address(p) + bytes <= start + size;
 }
 
+std::pair<std::uintptr_t, std::size_t> Memory::find(const void* p, std::size_t bytes) const {
+  for (const Ranges* ranges : {&allocations_, &pinned_})
+    if (inside(*ranges, p, bytes)) return *std::prev(ranges->upper_bound(address(p)));
+  return {0, 0};
+}
+
 void Memory::open() {
   if (open_++ == 0 && high_water_ > 0) mprotect(pointer(base_), high_water_, PROT_READ | PROT_WRITE);
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 
 namespace sherd::cuda::emulated {
 
@@ -24,6 +25,8 @@ class Memory {
   bool in_allocation(const void* p, std::size_t bytes) const { return inside(allocations_, p, bytes); }
   bool in_pinned(const void* p, std::size_t bytes) const { return inside(pinned_, p, bytes); }
   bool accessible(const void* p, std::size_t bytes) const { return in_allocation(p, bytes) || in_pinned(p, bytes); }
+  /// Address and size of the device allocation or pinned memory that holds the bytes; {0, 0} if none does.
+  std::pair<std::uintptr_t, std::size_t> find(const void* p, std::size_t bytes) const;
 
   /// Makes device memory accessible to this process, or not. Calls nest.
   void open();
