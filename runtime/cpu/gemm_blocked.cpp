@@ -25,7 +25,7 @@ namespace {
 constexpr std::int64_t kBlockK = kVecBytes == 64 ? 512 : 256;
 constexpr std::int64_t kPieceColumns = kVecBytes == 64 ? 384 : 192;
 constexpr std::int64_t kPieceRows = 8 * kBlockRows;
-constexpr std::int64_t kMinPieces = 4;  // or their rows are halved, twice at most
+constexpr std::int64_t kMinPieces = 12;  // or their rows are halved, twice at most
 constexpr std::int64_t kColumns = 4 * kPieceColumns;
 constexpr std::int64_t kSums = 1 << 20;          // elements of C that wait in a buffer for their one rounding
 constexpr std::int64_t kTaskFlops = 1 << 22;     // at least, or tasks cost more than they spread
