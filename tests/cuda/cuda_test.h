@@ -1,7 +1,10 @@
 #pragma once
-// The fixture of tests that run kernels: skipped where there is no device, seeded anew on the emulated one.
+// The fixture of tests that run kernels: skipped where there is no device. Each test is a rank of its own, so that none
+// meets the context of one before, whose device may have been reset.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
+
+#include "runtime/exec/context.h"
 
 namespace sherd::cuda {
 
@@ -12,6 +15,9 @@ class CudaTest : public testing::Test {
     const cudaError_t status = cudaGetDeviceCount(&devices);
     if (status != cudaSuccess || devices == 0) GTEST_SKIP() << "no CUDA device: " << cudaGetErrorString(status);
   }
+
+ private:
+  RankScope rank_;
 };
 
 }  // namespace sherd::cuda
