@@ -1,7 +1,9 @@
-// Size classes keep waste under 25 % and make reuse exact: a step that asks for the same sizes finds its own
-// blocks again. Small classes are carved from 2 MiB slabs, larger ones get a mapping of their own.
+// Small blocks have size classes, which keep waste under 25 % and make reuse exact, and are carved from 2 MiB slabs.
+// Slabs and large blocks are cut from regions: address ranges reserved without memory, whose pages come as their top
+// rises. Lasting blocks have regions of their own: among a step's they would split the free places for good.
 #include "runtime/memory/caching_allocator.h"
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -16,13 +18,31 @@ namespace {
 constexpr std::int64_t kFineLimit = 1024, kFineStep = 64;
 constexpr int kFineClasses = static_cast<int>(kFineLimit / kFineStep);
 constexpr std::int64_t kSlabBytes = 2 << 20;   // one huge page
-constexpr std::int64_t kCarveLimit = 1 << 18;  // larger classes are mapped alone
-constexpr std::size_t kPage = 4096;
+constexpr std::int64_t kCarveLimit = 1 << 18;  // larger blocks are whole pages
+constexpr std::int64_t kPage = 4096;
+constexpr std::int64_t kRegionBytes = std::int64_t{1} << 30;  // of addresses
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 47;    // more than any address space here
 
-constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
+constexpr std::int64_t round_up(std::int64_t bytes, std::int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 bool is_read_by_peers(MemoryCategory category) {
   return category == MemoryCategory::parameters || category == MemoryCategory::gradients;
+}
+bool is_lasting(MemoryCategory category) {
+  return category == MemoryCategory::parameters || category == MemoryCategory::optimizer;
+}
+
+// Addresses without memory, aligned to huge pages; null if the system has none.
+std::byte* reserve(std::int64_t bytes) {
+  const auto size = static_cast<std::size_t>(bytes), align = static_cast<std::size_t>(kSlabBytes);
+  void* raw = ::mmap(nullptr, size + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (raw == MAP_FAILED) return nullptr;
+  auto* first = static_cast<std::byte*>(raw);
+  const std::size_t before = (align - reinterpret_cast<std::uintptr_t>(raw) % align) % align;
+  if (before > 0) ::munmap(first, before);
+  ::munmap(first + before + size, align - before);
+  ::madvise(first + before, size, MADV_HUGEPAGE);
+  return first + before;
 }
 }  // namespace
 
@@ -42,16 +62,9 @@ std::int64_t size_class_bytes(int index) {
 }
 
 void* CachingAllocator::take(std::int64_t bytes, MemoryCategory category) {
-  const auto index = static_cast<std::size_t>(size_class(bytes));
-  Arena& arena = arena_for(index, category);
-  if (index >= arena.free.size()) [[unlikely]]
-    arena.free.resize(index + 1);
-  if (auto& list = arena.free[index]; !list.empty()) {
-    void* block = list.back();
-    list.pop_back();
-    return block;
-  }
-  return take_from_system(arena, size_class_bytes(static_cast<int>(index)));
+  if (!shared_.empty() && is_read_by_peers(category))
+    if (void* block = take_from(shared_.back(), bytes)) return block;
+  return take_from(is_lasting(category) ? lasting_ : step_, bytes);
 }
 
 void CachingAllocator::poison(void* block, std::int64_t bytes) noexcept {
@@ -60,42 +73,51 @@ void CachingAllocator::poison(void* block, std::int64_t bytes) noexcept {
 
 void CachingAllocator::use_shared_heap(std::shared_ptr<std::byte> memory, std::size_t bytes) {
   if (memory == nullptr || (!shared_.empty() && shared_.back().heap == memory)) return;
-  shared_.emplace_back();
-  shared_.back().heap = std::move(memory);
-  shared_.back().heap_bytes = bytes;
+  Arena& arena = shared_.emplace_back();
+  const auto size = static_cast<std::int64_t>(bytes);
+  arena.regions.push_back({memory.get(), size, Extents(size)});
+  arena.heap = std::move(memory);
 }
 
-CachingAllocator::Arena& CachingAllocator::arena_for(std::size_t size_class, MemoryCategory category) {
-  if (shared_.empty() || !is_read_by_peers(category)) [[likely]]
-    return private_;
-  Arena& arena = shared_.back();
-  if (size_class < arena.free.size() && !arena.free[size_class].empty()) return arena;
-  const std::int64_t bytes = size_class_bytes(static_cast<int>(size_class));
-  if (bytes <= arena.slab_left) return arena;
-  return arena.heap_bytes - arena.heap_used >= round_up(static_cast<std::size_t>(bytes), kSlabBytes) ? arena : private_;
-}
-
-// A block's category may have changed since it was allocated; its address has not.
-CachingAllocator::Arena& CachingAllocator::arena_of(const void* block) {
-  for (Arena& arena : shared_) {
-    const auto offset = reinterpret_cast<std::uintptr_t>(block) - reinterpret_cast<std::uintptr_t>(arena.heap.get());
-    if (offset < arena.heap_bytes) return arena;
-  }
-  return private_;
+// By address: a block's category may have changed since it was allocated.
+std::pair<CachingAllocator::Arena*, CachingAllocator::Region*> CachingAllocator::place_of(const void* block) {
+  const auto find = [block](Arena& arena) -> Region* {
+    for (Region& region : arena.regions)
+      if (reinterpret_cast<std::uintptr_t>(block) - reinterpret_cast<std::uintptr_t>(region.base) <
+          static_cast<std::uintptr_t>(region.bytes))
+        return &region;
+    return nullptr;
+  };
+  if (Region* region = find(step_)) return {&step_, region};
+  if (Region* region = find(lasting_)) return {&lasting_, region};
+  for (Arena& arena : shared_)
+    if (Region* region = find(arena)) return {&arena, region};
+  return {};
 }
 
 void CachingAllocator::put_back(void* block, std::int64_t bytes) noexcept {
-  Arena& arena = shared_.empty() ? private_ : arena_of(block);
-  arena.free[static_cast<std::size_t>(size_class(bytes))].push_back(block);
+  const auto [arena, region] = place_of(block);
+  if (bytes <= kCarveLimit) arena->free[static_cast<std::size_t>(size_class(bytes))].push_back(block);
+  else region->extents.give(static_cast<std::byte*>(block) - region->base, round_up(bytes, kPage));
 }
 
-void* CachingAllocator::take_from_system(Arena& arena, std::int64_t class_bytes) {
-  return class_bytes <= kCarveLimit ? carve(arena, class_bytes) : map_chunk(arena, class_bytes);
+// Null if the arena is a heap that is used up.
+void* CachingAllocator::take_from(Arena& arena, std::int64_t bytes) {
+  if (bytes > kMostBytes) fail_system_memory(bytes);
+  if (bytes > kCarveLimit) return take_pages(arena, round_up(bytes, kPage));
+  const int index = size_class(bytes);
+  auto& list = arena.free[static_cast<std::size_t>(index)];
+  if (list.empty()) return carve(arena, size_class_bytes(index));
+  void* block = list.back();
+  list.pop_back();
+  return block;
 }
 
 void* CachingAllocator::carve(Arena& arena, std::int64_t class_bytes) {
   if (arena.slab_left < class_bytes) {  // the rest of the old slab is lost: at most one block of the largest class
-    arena.slab = static_cast<std::byte*>(map_chunk(arena, kSlabBytes));
+    void* slab = take_pages(arena, kSlabBytes);
+    if (slab == nullptr) return nullptr;
+    arena.slab = static_cast<std::byte*>(slab);
     arena.slab_left = kSlabBytes;
   }
   void* block = arena.slab;
@@ -104,21 +126,48 @@ void* CachingAllocator::carve(Arena& arena, std::int64_t class_bytes) {
   return block;
 }
 
-void* CachingAllocator::map_chunk(Arena& arena, std::int64_t bytes) {
-  void* block;
-  if (arena.heap) {
-    const std::size_t size = round_up(static_cast<std::size_t>(bytes), bytes >= kSlabBytes ? kSlabBytes : kPage);
-    block = arena.heap.get() + arena.heap_used;
-    // Pages come now, where a lack of memory can be reported. Systems that do not know how get them at first touch.
-    if (::madvise(block, size, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) fail_system_memory(bytes);
-    arena.heap_used += size;
-  } else {
-    block = map_pages(bytes);
-    chunks_.emplace_back(block, static_cast<std::size_t>(bytes));
-  }
-  reserved_bytes_ += bytes;
+void* CachingAllocator::take_pages(Arena& arena, std::int64_t bytes) {
+  const auto from = [&](Region& region) -> void* {
+    const std::int64_t offset = region.extents.take(bytes);
+    if (offset == Extents::kNone) return nullptr;
+    try {
+      commit(arena, region, offset + bytes);
+    } catch (...) {
+      region.extents.give(offset, bytes);
+      if (region.committed == 0 && !arena.heap) {  // the one just added
+        ::munmap(region.base, static_cast<std::size_t>(region.bytes));
+        arena.regions.pop_back();
+      }
+      throw;
+    }
+    return region.base + offset;
+  };
+  for (Region& region : arena.regions)
+    if (void* block = from(region)) return block;
+  return arena.heap ? nullptr : from(add_region(arena, bytes));
+}
+
+// Pages for everything below `end`. Those of a heap come now, where a lack of memory can be reported; systems that do
+// not know how bring them at first touch, as those of private memory.
+void CachingAllocator::commit(Arena& arena, Region& region, std::int64_t end) {
+  if (end <= region.committed) return;
+  const std::int64_t more = std::min(round_up(end, kSlabBytes), region.bytes) - region.committed;
+  std::byte* first = region.base + region.committed;
+  const auto size = static_cast<std::size_t>(more);
+  if (arena.heap ? ::madvise(first, size, MADV_POPULATE_WRITE) != 0 && errno != EINVAL
+                 : ::mprotect(first, size, PROT_READ | PROT_WRITE) != 0)
+    fail_system_memory(more);
+  region.committed += more;
+  reserved_bytes_ += more;
   ++system_calls_;
-  return block;
+}
+
+CachingAllocator::Region& CachingAllocator::add_region(Arena& arena, std::int64_t bytes) {
+  std::int64_t size = std::max(round_up(bytes, kSlabBytes), kRegionBytes);
+  std::byte* base = reserve(size);
+  if (base == nullptr) base = reserve(size = round_up(bytes, kSlabBytes));  // addresses may be limited, too
+  if (base == nullptr) fail_system_memory(bytes);
+  return arena.regions.emplace_back(Region{base, size, Extents(size)});
 }
 
 void CachingAllocator::fail_system_memory(std::int64_t bytes) {
@@ -127,27 +176,9 @@ void CachingAllocator::fail_system_memory(std::int64_t bytes) {
                                 describe(accounting().current())));
 }
 
-void* CachingAllocator::map_pages(std::int64_t bytes) {
-  const auto size = static_cast<std::size_t>(bytes);
-  // Huge pages need 2 MiB alignment: map more, keep the aligned part.
-  const bool huge = bytes >= kSlabBytes;
-  const std::size_t extra = huge ? static_cast<std::size_t>(kSlabBytes) : 0;
-  void* raw = ::mmap(nullptr, size + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (raw == MAP_FAILED) fail_system_memory(bytes);
-  auto address = reinterpret_cast<std::uintptr_t>(raw);
-  if (huge) {
-    const std::uintptr_t aligned = (address + extra - 1) & ~(static_cast<std::uintptr_t>(kSlabBytes) - 1);
-    if (aligned > address) ::munmap(raw, aligned - address);
-    const std::uintptr_t end = address + size + extra, used = aligned + ((size + 4095) & ~std::size_t{4095});
-    if (end > used) ::munmap(reinterpret_cast<void*>(used), end - used);
-    address = aligned;
-    ::madvise(reinterpret_cast<void*>(address), size, MADV_HUGEPAGE);
-  }
-  return reinterpret_cast<void*>(address);
-}
-
 CachingAllocator::~CachingAllocator() {
-  for (auto [block, size] : chunks_) ::munmap(block, size);
+  for (const Arena* arena : {&step_, &lasting_})
+    for (const Region& region : arena->regions) ::munmap(region.base, static_cast<std::size_t>(region.bytes));
 }
 
 }  // namespace sherd

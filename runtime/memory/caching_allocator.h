@@ -1,8 +1,10 @@
 #pragma once
-// Host memory of one rank. Freed blocks stay in the free list of their size class, so that a steady training
-// step neither takes memory from the system nor gives any back (first touch of fresh pages costs more than the
-// kernels that use them). Large blocks are mapped with huge pages. What peers read, parameters and gradients, comes
-// from memory that they can read in place if the rank's group offers some.
+// Host memory of one rank. What is freed stays here, so that a steady training step neither takes memory from the
+// system nor gives any back (first touch of fresh pages costs more than the kernels that use them). Small blocks wait
+// in the free list of their size class; large ones are cut from ranges of huge pages, where any freed place serves any
+// request that fits. What peers read, parameters and gradients, comes from memory that they can read in place if the
+// rank's group offers some.
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "runtime/memory/allocator.h"
+#include "runtime/memory/extents.h"
 
 namespace sherd {
 
@@ -17,6 +20,7 @@ namespace sherd {
 class CachingAllocator final : public Allocator {
  public:
   static constexpr std::size_t kAlignment = 64;
+  static constexpr int kNumSmallClasses = 48;  ///< size classes up to 256 KiB
 
   CachingAllocator() = default;
 
@@ -29,25 +33,31 @@ class CachingAllocator final : public Allocator {
   void* take(std::int64_t bytes, MemoryCategory category) override;
   void put_back(void* block, std::int64_t bytes) noexcept override;
   void poison(void* block, std::int64_t bytes) noexcept override;
-  // Blocks of one kind of memory: private pages, or a shared heap.
+  // A range of addresses, of which the first bytes have pages.
+  struct Region {
+    std::byte* base;
+    std::int64_t bytes;
+    Extents extents;
+    std::int64_t committed = 0;
+  };
+  // One kind of memory: private pages, or a shared heap.
   struct Arena {
-    std::vector<std::vector<void*>> free;  // by size class
+    std::vector<Region> regions;
+    std::array<std::vector<void*>, kNumSmallClasses> free;  // small blocks, by size class
     std::byte* slab = nullptr;
     std::int64_t slab_left = 0;
     std::shared_ptr<std::byte> heap;  // null: pages come from the system
-    std::size_t heap_bytes = 0, heap_used = 0;
   };
-  Arena& arena_for(std::size_t size_class, MemoryCategory category);
-  Arena& arena_of(const void* block);
-  void* take_from_system(Arena& arena, std::int64_t class_bytes);
+  void* take_from(Arena& arena, std::int64_t bytes);
   void* carve(Arena& arena, std::int64_t class_bytes);
-  void* map_chunk(Arena& arena, std::int64_t bytes);
-  void* map_pages(std::int64_t bytes);
+  void* take_pages(Arena& arena, std::int64_t bytes);
+  void commit(Arena& arena, Region& region, std::int64_t end);
+  Region& add_region(Arena& arena, std::int64_t bytes);
+  std::pair<Arena*, Region*> place_of(const void* block);
   [[noreturn]] void fail_system_memory(std::int64_t bytes);
 
-  Arena private_;
+  Arena step_, lasting_;       // what comes and goes within a step; parameters and optimizer state
   std::vector<Arena> shared_;  // the last one serves new blocks
-  std::vector<std::pair<void*, std::size_t>> chunks_;
 };
 
 /// Size class of a request: multiples of 64 up to 1 KiB, then four steps per power of two.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 #include <thread>
 
 #include "runtime/exec/context.h"
@@ -57,6 +58,61 @@ TEST(Allocator, ASteadyStepAsksTheSystemForNothing) {
   for (int i = 0; i < 5; ++i) step();
   EXPECT_EQ(a.system_calls(), calls);
   EXPECT_EQ(a.reserved_bytes(), reserved);
+}
+
+TEST(Allocator, AFreedLargePlaceServesAnyRequestThatFits) {
+  RankScope rank;
+  CachingAllocator& a = rank.context().allocator();
+  void* whole = a.allocate(12'000'000, activations);
+  a.release(whole, 12'000'000, activations);
+  const std::int64_t reserved = a.reserved_bytes();
+  void* gradient = a.allocate(5'000'000, gradients);
+  void* rest = a.allocate(6'900'000, activations);
+  EXPECT_EQ(gradient, whole);
+  EXPECT_EQ(a.reserved_bytes(), reserved);
+  a.release(gradient, 5'000'000, gradients);
+  a.release(rest, 6'900'000, activations);
+  EXPECT_EQ(a.allocate(12'000'000, activations), whole) << "the parts have merged";
+  a.release(whole, 12'000'000, activations);
+}
+
+TEST(Allocator, LastingBlocksDoNotSplitTheMemoryOfASteps) {
+  RankScope rank;
+  CachingAllocator& a = rank.context().allocator();
+  void* before = a.allocate(4'000'000, activations);
+  void* state = a.allocate(4'000'000, optimizer);
+  void* after = a.allocate(4'000'000, activations);
+  a.release(before, 4'000'000, activations);
+  a.release(after, 4'000'000, activations);
+  const std::int64_t reserved = a.reserved_bytes();
+  void* both = a.allocate(8'000'000, activations);
+  EXPECT_EQ(both, before);
+  EXPECT_EQ(a.reserved_bytes(), reserved);
+  a.release(both, 8'000'000, activations);
+  a.release(state, 4'000'000, optimizer);
+}
+
+TEST(Allocator, ARequestLargerThanARegionGetsOneOfItsOwn) {
+  RankScope rank;
+  CachingAllocator& a = rank.context().allocator();
+  constexpr std::int64_t kBytes = (std::int64_t{1} << 30) + 12345;  // never touched: addresses only
+  auto* small = static_cast<std::byte*>(a.allocate(300'000, activations));
+  auto* large = static_cast<std::byte*>(a.allocate(kBytes, activations));
+  large[0] = large[kBytes - 1] = small[0] = std::byte{1};
+  a.release(large, kBytes, activations);
+  EXPECT_EQ(a.allocate(kBytes, activations), large);
+  a.release(large, kBytes, activations);
+  a.release(small, 300'000, activations);
+}
+
+TEST(Allocator, WhatTheSystemRefusesIsAnErrorAndChangesNothing) {
+  RankScope rank;
+  CachingAllocator& a = rank.context().allocator();
+  for (const std::int64_t bytes : {std::int64_t{1} << 46, std::numeric_limits<std::int64_t>::max()}) {
+    EXPECT_THROW(a.allocate(bytes, activations), OutOfMemory);
+    EXPECT_EQ(a.accounting().total(), 0);
+  }
+  a.release(a.allocate(300'000, activations), 300'000, activations);
 }
 
 TEST(Allocator, TheLimitIsAnErrorThatListsTheOwnersAndChangesNothing) {
