@@ -2,6 +2,7 @@
 // feed a node was created after it, so when a node is on top of the heap its gradients are complete. Only leaves need
 // counts (how many recorded uses are still to come), because sinks must know when the last contribution is in.
 #include <algorithm>
+#include <unordered_map>
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
@@ -9,6 +10,10 @@
 #include "runtime/op/ops.h"
 
 namespace sherd {
+
+namespace {
+bool is_recomputed(const OpNode& node, std::size_t i) { return i < 32 && (node.recomputed_inputs >> i & 1u); }
+}  // namespace
 
 class BackwardPass {
  public:
@@ -83,6 +88,24 @@ class BackwardPass {
     std::push_heap(heap_.begin(), heap_.end(), by_sequence);
   }
 
+  /// Output 0 of a node whose row recomputes it. All who read it ran later than its maker and run now before it.
+  const Tensor& recomputed(OpNode& maker) {
+    Tensor& result = recomputed_[&maker].result;
+    if (result.defined()) return result;
+    check_not_freed(maker);
+    const std::string* const reader_path = std::exchange(context_.module_path, maker.module_path);
+    result = maker.op->recompute(VjpCall(maker, *this));
+    context_.module_path = reader_path;
+    return result;
+  }
+  /// The same for one of its readers; the last one gets the only handle.
+  Tensor take_recomputed(OpNode& maker) {
+    Tensor result = recomputed(maker);
+    if (--recomputed_[&maker].readers <= 0) recomputed_.erase(&maker);
+    return result;
+  }
+  bool retains_graph() const { return options_.retain_graph; }
+
   void add_callback(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
 
  private:
@@ -103,15 +126,25 @@ class BackwardPass {
       }
       if (node->visited == id_) continue;
       node->visited = id_;
-      for (const Edge& edge : static_cast<OpNode*>(node)->next)
-        if (edge.node) stack.push_back(edge.node.get());
+      const auto* op_node = static_cast<const OpNode*>(node);
+      for (std::size_t i = 0; i < op_node->next.size(); ++i) {
+        Node* maker = op_node->next[i].node.get();
+        if (maker == nullptr) continue;
+        stack.push_back(maker);
+        if (is_recomputed(*op_node, i)) ++recomputed_[static_cast<const OpNode*>(maker)].readers;
+      }
     }
   }
 
-  void apply(OpNode& node) {
+  static void check_not_freed(const OpNode& node) {
     check(!node.freed,
           "backward through {} a second time: its saved tensors were freed; pass retain_graph to the first backward",
           node.op->name);
+  }
+
+  void apply(OpNode& node) {
+    check_not_freed(node);
+    recomputed_.erase(&node);
     run_hooks(node);
     VjpCall call(node, *this);
     try {
@@ -175,6 +208,11 @@ class BackwardPass {
   NodeRef start_, current_;
   std::vector<OpNode*> heap_;  // kept alive by the nodes that point to them, ultimately by start_
   std::vector<NodeRef> leaves_;
+  struct Recomputed {
+    int readers = 0;  // that this pass reaches and that have not taken it yet
+    Tensor result;
+  };
+  std::unordered_map<const OpNode*, Recomputed> recomputed_;  // until the maker's own turn
   std::vector<std::function<void()>> callbacks_;
 };
 
@@ -220,6 +258,28 @@ Tensor VjpCall::grad(std::size_t i) const {
   if (has_grad(i)) return node_.pending[i];
   const TensorMeta& meta = node_.output_metas[i];
   return zeros(meta.shape, meta.dtype, meta.device);
+}
+
+Tensor VjpCall::take_grad(std::size_t i) {
+  if (!has_grad(i)) return grad(i);
+  return std::move(node_.pending[i]);
+}
+
+Tensor VjpCall::run_again() const {
+  SmallVec<Tensor, 3> inputs;
+  for (std::size_t i = 0; i < num_inputs(); ++i) inputs.push_back(in(i));
+  return std::move(call_op(*node_.op, inputs, attrs)[0]);
+}
+
+Tensor VjpCall::take_in(std::size_t i) {
+  if (is_recomputed(node_, i)) return pass_.take_recomputed(*static_cast<OpNode*>(node_.next[i].node.get()));
+  Tensor result = in(i);
+  if (!pass_.retains_graph()) node_.saved_inputs[i] = SavedTensor();
+  return result;
+}
+
+const Tensor& VjpCall::recomputed_in(std::size_t i) const {
+  return pass_.recomputed(*static_cast<OpNode*>(node_.next[i].node.get()));
 }
 
 void VjpCall::give(std::size_t i, Tensor gradient) {

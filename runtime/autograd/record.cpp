@@ -24,6 +24,12 @@ void push_meta(SmallVec<TensorMeta, N>& metas, const Tensor& t) {
   m.device = t.device();
 }
 
+// Whether the maker of `t` can compute it again: then backward asks it, and the bytes need not be kept.
+bool is_recomputed(const Tensor& t) {
+  if (!t.requires_grad() || t.output_index() != 0 || t.grad_node()->kind != Node::Kind::op) return false;
+  return static_cast<const OpNode*>(t.grad_node())->op->recompute != nullptr;
+}
+
 OpNode* make_node(const OpCall& call) {
   RankContext& context = RankContext::current();
   OpNode* node = Pool<OpNode>::make();
@@ -39,8 +45,10 @@ OpNode* make_node(const OpCall& call) {
       edge.node = NodeRef(t.grad_node());
       edge.index = t.output_index();
     }
-    if (t.defined() && needed(call.op.needs.inputs, i)) node->saved_inputs.emplace_back(t);
-    else node->saved_inputs.emplace_back();
+    SavedTensor& saved = node->saved_inputs.emplace_back();
+    if (!t.defined() || !needed(call.op.needs.inputs, i)) continue;
+    if (i < 32 && is_recomputed(t)) node->recomputed_inputs |= 1u << i;
+    else saved = SavedTensor(t);
   }
   return node;
 }

@@ -68,8 +68,9 @@ void linear_vjp(VjpCall& c) {
   static const Op& weight_grad = find_op("linear_weight_grad");
   static const Op& sum_to_row = find_op("sum_to");
   const Tensor grad = c.grad();
+  // The weight's first: then x, which may be a recomputed one, is gone before a gradient of its size is made.
+  if (c.wants(1)) c.give(1, weight_grad, {}, grad, c.take_in(0));
   if (c.wants(0)) c.give(0, product, {}, grad, c.in(1));
-  if (c.wants(1)) c.give(1, weight_grad, {}, grad, c.in(0));
   if (c.wants(2)) c.give(2, sum_to_row, SumToAttrs{c.in_shape(2)}, grad);
 }
 

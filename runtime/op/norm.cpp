@@ -4,6 +4,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/vjp.h"
 
 namespace sherd {
 
@@ -120,8 +121,9 @@ void register_norm(OpTable& table) {
              .doc = "x [..., D], weight [D] and bias [D] or undefined -> (x - mean) * rstd * weight + bias; also mean "
                     "and rstd [...].",
              .infer = infer_layer_norm,
-             .needs = {.inputs = 0b011, .outputs = 0b110},
-             .vjp = layer_norm_vjp});
+             .needs = {.inputs = 0b111, .outputs = 0b110},
+             .vjp = layer_norm_vjp,
+             .recompute = run_again});
   table.add({.name = "layer_norm_backward",
              .doc = "grad [..., D], x, weight, mean, rstd -> gradients of x, weight and bias.",
              .infer = infer_layer_norm_backward,
@@ -130,7 +132,8 @@ void register_norm(OpTable& table) {
              .doc = "x [..., D], weight [D] or undefined -> x * rstd * weight; also rstd [...].",
              .infer = infer_rms_norm,
              .needs = {.inputs = 0b11, .outputs = 0b10},
-             .vjp = rms_norm_vjp});
+             .vjp = rms_norm_vjp,
+             .recompute = run_again});
   table.add({.name = "rms_norm_backward",
              .doc = "grad [..., D], x, weight, rstd -> gradients of x and weight.",
              .infer = infer_rms_norm_backward,

@@ -66,6 +66,7 @@ struct KernelCall {
 using Infer = Metas (*)(const InferCall&);
 using Kernel = void (*)(const KernelCall&);
 using Vjp = void (*)(VjpCall&);
+using Recompute = Tensor (*)(const VjpCall&);
 using Scratch = std::int64_t (*)(const InferCall&);
 
 struct Op {
@@ -77,6 +78,8 @@ struct Op {
   Needs needs{};
   std::array<Scratch, kNumBackends> scratch{};  ///< by Device::Kind; on a device kernels may take workspace themselves
   Vjp vjp = nullptr;
+  Recompute recompute =
+      nullptr;  ///< output 0 once more, the same bits, from what the vjp reads: the tape keeps no copy
   std::string_view no_gradient{};                         ///< why there is no vjp: "integer result", "effect"
   int (*mutated)(const InferCall&) = nullptr;             ///< how many of the first inputs the kernel writes in place
   MemoryCategory category = MemoryCategory::activations;  ///< account of fresh outputs

@@ -157,9 +157,15 @@ constexpr std::string_view kUnary = "...->...";
 // Doc lines of rows that broadcast and promote do not repeat it.
 void register_arithmetic(OpTable& table) {
   const auto add_row = [&](std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp,
-                           Traits traits = kPointwise) {
-    table.add(
-        {.name = name, .doc = doc, .infer = infer, .dims = kBinary, .traits = traits, .needs = needs, .vjp = vjp});
+                           Traits traits = kPointwise, Recompute recompute = nullptr) {
+    table.add({.name = name,
+               .doc = doc,
+               .infer = infer,
+               .dims = kBinary,
+               .traits = traits,
+               .needs = needs,
+               .vjp = vjp,
+               .recompute = recompute});
   };
   const Needs both{.inputs = 0b11};
   add_row("add", "a, b -> a + b.", infer_broadcast, {}, add_vjp);
@@ -168,7 +174,7 @@ void register_arithmetic(OpTable& table) {
   add_row("div", "a, b -> a / b; integers divide to f32.", infer_quotient, {.inputs = 0b10, .outputs = 0b1}, div_vjp);
   add_row("maximum", "a, b -> the larger one; NaN wins.", infer_broadcast, both, maximum_vjp);
   add_row("minimum", "a, b -> the smaller one; NaN wins.", infer_broadcast, both, minimum_vjp);
-  add_row("swiglu", "gate, up -> silu(gate) * up.", infer_quotient, both, swiglu_vjp);
+  add_row("swiglu", "gate, up -> silu(gate) * up.", infer_quotient, both, swiglu_vjp, kPointwise, run_again);
   table.add({.name = "swiglu_backward",
              .doc = "grad, gate, up -> gradients of gate and up.",
              .infer = infer_swiglu_backward,

@@ -57,27 +57,27 @@ void erf_vjp(VjpCall& c) {
 }
 void relu_vjp(VjpCall& c) {
   static const Op& op = find_op("relu_backward");
-  c.give(0, op, {}, c.grad(), c.out());
+  c.give(0, op, {}, c.take_grad(), c.out());
 }
 void sigmoid_vjp(VjpCall& c) {
   static const Op& op = find_op("sigmoid_backward");
-  c.give(0, op, {}, c.grad(), c.out());
+  c.give(0, op, {}, c.take_grad(), c.out());
 }
 void tanh_vjp(VjpCall& c) {
   static const Op& op = find_op("tanh_backward");
-  c.give(0, op, {}, c.grad(), c.out());
+  c.give(0, op, {}, c.take_grad(), c.out());
 }
 void silu_vjp(VjpCall& c) {
   static const Op& op = find_op("silu_backward");
-  c.give(0, op, {}, c.grad(), c.in(0));
+  c.give(0, op, {}, c.take_grad(), c.in(0));
 }
 void gelu_vjp(VjpCall& c) {
   static const Op& op = find_op("gelu_backward");
-  c.give(0, op, {}, c.grad(), c.in(0));
+  c.give(0, op, {}, c.take_grad(), c.in(0));
 }
 void gelu_tanh_vjp(VjpCall& c) {
   static const Op& op = find_op("gelu_tanh_backward");
-  c.give(0, op, {}, c.grad(), c.in(0));
+  c.give(0, op, {}, c.take_grad(), c.in(0));
 }
 
 struct Row {
@@ -85,6 +85,7 @@ struct Row {
   Infer infer;
   Needs needs;
   Vjp vjp;
+  Recompute recompute = nullptr;
 };
 constexpr Needs kInput{.inputs = 0b1};
 constexpr Needs kResult{.outputs = 0b1};
@@ -105,9 +106,9 @@ constexpr Row kRows[] = {
     {"erf", "x -> error function.", infer_float, kInput, erf_vjp},
     {"sigmoid", "x -> 1 / (1 + e^-x).", infer_float, kResult, sigmoid_vjp},
     {"relu", "x -> max(x, 0).", infer_number, kResult, relu_vjp},
-    {"silu", "x -> x sigmoid(x).", infer_float, kInput, silu_vjp},
-    {"gelu", "x -> x Phi(x), with erf.", infer_float, kInput, gelu_vjp},
-    {"gelu_tanh", "x -> x Phi(x), Phi by its tanh approximation.", infer_float, kInput, gelu_tanh_vjp},
+    {"silu", "x -> x sigmoid(x).", infer_float, kInput, silu_vjp, run_again},
+    {"gelu", "x -> x Phi(x), with erf.", infer_float, kInput, gelu_vjp, run_again},
+    {"gelu_tanh", "x -> x Phi(x), Phi by its tanh approximation.", infer_float, kInput, gelu_tanh_vjp, run_again},
 };
 
 constexpr std::pair<std::string_view, std::string_view> kBackwardRows[] = {
@@ -126,7 +127,8 @@ void register_pointwise_unary(OpTable& table) {
                .dims = "...->...",
                .traits = {.pointwise = true, .linear = row.name == "neg"},
                .needs = row.needs,
-               .vjp = row.vjp});
+               .vjp = row.vjp,
+               .recompute = row.recompute});
   for (const auto& [name, doc] : kBackwardRows)
     table.add({.name = name,
                .doc = doc,
