@@ -19,5 +19,16 @@ target_compile_options(test_cuda PRIVATE -march=x86-64-v3)
 set_source_files_properties(cuda/emulated_library.cpp PROPERTIES
   COMPILE_DEFINITIONS SHERD_EMULATED_LIBRARY="$<TARGET_FILE:sherd_cuda_emulated>")
 target_link_libraries(test_cuda PRIVATE sherd_test_support sherd_cuda_emulated)
-gtest_discover_tests(test_cuda DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "unit;cuda_emulated")
-sherd_label(unit test_cuda)
+
+# The emulated GPU itself.
+file(GLOB emulator_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulated_gpu/*.cpp
+     ${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulated_gpu/*.cu)
+set_source_files_properties(cuda/emulated_gpu/wrong_kernels.cu PROPERTIES LANGUAGE CXX)
+add_executable(test_emulated_gpu ${emulator_tests} cuda/device_kernels.cu)
+target_compile_options(test_emulated_gpu PRIVATE -march=x86-64-v3)
+target_link_libraries(test_emulated_gpu PRIVATE sherd_test_support sherd_cuda_emulated)
+
+foreach(program test_cuda test_emulated_gpu)
+  gtest_discover_tests(${program} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "unit\\;cuda_emulated")
+  sherd_label(unit ${program})
+endforeach()

@@ -347,6 +347,8 @@ void on_segv(int signal, siginfo_t* info, void* context) {
   static_cast<void>(context);
 }
 
+}  // namespace
+
 void catch_illegal_accesses() {
   static const bool installed = [] {
     struct sigaction action{};
@@ -357,12 +359,7 @@ void catch_illegal_accesses() {
   static_cast<void>(installed);
 }
 
-}  // namespace
-
-KernelResult run_kernel(const KernelCall& call, std::uint64_t seed) {
-  catch_illegal_accesses();
-  return machine().run(call, seed);
-}
+KernelResult run_kernel(const KernelCall& call, std::uint64_t seed) { return machine().run(call, seed); }
 
 bool in_kernel() { return machine().in_fiber(); }
 

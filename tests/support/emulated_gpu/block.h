@@ -28,6 +28,10 @@ struct KernelResult {
 /// A fault ends the kernel at once: threads that were running are abandoned.
 KernelResult run_kernel(const KernelCall& call, std::uint64_t seed);
 
+/// From now on an access to memory that is not there ends the kernel that makes it, and host code that touches device
+/// memory dies with a message.
+void catch_illegal_accesses();
+
 /// True on the thread that is inside of run_kernel.
 bool in_kernel();
 

@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <set>
+
+#include "tests/support/emulated_gpu/block.h"
 
 namespace sherd::cuda::emulated {
 
@@ -33,6 +34,7 @@ Gpu& gpu() {
   static Gpu* the_gpu = [] {
     auto* made = new Gpu;  // never destroyed: threads may still call at exit
     device_memory().set_capacity(made->configuration.capacity);
+    catch_illegal_accesses();
     return made;
   }();
   return *the_gpu;
