@@ -1,6 +1,7 @@
 #pragma once
 // The primitives of device.h as the C++ compiler compiles them. The functions of namespace `emulated` are the emulated
 // GPU; it lives with the tests (tests/support/emulated_gpu), so nothing of it is in a library that users load.
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -226,5 +227,11 @@ void cp_async_wait() {
 inline float half_to_float(f16 x) { return static_cast<float>(x); }
 inline f16 float_to_half(float x) { return f16(x); }
 inline bf16 float_to_bf16(float x) { return bf16(x); }
+
+template <class T>
+std::uint32_t pack_pair(float low, float high) {
+  return static_cast<std::uint32_t>(T(high).bits) << 16 | T(low).bits;
+}
+inline float exp2_fast(float x) { return std::exp2(x); }
 
 }  // namespace sherd::cuda

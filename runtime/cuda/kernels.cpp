@@ -2,6 +2,6 @@
 
 namespace sherd::cuda {
 
-void register_kernels(OpTable& table) { (void)table; }
+void register_kernels(OpTable& table) { cuda::register_attention(table); }
 
 }  // namespace sherd::cuda

@@ -16,6 +16,8 @@ inline void add_kernels(OpTable& table, std::span<const KernelEntry> entries) {
   for (const KernelEntry& entry : entries) table.kernel(entry.name, Device::Kind::cuda, entry.kernel);
 }
 
+void register_attention(OpTable& table);
+
 void register_kernels(OpTable& table);
 
 }  // namespace sherd::cuda

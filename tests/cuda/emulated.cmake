@@ -8,7 +8,8 @@ set_source_files_properties(${backend} ${test_kernels} PROPERTIES LANGUAGE CXX)
 
 # std::fma in one instruction, as on a GPU; the lowest level of the CPU kernels has it too.
 add_library(sherd_cuda_emulated SHARED ${emulator} ${backend})
-target_compile_options(sherd_cuda_emulated PRIVATE -march=x86-64-v3)
+# `#pragma unroll` is nvcc's.
+target_compile_options(sherd_cuda_emulated PRIVATE -march=x86-64-v3 -Wno-unknown-pragmas)
 target_link_options(sherd_cuda_emulated PRIVATE -Wl,-Bsymbolic-functions)
 target_link_libraries(sherd_cuda_emulated PUBLIC sherd_lib PRIVATE sherd_warnings)
 target_include_directories(sherd_cuda_emulated SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
