@@ -1,6 +1,6 @@
 # cmake --install: the program, the library with its headers, and the package `sherd` with the target sherd::sherd.
 #
-#   bin/sherd   lib/libsherd.so   include/sherd/{runtime,dtensor,compile,nn}/   lib/cmake/sherd/   share/sherd/configs/
+#   bin/sherd   lib/libsherd.so   lib/libsherd_cuda.so (where nvcc was found)   include/sherd/{runtime,dtensor,compile,nn}/   lib/cmake/sherd/   share/sherd/configs/
 #
 # The tree can be moved: library and program find each other by $ORIGIN. What the library itself needs (oneDNN, Boost,
 # json) is linked into it or found by the loader; a user's build needs only what headers name, oneTBB and fmt.
@@ -14,6 +14,9 @@ set_target_properties(sherd PROPERTIES INSTALL_RPATH "$ORIGIN/${library_from_pro
 install(TARGETS sherd_lib EXPORT sherd-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd)
+if(SHERD_HAS_CUDA)  # loaded from beside libsherd.so
+  install(TARGETS sherd_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 install(TARGETS sherd RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(EXPORT sherd-targets NAMESPACE sherd:: DESTINATION ${package_dir})
 

@@ -30,6 +30,12 @@ target_compile_options(test_emulated_gpu PRIVATE -march=x86-64-v3)
 target_link_libraries(test_emulated_gpu PRIVATE sherd_test_support sherd_cuda_emulated)
 
 foreach(program test_cuda test_emulated_gpu)
-  gtest_discover_tests(${program} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "unit\\;cuda_emulated")
+  gtest_discover_tests(${program} TEST_PREFIX emulated. DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS unit)
   sherd_label(unit ${program})
+endforeach()
+
+# Other orders of everything that may happen in any order.
+foreach(seed 2 3)
+  add_test(NAME emulated.seed_${seed} COMMAND test_cuda)
+  set_tests_properties(emulated.seed_${seed} PROPERTIES LABELS slow ENVIRONMENT SHERD_EMULATED_GPU_SEED=${seed} TIMEOUT 300)
 endforeach()

@@ -119,6 +119,29 @@ TEST_F(EmulatedStreams, ElapsedTimeIsOfTimedEventsThatHappened) {
   EXPECT_EQ(cudaEventElapsedTime(&milliseconds, first, untimed), cudaErrorInvalidResourceHandle);
 }
 
+TEST_F(EmulatedStreams, AHostFunctionRunsInOrderAndMayCallNothing) {
+  const TestStream stream;
+  PinnedFloats host(1);
+  struct Seen {
+    float* value;
+    float at_call = -1;
+    cudaError_t refused = cudaSuccess;
+  } seen{host.data()};
+  fill(stream, host.data(), 1, 4);
+  const auto function = [](void* argument) {
+    auto* mine = static_cast<Seen*>(argument);
+    mine->at_call = *mine->value;
+    void* p = nullptr;
+    mine->refused = cudaMalloc(&p, 16);
+  };
+  check(cudaLaunchHostFunc(stream, function, &seen), "cudaLaunchHostFunc");
+  fill(stream, host.data(), 1, 5);
+  stream.wait();
+  EXPECT_EQ(seen.at_call, 4);
+  EXPECT_EQ(seen.refused, cudaErrorNotPermitted);
+  EXPECT_EQ(host[0], 5);
+}
+
 TEST_F(EmulatedStreams, InjectedFailuresComeOnce) {
   const TestStream stream;
   emulated::fail_call("cudaMalloc", cudaErrorMemoryAllocation, 1);

@@ -3,6 +3,8 @@
 // read once when it is first used:
 //   SHERD_EMULATED_GPU_SEED      order of everything that may happen in any order (default 1)
 //   SHERD_EMULATED_GPU_CAPACITY  bytes of device memory (default 4 GiB)
+//   SHERD_EMULATED_GPU_CAPABILITY  compute capability, 80 for 8.0 (default 90)
+//   SHERD_EMULATED_GPU_DRIVER    version that the driver says it is for, 12040 for 12.4 (default 13000)
 //   SHERD_EMULATED_GPU_STATE     present (default), none (cudaErrorNoDevice), no_driver (cudaErrorInsufficientDriver)
 #include <cstddef>
 #include <cstdint>

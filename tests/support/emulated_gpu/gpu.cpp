@@ -27,6 +27,13 @@ Configuration default_configuration() {
     const std::string state = text;
     c.present = state == "none" ? Present::no_device : state == "no_driver" ? Present::no_driver : Present::yes;
   }
+  if (const char* text = variable("SHERD_EMULATED_GPU_CAPABILITY")) {
+    const auto tenfold = static_cast<int>(std::strtol(text, nullptr, 10));  // 80 is 8.0
+    c.major = tenfold / 10;
+    c.minor = tenfold % 10;
+  }
+  if (const char* text = variable("SHERD_EMULATED_GPU_DRIVER"))
+    c.driver_version = static_cast<int>(std::strtol(text, nullptr, 10));
   return c;
 }
 
@@ -43,6 +50,11 @@ Gpu& gpu() {
 cudaError_t& last_error() {
   thread_local cudaError_t error = cudaSuccess;
   return error;
+}
+
+bool& in_host_function() {
+  thread_local bool inside = false;
+  return inside;
 }
 
 cudaError_t refusal(const char* function) {

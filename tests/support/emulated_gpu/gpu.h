@@ -113,6 +113,8 @@ Gpu& gpu();
 
 /// The error that cudaGetLastError returns on this thread.
 cudaError_t& last_error();
+/// True while this thread runs a function of cudaLaunchHostFunc, which may call nothing of CUDA.
+bool& in_host_function();
 /// Called with the lock held, before anything else a function does: the reason why it cannot be served, or success.
 cudaError_t refusal(const char* function);
 /// Keeps the error of a call for cudaGetLastError.
@@ -124,6 +126,7 @@ inline cudaError_t remember(cudaError_t status) {
 /// The frame of every function of the runtime API: lock, injected failures, a lost or missing device.
 template <class Body>
 cudaError_t call(const char* function, Body body) {
+  if (in_host_function()) return remember(cudaErrorNotPermitted);
   const std::lock_guard guard(gpu().lock);
   if (const cudaError_t status = refusal(function); status != cudaSuccess) return remember(status);
   return remember(body(gpu()));

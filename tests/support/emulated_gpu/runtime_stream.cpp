@@ -180,7 +180,11 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void*
   return call("cudaLaunchHostFunc", [&](Gpu& g) {
     Stream* stream = g.find(handle);
     if (!stream) return cudaErrorInvalidResourceHandle;
-    g.enqueue(*stream, [function, argument] { function(argument); });
+    g.enqueue(*stream, [function, argument] {
+      in_host_function() = true;
+      function(argument);
+      in_host_function() = false;
+    });
     return g.broken;
   });
 }
