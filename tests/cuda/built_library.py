@@ -12,8 +12,8 @@ import subprocess
 import sys
 
 MAX_REGISTERS = 128  # two blocks of 256 threads on a multiprocessor
-# Kernels, by a part of their name, that are worth more registers than that.
-MORE_REGISTERS = {}
+# Kernels, by a part of their name, that hold tiles of matrix products in registers and want few, fat warps.
+MORE_REGISTERS = {"flash_": 255, "tiled_": 255}
 
 COMPILING = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
