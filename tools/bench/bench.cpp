@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 
+#include "runtime/exec/device_library.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/bench/child.h"
@@ -20,17 +21,20 @@ using namespace bench;
 
 std::vector<Benchmark> all_benchmarks() {
   std::vector<Benchmark> all;
-  for (const auto family :
-       {step_benchmarks, gemm_benchmarks, dispatch_benchmarks, shm_benchmarks, ranks_benchmarks, overlap_benchmarks})
+  for (const auto family : {step_benchmarks, gemm_benchmarks, dispatch_benchmarks, shm_benchmarks, ranks_benchmarks,
+                            overlap_benchmarks, gpu_benchmarks})
     for (Benchmark& row : family()) all.push_back(std::move(row));
   return all;
 }
 
+// Without a prefix, figures of a GPU are left out where there is none.
 std::vector<Benchmark> matching(std::string_view prefix) {
+  const bool has_gpu = prefix.empty() && cuda_library().backend && cuda_library().backend->num_devices() > 0;
   std::vector<Benchmark> chosen;
   std::vector<std::string> names;
   for (Benchmark& row : all_benchmarks()) {
     names.push_back(row.name);
+    if (prefix.empty() && row.name.starts_with("gpu.") && !has_gpu) continue;
     if (row.name.starts_with(prefix)) chosen.push_back(std::move(row));
   }
   check(!chosen.empty(), "no figure's name starts with \"{}\"; did you mean {}? `sherd bench --help` lists all", prefix,

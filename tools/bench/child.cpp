@@ -22,7 +22,7 @@ struct Child {
 constexpr std::array kChildren = {
     Child{"step", run_step_child},         Child{"gemm", run_gemm_child},
     Child{"dispatch", run_dispatch_child}, Child{"collectives", run_collectives_child},
-    Child{"fma", run_fma_child},
+    Child{"fma", run_fma_child},           Child{"gpu_op", run_gpu_op_child},
 };
 
 void say(const nlohmann::json& object) {

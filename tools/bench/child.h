@@ -36,5 +36,6 @@ int run_gemm_child(std::span<const std::string_view> args);         // gemm_chil
 int run_dispatch_child(std::span<const std::string_view> args);     // dispatch_child.cpp
 int run_collectives_child(std::span<const std::string_view> args);  // collectives_child.cpp
 int run_fma_child(std::span<const std::string_view> args);          // fma_child.cpp
+int run_gpu_op_child(std::span<const std::string_view> args);       // gpu_op_child.cpp
 
 }  // namespace sherd::bench

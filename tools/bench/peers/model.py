@@ -61,7 +61,7 @@ class LanguageModel(nn.Module):
                 nn.init.normal_(weight, std=0.02)
 
     def forward(self, tokens, targets):
-        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1]))
+        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         logits = F.linear(self.norm(self.blocks(x)), self.token.weight)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 

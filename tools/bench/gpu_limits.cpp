@@ -1,0 +1,163 @@
+// What a card allows: copies within its memory, and the fastest of cuBLASLt's algorithms for a product. Speaks the
+// benchmarks' protocol: prints an object when ready, then answers each line by {"seconds": [mean of the calls]}.
+//
+//   copy BYTES CALLS                     half of the bytes are read, half written
+//   matmul NN|NT|TN M N K CALLS          bf16, row-major operands, f32 accumulation, 32 MiB of workspace
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <iostream>
+#include <limits>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+void require(cudaError_t status, const char* what) {
+  if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
+}
+void require(cublasStatus_t status, const char* what) {
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw std::runtime_error(std::string(what) + ": " + cublasLtGetStatusString(status));
+}
+
+class Buffer {
+ public:
+  explicit Buffer(std::size_t bytes) {
+    require(cudaMalloc(&data_, bytes), "allocating device memory");
+    require(cudaMemset(data_, 0x3c, bytes), "filling device memory");  // 0x3c3c: a small bf16 number, not zero
+  }
+  ~Buffer() { cudaFree(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  void* get() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+};
+
+cudaStream_t g_stream = nullptr;
+
+template <class Call>
+double seconds_per_call(int calls, Call&& call) {
+  cudaEvent_t start, stop;
+  require(cudaEventCreate(&start), "creating an event");
+  require(cudaEventCreate(&stop), "creating an event");
+  call();
+  require(cudaEventRecord(start, g_stream), "recording an event");
+  for (int i = 0; i < calls; ++i) call();
+  require(cudaEventRecord(stop, g_stream), "recording an event");
+  require(cudaEventSynchronize(stop), "waiting");
+  float milliseconds = 0;
+  require(cudaEventElapsedTime(&milliseconds, start, stop), "reading a timer");
+  cudaEventDestroy(start);
+  cudaEventDestroy(stop);
+  return milliseconds * 1e-3 / calls;
+}
+
+double copy(double bytes, int calls) {
+  const auto half = static_cast<std::size_t>(bytes / 2);
+  const Buffer from(half), to(half);
+  return seconds_per_call(calls, [&] {
+    require(cudaMemcpyAsync(to.get(), from.get(), half, cudaMemcpyDeviceToDevice, g_stream), "copying");
+  });
+}
+
+class Layout {
+ public:
+  Layout(std::uint64_t rows, std::uint64_t columns) {  // column-major
+    require(cublasLtMatrixLayoutCreate(&layout_, CUDA_R_16BF, rows, columns, static_cast<std::int64_t>(rows)),
+            "layout");
+  }
+  ~Layout() { cublasLtMatrixLayoutDestroy(layout_); }
+  Layout(const Layout&) = delete;
+  Layout& operator=(const Layout&) = delete;
+  cublasLtMatrixLayout_t get() const { return layout_; }
+
+ private:
+  cublasLtMatrixLayout_t layout_ = nullptr;
+};
+
+// Row-major C = A B is column-major C^T = B^T A^T: operands swap, what is stored transposed is transposed.
+double product(const std::string& kind, std::uint64_t m, std::uint64_t n, std::uint64_t k, int calls) {
+  static cublasLtHandle_t handle = [] {
+    cublasLtHandle_t h;
+    require(cublasLtCreate(&h), "creating a cuBLASLt handle");
+    return h;
+  }();
+  constexpr std::size_t kWorkspace = std::size_t{32} << 20;
+  const Buffer a(2 * m * k), b(2 * k * n), c(2 * m * n), workspace(kWorkspace);
+  const bool ta = kind[0] == 'T', tb = kind[1] == 'T';
+  const Layout la(ta ? m : k, ta ? k : m), lb(tb ? k : n, tb ? n : k), lc(n, m);
+  cublasLtMatmulDesc_t description;
+  require(cublasLtMatmulDescCreate(&description, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product");
+  const cublasOperation_t first = tb ? CUBLAS_OP_T : CUBLAS_OP_N, second = ta ? CUBLAS_OP_T : CUBLAS_OP_N;
+  require(cublasLtMatmulDescSetAttribute(description, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "describing");
+  require(cublasLtMatmulDescSetAttribute(description, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second),
+          "describing");
+  cublasLtMatmulPreference_t preference;
+  require(cublasLtMatmulPreferenceCreate(&preference), "preferences");
+  require(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspace,
+                                               sizeof kWorkspace),
+          "preferences");
+  std::array<cublasLtMatmulHeuristicResult_t, 16> found{};
+  int count = 0;
+  require(cublasLtMatmulAlgoGetHeuristic(handle, description, lb.get(), la.get(), lc.get(), lc.get(), preference,
+                                         static_cast<int>(found.size()), found.data(), &count),
+          "asking for algorithms");
+  const float one = 1, zero = 0;
+  double best = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < count; ++i) {
+    const auto run = [&] {
+      require(cublasLtMatmul(handle, description, &one, b.get(), lb.get(), a.get(), la.get(), &zero, c.get(), lc.get(),
+                             c.get(), lc.get(), &found[static_cast<std::size_t>(i)].algo, workspace.get(), kWorkspace,
+                             g_stream),
+              "multiplying");
+    };
+    best = std::min(best, seconds_per_call(std::max(1, calls / 3), run));
+  }
+  cublasLtMatmulPreferenceDestroy(preference);
+  cublasLtMatmulDescDestroy(description);
+  if (count == 0) throw std::runtime_error("cuBLASLt has no algorithm for this product");
+  return best;
+}
+
+double answer(const std::string& line) {
+  std::istringstream words(line);
+  std::string name, kind;
+  words >> name;
+  int calls = 0;
+  if (name == "copy") {
+    double bytes = 0;
+    if (words >> bytes >> calls && bytes >= 2 && calls > 0) return copy(bytes, calls);
+  } else if (name == "matmul") {
+    std::uint64_t m = 0, n = 0, k = 0;
+    if (words >> kind >> m >> n >> k >> calls && kind.size() == 2 && m && n && k && calls > 0)
+      return product(kind, m, n, k, calls);
+  }
+  throw std::runtime_error("\"" + line + "\" is not \"copy BYTES CALLS\" or \"matmul NN|NT|TN M N K CALLS\"");
+}
+
+}  // namespace
+
+int main() {
+  try {
+    require(cudaStreamCreateWithFlags(&g_stream, cudaStreamNonBlocking), "creating a stream");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+  std::printf("{\"peer\": \"limit\"}\n");
+  std::fflush(stdout);
+  for (std::string line; std::getline(std::cin, line);) {
+    try {
+      std::printf("{\"seconds\": [%.9g]}\n", answer(line));
+    } catch (const std::exception& error) { std::printf("{\"error\": \"%s\"}\n", error.what()); }
+    std::fflush(stdout);
+  }
+}

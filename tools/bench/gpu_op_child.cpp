@@ -1,0 +1,77 @@
+// `--child gpu_op`: op calls on the first CUDA device. A request is "NAME CALLS" of gpu_ops.h, or "matmul NN|NT|TN M N
+// K CALLS" for bf16 products. The calls are queued together and waited for once; the sample is their mean.
+#include <chrono>
+#include <sstream>
+
+#include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/ops.h"
+#include "tools/bench/child.h"
+#include "tools/bench/gpu_ops.h"
+#include "tools/flags.h"
+
+namespace sherd::bench {
+
+namespace {
+
+// Row-major operands as they are stored: NN a [M, K] b [K, N]; NT b [N, K]; TN a [K, M].
+std::function<void()> product(std::istringstream& words, Device device) {
+  std::string kind;
+  std::int64_t m = 0, n = 0, k = 0;
+  words >> kind >> m >> n >> k;
+  check((kind == "NN" || kind == "NT" || kind == "TN") && m > 0 && n > 0 && k > 0,
+        "gpu_op: a product is \"matmul NN|NT|TN M N K CALLS\"");
+  const auto operand = [&](std::int64_t rows, std::int64_t columns, bool transposed, std::string_view name) {
+    const Shape stored = transposed ? Shape{columns, rows} : Shape{rows, columns};
+    const Tensor t = random_normal(stored, random_key(1, name, "bench"), 0, 1, 0, DType::bf16, {}, device);
+    return transposed ? transpose(t, 0, 1) : t;
+  };
+  return [a = operand(m, k, kind[0] == 'T', "a"), b = operand(k, n, kind[1] == 'T', "b")] {
+    const GradMode off(false);
+    (void)matmul(a, b);
+  };
+}
+
+class OpRun {
+ public:
+  explicit OpRun(bool small) : context_(RankContext::current().device(Device::cuda(0))), small_(small) {}
+  DeviceContext& context() { return context_; }
+
+  nlohmann::json answer(const std::string& request) {
+    std::istringstream words(request);
+    std::string name;
+    words >> name;
+    const std::function<void()> call =
+        name == "matmul" ? product(words, context_.device()) : gpu_op(name).prepare(context_.device(), small_);
+    int calls = 0;
+    words >> calls;
+    check(calls > 0, "gpu_op: \"{}\" names no number of calls", request);
+    for (int i = 0; i < 3; ++i) call();  // choices of algorithms, memory
+    context_.synchronize();
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point start = Clock::now();
+    for (int i = 0; i < calls; ++i) call();
+    context_.synchronize();
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    return {{"seconds", {seconds / calls}}};
+  }
+
+ private:
+  DeviceContext& context_;
+  const bool small_;
+};
+
+}  // namespace
+
+int run_gpu_op_child(std::span<const std::string_view> args) {
+  bool small = false;
+  ConfigTable table;
+  table.add("small", &small, "tiny sizes");
+  apply_flags(table, parse_command_line(table, args));
+  OpRun run(small);
+  serve({{"peer", "sherd"}, {"device", run.context().describe()}},
+        [&](const std::string& request) { return run.answer(request); });
+  return 0;
+}
+
+}  // namespace sherd::bench
