@@ -38,8 +38,10 @@ void meet_block();
 /// Bytes a lane may give to a collective of its warp.
 inline constexpr std::size_t kLaneBytes = 128;
 /// Gives `bytes` bytes to the collective `what`; returns when all 32 lanes of the warp are at the same one, with lane
-/// i's bytes at i * bytes of the result. They stay until the lanes meet again.
-const std::byte* meet_warp(const char* what, const void* mine, std::size_t bytes);
+/// i's bytes at i * bytes of the result. They stay until the lanes meet again. The last lane to come runs `change` on
+/// them.
+const std::byte* meet_warp(const char* what, const void* mine, std::size_t bytes,
+                           void (*change)(std::byte* lanes) = nullptr);
 /// Checks that `bytes` bytes at `p` may be accessed at once and are device memory, pinned memory or the block's own.
 void check_new_access(const char* what, const void* p, std::size_t bytes);
 inline void check_access(const char* what, const void* p, std::size_t bytes) {
@@ -173,28 +175,46 @@ void store_aligned(void* p, const V& v) {
 
 // ---- tensor cores and asynchronous copies ----
 
-/// Adds one fragment product, gathered from the warp; the order of the sum is k = 0, 1, ... in f32.
+namespace detail {
+/// What a lane gives to a product of fragments, and takes from it. With lane l: rows l / 4 and l / 4 + 8 of a and c,
+/// column l / 4 of b; within them the pairs l % 4 and, of a and b, l % 4 + 4.
+template <class T>
+struct Fragments {
+  T a[8], b[4];
+  float c[4];
+};
+
+/// c += a b for the 32 lanes at `lanes`; each sum is taken in the order k = 0, 1, ... in f32.
+template <class T>
+void multiply_fragments(std::byte* lanes) {
+  auto* fragments = reinterpret_cast<Fragments<T>*>(lanes);
+  float a[16][16], b[16][8], c[16][8];
+  const auto each = [&](auto visit) {  // visit(lane, row or column, first of two neighbours)
+    for (int lane = 0; lane < 32; ++lane) visit(fragments[lane], lane / 4, lane % 4 * 2);
+  };
+  each([&](const Fragments<T>& f, int line, int pair) {
+    for (int i = 0; i < 8; ++i) a[line + i / 2 % 2 * 8][pair + i % 2 + i / 4 * 8] = static_cast<float>(f.a[i]);
+    for (int i = 0; i < 4; ++i) b[pair + i % 2 + i / 2 * 8][line] = static_cast<float>(f.b[i]);
+    for (int i = 0; i < 4; ++i) c[line + i / 2 * 8][pair + i % 2] = f.c[i];
+  });
+  for (int row = 0; row < 16; ++row)
+    for (int k = 0; k < 16; ++k)
+      for (int column = 0; column < 8; ++column) c[row][column] += a[row][k] * b[k][column];
+  each([&](Fragments<T>& f, int line, int pair) {
+    for (int i = 0; i < 4; ++i) f.c[i] = c[line + i / 2 * 8][pair + i % 2];
+  });
+}
+}  // namespace detail
+
 template <class T>
 void mma_m16n8k16(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
   static_assert(std::is_same_v<T, bf16> || std::is_same_v<T, f16>);
-  struct Mine {
-    T a[8], b[4];
-  } mine;
+  detail::Fragments<T> mine;
   std::memcpy(static_cast<void*>(mine.a), a, sizeof mine.a);
   std::memcpy(static_cast<void*>(mine.b), b, sizeof mine.b);
-  const std::byte* lanes = emulated::meet_warp("mma_m16n8k16", &mine, sizeof mine);
-  const auto of_lane = [lanes](int lane) { return reinterpret_cast<const Mine*>(lanes) + lane; };
-  // Element (row, k) of a is with lane 4 (row % 8) + k % 8 / 2, (k, column) of b with lane 4 column + k % 8 / 2.
-  const int lane = thread_index() % 32;
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; ++k) {
-      const int pair = k % 8 / 2, half = k / 8;
-      const T x = of_lane(row % 8 * 4 + pair)->a[half * 4 + row / 8 * 2 + k % 2];
-      const T y = of_lane(column * 4 + pair)->b[half * 2 + k % 2];
-      c[i] += static_cast<float>(x) * static_cast<float>(y);
-    }
-  }
+  std::memcpy(mine.c, c, sizeof mine.c);
+  const std::byte* lanes = emulated::meet_warp("mma_m16n8k16", &mine, sizeof mine, detail::multiply_fragments<T>);
+  std::memcpy(c, reinterpret_cast<const detail::Fragments<T>*>(lanes)[thread_index() % 32].c, sizeof mine.c);
 }
 
 template <int N, bool transposed = false>

@@ -77,7 +77,7 @@ class Machine {
   KernelResult run(const KernelCall& call, std::uint64_t seed);
   void run_threads();  // what every fiber does
   void meet_block();
-  const std::byte* meet_warp(const char* what, const void* mine, std::size_t bytes);
+  const std::byte* meet_warp(const char* what, const void* mine, std::size_t bytes, void (*change)(std::byte*));
   void copy_later(void* to, const void* from);
   void commit_copies() { ++self().group; }
   void wait_copies(int groups);
@@ -225,7 +225,7 @@ void Machine::meet_block() {
   running_->leave(home_);
 }
 
-const std::byte* Machine::meet_warp(const char* what, const void* mine, std::size_t bytes) {
+const std::byte* Machine::meet_warp(const char* what, const void* mine, std::size_t bytes, void (*change)(std::byte*)) {
   if (bytes > kLaneBytes) fault("%s: %zu bytes of a lane; the emulator carries %zu", what, bytes, kLaneBytes);
   const auto index = static_cast<std::size_t>(here.thread / kWarpLanes);
   const auto lane = static_cast<std::size_t>(here.thread % kWarpLanes);
@@ -246,6 +246,7 @@ const std::byte* Machine::meet_warp(const char* what, const void* mine, std::siz
   thread.at = At::warp;
   thread.meeting = what;
   if (++warp.arrived == kWarpLanes) {
+    if (change) change(place);
     warp.arrived = 0;
     ++warp.turn;
     for (std::size_t i = first; i < first + kWarpLanes; ++i) threads_[i].at = At::ready;
@@ -375,8 +376,8 @@ void fault(const char* what, ...) {
 
 void meet_block() { machine().meet_block(); }
 
-const std::byte* meet_warp(const char* what, const void* mine, std::size_t bytes) {
-  return machine().meet_warp(what, mine, bytes);
+const std::byte* meet_warp(const char* what, const void* mine, std::size_t bytes, void (*change)(std::byte*)) {
+  return machine().meet_warp(what, mine, bytes, change);
 }
 
 void copy_later(void* to, const void* from) { machine().copy_later(to, from); }
