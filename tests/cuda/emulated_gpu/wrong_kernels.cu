@@ -32,6 +32,11 @@ struct Large {
 };
 __global__ void more_shared_than_launched(float* memory) { memory[0] = shared<Large>().values[0]; }
 
+__global__ void shared_beyond_its_end(float* memory) {
+  auto* values = reinterpret_cast<float*>(shared_bytes(64 * sizeof(float)));
+  values[thread_index() + 1] = memory[thread_index()];  // one too far
+}
+
 __global__ void copies_not_waited_for(float* memory) {
   cp_async_16(shared_bytes(16), memory);
   cp_async_commit();
@@ -77,6 +82,7 @@ const std::vector<WrongKernel>& wrong_kernels() {
       {"VectorBeyondTheEnd", "no allocation", with(vector_beyond_the_end, 1)},
       {"MoreSharedThanLaunched", "needs 400 bytes of shared memory, was launched with 16",
        with(more_shared_than_launched, 1, 16)},
+      {"SharedBeyondItsEnd", "beyond its 256 bytes of shared memory", with(shared_beyond_its_end, 64, 256)},
       {"CopiesNotWaitedFor", "before 1 copies", with(copies_not_waited_for, 1, 16)},
       {"WildAddress", "illegal access", with(wild_address, 1)},
       {"NullAddress", "illegal access to",

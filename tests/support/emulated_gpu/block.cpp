@@ -28,7 +28,8 @@ Coordinates here;
 namespace {
 
 constexpr int kWarpLanes = 32;
-constexpr int kPoison = 0xff;  // NaN in every float format, -1 in every integer
+constexpr int kPoison = 0xff;              // NaN in every float format, -1 in every integer
+constexpr std::size_t kFenceBytes = 1024;  // after shared memory; a write there is found after the block
 
 enum class At { start, ready, barrier, warp, end };
 
@@ -92,6 +93,7 @@ class Machine {
   bool run_warp(int first, int count);
   void step(int thread);
   void release_barrier();
+  void check_fence();
   std::string describe_standstill() const;
   Fiber* take_fiber();
   Thread& self() { return threads_[static_cast<std::size_t>(here.thread)]; }
@@ -178,6 +180,17 @@ void Machine::run_block() {
     }
     if (!moved && !failed_) fail(describe_standstill().c_str());
   }
+  check_fence();
+}
+
+void Machine::check_fence() {
+  const std::byte* end = here.shared + here.shared_bytes;
+  const auto* hit = std::find_if(end, end + kFenceBytes, [](std::byte b) { return b != std::byte{kPoison}; });
+  if (hit == end + kFenceBytes || failed_) return;
+  char text[120];
+  std::snprintf(text, sizeof text, "wrote %td bytes beyond its %zu bytes of shared memory", hit - end + 1,
+                here.shared_bytes);
+  fail(text);
 }
 
 // Runs the lanes of a warp until none can go on, or for one turn each. True if one ran.
@@ -295,7 +308,7 @@ KernelResult Machine::run(const KernelCall& call, std::uint64_t seed) {
   status_ = cudaSuccess;
   report_.clear();
   exchange_.resize((call.threads + kWarpLanes - 1) / kWarpLanes * 2 * kWarpLanes * kLaneBytes);
-  shared_.resize(call.shared_bytes + 16);
+  shared_.resize(call.shared_bytes + 16 + kFenceBytes);
   const auto misaligned = reinterpret_cast<std::uintptr_t>(shared_.data()) % 16;
   here.shared = shared_.data() + (misaligned ? 16 - misaligned : 0);
   here.shared_bytes = call.shared_bytes;
