@@ -47,6 +47,8 @@ std::array<Launcher, 4> launchers(const Environment& environment) {
   return rows;
 }
 
+const char* process_variable(const char* name) { return std::getenv(name); }
+
 std::string text_of(const Environment& environment, const char* name) {
   const char* value = environment(name);
   return value ? value : "";
@@ -221,19 +223,20 @@ RankInfo discover_rank(const Environment& environment) {
   return info;
 }
 
-RankInfo discover_rank() {
-  return discover_rank([](const char* name) -> const char* { return std::getenv(name); });
-}
+RankInfo discover_rank() { return discover_rank(process_variable); }
 
-std::string requested_cuda_library() {
-  const char* asked = std::getenv("SHERD_CUDA_LIB");
-  return asked ? asked : "";
-}
+std::string requested_cuda_library() { return text_of(process_variable, "SHERD_CUDA_LIB"); }
+std::string requested_cpu_level() { return text_of(process_variable, "SHERD_CPU_LEVEL"); }
+std::string requested_matmul() { return text_of(process_variable, "SHERD_MATMUL"); }
 
-std::string requested_cpu_level() {
-  const char* asked = std::getenv("SHERD_CPU_LEVEL");
-  return asked ? asked : "";
+// Relative paths of XDG_CACHE_HOME are to be ignored, says the XDG base directory specification.
+std::string cache_folder(const Environment& environment) {
+  if (const char* asked = environment("SHERD_CACHE")) return asked;
+  if (const std::string base = text_of(environment, "XDG_CACHE_HOME"); base.starts_with('/')) return base + "/sherd";
+  const std::string home = text_of(environment, "HOME");
+  return home.starts_with('/') ? home + "/.cache/sherd" : "";
 }
+std::string cache_folder() { return cache_folder(process_variable); }
 
 std::unique_ptr<Store> connect_store(const RankInfo& rank, std::chrono::milliseconds deadline) {
   TcpStoreOptions client;

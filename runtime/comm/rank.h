@@ -44,6 +44,12 @@ RankInfo discover_rank();
 std::string requested_cpu_level();
 /// SHERD_CUDA_LIB, the file of the CUDA backend (exec/device_library.h); empty: the one beside libsherd.so.
 std::string requested_cuda_library();
+/// SHERD_MATMUL, how matrix products of a device are made (cuda/blas.h): "untuned", "tf32" or both.
+std::string requested_matmul();
+/// Where findings that take long are kept between processes: SHERD_CACHE, else sherd in XDG_CACHE_HOME or ~/.cache.
+/// Empty, and nothing is kept: SHERD_CACHE is set to nothing, or there is no home.
+std::string cache_folder(const Environment& environment);
+std::string cache_folder();
 
 /// The store that all ranks of `rank`'s job share. Under `sherd run` the launcher hosts it; else rank 0 does, in a
 /// thread for as long as it keeps the result: at SHERD_STORE if given, otherwise on a free loopback port that the

@@ -51,8 +51,8 @@ Context::Context(int index) : index_(index) {
 
 Context::~Context() {
   (void)cudaStreamSynchronize(stream_);
-  allocator_->abandon();
   blas_.reset();
+  allocator_->abandon();
   (void)cudaStreamDestroy(stream_);
 }
 
@@ -70,7 +70,7 @@ cudaStream_t Context::stream() {
 }
 
 Blas& Context::blas() {
-  if (!blas_) blas_ = std::make_unique<Blas>(*this);
+  if (!blas_) blas_ = std::make_unique<Blas>(*this, requested_blas_options());
   return *blas_;
 }
 

@@ -41,6 +41,8 @@ class Context final : public DeviceContext {
   const cudaDeviceProp& properties() const { return properties_; }
   int multiprocessors() const { return properties_.multiProcessorCount; }
   PinnedPool& pinned() { return pinned_; }
+  /// Memory that outlives a recording.
+  Allocator& lasting_allocator() { return *allocator_; }
   /// cuBLASLt's handle, workspace and choice of algorithms; made at first use.
   Blas& blas();
   /// What kernels found wrong in the values they read.

@@ -8,7 +8,10 @@ namespace {
 
 class EmulatedLibrary : public ::testing::Environment {
  public:
-  void SetUp() override { ::setenv("SHERD_CUDA_LIB", SHERD_EMULATED_LIBRARY, /*overwrite=*/0); }
+  void SetUp() override {
+    ::setenv("SHERD_CUDA_LIB", SHERD_EMULATED_LIBRARY, /*overwrite=*/0);
+    ::setenv("SHERD_CACHE", "", /*overwrite=*/0);  // what is found out here is of no use elsewhere
+  }
 };
 const auto* const registered = ::testing::AddGlobalTestEnvironment(new EmulatedLibrary);
 

@@ -113,7 +113,8 @@ void Gpu::run_head(Stream& stream) {
   const std::shared_ptr<Op> op = stream.queue.front();
   stream.queue.pop_front();
   if (op->run && broken == cudaSuccess) op->run();
-  op->when = std::chrono::steady_clock::now();
+  op->when = std::chrono::steady_clock::now() +
+             std::chrono::duration_cast<std::chrono::steady_clock::duration>(extra_seconds_);
   op->done = true;
   op->run = nullptr;
   op->after.clear();

@@ -100,6 +100,8 @@ struct Gpu {
   Capture* forbidding_capture();
   /// The device is lost: later calls return `status`.
   void lose(cudaError_t status, const std::string& why);
+  /// Work that runs now takes that long on the device's clock, which events read.
+  void time_passes(double seconds) { extra_seconds_ += std::chrono::duration<double>(seconds); }
   Stream* find(cudaStream_t handle);
   Event* find(cudaEvent_t handle);
 
@@ -107,6 +109,7 @@ struct Gpu {
   void run_head(Stream& stream);
   bool ready(const Stream& stream) const;
   Stream& next_towards(const std::shared_ptr<Op>& op);
+  std::chrono::duration<double> extra_seconds_{0};
 };
 
 Gpu& gpu();
