@@ -1,4 +1,6 @@
 // Streams, events and graphs of the emulated GPU.
+#include <thread>
+
 #include <gtest/gtest.h>
 
 #include "tests/cuda/device_memory.h"
@@ -79,6 +81,28 @@ TEST_F(EmulatedStreams, ALoopOfQueriesEnds) {
   EXPECT_GT(queries, 0);
   EXPECT_EQ(cudaStreamQuery(stream), cudaSuccess);
   EXPECT_EQ(emulated::counters().host_syncs, 0);
+}
+
+TEST_F(EmulatedStreams, HostThreadsShareTheDevice) {
+  std::vector<std::thread> threads;
+  std::vector<float> results(4);
+  for (std::size_t t = 0; t < results.size(); ++t)
+    threads.emplace_back([&results, t] {
+      const TestStream stream, other;
+      const TestEvent event;
+      const DeviceArray<float> memory(stream, std::vector<float>(64));
+      event.record(stream);
+      event.hold(other);
+      for (int i = 0; i < 10; ++i) {
+        double_and_add(i % 2 ? stream : other, memory.data(), 64, static_cast<float>(t));
+        event.record(i % 2 ? stream : other);
+        event.hold(i % 2 ? other : stream);
+        if (i % 3 == 0) stream.wait();
+      }
+      results[t] = memory.read(stream)[63];
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t t = 0; t < results.size(); ++t) EXPECT_EQ(results[t], 1023.0f * static_cast<float>(t));
 }
 
 TEST_F(EmulatedStreams, TheDefaultStreamIsRefused) {
