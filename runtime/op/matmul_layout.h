@@ -1,0 +1,52 @@
+#pragma once
+// The operands of a product in the terms of matrix engines. Most strided layouts are what an engine takes anyway: a
+// transposed matrix is a flag, a slice of columns a leading dimension, a broadcast batch a distance of 0. What is left
+// has to be made dense first.
+#include <cstdint>
+
+#include "runtime/tensor/tensor.h"
+
+namespace sherd {
+
+/// A matrix as stored: rows `ld` elements apart, of the matrix or (transposed) of its transpose.
+struct MatrixLayout {
+  bool usable = false, transposed = false;
+  std::int64_t ld = 1;
+};
+/// Of the last two dims.
+MatrixLayout matrix_layout(const Tensor& t);
+/// Of all dims but the last as one dim of rows; not usable if their strides are not those of one.
+MatrixLayout rows_layout(const Tensor& t);
+/// Of a dense copy of `t`, for both of the above.
+inline MatrixLayout dense_layout(const Tensor& t) { return {true, false, t.shape().back()}; }
+
+/// One operand of a batched product: its matrices, and how far apart they are along the result's batch dims.
+struct BatchedMatrix {
+  MatrixLayout matrix;
+  Strides batch;  ///< 0 where broadcast
+};
+/// Of `t`, or of a dense copy of it if its matrices are not usable; `batch` are the result's dims but the last two.
+BatchedMatrix batched_matrix(const Tensor& t, const Shape& batch);
+
+/// [..., M, K] [..., K, N] -> dense [..., M, N] as the fewest calls of an engine that takes `batch` problems at fixed
+/// distances.
+class ProductCalls {
+ public:
+  ProductCalls(Shape batch, BatchedMatrix a, BatchedMatrix b, std::int64_t m, std::int64_t n);
+
+  std::int64_t m;      ///< rows of one problem: all there are if one B serves the batch and A's rows go on
+  std::int64_t batch;  ///< problems of one call
+  std::int64_t stride_a = 0, stride_b = 0, stride_c = 0;
+  std::int64_t count;  ///< calls
+  /// Elements from the operands' first to those of call i.
+  struct Offsets {
+    std::int64_t a, b, c;
+  };
+  Offsets offsets(std::int64_t i) const;
+
+ private:
+  Shape outer_;  // batch dims that are walked call by call
+  Strides outer_a_, outer_b_;
+};
+
+}  // namespace sherd
