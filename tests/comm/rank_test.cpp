@@ -91,6 +91,20 @@ void expect_rank(const RankInfo& info, std::string_view source, int rank, int wo
   EXPECT_EQ(info.local_world_size, local_world_size);
 }
 
+TEST(CacheFolder, IsWhereTheUserKeepsCaches) {
+  const auto folder = [](const Variables& variables) {
+    return cache_folder([&](const char* name) -> const char* {
+      const auto found = variables.find(name);
+      return found == variables.end() ? nullptr : found->second.c_str();
+    });
+  };
+  EXPECT_EQ(folder({{"SHERD_CACHE", "/fast"}, {"XDG_CACHE_HOME", "/x"}, {"HOME", "/home/u"}}), "/fast");
+  EXPECT_EQ(folder({{"XDG_CACHE_HOME", "/x"}, {"HOME", "/home/u"}}), "/x/sherd");
+  EXPECT_EQ(folder({{"XDG_CACHE_HOME", "relative"}, {"HOME", "/home/u"}}), "/home/u/.cache/sherd");
+  EXPECT_EQ(folder({{"SHERD_CACHE", ""}, {"HOME", "/home/u"}}), "") << "set to nothing: nothing is kept";
+  EXPECT_EQ(folder({}), "");
+}
+
 TEST(DiscoverRank, NoLauncherIsOneRank) {
   const RankInfo info = discover({{"HOME", "/root"}});
   expect_rank(info, "none", 0, 1, 0, 1);
