@@ -67,25 +67,51 @@ std::string unit_obstacle(const Graph& graph) {
   return {};
 }
 
+// Rows of units have collectives with attributes of their own; on a device they are alone.
 std::string node_obstacle(const Graph& graph, std::size_t index) {
   const GraphNode& node = graph.nodes[index];
-  if (!node.op->traits.collective || node.attrs.as<CollectiveAttrs>().group->size() == 1) return {};
+  const auto is_argument = [&](const TensorRef& ref) {
+    return ref.defined() && graph.value(ref.value).kind == ValueKind::argument;
+  };
+  if (std::any_of(node.out.begin(), node.out.end(), is_argument) ||
+      std::any_of(node.in.begin(), node.in.begin() + node.num_mutated, is_argument))
+    return fmt::format("\"{}\" writes into an argument", describe_node(graph, index));
+  if (!node.op->traits.collective || node.op->traits.effect || node.attrs.as<CollectiveAttrs>().group->size() == 1)
+    return {};
   return fmt::format("\"{}\" communicates", describe_node(graph, index));
 }
 
 // Copies what the tensor's elements span, gaps included.
 void copy_extent(DeviceContext& context, const Tensor& to, const Tensor& from) {
   const auto [first, last] = reference(from, 0).extent();
-  const std::int64_t start = from.offset() * byte_size(from.dtype());
-  context.copy(static_cast<std::byte*>(to.raw()) + (first - start),
-               static_cast<std::byte*>(from.raw()) + (first - start), last - first);
+  const std::int64_t shift = first - from.offset() * byte_size(from.dtype());
+  context.copy(static_cast<std::byte*>(to.raw()) + shift, static_cast<std::byte*>(from.raw()) + shift, last - first);
 }
 
-// As `like`, in memory of its own.
+// As `like`, in memory of its own, at an address that is aligned alike: kernels choose by alignment, and the choice may
+// show in the last bit.
 Tensor twin(const Tensor& like) {
+  constexpr std::uintptr_t kAlignment = 256;
   const auto [first, last] = reference(like, 0).extent();
-  Ref<Storage> storage = Storage::allocate(last - first, MemoryCategory::activations, like.device());
-  return Tensor::make(std::move(storage), like.shape(), like.strides(), 0, like.dtype(), like.device());
+  const std::int64_t item = byte_size(like.dtype());
+  const auto shift = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(like.raw()) % kAlignment) / item;
+  const std::int64_t before = like.offset() - first / item;  // elements below the tensor's first one
+  Ref<Storage> storage =
+      Storage::allocate(last - first + (shift + before) * item, MemoryCategory::activations, like.device());
+  return Tensor::make(std::move(storage), like.shape(), like.strides(), shift + before, like.dtype(), like.device());
+}
+
+// Nobody else may see a slot's bytes change under a tensor that is read-only to them.
+bool is_sole_owner(const Slot& slot) {
+  const Tensor& value = slot.value();
+  const TensorImpl& local = value.is_distributed() ? *value.impl()->local : *value.impl();
+  return value.impl()->use_count() == 1 && local.use_count() == 1 && local.storage->use_count() == 1;
+}
+
+Tensor dense_copy_of(const Tensor& tensor) {
+  static const Op& copy = find_op("copy");
+  Tensor local = call(copy, {}, tensor.local());
+  return tensor.is_distributed() ? Tensor::distributed(tensor.shape(), tensor.layout(), local) : local;
 }
 
 }  // namespace
@@ -108,13 +134,6 @@ std::string device_obstacle(const Graph& graph) {
 DeviceReplay::DeviceReplay(const Graph& graph, Interpreter& interpreter)
     : graph_(graph), interpreter_(interpreter), device_(device_of(graph)) {}
 
-// A copy in the program's memory.
-Tensor DeviceReplay::copied(const Tensor& tensor) const {
-  static const Op& copy = find_op("copy");
-  Tensor local = call(copy, {}, tensor.local());
-  return tensor.is_distributed() ? Tensor::distributed(tensor.shape(), tensor.layout(), local) : local;
-}
-
 void DeviceReplay::hold_arguments(std::span<const Tensor> arguments) {
   DeviceContext& context = RankContext::current().device(device_);
   if (arguments_.empty())
@@ -124,14 +143,29 @@ void DeviceReplay::hold_arguments(std::span<const Tensor> arguments) {
                                                      : held);
     }
   for (std::size_t i = 0; i < arguments.size(); ++i)
-    if (arguments[i].numel() > 0) copy_extent(context, arguments_[i].local(), arguments[i].local());
+    if (arguments[i].local().numel() > 0) copy_extent(context, arguments_[i].local(), arguments[i].local());
 }
 
-// Nobody else may see a slot's bytes change under a tensor that is read-only to them.
-bool DeviceReplay::is_slots_own(const Slot& slot) const {
-  const TensorImpl& local = slot.value().is_distributed() ? *slot.value().impl()->local : *slot.value().impl();
-  return slot.value().impl()->use_count() == 1 && local.use_count() == 1 && local.storage->use_count() == 1 &&
-         local.contiguous;
+// A slot that the step reads and then gives a fresh tensor of the same kind gets its bytes written over, unless
+// something that remains after the step shows the old ones.
+bool DeviceReplay::is_updated_in_place(const SlotUpdate& update) const {
+  if (update.gradient || !update.result.local.defined()) return false;
+  const TensorRef& fresh = update.result.local;
+  if (graph_.value(fresh.value).kind != ValueKind::temporary) return false;
+  const auto bound = std::find_if(graph_.bindings.begin(), graph_.bindings.end(), [&](const Binding& binding) {
+    return binding.slot == update.slot && !binding.gradient;
+  });
+  if (bound == graph_.bindings.end()) return false;
+  const TensorGuard& old = bound->tensor;
+  if (old.dtype != fresh.dtype || old.shape != fresh.shape || old.layout != update.result.layout ||
+      !is_contiguous(old.shape, old.strides) || !is_contiguous(fresh.shape, fresh.strides))
+    return false;
+  const auto shows_old = [&](const GraphResult& result) {
+    return result.local.defined() && result.local.value == bound->value;
+  };
+  return std::none_of(graph_.results.begin(), graph_.results.end(), shows_old) &&
+         std::none_of(graph_.updates.begin(), graph_.updates.end(),
+                      [&](const SlotUpdate& other) { return shows_old(other.result); });
 }
 
 // Called at the end of the recording, while the values of the step are there.
@@ -140,13 +174,8 @@ void DeviceReplay::keep_what_remains() {
   for (const GraphResult& result : graph_.results)
     results_.push_back(result.local.defined() ? interpreter_.result(result) : Tensor());
   for (const SlotUpdate& update : graph_.updates) {
-    const bool is_read = std::any_of(graph_.bindings.begin(), graph_.bindings.end(), [&](const Binding& binding) {
-      return binding.slot == update.slot && !binding.gradient;
-    });
     const Tensor value = update.result.local.defined() ? interpreter_.result(update.result) : Tensor();
-    const bool is_fresh = value.defined() && graph_.value(update.result.local.value).kind == ValueKind::temporary &&
-                          value.is_contiguous();
-    if (update.gradient || !is_read || !is_fresh) {
+    if (!is_updated_in_place(update)) {
       late_updates_.push_back({&update, value});
       continue;
     }
@@ -157,65 +186,76 @@ void DeviceReplay::keep_what_remains() {
 }
 
 void DeviceReplay::record() {
+  recorded_.reset();
   results_.clear();
   late_updates_.clear();
   slots_in_place_.clear();
   places_.clear();
   written_.clear();
-  recorded_.reset();
-  // A slot that will be overwritten gets bytes of its own.
-  for (const SlotUpdate& update : graph_.updates) {
-    Slot& slot = *graph_.slot(update.slot).get();
-    if (!update.gradient && slot.has_value() && !slot.value().impl()->storage->owner && !is_slots_own(slot))
-      slot.set(copied(slot.value()));
-  }
+  for (const SlotUpdate& update : graph_.updates)
+    if (Slot& slot = *graph_.slot(update.slot).get(); is_updated_in_place(update) && !is_sole_owner(slot))
+      slot.set(dense_copy_of(slot.value()));
+  std::vector<std::uint32_t> versions;
   for (const Binding& binding : graph_.bindings) {
     const Ref<Storage>& storage = bound_tensor(graph_, binding).local().storage();
-    places_.push_back({storage, storage->address()});
+    places_.push_back({storage->id(), storage->address()});
+    versions.push_back(storage->version());
   }
-  std::vector<std::uint32_t> versions;
-  for (const Place& place : places_) versions.push_back(place.storage->version());
   recorded_ = RankContext::current().device(device_).record(
       [this] { interpreter_.run(arguments_, [this] { keep_what_remains(); }); });
-  for (std::size_t i = 0; i < places_.size(); ++i) {
-    const Ref<Storage>& storage = places_[i].storage;
-    const bool is_new = std::find(written_.begin(), written_.end(), storage) == written_.end();
-    if (storage->version() != versions[i] && is_new) written_.push_back(storage);
-  }
   ++num_recordings_;
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    const Binding& binding = graph_.bindings[i];
+    const bool is_first = graph_.value(binding.value).source == static_cast<int>(i);  // of those in one storage
+    if (is_first && bound_tensor(graph_, binding).local().storage()->version() != versions[i]) written_.push_back(i);
+  }
 }
 
-bool DeviceReplay::is_current() {
+bool DeviceReplay::is_current() const {
   if (!recorded_) return false;
   for (std::size_t i = 0; i < places_.size(); ++i) {
     const Ref<Storage>& now = bound_tensor(graph_, graph_.bindings[i]).local().storage();
-    if (now != places_[i].storage || now->address() != places_[i].address) return false;
+    if (now->id() != places_[i].storage_id || now->address() != places_[i].address) return false;
   }
-  return true;
+  return std::all_of(slots_in_place_.begin(), slots_in_place_.end(),
+                     [&](int slot) { return is_sole_owner(*graph_.slot(slot).get()); });
+}
+
+// Where a tensor of the recording goes that the program keeps: before the launch, so that a lack of memory comes first.
+// Other tensors than temporaries are the program's already.
+Tensor DeviceReplay::room_for(const Tensor& tensor, ValueId value) const {
+  if (!tensor.defined() || graph_.value(value).kind != ValueKind::temporary) return tensor;
+  Tensor local = Tensor::empty(tensor.local().shape(), tensor.dtype(), device_);
+  return tensor.is_distributed() ? Tensor::distributed(tensor.shape(), tensor.layout(), local) : local;
 }
 
 std::vector<Tensor> DeviceReplay::run(std::span<const Tensor> arguments) {
   const TraceSpan span("device graph");
   hold_arguments(arguments);
-  const bool recorded_now = !is_current();
-  if (recorded_now) record();
+  const bool is_new = !is_current();
+  if (is_new) record();
+  std::vector<Tensor> results, updates;
+  for (std::size_t i = 0; i < results_.size(); ++i)
+    results.push_back(room_for(results_[i], graph_.results[i].local.value));
+  for (const LateUpdate& late : late_updates_) updates.push_back(room_for(late.value, late.update->result.local.value));
+
   recorded_->launch();
+  const auto fill = [](const Tensor& room, const Tensor& value) {
+    if (value.defined() && room.local().storage() != value.local().storage()) copy_into(room.local(), value.local());
+  };
+  for (std::size_t i = 0; i < results.size(); ++i) fill(results[i], results_[i]);
+  for (std::size_t i = 0; i < updates.size(); ++i) fill(updates[i], late_updates_[i].value);
+
   for (const GraphSlot& slot : graph_.slots)
     if (slot.drops_grad_first) slot.get()->clear_grad();
-  if (!recorded_now)
-    for (const Ref<Storage>& storage : written_) storage->bump_version();
+  if (!is_new)  // recording ran the nodes' host side
+    for (const std::size_t i : written_) bound_tensor(graph_, graph_.bindings[i]).local().storage()->bump_version();
   for (const int slot : slots_in_place_) graph_.slot(slot).get()->value().local().storage()->bump_version();
-  std::vector<Tensor> results;
-  for (std::size_t i = 0; i < results_.size(); ++i) {
-    const bool is_fresh =
-        results_[i].defined() && graph_.value(graph_.results[i].local.value).kind == ValueKind::temporary;
-    results.push_back(is_fresh ? copied(results_[i]) : results_[i]);
-  }
-  for (const LateUpdate& late : late_updates_) {
-    Slot& slot = *graph_.slot(late.update->slot).get();
-    const Tensor value = late.value.defined() ? copied(late.value) : Tensor();
-    if (late.update->gradient) slot.set_grad(value);
-    else slot.set(value);
+  for (std::size_t i = 0; i < updates.size(); ++i) {
+    const SlotUpdate& update = *late_updates_[i].update;
+    Slot& slot = *graph_.slot(update.slot).get();
+    if (update.gradient) slot.set_grad(updates[i]);
+    else slot.set(updates[i]);
   }
   return results;
 }

@@ -20,8 +20,9 @@ Device device_of(const Graph& graph);
 /// before the step". Empty if it can.
 std::string device_obstacle(const Graph& graph);
 
-/// One graph on one device. Bytes that the graph reads or writes stay where they were recorded; if a slot's have moved,
-/// it is recorded anew. Same bits as the interpreter's: the same kernels in the same order.
+/// One graph on one device; recorded anew too if somebody else holds a tensor that the recording would write over.
+/// Bytes that the graph reads or writes stay where they were recorded; if a slot's have moved, it is recorded anew.
+/// Same bits as the interpreter's: the same kernels in the same order.
 class DeviceReplay {
  public:
   /// `graph` has no obstacle; both stay where they are.
@@ -35,21 +36,21 @@ class DeviceReplay {
   Device device() const { return device_; }
 
  private:
-  /// A slot whose new value the step computes elsewhere.
+  /// A slot or its gradient whose new value the step leaves elsewhere.
   struct LateUpdate {
     const SlotUpdate* update;
-    Tensor value;  // in memory of the recording
+    Tensor value;  // in memory of the recording, or an older tensor
   };
-  struct Place {
-    Ref<Storage> storage;
+  struct Place {  // of a binding; holds nothing, so that a slot stays the only owner of its bytes
+    std::uint64_t storage_id;
     const std::byte* address;
   };
   void hold_arguments(std::span<const Tensor> arguments);
   void record();
   void keep_what_remains();
-  bool is_current();
-  bool is_slots_own(const Slot& slot) const;
-  Tensor copied(const Tensor& tensor) const;
+  bool is_updated_in_place(const SlotUpdate& update) const;
+  bool is_current() const;
+  Tensor room_for(const Tensor& tensor, ValueId value) const;
 
   const Graph& graph_;
   Interpreter& interpreter_;
@@ -57,9 +58,9 @@ class DeviceReplay {
   std::vector<Tensor> arguments_;  // what the recording reads
   std::vector<Tensor> results_;
   std::vector<LateUpdate> late_updates_;
-  std::vector<int> slots_in_place_;  // slots whose bytes the recording overwrites with their new value
-  std::vector<Place> places_;        // by binding
-  std::vector<Ref<Storage>> written_;
+  std::vector<int> slots_in_place_;        // slots whose bytes the recording overwrites with their new value
+  std::vector<Place> places_;              // by binding
+  std::vector<std::size_t> written_;       // bindings whose bytes nodes write in place
   std::unique_ptr<DeviceGraph> recorded_;  // after what lies in its memory, so that it goes first
   int num_recordings_ = 0;
 };

@@ -11,4 +11,8 @@ using sherd::check;  // the check of conditions, which the one below would hide
 /// Throws Error "what: cudaErrorName: text" unless `status` is success; OutOfMemory when that is the reason.
 void check(cudaError_t status, const char* what);
 
+/// Makes `device` the thread's current one, as allocations, events and launches need. Other libraries may change it, so
+/// it is asked for each time, which costs nanoseconds.
+void make_current(int device);
+
 }  // namespace sherd::cuda

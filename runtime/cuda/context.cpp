@@ -24,7 +24,10 @@ class PinnedRead final : public HostRead {
   ~PinnedRead() override { context_.pinned().give_back(block_); }
   bool is_ready() override {
     const cudaError_t status = cudaEventQuery(block_.event);
-    if (status == cudaErrorNotReady) return false;
+    if (status == cudaErrorNotReady) {
+      (void)cudaGetLastError();  // no error of anybody's
+      return false;
+    }
     check(status, "reading from the device");
     return true;
   }
@@ -42,7 +45,7 @@ class PinnedRead final : public HostRead {
 }  // namespace
 
 Context::Context(int index) : index_(index) {
-  check(cudaSetDevice(index), "choosing the device");
+  make_current(index);
   check(cudaGetDeviceProperties(&properties_, index), "asking for the device's properties");
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
   faults_ = std::make_unique<Faults>();
@@ -61,11 +64,7 @@ std::string Context::describe() const {
 }
 
 cudaStream_t Context::stream() {
-  static thread_local int current = -1;
-  if (current != index_) {
-    check(cudaSetDevice(index_), "choosing the device");
-    current = index_;
-  }
+  make_current(index_);
   return stream_;
 }
 

@@ -25,15 +25,6 @@ std::string kernel_name(const void* kernel) {
 
 }  // namespace
 
-void check(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) [[likely]]
-    return;
-  const std::string text = fmt::format("{}: {}: {}", what, cudaGetErrorName(status), cudaGetErrorString(status));
-  static_cast<void>(cudaGetLastError());  // an error that is thrown does not surface again at the next check
-  if (status == cudaErrorMemoryAllocation) throw OutOfMemory(text);
-  throw Error(text);
-}
-
 int multiprocessors() {
   static std::atomic<int> counts[kMaxDevices];
   int device = 0;

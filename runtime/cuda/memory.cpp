@@ -7,6 +7,7 @@ namespace sherd::cuda {
 std::string DeviceMemory::name() const { return fmt::format("cuda:{}", index_); }
 
 void* DeviceMemory::map(std::int64_t bytes) {
+  make_current(index_);
   void* segment = nullptr;
   const cudaError_t status = cudaMalloc(&segment, static_cast<std::size_t>(bytes));
   if (status == cudaErrorMemoryAllocation) {
@@ -21,11 +22,15 @@ void* DeviceMemory::map(std::int64_t bytes) {
 void DeviceMemory::unmap(void* segment, std::int64_t) noexcept { (void)cudaFree(segment); }
 
 void DeviceMemory::fill(void* block, std::uint8_t value, std::int64_t bytes) noexcept {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  // Recorded, it would poison whoever has the block when the graph runs.
+  if (cudaStreamIsCapturing(stream_, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone) return;
   (void)cudaMemsetAsync(block, value, static_cast<std::size_t>(bytes), stream_);
 }
 
 std::pair<std::int64_t, std::int64_t> DeviceMemory::free_and_total() const {
   std::size_t free = 0, total = 0;
+  make_current(index_);
   check(cudaMemGetInfo(&free, &total), "asking for free memory");
   return {static_cast<std::int64_t>(free), static_cast<std::int64_t>(total)};
 }

@@ -14,22 +14,26 @@ std::int64_t size_of_block(std::int64_t bytes) {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(bytes, kSmallest))));
 }
 
+void destroy(const PinnedBlock& block) {
+  (void)cudaEventDestroy(block.event);
+  (void)cudaFreeHost(block.data);
+}
+
 PinnedBlock make_block(std::int64_t bytes) {
   PinnedBlock block{.bytes = bytes};
   void* data = nullptr;
   check(cudaMallocHost(&data, static_cast<std::size_t>(bytes)), "allocating pinned memory");
   block.data = static_cast<std::byte*>(data);
-  check(cudaEventCreateWithFlags(&block.event, cudaEventDisableTiming), "creating an event");
+  const cudaError_t status = cudaEventCreateWithFlags(&block.event, cudaEventDisableTiming);
+  if (status != cudaSuccess) (void)cudaFreeHost(data);
+  check(status, "creating an event");
   return block;
 }
 }  // namespace
 
 PinnedPool::~PinnedPool() {
-  for (auto* list : {&free_}) in_flight_.insert(in_flight_.end(), list->begin(), list->end());
-  for (const PinnedBlock& block : in_flight_) {
-    cudaEventDestroy(block.event);
-    cudaFreeHost(block.data);
-  }
+  for (const PinnedBlock& block : free_) destroy(block);
+  for (const PinnedBlock& block : in_flight_) destroy(block);
 }
 
 // Events are reached in the order of the queue, so the first that is not ends the search.
@@ -40,7 +44,10 @@ void PinnedPool::collect(bool one_at_least) {
       check(cudaEventSynchronize(first.event), "waiting for a copy");
     } else {
       const cudaError_t status = cudaEventQuery(first.event);
-      if (status == cudaErrorNotReady) return;
+      if (status == cudaErrorNotReady) {
+        (void)cudaGetLastError();  // no error of anybody's
+        return;
+      }
       check(status, "waiting for a copy");
     }
     one_at_least = false;

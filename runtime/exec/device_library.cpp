@@ -48,8 +48,11 @@ DeviceLibrary open_cuda() {
                     library.path, entry.abi, entry.sizes, BackendEntry::kAbi, layout_fingerprint());
     return library;
   }
-  library.backend = entry.backend();
-  add_kernels(*library.backend);
+  try {
+    Backend* const backend = entry.backend();
+    add_kernels(*backend);
+    library.backend = backend;
+  } catch (const Error& error) { library.reason = fmt::format("{}: {}", library.path, error.what()); }
   return library;
 }
 

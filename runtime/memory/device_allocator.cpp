@@ -20,7 +20,7 @@ void* DeviceAllocator::take(std::int64_t bytes, MemoryCategory category) {
   Pool& pool = pool_for(bytes);
   const Block* block = best_fit(pool, bytes);
   if (!block) block = map_segment(pool, bytes);
-  if (!block) {
+  if (!block && !keeps_segments_) {
     release_unused();
     block = map_segment(pool, bytes);
   }

@@ -1,7 +1,7 @@
 #pragma once
 // Memory of a device for one rank: best fit with splitting and joining, over segments that a MemorySource maps.
 //
-//   segment   | used | free | used | free . . . . . | -> the next segment, if the source puts it right behind
+//   segment   | used | free | used | free . . . . . |
 //
 // Blocks belong to the order of the rank's compute queue: what is freed may be handed out at once, because work that
 // still uses it was queued before. Other queues borrow storages between two events (Storage::lend) and never free.
@@ -39,7 +39,10 @@ class DeviceAllocator final : public Allocator {
   static constexpr std::int64_t kSegmentUnit = std::int64_t{2} << 20;  ///< granularity of device memory
   static constexpr std::int64_t kSmallLimit = std::int64_t{1} << 20;   ///< blocks up to this share small segments
 
-  explicit DeviceAllocator(std::unique_ptr<MemorySource> source) : source_(std::move(source)) {}
+  /// With `keeps_segments` a lack of memory is reported without giving unused segments back: recorded work may still
+  /// use what looks free.
+  explicit DeviceAllocator(std::unique_ptr<MemorySource> source, bool keeps_segments = false)
+      : source_(std::move(source)), keeps_segments_(keeps_segments) {}
 
   /// Gives segments without a used block back to the device. Called by itself before it reports a lack of memory.
   void release_unused();
@@ -77,6 +80,7 @@ class DeviceAllocator final : public Allocator {
   [[noreturn]] void fail_device_memory(std::int64_t bytes, MemoryCategory category);
 
   std::unique_ptr<MemorySource> source_;
+  const bool keeps_segments_;
   Pool small_, large_;
   std::unordered_map<std::byte*, std::int64_t> segments_;
 };

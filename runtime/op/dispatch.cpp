@@ -78,7 +78,9 @@ Device device_of(const OpCall& call) {
 }
 
 // Kernels of a device get everything on it. Only host tensors of one element arrive here that are not.
-bool lies_elsewhere(const Tensor& t, Device device) { return t.defined() && t.device() != device; }
+bool lies_elsewhere(const Tensor& t, Device device) {
+  return t.defined() && t.device() != device && t.device() == Device::cpu() && t.numel() == 1;
+}
 
 Tensor brought_to(Device device, const Tensor& t) {
   static const Op& transfer = find_op("to_device");
@@ -171,7 +173,7 @@ Tensors run_on_device(const OpCall& call, Device device) {
   const InferCall infer_call{call.op, call.in, call.attrs};
   const Metas metas = call.op.infer(infer_call);
   if (call.op.traits.view) return make_view(call, metas);
-  if (device.kind == Device::Kind::cuda && !call.op.device)
+  if (device.kind == Device::Kind::cuda)
     for (const Tensor& t : call.in)
       if (lies_elsewhere(t, device)) [[unlikely]]
         return run_with_scalars_brought(call, device);

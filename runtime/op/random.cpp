@@ -21,6 +21,9 @@ Metas infer_random(const InferCall& call) {
   check(is_floating(attrs.dtype), "{} draws floats, not {}", call.op.name, name(attrs.dtype));
   check(attrs.first >= 0, "{}: the first element's index is {}, which is negative", call.op.name, attrs.first);
   check_step(call, 0);
+  if (!call.in.empty() && call.in[0].defined())
+    check(call.in[0].device() == Device::cpu() || call.in[0].device() == attrs.device,
+          "{} draws on {}, its step is on {}", call.op.name, to_string(attrs.device), to_string(call.in[0].device()));
   return one_output(attrs.shape, attrs.dtype);
 }
 

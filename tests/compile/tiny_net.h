@@ -21,21 +21,21 @@ struct TinyNet {
   std::vector<std::unique_ptr<Slot>> params, m, v;
   Slot lr{"lr"}, step{"step"}, scale{"scale"}, draw_step{"draw_step"};
 
-  TinyNet() {
+  explicit TinyNet(Device device = Device::cpu()) {
     const Shape shapes[] = {{kWidth, kIn}, {kWidth}, {kWidth, kWidth}};
     const char* const names[] = {"w1", "b1", "w2"};
     for (std::size_t i = 0; i < 3; ++i) {
       params.push_back(std::make_unique<Slot>(names[i], true));
-      params[i]->set(drawn(shapes[i], names[i]));
+      params[i]->set(to(drawn(shapes[i], names[i]), device));
       for (auto* state : {&m, &v}) {
         state->push_back(std::make_unique<Slot>(std::string(names[i]) + (state == &m ? ".m" : ".v")));
-        state->back()->set(zeros(shapes[i]));
+        state->back()->set(zeros(shapes[i], DType::f32, device));
       }
     }
-    lr.set(Tensor::scalar(0.01));
-    step.set(Tensor::scalar(0));
-    scale.set(Tensor::scalar(1));
-    draw_step.set(Tensor::scalar(0, DType::i64));
+    lr.set(full({}, 0.01, DType::f32, device));
+    step.set(full({}, 0, DType::f32, device));
+    scale.set(full({}, 1, DType::f32, device));
+    draw_step.set(full({}, 0, DType::i64, device));
   }
 
   const Tensor& w1() const { return params[0]->value(); }

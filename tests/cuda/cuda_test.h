@@ -8,7 +8,7 @@
 
 namespace sherd::cuda {
 
-class CudaTest : public testing::Test {
+class CudaTest : public ::testing::Test {
  protected:
   void SetUp() override {
     int devices = 0;
