@@ -2,6 +2,16 @@
 
 namespace sherd::cuda {
 
-void register_kernels(OpTable& table) { cuda::register_attention(table); }
+void register_kernels(OpTable& table) {
+  cuda::register_attention(table);
+  cuda::register_pointwise(table);
+  cuda::register_pointwise_unary(table);
+  cuda::register_copy(table);
+  cuda::register_cast(table);
+  cuda::register_create(table);
+  cuda::register_random(table);
+  cuda::register_index(table);
+  cuda::register_rope(table);
+}
 
 }  // namespace sherd::cuda

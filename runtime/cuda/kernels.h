@@ -16,8 +16,16 @@ inline void add_kernels(OpTable& table, std::span<const KernelEntry> entries) {
   for (const KernelEntry& entry : entries) table.kernel(entry.name, Device::Kind::cuda, entry.kernel);
 }
 
-void register_attention(OpTable& table);
-
 void register_kernels(OpTable& table);
+
+void register_attention(OpTable& table);
+void register_pointwise(OpTable& table);
+void register_pointwise_unary(OpTable& table);
+void register_copy(OpTable& table);
+void register_cast(OpTable& table);
+void register_create(OpTable& table);
+void register_random(OpTable& table);
+void register_index(OpTable& table);
+void register_rope(OpTable& table);
 
 }  // namespace sherd::cuda

@@ -1,0 +1,17 @@
+#pragma once
+// Tensors for tests of the device, lying there as they lie on the host.
+#include "runtime/op/ops.h"
+
+namespace sherd::testing {
+
+/// `t` on the first CUDA device behind the same strides, offset and neighbours.
+inline Tensor on_device(const Tensor& t) {
+  const Device cuda = Device::cuda(0);
+  if (!t.defined() || t.numel() == 0 || t.is_contiguous()) return t.defined() ? to(t, cuda) : t;
+  const std::int64_t elements = t.storage()->bytes() / byte_size(t.dtype());
+  const Tensor all = to(Tensor::over(t.storage(), {elements}, {1}, 0, t.dtype()), cuda);
+  return Tensor::make(all.storage(), t.shape(), t.strides(), t.offset(), t.dtype(), cuda);
+}
+inline Tensor on_host(const Tensor& t) { return to(t, Device::cpu()); }
+
+}  // namespace sherd::testing
