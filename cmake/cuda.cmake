@@ -32,6 +32,25 @@ endif()
 set(SHERD_HAS_CUDA ON)
 message(STATUS "CUDA backend: ${CMAKE_CUDA_COMPILER} ${CUDAToolkit_VERSION} for ${SHERD_CUDA_ARCHITECTURES}")
 
+# cuDNN is opened at run time; its headers decide which of the files cudnn_*.cpp are built (sherd_cuda_sources).
+find_path(CUDNN_INCLUDE_DIR cudnn_backend.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+if(CUDNN_INCLUDE_DIR)
+  message(STATUS "cuDNN: headers in ${CUDNN_INCLUDE_DIR}")
+else()
+  message(STATUS "cuDNN: no headers found, attention is computed by own kernels (set CUDNN_INCLUDE_DIR to their folder)")
+endif()
+
+# sherd_cuda_sources(variable): the files of runtime/cuda that are built here.
+function(sherd_cuda_sources variable)
+  file(GLOB_RECURSE files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/runtime/cuda/*.cpp ${CMAKE_SOURCE_DIR}/runtime/cuda/*.cu)
+  if(CUDNN_INCLUDE_DIR)
+    list(FILTER files EXCLUDE REGEX "/cudnn_absent\\.cpp$")
+  else()
+    list(FILTER files EXCLUDE REGEX "/cudnn_(api|graph|attention|attention_graph)\\.cpp$")
+  endif()
+  set(${variable} ${files} PARENT_SCOPE)
+endfunction()
+
 # The launcher keeps what ptxas says of registers, spills and shared memory beside each object; a test reads it.
 set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_SOURCE_DIR}/cmake/keep_ptxas_report.sh ${CMAKE_CXX_COMPILER_LAUNCHER})
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
@@ -46,4 +65,5 @@ target_compile_options(sherd_cuda_flags INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:-f
 -Werror=all-warnings;-Xptxas=-v;-Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off>")
 # Under nvcc {fmt} 9 would drop half of its constexpr, and then not compile.
 target_compile_definitions(sherd_cuda_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:FMT_USE_CONSTEXPR=1>)
-target_include_directories(sherd_cuda_flags SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
+target_include_directories(sherd_cuda_flags SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS}
+                           $<$<BOOL:${CUDNN_INCLUDE_DIR}>:${CUDNN_INCLUDE_DIR}>)

@@ -44,6 +44,9 @@ RankInfo discover_rank();
 std::string requested_cpu_level();
 /// SHERD_CUDA_LIB, the file of the CUDA backend (exec/device_library.h); empty: the one beside libsherd.so.
 std::string requested_cuda_library();
+/// SHERD_ATTENTION, which kernels compute attention on a device (cuda/attention.h): fast, deterministic, own; empty:
+/// fast.
+std::string requested_attention();
 /// SHERD_MATMUL, how matrix products of a device are made (cuda/blas.h): "untuned", "tf32" or both.
 std::string requested_matmul();
 /// Where findings that take long are kept between processes: SHERD_CACHE, else sherd in XDG_CACHE_HOME or ~/.cache.

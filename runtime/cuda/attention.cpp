@@ -1,7 +1,10 @@
 // Rows of attention: which kernels compute a call.
-#include <limits>
+#include "runtime/cuda/attention.h"
 
-#include "runtime/cuda/attention_kernels.h"
+#include <limits>
+#include <utility>
+
+#include "runtime/comm/rank.h"
 #include "runtime/cuda/context.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/op/attr_types.h"
@@ -34,34 +37,24 @@ AttentionShape shape_of(const Tensor& q, const Tensor& k, const AttentionAttrs& 
 }
 
 void forward_kernel(const KernelCall& c) {
-  Context& context = context_of(c);
-  const AttentionShape shape = shape_of(c.in[0], c.in[1], c.attrs.as<AttentionAttrs>());
-  const AttentionForward tensors{.q = view_of(c.in[0]),
-                                 .k = view_of(c.in[1]),
-                                 .v = view_of(c.in[2]),
-                                 .out = view_of(c.out[0]),
-                                 .lse = c.out[1].raw()};
-  if (flash_takes(shape)) flash_forward(context.stream(), shape, tensors);
-  else tiled_attention_forward(context.stream(), shape, tensors);
+  context_of(c).attention().forward(shape_of(c.in[0], c.in[1], c.attrs.as<AttentionAttrs>()), {.q = view_of(c.in[0]),
+                                                                                               .k = view_of(c.in[1]),
+                                                                                               .v = view_of(c.in[2]),
+                                                                                               .out = view_of(c.out[0]),
+                                                                                               .lse = c.out[1].raw()});
 }
 
 void backward_kernel(const KernelCall& c) {
-  Context& context = context_of(c);
-  const AttentionShape shape = shape_of(c.in[1], c.in[2], c.attrs.as<AttentionAttrs>());
-  const Workspace dot(context, shape.query_rows() * byte_size(c.in[5].dtype()));
-  const AttentionBackward tensors{.grad = view_of(c.in[0]),
-                                  .q = view_of(c.in[1]),
-                                  .k = view_of(c.in[2]),
-                                  .v = view_of(c.in[3]),
-                                  .out = view_of(c.in[4]),
-                                  .lse = view_of(c.in[5]),
-                                  .dq = view_of(c.out[0]),
-                                  .dk = view_of(c.out[1]),
-                                  .dv = view_of(c.out[2]),
-                                  .dot = dot.data()};
-  attention_row_dots(context.stream(), shape, tensors);
-  if (flash_takes(shape)) flash_backward(context.stream(), shape, tensors);
-  else tiled_attention_backward(context.stream(), shape, tensors);
+  context_of(c).attention().backward(shape_of(c.in[1], c.in[2], c.attrs.as<AttentionAttrs>()),
+                                     {.grad = view_of(c.in[0]),
+                                      .q = view_of(c.in[1]),
+                                      .k = view_of(c.in[2]),
+                                      .v = view_of(c.in[3]),
+                                      .out = view_of(c.in[4]),
+                                      .lse = view_of(c.in[5]),
+                                      .dq = view_of(c.out[0]),
+                                      .dk = view_of(c.out[1]),
+                                      .dv = view_of(c.out[2])});
 }
 
 constexpr KernelEntry kRows[] = {
@@ -69,7 +62,55 @@ constexpr KernelEntry kRows[] = {
     {"scaled_dot_product_attention_backward", backward_kernel},
 };
 
+constexpr std::pair<std::string_view, AttentionChoice> kChoices[] = {
+    {"fast", AttentionChoice::fast},
+    {"deterministic", AttentionChoice::deterministic},
+    {"own", AttentionChoice::own},
+};
+
 }  // namespace
+
+AttentionChoice attention_choice(const std::string& asked) {
+  if (asked.empty()) return AttentionChoice::fast;
+  for (const auto& [text, choice] : kChoices)
+    if (asked == text) return choice;
+  fail("SHERD_ATTENTION is {}; it can be fast, deterministic or own", asked);
+}
+
+std::string describe_attention() {
+  std::string asked = requested_attention();
+  if (asked.empty()) asked = "fast";
+  return fmt::format(
+      "cuDNN's for bf16 and f16 with up to 128 elements per head in multiples of 8, own kernels else "
+      "(SHERD_ATTENTION={}; fast, deterministic or own)",
+      asked);
+}
+
+Attention::Attention(Context& context) : context_(context), choice_(attention_choice(requested_attention())) {}
+
+AttentionLibrary* Attention::library() {
+  if (choice_ == AttentionChoice::own) return nullptr;
+  if (!asked_) library_ = open_cudnn(context_);
+  asked_ = true;
+  return library_.get();
+}
+
+void Attention::forward(const AttentionShape& shape, const AttentionForward& tensors) {
+  if (AttentionLibrary* other = library(); other && other->forward(shape, tensors)) return;
+  if (flash_takes(shape)) flash_forward(context_.stream(), shape, tensors);
+  else tiled_attention_forward(context_.stream(), shape, tensors);
+}
+
+void Attention::backward(const AttentionShape& shape, AttentionBackward tensors) {
+  const bool deterministic = choice_ == AttentionChoice::deterministic;
+  if (AttentionLibrary* other = library(); other && other->backward(shape, tensors, deterministic)) return;
+  const std::int64_t element = shape.dtype == DType::f64 ? 8 : 4;
+  const Workspace dot(context_, shape.query_rows() * element);
+  tensors.dot = dot.data();
+  attention_row_dots(context_.stream(), shape, tensors);
+  if (flash_takes(shape)) flash_backward(context_.stream(), shape, tensors);
+  else tiled_attention_backward(context_.stream(), shape, tensors);
+}
 
 void register_attention(OpTable& table) { add_kernels(table, kRows); }
 

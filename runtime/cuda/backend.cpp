@@ -1,8 +1,12 @@
 // The one symbol that libsherd.so looks for, and what this host offers.
 #include <memory>
 
+#include <cublasLt.h>
+
+#include "runtime/cuda/attention.h"
 #include "runtime/cuda/context.h"
 #include "runtime/cuda/kernels.h"
+#include "runtime/cuda/nvrtc.h"
 #include "runtime/exec/device_library.h"
 
 namespace sherd::cuda {
@@ -12,6 +16,8 @@ namespace {
 constexpr int kOldestMajor = 8;  // Ampere: bf16 on tensor cores, asynchronous copies
 
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+std::string blas_version_text(std::size_t v) { return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100); }
 
 std::string text(cudaError_t status) {
   return fmt::format("{}: {}", cudaGetErrorName(status), cudaGetErrorString(status));
@@ -47,6 +53,10 @@ class CudaBackend final : public Backend {
     (void)cudaDriverGetVersion(&driver);
     (void)cudaRuntimeGetVersion(&runtime);
     facts.push_back({"CUDA runtime", version_text(runtime)});
+    facts.push_back({"cuBLASLt", blas_version_text(cublasLtGetVersion())});
+    facts.push_back({"cuDNN", describe_cudnn()});
+    facts.push_back({"NVRTC", nvrtc().library.describe(nvrtc().version)});
+    facts.push_back({"attention", describe_attention()});
     facts.push_back({"driver", driver == 0 ? "none" : "for CUDA " + version_text(driver)});
     if (num_devices_ == 0) facts.push_back({"devices", why_no_devices()});
     for (int i = 0; i < num_devices_; ++i) {

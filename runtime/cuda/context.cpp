@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 
+#include "runtime/cuda/attention.h"
 #include "runtime/cuda/blas.h"
 #include "runtime/cuda/faults.h"
 #include "runtime/cuda/graph.h"
@@ -55,6 +56,7 @@ Context::Context(int index) : index_(index) {
 Context::~Context() {
   (void)cudaStreamSynchronize(stream_);
   blas_.reset();
+  attention_.reset();
   allocator_->abandon();
   (void)cudaStreamDestroy(stream_);
 }
@@ -71,6 +73,11 @@ cudaStream_t Context::stream() {
 Blas& Context::blas() {
   if (!blas_) blas_ = std::make_unique<Blas>(*this, requested_blas_options());
   return *blas_;
+}
+
+Attention& Context::attention() {
+  if (!attention_) attention_ = std::make_unique<Attention>(*this);
+  return *attention_;
 }
 
 void Context::refuse_in_recording(const char* what) const {

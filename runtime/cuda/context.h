@@ -14,6 +14,7 @@
 
 namespace sherd::cuda {
 
+class Attention;
 class Blas;
 class Faults;
 
@@ -45,6 +46,8 @@ class Context final : public DeviceContext {
   Allocator& lasting_allocator() { return *allocator_; }
   /// cuBLASLt's handle, workspace and choice of algorithms; made at first use.
   Blas& blas();
+  /// Attention's kernels and cuDNN's plans; made at first use.
+  Attention& attention();
   /// What kernels found wrong in the values they read.
   Faults& faults() { return *faults_; }
   /// After a wait: throws what a kernel found wrong, if one did.
@@ -62,6 +65,7 @@ class Context final : public DeviceContext {
   PinnedPool pinned_;
   std::unique_ptr<Faults> faults_;
   std::unique_ptr<Blas> blas_;
+  std::unique_ptr<Attention> attention_;
 };
 
 /// The context a kernel runs in.

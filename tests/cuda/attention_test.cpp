@@ -1,15 +1,17 @@
-// Attention's own kernels against the CPU's rows in f64 on the same values: tiles that are not full, groups, keys after
-// the queries and queries before the keys, any strides.
+// Attention, by own kernels and by cuDNN, against the CPU's rows in f64 on the same values: tiles that are not full,
+// groups, keys after the queries and queries before the keys, any strides.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "runtime/cuda/attention_kernels.h"
+#include "runtime/cuda/attention.h"
+#include "runtime/cuda/context.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/attr_types.h"
 #include "runtime/op/ops.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/draw.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 
 namespace sherd::testing {
@@ -17,7 +19,40 @@ namespace {
 
 const Device kCuda = Device::cuda(0);
 
-using CudaAttention = cuda::CudaTest;
+using cuda::AttentionChoice;
+
+class AttentionTest : public cuda::CudaTest {
+ protected:
+  void use(AttentionChoice choice) { context().attention().choose(choice); }
+
+ private:
+  static cuda::Context& context() { return static_cast<cuda::Context&>(RankContext::current().device(kCuda)); }
+};
+
+// Whoever computes it.
+class CudaAttention : public AttentionTest, public ::testing::WithParamInterface<AttentionChoice> {
+ protected:
+  void SetUp() override {
+    AttentionTest::SetUp();
+    if (!IsSkipped()) use(GetParam());
+  }
+};
+std::string name_of(const ::testing::TestParamInfo<AttentionChoice>& chosen) {
+  constexpr const char* names[] = {"Fast", "Deterministic", "Own"};
+  return names[static_cast<int>(chosen.param)];
+}
+INSTANTIATE_TEST_SUITE_P(Kernels, CudaAttention,
+                         ::testing::Values(AttentionChoice::own, AttentionChoice::fast, AttentionChoice::deterministic),
+                         name_of);
+
+// Our kernels, whose bits are fixed.
+class OwnAttention : public AttentionTest {
+ protected:
+  void SetUp() override {
+    AttentionTest::SetUp();
+    if (!IsSkipped()) use(AttentionChoice::own);
+  }
+};
 
 struct Sizes {
   std::int64_t b, h, g, tq, tk, k;
@@ -68,7 +103,7 @@ void expect_equals_cpu(const Sizes& n, DType dtype, bool causal) {
     EXPECT_TRUE(near(on_host(gradients[i]), gradients64[i], 2 * limit)) << "gradient " << i;
 }
 
-TEST_F(CudaAttention, TensorCoreTilesEqualTheCpu) {
+TEST_P(CudaAttention, TensorCoreTilesEqualTheCpu) {
   for (const Sizes& n : std::vector<Sizes>{{1, 2, 1, 130, 130, 64},  // three tiles, the last of two rows
                                            {1, 1, 1, 64, 150, 72},   // keys after the queries, K between two widths
                                            {1, 4, 2, 33, 65, 128},
@@ -79,7 +114,7 @@ TEST_F(CudaAttention, TensorCoreTilesEqualTheCpu) {
   expect_equals_cpu({1, 1, 1, 20, 20, 136}, DType::f16, false);
 }
 
-TEST_F(CudaAttention, TilesWithoutTensorCoresEqualTheCpu) {
+TEST_F(OwnAttention, TilesWithoutTensorCoresEqualTheCpu) {
   for (const bool causal : {true, false}) {
     expect_equals_cpu({1, 2, 1, 70, 70, 33}, DType::f32, causal);
     expect_equals_cpu({2, 2, 2, 33, 40, 7}, DType::f64, causal);
@@ -89,7 +124,7 @@ TEST_F(CudaAttention, TilesWithoutTensorCoresEqualTheCpu) {
 }
 
 // q, k and v are views of one projection [B, T, H + 2 G, K]: read where they are, results lie as they do.
-TEST_F(CudaAttention, ProjectionsAreReadWhereTheyAre) {
+TEST_F(OwnAttention, ProjectionsAreReadWhereTheyAre) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
     const Tensor qkv = draw(normal({2, 70, 4, 64}), dtype, 1);
     const std::vector<Tensor> parts = split(to(qkv, kCuda), 2, {2, 1, 1}), host_parts = split(qkv, 2, {2, 1, 1});
@@ -116,7 +151,7 @@ TEST_F(CudaAttention, ProjectionsAreReadWhereTheyAre) {
 }
 
 // Elements of a row may be apart: keys [B, G, K, Tk] seen as [B, G, Tk, K].
-TEST_F(CudaAttention, ElementsOfARowMayBeApart) {
+TEST_F(OwnAttention, ElementsOfARowMayBeApart) {
   const Sizes n{1, 2, 1, 40, 40, 24};
   const std::vector<Tensor> in = on_device(drawn(n, DType::bf16));
   const Tensor turned = to(dense_copy(transpose(drawn(n, DType::bf16)[1], 2, 3)), kCuda);
@@ -125,7 +160,7 @@ TEST_F(CudaAttention, ElementsOfARowMayBeApart) {
   EXPECT_TRUE(same_bits(on_host(forward({in[0], transpose(turned, 2, 3), in[2]}, attrs)[0]), on_host(expected[0])));
 }
 
-TEST_F(CudaAttention, AQueryThatSeesNoKeyGivesZeros) {
+TEST_P(CudaAttention, AQueryThatSeesNoKeyGivesZeros) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
     const std::vector<Tensor> in = on_device(drawn({1, 1, 1, 5, 2, 8}, dtype));
     const Tensors out = forward({in[0], in[1], in[2]}, AttentionAttrs{.scale = 1, .causal = true});
@@ -140,7 +175,7 @@ TEST_F(CudaAttention, AQueryThatSeesNoKeyGivesZeros) {
   }
 }
 
-TEST_F(CudaAttention, NoKeysAndNoQueries) {
+TEST_P(CudaAttention, NoKeysAndNoQueries) {
   for (const DType dtype : {DType::bf16, DType::f32})
     for (const Sizes& n : std::vector<Sizes>{{1, 2, 1, 3, 0, 8}, {1, 2, 1, 0, 3, 8}, {0, 2, 1, 3, 3, 8}}) {
       const std::vector<Tensor> in = on_device(drawn(n, dtype));
@@ -153,7 +188,7 @@ TEST_F(CudaAttention, NoKeysAndNoQueries) {
 }
 
 // A key that is NaN reaches the queries that see it, and only these.
-TEST_F(CudaAttention, NanStaysWithThoseThatSeeIt) {
+TEST_P(CudaAttention, NanStaysWithThoseThatSeeIt) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
     const std::vector<Tensor> in = drawn({1, 1, 1, 8, 8, 8}, dtype);
     std::vector<double> keys = in[1].to_vector<double>();
@@ -166,7 +201,7 @@ TEST_F(CudaAttention, NanStaysWithThoseThatSeeIt) {
   }
 }
 
-TEST_F(CudaAttention, LargeScoresDoNotOverflow) {
+TEST_P(CudaAttention, LargeScoresDoNotOverflow) {
   for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
     for (const double scale : {300.0, -300.0}) {
       const std::vector<Tensor> in = drawn({1, 1, 1, 8, 8, 16}, dtype), there = on_device(in), in64 = exact(in);
@@ -177,7 +212,7 @@ TEST_F(CudaAttention, LargeScoresDoNotOverflow) {
     }
 }
 
-TEST_F(CudaAttention, ARecordedGraphRepeatsIt) {
+TEST_F(OwnAttention, ARecordedGraphRepeatsIt) {
   DeviceContext& context = RankContext::current().device(kCuda);
   const std::vector<Tensor> in = on_device(drawn({1, 2, 1, 20, 20, 16}, DType::bf16));
   const AttentionAttrs attrs{.scale = 0.25, .causal = true};
@@ -193,6 +228,14 @@ TEST_F(CudaAttention, ARecordedGraphRepeatsIt) {
     graph->launch();
     for (std::size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(same_bits(on_host(recorded[i]), on_host(eager[i]))) << i;
   }
+}
+
+TEST(AttentionChoice, IsNamedOrRefused) {
+  EXPECT_EQ(cuda::attention_choice(""), AttentionChoice::fast);
+  EXPECT_EQ(cuda::attention_choice("fast"), AttentionChoice::fast);
+  EXPECT_EQ(cuda::attention_choice("deterministic"), AttentionChoice::deterministic);
+  EXPECT_EQ(cuda::attention_choice("own"), AttentionChoice::own);
+  expect_error([] { cuda::attention_choice("slow"); }, {"SHERD_ATTENTION", "slow", "deterministic"});
 }
 
 }  // namespace

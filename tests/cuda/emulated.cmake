@@ -1,7 +1,7 @@
 # The CUDA backend's sources once more, compiled by the C++ compiler and run by an emulated GPU: support/emulated_gpu
 # defines the functions of the CUDA runtime library that the sources call, and the threads of device.h.
 file(GLOB emulator CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/support/emulated_gpu/*.cpp)
-file(GLOB_RECURSE backend CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/runtime/cuda/*.cpp ${CMAKE_SOURCE_DIR}/runtime/cuda/*.cu)
+sherd_cuda_sources(backend)
 file(GLOB test_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp)
 file(GLOB test_kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cu)
 set_source_files_properties(${backend} ${test_kernels} PROPERTIES LANGUAGE CXX)
@@ -12,8 +12,18 @@ add_library(sherd_cuda_emulated SHARED ${emulator} ${backend})
 target_compile_options(sherd_cuda_emulated PRIVATE -march=x86-64-v3 -Wno-unknown-pragmas)
 target_link_options(sherd_cuda_emulated PRIVATE -Wl,-Bsymbolic-functions)
 target_link_libraries(sherd_cuda_emulated PUBLIC sherd_lib PRIVATE sherd_warnings)
-target_include_directories(sherd_cuda_emulated SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
-set_target_properties(sherd_cuda_emulated PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
+target_include_directories(sherd_cuda_emulated SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS}
+                           $<$<BOOL:${CUDNN_INCLUDE_DIR}>:${CUDNN_INCLUDE_DIR}>)
+set_target_properties(sherd_cuda_emulated PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/emulated)
+
+# Beside it, where it looks first: cuDNN on the emulated GPU.
+if(CUDNN_INCLUDE_DIR)
+  file(GLOB emulated_cudnn CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/support/emulated_cudnn/*.cpp)
+  add_library(emulated_cudnn SHARED ${emulated_cudnn})
+  set_target_properties(emulated_cudnn PROPERTIES OUTPUT_NAME cudnn SOVERSION 9
+                        LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/emulated)
+  target_link_libraries(emulated_cudnn PRIVATE sherd_cuda_emulated sherd_warnings)
+endif()
 
 add_executable(test_cuda ${test_sources} ${test_kernels})
 target_compile_options(test_cuda PRIVATE -march=x86-64-v3)
@@ -30,6 +40,9 @@ target_compile_options(test_emulated_gpu PRIVATE -march=x86-64-v3)
 target_link_libraries(test_emulated_gpu PRIVATE sherd_test_support sherd_cuda_emulated)
 
 foreach(program test_cuda test_emulated_gpu)
+  if(TARGET emulated_cudnn)
+    add_dependencies(${program} emulated_cudnn)
+  endif()
   gtest_discover_tests(${program} TEST_PREFIX emulated. DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS unit)
   sherd_label(unit ${program})
 endforeach()

@@ -1,6 +1,9 @@
 // What only the emulated GPU shows of attention: results under other orders of threads, and what is launched.
 #include <gtest/gtest.h>
 
+#include "runtime/cuda/attention.h"
+#include "runtime/cuda/context.h"
+#include "runtime/exec/context.h"
 #include "runtime/op/attr_types.h"
 #include "runtime/op/ops.h"
 #include "tests/support/draw.h"
@@ -20,6 +23,9 @@ struct Outcome {
 // Values and gradients of three tiles of queries and of keys.
 Outcome run(DType dtype, std::uint64_t seed) {
   emulated::set_seed(seed);
+  static_cast<cuda::Context&>(RankContext::current().device(Device::cuda(0)))
+      .attention()
+      .choose(cuda::AttentionChoice::own);
   std::vector<Tensor> in;
   for (std::uint64_t i = 0; i < 4; ++i)
     in.push_back(to(draw(normal({1, i % 3 == 0 ? 2 : 1, 130, 16}), dtype, i), Device::cuda(0)));
