@@ -7,13 +7,12 @@
 #include "runtime/cuda/context.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/nvrtc.h"
+#include "runtime/cuda/store.h"
 #include "runtime/exec/device_library.h"
 
 namespace sherd::cuda {
 
 namespace {
-
-constexpr int kOldestMajor = 8;  // Ampere: bf16 on tensor cores, asynchronous copies
 
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
@@ -74,9 +73,10 @@ class CudaBackend final : public Backend {
   std::unique_ptr<DeviceContext> open(int index) override {
     auto context = std::make_unique<Context>(index);
     const cudaDeviceProp& p = context->properties();
-    check(p.major >= kOldestMajor,
-          "cuda:{} is {} with compute capability {}.{}; the kernels need {}.0 (Ampere) or newer", index, p.name,
-          p.major, p.minor, kOldestMajor);
+    check(find_code() == cudaSuccess,
+          "cuda:{} is {} with compute capability {}.{}, for which this build has no code; build for it with "
+          "-DSHERD_CUDA_ARCHITECTURES={}{}-real (8.0, Ampere, is the oldest)",
+          index, p.name, p.major, p.minor, p.major, p.minor);
     return context;
   }
 
