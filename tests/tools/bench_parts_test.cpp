@@ -121,6 +121,13 @@ TEST(BenchContest, APeerThatFailsIsNotedOursMustNot) {
   }
 }
 
+TEST(BenchContest, NumbersBesideTheSecondsAreOneOrOnePerSample) {
+  const Outcome outcome = hold(
+      {.ours = {echoing("{\"seconds\": [1], \"waited\": [2, 8, 3], \"bytes\": {\"peak\": 7}}"), "1"}, .rounds = 2});
+  EXPECT_EQ(outcome.ours.median("/waited"), 3);
+  EXPECT_EQ(outcome.ours.median("/bytes/peak"), 7);
+}
+
 TEST(BenchContest, Median) {
   EXPECT_EQ(median({3}), 3);
   EXPECT_EQ(median({9, 1, 5}), 5);
@@ -128,11 +135,14 @@ TEST(BenchContest, Median) {
 }
 
 TEST(BenchModels, CountsAreThoseOfTheModel) {
-  for (const auto* name : {"tiny", "mini", "bigger"})
+  for (const auto* name : {"tiny", "mini", "bigger", "tiny_llama", "gpt124m", "llama1b"})
     EXPECT_EQ(bench_model(name).num_parameters(), make_bench_model(bench_model(name))->num_parameters()) << name;
   // 6 blocks of 12 D^2 + 13 D, two embeddings, one norm; 2048 tokens x (6 N + 6 x 6 x 256 x 384).
   const double n = 6 * (12.0 * 384 * 384 + 13 * 384) + 512 * 384 + 768;
   EXPECT_DOUBLE_EQ(bench_model("bigger").step_flops(), 2048 * (6 * n + 36.0 * 256 * 384));
+  // The 1.236 G parameters that a token of the Llama is multiplied by, 16 layers of attention over 4096 tokens.
+  const double llama = 16 * (2048.0 * 5120 + 3 * 2048.0 * 8192 + 2 * 2048) + 128256.0 * 2048 + 2048;
+  EXPECT_DOUBLE_EQ(bench_model("llama1b").step_flops(), 16384 * (6 * llama + 6.0 * 16 * 4096 * 2048));
   expect_error([] { bench_model("biger"); }, {"\"biger\"", "did you mean bigger?"});
 }
 

@@ -67,7 +67,12 @@ double Answers::median() const { return bench::median(seconds); }
 
 double Answers::median(const char* pointer) const {
   std::vector<double> values;
-  for (const nlohmann::json& answer : answers) values.push_back(answer.at(nlohmann::json::json_pointer(pointer)));
+  for (const nlohmann::json& answer : answers) {
+    const nlohmann::json& found = answer.at(nlohmann::json::json_pointer(pointer));
+    if (found.is_array())
+      for (const nlohmann::json& value : found) values.push_back(value);
+    else values.push_back(found);
+  }
   return bench::median(std::move(values));
 }
 

@@ -33,7 +33,7 @@ struct Answers {
   std::vector<nlohmann::json> answers;  ///< one of each round
   std::string error;                    ///< why there is nothing; else empty
   bool ok() const { return error.empty(); }
-  /// Of the samples; of a number in every answer, which may lie deeper: "/peak_bytes/gradients".
+  /// Of the samples; of a number or list of numbers in every answer, which may lie deeper: "/peak_bytes/gradients".
   double median() const;
   double median(const char* pointer) const;
 };

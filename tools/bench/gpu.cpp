@@ -1,5 +1,7 @@
 // gpu.*: the first CUDA device beside PyTorch on the same one and what the card allows: copy speed, and cuBLASLt's best
 // algorithm for the same product.
+#include <cstdlib>
+
 #include <fmt/format.h>
 
 #include "tools/bench/bench.h"
@@ -11,10 +13,12 @@ namespace sherd::bench {
 
 namespace {
 
+// Of SHERD_GPU_LIMITS, as SHERD_CUDA_LIB names another library: the same program on the emulated GPU.
 Contestant limit_of(const std::string& request) {
   Contestant result{{}, request};
   try {
-    result.command.words = {program_beside("bench_gpu_limits")};
+    const char* other = std::getenv("SHERD_GPU_LIMITS");
+    result.command.words = {other ? other : program_beside("bench_gpu_limits")};
   } catch (const std::exception& error) { result.error = error.what(); }
   return result;
 }
@@ -82,18 +86,19 @@ Benchmark product_benchmark(const Product& p) {
 }
 
 struct Steps {
-  const char *figure, *model, *mode;  ///< mode of torch.compile for the peer that is judged first; "eager": none
+  const char *figure, *model, *smoke,
+      *mode;  ///< mode of torch.compile for the peer that is judged first; "eager": none
   double ratio;
 };
 constexpr Steps kSteps[] = {
-    {"gpu.step.llama1b.compile", "llama1b", "default", 1.05},
-    {"gpu.step.llama1b.eager", "llama1b", "eager", 1.25},
-    {"gpu.step.gpt124m.reduce_overhead", "gpt124m", "reduce-overhead", 1.05},
-    {"gpu.step.gpt124m.eager", "gpt124m", "eager", 2.0},
+    {"gpu.step.llama1b.compile", "llama1b", "tiny_llama", "default", 1.05},
+    {"gpu.step.llama1b.eager", "llama1b", "tiny_llama", "eager", 1.25},
+    {"gpu.step.gpt124m.reduce_overhead", "gpt124m", "tiny", "reduce-overhead", 1.05},
+    {"gpu.step.gpt124m.eager", "gpt124m", "tiny", "eager", 2.0},
 };
 
 Outcome hold_steps(const Steps& s, BenchRun& run) {
-  const std::string model = run.sized<std::string>(s.model, "tiny");
+  const std::string model = run.sized<std::string>(s.model, s.smoke);
   return hold({.ours = {child("step", {"--model", model, "--dtype", "bf16", "--device", "cuda"}), run.sized("10", "1")},
                .peers = run.torch_contestants("gpu_step.py", {model, s.mode}, run.sized("10", "1")),
                .rounds = run.sized(5, 1)});
@@ -107,7 +112,7 @@ Benchmark step_benchmark(const Steps& s) {
   row.target = {Rule::ratio_at_least, s.ratio};
   row.measure = [s](Figure& figure, BenchRun& run) {
     const Outcome outcome = hold_steps(s, run);
-    const BenchModel& model = bench_model(run.sized<std::string>(s.model, "tiny"));
+    const BenchModel& model = bench_model(run.sized<std::string>(s.model, s.smoke));
     const auto tokens = static_cast<double>(model.tokens_per_step());
     fill(figure, outcome, [&](double seconds) { return tokens / seconds; });
     figure.detail["step_ms"] = outcome.ours.median() * 1e3;

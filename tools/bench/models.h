@@ -1,5 +1,6 @@
 #pragma once
-// The benchmark's language models: learned positions, pre-norm, tanh GELU, tied head, biases, init normal 0.02.
+// The benchmark's language models, init normal 0.02. GPTs: learned positions, pre-norm, tanh GELU, tied head, biases.
+// Llamas: rotary positions, RMS norm, grouped queries, SwiGLU, a head of their own.
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -11,14 +12,16 @@ namespace sherd::bench {
 struct BenchModel {
   std::string_view name;
   std::int64_t layers, heads, width, tokens, batch, vocabulary;
+  std::int64_t kv_heads = 0, hidden = 0;  ///< of a Llama
 
+  bool is_llama() const { return kv_heads > 0; }
   std::int64_t tokens_per_step() const { return batch * tokens; }
   /// Of a training step of one rank: tokens x (6 N + 6 x layers x T x width), the causal half of attention, N counting
-  /// the tied matrix once.
+  /// the tied matrix once, and no matrix that is only looked up in.
   double step_flops() const;
   std::int64_t num_parameters() const;
-  /// Outside of blocks: the embeddings and the last norm.
-  std::int64_t num_root_parameters() const { return (vocabulary + tokens) * width + 2 * width; }
+  /// Outside of blocks: the embeddings, the last norm, a head of its own.
+  std::int64_t num_root_parameters() const;
 };
 
 /// Error naming the nearest of those in models.cpp.

@@ -1,7 +1,8 @@
 // `--child step`: training steps of a benchmark model on one rank or, under `sherd run`, fully sharded on several. A
-// request is a number of steps. The answer holds seconds per step, the last loss, growth_bytes (peak of resident memory
-// over the program's start), exposed_seconds and comm_bytes of communication per step and, per category of the
-// accounting, what is held between steps, the peak of each, and what was held at the moment of the total's peak.
+// request is a number of steps. The answer holds of each step its seconds, exposed_seconds of them that it waited for
+// communication and computing_seconds that it did not; comm_bytes per step; the last loss; growth_bytes (peak of
+// resident memory over the program's start); and, per category of the accounting, what is held between steps, the peak
+// of each, and what was held at the moment of the total's peak.
 #include <chrono>
 #include <fstream>
 
@@ -78,9 +79,8 @@ class StepRun {
     check(steps >= 1, "step: \"{}\" is no number of steps", request);
     Accounting& memory = RankContext::current().allocator().accounting();
     memory.reset_peaks();
-    std::vector<double> seconds;
+    std::vector<double> seconds, exposed, computing;
     double loss = 0;
-    CommTimes times;
     const CommCounts before = group_->counts();
     for (int i = 0; i < steps; ++i) {
       group_->barrier();
@@ -88,13 +88,15 @@ class StepRun {
       const auto start = std::chrono::steady_clock::now();
       loss = run_step();
       seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-      times += comm_times(*group_) - times_before;
+      exposed.push_back((comm_times(*group_) - times_before).exposed);
+      computing.push_back(seconds.back() - exposed.back());
     }
     const CommCounts after = group_->counts();
     const std::int64_t bytes =
         after.all_gather.bytes - before.all_gather.bytes + after.reduce_scatter.bytes - before.reduce_scatter.bytes;
     return {{"seconds", seconds},
-            {"exposed_seconds", times.exposed / steps},
+            {"exposed_seconds", exposed},
+            {"computing_seconds", computing},
             {"comm_bytes", static_cast<double>(bytes) / steps},
             {"loss", loss},
             {"growth_bytes", process_memory_bytes("VmHWM") - start_bytes_},
