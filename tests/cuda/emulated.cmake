@@ -52,3 +52,14 @@ foreach(seed 2 3)
   add_test(NAME emulated.seed_${seed} COMMAND test_cuda)
   set_tests_properties(emulated.seed_${seed} PROPERTIES LABELS slow ENVIRONMENT SHERD_EMULATED_GPU_SEED=${seed} TIMEOUT 300)
 endforeach()
+
+# The script that checks a GPU host, on a bundle like tools/gpu/pack's, with the emulated GPU in the place of the card.
+add_executable(bench_gpu_limits_emulated ${CMAKE_SOURCE_DIR}/tools/bench/gpu_limits.cpp)
+target_link_libraries(bench_gpu_limits_emulated PRIVATE sherd_cuda_emulated sherd_warnings)
+foreach(stage depth)
+  add_test(NAME gpu.dry_run.${stage} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cuda/gpu_check_test.py
+           ${stage} ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})
+  set_tests_properties(gpu.dry_run.${stage} PROPERTIES LABELS unit TIMEOUT 300 SKIP_RETURN_CODE 77)
+endforeach()
+sherd_label(unit sherd)
+sherd_label(unit bench_gpu_limits_emulated)

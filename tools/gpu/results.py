@@ -9,8 +9,8 @@ import sys
 
 
 def table(path):
-    rows = [json.loads(line) for line in open(path) if line.startswith("{")]
-    for row in rows:
+    rows = {row["name"]: row for row in map(json.loads, open(path))}  # of a figure measured again, the last
+    for row in rows.values():
         value = "not measured" if row["value"] is None else f'{row["value"]:.4g} {row["unit"]}'
         ratio = f'{row["ratio"]:.2f}x {row["peer"]}' if row.get("ratio") else ""
         limit = f'limit {row["limit"]:.4g}' if row.get("limit") else ""

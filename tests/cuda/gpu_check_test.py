@@ -1,0 +1,64 @@
+"""A stage of tools/gpu/gpu_check.sh --dry-run, on a bundle of links into the build tree and the emulated GPU.
+
+Fails if a step fails or takes a minute. Ends with 77 (skipped) if all that is missing are kernels, and names them.
+
+Usage: gpu_check_test.py STAGE SOURCE BUILD
+"""
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+PROGRAMS = ["sherd", "bench_gpu_limits", "bench_gpu_limits_emulated", "test_cuda_device"]
+LIBRARIES = ["libsherd.so", "libsherd_cuda.so", "libsherd_cuda_emulated.so"]
+
+
+def make_bundle(folder, source, build):
+    """What tools/gpu/pack makes, but that nothing is copied or stripped."""
+    links = {f"bin/{name}": build / "bin" / name for name in PROGRAMS}
+    links |= {f"lib/{name}": build / "lib" / name for name in LIBRARIES}
+    links |= {f"tools/bench/peers/{path.name}": path for path in (source / "tools/bench/peers").glob("*.py")}
+    links |= {f"configs/{path.name}": path for path in (source / "tools/configs").glob("*.toml")}
+    links |= {name: source / "tools/gpu" / name for name in ("gpu_check.sh", "results.py")}
+    for name, target in links.items():
+        assert target.exists(), f"{target} is not there; tools/gpu/pack would miss it too"
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(target)
+    (folder / "manifest.json").write_text("{}\n")
+
+
+def main():
+    stage, source, build = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
+    with tempfile.TemporaryDirectory() as scratch:
+        bundle, out = pathlib.Path(scratch, "bundle"), pathlib.Path(scratch, "out")
+        make_bundle(bundle, source, build)
+        end = subprocess.run([bundle / "gpu_check.sh", stage, "--dry-run"], env=dict(os.environ, OUT=str(out)))
+        result = json.loads((out / f"{stage}.json").read_text())
+        log = (out / f"{stage}.log").read_text()
+
+    steps = result["steps"]
+    failed = [step["step"] for step in steps if step["status"] not in (0, "absent")]
+    slow = [step["step"] for step in steps if step["seconds"] >= 60]
+    assert result["stage"] == stage and result["dry_run"] and steps, result
+    assert bool(failed) == bool(end.returncode), f"exit status {end.returncode}, failed steps: {failed}"
+    sys.stdout.flush()
+    if failed or slow:
+        print(log[-8000:], f"failed: {failed}, slow: {slow}", sep="\n")
+    # A row may have no kernel for a device; the script has then done its part.
+    missing = set(re.findall(r"no cuda:\d+ kernel for \w+", log))
+    if failed and missing and all(reasons_of(step, log) for step in failed):
+        print("skipped:", *sorted(missing), sep="\n  ")
+        return 77
+    return bool(failed or slow)
+
+
+def reasons_of(step, log):
+    """The missing kernels that the log names between this step's headline and the next."""
+    return re.findall(r"no cuda:\d+ kernel for \w+", log.split(f"== {step}: ", 1)[1].split("\n== ", 1)[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
