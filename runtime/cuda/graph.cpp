@@ -3,6 +3,7 @@
 // order.
 #include "runtime/cuda/graph.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/cuda/context.h"
@@ -46,7 +47,15 @@ Graph::Graph(Context& context)
     : context_(context),
       memory_(new DeviceAllocator(std::make_unique<DeviceMemory>(context.index_, context.stream()))) {}
 
+// What a recording keeps is the rank's memory like any other: it counts, and the limit holds for it.
+void Graph::account(std::int64_t sign) {
+  Accounting& rank = context_.allocator_->accounting();
+  for (int c = 0; c < kNumCategories; ++c)
+    rank.add(static_cast<MemoryCategory>(c), sign * kept_[static_cast<std::size_t>(c)]);
+}
+
 Graph::~Graph() {
+  account(-1);
   if (executable_) {
     (void)cudaStreamSynchronize(context_.stream_);  // it may still run
     (void)cudaGraphExecDestroy(executable_);
@@ -64,8 +73,13 @@ std::unique_ptr<DeviceGraph> Graph::record(Context& context, const std::function
   {
     const Redirect redirect{context};
     context.recording_ = graph->memory_;
+    const Allocator& rank = *context.allocator_;
+    if (rank.limit() > 0)
+      graph->memory_->set_limit(std::max<std::int64_t>(rank.limit() - context.allocator_->accounting().total(), 1));
     work();
   }
+  graph->kept_ = graph->memory_->accounting().at_peak();
+  graph->account(1);
   const cudaGraph_t recorded = capture.end();
   std::size_t nodes = 0;
   const cudaError_t counted = cudaGraphGetNodes(recorded, nullptr, &nodes);

@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include "runtime/exec/backend.h"
+#include "runtime/memory/accounting.h"
 
 namespace sherd {
 class DeviceAllocator;
@@ -29,8 +30,10 @@ class Graph final : public DeviceGraph {
 
  private:
   explicit Graph(Context& context);
+  void account(std::int64_t sign);
   Context& context_;
   DeviceAllocator* memory_;  // of the graph's temporaries
+  CategoryBytes kept_{};     // of them in the rank's account
   cudaGraphExec_t executable_ = nullptr;
   std::int64_t num_nodes_ = 0;
 };

@@ -164,8 +164,15 @@ Tensors run_on_device(const OpCall& call, Device device);
 // The caller's inputs stay as they are: a recorder looks at them next.
 Tensors run_with_scalars_brought(const OpCall& call, Device device) {
   Tensors in{std::span<const Tensor>(call.in)};
-  for (Tensor& t : in)
-    if (lies_elsewhere(t, device)) t = brought_to(device, t);
+  const auto num_mutated =
+      static_cast<std::size_t>(call.op.mutated ? call.op.mutated({call.op, call.in, call.attrs}) : 0);
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    if (!lies_elsewhere(in[i], device)) continue;
+    if (i < num_mutated)  // what it writes would be lost
+      fail("input {}, which it writes to, is on {}, others are on {}; move it with to()", i, to_string(in[i].device()),
+           to_string(device));
+    in[i] = brought_to(device, in[i]);
+  }
   return run_on_device({call.op, in, call.attrs, call.into, call.accumulate}, device);
 }
 

@@ -43,9 +43,12 @@ OpSpan::OpSpan(const OpCall& call) : span_(call.op.name, SpanKind::op) {
 
 OpSpan::~OpSpan() { trace_memory(); }
 
+// A rank that computes on a device is judged by the device's memory.
 void trace_memory() {
   RankContext& context = RankContext::current();
-  if (context.trace) context.trace->sample_memory(context.allocator().accounting().current());
+  if (!context.trace) return;
+  Allocator& memory = context.devices().empty() ? context.allocator() : context.devices().front()->allocator();
+  context.trace->sample_memory(memory.accounting().current());
 }
 
 }  // namespace sherd

@@ -279,7 +279,13 @@ Tensor contiguous(Tensor x) {
 void copy_into(const Tensor& target, Tensor value, bool accumulate) {
   static const Op& copy_row = find_op("copy");
   static const Op& cast_row = find_op("cast");
-  if (value.device() != target.device()) value = to(std::move(value), target.device());
+  if (value.device() != target.device()) {
+    if (value.dtype() == target.dtype() && target.is_contiguous() && !accumulate && !value.is_meta()) {
+      static const Op& transfer = find_op("to_device");
+      return call_into(transfer, TransferAttrs{target.device()}, target, false, contiguous(std::move(value)));
+    }
+    value = to(std::move(value), target.device());
+  }
   if (value.dtype() == target.dtype()) return call_into(copy_row, {}, target, accumulate, std::move(value));
   const CastAttrs attrs{target.dtype()};
   if (target.is_contiguous()) return call_into(cast_row, attrs, target, accumulate, std::move(value));

@@ -59,7 +59,9 @@ bool& in_host_function() {
 
 cudaError_t refusal(const char* function) {
   Gpu& g = gpu();
-  if (g.configuration.present == Present::no_driver) return cudaErrorInsufficientDriver;
+  // A driver serves runtimes of its own major version and older ones.
+  const bool too_old = g.configuration.driver_version / 1000 < CUDART_VERSION / 1000;
+  if (g.configuration.present == Present::no_driver || too_old) return cudaErrorInsufficientDriver;
   if (g.configuration.present == Present::no_device) return cudaErrorNoDevice;
   if (g.broken != cudaSuccess) return g.broken;
   const auto failing = g.failing.find(function);

@@ -1,0 +1,57 @@
+#include "runtime/exec/host_reads.h"
+
+#include <algorithm>
+
+#include "runtime/exec/context.h"
+#include "runtime/exec/trace.h"
+#include "runtime/op/capture_sink.h"
+
+namespace sherd {
+
+void HostReads::push(std::initializer_list<Tensor> scalars, Consumer use) {
+  RankContext& context = RankContext::current();
+  Waiting waiting{{}, std::move(use)};
+  for (const Tensor& t : scalars) {
+    check(t.numel() == 1 && !t.is_distributed() && !t.is_meta(), "a read takes plain tensors of one element, got {}",
+          t);
+    if (context.capture) context.capture->refuse_read(t, "a read");
+    if (t.device() == Device::cpu()) waiting.parts.push_back({nullptr, t.dtype(), t.item<double>()});
+    else waiting.parts.push_back({context.device(t.device()).start_read(t.raw(), t.bytes()), t.dtype(), 0});
+  }
+  waiting_.push_back(std::move(waiting));
+  while (waiting_.size() > max_in_flight_) use_first();
+}
+
+bool HostReads::is_ready() const {
+  const std::vector<Part>& parts = waiting_.front().parts;
+  return std::all_of(parts.begin(), parts.end(), [](const Part& p) { return !p.read || p.read->is_ready(); });
+}
+
+void HostReads::poll() {
+  while (!waiting_.empty() && is_ready()) use_first();
+}
+
+void HostReads::finish() {
+  while (!waiting_.empty()) use_first();
+}
+
+void HostReads::use_first() {
+  const Waiting first = std::move(waiting_.front());
+  waiting_.pop_front();
+  std::vector<double> values;
+  for (const Part& part : first.parts) {
+    if (!part.read) {
+      values.push_back(part.value);
+      continue;
+    }
+    const std::byte* const bytes = [&] {
+      const TraceSpan span("wait for the device");
+      return part.read->wait();
+    }();
+    values.push_back(
+        visit_dtype(part.dtype, [&]<class T>(Type<T>) { return convert<double>(*reinterpret_cast<const T*>(bytes)); }));
+  }
+  first.use(values);
+}
+
+}  // namespace sherd
