@@ -30,6 +30,7 @@ void fill_initial(const Tensor& target, const Init& init, std::string_view name,
   }
   const std::uint64_t key = random_key(seed.value, name, "init");
   const std::int64_t first = first_global_element(target);
+  // On the host, whatever the target's device: devices differ in the last bit of a logarithm.
   Tensor drawn = init.kind == Init::Kind::normal
                      ? random_normal(local.shape(), key, init.a, init.b, first, local.dtype())
                      : random_uniform(local.shape(), key, init.a, init.b, first, local.dtype());

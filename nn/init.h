@@ -26,7 +26,7 @@ struct Seed {
   std::uint64_t value = 0;
 };
 
-/// Fills `target` (plain or distributed, with bytes) with the initial values of the parameter `name`.
+/// Fills `target` (plain or distributed, with bytes on any device) with the initial values of the parameter `name`.
 void fill_initial(const Tensor& target, const Init& init, std::string_view name, Seed seed);
 
 }  // namespace sherd::nn

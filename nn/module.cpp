@@ -4,6 +4,7 @@
 #include <set>
 
 #include "runtime/exec/context.h"
+#include "runtime/op/ops.h"
 #include "runtime/tensor/nearest.h"
 
 namespace sherd::nn {
@@ -132,13 +133,16 @@ Parameter& Module::parameter(std::string_view wanted) const {
   fail("no parameter \"{}\"; did you mean \"{}\"?", wanted, nearest(wanted, names));
 }
 
-void Module::materialize(Seed seed) {
-  for_each_module([](Module& m) {
-    for (const auto& hook : m.hooks_) hook->before_materialize(m);
+void Module::materialize(Seed seed, Device device) {
+  check(!device.is_meta(), "materialize() gives parameters bytes, and the meta device has none");
+  for_each_module([device](Module& m) {
+    for (const auto& hook : m.hooks_) hook->before_materialize(m, device);
+    for (const auto& buffer : m.buffers_)
+      if (buffer->value().device() != device) buffer->set(to(buffer->value(), device));
   });
   for (Parameter* p : parameters()) {
     if (p->value().local().is_meta())
-      p->set(Tensor::empty(p->shape(), p->value().dtype(), Device::cpu(), MemoryCategory::parameters));
+      p->set(Tensor::empty(p->shape(), p->value().dtype(), device, MemoryCategory::parameters));
     if (p->initialised()) continue;
     fill_initial(p->value(), p->init(), p->name(), seed);
     p->mark_initialised();

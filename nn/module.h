@@ -91,8 +91,8 @@ class ModuleHook {
   /// Floating-point tensors that go into or come out of forward() are cast to these; unset: they stay as they are.
   virtual std::optional<DType> input_dtype() const { return {}; }
   virtual std::optional<DType> output_dtype() const { return {}; }
-  /// Parameters get bytes now; called top-down before initial values are drawn.
-  virtual void before_materialize(Module&) {}
+  /// Parameters get bytes on `device` now; called top-down before initial values are drawn.
+  virtual void before_materialize(Module&, Device device) { (void)device; }
 };
 
 class Module {
@@ -126,9 +126,10 @@ class Module {
   void for_each_module(const std::function<void(Module&)>& visit);
   Parameter& parameter(std::string_view path) const;  ///< Error naming the nearest path
 
-  /// Gives every parameter that has no bytes yet its initial values. On any layout and any number of ranks the same
-  /// seed gives the same bits. Parameters that have values keep them.
-  void materialize(Seed seed = {});
+  /// Gives every parameter that has no bytes yet its initial values, on `device`; buffers move there. On any device,
+  /// any layout and any number of ranks the same seed gives the same bits: they are drawn on the host. Parameters that
+  /// have values keep them, and their device.
+  void materialize(Seed seed = {}, Device device = Device::cpu());
   /// Training mode for the subtree (dropout is on); modules start in training mode.
   void train(bool on = true);
   bool training() const { return training_; }

@@ -122,12 +122,12 @@ void write_text(const std::string& path, std::string_view text) {
   file.commit();
 }
 
-/// The tensor as it lies in the file. Collective if the model is sharded; only rank 0 uses the result.
+/// The tensor as it lies in the file, on the host. Collective if the model is sharded; only rank 0 uses the result.
 Tensor assemble(const PlannedTensor& tensor, const Parameters& parameters) {
   std::vector<Tensor> parts;
   for (const std::string& name : tensor.ours) {
     const Tensor& value = parameters.at(name)->value();
-    parts.push_back(value.is_distributed() ? full_tensor(value) : value.detach());
+    parts.push_back(to(value.is_distributed() ? full_tensor(value) : value.detach(), Device::cpu()));
   }
   Tensor whole = parts.size() == 1 ? parts[0] : cat(std::move(parts), 0);
   if (tensor.transposed) whole = transpose(std::move(whole), 0, 1);

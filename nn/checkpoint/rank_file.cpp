@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <tuple>
 
 #include "nn/checkpoint/checksum.h"
 #include "runtime/tensor/error.h"
@@ -38,19 +39,37 @@ std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::strin
   fs::create_directories(folder, error);
   check(!error, "cannot create the checkpoint folder \"{}\": {}", folder.string(), error.message());
 
-  std::vector<TensorBytes> tensors;
-  std::vector<PieceEntry> entries;
+  // Wide dtypes first, then by name, as write_safetensors() has them.
+  std::vector<TensorInfo> infos;
+  std::vector<std::size_t> order;
   for (const Piece& piece : pieces) {
-    const Shape shape = piece_shape(piece.shape, piece.rows);
-    const auto bytes = static_cast<std::int64_t>(piece.bytes.size());
     check(piece.row_offset >= 0 && piece.rows >= 0 && piece.row_offset + piece.rows <= row_count(piece.shape),
           "{} \"{}\": rows {} to {} do not exist in shape {}", piece.kind, piece.name, piece.row_offset,
           piece.row_offset + piece.rows, to_string(piece.shape));
-    tensors.push_back({{stored_name(piece.kind, piece.name), piece.dtype, shape}, piece.bytes});
-    entries.push_back({piece.name, piece.kind, piece.dtype, piece.shape, piece.row_offset, piece.rows,
-                       rank_file_name(rank), checksum(piece.bytes), bytes});
+    order.push_back(infos.size());
+    infos.push_back({stored_name(piece.kind, piece.name), piece.dtype, piece_shape(piece.shape, piece.rows)});
   }
-  write_safetensors((folder / rank_file_name(rank)).string(), tensors);
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return std::tuple(-byte_size(infos[a].dtype), std::string_view(infos[a].name)) <
+           std::tuple(-byte_size(infos[b].dtype), std::string_view(infos[b].name));
+  });
+  std::vector<TensorInfo> ordered;
+  for (const std::size_t i : order) ordered.push_back(infos[i]);
+
+  const std::string path = (folder / rank_file_name(rank)).string();
+  SafetensorsWriter writer(path, ordered);
+  std::vector<PieceEntry> entries(pieces.size());
+  for (const std::size_t i : order) {
+    const Piece& piece = pieces[i];
+    const std::span<const std::byte> bytes = piece.bytes.get();
+    const std::int64_t needed = byte_count(piece.dtype, infos[i].shape);
+    check(static_cast<std::int64_t>(bytes.size()) == needed, "\"{}\": tensor \"{}\" has {} bytes, {}{} needs {}", path,
+          infos[i].name, bytes.size(), sherd::name(piece.dtype), to_string(infos[i].shape), needed);
+    writer.write(bytes);
+    entries[i] = {piece.name, piece.kind,           piece.dtype,     piece.shape, piece.row_offset,
+                  piece.rows, rank_file_name(rank), checksum(bytes), needed};
+  }
+  writer.commit();
   return entries;
 }
 

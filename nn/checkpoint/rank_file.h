@@ -2,6 +2,7 @@
 // Writing one rank's part of a checkpoint, and reading tensors back from whatever pieces hold them.
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <span>
@@ -14,14 +15,30 @@
 
 namespace sherd {
 
-/// Rows of one tensor that this rank saves. Borrows its bytes.
+/// The bytes of a tensor: at hand, or fetched from a device when their turn comes, so that only one tensor's are on the
+/// host at a time.
+class PieceBytes {
+ public:
+  using Fetch = std::function<std::span<const std::byte>()>;
+  PieceBytes() = default;
+  PieceBytes(std::span<const std::byte> bytes) : bytes_(bytes) {}  // NOLINT: borrows them
+  PieceBytes(Fetch fetch) : fetch_(std::move(fetch)) {}            // NOLINT: of what it returns
+  /// Valid until the next piece's bytes are asked for.
+  std::span<const std::byte> get() const { return fetch_ ? fetch_() : bytes_; }
+
+ private:
+  std::span<const std::byte> bytes_;
+  Fetch fetch_;
+};
+
+/// Rows of one tensor that this rank saves.
 struct Piece {
   std::string name;
   std::string kind = "param";
   DType dtype = DType::f32;
   Shape shape;  ///< of the whole tensor
   std::int64_t row_offset = 0, rows = 0;
-  std::span<const std::byte> bytes;
+  PieceBytes bytes;
 };
 
 /// Writes DIR/SAVE/rank-NNNNN.safetensors and returns what the manifest must say of it. Makes the folders. Parameters

@@ -1,5 +1,7 @@
 #include "nn/checkpoint/training_state.h"
 
+#include <memory>
+
 #include "dtensor/spec.h"
 #include "nn/checkpoint/local_rows.h"
 #include "runtime/autograd/autograd.h"
@@ -16,15 +18,25 @@ std::span<const std::byte> bytes_of(const Tensor& local) {
   return {static_cast<const std::byte*>(local.raw()), static_cast<std::size_t>(local.bytes())};
 }
 
+// Tensors of a device take turns in `staging`.
+PieceBytes saved_bytes(const Tensor& local, const std::shared_ptr<Tensor>& staging) {
+  if (local.device() == Device::cpu()) return bytes_of(local);
+  return PieceBytes::Fetch([local, staging] {
+    *staging = to(local, Device::cpu());
+    return bytes_of(*staging);
+  });
+}
+
 std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
+  const auto staging = std::make_shared<Tensor>();
   std::vector<Piece> pieces;
   for (const StateEntry& entry : state) {
     const Tensor& value = entry.slot->value();
     if (!is_split(value) && rank != 0) continue;  // equal everywhere: one copy is enough
     const LocalRows rows = local_rows(value);
     if (rows.count == 0) continue;
-    pieces.push_back(
-        {entry.name, entry.kind, value.dtype(), value.shape(), rows.offset, rows.count, bytes_of(value.local())});
+    pieces.push_back({entry.name, entry.kind, value.dtype(), value.shape(), rows.offset, rows.count,
+                      saved_bytes(value.local().detach(), staging)});
   }
   return pieces;
 }
@@ -43,6 +55,7 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer) {
 
 void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
                      ProcessGroup& group) {
+  const GradMode off(false);
   std::string save;
   together(group, [&] {
     if (group.rank() == 0) save = save_name(dir, manifest.step);

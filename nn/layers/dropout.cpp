@@ -15,7 +15,7 @@ Tensor Dropout::forward(const Tensor& x) {
     calls_ = 0;
   }
   const std::uint64_t key = random_key(context.seed, path(), "dropout", calls_++);
-  return dropout(x, p_, key, random_step().value(), context.data_coordinate * x.numel());
+  return dropout(x, p_, key, random_step(x.device()).value(), context.data_coordinate * x.numel());
 }
 
 Slot& random_step() {
@@ -25,6 +25,12 @@ Slot& random_step() {
     context.random_step->set(Tensor::scalar(0, DType::i64));
   }
   return *context.random_step;
+}
+
+Slot& random_step(Device device) {
+  Slot& slot = random_step();
+  if (slot.value().device() != device && !device.is_meta()) slot.set(to(slot.value(), device));
+  return slot;
 }
 
 void set_step(std::int64_t step) {

@@ -16,9 +16,12 @@ class Dropout : public Layer<Dropout> {
   std::uint64_t calls_ = 0;
 };
 
-/// The 0-d i64 step that random rows of this rank count with; starts at 0.
+/// The 0-d i64 step that random rows of this rank count with; starts at 0, on the host.
 Slot& random_step();
-/// Sets the step for random rows and error messages: once per training step, outside of a captured function.
+/// The same after it has moved to `device`, where it stays: rows read it there without an upload.
+Slot& random_step(Device device);
+/// Sets the step for random rows and error messages: once per training step, outside of a captured function. Does not
+/// block.
 void set_step(std::int64_t step);
 /// Seed of random rows during training on this rank; equal on all ranks.
 void set_seed(Seed seed);

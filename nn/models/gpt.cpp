@@ -55,7 +55,7 @@ Gpt::Gpt(const GptConfig& c)
 Tensor Gpt::forward(const Tensor& tokens, const Tensor& targets) {
   const std::int64_t t = tokens.size(1);
   check(t <= config_.tokens, "{} tokens in a sequence, the model has {} positions", t, config_.tokens);
-  Tensor x = tok_(tokens) + pos_(arange(t));  // [B, T, D]
+  Tensor x = tok_(tokens) + pos_(arange(t, DType::i64, tokens.device()));  // [B, T, D]
   x = dropout_(x);
   for (GptBlock* block : blocks_.items()) x = (*block)(x);
   return head_(norm_(x), targets);

@@ -16,6 +16,12 @@ Optimizer::Optimizer(std::vector<Parameter*> parameters, double lr)
   lr_.set(Tensor::scalar(lr));
   step_.set(Tensor::scalar(0));
   one_.set(Tensor::scalar(1));
+  if (const Tensor first = parameters_[0]->value().local(); !first.is_meta()) move_scalars(first.device());
+}
+
+void Optimizer::move_scalars(Device device) {
+  for (Slot* slot : {&lr_, &step_, &one_})
+    if (slot->value().device() != device) slot->set(to(slot->value(), device));
 }
 
 void Optimizer::set_lr(double lr) { lr_.assign(Tensor::scalar(lr)); }
@@ -26,6 +32,7 @@ void Optimizer::ensure_state(std::size_t i) {
   const Tensor value = p.value();
   const Tensor local = value.local();
   check(!local.is_meta(), "parameter \"{}\" has no values; materialize the model before the first step", p.name());
+  move_scalars(local.device());
   for (const std::string& kind : state_kinds()) {
     auto slot = std::make_unique<Slot>(p.name() + "." + kind);
     Tensor zero = Tensor::empty(local.shape(), local.dtype(), local.device(), MemoryCategory::optimizer);

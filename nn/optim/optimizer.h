@@ -17,8 +17,9 @@ struct OptimizerState {
   Slot* slot;
 };
 
-/// Base of AdamW and Sgd. Build it after fully_shard: state has the layout the parameters have at the first step.
-/// Learning rate, step and gradient scale are 0-d tensors, so a captured step follows their changes.
+/// Base of AdamW and Sgd. Build it after fully_shard: state has the layout the parameters have at the first step, and
+/// their device. Learning rate, step and gradient scale are 0-d tensors there, so a captured step follows their
+/// changes.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -33,7 +34,7 @@ class Optimizer {
     clear_gradients();
   }
 
-  /// Outside of a captured step; the captured step reads the slot.
+  /// Outside of a captured step; the captured step reads the slot. Does not block.
   void set_lr(double lr);
   /// Gradients are multiplied by this 0-d f32 tensor in the next step(): clipping without a pass of its own.
   void set_gradient_scale(const Tensor& scale) { scale_ = scale; }
@@ -55,6 +56,7 @@ class Optimizer {
 
  private:
   void ensure_state(std::size_t parameter);
+  void move_scalars(Device device);
 
   std::vector<Parameter*> parameters_;
   std::vector<std::vector<std::unique_ptr<Slot>>> state_;  // [parameter][kind]

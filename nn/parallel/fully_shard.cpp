@@ -54,8 +54,8 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   void abandon_forward(Module&, std::string_view reason) noexcept override {
     if (tree_) tree_->abandon(reason);
   }
-  void before_materialize(Module&) override {
-    if (group) group->materialize();
+  void before_materialize(Module&, Device device) override {
+    if (group) group->materialize(device);
   }
   std::optional<DType> input_dtype() const override {
     return policy_.cast_forward_inputs ? policy_.param_dtype : std::nullopt;

@@ -4,9 +4,8 @@
 #include <cstring>
 
 #include "dtensor/spec.h"
+#include "nn/parallel/alone.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/copy.h"
-#include "runtime/comm/reduce.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/stream.h"
 #include "runtime/op/ops.h"
@@ -25,20 +24,16 @@ Tensor view_at(const Tensor& buffer, const Shape& shape, std::int64_t byte_offse
   return Tensor::make(buffer.storage(), shape, contiguous_strides(shape), byte_offset / byte_size(dtype), dtype,
                       buffer.device());
 }
+// `count` elements of `buffer` in a row.
+Tensor run_at(const Tensor& buffer, std::int64_t count, std::int64_t byte_offset, DType dtype) {
+  return view_at(buffer, {count}, byte_offset, dtype);
+}
+Tensor flat(const Tensor& t) { return run_at(t, t.numel(), t.offset() * byte_size(t.dtype()), t.dtype()); }
 
-// One rank's reduction: the scale and the casts.
-void reduce_alone(std::span<const ScatterPart> parts, double scale) {
-  for (const ScatterPart& part : parts) {
-    const std::byte* const in[] = {static_cast<const std::byte*>(part.in)};
-    comm::reduce(in, static_cast<std::byte*>(part.out), part.counts[0],
-                 {.kind = ReduceKind::sum,
-                  .factor = scale,
-                  .accumulate = part.accumulate,
-                  .in = part.dtype,
-                  .wire = part.wire.value_or(part.dtype),
-                  .out = part.out_dtype.value_or(part.dtype)},
-                 false);
-  }
+void set_zero(const Tensor& bytes) {
+  if (bytes.numel() == 0) return;
+  if (bytes.device() == Device::cpu()) std::memset(bytes.raw(), 0, static_cast<std::size_t>(bytes.numel()));
+  else RankContext::current().device(bytes.device()).fill(bytes.raw(), 0, bytes.numel());
 }
 }  // namespace
 
@@ -75,7 +70,7 @@ ShardGroup::ShardGroup(std::string name, const DeviceMesh& mesh, std::vector<Par
       check(!values[i].is_meta(),
             "fully_shard: parameter \"{}\" is on meta but others of its group have values; materialize all or none",
             parameters_[i]->name());
-    materialize();
+    materialize(values[0].device());
     take_values(values);
   } else {
     for (Placed& p : placed_)
@@ -99,14 +94,18 @@ ShardGroup::~ShardGroup() {
   }
 }
 
-void ShardGroup::materialize() {
+void ShardGroup::materialize(Device device) {
   if (shards_.defined()) return;
-  shards_ = bytes_over(Storage::allocate(shard_bytes_, MemoryCategory::parameters));
-  if (shard_bytes_ > 0) std::memset(shards_.raw(), 0, static_cast<std::size_t>(shard_bytes_));
+  check(alone() || device == Device::cpu(),
+        "fully_shard: group \"{}\" is spread over {} ranks on {}; ranks on GPUs talk through NCCL, which is not built "
+        "yet: use one rank, or the cpu device",
+        name_, mesh_.size(), to_string(device));
+  shards_ = bytes_over(Storage::allocate(shard_bytes_, MemoryCategory::parameters, device));
+  set_zero(shards_);
   if (is_shard_full()) {
     gathered_ = shards_;
   } else {
-    Ref<Storage> storage = Storage::released(gathered_bytes_, MemoryCategory::unsharded);
+    Ref<Storage> storage = Storage::released(gathered_bytes_, MemoryCategory::unsharded, device);
     storage->owner = this;
     gathered_ = bytes_over(std::move(storage));
   }
@@ -169,33 +168,41 @@ void ShardGroup::drop_unused() {
   if (!unsharded_ && is_gathered()) issue_release(*this, gathered_);
 }
 
-// Addresses are taken here; the copy, which the peers need too, runs on the stream. One rank has nobody to wait for.
 void ShardGroup::gather() {
-  static constexpr std::byte kNoRows{};
   gathered_.storage()->restore_data();
+  if (alone()) gather_shards_alone();
+  else gather_shards();
+  gathered_.storage()->set_version(shards_.storage()->version());
+}
+
+// One rank has nobody to wait for.
+void ShardGroup::gather_shards_alone() {
+  std::vector<AlonePart> parts;
+  for (const Placed& p : placed_)
+    parts.push_back({run_at(shards_, p.counts[0], p.shard_offset, p.dtype),
+                     run_at(gathered_, p.counts[0], p.full_offset, p.full_dtype)});
+  gather_alone(joined(std::move(parts)));
+}
+
+// Addresses are taken here; the copy, which the peers need too, runs on the stream.
+void ShardGroup::gather_shards() {
+  static constexpr std::byte kNoRows{};
   std::byte* const gathered = gathered_.storage()->address();
   const std::byte* const shards = shards_.storage()->address();
   std::vector<GatherPart> parts;
   for (const Placed& p : placed_)
     parts.push_back(
         {gathered + p.full_offset, p.full_dtype, p.counts, shards ? shards + p.shard_offset : &kNoRows, p.dtype});
-  if (alone()) {
-    (void)shards_.storage()->data();  // may still be lent to a stream
-    for (const GatherPart& part : parts)
-      comm::copy(part.data, part.dtype, part.source, part.source_dtype, part.counts[0], false);
-  } else {
-    ProcessGroup& channel = mesh_.group().channel(channel_of(StreamKind::all_gather));
-    const Loan loans[] = {{shards_.storage(), false}, {gathered_.storage(), true}};
-    RankContext::current()
-        .stream(StreamKind::all_gather)
-        .submit({.name = "unshard",
-                 .subject = name_,
-                 .bytes = gathered_bytes_,
-                 .run = [&channel, parts = std::move(parts)] { channel.all_gather(parts)->wait(); },
-                 .loans = loans,
-                 .abort = [&channel](std::string_view reason) { channel.abort(reason); }});
-  }
-  gathered_.storage()->set_version(shards_.storage()->version());
+  ProcessGroup& channel = mesh_.group().channel(channel_of(StreamKind::all_gather));
+  const Loan loans[] = {{shards_.storage(), false}, {gathered_.storage(), true}};
+  RankContext::current()
+      .stream(StreamKind::all_gather)
+      .submit({.name = "unshard",
+               .subject = name_,
+               .bytes = gathered_bytes_,
+               .run = [&channel, parts = std::move(parts)] { channel.all_gather(parts)->wait(); },
+               .loans = loans,
+               .abort = [&channel](std::string_view reason) { channel.abort(reason); }});
 }
 
 void ShardGroup::release() { gathered_.storage()->release_data(); }
@@ -221,7 +228,7 @@ bool ShardGroup::adds_in_place(const Placed& p) const {
 GradSink::Destination ShardGroup::destination(Slot& slot) {
   const Placed& p = placed(slot);
   if (adds_in_place(p)) return {slot.grad().local().detach(), true};
-  if (!gradients_.defined()) gradients_ = issue_gradient_buffer(gathered_bytes_);
+  if (!gradients_.defined()) gradients_ = issue_gradient_buffer(gathered_bytes_, shards_.device());
   return {full_view(p, gradients_), p.pending != Placed::Pending::none};
 }
 
@@ -306,7 +313,7 @@ void ShardGroup::launch(Placed::Pending kind, double scale) {
   if (plan.members.empty()) return;
   // A rank without rows still takes part, with empty tensors: all ranks issue the same rows.
   const bool any_fresh = std::find(plan.accumulate.begin(), plan.accumulate.end(), false) != plan.accumulate.end();
-  const Tensor fresh = any_fresh ? issue_gradient_buffer(fresh_bytes) : Tensor();
+  const Tensor fresh = any_fresh ? issue_gradient_buffer(fresh_bytes, shards_.device()) : Tensor();
   std::vector<Tensor> out;
   std::int64_t offset = 0;
   for (std::size_t m = 0; m < plan.members.size(); ++m) {
@@ -339,6 +346,7 @@ std::optional<DType> ShardGroup::wire_of(const Placed& p) const {
 // While it runs, the full gradients count as communication: they are nobody's gradients any more.
 void ShardGroup::reduce(int plan_number, const Tensor& full, std::span<const Tensor> out) {
   const ReducePlan& plan = plans_[static_cast<std::size_t>(plan_number)];
+  if (alone()) return reduce_shards_alone(plan, full, out);
   std::vector<ScatterPart> parts;
   std::vector<Loan> loans{{full.storage(), false}};
   std::int64_t moved = 0;
@@ -352,7 +360,6 @@ void ShardGroup::reduce(int plan_number, const Tensor& full, std::span<const Ten
     if (std::none_of(loans.begin(), loans.end(), [&](const Loan& loan) { return loan.storage == to; }))
       loans.push_back({to, true});
   }
-  if (alone()) return reduce_alone(parts, plan.scale);
   ProcessGroup& channel = mesh_.group().channel(channel_of(StreamKind::reduce_scatter));
   last_reduction_ = RankContext::current()
                         .stream(StreamKind::reduce_scatter)
@@ -367,6 +374,16 @@ void ShardGroup::reduce(int plan_number, const Tensor& full, std::span<const Ten
                                  .abort = [&channel](std::string_view reason) { channel.abort(reason); },
                                  .max_in_flight = max_reductions_});
   full.storage()->retag(MemoryCategory::communication);
+}
+
+void ShardGroup::reduce_shards_alone(const ReducePlan& plan, const Tensor& full, std::span<const Tensor> out) const {
+  std::vector<AlonePart> parts;
+  for (std::size_t m = 0; m < plan.members.size(); ++m) {
+    const Placed& p = placed_[plan.members[m]];
+    parts.push_back({run_at(full, p.counts[0], full.offset() + p.full_offset, p.full_dtype), flat(out[m]),
+                     wire_of(p).value_or(p.full_dtype), plan.accumulate[m]});
+  }
+  reduce_alone(joined(std::move(parts)), plan.scale);
 }
 
 void ShardGroup::abandon(std::string_view reason) noexcept {

@@ -37,8 +37,9 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   bool is_gathered() const { return !is_shard_full() && gathered_.defined() && gathered_.storage()->is_present(); }
   bool is_meta() const { return !shards_.defined(); }
 
-  /// Bytes for the shards; no-op when they are there.
-  void materialize();
+  /// Bytes for the shards on `device`; no-op when they are there. Error for several ranks on devices other than the
+  /// cpu.
+  void materialize(Device device);
   /// Starts to gather, unless that has been done or what is there is current; registers nothing. Collective on the
   /// all-gather stream; does not wait.
   void prefetch();
@@ -111,6 +112,9 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   bool is_current() const;
   Placed& placed(const Slot& slot);
   Tensor full_view(const Placed& p, const Tensor& buffer) const;
+  void gather_shards();
+  void gather_shards_alone();
+  void reduce_shards_alone(const ReducePlan& plan, const Tensor& full, std::span<const Tensor> out) const;
   void attach_tensors();
   void take_values(const std::vector<Tensor>& values);
   bool adds_in_place(const Placed& p) const;

@@ -18,6 +18,24 @@ struct UnitAttrs {
   }
 };
 
+struct BufferAttrs {
+  std::int64_t bytes = 0;
+  Device device{};
+  void visit(AttrVisitor& v) const {
+    v.field("shape", Shape{bytes});
+    if (device != Device::cpu()) v.field("device", kind_name(device));
+  }
+};
+
+// On one rank a device's kernels are called below; over several ranks there is only the host.
+void run_gather(const KernelCall& c) { c.attrs.as<UnitAttrs>().unit->gather(); }
+void run_release(const KernelCall& c) { c.attrs.as<UnitAttrs>().unit->release(); }
+void run_reduce(const KernelCall& c) {
+  const auto& a = c.attrs.as<UnitAttrs>();
+  a.unit->reduce(a.plan, c.in[0], c.in.subspan(1));
+}
+void leave_as_is(const KernelCall&) {}
+
 Metas no_outputs(const InferCall&) { return {}; }
 int last_input(const InferCall& c) { return static_cast<int>(c.in.size()); }
 
@@ -27,7 +45,7 @@ const Op& gather_row() {
                       .infer = no_outputs,
                       .traits = {.collective = true, .effect = true},
                       .no_gradient = "effect",
-                      .kernel = {[](const KernelCall& c) { c.attrs.as<UnitAttrs>().unit->gather(); }}};
+                      .kernel = {run_gather, run_gather}};
   return row;
 }
 
@@ -37,7 +55,7 @@ const Op& release_row() {
                       .infer = no_outputs,
                       .traits = {.effect = true},
                       .no_gradient = "effect",
-                      .kernel = {[](const KernelCall& c) { c.attrs.as<UnitAttrs>().unit->release(); }}};
+                      .kernel = {run_release, run_release}};
   return row;
 }
 
@@ -45,10 +63,11 @@ const Op& gradient_buffer_row() {
   static const Op row{
       .name = "gradient_buffer",
       .doc = "Bytes for gradients, not initialised.",
-      .infer = [](const InferCall& c) { return Metas{TensorMeta{c.attrs.as<ShapeAttrs>().shape, DType::u8}}; },
+      .infer = [](const InferCall& c) { return Metas{TensorMeta{Shape{c.attrs.as<BufferAttrs>().bytes}, DType::u8}}; },
       .no_gradient = "no inputs",
       .category = MemoryCategory::gradients,
-      .kernel = {[](const KernelCall&) {}}};
+      .device = [](const Attrs& attrs) { return attrs.as<BufferAttrs>().device; },
+      .kernel = {leave_as_is, leave_as_is}};
   return row;
 }
 
@@ -59,10 +78,7 @@ const Op& reduce_row() {
                       .traits = {.collective = true, .effect = true},
                       .no_gradient = "effect",
                       .mutated = last_input,
-                      .kernel = {[](const KernelCall& c) {
-                        const auto& a = c.attrs.as<UnitAttrs>();
-                        a.unit->reduce(a.plan, c.in[0], c.in.subspan(1));
-                      }}};
+                      .kernel = {run_reduce, run_reduce}};
   return row;
 }
 
@@ -78,7 +94,9 @@ void issue_release(ShardUnit& unit, const Tensor& gathered) {
   call_op(release_row(), in, UnitAttrs{&unit});
 }
 
-Tensor issue_gradient_buffer(std::int64_t bytes) { return call(gradient_buffer_row(), ShapeAttrs{Shape{bytes}}); }
+Tensor issue_gradient_buffer(std::int64_t bytes, Device device) {
+  return call(gradient_buffer_row(), BufferAttrs{bytes, device});
+}
 
 void issue_reduce(ShardUnit& unit, int plan, const Tensor& full, std::span<const Tensor> out) {
   std::vector<Tensor> in{full};

@@ -26,8 +26,8 @@ class ShardUnit {
 /// `shards` and `gathered` are the unit's buffers as u8 tensors: the data a graph sees flow.
 void issue_gather(ShardUnit& unit, const Tensor& shards, const Tensor& gathered);
 void issue_release(ShardUnit& unit, const Tensor& gathered);
-/// A fresh u8 tensor of `bytes` in the gradients account, not initialised.
-Tensor issue_gradient_buffer(std::int64_t bytes);
+/// A fresh u8 tensor of `bytes` in the gradients account of `device`, not initialised.
+Tensor issue_gradient_buffer(std::int64_t bytes, Device device);
 void issue_reduce(ShardUnit& unit, int plan, const Tensor& full, std::span<const Tensor> out);
 
 }  // namespace sherd::nn

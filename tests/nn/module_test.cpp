@@ -155,7 +155,7 @@ struct Recorder final : ModuleHook {
     log.push_back(fmt::format("{}<{} {}", name, m.path(), outputs));
   }
   void abandon_forward(Module& m, std::string_view) noexcept override { log.push_back(name + "!" + m.path()); }
-  void before_materialize(Module& m) override { log.push_back(name + "*" + m.path()); }
+  void before_materialize(Module& m, Device) override { log.push_back(name + "*" + m.path()); }
 
   std::string name;
   std::vector<std::string>& log;

@@ -1,0 +1,103 @@
+#include "nn/parallel/alone.h"
+
+#include "runtime/comm/copy.h"
+#include "runtime/comm/reduce.h"
+#include "runtime/op/attr_types.h"
+#include "runtime/op/dispatch.h"
+
+namespace sherd::nn {
+
+namespace {
+
+bool follows(const Tensor& next, const Tensor& t) {
+  return next.storage().get() == t.storage().get() && next.dtype() == t.dtype() &&
+         next.offset() == t.offset() + t.numel();
+}
+
+Tensor extended(const Tensor& t, std::int64_t elements) {
+  return Tensor::make(t.storage(), {t.numel() + elements}, {1}, t.offset(), t.dtype(), t.device());
+}
+
+void run_row(const Op& op, const Attrs& attrs, Tensor in, const Tensor& out, bool accumulate) {
+  OpCall call{op, {&in, 1}, attrs, {&out, 1}, accumulate};
+  device_layer(call);
+}
+
+// One row, into fresh memory.
+Tensor run_row(const Op& op, const Attrs& attrs, Tensor in) {
+  OpCall call{op, {&in, 1}, attrs};
+  return std::move(device_layer(call)[0]);
+}
+
+// The conversion into `out`, or the copy where there is nothing to convert.
+void store(Tensor in, const Tensor& out, bool accumulate) {
+  static const Op& copy = find_op("copy");
+  static const Op& cast = find_op("cast");
+  if (in.dtype() == out.dtype()) run_row(copy, {}, std::move(in), out, accumulate);
+  else run_row(cast, CastAttrs{out.dtype()}, std::move(in), out, accumulate);
+}
+
+DType compute_dtype(DType t) { return t == DType::bf16 || t == DType::f16 ? DType::f32 : t; }
+
+// The steps of comm::reduce, as rows.
+void reduce_on_device(const AlonePart& part, double scale) {
+  static const Op& cast = find_op("cast");
+  static const Op& times = find_op("mul_scalar");
+  const DType compute = compute_dtype(part.in.dtype());
+  const bool narrow = is_floating(compute) && byte_size(part.wire) < byte_size(compute);
+  const auto to_dtype = [&](Tensor t, DType dtype) {
+    return t.dtype() == dtype ? t : run_row(cast, CastAttrs{dtype}, std::move(t));
+  };
+  Tensor x = part.in;
+  if (narrow) x = to_dtype(std::move(x), part.wire);
+  if (scale != 1.0) {
+    x = run_row(times, ScalarAttrs{scale}, to_dtype(std::move(x), compute));
+    if (narrow) x = to_dtype(std::move(x), part.wire);
+  }
+  store(std::move(x), part.out, part.accumulate);
+}
+
+void reduce_on_host(const AlonePart& part, double scale) {
+  const std::byte* const in[] = {static_cast<const std::byte*>(part.in.raw())};
+  comm::reduce(in, static_cast<std::byte*>(part.out.raw()), part.in.numel(),
+               {.kind = ReduceKind::sum,
+                .factor = scale,
+                .accumulate = part.accumulate,
+                .in = part.in.dtype(),
+                .wire = part.wire,
+                .out = part.out.dtype()},
+               false);
+}
+
+}  // namespace
+
+std::vector<AlonePart> joined(std::vector<AlonePart> parts) {
+  std::vector<AlonePart> result;
+  for (AlonePart& part : parts) {
+    if (part.in.numel() == 0) continue;
+    AlonePart* last = result.empty() ? nullptr : &result.back();
+    if (last && last->wire == part.wire && last->accumulate == part.accumulate && follows(part.in, last->in) &&
+        follows(part.out, last->out)) {
+      last->in = extended(last->in, part.in.numel());
+      last->out = extended(last->out, part.out.numel());
+    } else {
+      result.push_back(std::move(part));
+    }
+  }
+  return result;
+}
+
+void gather_alone(const std::vector<AlonePart>& parts) {
+  for (const AlonePart& part : parts)
+    if (part.in.device() == Device::cpu())
+      comm::copy(part.out.raw(), part.out.dtype(), part.in.raw(), part.in.dtype(), part.in.numel(), false);
+    else store(part.in, part.out, false);
+}
+
+void reduce_alone(const std::vector<AlonePart>& parts, double scale) {
+  for (const AlonePart& part : parts)
+    if (part.in.device() == Device::cpu()) reduce_on_host(part, scale);
+    else reduce_on_device(part, scale);
+}
+
+}  // namespace sherd::nn
