@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/tensor/error.h"
+#include "tools/device_flag.h"
 #include "tools/step_trace.h"
 #include "tools/weights.h"
 
@@ -54,7 +55,7 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("eval_batches", &c.eval_batches, "batches per evaluation; 0: the whole validation part", run);
   table.add("threads", &c.threads, "threads per rank; 0: the cores shared among the ranks of this host", run);
   table.add("memory_limit", &c.memory_limit, "bytes of tensors per rank; 0: none", run);
-  table.add("device", &c.device, "cpu");
+  table.add("device", &c.device, kDeviceHelp);
   table.add("compile", &c.compile, "record one step and replay it; the same bits as without", run);
   table.add("metrics", &c.metrics, "file for one JSON object per step", run);
   table.add("trace", &c.trace, "file for a timeline of a few steps on all ranks, for ui.perfetto.dev", run);
@@ -132,7 +133,7 @@ void check_run(const TrainConfig& c) {
   check(c.save_every == 0 || !c.save.empty(), "save_every = {} needs a folder: pass --save DIR", c.save_every);
   check_choice("group", c.group, std::array<std::string_view, 2>{"shm", "thread"});
   link_shape(c);
-  check_choice("device", c.device, std::array<std::string_view, 1>{"cpu"});
+  parse_device(c.device);
   constexpr std::array<std::string_view, 3> kTypes{"f32", "bf16", "f16"};
   check_choice("param_dtype", c.param_dtype, kTypes);
   check_choice("reduce_dtype", c.reduce_dtype, kTypes);
@@ -269,6 +270,8 @@ TrainConfig train_config_from_toml(std::string_view text, const std::string& sou
 std::string recipe_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,
                               std::string_view b_name) {
   TrainConfig copy_a = a, copy_b = b;
+  for (TrainConfig* config : {&copy_a, &copy_b})  // which GPU decides nothing
+    if (parse_device(config->device).kind == Device::Kind::cuda) config->device = "cuda";
   return difference(bind(copy_a).values(KeyRole::recipe), a_name, bind(copy_b).values(KeyRole::recipe), b_name);
 }
 

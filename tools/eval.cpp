@@ -11,8 +11,10 @@
 #include "runtime/comm/rank.h"
 #include "runtime/comm/world.h"
 #include "runtime/cpu/parallel.h"
+#include "runtime/exec/host_reads.h"
 #include "runtime/op/ops.h"
 #include "tools/command.h"
+#include "tools/device_flag.h"
 #include "tools/flags.h"
 #include "tools/weights.h"
 
@@ -23,6 +25,7 @@ namespace {
 struct EvalOptions {
   std::string dir, tokens, logits;
   std::int64_t threads = 0;
+  std::string device = "cpu";
 };
 
 /// `tokens` [B, T] of the file, checked against the model.
@@ -45,14 +48,15 @@ Tensor read_tokens(const std::string& path, const TrainConfig::Model& model) {
   return tokens;
 }
 
-std::unique_ptr<nn::LanguageModel> make_loaded(const Weights& weights, const std::shared_ptr<ProcessGroup>& group) {
+std::unique_ptr<nn::LanguageModel> make_loaded(const Weights& weights, Device device,
+                                               const std::shared_ptr<ProcessGroup>& group) {
   auto model = nn::make_language_model(weights.config());
   if (group->size() > 1) {
     const DeviceMesh mesh(group, "dp");
     for (nn::Module* block : model->blocks()) nn::fully_shard(*block, mesh);
     nn::fully_shard(*model, mesh);
   }
-  model->materialize();
+  model->materialize({}, device);
   together(*group, [&] { weights.load(*model); });
   model->train(false);
   return model;
@@ -69,23 +73,27 @@ Tensor next_tokens(const Tensor& tokens) {
 
 /// Mean over all sequences. Writes the logits [B, T, V] if `options.logits` names a file.
 double evaluate(const EvalOptions& options, const std::shared_ptr<ProcessGroup>& group) {
+  Device device;
   std::optional<Weights> weights;
   Tensor tokens;
   std::optional<SafetensorsWriter> out;
   together(*group, [&] {
+    device = open_device(options.device, group->size());
     weights.emplace(options.dir);
     tokens = read_tokens(options.tokens, weights->model());
     const TensorInfo info{"logits", DType::f32, {tokens.size(0), tokens.size(1), weights->model().vocabulary}};
     if (!options.logits.empty() && group->rank() == 0) out.emplace(options.logits, std::span(&info, 1));
   });
-  const auto model = make_loaded(*weights, group);
+  const auto model = make_loaded(*weights, device, group);
   GradMode off(false);
   const std::int64_t ranks = group->size(), count = tokens.size(0);
   std::vector<double> losses(static_cast<std::size_t>(count), 0.0);
+  HostReads reads;
   for (std::int64_t first = 0; first < count; first += ranks) {
     // Forwards gather, so all ranks run equally many: one without a sequence of its own repeats the last.
     const std::int64_t own = first + group->rank();
-    const Tensor input = contiguous(narrow(tokens, 0, std::min(own, count - 1), 1)), targets = next_tokens(input);
+    const Tensor row = contiguous(narrow(tokens, 0, std::min(own, count - 1), 1));
+    const Tensor input = to(row, device), targets = to(next_tokens(row), device);
     Tensor loss;
     if (options.logits.empty()) {
       loss = (*model)(input, targets);
@@ -94,12 +102,16 @@ double evaluate(const EvalOptions& options, const std::shared_ptr<ProcessGroup>&
       loss = cross_entropy(logits, targets);
       if (ranks > 1) logits = all_gather(std::move(logits), *group, ranks);
       const std::int64_t kept = std::min(ranks, count - first);
-      if (out)
+      if (out) {
+        logits = to(std::move(logits), Device::cpu());
         out->write({static_cast<const std::byte*>(logits.raw()),
                     static_cast<std::size_t>(logits.bytes() / logits.size(0) * kept)});
+      }
     }
-    if (own < count) losses[static_cast<std::size_t>(own)] = loss.item<double>();
+    if (own < count)
+      reads.push({loss}, [&losses, own](std::span<const double> v) { losses[static_cast<std::size_t>(own)] = v[0]; });
   }
+  reads.finish();
   together(*group, [&] {
     if (out) out->commit();
   });
@@ -118,6 +130,7 @@ int run_eval(std::span<const std::string_view> args) {
   table.add("tokens", &options.tokens, "safetensors file with i64 `tokens` [sequences, tokens]");
   table.add("logits", &options.logits, "safetensors file to write f32 `logits` [sequences, tokens, vocabulary] to");
   table.add("threads", &options.threads, "threads per rank; 0: the cores shared among the ranks of this host");
+  table.add("device", &options.device, kDeviceHelp);
   const CommandLine line = parse_command_line(table, args);
   if (line.help) {
     std::fputs(("sherd eval DIR --tokens FILE [flags]: prints the mean next-token loss (nats) of the model in DIR, a "

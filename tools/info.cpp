@@ -8,6 +8,7 @@
 
 #include "runtime/comm/rank.h"
 #include "runtime/cpu/level.h"
+#include "runtime/exec/device_library.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/op/op.h"
 #include "tools/command.h"
@@ -37,6 +38,15 @@ std::string rank_text() {
   } catch (const Error& error) { return fmt::format("not usable: {}", error.message()); }
 }
 
+// What was found of CUDA, with versions, or why there is none.
+std::string cuda_text() {
+  const DeviceLibrary& library = cuda_library();
+  if (!library.backend) return fmt::format("cuda             not available: {}\n", library.reason);
+  std::string text = fmt::format("cuda             {}\n", library.path);
+  for (const BackendFact& fact : library.backend->facts()) text += fmt::format("  {:<15}{}\n", fact.name, fact.value);
+  return text;
+}
+
 }  // namespace
 
 int run_info(std::span<const std::string_view> args) {
@@ -52,11 +62,14 @@ int run_info(std::span<const std::string_view> args) {
                          "kernels          {}\n"
                          "matrix products  {}\n"
                          "ops              {} rows\n"
-                         "devices          cpu, meta; cuda: not part of this build\n"
+                         "devices          cpu, meta{}\n"
+                         "{}"
                          "process groups   thread, shm\n"
                          "launcher         {}\n",
                          kVersion, cpu_model(), std::thread::hardware_concurrency(), format_bytes(memory),
-                         kernel_levels(), products, op_table().rows().size(), rank_text())
+                         kernel_levels(), products, op_table().rows().size(),
+                         cuda_library().backend && cuda_library().backend->num_devices() > 0 ? ", cuda" : "",
+                         cuda_text(), rank_text())
                  .c_str(),
              stdout);
   return 0;

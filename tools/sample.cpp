@@ -7,6 +7,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/ops.h"
 #include "tools/command.h"
+#include "tools/device_flag.h"
 #include "tools/flags.h"
 #include "tools/weights.h"
 
@@ -19,6 +20,7 @@ struct SampleOptions {
   std::int64_t tokens = 200;
   double temperature = 0.8;
   std::int64_t seed = 1;
+  std::string device = "cpu";
 };
 
 // Index drawn from softmax(logits / temperature) by one uniform number; the largest for temperature 0.
@@ -34,14 +36,14 @@ std::int32_t draw(const std::vector<double>& logits, double temperature, double 
   return static_cast<std::int32_t>(weights.size()) - 1;
 }
 
-void generate(nn::LanguageModel& model, const Vocabulary& vocabulary, const SampleOptions& options) {
+void generate(nn::LanguageModel& model, const Vocabulary& vocabulary, const SampleOptions& options, Device device) {
   std::vector<std::int32_t> tokens = vocabulary.encode(options.prompt);
   if (tokens.empty()) tokens.push_back(std::max(vocabulary.token('\n'), 0));  // a neutral start, not printed
   else std::fputs(options.prompt.c_str(), stdout);
   for (std::int64_t i = 0; i < options.tokens; ++i) {
     const auto length = std::min<std::int64_t>(static_cast<std::int64_t>(tokens.size()), model.max_tokens());
     const std::span<const std::int32_t> window(tokens.data() + tokens.size() - static_cast<std::size_t>(length), static_cast<std::size_t>(length));
-    const Tensor logits = model(Tensor::from(window, {1, length}), Tensor());  // [1, T, V]
+    const Tensor logits = model(to(Tensor::from(window, {1, length}), device), Tensor());  // [1, T, V]
     // A model may know more tokens than the vocabulary has.
     const Tensor last = narrow(select(select(logits, 0, 0), 0, length - 1), 0, 0, vocabulary.size());
     const std::uint64_t key = random_key(static_cast<std::uint64_t>(options.seed), "sample", "token");
@@ -62,6 +64,7 @@ int run_sample(std::span<const std::string_view> args) {
   table.add("tokens", &options.tokens, "tokens to generate");
   table.add("temperature", &options.temperature, "0 takes the most likely token");
   table.add("seed", &options.seed, "seed of the draws");
+  table.add("device", &options.device, kDeviceHelp);
   const CommandLine line = parse_command_line(table, args);
   if (line.help) {
     std::fputs(("sherd sample DIR [flags]: generates text from a checkpoint\n" + table.help()).c_str(), stdout);
@@ -72,15 +75,16 @@ int run_sample(std::span<const std::string_view> args) {
   check(options.tokens >= 0, "--tokens must not be negative, got {}", options.tokens);
   check(options.temperature >= 0, "--temperature must not be negative, got {}", options.temperature);
 
+  const Device device = open_device(options.device, 1);
   const Weights weights(line.words[0]);
   check(weights.vocabulary().has_value(),
         "\"{}\" is a Hugging Face directory: what text its tokens stand for is not known here", line.words[0]);
   GradMode off(false);
   const auto model = nn::make_language_model(weights.config());
-  model->materialize();
+  model->materialize({}, device);
   weights.load(*model);
   model->train(false);
-  generate(*model, *weights.vocabulary(), options);
+  generate(*model, *weights.vocabulary(), options, device);
   return 0;
 }
 

@@ -122,7 +122,13 @@ void StepTrace::write(std::string path, const std::vector<std::string>& events, 
 StepTrace::Step::Counters StepTrace::Step::counters() {
   rusage usage{};  // of the process: kernels fault on worker threads too
   ::getrusage(RUSAGE_SELF, &usage);
-  return {usage.ru_minflt, RankContext::current().allocator().system_calls()};
+  RankContext& context = RankContext::current();
+  Counters counters{usage.ru_minflt, context.allocator().system_calls(), context.allocator().reserved_bytes()};
+  for (const auto& device : context.devices()) {
+    counters.system_allocations += device->allocator().system_calls();
+    counters.reserved_bytes += device->allocator().reserved_bytes();
+  }
+  return counters;
 }
 
 StepTrace::Step::Step(StepTrace& owner, std::int64_t step) : trace_(owner.trace_of(step)) {
@@ -141,7 +147,7 @@ StepTrace::Step::~Step() {
   const std::int64_t end = Trace::now();
   trace_->count("page faults", "per step (process)", start_, now.page_faults - before_.page_faults);
   trace_->count("system allocations", "per step", start_, now.system_allocations - before_.system_allocations);
-  trace_->count("allocator bytes", "reserved", end, RankContext::current().allocator().reserved_bytes());
+  trace_->count("allocator bytes", "reserved", end, now.reserved_bytes);
 }
 
 }  // namespace sherd

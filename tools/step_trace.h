@@ -43,7 +43,7 @@ class StepTrace {
 
    private:
     struct Counters {
-      std::int64_t page_faults, system_allocations;
+      std::int64_t page_faults, system_allocations, reserved_bytes;  // of the host and of devices
     };
     static Counters counters();
     Trace* const trace_;

@@ -4,9 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <deque>
-#include <numeric>
-#include <tuple>
 
 #include "nn/layers/dropout.h"
 #include "nn/optim/clip.h"
@@ -15,18 +12,14 @@
 #include "runtime/comm/agree.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/host_reads.h"
 #include "runtime/op/ops.h"
+#include "tools/device_flag.h"
 #include "tools/model_factory.h"
 
 namespace sherd {
 
 namespace {
-
-constexpr std::int64_t kSettlingSteps = 2;  // orders are recorded, then a compiled step
-
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // windows: [count][sequence + 1] -> inputs and targets, i32 [count, sequence]
 std::pair<Tensor, Tensor> to_tensors(std::span<const std::int32_t> windows, std::int64_t count, std::int64_t sequence) {
@@ -43,11 +36,10 @@ std::pair<Tensor, Tensor> to_tensors(std::span<const std::int32_t> windows, std:
 
 Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
     : config_(config), group_(std::move(group)) {
-  RankContext& context = RankContext::current();
   if (config_.threads > 0) set_threads(static_cast<int>(config_.threads));
-  context.allocator().set_limit(config_.memory_limit);
   group_->set_deadline(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(config_.deadline)));
   agree_on_config();
+  together(*group_, [&] { device_ = open_device(config_.device, group_->size(), config_.memory_limit); });
   if (const std::optional<LinkShape> link = link_shape(config_)) group_->shape_link(*link);
   open_data();
   build();
@@ -121,7 +113,7 @@ void Trainer::build() {
     for (nn::Module* block : model_->blocks()) nn::fully_shard(*block, mesh, block_options);
     nn::fully_shard(*model_, mesh, {.mp_policy = policy, .prefetch = config_.prefetch});
   }
-  model_->materialize({static_cast<std::uint64_t>(config_.seed)});
+  model_->materialize({static_cast<std::uint64_t>(config_.seed)}, device_);
   if (initial_) together(*group_, [&] { initial_->load(*model_); });
   initial_.reset();
   const TrainConfig::Optimizer& o = config_.optimizer;
@@ -167,7 +159,7 @@ std::vector<Tensor> Trainer::step_function(std::span<const Tensor> in) {
   return {mean_loss, norm};
 }
 
-std::pair<Tensor, Tensor> Trainer::training_batch(std::int64_t step) {
+std::vector<Tensor> Trainer::training_batch(std::int64_t step) {
   const std::int64_t sequence = config_.model.sequence, micro = local_batch_ / config_.accumulate;
   std::vector<std::int32_t> windows(static_cast<std::size_t>(local_batch_ * (sequence + 1)));
   for (std::int64_t i = 0; i < local_batch_; ++i) {
@@ -176,19 +168,18 @@ std::pair<Tensor, Tensor> Trainer::training_batch(std::int64_t step) {
     data_->training_window(static_cast<std::uint64_t>(config_.seed), step, sample,
                            std::span(windows).subspan(static_cast<std::size_t>(i * (sequence + 1)), static_cast<std::size_t>(sequence + 1)));
   }
-  return to_tensors(windows, local_batch_, sequence);
+  auto [tokens, targets] = to_tensors(windows, local_batch_, sequence);
+  return {to(std::move(tokens), device_), to(std::move(targets), device_)};
 }
 
-std::pair<double, double> Trainer::train_step(std::int64_t step) {
+std::vector<Tensor> Trainer::train_step(std::int64_t step) {
   nn::set_step(step);
   optimizer_->set_lr(schedule_.at(step));
-  auto [tokens, targets] = [&] {
+  const std::vector<Tensor> batch = [&] {
     const TraceSpan span("batch");
     return training_batch(step);
   }();
-  const Tensor in[] = {std::move(tokens), std::move(targets)};
-  const std::vector<Tensor> out = compiled_ ? (*compiled_)(in) : step_function(in);
-  return {out[0].item<double>(), out[1].item<double>()};
+  return compiled_ ? (*compiled_)(batch) : step_function(batch);
 }
 
 double Trainer::evaluate() {
@@ -198,6 +189,7 @@ double Trainer::evaluate() {
   std::int64_t windows = data_->num_validation_windows(sequence);
   if (config_.eval_batches > 0) windows = std::min(windows, config_.eval_batches * config_.batch);
   double loss_sum = 0, count = 0;
+  HostReads reads;
   // Every rank runs equally many forwards; windows past the end are padding that no target counts.
   for (std::int64_t start = 0; start < windows; start += config_.batch) {
     std::vector<std::int32_t> batch(static_cast<std::size_t>(local_batch_ * (sequence + 1)), 0);
@@ -211,10 +203,12 @@ double Trainer::evaluate() {
     auto [tokens, targets] = to_tensors(batch, local_batch_, sequence);
     std::fill_n(targets.mutable_data<std::int32_t>() + real * sequence, (local_batch_ - real) * sequence, -100);
     const auto tokens_here = static_cast<double>(real * sequence);
-    const double loss = (*model_)(tokens, targets).item<double>();
-    if (real > 0) loss_sum += loss * tokens_here;
+    const Tensor loss = (*model_)(to(std::move(tokens), device_), to(std::move(targets), device_));
+    if (real > 0)
+      reads.push({loss}, [&loss_sum, tokens_here](std::span<const double> v) { loss_sum += v[0] * tokens_here; });
     count += tokens_here;
   }
+  reads.finish();
   model_->train(true);
   double totals[] = {loss_sum, count};
   const FlatPart part{totals, DType::f64, 2};
@@ -231,50 +225,44 @@ void Trainer::save(std::int64_t step) {
   nn::save_checkpoint(config_.save, std::move(manifest), nn::training_state(*model_, optimizer_.get()), *group_);
 }
 
-TrainSummary Trainer::run(const StepObserver& observe) {
-  Accounting& memory = RankContext::current().allocator().accounting();
-  TrainSummary summary;
-  std::deque<double> last;
-  StepTrace trace(config_.trace, config_.trace_steps, first_step_, config_.steps, *group_);
-  const double start = now_seconds();
-  for (std::int64_t step = first_step_; step < config_.steps; ++step) {
-    memory.reset_peaks();
-    const CommCounts before = group_->counts();
-    const CommTimes times_before = comm_times(*group_);
-    const double step_start = now_seconds();
-    double loss = 0, norm = 0;
-    {
-      const StepTrace::Step traced(trace, step + 1);
-      std::tie(loss, norm) = train_step(step);
-    }
-    StepMetrics metrics;
-    metrics.step_seconds = now_seconds() - step_start;
-    const CommTimes step_times = comm_times(*group_) - times_before;
-    if (step >= first_step_ + kSettlingSteps) summary.comm += step_times;
-    summary.step_comm = group_->counts();
-    summary.step_comm -= before;
-    metrics.step = step + 1;
-    metrics.loss = loss;
-    metrics.lr = schedule_.at(step);
-    metrics.grad_norm = norm;
-    metrics.tokens = config_.batch * config_.model.sequence;
-    metrics.tokens_per_second = static_cast<double>(metrics.tokens) / metrics.step_seconds;
-    metrics.exposed_comm_seconds = step_times.exposed;
-    metrics.memory_bytes = memory.peak();
-    for (std::size_t c = 0; c < metrics.memory_bytes.size(); ++c)
-      summary.peak_bytes[c] = std::max(summary.peak_bytes[c], metrics.memory_bytes[c]);
-    const bool is_last = step + 1 == config_.steps;
-    if (is_last || (config_.eval_every > 0 && (step + 1) % config_.eval_every == 0))
-      metrics.val_loss = summary.val_loss = evaluate();
-    if (step == first_step_) summary.first_loss = loss;
-    last.push_back(loss);
-    if (last.size() > 10) last.pop_front();
-    observe(metrics);
-    trace.after(step + 1);
-    if (!config_.save.empty() && (is_last || (config_.save_every > 0 && (step + 1) % config_.save_every == 0))) save(step + 1);
+void Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log) {
+  const bool is_last = step + 1 == config_.steps;
+  const auto is_due = [&](std::int64_t every) { return is_last || (every > 0 && (step + 1) % every == 0); };
+  log.begin();
+  {
+    const StepTrace::Step traced(trace, step + 1);
+    const std::vector<Tensor> out = train_step(step);
+    StepMetrics known;
+    known.step = step + 1;
+    known.lr = schedule_.at(step);
+    known.tokens = config_.batch * config_.model.sequence;
+    log.end(known, out[0], out[1]);
   }
-  if (!last.empty()) summary.last_losses_mean = std::accumulate(last.begin(), last.end(), 0.0) / static_cast<double>(last.size());
-  summary.seconds = now_seconds() - start;
+  if (is_due(config_.eval_every)) {
+    StepMetrics metrics = log.finish_but_last();
+    metrics.val_loss = evaluate();
+    log.report(metrics);
+  } else {
+    log.poll();
+  }
+  trace.after(step + 1);
+  if (config_.save.empty() || !is_due(config_.save_every)) return;
+  log.finish();
+  save(step + 1);
+}
+
+TrainSummary Trainer::run(const StepObserver& observe) {
+  StepTrace trace(config_.trace, config_.trace_steps, first_step_, config_.steps, *group_);
+  StepLog log(*group_, RankContext::current().allocator(device_).accounting(), first_step_, observe);
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    for (std::int64_t step = first_step_; step < config_.steps; ++step) run_step(step, trace, log);
+  } catch (...) {
+    log.finish_quietly();
+    throw;
+  }
+  TrainSummary summary = log.summary();
+  summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return summary;
 }
 

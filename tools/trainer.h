@@ -11,29 +11,20 @@
 #include "nn/models/language_model.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/schedule.h"
-#include "runtime/comm/exposed.h"
 #include "runtime/comm/process_group.h"
 #include "tools/config.h"
-#include "tools/metrics.h"
+#include "tools/step_log.h"
 #include "tools/step_trace.h"
 #include "tools/weights.h"
 
 namespace sherd {
 
-/// What a finished run leaves for its report.
-struct TrainSummary {
-  double first_loss = 0, last_losses_mean = 0;  ///< first step; mean of the last 10 steps of this run
-  std::optional<double> val_loss;
-  CategoryBytes peak_bytes{};                   ///< this rank's peak per category over all steps
-  CommCounts step_comm{};                       ///< collectives of the last training step
-  CommTimes comm{};                             ///< of all steps but the first two, in which orders are recorded
-  double seconds = 0;
-};
-
 class Trainer {
  public:
-  /// Called on every rank after each step; `metrics.val_loss` is set when the step ended with an evaluation.
-  using StepObserver = std::function<void(const StepMetrics& metrics)>;
+  /// Called on every rank for each step, in order; `metrics.val_loss` is set when the step ended with an evaluation. On
+  /// a GPU the loss of a step arrives while later ones are queued, and so does this call: at most a few steps late, and
+  /// before an evaluation, a checkpoint or an error goes on.
+  using StepObserver = StepLog::Observer;
 
   /// Opens the data, builds, shards and initialises (by `init_from`, or resumes) the model. Collective. Errors, on every rank: ranks
   /// with different configs, a batch that does not divide by the ranks, a checkpoint that does not fit, ...
@@ -44,8 +35,9 @@ class Trainer {
   /// Trains up to config.steps, evaluating and saving as configured. Collective.
   TrainSummary run(const StepObserver& observe);
 
-  /// One update; returns {mean loss over the global batch, gradient norm before clipping}.
-  std::pair<double, double> train_step(std::int64_t step);
+  /// One update; returns {mean loss over the global batch, gradient norm before clipping}, both 0-d, on the device of
+  /// the run. Does not wait for that device.
+  std::vector<Tensor> train_step(std::int64_t step);
   /// Mean loss over validation windows (all, or the first eval_batches x batch).
   double evaluate();
   void save(std::int64_t step);
@@ -63,11 +55,13 @@ class Trainer {
   void open_initial();
   void build();
   void resume();
+  void run_step(std::int64_t step, StepTrace& trace, StepLog& log);
   std::vector<Tensor> step_function(std::span<const Tensor> in);
-  std::pair<Tensor, Tensor> training_batch(std::int64_t step);
+  std::vector<Tensor> training_batch(std::int64_t step);
 
   TrainConfig config_;
   std::shared_ptr<ProcessGroup> group_;
+  Device device_;
   std::unique_ptr<CheckpointReader> resumed_;
   std::unique_ptr<Weights> initial_;
   std::optional<TokenData> data_;

@@ -39,7 +39,16 @@ add_executable(test_emulated_gpu ${emulator_tests} cuda/device_kernels.cu)
 target_compile_options(test_emulated_gpu PRIVATE -march=x86-64-v3)
 target_link_libraries(test_emulated_gpu PRIVATE sherd_test_support sherd_cuda_emulated)
 
-foreach(program test_cuda test_emulated_gpu)
+# Whole training runs, in the test's process and as the program.
+file(GLOB training_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/training/*.cpp)
+add_executable(test_cuda_training ${training_tests} cuda/emulated_library.cpp)
+target_compile_definitions(test_cuda_training PRIVATE SHERD_PROGRAM="$<TARGET_FILE:sherd>"
+  SHERD_CORE_LIBRARY="$<TARGET_FILE:sherd_lib>" SHERD_CUDA_LIBRARY="$<TARGET_FILE:sherd_cuda>"
+  SHERD_EMULATED_LIBRARY="$<TARGET_FILE:sherd_cuda_emulated>")
+target_link_libraries(test_cuda_training PRIVATE sherd_test_support sherd_tools sherd_cuda_emulated)
+add_dependencies(test_cuda_training sherd sherd_cuda)
+
+foreach(program test_cuda test_emulated_gpu test_cuda_training)
   if(TARGET emulated_cudnn)
     add_dependencies(${program} emulated_cudnn)
   endif()

@@ -63,6 +63,30 @@ TEST_F(BadInput, MissingFilesAreNamed) {
   for (int ranks : {1, 2}) expect_failed(train(ranks, {}), {config_file_, "No such file"});
 }
 
+// What of CUDA may be missing on a host; what a GPU may lack is asked of the emulated one in tests/cuda/training.
+TEST_F(BadInput, AMissingCudaLibraryIsNamed) {
+  const std::string nothing = dir_ / "libnothing.so", text = dir_.write("libtext.so", "not a library");
+  for (const std::string& file : {nothing, text}) {
+    const Words environment{"SHERD_CUDA_LIB=" + file};
+    expect_failed(sherd({"train", config_file_, "--device", "cuda"}, environment),
+                  {"device cuda:0", "no CUDA backend", file, "sherd info", "cpu"});
+    const ProgramEnd info = sherd({"info"}, environment);
+    EXPECT_EQ(info.status, 0) << info.err;
+    expect_within(info.out, {"devices          cpu, meta\n", "cuda             not available", file});
+  }
+}
+
+TEST_F(BadInput, DevicesThatAreNoneAreRefused) {
+  expect_failed(train(1, {"--device", "gpu"}), {"device must be cpu, cuda", "\"gpu\""});
+  expect_failed(sherd({"eval", dir_.path(), "--tokens", "x", "--device", "gpu"}), {"device must be cpu, cuda"});
+  expect_failed(sherd({"sample", dir_.path(), "--device", "gpu"}), {"device must be cpu, cuda"});
+}
+
+TEST_F(BadInput, SeveralRanksOnGpusAreRefusedOnEveryRank) {
+  config_.device = "cuda";
+  refused(config_, {"device = cuda on 3 ranks", "NCCL", "one rank"});
+}
+
 TEST_F(BadInput, UnknownCommandsNameTheNearest) {
   expect_failed(sherd({"trian"}), {"\"trian\"", "train"});
   expect_failed(sherd({"train"}), {"one config file"});

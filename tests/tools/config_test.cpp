@@ -12,6 +12,7 @@
 #include "tests/support/source_path.h"
 #include "tests/support/temp_dir.h"
 #include "tools/command.h"
+#include "tools/device_flag.h"
 #include "tools/flags.h"
 
 namespace sherd {
@@ -206,7 +207,25 @@ TEST(TrainConfig, EveryFlagOfTheContractExists) {
 TEST(TrainConfig, FeaturesOfLaterAreRefused) {
   const std::string path = config_path("shakespeare-char.toml");
   expect_error([&] { load({path, "--mesh", "x"}); }, {"unknown flag", "--mesh", "did you mean --"});
-  expect_error([&] { load({path, "--device", "cuda"}); }, {"device", "cpu", "\"cuda\""});
+}
+
+TEST(TrainConfig, ADeviceIsTheCpuOrAGpuByNumber) {
+  const std::string path = config_path("quickstart.toml");
+  EXPECT_EQ(parse_device("cpu"), Device::cpu());
+  EXPECT_EQ(parse_device("cuda"), Device::cuda(0));
+  EXPECT_EQ(parse_device("cuda:0"), Device::cuda(0));
+  EXPECT_EQ(parse_device("cuda:13"), Device::cuda(13));
+  EXPECT_EQ(load({path, "--device", "cuda:1"}).device, "cuda:1");
+  for (const char* text : {"gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "cuda:256", "CUDA", "meta", ""})
+    expect_error([&] { load({path, "--device", text}); }, {"device must be", "cuda:N", text});
+}
+
+TEST(TrainConfig, TheNumberOfTheGpuIsNoPartOfTheRecipe) {
+  TrainConfig cpu, first, second;
+  first.device = "cuda";
+  second.device = "cuda:1";
+  EXPECT_EQ(recipe_difference(first, "a", second, "b"), "");
+  EXPECT_NE(recipe_difference(first, "a", cpu, "b"), "");
 }
 
 TEST(TrainConfig, ALinkIsARateAndALatency) {

@@ -1,0 +1,149 @@
+// `sherd train`, eval, sample and info with a GPU, as a user runs them: the library is the emulated GPU's, or the one
+// that SHERD_CUDA_LIB names.
+#include <cstdlib>
+#include <regex>
+#include <sstream>
+
+#include <nlohmann/json.hpp>
+
+#include "nn/checkpoint/safetensors.h"
+#include "tests/cuda/training/training_test.h"
+#include "tests/support/file_size_limit.h"
+#include "tests/tools/program_test.h"
+
+namespace sherd::testing {
+namespace {
+
+using nlohmann::json;
+
+class CudaProgram : public ProgramTest {
+ protected:
+  static ProgramEnd on_gpu(const Words& words, Words environment = {}) {
+    const char* named = std::getenv("SHERD_CUDA_LIB");
+    environment.push_back(fmt::format("SHERD_CUDA_LIB={}", named ? named : SHERD_EMULATED_LIBRARY));
+    return sherd(words, environment);
+  }
+  static void skip_without_kernels() {
+    if (const std::string rows = rows_without_cuda_kernel(); !rows.empty())
+      GTEST_SKIP() << "rows without a CUDA kernel: " << rows;
+  }
+  ProgramEnd train_on_gpu(Words words, const Words& environment = {}) const {
+    words.insert(words.begin(), {"train", config_file_, "--device", "cuda"});
+    return on_gpu(words, environment);
+  }
+  std::vector<json> lines_of(const std::string& file) const {
+    std::vector<json> lines;
+    std::istringstream text(dir_.read(file));
+    for (std::string line; std::getline(text, line);) lines.push_back(json::parse(line));
+    return lines;
+  }
+  /// Of a program that failed as it should.
+  static void expect_failed(const ProgramEnd& end, std::initializer_list<std::string_view> parts) {
+    EXPECT_FALSE(end.timed_out);
+    EXPECT_EQ(end.status, 1) << end.err;
+    expect_within(end.err, parts);
+  }
+  std::string write_tokens() const {
+    std::vector<std::int64_t> tokens;
+    for (int i = 0; i < 2 * 12; ++i) tokens.push_back(i * 7 % 29);
+    const TensorBytes tensor{{"tokens", DType::i64, {2, 12}}, std::as_bytes(std::span(tokens))};
+    write_safetensors(dir_ / "tokens.safetensors", std::span(&tensor, 1));
+    return dir_ / "tokens.safetensors";
+  }
+  static double loss_of(const ProgramEnd& end) {
+    EXPECT_EQ(end.status, 0) << end.err;
+    std::smatch match;
+    return std::regex_search(end.out, match, std::regex("loss ([0-9.]+)")) ? std::stod(match[1]) : 0;
+  }
+};
+
+TEST_F(CudaProgram, TrainsAndReports) {
+  skip_without_kernels();
+  if (IsSkipped()) return;
+  const ProgramEnd cpu = train(1, {"--steps", "3", "--metrics", dir_ / "cpu.jsonl"});
+  ASSERT_EQ(cpu.status, 0) << cpu.err;
+  const ProgramEnd end = train_on_gpu({"--steps", "3", "--metrics", dir_ / "gpu.jsonl", "--trace", dir_ / "trace.json",
+                                       "--trace-steps", "2:3", "--save", dir_ / "checkpoint"});
+  ASSERT_EQ(end.status, 0) << end.err;
+  const std::vector<json> expected = lines_of("cpu.jsonl"), lines = lines_of("gpu.jsonl");
+  ASSERT_EQ(lines.size(), expected.size());
+  EXPECT_EQ(lines[0]["config"]["device"], "cuda");
+  for (std::size_t i = 1; i < lines.size(); ++i) {
+    EXPECT_EQ(lines[i]["step"], i);
+    EXPECT_NEAR(lines[i]["loss"].get<double>(), expected[i]["loss"].get<double>(), 1e-4);
+    EXPECT_GT(lines[i]["memory_bytes"]["parameters"].get<double>(), 0);
+    EXPECT_GT(lines[i]["memory_bytes"]["activations"].get<double>(), 0);
+  }
+  const json trace = json::parse(dir_.read("trace.json"));
+  const auto has = [&](std::string_view name) {
+    for (const json& event : trace["traceEvents"])
+      if (event.value("name", "") == name) return true;
+    return false;
+  };
+  for (const char* name : {"step 2", "batch", "adamw", "layer_norm"}) EXPECT_TRUE(has(name)) << name;
+
+  // What was trained there is evaluated and continued anywhere.
+  const std::string tokens = write_tokens(), weights = dir_ / "checkpoint";
+  const double here = loss_of(sherd({"eval", weights, "--tokens", tokens}));
+  const double there = loss_of(
+      on_gpu({"eval", weights, "--tokens", tokens, "--device", "cuda:0", "--logits", dir_ / "logits.safetensors"}));
+  EXPECT_NEAR(there, here, 1e-5);
+  EXPECT_EQ(SafetensorsFile::open(dir_ / "logits.safetensors").at("logits").shape, (Shape{2, 12, 29}));
+  const Words words{"sample", weights, "--prompt", "the", "--tokens", "4", "--temperature", "0"};
+  Words there_too = words;
+  there_too.insert(there_too.end(), {"--device", "cuda"});
+  EXPECT_EQ(on_gpu(there_too).out, sherd(words).out);
+}
+
+TEST_F(CudaProgram, InfoListsWhatIsThere) {
+  const ProgramEnd end = on_gpu({"info"});
+  EXPECT_EQ(end.status, 0) << end.err;
+  expect_within(end.out, {"devices          cpu, meta, cuda", "cuda             /", "CUDA runtime", "driver", "cuda:0",
+                          "compute capability"});
+  expect_within(on_gpu({"info"}, {"SHERD_EMULATED_GPU_STATE=no_driver"}).out,
+                {"devices          cpu, meta\n", "no NVIDIA driver on this host"});
+}
+
+// The library as nvcc makes it loads on any host; what a host without a driver says of it is a user's first error.
+TEST_F(CudaProgram, TheRealLibraryLoadsEverywhere) {
+  const ProgramEnd end = sherd({"info"}, {std::string("SHERD_CUDA_LIB=") + SHERD_CUDA_LIBRARY});
+  EXPECT_EQ(end.status, 0) << end.err;
+  expect_within(end.out, {SHERD_CUDA_LIBRARY, "CUDA runtime", "driver"});
+}
+
+TEST_F(CudaProgram, WhatAHostLacksIsNamed) {
+  expect_failed(train_on_gpu({}, {"SHERD_EMULATED_GPU_STATE=no_driver"}), {"cuda:0", "no NVIDIA driver"});
+  expect_failed(train_on_gpu({}, {"SHERD_EMULATED_GPU_DRIVER=12020"}),
+                {"cuda:0", "is for CUDA 12.2", "needs", "update the driver"});
+  expect_failed(train_on_gpu({}, {"SHERD_EMULATED_GPU_STATE=none"}), {"cuda:0", "no CUDA-capable device"});
+  expect_failed(train_on_gpu({}, {"SHERD_EMULATED_GPU_CAPABILITY=70"}),
+                {"compute capability 7.0", "need 8.0", "Ampere"});
+  expect_failed(train_on_gpu({"--device", "cuda:3"}), {"cuda:3", "this host has 1 CUDA device"});
+  expect_failed(
+      sherd({"train", config_file_, "--device", "cuda"}, {std::string("SHERD_CUDA_LIB=") + SHERD_CORE_LIBRARY}),
+      {"exports no sherd_backend"});
+}
+
+TEST_F(CudaProgram, ALackOfMemoryNamesTheOwners) {
+  skip_without_kernels();
+  if (IsSkipped()) return;
+  expect_failed(train_on_gpu({"--model.width", "256"}, {"SHERD_EMULATED_GPU_CAPACITY=8388608"}),
+                {"out of memory on cuda:0", "are free", "owners", "parameters"});
+  expect_failed(train_on_gpu({"--memory-limit", "100000"}), {"out of memory", "limit of 100 KB", "owners"});
+}
+
+TEST_F(CudaProgram, SeveralRanksAreRefusedOnEach) {
+  const ProgramEnd end = sherd({"run", "-n", "2", "--", SHERD_PROGRAM, "train", config_file_, "--device", "cuda"},
+                               {std::string("SHERD_CUDA_LIB=") + SHERD_EMULATED_LIBRARY});
+  expect_failed(end, {"device = cuda on 2 ranks", "NCCL"});
+}
+
+TEST_F(CudaProgram, AFullDiskEndsTheRunWithItsName) {
+  skip_without_kernels();
+  if (IsSkipped()) return;
+  const FileSizeLimit limit(2000);
+  expect_failed(train_on_gpu({"--metrics", dir_ / "gpu.jsonl"}), {"gpu.jsonl", "File too large"});
+}
+
+}  // namespace
+}  // namespace sherd::testing
