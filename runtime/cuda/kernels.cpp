@@ -4,6 +4,7 @@ namespace sherd::cuda {
 
 void register_kernels(OpTable& table) {
   cuda::register_attention(table);
+  cuda::register_matmul(table);
   cuda::register_pointwise(table);
   cuda::register_pointwise_unary(table);
   cuda::register_copy(table);

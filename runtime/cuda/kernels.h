@@ -19,6 +19,7 @@ inline void add_kernels(OpTable& table, std::span<const KernelEntry> entries) {
 void register_kernels(OpTable& table);
 
 void register_attention(OpTable& table);
+void register_matmul(OpTable& table);
 void register_pointwise(OpTable& table);
 void register_pointwise_unary(OpTable& table);
 void register_copy(OpTable& table);
