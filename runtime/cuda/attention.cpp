@@ -80,10 +80,7 @@ AttentionChoice attention_choice(const std::string& asked) {
 std::string describe_attention() {
   std::string asked = requested_attention();
   if (asked.empty()) asked = "fast";
-  return fmt::format(
-      "cuDNN's for bf16 and f16 with up to 128 elements per head in multiples of 8, own kernels else "
-      "(SHERD_ATTENTION={}; fast, deterministic or own)",
-      asked);
+  return fmt::format("cuDNN's (bf16, f16; K <= 128, K % 8 == 0), else own; SHERD_ATTENTION: {}", asked);
 }
 
 Attention::Attention(Context& context) : context_(context), choice_(attention_choice(requested_attention())) {}

@@ -65,6 +65,9 @@ endforeach()
 # The script that checks a GPU host, on a bundle like tools/gpu/pack's, with the emulated GPU in the place of the card.
 add_executable(bench_gpu_limits_emulated ${CMAKE_SOURCE_DIR}/tools/bench/gpu_limits.cpp)
 target_link_libraries(bench_gpu_limits_emulated PRIVATE sherd_cuda_emulated sherd_warnings)
+if(TARGET emulated_cudnn)
+  add_dependencies(bench_gpu_limits_emulated emulated_cudnn)
+endif()
 foreach(stage depth)
   add_test(NAME gpu.dry_run.${stage} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cuda/gpu_check_test.py
            ${stage} ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})

@@ -13,13 +13,15 @@ import sys
 import tempfile
 
 PROGRAMS = ["sherd", "bench_gpu_limits", "bench_gpu_limits_emulated", "test_cuda_device"]
-LIBRARIES = ["libsherd.so", "libsherd_cuda.so", "libsherd_cuda_emulated.so"]
+LIBRARIES = ["libsherd.so", "libsherd_cuda.so", "emulated/libsherd_cuda_emulated.so"]
+OPTIONAL_LIBRARIES = ["emulated/libcudnn.so.9"]  # only where cuDNN's headers are
 
 
 def make_bundle(folder, source, build):
     """What tools/gpu/pack makes, but that nothing is copied or stripped."""
     links = {f"bin/{name}": build / "bin" / name for name in PROGRAMS}
     links |= {f"lib/{name}": build / "lib" / name for name in LIBRARIES}
+    links |= {f"lib/{name}": build / "lib" / name for name in OPTIONAL_LIBRARIES if (build / "lib" / name).exists()}
     links |= {f"tools/bench/peers/{path.name}": path for path in (source / "tools/bench/peers").glob("*.py")}
     links |= {f"configs/{path.name}": path for path in (source / "tools/configs").glob("*.toml")}
     links |= {name: source / "tools/gpu" / name for name in ("gpu_check.sh", "results.py")}

@@ -30,7 +30,7 @@ python=$(command -v python3 || true)
 wheels=$("$python" -c 'import nvidia,glob;print(":".join(d for r in nvidia.__path__ for d in glob.glob(r+"/*/lib")))' 2>/dev/null || true)
 export LD_LIBRARY_PATH=$bundle/lib${wheels:+:$wheels}:/usr/local/cuda/lib64:/usr/local/nvidia/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export PATH=$bundle/bin:$PATH:/usr/local/cuda/bin CUDA_DEVICE_MAX_CONNECTIONS=32
-if $dry; then export SHERD_CUDA_LIB=$bundle/lib/libsherd_cuda_emulated.so SHERD_GPU_LIMITS=$bundle/bin/bench_gpu_limits_emulated; fi
+if $dry; then export SHERD_CUDA_LIB=$bundle/lib/emulated/libsherd_cuda_emulated.so SHERD_GPU_LIMITS=$bundle/bin/bench_gpu_limits_emulated; fi
 
 # step NAME SECONDS COMMAND...: under its own limit; a failure is noted and the next step runs.
 step() {
