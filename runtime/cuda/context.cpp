@@ -55,6 +55,8 @@ Context::Context(int index) : index_(index) {
 
 Context::~Context() {
   (void)cudaStreamSynchronize(stream_);
+  while (!graphs_.empty()) graphs_.back()->let_go();
+  graph_memory_.reset();
   blas_.reset();
   attention_.reset();
   allocator_->abandon();

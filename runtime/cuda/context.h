@@ -3,6 +3,7 @@
 // handles.
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 
@@ -17,6 +18,8 @@ namespace sherd::cuda {
 class Attention;
 class Blas;
 class Faults;
+class Graph;
+class GraphMemory;
 
 class Context final : public DeviceContext {
  public:
@@ -61,7 +64,9 @@ class Context final : public DeviceContext {
   cudaDeviceProp properties_{};
   cudaStream_t stream_ = nullptr;
   DeviceAllocator* allocator_;
-  DeviceAllocator* recording_ = nullptr;  // memory of the graph that is being recorded
+  DeviceAllocator* recording_ = nullptr;  // memory of graphs, while one is recorded
+  std::unique_ptr<GraphMemory> graph_memory_;
+  std::vector<Graph*> graphs_;  // those that live
   PinnedPool pinned_;
   std::unique_ptr<Faults> faults_;
   std::unique_ptr<Blas> blas_;

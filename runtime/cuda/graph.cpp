@@ -1,5 +1,5 @@
 // Recording is stream capture. Temporaries of a graph keep their addresses for its life, so they come from an allocator
-// of its own; within the recording that allocator reuses memory as any other, because the graph keeps the stream's
+// for graphs; within the recording that allocator reuses memory as any other, because the graph keeps the stream's
 // order.
 #include "runtime/cuda/graph.h"
 
@@ -43,28 +43,55 @@ class Capture {
 
 }  // namespace
 
-Graph::Graph(Context& context)
-    : context_(context),
-      memory_(new DeviceAllocator(std::make_unique<DeviceMemory>(context.index_, context.stream()))) {}
+GraphMemory::GraphMemory(int device, cudaStream_t stream)
+    : pool_(new DeviceAllocator(std::make_unique<DeviceMemory>(device, stream), /*keeps_segments=*/true)) {}
 
-// What a recording keeps is the rank's memory like any other: it counts, and the limit holds for it.
-void Graph::account(std::int64_t sign) {
-  Accounting& rank = context_.allocator_->accounting();
-  for (int c = 0; c < kNumCategories; ++c)
-    rank.add(static_cast<MemoryCategory>(c), sign * kept_[static_cast<std::size_t>(c)]);
+GraphMemory::~GraphMemory() { pool_->abandon(); }
+
+// What recordings keep is the rank's memory like any other: it counts, and the limit holds for it.
+void GraphMemory::account(Accounting& rank) {
+  const CategoryBytes now = graphs_ > 0 ? pool_->accounting().at_peak() : CategoryBytes{};
+  for (std::size_t c = 0; c < now.size(); ++c) rank.add(static_cast<MemoryCategory>(c), now[c] - kept_[c]);
+  kept_ = now;
 }
 
-Graph::~Graph() {
-  account(-1);
+void GraphMemory::set_limit(const Allocator& rank, const Accounting& accounting) {
+  std::int64_t others = accounting.total();
+  for (const std::int64_t bytes : kept_) others -= bytes;
+  pool_->set_limit(rank.limit() > 0 ? std::max<std::int64_t>(rank.limit() - others, 1) : 0);
+}
+
+void GraphMemory::add(int graphs) {
+  graphs_ += graphs;
+  if (graphs_ > 0) return;
+  pool_->release_unused();
+  pool_->accounting().reset_peaks();
+}
+
+Graph::Graph(Context& context) : context_(&context) { context.graphs_.push_back(this); }
+
+Graph::~Graph() { let_go(); }
+
+void Graph::let_go() {
+  if (!context_) return;
   if (executable_) {
-    (void)cudaStreamSynchronize(context_.stream_);  // it may still run
+    (void)cudaStreamSynchronize(context_->stream_);  // it may still run
     (void)cudaGraphExecDestroy(executable_);
+    context_->graph_memory_->add(-1);
+    context_->graph_memory_->account(context_->allocator_->accounting());
   }
-  memory_->abandon();
+  std::erase(context_->graphs_, this);
+  executable_ = nullptr;
+  context_ = nullptr;
 }
 
 std::unique_ptr<DeviceGraph> Graph::record(Context& context, const std::function<void()>& work) {
   std::unique_ptr<Graph> graph(new Graph(context));
+  if (!context.graph_memory_) context.graph_memory_ = std::make_unique<GraphMemory>(context.index_, context.stream());
+  GraphMemory& memory = *context.graph_memory_;
+  // The recording asks for what the program has just freed; both at once may not fit.
+  context.allocator_->release_unused();
+  memory.set_limit(*context.allocator_, context.allocator_->accounting());
   Capture capture(context.stream());
   struct Redirect {  // allocations of the recording
     Context& context;
@@ -72,14 +99,9 @@ std::unique_ptr<DeviceGraph> Graph::record(Context& context, const std::function
   };
   {
     const Redirect redirect{context};
-    context.recording_ = graph->memory_;
-    const Allocator& rank = *context.allocator_;
-    if (rank.limit() > 0)
-      graph->memory_->set_limit(std::max<std::int64_t>(rank.limit() - context.allocator_->accounting().total(), 1));
+    context.recording_ = &memory.pool();
     work();
   }
-  graph->kept_ = graph->memory_->accounting().at_peak();
-  graph->account(1);
   const cudaGraph_t recorded = capture.end();
   std::size_t nodes = 0;
   const cudaError_t counted = cudaGraphGetNodes(recorded, nullptr, &nodes);
@@ -88,11 +110,16 @@ std::unique_ptr<DeviceGraph> Graph::record(Context& context, const std::function
   check(counted, "counting the nodes of a graph");
   check(instantiated, "instantiating a graph");
   graph->num_nodes_ = static_cast<std::int64_t>(nodes);
+  memory.add(1);
+  memory.account(context.allocator_->accounting());
   return graph;
 }
 
-void Graph::launch() { check(cudaGraphLaunch(executable_, context_.stream()), "starting a graph"); }
+void Graph::launch() {
+  sherd::check(context_ != nullptr, "a recorded graph outlived the rank that recorded it");
+  check(cudaGraphLaunch(executable_, context_->stream()), "starting a graph");
+}
 
-std::int64_t Graph::reserved_bytes() const { return memory_->reserved_bytes(); }
+std::int64_t Graph::reserved_bytes() const { return context_ ? context_->graph_memory_->pool().reserved_bytes() : 0; }
 
 }  // namespace sherd::cuda

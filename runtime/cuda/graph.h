@@ -16,6 +16,28 @@ namespace sherd::cuda {
 
 class Context;
 
+/// Memory of the temporaries of all graphs of a context. They are dead between two launches on one stream, so graphs
+/// share it; what a step hands out is copied. Segments stay until the last graph has gone.
+class GraphMemory {
+ public:
+  GraphMemory(int device, cudaStream_t stream);
+  ~GraphMemory();
+  GraphMemory(const GraphMemory&) = delete;
+  GraphMemory& operator=(const GraphMemory&) = delete;
+  DeviceAllocator& pool() { return *pool_; }
+  /// Graphs that use it come or go.
+  void add(int graphs);
+  /// Brings the rank's account up to what recordings keep.
+  void account(Accounting& rank);
+  /// What the rank's limit leaves.
+  void set_limit(const Allocator& rank, const Accounting& accounting);
+
+ private:
+  DeviceAllocator* pool_;
+  int graphs_ = 0;
+  CategoryBytes kept_{};  // in the rank's account
+};
+
 class Graph final : public DeviceGraph {
  public:
   /// Records what `work` queues on the context's stream. Throws what `work` throws, or Error if CUDA refuses; then
@@ -27,13 +49,12 @@ class Graph final : public DeviceGraph {
   void launch() override;
   std::int64_t num_nodes() const override { return num_nodes_; }
   std::int64_t reserved_bytes() const override;
+  /// The context ends before the graph.
+  void let_go();
 
  private:
   explicit Graph(Context& context);
-  void account(std::int64_t sign);
-  Context& context_;
-  DeviceAllocator* memory_;  // of the graph's temporaries
-  CategoryBytes kept_{};     // of them in the rank's account
+  Context* context_;
   cudaGraphExec_t executable_ = nullptr;
   std::int64_t num_nodes_ = 0;
 };

@@ -20,7 +20,7 @@ namespace sherd {
 
 class OpTable;
 
-/// Bytes on their way to the host.
+/// Bytes on their way to the host. Ends before its context does.
 class HostRead {
  public:
   virtual ~HostRead() = default;
@@ -37,7 +37,7 @@ class DeviceGraph {
   /// Queues the whole graph. Does not block.
   virtual void launch() = 0;
   virtual std::int64_t num_nodes() const = 0;
-  /// Bytes of the temporaries of the graph, which nobody else uses.
+  /// Bytes that the temporaries of all graphs of the context share.
   virtual std::int64_t reserved_bytes() const = 0;
 };
 

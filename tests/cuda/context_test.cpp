@@ -71,5 +71,31 @@ TEST_F(CudaContext, AMissingDeviceIsNamed) {
   expect_error([] { Tensor::empty({1}, DType::f32, Device::cuda(77)); }, {"cuda:77", "this host has"});
 }
 
+TEST_F(CudaContext, GraphsShareTheMemoryOfTheirTemporaries) {
+  DeviceContext& context = RankContext::current().device(kCuda);
+  const std::int64_t before = context.allocator().accounting().total();
+  const auto temporary = [&] { (void)Tensor::empty({1 << 20}, DType::f32, kCuda); };
+  std::unique_ptr<DeviceGraph> first = context.record(temporary);
+  EXPECT_EQ(context.allocator().accounting().total(), before + (4 << 20)) << "it counts as the rank's";
+  std::unique_ptr<DeviceGraph> second = context.record(temporary);
+  EXPECT_EQ(context.allocator().accounting().total(), before + (4 << 20));
+  EXPECT_EQ(first->reserved_bytes(), second->reserved_bytes());
+  first.reset();
+  EXPECT_EQ(context.allocator().accounting().total(), before + (4 << 20));
+  second.reset();
+  EXPECT_EQ(context.allocator().accounting().total(), before);
+}
+
+TEST_F(CudaContext, AGraphThatOutlivesItsRankIsNamed) {
+  std::unique_ptr<DeviceGraph> graph;
+  {
+    const RankScope rank;
+    DeviceContext& context = RankContext::current().device(kCuda);
+    const Tensor x = Tensor::empty({4}, DType::f32, kCuda);
+    graph = context.record([&] { context.fill(x.raw(), 0, x.bytes()); });
+  }
+  expect_error([&] { graph->launch(); }, {"outlived the rank"});
+}
+
 }  // namespace
 }  // namespace sherd::testing

@@ -3,8 +3,11 @@
 // communication and computing_seconds that it did not; comm_bytes per step; the last loss; growth_bytes (peak of
 // resident memory over the program's start); and, per category of the accounting, what is held between steps, the peak
 // of each, and what was held at the moment of the total's peak.
+// On a GPU steps are queued together and waited for once, so the sample is their mean; device_peak_bytes is the peak of
+// its memory.
 #include <chrono>
 #include <fstream>
+#include <tuple>
 
 #include "compile/compile.h"
 #include "nn/optim/adamw.h"
@@ -29,7 +32,7 @@ struct StepFlags {
   std::int64_t threads = 1;
   std::int64_t batch = 0, tokens = 0;  ///< of each rank; 0: the model's
   bool captured = true, prefetch = true;
-  std::string link;
+  std::string link, device = "cpu";
 };
 
 // "VmRSS" or "VmHWM" of /proc/self/status, in bytes.
@@ -58,27 +61,33 @@ std::pair<Tensor, Tensor> random_batch(const BenchModel& m, const StepFlags& fla
 class StepRun {
  public:
   StepRun(const StepFlags& flags, std::shared_ptr<ProcessGroup> group)
-      : start_bytes_(process_memory_bytes("VmRSS")), group_(std::move(group)) {
+      : device_(flags.device == "cpu" ? Device::cpu() : Device::cuda(0)),
+        start_bytes_(process_memory_bytes("VmRSS")),
+        group_(std::move(group)) {
     const BenchModel& m = bench_model(flags.model);
     check(flags.dtype == "f32" || flags.dtype == "bf16", "--dtype is f32 or bf16, not {}", flags.dtype);
+    check(flags.device == "cpu" || flags.device == "cuda", "--device is cpu or cuda, not {}", flags.device);
     set_threads(static_cast<int>(flags.threads));
     model_ = make_bench_model(m);
     if (group_->size() > 1 || flags.dtype == "bf16") shard(flags);
-    model_->materialize(nn::Seed{1});
+    model_->materialize(nn::Seed{1}, device_);
     optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(),
                                              nn::AdamWOptions{.lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1});
     std::tie(tokens_, targets_) = random_batch(m, flags, group_->rank());
+    tokens_ = to(tokens_, device_);
+    targets_ = to(targets_, device_);
     if (flags.captured)
       captured_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return step(in); },
                                                  CompileOptions{.group = group_});
-    for (int i = 0; i < 4; ++i) run_step();  // eager, recording, replays: then pools and caches are filled
+    for (int i = 0; i < 4; ++i) (void)run_step().item<double>();  // eager, recording, replays: pools and caches fill
   }
 
   nlohmann::json answer(const std::string& request) {
     const int steps = std::atoi(request.c_str());
     check(steps >= 1, "step: \"{}\" is no number of steps", request);
-    Accounting& memory = RankContext::current().allocator().accounting();
+    Accounting& memory = RankContext::current().allocator(device_).accounting();
     memory.reset_peaks();
+    if (device_ != Device::cpu()) return answer_of_device(steps, memory);
     std::vector<double> seconds, exposed, computing;
     double loss = 0;
     const CommCounts before = group_->counts();
@@ -86,7 +95,7 @@ class StepRun {
       group_->barrier();
       const CommTimes times_before = comm_times(*group_);
       const auto start = std::chrono::steady_clock::now();
-      loss = run_step();
+      loss = run_step().item<double>();
       seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
       exposed.push_back((comm_times(*group_) - times_before).exposed);
       computing.push_back(seconds.back() - exposed.back());
@@ -120,11 +129,25 @@ class StepRun {
     optimizer_->step_and_clear();
     return {loss.detach()};
   }
-  double run_step() {
+  Tensor run_step() {
     const Tensor in[] = {tokens_, targets_};
-    return (captured_ ? (*captured_)(in) : step(in))[0].item<double>();
+    return (captured_ ? (*captured_)(in) : step(in))[0];
+  }
+  nlohmann::json answer_of_device(int steps, Accounting& memory) {
+    const auto start = std::chrono::steady_clock::now();
+    Tensor loss;
+    for (int i = 0; i < steps; ++i) loss = run_step();
+    RankContext::current().device(device_).synchronize();
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return {{"seconds", {seconds / steps}},
+            {"loss", loss.item<double>()},
+            {"how", captured_ ? captured_->why() : "eager"},
+            {"device_peak_bytes", memory.total_peak()},
+            {"peak_bytes", by_category(memory.peak())},
+            {"bytes_at_peak", by_category(memory.at_peak())}};
   }
 
+  const Device device_;
   std::int64_t start_bytes_;
   std::shared_ptr<ProcessGroup> group_;
   std::unique_ptr<nn::LanguageModel> model_;
@@ -138,8 +161,9 @@ class StepRun {
 int run_step_child(std::span<const std::string_view> args) {
   StepFlags flags;
   ConfigTable table;
-  table.add("model", &flags.model, "tiny, mini or bigger");
+  table.add("model", &flags.model, "one of models.cpp");
   table.add("dtype", &flags.dtype, "f32, or bf16 by mixed precision");
+  table.add("device", &flags.device, "cpu, or cuda for the first GPU");
   table.add("threads", &flags.threads, "of each rank");
   table.add("batch", &flags.batch, "sequences of each rank; 0: the model's");
   table.add("tokens", &flags.tokens, "of each sequence; 0: the model's");
