@@ -28,5 +28,7 @@ void register_create(OpTable& table);
 void register_random(OpTable& table);
 void register_index(OpTable& table);
 void register_rope(OpTable& table);
+void register_reduce(OpTable& table);
+void register_argmax(OpTable& table);
 
 }  // namespace sherd::cuda
