@@ -15,6 +15,8 @@ void register_kernels(OpTable& table) {
   cuda::register_rope(table);
   cuda::register_reduce(table);
   cuda::register_argmax(table);
+  cuda::register_softmax(table);
+  cuda::register_norm(table);
 }
 
 }  // namespace sherd::cuda

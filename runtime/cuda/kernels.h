@@ -30,5 +30,7 @@ void register_index(OpTable& table);
 void register_rope(OpTable& table);
 void register_reduce(OpTable& table);
 void register_argmax(OpTable& table);
+void register_softmax(OpTable& table);
+void register_norm(OpTable& table);
 
 }  // namespace sherd::cuda
