@@ -17,6 +17,7 @@ void register_kernels(OpTable& table) {
   cuda::register_argmax(table);
   cuda::register_softmax(table);
   cuda::register_norm(table);
+  cuda::register_loss(table);
 }
 
 }  // namespace sherd::cuda

@@ -32,5 +32,6 @@ void register_reduce(OpTable& table);
 void register_argmax(OpTable& table);
 void register_softmax(OpTable& table);
 void register_norm(OpTable& table);
+void register_loss(OpTable& table);
 
 }  // namespace sherd::cuda

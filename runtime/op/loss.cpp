@@ -68,7 +68,7 @@ void linear_cross_entropy_vjp(VjpCall& c) {
   static const Op& weight_grad = find_op("linear_weight_grad");
   const Tensor grad = c.grad(), weight = c.in(1);
   const std::int64_t rows = c.in(2).numel(), columns = c.in(0).shape().back();
-  const std::int64_t chunk = loss_chunk_rows(weight.shape()[0]);
+  const std::int64_t chunk = loss_chunk_rows(weight.shape()[0], weight.device().kind);
   const Tensor x = reshape(c.in(0), {rows, columns}), targets = reshape(c.in(2), {rows});
   const Tensor lse = reshape(c.out(1), {rows}), count = c.out(2);
   std::vector<Tensor> parts;
