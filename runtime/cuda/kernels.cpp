@@ -18,6 +18,7 @@ void register_kernels(OpTable& table) {
   cuda::register_softmax(table);
   cuda::register_norm(table);
   cuda::register_loss(table);
+  cuda::register_optimizer(table);
 }
 
 }  // namespace sherd::cuda

@@ -33,5 +33,6 @@ void register_argmax(OpTable& table);
 void register_softmax(OpTable& table);
 void register_norm(OpTable& table);
 void register_loss(OpTable& table);
+void register_optimizer(OpTable& table);
 
 }  // namespace sherd::cuda

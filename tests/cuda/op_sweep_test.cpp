@@ -71,7 +71,8 @@ class CudaOpSweep : public cuda::CudaTest, public ::testing::WithParamInterface<
                           std::string_view what) {
     ASSERT_EQ(actual.size(), expected.size()) << what;
     for (std::size_t i = 0; i < actual.size(); ++i) {
-      EXPECT_EQ(actual[i].device(), kCuda) << what << ", output " << i;
+      // A list without tensors has no device.
+      if (op().device || !c.args.empty()) { EXPECT_EQ(actual[i].device(), kCuda) << what << ", output " << i; }
       EXPECT_EQ(actual[i].dtype(), expected[i].dtype()) << what << ", output " << i;
       EXPECT_TRUE(near(on_host(actual[i]), expected[i], limit_of(c, dtype, expected[i]))) << what << ", output " << i;
     }
