@@ -22,6 +22,20 @@ void HostReads::push(std::initializer_list<Tensor> scalars, Consumer use) {
   while (waiting_.size() > max_in_flight_) use_first();
 }
 
+// The queue is empty if a read fails.
+double HostReads::value_of(const Part& part) {
+  if (!part.read) return part.value;
+  const TraceSpan span("wait for the device");
+  try {
+    const std::byte* const bytes = part.read->wait();
+    return visit_dtype(part.dtype,
+                       [&]<class T>(Type<T>) { return convert<double>(*reinterpret_cast<const T*>(bytes)); });
+  } catch (...) {
+    waiting_.clear();
+    throw;
+  }
+}
+
 bool HostReads::is_ready() const {
   const std::vector<Part>& parts = waiting_.front().parts;
   return std::all_of(parts.begin(), parts.end(), [](const Part& p) { return !p.read || p.read->is_ready(); });
@@ -39,18 +53,7 @@ void HostReads::use_first() {
   const Waiting first = std::move(waiting_.front());
   waiting_.pop_front();
   std::vector<double> values;
-  for (const Part& part : first.parts) {
-    if (!part.read) {
-      values.push_back(part.value);
-      continue;
-    }
-    const std::byte* const bytes = [&] {
-      const TraceSpan span("wait for the device");
-      return part.read->wait();
-    }();
-    values.push_back(
-        visit_dtype(part.dtype, [&]<class T>(Type<T>) { return convert<double>(*reinterpret_cast<const T*>(bytes)); }));
-  }
+  for (const Part& part : first.parts) values.push_back(value_of(part));
   first.use(values);
 }
 

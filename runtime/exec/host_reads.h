@@ -24,8 +24,8 @@ class HostReads {
   HostReads& operator=(const HostReads&) = delete;
 
   /// Starts to read plain one-element tensors (those of the host are read now); `use` gets their values in this order,
-  /// in a later call of push(), poll() or finish(). Those throw what `use` throws, and what failed on the device; that
-  /// read is dropped. Error inside a captured step.
+  /// in a later call of push(), poll() or finish(). Those throw what `use` throws, and what failed on the device: that
+  /// read is dropped then, and all later ones, whose numbers mean nothing. Error inside a captured step.
   void push(std::initializer_list<Tensor> scalars, Consumer use);
   /// Uses what has arrived. Does not block.
   void poll();
@@ -43,6 +43,7 @@ class HostReads {
     std::vector<Part> parts;
     Consumer use;
   };
+  double value_of(const Part& part);
   bool is_ready() const;
   void use_first();
 

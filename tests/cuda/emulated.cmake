@@ -43,10 +43,10 @@ target_link_libraries(test_emulated_gpu PRIVATE sherd_test_support sherd_cuda_em
 file(GLOB training_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/training/*.cpp)
 add_executable(test_cuda_training ${training_tests} cuda/emulated_library.cpp)
 target_compile_definitions(test_cuda_training PRIVATE SHERD_PROGRAM="$<TARGET_FILE:sherd>"
-  SHERD_CORE_LIBRARY="$<TARGET_FILE:sherd_lib>" SHERD_CUDA_LIBRARY="$<TARGET_FILE:sherd_cuda>"
+  SHERD_CORE_LIBRARY="$<TARGET_FILE:sherd_lib>"
   SHERD_EMULATED_LIBRARY="$<TARGET_FILE:sherd_cuda_emulated>")
 target_link_libraries(test_cuda_training PRIVATE sherd_test_support sherd_tools sherd_cuda_emulated)
-add_dependencies(test_cuda_training sherd sherd_cuda)
+add_dependencies(test_cuda_training sherd)
 
 foreach(program test_cuda test_emulated_gpu test_cuda_training)
   if(TARGET emulated_cudnn)

@@ -184,6 +184,17 @@ TEST_F(TrainingOnCuda, ReadsAreUsedInTheirOrder) {
   expect_error([&] { reads.push({Tensor::from<float>({1, 2}, {2})}, use); }, {"one element", "f32[2]"});
 }
 
+TEST_F(TrainingOnCuda, AFailedReadDropsThoseAfterIt) {
+  HostReads reads;
+  std::vector<double> seen;
+  const auto use = [&](std::span<const double> v) { seen.insert(seen.end(), v.begin(), v.end()); };
+  for (const double value : {1.0, 2.0, 3.0}) reads.push({to(Tensor::scalar(value), kCuda)}, use);
+  cuda::emulated::fail_call("cudaEventSynchronize", cudaErrorLaunchFailure, 1);
+  expect_error([&] { reads.finish(); }, {"reading from the device", "cudaErrorLaunchFailure"});
+  EXPECT_EQ(seen, std::vector<double>{1});
+  EXPECT_TRUE(reads.empty());
+}
+
 TEST_F(TrainingOnCuda, MixedDevicesAreRefused) {
   const Tensor here = Tensor::from<float>({1, 2}, {2}), there = to(here, kCuda);
   expect_error([&] { add(here, there); }, {"different devices", "cpu", "cuda:0", "to()"});

@@ -78,6 +78,7 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
   return call("cudaFuncGetAttributes", [&](Gpu& g) {
+    if (g.configuration.major < 8) return cudaErrorNoKernelImageForDevice;  // as if built for 8.0 and newer
     *attributes = {};
     attributes->maxThreadsPerBlock = kMaxThreads;
     attributes->numRegs = 32;
