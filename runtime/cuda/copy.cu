@@ -104,7 +104,7 @@ struct Tile {
 
 template <class U>
 __global__ void copy_transposed(const U* from, U* to, Transpose t) {
-  constexpr int kRows = static_cast<int>(kThreads) / kTile;
+  constexpr int kRows = static_cast<int>(kThreads) / kTile, kSteps = kTile / kRows;
   auto& tile = shared<Tile<U>>();
   std::uint32_t tile_a, tile_b;
   const std::uint32_t rest = t.tiles_a.divide(static_cast<std::uint32_t>(block_index()), tile_a);
@@ -115,11 +115,21 @@ __global__ void copy_transposed(const U* from, U* to, Transpose t) {
   const int column = thread_index() % kTile, row = thread_index() / kTile;
   const U* source = from + at[1] + first_b * t.from_b + first_a;
   U* target = to + at[0] + first_a * t.to_a + first_b;
-  for (int r = row; r < kTile; r += kRows)
-    if (first_b + r < t.b && first_a + column < t.a) tile.values[r][column] = source[r * t.from_b + column];
+  U values[kSteps];  // all loads first
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const int r = row + i * kRows;
+    const bool inside = first_b + r < t.b && first_a + column < t.a;
+    values[i] = inside ? source[r * t.from_b + column] : U{};
+  }
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) tile.values[row + i * kRows][column] = values[i];
   sync_block();
-  for (int r = row; r < kTile; r += kRows)
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const int r = row + i * kRows;
     if (first_a + r < t.a && first_b + column < t.b) target[r * t.to_a + column] = tile.values[column][r];
+  }
 }
 
 /// The dim along which `from` is dense, if it is another one than that of `to` and worth tiles; else -1.
