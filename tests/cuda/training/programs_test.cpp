@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "nn/checkpoint/safetensors.h"
-#include "tests/cuda/training/training_test.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/tools/program_test.h"
 
@@ -22,10 +21,6 @@ class CudaProgram : public ProgramTest {
     const char* named = std::getenv("SHERD_CUDA_LIB");
     environment.push_back(fmt::format("SHERD_CUDA_LIB={}", named ? named : SHERD_EMULATED_LIBRARY));
     return sherd(words, environment);
-  }
-  static void skip_without_kernels() {
-    if (const std::string rows = rows_without_cuda_kernel(); !rows.empty())
-      GTEST_SKIP() << "rows without a CUDA kernel: " << rows;
   }
   ProgramEnd train_on_gpu(Words words, const Words& environment = {}) const {
     words.insert(words.begin(), {"train", config_file_, "--device", "cuda"});
@@ -58,8 +53,6 @@ class CudaProgram : public ProgramTest {
 };
 
 TEST_F(CudaProgram, TrainsAndReports) {
-  skip_without_kernels();
-  if (IsSkipped()) return;
   const ProgramEnd cpu = train(1, {"--steps", "3", "--metrics", dir_ / "cpu.jsonl"});
   ASSERT_EQ(cpu.status, 0) << cpu.err;
   const ProgramEnd end = train_on_gpu({"--steps", "3", "--metrics", dir_ / "gpu.jsonl", "--trace", dir_ / "trace.json",
@@ -118,8 +111,6 @@ TEST_F(CudaProgram, WhatAHostLacksIsNamed) {
 }
 
 TEST_F(CudaProgram, ALackOfMemoryNamesTheOwners) {
-  skip_without_kernels();
-  if (IsSkipped()) return;
   expect_failed(train_on_gpu({"--model.width", "256"}, {"SHERD_EMULATED_GPU_CAPACITY=8388608"}),
                 {"out of memory on cuda:0", "are free", "owners", "parameters"});
   expect_failed(train_on_gpu({"--memory-limit", "100000"}), {"out of memory", "limit of 100 KB", "owners"});
@@ -132,8 +123,6 @@ TEST_F(CudaProgram, SeveralRanksAreRefusedOnEach) {
 }
 
 TEST_F(CudaProgram, AFullDiskEndsTheRunWithItsName) {
-  skip_without_kernels();
-  if (IsSkipped()) return;
   const FileSizeLimit limit(2000);
   expect_failed(train_on_gpu({"--metrics", dir_ / "gpu.jsonl"}), {"gpu.jsonl", "File too large"});
 }
