@@ -4,6 +4,8 @@
 
 #include <array>
 
+#include "runtime/autograd/autograd.h"
+#include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/loss.h"
 #include "tests/cuda/against_cpu.h"
@@ -86,6 +88,29 @@ TEST_F(EmulatedReductions, LinearCrossEntropyNeverHoldsAllLogits) {
                CrossEntropyAttrs{})[0]
           .item<float>(),
       1e-5);
+}
+
+// Three chunks: one of logits and one of their gradient at a time.
+TEST_F(EmulatedReductions, NorDoesItsDerivative) {
+  constexpr std::int64_t V = 64, K = 2, rows = 3 * loss_chunk_rows(V, Device::Kind::cuda);
+  const Tensor x = draw(unit({rows, K}), DType::f32, 1), weight = draw(unit({V, K}), DType::f32, 2);
+  const Tensor targets = draw(ids({rows}, V), DType::f32, 3);
+  const auto gradients_on = [&](Device device) {
+    Slot x_slot("x", true), weight_slot("weight", true);
+    x_slot.set(to(x, device));
+    weight_slot.set(to(weight, device));
+    backward(linear_cross_entropy(x_slot.value(), weight_slot.value(), to(targets, device)));
+    return Tensors{x_slot.grad(), weight_slot.grad()};
+  };
+  const Tensors expected = gradients_on(Device::cpu());
+  gradients_on(kCuda);  // the products' workspace stays
+  Accounting& memory = RankContext::current().device(kCuda).allocator().accounting();
+  memory.reset_peaks();
+  const std::int64_t before = memory.total();
+  const Tensors actual = gradients_on(kCuda);
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_TRUE(near(actual[i], expected[i])) << i;
+  const std::int64_t all = rows * V * 4, small = 5 * x.bytes() + 4 * rows * 8;
+  EXPECT_LT(memory.total_peak() - before, 2 * all / 3 + small);
 }
 
 }  // namespace
