@@ -18,6 +18,7 @@ namespace sherd::cuda {
 namespace {
 
 constexpr std::string_view kTitle = "sherd matmul algorithms 1";
+constexpr const char* kFolder = "matmul";
 constexpr std::size_t kMaxBytes = std::size_t{4} << 20;  // some ten thousand problems
 constexpr std::size_t kWords = sizeof(cublasLtMatmulAlgo_t) / sizeof(std::uint64_t);
 constexpr std::size_t kHexDigits = 16;  // of a word
@@ -68,8 +69,19 @@ std::string_view take_line(std::string_view& rest) {
 
 AlgorithmCache::AlgorithmCache(const std::string& folder, std::string machine) : machine_(std::move(machine)) {
   if (folder.empty()) return;
-  path_ = fmt::format("{}/matmul/{:016x}.txt", folder, hash_of(machine_));
+  path_ = fmt::format("{}/{}/{:016x}.txt", folder, kFolder, hash_of(machine_));
   entries_ = read();
+}
+
+std::string AlgorithmCache::describe(const std::string& folder) {
+  if (folder.empty()) return "not kept: SHERD_CACHE is set to nothing, or there is no home";
+  std::error_code error;
+  std::filesystem::path place = std::filesystem::path(folder) / kFolder;
+  while (place.has_relative_path() && !std::filesystem::exists(place, error)) place = place.parent_path();
+  if (place.empty()) place = ".";  // of a relative folder
+  if (::access(place.c_str(), W_OK | X_OK) == 0 && std::filesystem::is_directory(place, error))
+    return fmt::format("kept in {}/{}", folder, kFolder);
+  return fmt::format("not kept: {} is no folder that can be written", place.string());
 }
 
 void AlgorithmCache::note(const std::string& what) {

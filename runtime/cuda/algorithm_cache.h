@@ -20,6 +20,8 @@ class AlgorithmCache {
  public:
   /// Reads what is there. `machine` is one line; an empty `folder` keeps nothing.
   AlgorithmCache(const std::string& folder, std::string machine);
+  /// "kept in FOLDER", or "not kept: " and why, as far as can be told without writing.
+  static std::string describe(const std::string& folder);
   /// The workspace's size is not kept: ask GemmPlan::accepts().
   std::optional<GemmAlgorithm> find(const std::string& problem) const;
   /// Adds to the file what it lacks of this process's choices. Processes that write at once may lose each other's

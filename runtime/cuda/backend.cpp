@@ -4,6 +4,7 @@
 #include <cublasLt.h>
 
 #include "runtime/cuda/attention.h"
+#include "runtime/cuda/blas.h"
 #include "runtime/cuda/context.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/nvrtc.h"
@@ -56,6 +57,7 @@ class CudaBackend final : public Backend {
     facts.push_back({"cuDNN", describe_cudnn()});
     facts.push_back({"NVRTC", nvrtc().library.describe(nvrtc().version)});
     facts.push_back({"attention", describe_attention()});
+    facts.push_back({"matmul", describe_matmul()});
     facts.push_back({"driver", driver == 0 ? "none" : "for CUDA " + version_text(driver)});
     if (num_devices_ == 0) facts.push_back({"devices", why_no_devices()});
     for (int i = 0; i < num_devices_; ++i) {

@@ -39,6 +39,15 @@ BlasOptions requested_blas_options() {
   return options;
 }
 
+std::string describe_matmul() {
+  try {
+    const BlasOptions options = requested_blas_options();
+    const std::string precision = options.tf32 ? "f32 rounded to TF32; " : "";
+    if (!options.tune) return precision + "algorithms untimed, by cuBLASLt's own order";
+    return precision + "algorithms timed once, " + AlgorithmCache::describe(options.cache_folder);
+  } catch (const Error& error) { return error.message(); }
+}
+
 Blas::Blas(Context& context, const BlasOptions& options)
     : context_(context), tf32_(options.tf32), workspace_bytes_(advised_workspace(context.properties().major)) {
   choices_ = std::make_unique<GemmChoices>(

@@ -23,6 +23,8 @@ struct BlasOptions {
 };
 /// What SHERD_MATMUL and SHERD_CACHE ask for (comm/rank.h). Throws Error naming an unknown word.
 BlasOptions requested_blas_options();
+/// How products choose their algorithms, for `sherd info`. Never throws.
+std::string describe_matmul();
 
 class Blas {
  public:

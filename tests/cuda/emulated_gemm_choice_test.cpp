@@ -173,6 +173,25 @@ TEST_F(GemmChoice, UnknownRequestsAreNamed) {
   sherd::testing::expect_error([] { requested_blas_options(); }, {"'fastest'", "untuned,fastest", "'tf32'"});
 }
 
+TEST_F(GemmChoice, InfoTellsWhatIsDoneAndWhereItIsKept) {
+  const TempDir folder;
+  {
+    const Variable cache("SHERD_CACHE", folder / "not/yet");
+    EXPECT_EQ(describe_matmul(), "algorithms timed once, kept in " + folder.path() + "/not/yet/matmul");
+  }
+  {
+    const Variable cache("SHERD_CACHE", folder.write("a_file", "") + "/below");
+    EXPECT_EQ(describe_matmul(),
+              "algorithms timed once, not kept: " + folder.path() + "/a_file is no folder that can be written");
+  }
+  const Variable cache("SHERD_CACHE", ""), request("SHERD_MATMUL", "tf32");
+  EXPECT_NE(describe_matmul().find("TF32; algorithms timed once, not kept: SHERD_CACHE"), std::string::npos);
+  const Variable untuned("SHERD_MATMUL", "untuned");
+  EXPECT_NE(describe_matmul().find("untimed"), std::string::npos);
+  const Variable wrong("SHERD_MATMUL", "fast");
+  EXPECT_NE(describe_matmul().find("'fast'"), std::string::npos);
+}
+
 TEST_F(GemmChoice, WithoutMemoryForTrialsTheFavouriteMustDo) {
   Product product(1024, 1024, 2);
   product.g.accumulate = true;

@@ -7,7 +7,9 @@
 
 #include "runtime/cuda/context.h"
 #include "runtime/cuda/gemm.h"
+#include "runtime/cuda/gemm_plan.h"
 #include "tests/cuda/cuda_test.h"
+#include "tests/support/expect_error.h"
 
 namespace sherd::cuda {
 
@@ -232,6 +234,32 @@ TEST_F(CudaGemm, DimsBeyondTheLibraryAreNamed) {
          nullptr);
     FAIL() << "accepted";
   } catch (const Error& e) { EXPECT_NE(e.message().find("2147483648"), std::string::npos) << e.message(); }
+}
+
+// Needs no device: the library itself judges every attribute that is set, and stops at the handle that is none.
+TEST(GemmPlan, TheLibraryTakesItsDescriptions) {
+  for (const auto& [dtype, result] : kTypes)
+    for (const std::int64_t batch : {1, 3}) {
+      const float bias[4] = {};
+      const Gemm g{.dtype = dtype,
+                   .result = result,
+                   .transpose_b = true,
+                   .m = 2,
+                   .n = 4,
+                   .k = 8,
+                   .lda = 8,
+                   .ldb = 8,
+                   .ldc = 4,
+                   .batch = batch,
+                   .stride_a = 16,
+                   .stride_c = 8,
+                   .bias = bias};
+      for (const bool tf32 : {false, true}) {
+        const GemmPlan plan(GemmProblem::of(g, tf32, nullptr, nullptr, nullptr));
+        sherd::testing::expect_error([&] { plan.candidates(nullptr, 1 << 20, 8, bias); },
+                                     {"asking cuBLASLt", "NOT_INITIALIZED"});
+      }
+    }
 }
 
 }  // namespace

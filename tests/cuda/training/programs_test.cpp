@@ -20,6 +20,7 @@ class CudaProgram : public ProgramTest {
   static ProgramEnd on_gpu(const Words& words, Words environment = {}) {
     const char* named = std::getenv("SHERD_CUDA_LIB");
     environment.push_back(fmt::format("SHERD_CUDA_LIB={}", named ? named : SHERD_EMULATED_LIBRARY));
+    environment.push_back("SHERD_CACHE=");  // nothing of the emulated GPU is kept in the user's cache
     return sherd(words, environment);
   }
   ProgramEnd train_on_gpu(Words words, const Words& environment = {}) const {

@@ -132,7 +132,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   return lt_call("cublasLtMatmulAlgoGetHeuristic", [&](Gpu& g) {
     *found = 0;
     const auto* preference = lt_find<LtPreference>(preference_handle);
-    if (!lt_objects().alive.count(handle) || !preference || count <= 0) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!lt_objects().alive.count(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (!preference || count <= 0) return CUBLAS_STATUS_INVALID_VALUE;
     ++g.counters.launches["cublasLtMatmulAlgoGetHeuristic"];
     LtProblem problem;
     if (const cublasStatus_t status = lt_problem(operation, a, b, c, d, problem); status != CUBLAS_STATUS_SUCCESS)
@@ -158,7 +159,8 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDe
                                        cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* algo,
                                        cublasLtMatmulHeuristicResult_t* result) {
   return lt_call("cublasLtMatmulAlgoCheck", [&](Gpu&) {
-    if (!lt_objects().alive.count(handle) || !algo || !result) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!lt_objects().alive.count(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (!algo || !result) return CUBLAS_STATUS_INVALID_VALUE;
     const LtAlgorithm* algorithm = lt_algorithm(*algo);
     if (!algorithm) return CUBLAS_STATUS_INVALID_VALUE;
     LtProblem problem;
