@@ -69,6 +69,8 @@ TEST(BenchSide, FailuresAreNamed) {
   expect_error([] { Side side(shell("echo 17")); }, {"\"17\"", "JSON object"});
   expect_error([] { Side side(shell("echo lost >&2; echo no torch >&2; exit 3")); },
                {"failed with status 3", "its last line on stderr: no torch"});
+  expect_error([] { Side side(shell("echo lost >&2; echo 'no kernel' >&2; echo '  op add' >&2; exit 1")); },
+               {"its last line on stderr: no kernel"});
   expect_error([] { Side side(shell("kill -SEGV $$")); }, {"was killed by signal 11"});
   expect_error([] { Side side(shell("exit 0")); }, {"ended without an answer"});
   expect_error([] { Side side(shell("exec sleep 1000"), std::chrono::milliseconds(50)); },

@@ -145,10 +145,16 @@ void Side::fail_ended() {
 
 std::string Side::last_words() const {
   std::string_view text = errors_;
-  while (!text.empty() && text.back() == '\n') text.remove_suffix(1);
-  if (text.empty()) return {};
-  if (const std::size_t line = text.rfind('\n'); line != std::string_view::npos) text = text.substr(line + 1);
-  return fmt::format("; its last line on stderr: {}", text);
+  for (;;) {
+    while (!text.empty() && text.back() == '\n') text.remove_suffix(1);
+    if (text.empty()) return {};
+    const std::size_t before = text.rfind('\n');
+    const std::string_view line = before == std::string_view::npos ? text : text.substr(before + 1);
+    // An Error goes on in indented lines, which say where it happened.
+    if (!line.starts_with(' ') || before == std::string_view::npos)
+      return fmt::format("; its last line on stderr: {}", line);
+    text = text.substr(0, before);
+  }
 }
 
 int Side::stop(milliseconds goodbye) {
