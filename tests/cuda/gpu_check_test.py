@@ -1,6 +1,7 @@
 """A stage of tools/gpu/gpu_check.sh --dry-run, on a bundle of links into the build tree and the emulated GPU.
 
-Fails if a step fails or takes a minute. Ends with 77 (skipped) if all that is missing are kernels, and names them.
+Fails if a step fails or takes a minute, or a limit of the card is missing. Ends with 77 (skipped) if all that is missing
+are kernels, and names them.
 
 Usage: gpu_check_test.py STAGE SOURCE BUILD
 """
@@ -40,6 +41,7 @@ def main():
         end = subprocess.run([bundle / "gpu_check.sh", stage, "--dry-run"], env=dict(os.environ, OUT=str(out)))
         result = json.loads((out / f"{stage}.json").read_text())
         log = (out / f"{stage}.log").read_text()
+    limits = re.findall(r"no limit: [^\"]*", log)
 
     steps = result["steps"]
     failed = [step["step"] for step in steps if step["status"] not in (0, "absent")]
@@ -47,14 +49,14 @@ def main():
     assert result["stage"] == stage and result["dry_run"] and steps, result
     assert bool(failed) == bool(end.returncode), f"exit status {end.returncode}, failed steps: {failed}"
     sys.stdout.flush()
-    if failed or slow:
-        print(log[-8000:], f"failed: {failed}, slow: {slow}", sep="\n")
+    if failed or slow or limits:
+        print(log[-8000:], f"failed: {failed}, slow: {slow}", *limits, sep="\n")
     # A row may have no kernel for a device; the script has then done its part.
     missing = set(re.findall(r"no cuda:\d+ kernel for \w+", log))
     if failed and missing and all(reasons_of(step, log) for step in failed):
         print("skipped:", *sorted(missing), sep="\n  ")
         return 77
-    return bool(failed or slow)
+    return bool(failed or slow or limits)
 
 
 def reasons_of(step, log):
