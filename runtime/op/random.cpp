@@ -22,7 +22,7 @@ Metas infer_random(const InferCall& call) {
   check(attrs.first >= 0, "{}: the first element's index is {}, which is negative", call.op.name, attrs.first);
   check_step(call, 0);
   if (!call.in.empty() && call.in[0].defined())
-    check(call.in[0].device() == Device::cpu() || call.in[0].device() == attrs.device,
+    check(call.in[0].is_meta() || call.in[0].device() == Device::cpu() || call.in[0].device() == attrs.device,
           "{} draws on {}, its step is on {}", call.op.name, to_string(attrs.device), to_string(call.in[0].device()));
   return one_output(attrs.shape, attrs.dtype);
 }
