@@ -94,7 +94,8 @@ AttentionLibrary* Attention::library() {
 
 void Attention::forward(const AttentionShape& shape, const AttentionForward& tensors) {
   if (AttentionLibrary* other = library(); other && other->forward(shape, tensors)) return;
-  if (flash_takes(shape)) flash_forward(context_.stream(), shape, tensors);
+  if (flash_takes(shape, context_.properties().sharedMemPerBlockOptin))
+    flash_forward(context_.stream(), shape, tensors);
   else tiled_attention_forward(context_.stream(), shape, tensors);
 }
 
@@ -105,7 +106,8 @@ void Attention::backward(const AttentionShape& shape, AttentionBackward tensors)
   const Workspace dot(context_, shape.query_rows() * element);
   tensors.dot = dot.data();
   attention_row_dots(context_.stream(), shape, tensors);
-  if (flash_takes(shape)) flash_backward(context_.stream(), shape, tensors);
+  if (flash_takes(shape, context_.properties().sharedMemPerBlockOptin))
+    flash_backward(context_.stream(), shape, tensors);
   else tiled_attention_backward(context_.stream(), shape, tensors);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // The own kernels of attention, as plain functions that queue them. Letters as in runtime/op/attention.cpp: B batch, H
 // query heads, G heads of keys and values, Tq and Tk positions, K elements per head.
+#include <cstddef>
 #include <cstdint>
 
 #include <cuda_runtime_api.h>
@@ -33,8 +34,8 @@ struct AttentionBackward {
   void* dot = nullptr;  ///< workspace of query_rows() f32 (f64 of f64)
 };
 
-/// Whether flash_* compute this: 16-bit floats, K <= 256.
-bool flash_takes(const AttentionShape& shape);
+/// Whether flash_* compute this on a device with so much shared memory per block: 16-bit floats, K <= 256.
+bool flash_takes(const AttentionShape& shape, std::size_t shared_bytes);
 /// On tensor cores, products of 16-bit floats summed in f32. Queued, deterministic.
 void flash_forward(cudaStream_t stream, const AttentionShape& shape, const AttentionForward& tensors);
 /// Needs attention_row_dots() before.

@@ -212,6 +212,15 @@ void backward(cudaStream_t stream, const AttentionShape& n, const AttentionBackw
 
 }  // namespace
 
+bool flash_takes(const AttentionShape& shape, std::size_t shared_bytes) {
+  if ((shape.dtype != DType::bf16 && shape.dtype != DType::f16) || shape.k > 256) return false;
+  std::size_t needed = 0;  // forward needs less
+  flash::dispatch(shape, [&]<class T>(Type<T>, auto k) {
+    needed = std::max(sizeof(QueryShared<T, k.value>), sizeof(KeyShared<T, k.value>));
+  });
+  return needed <= shared_bytes;
+}
+
 void flash_backward(cudaStream_t stream, const AttentionShape& shape, const AttentionBackward& tensors) {
   flash::dispatch(shape, [&]<class T>(Type<T>, auto k) { backward<T, k.value>(stream, shape, tensors); });
 }

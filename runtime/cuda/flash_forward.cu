@@ -149,8 +149,6 @@ void forward(cudaStream_t stream, const AttentionShape& n, const AttentionForwar
 
 }  // namespace
 
-bool flash_takes(const AttentionShape& n) { return (n.dtype == DType::bf16 || n.dtype == DType::f16) && n.k <= 256; }
-
 void flash_forward(cudaStream_t stream, const AttentionShape& shape, const AttentionForward& tensors) {
   flash::dispatch(shape, [&]<class T>(Type<T>, auto k) { forward<T, k.value>(stream, shape, tensors); });
 }

@@ -230,6 +230,17 @@ TEST_F(OwnAttention, ARecordedGraphRepeatsIt) {
   }
 }
 
+TEST(AttentionChoice, TensorCoresNeedSharedMemory) {
+  const auto takes = [](DType dtype, int k, std::size_t kilobytes) {
+    return cuda::flash_takes({.dtype = dtype, .b = 1, .h = 1, .g = 1, .tq = 1, .tk = 1, .k = k}, kilobytes << 10);
+  };
+  EXPECT_TRUE(takes(DType::bf16, 128, 99));  // what the smallest devices have
+  EXPECT_FALSE(takes(DType::bf16, 256, 99));
+  EXPECT_TRUE(takes(DType::f16, 256, 163));
+  EXPECT_FALSE(takes(DType::f16, 257, 227));
+  EXPECT_FALSE(takes(DType::f32, 64, 227));
+}
+
 TEST(AttentionChoice, IsNamedOrRefused) {
   EXPECT_EQ(cuda::attention_choice(""), AttentionChoice::fast);
   EXPECT_EQ(cuda::attention_choice("fast"), AttentionChoice::fast);
