@@ -32,6 +32,10 @@ def rms_norm(x, w):
     return (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * w
 
 
+def cross_entropy(x, y):
+    return F.cross_entropy(x if DEVICE == "cuda" else x.float(), y)  # the CPU has no bf16 form
+
+
 def backward_of(forward, *inputs):
     inputs = [t.requires_grad_() if t.is_floating_point() else t for t in inputs]
     out = forward(*inputs)
@@ -91,8 +95,8 @@ OPS = {
     "swiglu.forward": lambda: with_inputs(swiglu, normal(N, FF), normal(N, FF)),
     "swiglu.backward": lambda: backward_of(swiglu, normal(N, FF), normal(N, FF)),
     "softmax": lambda: with_inputs(lambda x: x.softmax(1), normal(N, T)),
-    "cross_entropy.forward": lambda: with_inputs(lambda x, y: F.cross_entropy(x.float(), y), normal(T, V), ids(T, V)),
-    "cross_entropy.backward": lambda: backward_of(lambda x, y: F.cross_entropy(x.float(), y), normal(T, V), ids(T, V)),
+    "cross_entropy.forward": lambda: with_inputs(cross_entropy, normal(T, V), ids(T, V)),
+    "cross_entropy.backward": lambda: backward_of(cross_entropy, normal(T, V), ids(T, V)),
     "embedding": lambda: with_inputs(lambda table, i: F.embedding(i, table), normal(V, D), ids(N, V)),
     "adamw": adamw,
     "power_sum": lambda: with_inputs(lambda g: g.norm(), normal(V * D, dtype=torch.float32)),
