@@ -9,46 +9,17 @@
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/attr_types.h"
+#include "runtime/op/optimizer_extents.h"
 
 namespace sherd::cpu {
 
 namespace {
 
 constexpr std::int64_t kGrain = 16384;  // elements per chunk: some 20 us of AdamW
-constexpr std::size_t kMaxLists = 4;
 
 double scalar(const Tensor& t) { return t.dtype() == DType::f64 ? *t.data<double>() : double{*t.data<float>()}; }
 
-/// A run of elements that are adjacent in every list.
-struct Extent {
-  std::byte* at[kMaxLists];  // parameter, states..., gradient
-  std::int64_t count;
-  DType dtype, grad_dtype;
-};
-
-bool follows(const Extent& a, const Extent& b, std::size_t lists) {
-  if (a.dtype != b.dtype || a.grad_dtype != b.grad_dtype) return false;
-  for (std::size_t l = 0; l < lists; ++l) {
-    const std::int64_t size = byte_size(l + 1 == lists ? a.grad_dtype : a.dtype);
-    if (a.at[l] + a.count * size != b.at[l]) return false;
-  }
-  return true;
-}
-
-/// Extents of `lists` lists of n tensors each, empty tensors left out.
-std::vector<Extent> flatten(std::span<const Tensor> in, std::size_t n, std::size_t lists) {
-  std::vector<Extent> extents;
-  for (std::size_t i = 0; i < n; ++i) {
-    if (in[i].numel() == 0) continue;
-    const Tensor& grad = in[(lists - 1) * n + i];
-    check(grad.is_contiguous(), "gradient {} is not dense", i);
-    Extent e{{}, in[i].numel(), in[i].dtype(), grad.dtype()};
-    for (std::size_t l = 0; l < lists; ++l) e.at[l] = static_cast<std::byte*>(in[l * n + i].raw());
-    if (!extents.empty() && follows(extents.back(), e, lists)) extents.back().count += e.count;
-    else extents.push_back(e);
-  }
-  return extents;
-}
+using Extent = OptimizerExtent;
 
 /// Calls fn(extent, begin, end) for ranges that together cover all extents, in parallel.
 template <class Fn>
@@ -114,7 +85,7 @@ void adamw(const KernelCall& call) {
   const auto& a = call.attrs.as<AdamWAttrs>();
   const auto n = static_cast<std::size_t>(a.count);
   const AdamW c = coefficients(a, scalar(call.in[4 * n]), scalar(call.in[4 * n + 1]), scalar(call.in[4 * n + 2]));
-  for_each_range(flatten(call.in, n, 4), [&](const Extent& e, std::int64_t begin, std::int64_t end) {
+  for_each_range(optimizer_extents(call.in, n, 4), [&](const Extent& e, std::int64_t begin, std::int64_t end) {
     visit_types(e, [&]<class T, class G>(Type<T>, Type<G>) {
       const auto at = [&](std::size_t list) { return reinterpret_cast<T*>(e.at[list]) + begin; };
       adamw_range(at(0), at(1), at(2), reinterpret_cast<const G*>(e.at[3]) + begin, end - begin, c);
@@ -150,7 +121,7 @@ void sgd(const KernelCall& call) {
   const bool has_momentum = a.momentum != 0;
   const std::size_t lists = has_momentum ? 3 : 2;
   const Sgd c{scalar(call.in[lists * n]), a.momentum, a.weight_decay, scalar(call.in[lists * n + 1]), a.nesterov};
-  for_each_range(flatten(call.in, n, lists), [&](const Extent& e, std::int64_t begin, std::int64_t end) {
+  for_each_range(optimizer_extents(call.in, n, lists), [&](const Extent& e, std::int64_t begin, std::int64_t end) {
     visit_types(e, [&]<class T, class G>(Type<T>, Type<G>) {
       const auto at = [&](std::size_t list) { return reinterpret_cast<T*>(e.at[list]) + begin; };
       sgd_range(at(0), has_momentum ? at(1) : nullptr, reinterpret_cast<const G*>(e.at[lists - 1]) + begin, end - begin,

@@ -12,12 +12,13 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/launch.h"
 #include "runtime/op/attr_types.h"
+#include "runtime/op/optimizer_extents.h"
 
 namespace sherd::cuda {
 
 namespace {
 
-constexpr int kMaxLists = 4;
+constexpr int kMaxLists = kMaxOptimizerLists;
 constexpr int kBatchExtents = 80;  // a Batch stays below the 4 KB that every device takes as arguments
 constexpr std::int64_t kBlockElements = kPowerSumBlock;
 constexpr unsigned kThreads = 256;
@@ -26,12 +27,7 @@ constexpr int kSteps = 2;  // accesses in flight per list and thread
 
 // ---- tables ----
 
-/// A run of elements that are adjacent in every list.
-struct Extent {
-  std::byte* at[kMaxLists];  // parameter, states..., gradient
-  std::int64_t count;
-  DType dtype, grad_dtype;
-};
+using Extent = OptimizerExtent;
 
 /// Extents of one launch and the running total of their blocks.
 struct Batch {
@@ -57,28 +53,6 @@ __device__ inline Range range_of_block(const Batch& batch) {
   const int before = low == 0 ? 0 : batch.blocks[low - 1];
   const std::int64_t begin = (block_index() - before) * kBlockElements, count = batch.count[low];
   return {low, begin, begin + kBlockElements < count ? begin + kBlockElements : count};
-}
-
-bool follows(const Extent& a, const Extent& b, std::size_t lists) {
-  if (a.dtype != b.dtype || a.grad_dtype != b.grad_dtype) return false;
-  for (std::size_t l = 0; l < lists; ++l)
-    if (a.at[l] + a.count * byte_size(l + 1 == lists ? a.grad_dtype : a.dtype) != b.at[l]) return false;
-  return true;
-}
-
-/// Extents of `lists` lists of n tensors each, empty tensors left out.
-std::vector<Extent> flatten(std::span<const Tensor> in, std::size_t n, std::size_t lists) {
-  std::vector<Extent> extents;
-  for (std::size_t i = 0; i < n; ++i) {
-    if (in[i].numel() == 0) continue;
-    const Tensor& grad = in[(lists - 1) * n + i];
-    check(grad.is_contiguous(), "gradient {} is not dense", i);
-    Extent e{{}, in[i].numel(), in[i].dtype(), grad.dtype()};
-    for (std::size_t l = 0; l < lists; ++l) e.at[l] = static_cast<std::byte*>(in[l * n + i].raw());
-    if (!extents.empty() && follows(extents.back(), e, lists)) extents.back().count += e.count;
-    else extents.push_back(e);
-  }
-  return extents;
 }
 
 std::int64_t blocks_of(const Extent& e) { return (e.count + kBlockElements - 1) / kBlockElements; }
@@ -247,7 +221,7 @@ void update(const KernelCall& call, std::size_t n, const Rule* rule) {
       default: return with(batch, blocks, type, Type<f16>{});
     }
   };
-  for_each_batch(flatten(call.in, n, Rule::kStates + 2), [&](const Batch& batch, const Extent& types, unsigned blocks) {
+  for_each_batch(optimizer_extents(call.in, n, Rule::kStates + 2), [&](const Batch& batch, const Extent& types, unsigned blocks) {
     if (types.dtype == DType::f64) with_grad(batch, blocks, types.grad_dtype, Type<double>{});
     else with_grad(batch, blocks, types.grad_dtype, Type<float>{});
   });
