@@ -1,6 +1,10 @@
+// A root mesh owns a group per axis, made when the mesh is made; everything else refers to a root by lists of its axes.
+// Slices and flattened axes are found again, so that equal ones are one object and their layouts too.
 #include "dtensor/mesh.h"
 
+#include <algorithm>
 #include <atomic>
+#include <map>
 
 #include "dtensor/layer.h"
 #include "runtime/comm/world.h"
@@ -8,47 +12,238 @@
 
 namespace sherd {
 
+struct DeviceMesh::Root {
+  std::shared_ptr<ProcessGroup> group;
+  std::vector<Axis> axes;
+  std::vector<int> coordinates;
+  std::map<std::vector<int>, std::shared_ptr<ProcessGroup>> groups;  // by axes: single ones, flattened ones, all
+  std::map<std::string, std::vector<int>> flattened;                 // axes by the name they go by
+  // Meshes over these axes that are alive. Ranks that are threads have roots of their own.
+  std::vector<std::weak_ptr<const Impl>> meshes;
+};
+
 namespace {
+
+using Axis = DeviceMesh::Axis;
+
 int ranks_of(const std::shared_ptr<ProcessGroup>& group) {
   check(group != nullptr, "a mesh needs a process group; world_group() is that of all ranks");
   return group->size();
 }
+
+std::string describe_axes(std::span<const Axis> axes) {
+  std::string text;
+  for (const Axis& a : axes) text += fmt::format("{}{}={}", text.empty() ? "" : ",", a.name, a.size);
+  return fmt::format("mesh({})", text);
+}
+
+void check_axes(std::span<const Axis> axes, int ranks) {
+  check(!axes.empty(), "a mesh needs at least one axis");
+  std::int64_t product = 1;
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    check(!axes[i].name.empty(), "a mesh axis needs a name");
+    check(axes[i].size >= 1, "mesh axis \"{}\" has size {}", axes[i].name, axes[i].size);
+    for (std::size_t j = 0; j < i; ++j)
+      check(axes[j].name != axes[i].name, "{}: two axes are named \"{}\"", describe_axes(axes), axes[i].name);
+    product *= axes[i].size;
+  }
+  check(product == ranks, "{} has {} places, the group has {} ranks", describe_axes(axes), product, ranks);
+}
+
+// Ranks, numbered row-major by `axes`, that differ from the one at `coordinates` along those only.
+std::vector<int> ranks_along(std::span<const Axis> all, std::span<const int> coordinates, std::span<const int> axes) {
+  std::vector<int> ranks;
+  std::vector<int> place(coordinates.begin(), coordinates.end());
+  const auto rank_at = [&] {
+    int rank = 0;
+    for (std::size_t a = 0; a < all.size(); ++a) rank = rank * all[a].size + place[a];
+    return rank;
+  };
+  int count = 1;
+  for (int a : axes) count *= all[static_cast<std::size_t>(a)].size;
+  for (int i = 0; i < count; ++i) {
+    int rest = i;
+    for (std::size_t k = axes.size(); k-- > 0;) {
+      const auto a = static_cast<std::size_t>(axes[k]);
+      place[a] = rest % all[a].size;
+      rest /= all[a].size;
+    }
+    ranks.push_back(rank_at());
+  }
+  return ranks;
+}
+
+std::vector<int> all_axes(std::size_t count) {
+  std::vector<int> axes;
+  for (std::size_t a = 0; a < count; ++a) axes.push_back(static_cast<int>(a));
+  return axes;
+}
+
 }  // namespace
 
 DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::string axis)
     : DeviceMesh(group, std::vector<Axis>{{std::move(axis), ranks_of(group)}}) {}
 
 DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> axes) {
-  static std::atomic<std::uint64_t> next_id{1};
-  check(!axes.empty(), "a mesh needs at least one axis");
-  std::int64_t product = 1;
-  for (const Axis& a : axes) {
-    check(!a.name.empty(), "a mesh axis needs a name");
-    check(a.size >= 1, "mesh axis \"{}\" has size {}", a.name, a.size);
-    product *= a.size;
-  }
-  const int ranks = ranks_of(group);
-  check(product == ranks, "the mesh has {} places, the group has {} ranks", product, ranks);
-  check(axes.size() == 1,
-        "a mesh of {} axes: this version shards over one axis only (2-D meshes and HYBRID_SHARD come with tensor "
-        "parallelism)",
-        axes.size());
-  const std::vector<int> coordinates{group->rank()};
-  impl_ = std::make_shared<const Impl>(Impl{next_id++, std::move(group), std::move(axes), coordinates});
+  static thread_local std::vector<std::weak_ptr<Root>> roots;
+  check_axes(axes, ranks_of(group));
   install_distributed_layer();
+  std::erase_if(roots, [](const auto& r) { return r.expired(); });
+  std::shared_ptr<Root> root;
+  for (const auto& r : roots)
+    if (const auto known = r.lock(); known && known->group == group && known->axes == axes) root = known;
+  if (!root) {
+    root = std::make_shared<Root>();
+    root->group = group;
+    root->axes = axes;
+    root->coordinates.resize(axes.size());
+    for (int rest = group->rank(), a = static_cast<int>(axes.size()) - 1; a >= 0; --a) {
+      root->coordinates[static_cast<std::size_t>(a)] = rest % axes[static_cast<std::size_t>(a)].size;
+      rest /= axes[static_cast<std::size_t>(a)].size;
+    }
+    root->groups[all_axes(axes.size())] = group;
+    if (axes.size() > 1)
+      for (int a = 0; a < static_cast<int>(axes.size()); ++a)
+        root->groups[{a}] = group->subgroup(ranks_along(axes, root->coordinates, {&a, 1}));
+    roots.push_back(root);
+  }
+  impl_ = mesh_over(root, axes, [&] {
+    std::vector<std::vector<int>> lists;
+    for (int a = 0; a < static_cast<int>(axes.size()); ++a) lists.push_back({a});
+    return lists;
+  }());
+}
+
+std::shared_ptr<const DeviceMesh::Impl> DeviceMesh::mesh_over(const std::shared_ptr<Root>& root,
+                                                              const std::vector<Axis>& axes,
+                                                              const std::vector<std::vector<int>>& root_axes) {
+  static std::atomic<std::uint64_t> next_id{1};
+  std::erase_if(root->meshes, [](const auto& m) { return m.expired(); });
+  for (const auto& m : root->meshes)
+    if (auto known = m.lock(); known && known->axes == axes && known->root_axes == root_axes) return known;
+  auto impl = std::make_shared<Impl>();
+  impl->id = next_id++;
+  impl->root = root;
+  impl->axes = axes;
+  impl->root_axes = root_axes;
+  for (const std::vector<int>& list : root_axes) {
+    impl->groups.push_back(root->groups.at(list));
+    int coordinate = 0;
+    for (int a : list) {
+      const auto i = static_cast<std::size_t>(a);
+      coordinate = coordinate * root->axes[i].size + root->coordinates[i];
+    }
+    impl->coordinates.push_back(coordinate);
+  }
+  root->meshes.push_back(impl);
+  return impl;
 }
 
 DeviceMesh DeviceMesh::world() { return DeviceMesh(world_group(), "dp"); }
+DeviceMesh DeviceMesh::from_launcher(std::vector<Axis> axes) { return DeviceMesh(world_group(), std::move(axes)); }
 
-ProcessGroup& DeviceMesh::group(int axis) const {
+std::size_t DeviceMesh::index(int axis) const {
   check(axis >= 0 && axis < ndim(), "axis {} of {}", axis, describe());
-  return *impl_->group;
+  return static_cast<std::size_t>(axis);
 }
 
-std::string DeviceMesh::describe() const {
-  std::string text;
-  for (const Axis& a : impl_->axes) text += fmt::format("{}{}={}", text.empty() ? "" : ",", a.name, a.size);
-  return fmt::format("mesh({})", text);
+int DeviceMesh::only_axis(const char* what) const {
+  check(ndim() == 1, "{} of {}: say of which axis, by index or name", what, describe());
+  return 0;
 }
+
+bool DeviceMesh::has_axis(std::string_view name) const {
+  return std::any_of(axes().begin(), axes().end(), [&](const Axis& a) { return a.name == name; });
+}
+
+int DeviceMesh::axis(std::string_view name) const {
+  for (int a = 0; a < ndim(); ++a)
+    if (axis_name(a) == name) return a;
+  fail("{} has no axis \"{}\"", describe(), name);
+}
+
+int DeviceMesh::num_ranks() const {
+  int product = 1;
+  for (const Axis& a : axes()) product *= a.size;
+  return product;
+}
+
+ProcessGroup* DeviceMesh::joint_group(std::span<const int> axes) const {
+  std::vector<int> list;
+  for (int a : axes) list.insert(list.end(), root_axes(a).begin(), root_axes(a).end());
+  const auto group = impl_->root->groups.find(list);
+  return group == impl_->root->groups.end() ? nullptr : group->second.get();
+}
+
+DeviceMesh DeviceMesh::slice(std::span<const std::string> names) const {
+  check(!names.empty(), "{}: a slice needs the name of at least one axis", describe());
+  std::vector<Axis> axes;
+  std::vector<std::vector<int>> root_axes;
+  int last = -1;
+  for (const std::string& name : names) {
+    std::vector<int> list;
+    int size = 0;
+    if (has_axis(name)) {
+      const int a = axis(name);
+      list.assign(this->root_axes(a).begin(), this->root_axes(a).end());
+      size = this->size(a);
+    } else {  // flattened axes go by their name too
+      const auto known = impl_->root->flattened.find(name);
+      check(known != impl_->root->flattened.end(), "{} has no axis \"{}\"", describe(), name);
+      list = known->second;
+      size = impl_->root->groups.at(list)->size();
+    }
+    check(list.front() > last, "{}: axes of a slice are named in the order of the mesh, \"{}\" comes too late",
+          describe(), name);
+    last = list.back();
+    axes.push_back({name, size});
+    root_axes.push_back(std::move(list));
+  }
+  return DeviceMesh(mesh_over(impl_->root, axes, root_axes));
+}
+
+DeviceMesh DeviceMesh::flatten(std::span<const std::string> names, std::string name) const {
+  check(!names.empty(), "{}: flatten() needs the names of axes", describe());
+  std::vector<int> list;
+  std::string joined;
+  for (const std::string& n : names) {
+    const int a = axis(n);
+    check(list.empty() || root_axes(a).front() > list.back(),
+          "{}: axes are flattened in the order of the mesh, \"{}\" comes too late", describe(), n);
+    list.insert(list.end(), root_axes(a).begin(), root_axes(a).end());
+    joined += (joined.empty() ? "" : "_") + n;
+  }
+  if (name.empty()) name = std::move(joined);
+  Root& root = *impl_->root;
+  for (std::size_t a = 0; a < root.axes.size(); ++a)
+    check(root.axes[a].name != name || list == std::vector<int>{static_cast<int>(a)},
+          "{}: \"{}\" is an axis already; name the flattened axes differently", describe(), name);
+  if (const auto known = root.flattened.find(name); known != root.flattened.end())
+    check(known->second == list, "{}: \"{}\" names other flattened axes already", describe(), name);
+  auto& group = root.groups[list];
+  if (!group) group = root.group->subgroup(ranks_along(root.axes, root.coordinates, list));
+  root.flattened[name] = list;
+  return DeviceMesh(mesh_over(impl_->root, {{name, group->size()}}, {list}));
+}
+
+DeviceMesh DeviceMesh::flatten() const {
+  std::vector<std::string> names;
+  for (const Axis& a : axes()) names.push_back(a.name);
+  return flatten(names);
+}
+
+DeviceMesh DeviceMesh::root() const {
+  std::vector<std::vector<int>> lists;
+  for (int a = 0; a < static_cast<int>(impl_->root->axes.size()); ++a) lists.push_back({a});
+  return DeviceMesh(mesh_over(impl_->root, impl_->root->axes, lists));
+}
+
+std::vector<int> DeviceMesh::ranks() const {
+  std::vector<int> list;
+  for (int a = 0; a < ndim(); ++a) list.insert(list.end(), root_axes(a).begin(), root_axes(a).end());
+  return ranks_along(impl_->root->axes, impl_->root->coordinates, list);
+}
+
+std::string DeviceMesh::describe() const { return describe_axes(axes()); }
 
 }  // namespace sherd

@@ -1,50 +1,105 @@
 #pragma once
-// DeviceMesh: the ranks of a job as a named grid. Today a line of ranks; the types are those of the n-D mesh.
+// DeviceMesh: the ranks of a job as a named grid, row-major, slowest axis first. Slices and flattened axes are meshes
+// of their own that share the groups of the mesh they come from.
+//
+//   mesh(dp=2,tp=3)     ranks  0 1 2      mesh["tp"]  of rank 4: ranks 3 4 5, coordinate 1
+//                              3 4 5      mesh["dp"]  of rank 4: ranks 1 4,   coordinate 1
+#include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/comm/process_group.h"
 
 namespace sherd {
 
-/// A cheap value handle. Making the first one installs the distributed layer of the dispatcher.
+/// A cheap value handle. Making the first one installs the distributed layer of the dispatcher. Two handles are equal
+/// if they are the same axes over the same group.
 class DeviceMesh {
  public:
   struct Axis {
     std::string name;
     int size = 1;
+    friend bool operator==(const Axis&, const Axis&) = default;
   };
 
   /// One axis over the ranks of `group`.
   explicit DeviceMesh(std::shared_ptr<ProcessGroup> group, std::string axis = "dp");
-  /// Named axes over the ranks of `group`, slowest first; their product must be its size. More than one axis is
-  /// refused by name: n-D meshes come with tensor parallelism.
+  /// Named axes over the ranks of `group`, slowest first; their product must be its size, names differ. Collective over
+  /// the group if there are two axes or more: each axis gets a group of its own.
   DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> axes);
   /// One axis "dp" over all ranks of the job; connects to the launcher's peers on first use.
   static DeviceMesh world();
+  /// Named axes over all ranks of the job.
+  static DeviceMesh from_launcher(std::vector<Axis> axes);
 
   int ndim() const { return static_cast<int>(impl_->axes.size()); }
-  const std::string& axis_name(int axis = 0) const { return impl_->axes[static_cast<std::size_t>(axis)].name; }
-  int size(int axis = 0) const { return impl_->axes[static_cast<std::size_t>(axis)].size; }
+  const std::vector<Axis>& axes() const { return impl_->axes; }
+  const std::string& axis_name(int axis = 0) const { return impl_->axes[index(axis)].name; }
+  /// Index of the axis of that name; Error naming those there are.
+  int axis(std::string_view name) const;
+  bool has_axis(std::string_view name) const;
+  /// Ranks along an axis; of a mesh with one axis, which need not be named.
+  int size() const { return size(only_axis("size()")); }
+  int size(int axis) const { return impl_->axes[index(axis)].size; }
+  /// Ranks of the whole mesh.
+  int num_ranks() const;
   /// This rank's coordinate along an axis.
-  int coordinate(int axis = 0) const { return impl_->coordinates[static_cast<std::size_t>(axis)]; }
-  ProcessGroup& group(int axis = 0) const;
+  int coordinate() const { return coordinate(only_axis("coordinate()")); }
+  int coordinate(int axis) const { return impl_->coordinates[index(axis)]; }
+  std::span<const int> coordinates() const { return impl_->coordinates; }
+  /// The ranks that differ from this one in the coordinate along `axis` only.
+  ProcessGroup& group() const { return group(only_axis("group()")); }
+  ProcessGroup& group(int axis) const { return *impl_->groups[index(axis)]; }
+  ProcessGroup& group(std::string_view axis_name) const { return group(axis(axis_name)); }
+  /// The ranks that differ along the given axes only, numbered row-major in that order; null if there is no such group
+  /// (all axes in order have one, others after flatten()). Local.
+  ProcessGroup* joint_group(std::span<const int> axes) const;
+
+  /// The mesh of some axes, in this mesh's order: shares their groups. All of them: this mesh. Local.
+  DeviceMesh slice(std::span<const std::string> names) const;
+  DeviceMesh slice(std::initializer_list<std::string> names) const {
+    return slice(std::span(names.begin(), names.size()));
+  }
+  DeviceMesh operator[](const std::string& name) const { return slice({name}); }
+  /// One axis in place of adjacent ones, as a mesh of one axis; named after them, joined by "_", unless told otherwise.
+  /// Collective over the root mesh at the first call with these axes. Error if the name is taken by others.
+  DeviceMesh flatten(std::span<const std::string> names, std::string name = {}) const;
+  DeviceMesh flatten(std::initializer_list<std::string> names, std::string name = {}) const {
+    return flatten(std::span(names.begin(), names.size()), std::move(name));
+  }
+  DeviceMesh flatten() const;
+  /// The mesh that this one is a slice of; itself if it is none.
+  DeviceMesh root() const;
+  /// Axes of the root that make up `axis` here: one, or those that were flattened.
+  std::span<const int> root_axes(int axis) const { return impl_->root_axes[index(axis)]; }
+  /// Ranks of the root's group along the mesh through this rank, row-major.
+  std::vector<int> ranks() const;
+
   /// Unique within the process; equal handles share it.
   std::uint64_t id() const { return impl_->id; }
-  /// "mesh(dp=4)".
+  /// "mesh(dp=2,tp=3)".
   std::string describe() const;
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.impl_ == b.impl_; }
 
  private:
   friend class Spec;
+  struct Root;
   struct Impl {
-    std::uint64_t id;
-    std::shared_ptr<ProcessGroup> group;
+    std::uint64_t id = 0;
+    std::shared_ptr<Root> root;
     std::vector<Axis> axes;
-    std::vector<int> coordinates;
+    std::vector<std::vector<int>> root_axes;            // per axis
+    std::vector<std::shared_ptr<ProcessGroup>> groups;  // per axis
+    std::vector<int> coordinates;                       // per axis
   };
   explicit DeviceMesh(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  static std::shared_ptr<const Impl> mesh_over(const std::shared_ptr<Root>& root, const std::vector<Axis>& axes,
+                                               const std::vector<std::vector<int>>& root_axes);
+  std::size_t index(int axis) const;
+  int only_axis(const char* what) const;
   std::shared_ptr<const Impl> impl_;
 };
 

@@ -3,44 +3,90 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <tuple>
 
 #include "runtime/tensor/tensor.h"
 
 namespace sherd {
+
+namespace {
+
+using AxesOfDim = std::vector<std::vector<int>>;
+
+// The axes in the order in which they cut: those that `order` names, then the others.
+std::vector<int> complete_order(const DeviceMesh& mesh, std::span<const int> order) {
+  std::vector<int> all;
+  for (int axis : order) {
+    check(axis >= 0 && axis < mesh.ndim() && std::find(all.begin(), all.end(), axis) == all.end(),
+          "the order of splitting names axis {}, twice or not one of {}", axis, mesh.describe());
+    all.push_back(axis);
+  }
+  for (int axis = 0; axis < mesh.ndim(); ++axis)
+    if (std::find(all.begin(), all.end(), axis) == all.end()) all.push_back(axis);
+  return all;
+}
+
+AxesOfDim split_dims(std::span<const Placement> placements, std::span<const int> order) {
+  AxesOfDim dims;
+  for (int axis : order) {
+    const Placement& p = placements[static_cast<std::size_t>(axis)];
+    if (!p.is_shard()) continue;
+    check(p.dim >= 0 && p.dim < kMaxDims, "Shard({}): no such dim", p.dim);
+    const auto d = static_cast<std::size_t>(p.dim);
+    if (dims.size() <= d) dims.resize(d + 1);
+    dims[d].push_back(axis);
+  }
+  return dims;
+}
+
+}  // namespace
+
+std::string to_string(const Placement& placement) {
+  if (placement.is_shard()) return fmt::format("S{}", placement.dim);
+  if (!placement.is_partial()) return "R";
+  return placement.reduce == ReduceKind::sum ? "P" : fmt::format("P{}", name(placement.reduce));
+}
 
 Spec::Range chunk_range(std::int64_t n, int parts, int r) {
   const std::int64_t c = (n + parts - 1) / parts;
   return {std::min(r * c, n), std::min((r + 1) * c, n)};
 }
 
-const Spec* Spec::of(const DeviceMesh& mesh, std::span<const Placement> placements) {
+const Spec* Spec::of(const DeviceMesh& mesh, std::span<const Placement> placements, std::span<const int> order) {
   check(static_cast<int>(placements.size()) == mesh.ndim(), "{} placements for {}", placements.size(), mesh.describe());
-  using Key = std::pair<std::uint64_t, std::vector<std::tuple<int, int, int>>>;
+  AxesOfDim dims = split_dims(placements, complete_order(mesh, order));
+  struct Key {
+    std::uint64_t mesh;
+    AxesOfDim dims;
+    std::vector<int> partial;
+    auto operator<=>(const Key&) const = default;
+  };
   static std::mutex mutex;
   static std::map<Key, std::unique_ptr<const Spec>> interned;  // immortal by design
-  Key key{mesh.id(), {}};
-  for (const Placement& p : placements)
-    key.second.emplace_back(static_cast<int>(p.kind), p.dim, static_cast<int>(p.reduce));
+  Key key{mesh.id(), dims, {}};
+  for (const Placement& p : placements) key.partial.push_back(p.is_partial() ? static_cast<int>(p.reduce) : -1);
   std::lock_guard lock(mutex);
-  auto& entry = interned[key];
-  if (!entry) entry.reset(new Spec(mesh, placements));
+  auto& entry = interned[std::move(key)];
+  if (!entry) entry.reset(new Spec(mesh, placements, std::move(dims)));
   return entry.get();
 }
 
-Spec::Spec(const DeviceMesh& mesh, std::span<const Placement> placements)
+Spec::Spec(const DeviceMesh& mesh, std::span<const Placement> placements, AxesOfDim axes_of_dim)
     : mesh_(mesh.impl_),
+      mesh_id_(mesh.id()),
       axes_(mesh.impl_->axes),
       coordinates_(mesh.impl_->coordinates),
-      placements_(placements.begin(), placements.end()) {
-  for (std::size_t axis = 0; axis < placements_.size(); ++axis) {
-    const Placement& p = placements_[axis];
-    if (!p.is_shard()) continue;
-    check(p.dim >= 0 && p.dim < kMaxDims, "Shard({}): no such dim", p.dim);
-    if (axes_of_dim_.size() <= static_cast<std::size_t>(p.dim))
-      axes_of_dim_.resize(static_cast<std::size_t>(p.dim) + 1);
-    axes_of_dim_[static_cast<std::size_t>(p.dim)].push_back(static_cast<int>(axis));
+      axes_of_dim_(std::move(axes_of_dim)) {
+  for (Placement p : placements) {
+    if (!p.is_shard()) p.dim = 0;
+    if (!p.is_partial()) p.reduce = ReduceKind::sum;
+    is_partial_ |= p.is_partial();
+    is_replicated_ &= p.is_replicate();
+    placements_.push_back(p);
   }
+}
+
+const Spec* Spec::replicate(const DeviceMesh& mesh) {
+  return of(mesh, std::vector<Placement>(static_cast<std::size_t>(mesh.ndim())));
 }
 
 const Spec& Spec::from(const Tensor& tensor) {
@@ -55,9 +101,32 @@ DeviceMesh Spec::mesh() const {
   return DeviceMesh(std::move(impl));
 }
 
+const Distributed* Spec::replicated() const { return is_replicated_ ? this : replicate(mesh()); }
+
 std::span<const int> Spec::axes_of(int dim) const {
   if (static_cast<std::size_t>(dim) >= axes_of_dim_.size()) return {};
   return axes_of_dim_[static_cast<std::size_t>(dim)];
+}
+
+int Spec::num_shards(int dim) const {
+  int parts = 1;
+  for (int axis : axes_of(dim)) parts *= axis_size(axis);
+  return parts;
+}
+
+std::vector<int> Spec::order() const {
+  std::vector<int> axes;
+  for (const std::vector<int>& list : axes_of_dim_) axes.insert(axes.end(), list.begin(), list.end());
+  return axes;
+}
+
+const Spec* Spec::with(int axis, Placement placement) const {
+  std::vector<Placement> placements = placements_;
+  placements[static_cast<std::size_t>(axis)] = placement;
+  std::vector<int> axes = order();
+  std::erase(axes, axis);
+  axes.push_back(axis);
+  return of(mesh(), placements, axes);
 }
 
 Spec::Range Spec::range_at(int dim, std::int64_t size, std::span<const int> coordinates) const {
@@ -72,11 +141,18 @@ Spec::Range Spec::range_at(int dim, std::int64_t size, std::span<const int> coor
 
 Spec::Range Spec::local_range(int dim, std::int64_t size) const { return range_at(dim, size, coordinates_); }
 
+Dims Spec::local_offset(const Shape& shape) const {
+  Dims offset;
+  for (int d = 0; d < shape.size(); ++d) offset.push_back(local_range(d, shape[d]).begin);
+  return offset;
+}
+
 Shape Spec::local_shape(const Shape& shape) const {
   check(static_cast<int>(axes_of_dim_.size()) <= shape.size(), "placement {} cuts dim {} of a tensor of shape {}",
         describe(), axes_of_dim_.size() - 1, to_string(shape));
   Shape local = shape;
-  for (int d = 0; d < shape.size(); ++d) local[d] = local_range(d, shape[d]).size();
+  for (int d = 0; d < static_cast<int>(axes_of_dim_.size()); ++d)
+    if (!axes_of_dim_[static_cast<std::size_t>(d)].empty()) local[d] = local_range(d, shape[d]).size();
   return local;
 }
 

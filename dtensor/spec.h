@@ -1,9 +1,14 @@
 #pragma once
 // Spec: the layout of a distributed tensor. Per tensor dim it keeps the *ordered list of mesh axes that split it*, so
 // two axes on one dim (FSDP over TP) need no placement of their own. Padding is never part of the meaning.
+//
+//   f32[8]{0: tp,dp} on mesh(dp=2,tp=2)      tp cuts first       tp 0          tp 1
+//                                            dp 0 holds      rows 0 1      rows 4 5
+//                                            dp 1 holds      rows 2 3      rows 6 7
+#include <initializer_list>
 #include <memory>
-#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "dtensor/mesh.h"
@@ -15,36 +20,62 @@ namespace sherd {
 /// Interned and immortal: equal layouts on one mesh are one object, so comparing is comparing pointers.
 class Spec final : public Distributed {
  public:
-  /// One placement per mesh axis. Shard dims must be >= 0 (normalised by the caller).
-  static const Spec* of(const DeviceMesh& mesh, std::span<const Placement> placements);
+  /// One placement per mesh axis. Shard dims must be >= 0 (normalised by the caller). Axes that cut the same dim cut it
+  /// in mesh order, or as `order` says: axes, the first cuts first; those it does not name come after, in mesh order.
+  static const Spec* of(const DeviceMesh& mesh, std::span<const Placement> placements, std::span<const int> order = {});
+  static const Spec* of(const DeviceMesh& mesh, std::initializer_list<Placement> placements,
+                        std::initializer_list<int> order = {}) {
+    return of(mesh, std::span(placements.begin(), placements.size()), std::span(order.begin(), order.size()));
+  }
   static const Spec* of(const DeviceMesh& mesh, Placement placement) { return of(mesh, std::span(&placement, 1)); }
+  static const Spec* replicate(const DeviceMesh& mesh);
   /// The Spec of a distributed tensor; throws Error on a plain one.
   static const Spec& from(const class Tensor& tensor);
 
   DeviceMesh mesh() const;
+  std::uint64_t mesh_id() const { return mesh_id_; }
+  int num_axes() const { return static_cast<int>(placements_.size()); }
+  int axis_size(int axis) const { return axes_[static_cast<std::size_t>(axis)].size; }
+  int coordinate(int axis) const { return coordinates_[static_cast<std::size_t>(axis)]; }
   std::span<const Placement> placements() const { return placements_; }
+  const Placement& placement(int axis) const { return placements_[static_cast<std::size_t>(axis)]; }
   /// Mesh axes that split tensor dim `dim`, outermost cut first.
   std::span<const int> axes_of(int dim) const;
+  /// Into how many parts dim `dim` is cut.
+  int num_shards(int dim) const;
+  bool is_partial() const override { return is_partial_; }
+  bool is_replicated() const override { return is_replicated_; }
+  const Distributed* replicated() const override;
+
+  /// This layout with another placement along one axis. A new Shard cuts what the other axes left: it is the innermost.
+  const Spec* with(int axis, Placement placement) const;
+  /// An order of the axes, as for of(), that gives this layout again.
+  std::vector<int> order() const;
 
   struct Range {
     std::int64_t begin = 0, end = 0;
     std::int64_t size() const { return end - begin; }
+    friend bool operator==(const Range&, const Range&) = default;
   };
   /// The part of dim `dim` (of `size` elements) that the rank at `coordinates` (default: this one) holds.
   Range local_range(int dim, std::int64_t size) const;
   Range range_at(int dim, std::int64_t size, std::span<const int> coordinates) const;
+  /// Index of this rank's first element per dim.
+  Dims local_offset(const Shape& shape) const;
 
   Shape local_shape(const Shape& shape) const override;
   std::string describe() const override;
 
  private:
-  Spec(const DeviceMesh& mesh, std::span<const Placement> placements);
+  Spec(const DeviceMesh& mesh, std::span<const Placement> placements, std::vector<std::vector<int>> axes_of_dim);
 
   std::weak_ptr<const DeviceMesh::Impl> mesh_;  // a layout does not keep the group alive
+  std::uint64_t mesh_id_;
   std::vector<DeviceMesh::Axis> axes_;
   std::vector<int> coordinates_;
   std::vector<Placement> placements_;          // per mesh axis
   std::vector<std::vector<int>> axes_of_dim_;  // per tensor dim, as far as any is split
+  bool is_partial_ = false, is_replicated_ = true;
 };
 
 /// Chunk rule: part r of n elements cut for `parts` ranks is [min(r*c, n), min((r+1)*c, n)) with c = ceil(n/parts).

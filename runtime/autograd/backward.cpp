@@ -223,7 +223,9 @@ void backward(const Tensor& root, const BackwardOptions& options) {
   Tensor grad = options.grad;
   if (!grad.defined()) {
     check(root.numel() == 1, "backward from {} needs a cotangent: only a one-element root has a default", root);
+    // A value that lies on ranks is one value: its cotangent is 1 once, on all of them, also where it is a sum of parts.
     grad = full(root.shape(), 1.0, root.dtype(), root.device());
+    if (root.is_distributed()) grad = Tensor::distributed(root.shape(), root.layout()->replicated(), grad);
   }
   check(grad.shape() == root.shape() && grad.dtype() == root.dtype(), "the cotangent {} does not match the root {}",
         grad, root);
@@ -257,7 +259,9 @@ void register_grad_hook(const Tensor& tensor, GradHook hook, HookOptions options
 Tensor VjpCall::grad(std::size_t i) const {
   if (has_grad(i)) return node_.pending[i];
   const TensorMeta& meta = node_.output_metas[i];
-  return zeros(meta.shape, meta.dtype, meta.device);
+  if (!meta.layout) return zeros(meta.shape, meta.dtype, meta.device);
+  const Distributed* layout = meta.layout->is_partial() ? meta.layout->replicated() : meta.layout;
+  return Tensor::distributed(meta.shape, layout, zeros(layout->local_shape(meta.shape), meta.dtype, meta.device));
 }
 
 Tensor VjpCall::take_grad(std::size_t i) {

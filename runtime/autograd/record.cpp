@@ -22,6 +22,7 @@ void push_meta(SmallVec<TensorMeta, N>& metas, const Tensor& t) {
   m.shape = t.shape();
   m.dtype = t.dtype();
   m.device = t.device();
+  m.layout = t.layout();
 }
 
 // Whether the maker of `t` can compute it again: then backward asks it, and the bytes need not be kept.

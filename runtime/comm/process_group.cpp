@@ -33,6 +33,10 @@ CommCounts& CommCounts::operator-=(const CommCounts& other) {
   return *this;
 }
 
+std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(std::span<const int>) {
+  fail("a {} group cannot be divided", kind());
+}
+
 std::shared_ptr<ProcessGroup> make_single_group() {
   comm::BoardOptions options{.rank = 0, .size = 1, .window_bytes = 0, .is_one_process = true, .has_died = {}};
   return std::make_shared<comm::BoardGroup>("single", comm::Board::heap_memory(1, 0), options);

@@ -121,6 +121,11 @@ class ProcessGroup {
   virtual WorkPtr all_to_all(std::span<const SwapPart> parts) = 0;
   virtual void barrier() = 0;
 
+  /// The group of some of these ranks, which are numbered in the order of `ranks`. Collective over this group: every
+  /// rank calls it and names the group it will be in; lists of two ranks are equal or share no rank. A group of its own:
+  /// calls, sequence numbers, deadline; poisoned with this one. Error, on every rank, if a list is none of these.
+  virtual std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks);
+
   /// Between two ranks: the others take no part. A send ends when the peer has received everything, so two ranks that
   /// first send to each other wait for each other; the deadline names both calls. Lists must agree in types and counts.
   virtual WorkPtr send(std::span<const FlatPart> parts, int to) = 0;

@@ -20,6 +20,7 @@ class Slot;
 class CaptureSink;
 class BackwardPass;
 class ProcessGroup;
+class CommCounter;
 class HazardChecker;
 class Trace;
 
@@ -63,6 +64,9 @@ class RankContext {
   StepPhase phase = StepPhase::forward;
   /// Where this thread writes down what it does, or null; see trace.h.
   Trace* trace = nullptr;
+
+  /// The innermost scope that counts collectives, or null; see comm/comm_counter.h.
+  CommCounter* comm_counter = nullptr;
 
   /// Path of the module whose forward runs now; the strings live as long as the context.
   const std::string* module_path = nullptr;

@@ -95,6 +95,20 @@ struct ArangeAttrs {
     if (device != Device::cpu()) v.field("device", kind_name(device));
   }
 };
+/// Where the elements of a part lie among those of the whole, both row-major: runs of `run` elements, `count` runs
+/// `stride` apart, and that again every `outer_stride`. Element i of the part is element
+/// first + i / run / count * outer_stride + i / run % count * stride + i % run of the whole, `first` being a field of
+/// the attributes. run = 0: the part is one run.
+struct ElementRuns {
+  std::int64_t run = 0, count = 1, stride = 0, outer_stride = 0;
+  void visit(AttrVisitor& v) const {
+    if (run == 0) return;
+    v.local_field("run", run);
+    v.local_field("count", count);
+    v.local_field("stride", stride);
+    v.local_field("outer", outer_stride);
+  }
+};
 /// Random rows: `key` hashes (seed, module path or parameter name, purpose, call index); element i of the result is
 /// drawn for global element first + i. The optional 0-d i64 tensor input is the step and goes into the counter.
 struct RandomAttrs {
@@ -104,6 +118,7 @@ struct RandomAttrs {
   std::int64_t first = 0;
   float a = 0, b = 1;  ///< normal: mean, std; uniform: low, high
   Device device{};
+  ElementRuns runs{};
   void visit(AttrVisitor& v) const {
     v.field("shape", shape);
     v.field("dtype", dtype);
@@ -112,16 +127,19 @@ struct RandomAttrs {
     v.field("a", static_cast<double>(a));
     v.field("b", static_cast<double>(b));
     if (device != Device::cpu()) v.field("device", kind_name(device));
+    runs.visit(v);
   }
 };
 struct DropoutAttrs {
   float p = 0;
   std::uint64_t key = 0;
   std::int64_t first = 0;  ///< global index of the first element (data coordinate x local elements)
+  ElementRuns runs{};
   void visit(AttrVisitor& v) const {
     v.field("p", static_cast<double>(p));
     v.field("key", key);
     v.local_field("first", first);
+    runs.visit(v);
   }
 };
 struct NormAttrs {
@@ -146,13 +164,31 @@ struct RopeAttrs {
     v.field("inverse", inverse);
   }
 };
+/// Which part of a vocabulary (rows of a table, columns of logits) a call sees: ids outside it belong to other ranks
+/// and count as absent here. total = 0: all of it.
+struct VocabularyPart {
+  std::int64_t first = 0, total = 0;
+  void visit(AttrVisitor& v) const {
+    if (total == 0) return;
+    v.local_field("first_id", first);
+    v.field("total_ids", total);
+  }
+};
 struct CrossEntropyAttrs {
   std::int64_t ignore_index = -100;
-  void visit(AttrVisitor& v) const { v.field("ignore", ignore_index); }
+  VocabularyPart part{};
+  void visit(AttrVisitor& v) const {
+    v.field("ignore", ignore_index);
+    part.visit(v);
+  }
 };
 struct EmbeddingAttrs {
-  std::int64_t rows = 0;  ///< embedding_backward: rows of the table
-  void visit(AttrVisitor& v) const { v.field("rows", rows); }
+  std::int64_t rows = 0;  ///< embedding_backward: rows of the table, or of the part of it
+  VocabularyPart part{};
+  void visit(AttrVisitor& v) const {
+    v.field("rows", rows);
+    part.visit(v);
+  }
 };
 /// adamw over lists: inputs are n parameters, n first moments, n second moments, n gradients, then the 0-d f32
 /// tensors lr, step (f32, counted from 1) and scale (gradients are multiplied by it; clipping).
@@ -189,11 +225,15 @@ struct CollectiveAttrs {
   ProcessGroup* group = nullptr;
   int kind = 0;           ///< ReduceKind of reductions
   int root = 0;           ///< broadcast
-  std::int64_t rows = 0;  ///< all_gather: dim-0 size of the result
+  std::int64_t rows = 0;  ///< all_gather, all_to_all: size of `dim` in the result
+  int dim = 0;            ///< all_gather, all_to_all: joined; reduce_scatter: cut
+  int split_dim = 0;      ///< all_to_all: cut
   void visit(AttrVisitor& v) const {
     v.field("kind", kind);
     v.field("root", root);
     v.field("rows", rows);
+    v.field("dim", dim);
+    v.field("split", split_dim);
   }
 };
 

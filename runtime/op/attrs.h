@@ -34,7 +34,7 @@ class AttrVisitor {
 
 /// An attribute struct is trivially copyable, at most kMaxAttrBytes, and has
 /// `void visit(AttrVisitor& v) const { v.field("dim", dim); }`.
-inline constexpr std::size_t kMaxAttrBytes = 120;
+inline constexpr std::size_t kMaxAttrBytes = 144;
 
 class Attrs {
  public:

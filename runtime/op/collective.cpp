@@ -116,12 +116,14 @@ Tensor all_reduce(Tensor x, ProcessGroup& group, ReduceKind kind) {
   return call(op, CollectiveAttrs{.group = &group, .kind = static_cast<int>(kind)}, contiguous(std::move(x)));
 }
 
-Tensor all_gather(Tensor x, ProcessGroup& group, std::int64_t rows) {
+Tensor all_gather(Tensor x, ProcessGroup& group, std::int64_t rows, int dim) {
+  check(dim == 0, "all_gather joins along dim 0, not {}", dim);
   static const Op& op = find_op("all_gather");
   return call(op, CollectiveAttrs{.group = &group, .rows = rows}, contiguous(std::move(x)));
 }
 
-Tensor reduce_scatter(Tensor x, ProcessGroup& group, ReduceKind kind) {
+Tensor reduce_scatter(Tensor x, ProcessGroup& group, ReduceKind kind, int dim) {
+  check(dim == 0, "reduce_scatter cuts dim 0, not {}", dim);
   static const Op& op = find_op("reduce_scatter");
   return call(op, CollectiveAttrs{.group = &group, .kind = static_cast<int>(kind)}, contiguous(std::move(x)));
 }

@@ -235,7 +235,7 @@ void call_op_into(const Op& op, std::span<Tensor> in, const Attrs& attrs, const 
 }
 
 Tensors call_below_autograd(OpCall& call) {
-  if ((flags_of(call.in) | flags_of(call.into)) & TensorImpl::kDistributed) [[unlikely]] {
+  if (((flags_of(call.in) | flags_of(call.into)) & TensorImpl::kDistributed) || call.op.traits.placement) [[unlikely]] {
     const LayerFunction layer = g_dist_layer.load(std::memory_order_acquire);
     check(layer != nullptr, "distributed tensors need a mesh");
     return layer(call);

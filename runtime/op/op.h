@@ -30,6 +30,7 @@ struct Traits {
   bool collective = false;     ///< communicates; its kernel takes no address that waits, see Exec::stream
   bool effect = false;         ///< does something besides its outputs: never dropped, moved or differentiated
   bool accumulates = false;    ///< the kernel honours KernelCall::accumulate
+  bool placement = false;      ///< changes where a tensor lies (redistribute, from_local): the dist layer runs it
   bool local_extents = false;  ///< on distributed tensors it works on each rank's own elements (optimizer, norms)
 };
 

@@ -88,6 +88,9 @@ Tensor prod(Tensor x, std::vector<int> dims = {}, bool keep_dims = false);
 Tensor any(Tensor x, std::vector<int> dims = {}, bool keep_dims = false);
 Tensor all(Tensor x, std::vector<int> dims = {}, bool keep_dims = false);
 Tensor argmax(Tensor x, int dim, bool keep_dims = false);
+/// Mean squared distance from the mean, over n - correction: 1 as statisticians have it, 0 as norms do. 0-element
+/// slices and n <= correction give NaN.
+Tensor var(Tensor x, std::vector<int> dims = {}, int correction = 1, bool keep_dims = false);
 /// Sums over the dims along which `shape` would be broadcast to x's shape.
 Tensor sum_to(Tensor x, const Shape& shape);
 
@@ -119,6 +122,19 @@ Tensor stack(std::vector<Tensor> tensors, int dim);
 Tensor embedding(Tensor table, Tensor ids);
 /// Elements of x [..., N, ...] along `dim` at `index` (1-d, i32 or i64).
 Tensor index_select(Tensor x, int dim, Tensor index);
+/// out[..., i, ...] = x[..., index[..., i, ...], ...]: x and index (i32 or i64) have as many dims, index is no larger
+/// than x along the others. An index outside the dim is an Error naming it.
+Tensor gather(Tensor x, int dim, Tensor index);
+/// x with source's elements written (the last in row-major order wins) or added where `index` says; index and source
+/// have one shape, which is no larger than x's along the other dims.
+Tensor scatter(Tensor x, int dim, Tensor index, Tensor source);
+Tensor scatter_add(Tensor x, int dim, Tensor index, Tensor source);
+/// The k largest of each slice along `dim`, largest first, equal ones in order; and their indices (i64). NaN is
+/// largest, as in PyTorch.
+struct TopK {
+  Tensor values, indices;
+};
+TopK topk(Tensor x, std::int64_t k, int dim = -1);
 
 // ---- normalisation, attention, loss ----
 Tensor softmax(Tensor x, int dim);
@@ -168,10 +184,12 @@ void fill_into(const Tensor& target, double value);
 // ---- collectives as rows: functional, on plain tensors ----
 /// Reduces over the group; the same bits on every rank.
 Tensor all_reduce(Tensor x, ProcessGroup& group, ReduceKind kind = ReduceKind::sum);
-/// Concatenates the ranks' parts along dim 0 (equal other dims; dim-0 sizes by the chunk rule of `rows` rows).
-Tensor all_gather(Tensor x, ProcessGroup& group, std::int64_t rows);
-/// Sums (or reduces) x [rows, ...] over the group and keeps this rank's chunk of rows.
-Tensor reduce_scatter(Tensor x, ProcessGroup& group, ReduceKind kind = ReduceKind::sum);
+/// Concatenates the ranks' parts along `dim` to `size` elements of it (equal other dims; sizes by the chunk rule).
+Tensor all_gather(Tensor x, ProcessGroup& group, std::int64_t size, int dim = 0);
+/// Sums (or reduces) x over the group and keeps this rank's chunk of `dim`.
+Tensor reduce_scatter(Tensor x, ProcessGroup& group, ReduceKind kind = ReduceKind::sum, int dim = 0);
+/// From cut along `joined_dim` (which has `size` elements on all ranks together) to cut along `split_dim`.
+Tensor all_to_all(Tensor x, ProcessGroup& group, int joined_dim, std::int64_t size, int split_dim);
 Tensor broadcast_from(Tensor x, ProcessGroup& group, int root);
 
 }  // namespace sherd

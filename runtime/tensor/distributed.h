@@ -12,6 +12,12 @@ class Distributed {
  public:
   /// Shape of this rank's part of a tensor of global shape `shape`.
   virtual Shape local_shape(const Shape& shape) const = 0;
+  /// Ranks hold terms, which a reduction makes the value.
+  virtual bool is_partial() const = 0;
+  /// Every rank holds the whole value.
+  virtual bool is_replicated() const = 0;
+  /// The layout on the same mesh of which that is true.
+  virtual const Distributed* replicated() const = 0;
   /// "{0: dp}", "{+dp}", "{}".
   virtual std::string describe() const = 0;
 

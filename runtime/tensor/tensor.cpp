@@ -1,6 +1,8 @@
 #include "runtime/tensor/tensor.h"
 
 #include <algorithm>
+#include <array>
+#include <numeric>
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
@@ -76,11 +78,32 @@ Tensor Tensor::over(Ref<Storage> storage, const Shape& shape, const Strides& str
   return make(std::move(storage), shape, strides, offset, dtype, device);
 }
 
+namespace {
+// Steps of a dense tensor of `shape` whose dims lie in memory in the order of the local part's: contiguous() and
+// reshape() of the whole then ask for what the part needs.
+Strides strides_like(const Tensor& local, const Shape& shape) {
+  if (local.is_contiguous()) return contiguous_strides(shape);
+  std::array<int, kMaxDims> dims{};
+  std::iota(dims.begin(), dims.end(), 0);
+  std::stable_sort(dims.begin(), dims.begin() + shape.size(),
+                   [&](int a, int b) { return local.strides()[a] > local.strides()[b]; });
+  Strides strides = Dims::filled(shape.size(), 0);
+  std::int64_t step = 1;
+  for (int i = shape.size() - 1; i >= 0; --i) {
+    const int d = dims[static_cast<std::size_t>(i)];
+    strides[d] = step;
+    step *= std::max<std::int64_t>(shape[d], 1);
+  }
+  return strides;
+}
+}  // namespace
+
 Tensor Tensor::distributed(const Shape& shape, const Distributed* layout, const Tensor& local) {
   if (const Shape expected = layout->local_shape(shape); local.shape() != expected)
     fail("a tensor of shape {} with placement {} has local shape {} here, got {}", shape, layout->describe(), expected,
          local.shape());
-  Tensor t = make_dense({}, shape, local.dtype(), local.device());
+  Tensor t = make({}, shape, strides_like(local, shape), 0, local.dtype(), local.device());
+  t.impl_->contiguous = local.is_contiguous();
   t.impl_->flags |= TensorImpl::kDistributed;
   t.impl_->layout = layout;
   t.impl_->local = local.impl_;
@@ -112,7 +135,7 @@ Tensor Tensor::scalar(double value, DType dtype) {
 
 namespace {
 void check_readable(const Tensor& t, std::string_view what) {
-  check(!t.is_distributed(), "{}: {} is distributed; use full_tensor() or local()", what, t);
+  check(!t.is_distributed(), "{}: {} is spread over ranks; use full_tensor() or local()", what, t);
   check(!t.is_meta(), "{}: {} is on the meta device and has no values; materialize the model first", what, t);
   if (CaptureSink* capture = RankContext::current().capture) capture->refuse_read(t, what);
 }
@@ -126,6 +149,7 @@ Tensor on_host(const Tensor& t) {
 
 double Tensor::item_as_double() const {
   check(numel() == 1, "item() needs one element, got {}", *this);
+  if (is_distributed() && layout()->is_replicated()) return local().item_as_double();
   check_readable(*this, "item()");
   if (device() != Device::cpu()) return on_host(*this).item_as_double();
   return visit_dtype(dtype(), [&]<class T>(Type<T>) { return convert<double>(*data<T>()); });
@@ -133,6 +157,7 @@ double Tensor::item_as_double() const {
 
 template <class T>
 std::vector<T> Tensor::to_vector() const {
+  if (is_distributed() && layout()->is_replicated()) return local().to_vector<T>();
   check_readable(*this, "to_vector()");
   if (device() != Device::cpu()) return on_host(*this).to_vector<T>();
   std::vector<T> result;

@@ -23,9 +23,10 @@ void release_node(Node* node);
 struct TensorMeta {
   Shape shape;
   DType dtype = DType::f32;
-  Strides strides{};        ///< of views; of a fresh output if its dims lie in another order in memory
-  std::int64_t offset = 0;  ///< views only: elements from the start of the storage
-  Device device{};          ///< on the tape only: where the tensor was
+  Strides strides{};                    ///< of views; of a fresh output if its dims lie in another order in memory
+  std::int64_t offset = 0;              ///< views only: elements from the start of the storage
+  Device device{};                      ///< on the tape only: where the tensor was
+  const Distributed* layout = nullptr;  ///< on the tape only: how it was spread, if it was
 };
 
 /// One block per tensor: no field of it allocates.

@@ -25,14 +25,16 @@ TEST(DeviceMesh, OneAxisOverTheRanksOfAGroup) {
     });
 }
 
-TEST(DeviceMesh, HandlesAreEqualMeshesMadeApartAreNot) {
+TEST(DeviceMesh, F111_EqualityIsOfGroupAndAxes) {
   const Group group = make_single_group();
-  const DeviceMesh mesh(group), other(group);
+  const DeviceMesh mesh(group), same(group), renamed(group, "fsdp"), apart(make_single_group());
   const DeviceMesh copy = mesh;  // NOLINT: the copy is what is tested
   EXPECT_EQ(mesh, copy);
-  EXPECT_EQ(mesh.id(), copy.id());
-  EXPECT_FALSE(mesh == other);
-  EXPECT_NE(mesh.id(), other.id());
+  EXPECT_EQ(mesh, same);
+  EXPECT_EQ(mesh.id(), same.id());
+  EXPECT_FALSE(mesh == renamed);
+  EXPECT_FALSE(mesh == apart);
+  EXPECT_NE(mesh.id(), apart.id());
 }
 
 TEST(DeviceMesh, WorldIsAllRanksOfTheJob) {
@@ -51,7 +53,7 @@ TEST(DeviceMesh, RefusalsNameWhatIsWrong) {
     expect_error([&] { DeviceMesh(group, Axes{{"dp", 0}}); }, {"\"dp\"", "size 0"});
     expect_error([&] { DeviceMesh(group, Axes{{"dp", 3}}); }, {"3 places", "2 ranks"});
     expect_error([&] { DeviceMesh(group, Axes{{"dp", 2}, {"tp", 2}}); }, {"4 places", "2 ranks"});
-    expect_error([&] { DeviceMesh(group, Axes{{"dp", 2}, {"tp", 1}}); }, {"2 axes", "one axis only"});
+    expect_error([&] { DeviceMesh(group, Axes{{"dp", 2}, {"dp", 1}}); }, {"two axes", "\"dp\""});
     expect_error([&] { DeviceMesh(group, "dp").group(1); }, {"axis 1", "mesh(dp=2)"});
     expect_error([&] { DeviceMesh(nullptr, "dp"); }, {"needs a process group"});
   });

@@ -31,8 +31,7 @@ TEST(ChunkRange, GivesEveryRankCeilRowsUntilTheyAreUsedUp) {
 }
 
 TEST(Spec, EqualLayoutsOnOneMeshAreOneObject) {
-  const Group group = make_single_group();
-  const DeviceMesh mesh(group), other(group);
+  const DeviceMesh mesh(make_single_group()), other(make_single_group());
   EXPECT_EQ(Spec::of(mesh, Shard(0)), Spec::of(mesh, Shard(0)));
   EXPECT_EQ(Spec::of(mesh, Replicate()), Spec::of(mesh, Replicate()));
   EXPECT_NE(Spec::of(mesh, Shard(0)), Spec::of(mesh, Shard(1)));
