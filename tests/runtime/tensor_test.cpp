@@ -87,6 +87,9 @@ class SecondHalf final : public Distributed {
     local[0] = shape[0] / 2;
     return local;
   }
+  bool is_partial() const override { return false; }
+  bool is_replicated() const override { return false; }
+  const Distributed* replicated() const override { return nullptr; }
   std::string describe() const override { return "{0: dp}"; }
 };
 
