@@ -9,7 +9,7 @@
 #include "runtime/cpu/math.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/cpu/tile.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/element_runs.h"
 #include "runtime/op/philox.h"
 
 namespace sherd::cpu {
@@ -34,10 +34,10 @@ Stream stream_of(std::uint64_t key, std::span<const Tensor> in, std::size_t step
 std::uint32_t low(std::uint64_t x) { return static_cast<std::uint32_t>(x); }
 std::uint32_t high(std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); }
 
-// The words of blocks first, first + 1, ... as four rows of kBlocks.
-void draw_words(const Stream& stream, std::int64_t first, std::uint32_t (&words)[4][kBlocks]) {
+// The words of these blocks as four rows of kBlocks.
+void draw_words(const Stream& stream, const std::uint64_t (&blocks)[kBlocks], std::uint32_t (&words)[4][kBlocks]) {
   for (std::int64_t i = 0; i < kBlocks; ++i) {
-    const auto block = static_cast<std::uint64_t>(first + i);
+    const std::uint64_t block = blocks[i];
     const auto word =
         philox4x32({low(block), high(block), low(stream.step), high(stream.step)}, {low(stream.key), high(stream.key)});
     for (std::size_t w = 0; w < 4; ++w) words[w][i] = word[w];
@@ -74,21 +74,46 @@ struct Normal {
   }
 };
 
-/// Calls fn(offset, values, count) with the drawn values of elements first + begin, ..., first + end - 1.
+/// Which elements of the whole a call draws.
+struct Part {
+  std::int64_t first;
+  ElementRuns runs;
+};
+
+/// Calls fn(offset, values, count) with the drawn values of the part's elements begin, ..., end - 1.
 template <class Transform, class Fn>
-void for_each_drawn(const Stream& stream, const Transform& transform, std::int64_t first, std::int64_t begin,
+void for_each_drawn(const Stream& stream, const Transform& transform, const Part& part, std::int64_t begin,
                     std::int64_t end, const Fn& fn) {
+  std::uint64_t blocks[kBlocks] = {};
   std::uint32_t words[4][kBlocks];
   float rows[4][kBlocks], values[kDrawn];
+  struct Piece {
+    std::int64_t from, count;  // of the drawn values
+  };
+  Piece pieces[kBlocks];
+  RunCursor cursor(part.first, part.runs, begin);
   std::int64_t at = begin;
   while (at < end) {
-    const std::int64_t block = (first + at) / 4, skip = (first + at) % 4;
-    const std::int64_t count = std::min(end - at, kDrawn - skip);
-    draw_words(stream, block, words);
+    // Pieces of runs, as many as the blocks hold.
+    std::int64_t used = 0, count = 0, num_pieces = 0;
+    while (used < kBlocks && at + count < end) {
+      const std::int64_t block = cursor.place() / 4, skip = cursor.place() % 4;
+      const std::int64_t n = std::min({end - at - count, cursor.left(), 4 * (kBlocks - used) - skip});
+      pieces[num_pieces++] = {4 * used + skip, n};
+      for (const std::int64_t last = used + (skip + n + 3) / 4, base = block - used; used < last; ++used)
+        blocks[used] = static_cast<std::uint64_t>(base + used);
+      count += n;
+      cursor.advance(n);
+    }
+    draw_words(stream, blocks, words);
     transform(words, rows);
     for (std::int64_t i = 0; i < kBlocks; ++i)
       for (std::int64_t w = 0; w < 4; ++w) values[4 * i + w] = rows[w][i];
-    fn(at, values + skip, count);
+    const std::int64_t start = pieces[0].from;
+    float* to = values + start + pieces[0].count;
+    for (std::int64_t p = 1; p < num_pieces; ++p)
+      to = std::copy_n(values + pieces[p].from, pieces[p].count, to);  // forwards: pieces only move down
+    fn(at, values + start, count);
     at += count;
   }
 }
@@ -100,7 +125,7 @@ void draw(const KernelCall& call) {
   const Stream stream = stream_of(attrs.key, call.in, 0);
   const Transform transform{attrs.a, attrs.b};
   parallel_for(out.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-    for_each_drawn(stream, transform, attrs.first, begin, end,
+    for_each_drawn(stream, transform, {attrs.first, attrs.runs}, begin, end,
                    [&](std::int64_t at, const float* values, std::int64_t n) {
                      write_tile(out.raw(), out.dtype(), at, values, n);
                    });
@@ -119,7 +144,7 @@ void dropout(const KernelCall& call) {
     const C scale = p < 1 ? C{1} / (C{1} - static_cast<C>(p)) : C{0};
     parallel_for(out.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
       C buffer[kDrawn], kept[kDrawn];
-      for_each_drawn(stream, Uniform{0, 1}, attrs.first, begin, end,
+      for_each_drawn(stream, Uniform{0, 1}, {attrs.first, attrs.runs}, begin, end,
                      [&](std::int64_t at, const float* values, std::int64_t n) {
                        const C* in = reader.read(at, n, buffer);
                        for (std::int64_t i = 0; i < n; ++i) kept[i] = values[i] >= p ? in[i] * scale : C{0};

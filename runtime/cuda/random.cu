@@ -1,6 +1,7 @@
-// Random rows from Philox4x32-10 (op/philox.h), with the bits of the CPU: element i lies in block i / 4, word i % 4,
-// whatever the launch. A thread draws two blocks, eight elements. Uniform values and dropout's masks are those of the
-// CPU bit for bit; normal ones differ by the rounding of the logarithm.
+// Random rows from Philox4x32-10 (op/philox.h), with the bits of the CPU: element i of the whole lies in block i / 4,
+// word i % 4, whatever part is drawn and whatever the launch. A thread makes eight elements: two blocks where runs
+// begin and end on multiples of eight, else as many blocks as the eight lie in. Uniform values and dropout's masks are
+// those of the CPU bit for bit; normal ones differ by the rounding of the logarithm.
 #include <bit>
 #include <cmath>
 
@@ -8,7 +9,8 @@
 #include "runtime/cuda/device.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/launch.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/cuda/walk.h"
+#include "runtime/op/element_runs.h"
 #include "runtime/op/philox.h"
 
 namespace sherd::cuda {
@@ -91,7 +93,7 @@ struct Normal {
   }
 };
 
-/// The eight values of a thread: global elements [8 group, 8 group + 8).
+/// The eight values of a thread: elements [8 group, 8 group + 8) of the whole.
 template <class Transform>
 __device__ void draw_group(const Source& source, const Transform& transform, std::uint64_t group,
                            float (&values)[kGroup]) {
@@ -104,66 +106,104 @@ __device__ void draw_group(const Source& source, const Transform& transform, std
   }
 }
 
-/// Elements of one call: `count` from global element `first` on. Aligned: every thread's eight are whole and on a
-/// boundary of vectors, but for the last's.
-struct Range {
+/// Which elements of the whole a call draws, `count` of them. In groups: runs and their places are multiples of eight,
+/// and so are the addresses, so every thread's eight are whole and vectors, but for the last's.
+struct Part {
   std::int64_t first, count;
-  bool aligned;
+  ElementRuns runs;
+  bool in_groups;
+  FastDivide groups_per_run, runs_per_row;
+
+  __device__ std::uint64_t group_of(std::int64_t thread) const {
+    const std::int64_t start = first / kGroup;
+    if (runs.run == 0) return static_cast<std::uint64_t>(start + thread);
+    std::uint32_t within, row;
+    const std::uint32_t outer =
+        runs_per_row.divide(groups_per_run.divide(static_cast<std::uint32_t>(thread), within), row);
+    return static_cast<std::uint64_t>(start + (outer * runs.outer_stride + row * runs.stride) / kGroup + within);
+  }
 };
 
-Range range_of(std::int64_t first, const Tensor& out, const void* in) {
+Part part_of(std::int64_t first, const ElementRuns& runs, const Tensor& out, const void* in) {
+  Part part{first, out.numel(), runs, false, {}, {}};
   const auto bits = reinterpret_cast<std::uintptr_t>(out.raw()) | reinterpret_cast<std::uintptr_t>(in);
-  return {first, out.numel(), first % kGroup == 0 && bits % 16 == 0};
+  part.in_groups = bits % 16 == 0 && first % kGroup == 0;
+  if (runs.run == 0) return part;
+  const bool small = part.count / kGroup < kMaxLaunch;  // as the divisions want it
+  part.in_groups =
+      part.in_groups && small && runs.run % kGroup == 0 && runs.stride % kGroup == 0 && runs.outer_stride % kGroup == 0;
+  if (!part.in_groups) return part;
+  // A part is never larger than 2^30 groups, nor do counts beyond that matter.
+  const auto bounded = [](std::int64_t n) { return static_cast<std::uint32_t>(std::min(n, kMaxLaunch)); };
+  part.groups_per_run = FastDivide(bounded(runs.run / kGroup));
+  part.runs_per_row = FastDivide(bounded(runs.count));
+  return part;
 }
 
-unsigned blocks_of(const Range& range) {
-  if (range.count == 0) return 0;
-  const std::int64_t groups = (range.first + range.count - 1) / kGroup - range.first / kGroup + 1;
-  return static_cast<unsigned>((groups + kThreads - 1) / kThreads);
+unsigned blocks_of(const Part& part) {
+  constexpr std::int64_t kPerBlock = std::int64_t{kGroup} * kThreads;
+  return static_cast<unsigned>((part.count + kPerBlock - 1) / kPerBlock);
+}
+
+/// Calls fn(element of the part, drawn value) for up to eight elements from `at` on, wherever they lie.
+template <class Transform, class Fn>
+__device__ void for_each_drawn(const Part& part, const Source& source, const Transform& transform, std::int64_t at,
+                               const Fn& fn) {
+  const std::int64_t end = at + kGroup < part.count ? at + kGroup : part.count;
+  RunCursor cursor(part.first, part.runs, at);
+  std::int64_t drawn = -1;
+  float values[4] = {};
+#pragma unroll 1
+  for (; at < end; ++at) {
+    const std::int64_t place = cursor.place(), block = place / 4;
+    if (block != drawn) {
+      std::uint32_t words[4];
+      draw_words(source, static_cast<std::uint64_t>(block), words);
+      transform(words, values);
+      drawn = block;
+    }
+    const auto w = static_cast<int>(place % 4);
+    fn(at, w < 2 ? (w == 0 ? values[0] : values[1]) : (w == 2 ? values[2] : values[3]));
+    cursor.advance(1);
+  }
 }
 
 template <class T, class Transform>
-__global__ void draw_kernel(T* out, Range range, Source source, Transform transform) {
-  const std::int64_t group = range.first / kGroup + grid_thread();
-  const std::int64_t at = group * kGroup - range.first;
-  if (at >= range.count) return;
+__global__ void draw_kernel(T* out, Part part, Source source, Transform transform) {
+  const std::int64_t thread = grid_thread(), at = thread * kGroup;
+  if (at >= part.count) return;
+  if (!part.in_groups || at + kGroup > part.count)
+    return for_each_drawn(part, source, transform, at, [&](std::int64_t i, float value) { out[i] = cast<T>(value); });
   float values[kGroup];
-  draw_group(source, transform, static_cast<std::uint64_t>(group), values);
-  if (range.aligned && at + kGroup <= range.count) {
-    Vec<T, kGroup> v;
+  draw_group(source, transform, part.group_of(thread), values);
+  Vec<T, kGroup> v;
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) v[i] = cast<T>(values[i]);
-    store_vec(out + at, v);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i)
-      if (at + i >= 0 && at + i < range.count) out[at + i] = cast<T>(values[i]);
-  }
+  for (int i = 0; i < kGroup; ++i) v[i] = cast<T>(values[i]);
+  store_vec(out + at, v);
 }
 
+/// [0, 1) as it is drawn.
+struct Unit {
+  __device__ void operator()(const std::uint32_t (&words)[4], float (&values)[4]) const {
+    for (int i = 0; i < 4; ++i) values[i] = unit(words[i]);
+  }
+};
+
 template <class T>
-__global__ void dropout_kernel(const T* x, T* out, Range range, Source source, float p, Compute<T> scale) {
+__global__ void dropout_kernel(const T* x, T* out, Part part, Source source, float p, Compute<T> scale) {
   using C = Compute<T>;
-  const std::int64_t group = range.first / kGroup + grid_thread();
-  const std::int64_t at = group * kGroup - range.first;
-  if (at >= range.count) return;
-  bool kept[kGroup];
-  for (std::uint64_t half = 0; half < 2; ++half) {
-    std::uint32_t words[4];
-    draw_words(source, 2 * static_cast<std::uint64_t>(group) + half, words);
-    for (std::uint64_t i = 0; i < 4; ++i) kept[4 * half + i] = unit(words[i]) >= p;
-  }
-  if (range.aligned && at + kGroup <= range.count) {
-    Vec<T, kGroup> v = load_vec<kGroup>(x + at);
+  const std::int64_t thread = grid_thread(), at = thread * kGroup;
+  if (at >= part.count) return;
+  if (!part.in_groups || at + kGroup > part.count)
+    return for_each_drawn(part, source, Unit{}, at, [&](std::int64_t i, float value) {
+      out[i] = from_compute<T>(value >= p ? to_compute(x[i]) * scale : C{0});
+    });
+  float values[kGroup];
+  draw_group(source, Unit{}, part.group_of(thread), values);
+  Vec<T, kGroup> v = load_vec<kGroup>(x + at);
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) v[i] = from_compute<T>(kept[i] ? to_compute(v[i]) * scale : C{0});
-    store_vec(out + at, v);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i)
-      if (at + i >= 0 && at + i < range.count)
-        out[at + i] = from_compute<T>(kept[i] ? to_compute(x[at + i]) * scale : C{0});
-  }
+  for (int i = 0; i < kGroup; ++i) v[i] = from_compute<T>(values[i] >= p ? to_compute(v[i]) * scale : C{0});
+  store_vec(out + at, v);
 }
 
 /// Calls fn(Type<T>{}) with the type of a floating dtype.
@@ -181,10 +221,10 @@ template <class Transform>
 void draw(const KernelCall& call) {
   const auto& attrs = call.attrs.as<RandomAttrs>();
   const Tensor& out = call.out[0];
-  const Range range = range_of(attrs.first, out, nullptr);
+  const Part part = part_of(attrs.first, attrs.runs, out, nullptr);
   visit_float(out.dtype(), [&]<class T>(Type<T>) {
-    launch(context_of(call).stream(), draw_kernel<T, Transform>, {.blocks = blocks_of(range), .threads = kThreads},
-           out.mutable_data<T>(), range, source_of(attrs.key, call, 0), Transform(attrs.a, attrs.b));
+    launch(context_of(call).stream(), draw_kernel<T, Transform>, {.blocks = blocks_of(part), .threads = kThreads},
+           out.mutable_data<T>(), part, source_of(attrs.key, call, 0), Transform(attrs.a, attrs.b));
   });
 }
 
@@ -193,13 +233,13 @@ void dropout(const KernelCall& call) {
   const Tensor& out = call.out[0];
   Context& context = context_of(call);
   const Dense x(context, call.in[0]);
-  const Range range = range_of(attrs.first, out, x.data());
+  const Part part = part_of(attrs.first, attrs.runs, out, x.data());
   const float p = attrs.p;
   visit_float(out.dtype(), [&]<class T>(Type<T>) {
     using C = Compute<T>;
     const C scale = p < 1 ? C{1} / (C{1} - static_cast<C>(p)) : C{0};
-    launch(context.stream(), dropout_kernel<T>, {.blocks = blocks_of(range), .threads = kThreads},
-           static_cast<const T*>(x.data()), out.mutable_data<T>(), range, source_of(attrs.key, call, 1), p, scale);
+    launch(context.stream(), dropout_kernel<T>, {.blocks = blocks_of(part), .threads = kThreads},
+           static_cast<const T*>(x.data()), out.mutable_data<T>(), part, source_of(attrs.key, call, 1), p, scale);
   });
 }
 

@@ -1,6 +1,8 @@
 // Random rows. A value depends on (key, step, global element index) only: the key says which stream, the step goes
-// into the counter, and `first` is the global index of this tensor's element 0. Nothing is stateful, so any part of a
-// tensor can be drawn anywhere, in any order, with the same bits; recomputing a forward repeats its dropout.
+// into the counter, and `first` and `runs` say which elements of the whole this tensor holds (element_runs.h). Nothing
+// is stateful, so any part of a tensor can be drawn anywhere, in any order, with the same bits; recomputing a forward
+// repeats its dropout.
+#include "runtime/op/element_runs.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/vjp.h"
 
@@ -19,7 +21,7 @@ Metas infer_random(const InferCall& call) {
   const auto& attrs = call.attrs.as<RandomAttrs>();
   for (std::int64_t d : attrs.shape) check(d >= 0, "a shape has no negative dims, got {}", attrs.shape);
   check(is_floating(attrs.dtype), "{} draws floats, not {}", call.op.name, name(attrs.dtype));
-  check(attrs.first >= 0, "{}: the first element's index is {}, which is negative", call.op.name, attrs.first);
+  check_runs(attrs.first, attrs.runs);
   check_step(call, 0);
   if (!call.in.empty() && call.in[0].defined())
     check(call.in[0].is_meta() || call.in[0].device() == Device::cpu() || call.in[0].device() == attrs.device,
@@ -34,7 +36,7 @@ Metas infer_dropout(const InferCall& call) {
   const Tensor& x = required(call, 0);
   check(is_floating(x.dtype()), "dropout of {}: it scales, so it needs a float", x);
   check(attrs.p >= 0 && attrs.p <= 1, "dropout with probability {}; it lies in 0..1", attrs.p);
-  check(attrs.first >= 0, "dropout: the first element's index is {}, which is negative", attrs.first);
+  check_runs(attrs.first, attrs.runs);
   check_step(call, 1);
   return one_output(x.shape(), x.dtype());
 }

@@ -4,8 +4,10 @@
 #include <cmath>
 
 #include "runtime/exec/context.h"
+#include "runtime/op/element_runs.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/cuda/on_device.h"
+#include "tests/support/boxes.h"
 #include "tests/support/draw.h"
 #include "tests/support/near.h"
 
@@ -52,6 +54,38 @@ TEST_F(CudaRandom, DropoutsMaskIsExact) {
       EXPECT_TRUE(same_bits(on_host(dropout(on_device(x), p, kKey)), dropout(x, p, kKey))) << name(dtype) << p;
       EXPECT_TRUE(same_bits(on_host(dropout(on_device(turned), p, kKey, {}, 3)), dropout(turned, p, kKey, {}, 3)));
     }
+}
+
+TEST_F(CudaRandom, ABoxIsTheSliceOfTheWhole) {
+  for (const Box& box : boxes()) {
+    SCOPED_TRACE(box.text());
+    std::int64_t first = 0;
+    const ElementRuns runs = element_runs(box.global, box.local, box.offset, first);
+    static const Op& normal_op = find_op("random_normal");
+    static const Op& dropout_op = find_op("dropout");
+    const RandomAttrs whole{.shape = box.global, .key = kKey, .device = kCuda};
+    RandomAttrs part = whole;
+    part.shape = box.local;
+    part.first = first;
+    part.runs = runs;
+    EXPECT_TRUE(same_bits(on_host(call(normal_op, part)), box.of(on_host(call(normal_op, whole)))));
+    const Tensor x = draw(normal(box.global), DType::bf16, 3);
+    const DropoutAttrs dropped{.p = 0.4f, .key = kKey, .first = first, .runs = runs};
+    EXPECT_TRUE(
+        same_bits(on_host(call(dropout_op, dropped, on_device(box.of(x)), Tensor())), box.of(dropout(x, 0.4, kKey))));
+  }
+}
+
+TEST_F(CudaRandom, ManyRunsOfVectors) {  // several blocks; the part ends within a row of runs
+  const RandomAttrs whole{.shape = {90, 4, 48}, .key = kKey, .device = kCuda};
+  RandomAttrs part = whole;
+  part.shape = {89 * 3 * 16};
+  part.first = 48 + 24;
+  part.runs = {.run = 16, .count = 3, .stride = 48, .outer_stride = 4 * 48};
+  static const Op& op = find_op("random_uniform");
+  const Tensor all = on_host(call(op, whole));
+  EXPECT_TRUE(same_bits(on_host(call(op, part)),
+                        reshape(narrow(narrow(narrow(all, 0, 0, 89), 1, 1, 3), 2, 24, 16), part.shape)));
 }
 
 TEST_F(CudaRandom, ARecordedGraphReadsTheStep) {

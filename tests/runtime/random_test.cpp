@@ -6,8 +6,11 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/cpu/parallel.h"
+#include "runtime/op/element_runs.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/philox.h"
+#include "tests/support/boxes.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 
 namespace sherd {
@@ -98,6 +101,86 @@ TEST(Random, OtherDtypesAreTheSameNumbersRounded) {
   EXPECT_THROW(random_normal({2}, 1, 0, 1, 0, DType::i64), Error);
   EXPECT_THROW(random_normal({2}, 1, 0, 1, -1), Error);
   EXPECT_THROW(random_normal({2}, 1, 0, 1, 0, DType::f32, zeros({2}, DType::i64)), Error);
+}
+
+using testing::Box;
+using testing::boxes;
+using testing::expect_error;
+
+TEST(ElementRuns, SaysWhereEveryElementOfABoxLies) {
+  for (const Box& box : boxes()) {
+    SCOPED_TRACE(box.text());
+    std::int64_t first = -1;
+    const ElementRuns runs = element_runs(box.global, box.local, box.offset, first);
+    const auto places = box.of(reshape(arange(numel(box.global)), box.global)).to_vector<std::int64_t>();
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      const auto at = static_cast<std::int64_t>(i);
+      const std::int64_t by_definition = runs.run == 0 ? first + at
+                                                       : first + at / runs.run / runs.count * runs.outer_stride +
+                                                             at / runs.run % runs.count * runs.stride + at % runs.run;
+      ASSERT_EQ(by_definition, places[i]) << i;
+      ASSERT_EQ(RunCursor(first, runs, at).place(), places[i]) << i;
+    }
+    if (places.empty()) continue;
+    RunCursor cursor(first, runs, 0);
+    for (std::size_t i = 0; i < places.size(); ++i, cursor.advance(1)) ASSERT_EQ(cursor.place(), places[i]) << i;
+  }
+}
+
+TEST(ElementRuns, WhatIsNotCutMerges) {
+  std::int64_t first = 0;
+  EXPECT_EQ(element_runs({4, 6, 8}, {2, 6, 8}, {1, 0, 0}, first).run, 0);
+  EXPECT_EQ(first, 48);
+  const ElementRuns middle = element_runs({4, 6, 8}, {4, 2, 8}, {0, 3, 0}, first);
+  EXPECT_EQ(middle.run, 16);
+  EXPECT_EQ(middle.count, 4);
+  EXPECT_EQ(middle.stride, 48);
+  EXPECT_EQ(first, 24);
+  EXPECT_EQ(element_runs({0, 6}, {0, 2}, {0, 3}, first).run, 0);
+}
+
+TEST(ElementRuns, ErrorsNameThePart) {
+  std::int64_t first = 0;
+  expect_error([&] { element_runs({4, 6}, {2, 4}, {0, 3}, first); }, {"[2,4]", "[0,3]", "[4,6]"});
+  expect_error([&] { element_runs({4, 6}, {2}, {0}, first); }, {"[2]", "[4,6]"});
+  expect_error([&] { element_runs({2, 4, 4, 4}, {2, 2, 2, 2}, {0, 0, 0, 0}, first); },
+               {"[2,2,2,2]", "[2,4,4,4]", "3 levels", "at most 2"});
+  const auto draw = [](const ElementRuns& runs) {
+    call(find_op("random_uniform"), RandomAttrs{.shape = {4}, .runs = runs});
+  };
+  expect_error([&] { draw({.run = -2}); }, {"runs of -2", "random_uniform"});
+  expect_error([&] { draw({.run = 2, .count = 0}); }, {"0 runs of 2"});
+  expect_error([&] { draw({.run = 2, .count = 2, .stride = -8}); }, {"-8 apart"});
+}
+
+TEST(Random, ABoxIsTheSliceOfTheWhole) {
+  for (const Box& box : boxes()) {
+    SCOPED_TRACE(box.text());
+    std::int64_t first = 0;
+    const ElementRuns runs = element_runs(box.global, box.local, box.offset, first);
+    for (const char* op : {"random_normal", "random_uniform"}) {
+      const RandomAttrs whole{.shape = box.global, .key = 42, .a = -1, .b = 2};
+      RandomAttrs part = whole;
+      part.shape = box.local;
+      part.first = first;
+      part.runs = runs;
+      EXPECT_TRUE(same_bits(call(find_op(op), part), box.of(call(find_op(op), whole)))) << op;
+    }
+    const Tensor x = random_normal(box.global, 3);
+    const DropoutAttrs part{.p = 0.4f, .key = 7, .first = first, .runs = runs};
+    EXPECT_TRUE(same_bits(call(find_op("dropout"), part, box.of(x), Tensor()), box.of(dropout(x, 0.4, 7))));
+  }
+}
+
+TEST(Random, ManyShortRunsHaveTheSameBitsOnTwoThreads) {
+  // Runs of 7 over several chunks, which begin inside of runs.
+  const RandomAttrs part{.shape = {10'000, 7}, .key = 5, .first = 3, .runs = {.run = 7, .count = 10'000, .stride = 11}};
+  const Tensor whole = random_normal({10'000, 11}, 5), one = call(find_op("random_normal"), part);
+  EXPECT_TRUE(same_bits(one, contiguous(narrow(whole, 1, 3, 7))));
+  set_threads(2);
+  const Tensor two = call(find_op("random_normal"), part);
+  set_threads(1);
+  EXPECT_TRUE(same_bits(two, one));
 }
 
 TEST(RandomKey, SeparatesWhatItHashes) {

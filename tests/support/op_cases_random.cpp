@@ -18,6 +18,13 @@ void add_random_cases(OpCases& cases) {
     add("bf16", {33}, DType::bf16, 0, absent());
     add("f64", {33}, DType::f64, 0, absent());
     add("large", {150'001}, DType::f32, 3, absent(), true);
+    const auto add_part = [&](const std::string& name, const Shape& shape, std::int64_t first, ElementRuns runs) {
+      const RandomAttrs attrs{.shape = shape, .key = 9, .first = first, .a = -1, .b = 2, .runs = runs};
+      cases.push_back({.op = op, .name = name, .args = {absent()}, .attrs = attrs});
+    };
+    add_part("column", {6}, 2, {.run = 1, .count = 6, .stride = 5});
+    add_part("box", {3, 4, 5}, 7, {.run = 5, .count = 4, .stride = 9, .outer_stride = 63});
+    add_part("vectors", {4, 24}, 8, {.run = 24, .count = 4, .stride = 32});
   }
   const auto dropout = [&](const std::string& name, const Shape& shape, float p, Arg step, bool large = false) {
     cases.push_back({.op = "dropout",
@@ -31,6 +38,11 @@ void add_random_cases(OpCases& cases) {
   dropout("none", {4}, 0, absent());
   dropout("empty", {0}, 0.5f, absent());
   dropout("scalar", {}, 0.25f, absent());
+  cases.push_back(
+      {.op = "dropout",
+       .name = "columns",
+       .args = {normal({6, 3}), absent()},
+       .attrs = DropoutAttrs{.p = 0.5f, .key = 77, .first = 5, .runs = {.run = 3, .count = 6, .stride = 8}}});
   dropout("large", {150'001}, 0.2f, absent(), true);
 }
 
