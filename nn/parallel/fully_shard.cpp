@@ -342,8 +342,7 @@ void reset_after_error(Module& root) {
   for (ShardGroup* group : shard_groups(root)) {
     group->discard_pending();
     group->reshard();
-    if (group->process_group().size() > 1 && reset.insert(&group->process_group()).second)
-      group->process_group().reset();
+    if (reset.insert(&group->process_group()).second) group->process_group().reset();
   }
 }
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <thread>
 #include <vector>
@@ -38,6 +39,15 @@ struct alignas(64) CacheLine {
 
 double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
 
+std::string name_members(const BoardRoot* root) {
+  if (root == nullptr) return {};
+  constexpr std::size_t kMaxNamed = 8;
+  const std::span<const int> ranks(root->ranks);
+  std::string text = fmt::format("ranks {}", fmt::join(ranks.first(std::min(ranks.size(), kMaxNamed)), ","));
+  if (ranks.size() > kMaxNamed) text += fmt::format(",... ({} in all)", ranks.size());
+  return text;
+}
+
 }  // namespace
 
 std::size_t Board::memory_bytes(int size, std::size_t window_bytes) {
@@ -63,21 +73,30 @@ std::shared_ptr<std::byte> Board::heap_memory(int size, std::size_t window_bytes
 Board::Board(std::shared_ptr<std::byte> memory, BoardOptions options)
     : memory_(std::move(memory)),
       options_(std::move(options)),
-      spins_(static_cast<unsigned>(options_.size) * (options_.channel == 0 ? 1 : 2) <=
+      members_(name_members(options_.root.get())),
+      // Ranks outside of a subgroup need their cores too.
+      spins_(static_cast<unsigned>(root_size()) * (options_.channel == 0 ? 1 : 2) <=
              std::thread::hardware_concurrency()),
+      exceptions_at_start_(std::uncaught_exceptions()),
+      epoch_(options_.epoch),
       sends_(static_cast<std::size_t>(options_.size)),
       receives_(static_cast<std::size_t>(options_.size)) {
   if (options_.has_died && channel() == 0) own().process = getpid();
 }
 
+// A rank that unwinds says why by abort(), or leaves the root: that is the better reason.
 Board::~Board() {
-  if (channel() != 0) return;
+  if (channel() != 0 || (options_.root && std::uncaught_exceptions() > exceptions_at_start_)) return;
   own().presence = Presence::left;
   ring_all();
 }
 
 RankCell& Board::cell(int rank, int channel) const {
   return reinterpret_cast<RankCell*>(memory_.get() + sizeof(BoardHeader))[channel * size() + rank];
+}
+
+RankCell& Board::root_cell(int rank, int channel) const {
+  return reinterpret_cast<RankCell*>(root_memory() + sizeof(BoardHeader))[channel * root_size() + root_rank(rank)];
 }
 
 Mail& Board::mail(int from, int to) const {
@@ -95,7 +114,7 @@ std::byte* Board::window_at(int rank, std::size_t index) const {
 
 void Board::check_usable(const Fingerprint& call) {
   call_ = call;
-  if (head(rank()).resets > epoch_)
+  if (root_head(rank()).resets > epoch_)
     throw CommError(
         fmt::format("{}: the last reset() of this group did not complete; call reset() again", call.text()));
   if (is_poisoned()) raise_poison();
@@ -110,11 +129,21 @@ void Board::enter(const Fingerprint& call) {
   note.text.store(call.text());
   own().calls.store(sequence_, std::memory_order_release);
   own().activity.store(Activity::in_call, std::memory_order_relaxed);
+  tell_root();
+}
+
+// So that who waits for this rank in another group learns where it is.
+void Board::tell_root() {
+  if (!options_.root) return;
+  RankCell& cell = root_cell(rank(), channel());
+  cell.subgroup_call.store(call_.text());
+  cell.is_in_subgroup.store(true, std::memory_order_release);
 }
 
 void Board::leave() {
   own().waiting_for.store(0, std::memory_order_relaxed);
   own().activity.store(Activity::outside, std::memory_order_release);
+  if (options_.root) root_cell(rank(), channel()).is_in_subgroup.store(false, std::memory_order_relaxed);
 }
 
 void Board::meet() {
@@ -128,10 +157,11 @@ void Board::meet() {
 
 void Board::sleep_until(Clock::time_point time) {
   for (auto now = Clock::now(); now < time; now = Clock::now()) {
-    const std::uint32_t seen = own().bell.load(std::memory_order_seq_cst);
+    const std::atomic<std::uint32_t>& bell = root_cell(rank(), channel()).bell;
+    const std::uint32_t seen = bell.load(std::memory_order_seq_cst);
     own().waiting_for.store(static_cast<std::uint32_t>(rank()) + 1, std::memory_order_seq_cst);
     if (is_poisoned()) raise_poison();
-    futex_wait(own().bell, seen, std::min<std::chrono::nanoseconds>(time - now, kNap));
+    futex_wait(bell, seen, std::min<std::chrono::nanoseconds>(time - now, kNap));
   }
   own().waiting_for.store(0, std::memory_order_relaxed);
 }
@@ -161,7 +191,7 @@ void Board::await_left(Board& other) {
   const auto is_inside = [&] { return other.own().activity.load(std::memory_order_acquire) != Activity::outside; };
   if (is_inside())
     poison(fmt::format("rank {} calls reset() while another thread of it is in {}", rank(),
-                       call_of(rank(), other.channel())));
+                       other.call_of(other.rank(), other.channel())));
   while (is_inside()) std::this_thread::yield();
 }
 
@@ -186,14 +216,18 @@ void Board::advance(Counter counter, std::uint64_t value) {
 }
 
 void Board::ring(int rank, int channel) const {
-  RankCell& peer = cell(rank, channel);
-  peer.bell.fetch_add(1, std::memory_order_seq_cst);
-  if (peer.waiting_for.load(std::memory_order_seq_cst) != 0) futex_wake_all(peer.bell);
+  std::atomic<std::uint32_t>& bell = root_cell(rank, channel).bell;
+  bell.fetch_add(1, std::memory_order_seq_cst);
+  if (cell(rank, channel).waiting_for.load(std::memory_order_seq_cst) != 0) futex_wake_all(bell);
 }
 
+// Everybody, in whatever subgroup they wait: nobody here knows of all of those.
 void Board::ring_all() const {
-  for (int channel = 0; channel < kNumChannels; ++channel)
-    for (int peer = 0; peer < size(); ++peer) ring(peer, channel);
+  auto* cells = reinterpret_cast<RankCell*>(root_memory() + sizeof(BoardHeader));
+  for (int i = 0; i < root_size() * kNumChannels; ++i) {
+    cells[i].bell.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(cells[i].bell);
+  }
 }
 
 bool Board::has_come(const Wait& wait, int peer) const {
@@ -221,12 +255,13 @@ void Board::await_one(int peer, const Wait& wait) {
     } while (Clock::now() < stop);
   }
   for (;;) {
-    const std::uint32_t seen = own().bell.load(std::memory_order_seq_cst);
+    const std::atomic<std::uint32_t>& bell = root_cell(rank(), channel()).bell;
+    const std::uint32_t seen = bell.load(std::memory_order_seq_cst);
     own().waiting_for.store(static_cast<std::uint32_t>(peer) + 1, std::memory_order_seq_cst);
     if (has_come(wait, peer)) break;
     check_peers(wait);
     const std::chrono::nanoseconds left = waiting_since_ + deadline_.load() - Clock::now();
-    futex_wait(own().bell, seen, std::clamp<std::chrono::nanoseconds>(left, std::chrono::nanoseconds(0), kNap));
+    futex_wait(bell, seen, std::clamp<std::chrono::nanoseconds>(left, std::chrono::nanoseconds(0), kNap));
   }
   own().waiting_for.store(0, std::memory_order_relaxed);
 }
@@ -236,8 +271,8 @@ void Board::check_peers(const Wait& wait) {
   if (wait.counter == &RankCell::meetings) {
     if (is_poisoned()) raise_poison();
     for (int peer = 0; peer < size(); ++peer) {
-      if (head(peer).resets > epoch_)
-        fail_group(wait, fmt::format("rank {} calls reset(), rank {} calls {}", peer, rank(), call()));
+      if (root_head(peer).resets > epoch_)
+        fail_group(wait, fmt::format("rank {} calls reset(), rank {} calls {}", root_rank(peer), root_rank(), call()));
     }
   }
   check_presence(wait);
@@ -248,12 +283,11 @@ void Board::check_peers(const Wait& wait) {
   std::string missing;
   for (int peer = 0; peer < size(); ++peer) {
     if (has_come(wait, peer)) continue;
-    missing += fmt::format("{}rank {} ({})", missing.empty() ? "" : ", ", peer, describe(peer));
+    missing += fmt::format("{}rank {} ({})", missing.empty() ? "" : ", ", root_rank(peer), describe(peer));
   }
   if (missing.empty()) return;
-  fail_group(wait,
-             fmt::format("rank {} waited {:.3g} s in {} (deadline {:.3g} s){}; not there: {}", rank(), seconds(waited),
-                         own_activity(wait), seconds(deadline), other_channels(rank()), missing));
+  fail_group(wait, fmt::format("rank {} waited {:.3g} s in {} (deadline {:.3g} s){}; not there: {}", root_rank(),
+                               seconds(waited), own_activity(wait), seconds(deadline), other_calls(rank()), missing));
 }
 
 void Board::check_presence(const Wait& wait) {
@@ -263,14 +297,14 @@ void Board::check_presence(const Wait& wait) {
     RankCell& other = head(peer);
     if (other.presence == Presence::here && options_.has_died && options_.has_died(peer))
       other.presence = Presence::died;
-    const Presence presence = other.presence;
+    const Presence presence = std::max(other.presence.load(), root_head(peer).presence.load());
     if (presence == Presence::here || has_come(wait, peer)) continue;
     const std::int32_t process = other.process;
-    const std::string who =
-        process == 0 ? fmt::format("rank {}", peer) : fmt::format("rank {} (process {})", peer, process);
+    const std::string who = process == 0 ? fmt::format("rank {}", root_rank(peer))
+                                         : fmt::format("rank {} (process {})", root_rank(peer), process);
     fail_group(wait, fmt::format("{} {} while rank {} waits for it in {}; {}", who,
-                                 presence == Presence::died ? "died" : "has left the group", rank(), own_activity(wait),
-                                 describe(peer)));
+                                 presence == Presence::died ? "died" : "has left the group", root_rank(),
+                                 own_activity(wait), describe(peer)));
   }
 }
 

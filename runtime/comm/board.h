@@ -15,16 +15,38 @@
 
 namespace sherd::comm {
 
+/// The group that a subgroup was divided from, directly or through others. They fail and are reset together.
+struct BoardRoot {
+  std::shared_ptr<std::byte> memory;
+  int size = 1;
+  std::vector<int> ranks;  // the number there of each rank here; messages name these
+};
+
+/// Where the ranks of a new subgroup get the memory of its board: one offers it, the others then take it. Neither
+/// waits.
+class BoardSource {
+ public:
+  virtual ~BoardSource() = default;
+  /// A formatted board for `size` ranks, which `peers`, numbers in the root, can take.
+  virtual std::shared_ptr<std::byte> offer(const std::string& tag, std::span<const int> peers, int size,
+                                           std::size_t window_bytes) = 0;
+  /// What was offered under this tag.
+  virtual std::shared_ptr<std::byte> take(const std::string& tag, int size, std::size_t window_bytes) = 0;
+};
+
 struct BoardOptions {
   int rank = 0;
   int size = 1;
   int channel = 0;
   std::size_t window_bytes = 0;  // multiple of 64; each rank has three windows per channel
   bool is_one_process = false;   // ranks can read each other's tensors in place
-  std::byte* heaps = nullptr;    // processes: memory of each rank that all have mapped, in rank order
+  std::byte* heaps = nullptr;    // processes: memory of each rank of the root that all have mapped, in rank order
   std::size_t heap_bytes = 0;    // of one rank
   /// Ranks whose process has ended; empty for threads, which cannot die alone.
   std::function<bool(int rank)> has_died;
+  std::shared_ptr<BoardSource> source{};    // none for one rank
+  std::shared_ptr<const BoardRoot> root{};  // of a subgroup
+  std::uint64_t epoch = 0;                  // of a subgroup: resets that the root has completed
 };
 
 /// One rank's handle to one channel of the board. One thread at a time calls it, but for poison() and set_deadline().
@@ -52,10 +74,16 @@ class Board {
   int size() const { return options_.size; }
   int channel() const { return options_.channel; }
   const BoardOptions& options() const { return options_; }
+  /// This rank's, or a peer's, number in the group that this one was divided from.
+  int root_rank() const { return root_rank(rank()); }
+  int root_rank(int rank) const { return options_.root ? options_.root->ranks[static_cast<std::size_t>(rank)] : rank; }
+  std::uint64_t epoch() const { return epoch_; }
   void set_deadline(std::chrono::nanoseconds deadline) { deadline_ = deadline; }
+  std::chrono::nanoseconds deadline() const { return deadline_; }
 
   /// Number of the call that the next enter() opens.
   std::int64_t next_sequence() const { return static_cast<std::int64_t>(sequence_) + 1; }
+  Fingerprint open_call(CommOp op) const { return Fingerprint(op, next_sequence(), channel(), members_); }
   /// Publishes the call. Does not wait.
   void enter(const Fingerprint& call);
   /// Waits until every rank has come to the same meeting; what a rank wrote before it is then visible to all. The
@@ -74,14 +102,17 @@ class Board {
   void poison(std::string_view reason);
   bool is_poisoned() const;
   [[noreturn]] void raise_poison() const;
-  /// Collective, on channel 0: clears the poison. May be called again after it failed. Restarts meetings and rounds in
-  /// this channel and in `others`, this rank's handles to the other channels; sequence numbers go on.
+  /// Collective, on channel 0 of the root: clears the poison. May be called again after it failed. Restarts meetings
+  /// and rounds in this channel and in `others`, this rank's handles to the other channels and subgroups; sequence
+  /// numbers go on.
   void reset(std::span<Board* const> others = {});
 
   /// Number of staging rounds so far, equal on all ranks: it picks the window.
   std::uint64_t next_round() { return round_++; }
   std::byte* window(int rank, std::uint64_t round) const;
-  std::byte* heap(int rank) const { return options_.heaps + static_cast<std::size_t>(rank) * options_.heap_bytes; }
+  std::byte* heap(int rank) const {
+    return options_.heaps + static_cast<std::size_t>(root_rank(rank)) * options_.heap_bytes;
+  }
 
   /// Calls between two ranks go piece by piece through the sender's third window. Nobody else is waited for.
   Fingerprint open_pair_call(CommOp op, int peer) const;
@@ -114,13 +145,18 @@ class Board {
     int mail_peer = -1;
   };
 
-  BoardHeader& header() const { return *reinterpret_cast<BoardHeader*>(memory_.get()); }
+  std::byte* root_memory() const { return options_.root ? options_.root->memory.get() : memory_.get(); }
+  int root_size() const { return options_.root ? options_.root->size : options_.size; }
+  BoardHeader& header() const { return *reinterpret_cast<BoardHeader*>(root_memory()); }
+  RankCell& root_cell(int rank, int channel) const;
+  RankCell& root_head(int rank) const { return root_cell(rank, 0); }
   RankCell& cell(int rank, int channel) const;
   RankCell& cell(int rank) const { return cell(rank, options_.channel); }
   RankCell& own() const { return cell(options_.rank); }
   RankCell& head(int rank) const { return cell(rank, 0); }
   void advance(Counter counter, std::uint64_t value);
   void ring(int rank, int channel) const;
+  void tell_root();
   void ring_all() const;
   void await_left(Board& other);
   void restart(std::uint64_t epoch);
@@ -137,13 +173,15 @@ class Board {
   std::string call_of(int rank, int channel) const;
   std::string describe(int rank) const;
   std::string describe_call(int rank, int channel) const;
-  std::string other_channels(int rank) const;
+  std::string other_calls(int rank) const;
   std::string own_activity(const Wait& wait) const;
   [[noreturn]] void fail_group(const Wait& wait, const std::string& reason);
 
   std::shared_ptr<std::byte> memory_;
   BoardOptions options_;
+  std::string members_;  // of a subgroup: "ranks 1,3", as in its calls
   bool spins_;
+  const int exceptions_at_start_;
   std::atomic<std::chrono::nanoseconds> deadline_{std::chrono::seconds(300)};
   Clock::time_point waiting_since_;  // start of the present wait
   Clock::time_point met_at_;

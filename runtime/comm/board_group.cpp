@@ -130,7 +130,7 @@ void BoardGroup::checked(CommOp op, Body&& body) {
     body();
   } catch (const Error& error) {
     const std::string text = fmt::format("{}: {}", name(op), error.message());
-    board_.poison(fmt::format("rank {} made a call that is wrong: {}", rank(), text));
+    board_.poison(fmt::format("rank {} made a call that is wrong: {}", board_.root_rank(), text));
     throw Error(text);
   }
 }
@@ -151,7 +151,7 @@ WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_byt
     if (group_.link_) board_.sleep_until(group_.link_->pass(board_.met_at(), op, num_bytes));
     board_.leave();
   } catch (const std::exception& error) {
-    board_.poison(fmt::format("rank {} failed in {}: {}", rank(), call.text(), error.what()));
+    board_.poison(fmt::format("rank {} failed in {}: {}", board_.root_rank(), call.text(), error.what()));
     board_.await_unread();
     board_.leave();
     throw;
@@ -171,7 +171,7 @@ void BoardGroup::check_counts(std::span<const std::int64_t> counts) const {
 }
 
 WorkPtr BoardGroup::all_gather(std::span<const GatherPart> parts) {
-  Fingerprint call = open(CommOp::all_gather);
+  Fingerprint call = board_.open_call(CommOp::all_gather);
   Lanes lanes(size());
   checked(CommOp::all_gather, [&] {
     for (const GatherPart& part : parts) {
@@ -203,7 +203,7 @@ WorkPtr BoardGroup::all_gather(std::span<const GatherPart> parts) {
 }
 
 WorkPtr BoardGroup::reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) {
-  Fingerprint call = open(CommOp::reduce_scatter);
+  Fingerprint call = board_.open_call(CommOp::reduce_scatter);
   Lanes lanes(size());
   std::int64_t num_bytes = 0;
   checked(CommOp::reduce_scatter, [&] {
@@ -239,7 +239,7 @@ WorkPtr BoardGroup::reduce_scatter(std::span<const ScatterPart> parts, ReduceOpt
 }
 
 WorkPtr BoardGroup::all_reduce(std::span<const FlatPart> parts, ReduceOptions options) {
-  Fingerprint call = open(CommOp::all_reduce);
+  Fingerprint call = board_.open_call(CommOp::all_reduce);
   std::int64_t num_bytes = 0;
   checked(CommOp::all_reduce, [&] {
     for (const FlatPart& part : parts) {
@@ -277,7 +277,7 @@ WorkPtr BoardGroup::all_reduce(std::span<const FlatPart> parts, ReduceOptions op
 }
 
 WorkPtr BoardGroup::broadcast(std::span<const FlatPart> parts, int root) {
-  Fingerprint call = open(CommOp::broadcast);
+  Fingerprint call = board_.open_call(CommOp::broadcast);
   Lanes lanes(1);
   checked(CommOp::broadcast, [&] {
     check(root >= 0 && root < size(), "the root is {}, the group has {} ranks; give a root in 0..{}", root, size(),
@@ -302,7 +302,7 @@ WorkPtr BoardGroup::broadcast(std::span<const FlatPart> parts, int root) {
 }
 
 WorkPtr BoardGroup::all_to_all(std::span<const SwapPart> parts) {
-  Fingerprint call = open(CommOp::all_to_all);
+  Fingerprint call = board_.open_call(CommOp::all_to_all);
   std::int64_t num_bytes = 0;
   checked(CommOp::all_to_all, [&] {
     for (const SwapPart& part : parts) {
@@ -355,18 +355,28 @@ WorkPtr BoardGroup::run_pair(CommOp op, std::span<const FlatPart> parts, int pee
 }
 
 void BoardGroup::barrier() {
-  run(CommOp::barrier, open(CommOp::barrier), 0, [&] { board_.meet(); });
+  run(CommOp::barrier, board_.open_call(CommOp::barrier), 0, [&] { board_.meet(); });
 }
 
 void BoardGroup::abort(std::string_view reason) {
-  board_.poison(fmt::format("rank {} aborted the group: {}", rank(), reason));
+  board_.poison(fmt::format("rank {} aborted the group: {}", board_.root_rank(), reason));
 }
 
+// A subgroup is reset with the group it was divided from: their poison is one.
 void BoardGroup::reset() {
   check(&group_ == this, "reset() of channel {}: only the whole group can be reset; call it on channel 0",
         board_.channel());
+  if (root_) return root_->reset();
+  const std::vector<std::shared_ptr<BoardGroup>> subgroups = living_subgroups();
   std::vector<Board*> others;
-  for (const auto& channel : channels_) others.push_back(&channel->board_);
+  const auto add_channels = [&](BoardGroup& group) {
+    for (const auto& channel : group.channels_) others.push_back(&channel->board_);
+  };
+  add_channels(*this);
+  for (const auto& group : subgroups) {
+    others.push_back(&group->board_);
+    add_channels(*group);
+  }
   try {
     board_.reset(others);
   } catch (const CommError&) {
@@ -378,6 +388,7 @@ void BoardGroup::reset() {
 void BoardGroup::set_deadline(std::chrono::nanoseconds deadline) {
   board_.set_deadline(deadline);
   for (const auto& channel : channels_) channel->set_deadline(deadline);
+  for (const auto& group : living_subgroups()) group->set_deadline(deadline);
 }
 
 CommCounts BoardGroup::counts() const {
@@ -391,8 +402,9 @@ CommCounts BoardGroup::counts() const {
 }
 
 SharedHeap BoardGroup::shared_heap() const {
-  if (board_.options().heap_bytes == 0) return {};
-  return {{board_.memory(), board_.heap(rank())}, board_.options().heap_bytes};
+  const BoardOptions& options = board_.options();
+  if (options.heap_bytes == 0) return {};
+  return {{options.root ? options.root->memory : board_.memory(), board_.heap(rank())}, options.heap_bytes};
 }
 
 void BoardGroup::shape_link(const LinkShape& shape) {

@@ -14,9 +14,9 @@ namespace sherd::comm {
 /// complete. Reductions run in rank order 0
 /// .. n-1 whatever the sizes, so their bits are the same for threads and processes, and for all_reduce and
 /// reduce_scatter. A call that is wrong on one rank only raises Error there and CommError on the peers.
-class BoardGroup final : public ProcessGroup {
+class BoardGroup final : public ProcessGroup, public std::enable_shared_from_this<BoardGroup> {
  public:
-  /// A group with all its channels. `kind` is a literal; options.channel is 0.
+  /// A group with all its channels. `kind` is a literal; options.channel is 0. Made by make_shared.
   BoardGroup(std::string_view kind, const std::shared_ptr<std::byte>& memory, const BoardOptions& options);
 
   int rank() const override { return board_.rank(); }
@@ -30,6 +30,7 @@ class BoardGroup final : public ProcessGroup {
   WorkPtr broadcast(std::span<const FlatPart> parts, int root) override;
   WorkPtr all_to_all(std::span<const SwapPart> parts) override;
   void barrier() override;
+  std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks) override;
   WorkPtr send(std::span<const FlatPart> parts, int to) override;
   WorkPtr recv(std::span<const FlatPart> parts, int from) override;
 
@@ -43,12 +44,14 @@ class BoardGroup final : public ProcessGroup {
  private:
   BoardGroup(BoardGroup& group, const std::shared_ptr<std::byte>& memory, const BoardOptions& options);
 
+  BoardGroup& root() { return group_.root_ ? *group_.root_ : group_; }
+  std::vector<std::shared_ptr<BoardGroup>> living_subgroups() const;
+
   template <class Body>
   void checked(CommOp op, Body&& body);
   template <class Body>
   WorkPtr run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, int peer = -1);
   WorkPtr run_pair(CommOp op, std::span<const FlatPart> parts, int peer);
-  Fingerprint open(CommOp op) const { return Fingerprint(op, board_.next_sequence(), board_.channel()); }
   void check_counts(std::span<const std::int64_t> counts) const;
 
   std::string_view kind_;
@@ -56,6 +59,9 @@ class BoardGroup final : public ProcessGroup {
   Board board_;
   std::vector<std::unique_ptr<BoardGroup>> channels_;  // of channel 0: 1, 2, ...
   std::unique_ptr<Link> link_;                         // of channel 0
+  std::shared_ptr<BoardGroup> root_;                   // of a subgroup
+  mutable std::mutex subgroups_mutex_;
+  std::vector<std::weak_ptr<BoardGroup>> subgroups_;  // of the root: all divided from it, directly or not
   mutable std::mutex counts_mutex_;
   CommCounts counts_;
 };

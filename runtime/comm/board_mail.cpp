@@ -7,13 +7,14 @@ namespace sherd::comm {
 Fingerprint Board::open_pair_call(CommOp op, int peer) const {
   const auto& counts = op == CommOp::send ? sends_ : receives_;
   const auto number = static_cast<std::int64_t>(counts[static_cast<std::size_t>(peer)].calls) + 1;
-  return Fingerprint::of_pair(op, number, channel(), peer);
+  return Fingerprint::of_pair(op, number, channel(), root_rank(peer), members_);
 }
 
 void Board::enter_pair_call(const Fingerprint& call, CommOp op, int peer) {
   check_usable(call);
   own().pair_call.store(call.text());
   own().activity.store(Activity::in_pair_call, std::memory_order_relaxed);
+  tell_root();
   ++(op == CommOp::send ? sends_ : receives_)[static_cast<std::size_t>(peer)].calls;
   if (op == CommOp::send) mail(rank(), peer).hash.store(call.hash(), std::memory_order_relaxed);
   is_first_piece_ = true;
@@ -38,8 +39,8 @@ void Board::await_piece(int from) {
   if (!std::exchange(is_first_piece_, false)) return;
   met_at_ = Clock::now();
   if (mail.hash.load(std::memory_order_relaxed) == call_.hash()) return;
-  fail_call(fmt::format("rank {} calls {}, rank {} calls {}; a send and its recv must agree in types and counts", from,
-                        call_of(from, channel()), rank(), call()));
+  fail_call(fmt::format("rank {} calls {}, rank {} calls {}; a send and its recv must agree in types and counts",
+                        root_rank(from), call_of(from, channel()), root_rank(), call()));
 }
 
 void Board::take_piece(int from) {

@@ -59,7 +59,8 @@ enum class Activity : std::uint32_t { outside, in_call, in_pair_call, in_reset }
 enum class Presence : std::uint32_t { here, left, died };
 
 /// One rank's cell of one channel: written by its owner, read by all. Only `bell` and `presence` are also written by
-/// others. What is said of the rank as a whole (resets, presence, process) is in its cell of channel 0.
+/// others. What is said of the rank as a whole (resets, presence, process) is in its cell of channel 0. Resets and
+/// bells of a subgroup are those of the cells of the group it was divided from.
 struct alignas(64) RankCell {
   std::atomic<std::uint64_t> meetings{0};     // meetings this rank has come to; reset k continues at k << 32
   std::atomic<std::uint64_t> calls{0};        // sequence number of the newest published call
@@ -76,6 +77,10 @@ struct alignas(64) RankCell {
 
   alignas(64) CallNote notes[2];
   SharedText<256> pair_call;  // the newest send or recv
+
+  // Of the first group: the call this rank is in on this channel in a subgroup.
+  std::atomic<bool> is_in_subgroup{false};
+  SharedText<256> subgroup_call;
 };
 
 /// From one rank to another: how many pieces have been shown in the sender's third window, and how many were taken.

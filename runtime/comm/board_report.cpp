@@ -15,6 +15,12 @@ bool is_in_call(const RankCell& cell) {
   return activity == Activity::in_call || activity == Activity::in_pair_call;
 }
 
+/// The call that a cell's rank is in there, or was in last.
+std::string call_in(const RankCell& cell) {
+  if (cell.activity.load(std::memory_order_relaxed) == Activity::in_pair_call) return cell.pair_call.load();
+  return cell.notes[cell.calls.load(std::memory_order_acquire) % 2].text.load();
+}
+
 }  // namespace
 
 void Board::compare_calls() {
@@ -34,11 +40,11 @@ void Board::compare_calls() {
   for (int peer = 0; peer < size(); ++peer) {
     const auto [entry, is_new] = index.try_emplace(hash_of(peer), sides.size());
     if (is_new) {
-      sides.push_back({fmt::format("rank {}", peer), call_of(peer, channel())});
+      sides.push_back({fmt::format("rank {}", root_rank(peer)), call_of(peer, channel())});
     } else {
       std::string& ranks = sides[entry->second].ranks;
       if (ranks.find(',') == std::string::npos) ranks = fmt::format("ranks{}", ranks.substr(4));
-      ranks += fmt::format(", {}", peer);
+      ranks += fmt::format(", {}", root_rank(peer));
     }
   }
   std::string text;
@@ -52,36 +58,38 @@ void Board::compare_calls() {
   fail_call(text + "; all ranks of a group must make the same calls in the same order");
 }
 
-std::string Board::call_of(int rank, int channel) const {
-  const RankCell& other = cell(rank, channel);
-  if (other.activity.load(std::memory_order_relaxed) == Activity::in_pair_call) return other.pair_call.load();
-  return other.notes[other.calls.load(std::memory_order_acquire) % 2].text.load();
-}
+std::string Board::call_of(int rank, int channel) const { return call_in(cell(rank, channel)); }
 
 std::string Board::describe_call(int rank, int channel) const {
   const std::uint32_t awaited = cell(rank, channel).waiting_for.load(std::memory_order_relaxed);
   const std::string call = call_of(rank, channel);
   const bool is_moving = awaited == 0 || std::cmp_equal(awaited, rank + 1);  // or holding back for a shaped link
   return is_moving ? fmt::format("in {}, moving data", call)
-                   : fmt::format("in {}, waiting for rank {}", call, awaited - 1);
+                   : fmt::format("in {}, waiting for rank {}", call, root_rank(static_cast<int>(awaited) - 1));
 }
 
-/// What a rank's other threads do: two channels that wait for each other show here.
-std::string Board::other_channels(int rank) const {
+/// What a rank does in other channels and groups: two that wait for each other show here.
+std::string Board::other_calls(int rank) const {
   std::string text;
-  for (int other = 0; other < kNumChannels; ++other)
-    if (other != channel() && is_in_call(cell(rank, other)))
-      text += fmt::format(", also {}", describe_call(rank, other));
+  for (int other = 0; other < kNumChannels; ++other) {
+    const bool is_here = is_in_call(cell(rank, other));
+    if (other != channel() && is_here) text += fmt::format(", also {}", describe_call(rank, other));
+    const RankCell& root = root_cell(rank, other);
+    if (options_.root && is_in_call(root)) text += fmt::format(", also in {}", call_in(root));
+    if (!root.is_in_subgroup.load(std::memory_order_acquire)) continue;
+    const std::string call = root.subgroup_call.load();
+    if (!is_here || call != call_of(rank, other)) text += fmt::format(", also in {}", call);
+  }
   return text;
 }
 
 std::string Board::describe(int rank) const {
   const RankCell& other = cell(rank);
-  if (head(rank).activity.load(std::memory_order_relaxed) == Activity::in_reset) return "in reset()";
-  if (is_in_call(other)) return describe_call(rank, channel()) + other_channels(rank);
+  if (root_head(rank).activity.load(std::memory_order_relaxed) == Activity::in_reset) return "in reset()";
+  if (is_in_call(other)) return describe_call(rank, channel()) + other_calls(rank);
   const std::string last = other.calls.load(std::memory_order_acquire) == 0 ? "none" : call_of(rank, channel());
   return fmt::format("outside any collective of this {}, its last call: {}{}", channel() == 0 ? "group" : "channel",
-                     last, other_channels(rank));
+                     last, other_calls(rank));
 }
 
 std::string Board::own_activity(const Wait& wait) const {
@@ -104,7 +112,7 @@ void Board::raise_poison() const {
   while (header().poison.load() == Poison::being_written && Clock::now() < stop) std::this_thread::yield();
   CommError error(header().poison.load() == Poison::set ? header().reason.load()
                                                         : "the group has failed; the rank that knew why was killed");
-  error.add("rank", fmt::format("{} of {}, in {}", rank(), size(), call().empty() ? "no call" : call()));
+  error.add("rank", fmt::format("{} of {}, in {}", root_rank(), root_size(), call().empty() ? "no call" : call()));
   throw error;
 }
 

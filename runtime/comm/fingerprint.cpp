@@ -17,25 +17,27 @@ std::string_view name(CommOp op) {
   return names[static_cast<int>(op)];
 }
 
-Fingerprint::Fingerprint(CommOp op, std::int64_t sequence, int channel) {
+Fingerprint::Fingerprint(CommOp op, std::int64_t sequence, int channel, std::string_view members) {
   mix(static_cast<std::uint64_t>(op));
   mix(static_cast<std::uint64_t>(sequence));
-  name_call(op, sequence, channel);
+  name_call(op, sequence, channel, members);
 }
 
-Fingerprint Fingerprint::of_pair(CommOp op, std::int64_t sequence, int channel, int peer) {
+Fingerprint Fingerprint::of_pair(CommOp op, std::int64_t sequence, int channel, int peer, std::string_view members) {
   Fingerprint call;
   call.mix(static_cast<std::uint64_t>(sequence));
-  call.name_call(op, sequence, channel);
+  call.name_call(op, sequence, channel, members);
   call.append(op == CommOp::send ? " to rank " : " from rank ");
   call.append(std::int64_t{peer});
   return call;
 }
 
-void Fingerprint::name_call(CommOp op, std::int64_t sequence, int channel) {
+void Fingerprint::name_call(CommOp op, std::int64_t sequence, int channel, std::string_view members) {
   append(name(op));
   append(" #");
   append(sequence);
+  if (!members.empty()) append(" of ");
+  append(members);
   if (channel == 0) return;
   append(" of channel ");
   append(std::int64_t{channel});

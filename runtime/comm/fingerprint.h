@@ -14,15 +14,16 @@ enum class CommOp : std::uint8_t { all_gather, reduce_scatter, all_reduce, broad
 std::string_view name(CommOp op);
 
 /// Built up part by part, without allocating: "all_gather #12 [f32 x 4,4; bf16 x 3,2]", or "all_gather #12 of channel 1
-/// [...]". The text is clipped after about 200 characters; the hash covers everything.
+/// [...]"; of a subgroup "all_gather #12 of ranks 1,3 [...]". The text is clipped after about 200 characters; the hash
+/// covers everything.
 class Fingerprint {
  public:
   static constexpr std::size_t kMaxText = 256;
 
   Fingerprint() = default;
-  Fingerprint(CommOp op, std::int64_t sequence, int channel = 0);
+  Fingerprint(CommOp op, std::int64_t sequence, int channel = 0, std::string_view members = {});
   /// send or recv: "send #3 to rank 1 [f32 x 4]". A send and the recv that fits it have the same hash.
-  static Fingerprint of_pair(CommOp op, std::int64_t sequence, int channel, int peer);
+  static Fingerprint of_pair(CommOp op, std::int64_t sequence, int channel, int peer, std::string_view members = {});
   void add_part(DType dtype, std::span<const std::int64_t> counts) { add_part(dtype, counts, dtype); }
   /// `source_dtype` differs where elements are cast on their way: "bf16 from f32 x 4,4". No counts: of the type only.
   void add_part(DType dtype, std::span<const std::int64_t> counts, DType source_dtype);
@@ -35,7 +36,7 @@ class Fingerprint {
   std::string_view text() const { return {text_.data(), size_}; }
 
  private:
-  void name_call(CommOp op, std::int64_t sequence, int channel);
+  void name_call(CommOp op, std::int64_t sequence, int channel, std::string_view members);
   void mix(std::uint64_t word);
   void append(std::string_view text);
   void append(std::int64_t number);

@@ -18,6 +18,7 @@ class Link {
   /// Throws Error unless bytes_per_second > 0 and seconds >= 0.
   Link(const LinkShape& shape, int num_ranks);
 
+  const LinkShape& shape() const { return shape_; }
   /// Seconds that one collective of `num_bytes` (the full tensors) takes.
   double seconds(CommOp op, std::int64_t num_bytes) const;
   /// Takes the link for a collective in which all ranks have met at `met_at`, and returns when it is through: it

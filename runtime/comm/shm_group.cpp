@@ -9,19 +9,15 @@
 // socket is closed before the group is used; then no name exists any more.
 #include "runtime/comm/shm_group.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstring>
 #include <optional>
-#include <system_error>
 #include <vector>
 
 #include "runtime/comm/board_group.h"
 #include "runtime/comm/hmac.h"
+#include "runtime/comm/segment.h"
 #include "runtime/comm/unix_socket.h"
 
 namespace sherd {
@@ -30,7 +26,6 @@ namespace {
 
 constexpr std::size_t kTokenSize = 32;
 constexpr std::uint32_t kVersion = 2;
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 struct Hello {
   std::uint32_t version = kVersion;
@@ -75,12 +70,10 @@ struct Meeting {
   std::string key() const { return "shm_group/" + options.name; }
 };
 
-std::size_t to_huge_pages(std::size_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
-
 /// Board and heaps in the segment.
 struct Layout {
   Layout(int size, const Segment& segment)
-      : board_bytes(to_huge_pages(comm::Board::memory_bytes(size, segment.window_bytes))),
+      : board_bytes(comm::to_huge_pages(comm::Board::memory_bytes(size, segment.window_bytes))),
         bytes(board_bytes + static_cast<std::size_t>(size) * segment.heap_bytes) {}
   std::size_t board_bytes;
   std::size_t bytes;
@@ -89,46 +82,6 @@ struct Layout {
 /// As much as this host has: a rank's heap only takes pages that it touches.
 std::size_t default_heap_bytes() {
   return static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-}
-
-[[noreturn]] void fail_system(std::string_view what) {
-  throw CommError(fmt::format("shm_group: {}: {}", what, std::system_category().message(errno)));
-}
-
-// Sealed, so that no process can shrink it under the others. The board is allocated now, so that a lack of memory is an
-// error here and not a fault later; heaps get their pages from whoever divides them.
-Descriptor new_memory(const Layout& layout) {
-  Descriptor memory(::memfd_create("sherd", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!memory) fail_system("cannot make a memory segment");
-  if (::ftruncate(memory.get(), static_cast<off_t>(layout.bytes)) != 0)
-    fail_system(fmt::format("cannot make a memory segment of {} bytes; use smaller heaps", layout.bytes));
-  const int error = ::posix_fallocate(memory.get(), 0, static_cast<off_t>(layout.board_bytes));
-  if (error != 0) {
-    errno = error;
-    fail_system(fmt::format("cannot allocate {} bytes of shared memory; use a smaller window", layout.board_bytes));
-  }
-  if (::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-    fail_system("cannot seal the memory segment");
-  return memory;
-}
-
-// The address is a multiple of a huge page, as is the size.
-std::shared_ptr<std::byte> map_memory(const Descriptor& memory, std::size_t num_bytes) {
-  struct stat state{};
-  if (::fstat(memory.get(), &state) != 0) fail_system("cannot look at the memory segment");
-  if (!std::cmp_equal(state.st_size, num_bytes))
-    throw CommError(fmt::format("shm_group: the memory segment has {} bytes, expected {}", state.st_size, num_bytes));
-  void* room = ::mmap(nullptr, num_bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (room == MAP_FAILED) fail_system(fmt::format("no room for a memory segment of {} bytes", num_bytes));
-  auto* first = static_cast<std::byte*>(room);
-  std::byte* start = first + -reinterpret_cast<std::uintptr_t>(first) % kHugePage;
-  const int flags = MAP_SHARED | MAP_NORESERVE | MAP_FIXED;
-  if (::mmap(start, num_bytes, PROT_READ | PROT_WRITE, flags, memory.get(), 0) == MAP_FAILED)
-    fail_system("cannot map the memory segment");
-  if (start > first) ::munmap(first, static_cast<std::size_t>(start - first));
-  if (start < first + kHugePage) ::munmap(start + num_bytes, static_cast<std::size_t>(first + kHugePage - start));
-  ::madvise(start, num_bytes, MADV_HUGEPAGE);  // a wish: the host may not grant it to shared memory
-  return {start, [num_bytes](std::byte* address) { ::munmap(address, num_bytes); }};
 }
 
 std::string missing_ranks(const std::vector<Descriptor>& lives) {
@@ -159,10 +112,10 @@ Segment host(const Meeting& meeting) {
   const auto size = static_cast<std::size_t>(meeting.size);
   segment.window_bytes = std::max(meeting.options.window_bytes / 64, size) * 64;
   const std::size_t heap_bytes = meeting.options.heap_bytes.value_or(default_heap_bytes());
-  segment.heap_bytes = size == 1 ? 0 : to_huge_pages(heap_bytes);
+  segment.heap_bytes = size == 1 ? 0 : comm::to_huge_pages(heap_bytes);
   const Layout layout(meeting.size, segment);
-  segment.memory = new_memory(layout);
-  comm::Board::format(map_memory(segment.memory, layout.bytes).get(), meeting.size);
+  segment.memory = comm::new_segment(layout.bytes, layout.board_bytes);
+  comm::Board::format(comm::map_segment(segment.memory, layout.bytes).get(), meeting.size);
   segment.lives.resize(size);
   std::tie(segment.near_end, segment.lives[0]) = comm::socket_pair();
   if (size == 1) return segment;
@@ -235,6 +188,39 @@ Segment join(const Meeting& meeting) {
   return segment;
 }
 
+/// A subgroup's board is a segment of its own. Its descriptor travels from one far end to the near end of each peer.
+class SegmentSource final : public comm::BoardSource {
+ public:
+  explicit SegmentSource(std::shared_ptr<const Segment> segment) : segment_(std::move(segment)) {}
+
+  std::shared_ptr<std::byte> offer(const std::string& tag, std::span<const int> peers, int size,
+                                   std::size_t window_bytes) override {
+    const std::size_t bytes = segment_bytes(size, window_bytes);
+    const Descriptor memory = comm::new_segment(bytes, bytes);
+    std::shared_ptr<std::byte> board = comm::map_segment(memory, bytes);
+    comm::Board::format(board.get(), size);
+    const std::array<int, 1> number{memory.get()};
+    for (const int peer : peers) comm::send_message(segment_->lives[static_cast<std::size_t>(peer)], tag, number);
+    return board;
+  }
+
+  // Others may lie before it: of an earlier attempt that failed.
+  std::shared_ptr<std::byte> take(const std::string& tag, int size, std::size_t window_bytes) override {
+    for (;;) {
+      std::optional<comm::Message> message = comm::receive_message(segment_->near_end, comm::SocketTime::clock::now());
+      check(message.has_value(), "subgroup: the first rank's memory has not come");
+      if (message->bytes == tag && message->fds.size() == 1)
+        return comm::map_segment(message->fds[0], segment_bytes(size, window_bytes));
+    }
+  }
+
+ private:
+  static std::size_t segment_bytes(int size, std::size_t window_bytes) {
+    return comm::to_huge_pages(comm::Board::memory_bytes(size, window_bytes));
+  }
+  std::shared_ptr<const Segment> segment_;
+};
+
 }  // namespace
 
 std::shared_ptr<ProcessGroup> make_shm_group(Store& store, int rank, int size, const ShmGroupOptions& options) {
@@ -244,7 +230,7 @@ std::shared_ptr<ProcessGroup> make_shm_group(Store& store, int rank, int size, c
   const Meeting meeting{store, rank, size, options, comm::SocketTime::clock::now() + options.rendezvous_deadline};
   auto segment = std::make_shared<Segment>(rank == 0 ? host(meeting) : join(meeting));
   const Layout layout(size, *segment);
-  std::shared_ptr<std::byte> memory = map_memory(segment->memory, layout.bytes);
+  std::shared_ptr<std::byte> memory = comm::map_segment(segment->memory, layout.bytes);
   segment->memory = Descriptor();
 
   comm::BoardOptions board{
@@ -254,7 +240,8 @@ std::shared_ptr<ProcessGroup> make_shm_group(Store& store, int rank, int size, c
       .is_one_process = false,
       .heaps = memory.get() + layout.board_bytes,
       .heap_bytes = segment->heap_bytes,
-      .has_died = [segment](int peer) { return comm::is_hung_up(segment->lives[static_cast<std::size_t>(peer)]); }};
+      .has_died = [segment](int peer) { return comm::is_hung_up(segment->lives[static_cast<std::size_t>(peer)]); },
+      .source = std::make_shared<SegmentSource>(segment)};
   return std::make_shared<comm::BoardGroup>("shm", std::move(memory), board);
 }
 

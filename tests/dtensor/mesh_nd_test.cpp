@@ -1,0 +1,186 @@
+// Meshes of several axes. Oracle: the ranks drawn as a row-major grid by hand, and all-gathers of rank numbers over the
+// groups.
+#include <gtest/gtest.h>
+
+#include "dtensor/mesh.h"
+#include "runtime/comm/world.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+using Axes = std::vector<DeviceMesh::Axis>;
+using Ranks = std::vector<int>;
+
+/// Numbers in `world` of the ranks of a group, in its order.
+Ranks ranks_in(ProcessGroup& group, const Group& world) {
+  Ranks all(static_cast<std::size_t>(group.size()));
+  const std::vector<std::int64_t> ones(all.size(), 1);
+  all[static_cast<std::size_t>(group.rank())] = world->rank();
+  const GatherPart part{all.data(), DType::i32, ones};
+  group.all_gather({&part, 1})->wait();
+  return all;
+}
+
+TEST(DeviceMesh, F105_CoordinatesAreRowMajorAndGroupsRunAlongOneAxis) {
+  // 0 1 2
+  // 3 4 5
+  run_ranks(6, [](const Group& world) {
+    const DeviceMesh mesh(world, Axes{{"dp", 2}, {"tp", 3}});
+    const int row = world->rank() / 3, column = world->rank() % 3;
+    EXPECT_EQ(mesh.ndim(), 2);
+    EXPECT_EQ(mesh.num_ranks(), 6);
+    EXPECT_EQ(Ranks(mesh.coordinates().begin(), mesh.coordinates().end()), (Ranks{row, column}));
+    EXPECT_EQ(mesh.coordinate(0), row);
+    EXPECT_EQ(mesh.coordinate(1), column);
+    EXPECT_EQ(mesh.group("dp").rank(), row);
+    EXPECT_EQ(mesh.group("tp").rank(), column);
+    EXPECT_EQ(ranks_in(mesh.group("dp"), world), (Ranks{column, 3 + column}));
+    EXPECT_EQ(ranks_in(mesh.group("tp"), world), (Ranks{3 * row, 3 * row + 1, 3 * row + 2}));
+    EXPECT_EQ(mesh.ranks(), (Ranks{0, 1, 2, 3, 4, 5}));
+    EXPECT_EQ(mesh.describe(), "mesh(dp=2,tp=3)");
+  });
+}
+
+TEST(DeviceMesh, F105_ThreeAxesOneOfSizeOne) {
+  // pp 0:  0 1    pp 1:  2 3
+  run_ranks(4, [](const Group& world) {
+    const DeviceMesh mesh(world, Axes{{"pp", 2}, {"dp", 1}, {"tp", 2}});
+    const int r = world->rank();
+    EXPECT_EQ(Ranks(mesh.coordinates().begin(), mesh.coordinates().end()), (Ranks{r / 2, 0, r % 2}));
+    EXPECT_EQ(ranks_in(mesh.group("pp"), world), (Ranks{r % 2, 2 + r % 2}));
+    EXPECT_EQ(ranks_in(mesh.group("dp"), world), Ranks{r});
+    EXPECT_EQ(ranks_in(mesh.group("tp"), world), (Ranks{r / 2 * 2, r / 2 * 2 + 1}));
+  });
+}
+
+TEST(DeviceMesh, F106_MeshesThatDoNotFitAreRefusedOnEveryRank) {
+  run_ranks(4, [](const Group& world) {
+    expect_error([&] { DeviceMesh(world, Axes{{"dp", 4}, {"tp", 2}}); }, {"mesh(dp=4,tp=2)", "8 places", "4 ranks"});
+    expect_error([&] { DeviceMesh(world, Axes{{"dp", 1}, {"tp", 2}}); }, {"2 places", "4 ranks"});
+    expect_error([&] { DeviceMesh(world, Axes{{"dp", 2}, {"dp", 2}}); }, {"two axes", "\"dp\""});
+    expect_error([&] { DeviceMesh(world, Axes{{"dp", 2}, {"", 2}}); }, {"needs a name"});
+    world->barrier();
+  });
+}
+
+TEST(DeviceMesh, F107_SlicesShareTheGroupsOfTheirMesh) {
+  run_ranks(4, [](const Group& world) {
+    const DeviceMesh mesh(world, Axes{{"pp", 1}, {"dp", 2}, {"tp", 2}});
+    const CommCounts before = world->counts();
+    const DeviceMesh tp = mesh["tp"], both = mesh.slice({"dp", "tp"});
+    EXPECT_EQ(&tp.group(), &mesh.group("tp"));
+    EXPECT_EQ(&both.group("dp"), &mesh.group("dp"));
+    EXPECT_EQ(tp.describe(), "mesh(tp=2)");
+    EXPECT_EQ(tp.coordinate(), mesh.coordinate(2));
+    EXPECT_EQ(tp.ranks(), (Ranks{world->rank() / 2 * 2, world->rank() / 2 * 2 + 1}));
+    EXPECT_EQ(both.ranks(), (Ranks{0, 1, 2, 3}));
+    EXPECT_EQ(both["tp"], tp) << "a slice of a slice is the same mesh";
+    EXPECT_EQ(tp.root(), mesh);
+    EXPECT_EQ(mesh.slice({"pp", "dp", "tp"}), mesh);
+    EXPECT_EQ(world->counts().all_gather.calls, before.all_gather.calls) << "slices are local";
+    expect_error([&] { mesh["cp"]; }, {"mesh(pp=1,dp=2,tp=2)", "no axis \"cp\""});
+    expect_error([&] { mesh.slice({}); }, {"at least one axis"});
+    expect_error([&] { mesh.slice({"tp", "dp"}); }, {"order", "\"dp\" comes too late"});
+    expect_error([&] { mesh.slice({"tp", "tp"}); }, {"\"tp\" comes too late"});
+    expect_error([&] { tp["dp"]; }, {"mesh(tp=2)", "\"dp\""});
+  });
+}
+
+TEST(DeviceMesh, F108_FlattenedAxesKeepTheOrderAndAreFoundAgain) {
+  run_ranks(4, [](const Group& world) {
+    const DeviceMesh mesh(world, Axes{{"dp", 2}, {"tp", 2}});
+    const DeviceMesh flat = mesh.flatten({"dp", "tp"});
+    EXPECT_EQ(flat.describe(), "mesh(dp_tp=4)");
+    EXPECT_EQ(flat.coordinate(), world->rank());
+    EXPECT_EQ(ranks_in(flat.group(), world), (Ranks{0, 1, 2, 3}));
+    EXPECT_EQ(&flat.group(), world.get()) << "all axes in order are the ranks of the mesh";
+    EXPECT_EQ(mesh.flatten(), flat);
+    EXPECT_EQ(mesh["dp_tp"], flat);
+    expect_error([&] { mesh.flatten({"dp", "tp"}, "tp"); }, {"\"tp\" is an axis already"});
+    expect_error([&] { mesh.flatten({"tp", "dp"}); }, {"order"});
+    expect_error([&] { mesh.flatten({"dp", "cp"}); }, {"no axis \"cp\""});
+    expect_error([&] { mesh.flatten({}); }, {"names of axes"});
+  });
+}
+
+TEST(DeviceMesh, F108_FlattenSomeAxesOfThree) {
+  run_ranks(8, [](const Group& world) {
+    const DeviceMesh mesh(world, Axes{{"replicate", 2}, {"shard", 2}, {"tp", 2}});
+    const DeviceMesh dp = mesh.flatten({"replicate", "shard"}, "dp");
+    const int tp = world->rank() % 2;
+    EXPECT_EQ(dp.coordinate(), world->rank() / 2);
+    EXPECT_EQ(ranks_in(dp.group(), world), (Ranks{tp, 2 + tp, 4 + tp, 6 + tp}));
+    EXPECT_EQ(mesh.flatten({"replicate", "shard"}, "dp"), dp);
+    const DeviceMesh again = mesh.flatten({"replicate", "shard"});
+    EXPECT_EQ(&again.group(), &dp.group()) << "another name, the same group";
+    EXPECT_EQ(mesh.slice({"dp", "tp"}).ranks(), (Ranks{0, 1, 2, 3, 4, 5, 6, 7}));
+    expect_error([&] { mesh.flatten({"shard", "tp"}, "dp"); }, {"\"dp\" names other flattened axes"});
+    const int axes[] = {0, 1}, others[] = {1, 2};
+    EXPECT_EQ(mesh.joint_group(axes), &dp.group());
+    EXPECT_EQ(mesh.joint_group(others), nullptr) << "nobody has flattened these";
+    ProcessGroup& flat = mesh.flatten({"shard", "tp"}).group();
+    EXPECT_EQ(mesh.joint_group(others), &flat);
+  });
+}
+
+TEST(DeviceMesh, JointGroupsOfAllAxesAndOfOne) {
+  run_ranks(4, [](const Group& world) {
+    const DeviceMesh mesh(world, Axes{{"dp", 2}, {"tp", 2}});
+    const int all[] = {0, 1}, reversed[] = {1, 0}, tp[] = {1}, only[] = {0};
+    EXPECT_EQ(mesh.joint_group(all), world.get());
+    EXPECT_EQ(mesh.joint_group(reversed), nullptr);
+    EXPECT_EQ(mesh.joint_group(tp), &mesh.group("tp"));
+    EXPECT_EQ(mesh["tp"].joint_group(only), &mesh.group("tp"));
+  });
+}
+
+TEST(DeviceMesh, F109_WhatNeedsOneAxisAsksWhichOfSeveral) {
+  run_ranks(4, [](const Group& world) {
+    const DeviceMesh mesh(world, Axes{{"dp", 2}, {"tp", 2}});
+    expect_error([&] { (void)mesh.group(); }, {"mesh(dp=2,tp=2)", "which axis"});
+    expect_error([&] { (void)mesh.size(); }, {"which axis"});
+    expect_error([&] { (void)mesh.coordinate(); }, {"which axis"});
+    expect_error([&] { (void)mesh.group("cp"); }, {"no axis \"cp\""});
+    expect_error([&] { (void)mesh.group(2); }, {"axis 2", "mesh(dp=2,tp=2)"});
+  });
+}
+
+TEST(DeviceMesh, F110_AMeshFromAGroupHasItsRanks) {
+  run_ranks(4, [](const Group& world) {
+    const Ranks order = world->rank() == 0 ? Ranks{0} : Ranks{3, 1, 2};
+    const Group three = world->subgroup(order);
+    const DeviceMesh mesh(three, "dp");
+    EXPECT_EQ(&mesh.group(), three.get());
+    EXPECT_EQ(ranks_in(mesh.group(), world), order);
+    expect_error([&] { DeviceMesh(three, Axes{{"dp", 2}, {"tp", 2}}); }, {"4 places"});
+    EXPECT_EQ(DeviceMesh(world, Axes{{"dp", 2}, {"tp", 2}}), DeviceMesh(world, Axes{{"dp", 2}, {"tp", 2}}));
+    EXPECT_FALSE(DeviceMesh(world, Axes{{"dp", 4}}) == DeviceMesh(world, Axes{{"dp", 2}, {"tp", 2}}));
+  });
+}
+
+TEST(DeviceMesh, ARankThatDiesAlongOneAxisIsNamedAlongTheOther) {
+  std::vector<std::string> errors(4);
+  EXPECT_THROW(run_ranks(4,
+                         [&](const Group& world) {
+                           const DeviceMesh mesh(world, Axes{{"dp", 2}, {"tp", 2}});
+                           if (world->rank() == 3) fail("no memory");
+                           try {
+                             mesh.group(world->rank() == 1 ? "dp" : "tp").barrier();
+                             mesh.group("dp").barrier();
+                             world->barrier();
+                           } catch (const CommError& error) {
+                             errors[static_cast<std::size_t>(world->rank())] = error.what();
+                             throw;
+                           }
+                         }),
+               Error);
+  for (const int r : {0, 1, 2})
+    EXPECT_NE(errors[static_cast<std::size_t>(r)].find("rank 3 aborted the group: no memory"), std::string::npos)
+        << errors[static_cast<std::size_t>(r)];
+}
+
+}  // namespace
+}  // namespace sherd::testing
