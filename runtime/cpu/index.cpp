@@ -8,7 +8,7 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/cpu/strided_copy.h"
 #include "runtime/cpu/tile.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/vocabulary.h"
 
 namespace sherd::cpu {
 
@@ -16,29 +16,29 @@ namespace {
 
 constexpr std::int64_t kGrain = 1 << 15;  // elements
 
-/// A dense index list in row-major order, each entry checked against `rows`.
+/// Calls fn(position, id) for an index list in row-major order, each id checked.
 template <class Fn>
-void for_each_index(const KernelCall& call, const Tensor& index, std::int64_t rows, Fn&& fn) {
+void for_each_id(const KernelCall& call, const Tensor& index, const Vocabulary& ids, Fn&& fn) {
   const TileReader<std::int64_t> reader(index, index.shape());
   std::int64_t buffer[kTile];
   for (std::int64_t i = 0; i < index.numel(); i += kTile) {
     const std::int64_t n = std::min(kTile, index.numel() - i);
-    const std::int64_t* ids = reader.read(i, n, buffer);
+    const std::int64_t* list = reader.read(i, n, buffer);
     for (std::int64_t k = 0; k < n; ++k) {
-      if (ids[k] < 0 || ids[k] >= rows) [[unlikely]]
-        fail("{}: index {} at position {} is outside of 0..{}", call.op.name, ids[k], i + k, rows - 1);
-      fn(i + k, ids[k]);
+      if (!ids.exists(list[k])) [[unlikely]]
+        fail("{}: index {} at position {} is outside of 0..{}", call.op.name, list[k], i + k, ids.total - 1);
+      fn(i + k, list[k]);
     }
   }
 }
 
-/// x [outer, rows, inner] -> out [outer, index, inner].
-void gather(const KernelCall& call, int dim) {
+/// x [outer, rows, inner] -> out [outer, index, inner]. Only a table [rows, inner] may be a part: zeros for the rest.
+void gather(const KernelCall& call, int dim, const VocabularyPart& part) {
   const Tensor& x = call.in[0];
   const Tensor& index = call.in[1];
   const Tensor& out = call.out[0];
-  const std::int64_t rows = x.shape()[dim];
-  for_each_index(call, index, rows, [](std::int64_t, std::int64_t) {});  // before any thread starts
+  const Vocabulary ids = Vocabulary::part_of(part, x.shape()[dim]);
+  for_each_id(call, index, ids, [](std::int64_t, std::int64_t) {});  // before any thread starts
   if (out.numel() == 0) return;
   const std::int64_t entries = index.numel();
   Shape slice = x.shape();  // one entry: [outer, 1, inner]
@@ -56,10 +56,11 @@ void gather(const KernelCall& call, int dim) {
   parallel_for(entries, grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       std::int64_t buffer;
-      const std::int64_t row = *reader.read(i, 1, &buffer);
-      auto* from = static_cast<std::byte*>(x.raw()) + row * x.strides()[dim] * size;
+      const std::int64_t id = *reader.read(i, 1, &buffer);
+      auto* from = static_cast<std::byte*>(x.raw()) + (id - ids.first) * x.strides()[dim] * size;
       auto* target = static_cast<std::byte*>(out.raw()) + i * to[dim] * size;
-      if (dim == 0 && x.ndim() == 2 && x.strides()[1] == 1)
+      if (!ids.is_here(id)) std::memset(target, 0, static_cast<std::size_t>(x.shape()[1] * size));
+      else if (dim == 0 && x.ndim() == 2 && x.strides()[1] == 1)
         std::memcpy(target, from, static_cast<std::size_t>(x.shape()[1] * size));
       else strided_copy(x.dtype(), slice, {from, x.strides()}, {target, to}, false);
     }
@@ -72,26 +73,31 @@ struct ByRow {
   const std::int64_t* positions;
 };
 
-ByRow sort_by_row(const KernelCall& call, const Tensor& index, std::int64_t rows) {
+ByRow sort_by_row(const KernelCall& call, const Tensor& index, const Vocabulary& ids) {
+  const std::int64_t rows = ids.here;
   auto* first = reinterpret_cast<std::int64_t*>(call.exec.scratch);
   std::int64_t* positions = first + rows + 1;
   std::fill_n(first, rows + 1, 0);
-  for_each_index(call, index, rows, [&](std::int64_t, std::int64_t row) { ++first[row + 1]; });
+  for_each_id(call, index, ids, [&](std::int64_t, std::int64_t id) {
+    if (ids.is_here(id)) ++first[id - ids.first + 1];
+  });
   for (std::int64_t r = 0; r < rows; ++r) first[r + 1] += first[r];
-  for_each_index(call, index, rows, [&](std::int64_t i, std::int64_t row) { positions[first[row]++] = i; });
+  for_each_id(call, index, ids, [&](std::int64_t i, std::int64_t id) {
+    if (ids.is_here(id)) positions[first[id - ids.first]++] = i;
+  });
   // Every start has moved to the next row's start; move them back.
   for (std::int64_t r = rows; r > 0; --r) first[r] = first[r - 1];
   first[0] = 0;
   return {first, positions};
 }
 
-/// grad [outer, entries, inner], index [entries] -> out [outer, rows, inner].
-void scatter_sum(const KernelCall& call, std::int64_t outer, std::int64_t rows, std::int64_t inner) {
+/// grad [outer, entries, inner], index [entries] -> out [outer, ids that are here, inner].
+void scatter_sum(const KernelCall& call, std::int64_t outer, const Vocabulary& ids, std::int64_t inner) {
   const Tensor& grad = call.in[0];
   const Tensor& out = call.out[0];
-  const std::int64_t entries = call.in[1].numel();
+  const std::int64_t entries = call.in[1].numel(), rows = ids.here;
   if (out.numel() == 0) return;
-  const ByRow by_row = sort_by_row(call, call.in[1], rows);
+  const ByRow by_row = sort_by_row(call, call.in[1], ids);
   visit_compute(grad.dtype(), [&]<class C>(Type<C>) {
     const TileReader<C> reader(grad, grad.shape());
     parallel_for(outer * rows, std::max<std::int64_t>(kGrain / inner, 1), [&](std::int64_t begin, std::int64_t end) {
@@ -113,14 +119,14 @@ void scatter_sum(const KernelCall& call, std::int64_t outer, std::int64_t rows, 
   });
 }
 
-void embedding(const KernelCall& call) { gather(call, 0); }
+void embedding(const KernelCall& call) { gather(call, 0, call.attrs.as<EmbeddingAttrs>().part); }
 
 void embedding_backward(const KernelCall& call) {
   const Shape& out = call.out[0].shape();
-  scatter_sum(call, 1, out[0], out[1]);
+  scatter_sum(call, 1, Vocabulary::part_of(call.attrs.as<EmbeddingAttrs>().part, out[0]), out[1]);
 }
 
-void index_select(const KernelCall& call) { gather(call, call.attrs.as<DimAttrs>().dim); }
+void index_select(const KernelCall& call) { gather(call, call.attrs.as<DimAttrs>().dim, {}); }
 
 void index_select_backward(const KernelCall& call) {
   const int dim = call.attrs.as<PadToAttrs>().dim;
@@ -128,7 +134,7 @@ void index_select_backward(const KernelCall& call) {
   std::int64_t outer = 1, inner = 1;
   for (int d = 0; d < out.size(); ++d)
     if (d != dim) (d < dim ? outer : inner) *= out[d];
-  scatter_sum(call, outer, out[dim], inner);
+  scatter_sum(call, outer, Vocabulary::all(out[dim]), inner);
 }
 
 }  // namespace

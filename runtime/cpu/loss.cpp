@@ -2,13 +2,15 @@
 // f64, so neither chunks nor threads change the sum.
 #include "runtime/op/loss.h"
 
+#include <limits>
+
 #include "runtime/cpu/dense.h"
 #include "runtime/cpu/gemm.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/lines.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/cpu/softmax.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/vocabulary.h"
 
 namespace sherd::cpu {
 
@@ -16,21 +18,27 @@ namespace {
 
 class Targets {
  public:
-  Targets(const Tensor& tensor, ScratchCursor& scratch, std::int64_t ignore_index)
-      : data_(scratch.dense_raw(tensor)), wide_(tensor.dtype() == DType::i64), ignore_index_(ignore_index) {}
+  /// Of a call whose logits have `columns` columns.
+  Targets(const KernelCall& c, const Tensor& tensor, std::int64_t columns, ScratchCursor& scratch)
+      : data_(scratch.dense_raw(tensor)),
+        wide_(tensor.dtype() == DType::i64),
+        ignore_index_(c.attrs.as<CrossEntropyAttrs>().ignore_index),
+        classes_(Vocabulary::part_of(c.attrs.as<CrossEntropyAttrs>().part, columns)) {}
   std::int64_t operator[](std::int64_t i) const {
     return wide_ ? static_cast<const std::int64_t*>(data_)[i] : static_cast<const std::int32_t*>(data_)[i];
   }
   bool ignored(std::int64_t i) const { return (*this)[i] == ignore_index_; }
+  /// Whether one of the columns is target i, and which.
+  bool is_here(std::int64_t i) const { return classes_.is_here((*this)[i]); }
+  std::int64_t column(std::int64_t i) const { return (*this)[i] - classes_.first; }
   /// Number of targets that count; throws Error naming the first that is no class.
-  std::int64_t count(std::int64_t rows, std::int64_t vocabulary) const {
+  std::int64_t count(std::int64_t rows) const {
     std::int64_t n = 0;
     for (std::int64_t i = 0; i < rows; ++i) {
       if (ignored(i)) continue;
       const std::int64_t target = (*this)[i];
-      check(target >= 0 && target < vocabulary,
-            "target {} at position {} is not a class: classes are 0 to {}, and {} is ignored", target, i,
-            vocabulary - 1, ignore_index_);
+      check(classes_.exists(target), "target {} at position {} is not a class: classes are 0 to {}, and {} is ignored",
+            target, i, classes_.total - 1, ignore_index_);
       ++n;
     }
     return n;
@@ -40,6 +48,7 @@ class Targets {
   const void* data_;
   bool wide_;
   std::int64_t ignore_index_;
+  Vocabulary classes_;
 };
 
 // Sum of exp(x - shift), a tile at a time.
@@ -56,26 +65,70 @@ A sum_of_exp(const A* x, A shift, std::int64_t n) {
   return total;
 }
 
-// log-sum-exp and loss of rows first, first + 1, ... of the whole problem, whose logits start at `logits`.
-template <class T>
-void loss_rows(const T* logits, std::int64_t first, std::int64_t rows, std::int64_t v, const Targets& targets,
-               Accumulator<T>* lse, Accumulator<T>* losses) {
+/// What a row's logits say of its target: the largest of them, the sum of exp(x - largest), and the target's own, 0 if
+/// it is not here.
+template <class A>
+struct RowParts {
+  A largest = -std::numeric_limits<A>::infinity(), sum = 0, at_target = 0;
+};
+
+/// Calls put(i, parts) for rows first, first + 1, ... of the whole problem, whose logits start at `logits`.
+template <class T, class Put>
+void each_row(const T* logits, std::int64_t first, std::int64_t rows, std::int64_t v, const Targets& targets,
+              const Put& put) {
   using A = Accumulator<T>;
   parallel_for(rows, kLineGrain / std::max<std::int64_t>(v, 1), [&](std::int64_t begin, std::int64_t end) {
     A* const buffer = std::is_same_v<T, A> ? nullptr : thread_workspace<A>(WorkspaceUse::row, v);
     for (std::int64_t r = begin; r < end; ++r) {
       const std::int64_t i = first + r;
+      RowParts<A> parts;
       if (targets.ignored(i)) {
-        lse[i] = losses[i] = A{};
-        continue;
+        parts = {.largest = 0, .sum = 1};
+      } else if (v > 0) {
+        const A* const row = load_row(logits + r * v, v, buffer);
+        parts.largest = row_max(row, v);
+        // Minus infinity everywhere: a part may hold nothing but columns that are masked.
+        parts.sum = sum_of_exp(row, std::max(parts.largest, std::numeric_limits<A>::lowest()), v);
+        if (targets.is_here(i)) parts.at_target = row[targets.column(i)];
       }
-      const A* const row = load_row(logits + r * v, v, buffer);
-      const A largest = row_max(row, v);
-      const A log_sum = Math::log(sum_of_exp(row, largest, v));
-      lse[i] = largest + log_sum;
-      losses[i] = (largest - row[targets[i]]) + log_sum;
+      put(i, parts);
     }
   });
+}
+
+/// The same for logits x weight^T, of which a chunk of rows is held at a time.
+template <class T, class Put>
+void each_row_of_product(const KernelCall& c, ScratchCursor& scratch, const Targets& targets, const Put& put) {
+  const Tensor &x = c.in[0], &weight = c.in[1];
+  const std::int64_t v = weight.shape()[0], k = weight.shape()[1], rows = c.in[2].numel(), chunk = loss_chunk_rows(v);
+  const T *const in = scratch.dense<T>(x), *const w = scratch.dense<T>(weight);
+  T* const logits = scratch.take<T>(std::min(chunk, rows) * v);
+  for (std::int64_t first = 0; first < rows; first += chunk) {
+    const std::int64_t m = std::min(chunk, rows - first);
+    if (v > 0)
+      gemm({.dtype = x.dtype(),
+            .result = x.dtype(),
+            .transpose_b = true,
+            .m = m,
+            .n = v,
+            .k = k,
+            .lda = k,
+            .ldb = k,
+            .ldc = v},
+           in + first * k, w, logits);
+    each_row(logits, first, m, v, targets, put);
+  }
+}
+
+// ---- the loss: log-sum-exp, loss per row, and their mean ----
+
+template <class A>
+auto put_loss(const KernelCall& c, const Targets& targets, A* losses) {
+  return [&targets, losses, lse = c.out[1].mutable_data<A>()](std::int64_t i, const RowParts<A>& parts) {
+    const A log_sum = Math::log(parts.sum);
+    lse[i] = targets.ignored(i) ? A{} : parts.largest + log_sum;
+    losses[i] = targets.ignored(i) ? A{} : (parts.largest - parts.at_target) + log_sum;
+  };
 }
 
 template <class A>
@@ -89,21 +142,64 @@ void mean_loss(const A* losses, std::int64_t rows, std::int64_t count, const Ker
 void cross_entropy_kernel(const KernelCall& c) {
   const std::int64_t v = c.in[0].shape().back(), rows = c.in[1].numel();
   ScratchCursor scratch(c.exec);
-  const Targets targets(c.in[1], scratch, c.attrs.as<CrossEntropyAttrs>().ignore_index);
-  const std::int64_t count = targets.count(rows, v);
+  const Targets targets(c, c.in[1], v, scratch);
+  const std::int64_t count = targets.count(rows);
   visit_floating(c.in[0].dtype(), [&]<class T>(Type<T>) {
-    using A = Accumulator<T>;
-    A* const losses = scratch.take<A>(rows);
-    loss_rows(scratch.dense<T>(c.in[0]), 0, rows, v, targets, c.out[1].mutable_data<A>(), losses);
+    auto* const losses = scratch.take<Accumulator<T>>(rows);
+    each_row(scratch.dense<T>(c.in[0]), 0, rows, v, targets, put_loss(c, targets, losses));
     mean_loss(losses, rows, count, c);
   });
 }
+
+void linear_cross_entropy_kernel(const KernelCall& c) {
+  const std::int64_t rows = c.in[2].numel();
+  ScratchCursor scratch(c.exec);
+  const Targets targets(c, c.in[2], c.in[1].shape()[0], scratch);
+  const std::int64_t count = targets.count(rows);
+  visit_floating(c.in[0].dtype(), [&]<class T>(Type<T>) {
+    auto* const losses = scratch.take<Accumulator<T>>(rows);
+    each_row_of_product<T>(c, scratch, targets, put_loss(c, targets, losses));
+    mean_loss(losses, rows, count, c);
+  });
+}
+
+// ---- parts: the three numbers per row ----
+
+template <class A>
+auto put_parts(const KernelCall& c) {
+  return [largest = c.out[0].mutable_data<A>(), sum = c.out[1].mutable_data<A>(),
+          at_target = c.out[2].mutable_data<A>()](std::int64_t i, const RowParts<A>& parts) {
+    largest[i] = parts.largest;
+    sum[i] = parts.sum;
+    at_target[i] = parts.at_target;
+  };
+}
+
+void cross_entropy_parts_kernel(const KernelCall& c) {
+  const std::int64_t v = c.in[0].shape().back(), rows = c.in[1].numel();
+  ScratchCursor scratch(c.exec);
+  const Targets targets(c, c.in[1], v, scratch);
+  targets.count(rows);  // before any thread starts
+  visit_floating(c.in[0].dtype(), [&]<class T>(Type<T>) {
+    each_row(scratch.dense<T>(c.in[0]), 0, rows, v, targets, put_parts<Accumulator<T>>(c));
+  });
+}
+
+void linear_cross_entropy_parts_kernel(const KernelCall& c) {
+  ScratchCursor scratch(c.exec);
+  const Targets targets(c, c.in[2], c.in[1].shape()[0], scratch);
+  targets.count(c.in[2].numel());
+  visit_floating(c.in[0].dtype(),
+                 [&]<class T>(Type<T>) { each_row_of_product<T>(c, scratch, targets, put_parts<Accumulator<T>>(c)); });
+}
+
+// ---- backward ----
 
 void cross_entropy_backward_kernel(const KernelCall& c) {
   const Tensor& logits = c.in[1];
   const std::int64_t v = logits.shape().back(), rows = c.in[2].numel();
   ScratchCursor scratch(c.exec);
-  const Targets targets(c.in[2], scratch, c.attrs.as<CrossEntropyAttrs>().ignore_index);
+  const Targets targets(c, c.in[2], v, scratch);
   visit_floating(logits.dtype(), [&]<class T>(Type<T>) {
     using A = Accumulator<T>;
     const T* const in = scratch.dense<T>(logits);
@@ -123,39 +219,10 @@ void cross_entropy_backward_kernel(const KernelCall& c) {
         A* slope = buffer;
         if constexpr (direct) slope = to;
         for (std::int64_t j = 0; j < v; ++j) slope[j] = Math::exp(row[j] - lse[r]) * scale;
-        slope[targets[r]] -= scale;
+        if (targets.is_here(r)) slope[targets.column(r)] -= scale;
         if constexpr (!direct) convert_row(slope, v, to);
       }
     });
-  });
-}
-
-void linear_cross_entropy_kernel(const KernelCall& c) {
-  const Tensor &x = c.in[0], &weight = c.in[1];
-  const std::int64_t v = weight.shape()[0], k = weight.shape()[1], rows = c.in[2].numel();
-  ScratchCursor scratch(c.exec);
-  const Targets targets(c.in[2], scratch, c.attrs.as<CrossEntropyAttrs>().ignore_index);
-  const std::int64_t count = targets.count(rows, v), chunk = loss_chunk_rows(v);
-  visit_floating(x.dtype(), [&]<class T>(Type<T>) {
-    using A = Accumulator<T>;
-    const T *const in = scratch.dense<T>(x), *const w = scratch.dense<T>(weight);
-    A* const losses = scratch.take<A>(rows);
-    T* const logits = scratch.take<T>(std::min(chunk, rows) * v);
-    for (std::int64_t first = 0; first < rows; first += chunk) {
-      const std::int64_t m = std::min(chunk, rows - first);
-      gemm({.dtype = x.dtype(),
-            .result = x.dtype(),
-            .transpose_b = true,
-            .m = m,
-            .n = v,
-            .k = k,
-            .lda = k,
-            .ldb = k,
-            .ldc = v},
-           in + first * k, w, logits);
-      loss_rows(logits, first, m, v, targets, c.out[1].mutable_data<A>(), losses);
-    }
-    mean_loss(losses, rows, count, c);
   });
 }
 
@@ -169,17 +236,23 @@ std::int64_t cross_entropy_scratch(const InferCall& call) {
   return dense_scratch(call) + losses_bytes(call.in[0].dtype(), call.in[1].numel());
 }
 
+std::int64_t linear_cross_entropy_parts_scratch(const InferCall& call) {
+  const std::int64_t rows = call.in[2].numel(), v = call.in[1].shape()[0];
+  return dense_scratch(call) +
+         ScratchCursor::rounded(std::min(loss_chunk_rows(v), rows) * v * byte_size(call.in[0].dtype()));
+}
+
 std::int64_t linear_cross_entropy_scratch(const InferCall& call) {
-  const Tensor &x = call.in[0], &weight = call.in[1];
-  const std::int64_t rows = call.in[2].numel(), v = weight.shape()[0];
-  return dense_scratch(call) + losses_bytes(x.dtype(), rows) +
-         ScratchCursor::rounded(std::min(loss_chunk_rows(v), rows) * v * byte_size(x.dtype()));
+  return linear_cross_entropy_parts_scratch(call) + losses_bytes(call.in[0].dtype(), call.in[2].numel());
 }
 
 void register_loss(OpTable& table) {
   table.kernel("cross_entropy", Device::Kind::cpu, cross_entropy_kernel, cross_entropy_scratch);
   table.kernel("cross_entropy_backward", Device::Kind::cpu, cross_entropy_backward_kernel, dense_scratch);
   table.kernel("linear_cross_entropy", Device::Kind::cpu, linear_cross_entropy_kernel, linear_cross_entropy_scratch);
+  table.kernel("cross_entropy_parts", Device::Kind::cpu, cross_entropy_parts_kernel, dense_scratch);
+  table.kernel("linear_cross_entropy_parts", Device::Kind::cpu, linear_cross_entropy_parts_kernel,
+               linear_cross_entropy_parts_scratch);
 }
 
 }  // namespace sherd::cpu

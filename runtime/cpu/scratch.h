@@ -19,5 +19,6 @@ std::int64_t attention_backward_scratch(const InferCall& call);
 std::int64_t rope_scratch(const InferCall& call);
 std::int64_t cross_entropy_scratch(const InferCall& call);
 std::int64_t linear_cross_entropy_scratch(const InferCall& call);
+std::int64_t linear_cross_entropy_parts_scratch(const InferCall& call);
 
 }  // namespace sherd::cpu

@@ -9,7 +9,7 @@
 #include "runtime/cuda/row_sort.h"
 #include "runtime/cuda/units.h"
 #include "runtime/cuda/walk.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/vocabulary.h"
 
 namespace sherd::cuda {
 
@@ -63,7 +63,8 @@ class Slices {
 struct GatherArgs {
   const void* ids;
   bool wide;
-  std::int64_t first_entry, rows;                      // entries of this launch count from first_entry
+  Vocabulary rows;
+  std::int64_t first_entry;                            // entries of this launch count from first_entry
   std::int64_t outer_stride, row_stride, unit_stride;  // in units
   FastDivide units, entries;
   std::uint32_t count;
@@ -82,10 +83,13 @@ __global__ void gather_kernel(const U* x, U* out, GatherArgs a) {
     if (n >= a.count) continue;
     std::uint32_t unit, entry;
     const std::uint32_t outer = a.entries.divide(a.units.divide(n, unit), entry);
-    const std::int64_t row = read_id(a.ids, a.wide, entry);
-    if (row >= 0 && row < a.rows)
-      values[i] = load_vec<1>(x + outer * a.outer_stride + row * a.row_stride + unit * a.unit_stride)[0];
-    else if (outer == 0 && unit == 0) report_fault(a.faults, a.first_entry + entry, row, a.rows);
+    const std::int64_t id = read_id(a.ids, a.wide, entry);
+    if (a.rows.is_here(id)) {
+      const U* const row = x + outer * a.outer_stride + (id - a.rows.first) * a.row_stride;
+      values[i] = load_vec<1>(row + unit * a.unit_stride)[0];
+    } else if (outer == 0 && unit == 0 && !a.rows.exists(id)) {
+      report_fault(a.faults, a.first_entry + entry, id, a.rows.total);
+    }
   }
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
@@ -111,7 +115,7 @@ std::int64_t elements_of_unit(const Slices& x, const void* out, std::int64_t byt
   return 1;
 }
 
-void gather(const KernelCall& call, int dim) {
+void gather(const KernelCall& call, int dim, const VocabularyPart& part) {
   const Tensor &index = call.in[1], &out = call.out[0];
   if (out.numel() == 0) return;
   Context& context = context_of(call);
@@ -122,7 +126,7 @@ void gather(const KernelCall& call, int dim) {
   check(units <= kMaxLaunch, "{} of rows of {} elements: kernels take rows of 2^30", call.op.name, x.inner);
   GatherArgs args{};
   args.wide = index.dtype() == DType::i64;
-  args.rows = x.entries;
+  args.rows = Vocabulary::part_of(part, x.entries);
   args.outer_stride = x.outer_stride / elements;
   args.row_stride = x.entry_stride / elements;
   args.unit_stride = x.inner_stride;
@@ -216,7 +220,7 @@ void launch_scatter(Context& context, const Slices& grad, const RowSort& sorted,
 }
 
 /// The dims begin..end-1 of the gradient belong to the index.
-void scatter_sum(const KernelCall& call, int begin, int end, std::int64_t rows) {
+void scatter_sum(const KernelCall& call, int begin, int end, const Vocabulary& rows) {
   const Tensor &grad = call.in[0], &index = call.in[1], &out = call.out[0];
   if (out.numel() == 0) return;
   Context& context = context_of(call);
@@ -229,8 +233,8 @@ void scatter_sum(const KernelCall& call, int begin, int end, std::int64_t rows) 
     constexpr int V = kVecElements<T>;
     T* const to = out.mutable_data<T>();
     const auto run = [&]<int width>(std::integral_constant<int, width>) {
-      if (call.accumulate) launch_scatter<T, width, true>(context, slices, sorted, rows, to);
-      else launch_scatter<T, width, false>(context, slices, sorted, rows, to);
+      if (call.accumulate) launch_scatter<T, width, true>(context, slices, sorted, rows.here, to);
+      else launch_scatter<T, width, false>(context, slices, sorted, rows.here, to);
     };
     const bool vectors = slices.inner_stride == 1 &&
                          divides(V, {slices.inner, slices.outer_stride, slices.entry_stride}) &&
@@ -240,15 +244,18 @@ void scatter_sum(const KernelCall& call, int begin, int end, std::int64_t rows) 
   });
 }
 
-void embedding(const KernelCall& call) { gather(call, 0); }
+void embedding(const KernelCall& call) { gather(call, 0, call.attrs.as<EmbeddingAttrs>().part); }
 
-void embedding_backward(const KernelCall& call) { scatter_sum(call, 0, call.in[1].ndim(), call.out[0].size(0)); }
+void embedding_backward(const KernelCall& call) {
+  scatter_sum(call, 0, call.in[1].ndim(),
+              Vocabulary::part_of(call.attrs.as<EmbeddingAttrs>().part, call.out[0].size(0)));
+}
 
-void index_select(const KernelCall& call) { gather(call, call.attrs.as<DimAttrs>().dim); }
+void index_select(const KernelCall& call) { gather(call, call.attrs.as<DimAttrs>().dim, {}); }
 
 void index_select_backward(const KernelCall& call) {
   const int dim = call.attrs.as<PadToAttrs>().dim;
-  scatter_sum(call, dim, dim + 1, call.out[0].size(dim));
+  scatter_sum(call, dim, dim + 1, Vocabulary::all(call.out[0].size(dim)));
 }
 
 }  // namespace

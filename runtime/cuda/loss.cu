@@ -11,7 +11,7 @@
 #include "runtime/cuda/gemm.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/row.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/vocabulary.h"
 
 namespace sherd::cuda {
 
@@ -19,38 +19,62 @@ namespace {
 
 constexpr int kLargestTeam = 512;  // leaves 128 registers to each thread
 
-/// Classes of the rows of a problem. A class that is none is reported and counts as ignored.
+/// Classes of the rows of a problem, of which the logits' columns are all or a part. A class that is none is reported
+/// and counts as ignored.
 struct Targets {
   const void* data;
   bool wide;
-  std::int64_t ignore_index, vocabulary;
+  std::int64_t ignore_index;
+  Vocabulary classes;
   FaultSink faults;
 
   __device__ std::int64_t at(std::int64_t i) const {
     return wide ? static_cast<const std::int64_t*>(data)[i] : static_cast<const std::int32_t*>(data)[i];
   }
-  __device__ bool is_class(std::int64_t target) const { return target >= 0 && target < vocabulary; }
-  __device__ bool counts(std::int64_t target) const { return target != ignore_index && is_class(target); }
+  __device__ bool counts(std::int64_t target) const { return target != ignore_index && classes.exists(target); }
   __device__ void report(std::int64_t i, std::int64_t target) const {
-    if (target != ignore_index && !is_class(target)) report_fault(faults, i, target, vocabulary);
+    if (target != ignore_index && !classes.exists(target)) report_fault(faults, i, target, classes.total);
   }
 };
 
-Targets targets_of(const KernelCall& call, const Tensor& tensor, const Dense& dense, std::int64_t vocabulary) {
-  return {dense.raw(), tensor.dtype() == DType::i64, call.attrs.as<CrossEntropyAttrs>().ignore_index, vocabulary,
+Targets targets_of(const KernelCall& call, const Tensor& tensor, const Dense& dense, std::int64_t columns) {
+  const auto& attrs = call.attrs.as<CrossEntropyAttrs>();
+  return {dense.raw(), tensor.dtype() == DType::i64, attrs.ignore_index, Vocabulary::part_of(attrs.part, columns),
           context_of(call).faults().sink(call.op, "target")};
 }
 
 // ---- forward ----
 
-/// log-sum-exp and loss of rows first, first + 1, ... of the whole problem, whose logits start at `logits`.
-template <class R>
+/// What is written of a row: the largest of its logits, the sum of exp(x - largest) and the target's own logit become
+/// log-sum-exp and loss,
+template <class A>
+struct LossOut {
+  A *lse, *losses;
+  __device__ void put(std::int64_t i, bool counts, A largest, A sum, A at_target) const {
+    const A log_sum = std::log(sum);
+    lse[i] = counts ? largest + log_sum : A{};
+    losses[i] = counts ? (largest - at_target) + log_sum : A{};
+  }
+};
+/// or stay as they are, for other ranks' columns to join (op/loss.cpp).
+template <class A>
+struct PartsOut {
+  A *largest, *sum, *at_target;
+  __device__ void put(std::int64_t i, bool counts, A its_largest, A its_sum, A its_target) const {
+    largest[i] = counts ? its_largest : A{};
+    sum[i] = counts ? its_sum : A{1};
+    at_target[i] = counts ? its_target : A{};
+  }
+};
+
+/// Rows first, first + 1, ... of the whole problem, whose logits start at `logits`.
+template <class R, class Out>
 __global__ void loss_rows_kernel(const typename R::T* logits, std::int64_t first, std::int64_t rows, Targets targets,
-                                 typename R::A* lse, typename R::A* losses, int team_size) {
+                                 Out out, int team_size) {
   using A = typename R::A;
   auto& scratch = shared<TeamScratch<A>>();
   const Team team{team_size};
-  const std::int64_t r = team.row(), i = first + r, v = targets.vocabulary;
+  const std::int64_t r = team.row(), i = first + r, v = targets.classes.here;
   const bool active = r < rows;
   const std::int64_t target = active ? targets.at(i) : targets.ignore_index;
   const bool counts = active && targets.counts(target);
@@ -60,9 +84,9 @@ __global__ void loss_rows_kernel(const typename R::T* logits, std::int64_t first
   total.fold(team, scratch.values);
   if (!active || team.rank() != 0) return;
   targets.report(i, target);
-  const A log_sum = std::log(total.sum);
-  lse[i] = counts ? total.largest + log_sum : A{};
-  losses[i] = counts ? (total.largest - to_compute(logits[r * v + target])) + log_sum : A{};
+  const bool is_here = counts && targets.classes.is_here(target);
+  out.put(i, counts, total.largest, total.sum,
+          is_here ? to_compute(logits[r * v + target - targets.classes.first]) : A{});
 }
 
 struct MeanScratch {
@@ -88,15 +112,41 @@ __global__ void mean_loss_kernel(const A* losses, std::int64_t rows, Targets tar
   *count = static_cast<A>(n);
 }
 
-template <class T>
+template <class T, class Out>
 void loss_rows(Context& context, const T* logits, std::int64_t first, std::int64_t rows, const Targets& targets,
-               Compute<T>* lse, Compute<T>* losses) {
-  visit_row<T, 1, 0>(targets.vocabulary, are_aligned(logits), kLargestTeam, [&]<class R>(Type<R>) {
-    const TeamGrid grid = row_grid<R>(rows, targets.vocabulary, kLargestTeam);
-    launch(context.stream(), loss_rows_kernel<R>,
+               const Out& out) {
+  const std::int64_t v = targets.classes.here;
+  visit_row<T, 1, 0>(v, are_aligned(logits), kLargestTeam, [&]<class R>(Type<R>) {
+    const TeamGrid grid = row_grid<R>(rows, v, kLargestTeam);
+    launch(context.stream(), loss_rows_kernel<R, Out>,
            {.blocks = grid.blocks, .threads = grid.threads, .shared_bytes = sizeof(TeamScratch<Compute<T>>)}, logits,
-           first, rows, targets, lse, losses, grid.team);
+           first, rows, targets, out, grid.team);
   });
+}
+
+/// The same for logits x weight^T, of which a chunk of rows is held at a time.
+template <class T, class Out>
+void loss_rows_of_product(const KernelCall& call, const Targets& targets, const Out& out) {
+  Context& context = context_of(call);
+  const Tensor &x = call.in[0], &weight = call.in[1];
+  const std::int64_t v = weight.shape()[0], k = weight.shape()[1], rows = call.in[2].numel();
+  const std::int64_t chunk = std::min(loss_chunk_rows(v, Device::Kind::cuda), rows);
+  const Dense in(call, x), factors(call, weight);
+  const Workspace logits(context, chunk * v * static_cast<std::int64_t>(sizeof(T)));
+  for (std::int64_t first = 0; first < rows; first += chunk) {
+    const std::int64_t m = std::min(chunk, rows - first);
+    const Gemm product{.dtype = x.dtype(),
+                       .result = x.dtype(),
+                       .transpose_b = true,
+                       .m = m,
+                       .n = v,
+                       .k = k,
+                       .lda = k,
+                       .ldb = k,
+                       .ldc = v};
+    if (v > 0) gemm(context, product, in.data<T>() + first * k, factors.raw(), logits.data());
+    loss_rows(context, logits.as<const T>(), first, m, targets, out);
+  }
 }
 
 template <class A>
@@ -106,45 +156,48 @@ void mean_loss(const KernelCall& call, const A* losses, std::int64_t rows, const
 }
 
 void cross_entropy(const KernelCall& call) {
-  Context& context = context_of(call);
   const std::int64_t v = call.in[0].shape().back(), rows = call.in[1].numel();
   const Dense logits(call, call.in[0]), classes(call, call.in[1]);
   const Targets targets = targets_of(call, call.in[1], classes, v);
   visit_float(call.in[0].dtype(), [&]<class T>(Type<T>) {
     using A = Compute<T>;
-    const Workspace losses(context, rows * static_cast<std::int64_t>(sizeof(A)));
-    loss_rows(context, logits.data<T>(), 0, rows, targets, call.out[1].mutable_data<A>(), losses.as<A>());
+    const Workspace losses(context_of(call), rows * static_cast<std::int64_t>(sizeof(A)));
+    loss_rows(context_of(call), logits.data<T>(), 0, rows, targets,
+              LossOut<A>{call.out[1].mutable_data<A>(), losses.as<A>()});
     mean_loss(call, losses.as<const A>(), rows, targets);
   });
 }
 
 void linear_cross_entropy(const KernelCall& call) {
-  Context& context = context_of(call);
-  const Tensor &x = call.in[0], &weight = call.in[1];
-  const std::int64_t v = weight.shape()[0], k = weight.shape()[1], rows = call.in[2].numel();
-  const std::int64_t chunk = std::min(loss_chunk_rows(v, Device::Kind::cuda), rows);
-  const Dense in(call, x), factors(call, weight), classes(call, call.in[2]);
-  const Targets targets = targets_of(call, call.in[2], classes, v);
-  visit_float(x.dtype(), [&]<class T>(Type<T>) {
+  const std::int64_t rows = call.in[2].numel();
+  const Dense classes(call, call.in[2]);
+  const Targets targets = targets_of(call, call.in[2], classes, call.in[1].size(0));
+  visit_float(call.in[0].dtype(), [&]<class T>(Type<T>) {
     using A = Compute<T>;
-    const Workspace losses(context, rows * static_cast<std::int64_t>(sizeof(A)));
-    const Workspace logits(context, chunk * v * static_cast<std::int64_t>(sizeof(T)));
-    for (std::int64_t first = 0; first < rows; first += chunk) {
-      const std::int64_t m = std::min(chunk, rows - first);
-      const Gemm product{.dtype = x.dtype(),
-                         .result = x.dtype(),
-                         .transpose_b = true,
-                         .m = m,
-                         .n = v,
-                         .k = k,
-                         .lda = k,
-                         .ldb = k,
-                         .ldc = v};
-      gemm(context, product, in.data<T>() + first * k, factors.raw(), logits.data());
-      loss_rows(context, logits.as<const T>(), first, m, targets, call.out[1].mutable_data<A>(), losses.as<A>());
-    }
+    const Workspace losses(context_of(call), rows * static_cast<std::int64_t>(sizeof(A)));
+    loss_rows_of_product<T>(call, targets, LossOut<A>{call.out[1].mutable_data<A>(), losses.as<A>()});
     mean_loss(call, losses.as<const A>(), rows, targets);
   });
+}
+
+template <class A>
+PartsOut<A> parts_out(const KernelCall& call) {
+  return {call.out[0].mutable_data<A>(), call.out[1].mutable_data<A>(), call.out[2].mutable_data<A>()};
+}
+
+void cross_entropy_parts(const KernelCall& call) {
+  const Dense logits(call, call.in[0]), classes(call, call.in[1]);
+  const Targets targets = targets_of(call, call.in[1], classes, call.in[0].shape().back());
+  visit_float(call.in[0].dtype(), [&]<class T>(Type<T>) {
+    loss_rows(context_of(call), logits.data<T>(), 0, call.in[1].numel(), targets, parts_out<Compute<T>>(call));
+  });
+}
+
+void linear_cross_entropy_parts(const KernelCall& call) {
+  const Dense classes(call, call.in[2]);
+  const Targets targets = targets_of(call, call.in[2], classes, call.in[1].size(0));
+  visit_float(call.in[0].dtype(),
+              [&]<class T>(Type<T>) { loss_rows_of_product<T>(call, targets, parts_out<Compute<T>>(call)); });
 }
 
 // ---- backward ----
@@ -156,11 +209,12 @@ __global__ void loss_backward_kernel(const typename R::T* logits, const typename
                                      int team_size) {
   using A = typename R::A;
   const Team team{team_size};
-  const std::int64_t r = team.row(), v = targets.vocabulary;
+  const std::int64_t r = team.row(), v = targets.classes.here;
   if (r >= rows) return;  // the team meets nowhere
   const std::int64_t target = targets.at(r);
   if (team.rank() == 0) targets.report(r, target);
   const bool counts = targets.counts(target);
+  const std::int64_t column = target - targets.classes.first;  // none if it is not here
   const A scale = *grad / (*count > A{1} ? *count : A{1});
   const ShiftedExp<A> exp(lse[r]);
   R row({logits}, r * v, v, team);
@@ -169,7 +223,7 @@ __global__ void loss_backward_kernel(const typename R::T* logits, const typename
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
       A slope = exp(values[0][j]) * scale;
-      if (at + j == target) slope -= scale;
+      if (at + j == column) slope -= scale;
       values[0][j] = counts ? slope : A{};
     }
     store_values(d + r * v + at, values[0]);
@@ -197,6 +251,8 @@ constexpr KernelEntry kEntries[] = {
     {"cross_entropy", cross_entropy},
     {"cross_entropy_backward", cross_entropy_backward},
     {"linear_cross_entropy", linear_cross_entropy},
+    {"cross_entropy_parts", cross_entropy_parts},
+    {"linear_cross_entropy_parts", linear_cross_entropy_parts},
 };
 
 }  // namespace

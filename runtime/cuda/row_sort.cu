@@ -27,13 +27,12 @@ __device__ int count_bits(std::uint32_t x) {
 }
 
 // An id that names no row sorts behind all rows.
-__global__ void load_pairs(const void* ids, bool wide, std::uint32_t count, std::int64_t rows, Pairs out,
+__global__ void load_pairs(const void* ids, bool wide, std::uint32_t count, Vocabulary rows, Pairs out,
                            FaultSink faults) {
   for (std::int64_t i = grid_thread(); i < count; i += grid_threads()) {
     const std::int64_t id = read_id(ids, wide, i);
-    const bool names_row = id >= 0 && id < rows;
-    if (!names_row) report_fault(faults, i, id, rows);
-    out.rows[i] = static_cast<std::uint32_t>(names_row ? id : rows);
+    if (!rows.exists(id)) report_fault(faults, i, id, rows.total);
+    out.rows[i] = static_cast<std::uint32_t>(rows.is_here(id) ? id - rows.first : rows.here);
     out.positions[i] = static_cast<std::uint32_t>(i);
   }
 }
@@ -154,17 +153,19 @@ std::int64_t words_of(std::int64_t count, std::int64_t rows) {
 
 }  // namespace
 
-RowSort::RowSort(Context& context, const void* ids, DType dtype, std::int64_t count, std::int64_t rows,
+RowSort::RowSort(Context& context, const void* ids, DType dtype, std::int64_t count, const Vocabulary& ids_of_rows,
                  const FaultSink& faults)
-    : memory_(context, words_of(count, rows) * static_cast<std::int64_t>(sizeof(std::uint32_t))) {
+    : memory_(context, words_of(count, ids_of_rows.here) * static_cast<std::int64_t>(sizeof(std::uint32_t))) {
   const cudaStream_t stream = context.stream();
+  const std::int64_t rows = ids_of_rows.here;
   starts_ = memory_.as<std::uint32_t>();
   std::uint32_t* const pairs = starts_ + rows + 1;
   Pairs from{pairs, pairs + count}, to{pairs + 2 * count, pairs + 3 * count};
   std::uint32_t* const totals = pairs + 4 * count;
   const auto n = static_cast<std::uint32_t>(count);
   const auto blocks = static_cast<unsigned>(blocks_of(count));
-  launch(stream, load_pairs, {.blocks = blocks_for(count, 256)}, ids, dtype == DType::i64, n, rows, from, faults);
+  launch(stream, load_pairs, {.blocks = blocks_for(count, 256)}, ids, dtype == DType::i64, n, ids_of_rows, from,
+         faults);
   const int bits = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(rows)));
   for (int shift = 0; count > 0 && shift < bits; shift += kBits) {
     const Grid grid{.blocks = blocks, .threads = kThreads, .shared_bytes = sizeof(Counts)};

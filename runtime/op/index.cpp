@@ -1,6 +1,7 @@
 // Rows that gather and join: cat, pad_to, index_select, embedding, and their derivatives.
 #include "runtime/op/infer.h"
 #include "runtime/op/vjp.h"
+#include "runtime/op/vocabulary.h"
 
 namespace sherd {
 
@@ -44,6 +45,7 @@ Metas infer_embedding(const InferCall& call) {
   const Tensor& table = required(call, 0);
   const Tensor& ids = required(call, 1);
   check(table.ndim() == 2, "embedding needs a table [V, D], got {}", table);
+  check_part(call.attrs.as<EmbeddingAttrs>().part, table.shape()[0]);
   check_index(call.op, ids);
   Shape shape = ids.shape();
   shape.push_back(table.shape()[1]);
@@ -57,7 +59,10 @@ Metas infer_embedding_backward(const InferCall& call) {
   bool fits = grad.ndim() == ids.ndim() + 1;
   for (int d = 0; fits && d < ids.ndim(); ++d) fits = grad.shape()[d] == ids.shape()[d];
   check(fits, "embedding_backward: grad {} is not ids {} with one more dim", grad, ids);
-  return one_output({call.attrs.as<EmbeddingAttrs>().rows, grad.shape().back()}, grad.dtype());
+  const auto& attrs = call.attrs.as<EmbeddingAttrs>();
+  check(attrs.rows >= 0, "embedding_backward: a table has no {} rows", attrs.rows);
+  check_part(attrs.part, attrs.rows);
+  return one_output({attrs.rows, grad.shape().back()}, grad.dtype());
 }
 
 Metas infer_index_select(const InferCall& call) {
@@ -116,7 +121,7 @@ void pad_to_vjp(VjpCall& c) {
 
 void embedding_vjp(VjpCall& c) {
   static const Op& op = find_op("embedding_backward");
-  c.give(0, op, EmbeddingAttrs{c.in_shape(0)[0]}, c.grad(), c.in(1));
+  c.give(0, op, EmbeddingAttrs{c.in_shape(0)[0], c.attrs.as<EmbeddingAttrs>().part}, c.grad(), c.in(1));
 }
 
 void index_select_vjp(VjpCall& c) {
@@ -139,14 +144,15 @@ void register_index(OpTable& table) {
              .traits = {.linear = true, .accumulates = true},
              .vjp = pad_to_vjp});
   table.add({.name = "embedding",
-             .doc = "table [V, D], ids [...] -> rows of the table [..., D].",
+             .doc = "table [V, D], ids [...] -> rows of the table [..., D]; zeros for ids of another part.",
              .infer = infer_embedding,
              .dims = "vd,...->...d",
              .traits = {.linear = true},
              .needs = {.inputs = 0b10},
              .vjp = embedding_vjp});
   table.add({.name = "embedding_backward",
-             .doc = "grad [..., D], ids [...] -> [rows, D]: each row's gradients summed in the order of ids.",
+             .doc = "grad [..., D], ids [...] -> [rows, D]: each row's gradients summed in the order of ids; ids of "
+                    "another part are skipped.",
              .infer = infer_embedding_backward,
              .traits = {.linear = true, .accumulates = true},
              .scratch = embedding_scratch,
@@ -188,7 +194,7 @@ Tensor stack(std::vector<Tensor> tensors, int dim) {
 
 Tensor embedding(Tensor table, Tensor ids) {
   static const Op& op = find_op("embedding");
-  return call(op, {}, std::move(table), std::move(ids));
+  return call(op, EmbeddingAttrs{}, std::move(table), std::move(ids));
 }
 
 Tensor index_select(Tensor x, int dim, Tensor index) {

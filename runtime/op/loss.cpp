@@ -1,10 +1,20 @@
 // Cross entropy. The forward rows keep one number per row (the log of the sum of exponentials) and the count of
 // targets that are not ignored; backward rebuilds the probabilities from them.
+//
+// Where ranks hold columns of the logits, each makes three numbers per row of its own ones (cross_entropy_parts), and
+// no logits travel. With m, s, t the largest logit, the sum of exp(x - m) and the target's logit of a rank's columns:
+//
+//   M = max over ranks of m           S = sum over ranks of s * exp(m - M)      T = sum over ranks of t
+//   lse = M + log S                   loss = (M - T) + log S, averaged over the targets that count
+//
+// No columns are m = -inf, s = t = 0. An ignored target has m = t = 0 and s = 1, so what it combines to is finite
+// and has to be left out. Backward is each rank's own: exp(x - lse), less one at the target if that is here.
 #include "runtime/op/loss.h"
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/vocabulary.h"
 
 namespace sherd {
 
@@ -29,12 +39,35 @@ Metas loss_metas(const Tensor& targets, DType dtype) {
   return metas;
 }
 
-Metas infer_cross_entropy(const InferCall& c) {
+// Largest logit, sum of exponentials, target's logit.
+Metas part_metas(const Tensor& targets, DType dtype) {
+  Metas metas;
+  for (int i = 0; i < 3; ++i) metas.push_back({targets.shape(), loss_dtype(dtype)});
+  return metas;
+}
+
+void check_whole(const InferCall& c) {
+  check(c.attrs.as<CrossEntropyAttrs>().part.total == 0, "{} takes the whole vocabulary; {}_parts takes a part of it",
+        c.op.name, c.op.name);
+}
+
+void check_logits(const InferCall& c) {
   const Tensor &logits = required(c, 0), &targets = required(c, 1);
   check(is_floating(logits.dtype()), "logits are floating-point, got {}", name(logits.dtype()));
   check(logits.ndim() >= 1, "logits are [..., V], got a 0-d tensor");
   check_targets(logits, targets);
-  return loss_metas(targets, logits.dtype());
+}
+
+Metas infer_cross_entropy(const InferCall& c) {
+  check_logits(c);
+  check_whole(c);
+  return loss_metas(c.in[1], c.in[0].dtype());
+}
+
+Metas infer_cross_entropy_parts(const InferCall& c) {
+  check_logits(c);
+  check_part(c.attrs.as<CrossEntropyAttrs>().part, c.in[0].shape().back());
+  return part_metas(c.in[1], c.in[0].dtype());
 }
 
 void cross_entropy_vjp(VjpCall& c) {
@@ -44,10 +77,11 @@ void cross_entropy_vjp(VjpCall& c) {
 
 Metas infer_cross_entropy_backward(const InferCall& c) {
   const Tensor& logits = required(c, 1);
+  check_part(c.attrs.as<CrossEntropyAttrs>().part, logits.shape().back());
   return one_output(logits.shape(), logits.dtype());
 }
 
-Metas infer_linear_cross_entropy(const InferCall& c) {
+void check_factors(const InferCall& c) {
   const Tensor &x = required(c, 0), &weight = required(c, 1), &targets = required(c, 2);
   check(is_floating(x.dtype()), "x is floating-point, got {}", name(x.dtype()));
   check(x.dtype() == weight.dtype(), "dtypes differ: {} and {}; cast one of them", name(x.dtype()),
@@ -57,7 +91,18 @@ Metas infer_linear_cross_entropy(const InferCall& c) {
   check(x.shape().back() == weight.shape()[1], "inner dimensions differ: {} and {} (weight is [V, K])",
         x.shape().back(), weight.shape()[1]);
   check_targets(x, targets);
-  return loss_metas(targets, x.dtype());
+}
+
+Metas infer_linear_cross_entropy(const InferCall& c) {
+  check_factors(c);
+  check_whole(c);
+  return loss_metas(c.in[2], c.in[0].dtype());
+}
+
+Metas infer_linear_cross_entropy_parts(const InferCall& c) {
+  check_factors(c);
+  check_part(c.attrs.as<CrossEntropyAttrs>().part, c.in[1].shape()[0]);
+  return part_metas(c.in[2], c.in[0].dtype());
 }
 
 // Chunk by chunk: the logits again, their gradient, and from it a part of dx and a contribution to dweight. Only rows
@@ -93,7 +138,9 @@ void register_loss(OpTable& table) {
              .needs = {.inputs = 0b11, .outputs = 0b110},
              .vjp = cross_entropy_vjp});
   table.add({.name = "cross_entropy_backward",
-             .doc = "grad, logits, targets, log-sum-exp, count -> (softmax - one hot) * grad / count.",
+             .doc =
+                 "grad, logits, targets, log-sum-exp, count -> (softmax - one hot) * grad / count; of the columns of "
+                 "a part, where the others make up the log-sum-exp.",
              .infer = infer_cross_entropy_backward,
              .no_gradient = "first derivatives only"});
   table.add({.name = "linear_cross_entropy",
@@ -103,6 +150,17 @@ void register_loss(OpTable& table) {
              .infer = infer_linear_cross_entropy,
              .needs = {.inputs = 0b111, .outputs = 0b110},
              .vjp = linear_cross_entropy_vjp});
+  constexpr std::string_view kStep = "a step of cross_entropy, which has the vjp";
+  table.add({.name = "cross_entropy_parts",
+             .doc = "logits [..., V here], targets [...] -> of these columns the largest logit [...], the sum of "
+                    "exp(logit - largest) [...] and the target's logit [...], 0 if it is not here.",
+             .infer = infer_cross_entropy_parts,
+             .no_gradient = kStep});
+  table.add({.name = "linear_cross_entropy_parts",
+             .doc = "x [..., K], weight [V here, K], targets [...] -> cross_entropy_parts of x weight^T, in chunks of "
+                    "rows.",
+             .infer = infer_linear_cross_entropy_parts,
+             .no_gradient = kStep});
 }
 
 Tensor cross_entropy(Tensor logits, Tensor targets, std::int64_t ignore_index) {

@@ -81,6 +81,25 @@ TEST_F(CudaIndex, EntriesOfEveryDim) {
     }
 }
 
+TEST_F(CudaIndex, PartsOfATable) {
+  const Tensor table = draw(normal({30, 24}), DType::bf16, 15), index = draw(ids({900}, 30), {}, 16);
+  const Tensor grad = draw(normal({900, 24}), DType::bf16, 17) * 1.37;
+  static const Op& look_up = find_op("embedding");
+  static const Op& backward = find_op("embedding_backward");
+  for (const auto& [first, here] : {std::pair<std::int64_t, std::int64_t>{0, 11}, {11, 19}, {30, 0}}) {
+    const VocabularyPart part{first, 30};
+    const Tensor rows = narrow(table, 0, first, here);
+    EXPECT_TRUE(same_bits(on_host(call(look_up, EmbeddingAttrs{.part = part}, on_device(rows), on_device(index))),
+                          call(look_up, EmbeddingAttrs{.part = part}, rows, index)));
+    const EmbeddingAttrs attrs{here, part};
+    EXPECT_TRUE(same_bits(on_host(call(backward, attrs, on_device(grad), on_device(index))),
+                          call(backward, attrs, grad, index)));
+  }
+  const Tensor wrong = on_device(Tensor::from<std::int64_t>({29, 30}, {2}));
+  const Tensor rows = call(look_up, EmbeddingAttrs{.part = {0, 30}}, on_device(narrow(table, 0, 0, 11)), wrong);
+  expect_error([&] { (void)on_host(rows); }, {"embedding: index 30 at position 1 is outside of 0..29"});
+}
+
 TEST_F(CudaIndex, AWrongIndexIsNamedAndReadsNothing) {
   const Tensor table = on_device(draw(normal({5, 8}), DType::f32, 14));
   const Tensor index = on_device(Tensor::from<std::int64_t>({1, 2, 5, -3, 4}, {5}));

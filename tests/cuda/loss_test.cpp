@@ -75,6 +75,21 @@ TEST_F(CudaLoss, LinearCrossEntropyInChunks) {
   }
 }
 
+TEST_F(CudaLoss, PartsOfTheVocabulary) {
+  const CrossEntropyAttrs attrs{.ignore_index = 1, .part = {100, 9000}};
+  for (DType dtype : {DType::f32, DType::bf16, DType::f64})
+    for (std::int64_t here : {0, 3, 64, 5003}) {
+      SCOPED_TRACE(fmt::format("{} columns in {}", here, name(dtype)));
+      const Tensor logits = draw(normal({70, here}), dtype, 1), targets = draw(ids({70}, 300), dtype, 2);
+      expect_as_on_cpu("cross_entropy_parts", {logits, targets}, attrs);
+      const Tensor lse = draw(statistic({70}), dtype, 3), one = draw(statistic({}), dtype, 4);
+      expect_as_on_cpu("cross_entropy_backward", {one, logits, targets, lse, one}, attrs, 4);
+      if (here > 64) continue;
+      const Tensor x = draw(unit({70, 12}), dtype, 1), weight = draw(unit({here, 12}), dtype, 2);
+      expect_as_on_cpu("linear_cross_entropy_parts", {x, weight, targets}, attrs, 4);
+    }
+}
+
 // Chunks are large enough that a product is not bound by reading the weight, and at most half a gigabyte of bf16.
 TEST(LossChunks, OfADevice) {
   constexpr auto cuda = Device::Kind::cuda;

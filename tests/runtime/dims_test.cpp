@@ -104,7 +104,7 @@ TEST(Dims, CostOfProductsPointwiseViewsAndLookUps) {
   EXPECT_EQ(cost("sum", {meta({4, 3}, DType::bf16)}, ReduceAttrs{0b11, false}).bytes, 2 * 12 + 2);
   EXPECT_EQ(cost("permute", {meta({4, 3})}, PermuteAttrs{{1, 0}}).flops, 0);
   EXPECT_EQ(cost("permute", {meta({4, 3})}, PermuteAttrs{{1, 0}}).bytes, 0);
-  const OpCost rows = cost("embedding", {meta({1000, 8}), meta({6}, DType::i64)});
+  const OpCost rows = cost("embedding", {meta({1000, 8}), meta({6}, DType::i64)}, EmbeddingAttrs{});
   EXPECT_LE(rows.flops, 8000);  // not the product with a one-hot matrix that the letters spell
 }
 

@@ -83,6 +83,45 @@ TEST(Embedding, SixteenBitGradientsSumInF32) {
   EXPECT_EQ(embedding_gradient(grad, zeros({512}, DType::i64), 1).to_vector<double>(), (std::vector<double>{512}));
 }
 
+// A table of 11 rows over ranks, one of which holds none.
+constexpr std::int64_t kFirstIds[] = {0, 4, 4, 9, 11};
+
+TEST(Embedding, PartsSumToTheWholeLookUp) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Tensor table = cast(random_normal({11, 5}, 1), dtype),
+                 strided = transpose(contiguous(transpose(table, 0, 1)), 0, 1);
+    const Tensor ids = Tensor::from<std::int32_t>({3, 10, 0, 4, 8, 9, 3}, {7});
+    const Tensor whole = embedding(table, ids), grad = cast(random_normal({7, 5}, 2), dtype);
+    const Tensor whole_gradient = embedding_gradient(grad, ids, 11);
+    Tensor sum;
+    for (int r = 0; r < 4; ++r) {
+      const std::int64_t first = kFirstIds[r], here = kFirstIds[r + 1] - first;
+      const VocabularyPart part{first, 11};
+      const Tensor rows = call(find_op("embedding"), EmbeddingAttrs{.part = part}, narrow(table, 0, first, here), ids);
+      EXPECT_TRUE(same_bits(
+          call(find_op("embedding"), EmbeddingAttrs{.part = part}, narrow(strided, 0, first, here), ids), rows));
+      sum = sum.defined() ? add(sum, rows) : rows;
+      const Tensor gradient = call(find_op("embedding_backward"), EmbeddingAttrs{here, part}, grad, ids);
+      EXPECT_TRUE(same_bits(gradient, contiguous(narrow(whole_gradient, 0, first, here)))) << r;
+    }
+    EXPECT_TRUE(same_bits(sum, whole));
+  }
+}
+
+TEST(Embedding, APartKnowsAllIdsThatExist) {
+  const auto look_up = [](std::int64_t id, const VocabularyPart& part) {
+    return message([&] {
+      call(find_op("embedding"), EmbeddingAttrs{.part = part}, zeros({4, 3}), Tensor::from<std::int64_t>({id}, {1}));
+    });
+  };
+  EXPECT_EQ(look_up(10, {4, 11}), "no error");
+  EXPECT_EQ(look_up(11, {4, 11}), "embedding: index 11 at position 0 is outside of 0..10");
+  EXPECT_EQ(look_up(-1, {4, 11}), "embedding: index -1 at position 0 is outside of 0..10");
+  EXPECT_EQ(look_up(0, {8, 11}), "4 ids from 8 on are no part of a vocabulary of 11");
+  EXPECT_EQ(look_up(0, {-1, 11}), "4 ids from -1 on are no part of a vocabulary of 11");
+  EXPECT_EQ(look_up(0, {2, 0}), "4 ids from 2 on are no part of a vocabulary of 0");
+}
+
 TEST(IndexSelect, ForwardAndGradientAlongEveryDim) {
   const Tensor x = cast(random_normal({3, 4, 2}, 1), DType::f64);
   for (int dim = 0; dim < 3; ++dim) {

@@ -89,6 +89,30 @@ void loss_cases(OpCases& cases) {
                        .large = large,
                        .slack = 4});
   };
+  const auto add_part = [&](const std::string& name, const Shape& targets, std::int64_t here, std::int64_t K,
+                            const CrossEntropyAttrs& attrs) {
+    Shape logits = targets, x = targets;
+    logits.push_back(here);
+    x.push_back(K);
+    const std::int64_t V = attrs.part.total == 0 ? here : attrs.part.total;
+    cases.push_back(
+        {.op = "cross_entropy_parts", .name = name, .args = {normal(logits), ids(targets, V)}, .attrs = attrs});
+    cases.push_back({.op = "linear_cross_entropy_parts",
+                     .name = name,
+                     .args = {normal(x), normal({here, K}), ids(targets, V)},
+                     .attrs = attrs,
+                     .slack = 8});  // sums of exponentials of rounded logits
+    if (attrs.part.total == 0) return;
+    cases.push_back({.op = "cross_entropy_backward",
+                     .name = name,
+                     .args = {statistic({}), normal(logits), ids(targets, V), statistic(targets), statistic({})},
+                     .attrs = attrs,
+                     .slack = 4});
+  };
+  add_part("whole", {5}, 7, 3, {});
+  add_part("first_part", {2, 3}, 5, 4, {.part = {0, 9}});
+  add_part("middle_part", {9}, 16, 3, {.ignore_index = 2, .part = {1, 18}});
+  add_part("empty_part", {4}, 0, 2, {.part = {6, 6}});
   add("rows", {5}, 7, 3, -100);
   add("batch", {2, 3}, 11, 4, -100);
   add("ignored", {9}, 5, 3, 2);  // one class in five does not count

@@ -90,14 +90,20 @@ void add_index_cases(OpCases& cases) {
   cat("with_empty", {{0, 3}, {2, 3}}, 0);
   cat("single", {{4}}, 0);
   cat("large", {{150, 301}, {150, 212}}, 1, true);
-  const auto embedding = [&](const std::string& name, const Shape& table, const Shape& of, bool large = false) {
-    cases.push_back({.op = "embedding", .name = name, .args = {normal(table), ids(of, table[0])}, .large = large});
+  const auto embedding = [&](const std::string& name, const Shape& table, const Shape& of, bool large = false,
+                             VocabularyPart part = {}) {
+    const std::int64_t total = part.total == 0 ? table[0] : part.total;
+    cases.push_back({.op = "embedding",
+                     .name = name,
+                     .args = {normal(table), ids(of, total)},
+                     .attrs = EmbeddingAttrs{.part = part},
+                     .large = large});
     Shape grad = of;
     grad.push_back(table[1]);
     cases.push_back({.op = "embedding_backward",
                      .name = name,
-                     .args = {normal(grad), ids(of, table[0])},
-                     .attrs = EmbeddingAttrs{table[0]},
+                     .args = {normal(grad), ids(of, total)},
+                     .attrs = EmbeddingAttrs{table[0], part},
                      .large = large,
                      .slack = large ? 10.0 : 1.0});
   };
@@ -106,6 +112,8 @@ void add_index_cases(OpCases& cases) {
   embedding("no_ids", {4, 3}, {0});
   embedding("one_row", {1, 1}, {5});
   embedding("large", {50, 33}, {20, 300}, true);
+  embedding("part", {4, 6}, {3, 5}, false, {3, 9});
+  embedding("empty_part", {0, 6}, {4}, false, {9, 9});
   const auto select = [&](const std::string& name, const Shape& shape, int dim, std::int64_t count,
                           bool large = false) {
     const std::int64_t size = shape[dim];

@@ -124,7 +124,7 @@ Call cross_entropy_backward(const Maker& m) {
 
 Call embedding_forward(const Maker& m) {
   const std::int64_t v = m.size(kV, 64), d = m.size(kD, 32);
-  return row_call("embedding", {}, m.values({v, d}, "table"), m.ids({m.size(kN, 64)}, v));
+  return row_call("embedding", EmbeddingAttrs{}, m.values({v, d}, "table"), m.ids({m.size(kN, 64)}, v));
 }
 
 Call transposing_copy(const Maker& m) {

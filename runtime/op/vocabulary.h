@@ -1,0 +1,28 @@
+#pragma once
+// The ids that a call takes: rows of a table, columns of logits, entries of a dim. A rank may hold a part of them;
+// every rank knows all that exist, so a wrong id is the same error on each.
+//
+//   0 . . . . first [ here ] . . . . total      is_here: work of this call      exists, but not here: another rank's
+#include "runtime/op/attr_types.h"
+
+namespace sherd {
+
+struct Vocabulary {
+  std::int64_t first = 0, here = 0, total = 0;
+  /// All of `n` ids.
+  static constexpr Vocabulary all(std::int64_t n) { return {0, n, n}; }
+  /// `here` of them, as the attributes say.
+  static constexpr Vocabulary part_of(const VocabularyPart& part, std::int64_t here) {
+    return part.total == 0 ? all(here) : Vocabulary{part.first, here, part.total};
+  }
+  constexpr bool exists(std::int64_t id) const { return id >= 0 && id < total; }
+  constexpr bool is_here(std::int64_t id) const { return id >= first && id - first < here; }
+};
+
+/// Throws Error unless `here` ids from part.first on lie in the vocabulary that the part is of.
+inline void check_part(const VocabularyPart& part, std::int64_t here) {
+  check(part.first >= 0 && part.total >= 0 && (part.total == 0 ? part.first == 0 : here <= part.total - part.first),
+        "{} ids from {} on are no part of a vocabulary of {}", here, part.first, part.total);
+}
+
+}  // namespace sherd
