@@ -12,14 +12,14 @@
 
 namespace sherd {
 
-struct DeviceMesh::Root {
+struct DeviceMesh::Root : std::enable_shared_from_this<DeviceMesh::Root> {
   std::shared_ptr<ProcessGroup> group;
   std::vector<Axis> axes;
   std::vector<int> coordinates;
   std::map<std::vector<int>, std::shared_ptr<ProcessGroup>> groups;  // by axes: single ones, flattened ones, all
   std::map<std::string, std::vector<int>> flattened;                 // axes by the name they go by
-  // Meshes over these axes that are alive. Ranks that are threads have roots of their own.
-  std::vector<std::weak_ptr<const Impl>> meshes;
+  // All meshes over these axes that were ever asked for. Ranks that are threads have roots of their own.
+  std::vector<std::unique_ptr<const Impl>> meshes;
 };
 
 namespace {
@@ -107,36 +107,35 @@ DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> ax
         root->groups[{a}] = group->subgroup(ranks_along(axes, root->coordinates, {&a, 1}));
     roots.push_back(root);
   }
-  impl_ = mesh_over(root, axes, [&] {
+  impl_ = mesh_over(*root, axes, [&] {
     std::vector<std::vector<int>> lists;
     for (int a = 0; a < static_cast<int>(axes.size()); ++a) lists.push_back({a});
     return lists;
   }());
 }
 
-std::shared_ptr<const DeviceMesh::Impl> DeviceMesh::mesh_over(const std::shared_ptr<Root>& root,
-                                                              const std::vector<Axis>& axes,
+std::shared_ptr<const DeviceMesh::Impl> DeviceMesh::mesh_over(Root& root, const std::vector<Axis>& axes,
                                                               const std::vector<std::vector<int>>& root_axes) {
   static std::atomic<std::uint64_t> next_id{1};
-  std::erase_if(root->meshes, [](const auto& m) { return m.expired(); });
-  for (const auto& m : root->meshes)
-    if (auto known = m.lock(); known && known->axes == axes && known->root_axes == root_axes) return known;
-  auto impl = std::make_shared<Impl>();
+  const auto handle = [&](const Impl* impl) { return std::shared_ptr<const Impl>(root.shared_from_this(), impl); };
+  for (const auto& m : root.meshes)
+    if (m->axes == axes && m->root_axes == root_axes) return handle(m.get());
+  auto impl = std::make_unique<Impl>();
   impl->id = next_id++;
-  impl->root = root;
+  impl->root = &root;
   impl->axes = axes;
   impl->root_axes = root_axes;
   for (const std::vector<int>& list : root_axes) {
-    impl->groups.push_back(root->groups.at(list));
+    impl->groups.push_back(root.groups.at(list));
     int coordinate = 0;
     for (int a : list) {
       const auto i = static_cast<std::size_t>(a);
-      coordinate = coordinate * root->axes[i].size + root->coordinates[i];
+      coordinate = coordinate * root.axes[i].size + root.coordinates[i];
     }
     impl->coordinates.push_back(coordinate);
   }
-  root->meshes.push_back(impl);
-  return impl;
+  root.meshes.push_back(std::move(impl));
+  return handle(root.meshes.back().get());
 }
 
 DeviceMesh DeviceMesh::world() { return DeviceMesh(world_group(), "dp"); }
@@ -199,7 +198,7 @@ DeviceMesh DeviceMesh::slice(std::span<const std::string> names) const {
     axes.push_back({name, size});
     root_axes.push_back(std::move(list));
   }
-  return DeviceMesh(mesh_over(impl_->root, axes, root_axes));
+  return DeviceMesh(mesh_over(*impl_->root, axes, root_axes));
 }
 
 DeviceMesh DeviceMesh::flatten(std::span<const std::string> names, std::string name) const {
@@ -223,7 +222,7 @@ DeviceMesh DeviceMesh::flatten(std::span<const std::string> names, std::string n
   auto& group = root.groups[list];
   if (!group) group = root.group->subgroup(ranks_along(root.axes, root.coordinates, list));
   root.flattened[name] = list;
-  return DeviceMesh(mesh_over(impl_->root, {{name, group->size()}}, {list}));
+  return DeviceMesh(mesh_over(*impl_->root, {{name, group->size()}}, {list}));
 }
 
 DeviceMesh DeviceMesh::flatten() const {
@@ -235,7 +234,7 @@ DeviceMesh DeviceMesh::flatten() const {
 DeviceMesh DeviceMesh::root() const {
   std::vector<std::vector<int>> lists;
   for (int a = 0; a < static_cast<int>(impl_->root->axes.size()); ++a) lists.push_back({a});
-  return DeviceMesh(mesh_over(impl_->root, impl_->root->axes, lists));
+  return DeviceMesh(mesh_over(*impl_->root, impl_->root->axes, lists));
 }
 
 std::vector<int> DeviceMesh::ranks() const {

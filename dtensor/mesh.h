@@ -89,18 +89,18 @@ class DeviceMesh {
   struct Root;
   struct Impl {
     std::uint64_t id = 0;
-    std::shared_ptr<Root> root;
+    Root* root = nullptr;  // owns this
     std::vector<Axis> axes;
     std::vector<std::vector<int>> root_axes;            // per axis
     std::vector<std::shared_ptr<ProcessGroup>> groups;  // per axis
     std::vector<int> coordinates;                       // per axis
   };
   explicit DeviceMesh(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
-  static std::shared_ptr<const Impl> mesh_over(const std::shared_ptr<Root>& root, const std::vector<Axis>& axes,
+  static std::shared_ptr<const Impl> mesh_over(Root& root, const std::vector<Axis>& axes,
                                                const std::vector<std::vector<int>>& root_axes);
   std::size_t index(int axis) const;
   int only_axis(const char* what) const;
-  std::shared_ptr<const Impl> impl_;
+  std::shared_ptr<const Impl> impl_;  // keeps the root: layouts of a slice live as long as any mesh of its root
 };
 
 }  // namespace sherd

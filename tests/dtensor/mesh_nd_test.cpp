@@ -2,7 +2,10 @@
 // groups.
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "dtensor/mesh.h"
+#include "dtensor/spec.h"
 #include "runtime/comm/world.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"
@@ -180,6 +183,22 @@ TEST(DeviceMesh, ARankThatDiesAlongOneAxisIsNamedAlongTheOther) {
   for (const int r : {0, 1, 2})
     EXPECT_NE(errors[static_cast<std::size_t>(r)].find("rank 3 aborted the group: no memory"), std::string::npos)
         << errors[static_cast<std::size_t>(r)];
+}
+
+// Plans are given mesh["tp"]: their tensors keep a layout of it, and nobody keeps the slice.
+TEST(DeviceMesh, SlicesLiveAsLongAsTheirRoot) {
+  run_ranks(4, [](const Group& world) {
+    std::optional<DeviceMesh> mesh(std::in_place, world, Axes{{"dp", 2}, {"tp", 2}});
+    const std::uint64_t id = (*mesh)["tp"].id();
+    EXPECT_EQ((*mesh)["tp"].id(), id);
+    const Spec* spec = Spec::of((*mesh)["tp"], Shard(0));
+    EXPECT_EQ(spec->mesh(), (*mesh)["tp"]);
+    std::optional<DeviceMesh> slice = spec->mesh();
+    mesh.reset();
+    EXPECT_EQ(slice->root().describe(), "mesh(dp=2,tp=2)");
+    slice.reset();
+    expect_error([&] { spec->mesh(); }, {"{0: tp}", "is gone"});
+  });
 }
 
 }  // namespace
