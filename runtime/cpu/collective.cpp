@@ -1,10 +1,14 @@
 // Collectives on host memory. They run on the rank's stream for them, so a result is waited for where it is first
-// touched.
+// touched. Groups move dense parts; a dim that is not the outermost is cut across the memory:
+//
+//   x [outer, n, inner]    | part 0 | part 1 |      long lines: a list of `outer` tensors, moved where they lie
+//                          | part 0 | part 1 |      short ones: packed part by part, [part][outer, its n, inner]
 #include <algorithm>
 #include <cstring>
 #include <functional>
 #include <vector>
 
+#include "runtime/comm/chunks.h"
 #include "runtime/comm/process_group.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/exec/stream.h"
@@ -17,16 +21,36 @@ namespace {
 // Results that nobody touches keep their memory until this many others were asked for.
 constexpr std::size_t kMaxInFlight = 8;
 
-/// Elements of each rank when dim 0 of `shape` is cut into chunks of ceil(rows / ranks).
-std::vector<std::int64_t> chunk_counts(const Shape& shape, int ranks) {
-  const std::int64_t rows = shape[0], chunk = (rows + ranks - 1) / ranks;
-  std::int64_t row_elements = 1;
-  for (int d = 1; d < shape.size(); ++d) row_elements *= shape[d];
-  std::vector<std::int64_t> counts;
-  for (int r = 0; r < ranks; ++r)
-    counts.push_back(std::max<std::int64_t>(0, std::min(rows, (r + 1) * chunk) - r * chunk) * row_elements);
-  return counts;
-}
+// An element of a list costs about 100 ns, as much as one more copy of this many bytes: gathers of 3 MB between two
+// processes take 0.48 ms listed and 0.59 ms packed with lines of 2 KB, 0.70 and 0.64 ms with lines of 512 bytes.
+constexpr std::int64_t kListedBytes = 2048;
+
+using Counts = std::vector<std::int64_t>;
+
+/// A dense tensor seen along one dim, cut over ranks.
+struct Cut {
+  Cut(const Shape& shape, int dim, DType dtype, int ranks) : n(shape[dim]), size(byte_size(dtype)), parts(ranks) {
+    for (int d = 0; d < dim; ++d) outer *= shape[d];
+    for (int d = dim + 1; d < shape.size(); ++d) inner *= shape[d];
+  }
+  std::int64_t first(int rank) const { return chunk_begin(n, parts, rank) * inner; }
+  std::int64_t line(int rank) const { return chunk_size(n, parts, rank) * inner; }
+  std::int64_t line_bytes() const { return n * inner * size; }
+  bool is_listed() const { return outer == 1 || line_bytes() >= parts * kListedBytes; }
+  Counts line_counts() const { return counts_of(1); }
+  Counts block_counts() const { return counts_of(outer); }
+  std::int64_t bytes() const { return outer * line_bytes(); }
+
+  std::int64_t outer = 1, n, inner = 1, size;
+  int parts;
+
+ private:
+  Counts counts_of(std::int64_t lines) const {
+    Counts counts;
+    for (int r = 0; r < parts; ++r) counts.push_back(lines * line(r));
+    return counts;
+  }
+};
 
 const Tensor& dense_input(const KernelCall& call) {
   check(call.in[0].is_contiguous(), "{} needs a dense tensor, got {} with strides {}", call.op.name,
@@ -38,19 +62,49 @@ void copy_bytes(void* to, const void* from, std::int64_t bytes) {
   if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
+/// `lines` stretches of `bytes`, `to_pitch` and `from_pitch` apart.
+void copy_lines(std::byte* to, std::int64_t to_pitch, const std::byte* from, std::int64_t from_pitch,
+                std::int64_t bytes, std::int64_t lines) {
+  for (std::int64_t i = 0; i < lines; ++i) copy_bytes(to + i * to_pitch, from + i * from_pitch, bytes);
+}
+
+/// whole [outer, n, inner] -> blocks [part][outer, its n, inner]
+void pack(const Cut& cut, const std::byte* whole, std::byte* blocks) {
+  for (int r = 0; r < cut.parts; ++r) {
+    const std::int64_t bytes = cut.line(r) * cut.size;
+    copy_lines(blocks, bytes, whole + cut.first(r) * cut.size, cut.line_bytes(), bytes, cut.outer);
+    blocks += cut.outer * bytes;
+  }
+}
+
+void unpack(const Cut& cut, const std::byte* blocks, std::byte* whole) {
+  for (int r = 0; r < cut.parts; ++r) {
+    const std::int64_t bytes = cut.line(r) * cut.size;
+    copy_lines(whole + cut.first(r) * cut.size, cut.line_bytes(), blocks, bytes, bytes, cut.outer);
+    blocks += cut.outer * bytes;
+  }
+}
+
 std::byte* address(const Tensor& t) { return t.storage()->address() + t.offset() * byte_size(t.dtype()); }
 
 ProcessGroup& channel(const KernelCall& call) {
   return call.attrs.as<CollectiveAttrs>().group->channel(channel_of(call.exec.stream->kind()));
 }
 
-/// `run` reads the input and writes the output; whoever touches the output waits for it.
-void submit(const KernelCall& call, std::function<void()> run) {
+/// Memory of the work itself; it lives until the work is done.
+Ref<Storage> take_scratch(std::int64_t bytes) {
+  return bytes == 0 ? Ref<Storage>() : Storage::allocate(bytes, MemoryCategory::communication);
+}
+
+/// `run` reads the input and writes the output and the scratch; whoever touches the output waits for it.
+void submit(const KernelCall& call, std::function<void()> run, std::span<const Ref<Storage>> scratch = {}) {
   if (call.attrs.as<CollectiveAttrs>().group->size() == 1) {  // a copy
     (void)call.in[0].storage()->data();
     return run();
   }
-  const Loan loans[] = {{call.in[0].storage(), false}, {call.out[0].storage(), true}};
+  std::vector<Loan> loans{{call.in[0].storage(), false}, {call.out[0].storage(), true}};
+  for (const Ref<Storage>& each : scratch)
+    if (each) loans.push_back({each, false});  // nobody else asks for it: kept, not waited for
   call.exec.stream->submit({.name = call.op.name,
                             .bytes = std::max(call.in[0].bytes(), call.out[0].bytes()),
                             .run = std::move(run),
@@ -83,29 +137,76 @@ void broadcast(const KernelCall& call) {
                  [&group = channel(call), root](const FlatPart& part) { group.broadcast({&part, 1}, root)->wait(); });
 }
 
+Cut cut_along(const KernelCall& call, const Tensor& whole, int dim) {
+  return {whole.shape(), dim, whole.dtype(), call.attrs.as<CollectiveAttrs>().group->size()};
+}
+
 void all_gather(const KernelCall& call) {
   ProcessGroup& group = channel(call);
   const Tensor& x = dense_input(call);
-  auto counts = chunk_counts(call.out[0].shape(), group.size());
-  std::int64_t before = 0;
-  for (int r = 0; r < group.rank(); ++r) before += counts[static_cast<std::size_t>(r)];
-  submit(call, [&group, counts = std::move(counts), out = address(call.out[0]), from = address(x), bytes = x.bytes(),
-                own = before * byte_size(x.dtype()), dtype = x.dtype()] {
-    copy_bytes(out + own, from, bytes);
-    const GatherPart part{out, dtype, counts};
-    group.all_gather({&part, 1})->wait();
-  });
+  const Cut cut = cut_along(call, call.out[0], call.attrs.as<CollectiveAttrs>().dim);
+  const bool is_listed = cut.is_listed();
+  const Ref<Storage> scratch = take_scratch(is_listed ? 0 : cut.bytes());
+  std::byte* blocks = scratch ? scratch->address() : nullptr;
+  const auto gather = [&group, cut, is_listed, blocks, counts = is_listed ? cut.line_counts() : cut.block_counts(),
+                       out = address(call.out[0]), from = address(x), dtype = x.dtype()] {
+    std::vector<GatherPart> parts;
+    if (is_listed) {
+      const std::int64_t own = cut.line(group.rank()) * cut.size;
+      for (std::int64_t o = 0; o < cut.outer; ++o)
+        parts.push_back({out + o * cut.line_bytes(), dtype, counts, from + o * own, dtype});
+    } else {
+      parts.push_back({blocks, dtype, counts, from, dtype});
+    }
+    group.all_gather(parts)->wait();
+    if (!is_listed) unpack(cut, blocks, out);
+  };
+  submit(call, gather, {&scratch, 1});
 }
 
 void reduce_scatter(const KernelCall& call) {
   ProcessGroup& group = channel(call);
   const Tensor& x = dense_input(call);
-  const auto kind = static_cast<ReduceKind>(call.attrs.as<CollectiveAttrs>().kind);
-  submit(call, [&group, counts = chunk_counts(x.shape(), group.size()), from = address(x), to = address(call.out[0]),
-                dtype = x.dtype(), kind] {
-    const ScatterPart part{from, to, dtype, counts};
-    group.reduce_scatter({&part, 1}, {.kind = kind})->wait();
-  });
+  const auto& attrs = call.attrs.as<CollectiveAttrs>();
+  const Cut cut = cut_along(call, x, attrs.dim);
+  const bool is_listed = cut.is_listed();
+  const Ref<Storage> scratch = take_scratch(is_listed ? 0 : cut.bytes());
+  std::byte* blocks = scratch ? scratch->address() : nullptr;
+  const auto reduce = [&group, cut, is_listed, blocks, counts = is_listed ? cut.line_counts() : cut.block_counts(),
+                       from = address(x), out = address(call.out[0]), dtype = x.dtype(),
+                       kind = static_cast<ReduceKind>(attrs.kind)] {
+    std::vector<ScatterPart> parts;
+    if (is_listed) {
+      const std::int64_t own = cut.line(group.rank()) * cut.size;
+      for (std::int64_t o = 0; o < cut.outer; ++o)
+        parts.push_back({from + o * cut.line_bytes(), out + o * own, dtype, counts});
+    } else {
+      pack(cut, from, blocks);
+      parts.push_back({blocks, out, dtype, counts});
+    }
+    group.reduce_scatter(parts, {.kind = kind})->wait();
+  };
+  submit(call, reduce, {&scratch, 1});
+}
+
+// What rank q gets is dense after packing along the split dim, and so is what comes from it.
+void all_to_all(const KernelCall& call) {
+  ProcessGroup& group = channel(call);
+  const Tensor& x = dense_input(call);
+  const auto& attrs = call.attrs.as<CollectiveAttrs>();
+  const Cut split = cut_along(call, x, attrs.split_dim), joined = cut_along(call, call.out[0], attrs.dim);
+  const Ref<Storage> scratch[] = {take_scratch(split.outer == 1 ? 0 : split.bytes()),
+                                  take_scratch(joined.outer == 1 ? 0 : joined.bytes())};
+  const auto swap = [&group, split, joined, from = address(x), out = address(call.out[0]),
+                     packed = scratch[0] ? scratch[0]->address() : nullptr,
+                     received = scratch[1] ? scratch[1]->address() : nullptr, dtype = x.dtype()] {
+    if (packed) pack(split, from, packed);
+    const Counts in_counts = split.block_counts(), out_counts = joined.block_counts();
+    const SwapPart part{packed ? packed : from, received ? received : out, dtype, in_counts, out_counts};
+    group.all_to_all({&part, 1})->wait();
+    if (received) unpack(joined, received, out);
+  };
+  submit(call, swap, scratch);
 }
 
 }  // namespace
@@ -114,6 +215,7 @@ void register_collective(OpTable& table) {
   table.kernel("all_reduce", Device::Kind::cpu, all_reduce);
   table.kernel("all_gather", Device::Kind::cpu, all_gather);
   table.kernel("reduce_scatter", Device::Kind::cpu, reduce_scatter);
+  table.kernel("all_to_all", Device::Kind::cpu, all_to_all);
   table.kernel("broadcast", Device::Kind::cpu, broadcast);
 }
 

@@ -1,12 +1,18 @@
 // Collectives as rows, so that the tape, capture and the planner see them like any other op. They are functional and
 // speak of plain tensors. Every rank of the group must make the same calls in the same order, in backward too.
 //
+//   all_gather         | r0 | r1 | r2 |  ->  whole          along any dim; parts by the chunk rule (comm/chunks.h)
+//   reduce_scatter     whole + whole + whole  ->  | r |
+//   all_to_all         cut along one dim  ->  cut along another
+//
 // Convention for gradients: what is differentiated is the *sum over the ranks* of what each rank calls backward() on.
-//   y = all_gather(x)       every rank reads my rows       dx = reduce_scatter(sum) of dy
+//   y = all_gather(x)       every rank reads my part       dx = reduce_scatter(sum) of dy
 //   y = reduce_scatter(x)   I hold a sum of all x          dx = all_gather of dy
 //   y = all_reduce(x)       every rank reads my summand    dx = all_reduce(sum) of dy
+//   y = all_to_all(x)       every element moves once       dx = all_to_all of dy, the other way
 // (If every rank computes the same loss from y, count it once: divide it by the size of the group.)
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/chunks.h"
 #include "runtime/op/ops.h"
 
 namespace sherd {
@@ -19,14 +25,28 @@ const CollectiveAttrs& attrs_of(const InferCall& call) {
   return a;
 }
 
-/// Rows of rank r when n rows are cut into chunks of ceil(n / W).
-std::int64_t chunk_rows(std::int64_t n, const ProcessGroup& group) {
-  const std::int64_t W = group.size(), c = (n + W - 1) / W, r = group.rank();
-  return std::max<std::int64_t>(0, std::min(n, (r + 1) * c) - r * c);
+/// The dim's size in x; Error if there is none.
+std::int64_t size_along(const InferCall& call, int dim) {
+  const Tensor& x = call.in[0];
+  check(dim >= 0 && dim < x.ndim(), "{} along dim {} of {}, which has {} dims", call.op.name, dim, x, x.ndim());
+  return x.size(dim);
 }
 
-Shape with_rows(Shape shape, std::int64_t rows) {
-  shape[0] = rows;
+/// Error unless this rank's x is its part of `size` elements along a dim.
+void check_part(const InferCall& call, const ProcessGroup& group, int dim, std::int64_t size) {
+  check(size >= 0, "{} of {} elements along dim {}", call.op.name, size, dim);
+  const std::int64_t own = chunk_size(size, group.size(), group.rank());
+  check(size_along(call, dim) == own,
+        "{} of {} elements along dim {} over {} ranks takes {} of them from rank {}, got {}", call.op.name, size, dim,
+        group.size(), own, group.rank(), call.in[0]);
+}
+
+std::int64_t own_chunk(std::int64_t size, const ProcessGroup& group) {
+  return chunk_size(size, group.size(), group.rank());
+}
+
+Shape with_size(Shape shape, int dim, std::int64_t size) {
+  shape[dim] = size;
   return shape;
 }
 
@@ -44,18 +64,24 @@ Metas infer_broadcast(const InferCall& call) {
 Metas infer_all_gather(const InferCall& call) {
   const auto& a = attrs_of(call);
   const Tensor& x = call.in[0];
-  check(x.ndim() > 0, "all_gather joins along dim 0; {} has no dims", x);
-  const std::int64_t own = chunk_rows(a.rows, *a.group);
-  check(x.size(0) == own, "all_gather of {} rows over {} ranks takes {} rows from rank {}, got {}", a.rows,
-        a.group->size(), own, a.group->rank(), x);
-  return {{.shape = with_rows(x.shape(), a.rows), .dtype = x.dtype()}};
+  check_part(call, *a.group, a.dim, a.rows);
+  return {{.shape = with_size(x.shape(), a.dim, a.rows), .dtype = x.dtype()}};
 }
 
 Metas infer_reduce_scatter(const InferCall& call) {
   const auto& a = attrs_of(call);
   const Tensor& x = call.in[0];
-  check(x.ndim() > 0, "reduce_scatter cuts dim 0; {} has no dims", x);
-  return {{.shape = with_rows(x.shape(), chunk_rows(x.size(0), *a.group)), .dtype = x.dtype()}};
+  return {{.shape = with_size(x.shape(), a.dim, own_chunk(size_along(call, a.dim), *a.group)), .dtype = x.dtype()}};
+}
+
+Metas infer_all_to_all(const InferCall& call) {
+  const auto& a = attrs_of(call);
+  const Tensor& x = call.in[0];
+  check_part(call, *a.group, a.dim, a.rows);
+  const std::int64_t split = size_along(call, a.split_dim);
+  check(a.dim != a.split_dim, "all_to_all joins and cuts dim {}; give two dims", a.dim);
+  const Shape joined = with_size(x.shape(), a.dim, a.rows);
+  return {{.shape = with_size(joined, a.split_dim, own_chunk(split, *a.group)), .dtype = x.dtype()}};
 }
 
 // Only sums and averages have a derivative here: a maximum belongs to one rank, which no rank knows.
@@ -74,7 +100,8 @@ void vjp_all_reduce(VjpCall& call) {
 
 void vjp_all_gather(VjpCall& call) {
   static const Op& op = find_op("reduce_scatter");
-  call.give(0, op, CollectiveAttrs{.group = call.attrs.as<CollectiveAttrs>().group}, contiguous(call.grad()));
+  const auto& a = call.attrs.as<CollectiveAttrs>();
+  call.give(0, op, CollectiveAttrs{.group = a.group, .dim = a.dim}, contiguous(call.grad()));
 }
 
 void vjp_reduce_scatter(VjpCall& call) {
@@ -82,7 +109,15 @@ void vjp_reduce_scatter(VjpCall& call) {
   CollectiveAttrs a = linear_attrs(call);
   Tensor grad = contiguous(call.grad());
   if (static_cast<ReduceKind>(a.kind) == ReduceKind::avg) grad = mul(std::move(grad), 1.0 / a.group->size());
-  call.give(0, op, CollectiveAttrs{.group = a.group, .rows = call.in_shape(0)[0]}, std::move(grad));
+  call.give(0, op, CollectiveAttrs{.group = a.group, .rows = call.in_shape(0)[a.dim], .dim = a.dim}, std::move(grad));
+}
+
+void vjp_all_to_all(VjpCall& call) {
+  static const Op& op = find_op("all_to_all");
+  const auto& a = call.attrs.as<CollectiveAttrs>();
+  const CollectiveAttrs back{
+      .group = a.group, .rows = call.in_shape(0)[a.split_dim], .dim = a.split_dim, .split_dim = a.dim};
+  call.give(0, op, back, contiguous(call.grad()));
 }
 
 }  // namespace
@@ -94,16 +129,24 @@ void register_collective(OpTable& table) {
              .infer = infer_same,
              .traits = traits,
              .vjp = vjp_all_reduce});
-  table.add({.name = "all_gather",
-             .doc = "Concatenates the ranks' x [own rows, ...] along dim 0 -> [rows, ...], cut by the chunk rule.",
-             .infer = infer_all_gather,
-             .traits = traits,
-             .vjp = vjp_all_gather});
+  table.add(
+      {.name = "all_gather",
+       .doc = "Concatenates the ranks' x [..., own part, ...] along a dim -> [..., size, ...], cut by the chunk rule.",
+       .infer = infer_all_gather,
+       .traits = traits,
+       .vjp = vjp_all_gather});
   table.add({.name = "reduce_scatter",
-             .doc = "Reduces x [rows, ...] over the ranks and keeps this rank's chunk of rows.",
+             .doc = "Reduces x [..., size, ...] over the ranks and keeps this rank's chunk of a dim.",
              .infer = infer_reduce_scatter,
              .traits = traits,
              .vjp = vjp_reduce_scatter});
+  table.add(
+      {.name = "all_to_all",
+       .doc = "From x [..., own part, ..., S, ...], cut along one dim, to [..., size, ..., own chunk of S, ...], cut "
+              "along another.",
+       .infer = infer_all_to_all,
+       .traits = traits,
+       .vjp = vjp_all_to_all});
   table.add({.name = "broadcast",
              .doc = "The root's x on every rank.",
              .infer = infer_broadcast,
@@ -116,16 +159,25 @@ Tensor all_reduce(Tensor x, ProcessGroup& group, ReduceKind kind) {
   return call(op, CollectiveAttrs{.group = &group, .kind = static_cast<int>(kind)}, contiguous(std::move(x)));
 }
 
-Tensor all_gather(Tensor x, ProcessGroup& group, std::int64_t rows, int dim) {
-  check(dim == 0, "all_gather joins along dim 0, not {}", dim);
+Tensor all_gather(Tensor x, ProcessGroup& group, std::int64_t size, int dim) {
   static const Op& op = find_op("all_gather");
-  return call(op, CollectiveAttrs{.group = &group, .rows = rows}, contiguous(std::move(x)));
+  const CollectiveAttrs attrs{.group = &group, .rows = size, .dim = normalize_dim(dim, x.ndim())};
+  return call(op, attrs, contiguous(std::move(x)));
 }
 
 Tensor reduce_scatter(Tensor x, ProcessGroup& group, ReduceKind kind, int dim) {
-  check(dim == 0, "reduce_scatter cuts dim 0, not {}", dim);
   static const Op& op = find_op("reduce_scatter");
-  return call(op, CollectiveAttrs{.group = &group, .kind = static_cast<int>(kind)}, contiguous(std::move(x)));
+  const CollectiveAttrs attrs{.group = &group, .kind = static_cast<int>(kind), .dim = normalize_dim(dim, x.ndim())};
+  return call(op, attrs, contiguous(std::move(x)));
+}
+
+Tensor all_to_all(Tensor x, ProcessGroup& group, int joined_dim, std::int64_t size, int split_dim) {
+  static const Op& op = find_op("all_to_all");
+  const CollectiveAttrs attrs{.group = &group,
+                              .rows = size,
+                              .dim = normalize_dim(joined_dim, x.ndim()),
+                              .split_dim = normalize_dim(split_dim, x.ndim())};
+  return call(op, attrs, contiguous(std::move(x)));
 }
 
 Tensor broadcast_from(Tensor x, ProcessGroup& group, int root) {

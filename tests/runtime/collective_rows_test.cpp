@@ -124,9 +124,9 @@ TEST(CollectiveRows, WrongCallsAreErrorsOnEveryRankBeforeCommunication) {
     };
     const Tensor three = of_rank(0, {3, 2});
     const std::string gather = message([&] { all_gather(three, *group, 4); });
-    EXPECT_NE(gather.find("all_gather of 4 rows over 2 ranks takes 2 rows from rank"), std::string::npos) << gather;
+    EXPECT_NE(gather.find("all_gather of 4 elements along dim 0 over 2 ranks takes 2 of them from rank"), std::string::npos) << gather;
     EXPECT_NE(gather.find("f64[3,2]"), std::string::npos) << gather;
-    EXPECT_NE(message([&] { reduce_scatter(Tensor::scalar(1), *group); }).find("has no dims"), std::string::npos);
+    EXPECT_NE(message([&] { reduce_scatter(Tensor::scalar(1), *group); }).find("has 0 dims"), std::string::npos);
     EXPECT_NE(message([&] { broadcast_from(three, *group, 2); }).find("root 2 is not a rank"), std::string::npos);
     Slot slot("x", true);
     slot.set(three);

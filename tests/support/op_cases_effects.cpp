@@ -71,6 +71,7 @@ void add_collective_cases(OpCases& cases) {
     add("all_reduce", {.group = one_rank()});
     add("all_gather", {.group = one_rank(), .rows = shape[0]});
     add("reduce_scatter", {.group = one_rank()});
+    if (shape.size() == 2) add("all_to_all", {.group = one_rank(), .rows = shape[0], .split_dim = 1});
     add("broadcast", {.group = one_rank()});
   }
 }
