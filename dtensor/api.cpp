@@ -1,43 +1,183 @@
+// Between plain and distributed tensors. from_local and to_local only put a label on or take it off, in backward too;
+// whatever moves is a redistribute.
 #include "dtensor/api.h"
 
+#include "dtensor/check_parts.h"
+#include "dtensor/redistribute.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/ops.h"
 
 namespace sherd {
 
-Tensor distribute(const Tensor& tensor, const DeviceMesh& mesh, Placement placement, const DistributeOptions& options) {
-  check(!tensor.is_distributed(), "distribute: {} is distributed already", describe(tensor));
-  check(!placement.is_partial(), "distribute: a tensor cannot be made Partial; ops produce partial values");
-  if (placement.is_shard()) {
-    check(tensor.ndim() > 0, "distribute: a 0-d tensor has no dim to shard");
-    placement.dim = normalize_dim(placement.dim, tensor.ndim());
+namespace {
+
+// ---- from_local ----
+
+struct FromLocalAttrs {
+  const Spec* spec = nullptr;
+  Shape shape;
+  void visit(AttrVisitor& v) const {
+    v.field("shape", shape);
+    v.field("as", spec->describe().c_str());
+    v.local_field("mesh", static_cast<std::int64_t>(spec->mesh_id()));
   }
-  GradMode off(false);
-  Tensor whole = tensor.detach();
-  if (options.source != DistributeOptions::kOwnData && mesh.size() > 1)
-    whole = broadcast_from(contiguous(whole), mesh.group(), options.source);
-  const Spec* spec = Spec::of(mesh, placement);
-  if (placement.is_shard()) {
-    const Spec::Range range = spec->local_range(placement.dim, whole.size(placement.dim));
-    whole = narrow(whole, placement.dim, range.begin, range.size());
+};
+
+Tensor run_from_local(OpCall& call) {
+  const auto& a = call.attrs.as<FromLocalAttrs>();
+  return Tensor::distributed(a.shape, a.spec, call.in[0].detach());
+}
+
+void vjp_from_local(VjpCall& call) {
+  const Spec* spec = call.attrs.as<FromLocalAttrs>().spec;
+  std::int64_t averaged = 1;
+  for (int a = 0; a < spec->num_axes(); ++a) {
+    const Placement& p = spec->placement(a);
+    if (p.is_partial(ReduceKind::avg)) averaged *= spec->axis_size(a);
+    check(!p.is_partial() || p.is_partial(ReduceKind::sum) || p.is_partial(ReduceKind::avg),
+          "from_local of {}: values that reduce by {} have no derivative; detach() the local part", to_string(p),
+          name(p.reduce));
   }
-  Tensor local = Tensor::empty(whole.shape(), whole.dtype(), whole.device());
-  if (!local.is_meta()) copy_into(local, whole);
+  Tensor grad = redistribute(call.take_grad(), gradient_spec(spec)).local();
+  if (averaged > 1) grad = mul(std::move(grad), 1.0 / static_cast<double>(averaged));
+  call.give(0, std::move(grad));
+}
+
+Shape whole_shape(const Tensor& local, const Spec& spec, const FromLocalOptions& options) {
+  Shape shape = local.shape();
+  if (!options.shape) {
+    for (int d = 0; d < shape.size(); ++d) shape[d] *= spec.num_shards(d);
+  } else {
+    shape = *options.shape;
+    check(shape.size() == local.ndim() && spec.local_shape(shape) == local.shape(),
+          "from_local: {} is not this rank's part of shape {} with placement {}: that has shape {}", local, shape,
+          spec.describe(), shape.size() == local.ndim() ? to_string(spec.local_shape(shape)) : "of as many dims");
+  }
+  return shape;
+}
+
+void check_dims(const Tensor& local, const Spec& spec) {
+  for (const Placement& p : spec.placements())
+    check(!p.is_shard() || p.dim < local.ndim(), "from_local: {} has no dim {} to be cut: {}", local, p.dim,
+          spec.describe());
+}
+
+// All ranks come to the check, also those that see already that they are wrong: none waits in vain.
+Shape checked_shape(const Tensor& local, const Spec& spec, const FromLocalOptions& options) {
+  Shape shape = options.shape && options.shape->size() == local.ndim() ? *options.shape : local.shape();
+  std::string problem;
+  try {
+    check_dims(local, spec);
+    shape = whole_shape(local, spec, options);
+  } catch (const Error& error) { problem = error.message(); }
+  check_parts("from_local", local, shape, &spec, problem);
+  return shape;
+}
+
+// ---- to_local ----
+
+struct ToLocalAttrs {
+  const Spec* grad = nullptr;
+  bool check = false;
+  void visit(AttrVisitor& v) const {
+    v.field("grad", grad->describe().c_str());
+    v.field("check", check);
+    v.local_field("mesh", static_cast<std::int64_t>(grad->mesh_id()));
+  }
+};
+
+Tensor run_to_local(OpCall& call) { return call.in[0].local().alias(); }
+
+void vjp_to_local(VjpCall& call) {
+  const auto& a = call.attrs.as<ToLocalAttrs>();
+  const Tensor grad = call.take_grad();
+  if (a.check) check_parts("gradient of to_local", grad, call.in_shape(0), a.grad);
+  call.give(0, Tensor::distributed(call.in_shape(0), a.grad, grad));
+}
+
+const Spec* spec_of_gradient(const Tensor& x, const Spec& spec, const ToLocalOptions& options) {
+  if (!options.grad_placements) return &spec;
+  const std::vector<Placement> placements = normalize_placements(*options.grad_placements, x.ndim());
+  const Spec* grad = Spec::of(spec.mesh(), placements, spec.order());
+  for (int a = 0; a < spec.num_axes(); ++a)
+    check(placements[static_cast<std::size_t>(a)].is_shard() == spec.placement(a).is_shard() &&
+              (!spec.placement(a).is_shard() || placements[static_cast<std::size_t>(a)] == spec.placement(a)),
+          "to_local of {}: the gradient is said to lie as {}, but the part of it that this rank has is cut as x is; "
+          "only Replicate and Partial may differ",
+          x, grad->describe());
+  return grad;
+}
+
+// ---- distribute ----
+
+Tensor brought_from(Tensor whole, const DeviceMesh& mesh, int source) {
+  check(source >= 0 && source < mesh.num_ranks(), "distribute: source {} is not a rank of {}, which has {}", source,
+        mesh.describe(), mesh.num_ranks());
+  whole = contiguous(std::move(whole));
+  int below = mesh.num_ranks();
+  for (int a = 0; a < mesh.ndim(); ++a) {  // the slowest axis first: then each later one has a rank that knows
+    below /= mesh.size(a);
+    if (mesh.size(a) > 1) whole = broadcast_from(std::move(whole), mesh.group(a), source / below % mesh.size(a));
+  }
+  return whole;
+}
+
+}  // namespace
+
+Tensor from_local(Tensor local, const Spec* spec, const FromLocalOptions& options) {
+  static const PlacementRow row{{.name = "from_local",
+                                 .doc = "This rank's part, seen as a tensor over a mesh.",
+                                 .traits = {.linear = true, .placement = true},
+                                 .vjp = vjp_from_local},
+                                run_from_local};
+  check(!local.is_distributed(), "from_local: {} is distributed already", local);
+  if (options.run_check) return call(row, FromLocalAttrs{spec, checked_shape(local, *spec, options)}, std::move(local));
+  check_dims(local, *spec);
+  const FromLocalAttrs attrs{spec, whole_shape(local, *spec, options)};
+  return call(row, attrs, std::move(local));
+}
+
+Tensor from_local(Tensor local, const DeviceMesh& mesh, std::span<const Placement> placements,
+                  const FromLocalOptions& options) {
+  const Spec* spec = Spec::of(mesh, normalize_placements(placements, local.ndim()));
+  return from_local(std::move(local), spec, options);
+}
+
+Tensor to_local(Tensor x, const ToLocalOptions& options) {
+  static const PlacementRow row{{.name = "to_local",
+                                 .doc = "This rank's part as a plain tensor.",
+                                 .traits = {.linear = true, .placement = true},
+                                 .vjp = vjp_to_local},
+                                run_to_local};
+  const Spec& spec = Spec::from(x);
+  const ToLocalAttrs attrs{spec_of_gradient(x, spec, options), options.check_gradient};
+  return call(row, attrs, std::move(x));
+}
+
+Tensor full_tensor(Tensor x, const ToLocalOptions& options) {
+  const Spec* whole = Spec::replicate(Spec::from(x).mesh());
+  return to_local(redistribute(std::move(x), whole), options);
+}
+
+Tensor distribute(const Tensor& tensor, const Spec* spec, const DistributeOptions& options) {
+  check(!tensor.is_distributed(), "distribute: {} is distributed already", tensor);
+  check(!spec->is_partial(), "distribute: a tensor cannot be made Partial, {}; ops produce partial values",
+        spec->describe());
+  const Shape shape = spec->local_shape(tensor.shape());
+  const Dims offset = spec->local_offset(tensor.shape());
+  const GradMode off(false);
+  Tensor part = tensor.detach();
+  if (options.source != DistributeOptions::kOwnData) part = brought_from(std::move(part), spec->mesh(), options.source);
+  for (int d = 0; d < shape.size(); ++d)
+    if (shape[d] != part.size(d)) part = narrow(part, d, offset[d], shape[d]);
+  const Tensor local = Tensor::empty(shape, part.dtype(), part.device());
+  if (!local.is_meta()) copy_into(local, part);
   return Tensor::distributed(tensor.shape(), spec, local);
 }
 
-Tensor full_tensor(const Tensor& tensor) {
-  const Spec& spec = Spec::from(tensor);
-  const DeviceMesh mesh = spec.mesh();
-  GradMode off(false);
-  const Tensor local = tensor.local().detach();
-  const Placement placement = spec.placements()[0];
-  if (mesh.size() == 1 || placement.kind == Placement::Kind::replicate) return local;
-  if (placement.is_partial()) return all_reduce(contiguous(local), mesh.group(), placement.reduce);
-  // Gather along dim 0; other dims are moved to the front and back.
-  if (placement.dim == 0) return all_gather(contiguous(local), mesh.group(), tensor.size(0));
-  const Tensor front = contiguous(transpose(local, 0, placement.dim));
-  return contiguous(transpose(all_gather(front, mesh.group(), tensor.size(placement.dim)), 0, placement.dim));
+Tensor distribute(const Tensor& tensor, const DeviceMesh& mesh, std::span<const Placement> placements,
+                  const DistributeOptions& options) {
+  return distribute(tensor, Spec::of(mesh, normalize_placements(placements, tensor.ndim())), options);
 }
 
 }  // namespace sherd

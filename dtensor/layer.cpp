@@ -1,5 +1,6 @@
 #include "dtensor/layer.h"
 
+#include "dtensor/redistribute.h"
 #include "runtime/op/dispatch.h"
 
 namespace sherd {
@@ -7,6 +8,7 @@ namespace sherd {
 namespace {
 
 Tensors distributed_layer(OpCall& call) {
+  if (call.op.traits.placement) return run_placement_row(call);
   for (const Tensor& out : call.into)
     check(!out.is_distributed(), "{} into the distributed tensor {} has no sharding rule: write to its local() part",
           call.op.name, describe(out));

@@ -1,0 +1,104 @@
+// Every rank tells all others what it has in a row of integers; then each judges all of them by the same rules, so
+// that either all raise or none does.
+#include "dtensor/check_parts.h"
+
+#include <array>
+
+#include "runtime/autograd/autograd.h"
+#include "runtime/op/ops.h"
+
+namespace sherd {
+
+namespace {
+
+enum Field : int { kProblem, kDtype, kNdim, kShape, kLocal = kShape + kMaxDims, kHash = kLocal + kMaxDims, kFields };
+using Facts = std::span<const std::int64_t>;
+
+std::int64_t hash_of(const Tensor& t) {
+  if (t.is_meta()) return 0;
+  const Tensor dense = contiguous(to(t, Device::cpu()));
+  std::uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
+  const auto* bytes = static_cast<const unsigned char*>(dense.numel() ? dense.raw() : nullptr);
+  for (std::int64_t i = 0; i < dense.bytes(); ++i) hash = (hash ^ bytes[i]) * 0x100000001B3u;
+  return static_cast<std::int64_t>(hash);
+}
+
+Tensor facts_of(const Tensor& local, const Shape& shape, bool problem) {
+  std::array<std::int64_t, kFields> facts{};
+  facts[kProblem] = problem;
+  facts[kDtype] = static_cast<std::int64_t>(local.dtype());
+  facts[kNdim] = local.ndim();
+  for (int d = 0; d < shape.size(); ++d) facts[static_cast<std::size_t>(kShape + d)] = shape[d];
+  for (int d = 0; d < local.ndim(); ++d) facts[static_cast<std::size_t>(kLocal + d)] = local.size(d);
+  facts[kHash] = hash_of(local);
+  return Tensor::from<std::int64_t>(facts, {1, kFields});
+}
+
+// A row per rank, row-major in the mesh: along the fastest axis first. Not every mesh has a group of all its ranks.
+std::vector<std::int64_t> gather_facts(Tensor facts, const DeviceMesh& mesh) {
+  for (int a = mesh.ndim() - 1; a >= 0; --a)
+    if (mesh.size(a) > 1) facts = all_gather(facts, mesh.group(a), facts.size(0) * mesh.size(a));
+  return facts.to_vector<std::int64_t>();
+}
+
+Shape dims_at(Facts facts, int field) {
+  Shape shape;
+  for (int d = 0; d < static_cast<int>(facts[kNdim]); ++d) shape.push_back(facts[static_cast<std::size_t>(field + d)]);
+  return shape;
+}
+
+std::string text_of(Facts facts, int field) {
+  return fmt::format("{}{}", name(static_cast<DType>(facts[kDtype])), dims_at(facts, field));
+}
+
+std::vector<int> coordinates_of(int rank, const Spec& spec) {
+  std::vector<int> at(static_cast<std::size_t>(spec.num_axes()));
+  for (int a = spec.num_axes() - 1; a >= 0; --a) {
+    at[static_cast<std::size_t>(a)] = rank % spec.axis_size(a);
+    rank /= spec.axis_size(a);
+  }
+  return at;
+}
+
+// The first rank that holds the same part.
+int first_copy(std::vector<int> at, const Spec& spec) {
+  int rank = 0;
+  for (int a = 0; a < spec.num_axes(); ++a)
+    rank = rank * spec.axis_size(a) + (spec.placement(a).is_replicate() ? 0 : at[static_cast<std::size_t>(a)]);
+  return rank;
+}
+
+}  // namespace
+
+void check_parts(std::string_view what, const Tensor& local, const Shape& shape, const Spec* spec,
+                 std::string_view problem) {
+  const GradMode off(false);
+  const DeviceMesh mesh = spec->mesh();
+  const std::vector<std::int64_t> all = gather_facts(facts_of(local.detach(), shape, !problem.empty()), mesh);
+  const int num_ranks = mesh.num_ranks();
+  const auto facts = [&](int rank) { return Facts(all).subspan(static_cast<std::size_t>(rank) * kFields, kFields); };
+  if (!problem.empty()) fail("{}", problem);
+  for (int r = 0; r < num_ranks; ++r)
+    check(facts(r)[kProblem] == 0, "{}: rank {} of {} cannot take part: its part {} does not fit {}", what, r,
+          mesh.describe(), text_of(facts(r), kLocal), spec->describe());
+  const Facts first = facts(0);
+  for (int r = 1; r < num_ranks; ++r)
+    check(facts(r)[kDtype] == first[kDtype] && dims_at(facts(r), kShape) == dims_at(first, kShape),
+          "{}: the ranks of {} do not make one tensor {}: rank 0 has the part {} of {}, rank {} the part {} of {}",
+          what, mesh.describe(), spec->describe(), text_of(first, kLocal), text_of(first, kShape), r,
+          text_of(facts(r), kLocal), text_of(facts(r), kShape));
+  for (int r = 0; r < num_ranks; ++r) {
+    const std::vector<int> at = coordinates_of(r, *spec);
+    for (int d = 0; d < shape.size(); ++d) {
+      const std::int64_t due = spec->range_at(d, shape[d], at).size();
+      check(dims_at(facts(r), kLocal)[d] == due, "{}: dim {} of rank {}'s part {} of {} {} should be {}", what, d, r,
+            text_of(facts(r), kLocal), shape, spec->describe(), due);
+    }
+    const int copy = first_copy(at, *spec);
+    check(facts(r)[kHash] == facts(copy)[kHash],
+          "{}: ranks {} and {} of {} should hold the same part of {}{}, and their values differ", what, copy, r,
+          mesh.describe(), text_of(first, kShape), spec->describe());
+  }
+}
+
+}  // namespace sherd

@@ -1,0 +1,87 @@
+#include "dtensor/redistribute.h"
+
+#include "runtime/autograd/autograd.h"
+
+namespace sherd {
+
+namespace {
+
+struct RedistributeAttrs {
+  const Spec* from = nullptr;
+  const Spec* to = nullptr;
+  void visit(AttrVisitor& v) const {
+    v.field("from", from->describe().c_str());
+    v.field("to", to->describe().c_str());
+    v.local_field("mesh", static_cast<std::int64_t>(to->mesh_id()));
+  }
+};
+
+Tensor run_redistribute(OpCall& call) {
+  const auto& a = call.attrs.as<RedistributeAttrs>();
+  const Tensor& x = call.in[0];
+  const Transition& plan = plan_transition(a.from, a.to, x.shape(), x.dtype());
+  return Tensor::distributed(x.shape(), a.to, run_transition(x.local().detach(), x.shape(), a.from, plan));
+}
+
+// A handle of its own, for its place on the tape.
+Tensor run_align(OpCall& call) { return call.in[0].alias(); }
+
+void vjp_to_source(VjpCall& call) {
+  call.give(0, redistribute(call.take_grad(), gradient_spec(call.attrs.as<RedistributeAttrs>().from)));
+}
+
+}  // namespace
+
+const Spec* gradient_spec(const Spec* spec) {
+  if (!spec->is_partial()) return spec;
+  std::vector<Placement> placements(spec->placements().begin(), spec->placements().end());
+  for (Placement& p : placements)
+    if (p.is_partial()) p = Replicate();
+  return Spec::of(spec->mesh(), placements, spec->order());
+}
+
+std::vector<Placement> normalize_placements(std::span<const Placement> placements, int ndim) {
+  std::vector<Placement> result(placements.begin(), placements.end());
+  for (Placement& p : result) {
+    if (!p.is_shard()) continue;
+    check(ndim > 0, "Shard({}): a 0-d tensor has no dim to shard", p.dim);
+    p.dim = normalize_dim(p.dim, ndim);
+  }
+  return result;
+}
+
+Tensor redistribute(Tensor x, const Spec* to) {
+  static const PlacementRow row{{.name = "redistribute",
+                                 .doc = "x in another layout of its mesh.",
+                                 .traits = {.linear = true, .placement = true},
+                                 .vjp = vjp_to_source},
+                                run_redistribute};
+  const Spec* from = &Spec::from(x);
+  if (from == to) return x;
+  return call(row, RedistributeAttrs{from, to}, std::move(x));
+}
+
+Tensor redistribute(Tensor x, std::span<const Placement> placements) {
+  const Spec* to = Spec::of(Spec::from(x).mesh(), normalize_placements(placements, x.ndim()));
+  return redistribute(std::move(x), to);
+}
+
+Tensor align_gradient(Tensor x) {
+  static const PlacementRow row{{.name = "align_gradient",
+                                 .doc = "x; its gradient is brought to x's layout.",
+                                 .traits = {.linear = true, .placement = true},
+                                 .vjp = vjp_to_source},
+                                run_align};
+  const Spec* spec = &Spec::from(x);
+  if (!x.requires_grad()) return x;
+  return call(row, RedistributeAttrs{spec, spec}, std::move(x));
+}
+
+Tensors run_placement_row(OpCall& call) {
+  check(call.into.empty(), "{} writes to no destination: assign its result", call.op.name);
+  Tensors out;
+  out.push_back(static_cast<const PlacementRow&>(call.op).run(call));  // all rows with the trait are PlacementRows
+  return out;
+}
+
+}  // namespace sherd

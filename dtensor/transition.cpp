@@ -1,0 +1,291 @@
+// Plans are looked for once and kept per rank thread, as layouts are interned per rank; running one is a row per step.
+#include "dtensor/transition.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+#include <unordered_map>
+
+#include "dtensor/transition_search.h"
+#include "runtime/op/attr_types.h"
+#include "runtime/op/dispatch.h"
+
+namespace sherd {
+
+namespace {
+
+using Kind = TransitionStep::Kind;
+
+// Of the row too, except for the slice.
+std::string_view name(Kind kind) {
+  static constexpr std::string_view names[] = {"slice", "all_gather", "all_to_all", "reduce_scatter", "all_reduce"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+struct AxisCosts {
+  std::map<std::string, AxisCost, std::less<>> by_name;
+  std::uint64_t version = 0;  // plans of other prices are not found again
+};
+
+AxisCosts& axis_costs() {
+  static thread_local AxisCosts costs;
+  return costs;
+}
+
+struct PlanKey {
+  const Spec* from;
+  const Spec* to;
+  Shape shape;
+  DType dtype;
+  std::uint64_t costs;
+  friend bool operator==(const PlanKey&, const PlanKey&) = default;
+};
+
+struct PlanKeyHash {
+  std::size_t operator()(const PlanKey& key) const {
+    std::size_t hash = std::hash<const void*>()(key.from);
+    const auto mix = [&](std::size_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15u + (hash >> 29); };
+    mix(std::hash<const void*>()(key.to));
+    for (std::int64_t n : key.shape) mix(static_cast<std::size_t>(n));
+    mix(static_cast<std::size_t>(key.dtype));
+    mix(key.costs);
+    return hash;
+  }
+};
+
+// The axes of a mesh that a search looks at: those of more than one rank.
+struct Searched {
+  const Spec* from;
+  const Spec* to;
+  DeviceMesh mesh;
+  std::vector<int> axes;
+
+  Searched(const Spec* source, const Spec* target) : from(source), to(target), mesh(source->mesh()) {
+    for (int a = 0; a < from->num_axes(); ++a)
+      if (from->axis_size(a) > 1) axes.push_back(a);
+  }
+
+  std::vector<int> mesh_axes(const AxisList& list) const {
+    std::vector<int> result;
+    for (int a : list) result.push_back(axes[static_cast<std::size_t>(a)]);
+    return result;
+  }
+
+  PackedLayout pack(const Spec* spec) const {
+    PackedLayout packed;
+    for (int i = 0; i < static_cast<int>(axes.size()); ++i) {
+      const int axis = axes[static_cast<std::size_t>(i)];
+      const Placement& p = spec->placement(axis);
+      if (p.is_partial()) packed.set(i, PackedLayout::kPartial);
+      if (!p.is_shard()) continue;
+      int order = 0;
+      for (int outer : spec->axes_of(p.dim)) {
+        if (outer == axis) break;
+        if (spec->axis_size(outer) > 1) ++order;
+      }
+      packed.set(i, PackedLayout::shard(p.dim, order));
+    }
+    return packed;
+  }
+
+  const Spec* unpack(const PackedLayout& packed) const {
+    std::vector<Placement> placements(static_cast<std::size_t>(from->num_axes()));
+    std::vector<std::pair<std::uint8_t, int>> cuts;
+    for (int i = 0; i < static_cast<int>(axes.size()); ++i) {
+      const int axis = axes[static_cast<std::size_t>(i)];
+      Placement& p = placements[static_cast<std::size_t>(axis)];
+      if (packed.at(i) == PackedLayout::kPartial) p = from->placement(axis);
+      if (!packed.is_shard(i)) continue;
+      p = Shard(packed.dim(i));
+      cuts.emplace_back(packed.at(i), axis);
+    }
+    std::sort(cuts.begin(), cuts.end());  // by dim, then by order
+    std::vector<int> order;
+    for (const auto& [place, axis] : cuts) order.push_back(axis);
+    return Spec::of(mesh, placements, order);
+  }
+};
+
+// Why there is no plan. The text is made when somebody asks for it.
+std::string refusal_of(const Spec* from, const Spec* to, const Shape& shape) {
+  if (from->mesh_id() != to->mesh_id())
+    return fmt::format(
+        "{} is of {}, {} of {}: a tensor does not change its mesh; slices are meshes of their own, so give tensors "
+        "that "
+        "meet layouts of one mesh",
+        from->describe(), from->mesh().describe(), to->describe(), to->mesh().describe());
+  for (const Spec* spec : {from, to})
+    for (const Placement& p : spec->placements())
+      if (p.is_shard() && p.dim >= shape.size())
+        return fmt::format("{} cuts dim {} of a tensor of shape {}", spec->describe(), p.dim, shape);
+  for (int a = 0; a < from->num_axes(); ++a) {
+    const Placement &source = from->placement(a), &target = to->placement(a);
+    if (target.is_partial() && source != target)
+      return fmt::format(
+          "from {} to {}: along axis \"{}\" {} would become {}, but values become Partial by ops only; ask for "
+          "Replicate "
+          "or Shard there",
+          from->describe(), to->describe(), from->mesh().axis_name(a), to_string(source), to_string(target));
+  }
+  // Dims are all there and nothing becomes Partial: what is left is the order of reductions.
+  return fmt::format(
+      "from {} to {}: later axes reduce first where kinds of Partial do not commute, and they are to stay Partial",
+      from->describe(), to->describe());
+}
+
+bool is_possible(const Spec* from, const Spec* to, const Shape& shape) {
+  if (from->mesh_id() != to->mesh_id()) return false;
+  for (int a = 0; a < from->num_axes(); ++a) {
+    const Placement &source = from->placement(a), &target = to->placement(a);
+    if (target.is_partial() && source != target) return false;
+    if ((source.is_shard() && source.dim >= shape.size()) || (target.is_shard() && target.dim >= shape.size()))
+      return false;
+  }
+  return true;
+}
+
+// The dims of both layouts. With several axes a detour over another dim may be cheaper than gathering: the largest.
+std::vector<int> dims_to_search(const Searched& mesh, const Shape& shape) {
+  constexpr std::size_t kEnough = 3;
+  std::vector<int> dims, others;
+  for (int d = 0; d < shape.size(); ++d)
+    (mesh.from->axes_of(d).empty() && mesh.to->axes_of(d).empty() ? others : dims).push_back(d);
+  if (mesh.axes.size() < 2) return dims;
+  std::stable_sort(others.begin(), others.end(), [&](int a, int b) { return shape[a] > shape[b]; });
+  for (int d : others)
+    if (dims.size() < kEnough && shape[d] > 1) dims.push_back(d);
+  return dims;
+}
+
+// Of infinite price if it is refused.
+Transition make_plan(const PlanKey& key) {
+  Transition plan;
+  plan.seconds = std::numeric_limits<double>::infinity();
+  if (!is_possible(key.from, key.to, key.shape)) return plan;
+  const Searched mesh(key.from, key.to);
+  check(mesh.axes.size() <= kMaxSearchAxes,
+        "{} has {} axes of more than one rank; transitions are planned for {} at most", mesh.mesh.describe(),
+        mesh.axes.size(), kMaxSearchAxes);
+  SearchProblem problem{
+      .dims = dims_to_search(mesh, key.shape),
+      .shape = key.shape,
+      .element_bytes = byte_size(key.dtype),
+      .from = mesh.pack(key.from),
+      .to = mesh.pack(key.to),
+      .has_group = [&mesh](const AxisList& axes) { return mesh.mesh.joint_group(mesh.mesh_axes(axes)) != nullptr; }};
+  for (int i = 0; i < static_cast<int>(mesh.axes.size()); ++i) {
+    const int axis = mesh.axes[static_cast<std::size_t>(i)];
+    const auto cost = axis_costs().by_name.find(mesh.mesh.axis_name(axis));
+    const bool fixed = problem.from.at(i) == problem.to.at(i) && !problem.from.is_shard(i);
+    problem.axes.push_back({.size = key.from->axis_size(axis),
+                            .cost = cost == axis_costs().by_name.end() ? AxisCost{} : cost->second,
+                            .kind = key.from->placement(axis).reduce,
+                            .fixed = fixed});
+  }
+  const auto found = search_transition(problem);
+  if (!found) return plan;
+  plan.seconds = 0;
+  for (const SearchStep& s : *found) {
+    TransitionStep& step = plan.steps.emplace_back();
+    step.kind = s.kind;
+    for (int axis : mesh.mesh_axes(s.axes)) step.axes.push_back(axis);
+    step.from_dim = s.from_dim;
+    step.to_dim = s.to_dim;
+    step.reduce = key.from->placement(step.axes[0]).reduce;
+    step.result = &s == &found->back() ? key.to : mesh.unpack(s.result);
+    step.bytes = s.bytes;
+    plan.seconds += s.seconds;
+    plan.bytes += s.bytes;
+  }
+  return plan;
+}
+
+const Transition& find_plan(const Spec* from, const Spec* to, const Shape& shape, DType dtype) {
+  static thread_local std::unordered_map<PlanKey, std::unique_ptr<const Transition>, PlanKeyHash> plans;
+  const PlanKey key{from, to, shape, dtype, axis_costs().version};
+  auto& plan = plans[key];
+  if (!plan) plan = std::make_unique<const Transition>(make_plan(key));
+  return *plan;
+}
+
+Tensor run_row(const Op& row, const Attrs& attrs, Tensor x) {
+  OpCall call{row, {&x, 1}, attrs};
+  return std::move(call_below_dist(call)[0]);
+}
+
+Tensor dense(Tensor x) {
+  static const Op& copy = find_op("copy");
+  return x.is_contiguous() ? x : run_row(copy, {}, std::move(x));
+}
+
+Tensor run_slice(Tensor x, const Spec* spec, const TransitionStep& step) {
+  static const Op& narrow = find_op("narrow");
+  for (int axis : step.axes) {
+    const Spec::Range part = chunk_range(x.size(step.to_dim), spec->axis_size(axis), spec->coordinate(axis));
+    x = run_row(narrow, NarrowAttrs{step.to_dim, part.begin, part.size()}, std::move(x));
+  }
+  return x;
+}
+
+Tensor run_collective(Tensor x, const Shape& shape, const DeviceMesh& mesh, const TransitionStep& step) {
+  const bool joins = step.kind == Kind::all_gather || step.kind == Kind::all_to_all;
+  CollectiveAttrs attrs;
+  attrs.group = step.axes.size() == 1 ? &mesh.group(step.axes[0]) : mesh.joint_group(step.axes);
+  attrs.kind = static_cast<int>(step.reduce);
+  if (joins) attrs.rows = step.result->local_range(step.from_dim, shape[step.from_dim]).size();
+  attrs.dim = joins ? step.from_dim : step.to_dim;
+  attrs.split_dim = step.to_dim;
+  return run_row(find_op(name(step.kind)), attrs, dense(std::move(x)));
+}
+
+}  // namespace
+
+bool Transition::is_free() const {
+  return std::all_of(steps.begin(), steps.end(), [](const TransitionStep& s) { return s.kind == Kind::slice; });
+}
+
+std::string Transition::describe() const {
+  std::string text;
+  for (const TransitionStep& s : steps) {
+    std::string what;
+    for (int axis : s.axes) what += (what.empty() ? "" : "+") + s.result->mesh().axis_name(axis);
+    if (s.kind == Kind::all_gather) what += fmt::format(", dim {}", s.from_dim);
+    if (s.kind == Kind::slice || s.kind == Kind::reduce_scatter) what += fmt::format(", dim {}", s.to_dim);
+    if (s.kind == Kind::all_to_all) what += fmt::format(", dim {} -> {}", s.from_dim, s.to_dim);
+    text += fmt::format("{}{}({}) -> {}", text.empty() ? "" : "; ", name(s.kind), what, s.result->describe());
+  }
+  return text.empty() ? "nothing" : text;
+}
+
+const Transition& plan_transition(const Spec* from, const Spec* to, const Shape& shape, DType dtype) {
+  static const Transition nothing;
+  if (from == to) return nothing;
+  const Transition& plan = find_plan(from, to, shape, dtype);
+  if (std::isinf(plan.seconds)) throw Error(refusal_of(from, to, shape));
+  return plan;
+}
+
+double transition_seconds(const Spec* from, const Spec* to, const Shape& shape, DType dtype) {
+  return from == to ? 0 : find_plan(from, to, shape, dtype).seconds;
+}
+
+Tensor run_transition(Tensor local, const Shape& shape, const Spec* from, const Transition& plan) {
+  if (plan.steps.empty()) return local;
+  const DeviceMesh mesh = from->mesh();
+  for (const TransitionStep& step : plan.steps)
+    local = step.kind == Kind::slice ? run_slice(std::move(local), from, step)
+                                     : run_collective(std::move(local), shape, mesh, step);
+  return local;
+}
+
+void set_axis_cost(std::string_view axis, const AxisCost& cost) {
+  check(cost.call_seconds >= 0 && cost.peer_seconds >= 0 && cost.bytes_per_second > 0,
+        "the price of axis \"{}\": {} s, {} s, {} bytes/s; a price is not negative, a bandwidth is positive", axis,
+        cost.call_seconds, cost.peer_seconds, cost.bytes_per_second);
+  axis_costs().by_name.insert_or_assign(std::string(axis), cost);
+  ++axis_costs().version;
+}
+
+}  // namespace sherd

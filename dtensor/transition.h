@@ -1,0 +1,71 @@
+#pragma once
+// From one layout of a tensor to another: the cheapest list of collectives, found by a shortest path over layouts.
+//
+//   {0: dp; 1: tp}  --all_to_all(tp)-->  {0: dp,tp}  --all_gather(dp+tp)-->  {}
+//
+//   slice            R -> S   every rank keeps its chunk; nothing moves
+//   all_gather       S -> R   of the axis that cuts a dim innermost; of several when one group joins them
+//   all_to_all       S -> S   from the innermost cut of one dim to that of another
+//   reduce_scatter   P -> S   a new innermost cut
+//   all_reduce       P -> R
+//
+// Replicate -> Partial and Shard -> Partial do not exist: a value becomes Partial by ops only. Along several axes
+// Partial by kinds that do not commute (a sum of maxima), later axes reduce first.
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dtensor/spec.h"
+#include "runtime/tensor/small_vec.h"
+#include "runtime/tensor/tensor.h"
+
+namespace sherd {
+
+struct TransitionStep {
+  enum class Kind : std::uint8_t { slice, all_gather, all_to_all, reduce_scatter, all_reduce };
+  Kind kind = Kind::slice;
+  SmallVec<int, 2> axes;         ///< mesh axes; several: one call on DeviceMesh::joint_group(axes)
+  int from_dim = 0, to_dim = 0;  ///< the dim that is joined, the dim that is cut
+  ReduceKind reduce = ReduceKind::sum;
+  const Spec* result = nullptr;
+  std::int64_t bytes = 0;  ///< of the full buffer on the rank with the largest part; 0 for a slice
+};
+
+struct Transition {
+  std::vector<TransitionStep> steps;
+  double seconds = 0;      ///< as AxisCost prices it
+  std::int64_t bytes = 0;  ///< sum over the steps
+  /// Without any collective.
+  bool is_free() const;
+  /// "all_to_all(tp, dim 1 -> 0) -> {0: dp,tp}; all_gather(dp+tp, dim 0) -> {}"; "nothing".
+  std::string describe() const;
+};
+
+/// Cheapest plan for a tensor of global `shape`; planned once per rank thread, lives as long as the thread. Local: the
+/// same plan on all ranks. Axes of size 1 never communicate; those that are Replicate or Partial in both layouts are
+/// left alone. A joint group that flatten() makes later is not seen by transitions that are planned already.
+/// Error: layouts of two meshes, a dim the shape does not have, Shard or Replicate -> Partial, Partial(a) ->
+/// Partial(b).
+const Transition& plan_transition(const Spec* from, const Spec* to, const Shape& shape, DType dtype);
+
+/// The plan's price alone, in seconds; infinity where it is refused.
+double transition_seconds(const Spec* from, const Spec* to, const Shape& shape, DType dtype);
+
+/// Runs a plan on this rank's part of a tensor of global `shape`, by calls below the dist layer, so that capture
+/// records them. Collective; returns without waiting. The result has the local shape of the plan's target and may be a
+/// view of `local`.
+Tensor run_transition(Tensor local, const Shape& shape, const Spec* from, const Transition& plan);
+
+/// What a collective along an axis costs: call + (n-1) x peer + bytes x (n-1)/n / bytes_per_second, where all_reduce
+/// moves its bytes twice. The defaults are those of ranks that share memory.
+struct AxisCost {
+  double call_seconds = 5e-6;
+  double peer_seconds = 0.5e-6;
+  double bytes_per_second = 5e9;
+};
+
+/// Prices axes of that name from now on, for plans of this rank's thread. All ranks must say the same.
+void set_axis_cost(std::string_view axis, const AxisCost& cost);
+
+}  // namespace sherd

@@ -1,0 +1,281 @@
+// A* over layouts. A step changes one axis, or several whose ranks one group joins, and only at the
+// innermost cut of a dim: what lies outside of it stays where it is. That is also what makes nested uneven cuts come
+// out right: a step sees the piece that the outer cuts left, which is the same on all ranks of its group.
+//
+// Prices come from the global shape and the largest part, never from this rank's own: all ranks find the same plan.
+#include "dtensor/transition_search.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <queue>
+#include <tuple>
+
+namespace sherd {
+
+namespace {
+
+using Kind = TransitionStep::Kind;
+
+bool commute(ReduceKind a, ReduceKind b) {
+  const auto linear = [](ReduceKind k) { return k == ReduceKind::sum || k == ReduceKind::avg; };
+  return a == b || (linear(a) && linear(b));
+}
+
+class Search {
+ public:
+  explicit Search(const SearchProblem& problem) : problem_(problem), num_axes_(static_cast<int>(problem.axes.size())) {
+    for (int d = 0; d < problem.shape.size(); ++d)
+      if (std::ranges::find(problem.dims, d) == problem.dims.end()) size_of_whole_dims_ *= problem.shape[d];
+    for (const SearchProblem::Axis& axis : problem.axes)
+      cheapest_call_ = std::min(cheapest_call_, axis.cost.call_seconds + axis.cost.peer_seconds);
+    nodes_.reserve(16);
+    known_.reserve(16);
+  }
+
+  std::optional<std::vector<SearchStep>> run() {
+    reach(problem_.from, -1, {}, 0, 0);
+    while (!open_.empty()) {
+      const int index = std::get<2>(open_.top());
+      open_.pop();
+      Node& node = nodes_[static_cast<std::size_t>(index)];
+      if (node.done) continue;
+      node.done = true;
+      if (node.layout == problem_.to) return steps_to(index);
+      expand(index);
+    }
+    return std::nullopt;
+  }
+
+ private:
+  struct Node {
+    PackedLayout layout;
+    double seconds = 0;
+    int num_steps = 0;
+    int previous = -1;
+    bool done = false;
+    SearchStep step{};  // that led here
+  };
+
+  std::vector<SearchStep> steps_to(int index) const {
+    std::vector<SearchStep> steps;
+    for (; nodes_[static_cast<std::size_t>(index)].previous >= 0;
+         index = nodes_[static_cast<std::size_t>(index)].previous)
+      steps.push_back(nodes_[static_cast<std::size_t>(index)].step);
+    std::reverse(steps.begin(), steps.end());
+    return steps;
+  }
+
+  void reach(const PackedLayout& layout, int previous, SearchStep step, double seconds, int num_steps) {
+    const double at_least = seconds + to_come(layout);
+    if (at_least > seconds_to_goal_) return;
+    if (layout == problem_.to) seconds_to_goal_ = seconds;
+    const auto bits = std::bit_cast<std::uint64_t>(layout.place);
+    const auto at = static_cast<std::size_t>(std::ranges::find(known_, bits) - known_.begin());
+    if (at == known_.size()) {
+      known_.push_back(bits);
+      nodes_.push_back({.layout = layout, .seconds = std::numeric_limits<double>::infinity()});
+    }
+    Node& node = nodes_[at];
+    if (node.done || std::tie(node.seconds, node.num_steps) <= std::tie(seconds, num_steps)) return;
+    node.seconds = seconds;
+    node.num_steps = num_steps;
+    node.previous = previous;
+    node.step = std::move(step);
+    open_.push({at_least, num_steps, static_cast<int>(at)});
+  }
+
+  // What is still to be paid at least: one call, if an axis is neither where it is to be nor free to be cut.
+  double to_come(const PackedLayout& layout) const {
+    for (int a = 0; a < num_axes_; ++a)
+      if (layout.at(a) != problem_.to.at(a) && layout.at(a) != PackedLayout::kReplicate) return cheapest_call_;
+    return 0;
+  }
+
+  void expand(int index) {
+    here_ = index;
+    layout_ = nodes_[static_cast<std::size_t>(index)].layout;
+    for (int a = 0; a < num_axes_; ++a)
+      if (!axis(a).fixed && layout_.at(a) == PackedLayout::kReplicate) slice(a);
+    for (int d : problem_.dims) move_cuts(d);
+    reduce_partials();
+  }
+
+  const SearchProblem::Axis& axis(int a) const { return problem_.axes[static_cast<std::size_t>(a)]; }
+
+  AxisList axes_of(const PackedLayout& layout, int dim) const {
+    AxisList axes;
+    for (int order = 0; order < num_axes_; ++order)
+      for (int a = 0; a < num_axes_; ++a)
+        if (layout.at(a) == PackedLayout::shard(dim, order)) axes.push_back(a);
+    return axes;
+  }
+
+  // Bytes of the largest part.
+  std::int64_t local_bytes(const PackedLayout& layout) const {
+    std::int64_t bytes = problem_.element_bytes * size_of_whole_dims_;
+    for (int d : problem_.dims) {
+      std::int64_t size = problem_.shape[d];
+      for (int a : axes_of(layout, d)) size = (size + axis(a).size - 1) / axis(a).size;
+      bytes *= size;
+    }
+    return bytes;
+  }
+
+  // Where it is to end only: what is cut elsewhere first would have to be moved.
+  void slice(int a) {
+    if (!problem_.to.is_shard(a)) return;
+    const int dim = problem_.to.dim(a);
+    PackedLayout next = layout_;
+    append_cuts(next, dim, {a});
+    step({.kind = Kind::slice, .axes = {a}, .to_dim = dim, .result = next});
+  }
+
+  void append_cuts(PackedLayout& layout, int dim, const AxisList& axes) const {
+    auto order = static_cast<int>(axes_of(layout, dim).size());
+    for (int a : axes) layout.set(a, PackedLayout::shard(dim, order++));
+  }
+
+  // The innermost cut of a dim, or several of them at once, is undone or goes to another dim.
+  void move_cuts(int dim) {
+    const AxisList all = axes_of(layout_, dim);
+    for (std::size_t first = all.size(); first-- > 0;) {
+      const AxisList inner(std::span(all.begin() + first, all.end()));
+      if (!can_join(inner) || !joint_equals_nested(dim, all, first)) continue;
+      PackedLayout joined = layout_;
+      for (int a : inner) joined.set(a, PackedLayout::kReplicate);
+      step({.kind = Kind::all_gather, .axes = inner, .from_dim = dim, .bytes = local_bytes(joined), .result = joined});
+      for (int to : problem_.dims) {
+        PackedLayout next = joined;
+        append_cuts(next, to, inner);
+        if (to == dim || !joint_equals_nested(to, axes_of(next, to), axes_of(joined, to).size())) continue;
+        step({.kind = Kind::all_to_all,
+              .axes = inner,
+              .from_dim = dim,
+              .to_dim = to,
+              .bytes = std::max(local_bytes(layout_), local_bytes(next)),
+              .result = next});
+      }
+    }
+  }
+
+  void reduce_partials() {
+    AxisList partial;
+    for (int a = 0; a < num_axes_; ++a)
+      if (layout_.at(a) == PackedLayout::kPartial && !axis(a).fixed) partial.push_back(a);
+    for (unsigned chosen = 1; chosen < 1u << partial.size(); ++chosen) {
+      AxisList axes;
+      for (std::size_t i = 0; i < partial.size(); ++i)
+        if (chosen >> i & 1u) axes.push_back(partial[i]);
+      if (!may_reduce(axes) || !can_join(axes)) continue;
+      PackedLayout reduced = layout_;
+      for (int a : axes) reduced.set(a, PackedLayout::kReplicate);
+      step({.kind = Kind::all_reduce, .axes = axes, .bytes = local_bytes(layout_), .result = reduced});
+      for (int to : problem_.dims) {
+        PackedLayout next = reduced;
+        append_cuts(next, to, axes);
+        if (!joint_equals_nested(to, axes_of(next, to), axes_of(reduced, to).size())) continue;
+        step({.kind = Kind::reduce_scatter, .axes = axes, .to_dim = to, .bytes = local_bytes(layout_), .result = next});
+      }
+    }
+  }
+
+  // Later axes reduce first, unless the kinds commute. Axes of one call have one kind.
+  bool may_reduce(const AxisList& axes) const {
+    for (int a : axes) {
+      if (axis(a).kind != axis(axes[0]).kind) return false;
+      for (int later = a + 1; later < num_axes_; ++later)
+        if (layout_.at(later) == PackedLayout::kPartial && !commute(axis(a).kind, axis(later).kind)) return false;
+    }
+    return true;
+  }
+
+  // Groups of several ranks number them in the order of the mesh.
+  bool can_join(const AxisList& axes) {
+    unsigned set = 0;
+    for (int a : axes) {
+      if (axis(a).fixed || set >= 1u << a) return false;
+      set |= 1u << a;
+    }
+    if (axes.size() == 1) return true;
+    std::optional<bool>& known = has_group_[set];
+    if (!known) known = problem_.has_group(axes);
+    return *known;
+  }
+
+  // Whether axes[first..] of a dim, taken as one long axis, cut every piece that the outer ones leave as they do one
+  // after the other. 5 rows by 2 x 2: nested 2 1 1 1, jointly 2 2 1 0.
+  bool joint_equals_nested(int dim, const AxisList& axes, std::size_t first) const {
+    if (axes.size() - first < 2) return true;
+    std::vector<std::int64_t> pieces{problem_.shape[dim]};
+    for (std::size_t i = 0; i < first; ++i) {
+      std::vector<std::int64_t> cut;
+      for (std::int64_t n : pieces)
+        for (int r = 0; r < axis(axes[i]).size; ++r) cut.push_back(chunk_range(n, axis(axes[i]).size, r).size());
+      std::sort(cut.begin(), cut.end());
+      cut.erase(std::unique(cut.begin(), cut.end()), cut.end());
+      pieces = std::move(cut);
+    }
+    int parts = 1;
+    for (std::size_t i = first; i < axes.size(); ++i) parts *= axis(axes[i]).size;
+    return std::all_of(pieces.begin(), pieces.end(), [&](std::int64_t n) {
+      if (n % parts == 0) return true;
+      for (int r = 0; r < parts; ++r) {
+        Spec::Range nested{0, n};
+        for (std::size_t i = first, below = static_cast<std::size_t>(parts); i < axes.size(); ++i) {
+          const int size = axis(axes[i]).size;
+          below /= static_cast<std::size_t>(size);
+          const Spec::Range part = chunk_range(nested.size(), size, r / static_cast<int>(below) % size);
+          nested = {nested.begin + part.begin, nested.begin + part.end};
+        }
+        const Spec::Range joint = chunk_range(n, parts, r);
+        if (nested.size() != joint.size() || (joint.size() > 0 && nested != joint)) return false;
+      }
+      return true;
+    });
+  }
+
+  double price(const SearchStep& s) const {
+    if (s.kind == Kind::slice) return 0;
+    AxisCost cost = axis(s.axes[0]).cost;  // of several axes the slowest counts
+    double ranks = 1;
+    for (int a : s.axes) {
+      const AxisCost& c = axis(a).cost;
+      ranks *= axis(a).size;
+      cost.call_seconds = std::max(cost.call_seconds, c.call_seconds);
+      cost.peer_seconds = std::max(cost.peer_seconds, c.peer_seconds);
+      cost.bytes_per_second = std::min(cost.bytes_per_second, c.bytes_per_second);
+    }
+    const double rounds = s.kind == Kind::all_reduce ? 2 : 1;  // a reduce_scatter and an all_gather
+    const double moved = static_cast<double>(s.bytes) * (ranks - 1) / ranks;
+    return cost.call_seconds + rounds * ((ranks - 1) * cost.peer_seconds + moved / cost.bytes_per_second);
+  }
+
+  void step(SearchStep s) {
+    s.seconds = price(s);
+    const Node& node = nodes_[static_cast<std::size_t>(here_)];
+    const double seconds = node.seconds + s.seconds;
+    const int num_steps = node.num_steps + 1;
+    const PackedLayout result = s.result;
+    reach(result, here_, std::move(s), seconds, num_steps);
+  }
+
+  const SearchProblem& problem_;
+  const int num_axes_;
+  std::vector<Node> nodes_;
+  std::vector<std::uint64_t> known_;  // layouts of the nodes, as they are: a hundred at most
+  std::int64_t size_of_whole_dims_ = 1;
+  std::array<std::optional<bool>, 1u << kMaxSearchAxes> has_group_{};  // by set of axes
+  double cheapest_call_ = std::numeric_limits<double>::infinity();
+  double seconds_to_goal_ = std::numeric_limits<double>::infinity();  // of the best way known
+  using Open = std::tuple<double, int, int>;                          // seconds, steps, node
+  std::priority_queue<Open, std::vector<Open>, std::greater<>> open_;
+  int here_ = 0;
+  PackedLayout layout_;
+};
+
+}  // namespace
+
+std::optional<std::vector<SearchStep>> search_transition(const SearchProblem& problem) { return Search(problem).run(); }
+
+}  // namespace sherd
