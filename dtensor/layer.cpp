@@ -1,30 +1,125 @@
+// A call on distributed tensors becomes a call on this rank's parts: bring the inputs to the layouts that the plan
+// says, run the row (or the rule's program of rows) on the parts, and say how the results lie.
 #include "dtensor/layer.h"
 
+#include "dtensor/propagate.h"
 #include "dtensor/redistribute.h"
-#include "runtime/op/dispatch.h"
+#include "runtime/op/ops.h"
 
 namespace sherd {
 
 namespace {
 
-Tensors distributed_layer(OpCall& call) {
-  if (call.op.traits.placement) return run_placement_row(call);
-  for (const Tensor& out : call.into)
-    check(!out.is_distributed(), "{} into the distributed tensor {} has no sharding rule: write to its local() part",
-          call.op.name, describe(out));
-  check(
-      call.op.traits.local_extents,
-      "{} on a distributed tensor has no sharding rule: gather it with full_tensor(), work on its local() part, or let "
-      "fully_shard gather the parameter around the module's forward",
-      call.op.name);
+thread_local bool t_strict = false, t_implicit = false;
+
+// The local part of an input; given up by a tensor that nobody else holds, so that its memory may be reused.
+Tensor take_local(Tensor& t) {
+  if (!t.defined() || !t.is_distributed()) return t;
+  if (t.impl()->use_count() == 1) return Tensor(std::move(t.impl()->local));
+  return t.local();
+}
+
+// What an error says of the inputs, which are gone by then.
+[[noreturn]] void refuse_move(const CallPlan& plan, std::size_t i) {
+  const Tensor& meta = plan.metas[i];
+  fail("{}: input {} would have to move from {} to {} ({}); redistribute() it first, or leave StrictCommunication",
+       plan.op->name, i, plan.from[i] ? plan.from[i]->describe() : "a plain tensor", plan.in[i]->describe(),
+       fmt::format("{}{}", name(meta.dtype()), meta.shape()));
+}
+
+// Rows like the optimizer's: each rank works on its own elements, whatever the layout.
+Tensors run_on_local_extents(OpCall& call) {
   SmallVec<Tensor, 4> local;
   for (const Tensor& t : call.in) local.push_back(t.defined() ? t.local() : t);
-  OpCall below{call.op, {local.data(), local.size()}, call.attrs, call.into, call.accumulate};
+  SmallVec<Tensor, 2> into;
+  for (const Tensor& t : call.into) into.push_back(t.local());
+  OpCall below{call.op, local, call.attrs, into, call.accumulate};
   return call_below_dist(below);
+}
+
+// A result for a destination with another layout, or of a program of rows, is made apart and copied.
+void copy_result(const OpCall& call, std::size_t i, Tensor result, const Spec* layout) {
+  static const Op& copy = find_op("copy");
+  const Tensor& into = call.into[i];
+  if (layout != into.layout()) {
+    const Spec* to = into.is_distributed() ? &Spec::from(into) : nullptr;
+    check(to != nullptr, "the destination {} is a plain tensor, the result lies as {}", into, layout->describe());
+    result = run_transition(std::move(result), into.shape(), layout,
+                            plan_transition(layout, to, into.shape(), into.dtype()));
+  }
+  const Tensor target = into.local();
+  OpCall write{copy, {&result, 1}, {}, {&target, 1}, call.accumulate};
+  call_below_dist(write);
+}
+
+bool takes_results(const OpCall& call, const CallPlan& plan) {
+  if (plan.rule->run) return false;
+  for (std::size_t i = 0; i < call.into.size(); ++i)
+    if (call.into[i].layout() != plan.out[i]) return false;
+  return true;
+}
+
+Tensors run_into(const OpCall& call, const CallPlan& plan, std::span<Tensor> local) {
+  check(call.into.size() == plan.out.size(), "{} outputs for {} destinations", plan.out.size(), call.into.size());
+  for (std::size_t i = 0; i < call.into.size(); ++i)
+    check(call.into[i].shape() == plan.out_metas[i].shape && call.into[i].dtype() == plan.out_metas[i].dtype,
+          "the destination is {}, the result is {}{}", call.into[i], name(plan.out_metas[i].dtype),
+          plan.out_metas[i].shape);
+  if (takes_results(call, plan)) {
+    SmallVec<Tensor, 2> into;
+    for (const Tensor& t : call.into) into.push_back(t.local());
+    OpCall below{call.op, local, plan.attrs, into, call.accumulate};
+    call_below_dist(below);
+    return {};
+  }
+  Tensors results;
+  if (plan.rule->run) {
+    results = plan.rule->run(plan.local_call(), plan.attrs, local);
+  } else {
+    OpCall below{call.op, local, plan.attrs};
+    results = call_below_dist(below);
+  }
+  for (std::size_t i = 0; i < results.size(); ++i) copy_result(call, i, std::move(results[i]), plan.out[i]);
+  return {};
+}
+
+Tensors distributed_layer(OpCall& call) {
+  if (call.op.traits.placement) return run_placement_row(call);
+  if (call.op.traits.local_extents) return run_on_local_extents(call);
+  const CallPlan& plan = plan_call(call);
+  if (t_strict)
+    for (std::size_t i = 0; i < plan.moves.size(); ++i)
+      if (plan.moves[i] && !plan.moves[i]->is_free()) refuse_move(plan, i);
+  SmallVec<Tensor, 4> local;
+  for (std::size_t i = 0; i < call.in.size(); ++i) {
+    Tensor part = take_local(call.in[i]);
+    if (plan.moves[i])
+      part = run_transition(std::move(part), plan.metas[i].shape(),
+                            plan.from[i] ? plan.from[i] : Spec::replicate(plan.in[i]->mesh()), *plan.moves[i]);
+    local.push_back(std::move(part));
+  }
+  if (!call.into.empty()) return run_into(call, plan, local);
+  Tensors results;
+  if (plan.rule->run) {
+    results = plan.rule->run(plan.local_call(), plan.attrs, local);
+  } else {
+    OpCall below{call.op, local, plan.attrs};
+    results = call_below_dist(below);
+  }
+  for (std::size_t i = 0; i < results.size(); ++i)
+    results[i] = Tensor::distributed(plan.out_metas[i].shape, plan.out[i], results[i]);
+  return results;
 }
 
 }  // namespace
 
 void install_distributed_layer() { install_dist_layer(distributed_layer); }
+
+StrictCommunication::StrictCommunication(bool on) : outer_(t_strict) { t_strict = on; }
+StrictCommunication::~StrictCommunication() { t_strict = outer_; }
+ImplicitReplication::ImplicitReplication(bool on) : outer_(t_implicit) { t_implicit = on; }
+ImplicitReplication::~ImplicitReplication() { t_implicit = outer_; }
+bool is_strict_communication() { return t_strict; }
+bool is_implicit_replication() { return t_implicit; }
 
 }  // namespace sherd

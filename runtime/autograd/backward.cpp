@@ -8,6 +8,7 @@
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/wanted_layout.h"
 
 namespace sherd {
 
@@ -223,7 +224,8 @@ void backward(const Tensor& root, const BackwardOptions& options) {
   Tensor grad = options.grad;
   if (!grad.defined()) {
     check(root.numel() == 1, "backward from {} needs a cotangent: only a one-element root has a default", root);
-    // A value that lies on ranks is one value: its cotangent is 1 once, on all of them, also where it is a sum of parts.
+    // A value that lies on ranks is one value: its cotangent is 1 once, on all of them, also where it is a sum of
+    // parts.
     grad = full(root.shape(), 1.0, root.dtype(), root.device());
     if (root.is_distributed()) grad = Tensor::distributed(root.shape(), root.layout()->replicated(), grad);
   }
@@ -327,6 +329,7 @@ Tensor* sum_to_extend(const Edge& edge, const Op& op, std::span<const Tensor> in
 }  // namespace
 
 void VjpCall::give_call(std::size_t i, const Op& op, std::span<Tensor> in, const Attrs& op_attrs) {
+  const WantedLayout wanted(node_.input_metas[i].layout);
   const Edge& edge = node_.next[i];
   if (edge.node.get()->kind == Node::Kind::leaf) {
     auto& leaf = *static_cast<Leaf*>(edge.node.get());

@@ -1,11 +1,11 @@
-// The dist layer: ops without a sharding rule are refused by name; optimizer and norm rows work on local extents.
+// The dist layer: what it refuses, what it remembers, and rows that work on local extents.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "dtensor/api.h"
-#include "runtime/autograd/autograd.h"
-#include "runtime/autograd/slot.h"
+#include "dtensor/layer.h"
+#include "dtensor/propagate.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
@@ -18,36 +18,101 @@ using Group = std::shared_ptr<ProcessGroup>;
 
 Tensor values(const Shape& shape, std::string_view what) { return random_normal(shape, random_key(3, what, "test")); }
 
-TEST(DistLayer, OpsWithoutARuleAreRefusedByNameOnEveryRank) {
-  for (int ranks : {1, 2, 3})
-    run_ranks(ranks, [](const Group& group) {
-      const DeviceMesh mesh(group);
-      const Tensor rows = distribute(values({4, 4}, "a"), mesh, Shard(0));
-      const Tensor plain = values({4, 4}, "b");
-      expect_error([&] { matmul(plain, rows); }, {"matmul", "no sharding rule", "full_tensor()", "f32[4,4]{0: dp}"});
-      expect_error([&] { add(rows, plain); }, {"add", "no sharding rule", "f32[4,4]{0: dp}", "f32[4,4]"});
-      expect_error([&] { sum(rows); }, {"sum", "no sharding rule"});
-      expect_error([&] { transpose(rows, 0, 1); }, {"no sharding rule"});
-      expect_error([&] { fill_into(rows, 0); }, {"f32[4,4]{0: dp}", "no sharding rule", "local()"});
-      expect_error([&] { copy_into(rows, plain); }, {"f32[4,4]{0: dp}", "no sharding rule", "local()"});
-      const Tensor copy = distribute(plain, mesh, Replicate());
-      expect_error([&] { relu(copy); }, {"relu", "no sharding rule", "f32[4,4]{}"});
-    });
+Metas infer_twice(const InferCall& call) {
+  Metas metas;
+  metas.push_back({call.in[0].shape(), call.in[0].dtype()});
+  return metas;
+}
+void twice(const KernelCall& call) {
+  for (std::int64_t i = 0; i < call.out[0].numel(); ++i)
+    call.out[0].mutable_data<float>()[i] = 2 * call.in[0].data<float>()[i];
+}
+const Op& users_row() {
+  static const Op op{.name = "users_row", .infer = infer_twice, .no_gradient = "test", .kernel = {twice}};
+  return op;
 }
 
-TEST(DistLayer, RefusalNamesTheRank) {
-  run_ranks(2, [](const Group& group) {
-    const Tensor rows = distribute(values({4, 4}, "a"), DeviceMesh(group), Shard(0));
-    expect_error([&] { relu(rows); }, {fmt::format("rank {} of 2", group->rank())});
+TEST(DistLayer, F147_ARowWithoutRuleIsRefusedAndOneOfTheUsersOwnWorks) {
+  const auto on_ranks = [](const auto& body) {
+    run_ranks(2, [&](const Group& group) {
+      const DeviceMesh mesh(group);
+      body(distribute(values({4, 4}, "a"), mesh, Shard(0)), group->rank());
+    });
+  };
+  on_ranks([](const Tensor& rows, int rank) {
+    expect_error([&] { call(users_row(), {}, rows); },
+                 {"users_row", "no sharding rule", "f32[4,4]{0: dp}", fmt::format("rank {} of 2", rank)});
+  });
+  register_rule("users_row", {.signatures = [](const RuleCall& call, Signatures& signatures) {
+                  for (int d = 0; d < call.ndim(0); ++d) signatures.push_back({{Shard(d)}, {Shard(d)}, 0});
+                }});
+  on_ranks([](const Tensor& rows, int) {
+    const StrictCommunication strict;
+    const Tensor doubled = call(users_row(), {}, rows);
+    EXPECT_EQ(describe(doubled), "f32[4,4]{0: dp}");
+    EXPECT_TRUE(same_bits(full_tensor(doubled), mul(values({4, 4}, "a"), 2)));
   });
 }
 
-TEST(DistLayer, RefusesBeforeAutogradRecords) {
-  const DeviceMesh mesh(make_single_group());
-  Slot slot("w", /*requires_grad=*/true);
-  slot.set(distribute(values({4, 4}, "w"), mesh, Shard(0)));
-  expect_error([&] { relu(slot.value()); }, {"relu", "no sharding rule"});
-  EXPECT_FALSE(slot.grad().defined());
+TEST(DistLayer, F146_PlainTensorsAmongDistributedOnes) {
+  for (int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      const DeviceMesh mesh(group);
+      const Tensor plain = values({4, 4}, "b"), rows = distribute(values({4, 4}, "a"), mesh, Shard(0));
+      expect_error([&] { matmul(plain, rows); },
+                   {"matmul", "input 0", "plain tensor f32[4,4]", "distribute()", "f32[4,4]{0: dp}"});
+      expect_error([&] { copy_into(rows, plain); }, {"f32[4,4]{0: dp}", "local()"});
+      expect_error([&] { fill_into(rows, 0); }, {"f32[4,4]{0: dp}", "local()"});
+      const Tensor two = mul(rows, Tensor::scalar(2));  // one number is the same on all ranks
+      EXPECT_TRUE(same_bits(full_tensor(two), mul(values({4, 4}, "a"), 2)));
+      const ImplicitReplication implicit;
+      EXPECT_TRUE(same_bits(full_tensor(add(rows, plain)), add(values({4, 4}, "a"), plain)));
+    });
+}
+
+TEST(DistLayer, TensorsOfTwoMeshesDoNotMix) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh dp(group, "dp"), tp(group, "tp");
+    const Tensor a = distribute(values({4, 4}, "a"), dp, Shard(0)), b = distribute(values({4, 4}, "b"), tp, Shard(0));
+    expect_error([&] { add(a, b); }, {"add", "different meshes", "mesh(dp=2)", "mesh(tp=2)"});
+  });
+}
+
+TEST(DistLayer, ShapeErrorsComeBeforeCommunicationOnEveryRank) {
+  run_ranks(3, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor a = distribute(values({5, 4}, "a"), mesh, Shard(1)),
+                 b = distribute(values({5, 4}, "b"), mesh, Shard(0));
+    const CommCounts before = group->counts();
+    expect_error([&] { matmul(a, b); }, {"matmul", "inner dimensions differ: 4 and 5", "{1: dp}", "{0: dp}"});
+    EXPECT_EQ(group->counts().all_gather.calls, before.all_gather.calls);
+  });
+}
+
+TEST(DistLayer, F149_StrictModeNamesWhatWouldMove) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor a = distribute(values({4, 4}, "a"), mesh, Shard(0)),
+                 b = distribute(values({4, 4}, "b"), mesh, Shard(1));
+    const StrictCommunication strict;
+    expect_error([&] { add(a, b); }, {"add", "would have to move", "{0: dp}", "{1: dp}", "redistribute()"});
+    const StrictCommunication lax(false);
+    EXPECT_TRUE(same_bits(full_tensor(add(a, b)), add(values({4, 4}, "a"), values({4, 4}, "b"))));
+  });
+}
+
+TEST(DistLayer, F148_TheSecondCallFindsThePlan) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor a = distribute(values({4, 4}, "a"), mesh, Shard(0));
+    const Tensor first = mul(a, 3);
+    const PlanCounts before = plan_counts();
+    const Tensor second = mul(a, 3), other_value = mul(a, 4);
+    EXPECT_EQ(plan_counts().found - before.found, 1);
+    EXPECT_EQ(plan_counts().made - before.made, 1);
+    EXPECT_TRUE(same_bits(full_tensor(first), full_tensor(second)));
+    EXPECT_FALSE(same_bits(full_tensor(first), full_tensor(other_value)));
+  });
 }
 
 TEST(DistLayer, PowerSumSeesEachRanksOwnElements) {

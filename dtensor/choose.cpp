@@ -1,0 +1,179 @@
+// Along one axis: each signature costs what its inputs must move. Over several axes: the best few of each axis are
+// combined, and combinations are priced by real transitions, which know about axes that share a dim. A combination that
+// moves nothing is taken at once, which is the usual case.
+#include "dtensor/choose.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "dtensor/transition.h"
+
+namespace sherd {
+
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr std::size_t kBestPerAxis = 6;
+
+struct Priced {
+  const Signature* signature;
+  double seconds;
+  int moved;  // inputs that do not lie as it asks
+  bool is_wanted = false;
+};
+
+// An input of terms may be reduced and cut in one go, at half the price of having the whole. Where nothing else is cut
+// along that axis the second half is only put off: the result would lie in a way nobody asked for.
+Placement priced_as(Placement now, Placement to, bool is_cut) {
+  return now.is_partial() && to.is_shard() && !is_cut ? Replicate() : to;
+}
+
+// What one input pays along one axis: a transition of this axis alone.
+double axis_seconds(const Spec* from, int axis, Placement to, bool is_cut, const Tensor& meta) {
+  if (!from) return to.is_partial() ? kNever : 0;  // a whole tensor may be cut for nothing
+  const Placement now = from->placement(axis);
+  if (now == to) return 0;
+  if (to.is_partial()) return kNever;
+  return transition_seconds(from, from->with(axis, priced_as(now, to, is_cut)), meta.shape(), meta.dtype());
+}
+
+bool is_cut_along(std::span<const Spec* const> from, int axis) {
+  return std::any_of(from.begin(), from.end(), [&](const Spec* s) { return s && s->placement(axis).is_shard(); });
+}
+
+bool is_better(const Priced& a, const Priced& b) {
+  if (a.seconds != b.seconds) return a.seconds < b.seconds;
+  if (a.moved != b.moved) return a.moved < b.moved;
+  return a.is_wanted && !b.is_wanted;
+}
+
+// The best signatures of an axis, cheapest first.
+std::vector<Priced> price_axis(const RuleCall& call, const Signatures& signatures, int axis,
+                               std::span<const Spec* const> from, const Spec* wanted) {
+  const bool is_cut = is_cut_along(from, axis);
+  std::vector<Priced> priced;
+  for (const Signature& s : signatures) {
+    Priced p{&s, 0, 0, wanted && !s.out.empty() && wanted->placement(axis) == s.out[0]};
+    for (std::size_t i = 0; i < from.size() && p.seconds < kNever; ++i) {
+      if (!call.has(i)) continue;
+      p.seconds += axis_seconds(from[i], axis, s.in[i], is_cut, call.in[i]);
+      p.moved += (from[i] ? from[i]->placement(axis) : Replicate()) != s.in[i];
+    }
+    if (p.seconds < kNever) priced.push_back(p);
+  }
+  std::stable_sort(priced.begin(), priced.end(), is_better);
+  if (priced.size() > kBestPerAxis) {
+    // All-Replicate, which is listed first, stays among them: it is legal with everything.
+    const auto whole =
+        std::find_if(priced.begin(), priced.end(), [&](const Priced& p) { return p.signature == &signatures.front(); });
+    if (whole - priced.begin() >= static_cast<std::ptrdiff_t>(kBestPerAxis)) priced[kBestPerAxis - 1] = *whole;
+    priced.resize(kBestPerAxis);
+  }
+  return priced;
+}
+
+// Axes that share a dim must cut it in one order in all operands: that of the largest operand that has such a dim now.
+std::vector<int> common_order(const RuleCall& call, std::span<const Spec* const> from) {
+  const Spec* lead = nullptr;
+  std::int64_t most = -1;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    if (!from[i] || !call.has(i)) continue;
+    bool shares = false;
+    for (int d = 0; d < call.ndim(i); ++d) shares |= from[i]->axes_of(d).size() > 1;
+    if (!shares || call.in[i].numel() <= most) continue;
+    lead = from[i];
+    most = call.in[i].numel();
+  }
+  return lead ? lead->order() : std::vector<int>{};
+}
+
+struct Combination {
+  std::vector<const Signature*> per_axis;
+};
+
+// How operand i lies if every axis takes its signature.
+const Spec* layout_of(const DeviceMesh& mesh, std::span<const Signature* const> per_axis, std::size_t i, bool is_input,
+                      std::span<const int> order) {
+  std::vector<Placement> placements;
+  for (const Signature* s : per_axis) placements.push_back(is_input ? s->in[i] : s->out[i]);
+  return Spec::of(mesh, placements, order);
+}
+
+// Dims that must be cut evenly are, by all axes together.
+bool is_even(const RuleCall& call, const DeviceMesh& mesh, std::span<const Signature* const> per_axis) {
+  for (std::size_t a = 0; a < per_axis.size(); ++a) {
+    if (per_axis[a]->even == 0) continue;
+    for (std::size_t i = 0; i < call.in.size(); ++i) {
+      const Placement p = per_axis[a]->in[i];
+      if (!p.is_shard()) continue;
+      std::int64_t parts = 1;
+      for (std::size_t b = 0; b < per_axis.size(); ++b)
+        if (per_axis[b]->in[i].is_shard(p.dim)) parts *= mesh.size(static_cast<int>(b));
+      if (per_axis[a]->even % parts != 0) return false;
+    }
+  }
+  return true;
+}
+
+Choice layouts_of(const RuleCall& call, const DeviceMesh& mesh, std::span<const Signature* const> per_axis,
+                  std::span<const int> order) {
+  Choice choice;
+  for (std::size_t i = 0; i < call.in.size(); ++i)
+    choice.in.push_back(call.has(i) ? layout_of(mesh, per_axis, i, true, order) : nullptr);
+  for (std::size_t i = 0; i < call.out.size(); ++i) choice.out.push_back(layout_of(mesh, per_axis, i, false, order));
+  return choice;
+}
+
+Priced price(const RuleCall& call, const Choice& choice, std::span<const Spec* const> from) {
+  Priced total{nullptr, 0, 0, false};
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    if (!call.has(i) || !from[i] || from[i] == choice.in[i]) continue;
+    const Spec* to = choice.in[i];
+    for (int a = 0; a < to->num_axes(); ++a)
+      if (const Placement p = priced_as(from[i]->placement(a), to->placement(a), is_cut_along(from, a));
+          p != to->placement(a))
+        to = to->with(a, p);
+    total.seconds += transition_seconds(from[i], to, call.shape(i), call.in[i].dtype());
+    ++total.moved;
+  }
+  return total;
+}
+
+}  // namespace
+
+Choice choose_layouts(const RuleCall& call, const Signatures& signatures, const DeviceMesh& mesh,
+                      std::span<const Spec* const> from, const Distributed* wanted_layout) {
+  const auto* wanted = static_cast<const Spec*>(wanted_layout);
+  if (wanted && wanted->mesh_id() != mesh.id()) wanted = nullptr;
+  const auto axes = static_cast<std::size_t>(mesh.ndim());
+  std::vector<std::vector<Priced>> best;
+  for (std::size_t a = 0; a < axes; ++a)
+    best.push_back(price_axis(call, signatures, static_cast<int>(a), from, wanted));
+  const std::vector<int> order = common_order(call, from);
+
+  Choice choice;
+  Priced lowest{nullptr, kNever, 0, false};
+  std::vector<std::size_t> at(axes, 0);  // a counter with one digit per axis, the last one running fastest
+  for (;;) {
+    std::vector<const Signature*> per_axis;
+    for (std::size_t a = 0; a < axes; ++a) per_axis.push_back(best[a][at[a]].signature);
+    if (is_even(call, mesh, per_axis)) {
+      Choice candidate = layouts_of(call, mesh, per_axis, order);
+      Priced total = price(call, candidate, from);
+      total.is_wanted = wanted && !candidate.out.empty() && candidate.out[0] == wanted;
+      if (is_better(total, lowest)) {
+        lowest = total;
+        choice = std::move(candidate);
+        if (total.seconds == 0 && total.moved == 0 && (!wanted || total.is_wanted)) break;
+      }
+    }
+    std::size_t a = axes;
+    while (a > 0 && ++at[a - 1] == best[a - 1].size()) at[--a] = 0;
+    if (a == 0) break;
+  }
+  check(lowest.seconds < kNever, "no sharding rule allows these layouts");
+  return choice;
+}
+
+}  // namespace sherd

@@ -1,0 +1,241 @@
+// Sharding read off the op table. A letter of the dims column is a dim of the iteration space: cut along it, every
+// operand that has the letter is cut there, and what has no such letter is whole on every rank.
+//
+//   "...mk,...kn->...mn"   letter n:   R  S(-1) -> S(-1)         letter k:   S(-1)  S(-2) -> P, as the row is linear
+//
+// Partial values: what is linear lets terms pass, and an increasing function lets a maximum pass. Which pointwise row
+// is which is mathematics that no column knows; the table below says it once.
+#include "dtensor/derived.h"
+
+#include <algorithm>
+#include <array>
+
+#include "runtime/op/dims.h"
+
+namespace sherd {
+
+namespace {
+
+using Kind = ReduceKind;
+
+// How Partial passes a pointwise row.
+enum class Algebra : std::uint8_t {
+  linear,      // f(sum x) = sum f(x) in one input
+  joint,       // in both inputs together: sums add up; extrema and averages also shift by a replicated operand
+  first,       // linear in the first input, the others whole
+  last,        // linear in the last input, the others whole
+  product,     // linear in each input, the others whole
+  branches,    // where: linear in both branches, the condition whole
+  shift,       // x + constant: averages and extrema
+  increasing,  // extrema pass; of functions that are finite everywhere: sqrt of a smaller term may be NaN
+  decreasing,  // extrema change sides
+  larger,      // maximum: of maxima
+  smaller,
+};
+
+struct AlgebraRow {
+  std::string_view name;
+  Algebra algebra;
+};
+constexpr AlgebraRow kAlgebra[] = {
+    {"add", Algebra::joint},
+    {"sub", Algebra::joint},
+    {"mul", Algebra::product},
+    {"div", Algebra::first},
+    {"where", Algebra::branches},
+    {"neg", Algebra::linear},
+    {"neg", Algebra::decreasing},
+    {"copy", Algebra::linear},
+    {"copy", Algebra::increasing},
+    {"cast", Algebra::linear},
+    {"cast", Algebra::increasing},
+    {"mul_scalar", Algebra::linear},
+    {"add_scalar", Algebra::shift},
+    {"clamp", Algebra::increasing},
+    {"exp", Algebra::increasing},
+    {"tanh", Algebra::increasing},
+    {"erf", Algebra::increasing},
+    {"sigmoid", Algebra::increasing},
+    {"relu", Algebra::increasing},
+    {"sign", Algebra::increasing},
+    {"maximum", Algebra::larger},
+    {"minimum", Algebra::smaller},
+    {"swiglu", Algebra::last},
+    // Derivative rows are linear in the gradient, which comes first.
+    {"swiglu_backward", Algebra::first},
+    {"clamp_backward", Algebra::first},
+    {"relu_backward", Algebra::first},
+    {"sigmoid_backward", Algebra::first},
+    {"tanh_backward", Algebra::first},
+    {"silu_backward", Algebra::first},
+    {"gelu_backward", Algebra::first},
+    {"gelu_tanh_backward", Algebra::first},
+};
+
+void add(Signatures& signatures, SmallVec<Placement, 4> in, std::size_t outs, Placement out) {
+  signatures.push_back({std::move(in), all<2>(outs, out), 0});
+}
+
+// Input i Partial of `kind`, the others whole.
+void add_one(const RuleCall& call, std::size_t i, Kind in_kind, Kind out_kind, Signatures& signatures) {
+  if (!call.has(i)) return;
+  SmallVec<Placement, 4> in = all(call.in.size(), Replicate());
+  in[i] = Partial(in_kind);
+  add(signatures, std::move(in), call.out.size(), Partial(out_kind));
+}
+
+void add_all(const RuleCall& call, Kind kind, Signatures& signatures) {
+  add(signatures, all(call.in.size(), Partial(kind)), call.out.size(), Partial(kind));
+}
+
+bool is_floating_call(const RuleCall& call) { return is_floating(call.out[0].dtype); }
+
+// A cast to a narrower type rounds each term, which the field accepts between floats. Nothing passes one to integers.
+bool keeps_sums(const RuleCall& call) {
+  return call.op.name != "cast" || (is_floating(call.in[0].dtype()) && is_floating_call(call));
+}
+
+// Averages of integers are truncated, so that they are linear in nothing.
+void add_sums(const RuleCall& call, std::size_t i, Signatures& signatures) {
+  if (!keeps_sums(call)) return;
+  add_one(call, i, Kind::sum, Kind::sum, signatures);
+  if (is_floating_call(call)) add_one(call, i, Kind::avg, Kind::avg, signatures);
+}
+
+void add_algebra(const RuleCall& call, Algebra algebra, Signatures& signatures) {
+  const std::size_t count = call.in.size();
+  switch (algebra) {
+    case Algebra::linear:
+    case Algebra::first: return add_sums(call, 0, signatures);
+    case Algebra::last: return add_sums(call, count - 1, signatures);
+    case Algebra::product:
+      for (std::size_t i = 0; i < count; ++i) add_sums(call, i, signatures);
+      return;
+    case Algebra::joint: {
+      add_all(call, Kind::sum, signatures);
+      if (is_floating_call(call)) add_all(call, Kind::avg, signatures);
+      const bool minus = call.op.name == "sub";
+      for (std::size_t i = 0; i < 2; ++i) {
+        const bool turned = minus && i == 1;
+        if (is_floating_call(call)) add_one(call, i, Kind::avg, Kind::avg, signatures);
+        add_one(call, i, Kind::max, turned ? Kind::min : Kind::max, signatures);
+        add_one(call, i, Kind::min, turned ? Kind::max : Kind::min, signatures);
+      }
+      return;
+    }
+    case Algebra::branches:
+      for (Kind kind : {Kind::sum, Kind::avg, Kind::max, Kind::min, Kind::product})
+        add(signatures, {Replicate(), Partial(kind), Partial(kind)}, 1, Partial(kind));
+      return;
+    case Algebra::shift:
+      if (is_floating_call(call)) add_one(call, 0, Kind::avg, Kind::avg, signatures);
+      [[fallthrough]];
+    case Algebra::increasing:
+      if (!keeps_sums(call)) return;  // to bool is not monotone
+      add_one(call, 0, Kind::max, Kind::max, signatures);
+      add_one(call, 0, Kind::min, Kind::min, signatures);
+      return;
+    case Algebra::decreasing:
+      add_one(call, 0, Kind::max, Kind::min, signatures);
+      add_one(call, 0, Kind::min, Kind::max, signatures);
+      return;
+    case Algebra::larger:
+    case Algebra::smaller: {
+      const Kind kind = algebra == Algebra::larger ? Kind::max : Kind::min;
+      add_all(call, kind, signatures);
+      for (std::size_t i = 0; i < 2; ++i) add_one(call, i, kind, kind, signatures);
+      return;
+    }
+  }
+}
+
+// Where a letter, or dim `e` of "..." (counted from the right), stands in an operand; -1: it has none.
+int position(const DimsTerm& term, int ndim, char letter, int e) {
+  const int letters = static_cast<int>(term.letters.size());
+  if (letter == '.') {
+    const int at = ndim - letters - 1 - e;
+    return term.ellipsis && at >= 0 ? at : -1;
+  }
+  const auto i = term.letters.find(letter);
+  return i == std::string::npos ? -1 : ndim - letters + static_cast<int>(i);
+}
+
+// One candidate: the factor is cut in every operand that has it. Operands of one element there are broadcast: whole.
+void add_factor(const RuleCall& call, const DimsSpec& spec, char letter, int e, Signatures& signatures) {
+  Signature s{all(call.in.size(), Replicate()), all<2>(call.out.size(), Replicate()), 0};
+  std::int64_t size = 1;
+  for (std::size_t i = 0; i < call.in.size(); ++i) {
+    if (!call.has(i)) continue;
+    const int at = position(spec.inputs[i], call.ndim(i), letter, e);
+    if (at >= 0) size = std::max(size, call.shape(i)[at]);
+  }
+  bool is_cut = false, is_kept = false;
+  for (std::size_t i = 0; i < call.in.size(); ++i) {
+    if (!call.has(i)) continue;
+    const int at = position(spec.inputs[i], call.ndim(i), letter, e);
+    // A size of 1 among larger ones is broadcast; 0 against 1 too, then there is nothing to cut.
+    if (at < 0 || (letter == '.' && call.shape(i)[at] == 1 && size != 1)) continue;
+    s.in[i] = Shard(at);
+    is_cut = true;
+  }
+  for (std::size_t i = 0; i < call.out.size(); ++i) {
+    const int at = position(spec.outputs[i], call.out[i].shape.size(), letter, e);
+    if (at < 0) continue;
+    s.out[i] = Shard(at);
+    is_kept = true;
+  }
+  if (!is_cut) return;
+  if (!is_kept) {
+    if (!call.op.traits.linear) return;
+    for (Placement& out : s.out) out = Partial();
+  }
+  signatures.push_back(std::move(s));
+}
+
+}  // namespace
+
+void add_dims_signatures(const RuleCall& call, std::string_view dims, Signatures& signatures, std::string_view skip) {
+  const DimsSpec spec = parse_dims(dims);
+  int leading = 0;  // dims of "..."
+  std::string letters;
+  for (std::size_t i = 0; i < call.in.size(); ++i) {
+    if (!call.has(i)) continue;
+    if (spec.inputs[i].ellipsis)
+      leading = std::max(leading, call.ndim(i) - static_cast<int>(spec.inputs[i].letters.size()));
+    for (char c : spec.inputs[i].letters)
+      if (letters.find(c) == std::string::npos) letters += c;
+  }
+  if (skip.find('.') == std::string_view::npos)
+    for (int e = leading; e-- > 0;) add_factor(call, spec, '.', e, signatures);
+  for (char c : letters)
+    if (skip.find(c) == std::string_view::npos) add_factor(call, spec, c, 0, signatures);
+}
+
+void add_linear_signatures(const RuleCall& call, std::size_t i, Signatures& signatures) {
+  add_sums(call, i, signatures);
+}
+
+void add_jointly_linear_signatures(const RuleCall& call, std::uint32_t inputs, Signatures& signatures) {
+  for (Kind kind : {Kind::sum, Kind::avg}) {
+    if (kind == Kind::avg && !is_floating_call(call)) continue;
+    SmallVec<Placement, 4> in = all(call.in.size(), Replicate());
+    for (std::size_t i = 0; i < in.size(); ++i)
+      if ((i < 32 ? inputs >> i & 1u : inputs == ~0u) && call.has(i)) in[i] = Partial(kind);
+    add(signatures, std::move(in), call.out.size(), Partial(kind));
+  }
+}
+
+bool is_derivable(const Op& op) { return !op.dims.empty() && !op.traits.effect && !op.traits.collective; }
+
+void add_derived_signatures(const RuleCall& call, Signatures& signatures) {
+  add_dims_signatures(call, call.op.dims, signatures);
+  if (call.op.traits.pointwise || call.op.name == "copy") {
+    for (const AlgebraRow& row : kAlgebra)
+      if (row.name == call.op.name) add_algebra(call, row.algebra, signatures);
+  } else if (call.op.traits.linear) {
+    for (std::size_t i = 0; i < call.in.size(); ++i)
+      if (call.has(i) && is_floating(call.in[i].dtype())) add_linear_signatures(call, i, signatures);
+  }
+}
+
+}  // namespace sherd

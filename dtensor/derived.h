@@ -1,0 +1,12 @@
+#pragma once
+// Signatures that follow from a row's dims column and traits, and the algebra of Partial through pointwise rows.
+#include "dtensor/rule.h"
+
+namespace sherd {
+
+/// Whether the columns of the row say how it may be sharded.
+bool is_derivable(const Op& op);
+/// What they say.
+void add_derived_signatures(const RuleCall& call, Signatures& signatures);
+
+}  // namespace sherd

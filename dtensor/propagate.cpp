@@ -1,0 +1,166 @@
+// Making a plan takes microseconds and allocates; finding it again takes a hash of what the call is and one comparison.
+// Plans are the rank thread's own: layouts know this rank's coordinates.
+#include "dtensor/propagate.h"
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "dtensor/choose.h"
+#include "dtensor/derived.h"
+#include "dtensor/layer.h"
+#include "runtime/op/wanted_layout.h"
+
+namespace sherd {
+
+namespace {
+
+// Attributes that change all the time (a constant that a schedule sets) would fill memory; then all is forgotten.
+constexpr std::size_t kMaxPlans = 1 << 14;
+
+struct PlanCache {
+  std::unordered_multimap<std::uint64_t, std::unique_ptr<CallPlan>> plans;
+  PlanCounts counts;
+};
+
+PlanCache& cache() {
+  static thread_local PlanCache plans;
+  return plans;
+}
+
+std::uint64_t mix(std::uint64_t hash, std::uint64_t word) {
+  hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+  return hash ^ (hash >> 32);
+}
+
+template <class P>
+std::uint64_t bits(const P* pointer) {
+  return reinterpret_cast<std::uintptr_t>(pointer);
+}
+
+std::uint64_t hash_of(const OpCall& call, const AttrKey& key) {
+  std::uint64_t hash = mix(key.hash(), bits(&call.op));
+  for (const Tensor& t : call.in) {
+    if (!t.defined()) {
+      hash = mix(hash, 1);
+      continue;
+    }
+    hash = mix(hash, bits(t.layout()) + static_cast<std::uint64_t>(t.dtype()));
+    for (std::int64_t d : t.shape()) hash = mix(hash, static_cast<std::uint64_t>(d));
+  }
+  hash = mix(hash, bits(WantedLayout::current()));
+  return mix(hash, is_implicit_replication());
+}
+
+bool is_plan_of(const CallPlan& plan, const OpCall& call, const AttrKey& key) {
+  if (plan.op != &call.op || plan.wanted != WantedLayout::current() || plan.from.size() != call.in.size() ||
+      !(plan.key == key))
+    return false;
+  for (std::size_t i = 0; i < call.in.size(); ++i) {
+    const Tensor &t = call.in[i], &meta = plan.metas[i];
+    if (t.defined() != meta.defined()) return false;
+    if (!t.defined()) continue;
+    if (t.layout() != plan.from[i] || t.dtype() != meta.dtype() || !(t.shape() == meta.shape())) return false;
+  }
+  return true;
+}
+
+// The mesh that all distributed inputs are on.
+DeviceMesh common_mesh(const OpCall& call) {
+  const Spec* first = nullptr;
+  std::size_t first_input = 0;
+  for (std::size_t i = 0; i < call.in.size(); ++i) {
+    const Tensor& t = call.in[i];
+    if (!t.defined() || !t.is_distributed()) continue;
+    const Spec& spec = Spec::from(t);
+    if (!first) {
+      first = &spec;
+      first_input = i;
+    } else if (spec.mesh_id() != first->mesh_id()) {
+      fail(
+          "inputs {} and {} lie on different meshes, {} and {}; bring one to the other's with full_tensor() and "
+          "distribute()",
+          first_input, i, first->mesh().describe(), spec.mesh().describe());
+    }
+  }
+  if (!first)
+    fail("{} of plain inputs into the distributed tensor {} would need to know how they lie: write to its local() part",
+         call.op.name, call.into.empty() ? Tensor() : call.into[0]);
+  return first->mesh();
+}
+
+// A single number is the same on every rank; anything else plain might be one rank's part.
+void check_plain(const Tensor& t, std::size_t i) {
+  if (t.is_distributed() || t.numel() == 1 || is_implicit_replication()) return;
+  fail(
+      "input {} is the plain tensor {} among distributed ones: distribute() it, say with from_local() how it lies, or "
+      "open an ImplicitReplication scope if it is equal on all ranks",
+      i, t);
+}
+
+Signatures signatures_of(const RuleCall& call, const ShardingRule& rule) {
+  Signatures signatures;
+  signatures.push_back({all(call.in.size(), Replicate()), all<2>(call.out.size(), Replicate()), 0});
+  if (rule.signatures) rule.signatures(call, signatures);
+  if (rule.derived) add_derived_signatures(call, signatures);
+  for (const Signature& s : signatures)
+    check(s.in.size() == call.in.size() && s.out.size() == call.out.size(),
+          "the rule of {} lists {} inputs and {} outputs, the call has {} and {}", call.op.name, s.in.size(),
+          s.out.size(), call.in.size(), call.out.size());
+  return signatures;
+}
+
+std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
+  const DeviceMesh mesh = common_mesh(call);
+  auto plan = std::make_unique<CallPlan>(call.attrs);
+  plan->op = &call.op;
+  plan->wanted = WantedLayout::current();
+  for (std::size_t i = 0; i < call.in.size(); ++i) {
+    const Tensor& t = call.in[i];
+    if (t.defined()) check_plain(t, i);
+    plan->metas.push_back(t.defined() ? Tensor::empty(t.shape(), t.dtype(), Device::meta()) : Tensor());
+    plan->from.push_back(t.defined() && t.is_distributed() ? &Spec::from(t) : nullptr);
+  }
+  plan->rule = find_rule(call.op);
+  check(
+      plan->rule != nullptr,
+      "{} has no sharding rule: gather its inputs with full_tensor(), work on their local() parts, or register_rule() "
+      "one",
+      call.op.name);
+  plan->out_metas = call.op.infer({call.op, plan->metas, call.attrs});
+  const RuleCall rule_call{call.op, plan->metas, call.attrs, plan->out_metas};
+  Choice choice = choose_layouts(rule_call, signatures_of(rule_call, *plan->rule), mesh, plan->from, plan->wanted);
+  const Spec* whole = Spec::replicate(mesh);
+  for (std::size_t i = 0; i < call.in.size(); ++i) {
+    const Spec* now = plan->from[i] ? plan->from[i] : whole;
+    const Spec* to = choice.in[i] ? choice.in[i] : whole;
+    plan->in.push_back(to);
+    plan->moves.push_back(now == to ? nullptr
+                                    : &plan_transition(now, to, plan->metas[i].shape(), plan->metas[i].dtype()));
+  }
+  plan->out = std::move(choice.out);
+  plan->attrs = plan->rule->attrs ? plan->rule->attrs(plan->local_call()) : call.attrs;
+  return plan;
+}
+
+}  // namespace
+
+const CallPlan& plan_call(const OpCall& call) {
+  PlanCache& known = cache();
+  const AttrKey key(call.attrs);
+  const std::uint64_t hash = hash_of(call, key);
+  const auto [begin, end] = known.plans.equal_range(hash);
+  for (auto plan = begin; plan != end; ++plan)
+    if (is_plan_of(*plan->second, call, key)) {
+      ++known.counts.found;
+      return *plan->second;
+    }
+  std::unique_ptr<CallPlan> plan = make_plan(call);
+  ++known.counts.made;
+  if (known.plans.size() >= kMaxPlans) known.plans.clear();
+  return *known.plans.emplace(hash, std::move(plan))->second;
+}
+
+PlanCounts plan_counts() { return cache().counts; }
+
+}  // namespace sherd

@@ -1,0 +1,165 @@
+// Cross entropy over cut rows and over a cut vocabulary; whole logits never exist on a rank.
+//
+//   logits [N, V]   targets [N]      ->  loss   lse     count
+//   S0              S0                   R      S0      R        rows: one all-reduce of two numbers
+//   S1              R                    R      R       R        classes: per row, one all-reduce of a maximum, one of
+//   a
+//                                                                sum of exponentials and the target's logit
+//
+// The mean over the targets that count is right however uneven the rows are cut.
+#include <limits>
+
+#include "dtensor/rule.h"
+#include "runtime/op/attr_types.h"
+
+namespace sherd {
+
+namespace {
+
+constexpr std::size_t kX = 0;  // logits, or the input of the linear layer that makes them
+
+const Op& row(const char* name) { return find_op(name); }
+
+// Cut along every leading dim, and along the classes, which dim `class_dim` of input `class_input` holds.
+void add_loss_signatures(const RuleCall& call, std::size_t first, std::size_t targets, std::size_t class_input,
+                         int class_dim, Signatures& signatures) {
+  for (int d = 0; d < call.ndim(targets); ++d) {
+    Signature s{all(call.in.size(), Replicate()), {Replicate(), Shard(d), Replicate()}, 0};
+    s.in[first] = s.in[targets] = Shard(d);
+    signatures.push_back(std::move(s));
+  }
+  Signature s{all(call.in.size(), Replicate()), all<2>(3, Replicate()), 0};
+  s.in[class_input] = Shard(class_dim);
+  signatures.push_back(std::move(s));
+}
+
+void cross_entropy_signatures(const RuleCall& call, Signatures& signatures) {
+  add_loss_signatures(call, kX, 1, kX, call.ndim(kX) - 1, signatures);
+}
+
+void linear_cross_entropy_signatures(const RuleCall& call, Signatures& signatures) {
+  add_loss_signatures(call, kX, 2, 1, 0, signatures);
+}
+
+// grad [], logits [..., V], targets [...], lse [...], count []
+void cross_entropy_backward_signatures(const RuleCall& call, Signatures& signatures) {
+  for (int d = 0; d < call.ndim(2); ++d)
+    signatures.push_back({{Replicate(), Shard(d), Shard(d), Shard(d), Replicate()}, {Shard(d)}, 0});
+  const int classes = call.ndim(1) - 1;
+  signatures.push_back({{Replicate(), Shard(classes), Replicate(), Replicate(), Replicate()}, {Shard(classes)}, 0});
+  add_linear_signatures(call, 0, signatures);
+}
+
+CrossEntropyAttrs part_attrs(const LocalCall& local, std::size_t input, int dim) {
+  auto attrs = local.call.attrs.as<CrossEntropyAttrs>();
+  const Spec& spec = *local.in[input];
+  const std::int64_t classes = local.call.shape(input)[dim];
+  if (spec.num_shards(dim) > 1) attrs.part = {.first = spec.local_range(dim, classes).begin, .total = classes};
+  return attrs;
+}
+Attrs cross_entropy_attrs(const LocalCall& local) { return part_attrs(local, kX, local.call.ndim(kX) - 1); }
+Attrs linear_cross_entropy_attrs(const LocalCall& local) { return part_attrs(local, 1, 0); }
+Attrs cross_entropy_backward_attrs(const LocalCall& local) { return part_attrs(local, 1, local.call.ndim(1) - 1); }
+
+std::vector<int> axes_cutting(const Spec& spec, int dim) {
+  return {spec.axes_of(dim).begin(), spec.axes_of(dim).end()};
+}
+
+// `a` and `b`, of one shape, in one tensor [2, ...]: they travel together.
+Tensor pair(Tensor a, Tensor b) {
+  Shape shape = a.shape();
+  shape.insert(0, 1);
+  a = below(row("view"), ShapeAttrs{shape}, std::move(a));
+  b = below(row("view"), ShapeAttrs{shape}, std::move(b));
+  return below(row("cat"), DimAttrs{0}, std::move(a), std::move(b));
+}
+
+Tensor part_of_pair(const Tensor& both, std::int64_t i) {
+  Shape shape = both.shape();
+  shape.erase(0);
+  return below(row("view"), ShapeAttrs{shape}, below(row("narrow"), NarrowAttrs{0, i, 1}, both));
+}
+
+Tensor constant(double value, DType dtype, Device device) {
+  return std::move(below(row("full"), FullAttrs{{}, value, dtype, device}, std::span<Tensor>{})[0]);
+}
+
+struct Rows {
+  Tensor lse;         // [...] per row
+  Tensor sum, count;  // 0-d: of the negative log likelihoods, of the targets that count
+};
+
+// max, sum of exp(x - max) and the target's logit, of this rank's classes -> the same of all:
+//   M = max over ranks,   lse = M + log(sum over ranks of s exp(m - M)),   loss of a row = lse - target's logit
+Rows combine_classes(const LocalCall& local, const CrossEntropyAttrs& attrs, Tensors parts, const Tensor& targets,
+                     std::span<const int> axes) {
+  const DeviceMesh mesh = local.in[kX]->mesh();
+  const Tensor most = reduce_over(parts[0], mesh, axes, ReduceKind::max);
+  Tensor sums = below(row("mul"), {}, std::move(parts[1]),
+                      below(row("exp"), {}, below(row("sub"), {}, std::move(parts[0]), most)));
+  const Tensor both = reduce_over(pair(std::move(sums), std::move(parts[2])), mesh, axes, ReduceKind::sum);
+  Rows rows;
+  rows.lse = below(row("add"), {}, most, below(row("log"), {}, part_of_pair(both, 0)));
+  const DType dtype = rows.lse.dtype();
+  const Tensor ignored = constant(static_cast<double>(attrs.ignore_index), targets.dtype(), targets.device());
+  const Tensor zero = constant(0, dtype, targets.device());
+  const Tensor counts = below(row("not_equal"), {}, targets, ignored);
+  const Tensor losses = below(row("where"), {}, counts, below(row("sub"), {}, rows.lse, part_of_pair(both, 1)), zero);
+  const ReduceAttrs every{(std::uint64_t{1} << targets.ndim()) - 1, false};
+  rows.sum = below(row("sum"), every, losses);
+  rows.count = below(row("sum"), every, below(row("cast"), CastAttrs{dtype}, counts));
+  return rows;
+}
+
+// What `whole` (the row itself) and `parts` (its part of the classes) make of this rank's inputs.
+Tensors run_loss(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in, std::size_t targets_input,
+                 std::size_t class_input, int class_dim, const char* parts_row) {
+  const std::vector<int> class_axes = axes_cutting(*local.in[class_input], class_dim);
+  std::vector<int> row_axes;
+  for (int d = 0; d < local.call.ndim(targets_input); ++d)
+    for (int axis : local.in[targets_input]->axes_of(d)) row_axes.push_back(axis);
+  Rows rows;
+  if (class_axes.empty()) {
+    Tensors whole = below(local.call.op, attrs, in);
+    if (row_axes.empty()) return whole;
+    rows = {whole[1], below(row("mul"), {}, whole[0], whole[2]), whole[2]};
+  } else {
+    const Tensor targets = in[targets_input];
+    rows = combine_classes(local, attrs.as<CrossEntropyAttrs>(), below(row(parts_row), attrs, in), targets, class_axes);
+  }
+  if (!row_axes.empty()) {
+    const Tensor both = reduce_over(pair(rows.sum, rows.count), local.in[kX]->mesh(), row_axes, ReduceKind::sum);
+    rows.sum = part_of_pair(both, 0);
+    rows.count = part_of_pair(both, 1);
+  }
+  // No target counts: the sum is 0 and so is the mean.
+  const Tensor divisor =
+      below(row("clamp"), ClampAttrs{1, std::numeric_limits<double>::infinity()}, Tensor(rows.count));
+  Tensors out;
+  out.push_back(below(row("div"), {}, rows.sum, divisor));
+  out.push_back(rows.lse);
+  out.push_back(rows.count);
+  return out;
+}
+
+Tensors run_cross_entropy(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+  return run_loss(local, attrs, in, 1, kX, local.call.ndim(kX) - 1, "cross_entropy_parts");
+}
+
+Tensors run_linear_cross_entropy(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+  return run_loss(local, attrs, in, 2, 1, 0, "linear_cross_entropy_parts");
+}
+
+}  // namespace
+
+void register_loss_rules(AddRule add) {
+  add("cross_entropy",
+      {.signatures = cross_entropy_signatures, .attrs = cross_entropy_attrs, .run = run_cross_entropy});
+  add("linear_cross_entropy", {.signatures = linear_cross_entropy_signatures,
+                               .attrs = linear_cross_entropy_attrs,
+                               .run = run_linear_cross_entropy});
+  add("cross_entropy_backward",
+      {.signatures = cross_entropy_backward_signatures, .attrs = cross_entropy_backward_attrs});
+}
+
+}  // namespace sherd

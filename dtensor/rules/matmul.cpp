@@ -1,0 +1,44 @@
+// Products. matmul and linear_weight_grad say all in their dims; linear has a bias, which must be added once.
+//
+//   linear  x [..., K]  weight [N, K]  bias [N]         ...:  S(i)  R   R  -> S(i)      rows
+//                                                       n:    R     S0  S0 -> S(-1)     colwise
+//                                                       k:    S(-1) S1  R  -> P         rowwise: one rank adds the bias
+#include "dtensor/rule.h"
+#include "runtime/op/attr_types.h"
+
+namespace sherd {
+
+namespace {
+
+void linear_signatures(const RuleCall& call, Signatures& signatures) {
+  add_dims_signatures(call, call.op.dims, signatures);
+  if (!call.has(2))
+    for (std::size_t i = 0; i < 2; ++i) add_linear_signatures(call, i, signatures);
+  // x or weight as terms, and the bias as a whole: it joins the terms of one rank.
+  else
+    for (std::size_t i = 0; i < 2; ++i) {
+      SmallVec<Placement, 4> in = all(3, Replicate());
+      in[i] = Partial();
+      signatures.push_back({in, {Partial()}, 0});
+    }
+}
+
+// All ranks run one program: where the result is terms, ranks other than the first add 0 x bias.
+Tensors run_linear(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+  static const Op& scale = find_op("mul_scalar");
+  bool has_terms = false, is_first = true;
+  const Spec& out = *local.out[0];
+  for (int axis = 0; axis < out.num_axes(); ++axis) {
+    if (!out.placement(axis).is_partial()) continue;
+    has_terms = true;
+    is_first &= out.coordinate(axis) == 0;
+  }
+  if (has_terms && in[2].defined()) in[2] = below(scale, ScalarAttrs{is_first ? 1.0 : 0.0}, std::move(in[2]));
+  return below(local.call.op, attrs, in);
+}
+
+}  // namespace
+
+void register_matmul_rules(AddRule add) { add("linear", {.signatures = linear_signatures, .run = run_linear}); }
+
+}  // namespace sherd

@@ -1,0 +1,169 @@
+// Sharding that follows from the op table: pointwise rows, the algebra of Partial, products. The oracle is the same op
+// on one rank's whole tensors.
+#include <gtest/gtest.h>
+
+#include "dtensor/api.h"
+#include "dtensor/layer.h"
+#include "dtensor/redistribute.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/autograd/slot.h"
+#include "runtime/op/ops.h"
+#include "tests/support/near.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+
+Tensor values(const Shape& shape, std::string_view what) { return random_normal(shape, random_key(5, what, "test")); }
+
+// A tensor whose terms on the ranks reduce to `value`.
+Tensor as_terms(const Tensor& value, const DeviceMesh& mesh, ReduceKind kind) {
+  const int ranks = mesh.size(), rank = mesh.coordinate();
+  Tensor term = value;
+  if (kind == ReduceKind::sum && ranks > 1) term = rank == 0 ? mul(value, 0.25) : mul(value, 0.75 / (ranks - 1));
+  if (kind == ReduceKind::max) term = rank == ranks - 1 ? value : add(value, -1.0 - rank);
+  if (kind == ReduceKind::min) term = rank == ranks - 1 ? value : add(value, 1.0 + rank);
+  if (kind == ReduceKind::avg)
+    term = ranks == 1 ? value : rank == 0 ? mul(value, 0.5 * ranks) : mul(value, 0.5 * ranks / (ranks - 1));
+  return from_local(term, mesh, {Partial(kind)});
+}
+
+void expect_near(const Tensor& a, const Tensor& b) {
+  const std::vector<double> x = a.to_vector<double>(), y = b.to_vector<double>();
+  ASSERT_EQ(x.size(), y.size());
+  for (std::size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(x[i], y[i], 1e-5 + 1e-5 * std::abs(y[i])) << i;
+}
+
+TEST(DerivedRules, F127_PointwiseFollowsItsOperands) {
+  for (int ranks : {1, 2, 3, 4})
+    run_ranks(ranks, [](const Group& group) {
+      const DeviceMesh mesh(group);
+      const Tensor a = values({5, 3}, "a"), b = values({5, 3}, "b"), row = values({3}, "row"),
+                   one = values({5, 1}, "one");
+      for (int d : {0, 1}) {
+        const Tensor sa = distribute(a, mesh, Shard(d)), sb = distribute(b, mesh, Shard(d));
+        {
+          const StrictCommunication strict;
+          const Tensor sum = sa + sb;
+          EXPECT_EQ(Spec::from(sum).placement(0), Shard(d));
+          EXPECT_TRUE(same_bits(full_tensor(sum), a + b));
+          EXPECT_TRUE(same_bits(full_tensor(silu(sa)), silu(a)));
+          // Whatever is broadcast along the cut dim is whole, or cut where it is not.
+          EXPECT_TRUE(same_bits(full_tensor(mul(sa, distribute(row, mesh, Replicate()))), mul(a, row)));
+          EXPECT_TRUE(same_bits(full_tensor(mul(sa, distribute(one, mesh, Replicate()))), mul(a, one)));
+        }
+        const Tensor other = distribute(b, mesh, Shard(1 - d));
+        const CommCounts before = group->counts();
+        const Tensor moved = sa + other;
+        EXPECT_EQ(group->counts().all_to_all.calls - before.all_to_all.calls, group->size() > 1 ? 1 : 0);
+        EXPECT_EQ(group->counts().all_gather.calls, before.all_gather.calls);
+        EXPECT_TRUE(same_bits(full_tensor(moved), a + b));
+      }
+    });
+}
+
+TEST(DerivedRules, F128_PartialPassesWhatIsLinearOrMonotone) {
+  for (int ranks : {2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      const DeviceMesh mesh(group);
+      const Tensor a = values({4, 3}, "a"), b = values({4, 3}, "b");
+      const Tensor whole = distribute(b, mesh, Replicate());
+      const Tensor pa = as_terms(a, mesh, ReduceKind::sum), pb = as_terms(b, mesh, ReduceKind::sum);
+      const Tensor top = as_terms(a, mesh, ReduceKind::max), low = as_terms(a, mesh, ReduceKind::min);
+      {
+        const StrictCommunication strict;
+        EXPECT_EQ(describe(pa + pb), "f32[4,3]{+dp}");
+        expect_near(full_tensor(pa + pb), a + b);
+        expect_near(full_tensor(mul(pa, whole)), mul(a, b));
+        expect_near(full_tensor(div(pa, whole)), div(a, b));
+        expect_near(full_tensor(mul(pa, 3)), mul(a, 3));
+        expect_near(full_tensor(neg(pa)), neg(a));
+        EXPECT_EQ(describe(neg(top)), "f32[4,3]{min dp}");
+        expect_near(full_tensor(neg(top)), neg(a));
+        expect_near(full_tensor(maximum(top, whole)), maximum(a, b));
+        expect_near(full_tensor(exp(low)), exp(a));
+        expect_near(full_tensor(top + whole), a + b);
+        expect_near(full_tensor(whole - top), b - a);
+        expect_near(full_tensor(add(as_terms(a, mesh, ReduceKind::avg), 2)), add(a, 2));
+      }
+      // What does not pass is reduced first, once.
+      const CommCounts before = group->counts();
+      const Tensor relued = relu(pa), shifted = add(pa, 1), summed = pa + whole;
+      EXPECT_EQ(group->counts().all_reduce.calls - before.all_reduce.calls, 3);
+      expect_near(full_tensor(relued), relu(a));
+      expect_near(full_tensor(shifted), add(a, 1));
+      expect_near(full_tensor(summed), a + b);
+    });
+}
+
+TEST(DerivedRules, F130_ProductsNeedNoCommunicationWhereMathematicsNeedsNone) {
+  for (int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      const DeviceMesh mesh(group);
+      const Tensor a = values({5, 7}, "a"), b = values({7, 4}, "b"), bias = values({4}, "bias");
+      const Tensor product = matmul(a, b);
+      const StrictCommunication strict;
+      const auto at = [&](const Tensor& t, Placement p) { return distribute(t, mesh, p); };
+      const auto expect_product = [&](Placement pa, Placement pb, Placement out) {
+        const Tensor c = matmul(at(a, pa), at(b, pb));
+        EXPECT_EQ(Spec::from(c).placement(0), out) << to_string(pa) << to_string(pb);
+        expect_near(full_tensor(c), product);
+      };
+      expect_product(Shard(0), Replicate(), Shard(0));
+      expect_product(Replicate(), Shard(1), Shard(1));
+      expect_product(Shard(1), Shard(0), Partial());
+      // The bias is added once, whatever the terms.
+      const Tensor weight = transpose(b, 0, 1);
+      const Tensor y = linear(at(a, Shard(1)), at(weight, Shard(1)), at(bias, Replicate()));
+      EXPECT_EQ(Spec::from(y).placement(0), Partial());
+      expect_near(full_tensor(y), linear(a, weight, bias));
+      const Tensor z = linear(at(a, Replicate()), at(weight, Shard(0)), at(bias, Shard(0)));
+      EXPECT_EQ(Spec::from(z).placement(0), Shard(1));
+      expect_near(full_tensor(z), linear(a, weight, bias));
+    });
+}
+
+TEST(DerivedRules, F131_BatchedProducts) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor a = values({3, 4, 5}, "a"), b = values({3, 5, 2}, "b"), shared = values({5, 2}, "b");
+    const StrictCommunication strict;
+    const auto at = [&](const Tensor& t, Placement p) { return distribute(t, mesh, p); };
+    expect_near(full_tensor(matmul(at(a, Shard(0)), at(b, Shard(0)))), matmul(a, b));
+    expect_near(full_tensor(matmul(at(a, Shard(1)), at(b, Replicate()))), matmul(a, b));
+    expect_near(full_tensor(matmul(at(a, Replicate()), at(b, Shard(2)))), matmul(a, b));
+    expect_near(full_tensor(matmul(at(a, Shard(2)), at(b, Shard(1)))), matmul(a, b));
+    expect_near(full_tensor(matmul(at(a, Shard(0)), at(shared, Replicate()))), matmul(a, shared));
+  });
+}
+
+// Forward and backward of a two-layer network, every way to cut the weights: gradients equal one rank's.
+TEST(DerivedRules, GradientsOfACutNetworkEqualOneRanks) {
+  for (int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      const DeviceMesh mesh(group);
+      const Tensor x = values({6, 5}, "x"), w1 = values({7, 5}, "w1"), w2 = values({4, 7}, "w2");
+      const auto run = [&](auto&& place) {
+        Slot first("w1", true), second("w2", true), input("x", true);
+        first.set(place(w1, 1)), second.set(place(w2, 2)), input.set(place(x, 0));
+        const Tensor y = linear(gelu(linear(input.value(), first.value())), second.value());
+        backward(y, {.grad = place(values({6, 4}, "dy"), 3)});
+        return std::vector<Tensor>{y.detach(), input.grad(), first.grad(), second.grad()};
+      };
+      const std::vector<Tensor> expected = run([](const Tensor& t, int) { return t; });
+      const Placement choices[] = {Replicate(), Shard(0), Shard(1)};
+      for (const Placement& px : choices)
+        for (const Placement& p1 : choices)
+          for (const Placement& p2 : choices) {
+            const std::vector<Tensor> got = run([&](const Tensor& t, int which) {
+              return distribute(t, mesh, which == 0 ? px : which == 1 ? p1 : which == 2 ? p2 : Replicate());
+            });
+            for (std::size_t i = 0; i < got.size(); ++i) expect_near(full_tensor(got[i]), expected[i]);
+          }
+    });
+}
+
+}  // namespace
+}  // namespace sherd::testing
