@@ -1,0 +1,177 @@
+// Lookups and losses on cut tensors against one rank: values, gradients, and how much is communicated.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "dtensor/api.h"
+#include "dtensor/layer.h"
+#include "dtensor/redistribute.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/autograd/slot.h"
+#include "runtime/op/ops.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/near.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+
+Tensor values(const Shape& shape, std::string_view what) { return random_normal(shape, random_key(9, what, "test")); }
+
+void expect_near(const Tensor& a, const Tensor& b) {
+  const std::vector<double> x = a.to_vector<double>(), y = b.to_vector<double>();
+  ASSERT_EQ(x.size(), y.size());
+  for (std::size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(x[i], y[i], 1e-5 + 1e-5 * std::abs(y[i])) << i;
+}
+
+struct Outcome {
+  Tensor value;
+  std::vector<Tensor> gradients;
+};
+
+// One forward and backward, with the inputs that `place` makes of whole ones.
+template <class F>
+Outcome run(const std::vector<Tensor>& inputs, const F& f, const Tensor& cotangent = {}) {
+  std::vector<std::unique_ptr<Slot>> slots;
+  std::vector<Tensor> tensors;
+  for (const Tensor& t : inputs) {
+    const bool floats = is_floating(t.dtype());
+    slots.push_back(std::make_unique<Slot>("x", floats));
+    slots.back()->set(t);
+    tensors.push_back(floats ? slots.back()->value() : t);
+  }
+  const Tensor y = f(tensors);
+  backward(y, {.grad = cotangent});
+  Outcome result{y.detach(), {}};
+  for (const auto& s : slots)
+    if (s->requires_grad()) result.gradients.push_back(s->grad());
+  return result;
+}
+
+void expect_same(const Outcome& cut, const Outcome& whole) {
+  expect_near(full_tensor(cut.value), whole.value);
+  for (std::size_t i = 0; i < whole.gradients.size(); ++i)
+    expect_near(full_tensor(cut.gradients[i]), whole.gradients[i]);
+}
+
+// Every axis of the mesh takes any of the placements.
+void for_each_layout(const DeviceMesh& mesh, const std::vector<Placement>& choices,
+                     const std::function<void(std::span<const Placement>)>& body) {
+  std::vector<std::size_t> at(static_cast<std::size_t>(mesh.ndim()), 0);
+  for (;;) {
+    std::vector<Placement> placements;
+    for (std::size_t i : at) placements.push_back(choices[i]);
+    body(placements);
+    std::size_t a = at.size();
+    while (a > 0 && ++at[a - 1] == choices.size()) at[--a] = 0;
+    if (a == 0) return;
+  }
+}
+
+void on_meshes(const std::function<void(const DeviceMesh&, ProcessGroup&)>& body) {
+  for (int ranks : {1, 2, 3}) run_ranks(ranks, [&](const Group& group) { body(DeviceMesh(group, "tp"), *group); });
+  run_ranks(4, [&](const Group& group) { body(DeviceMesh(group, {{"dp", 2}, {"tp", 2}}), *group); });
+}
+
+TEST(IndexRules, F138_EmbeddingByRowsColumnsAndBatch) {
+  on_meshes([](const DeviceMesh& mesh, ProcessGroup&) {
+    const Tensor table = values({7, 5}, "table"), grad = values({3, 4, 5}, "grad");
+    const Tensor ids = Tensor::from<std::int64_t>({0, 6, 3, 3, 1, 2, 4, 5, 6, 0, 0, 3}, {3, 4});
+    const auto lookup = [](const std::vector<Tensor>& in) { return embedding(in[0], in[1]); };
+    const Outcome whole = run({table, ids}, lookup, grad);
+    const Tensor whole_grad = distribute(grad, mesh, std::vector<Placement>(mesh.ndim()));
+    for_each_layout(mesh, {Replicate(), Shard(0), Shard(1)}, [&](std::span<const Placement> pt) {
+      for_each_layout(mesh, {Replicate(), Shard(0), Shard(1)}, [&](std::span<const Placement> pi) {
+        expect_same(run({distribute(table, mesh, pt), distribute(ids, mesh, pi)}, lookup, whole_grad), whole);
+      });
+    });
+  });
+}
+
+TEST(IndexRules, F138_RowsOfTheTableGiveTermsAndTheGradientIsMadeInParts) {
+  run_ranks(3, [](const Group& group) {
+    const DeviceMesh mesh(group, "tp");
+    const Tensor ids = distribute(Tensor::from<std::int64_t>({0, 6, 3, 3}, {4}), mesh, Replicate());
+    const StrictCommunication strict;
+    Slot table("table", true);
+    table.set(distribute(values({7, 5}, "table"), mesh, Shard(0)));
+    const Tensor rows = embedding(table.value(), ids);
+    EXPECT_EQ(describe(rows), "f32[4,5]{+tp}");
+    backward(rows, {.grad = distribute(values({4, 5}, "grad"), mesh, Replicate())});
+    EXPECT_EQ(describe(table.grad()), "f32[7,5]{0: tp}");
+    const Tensor bad = distribute(Tensor::from<std::int64_t>({0, 7}, {2}), mesh, Replicate());
+    expect_error([&] { embedding(table.value(), bad); }, {"embedding", "7"});
+  });
+}
+
+TEST(LossRules, F135_CrossEntropyOverCutRowsAndClasses) {
+  on_meshes([](const DeviceMesh& mesh, ProcessGroup&) {
+    const Tensor logits = mul(values({5, 3, 7}, "logits"), 4);
+    const Tensor targets = Tensor::from<std::int64_t>({0, 6, 3, 3, -100, 2, 4, 5, 6, 0, 0, -100, 1, 1, 2}, {5, 3});
+    const auto loss = [](const std::vector<Tensor>& in) { return cross_entropy(in[0], in[1]); };
+    const Outcome whole = run({logits, targets}, loss);
+    for_each_layout(mesh, {Replicate(), Shard(0), Shard(1), Shard(2)}, [&](std::span<const Placement> pl) {
+      for_each_layout(mesh, {Replicate(), Shard(0)}, [&](std::span<const Placement> pt) {
+        expect_same(run({distribute(logits, mesh, pl), distribute(targets, mesh, pt)}, loss), whole);
+      });
+    });
+  });
+}
+
+TEST(LossRules, F135_NoTargetCounts) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group, "tp");
+    const Tensor targets = Tensor::from<std::int64_t>({-100, -100, -100}, {3});
+    for (const Placement& p : {Shard(0), Shard(1)}) {
+      const Outcome cut = run({distribute(values({3, 4}, "logits"), mesh, p), distribute(targets, mesh, Replicate())},
+                              [](const std::vector<Tensor>& in) { return cross_entropy(in[0], in[1]); });
+      EXPECT_EQ(full_tensor(cut.value).item<float>(), 0);
+      for (double g : full_tensor(cut.gradients[0]).to_vector<double>()) EXPECT_EQ(g, 0);
+    }
+  });
+}
+
+// Loss-parallel: two small all-reduces forward (a maximum; a sum of exponentials with the targets' logits), none back.
+TEST(LossRules, F135_CutClassesAreNeverGathered) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group, "tp");
+    Slot logits("logits", true);
+    logits.set(distribute(values({6, 9}, "logits"), mesh, Shard(1)));
+    const Tensor targets = distribute(Tensor::from<std::int64_t>({0, 8, 4, 5, -100, 3}, {6}), mesh, Replicate());
+    const CommCounts before = group->counts();
+    const Tensor loss = cross_entropy(logits.value(), targets);
+    EXPECT_EQ(describe(loss), "f32[]{}");
+    CommCounts spent = group->counts();
+    spent -= before;
+    EXPECT_EQ(spent.all_reduce.calls, 2);
+    EXPECT_EQ(spent.all_reduce.bytes, (6 + 12) * 4);
+    backward(loss);
+    EXPECT_EQ(describe(logits.grad()), "f32[6,9]{1: tp}");
+    spent = group->counts();
+    spent -= before;
+    EXPECT_EQ(spent.all_reduce.calls, 2);
+    EXPECT_EQ(spent.all_gather.calls, 0);
+    const Tensor bad = distribute(Tensor::from<std::int64_t>({0, 8, 9, 5, -100, 3}, {6}), mesh, Replicate());
+    expect_error([&] { cross_entropy(logits.value(), bad); }, {"cross_entropy", "9"});
+  });
+}
+
+TEST(RandomRules, F143_DropoutDrawsTheSameMaskInEveryLayout) {
+  on_meshes([](const DeviceMesh& mesh, ProcessGroup&) {
+    const Tensor x = values({5, 3, 7}, "x"), grad = values({5, 3, 7}, "grad");
+    const auto drop = [](const std::vector<Tensor>& in) {
+      return dropout(in[0], 0.4, 77, Tensor::scalar(3, DType::i64), 11);
+    };
+    const Outcome whole = run({x}, drop, grad);
+    for_each_layout(mesh, {Replicate(), Shard(0), Shard(1), Shard(2)}, [&](std::span<const Placement> p) {
+      const Outcome cut = run({distribute(x, mesh, p)}, drop, distribute(grad, mesh, p));
+      EXPECT_TRUE(same_bits(full_tensor(cut.value), whole.value));
+      EXPECT_TRUE(same_bits(full_tensor(cut.gradients[0]), whole.gradients[0]));
+    });
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing
