@@ -1,6 +1,14 @@
+// One number from gradients that lie anyhow. Every rank sums the powers of its own elements; an element that several
+// ranks of the reduction hold is counted in parts that add up to once:
+//
+//   mesh(dp=2,tp=2)      f32[8,4]{0: tp,dp}     on one rank       all of the sum
+//                        f32[8]{0: dp}          on the tp ranks   half of it each
+//                        plain, f32[8]{}        on all ranks      added after the reduction
 #include "nn/optim/clip.h"
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "dtensor/spec.h"
 #include "runtime/autograd/autograd.h"
@@ -11,26 +19,105 @@ namespace sherd::nn {
 
 namespace {
 
-// Gradients that live on the same mesh axis share one all-reduce; plain ones (equal on all ranks) need none.
+// Root axes of more than one rank along which a layout cuts.
+std::vector<int> cutting_axes(const Spec& spec, const DeviceMesh& root) {
+  const DeviceMesh mesh = spec.mesh();
+  std::vector<int> axes;
+  for (int a = 0; a < mesh.ndim(); ++a)
+    if (spec.placement(a).is_shard())
+      for (const int r : mesh.root_axes(a))
+        if (root.size(r) > 1) axes.push_back(r);
+  std::sort(axes.begin(), axes.end());
+  return axes;
+}
+
+// Gradients that are reduced together: those that are cut on slices of one mesh. On every rank the same lists, empty
+// shards included, so all ranks issue the same rows.
 struct NormPart {
-  ProcessGroup* group;  // null: plain
-  std::vector<Tensor> grads;
+  DeviceMesh root;
+  std::vector<int> axes;  // that cut any of them
+  struct Cut {
+    std::vector<int> axes;
+    std::vector<Tensor> grads;
+  };
+  std::vector<Cut> cuts;
+
+  void add(std::vector<int> cut_by, const Tensor& grad) {
+    auto cut = std::find_if(cuts.begin(), cuts.end(), [&](const Cut& c) { return c.axes == cut_by; });
+    if (cut == cuts.end()) cut = cuts.insert(cuts.end(), Cut{cut_by, {}});
+    cut->grads.push_back(grad);
+    std::vector<int> joined;
+    std::set_union(axes.begin(), axes.end(), cut_by.begin(), cut_by.end(), std::back_inserter(joined));
+    axes = std::move(joined);
+  }
 };
 
-std::vector<NormPart> split_by_group(const std::vector<Parameter*>& parameters) {
-  std::vector<NormPart> parts;
+struct NormParts {
+  std::vector<Tensor> whole;  // equal on all ranks
+  std::vector<NormPart> cut;
+};
+
+NormParts split_by_mesh(const std::vector<Parameter*>& parameters) {
+  NormParts parts;
   for (const Parameter* p : parameters) {
-    if (!p->grad().defined()) continue;
-    ProcessGroup* group = nullptr;
-    if (p->grad().is_distributed()) {
-      const Spec& spec = Spec::from(p->grad());
-      if (spec.placements()[0].is_shard() && spec.mesh().size() > 1) group = &spec.mesh().group();
+    const Tensor& grad = p->grad();
+    if (!grad.defined()) continue;
+    if (!grad.is_distributed()) {
+      parts.whole.push_back(grad);
+      continue;
     }
-    auto part = std::find_if(parts.begin(), parts.end(), [&](const NormPart& n) { return n.group == group; });
-    if (part == parts.end()) part = parts.insert(parts.end(), NormPart{group, {}});
-    part->grads.push_back(p->grad());
+    const Spec& spec = Spec::from(grad);
+    check(!spec.is_partial(),
+          "the gradient of \"{}\" is {}, terms of a sum that has not been taken: a norm of terms means nothing; "
+          "redistribute() it first",
+          p->name(), describe(grad));
+    const DeviceMesh root = spec.mesh().root();
+    std::vector<int> axes = cutting_axes(spec, root);
+    const Tensor local = grad.local().detach();
+    if (axes.empty()) {
+      parts.whole.push_back(local);
+      continue;
+    }
+    auto part = std::find_if(parts.cut.begin(), parts.cut.end(), [&](const NormPart& n) { return n.root == root; });
+    if (part == parts.cut.end()) part = parts.cut.insert(parts.cut.end(), NormPart{root, {}, {}});
+    part->add(std::move(axes), local);
   }
   return parts;
+}
+
+Tensor combine(Tensor a, Tensor b, bool is_max) {
+  if (!a.defined()) return b;
+  return is_max ? maximum(std::move(a), std::move(b)) : add(std::move(a), std::move(b));
+}
+
+int ranks_along(const DeviceMesh& root, std::span<const int> axes) {
+  int ranks = 1;
+  for (const int a : axes) ranks *= root.size(a);
+  return ranks;
+}
+
+// The ranks that differ along the axes only, or, where they have no group, all.
+ProcessGroup& reducing_group(const NormPart& part, std::vector<int>& axes) {
+  axes = part.axes;
+  if (axes.size() == 1) return part.root.group(axes[0]);
+  if (ProcessGroup* group = part.root.joint_group(axes)) return *group;
+  axes.resize(static_cast<std::size_t>(part.root.ndim()));
+  std::iota(axes.begin(), axes.end(), 0);
+  return *part.root.joint_group(axes);
+}
+
+Tensor reduced(const NormPart& part, double p) {
+  const bool is_max = std::isinf(p);
+  std::vector<int> axes;
+  ProcessGroup& group = reducing_group(part, axes);
+  Tensor total;
+  for (const NormPart::Cut& cut : part.cuts) {
+    Tensor sum = power_sum(cut.grads, p);
+    const int holders = ranks_along(part.root, axes) / ranks_along(part.root, cut.axes);
+    if (holders > 1 && !is_max) sum = mul(std::move(sum), 1.0 / holders);
+    total = combine(std::move(total), std::move(sum), is_max);
+  }
+  return all_reduce(std::move(total), group, is_max ? ReduceKind::max : ReduceKind::sum);
 }
 
 }  // namespace
@@ -39,13 +126,10 @@ Tensor grad_norm(const std::vector<Parameter*>& parameters, double p) {
   GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
   const bool is_max = std::isinf(p);
+  const NormParts parts = split_by_mesh(parameters);
   Tensor total;
-  for (const NormPart& part : split_by_group(parameters)) {
-    Tensor sum = power_sum(part.grads, p);
-    if (part.group) sum = all_reduce(std::move(sum), *part.group, is_max ? ReduceKind::max : ReduceKind::sum);
-    if (!total.defined()) total = std::move(sum);
-    else total = is_max ? maximum(std::move(total), std::move(sum)) : add(std::move(total), std::move(sum));
-  }
+  if (!parts.whole.empty()) total = power_sum(parts.whole, p);
+  for (const NormPart& part : parts.cut) total = combine(std::move(total), reduced(part, p), is_max);
   if (!total.defined()) return zeros({});
   if (p == 2) total = sqrt(std::move(total));
   else if (!is_max && p != 1) total = pow(std::move(total), 1 / p);

@@ -6,8 +6,10 @@
 
 namespace sherd::nn {
 
-/// 0-d f32: the p-norm of all gradients seen as one vector, the same on every rank. One fused pass over the local
-/// extents, then one all-reduce of one number per mesh that shards any of them. p = 1, 2, 3, infinity, ...
+/// 0-d f32: the p-norm of all gradients seen as one vector, the same on every rank; gradients may lie on different
+/// slices of a mesh, be replicated or plain, and count once. Fused passes over the local extents, then one all-reduce
+/// of one number for all slices of one mesh, over the axes that cut. p = 1, 2, 3, infinity, ... Error: Partial
+/// gradients.
 Tensor grad_norm(const std::vector<Parameter*>& parameters, double p = 2);
 
 /// Limits the norm of what the next optimizer.step() applies: gradients are scaled by min(1, max_norm / (norm + 1e-6))

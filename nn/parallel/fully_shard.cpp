@@ -45,7 +45,8 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
  public:
   FullyShardHook(std::vector<Module*> modules, const DeviceMesh& mesh, const FullyShardOptions& options)
       : modules_(std::move(modules)), policy_(options.mp_policy) {
-    if (options.reshard_after_forward) reshard_after_forward_ = options.reshard_after_forward->resolve(mesh.size());
+    if (options.reshard_after_forward)
+      reshard_after_forward_ = options.reshard_after_forward->resolve(DataMesh(mesh).num_shards());
     prefetches_ = options.prefetch;
   }
 
@@ -300,6 +301,12 @@ void set_gradient_divide_factor(Module& module, double factor) {
   if (ShardGroup* group = wrapped(module).group.get()) group->set_divide_factor(factor);
 }
 
+void set_requires_all_reduce(Module& module, bool on, bool recurse) {
+  if (ShardGroup* group = wrapped(module).group.get()) group->set_all_reduces(on);
+  if (!recurse) return;
+  for (ShardGroup* group : shard_groups(module)) group->set_all_reduces(on);
+}
+
 void set_reshard_after_forward(Module& module, bool reshard, bool recurse) {
   wrapped(module).set_reshards(reshard);
   if (!recurse) return;
@@ -341,6 +348,7 @@ void reset_after_error(Module& root) {
   std::set<ProcessGroup*> reset;
   for (ShardGroup* group : shard_groups(root)) {
     group->discard_pending();
+    group->discard_unsummed();
     group->reshard();
     if (reset.insert(&group->process_group()).second) group->process_group().reset();
   }

@@ -47,9 +47,10 @@ struct FullyShardOptions {
   bool prefetch = true;
 };
 
-/// Shards the parameters of `module` over `mesh`. Errors, on every rank: a container without a forward, a module that
-/// is wrapped already, a 0-d parameter. No communication: values come from materialize(), or each rank keeps its rows
-/// of what it has (which must be equal on all ranks).
+/// Shards the parameters of `module` over `mesh`: of two axes the first replicates (HSDP), gradients are then averaged
+/// over both. Errors, on every rank: a container without a forward, a module that is wrapped already, a 0-d parameter,
+/// a mesh of three axes. No communication: values come from materialize(), or each rank keeps its rows of what it has
+/// (which must be equal on all ranks).
 void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 /// Over all ranks of the job.
 void fully_shard(Module& module, const FullyShardOptions& options = {});
@@ -78,8 +79,11 @@ UnshardHandle unshard_async(Module& module);
 /// Frees them and registers the shards, of this module's group only. Local. What was written to the full tensors is
 /// lost.
 void reshard(Module& module);
-/// Divides summed gradients of this module's group by `factor` instead of the number of ranks.
+/// Divides summed gradients of this module's group by `factor` instead of the number of ranks, replicas included.
 void set_gradient_divide_factor(Module& module, double factor);
+/// HSDP: off, backward passes reduce over the shard axis only and keep their sum apart from grad(); the next pass with
+/// it on adds it up over replicas. For all but the last micro-batch of a step.
+void set_requires_all_reduce(Module& module, bool on, bool recurse = true);
 void set_reshard_after_forward(Module& module, bool reshard, bool recurse = true);
 /// While `module` computes its forward (backward), gather the groups of these modules, instead of the one that the
 /// order of the last run suggests. Takes effect within one forward or backward; an empty list restores the default.

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "dtensor/spec.h"
 #include "nn/module.h"
+#include "nn/parallel/data_mesh.h"
 #include "nn/parallel/mixed_precision.h"
 #include "nn/parallel/shard_rows.h"
 
@@ -21,8 +21,8 @@ namespace sherd::nn {
 
 class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner {
  public:
-  /// Takes over `parameters`: each becomes Shard(0) over `mesh` by the chunk rule. Values they have are kept, this
-  /// rank's rows of them; on meta they stay on meta until materialize().
+  /// Takes over `parameters`: each is cut over `mesh` as DataMesh::place says. Values they have are kept, this rank's
+  /// rows of them; on meta they stay on meta until materialize().
   ShardGroup(std::string name, const DeviceMesh& mesh, std::vector<Parameter*> parameters,
              const MixedPrecision& policy = {});
   ~ShardGroup();
@@ -32,7 +32,7 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   const std::string& name() const { return name_; }
   const std::vector<Parameter*>& parameters() const { return parameters_; }
   std::int64_t gathered_bytes() const { return gathered_bytes_; }
-  /// Full tensors are registered. The gathered buffer may be there without: prefetched.
+  /// Gathered tensors are registered. The buffer may be there without: prefetched.
   bool is_unsharded() const { return unsharded_; }
   bool is_gathered() const { return !is_shard_full() && gathered_.defined() && gathered_.storage()->is_present(); }
   bool is_meta() const { return !shards_.defined(); }
@@ -43,7 +43,8 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   /// Starts to gather, unless that has been done or what is there is current; registers nothing. Collective on the
   /// all-gather stream; does not wait.
   void prefetch();
-  /// prefetch(), and registers full plain tensors. Whoever touches them waits for the gather.
+  /// prefetch(), and registers what was gathered: plain tensors, or distributed ones over the axes of tensor
+  /// parallelism. Whoever touches them waits for the gather.
   void unshard();
   /// Waits for the gather. Throws what failed in it.
   void wait();
@@ -55,14 +56,20 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   void finish_backward();
   /// Drops gradients of a pass that failed. Local.
   void discard_pending();
+  /// Drops what earlier passes left to be added up over replicas. Local.
+  void discard_unsummed();
   /// A step was left by an exception: back to the state between steps, without communication. Peers that wait for this
   /// rank raise CommError with `reason`; so does every further collective until reset_after_error().
   void abandon(std::string_view reason) noexcept;
   /// How many reductions may hold their input at a time; the next one waits.
   void set_max_reductions(int count) { max_reductions_ = static_cast<std::size_t>(count); }
-  ProcessGroup& process_group() const { return mesh_.group(); }
-  /// Divides the sum over ranks by `factor` instead of the number of ranks.
+  /// All ranks that are reset together with this group's.
+  ProcessGroup& process_group() const { return data_.root_group(); }
+  const DataMesh& data_mesh() const { return data_; }
+  /// Divides the sum over ranks by `factor` instead of the number of ranks, replicas included.
   void set_divide_factor(double factor) { divide_factor_ = factor; }
+  /// Off: a backward pass reduces over the shard axis only, and its sum is kept until a pass with it on.
+  void set_all_reduces(bool on) { all_reduces_ = on; }
   /// Gathers that a saved tensor had to ask for because no module hook came first.
   int late_gathers() const { return late_gathers_; }
 
@@ -87,31 +94,33 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   // Where one parameter lies in the buffers; bytes unless named otherwise.
   struct Placed {
     Parameter* parameter;
-    const Spec* spec;
-    DType dtype, full_dtype;           // of the shard; of the gathered tensor and its gradient
-    std::vector<std::int64_t> counts;  // elements per rank
-    Shape local_shape;
+    ShardPlacement at;
+    DType dtype, full_dtype;  // of the shard; of the gathered tensor and its gradient
     std::int64_t shard_offset, full_offset;
     Tensor sharded, unsharded;  // both with the slot's leaf
     // What this backward pass has brought: nothing; a full gradient to average or to sum; on one rank, an addition
     // to the gradient that was there.
     enum class Pending : std::uint8_t { none, average, sum, in_place } pending = Pending::none;
+    Tensor unsummed;  // this rank's shard of passes that were not all-reduced over replicas
   };
   struct ReducePlan {
     double scale;
+    bool all_reduces;  // over replicas, if there are any
     std::vector<std::size_t> members;
-    std::vector<bool> accumulate;
+    std::vector<bool> accumulate, unsummed;
     friend bool operator==(const ReducePlan&, const ReducePlan&) = default;
   };
 
-  bool alone() const { return mesh_.size() == 1; }
-  // On one rank without a cast the shard is the parameter, and without rounding the gradient is its own reduction.
-  bool is_shard_full() const { return alone() && !casts_; }
-  bool is_gradient_reduced() const { return is_shard_full() && !rounds_ && divide_factor_ == 1; }
+  bool alone() const { return data_.num_ranks() == 1; }
+  bool gathers_alone() const { return data_.num_shards() == 1; }
+  // Without a cast an uncut shard is the parameter; on one rank, without rounding, the gradient is its own reduction.
+  bool is_shard_full() const { return gathers_alone() && !casts_; }
+  bool is_gradient_reduced() const { return alone() && is_shard_full() && !rounds_ && divide_factor_ == 1; }
   std::optional<DType> wire_of(const Placed& p) const;
   bool is_current() const;
   Placed& placed(const Slot& slot);
   Tensor full_view(const Placed& p, const Tensor& buffer) const;
+  Tensor as_gathered(const Placed& p, const Tensor& local) const;
   void gather_shards();
   void gather_shards_alone();
   void reduce_shards_alone(const ReducePlan& plan, const Tensor& full, std::span<const Tensor> out) const;
@@ -122,10 +131,14 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   void reduce_pending();
   void keep_gradients();
   void launch(Placed::Pending kind, double scale);
+  bool leaves_unsummed() const { return !all_reduces_ && data_.num_replicas() > 1; }
+  void add_zeros_to_unsummed();
+  Tensor earlier_sum(const Placed& p) const;
+  void deliver(Placed& p, const Tensor& shard);
   int plan_index(const ReducePlan& plan);
 
   std::string name_;
-  DeviceMesh mesh_;
+  DataMesh data_;
   MixedPrecision policy_;
   bool casts_ = false, rounds_ = false;  // some parameter when gathered, some gradient when reduced
   std::vector<Parameter*> parameters_;
@@ -140,7 +153,7 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   Event last_reduction_;      // reads the tables of this object
   std::size_t finished_ = 0;  // parameters whose gradient is complete in this pass
   int late_gathers_ = 0;
-  bool unsharded_ = false;
+  bool unsharded_ = false, all_reduces_ = true;
 };
 
 }  // namespace sherd::nn

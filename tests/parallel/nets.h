@@ -61,6 +61,15 @@ inline Tensor slice_of(const Tensor& global, const ProcessGroup& group) {
   return narrow(global, 0, group.rank() * rows, rows);
 }
 
+/// What this rank holds of a tensor that lies like `like`, cut out of the whole. Local.
+inline Tensor part_of(Tensor whole, const Tensor& like) {
+  const Spec& spec = Spec::from(like);
+  for (int d = 0; d < like.ndim(); ++d) {
+    const Spec::Range range = spec.local_range(d, like.size(d));
+    whole = narrow(whole, d, range.begin, range.size());
+  }
+  return whole;
+}
 /// A parameter's whole value, whatever its layout. Collective when it is sharded.
 inline Tensor whole(const Tensor& value) { return value.is_distributed() ? full_tensor(value) : value.detach(); }
 

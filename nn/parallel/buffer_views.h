@@ -1,0 +1,21 @@
+#pragma once
+// Tensors inside the byte buffers of a group.
+#include "runtime/tensor/tensor.h"
+
+namespace sherd::nn {
+
+/// What lies in a buffer begins at multiples of a cache line; the gaps are zero and never touched.
+inline constexpr std::int64_t kBufferAlign = 64;
+constexpr std::int64_t align(std::int64_t bytes) { return (bytes + kBufferAlign - 1) / kBufferAlign * kBufferAlign; }
+
+inline Tensor view_at(const Tensor& buffer, const Shape& shape, std::int64_t byte_offset, DType dtype) {
+  return Tensor::make(buffer.storage(), shape, contiguous_strides(shape), byte_offset / byte_size(dtype), dtype,
+                      buffer.device());
+}
+/// `count` elements of `buffer` in a row.
+inline Tensor run_at(const Tensor& buffer, std::int64_t count, std::int64_t byte_offset, DType dtype) {
+  return view_at(buffer, {count}, byte_offset, dtype);
+}
+inline Tensor flat(const Tensor& t) { return run_at(t, t.numel(), t.offset() * byte_size(t.dtype()), t.dtype()); }
+
+}  // namespace sherd::nn

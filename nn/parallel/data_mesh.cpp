@@ -1,0 +1,107 @@
+#include "nn/parallel/data_mesh.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace sherd::nn {
+
+namespace {
+
+// The parts of [0, rows) when axes of these sizes cut it, one after the other.
+std::vector<Spec::Range> cut_rows(std::int64_t rows, std::span<const int> sizes) {
+  std::vector<Spec::Range> parts{{0, rows}};
+  for (const int size : sizes) {
+    std::vector<Spec::Range> finer;
+    for (const Spec::Range& part : parts)
+      for (int r = 0; r < size; ++r) {
+        const Spec::Range within = chunk_range(part.size(), size, r);
+        finer.push_back({part.begin + within.begin, part.begin + within.end});
+      }
+    parts = std::move(finer);
+  }
+  return parts;
+}
+
+bool has(std::span<const int> list, int value) { return std::find(list.begin(), list.end(), value) != list.end(); }
+
+std::vector<int> root_axes_of(const DeviceMesh& mesh) {
+  std::vector<int> axes;
+  for (int a = 0; a < mesh.ndim(); ++a) axes.insert(axes.end(), mesh.root_axes(a).begin(), mesh.root_axes(a).end());
+  return axes;
+}
+
+}  // namespace
+
+DataMesh::DataMesh(const DeviceMesh& mesh) : mesh_(mesh) {
+  check(mesh.ndim() <= 2,
+        "fully_shard over {}: give it one axis, which cuts, or two, of which the first replicates (HSDP): "
+        "mesh.slice({{..}})",
+        mesh.describe());
+  std::vector<int> all(static_cast<std::size_t>(mesh.root().ndim()));
+  std::iota(all.begin(), all.end(), 0);
+  root_group_ = mesh.root().joint_group(all);
+}
+
+ShardPlacement DataMesh::place(const Parameter& parameter) const {
+  const Shape& shape = parameter.shape();
+  check(shape.size() > 0, "fully_shard: parameter \"{}\" is 0-d and has no dim to shard; make it a 1-element vector",
+        parameter.name());
+  ShardPlacement to;
+  std::vector<int> sizes{num_shards()};
+  if (parameter.value().is_distributed()) {
+    place_distributed(to, parameter);
+    sizes.clear();
+    for (const int axis : mesh_.root_axes(shard_axis())) sizes.push_back(mesh_.root().size(axis));
+  } else {
+    place_plain(to, shape);
+  }
+  to.local_shape = to.sharded->local_shape(shape);
+  const std::int64_t rows = to.full_shape[0], row = rows == 0 ? 0 : sherd::numel(to.full_shape) / rows;
+  const std::vector<Spec::Range> parts = cut_rows(rows, sizes);
+  for (const Spec::Range& part : parts) to.counts.push_back(part.size() * row);
+  to.rows = parts[static_cast<std::size_t>(shard_group().rank())];
+  return to;
+}
+
+void DataMesh::place_plain(ShardPlacement& to, const Shape& shape) const {
+  std::vector<Placement> placements(static_cast<std::size_t>(mesh_.ndim()), Replicate());
+  placements.back() = Shard(0);
+  to.sharded = Spec::of(mesh_, placements);
+  to.full_shape = shape;
+}
+
+// On the root mesh: what cut the parameter before cuts first.
+void DataMesh::place_distributed(ShardPlacement& to, const Parameter& parameter) const {
+  const Tensor& value = parameter.value();
+  const Spec& own = Spec::from(value);
+  const DeviceMesh theirs = own.mesh(), root = mesh_.root();
+  check(theirs.root() == root,
+        "fully_shard over {}: parameter \"{}\" is {} on {}, which is not cut from the same mesh; slice both from one, "
+        "as mesh[\"dp\"] and mesh[\"tp\"]",
+        mesh_.describe(), parameter.name(), sherd::describe(value), theirs.describe());
+  check(!own.is_partial(), "fully_shard: parameter \"{}\" is {}; a parameter cannot be Partial", parameter.name(),
+        sherd::describe(value));
+  const std::vector<int> data = root_axes_of(mesh_);
+  std::vector<Placement> placements(static_cast<std::size_t>(root.ndim()), Replicate());
+  for (int axis = 0; axis < theirs.ndim(); ++axis) {
+    check(theirs.root_axes(axis).size() == 1,
+          "fully_shard: parameter \"{}\" lies on the flattened axis \"{}\"; axes that were flattened cannot be told "
+          "apart in {}: use axes of the mesh itself",
+          parameter.name(), theirs.axis_name(axis), root.describe());
+    const int at = theirs.root_axes(axis)[0];
+    check(!has(data, at), "fully_shard over {}: parameter \"{}\" is sharded already: {} on {}", mesh_.describe(),
+          parameter.name(), sherd::describe(value), theirs.describe());
+    placements[static_cast<std::size_t>(at)] = own.placement(axis);
+  }
+  std::vector<int> order;
+  for (const int axis : own.order()) order.push_back(theirs.root_axes(axis)[0]);
+  for (const int axis : mesh_.root_axes(shard_axis())) {
+    placements[static_cast<std::size_t>(axis)] = Shard(0);
+    order.push_back(axis);
+  }
+  to.sharded = Spec::of(root, placements, order);
+  to.gathered = &own;
+  to.full_shape = own.local_shape(parameter.shape());
+}
+
+}  // namespace sherd::nn

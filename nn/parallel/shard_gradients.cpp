@@ -1,0 +1,260 @@
+// The backward half of a group: where gradients land, what kind they are, and the launch that makes shards of them.
+#include <algorithm>
+
+#include "nn/parallel/alone.h"
+#include "nn/parallel/buffer_views.h"
+#include "nn/parallel/replica_sum.h"
+#include "nn/parallel/shard_group.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/comm/reduce.h"
+#include "runtime/exec/context.h"
+#include "runtime/exec/stream.h"
+#include "runtime/op/ops.h"
+
+namespace sherd::nn {
+
+namespace {
+
+// What a reduce_scatter over one rank does, without a collective.
+void scatter_alone(const std::vector<ScatterPart>& parts, double scale) {
+  for (const ScatterPart& p : parts) {
+    const auto* const in = static_cast<const std::byte*>(p.in);
+    comm::reduce({&in, 1}, static_cast<std::byte*>(p.out), p.counts[0],
+                 {.kind = ReduceKind::sum,
+                  .factor = scale,
+                  .accumulate = p.accumulate,
+                  .in = p.dtype,
+                  .wire = p.wire.value_or(p.dtype),
+                  .out = p.out_dtype.value_or(p.dtype)},
+                 false);
+  }
+}
+
+bool all_of(const Spec& spec, bool (*is)(const Placement&)) {
+  return std::all_of(spec.placements().begin(), spec.placements().end(), is);
+}
+bool is_sum(const Placement& p) { return p.is_partial(ReduceKind::sum); }
+bool is_average(const Placement& p) { return p.is_replicate() || p.is_partial(ReduceKind::avg); }
+
+}  // namespace
+
+ShardGroup::Placed& ShardGroup::placed(const Slot& slot) {
+  for (Placed& p : placed_)
+    if (p.parameter == &slot) return p;
+  fail("group \"{}\" got a gradient of \"{}\", which is not its parameter", name_, slot.name());
+}
+
+// One rank adds micro-batches to the gradient itself, as the default sink does.
+bool ShardGroup::adds_in_place(const Placed& p) const {
+  const bool fresh = p.pending == Placed::Pending::none || p.pending == Placed::Pending::in_place;
+  return is_gradient_reduced() && fresh && p.parameter->grad().defined();
+}
+
+GradSink::Destination ShardGroup::destination(Slot& slot) {
+  const Placed& p = placed(slot);
+  if (adds_in_place(p)) return {slot.grad().local().detach(), true};
+  if (!gradients_.defined()) gradients_ = issue_gradient_buffer(gathered_bytes_, shards_.device());
+  return {full_view(p, gradients_), p.pending != Placed::Pending::none};
+}
+
+void ShardGroup::note(Placed& p, Placed::Pending kind) {
+  check(
+      p.pending == Placed::Pending::none || p.pending == kind,
+      "parameter \"{}\" got both a plain gradient (an average over ranks) and a Partial(sum) one in one backward pass",
+      p.parameter->name());
+  p.pending = kind;
+}
+
+void ShardGroup::wrote(Slot& slot) {
+  Placed& p = placed(slot);
+  note(p, adds_in_place(p) ? Placed::Pending::in_place : Placed::Pending::average);
+}
+
+void ShardGroup::accept(Slot& slot, Tensor gradient) {
+  Placed::Pending kind = Placed::Pending::average;  // a plain gradient is the average over the data axes
+  if (gradient.is_distributed()) {
+    const Spec& spec = Spec::from(gradient);
+    check(all_of(spec, is_sum) || all_of(spec, is_average),
+          "parameter \"{}\": a gradient placed {} cannot be reduced to shards; Partial(sum), Partial(avg) and "
+          "Replicate can",
+          slot.name(), describe(gradient));
+    if (all_of(spec, is_sum)) kind = Placed::Pending::sum;
+    gradient = gradient.local();
+  }
+  Placed& p = placed(slot);
+  if (adds_in_place(p)) kind = Placed::Pending::in_place;
+  const Destination to = destination(slot);
+  copy_into(to.buffer, std::move(gradient), to.accumulate);
+  note(p, kind);
+}
+
+void ShardGroup::finish(Slot&) {
+  const auto trainable =
+      std::count_if(parameters_.begin(), parameters_.end(), [](const Parameter* p) { return p->requires_grad(); });
+  if (++finished_ == static_cast<std::size_t>(trainable)) finish_backward();
+}
+
+void ShardGroup::finish_backward() {
+  reshard();
+  reduce_pending();
+}
+
+void ShardGroup::reduce_pending() {
+  finished_ = 0;
+  add_zeros_to_unsummed();
+  if (gradients_.defined() && is_gradient_reduced()) {
+    keep_gradients();
+  } else if (gradients_.defined()) {
+    launch(Placed::Pending::average, 1 / divide_factor_);
+    launch(Placed::Pending::sum, 1);
+  }
+  gradients_ = Tensor();
+  for (Placed& p : placed_) {
+    if (p.pending == Placed::Pending::none) continue;
+    p.pending = Placed::Pending::none;
+    if (!p.unsummed.defined()) p.parameter->run_grad_hooks();
+  }
+}
+
+// What earlier passes left to be added up over replicas is due, also where this pass has brought nothing.
+void ShardGroup::add_zeros_to_unsummed() {
+  if (!all_reduces_) return;
+  for (Placed& p : placed_) {
+    if (!p.unsummed.defined() || p.pending != Placed::Pending::none) continue;
+    if (!gradients_.defined()) gradients_ = issue_gradient_buffer(gathered_bytes_, shards_.device());
+    fill_into(full_view(p, gradients_), 0);
+    p.pending = Placed::Pending::average;
+  }
+}
+
+// The full gradients are the shards of gradients.
+void ShardGroup::keep_gradients() {
+  for (Placed& p : placed_)
+    if (p.pending == Placed::Pending::average || p.pending == Placed::Pending::sum)
+      deliver(p, full_view(p, gradients_));
+}
+
+// What the reduction adds to: this rank's shard of an earlier sum, or nothing.
+Tensor ShardGroup::earlier_sum(const Placed& p) const {
+  if (p.unsummed.defined() || leaves_unsummed()) return p.unsummed;
+  return p.parameter->grad().defined() ? p.parameter->grad().local().detach() : Tensor();
+}
+
+void ShardGroup::deliver(Placed& p, const Tensor& shard) {
+  const Tensor unsummed = std::exchange(p.unsummed, Tensor());
+  if (leaves_unsummed()) p.unsummed = shard;
+  else if (unsummed.defined() && p.parameter->grad().defined())
+    copy_into(p.parameter->grad().local().detach(), shard, true);
+  else p.parameter->set_grad(Tensor::distributed(p.parameter->shape(), p.at.sharded, shard));
+}
+
+void ShardGroup::launch(Placed::Pending kind, double scale) {
+  ReducePlan plan{scale, !leaves_unsummed(), {}, {}, {}};
+  std::vector<Tensor> out;
+  std::int64_t fresh_bytes = 0;
+  bool any_fresh = false;
+  for (std::size_t i = 0; i < placed_.size(); ++i) {
+    const Placed& p = placed_[i];
+    if (p.pending != kind) continue;
+    plan.members.push_back(i);
+    plan.unsummed.push_back(p.unsummed.defined());
+    out.push_back(earlier_sum(p));
+    plan.accumulate.push_back(out.back().defined());
+    if (out.back().defined()) continue;
+    any_fresh = true;
+    fresh_bytes += align(sherd::numel(p.at.local_shape) * byte_size(p.dtype));
+  }
+  if (plan.members.empty()) return;
+  // A rank without rows still takes part, with empty tensors: all ranks issue the same rows.
+  const Tensor fresh = any_fresh ? issue_gradient_buffer(fresh_bytes, shards_.device()) : Tensor();
+  std::int64_t offset = 0;
+  for (std::size_t m = 0; m < plan.members.size(); ++m) {
+    const Placed& p = placed_[plan.members[m]];
+    if (plan.accumulate[m]) continue;
+    out[m] = view_at(fresh, p.at.local_shape, offset, p.dtype);
+    offset += align(sherd::numel(p.at.local_shape) * byte_size(p.dtype));
+  }
+  issue_reduce(*this, plan_index(plan), gradients_, out);
+  for (std::size_t m = 0; m < plan.members.size(); ++m) deliver(placed_[plan.members[m]], out[m]);
+}
+
+int ShardGroup::plan_index(const ReducePlan& plan) {
+  const auto found = std::find(plans_.begin(), plans_.end(), plan);
+  if (found != plans_.end()) return static_cast<int>(found - plans_.begin());
+  plans_.push_back(plan);
+  return static_cast<int>(plans_.size()) - 1;
+}
+
+std::optional<DType> ShardGroup::wire_of(const Placed& p) const {
+  return is_floating(p.dtype) ? policy_.reduce_dtype : std::nullopt;
+}
+
+// While it runs, the full gradients count as communication: they are nobody's gradients any more.
+void ShardGroup::reduce(int plan_number, const Tensor& full, std::span<const Tensor> out) {
+  const ReducePlan& plan = plans_[static_cast<std::size_t>(plan_number)];
+  if (alone()) return reduce_shards_alone(plan, full, out);
+  std::vector<ScatterPart> parts;
+  std::vector<Loan> loans{{full.storage(), false}};
+  std::int64_t moved = 0;
+  for (std::size_t m = 0; m < plan.members.size(); ++m) {
+    const Placed& p = placed_[plan.members[m]];
+    const Ref<Storage>& to = out[m].storage();
+    parts.push_back({full.storage()->address() + full.offset() + p.full_offset,
+                     to->address() + out[m].offset() * byte_size(p.dtype), p.full_dtype, p.at.counts,
+                     plan.accumulate[m], wire_of(p), p.dtype});
+    moved += sherd::numel(p.at.full_shape) * byte_size(p.full_dtype);
+    if (std::none_of(loans.begin(), loans.end(), [&](const Loan& loan) { return loan.storage == to; }))
+      loans.push_back({to, true});
+  }
+  ReplicaSum replicas;
+  if (plan.all_reduces && data_.num_replicas() > 1) {
+    replicas = ReplicaSum(data_.replica_group().channel(channel_of(StreamKind::reduce_scatter)),
+                          data_.shard_group().rank(), parts, plan.unsummed);
+    if (Ref<Storage> aside = replicas.take_memory()) loans.push_back({std::move(aside), false});  // nobody reads it
+  }
+  ProcessGroup& channel = data_.shard_group().channel(channel_of(StreamKind::reduce_scatter));
+  auto run = [&channel, parts = std::move(parts), scale = plan.scale, replicas = std::move(replicas)] {
+    if (channel.size() == 1) scatter_alone(parts, scale);
+    else channel.reduce_scatter(parts, {.kind = ReduceKind::sum, .scale = scale})->wait();
+    replicas.run();
+  };
+  last_reduction_ = RankContext::current()
+                        .stream(StreamKind::reduce_scatter)
+                        .submit({.name = "reduce",
+                                 .subject = name_,
+                                 .bytes = moved,
+                                 .run = std::move(run),
+                                 .loans = loans,
+                                 .abort = [&channel](std::string_view reason) { channel.abort(reason); },
+                                 .max_in_flight = max_reductions_});
+  full.storage()->retag(MemoryCategory::communication);
+}
+
+void ShardGroup::reduce_shards_alone(const ReducePlan& plan, const Tensor& full, std::span<const Tensor> out) const {
+  std::vector<AlonePart> parts;
+  for (std::size_t m = 0; m < plan.members.size(); ++m) {
+    const Placed& p = placed_[plan.members[m]];
+    parts.push_back({run_at(full, p.at.counts[0], full.offset() + p.full_offset, p.full_dtype), flat(out[m]),
+                     wire_of(p).value_or(p.full_dtype), plan.accumulate[m]});
+  }
+  reduce_alone(joined(std::move(parts)), plan.scale);
+}
+
+void ShardGroup::abandon(std::string_view reason) noexcept {
+  if (process_group().size() > 1) process_group().abort(reason);
+  discard_pending();
+  discard_unsummed();
+  reshard();
+}
+
+void ShardGroup::discard_unsummed() {
+  for (Placed& p : placed_) p.unsummed = Tensor();
+}
+
+void ShardGroup::discard_pending() {
+  gradients_ = Tensor();
+  finished_ = 0;
+  for (Placed& p : placed_) p.pending = Placed::Pending::none;
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,292 @@
+// HSDP: one axis of the mesh replicates what the other cuts. Against one rank on the whole batch.
+#include <gtest/gtest.h>
+
+#include "compile/compile.h"
+#include "nn/optim/adamw.h"
+#include "nn/optim/clip.h"
+#include "nn/parallel/shard_group.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/exec/hazards.h"
+#include "tests/parallel/nets.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/near.h"
+#include "tests/support/processes.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+const std::vector<std::int64_t> kUneven{5, 7, 3, 2};
+constexpr std::int64_t kGroups = 3;  // two blocks and the root
+
+struct Grid {
+  int replicas, shards;
+};
+constexpr Grid kGrids[] = {{2, 2}, {1, 3}, {3, 1}, {2, 1}, {2, 3}};
+
+DeviceMesh mesh_of(const Group& group, Grid grid) {
+  return DeviceMesh(group, {{"replicate", grid.replicas}, {"dp", grid.shards}});
+}
+
+void shard_over(Net& net, const DeviceMesh& mesh, const nn::FullyShardOptions& options = {}) {
+  for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh, options);
+  nn::fully_shard(net, mesh, options);
+}
+
+void expect_same(nn::Module& actual, nn::Module& expected, bool gradients, double limit = 1e-5) {
+  const auto a = actual.parameters(), e = expected.parameters();
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const Tensor& value = gradients ? a[i]->grad() : a[i]->value();
+    const Tensor reference = (gradients ? e[i]->grad() : e[i]->value()).detach();
+    ASSERT_TRUE(value.defined() && value.is_distributed()) << a[i]->name();
+    EXPECT_TRUE(near(value.local(), part_of(reference, value), limit)) << a[i]->name();
+  }
+}
+
+void expect_parity(const Group& group, Grid grid, const nn::FullyShardOptions& options = {}) {
+  Net net(kUneven), reference(kUneven);
+  shard_over(net, mesh_of(group, grid), options);
+  net.materialize(nn::Seed{11});
+  reference.materialize(nn::Seed{11});
+  nn::AdamW optimizer(net.parameters(), {.lr = 1e-2}), expected(reference.parameters(), {.lr = 1e-2});
+  for (std::uint64_t step = 0; step < 6; ++step) {
+    const Tensor x = batch_of(12, 5, step, "x"), y = batch_of(12, 2, step, "y");
+    backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group)));
+    backward(mean_square(reference(x), y));
+    const double norm = nn::clip_grad_norm(optimizer, 0.1).item<double>();
+    EXPECT_NEAR(nn::clip_grad_norm(expected, 0.1).item<double>(), norm, 1e-5 * norm);
+    optimizer.step_and_clear();
+    expected.step_and_clear();
+  }
+  expect_same(net, reference, false);
+}
+
+TEST(FullyShard, F60_HsdpTrainsLikeOneRank) {
+  for (const Grid grid : kGrids)
+    for (bool reshard : {true, false})
+      run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
+        expect_parity(group, grid, {.reshard_after_forward = nn::ReshardAfterForward(reshard)});
+      });
+}
+
+TEST(FullyShard, F60_HsdpTrainsLikeOneRankWithProcesses) {
+  run_processes(4, [](const Group& group) { expect_parity(group, {2, 2}); });
+}
+
+TEST(FullyShard, F47_ReductionsOverShardsThenOverReplicas) {
+  for (const Grid grid : kGrids)
+    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
+      const DeviceMesh mesh = mesh_of(group, grid);
+      Net net(kUneven);
+      shard_over(net, mesh);
+      net.materialize();
+      const CommCounts shards = settled_counts(mesh.group("dp")), replicas = settled_counts(mesh.group("replicate")),
+                       all = settled_counts(*group);
+      backward(sum(net(batch_of(2, 5, 0, "x"))));
+      CommCounts in_shards = settled_counts(mesh.group("dp")), in_replicas = settled_counts(mesh.group("replicate"));
+      in_shards -= shards;
+      in_replicas -= replicas;
+      EXPECT_EQ(in_shards.reduce_scatter.calls, grid.shards > 1 ? kGroups : 0);
+      EXPECT_EQ(in_shards.all_gather.calls, grid.shards > 1 ? 2 * kGroups - 1 : 0);  // the root's stay
+      EXPECT_EQ(in_shards.all_reduce.calls, 0);
+      EXPECT_EQ(in_replicas.all_reduce.calls, grid.replicas > 1 ? kGroups : 0);
+      EXPECT_EQ(in_replicas.all_gather.calls + in_replicas.reduce_scatter.calls, 0);
+      std::int64_t own = 0;  // bytes of this rank's shards
+      for (const nn::Parameter* p : net.parameters()) own += p->value().local().bytes();
+      EXPECT_EQ(in_replicas.all_reduce.bytes, grid.replicas > 1 ? own : 0);
+      CommCounts whole_job = settled_counts(*group);
+      whole_job -= all;
+      if (grid.shards > 1 && grid.replicas > 1) {
+        EXPECT_EQ(whole_job.all_gather.calls + whole_job.reduce_scatter.calls + whole_job.all_reduce.calls, 0);
+      }
+    });
+}
+
+// A shard axis of one rank still has replicas to agree with.
+TEST(FullyShard, F47_OneShardManyReplicasAverageTheirGradients) {
+  run_ranks(3, [](const Group& group) {
+    Net net(kUneven), reference(kUneven);
+    shard_over(net, mesh_of(group, {3, 1}));
+    net.materialize(nn::Seed{4});
+    reference.materialize(nn::Seed{4});
+    const Tensor x = batch_of(6, 5, 0, "x");
+    backward(mul(sum(net(slice_of(x, *group))), 3));
+    backward(sum(reference(x)));
+    expect_same(net, reference, true);
+  });
+}
+
+TEST(FullyShard, F79_HsdpMicroBatchesAddUp) {
+  for (const Grid grid : kGrids)
+    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
+      Net net(kUneven), reference(kUneven);
+      shard_over(net, mesh_of(group, grid));
+      net.materialize(nn::Seed{2});
+      reference.materialize(nn::Seed{2});
+      for (std::uint64_t micro = 0; micro < 3; ++micro) {
+        const Tensor x = batch_of(12, 5, micro, "x");
+        backward(mul(sum(net(slice_of(x, *group))), static_cast<double>(group->size())));
+        backward(sum(reference(x)));
+      }
+      expect_same(net, reference, true);
+    });
+}
+
+TEST(FullyShard, F81_AllReduceOnlyForTheLastMicroBatch) {
+  for (const Grid grid : kGrids)
+    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
+      const DeviceMesh mesh = mesh_of(group, grid);
+      Net net(kUneven), reference(kUneven);
+      shard_over(net, mesh);
+      net.materialize(nn::Seed{2});
+      reference.materialize(nn::Seed{2});
+      constexpr std::int64_t kMicroBatches = 3;
+      for (int step = 0; step < 2; ++step) {  // the second adds to the first's gradients
+        const CommCounts before = settled_counts(mesh.group("dp")), replicas = settled_counts(mesh.group("replicate"));
+        for (int micro = 0; micro < kMicroBatches; ++micro) {
+          const bool is_last = micro == kMicroBatches - 1;
+          nn::set_requires_all_reduce(net, is_last);
+          const Tensor x = batch_of(12, 5, static_cast<std::uint64_t>(step * 3 + micro), "x");
+          backward(mul(sum(net(slice_of(x, *group))), static_cast<double>(group->size())));
+          backward(sum(reference(x)));
+          if (!is_last && step == 0 && grid.replicas > 1) { EXPECT_FALSE(net.head.weight.grad().defined()); }
+        }
+        EXPECT_EQ(settled_counts(mesh.group("dp")).reduce_scatter.calls - before.reduce_scatter.calls,
+                  grid.shards > 1 ? kGroups * kMicroBatches : 0);
+        EXPECT_EQ(settled_counts(mesh.group("replicate")).all_reduce.calls - replicas.all_reduce.calls,
+                  grid.replicas > 1 ? kGroups : 0);
+      }
+      expect_same(net, reference, true);
+    });
+}
+
+// A module that the last micro-batch does not use has its earlier gradients added up all the same.
+TEST(FullyShard, F81_UnusedInTheLastMicroBatch) {
+  struct Branches : nn::Layer<Branches> {
+    nn::Linear &a, &b;
+    bool both = true;
+    Branches() : a(add<nn::Linear>("a", 3, 5)), b(add<nn::Linear>("b", 3, 5)) {}
+    Tensor forward(const Tensor& x) { return both ? a(x) + b(x) : a(x); }
+  };
+  run_ranks(4, [](const Group& group) {
+    Branches net, reference;
+    nn::fully_shard(net, mesh_of(group, {2, 2}));
+    net.materialize(nn::Seed{2});
+    reference.materialize(nn::Seed{2});
+    for (const bool is_last : {false, true}) {
+      net.both = reference.both = !is_last;
+      nn::set_requires_all_reduce(net, is_last);
+      const Tensor x = batch_of(4, 3, is_last, "x");
+      backward(mul(sum(net(slice_of(x, *group))), 4));
+      backward(sum(reference(x)));
+    }
+    expect_same(net, reference, true);
+  });
+}
+
+// Memory of a reduction does not grow with the number of layers, though gradients travel in another type.
+TEST(FullyShard, F175_SumsThatLieAsideAreFreed) {
+  const auto peak = [](const Group& group, int layers) {
+    std::vector<std::int64_t> sizes(static_cast<std::size_t>(layers) + 2, 32);
+    Net net(sizes);
+    const nn::MixedPrecision policy{.param_dtype = DType::bf16};
+    shard_over(net, mesh_of(group, {2, 2}), {.mp_policy = policy});
+    net.materialize();
+    for (int micro = 0; micro < 2; ++micro) backward(sum(net(batch_of(2, 32, 0, "x"))));
+    return RankContext::current().allocator().accounting().peak(MemoryCategory::communication);
+  };
+  std::vector<std::int64_t> few(4), many(4);
+  run_ranks(4, [&](const Group& group) { few[static_cast<std::size_t>(group->rank())] = peak(group, 3); });
+  run_ranks(4, [&](const Group& group) { many[static_cast<std::size_t>(group->rank())] = peak(group, 9); });
+  EXPECT_EQ(few, many);
+}
+
+// Gradients in bf16 are rounded on their way over both axes, their sum is kept in f32.
+TEST(FullyShard, F88_HsdpWithBf16GradientsIsCloseToF32) {
+  for (const std::optional<DType> reduce : {std::optional<DType>(DType::f32), std::optional<DType>()})
+    run_ranks(4, [=](const Group& group) {
+      Net net(kUneven), reference(kUneven);
+      shard_over(net, mesh_of(group, {2, 2}), {.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = reduce}});
+      net.materialize(nn::Seed{2});
+      reference.materialize(nn::Seed{2});
+      for (std::uint64_t micro = 0; micro < 2; ++micro) {
+        const Tensor x = batch_of(4, 5, micro, "x");
+        backward(sum(square(net(x))));
+        backward(sum(square(reference(x))));
+      }
+      for (const nn::Parameter* p : net.parameters()) EXPECT_EQ(p->grad().dtype(), DType::f32);
+      expect_same(net, reference, true, 0.08);
+    });
+}
+
+TEST(FullyShard, F77_HsdpReplaysBitwiseWhatEagerDoes) {
+  for (const Grid grid : {Grid{2, 2}, Grid{2, 1}})
+    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
+      const auto make = [&](Net& net) {
+        shard_over(net, mesh_of(group, grid));
+        net.materialize(nn::Seed{5});
+        return std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
+      };
+      Net eager(kUneven), captured(kUneven);
+      const auto eager_optimizer = make(eager), captured_optimizer = make(captured);
+      const auto train = [&](Net& net, nn::AdamW& optimizer, const Tensor& x, const Tensor& y) {
+        Tensor loss;
+        for (const bool is_last : {false, true}) {
+          nn::set_requires_all_reduce(net, is_last);
+          loss = mean_square(net(x), y);
+          backward(loss);
+        }
+        const Tensor norm = nn::clip_grad_norm(optimizer, 0.5);
+        optimizer.step_and_clear();
+        return loss + norm;
+      };
+      CompileOptions options;
+      options.group = group;
+      auto step = compile([&](const Tensor& x, const Tensor& y) { return train(captured, *captured_optimizer, x, y); },
+                          options);
+      for (std::uint64_t i = 0; i < 8; ++i) {
+        const Tensor x = slice_of(batch_of(12, 5, i, "x"), *group), y = slice_of(batch_of(12, 2, i, "y"), *group);
+        const Tensor expected = train(eager, *eager_optimizer, x, y).detach();
+        EXPECT_TRUE(same_bits(step(x, y), expected)) << "step " << i << " " << step.why();
+      }
+      EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
+    });
+}
+
+TEST(FullyShard, F182_HsdpHasNoHazards) {
+  for (const Grid grid : {Grid{2, 2}, Grid{2, 1}})
+    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
+      HazardChecker checker;
+      {
+        Net net(kUneven);
+        shard_over(net, mesh_of(group, grid));
+        net.materialize();
+        nn::AdamW optimizer(net.parameters(), {.lr = 1e-2});
+        for (std::uint64_t step = 0; step < 3; ++step) {
+          for (const bool is_last : {false, true}) {
+            nn::set_requires_all_reduce(net, is_last);
+            backward(sum(net(batch_of(2, 5, step, "x"))));
+          }
+          optimizer.step_and_clear();
+        }
+      }
+      EXPECT_TRUE(checker.found().empty()) << checker.found()[0];
+      EXPECT_GT(checker.num_checked(), 100);
+    });
+}
+
+TEST(FullyShard, F10_MeshesAndResharding) {
+  run_ranks(4, [](const Group& group) {
+    Net net(kUneven);
+    const DeviceMesh three(group, {{"a", 2}, {"b", 2}, {"c", 1}});
+    expect_error([&] { nn::fully_shard(net, three); }, {"mesh(a=2,b=2,c=1)", "HSDP"});
+    const DeviceMesh mesh = mesh_of(group, {2, 2});
+    expect_error([&] { nn::fully_shard(net, mesh, {.reshard_after_forward = 4}); }, {"must divide the 2 ranks"});
+    nn::fully_shard(net, mesh, {.reshard_after_forward = 2});
+    EXPECT_EQ(describe(net.head.weight.value()), "f32[2,3]{0: dp}");
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing
