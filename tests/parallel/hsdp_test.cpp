@@ -276,11 +276,9 @@ TEST(FullyShard, F182_HsdpHasNoHazards) {
     });
 }
 
-TEST(FullyShard, F10_MeshesAndResharding) {
+TEST(FullyShard, F8_HsdpReshardsWithinItsShards) {
   run_ranks(4, [](const Group& group) {
     Net net(kUneven);
-    const DeviceMesh three(group, {{"a", 2}, {"b", 2}, {"c", 1}});
-    expect_error([&] { nn::fully_shard(net, three); }, {"mesh(a=2,b=2,c=1)", "HSDP"});
     const DeviceMesh mesh = mesh_of(group, {2, 2});
     expect_error([&] { nn::fully_shard(net, mesh, {.reshard_after_forward = 4}); }, {"must divide the 2 ranks"});
     nn::fully_shard(net, mesh, {.reshard_after_forward = 2});

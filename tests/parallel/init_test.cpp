@@ -45,8 +45,9 @@ TEST(FullyShard, F2_DefaultMeshIsOneAxisOverAllRanks) {
 
 TEST(FullyShard, F3_MeshesOfMoreAxesAreRefused) {
   run_ranks(4, [](const Group& group) {
-    expect_error([&] { DeviceMesh(group, {{"a", 2}, {"b", 2}}); }, {"2 axes", "2-D meshes"});
-    expect_error([&] { DeviceMesh(group, {{"a", 2}, {"b", 2}, {"c", 1}}); }, {"3 axes"});
+    Net net(kSizes);
+    const DeviceMesh mesh(group, {{"a", 2}, {"b", 2}, {"c", 1}});
+    expect_error([&] { nn::fully_shard(net, mesh); }, {"mesh(a=2,b=2,c=1)", "one axis", "two", "HSDP", "slice"});
     expect_error([&] { DeviceMesh(group, {{"", 4}}); }, {"needs a name"});
     expect_error([&] { DeviceMesh(group, {{"dp", 3}}); }, {"3 places", "4 ranks"});
   });
