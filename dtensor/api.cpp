@@ -15,10 +15,12 @@ namespace {
 
 struct FromLocalAttrs {
   const Spec* spec = nullptr;
+  const Spec* grad = nullptr;
   Shape shape;
   void visit(AttrVisitor& v) const {
     v.field("shape", shape);
     v.field("as", spec->describe().c_str());
+    v.field("grad", grad->describe().c_str());
     v.local_field("mesh", static_cast<std::int64_t>(spec->mesh_id()));
   }
 };
@@ -28,19 +30,52 @@ Tensor run_from_local(OpCall& call) {
   return Tensor::distributed(a.shape, a.spec, call.in[0].detach());
 }
 
+// A gradient may be asked for as terms. Where it has none it is counted once: on the first rank of the axis.
+Tensor part_of_gradient(Tensor grad, const Spec& as) {
+  const Spec& lies = Spec::from(grad);
+  const Spec* to = gradient_spec(&as);
+  bool counts = true;
+  for (int a = 0; a < as.num_axes(); ++a) {
+    if (!as.placement(a).is_partial()) continue;
+    if (lies.mesh_id() == as.mesh_id() && lies.placement(a) == as.placement(a)) to = to->with(a, as.placement(a));
+    else counts &= as.coordinate(a) == 0;
+  }
+  Tensor part = redistribute(std::move(grad), to).local();
+  return counts ? part : zeros(part.shape(), part.dtype(), part.device());
+}
+
 void vjp_from_local(VjpCall& call) {
-  const Spec* spec = call.attrs.as<FromLocalAttrs>().spec;
+  const auto& attrs = call.attrs.as<FromLocalAttrs>();
   std::int64_t averaged = 1;
-  for (int a = 0; a < spec->num_axes(); ++a) {
-    const Placement& p = spec->placement(a);
-    if (p.is_partial(ReduceKind::avg)) averaged *= spec->axis_size(a);
+  for (int a = 0; a < attrs.spec->num_axes(); ++a) {
+    const Placement& p = attrs.spec->placement(a);
+    if (p.is_partial(ReduceKind::avg)) averaged *= attrs.spec->axis_size(a);
     check(!p.is_partial() || p.is_partial(ReduceKind::sum) || p.is_partial(ReduceKind::avg),
           "from_local of {}: values that reduce by {} have no derivative; detach() the local part", to_string(p),
           name(p.reduce));
   }
-  Tensor grad = redistribute(call.take_grad(), gradient_spec(spec)).local();
-  if (averaged > 1) grad = mul(std::move(grad), 1.0 / static_cast<double>(averaged));
-  call.give(0, std::move(grad));
+  Tensor part = part_of_gradient(call.take_grad(), *attrs.grad);
+  if (averaged > 1) part = mul(std::move(part), 1.0 / static_cast<double>(averaged));
+  call.give(0, std::move(part));
+}
+
+// The layout a gradient is said to have, of a tensor that lies as `spec`: only Replicate and Partial may differ.
+const Spec* spec_of_gradient(std::string_view what, const Spec& spec, int ndim,
+                             const std::optional<std::vector<Placement>>& said) {
+  if (!said) return gradient_spec(&spec);
+  const Spec* grad = Spec::of(spec.mesh(), normalize_placements(*said, ndim), spec.order());
+  for (int a = 0; a < spec.num_axes(); ++a) {
+    const Placement &x = spec.placement(a), &g = grad->placement(a);
+    check(
+        x.is_shard() ? g == x : !g.is_shard(),
+        "{} {}: the gradient is said to lie as {}, but its part here has the shape of the tensor's: only Replicate and "
+        "Partial may differ",
+        what, spec.describe(), grad->describe());
+    check(!g.is_partial() || g.is_partial(ReduceKind::sum),
+          "{} {}: the gradient is said to lie as {}; terms of a gradient are summed: Partial()", what, spec.describe(),
+          grad->describe());
+  }
+  return grad;
 }
 
 Shape whole_shape(const Tensor& local, const Spec& spec, const FromLocalOptions& options) {
@@ -95,19 +130,6 @@ void vjp_to_local(VjpCall& call) {
   call.give(0, Tensor::distributed(call.in_shape(0), a.grad, grad));
 }
 
-const Spec* spec_of_gradient(const Tensor& x, const Spec& spec, const ToLocalOptions& options) {
-  if (!options.grad_placements) return &spec;
-  const std::vector<Placement> placements = normalize_placements(*options.grad_placements, x.ndim());
-  const Spec* grad = Spec::of(spec.mesh(), placements, spec.order());
-  for (int a = 0; a < spec.num_axes(); ++a)
-    check(placements[static_cast<std::size_t>(a)].is_shard() == spec.placement(a).is_shard() &&
-              (!spec.placement(a).is_shard() || placements[static_cast<std::size_t>(a)] == spec.placement(a)),
-          "to_local of {}: the gradient is said to lie as {}, but the part of it that this rank has is cut as x is; "
-          "only Replicate and Partial may differ",
-          x, grad->describe());
-  return grad;
-}
-
 // ---- distribute ----
 
 Tensor brought_from(Tensor whole, const DeviceMesh& mesh, int source) {
@@ -131,15 +153,21 @@ Tensor from_local(Tensor local, const Spec* spec, const FromLocalOptions& option
                                  .vjp = vjp_from_local},
                                 run_from_local};
   check(!local.is_distributed(), "from_local: {} is distributed already", local);
-  if (options.run_check) return call(row, FromLocalAttrs{spec, checked_shape(local, *spec, options)}, std::move(local));
-  check_dims(local, *spec);
-  const FromLocalAttrs attrs{spec, whole_shape(local, *spec, options)};
-  return call(row, attrs, std::move(local));
+  if (!options.run_check) check_dims(local, *spec);
+  const Shape shape = options.run_check ? checked_shape(local, *spec, options) : whole_shape(local, *spec, options);
+  const Spec* grad = spec_of_gradient("from_local as", *spec, local.ndim(), options.grad_placements);
+  return call(row, FromLocalAttrs{spec, grad, shape}, std::move(local));
 }
 
 Tensor from_local(Tensor local, const DeviceMesh& mesh, std::span<const Placement> placements,
                   const FromLocalOptions& options) {
-  const Spec* spec = Spec::of(mesh, normalize_placements(placements, local.ndim()));
+  const Spec* spec = nullptr;
+  try {
+    spec = Spec::of(mesh, normalize_placements(placements, local.ndim()));
+  } catch (const Error& error) {  // the others come to the check
+    if (options.run_check) check_parts("from_local", local, local.shape(), Spec::replicate(mesh), error.message());
+    throw;
+  }
   return from_local(std::move(local), spec, options);
 }
 
@@ -150,7 +178,8 @@ Tensor to_local(Tensor x, const ToLocalOptions& options) {
                                  .vjp = vjp_to_local},
                                 run_to_local};
   const Spec& spec = Spec::from(x);
-  const ToLocalAttrs attrs{spec_of_gradient(x, spec, options), options.check_gradient};
+  const Spec* grad = spec_of_gradient("to_local of", spec, x.ndim(), options.grad_placements);
+  const ToLocalAttrs attrs{grad, options.check_gradient};
   return call(row, attrs, std::move(x));
 }
 

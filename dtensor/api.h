@@ -38,11 +38,14 @@ struct FromLocalOptions {
   /// Compare shapes, dtypes and copies over all ranks (check_parts.h): collective and slow. Without it a wrong part is
   /// an Error on the ranks that can see it.
   bool run_check = false;
+  /// How the gradients that the ranks get back make the whole gradient, per axis; unset: as the parts lie, Replicate
+  /// where those are Partial. Partial() where the part is a copy: every rank gets a term, and nothing is reduced.
+  std::optional<std::vector<Placement>> grad_placements{};
 };
 
 /// This rank's part, seen as a tensor over a mesh: no copy, no communication. Differentiable: the gradient is brought
 /// to this layout, Replicate where it is Partial (divided by the ranks of a Partial(avg)), and its local part returned;
-/// Partial by max, min or product have no derivative.
+/// Partial by max, min or product have no derivative. Error if the gradient is said to be cut otherwise than the part.
 Tensor from_local(Tensor local, const Spec* spec, const FromLocalOptions& options = {});
 /// Placements per axis, which cut in mesh order; negative dims count from the end.
 Tensor from_local(Tensor local, const DeviceMesh& mesh, std::span<const Placement> placements,
@@ -53,8 +56,9 @@ inline Tensor from_local(Tensor local, const DeviceMesh& mesh, std::initializer_
 }
 
 struct ToLocalOptions {
-  /// How the gradients of the ranks' parts make the whole gradient, per axis; unset: as x lies. A replicated tensor
-  /// that each rank uses in its own way has Partial gradients: say so.
+  /// How the gradients of the ranks' parts make the whole gradient, per axis; unset: as x lies, Replicate where that is
+  /// Partial, so that from_local(to_local(x)) is x in backward too. A replicated tensor that each rank uses in its own
+  /// way has Partial gradients: say so.
   std::optional<std::vector<Placement>> grad_placements{};
   /// In backward, check that ranks whose gradients are copies of each other have the same bits: collective and slow.
   bool check_gradient = false;

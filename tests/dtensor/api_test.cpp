@@ -99,6 +99,8 @@ TEST(FromLocal, F120_TheCheckFindsWhatRanksDoNotAgreeOn) {
                    {odd_one ? "not this rank's part" : "rank 2 of mesh(dp=3)"});
     expect_refused(add(counting({4}), odd_one ? 1 : 0), Replicate(), {},
                    {"ranks 0 and 2", "same part", "values differ"});
+    expect_refused(odd_one ? Tensor::scalar(1) : counting({2}), Shard(-1), {},
+                   {odd_one ? "0-d" : "rank 2 of mesh(dp=3)"});
     from_local(add(counting({4}), odd_one ? 1 : 0), mesh, {Partial()}, {.run_check = true});
     from_local(counting({4}), mesh, {Replicate()}, {.run_check = true});
   });
@@ -136,6 +138,27 @@ TEST(FromLocal, F115_GradientIsTheLocalPart) {
     });
 }
 
+// Copies that each rank uses in its own way: what comes back are terms, and somebody further up adds them. A gradient
+// that is whole on every rank is counted once.
+TEST(FromLocal, GradientsMayComeBackAsTerms) {
+  for (int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      const DeviceMesh mesh(group);
+      const Tensor w = counting({2, 3});
+      for (Placement arrives : {Partial(), Replicate()}) {
+        Slot slot("x", /*requires_grad=*/true);
+        slot.set(counting({2, 3}));
+        const Tensor x = from_local(slot.value(), mesh, {Replicate()}, {.grad_placements = {{Partial()}}});
+        const Spec* spec = Spec::of(mesh, arrives);
+        const Tensor loss = sum(mul(to_local(x, {.grad_placements = {{arrives}}}), part_of(w, *spec)));
+        EXPECT_EQ(total_calls(*group, [&] { backward(loss); }), 0);
+        EXPECT_TRUE(near(all_reduce(slot.grad(), *group), w)) << to_string(arrives);
+      }
+      expect_error([&] { from_local(w, mesh, {Replicate()}, {.grad_placements = {{Shard(0)}}}); },
+                   {"from_local as {}", "{0: dp}", "only Replicate and Partial"});
+    });
+}
+
 TEST(FromLocal, MaximaHaveNoDerivative) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
@@ -160,8 +183,24 @@ TEST(ToLocal, F121_GradientIsLabelledAsTheTensorLies) {
         EXPECT_FALSE(local.is_distributed());
         const Tensor factor = rank_values(group, local.shape());
         EXPECT_EQ(total_calls(*group, [&] { backward(sum(mul(local, factor))); }), 0);
-        EXPECT_EQ(slot.grad().layout(), spec);
+        EXPECT_EQ(slot.grad().layout(), gradient_spec(spec));
         EXPECT_TRUE(same_bits(slot.grad().local(), factor));
+      }
+    });
+}
+
+// A peer counted the gradient once per rank here: terms are labelled Partial again in backward, and added up.
+TEST(ToLocal, TakingALabelOffAndPuttingItOnIsNothingInBackwardToo) {
+  for (int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      const DeviceMesh mesh(group);
+      const Tensor w = counting({5, 3});
+      for (Placement lies : {Replicate(), Shard(0), Shard(1), Partial()}) {
+        Slot slot("x", /*requires_grad=*/true);
+        slot.set(laid_out(counting({5, 3}), Spec::of(mesh, lies)));
+        const Tensor x = from_local(to_local(slot.value()), mesh, {lies}, {.shape = Shape{5, 3}});
+        backward(sum(mul(full_tensor(x), w)));
+        EXPECT_TRUE(same_bits(full_tensor(slot.grad()), w)) << to_string(lies);
       }
     });
 }
@@ -187,9 +226,11 @@ TEST(ToLocal, F121_TheGradientMayNotBeCutOtherwise) {
     const DeviceMesh mesh(group);
     const Tensor rows = laid_out(counting({4, 4}), Spec::of(mesh, Shard(0)));
     const auto as = [&](Placement p) { to_local(rows, {.grad_placements = {{p}}}); };
-    expect_error([&] { as(Replicate()); }, {"f32[4,4]{0: dp}", "{}", "cut as x is"});
-    expect_error([&] { as(Shard(1)); }, {"{1: dp}", "cut as x is"});
+    expect_error([&] { as(Replicate()); }, {"to_local of {0: dp}", "lie as {}", "only Replicate and Partial"});
+    expect_error([&] { as(Shard(1)); }, {"{1: dp}", "only Replicate and Partial"});
     expect_error([&] { as(Partial()); }, {"{+dp}"});
+    const Tensor copies = laid_out(counting({4, 4}), Spec::of(mesh, Replicate()));
+    expect_error([&] { to_local(copies, {.grad_placements = {{Partial(ReduceKind::avg)}}}); }, {"{avg dp}", "summed"});
     expect_error([&] { to_local(counting({4})); }, {"plain tensor"});
     as(Shard(-2));
   });
