@@ -37,6 +37,12 @@ ReplicaSum::ReplicaSum(ProcessGroup& group, int shard_rank, std::span<ScatterPar
   }
 }
 
+std::int64_t ReplicaSum::bytes() const {
+  std::int64_t sum = 0;
+  for (const FlatPart& part : sums_) sum += part.count * byte_size(part.dtype);
+  return sum;
+}
+
 void ReplicaSum::run() const {
   if (!group_) return;
   group_->all_reduce(sums_, {.kind = ReduceKind::sum})->wait();

@@ -21,6 +21,8 @@ class ReplicaSum {
 
   /// What lies aside, in use until run() has ended; null if nothing does. Taken by the rank's thread, which lends it.
   Ref<Storage> take_memory() { return std::move(memory_); }
+  /// That it adds up.
+  std::int64_t bytes() const;
   /// Blocks. On any thread, after the reduction over the shard axis.
   void run() const;
 

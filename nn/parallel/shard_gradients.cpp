@@ -6,6 +6,7 @@
 #include "nn/parallel/replica_sum.h"
 #include "nn/parallel/shard_group.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/comm_counter.h"
 #include "runtime/comm/reduce.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/stream.h"
@@ -202,7 +203,8 @@ void ShardGroup::reduce(int plan_number, const Tensor& full, std::span<const Ten
     parts.push_back({full.storage()->address() + full.offset() + p.full_offset,
                      to->address() + out[m].offset() * byte_size(p.dtype), p.full_dtype, p.at.counts,
                      plan.accumulate[m], wire_of(p), p.dtype});
-    moved += sherd::numel(p.at.full_shape) * byte_size(p.full_dtype);
+    const std::int64_t wire = byte_size(wire_of(p).value_or(p.full_dtype));
+    moved += sherd::numel(p.at.full_shape) * std::min(byte_size(p.full_dtype), wire);
     if (std::none_of(loans.begin(), loans.end(), [&](const Loan& loan) { return loan.storage == to; }))
       loans.push_back({to, true});
   }
@@ -210,9 +212,16 @@ void ShardGroup::reduce(int plan_number, const Tensor& full, std::span<const Ten
   if (plan.all_reduces && data_.num_replicas() > 1) {
     replicas = ReplicaSum(data_.replica_group().channel(channel_of(StreamKind::reduce_scatter)),
                           data_.shard_group().rank(), parts, plan.unsummed);
+    count_collective({.kind = comm::CommOp::all_reduce,
+                      .op = "reduce",
+                      .module = name_,
+                      .ranks = data_.num_replicas(),
+                      .bytes = replicas.bytes()});
     if (Ref<Storage> aside = replicas.take_memory()) loans.push_back({std::move(aside), false});  // nobody reads it
   }
   ProcessGroup& channel = data_.shard_group().channel(channel_of(StreamKind::reduce_scatter));
+  count_collective(
+      {.kind = comm::CommOp::reduce_scatter, .op = "reduce", .module = name_, .ranks = channel.size(), .bytes = moved});
   auto run = [&channel, parts = std::move(parts), scale = plan.scale, replicas = std::move(replicas)] {
     if (channel.size() == 1) scatter_alone(parts, scale);
     else channel.reduce_scatter(parts, {.kind = ReduceKind::sum, .scale = scale})->wait();

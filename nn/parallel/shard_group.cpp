@@ -6,6 +6,7 @@
 #include "nn/parallel/alone.h"
 #include "nn/parallel/buffer_views.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/comm_counter.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/stream.h"
 #include "runtime/op/ops.h"
@@ -175,11 +176,16 @@ void ShardGroup::gather_shards() {
   std::byte* const gathered = gathered_.storage()->address();
   const std::byte* const shards = shards_.storage()->address();
   std::vector<GatherPart> parts;
-  for (const Placed& p : placed_)
+  std::int64_t moved = 0;
+  for (const Placed& p : placed_) {
     parts.push_back(
         {gathered + p.full_offset, p.full_dtype, p.at.counts, shards ? shards + p.shard_offset : &kNoRows, p.dtype});
+    moved += sherd::numel(p.at.full_shape) * byte_size(p.full_dtype);
+  }
   ProcessGroup& channel = data_.shard_group().channel(channel_of(StreamKind::all_gather));
   const Loan loans[] = {{shards_.storage(), false}, {gathered_.storage(), true}};
+  count_collective(
+      {.kind = comm::CommOp::all_gather, .op = "unshard", .module = name_, .ranks = channel.size(), .bytes = moved});
   RankContext::current()
       .stream(StreamKind::all_gather)
       .submit({.name = "unshard",

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/comm/chunks.h"
+#include "runtime/comm/comm_counter.h"
 #include "runtime/comm/process_group.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/exec/stream.h"
@@ -17,6 +18,8 @@
 namespace sherd::cpu {
 
 namespace {
+
+using comm::CommOp;
 
 // Results that nobody touches keep their memory until this many others were asked for.
 constexpr std::size_t kMaxInFlight = 8;
@@ -97,7 +100,11 @@ Ref<Storage> take_scratch(std::int64_t bytes) {
 }
 
 /// `run` reads the input and writes the output and the scratch; whoever touches the output waits for it.
-void submit(const KernelCall& call, std::function<void()> run, std::span<const Ref<Storage>> scratch = {}) {
+void submit(CommOp kind, const KernelCall& call, std::function<void()> run,
+            std::span<const Ref<Storage>> scratch = {}) {
+  const std::int64_t bytes = kind == CommOp::all_gather ? call.out[0].bytes() : call.in[0].bytes();  // the full buffer
+  count_collective(
+      {.kind = kind, .op = call.op.name, .ranks = call.attrs.as<CollectiveAttrs>().group->size(), .bytes = bytes});
   if (call.attrs.as<CollectiveAttrs>().group->size() == 1) {  // a copy
     (void)call.in[0].storage()->data();
     return run();
@@ -106,7 +113,7 @@ void submit(const KernelCall& call, std::function<void()> run, std::span<const R
   for (const Ref<Storage>& each : scratch)
     if (each) loans.push_back({each, false});  // nobody else asks for it: kept, not waited for
   call.exec.stream->submit({.name = call.op.name,
-                            .bytes = std::max(call.in[0].bytes(), call.out[0].bytes()),
+                            .bytes = bytes,
                             .run = std::move(run),
                             .loans = loans,
                             .abort = [&group = channel(call)](std::string_view reason) { group.abort(reason); },
@@ -115,10 +122,10 @@ void submit(const KernelCall& call, std::function<void()> run, std::span<const R
 
 /// Rows that work in place on a copy of their input.
 template <class Collective>
-void submit_on_copy(const KernelCall& call, Collective collective) {
+void submit_on_copy(CommOp kind, const KernelCall& call, Collective collective) {
   const Tensor& x = dense_input(call);
   const FlatPart part{address(call.out[0]), x.dtype(), x.numel()};
-  submit(call, [part, from = address(x), bytes = x.bytes(), collective] {
+  submit(kind, call, [part, from = address(x), bytes = x.bytes(), collective] {
     copy_bytes(part.data, from, bytes);
     collective(part);
   });
@@ -126,14 +133,14 @@ void submit_on_copy(const KernelCall& call, Collective collective) {
 
 void all_reduce(const KernelCall& call) {
   const auto kind = static_cast<ReduceKind>(call.attrs.as<CollectiveAttrs>().kind);
-  submit_on_copy(call, [&group = channel(call), kind](const FlatPart& part) {
+  submit_on_copy(CommOp::all_reduce, call, [&group = channel(call), kind](const FlatPart& part) {
     group.all_reduce({&part, 1}, {.kind = kind})->wait();
   });
 }
 
 void broadcast(const KernelCall& call) {
   const int root = call.attrs.as<CollectiveAttrs>().root;
-  submit_on_copy(call,
+  submit_on_copy(CommOp::broadcast, call,
                  [&group = channel(call), root](const FlatPart& part) { group.broadcast({&part, 1}, root)->wait(); });
 }
 
@@ -161,7 +168,7 @@ void all_gather(const KernelCall& call) {
     group.all_gather(parts)->wait();
     if (!is_listed) unpack(cut, blocks, out);
   };
-  submit(call, gather, {&scratch, 1});
+  submit(CommOp::all_gather, call, gather, {&scratch, 1});
 }
 
 void reduce_scatter(const KernelCall& call) {
@@ -186,7 +193,7 @@ void reduce_scatter(const KernelCall& call) {
     }
     group.reduce_scatter(parts, {.kind = kind})->wait();
   };
-  submit(call, reduce, {&scratch, 1});
+  submit(CommOp::reduce_scatter, call, reduce, {&scratch, 1});
 }
 
 // What rank q gets is dense after packing along the split dim, and so is what comes from it.
@@ -206,7 +213,7 @@ void all_to_all(const KernelCall& call) {
     group.all_to_all({&part, 1})->wait();
     if (received) unpack(joined, received, out);
   };
-  submit(call, swap, scratch);
+  submit(CommOp::all_to_all, call, swap, scratch);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include "compile/print.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/comm_counter.h"
 #include "runtime/op/ops.h"
 #include "tests/support/draw.h"
 #include "tests/support/near.h"
@@ -49,16 +49,23 @@ TEST(CollectiveReplay, IsBitwiseEagerInASubgroup) {
       for (int i = 0; i < 5; ++i) {
         const Tensor x = draw(normal({2, 4, inner}), DType::f32, 100 + at * 10 + static_cast<std::uint64_t>(i));
         eager.clear_grad();
-        const CommCounts start = group->counts();
-        const Tensor expected = step(x, eager, *group).detach();
-        EXPECT_GT(expected.item<float>(), 0);
-        const Tensor gradient = dense_copy(eager.grad());
-        const CommCounts middle = group->counts();
-        EXPECT_TRUE(same_bits(compiled(x), expected)) << compiled.why();
-        EXPECT_TRUE(same_bits(captured.grad(), gradient));
-        const CommCounts end = group->counts();
-        EXPECT_EQ(end.all_to_all.calls - middle.all_to_all.calls, middle.all_to_all.calls - start.all_to_all.calls);
-        EXPECT_EQ(end.all_gather.bytes - middle.all_gather.bytes, middle.all_gather.bytes - start.all_gather.bytes);
+        CommCounter both;
+        Tensor expected, actual;
+        CommCounter::Item eagerly;
+        {
+          CommCounter counter;
+          expected = step(x, eager, *group).detach();
+          eagerly = counter.total();
+        }
+        const CommCounter counter;
+        actual = compiled(x);
+        EXPECT_TRUE(same_bits(actual, expected)) << compiled.why();
+        EXPECT_TRUE(same_bits(captured.grad(), eager.grad()));
+        EXPECT_EQ(counter.of(comm::CommOp::all_gather).calls, 3) << "two forward, one backward";
+        EXPECT_EQ(counter.of(comm::CommOp::reduce_scatter).calls, 3);
+        EXPECT_EQ(counter.of(comm::CommOp::all_to_all).calls, 2);
+        EXPECT_EQ(counter.total(), eagerly);
+        EXPECT_EQ(both.total().calls, 2 * eagerly.calls);
       }
       EXPECT_EQ(compiled.mode(), CompiledStep::Mode::replay) << compiled.why();
     }

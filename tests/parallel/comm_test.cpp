@@ -4,6 +4,7 @@
 #include "nn/optim/adamw.h"
 #include "nn/parallel/shard_group.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/comm_counter.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
@@ -103,6 +104,30 @@ TEST(FullyShard, F46_BytesAreThoseOfRealElements) {
       backward(sum(net(batch_of(2, 6, 0, "x"))));
       EXPECT_EQ(settled_counts(*group).all_gather.bytes, 2 * 4 * net.num_parameters());
       EXPECT_EQ(group->counts().reduce_scatter.bytes, 4 * net.num_parameters());
+    });
+}
+
+TEST(FullyShard, CommCounterAgreesWithTheGroupAndNamesModules) {
+  for (const bool is_mixed : {false, true})
+    run_ranks(3, [=](const Group& group) {
+      Net net(kSizes);
+      nn::FullyShardOptions options;
+      if (is_mixed) options.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
+      const DeviceMesh mesh(group);
+      for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh, options);
+      nn::fully_shard(net, mesh, options);
+      net.materialize();
+      const CommCounts start = settled_counts(*group);
+      CommCounter counter;
+      backward(sum(net(batch_of(2, 6, 0, "x"))));
+      const CommCounts end = settled_counts(*group);
+      const CommCounter::Item gathers = counter.of_op("unshard"), reductions = counter.of_op("reduce");
+      EXPECT_EQ(gathers.calls, end.all_gather.calls - start.all_gather.calls);
+      EXPECT_EQ(gathers.bytes, end.all_gather.bytes - start.all_gather.bytes);
+      EXPECT_EQ(reductions.calls, kGroups);
+      EXPECT_EQ(reductions.bytes, end.reduce_scatter.bytes - start.reduce_scatter.bytes);
+      EXPECT_EQ(counter.of_module("blocks.1").calls, 3) << counter.describe();
+      EXPECT_EQ(counter.total().calls, gathers.calls + reductions.calls);
     });
 }
 

@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -165,12 +166,14 @@ TEST_F(SherdRun, OneRankHasNoPrefix) {
 }
 
 TEST_F(SherdRun, RanksLearnTheirPlaceAndTheStore) {
-  ASSERT_EQ(run(shell(3, "env | grep ^SHERD_ | grep -v ^SHERD_TEST_ | sort > env.$SHERD_RANK; echo $OTHER > other.$SHERD_RANK"),
-                [] {
-                  ::setenv("SHERD_WORLD_SIZE", "77", 1);  // of an outer launcher: replaced
-                  ::setenv("OTHER", "kept", 1);
-                }),
-            0);
+  ASSERT_EQ(
+      run(shell(3,
+                "env | grep ^SHERD_ | grep -v ^SHERD_TEST_ | sort > env.$SHERD_RANK; echo $OTHER > other.$SHERD_RANK"),
+          [] {
+            ::setenv("SHERD_WORLD_SIZE", "77", 1);  // of an outer launcher: replaced
+            ::setenv("OTHER", "kept", 1);
+          }),
+      0);
   std::string secret;
   for (int rank = 0; rank < 3; ++rank) {
     std::map<std::string, std::string> variables;
@@ -310,7 +313,9 @@ TEST_F(SherdRun, AStalledReaderNeitherLosesOutputNorBlocksStopping) {
               "done"),
         [&] { ::dup2(ends[1], 1); });
   ::close(ends[1]);
-  pid_in("pid.0"), pid_in("pid.1");  // Nobody reads, so that soon every buffer is full.
+  pid_in("pid.0"), pid_in("pid.1");
+  pollfd output{.fd = ends[0], .events = POLLIN, .revents = 0};
+  ASSERT_EQ(::poll(&output, 1, 30'000), 1) << "no output came";  // Nobody reads it: soon every buffer is full.
   ::kill(launcher_, SIGTERM);
   for (const std::string name : {"term.0", "term.1"}) EXPECT_EQ(note(name), "x");
   std::string last;
