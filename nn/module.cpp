@@ -170,18 +170,24 @@ Module::ForwardScope::ForwardScope(Module& module) : module_(module), outer_path
   }
 }
 
-std::optional<DType> Module::ForwardScope::input_dtype() const {
-  std::optional<DType> dtype;
-  for (const auto& hook : module_.hooks_)
-    if (const auto asked = hook->input_dtype()) dtype = asked;
-  return dtype;
+const TensorMap* Module::ForwardScope::input_map() {
+  const auto& hooks = module_.hooks_;
+  if (std::none_of(hooks.begin(), hooks.end(), [](const auto& hook) { return hook->maps_inputs(); })) return nullptr;
+  map_ = [this](Tensor& tensor, TensorPlace place) {
+    for (const auto& hook : module_.hooks_)
+      if (hook->maps_inputs()) hook->map_input(module_, tensor, place);
+  };
+  return &map_;
 }
 
-std::optional<DType> Module::ForwardScope::output_dtype() const {
-  std::optional<DType> dtype;
-  for (const auto& hook : module_.hooks_)
-    if (const auto asked = hook->output_dtype()) dtype = asked;
-  return dtype;
+const TensorMap* Module::ForwardScope::output_map() {
+  const auto& hooks = module_.hooks_;
+  if (std::none_of(hooks.begin(), hooks.end(), [](const auto& hook) { return hook->maps_outputs(); })) return nullptr;
+  map_ = [this](Tensor& tensor, TensorPlace place) {
+    for (auto hook = module_.hooks_.rbegin(); hook != module_.hooks_.rend(); ++hook)
+      if ((*hook)->maps_outputs()) (*hook)->map_output(module_, tensor, place);
+  };
+  return &map_;
 }
 
 void Module::ForwardScope::finish(const std::function<void(const TensorVisitor&)>& visit_outputs) {

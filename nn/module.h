@@ -88,9 +88,12 @@ class ModuleHook {
   }
   /// Forward left by an exception that says `reason`; must not communicate.
   virtual void abandon_forward(Module&, std::string_view reason) noexcept { (void)reason; }
-  /// Floating-point tensors that go into or come out of forward() are cast to these; unset: they stay as they are.
-  virtual std::optional<DType> input_dtype() const { return {}; }
-  virtual std::optional<DType> output_dtype() const { return {}; }
+  /// Whether this hook may put other tensors in place of those that go into forward(), or come out of it. Inputs pass
+  /// the hooks in order of registration, after every before_forward; outputs in reverse, before every after_forward.
+  virtual bool maps_inputs() const { return false; }
+  virtual bool maps_outputs() const { return false; }
+  virtual void map_input(Module&, Tensor& tensor, TensorPlace place) { (void)tensor, (void)place; }
+  virtual void map_output(Module&, Tensor& tensor, TensorPlace place) { (void)tensor, (void)place; }
   /// Parameters get bytes on `device` now; called top-down before initial values are drawn.
   virtual void before_materialize(Module&, Device device) { (void)device; }
 };
@@ -158,9 +161,9 @@ class Module {
     ForwardScope(const ForwardScope&) = delete;
     ForwardScope& operator=(const ForwardScope&) = delete;
     void finish(const std::function<void(const TensorVisitor&)>& visit_outputs);
-    /// What the hooks ask for; the last one that asks is heard.
-    std::optional<DType> input_dtype() const;
-    std::optional<DType> output_dtype() const;
+    /// What the hooks do to tensors; null if none does anything.
+    const TensorMap* input_map();
+    const TensorMap* output_map();
     /// In a handler: adds this module's path to an error that does not know its module yet; hooks learn the reason.
     void fail();
 
@@ -168,6 +171,7 @@ class Module {
     Module& module_;
     const std::string* outer_path_;
     std::size_t entered_ = 0;
+    TensorMap map_;
     std::string reason_;
   };
 
@@ -196,9 +200,11 @@ class Layer : public Module {
   auto operator()(Args&&... args) {
     ForwardScope scope(*this);
     try {
-      const std::optional<DType> input = scope.input_dtype(), output = scope.output_dtype();
-      auto result = static_cast<Self*>(this)->forward(CastArgument<Args>(args, input).get()...);
-      if (output) cast_tensors(result, *output);
+      const TensorMap* const map = scope.input_map();
+      auto result = [&]<std::size_t... I>(std::index_sequence<I...>) {
+        return static_cast<Self*>(this)->forward(MappedArgument<Args>(args, map, {I, sizeof...(Args)}).get()...);
+      }(std::index_sequence_for<Args...>{});
+      if (const TensorMap* out = scope.output_map()) map_result(result, *out);
       scope.finish([&](const TensorVisitor& visit) { visit_tensors(result, visit); });
       return result;
     } catch (...) {

@@ -1,5 +1,6 @@
 #pragma once
 // Replacing the tensors in what forward() takes or returns: tensors, vectors, pairs, tuples, optionals of them.
+#include <cstddef>
 #include <functional>
 #include <optional>
 #include <tuple>
@@ -25,37 +26,58 @@ struct HoldsTensors<std::tuple<T...>> : std::disjunction<HoldsTensors<T>...> {};
 template <class A, class B>
 struct HoldsTensors<std::pair<A, B>> : std::disjunction<HoldsTensors<A>, HoldsTensors<B>> {};
 
+/// Which argument of forward() a tensor is part of, or which element of the vector, tuple or pair that it returns.
+struct TensorPlace {
+  std::size_t index = 0;
+  std::size_t count = 1;  ///< arguments, or elements; a single result is one
+};
+
+/// Puts another tensor in place of one; undefined ones are never shown.
+using TensorMap = std::function<void(Tensor&, TensorPlace)>;
+
 /// Casts a floating-point tensor; leaves others alone.
 void cast_floating(Tensor& tensor, DType dtype);
 
-/// Casts every floating-point tensor in `value`; leaves everything else alone.
+/// Shows every defined tensor in `value` to `map`, at one place.
 template <class T>
-void cast_tensors(T& value, DType dtype) {
+void map_tensors(T& value, const TensorMap& map, TensorPlace place) {
   if constexpr (std::is_same_v<T, Tensor>) {
-    cast_floating(value, dtype);
+    if (value.defined()) map(value, place);
   } else if constexpr (HoldsTensors<T>::value) {
     if constexpr (requires { value.begin(); }) {
-      for (auto& item : value) cast_tensors(item, dtype);
+      for (auto& item : value) map_tensors(item, map, place);
     } else if constexpr (requires { value.has_value(); }) {
-      if (value) cast_tensors(*value, dtype);
+      if (value) map_tensors(*value, map, place);
     } else {
-      std::apply([&](auto&... item) { (cast_tensors(item, dtype), ...); }, value);
+      std::apply([&](auto&... item) { (map_tensors(item, map, place), ...); }, value);
     }
   }
 }
 
-/// One argument of a call, cast if there is a type to cast it to. Keeps the copy that a cast needs for as long as the
-/// call lasts.
+/// The same for what forward() returned: elements of a vector, pair or tuple have places of their own.
 template <class T>
-class CastArgument {
+void map_result(T& result, const TensorMap& map) {
+  if constexpr (requires { result.begin(); }) {
+    for (std::size_t i = 0; i < result.size(); ++i) map_tensors(result[i], map, {i, result.size()});
+  } else if constexpr (requires { std::tuple_size<T>::value; }) {
+    std::size_t i = 0;
+    std::apply([&](auto&... item) { (map_tensors(item, map, {i++, sizeof...(item)}), ...); }, result);
+  } else {
+    map_tensors(result, map, {});
+  }
+}
+
+/// One argument of a call, mapped if there is a map. Keeps the copy that this needs for as long as the call lasts.
+template <class T>
+class MappedArgument {
  public:
-  CastArgument(std::remove_reference_t<T>& argument, std::optional<DType> dtype) : argument_(argument) {
+  MappedArgument(std::remove_reference_t<T>& argument, const TensorMap* map, TensorPlace place) : argument_(argument) {
     if constexpr (kHolds) {
-      if (!dtype) return;
+      if (!map) return;
       copy_.emplace(static_cast<T&&>(argument));
-      cast_tensors(*copy_, *dtype);
+      map_tensors(*copy_, *map, place);
     } else {
-      (void)dtype;
+      (void)map, (void)place;
     }
   }
   T&& get() {

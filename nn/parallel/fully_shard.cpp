@@ -58,10 +58,10 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   void before_materialize(Module&, Device device) override {
     if (group) group->materialize(device);
   }
-  std::optional<DType> input_dtype() const override {
-    return policy_.cast_forward_inputs ? policy_.param_dtype : std::nullopt;
-  }
-  std::optional<DType> output_dtype() const override { return policy_.output_dtype; }
+  bool maps_inputs() const override { return policy_.cast_forward_inputs && policy_.param_dtype; }
+  bool maps_outputs() const override { return policy_.output_dtype.has_value(); }
+  void map_input(Module&, Tensor& tensor, TensorPlace) override { cast_floating(tensor, *policy_.param_dtype); }
+  void map_output(Module&, Tensor& tensor, TensorPlace) override { cast_floating(tensor, *policy_.output_dtype); }
 
   bool reshards() const { return reshard_after_forward_.value_or(!is_root_); }
   void set_reshards(bool value) { reshard_after_forward_ = value; }

@@ -1,0 +1,103 @@
+// Hooks that put other tensors in place of a module's inputs and outputs.
+#include "nn/tensor_map.h"
+
+#include <gtest/gtest.h>
+
+#include "nn/module.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/ops.h"
+
+namespace sherd::nn {
+namespace {
+
+using Pair = std::pair<Tensor, std::vector<Tensor>>;
+
+struct Mixed : Layer<Mixed> {
+  // Results: a + scale, and b's tensors with an undefined one.
+  Pair forward(const Tensor& a, const std::vector<Tensor>& b, const std::optional<Tensor>& c, double scale, Tensor d) {
+    seen_c = c.has_value();
+    return {a + scale, {b[0] + d, b[1], Tensor()}};
+  }
+  bool seen_c = false;
+};
+
+struct Call {
+  char side;
+  std::size_t index, count;
+  double value;
+  friend bool operator==(const Call&, const Call&) = default;
+};
+
+// Adds `amount`, and writes down what it was shown.
+struct Adding : ModuleHook {
+  double amount;
+  std::vector<Call>* calls;
+  bool inputs = true, outputs = true;
+  Adding(double a, std::vector<Call>* c) : amount(a), calls(c) {}
+  bool maps_inputs() const override { return inputs; }
+  bool maps_outputs() const override { return outputs; }
+  void map_input(Module&, Tensor& t, TensorPlace place) override {
+    calls->push_back({'i', place.index, place.count, t.item<double>()});
+    t = t + amount;
+  }
+  void map_output(Module&, Tensor& t, TensorPlace place) override {
+    calls->push_back({'o', place.index, place.count, t.item<double>()});
+    t = t * amount;
+  }
+};
+
+Tensor number(double value) { return Tensor::scalar(value); }
+
+TEST(TensorMap, ArgumentsAndResultsAreShownWithTheirPlaces) {
+  Mixed module;
+  std::vector<Call> calls;
+  module.add_hook(std::make_shared<Adding>(10, &calls));
+  const std::vector<Tensor> list{number(1), number(2)};
+  const Tensor a = number(5);
+  const auto [first, rest] = module(a, list, std::optional<Tensor>(), 0.5, Tensor(number(3)));
+  EXPECT_FALSE(module.seen_c);
+  EXPECT_EQ(first.item<double>(), (5 + 10 + 0.5) * 10);
+  EXPECT_EQ(rest[0].item<double>(), (1 + 10 + 3 + 10) * 10);
+  EXPECT_EQ(rest[1].item<double>(), (2 + 10) * 10);
+  EXPECT_FALSE(rest[2].defined());
+  // The caller's own tensors are as they were.
+  EXPECT_EQ(a.item<double>(), 5);
+  EXPECT_EQ(list[0].item<double>(), 1);
+  for (const Call& call : {Call{'i', 0, 5, 5}, Call{'i', 1, 5, 1}, Call{'i', 1, 5, 2}, Call{'i', 4, 5, 3},
+                           Call{'o', 0, 2, 15.5}, Call{'o', 1, 2, 24}, Call{'o', 1, 2, 12}})
+    EXPECT_EQ(std::count(calls.begin(), calls.end(), call), 1) << call.side << call.index << " " << call.value;
+  EXPECT_EQ(calls.size(), 7u);
+}
+
+struct Identity : Layer<Identity> {
+  const void* seen = nullptr;
+  Tensor forward(const Tensor& x) {
+    seen = x.impl();
+    return x;
+  }
+};
+
+TEST(TensorMap, InputsPassHooksInOrderAndOutputsInReverse) {
+  Identity module;
+  std::vector<Call> calls;
+  module.add_hook(std::make_shared<Adding>(1, &calls));
+  module.add_hook(std::make_shared<Adding>(2, &calls));
+  EXPECT_EQ(module(number(0)).item<double>(), ((0 + 1 + 2) * 2) * 1);
+  const std::vector<Call> expected{{'i', 0, 1, 0}, {'i', 0, 1, 1}, {'o', 0, 1, 3}, {'o', 0, 1, 6}};
+  EXPECT_EQ(calls, expected);
+}
+
+TEST(TensorMap, WithoutAHookThatMapsArgumentsAreTheCallersOwn) {
+  Identity module;
+  std::vector<Call> calls;
+  auto idle = std::make_shared<Adding>(1, &calls);
+  idle->inputs = idle->outputs = false;
+  module.add_hook(idle);
+  const Tensor x = number(1);
+  module(x);
+  EXPECT_EQ(module.seen, x.impl());
+  EXPECT_TRUE(calls.empty());
+}
+
+}  // namespace
+}  // namespace sherd::nn
