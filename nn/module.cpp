@@ -141,8 +141,10 @@ void Module::materialize(Seed seed, Device device) {
       if (buffer->value().device() != device) buffer->set(to(buffer->value(), device));
   });
   for (Parameter* p : parameters()) {
-    if (p->value().local().is_meta())
-      p->set(Tensor::empty(p->shape(), p->value().dtype(), device, MemoryCategory::parameters));
+    if (const Tensor value = p->value(); value.local().is_meta()) {
+      const Tensor local = Tensor::empty(value.local().shape(), value.dtype(), device, MemoryCategory::parameters);
+      p->set(value.is_distributed() ? Tensor::distributed(value.shape(), value.layout(), local) : local);
+    }
     if (p->initialised()) continue;
     fill_initial(p->value(), p->init(), p->name(), seed);
     p->mark_initialised();

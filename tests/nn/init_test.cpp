@@ -84,8 +84,8 @@ TEST(Init, TheSameBitsOnAnyNumberOfRanks) {
       for (const Init& init : {Init::normal(0.02), Init::uniform(0.3), Init::constant(2)})
         for (const Shape& shape : {Shape{5, 3}, Shape{7}, Shape{2, 3, 5}, Shape{1}, Shape{0, 4}, Shape{9, 1}}) {
           const Tensor expected = drawn(shape, init);
-          for (Placement placement : {Shard(0), Replicate()}) {
-            const Spec* spec = Spec::of(mesh, placement);
+          for (int dim = -1; dim < shape.size(); ++dim) {
+            const Spec* spec = Spec::of(mesh, dim < 0 ? Replicate() : Shard(dim));
             const Tensor spread = Tensor::distributed(shape, spec, Tensor::empty(spec->local_shape(shape), DType::f32));
             fill_initial(spread, init, "w", {1});
             EXPECT_TRUE(same_bits(full_tensor(spread), expected)) << describe(spread);
@@ -94,11 +94,22 @@ TEST(Init, TheSameBitsOnAnyNumberOfRanks) {
     });
 }
 
-TEST(Init, OtherDimsThanTheFirstAreRefusedByName) {
-  run_ranks(2, [](const Group& group) {
-    const Tensor columns =
-        Tensor::distributed({4, 4}, Spec::of(DeviceMesh(group), Shard(1)), Tensor::empty({4, 2}, DType::f32));
-    expect_error([&] { fill_initial(columns, Init::normal(1), "w", {1}); }, {"f32[4,4]{1: dp}", "dim 0"});
+// Columns cut by one axis and rows by another, one dim by both in either order: each rank draws its own box.
+TEST(Init, TheSameBitsOnAMeshOfTwoAxes) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
+    const Shape shape{7, 5};
+    const Tensor expected = drawn(shape, Init::normal(1));
+    const auto expect_bits = [&](const Spec* spec) {
+      const Tensor spread = Tensor::distributed(shape, spec, Tensor::empty(spec->local_shape(shape), DType::f32));
+      fill_initial(spread, Init::normal(1), "w", {1});
+      EXPECT_TRUE(same_bits(full_tensor(spread), expected)) << describe(spread);
+    };
+    expect_bits(Spec::of(mesh, {Shard(0), Shard(1)}));
+    expect_bits(Spec::of(mesh, {Shard(0), Replicate()}));
+    expect_bits(Spec::of(mesh, {Shard(0), Shard(0)}));
+    expect_bits(Spec::of(mesh, {Shard(0), Shard(0)}, {1, 0}));
+    expect_bits(Spec::of(mesh, {Shard(1), Shard(1)}, {1, 0}));
   });
 }
 
