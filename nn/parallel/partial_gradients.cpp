@@ -1,0 +1,99 @@
+#include "nn/parallel/partial_gradients.h"
+
+#include <algorithm>
+#include <map>
+
+#include "runtime/autograd/autograd.h"
+#include "runtime/op/ops.h"
+
+namespace sherd::nn {
+
+std::shared_ptr<PartialGradients> PartialGradients::of(const DeviceMesh& mesh) {
+  static thread_local std::map<std::uint64_t, std::weak_ptr<PartialGradients>> by_mesh;
+  std::erase_if(by_mesh, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<PartialGradients>& known = by_mesh[mesh.id()];
+  std::shared_ptr<PartialGradients> result = known.lock();
+  if (!result) known = result = std::make_shared<PartialGradients>(mesh);
+  return result;
+}
+
+void add_gradient(Slot& slot, Tensor local, const Shape& shape, const Spec* layout) {
+  if (const Tensor& before = slot.grad(); before.defined()) {
+    const DType dtype = before.dtype();
+    local = cast(sherd::add(before.local().detach(), std::move(local)), dtype);
+  } else if (local.storage() && local.storage()->use_count() == 1) {
+    local.storage()->retag(MemoryCategory::gradients);
+  }
+  slot.set_grad(Tensor::distributed(shape, layout, local));
+}
+
+bool PartialGradients::has(const Slot& slot) const {
+  return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.slot == &slot; });
+}
+
+void PartialGradients::add(Slot& slot, Tensor term, const Shape& shape, const Spec* layout) {
+  check(in_backward(), "a term of the gradient of \"{}\" came outside of a backward pass, so nobody would sum it",
+        slot.name());
+  if (!is_queued_) {
+    is_queued_ = true;
+    // Once more around: what others do at the end of the pass may still bring terms.
+    at_end_of_backward([self = shared_from_this()] { at_end_of_backward([self] { self->reduce(); }); });
+  }
+  const auto known = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.slot == &slot; });
+  if (known == entries_.end()) entries_.push_back({&slot, std::move(term), shape, layout});
+  else known->term = sherd::add(std::move(known->term), std::move(term));
+}
+
+void PartialGradients::discard() noexcept {
+  entries_.clear();
+  is_queued_ = false;
+}
+
+namespace {
+
+Tensor flat(Tensor t) {
+  const std::int64_t count = t.numel();
+  return reshape(std::move(t), {count});
+}
+
+// One launch for all of a type: models have one.
+std::vector<Tensor> sum_over(ProcessGroup& group, std::vector<Tensor> terms) {
+  if (group.size() == 1) return terms;
+  if (terms.size() == 1) return {all_reduce(contiguous(std::move(terms[0])), group)};
+  std::vector<Tensor> rows;
+  for (const Tensor& term : terms) rows.push_back(flat(term));
+  const Tensor sums = all_reduce(cat(std::move(rows), 0), group);
+  sums.storage()->retag(MemoryCategory::gradients);
+  std::int64_t start = 0;
+  for (Tensor& term : terms) {
+    const std::int64_t count = term.numel();
+    term = view(narrow(sums, 0, start, count), term.shape());
+    start += count;
+  }
+  return terms;
+}
+
+}  // namespace
+
+void PartialGradients::reduce() {
+  is_queued_ = false;
+  std::vector<Entry> entries = std::exchange(entries_, {});
+  std::vector<DType> dtypes;
+  for (const Entry& e : entries)
+    if (std::find(dtypes.begin(), dtypes.end(), e.term.dtype()) == dtypes.end()) dtypes.push_back(e.term.dtype());
+  for (const DType dtype : dtypes) {
+    std::vector<Entry*> members;
+    std::vector<Tensor> terms;
+    for (Entry& e : entries) {
+      if (!e.term.defined() || e.term.dtype() != dtype) continue;
+      members.push_back(&e);
+      terms.push_back(std::move(e.term));
+    }
+    terms = sum_over(mesh_.group(), std::move(terms));
+    for (std::size_t i = 0; i < members.size(); ++i)
+      add_gradient(*members[i]->slot, std::move(terms[i]), members[i]->shape, members[i]->layout);
+  }
+  for (const Entry& e : entries) e.slot->run_grad_hooks();
+}
+
+}  // namespace sherd::nn
