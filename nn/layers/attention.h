@@ -15,6 +15,7 @@ class Attention : public Layer<Attention> {
  public:
   explicit Attention(const AttentionOptions& options);
   Tensor forward(const Tensor& x);
+  const AttentionOptions& options() const { return options_; }
 
   Linear &wq, &wk, &wv, &wo;
 

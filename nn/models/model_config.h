@@ -5,6 +5,7 @@
 
 #include "nn/models/gpt.h"
 #include "nn/models/llama.h"
+#include "nn/models/plan_options.h"
 
 namespace sherd::nn {
 
@@ -12,5 +13,7 @@ using LanguageModelConfig = std::variant<GptConfig, LlamaConfig>;
 
 /// On the meta device; materialize() gives it bytes.
 std::unique_ptr<LanguageModel> make_language_model(const LanguageModelConfig& config);
+/// Its plan for parallelize().
+Plan make_plan(const LanguageModelConfig& config, const TensorParallelOptions& options = {});
 
 }  // namespace sherd::nn

@@ -1,0 +1,61 @@
+#include "nn/parallel/distributed_sink.h"
+
+#include "dtensor/redistribute.h"
+#include "runtime/autograd/autograd.h"
+
+namespace sherd::nn {
+
+namespace {
+
+// Nobody else reads its bytes, so the next contribution may be added in place.
+bool is_ours(const Tensor& gradient) {
+  if (!gradient.defined() || gradient.impl()->use_count() != 1) return false;
+  const TensorImpl* local = gradient.impl()->local.get();
+  return local && local->use_count() == 1 && local->contiguous && local->storage && local->storage->use_count() == 1;
+}
+
+}  // namespace
+
+DistributedSink::DistributedSink(const DeviceMesh& mesh, const std::vector<Parameter*>& parameters)
+    : mesh_(mesh), partial_(PartialGradients::of(mesh)) {
+  for (Parameter* p : parameters) {
+    p->set_sink(this);
+    leaves_.emplace_back(p->leaf());
+  }
+}
+
+DistributedSink::~DistributedSink() {
+  for (const NodeRef& leaf : leaves_)
+    if (Slot* slot = static_cast<Leaf*>(leaf.get())->slot; slot && &slot->sink() == this) slot->set_sink(nullptr);
+}
+
+// Into a whole parameter's gradient nothing is written directly: terms would have to be summed over the ranks at once.
+GradSink::Destination DistributedSink::destination(Slot& slot) {
+  const Tensor& gradient = slot.grad();
+  if (slot.value().layout()->is_replicated() || !is_ours(gradient)) return {};
+  return {gradient, true};
+}
+
+void DistributedSink::accept(Slot& slot, Tensor gradient) {
+  check(gradient.is_distributed(), "parameter \"{}\" is {}, and its gradient is the plain tensor {}", slot.name(),
+        slot.value(), gradient);
+  const Spec* layout = &Spec::from(slot.value());
+  const Shape shape = gradient.shape();
+  if (layout->is_replicated() && Spec::from(gradient).placement(0).is_partial(ReduceKind::sum))
+    return partial_->add(slot, gradient.local().detach(), shape, layout);
+  gradient = redistribute(std::move(gradient), layout);
+  Tensor local = gradient.local().detach();
+  gradient = Tensor();
+  add_gradient(slot, std::move(local), shape, layout);
+}
+
+void DistributedSink::finish(Slot& slot) {
+  if (!partial_->has(slot)) slot.run_grad_hooks();
+}
+
+void DistributedSink::abandon(Slot&, std::string_view reason) noexcept {
+  partial_->discard();
+  if (mesh_.size() > 1) mesh_.group().abort(reason);
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,248 @@
+// From a plan to a spread module, in two halves: everything is looked up and checked first, so that an error leaves the
+// module as it was; then parameters, sinks and hooks are put in place.
+#include "nn/parallel/tensor_parallel.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "dtensor/api.h"
+#include "nn/layers/attention.h"
+#include "nn/layers/embedding.h"
+#include "nn/parallel/distributed_sink.h"
+#include "nn/parallel/style_hook.h"
+#include "runtime/tensor/nearest.h"
+
+namespace sherd::nn {
+
+namespace {
+
+// Marks what was given to parallelize(), and lives as long.
+class Parallelized final : public ModuleHook {
+ public:
+  Parallelized(const DeviceMesh& mesh, const std::vector<Parameter*>& parameters)
+      : mesh_(mesh), sink_(mesh, parameters) {}
+  void abandon_forward(Module&, std::string_view reason) noexcept override {
+    if (mesh_.size() > 1) mesh_.group().abort(reason);
+  }
+
+ private:
+  DeviceMesh mesh_;
+  DistributedSink sink_;
+};
+
+bool is_marked(const Module& module) {
+  return std::any_of(module.hooks().begin(), module.hooks().end(),
+                     [](const auto& hook) { return dynamic_cast<const Parallelized*>(hook.get()) != nullptr; });
+}
+
+std::string label(const Module& module) { return module.path().empty() ? "(model)" : module.path(); }
+
+struct Part {
+  std::string path;  // below the module that is parallelized
+  Module* module;
+  struct Use {
+    const std::string* style;
+    const ModuleLayout* layout;
+  };
+  std::vector<Use> uses{};
+};
+
+// The module and all below, without those that an inner call has taken.
+void collect(Module& module, const std::string& path, std::vector<Part>& parts) {
+  parts.push_back({path, &module});
+  for (const auto& child : module.children())
+    if (!is_marked(*child)) collect(*child, path.empty() ? child->name() : path + "." + child->name(), parts);
+}
+
+std::vector<std::string> split(const std::string& path) {
+  std::vector<std::string> atoms;
+  for (std::size_t start = 0; !path.empty() && start <= path.size();) {
+    const std::size_t end = std::min(path.find('.', start), path.size());
+    atoms.push_back(path.substr(start, end - start));
+    start = end + 1;
+  }
+  return atoms;
+}
+
+bool matches(const std::string& pattern, const std::string& path) {
+  const std::vector<std::string> a = split(pattern), b = split(path);
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const std::string& wanted, const std::string& name) {
+    return ::fnmatch(wanted.c_str(), name.c_str(), 0) == 0;
+  });
+}
+
+const ModuleLayout& layout_for(const Style& style, const Module& module) {
+  const bool is_linear = dynamic_cast<const Linear*>(&module), is_embedding = dynamic_cast<const Embedding*>(&module);
+  if (is_linear && style.linear) return *style.linear;
+  if (is_embedding && style.embedding) return *style.embedding;
+  check(style.any.has_value(), "style {} is for Linear and Embedding modules; \"{}\" is neither", style.name,
+        label(module));
+  return *style.any;
+}
+
+void apply_patterns(const Plan& plan, std::vector<Part>& parts) {
+  for (const auto& [pattern, style] : plan) {
+    bool is_used = false;
+    for (Part& part : parts) {
+      if (!matches(pattern, part.path)) continue;
+      is_used = true;
+      part.uses.push_back({&style.name, &layout_for(style, *part.module)});
+    }
+    if (is_used) continue;
+    std::vector<std::string> paths;
+    for (const Part& part : parts) paths.push_back(part.path);
+    fail("the plan's pattern \"{}\" (style {}) matches no module below \"{}\"; the nearest path is \"{}\"", pattern,
+         style.name, label(*parts[0].module), nearest(pattern, paths));
+  }
+}
+
+struct Cut {
+  Placement placement;
+  std::string by;  // "style rowwise of \"head\""
+};
+using Cuts = std::map<const Parameter*, Cut>;
+
+void add_cut(const Part& part, const Part::Use& use, const ModuleLayout::Cut& wanted, Cuts& cuts) {
+  const std::string by = fmt::format("style {} of module \"{}\"", *use.style, label(*part.module));
+  const auto& own = part.module->own_parameters();
+  const auto found =
+      std::find_if(own.begin(), own.end(), [&](const Module::NamedParameter& p) { return p.name == wanted.parameter; });
+  if (found == own.end()) {
+    check(wanted.is_optional, "{} places a parameter \"{}\", which the module does not have", by, wanted.parameter);
+    return;
+  }
+  Parameter& parameter = *found->parameter;
+  Placement placement = wanted.placement;
+  const int ndim = parameter.shape().size();
+  check(!placement.is_partial(), "{}: parameter \"{}\" cannot be Partial; Shard and Replicate can", by,
+        parameter.name());
+  if (placement.is_shard()) {
+    check(placement.dim >= -ndim && placement.dim < ndim, "{}: parameter \"{}\" of shape {} has no dim {} to cut", by,
+          parameter.name(), parameter.shape(), placement.dim);
+    placement.dim = normalize_dim(placement.dim, ndim);
+  }
+  const auto [known, is_new] = cuts.try_emplace(&parameter, Cut{placement, by});
+  check(is_new || known->second.placement == placement, "parameter \"{}\" is placed {} by {} and {} by {}",
+        parameter.name(), to_string(known->second.placement), known->second.by, to_string(placement), by);
+}
+
+Cuts collect_cuts(const std::vector<Part>& parts) {
+  Cuts cuts;
+  for (const Part& part : parts)
+    for (const Part::Use& use : part.uses)
+      for (const ModuleLayout::Cut& cut : use.layout->parameters) add_cut(part, use, cut, cuts);
+  return cuts;
+}
+
+// Heads are the units of attention: a rank must hold whole ones, and the key-value heads that its query heads read.
+void check_heads(const Attention& attention, const DeviceMesh& mesh, const Cuts& cuts) {
+  bool is_cut = false;
+  for (const Linear* linear : {&attention.wq, &attention.wk, &attention.wv, &attention.wo}) {
+    const auto cut = cuts.find(&linear->weight);
+    is_cut |= cut != cuts.end() && cut->second.placement.is_shard();
+  }
+  if (!is_cut) return;
+  const auto check_count = [&](std::int64_t count, const char* what) {
+    check(
+        count % mesh.size() == 0,
+        "attention \"{}\": {} {} do not divide among the {} ranks of axis \"{}\"; use an axis whose size divides them",
+        label(attention), count, what, mesh.size(), mesh.axis_name());
+  };
+  check_count(attention.options().heads, "heads");
+  check_count(attention.options().kv_heads, "key-value heads");
+}
+
+// What a module outside of `part_of` would find in the parameter is not what it was built for.
+void check_ties(const Module& module, const std::set<const Module*>& inside, const std::set<const Parameter*>& taken) {
+  if (!inside.contains(&module))
+    for (const Module::NamedParameter& p : module.own_parameters())
+      check(!taken.contains(p.parameter),
+            "parameter \"{}\" is also used by module \"{}\", which this call does not parallelize: call it on a module "
+            "above both",
+            p.parameter->name(), label(module));
+  for (const auto& child : module.children()) check_ties(*child, inside, taken);
+}
+
+const Module& topmost(const Module& module) { return module.parent() ? topmost(*module.parent()) : module; }
+
+// Those to be spread, each once. An inner call may have spread a tied one in the same way.
+std::vector<Parameter*> collect_parameters(const std::vector<Part>& parts, const DeviceMesh& mesh, const Cuts& cuts) {
+  std::vector<Parameter*> result;
+  for (const Part& part : parts)
+    for (const Module::NamedParameter& p : part.module->own_parameters()) {
+      if (std::find(result.begin(), result.end(), p.parameter) != result.end()) continue;
+      const Tensor& value = p.parameter->value();
+      if (!value.is_distributed()) {
+        result.push_back(p.parameter);
+        continue;
+      }
+      const Spec& spec = Spec::from(value);
+      check(spec.mesh_id() == mesh.id(),
+            "parameter \"{}\" is {} over {} already; parallelize() comes before fully_shard() and on one mesh",
+            p.parameter->name(), describe(value), spec.mesh().describe());
+      const auto cut = cuts.find(p.parameter);
+      check(cut == cuts.end() || cut->second.placement == spec.placement(0),
+            "parameter \"{}\" is {} already, {} places it {}", p.parameter->name(), describe(value), cut->second.by,
+            to_string(cut->second.placement));
+    }
+  return result;
+}
+
+void spread(Parameter& parameter, const Spec* spec) {
+  const Tensor value = parameter.value().detach();
+  if (value.is_meta()) {
+    const Tensor local = Tensor::empty(spec->local_shape(value.shape()), value.dtype(), Device::meta());
+    return parameter.set(Tensor::distributed(value.shape(), spec, local));
+  }
+  const Tensor spread_value =
+      distribute(value, spec->mesh(), spec->placement(0), {.source = DistributeOptions::kOwnData});
+  spread_value.local().storage()->retag(MemoryCategory::parameters);
+  parameter.set(spread_value);
+}
+
+}  // namespace
+
+bool is_parallelized(const Module& module) {
+  return is_marked(module) || (module.parent() && is_parallelized(*module.parent()));
+}
+
+void parallelize(Module& module, const DeviceMesh& mesh, const Plan& plan) {
+  check(mesh.ndim() == 1, "parallelize \"{}\": a plan speaks of one mesh axis, and this is {}; pass one, mesh[\"tp\"]",
+        label(module), mesh.describe());
+  check(!is_parallelized(module), "parallelize: module \"{}\", or one above it, is parallelized already",
+        label(module));
+  std::vector<Part> parts;
+  collect(module, "", parts);
+  apply_patterns(plan, parts);
+  const Cuts cuts = collect_cuts(parts);
+  const std::vector<Parameter*> parameters = collect_parameters(parts, mesh, cuts);
+  std::set<const Module*> inside;
+  module.for_each_module([&](const Module& m) { inside.insert(&m); });
+  check_ties(topmost(module), inside, {parameters.begin(), parameters.end()});
+  for (const Part& part : parts)
+    if (const auto* attention = dynamic_cast<const Attention*>(part.module)) check_heads(*attention, mesh, cuts);
+
+  for (Parameter* parameter : parameters) {
+    const auto cut = cuts.find(parameter);
+    spread(*parameter, Spec::of(mesh, cut == cuts.end() ? Replicate() : cut->second.placement));
+  }
+  module.add_hook(std::make_shared<Parallelized>(mesh, parameters));
+  for (const Part& part : parts) {
+    for (const auto& buffer : part.module->own_buffers())
+      buffer->set(Tensor::distributed(buffer->value().shape(), Spec::replicate(mesh), buffer->value()));
+    for (const Part::Use& use : part.uses)
+      part.module->add_hook(std::make_shared<StyleHook>(*use.style, mesh, *use.layout));
+  }
+}
+
+Plan with_prefix(const std::string& prefix, const Plan& plan) {
+  Plan result;
+  for (const auto& [pattern, style] : plan)
+    result.emplace_back(prefix.empty() || pattern.empty() ? prefix + pattern : prefix + "." + pattern, style);
+  return result;
+}
+
+}  // namespace sherd::nn
