@@ -66,14 +66,15 @@ const Spec* spec_of_gradient(std::string_view what, const Spec& spec, int ndim,
   const Spec* grad = Spec::of(spec.mesh(), normalize_placements(*said, ndim), spec.order());
   for (int a = 0; a < spec.num_axes(); ++a) {
     const Placement &x = spec.placement(a), &g = grad->placement(a);
-    check(
-        x.is_shard() ? g == x : !g.is_shard(),
-        "{} {}: the gradient is said to lie as {}, but its part here has the shape of the tensor's: only Replicate and "
-        "Partial may differ",
-        what, spec.describe(), grad->describe());
-    check(!g.is_partial() || g.is_partial(ReduceKind::sum),
-          "{} {}: the gradient is said to lie as {}; terms of a gradient are summed: Partial()", what, spec.describe(),
-          grad->describe());
+    if (x.is_shard() ? g != x : g.is_shard())
+      fail(
+          "{} {}: the gradient is said to lie as {}, but its part here has the shape of the tensor's: only Replicate "
+          "and "
+          "Partial may differ",
+          what, spec.describe(), grad->describe());
+    if (g.is_partial() && !g.is_partial(ReduceKind::sum))
+      fail("{} {}: the gradient is said to lie as {}; terms of a gradient are summed: Partial()", what, spec.describe(),
+           grad->describe());
   }
   return grad;
 }
@@ -84,17 +85,17 @@ Shape whole_shape(const Tensor& local, const Spec& spec, const FromLocalOptions&
     for (int d = 0; d < shape.size(); ++d) shape[d] *= spec.num_shards(d);
   } else {
     shape = *options.shape;
-    check(shape.size() == local.ndim() && spec.local_shape(shape) == local.shape(),
-          "from_local: {} is not this rank's part of shape {} with placement {}: that has shape {}", local, shape,
-          spec.describe(), shape.size() == local.ndim() ? to_string(spec.local_shape(shape)) : "of as many dims");
+    if (shape.size() != local.ndim() || spec.local_shape(shape) != local.shape())
+      fail("from_local: {} is not this rank's part of shape {} with placement {}: that has shape {}", local, shape,
+           spec.describe(), shape.size() == local.ndim() ? to_string(spec.local_shape(shape)) : "of as many dims");
   }
   return shape;
 }
 
 void check_dims(const Tensor& local, const Spec& spec) {
   for (const Placement& p : spec.placements())
-    check(!p.is_shard() || p.dim < local.ndim(), "from_local: {} has no dim {} to be cut: {}", local, p.dim,
-          spec.describe());
+    if (p.is_shard() && p.dim >= local.ndim())
+      fail("from_local: {} has no dim {} to be cut: {}", local, p.dim, spec.describe());
 }
 
 // All ranks come to the check, also those that see already that they are wrong: none waits in vain.

@@ -142,12 +142,14 @@ DeviceMesh DeviceMesh::world() { return DeviceMesh(world_group(), "dp"); }
 DeviceMesh DeviceMesh::from_launcher(std::vector<Axis> axes) { return DeviceMesh(world_group(), std::move(axes)); }
 
 std::size_t DeviceMesh::index(int axis) const {
-  check(axis >= 0 && axis < ndim(), "axis {} of {}", axis, describe());
+  if (axis < 0 || axis >= ndim()) [[unlikely]]
+    fail("axis {} of {}", axis, describe());
   return static_cast<std::size_t>(axis);
 }
 
 int DeviceMesh::only_axis(const char* what) const {
-  check(ndim() == 1, "{} of {}: say of which axis, by index or name", what, describe());
+  if (ndim() != 1) [[unlikely]]
+    fail("{} of {}: say of which axis, by index or name", what, describe());
   return 0;
 }
 

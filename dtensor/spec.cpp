@@ -52,7 +52,8 @@ Spec::Range chunk_range(std::int64_t n, int parts, int r) {
 }
 
 const Spec* Spec::of(const DeviceMesh& mesh, std::span<const Placement> placements, std::span<const int> order) {
-  check(static_cast<int>(placements.size()) == mesh.ndim(), "{} placements for {}", placements.size(), mesh.describe());
+  if (static_cast<int>(placements.size()) != mesh.ndim()) [[unlikely]]
+    fail("{} placements for {}", placements.size(), mesh.describe());
   AxesOfDim dims = split_dims(placements, complete_order(mesh, order));
   struct Key {
     std::uint64_t mesh;
@@ -90,14 +91,15 @@ const Spec* Spec::replicate(const DeviceMesh& mesh) {
 }
 
 const Spec& Spec::from(const Tensor& tensor) {
-  check(tensor.is_distributed(), "{} is a plain tensor; distribute() it first", sherd::describe(tensor));
+  check(tensor.is_distributed(), "{} is a plain tensor; distribute() it first", tensor);
   return static_cast<const Spec&>(*tensor.layout());  // dtensor is the only maker of layouts
 }
 
 DeviceMesh Spec::mesh() const {
   auto impl = mesh_.lock();
-  check(impl != nullptr,
-        "the mesh of a tensor with placement {} is gone; keep the DeviceMesh alive as long as its tensors", describe());
+  if (!impl) [[unlikely]]
+    fail("the mesh of a tensor with placement {} is gone; keep the DeviceMesh alive as long as its tensors",
+         describe());
   return DeviceMesh(std::move(impl));
 }
 
@@ -148,8 +150,8 @@ Dims Spec::local_offset(const Shape& shape) const {
 }
 
 Shape Spec::local_shape(const Shape& shape) const {
-  check(static_cast<int>(axes_of_dim_.size()) <= shape.size(), "placement {} cuts dim {} of a tensor of shape {}",
-        describe(), axes_of_dim_.size() - 1, to_string(shape));
+  if (static_cast<int>(axes_of_dim_.size()) > shape.size()) [[unlikely]]
+    fail("placement {} cuts dim {} of a tensor of shape {}", describe(), axes_of_dim_.size() - 1, shape);
   Shape local = shape;
   for (int d = 0; d < static_cast<int>(axes_of_dim_.size()); ++d)
     if (!axes_of_dim_[static_cast<std::size_t>(d)].empty()) local[d] = local_range(d, shape[d]).size();

@@ -165,9 +165,9 @@ Transition make_plan(const PlanKey& key) {
   plan.seconds = std::numeric_limits<double>::infinity();
   if (!is_possible(key.from, key.to, key.shape)) return plan;
   const Searched mesh(key.from, key.to);
-  check(mesh.axes.size() <= kMaxSearchAxes,
-        "{} has {} axes of more than one rank; transitions are planned for {} at most", mesh.mesh.describe(),
-        mesh.axes.size(), kMaxSearchAxes);
+  if (mesh.axes.size() > kMaxSearchAxes)
+    fail("{} has {} axes of more than one rank; transitions are planned for {} at most", mesh.mesh.describe(),
+         mesh.axes.size(), kMaxSearchAxes);
   SearchProblem problem{
       .dims = dims_to_search(mesh, key.shape),
       .shape = key.shape,
@@ -229,7 +229,8 @@ Tensor run_slice(Tensor x, const Spec* spec, const TransitionStep& step) {
   return x;
 }
 
-Tensor run_collective(Tensor x, const Shape& shape, const DeviceMesh& mesh, const TransitionStep& step) {
+Tensor run_collective(Tensor x, const Shape& shape, const Spec* from, const TransitionStep& step) {
+  const DeviceMesh mesh = from->mesh();
   const bool joins = step.kind == Kind::all_gather || step.kind == Kind::all_to_all;
   CollectiveAttrs attrs;
   attrs.group = step.axes.size() == 1 ? &mesh.group(step.axes[0]) : mesh.joint_group(step.axes);
@@ -272,11 +273,9 @@ double transition_seconds(const Spec* from, const Spec* to, const Shape& shape, 
 }
 
 Tensor run_transition(Tensor local, const Shape& shape, const Spec* from, const Transition& plan) {
-  if (plan.steps.empty()) return local;
-  const DeviceMesh mesh = from->mesh();
   for (const TransitionStep& step : plan.steps)
     local = step.kind == Kind::slice ? run_slice(std::move(local), from, step)
-                                     : run_collective(std::move(local), shape, mesh, step);
+                                     : run_collective(std::move(local), shape, from, step);
   return local;
 }
 
