@@ -14,7 +14,7 @@
 #include "nn/checkpoint/bounded_json.h"
 #include "nn/checkpoint/huggingface_config.h"
 #include "nn/checkpoint/huggingface_names.h"
-#include "nn/checkpoint/local_rows.h"
+#include "nn/checkpoint/local_box.h"
 #include "nn/checkpoint/manifest.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/ops.h"
@@ -202,8 +202,8 @@ Tensor HuggingFaceWeights::read_rows(const Source& source, std::int64_t row, std
   const auto& [file, entry] = source.stored;
   const std::int64_t element = byte_size(entry->dtype), first = source.first_row + row;
   if (!source.transposed) {
-    Tensor rows = Tensor::empty(piece_shape(entry->shape, count), entry->dtype);
-    file->read(*entry, first * byte_count(entry->dtype, piece_shape(entry->shape, 1)), bytes_of(rows));
+    Tensor rows = Tensor::empty(rows_box(entry->shape, 0, count).shape, entry->dtype);
+    file->read(*entry, first * byte_count(entry->dtype, rows_box(entry->shape, 0, 1).shape), bytes_of(rows));
     return rows;
   }
   // Our rows are columns there: one read per stored row, or one in all if the columns are all there are.
@@ -231,11 +231,15 @@ void HuggingFaceWeights::load(LanguageModel& model) const {
     const auto source = sources_.find(name);
     check(source != sources_.end() && source->second.shape == parameter->shape(),
           "\"{}\" holds no {}{}, which the model to be loaded has", dir_, name, to_string(parameter->shape()));
-    const LocalRows rows = local_rows(parameter->value());
+    const Box box = local_box(parameter->value());
     const Tensor local = parameter->value().local().detach();
     check(!local.is_meta(), "\"{}\" has no memory to load its values into; call model.materialize() first", name);
-    if (rows.count > 0) copy_into(local, read_rows(source->second, rows.offset, rows.count));
-    if (tied_head_ && name == "tok.weight") check_tied_head(source->second, rows.offset, rows.count);
+    if (numel(box) > 0) {
+      Tensor part = read_rows(source->second, box.offset[0], box.shape[0]);
+      for (int d = 1; d < part.ndim(); ++d) part = narrow(std::move(part), d, box.offset[d], box.shape[d]);
+      copy_into(local, std::move(part));
+    }
+    if (tied_head_ && name == "tok.weight") check_tied_head(source->second, box.offset[0], box.shape[0]);
     parameter->mark_initialised();
   }
 }

@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr std::string_view kFormat = "sherd checkpoint";
-constexpr std::int64_t kVersion = 1;
+constexpr std::int64_t kOldestVersion = 1, kVersion = 2;
 constexpr std::uintmax_t kMaxManifestBytes = std::uintmax_t{1} << 30;
 
 fs::path manifest_path(const std::string& dir) { return fs::path(dir) / "manifest.json"; }
@@ -69,13 +69,25 @@ StateValue state_from_json(const std::string& key, const json& value) {
   return text == "-inf" ? -kInfinity : std::numeric_limits<double>::quiet_NaN();
 }
 
+std::vector<std::int64_t> list_of(const Dims& dims) { return {dims.begin(), dims.end()}; }
+
+Dims read_dims(const json& piece, const char* key) {
+  Dims dims;
+  for (const json& value : piece.at(key)) {
+    check(value.is_number_unsigned() && value.get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX),
+          "tensor {}: its {} holds {}", piece.at("name").dump(), key, value.dump());
+    dims.push_back(value.get<std::int64_t>());
+  }
+  return dims;
+}
+
 json piece_to_json(const PieceEntry& piece) {
   return {{"name", piece.name},
           {"kind", piece.kind},
           {"dtype", name(piece.dtype)},
-          {"shape", std::vector<std::int64_t>(piece.shape.begin(), piece.shape.end())},
-          {"row_offset", piece.row_offset},
-          {"rows", piece.rows},
+          {"shape", list_of(piece.shape)},
+          {"offset", list_of(piece.box.offset)},
+          {"extent", list_of(piece.box.shape)},
           {"file", piece.file},
           {"checksum", checksum_text(piece.checksum)},
           {"bytes", piece.bytes}};
@@ -86,13 +98,13 @@ PieceEntry piece_from_json(const json& object) {
   piece.name = object.at("name").get<std::string>();
   piece.kind = object.at("kind").get<std::string>();
   piece.dtype = dtype_from_name(object.at("dtype").get<std::string>());
-  const json& shape = object.at("shape");
-  for (std::size_t i = 0; i < shape.size(); ++i) {
-    check(shape[i].is_number_unsigned(), "tensor \"{}\": its shape holds {}", piece.name, shape[i].dump());
-    piece.shape.push_back(shape[i].get<std::int64_t>());
-  }
-  piece.row_offset = read_integer(object, "row_offset");
-  piece.rows = read_integer(object, "rows");
+  piece.shape = read_dims(object, "shape");
+  // Version 1 knew pieces of whole rows; a 0-d tensor had one.
+  if (object.contains("rows"))
+    piece.box = piece.shape.empty()
+                    ? whole_box(piece.shape)
+                    : rows_box(piece.shape, read_integer(object, "row_offset"), read_integer(object, "rows"));
+  else piece.box = {read_dims(object, "offset"), read_dims(object, "extent")};
   piece.file = object.at("file").get<std::string>();
   piece.checksum = checksum_from_text(object.at("checksum").get<std::string>());
   piece.bytes = read_integer(object, "bytes");
@@ -122,25 +134,33 @@ Manifest from_json(const json& object) {
   return manifest;
 }
 
-/// Pieces of one tensor, sorted by row, agree on what they are pieces of and cover its rows exactly.
+std::int64_t first_row(const PieceEntry& piece) { return piece.box.offset.empty() ? 0 : piece.box.offset[0]; }
+std::int64_t last_row(const PieceEntry& piece) {
+  return first_row(piece) + (piece.box.shape.empty() ? 1 : piece.box.shape[0]);
+}
+
+/// Pieces of one tensor, sorted by the first row, agree on what they are pieces of and hold each element once.
 void check_cover(std::span<const PieceEntry* const> pieces) {
   const PieceEntry& first = *pieces[0];
   const std::string where = fmt::format("{} \"{}\"", first.kind, first.name);
-  const std::int64_t rows = row_count(first.shape);
-  std::int64_t next = 0;
+  const std::int64_t whole = byte_count(first.dtype, first.shape) / byte_size(first.dtype);
+  std::int64_t saved = 0;
   for (const PieceEntry* piece : pieces) {
     check(piece->dtype == first.dtype && piece->shape == first.shape, "{}: one piece is of {}{}, another of {}{}",
           where, name(first.dtype), to_string(first.shape), name(piece->dtype), to_string(piece->shape));
     check(is_plain_name(piece->file), "{}: \"{}\" is no file name", where, piece->file);
-    check(piece->rows >= 0 && piece->rows <= rows, "{}: a piece has {} rows, the tensor {}", where, piece->rows, rows);
-    check(piece->row_offset == next || piece->rows == 0, "{}: rows up to {} are saved, the next piece starts at row {}",
-          where, next, piece->row_offset);
-    const std::int64_t bytes = byte_count(piece->dtype, piece_shape(piece->shape, piece->rows));
-    check(piece->bytes == bytes, "{}: a piece of {} rows has {} bytes, not {}", where, piece->rows, piece->bytes,
-          bytes);
-    next += piece->rows;
+    check(is_inside(piece->box, piece->shape), "{}: a piece holds the elements {} of a tensor of shape {}", where,
+          to_string(piece->box), to_string(piece->shape));
+    const std::int64_t bytes = byte_count(piece->dtype, piece->box.shape);
+    check(piece->bytes == bytes, "{}: a piece of the elements {} has {} bytes, not {}", where, to_string(piece->box),
+          piece->bytes, bytes);
+    saved += numel(piece->box);
   }
-  check(next == rows, "{}: {} of {} rows are saved", where, next, rows);
+  for (std::size_t i = 0; i < pieces.size(); ++i)
+    for (std::size_t j = i + 1; j < pieces.size() && first_row(*pieces[j]) < last_row(*pieces[i]); ++j)
+      if (const auto both = intersection(pieces[i]->box, pieces[j]->box); both && numel(*both) > 0)
+        fail("{}: the elements {} are saved twice", where, to_string(*both));
+  check(saved == whole, "{}: {} of {} elements are saved", where, saved, whole);
 }
 
 void check_pieces(const Manifest& manifest) {
@@ -149,8 +169,7 @@ void check_pieces(const Manifest& manifest) {
   for (const PieceEntry& piece : manifest.pieces) order.push_back(&piece);
   const auto tensor = [](const PieceEntry* p) { return std::tie(p->kind, p->name); };
   std::sort(order.begin(), order.end(), [&](const PieceEntry* a, const PieceEntry* b) {
-    return std::tuple_cat(tensor(a), std::tie(a->row_offset, a->rows)) <
-           std::tuple_cat(tensor(b), std::tie(b->row_offset, b->rows));
+    return std::tuple_cat(tensor(a), std::tuple(first_row(*a))) < std::tuple_cat(tensor(b), std::tuple(first_row(*b)));
   });
   for (auto begin = order.begin(); begin != order.end();) {
     const auto end = std::find_if(begin, order.end(), [&](const PieceEntry* p) { return tensor(p) != tensor(*begin); });
@@ -189,14 +208,6 @@ std::string read_text(const fs::path& path) {
 }
 
 }  // namespace
-
-std::int64_t row_count(const Shape& shape) { return shape.empty() ? 1 : shape[0]; }
-
-Shape piece_shape(const Shape& shape, std::int64_t rows) {
-  Shape piece = shape;
-  if (!piece.empty()) piece[0] = rows;
-  return piece;
-}
 
 std::string pieces_to_json(std::span<const PieceEntry> pieces) {
   json array = json::array();
@@ -245,7 +256,8 @@ Manifest read_manifest(const std::string& dir) {
     const json file = parse_bounded_json(text);
     check(file.is_object() && file.value("format", "") == kFormat, "it is not a Sherd checkpoint");
     const std::int64_t version = read_integer(file, "version");
-    check(version == kVersion, "its version is {}; this program reads version {}", version, kVersion);
+    check(version >= kOldestVersion && version <= kVersion, "its version is {}; this program reads versions {} to {}",
+          version, kOldestVersion, kVersion);
     const json& inner = file.at("manifest");
     const std::string stored = file.at("checksum").get<std::string>(), found = checksum_text(checksum(inner.dump()));
     check(stored == found, "its checksum is {}, its contents give {}; the file was changed", stored, found);

@@ -14,28 +14,25 @@
 #include <variant>
 #include <vector>
 
+#include "nn/checkpoint/box.h"
 #include "runtime/tensor/dtype.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/shape.h"
 
 namespace sherd {
 
-/// Rows row_offset .. row_offset + rows of one tensor, and where their bytes are. A 0-d tensor has one row.
+/// A box of one tensor, and where its bytes are.
 struct PieceEntry {
   std::string name;  ///< of the parameter
   std::string kind;  ///< "param", "optim.m", ...
   DType dtype = DType::f32;
   Shape shape;  ///< of the whole tensor
-  std::int64_t row_offset = 0, rows = 0;
+  Box box;
   std::string file;  ///< inside the save's folder
   std::uint64_t checksum = 0;
   std::int64_t bytes = 0;
   friend bool operator==(const PieceEntry&, const PieceEntry&) = default;
 };
-
-/// Rows of a tensor (1 for 0-d), and the shape of a piece of `rows` rows.
-std::int64_t row_count(const Shape& shape);
-Shape piece_shape(const Shape& shape, std::int64_t rows);
 
 using StateValue = std::variant<std::int64_t, double, std::string>;
 

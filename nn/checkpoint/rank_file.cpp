@@ -43,11 +43,10 @@ std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::strin
   std::vector<TensorInfo> infos;
   std::vector<std::size_t> order;
   for (const Piece& piece : pieces) {
-    check(piece.row_offset >= 0 && piece.rows >= 0 && piece.row_offset + piece.rows <= row_count(piece.shape),
-          "{} \"{}\": rows {} to {} do not exist in shape {}", piece.kind, piece.name, piece.row_offset,
-          piece.row_offset + piece.rows, to_string(piece.shape));
+    check(is_inside(piece.box, piece.shape), "{} \"{}\": the elements {} do not exist in shape {}", piece.kind,
+          piece.name, to_string(piece.box), to_string(piece.shape));
     order.push_back(infos.size());
-    infos.push_back({stored_name(piece.kind, piece.name), piece.dtype, piece_shape(piece.shape, piece.rows)});
+    infos.push_back({stored_name(piece.kind, piece.name), piece.dtype, piece.box.shape});
   }
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
     return std::tuple(-byte_size(infos[a].dtype), std::string_view(infos[a].name)) <
@@ -66,8 +65,8 @@ std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::strin
     check(static_cast<std::int64_t>(bytes.size()) == needed, "\"{}\": tensor \"{}\" has {} bytes, {}{} needs {}", path,
           infos[i].name, bytes.size(), sherd::name(piece.dtype), to_string(infos[i].shape), needed);
     writer.write(bytes);
-    entries[i] = {piece.name, piece.kind,           piece.dtype,     piece.shape, piece.row_offset,
-                  piece.rows, rank_file_name(rank), checksum(bytes), needed};
+    entries[i] = {piece.name, piece.kind,           piece.dtype,     piece.shape,
+                  piece.box,  rank_file_name(rank), checksum(bytes), needed};
   }
   writer.commit();
   return entries;
@@ -80,16 +79,12 @@ CheckpointReader::CheckpointReader(std::string dir) : dir_(std::move(dir)), mani
     const fs::path path = fs::path(dir_) / manifest_.save / piece.file;
     files_.emplace(piece.file, SafetensorsFile::open(path.string()));
   }
-  for (auto& [key, pieces] : tensors_)
-    std::sort(pieces.begin(), pieces.end(),
-              [](const PieceEntry* a, const PieceEntry* b) { return a->row_offset < b->row_offset; });
-
   // What the files hold is exactly what the manifest says, in dtype and shape.
   std::map<std::string, std::size_t> listed;
   for (const PieceEntry& piece : manifest_.pieces) {
     const SafetensorsFile& file = files_.at(piece.file);
     const TensorEntry& tensor = file.at(stored_name(piece.kind, piece.name));
-    const Shape shape = piece_shape(piece.shape, piece.rows);
+    const Shape& shape = piece.box.shape;
     check(tensor.dtype == piece.dtype && tensor.shape == shape, "\"{}\": tensor \"{}\" is {}{}, the manifest says {}{}",
           file.path(), tensor.name, sherd::name(tensor.dtype), to_string(tensor.shape), sherd::name(piece.dtype),
           to_string(shape));
@@ -150,25 +145,54 @@ const PieceEntry& CheckpointReader::describe(const std::string& kind, const std:
   return *found->second.front();
 }
 
-void CheckpointReader::read_rows(const std::string& kind, const std::string& name, DType dtype, const Shape& shape,
-                                 std::int64_t row_offset, std::int64_t rows, std::span<std::byte> out) const {
+namespace {
+
+// Reads a tensor's bytes at growing positions: long ones straight to where they go, short ones by way of a buffer.
+class RunReader {
+ public:
+  RunReader(const SafetensorsFile& file, const TensorEntry& tensor) : file_(file), tensor_(tensor) {}
+  void read(std::int64_t at, std::span<std::byte> out) {
+    constexpr std::int64_t kBufferBytes = 1 << 20, kLong = 1 << 16;
+    const auto bytes = static_cast<std::int64_t>(out.size());
+    if (bytes >= kLong) return file_.read(tensor_, at, out);
+    if (at < start_ || at + bytes > start_ + static_cast<std::int64_t>(buffer_.size())) {
+      start_ = at;
+      buffer_.resize(static_cast<std::size_t>(std::min(kBufferBytes, tensor_.bytes - at)));
+      file_.read(tensor_, at, buffer_);
+    }
+    std::copy_n(buffer_.begin() + (at - start_), bytes, out.begin());
+  }
+
+ private:
+  const SafetensorsFile& file_;
+  const TensorEntry& tensor_;
+  std::vector<std::byte> buffer_;
+  std::int64_t start_ = 0;
+};
+
+}  // namespace
+
+void CheckpointReader::read_box(const std::string& kind, const std::string& name, DType dtype, const Shape& shape,
+                                const Box& box, std::span<std::byte> out) const {
   const PieceEntry& saved = describe(kind, name);
   check(saved.dtype == dtype && saved.shape == shape, "the checkpoint \"{}\" holds {} \"{}\" as {}{}, not as {}{}",
         dir_, kind, name, sherd::name(saved.dtype), to_string(saved.shape), sherd::name(dtype), to_string(shape));
-  check(row_offset >= 0 && rows >= 0 && row_offset + rows <= row_count(shape),
-        "{} \"{}\": rows {} to {} of {} asked for", kind, name, row_offset, row_offset + rows, row_count(shape));
-  const auto row_bytes = byte_count(dtype, piece_shape(shape, 1));
-  check(static_cast<std::int64_t>(out.size()) == rows * row_bytes,
-        "{} \"{}\": {} rows have {} bytes, the buffer has {}", kind, name, rows, rows * row_bytes, out.size());
+  check(is_inside(box, shape), "{} \"{}\": the elements {} of shape {} are asked for", kind, name, to_string(box),
+        to_string(shape));
+  check(static_cast<std::int64_t>(out.size()) == byte_count(dtype, box.shape),
+        "{} \"{}\": the elements {} have {} bytes, the buffer has {}", kind, name, to_string(box),
+        byte_count(dtype, box.shape), out.size());
+  const std::int64_t element = byte_size(dtype);
   for (const PieceEntry* piece : tensors_.at({kind, name})) {
-    const std::int64_t begin = std::max(row_offset, piece->row_offset);
-    const std::int64_t end = std::min(row_offset + rows, piece->row_offset + piece->rows);
-    if (begin >= end || row_bytes == 0) continue;
+    const std::optional<Box> part = intersection(box, piece->box);
+    if (!part || numel(*part) == 0) continue;
     if (!verified_) compare_checksum(*piece);
     const SafetensorsFile& file = files_.at(piece->file);
-    file.read(file.at(stored_name(kind, name)), (begin - piece->row_offset) * row_bytes,
-              out.subspan(static_cast<std::size_t>((begin - row_offset) * row_bytes),
-                          static_cast<std::size_t>((end - begin) * row_bytes)));
+    RunReader reader(file, file.at(stored_name(kind, name)));
+    for_each_run(*part, piece->box, box, [&](std::int64_t from, std::int64_t to, std::int64_t count) {
+      reader.read(from * element,
+                  out.subspan(static_cast<std::size_t>(to * element), static_cast<std::size_t>(count * element)));
+    });
   }
 }
 

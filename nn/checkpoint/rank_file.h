@@ -31,24 +31,24 @@ class PieceBytes {
   Fetch fetch_;
 };
 
-/// Rows of one tensor that this rank saves.
+/// The part of one tensor that this rank saves.
 struct Piece {
   std::string name;
   std::string kind = "param";
   DType dtype = DType::f32;
   Shape shape;  ///< of the whole tensor
-  std::int64_t row_offset = 0, rows = 0;
+  Box box;
   PieceBytes bytes;
 };
 
 /// Writes DIR/SAVE/rank-NNNNN.safetensors and returns what the manifest must say of it. Makes the folders. Parameters
 /// keep their name in the file; other kinds are "optim.m/NAME". Blocks on the disk; throws Error naming the file (disk
-/// full, bytes that do not fit the rows) and leaves no partial file.
+/// full, bytes that do not fit the box) and leaves no partial file.
 std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::string& save, int rank,
                                         std::span<const Piece> pieces);
 
-/// A committed checkpoint, opened for reading. Any rank can read any rows, so the number of ranks may differ from the
-/// one that saved; bitwise resume asks for the same by require_world_size().
+/// A committed checkpoint, opened for reading. Any rank can read any box, so the number of ranks and how they cut a
+/// tensor may differ from what saved it; bitwise resume asks for the same by require_world_size().
 class CheckpointReader {
  public:
   /// Reads and checks the manifest and the headers of all files: a missing or truncated file is an Error here, on
@@ -70,17 +70,17 @@ class CheckpointReader {
   bool contains(const std::string& kind, const std::string& name) const;
   /// Any piece of the tensor: its dtype and whole shape. Throws Error naming it if it is missing.
   const PieceEntry& describe(const std::string& kind, const std::string& name) const;
-  /// Copies rows row_offset .. row_offset + rows of the tensor to `out`, from as many pieces as hold them; the checksum
-  /// of each is compared first. Throws Error if the tensor is missing or has another dtype or shape.
-  void read_rows(const std::string& kind, const std::string& name, DType dtype, const Shape& shape,
-                 std::int64_t row_offset, std::int64_t rows, std::span<std::byte> out) const;
+  /// Copies a box of the tensor to `out`, from as many pieces as hold it; the checksum of each is compared first.
+  /// Throws Error if the tensor is missing or has another dtype or shape.
+  void read_box(const std::string& kind, const std::string& name, DType dtype, const Shape& shape, const Box& box,
+                std::span<std::byte> out) const;
 
  private:
   void compare_checksum(const PieceEntry& piece) const;
 
   std::string dir_;
   Manifest manifest_;
-  std::map<std::pair<std::string, std::string>, std::vector<const PieceEntry*>> tensors_;  // pieces sorted by row
+  std::map<std::pair<std::string, std::string>, std::vector<const PieceEntry*>> tensors_;
   std::map<std::string, SafetensorsFile> files_;
   mutable bool verified_ = false;
 };

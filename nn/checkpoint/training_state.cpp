@@ -2,8 +2,7 @@
 
 #include <memory>
 
-#include "dtensor/spec.h"
-#include "nn/checkpoint/local_rows.h"
+#include "nn/checkpoint/local_box.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/agree.h"
 #include "runtime/op/ops.h"
@@ -11,8 +10,6 @@
 namespace sherd::nn {
 
 namespace {
-
-bool is_split(const Tensor& value) { return value.is_distributed() && !Spec::from(value).axes_of(0).empty(); }
 
 std::span<const std::byte> bytes_of(const Tensor& local) {
   return {static_cast<const std::byte*>(local.raw()), static_cast<std::size_t>(local.bytes())};
@@ -32,11 +29,11 @@ std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
   std::vector<Piece> pieces;
   for (const StateEntry& entry : state) {
     const Tensor& value = entry.slot->value();
-    if (!is_split(value) && rank != 0) continue;  // equal everywhere: one copy is enough
-    const LocalRows rows = local_rows(value);
-    if (rows.count == 0) continue;
-    pieces.push_back({entry.name, entry.kind, value.dtype(), value.shape(), rows.offset, rows.count,
-                      saved_bytes(value.local().detach(), staging)});
+    if (!saves_box(value, rank)) continue;
+    const Box box = local_box(value);
+    if (numel(box) == 0) continue;
+    pieces.push_back({entry.name, entry.kind, value.dtype(), value.shape(), box,
+                      saved_bytes(contiguous(value.local().detach()), staging)});
   }
   return pieces;
 }
@@ -82,14 +79,14 @@ void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntr
   GradMode off(false);
   for (const StateEntry& entry : state) {
     const Tensor& value = entry.slot->value();
-    const LocalRows rows = local_rows(value);
+    const Box box = local_box(value);
     const Tensor local = value.local().detach();
     check(!local.is_meta(), "\"{}\" has no memory to load its values into; call model.materialize() first", entry.name);
-    // A rank without rows reads none of them, but checks name, dtype and shape like the others.
+    // A rank without elements reads none, but checks name, dtype and shape like the others.
     Tensor loaded = Tensor::empty(local.shape(), local.dtype());
-    reader.read_rows(entry.kind, entry.name, value.dtype(), value.shape(), rows.offset, rows.count,
-                     {static_cast<std::byte*>(loaded.raw()), static_cast<std::size_t>(loaded.bytes())});
-    if (rows.count > 0) copy_into(local, std::move(loaded));
+    reader.read_box(entry.kind, entry.name, value.dtype(), value.shape(), box,
+                    {static_cast<std::byte*>(loaded.raw()), static_cast<std::size_t>(loaded.bytes())});
+    if (loaded.numel() > 0) copy_into(local, std::move(loaded));
     if (entry.parameter) entry.parameter->mark_initialised();
   }
 }

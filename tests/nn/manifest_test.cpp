@@ -38,8 +38,7 @@ class Checkpoint : public ::testing::Test {
             kind,
             DType::f32,
             {kRows, kColumns},
-            from,
-            rows,
+            rows_box({kRows, kColumns}, from, rows),
             bytes.subspan(static_cast<std::size_t>(from) * row_bytes, static_cast<std::size_t>(rows) * row_bytes)};
   }
 
@@ -50,7 +49,7 @@ class Checkpoint : public ::testing::Test {
     manifest.save = save_name(dir_.path(), step);
     manifest.config = "steps = 10\n";
     manifest.vocabulary = "chars \n\u00e9";
-    const Piece scalar{"s", "param", DType::f32, {}, 0, 1, std::as_bytes(std::span(&scalar_, 1))};
+    const Piece scalar{"s", "param", DType::f32, {}, {}, std::as_bytes(std::span(&scalar_, 1))};
     for (int rank = 0; rank < 2; ++rank) {
       const std::int64_t from = rank == 0 ? 0 : 3, rows = rank == 0 ? 3 : 2;
       std::vector pieces = {rows_of("param", w_, from, rows), rows_of("optim.m", m_, from, rows)};
@@ -68,7 +67,8 @@ class Checkpoint : public ::testing::Test {
   std::vector<float> load_rows(const std::string& kind, std::int64_t from, std::int64_t rows) const {
     std::vector<float> out(static_cast<std::size_t>(rows * kColumns));
     CheckpointReader(dir_.path())
-        .read_rows(kind, "w", DType::f32, {kRows, kColumns}, from, rows, std::as_writable_bytes(std::span(out)));
+        .read_box(kind, "w", DType::f32, {kRows, kColumns}, rows_box({kRows, kColumns}, from, rows),
+                  std::as_writable_bytes(std::span(out)));
     return out;
   }
 
@@ -96,8 +96,58 @@ TEST_F(Checkpoint, RowsComeBackFromAnySplit) {
   EXPECT_EQ(load_rows("optim.m", 0, kRows), m_);
   float scalar = 0;
   CheckpointReader(dir_.path())
-      .read_rows("param", "s", DType::f32, {}, 0, 1, std::as_writable_bytes(std::span(&scalar, 1)));
+      .read_box("param", "s", DType::f32, {}, {}, std::as_writable_bytes(std::span(&scalar, 1)));
   EXPECT_EQ(scalar, 0.5f);
+}
+
+// Boxes of two and three dims, cut anyhow, against picking element by element.
+TEST_F(Checkpoint, AnyBoxComesBackFromAnyBoxes) {
+  const Shape shape{5, 4, 3};
+  std::vector<float> whole(60);
+  std::iota(whole.begin(), whole.end(), 0.0f);
+  const auto pick = [&](const Box& box) {
+    std::vector<float> out;
+    for (std::int64_t i = 0; i < box.shape[0]; ++i)
+      for (std::int64_t j = 0; j < box.shape[1]; ++j)
+        for (std::int64_t k = 0; k < box.shape[2]; ++k)
+          out.push_back(
+              whole[static_cast<std::size_t>(((box.offset[0] + i) * 4 + box.offset[1] + j) * 3 + box.offset[2] + k)]);
+    return out;
+  };
+  const std::vector<Box> cuts = {{{0, 0, 0}, {2, 4, 3}},
+                                 {{2, 0, 0}, {3, 2, 3}},
+                                 {{2, 2, 0}, {3, 2, 1}},
+                                 {{2, 2, 1}, {3, 2, 2}},
+                                 {{5, 0, 0}, {0, 4, 3}}};
+  Manifest manifest;
+  manifest.save = save_name(dir_.path(), 1);
+  for (std::size_t rank = 0; rank < cuts.size(); ++rank) {
+    const std::vector<float> values = pick(cuts[rank]);
+    const Piece piece{"w", "param", DType::f32, shape, cuts[rank], std::as_bytes(std::span(values))};
+    const auto entries = write_rank_file(dir_.path(), manifest.save, static_cast<int>(rank), std::span(&piece, 1));
+    manifest.pieces.insert(manifest.pieces.end(), entries.begin(), entries.end());
+  }
+  commit(dir_.path(), manifest);
+  EXPECT_EQ(read_manifest(dir_.path()).pieces, manifest.pieces);
+  const CheckpointReader reader(dir_.path());
+  for (std::int64_t begin = 0; begin < 5; ++begin)
+    for (std::int64_t column = 0; column < 4; ++column)
+      for (const Shape& extent : {Shape{5 - begin, 4 - column, 3}, Shape{1, 4 - column, 2}, Shape{5 - begin, 1, 1}}) {
+        const Box box{{begin, column, 3 - extent[2]}, extent};
+        std::vector<float> out(static_cast<std::size_t>(numel(box)));
+        reader.read_box("param", "w", DType::f32, shape, box, std::as_writable_bytes(std::span(out)));
+        EXPECT_EQ(out, pick(box)) << to_string(box);
+      }
+}
+
+// What earlier versions wrote: pieces of rows.
+TEST_F(Checkpoint, PiecesOfRowsAreRead) {
+  const auto pieces = pieces_from_json(
+      R"([{"name":"w","kind":"param","dtype":"f32","shape":[5,3],"row_offset":3,"rows":2,"file":"rank-00001.safetensors",)"
+      R"("checksum":"0000000000000001","bytes":24},{"name":"s","kind":"param","dtype":"f32","shape":[],"row_offset":0,)"
+      R"("rows":1,"file":"rank-00000.safetensors","checksum":"0000000000000001","bytes":4}])");
+  EXPECT_EQ(pieces[0].box, (Box{{3, 0}, {2, 3}}));
+  EXPECT_EQ(pieces[1].box, Box{});
 }
 
 TEST_F(Checkpoint, EmptyPiecesAreOrdinary) {
@@ -175,7 +225,7 @@ TEST_F(Checkpoint, UncommittedSaveDoesNotCount) {
 TEST_F(Checkpoint, FullDiskWhileSavingKeepsTheGoodOne) {
   save(1);
   const std::vector<float> big(1 << 16);
-  const Piece piece{"w", "param", DType::f32, {1 << 16}, 0, 1 << 16, std::as_bytes(std::span(big))};
+  const Piece piece{"w", "param", DType::f32, {1 << 16}, whole_box({1 << 16}), std::as_bytes(std::span(big))};
   {
     const FileSizeLimit limit(50'000);
     expect_error([&] { write_rank_file(dir_.path(), "step-000002", 0, std::span(&piece, 1)); },
@@ -228,8 +278,8 @@ TEST_F(Checkpoint, DamagedManifestIsRefusedWhereverItIsHit) {
   expect_error([&] { read_manifest(dir_.path()); }, {"manifest.json", "deeper"});
   dir_.write("manifest.json", "{}");
   expect_error([&] { read_manifest(dir_.path()); }, {"not a Sherd checkpoint"});
-  dir_.write("manifest.json", R"({"format": "sherd checkpoint", "version": 2})");
-  expect_error([&] { read_manifest(dir_.path()); }, {"version is 2"});
+  dir_.write("manifest.json", R"({"format": "sherd checkpoint", "version": 3})");
+  expect_error([&] { read_manifest(dir_.path()); }, {"version is 3", "1 to 2"});
 }
 
 TEST_F(Checkpoint, OtherNumberOfRanksIsNoBitwiseResume) {
@@ -253,9 +303,12 @@ TEST_F(Checkpoint, OtherShapeOrDTypeIsRefused) {
   const CheckpointReader reader(dir_.path());
   std::vector<float> out(15);
   const auto bytes = std::as_writable_bytes(std::span(out));
-  expect_error([&] { reader.read_rows("param", "w", DType::f32, {3, 5}, 0, 3, bytes); }, {"\"w\"", "[5,3]", "[3,5]"});
-  expect_error([&] { reader.read_rows("param", "w", DType::i32, {5, 3}, 0, 5, bytes); }, {"\"w\"", "f32", "i32"});
-  expect_error([&] { reader.read_rows("param", "w", DType::f32, {5, 3}, 4, 2, bytes); }, {"rows 4 to 6 of 5"});
+  expect_error([&] { reader.read_box("param", "w", DType::f32, {3, 5}, whole_box({3, 5}), bytes); },
+               {"\"w\"", "[5,3]", "[3,5]"});
+  expect_error([&] { reader.read_box("param", "w", DType::i32, {5, 3}, whole_box({5, 3}), bytes); },
+               {"\"w\"", "f32", "i32"});
+  expect_error([&] { reader.read_box("param", "w", DType::f32, {5, 3}, {{4, 0}, {2, 3}}, bytes); },
+               {"[4:6, 0:3]", "[5,3]"});
 }
 
 TEST_F(Checkpoint, PiecesMustCoverTheirTensor) {
@@ -267,9 +320,11 @@ TEST_F(Checkpoint, PiecesMustCoverTheirTensor) {
     EXPECT_FALSE(fs::exists(dir_ / "manifest.json"));
   };
   // Entries: w, m, s of rank 0, then w, m of rank 1.
-  expect_refused([](Manifest& m) { m.pieces.erase(m.pieces.begin() + 3); }, {"param \"w\"", "3 of 5 rows"});
-  expect_refused([](Manifest& m) { m.pieces.erase(m.pieces.begin()); }, {"param \"w\"", "row 3"});
-  expect_refused([](Manifest& m) { m.pieces.push_back(m.pieces[3]); }, {"param \"w\"", "row 3"});
+  expect_refused([](Manifest& m) { m.pieces.erase(m.pieces.begin() + 3); }, {"param \"w\"", "9 of 15 elements"});
+  expect_refused([](Manifest& m) { m.pieces.erase(m.pieces.begin()); }, {"param \"w\"", "6 of 15 elements"});
+  expect_refused([](Manifest& m) { m.pieces.push_back(m.pieces[3]); }, {"param \"w\"", "[3:5, 0:3]", "twice"});
+  expect_refused([](Manifest& m) { m.pieces[3].box.offset[0] = 4; }, {"[4:6, 0:3]", "[5,3]"});
+  expect_refused([](Manifest& m) { m.pieces[3].box = {{2, 1}, {2, 3}}; }, {"[2:4, 1:4]", "[5,3]"});
   expect_refused([](Manifest& m) { m.pieces[3].shape = {6, 3}; }, {"[5,3]", "[6,3]"});
   expect_refused([](Manifest& m) { m.pieces[3].bytes = 4; }, {"24", "4"});
   expect_refused([](Manifest& m) { m.pieces[3].file = "../rank-00001.safetensors"; }, {"file name"});
@@ -287,8 +342,8 @@ TEST_F(Checkpoint, FileThatDoesNotMatchTheManifestIsRefused) {
 TEST_F(Checkpoint, RowsThatDoNotExistAreNotSaved) {
   const Piece piece = rows_of("param", w_, 3, 2);
   Piece beyond = piece;
-  beyond.row_offset = 4;
-  expect_error([&] { write_rank_file(dir_.path(), "step-000001", 0, std::span(&beyond, 1)); }, {"\"w\"", "4 to 6"});
+  beyond.box.offset[0] = 4;
+  expect_error([&] { write_rank_file(dir_.path(), "step-000001", 0, std::span(&beyond, 1)); }, {"\"w\"", "[4:6, 0:3]"});
 }
 
 TEST_F(Checkpoint, ListsFromOtherRanksAreParsedWithCare) {
