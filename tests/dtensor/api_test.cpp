@@ -280,6 +280,30 @@ TEST(FullTensor, F124_EveryLayoutOfTwoAxesGivesTheWhole) {
   });
 }
 
+TEST(FullTensor, F122_EachCutDimIsGatheredByItsAxis) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
+    const Tensor x = laid_out(counting({5, 3}), Spec::of(mesh, {Shard(1), Shard(0)}));
+    const std::int64_t dp = mesh.group("dp").counts().all_gather.calls, tp = mesh.group("tp").counts().all_gather.calls;
+    EXPECT_EQ(total_calls(*group, [&] { EXPECT_TRUE(same_bits(full_tensor(x), counting({5, 3}))); }), 0);
+    EXPECT_EQ(mesh.group("dp").counts().all_gather.calls, dp + 1);
+    EXPECT_EQ(mesh.group("tp").counts().all_gather.calls, tp + 1);
+  });
+}
+
+TEST(FullTensor, PartsMayBeViews) {
+  run_ranks(3, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    for (int dim : {0, 1}) {
+      const Tensor part = transpose(part_of(transpose(counting({5, 4}), 0, 1), *Spec::of(mesh, Shard(1 - dim))), 0, 1);
+      const Tensor x = from_local(part, mesh, {Shard(dim)}, {.shape = Shape{5, 4}});
+      EXPECT_TRUE(same_bits(full_tensor(x), counting({5, 4})));
+      EXPECT_TRUE(same_bits(redistribute(x, {Shard(1 - dim)}).local(),
+                            part_of(counting({5, 4}), *Spec::of(mesh, Shard(1 - dim)))));
+    }
+  });
+}
+
 // ---- distribute over several axes ----
 
 TEST(Distribute, F124_EveryLayoutOfTwoAxes) {

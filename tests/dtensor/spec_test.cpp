@@ -5,6 +5,7 @@
 
 #include "runtime/comm/world.h"
 #include "runtime/tensor/tensor.h"
+#include "tests/dtensor/layouts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"
 
@@ -57,6 +58,49 @@ TEST(Spec, LocalShapeAndRangesFollowTheChunkRule) {
     ASSERT_EQ(rows->axes_of(0).size(), 1u);
     EXPECT_EQ(rows->axes_of(0)[0], 0);
     EXPECT_TRUE(rows->axes_of(1).empty());
+  });
+}
+
+// The owner of every row, found by handing rows out one by one: axis by axis, a chunk is full before the next begins.
+std::vector<int> owner_path(std::int64_t row, std::int64_t n, std::span<const int> axes, const Spec& spec) {
+  std::vector<int> path;
+  for (int axis : axes) {
+    std::int64_t chunk = 0;
+    while (chunk * spec.axis_size(axis) < n) ++chunk;
+    const std::int64_t c = row / chunk;
+    path.push_back(static_cast<int>(c));
+    n = std::min(chunk, n - c * chunk);
+    row -= c * chunk;
+  }
+  return path;
+}
+
+TEST(Spec, F125_RangesOfEveryRankAndNestedCutAreThoseOfRowsHandedOutOneByOne) {
+  run_ranks(6, [](const Group& group) {
+    const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 3}});
+    for (const Spec* spec : all_layouts(mesh, {Replicate(), Shard(0), Shard(1)}))
+      for (std::int64_t n = 0; n <= 13; ++n)
+        for (int dim : {0, 1}) {
+          const std::span<const int> axes = spec->axes_of(dim);
+          std::vector<std::int64_t> count(static_cast<std::size_t>(n), 0);  // of ranks that hold a row
+          for (int dp = 0; dp < 2; ++dp)
+            for (int tp = 0; tp < 3; ++tp) {
+              const int at[] = {dp, tp};
+              const Spec::Range range = spec->range_at(dim, n, at);
+              for (std::int64_t row = range.begin; row < range.end; ++row) {
+                ++count[static_cast<std::size_t>(row)];
+                const std::vector<int> path = owner_path(row, n, axes, *spec);
+                for (std::size_t i = 0; i < axes.size(); ++i)
+                  EXPECT_EQ(path[i], at[axes[i]]) << "row " << row << " of " << n << " in " << spec->describe();
+              }
+            }
+          for (std::int64_t c : count) EXPECT_EQ(c, 6 / spec->num_shards(dim)) << n << " rows in " << spec->describe();
+          const Shape shape = dim == 0 ? Shape{n, 4} : Shape{4, n};
+          const Spec::Range own = spec->local_range(dim, n);
+          EXPECT_EQ(own, spec->range_at(dim, n, mesh.coordinates()));
+          EXPECT_EQ(spec->local_shape(shape)[dim], own.size());
+          EXPECT_EQ(spec->local_offset(shape)[dim], own.begin);
+        }
   });
 }
 
