@@ -12,13 +12,6 @@ namespace {
 
 thread_local bool t_strict = false, t_implicit = false;
 
-// The local part of an input; given up by a tensor that nobody else holds, so that its memory may be reused.
-Tensor take_local(Tensor& t) {
-  if (!t.defined() || !t.is_distributed()) return t;
-  if (t.impl()->use_count() == 1) return Tensor(std::move(t.impl()->local));
-  return t.local();
-}
-
 // What an error says of the inputs, which are gone by then.
 [[noreturn]] void refuse_move(const CallPlan& plan, std::size_t i) {
   const Tensor& meta = plan.metas[i];
@@ -112,6 +105,12 @@ Tensors distributed_layer(OpCall& call) {
 }
 
 }  // namespace
+
+Tensor take_local(Tensor& t) {
+  if (!t.defined() || !t.is_distributed()) return t;
+  if (t.impl()->use_count() == 1) return Tensor(std::move(t.impl()->local));
+  return t.local();
+}
 
 void install_distributed_layer() { install_dist_layer(distributed_layer); }
 

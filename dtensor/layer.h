@@ -1,6 +1,6 @@
 #pragma once
 // The dist layer of the dispatcher, and the modes of a thread in which it works.
-#include <cstdint>
+#include "runtime/tensor/tensor.h"
 
 namespace sherd {
 
@@ -31,6 +31,9 @@ class ImplicitReplication {
  private:
   bool outer_;
 };
+
+/// The local part of an input, which is given up if nobody else holds the tensor, so that its memory may be reused.
+Tensor take_local(Tensor& t);
 
 bool is_strict_communication();
 bool is_implicit_replication();

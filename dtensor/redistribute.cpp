@@ -1,5 +1,6 @@
 #include "dtensor/redistribute.h"
 
+#include "dtensor/layer.h"
 #include "runtime/autograd/autograd.h"
 
 namespace sherd {
@@ -18,9 +19,11 @@ struct RedistributeAttrs {
 
 Tensor run_redistribute(OpCall& call) {
   const auto& a = call.attrs.as<RedistributeAttrs>();
-  const Tensor& x = call.in[0];
-  const Transition& plan = plan_transition(a.from, a.to, x.shape(), x.dtype());
-  return Tensor::distributed(x.shape(), a.to, run_transition(x.local().detach(), x.shape(), a.from, plan));
+  const Shape shape = call.in[0].shape();
+  const Transition& plan = plan_transition(a.from, a.to, shape, call.in[0].dtype());
+  Tensor local = take_local(call.in[0]);
+  if (local.grad_node()) local = local.detach();
+  return Tensor::distributed(shape, a.to, run_transition(std::move(local), shape, a.from, plan));
 }
 
 // A handle of its own, for its place on the tape.

@@ -61,8 +61,9 @@ const Tensor& dense_input(const KernelCall& call) {
   return call.in[0];
 }
 
+// A result may lie where a donated input was.
 void copy_bytes(void* to, const void* from, std::int64_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
 /// `lines` stretches of `bytes`, `to_pitch` and `from_pitch` apart.
@@ -109,7 +110,8 @@ void submit(CommOp kind, const KernelCall& call, std::function<void()> run,
     (void)call.in[0].storage()->data();
     return run();
   }
-  std::vector<Loan> loans{{call.in[0].storage(), false}, {call.out[0].storage(), true}};
+  std::vector<Loan> loans{{call.out[0].storage(), true}};
+  if (call.in[0].storage() != call.out[0].storage()) loans.push_back({call.in[0].storage(), false});
   for (const Ref<Storage>& each : scratch)
     if (each) loans.push_back({each, false});  // nobody else asks for it: kept, not waited for
   call.exec.stream->submit({.name = call.op.name,
@@ -161,7 +163,7 @@ void all_gather(const KernelCall& call) {
     if (is_listed) {
       const std::int64_t own = cut.line(group.rank()) * cut.size;
       for (std::int64_t o = 0; o < cut.outer; ++o)
-        parts.push_back({out + o * cut.line_bytes(), dtype, counts, from + o * own, dtype});
+        parts.push_back({out + o * cut.line_bytes(), dtype, counts, from == out ? nullptr : from + o * own, dtype});
     } else {
       parts.push_back({blocks, dtype, counts, from, dtype});
     }
@@ -202,7 +204,8 @@ void all_to_all(const KernelCall& call) {
   const Tensor& x = dense_input(call);
   const auto& attrs = call.attrs.as<CollectiveAttrs>();
   const Cut split = cut_along(call, x, attrs.split_dim), joined = cut_along(call, call.out[0], attrs.dim);
-  const Ref<Storage> scratch[] = {take_scratch(split.outer == 1 ? 0 : split.bytes()),
+  const bool is_donated = x.storage() == call.out[0].storage();
+  const Ref<Storage> scratch[] = {take_scratch(split.outer == 1 && !is_donated ? 0 : split.bytes()),
                                   take_scratch(joined.outer == 1 ? 0 : joined.bytes())};
   const auto swap = [&group, split, joined, from = address(x), out = address(call.out[0]),
                      packed = scratch[0] ? scratch[0]->address() : nullptr,

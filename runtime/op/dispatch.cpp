@@ -41,7 +41,7 @@ Tensor allocate_ordered(const OpCall& call, const TensorMeta& meta, Device devic
 
 Tensor allocate_output(const OpCall& call, const TensorMeta& meta, Device device) {
   if (!meta.strides.empty()) return allocate_ordered(call, meta, device);
-  if (call.op.traits.pointwise)
+  if (call.op.traits.pointwise || call.op.traits.collective)  // kernels of both may write over an input
     for (Tensor& t : call.in)
       if (can_donate(t, meta, device)) return Tensor::make_dense(t.storage(), meta.shape, meta.dtype, device);
   return Tensor::empty(meta.shape, meta.dtype, device, call.op.category);
