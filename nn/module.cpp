@@ -211,26 +211,48 @@ Module::ForwardScope::~ForwardScope() {
 }
 
 namespace {
-void print(const Module& module, const std::string& indent, std::string& out) {
+
+/// Bytes of all ranks together, and of this one.
+struct Held {
+  std::int64_t count = 0, whole = 0, here = 0;
+  void add(const Tensor& t) {
+    const Tensor local = t.local();
+    ++count;
+    whole += t.bytes();
+    here += local.is_meta() ? 0 : local.bytes();
+  }
+  std::string describe() const {
+    return whole == here ? format_bytes(whole) : fmt::format("{}, {} here", format_bytes(whole), format_bytes(here));
+  }
+};
+
+std::string line(const std::string& indent, const std::string& name, const Tensor& t, std::string_view remark) {
+  Held held;
+  held.add(t);
+  return fmt::format("{}{} {}{}  {}\n", indent, name, describe(t), remark, held.describe());
+}
+
+void print(const Module& module, const std::string& indent, std::string& out, Held& total) {
   for (const Module::NamedParameter& p : module.own_parameters()) {
     const Tensor& t = p.parameter->value();
-    const Tensor local = t.local();
-    out += fmt::format("{}{} {}{}  {}\n", indent, p.name, describe(t), p.shared ? " (shared)" : "",
-                       format_bytes(local.is_meta() ? 0 : local.bytes()));
+    out += line(indent, p.name, t, p.shared ? " (shared)" : "");
+    if (!p.shared) total.add(t);
   }
   for (const auto& b : module.own_buffers())
-    out += fmt::format("{}{} {} (buffer)\n", indent, b->name(), describe(b->value()));
+    if (b->has_value()) out += line(indent, b->name(), b->value(), " (buffer)");
   for (const auto& child : module.children()) {
     out += fmt::format("{}{}\n", indent, child->name());
-    print(*child, indent + "  ", out);
+    print(*child, indent + "  ", out, total);
   }
 }
+
 }  // namespace
 
 std::string to_string(const Module& module) {
   std::string out;
-  print(module, "", out);
-  return out;
+  Held total;
+  print(module, "", out, total);
+  return out + fmt::format("{} parameters, {}\n", total.count, total.describe());
 }
 
 }  // namespace sherd::nn

@@ -214,7 +214,8 @@ class Layer : public Module {
   }
 };
 
-/// The tree with shapes, placements and bytes on this rank.
+/// The tree: parameters and buffers with shapes, placements and bytes, of all ranks together and, where that is less,
+/// on this one; in the last line their sum, shared parameters counted once.
 std::string to_string(const Module& module);
 
 }  // namespace sherd::nn

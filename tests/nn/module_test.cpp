@@ -3,17 +3,20 @@
 
 #include <gtest/gtest.h>
 
+#include "dtensor/api.h"
 #include "nn/layers/linear.h"
 #include "nn/module_list.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
+#include "tests/support/ranks.h"
 
 namespace sherd::nn {
 namespace {
 
 using testing::expect_error;
+using testing::run_ranks;
 using testing::same_bits;
 
 struct Block : Layer<Block> {
@@ -278,12 +281,40 @@ TEST(Materialize, AModelWithoutValuesSaysSoWhenItIsUsed) {
   expect_error([&] { net(input()); }, {"cpu and meta", "f32[6,4](meta)", "module  blocks.0.up"});
 }
 
-TEST(Module, PrintsTheTreeWithShapesAndBytes) {
+TEST(Module, PrintsTheTreeWithShapesPlacementsAndBytes) {
   Net net;
   net.materialize();
-  const std::string text = to_string(net);
-  for (const char* part : {"gain f32[4]", "offset f32[4] (buffer)", "weight f32[6,4]", "96 B"})
-    EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" is not in:\n" << text;
+  const DeviceMesh mesh(make_single_group());
+  net.gain.set(distribute(net.gain.value(), mesh, Shard(0)));
+  EXPECT_EQ("\n" + to_string(net), R"(
+gain f32[4]{0: dp}  16 B
+offset f32[4] (buffer)  16 B
+blocks
+  0
+    up
+      weight f32[6,4]  96 B
+      bias f32[6]  24 B
+    down
+      weight f32[4,6]  96 B
+  1
+    up
+      weight f32[6,4]  96 B
+      bias f32[6]  24 B
+    down
+      weight f32[4,6]  96 B
+7 parameters, 448 B
+)");
+}
+
+TEST(Module, PrintsWhatThisRankHolds) {
+  run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
+    Net net;
+    net.materialize();
+    net.gain.set(distribute(net.gain.value(), DeviceMesh(group), Shard(0)));
+    const std::string text = to_string(net);
+    for (const char* part : {"gain f32[4]{0: dp}  16 B, 8 B here", "7 parameters, 448 B, 440 B here\n"})
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+  });
 }
 
 }  // namespace

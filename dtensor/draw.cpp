@@ -1,0 +1,234 @@
+// A layout cuts each dim into ranges; at most two dims that are cut become the rows and columns of a table whose cells
+// name ranks. Ranks are found by asking the layout for the box of every coordinate of the mesh.
+#include "dtensor/draw.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "runtime/memory/accounting.h"
+
+namespace sherd {
+
+namespace {
+
+using Coordinates = std::vector<int>;
+using Range = Spec::Range;
+
+constexpr std::size_t kMaxRows = 12, kMaxColumns = 6, kMaxRanks = 8;  // shown at most
+constexpr std::size_t kEnds = 2;                                      // shown at either end of what is abbreviated
+
+/// A layout and what it lays out.
+struct Picture {
+  const Spec& spec;
+  const Shape& shape;
+  DeviceMesh mesh;
+  std::vector<Coordinates> all;  // of the mesh, row-major
+  std::vector<int> ranks;        // the same ranks as the root numbers them
+};
+
+Picture picture_of(const Spec& spec, const Shape& shape) {
+  Picture p{spec, shape, spec.mesh(), {}, {}};
+  p.ranks = p.mesh.ranks();
+  Coordinates at(static_cast<std::size_t>(p.mesh.ndim()), 0);
+  for (std::size_t i = 0; i < p.ranks.size(); ++i) {
+    p.all.push_back(at);
+    for (int a = p.mesh.ndim() - 1; a >= 0 && ++at[static_cast<std::size_t>(a)] == p.mesh.size(a); --a)
+      at[static_cast<std::size_t>(a)] = 0;
+  }
+  return p;
+}
+
+std::string text_of(Range range) { return fmt::format("{}:{}", range.begin, range.end); }
+
+// The different non-empty ranges of a dim, in order.
+std::vector<Range> ranges_of(const Picture& p, int dim) {
+  std::vector<Range> ranges;
+  for (const Coordinates& c : p.all) {
+    const Range range = p.spec.range_at(dim, p.shape[dim], c);
+    if (range.size() > 0 && std::find(ranges.begin(), ranges.end(), range) == ranges.end()) ranges.push_back(range);
+  }
+  std::sort(ranges.begin(), ranges.end(), [](Range a, Range b) { return a.begin < b.begin; });
+  return ranges;
+}
+
+std::string joined(const std::vector<std::string>& words, std::string_view separator) {
+  if (words.size() <= kMaxRanks) return fmt::format("{}", fmt::join(words, separator));
+  return fmt::format("{}{}...{}{}", fmt::join(words.begin(), words.begin() + kEnds, separator), separator, separator,
+                     fmt::join(words.end() - kEnds, words.end(), separator));
+}
+
+// Ranks at these coordinates, which differ along the axes from `axis` on that do not cut. Along Partial axes they make
+// the value together; later axes reduce first.
+std::string terms(const Picture& p, const std::vector<std::size_t>& members, int axis) {
+  while (axis < p.mesh.ndim() && !p.spec.placement(axis).is_partial()) ++axis;
+  if (axis == p.mesh.ndim()) {
+    std::vector<std::string> words;
+    for (std::size_t i : members) words.push_back(std::to_string(p.ranks[i]));
+    return joined(words, " ");
+  }
+  std::map<int, std::vector<std::size_t>> by_coordinate;
+  for (std::size_t i : members) by_coordinate[p.all[i][static_cast<std::size_t>(axis)]].push_back(i);
+  std::vector<std::string> words;
+  for (const auto& [c, some] : by_coordinate) words.push_back(terms(p, some, axis + 1));
+  const ReduceKind kind = p.spec.placement(axis).reduce;
+  if (words.size() == 1) return words[0];
+  if (kind == ReduceKind::sum) return joined(words, "+");
+  return fmt::format("{}({})", name(kind), joined(words, ","));
+}
+
+// Copies of a Partial value: one list of terms for each coordinate along the axes that replicate.
+std::string holders(const Picture& p, const std::vector<std::size_t>& members) {
+  std::map<Coordinates, std::vector<std::size_t>> copies;
+  for (std::size_t i : members) {
+    Coordinates along;
+    if (p.spec.is_partial())
+      for (int a = 0; a < p.mesh.ndim(); ++a)
+        if (p.spec.placement(a).is_replicate()) along.push_back(p.all[i][static_cast<std::size_t>(a)]);
+    copies[along].push_back(i);
+  }
+  std::vector<std::string> words;
+  for (const auto& [along, some] : copies) words.push_back(terms(p, some, 0));
+  return "rank " + joined(words, " or ");
+}
+
+// Which of n lines are shown: all, or the ends with -1 between them.
+std::vector<int> shown(std::size_t n, std::size_t most) {
+  std::vector<int> lines;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (n <= most || i < kEnds || i >= n - kEnds) lines.push_back(static_cast<int>(i));
+    else if (i == kEnds) lines.push_back(-1);
+  }
+  return lines;
+}
+
+/// A table of text with lines between the cells.
+std::string boxed(const std::string& corner, const std::vector<std::string>& columns,
+                  const std::vector<std::string>& rows, const std::vector<std::vector<std::string>>& cells) {
+  std::size_t left = corner.size();
+  for (const std::string& row : rows) left = std::max(left, row.size());
+  std::vector<std::size_t> widths;
+  for (std::size_t c = 0; c < cells[0].size(); ++c) {
+    widths.push_back(c < columns.size() ? columns[c].size() : 0);
+    for (const auto& row : cells) widths.back() = std::max(widths.back(), row[c].size());
+  }
+  std::string text, line(left + 1, ' ');
+  for (std::size_t width : widths) line += "+" + std::string(width + 2, '-');
+  line += "+\n";
+  std::string head = fmt::format("{:>{}}", corner, left);
+  for (std::size_t c = 0; c < columns.size(); ++c) head += fmt::format("   {:<{}}", columns[c], widths[c]);
+  head.erase(head.find_last_not_of(' ') + 1);
+  if (!head.empty()) text += head + "\n";
+  text += line;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    text += fmt::format("{:>{}} ", rows[r], left);
+    for (std::size_t c = 0; c < widths.size(); ++c) text += fmt::format("| {:<{}} ", cells[r][c], widths[c]);
+    text += "|\n" + line;
+  }
+  return text;
+}
+
+// `down` and `across` are the dims of rows and columns; -1: one for all elements.
+std::string draw_table(const Picture& p, int down, int across) {
+  const auto ranges = [&](int dim) { return dim < 0 ? std::vector<Range>{{0, 1}} : ranges_of(p, dim); };
+  const std::vector<Range> rows = ranges(down), columns = ranges(across);
+  const auto holds = [&](const Coordinates& c, int dim, Range range) {
+    return dim < 0 || p.spec.range_at(dim, p.shape[dim], c) == range;
+  };
+  const auto cell = [&](int row, int column) -> std::string {
+    if (row < 0 || column < 0) return "...";
+    std::vector<std::size_t> members;
+    for (std::size_t i = 0; i < p.all.size(); ++i)
+      if (holds(p.all[i], down, rows[static_cast<std::size_t>(row)]) &&
+          holds(p.all[i], across, columns[static_cast<std::size_t>(column)]))
+        members.push_back(i);
+    return members.empty() ? "" : holders(p, members);
+  };
+  const auto label = [](const std::vector<Range>& of, int dim, int i) -> std::string {
+    return i < 0 ? "..." : dim < 0 ? "all" : text_of(of[static_cast<std::size_t>(i)]);
+  };
+  std::vector<std::string> row_names, column_names;
+  std::vector<std::vector<std::string>> cells;
+  for (int r : shown(rows.size(), kMaxRows)) {
+    row_names.push_back(label(rows, down, r));
+    cells.emplace_back();
+    for (int c : shown(columns.size(), kMaxColumns)) cells.back().push_back(cell(r, c));
+  }
+  if (across >= 0)
+    for (int c : shown(columns.size(), kMaxColumns)) column_names.push_back(label(columns, across, c));
+  const std::string corner = down >= 0 && across >= 0   ? fmt::format("dim {} \\ {}", down, across)
+                             : down >= 0 || across >= 0 ? fmt::format("dim {}", std::max(down, across))
+                                                        : "";
+  return boxed(corner, column_names, row_names, cells);
+}
+
+std::string draw_list(const Picture& p) {
+  std::string text;
+  for (int i : shown(p.all.size(), kMaxRows)) {
+    if (i < 0) {
+      text += "...\n";
+      continue;
+    }
+    std::vector<std::string> box;
+    for (int d = 0; d < p.shape.size(); ++d)
+      box.push_back(text_of(p.spec.range_at(d, p.shape[d], p.all[static_cast<std::size_t>(i)])));
+    text += fmt::format("rank {:<4} [{}]\n", p.ranks[static_cast<std::size_t>(i)], fmt::join(box, ", "));
+  }
+  return text;
+}
+
+std::int64_t elements_at(const Picture& p, const Coordinates& c) {
+  std::int64_t n = 1;
+  for (int d = 0; d < p.shape.size(); ++d) n *= p.spec.range_at(d, p.shape[d], c).size();
+  return n;
+}
+
+std::string title(const Picture& p, DType dtype) {
+  std::int64_t least = elements_at(p, p.all[0]), most = least;
+  for (const Coordinates& c : p.all) {
+    least = std::min(least, elements_at(p, c));
+    most = std::max(most, elements_at(p, c));
+  }
+  std::string bytes = format_bytes(most * byte_size(dtype));
+  if (least != most) bytes = fmt::format("{} to {}", format_bytes(least * byte_size(dtype)), bytes);
+  return fmt::format("{}{}{} on {}, {} per rank", name(dtype), to_string(p.shape), p.spec.describe(), p.mesh.describe(),
+                     bytes);
+}
+
+std::string without_anything(const Picture& p) {
+  std::vector<std::string> words;
+  for (std::size_t i = 0; i < p.all.size(); ++i)
+    if (elements_at(p, p.all[i]) == 0) words.push_back(std::to_string(p.ranks[i]));
+  if (words.empty() || words.size() == p.all.size()) return {};
+  return fmt::format("nothing: rank {}\n", joined(words, " "));
+}
+
+}  // namespace
+
+std::string draw(const Spec& spec, const Shape& shape, DType dtype) {
+  spec.local_shape(shape);  // an Error if it cuts a dim that is not there
+  const Picture p = picture_of(spec, shape);
+  const std::string head = title(p, dtype) + "\n\n";
+  if (numel(shape) == 0) return head + "no elements\n";
+  std::vector<int> cut;
+  for (int d = 0; d < shape.size(); ++d)
+    if (spec.num_shards(d) > 1) cut.push_back(d);
+  if (cut.size() > 2) return head + draw_list(p) + without_anything(p);
+  // Columns of a matrix lie beside each other.
+  const bool is_columns = cut.size() == 1 && cut[0] > 0 && cut[0] == shape.size() - 1;
+  const int down = cut.empty() || is_columns ? -1 : cut[0];
+  const int across = is_columns || cut.size() == 2 ? cut.back() : -1;
+  return head + draw_table(p, down, across) + without_anything(p);
+}
+
+std::string draw(const Tensor& tensor) {
+  if (!tensor.is_distributed()) return describe(tensor) + "\n";
+  return draw(Spec::from(tensor), tensor.shape(), tensor.dtype());
+}
+
+std::string describe_parts(const Tensor& tensor) {
+  if (!tensor.is_distributed()) return fmt::format("{}, {}", describe(tensor), format_bytes(tensor.bytes()));
+  return title(picture_of(Spec::from(tensor), tensor.shape()), tensor.dtype());
+}
+
+}  // namespace sherd
