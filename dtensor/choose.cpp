@@ -29,12 +29,21 @@ Placement priced_as(Placement now, Placement to, bool is_cut) {
   return now.is_partial() && to.is_shard() && !is_cut ? Replicate() : to;
 }
 
+// The same layout with nothing but this axis in terms: of a maximum of sums the maximum cannot be taken alone, and what
+// it costs is wanted here, not when.
+const Spec* without_other_terms(const Spec* from, int axis) {
+  for (int a = 0; a < from->num_axes(); ++a)
+    if (a != axis && from->placement(a).is_partial()) from = from->with(a, Replicate());
+  return from;
+}
+
 // What one input pays along one axis: a transition of this axis alone.
 double axis_seconds(const Spec* from, int axis, Placement to, bool is_cut, const Tensor& meta) {
   if (!from) return to.is_partial() ? kNever : 0;  // a whole tensor may be cut for nothing
   const Placement now = from->placement(axis);
   if (now == to) return 0;
   if (to.is_partial()) return kNever;
+  if (now.is_partial()) from = without_other_terms(from, axis);
   return transition_seconds(from, from->with(axis, priced_as(now, to, is_cut)), meta.shape(), meta.dtype());
 }
 

@@ -29,7 +29,7 @@ enum class Algebra : std::uint8_t {
   shift,       // x + constant: averages and extrema
   increasing,  // extrema pass; of functions that are finite everywhere: sqrt of a smaller term may be NaN
   decreasing,  // extrema change sides
-  larger,      // maximum: of maxima
+  larger,      // maximum: of maxima, and of either extremum with a whole operand
   smaller,
 };
 
@@ -60,6 +60,9 @@ constexpr AlgebraRow kAlgebra[] = {
     {"sign", Algebra::increasing},
     {"maximum", Algebra::larger},
     {"minimum", Algebra::smaller},
+    {"logical_or", Algebra::larger},
+    {"logical_and", Algebra::smaller},
+    {"logical_not", Algebra::decreasing},
     {"swiglu", Algebra::last},
     // Derivative rows are linear in the gradient, which comes first.
     {"swiglu_backward", Algebra::first},
@@ -126,6 +129,9 @@ void add_algebra(const RuleCall& call, Algebra algebra, Signatures& signatures) 
     case Algebra::branches:
       for (Kind kind : {Kind::sum, Kind::avg, Kind::max, Kind::min, Kind::product})
         add(signatures, {Replicate(), Partial(kind), Partial(kind)}, 1, Partial(kind));
+      for (std::size_t i : {1, 2})  // the other branch is what all ranks have: its average and extrema are itself
+        for (Kind kind : {Kind::avg, Kind::max, Kind::min})
+          if (kind != Kind::avg || is_floating_call(call)) add_one(call, i, kind, kind, signatures);
       return;
     case Algebra::shift:
       if (is_floating_call(call)) add_one(call, 0, Kind::avg, Kind::avg, signatures);
@@ -141,9 +147,10 @@ void add_algebra(const RuleCall& call, Algebra algebra, Signatures& signatures) 
       return;
     case Algebra::larger:
     case Algebra::smaller: {
-      const Kind kind = algebra == Algebra::larger ? Kind::max : Kind::min;
-      add_all(call, kind, signatures);
-      for (std::size_t i = 0; i < 2; ++i) add_one(call, i, kind, kind, signatures);
+      add_all(call, algebra == Algebra::larger ? Kind::max : Kind::min, signatures);
+      // max(min(x, y), whole) = min(max(x, whole), max(y, whole)): either kind passes a whole operand.
+      for (std::size_t i = 0; i < 2; ++i)
+        for (Kind kind : {Kind::max, Kind::min}) add_one(call, i, kind, kind, signatures);
       return;
     }
   }

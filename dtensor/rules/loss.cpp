@@ -99,12 +99,13 @@ Rows combine_classes(const LocalCall& local, const CrossEntropyAttrs& attrs, Ten
                       below(row("exp"), {}, below(row("sub"), {}, std::move(parts[0]), most)));
   const Tensor both = reduce_over(pair(std::move(sums), std::move(parts[2])), mesh, axes, ReduceKind::sum);
   Rows rows;
-  rows.lse = below(row("add"), {}, most, below(row("log"), {}, part_of_pair(both, 0)));
-  const DType dtype = rows.lse.dtype();
+  const Tensor lse = below(row("add"), {}, most, below(row("log"), {}, part_of_pair(both, 0)));
+  const DType dtype = lse.dtype();
   const Tensor ignored = constant(static_cast<double>(attrs.ignore_index), targets.dtype(), targets.device());
   const Tensor zero = constant(0, dtype, targets.device());
   const Tensor counts = below(row("not_equal"), {}, targets, ignored);
-  const Tensor losses = below(row("where"), {}, counts, below(row("sub"), {}, rows.lse, part_of_pair(both, 1)), zero);
+  const Tensor losses = below(row("where"), {}, counts, below(row("sub"), {}, lse, part_of_pair(both, 1)), zero);
+  rows.lse = below(row("where"), {}, counts, lse, zero);
   const ReduceAttrs every{(std::uint64_t{1} << targets.ndim()) - 1, false};
   rows.sum = below(row("sum"), every, losses);
   rows.count = below(row("sum"), every, below(row("cast"), CastAttrs{dtype}, counts));

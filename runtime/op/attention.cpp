@@ -62,7 +62,11 @@ void attention_vjp(VjpCall& c) {
 Metas infer_attention_backward(const InferCall& c) {
   const Tensor &grad = required(c, 0), &q = required(c, 1), &k = required(c, 2), &v = required(c, 3);
   check_attention_inputs(q, k, v);
-  check(grad.shape() == q.shape() && grad.dtype() == q.dtype(), "the gradient is {}, the result was {}", grad, q);
+  const Tensor &result = required(c, 4), &lse = required(c, 5);
+  for (const Tensor* like_q : {&grad, &result})
+    check(like_q->shape() == q.shape() && like_q->dtype() == q.dtype(),
+          "the gradient and the result lie like q, {}: got {}", q, *like_q);
+  check(lse.shape() == Shape{q.size(0), q.size(1), q.size(2)}, "log-sum-exp is [B, H, Tq] of q, {}: got {}", q, lse);
   Metas metas{lies_like(q)};
   metas.push_back(lies_like(k));
   metas.push_back(lies_like(v));

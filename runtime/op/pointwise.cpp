@@ -132,8 +132,10 @@ void mul_scalar_vjp(VjpCall& c) {
 void pow_scalar_vjp(VjpCall& c) {
   static const Op& op = find_op("mul");
   const double n = c.attrs.as<ScalarAttrs>().value;
-  if (n == 0)
-    return c.give(0, zeros(c.in_shape(0), c.in_dtype(0), c.in_device(0)));  // also at x = 0, where x^-1 is infinite
+  if (n == 0) {  // zeros that lie as the gradient does; also at x = 0, where x^-1 is infinite
+    const Tensor grad = c.grad();
+    return c.give(0, where(less(grad, grad), grad, full({}, 0, grad.dtype(), grad.device())));
+  }
   c.give(0, op, {}, mul(c.grad(), n), pow(c.in(0), n - 1));
 }
 

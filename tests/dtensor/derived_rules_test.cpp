@@ -139,6 +139,50 @@ TEST(DerivedRules, F131_BatchedProducts) {
   });
 }
 
+// Along one axis a maximum, along the other sums: the maximum of sums cannot be taken before the sums are.
+TEST(DerivedRules, TermsOfTwoKindsAreReducedInOrder) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
+    const Tensor sums[] = {values({3}, "a"), values({3}, "b")};
+    const Tensor term = mul(sums[mesh.coordinate(0)], mesh.coordinate(1) == 0 ? 0.25 : 0.75);
+    const Tensor x = from_local(term, mesh, {Partial(ReduceKind::max), Partial()});
+    EXPECT_EQ(describe(x), "f32[3]{max dp; +tp}");
+    const Tensor largest = maximum(sums[0], sums[1]), other = values({3}, "c");
+    expect_near(full_tensor(silu(x)), silu(largest));
+    expect_near(full_tensor(x + distribute(other, mesh, {Replicate(), Replicate()})), largest + other);
+    expect_near(full_tensor(neg(x)), neg(largest));
+  });
+}
+
+TEST(DerivedRules, FlagsPassAsExtrema) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor here = Tensor::from<bool>({mesh.coordinate() == 0, false}, {2});
+    const Tensor any = from_local(here, mesh, {Partial(ReduceKind::max)});
+    const Tensor flags = distribute(Tensor::from<bool>({false, true}, {2}), mesh, Replicate());
+    const Tensor other = distribute(values({2}, "other"), mesh, Replicate());
+    const StrictCommunication strict;
+    EXPECT_EQ(full_tensor(logical_not(any)).to_vector<int>(), (std::vector<int>{0, 1}));
+    EXPECT_EQ(full_tensor(logical_or(any, flags)).to_vector<int>(), (std::vector<int>{1, 1}));
+    EXPECT_EQ(full_tensor(logical_and(any, flags)).to_vector<int>(), (std::vector<int>{0, 0}));
+    const Tensor top = as_terms(values({2}, "a"), mesh, ReduceKind::max);
+    expect_near(full_tensor(where(flags, top, other)), where(flags.local(), values({2}, "a"), other.local()));
+    expect_near(full_tensor(minimum(top, other)), minimum(values({2}, "a"), other.local()));
+  });
+}
+
+TEST(DerivedRules, AGradientOfZerosLiesAsItsInput) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    Slot y("y", true);
+    y.set(distribute(values({5, 2}, "x"), mesh, Shard(0)));
+    const Tensor one = pow(y.value(), 0);
+    backward(one, {.grad = one.detach()});
+    EXPECT_EQ(describe(y.grad()), "f32[5,2]{0: dp}");
+    EXPECT_EQ(full_tensor(y.grad()).to_vector<float>(), std::vector<float>(10, 0));
+  });
+}
+
 // Forward and backward of a two-layer network, every way to cut the weights: gradients equal one rank's.
 TEST(DerivedRules, GradientsOfACutNetworkEqualOneRanks) {
   for (int ranks : {1, 2, 3})
