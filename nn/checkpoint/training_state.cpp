@@ -3,6 +3,8 @@
 #include <memory>
 
 #include "nn/checkpoint/local_box.h"
+#include "nn/parallel/fully_shard.h"
+#include "nn/parallel/shard_group.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/agree.h"
 #include "runtime/op/ops.h"
@@ -41,6 +43,7 @@ std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
 }  // namespace
 
 std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer) {
+  for (ShardGroup* group : shard_groups(model)) group->reshard();
   std::vector<StateEntry> state;
   for (const auto& [name, p] : model.named_parameters()) state.push_back({name, "param", p, p});
   for (const auto& [name, b] : model.named_buffers()) state.push_back({name, "buffer", b});

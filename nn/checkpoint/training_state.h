@@ -18,7 +18,8 @@ struct StateEntry {
   Parameter* parameter = nullptr;  ///< marked initialised when its values are loaded
 };
 
-/// Parameters, buffers and, with an optimizer, its state and step count. Must be called in the sharded state.
+/// Parameters, buffers and, with an optimizer, its state and step count. Reshards the groups of fully_shard first, so
+/// that parameters are their shards; between steps the entries stay current.
 std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nullptr);
 
 /// Writes a checkpoint to `dir` and commits it; `manifest` says everything but the pieces and the save's name. Shards

@@ -49,7 +49,7 @@ void Optimizer::step() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = *parameters_[i];
     if (!p.grad().defined()) continue;
-    if (p.grad().is_distributed() != p.value().is_distributed())
+    if (p.grad().layout() != p.value().layout())
       fail("parameter \"{}\" is {} but its gradient is {}: call step() in the sharded state, after backward", p.name(),
            describe(p.value()), describe(p.grad()));
     ensure_state(i);

@@ -121,10 +121,13 @@ FullyShardHook& wrapped(Module& module) {
 
 std::string label(const Module& module) { return module.path().empty() ? "(model)" : module.path(); }
 
+// Who has taken a parameter: its gradients go there. Null for one that is plain, or tensor parallel only.
+ShardGroup* group_of(const Parameter& parameter) { return dynamic_cast<ShardGroup*>(&parameter.sink()); }
+
 // Parameters used below `module` that no wrapped module has taken, each once.
 void collect_free(Module& module, std::set<Parameter*>& seen, std::vector<Parameter*>& out) {
   for (const Module::NamedParameter& p : module.own_parameters())
-    if (!p.parameter->value().is_distributed() && seen.insert(p.parameter).second) out.push_back(p.parameter);
+    if (!group_of(*p.parameter) && seen.insert(p.parameter).second) out.push_back(p.parameter);
   for (const auto& child : module.children())
     if (!hook_of(*child)) collect_free(*child, seen, out);
 }
@@ -133,9 +136,8 @@ void collect_free(Module& module, std::set<Parameter*>& seen, std::vector<Parame
 void check_tied(Module& module, ShardGroup* group) {
   if (FullyShardHook* hook = hook_of(module)) group = hook->group.get();
   for (const Module::NamedParameter& p : module.own_parameters()) {
-    const auto* members = group ? &group->parameters() : nullptr;
-    const bool here = members && std::find(members->begin(), members->end(), p.parameter) != members->end();
-    check(here || !p.parameter->value().is_distributed(),
+    const ShardGroup* owner = group_of(*p.parameter);
+    check(!owner || owner == group,
           "parameter \"{}\" is used by module \"{}\", whose fully_shard group \"{}\" does not own it: tied weights "
           "need both users in "
           "one group; wrap their common parent instead of one of them",

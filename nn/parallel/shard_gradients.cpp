@@ -1,6 +1,7 @@
 // The backward half of a group: where gradients land, what kind they are, and the launch that makes shards of them.
 #include <algorithm>
 
+#include "dtensor/redistribute.h"
 #include "nn/parallel/alone.h"
 #include "nn/parallel/buffer_views.h"
 #include "nn/parallel/replica_sum.h"
@@ -48,12 +49,19 @@ ShardGroup::Placed& ShardGroup::placed(const Slot& slot) {
 // One rank adds micro-batches to the gradient itself, as the default sink does.
 bool ShardGroup::adds_in_place(const Placed& p) const {
   const bool fresh = p.pending == Placed::Pending::none || p.pending == Placed::Pending::in_place;
-  return is_gradient_reduced() && fresh && p.parameter->grad().defined();
+  return is_gradient_reduced() && fresh && !p.is_terms && p.parameter->grad().defined();
 }
 
 GradSink::Destination ShardGroup::destination(Slot& slot) {
   const Placed& p = placed(slot);
-  if (adds_in_place(p)) return {slot.grad().local().detach(), true};
+  if (p.term_sum) return {};  // terms or the whole: only accept() can tell
+  Destination to = local_destination(p);
+  to.buffer = as_gathered(p, to.buffer);
+  return to;
+}
+
+GradSink::Destination ShardGroup::local_destination(const Placed& p) {
+  if (adds_in_place(p)) return {p.parameter->grad().local().detach(), true};
   if (!gradients_.defined()) gradients_ = issue_gradient_buffer(gathered_bytes_, shards_.device());
   return {full_view(p, gradients_), p.pending != Placed::Pending::none};
 }
@@ -72,8 +80,11 @@ void ShardGroup::wrote(Slot& slot) {
 }
 
 void ShardGroup::accept(Slot& slot, Tensor gradient) {
+  Placed& p = placed(slot);
   Placed::Pending kind = Placed::Pending::average;  // a plain gradient is the average over the data axes
-  if (gradient.is_distributed()) {
+  if (p.at.gathered) {
+    gradient = gathered_part(p, std::move(gradient));
+  } else if (gradient.is_distributed()) {
     const Spec& spec = Spec::from(gradient);
     check(all_of(spec, is_sum) || all_of(spec, is_average),
           "parameter \"{}\": a gradient placed {} cannot be reduced to shards; Partial(sum), Partial(avg) and "
@@ -82,11 +93,33 @@ void ShardGroup::accept(Slot& slot, Tensor gradient) {
     if (all_of(spec, is_sum)) kind = Placed::Pending::sum;
     gradient = gradient.local();
   }
-  Placed& p = placed(slot);
   if (adds_in_place(p)) kind = Placed::Pending::in_place;
-  const Destination to = destination(slot);
+  const Destination to = local_destination(p);
   copy_into(to.buffer, std::move(gradient), to.accumulate);
   note(p, kind);
+}
+
+// This rank's part of a gradient that lies as the gathered parameter does, or of terms, see Placed::term_sum. One pass
+// brings terms only, or none.
+Tensor ShardGroup::gathered_part(Placed& p, Tensor gradient) {
+  check(gradient.is_distributed() && Spec::from(gradient).mesh_id() == p.at.gathered->mesh_id(),
+        "parameter \"{}\" is gathered as {}, its gradient is {}: on another mesh, or plain", p.parameter->name(),
+        p.unsharded, gradient);
+  const bool may_wait = p.term_sum && !leaves_unsummed() && !p.unsummed.defined();
+  if (may_wait && Spec::from(gradient).placement(0).is_partial(ReduceKind::sum) &&
+      (p.is_terms || p.pending == Placed::Pending::none)) {
+    p.is_terms = true;
+    return gradient.local().detach();
+  }
+  if (p.is_terms) sum_terms_now(p);
+  return redistribute(std::move(gradient), p.at.gathered).local().detach();
+}
+
+void ShardGroup::sum_terms_now(Placed& p) {
+  const Tensor buffer = full_view(p, gradients_);
+  const Tensor terms = Tensor::distributed(p.parameter->shape(), p.at.gathered->with(0, Partial()), buffer);
+  copy_into(buffer, redistribute(terms, p.at.gathered).local().detach(), false);
+  p.is_terms = false;
 }
 
 void ShardGroup::finish(Slot&) {
@@ -113,7 +146,9 @@ void ShardGroup::reduce_pending() {
   for (Placed& p : placed_) {
     if (p.pending == Placed::Pending::none) continue;
     p.pending = Placed::Pending::none;
-    if (!p.unsummed.defined()) p.parameter->run_grad_hooks();
+    const bool is_complete = !p.is_terms && !p.unsummed.defined();
+    p.is_terms = false;
+    if (is_complete) p.parameter->run_grad_hooks();
   }
 }
 
@@ -137,11 +172,12 @@ void ShardGroup::keep_gradients() {
 
 // What the reduction adds to: this rank's shard of an earlier sum, or nothing.
 Tensor ShardGroup::earlier_sum(const Placed& p) const {
-  if (p.unsummed.defined() || leaves_unsummed()) return p.unsummed;
+  if (p.is_terms || p.unsummed.defined() || leaves_unsummed()) return p.unsummed;
   return p.parameter->grad().defined() ? p.parameter->grad().local().detach() : Tensor();
 }
 
 void ShardGroup::deliver(Placed& p, const Tensor& shard) {
+  if (p.is_terms) return p.term_sum->add(*p.parameter, shard, p.parameter->shape(), p.at.sharded);
   const Tensor unsummed = std::exchange(p.unsummed, Tensor());
   if (leaves_unsummed()) p.unsummed = shard;
   else if (unsummed.defined() && p.parameter->grad().defined())
@@ -263,7 +299,11 @@ void ShardGroup::discard_unsummed() {
 void ShardGroup::discard_pending() {
   gradients_ = Tensor();
   finished_ = 0;
-  for (Placed& p : placed_) p.pending = Placed::Pending::none;
+  for (Placed& p : placed_) {
+    p.pending = Placed::Pending::none;
+    p.is_terms = false;
+    if (p.term_sum) p.term_sum->discard();
+  }
 }
 
 }  // namespace sherd::nn

@@ -38,11 +38,14 @@ ShardGroup::ShardGroup(std::string name, const DeviceMesh& mesh, std::vector<Par
     const Tensor value = p->value().local().detach();
     const DType dtype = value.dtype();
     const DType full_dtype = is_floating(dtype) ? policy_.param_dtype.value_or(dtype) : dtype;
-    Placed placed{p, data_.place(*p), dtype, full_dtype, shard_bytes_, gathered_bytes_, {}, {}, {}, {}};
+    Placed placed{p, data_.place(*p), dtype, full_dtype, shard_bytes_, gathered_bytes_, {}, {}};
     casts_ = casts_ || full_dtype != dtype;
     rounds_ = rounds_ || byte_size(wire_of(placed).value_or(full_dtype)) < byte_size(dtype);
     shard_bytes_ += align(sherd::numel(placed.at.local_shape) * byte_size(dtype));
     gathered_bytes_ += align(sherd::numel(placed.at.full_shape) * byte_size(full_dtype));
+    if (const Spec* gathered = placed.at.gathered; gathered && gathered->num_axes() == 1)
+      if (gathered->is_replicated() && gathered->axis_size(0) > 1)
+        placed.term_sum = PartialGradients::of(gathered->mesh());
     placed_.push_back(std::move(placed));
     values.push_back(value);
   }

@@ -15,6 +15,7 @@
 #include "nn/module.h"
 #include "nn/parallel/data_mesh.h"
 #include "nn/parallel/mixed_precision.h"
+#include "nn/parallel/partial_gradients.h"
 #include "nn/parallel/shard_rows.h"
 
 namespace sherd::nn {
@@ -101,7 +102,11 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
     // What this backward pass has brought: nothing; a full gradient to average or to sum; on one rank, an addition
     // to the gradient that was there.
     enum class Pending : std::uint8_t { none, average, sum, in_place } pending = Pending::none;
-    Tensor unsummed;  // this rank's shard of passes that were not all-reduced over replicas
+    Tensor unsummed{};  // this rank's shard of passes that were not all-reduced over replicas
+    // Where a tensor-parallel axis holds the whole parameter on every rank: what brings came may be terms of a sum over
+    // it, which is taken of the shards, together with those of other groups.
+    std::shared_ptr<PartialGradients> term_sum{};
+    bool is_terms = false;  // what is pending
   };
   struct ReducePlan {
     double scale;
@@ -127,6 +132,9 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   void attach_tensors();
   void take_values(const std::vector<Tensor>& values);
   bool adds_in_place(const Placed& p) const;
+  Destination local_destination(const Placed& p);
+  Tensor gathered_part(Placed& p, Tensor gradient);
+  void sum_terms_now(Placed& p);
   void note(Placed& p, Placed::Pending kind);
   void reduce_pending();
   void keep_gradients();
