@@ -22,7 +22,7 @@ StepLog::StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_ste
 
 void StepLog::begin() {
   memory_.reset_peaks();
-  begun_ = {now_seconds(), group_.counts(), comm_times(group_)};
+  begun_ = {now_seconds(), counts_with_subgroups(group_), comm_times(group_)};
 }
 
 void StepLog::end(const StepMetrics& known, const Tensor& loss, const Tensor& norm) {
@@ -45,7 +45,7 @@ void StepLog::arrived(StepMetrics metrics, const Begun& begun, double loss, doub
   last_arrival_ = now;
 
   if (metrics.step > first_step_ + kSettlingSteps) summary_.comm += comm;
-  summary_.step_comm = group_.counts();
+  summary_.step_comm = counts_with_subgroups(group_);
   summary_.step_comm -= begun.counts;
   for (std::size_t c = 0; c < metrics.memory_bytes.size(); ++c)
     summary_.peak_bytes[c] = std::max(summary_.peak_bytes[c], metrics.memory_bytes[c]);

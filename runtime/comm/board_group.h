@@ -31,6 +31,8 @@ class BoardGroup final : public ProcessGroup, public std::enable_shared_from_thi
   WorkPtr all_to_all(std::span<const SwapPart> parts) override;
   void barrier() override;
   std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks) override;
+  /// Divided from this one, directly or through others, if it is the first of its family.
+  std::vector<std::shared_ptr<BoardGroup>> living_subgroups() const;
   WorkPtr send(std::span<const FlatPart> parts, int to) override;
   WorkPtr recv(std::span<const FlatPart> parts, int from) override;
 
@@ -45,7 +47,6 @@ class BoardGroup final : public ProcessGroup, public std::enable_shared_from_thi
   BoardGroup(BoardGroup& group, const std::shared_ptr<std::byte>& memory, const BoardOptions& options);
 
   BoardGroup& root() { return group_.root_ ? *group_.root_ : group_; }
-  std::vector<std::shared_ptr<BoardGroup>> living_subgroups() const;
 
   template <class Body>
   void checked(CommOp op, Body&& body);

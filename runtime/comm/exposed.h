@@ -8,7 +8,7 @@ namespace sherd {
 struct CommTimes {
   double exposed =
       0;             ///< the rank's thread waited for other ranks, or did a stream's work because it would have to wait
-  double total = 0;  ///< all collectives of the group that have ended, waiting for late ranks included
+  double total = 0;  ///< all collectives that have ended, waiting for late ranks included
 
   friend CommTimes operator-(const CommTimes& a, const CommTimes& b) {
     return {a.exposed - b.exposed, a.total - b.total};
@@ -20,7 +20,10 @@ struct CommTimes {
   }
 };
 
-/// Of `group`, on the rank's thread; its streams should work for no other group.
+/// Of `group` and the subgroups divided from it that are alive: those of a mesh. On the rank's thread; its streams
+/// should work for no others.
 CommTimes comm_times(ProcessGroup& group);
+/// Of the same.
+CommCounts counts_with_subgroups(ProcessGroup& group);
 
 }  // namespace sherd

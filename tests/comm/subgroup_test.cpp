@@ -5,7 +5,9 @@
 #include <csignal>
 #include <thread>
 
+#include "runtime/comm/exposed.h"
 #include "runtime/comm/shm_group.h"
+#include "runtime/exec/context.h"
 #include "tests/comm/backends.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/processes.h"
@@ -115,6 +117,10 @@ TEST_P(Subgroups, KeepTheirChannelsCountsAndLargeCallsApart) {
     EXPECT_EQ(pair->channel(1).counts().all_gather.calls, 1);
     EXPECT_EQ(group.counts().all_gather.calls, before.all_gather.calls);
     EXPECT_EQ(group.counts().all_reduce.calls, before.all_reduce.calls);
+    const CommCounts with_pair = counts_with_subgroups(group);
+    EXPECT_EQ(with_pair.all_gather.calls, before.all_gather.calls + 2);
+    EXPECT_EQ(with_pair.all_reduce.bytes, before.all_reduce.bytes + 40'000 * 8);
+    EXPECT_GT(comm_times(group).total, group.counts().seconds);
   });
 }
 
