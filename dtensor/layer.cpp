@@ -4,6 +4,7 @@
 
 #include "dtensor/propagate.h"
 #include "dtensor/redistribute.h"
+#include "runtime/comm/comm_counter.h"
 #include "runtime/op/ops.h"
 
 namespace sherd {
@@ -83,6 +84,7 @@ Tensors distributed_layer(OpCall& call) {
   if (t_strict)
     for (std::size_t i = 0; i < plan.moves.size(); ++i)
       if (plan.moves[i] && !plan.moves[i]->is_free()) refuse_move(plan, i);
+  const CommCause cause(call.op.name);
   SmallVec<Tensor, 4> local;
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     Tensor part = take_local(call.in[i]);

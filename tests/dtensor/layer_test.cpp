@@ -6,6 +6,8 @@
 #include "dtensor/api.h"
 #include "dtensor/layer.h"
 #include "dtensor/propagate.h"
+#include "dtensor/redistribute.h"
+#include "runtime/comm/comm_counter.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
@@ -98,6 +100,21 @@ TEST(DistLayer, F149_StrictModeNamesWhatWouldMove) {
     expect_error([&] { add(a, b); }, {"add", "would have to move", "{0: dp}", "{1: dp}", "redistribute()"});
     const StrictCommunication lax(false);
     EXPECT_TRUE(same_bits(full_tensor(add(a, b)), add(values({4, 4}, "a"), values({4, 4}, "b"))));
+  });
+}
+
+TEST(DistLayer, ImplicitCommunicationIsCountedForTheOpThatNeedsIt) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor a = distribute(values({4, 4}, "a"), mesh, Shard(0)),
+                 b = distribute(values({4, 4}, "b"), mesh, Shard(1));
+    CommCounter counter;
+    add(a, b);
+    EXPECT_EQ(counter.of_op("add").calls, 1);
+    EXPECT_EQ(counter.of(comm::CommOp::all_to_all).calls, 1) << counter.describe();
+    redistribute(a, {Replicate()});
+    EXPECT_EQ(counter.of_op("add").calls, 1) << "that was asked for";
+    EXPECT_EQ(counter.total().calls, 2);
   });
 }
 
