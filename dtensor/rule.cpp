@@ -17,7 +17,11 @@ struct RuleTable {
     self = this;
     const AddRule add = [](std::string_view op, const ShardingRule& rule) { self->by_name[std::string(op)] = rule; };
     register_matmul_rules(add);
+    register_reduce_rules(add);
+    register_view_rules(add);
     register_index_rules(add);
+    register_norm_rules(add);
+    register_attention_rules(add);
     register_loss_rules(add);
     register_random_rules(add);
   }

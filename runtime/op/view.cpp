@@ -1,6 +1,8 @@
 // View rows: infer gives shape, strides and offset of an alias; no kernel. Everything else that only looks at a tensor
 // differently (transpose, select, split, ...) is a composition of the four rows. `copy` is here because it is how a
 // view becomes dense.
+#include "runtime/op/view.h"
+
 #include <numeric>
 
 #include "runtime/op/infer.h"
@@ -8,16 +10,7 @@
 
 namespace sherd {
 
-namespace {
-
-Metas alias(const Tensor& x, const Shape& shape, const Strides& strides, std::int64_t offset) {
-  Metas metas;
-  metas.push_back({shape, x.dtype(), strides, offset});
-  return metas;
-}
-
-// Strides that read a tensor of `shape`/`strides` as `to`; false if no alias can. Both shapes are walked from the
-// back; a run of old dims that lie without gaps is filled by new ones.
+// Both shapes are walked from the back; a run of old dims that lie without gaps is filled by new ones.
 bool view_strides(const Shape& shape, const Strides& strides, const Shape& to, Strides& result) {
   result = Dims::filled(to.size(), 1);
   if (numel(shape) == 0 || shape.empty()) {
@@ -41,6 +34,14 @@ bool view_strides(const Shape& shape, const Strides& strides, const Shape& to, S
     }
   }
   return d == -1;
+}
+
+namespace {
+
+Metas alias(const Tensor& x, const Shape& shape, const Strides& strides, std::int64_t offset) {
+  Metas metas;
+  metas.push_back({shape, x.dtype(), strides, offset});
+  return metas;
 }
 
 Shape resolve(const Tensor& x, Shape shape) {

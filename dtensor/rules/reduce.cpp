@@ -1,0 +1,191 @@
+// Reductions. A dim that stays keeps its cut; of one that is reduced away every rank reduces its part, and the results
+// are terms.
+//
+//   x [5,6] over dim 0      sum, mean    max, any    min, all    prod    argmax
+//   S1  ->                  S0           S0          S0          S0      S0        (S1 with keep_dims)
+//   S0  ->                  P            Pmax        Pmin        Pprod   R         two small all-reduces
+//   P   ->                  P            Pmax        Pmin        Pprod             of the row's own kind
+//
+// A part without elements reduces to what changes no result. Rows that have no such value get one from `with_neutral`:
+// on all ranks if one needs it, as all ranks run one program.
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "dtensor/rule.h"
+#include "runtime/op/attr_types.h"
+
+namespace sherd {
+
+namespace {
+
+using Kind = ReduceKind;
+
+bool is_reduced(std::uint64_t mask, int dim) { return (mask >> dim) & 1u; }
+
+// ---- signatures ----
+
+void add_one(Placement in, Placement out, Signatures& signatures) { signatures.push_back({{in}, {out}, 0}); }
+
+// Every dim, with what a cut of a reduced one gives.
+void add_dims(const RuleCall& call, Placement of_reduced, Signatures& signatures) {
+  const auto& attrs = call.attrs.as<ReduceAttrs>();
+  int kept = 0;
+  for (int d = 0; d < call.ndim(0); ++d) {
+    if (is_reduced(attrs.dims, d)) {
+      add_one(Shard(d), of_reduced, signatures);
+      kept += attrs.keep_dims;
+    } else {
+      add_one(Shard(d), Shard(kept++), signatures);
+    }
+  }
+}
+
+// Terms of a narrower type than the result's would be added up in theirs, where they may not fit.
+void add_linear(const RuleCall& call, Signatures& signatures) {
+  if (call.in[0].dtype() == call.out[0].dtype) add_linear_signatures(call, 0, signatures);
+}
+
+void sum_signatures(const RuleCall& call, Signatures& signatures) {
+  add_dims(call, Partial(), signatures);
+  add_linear(call, signatures);
+}
+
+template <Kind kind>
+void own_kind_signatures(const RuleCall& call, Signatures& signatures) {
+  add_dims(call, Partial(kind), signatures);
+  if (call.in[0].dtype() == call.out[0].dtype) add_one(Partial(kind), Partial(kind), signatures);
+}
+
+void argmax_signatures(const RuleCall& call, Signatures& signatures) { add_dims(call, Replicate(), signatures); }
+
+// Aligned at the right: dims in front of the result's, and those that it has with one element, are summed.
+void sum_to_signatures(const RuleCall& call, Signatures& signatures) {
+  const Shape &from = call.shape(0), &to = call.out[0].shape;
+  const int lead = from.size() - to.size();
+  for (int d = 0; d < from.size(); ++d)
+    add_one(Shard(d), d >= lead && from[d] == to[d - lead] ? Shard(d - lead) : Partial(), signatures);
+  add_linear(call, signatures);
+}
+
+Attrs sum_to_attrs(const LocalCall& local) { return SumToAttrs{local.out_shape()}; }
+
+// ---- parts without elements ----
+
+// Whether n elements that these axes cut one after the other leave a rank without any.
+bool leaves_empty_part(const Spec& spec, std::span<const int> axes, std::int64_t n) {
+  if (axes.empty() || n == 0) return n == 0;
+  const int parts = spec.axis_size(axes[0]);
+  const std::int64_t first = chunk_range(n, parts, 0).size(), last = chunk_range(n, parts, parts - 1).size();
+  const std::int64_t between = n % first;  // of the one chunk that is neither whole nor empty
+  return last == 0 || leaves_empty_part(spec, axes.subspan(1), first) ||
+         (between > 0 && leaves_empty_part(spec, axes.subspan(1), between));
+}
+
+Tensor full(const Shape& shape, double value, const Tensor& like) {
+  static const Op& op = find_op("full");
+  return std::move(below(op, FullAttrs{shape, value, like.dtype(), like.device()}, std::span<Tensor>{})[0]);
+}
+
+// The smallest value of x's type, so that it is no maximum, or the largest.
+Tensor lowest(const Shape& shape, const Tensor& x) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (is_floating(x.dtype())) return full(shape, -kInfinity, x);
+  if (x.dtype() == DType::i64) return full(shape, -0x1p63, x);
+  return full(shape, x.dtype() == DType::i32 ? -0x1p31 : 0, x);
+}
+Tensor highest(const Shape& shape, const Tensor& x) {
+  static const Op& sub = find_op("sub");
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (is_floating(x.dtype())) return full(shape, kInfinity, x);
+  if (x.dtype() == DType::i64) return below(sub, {}, full(shape, -1, x), lowest(shape, x));  // 2^63 - 1 is no double
+  return full(shape, x.dtype() == DType::i32 ? 0x1p31 - 1 : x.dtype() == DType::u8 ? 255 : 1, x);
+}
+Tensor zero(const Shape& shape, const Tensor& x) { return full(shape, 0, x); }
+
+// x with one more element along each reduced dim of which some rank holds none.
+template <Tensor (*neutral)(const Shape&, const Tensor&)>
+Tensor with_neutral(const LocalCall& local, Tensor x) {
+  static const Op& cat = find_op("cat");
+  const std::uint64_t mask = local.call.attrs.as<ReduceAttrs>().dims;
+  const Spec& spec = *local.in[0];
+  for (int d = 0; d < x.ndim(); ++d) {
+    if (!is_reduced(mask, d) || spec.axes_of(d).empty()) continue;
+    if (!leaves_empty_part(spec, spec.axes_of(d), local.call.shape(0)[d])) continue;
+    Shape slice = x.shape();
+    slice[d] = 1;
+    Tensor more = neutral(slice, x);
+    x = below(cat, DimAttrs{d}, std::move(x), std::move(more));
+  }
+  return x;
+}
+
+// ---- programs ----
+
+template <Tensor (*neutral)(const Shape&, const Tensor&)>
+Tensors run_extremum(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+  in[0] = with_neutral<neutral>(local, std::move(in[0]));
+  return below(local.call.op, attrs, in);
+}
+
+std::int64_t reduced_count(const Shape& shape, std::uint64_t mask) {
+  std::int64_t count = 1;
+  for (int d = 0; d < shape.size(); ++d)
+    if (is_reduced(mask, d)) count *= shape[d];
+  return count;
+}
+
+// Means of the parts, each with its share of the elements. Sums would leave the range of f16.
+Tensors run_mean(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+  static const Op& scale = find_op("mul_scalar");
+  const std::uint64_t mask = attrs.as<ReduceAttrs>().dims;
+  bool is_cut = false;
+  for (int d = 0; d < in[0].ndim(); ++d) is_cut |= is_reduced(mask, d) && !local.in[0]->axes_of(d).empty();
+  if (!is_cut) return below(local.call.op, attrs, in);
+  in[0] = with_neutral<zero>(local, std::move(in[0]));
+  const auto share = static_cast<double>(reduced_count(in[0].shape(), mask)) /
+                     static_cast<double>(reduced_count(local.call.shape(0), mask));
+  Tensors means = below(local.call.op, attrs, in);
+  return below(scale, ScalarAttrs{share}, std::span<Tensor>(means));
+}
+
+// The first position of the largest value: each rank's best value and where it is; of the ranks that have the best of
+// all, the smallest position. A NaN is larger than any value.
+Tensors run_argmax(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+  static const Op &max_row = find_op("max"), &add = find_op("add_scalar"), &equal = find_op("equal"),
+                  &not_equal = find_op("not_equal"), &either = find_op("logical_or"), &where = find_op("where");
+  const std::uint64_t mask = attrs.as<ReduceAttrs>().dims;
+  const Spec& spec = *local.in[0];
+  const int dim = mask ? std::countr_zero(mask) : 0;
+  const std::span<const int> axes = spec.axes_of(dim);
+  if (mask == 0 || axes.empty()) return below(local.call.op, attrs, in);
+  const std::int64_t size = local.call.shape(0)[dim];
+  const Tensor x = with_neutral<lowest>(local, std::move(in[0]));
+  const Tensor best = below(max_row, attrs, x);
+  Tensor at = below(local.call.op, attrs, x);
+  // Ranks without elements say `size` or more, which is no position.
+  at = below(add, ScalarAttrs{static_cast<double>(spec.local_range(dim, size).begin)}, std::move(at));
+  const DeviceMesh mesh = spec.mesh();
+  const Tensor top = reduce_over(best, mesh, axes, Kind::max);
+  const Tensor is_top = below(either, {}, below(equal, {}, best, top), below(not_equal, {}, best, best));
+  const Tensor none = full({}, static_cast<double>(size), at);
+  Tensors result;
+  result.push_back(reduce_over(below(where, {}, is_top, at, none), mesh, axes, Kind::min));
+  return result;
+}
+
+}  // namespace
+
+void register_reduce_rules(AddRule add) {
+  add("sum", {.signatures = sum_signatures});
+  add("sum_to", {.signatures = sum_to_signatures, .attrs = sum_to_attrs});
+  add("mean", {.signatures = sum_signatures, .run = run_mean});
+  add("max", {.signatures = own_kind_signatures<Kind::max>, .run = run_extremum<lowest>});
+  add("min", {.signatures = own_kind_signatures<Kind::min>, .run = run_extremum<highest>});
+  add("prod", {.signatures = own_kind_signatures<Kind::product>});
+  add("any", {.signatures = own_kind_signatures<Kind::max>});
+  add("all", {.signatures = own_kind_signatures<Kind::min>});
+  add("argmax", {.signatures = argmax_signatures, .run = run_argmax});
+}
+
+}  // namespace sherd

@@ -1,0 +1,174 @@
+// Rows that show or move elements and change none. A cut follows its dim, and terms of any kind pass.
+//
+//   permute [4,6] -> [6,4]       S0 -> S1   S1 -> S0
+//   expand  [4,1] -> [3,4,6]     S0 -> S1   R -> S0   R -> S2      each rank repeats as often as its part asks for
+//   narrow, pad_to               dims other than the narrowed one; that too where nothing is left out
+//   cat                          dims other than the joined one, all inputs alike
+//
+//   view  [4,6,5,7] -> [4,15,2,7]    both shapes are split into groups of equal product:  4 | 6 5 | 7  ->  4 | 15 2 | 7
+//         S0 -> S0    S3 -> S3       a dim that stays as it is keeps any cut
+//         S1 -> S1, for 3 parts      of others the leftmost may be cut, into parts that are whole slices on both sides
+#include <algorithm>
+#include <numeric>
+
+#include "dtensor/rule.h"
+#include "runtime/op/attr_types.h"
+#include "runtime/op/view.h"
+
+namespace sherd {
+
+namespace {
+
+// What only moves values lets any reduction of them wait.
+void add_terms(const RuleCall& call, Signatures& signatures) {
+  for (ReduceKind kind : {ReduceKind::sum, ReduceKind::avg, ReduceKind::max, ReduceKind::min, ReduceKind::product})
+    signatures.push_back({all(call.in.size(), Partial(kind)), {Partial(kind)}, 0});
+}
+
+// Dim `in` of every input cut, and dim `out` of the result.
+void add_cut(const RuleCall& call, int in, int out, Signatures& signatures, std::int64_t even = 0) {
+  signatures.push_back({all(call.in.size(), Shard(in)), {Shard(out)}, even});
+}
+
+void add_all_dims_but(const RuleCall& call, int dim, Signatures& signatures) {
+  for (int d = 0; d < call.ndim(0); ++d)
+    if (d != dim) add_cut(call, d, d, signatures);
+}
+
+// ---- view ----
+
+std::vector<int> dims_where(const Shape& shape, bool is_one) {
+  std::vector<int> dims;
+  for (int d = 0; d < shape.size(); ++d)
+    if ((shape[d] == 1) == is_one) dims.push_back(d);
+  return dims;
+}
+
+void add_groups(const RuleCall& call, Signatures& signatures) {
+  const Shape &from = call.shape(0), &to = call.out[0].shape;
+  const std::vector<int> a = dims_where(from, false), b = dims_where(to, false);
+  std::size_t i = 0, j = 0;
+  while (i < a.size() && j < b.size()) {
+    const int in = a[i++], out = b[j++];
+    std::int64_t in_size = from[in], out_size = to[out];
+    const bool stays = in_size == out_size;
+    while (in_size != out_size) {
+      // Without elements the products may never meet.
+      if (in_size < out_size && i < a.size()) in_size *= from[a[i++]];
+      else if (j < b.size()) out_size *= to[b[j++]];
+      else return;
+    }
+    add_cut(call, in, out, signatures, stays ? 0 : std::gcd(from[in], to[out]));
+  }
+}
+
+void view_signatures(const RuleCall& call, Signatures& signatures) {
+  add_groups(call, signatures);
+  // Of a dim of one element one rank holds everything and the others nothing, in whatever shape.
+  const std::vector<int> a = dims_where(call.shape(0), true), b = dims_where(call.out[0].shape, true);
+  for (std::size_t k = 0; k < std::min(a.size(), b.size()); ++k) add_cut(call, a[k], b[k], signatures);
+  add_terms(call, signatures);
+}
+
+Attrs local_shape(const LocalCall& local) { return ShapeAttrs{local.out_shape()}; }
+
+bool is_even(const LocalCall& local) {
+  const Shape& whole = local.call.shape(0);
+  for (int d = 0; d < whole.size(); ++d)
+    if (whole[d] % local.in[0]->num_shards(d) != 0) return false;
+  return true;
+}
+
+// All ranks must decide alike, for they capture one program. Where parts differ in size, one of them may happen to
+// allow what the others do not; so only what is dense, whatever its size, is not copied there.
+bool is_viewable(const LocalCall& local, const Tensor& x, const Shape& to) {
+  Strides strides;
+  if (is_even(local)) return view_strides(x.shape(), x.strides(), to, strides);
+  return x.strides() == contiguous_strides(x.shape());
+}
+
+// The whole may be dense where the part is not: a part may be a view, too.
+Tensors run_view(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+  static const Op& copy = find_op("copy");
+  if (!is_viewable(local, in[0], attrs.as<ShapeAttrs>().shape)) in[0] = below(copy, {}, std::move(in[0]));
+  return below(local.call.op, attrs, in);
+}
+
+// ---- the others ----
+
+void permute_signatures(const RuleCall& call, Signatures& signatures) {
+  const Dims& order = call.attrs.as<PermuteAttrs>().order;
+  for (int d = 0; d < order.size(); ++d) add_cut(call, static_cast<int>(order[d]), d, signatures);
+  add_terms(call, signatures);
+}
+
+void expand_signatures(const RuleCall& call, Signatures& signatures) {
+  const Shape &from = call.shape(0), &to = call.out[0].shape;
+  const int lead = to.size() - from.size();
+  for (int d = 0; d < to.size(); ++d) {
+    if (d >= lead && from[d - lead] == to[d]) add_cut(call, d - lead, d, signatures);
+    else signatures.push_back({{Replicate()}, {Shard(d)}, 0});
+  }
+  add_terms(call, signatures);
+}
+
+void narrow_signatures(const RuleCall& call, Signatures& signatures) {
+  const int dim = call.attrs.as<NarrowAttrs>().dim;
+  add_all_dims_but(call, dim, signatures);
+  if (call.shape(0)[dim] == call.out[0].shape[dim]) add_cut(call, dim, dim, signatures);
+  add_terms(call, signatures);
+}
+
+Attrs narrow_attrs(const LocalCall& local) {
+  auto attrs = local.call.attrs.as<NarrowAttrs>();
+  attrs.length = local.out_shape()[attrs.dim];
+  return attrs;
+}
+
+// Zeros around: sums and averages pass.
+void pad_to_signatures(const RuleCall& call, Signatures& signatures) {
+  const int dim = call.attrs.as<PadToAttrs>().dim;
+  add_all_dims_but(call, dim, signatures);
+  if (call.shape(0)[dim] == call.out[0].shape[dim]) add_cut(call, dim, dim, signatures);
+  add_linear_signatures(call, 0, signatures);
+}
+
+Attrs pad_to_attrs(const LocalCall& local) {
+  auto attrs = local.call.attrs.as<PadToAttrs>();
+  attrs.size = local.out_shape()[attrs.dim];
+  return attrs;
+}
+
+void cat_signatures(const RuleCall& call, Signatures& signatures) {
+  add_all_dims_but(call, call.attrs.as<DimAttrs>().dim, signatures);
+  add_terms(call, signatures);
+}
+
+void same_place_signatures(const RuleCall& call, Signatures& signatures) {
+  for (int d = 0; d < call.ndim(0); ++d) add_cut(call, d, d, signatures);
+  add_terms(call, signatures);
+}
+
+// Transfers take dense tensors.
+Tensors run_to_device(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+  static const Op& copy = find_op("copy");
+  const Tensor& x = in[0];
+  if (!(is_even(local) ? x.is_contiguous() : x.strides() == contiguous_strides(x.shape())))
+    in[0] = below(copy, {}, std::move(in[0]));
+  return below(local.call.op, attrs, in);
+}
+
+}  // namespace
+
+void register_view_rules(AddRule add) {
+  add("view", {.signatures = view_signatures, .attrs = local_shape, .run = run_view});
+  add("permute", {.signatures = permute_signatures});
+  add("expand", {.signatures = expand_signatures, .attrs = local_shape});
+  add("narrow", {.signatures = narrow_signatures, .attrs = narrow_attrs});
+  add("pad_to", {.signatures = pad_to_signatures, .attrs = pad_to_attrs});
+  add("cat", {.signatures = cat_signatures});
+  add("copy", {.signatures = same_place_signatures});
+  add("to_device", {.signatures = same_place_signatures, .run = run_to_device});
+}
+
+}  // namespace sherd

@@ -1,0 +1,161 @@
+// Reductions of tensors in every layout against one rank's, with uneven and empty parts.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "runtime/op/ops.h"
+#include "tests/dtensor/one_rank.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+using Reduction = Tensor (*)(Tensor, std::vector<int>, bool);
+
+const std::vector<Placement> kCuts{Replicate(), Shard(0), Shard(1), Shard(2)};
+
+std::vector<Placement> with(std::vector<Placement> list, std::initializer_list<Placement> more) {
+  list.insert(list.end(), more);
+  return list;
+}
+
+void expect_reduction(Reduction f, const Arg& x, const std::vector<Placement>& choices) {
+  for (const std::vector<int>& dims : {std::vector<int>{0}, {1}, {0, 2}, {}})
+    for (bool keep : {false, true})
+      expect_in_every_layout([&](const std::vector<Tensor>& in) { return f(in[0], dims, keep); }, x, choices);
+}
+
+TEST(ReduceRules, F132_SumsAndMeansOverAnyCut) {
+  const Arg x = normal({3, 5, 2});
+  const auto choices = with(kCuts, {Partial(), Partial(ReduceKind::avg)});
+  expect_reduction(sum, x, choices);
+  expect_reduction(mean, x, choices);
+}
+
+TEST(ReduceRules, F132_ExtremaAndProductsOverAnyCut) {
+  const Arg x = distinct({3, 5, 2});
+  expect_reduction(max, x, with(kCuts, {Partial(ReduceKind::max)}));
+  expect_reduction(min, x, with(kCuts, {Partial(ReduceKind::min)}));
+  expect_reduction(prod, positive({3, 5, 2}), with(kCuts, {Partial(ReduceKind::product)}));
+}
+
+TEST(ReduceRules, F132_AnyAndAllOverAnyCut) {
+  const Arg x = distinct({3, 5, 2});
+  expect_reduction(
+      [](Tensor t, std::vector<int> dims, bool keep) { return any(greater(t, full({}, 1.5)), dims, keep); }, x, kCuts);
+  expect_reduction([](Tensor t, std::vector<int> dims, bool keep) { return all(less(t, full({}, 1.5)), dims, keep); },
+                   x, kCuts);
+}
+
+TEST(ReduceRules, F133_ArgmaxOverAnyCut) {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  // Ties: the first; NaN is largest; lines of the least value have a largest too.
+  const std::vector<float> values{1, 5, 2, 5, 0, nan, 3, nan, 1, 2, -inf, -inf, -inf, -inf, -inf, 4, 4, 4, 4, 4};
+  for (int dim : {0, 1})
+    for (bool keep : {false, true})
+      on_meshes([&](const DeviceMesh& mesh) {
+        const Tensor x = Tensor::from<float>(values, {4, 5});
+        for (const Spec* layout : all_layouts(mesh, {Replicate(), Shard(0), Shard(1)}))
+          EXPECT_TRUE(same_bits(full_tensor(argmax(laid_out(x, layout), dim, keep)), argmax(x, dim, keep)))
+              << layout->describe() << " dim " << dim;
+      });
+}
+
+// Nothing is exchanged before somebody asks for the value.
+TEST(ReduceRules, F132_ACutDimGivesTerms) {
+  run_ranks(3, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor x = draw(distinct({4, 5}), DType::f32, 5);
+    const auto over = [&](Reduction f, int dim) {
+      return [f, dim](const std::vector<Tensor>& in) { return f(in[0], {dim}, false); };
+    };
+    expect_free(mesh, over(sum, 0), {x}, {Shard(0)}, Partial());
+    expect_free(mesh, over(mean, 0), {x}, {Shard(0)}, Partial());
+    expect_free(mesh, over(max, 1), {x}, {Shard(1)}, Partial(ReduceKind::max));
+    expect_free(mesh, over(min, 1), {x}, {Shard(1)}, Partial(ReduceKind::min));
+    expect_free(mesh, over(prod, 0), {x}, {Shard(0)}, Partial(ReduceKind::product));
+    expect_free(mesh, over(sum, 0), {x}, {Shard(1)}, Shard(0));
+    expect_free(mesh, over(sum, 1), {x}, {Partial()}, Partial());
+    expect_free(mesh, over(max, 1), {x}, {Partial(ReduceKind::max)}, Partial(ReduceKind::max));
+    const Tensor flags = draw(normal({4, 5}), DType::f32, 6);
+    const auto is_positive = [](const std::vector<Tensor>& in) { return greater(in[0], zeros({}, DType::f32)); };
+    expect_free(
+        mesh, [&](const std::vector<Tensor>& in) { return any(is_positive(in), {0}); }, {flags}, {Shard(0)},
+        Partial(ReduceKind::max));
+    expect_free(
+        mesh, [&](const std::vector<Tensor>& in) { return all(is_positive(in), {0}); }, {flags}, {Shard(0)},
+        Partial(ReduceKind::min));
+  });
+}
+
+// Of 2 rows on 4 ranks two ranks hold none; of 3 cut by 2 and then by 2 one does.
+TEST(ReduceRules, F132_PartsWithoutElementsInEveryType) {
+  for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32, DType::u8}) {
+    const bool is_signed = dtype != DType::u8;
+    const auto values = [&](std::vector<double> v) {
+      const Shape shape{static_cast<std::int64_t>(v.size()), 1};
+      return cast(Tensor::from<double>(v, shape), dtype);
+    };
+    // Extrema that zero would hide.
+    const std::vector<double> below = is_signed ? std::vector<double>{-3, -7, -5} : std::vector<double>{3, 7, 5};
+    const std::vector<double> above{30, 70, 50};
+    on_meshes([&](const DeviceMesh& mesh) {
+      for (int count : {1, 2, 3})
+        for (const Spec* layout : all_layouts(mesh, {Replicate(), Shard(0)})) {
+          const auto first = [&](std::vector<double> v) {
+            v.resize(static_cast<std::size_t>(count));
+            return values(v);
+          };
+          EXPECT_TRUE(same_bits(full_tensor(max(laid_out(first(below), layout))), max(first(below))))
+              << name(dtype) << " " << layout->describe() << " " << count;
+          EXPECT_TRUE(same_bits(full_tensor(min(laid_out(first(above), layout))), min(first(above))))
+              << name(dtype) << " " << layout->describe() << " " << count;
+          if (is_floating(dtype)) {
+            EXPECT_TRUE(near(full_tensor(mean(laid_out(first(above), layout))), mean(first(above))));
+          }
+        }
+    });
+  }
+}
+
+TEST(ReduceRules, F132_MeansOfHalfPrecisionStayInRange) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor x = full({4096, 3}, 60, DType::f16);  // the sum of a column is beyond f16
+    EXPECT_TRUE(near(full_tensor(mean(laid_out(x, Spec::of(mesh, Shard(0))), {0})), mean(x, {0})));
+  });
+}
+
+TEST(ReduceRules, F132_IntegersSumToWideOnes) {
+  on_meshes([](const DeviceMesh& mesh) {
+    const Tensor x = full({5, 3}, 200, DType::u8);
+    for (const Spec* layout : all_layouts(mesh, {Replicate(), Shard(0), Shard(1)}))
+      EXPECT_TRUE(same_bits(full_tensor(sum(laid_out(x, layout), {0})), sum(x, {0})));
+  });
+}
+
+// What broadcasting repeated is summed again.
+TEST(ReduceRules, F132_SumToUndoesBroadcasting) {
+  const Arg x = normal({3, 5, 2});
+  for (const Shape& to : {Shape{3, 5, 2}, Shape{5, 2}, Shape{5, 1}, Shape{1, 5, 1}, Shape{2}, Shape{}, Shape{1}})
+    expect_in_every_layout([&](const std::vector<Tensor>& in) { return sum_to(in[0], to); }, x,
+                           with(kCuts, {Partial()}));
+  const Arg one = normal({1, 4});
+  for (const Shape& to : {Shape{1, 4}, Shape{1, 1}, Shape{4}})
+    expect_in_every_layout([&](const std::vector<Tensor>& in) { return sum_to(in[0], to); }, one,
+                           {Replicate(), Shard(0), Shard(1)});
+}
+
+TEST(ReduceRules, ACutTensorWithoutElementsIsRefusedOnAllRanks) {
+  run_ranks(3, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor x = laid_out(zeros({0, 4}, DType::f32), Spec::of(mesh, Shard(0)));
+    EXPECT_THROW(max(x, {0}), Error);
+    EXPECT_TRUE(same_bits(full_tensor(sum(x, {0})), zeros({4}, DType::f32)));
+    EXPECT_TRUE(std::isnan(full_tensor(mean(x, {0})).to_vector<double>()[0]));
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing
