@@ -25,8 +25,7 @@ bool ReshardAfterForward::resolve(int ranks) const {
   check(value_ >= 1 && value_ <= ranks && ranks % value_ == 0,
         "reshard_after_forward = {}: it must divide the {} ranks of the mesh and lie in 1..{}", value_, ranks, ranks);
   check(value_ == 1 || value_ == ranks,
-        "reshard_after_forward = {} keeps shards of {} ranks after forward, which needs 2-D meshes: a later version "
-        "has them; use true or false",
+        "reshard_after_forward = {} would keep shards of {} ranks after forward, which there is not; use true or false",
         value_, value_);
   return value_ == ranks && ranks > 1;
 }

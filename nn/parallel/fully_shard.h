@@ -22,7 +22,7 @@ namespace sherd::nn {
 class ShardGroup;
 
 /// After forward: free the gathered parameters (true), keep them until backward has used them (false), or reshard to
-/// groups of k ranks. k = 1 is false, k = all ranks is true; k in between needs a 2-D mesh and is refused by name.
+/// groups of k ranks. k = 1 is false, k = all ranks that hold a shard is true; k in between is refused by name.
 class ReshardAfterForward {
  public:
   template <class T>

@@ -94,7 +94,7 @@ TEST(FullyShard, F8_ReshardIntegerOneIsFalseAllRanksIsTrue) {
   EXPECT_FALSE(nn::ReshardAfterForward(false).resolve(4));
   for (int wrong : {0, -1, 3, 5, 8})
     expect_error([&] { nn::ReshardAfterForward(wrong).resolve(4); }, {"divide the 4 ranks"});
-  expect_error([&] { nn::ReshardAfterForward(2).resolve(4); }, {"2-D meshes"});
+  expect_error([&] { nn::ReshardAfterForward(2).resolve(4); }, {"shards of 2 ranks", "true or false"});
 }
 
 TEST(FullyShard, F10_InnerGroupsKeepTheirParameters) {

@@ -1,0 +1,298 @@
+// fully_shard over tensor parallelism, also with replicas: against one rank on the whole batch.
+#include <gtest/gtest.h>
+
+#include "compile/compile.h"
+#include "dtensor/redistribute.h"
+#include "nn/optim/adamw.h"
+#include "nn/optim/clip.h"
+#include "nn/parallel/shard_group.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/exec/hazards.h"
+#include "tests/parallel/two_dim_net.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/near.h"
+#include "tests/support/processes.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+constexpr Grid3 kGrids[] = {{1, 1, 2}, {1, 2, 1}, {1, 2, 2}, {1, 2, 3}, {1, 3, 2}, {2, 1, 2}, {2, 2, 2}};
+constexpr std::int64_t kBatch = 12;
+
+void expect_same(nn::Module& actual, nn::Module& expected, bool gradients, double limit = 2e-5) {
+  const auto a = actual.parameters(), e = expected.parameters();
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const Tensor& value = gradients ? a[i]->grad() : a[i]->value();
+    const Tensor reference = (gradients ? e[i]->grad() : e[i]->value()).detach();
+    ASSERT_TRUE(value.defined() && value.is_distributed()) << a[i]->name();
+    EXPECT_EQ(value.layout(), a[i]->value().layout()) << a[i]->name();
+    EXPECT_TRUE(near(value.local(), part_of(reference, value), limit)) << a[i]->name() << " " << describe(value);
+  }
+}
+
+struct Case {
+  std::int64_t width = 5, hidden = 8;
+  bool sequence = false;
+  int steps = 4;
+  nn::FullyShardOptions options{};
+};
+
+void expect_parity(const Group& group, const Grid3& grid, const Case& c) {
+  const DeviceMesh root = grid.mesh(group);
+  ResidualNet net(c.width, c.hidden), reference(c.width, c.hidden);
+  shard_2d(net, root, grid, c.sequence, c.options);
+  net.materialize(nn::Seed{11});
+  reference.materialize(nn::Seed{11});
+  const auto a = net.parameters(), e = reference.parameters();
+  for (std::size_t i = 0; i < a.size(); ++i)
+    EXPECT_TRUE(same_bits(a[i]->value().local(), part_of(e[i]->value().detach(), a[i]->value()))) << a[i]->name();
+  nn::AdamW optimizer(net.parameters(), {.lr = 1e-2}), expected(reference.parameters(), {.lr = 1e-2});
+  for (std::uint64_t step = 0; step < static_cast<std::uint64_t>(c.steps); ++step) {
+    const Tensor x = batch3(kBatch, 3, step, "x"), y = batch3(kBatch, 2, step, "y");
+    backward(mean_square(net(rows_of(x, root)), rows_of(y, root)));
+    backward(mean_square(reference(x), y));
+    expect_same(net, reference, true);
+    const double norm = nn::clip_grad_norm(optimizer, 0.1).item<double>();
+    EXPECT_NEAR(nn::clip_grad_norm(expected, 0.1).item<double>(), norm, 1e-5 * norm);
+    optimizer.step_and_clear();
+    expected.step_and_clear();
+  }
+  expect_same(net, reference, false);
+}
+
+TEST(FullyShard, F156_TensorParallelThenShardedTrainsLikeOneRank) {
+  for (const Grid3& grid : kGrids)
+    for (const bool sequence : {false, true})
+      run_ranks(grid.ranks(), [&](const Group& group) { expect_parity(group, grid, {.sequence = sequence}); });
+}
+
+TEST(FullyShard, F156_HiddenSizesThatNothingDivides) {
+  for (const std::int64_t width : {3, 5, 16, 17})
+    for (const bool sequence : {false, true})
+      run_ranks(4, [&](const Group& group) {
+        expect_parity(group, {1, 2, 2}, {.width = width, .hidden = width, .sequence = sequence, .steps = 2});
+      });
+}
+
+TEST(FullyShard, F156_WithProcesses) {
+  run_processes(4, [](const Group& group) { expect_parity(group, {1, 2, 2}, {.sequence = true}); });
+}
+
+TEST(FullyShard, F156_WithAndWithoutReshardAfterForward) {
+  for (const bool reshard : {true, false})
+    run_ranks(4, [&](const Group& group) {
+      expect_parity(group, {1, 2, 2},
+                    {.sequence = true, .options = {.reshard_after_forward = nn::ReshardAfterForward(reshard)}});
+    });
+}
+
+TEST(FullyShard, F124_ParametersPrintTheirOrderOfSplitting) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh root(group, {{"dp", 2}, {"tp", 2}});
+    ResidualNet net(5, 8);
+    nn::parallelize(net, root["tp"], plan_of(true));
+    for (ResidualBlock* block : net.blocks.items()) nn::fully_shard(*block, root["dp"]);
+    nn::fully_shard(net, root["dp"]);
+    net.materialize();
+    ResidualBlock& block = *net.blocks.items()[0];
+    EXPECT_EQ(describe(block.up.weight.value()), "f32[8,5]{0: tp,dp}");
+    EXPECT_EQ(describe(block.down.weight.value()), "f32[5,8]{0: dp; 1: tp}");
+    EXPECT_EQ(describe(block.gain.weight.value()), "f32[5]{0: dp}");
+    // Between the two: 8 rows are cut by tp, then by dp.
+    EXPECT_EQ(Spec::from(block.up.weight.value()).local_range(0, 8).begin,
+              4 * root.coordinate(1) + 2 * root.coordinate(0));
+    const std::string text = nn::to_string(net);
+    EXPECT_NE(text.find("weight f32[8,5]{0: tp,dp}  160 B, 40 B here"), std::string::npos) << text;
+    EXPECT_NE(text.find("weight f32[5,8]{0: dp; 1: tp}"), std::string::npos) << text;
+    // In its own forward a module sees what tensor parallelism left of it.
+    nn::unshard(block);
+    EXPECT_EQ(describe(block.up.weight.value()), "f32[8,5]{0: tp}");
+    EXPECT_EQ(describe(block.gain.weight.value()), "f32[5]{}");
+    nn::reshard(block);
+  });
+}
+
+// One gather and one reduction per group over dp, and over tp one reduction of all gains together.
+TEST(FullyShard, F44_CollectivesOfTwoDimensions) {
+  for (const bool sequence : {false, true})
+    run_ranks(4, [&](const Group& group) {
+      const Grid3 grid{1, 2, 2};
+      const DeviceMesh root = grid.mesh(group);
+      ResidualNet net(5, 8);
+      shard_2d(net, root, grid, sequence);
+      net.materialize();
+      const auto step = [&] {
+        const Tensor x = batch3(4, 3, 0, "x");
+        backward(sum(net(rows_of(x, root))));
+      };
+      step();
+      const CommCounts dp = settled_counts(root.group("dp")), tp = settled_counts(root.group("tp"));
+      step();
+      CommCounts over_dp = settled_counts(root.group("dp")), over_tp = settled_counts(root.group("tp"));
+      over_dp -= dp;
+      over_tp -= tp;
+      EXPECT_EQ(over_dp.all_gather.calls, 2 * 3 - 1);
+      EXPECT_EQ(over_dp.reduce_scatter.calls, 3);
+      EXPECT_EQ(over_dp.all_reduce.calls, 0);
+      if (sequence) {
+        EXPECT_EQ(over_tp.all_reduce.calls, 1) << "gains, and biases added to parts of the sequence";
+      } else {
+        EXPECT_EQ(over_tp.all_reduce.calls, 2 * 2) << "one per block each way";
+      }
+    });
+}
+
+// What is gathered and reduced when, as over one axis; the terms of all groups are summed last, in one launch.
+TEST(FullyShard, F48_EventOrderOfTwoDimensions) {
+  run_ranks(4, [](const Group& group) {
+    const Grid3 grid{1, 2, 2};
+    const DeviceMesh root = grid.mesh(group);
+    ResidualNet net(5, 8);
+    shard_2d(net, root, grid, true);
+    net.materialize();
+    auto step = compile([&](const Tensor& x) {
+      const Tensor loss = sum(net(x));
+      backward(loss);
+      for (nn::Parameter* p : net.parameters()) p->clear_grad();
+      return loss;
+    });
+    for (int i = 0; i < 2; ++i) step(rows_of(batch3(4, 3, 0, "x"), root));
+    std::string text;
+    for (const GraphNode& node : step.graph()->nodes) {
+      const std::string_view name = node.op->name;
+      if (name != "unshard" && name != "reduce" && name != "all_reduce") continue;
+      const std::string attrs = node.attrs.print();
+      const std::size_t block = attrs.find("blocks.");
+      text += fmt::format("{}{}", text.empty() ? "" : ", ", name);
+      if (name != "all_reduce") text += fmt::format(" {}", block == std::string::npos ? 'R' : attrs[block + 7]);
+    }
+    EXPECT_EQ(text, "unshard R, unshard 0, unshard 1, unshard 1, unshard 0, reduce 1, reduce 0, reduce R, all_reduce");
+  });
+}
+
+TEST(FullyShard, F79_TwoDimensionalMicroBatchesAddUp) {
+  for (const Grid3& grid : {Grid3{1, 2, 2}, Grid3{1, 1, 2}, Grid3{2, 2, 2}})
+    run_ranks(grid.ranks(), [&](const Group& group) {
+      const DeviceMesh root = grid.mesh(group);
+      ResidualNet net(5, 8), reference(5, 8);
+      shard_2d(net, root, grid, true);
+      net.materialize(nn::Seed{2});
+      reference.materialize(nn::Seed{2});
+      for (std::uint64_t micro = 0; micro < 3; ++micro) {
+        nn::set_requires_all_reduce(net, micro != 1);
+        const Tensor x = batch3(kBatch, 3, micro, "x");
+        backward(mul(mean(square(net(rows_of(x, root)))), 3));
+        backward(mul(mean(square(reference(x))), 3));
+      }
+      expect_same(net, reference, true);
+    });
+}
+
+TEST(FullyShard, F75_HooksSeeTheSumOverBothAxesOnce) {
+  run_ranks(4, [](const Group& group) {
+    const Grid3 grid{1, 2, 2};
+    const DeviceMesh root = grid.mesh(group);
+    ResidualNet net(5, 8);
+    shard_2d(net, root, grid, true);
+    net.materialize();
+    std::map<std::string, int> calls;
+    for (nn::Parameter* p : net.parameters())
+      p->on_grad_accumulated([&](Slot& slot) {
+        ++calls[slot.name()];
+        EXPECT_EQ(slot.grad().layout(), slot.value().layout());
+      });
+    backward(sum(net(rows_of(batch3(4, 3, 0, "x"), root))));
+    EXPECT_EQ(calls.size(), net.parameters().size());
+    for (const auto& [name, count] : calls) EXPECT_EQ(count, 1) << name;
+  });
+}
+
+TEST(FullyShard, F88_TwoDimensionalInBf16IsCloseToF32) {
+  run_ranks(4, [](const Group& group) {
+    const Grid3 grid{1, 2, 2};
+    const DeviceMesh root = grid.mesh(group);
+    ResidualNet net(5, 8), reference(5, 8);
+    shard_2d(net, root, grid, true, {.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32}});
+    net.materialize(nn::Seed{2});
+    reference.materialize(nn::Seed{2});
+    const Tensor x = batch3(kBatch, 3, 0, "x");
+    backward(mean(square(net(rows_of(x, root)))));
+    backward(mean(square(reference(x))));
+    expect_same(net, reference, true, 0.05);
+  });
+}
+
+TEST(FullyShard, F77_TwoDimensionalStepsReplayBitwise) {
+  for (const Grid3& grid : {Grid3{1, 2, 2}, Grid3{1, 1, 2}})
+    run_ranks(grid.ranks(), [&](const Group& group) {
+      const DeviceMesh root = grid.mesh(group);
+      const auto make = [&](ResidualNet& net) {
+        shard_2d(net, root, grid, true);
+        net.materialize(nn::Seed{5});
+        return std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
+      };
+      ResidualNet eager(5, 8), captured(5, 8);
+      const auto eager_optimizer = make(eager), captured_optimizer = make(captured);
+      const auto train = [&](ResidualNet& net, nn::AdamW& optimizer, const Tensor& x, const Tensor& y) {
+        Tensor loss;
+        for (int micro = 0; micro < 2; ++micro) {
+          loss = mean_square(net(x), y);
+          backward(loss);
+        }
+        const Tensor norm = nn::clip_grad_norm(optimizer, 0.5);
+        optimizer.step_and_clear();
+        return loss + norm;
+      };
+      CompileOptions options;
+      options.group = group;
+      auto step = compile([&](const Tensor& x, const Tensor& y) { return train(captured, *captured_optimizer, x, y); },
+                          options);
+      for (std::uint64_t i = 0; i < 8; ++i) {
+        const Tensor x = rows_of(batch3(kBatch, 3, i, "x"), root), y = rows_of(batch3(kBatch, 2, i, "y"), root);
+        const Tensor expected = train(eager, *eager_optimizer, x, y).detach();
+        EXPECT_TRUE(same_bits(step(x, y), expected)) << "step " << i << " " << step.why();
+      }
+      EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
+      const auto a = captured.parameters(), e = eager.parameters();
+      for (std::size_t i = 0; i < a.size(); ++i)
+        EXPECT_TRUE(same_bits(a[i]->value().local(), e[i]->value().local())) << a[i]->name();
+    });
+}
+
+TEST(FullyShard, F182_TwoDimensionsHaveNoHazards) {
+  run_ranks(4, [](const Group& group) {
+    HazardChecker checker;
+    {
+      const Grid3 grid{1, 2, 2};
+      const DeviceMesh root = grid.mesh(group);
+      ResidualNet net(5, 8);
+      shard_2d(net, root, grid, true);
+      net.materialize();
+      nn::AdamW optimizer(net.parameters(), {.lr = 1e-2});
+      for (std::uint64_t step = 0; step < 3; ++step) {
+        backward(sum(net(rows_of(batch3(4, 3, step, "x"), root))));
+        nn::clip_grad_norm(optimizer, 1);
+        optimizer.step_and_clear();
+      }
+    }
+    EXPECT_TRUE(checker.found().empty()) << checker.found()[0];
+  });
+}
+
+TEST(FullyShard, F20_OtherMeshesAndSecondCutsAreNamed) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh root(group, {{"dp", 2}, {"tp", 2}});
+    const DeviceMesh other(group, {{"a", 2}, {"b", 2}});
+    ResidualNet net(5, 8);
+    nn::parallelize(net, root["tp"], plan_of(false));
+    expect_error([&] { nn::fully_shard(net, other["a"]); }, {"\"in.weight\"", "mesh(a=2)", "mesh(tp=2)", "same mesh"});
+    expect_error([&] { nn::fully_shard(net, root["tp"]); }, {"\"in.weight\"", "sharded already", "mesh(tp=2)"});
+    expect_error([&] { nn::fully_shard(net, root); }, {"\"in.weight\"", "sharded already"});
+    nn::fully_shard(net, root["dp"]);
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing
