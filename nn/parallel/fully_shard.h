@@ -2,13 +2,16 @@
 // fully_shard(): FSDP2's per-module sharding. Apply it bottom-up, block by block and then the root; each call makes one
 // communication group of the parameters that no inner call has taken. The model file does not change.
 //
-//   for (Module* block : model.blocks()) fully_shard(*block, mesh);
-//   fully_shard(model, mesh);
+//   parallelize(model, mesh["tp"], plan);                             // or not: see tensor_parallel.h
+//   for (Module* block : model.blocks()) fully_shard(*block, mesh["dp"]);
+//   fully_shard(model, mesh["dp"]);
 //   model.materialize(Seed{42});
 //   AdamW opt(model.parameters(), {...});
 //
-// Between steps parameters are distributed tensors, Shard(0); inside a wrapped forward they are plain full tensors.
-// Plain gradients are read as averages over the data axis (local batches); distributed ones by their Partial op.
+// Between steps parameters are distributed tensors, cut along dim 0 of what each rank had of them; inside a wrapped
+// forward they are what they were before: plain tensors, or distributed over the axis of tensor parallelism.
+// Plain gradients are read as averages over the data axes (local batches), those of tensor-parallel parameters too;
+// gradients on the data axes themselves by their Partial op.
 #include <memory>
 #include <optional>
 #include <vector>
@@ -48,7 +51,8 @@ struct FullyShardOptions {
 };
 
 /// Shards the parameters of `module` over `mesh`: of two axes the first replicates (HSDP), gradients are then averaged
-/// over both. Errors, on every rank: a container without a forward, a module that is wrapped already, a 0-d parameter,
+/// over both. Parameters that are distributed over other axes of the same root mesh are cut further, see data_mesh.h.
+/// Errors, on every rank: a container without a forward, a module that is wrapped already, a 0-d parameter,
 /// a mesh of three axes. No communication: values come from materialize(), or each rank keeps its rows of what it has
 /// (which must be equal on all ranks).
 void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});

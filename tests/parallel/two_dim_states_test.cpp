@@ -4,7 +4,6 @@
 
 #include <chrono>
 
-#include "dtensor/layer.h"
 #include "nn/models/gpt_plan.h"
 #include "nn/models/llama_plan.h"
 #include "nn/optim/adamw.h"
@@ -98,6 +97,38 @@ TEST(FullyShard, F156_GptOnTwoAxes) {
     run_ranks(4, [&](const Group& group) {
       expect_model_parity<nn::Gpt>(group, {1, 2, 2}, config, nn::gpt_plan(config, style));
     });
+}
+
+// Only the blocks are tensor parallel; the root's own parameters are plain, and lie over the data axis alone.
+TEST(FullyShard, F156_BlocksAloneAreTensorParallel) {
+  run_ranks(4, [](const Group& group) {
+    const Grid3 grid{1, 2, 2};
+    const DeviceMesh root = grid.mesh(group);
+    ResidualNet net(5, 7), reference(5, 7);
+    const nn::Plan plan{{"", nn::prepare_input({.from = Replicate(), .to = Replicate()})},
+                        {"up", nn::colwise()},
+                        {"down", nn::rowwise()},
+                        {"", nn::prepare_output({.to = Replicate(), .local = true})}};
+    for (ResidualBlock* block : net.blocks.items()) {
+      nn::parallelize(*block, root["tp"], plan);
+      nn::fully_shard(*block, root["dp"]);
+    }
+    nn::fully_shard(net, root["dp"]);
+    net.materialize(nn::Seed{3});
+    reference.materialize(nn::Seed{3});
+    EXPECT_EQ(Spec::from(net.head.weight.value()).mesh(), root["dp"]);
+    nn::AdamW optimizer(net.parameters(), {.lr = 0.01}), expected(reference.parameters(), {.lr = 0.01});
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      const Tensor x = batch3(12, 3, step, "x"), y = batch3(12, 2, step, "y");
+      backward(mean_square(net(rows_of(x, root)), rows_of(y, root)));
+      backward(mean_square(reference(x), y));
+      const double norm = nn::clip_grad_norm(optimizer, 0.1).item<double>();
+      EXPECT_NEAR(nn::clip_grad_norm(expected, 0.1).item<double>(), norm, 1e-5 * norm);
+      optimizer.step_and_clear();
+      expected.step_and_clear();
+    }
+    expect_same_values(net, reference, 2e-5);
+  });
 }
 
 TEST(FullyShard, F22_ValuesThatWereThereStay) {
