@@ -38,8 +38,13 @@ void copy_result(const OpCall& call, std::size_t i, Tensor result, const Spec* l
   if (layout != into.layout()) {
     const Spec* to = into.is_distributed() ? &Spec::from(into) : nullptr;
     check(to != nullptr, "the destination {} is a plain tensor, the result lies as {}", into, layout->describe());
-    result = run_transition(std::move(result), into.shape(), layout,
-                            plan_transition(layout, to, into.shape(), into.dtype()));
+    const Transition& move = plan_transition(layout, to, into.shape(), into.dtype());
+    if (t_strict && !move.is_free())
+      fail(
+          "{}: the result would have to move from {} to {} of its destination; redistribute() the inputs first, or "
+          "leave StrictCommunication",
+          call.op.name, layout->describe(), to->describe());
+    result = run_transition(std::move(result), into.shape(), layout, move);
   }
   const Tensor target = into.local();
   OpCall write{copy, {&result, 1}, {}, {&target, 1}, call.accumulate};

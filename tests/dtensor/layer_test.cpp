@@ -149,7 +149,7 @@ TEST(DistLayer, PowerSumSeesEachRanksOwnElements) {
 }
 
 // Sharded and whole updates of the same tensors must give the same bits: every element is on its own.
-TEST(DistLayer, OptimizerRowsOnShardsEqualThoseOnTheWhole) {
+TEST(DistLayer, F145_OptimizerRowsOnShardsEqualThoseOnTheWhole) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
       const DeviceMesh mesh(group);
@@ -171,6 +171,54 @@ TEST(DistLayer, OptimizerRowsOnShardsEqualThoseOnTheWhole) {
       EXPECT_FALSE(same_bits(whole[0], start));
       for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_TRUE(same_bits(full_tensor(shards[i]), whole[i])) << i;
     });
+}
+
+// Writing in place keeps the layout of what is written to; under strict mode it moves nothing.
+TEST(DistLayer, F129_InPlaceKeepsTheLayout) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor a = values({4, 6}, "a"), b = values({4, 6}, "b");
+    const Tensor target = distribute(a, mesh, Shard(0));
+    {
+      const StrictCommunication strict;
+      copy_into(target, distribute(b, mesh, Shard(0)), /*accumulate=*/true);
+      EXPECT_EQ(describe(target), "f32[4,6]{0: dp}");
+      expect_error([&] { copy_into(target, distribute(b, mesh, Shard(1))); },
+                   {"copy", "would have to move", "{1: dp}", "{0: dp}", "destination"});
+    }
+    EXPECT_TRUE(same_bits(full_tensor(target), add(a, b)));
+    copy_into(target, distribute(b, mesh, Shard(1)));
+    EXPECT_EQ(describe(target), "f32[4,6]{0: dp}");
+    EXPECT_TRUE(same_bits(full_tensor(target), b));
+  });
+}
+
+// A list of inputs is part of what a plan is found by (peers never found one for stack).
+TEST(DistLayer, F148_ListsFindTheirPlanToo) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor a = distribute(values({4, 4}, "a"), mesh, Shard(0)),
+                 b = distribute(values({4, 4}, "b"), mesh, Shard(0));
+    const auto made = [&](const std::vector<Tensor>& list) {
+      const std::int64_t before = plan_counts().made;
+      stack(list, 0);
+      return plan_counts().made - before;
+    };
+    EXPECT_GT(made({a, b}), 0);
+    EXPECT_EQ(made({a, b}), 0);
+    EXPECT_EQ(made({b, a}), 0);
+    EXPECT_GT(made({a, b, a}), 0);
+  });
+}
+
+// A mesh is all ranks of its group: no rank is left outside to wait for.
+TEST(DistLayer, F150_RanksOutsideTheMeshAreRefused) {
+  run_ranks(3, [](const Group& group) {
+    expect_error([&] { DeviceMesh(group, std::vector<DeviceMesh::Axis>{{"dp", 2}}); }, {"2 places", "3 ranks"});
+    const DeviceMesh mesh(group);
+    const Tensor a = distribute(values({4, 4}, "a"), mesh, Shard(0));
+    EXPECT_TRUE(same_bits(full_tensor(a), values({4, 4}, "a")));
+  });
 }
 
 }  // namespace

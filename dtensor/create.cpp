@@ -1,0 +1,58 @@
+#include "dtensor/create.h"
+
+#include "runtime/op/element_runs.h"
+#include "runtime/op/ops.h"
+
+namespace sherd {
+
+namespace {
+
+void check_whole(const Spec* spec, const Shape& shape) {
+  check(spec != nullptr, "a tensor of shape {} needs a layout to be made in", shape);
+  check(!spec->is_partial(), "a tensor cannot be made as {}: values become Partial by ops only", spec->describe());
+}
+
+Tensor draw(const char* row, const Shape& shape, std::uint64_t key, double a, double b, const Spec* spec,
+            const RandomOptions& options) {
+  check_whole(spec, shape);
+  RandomAttrs attrs{.shape = spec->local_shape(shape),
+                    .dtype = options.dtype,
+                    .key = key,
+                    .first = options.first,
+                    .a = static_cast<float>(a),
+                    .b = static_cast<float>(b),
+                    .device = options.device};
+  std::int64_t first = 0;
+  attrs.runs = element_runs(shape, attrs.shape, spec->local_offset(shape), first);
+  attrs.first += first;
+  const Op& op = find_op(row);
+  const Tensor local = options.step.defined() ? call(op, attrs, options.step) : call(op, attrs);
+  return Tensor::distributed(shape, spec, local);
+}
+
+}  // namespace
+
+Tensor full(const Shape& shape, double value, const Spec* spec, DType dtype, Device device) {
+  check_whole(spec, shape);
+  return Tensor::distributed(shape, spec, full(spec->local_shape(shape), value, dtype, device));
+}
+
+Tensor zeros(const Shape& shape, const Spec* spec, DType dtype, Device device) {
+  return full(shape, 0, spec, dtype, device);
+}
+
+Tensor ones(const Shape& shape, const Spec* spec, DType dtype, Device device) {
+  return full(shape, 1, spec, dtype, device);
+}
+
+Tensor random_normal(const Shape& shape, std::uint64_t key, double mean, double std, const Spec* spec,
+                     const RandomOptions& options) {
+  return draw("random_normal", shape, key, mean, std, spec, options);
+}
+
+Tensor random_uniform(const Shape& shape, std::uint64_t key, double low, double high, const Spec* spec,
+                      const RandomOptions& options) {
+  return draw("random_uniform", shape, key, low, high, spec, options);
+}
+
+}  // namespace sherd
