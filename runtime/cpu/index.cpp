@@ -1,14 +1,13 @@
 // Gathering elements by index and summing gradients back. The backward kernels sort positions by row first (a counting
 // sort keeps their order), so each row of the result is summed by one thread, in the order of the index, and written
 // once: deterministic on any number of threads, and no zeroing pass.
-#include <algorithm>
 #include <cstring>
 
+#include "runtime/cpu/ids.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/cpu/strided_copy.h"
 #include "runtime/cpu/tile.h"
-#include "runtime/op/vocabulary.h"
 
 namespace sherd::cpu {
 
@@ -16,29 +15,13 @@ namespace {
 
 constexpr std::int64_t kGrain = 1 << 15;  // elements
 
-/// Calls fn(position, id) for an index list in row-major order, each id checked.
-template <class Fn>
-void for_each_id(const KernelCall& call, const Tensor& index, const Vocabulary& ids, Fn&& fn) {
-  const TileReader<std::int64_t> reader(index, index.shape());
-  std::int64_t buffer[kTile];
-  for (std::int64_t i = 0; i < index.numel(); i += kTile) {
-    const std::int64_t n = std::min(kTile, index.numel() - i);
-    const std::int64_t* list = reader.read(i, n, buffer);
-    for (std::int64_t k = 0; k < n; ++k) {
-      if (!ids.exists(list[k])) [[unlikely]]
-        fail("{}: index {} at position {} is outside of 0..{}", call.op.name, list[k], i + k, ids.total - 1);
-      fn(i + k, list[k]);
-    }
-  }
-}
-
 /// x [outer, rows, inner] -> out [outer, index, inner]. Only a table [rows, inner] may be a part: zeros for the rest.
 void gather(const KernelCall& call, int dim, const VocabularyPart& part) {
   const Tensor& x = call.in[0];
   const Tensor& index = call.in[1];
   const Tensor& out = call.out[0];
   const Vocabulary ids = Vocabulary::part_of(part, x.shape()[dim]);
-  for_each_id(call, index, ids, [](std::int64_t, std::int64_t) {});  // before any thread starts
+  check_ids(call, index, ids);
   if (out.numel() == 0) return;
   const std::int64_t entries = index.numel();
   Shape slice = x.shape();  // one entry: [outer, 1, inner]

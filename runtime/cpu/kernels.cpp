@@ -12,6 +12,9 @@ void register_rows(OpTable& table) {
   cpu::register_copy(table);
   cpu::register_matmul(table);
   cpu::register_index(table);
+  cpu::register_gather(table);
+  cpu::register_topk(table);
+  cpu::register_var(table);
   cpu::register_norm(table);
   cpu::register_attention(table);
   cpu::register_loss(table);

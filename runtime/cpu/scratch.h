@@ -9,6 +9,7 @@ namespace sherd::cpu {
 std::int64_t dense_scratch(const InferCall& call);
 std::int64_t reduce_scratch(const InferCall& call);
 std::int64_t sum_to_scratch(const InferCall& call);
+std::int64_t var_scratch(const InferCall& call);
 std::int64_t matmul_scratch(const InferCall& call);
 std::int64_t linear_scratch(const InferCall& call);
 std::int64_t linear_weight_grad_scratch(const InferCall& call);

@@ -12,6 +12,8 @@ void register_kernels(OpTable& table) {
   cuda::register_create(table);
   cuda::register_random(table);
   cuda::register_index(table);
+  cuda::register_gather(table);
+  cuda::register_topk(table);
   cuda::register_rope(table);
   cuda::register_reduce(table);
   cuda::register_argmax(table);

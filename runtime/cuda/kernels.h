@@ -27,6 +27,8 @@ void register_cast(OpTable& table);
 void register_create(OpTable& table);
 void register_random(OpTable& table);
 void register_index(OpTable& table);
+void register_gather(OpTable& table);
+void register_topk(OpTable& table);
 void register_rope(OpTable& table);
 void register_reduce(OpTable& table);
 void register_argmax(OpTable& table);

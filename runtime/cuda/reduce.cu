@@ -4,7 +4,9 @@
 //
 // Bytes: the input once; partial results are less than 1 % of it. Sums, maxima and minima of f32, bf16 and f16 read
 // vectors of 16 bytes, four in flight per thread; all else one element at a time, whose neighbours are other threads'.
+// var reads its input twice: for the means, then for the squares of what is left.
 #include "runtime/cuda/context.h"
+#include "runtime/cuda/copy.h"
 #include "runtime/cuda/device.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/launch.h"
@@ -12,6 +14,7 @@
 #include "runtime/cuda/row_team.h"
 #include "runtime/op/attr_types.h"
 #include "runtime/op/pointwise.h"
+#include "runtime/op/var.h"
 
 namespace sherd::cuda {
 
@@ -148,6 +151,37 @@ struct Sink {
   }
 };
 
+// ---- reading squares, for var ----
+
+/// (x - mean)^2 in f64, the mean being that of the result which x belongs to.
+template <class CType>
+struct SquaresReader {
+  using C = double;
+  static constexpr int kN = 1;
+  AnyReader<CType> elements;
+  const double* means;
+  IndexWalk where;
+
+  struct OfResult {
+    using C = double;
+    const AnyReader<CType>& elements;
+    double mean;
+    __device__ double square(CType x) const {
+      const double apart = static_cast<double>(x) - mean;
+      return apart * apart;
+    }
+    __device__ void read(const std::int64_t (&at)[kLoads], int count, double (&to)[kLoads][1]) const {
+      CType values[kLoads][1];
+      elements.read(at, count, values);
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u)
+        if (u < count) to[u][0] = square(values[u][0]);
+    }
+    __device__ double one(std::int64_t at) const { return square(elements.one(at)); }
+  };
+  __device__ OfResult of_result(std::int64_t result) const { return {elements, means[where.offset(result)]}; }
+};
+
 // ---- kernels ----
 
 /// Combines items begin, begin + apart, ... before end of one result into `total`, kLoads at a time.
@@ -185,12 +219,13 @@ __global__ void reduce_rows_kernel(Reader reader, Work work, Sink<Wide<typename 
 #pragma unroll
   for (int j = 0; j < kN; ++j) totals[j] = R::template identity<W>();
   if (result < work.results) {
+    const auto& in = reader.of_result(result);
     const std::int64_t base = work.kept.offset(result), begin = part * work.items_per_part;
     const std::int64_t end = begin + work.items_per_part < work.items ? begin + work.items_per_part : work.items;
-    combine_items<R>(reader, work.reduced, base, begin + team.rank(), end, team.size, totals);
+    combine_items<R>(in, work.reduced, base, begin + team.rank(), end, team.size, totals);
     if (part == work.parts - 1)
       for (std::int64_t t = team.rank(); t < work.tail; t += team.size)
-        totals[0] = R::combine(totals[0], static_cast<W>(reader.one(base + work.items * kN + t)));
+        totals[0] = R::combine(totals[0], static_cast<W>(in.one(base + work.items * kN + t)));
   }
 #pragma unroll
   for (int j = 1; j < kN; ++j) totals[0] = R::combine(totals[0], totals[j]);
@@ -223,7 +258,8 @@ __global__ void reduce_columns_kernel(Reader reader, Work work, Sink<Wide<typena
     if (column < work.inner) {
       const std::int64_t begin = part * work.items_per_part;
       const std::int64_t end = begin + work.items_per_part < work.items ? begin + work.items_per_part : work.items;
-      combine_items<R>(reader, work.reduced, work.kept.offset(result), begin + group, end, groups, mine);
+      combine_items<R>(reader.of_result(result), work.reduced, work.kept.offset(result), begin + group, end, groups,
+                       mine);
     }
 #pragma unroll
     for (int j = 0; j < kN; ++j) totals[j] = mine[j];
@@ -256,14 +292,22 @@ __global__ void combine_parts_kernel(Sink<W> sink, std::int64_t results, int tea
 
 // ---- calls ----
 
+/// Where results go, and what floats are divided by first.
+struct Target {
+  void* data;
+  DType dtype;
+  bool accumulate = false;
+  double divisor = 1;
+};
+Target target_of(const KernelCall& call, double divisor = 1) {
+  return {call.out[0].raw(), call.out[0].dtype(), call.accumulate, divisor};
+}
+
 template <class R, class Reader>
-void run(const KernelCall& call, const ReducePlan& plan, const Reader& reader, bool mean) {
+void run(Context& context, const ReducePlan& plan, const Reader& reader, const Target& to) {
   using W = Wide<typename Reader::C>;
-  Context& context = context_of(call);
-  const Tensor& out = call.out[0];
   const Workspace partial(context, plan.parts > 1 ? plan.results * plan.parts * std::int64_t{sizeof(W)} : 0);
-  const Sink<W> sink{out.raw(), out.dtype(),     call.accumulate, mean ? static_cast<double>(plan.count) : 1,
-                     plan.out,  partial.as<W>(), plan.parts};
+  const Sink<W> sink{to.data, to.dtype, to.accumulate, to.divisor, plan.out, partial.as<W>(), plan.parts};
   if (plan.columns)
     launch(context.stream(), reduce_columns_kernel<R, Reader>,
            {.blocks = plan.blocks, .shared_bytes = sizeof(ColumnScratch<W, Reader::kN>)}, reader, Work(plan), sink);
@@ -284,8 +328,10 @@ bool run_by_vectors(const KernelCall& call, std::uint64_t mask, bool mean) {
   constexpr int kN = kVecElements<T>;
   if (reinterpret_cast<std::uintptr_t>(x.raw()) % 16 != 0) return false;
   const ReducePlan plan = plan_reduction(x.shape(), x.strides(), mask, kN);
-  if (plan.vector == kN) run<R>(call, plan, VectorReader<T>{x.data<T>()}, mean);
-  return plan.vector == kN;
+  if (plan.vector != kN) return false;
+  run<R>(context_of(call), plan, VectorReader<T>{x.data<T>()},
+         target_of(call, mean ? static_cast<double>(plan.count) : 1));
+  return true;
 }
 
 template <class R>
@@ -298,9 +344,10 @@ void reduce(const KernelCall& call, std::uint64_t mask, bool mean = false) {
     if (x.dtype() == DType::f16 && run_by_vectors<R, f16>(call, mask, mean)) return;
   }
   const ReducePlan plan = plan_reduction(x.shape(), x.strides(), mask, 1);
-  if (x.dtype() == DType::f64) run<R>(call, plan, AnyReader<double>{x.raw(), x.dtype()}, mean);
-  else if (is_floating(x.dtype())) run<R>(call, plan, AnyReader<float>{x.raw(), x.dtype()}, mean);
-  else run<R>(call, plan, AnyReader<std::int64_t>{x.raw(), x.dtype()}, mean);
+  const Target to = target_of(call, mean ? static_cast<double>(plan.count) : 1);
+  if (x.dtype() == DType::f64) run<R>(context_of(call), plan, AnyReader<double>{x.raw(), x.dtype()}, to);
+  else if (is_floating(x.dtype())) run<R>(context_of(call), plan, AnyReader<float>{x.raw(), x.dtype()}, to);
+  else run<R>(context_of(call), plan, AnyReader<std::int64_t>{x.raw(), x.dtype()}, to);
 }
 
 template <class R>
@@ -319,9 +366,39 @@ void sum_to(const KernelCall& call) {
   reduce<Sum>(call, mask);
 }
 
+template <class C>
+void var_of(const KernelCall& call) {
+  Context& context = context_of(call);
+  const Tensor &x = call.in[0], &mean = call.out[1];
+  const auto& attrs = call.attrs.as<VarAttrs>();
+  const ReducePlan plan = plan_reduction(x.shape(), x.strides(), attrs.dims, 1);
+  const Workspace means(context, plan.results * static_cast<std::int64_t>(sizeof(double)));
+  const AnyReader<C> elements{x.raw(), x.dtype()};
+  run<Sum>(context, plan, elements,
+           {.data = means.data(), .dtype = DType::f64, .divisor = static_cast<double>(plan.count)});
+  const auto left = static_cast<double>(plan.count - attrs.correction);
+  run<Sum>(context, plan, SquaresReader<C>{elements, means.as<const double>(), plan.out},
+           target_of(call, left > 0 ? left : std::numeric_limits<double>::quiet_NaN()));
+  strided_convert(context, mean.shape(), DType::f64, {means.data(), mean.strides()}, mean.dtype(), layout_of(mean),
+                  false);
+}
+
+void var(const KernelCall& call) {
+  if (call.out[0].numel() == 0) return;
+  if (call.in[0].dtype() == DType::f64) var_of<double>(call);
+  else var_of<float>(call);
+}
+
 constexpr KernelEntry kEntries[] = {
-    {"sum", over_dims<Sum>},      {"sum_to", sum_to},           {"mean", mean},          {"max", over_dims<Largest>},
-    {"min", over_dims<Smallest>}, {"prod", over_dims<Product>}, {"any", over_dims<Any>}, {"all", over_dims<All>},
+    {"var", var},
+    {"sum", over_dims<Sum>},
+    {"sum_to", sum_to},
+    {"mean", mean},
+    {"max", over_dims<Largest>},
+    {"min", over_dims<Smallest>},
+    {"prod", over_dims<Product>},
+    {"any", over_dims<Any>},
+    {"all", over_dims<All>},
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <bit>
 
+#include "runtime/cuda/bits.h"
 #include "runtime/cuda/launch.h"
 
 namespace sherd::cuda {
@@ -19,12 +20,6 @@ constexpr int kPerWarp = kRounds * kWarp, kPerBlock = kWarps * kPerWarp;
 struct Pairs {
   std::uint32_t *rows, *positions;
 };
-
-__device__ int count_bits(std::uint32_t x) {
-  x -= x >> 1 & 0x55555555u;
-  x = (x & 0x33333333u) + (x >> 2 & 0x33333333u);
-  return static_cast<int>(((x + (x >> 4)) & 0x0f0f0f0fu) * 0x01010101u >> 24);
-}
 
 // An id that names no row sorts behind all rows.
 __global__ void load_pairs(const void* ids, bool wide, std::uint32_t count, Vocabulary rows, Pairs out,
@@ -118,11 +113,11 @@ __global__ void move_kernel(Pairs from, Pairs to, std::uint32_t count, int shift
       const std::uint32_t lanes = ballot(set);
       equals &= set ? lanes : ~lanes;
     }
-    const std::uint32_t below = equals & ((1u << lane()) - 1);
+    const std::uint32_t before = count_before(equals);
     std::uint32_t* const next = &counts.of[warp_index()][digit];
-    const std::uint32_t place = present ? *next + static_cast<std::uint32_t>(count_bits(below)) : 0;
+    const std::uint32_t place = present ? *next + before : 0;
     sync_warp();
-    if (present && below == 0) *next += static_cast<std::uint32_t>(count_bits(equals));
+    if (present && before == 0) *next += count_bits(equals);
     sync_warp();
     if (!present) continue;
     to.rows[place] = row;

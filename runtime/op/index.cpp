@@ -1,4 +1,5 @@
 // Rows that gather and join: cat, pad_to, index_select, embedding, and their derivatives.
+#include "runtime/op/gather.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/vjp.h"
 #include "runtime/op/vocabulary.h"
@@ -169,6 +170,7 @@ void register_index(OpTable& table) {
              .traits = {.linear = true, .accumulates = true},
              .scratch = index_select_scratch,
              .no_gradient = "derivative row; there is no double backward"});
+  register_gather(table);
 }
 
 Tensor cat(std::vector<Tensor> tensors, int dim) {

@@ -1,6 +1,9 @@
 // Reduction rows. Which dims go is a bit mask; the result keeps them as size 1 or drops them. The gradient of a
 // reduction first gets the dropped dims back (keep_shape), then broadcasts.
+#include <limits>
+
 #include "runtime/op/infer.h"
+#include "runtime/op/var.h"
 #include "runtime/op/vjp.h"
 
 namespace sherd {
@@ -39,6 +42,17 @@ Metas infer_mean(const InferCall& call) {
   const DType dtype = required(call, 0).dtype();
   check(is_floating(dtype), "mean of {}: integers have no mean of their dtype; cast to a float first", call.in[0]);
   return infer_reduced(call, dtype);
+}
+
+// The variance, and the mean in the dtype of statistics.
+Metas infer_var(const InferCall& call) {
+  const Tensor& x = required(call, 0);
+  check(is_floating(x.dtype()), "var of {}: integers have no variance of their dtype; cast to a float first", x);
+  check(call.attrs.as<VarAttrs>().correction >= 0, "var with correction {}; it is not negative",
+        call.attrs.as<VarAttrs>().correction);
+  Metas metas = infer_reduced(call, x.dtype());
+  metas.push_back({metas[0].shape, x.dtype() == DType::f64 ? DType::f64 : DType::f32});
+  return metas;
 }
 
 Metas infer_bool(const InferCall& call) { return infer_reduced(call, DType::boolean); }
@@ -81,6 +95,16 @@ void mean_vjp(VjpCall& c) {
   static const Op& op = find_op("expand");
   const auto count = static_cast<double>(reduced_count(c.in_shape(0), c.attrs.as<ReduceAttrs>().dims));
   c.give(0, op, ShapeAttrs{c.in_shape(0)}, mul(keep_shape(c, c.grad()), 1 / count));
+}
+
+// d var / d x_i = 2 (x_i - mean) / (n - correction)
+void var_vjp(VjpCall& c) {
+  const auto& attrs = c.attrs.as<VarAttrs>();
+  const auto left = static_cast<double>(reduced_count(c.in_shape(0), attrs.dims) - attrs.correction);
+  const Tensor mean = keep_shape(c, c.out(1));
+  const double factor = left > 0 ? 2 / left : std::numeric_limits<double>::quiet_NaN();
+  const Tensor slope = mul(cast(keep_shape(c, c.grad()), mean.dtype()), factor);
+  give_back(c, 0, mul(sub(c.in(0), mean), slope));
 }
 
 void sum_to_vjp(VjpCall& c) {
@@ -152,6 +176,14 @@ void register_reduce(OpTable& table) {
   add_row("sum", "x -> sum over dims; bool and integers sum to i64.", infer_sum, {}, sum_vjp, true);
   add_row("sum_to", "x -> sum over the dims along which `shape` broadcasts to x.", infer_sum_to, {}, sum_to_vjp, true);
   add_row("mean", "x -> mean over dims.", infer_mean, {}, mean_vjp, true);
+  table.add({.name = "var",
+             .doc =
+                 "x -> sum over dims of squared distances from the mean, divided by n - correction; and the mean, f32 "
+                 "(f64 of f64).",
+             .infer = infer_var,
+             .traits = {.reduction = true},
+             .needs = {.inputs = 0b1, .outputs = 0b10},
+             .vjp = var_vjp});
   add_row("max", "x -> largest value over dims; NaN wins.", infer_extremum, both, extremum_vjp);
   add_row("min", "x -> smallest value over dims; NaN wins.", infer_extremum, both, extremum_vjp);
   add_row("prod", "x -> product over dims; bool and integers multiply to i64.", infer_sum, {.inputs = 0b1}, prod_vjp);
@@ -192,6 +224,12 @@ Tensor all(Tensor x, std::vector<int> dims, bool keep_dims) {
 Tensor argmax(Tensor x, int dim, bool keep_dims) {
   static const Op& op = find_op("argmax");
   return reduce(op, std::move(x), {dim}, keep_dims);
+}
+
+Tensor var(Tensor x, std::vector<int> dims, int correction, bool keep_dims) {
+  static const Op& op = find_op("var");
+  check(x.defined(), "input 0 of var is undefined");
+  return call(op, VarAttrs{{mask_of(dims, x.ndim()), keep_dims}, correction}, std::move(x));
 }
 
 Tensor sum_to(Tensor x, const Shape& shape) {

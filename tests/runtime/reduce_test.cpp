@@ -6,6 +6,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/ops.h"
+#include "tests/support/golden_case.h"
 #include "tests/support/grad_check.h"
 #include "tests/support/near.h"
 
@@ -191,6 +192,58 @@ TEST(Reduce, EqualExtremesShareTheGradient) {
   const auto g =
       testing::gradients([](std::span<const Tensor> in) { return max(in[0]); }, std::span(&x, 1), ones({}, DType::f64));
   EXPECT_EQ(g[0].to_vector<double>(), (Doubles{0.5, 0, 0.5}));
+}
+
+TEST(Var, Golden) {
+  const testing::Golden golden("indexed");
+  for (const std::string& test_case : golden.cases("var_")) {
+    std::vector<int> dims;
+    for (int d = 0; d < 8; ++d)
+      if (golden.integer(test_case, "dims") >> d & 1) dims.push_back(d);
+    const auto correction = static_cast<int>(golden.integer(test_case, "correction"));
+    testing::expect_golden(golden, test_case, {"x"}, [&](auto in) { return var(in[0], dims, correction); });
+  }
+}
+
+// The variance of 0, 1, ..., n - 1 is (n^2 - 1) / 12, however far away they lie; sums of squares less squares of sums
+// would have no digit left. Rows, columns, a wide row of columns, and results that are split.
+TEST(Var, OfNumbersFarFromZero) {
+  const auto n = std::int64_t{1} << 17;
+  const double exact = (static_cast<double>(n) * static_cast<double>(n) - 1) / 12;
+  for (const double away : {0.0, 8.0e6}) {
+    const Tensor row = add(arange(n, DType::f32), away);
+    EXPECT_NEAR(var(row, {}, 0).item<double>() / exact, 1, 1e-6) << away;
+    const Tensor columns = expand(reshape(row, {n, 1}), {n, 3});
+    for (const double v : var(columns, {0}, 0).to_vector<double>()) EXPECT_NEAR(v / exact, 1, 1e-6) << away;
+  }
+  const Tensor wide = add(expand(reshape(arange(40, DType::f32), {40, 1}), {40, 1100}), 8.0e6);
+  for (const double v : var(contiguous(wide), {0}, 0).to_vector<double>()) EXPECT_NEAR(v, 133.25, 1e-4);
+}
+
+TEST(Var, SixteenBitStatisticsAreTakenInF32) {
+  const Tensor x = cast(add(mul(random_normal({4, 5000}, 3), 0.5), 30), DType::bf16), wide = cast(x, DType::f64);
+  const auto actual = var(x, {1}).to_vector<double>(), exact = var(wide, {1}).to_vector<double>();
+  for (std::size_t i = 0; i < actual.size(); ++i) EXPECT_NEAR(actual[i] / exact[i], 1, 0x1p-8);
+}
+
+TEST(Var, TooFewElementsGiveNan) {
+  for (const Tensor& v : {var(ones({1})), var(ones({2, 3}), {1}, 3), var(zeros({2, 0}), {1}, 0)})
+    for (const double x : v.to_vector<double>()) EXPECT_TRUE(std::isnan(x));
+  EXPECT_EQ(var(ones({1}), {}, 0).item<double>(), 0);
+  EXPECT_EQ(var(zeros({0, 3}), {1}).shape(), (Shape{0}));
+  EXPECT_THROW(var(arange(3)), Error);
+  EXPECT_THROW(var(ones({3}), {}, -1), Error);
+}
+
+TEST(Var, ShapesAndBitsOnAnyNumberOfThreads) {
+  EXPECT_EQ(var(zeros({2, 3, 4}), {0, 2}, 1, true).shape(), (Shape{1, 3, 1}));
+  for (const Shape& shape : {Shape{300'000}, Shape{70'000, 5}, Shape{30, 4000}}) {
+    const Tensor x = random_normal(shape, 2);
+    const Tensor one = var(x, {0});
+    set_threads(3);
+    EXPECT_TRUE(same_bits(var(x, {0}), one)) << to_string(shape);
+    set_threads(1);
+  }
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include "runtime/op/var.h"
 #include "tests/support/op_cases.h"
 
 namespace sherd::testing {
@@ -61,6 +62,19 @@ void add_reduce_cases(OpCases& cases) {
     if (!f.large) cases.push_back({.op = "prod", .name = f.name, .args = {unit(f.shape)}, .attrs = f.attrs});
   cases.push_back(
       {.op = "prod", .name = "large", .args = {positive({9000, 5})}, .attrs = ReduceAttrs{0b10, false}, .large = true});
+  for (const Form& f : forms())
+    for (const int correction : {0, 1}) {
+      // One element more than the correction leaves, or no result: nothing but NaN is no test of a sum.
+      std::int64_t count = 1;
+      for (int d = 0; d < f.shape.size(); ++d)
+        if (f.attrs.dims >> d & 1u) count *= f.shape[d];
+      if (count <= correction && numel(f.shape) > 0) continue;
+      cases.push_back({.op = "var",
+                       .name = f.name + (correction == 0 ? "" : "_corrected"),
+                       .args = {normal(f.shape)},
+                       .attrs = VarAttrs{f.attrs, correction},
+                       .large = f.large});
+    }
   // argmax takes one dim.
   const auto argmax = [&](const std::string& name, const Shape& shape, std::uint64_t mask, bool large = false) {
     cases.push_back(

@@ -1,5 +1,6 @@
 #include <limits>
 
+#include "runtime/op/gather.h"
 #include "tests/support/op_cases.h"
 
 namespace sherd::testing {
@@ -71,6 +72,54 @@ void creation_rows(OpCases& cases) {
   cases.push_back({.op = "arange", .name = "empty", .args = {}, .attrs = ArangeAttrs{0, DType::i64}});
 }
 
+void gather_rows(OpCases& cases) {
+  const auto add = [&](const std::string& name, const Shape& x, const Shape& index, int dim, bool large = false) {
+    const Arg entries = ids(index, x[dim]);
+    const double slack = large ? 10 : 1;  // sums of some dozens of terms of either sign
+    cases.push_back(
+        {.op = "gather", .name = name, .args = {normal(x), entries}, .attrs = DimAttrs{dim}, .large = large});
+    cases.push_back({.op = "gather_backward",
+                     .name = name,
+                     .args = {normal(index), entries},
+                     .attrs = GatherBackwardAttrs{dim, x},
+                     .large = large,
+                     .slack = slack});
+    cases.push_back(
+        {.op = "scatter_backward", .name = name, .args = {normal(x), entries}, .attrs = DimAttrs{dim}, .large = large});
+    for (const char* op : {"scatter", "scatter_add"})
+      cases.push_back({.op = op,
+                       .name = name,
+                       .args = {normal(x), entries, normal(index)},
+                       .attrs = DimAttrs{dim},
+                       .large = large,
+                       .slack = slack});
+  };
+  add("vector", {7}, {4}, 0);
+  add("rows", {5, 3}, {6, 3}, 0);
+  add("columns", {4, 6}, {4, 3}, 1);
+  add("middle", {2, 5, 3}, {2, 7, 3}, 1);
+  add("smaller_index", {4, 5, 20}, {3, 2, 18}, 1);
+  add("one_place", {3, 1}, {3, 5}, 1);
+  add("no_index", {4, 5}, {4, 0}, 1);
+  add("no_lines", {0, 5}, {0, 2}, 1);
+  add("large", {9, 70, 33}, {8, 300, 33}, 1, true);
+}
+
+void topk_rows(OpCases& cases) {
+  const auto add = [&](const std::string& name, const Arg& x, std::int64_t k, int dim, bool large = false) {
+    cases.push_back({.op = "topk", .name = name, .args = {x}, .attrs = TopKAttrs{k, dim}, .large = large});
+  };
+  add("last", distinct({3, 9}), 4, 1);
+  add("first", distinct({6, 5}), 2, 0);
+  add("middle", distinct({2, 7, 3}), 3, 1);
+  add("all", distinct({2, 5}), 5, 1);
+  add("one", distinct({1}), 1, 0);
+  add("none", distinct({2, 5}), 0, 1);
+  add("empty", distinct({0, 5}), 2, 1);
+  add("integers", ids({3, 40}, 9), 11, 1);
+  add("large", distinct({11, 5000}), 40, 1, true);
+}
+
 }  // namespace
 
 void add_view_cases(OpCases& cases) {
@@ -135,6 +184,8 @@ void add_index_cases(OpCases& cases) {
   select("last_dim", {2, 5}, 1, 9);
   select("no_index", {5, 3}, 0, 0);
   select("large", {40, 50, 33}, 1, 60, true);
+  gather_rows(cases);
+  topk_rows(cases);
 }
 
 }  // namespace sherd::testing

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 
 import fused
+import indexed
 import models
 import optim
 import safetensors_format
@@ -19,7 +20,7 @@ FOLDER = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 
 def all_files():
     return {"norm": fused.norms(), "softmax": fused.softmaxes(), "activation": fused.activations(),
-            "attention": fused.attentions(), "loss": fused.losses(), "product": fused.products(),
+            "attention": fused.attentions(), "loss": fused.losses(), "product": fused.products(), "indexed": indexed.indexed(),
             "optim": optim.optimizers(), **models.models()}
 
 
