@@ -102,7 +102,7 @@ TEST(Tensor, DistributedShowsTheGlobalShapeAndHoldsTheLocalPart) {
   EXPECT_EQ(t.local().raw(), local.raw());
   EXPECT_EQ(describe(t), "f32[4,2]{0: dp}");
   EXPECT_EQ(describe(t.alias()), "f32[4,2]{0: dp}");
-  EXPECT_NE(message_of([&] { t.to_vector<float>(); }).find("is distributed; use full_tensor() or local()"),
+  EXPECT_NE(message_of([&] { t.to_vector<float>(); }).find("is spread over ranks; use full_tensor() or local()"),
             std::string::npos);
   EXPECT_NE(message_of([&] { Tensor::distributed({6, 2}, &layout, local); }).find("has local shape [3,2] here, got"),
             std::string::npos);
