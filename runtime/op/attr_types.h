@@ -160,7 +160,7 @@ struct RopeAttrs {
   bool inverse = false;  ///< rotates back: the vjp
   void visit(AttrVisitor& v) const {
     v.field("theta", theta);
-    v.field("first", first_position);
+    v.local_field("first", first_position);  // of a part of a sequence
     v.field("inverse", inverse);
   }
 };

@@ -21,9 +21,10 @@ std::vector<Placement> with(std::vector<Placement> list, std::initializer_list<P
 }
 
 void expect_reduction(Reduction f, const Arg& x, const std::vector<Placement>& choices) {
-  for (const std::vector<int>& dims : {std::vector<int>{0}, {1}, {0, 2}, {}})
-    for (bool keep : {false, true})
-      expect_in_every_layout([&](const std::vector<Tensor>& in) { return f(in[0], dims, keep); }, x, choices);
+  const std::pair<std::vector<int>, bool> cases[] = {{{0}, false}, {{1}, true}, {{0, 2}, false}, {{}, false}};
+  for (const auto& [dims, keep] : cases)
+    expect_in_every_layout([&, over = dims, k = keep](const std::vector<Tensor>& in) { return f(in[0], over, k); }, x,
+                           choices);
 }
 
 TEST(ReduceRules, F132_SumsAndMeansOverAnyCut) {
