@@ -144,16 +144,24 @@ class Search {
       if (!can_join(inner) || !joint_equals_nested(dim, all, first)) continue;
       PackedLayout joined = layout_;
       for (int a : inner) joined.set(a, PackedLayout::kReplicate);
-      step({.kind = Kind::all_gather, .axes = inner, .from_dim = dim, .bytes = local_bytes(joined), .result = joined});
+      const std::int64_t gathered = local_bytes(joined);
+      step({.kind = Kind::all_gather,
+            .axes = inner,
+            .from_dim = dim,
+            .bytes = gathered,
+            .priced_bytes = gathered,
+            .result = joined});
       for (int to : problem_.dims) {
         PackedLayout next = joined;
         append_cuts(next, to, inner);
         if (to == dim || !joint_equals_nested(to, axes_of(next, to), axes_of(joined, to).size())) continue;
+        const std::int64_t swapped = std::max(local_bytes(layout_), local_bytes(next));
         step({.kind = Kind::all_to_all,
               .axes = inner,
               .from_dim = dim,
               .to_dim = to,
-              .bytes = std::max(local_bytes(layout_), local_bytes(next)),
+              .bytes = swapped,
+              .priced_bytes = std::min(2 * swapped, gathered),  // packed and unpacked
               .result = next});
       }
     }
@@ -170,12 +178,18 @@ class Search {
       if (!may_reduce(axes) || !can_join(axes)) continue;
       PackedLayout reduced = layout_;
       for (int a : axes) reduced.set(a, PackedLayout::kReplicate);
-      step({.kind = Kind::all_reduce, .axes = axes, .bytes = local_bytes(layout_), .result = reduced});
+      const std::int64_t bytes = local_bytes(layout_);
+      step({.kind = Kind::all_reduce, .axes = axes, .bytes = bytes, .priced_bytes = bytes, .result = reduced});
       for (int to : problem_.dims) {
         PackedLayout next = reduced;
         append_cuts(next, to, axes);
         if (!joint_equals_nested(to, axes_of(next, to), axes_of(reduced, to).size())) continue;
-        step({.kind = Kind::reduce_scatter, .axes = axes, .to_dim = to, .bytes = local_bytes(layout_), .result = next});
+        step({.kind = Kind::reduce_scatter,
+              .axes = axes,
+              .to_dim = to,
+              .bytes = bytes,
+              .priced_bytes = bytes,
+              .result = next});
       }
     }
   }
@@ -247,7 +261,7 @@ class Search {
       cost.bytes_per_second = std::min(cost.bytes_per_second, c.bytes_per_second);
     }
     const double rounds = s.kind == Kind::all_reduce ? 2 : 1;  // a reduce_scatter and an all_gather
-    const double moved = static_cast<double>(s.bytes) * (ranks - 1) / ranks;
+    const double moved = static_cast<double>(s.priced_bytes) * (ranks - 1) / ranks;
     return cost.call_seconds + rounds * ((ranks - 1) * cost.peer_seconds + moved / cost.bytes_per_second);
   }
 

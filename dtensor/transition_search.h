@@ -51,7 +51,7 @@ struct SearchStep {
   TransitionStep::Kind kind = TransitionStep::Kind::slice;
   AxisList axes{};
   int from_dim = 0, to_dim = 0;
-  std::int64_t bytes = 0;
+  std::int64_t bytes = 0, priced_bytes = 0;  ///< of the buffer; of what is paid for
   double seconds = 0;
   PackedLayout result{};
 };
