@@ -20,6 +20,7 @@ struct RuleTable {
     register_reduce_rules(add);
     register_view_rules(add);
     register_index_rules(add);
+    register_gather_rules(add);
     register_norm_rules(add);
     register_attention_rules(add);
     register_loss_rules(add);

@@ -77,6 +77,7 @@ void register_matmul_rules(AddRule add);
 void register_reduce_rules(AddRule add);
 void register_view_rules(AddRule add);
 void register_index_rules(AddRule add);
+void register_gather_rules(AddRule add);
 void register_norm_rules(AddRule add);
 void register_attention_rules(AddRule add);
 void register_loss_rules(AddRule add);

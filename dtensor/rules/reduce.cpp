@@ -6,6 +6,8 @@
 //   S0  ->                  P            Pmax        Pmin        Pprod   R         two small all-reduces
 //   P   ->                  P            Pmax        Pmin        Pprod             of the row's own kind
 //
+//   var: dims that stay only, for variance and mean
+//
 // A part without elements reduces to what changes no result. Rows that have no such value get one from `with_neutral`:
 // on all ranks if one needs it, as all ranks run one program.
 #include <algorithm>
@@ -14,6 +16,7 @@
 
 #include "dtensor/rule.h"
 #include "runtime/op/attr_types.h"
+#include "runtime/op/var.h"
 
 namespace sherd {
 
@@ -66,6 +69,17 @@ void sum_to_signatures(const RuleCall& call, Signatures& signatures) {
   for (int d = 0; d < from.size(); ++d)
     add_one(Shard(d), d >= lead && from[d] == to[d - lead] ? Shard(d - lead) : Partial(), signatures);
   add_linear(call, signatures);
+}
+
+// Both results, variance and mean, are of the dims that stay.
+void var_signatures(const RuleCall& call, Signatures& signatures) {
+  const auto& attrs = call.attrs.as<VarAttrs>();
+  int kept = 0;
+  for (int d = 0; d < call.ndim(0); ++d) {
+    const bool goes = is_reduced(attrs.dims, d);
+    if (!goes) signatures.push_back({{Shard(d)}, all<2>(2, Shard(kept)), 0});
+    kept += !goes || attrs.keep_dims;
+  }
 }
 
 Attrs sum_to_attrs(const LocalCall& local) { return SumToAttrs{local.out_shape()}; }
@@ -185,6 +199,7 @@ void register_reduce_rules(AddRule add) {
   add("prod", {.signatures = own_kind_signatures<Kind::product>});
   add("any", {.signatures = own_kind_signatures<Kind::max>});
   add("all", {.signatures = own_kind_signatures<Kind::min>});
+  add("var", {.signatures = var_signatures});
   add("argmax", {.signatures = argmax_signatures, .run = run_argmax});
 }
 

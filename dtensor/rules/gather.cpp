@@ -1,0 +1,114 @@
+// Rows that pick elements and put them back: one index per line (index_select) or per element (gather, scatter, topk).
+//
+//   index_select over dim 1   x [B, N]  index [M]  ->  [B, M]        backward   grad [B, M]  index  ->  [B, N]
+//                             S0        R              S0                       S0           R          S0
+//                             R         S0             S1                       S1           S0         P
+//                             P         R              P                        P            R          P
+//
+//   gather over dim 1         x [B, N]  index [C, M]   ->  [C, M]    dims other than the indexed one are cut in all
+//                             S0        S0  if B = C       S0        operands, where they have one size: a smaller
+//                             R         S1                 S1        index would end at another row of its part
+//
+//   scatter_add               x  index  source  ->  out
+//                             P  S1     S1          P                what each rank adds, and terms of x
+#include "runtime/op/gather.h"
+#include "dtensor/rule.h"
+#include "runtime/op/attr_types.h"
+
+namespace sherd {
+
+namespace {
+
+void add(SmallVec<Placement, 4> in, SmallVec<Placement, 2> out, Signatures& signatures) {
+  signatures.push_back({std::move(in), std::move(out), 0});
+}
+
+// Every dim but `dim` along which two operands are equally long is cut in all of them.
+void add_common_dims(const RuleCall& call, const Shape& a, const Shape& b, int dim, Signatures& signatures) {
+  for (int d = 0; d < a.size(); ++d)
+    if (d != dim && a[d] == b[d]) add(all(call.in.size(), Shard(d)), all<2>(call.out.size(), Shard(d)), signatures);
+}
+
+// Terms of any kind in these inputs, a bit each, of a row that only moves them.
+void add_moved_terms(const RuleCall& call, unsigned inputs, Signatures& signatures) {
+  for (ReduceKind kind : {ReduceKind::sum, ReduceKind::avg, ReduceKind::max, ReduceKind::min, ReduceKind::product}) {
+    SmallVec<Placement, 4> in = all(call.in.size(), Replicate());
+    for (std::size_t i = 0; i < in.size(); ++i)
+      if (inputs >> i & 1u) in[i] = Partial(kind);
+    add(std::move(in), all<2>(call.out.size(), Partial(kind)), signatures);
+  }
+}
+
+// ---- one index per line ----
+
+void index_select_signatures(const RuleCall& call, Signatures& signatures) {
+  const int dim = call.attrs.as<DimAttrs>().dim;
+  for (int d = 0; d < call.ndim(0); ++d)
+    if (d != dim) add({Shard(d), Replicate()}, {Shard(d)}, signatures);
+  add({Replicate(), Shard(0)}, {Shard(dim)}, signatures);
+  add_moved_terms(call, 0b01, signatures);
+}
+
+void index_select_backward_signatures(const RuleCall& call, Signatures& signatures) {
+  const int dim = call.attrs.as<PadToAttrs>().dim;
+  for (int d = 0; d < call.ndim(0); ++d)
+    if (d != dim) add({Shard(d), Replicate()}, {Shard(d)}, signatures);
+  add({Shard(dim), Shard(0)}, {Partial()}, signatures);
+  add_linear_signatures(call, 0, signatures);
+}
+
+// ---- one index per element ----
+
+void gather_signatures(const RuleCall& call, Signatures& signatures) {
+  const int dim = call.attrs.as<DimAttrs>().dim;
+  add_common_dims(call, call.shape(0), call.shape(1), dim, signatures);
+  if (call.ndim(0) > 0) add({Replicate(), Shard(dim)}, {Shard(dim)}, signatures);
+  add_moved_terms(call, 0b01, signatures);
+}
+
+void gather_backward_signatures(const RuleCall& call, Signatures& signatures) {
+  const auto& attrs = call.attrs.as<GatherBackwardAttrs>();
+  add_common_dims(call, attrs.shape, call.shape(1), attrs.dim, signatures);
+  add({Shard(attrs.dim), Shard(attrs.dim)}, {Partial()}, signatures);
+  add_linear_signatures(call, 0, signatures);
+}
+
+Attrs gather_backward_attrs(const LocalCall& local) {
+  return GatherBackwardAttrs{local.call.attrs.as<GatherBackwardAttrs>().dim, local.out_shape()};
+}
+
+void scatter_signatures(const RuleCall& call, Signatures& signatures) {
+  add_common_dims(call, call.shape(0), call.shape(1), call.attrs.as<DimAttrs>().dim, signatures);
+  add_moved_terms(call, 0b101, signatures);
+}
+
+void scatter_backward_signatures(const RuleCall& call, Signatures& signatures) {
+  add_common_dims(call, call.shape(0), call.shape(1), call.attrs.as<DimAttrs>().dim, signatures);
+  add_linear_signatures(call, 0, signatures);
+}
+
+void scatter_add_signatures(const RuleCall& call, Signatures& signatures) {
+  const int dim = call.attrs.as<DimAttrs>().dim;
+  add_common_dims(call, call.shape(0), call.shape(1), dim, signatures);
+  add({Partial(), Shard(dim), Shard(dim)}, {Partial()}, signatures);
+  add_jointly_linear_signatures(call, 0b101, signatures);
+}
+
+void topk_signatures(const RuleCall& call, Signatures& signatures) {
+  add_common_dims(call, call.shape(0), call.out[0].shape, call.attrs.as<TopKAttrs>().dim, signatures);
+}
+
+}  // namespace
+
+void register_gather_rules(AddRule add) {
+  add("index_select", {.signatures = index_select_signatures});
+  add("index_select_backward", {.signatures = index_select_backward_signatures});
+  add("gather", {.signatures = gather_signatures});
+  add("gather_backward", {.signatures = gather_backward_signatures, .attrs = gather_backward_attrs});
+  add("scatter", {.signatures = scatter_signatures});
+  add("scatter_backward", {.signatures = scatter_backward_signatures});
+  add("scatter_add", {.signatures = scatter_add_signatures});
+  add("topk", {.signatures = topk_signatures});
+}
+
+}  // namespace sherd
