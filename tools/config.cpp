@@ -9,10 +9,12 @@
 
 #include "runtime/tensor/error.h"
 #include "tools/device_flag.h"
+#include "tools/job_mesh.h"
 #include "tools/step_trace.h"
 #include "tools/weights.h"
 
-// Keys without a section are about the run, [model] is the network, [optimizer] its update and learning rate. Ranges
+// Keys without a section are about the run, [parallel] is about tensor parallelism, [model] is the network, [optimizer]
+// its update and learning rate. Ranges
 // are checked in a form that NaN fails.
 namespace sherd {
 
@@ -63,10 +65,14 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("save", &c.save, "folder for checkpoints; one is saved after the last step", run);
   table.add("save_every", &c.save_every, "steps between checkpoints; 0: only after the last step", run);
   table.add("resume", &c.resume, "checkpoint folder to continue from, bit for bit", run);
-  table.add("init_from", &c.init_from,
-            "checkpoint or Hugging Face folder with the weights to start from; keys of [model] that are not given are its",
-            run);
+  table.add(
+      "init_from", &c.init_from,
+      "checkpoint or Hugging Face folder with the weights to start from; keys of [model] that are not given are its",
+      run);
   table.add("group", &c.group, "how ranks talk: shm (processes of one host) or thread", run);
+  table.add("mesh", &c.mesh,
+            "ranks as axes, slowest first: replicate=2,dp=2,tp=2; dp shards, tp cuts matrices; empty: dp over all",
+            run);
   table.add("link", &c.link, "BYTES_PER_S,SECONDS: collectives take as long as on a link like that; empty: as they are",
             run);
   table.add("deadline", &c.deadline, "seconds a collective may take", run);
@@ -75,6 +81,12 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("reshard_after_forward", &c.reshard_after_forward, "free gathered parameters between forward and backward",
             run);
   table.add("prefetch", &c.prefetch, "gather the next block's parameters while a block computes", run);
+}
+
+void bind_parallel(ConfigTable& table, TrainConfig::Parallel& p) {
+  using enum KeyRole;
+  table.add("parallel.sequence", &p.sequence, "cut what lies between matrices along the sequence, over tp", run);
+  table.add("parallel.loss", &p.loss, "cut the vocabulary of head and loss over tp", run);
 }
 
 void bind_precision(ConfigTable& table, TrainConfig& c) {
@@ -133,6 +145,7 @@ void check_run(const TrainConfig& c) {
   check(c.save_every == 0 || !c.save.empty(), "save_every = {} needs a folder: pass --save DIR", c.save_every);
   check_choice("group", c.group, std::array<std::string_view, 2>{"shm", "thread"});
   link_shape(c);
+  parse_mesh(c.mesh, 1);
   parse_device(c.device);
   constexpr std::array<std::string_view, 3> kTypes{"f32", "bf16", "f16"};
   check_choice("param_dtype", c.param_dtype, kTypes);
@@ -151,7 +164,8 @@ void check_model(const TrainConfig::Model& m) {
   check_at_least("model.hidden", m.hidden, 1);
   check_at_least("model.vocabulary", m.vocabulary, 0);
   check_at_least("model.positions", m.positions, 0);
-  check(m.positions == 0 || m.sequence <= m.positions, "model.sequence = {} is longer than model.positions = {}", m.sequence, m.positions);
+  check(m.positions == 0 || m.sequence <= m.positions, "model.sequence = {} is longer than model.positions = {}",
+        m.sequence, m.positions);
   check_divides("model.width", m.width, "model.heads", m.heads);
   check_divides("model.heads", m.heads, "model.kv_heads", m.kv_heads);
   if (m.style == "gpt2") {
@@ -210,6 +224,7 @@ ConfigTable bind(TrainConfig& config) {
   ConfigTable table;
   bind_run(table, config);
   bind_precision(table, config);
+  bind_parallel(table, config.parallel);
   bind_model(table, config.model);
   bind_optimizer(table, config.optimizer);
   return table;

@@ -40,6 +40,7 @@ struct TrainConfig {
 
   // ---- ranks ----
   std::string group = "shm";
+  std::string mesh;
   std::string link;
   double deadline = 300;
   bool fully_shard = true;
@@ -47,6 +48,11 @@ struct TrainConfig {
   bool prefetch = true;
   std::string param_dtype = "f32";
   std::string reduce_dtype = "f32";
+
+  struct Parallel {
+    bool sequence = false;
+    bool loss = true;
+  } parallel;
 
   struct Model {
     std::string style = "llama";

@@ -27,10 +27,25 @@ CommCounts formula(Trainer& trainer, const TrainConfig& config) {
   return expected;
 }
 
+std::string comm_line(std::string_view what, const CommCounts::Item& seen) {
+  return fmt::format("  {:<15} {:>4} calls {:>9}\n", what, seen.calls, format_bytes(seen.bytes));
+}
+
 std::string comm_line(std::string_view what, const CommCounts::Item& seen, const CommCounts::Item& expected) {
-  return fmt::format("  {:<15} {:>4} calls {:>9}   formula {:>4} calls {:>9}{}\n", what, seen.calls, format_bytes(seen.bytes),
-                     expected.calls, format_bytes(expected.bytes),
+  return fmt::format("  {:<15} {:>4} calls {:>9}   formula {:>4} calls {:>9}{}\n", what, seen.calls,
+                     format_bytes(seen.bytes), expected.calls, format_bytes(expected.bytes),
                      seen.calls == expected.calls && seen.bytes == expected.bytes ? "" : "   DIFFERS");
+}
+
+// The formula is that of one axis.
+std::string collectives(Trainer& trainer, const TrainConfig& config, const CommCounts& seen) {
+  if (trainer.mesh().root().ndim() > 1)
+    return comm_line("all_gather", seen.all_gather) + comm_line("reduce_scatter", seen.reduce_scatter) +
+           comm_line("all_reduce", seen.all_reduce);
+  const CommCounts expected = formula(trainer, config);
+  return comm_line("all_gather", seen.all_gather, expected.all_gather) +
+         comm_line("reduce_scatter", seen.reduce_scatter, expected.reduce_scatter) +
+         comm_line("all_reduce", seen.all_reduce, expected.all_reduce);
 }
 
 std::vector<CategoryBytes> gather_peaks(ProcessGroup& group, const CategoryBytes& own) {
@@ -41,7 +56,8 @@ std::vector<CategoryBytes> gather_peaks(ProcessGroup& group, const CategoryBytes
   const GatherPart part{all.data(), DType::i64, counts};
   group.all_gather({&part, 1})->wait();
   std::vector<CategoryBytes> result(ranks);
-  for (std::size_t r = 0; r < ranks; ++r) std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(r * kNumCategories), kNumCategories, result[r].begin());
+  for (std::size_t r = 0; r < ranks; ++r)
+    std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(r * kNumCategories), kNumCategories, result[r].begin());
   return result;
 }
 
@@ -74,18 +90,15 @@ std::string memory_table(Trainer& trainer, const TrainSummary& summary) {
 }  // namespace
 
 std::string train_report(Trainer& trainer, const TrainConfig& config, const TrainSummary& summary) {
-  std::string text = fmt::format("loss {:.4f} at the first step, {:.4f} mean of the last 10", summary.first_loss, summary.last_losses_mean);
+  std::string text = fmt::format("loss {:.4f} at the first step, {:.4f} mean of the last 10", summary.first_loss,
+                                 summary.last_losses_mean);
   if (summary.val_loss) text += fmt::format(", validation {:.4f}", *summary.val_loss);
   text += fmt::format("; {:.1f} s\n", summary.seconds) + memory_table(trainer, summary);
   if (trainer.group().size() > 1) {
-    const CommCounts expected = formula(trainer, config);
-    text += "collectives of the last step\n";
-    text += comm_line("all_gather", summary.step_comm.all_gather, expected.all_gather);
-    text += comm_line("reduce_scatter", summary.step_comm.reduce_scatter, expected.reduce_scatter);
-    text += comm_line("all_reduce", summary.step_comm.all_reduce, expected.all_reduce);
+    text += "collectives of the last step\n" + collectives(trainer, config, summary.step_comm);
     if (summary.comm.total > 0)
-      text += fmt::format("communication   {:.1f} s, of which {:.1f} s ({:.0f} %) were exposed: rank 0 waited\n", summary.comm.total,
-                          summary.comm.exposed, 100 * summary.comm.exposed / summary.comm.total);
+      text += fmt::format("communication   {:.1f} s, of which {:.1f} s ({:.0f} %) were exposed: rank 0 waited\n",
+                          summary.comm.total, summary.comm.exposed, 100 * summary.comm.exposed / summary.comm.total);
   }
   if (!config.metrics.empty()) text += fmt::format("metrics     {}\n", config.metrics);
   if (!config.trace.empty()) text += fmt::format("trace       {}\n", config.trace);

@@ -1,5 +1,5 @@
-// Numbers that must not depend on the number of ranks: the global batch (drawn by sample index), the initial bits (drawn
-// by parameter name and element), the loss (every rank's mean over equally many tokens, averaged over ranks).
+// Numbers that must not depend on the number of ranks: the global batch (drawn by sample index), the initial bits
+// (drawn by parameter name and element), the loss (every rank's mean over equally many tokens, averaged over ranks).
 #include "tools/trainer.h"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include "nn/layers/dropout.h"
 #include "nn/optim/clip.h"
 #include "nn/parallel/fully_shard.h"
+#include "nn/parallel/tensor_parallel.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/agree.h"
 #include "runtime/cpu/parallel.h"
@@ -37,10 +38,14 @@ std::pair<Tensor, Tensor> to_tensors(std::span<const std::int32_t> windows, std:
 Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
     : config_(config), group_(std::move(group)) {
   if (config_.threads > 0) set_threads(static_cast<int>(config_.threads));
-  group_->set_deadline(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(config_.deadline)));
+  group_->set_deadline(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(config_.deadline)));
   agree_on_config();
   together(*group_, [&] { device_ = open_device(config_.device, group_->size(), config_.memory_limit); });
   if (const std::optional<LinkShape> link = link_shape(config_)) group_->shape_link(*link);
+  mesh_.emplace(config_.mesh, group_);  // its groups have the link and the deadline of this one
+  if (group_->size() > 1) RankContext::current().rank_text = mesh_->rank_text();
+  local_batch_ = config_.batch / mesh_->num_data_ranks();
   open_data();
   build();
   if (resumed_) resume();
@@ -50,17 +55,18 @@ void Trainer::agree_on_config() {
   const std::vector<std::string> texts = gather_text(*group_, to_toml(config_));
   together(*group_, [&] {
     for (std::size_t r = 1; r < texts.size(); ++r) {
-      const std::string difference = config_difference(train_config_from_toml(texts[0], "rank 0"), "rank 0",
-                                                       train_config_from_toml(texts[r], "another rank"), fmt::format("rank {}", r));
+      const std::string difference =
+          config_difference(train_config_from_toml(texts[0], "rank 0"), "rank 0",
+                            train_config_from_toml(texts[r], "another rank"), fmt::format("rank {}", r));
       check(difference.empty(), "the ranks have different configs: {}", difference);
     }
-    const std::int64_t ranks = group_->size();
+    const std::int64_t ranks = count_data_ranks(mesh_of(config_.mesh, group_->size()));
     check(config_.batch % (ranks * config_.accumulate) == 0,
           "batch = {} does not divide into {} ranks x {} micro-batches; make it a multiple of {}", config_.batch, ranks,
           config_.accumulate, ranks * config_.accumulate);
-    check(ranks == 1 || config_.fully_shard, "fully_shard = false on {} ranks would train {} separate models; leave it on", ranks, ranks);
+    check(ranks == 1 || config_.fully_shard,
+          "fully_shard = false on {} ranks would train {} separate models; leave it on", ranks, ranks);
   });
-  local_batch_ = config_.batch / group_->size();
 }
 
 void Trainer::open_data() {
@@ -86,7 +92,8 @@ void Trainer::open_data() {
   });
   const std::vector<std::string> prints = gather_text(*group_, std::to_string(data_->files().fingerprint()));
   for (std::size_t r = 1; r < prints.size(); ++r)
-    check(prints[r] == prints[0], "rank {} sees other data at {} than rank 0; all ranks need the same files", r, config_.data);
+    check(prints[r] == prints[0], "rank {} sees other data at {} than rank 0; all ranks need the same files", r,
+          config_.data);
 }
 
 void Trainer::open_initial() {
@@ -100,29 +107,43 @@ void Trainer::open_initial() {
 
 void Trainer::build() {
   RankContext& context = RankContext::current();
-  context.data_coordinate = group_->rank();
+  context.data_coordinate = mesh_->data_rank();
   nn::set_seed({static_cast<std::uint64_t>(config_.seed)});
   nn::set_step(0);
   model_ = make_model(config_.model, data_->vocabulary().size());
-  if (config_.fully_shard) {
-    const DeviceMesh mesh(group_, "dp");
-    const nn::MixedPrecision policy{.param_dtype = dtype_from_name(config_.param_dtype), .reduce_dtype = dtype_from_name(config_.reduce_dtype)};
-    const nn::FullyShardOptions block_options{.reshard_after_forward = nn::ReshardAfterForward(config_.reshard_after_forward),
-                                              .mp_policy = policy,
-                                              .prefetch = config_.prefetch};
-    for (nn::Module* block : model_->blocks()) nn::fully_shard(*block, mesh, block_options);
-    nn::fully_shard(*model_, mesh, {.mp_policy = policy, .prefetch = config_.prefetch});
-  }
+  spread();
   model_->materialize({static_cast<std::uint64_t>(config_.seed)}, device_);
   if (initial_) together(*group_, [&] { initial_->load(*model_); });
   initial_.reset();
   const TrainConfig::Optimizer& o = config_.optimizer;
   optimizer_ = std::make_unique<nn::AdamW>(
-      model_->parameters(), nn::AdamWOptions{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, /*decay_matrices_only=*/true});
+      model_->parameters(),
+      nn::AdamWOptions{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, /*decay_matrices_only=*/true});
   schedule_ = {o.lr, o.min_lr, o.warmup, o.decay_steps};
   if (config_.compile)
     compiled_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return step_function(in); },
-                                                CompileOptions{.group = group_});
+                                               CompileOptions{.group = group_});
+}
+
+// Matrices are cut before fully_shard cuts what is left of them.
+void Trainer::spread() {
+  if (mesh_->tensor()) {
+    const nn::TensorParallelOptions options{.sequence_parallel = config_.parallel.sequence,
+                                            .loss_parallel = config_.parallel.loss};
+    nn::parallelize(*model_, *mesh_->tensor(),
+                    nn::make_plan(model_config(config_.model, data_->vocabulary().size()), options));
+  }
+  if (config_.fully_shard) {
+    const DeviceMesh& mesh = mesh_->data();
+    const nn::MixedPrecision policy{.param_dtype = dtype_from_name(config_.param_dtype),
+                                    .reduce_dtype = dtype_from_name(config_.reduce_dtype)};
+    const nn::FullyShardOptions block_options{
+        .reshard_after_forward = nn::ReshardAfterForward(config_.reshard_after_forward),
+        .mp_policy = policy,
+        .prefetch = config_.prefetch};
+    for (nn::Module* block : model_->blocks()) nn::fully_shard(*block, mesh, block_options);
+    nn::fully_shard(*model_, mesh, {.mp_policy = policy, .prefetch = config_.prefetch});
+  }
 }
 
 void Trainer::resume() {
@@ -133,8 +154,8 @@ void Trainer::resume() {
     resumed_->require_exactly(wanted);
     nn::load_checkpoint(*resumed_, state);
     first_step_ = resumed_->manifest().step;
-    check(first_step_ <= config_.steps, "resume from {}: it has made {} steps, this run asks for {} in all", config_.resume,
-          first_step_, config_.steps);
+    check(first_step_ <= config_.steps, "resume from {}: it has made {} steps, this run asks for {} in all",
+          config_.resume, first_step_, config_.steps);
   });
   resumed_.reset();
 }
@@ -149,13 +170,14 @@ std::vector<Tensor> Trainer::step_function(std::span<const Tensor> in) {
     Tensor loss = (*model_)(tokens, targets);
     if (!whole) loss = mul(loss, 1.0 / static_cast<double>(config_.accumulate));
     backward(loss);
-    mean_loss = mean_loss.defined() ? add(mean_loss, loss.detach()) : loss.detach();
+    loss = loss.local().detach();  // every rank of the tp axis has the whole of it
+    mean_loss = mean_loss.defined() ? add(mean_loss, loss) : loss;
   }
   GradMode off(false);
   Tensor norm = config_.optimizer.clip > 0 ? nn::clip_grad_norm(*optimizer_, config_.optimizer.clip)
                                            : nn::grad_norm(optimizer_->parameters());
   optimizer_->step_and_clear();
-  if (group_->size() > 1) mean_loss = all_reduce(mean_loss, *group_, ReduceKind::avg);
+  if (mesh_->num_data_ranks() > 1) mean_loss = all_reduce(mean_loss, mesh_->data_group(), ReduceKind::avg);
   return {mean_loss, norm};
 }
 
@@ -164,9 +186,10 @@ std::vector<Tensor> Trainer::training_batch(std::int64_t step) {
   std::vector<std::int32_t> windows(static_cast<std::size_t>(local_batch_ * (sequence + 1)));
   for (std::int64_t i = 0; i < local_batch_; ++i) {
     // Micro-batch m of all ranks together is the same run of samples on any number of ranks, or dropout would differ.
-    const std::int64_t sample = (i / micro * group_->size() + group_->rank()) * micro + i % micro;
+    const std::int64_t sample = (i / micro * mesh_->num_data_ranks() + mesh_->data_rank()) * micro + i % micro;
     data_->training_window(static_cast<std::uint64_t>(config_.seed), step, sample,
-                           std::span(windows).subspan(static_cast<std::size_t>(i * (sequence + 1)), static_cast<std::size_t>(sequence + 1)));
+                           std::span(windows).subspan(static_cast<std::size_t>(i * (sequence + 1)),
+                                                      static_cast<std::size_t>(sequence + 1)));
   }
   auto [tokens, targets] = to_tensors(windows, local_batch_, sequence);
   return {to(std::move(tokens), device_), to(std::move(targets), device_)};
@@ -195,15 +218,16 @@ double Trainer::evaluate() {
     std::vector<std::int32_t> batch(static_cast<std::size_t>(local_batch_ * (sequence + 1)), 0);
     std::int64_t real = 0;
     for (std::int64_t i = 0; i < local_batch_; ++i) {
-      const std::int64_t index = start + group_->rank() * local_batch_ + i;
+      const std::int64_t index = start + mesh_->data_rank() * local_batch_ + i;
       if (index >= windows) break;
-      data_->validation_window(index, std::span(batch).subspan(static_cast<std::size_t>(i * (sequence + 1)), static_cast<std::size_t>(sequence + 1)));
+      data_->validation_window(index, std::span(batch).subspan(static_cast<std::size_t>(i * (sequence + 1)),
+                                                               static_cast<std::size_t>(sequence + 1)));
       ++real;
     }
     auto [tokens, targets] = to_tensors(batch, local_batch_, sequence);
     std::fill_n(targets.mutable_data<std::int32_t>() + real * sequence, (local_batch_ - real) * sequence, -100);
     const auto tokens_here = static_cast<double>(real * sequence);
-    const Tensor loss = (*model_)(to(std::move(tokens), device_), to(std::move(targets), device_));
+    const Tensor loss = (*model_)(to(std::move(tokens), device_), to(std::move(targets), device_)).local();
     if (real > 0)
       reads.push({loss}, [&loss_sum, tokens_here](std::span<const double> v) { loss_sum += v[0] * tokens_here; });
     count += tokens_here;
@@ -212,7 +236,7 @@ double Trainer::evaluate() {
   model_->train(true);
   double totals[] = {loss_sum, count};
   const FlatPart part{totals, DType::f64, 2};
-  group_->all_reduce({&part, 1}, {})->wait();
+  mesh_->data_group().all_reduce({&part, 1}, {})->wait();
   return totals[0] / totals[1];
 }
 

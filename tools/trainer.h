@@ -13,6 +13,7 @@
 #include "nn/optim/schedule.h"
 #include "runtime/comm/process_group.h"
 #include "tools/config.h"
+#include "tools/job_mesh.h"
 #include "tools/step_log.h"
 #include "tools/step_trace.h"
 #include "tools/weights.h"
@@ -26,8 +27,9 @@ class Trainer {
   /// before an evaluation, a checkpoint or an error goes on.
   using StepObserver = StepLog::Observer;
 
-  /// Opens the data, builds, shards and initialises (by `init_from`, or resumes) the model. Collective. Errors, on every rank: ranks
-  /// with different configs, a batch that does not divide by the ranks, a checkpoint that does not fit, ...
+  /// Opens the data, builds, shards and initialises (by `init_from`, or resumes) the model. Collective. Errors, on
+  /// every rank: ranks with different configs, a batch that does not divide by the ranks, a checkpoint that does not
+  /// fit, ...
   Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group);
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
@@ -45,6 +47,7 @@ class Trainer {
   nn::LanguageModel& model() { return *model_; }
   const TokenData& data() const { return *data_; }
   ProcessGroup& group() { return *group_; }
+  const JobMesh& mesh() const { return *mesh_; }
   /// Updates made before this run (0 unless resumed).
   std::int64_t first_step() const { return first_step_; }
   bool is_sharded() const { return config_.fully_shard; }
@@ -54,6 +57,7 @@ class Trainer {
   void open_data();
   void open_initial();
   void build();
+  void spread();
   void resume();
   void run_step(std::int64_t step, StepTrace& trace, StepLog& log);
   std::vector<Tensor> step_function(std::span<const Tensor> in);
@@ -61,6 +65,7 @@ class Trainer {
 
   TrainConfig config_;
   std::shared_ptr<ProcessGroup> group_;
+  std::optional<JobMesh> mesh_;
   Device device_;
   std::unique_ptr<CheckpointReader> resumed_;
   std::unique_ptr<Weights> initial_;

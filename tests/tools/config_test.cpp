@@ -196,17 +196,30 @@ TEST(TrainConfig, FlagBeatsFileBeatsDefault) {
 TEST(TrainConfig, EveryFlagOfTheContractExists) {
   TrainConfig config;
   const ConfigTable table = bind(config);
-  const Args flags = {"--data",   "x",   "--seed",         "1",      "--steps",  "2",     "--threads",    "1",
-                      "--batch",  "4",   "--metrics",      "m",      "--save",   "s",     "--save-every", "1",
-                      "--resume", "r",   "--memory-limit", "1000",   "--group",  "shm",   "--deadline",   "3.5",
-                      "--device", "cpu", "--compile",      "--link", "1e9,2e-5", "c.toml"};
+  const Args flags = {"--data",   "x",   "--seed",         "1",      "--steps",  "2",      "--threads",    "1",
+                      "--batch",  "4",   "--metrics",      "m",      "--save",   "s",      "--save-every", "1",
+                      "--resume", "r",   "--memory-limit", "1000",   "--group",  "shm",    "--deadline",   "3.5",
+                      "--device", "cpu", "--compile",      "--link", "1e9,2e-5", "--mesh", "dp=1",         "c.toml"};
   const CommandLine line = parse_command_line(table, flags);
   EXPECT_EQ(line.words, std::vector<std::string>{"c.toml"});
 }
 
-TEST(TrainConfig, FeaturesOfLaterAreRefused) {
+TEST(TrainConfig, AMeshIsNamedAxesSlowestFirst) {
   const std::string path = config_path("shakespeare-char.toml");
-  expect_error([&] { load({path, "--mesh", "x"}); }, {"unknown flag", "--mesh", "did you mean --"});
+  EXPECT_EQ(load({path, "--mesh", "dp=2,tp=2"}).mesh, "dp=2,tp=2");
+  EXPECT_TRUE(load({path, "--parallel.sequence", "--mesh=tp=2"}).parallel.sequence);
+  const auto refused = [&](std::string_view mesh, std::initializer_list<std::string_view> parts) {
+    expect_error([&] { load({path, "--mesh", mesh}); }, parts);
+  };
+  refused("x", {"mesh = \"x\"", "\"x\" is no axis=size", "dp=2,tp=2"});
+  refused("dp=2,tq=2", {"no axis \"tq\"", "did you mean \"tp\"", "replicate, dp, tp"});
+  refused("dp=0", {"dp must have a size of at least 1", "\"0\""});
+  refused("dp=2x", {"\"2x\""});
+  refused("dp=99999999999999", {"\"99999999999999\""});
+  refused("dp=2,", {"\"\" is no axis=size"});
+  refused("dp=2,dp=2", {"names dp twice"});
+  refused("dp=2,replicate=2", {"replicate comes right before dp"});
+  refused("replicate=2,tp=2,dp=2", {"replicate comes right before dp"});
 }
 
 TEST(TrainConfig, ADeviceIsTheCpuOrAGpuByNumber) {

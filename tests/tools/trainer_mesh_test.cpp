@@ -1,0 +1,137 @@
+// Training on meshes: where the ranks stand changes nothing but the rounding.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+
+#include "tests/support/expect_error.h"
+#include "tests/tools/tiny_run.h"
+#include "tools/trainer.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+
+struct MeshCase {
+  const char* mesh;
+  int ranks;
+};
+
+class TrainerMesh : public ::testing::Test {
+ protected:
+  TempDir dir_;
+  std::string data_ = dir_.write("text.txt", tiny_text());
+  TrainConfig gpt_ = tiny_config(data_), llama_ = with_groups(tiny_llama(data_));
+
+  // Two key-value heads, for two ranks of tp; a hidden width that they do not divide.
+  static TrainConfig with_groups(TrainConfig config) {
+    config.model.heads = 4;
+    config.model.kv_heads = 2;
+    config.model.hidden = 21;
+    resolve(config);
+    return config;
+  }
+};
+
+double largest_difference(const std::vector<double>& actual, const std::vector<double>& expected, std::size_t count) {
+  double largest = 0;
+  for (std::size_t i = 0; i < count; ++i)
+    largest = std::max(largest, std::abs(actual.at(i) - expected.at(i)) / std::abs(expected.at(i)));
+  return largest;
+}
+
+TEST_F(TrainerMesh, NumbersDoNotDependOnTheMesh) {
+  gpt_.model.dropout = 0.2;  // the masks are those of the global batch
+  for (const TrainConfig& base : {gpt_, llama_}) {
+    const TinyRun one = train_tiny(base, 1);
+    for (const auto& [mesh, ranks] : {MeshCase{"tp=2", 2}, {"tp=1", 1}, {"dp=2,tp=2", 4}, {"tp=2,dp=2", 4}})
+      for (const bool sequence : {false, true}) {
+        TrainConfig config = base;
+        config.mesh = mesh;
+        config.parallel.sequence = sequence;
+        const TinyRun many = train_tiny(config, ranks);
+        const std::string what = fmt::format("{} on {}, sequence {}", config.model.style, mesh, sequence);
+        EXPECT_EQ(many.initial, one.initial) << what;
+        EXPECT_LE(largest_difference(many.losses, one.losses, 5), 1e-5) << what;
+        EXPECT_LE(largest_difference(many.norms, one.norms, 5), 1e-4) << what;
+        EXPECT_NEAR(many.val_loss, one.val_loss, 1e-5) << what;
+      }
+  }
+}
+
+TEST_F(TrainerMesh, WithoutLossParallelAndWithoutFullyShard) {
+  const TinyRun one = train_tiny(llama_, 1);
+  llama_.mesh = "tp=2";
+  for (const bool sequence : {false, true}) {
+    llama_.parallel = {.sequence = sequence, .loss = false};
+    EXPECT_LE(largest_difference(train_tiny(llama_, 2).losses, one.losses, 5), 1e-5);
+  }
+  llama_.fully_shard = false;
+  EXPECT_LE(largest_difference(train_tiny(llama_, 2).losses, one.losses, 5), 1e-5);
+}
+
+TEST_F(TrainerMesh, CompiledStepsAndMicroBatchesAreBitwiseTheEagerOnes) {
+  gpt_.model.dropout = 0.2;
+  for (TrainConfig config : {gpt_, llama_})
+    for (const auto& [mesh, ranks] : {MeshCase{"tp=2", 2}, {"dp=2,tp=2", 4}}) {
+      config.mesh = mesh;
+      config.parallel.sequence = true;
+      config.accumulate = config.model.style == "llama" ? 3 : 1;
+      config.steps = 6;
+      config.compile = false;
+      const TinyRun eager = train_tiny(config, ranks);
+      config.compile = true;
+      const TinyRun compiled = train_tiny(config, ranks);
+      EXPECT_EQ(compiled.losses, eager.losses) << config.model.style << " on " << mesh;
+      EXPECT_EQ(compiled.norms, eager.norms);
+      EXPECT_EQ(compiled.val_loss, eager.val_loss);
+      EXPECT_EQ(compiled.final, eager.final);
+    }
+}
+
+// The figure of nn/parallel/README.md.
+TEST_F(TrainerMesh, FiftyStepsOfALlama) {
+  llama_.steps = 50;
+  llama_.optimizer.decay_steps = 50;
+  const TinyRun one = train_tiny(llama_, 1);
+  EXPECT_LT(one.losses.back(), 0.6 * one.losses.front());
+  for (const auto& [mesh, ranks] : {MeshCase{"dp=2", 2}, {"tp=2", 2}, {"dp=2,tp=2", 4}, {"replicate=2,dp=2,tp=2", 8}}) {
+    llama_.mesh = mesh;
+    const TinyRun many = train_tiny(llama_, ranks);
+    EXPECT_EQ(many.initial, one.initial) << mesh;
+    const double five = largest_difference(many.losses, one.losses, 5);
+    const double fifty = largest_difference(many.losses, one.losses, 50);
+    fmt::print("{:<24} largest relative difference of the loss: {:.1e} in 5 steps, {:.1e} in 50\n", mesh, five, fifty);
+    EXPECT_LE(five, 1e-5) << mesh;
+    EXPECT_LE(fifty, 1e-3) << mesh;
+  }
+}
+
+TEST_F(TrainerMesh, MeshesThatDoNotFitAreErrorsOnEveryRank) {
+  const auto refused = [&](const TrainConfig& config, int ranks, std::initializer_list<std::string_view> parts) {
+    std::atomic<int> errors = 0;
+    run_ranks(ranks, [&](const Group& group) {
+      expect_error([&] { Trainer(config, group); }, parts);
+      ++errors;
+    });
+    EXPECT_EQ(errors, ranks);
+  };
+  TrainConfig config = llama_;
+  config.mesh = "dp=2,tp=2";
+  refused(config, 2, {"mesh = \"dp=2,tp=2\"", "2"});
+  config.mesh = "tp=2";
+  config.batch = 5;
+  refused(config, 4, {"mesh = \"tp=2\" is for 2 ranks, this run has 4"});
+  config.mesh = "dp=2,tp=2";
+  refused(config, 4, {"batch = 5", "2 ranks x 1 micro-batches"});
+  config.batch = 12;
+  config.mesh = "tp=4";
+  refused(config, 4, {"\"blocks.0.attn\"", "2 key-value heads", "4 ranks"});
+  config.mesh = "dp=2,tp=2";
+  config.fully_shard = false;
+  refused(config, 4, {"fully_shard = false", "2 separate models"});
+}
+
+}  // namespace
+}  // namespace sherd::testing
