@@ -242,15 +242,17 @@ TEST_P(Subgroups, AFailureElsewhereWakesWhoWaitsInASubgroup) {
 }
 
 TEST_P(Subgroups, ADeadlockBetweenGroupsPrintsBothCalls) {
-  SharedFlag has_expired;
+  SharedFlag is_there;
   run(2, [&](ProcessGroup& group) {
     const Group both = divide(group, {0, 1});
     std::string error;
     if (group.rank() == 0) {
       group.set_deadline(std::chrono::milliseconds(300));  // of the subgroup too
+      is_there.wait();
       error = error_of([&] { both->barrier(); });
       group.set_deadline(std::chrono::seconds(30));
     } else {
+      is_there.set();
       error = error_of([&] { sum(group, 1); });
     }
     EXPECT_THAT(error, AnyOf(AllOf(HasSubstr("in barrier #1 of ranks 0,1 (deadline 0.3 s)"),
