@@ -186,7 +186,7 @@ struct EmbeddingAttrs {
   std::int64_t rows = 0;  ///< embedding_backward: rows of the table, or of the part of it
   VocabularyPart part{};
   void visit(AttrVisitor& v) const {
-    v.field("rows", rows);
+    v.local_field("rows", rows);
     part.visit(v);
   }
 };
@@ -231,7 +231,7 @@ struct CollectiveAttrs {
   void visit(AttrVisitor& v) const {
     v.field("kind", kind);
     v.field("root", root);
-    v.field("rows", rows);
+    v.local_field("rows", rows);  // of a part that another axis has cut
     v.field("dim", dim);
     v.field("split", split_dim);
   }
