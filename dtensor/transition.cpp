@@ -217,7 +217,8 @@ Tensor run_row(const Op& row, const Attrs& attrs, Tensor x) {
 
 Tensor dense(Tensor x) {
   static const Op& copy = find_op("copy");
-  return x.is_contiguous() ? x : run_row(copy, {}, std::move(x));
+  if (x.is_contiguous()) return x;  // a move: in ?: it would be a copy, and its bytes could not become the result's
+  return run_row(copy, {}, std::move(x));
 }
 
 Tensor run_slice(Tensor x, const Spec* spec, const TransitionStep& step) {

@@ -268,5 +268,24 @@ TEST(AlignGradient, IsTheTensorItselfWhereNothingIsRecorded) {
   expect_error([] { align_gradient(counting({4})); }, {"f32[4]", "plain tensor"});
 }
 
+// A block's output is the only handle on its terms: their sum needs no second buffer, and no copy.
+TEST(Redistribute, TheSumIsWrittenOverTermsThatNobodyElseHolds) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Spec* terms = Spec::of(mesh, Partial());
+    for (const bool is_held : {false, true}) {
+      Tensor local = full({8, 16}, 2);
+      const std::byte* const address = local.storage()->address();
+      Tensor x = Tensor::distributed({8, 16}, terms, local);
+      const Tensor held = is_held ? local : Tensor();
+      local = Tensor();
+      const Tensor sum = redistribute(std::move(x), {Replicate()});
+      EXPECT_EQ(sum.local().storage()->address() == address, !is_held);
+      EXPECT_TRUE(same_bits(sum.local(), full({8, 16}, 4)));
+      if (is_held) { EXPECT_TRUE(same_bits(held, full({8, 16}, 2))); }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace sherd::testing
