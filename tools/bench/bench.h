@@ -67,6 +67,7 @@ struct Benchmark {
 std::vector<Benchmark> step_benchmarks();      // step.cpp
 std::vector<Benchmark> gemm_benchmarks();      // gemm.cpp
 std::vector<Benchmark> dispatch_benchmarks();  // dispatch.cpp
+std::vector<Benchmark> dtensor_benchmarks();   // dtensor.cpp
 std::vector<Benchmark> shm_benchmarks();       // shm.cpp
 std::vector<Benchmark> ranks_benchmarks();     // ranks.cpp
 std::vector<Benchmark> overlap_benchmarks();   // overlap.cpp

@@ -20,9 +20,13 @@ struct Child {
   int (*run)(std::span<const std::string_view> args);
 };
 constexpr std::array kChildren = {
-    Child{"step", run_step_child},         Child{"gemm", run_gemm_child},
-    Child{"dispatch", run_dispatch_child}, Child{"collectives", run_collectives_child},
-    Child{"fma", run_fma_child},           Child{"gpu_op", run_gpu_op_child},
+    Child{"step", run_step_child},
+    Child{"gemm", run_gemm_child},
+    Child{"dispatch", run_dispatch_child},
+    Child{"dtensor", run_dtensor_child},
+    Child{"collectives", run_collectives_child},
+    Child{"fma", run_fma_child},
+    Child{"gpu_op", run_gpu_op_child},
 };
 
 void say(const nlohmann::json& object) {

@@ -34,6 +34,7 @@ void pin_to_cpu(int rank);
 int run_step_child(std::span<const std::string_view> args);         // step_child.cpp
 int run_gemm_child(std::span<const std::string_view> args);         // gemm_child.cpp
 int run_dispatch_child(std::span<const std::string_view> args);     // dispatch_child.cpp
+int run_dtensor_child(std::span<const std::string_view> args);      // dtensor_child.cpp
 int run_collectives_child(std::span<const std::string_view> args);  // collectives_child.cpp
 int run_fma_child(std::span<const std::string_view> args);          // fma_child.cpp
 int run_gpu_op_child(std::span<const std::string_view> args);       // gpu_op_child.cpp

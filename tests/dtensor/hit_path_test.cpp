@@ -1,0 +1,86 @@
+// A call that was seen before takes nothing from the heap: plans are found without allocating, results come from pools.
+// This file replaces operator new of the whole test program by one that counts.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <new>
+
+#include "dtensor/propagate.h"
+#include "dtensor/spec.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/autograd/slot.h"
+#include "runtime/op/ops.h"
+#include "tests/support/ranks.h"
+
+namespace {
+
+thread_local std::int64_t t_allocations = 0;
+
+void* counted(std::size_t bytes, std::size_t alignment) {
+  ++t_allocations;
+  if (void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment)) return memory;
+  throw std::bad_alloc();
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) { return counted(bytes, __STDCPP_DEFAULT_NEW_ALIGNMENT__); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return counted(bytes, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace sherd::testing {
+namespace {
+
+/// Heap allocations of the last of several calls.
+template <class Fn>
+std::int64_t allocations(const Fn& call) {
+  for (int i = 0; i < 4; ++i) call();
+  const std::int64_t before = t_allocations;
+  call();
+  return t_allocations - before;
+}
+
+Tensor spread(const DeviceMesh& mesh, const Shape& shape, Placement placement) {
+  const Spec* spec = Spec::of(mesh, placement);
+  return Tensor::distributed(shape, spec, ones(spec->local_shape(shape)));
+}
+
+TEST(HitPath, AllocatesNothing) {
+  run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
+    const DeviceMesh mesh(group);
+    const Tensor a = spread(mesh, {6, 4}, Shard(0)), b = spread(mesh, {6, 4}, Shard(0));
+    const Tensor whole = spread(mesh, {6, 4}, Replicate()), terms = spread(mesh, {6, 4}, Partial());
+    const Tensor weight = spread(mesh, {8, 4}, Shard(0));
+    const GradMode off(false);
+    EXPECT_GT(allocations([] { delete new int; }), 0) << "the counter does not count";
+    EXPECT_EQ(allocations([&] { add(a, b); }), 0);
+    EXPECT_EQ(allocations([&] { mul(a, 3); }), 0);
+    EXPECT_EQ(allocations([&] { mul(a, whole); }), 0) << "whole is cut on the way";
+    EXPECT_EQ(allocations([&] { add(terms, terms); }), 0);
+    EXPECT_EQ(allocations([&] { linear(whole, weight); }), 0);
+    EXPECT_EQ(allocations([&] { relu(linear(whole, weight)); }), 0);
+    const std::int64_t made = plan_counts().made;
+    add(a, b);
+    EXPECT_EQ(plan_counts().made, made);
+  });
+}
+
+// On the tape as much as plain tensors take, and nothing more.
+TEST(HitPath, RecordedCallsTakeWhatPlainOnesTake) {
+  run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
+    const DeviceMesh mesh(group);
+    Slot cut("cut", true), plain("plain", true);
+    cut.set(spread(mesh, {6, 4}, Shard(0)));
+    plain.set(ones({3, 4}));
+    const Tensor x = cut.value(), y = plain.value();
+    EXPECT_EQ(allocations([&] { silu(x * x); }), allocations([&] { silu(y * y); }));
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing

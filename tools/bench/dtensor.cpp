@@ -1,0 +1,44 @@
+// dtensor.*: what a call on distributed tensors costs more than on plain ones. The peer's figure is the one its makers
+// publish, about 24 to 26 microseconds on the CPU of each dispatch; where a torch that has DTensor is given, it is
+// measured beside us.
+#include <fmt/format.h>
+
+#include "tools/bench/bench.h"
+#include "tools/bench/child.h"
+
+namespace sherd::bench {
+
+namespace {
+
+constexpr double kPublishedSeconds = 25e-6;
+
+Benchmark dtensor_benchmark(const std::string& kind, std::string summary, double target_ns, int samples) {
+  Benchmark row;
+  row.name = "dtensor." + kind;
+  row.summary = std::move(summary);
+  row.unit = {"ns", Better::lower, 0};
+  row.target = {Rule::value_at_most, target_ns};
+  row.measure = [kind, samples](Figure& figure, BenchRun& run) {
+    const std::string request = fmt::format("{} {}", kind, run.sized(samples, 3));
+    const Outcome outcome = hold({.ours = {child("dtensor", {}), request},
+                                  .peers = run.torch_contestants("dtensor.py", {}, request),
+                                  .rounds = run.sized(3, 1)});
+    figure.peers.push_back({"torch DTensor, published", kPublishedSeconds * 1e9});
+    fill(figure, outcome, [](double seconds) { return seconds * 1e9; });
+    for (const auto& [name, of] : outcome.ours.answers.back().at("rows").items())
+      figure.detail[name] = {{"extra_ns", of.at("extra").get<double>() * 1e9},
+                             {"plain_ns", of.at("plain").get<double>() * 1e9}};
+  };
+  return row;
+}
+
+}  // namespace
+
+std::vector<Benchmark> dtensor_benchmarks() {
+  return {
+      dtensor_benchmark("hit", "distributed add, mul or linear over the plain one, seen before", 500, 101),
+      dtensor_benchmark("miss", "the same for sizes that are new: rules and prices are asked", 20'000, 201),
+  };
+}
+
+}  // namespace sherd::bench
