@@ -18,10 +18,13 @@ function(sherd_label label target)
   add_dependencies(tests_${label} ${target})
 endfunction()
 
-# sherd_test(folder [LABELS ...]): one test program from all .cpp files of a test folder.
+# sherd_test(folder [LABELS ...] [EXCEPT regex]): one test program from all .cpp files of a test folder.
 function(sherd_test name)
-  cmake_parse_arguments(ARG "" "" "LABELS;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "" "EXCEPT" "LABELS;LIBRARIES" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cpp)
+  if(ARG_EXCEPT)
+    list(FILTER sources EXCLUDE REGEX ${ARG_EXCEPT})
+  endif()
   if(NOT sources)
     return()
   endif()

@@ -1,0 +1,83 @@
+// A sample of the rule validator: every row of the op table, on meshes of 2, 3 and 2x2 ranks; see validate/. All of it:
+// validate_rules --full. And that the validator finds what is wrong, or missing, where rules are broken on purpose.
+#include <gtest/gtest.h>
+
+#include "dtensor/rule.h"
+#include "runtime/op/op.h"
+#include "tests/dtensor/validate/report.h"
+#include "tests/support/draw.h"
+
+namespace sherd::testing {
+namespace {
+
+class RuleValidator : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(RuleValidator, SpreadCallsEqualOneRanks) {
+  for (const std::string& line : failures(validate_row(op_table().at(GetParam()), {}))) ADD_FAILURE() << line;
+}
+
+std::vector<std::string> row_names() {
+  std::vector<std::string> names;
+  for (const Op& row : op_table().rows()) names.emplace_back(row.name);
+  return names;
+}
+INSTANTIATE_TEST_SUITE_P(Row, RuleValidator, ::testing::ValuesIn(row_names()),
+                         [](const ::testing::TestParamInfo<std::string>& row) { return row.param; });
+
+/// Another rule for the row "neg" while it lives, which needs none.
+class BrokenNeg {
+ public:
+  explicit BrokenNeg(void (*signatures)(const RuleCall&, Signatures&)) {
+    register_rule("neg", {.signatures = signatures});
+  }
+  ~BrokenNeg() { register_rule("neg", {.derived = true}); }
+  BrokenNeg(const BrokenNeg&) = delete;
+  BrokenNeg& operator=(const BrokenNeg&) = delete;
+
+  static std::string failures_of(Placement in) {
+    for (const std::string& line : failures(validate_row(op_table().at("neg"), {})))
+      if (line.find(": " + to_string(in) + " -> ") != std::string::npos) return line;
+    return {};
+  }
+};
+
+TEST(RuleValidatorFinds, AResultThatIsWrong) {
+  const BrokenNeg broken([](const RuleCall& call, Signatures& signatures) {
+    signatures.push_back({{Partial()}, {Partial(ReduceKind::avg)}, 0});
+    if (call.ndim(0) > 0) signatures.push_back({{Shard(0)}, {Shard(0)}, 0});
+  });
+  EXPECT_EQ(BrokenNeg::failures_of(Partial()).substr(0, 10), "wrong: neg");
+  EXPECT_EQ(BrokenNeg::failures_of(Shard(0)), "");
+}
+
+TEST(RuleValidatorFinds, ASignatureThatIsMissing) {
+  const BrokenNeg broken([](const RuleCall& call, Signatures& signatures) {
+    for (int d = 0; d < call.ndim(0); ++d) signatures.push_back({{Shard(d)}, {Shard(d)}, 0});
+    signatures.push_back({{Partial(ReduceKind::max)}, {Partial(ReduceKind::min)}, 0});
+  });
+  EXPECT_EQ(BrokenNeg::failures_of(Partial()).substr(0, 12), "missing: neg");
+  EXPECT_EQ(BrokenNeg::failures_of(Partial(ReduceKind::max)), "");
+}
+
+TEST(RuleValidatorFinds, NothingWhereRulesAreRight) {
+  EXPECT_EQ(failures(validate_row(op_table().at("neg"), {})), std::vector<std::string>{});
+}
+
+// The oracle's own parts: read as they were cut they are the whole again, read otherwise they are not.
+TEST(ValidatorParts, ReadAsTheyWereCutAreTheWhole) {
+  for (const Arg& arg : {normal({5, 3}), ids({4, 6}, 9), flags({7}), normal({})})
+    for (int ranks : {1, 2, 3}) {
+      const Tensor tensor = draw(arg, DType::f32, 3);
+      const Values whole = values_of(tensor);
+      for (const Placement& as : placements_of(tensor)) {
+        const std::vector<Values> parts = parts_along(whole, as, ranks, 17);
+        const std::optional<Values> again = read_as(parts, as, whole.shape);
+        ASSERT_TRUE(again.has_value()) << to_string(as);
+        EXPECT_TRUE(is_near(*again, whole, 0)) << to_string(as);
+        if (ranks > 1 && as.is_partial()) { EXPECT_FALSE(read_as(parts, Replicate(), whole.shape)) << to_string(as); }
+      }
+    }
+}
+
+}  // namespace
+}  // namespace sherd::testing
