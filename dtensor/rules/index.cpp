@@ -29,16 +29,8 @@ void embedding_backward_signatures(const RuleCall& call, Signatures& signatures)
   add_linear_signatures(call, 0, signatures);
 }
 
-// The same attributes, whose number of rows is this rank's: ranks that compare their programs do not compare it.
-struct LocalRowsAttrs : EmbeddingAttrs {
-  void visit(AttrVisitor& v) const {
-    v.local_field("rows", rows);
-    part.visit(v);
-  }
-};
-
 Attrs embedding_backward_attrs(const LocalCall& local) {
-  LocalRowsAttrs attrs{local.call.attrs.as<EmbeddingAttrs>()};
+  auto attrs = local.call.attrs.as<EmbeddingAttrs>();
   attrs.part = part_of(*local.out[0], 0, attrs.rows);
   attrs.rows = local.out_shape()[0];
   return attrs;

@@ -101,8 +101,10 @@ TEST(PartialGradients, EachTypeHasItsLaunch) {
 TEST(PartialGradients, TermsThatComeAtTheEndOfThePassAreInTheSameLaunch) {
   run_ranks(2, [](const Group& group) {
     Weights w(DeviceMesh(group, "tp"), {DType::f32, DType::f32});
-    const Tensor loss = w.loss(group->rank());
-    register_grad_hook(loss, [&](const Tensor&) {
+    // Made first, so reached last: by then the sum is queued for the end.
+    const Tensor early = mul(w.slots[0]->value(), 2);
+    const Tensor loss = w.loss(group->rank()) + sum(early);
+    register_grad_hook(early, [&](const Tensor&) {
       at_end_of_backward([&] { w.sink.accept(*w.slots[1], full({3, 3}, 100)); });
       return Tensor();
     });
