@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "nn/models/gpt.h"
+#include "nn/models/gpt_plan.h"
 #include "nn/models/llama.h"
+#include "nn/models/llama_plan.h"
 #include "runtime/tensor/nearest.h"
 
 namespace sherd::bench {
@@ -21,7 +23,7 @@ constexpr std::array kModels = {
     BenchModel{"llama1b", 16, 16, 2048, 4096, 4, 128256, 4, 8192},
 };
 
-std::unique_ptr<nn::LanguageModel> make_llama(const BenchModel& m) {
+nn::LlamaConfig llama_config(const BenchModel& m) {
   nn::LlamaConfig config;
   config.vocabulary = m.vocabulary;
   config.tokens = m.tokens;
@@ -32,7 +34,19 @@ std::unique_ptr<nn::LanguageModel> make_llama(const BenchModel& m) {
   config.hidden = m.hidden;
   config.rope_theta = 500000;
   config.scaled_residual_init = false;
-  return std::make_unique<nn::Llama>(config);
+  return config;
+}
+
+nn::GptConfig gpt_config(const BenchModel& m) {
+  nn::GptConfig config;
+  config.vocabulary = m.vocabulary;
+  config.tokens = m.tokens;
+  config.layers = m.layers;
+  config.heads = m.heads;
+  config.width = m.width;
+  config.gelu = GeluKind::tanh;
+  config.scaled_residual_init = false;
+  return config;
 }
 }  // namespace
 
@@ -63,16 +77,12 @@ const BenchModel& bench_model(std::string_view name) {
 }
 
 std::unique_ptr<nn::LanguageModel> make_bench_model(const BenchModel& m) {
-  if (m.is_llama()) return make_llama(m);
-  nn::GptConfig config;
-  config.vocabulary = m.vocabulary;
-  config.tokens = m.tokens;
-  config.layers = m.layers;
-  config.heads = m.heads;
-  config.width = m.width;
-  config.gelu = GeluKind::tanh;
-  config.scaled_residual_init = false;
-  return std::make_unique<nn::Gpt>(config);
+  if (m.is_llama()) return std::make_unique<nn::Llama>(llama_config(m));
+  return std::make_unique<nn::Gpt>(gpt_config(m));
+}
+
+nn::Plan bench_plan(const BenchModel& m) {
+  return m.is_llama() ? nn::llama_plan(llama_config(m)) : nn::gpt_plan(gpt_config(m));
 }
 
 }  // namespace sherd::bench

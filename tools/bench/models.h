@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "nn/models/language_model.h"
+#include "nn/parallel/tensor_parallel.h"
 
 namespace sherd::bench {
 
@@ -28,5 +29,7 @@ struct BenchModel {
 const BenchModel& bench_model(std::string_view name);
 /// On the meta device.
 std::unique_ptr<nn::LanguageModel> make_bench_model(const BenchModel& model);
+/// Its tensor parallelism.
+nn::Plan bench_plan(const BenchModel& model);
 
 }  // namespace sherd::bench

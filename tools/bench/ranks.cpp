@@ -1,4 +1,5 @@
-// fsdp.*: tokens per second of a fully sharded model on several ranks; memory.*: bytes of state of one of them.
+// fsdp.*, tp.*: tokens per second of a fully sharded or tensor parallel model on several ranks; memory.*: bytes of
+// state of one of them.
 #include <fmt/format.h>
 
 #include "tools/bench/bench.h"
@@ -24,6 +25,29 @@ Benchmark fully_shard_benchmark() {
     fill(figure, outcome, [&](double seconds) { return tokens / seconds; });
     figure.detail["step_ms"] = outcome.ours.median() * 1e3;
     figure.detail["loss"] = outcome.ours.answers.back().at("loss");
+  };
+  return row;
+}
+
+// The same batch on the same cores: two ranks that cut every matrix beside one whose threads cut every product.
+Benchmark tensor_parallel_benchmark() {
+  Benchmark row;
+  row.name = "tp.bigger.r2";
+  row.summary = "tensor parallel on 2 ranks of one thread beside one process of two threads";
+  row.unit = {"tokens/s", Better::higher, 0};
+  row.target = {Rule::ratio_at_least, 0.93};
+  row.measure = [](Figure& figure, BenchRun& run) {
+    const std::string model = run.sized<std::string>("bigger", "tiny");
+    Contestant alone{child("step", {"--model", model, "--threads", "2"}), "2"};
+    alone.settings = "one process, 2 threads";
+    const Outcome outcome = hold({.ours = {child("step", {"--model", model, "--tensor_parallel", "true"}, 2), "2"},
+                                  .peers = {alone},
+                                  .rounds = run.sized(4, 1)});
+    const auto tokens = static_cast<double>(bench_model(model).tokens_per_step());
+    fill(figure, outcome, [&](double seconds) { return tokens / seconds; });
+    figure.detail["step_ms"] = outcome.ours.median() * 1e3;
+    figure.detail["loss"] = outcome.ours.answers.back().at("loss");
+    if (outcome.peers[0].ok()) figure.detail["loss_of_one"] = outcome.peers[0].answers.back().at("loss");
   };
   return row;
 }
@@ -83,6 +107,7 @@ Benchmark state_benchmark(int ranks, bool peak, Target target) {
 std::vector<Benchmark> ranks_benchmarks() {
   return {
       fully_shard_benchmark(),
+      tensor_parallel_benchmark(),
       state_benchmark(1, true, {Rule::limit_factor_at_most, 1.0}),
       state_benchmark(2, true, {Rule::ratio_at_least, 1 / 0.65}),
       state_benchmark(2, false, {Rule::ratio_at_least, 1 / 0.50}),

@@ -1,18 +1,20 @@
-// `--child step`: training steps of a benchmark model on one rank or, under `sherd run`, fully sharded on several. A
-// request is a number of steps. The answer holds of each step its seconds, exposed_seconds of them that it waited for
-// communication and computing_seconds that it did not; comm_bytes per step; the last loss; growth_bytes (peak of
-// resident memory over the program's start); and, per category of the accounting, what is held between steps, the peak
-// of each, and what was held at the moment of the total's peak.
-// On a GPU steps are queued together and waited for once, so the sample is their mean; device_peak_bytes is the peak of
-// its memory.
+// `--child step`: training steps of a benchmark model on one rank or, under `sherd run`, on several: fully sharded,
+// each with its batch, or tensor parallel, on one batch. A request is a number of steps. The answer holds of each step
+// its seconds, exposed_seconds of them that it waited for communication and computing_seconds that it did not;
+// comm_bytes per step; the last loss; growth_bytes (peak of resident memory over the program's start); and, per
+// category of the accounting, what is held between steps, the peak of each, and what was held at the moment of the
+// total's peak. On a GPU steps are queued together and waited for once, so the sample is their mean; device_peak_bytes
+// is the peak of its memory.
 #include <chrono>
 #include <fstream>
+#include <optional>
 #include <tuple>
 
 #include "compile/compile.h"
 #include "nn/optim/adamw.h"
 #include "nn/parallel/fully_shard.h"
 #include "nn/parallel/shard_group.h"
+#include "nn/parallel/tensor_parallel.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/exposed.h"
 #include "runtime/comm/world.h"
@@ -31,7 +33,7 @@ struct StepFlags {
   std::string model = "tiny", dtype = "f32";
   std::int64_t threads = 1;
   std::int64_t batch = 0, tokens = 0;  ///< of each rank; 0: the model's
-  bool captured = true, prefetch = true;
+  bool captured = true, prefetch = true, tensor_parallel = false;
   std::string link, device = "cpu";
 };
 
@@ -69,11 +71,12 @@ class StepRun {
     check(flags.device == "cpu" || flags.device == "cuda", "--device is cpu or cuda, not {}", flags.device);
     set_threads(static_cast<int>(flags.threads));
     model_ = make_bench_model(m);
-    if (group_->size() > 1 || flags.dtype == "bf16") shard(flags);
+    if (flags.tensor_parallel) nn::parallelize(*model_, mesh_.emplace(group_, "tp"), bench_plan(m));
+    else if (group_->size() > 1 || flags.dtype == "bf16") shard(flags);
     model_->materialize(nn::Seed{1}, device_);
     optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(),
                                              nn::AdamWOptions{.lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1});
-    std::tie(tokens_, targets_) = random_batch(m, flags, group_->rank());
+    std::tie(tokens_, targets_) = random_batch(m, flags, flags.tensor_parallel ? 0 : group_->rank());
     tokens_ = to(tokens_, device_);
     targets_ = to(targets_, device_);
     if (flags.captured)
@@ -127,7 +130,7 @@ class StepRun {
     Tensor loss = (*model_)(in[0], in[1]);
     backward(loss);
     optimizer_->step_and_clear();
-    return {loss.detach()};
+    return {loss.local().detach()};  // of a tensor parallel one every rank has the whole
   }
   Tensor run_step() {
     const Tensor in[] = {tokens_, targets_};
@@ -150,6 +153,7 @@ class StepRun {
   const Device device_;
   std::int64_t start_bytes_;
   std::shared_ptr<ProcessGroup> group_;
+  std::optional<DeviceMesh> mesh_;
   std::unique_ptr<nn::LanguageModel> model_;
   std::unique_ptr<nn::AdamW> optimizer_;
   std::unique_ptr<CompiledStep> captured_;
@@ -169,6 +173,7 @@ int run_step_child(std::span<const std::string_view> args) {
   table.add("tokens", &flags.tokens, "of each sequence; 0: the model's");
   table.add("link", &flags.link, "BYTES_PER_S,SECONDS: shapes the link between the ranks");
   table.add("prefetch", &flags.prefetch, "gather the next group while one computes");
+  table.add("tensor_parallel", &flags.tensor_parallel, "ranks share one batch and cut the model's matrices");
   table.add("captured", &flags.captured, "replay a recording");
   apply_flags(table, parse_command_line(table, args));
   const std::shared_ptr<ProcessGroup> group = world_group();
