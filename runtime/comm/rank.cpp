@@ -228,6 +228,7 @@ RankInfo discover_rank() { return discover_rank(process_variable); }
 std::string requested_cuda_library() { return text_of(process_variable, "SHERD_CUDA_LIB"); }
 std::string requested_cpu_level() { return text_of(process_variable, "SHERD_CPU_LEVEL"); }
 std::string requested_attention() { return text_of(process_variable, "SHERD_ATTENTION"); }
+std::string requested_device_memory() { return text_of(process_variable, "SHERD_DEVICE_MEMORY"); }
 std::string requested_matmul() { return text_of(process_variable, "SHERD_MATMUL"); }
 
 // Relative paths of XDG_CACHE_HOME are to be ignored, says the XDG base directory specification.

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <optional>
 
+#include "runtime/comm/rank.h"
 #include "runtime/cuda/attention.h"
 #include "runtime/cuda/blas.h"
 #include "runtime/cuda/faults.h"
@@ -19,11 +21,25 @@ namespace {
 
 constexpr std::int64_t kChunk = std::int64_t{4} << 20;  // of a long copy through pinned memory
 
+}  // namespace
+
 class PinnedRead final : public HostRead {
  public:
-  PinnedRead(Context& context, PinnedBlock block) : context_(context), block_(block) {}
-  ~PinnedRead() override { context_.pinned().give_back(block_); }
+  PinnedRead(Context& context, PinnedBlock block) : context_(&context), block_(block) {
+    context.reads_.push_back(this);
+  }
+  ~PinnedRead() override {
+    if (context_) {
+      std::erase(context_->reads_, this);
+      context_->pinned().give_back(block_);
+    } else {
+      PinnedPool::destroy(block_);
+    }
+  }
+  PinnedRead(const PinnedRead&) = delete;
+  PinnedRead& operator=(const PinnedRead&) = delete;
   bool is_ready() override {
+    if (!context_) return true;
     const cudaError_t status = cudaEventQuery(block_.event);
     if (status == cudaErrorNotReady) {
       (void)cudaGetLastError();  // no error of anybody's
@@ -33,27 +49,46 @@ class PinnedRead final : public HostRead {
     return true;
   }
   const std::byte* wait() override {
-    check(cudaEventSynchronize(block_.event), "reading from the device");
-    context_.check_faults();
+    if (failed_) std::rethrow_exception(failed_);
+    if (context_) {
+      check(cudaEventSynchronize(block_.event), "reading from the device");
+      context_->check_faults();
+    }
     return block_.data;
+  }
+  /// The context ends first, and all its work has. `failed`: what there is to throw.
+  void let_go(const std::exception_ptr& failed) {
+    failed_ = failed;
+    context_ = nullptr;
   }
 
  private:
-  Context& context_;
+  Context* context_;
   const PinnedBlock block_;
+  std::exception_ptr failed_;
 };
-
-}  // namespace
 
 Context::Context(int index) : index_(index) {
   make_current(index);
   check(cudaGetDeviceProperties(&properties_, index), "asking for the device's properties");
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
   faults_ = std::make_unique<Faults>();
-  allocator_ = new DeviceAllocator(std::make_unique<DeviceMemory>(index, stream_));
+  allocator_ = new DeviceAllocator(std::make_unique<DeviceMemory>(index, stream_),
+                                   {.separate = maps_blocks_separately(requested_device_memory())});
+}
+
+// What failed on the device is theirs to report: nobody else asks any more.
+void Context::let_go_of_reads() noexcept {
+  if (reads_.empty()) return;
+  std::exception_ptr failed;
+  try {
+    synchronize();
+  } catch (...) { failed = std::current_exception(); }
+  for (PinnedRead* read : reads_) read->let_go(failed);
 }
 
 Context::~Context() {
+  let_go_of_reads();
   (void)cudaStreamSynchronize(stream_);
   while (!graphs_.empty()) graphs_.back()->let_go();
   graph_memory_.reset();

@@ -20,6 +20,7 @@ class Blas;
 class Faults;
 class Graph;
 class GraphMemory;
+class PinnedRead;
 
 class Context final : public DeviceContext {
  public:
@@ -58,6 +59,8 @@ class Context final : public DeviceContext {
 
  private:
   friend class Graph;
+  friend class PinnedRead;
+  void let_go_of_reads() noexcept;
   void refuse_in_recording(const char* what) const;
 
   const int index_;
@@ -66,7 +69,8 @@ class Context final : public DeviceContext {
   DeviceAllocator* allocator_;
   DeviceAllocator* recording_ = nullptr;  // memory of graphs, while one is recorded
   std::unique_ptr<GraphMemory> graph_memory_;
-  std::vector<Graph*> graphs_;  // those that live
+  std::vector<Graph*> graphs_;      // those that live
+  std::vector<PinnedRead*> reads_;  // the same
   PinnedPool pinned_;
   std::unique_ptr<Faults> faults_;
   std::unique_ptr<Blas> blas_;

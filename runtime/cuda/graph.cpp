@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/comm/rank.h"
 #include "runtime/cuda/context.h"
 #include "runtime/cuda/memory.h"
 
@@ -44,7 +45,9 @@ class Capture {
 }  // namespace
 
 GraphMemory::GraphMemory(int device, cudaStream_t stream)
-    : pool_(new DeviceAllocator(std::make_unique<DeviceMemory>(device, stream), /*keeps_segments=*/true)) {}
+    : pool_(new DeviceAllocator(
+          std::make_unique<DeviceMemory>(device, stream),
+          {.keeps_segments = true, .separate = maps_blocks_separately(requested_device_memory())})) {}
 
 GraphMemory::~GraphMemory() { pool_->abandon(); }
 

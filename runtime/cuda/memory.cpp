@@ -4,6 +4,12 @@
 
 namespace sherd::cuda {
 
+bool maps_blocks_separately(const std::string& asked) {
+  sherd::check(asked.empty() || asked == "separate",
+               "SHERD_DEVICE_MEMORY is \"{}\"; it can be \"separate\", each block alone, or unset", asked);
+  return asked == "separate";
+}
+
 std::string DeviceMemory::name() const { return fmt::format("cuda:{}", index_); }
 
 void* DeviceMemory::map(std::int64_t bytes) {

@@ -6,6 +6,10 @@
 
 namespace sherd::cuda {
 
+/// SHERD_DEVICE_MEMORY, how a context maps memory: "separate" gives each block a segment of its own (slow, for
+/// compute-sanitizer), "" shares segments. Throws Error on anything else.
+bool maps_blocks_separately(const std::string& asked);
+
 class DeviceMemory final : public MemorySource {
  public:
   DeviceMemory(int index, cudaStream_t stream) : index_(index), stream_(stream) {}

@@ -14,11 +14,6 @@ std::int64_t size_of_block(std::int64_t bytes) {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(bytes, kSmallest))));
 }
 
-void destroy(const PinnedBlock& block) {
-  (void)cudaEventDestroy(block.event);
-  (void)cudaFreeHost(block.data);
-}
-
 PinnedBlock make_block(std::int64_t bytes) {
   PinnedBlock block{.bytes = bytes};
   void* data = nullptr;
@@ -30,6 +25,11 @@ PinnedBlock make_block(std::int64_t bytes) {
   return block;
 }
 }  // namespace
+
+void PinnedPool::destroy(const PinnedBlock& block) {
+  (void)cudaEventDestroy(block.event);
+  (void)cudaFreeHost(block.data);
+}
 
 PinnedPool::~PinnedPool() {
   for (const PinnedBlock& block : free_) destroy(block);

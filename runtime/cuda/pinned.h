@@ -30,6 +30,8 @@ class PinnedPool {
   PinnedBlock take(std::int64_t bytes);
   /// Gives a block back whose event was recorded after its last copy.
   void give_back(PinnedBlock block);
+  /// Ends a block that does not come back; nothing of it may be in flight.
+  static void destroy(const PinnedBlock& block);
 
  private:
   static constexpr std::size_t kMaxInFlight = 8;

@@ -20,7 +20,7 @@ namespace sherd {
 
 class OpTable;
 
-/// Bytes on their way to the host. Ends before its context does.
+/// Bytes on their way to the host. It may outlive its context, which waits for it when it ends.
 class HostRead {
  public:
   virtual ~HostRead() = default;

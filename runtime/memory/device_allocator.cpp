@@ -15,12 +15,16 @@ constexpr std::int64_t round_up(std::int64_t bytes, std::int64_t unit) { return 
 
 }  // namespace
 
+std::int64_t DeviceAllocator::size_of_block(std::int64_t bytes) const {
+  return options_.separate ? bytes : round_up(bytes, kAlignment);
+}
+
 void* DeviceAllocator::take(std::int64_t bytes, MemoryCategory category) {
-  bytes = round_up(bytes, kAlignment);
+  bytes = size_of_block(bytes);
   Pool& pool = pool_for(bytes);
   const Block* block = best_fit(pool, bytes);
   if (!block) block = map_segment(pool, bytes);
-  if (!block && !keeps_segments_) {
+  if (!block && !options_.keeps_segments) {
     release_unused();
     block = map_segment(pool, bytes);
   }
@@ -31,15 +35,17 @@ void* DeviceAllocator::take(std::int64_t bytes, MemoryCategory category) {
 const DeviceAllocator::Block* DeviceAllocator::best_fit(Pool& pool, std::int64_t bytes) const {
   const Block wanted{nullptr, bytes, nullptr, false};
   const auto found = pool.free.lower_bound(&wanted);
-  return found == pool.free.end() ? nullptr : *found;
+  if (found == pool.free.end() || (options_.separate && (*found)->bytes != bytes)) return nullptr;
+  return *found;
 }
 
 const DeviceAllocator::Block* DeviceAllocator::map_segment(Pool& pool, std::int64_t bytes) {
-  std::int64_t size = round_up(bytes, kSegmentUnit);
-  if (&pool == &large_ && size <= kMediumSegment / 2) size = kMediumSegment;
+  const std::int64_t least = options_.separate ? bytes : round_up(bytes, kSegmentUnit);
+  std::int64_t size = least;
+  if (!options_.separate && &pool == &large_ && size <= kMediumSegment / 2) size = kMediumSegment;
   auto* address = static_cast<std::byte*>(source_->map(size));
-  if (!address && size > round_up(bytes, kSegmentUnit)) {
-    size = round_up(bytes, kSegmentUnit);
+  if (!address && size > least) {
+    size = least;
     address = static_cast<std::byte*>(source_->map(size));
   }
   if (!address) return nullptr;
@@ -65,7 +71,7 @@ void* DeviceAllocator::carve(Pool& pool, const Block* found, std::int64_t bytes)
 }
 
 void DeviceAllocator::put_back(void* address, std::int64_t bytes) noexcept {
-  Pool& pool = pool_for(round_up(bytes, kAlignment));
+  Pool& pool = pool_for(size_of_block(bytes));
   auto at = pool.blocks.find(static_cast<std::byte*>(address));
   at->second.used = false;
   const auto joins = [&](Blocks::iterator left, Blocks::iterator right) {
@@ -85,24 +91,26 @@ void DeviceAllocator::put_back(void* address, std::int64_t bytes) noexcept {
     }
   }
   pool.free.insert(&at->second);
+  if (options_.separate && !options_.keeps_segments) unmap(pool, at);
 }
 
 void DeviceAllocator::poison(void* block, std::int64_t bytes) noexcept { source_->fill(block, 0xCB, bytes); }
 
+DeviceAllocator::Blocks::iterator DeviceAllocator::unmap(Pool& pool, Blocks::iterator whole_segment) noexcept {
+  const Block& block = whole_segment->second;
+  source_->unmap(block.segment, block.bytes);
+  ++system_calls_;
+  reserved_bytes_ -= block.bytes;
+  segments_.erase(block.segment);
+  pool.free.erase(&block);
+  return pool.blocks.erase(whole_segment);
+}
+
 void DeviceAllocator::unmap_unused(Pool& pool) noexcept {
   for (auto at = pool.blocks.begin(); at != pool.blocks.end();) {
     const Block& block = at->second;
-    const auto segment = segments_.find(block.segment);
-    if (block.used || block.bytes != segment->second) {
-      ++at;
-      continue;
-    }
-    source_->unmap(block.segment, segment->second);
-    ++system_calls_;
-    reserved_bytes_ -= segment->second;
-    segments_.erase(segment);
-    pool.free.erase(&block);
-    at = pool.blocks.erase(at);
+    const bool whole = block.bytes == segments_.at(block.segment);
+    at = block.used || !whole ? std::next(at) : unmap(pool, at);
   }
 }
 

@@ -5,6 +5,9 @@
 //
 // Blocks belong to the order of the rank's compute queue: what is freed may be handed out at once, because work that
 // still uses it was queued before. Other queues borrow storages between two events (Storage::lend) and never free.
+//
+// For tools that watch accesses (compute-sanitizer), `separate` makes every block a segment of its own, exactly as long
+// as asked for: reading or writing beyond its end, or after its release, is then beyond what the device has mapped.
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -23,7 +26,7 @@ class MemorySource {
   virtual ~MemorySource() = default;
   /// "cuda:0", for messages.
   virtual std::string name() const = 0;
-  /// A segment of `bytes` (a multiple of kSegmentUnit), aligned to 256 or more; null when the device has no more.
+  /// A segment of `bytes`, aligned to 256 or more; null when the device has no more.
   virtual void* map(std::int64_t bytes) = 0;
   /// Gives a whole segment back. Waits for work that may use it.
   virtual void unmap(void* segment, std::int64_t bytes) noexcept = 0;
@@ -39,10 +42,14 @@ class DeviceAllocator final : public Allocator {
   static constexpr std::int64_t kSegmentUnit = std::int64_t{2} << 20;  ///< granularity of device memory
   static constexpr std::int64_t kSmallLimit = std::int64_t{1} << 20;   ///< blocks up to this share small segments
 
-  /// With `keeps_segments` a lack of memory is reported without giving unused segments back: recorded work may still
-  /// use what looks free.
-  explicit DeviceAllocator(std::unique_ptr<MemorySource> source, bool keeps_segments = false)
-      : source_(std::move(source)), keeps_segments_(keeps_segments) {}
+  struct Options {
+    /// A lack of memory is reported without giving unused segments back: recorded work may still use what looks free.
+    bool keeps_segments = false;
+    bool separate = false;  ///< a segment for each block; given back at once unless segments are kept
+  };
+  explicit DeviceAllocator(std::unique_ptr<MemorySource> source) : DeviceAllocator(std::move(source), Options{}) {}
+  DeviceAllocator(std::unique_ptr<MemorySource> source, Options options)
+      : source_(std::move(source)), options_(options) {}
 
   /// Gives segments without a used block back to the device. Called by itself before it reports a lack of memory.
   void release_unused();
@@ -72,15 +79,17 @@ class DeviceAllocator final : public Allocator {
   void* take(std::int64_t bytes, MemoryCategory category) override;
   void put_back(void* block, std::int64_t bytes) noexcept override;
   void poison(void* block, std::int64_t bytes) noexcept override;
+  std::int64_t size_of_block(std::int64_t bytes) const;
   Pool& pool_for(std::int64_t bytes) { return bytes <= kSmallLimit ? small_ : large_; }
   const Block* best_fit(Pool& pool, std::int64_t bytes) const;
   const Block* map_segment(Pool& pool, std::int64_t bytes);
   void* carve(Pool& pool, const Block* block, std::int64_t bytes);
+  Blocks::iterator unmap(Pool& pool, Blocks::iterator whole_segment) noexcept;
   void unmap_unused(Pool& pool) noexcept;
   [[noreturn]] void fail_device_memory(std::int64_t bytes, MemoryCategory category);
 
   std::unique_ptr<MemorySource> source_;
-  const bool keeps_segments_;
+  const Options options_;
   Pool small_, large_;
   std::unordered_map<std::byte*, std::int64_t> segments_;
 };

@@ -47,6 +47,20 @@ TEST_F(CudaContext, AReadIsPickedUpLater) {
   EXPECT_EQ(reinterpret_cast<const float*>(read->wait())[2], 3.0f);
 }
 
+TEST_F(CudaContext, AReadOutlivesItsContext) {
+  std::unique_ptr<DeviceContext> context = cuda_library().backend->open(0);
+  void* const x = context->allocator().allocate(12, MemoryCategory::activations);
+  const std::vector<float> values{1, 2, 3};
+  context->upload(x, values.data(), 12);
+  std::unique_ptr<HostRead> early = context->start_read(x, 12), late = context->start_read(x, 12);
+  const auto* const seen = reinterpret_cast<const float*>(early->wait());
+  context->allocator().release(x, 12, MemoryCategory::activations);
+  context.reset();
+  EXPECT_EQ(seen[2], 3.0f) << "its bytes live as long as the read";
+  EXPECT_TRUE(late->is_ready());
+  EXPECT_EQ(reinterpret_cast<const float*>(late->wait())[2], 3.0f);
+}
+
 TEST_F(CudaContext, ARecordedGraphRepeatsItsWork) {
   DeviceContext& context = RankContext::current().device(kCuda);
   const Tensor from = to(Tensor::from<float>({1, 2, 3, 4}, {4}), kCuda);

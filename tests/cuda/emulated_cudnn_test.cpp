@@ -114,7 +114,7 @@ TEST_F(EmulatedCudnn, InfoSaysWhatWasFound) {
   std::map<std::string, std::string> facts;
   for (const BackendFact& fact : cuda_library().backend->facts()) facts[fact.name] = fact.value;
   EXPECT_TRUE(facts["cuDNN"].ends_with("libcudnn.so.9")) << facts["cuDNN"];
-  EXPECT_NE(facts["attention"].find("fast"), std::string::npos);
+  EXPECT_NE(facts["attention"].find("SHERD_ATTENTION: deterministic"), std::string::npos);
   EXPECT_TRUE(facts.contains("NVRTC"));
   EXPECT_TRUE(facts.contains("cuBLASLt"));
 }

@@ -43,6 +43,18 @@ TEST_F(CudaFaults, AReadIsAWait) {
   EXPECT_EQ(ids.to_vector<std::int32_t>(), (std::vector<std::int32_t>{0, -1}));
 }
 
+TEST_F(CudaFaults, AReadThatOutlivesItsContextThrowsThem) {
+  std::unique_ptr<HostRead> read;
+  {
+    const RankScope other;  // a rank of its own, with a context of its own
+    const Tensor ids = on_device({7});
+    check(ids, 5);
+    read = context().start_read(ids.raw(), ids.bytes());
+  }
+  expect_error([&] { (void)read->wait(); }, {"index 7 at position 0"});
+  expect_error([&] { (void)read->wait(); }, {"index 7"});
+}
+
 TEST_F(CudaFaults, TheLowestPositionOfTheFirstCallIsNamed) {
   std::vector<std::int32_t> many(1000, 3);
   for (std::size_t i = 137; i < many.size(); ++i) many[i] = static_cast<std::int32_t>(i);

@@ -96,6 +96,42 @@ TEST_F(DeviceMemory, SmallBlocksShareSegmentsOfTheirOwn) {
   give(second, 300);
 }
 
+TEST(SeparateDeviceMemory, EveryBlockIsASegmentOfItsLengthUntilItIsReleased) {
+  Ledger::State state;
+  state.capacity = 1024 * kMiB;
+  auto* memory = new DeviceAllocator(std::make_unique<Ledger>(state), {.separate = true});
+  std::vector<std::pair<void*, std::int64_t>> blocks;
+  for (const std::int64_t bytes : {std::int64_t{5}, std::int64_t{5}, 3 * kMiB + 1})
+    blocks.emplace_back(memory->allocate(bytes, MemoryCategory::activations), bytes);
+  std::vector<std::int64_t> lengths;
+  for (const auto& [at, bytes] : state.segments) lengths.push_back(bytes);
+  EXPECT_EQ(lengths, (std::vector<std::int64_t>{5, 5, 3 * kMiB + 1}));
+  EXPECT_EQ(memory->reserved_bytes(), 3 * kMiB + 11);
+  for (std::size_t left = blocks.size(); const auto& [block, bytes] : blocks) {
+    memory->release(block, bytes, MemoryCategory::activations);
+    EXPECT_EQ(state.segments.size(), --left);
+  }
+  memory->abandon();
+}
+
+TEST(SeparateDeviceMemory, SegmentsThatAreKeptServeBlocksOfTheirLengthOnly) {
+  Ledger::State state;
+  state.capacity = 1024 * kMiB;
+  auto* memory = new DeviceAllocator(std::make_unique<Ledger>(state), {.keeps_segments = true, .separate = true});
+  const auto use = [&](std::int64_t bytes) {
+    void* block = memory->allocate(bytes, MemoryCategory::activations);
+    memory->release(block, bytes, MemoryCategory::activations);
+    return block;
+  };
+  void* const first = use(1000);
+  EXPECT_EQ(use(1000), first);
+  EXPECT_NE(use(999), first);
+  EXPECT_EQ(state.segments.size(), 2u);
+  memory->release_unused();
+  EXPECT_TRUE(state.segments.empty());
+  memory->abandon();
+}
+
 TEST_F(DeviceMemory, ASteadyStepTakesNothingFromTheDevice) {
   const std::int64_t sizes[] = {3 * kMiB, 700, 64 * kMiB, 17 * kMiB, 256, 5 * kMiB};
   std::int64_t calls = 0;
