@@ -72,6 +72,7 @@ std::vector<Benchmark> shm_benchmarks();       // shm.cpp
 std::vector<Benchmark> ranks_benchmarks();     // ranks.cpp
 std::vector<Benchmark> overlap_benchmarks();   // overlap.cpp
 std::vector<Benchmark> gpu_benchmarks();       // gpu.cpp
+std::vector<Benchmark> loss_benchmarks();      // loss.cpp
 
 /// tools/bench/NAME of the source tree above this program or above the working directory; Error if there is none.
 std::string source_file(std::string_view name);

@@ -107,7 +107,8 @@ Outcome hold_steps(const Steps& s, BenchRun& run) {
 Benchmark step_benchmark(const Steps& s) {
   Benchmark row;
   row.name = s.figure;
-  row.summary = fmt::format("training step of {}, bf16 from f32 masters; peer: torch, {}", s.model, s.mode);
+  row.summary = fmt::format(
+      "training step of {}, all bf16 but f32 masters and reductions on both sides; peer: torch, {}", s.model, s.mode);
   row.unit = {"tokens/s", Better::higher, 0};
   row.target = {Rule::ratio_at_least, s.ratio};
   row.measure = [s](Figure& figure, BenchRun& run) {

@@ -7,22 +7,15 @@
 // is the peak of its memory.
 #include <chrono>
 #include <fstream>
-#include <optional>
 #include <tuple>
 
-#include "compile/compile.h"
-#include "nn/optim/adamw.h"
-#include "nn/parallel/fully_shard.h"
-#include "nn/parallel/shard_group.h"
-#include "nn/parallel/tensor_parallel.h"
-#include "runtime/autograd/autograd.h"
 #include "runtime/comm/exposed.h"
 #include "runtime/comm/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 #include "tools/bench/child.h"
-#include "tools/bench/models.h"
+#include "tools/bench/training.h"
 #include "tools/config.h"
 
 namespace sherd::bench {
@@ -63,25 +56,18 @@ std::pair<Tensor, Tensor> random_batch(const BenchModel& m, const StepFlags& fla
 class StepRun {
  public:
   StepRun(const StepFlags& flags, std::shared_ptr<ProcessGroup> group)
-      : device_(flags.device == "cpu" ? Device::cpu() : Device::cuda(0)),
+      : device_(device_of_flag(flags.device)),
         start_bytes_(process_memory_bytes("VmRSS")),
-        group_(std::move(group)) {
-    const BenchModel& m = bench_model(flags.model);
-    check(flags.dtype == "f32" || flags.dtype == "bf16", "--dtype is f32 or bf16, not {}", flags.dtype);
-    check(flags.device == "cpu" || flags.device == "cuda", "--device is cpu or cuda, not {}", flags.device);
-    set_threads(static_cast<int>(flags.threads));
-    model_ = make_bench_model(m);
-    if (flags.tensor_parallel) nn::parallelize(*model_, mesh_.emplace(group_, "tp"), bench_plan(m));
-    else if (group_->size() > 1 || flags.dtype == "bf16") shard(flags);
-    model_->materialize(nn::Seed{1}, device_);
-    optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(),
-                                             nn::AdamWOptions{.lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1});
-    std::tie(tokens_, targets_) = random_batch(m, flags, flags.tensor_parallel ? 0 : group_->rank());
+        group_(std::move(group)),
+        training_(bench_model(flags.model),
+                  {.dtype = dtype_of_flag(flags.dtype),
+                   .device = device_,
+                   .captured = flags.captured,
+                   .prefetch = flags.prefetch},
+                  group_) {
+    std::tie(tokens_, targets_) = random_batch(bench_model(flags.model), flags, group_->rank());
     tokens_ = to(tokens_, device_);
     targets_ = to(targets_, device_);
-    if (flags.captured)
-      captured_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return step(in); },
-                                                 CompileOptions{.group = group_});
     for (int i = 0; i < 4; ++i) (void)run_step().item<double>();  // eager, recording, replays: pools and caches fill
   }
 
@@ -118,24 +104,7 @@ class StepRun {
   }
 
  private:
-  // On one rank too: the policy of bf16 is fully_shard's.
-  void shard(const StepFlags& flags) {
-    const DeviceMesh mesh(group_, "dp");
-    nn::FullyShardOptions options{.prefetch = flags.prefetch};
-    if (flags.dtype == "bf16") options.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
-    for (nn::Module* block : model_->blocks()) nn::fully_shard(*block, mesh, options);
-    nn::fully_shard(*model_, mesh, options);
-  }
-  std::vector<Tensor> step(std::span<const Tensor> in) {
-    Tensor loss = (*model_)(in[0], in[1]);
-    backward(loss);
-    optimizer_->step_and_clear();
-    return {loss.local().detach()};  // of a tensor parallel one every rank has the whole
-  }
-  Tensor run_step() {
-    const Tensor in[] = {tokens_, targets_};
-    return (captured_ ? (*captured_)(in) : step(in))[0];
-  }
+  Tensor run_step() { return training_.step(tokens_, targets_); }
   nlohmann::json answer_of_device(int steps, Accounting& memory) {
     const auto start = std::chrono::steady_clock::now();
     Tensor loss;
@@ -144,7 +113,7 @@ class StepRun {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return {{"seconds", {seconds / steps}},
             {"loss", loss.item<double>()},
-            {"how", captured_ ? captured_->why() : "eager"},
+            {"how", training_.how()},
             {"device_peak_bytes", memory.total_peak()},
             {"peak_bytes", by_category(memory.peak())},
             {"bytes_at_peak", by_category(memory.at_peak())}};
@@ -153,10 +122,7 @@ class StepRun {
   const Device device_;
   std::int64_t start_bytes_;
   std::shared_ptr<ProcessGroup> group_;
-  std::optional<DeviceMesh> mesh_;
-  std::unique_ptr<nn::LanguageModel> model_;
-  std::unique_ptr<nn::AdamW> optimizer_;
-  std::unique_ptr<CompiledStep> captured_;
+  Training training_;
   Tensor tokens_, targets_;
 };
 
@@ -181,6 +147,7 @@ int run_step_child(std::span<const std::string_view> args) {
   config.link = flags.link;
   if (const std::optional<LinkShape> link = link_shape(config)) group->shape_link(*link);
   if (group->size() > 1) pin_to_cpu(group->rank());
+  set_threads(static_cast<int>(flags.threads));
   StepRun run(flags, group);
   serve_ranks(*group, {{"peer", "sherd"}}, [&](const std::string& request) { return run.answer(request); });
   return 0;

@@ -1,114 +1,19 @@
 """A training step on a GPU. usage: gpu_step.py MODEL eager|default|reduce-overhead|...; each request is a number of steps.
 
-The mode is torch.compile's. f32 masters, bf16 compute by autocast, fused AdamW. Steps are queued together and waited for
-once; the sample is their mean. The answer also holds device_peak_bytes. On a machine without a GPU: on the CPU, to see
-that it runs.
+The mode is torch.compile's; training.py says how it computes in bf16. Steps are queued together and waited for once;
+the sample is their mean. The answer also holds device_peak_bytes. On a machine without a GPU: on the CPU, to see that
+it runs.
 """
 
 import sys
 import time
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-from model import MODELS, LanguageModel
 from side import serve
+from training import Training, make_model
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-# name: layers, heads, key heads, width, feed-forward width, tokens, batch, vocabulary; as in tools/bench/models.cpp
-LLAMAS = {"llama1b": (16, 16, 4, 2048, 8192, 4096, 4, 128256), "tiny_llama": (1, 2, 1, 16, 32, 8, 2, 17)}
-GPTS = {**MODELS, "gpt124m": (12, 12, 768, 256, 4, 50257)}
-
-
-class RmsNorm(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x):
-        if hasattr(F, "rms_norm"):
-            return F.rms_norm(x, (x.shape[-1],), self.weight, 1e-5)
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.weight
-
-
-class LlamaBlock(nn.Module):
-    def __init__(self, heads, kv_heads, width, hidden):
-        super().__init__()
-        self.heads, self.kv_heads, self.head = heads, kv_heads, width // heads
-        self.attention_norm, self.mlp_norm = RmsNorm(width), RmsNorm(width)
-        self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * self.head, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
-
-    def forward(self, x, cos, sin):  # x [B, T, D]
-        batch, tokens, _ = x.shape
-        packed = self.qkv(self.attention_norm(x)).view(batch, tokens, -1, self.head).transpose(1, 2)
-        q, k, v = packed.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-
-        def turn(y):
-            a, b = y.chunk(2, -1)
-            return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(v.dtype)
-
-        q, k = turn(q), turn(k)
-        if hasattr(F, "scaled_dot_product_attention"):
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        else:
-            k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))
-            mask = torch.full((tokens, tokens), float("-inf"), device=x.device).triu(1)
-            y = (q @ k.transpose(2, 3) * self.head ** -0.5 + mask).softmax(-1).to(v.dtype) @ v
-        x = x + self.out(y.transpose(1, 2).reshape(batch, tokens, -1))
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
-
-
-class Llama(nn.Module):
-    def __init__(self, layers, heads, kv_heads, width, hidden, tokens, vocabulary):
-        super().__init__()
-        self.token = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(LlamaBlock(heads, kv_heads, width, hidden) for _ in range(layers))
-        self.norm = RmsNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
-        half = width // heads // 2
-        angle = torch.arange(tokens)[:, None] / 500000.0 ** (torch.arange(half) / half)
-        self.register_buffer("cos", angle.cos(), persistent=False)
-        self.register_buffer("sin", angle.sin(), persistent=False)
-        for weight in self.parameters():
-            if weight.dim() > 1:
-                nn.init.normal_(weight, std=0.02)
-
-    def forward(self, tokens, targets):
-        x = self.token(tokens)
-        for block in self.blocks:
-            x = block(x, self.cos, self.sin)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
-
-
-class Training:
-    def __init__(self, name, mode):
-        torch.manual_seed(1)
-        torch.set_float32_matmul_precision("high")
-        if name in LLAMAS:
-            *shape, tokens, batch, vocabulary = LLAMAS[name]
-            self.model = Llama(*shape, tokens, vocabulary).to(DEVICE)
-        else:
-            layers, heads, width, tokens, batch, vocabulary = GPTS[name]
-            self.model = LanguageModel(layers, heads, width, tokens, vocabulary).to(DEVICE)
-        self.net = self.model if mode == "eager" else torch.compile(self.model, mode=None if mode == "default" else mode)
-        fused = {"fused": True} if DEVICE == "cuda" else {}
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, **fused)
-        text = torch.randint(vocabulary, (batch, tokens + 1), generator=torch.Generator().manual_seed(2)).to(DEVICE)
-        self.tokens, self.targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-
-    def step(self):
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(DEVICE, dtype=torch.bfloat16):
-            loss = self.net(self.tokens, self.targets)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
 
 
 def wait():
@@ -117,9 +22,16 @@ def wait():
 
 
 def main():
-    training = Training(*sys.argv[1:])
+    name, mode = sys.argv[1:]
+    torch.manual_seed(1)
+    model, batch, tokens, vocabulary = make_model(name)
+    compiled = (lambda net: net) if mode == "eager" else (
+        lambda net: torch.compile(net, mode=None if mode == "default" else mode))
+    training = Training(model.to(DEVICE), "bf16", compiled)
+    text = torch.randint(vocabulary, (batch, tokens + 1), generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    batch = text[:, :-1].contiguous(), text[:, 1:].contiguous()
     for _ in range(5):  # compilation, recording of graphs, the allocator's memory
-        training.step()
+        training.step(*batch)
     wait()
 
     def run(steps):
@@ -127,7 +39,7 @@ def main():
             torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
         for _ in range(int(steps)):
-            loss = training.step()
+            loss = training.step(*batch)
         wait()
         seconds = (time.perf_counter() - start) / int(steps)
         peak = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0

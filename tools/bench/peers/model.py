@@ -31,7 +31,7 @@ class SelfAttention(nn.Module):
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             scores = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5 + self.future[:tokens, :tokens]
-            y = scores.softmax(dim=-1) @ v
+            y = scores.softmax(dim=-1).to(v.dtype) @ v
         return self.output(y.transpose(1, 2).reshape(batch, tokens, width))
 
 
@@ -63,7 +63,7 @@ class LanguageModel(nn.Module):
     def forward(self, tokens, targets):
         x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         logits = F.linear(self.norm(self.blocks(x)), self.token.weight)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 class Training:

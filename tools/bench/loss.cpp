@@ -1,0 +1,119 @@
+// loss.*, gpu.loss.*: does training go where PyTorch's goes? Both start from the same weights and see the same batches
+// (loss_child.cpp writes them to a file); the figure is how far the losses of all steps lie apart, on average and as a
+// share. Of f32 that is rounding. Of bf16 the limit is what bf16 does to PyTorch itself: how far its bf16 losses lie
+// from its own f32 ones; two that are both that good lie at most twice as far from each other.
+#include <cmath>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "runtime/tensor/error.h"
+#include "tools/bench/bench.h"
+#include "tools/bench/child.h"
+
+namespace sherd::bench {
+
+namespace {
+
+struct LossCase {
+  const char *figure, *model, *smoke, *dtype, *device;
+  int steps;
+  Target target;
+};
+constexpr double kMillion = 1e6;
+const LossCase kCases[] = {
+    {"loss.mini.f32", "mini", "tiny", "f32", "cpu", 100, {Rule::value_at_most, 100}},
+    {"loss.llama.f32", "tiny_llama", "tiny_llama", "f32", "cpu", 100, {Rule::value_at_most, 100}},
+    {"gpu.loss.gpt124m", "gpt124m", "tiny", "bf16", "cuda", 100, {Rule::limit_factor_at_most, 2}},
+    {"gpu.loss.llama1b", "llama1b", "tiny_llama", "bf16", "cuda", 100, {Rule::limit_factor_at_most, 2}},
+};
+
+// Where both sides find the start; a large model's has gigabytes.
+class Folder {
+ public:
+  Folder() {
+    path_ = (std::filesystem::temp_directory_path() / "sherd-loss-XXXXXX").string();
+    check(::mkdtemp(path_.data()) != nullptr, "cannot make a folder like {}", path_);
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// One side alone, so that the device's memory is its own.
+Answers answers_of(const Contestant& contestant) { return hold({.ours = contestant, .rounds = 1}).ours; }
+
+std::vector<double> losses_of(const Answers& side, int steps) {
+  const auto losses = side.answers.at(0).at("losses").get<std::vector<double>>();
+  check(losses.size() == static_cast<std::size_t>(steps), "{} answered {} losses, not {}", side.name, losses.size(),
+        steps);
+  for (const double loss : losses) check(std::isfinite(loss), "{} has a loss of {}", side.name, loss);
+  return losses;
+}
+
+struct Distance {
+  double mean = 0, largest = 0;  ///< |a - b| / |b|
+};
+Distance distance(const std::vector<double>& a, const std::vector<double>& b) {
+  Distance d;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double apart = std::abs(a[i] - b[i]) / std::abs(b[i]);
+    d.mean += apart / static_cast<double>(a.size());
+    d.largest = std::max(d.largest, apart);
+  }
+  return d;
+}
+
+Contestant peer(const std::string& model, const char* dtype, const Folder& folder, BenchRun& run) {
+  const auto torches = run.torch_contestants("loss.py", {model, dtype, folder.path()}, "all");
+  check(!torches.empty(), "there is nothing to compare with: name a Python that has torch by --python");
+  return torches.front();
+}
+
+void measure(Figure& figure, const LossCase& c, BenchRun& run) {
+  const Folder folder;
+  const std::string model = run.sized<std::string>(c.model, c.smoke);
+  const int steps = run.sized(c.steps, 4);
+  const std::vector<std::string> flags = {"--model",  model,        "--dtype", c.dtype,
+                                          "--device", c.device,     "--steps", std::to_string(steps),
+                                          "--folder", folder.path()};
+  const std::vector<double> ours = losses_of(answers_of({child("loss", flags), "all"}), steps);
+  const Answers torch = answers_of(peer(model, c.dtype, folder, run));
+  const std::vector<double> theirs = losses_of(torch, steps);
+  const Distance apart = distance(ours, theirs);
+  figure.value = apart.mean * kMillion;
+  if (c.target.rule == Rule::limit_factor_at_most)
+    figure.limit = distance(theirs, losses_of(answers_of(peer(model, "f32", folder, run)), steps)).mean * kMillion;
+  figure.detail["largest"] = apart.largest * kMillion;
+  figure.detail["steps"] = steps;
+  figure.detail["losses"] = {ours.front(), ours.back()};
+  figure.detail["peer_losses"] = {theirs.front(), theirs.back()};
+  add_note(figure, fmt::format("{} {}", torch.name, torch.settings));
+}
+
+}  // namespace
+
+std::vector<Benchmark> loss_benchmarks() {
+  std::vector<Benchmark> rows;
+  for (const LossCase& c : kCases) {
+    Benchmark row;
+    row.name = c.figure;
+    row.summary =
+        fmt::format("{} steps of {} in {}: mean distance of the losses from PyTorch's{}", c.steps, c.model, c.dtype,
+                    c.target.rule == Rule::limit_factor_at_most ? "; limit: its bf16 from its f32" : "");
+    row.unit = {"ppm"};
+    row.target = c.target;
+    row.measure = [&c](Figure& figure, BenchRun& run) { measure(figure, c, run); };
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace sherd::bench
