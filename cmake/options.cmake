@@ -24,6 +24,9 @@ add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-fno-math-errno
 if(SHERD_SANITIZE)
   add_compile_options(-fsanitize=${SHERD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
   add_link_options(-fsanitize=${SHERD_SANITIZE})
+  if(SHERD_SANITIZE MATCHES "address.*undefined")
+    add_compile_options(-fno-sanitize=null,vptr)  # a sixth of the compile time; the address sanitizer stops at null too
+  endif()
   add_compile_options(-Wno-maybe-uninitialized)  # instrumented std::regex looks uninitialized to g++ 12
 endif()
 if(SHERD_SANITIZE MATCHES "thread")

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include <cublasLt.h>
+#include <sherd_header_hash.h>
 
 #include "runtime/cuda/attention.h"
 #include "runtime/cuda/blas.h"
@@ -10,6 +11,7 @@
 #include "runtime/cuda/nvrtc.h"
 #include "runtime/cuda/store.h"
 #include "runtime/exec/device_library.h"
+#include "runtime/exec/layout_fingerprint.h"
 
 namespace sherd::cuda {
 
@@ -99,6 +101,7 @@ Backend* backend() {
 }  // namespace sherd::cuda
 
 extern "C" __attribute__((visibility("default"))) const sherd::BackendEntry* sherd_backend() {
-  static const sherd::BackendEntry entry{sherd::BackendEntry::kAbi, sherd::layout_fingerprint(), sherd::cuda::backend};
+  static const sherd::BackendEntry entry{sherd::BackendEntry::kAbi, sherd::layout_fingerprint(sherd::kHeaderHash),
+                                         sherd::cuda::backend};
   return &entry;
 }

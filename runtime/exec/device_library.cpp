@@ -3,8 +3,10 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <sherd_header_hash.h>
+
 #include "runtime/comm/rank.h"
-#include "runtime/op/op.h"
+#include "runtime/exec/layout_fingerprint.h"
 
 namespace sherd {
 
@@ -14,7 +16,7 @@ constexpr const char* kFile = "libsherd_cuda.so";
 
 std::string folder_of_this_library() {
   Dl_info info{};
-  if (::dladdr(reinterpret_cast<const void*>(&layout_fingerprint), &info) == 0 || !info.dli_fname) return {};
+  if (::dladdr(reinterpret_cast<const void*>(&cuda_library), &info) == 0 || !info.dli_fname) return {};
   const std::string path = info.dli_fname;
   const auto slash = path.rfind('/');
   return slash == std::string::npos ? std::string() : path.substr(0, slash + 1);
@@ -42,10 +44,11 @@ DeviceLibrary open_cuda() {
     return library;
   }
   const BackendEntry& entry = *entry_of();
-  if (entry.abi != BackendEntry::kAbi || entry.sizes != layout_fingerprint()) {
-    library.reason =
-        fmt::format("{} was built from other sources (ABI {}/{:08x}, this library has {}/{:08x}); build both together",
-                    library.path, entry.abi, entry.sizes, BackendEntry::kAbi, layout_fingerprint());
+  constexpr std::uint64_t kLayout = layout_fingerprint(kHeaderHash);
+  if (entry.abi != BackendEntry::kAbi || entry.layout != kLayout) {
+    library.reason = fmt::format(
+        "{} was built from other sources (ABI {}/{:016x}, this library has {}/{:016x}); build both together",
+        library.path, entry.abi, entry.abi == BackendEntry::kAbi ? entry.layout : 0, BackendEntry::kAbi, kLayout);
     return library;
   }
   try {
@@ -57,14 +60,6 @@ DeviceLibrary open_cuda() {
 }
 
 }  // namespace
-
-std::uint32_t layout_fingerprint() {
-  std::uint32_t hash = 2166136261u;
-  for (const std::size_t size : {sizeof(Op), sizeof(KernelCall), sizeof(TensorImpl), sizeof(Storage), sizeof(Attrs),
-                                 sizeof(Allocator), static_cast<std::size_t>(kNumDTypes), op_table().rows().size()})
-    hash = (hash ^ static_cast<std::uint32_t>(size)) * 16777619u;
-  return hash;
-}
 
 const DeviceLibrary& cuda_library() {
   static const DeviceLibrary library = open_cuda();

@@ -23,12 +23,10 @@ Backend& backend_of(Device device);
 /// What the library exports as `sherd_backend`: the numbers by which both sides know that they were built together,
 /// and the backend.
 struct BackendEntry {
-  static constexpr std::uint32_t kAbi = 1;
+  static constexpr std::uint32_t kAbi = 2;
   std::uint32_t abi = 0;
-  std::uint32_t sizes = 0;  ///< layout_fingerprint()
+  std::uint64_t layout = 0;  ///< layout_fingerprint() where the library was compiled
   Backend* (*backend)() = nullptr;
 };
-/// Sizes of the structs that cross the border, folded into one number.
-std::uint32_t layout_fingerprint();
 
 }  // namespace sherd

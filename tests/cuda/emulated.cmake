@@ -4,14 +4,18 @@ file(GLOB emulator CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/support/emulate
 sherd_cuda_sources(backend)
 file(GLOB test_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp)
 file(GLOB test_kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cu)
-set_source_files_properties(${backend} ${test_kernels} PROPERTIES LANGUAGE CXX)
-
+file(GLOB emulator_test_kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulated_gpu/*.cu)
+set_source_files_properties(${backend} ${test_kernels} ${emulator_test_kernels} PROPERTIES LANGUAGE CXX)
 # std::fma in one instruction, as on a GPU; the lowest level of the CPU kernels has it too.
+set_source_files_properties(${test_kernels} ${emulator_test_kernels} PROPERTIES
+  COMPILE_OPTIONS -march=x86-64-v3 SKIP_PRECOMPILE_HEADERS ON)
+
 add_library(sherd_cuda_emulated SHARED ${emulator} ${backend})
 # `#pragma unroll` is nvcc's.
 target_compile_options(sherd_cuda_emulated PRIVATE -march=x86-64-v3 -Wno-unknown-pragmas)
 target_link_options(sherd_cuda_emulated PRIVATE -Wl,-Bsymbolic-functions)
 target_link_libraries(sherd_cuda_emulated PUBLIC sherd_lib PRIVATE sherd_warnings)
+sherd_header_hash(sherd_cuda_emulated)
 target_include_directories(sherd_cuda_emulated SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS}
                            $<$<BOOL:${CUDNN_INCLUDE_DIR}>:${CUDNN_INCLUDE_DIR}>)
 set_target_properties(sherd_cuda_emulated PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/emulated)
@@ -25,18 +29,25 @@ if(CUDNN_INCLUDE_DIR)
   target_link_libraries(emulated_cudnn PRIVATE sherd_cuda_emulated sherd_warnings)
 endif()
 
-add_executable(test_cuda ${test_sources} ${test_kernels})
-target_compile_options(test_cuda PRIVATE -march=x86-64-v3)
+# Tests that run on the emulated GPU and on a real one (test_cuda_device) differ in their kernels only.
+set(emulated_test_sources ${test_sources})
+list(FILTER emulated_test_sources INCLUDE REGEX "/emulated_[^/]*$")  # tests of the emulated GPU itself
+list(REMOVE_ITEM test_sources ${emulated_test_sources})
+add_library(test_cuda_objects OBJECT ${test_sources})
+target_link_libraries(test_cuda_objects PUBLIC sherd_test_support)
+target_include_directories(test_cuda_objects SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS}
+                           $<$<BOOL:${CUDNN_INCLUDE_DIR}>:${CUDNN_INCLUDE_DIR}>)
+set_target_properties(test_cuda_objects PROPERTIES POSITION_INDEPENDENT_CODE OFF)  # as sherd_test_support is compiled
+target_compile_options(test_cuda_objects PRIVATE -fPIE)
+
+add_executable(test_cuda ${emulated_test_sources} ${test_kernels})
 set_source_files_properties(cuda/emulated_library.cpp PROPERTIES
   COMPILE_DEFINITIONS SHERD_EMULATED_LIBRARY="$<TARGET_FILE:sherd_cuda_emulated>")
-target_link_libraries(test_cuda PRIVATE sherd_test_support sherd_cuda_emulated)
+target_link_libraries(test_cuda PRIVATE test_cuda_objects sherd_cuda_emulated)
 
 # The emulated GPU itself.
-file(GLOB emulator_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulated_gpu/*.cpp
-     ${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulated_gpu/*.cu)
-set_source_files_properties(cuda/emulated_gpu/wrong_kernels.cu PROPERTIES LANGUAGE CXX)
-add_executable(test_emulated_gpu ${emulator_tests} cuda/device_kernels.cu)
-target_compile_options(test_emulated_gpu PRIVATE -march=x86-64-v3)
+file(GLOB emulator_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulated_gpu/*.cpp)
+add_executable(test_emulated_gpu ${emulator_tests} ${emulator_test_kernels} cuda/device_kernels.cu)
 target_link_libraries(test_emulated_gpu PRIVATE sherd_test_support sherd_cuda_emulated)
 
 # Whole training runs, in the test's process and as the program.
@@ -48,6 +59,9 @@ target_compile_definitions(test_cuda_training PRIVATE SHERD_PROGRAM="$<TARGET_FI
 target_link_libraries(test_cuda_training PRIVATE sherd_test_support sherd_tools sherd_cuda_emulated)
 add_dependencies(test_cuda_training sherd)
 
+foreach(program test_cuda_objects test_cuda test_emulated_gpu test_cuda_training)
+  target_precompile_headers(${program} REUSE_FROM sherd_test_support)
+endforeach()
 foreach(program test_cuda test_emulated_gpu test_cuda_training)
   if(TARGET emulated_cudnn)
     add_dependencies(${program} emulated_cudnn)
@@ -62,13 +76,17 @@ foreach(seed 2 3)
   set_tests_properties(emulated.seed_${seed} PROPERTIES LABELS slow ENVIRONMENT SHERD_EMULATED_GPU_SEED=${seed} TIMEOUT 300)
 endforeach()
 
+# Each block of device memory a segment of its own: a kernel that writes beyond one is found by the byte.
+add_test(NAME emulated.separate_memory COMMAND test_cuda)
+set_tests_properties(emulated.separate_memory PROPERTIES LABELS slow ENVIRONMENT SHERD_DEVICE_MEMORY=separate TIMEOUT 300)
+
 # The script that checks a GPU host, on a bundle like tools/gpu/pack's, with the emulated GPU in the place of the card.
 add_executable(bench_gpu_limits_emulated ${CMAKE_SOURCE_DIR}/tools/bench/gpu_limits.cpp)
 target_link_libraries(bench_gpu_limits_emulated PRIVATE sherd_cuda_emulated sherd_warnings)
 if(TARGET emulated_cudnn)
   add_dependencies(bench_gpu_limits_emulated emulated_cudnn)
 endif()
-foreach(stage smoke bench depth)
+foreach(stage smoke bench loss depth deadline)
   add_test(NAME gpu.dry_run.${stage} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cuda/gpu_check_test.py
            ${stage} ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})
   set_tests_properties(gpu.dry_run.${stage} PROPERTIES LABELS unit TIMEOUT 300 SKIP_RETURN_CODE 77)

@@ -3,7 +3,7 @@
 Fails if a step fails or takes a minute, or a limit of the card is missing. Ends with 77 (skipped) if all that is missing
 are kernels, and names them.
 
-Usage: gpu_check_test.py STAGE SOURCE BUILD
+Usage: gpu_check_test.py STAGE SOURCE BUILD   (STAGE "deadline": a stage whose time is over before it begins)
 """
 import json
 import os
@@ -33,12 +33,27 @@ def make_bundle(folder, source, build):
     (folder / "manifest.json").write_text("{}\n")
 
 
+def python_with_torch():
+    for python in ("python3", "/usr/bin/python3"):
+        if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0:
+            return python
+    return None
+
+
 def main():
     stage, source, build = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     with tempfile.TemporaryDirectory() as scratch:
         bundle, out = pathlib.Path(scratch, "bundle"), pathlib.Path(scratch, "out")
         make_bundle(bundle, source, build)
-        end = subprocess.run([bundle / "gpu_check.sh", stage, "--dry-run"], env=dict(os.environ, OUT=str(out)))
+        environment = dict(os.environ, OUT=str(out))
+        if stage == "deadline":
+            environment["DEADLINE"] = "0"
+            end = subprocess.run([bundle / "gpu_check.sh", "smoke", "--dry-run"], env=environment)
+            steps = json.loads((out / "smoke.json").read_text())["steps"]
+            return not (end.returncode and steps and all(s["status"] == 124 and s["seconds"] == 0 for s in steps))
+        if stage == "loss" and (python := python_with_torch()):
+            environment["PYTHON"] = python
+        end = subprocess.run([bundle / "gpu_check.sh", stage, "--dry-run"], env=environment)
         result = json.loads((out / f"{stage}.json").read_text())
         log = (out / f"{stage}.log").read_text()
     limits = re.findall(r"no limit: [^\"]*", log)

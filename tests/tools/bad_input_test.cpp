@@ -76,6 +76,13 @@ TEST_F(BadInput, AMissingCudaLibraryIsNamed) {
   }
 }
 
+TEST_F(BadInput, ACudaLibraryFromOtherSourcesIsRefused) {
+  const ProgramEnd info = sherd({"info"}, {std::string("SHERD_CUDA_LIB=") + SHERD_OTHER_BACKEND});
+  EXPECT_EQ(info.status, 0) << info.err;
+  expect_within(info.out, {"cuda             not available", "was built from other sources", "0123456789abcdef",
+                           "build both together"});
+}
+
 TEST_F(BadInput, DevicesThatAreNoneAreRefused) {
   expect_failed(train(1, {"--device", "gpu"}), {"device must be cpu, cuda", "\"gpu\""});
   expect_failed(sherd({"eval", dir_.path(), "--tokens", "x", "--device", "gpu"}), {"device must be cpu, cuda"});

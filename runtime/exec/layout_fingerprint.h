@@ -1,0 +1,22 @@
+#pragma once
+// Do libsherd.so and a backend's library mean the same by every struct, virtual function and enumerator that crosses
+// their border? Both are compiled with one number: the hash of the text of all headers of runtime/, which the build
+// makes (cmake/header_hash.cmake), and the sizes that compilers and flags gave some of what stands there.
+#include <cstddef>
+#include <cstdint>
+
+#include "runtime/exec/backend.h"
+#include "runtime/op/op.h"
+
+namespace sherd {
+
+/// Evaluated where it is compiled: as an ordinary function it would be the other library's, and never differ.
+consteval std::uint64_t layout_fingerprint(std::uint64_t header_hash) {
+  std::uint64_t hash = header_hash;
+  for (const std::size_t size : {sizeof(Op), sizeof(KernelCall), sizeof(TensorImpl), sizeof(Storage), sizeof(Attrs),
+                                 sizeof(Allocator), sizeof(DeviceContext), sizeof(BackendFact)})
+    hash = (hash ^ size) * 1099511628211u;  // FNV-1a
+  return hash;
+}
+
+}  // namespace sherd
