@@ -122,8 +122,9 @@ class ProcessGroup {
   virtual void barrier() = 0;
 
   /// The group of some of these ranks, which are numbered in the order of `ranks`. Collective over this group: every
-  /// rank calls it and names the group it will be in; lists of two ranks are equal or share no rank. A group of its own:
-  /// calls, sequence numbers, deadline; poisoned with this one. Error, on every rank, if a list is none of these.
+  /// rank calls it and names the group it will be in; lists of two ranks are equal or share no rank. A group of its
+  /// own: calls, sequence numbers, deadline; poisoned with this one, and reset() of either, by all ranks of the first
+  /// group, is of both. Error, on every rank, if a list is none of these.
   virtual std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks);
 
   /// Between two ranks: the others take no part. A send ends when the peer has received everything, so two ranks that
