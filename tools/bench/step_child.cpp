@@ -63,9 +63,11 @@ class StepRun {
                   {.dtype = dtype_of_flag(flags.dtype),
                    .device = device_,
                    .captured = flags.captured,
-                   .prefetch = flags.prefetch},
+                   .prefetch = flags.prefetch,
+                   .tensor_parallel = flags.tensor_parallel},
                   group_) {
-    std::tie(tokens_, targets_) = random_batch(bench_model(flags.model), flags, group_->rank());
+    std::tie(tokens_, targets_) =
+        random_batch(bench_model(flags.model), flags, flags.tensor_parallel ? 0 : group_->rank());
     tokens_ = to(tokens_, device_);
     targets_ = to(targets_, device_);
     for (int i = 0; i < 4; ++i) (void)run_step().item<double>();  // eager, recording, replays: pools and caches fill
