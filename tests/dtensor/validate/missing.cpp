@@ -45,14 +45,16 @@ struct Trial {
   Outputs expected;
 };
 
-// Quarters: values that are equal, and terms that are, must occur. Distinct ones are close to 0 and are spread.
+// Quarters: values that are equal, and terms that are, must occur. Distinct ones are close to 0 and always the same
+// set: they are spread, and moved.
 std::vector<Tensor> coarse_inputs(const Variant& variant, std::uint64_t seed) {
   std::vector<Tensor> inputs = inputs_of(variant, DType::f64, seed);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Arg& arg = variant.op_case.args[i];
     if (!arg.is_floating()) continue;
     Values v = values_of(inputs[i]);
-    for (double& x : v.at) x = std::round(arg.draw == Draw::distinct ? 16 * x : 4 * x) / 4;
+    const double moved = static_cast<double>(seed % 9) - 4;
+    for (double& x : v.at) x = arg.draw == Draw::distinct ? (std::round(16 * x) + moved) / 4 : std::round(4 * x) / 4;
     inputs[i] = tensor_of(v);
   }
   return inputs;
