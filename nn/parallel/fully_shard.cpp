@@ -345,7 +345,10 @@ void reset_after_error(Module& root) {
         "called",
         label(root));
   RankContext::current().drain_streams();
-  if (hook.tree()) hook.tree()->order.forget();
+  if (hook.tree()) {
+    hook.tree()->order.forget();
+    hook.tree()->end_queued = false;
+  }
   std::set<ProcessGroup*> reset;
   for (ShardGroup* group : shard_groups(root)) {
     group->discard_pending();

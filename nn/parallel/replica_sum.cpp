@@ -17,7 +17,7 @@ ReplicaSum::ReplicaSum(ProcessGroup& group, int shard_rank, std::span<ScatterPar
     ScatterPart& part = parts[m];
     const DType out = part.out_dtype.value_or(part.dtype), wire = part.wire.value_or(part.dtype);
     const std::int64_t count = part.counts[static_cast<std::size_t>(shard_rank)];
-    const bool in_place = unsummed[m] || (!part.accumulate && byte_size(wire) >= byte_size(out));
+    const bool in_place = unsummed[m] || (!part.accumulate && wire == out);  // a narrower `out` would round the terms
     sums_.push_back({part.out, in_place ? out : wire, count});
     if (in_place) continue;
     aside.emplace_back(m, bytes);

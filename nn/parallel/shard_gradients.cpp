@@ -86,6 +86,9 @@ void ShardGroup::accept(Slot& slot, Tensor gradient) {
     gradient = gathered_part(p, std::move(gradient));
   } else if (gradient.is_distributed()) {
     const Spec& spec = Spec::from(gradient);
+    check(spec.mesh_id() == p.at.sharded->mesh_id(),
+          "parameter \"{}\" is sharded as {}, its gradient is {}: on another mesh; redistribute() or to_local() it",
+          slot.name(), p.sharded, gradient);
     check(all_of(spec, is_sum) || all_of(spec, is_average),
           "parameter \"{}\": a gradient placed {} cannot be reduced to shards; Partial(sum), Partial(avg) and "
           "Replicate can",
@@ -163,11 +166,14 @@ void ShardGroup::add_zeros_to_unsummed() {
   }
 }
 
-// The full gradients are the shards of gradients.
+// The full gradients are the shards of gradients. What began as terms was not added in place, see sum_terms_now().
 void ShardGroup::keep_gradients() {
-  for (Placed& p : placed_)
-    if (p.pending == Placed::Pending::average || p.pending == Placed::Pending::sum)
-      deliver(p, full_view(p, gradients_));
+  for (Placed& p : placed_) {
+    if (p.pending != Placed::Pending::average && p.pending != Placed::Pending::sum) continue;
+    const Tensor full = full_view(p, gradients_);
+    if (!p.is_terms && p.parameter->grad().defined()) copy_into(p.parameter->grad().local().detach(), full, true);
+    else deliver(p, full);
+  }
 }
 
 // What the reduction adds to: this rank's shard of an earlier sum, or nothing.

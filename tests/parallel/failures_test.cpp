@@ -115,6 +115,28 @@ TEST(FullyShard, F43_ResetIsForTheRoot) {
   });
 }
 
+// Nobody's forward runs in between: what the failed pass had queued for its end must be queued again.
+TEST(FullyShard, F43_AGraphFromBeforeTheErrorStillEndsItsBackward) {
+  struct Half : nn::Layer<Half> {
+    nn::Parameter &used, &idle;
+    Half() : used(add_parameter("used", {4}, nn::Init::ones())), idle(add_parameter("idle", {4}, nn::Init::ones())) {}
+    Tensor forward(const Tensor& x) { return x * used; }
+  };
+  run_ranks(2, [](const Group& group) {
+    Half net;
+    nn::fully_shard(net, DeviceMesh(group));
+    net.materialize();
+    const Tensor bad = net(ones({4})), good = net(full({4}, 3));
+    register_grad_hook(bad, [](const Tensor&) -> Tensor { fail("out of luck"); });
+    expect_error([&] { backward(sum(bad)); }, {});
+    nn::reset_after_error(net);
+    backward(sum(good));
+    ASSERT_TRUE(net.used.grad().defined());
+    EXPECT_TRUE(same_bits(net.used.grad().local(), full({2}, 3)));
+    EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+  });
+}
+
 // Rank 1's process ends while its gathers and rank 0's are in flight.
 TEST(FullyShard, RankThatDiesWithWorkInFlightIsReported) {
   const auto ends = fork_ranks(2, [](Store& store, int rank) {

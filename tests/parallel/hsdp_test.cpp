@@ -1,6 +1,8 @@
 // HSDP: one axis of the mesh replicates what the other cuts. Against one rank on the whole batch.
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "compile/compile.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
@@ -218,6 +220,24 @@ TEST(FullyShard, F88_HsdpWithBf16GradientsIsCloseToF32) {
       for (const nn::Parameter* p : net.parameters()) EXPECT_EQ(p->grad().dtype(), DType::f32);
       expect_same(net, reference, true, 0.08);
     });
+}
+
+// The sum of a shard axis is 1 + 2^-8, which bf16 cannot hold; that of all ranks is 1 + 2^-7, which it can.
+TEST(FullyShard, F89_HsdpOfBf16GradientsInF32RoundsOnce) {
+  struct Scale : nn::Layer<Scale> {
+    nn::Parameter& weight;
+    Scale() : weight(add_parameter("weight", {4}, nn::Init::ones(), DType::bf16)) {}
+    Tensor forward(const Tensor& x) { return x * weight; }
+  };
+  run_ranks(4, [](const Group& group) {
+    constexpr double kSmall = 1.0 / 256;
+    constexpr std::array<double, 4> kGradients{1, kSmall, kSmall, 0};
+    Scale net;
+    nn::fully_shard(net, mesh_of(group, {2, 2}), {.mp_policy = {.reduce_dtype = DType::f32}});
+    net.materialize();
+    backward(sum(net(full({4}, kGradients[static_cast<std::size_t>(group->rank())], DType::bf16))));
+    EXPECT_TRUE(same_bits(net.weight.grad().local(), full({2}, (1 + 2 * kSmall) / 4, DType::bf16)));
+  });
 }
 
 TEST(FullyShard, F77_HsdpReplaysBitwiseWhatEagerDoes) {

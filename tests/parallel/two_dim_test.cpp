@@ -3,6 +3,7 @@
 
 #include "compile/compile.h"
 #include "dtensor/layer.h"
+#include "dtensor/redistribute.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard_group.h"
@@ -188,6 +189,30 @@ TEST(FullyShard, F79_TwoDimensionalMicroBatchesAddUp) {
         backward(mul(mean(square(reference(x))), 3));
       }
       expect_same(net, reference, true);
+    });
+}
+
+// d/dw of sum(x w w), used on parts of the rows last: backward brings terms of a sum first, then a whole gradient.
+struct UsedTwice : nn::Layer<UsedTwice> {
+  nn::Parameter& weight;
+  UsedTwice() : weight(add_parameter("weight", {4}, nn::Init::ones())) {}
+  Tensor forward(const Tensor& x) {
+    const Tensor y = x * weight;
+    return redistribute(y, Spec::of(Spec::from(x).mesh(), Shard(0))) * weight;
+  }
+};
+
+TEST(FullyShard, F79_TermsThenAWholeGradientAddUp) {
+  for (const Grid3& grid : {Grid3{1, 1, 2}, Grid3{1, 2, 2}, Grid3{2, 1, 2}})
+    run_ranks(grid.ranks(), [&](const Group& group) {
+      const DeviceMesh root = grid.mesh(group);
+      UsedTwice net;
+      net.weight.set(Tensor::distributed({4}, Spec::replicate(root["tp"]), ones({4})));
+      nn::fully_shard(net, grid.data(root));
+      for (int pass = 1; pass <= 2; ++pass) {
+        backward(sum(net(Tensor::distributed({2, 4}, Spec::replicate(root["tp"]), ones({2, 4})))));
+        EXPECT_TRUE(same_bits(whole(net.weight.grad()), full({4}, 4.0 * pass))) << "pass " << pass;
+      }
     });
 }
 
