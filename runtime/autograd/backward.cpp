@@ -14,6 +14,12 @@ namespace sherd {
 
 namespace {
 bool is_recomputed(const OpNode& node, std::size_t i) { return i < 32 && (node.recomputed_inputs >> i & 1u); }
+bool is_distributed(const Tensor& t) { return t.defined() && t.is_distributed(); }
+
+// Only the sink knows what a distributed gradient is to a plain buffer: its accept() gets it.
+bool takes(const Tensor& buffer, std::span<const Tensor> from) {
+  return buffer.defined() && (buffer.is_distributed() || std::ranges::none_of(from, is_distributed));
+}
 }  // namespace
 
 class BackwardPass {
@@ -298,7 +304,7 @@ void VjpCall::give(std::size_t i, Tensor gradient) {
   if (edge.node.get()->kind == Node::Kind::leaf) {
     auto& leaf = *static_cast<Leaf*>(edge.node.get());
     if (leaf.slot)
-      if (const auto to = leaf.slot->sink().destination(*leaf.slot); to.buffer.defined()) {
+      if (const auto to = leaf.slot->sink().destination(*leaf.slot); takes(to.buffer, {&gradient, 1})) {
         copy_into(to.buffer, std::move(gradient), to.accumulate);
         leaf.received = true;
         leaf.slot->sink().wrote(*leaf.slot);
@@ -309,8 +315,6 @@ void VjpCall::give(std::size_t i, Tensor gradient) {
 }
 
 namespace {
-
-bool is_distributed(const Tensor& t) { return t.defined() && t.is_distributed(); }
 
 // The sum of earlier gradients at `edge`, if `op` can add its result to it in place: one pass less, and no buffer.
 Tensor* sum_to_extend(const Edge& edge, const Op& op, std::span<const Tensor> in) {
@@ -334,7 +338,7 @@ void VjpCall::give_call(std::size_t i, const Op& op, std::span<Tensor> in, const
   if (edge.node.get()->kind == Node::Kind::leaf) {
     auto& leaf = *static_cast<Leaf*>(edge.node.get());
     if (leaf.slot)
-      if (const auto to = leaf.slot->sink().destination(*leaf.slot); to.buffer.defined()) {
+      if (const auto to = leaf.slot->sink().destination(*leaf.slot); takes(to.buffer, in)) {
         call_op_into(op, in, op_attrs, to.buffer, to.accumulate);
         leaf.received = true;
         leaf.slot->sink().wrote(*leaf.slot);

@@ -1,6 +1,7 @@
 // Training under fully_shard is training of one rank on the whole batch.
 #include <gtest/gtest.h>
 
+#include "dtensor/layer.h"
 #include "nn/models/gpt.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/sgd.h"
@@ -233,6 +234,38 @@ TEST(FullyShard, F78_DistributedGradientsCombineByTheirPlacement) {
       EXPECT_FLOAT_EQ(deliver(Partial(ReduceKind::avg), 2), (n + 1));
       expect_error([&] { deliver(Shard(1), 1); }, {});
     });
+}
+
+// The same from ops: a plain gathered weight meets a batch that lies on the ranks.
+TEST(FullyShard, F78_ADistributedBatchGivesTheSumOverIt) {
+  for (int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      nn::Linear layer(3, 4), reference(3, 4);
+      const DeviceMesh mesh(group);
+      nn::fully_shard(layer, mesh);
+      layer.materialize(nn::Seed{4});
+      reference.materialize(nn::Seed{4});
+      const ImplicitReplication implicit;
+      for (std::uint64_t micro = 0; micro < 2; ++micro) {
+        const Tensor x = batch_of(12, 3, micro, "x");
+        backward(sum(square(layer(distribute(x, mesh, Shard(0))))));
+        backward(sum(square(reference(x))));
+      }
+      EXPECT_TRUE(near(whole(layer.weight.grad()), reference.weight.grad(), 1e-5));
+      EXPECT_TRUE(near(whole(layer.bias->grad()), reference.bias->grad(), 1e-5));
+    });
+}
+
+TEST(FullyShard, F78_GradientsOnAnotherMeshAreRefused) {
+  run_ranks(2, [](const Group& group) {
+    nn::Linear layer(3, 4, {.bias = false});
+    const DeviceMesh dp(group, "dp"), tp(group, "tp");
+    nn::fully_shard(layer, dp);
+    layer.materialize();
+    const Spec* other = Spec::of(tp, Partial());
+    expect_error([&] { layer.weight.sink().accept(layer.weight, Tensor::distributed({4, 3}, other, ones({4, 3}))); },
+                 {"\"weight\"", "{0: dp}", "another mesh", "redistribute()"});
+  });
 }
 
 TEST(FullyShard, F83_MeanOverRanksOrACustomFactorForOneModule) {
