@@ -26,6 +26,13 @@ PieceBytes saved_bytes(const Tensor& local, const std::shared_ptr<Tensor>& stagi
   });
 }
 
+// The shards hold the state; a module may have run since `state` was made, and left what it gathered.
+void reshard(const std::vector<StateEntry>& state) {
+  for (const StateEntry& entry : state)
+    if (entry.parameter)
+      if (auto* group = dynamic_cast<ShardGroup*>(&entry.parameter->sink())) group->reshard();
+}
+
 std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
   const auto staging = std::make_shared<Tensor>();
   std::vector<Piece> pieces;
@@ -33,7 +40,7 @@ std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
     const Tensor& value = entry.slot->value();
     if (!saves_box(value, rank)) continue;
     const Box box = local_box(value);
-    if (numel(box) == 0) continue;
+    if (numel(box) == 0 && value.numel() > 0) continue;  // a whole without elements is saved all the same
     pieces.push_back({entry.name, entry.kind, value.dtype(), value.shape(), box,
                       saved_bytes(contiguous(value.local().detach()), staging)});
   }
@@ -56,6 +63,7 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer) {
 void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
                      ProcessGroup& group) {
   const GradMode off(false);
+  reshard(state);
   std::string save;
   together(group, [&] {
     if (group.rank() == 0) save = save_name(dir, manifest.step);
@@ -79,7 +87,8 @@ void save_checkpoint(const std::string& dir, Manifest manifest, const std::vecto
 }
 
 void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state) {
-  GradMode off(false);
+  const GradMode off(false);
+  reshard(state);
   for (const StateEntry& entry : state) {
     const Tensor& value = entry.slot->value();
     const Box box = local_box(value);

@@ -25,14 +25,14 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nul
 /// Writes a checkpoint to `dir` and commits it; `manifest` says everything but the pieces and the save's name. Shards
 /// are written by their owners, copies once, plain tensors by rank 0; those of a device pass through the host one by
 /// one. Collective; blocks on the disk. On any failure (disk full, a directory that cannot be written) every rank
-/// throws Error and the previous checkpoint stays the valid one.
+/// throws Error and the previous checkpoint stays the valid one. Reshards as training_state() does.
 void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
                      ProcessGroup& group);
 
 /// Fills the slots with the checkpoint's values, each rank its own part, from however many ranks wrote it, in
-/// whatever layout. The model
-/// must be materialised. Missing tensors, other shapes and damaged bytes are Errors; what else the checkpoint holds is
-/// not asked for (CheckpointReader::require_exactly does that). Local: wrap in together() when ranks must agree.
+/// whatever layout. The model must be materialised; what is gathered of it is resharded. Missing tensors, other shapes
+/// and damaged bytes are Errors; what else the checkpoint holds is not asked for (CheckpointReader::require_exactly does
+/// that). Local: wrap in together() when ranks must agree.
 void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state);
 
 }  // namespace sherd::nn

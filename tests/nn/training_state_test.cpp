@@ -110,6 +110,33 @@ TEST(TrainingState, RoundTripIsBitwiseAndSoAreTheNextSteps) {
   }
 }
 
+TEST(TrainingState, WhatIsGatheredIsReshardedBeforeItIsSavedOrLoaded) {
+  const TempDir dir;
+  run_ranks(2, [&](const Group& group) {
+    Training first(group, 1), second(group, 2);
+    const auto from = first.state(), to = second.state();
+    const Tensor x = batch_of(kBatch, 6, 0, "x");
+    first.model(x);  // the root stays gathered
+    nn::save_checkpoint(dir.path(), {}, from, *group);
+    second.model(x);
+    together(*group, [&] { nn::load_checkpoint(CheckpointReader(dir.path()), to); });
+    EXPECT_EQ(values_of(second), values_of(first));
+  });
+}
+
+TEST(TrainingState, TensorsWithoutElementsComeBack) {
+  const TempDir dir;
+  run_ranks(2, [&](const Group& group) {
+    const DeviceMesh mesh(group);
+    Slot plain("plain"), cut("cut");
+    plain.set(zeros({0, 4}));
+    cut.set(Tensor::distributed({0, 4}, Spec::of(mesh, Shard(0)), zeros({0, 4})));
+    const std::vector<nn::StateEntry> state{{"plain", "buffer", &plain}, {"cut", "buffer", &cut}};
+    nn::save_checkpoint(dir.path(), {}, state, *group);
+    together(*group, [&] { nn::load_checkpoint(CheckpointReader(dir.path()), state); });
+  });
+}
+
 TEST(TrainingState, AnyNumberOfRanksReadsWhatAnyOtherWrote) {
   for (int writers : {1, 3, 4}) {
     const TempDir dir;
