@@ -1,6 +1,6 @@
 #include "dtensor/create.h"
 
-#include "runtime/op/element_runs.h"
+#include "dtensor/local_runs.h"
 #include "runtime/op/ops.h"
 
 namespace sherd {
@@ -23,7 +23,7 @@ Tensor draw(const char* row, const Shape& shape, std::uint64_t key, double a, do
                     .b = static_cast<float>(b),
                     .device = options.device};
   std::int64_t first = 0;
-  attrs.runs = element_runs(shape, attrs.shape, spec->local_offset(shape), first);
+  attrs.runs = local_runs(*spec, shape, first);
   attrs.first += first;
   const Op& op = find_op(row);
   const Tensor local = options.step.defined() ? call(op, attrs, options.step) : call(op, attrs);

@@ -98,15 +98,32 @@ bool keeps_sums(const RuleCall& call) {
   return call.op.name != "cast" || (is_floating(call.in[0].dtype()) && is_floating_call(call));
 }
 
+// Large terms of integers would round where their sum does not, once they are promoted to a float.
+bool is_promoted(const RuleCall& call, std::size_t i) {
+  const DType in = call.in[i].dtype(), out = call.out[0].dtype;
+  return in != out && !(is_floating(in) && is_floating(out));
+}
+
 // Averages of integers are truncated, so that they are linear in nothing.
 void add_sums(const RuleCall& call, std::size_t i, Signatures& signatures) {
-  if (!keeps_sums(call)) return;
+  if (!keeps_sums(call) || (call.has(i) && call.op.name != "cast" && is_promoted(call, i))) return;
   add_one(call, i, Kind::sum, Kind::sum, signatures);
   if (is_floating_call(call)) add_one(call, i, Kind::avg, Kind::avg, signatures);
 }
 
+// Integers wrap: what increases elsewhere may jump down. Numbers other than 0 and 1 are no truth values: "is not zero"
+// does not increase.
+bool keeps_extrema(const RuleCall& call, Algebra algebra) {
+  const bool is_logical = call.out[0].dtype == DType::boolean;
+  if (is_logical)
+    return std::all_of(call.in.begin(), call.in.end(), [](const Tensor& t) { return t.dtype() == DType::boolean; });
+  const bool moves = algebra == Algebra::joint || algebra == Algebra::shift || algebra == Algebra::decreasing;
+  return !moves || is_floating_call(call);
+}
+
 void add_algebra(const RuleCall& call, Algebra algebra, Signatures& signatures) {
   const std::size_t count = call.in.size();
+  const bool extrema = keeps_extrema(call, algebra);
   switch (algebra) {
     case Algebra::linear:
     case Algebra::first: return add_sums(call, 0, signatures);
@@ -115,12 +132,13 @@ void add_algebra(const RuleCall& call, Algebra algebra, Signatures& signatures) 
       for (std::size_t i = 0; i < count; ++i) add_sums(call, i, signatures);
       return;
     case Algebra::joint: {
-      add_all(call, Kind::sum, signatures);
+      if (!is_promoted(call, 0) && !is_promoted(call, 1)) add_all(call, Kind::sum, signatures);
       if (is_floating_call(call)) add_all(call, Kind::avg, signatures);
       const bool minus = call.op.name == "sub";
       for (std::size_t i = 0; i < 2; ++i) {
         const bool turned = minus && i == 1;
         if (is_floating_call(call)) add_one(call, i, Kind::avg, Kind::avg, signatures);
+        if (!extrema) continue;
         add_one(call, i, Kind::max, turned ? Kind::min : Kind::max, signatures);
         add_one(call, i, Kind::min, turned ? Kind::max : Kind::min, signatures);
       }
@@ -137,16 +155,18 @@ void add_algebra(const RuleCall& call, Algebra algebra, Signatures& signatures) 
       if (is_floating_call(call)) add_one(call, 0, Kind::avg, Kind::avg, signatures);
       [[fallthrough]];
     case Algebra::increasing:
-      if (!keeps_sums(call)) return;  // to bool is not monotone
+      if (!keeps_sums(call) || !extrema) return;  // to bool is not monotone
       add_one(call, 0, Kind::max, Kind::max, signatures);
       add_one(call, 0, Kind::min, Kind::min, signatures);
       return;
     case Algebra::decreasing:
+      if (!extrema) return;
       add_one(call, 0, Kind::max, Kind::min, signatures);
       add_one(call, 0, Kind::min, Kind::max, signatures);
       return;
     case Algebra::larger:
     case Algebra::smaller: {
+      if (!extrema) return;
       add_all(call, algebra == Algebra::larger ? Kind::max : Kind::min, signatures);
       // max(min(x, y), whole) = min(max(x, whole), max(y, whole)): either kind passes a whole operand.
       for (std::size_t i = 0; i < 2; ++i)

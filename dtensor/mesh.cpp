@@ -192,6 +192,10 @@ DeviceMesh DeviceMesh::slice(std::span<const std::string> names) const {
       const auto known = impl_->root->flattened.find(name);
       check(known != impl_->root->flattened.end(), "{} has no axis \"{}\"", describe(), name);
       list = known->second;
+      for (int a : list)
+        check(std::any_of(impl_->root_axes.begin(), impl_->root_axes.end(),
+                          [a](const auto& mine) { return std::find(mine.begin(), mine.end(), a) != mine.end(); }),
+              "{} does not have the axes that \"{}\" is made of", describe(), name);
       size = impl_->root->groups.at(list)->size();
     }
     check(list.front() > last, "{}: axes of a slice are named in the order of the mesh, \"{}\" comes too late",

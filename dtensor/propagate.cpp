@@ -53,7 +53,8 @@ std::uint64_t hash_of(const OpCall& call, const AttrKey& key) {
 }
 
 bool is_plan_of(const CallPlan& plan, const OpCall& call, const AttrKey& key) {
-  if (plan.op != &call.op || plan.wanted != WantedLayout::current() || plan.from.size() != call.in.size() ||
+  if (plan.op != &call.op || plan.wanted != WantedLayout::current() ||
+      plan.implicit_replication != is_implicit_replication() || plan.from.size() != call.in.size() ||
       !(plan.key == key))
     return false;
   for (std::size_t i = 0; i < call.in.size(); ++i) {
@@ -115,6 +116,7 @@ std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
   auto plan = std::make_unique<CallPlan>(call.attrs);
   plan->op = &call.op;
   plan->wanted = WantedLayout::current();
+  plan->implicit_replication = is_implicit_replication();
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     const Tensor& t = call.in[i];
     if (t.defined()) check_plain(t, i);

@@ -23,6 +23,7 @@ struct CallPlan {
   SmallVec<Tensor, 4> metas;  ///< inputs as meta tensors
   Metas out_metas;            ///< global
   const Distributed* wanted = nullptr;
+  bool implicit_replication = false;
 
   explicit CallPlan(const Attrs& attributes) : global_attrs(attributes), key(attributes) {}
   LocalCall local_call() const { return {{*op, metas, global_attrs, out_metas}, in, out}; }

@@ -57,7 +57,7 @@ Tensor reduce_over(Tensor local, const DeviceMesh& mesh, std::span<const int> ax
   static const Op& copy = find_op("copy");
   for (int axis : axes) {
     if (mesh.size(axis) == 1) continue;
-    if (!local.is_contiguous()) local = below(copy, {}, std::move(local));
+    if (local.strides() != contiguous_strides(local.shape())) local = below(copy, {}, std::move(local));
     local = below(op, CollectiveAttrs{.group = &mesh.group(axis), .kind = static_cast<int>(kind)}, std::move(local));
   }
   return local;

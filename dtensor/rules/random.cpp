@@ -1,9 +1,9 @@
 // Dropout: a part draws for its elements what the whole would have drawn for them, so any dim may be cut.
 //
 //   x f32[4,6]{1: tp}, tp 1 of 2      element 0 of the part is element 3 of the whole; runs of 3, 6 apart
+#include "dtensor/local_runs.h"
 #include "dtensor/rule.h"
 #include "runtime/op/attr_types.h"
-#include "runtime/op/element_runs.h"
 
 namespace sherd {
 
@@ -13,7 +13,7 @@ Attrs dropout_attrs(const LocalCall& local) {
   auto attrs = local.call.attrs.as<DropoutAttrs>();
   const Shape& whole = local.call.shape(0);
   std::int64_t first = 0;
-  attrs.runs = element_runs(whole, local.in_shape(0), local.in[0]->local_offset(whole), first);
+  attrs.runs = local_runs(*local.in[0], whole, first);
   attrs.first += first;
   return attrs;
 }

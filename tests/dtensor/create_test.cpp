@@ -36,5 +36,15 @@ TEST(Create, F144_ValuesAreThoseOfOneRankInEveryLayout) {
   });
 }
 
+// Whether a part can be said by attributes does not depend on whose part it is.
+TEST(Create, PartsThatCannotBeDrawnAreRefusedOnAllRanks) {
+  run_ranks(8, [](const Group& group) {
+    const DeviceMesh mesh(group, {{"a", 2}, {"b", 2}, {"c", 2}});
+    const Spec* spec = Spec::of(mesh, {Shard(1), Shard(2), Shard(3)});
+    expect_error([&] { random_normal({4, 3, 4, 4}, 17, 0, 1, spec); }, {"at most two dims", "{1: a; 2: b; 3: c}"});
+    expect_error([&] { dropout(zeros({4, 3, 4, 4}, spec), 0.5, 3); }, {"dropout", "at most two dims"});
+  });
+}
+
 }  // namespace
 }  // namespace sherd::testing

@@ -209,5 +209,24 @@ TEST(DerivedRules, GradientsOfACutNetworkEqualOneRanks) {
     });
 }
 
+// Numbers that are not 0 or 1 are no truth values, and integers wrap: their extrema are reduced first.
+TEST(DerivedRules, ExtremaPassOnlyWhereOrderIsKept) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const bool first = group->rank() == 0;
+    const Tensor below_zero =
+        from_local(Tensor::from<float>({first ? -1.0f : 0.0f}, {1}), mesh, {Partial(ReduceKind::max)});
+    EXPECT_EQ(full_tensor(logical_not(below_zero)).to_vector<double>(), std::vector<double>{1});
+    const Tensor bytes =
+        from_local(Tensor::from<std::uint8_t>({std::uint8_t(first ? 0 : 1)}, {1}), mesh, {Partial(ReduceKind::max)});
+    EXPECT_EQ(full_tensor(neg(bytes)).to_vector<double>(),
+              neg(Tensor::from<std::uint8_t>({1}, {1})).to_vector<double>());
+    const Tensor large =
+        from_local(Tensor::from<std::int64_t>({first ? (std::int64_t{1} << 40) + 1 : -(std::int64_t{1} << 40)}, {1}),
+                   mesh, {Partial()});
+    EXPECT_EQ(full_tensor(div(large, Tensor::scalar(1))).to_vector<double>(), std::vector<double>{1});
+  });
+}
+
 }  // namespace
 }  // namespace sherd::testing

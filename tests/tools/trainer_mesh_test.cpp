@@ -90,6 +90,28 @@ TEST_F(TrainerMesh, CompiledStepsAndMicroBatchesAreBitwiseTheEagerOnes) {
     }
 }
 
+TEST_F(TrainerMesh, AResumedRunContinuesOnThisMeshAndOnAnother) {
+  const TempDir checkpoint;
+  TrainConfig config = llama_;
+  config.mesh = "dp=2,tp=2";
+  config.steps = 6;
+  const TinyRun whole = train_tiny(config, 4);
+  config.steps = 3;
+  config.save = checkpoint.path();
+  train_tiny(config, 4);
+  config.save.clear();
+  config.steps = 6;
+  config.resume = checkpoint.path();
+  const TinyRun same = train_tiny(config, 4);
+  const std::vector<double> tail(whole.losses.begin() + 3, whole.losses.end());
+  EXPECT_EQ(same.losses, tail);
+  EXPECT_EQ(same.final, whole.final);
+  config.mesh = "replicate=2,tp=2";
+  const TinyRun other = train_tiny(config, 4);
+  EXPECT_EQ(other.initial, same.initial);
+  EXPECT_LE(largest_difference(other.losses, tail, 3), 1e-5);
+}
+
 // The figure of nn/parallel/README.md.
 TEST_F(TrainerMesh, FiftyStepsOfALlama) {
   llama_.steps = 50;

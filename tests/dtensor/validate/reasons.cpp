@@ -30,6 +30,8 @@ constexpr Reason kMissing[] = {
     {"*_norm", "* P*", "a weight is a parameter: whole or cut"},
     {"*cross_entropy_parts", "*", "makes one rank's part of a result: rules call it"},
     {"less*", "*", "nobody compares extrema before they are reduced"},
+    {"neg", "Pm*", "integers wrap: the negative of the smallest is no larger than the others"},
+    {"mul", "R P", "terms of integers would round where their sum does not, once they are floats"},
     {"mul", "*Pm*", "turns with the sign of the other factor"},
     {"mul_scalar", "Pm*", "turns with the sign of a constant"},
     {"pow_scalar", "*", "depends on the exponent"},

@@ -1,0 +1,21 @@
+#include "dtensor/local_runs.h"
+
+namespace sherd {
+
+ElementRuns local_runs(const Spec& spec, const Shape& shape, std::int64_t& first) {
+  int levels = 0;
+  std::int64_t before = 1;  // elements of the dims in front
+  for (int d = 0; d < shape.size(); ++d) {
+    if (spec.num_shards(d) > 1 && before > 1) ++levels;
+    before *= shape[d];
+  }
+  // By the layout, not by this rank's part, which may happen to be simple: all ranks refuse or none does.
+  check(
+      levels <= 2,
+      "values of {} in layout {} are drawn by index, which can be said for cuts of at most two dims behind the first, "
+      "not {}; redistribute() it",
+      shape, spec.describe(), levels);
+  return element_runs(shape, spec.local_shape(shape), spec.local_offset(shape), first);
+}
+
+}  // namespace sherd
