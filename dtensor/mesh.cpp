@@ -8,6 +8,7 @@
 
 #include "dtensor/layer.h"
 #include "runtime/comm/world.h"
+#include "runtime/exec/context.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -20,6 +21,11 @@ struct DeviceMesh::Root : std::enable_shared_from_this<DeviceMesh::Root> {
   std::map<std::string, std::vector<int>> flattened;                 // axes by the name they go by
   // All meshes over these axes that were ever asked for. Ranks that are threads have roots of their own.
   std::vector<std::unique_ptr<const Impl>> meshes;
+
+  // Work in flight on the groups of axes knows them by address.
+  ~Root() {
+    if (RankContext* context = RankContext::current_or_null(); context && groups.size() > 1) context->drain_streams();
+  }
 };
 
 namespace {

@@ -28,7 +28,9 @@ class DeviceMesh {
   /// One axis over the ranks of `group`.
   explicit DeviceMesh(std::shared_ptr<ProcessGroup> group, std::string axis = "dp");
   /// Named axes over the ranks of `group`, slowest first; their product must be its size, names differ. Collective over
-  /// the group if there are two axes or more: each axis gets a group of its own.
+  /// the group if there are two axes or more: each axis gets a group of its own. While a handle of an equal mesh lives
+  /// it is that mesh, without communication: keep handles equally long on all ranks. The end of the last one waits for
+  /// work in flight.
   DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> axes);
   /// One axis "dp" over all ranks of the job; connects to the launcher's peers on first use.
   static DeviceMesh world();
