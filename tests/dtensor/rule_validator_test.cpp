@@ -16,9 +16,16 @@ TEST_P(RuleValidator, SpreadCallsEqualOneRanks) {
   for (const std::string& line : failures(validate_row(op_table().at(GetParam()), {}))) ADD_FAILURE() << line;
 }
 
+// Sanitizers look for races and stray accesses, which rows share: some rows are enough, at ten times the time.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::size_t kEveryRow = 8;
+#else
+constexpr std::size_t kEveryRow = 1;
+#endif
+
 std::vector<std::string> row_names() {
   std::vector<std::string> names;
-  for (const Op& row : op_table().rows()) names.emplace_back(row.name);
+  for (std::size_t i = 0; i < op_table().rows().size(); i += kEveryRow) names.emplace_back(op_table().rows()[i].name);
   return names;
 }
 INSTANTIATE_TEST_SUITE_P(Row, RuleValidator, ::testing::ValuesIn(row_names()),
