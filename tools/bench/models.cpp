@@ -82,7 +82,8 @@ std::unique_ptr<nn::LanguageModel> make_bench_model(const BenchModel& m) {
 }
 
 nn::Plan bench_plan(const BenchModel& m) {
-  return m.is_llama() ? nn::llama_plan(llama_config(m)) : nn::gpt_plan(gpt_config(m));
+  const nn::TensorParallelOptions options{.sequence_parallel = true};
+  return m.is_llama() ? nn::llama_plan(llama_config(m), options) : nn::gpt_plan(gpt_config(m), options);
 }
 
 }  // namespace sherd::bench
