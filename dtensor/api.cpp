@@ -68,9 +68,8 @@ const Spec* spec_of_gradient(std::string_view what, const Spec& spec, int ndim,
     const Placement &x = spec.placement(a), &g = grad->placement(a);
     if (x.is_shard() ? g != x : g.is_shard())
       fail(
-          "{} {}: the gradient is said to lie as {}, but its part here has the shape of the tensor's: only Replicate "
-          "and "
-          "Partial may differ",
+          "{} {}: the gradient is said to lie as {}, but its part here has the shape of the tensor's: only "
+          "Replicate and Partial may differ",
           what, spec.describe(), grad->describe());
     if (g.is_partial() && !g.is_partial(ReduceKind::sum))
       fail("{} {}: the gradient is said to lie as {}; terms of a gradient are summed: Partial()", what, spec.describe(),

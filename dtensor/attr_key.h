@@ -3,8 +3,10 @@
 // from the heap.
 #include <array>
 #include <cstring>
+#include <string_view>
 
 #include "runtime/op/attrs.h"
+#include "runtime/tensor/error.h"
 
 namespace sherd {
 
@@ -29,8 +31,8 @@ class AttrKey final : public AttrVisitor {
  private:
   template <class T>
   void put(const T& value) {
-    // Attribute structs are at most kMaxAttrBytes long; what they show is never more than twice that.
-    if (size_ + sizeof(T) > bytes_.size()) return;
+    // Attribute structs are at most kMaxAttrBytes long, and numbers that a field widens double in size.
+    check(size_ + sizeof(T) <= bytes_.size(), "attributes show more than {} bytes", bytes_.size());
     std::memcpy(bytes_.data() + size_, &value, sizeof(T));
     size_ += sizeof(T);
     std::uint64_t word = 0;

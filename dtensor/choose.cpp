@@ -4,7 +4,6 @@
 #include "dtensor/choose.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "dtensor/transition.h"
@@ -97,10 +96,6 @@ std::vector<int> common_order(const RuleCall& call, std::span<const Spec* const>
   return lead ? lead->order() : std::vector<int>{};
 }
 
-struct Combination {
-  std::vector<const Signature*> per_axis;
-};
-
 // How operand i lies if every axis takes its signature.
 const Spec* layout_of(const DeviceMesh& mesh, std::span<const Signature* const> per_axis, std::size_t i, bool is_input,
                       std::span<const int> order) {
@@ -181,7 +176,7 @@ Choice choose_layouts(const RuleCall& call, const Signatures& signatures, const 
     while (a > 0 && ++at[a - 1] == best[a - 1].size()) at[--a] = 0;
     if (a == 0) break;
   }
-  check(lowest.seconds < kNever, "no sharding rule allows these layouts");
+  check(lowest.seconds < kNever, "{}: no signature of its rule can be reached from these layouts", call.op.name);
   return choice;
 }
 

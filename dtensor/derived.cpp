@@ -8,7 +8,6 @@
 #include "dtensor/derived.h"
 
 #include <algorithm>
-#include <array>
 
 #include "runtime/op/dims.h"
 
@@ -45,8 +44,6 @@ constexpr AlgebraRow kAlgebra[] = {
     {"where", Algebra::branches},
     {"neg", Algebra::linear},
     {"neg", Algebra::decreasing},
-    {"copy", Algebra::linear},
-    {"copy", Algebra::increasing},
     {"cast", Algebra::linear},
     {"cast", Algebra::increasing},
     {"mul_scalar", Algebra::linear},
@@ -256,7 +253,7 @@ bool is_derivable(const Op& op) { return !op.dims.empty() && !op.traits.effect &
 
 void add_derived_signatures(const RuleCall& call, Signatures& signatures) {
   add_dims_signatures(call, call.op.dims, signatures);
-  if (call.op.traits.pointwise || call.op.name == "copy") {
+  if (call.op.traits.pointwise) {
     for (const AlgebraRow& row : kAlgebra)
       if (row.name == call.op.name) add_algebra(call, row.algebra, signatures);
   } else if (call.op.traits.linear) {

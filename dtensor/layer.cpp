@@ -27,8 +27,14 @@ Tensors run_on_local_extents(OpCall& call) {
   for (const Tensor& t : call.in) local.push_back(t.defined() ? t.local() : t);
   SmallVec<Tensor, 2> into;
   for (const Tensor& t : call.into) into.push_back(t.local());
-  OpCall below{call.op, local, call.attrs, into, call.accumulate};
-  return call_below_dist(below);
+  OpCall local_call{call.op, local, call.attrs, into, call.accumulate};
+  return call_below_dist(local_call);
+}
+
+// The row on this rank's parts, or what its rule runs in its place.
+Tensors run_local(const CallPlan& plan, std::span<Tensor> local) {
+  if (plan.rule->run) return plan.rule->run(plan.local_call(), plan.attrs, local);
+  return below(*plan.op, plan.attrs, local);
 }
 
 // A result for a destination with another layout, or of a program of rows, is made apart and copied.
@@ -44,7 +50,7 @@ void copy_result(const OpCall& call, std::size_t i, Tensor result, const Spec* l
           "{}: the result would have to move from {} to {} of its destination; redistribute() the inputs first, or "
           "leave StrictCommunication",
           call.op.name, layout->describe(), to->describe());
-    result = run_transition(std::move(result), into.shape(), layout, move);
+    result = run_transition(std::move(result), into.shape(), move);
   }
   const Tensor target = into.local();
   OpCall write{copy, {&result, 1}, {}, {&target, 1}, call.accumulate};
@@ -67,17 +73,11 @@ Tensors run_into(const OpCall& call, const CallPlan& plan, std::span<Tensor> loc
   if (takes_results(call, plan)) {
     SmallVec<Tensor, 2> into;
     for (const Tensor& t : call.into) into.push_back(t.local());
-    OpCall below{call.op, local, plan.attrs, into, call.accumulate};
-    call_below_dist(below);
+    OpCall local_call{call.op, local, plan.attrs, into, call.accumulate};
+    call_below_dist(local_call);
     return {};
   }
-  Tensors results;
-  if (plan.rule->run) {
-    results = plan.rule->run(plan.local_call(), plan.attrs, local);
-  } else {
-    OpCall below{call.op, local, plan.attrs};
-    results = call_below_dist(below);
-  }
+  Tensors results = run_local(plan, local);
   for (std::size_t i = 0; i < results.size(); ++i) copy_result(call, i, std::move(results[i]), plan.out[i]);
   return {};
 }
@@ -93,19 +93,11 @@ Tensors distributed_layer(OpCall& call) {
   SmallVec<Tensor, 4> local;
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     Tensor part = take_local(call.in[i]);
-    if (plan.moves[i])
-      part = run_transition(std::move(part), plan.metas[i].shape(),
-                            plan.from[i] ? plan.from[i] : Spec::replicate(plan.in[i]->mesh()), *plan.moves[i]);
+    if (plan.moves[i]) part = run_transition(std::move(part), plan.metas[i].shape(), *plan.moves[i]);
     local.push_back(std::move(part));
   }
   if (!call.into.empty()) return run_into(call, plan, local);
-  Tensors results;
-  if (plan.rule->run) {
-    results = plan.rule->run(plan.local_call(), plan.attrs, local);
-  } else {
-    OpCall below{call.op, local, plan.attrs};
-    results = call_below_dist(below);
-  }
+  Tensors results = run_local(plan, local);
   for (std::size_t i = 0; i < results.size(); ++i)
     results[i] = Tensor::distributed(plan.out_metas[i].shape, plan.out[i], results[i]);
   return results;

@@ -11,12 +11,13 @@
 //
 // Most rows need no rule of their own: signatures follow from the dims column and the traits (derived.cpp). What those
 // cannot say stands in rules/, a file per family.
+#include <functional>
 #include <span>
 #include <string_view>
 #include <vector>
 
+#include "dtensor/below.h"
 #include "dtensor/spec.h"
-#include "runtime/op/dispatch.h"
 
 namespace sherd {
 
@@ -72,7 +73,7 @@ const ShardingRule* find_rule(const Op& op);
 void register_rule(std::string_view op, const ShardingRule& rule);
 
 // Each family adds its rules; see rules/.
-using AddRule = void (*)(std::string_view op, const ShardingRule& rule);
+using AddRule = const std::function<void(std::string_view op, const ShardingRule& rule)>&;
 void register_matmul_rules(AddRule add);
 void register_reduce_rules(AddRule add);
 void register_view_rules(AddRule add);
@@ -100,13 +101,6 @@ void add_dims_signatures(const RuleCall& call, std::string_view dims, Signatures
 void add_linear_signatures(const RuleCall& call, std::size_t i, Signatures& signatures);
 /// Partial through a row that is linear in these inputs together (add, cat): all of them Partial of one kind.
 void add_jointly_linear_signatures(const RuleCall& call, std::uint32_t inputs, Signatures& signatures);
-/// One row, called below the dist layer on local tensors.
-Tensors below(const Op& op, const Attrs& attrs, std::span<Tensor> in);
-template <class... In>
-Tensor below(const Op& op, const Attrs& attrs, In&&... in) {
-  Tensor inputs[] = {std::forward<In>(in)...};
-  return std::move(below(op, attrs, std::span<Tensor>(inputs))[0]);
-}
 /// Reduces a local tensor over the mesh axes along which `spec` says Partial(kind) where all ranks need the whole now:
 /// for programs of rows. Collective; the bits are equal on all ranks.
 Tensor reduce_over(Tensor local, const DeviceMesh& mesh, std::span<const int> axes, ReduceKind kind);

@@ -8,9 +8,9 @@
 #include <memory>
 #include <unordered_map>
 
+#include "dtensor/below.h"
 #include "dtensor/transition_search.h"
 #include "runtime/op/attr_types.h"
-#include "runtime/op/dispatch.h"
 
 namespace sherd {
 
@@ -112,9 +112,8 @@ struct Searched {
 std::string refusal_of(const Spec* from, const Spec* to, const Shape& shape) {
   if (from->mesh_id() != to->mesh_id())
     return fmt::format(
-        "{} is of {}, {} of {}: a tensor does not change its mesh; slices are meshes of their own, so give tensors "
-        "that "
-        "meet layouts of one mesh",
+        "{} is of {}, {} of {}: a tensor does not change its mesh; slices are meshes of their own, so give "
+        "tensors that meet layouts of one mesh",
         from->describe(), from->mesh().describe(), to->describe(), to->mesh().describe());
   for (const Spec* spec : {from, to})
     for (const Placement& p : spec->placements())
@@ -124,9 +123,8 @@ std::string refusal_of(const Spec* from, const Spec* to, const Shape& shape) {
     const Placement &source = from->placement(a), &target = to->placement(a);
     if (target.is_partial() && source != target)
       return fmt::format(
-          "from {} to {}: along axis \"{}\" {} would become {}, but values become Partial by ops only; ask for "
-          "Replicate "
-          "or Shard there",
+          "from {} to {}: along axis \"{}\" {} would become {}, but values become Partial by ops only; ask "
+          "for Replicate or Shard there",
           from->describe(), to->describe(), from->mesh().axis_name(a), to_string(source), to_string(target));
   }
   // Dims are all there and nothing becomes Partial: what is left is the order of reductions.
@@ -210,31 +208,18 @@ const Transition& find_plan(const Spec* from, const Spec* to, const Shape& shape
   return *plan;
 }
 
-Tensor run_row(const Op& row, const Attrs& attrs, Tensor x) {
-  OpCall call{row, {&x, 1}, attrs};
-  return std::move(call_below_dist(call)[0]);
-}
-
-// Ranks must decide alike, for they capture one program. A part of one row is dense however its rows lie, where larger
-// parts of other ranks are not: so the strides are asked, not whether they matter.
-Tensor dense(Tensor x) {
-  static const Op& copy = find_op("copy");
-  // A move: in ?: it would be a copy, and its bytes could not become the result's.
-  if (x.strides() == contiguous_strides(x.shape())) return x;
-  return run_row(copy, {}, std::move(x));
-}
-
-Tensor run_slice(Tensor x, const Spec* spec, const TransitionStep& step) {
+Tensor run_slice(Tensor x, const TransitionStep& step) {
   static const Op& narrow = find_op("narrow");
   for (int axis : step.axes) {
-    const Spec::Range part = chunk_range(x.size(step.to_dim), spec->axis_size(axis), spec->coordinate(axis));
-    x = run_row(narrow, NarrowAttrs{step.to_dim, part.begin, part.size()}, std::move(x));
+    const Spec::Range part =
+        chunk_range(x.size(step.to_dim), step.result->axis_size(axis), step.result->coordinate(axis));
+    x = below(narrow, NarrowAttrs{step.to_dim, part.begin, part.size()}, std::move(x));
   }
   return x;
 }
 
-Tensor run_collective(Tensor x, const Shape& shape, const Spec* from, const TransitionStep& step) {
-  const DeviceMesh mesh = from->mesh();
+Tensor run_collective(Tensor x, const Shape& shape, const TransitionStep& step) {
+  const DeviceMesh mesh = step.result->mesh();
   const bool joins = step.kind == Kind::all_gather || step.kind == Kind::all_to_all;
   CollectiveAttrs attrs;
   attrs.group = step.axes.size() == 1 ? &mesh.group(step.axes[0]) : mesh.joint_group(step.axes);
@@ -242,7 +227,7 @@ Tensor run_collective(Tensor x, const Shape& shape, const Spec* from, const Tran
   if (joins) attrs.rows = step.result->local_range(step.from_dim, shape[step.from_dim]).size();
   attrs.dim = joins ? step.from_dim : step.to_dim;
   attrs.split_dim = step.to_dim;
-  return run_row(find_op(name(step.kind)), attrs, dense(std::move(x)));
+  return below(find_op(name(step.kind)), attrs, dense_below(std::move(x)));
 }
 
 }  // namespace
@@ -276,10 +261,10 @@ double transition_seconds(const Spec* from, const Spec* to, const Shape& shape, 
   return from == to ? 0 : find_plan(from, to, shape, dtype).seconds;
 }
 
-Tensor run_transition(Tensor local, const Shape& shape, const Spec* from, const Transition& plan) {
+Tensor run_transition(Tensor local, const Shape& shape, const Transition& plan) {
   for (const TransitionStep& step : plan.steps)
-    local = step.kind == Kind::slice ? run_slice(std::move(local), from, step)
-                                     : run_collective(std::move(local), shape, from, step);
+    local =
+        step.kind == Kind::slice ? run_slice(std::move(local), step) : run_collective(std::move(local), shape, step);
   return local;
 }
 

@@ -55,7 +55,7 @@ double transition_seconds(const Spec* from, const Spec* to, const Shape& shape, 
 /// Runs a plan on this rank's part of a tensor of global `shape`, by calls below the dist layer, so that capture
 /// records them. Collective; returns without waiting. The result has the local shape of the plan's target and may be a
 /// view of `local`.
-Tensor run_transition(Tensor local, const Shape& shape, const Spec* from, const Transition& plan);
+Tensor run_transition(Tensor local, const Shape& shape, const Transition& plan);
 
 /// What a collective along an axis costs: call + (n-1) x peer + bytes x (n-1)/n / bytes_per_second, where all_reduce
 /// moves its bytes twice and all_to_all packs and unpacks them. The defaults are those of processes that share memory:

@@ -1,10 +1,28 @@
 #include "nn/init.h"
 
-#include "dtensor/local_runs.h"
+#include "dtensor/create.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
+
+namespace {
+
+// On the host, whatever device they go to: devices differ in the last bit of a logarithm.
+Tensor draw(const Tensor& target, const Init& init, std::uint64_t key) {
+  const Shape& shape = target.shape();
+  const DType dtype = target.dtype();
+  const bool is_normal = init.kind == Init::Kind::normal;
+  if (!target.is_distributed())
+    return is_normal ? random_normal(shape, key, init.a, init.b, 0, dtype)
+                     : random_uniform(shape, key, init.a, init.b, 0, dtype);
+  const Spec* spec = &Spec::from(target);
+  return (is_normal ? random_normal(shape, key, init.a, init.b, spec, {.dtype = dtype})
+                    : random_uniform(shape, key, init.a, init.b, spec, {.dtype = dtype}))
+      .local();
+}
+
+}  // namespace
 
 void fill_initial(const Tensor& target, const Init& init, std::string_view name, Seed seed) {
   GradMode off(false);
@@ -13,20 +31,8 @@ void fill_initial(const Tensor& target, const Init& init, std::string_view name,
     if (local.numel() > 0) fill_into(local, init.a);
     return;
   }
-  RandomAttrs attrs{.shape = local.shape(),
-                    .dtype = local.dtype(),
-                    .key = random_key(seed.value, name, "init"),
-                    .a = static_cast<float>(init.a),
-                    .b = static_cast<float>(init.b)};
-  if (target.is_distributed()) {
-    const Spec& spec = Spec::from(target);
-    attrs.runs = local_runs(spec, target.shape(), attrs.first);
-  }
-  if (local.numel() == 0) return;
-  // On the host, whatever the target's device: devices differ in the last bit of a logarithm.
-  static const Op &normal = find_op("random_normal"), &uniform = find_op("random_uniform");
-  Tensor drawn = call(init.kind == Init::Kind::normal ? normal : uniform, attrs);
-  copy_into(local, std::move(drawn));
+  Tensor drawn = draw(target, init, random_key(seed.value, name, "init"));  // all ranks: it may refuse the layout
+  if (local.numel() > 0) copy_into(local, std::move(drawn));
 }
 
 }  // namespace sherd::nn

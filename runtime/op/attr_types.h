@@ -71,7 +71,10 @@ inline const char* kind_name(Device device) {
 }
 struct TransferAttrs {  ///< to_device
   Device device;
-  void visit(AttrVisitor& v) const { v.field("device", kind_name(device)); }
+  void visit(AttrVisitor& v) const {
+    v.field("device", kind_name(device));
+    if (device.kind == Device::Kind::cuda) v.local_field("index", static_cast<std::int64_t>(device.index));
+  }
 };
 struct FullAttrs {
   Shape shape;
@@ -186,7 +189,7 @@ struct EmbeddingAttrs {
   std::int64_t rows = 0;  ///< embedding_backward: rows of the table, or of the part of it
   VocabularyPart part{};
   void visit(AttrVisitor& v) const {
-    v.local_field("rows", rows);
+    if (rows != 0) v.local_field("rows", rows);
     part.visit(v);
   }
 };

@@ -307,7 +307,7 @@ TEST(Replay, UnitsBytesComeAndGoByEffectRows) {
             "$0 i64[3]\n"
             "&0 f32[2]\n"
             "fake_unit(&0) {restore=true} restores &0\n"
-            "%0 f32[3,1] = embedding(&0:f32[2,1], $0) {rows=0}\n"
+            "%0 f32[3,1] = embedding(&0:f32[2,1], $0)\n"
             "fake_unit(&0) {restore=false} releases &0\n"
             "%1 f32[] = sum(%0) {dims=3 keep=false}\n"
             "return %1\n");

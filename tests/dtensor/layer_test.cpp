@@ -160,10 +160,12 @@ TEST(DistLayer, F145_OptimizerRowsOnShardsEqualThoseOnTheWhole) {
           t.push_back(sharded ? distribute(value, mesh, Shard(0)) : value);
         }
         const std::span<const Tensor> all(t);
+        const CommCounter counter;
         adamw_step(all.subspan(0, 1), all.subspan(1, 1), all.subspan(2, 1), all.subspan(3, 1), Tensor::scalar(0.1),
                    Tensor::scalar(3), Tensor::scalar(0.5), {.weight_decay = 0.1});
         sgd_step(all.subspan(0, 1), all.subspan(1, 1), all.subspan(3, 1), Tensor::scalar(0.1), Tensor::scalar(1),
                  {.momentum = 0.9});
+        EXPECT_EQ(counter.describe(), "no communication");
         return t;
       };
       const std::vector<Tensor> whole = update(false), shards = update(true);

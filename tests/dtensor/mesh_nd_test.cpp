@@ -201,5 +201,20 @@ TEST(DeviceMesh, SlicesLiveAsLongAsTheirRoot) {
   });
 }
 
+// What a mesh has started may be waited for when the mesh is gone: its groups end with it, after the work.
+TEST(DeviceMesh, WorkInFlightOutlivesTheMesh) {
+  run_ranks(4, [](const Group& group) {
+    const Tensor values = random_normal({64, 1024}, 5);
+    for (int i = 0; i < 20; ++i) {
+      std::vector<Tensor> whole;
+      {
+        const DeviceMesh mesh(group, Axes{{"dp", 2}, {"tp", 2}});
+        for (int d : {0, 1}) whole.push_back(full_tensor(distribute(values, mesh["tp"], Shard(d), {.source = -1})));
+      }
+      for (const Tensor& t : whole) EXPECT_TRUE(same_bits(t, values));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace sherd::testing

@@ -43,7 +43,7 @@ void expect_all_pairs_right(const DeviceMesh& mesh, const std::vector<Placement>
           continue;
         }
         const Transition& plan = plan_transition(from, to, shape, DType::f32);
-        const Tensor local = run_transition(x.local(), shape, from, plan);
+        const Tensor local = run_transition(x.local(), shape, plan);
         ASSERT_TRUE(same_bits(local, part_of(whole, *to)))
             << text(*from, *to, shape) << ": " << plan.describe() << " on rank " << mesh.root().ranks()[0];
       }
@@ -270,8 +270,7 @@ TEST(Transition, KindsThatDoNotCommuteReduceInTheirOrder) {
         Tensor::from<float>({std::vector<float>{1, 2, 4, 3}[static_cast<std::size_t>(group->rank())]}, {1});
     const auto whole = [&](Placement dp, Placement tp) {
       const Spec* from = Spec::of(mesh, {dp, tp});
-      return run_transition(term, {1}, from, plan_transition(from, Spec::replicate(mesh), {1}, DType::f32))
-          .item<float>();
+      return run_transition(term, {1}, plan_transition(from, Spec::replicate(mesh), {1}, DType::f32)).item<float>();
     };
     EXPECT_EQ(whole(Partial(), Partial(ReduceKind::max)), 2 + 4);
     EXPECT_EQ(whole(Partial(ReduceKind::max), Partial()), 4 + 3);
@@ -300,7 +299,7 @@ TEST(Transition, FlattenedAxesAreJoined) {
     const Transition& plan = plan_transition(from, to, {12}, DType::f32);
     EXPECT_EQ(plan.describe(), "all_reduce(pp+tp) -> {}");
     const Tensor whole = counting({12});
-    EXPECT_TRUE(same_bits(run_transition(part_of(whole, *from), {12}, from, plan), whole));
+    EXPECT_TRUE(same_bits(run_transition(part_of(whole, *from), {12}, plan), whole));
   });
 }
 
@@ -312,7 +311,7 @@ TEST(Transition, NestedUnevenShardsGatherInOrder) {
     for (std::initializer_list<int> order : {std::initializer_list<int>{0, 1}, {1, 0}}) {
       const Spec* from = Spec::of(mesh, {Shard(0), Shard(0)}, order);
       const Transition& plan = plan_transition(from, Spec::replicate(mesh), {5, 3}, DType::f32);
-      EXPECT_TRUE(same_bits(run_transition(part_of(whole, *from), {5, 3}, from, plan), whole)) << from->describe();
+      EXPECT_TRUE(same_bits(run_transition(part_of(whole, *from), {5, 3}, plan), whole)) << from->describe();
     }
   });
 }

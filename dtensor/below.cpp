@@ -1,0 +1,16 @@
+#include "dtensor/below.h"
+
+namespace sherd {
+
+Tensors below(const Op& op, const Attrs& attrs, std::span<Tensor> in) {
+  OpCall call{op, in, attrs};
+  return call_below_dist(call);
+}
+
+Tensor dense_below(Tensor x) {
+  static const Op& copy = find_op("copy");
+  if (x.strides() == contiguous_strides(x.shape())) return x;
+  return below(copy, {}, std::move(x));
+}
+
+}  // namespace sherd

@@ -1,0 +1,19 @@
+#pragma once
+// Rows called below the dist layer, on local tensors: what transitions and programs of rows are made of.
+#include "runtime/op/dispatch.h"
+
+namespace sherd {
+
+Tensors below(const Op& op, const Attrs& attrs, std::span<Tensor> in);
+template <class... In>
+Tensor below(const Op& op, const Attrs& attrs, In&&... in) {
+  Tensor inputs[] = {std::forward<In>(in)...};
+  return std::move(below(op, attrs, std::span<Tensor>(inputs))[0]);
+}
+
+/// x, copied unless its strides are those of a dense tensor. Ranks must decide alike, for they capture one program: a
+/// part of one row is dense however its rows lie, where larger parts of other ranks are not. So the strides are asked,
+/// not whether they matter. What is moved in and dense stays its only handle.
+Tensor dense_below(Tensor x);
+
+}  // namespace sherd
