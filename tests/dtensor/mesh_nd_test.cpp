@@ -4,10 +4,13 @@
 
 #include <optional>
 
+#include "dtensor/api.h"
 #include "dtensor/mesh.h"
 #include "dtensor/spec.h"
 #include "runtime/comm/world.h"
+#include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/near.h"
 #include "tests/support/ranks.h"
 
 namespace sherd::testing {
