@@ -11,6 +11,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
+#include "tests/parallel/replay.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
@@ -44,31 +45,16 @@ struct Training {
     optimizer->step_and_clear();
     return loss + norm;
   }
-  void begin(int index) {
-    nn::set_step(index);
-    optimizer->set_lr(0.05 / (1 + index));
+  void begin(std::uint64_t index) {
+    nn::set_step(static_cast<std::int64_t>(index));
+    optimizer->set_lr(0.05 / static_cast<double>(1 + index));
   }
 };
 
 void expect_equal_runs(Training& eager, Training& captured, const Group& group) {
-  CompileOptions options;
-  options.group = group;
-  auto step = compile([&](const Tensor& x, const Tensor& y) { return captured.step(x, y); }, options);
-  const Accounting& accounting = RankContext::current().allocator().accounting();
-  for (int i = 0; i < kSteps; ++i) {
-    const auto at = static_cast<std::uint64_t>(i);
-    const Tensor x = slice_of(batch_of(12, 6, at, "x"), *group), y = slice_of(batch_of(12, 5, at, "y"), *group);
-    eager.begin(i);
-    const Tensor expected = eager.step(x, y).detach();
-    captured.begin(i);
-    EXPECT_TRUE(same_bits(step(x, y), expected)) << "step " << i << " " << step.why();
-    EXPECT_EQ(accounting.current(MemoryCategory::unsharded), 0);
-    EXPECT_EQ(accounting.current(MemoryCategory::gradients), 0);
-  }
-  EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
-  const auto actual = captured.net.parameters(), expected = eager.net.parameters();
-  for (std::size_t i = 0; i < actual.size(); ++i)
-    EXPECT_TRUE(same_bits(actual[i]->value().local(), expected[i]->value().local())) << actual[i]->name();
+  expect_replays_bitwise(group, eager, captured, kSteps, [&](std::uint64_t i) {
+    return std::pair(slice_of(batch_of(12, 6, i, "x"), *group), slice_of(batch_of(12, 5, i, "y"), *group));
+  });
 }
 
 class FullyShardReplay : public ::testing::TestWithParam<int> {};

@@ -94,11 +94,7 @@ TEST(FullyShard, F98_OneNormOverMixedMeshes) {
         const Tensor norm = nn::grad_norm(mixed.parameters, p);
         EXPECT_NEAR(norm.item<double>(), mixed.norm(p), 1e-6 * mixed.norm(p)) << "p = " << p;
         EXPECT_EQ(mixed.all_reduces() - before, d * t > 1 ? 1 : 0);
-        std::vector<double> norms(static_cast<std::size_t>(group->size()), 0);
-        norms[static_cast<std::size_t>(group->rank())] = norm.item<double>();
-        const FlatPart part{norms.data(), DType::f64, group->size()};
-        group->all_reduce({&part, 1}, {})->wait();
-        for (const double other : norms) EXPECT_EQ(other, norm.item<double>());
+        expect_equal_on_all(*group, norm.item<double>());
       }
     });
 }

@@ -17,6 +17,15 @@ namespace {
 using Group = std::shared_ptr<ProcessGroup>;
 const std::vector<std::int64_t> kSizes{5, 7, 3, 2};  // on 4 ranks some shards are empty
 
+// Equal values, and one backward of both on one batch.
+void make_gradients(Net& net, Net& reference) {
+  const Tensor x = batch_of(4, 5, 0, "x");
+  for (Net* each : {&net, &reference}) {
+    each->materialize(nn::Seed{1});
+    backward(sum(square((*each)(x))));
+  }
+}
+
 // From the definition, in f64.
 double norm_of(nn::Module& reference, double p) {
   double total = 0;
@@ -31,11 +40,7 @@ TEST(FullyShard, F98_NormsOfAnyOrderEqualTheReference) {
     run_ranks(ranks, [](const Group& group) {
       Net net(kSizes), reference(kSizes);
       shard(net, DeviceMesh(group));
-      net.materialize(nn::Seed{1});
-      reference.materialize(nn::Seed{1});
-      const Tensor x = batch_of(4, 5, 0, "x");
-      backward(sum(square(net(x))));
-      backward(sum(square(reference(x))));
+      make_gradients(net, reference);
       for (double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
         const std::int64_t before = group->counts().all_reduce.calls;
         const double norm = nn::grad_norm(net.parameters(), p).item<double>();
@@ -50,19 +55,11 @@ TEST(FullyShard, F99_ClippingScalesAllShardsAlike) {
     run_ranks(ranks, [](const Group& group) {
       Net net(kSizes), reference(kSizes);
       shard(net, DeviceMesh(group));
-      net.materialize(nn::Seed{1});
-      reference.materialize(nn::Seed{1});
-      const Tensor x = batch_of(4, 5, 0, "x");
-      backward(sum(square(net(x))));
-      backward(sum(square(reference(x))));
+      make_gradients(net, reference);
       nn::Sgd optimizer(net.parameters(), {.lr = 1});
       const double limit = 0.25;
       const double norm = nn::clip_grad_norm(optimizer, limit).item<double>();
-      std::vector<double> norms(static_cast<std::size_t>(group->size()), 0);
-      norms[static_cast<std::size_t>(group->rank())] = norm;
-      const FlatPart part{norms.data(), DType::f64, group->size()};
-      group->all_reduce({&part, 1}, {})->wait();
-      for (double other : norms) EXPECT_EQ(other, norm);
+      expect_equal_on_all(*group, norm);
       ASSERT_GT(norm, limit);
       optimizer.step();
       const auto actual = net.parameters(), expected = reference.parameters();
@@ -79,11 +76,7 @@ TEST(FullyShard, F100_ShardedAndPlainParametersGiveOneNorm) {
   run_ranks(2, [](const Group& group) {
     Net net(kSizes), reference(kSizes);
     nn::fully_shard(*net.blocks.items()[0], DeviceMesh(group));  // the rest stays plain, equal on all ranks
-    net.materialize(nn::Seed{1});
-    reference.materialize(nn::Seed{1});
-    const Tensor x = batch_of(4, 5, 0, "x");
-    backward(sum(square(net(x))));
-    backward(sum(square(reference(x))));
+    make_gradients(net, reference);
     const double norm = nn::grad_norm(net.parameters()).item<double>();
     EXPECT_NEAR(norm, norm_of(reference, 2), 1e-5 * norm);
   });

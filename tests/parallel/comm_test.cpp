@@ -39,8 +39,7 @@ void expect_counts(const Group& group) {
     nn::FullyShardOptions block_options, root_options;
     if (blocks) block_options.reshard_after_forward = nn::ReshardAfterForward(*blocks);
     if (root) root_options.reshard_after_forward = nn::ReshardAfterForward(*root);
-    for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh, block_options);
-    nn::fully_shard(net, mesh, root_options);
+    shard(net, mesh, block_options, root_options);
     net.materialize();
     for (int step = 0; step < 2; ++step) {
       const Counted c = count_step(net, *group);
@@ -97,9 +96,7 @@ TEST(FullyShard, F46_BytesAreThoseOfRealElements) {
   for (int ranks : {2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
       Net net(kSizes);  // 10, 7, 9 and 5 rows: uneven on every number of ranks but one
-      const DeviceMesh mesh(group);
-      for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh);
-      nn::fully_shard(net, mesh, {.reshard_after_forward = true});
+      shard(net, DeviceMesh(group), {}, {.reshard_after_forward = true});
       net.materialize();
       backward(sum(net(batch_of(2, 6, 0, "x"))));
       EXPECT_EQ(settled_counts(*group).all_gather.bytes, 2 * 4 * net.num_parameters());
@@ -113,9 +110,7 @@ TEST(FullyShard, CommCounterAgreesWithTheGroupAndNamesModules) {
       Net net(kSizes);
       nn::FullyShardOptions options;
       if (is_mixed) options.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
-      const DeviceMesh mesh(group);
-      for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh, options);
-      nn::fully_shard(net, mesh, options);
+      shard(net, DeviceMesh(group), options, options);
       net.materialize();
       const CommCounts start = settled_counts(*group);
       CommCounter counter;

@@ -25,8 +25,6 @@ using Group = std::shared_ptr<ProcessGroup>;
 using Clock = std::chrono::steady_clock;
 const std::vector<std::int64_t> kSizes{6, 10, 7, 9, 5};
 
-std::int64_t held(MemoryCategory category) { return RankContext::current().allocator().accounting().current(category); }
-
 // Raises where it is told to, on the rank it is told to.
 struct Trap {
   int rank = -1;
@@ -55,41 +53,19 @@ struct TrappedNet : nn::Layer<TrappedNet> {
 // Rank 1 leaves a step, the others are told; afterwards all go on and train like a run in which nothing happened.
 void expect_recovery(const Group& group, Trap trap) {
   TrappedNet net, reference;
-  const DeviceMesh mesh(group);
-  for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh);
-  nn::fully_shard(net, mesh);
+  shard(net, DeviceMesh(group));
   net.materialize(nn::Seed{3});
   reference.materialize(nn::Seed{3});
-  nn::AdamW optimizer(net.parameters(), {.lr = 0.01}), expected(reference.parameters(), {.lr = 0.01});
-  for (std::uint64_t step = 0; step < 4; ++step) {
-    const Tensor x = batch_of(12, 8, step, "x"), y = batch_of(12, 5, step, "y");
-    const auto run = [&] { backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group))); };
-    if (step == 2) {
-      if (group->rank() == trap.rank) net.trap = trap;
-      const auto start = Clock::now();
-      // What was reduced before the trap is lost with the step; only touching it tells.
-      expect_error(
-          [&] {
-            run();
-            RankContext::current().drain_streams();
-            for (nn::Parameter* p : net.parameters()) (void)p->grad().local().raw();
-          },
-          {trap.place == Trap::forward ? "the forward trap" : "the backward trap"});
-      EXPECT_LT(Clock::now() - start, std::chrono::seconds(2));
-      EXPECT_EQ(held(MemoryCategory::unsharded), 0);
-      net.trap = {};
-      optimizer.clear_gradients();
-      nn::reset_after_error(net);
-      EXPECT_EQ(held(MemoryCategory::gradients) + held(MemoryCategory::communication), 0);
-    }
-    run();
-    backward(mean_square(reference(x), y));
-    optimizer.step_and_clear();
-    expected.step_and_clear();
-  }
-  const auto a = net.parameters(), e = reference.parameters();
-  for (std::size_t i = 0; i < a.size(); ++i)
-    EXPECT_TRUE(near(whole(a[i]->value()), e[i]->value(), 1e-5)) << a[i]->name();
+  const Side spread = on_slices(net, *group, 8, 5);
+  const auto leave_one_step = [&](std::uint64_t step, nn::Optimizer& optimizer) {
+    if (step != 2) return;
+    if (group->rank() == trap.rank) net.trap = trap;
+    expect_left_by_all(
+        net, optimizer, [&] { backward(spread.loss(step)); },
+        trap.place == Trap::forward ? "the forward trap" : "the backward trap");
+    net.trap = {};
+  };
+  expect_trains_alike(spread, on_batches(reference, 8, 5), {.before_step = leave_one_step});
 }
 
 TEST(FullyShard, F43_StepLeftByOneRankIsLeftByAll) {
@@ -142,9 +118,7 @@ TEST(FullyShard, RankThatDiesWithWorkInFlightIsReported) {
   const auto ends = fork_ranks(2, [](Store& store, int rank) {
     const Group group = make_shm_group(store, rank, 2);
     TrappedNet net;
-    const DeviceMesh mesh(group);
-    for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh);
-    nn::fully_shard(net, mesh);
+    shard(net, DeviceMesh(group));
     net.materialize();
     const auto step = [&] {
       backward(sum(net(batch_of(2, 8, 0, "x"))));

@@ -3,13 +3,13 @@
 
 #include <array>
 
-#include "compile/compile.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard_group.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/hazards.h"
 #include "tests/parallel/nets.h"
+#include "tests/parallel/replay.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
@@ -31,37 +31,12 @@ DeviceMesh mesh_of(const Group& group, Grid grid) {
   return DeviceMesh(group, {{"replicate", grid.replicas}, {"dp", grid.shards}});
 }
 
-void shard_over(Net& net, const DeviceMesh& mesh, const nn::FullyShardOptions& options = {}) {
-  for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh, options);
-  nn::fully_shard(net, mesh, options);
-}
-
-void expect_same(nn::Module& actual, nn::Module& expected, bool gradients, double limit = 1e-5) {
-  const auto a = actual.parameters(), e = expected.parameters();
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const Tensor& value = gradients ? a[i]->grad() : a[i]->value();
-    const Tensor reference = (gradients ? e[i]->grad() : e[i]->value()).detach();
-    ASSERT_TRUE(value.defined() && value.is_distributed()) << a[i]->name();
-    EXPECT_TRUE(near(value.local(), part_of(reference, value), limit)) << a[i]->name();
-  }
-}
-
 void expect_parity(const Group& group, Grid grid, const nn::FullyShardOptions& options = {}) {
   Net net(kUneven), reference(kUneven);
-  shard_over(net, mesh_of(group, grid), options);
+  shard(net, mesh_of(group, grid), options, options);
   net.materialize(nn::Seed{11});
   reference.materialize(nn::Seed{11});
-  nn::AdamW optimizer(net.parameters(), {.lr = 1e-2}), expected(reference.parameters(), {.lr = 1e-2});
-  for (std::uint64_t step = 0; step < 6; ++step) {
-    const Tensor x = batch_of(12, 5, step, "x"), y = batch_of(12, 2, step, "y");
-    backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group)));
-    backward(mean_square(reference(x), y));
-    const double norm = nn::clip_grad_norm(optimizer, 0.1).item<double>();
-    EXPECT_NEAR(nn::clip_grad_norm(expected, 0.1).item<double>(), norm, 1e-5 * norm);
-    optimizer.step_and_clear();
-    expected.step_and_clear();
-  }
-  expect_same(net, reference, false);
+  expect_trains_alike(on_slices(net, *group, 5, 2), on_batches(reference, 5, 2), {.steps = 6, .max_norm = 0.1});
 }
 
 TEST(FullyShard, F60_HsdpTrainsLikeOneRank) {
@@ -81,7 +56,7 @@ TEST(FullyShard, F47_ReductionsOverShardsThenOverReplicas) {
     run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
       const DeviceMesh mesh = mesh_of(group, grid);
       Net net(kUneven);
-      shard_over(net, mesh);
+      shard(net, mesh);
       net.materialize();
       const CommCounts shards = settled_counts(mesh.group("dp")), replicas = settled_counts(mesh.group("replicate")),
                        all = settled_counts(*group);
@@ -109,13 +84,13 @@ TEST(FullyShard, F47_ReductionsOverShardsThenOverReplicas) {
 TEST(FullyShard, F47_OneShardManyReplicasAverageTheirGradients) {
   run_ranks(3, [](const Group& group) {
     Net net(kUneven), reference(kUneven);
-    shard_over(net, mesh_of(group, {3, 1}));
+    shard(net, mesh_of(group, {3, 1}));
     net.materialize(nn::Seed{4});
     reference.materialize(nn::Seed{4});
     const Tensor x = batch_of(6, 5, 0, "x");
     backward(mul(sum(net(slice_of(x, *group))), 3));
     backward(sum(reference(x)));
-    expect_same(net, reference, true);
+    expect_same_gradients(net, reference);
   });
 }
 
@@ -123,7 +98,7 @@ TEST(FullyShard, F79_HsdpMicroBatchesAddUp) {
   for (const Grid grid : kGrids)
     run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
       Net net(kUneven), reference(kUneven);
-      shard_over(net, mesh_of(group, grid));
+      shard(net, mesh_of(group, grid));
       net.materialize(nn::Seed{2});
       reference.materialize(nn::Seed{2});
       for (std::uint64_t micro = 0; micro < 3; ++micro) {
@@ -131,7 +106,7 @@ TEST(FullyShard, F79_HsdpMicroBatchesAddUp) {
         backward(mul(sum(net(slice_of(x, *group))), static_cast<double>(group->size())));
         backward(sum(reference(x)));
       }
-      expect_same(net, reference, true);
+      expect_same_gradients(net, reference);
     });
 }
 
@@ -140,7 +115,7 @@ TEST(FullyShard, F81_AllReduceOnlyForTheLastMicroBatch) {
     run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
       const DeviceMesh mesh = mesh_of(group, grid);
       Net net(kUneven), reference(kUneven);
-      shard_over(net, mesh);
+      shard(net, mesh);
       net.materialize(nn::Seed{2});
       reference.materialize(nn::Seed{2});
       constexpr std::int64_t kMicroBatches = 3;
@@ -159,7 +134,7 @@ TEST(FullyShard, F81_AllReduceOnlyForTheLastMicroBatch) {
         EXPECT_EQ(settled_counts(mesh.group("replicate")).all_reduce.calls - replicas.all_reduce.calls,
                   grid.replicas > 1 ? kGroups : 0);
       }
-      expect_same(net, reference, true);
+      expect_same_gradients(net, reference);
     });
 }
 
@@ -183,7 +158,7 @@ TEST(FullyShard, F81_UnusedInTheLastMicroBatch) {
       backward(mul(sum(net(slice_of(x, *group))), 4));
       backward(sum(reference(x)));
     }
-    expect_same(net, reference, true);
+    expect_same_gradients(net, reference);
   });
 }
 
@@ -193,7 +168,7 @@ TEST(FullyShard, F175_SumsThatLieAsideAreFreed) {
     std::vector<std::int64_t> sizes(static_cast<std::size_t>(layers) + 2, 32);
     Net net(sizes);
     const nn::MixedPrecision policy{.param_dtype = DType::bf16};
-    shard_over(net, mesh_of(group, {2, 2}), {.mp_policy = policy});
+    shard(net, mesh_of(group, {2, 2}), {.mp_policy = policy}, {.mp_policy = policy});
     net.materialize();
     for (int micro = 0; micro < 2; ++micro) backward(sum(net(batch_of(2, 32, 0, "x"))));
     return RankContext::current().allocator().accounting().peak(MemoryCategory::communication);
@@ -209,7 +184,8 @@ TEST(FullyShard, F88_HsdpWithBf16GradientsIsCloseToF32) {
   for (const std::optional<DType> reduce : {std::optional<DType>(DType::f32), std::optional<DType>()})
     run_ranks(4, [=](const Group& group) {
       Net net(kUneven), reference(kUneven);
-      shard_over(net, mesh_of(group, {2, 2}), {.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = reduce}});
+      const nn::MixedPrecision policy{.param_dtype = DType::bf16, .reduce_dtype = reduce};
+      shard(net, mesh_of(group, {2, 2}), {.mp_policy = policy}, {.mp_policy = policy});
       net.materialize(nn::Seed{2});
       reference.materialize(nn::Seed{2});
       for (std::uint64_t micro = 0; micro < 2; ++micro) {
@@ -218,7 +194,7 @@ TEST(FullyShard, F88_HsdpWithBf16GradientsIsCloseToF32) {
         backward(sum(square(reference(x))));
       }
       for (const nn::Parameter* p : net.parameters()) EXPECT_EQ(p->grad().dtype(), DType::f32);
-      expect_same(net, reference, true, 0.08);
+      expect_same_gradients(net, reference, 0.08);
     });
 }
 
@@ -240,37 +216,35 @@ TEST(FullyShard, F89_HsdpOfBf16GradientsInF32RoundsOnce) {
   });
 }
 
+// Only the second micro-batch's gradients are summed over replicas.
+struct TwoMicroBatches {
+  Net net{kUneven};
+  std::unique_ptr<nn::AdamW> optimizer;
+  explicit TwoMicroBatches(const DeviceMesh& mesh) {
+    shard(net, mesh);
+    net.materialize(nn::Seed{5});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
+  }
+  Tensor step(const Tensor& x, const Tensor& y) {
+    Tensor loss;
+    for (const bool is_last : {false, true}) {
+      nn::set_requires_all_reduce(net, is_last);
+      loss = mean_square(net(x), y);
+      backward(loss);
+    }
+    const Tensor norm = nn::clip_grad_norm(*optimizer, 0.5);
+    optimizer->step_and_clear();
+    return loss + norm;
+  }
+};
+
 TEST(FullyShard, F77_HsdpReplaysBitwiseWhatEagerDoes) {
   for (const Grid grid : {Grid{2, 2}, Grid{2, 1}})
     run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
-      const auto make = [&](Net& net) {
-        shard_over(net, mesh_of(group, grid));
-        net.materialize(nn::Seed{5});
-        return std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
-      };
-      Net eager(kUneven), captured(kUneven);
-      const auto eager_optimizer = make(eager), captured_optimizer = make(captured);
-      const auto train = [&](Net& net, nn::AdamW& optimizer, const Tensor& x, const Tensor& y) {
-        Tensor loss;
-        for (const bool is_last : {false, true}) {
-          nn::set_requires_all_reduce(net, is_last);
-          loss = mean_square(net(x), y);
-          backward(loss);
-        }
-        const Tensor norm = nn::clip_grad_norm(optimizer, 0.5);
-        optimizer.step_and_clear();
-        return loss + norm;
-      };
-      CompileOptions options;
-      options.group = group;
-      auto step = compile([&](const Tensor& x, const Tensor& y) { return train(captured, *captured_optimizer, x, y); },
-                          options);
-      for (std::uint64_t i = 0; i < 8; ++i) {
-        const Tensor x = slice_of(batch_of(12, 5, i, "x"), *group), y = slice_of(batch_of(12, 2, i, "y"), *group);
-        const Tensor expected = train(eager, *eager_optimizer, x, y).detach();
-        EXPECT_TRUE(same_bits(step(x, y), expected)) << "step " << i << " " << step.why();
-      }
-      EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
+      TwoMicroBatches eager(mesh_of(group, grid)), captured(mesh_of(group, grid));
+      expect_replays_bitwise(group, eager, captured, 8, [&](std::uint64_t i) {
+        return std::pair(slice_of(batch_of(12, 5, i, "x"), *group), slice_of(batch_of(12, 2, i, "y"), *group));
+      });
     });
 }
 
@@ -280,7 +254,7 @@ TEST(FullyShard, F182_HsdpHasNoHazards) {
       HazardChecker checker;
       {
         Net net(kUneven);
-        shard_over(net, mesh_of(group, grid));
+        shard(net, mesh_of(group, grid));
         net.materialize();
         nn::AdamW optimizer(net.parameters(), {.lr = 1e-2});
         for (std::uint64_t step = 0; step < 3; ++step) {

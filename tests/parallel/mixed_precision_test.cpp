@@ -25,8 +25,7 @@ constexpr std::int64_t kRows = 12;
 
 /// Every module of the net under one policy.
 void shard_all(Net& net, const DeviceMesh& mesh, const MixedPrecision& policy) {
-  for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh, {.mp_policy = policy});
-  nn::fully_shard(net, mesh, {.mp_policy = policy});
+  shard(net, mesh, {.mp_policy = policy}, {.mp_policy = policy});
 }
 
 Tensor slice_for(const Tensor& global, int rank, int ranks) {

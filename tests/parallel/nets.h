@@ -1,6 +1,6 @@
 #pragma once
-// Small models and the two sides of every parity test: a reference on the whole batch without sharding, and the same
-// model under fully_shard on each rank's slice. Both run in the same rank context, so initial bits must agree.
+// Small models, their batches, and the two sides of a parity test (parity.h): the model under fully_shard on each
+// rank's rows, and the same one whole on all rows. Both run in the same rank context, so initial bits must agree.
 #include <functional>
 #include <memory>
 #include <vector>
@@ -12,6 +12,7 @@
 #include "nn/parallel/fully_shard.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
+#include "tests/parallel/parity.h"
 
 namespace sherd::testing {
 
@@ -38,15 +39,26 @@ struct Net : nn::Layer<Net> {
 };
 
 /// fully_shard on every block, then on the root; groups = blocks + 1.
-inline void shard(Net& net, const DeviceMesh& mesh, const nn::FullyShardOptions& options = {}) {
-  for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh, options);
-  nn::fully_shard(net, mesh);
+template <class Model>
+void shard(Model& model, const DeviceMesh& mesh, const nn::FullyShardOptions& blocks = {},
+           const nn::FullyShardOptions& root = {}) {
+  if constexpr (requires { model.blocks.items(); }) {
+    for (nn::Module* block : model.blocks.items()) nn::fully_shard(*block, mesh, blocks);
+  } else {
+    for (nn::Module* block : model.blocks()) nn::fully_shard(*block, mesh, blocks);
+  }
+  nn::fully_shard(model, mesh, root);
 }
 
 /// Counts once all that was issued has run: a collective on a stream is counted when it ends.
 inline CommCounts settled_counts(const ProcessGroup& group) {
   RankContext::current().drain_streams();
   return group.counts();
+}
+
+/// Bytes of this rank, now.
+inline std::int64_t held(MemoryCategory category) {
+  return RankContext::current().allocator().accounting().current(category);
 }
 
 inline Tensor mean_square(const Tensor& a, const Tensor& b) { return mean(square(a - b)); }
@@ -59,6 +71,24 @@ inline Tensor batch_of(std::int64_t rows, std::int64_t width, std::uint64_t step
 inline Tensor slice_of(const Tensor& global, const ProcessGroup& group) {
   const std::int64_t rows = global.size(0) / group.size();
   return narrow(global, 0, group.rank() * rows, rows);
+}
+
+/// The mean square of a model from rows of width `in` to `out`, on this rank's rows of each step's batch of 12.
+template <class Model>
+Side on_slices(Model& model, ProcessGroup& group, std::int64_t in, std::int64_t out) {
+  return {model,
+          [&model, &group, in, out](std::uint64_t step) {
+            return mean_square(model(slice_of(batch_of(12, in, step, "x"), group)),
+                               slice_of(batch_of(12, out, step, "y"), group));
+          },
+          &group};
+}
+/// The same on all rows.
+template <class Model>
+Side on_batches(Model& model, std::int64_t in, std::int64_t out) {
+  return {model, [&model, in, out](std::uint64_t step) {
+            return mean_square(model(batch_of(12, in, step, "x")), batch_of(12, out, step, "y"));
+          }};
 }
 
 /// What this rank holds of a tensor that lies like `like`, cut out of the whole. Local.

@@ -1,6 +1,8 @@
 // Training under fully_shard is training of one rank on the whole batch.
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "dtensor/layer.h"
 #include "nn/models/gpt.h"
 #include "nn/optim/adamw.h"
@@ -18,117 +20,65 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 
-double average(double value, ProcessGroup& group) {
-  const FlatPart part{&value, DType::f64, 1};
-  group.all_reduce({&part, 1}, {.kind = ReduceKind::avg})->wait();
-  return value;
-}
-
-void expect_same_parameters(nn::Module& actual, nn::Module& expected) {
-  const auto a = actual.parameters(), e = expected.parameters();
-  ASSERT_EQ(a.size(), e.size());
-  for (std::size_t i = 0; i < a.size(); ++i)
-    EXPECT_TRUE(near(whole(a[i]->value()), e[i]->value(), 1e-5)) << a[i]->name();
-}
-
-struct ParityOptions {
-  std::vector<std::int64_t> sizes;
-  int steps = 10;
-  bool clear_by_zero = false;
-  nn::FullyShardOptions shard_options{};
-};
-
-void zero_gradients(nn::Module& module) {
-  for (nn::Parameter* p : module.parameters())
-    if (p->grad().defined()) fill_into(p->grad().local(), 0);
-}
-
-void expect_parity(const Group& group, const ParityOptions& options) {
-  Net net(options.sizes), reference(options.sizes);
-  shard(net, DeviceMesh(group), options.shard_options);
+void expect_parity(const Group& group, const std::vector<std::int64_t>& sizes,
+                   const nn::FullyShardOptions& options = {}, const TrainingOptions& training = {.steps = 10}) {
+  Net net(sizes), reference(sizes);
+  shard(net, DeviceMesh(group), options);
   net.materialize(nn::Seed{11});
   reference.materialize(nn::Seed{11});
-  nn::AdamW optimizer(net.parameters(), {.lr = 1e-2}), reference_optimizer(reference.parameters(), {.lr = 1e-2});
-  for (int step = 0; step < options.steps; ++step) {
-    const auto s = static_cast<std::uint64_t>(step);
-    const Tensor x = batch_of(12, options.sizes.front(), s, "x"), y = batch_of(12, options.sizes.back(), s, "y");
-    const Tensor loss = mean_square(net(slice_of(x, *group)), slice_of(y, *group));
-    const Tensor expected = mean_square(reference(x), y);
-    EXPECT_NEAR(average(loss.item<double>(), *group), expected.item<double>(), 1e-5) << "step " << step;
-    backward(loss);
-    backward(expected);
-    optimizer.step();
-    reference_optimizer.step();
-    if (options.clear_by_zero) {
-      zero_gradients(net);
-      zero_gradients(reference);
-    } else {
-      optimizer.clear_gradients();
-      reference_optimizer.clear_gradients();
-    }
-  }
-  expect_same_parameters(net, reference);
+  expect_trains_alike(on_slices(net, *group, sizes.front(), sizes.back()),
+                      on_batches(reference, sizes.front(), sizes.back()), training);
 }
 
 const std::vector<std::int64_t> kEven{8, 12, 24, 12}, kUneven{5, 7, 3, 2};
 
 TEST(FullyShard, F58_TenAdamStepsEvenShapes) {
-  for (int ranks : {1, 2, 3, 4}) run_ranks(ranks, [](const Group& group) { expect_parity(group, {.sizes = kEven}); });
+  for (int ranks : {1, 2, 3, 4}) run_ranks(ranks, [](const Group& group) { expect_parity(group, kEven); });
 }
 
 TEST(FullyShard, F58_TenAdamStepsWithProcesses) {
-  for (int ranks : {2, 4}) run_processes(ranks, [](const Group& group) { expect_parity(group, {.sizes = kEven}); });
+  for (int ranks : {2, 4}) run_processes(ranks, [](const Group& group) { expect_parity(group, kEven); });
 }
 
 TEST(FullyShard, F59_UnevenShapesAndFewerRowsThanRanks) {
-  for (int ranks : {1, 2, 3, 4}) run_ranks(ranks, [](const Group& group) { expect_parity(group, {.sizes = kUneven}); });
+  for (int ranks : {1, 2, 3, 4}) run_ranks(ranks, [](const Group& group) { expect_parity(group, kUneven); });
 }
 
 TEST(FullyShard, F60_WithAndWithoutReshardAfterForward) {
   for (bool reshard_after_forward : {true, false})
     run_ranks(3, [=](const Group& group) {
-      expect_parity(group, {.sizes = kUneven, .shard_options = {.reshard_after_forward = reshard_after_forward}});
+      expect_parity(group, kUneven, {.reshard_after_forward = reshard_after_forward});
     });
 }
 
 TEST(FullyShard, F61_GradientsClearedOrZeroed) {
   for (bool by_zero : {false, true})
-    run_ranks(3, [=](const Group& group) { expect_parity(group, {.sizes = kUneven, .clear_by_zero = by_zero}); });
+    run_ranks(3,
+              [=](const Group& group) { expect_parity(group, kUneven, {}, {.steps = 10, .zero_gradients = by_zero}); });
 }
 
 TEST(FullyShard, F62_TransformerWithTiedHead) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
-      nn::GptConfig config;
-      config.vocabulary = 11;  // uneven on 2, 3 and 4 ranks
-      config.tokens = 6;
-      config.layers = 2;
-      config.heads = 2;
-      config.width = 8;
+      const nn::GptConfig config{
+          .vocabulary = 11, .tokens = 6, .layers = 2, .heads = 2, .width = 8};  // 11 is uneven on 2, 3 and 4 ranks
       nn::Gpt model(config), reference(config);
-      const DeviceMesh mesh(group);
-      for (nn::Module* block : model.blocks()) nn::fully_shard(*block, mesh);
-      nn::fully_shard(model, mesh);
+      shard(model, DeviceMesh(group));
       model.materialize(nn::Seed{1});
       reference.materialize(nn::Seed{1});
       const auto before = whole(model.parameter("tok.weight").value()).to_vector<float>();
-      nn::AdamW optimizer(model.parameters(), {.lr = 1e-2}), reference_optimizer(reference.parameters(), {.lr = 1e-2});
-      for (int step = 0; step < 5; ++step) {
+      const auto loss = [&](nn::Gpt& m, std::uint64_t step, const auto& rows) {
         std::vector<std::int32_t> ids(12 * 6), next(12 * 6);
         for (std::size_t i = 0; i < ids.size(); ++i) {
-          ids[i] = static_cast<std::int32_t>((i * 7 + static_cast<std::size_t>(step)) % 11);
+          ids[i] = static_cast<std::int32_t>((i * 7 + step) % 11);
           next[i] = static_cast<std::int32_t>((i * 5 + 3) % 11);
         }
-        const Tensor x = Tensor::from<std::int32_t>(ids, {12, 6}), y = Tensor::from<std::int32_t>(next, {12, 6});
-        const Tensor loss = model(contiguous(slice_of(x, *group)), contiguous(slice_of(y, *group)));
-        const Tensor expected = reference(x, y);
-        EXPECT_NEAR(average(loss.item<double>(), *group), expected.item<double>(), 1e-5);
-        backward(loss);
-        backward(expected);
-        optimizer.step_and_clear();
-        reference_optimizer.step_and_clear();
-      }
-      expect_same_parameters(model, reference);
+        return m(rows(Tensor::from<std::int32_t>(ids, {12, 6})), rows(Tensor::from<std::int32_t>(next, {12, 6})));
+      };
+      const auto own_rows = [&](const Tensor& all) { return contiguous(slice_of(all, *group)); };
+      expect_trains_alike({model, [&](std::uint64_t step) { return loss(model, step, own_rows); }, group.get()},
+                          {reference, [&](std::uint64_t step) { return loss(reference, step, std::identity()); }},
+                          {.steps = 5});
       // Every row moved, those on the last rank too (PyTorch #176076 left them behind).
       const auto after = whole(model.parameter("tok.weight").value()).to_vector<float>();
       for (std::size_t row = 0; row < 11; ++row) EXPECT_NE(before[row * 8], after[row * 8]) << row;
@@ -211,7 +161,7 @@ TEST(FullyShard, F77_ProcessesAndThreadsAreBitwiseEqual) {
 }
 
 TEST(FullyShard, F78_AveragedLossIsTheReferenceLoss) {
-  run_ranks(4, [](const Group& group) { expect_parity(group, {.sizes = kEven, .steps = 20}); });
+  run_ranks(4, [](const Group& group) { expect_parity(group, kEven, {}, {.steps = 20}); });
 }
 
 // Global batches: a distributed gradient says by its Partial op how the ranks' terms combine.
@@ -302,9 +252,7 @@ TEST(FullyShard, F79_MicroBatchesAddUp) {
         backward(mul(sum(net(slice_of(x, *group))), static_cast<double>(group->size())));
         backward(sum(reference(x)));
       }
-      const auto actual = net.parameters(), expected = reference.parameters();
-      for (std::size_t i = 0; i < actual.size(); ++i)
-        EXPECT_TRUE(near(whole(actual[i]->grad()), expected[i]->grad(), 1e-5)) << actual[i]->name();
+      expect_same_gradients(net, reference);
     });
 }
 

@@ -45,9 +45,7 @@ void shard_stack(Stack& net, const Group& group, std::optional<bool> blocks, std
   nn::FullyShardOptions block_options, root_options;
   if (blocks) block_options.reshard_after_forward = nn::ReshardAfterForward(*blocks);
   if (root) root_options.reshard_after_forward = nn::ReshardAfterForward(*root);
-  const DeviceMesh mesh(group);
-  for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh, block_options);
-  nn::fully_shard(net, mesh, root_options);
+  shard(net, DeviceMesh(group), block_options, root_options);
   net.materialize(nn::Seed{3});
 }
 
@@ -114,9 +112,7 @@ std::vector<float> train(const Group& group, const Variant& variant) {
   Net net(kSizes);
   nn::FullyShardOptions options{.reshard_after_forward = nn::ReshardAfterForward(variant.reshard),
                                 .prefetch = variant.prefetch};
-  const DeviceMesh mesh(group);
-  for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh, options);
-  nn::fully_shard(net, mesh, {.prefetch = variant.prefetch});
+  shard(net, DeviceMesh(group), options, {.prefetch = variant.prefetch});
   net.materialize(nn::Seed{3});
   apply_lists(net, variant.explicit_depth);
   nn::set_reduce_scatter_max_input_buffers(net, variant.max_reductions);
@@ -165,17 +161,7 @@ TEST(FullyShard, F60_PrefetchTrainsLikeOneRank) {
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{3});
     reference.materialize(nn::Seed{3});
-    nn::AdamW optimizer(net.parameters(), {.lr = 0.01}), expected(reference.parameters(), {.lr = 0.01});
-    for (std::uint64_t step = 0; step < 5; ++step) {
-      const Tensor x = batch_of(12, 6, step, "x"), y = batch_of(12, 5, step, "y");
-      backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group)));
-      backward(mean_square(reference(x), y));
-      optimizer.step_and_clear();
-      expected.step_and_clear();
-    }
-    const auto a = net.parameters(), e = reference.parameters();
-    for (std::size_t i = 0; i < a.size(); ++i)
-      EXPECT_TRUE(near(whole(a[i]->value()), e[i]->value(), 1e-5)) << a[i]->name();
+    expect_trains_alike(on_slices(net, *group, 6, 5), on_batches(reference, 6, 5), {.steps = 5});
   });
 }
 
@@ -189,9 +175,7 @@ Memory memory_of(const Group& group, const std::optional<LinkShape>& link, bool 
   if (link) group->shape_link(*link);
   Net net({32, 64, 48, 80, 40, 8});
   const nn::FullyShardOptions options{.prefetch = prefetch};
-  const DeviceMesh mesh(group);
-  for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh, options);
-  nn::fully_shard(net, mesh, options);
+  shard(net, DeviceMesh(group), options, options);
   net.materialize();
   nn::AdamW optimizer(net.parameters());
   Accounting& memory = RankContext::current().allocator().accounting();

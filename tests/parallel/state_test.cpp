@@ -16,9 +16,7 @@ namespace {
 using Group = std::shared_ptr<ProcessGroup>;
 const std::vector<std::int64_t> kSizes{6, 10, 7, 5};
 
-std::int64_t unsharded_bytes() {
-  return RankContext::current().allocator().accounting().current(MemoryCategory::unsharded);
-}
+std::int64_t unsharded_bytes() { return held(MemoryCategory::unsharded); }
 
 bool all_sharded(nn::Module& root) {
   for (const nn::Parameter* p : root.parameters())
@@ -51,9 +49,7 @@ TEST(FullyShard, F26_RootKeepsItsParametersChildrenDoNot) {
 TEST(FullyShard, F30_AfterForwardWithReshardNothingIsGathered) {
   run_ranks(3, [](const Group& group) {
     Net net(kSizes);
-    const DeviceMesh mesh(group);
-    for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh);
-    nn::fully_shard(net, mesh, {.reshard_after_forward = true});
+    shard(net, DeviceMesh(group), {}, {.reshard_after_forward = true});
     net.materialize();
     const Tensor y = net(batch_of(3, 6, 0, "x"));
     EXPECT_TRUE(all_sharded(net));

@@ -26,27 +26,17 @@ using Options = nn::TensorParallelOptions;
 
 // Odd sizes wherever heads allow: the vocabulary, the hidden width, the number of tokens.
 nn::LlamaConfig llama_config() {
-  nn::LlamaConfig c;
-  c.vocabulary = 13;
-  c.tokens = 8;
-  c.layers = 2;
-  c.heads = 4;
-  c.kv_heads = 2;
-  c.width = 16;
-  c.hidden = 17;
-  c.init_std = 0.3;
-  return c;
+  return {.vocabulary = 13,
+          .tokens = 8,
+          .layers = 2,
+          .heads = 4,
+          .kv_heads = 2,
+          .width = 16,
+          .hidden = 17,
+          .init_std = 0.3};
 }
 nn::GptConfig gpt_config() {
-  nn::GptConfig c;
-  c.vocabulary = 11;
-  c.tokens = 7;
-  c.layers = 2;
-  c.heads = 2;
-  c.width = 6;
-  c.hidden = 5;
-  c.init_std = 0.3;
-  return c;
+  return {.vocabulary = 11, .tokens = 7, .layers = 2, .heads = 2, .width = 6, .hidden = 5, .init_std = 0.3};
 }
 
 struct Batch {
@@ -81,30 +71,21 @@ void expect_calls(const CommCounter& counter, std::string_view module, const Exp
 
 // Trains both for some steps on the same batches.
 void expect_parity(nn::LanguageModel& model, nn::LanguageModel& reference, const DeviceMesh& mesh, const nn::Plan& plan,
-                   std::int64_t vocabulary, std::int64_t tokens, double limit = 1e-5) {
+                   std::int64_t vocabulary, std::int64_t tokens) {
   nn::parallelize(model, mesh, plan);
   model.materialize(nn::Seed{3});
   reference.materialize(nn::Seed{3});
-  nn::AdamW optimizer(model.parameters(), {.lr = 1e-2}), reference_optimizer(reference.parameters(), {.lr = 1e-2});
   const StrictCommunication strict;
-  for (std::size_t step = 0; step < 4; ++step) {
-    nn::set_step(static_cast<std::int64_t>(step));
-    const Batch batch = batch_of_ids(vocabulary, tokens, step);
-    const Tensor loss = model(batch.tokens, batch.targets), expected = reference(batch.tokens, batch.targets);
-    EXPECT_NEAR(loss.item<double>(), expected.item<double>(), limit * expected.item<double>()) << "step " << step;
-    backward(loss);
-    backward(expected);
-    const auto a = model.parameters(), e = reference.parameters();
-    for (std::size_t i = 0; i < a.size(); ++i) {
-      EXPECT_EQ(a[i]->grad().layout(), a[i]->value().layout()) << a[i]->name();
-      if (step == 0) { EXPECT_TRUE(near(whole(a[i]->grad()), e[i]->grad(), 1e-5)) << a[i]->name(); }
-    }
-    const Tensor norm = nn::clip_grad_norm(optimizer, 0.5),
-                 reference_norm = nn::clip_grad_norm(reference_optimizer, 0.5);
-    EXPECT_NEAR(norm.item<double>(), reference_norm.item<double>(), 1e-4 * reference_norm.item<double>());
-    optimizer.step_and_clear();
-    reference_optimizer.step_and_clear();
-  }
+  const auto side = [&](nn::LanguageModel& m) {
+    return Side{m, [&](std::uint64_t step) {
+                  nn::set_step(static_cast<std::int64_t>(step));
+                  const Batch batch = batch_of_ids(vocabulary, tokens, step);
+                  return m(batch.tokens, batch.targets);
+                }};
+  };
+  // The logits tell of the values: gradients of GPT's key biases are rounding errors only, which AdamW makes large.
+  expect_trains_alike(side(model), side(reference),
+                      {.max_norm = 0.5, .norm_limit = 1e-4, .gradient_limit = 1e-5, .value_limit = 0});
   GradMode off(false);
   const Batch batch = batch_of_ids(vocabulary, tokens, 9);
   const Tensor logits = model(batch.tokens, Tensor());

@@ -25,16 +25,6 @@ using nn::Plan;
 
 Tensor noise(const Shape& shape, std::string_view what) { return random_normal(shape, random_key(3, what, "test")); }
 
-void expect_same_gradients(const nn::Module& actual, const nn::Module& expected, double limit = 1e-5) {
-  const auto a = actual.parameters(), e = expected.parameters();
-  ASSERT_EQ(a.size(), e.size());
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    ASSERT_TRUE(a[i]->grad().defined()) << a[i]->name();
-    EXPECT_EQ(a[i]->grad().layout(), a[i]->value().layout()) << a[i]->name();
-    EXPECT_TRUE(near(whole(a[i]->grad()), whole(e[i]->grad()), limit)) << a[i]->name();
-  }
-}
-
 struct Expected {
   std::int64_t all_gather = 0, reduce_scatter = 0, all_reduce = 0;
 };
@@ -93,8 +83,7 @@ TEST(TensorParallel, F151_MlpIsOneAllReduceEachWay) {
         nn::parallelize(mlp, mesh, kMlpPlan);
         mlp.materialize(nn::Seed{1});
         reference.materialize(nn::Seed{1});
-        for (nn::Parameter* p : mlp.parameters())
-          EXPECT_TRUE(same_bits(whole(p->value()), reference.parameter(p->name()).value())) << p->name();
+        expect_same_bits(mlp, reference);
         expect_same_pass(mlp, reference, noise({2, 3, 5}, "x"), mesh, {.all_reduce = 1}, {.all_reduce = 1});
       });
 }
@@ -113,8 +102,7 @@ TEST(TensorParallel, F151_ParametersWithValuesKeepThem) {
     EXPECT_EQ(describe(mlp.down.bias->value()), "f32[4]{}");
     EXPECT_EQ(mlp.down.weight.value().local().bytes(), 4 * 3 * 4);
     mlp.materialize(nn::Seed{2});  // changes nothing
-    for (nn::Parameter* p : mlp.parameters())
-      EXPECT_TRUE(same_bits(whole(p->value()), reference.parameter(p->name()).value())) << p->name();
+    expect_same_bits(mlp, reference);
   });
 }
 

@@ -71,8 +71,7 @@ struct Grid3 {
 inline void shard_2d(ResidualNet& net, const DeviceMesh& root, const Grid3& grid, bool sequence,
                      const nn::FullyShardOptions& options = {}) {
   nn::parallelize(net, root["tp"], plan_of(sequence));
-  for (ResidualBlock* block : net.blocks.items()) nn::fully_shard(*block, grid.data(root), options);
-  nn::fully_shard(net, grid.data(root), {.mp_policy = options.mp_policy});
+  shard(net, grid.data(root), options, {.mp_policy = options.mp_policy});
 }
 
 /// This data rank's rows of a global batch; equal on the ranks of one tensor-parallel group.
@@ -84,6 +83,23 @@ inline Tensor rows_of(const Tensor& global, const DeviceMesh& root) {
 
 inline Tensor batch3(std::int64_t rows, std::int64_t width, std::uint64_t step, std::string_view what) {
   return random_normal({rows, 4, width}, random_key(7, what, "test", step));
+}
+
+/// The mean square on this rank's rows of each step's batch of 12; `group` is that of the root mesh.
+template <class Model>
+Side on_rows(Model& model, const DeviceMesh& root, ProcessGroup& group) {
+  return {model,
+          [&model, root](std::uint64_t step) {
+            return mean_square(model(rows_of(batch3(12, 3, step, "x"), root)), rows_of(batch3(12, 2, step, "y"), root));
+          },
+          &group};
+}
+/// The same on all rows.
+template <class Model>
+Side on_all_rows(Model& model) {
+  return {model, [&model](std::uint64_t step) {
+            return mean_square(model(batch3(12, 3, step, "x")), batch3(12, 2, step, "y"));
+          }};
 }
 
 }  // namespace sherd::testing

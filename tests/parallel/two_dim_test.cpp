@@ -9,6 +9,7 @@
 #include "nn/parallel/shard_group.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/hazards.h"
+#include "tests/parallel/replay.h"
 #include "tests/parallel/two_dim_net.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
@@ -21,17 +22,6 @@ namespace {
 using Group = std::shared_ptr<ProcessGroup>;
 constexpr Grid3 kGrids[] = {{1, 1, 2}, {1, 2, 1}, {1, 2, 2}, {1, 2, 3}, {1, 3, 2}, {2, 1, 2}, {2, 2, 2}};
 constexpr std::int64_t kBatch = 12;
-
-void expect_same(nn::Module& actual, nn::Module& expected, bool gradients, double limit = 2e-5) {
-  const auto a = actual.parameters(), e = expected.parameters();
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const Tensor& value = gradients ? a[i]->grad() : a[i]->value();
-    const Tensor reference = (gradients ? e[i]->grad() : e[i]->value()).detach();
-    ASSERT_TRUE(value.defined() && value.is_distributed()) << a[i]->name();
-    EXPECT_EQ(value.layout(), a[i]->value().layout()) << a[i]->name();
-    EXPECT_TRUE(near(value.local(), part_of(reference, value), limit)) << a[i]->name() << " " << describe(value);
-  }
-}
 
 struct Case {
   std::int64_t width = 5, hidden = 8;
@@ -46,21 +36,9 @@ void expect_parity(const Group& group, const Grid3& grid, const Case& c) {
   shard_2d(net, root, grid, c.sequence, c.options);
   net.materialize(nn::Seed{11});
   reference.materialize(nn::Seed{11});
-  const auto a = net.parameters(), e = reference.parameters();
-  for (std::size_t i = 0; i < a.size(); ++i)
-    EXPECT_TRUE(same_bits(a[i]->value().local(), part_of(e[i]->value().detach(), a[i]->value()))) << a[i]->name();
-  nn::AdamW optimizer(net.parameters(), {.lr = 1e-2}), expected(reference.parameters(), {.lr = 1e-2});
-  for (std::uint64_t step = 0; step < static_cast<std::uint64_t>(c.steps); ++step) {
-    const Tensor x = batch3(kBatch, 3, step, "x"), y = batch3(kBatch, 2, step, "y");
-    backward(mean_square(net(rows_of(x, root)), rows_of(y, root)));
-    backward(mean_square(reference(x), y));
-    expect_same(net, reference, true);
-    const double norm = nn::clip_grad_norm(optimizer, 0.1).item<double>();
-    EXPECT_NEAR(nn::clip_grad_norm(expected, 0.1).item<double>(), norm, 1e-5 * norm);
-    optimizer.step_and_clear();
-    expected.step_and_clear();
-  }
-  expect_same(net, reference, false);
+  expect_same_bits(net, reference);
+  expect_trains_alike(on_rows(net, root, *group), on_all_rows(reference),
+                      {.steps = c.steps, .max_norm = 0.1, .gradient_limit = 2e-5, .value_limit = 2e-5});
 }
 
 TEST(FullyShard, F156_TensorParallelThenShardedTrainsLikeOneRank) {
@@ -93,9 +71,7 @@ TEST(FullyShard, F124_ParametersPrintTheirOrderOfSplitting) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh root(group, {{"dp", 2}, {"tp", 2}});
     ResidualNet net(5, 8);
-    nn::parallelize(net, root["tp"], plan_of(true));
-    for (ResidualBlock* block : net.blocks.items()) nn::fully_shard(*block, root["dp"]);
-    nn::fully_shard(net, root["dp"]);
+    shard_2d(net, root, {1, 2, 2}, true);
     net.materialize();
     ResidualBlock& block = *net.blocks.items()[0];
     EXPECT_EQ(describe(block.up.weight.value()), "f32[8,5]{0: tp,dp}");
@@ -188,7 +164,7 @@ TEST(FullyShard, F79_TwoDimensionalMicroBatchesAddUp) {
         backward(mul(mean(square(net(rows_of(x, root)))), 3));
         backward(mul(mean(square(reference(x))), 3));
       }
-      expect_same(net, reference, true);
+      expect_same_gradients(net, reference, 2e-5);
     });
 }
 
@@ -246,44 +222,38 @@ TEST(FullyShard, F88_TwoDimensionalInBf16IsCloseToF32) {
     const Tensor x = batch3(kBatch, 3, 0, "x");
     backward(mean(square(net(rows_of(x, root)))));
     backward(mean(square(reference(x))));
-    expect_same(net, reference, true, 0.05);
+    expect_same_gradients(net, reference, 0.05);
   });
 }
+
+struct TwoMicroBatches {
+  ResidualNet net{5, 7};
+  std::unique_ptr<nn::AdamW> optimizer;
+  TwoMicroBatches(const DeviceMesh& root, const Grid3& grid) {
+    shard_2d(net, root, grid, true);
+    net.materialize(nn::Seed{5});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
+  }
+  Tensor step(const Tensor& x, const Tensor& y) {
+    Tensor loss;
+    for (int micro = 0; micro < 2; ++micro) {
+      loss = mean_square(net(x), y);
+      backward(loss);
+    }
+    const Tensor norm = nn::clip_grad_norm(*optimizer, 0.5);
+    optimizer->step_and_clear();
+    return loss + norm;
+  }
+};
 
 TEST(FullyShard, F77_TwoDimensionalStepsReplayBitwise) {
   for (const Grid3& grid : {Grid3{1, 2, 2}, Grid3{1, 1, 2}, Grid3{1, 2, 3}})
     run_ranks(grid.ranks(), [&](const Group& group) {
       const DeviceMesh root = grid.mesh(group);
-      const auto make = [&](ResidualNet& net) {
-        shard_2d(net, root, grid, true);
-        net.materialize(nn::Seed{5});
-        return std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
-      };
-      ResidualNet eager(5, 7), captured(5, 7);
-      const auto eager_optimizer = make(eager), captured_optimizer = make(captured);
-      const auto train = [&](ResidualNet& net, nn::AdamW& optimizer, const Tensor& x, const Tensor& y) {
-        Tensor loss;
-        for (int micro = 0; micro < 2; ++micro) {
-          loss = mean_square(net(x), y);
-          backward(loss);
-        }
-        const Tensor norm = nn::clip_grad_norm(optimizer, 0.5);
-        optimizer.step_and_clear();
-        return loss + norm;
-      };
-      CompileOptions options;
-      options.group = group;
-      auto step = compile([&](const Tensor& x, const Tensor& y) { return train(captured, *captured_optimizer, x, y); },
-                          options);
-      for (std::uint64_t i = 0; i < 8; ++i) {
-        const Tensor x = rows_of(batch3(kBatch, 3, i, "x"), root), y = rows_of(batch3(kBatch, 2, i, "y"), root);
-        const Tensor expected = train(eager, *eager_optimizer, x, y).detach();
-        EXPECT_TRUE(same_bits(step(x, y), expected)) << "step " << i << " " << step.why();
-      }
-      EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
-      const auto a = captured.parameters(), e = eager.parameters();
-      for (std::size_t i = 0; i < a.size(); ++i)
-        EXPECT_TRUE(same_bits(a[i]->value().local(), e[i]->value().local())) << a[i]->name();
+      TwoMicroBatches eager(root, grid), captured(root, grid);
+      expect_replays_bitwise(group, eager, captured, 8, [&](std::uint64_t i) {
+        return std::pair(rows_of(batch3(kBatch, 3, i, "x"), root), rows_of(batch3(kBatch, 2, i, "y"), root));
+      });
     });
 }
 
