@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 
+import einsums
 import fused
 import indexed
 import models
@@ -21,7 +22,7 @@ FOLDER = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 def all_files():
     return {"norm": fused.norms(), "softmax": fused.softmaxes(), "activation": fused.activations(),
             "attention": fused.attentions(), "loss": fused.losses(), "product": fused.products(), "indexed": indexed.indexed(),
-            "optim": optim.optimizers(), **models.models()}
+            "einsum": einsums.einsums(), "optim": optim.optimizers(), **models.models()}
 
 
 def differences(file, path):

@@ -1,0 +1,37 @@
+#pragma once
+// Sums of products written by subscripts. A composition of rows (views, matmul, linear, mul, sum), so that gradients,
+// capture, devices and sharding are theirs.
+#include <concepts>
+#include <span>
+#include <string_view>
+
+#include "runtime/tensor/tensor.h"
+
+namespace sherd {
+
+/// "bqhd,bkhd->bhqk": a letter per dim, the same letter for dims that go together; letters that the output lacks are
+/// summed over. As PyTorch has it: blanks mean nothing; "..." stands for any dims, which broadcast; without "->" the
+/// result has the dims of "..." and then the letters that occur once, in the order of the alphabet; a letter twice in
+/// one operand takes its diagonal; a size of 1 broadcasts along its letter.
+/// Operands have one dtype, which the result has too. Floating ones that share a summed letter are multiplied by one
+/// matmul (or linear, when the right one is [out, in]) that reads transposed operands where they lie; others by mul.
+/// Of more than two the pair comes first whose product takes the least memory beyond its operands', pairs that share a
+/// letter before others, the left one of equals.
+/// Distributed operands: nothing moves where each mesh axis cuts one letter, in all operands that have it or whole in
+/// some. The result is cut by letters that stay and Partial(sum) by summed ones. Several letters as one matrix dim are
+/// led by one that is cut, if its parts are equal; other cut ones become batch dims, whose gradients and sums take
+/// memory for each. What does move: an axis that cuts different letters of two operands, a cut dim of a diagonal, and
+/// Partial sums of integers.
+/// Blocking: as its rows. Error, naming letter or operand: malformed text, other numbers of operands or dims, an output
+/// letter in no operand, sizes or dtypes that differ; an intermediate result of more dims than a tensor may have.
+Tensor einsum(std::string_view equation, std::span<const Tensor> operands);
+
+/// einsum("ij,jk->ik", a, b).
+template <class... Operands>
+  requires(sizeof...(Operands) > 0 && (std::convertible_to<const Operands&, Tensor> && ...))
+Tensor einsum(std::string_view equation, const Operands&... operands) {
+  const Tensor list[] = {operands...};
+  return einsum(equation, std::span<const Tensor>(list));
+}
+
+}  // namespace sherd
