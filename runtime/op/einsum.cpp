@@ -138,14 +138,14 @@ struct Pair {
 
   Labels batch, inner, free_a, free_b;
 
+  const Operand& larger() const { return a.tensor.numel() < b.tensor.numel() ? b : a; }
   std::int64_t size(char label) const { return has(a.labels, label) ? a.size(label) : b.size(label); }
 
   Pair(Operand left, Operand right, const Labels& wanted) : a(std::move(left)), b(std::move(right)) {
     keep = those_of(wanted, [&](char c) { return has(a.labels, c) || has(b.labels, c); });
     batch = those_of(keep, [&](char c) { return has(a.labels, c) && has(b.labels, c); });
     // As the larger operand has them, which then need not be copied.
-    const Operand& larger = a.tensor.numel() < b.tensor.numel() ? b : a;
-    inner = those_of(larger.labels, [&](char c) { return has(a.labels, c) && has(b.labels, c) && !has(keep, c); });
+    inner = those_of(larger().labels, [&](char c) { return has(a.labels, c) && has(b.labels, c) && !has(keep, c); });
     free_a = those_of(a.labels, [&](char c) { return !has(b.labels, c); });
     free_b = those_of(b.labels, [&](char c) { return !has(a.labels, c); });
   }
@@ -194,11 +194,19 @@ Tensor as_matrices(const Operand& x, const Labels& batch, const Labels& rows, co
   return reshape(permuted(x, batch + rows + columns), shape);
 }
 
-// Element by element, with broadcasting. Integers have no other product.
+// Element by element, with broadcasting; summed products are added up in f32 at least, as those of matrices are.
 Operand multiply(const Pair& pair) {
-  const Labels all = pair.inner + pair.keep;
+  // What is summed away at once is best read as it lies, what stays is made as it is wanted.
+  const Operand& larger = pair.larger();
+  const Labels all = pair.inner.empty()
+                         ? pair.keep
+                         : those_of(pair.keep, [&](char c) { return !has(larger.labels, c); }) + larger.labels;
   const auto aligned = [&](const Operand& x) { return reshape(permuted(x, all), aligned_shape(x, all)); };
-  return summed_to({mul(aligned(pair.a), aligned(pair.b)), all}, pair.keep);
+  const DType dtype = pair.a.tensor.dtype();
+  Tensor a = aligned(pair.a);
+  if (!pair.inner.empty() && is_floating(dtype) && byte_size(dtype) < 4) a = cast(std::move(a), DType::f32);
+  Operand y = summed_to({mul(std::move(a), aligned(pair.b)), all}, pair.keep);
+  return {cast(std::move(y.tensor), dtype), y.labels};
 }
 
 Operand contract(Pair pair) {
@@ -228,7 +236,9 @@ Operand contract(Pair pair) {
 
 Operand product(Operand a, Operand b, const Labels& wanted) {
   const Pair pair(std::move(a), std::move(b), wanted);
-  if (pair.inner.empty() || !is_floating(pair.a.tensor.dtype())) return multiply(pair);
+  // Matrices of one row and one column keep no matrix engine busy, forward or backward; it has none for integers.
+  const bool is_dot = pair.free_a.empty() && pair.free_b.empty();
+  if (pair.inner.empty() || is_dot || !is_floating(pair.a.tensor.dtype())) return multiply(pair);
   return contract(pair);
 }
 

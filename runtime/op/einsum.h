@@ -13,8 +13,9 @@ namespace sherd {
 /// summed over. As PyTorch has it: blanks mean nothing; "..." stands for any dims, which broadcast; without "->" the
 /// result has the dims of "..." and then the letters that occur once, in the order of the alphabet; a letter twice in
 /// one operand takes its diagonal; a size of 1 broadcasts along its letter.
-/// Operands have one dtype, which the result has too. Floating ones that share a summed letter are multiplied by one
-/// matmul (or linear, when the right one is [out, in]) that reads transposed operands where they lie; others by mul.
+/// Operands have one dtype, which the result has too. A pair of floating ones that share a summed letter, and do not
+/// share all, is one matmul (or linear, when the right one is [out, in]) that reads transposed operands where they lie;
+/// any other is a mul, and a sum.
 /// Of more than two the pair comes first whose product takes the least memory beyond its operands', pairs that share a
 /// letter before others, the left one of equals.
 /// Distributed operands: nothing moves where each mesh axis cuts one letter, in all operands that have it or whole in

@@ -51,6 +51,7 @@ TEST(Einsum, CommonFormsAreOneProductOfOperandsAsTheyLie) {
   expect("bthk,hkd->btd", {{2, 3, 2, 3}, {2, 3, 4}}, "matmul");
   expect("oi,bit->bot", {{5, 3}, {2, 3, 4}}, "linear");
   expect("bi,bj->bij", {{2, 3}, {2, 4}}, "mul");
+  expect("bi,bi->b", {{2, 3}, {2, 3}}, "mul sum");
 }
 
 TEST(Einsum, ThePairThatSavesMostMemoryComesFirst) {
@@ -58,7 +59,7 @@ TEST(Einsum, ThePairThatSavesMostMemoryComesFirst) {
   EXPECT_NE(graph_of("ij,jk,kl->il", {{2, 3}, {3, 40}, {40, 5}}).find(" f32[5,3] = linear"), std::string::npos);
   EXPECT_NE(graph_of("ij,jk,kl->il", {{2, 40}, {40, 3}, {3, 5}}).find(" f32[2,3] = matmul"), std::string::npos);
   // The first two share nothing.
-  EXPECT_EQ(rows_of("i,j,ij->", {{30}, {40}, {30, 40}}), "linear linear");
+  EXPECT_EQ(rows_of("i,j,ij->", {{30}, {40}, {30, 40}}), "linear mul sum");
 }
 
 TEST(Einsum, ACapturedStepIsBitwiseTheEagerOne) {

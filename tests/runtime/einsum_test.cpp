@@ -55,6 +55,15 @@ TEST(Einsum, AProductIsTheRowsOwnBits) {
   }
 }
 
+// With x = 1 + 2^-7: x * x - (1 + 2^-6) is 2^-14, of which a product rounded to bf16 has lost all.
+TEST(Einsum, DotsOf16BitsAddUpInF32) {
+  const Tensor a = cast(Tensor::from<float>({1.0078125F, -1.015625F}, {1, 2}), DType::bf16);
+  const Tensor b = cast(Tensor::from<float>({1.0078125F, 1}, {1, 2}), DType::bf16);
+  const Tensor y = einsum("bi,bi->b", a, b);
+  EXPECT_EQ(y.dtype(), DType::bf16);
+  EXPECT_EQ(y.item<float>(), 0x1p-14F);
+}
+
 TEST(Einsum, WhatOnlyNamesDimsIsAView) {
   const Tensor x = draw(normal({2, 3, 4}), DType::f32, 4);
   for (const char* equation : {"ijk", "ijk->kij", "...", "a...->...a"})
