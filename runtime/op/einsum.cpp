@@ -13,9 +13,11 @@
 #include "runtime/op/einsum.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "runtime/op/einsum_equation.h"
 #include "runtime/op/ops.h"

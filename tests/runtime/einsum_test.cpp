@@ -2,6 +2,9 @@
 // words of its errors. (Which rows it takes: tests/compile/einsum_test.cpp; sharded: tests/dtensor/einsum_test.cpp.)
 #include "runtime/op/einsum.h"
 
+#include <cmath>
+#include <limits>
+
 #include <gtest/gtest.h>
 
 #include "runtime/op/ops.h"
