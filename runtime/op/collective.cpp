@@ -13,6 +13,7 @@
 // (If every rank computes the same loss from y, count it once: divide it by the size of the group.)
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/chunks.h"
+#include "runtime/exec/backend.h"
 #include "runtime/op/ops.h"
 
 namespace sherd {
@@ -120,38 +121,57 @@ void vjp_all_to_all(VjpCall& call) {
   call.give(0, op, back, contiguous(call.grad()));
 }
 
+// On a device, groups of one rank: their collectives are copies.
+void run_on_device(const KernelCall& call) {
+  const Tensor &x = call.in[0], &out = call.out[0];
+  const int ranks = call.attrs.as<CollectiveAttrs>().group->size();
+  check(ranks == 1,
+        "{} of {} ranks on {}: ranks on GPUs talk through NCCL, which is not built yet; use one rank, or move the "
+        "tensors to the cpu with to()",
+        call.op.name, ranks, to_string(out.device()));
+  check(x.is_contiguous(), "{} needs a dense tensor, got {} with strides {}", call.op.name, describe(x),
+        to_string(x.strides()));
+  if (x.numel() > 0 && x.raw() != out.raw()) call.exec.device->copy(out.raw(), x.raw(), x.bytes());
+}
+
 }  // namespace
 
 void register_collective(OpTable& table) {
   constexpr Traits traits{.collective = true};
+  constexpr std::array<Kernel, kNumBackends> kernels{nullptr, run_on_device};  // the CPU's are in runtime/cpu
   table.add({.name = "all_reduce",
              .doc = "Reduces x over the ranks of a group; every rank gets the same bits.",
              .infer = infer_same,
              .traits = traits,
-             .vjp = vjp_all_reduce});
+             .vjp = vjp_all_reduce,
+             .kernel = kernels});
   table.add(
       {.name = "all_gather",
        .doc = "Concatenates the ranks' x [..., own part, ...] along a dim -> [..., size, ...], cut by the chunk rule.",
        .infer = infer_all_gather,
        .traits = traits,
-       .vjp = vjp_all_gather});
+       .vjp = vjp_all_gather,
+       .kernel = kernels});
   table.add({.name = "reduce_scatter",
              .doc = "Reduces x [..., size, ...] over the ranks and keeps this rank's chunk of a dim.",
              .infer = infer_reduce_scatter,
              .traits = traits,
-             .vjp = vjp_reduce_scatter});
+             .vjp = vjp_reduce_scatter,
+             .kernel = kernels});
   table.add(
       {.name = "all_to_all",
        .doc = "From x [..., own part, ..., S, ...], cut along one dim, to [..., size, ..., own chunk of S, ...], cut "
               "along another.",
        .infer = infer_all_to_all,
        .traits = traits,
-       .vjp = vjp_all_to_all});
+       .vjp = vjp_all_to_all,
+       .kernel = kernels});
   table.add({.name = "broadcast",
              .doc = "The root's x on every rank.",
              .infer = infer_broadcast,
              .traits = traits,
-             .no_gradient = "distributes values before training"});
+             .no_gradient = "distributes values before training",
+             .kernel = kernels});
 }
 
 Tensor all_reduce(Tensor x, ProcessGroup& group, ReduceKind kind) {
