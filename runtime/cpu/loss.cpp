@@ -65,70 +65,48 @@ A sum_of_exp(const A* x, A shift, std::int64_t n) {
   return total;
 }
 
-/// What a row's logits say of its target: the largest of them, the sum of exp(x - largest), and the target's own, 0 if
-/// it is not here.
-template <class A>
-struct RowParts {
-  A largest = -std::numeric_limits<A>::infinity(), sum = 0, at_target = 0;
-};
-
-/// Calls put(i, parts) for rows first, first + 1, ... of the whole problem, whose logits start at `logits`.
-template <class T, class Put>
-void each_row(const T* logits, std::int64_t first, std::int64_t rows, std::int64_t v, const Targets& targets,
-              const Put& put) {
+/// Puts rows first, first + 1, ... of the whole problem, whose logits start at `logits`.
+template <class T, class Out>
+void put_rows(const T* logits, std::int64_t first, std::int64_t rows, std::int64_t v, const Targets& targets,
+              const Out& out) {
   using A = Accumulator<T>;
   parallel_for(rows, kLineGrain / std::max<std::int64_t>(v, 1), [&](std::int64_t begin, std::int64_t end) {
     A* const buffer = std::is_same_v<T, A> ? nullptr : thread_workspace<A>(WorkspaceUse::row, v);
     for (std::int64_t r = begin; r < end; ++r) {
       const std::int64_t i = first + r;
-      RowParts<A> parts;
-      if (targets.ignored(i)) {
-        parts = {.largest = 0, .sum = 1};
-      } else if (v > 0) {
+      RowParts<A> parts{-std::numeric_limits<A>::infinity(), 0, 0};
+      const bool counts = !targets.ignored(i);
+      if (counts && v > 0) {
         const A* const row = load_row(logits + r * v, v, buffer);
         parts.largest = row_max(row, v);
         // Minus infinity everywhere: a part may hold nothing but columns that are masked.
         parts.sum = sum_of_exp(row, std::max(parts.largest, std::numeric_limits<A>::lowest()), v);
         if (targets.is_here(i)) parts.at_target = row[targets.column(i)];
       }
-      put(i, parts);
+      out.put(i, counts, parts);
     }
   });
 }
 
 /// The same for logits x weight^T, of which a chunk of rows is held at a time.
-template <class T, class Put>
-void each_row_of_product(const KernelCall& c, ScratchCursor& scratch, const Targets& targets, const Put& put) {
+template <class T, class Out>
+void put_rows_of_product(const KernelCall& c, ScratchCursor& scratch, const Targets& targets, const Out& out) {
   const Tensor &x = c.in[0], &weight = c.in[1];
   const std::int64_t v = weight.shape()[0], k = weight.shape()[1], rows = c.in[2].numel(), chunk = loss_chunk_rows(v);
   const T *const in = scratch.dense<T>(x), *const w = scratch.dense<T>(weight);
   T* const logits = scratch.take<T>(std::min(chunk, rows) * v);
   for (std::int64_t first = 0; first < rows; first += chunk) {
     const std::int64_t m = std::min(chunk, rows - first);
-    if (v > 0)
-      gemm({.dtype = x.dtype(),
-            .result = x.dtype(),
-            .transpose_b = true,
-            .m = m,
-            .n = v,
-            .k = k,
-            .lda = k,
-            .ldb = k,
-            .ldc = v},
-           in + first * k, w, logits);
-    each_row(logits, first, m, v, targets, put);
+    if (v > 0) gemm(logits_product<Gemm>(x.dtype(), m, weight.shape()), in + first * k, w, logits);
+    put_rows(logits, first, m, v, targets, out);
   }
 }
 
 // ---- the loss: log-sum-exp, loss per row, and their mean ----
 
 template <class A>
-auto put_loss(const KernelCall& c, const Targets& targets, A* losses) {
-  return [&targets, losses, lse = c.out[1].mutable_data<A>()](std::int64_t i, const RowParts<A>& parts) {
-    const A log_sum = Math::log(parts.sum);
-    lse[i] = targets.ignored(i) ? A{} : parts.largest + log_sum;
-    losses[i] = targets.ignored(i) ? A{} : (parts.largest - parts.at_target) + log_sum;
-  };
+LossOut<Math, A> loss_out(const KernelCall& c, A* losses) {
+  return {c.out[1].mutable_data<A>(), losses};
 }
 
 template <class A>
@@ -146,7 +124,7 @@ void cross_entropy_kernel(const KernelCall& c) {
   const std::int64_t count = targets.count(rows);
   visit_floating(c.in[0].dtype(), [&]<class T>(Type<T>) {
     auto* const losses = scratch.take<Accumulator<T>>(rows);
-    each_row(scratch.dense<T>(c.in[0]), 0, rows, v, targets, put_loss(c, targets, losses));
+    put_rows(scratch.dense<T>(c.in[0]), 0, rows, v, targets, loss_out(c, losses));
     mean_loss(losses, rows, count, c);
   });
 }
@@ -158,7 +136,7 @@ void linear_cross_entropy_kernel(const KernelCall& c) {
   const std::int64_t count = targets.count(rows);
   visit_floating(c.in[0].dtype(), [&]<class T>(Type<T>) {
     auto* const losses = scratch.take<Accumulator<T>>(rows);
-    each_row_of_product<T>(c, scratch, targets, put_loss(c, targets, losses));
+    put_rows_of_product<T>(c, scratch, targets, loss_out(c, losses));
     mean_loss(losses, rows, count, c);
   });
 }
@@ -166,13 +144,8 @@ void linear_cross_entropy_kernel(const KernelCall& c) {
 // ---- parts: the three numbers per row ----
 
 template <class A>
-auto put_parts(const KernelCall& c) {
-  return [largest = c.out[0].mutable_data<A>(), sum = c.out[1].mutable_data<A>(),
-          at_target = c.out[2].mutable_data<A>()](std::int64_t i, const RowParts<A>& parts) {
-    largest[i] = parts.largest;
-    sum[i] = parts.sum;
-    at_target[i] = parts.at_target;
-  };
+PartsOut<A> parts_out(const KernelCall& c) {
+  return {c.out[0].mutable_data<A>(), c.out[1].mutable_data<A>(), c.out[2].mutable_data<A>()};
 }
 
 void cross_entropy_parts_kernel(const KernelCall& c) {
@@ -181,7 +154,7 @@ void cross_entropy_parts_kernel(const KernelCall& c) {
   const Targets targets(c, c.in[1], v, scratch);
   targets.count(rows);  // before any thread starts
   visit_floating(c.in[0].dtype(), [&]<class T>(Type<T>) {
-    each_row(scratch.dense<T>(c.in[0]), 0, rows, v, targets, put_parts<Accumulator<T>>(c));
+    put_rows(scratch.dense<T>(c.in[0]), 0, rows, v, targets, parts_out<Accumulator<T>>(c));
   });
 }
 
@@ -190,7 +163,7 @@ void linear_cross_entropy_parts_kernel(const KernelCall& c) {
   const Targets targets(c, c.in[2], c.in[1].shape()[0], scratch);
   targets.count(c.in[2].numel());
   visit_floating(c.in[0].dtype(),
-                 [&]<class T>(Type<T>) { each_row_of_product<T>(c, scratch, targets, put_parts<Accumulator<T>>(c)); });
+                 [&]<class T>(Type<T>) { put_rows_of_product<T>(c, scratch, targets, parts_out<Accumulator<T>>(c)); });
 }
 
 // ---- backward ----

@@ -45,28 +45,6 @@ Targets targets_of(const KernelCall& call, const Tensor& tensor, const Dense& de
 
 // ---- forward ----
 
-/// What is written of a row: the largest of its logits, the sum of exp(x - largest) and the target's own logit become
-/// log-sum-exp and loss,
-template <class A>
-struct LossOut {
-  A *lse, *losses;
-  __device__ void put(std::int64_t i, bool counts, A largest, A sum, A at_target) const {
-    const A log_sum = std::log(sum);
-    lse[i] = counts ? largest + log_sum : A{};
-    losses[i] = counts ? (largest - at_target) + log_sum : A{};
-  }
-};
-/// or stay as they are, for other ranks' columns to join (op/loss.cpp).
-template <class A>
-struct PartsOut {
-  A *largest, *sum, *at_target;
-  __device__ void put(std::int64_t i, bool counts, A its_largest, A its_sum, A its_target) const {
-    largest[i] = counts ? its_largest : A{};
-    sum[i] = counts ? its_sum : A{1};
-    at_target[i] = counts ? its_target : A{};
-  }
-};
-
 /// Rows first, first + 1, ... of the whole problem, whose logits start at `logits`.
 template <class R, class Out>
 __global__ void loss_rows_kernel(const typename R::T* logits, std::int64_t first, std::int64_t rows, Targets targets,
@@ -85,8 +63,8 @@ __global__ void loss_rows_kernel(const typename R::T* logits, std::int64_t first
   if (!active || team.rank() != 0) return;
   targets.report(i, target);
   const bool is_here = counts && targets.classes.is_here(target);
-  out.put(i, counts, total.largest, total.sum,
-          is_here ? to_compute(logits[r * v + target - targets.classes.first]) : A{});
+  const A at_target = is_here ? to_compute(logits[r * v + target - targets.classes.first]) : A{};
+  out.put(i, counts, {total.largest, total.sum, at_target});
 }
 
 struct MeanScratch {
@@ -135,15 +113,7 @@ void loss_rows_of_product(const KernelCall& call, const Targets& targets, const 
   const Workspace logits(context, chunk * v * static_cast<std::int64_t>(sizeof(T)));
   for (std::int64_t first = 0; first < rows; first += chunk) {
     const std::int64_t m = std::min(chunk, rows - first);
-    const Gemm product{.dtype = x.dtype(),
-                       .result = x.dtype(),
-                       .transpose_b = true,
-                       .m = m,
-                       .n = v,
-                       .k = k,
-                       .lda = k,
-                       .ldb = k,
-                       .ldc = v};
+    const auto product = logits_product<Gemm>(x.dtype(), m, weight.shape());
     if (v > 0) gemm(context, product, in.data<T>() + first * k, factors.raw(), logits.data());
     loss_rows(context, logits.as<const T>(), first, m, targets, out);
   }
@@ -163,7 +133,7 @@ void cross_entropy(const KernelCall& call) {
     using A = Compute<T>;
     const Workspace losses(context_of(call), rows * static_cast<std::int64_t>(sizeof(A)));
     loss_rows(context_of(call), logits.data<T>(), 0, rows, targets,
-              LossOut<A>{call.out[1].mutable_data<A>(), losses.as<A>()});
+              LossOut<Math, A>{call.out[1].mutable_data<A>(), losses.as<A>()});
     mean_loss(call, losses.as<const A>(), rows, targets);
   });
 }
@@ -175,7 +145,7 @@ void linear_cross_entropy(const KernelCall& call) {
   visit_float(call.in[0].dtype(), [&]<class T>(Type<T>) {
     using A = Compute<T>;
     const Workspace losses(context_of(call), rows * static_cast<std::int64_t>(sizeof(A)));
-    loss_rows_of_product<T>(call, targets, LossOut<A>{call.out[1].mutable_data<A>(), losses.as<A>()});
+    loss_rows_of_product<T>(call, targets, LossOut<Math, A>{call.out[1].mutable_data<A>(), losses.as<A>()});
     mean_loss(call, losses.as<const A>(), rows, targets);
   });
 }

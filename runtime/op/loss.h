@@ -1,10 +1,14 @@
 #pragma once
-// How linear_cross_entropy cuts its rows: forward and backward use the same chunks, so the logits that backward
-// computes again have the same bits.
+// What the backends' cross entropies have in common: the parts of a row's loss and where they go, and how
+// linear_cross_entropy cuts its rows. Forward and backward use the same chunks, so the logits that backward computes
+// again have the same bits.
 #include <algorithm>
 #include <cstdint>
 
+#include "runtime/op/pointwise.h"
 #include "runtime/tensor/device.h"
+#include "runtime/tensor/dtype.h"
+#include "runtime/tensor/shape.h"
 
 namespace sherd {
 
@@ -17,5 +21,41 @@ constexpr std::int64_t loss_chunk_rows(std::int64_t vocabulary, Device::Kind kin
   constexpr std::int64_t kStep = 1024;
   return std::clamp<std::int64_t>((std::int64_t{1} << 28) / columns / kStep * kStep, kStep, 4096);
 }
+
+/// logits [rows, V] = x [rows, K] weight [V, K]^T, all dense, as a backend's Gemm.
+template <class Gemm>
+Gemm logits_product(DType dtype, std::int64_t rows, const Shape& weight) {
+  const std::int64_t v = weight[0], k = weight[1];
+  return {
+      .dtype = dtype, .result = dtype, .transpose_b = true, .m = rows, .n = v, .k = k, .lda = k, .ldb = k, .ldc = v};
+}
+
+/// What a row's logits say of its target: the largest of them, the sum of exp(x - largest), and the target's own, 0 if
+/// it is not here.
+template <class A>
+struct RowParts {
+  A largest, sum, at_target;
+};
+
+/// Where the parts of rows go: joined, to log-sum-exp and loss,
+template <class Math, class A>
+struct LossOut {
+  A *lse, *losses;
+  SHERD_HD void put(std::int64_t i, bool counts, const RowParts<A>& row) const {
+    const A log_sum = Math::log(row.sum);
+    lse[i] = counts ? row.largest + log_sum : A{};
+    losses[i] = counts ? (row.largest - row.at_target) + log_sum : A{};
+  }
+};
+/// or as they are, for other ranks' columns to join (op/loss.cpp).
+template <class A>
+struct PartsOut {
+  A *largest, *sum, *at_target;
+  SHERD_HD void put(std::int64_t i, bool counts, const RowParts<A>& row) const {
+    largest[i] = counts ? row.largest : A{};
+    sum[i] = counts ? row.sum : A{1};
+    at_target[i] = counts ? row.at_target : A{};
+  }
+};
 
 }  // namespace sherd
