@@ -4,8 +4,9 @@
 //   2  what lies above it, and the first that equal it, in the line's order
 //   3  these k in order: each counts those before it; more than kRanked by a stable radix sort of one bit a pass
 //
-// Counts are integers, so nothing depends on timing. Bytes: the line five times (nine for 64 bits), from the cache
-// where it fits.
+// A long line is cut into parts for a block each, and what they find, part after part, is the line of one more block:
+// of equals the first still comes first. Counts are integers, so nothing depends on timing. Bytes: the line five times
+// (nine for 64 bits), from the cache where it fits.
 #include <bit>
 
 #include "runtime/cuda/bits.h"
@@ -179,20 +180,24 @@ __device__ void sort_found(Found<K>& from, Found<K>& to, std::uint32_t k, Scratc
 template <class T>
 struct TopKCall {
   const T* x;
-  IndexWalk lines, where;  // where lines begin, and their numbers among the result's lines
-  std::int64_t step, inner;
-  std::uint32_t n, k;
+  const std::int64_t* names;  // places of x's elements in lines of which they were found, or null: x has the lines
+  IndexWalk lines, where;     // where lines begin, and their numbers among the result's lines
+  std::int64_t step, inner, n;
+  std::uint32_t k, parts;  // `parts` > 1: a block's result is a line of its own
   T* values;
   std::int64_t* places;
-  Found<Key<T>> found, other;  // k for each line; `other` only for k > kRanked
+  Found<Key<T>> found, other;  // k for each block; `other` only for k > kRanked
 };
 
 template <class T>
 __global__ void topk_kernel(TopKCall<T> call) {
   auto& scratch = shared<Scratch>();
-  const std::int64_t block = block_index(), number = call.where.offset(block);
+  const std::int64_t block = block_index(), part = block % call.parts;
+  const std::int64_t begin = call.n * part / call.parts, end = call.n * (part + 1) / call.parts;
+  const std::int64_t origin = call.lines.offset(block / call.parts) + begin * call.step;
+  const std::int64_t number = call.parts > 1 ? block : call.where.offset(block);
   const std::uint32_t k = call.k;
-  const Line<T> line{call.x + call.lines.offset(block), call.step, call.n};
+  const Line<T> line{call.x + origin, call.step, static_cast<std::uint32_t>(end - begin)};
   Found<Key<T>> found{call.found.keys + block * k, call.found.places + block * k};
   std::uint32_t left = 0;
   const Key<T> threshold = find_threshold(line, k, left, scratch);
@@ -201,7 +206,7 @@ __global__ void topk_kernel(TopKCall<T> call) {
   const auto put = [&](std::uint32_t rank, std::uint32_t place) {
     const std::int64_t at = first + rank * call.inner;
     call.values[at] = line.x[place * line.step];
-    call.places[at] = place;
+    call.places[at] = call.names ? call.names[origin + place * line.step] : begin + place;
   };
   const auto threads = static_cast<std::uint32_t>(block_threads()), me = static_cast<std::uint32_t>(thread_index());
   if (k <= kRanked) {
@@ -221,6 +226,46 @@ __global__ void topk_kernel(TopKCall<T> call) {
   }
 }
 
+/// Blocks of a line: enough to fill a device, each with many more elements than it finds.
+std::int64_t parts_of(std::int64_t lines, std::int64_t n, std::int64_t k) {
+  constexpr std::int64_t kBlocks = 512, kElements = 8192, kTimes = 8;
+  return std::max<std::int64_t>(std::min(kBlocks / lines, n / std::max(kElements, kTimes * k)), 1);
+}
+
+template <class T>
+void run(Context& context, std::int64_t lines, TopKCall<T> call) {
+  const std::int64_t blocks = lines * call.parts, entries = blocks * call.k, lists = call.k > kRanked ? 2 : 1;
+  check(blocks < std::int64_t{1} << 31, "topk of {} lines: kernels take fewer than 2^31", blocks);
+  unsigned threads = kWarp;
+  while (threads < kMostThreads && std::int64_t{threads} * 4 < call.n / call.parts) threads *= 2;
+  const Workspace memory(context, lists * entries * static_cast<std::int64_t>(sizeof(Key<T>) + sizeof(std::uint32_t)));
+  auto* const keys = memory.as<Key<T>>();
+  auto* const places = reinterpret_cast<std::uint32_t*>(keys + lists * entries);
+  call.found = {keys, places};
+  call.other = {keys + (lists - 1) * entries, places + (lists - 1) * entries};
+  launch(context.stream(), topk_kernel<T>,
+         {.blocks = static_cast<unsigned>(blocks), .threads = threads, .shared_bytes = sizeof(Scratch)}, call);
+}
+
+template <class T>
+void run_parts(Context& context, std::int64_t lines, TopKCall<T> call) {
+  const std::int64_t candidates = call.parts * std::int64_t{call.k}, all = lines * candidates;
+  const Workspace names(context, all * static_cast<std::int64_t>(sizeof(std::int64_t)));
+  const Workspace values(context, all * static_cast<std::int64_t>(sizeof(T)));
+  TopKCall<T> of_parts = call;
+  of_parts.inner = 1;
+  of_parts.values = values.as<T>();
+  of_parts.places = names.as<std::int64_t>();
+  run(context, lines, of_parts);
+  call.x = values.as<const T>();
+  call.names = names.as<const std::int64_t>();
+  call.lines = IndexWalk({lines}, {candidates});
+  call.step = 1;
+  call.n = candidates;
+  call.parts = 1;
+  run(context, lines, call);
+}
+
 void topk(const KernelCall& call) {
   const Tensor& x = call.in[0];
   const auto& attrs = call.attrs.as<TopKAttrs>();
@@ -229,32 +274,25 @@ void topk(const KernelCall& call) {
   const std::int64_t n = x.size(attrs.dim), k = attrs.k;
   check(n < std::int64_t{1} << 31, "topk along a dim of {} elements: kernels take fewer than 2^31", n);
   const ReducePlan plan = plan_whole_rows(x.shape(), x.strides(), std::uint64_t{1} << attrs.dim);
-  check(plan.results < std::int64_t{1} << 31, "topk of {} lines: kernels take fewer than 2^31", plan.results);
   std::int64_t inner = 1;
   for (int d = attrs.dim + 1; d < x.ndim(); ++d) inner *= x.size(d);
-  unsigned threads = kWarp;
-  while (threads < kMostThreads && std::int64_t{threads} * 4 < n) threads *= 2;
+  const std::int64_t parts = parts_of(plan.results, n, k);
   visit_dtype(x.dtype(), [&]<class T>(Type<T>) {
-    const std::int64_t entries = plan.results * k, lists = k > kRanked ? 2 : 1;
-    const Workspace memory(context,
-                           lists * entries * static_cast<std::int64_t>(sizeof(Key<T>) + sizeof(std::uint32_t)));
-    auto* const keys = memory.as<Key<T>>();
-    auto* const places = reinterpret_cast<std::uint32_t*>(keys + lists * entries);
-    const auto list = [&](std::int64_t i) { return Found<Key<T>>{keys + i * entries, places + i * entries}; };
     const TopKCall<T> arguments{.x = x.data<T>(),
+                                .names = nullptr,
                                 .lines = plan.kept,
                                 .where = plan.out,
                                 .step = x.strides()[attrs.dim],
                                 .inner = inner,
-                                .n = static_cast<std::uint32_t>(n),
+                                .n = n,
                                 .k = static_cast<std::uint32_t>(k),
+                                .parts = static_cast<std::uint32_t>(parts),
                                 .values = call.out[0].mutable_data<T>(),
                                 .places = call.out[1].mutable_data<std::int64_t>(),
-                                .found = list(0),
-                                .other = list(lists - 1)};
-    launch(context.stream(), topk_kernel<T>,
-           {.blocks = static_cast<unsigned>(plan.results), .threads = threads, .shared_bytes = sizeof(Scratch)},
-           arguments);
+                                .found = {},
+                                .other = {}};
+    if (parts > 1) run_parts(context, plan.results, arguments);
+    else run(context, plan.results, arguments);
   });
 }
 

@@ -55,5 +55,15 @@ TEST_F(CudaPaths, CopiesTakeTheWidestPath) {
   EXPECT_TRUE(has(kernels_of([&] { (void)cast(x, DType::f32); }), "convert_vectors"));
 }
 
+TEST_F(CudaPaths, ALongLineOfTopKIsSeveralBlocksThenOne) {
+  const auto topk_kernels = [](std::int64_t n, std::int64_t k) {
+    const Tensor x = on_device(draw(normal({n}), DType::f32, 5));
+    return kernels_of([&] { (void)topk(x, k); });
+  };
+  EXPECT_TRUE(has(topk_kernels(16'383, 5), " x1; ")) << "too short to share";
+  EXPECT_TRUE(has(topk_kernels(16'384, 5), " x2; "));
+  EXPECT_TRUE(has(topk_kernels(16'384, 1025), " x1; ")) << "parts would find too many";
+}
+
 }  // namespace
 }  // namespace sherd::testing

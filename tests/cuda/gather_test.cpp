@@ -116,6 +116,25 @@ TEST_F(CudaTopK, AlongEveryDimOfEveryLayout) {
     for (int dim = 0; dim < 3; ++dim) expect_same("topk", {t}, TopKAttrs{2, dim});
 }
 
+// Lines that several blocks share. Few different values: of those that equal the last one, the first are taken,
+// whatever part they are in.
+TEST_F(CudaTopK, LongLinesInParts) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+  for (const DType dtype : {DType::f32, DType::bf16, DType::i64, DType::u8}) {
+    const Tensor few = cast(draw(ids({2, 20'000}, 9), DType::f32, 13), dtype);
+    for (const std::int64_t k : {1, 300}) expect_same("topk", {few}, TopKAttrs{k, 1});
+    expect_same("topk", {permute(few, {1, 0})}, TopKAttrs{7, 0});
+  }
+  Tensor x = numbers({33'001}, DType::f32, 14);
+  for (const std::int64_t at : {0, 8'250, 16'499, 16'500, 33'000}) {
+    x.mutable_data<float>()[at] = kNan;
+    x.mutable_data<float>()[at / 2 + 1] = kInf;
+  }
+  expect_same("topk", {x}, TopKAttrs{9, 0});
+  expect_same("topk", {x}, TopKAttrs{1100, 0});  // ordered by sorting
+  expect_same("topk", {draw(flags({16'384}), {}, 15)}, TopKAttrs{40, 0});
+}
+
 TEST_F(CudaTopK, SpecialValues) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
   const Tensor x = Tensor::from<float>({0.0f, -kInf, kNan, -0.0f, kInf, -kNan, 0.0f, -1e-40f, 1e-40f, -kInf}, {10});
