@@ -7,6 +7,12 @@ Tensors below(const Op& op, const Attrs& attrs, std::span<Tensor> in) {
   return call_below_dist(call);
 }
 
+Tensor take_local(Tensor& t) {
+  if (!t.defined() || !t.is_distributed()) return t;
+  if (t.impl()->use_count() == 1) return Tensor(std::move(t.impl()->local));
+  return t.local();
+}
+
 Tensor dense_below(Tensor x) {
   static const Op& copy = find_op("copy");
   if (x.strides() == contiguous_strides(x.shape())) return x;

@@ -11,6 +11,9 @@ Tensor below(const Op& op, const Attrs& attrs, In&&... in) {
   return std::move(below(op, attrs, std::span<Tensor>(inputs))[0]);
 }
 
+/// The local part of an input, which is given up if nobody else holds the tensor, so that its memory may be reused.
+Tensor take_local(Tensor& t);
+
 /// x, copied unless its strides are those of a dense tensor. Ranks must decide alike, for they capture one program: a
 /// part of one row is dense however its rows lie, where larger parts of other ranks are not. So the strides are asked,
 /// not whether they matter. What is moved in and dense stays its only handle.

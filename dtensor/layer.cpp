@@ -11,8 +11,6 @@ namespace sherd {
 
 namespace {
 
-thread_local bool t_strict = false, t_implicit = false;
-
 // What an error says of the inputs, which are gone by then.
 [[noreturn]] void refuse_move(const CallPlan& plan, std::size_t i) {
   const Tensor& meta = plan.metas[i];
@@ -45,7 +43,7 @@ void copy_result(const OpCall& call, std::size_t i, Tensor result, const Spec* l
     const Spec* to = into.is_distributed() ? &Spec::from(into) : nullptr;
     check(to != nullptr, "the destination {} is a plain tensor, the result lies as {}", into, layout->describe());
     const Transition& move = plan_transition(layout, to, into.shape(), into.dtype());
-    if (t_strict && !move.is_free())
+    if (is_strict_communication() && !move.is_free())
       fail(
           "{}: the result would have to move from {} to {} of its destination; redistribute() the inputs first, or "
           "leave StrictCommunication",
@@ -86,7 +84,7 @@ Tensors distributed_layer(OpCall& call) {
   if (call.op.traits.placement) return run_placement_row(call);
   if (call.op.traits.local_extents) return run_on_local_extents(call);
   const CallPlan& plan = plan_call(call);
-  if (t_strict)
+  if (is_strict_communication())
     for (std::size_t i = 0; i < plan.moves.size(); ++i)
       if (plan.moves[i] && !plan.moves[i]->is_free()) refuse_move(plan, i);
   const CommCause cause(call.op.name);
@@ -105,19 +103,6 @@ Tensors distributed_layer(OpCall& call) {
 
 }  // namespace
 
-Tensor take_local(Tensor& t) {
-  if (!t.defined() || !t.is_distributed()) return t;
-  if (t.impl()->use_count() == 1) return Tensor(std::move(t.impl()->local));
-  return t.local();
-}
-
 void install_distributed_layer() { install_dist_layer(distributed_layer); }
-
-StrictCommunication::StrictCommunication(bool on) : outer_(t_strict) { t_strict = on; }
-StrictCommunication::~StrictCommunication() { t_strict = outer_; }
-ImplicitReplication::ImplicitReplication(bool on) : outer_(t_implicit) { t_implicit = on; }
-ImplicitReplication::~ImplicitReplication() { t_implicit = outer_; }
-bool is_strict_communication() { return t_strict; }
-bool is_implicit_replication() { return t_implicit; }
 
 }  // namespace sherd

@@ -8,7 +8,7 @@
 
 #include "dtensor/choose.h"
 #include "dtensor/derived.h"
-#include "dtensor/layer.h"
+#include "dtensor/scopes.h"
 #include "runtime/op/wanted_layout.h"
 
 namespace sherd {

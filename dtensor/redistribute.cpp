@@ -1,6 +1,6 @@
 #include "dtensor/redistribute.h"
 
-#include "dtensor/layer.h"
+#include "dtensor/below.h"
 #include "runtime/autograd/autograd.h"
 
 namespace sherd {

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/api.h"
-#include "dtensor/layer.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/op/ops.h"

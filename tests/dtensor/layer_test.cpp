@@ -4,9 +4,9 @@
 #include <cmath>
 
 #include "dtensor/api.h"
-#include "dtensor/layer.h"
 #include "dtensor/propagate.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
 #include "runtime/comm/comm_counter.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "dtensor/api.h"
-#include "dtensor/layer.h"
+#include "dtensor/scopes.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "tests/dtensor/layouts.h"

@@ -4,8 +4,8 @@
 #include <functional>
 
 #include "dtensor/api.h"
-#include "dtensor/layer.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/op/ops.h"

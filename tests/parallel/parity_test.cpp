@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "dtensor/layer.h"
+#include "dtensor/scopes.h"
 #include "nn/models/gpt.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/sgd.h"

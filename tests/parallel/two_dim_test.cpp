@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
-#include "dtensor/layer.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard_group.h"

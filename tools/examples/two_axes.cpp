@@ -4,7 +4,7 @@
 
 #include "compile/compile.h"
 #include "dtensor/draw.h"
-#include "dtensor/layer.h"
+#include "dtensor/scopes.h"
 #include "nn/models/llama_plan.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
