@@ -4,25 +4,19 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/ops.h"
 #include "tests/support/grad_check.h"
+#include "tests/support/message_of.h"
 #include "tests/support/near.h"
 
 namespace sherd {
 namespace {
 
 using testing::grad_check;
+using testing::message_of;
 using testing::same_bits;
 using Ints = std::vector<std::int64_t>;
 
 Ints values(const Tensor& t) { return t.to_vector<std::int64_t>(); }
 Tensor numbered(const Shape& shape) { return reshape(arange(numel(shape)), shape); }
-
-template <class Fn>
-std::string message(const Fn& fn) {
-  try {
-    fn();
-  } catch (const Error& e) { return e.message(); }
-  return "no error";
-}
 
 Tensor embedding_gradient(const Tensor& grad, const Tensor& ids, std::int64_t rows) {
   return call(find_op("embedding_backward"), EmbeddingAttrs{rows}, grad, ids);
@@ -41,11 +35,11 @@ TEST(Embedding, TakesRowsForIdsOfAnyShapeAndStride) {
 
 TEST(Embedding, AnIdOutsideTheTableIsNamed) {
   const Tensor table = zeros({4, 3});
-  EXPECT_EQ(message([&] { embedding(table, Tensor::from<std::int64_t>({0, 4}, {2})); }),
+  EXPECT_EQ(message_of([&] { embedding(table, Tensor::from<std::int64_t>({0, 4}, {2})); }),
             "embedding: index 4 at position 1 is outside of 0..3");
-  EXPECT_EQ(message([&] { embedding(table, Tensor::from<std::int64_t>({-1}, {1})); }),
+  EXPECT_EQ(message_of([&] { embedding(table, Tensor::from<std::int64_t>({-1}, {1})); }),
             "embedding: index -1 at position 0 is outside of 0..3");
-  EXPECT_EQ(message([&] { embedding(table, Tensor::from<float>({0}, {1})); }),
+  EXPECT_EQ(message_of([&] { embedding(table, Tensor::from<float>({0}, {1})); }),
             "embedding needs i32 or i64 indices, got f32[1]");
 }
 
@@ -110,7 +104,7 @@ TEST(Embedding, PartsSumToTheWholeLookUp) {
 
 TEST(Embedding, APartKnowsAllIdsThatExist) {
   const auto look_up = [](std::int64_t id, const VocabularyPart& part) {
-    return message([&] {
+    return message_of([&] {
       call(find_op("embedding"), EmbeddingAttrs{.part = part}, zeros({4, 3}), Tensor::from<std::int64_t>({id}, {1}));
     });
   };
@@ -133,7 +127,7 @@ TEST(IndexSelect, ForwardAndGradientAlongEveryDim) {
     EXPECT_TRUE(grad_check([&](std::span<const Tensor> in) { return square(index_select(in[0], dim, index)); },
                            std::span(&x, 1)));
   }
-  EXPECT_EQ(message([&] { index_select(x, 2, Tensor::from<std::int64_t>({2}, {1})); }),
+  EXPECT_EQ(message_of([&] { index_select(x, 2, Tensor::from<std::int64_t>({2}, {1})); }),
             "index_select: index 2 at position 0 is outside of 0..1");
 }
 
@@ -143,7 +137,7 @@ TEST(Cat, JoinsAlongAnyDimAndPromotes) {
   EXPECT_EQ(values(cat({a, transpose(a, 0, 1)}, -2)), (Ints{0, 1, 2, 3, 0, 2, 1, 3}));
   EXPECT_EQ(cat({a, cast(b, DType::f32)}, 1).dtype(), DType::f32);
   EXPECT_EQ(cat({a, zeros({2, 0}, DType::i64)}, 1).shape(), a.shape());
-  EXPECT_EQ(message([&] { cat({a, b}, 0); }), "cat of i64[2,2] and i64[2,1] along dim 0: only that dim may differ");
+  EXPECT_EQ(message_of([&] { cat({a, b}, 0); }), "cat of i64[2,2] and i64[2,1] along dim 0: only that dim may differ");
 }
 
 TEST(Cat, StackMakesANewDim) {

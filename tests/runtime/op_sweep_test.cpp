@@ -14,20 +14,10 @@
 #include "tests/support/grad_check.h"
 #include "tests/support/near.h"
 #include "tests/support/op_cases.h"
+#include "tests/support/threads.h"
 
 namespace sherd::testing {
 namespace {
-
-class Threads {
- public:
-  explicit Threads(int count) : before_(threads()) { set_threads(count); }
-  ~Threads() { set_threads(before_); }
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
-
- private:
-  int before_;
-};
 
 Tensors run(const Op& op, const OpCase& c, std::vector<Tensor> inputs) {
   const GradMode off(false);

@@ -12,21 +12,12 @@
 #include <vector>
 
 #include "runtime/tensor/error.h"
+#include "tests/support/threads.h"
 
 namespace sherd {
 namespace {
 
-// The setting is the thread's; every test leaves it as it was.
-class Threads {
- public:
-  explicit Threads(int count) : before_(threads()) { set_threads(count); }
-  ~Threads() { set_threads(before_); }
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
-
- private:
-  int before_;
-};
+using testing::Threads;
 
 TEST(Parallel, EveryElementOnceInChunksCutBySizeOnly) {
   for (int count : {1, 2, 3}) {

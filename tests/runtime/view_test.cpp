@@ -5,25 +5,19 @@
 #include "runtime/autograd/slot.h"
 #include "runtime/op/ops.h"
 #include "tests/support/grad_check.h"
+#include "tests/support/message_of.h"
 #include "tests/support/near.h"
 
 namespace sherd {
 namespace {
 
 using testing::grad_check;
+using testing::message_of;
 using Ints = std::vector<std::int64_t>;
 
 Tensor numbered(const Shape& shape) { return reshape(arange(numel(shape)), shape); }
 Ints values(const Tensor& t) { return t.to_vector<std::int64_t>(); }
 bool alias(const Tensor& a, const Tensor& b) { return a.storage() == b.storage(); }
-
-template <class Fn>
-std::string message(const Fn& fn) {
-  try {
-    fn();
-  } catch (const Error& e) { return e.message(); }
-  return "no error";
-}
 
 TEST(View, ReshapeAliasesWhatIsDense) {
   const Tensor x = numbered({2, 6});
@@ -53,13 +47,13 @@ TEST(View, ReshapeCopiesOnlyWhenItMust) {
 
 TEST(View, ErrorsNameBothSides) {
   const Tensor x = numbered({2, 3});
-  EXPECT_EQ(message([&] { view(x, {4}); }), "view of i64[2,3] as [4]: 6 elements, not 4");
-  EXPECT_EQ(message([&] { view(x, {4, -1}); }), "i64[2,3] does not divide into shape [4,-1]");
-  EXPECT_EQ(message([&] { expand(x, {4, 3}); }), "i64[2,3] does not expand to [4,3]");
-  EXPECT_EQ(message([&] { narrow(x, 1, 2, 2); }), "narrow: 2 elements from 2 on do not lie in dim 1 of i64[2,3]");
-  EXPECT_EQ(message([&] { permute(x, {0, 0}); }), "permute of i64[2,3] by [0,0]: every dim must be named once");
-  EXPECT_EQ(message([&] { split(x, 1, {1, 1}); }), "split of i64[2,3] along dim 1: the sizes sum to 2");
-  EXPECT_EQ(message([&] { select(x, 0, 2); }), "select: index 2 of dim 0 of i64[2,3]");
+  EXPECT_EQ(message_of([&] { view(x, {4}); }), "view of i64[2,3] as [4]: 6 elements, not 4");
+  EXPECT_EQ(message_of([&] { view(x, {4, -1}); }), "i64[2,3] does not divide into shape [4,-1]");
+  EXPECT_EQ(message_of([&] { expand(x, {4, 3}); }), "i64[2,3] does not expand to [4,3]");
+  EXPECT_EQ(message_of([&] { narrow(x, 1, 2, 2); }), "narrow: 2 elements from 2 on do not lie in dim 1 of i64[2,3]");
+  EXPECT_EQ(message_of([&] { permute(x, {0, 0}); }), "permute of i64[2,3] by [0,0]: every dim must be named once");
+  EXPECT_EQ(message_of([&] { split(x, 1, {1, 1}); }), "split of i64[2,3] along dim 1: the sizes sum to 2");
+  EXPECT_EQ(message_of([&] { select(x, 0, 2); }), "select: index 2 of dim 0 of i64[2,3]");
 }
 
 TEST(View, PermuteTransposeAndExpandReadTheSameBytes) {
