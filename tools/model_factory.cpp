@@ -8,75 +8,68 @@ namespace sherd {
 
 namespace {
 
+// What sections and configs of both styles call by one name.
+template <class From, class To>
+void copy_sizes(const From& from, To& to) {
+  to.vocabulary = from.vocabulary;
+  to.layers = from.layers;
+  to.heads = from.heads;
+  to.width = from.width;
+  to.hidden = from.hidden;
+  to.tied_head = from.tied_head;
+  to.norm_eps = from.norm_eps;
+}
+
 TrainConfig::Model section_of(const nn::GptConfig& c) {
   TrainConfig::Model m;
+  copy_sizes(c, m);
   m.style = "gpt2";
-  m.vocabulary = c.vocabulary;
   m.positions = c.tokens;
-  m.layers = c.layers;
-  m.heads = m.kv_heads = c.heads;
-  m.width = c.width;
-  m.hidden = c.hidden;
+  m.kv_heads = c.heads;
   m.bias = c.bias;
   m.gelu = c.gelu == GeluKind::tanh ? "tanh" : "erf";
-  m.tied_head = c.tied_head;
-  m.norm_eps = c.norm_eps;
   return m;
 }
 
 TrainConfig::Model section_of(const nn::LlamaConfig& c) {
   TrainConfig::Model m;
+  copy_sizes(c, m);
   m.style = "llama";
-  m.vocabulary = c.vocabulary;
   m.positions = c.tokens;
-  m.layers = c.layers;
-  m.heads = c.heads;
   m.kv_heads = c.kv_heads;
-  m.width = c.width;
-  m.hidden = c.hidden;
   m.rope_theta = c.rope_theta;
-  m.tied_head = c.tied_head;
-  m.norm_eps = c.norm_eps;
   return m;
+}
+
+// A config's parts that a section says for both styles.
+template <class Config>
+Config config_of(const TrainConfig::Model& m, std::int64_t vocabulary) {
+  Config c;
+  copy_sizes(m, c);
+  c.vocabulary = vocabulary;
+  c.tokens = m.positions ? m.positions : m.sequence;
+  c.init_std = m.init_std;
+  c.scaled_residual_init = m.scaled_residual_init;
+  return c;
 }
 
 }  // namespace
 
-nn::LanguageModelConfig model_config(const TrainConfig::Model& c, std::int64_t data_vocabulary) {
-  check(c.vocabulary == 0 || c.vocabulary >= data_vocabulary,
-        "model.vocabulary = {} is smaller than the data's vocabulary of {} tokens", c.vocabulary, data_vocabulary);
-  const std::int64_t vocabulary = c.vocabulary ? c.vocabulary : data_vocabulary;
-  if (c.style == "gpt2") {
-    nn::GptConfig g;
-    g.vocabulary = vocabulary;
-    g.tokens = c.positions ? c.positions : c.sequence;
-    g.layers = c.layers;
-    g.heads = c.heads;
-    g.width = c.width;
-    g.hidden = c.hidden;
-    g.bias = c.bias;
-    g.gelu = c.gelu == "tanh" ? GeluKind::tanh : GeluKind::erf;
-    g.tied_head = c.tied_head;
-    g.dropout = c.dropout;
-    g.norm_eps = c.norm_eps;
-    g.init_std = c.init_std;
-    g.scaled_residual_init = c.scaled_residual_init;
-    return g;
+nn::LanguageModelConfig model_config(const TrainConfig::Model& m, std::int64_t data_vocabulary) {
+  check(m.vocabulary == 0 || m.vocabulary >= data_vocabulary,
+        "model.vocabulary = {} is smaller than the data's vocabulary of {} tokens", m.vocabulary, data_vocabulary);
+  const std::int64_t vocabulary = m.vocabulary ? m.vocabulary : data_vocabulary;
+  if (m.style == "gpt2") {
+    auto gpt = config_of<nn::GptConfig>(m, vocabulary);
+    gpt.bias = m.bias;
+    gpt.gelu = m.gelu == "tanh" ? GeluKind::tanh : GeluKind::erf;
+    gpt.dropout = m.dropout;
+    return gpt;
   }
-  nn::LlamaConfig l;
-  l.vocabulary = vocabulary;
-  l.tokens = c.positions ? c.positions : c.sequence;
-  l.layers = c.layers;
-  l.heads = c.heads;
-  l.kv_heads = c.kv_heads;
-  l.width = c.width;
-  l.hidden = c.hidden;
-  l.rope_theta = c.rope_theta;
-  l.tied_head = c.tied_head;
-  l.norm_eps = c.norm_eps;
-  l.init_std = c.init_std;
-  l.scaled_residual_init = c.scaled_residual_init;
-  return l;
+  auto llama = config_of<nn::LlamaConfig>(m, vocabulary);
+  llama.kv_heads = m.kv_heads;
+  llama.rope_theta = m.rope_theta;
+  return llama;
 }
 
 TrainConfig::Model model_section(const nn::LanguageModelConfig& config) {

@@ -42,7 +42,8 @@ void generate(nn::LanguageModel& model, const Vocabulary& vocabulary, const Samp
   else std::fputs(options.prompt.c_str(), stdout);
   for (std::int64_t i = 0; i < options.tokens; ++i) {
     const auto length = std::min<std::int64_t>(static_cast<std::int64_t>(tokens.size()), model.max_tokens());
-    const std::span<const std::int32_t> window(tokens.data() + tokens.size() - static_cast<std::size_t>(length), static_cast<std::size_t>(length));
+    const std::span<const std::int32_t> window(tokens.data() + tokens.size() - static_cast<std::size_t>(length),
+                                               static_cast<std::size_t>(length));
     const Tensor logits = model(to(Tensor::from(window, {1, length}), device), Tensor());  // [1, T, V]
     // A model may know more tokens than the vocabulary has.
     const Tensor last = narrow(select(select(logits, 0, 0), 0, length - 1), 0, 0, vocabulary.size());

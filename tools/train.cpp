@@ -28,9 +28,10 @@ void train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
   if (!config.metrics.empty()) {
     file.emplace(config.metrics, header_line(config, trainer.group().size()), trainer.first_step());
   }
-  print(stderr, fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}\n", trainer.model().num_parameters(),
-                            trainer.data().num_train(), trainer.data().num_validation(), trainer.group().size(),
-                            trainer.group().size() == 1 ? "" : "s"));
+  print(stderr,
+        fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}\n",
+                    trainer.model().num_parameters(), trainer.data().num_train(), trainer.data().num_validation(),
+                    trainer.group().size(), trainer.group().size() == 1 ? "" : "s"));
   TrainSummary summary;
   {
     Progress progress(stderr, ::isatty(STDERR_FILENO) != 0);
@@ -84,9 +85,7 @@ void train_threads(const TrainConfig& config, int ranks) {
       RankScope scope;
       try {
         train_rank(config, group);
-      } catch (...) {
-        errors[r] = std::current_exception();
-      }
+      } catch (...) { errors[r] = std::current_exception(); }
     });
   for (std::thread& thread : threads) thread.join();
   rethrow_first(errors);

@@ -31,8 +31,8 @@ void save_checkpoint(const std::string& dir, Manifest manifest, const std::vecto
 
 /// Fills the slots with the checkpoint's values, each rank its own part, from however many ranks wrote it, in
 /// whatever layout. The model must be materialised; what is gathered of it is resharded. Missing tensors, other shapes
-/// and damaged bytes are Errors; what else the checkpoint holds is not asked for (CheckpointReader::require_exactly does
-/// that). Local: wrap in together() when ranks must agree.
+/// and damaged bytes are Errors; what else the checkpoint holds is not asked for (CheckpointReader::require_exactly
+/// does that). Local: wrap in together() when ranks must agree.
 void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state);
 
 }  // namespace sherd::nn
