@@ -152,7 +152,7 @@ Tensor from_local(Tensor local, const Spec* spec, const FromLocalOptions& option
                                  .traits = {.linear = true, .placement = true},
                                  .vjp = vjp_from_local},
                                 run_from_local};
-  check(!local.is_distributed(), "from_local: {} is distributed already", local);
+  check(!local.is_distributed(), "from_local: {} is distributed already; redistribute() changes how it lies", local);
   if (!options.run_check) check_dims(local, *spec);
   const Shape shape = options.run_check ? checked_shape(local, *spec, options) : whole_shape(local, *spec, options);
   const Spec* grad = spec_of_gradient("from_local as", *spec, local.ndim(), options.grad_placements);
@@ -189,7 +189,7 @@ Tensor full_tensor(Tensor x, const ToLocalOptions& options) {
 }
 
 Tensor distribute(const Tensor& tensor, const Spec* spec, const DistributeOptions& options) {
-  check(!tensor.is_distributed(), "distribute: {} is distributed already", tensor);
+  check(!tensor.is_distributed(), "distribute: {} is distributed already; redistribute() changes how it lies", tensor);
   check(!spec->is_partial(), "distribute: a tensor cannot be made Partial, {}; ops produce partial values",
         spec->describe());
   const Shape shape = spec->local_shape(tensor.shape());

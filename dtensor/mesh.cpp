@@ -48,12 +48,13 @@ void check_axes(std::span<const Axis> axes, int ranks) {
   std::int64_t product = 1;
   for (std::size_t i = 0; i < axes.size(); ++i) {
     check(!axes[i].name.empty(), "a mesh axis needs a name");
-    check(axes[i].size >= 1, "mesh axis \"{}\" has size {}", axes[i].name, axes[i].size);
+    check(axes[i].size >= 1, "mesh axis \"{}\" has size {}; the least is 1", axes[i].name, axes[i].size);
     for (std::size_t j = 0; j < i; ++j)
       check(axes[j].name != axes[i].name, "{}: two axes are named \"{}\"", describe_axes(axes), axes[i].name);
     product *= axes[i].size;
   }
-  check(product == ranks, "{} has {} places, the group has {} ranks", describe_axes(axes), product, ranks);
+  check(product == ranks, "{} has {} places, the group has {} ranks: the sizes of the axes must multiply to that",
+        describe_axes(axes), product, ranks);
 }
 
 // Ranks, numbered row-major by `axes`, that differ from the one at `coordinates` along those only.
@@ -149,7 +150,7 @@ DeviceMesh DeviceMesh::from_launcher(std::vector<Axis> axes) { return DeviceMesh
 
 std::size_t DeviceMesh::index(int axis) const {
   if (axis < 0 || axis >= ndim()) [[unlikely]]
-    fail("axis {} of {}", axis, describe());
+    fail("there is no axis {} in {}: its axes are numbered from 0 to {}", axis, describe(), ndim() - 1);
   return static_cast<std::size_t>(axis);
 }
 

@@ -30,7 +30,8 @@ AxesOfDim split_dims(std::span<const Placement> placements, std::span<const int>
   for (int axis : order) {
     const Placement& p = placements[static_cast<std::size_t>(axis)];
     if (!p.is_shard()) continue;
-    check(p.dim >= 0 && p.dim < kMaxDims, "Shard({}): no such dim", p.dim);
+    check(p.dim >= 0 && p.dim < kMaxDims, "Shard({}): no such dim; a layout counts them from 0 to {}", p.dim,
+          kMaxDims - 1);
     const auto d = static_cast<std::size_t>(p.dim);
     if (dims.size() <= d) dims.resize(d + 1);
     dims[d].push_back(axis);
@@ -53,7 +54,7 @@ Spec::Range chunk_range(std::int64_t n, int parts, int r) {
 
 const Spec* Spec::of(const DeviceMesh& mesh, std::span<const Placement> placements, std::span<const int> order) {
   if (static_cast<int>(placements.size()) != mesh.ndim()) [[unlikely]]
-    fail("{} placements for {}", placements.size(), mesh.describe());
+    fail("{} placements for {}: give one per axis", placements.size(), mesh.describe());
   AxesOfDim dims = split_dims(placements, complete_order(mesh, order));
   struct Key {
     std::uint64_t mesh;

@@ -37,7 +37,8 @@ GradSink::Destination DistributedSink::destination(Slot& slot) {
 }
 
 void DistributedSink::accept(Slot& slot, Tensor gradient) {
-  check(gradient.is_distributed(), "parameter \"{}\" is {}, and its gradient is the plain tensor {}", slot.name(),
+  check(gradient.is_distributed(),
+        "parameter \"{}\" is {}, and its gradient is the plain tensor {}; from_local() says how it lies", slot.name(),
         slot.value(), gradient);
   const Spec* layout = &Spec::from(slot.value());
   const Shape shape = gradient.shape();

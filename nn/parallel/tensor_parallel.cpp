@@ -105,13 +105,21 @@ struct Cut {
 };
 using Cuts = std::map<const Parameter*, Cut>;
 
+std::string names_of(const std::vector<Module::NamedParameter>& parameters) {
+  std::string names;
+  for (const Module::NamedParameter& p : parameters)
+    names += fmt::format("{}\"{}\"", names.empty() ? "" : ", ", p.name);
+  return names.empty() ? "none" : names;
+}
+
 void add_cut(const Part& part, const Part::Use& use, const ModuleLayout::Cut& wanted, Cuts& cuts) {
   const std::string by = fmt::format("style {} of module \"{}\"", *use.style, label(*part.module));
   const auto& own = part.module->own_parameters();
   const auto found =
       std::find_if(own.begin(), own.end(), [&](const Module::NamedParameter& p) { return p.name == wanted.parameter; });
   if (found == own.end()) {
-    check(wanted.is_optional, "{} places a parameter \"{}\", which the module does not have", by, wanted.parameter);
+    check(wanted.is_optional, "{} places a parameter \"{}\", which the module does not have; it has {}", by,
+          wanted.parameter, names_of(own));
     return;
   }
   Parameter& parameter = *found->parameter;
@@ -125,8 +133,9 @@ void add_cut(const Part& part, const Part::Use& use, const ModuleLayout::Cut& wa
     placement.dim = normalize_dim(placement.dim, ndim);
   }
   const auto [known, is_new] = cuts.try_emplace(&parameter, Cut{placement, by});
-  check(is_new || known->second.placement == placement, "parameter \"{}\" is placed {} by {} and {} by {}",
-        parameter.name(), to_string(known->second.placement), known->second.by, to_string(placement), by);
+  check(is_new || known->second.placement == placement,
+        "parameter \"{}\" is placed {} by {} and {} by {}; a parameter lies in one way", parameter.name(),
+        to_string(known->second.placement), known->second.by, to_string(placement), by);
 }
 
 Cuts collect_cuts(const std::vector<Part>& parts) {

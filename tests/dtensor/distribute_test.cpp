@@ -125,7 +125,7 @@ TEST(Distribute, RefusalsNameWhatIsWrong) {
     expect_error([&] { distribute(Tensor::scalar(1), mesh, Shard(0)); }, {"0-d"});
     expect_error([&] { distribute(whole, mesh, Shard(0), {.source = 2}); }, {"source 2", "mesh(dp=2)"});
     const Tensor spread = distribute(whole, mesh, Shard(0));
-    expect_error([&] { distribute(spread, mesh, Shard(0)); }, {"f32[4,4]{0: dp}", "already"});
+    expect_error([&] { distribute(spread, mesh, Shard(0)); }, {"f32[4,4]{0: dp}", "already", "redistribute()"});
     expect_error([&] { full_tensor(whole); }, {"f32[4,4]", "plain tensor"});
   });
 }

@@ -65,7 +65,7 @@ TEST(DeviceMesh, F105_ThreeAxesOneOfSizeOne) {
 TEST(DeviceMesh, F106_MeshesThatDoNotFitAreRefusedOnEveryRank) {
   run_ranks(4, [](const Group& world) {
     expect_error([&] { DeviceMesh(world, Axes{{"dp", 4}, {"tp", 2}}); }, {"mesh(dp=4,tp=2)", "8 places", "4 ranks"});
-    expect_error([&] { DeviceMesh(world, Axes{{"dp", 1}, {"tp", 2}}); }, {"2 places", "4 ranks"});
+    expect_error([&] { DeviceMesh(world, Axes{{"dp", 1}, {"tp", 2}}); }, {"2 places", "4 ranks", "sizes of the axes"});
     expect_error([&] { DeviceMesh(world, Axes{{"dp", 2}, {"dp", 2}}); }, {"two axes", "\"dp\""});
     expect_error([&] { DeviceMesh(world, Axes{{"dp", 2}, {"", 2}}); }, {"needs a name"});
     world->barrier();

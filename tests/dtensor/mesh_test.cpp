@@ -50,7 +50,7 @@ TEST(DeviceMesh, RefusalsNameWhatIsWrong) {
     using Axes = std::vector<DeviceMesh::Axis>;
     expect_error([&] { DeviceMesh(group, Axes{}); }, {"at least one axis"});
     expect_error([&] { DeviceMesh(group, Axes{{"", 2}}); }, {"needs a name"});
-    expect_error([&] { DeviceMesh(group, Axes{{"dp", 0}}); }, {"\"dp\"", "size 0"});
+    expect_error([&] { DeviceMesh(group, Axes{{"dp", 0}}); }, {"\"dp\"", "size 0", "least is 1"});
     expect_error([&] { DeviceMesh(group, Axes{{"dp", 3}}); }, {"3 places", "2 ranks"});
     expect_error([&] { DeviceMesh(group, Axes{{"dp", 2}, {"tp", 2}}); }, {"4 places", "2 ranks"});
     expect_error([&] { DeviceMesh(group, Axes{{"dp", 2}, {"dp", 1}}); }, {"two axes", "\"dp\""});

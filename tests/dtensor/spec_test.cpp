@@ -120,8 +120,8 @@ TEST(Spec, PrintsAsTheContractSays) {
 TEST(Spec, RefusalsNameWhatIsWrong) {
   const DeviceMesh mesh(make_single_group());
   const Placement two[] = {Shard(0), Shard(1)};
-  expect_error([&] { Spec::of(mesh, two); }, {"2 placements", "mesh(dp=1)"});
-  expect_error([&] { Spec::of(mesh, Shard(-1)); }, {"Shard(-1)", "no such dim"});
+  expect_error([&] { Spec::of(mesh, two); }, {"2 placements", "mesh(dp=1)", "one per axis"});
+  expect_error([&] { Spec::of(mesh, Shard(-1)); }, {"Shard(-1)", "no such dim", "0 to 7"});
   expect_error([&] { Spec::of(mesh, Shard(kMaxDims)); }, {"no such dim"});
   expect_error([&] { Spec::of(mesh, Shard(2))->local_shape({4, 4}); }, {"{2: dp}", "dim 2", "[4,4]"});
   expect_error([&] { Spec::from(Tensor::empty({2}, DType::f32)); }, {"f32[2]", "plain tensor"});

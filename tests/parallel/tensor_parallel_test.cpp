@@ -241,7 +241,7 @@ TEST(TensorParallel, F154_PlansThatDoNotFitAreRefusedAndChangeNothing) {
     const auto custom = [](const char* parameter, Placement placement) {
       return Plan{{"norm", {.name = "mine", .any = nn::ModuleLayout{.parameters = {{parameter, placement}}}}}};
     };
-    refused(custom("gain", Shard(0)), {"mine", "\"norm\"", "\"gain\"", "does not have"});
+    refused(custom("gain", Shard(0)), {"mine", "\"norm\"", "\"gain\"", "does not have", "it has \"weight\""});
     refused(custom("weight", Shard(1)), {"\"norm.weight\"", "[4]", "no dim 1"});
     refused(custom("weight", Partial()), {"\"norm.weight\"", "cannot be Partial"});
     nn::parallelize(tower, mesh, {});
@@ -392,6 +392,17 @@ TEST(TensorParallel, F155_TensorsOfAnotherMeshAreRefused) {
 struct Failing : nn::ModuleHook {
   void before_forward(nn::Module&) override { fail("out of luck"); }
 };
+
+TEST(TensorParallel, PlainGradientsOfDistributedParametersAreRefused) {
+  run_ranks(2, [](const Group& group) {
+    nn::GeluMlp mlp(mlp_sizes(4, 6, false));
+    nn::parallelize(mlp, DeviceMesh(group, "tp"), kMlpPlan);
+    mlp.materialize();
+    nn::Parameter& weight = mlp.up.weight;
+    expect_error([&] { weight.sink().accept(weight, ones({6, 4})); },
+                 {"\"up.weight\" is f32[6,4]{0: tp}", "plain tensor f32[6,4]", "from_local()"});
+  });
+}
 
 // Left on one rank, a step ends on all of them, soon and with the reason.
 TEST(TensorParallel, AnErrorOnOneRankReachesTheOthers) {
