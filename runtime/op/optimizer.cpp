@@ -101,6 +101,13 @@ void check_equal_counts(std::string_view what, std::size_t count, std::size_t pa
   check(count == params, "{} {} for {} parameters", count, what, params);
 }
 
+// Each rank works on its own elements, so what belongs together must lie alike: equal local shapes say little.
+void check_same_layouts(std::string_view what, std::span<const Tensor> tensors, std::span<const Tensor> params) {
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    check(tensors[i].layout() == params[i].layout(),
+          "{} {} is {}, its parameter is {}: redistribute() one to the other", what, i, tensors[i], params[i]);
+}
+
 }  // namespace
 
 void register_optimizer(OpTable& table) {
@@ -133,6 +140,9 @@ void adamw_step(std::span<const Tensor> params, std::span<const Tensor> m, std::
   check_equal_counts("first moments", m.size(), params.size());
   check_equal_counts("second moments", v.size(), params.size());
   check_equal_counts("gradients", grads.size(), params.size());
+  check_same_layouts("first moment", m, params);
+  check_same_layouts("second moment", v, params);
+  check_same_layouts("gradient", grads, params);
   std::vector<Tensor> inputs;
   inputs.reserve(4 * params.size() + 3);
   append(inputs, params);
@@ -151,6 +161,8 @@ void sgd_step(std::span<const Tensor> params, std::span<const Tensor> momenta, s
   const bool has_momentum = options.momentum != 0;
   check_equal_counts("momenta", momenta.size(), has_momentum ? params.size() : 0);
   check_equal_counts("gradients", grads.size(), params.size());
+  check_same_layouts("momentum", momenta, params);
+  check_same_layouts("gradient", grads, params);
   std::vector<Tensor> inputs;
   inputs.reserve(3 * params.size() + 2);
   append(inputs, params);

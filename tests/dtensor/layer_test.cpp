@@ -9,6 +9,7 @@
 #include "dtensor/scopes.h"
 #include "runtime/comm/comm_counter.h"
 #include "runtime/op/ops.h"
+#include "tests/dtensor/layouts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
@@ -78,6 +79,31 @@ TEST(DistLayer, TensorsOfTwoMeshesDoNotMix) {
     const Tensor a = distribute(values({4, 4}, "a"), dp, Shard(0)), b = distribute(values({4, 4}, "b"), tp, Shard(0));
     expect_error([&] { add(a, b); }, {"add", "different meshes", "mesh(dp=2)", "mesh(tp=2)"});
   });
+  run_ranks(4, [](const Group& group) {  // a slice is a mesh of its own
+    const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
+    const Tensor a = distribute(values({4, 4}, "a"), mesh, {Replicate(), Shard(0)}),
+                 b = distribute(values({4, 4}, "b"), mesh["tp"], Shard(0));
+    expect_error([&] { add(a, b); }, {"add", "different meshes", "mesh(dp=2,tp=2)", "mesh(tp=2)"});
+  });
+}
+
+// Its peer is in the reduction that rank 1 does not come to.
+TEST(DistLayer, AMistakeOfOneRankIsNamedOnTheOthers) {
+  std::string errors[2];
+  const auto train = [&](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor rows = distribute(values({4, 4}, "a"), mesh, Shard(0));
+    try {
+      const Tensor factor = group->rank() == 1 ? values({4, 4}, "b") : rows;
+      full_tensor(sum(mul(rows, factor))).item<float>();
+    } catch (const Error& error) {
+      errors[group->rank()] = error.what();
+      throw;
+    }
+  };
+  EXPECT_THROW(run_ranks(2, train), Error);
+  for (const std::string& error : errors) EXPECT_NE(error.find("plain tensor f32[4,4]"), std::string::npos) << error;
+  EXPECT_NE(errors[0].find("rank 1"), std::string::npos) << errors[0];
 }
 
 TEST(DistLayer, ShapeErrorsComeBeforeCommunicationOnEveryRank) {
@@ -175,6 +201,51 @@ TEST(DistLayer, F145_OptimizerRowsOnShardsEqualThoseOnTheWhole) {
     });
 }
 
+// One call for parameters that lie in every way there is, a plain one among them.
+TEST(DistLayer, F145_OneCallUpdatesParametersOfAllLayouts) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
+    std::vector<const Spec*> layouts = all_layouts(mesh, {Replicate(), Shard(0), Shard(1)});
+    layouts.push_back(Spec::of(mesh["tp"], Shard(1)));
+    layouts.push_back(nullptr);
+    const auto update = [&](bool is_spread) {
+      std::vector<Tensor> lists[4];
+      for (std::size_t i = 0; i < layouts.size(); ++i)
+        for (std::size_t list = 0; list < 4; ++list) {
+          const Tensor whole = values({5, 3}, fmt::format("{} {}", list, i)), value = list == 2 ? square(whole) : whole;
+          lists[list].push_back(is_spread && layouts[i] ? laid_out(value, layouts[i]) : value);
+        }
+      const CommCounter counter;
+      adamw_step(lists[0], lists[1], lists[2], lists[3], Tensor::scalar(0.1), Tensor::scalar(3), Tensor::scalar(0.5),
+                 {.weight_decay = 0.1});
+      EXPECT_EQ(counter.describe(), "no communication");
+      return lists[0];
+    };
+    const std::vector<Tensor> expected = update(false), got = update(true);
+    for (std::size_t i = 0; i < layouts.size(); ++i)
+      EXPECT_TRUE(same_bits(layouts[i] ? full_tensor(got[i]) : got[i], expected[i])) << describe(got[i]);
+  });
+}
+
+// Rows of these are other elements, though parts have the same shape.
+TEST(DistLayer, F145_AGradientThatLiesOtherwiseIsRefused) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
+    const auto at = [&](Placement dp, Placement tp) { return laid_out(values({4, 4}, "p"), Spec::of(mesh, {dp, tp})); };
+    const Tensor param[] = {at(Shard(0), Replicate())}, momentum[] = {at(Shard(0), Replicate())};
+    const Tensor one = Tensor::scalar(1);
+    for (const Tensor& wrong : {at(Replicate(), Shard(0)), at(Shard(0), Partial()), values({2, 4}, "p")}) {
+      const std::string text = "gradient 0 is " + describe(wrong);
+      expect_error([&] { sgd_step(param, momentum, {&wrong, 1}, one, one, {.momentum = 0.9}); },
+                   {text, "its parameter is f32[4,4]{0: dp}", "redistribute()"});
+      expect_error([&] { adamw_step(param, momentum, momentum, {&wrong, 1}, one, one, one, {}); }, {text});
+    }
+    const Tensor other[] = {at(Replicate(), Shard(0))};
+    expect_error([&] { sgd_step(param, other, param, one, one, {.momentum = 0.9}); }, {"momentum 0", "{0: tp}"});
+    expect_error([&] { adamw_step(param, momentum, other, param, one, one, one, {}); }, {"second moment 0"});
+  });
+}
+
 // Writing in place keeps the layout of what is written to; under strict mode it moves nothing.
 TEST(DistLayer, F129_InPlaceKeepsTheLayout) {
   run_ranks(2, [](const Group& group) {
@@ -192,10 +263,30 @@ TEST(DistLayer, F129_InPlaceKeepsTheLayout) {
     copy_into(target, distribute(b, mesh, Shard(1)));
     EXPECT_EQ(describe(target), "f32[4,6]{0: dp}");
     EXPECT_TRUE(same_bits(full_tensor(target), b));
+    copy_into(target, laid_out(a, Spec::of(mesh, Partial())), /*accumulate=*/true);  // reduced first
+    EXPECT_EQ(describe(target), "f32[4,6]{0: dp}");
+    EXPECT_TRUE(near(full_tensor(target), add(a, b)));
   });
 }
 
-// A list of inputs is part of what a plan is found by (peers never found one for stack).
+// Terms take terms; a value would have to be divided into them.
+TEST(DistLayer, F129_NothingIsWrittenIntoTermsButTerms) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor a = values({4, 6}, "a"), b = values({4, 6}, "b");
+    const auto at = [&](const Tensor& whole, Placement p) { return laid_out(whole, Spec::of(mesh, p)); };
+    const Tensor terms = at(a, Partial());
+    for (Placement p : {Replicate(), Shard(0), Partial(ReduceKind::max)})
+      expect_error([&] { copy_into(terms, at(b, p)); }, {"copy", "would become P", "by ops only"});
+    EXPECT_TRUE(near(full_tensor(terms), a));
+    const StrictCommunication strict;
+    copy_into(terms, at(b, Partial()), /*accumulate=*/true);
+    EXPECT_EQ(describe(terms), "f32[4,6]{+dp}");
+    EXPECT_TRUE(near(full_tensor(terms), add(a, b)));
+  });
+}
+
+// pytorch #168255: the cache of sharding decisions was never hit for lists of tensors, as stack takes.
 TEST(DistLayer, F148_ListsFindTheirPlanToo) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
@@ -213,13 +304,38 @@ TEST(DistLayer, F148_ListsFindTheirPlanToo) {
   });
 }
 
-// A mesh is all ranks of its group: no rank is left outside to wait for.
+// pytorch #166031, #188390: ranks that are threads found each other's plans, which know what their rank holds. Here one
+// thread is rank r of a mesh and rank 3 - r of its mirror image.
+TEST(DistLayer, F148_APlanIsThatOfOneRank) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh mesh(group, "tp"), mirrored(group->subgroup(std::vector{3, 2, 1, 0}), "tp");
+    const Tensor table = values({7, 5}, "table"), ids = Tensor::from<std::int64_t>({6, 0, 3, 5, 2}, {5});
+    for (const DeviceMesh& m : {mesh, mirrored, mesh}) {
+      const Tensor rows = laid_out(table, Spec::of(m, Shard(0))), all = laid_out(ids, Spec::of(m, Replicate()));
+      EXPECT_TRUE(same_bits(full_tensor(embedding(rows, all)), embedding(table, ids)));
+      EXPECT_TRUE(same_bits(full_tensor(narrow(rows, 0, 1, 4)), contiguous(narrow(table, 0, 1, 4))));
+    }
+  });
+}
+
+// A mesh is all ranks of its group. Who is in none of its groups has no handle to it, and nobody waits for it.
 TEST(DistLayer, F150_RanksOutsideTheMeshAreRefused) {
   run_ranks(3, [](const Group& group) {
     expect_error([&] { DeviceMesh(group, std::vector<DeviceMesh::Axis>{{"dp", 2}}); }, {"2 places", "3 ranks"});
-    const DeviceMesh mesh(group);
-    const Tensor a = distribute(values({4, 4}, "a"), mesh, Shard(0));
-    EXPECT_TRUE(same_bits(full_tensor(a), values({4, 4}, "a")));
+    // Rank 0 asks for a group, hence a mesh, that it is not in: all hear of it.
+    expect_error([&] { group->subgroup(group->rank() == 0 ? std::vector{1} : std::vector{group->rank()}); },
+                 {"rank 0 gives the ranks 1", "rank 0 will be in"});
+    const DeviceMesh all(group);
+    const Tensor a = values({4, 4}, "a"), rows = distribute(a, all, Shard(0));
+    const Group part = group->subgroup(group->rank() == 0 ? std::vector{0} : std::vector{1, 2});
+    if (group->rank() > 0) {
+      const DeviceMesh two(part);
+      const Tensor b = distribute(a, two, Shard(0));
+      EXPECT_TRUE(near(full_tensor(matmul(b, transpose(b, 0, 1))), matmul(a, transpose(a, 0, 1))));
+      expect_error([&] { add(rows, b); }, {"different meshes", "mesh(dp=3)", "mesh(dp=2)"});
+      expect_error([&] { distribute(a, two, Shard(0), {.source = 2}); }, {"source 2", "mesh(dp=2)"});
+    }
+    EXPECT_TRUE(same_bits(full_tensor(rows), a));
   });
 }
 
