@@ -6,6 +6,7 @@
 #include "dtensor/redistribute.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
+#include "runtime/comm/comm_counter.h"
 #include "runtime/exec/context.h"
 #include "tests/dtensor/layouts.h"
 #include "tests/support/expect_error.h"
@@ -283,11 +284,23 @@ TEST(FullTensor, F124_EveryLayoutOfTwoAxesGivesTheWhole) {
 TEST(FullTensor, F122_EachCutDimIsGatheredByItsAxis) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
-    const Tensor x = laid_out(counting({5, 3}), Spec::of(mesh, {Shard(1), Shard(0)}));
+    const Tensor w = mul(counting({5, 3}), -0.5);
+    Slot slot("x", /*requires_grad=*/true);
+    slot.set(laid_out(counting({5, 3}), Spec::of(mesh, {Shard(1), Shard(0)})));
     const std::int64_t dp = mesh.group("dp").counts().all_gather.calls, tp = mesh.group("tp").counts().all_gather.calls;
-    EXPECT_EQ(total_calls(*group, [&] { EXPECT_TRUE(same_bits(full_tensor(x), counting({5, 3}))); }), 0);
+    Tensor whole;
+    const std::int64_t joint = total_calls(*group, [&] {
+      whole = full_tensor(slot.value());
+      EXPECT_TRUE(same_bits(whole, counting({5, 3})));
+    });
+    EXPECT_EQ(joint, 0);
     EXPECT_EQ(mesh.group("dp").counts().all_gather.calls, dp + 1);
     EXPECT_EQ(mesh.group("tp").counts().all_gather.calls, tp + 1);
+    const CommCounter counter;
+    backward(sum(mul(whole, w)));
+    EXPECT_EQ(counter.describe(), "no communication");
+    EXPECT_EQ(slot.grad().layout(), slot.value().layout());
+    EXPECT_TRUE(same_bits(slot.grad().local(), part_of(w, Spec::from(slot.grad()))));
   });
 }
 

@@ -7,6 +7,7 @@
 #include "dtensor/scopes.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
+#include "runtime/comm/comm_counter.h"
 #include "runtime/op/ops.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
@@ -62,6 +63,23 @@ TEST(DerivedRules, F127_PointwiseFollowsItsOperands) {
         EXPECT_TRUE(same_bits(full_tensor(moved), a + b));
       }
     });
+}
+
+// 32 numbers are gathered where 2048 would change their cut.
+TEST(DerivedRules, F127_TheCheaperOperandMoves) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor a = values({64, 32}, "a"), row = values({32}, "row");
+    const Tensor rows = distribute(a, mesh, Shard(0)), cut = distribute(row, mesh, Shard(0));
+    for (const bool is_first : {true, false}) {
+      const CommCounter counter;
+      const Tensor sum = is_first ? cut + rows : rows + cut;
+      EXPECT_EQ(counter.total(), (CommCounter::Item{1, 32 * 4})) << counter.describe();
+      EXPECT_EQ(counter.of(comm::CommOp::all_gather).calls, 1);
+      EXPECT_EQ(describe(sum), "f32[64,32]{0: dp}");
+      EXPECT_TRUE(same_bits(full_tensor(sum), a + row));
+    }
+  });
 }
 
 TEST(DerivedRules, F128_PartialPassesWhatIsLinearOrMonotone) {
@@ -131,11 +149,22 @@ TEST(DerivedRules, F131_BatchedProducts) {
     const Tensor a = values({3, 4, 5}, "a"), b = values({3, 5, 2}, "b"), shared = values({5, 2}, "b");
     const StrictCommunication strict;
     const auto at = [&](const Tensor& t, Placement p) { return distribute(t, mesh, p); };
-    expect_near(full_tensor(matmul(at(a, Shard(0)), at(b, Shard(0)))), matmul(a, b));
-    expect_near(full_tensor(matmul(at(a, Shard(1)), at(b, Replicate()))), matmul(a, b));
-    expect_near(full_tensor(matmul(at(a, Replicate()), at(b, Shard(2)))), matmul(a, b));
-    expect_near(full_tensor(matmul(at(a, Shard(2)), at(b, Shard(1)))), matmul(a, b));
-    expect_near(full_tensor(matmul(at(a, Shard(0)), at(shared, Replicate()))), matmul(a, shared));
+    const auto expect = [&](const Tensor& x, Placement px, const Tensor& y, Placement py, Placement out) {
+      const Tensor product = matmul(at(x, px), at(y, py));
+      EXPECT_EQ(Spec::from(product).placement(0), out) << to_string(px) << to_string(py);
+      expect_near(full_tensor(product), matmul(x, y));
+    };
+    expect(a, Shard(0), b, Shard(0), Shard(0));
+    expect(a, Shard(1), b, Replicate(), Shard(1));
+    expect(a, Replicate(), b, Shard(2), Shard(2));
+    expect(a, Shard(2), b, Shard(1), Partial());
+    expect(a, Shard(0), shared, Replicate(), Shard(0));
+    // Attention's scores and values: [B, H, T, D] x [B, H, D, S].
+    const Tensor q = values({2, 3, 5, 4}, "q"), k = values({2, 3, 4, 6}, "k");
+    for (int d : {0, 1}) expect(q, Shard(d), k, Shard(d), Shard(d));
+    expect(q, Shard(2), k, Replicate(), Shard(2));
+    expect(q, Replicate(), k, Shard(3), Shard(3));
+    expect(q, Shard(3), k, Shard(2), Partial());
   });
 }
 

@@ -197,6 +197,21 @@ TEST(Redistribute, F116_RefusalsNameTheTensorAndTheRank) {
   });
 }
 
+// Bad input that each rank alone takes for good: none waits for what the other does not send.
+TEST(Redistribute, RanksThatAskForDifferentLayoutsAreNamedOnAll) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor rows = laid_out(counting({4, 2}), Spec::of(mesh, Shard(0)));
+    for (int round = 0; round < 2; ++round) {
+      expect_error(
+          [&] { redistribute(rows, {group->rank() == 0 ? Replicate() : Shard(1)}).local().to_vector<float>(); },
+          {"rank 0 calls all_gather", "rank 1 calls all_to_all"});
+      group->reset();
+      EXPECT_TRUE(same_bits(full_tensor(rows), counting({4, 2}))) << "the group goes on";
+    }
+  });
+}
+
 TEST(Redistribute, F116_ASliceAndItsRootAreTwoMeshes) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});

@@ -8,6 +8,7 @@
 #include "dtensor/scopes.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
+#include "runtime/comm/comm_counter.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
@@ -106,6 +107,33 @@ TEST(IndexRules, F138_RowsOfTheTableGiveTermsAndTheGradientIsMadeInParts) {
   });
 }
 
+// Of a cut batch, and of columns of the table, nothing is exchanged; the gradient of a whole table is terms.
+TEST(IndexRules, F138_BatchAndColumnsCommunicateNothing) {
+  run_ranks(3, [](const Group& group) {
+    const DeviceMesh mesh(group, "tp");
+    const Tensor whole = Tensor::from<std::int64_t>({0, 6, 3, 3, 5}, {5}), grad = values({5, 5}, "grad");
+    const auto expect = [&](Placement of_table, Placement of_ids, const char* rows, const char* gradient) {
+      Slot table("table", true), expected("table", true);
+      expected.set(values({7, 5}, "table"));
+      table.set(distribute(values({7, 5}, "table"), mesh, of_table));
+      const Tensor ids = distribute(whole, mesh, of_ids), like = embedding(expected.value(), whole);
+      const StrictCommunication strict;
+      const Tensor found = embedding(table.value(), ids);
+      EXPECT_EQ(describe(found), rows);
+      const CommCounts before = group->counts();
+      backward(found, {.grad = distribute(grad, mesh, Spec::from(found).placement(0), {.source = -1})});
+      EXPECT_EQ(group->counts().all_gather.calls + group->counts().all_reduce.calls,
+                before.all_gather.calls + before.all_reduce.calls);
+      EXPECT_EQ(describe(table.grad()), gradient);
+      backward(like, {.grad = grad});
+      expect_near(full_tensor(found), like);
+      expect_near(full_tensor(table.grad()), expected.grad());
+    };
+    expect(Replicate(), Shard(0), "f32[5,5]{0: tp}", "f32[7,5]{+tp}");
+    expect(Shard(1), Replicate(), "f32[5,5]{1: tp}", "f32[7,5]{1: tp}");
+  });
+}
+
 TEST(LossRules, F135_CrossEntropyOverCutRowsAndClasses) {
   on_meshes([](const DeviceMesh& mesh, ProcessGroup&) {
     const Tensor logits = mul(values({5, 3, 7}, "logits"), 4);
@@ -130,6 +158,32 @@ TEST(LossRules, F135_NoTargetCounts) {
       EXPECT_EQ(full_tensor(cut.value).item<float>(), 0);
       for (double g : full_tensor(cut.gradients[0]).to_vector<double>()) EXPECT_EQ(g, 0);
     }
+  });
+}
+
+// A mean over the targets that count: ranks hold 2, 2 and 1 rows, and 2, 1 and 1 of them count. Two numbers are summed
+// in forward, nothing moves in backward.
+TEST(LossRules, F135_CutRowsExchangeTwoNumbers) {
+  run_ranks(3, [](const Group& group) {
+    const DeviceMesh mesh(group, "dp");
+    const Tensor whole = values({5, 9}, "logits"), ids = Tensor::from<std::int64_t>({0, 8, -100, 5, 3}, {5});
+    Slot logits("logits", true), expected("logits", true);
+    logits.set(distribute(whole, mesh, Shard(0)));
+    expected.set(whole);
+    const Tensor targets = distribute(ids, mesh, Shard(0));
+    const StrictCommunication strict;
+    CommCounter counter;
+    const Tensor loss = cross_entropy(logits.value(), targets);
+    EXPECT_EQ(counter.total(), (CommCounter::Item{1, 2 * 4})) << counter.describe();
+    EXPECT_EQ(counter.of(comm::CommOp::all_reduce).calls, 1);
+    counter.clear();
+    backward(loss);
+    EXPECT_EQ(counter.describe(), "no communication");
+    EXPECT_EQ(describe(logits.grad()), "f32[5,9]{0: dp}");
+    const Tensor like = cross_entropy(expected.value(), ids);
+    backward(like);
+    expect_near(loss.local(), like);
+    expect_near(full_tensor(logits.grad()), expected.grad());
   });
 }
 

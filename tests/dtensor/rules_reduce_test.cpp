@@ -90,6 +90,26 @@ TEST(ReduceRules, F132_ACutDimGivesTerms) {
   });
 }
 
+// pytorch #183794: one candidate that had to reduce its terms first made those after it gather cut dims too. Averages
+// along one axis do so here; cuts along both then stay where they are.
+TEST(ReduceRules, F132_WhatMustBeReducedSpoilsNothingElse) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
+    const std::pair<Reduction, ReduceKind> rows[] = {
+        {sum, ReduceKind::sum}, {max, ReduceKind::max}, {min, ReduceKind::min}, {prod, ReduceKind::product}};
+    const Tensor x = draw(positive({4, 6}), DType::f32, 5);
+    for (const auto& [f, kind] : rows)
+      for (int round = 0; round < 2; ++round) {
+        const Tensor averages = laid_out(x, Spec::of(mesh, {Partial(ReduceKind::avg), Shard(1)}));
+        EXPECT_TRUE(near(full_tensor(f(averages, {}, false)), f(x, {}, false))) << to_string(Partial(kind));
+        const StrictCommunication strict;
+        const Tensor cut = f(laid_out(x, Spec::of(mesh, {Shard(0), Shard(1)})), {}, false);
+        for (int axis : {0, 1}) EXPECT_EQ(Spec::from(cut).placement(axis), Partial(kind));
+        EXPECT_TRUE(near(full_tensor(cut), f(x, {}, false))) << to_string(Partial(kind));
+      }
+  });
+}
+
 // Of 2 rows on 4 ranks two ranks hold none; of 3 cut by 2 and then by 2 one does.
 TEST(ReduceRules, F132_PartsWithoutElementsInEveryType) {
   for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32, DType::u8}) {

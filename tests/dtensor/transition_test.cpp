@@ -218,13 +218,15 @@ TEST(Transition, F118_CountsOnTwoAxes) {
   });
 }
 
-// Greedy plans gather here. Detours over dims that neither layout cuts move a part of the bytes, if it is many of them.
+// Greedy plans (PyTorch's, by default) gather here, where all-to-alls do. Detours over dims that neither layout cuts
+// move a part of the bytes, if it is many of them.
 TEST(Transition, AllToAllsReplaceGathers) {
   run_ranks(16, [](const Group& group) {
     const DeviceMesh mesh = two_axes(group, 4, 4);
     const Spec* from = Spec::of(mesh, {Shard(0), Shard(0)});
     const Spec* to = Spec::of(mesh, {Shard(0), Shard(1)});
     EXPECT_EQ(kinds(from, to, {4096, 4096}), std::vector<Kind>{Kind::all_to_all});
+    EXPECT_EQ(kinds(from, Spec::of(mesh, {Shard(1), Shard(2)}), {64, 64, 64}), std::vector<Kind>(2, Kind::all_to_all));
     const Spec* swapped = Spec::of(mesh, {Shard(0), Shard(0)}, {1, 0});
     EXPECT_EQ(kinds(from, swapped, {1 << 12, 1 << 10, 8}), std::vector<Kind>(3, Kind::all_to_all));  // both, tp, dp
     EXPECT_EQ(num_collectives(from, swapped, {16}), 1) << "small and of one dim: one gather, then cuts";
@@ -303,7 +305,8 @@ TEST(Transition, FlattenedAxesAreJoined) {
   });
 }
 
-// A peer returned wrong rows here: [Shard(0), Shard(0)] of 5 x 3 on 2 x 2.
+// pytorch #194457: [Shard(0), Shard(0)] of 5 x 3 on 2 x 2 was gathered by one flattened axis, whose chunks are others:
+// rows were lost, silently.
 TEST(Transition, NestedUnevenShardsGatherInOrder) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh = two_axes(group, 2, 2);
@@ -313,6 +316,19 @@ TEST(Transition, NestedUnevenShardsGatherInOrder) {
       const Transition& plan = plan_transition(from, Spec::replicate(mesh), {5, 3}, DType::f32);
       EXPECT_TRUE(same_bits(run_transition(part_of(whole, *from), {5, 3}, plan), whole)) << from->describe();
     }
+  });
+  // Where some axes of a mesh are flattened, and for every size.
+  run_ranks(8, [](const Group& group) {
+    const DeviceMesh mesh(group, {{"pp", 2}, {"dp", 2}, {"tp", 2}});
+    mesh.flatten({"dp", "tp"});
+    for (std::int64_t n = 0; n <= 9; ++n)
+      for (Placement pp : {Replicate(), Shard(0), Partial()}) {
+        const Tensor whole = counting({n, 3});
+        const Spec* from = Spec::of(mesh, {pp, Shard(0), Shard(0)});
+        const Transition& plan = plan_transition(from, Spec::replicate(mesh), {n, 3}, DType::f32);
+        EXPECT_TRUE(same_bits(run_transition(part_of(whole, *from), {n, 3}, plan), whole))
+            << from->describe() << " of " << n << " rows: " << plan.describe();
+      }
   });
 }
 
