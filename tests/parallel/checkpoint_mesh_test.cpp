@@ -107,6 +107,29 @@ TEST(FullyShard, F156_ReplicasAreWrittenOnce) {
   EXPECT_EQ(elements.at("blocks.0.gain.weight"), 5);
 }
 
+// How often pieces hold each element of a parameter that two axes cut, evenly or not: once.
+TEST(FullyShard, F124_PiecesOfACheckpointCoverEveryElementOnce) {
+  for (const Grid3& grid : {Grid3{1, 2, 2}, Grid3{1, 3, 2}, Grid3{2, 2, 2}})
+    for (const std::int64_t width : {3, 5, 16, 17}) {
+      const TempDir dir;
+      run_ranks(grid.ranks(), [&](const Group& group) {
+        const DeviceMesh root = grid.mesh(group);
+        ResidualNet net(width, width);
+        shard_2d(net, root, grid, true);
+        net.materialize();
+        nn::save_checkpoint(dir.path(), Manifest{}, nn::training_state(net), *group);
+      });
+      std::map<std::string, Tensor> held;
+      for (const PieceEntry& piece : read_manifest(dir.path()).pieces) {
+        Tensor part = held.try_emplace(piece.name, zeros(piece.shape)).first->second;
+        for (int d = 0; d < piece.shape.size(); ++d) part = narrow(part, d, piece.box.offset[d], piece.box.shape[d]);
+        copy_into(part, ones(piece.box.shape), /*accumulate=*/true);
+      }
+      for (const auto& [name, count] : held) EXPECT_TRUE(same_bits(count, ones(count.shape()))) << name << " " << width;
+      EXPECT_EQ(held.size(), ResidualNet(width, width).parameters().size());
+    }
+}
+
 TEST(FullyShard, F101_StateHasPlainNamesAndIsTheShards) {
   run_ranks(4, [](const Group& group) {
     Training training(group, {1, 2, 2}, 1);

@@ -80,7 +80,7 @@ TEST(FullyShard, F47_ReductionsOverShardsThenOverReplicas) {
     });
 }
 
-// A shard axis of one rank still has replicas to agree with.
+// verl #7493: with one rank per shard group the gradients of replicas were never synchronised, silently.
 TEST(FullyShard, F47_OneShardManyReplicasAverageTheirGradients) {
   run_ranks(3, [](const Group& group) {
     Net net(kUneven), reference(kUneven);
@@ -268,6 +268,41 @@ TEST(FullyShard, F182_HsdpHasNoHazards) {
       EXPECT_TRUE(checker.found().empty()) << checker.found()[0];
       EXPECT_GT(checker.num_checked(), 100);
     });
+}
+
+// pytorch #147810: gradients were NaN where memory is filled as it is released, for it was in use on a stream. Here all
+// that is released is filled, and links are slow enough for the rank's thread to run ahead.
+TEST(FullyShard, F182_HsdpReadsNothingThatWasReleased) {
+  const auto weights = [](const Group& group, const nn::MixedPrecision& policy, bool is_poisoned) {
+    group->shape_link({.bytes_per_second = 1e9, .seconds = 5e-4});
+    RankContext::current().allocator().set_poison(is_poisoned);
+    Net net(kUneven);
+    shard(net, mesh_of(group, {2, 2}), {.mp_policy = policy}, {.mp_policy = policy});
+    net.materialize(nn::Seed{5});
+    nn::AdamW optimizer(net.parameters(), {.lr = 0.05});
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      for (const bool is_last : {false, true}) {
+        nn::set_requires_all_reduce(net, is_last);
+        const Tensor x = batch_of(12, 5, 2 * step + is_last, "x"), y = batch_of(12, 2, step, "y");
+        backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group)));
+      }
+      nn::clip_grad_norm(optimizer, 0.5);
+      optimizer.step_and_clear();
+    }
+    std::vector<float> bits;
+    for (const nn::Parameter* p : net.parameters())
+      for (const float value : whole(p->value()).to_vector<float>()) bits.push_back(value);
+    return bits;
+  };
+  for (const std::optional<DType> type : {std::optional<DType>(), std::optional<DType>(DType::bf16)}) {
+    std::vector<float> expected, got;
+    for (const bool is_poisoned : {false, true})
+      run_ranks(4, [&](const Group& group) {
+        std::vector<float> bits = weights(group, {.param_dtype = type}, is_poisoned);
+        if (group->rank() == 3) (is_poisoned ? got : expected) = std::move(bits);
+      });
+    EXPECT_EQ(got, expected);
+  }
 }
 
 TEST(FullyShard, F8_HsdpReshardsWithinItsShards) {

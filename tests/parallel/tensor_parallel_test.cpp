@@ -95,7 +95,13 @@ TEST(TensorParallel, F151_ParametersWithValuesKeepThem) {
     mlp.materialize(nn::Seed{1});
     reference.materialize(nn::Seed{1});
     const DeviceMesh mesh(group, "tp");
+    const Accounting& memory = RankContext::current().allocator().accounting();
+    const std::int64_t before = memory.current(MemoryCategory::parameters);
     nn::parallelize(mlp, mesh, kMlpPlan);
+    std::int64_t parts = 0;
+    for (const nn::Parameter* p : mlp.parameters()) parts += p->value().local().bytes();
+    EXPECT_EQ(memory.current(MemoryCategory::parameters), before - 4 * reference.num_parameters() + parts)
+        << "whole values are not kept beside their parts";
     EXPECT_EQ(describe(mlp.up.weight.value()), "f32[6,4]{0: tp}");
     EXPECT_EQ(describe(mlp.up.bias->value()), "f32[6]{0: tp}");
     EXPECT_EQ(describe(mlp.down.weight.value()), "f32[4,6]{1: tp}");

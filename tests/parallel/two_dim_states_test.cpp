@@ -194,6 +194,46 @@ TEST(FullyShard, F39_GatheredIsThisRanksPart) {
   });
 }
 
+// torchtitan #191: fully_shard over tensor parallelism took much more memory than either needs: buffers of collectives
+// were held until a stream had passed them. Here no byte of any category depends on how fast links are, gathered at a
+// time are this rank's parts of the root and two neighbours, and a step leaves nothing behind.
+TEST(FullyShard, F39_PeakOfTwoDimensionsIsTheRootAndTwoNeighbours) {
+  const std::optional<LinkShape> links[] = {
+      {}, LinkShape{.bytes_per_second = 1e9, .seconds = 5e-4}, LinkShape{.bytes_per_second = 2e7, .seconds = 0}};
+  std::vector<std::pair<CategoryBytes, CategoryBytes>> peaks;  // of the forward, of the step
+  for (const std::optional<LinkShape>& link : links)
+    run_ranks(4, [&](const Group& group) {
+      if (link) group->shape_link(*link);
+      const Grid3 grid{1, 2, 2};
+      const DeviceMesh root = grid.mesh(group);
+      ResidualNet net(16, 64, 4);
+      shard_2d(net, root, grid, true);
+      net.materialize();
+      nn::AdamW optimizer(net.parameters());
+      Accounting& memory = RankContext::current().allocator().accounting();
+      std::pair<CategoryBytes, CategoryBytes> peak;
+      for (int i = 0; i < 3; ++i) {
+        const std::int64_t before = memory.total();
+        memory.reset_peaks();
+        {
+          const Tensor loss = sum(net(rows_of(batch3(4, 3, 0, "x"), root)));
+          peak.first = memory.peak();
+          backward(loss);
+        }
+        optimizer.step_and_clear();
+        peak.second = memory.peak();
+        if (i == 2) { EXPECT_EQ(memory.total(), before); }
+      }
+      // gain, up and its bias, down and its bias: each rank of tp has half of what is cut.
+      const std::int64_t block = 4 * (16 + 32 * 16 + 32 + 16 * 32 + 16);
+      EXPECT_EQ(nn::shard_group(*net.blocks.items()[0])->gathered_bytes(), block);
+      EXPECT_EQ(peak.second[static_cast<std::size_t>(MemoryCategory::unsharded)],
+                nn::shard_group(net)->gathered_bytes() + 2 * block);
+      if (group->rank() == 0) peaks.push_back(peak);
+    });
+  for (const auto& peak : peaks) EXPECT_EQ(peak, peaks[0]);
+}
+
 // Raises between two blocks, in forward or in backward.
 struct Trap : nn::Layer<Trap> {
   enum Place { nowhere, forward_pass, backward_pass } place = nowhere;

@@ -1,6 +1,9 @@
 // fully_shard over tensor parallelism, also with replicas: against one rank on the whole batch.
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <set>
+
 #include "compile/compile.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
@@ -48,11 +51,12 @@ TEST(FullyShard, F156_TensorParallelThenShardedTrainsLikeOneRank) {
 }
 
 TEST(FullyShard, F156_HiddenSizesThatNothingDivides) {
-  for (const std::int64_t width : {3, 5, 16, 17})
-    for (const bool sequence : {false, true})
-      run_ranks(4, [&](const Group& group) {
-        expect_parity(group, {1, 2, 2}, {.width = width, .hidden = width, .sequence = sequence, .steps = 2});
-      });
+  for (const Grid3& grid : {Grid3{1, 2, 2}, Grid3{2, 2, 2}})
+    for (const std::int64_t width : {3, 5, 16, 17})
+      for (const bool sequence : {false, true})
+        run_ranks(grid.ranks(), [&](const Group& group) {
+          expect_parity(group, grid, {.width = width, .hidden = width, .sequence = sequence, .steps = 2});
+        });
 }
 
 TEST(FullyShard, F156_WithProcesses) {
@@ -274,6 +278,32 @@ TEST(FullyShard, F182_TwoDimensionsHaveNoHazards) {
       }
     }
     EXPECT_TRUE(checker.found().empty()) << checker.found()[0];
+  });
+}
+
+// pytorch #176225: parameters were known by their address, so new ones where old ones had been were "already managed".
+TEST(FullyShard, F12_AModelInThePlaceOfAnotherIsANewOne) {
+  run_ranks(4, [](const Group& group) {
+    const Grid3 grid{1, 2, 2};
+    std::optional<DeviceMesh> root;
+    std::optional<ResidualNet> net;
+    const ResidualNet* const place = &net.emplace(5, 8);
+    std::set<std::uint64_t> meshes;
+    for (const std::int64_t width : {5, 5, 3, 7}) {
+      net.reset();
+      EXPECT_EQ(&net.emplace(width, width + 3), place);
+      EXPECT_FALSE(nn::is_parallelized(*net) || nn::is_fully_sharded(*net));
+      root.reset();
+      root.emplace(grid.mesh(group));
+      EXPECT_TRUE(meshes.insert(root->id()).second) << "nor is a mesh known by its address";
+      ResidualNet reference(width, width + 3);
+      shard_2d(*net, *root, grid, true);
+      net->materialize(nn::Seed{2});
+      reference.materialize(nn::Seed{2});
+      expect_trains_alike(on_rows(*net, *root, *group), on_all_rows(reference),
+                          {.steps = 2, .gradient_limit = 2e-5, .value_limit = 2e-5});
+    }
+    net.reset();
   });
 }
 
