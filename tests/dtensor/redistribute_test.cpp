@@ -1,4 +1,4 @@
-// redistribute, align_gradient: values, gradients, and how often ranks communicate for each (fsdp2.md's table).
+// redistribute, align_gradient: values, gradients, and how often ranks communicate for each pair of placements.
 #include "dtensor/redistribute.h"
 
 #include <gtest/gtest.h>

@@ -116,7 +116,7 @@ void gathers_gradients_after_backward(Trained& t) {
   for (const nn::Parameter* p : t.net.parameters()) full_tensor(p->grad());
 }
 
-// The rows of fsdp2's table of streams and events that exist here. A step runs on each rank until its check throws, or
+// The orders between streams that PyTorch's FSDP2 keeps by events, those that exist here. A step runs on each rank until its check throws, or
 // a peer's did; freed memory is only noted.
 struct Row {
   std::string_view edge;

@@ -76,7 +76,7 @@ std::string events_of_a_step(const Group& group, std::optional<bool> blocks, std
   return events(*step.graph());
 }
 
-// fsdp2's order: in backward the next group is gathered before the present one computes.
+// FSDP2's order: in backward the next group is gathered before the present one computes.
 TEST(FullyShard, F48_EventOrder) {
   run_ranks(2, [](const Group& group) {
     const std::string forward = "unshard R, unshard 0, unshard 1, unshard 2";
