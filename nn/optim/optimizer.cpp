@@ -11,20 +11,26 @@ Optimizer::Optimizer(std::vector<Parameter*> parameters, double lr)
       state_(parameters_.size()),
       lr_("optimizer.lr"),
       step_("optimizer.step"),
-      one_("optimizer.one") {
+      scale_("optimizer.scale") {
   check(!parameters_.empty(), "an optimizer needs at least one parameter");
   lr_.set(Tensor::scalar(lr));
   step_.set(Tensor::scalar(0));
-  one_.set(Tensor::scalar(1));
-  if (const Tensor first = parameters_[0]->value().local(); !first.is_meta()) move_scalars(first.device());
+  scale_.set(Tensor::scalar(1));
+  move_scalars(parameters_[0]->value().local().device());
 }
 
 void Optimizer::move_scalars(Device device) {
-  for (Slot* slot : {&lr_, &step_, &one_})
+  if (device.is_meta()) return;
+  for (Slot* slot : {&lr_, &step_, &scale_})
     if (slot->value().device() != device) slot->set(to(slot->value(), device));
 }
 
 void Optimizer::set_lr(double lr) { lr_.assign(Tensor::scalar(lr)); }
+
+void Optimizer::set_gradient_scale(const Tensor& scale) {
+  move_scalars(parameters_[0]->value().local().device());
+  scale_.assign(to(scale.detach(), scale_.value().device()));
+}
 
 void Optimizer::ensure_state(std::size_t i) {
   if (!state_[i].empty()) return;
@@ -56,8 +62,8 @@ void Optimizer::step() {
     active.push_back(i);
   }
   step_.set(add(step_.value(), 1));
-  update(active, lr_.value(), step_.value(), scale_.defined() ? scale_ : one_.value());
-  scale_ = Tensor();
+  update(active, lr_.value(), step_.value(), scale_.value());
+  fill_into(scale_.value(), 1);
 }
 
 void Optimizer::clear_gradients() {

@@ -36,8 +36,9 @@ class Optimizer {
 
   /// Outside of a captured step; the captured step reads the slot. Does not block.
   void set_lr(double lr);
-  /// Gradients are multiplied by this 0-d f32 tensor in the next step(): clipping without a pass of its own.
-  void set_gradient_scale(const Tensor& scale) { scale_ = scale; }
+  /// Gradients are multiplied by this 0-d tensor in the next step(): clipping without a pass of its own. Copied, as
+  /// f32, into a slot, so a captured step follows it. Does not block.
+  void set_gradient_scale(const Tensor& scale);
   const std::vector<Parameter*>& parameters() const { return parameters_; }
 
   /// State of all parameters, made now if there was no step yet: what checkpoints save and load.
@@ -60,8 +61,7 @@ class Optimizer {
 
   std::vector<Parameter*> parameters_;
   std::vector<std::vector<std::unique_ptr<Slot>>> state_;  // [parameter][kind]
-  Slot lr_, step_, one_;
-  Tensor scale_;
+  Slot lr_, step_, scale_;
 };
 
 }  // namespace sherd::nn

@@ -1,0 +1,64 @@
+// A captured optimizer step beside backward passes that are not captured: what it finds in the gradients and in the
+// scale changes from call to call, and a replay sees that as the eager step does.
+#include <gtest/gtest.h>
+
+#include "compile/compile.h"
+#include "nn/layers/linear.h"
+#include "nn/optim/adamw.h"
+#include "nn/optim/clip.h"
+#include "nn/optim/sgd.h"
+#include "runtime/autograd/autograd.h"
+#include "tests/compile/tiny_net.h"
+
+namespace sherd::testing {
+namespace {
+
+using Mode = CompiledStep::Mode;
+
+// Two layers of which a step may use one only.
+struct TwoLayers : nn::Layer<TwoLayers> {
+  nn::Linear &a, &b;
+  TwoLayers() : a(add<nn::Linear>("a", 5, 6)), b(add<nn::Linear>("b", 6, 6)) {}
+  Tensor forward(const Tensor& x, bool uses_b) { return uses_b ? b(relu(a(x))) : a(x); }
+};
+
+struct Training {
+  TwoLayers net;
+  std::unique_ptr<nn::Optimizer> optimizer;
+
+  explicit Training(bool adam) {
+    net.materialize(nn::Seed{3});
+    if (adam) optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
+    else optimizer = std::make_unique<nn::Sgd>(net.parameters(), nn::SgdOptions{.lr = 0.1});
+  }
+  void pass(int index, bool uses_b) { backward(mean(square(net(TinyNet::x(index), uses_b) - TinyNet::y(index)))); }
+};
+
+void expect_same_parameters(const Training& a, const Training& b, int call) {
+  const auto left = a.net.parameters(), right = b.net.parameters();
+  for (std::size_t i = 0; i < left.size(); ++i)
+    EXPECT_TRUE(same_bits(left[i]->value(), right[i]->value())) << left[i]->name() << " after call " << call;
+}
+
+TEST(OptimizerReplay, TheGradientScaleIsThatOfTheCall) {
+  for (const bool adam : {false, true}) {
+    Training eager(adam), captured(adam);
+    auto update = compile([&] { captured.optimizer->step_and_clear(); });
+    for (int i = 0; i < 8; ++i) {
+      eager.pass(i, true);
+      captured.pass(i, true);
+      if (i != 5) {  // a step without clipping has no scale
+        nn::clip_grad_norm(*eager.optimizer, 0.1 / (1 + i));
+        nn::clip_grad_norm(*captured.optimizer, 0.1 / (1 + i));
+      }
+      eager.optimizer->step_and_clear();
+      update();
+      expect_same_parameters(captured, eager, i);
+    }
+    EXPECT_EQ(update.mode(), Mode::replay) << update.why();
+    EXPECT_EQ(update.num_graphs(), 1u);
+  }
+}
+
+}  // namespace
+}  // namespace sherd::testing
