@@ -19,6 +19,7 @@ TensorGuard guard_of(const Tensor& tensor) {
           local.strides(),
           local.offset(),
           tensor.is_distributed() ? tensor.layout() : nullptr,
+          tensor.shape(),
           local.device()};
 }
 

@@ -158,7 +158,8 @@ bool DeviceReplay::is_updated_in_place(const SlotUpdate& update) const {
   if (bound == graph_.bindings.end()) return false;
   const TensorGuard& old = bound->tensor;
   if (old.dtype != fresh.dtype || old.shape != fresh.shape || old.layout != update.result.layout ||
-      !is_contiguous(old.shape, old.strides) || !is_contiguous(fresh.shape, fresh.strides))
+      old.global != update.result.shape || !is_contiguous(old.shape, old.strides) ||
+      !is_contiguous(fresh.shape, fresh.strides))
     return false;
   const auto shows_old = [&](const GraphResult& result) {
     return result.local.defined() && result.local.value == bound->value;

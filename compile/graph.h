@@ -80,13 +80,15 @@ struct GraphSlot {
   Slot* get() const { return static_cast<Leaf*>(leaf.get())->slot; }
 };
 
-/// What an argument or a slot's tensor must look like for the graph to hold (local part of a distributed tensor).
+/// What an argument or a slot's tensor must look like for the graph to hold: the local part of a distributed tensor,
+/// and the whole, because equal parts may belong to different wholes, on some ranks only.
 struct TensorGuard {
   DType dtype = DType::f32;
   Shape shape;
   Strides strides;
   std::int64_t offset = 0;  ///< not compared for arguments
   const Distributed* layout = nullptr;
+  Shape global;  ///< of a plain tensor: its shape
   Device device{};
 };
 

@@ -8,18 +8,19 @@ namespace sherd {
 namespace {
 
 bool fits(const TensorGuard& guard, const Tensor& tensor, bool compare_offset) {
-  if ((tensor.is_distributed() ? tensor.layout() : nullptr) != guard.layout) return false;
+  if ((tensor.is_distributed() ? tensor.layout() : nullptr) != guard.layout || tensor.shape() != guard.global)
+    return false;
   const TensorImpl& local = tensor.is_distributed() ? *tensor.impl()->local : *tensor.impl();
   return local.dtype == guard.dtype && local.shape == guard.shape && local.strides == guard.strides && local.storage &&
          local.device == guard.device && (!compare_offset || local.offset == guard.offset);
 }
 
 std::string text(DType dtype, const Shape& shape, const Strides& strides, std::int64_t offset,
-                 const Distributed* layout) {
+                 const Distributed* layout, const Shape& global) {
   std::string result = fmt::format("{}{}", name(dtype), to_string(shape));
   if (!is_contiguous(shape, strides)) result += fmt::format(" with strides {}", to_string(strides));
   if (offset != 0) result += fmt::format(" at element {}", offset);
-  if (layout) result += " (local part of " + layout->describe() + ")";
+  if (layout) result += fmt::format(" (local part of {}{}{})", name(dtype), to_string(global), layout->describe());
   return result;
 }
 
@@ -31,9 +32,9 @@ std::string differs(std::string_view what, const Tensor& tensor, TensorGuard gua
                        to_string(guard.device));
   if (!compare_offset) guard.offset = 0;
   const std::string now = text(local.dtype(), local.shape(), local.strides(), compare_offset ? local.offset() : 0,
-                               tensor.is_distributed() ? tensor.layout() : nullptr);
+                               tensor.is_distributed() ? tensor.layout() : nullptr, tensor.shape());
   return fmt::format("{} is {}, the graph has {}", what, now,
-                     text(guard.dtype, guard.shape, guard.strides, guard.offset, guard.layout));
+                     text(guard.dtype, guard.shape, guard.strides, guard.offset, guard.layout, guard.global));
 }
 
 std::int64_t base_bytes(const Tensor& tensor) {
