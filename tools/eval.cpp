@@ -2,7 +2,6 @@
 // Ranks take the sequences in turn, over a sharded model. One sequence is one forward, so that neither the loss nor a
 // logit depends on the number of ranks.
 #include <algorithm>
-#include <cstdio>
 #include <thread>
 
 #include "nn/parallel/fully_shard.h"
@@ -131,20 +130,14 @@ int run_eval(std::span<const std::string_view> args) {
   table.add("logits", &options.logits, "safetensors file to write f32 `logits` [sequences, tokens, vocabulary] to");
   table.add("threads", &options.threads, "threads per rank; 0: the cores shared among the ranks of this host");
   table.add("device", &options.device, kDeviceHelp);
-  const CommandLine line = parse_command_line(table, args);
-  if (line.help) {
-    std::fputs(("sherd eval DIR --tokens FILE [flags]: prints the mean next-token loss (nats) of the model in DIR, a "
-                "checkpoint or a Hugging Face directory\n" +
-                table.help())
-                   .c_str(),
-               stdout);
-    return 0;
-  }
-  apply_flags(table, line);
-  check(line.words.size() == 1, "sherd eval takes one folder, got {} words", line.words.size());
+  const auto words = read_command_line(table, args,
+                                       "sherd eval DIR --tokens FILE [flags]: prints the mean next-token loss (nats) "
+                                       "of the model in DIR, a checkpoint or a Hugging Face directory");
+  if (!words) return 0;
+  check(words->size() == 1, "sherd eval takes one folder, got {} words", words->size());
   check(!options.tokens.empty(), "sherd eval needs --tokens FILE, a safetensors file with i64 \"tokens\"");
   check(options.threads >= 0, "--threads must not be negative, got {}", options.threads);
-  options.dir = line.words[0];
+  options.dir = words->front();
 
   const std::shared_ptr<ProcessGroup> group = world_group();
   try {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 
 #include "nn/data/utf8.h"
 #include "runtime/tensor/error.h"
@@ -212,6 +213,17 @@ CommandLine parse_command_line(const ConfigTable& table, std::span<const std::st
 
 void apply_flags(ConfigTable& table, const CommandLine& line) {
   for (const CommandLine::Flag& flag : line.flags) table.set_text(flag.key, flag.text, flag.spelled);
+}
+
+std::optional<std::vector<std::string>> read_command_line(ConfigTable& table, std::span<const std::string_view> args,
+                                                          std::string_view usage) {
+  const CommandLine line = parse_command_line(table, args);
+  if (line.help) {
+    std::fputs(fmt::format("{}\n{}", usage, table.help()).c_str(), stdout);
+    return std::nullopt;
+  }
+  apply_flags(table, line);
+  return line.words;
 }
 
 }  // namespace sherd

@@ -3,6 +3,7 @@
 // `[model] layers = 4` is `--model.layers 4`. The table knows types, defaults and documentation, so parsing, error
 // messages, --help and the printed config all come from it.
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -79,6 +80,10 @@ struct CommandLine {
 /// "--" ends the flags. Throws Error for an unknown flag (naming the nearest) or a missing value. Sets nothing.
 CommandLine parse_command_line(const ConfigTable& table, std::span<const std::string_view> args);
 void apply_flags(ConfigTable& table, const CommandLine& line);
+/// Both, for a command of words and flags: its words. With --help it prints `usage` and the flags instead, and nothing
+/// is returned.
+std::optional<std::vector<std::string>> read_command_line(ConfigTable& table, std::span<const std::string_view> args,
+                                                          std::string_view usage);
 
 /// Sets the table's fields from TOML. Errors name file, line and key: syntax, unknown key, wrong type.
 void load_toml_file(ConfigTable& table, const std::string& path);

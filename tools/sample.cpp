@@ -66,20 +66,16 @@ int run_sample(std::span<const std::string_view> args) {
   table.add("temperature", &options.temperature, "0 takes the most likely token");
   table.add("seed", &options.seed, "seed of the draws");
   table.add("device", &options.device, kDeviceHelp);
-  const CommandLine line = parse_command_line(table, args);
-  if (line.help) {
-    std::fputs(("sherd sample DIR [flags]: generates text from a checkpoint\n" + table.help()).c_str(), stdout);
-    return 0;
-  }
-  apply_flags(table, line);
-  check(line.words.size() == 1, "sherd sample takes one checkpoint folder, got {} words", line.words.size());
+  const auto words = read_command_line(table, args, "sherd sample DIR [flags]: generates text from a checkpoint");
+  if (!words) return 0;
+  check(words->size() == 1, "sherd sample takes one checkpoint folder, got {} words", words->size());
   check(options.tokens >= 0, "--tokens must not be negative, got {}", options.tokens);
   check(options.temperature >= 0, "--temperature must not be negative, got {}", options.temperature);
 
   const Device device = open_device(options.device, 1);
-  const Weights weights(line.words[0]);
+  const Weights weights(words->front());
   check(weights.vocabulary().has_value(),
-        "\"{}\" is a Hugging Face directory: what text its tokens stand for is not known here", line.words[0]);
+        "\"{}\" is a Hugging Face directory: what text its tokens stand for is not known here", words->front());
   GradMode off(false);
   const auto model = nn::make_language_model(weights.config());
   model->materialize({}, device);
