@@ -22,9 +22,12 @@ struct DeviceMesh::Root : std::enable_shared_from_this<DeviceMesh::Root> {
   // All meshes over these axes that were ever asked for. Ranks that are threads have roots of their own.
   std::vector<std::unique_ptr<const Impl>> meshes;
 
-  // Work in flight on the groups of axes knows them by address.
+  // Work in flight knows groups by address: it must be done before the first of those ends that only this mesh holds.
   ~Root() {
-    if (RankContext* context = RankContext::current_or_null(); context && groups.size() > 1) context->drain_streams();
+    meshes.clear();
+    group.reset();
+    const bool ends_one = std::ranges::any_of(groups, [](const auto& g) { return g.second.use_count() == 1; });
+    if (RankContext* context = RankContext::current_or_null(); context && ends_one) context->drain_streams();
   }
 };
 

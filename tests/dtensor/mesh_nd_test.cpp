@@ -2,6 +2,7 @@
 // groups.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <optional>
 
 #include "dtensor/api.h"
@@ -216,6 +217,30 @@ TEST(DeviceMesh, WorkInFlightOutlivesTheMesh) {
       }
       for (const Tensor& t : whole) EXPECT_TRUE(same_bits(t, values));
     }
+  });
+}
+
+// A group that nobody but a mesh of one axis holds ends with it too: rank 0 is through with its mesh before its
+// peer comes to the gather that it has started.
+TEST(DeviceMesh, WorkInFlightOutlivesAMeshOfOneAxis) {
+  std::atomic<bool> is_started = false, has_company = false;
+  run_ranks(4, [&](const Group& world) {
+    const Tensor values = random_normal({64, 1024}, 5);
+    const Ranks mine = world->rank() % 2 == 0 ? Ranks{0, 2} : Ranks{1, 3};
+    Tensor whole;
+    {
+      const DeviceMesh mesh(world->subgroup(mine), "tp");
+      const Tensor part = distribute(values, mesh, Shard(0), {.source = -1});
+      if (world->rank() == 2) {
+        is_started.wait(false);
+        has_company = true;
+      }
+      whole = full_tensor(part);
+      is_started = true;
+      is_started.notify_all();
+    }
+    EXPECT_TRUE(has_company);
+    EXPECT_TRUE(same_bits(whole, values));
   });
 }
 
