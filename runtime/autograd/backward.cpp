@@ -223,6 +223,23 @@ class BackwardPass {
   std::vector<std::function<void()>> callbacks_;
 };
 
+namespace {
+
+// A cotangent lies on the ranks that its root lies on, in any way; one number is the same on all of them.
+Tensor on_ranks_of(const Tensor& root, Tensor grad) {
+  if (!root.is_distributed() || grad.is_distributed()) {
+    const auto ranks = [](const Tensor& t) { return t.is_distributed() ? t.layout()->replicated() : nullptr; };
+    check(ranks(grad) == ranks(root), "the cotangent {} lies on other ranks than the root {}", grad, root);
+    return grad;
+  }
+  check(grad.numel() == 1,
+        "the cotangent {} is a plain tensor, the root {} is not: distribute() it, or say with from_local() how it lies",
+        grad, root);
+  return Tensor::distributed(root.shape(), root.layout()->replicated(), std::move(grad));
+}
+
+}  // namespace
+
 void backward(const Tensor& root, const BackwardOptions& options) {
   check(root.defined() && root.requires_grad(),
         "backward: {} was not computed from anything that requires a gradient (is recording off, or was it detached?)",
@@ -233,10 +250,10 @@ void backward(const Tensor& root, const BackwardOptions& options) {
     // A value that lies on ranks is one value: its cotangent is 1 once, on all of them, also where it is a sum of
     // parts.
     grad = full(root.shape(), 1.0, root.dtype(), root.device());
-    if (root.is_distributed()) grad = Tensor::distributed(root.shape(), root.layout()->replicated(), grad);
   }
   check(grad.shape() == root.shape() && grad.dtype() == root.dtype(), "the cotangent {} does not match the root {}",
         grad, root);
+  grad = on_ranks_of(root, std::move(grad));
   BackwardPass pass(options);
   try {
     pass.run(root, std::move(grad));

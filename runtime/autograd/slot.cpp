@@ -67,7 +67,9 @@ void Slot::set(const Tensor& tensor) {
 
 void Slot::assign(const Tensor& values) {
   const Tensor target = value().local().detach();
-  const Tensor source = values.is_distributed() ? values.local() : values;
+  check(!values.is_distributed() || values.layout() == value_.layout(),
+        "assign to \"{}\": {} lies otherwise than {}: redistribute() it first", name_, values, value_);
+  const Tensor source = values.local();
   check(target.shape() == source.shape(), "assign to \"{}\": {} does not fit {}", name_, values, value_);
   copy_into(target, source.dtype() == target.dtype() ? source.detach() : cast(source.detach(), target.dtype()));
 }

@@ -49,7 +49,7 @@ class Slot {
 
   /// Puts another tensor into the slot. Recorded by capture: replay puts its own result here.
   void set(const Tensor& tensor);
-  /// Overwrites the bytes in place (equal shape and dtype; converts dtype) and bumps their version.
+  /// Overwrites the bytes in place (plain: of this rank; else the same layout; converts dtype), bumps their version.
   void assign(const Tensor& values);
   /// A state change of the same parameter (sharded <-> gathered); `tensor` came from attach(). Not recorded.
   void present(Tensor tensor) { value_ = std::move(tensor); }

@@ -30,9 +30,8 @@ void twice(const KernelCall& call) {
   for (std::int64_t i = 0; i < call.out[0].numel(); ++i)
     call.out[0].mutable_data<float>()[i] = 2 * call.in[0].data<float>()[i];
 }
-const Op& users_row() {
-  static const Op op{.name = "users_row", .infer = infer_twice, .no_gradient = "test", .kernel = {twice}};
-  return op;
+Op users_row(const char* name) {
+  return {.name = name, .infer = infer_twice, .no_gradient = "test", .kernel = {twice}};
 }
 
 TEST(DistLayer, F147_ARowWithoutRuleIsRefusedAndOneOfTheUsersOwnWorks) {
@@ -42,16 +41,17 @@ TEST(DistLayer, F147_ARowWithoutRuleIsRefusedAndOneOfTheUsersOwnWorks) {
       body(distribute(values({4, 4}, "a"), mesh, Shard(0)), group->rank());
     });
   };
+  static const Op unknown = users_row("unknown_row"), known = users_row("users_row");
   on_ranks([](const Tensor& rows, int rank) {
-    expect_error([&] { call(users_row(), {}, rows); },
-                 {"users_row", "no sharding rule", "f32[4,4]{0: dp}", fmt::format("rank {} of 2", rank)});
+    expect_error([&] { call(unknown, {}, rows); },
+                 {"unknown_row", "no sharding rule", "f32[4,4]{0: dp}", fmt::format("rank {} of 2", rank)});
   });
   register_rule("users_row", {.signatures = [](const RuleCall& call, Signatures& signatures) {
                   for (int d = 0; d < call.ndim(0); ++d) signatures.push_back({{Shard(d)}, {Shard(d)}, 0});
                 }});
   on_ranks([](const Tensor& rows, int) {
     const StrictCommunication strict;
-    const Tensor doubled = call(users_row(), {}, rows);
+    const Tensor doubled = call(known, {}, rows);
     EXPECT_EQ(describe(doubled), "f32[4,4]{0: dp}");
     EXPECT_TRUE(same_bits(full_tensor(doubled), mul(values({4, 4}, "a"), 2)));
   });
