@@ -4,8 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/api.h"
+#include "runtime/comm/comm_counter.h"
 #include "runtime/op/ops.h"
-#include "tests/dtensor/layouts.h"
+#include "tests/dtensor/one_rank.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
@@ -16,22 +17,27 @@ namespace {
 using Group = std::shared_ptr<ProcessGroup>;
 
 TEST(Create, F144_ValuesAreThoseOfOneRankInEveryLayout) {
-  run_ranks(4, [](const Group& group) {
-    const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
+  on_meshes([](const DeviceMesh& mesh) {
     const Shape shape{5, 3, 7};
     const Tensor step = Tensor::scalar(3, DType::i64);
     for (const Spec* spec : all_layouts(mesh, {Replicate(), Shard(0), Shard(1), Shard(2)})) {
-      const CommCounts before = group->counts();
+      const CommCounter counter;
       const Tensor normal = random_normal(shape, 17, 1, 2, spec, {.first = 5, .step = step});
       const Tensor uniform = random_uniform(shape, 17, -1, 1, spec, {.dtype = DType::bf16});
       const Tensor sevens = full(shape, 7, spec);
-      EXPECT_EQ(group->counts().broadcast.calls, before.broadcast.calls);
+      EXPECT_EQ(counter.describe(), "no communication");
       EXPECT_EQ(normal.layout(), spec);
       EXPECT_TRUE(same_bits(full_tensor(normal), random_normal(shape, 17, 1, 2, 5, DType::f32, step)));
       EXPECT_TRUE(same_bits(full_tensor(uniform), random_uniform(shape, 17, -1, 1, 0, DType::bf16)));
       EXPECT_TRUE(same_bits(full_tensor(sevens), full(shape, 7)));
     }
-    expect_error([&] { zeros(shape, Spec::of(mesh, {Partial(), Replicate()})); }, {"{+dp}", "by ops only"});
+  });
+}
+
+TEST(Create, LayoutsThatNothingCanBeMadeInAreRefused) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
+    expect_error([&] { zeros({5, 3}, Spec::of(mesh, {Partial(), Replicate()})); }, {"{+dp}", "by ops only"});
     expect_error([&] { ones({4}, Spec::of(mesh, {Replicate(), Shard(1)})); }, {"{1: tp}", "dim 1", "[4]"});
   });
 }

@@ -168,6 +168,22 @@ TEST(DeviceMesh, F110_AMeshFromAGroupHasItsRanks) {
   });
 }
 
+TEST(DeviceMesh, F111_EqualityIsOfRanksShapeAndNames) {
+  run_ranks(4, [](const Group& world) {
+    const Group same_ranks = world->subgroup(Ranks{0, 1, 2, 3}), mirrored = world->subgroup(Ranks{3, 2, 1, 0});
+    const DeviceMesh mesh(world, Axes{{"dp", 2}, {"tp", 2}});
+    EXPECT_EQ(mesh, DeviceMesh(world, Axes{{"dp", 2}, {"tp", 2}}));
+    EXPECT_EQ(mesh["dp"], DeviceMesh(world, Axes{{"dp", 2}, {"tp", 2}})["dp"]);
+    for (const DeviceMesh& other :
+         {DeviceMesh(world, Axes{{"tp", 2}, {"dp", 2}}), DeviceMesh(world, Axes{{"dp", 1}, {"tp", 4}}),
+          DeviceMesh(world, Axes{{"dp", 2}, {"cp", 2}}), DeviceMesh(mirrored, Axes{{"dp", 2}, {"tp", 2}}),
+          DeviceMesh(same_ranks, Axes{{"dp", 2}, {"tp", 2}}),  // other communicators
+          mesh["dp"], mesh["tp"]})
+      EXPECT_FALSE(mesh == other) << other.describe();
+    EXPECT_FALSE(mesh["dp"] == mesh["tp"]);
+  });
+}
+
 TEST(DeviceMesh, ARankThatDiesAlongOneAxisIsNamedAlongTheOther) {
   std::vector<std::string> errors(4);
   EXPECT_THROW(run_ranks(4,
