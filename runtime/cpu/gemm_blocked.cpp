@@ -2,7 +2,8 @@
 // the loops of a machine whose second-level cache is large: a few rows of A stay in the first level while a block of B
 // streams past them from the second.
 //
-//   a block of B:  kBlockK x kColumns, packed into panels of kPanel columns as accumulators, shared by all pieces
+//   a block of B:  kBlockK x kPieceColumns, or a few times that; packed into panels of kPanel columns as accumulators,
+//                  shared by all pieces
 //   pieces of C:   kPieceRows x kPieceColumns, in parallel; their part of the block of B stays in the second-level
 //   cache in a piece:    kBlockRows rows of A at a time, as they lie in memory where they are rows of accumulators,
 //   else
@@ -25,8 +26,8 @@ namespace {
 constexpr std::int64_t kBlockK = kVecBytes == 64 ? 512 : 256;
 constexpr std::int64_t kPieceColumns = kVecBytes == 64 ? 384 : 192;
 constexpr std::int64_t kPieceRows = 8 * kBlockRows;
-constexpr std::int64_t kMinPieces = 12;  // or their rows are halved, twice at most
-constexpr std::int64_t kColumns = 4 * kPieceColumns;
+constexpr std::int64_t kMinPieces = 12;          // beside a block of B, or their rows are halved, twice at most,
+constexpr std::int64_t kMaxAcross = 4;           // and if that is not enough, so many lie side by side
 constexpr std::int64_t kSums = 1 << 20;          // elements of C that wait in a buffer for their one rounding
 constexpr std::int64_t kTaskFlops = 1 << 22;     // at least, or tasks cost more than they spread
 constexpr std::int64_t kTaskElements = 1 << 15;  // the same for packing
@@ -124,12 +125,28 @@ struct Piece {
 
   // Transposed rows of A as panels [k, kBlockRows].
   void pack_a() const {
+    if constexpr (kLanes<A> == 2 * kBlockRows)
+      if (rows % kLanes<A> == 0 && k % 2 == 0) return pack_pairs_of_a(std::make_integer_sequence<int, kBlockRows>{});
     for (std::int64_t q = 0; q < k; ++q) {
       const T* const from = a + (p + q) * g.lda + row;
       A* to = packed_a + q * kBlockRows;
       std::int64_t i = 0;
       for (; i + kBlockRows <= rows; i += kBlockRows, to += kPanelA) convert_block<kBlockRows>(from + i, to);
       for (std::int64_t r = 0; i + r < rows; ++r) to[r] = convert<A>(from[i + r]);
+    }
+  }
+
+  // Two rows of two panels at a time: whole vectors.
+  template <int... L>
+  void pack_pairs_of_a(std::integer_sequence<int, L...>) const {
+    for (std::int64_t q = 0; q < k; q += 2) {
+      const T* const from = a + (p + q) * g.lda + row;
+      A* to = packed_a + q * kBlockRows;
+      for (std::int64_t i = 0; i < rows; i += kLanes<A>, to += 2 * kPanelA) {
+        const Vec<A> x = load_as_accumulators(from + i), y = load_as_accumulators(from + g.lda + i);
+        store<A>(to, __builtin_shufflevector(x, y, L..., (kLanes<A> + L)...));
+        store<A>(to + kPanelA, __builtin_shufflevector(x, y, (kBlockRows + L)..., (kLanes<A> + kBlockRows + L)...));
+      }
     }
   }
 
@@ -202,10 +219,11 @@ void blocked(const Gemm& g, const T* a, const T* b, R* c) {
   using A = Accumulator<T>;
   constexpr bool converts = Piece<T, R>::converts;
   std::int64_t piece_rows = kPieceRows;
-  while (piece_rows > kPieceRows / 4 && num_chunks(g.m, piece_rows) * num_chunks(g.n, kPieceColumns) < kMinPieces)
-    piece_rows /= 2;
-  for (std::int64_t first = 0; first < g.n; first += kColumns) {
-    const std::int64_t n = std::min(kColumns, g.n - first), across = num_chunks(n, kPieceColumns);
+  while (piece_rows > kPieceRows / 4 && num_chunks(g.m, piece_rows) < kMinPieces) piece_rows /= 2;
+  // Narrow blocks stay near: wide ones would be read from beyond the second-level cache.
+  const std::int64_t wide = num_chunks(g.m, piece_rows) < kMinPieces ? kMaxAcross * kPieceColumns : kPieceColumns;
+  for (std::int64_t first = 0; first < g.n; first += wide) {
+    const std::int64_t n = std::min(wide, g.n - first), across = num_chunks(n, kPieceColumns);
     const std::int64_t ld = round_up(n, kLanes<A>);
     const bool in_piece = converts && g.k <= kBlockK, in_rows = converts && !in_piece;
     const std::int64_t start_rows = in_rows ? kSums / ld / kPieceRows * kPieceRows : g.m;
