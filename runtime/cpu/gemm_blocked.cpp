@@ -5,8 +5,8 @@
 //   a block of B:  kBlockK x kPieceColumns, or a few times that; packed into panels of kPanel columns as accumulators,
 //                  shared by all pieces
 //   pieces of C:   kPieceRows x kPieceColumns, in parallel; their part of the block of B stays in the second-level
-//   cache in a piece:    kBlockRows rows of A at a time, as they lie in memory where they are rows of accumulators,
-//   else
+//                  cache
+//   in a piece:    kBlockRows rows of A at a time, as they lie in memory where they are rows of accumulators, else
 //                  packed; each meets every panel of B in registers
 //
 // A sum is built in the same order whatever the pieces: products of a block of K in order, blocks in order.
