@@ -54,9 +54,11 @@ void Storage::release_data() {
   data_ = nullptr;
 }
 
+// Bytes that are handed on to a reader before anybody has waited for their writer have its error all the same: a
+// reader of bytes that failed fails with them.
 void Storage::lend(const Event& event, bool writes) {
   lent_ = event;
-  guard_ = static_cast<std::uint8_t>(kLent | (writes ? kLentForWriting : 0) | (guard_ & kWatched));
+  guard_ = static_cast<std::uint8_t>(kLent | (writes ? kLentForWriting : 0) | (guard_ & (kLentForWriting | kWatched)));
   if (RankContext::current().hazards) guard_ |= kWatched;
 }
 

@@ -72,6 +72,18 @@ TEST(Redistribute, F126_ErrorsAreRaisedOnFirstAccessWithThePlaceOfTheCall) {
   });
 }
 
+TEST(Redistribute, F126_AnErrorIsNotLostWhereTheResultWentOn) {
+  run_ranks(2, [](const Group& group) {
+    if (group->rank() == 1) {
+      group->abort("no more data");
+      return;
+    }
+    const Tensor sum = all_reduce(zeros({4}), *group), sums = all_gather(sum, *group, 8);
+    expect_error([&] { sum.to_vector<float>(); }, {"no more data", "collective all_reduce"});
+    expect_error([&] { sums.to_vector<float>(); }, {"no more data"});
+  });
+}
+
 TEST(CommTimes, WhatComputeCoversIsNotExposed) {
   run_ranks(2, [](const Group& group) {
     group->shape_link({.bytes_per_second = 1e9, .seconds = 20e-3});

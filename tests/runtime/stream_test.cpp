@@ -222,6 +222,21 @@ TEST(Stream, ErrorsReachWorkOfOtherStreams) {
   expect_error([&] { (void)y.raw(); }, {"no such peer", "all_gather work"});
 }
 
+// The bytes are read by other work before the rank's thread has asked for them.
+TEST(Stream, ErrorsStayWithBytesThatAreHandedOn) {
+  RankScope scope;
+  for (const StreamKind next : {kGather, kReduce}) {
+    const Tensor x = buffer(), y = buffer(), z = buffer();
+    Gate gate;
+    submit(stream(kGather), {{x.storage(), true}}, gate.then([] { fail("no such peer"); }));
+    submit(stream(next), {{x.storage(), false}, {y.storage(), true}}, [] { FAIL() << "ran on bytes that failed"; });
+    submit(stream(StreamKind::collective), {{x.storage(), false}, {z.storage(), true}},
+           [] { FAIL() << "ran on bytes that failed"; });
+    gate.open();
+    for (const Tensor& bad : {x, x, y, z, x}) expect_error([&] { (void)bad.raw(); }, {"no such peer"});
+  }
+}
+
 TEST(Stream, DroppedResultsDropTheirErrors) {
   RankScope scope;
   {
