@@ -4,11 +4,14 @@
 #include "runtime/exec/hazards.h"
 #include "runtime/exec/stream.h"
 #include "runtime/exec/trace.h"
+#include "runtime/tensor/error.h"
 #include "runtime/tensor/pool.h"
 
 namespace sherd {
 
 Ref<Storage> Storage::released(std::int64_t bytes, MemoryCategory category, Device device) {
+  if (bytes < 0) [[unlikely]]
+    fail("a storage cannot have {} bytes", bytes);
   RankContext& context = RankContext::current();
   Ref<Storage> storage = Ref<Storage>::fresh(Pool<Storage>::make());
   storage->bytes_ = bytes;

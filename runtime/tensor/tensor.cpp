@@ -20,17 +20,39 @@ TensorImpl::~TensorImpl() {
 
 namespace {
 
-// Shape, row-major strides and number of elements in one pass.
-void fill_dense(TensorImpl& impl, const Shape& shape) {
+// With no more elements than this, offsets and bytes, also rounded up, are computed without overflow.
+constexpr std::int64_t kMostElements = std::int64_t{1} << 56;
+
+[[noreturn]] void refuse_size(const Shape& shape, DType dtype, bool needs_memory) {
+  const std::string what = fmt::format("{}{}", name(dtype), shape);
+  for (std::int64_t d : shape) check(d >= 0, "a shape has no negative dims, got {}", shape);
+  if (needs_memory) throw OutOfMemory(fmt::format("out of memory: {} is more than any machine holds", what));
+  fail("{} has more elements than a tensor may have, {}", what, kMostElements);
+}
+
+// Shape, row-major strides and number of elements in one pass; false if they cannot be.
+bool fill_dense(TensorImpl& impl, const Shape& shape) {
   impl.shape = shape;
   impl.strides = shape;  // for its number of dims
   std::int64_t step = 1, count = 1;
+  bool fits = true;
   for (int i = shape.size() - 1; i >= 0; --i) {
     impl.strides[i] = step;
-    step *= std::max<std::int64_t>(shape[i], 1);
-    count *= shape[i];
+    fits &= shape[i] >= 0 && !__builtin_mul_overflow(step, std::max<std::int64_t>(shape[i], 1), &step);
+    fits &= step <= kMostElements;
+    count = shape[i] == 0 ? 0 : count;
   }
-  impl.numel = count;
+  impl.numel = count * step;
+  return fits;
+}
+
+std::int64_t checked_numel(const Shape& shape, DType dtype) {
+  std::int64_t count = 1;
+  bool fits = true;
+  for (std::int64_t d : shape) fits &= !__builtin_mul_overflow(count, d, &count);
+  if (!fits || count > kMostElements) [[unlikely]]
+    refuse_size(shape, dtype, false);
+  return count;
 }
 
 }  // namespace
@@ -41,7 +63,7 @@ Tensor Tensor::make(Ref<Storage> storage, const Shape& shape, const Strides& str
   impl->shape = shape;
   impl->strides = strides;
   impl->offset = offset;
-  impl->numel = sherd::numel(shape);
+  impl->numel = checked_numel(shape, dtype);
   impl->dtype = dtype;
   impl->device = device;
   impl->flags = device.is_meta() ? TensorImpl::kMeta : 0;
@@ -52,7 +74,8 @@ Tensor Tensor::make(Ref<Storage> storage, const Shape& shape, const Strides& str
 
 Tensor Tensor::make_dense(Ref<Storage> storage, const Shape& shape, DType dtype, Device device) {
   Ref<TensorImpl> impl = Ref<TensorImpl>::fresh(Pool<TensorImpl>::make());
-  fill_dense(*impl, shape);
+  if (!fill_dense(*impl, shape)) [[unlikely]]
+    refuse_size(shape, dtype, false);
   impl->dtype = dtype;
   impl->device = device;
   impl->flags = device.is_meta() ? TensorImpl::kMeta : 0;
@@ -61,11 +84,14 @@ Tensor Tensor::make_dense(Ref<Storage> storage, const Shape& shape, DType dtype,
 }
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device, MemoryCategory category) {
-  for (std::int64_t d : shape)
-    if (d < 0) [[unlikely]]
-      fail("a shape has no negative dims, got {}", shape);
-  if (device.is_meta()) return make_dense({}, shape, dtype, device);
-  return make_dense(Storage::allocate(sherd::numel(shape) * byte_size(dtype), category, device), shape, dtype, device);
+  Ref<TensorImpl> impl = Ref<TensorImpl>::fresh(Pool<TensorImpl>::make());
+  if (!fill_dense(*impl, shape)) [[unlikely]]
+    refuse_size(shape, dtype, !device.is_meta());
+  impl->dtype = dtype;
+  impl->device = device;
+  impl->flags = device.is_meta() ? TensorImpl::kMeta : 0;
+  if (!device.is_meta()) impl->storage = Storage::allocate(impl->numel * byte_size(dtype), category, device);
+  return Tensor(std::move(impl));
 }
 
 Tensor Tensor::over(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset,

@@ -45,6 +45,22 @@ TEST(Tensor, WhatDoesNotFitIsAnErrorWithBothSizes) {
   expect_error([&] { t.item<float>(); }, {"item() needs one element, got f32[3]"});
 }
 
+TEST(Tensor, SizesThatNobodyCanCountAreErrors) {
+  constexpr std::int64_t kHalf = std::int64_t{1} << 31;
+  const Tensor scalar = full({}, 1.0);
+  EXPECT_THROW(zeros({kHalf, kHalf}), OutOfMemory) << "2^62 elements, 2^64 bytes";
+  EXPECT_THROW(zeros({3'037'000'500, 3'037'000'500}), OutOfMemory) << "a little over 2^63 elements";
+  EXPECT_THROW(zeros({2 * kHalf, 2 * kHalf}, DType::u8), OutOfMemory) << "2^64 elements";
+  EXPECT_THROW(zeros({0, 2 * kHalf, 2 * kHalf}), OutOfMemory) << "no elements, steps of 2^64";
+  expect_error([&] { zeros({kHalf, kHalf}); }, {"out of memory", "f32[2147483648,2147483648]"});
+  EXPECT_THROW(add(expand(scalar, {kHalf / 16, kHalf / 16}), 1.0), OutOfMemory) << "2^54 elements";
+  for (const Shape& shape : {Shape{kHalf, kHalf}, Shape{2 * kHalf, 2 * kHalf}, Shape{3'037'000'500, 3'037'000'500}})
+    expect_error([&] { expand(scalar, shape); }, {to_string(shape)});
+  EXPECT_THROW(reshape(zeros({0}), {2 * kHalf, 2 * kHalf}), Error);
+  EXPECT_THROW(Tensor::empty({kHalf, kHalf}, DType::f32, Device::meta()), Error);
+  EXPECT_THROW(Storage::allocate(-1, MemoryCategory::activations), Error);
+}
+
 TEST(Tensor, MetaHasShapesAndNoBytes) {
   const Tensor t = Tensor::empty({1'000'000, 1'000'000}, DType::f32, Device::meta());
   EXPECT_TRUE(t.is_meta());
