@@ -17,11 +17,11 @@ std::span<const std::byte> bytes_of(const Tensor& local) {
   return {static_cast<const std::byte*>(local.raw()), static_cast<std::size_t>(local.bytes())};
 }
 
-// Tensors of a device take turns in `staging`.
+// Tensors that must be copied first, from a device or because they are not dense, take turns in `staging`.
 PieceBytes saved_bytes(const Tensor& local, const std::shared_ptr<Tensor>& staging) {
-  if (local.device() == Device::cpu()) return bytes_of(local);
+  if (local.device() == Device::cpu() && local.is_contiguous()) return bytes_of(local);
   return PieceBytes::Fetch([local, staging] {
-    *staging = to(local, Device::cpu());
+    *staging = to(contiguous(local), Device::cpu());
     return bytes_of(*staging);
   });
 }
@@ -41,8 +41,8 @@ std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
     if (!saves_box(value, rank)) continue;
     const Box box = local_box(value);
     if (numel(box) == 0 && value.numel() > 0) continue;  // a whole without elements is saved all the same
-    pieces.push_back({entry.name, entry.kind, value.dtype(), value.shape(), box,
-                      saved_bytes(contiguous(value.local().detach()), staging)});
+    pieces.push_back(
+        {entry.name, entry.kind, value.dtype(), value.shape(), box, saved_bytes(value.local().detach(), staging)});
   }
   return pieces;
 }

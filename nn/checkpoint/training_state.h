@@ -23,9 +23,9 @@ struct StateEntry {
 std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nullptr);
 
 /// Writes a checkpoint to `dir` and commits it; `manifest` says everything but the pieces and the save's name. Shards
-/// are written by their owners, copies once, plain tensors by rank 0; those of a device pass through the host one by
-/// one. Collective; blocks on the disk. On any failure (disk full, a directory that cannot be written) every rank
-/// throws Error and the previous checkpoint stays the valid one. Reshards as training_state() does.
+/// are written by their owners, copies once, plain tensors by rank 0; those of a device, or not dense, are
+/// copied one by one. Collective; blocks on the disk. On any failure (disk full, a directory that cannot be written)
+/// every rank throws Error and the previous checkpoint stays the valid one. Reshards as training_state() does.
 void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
                      ProcessGroup& group);
 

@@ -137,6 +137,26 @@ TEST(TrainingState, TensorsWithoutElementsComeBack) {
   });
 }
 
+TEST(TrainingState, TensorsThatAreNotDenseComeBack) {
+  const TempDir dir;
+  run_ranks(2, [&](const Group& group) {
+    const Tensor numbers = batch_of(60, 50, 1, "numbers");
+    Slot turned("turned"), columns("columns"), repeated("repeated");
+    turned.set(transpose(numbers, 0, 1));
+    columns.set(narrow(numbers, 1, 7, 30));
+    repeated.set(expand(narrow(numbers, 0, 3, 1), {60, 50}));
+    const std::vector<nn::StateEntry> state{
+        {"turned", "buffer", &turned}, {"columns", "buffer", &columns}, {"repeated", "buffer", &repeated}};
+    const std::vector<std::vector<float>> expected{
+        turned.value().to_vector<float>(), columns.value().to_vector<float>(), repeated.value().to_vector<float>()};
+    nn::save_checkpoint(dir.path(), {}, state, *group);
+    for (const nn::StateEntry& entry : state) entry.slot->set(zeros(entry.slot->value().shape()));
+    together(*group, [&] { nn::load_checkpoint(CheckpointReader(dir.path()), state); });
+    for (std::size_t i = 0; i < state.size(); ++i)
+      EXPECT_EQ(state[i].slot->value().to_vector<float>(), expected[i]) << state[i].name;
+  });
+}
+
 TEST(TrainingState, AnyNumberOfRanksReadsWhatAnyOtherWrote) {
   for (int writers : {1, 3, 4}) {
     const TempDir dir;
