@@ -37,6 +37,7 @@ struct ShardTree {
   bool end_queued = false;  // the end-of-backward callback of the running pass
 
   void drop_unused() const;
+  void close_rounds() const;
   void abandon(std::string_view reason) noexcept;
 };
 
@@ -75,7 +76,8 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
  private:
   friend struct ShardTree;
   void become_root(Module& module);
-  void enter_forward();
+  void enter_forward(bool begins);
+  void close_round();
   void before_backward(PrefetchOrder::Call call, bool is_first);
   void prefetch(const std::vector<ShardGroup*>& listed, ShardGroup* expected) const;
   static void end_backward(const std::shared_ptr<ShardTree>& tree);
@@ -84,7 +86,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   MixedPrecision policy_;
   std::shared_ptr<ShardTree> tree_;
   std::optional<bool> reshard_after_forward_;
-  std::size_t entered_ = 0;  // modules of the list that have run in this forward
+  std::vector<Module*> awaited_;  // of the list: those that have not run since the first did
   bool is_root_ = false;
   bool prefetches_ = true;
 };
@@ -94,12 +96,17 @@ void ShardTree::drop_unused() const {
     if (hook->group) hook->group->drop_unused();
 }
 
+void ShardTree::close_rounds() const {
+  for (FullyShardHook* hook : hooks)
+    if (!hook->awaited_.empty()) hook->close_round();
+}
+
 void ShardTree::abandon(std::string_view reason) noexcept {
   order.end_forward();
   order.end_backward();
   end_queued = false;
   for (FullyShardHook* hook : hooks) {
-    hook->entered_ = 0;
+    hook->awaited_.clear();
     if (hook->group) hook->group->abandon(reason);
   }
 }
@@ -177,25 +184,32 @@ void FullyShardHook::become_root(Module& module) {
 
 void FullyShardHook::before_forward(Module& module) {
   if (!tree_) become_root(module);
-  if (entered_++ > 0) return;
+  const bool begins = awaited_.empty();
   try {
-    enter_forward();
+    enter_forward(begins);
   } catch (...) {
     tree_->abandon(current_exception_text());
     throw;
   }
+  if (begins) awaited_ = modules_;
 }
 
-void FullyShardHook::enter_forward() {
-  if (is_root_ && !in_backward()) {
+void FullyShardHook::enter_forward(bool begins) {
+  if (begins && is_root_ && !in_backward()) {
     tree_->end_queued = false;
     tree_->order.begin_forward();
+    tree_->close_rounds();  // of modules that were called by themselves
     for (FullyShardHook* hook : tree_->hooks)
       if (hook->group) hook->group->discard_pending();  // left by a backward that failed
   }
-  if (!group) return prefetch(forward_prefetch, nullptr);
-  group->unshard();
-  prefetch(forward_prefetch, tree_->order.enter(group.get()));
+  if (group) group->unshard();
+  if (begins) prefetch(forward_prefetch, group ? tree_->order.enter(group.get()) : nullptr);
+}
+
+// Without a backward to come nothing will reshard later.
+void FullyShardHook::close_round() {
+  awaited_.clear();
+  if (group && (reshards() || !RankContext::current().grad_enabled)) group->reshard();
 }
 
 // Submitted before the module computes, so that it runs beside it.
@@ -204,19 +218,18 @@ void FullyShardHook::prefetch(const std::vector<ShardGroup*>& listed, ShardGroup
   if (listed.empty() && prefetches_ && expected) expected->prefetch();
 }
 
-void FullyShardHook::after_forward(Module&, const std::function<void(const TensorVisitor&)>& visit_outputs) {
-  const bool recording = RankContext::current().grad_enabled;
-  const bool is_done = entered_ == modules_.size();
+void FullyShardHook::after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) {
+  std::erase(awaited_, &module);
+  const bool is_done = awaited_.empty();
   if (is_done) {
-    entered_ = 0;
-    // Without a backward to come nothing will reshard later.
-    if (group && (reshards() || !recording)) group->reshard();
+    close_round();
     if (is_root_ && !in_backward()) {
       tree_->order.end_forward();
+      tree_->close_rounds();  // the rest of their lists does not run
       tree_->drop_unused();
     }
   }
-  if (!recording) return;
+  if (!RankContext::current().grad_enabled) return;
   const PrefetchOrder::Call call = group && is_done ? tree_->order.leave(group.get()) : PrefetchOrder::Call{};
   const auto is_first = std::make_shared<bool>(true);  // of several outputs
   const std::weak_ptr<FullyShardHook> weak = weak_from_this();
@@ -244,8 +257,10 @@ void FullyShardHook::before_backward(PrefetchOrder::Call call, bool is_first) {
 void FullyShardHook::end_backward(const std::shared_ptr<ShardTree>& tree) {
   tree->end_queued = false;
   tree->order.end_backward();
-  for (auto hook = tree->hooks.rbegin(); hook != tree->hooks.rend(); ++hook)
+  for (auto hook = tree->hooks.rbegin(); hook != tree->hooks.rend(); ++hook) {
+    (*hook)->awaited_.clear();
     if ((*hook)->group) (*hook)->group->finish_backward();
+  }
 }
 
 void fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, const FullyShardOptions& options) {

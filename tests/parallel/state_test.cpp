@@ -268,6 +268,46 @@ TEST(FullyShard, F43_ErrorInForwardReshardsLocallyAndAfterResetTheNextStepIsRigh
   });
 }
 
+// Two modules in one group, of which a step may use one only, or one of them twice.
+struct Siblings : nn::Layer<Siblings> {
+  nn::Linear &a, &b, &head;
+  std::string order = "ab";
+  Siblings() : a(add<nn::Linear>("a", 4, 4)), b(add<nn::Linear>("b", 4, 4)), head(add<nn::Linear>("head", 4, 3)) {}
+  Tensor forward(Tensor x) {
+    for (const char which : order) x = relu(which == 'a' ? a(x) : b(x));
+    return head(x);
+  }
+};
+
+TEST(FullyShard, F4_ModulesOfOneGroupMayRunInAnyNumber) {
+  for (const std::string order : {"a", "b", "ab", "aab", "aba", ""})
+    for (const bool reshard : {true, false})
+      run_ranks(2, [&](const Group& group) {
+        SCOPED_TRACE(order);
+        Siblings net, reference;
+        net.order = reference.order = order;
+        const DeviceMesh mesh(group);
+        nn::fully_shard({&net.a, &net.b}, mesh, {.reshard_after_forward = nn::ReshardAfterForward(reshard)});
+        nn::fully_shard(net, mesh);
+        net.materialize(nn::Seed{3});
+        reference.materialize(nn::Seed{3});
+        const auto evaluate = [&](std::uint64_t step, nn::Optimizer&) {
+          const GradMode off(false);
+          net(batch_of(2, 4, step, "evaluation"));
+          EXPECT_TRUE(all_sharded(net));
+          EXPECT_EQ(unsharded_bytes(), 0);
+        };
+        expect_trains_alike(on_slices(net, *group, 4, 3), on_batches(reference, 4, 3), {.before_step = evaluate});
+        const Tensor y = net(batch_of(2, 4, 0, "x"));
+        nn::ShardGroup& siblings = *nn::shard_group(net.a);
+        if (reshard || order.empty()) { EXPECT_FALSE(siblings.is_gathered()) << "after forward"; }
+        backward(sum(y));
+        EXPECT_TRUE(all_sharded(net));
+        EXPECT_EQ(unsharded_bytes(), 0);
+        EXPECT_EQ(siblings.late_gathers(), 0);
+      });
+}
+
 TEST(FullyShard, F72_EvaluationLeavesParametersSharded) {
   for (int ranks : {1, 2, 4})
     run_ranks(ranks, [](const Group& group) {
