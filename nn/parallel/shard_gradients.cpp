@@ -9,6 +9,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/comm_counter.h"
 #include "runtime/comm/reduce.h"
+#include "runtime/comm/subject.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/stream.h"
 #include "runtime/op/ops.h"
@@ -264,7 +265,9 @@ void ShardGroup::reduce(int plan_number, const Tensor& full, std::span<const Ten
   ProcessGroup& channel = data_.shard_group().channel(channel_of(StreamKind::reduce_scatter));
   count_collective(
       {.kind = comm::CommOp::reduce_scatter, .op = "reduce", .module = name_, .ranks = channel.size(), .bytes = moved});
-  auto run = [&channel, parts = std::move(parts), scale = plan.scale, replicas = std::move(replicas)] {
+  auto run = [&channel, parts = std::move(parts), scale = plan.scale, replicas = std::move(replicas),
+              unit = std::string_view(name_)] {
+    const comm::SubjectScope subject(unit);
     if (channel.size() == 1) scatter_alone(parts, scale);
     else channel.reduce_scatter(parts, {.kind = ReduceKind::sum, .scale = scale})->wait();
     replicas.run();

@@ -7,6 +7,7 @@
 #include "nn/parallel/buffer_views.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/comm_counter.h"
+#include "runtime/comm/subject.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/stream.h"
 #include "runtime/op/ops.h"
@@ -194,7 +195,11 @@ void ShardGroup::gather_shards() {
       .submit({.name = "unshard",
                .subject = name_,
                .bytes = gathered_bytes_,
-               .run = [&channel, parts = std::move(parts)] { channel.all_gather(parts)->wait(); },
+               .run =
+                   [&channel, parts = std::move(parts), unit = std::string_view(name_)] {
+                     const comm::SubjectScope subject(unit);
+                     channel.all_gather(parts)->wait();
+                   },
                .loans = loans,
                .abort = [&channel](std::string_view reason) { channel.abort(reason); }});
 }

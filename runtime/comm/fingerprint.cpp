@@ -4,11 +4,14 @@
 #include <bit>
 #include <charconv>
 
+#include "runtime/comm/subject.h"
+
 namespace sherd::comm {
 
 namespace {
-constexpr std::size_t kPartsEnd = 160;   // parts beyond this are counted, not spelled out
-constexpr std::size_t kCountsEnd = 190;  // room stays for the number of hidden parts and the reduction
+constexpr std::size_t kSubjectSize = 48;  // of a longer one the end is shown
+constexpr std::size_t kPartsEnd = 160;    // parts beyond this are counted, not spelled out
+constexpr std::size_t kCountsEnd = 190;   // room stays for the number of hidden parts and the reduction
 }  // namespace
 
 std::string_view name(CommOp op) {
@@ -38,9 +41,21 @@ void Fingerprint::name_call(CommOp op, std::int64_t sequence, int channel, std::
   append(sequence);
   if (!members.empty()) append(" of ");
   append(members);
-  if (channel == 0) return;
-  append(" of channel ");
-  append(std::int64_t{channel});
+  if (channel != 0) {
+    append(" of channel ");
+    append(std::int64_t{channel});
+  }
+  name_subject(current_subject());
+}
+
+void Fingerprint::name_subject(std::string_view subject) {
+  if (subject.empty()) return;
+  std::uint64_t hash = 0;
+  for (const char c : subject) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  mix(hash);
+  append(" for ");
+  if (subject.size() > kSubjectSize) append("...");
+  append(subject.substr(subject.size() - std::min(subject.size(), kSubjectSize)));
 }
 
 void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts, DType source_dtype) {

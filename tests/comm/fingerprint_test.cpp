@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
+
+#include "runtime/comm/subject.h"
 
 namespace sherd::comm {
 namespace {
@@ -28,6 +31,23 @@ TEST(Fingerprint, EverythingEntersTheHash) {
   EXPECT_NE(call.hash(), gather(1, {3, 2}).hash());
   EXPECT_NE(call.hash(), gather(1, {2, 3}, 2).hash());
   EXPECT_NE(gather(1, {1, 1}, 1).hash(), gather(1, {1}, 2).hash());
+}
+
+TEST(Fingerprint, NamesWhatItActsOn) {
+  const auto of = [](std::string_view subject) {
+    const SubjectScope scope(subject);
+    return gather(4, {1, 2});
+  };
+  EXPECT_EQ(of("blocks.1").text(), "all_gather #4 for blocks.1 [bf16 x 1,2]");
+  EXPECT_EQ(of("").text(), "all_gather #4 [bf16 x 1,2]");
+  EXPECT_EQ(of("a").hash(), of("a").hash());
+  EXPECT_NE(of("a").hash(), of("b").hash());
+  EXPECT_NE(of("ab").hash(), of("ba").hash());
+  EXPECT_NE(of("a").hash(), of("").hash());
+  EXPECT_EQ(of("").hash(), gather(4, {1, 2}).hash());
+  const std::string layer = ".attention.projection.weight", path(60, 'm');
+  EXPECT_NE(of(path + layer).text().find(layer + " ["), std::string_view::npos) << of(path + layer).text();
+  EXPECT_LT(of(path + layer).text().size(), 100u);
 }
 
 TEST(Fingerprint, LongListsAreClippedButHashed) {

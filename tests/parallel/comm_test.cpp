@@ -6,6 +6,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/comm_counter.h"
 #include "tests/parallel/nets.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
@@ -124,6 +125,23 @@ TEST(FullyShard, CommCounterAgreesWithTheGroupAndNamesModules) {
       EXPECT_EQ(counter.of_module("blocks.1").calls, 3) << counter.describe();
       EXPECT_EQ(counter.total().calls, gathers.calls + reductions.calls);
     });
+}
+
+// Blocks of equal shapes: without their names the calls look alike, and each would be gathered into the other.
+TEST(FullyShard, RanksThatGatherDifferentModulesAreToldWhich) {
+  run_ranks(2, [](const Group& group) {
+    Net net({4, 4, 4, 4, 4});
+    shard(net, DeviceMesh(group), {.prefetch = false});
+    net.materialize();
+    const GradMode off(false);
+    const Tensor x = batch_of(2, 4, 0, "x");
+    net(x);  // the root of the blocks
+    (*net.blocks.items()[0])(x);
+    Block& next = *net.blocks.items()[group->rank() == 0 ? 1 : 2];
+    expect_error([&] { next(x).to_vector<float>(); }, {"for blocks.1 [", "for blocks.2 ["});
+    nn::reset_after_error(net);
+    net(x).to_vector<float>();
+  });
 }
 
 }  // namespace
