@@ -2,8 +2,9 @@
 //
 //   before forward   first module to run becomes the root of the tree; gather, register full tensors; gather the next
 //   after forward    reshard as configured; hook the outputs' gradients
-//   output gradient  (the module's backward begins) gather again if it was resharded; gather the next
-//   last gradient    of the group: reshard, reduce
+//   output gradient  (the module's backward begins) reshard those whose backward is over; gather again if it was
+//                    resharded; gather the next
+//   last gradient    of the group: reduce; reshard, unless some of its parameters are frozen
 //   end of backward  whatever did not complete: reduce what is there, reshard everything
 //
 // "Gather the next" is what hides communication: it is submitted before the module computes and runs beside it.
@@ -34,10 +35,12 @@ bool ReshardAfterForward::resolve(int ranks) const {
 struct ShardTree {
   std::vector<FullyShardHook*> hooks;  // in module order
   PrefetchOrder order;
-  bool end_queued = false;  // the end-of-backward callback of the running pass
+  std::vector<FullyShardHook*> in_backward;  // whose backward has begun and is not known to be over
+  bool end_queued = false;                   // the end-of-backward callback of the running pass
 
   void drop_unused() const;
   void close_rounds() const;
+  void leave_backward_before(const FullyShardHook& next, PrefetchOrder::Call call);
   void abandon(std::string_view reason) noexcept;
 };
 
@@ -86,7 +89,8 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   MixedPrecision policy_;
   std::shared_ptr<ShardTree> tree_;
   std::optional<bool> reshard_after_forward_;
-  std::vector<Module*> awaited_;  // of the list: those that have not run since the first did
+  PrefetchOrder::Call forward_call_, backward_call_;  // the last that began
+  std::vector<Module*> awaited_;                      // of the list: those that have not run since the first did
   bool is_root_ = false;
   bool prefetches_ = true;
 };
@@ -101,9 +105,19 @@ void ShardTree::close_rounds() const {
     if (!hook->awaited_.empty()) hook->close_round();
 }
 
+// The backward of `next` begins, whose unit is gathered after this.
+void ShardTree::leave_backward_before(const FullyShardHook& next, PrefetchOrder::Call call) {
+  std::erase_if(in_backward, [&](FullyShardHook* hook) {
+    if (hook == &next || !PrefetchOrder::is_over(hook->backward_call_, call)) return false;
+    if (hook->group->is_unsharded()) hook->group->reshard();
+    return true;
+  });
+}
+
 void ShardTree::abandon(std::string_view reason) noexcept {
   order.end_forward();
   order.end_backward();
+  in_backward.clear();
   end_queued = false;
   for (FullyShardHook* hook : hooks) {
     hook->awaited_.clear();
@@ -203,6 +217,7 @@ void FullyShardHook::enter_forward(bool begins) {
       if (hook->group) hook->group->discard_pending();  // left by a backward that failed
   }
   if (group) group->unshard();
+  if (begins) forward_call_ = tree_->order.begin();
   if (begins) prefetch(forward_prefetch, group ? tree_->order.enter(group.get()) : nullptr);
 }
 
@@ -230,7 +245,8 @@ void FullyShardHook::after_forward(Module& module, const std::function<void(cons
     }
   }
   if (!RankContext::current().grad_enabled) return;
-  const PrefetchOrder::Call call = group && is_done ? tree_->order.leave(group.get()) : PrefetchOrder::Call{};
+  const PrefetchOrder::Call call =
+      group && is_done ? tree_->order.leave(group.get(), forward_call_) : PrefetchOrder::Call{};
   const auto is_first = std::make_shared<bool>(true);  // of several outputs
   const std::weak_ptr<FullyShardHook> weak = weak_from_this();
   visit_outputs([&](const Tensor& t) {
@@ -250,6 +266,12 @@ void FullyShardHook::before_backward(PrefetchOrder::Call call, bool is_first) {
     tree_->end_queued = true;
     at_end_of_backward([tree = tree_] { end_backward(tree); });
   }
+  if (is_first && call.epoch > 0) {
+    tree_->leave_backward_before(*this, call);
+    backward_call_ = call;
+    if (std::find(tree_->in_backward.begin(), tree_->in_backward.end(), this) == tree_->in_backward.end())
+      tree_->in_backward.push_back(this);
+  }
   if (group) group->unshard();
   if (is_first) prefetch(backward_prefetch, tree_->order.enter_backward(call));
 }
@@ -257,6 +279,7 @@ void FullyShardHook::before_backward(PrefetchOrder::Call call, bool is_first) {
 void FullyShardHook::end_backward(const std::shared_ptr<ShardTree>& tree) {
   tree->end_queued = false;
   tree->order.end_backward();
+  tree->in_backward.clear();
   for (auto hook = tree->hooks.rbegin(); hook != tree->hooks.rend(); ++hook) {
     (*hook)->awaited_.clear();
     if ((*hook)->group) (*hook)->group->finish_backward();
@@ -362,6 +385,7 @@ void reset_after_error(Module& root) {
   RankContext::current().drain_streams();
   if (hook.tree()) {
     hook.tree()->order.forget();
+    hook.tree()->in_backward.clear();
     hook.tree()->end_queued = false;
   }
   std::set<ProcessGroup*> reset;

@@ -21,9 +21,9 @@ ShardGroup* PrefetchOrder::enter(ShardGroup* group) {
   return at_ < last_.size() ? last_[at_] : nullptr;
 }
 
-PrefetchOrder::Call PrefetchOrder::leave(ShardGroup* group) {
+PrefetchOrder::Call PrefetchOrder::leave(ShardGroup* group, Call begun) {
   left_.push_back(group);
-  return {epoch_, left_.size() - 1};
+  return {epoch_, begun.epoch == epoch_ ? begun.before : 0, left_.size() - 1};
 }
 
 ShardGroup* PrefetchOrder::enter_backward(Call call) const {

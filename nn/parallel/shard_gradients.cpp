@@ -126,10 +126,13 @@ void ShardGroup::sum_terms_now(Placed& p) {
   p.is_terms = false;
 }
 
+// Nobody says when backward has read a frozen parameter for the last time, other than the module before this one.
 void ShardGroup::finish(Slot&) {
-  const auto trainable =
-      std::count_if(parameters_.begin(), parameters_.end(), [](const Parameter* p) { return p->requires_grad(); });
-  if (++finished_ == static_cast<std::size_t>(trainable)) finish_backward();
+  const auto trainable = static_cast<std::size_t>(
+      std::count_if(parameters_.begin(), parameters_.end(), [](const Parameter* p) { return p->requires_grad(); }));
+  if (++finished_ != trainable) return;
+  if (trainable == parameters_.size()) reshard();
+  reduce_pending();
 }
 
 void ShardGroup::finish_backward() {

@@ -378,11 +378,20 @@ TEST(PrefetchOrder, FollowsTheForwardBefore) {
   EXPECT_EQ(forward({0, 3, 2}), (Groups{group(3), group(2), nullptr}));
   EXPECT_EQ(order.enter(group(0)), nullptr);  // outside of a forward
 
-  const auto first = order.leave(group(0)), second = order.leave(group(1));
-  EXPECT_EQ(order.enter_backward(second), group(0));
+  // The first call, then one that holds two.
+  const auto first = order.leave(group(0), order.begin());
+  const auto outer_begun = order.begin(), inner_begun = order.begin();
+  const auto inner = order.leave(group(2), inner_begun), second = order.leave(group(3), order.begin()),
+             outer = order.leave(group(1), outer_begun);
+  EXPECT_EQ(order.enter_backward(outer), group(3));
+  EXPECT_EQ(order.enter_backward(inner), group(0));
+  EXPECT_TRUE(order.is_over(second, inner));
+  EXPECT_FALSE(order.is_over(outer, second) || order.is_over(outer, inner));
+  EXPECT_TRUE(order.is_over(outer, first) && order.is_over(inner, first));
   EXPECT_EQ(order.enter_backward(first), nullptr);
   order.end_backward();
   EXPECT_EQ(order.enter_backward(second), nullptr);  // of a backward that has ended
+  EXPECT_FALSE(order.is_over(outer, order.leave(group(0), order.begin())));
 }
 
 }  // namespace
