@@ -4,7 +4,8 @@
 //
 // Bytes: the input once; partial results are less than 1 % of it. Sums, maxima and minima of f32, bf16 and f16 read
 // vectors of 16 bytes, four in flight per thread; all else one element at a time, whose neighbours are other threads'.
-// var reads its input twice: for the means, then for the squares of what is left.
+// var reads its input twice, for the mean and then for the squares of what is left: rows, whose team finds them in the
+// cache the second time, in one kernel; columns and rows in parts in two.
 #include "runtime/cuda/context.h"
 #include "runtime/cuda/copy.h"
 #include "runtime/cuda/device.h"
@@ -151,44 +152,41 @@ struct Sink {
   }
 };
 
-// ---- reading squares, for var ----
+// ---- what of an element is combined ----
 
-/// (x - mean)^2 in f64, the mean being that of the result which x belongs to.
-template <class CType>
-struct SquaresReader {
-  using C = double;
-  static constexpr int kN = 1;
-  AnyReader<CType> elements;
+struct Itself {
+  template <class T>
+  __device__ T operator()(T x) const {
+    return x;
+  }
+  __device__ Itself of_result(std::int64_t) const { return {}; }
+};
+
+/// The square of the distance from a mean, in f64.
+struct SquareFrom {
+  double mean;
+  template <class T>
+  __device__ double operator()(T x) const {
+    const double apart = static_cast<double>(x) - mean;
+    return apart * apart;
+  }
+  __device__ SquareFrom of_result(std::int64_t) const { return *this; }
+};
+/// The same where every result's mean is in memory.
+struct SquareFromMeans {
   const double* means;
   IndexWalk where;
-
-  struct OfResult {
-    using C = double;
-    const AnyReader<CType>& elements;
-    double mean;
-    __device__ double square(CType x) const {
-      const double apart = static_cast<double>(x) - mean;
-      return apart * apart;
-    }
-    __device__ void read(const std::int64_t (&at)[kLoads], int count, double (&to)[kLoads][1]) const {
-      CType values[kLoads][1];
-      elements.read(at, count, values);
-#pragma unroll
-      for (int u = 0; u < kLoads; ++u)
-        if (u < count) to[u][0] = square(values[u][0]);
-    }
-    __device__ double one(std::int64_t at) const { return square(elements.one(at)); }
-  };
-  __device__ OfResult of_result(std::int64_t result) const { return {elements, means[where.offset(result)]}; }
+  __device__ SquareFrom of_result(std::int64_t result) const { return {means[where.offset(result)]}; }
 };
 
 // ---- kernels ----
 
 /// Combines items begin, begin + apart, ... before end of one result into `total`, kLoads at a time.
-template <class R, class Reader, class W, int kN>
-__device__ void combine_items(const Reader& reader, const IndexWalk& reduced, std::int64_t base, std::int64_t begin,
-                              std::int64_t end, int apart, W (&total)[kN]) {
+template <class R, class Reader, class Term, class W, int kN>
+__device__ void combine_items(const Reader& reader, const Term& term, const IndexWalk& reduced, std::int64_t base,
+                              std::int64_t begin, std::int64_t end, int apart, W (&total)[kN]) {
   using C = typename Reader::C;
+  using Few = decltype(term(C{}));
   for (std::int64_t i = begin; i < end; i += std::int64_t{kLoads} * apart) {
     std::int64_t at[kLoads];
     C values[kLoads][kN];
@@ -199,38 +197,59 @@ __device__ void combine_items(const Reader& reader, const IndexWalk& reduced, st
     reader.read(at, count, values);
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
-      C few = R::template identity<C>();
+      Few few = R::template identity<Few>();
 #pragma unroll
       for (int u = 0; u < kLoads; ++u)
-        if (u < count) few = R::combine(few, values[u][j]);
+        if (u < count) few = R::combine(few, term(values[u][j]));
       total[j] = R::combine(total[j], static_cast<W>(few));
     }
   }
 }
 
-template <class R, class Reader>
-__global__ void reduce_rows_kernel(Reader reader, Work work, Sink<Wide<typename Reader::C>> sink) {
-  using W = Wide<typename Reader::C>;
+/// Of a part of one result's items, in every thread of the team. Teams without a result take part.
+template <class R, class W, class Reader, class Terms>
+__device__ W team_total(const Reader& reader, const Terms& terms, const Work& work, std::int64_t result,
+                        std::int64_t part, Team team, W* scratch) {
   constexpr int kN = Reader::kN;
-  auto& scratch = shared<TeamScratch<W>>();
-  const Team team{work.team};
-  const std::int64_t result = team.row() / work.parts, part = team.row() % work.parts;
   W totals[kN];
 #pragma unroll
   for (int j = 0; j < kN; ++j) totals[j] = R::template identity<W>();
   if (result < work.results) {
-    const auto& in = reader.of_result(result);
+    const auto term = terms.of_result(result);
     const std::int64_t base = work.kept.offset(result), begin = part * work.items_per_part;
     const std::int64_t end = begin + work.items_per_part < work.items ? begin + work.items_per_part : work.items;
-    combine_items<R>(in, work.reduced, base, begin + team.rank(), end, team.size, totals);
+    combine_items<R>(reader, term, work.reduced, base, begin + team.rank(), end, team.size, totals);
     if (part == work.parts - 1)
       for (std::int64_t t = team.rank(); t < work.tail; t += team.size)
-        totals[0] = R::combine(totals[0], static_cast<W>(in.one(base + work.items * kN + t)));
+        totals[0] = R::combine(totals[0], static_cast<W>(term(reader.one(base + work.items * kN + t))));
   }
 #pragma unroll
   for (int j = 1; j < kN; ++j) totals[0] = R::combine(totals[0], totals[j]);
-  const W total = team.fold(totals[0], R::template identity<W>(), scratch.values, Combine<R>{});
+  return team.fold(totals[0], R::template identity<W>(), scratch, Combine<R>{});
+}
+
+template <class R, class Reader, class Terms>
+__global__ void reduce_rows_kernel(Reader reader, Terms terms, Work work, Sink<Wide<typename Reader::C>> sink) {
+  using W = Wide<typename Reader::C>;
+  auto& scratch = shared<TeamScratch<W>>();
+  const Team team{work.team};
+  const std::int64_t result = team.row() / work.parts, part = team.row() % work.parts;
+  const W total = team_total<R>(reader, terms, work, result, part, team, scratch.values);
   if (result < work.results && team.rank() == 0) sink.put(result, part, total);
+}
+
+/// Rows that are not cut into parts: both sums of a row by one team.
+template <class Reader>
+__global__ void var_rows_kernel(Reader reader, Work work, Sink<double> means, Sink<double> variances) {
+  auto& scratch = shared<TeamScratch<double>>();
+  const Team team{work.team};
+  const std::int64_t result = team.row();
+  const double sum = team_total<Sum>(reader, Itself{}, work, result, 0, team, scratch.values);
+  const SquareFrom square{sum / means.divisor};
+  const double total = team_total<Sum>(reader, square, work, result, 0, team, scratch.values);
+  if (result >= work.results || team.rank() != 0) return;
+  means.write(result, sum);
+  variances.write(result, total);
 }
 
 template <class W, int kN>
@@ -238,8 +257,8 @@ struct ColumnScratch {
   W values[ReducePlan::kBlock][kN];
 };
 
-template <class R, class Reader>
-__global__ void reduce_columns_kernel(Reader reader, Work work, Sink<Wide<typename Reader::C>> sink) {
+template <class R, class Reader, class Terms>
+__global__ void reduce_columns_kernel(Reader reader, Terms terms, Work work, Sink<Wide<typename Reader::C>> sink) {
   using W = Wide<typename Reader::C>;
   constexpr int kN = Reader::kN;
   auto& scratch = shared<ColumnScratch<W, kN>>();
@@ -258,8 +277,8 @@ __global__ void reduce_columns_kernel(Reader reader, Work work, Sink<Wide<typena
     if (column < work.inner) {
       const std::int64_t begin = part * work.items_per_part;
       const std::int64_t end = begin + work.items_per_part < work.items ? begin + work.items_per_part : work.items;
-      combine_items<R>(reader.of_result(result), work.reduced, work.kept.offset(result), begin + group, end, groups,
-                       mine);
+      combine_items<R>(reader, terms.of_result(result), work.reduced, work.kept.offset(result), begin + group, end,
+                       groups, mine);
     }
 #pragma unroll
     for (int j = 0; j < kN; ++j) totals[j] = mine[j];
@@ -303,18 +322,19 @@ Target target_of(const KernelCall& call, double divisor = 1) {
   return {call.out[0].raw(), call.out[0].dtype(), call.accumulate, divisor};
 }
 
-template <class R, class Reader>
-void run(Context& context, const ReducePlan& plan, const Reader& reader, const Target& to) {
+template <class R, class Reader, class Terms = Itself>
+void run(Context& context, const ReducePlan& plan, const Reader& reader, const Target& to, const Terms& terms = {}) {
   using W = Wide<typename Reader::C>;
   const Workspace partial(context, plan.parts > 1 ? plan.results * plan.parts * std::int64_t{sizeof(W)} : 0);
   const Sink<W> sink{to.data, to.dtype, to.accumulate, to.divisor, plan.out, partial.as<W>(), plan.parts};
   if (plan.columns)
-    launch(context.stream(), reduce_columns_kernel<R, Reader>,
-           {.blocks = plan.blocks, .shared_bytes = sizeof(ColumnScratch<W, Reader::kN>)}, reader, Work(plan), sink);
-  else
-    launch(context.stream(), reduce_rows_kernel<R, Reader>,
-           {.blocks = plan.blocks, .threads = plan.threads, .shared_bytes = sizeof(TeamScratch<W>)}, reader, Work(plan),
+    launch(context.stream(), reduce_columns_kernel<R, Reader, Terms>,
+           {.blocks = plan.blocks, .shared_bytes = sizeof(ColumnScratch<W, Reader::kN>)}, reader, terms, Work(plan),
            sink);
+  else
+    launch(context.stream(), reduce_rows_kernel<R, Reader, Terms>,
+           {.blocks = plan.blocks, .threads = plan.threads, .shared_bytes = sizeof(TeamScratch<W>)}, reader, terms,
+           Work(plan), sink);
   if (plan.parts == 1) return;
   const TeamGrid grid = team_grid(plan.results, plan.parts, 1, ReducePlan::kBlock);
   launch(context.stream(), combine_parts_kernel<R, W>,
@@ -366,25 +386,53 @@ void sum_to(const KernelCall& call) {
   reduce<Sum>(call, mask);
 }
 
+/// What the sums of var are divided by.
+double mean_divisor(const ReducePlan& plan) { return static_cast<double>(plan.count); }
+double variance_divisor(const ReducePlan& plan, const VarAttrs& attrs) {
+  const auto left = static_cast<double>(plan.count - attrs.correction);
+  return left > 0 ? left : std::numeric_limits<double>::quiet_NaN();
+}
+
+template <class Reader>
+bool var_by_rows(const KernelCall& call, const ReducePlan& plan, const Reader& reader) {
+  if (plan.columns || plan.parts > 1 || plan.vector != Reader::kN) return false;
+  const auto sink = [&](const Tensor& to, double divisor) {
+    return Sink<double>{to.raw(), to.dtype(), false, divisor, plan.out, nullptr, 1};
+  };
+  launch(context_of(call).stream(), var_rows_kernel<Reader>,
+         {.blocks = plan.blocks, .threads = plan.threads, .shared_bytes = sizeof(TeamScratch<double>)}, reader,
+         Work(plan), sink(call.out[1], mean_divisor(plan)),
+         sink(call.out[0], variance_divisor(plan, call.attrs.as<VarAttrs>())));
+  return true;
+}
+
+template <class T>
+bool var_by_vectors(const KernelCall& call) {
+  const Tensor& x = call.in[0];
+  if (x.dtype() != dtype_of<T> || reinterpret_cast<std::uintptr_t>(x.raw()) % 16 != 0) return false;
+  const ReducePlan plan = plan_reduction(x.shape(), x.strides(), call.attrs.as<VarAttrs>().dims, VectorReader<T>::kN);
+  return var_by_rows(call, plan, VectorReader<T>{x.data<T>()});
+}
+
 template <class C>
 void var_of(const KernelCall& call) {
   Context& context = context_of(call);
   const Tensor &x = call.in[0], &mean = call.out[1];
   const auto& attrs = call.attrs.as<VarAttrs>();
   const ReducePlan plan = plan_reduction(x.shape(), x.strides(), attrs.dims, 1);
-  const Workspace means(context, plan.results * static_cast<std::int64_t>(sizeof(double)));
   const AnyReader<C> elements{x.raw(), x.dtype()};
-  run<Sum>(context, plan, elements,
-           {.data = means.data(), .dtype = DType::f64, .divisor = static_cast<double>(plan.count)});
-  const auto left = static_cast<double>(plan.count - attrs.correction);
-  run<Sum>(context, plan, SquaresReader<C>{elements, means.as<const double>(), plan.out},
-           target_of(call, left > 0 ? left : std::numeric_limits<double>::quiet_NaN()));
+  if (var_by_rows(call, plan, elements)) return;
+  const Workspace means(context, plan.results * static_cast<std::int64_t>(sizeof(double)));
+  run<Sum>(context, plan, elements, {.data = means.data(), .dtype = DType::f64, .divisor = mean_divisor(plan)});
+  run<Sum>(context, plan, elements, target_of(call, variance_divisor(plan, attrs)),
+           SquareFromMeans{means.as<const double>(), plan.out});
   strided_convert(context, mean.shape(), DType::f64, {means.data(), mean.strides()}, mean.dtype(), layout_of(mean),
                   false);
 }
 
 void var(const KernelCall& call) {
   if (call.out[0].numel() == 0) return;
+  if (var_by_vectors<float>(call) || var_by_vectors<bf16>(call) || var_by_vectors<f16>(call)) return;
   if (call.in[0].dtype() == DType::f64) var_of<double>(call);
   else var_of<float>(call);
 }

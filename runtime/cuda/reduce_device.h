@@ -24,7 +24,6 @@ struct VectorReader {
         if (u < count) to[u][j] = to_compute(raw[u][j]);
   }
   __device__ C one(std::int64_t at) const { return to_compute(x[at]); }
-  __device__ const VectorReader& of_result(std::int64_t) const { return *this; }
 };
 
 /// Elements of any dtype that is computed in C.
@@ -60,7 +59,6 @@ struct AnyReader {
     read(places, 1, value);
     return value[0][0];
   }
-  __device__ const AnyReader& of_result(std::int64_t) const { return *this; }
 };
 
 /// The plan as kernels want it.

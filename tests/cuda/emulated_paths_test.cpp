@@ -55,6 +55,14 @@ TEST_F(CudaPaths, CopiesTakeTheWidestPath) {
   EXPECT_TRUE(has(kernels_of([&] { (void)cast(x, DType::f32); }), "convert_vectors"));
 }
 
+TEST_F(CudaPaths, RowsOfVarAreReadByOneKernel) {
+  const Tensor x = on_device(draw(normal({64, 96}), DType::bf16, 6));
+  const std::string rows = kernels_of([&] { (void)var(x, {1}); }), columns = kernels_of([&] { (void)var(x, {0}); });
+  EXPECT_TRUE(has(rows, "var_rows_kernel") && has(rows, "VectorReader")) << rows;
+  EXPECT_EQ(std::count(rows.begin(), rows.end(), ';'), 1) << rows;
+  EXPECT_FALSE(has(columns, "var_rows_kernel")) << columns;
+}
+
 TEST_F(CudaPaths, ALongLineOfTopKIsSeveralBlocksThenOne) {
   const auto topk_kernels = [](std::int64_t n, std::int64_t k) {
     const Tensor x = on_device(draw(normal({n}), DType::f32, 5));

@@ -153,6 +153,16 @@ TEST_F(CudaVar, FarFromZeroInRowsColumnsAndParts) {
     expect_as_on_cpu("var", {reshape(x, {20, 3000})}, VarAttrs{{0b10, true}, 1});
     expect_as_on_cpu("var", {reshape(x, {30, 20, 100})}, VarAttrs{{0b101, false}, 2});
   }
+  // By vectors with and without a tail, one element at a time, and between gaps.
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    const Tensor x = add(numbers({21, 3000}, dtype, 13), 3);
+    for (const VarAttrs& attrs : {VarAttrs{{0b10, false}, 1}, VarAttrs{{0b10, true}, 0}, VarAttrs{{0b11, false}, 1}}) {
+      expect_as_on_cpu("var", {x}, attrs);
+      expect_as_on_cpu("var", {reshape(narrow(reshape(x, {63'000}), 0, 0, 3003), {1, 3003})}, attrs);
+      expect_as_on_cpu("var", {x}, attrs, 1, [](const Tensor& t) { return narrow(t, 1, 1, 1001); });
+      expect_as_on_cpu("var", {x}, attrs, 1, [](const Tensor& t) { return narrow(t, 1, 16, 512); });
+    }
+  }
   const Tensor few = on_device(ones({3, 2}));
   for (const double v : on_host(var(few, {1}, 2)).to_vector<double>()) EXPECT_TRUE(std::isnan(v));
   for (const double v : on_host(var(on_device(zeros({3, 0})), {1}, 0)).to_vector<double>()) EXPECT_TRUE(std::isnan(v));
