@@ -54,6 +54,21 @@ TEST_F(TrainingOnCuda, WithoutShardingTheBitsAreTheSame) {
   EXPECT_EQ(plain.final, sharded.final);
 }
 
+// Distributed tensors on a device, as long as nobody else is on the mesh.
+TEST_F(TrainingOnCuda, AMeshOfOneRankGivesTheLossesOfNone) {
+  for (TrainConfig config : {on_cuda(gpt_), on_cuda(llama_)}) {
+    const TinyRun plain = train_tiny(config, 1);
+    config.mesh = "dp=1,tp=1";
+    for (const bool compile : {false, true}) {
+      config.compile = compile;
+      const TinyRun meshed = train_tiny(config, 1);
+      EXPECT_EQ(meshed.initial, plain.initial);
+      expect_close(meshed.losses, plain.losses, 1e-6, config.model.style);
+      expect_close(meshed.norms, plain.norms, 1e-5, config.model.style);
+    }
+  }
+}
+
 // The order of everything that may happen in any order is another one.
 TEST_F(TrainingOnCuda, RunsRepeatBitForBitWhateverTheOrder) {
   gpt_.steps = 3;
