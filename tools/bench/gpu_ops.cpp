@@ -5,7 +5,9 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
+#include "runtime/op/gather.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/var.h"
 #include "runtime/tensor/nearest.h"
 
 namespace sherd::bench {
@@ -127,6 +129,31 @@ Call embedding_forward(const Maker& m) {
   return row_call("embedding", EmbeddingAttrs{}, m.values({v, d}, "table"), m.ids({m.size(kN, 64)}, v));
 }
 
+Call embedding_backward(const Maker& m) {
+  const std::int64_t v = m.size(kV, 64), d = m.size(kD, 32);
+  return backward_of({m.values({v, d}, "table"), m.ids({m.size(kN, 64)}, v)},
+                     [](const std::vector<Tensor>& in) { return embedding(in[0], in[1]); });
+}
+
+// An index per element: every thread has a place of its own, so nothing but the cache brings neighbours together.
+Call gather_forward(const Maker& m) {
+  const std::int64_t n = m.size(kN, 16), t = m.size(kT, 32), d = m.size(kD, 16);
+  return row_call("gather", DimAttrs{1}, m.values({n, t}, "x"), m.ids({n, d}, t));
+}
+
+Call scatter_add_forward(const Maker& m) {
+  const std::int64_t n = m.size(kT, 8), t = m.size(kT, 32), d = m.size(kD, 80);
+  return row_call("scatter_add", DimAttrs{1}, m.values({n, t}, "x"), m.ids({n, d}, t), m.values({n, d}, "source"));
+}
+
+Call topk_forward(const Maker& m) {
+  return row_call("topk", TopKAttrs{m.size(50, 5), 1}, m.values({m.size(16, 2), m.size(kV, 512)}, "logits"));
+}
+
+Call var_forward(const Maker& m) {
+  return row_call("var", VarAttrs{{.dims = 2}, 1}, m.values({m.size(kN, 64), m.size(kD, 64)}, "x"));
+}
+
 Call transposing_copy(const Maker& m) {
   const std::int64_t t = m.size(kT, 16);
   return row_call("copy", {}, transpose(m.values({m.size(kB, 1), t, kH, kK}, "x"), 1, 2));
@@ -191,6 +218,11 @@ const std::vector<GpuOp>& gpu_ops() {
       op("cross_entropy.forward", "bf16 [4096, 128256]", cross_entropy_forward, kTwo * kLogits),
       op("cross_entropy.backward", "bf16 [4096, 128256]", cross_entropy_backward, 2 * kTwo * kLogits),
       op("embedding", "bf16, 16384 of 128256 rows", embedding_forward, 2 * kTwo * kRows),
+      op("embedding.backward", "bf16, 16384 of 128256 rows", embedding_backward, kTwo * (kTable + kRows)),
+      op("gather", "bf16 [16384, 2048] of [16384, 4096]", gather_forward, 0),
+      op("scatter_add", "bf16 [4096, 2048] into [4096, 4096]", scatter_add_forward, 0),
+      op("topk", "bf16, 50 of 128256, 16 rows", topk_forward, 0),
+      op("var", "bf16 [16384, 2048]", var_forward, kTwo * kRows),
       op("adamw", "f32, 263 M parameters", adamw, 7 * kFour * kTable),
       op("power_sum", "f32, 263 M", power_sum_of_gradients, kFour * kTable),
       op("attention.forward", "bf16, causal, 16 heads over 4, T 4096, K 128", attention_forward, 0, 4 * kScores),

@@ -129,7 +129,7 @@ case $stage in
     figures gpu.step.llama1b 180  # what matters most comes first
     figures gpu.step.gpt124m 120
     figures gpu.gemm 100
-    for op in attention cross rms adamw swiglu softmax embedding add cast transpose sum layer rope power; do
+    for op in attention cross rms adamw swiglu softmax embedding add cast transpose sum layer rope power var topk gather scatter; do
       figures gpu.$op 40
     done
     ;;

@@ -22,8 +22,8 @@ def normal(*shape, dtype=torch.bfloat16):
     return torch.randn(*shape, device=DEVICE, dtype=torch.float32).to(dtype)
 
 
-def ids(count, below):
-    return torch.randint(below, (count,), device=DEVICE)
+def ids(shape, below):
+    return torch.randint(below, shape if isinstance(shape, tuple) else (shape,), device=DEVICE)
 
 
 def rms_norm(x, w):
@@ -98,6 +98,11 @@ OPS = {
     "cross_entropy.forward": lambda: with_inputs(cross_entropy, normal(T, V), ids(T, V)),
     "cross_entropy.backward": lambda: backward_of(cross_entropy, normal(T, V), ids(T, V)),
     "embedding": lambda: with_inputs(lambda table, i: F.embedding(i, table), normal(V, D), ids(N, V)),
+    "embedding.backward": lambda: backward_of(lambda table, i: F.embedding(i, table), normal(V, D), ids(N, V)),
+    "gather": lambda: with_inputs(lambda x, i: x.gather(1, i), normal(N, T), ids((N, D), T)),
+    "scatter_add": lambda: with_inputs(lambda x, i, y: x.scatter_add(1, i, y), normal(T, T), ids((T, D), T), normal(T, D)),
+    "topk": lambda: with_inputs(lambda x: x.topk(5 if SMALL else 50), normal(16, V)),
+    "var": lambda: with_inputs(lambda x: x.var(1), normal(N, D)),
     "adamw": adamw,
     "power_sum": lambda: with_inputs(lambda g: g.norm(), normal(V * D, dtype=torch.float32)),
     "attention.forward": lambda: attention(False),
