@@ -144,13 +144,23 @@ ValueId Recorder::add_external(const Tensor& tensor) {
   const std::uint64_t id = tensor.storage()->id();
   ValueId value = kNoValue;
   if (tensor.storage()->owner) {
-    value = add_value(ValueKind::unit, tensor);
-    presence_.emplace_back(value, tensor.storage()->is_present());
+    value = add_unit(tensor);
   } else if (const auto places = slot_storages_.find(id); places != slot_storages_.end()) {
     value = add_slot_value(tensor, places->second);
   }
   if (value == kNoValue) value = add_value(ValueKind::constant, tensor);
   by_storage_[id] = value;
+  return value;
+}
+
+// Slots that were seen in it before the step have other tensors once it is released: they are guarded, not bound.
+ValueId Recorder::add_unit(const Tensor& tensor) {
+  const ValueId value = add_value(ValueKind::unit, tensor);
+  presence_.emplace_back(value, tensor.storage()->is_present());
+  if (const auto places = slot_storages_.find(tensor.storage()->id()); places != slot_storages_.end())
+    for (const Place& place : places->second)
+      if (Slot* slot = static_cast<Leaf*>(before_[static_cast<std::size_t>(place.before)].leaf.get())->slot)
+        slot_index(*slot);
   return value;
 }
 

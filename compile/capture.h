@@ -29,6 +29,7 @@ class Recorder final : public CaptureSink {
   void prepare(const Op& op, std::span<const Tensor> in) override;
   void record(const Op& op, const Attrs& attrs, std::span<const Tensor> in, std::span<const Tensor> out,
               bool accumulate) override;
+  bool has_seen(const Storage& storage) const override { return by_storage_.contains(storage.id()); }
   void slot_assigned(Slot& slot) override;
   void refuse_read(const Tensor& tensor, std::string_view what) override;
 
@@ -53,6 +54,7 @@ class Recorder final : public CaptureSink {
   /// The value whose bytes `tensor` shows; one from outside is added.
   ValueId value_of(const Tensor& tensor);
   ValueId add_external(const Tensor& tensor);
+  ValueId add_unit(const Tensor& tensor);
   /// kNoValue if the slots of this storage are gone.
   ValueId add_slot_value(const Tensor& tensor, std::span<const Place> places);
   TensorRef ref_to(const Tensor& tensor);

@@ -88,8 +88,9 @@ std::vector<Tensor> CompiledStep::replay(Entry& entry, std::span<const Tensor> a
   if (options_.group && !entry.compared) check_same_program(entry.graph, *options_.group);
   entry.compared = true;
   choose_executor(entry);
-  if (!entry.device) {
-    reason_ = entry.no_device.empty() ? "" : ": " + entry.no_device;
+  if (!entry.device || !entry.device->fits_units()) {
+    const std::string obstacle = entry.device ? "gathered parameters are in memory" : entry.no_device;
+    reason_ = obstacle.empty() ? "" : ": " + obstacle;
     return entry.interpreter.run(arguments);
   }
   std::vector<Tensor> results;

@@ -134,6 +134,12 @@ std::string device_obstacle(const Graph& graph) {
 DeviceReplay::DeviceReplay(const Graph& graph, Interpreter& interpreter)
     : graph_(graph), interpreter_(interpreter), device_(device_of(graph)) {}
 
+bool DeviceReplay::fits_units() const {
+  return std::none_of(graph_.values.begin(), graph_.values.end(), [](const Value& value) {
+    return value.kind == ValueKind::unit && value.bytes > 0 && value.held->is_present();
+  });
+}
+
 void DeviceReplay::hold_arguments(std::span<const Tensor> arguments) {
   DeviceContext& context = RankContext::current().device(device_);
   if (arguments_.empty())

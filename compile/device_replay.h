@@ -31,6 +31,8 @@ class DeviceReplay {
   /// As Interpreter::run, but queued only: nothing waits for the device. Errors come from recording, before any work of
   /// this call has started.
   std::vector<Tensor> run(std::span<const Tensor> arguments);
+  /// Whether units are as the recording finds them: released. One that is gathered now is for the interpreter.
+  bool fits_units() const;
   int num_recordings() const { return num_recordings_; }
   std::int64_t num_nodes() const { return recorded_->num_nodes(); }
   Device device() const { return device_; }

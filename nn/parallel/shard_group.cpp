@@ -10,6 +10,7 @@
 #include "runtime/comm/subject.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/stream.h"
+#include "runtime/op/capture_sink.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -128,12 +129,19 @@ bool ShardGroup::is_current() const {
   return is_gathered() && gathered_.storage()->version() == shards_.storage()->version();
 }
 
+// A recorded step gathers what it uses, also what it finds gathered: a replay may find it released.
+bool ShardGroup::needs_gather() const {
+  if (is_shard_full()) return false;
+  const CaptureSink* capture = RankContext::current().capture;
+  return !is_current() || (capture && !capture->has_seen(*gathered_.storage()));
+}
+
 void ShardGroup::prefetch() {
-  if (!is_shard_full() && !is_current()) issue_gather(*this, shards_, gathered_);
+  if (needs_gather()) issue_gather(*this, shards_, gathered_);
 }
 
 void ShardGroup::unshard() {
-  if (unsharded_ && !is_shard_full() && is_current()) return;
+  if (unsharded_ && !is_shard_full() && !needs_gather()) return;
   prefetch();
   unsharded_ = true;
   for (Placed& p : placed_) {
@@ -147,10 +155,14 @@ void ShardGroup::wait() {
   if (is_gathered()) (void)gathered_.storage()->data();
 }
 
-void ShardGroup::reshard() {
+void ShardGroup::present_shards() {
   if (unsharded_)
     for (Placed& p : placed_) p.parameter->present(p.sharded);
   unsharded_ = false;
+}
+
+void ShardGroup::reshard() {
+  present_shards();
   drop_unused();
 }
 
@@ -159,6 +171,7 @@ void ShardGroup::drop_unused() {
 }
 
 void ShardGroup::gather() {
+  if (is_current()) return;  // a replay found it so
   gathered_.storage()->restore_data();
   if (gathers_alone()) gather_shards_alone();
   else gather_shards();
@@ -204,10 +217,14 @@ void ShardGroup::gather_shards() {
                .abort = [&channel](std::string_view reason) { channel.abort(reason); }});
 }
 
-void ShardGroup::release() { gathered_.storage()->release_data(); }
+// In a replay nobody has called reshard().
+void ShardGroup::release() {
+  present_shards();
+  gathered_.storage()->release_data();
+}
 
 void ShardGroup::ensure_present(Storage&) {
-  if (unsharded_) return;
+  if (unsharded_ && is_gathered()) return;
   ++late_gathers_;
   unshard();
 }

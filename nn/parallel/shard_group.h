@@ -123,9 +123,11 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   bool is_gradient_reduced() const { return alone() && is_shard_full() && !rounds_ && divide_factor_ == 1; }
   std::optional<DType> wire_of(const Placed& p) const;
   bool is_current() const;
+  bool needs_gather() const;
   Placed& placed(const Slot& slot);
   Tensor full_view(const Placed& p, const Tensor& buffer) const;
   Tensor as_gathered(const Placed& p, const Tensor& local) const;
+  void present_shards();
   void gather_shards();
   void gather_shards_alone();
   void reduce_shards_alone(const ReducePlan& plan, const Tensor& full, std::span<const Tensor> out) const;

@@ -20,6 +20,9 @@ class CaptureSink {
   /// destinations that were passed in. Views are not reported: a tensor is a storage and a recipe.
   virtual void record(const Op& op, const Attrs& attrs, std::span<const Tensor> in, std::span<const Tensor> out,
                       bool accumulate) = 0;
+  /// Whether a call of this recording has used the bytes. A call that is left out because of what it would find there
+  /// is one that a replay may need.
+  virtual bool has_seen(const Storage& storage) const = 0;
   /// A slot was given another tensor by the program.
   virtual void slot_assigned(Slot& slot) = 0;
   /// Throws: a captured step cannot depend on values read back to the host.

@@ -2,6 +2,8 @@
 // ones bit for bit: on one and two ranks (and three, unevenly), with and without fully_shard.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "compile/compile.h"
 #include "compile/print.h"
 #include "nn/layers/dropout.h"
@@ -30,8 +32,9 @@ struct Training {
   Group group;
   int micro_batches = 1;
 
-  Training(Group g, bool sharded, const nn::FullyShardOptions& options = {}) : group(std::move(g)) {
-    if (sharded) shard(net, DeviceMesh(group), options);
+  Training(Group g, bool sharded, const nn::FullyShardOptions& options = {}, const nn::FullyShardOptions& root = {})
+      : group(std::move(g)) {
+    if (sharded) shard(net, DeviceMesh(group), options, root);
     net.materialize(nn::Seed{5});
     optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05, .weight_decay = 0.1});
   }
@@ -92,6 +95,38 @@ TEST_P(FullyShardReplay, GradientAccumulationIsBitwiseEager) {
     Training eager(group, true), captured(group, true);
     eager.micro_batches = captured.micro_batches = 3;
     expect_equal_runs(eager, captured, group);
+  });
+}
+
+// A forward with gradients on and without a backward leaves the root gathered, and so does unshard().
+TEST_P(FullyShardReplay, UnitsLeftGatheredBeforeTheStepAreBitwiseEager) {
+  run_ranks(GetParam(), [](const Group& group) {
+    for (const std::optional<DType> dtype : {std::optional<DType>(), std::optional<DType>(DType::bf16)})
+      for (const std::set<int>& gathered_before : {std::set<int>{2, 5, 6}, std::set<int>{1, 4}}) {
+        const nn::FullyShardOptions options{.mp_policy = {.param_dtype = dtype}};
+        const nn::FullyShardOptions root{.mp_policy = {.param_dtype = dtype, .output_dtype = DType::f32}};
+        Training eager(group, true, options, root), captured(group, true, options, root);
+        auto step = compile([&](const Tensor& x, const Tensor& y) { return captured.step(x, y); });
+        for (int i = 0; i < 9; ++i) {
+          const auto index = static_cast<std::uint64_t>(i);
+          const Tensor x = slice_of(batch_of(12, 6, index, "x"), *group);
+          const Tensor y = slice_of(batch_of(12, 5, index, "y"), *group);
+          for (Training* training : {&eager, &captured}) {
+            training->begin(index);
+            if (i == 7) training->net.head.bias->set_requires_grad(false);
+            if (gathered_before.contains(i)) (void)training->net(x);
+            if (i == 6) nn::unshard(*training->net.blocks.items()[1]);
+          }
+          const Tensor expected = eager.step(x, y).detach();
+          ASSERT_TRUE(same_bits(step(x, y), expected)) << "step " << i << " " << step.why();
+          EXPECT_EQ(held(MemoryCategory::unsharded), 0) << "step " << i << " " << step.why();
+          const auto a = captured.net.parameters(), e = eager.net.parameters();
+          for (std::size_t p = 0; p < a.size(); ++p)
+            EXPECT_TRUE(same_bits(whole(a[p]->value()), whole(e[p]->value()))) << a[p]->name() << " step " << i;
+        }
+        EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
+        for (nn::ShardGroup* g : nn::shard_groups(captured.net)) EXPECT_EQ(g->late_gathers(), 0) << g->name();
+      }
   });
 }
 
