@@ -253,7 +253,7 @@ void Recorder::note_presence(GraphNode& node) {
   }
 }
 
-int Recorder::slot_index(Slot& slot) {
+int Recorder::slot_index(const Slot& slot) {
   const auto [found, is_new] = slot_indices_.try_emplace(slot.leaf(), static_cast<int>(graph_.slots.size()));
   if (!is_new) return found->second;
   GraphSlot entry{.leaf = NodeRef(slot.leaf()), .name = slot.name(), .requires_grad = slot.requires_grad()};

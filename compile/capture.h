@@ -31,6 +31,7 @@ class Recorder final : public CaptureSink {
               bool accumulate) override;
   bool has_seen(const Storage& storage) const override { return by_storage_.contains(storage.id()); }
   void slot_assigned(Slot& slot) override;
+  void grad_used(const Slot& slot) override { slot_index(slot); }
   void refuse_read(const Tensor& tensor, std::string_view what) override;
 
  private:
@@ -61,7 +62,7 @@ class Recorder final : public CaptureSink {
   TensorRef write_to(const Op& op, const Tensor& tensor, bool accumulate);
   void check_writable(const Op& op, ValueId id) const;
   void note_presence(GraphNode& node);
-  int slot_index(Slot& slot);
+  int slot_index(const Slot& slot);
   const SlotBefore* before_of(const Slot& slot) const;
   void update(int slot, bool gradient, const Tensor& tensor);
   GraphResult result_of(const Tensor& tensor);

@@ -37,6 +37,12 @@ GradSink* default_sink() {
   return &sink;
 }
 
+void note_grad_used(const Slot& slot) {
+  const RankContext* context = RankContext::current_or_null();
+  if (context && context->capture) [[unlikely]]
+    context->capture->grad_used(slot);
+}
+
 }  // namespace
 
 Slot::Slot(std::string name, bool requires_grad)
@@ -77,6 +83,16 @@ void Slot::assign(const Tensor& values) {
 void Slot::set_requires_grad(bool on) {
   requires_grad_ = on;
   if (value_.defined()) value_ = attach(value_);
+}
+
+const Tensor& Slot::grad() const {
+  note_grad_used(*this);
+  return grad_;
+}
+
+void Slot::set_grad(Tensor grad) {
+  note_grad_used(*this);
+  grad_ = std::move(grad);
 }
 
 void Slot::set_sink(GradSink* sink) { sink_ = sink ? sink : default_sink(); }

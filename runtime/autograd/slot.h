@@ -58,9 +58,10 @@ class Slot {
 
   bool requires_grad() const { return requires_grad_; }
   void set_requires_grad(bool on);
-  const Tensor& grad() const { return grad_; }
-  void set_grad(Tensor grad) { grad_ = std::move(grad); }
-  void clear_grad() { grad_ = Tensor(); }
+  /// All three are seen by capture: a replay holds for slots whose gradient was there, or was not, as in the recording.
+  const Tensor& grad() const;
+  void set_grad(Tensor grad);
+  void clear_grad() { set_grad({}); }
 
   GradSink& sink() const { return *sink_; }
   /// Null restores the default sink.

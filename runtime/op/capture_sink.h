@@ -25,6 +25,8 @@ class CaptureSink {
   virtual bool has_seen(const Storage& storage) const = 0;
   /// A slot was given another tensor by the program.
   virtual void slot_assigned(Slot& slot) = 0;
+  /// The program looks at a slot's gradient, or is about to give it another one or none.
+  virtual void grad_used(const Slot& slot) = 0;
   /// Throws: a captured step cannot depend on values read back to the host.
   virtual void refuse_read(const Tensor& tensor, std::string_view what) = 0;
 

@@ -60,5 +60,55 @@ TEST(OptimizerReplay, TheGradientScaleIsThatOfTheCall) {
   }
 }
 
+TEST(OptimizerReplay, AParameterWithItsFirstGradientAfterTheRecordingIsUpdated) {
+  for (const bool adam : {false, true}) {
+    Training eager(adam), captured(adam);
+    auto update = compile([&] { captured.optimizer->step_and_clear(); });
+    for (int i = 0; i < 9; ++i) {
+      const bool uses_b = i > 3 && i != 7;
+      eager.pass(i, uses_b);
+      captured.pass(i, uses_b);
+      eager.optimizer->step_and_clear();
+      update();
+      expect_same_parameters(captured, eager, i);
+      for (const nn::Parameter* p : captured.net.parameters()) EXPECT_FALSE(p->grad().defined()) << p->name();
+    }
+    EXPECT_EQ(update.mode(), Mode::replay) << update.why();
+  }
+}
+
+TEST(OptimizerReplay, AParameterThawedAfterTheRecordingIsUpdated) {
+  Training eager(false), captured(false);
+  for (Training* each : {&eager, &captured}) each->net.b.weight.set_requires_grad(false);
+  auto update = compile([&] { captured.optimizer->step_and_clear(); });
+  for (int i = 0; i < 7; ++i) {
+    for (Training* each : {&eager, &captured}) {
+      if (i == 4) each->net.b.weight.set_requires_grad(true);
+      each->pass(i, true);
+    }
+    eager.optimizer->step_and_clear();
+    update();
+    expect_same_parameters(captured, eager, i);
+  }
+  EXPECT_EQ(update.mode(), Mode::replay) << update.why();
+}
+
+TEST(OptimizerReplay, GradientsThatWereNotThereAreCleared) {
+  Slot w("w", true), other("other", true);
+  w.set(ones({2}));
+  other.set(ones({2}));
+  auto clear = compile([&] { w.clear_grad(); });
+  for (int i = 0; i < 3; ++i) clear();
+  other.set_grad(ones({2}));  // of no concern to the step
+  clear();
+  EXPECT_EQ(clear.mode(), Mode::replay) << clear.why();
+  for (int i = 0; i < 3; ++i) {
+    w.set_grad(ones({2}));
+    clear();
+    EXPECT_FALSE(w.grad().defined()) << i;
+  }
+  EXPECT_EQ(clear.mode(), Mode::replay) << clear.why();
+}
+
 }  // namespace
 }  // namespace sherd::testing
