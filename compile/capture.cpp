@@ -75,7 +75,10 @@ void Recorder::add_argument(const Tensor& argument) {
 }
 
 void Recorder::remember_slot(Slot& slot) {
-  SlotBefore before{.leaf = NodeRef(slot.leaf()), .had_value = slot.has_value()};
+  SlotBefore before{.leaf = NodeRef(slot.leaf()),
+                    .had_value = slot.has_value(),
+                    .requires_grad = slot.requires_grad(),
+                    .holds_grad_alone = slot.grad().defined() && is_sole_owner(slot.grad())};
   const int index = static_cast<int>(before_.size());
   if (slot.has_value() && (before.value_storage = storage_id(slot.value())) != 0) {
     before.value = guard_of(slot.value());
@@ -259,6 +262,7 @@ int Recorder::slot_index(const Slot& slot) {
   GraphSlot entry{.leaf = NodeRef(slot.leaf()), .name = slot.name(), .requires_grad = slot.requires_grad()};
   if (const int taken = names_[slot.name()]++; taken > 0) entry.name += fmt::format("~{}", taken + 1);
   if (const SlotBefore* before = before_of(slot)) {
+    entry.requires_grad = before->requires_grad;
     entry.had_value = before->had_value;
     entry.had_grad = before->grad_storage != 0;
   }
@@ -296,6 +300,23 @@ void Recorder::finish_gradient(Slot& slot) {
   if (now != 0 || used) update(index, true, slot.grad());
 }
 
+void Recorder::note_requires_grad() {
+  for (const Slot* slot : context_.slots)
+    if (const SlotBefore* before = before_of(*slot); before && before->requires_grad != slot->requires_grad())
+      slot_index(*slot);
+  for (GraphSlot& entry : graph_.slots)
+    if (const Slot* slot = entry.get()) entry.leaves_requires_grad = slot->requires_grad();
+}
+
+void Recorder::note_sole_gradients() {
+  for (Binding& binding : graph_.bindings) {
+    const auto before = before_indices_.find(static_cast<Leaf*>(graph_.slot(binding.slot).leaf.get()));
+    binding.held_by_slot_only = binding.gradient && before != before_indices_.end() &&
+                                before_[static_cast<std::size_t>(before->second)].holds_grad_alone &&
+                                writers_.contains(binding.value);
+  }
+}
+
 // A slot that came and went within the step is as good as a local variable.
 void Recorder::forget_local_slots() {
   for (GraphSlot& slot : graph_.slots)
@@ -307,6 +328,8 @@ Graph Recorder::finish(std::span<const Tensor> results) {
   context_.capture = nullptr;
   for (const Tensor& tensor : results) graph_.results.push_back(result_of(tensor));
   for (Slot* slot : context_.slots) finish_gradient(*slot);
+  note_requires_grad();
+  note_sole_gradients();
   forget_local_slots();
   compute_lifetimes(graph_);
   return std::move(graph_);

@@ -38,7 +38,7 @@ class Recorder final : public CaptureSink {
   /// A slot as it was when the recording began. Holds ids, not tensors.
   struct SlotBefore {
     NodeRef leaf;
-    bool had_value = false;
+    bool had_value = false, requires_grad = false, holds_grad_alone = false;
     std::uint64_t value_storage = 0, grad_storage = 0;  // 0: none
     TensorGuard value{}, grad{};
   };
@@ -67,6 +67,8 @@ class Recorder final : public CaptureSink {
   void update(int slot, bool gradient, const Tensor& tensor);
   GraphResult result_of(const Tensor& tensor);
   void finish_gradient(Slot& slot);
+  void note_requires_grad();
+  void note_sole_gradients();
   void forget_local_slots();
   std::string origin(const Tensor& tensor) const;
 

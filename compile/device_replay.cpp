@@ -101,13 +101,6 @@ Tensor twin(const Tensor& like) {
   return Tensor::make(std::move(storage), like.shape(), like.strides(), shift + before, like.dtype(), like.device());
 }
 
-// Nobody else may see a slot's bytes change under a tensor that is read-only to them.
-bool is_sole_owner(const Slot& slot) {
-  const Tensor& value = slot.value();
-  const TensorImpl& local = value.is_distributed() ? *value.impl()->local : *value.impl();
-  return value.impl()->use_count() == 1 && local.use_count() == 1 && local.storage->use_count() == 1;
-}
-
 Tensor dense_copy_of(const Tensor& tensor) {
   static const Op& copy = find_op("copy");
   Tensor local = call(copy, {}, tensor.local());
@@ -199,8 +192,9 @@ void DeviceReplay::record() {
   slots_in_place_.clear();
   places_.clear();
   written_.clear();
+  // Nobody else may see a slot's bytes change under a tensor that is read-only to them.
   for (const SlotUpdate& update : graph_.updates)
-    if (Slot& slot = *graph_.slot(update.slot).get(); is_updated_in_place(update) && !is_sole_owner(slot))
+    if (Slot& slot = *graph_.slot(update.slot).get(); is_updated_in_place(update) && !is_sole_owner(slot.value()))
       slot.set(dense_copy_of(slot.value()));
   std::vector<std::uint32_t> versions;
   for (const Binding& binding : graph_.bindings) {
@@ -225,7 +219,7 @@ bool DeviceReplay::is_current() const {
     if (now->id() != places_[i].storage_id || now->address() != places_[i].address) return false;
   }
   return std::all_of(slots_in_place_.begin(), slots_in_place_.end(),
-                     [&](int slot) { return is_sole_owner(*graph_.slot(slot).get()); });
+                     [&](int slot) { return is_sole_owner(graph_.slot(slot).get()->value()); });
 }
 
 // Where a tensor of the recording goes that the program keeps: before the launch, so that a lack of memory comes first.
@@ -264,6 +258,7 @@ std::vector<Tensor> DeviceReplay::run(std::span<const Tensor> arguments) {
     if (update.gradient) slot.set_grad(updates[i]);
     else slot.set(updates[i]);
   }
+  leave_requires_grad(graph_);
   return results;
 }
 

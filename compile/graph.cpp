@@ -17,6 +17,11 @@ TensorRef reference(const Tensor& tensor, ValueId value, std::int64_t base_bytes
           tensor.offset() - base_bytes / byte_size(tensor.dtype())};
 }
 
+bool is_sole_owner(const Tensor& tensor) {
+  const TensorImpl& local = tensor.is_distributed() ? *tensor.impl()->local : *tensor.impl();
+  return tensor.impl()->use_count() == 1 && local.use_count() == 1 && local.storage && local.storage->use_count() == 1;
+}
+
 void compute_lifetimes(Graph& graph) {
   constexpr int kNever = -1, kKept = -2;
   std::vector<int> last(graph.values.size(), kNever);

@@ -72,11 +72,12 @@ struct GraphNode {
 /// is empty for a slot that lived within the step only.
 struct GraphSlot {
   NodeRef leaf;
-  std::string name;  ///< unique within the graph
-  bool requires_grad = false;
-  bool had_value = false;         ///< before the step
-  bool had_grad = false;          ///< likewise
-  bool drops_grad_first = false;  ///< the old gradient is unused and gone at the end: freed before the first node
+  std::string name;                   ///< unique within the graph
+  bool requires_grad = false;         ///< before the step
+  bool leaves_requires_grad = false;  ///< after it
+  bool had_value = false;             ///< before the step
+  bool had_grad = false;              ///< likewise
+  bool drops_grad_first = false;      ///< the old gradient is unused and gone at the end: freed before the first node
   Slot* get() const { return static_cast<Leaf*>(leaf.get())->slot; }
 };
 
@@ -104,6 +105,9 @@ struct Binding {
   bool gradient = false;
   ValueId value = kNoValue;
   TensorGuard tensor;
+  /// A gradient that the step writes in place and that nobody but its slot held: where others hold it, the program
+  /// leaves them theirs and makes a new one.
+  bool held_by_slot_only = false;
 };
 
 /// A tensor the step hands back: a recipe, and the global view of it when it is distributed.
@@ -143,5 +147,8 @@ void compute_lifetimes(Graph& graph);
 
 /// Recipe of a plain tensor in `value` whose bytes start `base_bytes` into the tensor's storage.
 TensorRef reference(const Tensor& tensor, ValueId value, std::int64_t base_bytes = 0);
+
+/// Whether this handle is the only one, and its bytes have no other user.
+bool is_sole_owner(const Tensor& tensor);
 
 }  // namespace sherd

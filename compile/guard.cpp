@@ -54,6 +54,12 @@ Tensor bound_tensor(const Graph& graph, const Binding& binding) {
   return slot.has_value() ? slot.value() : Tensor();
 }
 
+void leave_requires_grad(const Graph& graph) {
+  for (const GraphSlot& entry : graph.slots)
+    if (entry.leaf && entry.requires_grad != entry.leaves_requires_grad)
+      entry.get()->set_requires_grad(entry.leaves_requires_grad);
+}
+
 std::string argument_mismatch(const Graph& graph, std::span<const Tensor> arguments) {
   if (arguments.size() != graph.arguments.size())
     return fmt::format("{} arguments, the graph has {}", arguments.size(), graph.arguments.size());
@@ -94,6 +100,8 @@ std::string slot_mismatch(const Graph& graph) {
   }
   for (const Binding& binding : graph.bindings) {
     const GraphSlot& slot = graph.slot(binding.slot);
+    if (binding.held_by_slot_only && slot.get()->grad().defined() && !is_sole_owner(slot.get()->grad()))
+      return fmt::format("the gradient of \"{}\" is held outside of the slot, in the graph it was not", slot.name);
     const Tensor tensor = bound_tensor(graph, binding);
     if (!tensor.defined() || !fits(binding.tensor, tensor, true))
       return differs(shown(slot, binding.gradient), tensor, binding.tensor, true);

@@ -14,6 +14,9 @@ std::string argument_mismatch(const Graph& graph, std::span<const Tensor> argume
 /// The same for the slots the step uses. Throws Error naming a slot that no longer exists.
 std::string slot_mismatch(const Graph& graph);
 
+/// Freezes and thaws slots as the step leaves them.
+void leave_requires_grad(const Graph& graph);
+
 /// The tensor a binding looks up now: the slot's value or gradient; undefined if there is none.
 Tensor bound_tensor(const Graph& graph, const Binding& binding);
 

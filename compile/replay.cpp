@@ -132,6 +132,7 @@ void Interpreter::update_slots() const {
     if (update.gradient) slot.set_grad(result(update.result));
     else slot.set(result(update.result));
   }
+  leave_requires_grad(graph_);
 }
 
 std::vector<Tensor> Interpreter::run(std::span<const Tensor> arguments) {

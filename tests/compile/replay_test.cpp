@@ -85,6 +85,82 @@ TEST(Replay, GradientsLeftInSlotsAccumulateAcrossCalls) {
   }
 }
 
+// Eager, a gradient that somebody else holds is not added to in place: the sum is a tensor of its own.
+TEST(Replay, GradientsTheCallerHoldsStayAsTheyWere) {
+  TinyNet eager, captured;
+  const auto run = [](TinyNet& net, int i) { backward(net.loss(TinyNet::x(i), TinyNet::y(i))); };
+  auto step = compile([&](const Tensor& a, const Tensor& b) { backward(captured.loss(a, b)); });
+  std::vector<Tensor> held, expected;
+  for (int i = 0; i < 9; ++i) {
+    if (i == 3 || i == 7)
+      for (std::size_t p = 0; p < 3; ++p) {
+        held.push_back(captured.params[p]->grad());
+        expected.push_back(held.back() + 0.0);
+      }
+    if (i == 5) held.clear(), expected.clear();
+    step(TinyNet::x(i), TinyNet::y(i));
+    run(eager, i);
+    expect_same_grads(captured, eager);
+    for (std::size_t h = 0; h < held.size(); ++h) EXPECT_TRUE(same_bits(held[h], expected[h])) << "call " << i;
+  }
+  EXPECT_EQ(step.mode(), Mode::replay) << step.why();
+}
+
+// The two passes of a generative adversarial step: the second network is frozen in one and trained in the other.
+TEST(Replay, ASlotFrozenForAPartOfTheStepIsReplayed) {
+  struct Gan {
+    Slot g{"g", true}, d{"d", true};
+    Gan() {
+      g.set(drawn({3}, "g"));
+      d.set(drawn({3}, "d"));
+    }
+    Tensor train(const Tensor& x) {
+      d.set_requires_grad(false);
+      const Tensor fake = g.value() * x;
+      const Tensor fooled = mean(square(d.value() * fake - 1.0));
+      backward(fooled);
+      d.set_requires_grad(true);
+      const Tensor told = mean(square(d.value() * fake.detach())) + mean(square(d.value() * x - 1.0));
+      backward(told);
+      GradMode off(false);
+      for (Slot* slot : {&g, &d}) {
+        slot->set(slot->value() - slot->grad() * 0.1);
+        slot->clear_grad();
+      }
+      return fooled + told;
+    }
+  };
+  Gan eager, captured;
+  auto step = compile([&](const Tensor& x) { return captured.train(x); });
+  for (int i = 0; i < 6; ++i) {
+    const Tensor x = drawn({3}, "x", static_cast<std::uint64_t>(i));
+    EXPECT_TRUE(same_bits(step(x), eager.train(x).detach())) << i;
+    EXPECT_EQ(step.mode(), i == 0 ? Mode::eager : i == 1 ? Mode::record : Mode::replay) << step.why();
+    EXPECT_TRUE(same_bits(captured.g.value(), eager.g.value())) << i;
+    EXPECT_TRUE(same_bits(captured.d.value(), eager.d.value())) << i;
+  }
+  captured.d.set_requires_grad(false);  // the step does not look at what it was before
+  step(drawn({3}, "x"));
+  EXPECT_TRUE(captured.d.requires_grad());
+}
+
+TEST(Replay, SlotsAreLeftFrozenAsInTheProgram) {
+  Slot w("w", true);
+  w.set(Tensor::scalar(2));
+  auto step = compile([&](const Tensor& x) {
+    const Tensor y = w.value() * x;
+    w.set_requires_grad(false);
+    return y.detach();
+  });
+  for (int i = 0; i < 5; ++i) {
+    w.set_requires_grad(true);
+    step(Tensor::scalar(i));
+    EXPECT_FALSE(w.requires_grad()) << i;
+    EXPECT_FALSE(w.value().requires_grad()) << i;
+  }
+  EXPECT_EQ(step.mode(), Mode::replay) << step.why();
+}
+
 TEST(Replay, GradientsClearedFirstAreFreedFirst) {
   TinyNet eager, captured;
   const auto run = [](TinyNet& net, const Tensor& x, const Tensor& y) {
