@@ -206,7 +206,7 @@ void Recorder::record(const Op& op, const Attrs& attrs, std::span<const Tensor> 
   node.num_mutated = op.mutated ? op.mutated({op, in, attrs}) : 0;
   node.module_path = context_.module_path;
   node.phase = context_.phase;
-  for (const Tensor& tensor : in) node.in.push_back(ref_to(tensor));
+  for (const Tensor& tensor : in) node.in.push_back(read_from(tensor, op.name));
   for (const Tensor& tensor : out) node.out.push_back(write_to(op, tensor, accumulate));
   const int index = static_cast<int>(graph_.nodes.size());
   for (int i = 0; i < node.num_mutated; ++i) {
@@ -226,8 +226,10 @@ TensorRef Recorder::write_to(const Op& op, const Tensor& tensor, bool accumulate
   const std::uint64_t id = tensor.storage()->id();
   const bool is_new = id > start_id_ && !by_storage_.contains(id) && !tensor.storage()->owner;
   if (!is_new) {
-    const TensorRef ref = ref_to(tensor);
+    const TensorRef ref = accumulate ? read_from(tensor, op.name) : ref_to(tensor);
     check_writable(op, ref.value);
+    if (const auto partly = partly_written_.find(ref.value); partly != partly_written_.end())
+      partly->second.add(ref.extent());
     return ref;
   }
   check(!accumulate,
@@ -236,7 +238,21 @@ TensorRef Recorder::write_to(const Op& op, const Tensor& tensor, bool accumulate
         op.name, describe(tensor));
   const ValueId value = add_value(ValueKind::temporary, tensor);
   by_storage_[id] = value;
-  return reference(tensor, value);
+  const TensorRef ref = reference(tensor, value);
+  if (const auto [first, last] = ref.extent(); first > 0 || last < graph_.value(value).bytes)
+    partly_written_[value].add({first, last});
+  return ref;
+}
+
+// What no op has written a replay would not find: the program filled it on the host, or nobody did.
+TensorRef Recorder::read_from(const Tensor& tensor, std::string_view reader) {
+  TensorRef ref = ref_to(tensor);
+  const auto partly = partly_written_.find(ref.value);
+  check(partly == partly_written_.end() || partly->second.cover(ref.extent()),
+        "{} reads {}, of which ops of the step have written a part only: a replay would not find what the program put "
+        "into the rest on the host; make it with an op such as zeros() or full(), or outside of the step",
+        reader, describe(tensor));
+  return ref;
 }
 
 void Recorder::check_writable(const Op& op, ValueId id) const {
@@ -285,7 +301,8 @@ void Recorder::update(int slot, bool gradient, const Tensor& tensor) {
 
 GraphResult Recorder::result_of(const Tensor& tensor) {
   if (!tensor.defined()) return {};
-  return {ref_to(tensor.local()), tensor.shape(), tensor.is_distributed() ? tensor.layout() : nullptr};
+  return {read_from(tensor.local(), "the end of the step"), tensor.shape(),
+          tensor.is_distributed() ? tensor.layout() : nullptr};
 }
 
 // A gradient in the same storage as before is unchanged or was added to in place.

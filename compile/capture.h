@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "compile/byte_ranges.h"
 #include "compile/graph.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/capture_sink.h"
@@ -60,6 +61,7 @@ class Recorder final : public CaptureSink {
   ValueId add_slot_value(const Tensor& tensor, std::span<const Place> places);
   TensorRef ref_to(const Tensor& tensor);
   TensorRef write_to(const Op& op, const Tensor& tensor, bool accumulate);
+  TensorRef read_from(const Tensor& tensor, std::string_view reader);
   void check_writable(const Op& op, ValueId id) const;
   void note_presence(GraphNode& node);
   int slot_index(const Slot& slot);
@@ -84,6 +86,7 @@ class Recorder final : public CaptureSink {
   std::unordered_map<std::string, int> names_;                          // how many slots have a name
   std::vector<std::pair<ValueId, bool>> presence_;                      // unit values and whether their data is there
   std::unordered_map<ValueId, int> writers_;                            // last node that wrote a value
+  std::unordered_map<ValueId, ByteRanges> partly_written_;              // temporaries whose first writer left bytes
 };
 
 }  // namespace sherd

@@ -122,6 +122,36 @@ TEST(Capture, WritingIntoHostMadeTensorsIsRefused) {
       {"copy adds to f32[]", "zeros()"});
 }
 
+TEST(Capture, ReadingWhatOnlyTheHostHasFilledIsRefused) {
+  const Tensor x[] = {drawn({2}, "x")};
+  const auto record = [&](const std::function<Tensor()>& step) {
+    return capture(x, [&]() -> std::vector<Tensor> { return {step()}; });
+  };
+  const auto half_filled = [&] {
+    const Tensor t = Tensor::from<float>({1, 2, 3, 4}, {4});
+    copy_into(narrow(t, 0, 0, 2), x[0]);
+    return t;
+  };
+  expect_error([&] { record(half_filled); }, {"the end of the step reads f32[4]", "on the host", "zeros()"});
+  expect_error([&] { record([&] { return half_filled() + 1.0; }); }, {"add_scalar reads f32[4]", "on the host"});
+  expect_error(
+      [&] {
+        record([&] {
+          const Tensor t = half_filled(), rest = narrow(t, 0, 2, 2);
+          copy_into(rest, x[0], true);
+          return rest;
+        });
+      },
+      {"copy reads f32[2]", "on the host"});
+  const Graph pieces = record([&] {
+    const Tensor t = half_filled();
+    const Tensor first = narrow(t, 0, 0, 2) + 1.0;
+    copy_into(narrow(t, 0, 2, 2), first);
+    return t;
+  });
+  EXPECT_EQ(pieces.nodes.size(), 3u);
+}
+
 TEST(Capture, ReadingAValueIsRefusedWithItsOrigin) {
   Slot w("w");
   w.set(Tensor::scalar(2));
