@@ -28,7 +28,6 @@ struct CompiledStep::Entry {
   std::unique_ptr<DeviceReplay> device;
   std::string no_device;  // why not, of a step that runs on a device
   bool is_decided = false;
-  bool compared = false;
 };
 
 CompiledStep::CompiledStep(Function function, CompileOptions options)
@@ -60,8 +59,21 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
     reason_ = "lazy state settles in the first call";
     return run_eagerly(arguments);
   }
-  if (Entry* entry = find(arguments)) return replay(*entry, arguments);
-  return record(arguments);
+  compare_programs();
+  Entry* const entry = find(arguments);
+  if (!entry) return record(arguments);
+  if (options_.group && !is_compared_) {
+    reason_ = "another rank has no graph to compare yet";
+    return run_eagerly(arguments);
+  }
+  return replay(*entry, arguments);
+}
+
+// What fits is a rank's own affair (its batch may be smaller), so whether to compare must not hang on it: ranks ask
+// each other at every call, the first that can only record excepted, until all have a graph.
+void CompiledStep::compare_programs() {
+  if (!options_.group || is_compared_ || num_calls_++ == 0) return;
+  is_compared_ = check_same_program(graph(), *options_.group);
 }
 
 std::vector<Tensor> CompiledStep::run_eagerly(std::span<const Tensor> arguments) {
@@ -85,8 +97,6 @@ std::vector<Tensor> CompiledStep::record(std::span<const Tensor> arguments) {
 
 std::vector<Tensor> CompiledStep::replay(Entry& entry, std::span<const Tensor> arguments) {
   mode_ = Mode::replay;
-  if (options_.group && !entry.compared) check_same_program(entry.graph, *options_.group);
-  entry.compared = true;
   choose_executor(entry);
   if (!entry.device || !entry.device->fits_units()) {
     const std::string obstacle = entry.device ? "gathered parameters are in memory" : entry.no_device;

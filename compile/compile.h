@@ -24,7 +24,8 @@
 namespace sherd {
 
 struct CompileOptions {
-  /// Ranks that run this step together: before a graph's first replay they compare it (same_program.h).
+  /// Ranks that run this step together, each as often as the others: before the first replay they compare what they
+  /// have recorded (same_program.h). What is recorded later, for other shapes, is not compared.
   std::shared_ptr<ProcessGroup> group{};
   /// Recordings kept for different shapes; the one unused for longest goes first.
   std::size_t max_graphs = 8;
@@ -64,6 +65,7 @@ class CompiledStep {
   std::vector<Tensor> record(std::span<const Tensor> arguments);
   std::vector<Tensor> replay(Entry& entry, std::span<const Tensor> arguments);
   void choose_executor(Entry& entry);
+  void compare_programs();
   /// The recording that fits this call, or null and `reason_`.
   Entry* find(std::span<const Tensor> arguments);
 
@@ -72,6 +74,8 @@ class CompiledStep {
   std::vector<std::unique_ptr<Entry>> entries_;  // the one used last comes first
   Mode mode_ = Mode::none;
   std::string reason_;
+  std::int64_t num_calls_ = 0;  // that did not run eagerly; counted until graphs are compared
+  bool is_compared_ = false;
 };
 
 template <class Signature>

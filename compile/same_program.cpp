@@ -42,10 +42,10 @@ std::string rank_list(const Hashes& programs, std::int64_t hash, bool equal) {
 
 }  // namespace
 
-void check_same_program(const Graph& graph, ProcessGroup& group) {
+bool check_same_program(const Graph* graph, ProcessGroup& group) {
   const auto ranks = static_cast<std::size_t>(group.size());
-  if (ranks == 1) return;
-  const std::vector<std::string> text = lines(graph, {.rank_neutral = true});
+  if (ranks == 1) return graph != nullptr;
+  const std::vector<std::string> text = graph ? lines(*graph, {.rank_neutral = true}) : std::vector<std::string>{};
   Hashes own;
   std::string whole;
   for (const std::string& line : text) {
@@ -60,7 +60,8 @@ void check_same_program(const Graph& graph, ProcessGroup& group) {
     programs.push_back(summaries[2 * r]);
     counts.push_back(summaries[2 * r + 1]);
   }
-  if (std::count(programs.begin(), programs.end(), programs[0]) == static_cast<std::ptrdiff_t>(ranks)) return;
+  if (std::count(counts.begin(), counts.end(), 0) > 0) return false;  // the text of a graph has a line at least
+  if (std::count(programs.begin(), programs.end(), programs[0]) == static_cast<std::ptrdiff_t>(ranks)) return true;
 
   // Every rank is here, because every rank saw the same summaries.
   const Hashes all = gather(group, own, counts);

@@ -52,5 +52,46 @@ TEST(SameProgram, AProgramThatEndsEarlierDiffersInTheFirstMissingLine) {
   });
 }
 
+// Which ranks record and which replay differs from call to call.
+TEST(SameProgram, BatchesThatDifferBetweenRanksDoNotHang) {
+  run_ranks(3, [](const Group& group) {
+    group->set_deadline(std::chrono::seconds(20));
+    CompileOptions options;
+    options.group = group;
+    auto step = compile([&](const Tensor& x) { return all_reduce(sum(x), *group); }, options);
+    const std::int64_t rows[3][7] = {{4, 4, 4, 4, 4, 5, 4}, {4, 4, 3, 4, 3, 3, 4}, {4, 2, 4, 2, 4, 4, 1}};
+    for (int i = 0; i < 7; ++i) {
+      const float total = 2.0f * static_cast<float>(rows[0][i] + rows[1][i] + rows[2][i]);
+      EXPECT_EQ(step(ones({rows[group->rank()][i], 2})).item<float>(), total) << i << " " << step.why();
+    }
+    EXPECT_EQ(group->counts().all_gather.calls, 1);
+  });
+}
+
+// A rank whose recording failed by itself has nothing to compare: it records first.
+TEST(SameProgram, IsComparedOnceAllRanksHaveAGraph) {
+  run_ranks(2, [](const Group& group) {
+    group->set_deadline(std::chrono::seconds(20));
+    CompileOptions options;
+    options.group = group;
+    bool fails = group->rank() == 1;
+    auto step = compile(
+        [&](const Tensor& x) {
+          const Tensor y = group->rank() == 0 ? relu(x) : exp(x);
+          if (fails) (void)y.item<float>();
+          return y;
+        },
+        options);
+    const Tensor x = Tensor::scalar(1);
+    step(x);
+    if (fails) EXPECT_THROW(step(x), Error);
+    else step(x);
+    fails = false;
+    step(x);
+    EXPECT_EQ(step.mode(), group->rank() == 0 ? CompiledStep::Mode::eager : CompiledStep::Mode::record);
+    expect_error([&] { step(x); }, {"differs from rank"});
+  });
+}
+
 }  // namespace
 }  // namespace sherd::testing
