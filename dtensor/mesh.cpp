@@ -114,7 +114,8 @@ DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> ax
     root->groups[all_axes(axes.size())] = group;
     if (axes.size() > 1)
       for (int a = 0; a < static_cast<int>(axes.size()); ++a)
-        root->groups[{a}] = group->subgroup(ranks_along(axes, root->coordinates, {&a, 1}));
+        root->groups[{a}] =
+            group->subgroup(ranks_along(axes, root->coordinates, {&a, 1}), axes[static_cast<std::size_t>(a)].name);
     roots.push_back(root);
   }
   impl_ = mesh_over(*root, axes, [&] {
@@ -236,7 +237,7 @@ DeviceMesh DeviceMesh::flatten(std::span<const std::string> names, std::string n
   if (const auto known = root.flattened.find(name); known != root.flattened.end())
     check(known->second == list, "{}: \"{}\" names other flattened axes already", describe(), name);
   auto& group = root.groups[list];
-  if (!group) group = root.group->subgroup(ranks_along(root.axes, root.coordinates, list));
+  if (!group) group = root.group->subgroup(ranks_along(root.axes, root.coordinates, list), name);
   root.flattened[name] = list;
   return DeviceMesh(mesh_over(*impl_->root, {{name, group->size()}}, {list}));
 }

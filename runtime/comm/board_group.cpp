@@ -129,7 +129,7 @@ void BoardGroup::checked(CommOp op, Body&& body) {
   try {
     body();
   } catch (const Error& error) {
-    const std::string text = fmt::format("{}: {}", name(op), error.message());
+    const std::string text = fmt::format("{}: {}", comm::name(op), error.message());
     board_.poison(fmt::format("rank {} made a call that is wrong: {}", board_.root_rank(), text));
     throw Error(text);
   }
@@ -143,7 +143,7 @@ WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_byt
   std::optional<TraceSpan> waiting;
   if (board_.channel() == 0) waiting.emplace(kWaitName, SpanKind::wait, num_bytes);  // streams record their own work
   if (Trace* trace = waiting ? waiting->trace() : nullptr)
-    waiting->set_detail(trace->intern(fmt::format("{} of {} ranks ({})", name(op), size(), kind_)));
+    waiting->set_detail(trace->intern(fmt::format("{} of {} ranks ({})", comm::name(op), size(), kind_)));
   try {
     if (peer < 0) board_.enter(call);
     else board_.enter_pair_call(call, op, peer);

@@ -2,6 +2,7 @@
 // The collectives of one host, written once for ranks that are threads and ranks that are processes.
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "runtime/comm/board.h"
@@ -22,6 +23,7 @@ class BoardGroup final : public ProcessGroup, public std::enable_shared_from_thi
   int rank() const override { return board_.rank(); }
   int size() const override { return board_.size(); }
   std::string_view kind() const override { return kind_; }
+  const std::string& name() const override { return group_.name_; }
   ProcessGroup& channel(int index) override;
 
   WorkPtr all_gather(std::span<const GatherPart> parts) override;
@@ -30,7 +32,7 @@ class BoardGroup final : public ProcessGroup, public std::enable_shared_from_thi
   WorkPtr broadcast(std::span<const FlatPart> parts, int root) override;
   WorkPtr all_to_all(std::span<const SwapPart> parts) override;
   void barrier() override;
-  std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks) override;
+  std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label) override;
   /// Divided from this one, directly or through others, if it is the first of its family.
   std::vector<std::shared_ptr<BoardGroup>> living_subgroups() const;
   WorkPtr send(std::span<const FlatPart> parts, int to) override;
@@ -56,6 +58,8 @@ class BoardGroup final : public ProcessGroup, public std::enable_shared_from_thi
   void check_counts(std::span<const std::int64_t> counts) const;
 
   std::string_view kind_;
+  std::string name_ = "world", divisions_;  // of channel 0; "2.1": the first division of the second of the root
+  int num_divisions_ = 0;
   BoardGroup& group_;  // channel 0, maybe this
   Board board_;
   std::vector<std::unique_ptr<BoardGroup>> channels_;  // of channel 0: 1, 2, ...

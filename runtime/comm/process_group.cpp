@@ -33,7 +33,7 @@ CommCounts& CommCounts::operator-=(const CommCounts& other) {
   return *this;
 }
 
-std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(std::span<const int>) {
+std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(std::span<const int>, std::string_view) {
   fail("a {} group cannot be divided", kind());
 }
 

@@ -110,6 +110,10 @@ class ProcessGroup {
   virtual int size() const = 0;
   /// "shm", "thread": for messages.
   virtual std::string_view kind() const = 0;
+  /// "world", or the label of a subgroup and its place among the divisions: "tp#2" is the second division of the world,
+  /// "ep#2.1" the first one of that. Ranks that divide alike use equal names; on one rank no two groups divided from
+  /// one world share a name.
+  virtual const std::string& name() const = 0;
   /// An ordered lane of its own: calls, sequence numbers, deadline, counts. Channel 0 is the group itself. One thread
   /// at a time may use a channel. Lives as long as the group. Error unless 0 <= index < kNumChannels.
   virtual ProcessGroup& channel(int index) = 0;
@@ -124,8 +128,8 @@ class ProcessGroup {
   /// The group of some of these ranks, which are numbered in the order of `ranks`. Collective over this group: every
   /// rank calls it and names the group it will be in; lists of two ranks are equal or share no rank. A group of its
   /// own: calls, sequence numbers, deadline; poisoned with this one, and reset() of either, by all ranks of the first
-  /// group, is of both. Error, on every rank, if a list is none of these.
-  virtual std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks);
+  /// group, is of both. `label` is for its name(). Error, on every rank, if a list is none of these.
+  virtual std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label = "group");
 
   /// Between two ranks: the others take no part. A send ends when the peer has received everything, so two ranks that
   /// first send to each other wait for each other; the deadline names both calls. Lists must agree in types and counts.

@@ -70,7 +70,7 @@ std::vector<std::shared_ptr<BoardGroup>> BoardGroup::living_subgroups() const {
   return living;
 }
 
-std::shared_ptr<ProcessGroup> BoardGroup::subgroup(std::span<const int> ranks) {
+std::shared_ptr<ProcessGroup> BoardGroup::subgroup(std::span<const int> ranks, std::string_view label) {
   check(&group_ == this, "subgroup() of channel {}: call it on channel 0, which is the group", board_.channel());
   const std::vector<std::string> texts = gather_text(*this, random_hex(kTagBytes / 2) + std::string(bytes_of(ranks)));
   std::vector<std::vector<int>> lists;
@@ -109,6 +109,8 @@ std::shared_ptr<ProcessGroup> BoardGroup::subgroup(std::span<const int> ranks) {
 
   auto group = std::make_shared<BoardGroup>(kind_, memory, options);
   group->root_ = root().shared_from_this();
+  group->divisions_ = fmt::format("{}{}{}", divisions_, divisions_.empty() ? "" : ".", ++num_divisions_);
+  group->name_ = fmt::format("{}#{}", label, group->divisions_);
   group->set_deadline(board_.deadline());
   if (link_) group->shape_link(link_->shape());
   BoardGroup& family = root();

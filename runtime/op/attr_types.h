@@ -224,20 +224,14 @@ struct PowerSumAttrs {  ///< sum of |x|^p over a list; p = infinity takes the ma
   double p = 2;
   void visit(AttrVisitor& v) const { v.field("p", p); }
 };
-struct CollectiveAttrs {
+struct CollectiveAttrs {  ///< the group outlives what is captured with it
   ProcessGroup* group = nullptr;
   int kind = 0;           ///< ReduceKind of reductions
   int root = 0;           ///< broadcast
   std::int64_t rows = 0;  ///< all_gather, all_to_all: size of `dim` in the result
   int dim = 0;            ///< all_gather, all_to_all: joined; reduce_scatter: cut
   int split_dim = 0;      ///< all_to_all: cut
-  void visit(AttrVisitor& v) const {
-    v.field("kind", kind);
-    v.field("root", root);
-    v.local_field("rows", rows);  // of a part that another axis has cut
-    v.field("dim", dim);
-    v.field("split", split_dim);
-  }
+  void visit(AttrVisitor& v) const;
 };
 
 }  // namespace sherd

@@ -136,6 +136,15 @@ void run_on_device(const KernelCall& call) {
 
 }  // namespace
 
+void CollectiveAttrs::visit(AttrVisitor& v) const {
+  if (group) v.field("group", group->name().c_str());
+  v.field("kind", kind);
+  v.field("root", root);
+  v.local_field("rows", rows);  // of a part that another axis has cut
+  v.field("dim", dim);
+  v.field("split", split_dim);
+}
+
 void register_collective(OpTable& table) {
   constexpr Traits traits{.collective = true};
   constexpr std::array<Kernel, kNumBackends> kernels{nullptr, run_on_device};  // the CPU's are in runtime/cpu

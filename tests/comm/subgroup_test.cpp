@@ -102,6 +102,19 @@ TEST_P(Subgroups, OfSubgroupsAndAfterOthersAreGone) {
   });
 }
 
+TEST_P(Subgroups, HaveNamesThatAllRanksShareAndNoTwoGroups) {
+  run(4, [](ProcessGroup& group) {
+    EXPECT_EQ(group.name(), "world");
+    EXPECT_EQ(divide(group, {group.rank()})->name(), "group#1");
+    const std::vector<int> half = {group.rank() % 2, group.rank() % 2 + 2};
+    const Group dp = group.subgroup(half, "dp"), again = group.subgroup(half, "dp");
+    EXPECT_EQ(dp->name(), "dp#2");
+    EXPECT_EQ(again->name(), "dp#3");
+    EXPECT_EQ(dp->channel(1).name(), "dp#2");
+    EXPECT_EQ(again->subgroup(std::vector<int>{again->rank()}, "ep")->name(), "ep#3.1");
+  });
+}
+
 TEST_P(Subgroups, KeepTheirChannelsCountsAndLargeCallsApart) {
   run(4, [](ProcessGroup& group) {
     const Group pair = pair_of(group);

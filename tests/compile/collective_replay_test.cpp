@@ -30,6 +30,24 @@ Tensor step(const Tensor& x, Slot& weight, ProcessGroup& group) {
   return loss;
 }
 
+// Two groups of the same ranks are two groups: a program says which, in words that are the same on all ranks.
+TEST(CollectiveReplay, AProgramNamesTheGroupOfACollective) {
+  run_ranks(4, [](const Group& world) {
+    const std::vector<int> half = world->rank() % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3};
+    const Group dp = world->subgroup(half, "dp"), tp = world->subgroup(half, "tp");
+    CompileOptions options;
+    options.group = world;
+    auto step = compile([&](const Tensor& x) { return add(all_reduce(x, *dp), all_reduce(x, *tp)); }, options);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(step(ones({2})).to_vector<float>(), (std::vector<float>{4, 4}));
+    for (const bool neutral : {false, true}) {
+      std::string text;
+      for (const std::string& line : lines(*step.graph(), {.rank_neutral = neutral})) text += line + "\n";
+      EXPECT_NE(text.find("{group=dp#1 kind=0"), std::string::npos) << text;
+      EXPECT_NE(text.find("{group=tp#2 kind=0"), std::string::npos) << text;
+    }
+  });
+}
+
 TEST(CollectiveReplay, IsBitwiseEagerInASubgroup) {
   run_ranks(4, [](const Group& world) {
     const std::vector<int> half = world->rank() % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3};
