@@ -3,14 +3,20 @@
 //   logits [N, V]   targets [N]      ->  loss   lse     count
 //   S0              S0                   R      S0      R        rows: one all-reduce of two numbers
 //   S1              R                    R      R       R        classes: per row, one all-reduce of a maximum, one of
-//   a
-//                                                                sum of exponentials and the target's logit
+//                                                                a sum of exponentials and the target's logit
+//
+//   linear_cross_entropy_backward
+//   x [N, K]   weight [V, K]   targets [N]   lse [N]   ->   dx    dweight
+//   S0         R               S0            S0             S0    P          chunk by chunk, on each rank's own rows
+//   R          S0              R             R              P     S0
 //
 // The mean over the targets that count is right however uneven the rows are cut.
 #include <limits>
 
 #include "dtensor/rule.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/loss.h"
+#include "runtime/op/loss_gradient.h"
+#include "runtime/op/ops.h"
 
 namespace sherd {
 
@@ -50,16 +56,42 @@ void cross_entropy_backward_signatures(const RuleCall& call, Signatures& signatu
   add_linear_signatures(call, 0, signatures);
 }
 
-CrossEntropyAttrs part_attrs(const LocalCall& local, std::size_t input, int dim) {
-  auto attrs = local.call.attrs.as<CrossEntropyAttrs>();
+// grad [], x [..., K], weight [V, K], targets [...], lse [...], count []
+void loss_gradient_signatures(const RuleCall& call, Signatures& signatures) {
+  const auto& a = call.attrs.as<LossGradientAttrs>();
+  const auto gradients = [&](Placement x, Placement weight) {
+    SmallVec<Placement, 2> out;
+    if (a.of_x) out.push_back(x);
+    if (a.of_weight) out.push_back(weight);
+    return out;
+  };
+  for (int d = 0; d < call.ndim(3); ++d)
+    signatures.push_back(
+        {{Replicate(), Shard(d), Replicate(), Shard(d), Shard(d), Replicate()}, gradients(Shard(d), Partial()), 0});
+  signatures.push_back(
+      {{Replicate(), Replicate(), Shard(0), Replicate(), Replicate(), Replicate()}, gradients(Partial(), Shard(0)), 0});
+  add_linear_signatures(call, 0, signatures);
+}
+
+VocabularyPart part_of(const LocalCall& local, std::size_t input, int dim) {
   const Spec& spec = *local.in[input];
   const std::int64_t classes = local.call.shape(input)[dim];
-  if (spec.num_shards(dim) > 1) attrs.part = {.first = spec.local_range(dim, classes).begin, .total = classes};
+  if (spec.num_shards(dim) == 1) return {};
+  return {.first = spec.local_range(dim, classes).begin, .total = classes};
+}
+CrossEntropyAttrs part_attrs(const LocalCall& local, std::size_t input, int dim) {
+  auto attrs = local.call.attrs.as<CrossEntropyAttrs>();
+  attrs.part = part_of(local, input, dim);
   return attrs;
 }
 Attrs cross_entropy_attrs(const LocalCall& local) { return part_attrs(local, kX, local.call.ndim(kX) - 1); }
 Attrs linear_cross_entropy_attrs(const LocalCall& local) { return part_attrs(local, 1, 0); }
 Attrs cross_entropy_backward_attrs(const LocalCall& local) { return part_attrs(local, 1, local.call.ndim(1) - 1); }
+Attrs loss_gradient_attrs(const LocalCall& local) {
+  auto attrs = local.call.attrs.as<LossGradientAttrs>();
+  attrs.loss.part = part_of(local, 2, 0);
+  return attrs;
+}
 
 std::vector<int> axes_cutting(const Spec& spec, int dim) {
   return {spec.axes_of(dim).begin(), spec.axes_of(dim).end()};
@@ -151,6 +183,42 @@ Tensors run_linear_cross_entropy(const LocalCall& local, const Attrs& attrs, std
   return run_loss(local, attrs, in, 2, 1, 0, "linear_cross_entropy_parts");
 }
 
+// Of the first rank, whose parts are the largest.
+Shape largest_part(const LocalCall& local, std::size_t input) {
+  const Spec& spec = *local.in[input];
+  const std::vector<int> first(static_cast<std::size_t>(spec.num_axes()), 0);
+  Shape shape = local.call.shape(input);
+  for (int d = 0; d < shape.size(); ++d) shape[d] = spec.range_at(d, shape[d], first).size();
+  return shape;
+}
+
+// All ranks make the same calls, for they capture one program.
+Tensors run_loss_gradient_row(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+  static const Op& weight_grad = find_op("linear_weight_grad");
+  const auto& a = attrs.as<LossGradientAttrs>();
+  const LossChunks chunks{numel(largest_part(local, 3)),
+                          loss_chunk_rows(largest_part(local, 2)[0], in[2].device().kind)};
+  Tensor weight_sum;
+  std::function<void(Tensor, Tensor)> to_weight;
+  if (a.of_weight)
+    to_weight = [&](Tensor d, Tensor x) {
+      if (weight_sum.defined()) call_into(weight_grad, {}, weight_sum, true, std::move(d), std::move(x));
+      else weight_sum = call(weight_grad, {}, std::move(d), std::move(x));
+    };
+  Tensor x_grad = run_loss_gradient(a.loss,
+                                    {.grad = std::move(in[0]),
+                                     .x = dense_below(std::move(in[1])),
+                                     .weight = std::move(in[2]),
+                                     .targets = dense_below(std::move(in[3])),
+                                     .lse = dense_below(std::move(in[4])),
+                                     .count = std::move(in[5])},
+                                    chunks, a.of_x, to_weight);
+  Tensors out;
+  if (a.of_x) out.push_back(std::move(x_grad));
+  if (a.of_weight) out.push_back(std::move(weight_sum));
+  return out;
+}
+
 }  // namespace
 
 void register_loss_rules(AddRule add) {
@@ -161,6 +229,8 @@ void register_loss_rules(AddRule add) {
                                .run = run_linear_cross_entropy});
   add("cross_entropy_backward",
       {.signatures = cross_entropy_backward_signatures, .attrs = cross_entropy_backward_attrs});
+  add(loss_gradient_row().name,
+      {.signatures = loss_gradient_signatures, .attrs = loss_gradient_attrs, .run = run_loss_gradient_row});
 }
 
 }  // namespace sherd

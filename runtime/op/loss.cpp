@@ -13,6 +13,7 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/infer.h"
+#include "runtime/op/loss_gradient.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/vocabulary.h"
 
@@ -105,27 +106,23 @@ Metas infer_linear_cross_entropy_parts(const InferCall& c) {
   return part_metas(c.in[2], c.in[0].dtype());
 }
 
-// Chunk by chunk: the logits again, their gradient, and from it a part of dx and a contribution to dweight. Only rows
-// of the table are used, so nothing of V columns outlives its chunk in a captured step either.
+// Rows that ranks share out stay where they are; else the weight's terms go straight to where its gradient is kept.
 void linear_cross_entropy_vjp(VjpCall& c) {
-  static const Op& logits_grad = find_op("cross_entropy_backward");
-  static const Op& product = find_op("matmul");
   static const Op& weight_grad = find_op("linear_weight_grad");
-  const Tensor grad = c.grad(), weight = c.in(1);
-  const std::int64_t rows = c.in(2).numel(), columns = c.in(0).shape().back();
-  const std::int64_t chunk = loss_chunk_rows(weight.shape()[0], weight.device().kind);
-  const Tensor x = reshape(c.in(0), {rows, columns}), targets = reshape(c.in(2), {rows});
-  const Tensor lse = reshape(c.out(1), {rows}), count = c.out(2);
-  std::vector<Tensor> parts;
-  for (std::int64_t first = 0; first == 0 || first < rows; first += chunk) {
-    const auto part = [&](const Tensor& t) { return narrow(t, 0, first, std::min(chunk, rows - first)); };
-    const Tensor x_part = part(x);
-    const Tensor d = call(logits_grad, c.attrs, grad, linear(x_part, weight), part(targets), part(lse), count);
-    if (c.wants(0)) parts.push_back(call(product, {}, d, weight));
-    if (c.wants(1)) c.give(1, weight_grad, {}, d, x_part);
+  const auto& attrs = c.attrs.as<CrossEntropyAttrs>();
+  LossInputs in{c.grad(), c.in(0), c.in(1), c.in(2), c.out(1), c.out(2)};
+  if (in.lse.is_distributed() && !in.lse.layout()->is_replicated()) {
+    Tensor inputs[] = {in.grad, in.x, in.weight, in.targets, in.lse, in.count};
+    Tensors gradients = call_op(loss_gradient_row(), inputs, LossGradientAttrs{attrs, c.wants(0), c.wants(1)});
+    if (c.wants(1)) c.give(1, std::move(gradients[c.wants(0) ? 1 : 0]));
+    if (c.wants(0)) c.give(0, std::move(gradients[0]));
+    return;
   }
-  if (!c.wants(0)) return;
-  c.give(0, reshape(parts.size() == 1 ? parts[0] : cat(std::move(parts), 0), c.in_shape(0)));
+  const LossChunks chunks{in.targets.numel(), loss_chunk_rows(in.weight.shape()[0], in.weight.device().kind)};
+  std::function<void(Tensor, Tensor)> to_weight;
+  if (c.wants(1)) to_weight = [&](Tensor d, Tensor x) { c.give(1, weight_grad, {}, std::move(d), std::move(x)); };
+  Tensor x_grad = run_loss_gradient(attrs, std::move(in), chunks, c.wants(0), to_weight);
+  if (c.wants(0)) c.give(0, std::move(x_grad));
 }
 
 }  // namespace

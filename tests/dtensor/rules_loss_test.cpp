@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "compile/compile.h"
 #include "dtensor/api.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
@@ -209,6 +210,88 @@ TEST(LossRules, F135_CutClassesAreNeverGathered) {
     EXPECT_EQ(spent.all_gather.calls, 0);
     const Tensor bad = distribute(Tensor::from<std::int64_t>({0, 8, 9, 5, -100, 3}, {6}), mesh, Replicate());
     expect_error([&] { cross_entropy(logits.value(), bad); }, {"cross_entropy", "9"});
+  });
+}
+
+const auto kLinearLoss = [](const std::vector<Tensor>& in) { return linear_cross_entropy(in[0], in[1], in[2]); };
+
+TEST(LossRules, F135_LinearCrossEntropyOverCutRowsAndClasses) {
+  on_meshes([](const DeviceMesh& mesh, ProcessGroup&) {
+    const Tensor x = values({5, 3, 4}, "x"), weight = values({7, 4}, "weight");
+    const Tensor targets = Tensor::from<std::int64_t>({0, 6, 3, 3, -100, 2, 4, 5, 6, 0, 0, -100, 1, 1, 2}, {5, 3});
+    const Outcome whole = run({x, weight, targets}, kLinearLoss);
+    for_each_layout(mesh, {Replicate(), Shard(0), Shard(1), Shard(2)}, [&](std::span<const Placement> px) {
+      for_each_layout(mesh, {Replicate(), Shard(0)}, [&](std::span<const Placement> pw) {
+        const Tensor spread = distribute(targets, mesh, std::vector<Placement>(mesh.ndim()));
+        expect_same(run({distribute(x, mesh, px), distribute(weight, mesh, pw), spread}, kLinearLoss), whole);
+      });
+    });
+  });
+}
+
+// Each rank takes its own rows in chunks. Forward reduces two numbers, backward nothing: the gradient of x lies as x
+// does, that of the weight are terms.
+TEST(LossRules, F135_CutRowsAreNeverGathered) {
+  constexpr std::int64_t kRows = 2049;  // two chunks of the first rank's rows, one of the other's
+  run_ranks(2, [&](const Group& group) {
+    const Tensor x = values({kRows, 3}, "x"), weight = values({5, 3}, "weight");
+    std::vector<std::int64_t> classes;
+    for (std::int64_t i = 0; i < kRows; ++i) classes.push_back(i % 7 == 0 ? -100 : i % 5);
+    const Tensor targets = Tensor::from<std::int64_t>(classes, {kRows});
+    const Outcome whole = run({x, weight, targets}, kLinearLoss);
+    const DeviceMesh mesh(group, "dp");
+    Slot x_cut("x", true), w("weight", true);
+    x_cut.set(distribute(x, mesh, Shard(0)));
+    w.set(distribute(weight, mesh, Replicate()));
+    const Tensor t = distribute(targets, mesh, Shard(0));
+    const StrictCommunication strict;
+    CommCounts before = group->counts();
+    const Tensor loss = linear_cross_entropy(x_cut.value(), w.value(), t);
+    CommCounts spent = group->counts();
+    spent -= before;
+    EXPECT_EQ(spent.all_reduce.calls, 1);
+    EXPECT_EQ(spent.all_reduce.bytes, 2 * 4);
+    before = group->counts();
+    backward(loss);
+    spent = group->counts();
+    spent -= before;
+    EXPECT_EQ(spent.all_reduce.calls + spent.all_gather.calls + spent.reduce_scatter.calls + spent.all_to_all.calls, 0);
+    EXPECT_EQ(describe(x_cut.grad()), "f32[2049,3]{0: dp}");
+    EXPECT_EQ(describe(w.grad()), "f32[5,3]{+dp}");
+    expect_same({loss.detach(), {x_cut.grad(), w.grad()}}, whole);
+    // A frozen weight costs no products.
+    x_cut.clear_grad();
+    w.clear_grad();
+    w.set_requires_grad(false);
+    backward(linear_cross_entropy(x_cut.value(), w.value(), t));
+    EXPECT_FALSE(w.grad().defined());
+    expect_near(full_tensor(x_cut.grad()), whole.gradients[0]);
+  });
+}
+
+// Ranks with different numbers of rows record one program.
+TEST(LossRules, F135_CutRowsAreReplayedAsTheyRan) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group, "dp");
+    Slot eager("weight", true), captured("weight", true);
+    for (Slot* slot : {&eager, &captured}) slot->set(distribute(values({5, 3}, "weight"), mesh, Replicate()));
+    const auto run_step = [](Slot& w, const Tensor& x, const Tensor& t) {
+      w.clear_grad();
+      const Tensor loss = linear_cross_entropy(x, w.value(), t);
+      backward(loss);
+      return loss;
+    };
+    CompileOptions options;
+    options.group = group;
+    auto step = compile([&](const Tensor& x, const Tensor& t) { return run_step(captured, x, t); }, options);
+    const Tensor targets = distribute(full({2049}, 3, DType::i64), mesh, Shard(0));
+    for (int i = 0; i < 4; ++i) {
+      const Tensor x = distribute(values({2049, 3}, std::to_string(i)), mesh, Shard(0));
+      const Tensor expected = run_step(eager, x, targets).detach();
+      EXPECT_TRUE(same_bits(step(x, targets).local(), expected.local())) << i;
+      EXPECT_TRUE(same_bits(captured.grad().local(), eager.grad().local())) << i;
+    }
+    EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
   });
 }
 
