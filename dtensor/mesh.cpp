@@ -7,6 +7,7 @@
 #include <map>
 
 #include "dtensor/layer.h"
+#include "dtensor/propagate.h"
 #include "runtime/comm/world.h"
 #include "runtime/exec/context.h"
 #include "runtime/tensor/error.h"
@@ -237,7 +238,10 @@ DeviceMesh DeviceMesh::flatten(std::span<const std::string> names, std::string n
   if (const auto known = root.flattened.find(name); known != root.flattened.end())
     check(known->second == list, "{}: \"{}\" names other flattened axes already", describe(), name);
   auto& group = root.groups[list];
-  if (!group) group = root.group->subgroup(ranks_along(root.axes, root.coordinates, list), name);
+  if (!group) {
+    group = root.group->subgroup(ranks_along(root.axes, root.coordinates, list), name);
+    forget_plans();  // made without it; on all ranks now, for they must go on planning alike
+  }
   root.flattened[name] = list;
   return DeviceMesh(mesh_over(*impl_->root, {{name, group->size()}}, {list}));
 }

@@ -15,12 +15,12 @@ namespace sherd {
 
 namespace {
 
-// Attributes that change all the time (a constant that a schedule sets) would fill memory; then all is forgotten.
-constexpr std::size_t kMaxPlans = 1 << 14;
-
+// Shapes and attributes that change all the time (a constant that a schedule sets) would fill memory; then all is
+// forgotten. What was forgotten last lives on, for a call may be running it.
 struct PlanCache {
-  std::unordered_multimap<std::uint64_t, std::unique_ptr<CallPlan>> plans;
+  std::unordered_multimap<std::uint64_t, std::unique_ptr<CallPlan>> plans, forgotten;
   PlanCounts counts;
+  void forget() { forgotten = std::exchange(plans, {}); }
 };
 
 PlanCache& cache() {
@@ -137,8 +137,10 @@ std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
     const Spec* now = plan->from[i] ? plan->from[i] : whole;
     const Spec* to = choice.in[i] ? choice.in[i] : whole;
     plan->in.push_back(to);
-    plan->moves.push_back(now == to ? nullptr
-                                    : &plan_transition(now, to, plan->metas[i].shape(), plan->metas[i].dtype()));
+    auto& move = plan->moves.emplace_back();
+    if (now != to)
+      move =
+          std::make_unique<const Transition>(plan_transition(now, to, plan->metas[i].shape(), plan->metas[i].dtype()));
   }
   plan->out = std::move(choice.out);
   plan->attrs = plan->rule->attrs ? plan->rule->attrs(plan->local_call()) : call.attrs;
@@ -159,10 +161,19 @@ const CallPlan& plan_call(const OpCall& call) {
     }
   std::unique_ptr<CallPlan> plan = make_plan(call);
   ++known.counts.made;
-  if (known.plans.size() >= kMaxPlans) known.plans.clear();
+  if (known.plans.size() >= kMaxPlans) known.forget();
   return *known.plans.emplace(hash, std::move(plan))->second;
 }
 
-PlanCounts plan_counts() { return cache().counts; }
+PlanCounts plan_counts() {
+  PlanCounts counts = cache().counts;
+  counts.kept = cache().plans.size();
+  return counts;
+}
+
+void forget_plans() {
+  cache().forget();
+  forget_transitions();
+}
 
 }  // namespace sherd

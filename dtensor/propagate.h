@@ -1,7 +1,9 @@
 #pragma once
 // From the layouts of a call's inputs to a plan: which layouts the inputs are brought to, what the local call is, how
-// its results lie. A plan is made once per (row, attributes, layouts, shapes, types) and kept by the rank's thread.
+// its results lie. A plan is made once per (row, attributes, layouts, shapes, types) and kept by the rank's thread,
+// until there are too many. Ranks need not forget the same plans: what is planned again is the same plan.
 #include <cstdint>
+#include <memory>
 
 #include "dtensor/attr_key.h"
 #include "dtensor/rule.h"
@@ -15,10 +17,10 @@ struct CallPlan {
   const ShardingRule* rule = nullptr;
   Attrs attrs;  ///< of the local call
   Attrs global_attrs;
-  AttrKey key;                           ///< of global_attrs
-  SmallVec<const Spec*, 4> from;         ///< layouts the inputs come with; null: plain or absent
-  SmallVec<const Spec*, 4> in;           ///< layouts the local call works on
-  SmallVec<const Transition*, 4> moves;  ///< per input; null: stays as it is
+  AttrKey key;                                           ///< of global_attrs
+  SmallVec<const Spec*, 4> from;                         ///< layouts the inputs come with; null: plain or absent
+  SmallVec<const Spec*, 4> in;                           ///< layouts the local call works on
+  SmallVec<std::unique_ptr<const Transition>, 4> moves;  ///< per input; null: stays as it is
   SmallVec<const Spec*, 2> out;
   SmallVec<Tensor, 4> metas;  ///< inputs as meta tensors
   Metas out_metas;            ///< global
@@ -31,13 +33,20 @@ struct CallPlan {
 
 /// The plan of a call with at least one distributed input. Errors name the row, inputs and layouts: plain tensors of
 /// several elements among distributed ones (outside of ImplicitReplication), layouts on different meshes, a row
-/// without rule. Throws what infer throws on the global shapes, before any communication.
+/// without rule. Throws what infer throws on the global shapes, before any communication. Good until the thread has
+/// made kMaxPlans others.
 const CallPlan& plan_call(const OpCall& call);
 
-/// Plans that this thread has made, and how often it found one again.
+inline constexpr std::size_t kMaxPlans = 1 << 12;
+
+/// Plans that this thread has made and keeps, and how often it found one again.
 struct PlanCounts {
   std::int64_t made = 0, found = 0;
+  std::size_t kept = 0;
 };
 PlanCounts plan_counts();
+
+/// Drops all plans and transitions of this thread, as prices or groups have changed.
+void forget_plans();
 
 }  // namespace sherd

@@ -17,7 +17,8 @@
 
 namespace sherd {
 
-/// Interned and immortal: equal layouts on one mesh are one object, so comparing is comparing pointers.
+/// Interned and immortal: equal layouts on one mesh are one object, so comparing is comparing pointers. They know no
+/// shapes, so a program has as few as it has kinds of layouts.
 class Spec final : public Distributed {
  public:
   /// One placement per mesh axis. Shard dims must be >= 0 (normalised by the caller). Axes that cut the same dim cut it

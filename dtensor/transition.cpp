@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "dtensor/below.h"
+#include "dtensor/propagate.h"
 #include "dtensor/transition_search.h"
 #include "runtime/op/attr_types.h"
 
@@ -24,14 +25,9 @@ std::string_view name(Kind kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-struct AxisCosts {
-  std::map<std::string, AxisCost, std::less<>> by_name;
-  std::uint64_t version = 0;  // plans of other prices are not found again
-};
-
-AxisCosts& axis_costs() {
-  static thread_local AxisCosts costs;
-  return costs;
+std::map<std::string, AxisCost, std::less<>>& axis_costs() {
+  static thread_local std::map<std::string, AxisCost, std::less<>> by_name;
+  return by_name;
 }
 
 struct PlanKey {
@@ -39,7 +35,6 @@ struct PlanKey {
   const Spec* to;
   Shape shape;
   DType dtype;
-  std::uint64_t costs;
   friend bool operator==(const PlanKey&, const PlanKey&) = default;
 };
 
@@ -50,7 +45,6 @@ struct PlanKeyHash {
     mix(std::hash<const void*>()(key.to));
     for (std::int64_t n : key.shape) mix(static_cast<std::size_t>(n));
     mix(static_cast<std::size_t>(key.dtype));
-    mix(key.costs);
     return hash;
   }
 };
@@ -175,10 +169,10 @@ Transition make_plan(const PlanKey& key) {
       .has_group = [&mesh](const AxisList& axes) { return mesh.mesh.joint_group(mesh.mesh_axes(axes)) != nullptr; }};
   for (int i = 0; i < static_cast<int>(mesh.axes.size()); ++i) {
     const int axis = mesh.axes[static_cast<std::size_t>(i)];
-    const auto cost = axis_costs().by_name.find(mesh.mesh.axis_name(axis));
+    const auto cost = axis_costs().find(mesh.mesh.axis_name(axis));
     const bool fixed = problem.from.at(i) == problem.to.at(i) && !problem.from.is_shard(i);
     problem.axes.push_back({.size = key.from->axis_size(axis),
-                            .cost = cost == axis_costs().by_name.end() ? AxisCost{} : cost->second,
+                            .cost = cost == axis_costs().end() ? AxisCost{} : cost->second,
                             .kind = key.from->placement(axis).reduce,
                             .fixed = fixed});
   }
@@ -200,12 +194,24 @@ Transition make_plan(const PlanKey& key) {
   return plan;
 }
 
+// Shapes may change all the time and would fill memory; then all is forgotten. What was forgotten last lives on, for a
+// caller may be running it.
+struct Known {
+  std::unordered_map<PlanKey, std::unique_ptr<const Transition>, PlanKeyHash> plans, forgotten;
+  void forget() { forgotten = std::exchange(plans, {}); }
+};
+
+Known& known() {
+  static thread_local Known transitions;
+  return transitions;
+}
+
 const Transition& find_plan(const Spec* from, const Spec* to, const Shape& shape, DType dtype) {
-  static thread_local std::unordered_map<PlanKey, std::unique_ptr<const Transition>, PlanKeyHash> plans;
-  const PlanKey key{from, to, shape, dtype, axis_costs().version};
-  auto& plan = plans[key];
-  if (!plan) plan = std::make_unique<const Transition>(make_plan(key));
-  return *plan;
+  const PlanKey key{from, to, shape, dtype};
+  if (const auto found = known().plans.find(key); found != known().plans.end()) return *found->second;
+  auto plan = std::make_unique<const Transition>(make_plan(key));
+  if (known().plans.size() >= kMaxTransitions) known().forget();
+  return *known().plans.emplace(key, std::move(plan)).first->second;
 }
 
 Tensor run_slice(Tensor x, const TransitionStep& step) {
@@ -272,8 +278,11 @@ void set_axis_cost(std::string_view axis, const AxisCost& cost) {
   check(cost.call_seconds >= 0 && cost.peer_seconds >= 0 && cost.bytes_per_second > 0,
         "the price of axis \"{}\": {} s, {} s, {} bytes/s; a price is not negative, a bandwidth is positive", axis,
         cost.call_seconds, cost.peer_seconds, cost.bytes_per_second);
-  axis_costs().by_name.insert_or_assign(std::string(axis), cost);
-  ++axis_costs().version;
+  axis_costs().insert_or_assign(std::string(axis), cost);
+  forget_plans();
 }
+
+void forget_transitions() { known().forget(); }
+std::size_t num_transitions() { return known().plans.size(); }
 
 }  // namespace sherd

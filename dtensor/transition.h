@@ -42,12 +42,13 @@ struct Transition {
   std::string describe() const;
 };
 
-/// Cheapest plan for a tensor of global `shape`; planned once per rank thread, lives as long as the thread. Local: the
-/// same plan on all ranks. Axes of size 1 never communicate; those that are Replicate or Partial in both layouts are
-/// left alone. A joint group that flatten() makes later is not seen by transitions that are planned already.
-/// Error: layouts of two meshes, a dim the shape does not have, Shard or Replicate -> Partial, Partial(a) ->
-/// Partial(b).
+/// Cheapest plan for a tensor of global `shape`, kept by the rank's thread; good until the thread has planned
+/// kMaxTransitions others. Local: the same plan on all ranks. Axes of size 1 never communicate; those that are
+/// Replicate or Partial in both layouts are left alone. Error: layouts of two meshes, a dim the shape does not have,
+/// Shard or Replicate -> Partial, Partial(a) -> Partial(b).
 const Transition& plan_transition(const Spec* from, const Spec* to, const Shape& shape, DType dtype);
+
+inline constexpr std::size_t kMaxTransitions = 1 << 12;
 
 /// The plan's price alone, in seconds; infinity where it is refused.
 double transition_seconds(const Spec* from, const Spec* to, const Shape& shape, DType dtype);
@@ -66,7 +67,13 @@ struct AxisCost {
   double bytes_per_second = 4e9;
 };
 
-/// Prices axes of that name from now on, for plans of this rank's thread. All ranks must say the same.
+/// Prices axes of that name from now on, for plans of this rank's thread; those made so far are forgotten. All ranks
+/// must say the same.
 void set_axis_cost(std::string_view axis, const AxisCost& cost);
+
+/// Part of forget_plans().
+void forget_transitions();
+/// How many transitions this thread keeps.
+std::size_t num_transitions();
 
 }  // namespace sherd
