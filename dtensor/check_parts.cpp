@@ -51,15 +51,6 @@ std::string text_of(Facts facts, int field) {
   return fmt::format("{}{}", name(static_cast<DType>(facts[kDtype])), dims_at(facts, field));
 }
 
-std::vector<int> coordinates_of(int rank, const Spec& spec) {
-  std::vector<int> at(static_cast<std::size_t>(spec.num_axes()));
-  for (int a = spec.num_axes() - 1; a >= 0; --a) {
-    at[static_cast<std::size_t>(a)] = rank % spec.axis_size(a);
-    rank /= spec.axis_size(a);
-  }
-  return at;
-}
-
 // The first rank that holds the same part.
 int first_copy(std::vector<int> at, const Spec& spec) {
   int rank = 0;
@@ -88,7 +79,7 @@ void check_parts(std::string_view what, const Tensor& local, const Shape& shape,
           what, mesh.describe(), spec->describe(), text_of(first, kLocal), text_of(first, kShape), r,
           text_of(facts(r), kLocal), text_of(facts(r), kShape));
   for (int r = 0; r < num_ranks; ++r) {
-    const std::vector<int> at = coordinates_of(r, *spec);
+    const std::vector<int> at = mesh.coordinates_of(r);
     for (int d = 0; d < shape.size(); ++d) {
       const std::int64_t due = spec->range_at(d, shape[d], at).size();
       check(dims_at(facts(r), kLocal)[d] == due, "{}: dim {} of rank {}'s part {} of {} {} should be {}", what, d, r,

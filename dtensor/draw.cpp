@@ -30,12 +30,7 @@ struct Picture {
 Picture picture_of(const Spec& spec, const Shape& shape) {
   Picture p{spec, shape, spec.mesh(), {}, {}};
   p.ranks = p.mesh.ranks();
-  Coordinates at(static_cast<std::size_t>(p.mesh.ndim()), 0);
-  for (std::size_t i = 0; i < p.ranks.size(); ++i) {
-    p.all.push_back(at);
-    for (int a = p.mesh.ndim() - 1; a >= 0 && ++at[static_cast<std::size_t>(a)] == p.mesh.size(a); --a)
-      at[static_cast<std::size_t>(a)] = 0;
-  }
+  for (int r = 0; r < p.mesh.num_ranks(); ++r) p.all.push_back(p.mesh.coordinates_of(r));
   return p;
 }
 

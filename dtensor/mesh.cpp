@@ -61,6 +61,12 @@ void check_axes(std::span<const Axis> axes, int ranks) {
         describe_axes(axes), product, ranks);
 }
 
+std::vector<int> coordinates_at(std::span<const Axis> axes, int rank) {
+  std::vector<int> at(axes.size());
+  for (std::size_t a = axes.size(); a-- > 0; rank /= axes[a].size) at[a] = rank % axes[a].size;
+  return at;
+}
+
 // Ranks, numbered row-major by `axes`, that differ from the one at `coordinates` along those only.
 std::vector<int> ranks_along(std::span<const Axis> all, std::span<const int> coordinates, std::span<const int> axes) {
   std::vector<int> ranks;
@@ -107,11 +113,7 @@ DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> ax
     root = std::make_shared<Root>();
     root->group = group;
     root->axes = axes;
-    root->coordinates.resize(axes.size());
-    for (int rest = group->rank(), a = static_cast<int>(axes.size()) - 1; a >= 0; --a) {
-      root->coordinates[static_cast<std::size_t>(a)] = rest % axes[static_cast<std::size_t>(a)].size;
-      rest /= axes[static_cast<std::size_t>(a)].size;
-    }
+    root->coordinates = coordinates_at(axes, group->rank());
     root->groups[all_axes(axes.size())] = group;
     if (axes.size() > 1)
       for (int a = 0; a < static_cast<int>(axes.size()); ++a)
@@ -179,6 +181,11 @@ int DeviceMesh::num_ranks() const {
   int product = 1;
   for (const Axis& a : axes()) product *= a.size;
   return product;
+}
+
+std::vector<int> DeviceMesh::coordinates_of(int rank) const {
+  check(rank >= 0 && rank < num_ranks(), "rank {} of {}, which has {}", rank, describe(), num_ranks());
+  return coordinates_at(axes(), rank);
 }
 
 ProcessGroup* DeviceMesh::joint_group(std::span<const int> axes) const {

@@ -52,6 +52,8 @@ class DeviceMesh {
   int coordinate() const { return coordinate(only_axis("coordinate()")); }
   int coordinate(int axis) const { return impl_->coordinates[index(axis)]; }
   std::span<const int> coordinates() const { return impl_->coordinates; }
+  /// Those of another rank of this mesh, which are numbered row-major.
+  std::vector<int> coordinates_of(int rank) const;
   /// The ranks that differ from this one in the coordinate along `axis` only.
   ProcessGroup& group() const { return group(only_axis("group()")); }
   ProcessGroup& group(int axis) const { return *impl_->groups[index(axis)]; }

@@ -81,16 +81,11 @@ bool is_even(const LocalCall& local) {
 
 // All ranks must decide alike, for they capture one program. Where parts differ in size, one of them may happen to
 // allow what the others do not; so only what is dense, whatever its size, is not copied there.
-bool is_viewable(const LocalCall& local, const Tensor& x, const Shape& to) {
-  Strides strides;
-  if (is_even(local)) return view_strides(x.shape(), x.strides(), to, strides);
-  return x.strides() == contiguous_strides(x.shape());
-}
-
-// The whole may be dense where the part is not: a part may be a view, too.
 Tensors run_view(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
-  static const Op& copy = find_op("copy");
-  if (!is_viewable(local, in[0], attrs.as<ShapeAttrs>().shape)) in[0] = below(copy, {}, std::move(in[0]));
+  Strides strides;
+  const Tensor& x = in[0];
+  const bool shows = is_even(local) && view_strides(x.shape(), x.strides(), attrs.as<ShapeAttrs>().shape, strides);
+  if (!shows) in[0] = dense_below(std::move(in[0]));
   return below(local.call.op, attrs, in);
 }
 
@@ -151,10 +146,7 @@ void same_place_signatures(const RuleCall& call, Signatures& signatures) {
 
 // Transfers take dense tensors.
 Tensors run_to_device(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
-  static const Op& copy = find_op("copy");
-  const Tensor& x = in[0];
-  if (!(is_even(local) ? x.is_contiguous() : x.strides() == contiguous_strides(x.shape())))
-    in[0] = below(copy, {}, std::move(in[0]));
+  in[0] = dense_below(std::move(in[0]));
   return below(local.call.op, attrs, in);
 }
 

@@ -47,6 +47,10 @@ TEST(DeviceMesh, F105_CoordinatesAreRowMajorAndGroupsRunAlongOneAxis) {
     EXPECT_EQ(ranks_in(mesh.group("dp"), world), (Ranks{column, 3 + column}));
     EXPECT_EQ(ranks_in(mesh.group("tp"), world), (Ranks{3 * row, 3 * row + 1, 3 * row + 2}));
     EXPECT_EQ(mesh.ranks(), (Ranks{0, 1, 2, 3, 4, 5}));
+    EXPECT_EQ(mesh.coordinates_of(world->rank()), (Ranks{row, column}));
+    EXPECT_EQ(mesh.coordinates_of(5), (Ranks{1, 2}));
+    EXPECT_EQ(mesh["tp"].coordinates_of(1), Ranks{1});
+    expect_error([&] { (void)mesh.coordinates_of(6); }, {"rank 6", "mesh(dp=2,tp=3)", "6"});
     EXPECT_EQ(mesh.describe(), "mesh(dp=2,tp=3)");
   });
 }
