@@ -23,9 +23,16 @@ void linear_signatures(const RuleCall& call, Signatures& signatures) {
     }
 }
 
-// All ranks run one program: where the result is terms, ranks other than the first add 0 x bias.
+// The bias where the ranks' results are terms: on the first rank itself, zeros on the others, also of what is infinite.
+// All ranks run one program: a part of the bias, which is all of it or nothing, among zeros.
+Tensor bias_term(Tensor bias, bool is_first) {
+  static const Op &narrow = find_op("narrow"), &pad_to = find_op("pad_to");
+  const std::int64_t size = bias.size(0);
+  Tensor part = below(narrow, NarrowAttrs{0, 0, is_first ? size : 0}, std::move(bias));
+  return below(pad_to, PadToAttrs{0, 0, size}, std::move(part));
+}
+
 Tensors run_linear(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
-  static const Op& scale = find_op("mul_scalar");
   bool has_terms = false, is_first = true;
   const Spec& out = *local.out[0];
   for (int axis = 0; axis < out.num_axes(); ++axis) {
@@ -33,7 +40,7 @@ Tensors run_linear(const LocalCall& local, const Attrs& attrs, std::span<Tensor>
     has_terms = true;
     is_first &= out.coordinate(axis) == 0;
   }
-  if (has_terms && in[2].defined()) in[2] = below(scale, ScalarAttrs{is_first ? 1.0 : 0.0}, std::move(in[2]));
+  if (has_terms && in[2].defined()) in[2] = bias_term(std::move(in[2]), is_first);
   return below(local.call.op, attrs, in);
 }
 

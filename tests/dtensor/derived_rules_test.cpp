@@ -2,6 +2,8 @@
 // on one rank's whole tensors.
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "dtensor/api.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
@@ -140,6 +142,20 @@ TEST(DerivedRules, F130_ProductsNeedNoCommunicationWhereMathematicsNeedsNone) {
       const Tensor z = linear(at(a, Replicate()), at(weight, Shard(0)), at(bias, Shard(0)));
       EXPECT_EQ(Spec::from(z).placement(0), Shard(1));
       expect_near(full_tensor(z), linear(a, weight, bias));
+    });
+}
+
+TEST(DerivedRules, F130_AnInfiniteBiasStaysInfinite) {
+  for (int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      const DeviceMesh mesh(group);
+      constexpr float kInfinity = std::numeric_limits<float>::infinity();
+      const Tensor bias = Tensor::from<float>({kInfinity, -kInfinity, 3}, {3});
+      const StrictCommunication strict;
+      const Tensor y = linear(distribute(ones({2, 6}), mesh, Shard(1)), distribute(ones({3, 6}), mesh, Shard(1)),
+                              distribute(bias, mesh, Replicate()));
+      EXPECT_EQ(full_tensor(y).to_vector<float>(),
+                (std::vector<float>{kInfinity, -kInfinity, 9, kInfinity, -kInfinity, 9}));
     });
 }
 
