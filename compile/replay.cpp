@@ -2,7 +2,9 @@
 
 #include "compile/guard.h"
 #include "runtime/autograd/slot.h"
+#include "runtime/comm/process_group.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/attr_types.h"
 #include "runtime/op/dispatch.h"
 
 namespace sherd {
@@ -27,6 +29,9 @@ class Interpreter::Running {
   void abandon(std::string_view reason) noexcept {
     for (const Value& value : interpreter_.graph_.values)
       if (value.kind == ValueKind::unit && value.held->owner) value.held->owner->abandon_replay(*value.held, reason);
+    for (const GraphNode& node : interpreter_.graph_.nodes)
+      if (node.op->traits.collective && !node.op->traits.effect)  // those are of units
+        node.attrs.as<CollectiveAttrs>().group->abort(reason);
   }
 
  private:

@@ -1,5 +1,7 @@
 #include "dtensor/below.h"
 
+#include "dtensor/spec.h"
+
 namespace sherd {
 
 Tensors below(const Op& op, const Attrs& attrs, std::span<Tensor> in) {
@@ -17,6 +19,11 @@ Tensor dense_below(Tensor x) {
   static const Op& copy = find_op("copy");
   if (x.strides() == contiguous_strides(x.shape())) return x;
   return below(copy, {}, std::move(x));
+}
+
+void abort_peers(const Spec& layout) noexcept {
+  const DeviceMesh mesh = layout.mesh();
+  if (mesh.num_ranks() > 1) mesh.group(0).abort(current_exception_text());
 }
 
 }  // namespace sherd

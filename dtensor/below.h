@@ -4,6 +4,8 @@
 
 namespace sherd {
 
+class Spec;
+
 Tensors below(const Op& op, const Attrs& attrs, std::span<Tensor> in);
 template <class... In>
 Tensor below(const Op& op, const Attrs& attrs, In&&... in) {
@@ -18,5 +20,9 @@ Tensor take_local(Tensor& t);
 /// part of one row is dense however its rows lie, where larger parts of other ranks are not. So the strides are asked,
 /// not whether they matter. What is moved in and dense stays its only handle.
 Tensor dense_below(Tensor x);
+
+/// In a handler of what one rank may throw alone, for an id that is none or memory that is short: the groups of the
+/// layout's mesh fail, so that peers who wait for this rank raise CommError with its reason, until all call reset().
+void abort_peers(const Spec& layout) noexcept;
 
 }  // namespace sherd

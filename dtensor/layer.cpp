@@ -35,24 +35,19 @@ Tensors run_local(const CallPlan& plan, std::span<Tensor> local) {
   return below(*plan.op, plan.attrs, local);
 }
 
-// A result for a destination with another layout, or of a program of rows, is made apart and copied.
-void copy_result(const OpCall& call, std::size_t i, Tensor result, const Spec* layout) {
-  static const Op& copy = find_op("copy");
+// How a result that lies as `layout` comes to its destination; null: it lies alike.
+const Transition* move_to_destination(const OpCall& call, std::size_t i, const Spec* layout) {
   const Tensor& into = call.into[i];
-  if (layout != into.layout()) {
-    const Spec* to = into.is_distributed() ? &Spec::from(into) : nullptr;
-    check(to != nullptr, "the destination {} is a plain tensor, the result lies as {}", into, layout->describe());
-    const Transition& move = plan_transition(layout, to, into.shape(), into.dtype());
-    if (is_strict_communication() && !move.is_free())
-      fail(
-          "{}: the result would have to move from {} to {} of its destination; redistribute() the inputs first, or "
-          "leave StrictCommunication",
-          call.op.name, layout->describe(), to->describe());
-    result = run_transition(std::move(result), into.shape(), move);
-  }
-  const Tensor target = into.local();
-  OpCall write{copy, {&result, 1}, {}, {&target, 1}, call.accumulate};
-  call_below_dist(write);
+  if (layout == into.layout()) return nullptr;
+  check(into.is_distributed(), "the destination {} is a plain tensor, the result lies as {}", into, layout->describe());
+  const Spec* to = &Spec::from(into);
+  const Transition& move = plan_transition(layout, to, into.shape(), into.dtype());
+  if (is_strict_communication() && !move.is_free())
+    fail(
+        "{}: the result would have to move from {} to {} of its destination; redistribute() the inputs first, or "
+        "leave StrictCommunication",
+        call.op.name, layout->describe(), to->describe());
+  return &move;
 }
 
 bool takes_results(const OpCall& call, const CallPlan& plan) {
@@ -62,22 +57,59 @@ bool takes_results(const OpCall& call, const CallPlan& plan) {
   return true;
 }
 
-Tensors run_into(const OpCall& call, const CallPlan& plan, std::span<Tensor> local) {
+// Where the results go: straight to their destinations, or by way of tensors of their own.
+struct Destinations {
+  bool is_direct = false;
+  SmallVec<const Transition*, 2> moves;
+};
+
+Destinations destinations_of(const OpCall& call, const CallPlan& plan) {
   check(call.into.size() == plan.out.size(), "{} outputs for {} destinations", plan.out.size(), call.into.size());
   for (std::size_t i = 0; i < call.into.size(); ++i)
     check(call.into[i].shape() == plan.out_metas[i].shape && call.into[i].dtype() == plan.out_metas[i].dtype,
           "the destination is {}, the result is {}{}", call.into[i], name(plan.out_metas[i].dtype),
           plan.out_metas[i].shape);
-  if (takes_results(call, plan)) {
-    SmallVec<Tensor, 2> into;
-    for (const Tensor& t : call.into) into.push_back(t.local());
+  Destinations to{.is_direct = takes_results(call, plan), .moves = {}};
+  if (!to.is_direct)
+    for (std::size_t i = 0; i < call.into.size(); ++i) to.moves.push_back(move_to_destination(call, i, plan.out[i]));
+  return to;
+}
+
+void run_into(const OpCall& call, const CallPlan& plan, const Destinations& to, std::span<Tensor> local) {
+  static const Op& copy = find_op("copy");
+  SmallVec<Tensor, 2> into;
+  for (const Tensor& t : call.into) into.push_back(t.local());
+  if (to.is_direct) {
     OpCall local_call{call.op, local, plan.attrs, into, call.accumulate};
     call_below_dist(local_call);
+    return;
+  }
+  Tensors results = run_local(plan, local);
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    Tensor result = std::move(results[i]);
+    if (to.moves[i]) result = run_transition(std::move(result), call.into[i].shape(), *to.moves[i]);
+    OpCall write{copy, {&result, 1}, {}, {&into[i], 1}, call.accumulate};
+    call_below_dist(write);
+  }
+}
+
+// What comes after planning, which is the same on all ranks: what fails here may fail on one.
+Tensors run_plan(OpCall& call, const CallPlan& plan, const Destinations& to) {
+  const CommCause cause(call.op.name);
+  SmallVec<Tensor, 4> local;
+  for (std::size_t i = 0; i < call.in.size(); ++i) {
+    Tensor part = take_local(call.in[i]);
+    if (plan.moves[i]) part = run_transition(std::move(part), plan.metas[i].shape(), *plan.moves[i]);
+    local.push_back(std::move(part));
+  }
+  if (!call.into.empty()) {
+    run_into(call, plan, to, local);
     return {};
   }
   Tensors results = run_local(plan, local);
-  for (std::size_t i = 0; i < results.size(); ++i) copy_result(call, i, std::move(results[i]), plan.out[i]);
-  return {};
+  for (std::size_t i = 0; i < results.size(); ++i)
+    results[i] = Tensor::distributed(plan.out_metas[i].shape, plan.out[i], results[i]);
+  return results;
 }
 
 Tensors distributed_layer(OpCall& call) {
@@ -87,18 +119,13 @@ Tensors distributed_layer(OpCall& call) {
   if (is_strict_communication())
     for (std::size_t i = 0; i < plan.moves.size(); ++i)
       if (plan.moves[i] && !plan.moves[i]->is_free()) refuse_move(plan, i);
-  const CommCause cause(call.op.name);
-  SmallVec<Tensor, 4> local;
-  for (std::size_t i = 0; i < call.in.size(); ++i) {
-    Tensor part = take_local(call.in[i]);
-    if (plan.moves[i]) part = run_transition(std::move(part), plan.metas[i].shape(), *plan.moves[i]);
-    local.push_back(std::move(part));
+  const Destinations to = call.into.empty() ? Destinations{} : destinations_of(call, plan);
+  try {
+    return run_plan(call, plan, to);
+  } catch (...) {
+    abort_peers(*plan.in[0]);
+    throw;
   }
-  if (!call.into.empty()) return run_into(call, plan, local);
-  Tensors results = run_local(plan, local);
-  for (std::size_t i = 0; i < results.size(); ++i)
-    results[i] = Tensor::distributed(plan.out_metas[i].shape, plan.out[i], results[i]);
-  return results;
 }
 
 }  // namespace

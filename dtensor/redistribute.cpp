@@ -23,7 +23,12 @@ Tensor run_redistribute(OpCall& call) {
   const Transition& plan = plan_transition(a.from, a.to, shape, call.in[0].dtype());
   Tensor local = take_local(call.in[0]);
   if (local.grad_node()) local = local.detach();
-  return Tensor::distributed(shape, a.to, run_transition(std::move(local), shape, plan));
+  try {
+    return Tensor::distributed(shape, a.to, run_transition(std::move(local), shape, plan));
+  } catch (...) {
+    abort_peers(*a.to);
+    throw;
+  }
 }
 
 // A handle of its own, for its place on the tape.
