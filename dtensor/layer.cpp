@@ -6,6 +6,7 @@
 #include "dtensor/redistribute.h"
 #include "runtime/comm/comm_counter.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/wanted_layout.h"
 
 namespace sherd {
 
@@ -93,6 +94,12 @@ void run_into(const OpCall& call, const CallPlan& plan, const Destinations& to, 
   }
 }
 
+// Whether the result may be added to `sum` where that lies.
+bool adds_to(const Tensor& sum, const CallPlan& plan) {
+  return !plan.rule->run && plan.op->traits.accumulates && plan.out.size() == 1 && sum.layout() == plan.out[0] &&
+         sum.shape() == plan.out_metas[0].shape && sum.dtype() == plan.out_metas[0].dtype;
+}
+
 // What comes after planning, which is the same on all ranks: what fails here may fail on one.
 Tensors run_plan(OpCall& call, const CallPlan& plan, const Destinations& to) {
   const CommCause cause(call.op.name);
@@ -105,6 +112,12 @@ Tensors run_plan(OpCall& call, const CallPlan& plan, const Destinations& to) {
   if (!call.into.empty()) {
     run_into(call, plan, to, local);
     return {};
+  }
+  if (const Tensor* sum = WantedLayout::sum(); sum && adds_to(*sum, plan)) {
+    const Tensor into = sum->local();
+    OpCall local_call{call.op, local, plan.attrs, {&into, 1}, true};
+    call_below_dist(local_call);
+    return Tensors{*sum};
   }
   Tensors results = run_local(plan, local);
   for (std::size_t i = 0; i < results.size(); ++i)

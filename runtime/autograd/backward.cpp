@@ -333,37 +333,45 @@ void VjpCall::give(std::size_t i, Tensor gradient) {
 
 namespace {
 
+bool is_ours_alone(const TensorImpl& t) {
+  return t.use_count() == 1 && t.storage && t.storage->use_count() == 1 && !t.storage->owner &&
+         !t.storage->is_borrowed() && t.contiguous;
+}
+
 // The sum of earlier gradients at `edge`, if `op` can add its result to it in place: one pass less, and no buffer.
-Tensor* sum_to_extend(const Edge& edge, const Op& op, std::span<const Tensor> in) {
+Tensor* sum_to_extend(const Edge& edge, const Op& op) {
   if (!op.traits.accumulates || edge.node.get()->kind != Node::Kind::op) return nullptr;
   auto& pending = static_cast<OpNode*>(edge.node.get())->pending;
   const auto at = static_cast<std::size_t>(edge.index);
   if (pending.size() <= at || !pending[at].defined()) return nullptr;
   Tensor& sum = pending[at];
-  const bool only_ours = sum.storage() && sum.impl()->use_count() == 1 && sum.storage()->use_count() == 1 &&
-                         !sum.storage()->owner && !sum.storage()->is_borrowed();
-  if (!only_ours || !sum.is_contiguous() || is_distributed(sum) || std::ranges::any_of(in, is_distributed))
-    return nullptr;
-  return &sum;
+  const bool ours = is_distributed(sum) ? sum.impl()->use_count() == 1 && is_ours_alone(*sum.impl()->local)
+                                        : is_ours_alone(*sum.impl());
+  return ours ? &sum : nullptr;
 }
 
 }  // namespace
 
 void VjpCall::give_call(std::size_t i, const Op& op, std::span<Tensor> in, const Attrs& op_attrs) {
-  const WantedLayout wanted(node_.input_metas[i].layout);
   const Edge& edge = node_.next[i];
   if (edge.node.get()->kind == Node::Kind::leaf) {
     auto& leaf = *static_cast<Leaf*>(edge.node.get());
     if (leaf.slot)
       if (const auto to = leaf.slot->sink().destination(*leaf.slot); takes(to.buffer, in)) {
+        const WantedLayout wanted(node_.input_metas[i].layout);
         call_op_into(op, in, op_attrs, to.buffer, to.accumulate);
         leaf.received = true;
         leaf.slot->sink().wrote(*leaf.slot);
         return;
       }
   }
-  if (Tensor* sum = sum_to_extend(edge, op, in)) return call_op_into(op, in, op_attrs, *sum, true);
+  Tensor* sum = sum_to_extend(edge, op);
+  const bool is_local = sum && !is_distributed(*sum) && std::ranges::none_of(in, is_distributed);
+  if (is_local) return call_op_into(op, in, op_attrs, *sum, true);
+  // How a distributed result will lie only the dist layer knows: it adds it in place if it lies as the sum does.
+  const WantedLayout wanted(node_.input_metas[i].layout, sum && is_distributed(*sum) ? sum : nullptr);
   Tensor gradient = std::move(call_op(op, in, op_attrs)[0]);
+  if (sum && gradient.impl() == sum->impl()) return;
   for (Tensor& t : in) t = Tensor();  // one of them may have given its memory: the gradient is to be its only owner
   give(i, std::move(gradient));
 }

@@ -2,11 +2,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 
+#include "compile/compile.h"
+#include "compile/print.h"
 #include "dtensor/api.h"
 #include "dtensor/propagate.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/autograd/slot.h"
 #include "runtime/comm/comm_counter.h"
 #include "runtime/op/ops.h"
 #include "tests/dtensor/layouts.h"
@@ -337,6 +342,44 @@ TEST(DistLayer, F150_RanksOutsideTheMeshAreRefused) {
     }
     EXPECT_TRUE(same_bits(full_tensor(rows), a));
   });
+}
+
+Tensor signs(const Shape& shape, std::string_view what) { return call(find_op("sign"), {}, values(shape, what)); }
+
+// What several products send back to one activation is added where it lies, as on one rank: terms to terms.
+TEST(DistLayer, GradientsOfOneInputAddUpInPlace) {
+  const auto run = [](const std::function<Tensor(const Tensor&, Placement)>& spread, std::string& text) {
+    Slot x("x", true);
+    x.set(spread(signs({4, 6}, "x"), Replicate()));  // small integers: sums are exact in any order
+    std::vector<Tensor> weights;
+    for (const char* name : {"q", "k", "v"}) weights.push_back(spread(signs({8, 6}, name), Shard(0)));
+    auto step = compile([&](const Tensor& q, const Tensor& k, const Tensor& v) {
+      x.clear_grad();
+      const Tensor h = mul(x.value(), 2);
+      const Tensor loss = sum(mul(mul(linear(h, q), linear(h, k)), linear(h, v)));
+      backward(loss);
+      return loss;
+    });
+    for (int i = 0; i < 2; ++i) step(weights[0], weights[1], weights[2]);
+    for (const std::string& line : lines(*step.graph(), {})) text += line + "\n";
+    return x.grad().is_distributed() ? full_tensor(x.grad()) : x.grad();
+  };
+  std::string plain_text;
+  const Tensor whole = run([](const Tensor& t, Placement) { return t; }, plain_text);
+  EXPECT_NE(plain_text.find(" += matmul("), std::string::npos) << plain_text;
+  const std::vector<double> expected = whole.to_vector<double>();
+  for (int ranks : {1, 2, 3})
+    run_ranks(ranks, [&](const Group& group) {
+      const DeviceMesh mesh(group);
+      std::string text;
+      const Tensor gradient = run([&](const Tensor& t, Placement p) { return distribute(t, mesh, p); }, text);
+      std::size_t found = 0, sums = 0;
+      for (std::size_t at = 0; (at = text.find(" += matmul(", at)) != std::string::npos; ++at) ++found;
+      for (std::size_t at = 0; (at = text.find("= add(", at)) != std::string::npos; ++at) ++sums;
+      EXPECT_EQ(found, 2u) << text;
+      EXPECT_EQ(sums, 0u) << text;
+      EXPECT_EQ(gradient.to_vector<double>(), expected);
+    });
 }
 
 }  // namespace
