@@ -55,11 +55,11 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
     reason_ = "it is part of another captured step";
     return run_eagerly(arguments);
   }
+  compare_programs();
   if (mode_ == Mode::none) {
     reason_ = "lazy state settles in the first call";
     return run_eagerly(arguments);
   }
-  compare_programs();
   Entry* const entry = find(arguments);
   if (!entry) return record(arguments);
   if (options_.group && !is_compared_) {
@@ -70,9 +70,9 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
 }
 
 // What fits is a rank's own affair (its batch may be smaller), so whether to compare must not hang on it: ranks ask
-// each other at every call, the first that can only record excepted, until all have a graph.
+// each other at every call from the third on until all have a graph.
 void CompiledStep::compare_programs() {
-  if (!options_.group || is_compared_ || num_calls_++ == 0) return;
+  if (!options_.group || is_compared_ || ++num_calls_ <= 2) return;
   is_compared_ = check_same_program(graph(), *options_.group);
 }
 

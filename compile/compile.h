@@ -74,7 +74,7 @@ class CompiledStep {
   std::vector<std::unique_ptr<Entry>> entries_;  // the one used last comes first
   Mode mode_ = Mode::none;
   std::string reason_;
-  std::int64_t num_calls_ = 0;  // that did not run eagerly; counted until graphs are compared
+  std::int64_t num_calls_ = 0;  // until graphs are compared
   bool is_compared_ = false;
 };
 

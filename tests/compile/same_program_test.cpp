@@ -68,29 +68,29 @@ TEST(SameProgram, BatchesThatDifferBetweenRanksDoNotHang) {
   });
 }
 
-// A rank whose recording failed by itself has nothing to compare: it records first.
+// A rank whose first call or recording failed by itself has nothing to compare: it records first.
 TEST(SameProgram, IsComparedOnceAllRanksHaveAGraph) {
-  run_ranks(2, [](const Group& group) {
-    group->set_deadline(std::chrono::seconds(20));
-    CompileOptions options;
-    options.group = group;
-    bool fails = group->rank() == 1;
-    auto step = compile(
-        [&](const Tensor& x) {
-          const Tensor y = group->rank() == 0 ? relu(x) : exp(x);
-          if (fails) (void)y.item<float>();
-          return y;
-        },
-        options);
-    const Tensor x = Tensor::scalar(1);
-    step(x);
-    if (fails) EXPECT_THROW(step(x), Error);
-    else step(x);
-    fails = false;
-    step(x);
-    EXPECT_EQ(step.mode(), group->rank() == 0 ? CompiledStep::Mode::eager : CompiledStep::Mode::record);
-    expect_error([&] { step(x); }, {"differs from rank"});
-  });
+  for (const int failing : {0, 1})
+    run_ranks(2, [&](const Group& group) {
+      group->set_deadline(std::chrono::seconds(20));
+      CompileOptions options;
+      options.group = group;
+      bool fails = false;
+      auto step = compile(
+          [&](const Tensor& x) {
+            check(!fails, "this call fails");
+            return group->rank() == 0 ? relu(x) : exp(x);
+          },
+          options);
+      const Tensor x = Tensor::scalar(1);
+      for (int i = 0; i < 3; ++i) {
+        fails = group->rank() == 1 && i == failing;
+        if (fails) expect_error([&] { step(x); }, {"this call fails"});
+        else step(x);
+      }
+      EXPECT_EQ(step.mode(), group->rank() == 0 ? CompiledStep::Mode::eager : CompiledStep::Mode::record) << step.why();
+      expect_error([&] { step(x); }, {"differs from rank"});
+    });
 }
 
 }  // namespace
