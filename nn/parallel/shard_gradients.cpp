@@ -109,7 +109,7 @@ Tensor ShardGroup::gathered_part(Placed& p, Tensor gradient) {
   check(gradient.is_distributed() && Spec::from(gradient).mesh_id() == p.at.gathered->mesh_id(),
         "parameter \"{}\" is gathered as {}, its gradient is {}: on another mesh, or plain", p.parameter->name(),
         p.unsharded, gradient);
-  const bool may_wait = p.term_sum && !leaves_unsummed() && !p.unsummed.defined();
+  const bool may_wait = p.term_sum && !leaves_unsummed() && !p.has_unsummed();
   if (may_wait && Spec::from(gradient).placement(0).is_partial(ReduceKind::sum) &&
       (p.is_terms || p.pending == Placed::Pending::none)) {
     p.is_terms = true;
@@ -153,7 +153,7 @@ void ShardGroup::reduce_pending() {
   for (Placed& p : placed_) {
     if (p.pending == Placed::Pending::none) continue;
     p.pending = Placed::Pending::none;
-    const bool is_complete = !p.is_terms && !p.unsummed.defined();
+    const bool is_complete = !p.is_terms && !p.has_unsummed();
     p.is_terms = false;
     if (is_complete) p.parameter->run_grad_hooks();
   }
@@ -163,7 +163,7 @@ void ShardGroup::reduce_pending() {
 void ShardGroup::add_zeros_to_unsummed() {
   if (!all_reduces_) return;
   for (Placed& p : placed_) {
-    if (!p.unsummed.defined() || p.pending != Placed::Pending::none) continue;
+    if (!p.has_unsummed() || p.pending != Placed::Pending::none) continue;
     if (!gradients_.defined()) gradients_ = issue_gradient_buffer(gathered_bytes_, shards_.device());
     fill_into(full_view(p, gradients_), 0);
     p.pending = Placed::Pending::average;
@@ -182,16 +182,16 @@ void ShardGroup::keep_gradients() {
 
 // What the reduction adds to: this rank's shard of an earlier sum, or nothing.
 Tensor ShardGroup::earlier_sum(const Placed& p) const {
-  if (p.is_terms || p.unsummed.defined() || leaves_unsummed()) return p.unsummed;
+  if (p.is_terms || p.has_unsummed() || leaves_unsummed()) return p.unsummed();
   return p.parameter->grad().defined() ? p.parameter->grad().local().detach() : Tensor();
 }
 
 void ShardGroup::deliver(Placed& p, const Tensor& shard) {
   if (p.is_terms) return p.term_sum->add(*p.parameter, shard, p.parameter->shape(), p.at.sharded);
-  const Tensor unsummed = std::exchange(p.unsummed, Tensor());
-  if (leaves_unsummed()) p.unsummed = shard;
-  else if (unsummed.defined() && p.parameter->grad().defined())
-    copy_into(p.parameter->grad().local().detach(), shard, true);
+  if (leaves_unsummed()) return p.aside->set_grad(shard);
+  const bool had_unsummed = p.has_unsummed();
+  if (had_unsummed) p.aside->clear_grad();
+  if (had_unsummed && p.parameter->grad().defined()) copy_into(p.parameter->grad().local().detach(), shard, true);
   else p.parameter->set_grad(Tensor::distributed(p.parameter->shape(), p.at.sharded, shard));
 }
 
@@ -204,7 +204,7 @@ void ShardGroup::launch(Placed::Pending kind, double scale) {
     const Placed& p = placed_[i];
     if (p.pending != kind) continue;
     plan.members.push_back(i);
-    plan.unsummed.push_back(p.unsummed.defined());
+    plan.unsummed.push_back(p.has_unsummed());
     out.push_back(earlier_sum(p));
     plan.accumulate.push_back(out.back().defined());
     if (out.back().defined()) continue;
@@ -305,7 +305,8 @@ void ShardGroup::abandon(std::string_view reason) noexcept {
 }
 
 void ShardGroup::discard_unsummed() {
-  for (Placed& p : placed_) p.unsummed = Tensor();
+  for (const Placed& p : placed_)
+    if (p.aside) p.aside->clear_grad();
 }
 
 void ShardGroup::discard_pending() {

@@ -48,6 +48,7 @@ ShardGroup::ShardGroup(std::string name, const DeviceMesh& mesh, std::vector<Par
     if (const Spec* gathered = placed.at.gathered; gathered && gathered->num_axes() == 1)
       if (gathered->is_replicated() && gathered->axis_size(0) > 1)
         placed.term_sum = PartialGradients::of(gathered->mesh());
+    if (data_.num_replicas() > 1) placed.aside = std::make_unique<Slot>(p->name() + ".unsummed");
     placed_.push_back(std::move(placed));
     values.push_back(value);
   }

@@ -102,11 +102,15 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
     // What this backward pass has brought: nothing; a full gradient to average or to sum; on one rank, an addition
     // to the gradient that was there.
     enum class Pending : std::uint8_t { none, average, sum, in_place } pending = Pending::none;
-    Tensor unsummed{};  // this rank's shard of passes that were not all-reduced over replicas
+    // Its gradient is this rank's shard of passes that were not all-reduced over replicas: in a slot, so that what one
+    // captured step leaves another finds. Null where there are no replicas.
+    std::unique_ptr<Slot> aside{};
     // Where a tensor-parallel axis holds the whole parameter on every rank: what brings came may be terms of a sum over
     // it, which is taken of the shards, together with those of other groups.
     std::shared_ptr<PartialGradients> term_sum{};
     bool is_terms = false;  // what is pending
+    Tensor unsummed() const { return aside ? aside->grad() : Tensor(); }
+    bool has_unsummed() const { return aside && aside->grad().defined(); }
   };
   struct ReducePlan {
     double scale;
