@@ -150,7 +150,8 @@ void Trainer::resume() {
   together(*group_, [&] {
     const auto state = nn::training_state(*model_, optimizer_.get());
     std::set<std::pair<std::string, std::string>> wanted;
-    for (const nn::StateEntry& entry : state) wanted.emplace(entry.kind, entry.name);
+    for (const nn::StateEntry& entry : state)
+      if (!entry.usually || resumed_->contains(entry.kind, entry.name)) wanted.emplace(entry.kind, entry.name);
     resumed_->require_exactly(wanted);
     nn::load_checkpoint(*resumed_, state);
     first_step_ = resumed_->manifest().step;

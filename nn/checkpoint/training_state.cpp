@@ -1,6 +1,9 @@
 #include "nn/checkpoint/training_state.h"
 
+#include <bit>
+#include <map>
 #include <memory>
+#include <utility>
 
 #include "nn/checkpoint/local_box.h"
 #include "nn/parallel/fully_shard.h"
@@ -38,6 +41,7 @@ std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
   std::vector<Piece> pieces;
   for (const StateEntry& entry : state) {
     const Tensor& value = entry.slot->value();
+    if (entry.usually && value.storage() == entry.usually->value().storage()) continue;
     if (!saves_box(value, rank)) continue;
     const Box box = local_box(value);
     if (numel(box) == 0 && value.numel() > 0) continue;  // a whole without elements is saved all the same
@@ -57,6 +61,8 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer) {
   if (!optimizer) return state;
   for (const OptimizerState& s : optimizer->state()) state.push_back({s.parameter, "optim." + s.kind, s.slot});
   state.push_back({"step", "optim", &optimizer->step_slot()});
+  for (const OptimizerState& s : optimizer->counts())
+    state.push_back({s.parameter, "optim." + s.kind, s.slot, nullptr, &optimizer->step_slot()});
   return state;
 }
 
@@ -86,10 +92,39 @@ void save_checkpoint(const std::string& dir, Manifest manifest, const std::vecto
   });
 }
 
+namespace {
+// Scalars that slots share while they are equal. Loading parts them and never joins them: a captured step notices the
+// one, not the other.
+class SharedScalars {
+ public:
+  explicit SharedScalars(const CheckpointReader& reader) : reader_(reader) {}
+  void load(const StateEntry& entry) {
+    const Tensor &now = entry.slot->value(), &usual = entry.usually->value();
+    const bool is_usual = !reader_.contains(entry.kind, entry.name);
+    if (is_usual && now.storage() == usual.storage()) return;
+    float value = is_usual ? usual.item<float>() : 0;
+    const auto bytes = std::as_writable_bytes(std::span(&value, 1));
+    if (!is_usual) reader_.read_box(entry.kind, entry.name, DType::f32, {}, whole_box({}), bytes);
+    Tensor& shared = parts_[{now.storage()->id(), std::bit_cast<std::uint32_t>(value)}];
+    if (!shared.defined()) shared = to(Tensor::scalar(value), usual.device());
+    entry.slot->set(shared);
+  }
+
+ private:
+  const CheckpointReader& reader_;
+  std::map<std::pair<std::uint64_t, std::uint32_t>, Tensor> parts_;  // by the bytes and the value that slots had
+};
+}  // namespace
+
 void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state) {
   const GradMode off(false);
   reshard(state);
+  SharedScalars scalars(reader);
   for (const StateEntry& entry : state) {
+    if (entry.usually) {
+      scalars.load(entry);
+      continue;
+    }
     const Tensor& value = entry.slot->value();
     const Box box = local_box(value);
     const Tensor local = value.local().detach();

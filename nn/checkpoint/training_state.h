@@ -16,6 +16,8 @@ struct StateEntry {
   std::string name, kind;
   Slot* slot;
   Parameter* parameter = nullptr;  ///< marked initialised when its values are loaded
+  /// What the value is unless the checkpoint says otherwise: saved only where `slot` does not share that one's bytes.
+  Slot* usually = nullptr;
 };
 
 /// Parameters, buffers and, with an optimizer, its state and step count. Reshards the groups of fully_shard first, so

@@ -1,7 +1,11 @@
 #include "nn/optim/optimizer.h"
 
+#include <algorithm>
+
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/attr_types.h"
+#include "runtime/op/dispatch.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -9,6 +13,7 @@ namespace sherd::nn {
 Optimizer::Optimizer(std::vector<Parameter*> parameters, double lr)
     : parameters_(std::move(parameters)),
       state_(parameters_.size()),
+      counts_(parameters_.size()),
       lr_("optimizer.lr"),
       step_("optimizer.step"),
       scale_("optimizer.scale") {
@@ -48,6 +53,57 @@ void Optimizer::ensure_state(std::size_t i) {
   }
 }
 
+// Those whose state is new share a count: step_slot()'s as long as no step was missed.
+void Optimizer::ensure_counts() {
+  if (!counts_updates()) return;
+  Tensor none;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (counts_[i] || state_[i].empty()) continue;
+    if (!none.defined()) none = has_stepped_ ? zeros({}, DType::f32, step_.value().device()) : step_.value();
+    counts_[i] = std::make_unique<Slot>(parameters_[i]->name() + ".step");
+    counts_[i]->set(none);
+  }
+}
+
+// The first is that of step_slot(), which counts all steps.
+std::vector<Optimizer::Cohort> Optimizer::cohorts_of(const std::vector<std::size_t>& active) const {
+  std::vector<Cohort> cohorts(1);
+  cohorts[0].count = step_.value();
+  if (!counts_updates()) {
+    cohorts[0].active = active;
+    return cohorts;
+  }
+  auto next = active.begin();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const bool is_active = next != active.end() && *next == i;
+    if (is_active) ++next;
+    if (!counts_[i]) continue;
+    const Tensor& count = counts_[i]->value();
+    auto cohort = std::find_if(cohorts.begin(), cohorts.end(),
+                               [&](const Cohort& c) { return c.count.storage() == count.storage(); });
+    if (cohort == cohorts.end()) cohort = cohorts.insert(cohort, {count, {}, {}});
+    (is_active ? cohort->active : cohort->idle).push_back(i);
+  }
+  return cohorts;
+}
+
+// Counts go up in place, so a step of all parameters is one addition. Who misses a step leaves with a copy first; a
+// captured step notices by what its slots share.
+std::vector<Optimizer::Cohort> Optimizer::count(const std::vector<std::size_t>& active) {
+  static const Op& full = find_op("full");
+  std::vector<Cohort> cohorts = cohorts_of(active);
+  for (const Cohort& cohort : cohorts) {
+    if (cohort.active.empty() && &cohort != &cohorts[0]) continue;
+    if (!cohort.idle.empty()) {
+      const Tensor kept = add(cohort.count, 0);
+      for (const std::size_t i : cohort.idle) counts_[i]->set(kept);
+    }
+    call_op_into(full, {}, FullAttrs{{}, 1, cohort.count.dtype(), cohort.count.device()}, cohort.count, true);
+  }
+  std::erase_if(cohorts, [](const Cohort& cohort) { return cohort.active.empty(); });
+  return cohorts;
+}
+
 void Optimizer::step() {
   GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
@@ -61,8 +117,9 @@ void Optimizer::step() {
     ensure_state(i);
     active.push_back(i);
   }
-  step_.set(add(step_.value(), 1));
-  update(active, lr_.value(), step_.value(), scale_.value());
+  ensure_counts();
+  has_stepped_ = true;
+  for (const Cohort& cohort : count(active)) update(cohort.active, lr_.value(), cohort.count, scale_.value());
   fill_into(scale_.value(), 1);
 }
 
@@ -78,6 +135,15 @@ std::vector<OptimizerState> Optimizer::state() {
     for (std::size_t k = 0; k < kinds.size(); ++k)
       result.push_back({parameters_[i]->name(), kinds[k], state_[i][k].get()});
   }
+  ensure_counts();
+  return result;
+}
+
+std::vector<OptimizerState> Optimizer::counts() {
+  state();
+  std::vector<OptimizerState> result;
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (counts_[i]) result.push_back({parameters_[i]->name(), "step", counts_[i].get()});
   return result;
 }
 

@@ -45,23 +45,39 @@ class Optimizer {
   std::vector<OptimizerState> state();
   /// Number of steps taken, as a 0-d f32 slot; part of a checkpoint.
   Slot& step_slot() { return step_; }
+  /// Number of steps that have updated each parameter, kind "step", made now if there was no step yet: slots that share
+  /// the bytes of step_slot() while the parameter has missed none. Empty where the rule does not ask.
+  std::vector<OptimizerState> counts();
 
  protected:
   Optimizer(std::vector<Parameter*> parameters, double lr);
   /// Slots of state for one parameter, zero, in its layout.
   virtual std::vector<std::string> state_kinds() const = 0;
-  /// Indices into parameters() of those that have gradients.
+  /// Whether update() depends on how often a parameter has been updated.
+  virtual bool counts_updates() const { return false; }
+  /// `active` are indices into parameters() of those that have gradients and, if the rule counts updates, have had
+  /// `step` of them, this one included; then there is a call for each number.
   virtual void update(const std::vector<std::size_t>& active, const Tensor& lr, const Tensor& step,
                       const Tensor& scale) = 0;
   Slot& state_slot(std::size_t parameter, std::size_t kind) { return *state_[parameter][kind]; }
 
  private:
+  /// Parameters that share one count.
+  struct Cohort {
+    Tensor count;
+    std::vector<std::size_t> active, idle;  // with a gradient in this step, and without
+  };
   void ensure_state(std::size_t parameter);
+  void ensure_counts();
+  std::vector<Cohort> cohorts_of(const std::vector<std::size_t>& active) const;
+  std::vector<Cohort> count(const std::vector<std::size_t>& active);
   void move_scalars(Device device);
 
   std::vector<Parameter*> parameters_;
   std::vector<std::vector<std::unique_ptr<Slot>>> state_;  // [parameter][kind]
+  std::vector<std::unique_ptr<Slot>> counts_;              // [parameter], null before its state is made
   Slot lr_, step_, scale_;
+  bool has_stepped_ = false;
 };
 
 }  // namespace sherd::nn

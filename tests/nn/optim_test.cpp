@@ -79,6 +79,64 @@ TEST(AdamW, FollowsThePaperWithAChangingRate) {
   EXPECT_EQ(optimizer.step_slot().value().item<double>(), 3);
 }
 
+// PyTorch corrects the bias by the number of a parameter's own updates.
+TEST(AdamW, CountsTheUpdatesOfEachParameter) {
+  const AdamWOptions options{.lr = 0.1, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.2};
+  const std::vector<std::string> steps_of = {"111111111", "001111111", "110011011",
+                                             "000011110", "001101011", "000000000"};
+  for (const bool asked_before : {false, true}) {
+    std::vector<std::unique_ptr<Parameter>> owned;
+    std::vector<Parameter*> parameters;
+    for (std::size_t i = 0; i < steps_of.size(); ++i) {
+      owned.push_back(parameter(fmt::format("p{}", i), {1.0 + static_cast<double>(i)}, {1}));
+      parameters.push_back(owned.back().get());
+    }
+    AdamW optimizer(parameters, options);
+    if (asked_before) { EXPECT_EQ(optimizer.counts().size(), 6u); }
+    std::vector<AdamElement> oracle;
+    for (std::size_t i = 0; i < parameters.size(); ++i) oracle.push_back({1.0 + static_cast<double>(i)});
+    std::vector<int> updates(parameters.size(), 0);
+    for (std::size_t t = 0; t < steps_of[0].size(); ++t) {
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (steps_of[i][t] == '0') continue;
+        const double g = kGradients[t % 3][i % 4] + 0.5;
+        give_gradient(*parameters[i], {g});
+        oracle[i].step(g, ++updates[i], options.lr, options, options.weight_decay);
+      }
+      optimizer.step_and_clear();
+      for (std::size_t i = 0; i < parameters.size(); ++i)
+        expect_values(parameters[i]->value(), {oracle[i].p}, fmt::format("step {}, parameter {}", t, i));
+    }
+    const std::vector<OptimizerState> counts = optimizer.counts();
+    ASSERT_EQ(counts.size(), parameters.size());
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      EXPECT_EQ(counts[i].parameter, parameters[i]->name());
+      EXPECT_EQ(counts[i].slot->value().item<double>(), updates[i]) << i;
+    }
+    EXPECT_EQ(optimizer.step_slot().value().item<double>(), 9);
+  }
+}
+
+// Otherwise each would cost a row of its own.
+TEST(AdamW, ParametersOfTheSameStepsShareOneCount) {
+  auto a = parameter("a", {1}, {1}), b = parameter("b", {1}, {1}), late = parameter("late", {1}, {1}),
+       later = parameter("later", {1}, {1});
+  AdamW optimizer({a.get(), b.get(), late.get(), later.get()});
+  for (int step = 0; step < 4; ++step) {
+    for (Parameter* p : {a.get(), b.get()}) give_gradient(*p, {1});
+    for (Parameter* p : {late.get(), later.get()})
+      if (step >= 2) give_gradient(*p, {1});
+    optimizer.step_and_clear();
+  }
+  const std::vector<OptimizerState> counts = optimizer.counts();
+  const auto bytes = [&](std::size_t i) { return counts[i].slot->value().storage(); };
+  EXPECT_EQ(bytes(0), optimizer.step_slot().value().storage());
+  EXPECT_EQ(bytes(1), bytes(0));
+  EXPECT_NE(bytes(2), bytes(0));
+  EXPECT_EQ(bytes(3), bytes(2));
+  EXPECT_TRUE(Sgd({a.get()}, {.lr = 1}).counts().empty());
+}
+
 TEST(AdamW, DecaysMatricesOnlyWhenAsked) {
   for (bool matrices_only : {true, false}) {
     const AdamWOptions options{.lr = 0.1, .weight_decay = 0.5, .decay_matrices_only = matrices_only};

@@ -82,7 +82,8 @@ TEST(TrainingState, NamesParametersBuffersAndOptimizer) {
     Training training(group, 1);
     std::set<std::string> names;
     for (const nn::StateEntry& entry : training.state()) names.insert(entry.kind + "/" + entry.name);
-    EXPECT_EQ(names.size(), 3 * 6 + 2u);  // weight and bias of three linears, each with m and v; the buffer; the step
+    // Weight and bias of three linears, each with m, v and a count; the buffer; the step.
+    EXPECT_EQ(names.size(), 4 * 6 + 2u);
     for (const char* name : {"param/net.blocks.0.linear.weight", "param/net.head.bias", "optim.m/net.head.weight",
                              "optim.v/net.head.weight", "buffer/seen", "optim/step"})
       EXPECT_TRUE(names.contains(name)) << name;
@@ -122,6 +123,40 @@ TEST(TrainingState, WhatIsGatheredIsReshardedBeforeItIsSavedOrLoaded) {
     together(*group, [&] { nn::load_checkpoint(CheckpointReader(dir.path()), to); });
     EXPECT_EQ(values_of(second), values_of(first));
   });
+}
+
+// The first two steps train half of the parameters. A checkpoint without counts of their own is one from before them.
+TEST(TrainingState, CountsOfParametersThatMissedStepsComeBack) {
+  for (const bool with_counts : {true, false}) {
+    const TempDir dir;
+    run_ranks(2, [&](const Group& group) {
+      const auto train_all = [](Training& training, bool on) {
+        for (Block* block : training.model.net.blocks.items())
+          for (nn::Parameter* p : block->parameters()) p->set_requires_grad(on);
+      };
+      Training first(group, 1), second(group, 2);
+      for (std::uint64_t step = 0; step < 4; ++step) {
+        train_all(first, step >= 2);
+        first.step(step);
+      }
+      std::vector<nn::StateEntry> state = first.state();
+      if (!with_counts) std::erase_if(state, [](const nn::StateEntry& entry) { return entry.usually != nullptr; });
+      nn::save_checkpoint(dir.path(), {}, state, *group);
+      const CheckpointReader reader(dir.path());
+      EXPECT_EQ(reader.contains("optim.step", "net.blocks.0.linear.weight"), with_counts);
+      EXPECT_FALSE(reader.contains("optim.step", "net.head.weight")) << "has missed no step";
+      second.load(dir.path());
+      for (const nn::OptimizerState& count : second.optimizer->counts()) {
+        const bool was_frozen = count.parameter.starts_with("net.blocks");
+        EXPECT_EQ(count.slot->value().item<float>(), with_counts && was_frozen ? 2 : 4) << count.parameter;
+        const bool shares = count.slot->value().storage() == second.optimizer->step_slot().value().storage();
+        EXPECT_EQ(shares, !with_counts || !was_frozen) << count.parameter;
+      }
+      if (!with_counts) return;
+      for (std::uint64_t step = 4; step < 6; ++step) EXPECT_EQ(first.step(step), second.step(step));
+      EXPECT_EQ(values_of(first), values_of(second));
+    });
+  }
 }
 
 TEST(TrainingState, TensorsWithoutElementsComeBack) {
