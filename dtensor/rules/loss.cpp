@@ -122,7 +122,8 @@ struct Rows {
 };
 
 // max, sum of exp(x - max) and the target's logit, of this rank's classes -> the same of all:
-//   M = max over ranks,   lse = M + log(sum over ranks of s exp(m - M)),   loss of a row = lse - target's logit
+//   M = max over ranks,   S = sum over ranks of s exp(m - M),   lse = M + log S
+//   loss of a row = (M - target's logit) + log S, as on one rank: large logits cancel before anything small is added
 Rows combine_classes(const LocalCall& local, const CrossEntropyAttrs& attrs, Tensors parts, const Tensor& targets,
                      std::span<const int> axes) {
   const DeviceMesh mesh = local.in[kX]->mesh();
@@ -131,12 +132,14 @@ Rows combine_classes(const LocalCall& local, const CrossEntropyAttrs& attrs, Ten
                       below(row("exp"), {}, below(row("sub"), {}, std::move(parts[0]), most)));
   const Tensor both = reduce_over(pair(std::move(sums), std::move(parts[2])), mesh, axes, ReduceKind::sum);
   Rows rows;
-  const Tensor lse = below(row("add"), {}, most, below(row("log"), {}, part_of_pair(both, 0)));
+  const Tensor log_sum = below(row("log"), {}, part_of_pair(both, 0));
+  const Tensor lse = below(row("add"), {}, most, log_sum);
   const DType dtype = lse.dtype();
   const Tensor ignored = constant(static_cast<double>(attrs.ignore_index), targets.dtype(), targets.device());
   const Tensor zero = constant(0, dtype, targets.device());
   const Tensor counts = below(row("not_equal"), {}, targets, ignored);
-  const Tensor losses = below(row("where"), {}, counts, below(row("sub"), {}, lse, part_of_pair(both, 1)), zero);
+  const Tensor below_most = below(row("sub"), {}, most, part_of_pair(both, 1));
+  const Tensor losses = below(row("where"), {}, counts, below(row("add"), {}, below_most, log_sum), zero);
   rows.lse = below(row("where"), {}, counts, lse, zero);
   const ReduceAttrs every{(std::uint64_t{1} << targets.ndim()) - 1, false};
   rows.sum = below(row("sum"), every, losses);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <numbers>
 
 #include "compile/compile.h"
 #include "dtensor/api.h"
@@ -164,6 +165,19 @@ TEST(LossRules, F135_NoTargetCounts) {
 
 // A mean over the targets that count: ranks hold 2, 2 and 1 rows, and 2, 1 and 1 of them count. Two numbers are summed
 // in forward, nothing moves in backward.
+// Two equal logits: the loss is log 2, however large they are. At 1e4 a float has steps of 0.001.
+TEST(LossRules, F135_CutClassesKeepTheDigitsOfLargeLogits) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group, "tp");
+    const Tensor targets = distribute(Tensor::from<std::int64_t>({0, 1}, {2}), mesh, Replicate(), {.source = -1});
+    const Tensor logits = distribute(full({2, 2}, 1e4), mesh, Shard(1), {.source = -1});
+    EXPECT_FLOAT_EQ(full_tensor(cross_entropy(logits, targets)).item<float>(), std::numbers::ln2_v<float>);
+    const Tensor x = distribute(full({2, 1}, 100), mesh, Replicate(), {.source = -1});
+    const Tensor weight = distribute(full({2, 1}, 100), mesh, Shard(0), {.source = -1});
+    EXPECT_FLOAT_EQ(full_tensor(linear_cross_entropy(x, weight, targets)).item<float>(), std::numbers::ln2_v<float>);
+  });
+}
+
 TEST(LossRules, F135_CutRowsExchangeTwoNumbers) {
   run_ranks(3, [](const Group& group) {
     const DeviceMesh mesh(group, "dp");
