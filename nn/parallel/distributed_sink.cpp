@@ -7,11 +7,19 @@ namespace sherd::nn {
 
 namespace {
 
-// Nobody else reads its bytes, so the next contribution may be added in place.
+// Nobody else reads its bytes, so the next contribution may be added in place. Ranks decide alike: it is the whole that
+// is asked whether it is dense.
 bool is_ours(const Tensor& gradient) {
-  if (!gradient.defined() || gradient.impl()->use_count() != 1) return false;
+  if (!gradient.defined() || gradient.impl()->use_count() != 1 || !gradient.is_contiguous()) return false;
   const TensorImpl* local = gradient.impl()->local.get();
-  return local && local->use_count() == 1 && local->contiguous && local->storage && local->storage->use_count() == 1;
+  return local && local->use_count() == 1 && local->storage && local->storage->use_count() == 1;
+}
+
+const Spec* layout_of(const Slot& slot, const DeviceMesh& mesh) {
+  if (!slot.value().is_distributed())
+    fail("parameter \"{}\" lies on {}, but its value is the plain tensor {} now; distribute() what is put into it",
+         slot.name(), mesh.describe(), slot.value());
+  return &Spec::from(slot.value());
 }
 
 }  // namespace
@@ -32,15 +40,15 @@ DistributedSink::~DistributedSink() {
 // Into a whole parameter's gradient nothing is written directly: terms would have to be summed over the ranks at once.
 GradSink::Destination DistributedSink::destination(Slot& slot) {
   const Tensor& gradient = slot.grad();
-  if (slot.value().layout()->is_replicated() || !is_ours(gradient)) return {};
+  if (layout_of(slot, mesh_)->is_replicated() || !is_ours(gradient)) return {};
   return {gradient, true};
 }
 
 void DistributedSink::accept(Slot& slot, Tensor gradient) {
+  const Spec* layout = layout_of(slot, mesh_);
   check(gradient.is_distributed(),
         "parameter \"{}\" is {}, and its gradient is the plain tensor {}; from_local() says how it lies", slot.name(),
         slot.value(), gradient);
-  const Spec* layout = &Spec::from(slot.value());
   const Shape shape = gradient.shape();
   if (layout->is_replicated() && Spec::from(gradient).placement(0).is_partial(ReduceKind::sum))
     return partial_->add(slot, gradient.local().detach(), shape, layout);

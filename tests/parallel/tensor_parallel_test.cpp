@@ -410,6 +410,19 @@ TEST(TensorParallel, PlainGradientsOfDistributedParametersAreRefused) {
   });
 }
 
+TEST(TensorParallel, PlainValuesOfDistributedParametersAreRefused) {
+  for (const int ranks : {1, 2})
+    run_ranks(ranks, [](const Group& group) {
+      nn::Linear linear(4, 4, {.bias = false});
+      nn::parallelize(linear, DeviceMesh(group, "tp"), {});
+      linear.materialize();
+      linear.weight.set(noise({4, 4}, "weight"));
+      const Tensor loss = sum(linear(noise({2, 4}, "x")));
+      expect_error([&] { backward(loss); },
+                   {"parameter \"weight\" lies on mesh(tp=", "is the plain tensor f32[4,4]", "distribute()"});
+    });
+}
+
 // Left on one rank, a step ends on all of them, soon and with the reason.
 TEST(TensorParallel, AnErrorOnOneRankReachesTheOthers) {
   run_ranks(2, [](const Group& group) {
