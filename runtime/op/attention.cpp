@@ -26,14 +26,18 @@ void check_attention_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
 }
 
 // A result lies in memory as `x` does, rows of K dense: of a projection [B, T, H, K] seen as [B, H, T, K] it is a view
-// of [B, T, H, K] too, so that heads are merged and split without a copy, forward and backward.
+// of [B, T, H, K] too, so that heads are merged and split without a copy, forward and backward. Ranks decide alike that
+// hold other numbers of heads: strides count also along dims of one element, and of two equal ones the longer dim's is
+// the outer.
 TensorMeta lies_like(const Tensor& x) {
   TensorMeta meta;
   meta.shape = x.shape();
   meta.dtype = x.dtype();
-  if (x.is_contiguous()) return meta;
+  if (x.strides() == contiguous_strides(x.shape())) return meta;
   std::array<int, 3> order{0, 1, 2};  // outermost first
-  std::ranges::stable_sort(order, [&x](int a, int b) { return x.strides()[a] > x.strides()[b]; });
+  std::ranges::stable_sort(order, [&x](int a, int b) {
+    return std::pair(x.strides()[a], x.size(a)) > std::pair(x.strides()[b], x.size(b));
+  });
   meta.strides = contiguous_strides(x.shape());
   std::int64_t stride = x.size(3);
   for (int i = 2; i >= 0; --i) {

@@ -105,14 +105,27 @@ Tensor Tensor::over(Ref<Storage> storage, const Shape& shape, const Strides& str
 }
 
 namespace {
+// Whether the part is dense, as all ranks see it, whose parts may have other sizes: a dim counts unless the whole has
+// one element along it. A part of one row is dense however rows lie, and must not look so.
+bool is_dense_part(const Tensor& local, const Shape& whole) {
+  std::int64_t step = 1;
+  for (int d = whole.size() - 1; d >= 0; --d) {
+    if (whole[d] == 1) continue;
+    if (local.strides()[d] != step) return false;
+    step *= std::max<std::int64_t>(local.shape()[d], 1);
+  }
+  return true;
+}
+
 // Steps of a dense tensor of `shape` whose dims lie in memory in the order of the local part's: contiguous() and
-// reshape() of the whole then ask for what the part needs.
+// reshape() of the whole then ask for what the part needs. Of dims with one step the longer is the outer one: where
+// other ranks have more than one element along the other, it steps further.
 Strides strides_like(const Tensor& local, const Shape& shape) {
-  if (local.is_contiguous()) return contiguous_strides(shape);
   std::array<int, kMaxDims> dims{};
   std::iota(dims.begin(), dims.end(), 0);
-  std::stable_sort(dims.begin(), dims.begin() + shape.size(),
-                   [&](int a, int b) { return local.strides()[a] > local.strides()[b]; });
+  std::stable_sort(dims.begin(), dims.begin() + shape.size(), [&](int a, int b) {
+    return std::pair(local.strides()[a], local.shape()[a]) > std::pair(local.strides()[b], local.shape()[b]);
+  });
   Strides strides = Dims::filled(shape.size(), 0);
   std::int64_t step = 1;
   for (int i = shape.size() - 1; i >= 0; --i) {
@@ -128,8 +141,10 @@ Tensor Tensor::distributed(const Shape& shape, const Distributed* layout, const 
   if (const Shape expected = layout->local_shape(shape); local.shape() != expected)
     fail("a tensor of shape {} with placement {} has local shape {} here, got {}", shape, layout->describe(), expected,
          local.shape());
-  Tensor t = make({}, shape, strides_like(local, shape), 0, local.dtype(), local.device());
-  t.impl_->contiguous = local.is_contiguous();
+  const bool is_dense = is_dense_part(local, shape);
+  Tensor t = make({}, shape, is_dense ? contiguous_strides(shape) : strides_like(local, shape), 0, local.dtype(),
+                  local.device());
+  t.impl_->contiguous = is_dense;
   t.impl_->flags |= TensorImpl::kDistributed;
   t.impl_->layout = layout;
   t.impl_->local = local.impl_;

@@ -1,9 +1,12 @@
 // Captured steps over distributed tensors: when a graph holds for another call, on all ranks alike.
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "compile/compile.h"
 #include "dtensor/api.h"
 #include "runtime/op/ops.h"
+#include "tests/support/near.h"
 #include "tests/support/ranks.h"
 
 namespace sherd::testing {
@@ -33,6 +36,30 @@ TEST(DistributedReplay, EqualPartsOfAnotherWholeAreAnotherGraphOnEveryRank) {
       EXPECT_EQ(step(rows(mesh, count)).item<float>(), 1);
       EXPECT_EQ(step.mode(), Mode::replay) << step.why();
     }
+  });
+}
+
+// Of three rows, or heads, one rank has two and the other one, which lies dense in any order of dims.
+TEST(DistributedReplay, UnevenPartsAreCopiedByAllRanksOrByNone) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group, "tp");
+    CompileOptions options;
+    options.group = group;
+    const auto expect_replays = [&](const Tensor& x, const std::function<Tensor(const Tensor&)>& f) {
+      auto step = compile([&](const Tensor& t) { return f(t); }, options);
+      const Tensor expected = f(x);
+      for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(step(x).local(), expected.local()));
+      EXPECT_EQ(step.mode(), Mode::replay) << step.why();
+    };
+    const auto cut = [&](const Shape& shape, int dim) {
+      return distribute(random_normal(shape, 7), mesh, Shard(dim), {.source = -1});
+    };
+    expect_replays(cut({3, 3}, 0), [](const Tensor& x) { return contiguous(transpose(x, 0, 1)); });
+    expect_replays(cut({3, 3}, 0), [](const Tensor& x) { return reshape(transpose(x, 0, 1), {3, 1, 3}); });
+    expect_replays(cut({2, 5, 3, 4}, 2), [](const Tensor& x) {  // [B, T, H, K]
+      const Tensor q = transpose(x, 1, 2);
+      return contiguous(transpose(scaled_dot_product_attention(q, q, q), 1, 2));
+    });
   });
 }
 

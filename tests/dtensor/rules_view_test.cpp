@@ -1,6 +1,9 @@
 // Views, joins and moves of tensors in every layout against one rank's.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
+
 #include "runtime/op/ops.h"
 #include "tests/dtensor/one_rank.h"
 
@@ -77,6 +80,26 @@ TEST(ViewRules, F137_PartsThatAreViewsThemselves) {
         return reshape(permute(heads, {0, 2, 1, 3}), {4, 3, 6});
       },
       x, any_of(3));
+}
+
+// Rows that lie like the whole's on every rank: a part of one row, or of none, does not look dense where others do not.
+TEST(ViewRules, RanksAgreeOnWhatIsDense) {
+  for (const int ranks : {2, 3, 4})
+    run_ranks(ranks, [](const Group& group) {
+      const DeviceMesh mesh(group);
+      for (const Shape& shape : {Shape{3, 3}, {3, 1}, {1, 3}, {2, 3}, {5, 2, 3}, {4, 1, 2}})
+        for (int cut = 0; cut < shape.size(); ++cut) {
+          std::vector<int> order(static_cast<std::size_t>(shape.size()));
+          std::iota(order.begin(), order.end(), 0);
+          do {
+            const Tensor whole = permute(zeros(shape), order);
+            const Tensor x = permute(distribute(zeros(shape), mesh, Shard(cut), {.source = -1}), order);
+            EXPECT_EQ(x.is_contiguous(), whole.is_contiguous()) << describe(x);
+            for (int d = 0; d < shape.size(); ++d)
+              EXPECT_TRUE(x.size(d) == 1 || x.strides()[d] == whole.strides()[d]) << describe(x) << " dim " << d;
+          } while (std::ranges::next_permutation(order).found);
+        }
+    });
 }
 
 TEST(ViewRules, F137_PermuteAndExpand) {
