@@ -10,6 +10,7 @@ namespace {
 bool fits(const TensorGuard& guard, const Tensor& tensor, bool compare_offset) {
   if ((tensor.is_distributed() ? tensor.layout() : nullptr) != guard.layout || tensor.shape() != guard.global)
     return false;
+  if (guard.layout) guard.layout->replicated();  // Error if its mesh is gone: nodes know that one's groups by address
   const TensorImpl& local = tensor.is_distributed() ? *tensor.impl()->local : *tensor.impl();
   return local.dtype == guard.dtype && local.shape == guard.shape && local.strides == guard.strides && local.storage &&
          local.device == guard.device && (!compare_offset || local.offset == guard.offset);

@@ -104,7 +104,10 @@ DeviceMesh Spec::mesh() const {
   return DeviceMesh(std::move(impl));
 }
 
-const Distributed* Spec::replicated() const { return is_replicated_ ? this : replicate(mesh()); }
+const Distributed* Spec::replicated() const {
+  const DeviceMesh alive = mesh();
+  return is_replicated_ ? this : replicate(alive);
+}
 
 std::span<const int> Spec::axes_of(int dim) const {
   if (static_cast<std::size_t>(dim) >= axes_of_dim_.size()) return {};

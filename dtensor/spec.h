@@ -46,6 +46,7 @@ class Spec final : public Distributed {
   int num_shards(int dim) const;
   bool is_partial() const override { return is_partial_; }
   bool is_replicated() const override { return is_replicated_; }
+  /// Error if the mesh is gone.
   const Distributed* replicated() const override;
 
   /// This layout with another placement along one axis. A new Shard cuts what the other axes left: it is the innermost.

@@ -2,10 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <optional>
 
 #include "compile/compile.h"
 #include "dtensor/api.h"
+#include "runtime/autograd/slot.h"
 #include "runtime/op/ops.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
 
@@ -60,6 +63,22 @@ TEST(DistributedReplay, UnevenPartsAreCopiedByAllRanksOrByNone) {
       const Tensor q = transpose(x, 1, 2);
       return contiguous(transpose(scaled_dot_product_attention(q, q, q), 1, 2));
     });
+  });
+}
+
+TEST(DistributedReplay, AMeshThatIsGoneIsAnErrorOnEveryRank) {
+  run_ranks(2, [](const Group& group) {
+    const std::vector<int> own{group->rank()};
+    for (const Group& ranks : {group, group->subgroup(own)}) {
+      std::optional<DeviceMesh> mesh(std::in_place, ranks, "tp");
+      Slot w("w");
+      w.set(distribute(ones({3, 2}), *mesh, Shard(0), {.source = -1}));
+      auto step = compile([&](const Tensor& x) { return add(full_tensor(w.value()), x); });
+      for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(step(ones({3, 2})), full({3, 2}, 2)));
+      EXPECT_EQ(step.mode(), Mode::replay) << step.why();
+      mesh.reset();
+      expect_error([&] { step(ones({3, 2})); }, {"the mesh of a tensor with placement {0: tp} is gone"});
+    }
   });
 }
 
