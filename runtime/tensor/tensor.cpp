@@ -188,6 +188,11 @@ Tensor on_host(const Tensor& t) {
 }
 }  // namespace
 
+void Tensor::refuse_bytes() const {
+  if (is_distributed()) fail("{} is spread over ranks and has no address; ask its local() part, or full_tensor()", *this);
+  fail("{} has no bytes on this rank", *this);
+}
+
 double Tensor::item_as_double() const {
   check(numel() == 1, "item() needs one element, got {}", *this);
   if (is_distributed() && layout()->is_replicated()) return local().item_as_double();

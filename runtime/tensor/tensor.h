@@ -99,7 +99,10 @@ class Tensor {
 
   // ---- bytes (plain tensors; addresses of a device are for its kernels) ----
   const Ref<Storage>& storage() const { return impl_->storage; }
-  void* raw() const { return impl_->storage->data() + impl_->offset * byte_size(impl_->dtype); }
+  void* raw() const {
+    if (!impl_->storage) [[unlikely]] refuse_bytes();
+    return impl_->storage->data() + impl_->offset * byte_size(impl_->dtype);
+  }
   template <class T>
   const T* data() const {
     return static_cast<const T*>(raw());
@@ -127,6 +130,8 @@ class Tensor {
   int output_index() const { return impl_->output_index; }
   /// Makes `node` the maker of this tensor. Takes a reference.
   void set_grad_node(Node* node, int output_index);
+
+  [[noreturn]] void refuse_bytes() const;  ///< the Error of raw() for a tensor that has none
 
   TensorImpl* impl() const { return impl_.get(); }
   explicit Tensor(Ref<TensorImpl> impl) : impl_(std::move(impl)) {}

@@ -172,6 +172,14 @@ TEST(FromLocal, MaximaHaveNoDerivative) {
 
 // ---- to_local ----
 
+TEST(ToLocal, OnlyAPartHasAnAddress) {
+  run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
+    const Tensor x = from_local(ones({2, 3}), DeviceMesh(group, "dp"), {Shard(0)});
+    expect_error([&] { x.data<float>(); }, {"f32[4,3]", "spread over ranks", "local()", "full_tensor()"});
+    EXPECT_EQ(x.local().data<float>()[0], 1);
+  });
+}
+
 TEST(ToLocal, F121_GradientIsLabelledAsTheTensorLies) {
   for (int ranks : {1, 2, 3})
     run_ranks(ranks, [](const Group& group) {
