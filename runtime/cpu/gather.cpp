@@ -171,6 +171,7 @@ void gather_backward(const KernelCall& call) {
   const Tensor &grad = call.in[0], &index = call.in[1], &out = call.out[0];
   const int dim = call.attrs.as<GatherBackwardAttrs>().dim;
   check_ids(call, index, Vocabulary::all(out.shape()[dim]));
+  if (out.numel() == 0) return;
   std::memset(out.raw(), 0, static_cast<std::size_t>(out.bytes()));
   if (index.numel() > 0) add_lines(index, grad, out, dim);
 }

@@ -40,10 +40,13 @@ void gather(const KernelCall& call, int dim, const VocabularyPart& part) {
     for (std::int64_t i = begin; i < end; ++i) {
       std::int64_t buffer;
       const std::int64_t id = *reader.read(i, 1, &buffer);
-      auto* from = static_cast<std::byte*>(x.raw()) + (id - ids.first) * x.strides()[dim] * size;
       auto* target = static_cast<std::byte*>(out.raw()) + i * to[dim] * size;
-      if (!ids.is_here(id)) std::memset(target, 0, static_cast<std::size_t>(x.shape()[1] * size));
-      else if (dim == 0 && x.ndim() == 2 && x.strides()[1] == 1)
+      if (!ids.is_here(id)) {
+        std::memset(target, 0, static_cast<std::size_t>(x.shape()[1] * size));
+        continue;
+      }
+      auto* from = static_cast<std::byte*>(x.raw()) + (id - ids.first) * x.strides()[dim] * size;
+      if (dim == 0 && x.ndim() == 2 && x.strides()[1] == 1)
         std::memcpy(target, from, static_cast<std::size_t>(x.shape()[1] * size));
       else strided_copy(x.dtype(), slice, {from, x.strides()}, {target, to}, false);
     }
