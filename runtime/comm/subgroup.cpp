@@ -24,7 +24,7 @@ std::string_view bytes_of(std::span<const int> list) {
 
 std::vector<int> list_of(std::string_view bytes) {
   std::vector<int> list(bytes.size() / sizeof(int));
-  std::memcpy(list.data(), bytes.data(), list.size() * sizeof(int));
+  if (!list.empty()) std::memcpy(list.data(), bytes.data(), list.size() * sizeof(int));
   return list;
 }
 
