@@ -2,6 +2,7 @@
 // whatever moves is a redistribute.
 #include "dtensor/api.h"
 
+#include "dtensor/below.h"
 #include "dtensor/check_parts.h"
 #include "dtensor/redistribute.h"
 #include "runtime/autograd/autograd.h"
@@ -34,14 +35,17 @@ Tensor run_from_local(OpCall& call) {
 Tensor part_of_gradient(Tensor grad, const Spec& as) {
   const Spec& lies = Spec::from(grad);
   const Spec* to = gradient_spec(&as);
-  bool counts = true;
+  bool is_term = false, counts = true;
   for (int a = 0; a < as.num_axes(); ++a) {
     if (!as.placement(a).is_partial()) continue;
     if (lies.mesh_id() == as.mesh_id() && lies.placement(a) == as.placement(a)) to = to->with(a, as.placement(a));
-    else counts &= as.coordinate(a) == 0;
+    else {
+      is_term = true;
+      counts &= as.coordinate(a) == 0;
+    }
   }
   Tensor part = redistribute(std::move(grad), to).local();
-  return counts ? part : zeros(part.shape(), part.dtype(), part.device());
+  return is_term ? mine_or_zeros(std::move(part), counts) : part;
 }
 
 void vjp_from_local(VjpCall& call) {

@@ -21,6 +21,10 @@ Tensor take_local(Tensor& t);
 /// not whether they matter. What is moved in and dense stays its only handle.
 Tensor dense_below(Tensor x);
 
+/// x on the rank that counts it and zeros on the others, where ranks hold terms of a sum; also of what is infinite. All
+/// ranks run one program: a part of x, which is all of it or nothing, among zeros.
+Tensor mine_or_zeros(Tensor x, bool is_mine);
+
 /// In a handler of what one rank may throw alone, for an id that is none or memory that is short: the groups of the
 /// layout's mesh fail, so that peers who wait for this rank raise CommError with its reason, until all call reset().
 void abort_peers(const Spec& layout) noexcept;

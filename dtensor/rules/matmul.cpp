@@ -23,15 +23,6 @@ void linear_signatures(const RuleCall& call, Signatures& signatures) {
     }
 }
 
-// The bias where the ranks' results are terms: on the first rank itself, zeros on the others, also of what is infinite.
-// All ranks run one program: a part of the bias, which is all of it or nothing, among zeros.
-Tensor bias_term(Tensor bias, bool is_first) {
-  static const Op &narrow = find_op("narrow"), &pad_to = find_op("pad_to");
-  const std::int64_t size = bias.size(0);
-  Tensor part = below(narrow, NarrowAttrs{0, 0, is_first ? size : 0}, std::move(bias));
-  return below(pad_to, PadToAttrs{0, 0, size}, std::move(part));
-}
-
 Tensors run_linear(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
   bool has_terms = false, is_first = true;
   const Spec& out = *local.out[0];
@@ -40,7 +31,7 @@ Tensors run_linear(const LocalCall& local, const Attrs& attrs, std::span<Tensor>
     has_terms = true;
     is_first &= out.coordinate(axis) == 0;
   }
-  if (has_terms && in[2].defined()) in[2] = bias_term(std::move(in[2]), is_first);
+  if (has_terms && in[2].defined()) in[2] = mine_or_zeros(std::move(in[2]), is_first);
   return below(local.call.op, attrs, in);
 }
 

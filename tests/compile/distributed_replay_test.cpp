@@ -2,10 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 #include <optional>
 
 #include "compile/compile.h"
 #include "dtensor/api.h"
+#include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
@@ -63,6 +65,31 @@ TEST(DistributedReplay, UnevenPartsAreCopiedByAllRanksOrByNone) {
       const Tensor q = transpose(x, 1, 2);
       return contiguous(transpose(scaled_dot_product_attention(q, q, q), 1, 2));
     });
+  });
+}
+
+// A gradient that is asked for as terms is one rank's; an infinite one does not become NaN on the others.
+TEST(DistributedReplay, TermsOfAGradientAreOneProgram) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group, "tp");
+    CompileOptions options;
+    options.group = group;
+    for (const Shape& shape : {Shape{2, 3}, Shape{}}) {
+      Slot w("w", true);
+      w.set(ones(shape));
+      const Tensor cotangent = full(shape, std::numeric_limits<double>::infinity());
+      auto step = compile(
+          [&](const Tensor& x) {
+            w.clear_grad();
+            const Tensor y = from_local(mul(w.value(), x), mesh, {Replicate()}, {.grad_placements = {{Partial()}}});
+            backward(y, {.grad = distribute(cotangent, mesh, Replicate())});
+            return w.grad();
+          },
+          options);
+      for (int i = 0; i < 4; ++i)
+        EXPECT_TRUE(same_bits(step(ones(shape)), group->rank() == 0 ? cotangent : zeros(shape))) << step.why();
+      EXPECT_EQ(step.mode(), Mode::replay) << step.why();
+    }
   });
 }
 
