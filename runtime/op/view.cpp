@@ -272,7 +272,12 @@ std::vector<Tensor> chunk(const Tensor& x, int dim, int count) {
 }
 
 Tensor contiguous(Tensor x) {
-  if (x.is_contiguous()) return x;
+  if (x.is_contiguous()) {
+    // A dim of one element steps as in a dense tensor from here on: of a distributed tensor's parts, those of other
+    // ranks may have more elements along it.
+    const Shape shape = x.shape();
+    return x.strides() == contiguous_strides(shape) ? x : view(std::move(x), shape);
+  }
   static const Op& op = find_op("copy");
   return call(op, {}, std::move(x));
 }
