@@ -276,7 +276,8 @@ Tensor contiguous(Tensor x) {
     // A dim of one element steps as in a dense tensor from here on: of a distributed tensor's parts, those of other
     // ranks may have more elements along it.
     const Shape shape = x.shape();
-    return x.strides() == contiguous_strides(shape) ? x : view(std::move(x), shape);
+    if (x.strides() == contiguous_strides(shape)) return x;  // a move, which ?: would make a copy
+    return view(std::move(x), shape);
   }
   static const Op& op = find_op("copy");
   return call(op, {}, std::move(x));
