@@ -52,7 +52,7 @@ Shape resolve(const Tensor& x, Shape shape) {
       check(unknown < 0, "shape {}: only one dim may be -1", shape);
       unknown = i;
     } else {
-      known *= shape[i];
+      check(!__builtin_mul_overflow(known, shape[i], &known), "shape {} has more elements than can be counted", shape);
     }
   }
   if (unknown < 0) return shape;
