@@ -1,14 +1,19 @@
 #include "tools/bench/contest.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <memory>
+#include <thread>
 
 #include "runtime/tensor/error.h"
 
 namespace sherd::bench {
 
 namespace {
+
+// Before each turn: idle workers of the side before (OpenMP's, oneTBB's) look for work for a while until they sleep.
+constexpr std::chrono::milliseconds kSettling{50};
 
 void take(Answers& to, nlohmann::json answer) {
   const auto seconds = answer.find("seconds");
@@ -50,6 +55,7 @@ struct Player {
     });
   }
   void ask() {
+    std::this_thread::sleep_for(kSettling);
     if (side) attempt([this] { take(*answers, side->ask(contestant->request)); });
   }
 };
