@@ -7,7 +7,7 @@
 //   pieces of C:   kPieceRows x kPieceColumns, in parallel; their part of the block of B stays in the second-level
 //                  cache
 //   in a piece:    kBlockRows rows of A at a time, as they lie in memory where they are rows of accumulators, else
-//                  packed; each meets every panel of B in registers
+//                  packed; each meets every panel of B in registers, while the rows of A after it come from memory
 //
 // A sum is built in the same order whatever the pieces: products of a block of K in order, blocks in order.
 #include <tuple>
@@ -23,7 +23,8 @@ namespace sherd::cpu {
 
 namespace {
 
-constexpr std::int64_t kBlockK = kVecBytes == 64 ? 512 : 256;
+constexpr std::int64_t kLine = 64;  // bytes of a cache line
+constexpr std::int64_t kBlockK = kVecBytes == 64 ? 384 : 256;
 constexpr std::int64_t kPieceColumns = kVecBytes == 64 ? 384 : 192;
 constexpr std::int64_t kPieceRows = 8 * kBlockRows;
 constexpr std::int64_t kMinPieces = 12;          // beside a block of B, or their rows are halved, twice at most,
@@ -33,7 +34,7 @@ constexpr std::int64_t kTaskFlops = 1 << 22;     // at least, or tasks cost more
 constexpr std::int64_t kTaskElements = 1 << 15;  // the same for packing
 
 template <class A>
-constexpr std::int64_t kPanel = kBlockVectors * kLanes<A>;
+constexpr std::int64_t kPanel = kBlockVectors* kLanes<A>;
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
@@ -110,7 +111,7 @@ struct Piece {
   using A = Accumulator<T>;
   static constexpr bool converts = !std::is_same_v<R, A>;
   // Between panels of a transposed A: a cache line more than they hold, or all of them would fall into one set.
-  static constexpr std::int64_t kPanelA = kBlockRows * kBlockK + 64 / static_cast<std::int64_t>(sizeof(A));
+  static constexpr std::int64_t kPanelA = kBlockRows * kBlockK + kLine / static_cast<std::int64_t>(sizeof(A));
   static constexpr std::int64_t kPackedA = kPieceRows / kBlockRows * kPanelA;
 
   const Gemm& g;
@@ -162,6 +163,21 @@ struct Piece {
     }
   }
 
+  // What the rows from `i` on, at the panel of column j, ask for: a row of the next ones, or of a transposed A a run of
+  // lines of what the next piece will pack.
+  TileAhead ahead(std::int64_t i, std::int64_t j) const {
+    constexpr auto bytes = static_cast<std::int64_t>(sizeof(T));
+    const std::int64_t panel = (j - column) / kPanel<A>, next = row + i + kBlockRows + panel;
+    if (!g.transpose_a) {
+      if (next >= g.m || panel >= kBlockRows) return {sums.at(row + i, j), 0};
+      return {a + next * g.lda + p, kAheadProducts * bytes};
+    }
+    const std::int64_t lines = std::max<std::int64_t>(rows * bytes / kLine, 1), run = num_chunks(k, kAheadProducts);
+    const std::int64_t block = i / kBlockRows * num_chunks(columns, kPanel<A>) + panel, q = block / lines * run;
+    if (row + rows >= g.m || q >= k) return {sums.at(row + i, j), 0};
+    return {a + (p + q) * g.lda + row + rows + block % lines * (kLine / bytes), g.lda * bytes};
+  }
+
   // The rows from `i` on times all panels. The first block of K starts with C or the bias.
   void block(std::int64_t i, std::int64_t here) const {
     const TileA<A> left = rows_of_a(i, here);
@@ -179,7 +195,7 @@ struct Piece {
           continue;
         }
       }
-      tile_panel<A>(here, width / kLanes<A>, k, left, right, addend, to, sums.ld);
+      tile_panel<A>(here, width / kLanes<A>, k, left, right, addend, to, sums.ld, ahead(i, j));
     }
   }
 
@@ -187,7 +203,7 @@ struct Piece {
   void last_columns(std::int64_t here, std::int64_t valid, std::int64_t width, const TileA<A>& left,
                     const TileB<A>& right, const TileAddend<A>& addend, A* to) const {
     A tile[kBlockRows * kPanel<A>];
-    tile_panel<A>(here, width / kLanes<A>, k, left, right, {}, tile, width);
+    tile_panel<A>(here, width / kLanes<A>, k, left, right, {}, tile, width, {tile, 0});
     for (std::int64_t r = 0; r < here; ++r)
       for (std::int64_t j = 0; j < valid; ++j)
         to[r * sums.ld + j] = (addend.data ? addend.data[r * addend.ld + j] : A{}) + tile[r * width + j];
@@ -232,8 +248,9 @@ void blocked(const Gemm& g, const T* a, const T* b, R* c) {
       Sums<A> sums{nullptr, ld, start, 0};
       if (in_rows) sums.data = thread_workspace<A>(WorkspaceUse::gemm_sums, m * ld);
       if constexpr (!converts) sums = {c + start * g.ldc + first, g.ldc, start, 0};
-      for (std::int64_t p = 0; p < g.k; p += kBlockK) {
-        const std::int64_t k = std::min(kBlockK, g.k - p);
+      const std::int64_t block_k = num_chunks(g.k, num_chunks(g.k, kBlockK));  // even ones
+      for (std::int64_t p = 0; p < g.k; p += block_k) {
+        const std::int64_t k = std::min(block_k, g.k - p);
         const PackedB<A> packed = pack_block<A>(g, b, p, k, first, n);
         const std::int64_t grain = kTaskFlops / (2 * piece_rows * std::min(n, kPieceColumns) * k);
         parallel_for(down * across, grain, [&](std::int64_t begin, std::int64_t end) {

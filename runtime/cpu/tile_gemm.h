@@ -2,7 +2,9 @@
 // C [m, n] = (D +) A [m, k] B [k, n] for operands in cache. A register block of kBlockRows by kBlockVectors vectors
 // keeps both multiply-add units busy: eight or more independent sums hide their latency, and fewer loads than products
 // go through the two load ports. A has any strides (so also its transpose), rows of B, C and D are dense.
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 
 #include "runtime/cpu/simd.h"
 
@@ -34,31 +36,51 @@ struct TileAddend {
   std::int64_t ld = 0;
 };
 
+/// What later blocks read: one line of the cache is asked for every kAheadProducts products, `step` bytes from the
+/// last.
+struct TileAhead {
+  const void* line = nullptr;
+  std::int64_t step = 0;
+};
+inline constexpr std::int64_t kAheadProducts = 16;
+
 /// Rows x (Vectors * lanes) of C over k > 0 products, kept in registers; A's element (i, p) is a[i * row + p * column].
-/// C may be D. Packed: rows of B follow each other.
+/// C may be D. Packed: rows of B follow each other; C's lines and those ahead come from memory meanwhile, a few at a
+/// time, because a burst would keep the loop's own loads waiting.
 // Not inlined, one loop that is entered once and walks by pointers: so g++ keeps the sums in registers from the first
 // product to the store. Scalar arguments: a struct on the stack is read by a wider load than it was written with, which
 // waits until all stores of the block before have left for C.
 template <class T, int Rows, int Vectors, bool Packed>
 [[gnu::noinline]] void register_block(std::int64_t k, const T* a, std::int64_t row, std::int64_t column, const T* b,
-                                      std::int64_t ldb, T* c, std::int64_t ldc, const T* d, std::int64_t ldd) {
+                                      std::int64_t ldb, T* c, std::int64_t ldc, const T* d, std::int64_t ldd,
+                                      const std::byte* ahead, std::int64_t ahead_step) {
   constexpr std::int64_t w = kLanes<T>;
   Vec<T> sum[Rows][Vectors];
   for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < Vectors; ++v) sum[r][v] = Vec<T>{};
-  do {
-    Vec<T> right[Vectors];
     for (int v = 0; v < Vectors; ++v) {
-      right[v] = load(b + v * w);
-      if constexpr (Packed) __builtin_prefetch(b + v * w + 2048 / sizeof(T));  // comes from the second-level cache
+      sum[r][v] = Vec<T>{};
+      if constexpr (Packed) __builtin_prefetch(c + r * ldc + v * w, 1);
     }
-    for (int r = 0; r < Rows; ++r) {
-      const Vec<T> left = splat(a[r * row]);
-      for (int v = 0; v < Vectors; ++v) sum[r][v] = fma(left, right[v], sum[r][v]);
+  do {
+    const std::int64_t rest = Packed ? std::max<std::int64_t>(k - kAheadProducts, 0) : 0;
+    if constexpr (Packed) {
+      __builtin_prefetch(ahead, 0, 2);  // to the second-level cache
+      ahead += ahead_step;
     }
-    a += column;
-    b += Packed ? Vectors * w : ldb;
-  } while (--k > 0);
+    do {
+      Vec<T> right[Vectors];
+      for (int v = 0; v < Vectors; ++v) {
+        right[v] = load(b + v * w);
+        if constexpr (Packed) __builtin_prefetch(b + v * w + 2048 / sizeof(T));  // comes from the second-level cache
+      }
+      for (int r = 0; r < Rows; ++r) {
+        const Vec<T> left = splat(a[r * row]);
+        for (int v = 0; v < Vectors; ++v) sum[r][v] = fma(left, right[v], sum[r][v]);
+      }
+      a += column;
+      b += Packed ? Vectors * w : ldb;
+    } while (--k > rest);
+  } while (k > 0);
   if (d) {
     for (int r = 0; r < Rows; ++r)
       for (int v = 0; v < Vectors; ++v) store<T>(c + r * ldc + v * w, load(d + r * ldd + v * w) + sum[r][v]);
@@ -73,30 +95,32 @@ namespace detail {
 template <class T, int Vectors, bool Packed, int Rows = kBlockRows>
 [[gnu::always_inline]] inline void panel_rows(std::int64_t m, std::int64_t k, const TileA<T>& a, const T* b,
                                               std::int64_t ldb, const TileAddend<T>& d, T* c, std::int64_t ldc,
-                                              std::int64_t i = 0) {
+                                              const TileAhead& ahead, std::int64_t i = 0) {
   for (; i + Rows <= m; i += Rows)
     register_block<T, Rows, Vectors, Packed>(k, a.data + i * a.row, a.row, a.column, b, ldb, c + i * ldc, ldc,
-                                             d.data ? d.data + i * d.ld : nullptr, d.ld);
+                                             d.data ? d.data + i * d.ld : nullptr, d.ld,
+                                             static_cast<const std::byte*>(ahead.line), ahead.step);
   if constexpr (Rows > 1) {
-    if (i < m) panel_rows<T, Vectors, Packed, Rows / 2>(m, k, a, b, ldb, d, c, ldc, i);
+    if (i < m) panel_rows<T, Vectors, Packed, Rows / 2>(m, k, a, b, ldb, d, c, ldc, ahead, i);
   }
 }
 
 template <class T, int Vectors>
 [[gnu::always_inline]] inline void panel(std::int64_t m, std::int64_t k, const TileA<T>& a, const TileB<T>& b,
-                                         const TileAddend<T>& d, T* c, std::int64_t ldc) {
-  if (b.packed) panel_rows<T, Vectors, true>(m, k, a, b.data, b.ld, d, c, ldc);
-  else panel_rows<T, Vectors, false>(m, k, a, b.data, b.ld, d, c, ldc);
+                                         const TileAddend<T>& d, T* c, std::int64_t ldc, const TileAhead& ahead) {
+  if (b.packed) panel_rows<T, Vectors, true>(m, k, a, b.data, b.ld, d, c, ldc, ahead);
+  else panel_rows<T, Vectors, false>(m, k, a, b.data, b.ld, d, c, ldc, ahead);
 }
 }  // namespace detail
 
-/// C [m, vectors * lanes] = D + A B for up to kBlockVectors whole vectors of columns, k > 0.
+/// C [m, vectors * lanes] = D + A B for up to kBlockVectors whole vectors of columns, k > 0. A packed B looks `ahead`.
 template <class T>
 [[gnu::always_inline]] inline void tile_panel(std::int64_t m, std::int64_t vectors, std::int64_t k, const TileA<T>& a,
-                                              const TileB<T>& b, const TileAddend<T>& d, T* c, std::int64_t ldc) {
-  if (vectors == kBlockVectors) return detail::panel<T, kBlockVectors>(m, k, a, b, d, c, ldc);
-  if (vectors == 1) return detail::panel<T, 1>(m, k, a, b, d, c, ldc);
-  if constexpr (kBlockVectors == 3) detail::panel<T, 2>(m, k, a, b, d, c, ldc);
+                                              const TileB<T>& b, const TileAddend<T>& d, T* c, std::int64_t ldc,
+                                              const TileAhead& ahead) {
+  if (vectors == kBlockVectors) return detail::panel<T, kBlockVectors>(m, k, a, b, d, c, ldc, ahead);
+  if (vectors == 1) return detail::panel<T, 1>(m, k, a, b, d, c, ldc, ahead);
+  if constexpr (kBlockVectors == 3) detail::panel<T, 2>(m, k, a, b, d, c, ldc, ahead);
 }
 
 /// C [m, columns] = D + A B for whole vectors of columns and any k; panels are of even width.
@@ -112,7 +136,7 @@ void tile_product(std::int64_t m, std::int64_t columns, std::int64_t k, const Ti
   std::int64_t panels = (columns / w + kBlockVectors - 1) / kBlockVectors;
   for (std::int64_t j = 0; j < columns; --panels) {
     const std::int64_t vectors = ((columns - j) / w + panels - 1) / panels;
-    tile_panel<T>(m, vectors, k, a, {b + j, ldb}, {d.data ? d.data + j : nullptr, d.ld}, c + j, ldc);
+    tile_panel<T>(m, vectors, k, a, {b + j, ldb}, {d.data ? d.data + j : nullptr, d.ld}, c + j, ldc, {});
     j += vectors * w;
   }
 }
