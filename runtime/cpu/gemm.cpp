@@ -68,17 +68,6 @@ void for_problems(const Gemm& g, const void* a, const void* b, void* c, std::int
        const_cast<void*>(at(c, i * g.stride_c, g.result)));
 }
 
-// The bias is put into C first and the product added to it, which rounds once.
-void library_piece(Gemm g, const void* a, const void* b, void* c) {
-  if (g.bias) {
-    visit_dtype(g.result, [&]<class T>(Type<T>) { fill_rows(g, static_cast<T*>(c)); });
-    g.accumulate = true;
-    g.bias = nullptr;
-  }
-  g.epilogue = nullptr;
-  if (!detail::gemm_onednn(g, a, b, c)) level().kernels.gemm_blocked(g, a, b, c);
-}
-
 void run_library(const Gemm& g, const void* a, const void* b, void* c) {
   const Grid grid = cut(g);
   const std::int64_t pieces = grid.down * grid.across;
@@ -94,7 +83,9 @@ void run_library(const Gemm& g, const void* a, const void* b, void* c) {
       const void* pa = at(a, problem * g.stride_a + row * (g.transpose_a ? 1 : g.lda), g.dtype);
       const void* pb = at(b, problem * g.stride_b + column * (g.transpose_b ? g.ldb : 1), g.dtype);
       const void* pc = at(c, problem * g.stride_c + row * g.ldc + column, g.result);
-      library_piece(part, pa, pb, const_cast<void*>(pc));
+      part.epilogue = nullptr;
+      if (!detail::gemm_onednn(part, pa, pb, const_cast<void*>(pc)))
+        level().kernels.gemm_blocked(part, pa, pb, const_cast<void*>(pc));
       if (g.epilogue) (*g.epilogue)(row, part.m, column, part.n);
     }
   });

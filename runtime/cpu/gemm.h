@@ -63,7 +63,7 @@ class UseGemmBackend {
 
 namespace detail {
 bool onednn_is_built_in();
-/// One problem on one thread, K > 0; batch, bias and epilogue are ignored. False if the library does not know the
+/// One problem on one thread, K > 0; batch and epilogue are ignored. False if the library does not know the
 /// dtypes; nothing has been written then.
 bool gemm_onednn(const Gemm& g, const void* a, const void* b, void* c);
 }  // namespace detail

@@ -26,8 +26,8 @@ struct Key {
   friend bool operator==(const Key&, const Key&) = default;
 };
 Key key_of(const Gemm& g) {
-  const int kind = (static_cast<int>(g.dtype) << 8) | (static_cast<int>(g.result) << 4) | (g.transpose_a << 2) |
-                   (g.transpose_b << 1) | static_cast<int>(g.accumulate);
+  const int kind = (static_cast<int>(g.dtype) << 8) | (static_cast<int>(g.result) << 4) | (g.transpose_a << 3) |
+                   (g.transpose_b << 2) | (static_cast<int>(g.accumulate) << 1) | static_cast<int>(g.bias != nullptr);
   return {g.m, g.n, g.k, g.lda, g.ldb, g.ldc, kind};
 }
 struct HashKey {
@@ -68,22 +68,26 @@ struct Product {
       attributes.set_post_ops(add_to_c);
     }
     try {
-      const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes, engine);
+      const auto bias = matrix(1, g.n, g.n, false, out);
+      const dnnl::matmul::desc operation = g.bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c);
+      const dnnl::matmul::primitive_desc description(operation, attributes, engine);
       primitive = dnnl::matmul(description);
       scratch_bytes = static_cast<std::int64_t>(description.scratchpad_desc().get_size());
       arguments = {{DNNL_ARG_SRC, {a, engine, nullptr}},
                    {DNNL_ARG_WEIGHTS, {b, engine, nullptr}},
                    {DNNL_ARG_DST, {c, engine, nullptr}},
                    {DNNL_ARG_SCRATCHPAD, {description.scratchpad_desc(), engine, nullptr}}};
+      if (g.bias) arguments.insert({DNNL_ARG_BIAS, {bias, engine, nullptr}});
     } catch (const dnnl::error& error) {
       if (error.status != dnnl_unimplemented)
         fail("oneDNN: {} for a {} x {} x {} product of {}", error.what(), g.m, g.n, g.k, name(g.dtype));
     }
   }
-  void run(const dnnl::stream& stream, const void* a, const void* b, void* c) {
+  void run(const dnnl::stream& stream, const void* a, const void* b, const void* bias, void* c) {
     arguments.at(DNNL_ARG_SRC).set_data_handle(const_cast<void*>(a));
     arguments.at(DNNL_ARG_WEIGHTS).set_data_handle(const_cast<void*>(b));
     arguments.at(DNNL_ARG_DST).set_data_handle(c);
+    if (bias) arguments.at(DNNL_ARG_BIAS).set_data_handle(const_cast<void*>(bias));
     if (scratch_bytes > 0)
       arguments.at(DNNL_ARG_SCRATCHPAD).set_data_handle(thread_workspace(WorkspaceUse::gemm_library, scratch_bytes));
     primitive->execute(stream, arguments);
@@ -104,7 +108,7 @@ class Library {
       found = products_.try_emplace(key, g, engine_).first;
     }
     if (!found->second.primitive) return false;
-    found->second.run(stream_, a, b, c);
+    found->second.run(stream_, a, b, g.bias, c);
     return true;
   }
 
