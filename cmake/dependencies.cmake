@@ -10,8 +10,8 @@ if(BUILD_TESTING OR NOT DEFINED BUILD_TESTING)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)  # tools/check_layers.py
 endif()
 
-# oneDNN: the fastest f32 and the only fast bf16 matrix product in Debian. Its CMake package needs
-# OpenCL headers, so it is found by hand; its CPU runtime is OpenMP, kept at one thread.
+# oneDNN: bf16 products on CPUs with AMX, and a second opinion on the others in tests and benchmarks. Its CMake package
+# needs OpenCL headers, so it is found by hand; its CPU runtime is OpenMP, kept at one thread.
 if(SHERD_ONEDNN)
   find_path(DNNL_INCLUDE_DIR dnnl.hpp)
   find_library(DNNL_LIBRARY dnnl)

@@ -1,7 +1,7 @@
 #pragma once
-// The seam of matrix products. Two engines lie behind it: our own blocked kernel, and oneDNN for bf16 where the CPU
-// multiplies bf16 itself. Work is cut into pieces by problem size only and every piece is computed by one thread, so
-// results have the same bits on any number of threads.
+// The seam of matrix products. Two engines lie behind it: our own blocked kernel, and oneDNN for bf16 on CPUs with AMX.
+// Work is cut into pieces by problem size only and every piece is computed by one thread, so results have the same bits
+// on any number of threads.
 #include <cstdint>
 
 #include "runtime/tensor/dtype.h"
@@ -45,7 +45,7 @@ struct Gemm {
 /// Runs on the threads of parallel.h. K = 0 gives zeros (or bias, or C unchanged).
 void gemm(const Gemm& g, const void* a, const void* b, void* c);
 
-/// `fastest` is `blocked`, but for bf16 on CPUs that multiply it in hardware.
+/// `fastest` is `blocked`, but for bf16 on CPUs with AMX.
 enum class GemmBackend : std::uint8_t { fastest, library, blocked };
 
 /// Chooses the engine on this thread for a scope (tests, comparisons). `library` falls back to `blocked` where the

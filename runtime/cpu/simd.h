@@ -27,6 +27,11 @@ inline constexpr bool kMultipliesBf16 = true;
 inline constexpr bool kMultipliesBf16 = false;
 #endif
 
+/// Two factors of a product that follow each other along the summed dim: what such CPUs multiply.
+struct Bf16Pair {
+  std::uint16_t first, second;  ///< bits
+};
+
 template <class T>
 struct VecOf;
 template <>
@@ -36,6 +41,10 @@ struct VecOf<float> {
 template <>
 struct VecOf<double> {
   using type = double __attribute__((vector_size(kVecBytes)));
+};
+template <>
+struct VecOf<Bf16Pair> {
+  using type = std::uint32_t __attribute__((vector_size(kVecBytes)));
 };
 template <class T>
 using Vec = typename VecOf<T>::type;
@@ -84,6 +93,25 @@ inline Vec<float> splat(float x) { return _mm256_set1_ps(x); }
 inline Vec<double> splat(double x) { return _mm256_set1_pd(x); }
 inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return _mm256_fmadd_pd(a, b, c); }
+#endif
+
+// What a product of matrices does at each step: sum + a * b, for pairs sum + a.first * b.first + a.second * b.second.
+inline Vec<float> multiply_add(Vec<float> a, Vec<float> b, Vec<float> sum) { return fma(a, b, sum); }
+inline Vec<double> multiply_add(Vec<double> a, Vec<double> b, Vec<double> sum) { return fma(a, b, sum); }
+inline Vec<float> splat_at(const float* x) { return splat(*x); }
+inline Vec<double> splat_at(const double* x) { return splat(*x); }
+#if defined(__AVX512BF16__)
+// Denormals count as zero, and partial sums round to nearest even, as the instruction does.
+inline Vec<float> multiply_add(Words a, Words b, Vec<float> sum) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+}
+inline Words splat_at(const Bf16Pair* x) {
+  std::uint32_t pair;  // rows of a matrix serve as pairs: they are bf16 in memory, and may start at an odd one
+  std::memcpy(&pair, x, sizeof pair);
+  return (Words)_mm512_set1_epi32(static_cast<int>(pair));
+}
+/// A vector of sums, each rounded to bf16; a denormal one becomes zero.
+inline HalfWords product_to_bf16(Vec<float> sums) { return (HalfWords)_mm512_cvtneps_pbh(sums); }
 #endif
 
 inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
@@ -180,7 +208,8 @@ A row_sum(std::int64_t n, const VecTerm& vec_term, const Term& term) {
 
 template <class A>
 A row_sum(const A* x, std::int64_t n) {
-  return row_sum<A>(n, [x](std::int64_t i) { return load(x + i); }, [x](std::int64_t i) { return x[i]; });
+  return row_sum<A>(
+      n, [x](std::int64_t i) { return load(x + i); }, [x](std::int64_t i) { return x[i]; });
 }
 template <class A>
 A row_dot(const A* x, const A* y, std::int64_t n) {

@@ -30,19 +30,18 @@ struct TileB {
 };
 
 /// What is added to the product: rows `ld` apart (0 repeats one row); null adds nothing.
-template <class T>
+template <class A>
 struct TileAddend {
-  const T* data = nullptr;
+  const A* data = nullptr;
   std::int64_t ld = 0;
 };
 
-/// What later blocks read: one line of the cache is asked for every kAheadProducts products, `step` bytes from the
-/// last.
+/// What later blocks read: one line of the cache is asked for every kAheadSteps steps, `step` bytes from the last.
 struct TileAhead {
   const void* line = nullptr;
   std::int64_t step = 0;
 };
-inline constexpr std::int64_t kAheadProducts = 16;
+inline constexpr std::int64_t kAheadSteps = 16;
 
 /// Rows x (Vectors * lanes) of C over k > 0 products, kept in registers; A's element (i, p) is a[i * row + p * column].
 /// C may be D. Packed: rows of B follow each other; C's lines and those ahead come from memory meanwhile, a few at a
@@ -52,17 +51,18 @@ inline constexpr std::int64_t kAheadProducts = 16;
 // waits until all stores of the block before have left for C.
 template <class T, int Rows, int Vectors, bool Packed>
 [[gnu::noinline]] void register_block(std::int64_t k, const T* a, std::int64_t row, std::int64_t column, const T* b,
-                                      std::int64_t ldb, T* c, std::int64_t ldc, const T* d, std::int64_t ldd,
-                                      const std::byte* ahead, std::int64_t ahead_step) {
-  constexpr std::int64_t w = kLanes<T>;
-  Vec<T> sum[Rows][Vectors];
+                                      std::int64_t ldb, Accumulator<T>* c, std::int64_t ldc, const Accumulator<T>* d,
+                                      std::int64_t ldd, const std::byte* ahead, std::int64_t ahead_step) {
+  using A = Accumulator<T>;
+  constexpr std::int64_t w = kLanes<A>;
+  Vec<A> sum[Rows][Vectors];
   for (int r = 0; r < Rows; ++r)
     for (int v = 0; v < Vectors; ++v) {
-      sum[r][v] = Vec<T>{};
+      sum[r][v] = Vec<A>{};
       if constexpr (Packed) __builtin_prefetch(c + r * ldc + v * w, 1);
     }
   do {
-    const std::int64_t rest = Packed ? std::max<std::int64_t>(k - kAheadProducts, 0) : 0;
+    const std::int64_t rest = Packed ? std::max<std::int64_t>(k - kAheadSteps, 0) : 0;
     if constexpr (Packed) {
       __builtin_prefetch(ahead, 0, 2);  // to the second-level cache
       ahead += ahead_step;
@@ -74,8 +74,8 @@ template <class T, int Rows, int Vectors, bool Packed>
         if constexpr (Packed) __builtin_prefetch(b + v * w + 2048 / sizeof(T));  // comes from the second-level cache
       }
       for (int r = 0; r < Rows; ++r) {
-        const Vec<T> left = splat(a[r * row]);
-        for (int v = 0; v < Vectors; ++v) sum[r][v] = fma(left, right[v], sum[r][v]);
+        const Vec<T> left = splat_at(a + r * row);
+        for (int v = 0; v < Vectors; ++v) sum[r][v] = multiply_add(left, right[v], sum[r][v]);
       }
       a += column;
       b += Packed ? Vectors * w : ldb;
@@ -83,10 +83,10 @@ template <class T, int Rows, int Vectors, bool Packed>
   } while (k > 0);
   if (d) {
     for (int r = 0; r < Rows; ++r)
-      for (int v = 0; v < Vectors; ++v) store<T>(c + r * ldc + v * w, load(d + r * ldd + v * w) + sum[r][v]);
+      for (int v = 0; v < Vectors; ++v) store<A>(c + r * ldc + v * w, load(d + r * ldd + v * w) + sum[r][v]);
   } else {
     for (int r = 0; r < Rows; ++r)
-      for (int v = 0; v < Vectors; ++v) store<T>(c + r * ldc + v * w, sum[r][v]);
+      for (int v = 0; v < Vectors; ++v) store<A>(c + r * ldc + v * w, sum[r][v]);
   }
 }
 
@@ -94,8 +94,8 @@ namespace detail {
 // The m rows of one panel of `Vectors` vectors: whole blocks first, then halves.
 template <class T, int Vectors, bool Packed, int Rows = kBlockRows>
 [[gnu::always_inline]] inline void panel_rows(std::int64_t m, std::int64_t k, const TileA<T>& a, const T* b,
-                                              std::int64_t ldb, const TileAddend<T>& d, T* c, std::int64_t ldc,
-                                              const TileAhead& ahead, std::int64_t i = 0) {
+                                              std::int64_t ldb, const TileAddend<Accumulator<T>>& d, Accumulator<T>* c,
+                                              std::int64_t ldc, const TileAhead& ahead, std::int64_t i = 0) {
   for (; i + Rows <= m; i += Rows)
     register_block<T, Rows, Vectors, Packed>(k, a.data + i * a.row, a.row, a.column, b, ldb, c + i * ldc, ldc,
                                              d.data ? d.data + i * d.ld : nullptr, d.ld,
@@ -107,7 +107,8 @@ template <class T, int Vectors, bool Packed, int Rows = kBlockRows>
 
 template <class T, int Vectors>
 [[gnu::always_inline]] inline void panel(std::int64_t m, std::int64_t k, const TileA<T>& a, const TileB<T>& b,
-                                         const TileAddend<T>& d, T* c, std::int64_t ldc, const TileAhead& ahead) {
+                                         const TileAddend<Accumulator<T>>& d, Accumulator<T>* c, std::int64_t ldc,
+                                         const TileAhead& ahead) {
   if (b.packed) panel_rows<T, Vectors, true>(m, k, a, b.data, b.ld, d, c, ldc, ahead);
   else panel_rows<T, Vectors, false>(m, k, a, b.data, b.ld, d, c, ldc, ahead);
 }
@@ -116,8 +117,8 @@ template <class T, int Vectors>
 /// C [m, vectors * lanes] = D + A B for up to kBlockVectors whole vectors of columns, k > 0. A packed B looks `ahead`.
 template <class T>
 [[gnu::always_inline]] inline void tile_panel(std::int64_t m, std::int64_t vectors, std::int64_t k, const TileA<T>& a,
-                                              const TileB<T>& b, const TileAddend<T>& d, T* c, std::int64_t ldc,
-                                              const TileAhead& ahead) {
+                                              const TileB<T>& b, const TileAddend<Accumulator<T>>& d, Accumulator<T>* c,
+                                              std::int64_t ldc, const TileAhead& ahead) {
   if (vectors == kBlockVectors) return detail::panel<T, kBlockVectors>(m, k, a, b, d, c, ldc, ahead);
   if (vectors == 1) return detail::panel<T, 1>(m, k, a, b, d, c, ldc, ahead);
   if constexpr (kBlockVectors == 3) detail::panel<T, 2>(m, k, a, b, d, c, ldc, ahead);
@@ -126,11 +127,12 @@ template <class T>
 /// C [m, columns] = D + A B for whole vectors of columns and any k; panels are of even width.
 template <class T>
 void tile_product(std::int64_t m, std::int64_t columns, std::int64_t k, const TileA<T>& a, const T* b, std::int64_t ldb,
-                  const TileAddend<T>& d, T* c, std::int64_t ldc) {
-  constexpr std::int64_t w = kLanes<T>;
+                  const TileAddend<Accumulator<T>>& d, Accumulator<T>* c, std::int64_t ldc) {
+  using A = Accumulator<T>;
+  constexpr std::int64_t w = kLanes<A>;
   if (k <= 0) {
     for (std::int64_t i = 0; i < m; ++i)
-      for (std::int64_t j = 0; j < columns; ++j) c[i * ldc + j] = d.data ? d.data[i * d.ld + j] : T{};
+      for (std::int64_t j = 0; j < columns; ++j) c[i * ldc + j] = d.data ? d.data[i * d.ld + j] : A{};
     return;
   }
   std::int64_t panels = (columns / w + kBlockVectors - 1) / kBlockVectors;

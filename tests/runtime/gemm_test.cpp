@@ -116,13 +116,15 @@ INSTANTIATE_TEST_SUITE_P(Engine, GemmEngines, ::testing::Values(GemmBackend::lib
 
 TEST_P(GemmEngines, AllLayoutsOfOddSizes) {
   for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
-           {1, 1, 1}, {7, 17, 5}, {13, 1, 33}, {1, 19, 65}, {33, 65, 1}, {200, 20, 270}, {10, 530, 30}, {70, 50, 800}})
-    for (const bool ta : {false, true})
-      for (const bool tb : {false, true})
-        for (const std::int64_t gap : {0, 3}) {
-          SCOPED_TRACE(fmt::format("{}x{}x{} ta={} tb={} gap={}", m, n, k, ta, tb, gap));
-          expect_product(with_layout({.transpose_a = ta, .transpose_b = tb, .m = m, .n = n, .k = k}, gap));
-        }
+           {1, 1, 1}, {7, 17, 5}, {13, 1, 33}, {1, 19, 65}, {33, 65, 1}, {200, 20, 270}, {10, 530, 30}, {70, 50, 801}})
+    for (const DType t : {DType::f32, DType::bf16})
+      for (const bool ta : {false, true})
+        for (const bool tb : {false, true})
+          for (const std::int64_t gap : {0, 3}) {
+            SCOPED_TRACE(fmt::format("{} {}x{}x{} ta={} tb={} gap={}", name(t), m, n, k, ta, tb, gap));
+            expect_product(with_layout(
+                {.dtype = t, .result = t, .transpose_a = ta, .transpose_b = tb, .m = m, .n = n, .k = k}, gap));
+          }
 }
 
 TEST_P(GemmEngines, EveryFloatingDType) {
