@@ -1,10 +1,12 @@
 #pragma once
 // What forward and backward of attention share. Letters as in op/attention.cpp; products are made of register blocks
 // (tile_gemm.h), so scores and weights are computed kBlockRows queries at a time and only up to the last key that one
-// of them sees.
+// of them sees. Where the CPU multiplies pairs of bf16 (steps.h), so are these products; weights and their gradients
+// are rounded to bf16 for them, their sums are not.
 #include <numbers>
 
 #include "runtime/cpu/heads.h"
+#include "runtime/cpu/steps.h"
 #include "runtime/cpu/tile_gemm.h"
 #include "runtime/cpu/transpose.h"
 #include "runtime/op/op.h"
@@ -22,9 +24,25 @@ constexpr std::int64_t whole_vectors(std::int64_t n) {
 struct AttentionSizes {
   std::int64_t b, h, g, tq, tk, k;
   std::int64_t group() const { return h / g; }
-  /// Elements of a head's keys packed by pack_transposed.
-  std::int64_t packed() const { return (tk + kKeys - 1) / kKeys * kKeys * k; }
 };
+
+/// Where a buffer of packed elements is carved from one of accumulators: both have the same size.
+template <class T>
+Packed<T>* packed_part(Accumulator<T>* buffer) {
+  static_assert(sizeof(Packed<T>) == sizeof(Accumulator<T>));
+  return reinterpret_cast<Packed<T>*>(buffer);
+}
+
+template <class T>
+constexpr std::int64_t steps_of(std::int64_t n) {
+  return (n + kTogether<T> - 1) / kTogether<T>;
+}
+
+/// Elements of a head's keys packed by pack_transposed.
+template <class T>
+std::int64_t packed_keys(const AttentionSizes& n) {
+  return (n.tk + kKeys - 1) / kKeys * kKeys * steps_of<T>(n.k);
+}
 
 inline AttentionSizes attention_sizes(const Tensor& q, const Tensor& k) {
   return {q.size(0), q.size(1), k.size(1), q.size(2), k.size(2), q.size(3)};
@@ -53,37 +71,54 @@ void mask_row(A* row, std::int64_t visible, std::int64_t columns, A value) {
   }
 }
 
-/// x [T, K] times `scale` -> tiles [K, kKeys], each zero beyond the last row: the right factor of a product with rows
-/// of queries.
+/// What the scores of packed keys are still to be multiplied by: pairs cannot be scaled without a rounding.
+template <class T>
+Accumulator<T> left_to_scale(Accumulator<T> scale) {
+  return kTogether<T> == 1 ? Accumulator<T>{1} : scale;
+}
+
+/// x [T, K] -> tiles [steps of K, kKeys], each zero beyond the last row: the right factor of a product with rows of
+/// queries. Accumulators are multiplied by `scale`.
 template <class T>
 void pack_transposed(const T* x, std::int64_t row, std::int64_t rows, std::int64_t k, Accumulator<T> scale,
-                     Accumulator<T>* to) {
-  for (std::int64_t first = 0; first < rows; first += kKeys, to += kKeys * k) {
+                     Packed<T>* to) {
+  const std::int64_t steps = steps_of<T>(k);
+  for (std::int64_t first = 0; first < rows; first += kKeys, to += kKeys * steps) {
     const std::int64_t here = std::min(kKeys, rows - first);
-    transpose_tile(x + first * row, row, here, k, scale, to, kKeys);
+    if constexpr (kTogether<T> == 1) transpose_tile(x + first * row, row, here, k, scale, to, kKeys);
+    else transpose_pairs(x + first * row, row, here, k, to, kKeys);
     if (here == kKeys) continue;
-    for (std::int64_t c = 0; c < k; ++c) std::fill(to + c * kKeys + here, to + (c + 1) * kKeys, Accumulator<T>{});
+    for (std::int64_t c = 0; c < steps; ++c) std::fill(to + c * kKeys + here, to + (c + 1) * kKeys, Packed<T>{});
   }
 }
 
-/// Whether rows of K elements of T serve as they are: products work on whole vectors of accumulators.
+/// Rows as left factors, steps along them: as they are, or packed into `buffer`.
 template <class T>
-bool rows_serve(std::int64_t k) {
-  return std::is_same_v<T, Accumulator<T>> && k % kLanes<T> == 0;
+RowsOf<Packed<T>> left_rows(const T* x, std::int64_t row, std::int64_t rows, std::int64_t k, Packed<T>* buffer) {
+  if (std::is_same_v<T, Packed<T>> || (kTogether<T> == 2 && row % 2 == 0 && k % 2 == 0))
+    return {reinterpret_cast<const Packed<T>*>(x), row / kTogether<T>};
+  const std::int64_t steps = steps_of<T>(k);
+  for (std::int64_t r = 0; r < rows; ++r) pack_along(x + r * row, k, buffer + r * steps);
+  return {buffer, steps};
 }
 
-/// `rows` rows of k elements that are `row` apart, for products: as they are, or widened into `buffer` and filled up
-/// with zeros to whole vectors.
+/// Whether rows of K elements of T serve as right factors as they are: products work on whole vectors of them.
 template <class T>
-RowsOf<Accumulator<T>> product_rows(const T* x, std::int64_t row, std::int64_t rows, std::int64_t k,
-                                    Accumulator<T>* buffer) {
-  using A = Accumulator<T>;
-  if constexpr (std::is_same_v<T, A>)
+bool rows_serve(std::int64_t k) {
+  return std::is_same_v<T, Packed<T>> && k % kLanes<Accumulator<T>> == 0;
+}
+
+/// Rows as right factors, a step across kTogether of them: as they are, or packed into `buffer` and filled up with
+/// zeros to whole vectors.
+template <class T>
+RowsOf<Packed<T>> right_rows(const T* x, std::int64_t row, std::int64_t rows, std::int64_t k, Packed<T>* buffer) {
+  if constexpr (std::is_same_v<T, Packed<T>>)
     if (rows_serve<T>(k)) return {x, row};
-  const std::int64_t padded = whole_vectors<A>(k);
-  for (std::int64_t r = 0; r < rows; ++r) {
-    convert_row(x + r * row, k, buffer + r * padded);
-    std::fill(buffer + r * padded + k, buffer + (r + 1) * padded, A{});
+  const std::int64_t padded = whole_vectors<Accumulator<T>>(k);
+  for (std::int64_t r = 0; r < rows; r += kTogether<T>) {
+    Packed<T>* const to = buffer + r / kTogether<T> * padded;
+    pack_step(x + r * row, row, r + kTogether<T> <= rows, k, to);
+    std::fill(to + k, to + padded, Packed<T>{});
   }
   return {buffer, padded};
 }

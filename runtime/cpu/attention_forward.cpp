@@ -2,6 +2,7 @@
 // rows of one chunk of keys exist at a time, in the first-level cache. A tile of queries meets one chunk of keys after
 // the other, so that the chunk is read from the second level. Work is shared out by (batch, head).
 #include <limits>
+#include <utility>
 
 #include "runtime/cpu/attention.h"
 #include "runtime/cpu/exp2.h"
@@ -17,16 +18,19 @@ namespace {
 
 constexpr std::int64_t kChunk = 512;  // keys
 
-// One head: `keys` packed and scaled so that scores are exponents of two, `values` rows.
+// One head: scores of `keys` become exponents of two when they are multiplied by `scale`.
 template <class T>
 struct ForwardHead {
   using A = Accumulator<T>;
+  using P = Packed<T>;
   const AttentionSizes& n;
   AttentionMask mask;
-  const A* keys;
-  RowsOf<A> values;
-  std::int64_t padded;              // K in whole vectors
-  A *scores, *sums, *query_buffer;  // [kBlockRows, kChunk]; [kQueries, padded] twice
+  const P* keys;
+  A scale;
+  RowsOf<P> values;
+  std::int64_t padded;        // K in whole vectors
+  A *scores, *sums;           // [kBlockRows, kChunk]; [kQueries, padded]
+  P *weights, *query_buffer;  // [kBlockRows, kChunk] rounded to pairs; [kQueries, padded]
   A largest[kQueries]{}, total[kQueries]{};
 
   // The scores of a block of rows become weights, zero beyond the last key that a query sees; older sums are rescaled.
@@ -55,26 +59,36 @@ struct ForwardHead {
   }
 
   // `here` queries from `i` of the tile on against the keys of a chunk.
-  void block(const RowsOf<A>& rows, std::int64_t first, std::int64_t i, std::int64_t here, std::int64_t chunk) {
+  void block(const RowsOf<P>& rows, std::int64_t first, std::int64_t i, std::int64_t here, std::int64_t chunk) {
     const std::int64_t keys_here = std::min(kChunk, n.tk - chunk);
     const std::int64_t last = mask.visible(first + i + here - 1, chunk, keys_here);
     if (last == 0 && chunk > 0) return;
     const std::int64_t columns = whole_vectors<A>(last);
     for (std::int64_t t = 0; t < columns; t += kKeys)
-      tile_product<A>(here, std::min(kKeys, columns - t), n.k, {rows.data + i * rows.row, rows.row, 1},
-                      keys + (chunk + t) * n.k, kKeys, {}, scores + t, kChunk);
+      tile_product<P>(here, std::min(kKeys, columns - t), steps_of<T>(n.k), {rows.data + i * rows.row, rows.row, 1},
+                      keys + (chunk + t) * steps_of<T>(n.k), kKeys, {}, scores + t, kChunk);
+    if constexpr (kTogether < T >> 1)
+      for (std::int64_t r = 0; r < here; ++r)
+        round_scaled_row<A>(scores + r * kChunk, scale, columns, scores + r * kChunk);
     constexpr int together = kBlockRows / 2;
     std::int64_t r = 0;
     for (; r + together <= here; r += together) take_rows<together>(first, i + r, chunk, columns, scores + r * kChunk);
     for (; r < here; ++r) take_rows<1>(first, i + r, chunk, columns, scores + r * kChunk);
     A* const to = sums + i * padded;
-    tile_product<A>(here, padded, last, {scores, kChunk, 1}, values.data + chunk * values.row, values.row,
+    TileA<P> left;
+    if constexpr (kTogether<T> == 1) {
+      left = {scores, kChunk, 1};
+    } else {
+      round_rows(scores, kChunk, here, columns, weights, kChunk / kTogether<T>);
+      left = {weights, kChunk / kTogether<T>, 1};
+    }
+    tile_product<P>(here, padded, steps_of<T>(last), left, values.data + chunk / kTogether<T> * values.row, values.row,
                     {chunk == 0 ? nullptr : to, padded}, to, padded);
   }
 
   void tile_of_queries(const T* q, std::int64_t q_row, std::int64_t first, T* out, std::int64_t out_row, A* lse) {
     const std::int64_t queries = std::min(kQueries, n.tq - first);
-    const RowsOf<A> rows = product_rows(q + first * q_row, q_row, queries, n.k, query_buffer);
+    const RowsOf<P> rows = left_rows(q + first * q_row, q_row, queries, n.k, query_buffer);
     std::fill(largest, largest + queries, std::numeric_limits<A>::lowest());
     std::fill(total, total + queries, A{});
     const std::int64_t end = mask.visible(first + queries - 1, 0, n.tk);
@@ -102,23 +116,29 @@ void forward(const KernelCall& c) {
   A* const lse = c.out[1].mutable_data<A>();
   const A scale = static_cast<A>(attrs.scale) * std::numbers::log2e_v<A>;
   parallel_for(n.b * n.h, 1, [&](std::int64_t begin, std::int64_t end) {
-    const std::int64_t padded = whole_vectors<A>(n.k), values_size = rows_serve<T>(n.k) ? 0 : n.tk * padded;
-    A* const work = thread_workspace<A>(WorkspaceUse::tiles,
-                                        n.packed() + values_size + kBlockRows * kChunk + 2 * kQueries * padded);
-    A* const values_buffer = work + n.packed();
-    A* const scores = values_buffer + values_size;
-    A* const sums = scores + kBlockRows * kChunk;
+    const std::int64_t padded = whole_vectors<A>(n.k), keys_size = packed_keys<T>(n);
+    const std::int64_t values_size = rows_serve<T>(n.k) ? 0 : steps_of<T>(n.tk) * padded;
+    A* at = thread_workspace<A>(WorkspaceUse::tiles,
+                                keys_size + values_size + 2 * kBlockRows * kChunk + 2 * kQueries * padded);
+    const auto take = [&](std::int64_t count) { return std::exchange(at, at + count); };
+    Packed<T>* const keys = packed_part<T>(take(keys_size));
+    Packed<T>* const values_buffer = packed_part<T>(take(values_size));
+    A *const scores = take(kBlockRows * kChunk), *const sums = take(kQueries * padded);
+    Packed<T>* const weights = packed_part<T>(take(kBlockRows * kChunk));
+    Packed<T>* const query_buffer = packed_part<T>(take(kQueries * padded));
     for (std::int64_t task = begin; task < end; ++task) {
       const std::int64_t b = task / n.h, h = task % n.h, g = h / n.group();
-      pack_transposed(k.at(b, g), k.row, n.tk, n.k, scale, work);
+      pack_transposed(k.at(b, g), k.row, n.tk, n.k, scale, keys);
       ForwardHead<T> head{.n = n,
                           .mask = {attrs.causal, n.tk, n.tk - n.tq},
-                          .keys = work,
-                          .values = product_rows(v.at(b, g), v.row, n.tk, n.k, values_buffer),
+                          .keys = keys,
+                          .scale = left_to_scale<T>(scale),
+                          .values = right_rows(v.at(b, g), v.row, n.tk, n.k, values_buffer),
                           .padded = padded,
                           .scores = scores,
                           .sums = sums,
-                          .query_buffer = sums + kQueries * padded};
+                          .weights = weights,
+                          .query_buffer = query_buffer};
       for (std::int64_t first = 0; first < n.tq; first += kQueries)
         head.tile_of_queries(q.at(b, h), q.row, first, out.at(b, h), out.row, lse + task * n.tq);
     }

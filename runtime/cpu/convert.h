@@ -20,7 +20,7 @@ inline HalfWords load_halves(const void* from) {
 template <class T>
 Vec<Accumulator<T>> load_as_accumulators(const T* from) {
   if constexpr (std::is_same_v<T, bf16>) {
-    return (Vec<float>)(__builtin_convertvector(detail::load_halves(from), Words) << 16);
+    return (Vec<float>)(widen(detail::load_halves(from)) << 16);
   } else if constexpr (std::is_same_v<T, f16>) {
     return f16_to_f32(detail::load_halves(from));
   } else {
@@ -32,9 +32,7 @@ Vec<Accumulator<T>> load_as_accumulators(const T* from) {
 template <class T>
 void store_rounded(T* to, Vec<Accumulator<T>> v) {
   if constexpr (std::is_same_v<T, bf16>) {
-    const auto u = (Words)v;
-    const Words rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, nan = (u >> 16) | 0x40u;
-    const auto bits = __builtin_convertvector((u & 0x7fffffffu) > 0x7f800000u ? nan : rounded, HalfWords);
+    const HalfWords bits = to_bf16(v);
     std::memcpy(static_cast<void*>(to), &bits, sizeof bits);
   } else if constexpr (std::is_same_v<T, f16>) {
     const auto u = (Words)v;

@@ -39,14 +39,12 @@ struct Sums {
 template <class R, class A>
 [[gnu::always_inline]] inline void store_sums(Vec<A> sums, const R* addend, R* to) {
   if (addend) sums = load_as_accumulators(addend) + sums;
-#if defined(__AVX512BF16__)
   if constexpr (std::is_same_v<R, bf16>) {
     const HalfWords rounded = product_to_bf16(sums);
     std::memcpy(static_cast<void*>(to), &rounded, sizeof rounded);
-    return;
+  } else {
+    store_rounded(to, sums);
   }
-#endif
-  store_rounded(to, sums);
 }
 
 // A rectangle of C within the packed columns, and one block of K.

@@ -1,24 +1,13 @@
 #pragma once
-// Operands of a product as register blocks take them: accumulators, or pairs of bf16 along K where the CPU multiplies
-// those. A step of products is one packed element along K.
-#include <type_traits>
-
+// A block of the right operand of a product as panels of register blocks.
 #include "runtime/cpu/gemm.h"
-#include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
+#include "runtime/cpu/steps.h"
 #include "runtime/cpu/tile_gemm.h"
 #include "runtime/cpu/transpose.h"
 #include "runtime/cpu/workspace.h"
 
 namespace sherd::cpu {
-
-/// What elements of T are packed as.
-template <class T>
-using Packed = std::conditional_t<std::is_same_v<T, bf16> && kMultipliesBf16, Bf16Pair, Accumulator<T>>;
-
-/// Elements along K in one of them.
-template <class T>
-constexpr std::int64_t kTogether = std::is_same_v<Packed<T>, Bf16Pair> ? 2 : 1;
 
 /// Columns of a panel of B: a register block's.
 template <class T>
@@ -26,44 +15,6 @@ constexpr std::int64_t kPanel = kBlockVectors* kLanes<Packed<T>>;
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
-}
-
-/// One step for the columns of a matrix that is stored with its rows along K: the elements from x on, each with its
-/// neighbour of the next row, `ld` further on, or with zero if that is not `whole`.
-template <class T>
-[[gnu::always_inline]] inline Vec<Packed<T>> load_step(const T* x, std::int64_t ld, bool whole) {
-  if constexpr (kTogether<T> == 1) {
-    return load_as_accumulators(x);
-  } else {
-    const auto words = [](const T* from) { return __builtin_convertvector(detail::load_halves(from), Words); };
-    return whole ? words(x) | words(x + ld) << 16 : words(x);
-  }
-}
-
-/// The same for n columns. Inlined: a constant n becomes a few loads and stores.
-template <class T>
-[[gnu::always_inline]] inline void pack_step(const T* x, std::int64_t ld, bool whole, std::int64_t n, Packed<T>* to) {
-  using P = Packed<T>;
-  std::int64_t i = 0;
-  for (; i + kLanes<P> <= n; i += kLanes<P>) store<P>(to + i, load_step(x + i, ld, whole));
-  if constexpr (std::is_same_v<T, P>) {
-    std::memcpy(to + i, x + i, static_cast<std::size_t>(n - i) * sizeof(P));
-  } else {
-    for (; i < n; ++i)
-      if constexpr (kTogether<T> == 1) to[i] = convert<P>(x[i]);
-      else to[i] = {x[i].bits, whole ? x[i + ld].bits : std::uint16_t{}};
-  }
-}
-
-/// k elements along K, n of which lie together, as ceil(k / kTogether) steps.
-template <class T>
-void pack_along(const T* x, std::int64_t k, Packed<T>* to) {
-  if constexpr (kTogether<T> == 1) {
-    convert_row(x, k, to);
-  } else {
-    std::memcpy(to, x, static_cast<std::size_t>(k) * sizeof(T));
-    if (k % 2 != 0) to[k / 2].second = 0;
-  }
 }
 
 /// A block of B: panel j starts at j * steps.

@@ -37,10 +37,10 @@ struct HeadsOut {
   std::int64_t batch, head, row;
 };
 
-/// Rows of one head in the accumulator type.
-template <class A>
+/// Rows of one head as factors of products.
+template <class P>
 struct RowsOf {
-  const A* data;
+  const P* data;
   std::int64_t row;
 };
 

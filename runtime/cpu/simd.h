@@ -66,8 +66,11 @@ void store(T* to, Vec<T> v) {
 using Words = std::uint32_t __attribute__((vector_size(kVecBytes)));
 using HalfWords = std::uint16_t __attribute__((vector_size(kVecBytes / 2)));
 
-// Masked conversions of f16: g++ 12 warns about undefined lanes of the others.
+// Conversions are intrinsics: g++ 12 takes the extension's apart into halves. Masked, because it warns about undefined
+// lanes of the others.
 #if defined(__AVX512F__)
+inline Words widen(HalfWords h) { return (Words)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)h); }
+inline HalfWords narrow(Words w) { return (HalfWords)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)w); }
 inline Vec<float> f16_to_f32(HalfWords h) { return _mm512_maskz_cvtph_ps(0xffff, (__m256i)h); }
 inline HalfWords f32_to_f16(Vec<float> v) {
   return (HalfWords)_mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT);
@@ -81,6 +84,8 @@ inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return _mm
 /// Writes a vector past the caches; `to` is aligned to kVecBytes.
 inline void stream(float* to, Vec<float> v) { _mm512_stream_ps(to, v); }
 #else
+inline Words widen(HalfWords h) { return (Words)_mm256_cvtepu16_epi32((__m128i)h); }
+inline HalfWords narrow(Words w) { return __builtin_convertvector(w, HalfWords); }
 inline Vec<float> f16_to_f32(HalfWords h) { return _mm256_cvtph_ps((__m128i)h); }
 inline HalfWords f32_to_f16(Vec<float> v) { return (HalfWords)_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
 /// v * 2^n for whole n > -126 and v near 1; 0 for smaller n.
@@ -110,8 +115,19 @@ inline Words splat_at(const Bf16Pair* x) {
   std::memcpy(&pair, x, sizeof pair);
   return (Words)_mm512_set1_epi32(static_cast<int>(pair));
 }
-/// A vector of sums, each rounded to bf16; a denormal one becomes zero.
+#endif
+
+/// Bits of bf16: round-to-nearest-even, denormals kept, NaNs quiet.
+inline HalfWords to_bf16(Vec<float> v) {
+  const auto u = (Words)v;
+  const Words rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, nan = (u >> 16) | 0x40u;
+  return narrow((u & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+}
+/// The same for sums of products of pairs, in which denormals count as zero: a denormal result may become zero too.
+#if defined(__AVX512BF16__)
 inline HalfWords product_to_bf16(Vec<float> sums) { return (HalfWords)_mm512_cvtneps_pbh(sums); }
+#else
+inline HalfWords product_to_bf16(Vec<float> sums) { return to_bf16(sums); }
 #endif
 
 inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
