@@ -2,6 +2,7 @@
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/math.h"
 #include "runtime/cpu/pointwise_loop.h"
+#include "runtime/cpu/silu_family.h"
 #include "runtime/op/attr_types.h"
 
 namespace sherd::cpu {
@@ -33,6 +34,14 @@ template <class F>
 void with_range(const KernelCall& call) {
   const auto& attrs = call.attrs.as<ClampAttrs>();
   run_pointwise_as(call.out[0].dtype(), call, F{attrs.low, attrs.high});
+}
+
+// Of floating dtypes: f64 by the functor, the others by whole vectors of f32.
+template <class F, class OnVectors, int Inputs, int Outputs = 1>
+void with_vectors(const KernelCall& call) {
+  const F f;
+  if (call.out[0].dtype() == DType::f64) run_pointwise<double>(call, &f, pointwise_loop<F, double>);
+  else run_pointwise<float>(call, nullptr, vector_loop<OnVectors, Inputs, Outputs>);
 }
 
 struct Entry {
@@ -78,14 +87,14 @@ constexpr Entry kEntries[] = {
     {"sigmoid_backward", kernel<SigmoidBackward>},
     {"relu", kernel<Relu>},
     {"relu_backward", kernel<ReluBackward>},
-    {"silu", kernel<Silu<Math>>},
-    {"silu_backward", kernel<SiluBackward<Math>>},
+    {"silu", with_vectors<Silu<Math>, vectors::Silu, 1>},
+    {"silu_backward", with_vectors<SiluBackward<Math>, vectors::SiluBackward, 2>},
     {"gelu", kernel<Gelu<Math>>},
     {"gelu_backward", kernel<GeluBackward<Math>>},
-    {"gelu_tanh", kernel<GeluTanh<Math>>},
-    {"gelu_tanh_backward", kernel<GeluTanhBackward<Math>>},
-    {"swiglu", kernel<Swiglu<Math>>},
-    {"swiglu_backward", kernel<SwigluBackward<Math>>},
+    {"gelu_tanh", with_vectors<GeluTanh<Math>, vectors::GeluTanh, 1>},
+    {"gelu_tanh_backward", with_vectors<GeluTanhBackward<Math>, vectors::GeluTanhBackward, 2>},
+    {"swiglu", with_vectors<Swiglu<Math>, vectors::Swiglu, 2>},
+    {"swiglu_backward", with_vectors<SwigluBackward<Math>, vectors::SwigluBackward, 3, 2>},
 };
 
 }  // namespace

@@ -81,6 +81,27 @@ TEST(Pointwise, BulkAndTailOfALoopGiveTheSameBits) {
   }
 }
 
+// In f32 by whole vectors with a short exponential, in f64 by the functors over the C library.
+TEST(Pointwise, SiluFamilyOverItsWholeDomain) {
+  std::vector<float> grid = {-1e10f, -1e4f, -0.0f, 0x1p-140f, 1e4f, 1e10f, kNan};
+  for (float x = -110; x < 110; x += 0.37f) grid.push_back(x);
+  const auto size = static_cast<std::int64_t>(grid.size());
+  const Tensor x = Tensor::from<float>(std::span<const float>(grid), {size});
+  const Tensor grad = random_normal({size}, 1), up = random_normal({size}, 2);
+  const auto check = [](std::string_view name, std::vector<Tensor> in) {
+    std::vector<Tensor> wide;
+    for (const Tensor& t : in) wide.push_back(cast(t, DType::f64));
+    const Tensors actual = call_op(find_op(name), in, {}), expected = call_op(find_op(name), wide, {});
+    for (std::size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(near(actual[i], expected[i], 1e-6)) << name << i;
+  };
+  check("silu", {x});
+  check("gelu_tanh", {x});
+  check("swiglu", {x, up});
+  check("silu_backward", {grad, x});
+  check("gelu_tanh_backward", {grad, x});
+  check("swiglu_backward", {grad, x, up});
+}
+
 // Closed forms in double, as PyTorch documents its functions of these names.
 TEST(Pointwise, ActivationsMatchTheirFormulas) {
   const Tensor x = Tensor::from<double>({-2, -0.5, 0, 1, 3}, {5});

@@ -1,0 +1,88 @@
+#pragma once
+// x sigmoid(x), its relatives and their slopes on whole vectors, for the rows that every transformer runs over its
+// widest activations: one short exponential and one division. The functors of op/pointwise.h say the same in scalars;
+// they pay for the full domain of exp, and serve f64.
+#include <numbers>
+
+#include "runtime/cpu/exp2.h"
+#include "runtime/op/pointwise.h"
+
+namespace sherd::cpu {
+
+namespace vectors {
+
+using V = Vec<float>;
+using pointwise::Two;
+
+/// 1 / (1 + e^-x), 3 ulp; 0 where that is below 2^-126, NaN for NaN.
+inline V sigmoid(V x) {
+  const V exponent = x * -std::numbers::log2e_v<float>;
+  const V result = 1.0f / (1.0f + exp2(exponent > 126.0f ? splat(126.0f) : exponent));
+  return exponent > 126.0f ? V{} : result;
+}
+
+inline V silu_slope(V x) {
+  const V s = sigmoid(x);
+  return s * fma(x, 1.0f - s, splat(1.0f));
+}
+
+inline constexpr float kGeluScale = 2 * 0.79788456080286535588f, kGeluCube = 0.044715f;
+
+struct GeluTanh {
+  V operator()(V x) const { return x * sigmoid(kGeluScale * fma(kGeluCube * x * x, x, x)); }
+};
+struct GeluTanhBackward {
+  V operator()(V grad, V x) const {
+    const V square = x * x, s = sigmoid(kGeluScale * fma(kGeluCube * square, x, x));
+    const V slope = kGeluScale * fma(splat(3 * kGeluCube), square, splat(1.0f));
+    return grad * fma(x * (s * (1.0f - s)), slope, s);
+  }
+};
+struct Silu {
+  V operator()(V x) const { return x * sigmoid(x); }
+};
+struct SiluBackward {
+  V operator()(V grad, V x) const { return grad * silu_slope(x); }
+};
+struct Swiglu {
+  V operator()(V gate, V up) const { return gate * sigmoid(gate) * up; }
+};
+struct SwigluBackward {
+  Two<V> operator()(V grad, V gate, V up) const { return {grad * up * silu_slope(gate), grad * gate * sigmoid(gate)}; }
+};
+
+template <class F>
+auto at(const float* const* in, std::int64_t i) {
+  if constexpr (std::is_invocable_v<F, V>) return F{}(load(in[0] + i));
+  else if constexpr (std::is_invocable_v<F, V, V>) return F{}(load(in[0] + i), load(in[1] + i));
+  else return F{}(load(in[0] + i), load(in[1] + i), load(in[2] + i));
+}
+
+inline void put(V result, float* const* out, std::int64_t i) { store<float>(out[0] + i, result); }
+inline void put(const Two<V>& result, float* const* out, std::int64_t i) {
+  store<float>(out[0] + i, result.first);
+  store<float>(out[1] + i, result.second);
+}
+
+}  // namespace vectors
+
+/// A PointwiseLoop of whole vectors; the last elements are padded to one, so that all come from the same instructions.
+template <class F, int Inputs, int Outputs>
+void vector_loop(const void*, const float* const* in, float* const* out, std::int64_t n) {
+  constexpr std::int64_t w = kLanes<float>;
+  std::int64_t i = 0;
+  for (; i + w <= n; i += w) vectors::put(vectors::at<F>(in, i), out, i);
+  if (i == n) return;
+  float padded_in[Inputs][w]{}, padded_out[Outputs][w];
+  const float* from[Inputs];
+  float* to[Outputs];
+  for (int k = 0; k < Inputs; ++k) {
+    std::copy(in[k] + i, in[k] + n, padded_in[k]);
+    from[k] = padded_in[k];
+  }
+  for (int k = 0; k < Outputs; ++k) to[k] = padded_out[k];
+  vectors::put(vectors::at<F>(from, 0), to, 0);
+  for (int k = 0; k < Outputs; ++k) std::copy_n(padded_out[k], n - i, out[k] + i);
+}
+
+}  // namespace sherd::cpu
