@@ -67,7 +67,7 @@ def main():
     parser.add_argument("--sherd", default=str(ROOT / "build/release/bin/sherd"))
     parser.add_argument("--peer-python", action="append", default=[])
     parser.add_argument("--table", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     results = json.loads(options.file.read_text()) if options.file.exists() else {"figures": []}
     for prefix in options.prefixes:
         fresh = measure(options.sherd, prefix, options.peer_python)
