@@ -2,7 +2,9 @@
 // x sigmoid(x), its relatives and their slopes on whole vectors, for the rows that every transformer runs over its
 // widest activations: one short exponential and one division. The functors of op/pointwise.h say the same in scalars;
 // they pay for the full domain of exp, and serve f64.
+#include <algorithm>
 #include <numbers>
+#include <type_traits>
 
 #include "runtime/cpu/exp2.h"
 #include "runtime/op/pointwise.h"
