@@ -370,6 +370,12 @@ std::string Recorder::origin(const Tensor& tensor) const {
   return fmt::format("the result of {}{}", node.op->name, node.module_path ? " in " + *node.module_path : "");
 }
 
+void Recorder::setting_read(const std::shared_ptr<const StepSetting>& setting) {
+  const auto is_it = [&](const GraphSetting& known) { return known.setting == setting; };
+  if (!own_settings_.contains(setting) && std::ranges::none_of(graph_.settings, is_it))
+    graph_.settings.push_back({setting, setting->text});
+}
+
 void Recorder::refuse_read(const Tensor& tensor, std::string_view what) {
   fail(
       "{} on {} inside a captured step: it is {}, and a replay does not run the code that would look at the value. "

@@ -2,6 +2,7 @@
 // Records one eager run of a step as a Graph. The recorder knows values by storage ids, which are never used twice,
 // and keeps no tensor of the step alive: memory, donation and results are those of a run without it.
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -33,6 +34,8 @@ class Recorder final : public CaptureSink {
   bool has_seen(const Storage& storage) const override { return by_storage_.contains(storage.id()); }
   void slot_assigned(Slot& slot) override;
   void grad_used(const Slot& slot) override { slot_index(slot); }
+  void setting_read(const std::shared_ptr<const StepSetting>& setting) override;
+  void setting_changed(const std::shared_ptr<const StepSetting>& setting) override { own_settings_.insert(setting); }
   void refuse_read(const Tensor& tensor, std::string_view what) override;
 
  private:
@@ -81,6 +84,7 @@ class Recorder final : public CaptureSink {
   std::vector<std::uint64_t> argument_storages_;  // by argument
   std::vector<std::int64_t> argument_bases_;      // bytes from the storage's start
   std::vector<SlotBefore> before_;
+  std::set<std::shared_ptr<const StepSetting>> own_settings_;
   std::unordered_map<std::uint64_t, std::vector<Place>> slot_storages_;
   std::unordered_map<const Leaf*, int> before_indices_, slot_indices_;  // into before_ and graph_.slots
   std::unordered_map<std::string, int> names_;                          // how many slots have a name

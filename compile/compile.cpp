@@ -137,6 +137,7 @@ CompiledStep::Entry* CompiledStep::find(std::span<const Tensor> arguments) {
   reason_.clear();
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     std::string mismatch = argument_mismatch(entries_[i]->graph, arguments);
+    if (mismatch.empty()) mismatch = setting_mismatch(entries_[i]->graph);
     if (mismatch.empty()) mismatch = slot_mismatch(entries_[i]->graph);
     if (mismatch.empty()) {
       std::rotate(entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(i),

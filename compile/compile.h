@@ -33,10 +33,11 @@ struct CompileOptions {
   bool device_graphs = true;
 };
 
-/// A step from tensors to tensors. What a replay sees: the arguments, the tensors in slots, and the random step. It
-/// does not see other variables: numbers, branches, tensors held outside of slots and values made on the host inside
-/// the step are those of the recorded run. Arguments carry no autograd history, results come without it.
-/// One rank, one thread. Inside another captured step it simply runs, as part of that step.
+/// A step from tensors to tensors. What a replay sees: the arguments, the tensors in slots, the random step, and how
+/// fully_shard() groups reduce their gradients. It does not see other variables: numbers, branches, tensors held
+/// outside of slots and values made on the host inside the step are those of the recorded run. Arguments carry no
+/// autograd history, results come without it. One rank, one thread. Inside another captured step it simply runs, as
+/// part of that step.
 class CompiledStep {
  public:
   using Function = std::function<std::vector<Tensor>(std::span<const Tensor>)>;

@@ -6,6 +6,7 @@
 //   nodes    %2 f32[8,64] = matmul($0, @w)
 //   end      return %7      @step = %9      @w.grad = %5
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 
 #include "runtime/autograd/node.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/capture_sink.h"
 #include "runtime/op/op.h"
 #include "runtime/tensor/small_vec.h"
 #include "runtime/tensor/tensor.h"
@@ -124,6 +126,12 @@ struct SlotUpdate {
   GraphResult result;
 };
 
+/// A setting as it was in the recorded run.
+struct GraphSetting {
+  std::shared_ptr<const StepSetting> setting;
+  std::string text;
+};
+
 struct Graph {
   std::vector<Value> values;  ///< in order of first appearance
   std::vector<GraphNode> nodes;
@@ -132,6 +140,7 @@ struct Graph {
   std::vector<Binding> bindings;
   std::vector<GraphResult> results;
   std::vector<SlotUpdate> updates;
+  std::vector<GraphSetting> settings;
   bool grad_enabled = true;
 
   const Value& value(ValueId id) const { return values[static_cast<std::size_t>(id)]; }

@@ -82,6 +82,13 @@ std::string argument_mismatch(const Graph& graph, std::span<const Tensor> argume
   return {};
 }
 
+std::string setting_mismatch(const Graph& graph) {
+  for (const GraphSetting& recorded : graph.settings)
+    if (recorded.setting->text != recorded.text)
+      return fmt::format("{}; in the graph {}", recorded.setting->text, recorded.text);
+  return {};
+}
+
 std::string slot_mismatch(const Graph& graph) {
   for (const GraphSlot& entry : graph.slots) {
     if (!entry.leaf) continue;

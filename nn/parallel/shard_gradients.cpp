@@ -12,6 +12,7 @@
 #include "runtime/comm/subject.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/stream.h"
+#include "runtime/op/capture_sink.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -140,7 +141,26 @@ void ShardGroup::finish_backward() {
   reduce_pending();
 }
 
+void ShardGroup::set_divide_factor(double factor) {
+  divide_factor_ = factor;
+  reduction_changed();
+}
+
+void ShardGroup::set_all_reduces(bool on) {
+  all_reduces_ = on;
+  reduction_changed();
+}
+
+void ShardGroup::reduction_changed() {
+  const char* const over_replicas = data_.num_replicas() == 1 ? ""
+                                    : all_reduces_            ? " and adds them up over replicas"
+                                                              : " and does not add them up over replicas";
+  reduction_->text = fmt::format("group \"{}\" divides gradients by {}{}", name_, divide_factor_, over_replicas);
+  if (CaptureSink* capture = RankContext::current().capture) capture->setting_changed(reduction_);
+}
+
 void ShardGroup::reduce_pending() {
+  if (CaptureSink* capture = RankContext::current().capture) capture->setting_read(reduction_);
   finished_ = 0;
   add_zeros_to_unsummed();
   if (gradients_.defined() && is_gradient_reduced()) {

@@ -17,6 +17,7 @@
 #include "nn/parallel/mixed_precision.h"
 #include "nn/parallel/partial_gradients.h"
 #include "nn/parallel/shard_rows.h"
+#include "runtime/op/capture_sink.h"
 
 namespace sherd::nn {
 
@@ -68,9 +69,9 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   ProcessGroup& process_group() const { return data_.root_group(); }
   const DataMesh& data_mesh() const { return data_; }
   /// Divides the sum over ranks by `factor` instead of the number of ranks, replicas included.
-  void set_divide_factor(double factor) { divide_factor_ = factor; }
+  void set_divide_factor(double factor);
   /// Off: a backward pass reduces over the shard axis only, and its sum is kept until a pass with it on.
-  void set_all_reduces(bool on) { all_reduces_ = on; }
+  void set_all_reduces(bool on);
   /// Gathers that a saved tensor had to ask for because no module hook came first.
   int late_gathers() const { return late_gathers_; }
 
@@ -150,6 +151,7 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   Tensor earlier_sum(const Placed& p) const;
   void deliver(Placed& p, const Tensor& shard);
   int plan_index(const ReducePlan& plan);
+  void reduction_changed();
 
   std::string name_;
   DataMesh data_;
@@ -163,6 +165,7 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   Tensor gradients_;          // u8 [gathered bytes], or undefined
   std::vector<ReducePlan> plans_;
   double divide_factor_;
+  const std::shared_ptr<StepSetting> reduction_ = std::make_shared<StepSetting>();  // the factor and all_reduces_
   std::size_t max_reductions_ = 1;
   Event last_reduction_;      // reads the tables of this object
   std::size_t finished_ = 0;  // parameters whose gradient is complete in this pass

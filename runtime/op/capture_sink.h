@@ -1,7 +1,9 @@
 #pragma once
 // What the dispatcher tells a recorder while a step is being captured. `compile` implements it; runtime only
 // knows that it may be there.
+#include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "runtime/tensor/tensor.h"
@@ -11,6 +13,11 @@ namespace sherd {
 class Slot;
 struct Op;
 class Attrs;
+
+/// What a step does because of something that is no tensor, in words: a recording holds while they are what they were.
+struct StepSetting {
+  std::string text;
+};
 
 class CaptureSink {
  public:
@@ -27,6 +34,9 @@ class CaptureSink {
   virtual void slot_assigned(Slot& slot) = 0;
   /// The program looks at a slot's gradient, or is about to give it another one or none.
   virtual void grad_used(const Slot& slot) = 0;
+  /// The step has read this setting, which recordings keep alive; or changed it, and then what it reads is its own.
+  virtual void setting_read(const std::shared_ptr<const StepSetting>& setting) = 0;
+  virtual void setting_changed(const std::shared_ptr<const StepSetting>& setting) = 0;
   /// Throws: a captured step cannot depend on values read back to the host.
   virtual void refuse_read(const Tensor& tensor, std::string_view what) = 0;
 

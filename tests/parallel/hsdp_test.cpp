@@ -292,6 +292,47 @@ TEST(FullyShard, F77_MicroBatchesOfHsdpMayBeCapturedApart) {
     });
 }
 
+// A setting that the recorded step has read is one of its guards: it is recorded again, and going back finds the first
+// recording.
+TEST(FullyShardReplay, HowGradientsAreReducedIsAGuard) {
+  for (const Grid grid : {Grid{1, 1}, Grid{1, 2}, Grid{2, 1}, Grid{2, 2}})
+    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
+      Net eager(kUneven), captured(kUneven);
+      for (Net* net : {&eager, &captured}) {
+        shard(*net, mesh_of(group, grid));
+        net->materialize(nn::Seed{2});
+      }
+      const auto of = [](Net& net) {
+        return [&net](const Tensor& x) {
+          const Tensor loss = sum(net(x));
+          backward(loss);
+          return loss.detach();
+        };
+      };
+      auto step = compile(of(captured));
+      using Mode = CompiledStep::Mode;
+      const std::pair<double, Mode> calls[] = {{4, Mode::eager},  {4, Mode::record}, {4, Mode::replay},
+                                               {1, Mode::record}, {1, Mode::replay}, {4, Mode::replay}};
+      std::uint64_t i = 0;
+      for (const auto& [factor, mode] : calls) {
+        for (Net* net : {&eager, &captured}) {
+          nn::set_gradient_divide_factor(*net, factor);
+          for (nn::Module* block : net->blocks.items()) nn::set_gradient_divide_factor(*block, factor);
+          for (nn::Parameter* p : net->parameters()) p->clear_grad();
+        }
+        const Tensor x = slice_of(batch_of(12, 5, i++, "x"), *group);
+        EXPECT_TRUE(same_bits(step(x), of(eager)(x)));
+        EXPECT_EQ(step.mode(), mode) << "call " << i << ": " << step.why();
+        const auto a = captured.parameters(), e = eager.parameters();
+        for (std::size_t p = 0; p < a.size(); ++p)
+          EXPECT_TRUE(same_bits(a[p]->grad().local(), e[p]->grad().local())) << a[p]->name() << " call " << i;
+        if (i == 4) {
+          EXPECT_NE(step.why().find("divides gradients by 1"), std::string::npos) << step.why();
+        }
+      }
+    });
+}
+
 TEST(FullyShard, F182_HsdpHasNoHazards) {
   for (const Grid grid : {Grid{2, 2}, Grid{2, 1}})
     run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
