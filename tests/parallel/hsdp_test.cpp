@@ -333,6 +333,28 @@ TEST(FullyShardReplay, HowGradientsAreReducedIsAGuard) {
     });
 }
 
+TEST(FullyShardReplay, WhetherReplicasAreAddedUpIsAGuard) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kUneven);
+    shard(net, mesh_of(group, {2, 1}));
+    net.materialize(nn::Seed{2});
+    auto step = compile([&](const Tensor& x) {
+      const Tensor loss = sum(net(x));
+      backward(loss);
+      return loss.detach();
+    });
+    const Tensor x = slice_of(batch_of(12, 5, 0, "x"), *group);
+    for (int call = 0; call < 4; ++call) {
+      for (nn::Parameter* p : net.parameters()) p->clear_grad();
+      nn::set_requires_all_reduce(net, call < 3);
+      step(x);
+      for (const nn::Parameter* p : net.parameters()) EXPECT_EQ(p->grad().defined(), call < 3) << p->name();
+    }
+    EXPECT_EQ(step.mode(), CompiledStep::Mode::record);
+    EXPECT_NE(step.why().find("does not add them up over replicas"), std::string::npos) << step.why();
+  });
+}
+
 TEST(FullyShard, F182_HsdpHasNoHazards) {
   for (const Grid grid : {Grid{2, 2}, Grid{2, 1}})
     run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
