@@ -37,11 +37,11 @@ void with_range(const KernelCall& call) {
 }
 
 // Of floating dtypes: f64 by the functor, the others by whole vectors of f32.
-template <class F, class OnVectors, int Inputs, int Outputs = 1>
+template <class F, class OnVectors>
 void with_vectors(const KernelCall& call) {
   const F f;
   if (call.out[0].dtype() == DType::f64) run_pointwise<double>(call, &f, pointwise_loop<F, double>);
-  else run_pointwise<float>(call, nullptr, vector_loop<OnVectors, Inputs, Outputs>);
+  else run_pointwise<float>(call, nullptr, vector_loop<OnVectors>);
 }
 
 struct Entry {
@@ -87,14 +87,14 @@ constexpr Entry kEntries[] = {
     {"sigmoid_backward", kernel<SigmoidBackward>},
     {"relu", kernel<Relu>},
     {"relu_backward", kernel<ReluBackward>},
-    {"silu", with_vectors<Silu<Math>, vectors::Silu, 1>},
-    {"silu_backward", with_vectors<SiluBackward<Math>, vectors::SiluBackward, 2>},
+    {"silu", with_vectors<Silu<Math>, vectors::Silu>},
+    {"silu_backward", with_vectors<SiluBackward<Math>, vectors::SiluBackward>},
     {"gelu", kernel<Gelu<Math>>},
     {"gelu_backward", kernel<GeluBackward<Math>>},
-    {"gelu_tanh", with_vectors<GeluTanh<Math>, vectors::GeluTanh, 1>},
-    {"gelu_tanh_backward", with_vectors<GeluTanhBackward<Math>, vectors::GeluTanhBackward, 2>},
-    {"swiglu", with_vectors<Swiglu<Math>, vectors::Swiglu, 2>},
-    {"swiglu_backward", with_vectors<SwigluBackward<Math>, vectors::SwigluBackward, 3, 2>},
+    {"gelu_tanh", with_vectors<GeluTanh<Math>, vectors::GeluTanh>},
+    {"gelu_tanh_backward", with_vectors<GeluTanhBackward<Math>, vectors::GeluTanhBackward>},
+    {"swiglu", with_vectors<Swiglu<Math>, vectors::Swiglu>},
+    {"swiglu_backward", with_vectors<SwigluBackward<Math>, vectors::SwigluBackward>},
 };
 
 }  // namespace

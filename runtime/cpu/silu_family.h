@@ -69,9 +69,12 @@ inline void put(const Two<V>& result, float* const* out, std::int64_t i) {
 }  // namespace vectors
 
 /// A PointwiseLoop of whole vectors; the last elements are padded to one, so that all come from the same instructions.
-template <class F, int Inputs, int Outputs>
+template <class F>
 void vector_loop(const void*, const float* const* in, float* const* out, std::int64_t n) {
+  using vectors::V;
   constexpr std::int64_t w = kLanes<float>;
+  constexpr int Inputs = std::is_invocable_v<F, V> ? 1 : std::is_invocable_v<F, V, V> ? 2 : 3;
+  constexpr int Outputs = std::is_same_v<decltype(vectors::at<F>(in, 0)), V> ? 1 : 2;
   std::int64_t i = 0;
   for (; i + w <= n; i += w) vectors::put(vectors::at<F>(in, i), out, i);
   if (i == n) return;

@@ -65,8 +65,8 @@ inline void round_rows(const float* x, std::int64_t ld, std::int64_t rows, std::
     }
 }
 
-/// The same to pairs across the rows, the last of an odd number with zero: to[r * to_ld + j] = {x[2 r][j], x[2 r +
-/// 1][j]}.
+/// The same to pairs across the rows, the last of an odd number with zero:
+/// to[r * to_ld + j] = {x[2 r][j], x[2 r + 1][j]}.
 inline void round_across_rows(const float* x, std::int64_t ld, std::int64_t rows, std::int64_t n, Bf16Pair* to,
                               std::int64_t to_ld) {
   for (std::int64_t r = 0; r < rows; r += 2)

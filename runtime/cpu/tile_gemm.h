@@ -1,7 +1,8 @@
 #pragma once
 // C [m, n] = (D +) A [m, k] B [k, n] for operands in cache. A register block of kBlockRows by kBlockVectors vectors
 // keeps both multiply-add units busy: eight or more independent sums hide their latency, and fewer loads than products
-// go through the two load ports. A has any strides (so also its transpose), rows of B, C and D are dense.
+// go through the two load ports. A has any strides (so also its transpose), rows of B, C and D are dense. A and B hold
+// accumulators, or pairs of bf16 (steps.h), of which k then counts pairs; C and D hold accumulators.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

@@ -27,10 +27,6 @@ template <int D, class T>
   }
 }
 
-}  // namespace detail
-
-namespace detail {
-
 // Squares of whole vectors: load(r, c) are the elements from column c on of row r; column c becomes row to + c * ld.
 template <class A, class Load>
 [[gnu::always_inline]] inline void transpose_squares(std::int64_t rows, std::int64_t columns, const Load& load,

@@ -55,8 +55,9 @@ struct Player {
     });
   }
   void ask() {
+    if (!side) return;
     std::this_thread::sleep_for(kSettling);
-    if (side) attempt([this] { take(*answers, side->ask(contestant->request)); });
+    attempt([this] { take(*answers, side->ask(contestant->request)); });
   }
 };
 
