@@ -33,11 +33,6 @@ Packed<T>* packed_part(Accumulator<T>* buffer) {
   return reinterpret_cast<Packed<T>*>(buffer);
 }
 
-template <class T>
-constexpr std::int64_t steps_of(std::int64_t n) {
-  return (n + kTogether<T> - 1) / kTogether<T>;
-}
-
 /// Elements of a head's keys packed by pack_transposed.
 template <class T>
 std::int64_t packed_keys(const AttentionSizes& n) {

@@ -99,7 +99,7 @@ struct BackwardHead {
         gradient_row(lse[tile.first_query + i + r] * std::numbers::log2e_v<A>, dot[i + r], seen(tile, i + r), columns,
                      p + r * kKeys, d + r * kKeys);
     }
-    if constexpr (kTogether < T >> 1) {
+    if constexpr (kTogether<T> != 1) {
       round_across_rows(buffers.weights, kKeys, tile.queries, kKeys, buffers.weights_across, kKeys);
       round_across_rows(buffers.dweights, kKeys, tile.queries, kKeys, buffers.dweights_across, kKeys);
       round_rows(buffers.dweights, kKeys, tile.queries, kKeys, buffers.dweights_along, kKeys / kTogether<T>);

@@ -67,7 +67,7 @@ struct ForwardHead {
     for (std::int64_t t = 0; t < columns; t += kKeys)
       tile_product<P>(here, std::min(kKeys, columns - t), steps_of<T>(n.k), {rows.data + i * rows.row, rows.row, 1},
                       keys + (chunk + t) * steps_of<T>(n.k), kKeys, {}, scores + t, kChunk);
-    if constexpr (kTogether < T >> 1)
+    if constexpr (kTogether<T> != 1)
       for (std::int64_t r = 0; r < here; ++r)
         round_scaled_row<A>(scores + r * kChunk, scale, columns, scores + r * kChunk);
     constexpr int together = kBlockRows / 2;

@@ -66,11 +66,11 @@ struct Piece {
   std::int64_t row, rows, column, columns;  // rows of the problem, columns of the packed ones
   std::int64_t p, k;                        // products [p, p + k)
   P* packed_a;                              // [kPackedA]
-  std::int64_t steps = num_chunks(k, kTogether<T>);
+  std::int64_t steps = steps_of<T>(k);
 
   // Step q of a transposed A is `whole` unless K is odd and ends in it.
   bool whole(std::int64_t q) const { return (q + 1) * kTogether<T> <= k; }
-  const T* stored_row(std::int64_t q) const { return a + (p + q * kTogether<T>)*g.lda + row; }
+  const T* stored_row(std::int64_t q) const { return a + g.lda * (p + q * kTogether<T>) + row; }
 
   // Transposed rows of A as panels [steps, kBlockRows].
   void pack_a() const {

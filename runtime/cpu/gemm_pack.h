@@ -29,7 +29,7 @@ template <class T>
 PackedB<T> pack_block(const Gemm& g, const T* b, std::int64_t p, std::int64_t k, std::int64_t first, std::int64_t n) {
   using P = Packed<T>;
   constexpr std::int64_t kTaskElements = 1 << 15;  // at least, or tasks cost more than they spread
-  const std::int64_t columns = round_up(n, kLanes<P>), steps = num_chunks(k, kTogether<T>);
+  const std::int64_t columns = round_up(n, kLanes<P>), steps = steps_of<T>(k);
   P* const packed = thread_workspace<P>(WorkspaceUse::gemm_shared, columns * steps);
   struct Panel {
     P* to;

@@ -224,8 +224,7 @@ A row_sum(std::int64_t n, const VecTerm& vec_term, const Term& term) {
 
 template <class A>
 A row_sum(const A* x, std::int64_t n) {
-  return row_sum<A>(
-      n, [x](std::int64_t i) { return load(x + i); }, [x](std::int64_t i) { return x[i]; });
+  return row_sum<A>(n, [x](std::int64_t i) { return load(x + i); }, [x](std::int64_t i) { return x[i]; });
 }
 template <class A>
 A row_dot(const A* x, const A* y, std::int64_t n) {

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "runtime/cpu/convert.h"
+#include "runtime/cpu/parallel.h"
 
 namespace sherd::cpu {
 
@@ -15,6 +16,12 @@ using Packed = std::conditional_t<std::is_same_v<T, bf16> && kMultipliesBf16, Bf
 /// Elements along K in one of them.
 template <class T>
 constexpr std::int64_t kTogether = std::is_same_v<Packed<T>, Bf16Pair> ? 2 : 1;
+
+/// Steps of n elements along K; an odd last one is paired with zero.
+template <class T>
+constexpr std::int64_t steps_of(std::int64_t n) {
+  return num_chunks(n, kTogether<T>);
+}
 
 /// One step for the columns of a matrix that is stored with its rows along K: the elements from x on, each with its
 /// neighbour of the next row, `ld` further on, or with zero if that is not `whole`.
@@ -43,7 +50,7 @@ template <class T>
   }
 }
 
-/// k elements along K, n of which lie together, as ceil(k / kTogether) steps.
+/// k elements along K, n of which lie together, as steps_of(k).
 template <class T>
 void pack_along(const T* x, std::int64_t k, Packed<T>* to) {
   if constexpr (kTogether<T> == 1) {
