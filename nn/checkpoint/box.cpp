@@ -21,6 +21,12 @@ bool is_inside(const Box& box, const Shape& shape) {
   return true;
 }
 
+bool holds(const Box& box, const Dims& element) {
+  for (int d = 0; d < element.size(); ++d)
+    if (element[d] < box.offset[d] || element[d] - box.offset[d] >= box.shape[d]) return false;
+  return true;
+}
+
 std::optional<Box> intersection(const Box& a, const Box& b) {
   Box both = a;
   for (int d = 0; d < a.shape.size(); ++d) {

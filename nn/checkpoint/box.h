@@ -28,6 +28,8 @@ Box rows_box(const Shape& shape, std::int64_t row, std::int64_t count);
 inline std::int64_t numel(const Box& box) { return numel(box.shape); }
 /// The box lies in a tensor of `shape`.
 bool is_inside(const Box& box, const Shape& shape);
+/// `element`, of as many dims, is one of the box's.
+bool holds(const Box& box, const Dims& element);
 /// The elements that both hold, if there are any.
 std::optional<Box> intersection(const Box& a, const Box& b);
 /// "[0:2, 3:6]".

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <optional>
 #include <regex>
 #include <sstream>
 #include <tuple>
@@ -16,6 +17,7 @@
 #include "nn/checkpoint/atomic_file.h"
 #include "nn/checkpoint/bounded_json.h"
 #include "nn/checkpoint/checksum.h"
+#include "nn/checkpoint/cover.h"
 #include "nn/checkpoint/safetensors.h"
 #include "runtime/tensor/error.h"
 
@@ -134,46 +136,45 @@ Manifest from_json(const json& object) {
   return manifest;
 }
 
-std::int64_t first_row(const PieceEntry& piece) { return piece.box.offset.empty() ? 0 : piece.box.offset[0]; }
-std::int64_t last_row(const PieceEntry& piece) {
-  return first_row(piece) + (piece.box.shape.empty() ? 1 : piece.box.shape[0]);
-}
-
-/// Pieces of one tensor, sorted by the first row, agree on what they are pieces of and hold each element once.
-void check_cover(std::span<const PieceEntry* const> pieces) {
+/// Pieces of one tensor agree on what they are pieces of and hold each element once.
+void check_tensor(std::span<const PieceEntry* const> pieces) {
   const PieceEntry& first = *pieces[0];
   const std::string where = fmt::format("{} \"{}\"", first.kind, first.name);
-  const std::int64_t whole = byte_count(first.dtype, first.shape) / byte_size(first.dtype);
+  byte_count(first.dtype, first.shape);  // is one
+  std::vector<const Box*> boxes;
+  boxes.reserve(pieces.size());
   for (const PieceEntry* piece : pieces) {
     check(piece->dtype == first.dtype && piece->shape == first.shape, "{}: one piece is of {}{}, another of {}{}",
-          where, name(first.dtype), to_string(first.shape), name(piece->dtype), to_string(piece->shape));
+          where, name(first.dtype), first.shape, name(piece->dtype), piece->shape);
     check(is_plain_name(piece->file), "{}: \"{}\" is no file name", where, piece->file);
-    check(is_inside(piece->box, piece->shape), "{}: a piece holds the elements {} of a tensor of shape {}", where,
-          to_string(piece->box), to_string(piece->shape));
+    if (!is_inside(piece->box, piece->shape))
+      fail("{}: a piece holds the elements {} of a tensor of shape {}", where, to_string(piece->box), piece->shape);
     const std::int64_t bytes = byte_count(piece->dtype, piece->box.shape);
-    check(piece->bytes == bytes, "{}: a piece of the elements {} has {} bytes, not {}", where, to_string(piece->box),
-          piece->bytes, bytes);
+    if (piece->bytes != bytes)
+      fail("{}: a piece of the elements {} has {} bytes, not {}", where, to_string(piece->box), piece->bytes, bytes);
+    boxes.push_back(&piece->box);
   }
-  for (std::size_t i = 0; i < pieces.size(); ++i)
-    for (std::size_t j = i + 1; j < pieces.size() && first_row(*pieces[j]) < last_row(*pieces[i]); ++j)
-      if (const auto both = intersection(pieces[i]->box, pieces[j]->box); both && numel(*both) > 0)
-        fail("{}: the elements {} are saved twice", where, to_string(*both));
-  std::int64_t saved = 0;
-  for (const PieceEntry* piece : pieces) saved += numel(piece->box);  // apart, so not more than the whole
-  check(saved == whole, "{}: {} of {} elements are saved", where, saved, whole);
+  const std::optional<Miscount> wrong = first_miscount(boxes, first.shape);
+  if (!wrong) return;
+  check(wrong->boxes > 0, "{}: none of its {} pieces holds the element {}", where, pieces.size(), wrong->element);
+  const auto holder = [&](const PieceEntry* piece) { return holds(piece->box, wrong->element); };
+  const auto one = std::find_if(pieces.begin(), pieces.end(), holder);
+  const auto other = std::find_if(one + 1, pieces.end(), holder);
+  fail("{}: {} pieces hold the element {}, such as {} of \"{}\" and {} of \"{}\"", where, wrong->boxes, wrong->element,
+       to_string((*one)->box), (*one)->file, to_string((*other)->box), (*other)->file);
 }
 
 void check_pieces(const Manifest& manifest) {
   check(is_plain_name(manifest.save), "\"{}\" is no folder name", manifest.save);
   std::vector<const PieceEntry*> order;
+  order.reserve(manifest.pieces.size());
   for (const PieceEntry& piece : manifest.pieces) order.push_back(&piece);
-  const auto tensor = [](const PieceEntry* p) { return std::tie(p->kind, p->name); };
-  std::sort(order.begin(), order.end(), [&](const PieceEntry* a, const PieceEntry* b) {
-    return std::tuple_cat(tensor(a), std::tuple(first_row(*a))) < std::tuple_cat(tensor(b), std::tuple(first_row(*b)));
-  });
+  const auto tensor = [](const PieceEntry* piece) { return std::tie(piece->kind, piece->name); };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](const PieceEntry* a, const PieceEntry* b) { return tensor(a) < tensor(b); });
   for (auto begin = order.begin(); begin != order.end();) {
     const auto end = std::find_if(begin, order.end(), [&](const PieceEntry* p) { return tensor(p) != tensor(*begin); });
-    check_cover({begin, end});
+    check_tensor({begin, end});
     begin = end;
   }
 }

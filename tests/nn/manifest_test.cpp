@@ -320,9 +320,12 @@ TEST_F(Checkpoint, PiecesMustCoverTheirTensor) {
     EXPECT_FALSE(fs::exists(dir_ / "manifest.json"));
   };
   // Entries: w, m, s of rank 0, then w, m of rank 1.
-  expect_refused([](Manifest& m) { m.pieces.erase(m.pieces.begin() + 3); }, {"param \"w\"", "9 of 15 elements"});
-  expect_refused([](Manifest& m) { m.pieces.erase(m.pieces.begin()); }, {"param \"w\"", "6 of 15 elements"});
-  expect_refused([](Manifest& m) { m.pieces.push_back(m.pieces[3]); }, {"param \"w\"", "[3:5, 0:3]", "twice"});
+  expect_refused([](Manifest& m) { m.pieces.erase(m.pieces.begin() + 3); },
+                 {"param \"w\"", "none of its 1 pieces", "[3,0]"});
+  expect_refused([](Manifest& m) { m.pieces.erase(m.pieces.begin()); },
+                 {"param \"w\"", "none of its 1 pieces", "[0,0]"});
+  expect_refused([](Manifest& m) { m.pieces.push_back(m.pieces[3]); },
+                 {"param \"w\"", "2 pieces", "[3,0]", "[3:5, 0:3] of \"rank-00001.safetensors\" and"});
   expect_refused([](Manifest& m) { m.pieces[3].box.offset[0] = 4; }, {"[4:6, 0:3]", "[5,3]"});
   expect_refused([](Manifest& m) { m.pieces[3].box = {{2, 1}, {2, 3}}; }, {"[2:4, 1:4]", "[5,3]"});
   expect_refused([](Manifest& m) { m.pieces[3].shape = {6, 3}; }, {"[5,3]", "[6,3]"});
