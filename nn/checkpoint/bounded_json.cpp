@@ -188,4 +188,11 @@ nlohmann::json parse_bounded_json(std::string_view text) {
   return whole;
 }
 
+std::string shown(const json& value) {
+  constexpr std::size_t kMaxBytes = 100;
+  std::string text = value.dump(-1, ' ', true);  // ASCII, so that it can be cut anywhere
+  if (text.size() > kMaxBytes) text = text.substr(0, kMaxBytes) + "...";
+  return text;
+}
+
 }  // namespace sherd

@@ -40,4 +40,7 @@ class TextBuffer : public std::streambuf {
 /// A text of at most 100'000 values as a whole. Throws Error as read_json() does.
 nlohmann::json parse_bounded_json(std::string_view text);
 
+/// The value as text for a message; a long one is cut.
+std::string shown(const nlohmann::json& value);
+
 }  // namespace sherd

@@ -7,12 +7,10 @@
 // A save writes its files into a folder of its own and commits by renaming the manifest. Until then the manifest
 // names the previous save, which stays untouched, so a crash or a full disk at any moment costs only the new save.
 #include <cstdint>
+#include <deque>
 #include <map>
-#include <span>
 #include <string>
-#include <string_view>
 #include <variant>
-#include <vector>
 
 #include "nn/checkpoint/box.h"
 #include "runtime/tensor/dtype.h"
@@ -43,7 +41,7 @@ struct Manifest {
   std::string config;      ///< TOML
   std::string vocabulary;  ///< Vocabulary::to_text()
   std::map<std::string, StateValue> state;
-  std::vector<PieceEntry> pieces;
+  std::deque<PieceEntry> pieces;  ///< grows without a copy of what it holds
 
   /// The state under `key`; throws Error naming it if it is missing or of another type.
   template <class T>
@@ -55,10 +53,6 @@ struct Manifest {
     return *value;
   }
 };
-
-/// Entries as text, for handing them from rank to rank.
-std::string pieces_to_json(std::span<const PieceEntry> pieces);
-std::vector<PieceEntry> pieces_from_json(std::string_view text);
 
 /// The folder in `dir` for a save at `step`: never the one that the manifest names now. Every rank gets the same
 /// answer as long as no rank commits meanwhile, so a save ends with a barrier after commit().

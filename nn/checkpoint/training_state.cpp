@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "nn/checkpoint/local_box.h"
+#include "nn/checkpoint/manifest_json.h"
 #include "nn/parallel/fully_shard.h"
 #include "nn/parallel/shard_group.h"
 #include "runtime/autograd/autograd.h"

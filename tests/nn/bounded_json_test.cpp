@@ -77,6 +77,13 @@ TEST(BoundedJson, BoundsHold) {
   EXPECT_EQ(parse_bounded_json(many + "]").size(), 100'000u);
 }
 
+TEST(BoundedJson, LongValuesAreCutInMessages) {
+  EXPECT_EQ(shown(json::array({1, "a"})), R"([1,"a"])");
+  const std::string cut = shown(std::vector<int>(1000, 7));
+  EXPECT_EQ(cut.size(), 103u);
+  EXPECT_EQ(cut.substr(97), "7,7...");
+}
+
 TEST(BoundedJson, AFileIsReadInParts) {
   const testing::TempDir dir;
   std::string text = "[";

@@ -7,7 +7,10 @@
 #include <numeric>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
+#include "nn/checkpoint/checksum.h"
+#include "nn/checkpoint/manifest_json.h"
 #include "nn/checkpoint/rank_file.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
@@ -16,6 +19,7 @@
 namespace sherd {
 namespace {
 
+using nlohmann::json;
 using testing::expect_error;
 using testing::FileSizeLimit;
 using testing::TempDir;
@@ -56,7 +60,7 @@ class Checkpoint : public ::testing::Test {
       if (rank == 0) pieces.push_back(scalar);
       const auto entries = write_rank_file(dir_.path(), manifest.save, rank, pieces);
       const auto received = pieces_from_json(pieces_to_json(entries));  // as between ranks
-      EXPECT_EQ(received, entries);
+      EXPECT_EQ(std::vector(received.begin(), received.end()), entries);
       manifest.pieces.insert(manifest.pieces.end(), received.begin(), received.end());
     }
     return manifest;
@@ -140,14 +144,27 @@ TEST_F(Checkpoint, AnyBoxComesBackFromAnyBoxes) {
       }
 }
 
-// What earlier versions wrote: pieces of rows.
-TEST_F(Checkpoint, PiecesOfRowsAreRead) {
-  const auto pieces = pieces_from_json(
-      R"([{"name":"w","kind":"param","dtype":"f32","shape":[5,3],"row_offset":3,"rows":2,"file":"rank-00001.safetensors",)"
-      R"("checksum":"0000000000000001","bytes":24},{"name":"s","kind":"param","dtype":"f32","shape":[],"row_offset":0,)"
-      R"("rows":1,"file":"rank-00000.safetensors","checksum":"0000000000000001","bytes":4}])");
-  EXPECT_EQ(pieces[0].box, (Box{{3, 0}, {2, 3}}));
-  EXPECT_EQ(pieces[1].box, Box{});
+// What earlier programs wrote: printed with indents, and in version 1 pieces of rows. The checksum is the one that they
+// compute from the parsed file, so each can read what the other wrote.
+TEST_F(Checkpoint, FilesOfEarlierProgramsAreRead) {
+  save(1);
+  const Manifest saved = read_manifest(dir_.path());
+  json file = json::parse(dir_.read("manifest.json"));
+  EXPECT_EQ(file["checksum"], checksum_text(checksum(file["manifest"].dump())));
+  dir_.write("manifest.json", file.dump(1));
+  EXPECT_EQ(read_manifest(dir_.path()).pieces, saved.pieces);
+
+  for (json& piece : file["manifest"]["pieces"]) {
+    piece["row_offset"] = piece["offset"].empty() ? json(0) : piece["offset"][0];
+    piece["rows"] = piece["extent"].empty() ? json(1) : piece["extent"][0];
+    piece.erase("offset");
+    piece.erase("extent");
+  }
+  file["version"] = 1;
+  file["checksum"] = checksum_text(checksum(file["manifest"].dump()));
+  dir_.write("manifest.json", file.dump(1));
+  EXPECT_EQ(read_manifest(dir_.path()).pieces, saved.pieces);
+  EXPECT_EQ(load_rows("param", 0, kRows), w_);
 }
 
 TEST_F(Checkpoint, EmptyPiecesAreOrdinary) {
@@ -275,11 +292,58 @@ TEST_F(Checkpoint, DamagedManifestIsRefusedWhereverItIsHit) {
   dir_.write("manifest.json", good.substr(0, good.size() / 2));
   expect_error([&] { read_manifest(dir_.path()); }, {"manifest.json", "damaged"});
   dir_.write("manifest.json", std::string(1'000'000, '['));
-  expect_error([&] { read_manifest(dir_.path()); }, {"manifest.json", "deeper"});
+  expect_error([&] { read_manifest(dir_.path()); }, {"manifest.json", "not valid JSON"});
+  dir_.write("manifest.json", std::string(1'000'000, '[') + std::string(1'000'000, ']'));
+  expect_error([&] { read_manifest(dir_.path()); }, {"manifest.json", "not a Sherd checkpoint"});
+  dir_.write("manifest.json", "[" + std::string(1'000'000, '0'));
+  expect_error([&] { read_manifest(dir_.path()); }, {"not a Sherd checkpoint"});
   dir_.write("manifest.json", "{}");
   expect_error([&] { read_manifest(dir_.path()); }, {"not a Sherd checkpoint"});
   dir_.write("manifest.json", R"({"format": "sherd checkpoint", "version": 3})");
   expect_error([&] { read_manifest(dir_.path()); }, {"version is 3", "1 to 2"});
+}
+
+// Correct checksums, and contents that no program wrote.
+TEST_F(Checkpoint, ContentsThatLieAreRefusedByName) {
+  save(1);
+  const json good = json::parse(dir_.read("manifest.json"));
+  const auto expect_refused = [&](std::string inner, std::initializer_list<std::string_view> parts) {
+    json file = good;
+    file["checksum"] = checksum_text(checksum(inner));
+    file["manifest"] = "INNER";
+    std::string text = file.dump();
+    text.replace(text.find("\"INNER\""), 7, inner);
+    dir_.write("manifest.json", text);
+    expect_error([&] { read_manifest(dir_.path()); }, {"manifest.json"});
+    expect_error([&] { read_manifest(dir_.path()); }, parts);
+  };
+  const auto without = [&](const char* key) {
+    json inner = good["manifest"];
+    inner.erase(key);
+    return inner.dump();
+  };
+  const auto with = [&](const char* path, const json& value) {
+    json inner = good["manifest"];
+    inner[json::json_pointer(path)] = value;
+    return inner.dump();
+  };
+  for (const char* key : {"config", "pieces", "save", "state", "step", "vocabulary", "world_size"})
+    expect_refused(without(key), {key});
+  expect_refused(with("/pieces", "none"), {"\"pieces\" is not an array"});
+  expect_refused(with("/state", json::array()), {"\"state\" is not an object"});
+  expect_refused(with("/world_size", 0), {"\"world_size\" is 0"});
+  expect_refused(with("/step", 1.5), {"\"step\" is 1.5"});
+  expect_refused(with("/step", UINT64_MAX), {"\"step\" is 18446744073709551615"});
+  expect_refused(with("/pieces/1/shape/0", -5), {"piece 1 of \"w\"", "\"shape\" holds -5"});
+  expect_refused(with("/pieces/2/checksum", 7), {"piece 2 of \"s\"", "\"checksum\" is 7, not a string"});
+  expect_refused(with("/pieces/3", 7), {"piece 3: 7 is no object"});
+  expect_refused(with("/pieces/3", {{"name", "v"}}), {"piece 3 of \"v\"", "no \"kind\""});
+  expect_refused(with("/pieces/3/dtype", "f8"), {"piece 3 of \"w\"", "f8"});
+  std::string twice = good["manifest"].dump();
+  expect_refused(twice.insert(1, "\"step\":9,"), {"\"step\" stands twice"});
+  expect_refused(R"({"pieces":[],"pieces":[]})", {"\"pieces\" stands twice"});
+  expect_refused(R"({"pieces":[],"state":{"a":1,"a":1}})", {"\"a\" stands twice"});
+  expect_refused("[]", {"\"manifest\" is not an object"});
 }
 
 TEST_F(Checkpoint, OtherNumberOfRanksIsNoBitwiseResume) {
