@@ -1,22 +1,16 @@
 #include "nn/checkpoint/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
+#include <numeric>
 #include <set>
 #include <tuple>
-
-#include <nlohmann/json.hpp>
 
 #include "nn/checkpoint/bounded_json.h"
 #include "runtime/tensor/error.h"
 
 // Files come from anywhere, so the reader trusts nothing: every number of the header is checked against the size of
-// the file before a byte is touched.
+// the file before a byte is touched. The header is read as a stream, entry by entry.
 namespace sherd {
 
 namespace {
@@ -25,35 +19,11 @@ using nlohmann::json;
 
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the format's own library
+constexpr std::size_t kMaxMetadata = 100'000;
 constexpr std::array<std::string_view, kNumDTypes> kDTypeNames = {"F64", "F32", "BF16", "F16",
                                                                   "I64", "I32", "U8",   "BOOL"};
 
 std::string_view format_name(DType dtype) { return kDTypeNames[static_cast<std::size_t>(dtype)]; }
-
-/// A regular file and its size.
-std::pair<Descriptor, std::int64_t> open_file(const std::string& path) {
-  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // opening a pipe would wait for its writer
-  check(file.is_open(), "cannot open \"{}\": {}", path, std::strerror(errno));
-  struct stat status{};
-  check(::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode), "\"{}\" is not a regular file", path);
-  return {std::move(file), static_cast<std::int64_t>(status.st_size)};
-}
-
-/// Bytes of the file that are there by its header.
-void read_all(const Descriptor& file, const std::string& path, std::int64_t offset, std::span<std::byte> out) {
-  const std::int64_t got = read_at(file.get(), offset, out);
-  check(got >= 0, "cannot read \"{}\": {}", path, std::strerror(errno));
-  check(got == static_cast<std::int64_t>(out.size()), "\"{}\" was cut short while it was open: it ends at byte {}",
-        path, offset + got);
-}
-
-json parse_header(const std::string& path, std::string_view text) {
-  try {
-    json header = parse_bounded_json(text);
-    check(header.is_object(), "it is not a JSON object");
-    return header;
-  } catch (const Error& error) { fail("\"{}\": its header cannot be read: {}", path, error.message()); }
-}
 
 /// A JSON integer in 0..2^63-1, or nothing.
 bool read_unsigned(const json& value, std::int64_t& out) {
@@ -62,56 +32,50 @@ bool read_unsigned(const json& value, std::int64_t& out) {
   return true;
 }
 
-DType read_dtype(const std::string& where, const json& entry) {
+DType read_dtype(const json& entry) {
   const auto found = entry.find("dtype");
-  check(found != entry.end() && found->is_string(), "{}: no dtype", where);
+  check(found != entry.end() && found->is_string(), "no dtype");
   const auto& text = found->get_ref<const std::string&>();
   const auto known = std::find(kDTypeNames.begin(), kDTypeNames.end(), text);
-  check(known != kDTypeNames.end(), "{}: unknown dtype \"{}\"; the dtypes are {}", where, text,
-        fmt::join(kDTypeNames, " "));
+  check(known != kDTypeNames.end(), "unknown dtype \"{}\"; the dtypes are {}", text, fmt::join(kDTypeNames, " "));
   return static_cast<DType>(known - kDTypeNames.begin());
 }
 
-Shape read_shape(const std::string& where, const json& entry) {
+Shape read_shape(const json& entry) {
   const auto found = entry.find("shape");
-  check(found != entry.end() && found->is_array(), "{}: no shape", where);
-  check(found->size() <= kMaxDims, "{}: {} dims; at most {} are supported", where, found->size(), kMaxDims);
+  check(found != entry.end() && found->is_array(), "no shape");
+  check(found->size() <= kMaxDims, "{} dims; at most {} are supported", found->size(), kMaxDims);
   Shape shape;
   for (const json& dim : *found) {
     std::int64_t value = 0;
-    check(read_unsigned(dim, value), "{}: the shape holds {}, which is no size", where, dim.dump());
+    if (!read_unsigned(dim, value)) fail("the shape holds {}, which is no size", shown(dim));
     shape.push_back(value);
   }
   return shape;
 }
 
 /// One entry of the header; the tensors' bytes start at `data` and there are `data_bytes` of them.
-TensorEntry read_entry(const std::string& path, const std::string& name, const json& entry, std::int64_t data,
-                       std::int64_t data_bytes) {
-  const std::string where = fmt::format("\"{}\": tensor \"{}\"", path, name);
-  check(entry.is_object(), "{}: its header entry is not an object", where);
-  TensorEntry tensor{{name, read_dtype(where, entry), read_shape(where, entry)}};
+TensorEntry read_entry(const std::string& name, const json& entry, std::int64_t data, std::int64_t data_bytes) {
+  check(entry.is_object(), "its header entry is not an object");
+  TensorEntry tensor{{name, read_dtype(entry), read_shape(entry)}};
   const auto offsets = entry.find("data_offsets");
   std::int64_t begin = 0, end = 0;
   check(offsets != entry.end() && offsets->is_array() && offsets->size() == 2 && read_unsigned((*offsets)[0], begin) &&
             read_unsigned((*offsets)[1], end) && begin <= end,
-        "{}: data_offsets are not two ascending numbers", where);
+        "data_offsets are not two ascending numbers");
   check(end <= data_bytes,
-        "{}: its bytes end at {}, but the file holds {} bytes of data; the file is truncated or its header is wrong",
-        where, end, data_bytes);
-  std::int64_t needed = 0;
-  try {
-    needed = byte_count(tensor.dtype, tensor.shape);
-  } catch (const Error& error) { fail("{}: {}", where, error.message()); }
-  check(end - begin == needed, "{}: {}{} needs {} bytes, data_offsets give {}", where, format_name(tensor.dtype),
-        to_string(tensor.shape), needed, end - begin);
+        "its bytes end at {}, but the file holds {} bytes of data; the file is truncated or its header is wrong", end,
+        data_bytes);
+  const std::int64_t needed = byte_count(tensor.dtype, tensor.shape);
+  check(end - begin == needed, "{}{} needs {} bytes, data_offsets give {}", format_name(tensor.dtype), tensor.shape,
+        needed, end - begin);
   tensor.offset = data + begin;
   tensor.bytes = needed;
   return tensor;
 }
 
 /// Every byte from `at` to the file's end belongs to exactly one tensor. `tensors` are sorted by where they start.
-void check_layout(const std::string& path, std::span<const TensorEntry> tensors, std::int64_t at,
+void check_layout(const std::string& path, const std::deque<TensorEntry>& tensors, std::int64_t at,
                   std::int64_t file_bytes) {
   for (const TensorEntry& tensor : tensors) {
     check(tensor.offset >= at, "\"{}\": tensor \"{}\" overlaps the one before it by {} bytes", path, tensor.name,
@@ -177,60 +141,76 @@ std::int64_t byte_count(DType dtype, const Shape& shape) {
   return empty ? 0 : bytes;
 }
 
+/// The tensors' bytes start at `data`.
+void SafetensorsFile::Contents::read_header(std::int64_t data) {
+  FileText text(file, kLengthBytes, data);
+  JsonMembers header, notes{.name = "__metadata__", .required = false};
+  header.each = [&](const std::string& name, const json& entry) {
+    try {
+      tensors.push_back(read_entry(name, entry, data, file.bytes() - data));
+    } catch (const Error& error) { fail("tensor \"{}\": {}", name, error.message()); }
+  };
+  notes.each = [&](const std::string& key, const json& value) {
+    check(value.is_string(), "__metadata__ entry \"{}\" is not a string", key);
+    check(metadata.size() < kMaxMetadata, "__metadata__ has more than {} entries", kMaxMetadata);
+    check(metadata.emplace(key, value.get_ref<const std::string&>()).second, "the name \"{}\" stands twice", key);
+  };
+  header.large = {notes};
+  try {
+    check(text.sgetc() == '{', "it is not a JSON object: it does not begin with \"{{\"");
+    read_json(text, header);
+  } catch (const Error& error) { fail("\"{}\": in its header: {}", file.path(), error.message()); }
+  std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
+    return std::tie(a.offset, a.bytes, a.name) < std::tie(b.offset, b.bytes, b.name);
+  });
+}
+
+void SafetensorsFile::Contents::index_names() {
+  by_name.resize(tensors.size());
+  std::iota(by_name.begin(), by_name.end(), 0u);
+  const auto name = [&](std::uint32_t i) -> const std::string& { return tensors[i].name; };
+  std::ranges::sort(by_name, {}, name);
+  const auto twice = std::ranges::adjacent_find(by_name, {}, name);
+  if (twice != by_name.end()) fail("\"{}\": in its header: the name \"{}\" stands twice", file.path(), name(*twice));
+}
+
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
-  SafetensorsFile file;
-  file.path_ = path;
-  auto [descriptor, size] = open_file(path);
-  file.file_ = std::make_shared<const Descriptor>(std::move(descriptor));
+  const auto contents = std::make_shared<Contents>(path);
+  const std::int64_t size = contents->file.bytes();
   check(size >= static_cast<std::int64_t>(kLengthBytes),
         "\"{}\" has {} bytes; a safetensors file starts with an 8-byte header length", path, size);
   std::uint64_t header_bytes = 0;
-  read_all(*file.file_, path, 0, std::as_writable_bytes(std::span(&header_bytes, 1)));
+  contents->file.read(0, std::as_writable_bytes(std::span(&header_bytes, 1)));
   check(header_bytes <= kMaxHeaderBytes, "\"{}\": a header of {} bytes is announced, the format allows {}", path,
         header_bytes, kMaxHeaderBytes);
-  const std::int64_t data = static_cast<std::int64_t>(kLengthBytes + header_bytes), data_bytes = size - data;
-  check(data_bytes >= 0, "\"{}\": a header of {} bytes is announced, but only {} bytes follow; the file is truncated",
+  const std::int64_t data = static_cast<std::int64_t>(kLengthBytes + header_bytes);
+  check(data <= size, "\"{}\": a header of {} bytes is announced, but only {} bytes follow; the file is truncated",
         path, header_bytes, size - static_cast<std::int64_t>(kLengthBytes));
-  std::string text(static_cast<std::size_t>(header_bytes), '\0');
-  read_all(*file.file_, path, kLengthBytes, std::as_writable_bytes(std::span(text)));
-
-  const json header = parse_header(path, text);
-  for (const auto& [name, entry] : header.items()) {
-    if (name != "__metadata__") {
-      file.tensors_.push_back(read_entry(path, name, entry, data, data_bytes));
-      continue;
-    }
-    check(entry.is_object(), "\"{}\": __metadata__ is not an object", path);
-    for (const auto& [key, value] : entry.items()) {
-      check(value.is_string(), "\"{}\": __metadata__ entry \"{}\" is not a string", path, key);
-      file.metadata_[key] = value.get<std::string>();
-    }
-  }
-  std::stable_sort(file.tensors_.begin(), file.tensors_.end(), [](const TensorEntry& a, const TensorEntry& b) {
-    return std::tuple(a.offset, a.bytes) < std::tuple(b.offset, b.bytes);
-  });
-  check_layout(path, file.tensors_, data, size);
-  for (std::size_t i = 0; i < file.tensors_.size(); ++i) file.index_[file.tensors_[i].name] = i;
-  return file;
+  contents->read_header(data);
+  contents->index_names();
+  check_layout(path, contents->tensors, data, size);
+  return SafetensorsFile(contents);
 }
 
 void SafetensorsFile::read(const TensorEntry& tensor, std::int64_t begin, std::span<std::byte> out) const {
   const auto bytes = static_cast<std::int64_t>(out.size());
   check(begin >= 0 && bytes <= tensor.bytes - begin, "\"{}\": bytes {} to {} of tensor \"{}\" asked for, which has {}",
-        path_, begin, begin + bytes, tensor.name, tensor.bytes);
+        path(), begin, begin + bytes, tensor.name, tensor.bytes);
   try {
-    read_all(*file_, path_, tensor.offset + begin, out);
+    contents_->file.read(tensor.offset + begin, out);
   } catch (const Error& error) { fail("{}, within tensor \"{}\"", error.message(), tensor.name); }
 }
 
 const TensorEntry* SafetensorsFile::find(std::string_view name) const {
-  const auto found = index_.find(std::string(name));
-  return found == index_.end() ? nullptr : &tensors_[found->second];
+  const auto& [file, tensors, by_name, metadata] = *contents_;
+  const auto found =
+      std::ranges::lower_bound(by_name, name, {}, [&](std::uint32_t i) { return std::string_view(tensors[i].name); });
+  return found == by_name.end() || tensors[*found].name != name ? nullptr : &tensors[*found];
 }
 
 const TensorEntry& SafetensorsFile::at(std::string_view name) const {
   const TensorEntry* tensor = find(name);
-  check(tensor != nullptr, "\"{}\" holds no tensor \"{}\"", path_, name);
+  check(tensor != nullptr, "\"{}\" holds no tensor \"{}\"", path(), name);
   return *tensor;
 }
 

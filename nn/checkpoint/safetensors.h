@@ -6,17 +6,17 @@
 // Specification: github.com/huggingface/safetensors, README "Format".
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "nn/checkpoint/atomic_file.h"
-#include "runtime/os/descriptor.h"
+#include "nn/checkpoint/input_file.h"
 #include "runtime/tensor/dtype.h"
 #include "runtime/tensor/shape.h"
 
@@ -42,32 +42,38 @@ struct TensorBytes : TensorInfo {
 /// numel(shape) x byte_size(dtype). Throws Error if a dim is negative or the product does not fit 63 bits.
 std::int64_t byte_count(DType dtype, const Shape& shape);
 
-/// A file opened for reading. Tensors are read by position and only as asked for. Copies share the open file.
+/// A file opened for reading. Tensors are read by position and only as asked for. Copies share what was opened.
 class SafetensorsFile {
  public:
-  /// Reads and checks the whole header: lengths, names, dtype x shape = bytes, ranges without holes or overlaps.
-  /// Throws Error naming the file and the tensor.
+  /// Reads and checks the whole header: lengths, names, dtype x shape = bytes, ranges without holes or overlaps. Takes
+  /// memory for the entries only. Throws Error naming the file and the tensor.
   static SafetensorsFile open(const std::string& path);
 
   /// In file order.
-  const std::vector<TensorEntry>& tensors() const { return tensors_; }
+  const std::deque<TensorEntry>& tensors() const { return contents_->tensors; }
   const TensorEntry* find(std::string_view name) const;
   /// Like find(), but throws Error naming the file when the tensor is missing.
   const TensorEntry& at(std::string_view name) const;
   /// Copies the tensor's bytes from byte `begin` on, as many as `out` holds. Blocks on the disk. Throws Error naming
   /// file and tensor if the file has been cut short since open(), or cannot be read.
   void read(const TensorEntry& tensor, std::int64_t begin, std::span<std::byte> out) const;
-  const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  const std::string& path() const { return path_; }
+  const std::map<std::string, std::string>& metadata() const { return contents_->metadata; }
+  const std::string& path() const { return contents_->file.path(); }
 
  private:
-  SafetensorsFile() = default;
+  struct Contents {
+    explicit Contents(const std::string& path) : file(path) {}
+    void read_header(std::int64_t data);
+    void index_names();
 
-  std::string path_;
-  std::shared_ptr<const Descriptor> file_;
-  std::vector<TensorEntry> tensors_;
-  std::unordered_map<std::string, std::size_t> index_;
-  std::map<std::string, std::string> metadata_;
+    InputFile file;
+    std::deque<TensorEntry> tensors;     // grows without a copy of what it holds
+    std::vector<std::uint32_t> by_name;  // positions in it
+    std::map<std::string, std::string> metadata;
+  };
+  explicit SafetensorsFile(std::shared_ptr<const Contents> contents) : contents_(std::move(contents)) {}
+
+  std::shared_ptr<const Contents> contents_;
 };
 
 /// A file written in parts, for contents that need not be in memory at once. It appears by rename once it is whole and

@@ -179,17 +179,28 @@ TEST_F(Safetensors, HolesOverlapsAndRepeatedNamesAreRefused) {
   expect_refused(file("{" + a + R"(,"b":{"dtype":"U8","shape":[3],"data_offsets":[5,8]}})"), {"\"b\"", "1 bytes"});
   expect_refused(file("{" + a + "}"), {"4 bytes at its end"});
   expect_refused(file("{" + a + "," + a + "}"), {"\"a\"", "twice"});
+  expect_refused(file("{" + a +
+                      R"(,"b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]},"\u0061":{"dtype":"U8",)"
+                      R"("shape":[0],"data_offsets":[8,8]}})"),
+                 {"\"a\"", "twice"});
 }
 
 TEST_F(Safetensors, HostileHeadersAreRefused) {
   expect_refused(length_bytes(UINT64_MAX) + "{}", {"18446744073709551615"});
   expect_refused(length_bytes(100'000'001) + "{}", {"100000001"});
   expect_refused(length_bytes(3) + "{}", {"truncated"});
-  expect_refused(make_file(std::string(1'000'000, '['), ""), {"deeper"});
+  expect_refused(make_file("{\"w\":" + std::string(1'000'000, '['), ""), {"deeper"});
   expect_refused(make_file("{", ""), {"JSON"});
-  expect_refused(make_file("[]", ""), {"object"});
+  for (const std::string header : {"", "[]", " {}", "\xEF\xBB\xBF{}"})
+    expect_refused(make_file(header, ""), {"JSON object"});
+  for (const std::string& tail :
+       {std::string(1, '\0'), std::string("\0garbage", 8), std::string("{}"), std::string("x")})
+    expect_refused(make_file("{}" + tail, ""), {"not valid JSON"});
   expect_refused(make_file("{\"\xFF\":1}", ""), {"JSON"});
   expect_refused(make_file(R"({"__metadata__":{"k":1}})", ""), {"\"k\""});
+  expect_refused(make_file(R"({"__metadata__":{"k":"1","k":"1"}})", ""), {"\"k\" stands twice"});
+  expect_refused(make_file(R"({"__metadata__":{},"__metadata__":{}})", ""), {"\"__metadata__\" stands twice"});
+  expect_refused(make_file(R"({"__metadata__":"v"})", ""), {"\"__metadata__\" is not an object"});
 }
 
 TEST_F(Safetensors, MissingFilesAndFoldersAreNamed) {
