@@ -1,38 +1,13 @@
 // A call that was seen before takes nothing from the heap: plans are found without allocating, results come from pools.
-// This file replaces operator new of the whole test program by one that counts.
 #include <gtest/gtest.h>
-
-#include <cstdlib>
-#include <new>
 
 #include "dtensor/propagate.h"
 #include "dtensor/spec.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/op/ops.h"
+#include "tests/support/counting_new.h"
 #include "tests/support/ranks.h"
-
-namespace {
-
-thread_local std::int64_t t_allocations = 0;
-
-void* counted(std::size_t bytes, std::size_t alignment) {
-  ++t_allocations;
-  if (void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment)) return memory;
-  throw std::bad_alloc();
-}
-
-}  // namespace
-
-// Not inlined: a free() seen in place of one of these looks to g++ like the wrong end of a new.
-[[gnu::noinline]] void* operator new(std::size_t bytes) { return counted(bytes, __STDCPP_DEFAULT_NEW_ALIGNMENT__); }
-[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  return counted(bytes, static_cast<std::size_t>(alignment));
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 
 namespace sherd::testing {
 namespace {
@@ -41,9 +16,9 @@ namespace {
 template <class Fn>
 std::int64_t allocations(const Fn& call) {
   for (int i = 0; i < 4; ++i) call();
-  const std::int64_t before = t_allocations;
+  const std::int64_t before = t_heap.allocations;
   call();
-  return t_allocations - before;
+  return t_heap.allocations - before;
 }
 
 Tensor spread(const DeviceMesh& mesh, const Shape& shape, Placement placement) {
