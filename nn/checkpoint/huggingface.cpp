@@ -3,19 +3,15 @@
 #include "nn/checkpoint/huggingface.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <set>
-
-#include <nlohmann/json.hpp>
 
 #include "nn/checkpoint/bounded_json.h"
 #include "nn/checkpoint/huggingface_config.h"
 #include "nn/checkpoint/huggingface_names.h"
+#include "nn/checkpoint/input_file.h"
 #include "nn/checkpoint/local_box.h"
-#include "nn/checkpoint/manifest.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/ops.h"
 
@@ -26,39 +22,31 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::uintmax_t kMaxTextBytes = 100'000'000;
+constexpr std::int64_t kMaxTextBytes = 100'000'000;
 
 std::string path_in(const std::string& dir, std::string_view name) { return (fs::path(dir) / name).string(); }
 
-std::string read_text(const std::string& path) {
-  std::error_code error;
-  const auto size = fs::file_size(path, error);
-  check(!error, "cannot read \"{}\": {}", path, error.message());
-  check(size <= kMaxTextBytes, "\"{}\" has {} bytes; at most {} are expected", path, size, kMaxTextBytes);
-  std::ifstream file(path, std::ios::binary);
-  std::string text(static_cast<std::size_t>(size), '\0');
-  file.read(text.data(), static_cast<std::streamsize>(size));
-  check(file.good() && file.gcount() == static_cast<std::streamsize>(size), "cannot read \"{}\": {}", path,
-        std::strerror(errno));
-  return text;
-}
+/// Which file each tensor is in.
+struct Index {
+  std::set<std::string> files;  ///< plain names: nothing that leads out of the directory
+  std::map<std::string, const std::string*> file_of;
+};
 
-/// The index's map from tensor to file, whose names are plain: nothing that leads out of the directory.
-std::map<std::string, std::string> parse_index(const std::string& path, std::string_view text) {
-  std::map<std::string, std::string> files;
+Index parse_index(const std::string& path, std::string_view text) {
+  Index index;
+  JsonMembers map{.name = "weight_map"};
+  map.each = [&](const std::string& tensor, const json& file) {
+    if (!file.is_string()) fail("tensor \"{}\" is in {}, which is no file name", tensor, shown(file));
+    const auto& name = file.get_ref<const std::string&>();
+    check(!name.empty() && name != "." && name != ".." && name.find('/') == name.npos && name.find('\0') == name.npos,
+          "tensor \"{}\" is in \"{}\", which is not the name of a file beside the index", tensor, name);
+    check(index.file_of.emplace(tensor, &*index.files.insert(name).first).second, "the name \"{}\" stands twice",
+          tensor);
+  };
   try {
-    const json index = parse_bounded_json(text);
-    check(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(),
-          "it has no object \"weight_map\"");
-    for (const auto& [tensor, file] : index["weight_map"].items()) {
-      check(file.is_string(), "tensor \"{}\" is in {}, which is no file name", tensor, file.dump());
-      const auto& name = file.get_ref<const std::string&>();
-      check(!name.empty() && name != "." && name != ".." && name.find('/') == name.npos && name.find('\0') == name.npos,
-            "tensor \"{}\" is in \"{}\", which is not the name of a file beside the index", tensor, name);
-      files[tensor] = name;
-    }
+    read_json(text, {.large = {map}});
   } catch (const Error& error) { fail("\"{}\": {}", path, error.message()); }
-  return files;
+  return index;
 }
 
 std::span<std::byte> bytes_of(const Tensor& tensor) {
@@ -81,7 +69,7 @@ bool HuggingFaceWeights::is_at(const std::string& dir) {
 
 HuggingFaceWeights::HuggingFaceWeights(std::string dir) : dir_(std::move(dir)) {
   const std::string path = path_in(dir_, "config.json");
-  config_text_ = read_text(path);
+  config_text_ = read_text(InputFile(path), kMaxTextBytes);
   try {
     config_ = config_from_huggingface(config_text_);
   } catch (const Error& error) { fail("\"{}\": {}", path, error.message()); }
@@ -90,35 +78,34 @@ HuggingFaceWeights::HuggingFaceWeights(std::string dir) : dir_(std::move(dir)) {
 }
 
 void HuggingFaceWeights::open_files() {
-  const std::string single = path_in(dir_, "model.safetensors"), index = path_in(dir_, "model.safetensors.index.json");
-  std::map<std::string, std::string> file_of;
+  const std::string single = path_in(dir_, "model.safetensors"), path = path_in(dir_, "model.safetensors.index.json");
+  Index index;
   if (fs::exists(single)) {
     files_.push_back(SafetensorsFile::open(single));
   } else {
-    check(fs::exists(index), "\"{}\" holds neither model.safetensors nor model.safetensors.index.json{}", dir_,
+    check(fs::exists(path), "\"{}\" holds neither model.safetensors nor model.safetensors.index.json{}", dir_,
           fs::exists(path_in(dir_, "pytorch_model.bin")) ? "; save its pytorch_model.bin as safetensors first" : "");
-    index_text_ = read_text(index);
-    file_of = parse_index(index, index_text_);
-    std::set<std::string> names;
-    for (const auto& [tensor, file] : file_of) names.insert(file);
-    for (const std::string& name : names) {
-      check(fs::exists(path_in(dir_, name)), "\"{}\" names the file \"{}\", which is not there", index, name);
+    index_text_ = read_text(InputFile(path), kMaxTextBytes);
+    index = parse_index(path, index_text_);
+    for (const std::string& name : index.files) {
+      check(fs::exists(path_in(dir_, name)), "\"{}\" names the file \"{}\", which is not there", path, name);
       files_.push_back(SafetensorsFile::open(path_in(dir_, name)));
     }
   }
   for (const SafetensorsFile& file : files_)
     for (const TensorEntry& tensor : file.tensors()) {
-      if (!file_of.empty()) {
-        const auto listed = file_of.find(tensor.name);
-        check(listed != file_of.end() && path_in(dir_, listed->second) == file.path(),
-              "\"{}\" holds tensor \"{}\", of which \"{}\" says {}", file.path(), tensor.name, index,
-              listed == file_of.end() ? "nothing" : "that it is in " + listed->second);
+      if (!index_text_.empty()) {
+        const auto listed = index.file_of.find(tensor.name);
+        const bool is_listed = listed != index.file_of.end();
+        check(is_listed && path_in(dir_, *listed->second) == file.path(),
+              "\"{}\" holds tensor \"{}\", of which \"{}\" says {}", file.path(), tensor.name, path,
+              is_listed ? "that it is in " + *listed->second : "nothing");
       }
       stored_[tensor.name] = {&file, &tensor};
     }
-  for (const auto& [tensor, file] : file_of)
-    check(stored_.contains(tensor), "\"{}\" says that tensor \"{}\" is in \"{}\", which does not hold it", index,
-          tensor, file);
+  for (const auto& [tensor, file] : index.file_of)
+    check(stored_.contains(tensor), "\"{}\" says that tensor \"{}\" is in \"{}\", which does not hold it", path, tensor,
+          *file);
 }
 
 const HuggingFaceWeights::Stored* HuggingFaceWeights::find_stored(std::string_view name) const {

@@ -73,15 +73,15 @@ const json* find(const json& object, const char* key) {
 void read_value(const json& value, const char* key, std::int64_t& out) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;  // keeps products of two sizes far from overflow
   check(value.is_number_integer() && value >= 1 && value <= kMost, "\"{}\" is {}, not an integer in 1..{}", key,
-        value.dump(), kMost);
+        shown(value), kMost);
   out = value.get<std::int64_t>();
 }
 void read_value(const json& value, const char* key, double& out) {
-  check(value.is_number() && value.get<double>() > 0, "\"{}\" is {}, not a positive number", key, value.dump());
+  check(value.is_number() && value.get<double>() > 0, "\"{}\" is {}, not a positive number", key, shown(value));
   out = value.get<double>();
 }
 void read_value(const json& value, const char* key, bool& out) {
-  check(value.is_boolean(), "\"{}\" is {}, neither true nor false", key, value.dump());
+  check(value.is_boolean(), "\"{}\" is {}, neither true nor false", key, shown(value));
   out = value.get<bool>();
 }
 
@@ -97,7 +97,7 @@ void read_keys(const json& object, std::span<const Key<C>> keys, C& config) {
 void check_fixed(const json& object, std::span<const Fixed> keys) {
   for (const Fixed& key : keys)
     if (const json* value = find(object, key.name))
-      check(*value == key.value, "\"{}\" is {}; only {} is supported", key.name, value->dump(), key.value);
+      check(*value == key.value, "\"{}\" is {}; only {} is supported", key.name, shown(*value), key.value);
 }
 
 void check_heads(const char* key, std::int64_t heads, const char* by_key, std::int64_t by) {
@@ -109,14 +109,14 @@ void read_rope(const json& object, LlamaConfig& config) {
   for (const char* name : {"rope_scaling", "rope_parameters"}) {
     const json* rope = find(object, name);
     if (!rope) continue;
-    check(rope->is_object(), "\"{}\" is {}, not an object", name, rope->dump());
+    check(rope->is_object(), "\"{}\" is {}, not an object", name, shown(*rope));
     for (const char* kind : {"rope_type", "type"})
       if (const json* value = find(*rope, kind))
         check(*value == "default", "\"{}\" has the {} {}; only unscaled rotary positions (\"default\") are supported",
-              name, kind, value->dump());
+              name, kind, shown(*value));
     if (const json* theta = find(*rope, "rope_theta")) read_value(*theta, "rope_theta", config.rope_theta);
     if (const json* part = find(*rope, "partial_rotary_factor"))
-      check(*part == 1, "\"partial_rotary_factor\" is {}; only 1 is supported", part->dump());
+      check(*part == 1, "\"partial_rotary_factor\" is {}; only 1 is supported", shown(*part));
   }
 }
 
@@ -134,7 +134,7 @@ GptConfig read_gpt(const json& object) {
       if (*value == known.name) config.gelu = known.gelu;
     }
     check(std::find(names.begin(), names.end(), *value) != names.end(),
-          "\"activation_function\" is {}; supported are {}", value->dump(), fmt::join(names, ", "));
+          "\"activation_function\" is {}; supported are {}", shown(*value), fmt::join(names, ", "));
   }
   return config;
 }
@@ -152,9 +152,9 @@ LlamaConfig read_llama(const json& object) {
     check(*value == config.width / config.heads,
           "\"head_dim\" is {}; only hidden_size / num_attention_heads = {} is "
           "supported",
-          value->dump(), config.width / config.heads);
+          shown(*value), config.width / config.heads);
   if (const json* value = find(object, "hidden_act"))
-    check(*value == "silu" || *value == "swish", "\"hidden_act\" is {}; supported is \"silu\"", value->dump());
+    check(*value == "silu" || *value == "swish", "\"hidden_act\" is {}; supported is \"silu\"", shown(*value));
   return config;
 }
 
@@ -162,13 +162,13 @@ LlamaConfig read_llama(const json& object) {
 std::string architecture(const json& object) {
   if (const json* list = find(object, "architectures")) {
     check(list->is_array() && list->size() == 1 && (*list)[0].is_string(),
-          "\"architectures\" is {}, not a list of one name", list->dump());
+          "\"architectures\" is {}, not a list of one name", shown(*list));
     return (*list)[0].get<std::string>();
   }
   const json* type = find(object, "model_type");
   check(type != nullptr, "it has neither \"architectures\" nor \"model_type\"");
   if (*type == "gpt2") return kGptName;
-  return *type == "llama" ? kLlamaName : type->dump();
+  return *type == "llama" ? kLlamaName : shown(*type);
 }
 
 template <class C>
