@@ -191,8 +191,10 @@ TEST_F(Safetensors, HostileHeadersAreRefused) {
   expect_refused(length_bytes(3) + "{}", {"truncated"});
   expect_refused(make_file("{\"w\":" + std::string(1'000'000, '['), ""), {"deeper"});
   expect_refused(make_file("{", ""), {"JSON"});
-  for (const std::string header : {"", "[]", " {}", "\xEF\xBB\xBF{}"})
-    expect_refused(make_file(header, ""), {"JSON object"});
+  expect_refused(make_file("[]", ""), {"object"});
+  EXPECT_NO_THROW(open(make_file(" {}\n", ""))) << "the format's own library reads it";
+  // The parser takes NUL for the end and skips a byte order mark, the format's own library refuses both.
+  expect_refused(make_file("\xEF\xBB\xBF{}", ""), {"not valid JSON"});
   for (const std::string& tail :
        {std::string(1, '\0'), std::string("\0garbage", 8), std::string("{}"), std::string("x")})
     expect_refused(make_file("{}" + tail, ""), {"not valid JSON"});
