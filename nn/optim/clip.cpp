@@ -141,7 +141,8 @@ Tensor clip_grad_norm(Optimizer& optimizer, double max_norm, double p) {
   GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
   Tensor norm = grad_norm(optimizer.parameters(), p);
-  optimizer.set_gradient_scale(clamp(mul(reciprocal(add(norm, 1e-6)), max_norm), 0, 1));
+  const Tensor scale = clamp(mul(reciprocal(add(norm, 1e-6)), max_norm), 0, 1);
+  optimizer.set_gradient_scale(add(scale, mul(norm, 0)));  // 0 x infinity is NaN: the step is left out
   return norm;
 }
 

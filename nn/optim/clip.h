@@ -13,7 +13,8 @@ namespace sherd::nn {
 Tensor grad_norm(const std::vector<Parameter*>& parameters, double p = 2);
 
 /// Limits the norm of what the next optimizer.step() applies: gradients are scaled by min(1, max_norm / (norm + 1e-6))
-/// inside the update. Returns the norm before clipping.
+/// inside the update. A norm that is not finite makes that step change no parameter and no state. max_norm = infinity
+/// does only this. Returns the norm before clipping.
 Tensor clip_grad_norm(Optimizer& optimizer, double max_norm, double p = 2);
 
 }  // namespace sherd::nn

@@ -37,7 +37,8 @@ class Optimizer {
   /// Outside of a captured step; the captured step reads the slot. Does not block.
   void set_lr(double lr);
   /// Gradients are multiplied by this 0-d tensor in the next step(): clipping without a pass of its own. Copied, as
-  /// f32, into a slot, so a captured step follows it. Does not block.
+  /// f32, into a slot, so a captured step follows it. If it is not finite, step() counts a step and leaves parameters
+  /// and their state as they are. Does not block.
   void set_gradient_scale(const Tensor& scale);
   const std::vector<Parameter*>& parameters() const { return parameters_; }
 

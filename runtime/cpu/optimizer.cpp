@@ -85,6 +85,7 @@ void adamw(const KernelCall& call) {
   const auto& a = call.attrs.as<AdamWAttrs>();
   const auto n = static_cast<std::size_t>(a.count);
   const AdamW c = coefficients(a, scalar(call.in[4 * n]), scalar(call.in[4 * n + 1]), scalar(call.in[4 * n + 2]));
+  if (!std::isfinite(c.scale)) return;
   for_each_range(optimizer_extents(call.in, n, 4), [&](const Extent& e, std::int64_t begin, std::int64_t end) {
     visit_types(e, [&]<class T, class G>(Type<T>, Type<G>) {
       const auto at = [&](std::size_t list) { return reinterpret_cast<T*>(e.at[list]) + begin; };
@@ -121,6 +122,7 @@ void sgd(const KernelCall& call) {
   const bool has_momentum = a.momentum != 0;
   const std::size_t lists = has_momentum ? 3 : 2;
   const Sgd c{scalar(call.in[lists * n]), a.momentum, a.weight_decay, scalar(call.in[lists * n + 1]), a.nesterov};
+  if (!std::isfinite(c.scale)) return;
   for_each_range(optimizer_extents(call.in, n, lists), [&](const Extent& e, std::int64_t begin, std::int64_t end) {
     visit_types(e, [&]<class T, class G>(Type<T>, Type<G>) {
       const auto at = [&](std::size_t list) { return reinterpret_cast<T*>(e.at[list]) + begin; };

@@ -153,6 +153,7 @@ template <class Rule, class T, class G>
 __global__ void step_kernel(Batch batch, const Rule* rule_at) {
   constexpr int kStates = Rule::kStates, kPlaces = kStates > 0 ? kStates : 1;
   const Rule rule = *rule_at;
+  if (!std::isfinite(rule.scale)) return;
   const Range range = range_of_block(batch);
   T* const p = reinterpret_cast<T*>(batch.at[0][range.extent]);
   const G* const g = reinterpret_cast<const G*>(batch.at[kStates + 1][range.extent]);

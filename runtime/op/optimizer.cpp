@@ -1,5 +1,6 @@
 // Optimizer rows. One call updates all parameters of a group in place: lists instead of one launch per tensor. The
-// learning rate, the step and the gradient scale are tensors, so that a captured step reads their present values.
+// learning rate, the step and the gradient scale are tensors, so that a captured step reads their present values. A
+// scale that is not finite leaves everything as it was: one bad gradient costs a step, not the parameters.
 #include <vector>
 
 #include "runtime/op/ops.h"
@@ -113,14 +114,14 @@ void check_same_layouts(std::string_view what, std::span<const Tensor> tensors, 
 void register_optimizer(OpTable& table) {
   table.add({.name = "adamw",
              .doc = "AdamW with decoupled decay over lists: parameters, first and second moments (written in place), "
-                    "gradients, then 0-d lr, step, scale.",
+                    "gradients, then 0-d lr, step, scale. A scale that is not finite: nothing is written.",
              .infer = infer_adamw,
              .traits = {.effect = true, .local_extents = true},
              .no_gradient = "effect",
              .mutated = mutated_adamw});
   table.add({.name = "sgd",
              .doc = "SGD with momentum over lists: parameters, momenta (written in place; none when momentum is 0), "
-                    "gradients, then 0-d lr, scale.",
+                    "gradients, then 0-d lr, scale. A scale that is not finite: nothing is written.",
              .infer = infer_sgd,
              .traits = {.effect = true, .local_extents = true},
              .no_gradient = "effect",

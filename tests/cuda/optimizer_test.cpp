@@ -161,5 +161,21 @@ TEST_F(CudaOptimizer, PowerSumKeepsNaN) {
   EXPECT_EQ(power_sum({}, 2).item<double>(), 0);
 }
 
+TEST_F(CudaOptimizer, AScaleThatIsNotFiniteChangesNothing) {
+  const std::vector<Shape> shapes = {{1000}, {7}};
+  for (const double scale : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+    const auto draws = [&](std::uint64_t seed) { return on_device(drawn(shapes, normal, DType::f32, seed)); };
+    const auto p = draws(1), m = draws(2), v = draws(3), g = draws(4);
+    const Tensor lr = scalar_on_device(0.1, DType::f32), bad = scalar_on_device(scale, DType::f32);
+    adamw_step(p, m, v, g, lr, scalar_on_device(1, DType::f32), bad, {});
+    sgd_step(p, m, g, lr, bad, {.momentum = 0.9, .weight_decay = 0.1});
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      EXPECT_EQ(p[i].to_vector<float>(), draws(1)[i].to_vector<float>());
+      EXPECT_EQ(m[i].to_vector<float>(), draws(2)[i].to_vector<float>());
+      EXPECT_EQ(v[i].to_vector<float>(), draws(3)[i].to_vector<float>());
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sherd::testing

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <memory>
 
 #include "dtensor/api.h"
@@ -205,6 +206,25 @@ TEST(Optimizer, ClippingScalesByTheNormOverAllParameters) {
   expect_values(a->value(), {-0.5, -0.4, -0.4, -0.4}, "below the limit");
   EXPECT_EQ(grad_norm(optimizer.parameters()).item<double>(), 0);
   expect_error([&] { clip_grad_norm(optimizer, 0); }, {"max_norm", "got 0"});
+}
+
+TEST(Optimizer, AStepWhoseNormIsNotFiniteChangesNoParameter) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  auto a = parameter("a", {1, 2}, {2}), b = parameter("b", {3}, {1});
+  Sgd optimizer({a.get(), b.get()}, {.lr = 1});
+  for (const double bad : {std::nan(""), kInfinity})
+    for (const double max_norm : {1.0, kInfinity}) {
+      give_gradient(*a, {bad, 1});
+      give_gradient(*b, {1});
+      EXPECT_FALSE(std::isfinite(clip_grad_norm(optimizer, max_norm).item<double>()));
+      optimizer.step_and_clear();
+      expect_values(a->value(), {1, 2}, "a");
+      expect_values(b->value(), {3}, "b, whose own gradient is finite");
+    }
+  give_gradient(*b, {5});  // the next one counts in full: no limit
+  clip_grad_norm(optimizer, kInfinity);
+  optimizer.step();
+  expect_values(b->value(), {-2}, "b");
 }
 
 TEST(Optimizer, ParametersWithoutGradientStayAsTheyAre) {

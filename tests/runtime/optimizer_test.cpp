@@ -60,6 +60,25 @@ TEST_P(AdamWTypes, FiveStepsAreTheFormula) {
     }
   }
 }
+
+TEST_P(AdamWTypes, AScaleThatIsNotFiniteChangesNothing) {
+  const auto [dtype, grad_dtype] = GetParam();
+  for (const double scale : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+    const auto params = drawn(kShapes, dtype, 1), m = drawn(kShapes, dtype, 2), v = drawn(kShapes, dtype, 3);
+    const auto grads = drawn(kShapes, grad_dtype, 4);
+    adamw_step(params, m, v, grads, Tensor::scalar(0.25), Tensor::scalar(1), Tensor::scalar(scale), {});
+    sgd_step(params, m, grads, Tensor::scalar(0.25), Tensor::scalar(scale), {.momentum = 0.9, .weight_decay = 0.1});
+    sgd_step(params, {}, grads, Tensor::scalar(0.25), Tensor::scalar(scale), {.weight_decay = 0.1});
+    const auto params_before = drawn(kShapes, dtype, 1), m_before = drawn(kShapes, dtype, 2);
+    const auto v_before = drawn(kShapes, dtype, 3);
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      EXPECT_TRUE(same_bits(params[i], params_before[i])) << "scale " << scale;
+      EXPECT_TRUE(same_bits(m[i], m_before[i])) << "scale " << scale;
+      EXPECT_TRUE(same_bits(v[i], v_before[i])) << "scale " << scale;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, AdamWTypes,
                          ::testing::Values(std::pair(DType::f64, DType::f64), std::pair(DType::f32, DType::f32),
                                            std::pair(DType::f32, DType::bf16), std::pair(DType::f32, DType::f16)));
