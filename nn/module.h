@@ -138,6 +138,10 @@ class Module {
   bool training() const { return training_; }
 
   void add_hook(std::shared_ptr<ModuleHook> hook) { hooks_.push_back(std::move(hook)); }
+  /// Between forwards. What is not there is no error.
+  void remove_hook(const ModuleHook& hook) {
+    std::erase_if(hooks_, [&](const auto& own) { return own.get() == &hook; });
+  }
   const std::vector<std::shared_ptr<ModuleHook>>& hooks() const { return hooks_; }
 
  protected:

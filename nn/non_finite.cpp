@@ -1,0 +1,105 @@
+#include "nn/non_finite.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "runtime/autograd/autograd.h"
+#include "runtime/comm/agree.h"
+#include "runtime/op/ops.h"
+
+namespace sherd::nn {
+
+namespace {
+
+bool is_finite(const Tensor& t) {
+  const Tensor local = t.local().detach();
+  if (!is_floating(local.dtype()) || local.numel() == 0) return true;
+  return std::isfinite(sum(mul(local, 0)).item<double>());  // 0 x NaN and 0 x infinity are NaN
+}
+
+/// Something of the step, by its place in the order in which all ranks make it.
+struct Finding {
+  std::size_t place = std::numeric_limits<std::size_t>::max();
+  std::string what;
+};
+
+/// The earliest of all ranks' findings, in words; empty if there is none.
+std::string earliest(ProcessGroup& group, const Finding& own) {
+  const std::vector<std::string> texts = gather_text(group, fmt::format("{} {}", own.place, own.what));
+  Finding first;
+  std::size_t rank = 0;
+  for (std::size_t r = 0; r < texts.size(); ++r) {
+    const std::size_t space = texts[r].find(' ');
+    std::size_t place = 0;
+    std::from_chars(texts[r].data(), texts[r].data() + space, place);
+    if (place < first.place) first = {place, texts[r].substr(space + 1)}, rank = r;
+  }
+  if (first.what.empty()) return "";
+  return group.size() == 1 ? first.what : fmt::format("{} on rank {}", first.what, rank);
+}
+
+class OutputWatch final : public ModuleHook {
+ public:
+  void after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) override {
+    const std::size_t place = outputs_++;
+    if (!found_.what.empty()) return;
+    const GradMode off(false);
+    visit_outputs([&](const Tensor& t) {
+      if (found_.what.empty() && !is_finite(t)) {
+        const std::string path = module.path();
+        found_ = {place, path.empty() ? "the output of the model" : fmt::format("the output of \"{}\"", path)};
+      }
+    });
+  }
+  const Finding& found() const { return found_; }
+
+ private:
+  std::size_t outputs_ = 0;
+  Finding found_;
+};
+
+/// The same hook on every module of a tree.
+class Attached {
+ public:
+  Attached(Module& model, std::shared_ptr<ModuleHook> hook) : model_(model), hook_(std::move(hook)) {
+    model_.for_each_module([&](Module& m) { m.add_hook(hook_); });
+  }
+  ~Attached() {
+    model_.for_each_module([&](Module& m) { m.remove_hook(*hook_); });
+  }
+  Attached(const Attached&) = delete;
+  Attached& operator=(const Attached&) = delete;
+
+ private:
+  Module& model_;
+  std::shared_ptr<ModuleHook> hook_;
+};
+
+Finding first_gradient(const Module& model) {
+  const GradMode off(false);
+  const auto parameters = model.named_parameters();
+  for (std::size_t i = parameters.size(); i-- > 0;) {
+    const auto& [name, p] = parameters[i];
+    if (p->grad().defined() && !is_finite(p->grad()))
+      return {parameters.size() - i, fmt::format("the gradient of \"{}\"", name)};
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string first_non_finite(Module& model, ProcessGroup& group, const std::function<void()>& forward_and_backward) {
+  const auto watch = std::make_shared<OutputWatch>();
+  {
+    const Attached attached(model, watch);
+    forward_and_backward();
+  }
+  const std::string output = earliest(group, watch->found());
+  return output.empty() ? earliest(group, first_gradient(model)) : output;
+}
+
+}  // namespace sherd::nn
