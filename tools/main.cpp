@@ -10,6 +10,7 @@
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/command.h"
+#include "tools/exit_status.h"
 
 namespace sherd {
 
@@ -64,6 +65,9 @@ int main(int argc, char** argv) {
     return sherd::run_command(args);
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "sherd: the system has no memory left\n");
+  } catch (const sherd::ExitError& error) {
+    fmt::print(stderr, "sherd: {}\n", error.what());
+    return error.status();
   } catch (const sherd::CommError& error) {  // `sherd run` looks for this word: the fault is a peer's
     fmt::print(stderr, "sherd: CommError: {}\n", error.what());
   } catch (const std::exception& error) { fmt::print(stderr, "sherd: {}\n", error.what()); }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <numeric>
 
@@ -54,6 +55,7 @@ void StepLog::arrived(StepMetrics metrics, const Begun& begun, double loss, doub
   if (last_losses_.size() > 10) last_losses_.pop_front();
   summary_.last_losses_mean =
       std::accumulate(last_losses_.begin(), last_losses_.end(), 0.0) / static_cast<double>(last_losses_.size());
+  if (!diverged_ && !(std::isfinite(loss) && std::isfinite(norm))) diverged_ = metrics;
   done_.push_back(metrics);
 }
 

@@ -20,6 +20,8 @@ struct TrainSummary {
   CommCounts step_comm{};      ///< collectives of the last training step
   CommTimes comm{};            ///< of all steps but the first two, in which orders are recorded
   double seconds = 0;
+  std::int64_t steps = 0;  ///< updates made, those before this run included
+  int stopped_by = 0;      ///< the signal that ended the run before its last step; 0: none did
 };
 
 class StepLog {
@@ -44,6 +46,8 @@ class StepLog {
   /// On the way out with an error: reports what is done, whatever else fails.
   void finish_quietly() noexcept;
   const TrainSummary& summary() const { return summary_; }
+  /// The first step known to have a loss or a gradient norm that is not finite.
+  const std::optional<StepMetrics>& diverged() const { return diverged_; }
 
  private:
   struct Begun {
@@ -58,6 +62,7 @@ class StepLog {
   const std::int64_t first_step_;
   const Observer& observe_;
   TrainSummary summary_;
+  std::optional<StepMetrics> diverged_;
   std::deque<double> last_losses_;
   Begun begun_;
   double last_arrival_ = 0;

@@ -24,10 +24,12 @@
 #include "runtime/comm/hmac.h"
 #include "runtime/comm/tcp_store_server.h"
 #include "runtime/tensor/error.h"
+#include "tools/exit_status.h"
 #include "tools/launch_guard.h"
 #include "tools/line_relay.h"
 #include "tools/process_tree.h"
 #include "tools/spawn.h"
+#include "tools/stop_signals.h"
 
 namespace sherd {
 namespace {
@@ -57,9 +59,10 @@ bool has_failed(int status) { return !WIFEXITED(status) || WEXITSTATUS(status) !
 
 int shell_status(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
 
-std::string signal_name(int signal) {
-  const char* name = ::sigabbrev_np(signal);
-  return name ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
+/// It ended by itself, because of a signal.
+bool was_stopped(int status) {
+  return WIFEXITED(status) &&
+         (WEXITSTATUS(status) == kStoppedAndSaved || WEXITSTATUS(status) == kStoppedWithoutSave);
 }
 
 std::string describe_end(const Rank& rank) {
@@ -109,15 +112,17 @@ class Supervision {
   void wait_for_events();
   void read_control();
   void reap();
+  milliseconds patience_after(const Rank& failed) const;
   bool read_some(Stream& stream);
   void drain(Stream& stream);
   void finish(Stream& stream);
   void advance();
-  void stop(int signal);
+  void stop(int signal, milliseconds grace);
   void kill_all();
   const Rank* to_blame() const;
   void flush(OutputQueue& queue);
   int report();
+  int status_after_signal() const;
   void say(std::string_view text) { err_.append(fmt::format("sherd run: {}\n", text)); }
   bool all_ranks_ended() const {
     return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return rank->status.has_value(); });
@@ -230,7 +235,7 @@ void Supervision::read_control() {
   user_signal_ = signal;
   say(fmt::format("{}: stopping {} rank{}; once more kills at once", signal_name(signal), options_.ranks,
                   options_.ranks == 1 ? "" : "s"));
-  stop(signal);
+  stop(signal, options_.save_grace);
 }
 
 /// Takes note of the ranks that have ended, and buries what they had left to us.
@@ -248,10 +253,16 @@ void Supervision::reap() {
     drain(rank.err);
     if (!has_failed(status) || stopping_) continue;
     failures_.push_back(&rank);
-    stop_at_ = std::min(stop_at_, Clock::now() + (blames_a_peer(rank) ? options_.blame_window : milliseconds(0)));
+    stop_at_ = std::min(stop_at_, Clock::now() + patience_after(rank));
   }
   if (all_ranks_ended()) stop_at_ = std::min(stop_at_, Clock::now() + kLinger);
   if (pid < 0 && errno == ECHILD) has_children_ = false;
+}
+
+/// How long its peers may go on: one may be about to tell the reason, and after a signal all of them end by themselves.
+milliseconds Supervision::patience_after(const Rank& failed) const {
+  if (was_stopped(*failed.status)) return options_.grace;
+  return blames_a_peer(failed) ? options_.blame_window : milliseconds(0);
 }
 
 /// Returns whether there may be more to read right now.
@@ -292,14 +303,14 @@ void Supervision::advance() {
   if (!stopping_ && Clock::now() >= stop_at_) {
     say(all_ranks_ended() ? "all ranks have ended; stopping the processes that they left behind"
                           : fmt::format("{}; stopping the other ranks", describe_end(*to_blame())));
-    stop(SIGTERM);
+    stop(SIGTERM, options_.grace);
   }
   if (Clock::now() >= kill_at_) kill_all();
 }
 
-void Supervision::stop(int signal) {
+void Supervision::stop(int signal, milliseconds grace) {
   stopping_ = true;
-  kill_at_ = Clock::now() + options_.grace;
+  kill_at_ = Clock::now() + grace;
   // A rank's group goes by one call, which no fork can slip through; its number is not reused before it is reaped.
   for (const auto& rank : ranks_)
     if (!rank->status) {
@@ -331,6 +342,15 @@ void Supervision::flush(OutputQueue& queue) {
   while (!queue.is_empty()) wait_for_events();
 }
 
+int Supervision::status_after_signal() const {
+  int status = kDone;
+  for (const auto& rank : ranks_) {
+    if (has_failed(*rank->status) && !was_stopped(*rank->status)) return 128 + user_signal_;
+    status = std::max(status, WEXITSTATUS(*rank->status));
+  }
+  return status == kDone ? 128 + user_signal_ : status;
+}
+
 /// Prints why it ended, after everything else; returns the status for the shell.
 int Supervision::report() {
   flush(out_);
@@ -338,7 +358,7 @@ int Supervision::report() {
   if (user_signal_ != 0) {
     say(fmt::format("stopped by {}", signal_name(user_signal_)));
     flush(err_);
-    return 128 + user_signal_;
+    return status_after_signal();
   }
   const Rank* culprit = to_blame();
   if (culprit && options_.ranks == 1) say(describe_end(*culprit));

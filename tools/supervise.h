@@ -16,8 +16,10 @@ struct SuperviseOptions {
   std::vector<std::string> command;
   /// At least 1; may exceed the number of cores.
   int ranks = 1;
-  /// From the request to end until SIGKILL.
+  /// From a failure of one rank until SIGKILL for the others.
   std::chrono::milliseconds grace{5'000};
+  /// From the user's signal until SIGKILL: time to finish a step and to save. Slurm kills after 30 s by default.
+  std::chrono::milliseconds save_grace{25'000};
   /// How long to wait, after a rank failed because of a peer, for the peer itself to end.
   std::chrono::milliseconds blame_window{1'000};
 };
@@ -32,9 +34,10 @@ struct SuperviseOptions {
 /// SIGTERM, and SIGKILL after `grace`. The rank to blame is the first that failed; but one whose last lines on
 /// stderr speak of a CommError failed because of a peer, so that within `blame_window` the first without is
 /// preferred. Its last lines on stderr are printed at the very end.
-/// Signals: SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, with SIGKILL after `grace`; a second one
-/// kills at once. If the calling process dies, by SIGKILL too, everything is killed at once.
-/// Result: 0; or the status of the rank to blame, 128 + signal if a signal ended it; or 128 + the signal received.
+/// Signals: SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, with SIGKILL after `save_grace`; a second
+/// one kills at once. If the calling process dies, by SIGKILL too, everything is killed at once.
+/// Result: 0; or the status of the rank to blame, 128 + signal if a signal ended it. After a signal:
+/// kStoppedAndSaved if ranks ended with that, kStoppedWithoutSave if one did; 128 + the signal if any failed otherwise.
 /// Error: the command cannot be run, or the system refuses processes, pipes or the port.
 /// To be called by a process with one thread and no other children.
 int supervise(const SuperviseOptions& options);

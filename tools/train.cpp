@@ -11,7 +11,9 @@
 #include "runtime/comm/world.h"
 #include "runtime/exec/context.h"
 #include "tools/command.h"
+#include "tools/exit_status.h"
 #include "tools/progress.h"
+#include "tools/stop_signals.h"
 #include "tools/train_report.h"
 
 namespace sherd {
@@ -23,7 +25,12 @@ void print(std::FILE* out, const std::string& text) {
   std::fflush(out);
 }
 
-void train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
+/// Signals are asked for where there is a folder to save to; without one they end the process as ever.
+Trainer::StopPoll stop_poll(const TrainConfig& config) {
+  return config.save.empty() ? Trainer::StopPoll() : StopSignals::noted;
+}
+
+TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
   std::optional<MetricsFile> file;
   if (!config.metrics.empty()) {
     file.emplace(config.metrics, header_line(config, trainer.group().size()), trainer.first_step());
@@ -35,27 +42,37 @@ void train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
   TrainSummary summary;
   {
     Progress progress(stderr, ::isatty(STDERR_FILENO) != 0);
-    summary = trainer.run([&](const StepMetrics& m) {
+    const auto observe = [&](const StepMetrics& m) {
       if (file) file->write(step_line(m));
       std::int64_t memory = 0;
       for (std::int64_t bytes : m.memory_bytes) memory += bytes;
       progress.show({m.step, config.steps, m.loss, m.tokens_per_second, memory}, Progress::Clock::now());
       if (m.val_loss) progress.message(fmt::format("step {}  validation loss {:.4f}", m.step, *m.val_loss));
-    });
+    };
+    summary = trainer.run(observe, stop_poll(config));
   }
   print(stdout, train_report(trainer, config, summary));
+  if (summary.stopped_by != 0)
+    print(stderr, fmt::format("stopped by {} after step {} of {}; --resume {} goes on from there\n",
+                              signal_name(summary.stopped_by), summary.steps, config.steps, config.save));
+  return summary;
 }
 
-void train_rank(const TrainConfig& config, const std::shared_ptr<ProcessGroup>& group) {
+/// Returns the exit status.
+int train_rank(const TrainConfig& config, const std::shared_ptr<ProcessGroup>& group) {
   set_world_group(group);
   try {
     Trainer trainer(config, group);
+    std::optional<StopSignals> signals;
+    if (stop_poll(config)) signals.emplace();
+    TrainSummary summary;
     if (group->rank() == 0) {
-      train_as_rank_zero(trainer, config);
+      summary = train_as_rank_zero(trainer, config);
     } else {
-      const TrainSummary summary = trainer.run([](const StepMetrics&) {});
+      summary = trainer.run([](const StepMetrics&) {}, stop_poll(config));
       train_report(trainer, config, summary);
     }
+    return summary.stopped_by == 0 ? kDone : kStoppedAndSaved;
   } catch (const std::exception& error) {
     group->abort(error.what());  // peers stop waiting at once and quote the reason
     throw;
@@ -76,19 +93,22 @@ void rethrow_first(const std::vector<std::exception_ptr>& errors) {
   if (consequence) std::rethrow_exception(consequence);
 }
 
-void train_threads(const TrainConfig& config, int ranks) {
+int train_threads(const TrainConfig& config, int ranks) {
   auto groups = make_thread_groups(ranks);
+  int status = kDone;  // of rank 0; the others have the same
   std::vector<std::exception_ptr> errors(groups.size());
   std::vector<std::thread> threads;
   for (std::size_t r = 0; r < groups.size(); ++r)
-    threads.emplace_back([&config, &errors, r, group = std::move(groups[r])] {
+    threads.emplace_back([&config, &errors, &status, r, group = std::move(groups[r])] {
       RankScope scope;
       try {
-        train_rank(config, group);
+        const int own = train_rank(config, group);
+        if (r == 0) status = own;
       } catch (...) { errors[r] = std::current_exception(); }
     });
   for (std::thread& thread : threads) thread.join();
   rethrow_first(errors);
+  return status;
 }
 
 }  // namespace
@@ -105,11 +125,9 @@ int run_train(std::span<const std::string_view> args) {
     config->threads = std::max(1, cores / std::max(1, rank.local_world_size));
   }
   if (config->group == "thread") {
-    if (rank.rank == 0) train_threads(*config, rank.world_size);  // the other processes have nothing to do
-    return 0;
+    return rank.rank == 0 ? train_threads(*config, rank.world_size) : kDone;  // other processes have nothing to do
   }
-  train_rank(*config, world_group());
-  return 0;
+  return train_rank(*config, world_group());
 }
 
 }  // namespace sherd

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 
 #include "nn/layers/dropout.h"
+#include "nn/non_finite.h"
 #include "nn/optim/clip.h"
 #include "nn/parallel/fully_shard.h"
 #include "nn/parallel/tensor_parallel.h"
@@ -16,7 +18,9 @@
 #include "runtime/exec/host_reads.h"
 #include "runtime/op/ops.h"
 #include "tools/device_flag.h"
+#include "tools/exit_status.h"
 #include "tools/model_factory.h"
+#include "tools/stop_signals.h"
 
 namespace sherd {
 
@@ -161,7 +165,7 @@ void Trainer::resume() {
   resumed_.reset();
 }
 
-std::vector<Tensor> Trainer::step_function(std::span<const Tensor> in) {
+Tensor Trainer::forward_backward(std::span<const Tensor> in) {
   const std::int64_t micro = local_batch_ / config_.accumulate;
   Tensor mean_loss;
   for (std::int64_t m = 0; m < config_.accumulate; ++m) {
@@ -174,9 +178,15 @@ std::vector<Tensor> Trainer::step_function(std::span<const Tensor> in) {
     loss = loss.local().detach();  // every rank of the tp axis has the whole of it
     mean_loss = mean_loss.defined() ? add(mean_loss, loss) : loss;
   }
+  return mean_loss;
+}
+
+// A norm that is not finite leaves the parameters alone, so fail_diverged() finds them as they were before the step.
+std::vector<Tensor> Trainer::step_function(std::span<const Tensor> in) {
+  Tensor mean_loss = forward_backward(in);
   GradMode off(false);
-  Tensor norm = config_.optimizer.clip > 0 ? nn::clip_grad_norm(*optimizer_, config_.optimizer.clip)
-                                           : nn::grad_norm(optimizer_->parameters());
+  const double clip = config_.optimizer.clip;
+  Tensor norm = nn::clip_grad_norm(*optimizer_, clip > 0 ? clip : std::numeric_limits<double>::infinity());
   optimizer_->step_and_clear();
   if (mesh_->num_data_ranks() > 1) mean_loss = all_reduce(mean_loss, mesh_->data_group(), ReduceKind::avg);
   return {mean_loss, norm};
@@ -206,7 +216,9 @@ std::vector<Tensor> Trainer::train_step(std::int64_t step) {
   return compiled_ ? (*compiled_)(batch) : step_function(batch);
 }
 
-double Trainer::evaluate() {
+double Trainer::evaluate() { return *evaluate_unless_stopped({}); }
+
+std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
   GradMode off(false);
   model_->train(false);
   const std::int64_t sequence = config_.model.sequence;
@@ -215,7 +227,8 @@ double Trainer::evaluate() {
   double loss_sum = 0, count = 0;
   HostReads reads;
   // Every rank runs equally many forwards; windows past the end are padding that no target counts.
-  for (std::int64_t start = 0; start < windows; start += config_.batch) {
+  bool stopped = false;
+  for (std::int64_t start = 0; start < windows && !stopped; start += config_.batch) {
     std::vector<std::int32_t> batch(static_cast<std::size_t>(local_batch_ * (sequence + 1)), 0);
     std::int64_t real = 0;
     for (std::int64_t i = 0; i < local_batch_; ++i) {
@@ -232,9 +245,11 @@ double Trainer::evaluate() {
     if (real > 0)
       reads.push({loss}, [&loss_sum, tokens_here](std::span<const double> v) { loss_sum += v[0] * tokens_here; });
     count += tokens_here;
+    stopped = agreed_stop(stop) != 0;
   }
   reads.finish();
   model_->train(true);
+  if (stopped) return std::nullopt;
   double totals[] = {loss_sum, count};
   const FlatPart part{totals, DType::f64, 2};
   mesh_->data_group().all_reduce({&part, 1}, {})->wait();
@@ -250,7 +265,38 @@ void Trainer::save(std::int64_t step) {
   nn::save_checkpoint(config_.save, std::move(manifest), nn::training_state(*model_, optimizer_.get()), *group_);
 }
 
-void Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log) {
+int Trainer::agreed_stop(const StopPoll& stop) {
+  if (!stop) return 0;
+  std::int64_t signal = stop();
+  const FlatPart part{&signal, DType::i64, 1};
+  group_->all_reduce({&part, 1}, {.kind = ReduceKind::max})->wait();
+  return static_cast<int>(signal);
+}
+
+void Trainer::fail_diverged(const StepMetrics& metrics) {
+  std::string where;
+  try {
+    nn::set_step(metrics.step - 1);
+    where = nn::first_non_finite(*model_, *group_, [&] { forward_backward(training_batch(metrics.step - 1)); });
+    where = where.empty() ? "computed once more, everything is finite: what came after it has changed the parameters"
+                          : fmt::format("the first value that is not finite is in {}", where);
+  } catch (const std::exception& error) { where = fmt::format("where it began is not known: {}", error.what()); }
+  throw ExitError(kDiverged, fmt::format("the run has diverged in step {}: the loss is {}, the gradient norm {}; {}. "
+                                         "Nothing was saved since; a lower optimizer.lr, a longer optimizer.warmup or a "
+                                         "smaller optimizer.clip may help",
+                                         metrics.step, metrics.loss, metrics.grad_norm, where));
+}
+
+void Trainer::save_and_stop(std::int64_t step, int signal) {
+  try {
+    save(step);
+  } catch (const Error& error) {
+    throw ExitError(kStoppedWithoutSave, fmt::format("stopped by {} after step {}, and could not save: {}",
+                                                     signal_name(signal), step, error.what()));
+  }
+}
+
+int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const StopPoll& stop) {
   const bool is_last = step + 1 == config_.steps;
   const auto is_due = [&](std::int64_t every) { return is_last || (every > 0 && (step + 1) % every == 0); };
   log.begin();
@@ -265,28 +311,36 @@ void Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log) {
   }
   if (is_due(config_.eval_every)) {
     StepMetrics metrics = log.finish_but_last();
-    metrics.val_loss = evaluate();
+    if (!log.diverged()) metrics.val_loss = evaluate_unless_stopped(stop);
     log.report(metrics);
   } else {
     log.poll();
   }
   trace.after(step + 1);
-  if (config_.save.empty() || !is_due(config_.save_every)) return;
-  log.finish();
-  save(step + 1);
+  const int signal = is_last ? 0 : agreed_stop(stop);
+  const bool saves = !config_.save.empty() && (is_due(config_.save_every) || signal != 0);
+  if (saves) log.finish();
+  if (log.diverged()) fail_diverged(*log.diverged());
+  if (signal != 0) save_and_stop(step + 1, signal);
+  else if (saves) save(step + 1);
+  return signal;
 }
 
-TrainSummary Trainer::run(const StepObserver& observe) {
+TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop) {
   StepTrace trace(config_.trace, config_.trace_steps, first_step_, config_.steps, *group_);
   StepLog log(*group_, RankContext::current().allocator(device_).accounting(), first_step_, observe);
   const auto start = std::chrono::steady_clock::now();
+  int signal = 0;
+  std::int64_t step = first_step_;
   try {
-    for (std::int64_t step = first_step_; step < config_.steps; ++step) run_step(step, trace, log);
+    while (step < config_.steps && signal == 0) signal = run_step(step++, trace, log, stop);
   } catch (...) {
     log.finish_quietly();
     throw;
   }
   TrainSummary summary = log.summary();
+  summary.stopped_by = signal;
+  summary.steps = step;
   summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return summary;
 }

@@ -26,6 +26,8 @@ class Trainer {
   /// a GPU the loss of a step arrives while later ones are queued, and so does this call: at most a few steps late, and
   /// before an evaluation, a checkpoint or an error goes on.
   using StepObserver = StepLog::Observer;
+  /// Called at every step boundary: the number of the signal that asks this rank to stop, 0 if none does.
+  using StopPoll = std::function<int()>;
 
   /// Opens the data, builds, shards and initialises (by `init_from`, or resumes) the model. Collective. Errors, on
   /// every rank: ranks with different configs, a batch that does not divide by the ranks, a checkpoint that does not
@@ -34,8 +36,12 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// Trains up to config.steps, evaluating and saving as configured. Collective.
-  TrainSummary run(const StepObserver& observe);
+  /// Trains up to config.steps, evaluating and saving as configured. With `stop`, on all ranks or on none, the ranks
+  /// ask one another after each step, and end together after the step in which one of them was asked to, saved if
+  /// config.save is set; an evaluation is left for it. Collective. Throws ExitError, on every rank: kDiverged when a
+  /// loss or a gradient norm is not finite, which names the step and where it began, and is never saved;
+  /// kStoppedWithoutSave when that last save fails.
+  TrainSummary run(const StepObserver& observe, const StopPoll& stop = {});
 
   /// One update; returns {mean loss over the global batch, gradient norm before clipping}, both 0-d, on the device of
   /// the run. Does not wait for that device.
@@ -59,7 +65,12 @@ class Trainer {
   void build();
   void spread();
   void resume();
-  void run_step(std::int64_t step, StepTrace& trace, StepLog& log);
+  int run_step(std::int64_t step, StepTrace& trace, StepLog& log, const StopPoll& stop);
+  int agreed_stop(const StopPoll& stop);
+  std::optional<double> evaluate_unless_stopped(const StopPoll& stop);
+  void save_and_stop(std::int64_t step, int signal);
+  [[noreturn]] void fail_diverged(const StepMetrics& metrics);
+  Tensor forward_backward(std::span<const Tensor> in);
   std::vector<Tensor> step_function(std::span<const Tensor> in);
   std::vector<Tensor> training_batch(std::int64_t step);
 

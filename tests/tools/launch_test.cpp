@@ -374,7 +374,7 @@ TEST_F(SherdRun, InterruptIsPassedOnAndCleansUp) {
 
 TEST_F(SherdRun, WhoIgnoresTheRequestIsKilledAfterTheGrace) {
   auto options = shell(2, "trap '' TERM; echo $$ > pid.$SHERD_RANK; while :; do sleep 1000; done");
-  options.grace = 100ms;
+  options.save_grace = 100ms;
   start(options);
   pid_in("pid.0"), pid_in("pid.1");
   const auto begin = Clock::now();
@@ -385,13 +385,37 @@ TEST_F(SherdRun, WhoIgnoresTheRequestIsKilledAfterTheGrace) {
 
 TEST_F(SherdRun, ASecondInterruptKillsAtOnce) {
   auto options = shell(2, "trap '' INT; echo $$ > pid.$SHERD_RANK; while :; do sleep 1000; done");
-  options.grace = 1000s;
+  options.save_grace = 1000s;
   start(options);
   pid_in("pid.0"), pid_in("pid.1");
   ::kill(launcher_, SIGINT);
   EXPECT_TRUE(wait_for([&] { return err().find("once more kills at once") != std::string::npos; }));
   ::kill(launcher_, SIGINT);
   EXPECT_EQ(finish(), 128 + SIGINT);
+}
+
+// Ranks that save when they are asked to end, as `sherd train` does, and say so by their status.
+const std::string kSaver = "trap 'echo saved; exit 4' TERM; echo $$ > pid.$SHERD_RANK; while :; do sleep 1000 & wait; done";
+
+TEST_F(SherdRun, RanksThatSaveWhenAskedToEndGiveTheirStatus) {
+  const std::string fails = "if [ $SHERD_RANK = 1 ]; then trap 'exit 5' TERM; else trap 'exit 4' TERM; fi\n";
+  const std::string dies = "if [ $SHERD_RANK = 1 ]; then trap - TERM; else trap 'exit 4' TERM; fi\n";
+  const std::string waits = "echo $$ > pid.$SHERD_RANK; while :; do sleep 1000 & wait; done";
+  for (const auto& [script, status] : {std::pair(kSaver, 4), {fails + waits, 5}, {dies + waits, 128 + SIGTERM}}) {
+    start(shell(2, script));
+    pid_in("pid.0"), pid_in("pid.1");
+    ::kill(launcher_, SIGTERM);
+    EXPECT_EQ(finish(), status) << script;
+    fs::remove(folder_ + "/pid.0"), fs::remove(folder_ + "/pid.1");
+  }
+}
+
+TEST_F(SherdRun, PeersOfARankThatWasAskedToEndFinishToo) {
+  // Rank 0 is signalled by somebody; rank 1 ends, with it, a little later and undisturbed.
+  EXPECT_EQ(run(shell(2, "[ $SHERD_RANK = 0 ] && { echo $$ > ending; exit 4; }\n"
+                         "while kill -0 $(cat ending) 2> /dev/null || ! [ -s ending ]; do :; done; seq 1 20000; exit 4")),
+            4);
+  EXPECT_NE(out().find("[1] 20000\n"), std::string::npos);
 }
 
 TEST_F(SherdRun, AnIgnoredHangupStaysIgnored) {

@@ -1,0 +1,94 @@
+// How `sherd train` and `sherd run` end by a signal or by divergence, as scripts see it: exit status, files, messages.
+#include <filesystem>
+
+#include "nn/checkpoint/rank_file.h"
+#include "tests/tools/program_test.h"
+#include "tools/exit_status.h"
+
+namespace sherd::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+class StopProgram : public ProgramTest {
+ protected:
+  /// Runs `sherd train` (under `sherd run` if RANKS > 1) until its metrics show step 3, then the shell's `action`, in
+  /// which $pid is the process started; its end is the result. (What a shell starts by & ignores SIGINT.)
+  ProgramEnd stopped_by(int ranks, const std::string& action, const std::string& flags) const {
+    const std::string launch = ranks == 1 ? "" : fmt::format("run -n {} -- \"$0\" ", ranks);
+    const std::string script = fmt::format(
+        "env --default-signal=INT \"$0\" {}train \"$1\" --steps 1000000 --metrics \"$2\" {} & pid=$!\n"
+        "until grep -q '\"step\":3,' \"$2\" 2> /dev/null; do kill -0 $pid || break; done\n{}\nwait $pid",
+        launch, flags, action);
+    fs::remove(dir_ / "metrics.jsonl");
+    return run_program({"/bin/sh", "-c", script, SHERD_PROGRAM, config_file_, dir_ / "metrics.jsonl"}, {}, kLimit);
+  }
+  const std::string checkpoint_ = dir_ / "checkpoint";
+  const std::string save_ = "--save " + checkpoint_;
+};
+
+TEST_F(StopProgram, SigtermSavesAndEndsWithItsStatusAndTheRunGoesOn) {
+  for (const int ranks : {1, 2})
+    for (const char* signal : {"TERM", "INT"}) {
+      const ProgramEnd end = stopped_by(ranks, fmt::format("kill -{} $pid", signal), save_);
+      EXPECT_EQ(end.status, kStoppedAndSaved) << end.err;
+      expect_within(end.err, {fmt::format("stopped by SIG{} after step", signal), "--resume " + checkpoint_});
+      CheckpointReader reader(checkpoint_);
+      reader.verify();
+      const std::int64_t step = reader.manifest().step;
+      EXPECT_GE(step, 3);
+      const ProgramEnd rest =
+          train(ranks, {"--steps", std::to_string(step + 2), "--optimizer.decay-steps", "20", "--resume", checkpoint_});
+      EXPECT_EQ(rest.status, 0) << rest.err;
+      fs::remove_all(checkpoint_);
+    }
+}
+
+TEST_F(StopProgram, ASignalToOneRankStopsAllOfThem) {
+  // The ranks are children of the launcher's second process.
+  const ProgramEnd end =
+      stopped_by(2, "inner=$(ps -o pid= --ppid $pid); kill -TERM $(ps -o pid= --ppid $inner | head -1)", save_);
+  EXPECT_EQ(end.status, kStoppedAndSaved) << end.err;
+  CheckpointReader(checkpoint_).verify();
+}
+
+TEST_F(StopProgram, ThreadRanksStopTogether) {
+  const ProgramEnd end = stopped_by(2, "kill -TERM $pid", save_ + " --group thread");
+  EXPECT_EQ(end.status, kStoppedAndSaved) << end.err;
+}
+
+TEST_F(StopProgram, RanksWhosePeerWasKilledDoNotSave) {
+  const ProgramEnd end =
+      stopped_by(2, "inner=$(ps -o pid= --ppid $pid); kill -KILL $(ps -o pid= --ppid $inner | tail -1)", save_);
+  EXPECT_EQ(end.status, 128 + SIGKILL) << end.err;
+  EXPECT_FALSE(fs::exists(checkpoint_ + "/manifest.json")) << end.err;
+}
+
+TEST_F(StopProgram, WithoutAFolderASignalEndsTheRunAtOnce) {
+  EXPECT_EQ(stopped_by(1, "kill -TERM $pid", "").status, 128 + SIGTERM);
+  EXPECT_EQ(stopped_by(2, "kill -TERM $pid", "").status, 128 + SIGTERM);
+}
+
+TEST_F(StopProgram, WhatCannotBeSavedIsSaid) {
+  for (const int ranks : {1, 2}) {
+    const std::string a_file_in_its_place = fmt::format("rm -rf {0}; : > {0}; kill -TERM $pid", checkpoint_);
+    const ProgramEnd end = stopped_by(ranks, a_file_in_its_place, save_);
+    EXPECT_EQ(end.status, kStoppedWithoutSave) << end.err;
+    expect_within(end.err, {"stopped by SIGTERM after step", "could not save", checkpoint_});
+    fs::remove(checkpoint_);
+  }
+}
+
+TEST_F(StopProgram, ADivergedRunEndsWithItsStatusOnAnyNumberOfRanks) {
+  for (const int ranks : {1, 2}) {
+    const ProgramEnd end = train(ranks, {"--steps", "40", "--optimizer.lr", "1e18", "--optimizer.clip", "0", "--save",
+                                         checkpoint_, "--save-every", "1"});
+    EXPECT_EQ(end.status, kDiverged) << end.err;
+    expect_within(end.err, {"diverged in step", "the first value that is not finite is in the"});
+    CheckpointReader(checkpoint_).verify();
+    fs::remove_all(checkpoint_);
+  }
+}
+
+}  // namespace
+}  // namespace sherd::testing

@@ -1,0 +1,191 @@
+// How a run ends before its last step: by a signal that one rank notes, or because it has diverged. In thread-ranks
+// here; as programs in stop_program_test.cpp.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "nn/checkpoint/manifest.h"
+#include "runtime/op/ops.h"
+#include "tests/tools/tiny_run.h"
+#include "tools/exit_status.h"
+#include "tools/stop_signals.h"
+
+namespace sherd::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using Group = std::shared_ptr<ProcessGroup>;
+
+class Stop : public ::testing::Test {
+ protected:
+  TempDir dir_, checkpoint_;
+  std::string data_ = dir_.write("text.txt", tiny_text());
+  TrainConfig config_ = tiny_config(data_);
+};
+
+TEST_F(Stop, AllRanksSaveAndEndAfterTheStepInWhichOneIsAsked) {
+  config_.steps = 8;
+  for (const int ranks : {1, 2, 3})
+    for (const bool compile : {false, true}) {
+      config_.compile = compile;
+      config_.save.clear();
+      const TinyRun whole = train_tiny(config_, ranks);
+      const TempDir folder;
+      TrainConfig config = config_;
+      config.save = folder.path();
+      run_ranks(ranks, [&](const Group& group) {
+        Trainer trainer(config, group);
+        int boundary = 0;
+        const TrainSummary summary = trainer.run([](const StepMetrics&) {}, [&] {
+          return ++boundary == 3 && group->rank() == ranks - 1 ? SIGTERM : 0;
+        });
+        EXPECT_EQ(summary.stopped_by, SIGTERM);
+        EXPECT_EQ(summary.steps, 3);
+      });
+      EXPECT_EQ(read_manifest(folder.path()).step, 3);
+      config.resume = folder.path();
+      const TinyRun rest = train_tiny(config, ranks);
+      EXPECT_EQ(rest.losses, std::vector<double>(whole.losses.begin() + 3, whole.losses.end())) << ranks << " ranks";
+      EXPECT_EQ(rest.final, whole.final) << ranks << " ranks";
+    }
+}
+
+TEST_F(Stop, AnEvaluationIsLeftAndTheLastStepEndsAsEver) {
+  config_.steps = 2;
+  config_.save = checkpoint_.path();
+  config_.eval_every = 1;
+  config_.eval_batches = 0;
+  run_ranks(2, [&](const Group& group) {
+    Trainer trainer(config_, group);
+    int polls = 0;
+    std::vector<bool> evaluated;
+    const TrainSummary summary = trainer.run(
+        [&](const StepMetrics& m) { evaluated.push_back(m.val_loss.has_value()); }, [&] { return ++polls > 1 ? SIGINT : 0; });
+    EXPECT_EQ(summary.stopped_by, SIGINT);
+    EXPECT_EQ(evaluated, std::vector<bool>{false});
+    EXPECT_GT(trainer.data().num_validation_windows(config_.model.sequence), 2 * config_.batch) << "three batches";
+  });
+  EXPECT_EQ(read_manifest(checkpoint_.path()).step, 1);
+  TrainConfig last = config_;
+  last.steps = 1;
+  last.resume.clear();
+  last.save = (checkpoint_ / "last");
+  run_ranks(2, [&](const Group& group) {
+    EXPECT_EQ(Trainer(last, group).run([](const StepMetrics&) {}, [] { return SIGTERM; }).stopped_by, 0);
+  });
+}
+
+TEST_F(Stop, ASaveThatFailsIsAStatusOfItsOwn) {
+  config_.save = checkpoint_.path();
+  fs::create_directories(checkpoint_ / "step-000001/rank-00000.safetensors.partial");
+  run_ranks(2, [&](const Group& group) {
+    Trainer trainer(config_, group);
+    try {
+      trainer.run([](const StepMetrics&) {}, [] { return SIGTERM; });
+      ADD_FAILURE() << "it saved";
+    } catch (const ExitError& error) {
+      EXPECT_EQ(error.status(), kStoppedWithoutSave);
+      for (const char* part : {"SIGTERM", "step 1", "could not save", "rank-00000.safetensors"})
+        EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << part << " is not in: " << error.what();
+    }
+  });
+}
+
+/// Trains until it diverges; the message, which must be the same on every rank.
+std::string divergence_of(const TrainConfig& config, int ranks, const std::function<void(Trainer&)>& before,
+                          std::vector<double>* losses = nullptr) {
+  std::vector<std::string> messages(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, [&](const Group& group) {
+    Trainer trainer(config, group);
+    before(trainer);
+    try {
+      trainer.run([&](const StepMetrics& m) {
+        if (losses && group->rank() == 0) losses->push_back(m.loss);
+      });
+      ADD_FAILURE() << "it did not diverge";
+    } catch (const ExitError& error) {
+      EXPECT_EQ(error.status(), kDiverged);
+      messages[static_cast<std::size_t>(group->rank())] = error.what();
+    }
+  });
+  for (const std::string& message : messages) EXPECT_EQ(message, messages[0]);
+  return messages[0];
+}
+
+void expect_parts(const std::string& text, std::initializer_list<std::string_view> parts) {
+  for (const auto part : parts) EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" is not in: " << text;
+}
+
+TEST_F(Stop, ADivergedRunNamesStepAndModuleAndIsNeverSaved) {
+  config_.steps = 6;
+  config_.save_every = 2;
+  for (const int ranks : {1, 2, 3})
+    for (const bool compile : {false, true}) {
+      const TempDir folder;
+      config_.save = folder.path();
+      config_.compile = compile;
+      std::vector<double> losses;
+      // A compiled step is recorded before the weight breaks, so that a replay has to notice.
+      const std::string message = divergence_of(
+          config_, ranks,
+          [](Trainer& trainer) {
+            trainer.train_step(0);
+            const Tensor weight = trainer.model().parameter("blocks.1.mlp.up.weight").value().local();
+            fill_into(weight.detach(), std::nan(""));
+          },
+          &losses);
+      expect_parts(message, {"diverged in step 1:", "loss is nan", "the output of \"blocks.1.mlp.up\"", "optimizer.lr"});
+      EXPECT_EQ(losses.size(), 1u) << "the step itself is in the metrics";
+      EXPECT_TRUE(fs::is_empty(folder.path())) << ranks << " ranks";
+    }
+}
+
+TEST_F(Stop, ARunThatDivergesByItselfKeepsItsLastSave) {
+  config_.steps = 40;
+  config_.save_every = 1;
+  config_.optimizer.lr = 1e18;
+  config_.optimizer.clip = 0;
+  for (const int ranks : {1, 2}) {
+    const TempDir folder;
+    config_.save = folder.path();
+    std::vector<double> losses;
+    const std::string message = divergence_of(config_, ranks, [](Trainer&) {}, &losses);
+    ASSERT_GE(losses.size(), 2u);
+    expect_parts(message, {fmt::format("diverged in step {}:", losses.size()), "the first value that is not finite"});
+    EXPECT_EQ(read_manifest(folder.path()).step, static_cast<std::int64_t>(losses.size()) - 1);
+    for (std::size_t i = 0; i + 1 < losses.size(); ++i) EXPECT_TRUE(std::isfinite(losses[i])) << i;
+  }
+}
+
+TEST(StopSignals, NoteAndForget) {
+  {
+    const StopSignals outer;
+    {
+      const StopSignals inner;
+      EXPECT_EQ(StopSignals::noted(), 0);
+      ::raise(SIGTERM);
+      ::raise(SIGTERM);
+      EXPECT_EQ(StopSignals::noted(), SIGTERM);
+    }
+    ::raise(SIGINT);
+    EXPECT_EQ(StopSignals::noted(), SIGINT);
+  }
+  EXPECT_EQ(StopSignals::noted(), 0);
+  struct sigaction action{};
+  ::sigaction(SIGTERM, nullptr, &action);
+  EXPECT_EQ(action.sa_handler, SIG_DFL);
+  EXPECT_EXIT(
+      {
+        const StopSignals signals;
+        ::raise(SIGINT);
+        ::raise(SIGINT);
+      },
+      ::testing::KilledBySignal(SIGINT), "");
+  EXPECT_EQ(signal_name(SIGINT), "SIGINT");
+  EXPECT_EQ(signal_name(64 + 13), "signal 77");
+}
+
+}  // namespace
+}  // namespace sherd::testing

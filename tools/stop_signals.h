@@ -1,0 +1,26 @@
+#pragma once
+// SIGTERM and SIGINT as a wish that the training loop asks for at its step boundaries.
+
+#include <string>
+
+namespace sherd {
+
+/// "SIGTERM"; "signal 77" for a number without a name.
+std::string signal_name(int signal);
+
+/// While one lives, SIGTERM and SIGINT are noted instead of ending the process. A second SIGINT ends it at once; further
+/// SIGTERMs do not, since Slurm and systemd signal the launcher, which passes it on, and the ranks as well. Signals that
+/// are ignored (nohup) stay ignored. Several may live at once, of rank threads; what was noted is of the process and is
+/// forgotten with the last of them.
+class StopSignals {
+ public:
+  StopSignals();
+  ~StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+  /// The last signal noted, 0 if there was none. From any thread.
+  static int noted() noexcept;
+};
+
+}  // namespace sherd
