@@ -62,9 +62,12 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("metrics", &c.metrics, "file for one JSON object per step", run);
   table.add("trace", &c.trace, "file for a timeline of a few steps on all ranks, for ui.perfetto.dev", run);
   table.add("trace_steps", &c.trace_steps, "the steps in it, FIRST:LAST; empty: five, after ten to settle", run);
-  table.add("save", &c.save, "folder for checkpoints; one is saved after the last step", run);
+  table.add("save", &c.save,
+            "folder for checkpoints: one after the last step, and one when SIGTERM or Ctrl-C ends the run before", run);
   table.add("save_every", &c.save_every, "steps between checkpoints; 0: only after the last step", run);
-  table.add("resume", &c.resume, "checkpoint folder to continue from, bit for bit", run);
+  table.add("keep", &c.keep, "how many of the newest checkpoints stay in the folder", run);
+  table.add("overwrite", &c.overwrite, "the first checkpoint takes the place of those of another run in the folder", run);
+  table.add("resume", &c.resume, "checkpoint folder, or one step in it, to continue from, bit for bit", run);
   table.add(
       "init_from", &c.init_from,
       "checkpoint or Hugging Face folder with the weights to start from; keys of [model] that are not given are its",
@@ -138,6 +141,8 @@ void check_run(const TrainConfig& c) {
   check_at_least("threads", c.threads, 0);
   check_at_least("memory_limit", c.memory_limit, 0);
   check_at_least("save_every", c.save_every, 0);
+  check_at_least("keep", c.keep, 1);
+  check(!c.overwrite || !c.save.empty(), "overwrite is about the folder of checkpoints: pass --save DIR");
   if (!c.trace_steps.empty()) {
     parse_steps(c.trace_steps);
     check(!c.trace.empty(), "trace_steps = {} needs a file: pass --trace FILE", c.trace_steps);
@@ -257,7 +262,10 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   load_toml_file(table, line.words[0]);
   apply_flags(table, line);
   // A run that resumes has the model of its checkpoint, whatever the first one of its kind started from.
-  if (!config.init_from.empty()) take_model(Weights(config.resume.empty() ? config.init_from : config.resume), table);
+  if (!config.init_from.empty())
+    take_model(Weights(config.resume.empty() ? config.init_from : config.resume, *make_single_group(),
+                       nn::Verify::headers),
+               table);
   resolve(config);
   return config;
 }

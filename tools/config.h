@@ -35,6 +35,8 @@ struct TrainConfig {
   std::string trace_steps;
   std::string save;
   std::int64_t save_every = 0;
+  std::int64_t keep = 3;
+  bool overwrite = false;
   std::string resume;
   std::string init_from;
 

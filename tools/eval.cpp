@@ -72,18 +72,17 @@ Tensor next_tokens(const Tensor& tokens) {
 
 /// Mean over all sequences. Writes the logits [B, T, V] if `options.logits` names a file.
 double evaluate(const EvalOptions& options, const std::shared_ptr<ProcessGroup>& group) {
+  const Weights weights(options.dir, *group);
   Device device;
-  std::optional<Weights> weights;
   Tensor tokens;
   std::optional<SafetensorsWriter> out;
   together(*group, [&] {
     device = open_device(options.device, group->size());
-    weights.emplace(options.dir);
-    tokens = read_tokens(options.tokens, weights->model());
-    const TensorInfo info{"logits", DType::f32, {tokens.size(0), tokens.size(1), weights->model().vocabulary}};
+    tokens = read_tokens(options.tokens, weights.model());
+    const TensorInfo info{"logits", DType::f32, {tokens.size(0), tokens.size(1), weights.model().vocabulary}};
     if (!options.logits.empty() && group->rank() == 0) out.emplace(options.logits, std::span(&info, 1));
   });
-  const auto model = make_loaded(*weights, device, group);
+  const auto model = make_loaded(weights, device, group);
   GradMode off(false);
   const std::int64_t ranks = group->size(), count = tokens.size(0);
   std::vector<double> losses(static_cast<std::size_t>(count), 0.0);

@@ -2,16 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
+#include <cstdio>
 
-#include "nn/checkpoint/training_state.h"
+#include "runtime/comm/agree.h"
 #include "tools/model_factory.h"
 
 namespace sherd {
 
 namespace {
-
-namespace fs = std::filesystem;
 
 // Of [model], what a training run may choose anew.
 constexpr std::array<std::string_view, 4> kOfTraining = {"model.sequence", "model.dropout", "model.init_std",
@@ -30,15 +28,22 @@ std::vector<std::pair<std::string, ConfigValue>> model_values(const TrainConfig:
 
 }  // namespace
 
-Weights::Weights(const std::string& dir) : dir_(dir) {
-  if (!fs::exists(fs::path(dir) / "manifest.json") && nn::HuggingFaceWeights::is_at(dir)) {
+void say_on_stderr(const std::string& text) { fmt::print(stderr, "sherd: {}\n", text); }
+
+Weights::Weights(const std::string& dir, ProcessGroup& group, nn::Verify verify) : dir_(dir) {
+  bool is_checkpoint = false;
+  together(group, [&] {
+    is_checkpoint = !list_saves(dir).empty();
+    if (is_checkpoint) return;
+    check(nn::HuggingFaceWeights::is_at(dir),
+          "\"{}\" holds neither a checkpoint (manifest.json, or a folder step-... with one) nor config.json, as a "
+          "Hugging Face model does",
+          dir);
     huggingface_.emplace(dir);
     model_ = model_section(huggingface_->config());
-    return;
-  }
-  check(fs::exists(fs::path(dir) / "manifest.json"),
-        "\"{}\" holds neither manifest.json, as a checkpoint does, nor config.json, as a Hugging Face model does", dir);
-  checkpoint_.emplace(dir);
+  });
+  if (!is_checkpoint) return;
+  checkpoint_ = nn::open_newest_good(dir, group, verify, say_on_stderr);
   const Manifest& manifest = checkpoint_->manifest();
   const TrainConfig saved = train_config_from_toml(manifest.config, dir);
   vocabulary_ = Vocabulary::from_text(manifest.vocabulary);

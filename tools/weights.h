@@ -5,17 +5,22 @@
 #include <string>
 
 #include "nn/checkpoint/huggingface.h"
-#include "nn/checkpoint/rank_file.h"
+#include "nn/checkpoint/training_state.h"
 #include "nn/data/vocabulary.h"
 #include "tools/config.h"
 
 namespace sherd {
 
+/// "sherd: " and the text, on a line of its own.
+void say_on_stderr(const std::string& text);
+
 /// A checkpoint of `sherd train` or a Hugging Face directory.
 class Weights {
  public:
-  /// Reads and checks everything but the tensors' bytes; throws Error naming the file.
-  explicit Weights(const std::string& dir);
+  /// Of a folder of checkpoints the newest good one, the same on all ranks; says on stderr if it is not the newest.
+  /// Collective. Throws Error naming the file, on every rank.
+  explicit Weights(const std::string& dir, ProcessGroup& group = *make_single_group(),
+                   nn::Verify verify = nn::Verify::bytes);
 
   const std::string& dir() const { return dir_; }
   /// Complete: `vocabulary` and `positions` are not 0.
@@ -37,7 +42,7 @@ class Weights {
   TrainConfig::Model model_;
   std::optional<Vocabulary> vocabulary_;
   std::optional<nn::HuggingFaceWeights> huggingface_;
-  std::optional<CheckpointReader> checkpoint_;
+  std::unique_ptr<CheckpointReader> checkpoint_;
 };
 
 /// Gives the keys of [model] that `table` was not given, and `vocabulary`, the values they have in `weights`.

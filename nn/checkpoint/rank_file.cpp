@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "nn/checkpoint/checksum.h"
+#include "nn/checkpoint/saves.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -72,12 +73,13 @@ std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::strin
   return entries;
 }
 
-CheckpointReader::CheckpointReader(std::string dir) : dir_(std::move(dir)), manifest_(read_manifest(dir_)) {
+CheckpointReader::CheckpointReader(const std::string& path)
+    : dir_(newest_save(path)), manifest_(read_manifest(dir_)) {
   for (const PieceEntry& piece : manifest_.pieces) {
     tensors_[{piece.kind, piece.name}].push_back(&piece);
     if (files_.contains(piece.file)) continue;
-    const fs::path path = fs::path(dir_) / manifest_.save / piece.file;
-    files_.emplace(piece.file, SafetensorsFile::open(path.string()));
+    const fs::path file = fs::path(dir_) / manifest_.files / piece.file;
+    files_.emplace(piece.file, SafetensorsFile::open(file.string()));
   }
   // What the files hold is exactly what the manifest says, in dtype and shape.
   std::map<std::string, std::size_t> listed;

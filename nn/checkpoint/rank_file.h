@@ -51,13 +51,15 @@ std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::strin
 /// tensor may differ from what saved it; bitwise resume asks for the same by require_world_size().
 class CheckpointReader {
  public:
-  /// Reads and checks the manifest and the headers of all files: a missing or truncated file is an Error here, on
-  /// every rank that opens the checkpoint.
-  explicit CheckpointReader(std::string dir);
+  /// `path` is one save, or a folder of saves, of which the newest is taken. Reads and checks the manifest and the
+  /// headers of all files: a missing or truncated file is an Error here, on every rank that opens the checkpoint.
+  explicit CheckpointReader(const std::string& path);
   CheckpointReader(CheckpointReader&&) = default;
   CheckpointReader(const CheckpointReader&) = delete;
 
   const Manifest& manifest() const { return manifest_; }
+  /// Where the save lies.
+  const std::string& dir() const { return dir_; }
 
   /// Throws Error if the checkpoint was written by another number of ranks: a resume would not be bitwise.
   void require_world_size(int world_size) const;

@@ -68,12 +68,12 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer) {
 }
 
 void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
-                     ProcessGroup& group) {
+                     ProcessGroup& group, const Retention& retention) {
   const GradMode off(false);
   reshard(state);
   std::string save;
   together(group, [&] {
-    if (group.rank() == 0) save = save_name(dir, manifest.step);
+    if (group.rank() == 0) save = new_save_name(dir, manifest.step);
   });
   save = gather_text(group, save)[0];
   std::string entries;
@@ -84,13 +84,61 @@ void save_checkpoint(const std::string& dir, Manifest manifest, const std::vecto
   const std::vector<std::string> all = gather_text(group, entries);
   together(group, [&] {
     if (group.rank() != 0) return;
-    manifest.save = save;
     manifest.world_size = group.size();
     manifest.pieces.clear();
     for (const std::string& text : all)
       for (PieceEntry& piece : pieces_from_json(text)) manifest.pieces.push_back(std::move(piece));
-    commit(dir, manifest);
+    commit(dir, save, manifest);
+    remove_older_saves(dir, save, retention);
   });
+}
+
+namespace {
+
+/// The folders of the saves that rank 0 sees: another rank may look while a run saves there.
+std::vector<std::string> saves_of_rank_zero(const std::string& path, ProcessGroup& group) {
+  std::string text;
+  together(group, [&] {
+    if (group.rank() != 0) return;
+    for (const SavePlace& save : list_saves(path)) text += save.folder + '\0';
+    check(!text.empty(), "no checkpoint: \"{}\" holds neither manifest.json nor a folder step-... with one", path);
+  });
+  text = gather_text(group, text)[0];
+  std::vector<std::string> folders;
+  for (std::size_t begin = 0, end; (end = text.find('\0', begin)) != text.npos; begin = end + 1)
+    folders.push_back(text.substr(begin, end - begin));
+  return folders;
+}
+
+/// The first of the ranks' failures to open the save; null and a reason, or a reader and none.
+std::pair<std::unique_ptr<CheckpointReader>, std::string> open_together(const std::string& folder, ProcessGroup& group,
+                                                                        Verify verify) {
+  std::unique_ptr<CheckpointReader> reader;
+  try {
+    together(group, [&] {
+      reader = std::make_unique<CheckpointReader>(folder);
+      if (verify == Verify::bytes) reader->verify();
+    });
+  } catch (const CommError&) {
+    throw;
+  } catch (const Error& error) { return {nullptr, error.what()}; }
+  return {std::move(reader), ""};
+}
+
+}  // namespace
+
+std::unique_ptr<CheckpointReader> open_newest_good(const std::string& path, ProcessGroup& group, Verify verify,
+                                                   const std::function<void(const std::string&)>& say) {
+  std::string reasons;
+  for (const std::string& folder : saves_of_rank_zero(path, group)) {
+    auto [reader, reason] = open_together(folder, group, verify);
+    if (reader) {
+      if (!reasons.empty() && group.rank() == 0) say(fmt::format("going on with \"{}\": {}", folder, reasons));
+      return std::move(reader);
+    }
+    reasons += (reasons.empty() ? "" : "; ") + reason;
+  }
+  throw Error(reasons);
 }
 
 namespace {

@@ -1,10 +1,13 @@
 #pragma once
 // Saving and loading a model and its optimizer: every rank writes the part it owns, rank 0 commits the manifest.
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "nn/checkpoint/manifest.h"
 #include "nn/checkpoint/rank_file.h"
+#include "nn/checkpoint/saves.h"
 #include "nn/module.h"
 #include "nn/optim/optimizer.h"
 #include "runtime/comm/process_group.h"
@@ -24,12 +27,21 @@ struct StateEntry {
 /// that parameters are their shards; between steps the entries stay current.
 std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nullptr);
 
-/// Writes a checkpoint to `dir` and commits it; `manifest` says everything but the pieces and the save's name. Shards
-/// are written by their owners, copies once, plain tensors by rank 0; those of a device, or not dense, are
-/// copied one by one. Collective; blocks on the disk. On any failure (disk full, a directory that cannot be written)
-/// every rank throws Error and the previous checkpoint stays the valid one. Reshards as training_state() does.
+/// Writes a save into the folder `dir` and commits it; `manifest` says everything but the pieces. Shards are written by
+/// their owners, copies once, plain tensors by rank 0; those of a device, or not dense, are copied one by one. Older
+/// saves go as `retention` says. Collective; blocks on the disk. On any failure (disk full, a directory that cannot be
+/// written) every rank throws Error and the saves before it stay as they are. Reshards as training_state() does.
 void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
-                     ProcessGroup& group);
+                     ProcessGroup& group, const Retention& retention = {});
+
+/// What must be right of a save that is opened: its manifest and the headers of its files, or every byte of them.
+enum class Verify { headers, bytes };
+
+/// Opens the newest good save at `path`, a folder of saves or one save; the same one on all ranks, good on all. `say`
+/// hears on rank 0, in one sentence each, which newer ones were passed over and why. Collective, and with
+/// Verify::bytes every rank reads everything. Throws Error, on every rank, if no save is good, with the reasons.
+std::unique_ptr<CheckpointReader> open_newest_good(const std::string& path, ProcessGroup& group, Verify verify,
+                                                   const std::function<void(const std::string&)>& say);
 
 /// Fills the slots with the checkpoint's values, each rank its own part, from however many ranks wrote it, in
 /// whatever layout. The model must be materialised; what is gathered of it is resharded. Missing tensors, other shapes

@@ -1,0 +1,64 @@
+#include "nn/checkpoint/folder_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "nn/checkpoint/atomic_file.h"
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+void make_folder(const std::string& dir) {
+  std::error_code error;
+  const bool is_new = fs::create_directories(dir, error);
+  check(!error && fs::is_directory(dir), "cannot make the folder \"{}\": {}", dir,
+        error ? error.message() : "there is a file of that name");
+  if (is_new) sync_folder(fs::absolute(dir).lexically_normal().parent_path().string());
+}
+
+std::string text_of(int file) {
+  std::string text(512, '\0');
+  const ssize_t size = ::pread(file, text.data(), text.size(), 0);
+  text.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
+  return text.empty() ? "another process" : text;
+}
+
+/// The file that is open is still the one of that name: its last holder may have removed it.
+bool is_at(int file, const std::string& path) {
+  struct stat open{}, named{};
+  return ::fstat(file, &open) == 0 && ::stat(path.c_str(), &named) == 0 && open.st_dev == named.st_dev &&
+         open.st_ino == named.st_ino;
+}
+
+}  // namespace
+
+FolderLock::FolderLock(const std::string& dir, const std::string& holder) : path_((fs::path(dir) / "lock").string()) {
+  make_folder(dir);
+  do {
+    file_ = Descriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
+    const int error = errno;
+    check(file_.is_open(), "cannot write to the folder \"{}\": {}", dir, std::strerror(error));
+    if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK) return;  // a file system without locks
+      fail("the folder \"{}\" is in use by {}; wait for its end, or save to another folder", dir, text_of(file_.get()));
+    }
+  } while (!is_at(file_.get(), path_));
+  // Only for messages: a full disk that keeps it from being written is no reason to stop.
+  if (::ftruncate(file_.get(), 0) != 0 || ::pwrite(file_.get(), holder.data(), holder.size(), 0) < 0) return;
+}
+
+FolderLock::~FolderLock() {
+  if (file_.is_open() && is_at(file_.get(), path_)) ::unlink(path_.c_str());
+}
+
+}  // namespace sherd

@@ -1,0 +1,135 @@
+#include "nn/checkpoint/saves.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+#include <system_error>
+#include <tuple>
+
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kManifest = "manifest.json";
+
+/// "step-000120", or "step-000120.1" where the first name was taken.
+struct SaveName {
+  std::int64_t step = 0, attempt = 0;
+  auto operator<=>(const SaveName&) const = default;
+};
+
+bool take_number(std::string_view& text, std::size_t least_digits, std::int64_t& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const auto digits = static_cast<std::size_t>(end - text.data());
+  if (error != std::errc() || digits < least_digits || text.front() == '-') return false;
+  text.remove_prefix(digits);
+  return true;
+}
+
+std::optional<SaveName> parse_save_name(std::string_view text) {
+  SaveName name;
+  if (!text.starts_with("step-")) return std::nullopt;
+  text.remove_prefix(5);
+  if (!take_number(text, 6, name.step)) return std::nullopt;
+  if (text.empty()) return name;
+  if (text.front() != '.') return std::nullopt;
+  text.remove_prefix(1);
+  return take_number(text, 1, name.attempt) && text.empty() ? std::optional(name) : std::nullopt;
+}
+
+/// "rank-00000.safetensors" or "manifest.json", complete or not.
+bool is_file_of_save(std::string_view text) {
+  constexpr std::string_view kPartial = ".partial", kSuffix = ".safetensors", kPrefix = "rank-";
+  if (text.ends_with(kPartial)) text.remove_suffix(kPartial.size());
+  if (text == kManifest) return true;
+  if (!text.starts_with(kPrefix) || !text.ends_with(kSuffix)) return false;
+  text.remove_prefix(kPrefix.size());
+  std::int64_t rank = 0;
+  return take_number(text, 5, rank) && text == kSuffix;
+}
+
+struct Found {
+  SaveName name;
+  fs::path folder;
+  bool is_committed = false;
+};
+
+/// Folders with names of saves, newest first.
+std::vector<Found> find_folders(const fs::path& dir) {
+  std::vector<Found> found;
+  for (const auto& entry : fs::directory_iterator(dir)) {
+    const auto name = parse_save_name(entry.path().filename().string());
+    std::error_code ignored;
+    if (!name || entry.is_symlink(ignored) || !entry.is_directory(ignored)) continue;
+    found.push_back({*name, entry.path(), fs::exists(entry.path() / kManifest, ignored)});
+  }
+  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.name > b.name; });
+  return found;
+}
+
+/// The manifest goes first: from then on it is no save.
+void remove_save(const fs::path& folder) {
+  std::error_code ignored;
+  fs::remove(folder / kManifest, ignored);
+  std::vector<fs::path> files;
+  for (fs::directory_iterator at(folder, ignored), end; !ignored && at != end; at.increment(ignored))
+    if (is_file_of_save(at->path().filename().string())) files.push_back(at->path());
+  for (const fs::path& file : files) fs::remove(file, ignored);
+  fs::remove(folder, ignored);  // only if empty
+}
+
+}  // namespace
+
+std::vector<SavePlace> list_saves(const std::string& path) {
+  std::vector<SavePlace> saves;
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return saves;
+  try {
+    for (const Found& found : find_folders(path))
+      if (found.is_committed) saves.push_back({found.folder.string(), found.name.step});
+  } catch (const fs::filesystem_error& problem) { fail("cannot read the folder \"{}\": {}", path, problem.code().message()); }
+  if (fs::exists(fs::path(path) / kManifest, error)) {
+    const auto name = parse_save_name(fs::path(path).filename().string());
+    saves.push_back({path, name ? name->step : 0});
+  }
+  return saves;
+}
+
+std::string newest_save(const std::string& path) {
+  const std::vector<SavePlace> saves = list_saves(path);
+  check(!saves.empty(), "no checkpoint: \"{}\" holds neither manifest.json nor a folder step-... with one", path);
+  return saves.front().folder;
+}
+
+std::string new_save_name(const std::string& dir, std::int64_t step) {
+  const std::string first = fmt::format("step-{:06}", step);
+  std::string name = first;
+  std::error_code ignored;
+  for (int attempt = 1; fs::exists(fs::path(dir) / name / kManifest, ignored); ++attempt)
+    name = fmt::format("{}.{}", first, attempt);
+  return name;
+}
+
+void remove_older_saves(const std::string& dir, const std::string& name, const Retention& retention) noexcept {
+  try {
+    const std::optional<SaveName> own = parse_save_name(name);
+    int kept = 1;
+    for (const Found& found : find_folders(dir)) {
+      if (found.folder.filename() == name) continue;
+      const bool stays = found.is_committed && own && found.name.step < own->step && !retention.replace &&
+                         kept < retention.keep;
+      if (stays) ++kept;
+      else remove_save(found.folder);
+    }
+    std::error_code ignored;
+    fs::remove(fs::path(dir) / kManifest, ignored);  // of the one save of an earlier format, whose folder has gone
+  } catch (const std::exception&) {}
+}
+
+}  // namespace sherd
