@@ -72,12 +72,12 @@ Tensor next_tokens(const Tensor& tokens) {
 
 /// Mean over all sequences. Writes the logits [B, T, V] if `options.logits` names a file.
 double evaluate(const EvalOptions& options, const std::shared_ptr<ProcessGroup>& group) {
-  const Weights weights(options.dir, *group);
   Device device;
+  together(*group, [&] { device = open_device(options.device, group->size()); });
+  const Weights weights(options.dir, *group);
   Tensor tokens;
   std::optional<SafetensorsWriter> out;
   together(*group, [&] {
-    device = open_device(options.device, group->size());
     tokens = read_tokens(options.tokens, weights.model());
     const TensorInfo info{"logits", DType::f32, {tokens.size(0), tokens.size(1), weights.model().vocabulary}};
     if (!options.logits.empty() && group->rank() == 0) out.emplace(options.logits, std::span(&info, 1));

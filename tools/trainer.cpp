@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <limits>
+
+#include <unistd.h>
 
 #include "nn/layers/dropout.h"
 #include "nn/non_finite.h"
@@ -13,6 +16,7 @@
 #include "nn/parallel/tensor_parallel.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/agree.h"
+#include "runtime/comm/hmac.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/host_reads.h"
@@ -45,12 +49,16 @@ Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
   group_->set_deadline(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(config_.deadline)));
   agree_on_config();
+  retention_.keep = static_cast<int>(std::min<std::int64_t>(config_.keep, std::numeric_limits<int>::max()));
   together(*group_, [&] { device_ = open_device(config_.device, group_->size(), config_.memory_limit); });
   if (const std::optional<LinkShape> link = link_shape(config_)) group_->shape_link(*link);
   mesh_.emplace(config_.mesh, group_);  // its groups have the link and the deadline of this one
   if (group_->size() > 1) RankContext::current().rank_text = mesh_->rank_text();
   local_batch_ = config_.batch / mesh_->num_data_ranks();
+  if (!config_.resume.empty())
+    resumed_ = nn::open_newest_good(config_.resume, *group_, nn::Verify::bytes, say_on_stderr);
   open_data();
+  if (!config_.save.empty()) claim_save_folder();
   build();
   if (resumed_) resume();
 }
@@ -74,12 +82,11 @@ void Trainer::agree_on_config() {
 }
 
 void Trainer::open_data() {
+  if (!resumed_ && !config_.init_from.empty()) open_initial();
   together(*group_, [&] {
     check(!config_.data.empty(), "there is no text to train on: set `data` in the config or pass --data PATH");
-    if (!config_.resume.empty()) {
-      resumed_ = std::make_unique<CheckpointReader>(config_.resume);
+    if (resumed_) {
       resumed_->require_world_size(group_->size());
-      resumed_->verify();
       const TrainConfig saved = train_config_from_toml(resumed_->manifest().config, config_.resume);
       const std::string difference = recipe_difference(saved, "the checkpoint", config_, "this run");
       check(difference.empty(), "resume from {}: {}", config_.resume, difference);
@@ -87,7 +94,6 @@ void Trainer::open_data() {
       check(std::to_string(data_->files().fingerprint()) == resumed_->manifest().state_value<std::string>("data"),
             "resume from {}: the data at {} is not what the checkpoint was trained on", config_.resume, config_.data);
     } else {
-      if (!config_.init_from.empty()) open_initial();
       const bool has_vocabulary = initial_ && initial_->vocabulary();
       data_.emplace(has_vocabulary ? TokenData::open(config_.data, *initial_->vocabulary())
                                    : TokenData::open(config_.data, vocabulary_kind_from_name(config_.vocabulary)));
@@ -101,12 +107,40 @@ void Trainer::open_data() {
 }
 
 void Trainer::open_initial() {
-  initial_ = std::make_unique<Weights>(config_.init_from);
+  initial_ = std::make_unique<Weights>(config_.init_from, *group_);
   initial_->check_fits(config_.model);
   if (!initial_->vocabulary()) return;
   const std::string_view kind = name(initial_->vocabulary()->kind());
   check(kind == config_.vocabulary, "vocabulary = {}, but the weights in {} are for {}", config_.vocabulary,
         config_.init_from, kind);
+}
+
+// Before anything is computed: a run that could not save, or would remove what another one has saved, does not start.
+void Trainer::claim_save_folder() {
+  namespace fs = std::filesystem;
+  together(*group_, [&] {
+    if (group_->rank() != 0) return;
+    if (resumed_) run_ = resumed_->manifest().run;
+    if (run_.empty()) run_ = random_hex(16);
+    save_lock_.emplace(config_.save, fmt::format("run {} (process {})", run_, ::getpid()));
+    const std::vector<SavePlace> saves = list_saves(config_.save);
+    if (saves.empty()) return;
+    std::error_code ignored;
+    const bool goes_on_here =
+        resumed_ && (fs::equivalent(resumed_->dir(), config_.save, ignored) ||
+                     fs::equivalent(fs::path(resumed_->dir()) / "..", config_.save, ignored));
+    retention_.replace = config_.overwrite && !goes_on_here;
+    if (config_.overwrite) return;
+    const std::string holds = fmt::format("\"{}\" holds the saves of a run, the newest of step {}", config_.save,
+                                          saves.front().step);
+    check(goes_on_here, "{}. Go on with it by --resume {}, replace it by --overwrite, or save to another folder", holds,
+          config_.save);
+    // Newer ones that were passed over are damaged.
+    check(fs::equivalent(config_.resume, config_.save, ignored) || saves.front().folder == resumed_->dir() ||
+              fs::equivalent(saves.front().folder, resumed_->dir(), ignored),
+          "{}; this run goes back to step {}. Drop the later ones by --overwrite, or save to another folder", holds,
+          resumed_->manifest().step);
+  });
 }
 
 void Trainer::build() {
@@ -262,7 +296,10 @@ void Trainer::save(std::int64_t step) {
   manifest.config = to_toml(config_);
   manifest.vocabulary = data_->vocabulary().to_text();
   manifest.state["data"] = std::to_string(data_->files().fingerprint());
-  nn::save_checkpoint(config_.save, std::move(manifest), nn::training_state(*model_, optimizer_.get()), *group_);
+  manifest.run = run_;
+  nn::save_checkpoint(config_.save, std::move(manifest), nn::training_state(*model_, optimizer_.get()), *group_,
+                      retention_);
+  retention_.replace = false;
 }
 
 int Trainer::agreed_stop(const StopPoll& stop) {

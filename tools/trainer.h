@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compile/compile.h"
+#include "nn/checkpoint/folder_lock.h"
 #include "nn/checkpoint/training_state.h"
 #include "nn/data/token_data.h"
 #include "nn/models/language_model.h"
@@ -62,6 +63,7 @@ class Trainer {
   void agree_on_config();
   void open_data();
   void open_initial();
+  void claim_save_folder();
   void build();
   void spread();
   void resume();
@@ -79,6 +81,9 @@ class Trainer {
   std::optional<JobMesh> mesh_;
   Device device_;
   std::unique_ptr<CheckpointReader> resumed_;
+  std::optional<FolderLock> save_lock_;  // rank 0's
+  std::string run_;                      // rank 0's: names the run in its saves, and is kept by who resumes
+  Retention retention_;
   std::unique_ptr<Weights> initial_;
   std::optional<TokenData> data_;
   std::unique_ptr<nn::LanguageModel> model_;

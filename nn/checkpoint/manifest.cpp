@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
-#include <regex>
 #include <tuple>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "nn/checkpoint/input_file.h"
 #include "nn/checkpoint/manifest_json.h"
 #include "nn/checkpoint/safetensors.h"
+#include "nn/checkpoint/saves.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -21,8 +21,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kMaxManifestBytes = std::int64_t{1} << 30;
-
-fs::path manifest_path(const std::string& dir) { return fs::path(dir) / "manifest.json"; }
 
 /// A plain file or folder name: nothing that leads out of the checkpoint.
 bool is_plain_name(const std::string& name) {
@@ -59,7 +57,7 @@ void check_tensor(std::span<const PieceEntry* const> pieces) {
 }
 
 void check_pieces(const Manifest& manifest) {
-  check(is_plain_name(manifest.save), "\"{}\" is no folder name", manifest.save);
+  check(manifest.files.empty() || is_plain_name(manifest.files), "\"{}\" is no folder name", manifest.files);
   std::vector<const PieceEntry*> order;
   order.reserve(manifest.pieces.size());
   for (const PieceEntry& piece : manifest.pieces) order.push_back(&piece);
@@ -73,48 +71,27 @@ void check_pieces(const Manifest& manifest) {
   }
 }
 
-/// Removes what saves other than `keep` left in `dir`. Only names that saves use are touched, so a file that someone
-/// else put there stays, and so does its folder. Failing to clean up is no reason to fail a save that is committed.
-void remove_other_saves(const std::string& dir, const std::string& keep) {
-  static const std::regex folder_name(R"(step-\d{6,}(\.\d+)?)"), file_name(R"(rank-\d{5,}\.safetensors(\.partial)?)");
-  std::error_code ignored;
-  for (const auto& folder : fs::directory_iterator(dir, ignored)) {
-    const std::string name = folder.path().filename().string();
-    if (name == keep || !std::regex_match(name, folder_name) || folder.is_symlink(ignored)) continue;
-    std::vector<fs::path> files;
-    for (const auto& file : fs::directory_iterator(folder.path(), ignored))
-      if (std::regex_match(file.path().filename().string(), file_name)) files.push_back(file.path());
-    for (const auto& file : files) fs::remove(file, ignored);
-    fs::remove(folder.path(), ignored);  // only if empty
-  }
-}
-
 }  // namespace
 
-std::string save_name(const std::string& dir, std::int64_t step) {
-  const std::string name = fmt::format("step-{:06}", step);
-  if (!fs::exists(manifest_path(dir))) return name;
-  // The same step is saved again only after a resume; two names in turn are enough to leave the good one alone.
-  return read_manifest(dir).save == name ? name + ".1" : name;
-}
-
-void commit(const std::string& dir, const Manifest& manifest) {
+void commit(const std::string& dir, const std::string& name, const Manifest& manifest) {
+  const fs::path folder = fs::path(dir) / name;
   check_pieces(manifest);
   std::string text;
   try {
     text = manifest_to_json(manifest);
-  } catch (const Error& error) { fail("the manifest of \"{}\" cannot be written: {}", dir, error.message()); }
-  sync_folder((fs::path(dir) / manifest.save).string());
-  AtomicFile file(manifest_path(dir).string(), static_cast<std::int64_t>(text.size()));
+  } catch (const Error& error) { fail("the manifest of \"{}\" cannot be written: {}", folder.string(), error.message()); }
+  sync_folder(folder.string());
+  sync_folder(dir);  // which may have gained the folder
+  AtomicFile file((folder / "manifest.json").string(), static_cast<std::int64_t>(text.size()));
   file.write(std::as_bytes(std::span(text)));
   file.commit();
-  remove_other_saves(dir, manifest.save);
 }
 
-Manifest read_manifest(const std::string& dir) {
+Manifest read_manifest(const std::string& where) {
+  const fs::path path = fs::path(newest_save(where)) / "manifest.json";
   std::optional<InputFile> file;
   try {
-    file.emplace(manifest_path(dir).string());
+    file.emplace(path.string());
   } catch (const Error& error) { fail("no checkpoint: {}", error.message()); }
   check(file->bytes() <= kMaxManifestBytes, "\"{}\" has {} bytes; a manifest has at most {}", file->path(),
         file->bytes(), kMaxManifestBytes);

@@ -1,11 +1,10 @@
 #pragma once
-// What a checkpoint holds and where. A checkpoint is a folder:
+// What a save holds and where. A save is a folder of its own (saves.h):
 //
-//   DIR/manifest.json                            the commit point: replaced by rename, names the save that counts
 //   DIR/step-000120/rank-00000.safetensors ...   one file per rank
+//                   manifest.json                written last, by rename: from then on it is a save
 //
-// A save writes its files into a folder of its own and commits by renaming the manifest. Until then the manifest
-// names the previous save, which stays untouched, so a crash or a full disk at any moment costs only the new save.
+// Other saves stay untouched until then, so a crash or a full disk at any moment costs only the new one.
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -37,7 +36,8 @@ using StateValue = std::variant<std::int64_t, double, std::string>;
 struct Manifest {
   std::int64_t step = 0;
   int world_size = 1;
-  std::string save;        ///< the save's folder in DIR
+  std::string run;         ///< which run saved it; one that resumes goes on under the same name
+  std::string files;       ///< folder of the rank files below the manifest's; empty, the same one, since version 3
   std::string config;      ///< TOML
   std::string vocabulary;  ///< Vocabulary::to_text()
   std::map<std::string, StateValue> state;
@@ -54,17 +54,12 @@ struct Manifest {
   }
 };
 
-/// The folder in `dir` for a save at `step`: never the one that the manifest names now. Every rank gets the same
-/// answer as long as no rank commits meanwhile, so a save ends with a barrier after commit().
-std::string save_name(const std::string& dir, std::int64_t step);
+/// Called by one rank when all files of the save DIR/NAME are written: checks that the pieces cover every tensor
+/// exactly, and writes the manifest. Blocks on the disk. On failure it throws Error and there is no such save.
+void commit(const std::string& dir, const std::string& name, const Manifest& manifest);
 
-/// Called by one rank when all rank files are written: checks that the pieces cover every tensor exactly, makes
-/// `manifest` the one that counts, then removes the files of earlier and of abandoned saves. Blocks on the disk.
-/// On failure it throws Error and the previous checkpoint is untouched.
-void commit(const std::string& dir, const Manifest& manifest);
-
-/// Reads and checks DIR/manifest.json; throws Error naming the file if it is missing, damaged, of another version,
-/// or if its pieces do not cover their tensors exactly.
-Manifest read_manifest(const std::string& dir);
+/// The manifest of the newest save at `path` (list_saves). Throws Error naming the file if it is missing, damaged, of
+/// another version, or if its pieces do not cover their tensors exactly.
+Manifest read_manifest(const std::string& path);
 
 }  // namespace sherd

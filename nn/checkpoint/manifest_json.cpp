@@ -1,4 +1,4 @@
-// Both directions keep to one pass over the pieces. Names stand in the order of the alphabet: versions 1 and 2 define
+// Both directions keep to one pass over the pieces. Names stand in the order of the alphabet: all versions define
 // the checksum over the inner object with sorted names, and whoever parses and prints the file finds the same one.
 #include "nn/checkpoint/manifest_json.h"
 
@@ -19,9 +19,9 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kFormat = "sherd checkpoint";
-constexpr std::int64_t kOldestVersion = 1, kVersion = 2;
+constexpr std::int64_t kOldestVersion = 1, kVersion = 3;
 constexpr std::size_t kMaxStates = 100'000;
-constexpr std::array<std::string_view, 5> kFields = {"config", "save", "step", "vocabulary", "world_size"};
+constexpr std::array<std::string_view, 6> kFields = {"config", "run", "save", "step", "vocabulary", "world_size"};
 
 // ---- writing
 
@@ -186,7 +186,7 @@ std::string manifest_to_json(const Manifest& manifest) {
                                    kNoChecksum, kFormat, kVersion);
     text += fmt::format(" \"config\":{},\n \"pieces\":[\n  ", json_text(manifest.config));
     append_pieces(manifest.pieces, ",\n  ", text);
-    text += fmt::format("\n ],\n \"save\":{},\n \"state\":{{", json_text(manifest.save));
+    text += fmt::format("\n ],\n \"run\":{},\n \"state\":{{", json_text(manifest.run));
     std::string_view before;
     for (const auto& [key, value] : manifest.state) {
       text += fmt::format("{}\n  {}:{}", before, json_text(key), to_json(value));
@@ -222,7 +222,9 @@ Manifest manifest_from_json(const InputFile& file) {
   const std::int64_t ranks = read_integer(fields, "world_size");
   check(ranks >= 1 && ranks <= INT32_MAX, "\"world_size\" is {}", ranks);
   manifest.world_size = static_cast<int>(ranks);
-  manifest.save = read_string(fields, "save");
+  // Until version 2 a manifest lay beside the folder with its files, and named it.
+  if (fields.contains("save")) manifest.files = read_string(fields, "save");
+  else manifest.run = read_string(fields, "run");
   manifest.config = read_string(fields, "config");
   manifest.vocabulary = read_string(fields, "vocabulary");
   return manifest;

@@ -1,7 +1,7 @@
 #pragma once
 // The manifest as JSON:
 //
-//   {"checksum": "0123456789abcdef", "format": "sherd checkpoint", "version": 2, "manifest": {
+//   {"checksum": "0123456789abcdef", "format": "sherd checkpoint", "version": 3, "manifest": {
 //    "config": "...",
 //    "pieces": [
 //     {"bytes": 24, ...},

@@ -45,14 +45,14 @@ Manifest one_tensor() {
   return manifest;
 }
 
-void expect_saved_and_read_cheaply(Manifest manifest) {
+void expect_saved_and_read_cheaply(const Manifest& manifest) {
   const TempDir dir;
-  manifest.save = save_name(dir.path(), 1);
-  fs::create_directories(dir / manifest.save);
-  const std::int64_t saving = heap_peak([&] { commit(dir.path(), manifest); });
+  const std::string save = "step-000001";
+  fs::create_directories(dir / save);
+  const std::int64_t saving = heap_peak([&] { commit(dir.path(), save, manifest); });
   Manifest read;
   const std::int64_t reading = heap_peak([&] { read = read_manifest(dir.path()); });
-  const auto file_bytes = static_cast<std::int64_t>(fs::file_size(dir / "manifest.json"));
+  const auto file_bytes = static_cast<std::int64_t>(fs::file_size(dir / (save + "/manifest.json")));
   expect_at_most_three_times(file_bytes, saving);
   expect_at_most_three_times(file_bytes, reading);
   EXPECT_EQ(read.pieces, manifest.pieces);

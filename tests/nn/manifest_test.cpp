@@ -11,6 +11,7 @@
 
 #include "nn/checkpoint/checksum.h"
 #include "nn/checkpoint/manifest_json.h"
+#include "nn/checkpoint/saves.h"
 #include "nn/checkpoint/rank_file.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
@@ -46,11 +47,13 @@ class Checkpoint : public ::testing::Test {
             bytes.subspan(static_cast<std::size_t>(from) * row_bytes, static_cast<std::size_t>(rows) * row_bytes)};
   }
 
+  /// The files of a save that is still to be committed as `name_`.
   Manifest write_files(std::int64_t step) {
+    name_ = new_save_name(dir_.path(), step);
     Manifest manifest;
     manifest.step = step;
     manifest.world_size = 2;
-    manifest.save = save_name(dir_.path(), step);
+    manifest.run = "0123abcd";
     manifest.config = "steps = 10\n";
     manifest.vocabulary = "chars \n\u00e9";
     const Piece scalar{"s", "param", DType::f32, {}, {}, std::as_bytes(std::span(&scalar_, 1))};
@@ -58,7 +61,7 @@ class Checkpoint : public ::testing::Test {
       const std::int64_t from = rank == 0 ? 0 : 3, rows = rank == 0 ? 3 : 2;
       std::vector pieces = {rows_of("param", w_, from, rows), rows_of("optim.m", m_, from, rows)};
       if (rank == 0) pieces.push_back(scalar);
-      const auto entries = write_rank_file(dir_.path(), manifest.save, rank, pieces);
+      const auto entries = write_rank_file(dir_.path(), name_, rank, pieces);
       const auto received = pieces_from_json(pieces_to_json(entries));  // as between ranks
       EXPECT_EQ(std::vector(received.begin(), received.end()), entries);
       manifest.pieces.insert(manifest.pieces.end(), received.begin(), received.end());
@@ -66,7 +69,12 @@ class Checkpoint : public ::testing::Test {
     return manifest;
   }
 
-  void save(std::int64_t step) { commit(dir_.path(), write_files(step)); }
+  void save(std::int64_t step) {
+    const Manifest manifest = write_files(step);
+    commit(dir_.path(), name_, manifest);
+  }
+  /// The file of the newest save, as a path below the folder.
+  std::string manifest_file() const { return name_ + "/manifest.json"; }
 
   std::vector<float> load_rows(const std::string& kind, std::int64_t from, std::int64_t rows) const {
     std::vector<float> out(static_cast<std::size_t>(rows * kColumns));
@@ -77,7 +85,7 @@ class Checkpoint : public ::testing::Test {
   }
 
   std::string file_of_rank(int rank) const {
-    return read_manifest(dir_.path()).save + "/rank-0000" + std::to_string(rank) + ".safetensors";
+    return name_ + "/rank-0000" + std::to_string(rank) + ".safetensors";
   }
   void flip_bit(const std::string& file, std::size_t at) {
     std::string bytes = dir_.read(file);
@@ -86,6 +94,7 @@ class Checkpoint : public ::testing::Test {
   }
 
   TempDir dir_;
+  std::string name_;
   std::vector<float> w_, m_;
   float scalar_ = 0.5f;
 };
@@ -124,14 +133,14 @@ TEST_F(Checkpoint, AnyBoxComesBackFromAnyBoxes) {
                                  {{2, 2, 1}, {3, 2, 2}},
                                  {{5, 0, 0}, {0, 4, 3}}};
   Manifest manifest;
-  manifest.save = save_name(dir_.path(), 1);
+  name_ = new_save_name(dir_.path(), 1);
   for (std::size_t rank = 0; rank < cuts.size(); ++rank) {
     const std::vector<float> values = pick(cuts[rank]);
     const Piece piece{"w", "param", DType::f32, shape, cuts[rank], std::as_bytes(std::span(values))};
-    const auto entries = write_rank_file(dir_.path(), manifest.save, static_cast<int>(rank), std::span(&piece, 1));
+    const auto entries = write_rank_file(dir_.path(), name_, static_cast<int>(rank), std::span(&piece, 1));
     manifest.pieces.insert(manifest.pieces.end(), entries.begin(), entries.end());
   }
-  commit(dir_.path(), manifest);
+  commit(dir_.path(), name_, manifest);
   EXPECT_EQ(read_manifest(dir_.path()).pieces, manifest.pieces);
   const CheckpointReader reader(dir_.path());
   for (std::int64_t begin = 0; begin < 5; ++begin)
@@ -149,31 +158,42 @@ TEST_F(Checkpoint, AnyBoxComesBackFromAnyBoxes) {
 TEST_F(Checkpoint, FilesOfEarlierProgramsAreRead) {
   save(1);
   const Manifest saved = read_manifest(dir_.path());
-  json file = json::parse(dir_.read("manifest.json"));
+  json file = json::parse(dir_.read(manifest_file()));
   EXPECT_EQ(file["checksum"], checksum_text(checksum(file["manifest"].dump())));
-  dir_.write("manifest.json", file.dump(1));
+  dir_.write(manifest_file(), file.dump(1));
   EXPECT_EQ(read_manifest(dir_.path()).pieces, saved.pieces);
 
+  // They kept one save, with the manifest beside its folder.
+  fs::remove(dir_ / manifest_file());
+  const auto write = [&](int version) {
+    file["version"] = version;
+    file["checksum"] = checksum_text(checksum(file["manifest"].dump()));
+    dir_.write("manifest.json", file.dump(1));
+    const Manifest read = read_manifest(dir_.path());
+    EXPECT_EQ(read.pieces, saved.pieces);
+    EXPECT_EQ(read.files, "step-000001");
+    EXPECT_EQ(load_rows("param", 0, kRows), w_);
+    CheckpointReader(dir_.path()).verify();
+  };
+  file["manifest"].erase("run");
+  file["manifest"]["save"] = "step-000001";
+  write(2);
   for (json& piece : file["manifest"]["pieces"]) {
     piece["row_offset"] = piece["offset"].empty() ? json(0) : piece["offset"][0];
     piece["rows"] = piece["extent"].empty() ? json(1) : piece["extent"][0];
     piece.erase("offset");
     piece.erase("extent");
   }
-  file["version"] = 1;
-  file["checksum"] = checksum_text(checksum(file["manifest"].dump()));
-  dir_.write("manifest.json", file.dump(1));
-  EXPECT_EQ(read_manifest(dir_.path()).pieces, saved.pieces);
-  EXPECT_EQ(load_rows("param", 0, kRows), w_);
+  write(1);
 }
 
 TEST_F(Checkpoint, EmptyPiecesAreOrdinary) {
   Manifest manifest = write_files(1);
-  const auto entries = write_rank_file(dir_.path(), manifest.save, 2,
+  const auto entries = write_rank_file(dir_.path(), name_, 2,
                                        std::vector{rows_of("param", w_, kRows, 0), rows_of("optim.m", m_, kRows, 0)});
   manifest.pieces.insert(manifest.pieces.end(), entries.begin(), entries.end());
   manifest.world_size = 3;
-  commit(dir_.path(), manifest);
+  commit(dir_.path(), name_, manifest);
   EXPECT_EQ(load_rows("param", 0, kRows), w_);
 }
 
@@ -188,7 +208,7 @@ TEST_F(Checkpoint, ManifestKeepsEveryBit) {
                     {"nan", std::nan("")},
                     {"name", std::string("a\"\n\0b", 5)},
                     {"negative", -std::int64_t{1}}};
-  commit(dir_.path(), manifest);
+  commit(dir_.path(), name_, manifest);
   const Manifest read = read_manifest(dir_.path());
   EXPECT_EQ(read.step, 7);
   EXPECT_EQ(read.world_size, 2);
@@ -207,26 +227,30 @@ TEST_F(Checkpoint, ManifestKeepsEveryBit) {
   expect_error([&] { read.state_value<double>("tokens"); }, {"tokens", "type"});
 }
 
-TEST_F(Checkpoint, OnlyTheLatestSaveRemains) {
+TEST_F(Checkpoint, SavesLieBesideOneAnother) {
   save(1);
-  dir_.write("step-000001/notes.txt", "mine");
+  const float first = std::exchange(w_[0], -1.0f);
   save(2);
   EXPECT_EQ(read_manifest(dir_.path()).step, 2);
-  EXPECT_EQ(load_rows("param", 0, kRows), w_);
-  EXPECT_FALSE(fs::exists(dir_ / "step-000001/rank-00000.safetensors"));
-  EXPECT_EQ(dir_.read("step-000001/notes.txt"), "mine") << "a file that is not ours was removed";
+  EXPECT_EQ(read_manifest(dir_.path()).run, "0123abcd");
+  EXPECT_EQ(load_rows("param", 0, 1)[0], -1.0f);
+  EXPECT_EQ(read_manifest(dir_ / "step-000001").step, 1);
+  const CheckpointReader earlier(dir_ / "step-000001");
+  earlier.verify();
+  EXPECT_EQ(earlier.manifest().step, 1);
+  std::vector<float> out(w_.size());
+  earlier.read_box("param", "w", DType::f32, {kRows, kColumns}, whole_box({kRows, kColumns}),
+                   std::as_writable_bytes(std::span(out)));
+  EXPECT_EQ(out[0], first);
 }
 
 TEST_F(Checkpoint, SavingTheSameStepAgainDoesNotTouchTheGoodOne) {
   save(3);
-  const std::string good = read_manifest(dir_.path()).save;
-  EXPECT_NE(save_name(dir_.path(), 3), good);
   w_[0] = -1;
   const Manifest second = write_files(3);
   EXPECT_EQ(load_rows("param", 0, 1)[0], 1.0f);
-  commit(dir_.path(), second);
-  EXPECT_EQ(load_rows("param", 0, 1)[0], -1.0f);
-  EXPECT_EQ(save_name(dir_.path(), 3), good);
+  commit(dir_.path(), name_, second);
+  EXPECT_EQ(load_rows("param", 0, 1)[0], -1.0f) << "the later one of two saves of one step";
 }
 
 TEST_F(Checkpoint, UncommittedSaveDoesNotCount) {
@@ -235,8 +259,6 @@ TEST_F(Checkpoint, UncommittedSaveDoesNotCount) {
   write_files(2);  // the process dies before commit()
   EXPECT_EQ(read_manifest(dir_.path()).step, 1);
   EXPECT_EQ(load_rows("param", 0, 1)[0], 1.0f);
-  save(3);
-  EXPECT_FALSE(fs::exists(dir_ / "step-000002"));
 }
 
 TEST_F(Checkpoint, FullDiskWhileSavingKeepsTheGoodOne) {
@@ -252,9 +274,9 @@ TEST_F(Checkpoint, FullDiskWhileSavingKeepsTheGoodOne) {
   manifest.config = std::string(100'000, 'c');
   {
     const FileSizeLimit limit(50'000);
-    expect_error([&] { commit(dir_.path(), manifest); }, {"manifest.json", "File too large"});
+    expect_error([&] { commit(dir_.path(), name_, manifest); }, {"manifest.json", "File too large"});
   }
-  EXPECT_FALSE(fs::exists(dir_ / "manifest.json.partial"));
+  EXPECT_FALSE(fs::exists(dir_ / (manifest_file() + ".partial")));
   EXPECT_EQ(read_manifest(dir_.path()).step, 1);
   EXPECT_EQ(load_rows("param", 0, kRows), w_);
 }
@@ -281,39 +303,39 @@ TEST_F(Checkpoint, FlippedBitIsFoundAndNamed) {
 
 TEST_F(Checkpoint, DamagedManifestIsRefusedWhereverItIsHit) {
   save(1);
-  const std::string good = dir_.read("manifest.json");
+  const std::string good = dir_.read(manifest_file());
   for (std::size_t at = 0; at < good.size(); at += 7) {
     std::string bad = good;
     bad[at] = static_cast<char>(bad[at] ^ 1);
     if (std::isspace(static_cast<unsigned char>(good[at])) != 0) continue;  // layout carries nothing
-    dir_.write("manifest.json", bad);
+    dir_.write(manifest_file(), bad);
     EXPECT_THROW(read_manifest(dir_.path()), Error) << "byte " << at << " of " << good;
   }
-  dir_.write("manifest.json", good.substr(0, good.size() / 2));
+  dir_.write(manifest_file(), good.substr(0, good.size() / 2));
   expect_error([&] { read_manifest(dir_.path()); }, {"manifest.json", "damaged"});
-  dir_.write("manifest.json", std::string(1'000'000, '['));
+  dir_.write(manifest_file(), std::string(1'000'000, '['));
   expect_error([&] { read_manifest(dir_.path()); }, {"manifest.json", "not valid JSON"});
-  dir_.write("manifest.json", std::string(1'000'000, '[') + std::string(1'000'000, ']'));
+  dir_.write(manifest_file(), std::string(1'000'000, '[') + std::string(1'000'000, ']'));
   expect_error([&] { read_manifest(dir_.path()); }, {"manifest.json", "not a Sherd checkpoint"});
-  dir_.write("manifest.json", "[" + std::string(1'000'000, '0'));
+  dir_.write(manifest_file(), "[" + std::string(1'000'000, '0'));
   expect_error([&] { read_manifest(dir_.path()); }, {"not a Sherd checkpoint"});
-  dir_.write("manifest.json", "{}");
+  dir_.write(manifest_file(), "{}");
   expect_error([&] { read_manifest(dir_.path()); }, {"not a Sherd checkpoint"});
-  dir_.write("manifest.json", R"({"format": "sherd checkpoint", "version": 3})");
-  expect_error([&] { read_manifest(dir_.path()); }, {"version is 3", "1 to 2"});
+  dir_.write(manifest_file(), R"({"format": "sherd checkpoint", "version": 4})");
+  expect_error([&] { read_manifest(dir_.path()); }, {"version is 4", "1 to 3"});
 }
 
 // Correct checksums, and contents that no program wrote.
 TEST_F(Checkpoint, ContentsThatLieAreRefusedByName) {
   save(1);
-  const json good = json::parse(dir_.read("manifest.json"));
+  const json good = json::parse(dir_.read(manifest_file()));
   const auto expect_refused = [&](std::string inner, std::initializer_list<std::string_view> parts) {
     json file = good;
     file["checksum"] = checksum_text(checksum(inner));
     file["manifest"] = "INNER";
     std::string text = file.dump();
     text.replace(text.find("\"INNER\""), 7, inner);
-    dir_.write("manifest.json", text);
+    dir_.write(manifest_file(), text);
     expect_error([&] { read_manifest(dir_.path()); }, {"manifest.json"});
     expect_error([&] { read_manifest(dir_.path()); }, parts);
   };
@@ -327,7 +349,7 @@ TEST_F(Checkpoint, ContentsThatLieAreRefusedByName) {
     inner[json::json_pointer(path)] = value;
     return inner.dump();
   };
-  for (const char* key : {"config", "pieces", "save", "state", "step", "vocabulary", "world_size"})
+  for (const char* key : {"config", "pieces", "run", "state", "step", "vocabulary", "world_size"})
     expect_refused(without(key), {key});
   expect_refused(with("/pieces", "none"), {"\"pieces\" is not an array"});
   expect_refused(with("/state", json::array()), {"\"state\" is not an object"});
@@ -380,8 +402,8 @@ TEST_F(Checkpoint, PiecesMustCoverTheirTensor) {
   const auto expect_refused = [&](auto&& damage, std::initializer_list<std::string_view> parts) {
     Manifest bad = good;
     damage(bad);
-    expect_error([&] { commit(dir_.path(), bad); }, parts);
-    EXPECT_FALSE(fs::exists(dir_ / "manifest.json"));
+    expect_error([&] { commit(dir_.path(), name_, bad); }, parts);
+    EXPECT_FALSE(fs::exists(dir_ / manifest_file()));
   };
   // Entries: w, m, s of rank 0, then w, m of rank 1.
   expect_refused([](Manifest& m) { m.pieces.erase(m.pieces.begin() + 3); },
@@ -395,7 +417,7 @@ TEST_F(Checkpoint, PiecesMustCoverTheirTensor) {
   expect_refused([](Manifest& m) { m.pieces[3].shape = {6, 3}; }, {"[5,3]", "[6,3]"});
   expect_refused([](Manifest& m) { m.pieces[3].bytes = 4; }, {"24", "4"});
   expect_refused([](Manifest& m) { m.pieces[3].file = "../rank-00001.safetensors"; }, {"file name"});
-  expect_refused([](Manifest& m) { m.save = ".."; }, {"folder name"});
+  expect_refused([](Manifest& m) { m.files = ".."; }, {"folder name"});
 }
 
 TEST_F(Checkpoint, FileThatDoesNotMatchTheManifestIsRefused) {

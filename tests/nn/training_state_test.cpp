@@ -359,7 +359,7 @@ TEST(TrainingState, AFullDiskKeepsThePreviousCheckpoint) {
 
 TEST(TrainingState, AManifestThatCannotBeWrittenFailsOnEveryRank) {
   const TempDir dir;
-  fs::create_directories(dir / "manifest.json.partial");
+  fs::create_directories(dir / "step-000001/manifest.json.partial");
   run_ranks(3, [&](const Group& group) {
     Training training(group, 1);
     expect_error([&] { training.save(dir.path(), 1); }, {group->rank() == 0 ? "" : "rank 0: ", "manifest.json"});

@@ -213,14 +213,14 @@ TEST_F(BadCheckpoint, AFlippedBitIsNamedOnEveryRank) {
 }
 
 TEST_F(BadCheckpoint, ADamagedManifestIsNamedOnEveryRank) {
-  const std::string text = dir_.read("checkpoint/manifest.json");
-  dir_.write("checkpoint/manifest.json", text.substr(0, text.size() / 2));
+  const std::string text = dir_.read("checkpoint/step-000002/manifest.json");
+  dir_.write("checkpoint/step-000002/manifest.json", text.substr(0, text.size() / 2));
   refused(config_, {"manifest.json"});
   std::string changed = text;
-  changed.replace(changed.find("step-000002"), 11, "step-000003");
-  dir_.write("checkpoint/manifest.json", changed);
+  changed.replace(changed.find("rank-00002"), 10, "rank-00003");
+  dir_.write("checkpoint/step-000002/manifest.json", changed);
   refused(config_, {"manifest.json", "checksum"});
-  fs::remove(checkpoint() + "/manifest.json");
+  fs::remove(checkpoint() + "/step-000002/manifest.json");
   refused(config_, {"manifest.json"});
 }
 
@@ -264,12 +264,11 @@ TEST_F(BadCheckpoint, AFullDiskFailsTheRunAndKeepsTheLastGoodOne) {
   EXPECT_EQ(read_manifest(checkpoint()).step, 4);
 }
 
-TEST_F(BadInput, AFolderThatCannotBeWrittenFailsTheSaveOnEveryRank) {
+TEST_F(BadInput, AFolderThatCannotBeWrittenIsNamedBeforeTheFirstStep) {
   config_.save = dir_ / "text.txt/checkpoint";
   config_.steps = 1;
   run_ranks(3, [&](const Group& group) {
-    Trainer trainer(config_, group);
-    expect_error([&] { trainer.run([](const StepMetrics&) {}); }, {"text.txt/checkpoint"});
+    expect_error([&] { Trainer trainer(config_, group); }, {"text.txt/checkpoint", "cannot make the folder"});
   });
   expect_failed(train(2, {"--steps", "1", "--save", config_.save}), {"text.txt/checkpoint"});
   expect_failed(train(2, {"--metrics", dir_ / "text.txt/metrics.jsonl"}), {"text.txt/metrics.jsonl"});

@@ -395,12 +395,12 @@ TEST_F(SherdRun, ASecondInterruptKillsAtOnce) {
 }
 
 // Ranks that save when they are asked to end, as `sherd train` does, and say so by their status.
-const std::string kSaver = "trap 'echo saved; exit 4' TERM; echo $$ > pid.$SHERD_RANK; while :; do sleep 1000 & wait; done";
+const std::string kSaver = "trap 'exit 4' TERM; echo $$ > pid.$SHERD_RANK; while :; do :; done";
 
 TEST_F(SherdRun, RanksThatSaveWhenAskedToEndGiveTheirStatus) {
   const std::string fails = "if [ $SHERD_RANK = 1 ]; then trap 'exit 5' TERM; else trap 'exit 4' TERM; fi\n";
   const std::string dies = "if [ $SHERD_RANK = 1 ]; then trap - TERM; else trap 'exit 4' TERM; fi\n";
-  const std::string waits = "echo $$ > pid.$SHERD_RANK; while :; do sleep 1000 & wait; done";
+  const std::string waits = "echo $$ > pid.$SHERD_RANK; while :; do :; done";
   for (const auto& [script, status] : {std::pair(kSaver, 4), {fails + waits, 5}, {dies + waits, 128 + SIGTERM}}) {
     start(shell(2, script));
     pid_in("pid.0"), pid_in("pid.1");

@@ -137,8 +137,10 @@ TEST_F(TrainerTest, AResumedRunIsBitwiseTheUninterruptedOne) {
       const TinyRun whole = train_tiny(config, ranks, [](Trainer& trainer) { EXPECT_EQ(trainer.first_step(), 0); });
       config.save_every = 5;
       config.steps = 5;
+      config.overwrite = true;
       const TinyRun head = train_tiny(config, ranks);
       config.steps = 10;
+      config.overwrite = false;
       config.resume = checkpoint.path();
       const TinyRun tail = train_tiny(config, ranks, [](Trainer& trainer) { EXPECT_EQ(trainer.first_step(), 5); });
       EXPECT_EQ(tail.initial, head.final);

@@ -100,8 +100,10 @@ TEST_F(TrainingOnCuda, AResumedRunIsBitwiseTheUninterruptedOne) {
   const TinyRun whole = train_tiny(config, 1);
   config.save_every = 2;
   config.steps = 2;
+  config.overwrite = true;
   const TinyRun head = train_tiny(config, 1);
   config.steps = 5;
+  config.overwrite = false;
   config.resume = checkpoint.path();
   const TinyRun tail = train_tiny(config, 1);
   EXPECT_EQ(tail.initial, head.final);
