@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "runtime/os/allowed_cpus.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -44,7 +45,7 @@ std::unique_ptr<WorkerPool> make_pool(int threads) {
 int threads() { return context().threads; }
 
 void set_threads(int count) {
-  check(count >= 1, "set_threads: {} threads asked for; at least 1 is needed", count);
+  check(count >= 1 && count <= kMaxThreads, "set_threads: {} threads asked for; give 1 to {}", count, kMaxThreads);
   Context& current = context();
   check(!current.inside, "set_threads: called from inside a parallel body");
   if (count == current.threads) return;

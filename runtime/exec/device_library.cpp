@@ -7,6 +7,8 @@
 
 #include "runtime/comm/rank.h"
 #include "runtime/exec/layout_fingerprint.h"
+#include "runtime/os/allowed_cpus.h"
+#include "runtime/os/own_library.h"
 
 namespace sherd {
 
@@ -14,23 +16,16 @@ namespace {
 
 constexpr const char* kFile = "libsherd_cuda.so";
 
-std::string folder_of_this_library() {
-  Dl_info info{};
-  if (::dladdr(reinterpret_cast<const void*>(&cuda_library), &info) == 0 || !info.dli_fname) return {};
-  const std::string path = info.dli_fname;
-  const auto slash = path.rfind('/');
-  return slash == std::string::npos ? std::string() : path.substr(0, slash + 1);
-}
-
 std::string candidate() {
   if (std::string asked = requested_cuda_library(); !asked.empty()) return asked;
-  const std::string beside = folder_of_this_library() + kFile;
+  const std::string beside = beside_own_library(kFile);
   return ::access(beside.c_str(), F_OK) == 0 ? beside : kFile;
 }
 
 DeviceLibrary open_cuda() {
   DeviceLibrary library;
   library.path = candidate();
+  const KeepAffinity keep;
   // Local, so that a second CUDA runtime in the process (a user's, PyTorch's) does not meet ours.
   void* handle = ::dlopen(library.path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) {

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/os/allowed_cpus.h"
 #include "runtime/tensor/error.h"
 #include "tests/support/threads.h"
 
@@ -117,6 +118,7 @@ TEST(Parallel, SettingBelongsToTheThreadAndIsChecked) {
   std::thread([&] { elsewhere = threads(); }).join();
   EXPECT_EQ(elsewhere, 1);
   EXPECT_THROW(set_threads(0), Error);
+  EXPECT_THROW(set_threads(kMaxThreads + 1), Error) << "oneTBB crashes when it is asked for a billion";
   EXPECT_EQ(threads(), 3);
   EXPECT_THROW(parallel_for(2, 2, [](std::int64_t, std::int64_t) { fail("one chunk, on the caller"); }), Error);
 }

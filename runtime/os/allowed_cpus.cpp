@@ -1,0 +1,104 @@
+#include "runtime/os/allowed_cpus.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <sstream>
+#include <utility>
+
+namespace sherd {
+
+namespace {
+
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+
+int num_online() { return std::max(1, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN))); }
+
+// A mask of 1024 CPUs, where that does not do (EINVAL) every CPU.
+cpu_set_t mask_of_thread() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  if (::sched_getaffinity(0, sizeof mask, &mask) != 0 || CPU_COUNT(&mask) == 0)
+    for (int cpu = 0; cpu < std::min(num_online(), CPU_SETSIZE); ++cpu) CPU_SET(cpu, &mask);
+  return mask;
+}
+
+std::vector<int> cpus_of(const cpu_set_t& mask) {
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &mask)) cpus.push_back(cpu);
+  return cpus;
+}
+
+cpu_set_t mask_at_start;
+__attribute__((constructor)) void read_mask_at_start() { mask_at_start = mask_of_thread(); }
+
+// cpu.max: "QUOTA PERIOD" in microseconds, or "max PERIOD".
+double quota_of_version_2(const std::string& group) {
+  std::ifstream file(group + "/cpu.max");
+  double quota = 0, period = 0;
+  return file >> quota >> period && quota > 0 && period > 0 ? quota / period : kUnlimited;
+}
+
+// The quota is -1 without a limit.
+double quota_of_version_1(const std::string& group) {
+  std::ifstream quota_file(group + "/cpu.cfs_quota_us"), period_file(group + "/cpu.cfs_period_us");
+  double quota = 0, period = 0;
+  return quota_file >> quota && period_file >> period && quota > 0 && period > 0 ? quota / period : kUnlimited;
+}
+
+// The least of a group and all above it. In a container the path may be that outside of it, of which only the top, the
+// container's own group, can be seen.
+double least_quota(const std::string& top, std::string path, double (*quota_of)(const std::string& group)) {
+  double least = quota_of(top);
+  while (path.size() > 1) {
+    least = std::min(least, quota_of(top + path));
+    path.resize(path.rfind('/'));
+  }
+  return least;
+}
+
+}  // namespace
+
+double cpu_quota(const std::string& root) {
+  std::ifstream groups(root + "/proc/self/cgroup");
+  double least = kUnlimited;
+  for (std::string line;
+       std::getline(groups, line);) {  // "NUMBER:CONTROLLER,CONTROLLER:/PATH"; version 2 is "0::/PATH"
+    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1), path = line.substr(second + 1);
+    if (!path.starts_with('/')) continue;
+    if (controllers.empty()) least = std::min(least, least_quota(root + "/sys/fs/cgroup", path, quota_of_version_2));
+    std::istringstream names(controllers);
+    for (std::string name; std::getline(names, name, ',');)
+      if (name == "cpu") least = std::min(least, least_quota(root + "/sys/fs/cgroup/cpu", path, quota_of_version_1));
+  }
+  return least;
+}
+
+int AllowedCpus::count() const {
+  const double in_mask = static_cast<double>(cpus.size());
+  return std::max(1, static_cast<int>(std::min(in_mask, std::ceil(quota))));
+}
+
+const AllowedCpus& allowed_cpus() {
+  static const AllowedCpus allowed{num_online(), cpus_of(mask_at_start), cpu_quota()};
+  return allowed;
+}
+
+std::vector<int> thread_cpus() { return cpus_of(mask_of_thread()); }
+
+KeepAffinity::~KeepAffinity() {
+  if (thread_cpus() == cpus_) return;
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  for (const int cpu : cpus_) CPU_SET(cpu, &mask);
+  ::sched_setaffinity(0, sizeof mask, &mask);
+}
+
+}  // namespace sherd
