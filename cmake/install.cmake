@@ -17,6 +17,9 @@ install(TARGETS sherd_lib EXPORT sherd-targets
 if(SHERD_HAS_CUDA)  # loaded from beside libsherd.so
   install(TARGETS sherd_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
+if(SHERD_HAS_ONEDNN)
+  install(TARGETS sherd_onednn LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 install(TARGETS sherd RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(EXPORT sherd-targets NAMESPACE sherd:: DESTINATION ${package_dir})
 

@@ -1,5 +1,6 @@
 # Build options and the flags every target of ours is compiled with.
-option(SHERD_ONEDNN "Use oneDNN for matrix products (the own blocked kernel is always built)" ON)
+set(SHERD_ONEDNN AUTO CACHE STRING "Build libsherd_onednn.so: AUTO (if oneDNN is found), ON, OFF; the own kernel is always built")
+set_property(CACHE SHERD_ONEDNN PROPERTY STRINGS AUTO ON OFF)
 set(SHERD_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them: address,undefined or thread")
 
 set(CMAKE_CXX_STANDARD 20)

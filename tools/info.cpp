@@ -8,6 +8,7 @@
 
 #include "runtime/comm/rank.h"
 #include "runtime/cpu/level.h"
+#include "runtime/cpu/onednn.h"
 #include "runtime/exec/device_library.h"
 #include "runtime/memory/accounting.h"
 #include "runtime/op/op.h"
@@ -28,6 +29,12 @@ std::string kernel_levels() {
   std::string text;
   for (const std::string_view name : cpu::usable_levels()) text += fmt::format("{}{}", text.empty() ? "" : ", ", name);
   return fmt::format("{} (of {})", cpu::level().name, text);
+}
+
+std::string matrix_engines() {
+  const cpu::OnednnLibrary& library = cpu::onednn_library();
+  if (library.gemm) return fmt::format("own blocked kernel, oneDNN ({})", library.path);
+  return fmt::format("own blocked kernel; no oneDNN: {}", library.reason);
 }
 
 std::string rank_text() {
@@ -51,11 +58,6 @@ std::string cuda_text() {
 
 int run_info(std::span<const std::string_view> args) {
   check(args.empty(), "sherd info takes no arguments, got \"{}\"", args.empty() ? "" : args[0]);
-#ifdef SHERD_HAS_ONEDNN
-  const char* products = "oneDNN, own blocked kernel";
-#else
-  const char* products = "own blocked kernel (built without oneDNN)";
-#endif
   const std::int64_t memory = static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
   std::fputs(fmt::format("sherd            {}\n"
                          "cpu              {}, {} cores, {} memory\n"
@@ -67,7 +69,7 @@ int run_info(std::span<const std::string_view> args) {
                          "process groups   thread, shm\n"
                          "launcher         {}\n",
                          kVersion, cpu_model(), std::thread::hardware_concurrency(), format_bytes(memory),
-                         kernel_levels(), products, op_table().rows().size(),
+                         kernel_levels(), matrix_engines(), op_table().rows().size(),
                          cuda_library().backend && cuda_library().backend->num_devices() > 0 ? ", cuda" : "",
                          cuda_text(), rank_text())
                  .c_str(),

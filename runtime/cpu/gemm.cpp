@@ -100,12 +100,13 @@ void run_blocked(const Gemm& g, const void* a, const void* b, void* c) {
                [&](std::int64_t begin, std::int64_t end) { for_problems(g, a, b, c, begin, end, one); });
 }
 
-// Only the library knows AMX, which multiplies bf16 many times faster than vectors do.
+// Only the library knows AMX, which multiplies bf16 many times faster than vectors do. It is not opened before.
 bool uses_library(const Gemm& g) {
-  if (!detail::onednn_is_built_in() || chosen_backend == GemmBackend::blocked) return false;
   static const bool has_tiles = __builtin_cpu_supports("amx-bf16");
-  return chosen_backend == GemmBackend::library ||
-         (g.dtype == DType::bf16 && has_tiles && level().kernels.multiplies_bf16);
+  const bool is_faster = g.dtype == DType::bf16 && has_tiles && level().kernels.multiplies_bf16;
+  const bool is_wanted =
+      chosen_backend == GemmBackend::library || (chosen_backend == GemmBackend::fastest && is_faster);
+  return is_wanted && detail::onednn_is_built_in();
 }
 
 }  // namespace

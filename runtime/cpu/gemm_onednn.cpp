@@ -1,18 +1,14 @@
-// oneDNN behind the seam. A primitive is made once per problem shape and kept by the thread that uses it (the library
-// shares the generated code between threads). Scratchpads are ours, or the library would tie a primitive to the thread
-// that made it; its OpenMP runtime is kept at one thread, because cutting the work is the seam's business.
-#include "runtime/cpu/gemm.h"
-
-#if SHERD_HAS_ONEDNN
-#include <cstring>
-#include <memory>
+// libsherd_onednn.so: oneDNN behind the seam, and all that includes it. A primitive is made once per problem shape and
+// kept by the thread that uses it (the library shares the generated code between threads). Scratchpads are ours, or the
+// library would tie a primitive to the thread that made it; its OpenMP runtime is kept at one thread, because cutting
+// the work is the seam's business, and because a parallel region would bind threads where OMP_PROC_BIND is set.
 #include <optional>
 #include <unordered_map>
 
 #include <omp.h>
 #include <dnnl.hpp>
 
-#include "runtime/cpu/workspace.h"
+#include "runtime/cpu/onednn.h"
 
 namespace sherd::cpu {
 
@@ -79,17 +75,15 @@ struct Product {
                    {DNNL_ARG_SCRATCHPAD, {description.scratchpad_desc(), engine, nullptr}}};
       if (g.bias) arguments.insert({DNNL_ARG_BIAS, {bias, engine, nullptr}});
     } catch (const dnnl::error& error) {
-      if (error.status != dnnl_unimplemented)
-        fail("oneDNN: {} for a {} x {} x {} product of {}", error.what(), g.m, g.n, g.k, name(g.dtype));
+      if (error.status != dnnl_unimplemented) throw;
     }
   }
-  void run(const dnnl::stream& stream, const void* a, const void* b, const void* bias, void* c) {
+  void run(const dnnl::stream& stream, const void* a, const void* b, const void* bias, void* c, OnednnScratch scratch) {
     arguments.at(DNNL_ARG_SRC).set_data_handle(const_cast<void*>(a));
     arguments.at(DNNL_ARG_WEIGHTS).set_data_handle(const_cast<void*>(b));
     arguments.at(DNNL_ARG_DST).set_data_handle(c);
     if (bias) arguments.at(DNNL_ARG_BIAS).set_data_handle(const_cast<void*>(bias));
-    if (scratch_bytes > 0)
-      arguments.at(DNNL_ARG_SCRATCHPAD).set_data_handle(thread_workspace(WorkspaceUse::gemm_library, scratch_bytes));
+    if (scratch_bytes > 0) arguments.at(DNNL_ARG_SCRATCHPAD).set_data_handle(scratch(scratch_bytes));
     primitive->execute(stream, arguments);
   }
   std::optional<dnnl::matmul> primitive;
@@ -100,7 +94,7 @@ struct Product {
 class Library {
  public:
   Library() : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) { omp_set_num_threads(1); }
-  bool run(const Gemm& g, const void* a, const void* b, void* c) {
+  bool run(const Gemm& g, const void* a, const void* b, void* c, OnednnScratch scratch) {
     const Key key = key_of(g);
     auto found = products_.find(key);
     if (found == products_.end()) {
@@ -108,7 +102,7 @@ class Library {
       found = products_.try_emplace(key, g, engine_).first;
     }
     if (!found->second.primitive) return false;
-    found->second.run(stream_, a, b, g.bias, c);
+    found->second.run(stream_, a, b, g.bias, c, scratch);
     return true;
   }
 
@@ -120,19 +114,12 @@ class Library {
 
 }  // namespace
 
-bool detail::onednn_is_built_in() { return true; }
-
-bool detail::gemm_onednn(const Gemm& g, const void* a, const void* b, void* c) {
-  if (!library_type(g.dtype) || !library_type(g.result)) return false;
-  thread_local Library library;
-  return library.run(g, a, b, c);
-}
-
 }  // namespace sherd::cpu
 
-#else
-
-bool sherd::cpu::detail::onednn_is_built_in() { return false; }
-bool sherd::cpu::detail::gemm_onednn(const Gemm&, const void*, const void*, void*) { return false; }
-
-#endif
+extern "C" bool sherd_onednn_gemm(const sherd::cpu::Gemm& g, const void* a, const void* b, void* c,
+                                  sherd::cpu::OnednnScratch scratch) {
+  using namespace sherd::cpu;
+  if (!library_type(g.dtype) || !library_type(g.result)) return false;
+  thread_local Library library;
+  return library.run(g, a, b, c, scratch);
+}
