@@ -55,7 +55,7 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("accumulate", &c.accumulate, "micro-batches per step, whose gradients are summed");
   table.add("eval_every", &c.eval_every, "steps between evaluations; 0: only after the last step", run);
   table.add("eval_batches", &c.eval_batches, "batches per evaluation; 0: the whole validation part", run);
-  table.add("threads", &c.threads, "threads per rank; 0: the cores shared among the ranks of this host", run);
+  table.add("threads", &c.threads, "threads per rank; 0: the allowed CPUs shared among the ranks", run);
   table.add("memory_limit", &c.memory_limit, "bytes of tensors per rank; 0: none", run);
   table.add("device", &c.device, kDeviceHelp);
   table.add("compile", &c.compile, "record one step and replay it; the same bits as without", run);

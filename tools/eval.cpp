@@ -2,17 +2,16 @@
 // Ranks take the sequences in turn, over a sharded model. One sequence is one forward, so that neither the loss nor a
 // logit depends on the number of ranks.
 #include <algorithm>
-#include <thread>
 
 #include "nn/parallel/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/agree.h"
-#include "runtime/comm/rank.h"
 #include "runtime/comm/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/host_reads.h"
 #include "runtime/op/ops.h"
 #include "tools/command.h"
+#include "tools/cpu_share.h"
 #include "tools/device_flag.h"
 #include "tools/flags.h"
 #include "tools/weights.h"
@@ -127,7 +126,7 @@ int run_eval(std::span<const std::string_view> args) {
   ConfigTable table;
   table.add("tokens", &options.tokens, "safetensors file with i64 `tokens` [sequences, tokens]");
   table.add("logits", &options.logits, "safetensors file to write f32 `logits` [sequences, tokens, vocabulary] to");
-  table.add("threads", &options.threads, "threads per rank; 0: the cores shared among the ranks of this host");
+  table.add("threads", &options.threads, "threads per rank; 0: the allowed CPUs shared among the ranks");
   table.add("device", &options.device, kDeviceHelp);
   const auto words = read_command_line(table, args,
                                        "sherd eval DIR --tokens FILE [flags]: prints the mean next-token loss (nats) "
@@ -135,14 +134,13 @@ int run_eval(std::span<const std::string_view> args) {
   if (!words) return 0;
   check(words->size() == 1, "sherd eval takes one folder, got {} words", words->size());
   check(!options.tokens.empty(), "sherd eval needs --tokens FILE, a safetensors file with i64 \"tokens\"");
-  check(options.threads >= 0, "--threads must not be negative, got {}", options.threads);
   options.dir = words->front();
 
   const std::shared_ptr<ProcessGroup> group = world_group();
   try {
-    const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-    set_threads(options.threads > 0 ? static_cast<int>(options.threads)
-                                    : std::max(1, cores / std::max(1, discover_rank().local_world_size)));
+    const CpuShare cpus = share_cpus(*group, options.threads);
+    set_threads(cpus.threads);
+    if (group->rank() == 0) fmt::print(stderr, "{}", cpus.lines());
     const double loss = evaluate(options, group);
     if (group->rank() == 0) fmt::print("loss {:.8f}\n", loss);
   } catch (const std::exception& error) {

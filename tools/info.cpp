@@ -2,7 +2,6 @@
 #include <cstdio>
 #include <fstream>
 #include <string>
-#include <thread>
 
 #include <unistd.h>
 
@@ -13,6 +12,8 @@
 #include "runtime/memory/accounting.h"
 #include "runtime/op/op.h"
 #include "tools/command.h"
+#include "tools/cpu_share.h"
+#include "tools/flags.h"
 
 namespace sherd {
 
@@ -57,10 +58,15 @@ std::string cuda_text() {
 }  // namespace
 
 int run_info(std::span<const std::string_view> args) {
-  check(args.empty(), "sherd info takes no arguments, got \"{}\"", args.empty() ? "" : args[0]);
+  ConfigTable table;
+  const auto words = read_command_line(table, args, "sherd info: prints what this build and this machine offer");
+  if (!words) return 0;
+  check(words->empty(), "sherd info takes no arguments, got \"{}\"", words->empty() ? "" : words->front());
+  const std::string cpus = describe(allowed_cpus());  // before oneDNN brings an OpenMP library
   const std::int64_t memory = static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
   std::fputs(fmt::format("sherd            {}\n"
-                         "cpu              {}, {} cores, {} memory\n"
+                         "cpu              {}, {} memory\n"
+                         "cpus             {}\n"
                          "kernels          {}\n"
                          "matrix products  {}\n"
                          "ops              {} rows\n"
@@ -68,8 +74,8 @@ int run_info(std::span<const std::string_view> args) {
                          "{}"
                          "process groups   thread, shm\n"
                          "launcher         {}\n",
-                         kVersion, cpu_model(), std::thread::hardware_concurrency(), format_bytes(memory),
-                         kernel_levels(), matrix_engines(), op_table().rows().size(),
+                         kVersion, cpu_model(), format_bytes(memory), cpus, kernel_levels(), matrix_engines(),
+                         op_table().rows().size(),
                          cuda_library().backend && cuda_library().backend->num_devices() > 0 ? ", cuda" : "",
                          cuda_text(), rank_text())
                  .c_str(),

@@ -1,5 +1,4 @@
 // `sherd train CONFIG.toml [flags]`: ranks as processes of a launcher, or as threads of rank 0's process.
-#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <thread>
@@ -11,6 +10,7 @@
 #include "runtime/comm/world.h"
 #include "runtime/exec/context.h"
 #include "tools/command.h"
+#include "tools/cpu_share.h"
 #include "tools/exit_status.h"
 #include "tools/progress.h"
 #include "tools/stop_signals.h"
@@ -59,9 +59,12 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
 }
 
 /// Returns the exit status.
-int train_rank(const TrainConfig& config, const std::shared_ptr<ProcessGroup>& group) {
+int train_rank(TrainConfig config, const std::shared_ptr<ProcessGroup>& group) {
   set_world_group(group);
   try {
+    const CpuShare cpus = share_cpus(*group, config.threads);
+    config.threads = cpus.threads;
+    if (group->rank() == 0) print(stderr, cpus.lines());
     Trainer trainer(config, group);
     std::optional<StopSignals> signals;
     if (stop_poll(config)) signals.emplace();
@@ -120,10 +123,6 @@ int run_train(std::span<const std::string_view> args) {
     return 0;
   }
   const RankInfo rank = discover_rank();
-  if (config->threads == 0) {  // share this host's cores among its ranks
-    const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-    config->threads = std::max(1, cores / std::max(1, rank.local_world_size));
-  }
   if (config->group == "thread") {
     return rank.rank == 0 ? train_threads(*config, rank.world_size) : kDone;  // other processes have nothing to do
   }
