@@ -120,12 +120,14 @@ void Board::check_usable(const Fingerprint& call) {
   if (is_poisoned()) raise_poison();
 }
 
-void Board::enter(const Fingerprint& call) {
+void Board::enter(const Fingerprint& call, Clock::time_point arrived) {
   check_usable(call);
+  last_arrival_ = arrived;
   is_compared_ = false;
   ++sequence_;
   CallNote& note = own().notes[sequence_ % 2];
   note.hash.store(call.hash(), std::memory_order_relaxed);
+  note.arrived.store(nanoseconds(arrived), std::memory_order_relaxed);
   note.text.store(call.text());
   own().calls.store(sequence_, std::memory_order_release);
   own().activity.store(Activity::in_call, std::memory_order_relaxed);
@@ -151,8 +153,14 @@ void Board::meet() {
   await({&RankCell::meetings, meetings_});
   if (is_compared_) return;
   compare_calls();
+  for (int peer = 0; peer < size(); ++peer) note_arrival(cell(peer).notes[sequence_ % 2].arrived);
   is_compared_ = true;
   met_at_ = Clock::now();
+}
+
+void Board::note_arrival(const std::atomic<std::int64_t>& arrived) {
+  const std::chrono::nanoseconds time(arrived.load(std::memory_order_relaxed));
+  last_arrival_ = std::max(last_arrival_, Clock::time_point(std::chrono::duration_cast<Clock::duration>(time)));
 }
 
 void Board::sleep_until(Clock::time_point time) {

@@ -55,6 +55,9 @@ struct BoardOptions {
 class Board {
  public:
   using Clock = std::chrono::steady_clock;
+  static std::int64_t nanoseconds(Clock::time_point time) {
+    return time.time_since_epoch() / std::chrono::nanoseconds(1);
+  }
   static constexpr int kNumChannels = ProcessGroup::kNumChannels;
 
   static std::size_t memory_bytes(int size, std::size_t window_bytes);
@@ -84,13 +87,16 @@ class Board {
   /// Number of the call that the next enter() opens.
   std::int64_t next_sequence() const { return static_cast<std::int64_t>(sequence_) + 1; }
   Fingerprint open_call(CommOp op) const { return Fingerprint(op, next_sequence(), channel(), members_); }
-  /// Publishes the call. Does not wait.
-  void enter(const Fingerprint& call);
+  /// Publishes the call, and that this rank came to it at `arrived`. Does not wait.
+  void enter(const Fingerprint& call, Clock::time_point arrived);
   /// Waits until every rank has come to the same meeting; what a rank wrote before it is then visible to all. The
   /// first meeting of a call also compares the fingerprints.
   void meet();
   /// When the first meeting of the present call was complete.
   Clock::time_point met_at() const { return met_at_; }
+  /// When the last of its ranks came to the present call, known from its first meeting on: whoever came earlier has
+  /// stood still until then. Read off the ranks' own clocks, which are one.
+  Clock::time_point last_arrival() const { return last_arrival_; }
   /// Sleeps until then; throws if the group is poisoned before.
   void sleep_until(Clock::time_point time);
   /// Ends the call, also after an error.
@@ -116,7 +122,7 @@ class Board {
 
   /// Calls between two ranks go piece by piece through the sender's third window. Nobody else is waited for.
   Fingerprint open_pair_call(CommOp op, int peer) const;
-  void enter_pair_call(const Fingerprint& call, CommOp op, int peer);
+  void enter_pair_call(const Fingerprint& call, CommOp op, int peer, Clock::time_point arrived);
   std::byte* mail_window(int sender) const { return window_at(sender, 2); }
   /// Tells `to` that the next piece is in the own mail window, and waits until it was taken.
   void post_piece(int to);
@@ -170,6 +176,7 @@ class Board {
   void check_peers(const Wait& wait);
   void check_presence(const Wait& wait);
   void compare_calls();
+  void note_arrival(const std::atomic<std::int64_t>& arrived);
   std::string call_of(int rank, int channel) const;
   std::string describe(int rank) const;
   std::string describe_call(int rank, int channel) const;
@@ -185,6 +192,7 @@ class Board {
   std::atomic<std::chrono::nanoseconds> deadline_{std::chrono::seconds(300)};
   Clock::time_point waiting_since_;  // start of the present wait
   Clock::time_point met_at_;
+  Clock::time_point last_arrival_;
 
   Fingerprint call_;
   bool is_compared_ = false;
@@ -198,7 +206,7 @@ class Board {
     std::uint64_t calls = 0, pieces = 0;
   };
   std::vector<MailCount> sends_, receives_;  // by peer
-  bool is_first_piece_ = false;
+  bool is_first_piece_ = false;              // of a send or recv: the peer's arrival is not known yet
 };
 
 }  // namespace sherd::comm

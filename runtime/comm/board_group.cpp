@@ -18,6 +18,7 @@
 #include "runtime/comm/exchange.h"
 #include "runtime/comm/reduce.h"
 #include "runtime/comm/swap.h"
+#include "runtime/exec/stream.h"
 #include "runtime/exec/trace.h"
 
 namespace sherd::comm {
@@ -145,8 +146,8 @@ WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_byt
   if (Trace* trace = waiting ? waiting->trace() : nullptr)
     waiting->set_detail(trace->intern(fmt::format("{} of {} ranks ({})", comm::name(op), size(), kind_)));
   try {
-    if (peer < 0) board_.enter(call);
-    else board_.enter_pair_call(call, op, peer);
+    if (peer < 0) board_.enter(call, start);
+    else board_.enter_pair_call(call, op, peer, start);
     body();
     if (group_.link_) board_.sleep_until(group_.link_->pass(board_.met_at(), op, num_bytes));
     board_.leave();
@@ -156,11 +157,14 @@ WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_byt
     board_.leave();
     throw;
   }
+  const auto end = Board::Clock::now(), last_arrival = std::min(board_.last_arrival(), end);
+  if (last_arrival > start) note_skew({Board::nanoseconds(start), Board::nanoseconds(last_arrival)});
   std::lock_guard lock(counts_mutex_);
   CommCounts::Item& item = counts_.*item_of(op);
   item.calls += 1;
   item.bytes += num_bytes;
-  counts_.seconds += std::chrono::duration<double>(Board::Clock::now() - start).count();
+  counts_.seconds += std::chrono::duration<double>(end - start).count();
+  skew_seconds_ += std::chrono::duration<double>(last_arrival - start).count();
   return std::make_unique<DoneWork>();
 }
 
@@ -399,6 +403,11 @@ CommCounts BoardGroup::counts() const {
   }
   for (const auto& channel : channels_) counts += channel->counts();
   return counts;
+}
+
+double BoardGroup::skew_seconds() const {
+  std::lock_guard lock(counts_mutex_);
+  return skew_seconds_;
 }
 
 SharedHeap BoardGroup::shared_heap() const {

@@ -42,6 +42,8 @@ class BoardGroup final : public ProcessGroup, public std::enable_shared_from_thi
   void reset() override;
   void set_deadline(std::chrono::nanoseconds deadline) override;
   CommCounts counts() const override;
+  /// Of counts().seconds of this channel alone: this rank stood still because another had not come to the call.
+  double skew_seconds() const;
   void shape_link(const LinkShape& shape) override;
   SharedHeap shared_heap() const override;
 
@@ -69,6 +71,7 @@ class BoardGroup final : public ProcessGroup, public std::enable_shared_from_thi
   std::vector<std::weak_ptr<BoardGroup>> subgroups_;  // of the root: all divided from it, directly or not
   mutable std::mutex counts_mutex_;
   CommCounts counts_;
+  double skew_seconds_ = 0;
 };
 
 }  // namespace sherd::comm

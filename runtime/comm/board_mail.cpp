@@ -10,13 +10,18 @@ Fingerprint Board::open_pair_call(CommOp op, int peer) const {
   return Fingerprint::of_pair(op, number, channel(), root_rank(peer), members_);
 }
 
-void Board::enter_pair_call(const Fingerprint& call, CommOp op, int peer) {
+void Board::enter_pair_call(const Fingerprint& call, CommOp op, int peer, Clock::time_point arrived) {
   check_usable(call);
+  last_arrival_ = arrived;
   own().pair_call.store(call.text());
   own().activity.store(Activity::in_pair_call, std::memory_order_relaxed);
   tell_root();
-  ++(op == CommOp::send ? sends_ : receives_)[static_cast<std::size_t>(peer)].calls;
-  if (op == CommOp::send) mail(rank(), peer).hash.store(call.hash(), std::memory_order_relaxed);
+  const bool sends = op == CommOp::send;
+  const std::uint64_t number = ++(sends ? sends_ : receives_)[static_cast<std::size_t>(peer)].calls;
+  Mail& mail = sends ? this->mail(rank(), peer) : this->mail(peer, rank());
+  (sends ? mail.sender_arrived : mail.receiver_arrived)[number % 2].store(nanoseconds(arrived),
+                                                                          std::memory_order_relaxed);
+  if (sends) mail.hash.store(call.hash(), std::memory_order_relaxed);
   is_first_piece_ = true;
 }
 
@@ -28,15 +33,18 @@ void Board::count_mail(std::atomic<std::uint64_t>& counter, std::uint64_t value,
 
 void Board::post_piece(int to) {
   Mail& mail = this->mail(rank(), to);
-  const std::uint64_t piece = ++sends_[static_cast<std::size_t>(to)].pieces;
-  count_mail(mail.sent, piece, to);
-  await({&RankCell::meetings, piece, &mail.taken, to});
+  MailCount& count = sends_[static_cast<std::size_t>(to)];
+  count_mail(mail.sent, ++count.pieces, to);
+  await({&RankCell::meetings, count.pieces, &mail.taken, to});
+  if (std::exchange(is_first_piece_, false)) note_arrival(mail.receiver_arrived[count.calls % 2]);
 }
 
 void Board::await_piece(int from) {
   const Mail& mail = this->mail(from, rank());
-  await({&RankCell::meetings, receives_[static_cast<std::size_t>(from)].pieces + 1, &mail.sent, from});
+  const MailCount& count = receives_[static_cast<std::size_t>(from)];
+  await({&RankCell::meetings, count.pieces + 1, &mail.sent, from});
   if (!std::exchange(is_first_piece_, false)) return;
+  note_arrival(mail.sender_arrived[count.calls % 2]);
   met_at_ = Clock::now();
   if (mail.hash.load(std::memory_order_relaxed) == call_.hash()) return;
   fail_call(fmt::format("rank {} calls {}, rank {} calls {}; a send and its recv must agree in types and counts",

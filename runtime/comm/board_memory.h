@@ -52,6 +52,7 @@ class SharedText {
 /// A published call. Two per rank: a rank may enter call k + 1 while a slower one still compares call k.
 struct CallNote {
   std::atomic<std::uint64_t> hash{0};
+  std::atomic<std::int64_t> arrived{0};  // when the rank entered the call: nanoseconds of the host's steady clock
   SharedText<256> text;
 };
 
@@ -83,11 +84,13 @@ struct alignas(64) RankCell {
   SharedText<256> subgroup_call;
 };
 
-/// From one rank to another: how many pieces have been shown in the sender's third window, and how many were taken.
+/// From one rank to another: how many pieces have been shown in the sender's third window, and how many were taken; and
+/// when either came to the present call and the one before, because a receiver may be one call ahead.
 struct alignas(64) Mail {
   std::atomic<std::uint64_t> sent{0};   // written by the sender
   std::atomic<std::uint64_t> hash{0};   // of the sender's call
   std::atomic<std::uint64_t> taken{0};  // written by the receiver
+  std::atomic<std::int64_t> sender_arrived[2]{}, receiver_arrived[2]{};
 };
 
 enum class Poison : std::uint32_t { none, being_written, set };

@@ -2,20 +2,26 @@
 
 #include "runtime/comm/board_group.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/stream.h"
 
 namespace sherd {
 
 namespace {
 
-std::vector<std::shared_ptr<comm::BoardGroup>> subgroups_of(const ProcessGroup& group) {
-  const auto* board = dynamic_cast<const comm::BoardGroup*>(&group);
-  return board ? board->living_subgroups() : std::vector<std::shared_ptr<comm::BoardGroup>>();
+using comm::BoardGroup;
+
+std::vector<std::shared_ptr<BoardGroup>> subgroups_of(const ProcessGroup& group) {
+  const auto* board = dynamic_cast<const BoardGroup*>(&group);
+  return board ? board->living_subgroups() : std::vector<std::shared_ptr<BoardGroup>>();
 }
 
-double seconds_on_streams(ProcessGroup& group) {
-  double seconds = 0;
-  for (int k = 1; k < ProcessGroup::kNumChannels; ++k) seconds += group.channel(k).counts().seconds;
-  return seconds;
+// What the rank's own thread has called: channel 0.
+CommTimes times_of_calls(ProcessGroup& group) {
+  CommTimes times{.total = group.counts().seconds};
+  times.exposed = times.total;
+  for (int k = 1; k < ProcessGroup::kNumChannels; ++k) times.exposed -= group.channel(k).counts().seconds;
+  if (const auto* board = dynamic_cast<const BoardGroup*>(&group)) times.skew = board->skew_seconds();
+  return times;
 }
 
 }  // namespace
@@ -27,10 +33,10 @@ CommCounts counts_with_subgroups(ProcessGroup& group) {
 }
 
 CommTimes comm_times(ProcessGroup& group) {
-  double on_streams = seconds_on_streams(group);
-  for (const auto& part : subgroups_of(group)) on_streams += seconds_on_streams(*part);
-  CommTimes times{.exposed = 0, .total = counts_with_subgroups(group).seconds};
-  times.exposed = times.total - on_streams + RankContext::current().waited_seconds;
+  CommTimes times = times_of_calls(group);
+  for (const auto& part : subgroups_of(group)) times += times_of_calls(*part);
+  times.exposed += RankContext::current().waited_seconds;
+  times.skew += waited_skew_seconds();
   return times;
 }
 

@@ -6,15 +6,22 @@ namespace sherd {
 
 /// Seconds so far on this rank. A collective on a stream that compute covers counts in `total` alone.
 struct CommTimes {
-  double exposed =
-      0;             ///< the rank's thread waited for other ranks, or did a stream's work because it would have to wait
-  double total = 0;  ///< all collectives that have ended, waiting for late ranks included
+  /// The rank's thread waited for other ranks, or did a stream's work because it would have to wait.
+  double exposed = 0;
+  /// Of that, until the last rank had come to the collective: waiting that a faster link would not shorten.
+  double skew = 0;
+  /// All collectives that have ended, waiting for late ranks included.
+  double total = 0;
+
+  /// Exposed after all ranks had come: moving, reducing, and waking up.
+  double transfer() const { return exposed - skew; }
 
   friend CommTimes operator-(const CommTimes& a, const CommTimes& b) {
-    return {a.exposed - b.exposed, a.total - b.total};
+    return {a.exposed - b.exposed, a.skew - b.skew, a.total - b.total};
   }
   CommTimes& operator+=(const CommTimes& other) {
     exposed += other.exposed;
+    skew += other.skew;
     total += other.total;
     return *this;
   }

@@ -51,6 +51,9 @@ class WaitClock {
   std::int64_t start_ = 0;
 };
 
+thread_local std::vector<Skew>* skews_of_item = nullptr;  // that this thread runs
+thread_local double waited_skew = 0;
+
 // Who catches an error adds to it, so everybody is given a copy.
 template <class E>
 [[noreturn]] void throw_copy(const E& error) {
@@ -65,6 +68,12 @@ template <class E>
 }
 
 }  // namespace
+
+void note_skew(Skew skew) {
+  if (skews_of_item) skews_of_item->push_back(skew);
+}
+
+double waited_skew_seconds() { return waited_skew; }
 
 std::string_view name(StreamKind kind) {
   constexpr std::string_view names[] = {"all_gather", "reduce_scatter", "collective"};
@@ -164,6 +173,7 @@ void Stream::run_next(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   std::exception_ptr error;
   item.started = now();
+  auto* const outer_skews = std::exchange(skews_of_item, &item.skews);
   if (!skipped) {
     try {
       for (const auto& [event, wrote] : item.after) {
@@ -179,6 +189,7 @@ void Stream::run_next(std::unique_lock<std::mutex>& lock) {
     } catch (...) { error = std::current_exception(); }
   }
   item.ended = now();
+  skews_of_item = outer_skews;
   lock.lock();
   if (error) failures_.push_back({item.sequence, kOpen, error});
   running_ = nullptr;
@@ -197,6 +208,8 @@ void Stream::await(std::uint64_t sequence) {
   const bool is_owner = this->is_owner();
   if (!is_done(sequence)) {
     const WaitClock clock(is_owner);
+    const std::uint64_t first = done_.load(std::memory_order_acquire) + 1;
+    const std::int64_t start = now();
     TraceSpan waiting(kWaitName, SpanKind::wait);
     std::unique_lock lock(mutex_);
     if (Trace* trace = waiting.trace()) waiting.set_detail(trace->intern(describe(*items_[sequence - retired_ - 1])));
@@ -204,8 +217,22 @@ void Stream::await(std::uint64_t sequence) {
       if (is_owner && !running_) run_next(lock);
       else sleep_until_done(lock, sequence);
     }
+    explain_wait(start, first, sequence);
   }
   if (is_owner) retire(sequence);
+}
+
+// How much of a wait for these items, which ends now, went by in their skews. A wait inside of an item is that item's to
+// tell. Called with the lock held; when another thread than the owner comes, items may be retired.
+void Stream::explain_wait(std::int64_t start, std::uint64_t first, std::uint64_t last) {
+  const std::int64_t end = now();
+  for (std::uint64_t sequence = std::max(first, retired_ + 1); sequence <= last; ++sequence)
+    for (const Skew& skew : items_[sequence - retired_ - 1]->skews) {
+      const Skew shared{std::max(skew.from, start), std::min(skew.until, end)};
+      if (shared.from >= shared.until) continue;
+      if (skews_of_item) skews_of_item->push_back(shared);
+      else if (is_owner()) waited_skew += static_cast<double>(shared.until - shared.from) * 1e-9;
+    }
 }
 
 void Stream::sleep_until_done(std::unique_lock<std::mutex>& lock, std::uint64_t sequence) {

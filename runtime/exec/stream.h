@@ -48,6 +48,19 @@ struct StreamWork {
   std::size_t max_in_flight = kUnlimited;
 };
 
+/// A stretch of time, in nanoseconds of the monotonic clock, in which a collective stood still on this rank because
+/// another rank had not come to it yet.
+struct Skew {
+  std::int64_t from = 0, until = 0;
+};
+
+/// Told by a process group at the end of a call: kept with the item of a stream that the calling thread runs, if it
+/// does, so that whoever waits for the item learns how much of the wait was for a rank that came late.
+void note_skew(Skew skew);
+
+/// Seconds of RankContext::waited_seconds that passed in such stretches. Of the calling thread.
+double waited_skew_seconds();
+
 /// One item, from submit until the submitting thread has let go of it. Times are nanoseconds of the monotonic
 /// clock, as in traces.
 struct StreamItem {
@@ -65,6 +78,7 @@ struct StreamItem {
     bool wrote;  // what this item uses: its errors are this item's
   };
   std::vector<Before> after;  // work of other streams on the same bytes
+  std::vector<Skew> skews;    // of its collectives and of what it waited for
   std::int64_t submitted = 0, started = 0, ended = 0;
 };
 /// "all_gather unshard blocks.3".
@@ -105,6 +119,7 @@ class Stream final : public RefCounted {
   bool is_failed(std::uint64_t sequence) const;
   void await(std::uint64_t sequence);
   void sleep_until_done(std::unique_lock<std::mutex>& lock, std::uint64_t sequence);
+  void explain_wait(std::int64_t start, std::uint64_t first, std::uint64_t last);
   void retire(std::uint64_t sequence);
   void record(Trace& trace, const StreamItem& item) const;
   void observe_failure();

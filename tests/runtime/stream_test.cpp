@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
 #include <numeric>
 
@@ -10,6 +11,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/thread_state.h"
 
 namespace sherd::testing {
 namespace {
@@ -312,6 +314,88 @@ TEST(Stream, WaitingTimeIsCountedOnce) {
   const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   EXPECT_GT(context.waited_seconds, before);
   EXPECT_LE(context.waited_seconds - before, elapsed);
+}
+
+std::int64_t nanoseconds_now() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+// An item that stands still for 2 ms for a rank that is late: `from` is when it was begun or, if later, when `waiter`
+// was seen asleep.
+class LateItem {
+ public:
+  explicit LateItem(pid_t waiter = 0) : waiter_(waiter) {}
+  std::function<void()> run() {
+    return [this] {
+      skew.from = nanoseconds_now();
+      has_begun = true;
+      if (waiter_ != 0) await_sleep(waiter_);
+      if (waits_from_then_on) skew.from = nanoseconds_now();
+      stay_busy(std::chrono::milliseconds(2));
+      skew.until = nanoseconds_now();
+      note_skew(skew);
+    };
+  }
+  void await_begun() const {
+    while (!has_begun) std::this_thread::yield();
+  }
+  double seconds_since(std::int64_t from) const { return static_cast<double>(skew.until - from) * 1e-9; }
+
+  Skew skew;
+  bool waits_from_then_on = false;
+  std::atomic<bool> has_begun = false;
+
+ private:
+  pid_t waiter_;
+};
+
+TEST(Stream, AWaitKnowsHowMuchOfItWasForALateRank) {
+  RankScope scope;
+  const RankContext& context = RankContext::current();
+  const Tensor x = buffer();
+  double skew = waited_skew_seconds(), waited = context.waited_seconds;
+  const auto wait_for = [&](LateItem& item, bool until_done) {
+    const Event event = submit(stream(), {{x.storage(), true}}, item.run());
+    item.await_begun();  // so it is the stream's thread that runs it
+    while (until_done && !event.is_reached()) std::this_thread::yield();
+    const std::int64_t start = nanoseconds_now();
+    (void)x.raw();
+    return start;
+  };
+  const auto counted = [&] {
+    EXPECT_LE(waited_skew_seconds() - skew, context.waited_seconds - waited);
+    waited = context.waited_seconds;
+    return waited_skew_seconds() - std::exchange(skew, waited_skew_seconds());
+  };
+
+  LateItem within(::gettid());
+  within.waits_from_then_on = true;
+  wait_for(within, false);
+  EXPECT_NEAR(counted(), within.seconds_since(within.skew.from), 1e-12);
+
+  LateItem before_and_within(::gettid());
+  const std::int64_t start = wait_for(before_and_within, false);
+  const double part = counted();
+  EXPECT_GE(part, 0.002);
+  EXPECT_LE(part, before_and_within.seconds_since(start));
+
+  LateItem covered;
+  wait_for(covered, true);
+  EXPECT_EQ(counted(), 0) << "nobody waited";
+}
+
+TEST(Stream, ALateRankIsKnownThroughAnotherStream) {
+  RankScope scope;
+  const Tensor x = buffer(), y = buffer();
+  const double before = waited_skew_seconds();
+  LateItem gather(::gettid());
+  submit(stream(kGather), {{x.storage(), true}}, gather.run());
+  gather.await_begun();
+  submit(stream(kReduce), {{x.storage(), false}, {y.storage(), true}}, [] {});
+  const std::int64_t start = nanoseconds_now();
+  (void)y.raw();  // waits for the reduction, inside of which it waits for the gather
+  EXPECT_GT(waited_skew_seconds(), before);
+  EXPECT_LE(waited_skew_seconds() - before, gather.seconds_since(start)) << "counted once";
 }
 
 }  // namespace

@@ -1,0 +1,96 @@
+// Waiting for a rank that comes late is told apart from moving data. Oracle: a rank that comes late by so much on
+// purpose, once the others are seen asleep in the call.
+#include <gtest/gtest.h>
+
+#include <deque>
+
+#include "runtime/comm/exposed.h"
+#include "tests/comm/backends.h"
+#include "tests/support/thread_state.h"
+
+namespace sherd::testing {
+namespace {
+
+using Call = std::function<void(ProcessGroup& group)>;
+
+constexpr auto kLate = std::chrono::milliseconds(3);
+// What the late rank's clock and the waiting ranks' may differ in: they have been seen asleep in the call.
+constexpr double kAtLeast = 0.003;
+
+std::vector<std::int64_t> threads_of(ProcessGroup& group) {
+  std::vector<std::int64_t> threads(static_cast<std::size_t>(group.size())), counts(threads.size(), 1);
+  threads[static_cast<std::size_t>(group.rank())] = ::gettid();
+  const GatherPart part{threads.data(), DType::i64, counts};
+  group.all_gather(std::span(&part, 1))->wait();
+  return threads;
+}
+
+// Runs `call` on all ranks, the last rank late.
+CommTimes times_of_late_call(ProcessGroup& group, std::deque<SharedFlag>& begins, const Call& call) {
+  const std::vector<std::int64_t> threads = threads_of(group);
+  const CommTimes before = comm_times(group);
+  if (group.rank() < group.size() - 1) {
+    begins[static_cast<std::size_t>(group.rank())].set();
+  } else {
+    for (int rank = 0; rank + 1 < group.size(); ++rank) {
+      begins[static_cast<std::size_t>(rank)].wait();
+      await_sleep(static_cast<pid_t>(threads[static_cast<std::size_t>(rank)]));
+    }
+    stay_busy(kLate);
+  }
+  call(group);
+  return comm_times(group) - before;
+}
+
+void expect_skew_of_others(int ranks, const Call& call) {
+  for (const Backend& backend : all_backends()) {
+    std::deque<SharedFlag> begins(static_cast<std::size_t>(ranks));
+    const auto errors = backend.run(ranks, [&](ProcessGroup& group) {
+      const CommTimes times = times_of_late_call(group, begins, call);
+      const bool is_late = group.rank() == group.size() - 1;
+      check(times.skew <= times.exposed, "skew {} of {} s", times.skew, times.exposed);
+      if (is_late) check(times.skew == 0, "the late rank has waited {} s for others", times.skew);
+      else check(times.skew >= kAtLeast, "rank {} has waited {} s for the late rank", group.rank(), times.skew);
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "") << backend.name << ", " << ranks << " ranks";
+  }
+}
+
+TEST(Skew, OfALateRankIsTheOthers) {
+  for (const std::int64_t elements : {3, 40'000})  // staged, and in place where that is possible
+    for (const int ranks : {2, 3})
+      expect_skew_of_others(ranks, [elements](ProcessGroup& group) {
+        std::vector<float> data(static_cast<std::size_t>(elements), 1);
+        const FlatPart part{data.data(), DType::f32, elements};
+        group.all_reduce(std::span(&part, 1), {})->wait();
+      });
+}
+
+TEST(Skew, OfABroadcastFromALateRootAndOfABarrier) {
+  expect_skew_of_others(3, [](ProcessGroup& group) {
+    std::int64_t value = 0;
+    const FlatPart part{&value, DType::i64, 1};
+    group.broadcast(std::span(&part, 1), group.size() - 1)->wait();
+  });
+  expect_skew_of_others(3, [](ProcessGroup& group) { group.barrier(); });
+}
+
+TEST(Skew, OfALateSenderAndOfALateReceiver) {
+  for (const int sender : {0, 1})
+    expect_skew_of_others(2, [sender](ProcessGroup& group) {
+      std::int64_t value = 7;
+      const FlatPart part{&value, DType::i64, 1};
+      if (group.rank() == sender) group.send(std::span(&part, 1), 1 - sender)->wait();
+      else group.recv(std::span(&part, 1), sender)->wait();
+    });
+}
+
+TEST(Skew, OneRankHasNone) {
+  const auto group = make_single_group();
+  const CommTimes before = comm_times(*group);
+  group->barrier();
+  EXPECT_EQ((comm_times(*group) - before).skew, 0);
+}
+
+}  // namespace
+}  // namespace sherd::testing
