@@ -65,6 +65,8 @@ std::string step_line(const StepMetrics& metrics) {
                        {"tokens_per_second", metrics.tokens_per_second},
                        {"step_seconds", metrics.step_seconds},
                        {"exposed_comm_seconds", metrics.exposed_comm_seconds},
+                       {"exposed_transfer_seconds", metrics.exposed_comm_seconds - metrics.exposed_skew_seconds},
+                       {"exposed_skew_seconds", metrics.exposed_skew_seconds},
                        {"memory_bytes", std::move(memory)}};
   if (metrics.val_loss) line["val_loss"] = *metrics.val_loss;
   return line.dump();

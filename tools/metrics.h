@@ -20,14 +20,16 @@ struct StepMetrics {
   std::int64_t tokens = 0;  ///< of this step, over all ranks
   double tokens_per_second = 0;
   double step_seconds = 0;
-  double exposed_comm_seconds = 0;  ///< the rank's thread waited for collectives
+  double exposed_comm_seconds = 0;  ///< the rank's thread waited for collectives: until all ranks had come, and then
+  double exposed_skew_seconds = 0;  ///< for their transfers; this is the first part
   CategoryBytes memory_bytes{};
   std::optional<double> val_loss;  ///< of steps with an evaluation
 };
 
 /// {"config": {...}, "seed", "ranks", "version"}; keys with a section are nested objects. One line, no newline.
 std::string header_line(const TrainConfig& config, int ranks);
-/// {"step", "loss", ..., "memory_bytes": {category: bytes}, "val_loss"}. Numbers read back to the same bits; NaN and
+/// {"step", "loss", ..., "exposed_comm_seconds" and its parts "exposed_transfer_seconds" and "exposed_skew_seconds",
+/// "memory_bytes": {category: bytes}, "val_loss"}. Numbers read back to the same bits; NaN and
 /// infinity, which JSON lacks, are null.
 std::string step_line(const StepMetrics& metrics);
 

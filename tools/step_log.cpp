@@ -43,6 +43,7 @@ void StepLog::arrived(StepMetrics metrics, const Begun& begun, double loss, doub
   metrics.step_seconds = now - std::max(begun.seconds, last_arrival_);
   metrics.tokens_per_second = static_cast<double>(metrics.tokens) / metrics.step_seconds;
   metrics.exposed_comm_seconds = comm.exposed;
+  metrics.exposed_skew_seconds = comm.skew;
   last_arrival_ = now;
 
   if (metrics.step > first_step_ + kSettlingSteps) summary_.comm += comm;

@@ -97,8 +97,11 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
   if (trainer.group().size() > 1) {
     text += "collectives of the last step\n" + collectives(trainer, config, summary.step_comm);
     if (summary.comm.total > 0)
-      text += fmt::format("communication   {:.1f} s, of which {:.1f} s ({:.0f} %) were exposed: rank 0 waited\n",
-                          summary.comm.total, summary.comm.exposed, 100 * summary.comm.exposed / summary.comm.total);
+      text += fmt::format(
+          "communication   {:.1f} s, of which {:.1f} s ({:.0f} %) were exposed: rank 0 waited {:.1f} s for transfers "
+          "and {:.1f} s for ranks that came later\n",
+          summary.comm.total, summary.comm.exposed, 100 * summary.comm.exposed / summary.comm.total,
+          summary.comm.transfer(), summary.comm.skew);
   }
   if (!config.metrics.empty()) text += fmt::format("metrics     {}\n", config.metrics);
   if (!config.trace.empty()) text += fmt::format("trace       {}\n", config.trace);

@@ -31,6 +31,7 @@ StepMetrics example() {
   m.tokens_per_second = 1536;
   m.step_seconds = 0.5;
   m.exposed_comm_seconds = 0.125;
+  m.exposed_skew_seconds = 0.03125;
   for (int i = 0; i < kNumCategories; ++i) m.memory_bytes[static_cast<std::size_t>(i)] = 1000 + i;
   return m;
 }
@@ -42,7 +43,8 @@ TEST(Metrics, StepLineHasTheKeysOfTheFormatInOrder) {
   std::vector<std::string> keys;
   for (const auto& [key, value] : line.items()) keys.push_back(key);
   EXPECT_EQ(keys, (std::vector<std::string>{"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_second",
-                                            "step_seconds", "exposed_comm_seconds", "memory_bytes"}));
+                                            "step_seconds", "exposed_comm_seconds", "exposed_transfer_seconds",
+                                            "exposed_skew_seconds", "memory_bytes"}));
   EXPECT_EQ(line["step"], 3);
   EXPECT_EQ(line["loss"].get<double>(), 0.1 + 0.2) << "every bit";
   EXPECT_EQ(line["lr"], 1e-4);
@@ -51,6 +53,8 @@ TEST(Metrics, StepLineHasTheKeysOfTheFormatInOrder) {
   EXPECT_EQ(line["tokens_per_second"], 1536);
   EXPECT_EQ(line["step_seconds"], 0.5);
   EXPECT_EQ(line["exposed_comm_seconds"], 0.125);
+  EXPECT_EQ(line["exposed_transfer_seconds"], 0.09375);
+  EXPECT_EQ(line["exposed_skew_seconds"], 0.03125);
   EXPECT_EQ(line["memory_bytes"].size(), static_cast<std::size_t>(kNumCategories));
   EXPECT_EQ(line["memory_bytes"]["parameters"], 1000);
   EXPECT_EQ(line["memory_bytes"]["gradients"], 1002);

@@ -45,7 +45,7 @@ TEST_F(TrainProgram, WritesTheMetricsOfTheContract) {
   for (std::size_t i = 1; i < lines.size(); ++i) {
     EXPECT_EQ(lines[i]["step"], i);
     for (const char* key : {"loss", "lr", "grad_norm", "tokens", "tokens_per_second", "step_seconds",
-                            "exposed_comm_seconds", "memory_bytes"})
+                            "exposed_comm_seconds", "exposed_transfer_seconds", "exposed_skew_seconds", "memory_bytes"})
       EXPECT_TRUE(lines[i].contains(key)) << key;
     EXPECT_EQ(lines[i].contains("val_loss"), i % 2 == 0 || i == 5) << i;
   }
@@ -56,7 +56,7 @@ TEST_F(TrainProgram, GivesTheNumbersOfTheTrainerOnAnyKindOfGroup) {
   const std::vector<double> one = losses_of(metrics_of(1, {})), two = losses_of(metrics_of(2, {}));
   EXPECT_EQ(one, train_tiny(tiny_config(data_), 1).losses);
   EXPECT_EQ(two, train_tiny(tiny_config(data_), 2).losses) << "processes and threads";
-  expect_within(report_, {"collectives of the last step", "rank 1"});
+  expect_within(report_, {"collectives of the last step", "rank 1", "for transfers", "for ranks that came later"});
   EXPECT_EQ(report_.find("DIFFERS"), std::string::npos) << report_;
   EXPECT_EQ(losses_of(metrics_of(2, {"--group", "thread"})), two);
   EXPECT_EQ(losses_of(metrics_of(2, {"--compile"})), two);

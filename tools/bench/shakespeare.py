@@ -12,7 +12,8 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TIMES = ("tokens_per_second", "step_seconds", "exposed_comm_seconds")
+TIMES = ("tokens_per_second", "step_seconds", "exposed_comm_seconds", "exposed_transfer_seconds",
+         "exposed_skew_seconds")
 
 
 def run(args, ranks, seed, name):

@@ -1,6 +1,7 @@
 // `--child step`: training steps of a benchmark model on one rank or, under `sherd run`, on several: fully sharded,
 // each with its batch, or tensor parallel, on one batch. A request is a number of steps. The answer holds of each step
-// its seconds, exposed_seconds of them that it waited for communication and computing_seconds that it did not;
+// its seconds, exposed_seconds of them that it waited for communication, skew_seconds of those until the last rank had
+// come, and computing_seconds that it did not wait;
 // comm_bytes per step; the last loss; growth_bytes (peak of resident memory over the program's start); and, per
 // category of the accounting, what is held between steps, the peak of each, and what was held at the moment of the
 // total's peak. On a GPU steps are queued together and waited for once, so the sample is their mean; device_peak_bytes
@@ -79,7 +80,7 @@ class StepRun {
     Accounting& memory = RankContext::current().allocator(device_).accounting();
     memory.reset_peaks();
     if (device_ != Device::cpu()) return answer_of_device(steps, memory);
-    std::vector<double> seconds, exposed, computing;
+    std::vector<double> seconds, exposed, skew, computing;
     double loss = 0;
     const CommCounts before = group_->counts();
     for (int i = 0; i < steps; ++i) {
@@ -88,7 +89,9 @@ class StepRun {
       const auto start = std::chrono::steady_clock::now();
       loss = run_step().item<double>();
       seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-      exposed.push_back((comm_times(*group_) - times_before).exposed);
+      const CommTimes times = comm_times(*group_) - times_before;
+      exposed.push_back(times.exposed);
+      skew.push_back(times.skew);
       computing.push_back(seconds.back() - exposed.back());
     }
     const CommCounts after = group_->counts();
@@ -96,6 +99,7 @@ class StepRun {
         after.all_gather.bytes - before.all_gather.bytes + after.reduce_scatter.bytes - before.reduce_scatter.bytes;
     return {{"seconds", seconds},
             {"exposed_seconds", exposed},
+            {"skew_seconds", skew},
             {"computing_seconds", computing},
             {"comm_bytes", static_cast<double>(bytes) / steps},
             {"loss", loss},
