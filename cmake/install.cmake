@@ -1,9 +1,11 @@
 # cmake --install: the program, the library with its headers, and the package `sherd` with the target sherd::sherd.
 #
-#   bin/sherd   lib/libsherd.so   lib/libsherd_cuda.so (where nvcc was found)   include/sherd/{runtime,dtensor,compile,nn}/   lib/cmake/sherd/   share/sherd/configs/
+#   bin/sherd   lib/libsherd.so   include/sherd/{runtime,dtensor,compile,nn}/   lib/cmake/sherd/   share/sherd/configs/
+#   lib/libsherd_onednn.so (where oneDNN was found)   lib/libsherd_cuda.so (where nvcc was found)
 #
-# The tree can be moved: library and program find each other by $ORIGIN. What the library itself needs (oneDNN, Boost,
-# json) is linked into it or found by the loader; a user's build needs only what headers name, oneTBB and fmt.
+# The tree can be moved: library and program find each other by $ORIGIN. What the library itself needs (Boost, json) is
+# compiled into it; a user's build needs only what headers name, oneTBB and fmt. The target `programs` builds all of
+# this, and the examples.
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/sherd)
 
@@ -11,16 +13,19 @@ set_target_properties(sherd_lib PROPERTIES INSTALL_RPATH "$ORIGIN")
 file(RELATIVE_PATH library_from_program ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
 set_target_properties(sherd PROPERTIES INSTALL_RPATH "$ORIGIN/${library_from_program}")
 
+set(opened "")  # libraries that libsherd.so opens from beside itself
+foreach(library onednn cuda)
+  if(TARGET sherd_${library})
+    list(APPEND opened sherd_${library})
+  endif()
+endforeach()
+add_custom_target(programs DEPENDS sherd sherd_lib ${opened} tiny two_axes)
+
 install(TARGETS sherd_lib EXPORT sherd-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd)
-if(SHERD_HAS_CUDA)  # loaded from beside libsherd.so
-  install(TARGETS sherd_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-endif()
-if(SHERD_HAS_ONEDNN)
-  install(TARGETS sherd_onednn LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-endif()
-install(TARGETS sherd RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS sherd ${opened}
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(EXPORT sherd-targets NAMESPACE sherd:: DESTINATION ${package_dir})
 
 configure_package_config_file(cmake/sherd-config.cmake.in ${CMAKE_BINARY_DIR}/sherd-config.cmake

@@ -1,0 +1,29 @@
+"""tools/quickstart builds every file of the build tree that `cmake --install` takes, in the configuration at hand: with or
+without nvcc, with or without oneDNN.
+
+Usage: built_test.py SOURCE BUILD
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+
+def main():
+    source, build = map(pathlib.Path, sys.argv[1:])
+    target = re.search(r"^cmake --build .*--target (\w+)$", (source / "tools/quickstart").read_text(), re.M)
+    assert target, "tools/quickstart has no line `cmake --build ... --target TARGET`"
+    graph = subprocess.run(["ninja", "-C", build, "-t", "graph", target[1]], check=True, stdout=subprocess.PIPE,
+                           text=True).stdout
+    made = set(re.findall(r'label="([^"]*)"', graph))
+    # Programs and libraries; the package's files are written by the configure.
+    installed = re.findall(rf'TYPE (?:SHARED_LIBRARY|EXECUTABLE) FILES "{build}/([^"]*)"',
+                           (build / "cmake_install.cmake").read_text())
+    assert {"bin/sherd", "lib/libsherd.so"} <= set(installed), installed
+    missing = set(installed) - made
+    assert not missing, f"installed, but not built by the target {target[1]} of tools/quickstart: {missing}"
+    for example in ("bin/tiny", "bin/two_axes"):
+        assert example in made, f"the README names {example}"
+
+
+main()
