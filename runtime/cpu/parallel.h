@@ -11,7 +11,7 @@ namespace sherd {
 /// Threads that parallel loops of the calling thread use; 1 unless set_threads() was called on this thread.
 int threads();
 
-/// Sets threads() of the calling (rank) thread; throws Error unless `count` is at least 1. Not from inside a body.
+/// Sets threads() of the calling (rank) thread; Error unless 1 <= count <= kMaxThreads. Not from inside a body.
 void set_threads(int count);
 
 /// Number of chunks of parallel_for(n, grain, ...): chunk i covers [i * grain, min(n, (i + 1) * grain)).
