@@ -94,6 +94,67 @@ TEST(BenchContest, SidesTakeTurns) {
   EXPECT_EQ(dir.read("turns"), "abcdabcdabcd");
 }
 
+/// Writes one line into the file when it starts and one letter per request.
+Contestant noting(const TempDir& dir, const std::string& name, const std::string& request) {
+  const std::string answer = "echo '{\"peer\": \"" + name + "\", \"seconds\": [1]}'";
+  const std::string file = dir / "turns";
+  return {shell("printf ' " + name + ":' >> " + file + "; " + answer + "; while read r; do printf $r >> " + file +
+                "; " + answer + "; done"),
+          request};
+}
+
+TEST(BenchContest, SidesThatStayAreStartedOnce) {
+  const TempDir dir;
+  Sides sides;
+  for (const auto* request : {"x", "y"})
+    hold({.ours = noting(dir, "a", request), .peers = {noting(dir, "b", request)}, .rounds = 1}, sides);
+  EXPECT_EQ(dir.read("turns"), " a: b:xxyy");
+}
+
+TEST(BenchContest, ASideThatFailedIsStartedAnew) {
+  const Contestant once{shell("echo '{\"peer\": \"once\"}'; read r; echo '{\"error\": \"'$r'\"}'; read r; "
+                              "echo '{\"error\": \"the same program\"}'"),
+                        "lost"};
+  Sides sides;
+  for (int i = 0; i < 2; ++i) expect_error([&] { hold({.ours = once, .rounds = 1}, sides); }, {"lost"});
+}
+
+// Ours, the peer, ours anew; each program is asked for both contests before it goes.
+TEST(BenchContest, SidesApartNeverRunTogether) {
+  const TempDir dir;
+  std::vector<Contest> contests;
+  for (const auto* request : {"x", "y"})
+    contests.push_back(
+        {.ours = noting(dir, "a", request), .peers = {noting(dir, "b", request), noting(dir, "b", "z")}, .rounds = 3});
+  const std::vector<Outcome> outcomes = hold_apart(contests);
+  EXPECT_EQ(dir.read("turns"), " a:xxyy b:xxxyyyzzzzzz a:xy");
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.ours.seconds.size(), 3u);
+    for (const Answers& peer : outcome.peers) EXPECT_EQ(peer.seconds.size(), 3u);
+  }
+}
+
+TEST(BenchContest, ApartAFailureEndsItsContestOnly) {
+  const Contestant good{echoing("{\"seconds\": [1]}"), "1"}, bad{shell("echo no memory >&2; exit 1"), "1"};
+  const std::vector<Outcome> outcomes =
+      hold_apart({{.ours = bad, .peers = {good}}, {.ours = good, .peers = {bad, good}}});
+  Figure figure{.name = "f"};
+  expect_error([&] { fill(figure, outcomes[0], [](double s) { return s; }); }, {"no memory"});
+  fill(figure, outcomes[1], [](double s) { return s; });
+  EXPECT_EQ(*figure.value, 1);
+  EXPECT_EQ(figure.peers.size(), 1u);
+  EXPECT_NE(figure.note.find("no memory"), std::string::npos);
+}
+
+TEST(BenchContest, AFigureNamesTheDeviceOfOurSide) {
+  Figure figure{.name = "f"};
+  const Contestant ours{shell("echo '{\"peer\": \"x\", \"device\": \"card 7\"}'; read r; echo '{\"seconds\": [1]}'"),
+                        ""};
+  fill(figure, hold({.ours = ours, .rounds = 1}), [](double s) { return s; });
+  EXPECT_EQ(nlohmann::json::parse(to_json(figure)).at("device"), "card 7");
+  EXPECT_NE(to_text(figure).find("on card 7"), std::string::npos);
+}
+
 TEST(BenchContest, MediansOfAllSamplesFillTheFigure) {
   const Outcome outcome = hold({.ours = {echoing("{\"seconds\": [0.5, 0.25, 4]}"), "1"},
                                 .peers = {{echoing("{\"seconds\": [2, 1]}"), "1", "fast"}},
@@ -101,7 +162,8 @@ TEST(BenchContest, MediansOfAllSamplesFillTheFigure) {
                                 .rounds = 2});
   EXPECT_EQ(outcome.ours.seconds.size(), 6u);
   Figure figure{.name = "f"};
-  fill(figure, outcome, [](double s) { return s * 1e3; }, [](double s) { return s * 1e3; });
+  fill(
+      figure, outcome, [](double s) { return s * 1e3; }, [](double s) { return s * 1e3; });
   EXPECT_DOUBLE_EQ(*figure.value, 500);
   EXPECT_DOUBLE_EQ(figure.peers.at(0).value, 1500);
   EXPECT_EQ(figure.peers.at(0).settings, "fast");
@@ -114,7 +176,8 @@ TEST(BenchContest, APeerThatFailsIsNotedOursMustNot) {
     const Contestant good{echoing("{\"seconds\": [1]}"), "1"}, bad{echoing(answer), "1"};
     const Outcome outcome = hold({.ours = good, .peers = {bad, good}, .limit = bad, .rounds = 2});
     Figure figure{.name = "f", .target = {Rule::limit_factor_at_most, 2}};
-    fill(figure, outcome, [](double s) { return s; }, [](double s) { return s; });
+    fill(
+        figure, outcome, [](double s) { return s; }, [](double s) { return s; });
     EXPECT_EQ(figure.peers.size(), 1u) << answer;
     EXPECT_TRUE(figure.note.find("no peer: ") == 0 && figure.note.find("no limit: ") != std::string::npos)
         << figure.note;

@@ -43,9 +43,17 @@ class BenchRun {
   /// peers/SCRIPT WORDS under each torch. Torches are asked and their settings measured on first use.
   std::vector<Contestant> torch_contestants(std::string_view script, const std::vector<std::string>& words,
                                             const std::string& request, int threads = 1);
+  /// The same for a script that computes on a GPU, where settings of the CPU's libraries are nothing to search for.
+  std::vector<Contestant> gpu_torch_contestants(std::string_view script, const std::vector<std::string>& words,
+                                                const std::string& request) const;
 
   /// The outcome under this key; the contest is held on first use, for figures that read different numbers of it.
   const Outcome& shared(const std::string& key, const std::function<Contest()>& contest);
+  /// The same for several contests that are held apart (contest.h). No other side runs meanwhile.
+  const std::vector<Outcome>& shared_apart(const std::string& key,
+                                           const std::function<std::vector<Contest>()>& contests);
+  /// Sides that stay for the figures to come: small ones, which may live beside each other.
+  Sides& sides() { return sides_; }
 
  private:
   const std::vector<TorchPeer>& torches();
@@ -53,6 +61,8 @@ class BenchRun {
   BenchOptions options_;
   std::vector<TorchPeer> torches_;
   std::map<std::string, Outcome> outcomes_;
+  std::map<std::string, std::vector<Outcome>> outcomes_apart_;
+  Sides sides_;
 };
 
 struct Benchmark {

@@ -61,6 +61,25 @@ std::vector<Contestant> BenchRun::torch_contestants(std::string_view script, con
   return result;
 }
 
+std::vector<Contestant> BenchRun::gpu_torch_contestants(std::string_view script, const std::vector<std::string>& words,
+                                                        const std::string& request) const {
+  std::vector<Contestant> result;
+  for (const std::string& python : options_.pythons) {
+    Contestant contestant{{{python, source_file(fmt::format("peers/{}", script))}, {}}, request};
+    contestant.command.words.insert(contestant.command.words.end(), words.begin(), words.end());
+    result.push_back(std::move(contestant));
+  }
+  return result;
+}
+
+const std::vector<Outcome>& BenchRun::shared_apart(const std::string& key,
+                                                   const std::function<std::vector<Contest>()>& contests) {
+  const auto known = outcomes_apart_.find(key);
+  if (known != outcomes_apart_.end()) return known->second;
+  sides_.stop_all();
+  return outcomes_apart_.emplace(key, hold_apart(contests())).first->second;
+}
+
 const Outcome& BenchRun::shared(const std::string& key, const std::function<Contest()>& contest) {
   const auto known = outcomes_.find(key);
   return known != outcomes_.end() ? known->second : outcomes_.emplace(key, hold(contest())).first->second;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <memory>
 #include <thread>
 
 #include "runtime/tensor/error.h"
@@ -27,39 +26,63 @@ void take(Answers& to, nlohmann::json answer) {
   to.answers.push_back(std::move(answer));
 }
 
-// One side and what it has answered so far; its program is stopped as soon as it fails.
-struct Player {
-  const Contestant* contestant;
-  Answers* answers;
-  std::unique_ptr<Side> side{};
-
-  template <class Action>
-  void attempt(const Action& action) {
-    try {
-      action();
-    } catch (const std::exception& error) {
-      answers->error = error.what();
-      side.reset();
-    }
+// One side of a contest and what it has answered so far.
+class Player {
+ public:
+  Player(std::string role, const Contestant& contestant, Answers& answers, const Contest& contest)
+      : key_{std::move(role), contestant.command}, contestant_(contestant), answers_(answers), contest_(contest) {
+    answers_.settings = contestant.settings;
+    answers_.error = contestant.error;
   }
-  void start() {
-    answers->settings = contestant->settings;
-    answers->error = contestant->error;
-    if (!answers->ok()) return;
-    attempt([this] {
-      side = std::make_unique<Side>(contestant->command);
-      const nlohmann::json& greeting = side->greeting();
+
+  const SideKey& key() const { return key_; }
+  void start(Sides& sides) {
+    attempt(sides, [&](Side& side) {
+      const nlohmann::json& greeting = side.greeting();
       check(greeting.contains("peer") && greeting["peer"].is_string(), "{} did not say its name: {}",
-            contestant->command.words[0], greeting.dump().substr(0, 100));
-      answers->name = greeting["peer"];
+            key_.command.words[0], greeting.dump().substr(0, 100));
+      answers_.name = greeting["peer"];
+      answers_.device = greeting.value("device", "");
     });
   }
-  void ask() {
-    if (!side) return;
+  void ask(Sides& sides) {
     std::this_thread::sleep_for(kSettling);
-    attempt([this] { take(*answers, side->ask(contestant->request)); });
+    attempt(sides, [&](Side& side) { take(answers_, side.ask(contestant_.request)); });
   }
+
+ private:
+  // The program of a side that fails is stopped: what is wrong with it may stay wrong, as a lost device does.
+  template <class Action>
+  void attempt(Sides& sides, const Action& action) {
+    if (!answers_.ok()) return;
+    try {
+      action(sides.get(key_, contest_.patience));
+    } catch (const std::exception& error) {
+      answers_.error = error.what();
+      sides.stop(key_);
+    }
+  }
+
+  SideKey key_;
+  const Contestant& contestant_;
+  Answers& answers_;
+  const Contest& contest_;
 };
+
+// Ours, the peers, the limit, in the order of their turns. Those that run at the same time share no program.
+std::vector<Player> players_of(const Contest& contest, Outcome& outcome, bool at_the_same_time) {
+  outcome.peers.resize(contest.peers.size());
+  if (contest.limit) outcome.limit.emplace();
+  std::vector<Player> players;
+  const auto add = [&](const std::string& role, const Contestant& contestant, Answers& answers) {
+    players.emplace_back(at_the_same_time ? role : std::string(), contestant, answers, contest);
+  };
+  add("ours", contest.ours, outcome.ours);
+  for (std::size_t i = 0; i < contest.peers.size(); ++i)
+    add(fmt::format("peer {}", i), contest.peers[i], outcome.peers[i]);
+  if (contest.limit) add("limit", *contest.limit, *outcome.limit);
+  return players;
+}
 
 }  // namespace
 
@@ -84,23 +107,48 @@ double Answers::median(const char* pointer) const {
 }
 
 Outcome hold(const Contest& contest) {
-  Outcome outcome;
-  outcome.peers.resize(contest.peers.size());
-  if (contest.limit) outcome.limit.emplace();
-  std::vector<Player> players;
-  players.push_back({&contest.ours, &outcome.ours});
-  for (std::size_t i = 0; i < contest.peers.size(); ++i) players.push_back({&contest.peers[i], &outcome.peers[i]});
-  if (contest.limit) players.push_back({&*contest.limit, &*outcome.limit});
+  Sides sides;
+  return hold(contest, sides);
+}
 
-  const auto each = [&](void (Player::*action)()) {
+Outcome hold(const Contest& contest, Sides& sides) {
+  Outcome outcome;
+  std::vector<Player> players = players_of(contest, outcome, true);
+  const auto each = [&](void (Player::*action)(Sides&)) {
     for (Player& player : players) {
-      (player.*action)();
+      (player.*action)(sides);
       check(outcome.ours.ok(), "{}", outcome.ours.error);  // without ours the others are of no use
     }
   };
   each(&Player::start);
   for (int round = 0; round < contest.rounds; ++round) each(&Player::ask);
   return outcome;
+}
+
+std::vector<Outcome> hold_apart(const std::vector<Contest>& contests) {
+  std::vector<Outcome> outcomes(contests.size());
+  std::vector<std::vector<Player>> players;
+  std::size_t turns = 0;
+  for (std::size_t i = 0; i < contests.size(); ++i) {
+    players.push_back(players_of(contests[i], outcomes[i], false));
+    turns = std::max(turns, players.back().size());
+  }
+  Sides sides;
+  const auto turn = [&](std::size_t place, const auto& rounds_of) {
+    for (std::size_t i = 0; i < contests.size(); ++i) {
+      if (place >= players[i].size() || !outcomes[i].ours.ok() || rounds_of(contests[i]) == 0) continue;
+      Player& player = players[i][place];
+      sides.stop_all_but(player.key());
+      player.start(sides);
+      for (int round = 0; round < rounds_of(contests[i]); ++round) player.ask(sides);
+    }
+  };
+  turn(0, [](const Contest& contest) { return (contest.rounds + 1) / 2; });
+  for (std::size_t place = 1; place < turns; ++place)
+    turn(place, [](const Contest& contest) { return contest.rounds; });
+  sides.stop_all();
+  turn(0, [](const Contest& contest) { return contest.rounds / 2; });
+  return outcomes;
 }
 
 void add_note(Figure& figure, const std::string& text) { figure.note += (figure.note.empty() ? "" : "; ") + text; }
@@ -112,7 +160,9 @@ void note_missing(Figure& figure, const Outcome& outcome) {
 }
 
 void fill(Figure& figure, const Outcome& outcome, const Seconds& to_value, const Seconds& to_limit) {
+  check(outcome.ours.ok(), "{}", outcome.ours.error);
   figure.value = to_value(outcome.ours.median());
+  figure.device = outcome.ours.device;
   for (const Answers& peer : outcome.peers)
     if (peer.ok()) figure.peers.push_back({peer.name, to_value(peer.median()), peer.settings});
   if (to_limit && outcome.limit && outcome.limit->ok()) figure.limit = to_limit(outcome.limit->median());

@@ -1,13 +1,14 @@
 #pragma once
 // Sides that take turns: ours, the peers', the machine's limit; as many rounds as asked, so that what else happens on
 // the machine hits all of them alike.
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "tools/bench/figure.h"
-#include "tools/bench/side.h"
+#include "tools/bench/sides.h"
 
 namespace sherd::bench {
 
@@ -23,11 +24,13 @@ struct Contest {
   std::vector<Contestant> peers{};
   std::optional<Contestant> limit{};
   int rounds = 3;
+  std::chrono::seconds patience{300};  ///< for each answer, and for the start of a program
 };
 
 /// What one side answered in all rounds.
 struct Answers {
-  std::string name;  ///< "peer" of its first line
+  std::string name;    ///< "peer" of its first line
+  std::string device;  ///< "device" of its first line: the card it computes on, if it said one
   std::string settings;
   std::vector<double> seconds;          ///< all samples
   std::vector<nlohmann::json> answers;  ///< one of each round
@@ -47,10 +50,17 @@ struct Outcome {
 /// Starts all sides one after the other, then asks each once per round. A peer or limit that fails keeps its error and
 /// is left out from then on; so does one whose "seconds" are not positive numbers. Error if our side fails.
 Outcome hold(const Contest& contest);
+/// The same, but programs that are in `sides` already are asked again, and those that this starts stay there.
+Outcome hold(const Contest& contest, Sides& sides);
+/// For sides that do not fit beside each other, such as two trainings on one GPU: never more than one of them runs.
+/// Ours gives its first half of the rounds, then each peer and the limit all of theirs, then ours, started anew, the
+/// rest, so that a drift of the machine shows. Sides of the same command that follow each other are one program, which
+/// is asked for each of them. Where our side fails its answers keep the error, and that contest ends.
+std::vector<Outcome> hold_apart(const std::vector<Contest>& contests);
 
 using Seconds = std::function<double(double seconds)>;
-/// The medians of an outcome as a figure's value, peers and limit, converted from seconds; why a peer is missing goes
-/// into the note.
+/// The medians of an outcome as a figure's value, peers and limit, converted from seconds, and its device; why a peer
+/// is missing goes into the note. Error if our side failed.
 void fill(Figure& figure, const Outcome& outcome, const Seconds& to_value, const Seconds& to_limit = {});
 /// "no peer: why" for each that failed.
 void note_missing(Figure& figure, const Outcome& outcome);

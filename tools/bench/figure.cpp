@@ -66,6 +66,7 @@ std::string to_json(const Figure& figure) {
     if (!peer.settings.empty()) row["settings"] = peer.settings;
     line["peers"].push_back(std::move(row));
   }
+  if (!figure.device.empty()) line["device"] = figure.device;
   if (!figure.detail.is_null()) line["detail"] = figure.detail;
   if (!figure.note.empty()) line["note"] = figure.note;
   // A peer may print what is no UTF-8; the line must stay JSON.
@@ -83,6 +84,7 @@ std::string to_text(const Figure& figure) {
   }
   if (const std::string target = describe(figure.target); !target.empty()) text += "  target " + target;
   if (const std::optional<bool> passed = passes(figure)) text += *passed ? "  pass" : "  FAIL";
+  if (!figure.device.empty()) text += "  on " + figure.device;
   if (!figure.note.empty()) text += "  (" + figure.note + ")";
   return text;
 }

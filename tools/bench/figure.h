@@ -45,6 +45,7 @@ struct Figure {
   std::optional<double> value{};    ///< none: could not be measured, `note` says why
   std::vector<Peer> peers{};        ///< targets are judged against the first
   std::optional<double> limit{};    ///< what the machine allows, measured in the same run
+  std::string device{};             ///< the card it was measured on; empty: the CPU
   nlohmann::ordered_json detail{};  ///< numbers behind the value; null without any
   std::string note{};
 };
@@ -57,7 +58,7 @@ std::optional<bool> passes(const Figure& figure);
 std::string describe(const Target& target);
 
 /// One line each: an object with name, value, unit, peer, peer_value, ratio, limit, target, pass; then rule, and where
-/// there are any: peers (all of them), detail, note.
+/// there are any: peers (all of them), device, detail, note.
 std::string to_json(const Figure& figure);
 std::string to_text(const Figure& figure);
 
