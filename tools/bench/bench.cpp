@@ -1,8 +1,10 @@
-// `sherd bench [NAME-PREFIX] [flags]`: measures the figures whose names start so.
+// `sherd bench [NAME-PREFIX ...] [flags]`: measures the figures whose names start so.
 #include "tools/bench/bench.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <iterator>
 
 #include <unistd.h>
 
@@ -27,18 +29,26 @@ std::vector<Benchmark> all_benchmarks() {
   return all;
 }
 
-// Without a prefix, figures of a GPU are left out where there is none.
-std::vector<Benchmark> matching(std::string_view prefix) {
-  const bool has_gpu = prefix.empty() && cuda_library().backend && cuda_library().backend->num_devices() > 0;
-  std::vector<Benchmark> chosen;
-  std::vector<std::string> names;
-  for (Benchmark& row : all_benchmarks()) {
-    names.push_back(row.name);
-    if (prefix.empty() && row.name.starts_with("gpu.") && !has_gpu) continue;
-    if (row.name.starts_with(prefix)) chosen.push_back(std::move(row));
+// Those of the first prefix, then of the second, each once. Without a prefix all, but for those of a GPU where there is
+// none.
+std::vector<Benchmark> matching(const std::vector<std::string>& prefixes) {
+  if (prefixes.empty()) {
+    const bool has_gpu = cuda_library().backend && cuda_library().backend->num_devices() > 0;
+    std::vector<Benchmark> all = all_benchmarks();
+    if (!has_gpu) std::erase_if(all, [](const Benchmark& row) { return row.name.starts_with("gpu."); });
+    return all;
   }
-  check(!chosen.empty(), "no figure's name starts with \"{}\"; did you mean {}? `sherd bench --help` lists all", prefix,
-        nearest(prefix, names));
+  std::vector<Benchmark> all = all_benchmarks(), chosen;
+  std::vector<std::string> names;
+  for (const Benchmark& row : all) names.push_back(row.name);
+  for (const std::string& prefix : prefixes) {
+    const auto matches = [&](const Benchmark& row) { return row.name.starts_with(prefix); };
+    check(std::ranges::any_of(names, [&](const auto& name) { return name.starts_with(prefix); }),
+          "no figure's name starts with \"{}\"; did you mean {}? `sherd bench --help` lists all", prefix,
+          nearest(prefix, names));
+    std::ranges::copy_if(all, std::back_inserter(chosen), matches);
+    std::erase_if(all, matches);
+  }
   return chosen;
 }
 
@@ -66,7 +76,7 @@ std::vector<std::string> words_of(const std::string& text) {
 
 void print_help(const ConfigTable& table) {
   fmt::print(
-      "sherd bench [NAME-PREFIX] [flags]: measures figures, each beside its peer from the same run\n{}\nFigures:\n",
+      "sherd bench [NAME-PREFIX ...] [flags]: measures figures, each beside its peer from the same run\n{}\nFigures:\n",
       table.help());
   for (const Benchmark& row : all_benchmarks())
     fmt::print("  {:<28} {}{}{}\n", row.name, row.summary, row.target.rule == Rule::none ? "" : ": ",
@@ -96,8 +106,7 @@ int run_bench(std::span<const std::string_view> args) {
       for (std::string& word : words_of(flag.text)) options.pythons.push_back(std::move(word));
   apply_flags(table, line);
   if (first_python != "none") options.pythons.insert(options.pythons.begin(), first_python);
-  check(line.words.size() <= 1, "sherd bench takes one name prefix, got {} words", line.words.size());
-  const std::vector<Benchmark> chosen = matching(line.words.empty() ? "" : line.words[0]);
+  const std::vector<Benchmark> chosen = matching({line.words.begin(), line.words.end()});
 
   std::signal(SIGPIPE, SIG_IGN);  // a side that has ended is an Error with its last words
   BenchRun run(std::move(options));
