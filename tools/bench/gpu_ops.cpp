@@ -124,6 +124,26 @@ Call cross_entropy_backward(const Maker& m) {
                      [](const std::vector<Tensor>& in) { return cross_entropy(in[0], in[1]); });
 }
 
+// The whole head of a step: logits, loss and both gradients, on the batch's rows at once.
+Call head(const Maker& m) {
+  const std::int64_t n = m.size(kN, 16), d = m.size(kD, 32), v = m.size(kV, 128);
+  struct State {
+    std::unique_ptr<Slot> x, w;
+    Tensor targets;
+  };
+  auto state = std::make_shared<State>();
+  state->x = std::make_unique<Slot>("x", true);
+  state->x->set(m.values({n, d}, "x"));
+  state->w = std::make_unique<Slot>("w", true);
+  state->w->set(m.values({v, d}, "w"));
+  state->targets = m.ids({n}, v);
+  return [state] {
+    backward(linear_cross_entropy(state->x->value(), state->w->value(), state->targets));
+    state->x->clear_grad();
+    state->w->clear_grad();
+  };
+}
+
 Call embedding_forward(const Maker& m) {
   const std::int64_t v = m.size(kV, 64), d = m.size(kD, 32);
   return row_call("embedding", EmbeddingAttrs{}, m.values({v, d}, "table"), m.ids({m.size(kN, 64)}, v));
@@ -217,6 +237,7 @@ const std::vector<GpuOp>& gpu_ops() {
       op("softmax", "bf16 [16384, 4096]", softmax_forward, 2 * kTwo * static_cast<double>(kN) * kT),
       op("cross_entropy.forward", "bf16 [4096, 128256]", cross_entropy_forward, kTwo * kLogits),
       op("cross_entropy.backward", "bf16 [4096, 128256]", cross_entropy_backward, 2 * kTwo * kLogits),
+      op("head", "bf16: logits [16384, 128256], loss, both gradients", head, 0, 6 * static_cast<double>(kN) * kD * kV),
       op("embedding", "bf16, 16384 of 128256 rows", embedding_forward, 2 * kTwo * kRows),
       op("embedding.backward", "bf16, 16384 of 128256 rows", embedding_backward, kTwo * (kTable + kRows)),
       op("gather", "bf16 [16384, 2048] of [16384, 4096]", gather_forward, 0),
