@@ -71,8 +71,10 @@ Distance distance(const std::vector<double>& a, const std::vector<double>& b) {
   return d;
 }
 
-Contestant peer(const std::string& model, const char* dtype, const Folder& folder, BenchRun& run) {
-  const auto torches = run.torch_contestants("loss.py", {model, dtype, folder.path()}, "all");
+Contestant peer(const std::string& model, const char* dtype, bool on_gpu, const Folder& folder, BenchRun& run) {
+  const std::vector<std::string> words = {model, dtype, folder.path()};
+  const auto torches =
+      on_gpu ? run.gpu_torch_contestants("loss.py", words, "all") : run.torch_contestants("loss.py", words, "all");
   check(!torches.empty(), "there is nothing to compare with: name a Python that has torch by --python");
   return torches.front();
 }
@@ -84,13 +86,17 @@ void measure(Figure& figure, const LossCase& c, BenchRun& run) {
   const std::vector<std::string> flags = {"--model",  model,        "--dtype", c.dtype,
                                           "--device", c.device,     "--steps", std::to_string(steps),
                                           "--folder", folder.path()};
-  const std::vector<double> ours = losses_of(answers_of({child("loss", flags), "all"}), steps);
-  const Answers torch = answers_of(peer(model, c.dtype, folder, run));
+  const bool on_gpu = std::string_view(c.device) != "cpu";
+  const Answers sherd = answers_of({child("loss", flags), "all"});
+  const std::vector<double> ours = losses_of(sherd, steps);
+  const Answers torch = answers_of(peer(model, c.dtype, on_gpu, folder, run));
   const std::vector<double> theirs = losses_of(torch, steps);
   const Distance apart = distance(ours, theirs);
   figure.value = apart.mean * kMillion;
+  figure.device = sherd.device;
   if (c.target.rule == Rule::limit_factor_at_most)
-    figure.limit = distance(theirs, losses_of(answers_of(peer(model, "f32", folder, run)), steps)).mean * kMillion;
+    figure.limit =
+        distance(theirs, losses_of(answers_of(peer(model, "f32", on_gpu, folder, run)), steps)).mean * kMillion;
   figure.detail["largest"] = apart.largest * kMillion;
   figure.detail["steps"] = steps;
   figure.detail["losses"] = {ours.front(), ours.back()};

@@ -102,7 +102,10 @@ int run_loss_child(std::span<const std::string_view> args) {
                     make_single_group());
   const Tensor text =
       to(Tensor::from<std::int32_t>(batches, {flags.steps, m.batch, m.tokens + 1}), device_of_flag(flags.device));
-  serve({{"peer", "sherd"}}, [&](const std::string&) { return train(training, m, text); });
+  nlohmann::json greeting = {{"peer", "sherd"}};
+  if (flags.device != "cpu")
+    greeting["device"] = RankContext::current().device(device_of_flag(flags.device)).describe();
+  serve(greeting, [&](const std::string&) { return train(training, m, text); });
   return 0;
 }
 

@@ -5,9 +5,10 @@
 // comm_bytes per step; the last loss; growth_bytes (peak of resident memory over the program's start); and, per
 // category of the accounting, what is held between steps, the peak of each, and what was held at the moment of the
 // total's peak. On a GPU steps are queued together and waited for once, so the sample is their mean; device_peak_bytes
-// is the peak of its memory.
+// is the peak of its memory, and a request may be "eager N" for steps that are not replayed.
 #include <chrono>
 #include <fstream>
+#include <optional>
 #include <tuple>
 
 #include "runtime/comm/exposed.h"
@@ -16,6 +17,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 #include "tools/bench/child.h"
+#include "tools/bench/profiler_range.h"
 #include "tools/bench/training.h"
 #include "tools/config.h"
 
@@ -26,8 +28,8 @@ namespace {
 struct StepFlags {
   std::string model = "tiny", dtype = "f32";
   std::int64_t threads = 1;
-  std::int64_t batch = 0, tokens = 0;  ///< of each rank; 0: the model's
-  bool captured = true, prefetch = true, tensor_parallel = false;
+  std::int64_t batch = 0, tokens = 0, layers = 0;  ///< of each rank; 0: the model's
+  bool captured = true, prefetch = true, tensor_parallel = false, profile = false;
   std::string link, device = "cpu";
 };
 
@@ -46,6 +48,12 @@ nlohmann::json by_category(const CategoryBytes& bytes) {
   return result;
 }
 
+BenchModel model_of(const StepFlags& flags) {
+  BenchModel model = bench_model(flags.model);
+  if (flags.layers > 0) model.layers = flags.layers;
+  return model;
+}
+
 // One batch of random tokens, i32 [B, T], other ones on every rank.
 std::pair<Tensor, Tensor> random_batch(const BenchModel& m, const StepFlags& flags, int rank) {
   const std::int64_t batch = flags.batch ? flags.batch : m.batch, tokens = flags.tokens ? flags.tokens : m.tokens;
@@ -58,9 +66,10 @@ class StepRun {
  public:
   StepRun(const StepFlags& flags, std::shared_ptr<ProcessGroup> group)
       : device_(device_of_flag(flags.device)),
+        profile_(flags.profile),
         start_bytes_(process_memory_bytes("VmRSS")),
         group_(std::move(group)),
-        training_(bench_model(flags.model),
+        training_(model_of(flags),
                   {.dtype = dtype_of_flag(flags.dtype),
                    .device = device_,
                    .captured = flags.captured,
@@ -75,11 +84,12 @@ class StepRun {
   }
 
   nlohmann::json answer(const std::string& request) {
-    const int steps = std::atoi(request.c_str());
+    const bool eager = request.starts_with(kEager) && device_ != Device::cpu();
+    const int steps = std::atoi(request.c_str() + (eager ? kEager.size() : 0));
     check(steps >= 1, "step: \"{}\" is no number of steps", request);
     Accounting& memory = RankContext::current().allocator(device_).accounting();
     memory.reset_peaks();
-    if (device_ != Device::cpu()) return answer_of_device(steps, memory);
+    if (device_ != Device::cpu()) return answer_of_device(steps, eager, memory);
     std::vector<double> seconds, exposed, skew, computing;
     double loss = 0;
     const CommCounts before = group_->counts();
@@ -111,21 +121,28 @@ class StepRun {
 
  private:
   Tensor run_step() { return training_.step(tokens_, targets_); }
-  nlohmann::json answer_of_device(int steps, Accounting& memory) {
+  nlohmann::json answer_of_device(int steps, bool eager, Accounting& memory) {
+    DeviceContext& device = RankContext::current().device(device_);
+    std::optional<ProfilerRange> profiled;
+    if (profile_) profiled.emplace();
     const auto start = std::chrono::steady_clock::now();
     Tensor loss;
-    for (int i = 0; i < steps; ++i) loss = run_step();
-    RankContext::current().device(device_).synchronize();
+    for (int i = 0; i < steps; ++i) loss = training_.step(tokens_, targets_, eager);
+    device.synchronize();
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return {{"seconds", {seconds / steps}},
-            {"loss", loss.item<double>()},
-            {"how", training_.how()},
-            {"device_peak_bytes", memory.total_peak()},
-            {"peak_bytes", by_category(memory.peak())},
-            {"bytes_at_peak", by_category(memory.at_peak())}};
+    nlohmann::json answer = {{"seconds", {seconds / steps}},
+                             {"loss", loss.item<double>()},
+                             {"how", eager ? "eager" : training_.how()},
+                             {"device_peak_bytes", memory.total_peak()},
+                             {"peak_bytes", by_category(memory.peak())},
+                             {"bytes_at_peak", by_category(memory.at_peak())}};
+    if (profiled && !profiled->why_not().empty()) answer["not_profiled"] = profiled->why_not();
+    return answer;
   }
 
+  static constexpr std::string_view kEager = "eager ";
   const Device device_;
+  const bool profile_;
   std::int64_t start_bytes_;
   std::shared_ptr<ProcessGroup> group_;
   Training training_;
@@ -142,6 +159,8 @@ int run_step_child(std::span<const std::string_view> args) {
   table.add("device", &flags.device, "cpu, or cuda for the first GPU");
   table.add("threads", &flags.threads, "of each rank");
   table.add("batch", &flags.batch, "sequences of each rank; 0: the model's");
+  table.add("layers", &flags.layers, "of the model; 0: its own");
+  table.add("profile", &flags.profile, "a profiler that waits records the steps that are asked for, and only those");
   table.add("tokens", &flags.tokens, "of each sequence; 0: the model's");
   table.add("link", &flags.link, "BYTES_PER_S,SECONDS: shapes the link between the ranks");
   table.add("prefetch", &flags.prefetch, "gather the next group while one computes");
@@ -155,7 +174,10 @@ int run_step_child(std::span<const std::string_view> args) {
   if (group->size() > 1) pin_to_cpu(group->rank());
   set_threads(static_cast<int>(flags.threads));
   StepRun run(flags, group);
-  serve_ranks(*group, {{"peer", "sherd"}}, [&](const std::string& request) { return run.answer(request); });
+  nlohmann::json greeting = {{"peer", "sherd"}};
+  if (flags.device != "cpu")
+    greeting["device"] = RankContext::current().device(device_of_flag(flags.device)).describe();
+  serve_ranks(*group, greeting, [&](const std::string& request) { return run.answer(request); });
   return 0;
 }
 

@@ -33,9 +33,9 @@ std::vector<Tensor> Training::eager_step(std::span<const Tensor> in) {
   return {loss.local().detach()};  // of a tensor parallel one every rank has the whole
 }
 
-Tensor Training::step(const Tensor& tokens, const Tensor& targets) {
+Tensor Training::step(const Tensor& tokens, const Tensor& targets, bool eager) {
   const Tensor in[] = {tokens, targets};
-  return (captured_ ? (*captured_)(in) : eager_step(in))[0];
+  return (captured_ && !eager ? (*captured_)(in) : eager_step(in))[0];
 }
 
 Device device_of_flag(std::string_view text) {

@@ -25,9 +25,10 @@ class Training {
   /// Materialised from seed 1; on several ranks fully sharded, or tensor parallel.
   Training(const BenchModel& model, const TrainingOptions& options, std::shared_ptr<ProcessGroup> group);
 
-  /// One step on i32 [B, T]. Returns the 0-d loss; does not wait for a device.
-  Tensor step(const Tensor& tokens, const Tensor& targets);
-  /// How the last step ran.
+  /// One step on i32 [B, T]. Returns the 0-d loss; does not wait for a device. `eager`: not recorded nor replayed, even
+  /// if others are.
+  Tensor step(const Tensor& tokens, const Tensor& targets, bool eager = false);
+  /// How steps that are not told to be eager run.
   std::string how() const { return captured_ ? captured_->why() : "eager"; }
 
  private:
