@@ -27,6 +27,7 @@ constexpr std::array kChildren = {
     Child{"collectives", run_collectives_child},
     Child{"fma", run_fma_child},
     Child{"gpu_op", run_gpu_op_child},
+    Child{"gpu_probe", run_gpu_probe_child},
     Child{"loss", run_loss_child},
 };
 

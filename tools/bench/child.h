@@ -39,5 +39,6 @@ int run_collectives_child(std::span<const std::string_view> args);  // collectiv
 int run_fma_child(std::span<const std::string_view> args);          // fma_child.cpp
 int run_loss_child(std::span<const std::string_view> args);         // loss_child.cpp
 int run_gpu_op_child(std::span<const std::string_view> args);       // gpu_op_child.cpp
+int run_gpu_probe_child(std::span<const std::string_view> args);    // gpu_probe_child.cpp
 
 }  // namespace sherd::bench

@@ -3,6 +3,8 @@
 //
 //   copy BYTES CALLS                     half of the bytes are read, half written
 //   matmul NN|NT|TN M N K CALLS          bf16, row-major operands, f32 accumulation, 32 MiB of workspace
+//   transfer up|down BYTES CALLS         between pinned memory of the host and the device
+//   properties                           no seconds but {"properties": what CUDA says of the card}
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
@@ -17,6 +19,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -95,6 +98,60 @@ double copy(double bytes, int calls) {
   });
 }
 
+double transfer(bool up, double size, int calls) {
+  const auto bytes = static_cast<std::size_t>(size);
+  const Buffer device(bytes);
+  void* host = nullptr;
+  require(cudaMallocHost(&host, bytes), "allocating pinned memory");
+  const double seconds = seconds_per_call(calls, [&] {
+    require(up ? cudaMemcpyAsync(device.get(), host, bytes, cudaMemcpyHostToDevice, g_stream)
+               : cudaMemcpyAsync(host, device.get(), bytes, cudaMemcpyDeviceToHost, g_stream),
+            "transferring");
+  });
+  cudaFreeHost(host);
+  return seconds;
+}
+
+std::string properties() {
+  constexpr std::pair<const char*, cudaDeviceAttr> kAttributes[] = {
+      {"compute_capability_major", cudaDevAttrComputeCapabilityMajor},
+      {"compute_capability_minor", cudaDevAttrComputeCapabilityMinor},
+      {"multiprocessors", cudaDevAttrMultiProcessorCount},
+      {"max_threads_per_multiprocessor", cudaDevAttrMaxThreadsPerMultiProcessor},
+      {"max_blocks_per_multiprocessor", cudaDevAttrMaxBlocksPerMultiprocessor},
+      {"registers_per_multiprocessor", cudaDevAttrMaxRegistersPerMultiprocessor},
+      {"shared_bytes_per_block", cudaDevAttrMaxSharedMemoryPerBlock},
+      {"shared_bytes_per_block_optin", cudaDevAttrMaxSharedMemoryPerBlockOptin},
+      {"shared_bytes_per_multiprocessor", cudaDevAttrMaxSharedMemoryPerMultiprocessor},
+      {"l2_bytes", cudaDevAttrL2CacheSize},
+      {"clock_khz", cudaDevAttrClockRate},
+      {"memory_clock_khz", cudaDevAttrMemoryClockRate},
+      {"memory_bus_bits", cudaDevAttrGlobalMemoryBusWidth},
+      {"ecc", cudaDevAttrEccEnabled},
+      {"compute_mode", cudaDevAttrComputeMode},
+      {"copy_engines", cudaDevAttrAsyncEngineCount},
+      {"host_native_atomics", cudaDevAttrHostNativeAtomicSupported},
+      {"pageable_memory_access", cudaDevAttrPageableMemoryAccess},
+      {"memory_pools", cudaDevAttrMemoryPoolsSupported},
+      {"pci_bus", cudaDevAttrPciBusId},
+  };
+  cudaDeviceProp device{};
+  require(cudaGetDeviceProperties(&device, 0), "asking for the device");
+  int driver = 0;
+  require(cudaDriverGetVersion(&driver), "asking for the driver");
+  std::ostringstream text;
+  text << "{\"name\": \"" << device.name << "\", \"memory_bytes\": " << device.totalGlobalMem
+       << ", \"driver_version\": " << driver;
+  for (const auto& [name, attribute] : kAttributes) {
+    int value = 0;
+    text << ", \"" << name << "\": ";
+    if (cudaDeviceGetAttribute(&value, attribute, 0) == cudaSuccess) text << value;
+    else text << "null", cudaGetLastError();
+  }
+  text << "}";
+  return text.str();
+}
+
 class Layout {
  public:
   Layout(std::uint64_t rows, std::uint64_t columns) {  // column-major
@@ -154,36 +211,41 @@ double product(const std::string& kind, std::uint64_t m, std::uint64_t n, std::u
   return best;
 }
 
-double answer(const std::string& line) {
+double seconds_for(const std::string& line) {
   std::istringstream words(line);
   std::string name, kind;
   words >> name;
   int calls = 0;
+  double bytes = 0;
   if (name == "copy") {
-    double bytes = 0;
     if (words >> bytes >> calls && bytes >= 2 && calls > 0) return copy(bytes, calls);
+  } else if (name == "transfer") {
+    if (words >> kind >> bytes >> calls && bytes >= 1 && calls > 0) return transfer(kind == "up", bytes, calls);
   } else if (name == "matmul") {
     std::uint64_t m = 0, n = 0, k = 0;
     if (words >> kind >> m >> n >> k >> calls && kind.size() == 2 && m && n && k && calls > 0)
       return product(kind, m, n, k, calls);
   }
-  throw std::runtime_error("\"" + line + "\" is not \"copy BYTES CALLS\" or \"matmul NN|NT|TN M N K CALLS\"");
+  throw std::runtime_error("\"" + line + "\" is none of the requests at the head of gpu_limits.cpp");
 }
 
 }  // namespace
 
 int main() {
+  cudaDeviceProp device{};
   try {
+    require(cudaGetDeviceProperties(&device, 0), "asking for the device");
     require(cudaStreamCreateWithFlags(&g_stream, cudaStreamNonBlocking), "creating a stream");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
   }
-  std::printf("{\"peer\": \"limit\"}\n");
+  std::printf("{\"peer\": \"limit\", \"device\": \"%s\"}\n", device.name);
   std::fflush(stdout);
   for (std::string line; std::getline(std::cin, line);) {
     try {
-      std::printf("{\"seconds\": [%.9g]}\n", answer(line));
+      if (line == "properties") std::printf("{\"properties\": %s}\n", properties().c_str());
+      else std::printf("{\"seconds\": [%.9g]}\n", seconds_for(line));
     } catch (const std::exception& error) { std::printf("{\"error\": \"%s\"}\n", error.what()); }
     std::fflush(stdout);
   }

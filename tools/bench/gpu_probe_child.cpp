@@ -1,0 +1,156 @@
+// `--child gpu_probe NAME`: one thing that is true of every card, or is not of this one; prints one JSON object. Each
+// is a process of its own, so that a card lost to one probe is whole for the next. A probe that finds a wrong answer
+// fails.
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+#include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
+#include "runtime/exec/device_library.h"
+#include "runtime/op/ops.h"
+#include "runtime/tensor/nearest.h"
+#include "tools/bench/child.h"
+#include "tools/flags.h"
+
+namespace sherd::bench {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct ProbeRun {
+  DeviceContext& device;
+  bool small;
+
+  template <class Work>
+  double seconds_of(const Work& work) const {
+    device.synchronize();
+    const Clock::time_point start = Clock::now();
+    work();
+    device.synchronize();
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+  Tensor normal(const Shape& shape, std::string_view name) const {
+    return random_normal(shape, random_key(1, name, "probe"), 0, 1, 0, DType::bf16, {}, device.device());
+  }
+};
+
+// What the runtime finds wrong in a tensor's values, the commonest mistake of all (a tokenizer larger than the table),
+// found by every thread at once. It must be reported, and at once.
+nlohmann::json faults(const ProbeRun& run) {
+  const std::int64_t n = run.small ? 256 : 1 << 20;
+  const Tensor table = run.normal({8, 16}, "table");
+  const Tensor ids = full({n}, 9, DType::i32, run.device.device());
+  run.device.synchronize();
+  const Clock::time_point start = Clock::now();
+  std::string text;
+  try {
+    const Tensor rows = embedding(table, ids);
+    run.device.synchronize();
+  } catch (const Error& error) { text = error.what(); }
+  check(text.find("is outside of") != std::string::npos, "{} ids outside of the table were not reported: \"{}\"", n,
+        text);
+  return {{"bad_ids", n}, {"seconds", std::chrono::duration<double>(Clock::now() - start).count()}};
+}
+
+// A product of cuBLASLt and an attention of cuDNN, recorded into one graph, against the same calls outside of it.
+nlohmann::json graph(const ProbeRun& run) {
+  const std::int64_t t = run.small ? 16 : 512, k = run.small ? 16 : 128, d = 4 * k;
+  const Tensor x = run.normal({t, d}, "x"), w = run.normal({d, d}, "w");
+  Tensor out;
+  const auto work = [&] {
+    const GradMode off(false);
+    const Tensor q = transpose(reshape(matmul(x, w), {1, t, 4, k}), 1, 2);
+    out = scaled_dot_product_attention(q, q, q);
+  };
+  work();
+  const std::vector<float> eager = to(cast(out, DType::f32), Device::cpu()).to_vector<float>();
+  out = {};
+  const std::unique_ptr<DeviceGraph> recorded = run.device.record(work);
+  recorded->launch();
+  recorded->launch();
+  const std::vector<float> replayed = to(cast(out, DType::f32), Device::cpu()).to_vector<float>();
+  double apart = 0;
+  for (std::size_t i = 0; i < eager.size(); ++i)
+    apart = std::max(apart, static_cast<double>(std::abs(eager[i] - replayed[i])));
+  check(apart == 0, "a recorded product and attention differ by {} from the same calls outside of the graph", apart);
+  return {{"nodes", recorded->num_nodes()}, {"difference", apart}};
+}
+
+// Small ops one after the other, queued and as one graph: what a launch costs at least, on the host and on the device.
+nlohmann::json launches(const ProbeRun& run) {
+  const int calls = run.small ? 20 : 1000;
+  Tensor x = run.normal({32}, "x");
+  const auto work = [&] {
+    const GradMode off(false);
+    Tensor y = x;
+    for (int i = 0; i < calls; ++i) y = add(y, x);
+  };
+  run.seconds_of(work);
+  Clock::time_point queued;
+  const Clock::time_point start = Clock::now();
+  const double eager = run.seconds_of([&] {
+    work();
+    queued = Clock::now();
+  });
+  const std::unique_ptr<DeviceGraph> recorded = run.device.record(work);
+  recorded->launch();
+  const double graph = run.seconds_of([&] { recorded->launch(); });
+  const auto us = [&](double seconds) { return seconds / calls * 1e6; };
+  return {{"calls", calls},
+          {"us_to_queue", us(std::chrono::duration<double>(queued - start).count())},
+          {"us_queued_one_by_one", us(eager)},
+          {"us_in_a_graph", us(graph)},
+          {"graph_nodes", recorded->num_nodes()}};
+}
+
+// Tensors between the host and the device as users move them: through staging memory.
+nlohmann::json transfers(const ProbeRun& run) {
+  const std::int64_t bytes = run.small ? 1 << 16 : 1 << 28;
+  const Tensor host = full({bytes / 4}, 1, DType::f32);
+  Tensor there = to(host, run.device.device()), back;
+  const double up = run.seconds_of([&] { there = to(host, run.device.device()); });
+  const double down = run.seconds_of([&] { back = to(there, Device::cpu()); });
+  const auto rate = [&](double seconds) { return static_cast<double>(bytes) / seconds / 1e9; };
+  return {{"bytes", bytes}, {"to_device_gb_per_second", rate(up)}, {"to_host_gb_per_second", rate(down)}};
+}
+
+// The libraries as they were found, and the device.
+nlohmann::json backend(const ProbeRun&) {
+  nlohmann::json facts;
+  for (const BackendFact& fact : cuda_library().backend->facts()) facts[fact.name] = fact.value;
+  return {{"facts", facts}};
+}
+
+struct Probe {
+  std::string_view name;
+  nlohmann::json (*run)(const ProbeRun& run);
+};
+constexpr std::array kProbes = {Probe{"backend", backend}, Probe{"faults", faults}, Probe{"graph", graph},
+                                Probe{"launches", launches}, Probe{"transfers", transfers}};
+
+}  // namespace
+
+int run_gpu_probe_child(std::span<const std::string_view> args) {
+  bool small = false;
+  ConfigTable table;
+  table.add("small", &small, "tiny sizes");
+  const CommandLine line = parse_command_line(table, args);
+  apply_flags(table, line);
+  check(line.words.size() == 1, "gpu_probe takes one name of a probe, got {} words", line.words.size());
+  std::vector<std::string> names;
+  for (const Probe& probe : kProbes) {
+    names.emplace_back(probe.name);
+    if (probe.name != line.words[0]) continue;
+    ProbeRun run{RankContext::current().device(Device::cuda(0)), small};
+    nlohmann::json found = probe.run(run);
+    found["device"] = run.device.describe();
+    fmt::print("{}\n", found.dump());
+    return 0;
+  }
+  fail("there is no probe \"{}\"; did you mean {}?", line.words[0], nearest(line.words[0], names));
+}
+
+}  // namespace sherd::bench
