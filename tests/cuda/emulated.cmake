@@ -91,5 +91,8 @@ foreach(stage smoke bench loss depth deadline)
            ${stage} ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})
   set_tests_properties(gpu.dry_run.${stage} PROPERTIES LABELS unit TIMEOUT 300 SKIP_RETURN_CODE 77)
 endforeach()
+add_test(NAME gpu.check_parts COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cuda/gpu_check_parts_test.py
+         ${CMAKE_SOURCE_DIR})
+set_tests_properties(gpu.check_parts PROPERTIES LABELS unit)
 sherd_label(unit sherd)
 sherd_label(unit bench_gpu_limits_emulated)
