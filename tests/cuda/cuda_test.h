@@ -13,7 +13,10 @@ class CudaTest : public ::testing::Test {
   void SetUp() override {
     int devices = 0;
     const cudaError_t status = cudaGetDeviceCount(&devices);
-    if (status != cudaSuccess || devices == 0) GTEST_SKIP() << "no CUDA device: " << cudaGetErrorString(status);
+    const bool none = status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver;
+    if (none || (status == cudaSuccess && devices == 0))
+      GTEST_SKIP() << "no CUDA device: " << cudaGetErrorString(status);
+    ASSERT_EQ(status, cudaSuccess) << "the device is lost: " << cudaGetErrorString(status);
   }
 
  private:

@@ -1,7 +1,10 @@
-// Tensors of these tests live on the emulated GPU: the runtime is told which library to open.
+// Tensors of these tests live on the emulated GPU: the runtime is told which library to open, and the GPU which test
+// runs, because faults that are asked for may name one.
 #include <cstdlib>
 
 #include <gtest/gtest.h>
+
+#include "tests/support/emulated_gpu/control.h"
 
 namespace sherd::testing {
 namespace {
@@ -14,6 +17,16 @@ class EmulatedLibrary : public ::testing::Environment {
   }
 };
 const auto* const registered = ::testing::AddGlobalTestEnvironment(new EmulatedLibrary);
+
+class RunningTest : public ::testing::EmptyTestEventListener {
+  void OnTestStart(const ::testing::TestInfo& test) override {
+    cuda::emulated::set_running_test(std::string(test.test_suite_name()) + "." + test.name());
+  }
+};
+const bool listens = [] {
+  ::testing::UnitTest::GetInstance()->listeners().Append(new RunningTest);
+  return true;
+}();
 
 }  // namespace
 }  // namespace sherd::testing

@@ -21,6 +21,7 @@ void reset(const Configuration& configuration) {
   g.counters = {};
   g.broken = cudaSuccess;
   g.report.clear();
+  g.launched = 0;
   g.configuration = configuration;
   g.random = Random(configuration.seed);
   device_memory().release_all();
@@ -37,6 +38,11 @@ void set_capacity(std::size_t bytes) {
   const std::lock_guard guard(gpu().lock);
   gpu().configuration.capacity = bytes;
   device_memory().set_capacity(bytes);
+}
+
+void set_running_test(const std::string& name) {
+  const std::lock_guard guard(gpu().lock);
+  gpu().running_test = name;
 }
 
 void fail_call(const std::string& function, cudaError_t status, int skip) {

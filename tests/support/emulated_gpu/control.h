@@ -6,6 +6,12 @@
 //   SHERD_EMULATED_GPU_CAPABILITY  compute capability, 80 for 8.0 (default 90)
 //   SHERD_EMULATED_GPU_DRIVER    version that the driver says it is for, 12040 for 12.4 (default 13000)
 //   SHERD_EMULATED_GPU_STATE     present (default), none (cudaErrorNoDevice), no_driver (cudaErrorInsufficientDriver)
+//   SHERD_EMULATED_GPU_ILLEGAL_ADDRESS  a LAUNCH, which loses the device: every later call returns that error
+//   SHERD_EMULATED_GPU_HANG      a LAUNCH, which never ends, nor does who waits for it, until a signal ends the process
+//   CUDA_LAUNCH_BLOCKING         1: every launch waits for its end, as NVIDIA's runtime does
+// LAUNCH is a number, 7 for the seventh launch of a kernel or a library's product in this process, or a name: the kernel
+// ("scale_kernel", "cublasLtMatmul", "cudnn_graph"), or the test that is running ("CudaFaults" for all of a suite,
+// "CudaFaults.AReadIsAWait" for one). A name stands for every launch that has it.
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -34,6 +40,9 @@ struct Configuration {
   int major = 9, minor = 0;  // compute capability
   int multiprocessors = 4;   // few, so that loops over the grid are taken
   int driver_version = 13000;
+  std::string illegal_address, hang;  // a LAUNCH each; empty: none
+  bool launch_blocking = false;
+  bool early = true;  // work may run before something waits for it
 };
 
 /// Configuration of the environment variables above.
@@ -46,6 +55,8 @@ void set_seed(std::uint64_t seed);
 void set_capacity(std::size_t bytes);
 /// The call of `function` ("cudaMalloc") after the next `skip` ones returns `status` and does nothing else.
 void fail_call(const std::string& function, cudaError_t status, int skip = 0);
+/// The test that runs now, "Suite.Name": what a LAUNCH may name. Programs that link emulated_library.cpp say it.
+void set_running_test(const std::string& name);
 Counters counters();
 void reset_counters();
 /// Bytes and number of live device allocations.

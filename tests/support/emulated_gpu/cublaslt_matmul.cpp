@@ -168,8 +168,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     call.d = d;
     call.workspace = workspace;
     if (const cublasStatus_t status = check(call, workspace_bytes); status != CUBLAS_STATUS_SUCCESS) return status;
-    ++g.counters.host_launches;
-    g.enqueue(*stream, [&g, call] { run(g, call); });
+    g.launch(*stream, "cublasLtMatmul", [&g, call] { run(g, call); });
     return g.broken == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
   });
 }

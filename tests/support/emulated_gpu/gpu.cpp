@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include <unistd.h>
+
 #include "tests/support/emulated_gpu/block.h"
 
 namespace sherd::cuda::emulated {
@@ -34,6 +36,9 @@ Configuration default_configuration() {
   }
   if (const char* text = variable("SHERD_EMULATED_GPU_DRIVER"))
     c.driver_version = static_cast<int>(std::strtol(text, nullptr, 10));
+  if (const char* text = variable("SHERD_EMULATED_GPU_ILLEGAL_ADDRESS")) c.illegal_address = text;
+  if (const char* text = variable("SHERD_EMULATED_GPU_HANG")) c.hang = text;
+  if (const char* text = variable("CUDA_LAUNCH_BLOCKING")) c.launch_blocking = std::string(text) == "1";
   return c;
 }
 
@@ -88,6 +93,29 @@ Event* Gpu::find(cudaEvent_t handle) {
   return found == events.end() ? nullptr : found->second.get();
 }
 
+// `where` is a LAUNCH of control.h.
+bool Gpu::is_named(const std::string& where, const std::string& kernel) const {
+  if (where.empty()) return false;
+  return where == std::to_string(launched) || where == kernel.substr(0, kernel.find('<')) || where == running_test ||
+         where == running_test.substr(0, running_test.find('.'));
+}
+
+void Gpu::launch(Stream& stream, const std::string& name, std::function<void()> run) {
+  ++counters.host_launches;
+  ++launched;
+  const std::string text = "kernel " + name + ", launch " + std::to_string(launched);
+  if (is_named(configuration.illegal_address, name)) {
+    run = [this, text] { lose(cudaErrorIllegalAddress, text + ": an illegal access, as was asked for"); };
+  } else if (is_named(configuration.hang, name)) {
+    run = [text] {
+      std::fprintf(stderr, "emulated GPU: %s: never ends, as was asked for\n", text.c_str());
+      for (;;) ::pause();
+    };
+  }
+  const std::shared_ptr<Op> op = enqueue(stream, std::move(run));
+  if (op && configuration.launch_blocking) complete(op);
+}
+
 std::shared_ptr<Op> Gpu::enqueue(Stream& stream, std::function<void()> run, std::vector<std::shared_ptr<Op>> after) {
   if (stream.capture) {
     std::vector<Node>& nodes = stream.capture->graph->nodes;
@@ -100,7 +128,7 @@ std::shared_ptr<Op> Gpu::enqueue(Stream& stream, std::function<void()> run, std:
   op->after = std::move(after);
   op->stream = &stream;
   stream.queue.push_back(op);
-  if (random.once_in(8))
+  if (configuration.early && random.once_in(8))
     for (std::uint64_t n = random.below(8); n > 0 && run_something(); --n) {}
   if (stream.queue.size() > kQueueLimit) complete(std::shared_ptr<Op>(stream.queue[kQueueLimit / 2]));
   return op;

@@ -84,7 +84,11 @@ struct Gpu {
   Counters counters;
   cudaError_t broken = cudaSuccess;  // after a fault every call returns it, as with a lost context
   std::string report;
+  std::int64_t launched = 0;  // kernels and products
+  std::string running_test;   // "Suite.Name"
 
+  /// Queues the kernel or product `name`, or what the configuration wants in its place.
+  void launch(Stream& stream, const std::string& name, std::function<void()> run);
   /// Queues `run` on a stream, or makes it a node (and returns null) if the stream is in a capture. Now and then runs
   /// something at once.
   std::shared_ptr<Op> enqueue(Stream& stream, std::function<void()> run, std::vector<std::shared_ptr<Op>> after = {});
@@ -110,6 +114,7 @@ struct Gpu {
   bool ready(const Stream& stream) const;
   Stream& next_towards(const std::shared_ptr<Op>& op);
   std::chrono::duration<double> extra_seconds_{0};
+  bool is_named(const std::string& where, const std::string& kernel) const;
 };
 
 Gpu& gpu();

@@ -56,9 +56,9 @@ cudaError_t enqueue(cudaStream_t stream, const void* kernel, dim3 blocks, unsign
     Stream* queue = g.find(stream);
     if (!queue) return cudaErrorInvalidResourceHandle;
     if (const cudaError_t bad = check_shape(g, kernel, blocks, threads, shared_bytes); bad != cudaSuccess) return bad;
-    ++g.counters.host_launches;
-    KernelCall launched{readable_name(kernel), blocks, threads, shared_bytes, std::move(pointers), std::move(body)};
-    g.enqueue(*queue, [&g, launched = std::move(launched)] { run(g, launched); });
+    const std::string name = readable_name(kernel);
+    KernelCall launched{name, blocks, threads, shared_bytes, std::move(pointers), std::move(body)};
+    g.launch(*queue, name, [&g, launched = std::move(launched)] { run(g, launched); });
     return g.broken;
   });
 }
