@@ -56,6 +56,11 @@ class Logs(unittest.TestCase):
                          [("A.Passes", "ok"), ("A.Skips", "skipped"), ("A.Fails/2", "failed"), ("A.Hangs", "running")])
         self.assertEqual(suites.parse(LOG)[2].lines, ["a.cpp:9: Failure", "Value of: x"])
 
+    def test_of_many_lines_both_ends_are_shown(self):
+        lines = [str(i) for i in range(20)]
+        self.assertEqual(suites.both_ends(lines, 2, 1), ["0", "1", "... 17 lines", "19"])
+        self.assertEqual(suites.both_ends(["a", "", "b"], 1, 0), ["a", "b"])
+
     def test_suites_and_their_tests(self):
         self.assertEqual(suites.list_suites(LISTING), {"A": ["A.Passes", "A.Fails/0"], "Row/B": ["Row/B.X/add"]})
 
@@ -134,7 +139,7 @@ class Report(unittest.TestCase):
     def test_much_is_clipped_and_says_where_the_rest_is(self):
         lines = report.clipped(["x" * 1000] * 50, 2000, "a.log")
         self.assertLess(sum(len(line) + 1 for line in lines), 2100)
-        self.assertEqual(lines[-1], "... 42 more lines in a.log")
+        self.assertEqual(lines[-1], "... 46 more lines in a.log")
 
     def test_a_figure_says_device_prediction_peer_and_limit(self):
         line, source = results.table([{"name": "gpu.add", "value": 60.0, "unit": "us", "limit": 50.0, "peer": "torch", "ratio": 1.5,

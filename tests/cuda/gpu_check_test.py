@@ -65,8 +65,8 @@ def time_is_over(scratch, source, build):
 
 def lost_device_and_hang(scratch, source, build):
     """Each is reported by its test's name, in the report at the end too; every other test has its result."""
-    illegal, hang = "CudaFaults.AReadIsAWait", "CudaCopy.TransposesTiles"
-    run = DryRun(scratch, "smoke", source, build, "--hang-after", "3",
+    illegal, hang = "CudaFaults.AReadIsAWait", "CudaCopy.EveryOrderOfDims"
+    run = DryRun(scratch, "smoke", source, build, "--hang-after", "5",
                  SHERD_EMULATED_GPU_ILLEGAL_ADDRESS=illegal, SHERD_EMULATED_GPU_HANG=hang)
     sys.stdout.write(run.end.stdout)
     suites = json.loads((run.out / "suites.json").read_text())

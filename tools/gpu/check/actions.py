@@ -106,7 +106,7 @@ def clocks(host, step, under_load):
         return absent("nvidia-smi")
     samples = host.out / "clocks.csv"
     samples.write_text("")
-    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_throttle_reasons.active",
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active",
              "--format=csv,noheader,nounits", "-lms", "500"]
     sampler = threading.Thread(target=host.run, args=(query, under_load, samples))
     sampler.start()

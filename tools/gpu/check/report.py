@@ -20,7 +20,7 @@ def tell(step, result):
 
 def clipped(lines, limit, where):
     """The lines, or as many as fit and where the others are."""
-    lines = [line[:240] for line in lines]
+    lines = [line[:400] for line in lines]
     kept, size = [], 0
     for line in lines:
         size += len(line) + 1

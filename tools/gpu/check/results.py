@@ -42,7 +42,7 @@ def table(rows):
         device = f'[{short(row["device"])}]' if row.get("device") else ""
         lines.append(f'{row["name"]:<33} {value:<18} {foreseen:<16} {limit:<13} {ratio:<20} {verdict:<6} {device} '
                      f'{row.get("note", "")[:80]}'.rstrip())
-    if lines:
+    if any("predicted" in line for line in lines):
         lines.append(f'Predictions are for one {expected["device"]}, {expected["what"]}.')
     return lines
 

@@ -36,7 +36,8 @@ CULPRITS = 3          # of a suite, after which the rest of it is left
 LOST_DEVICE = [
     "cudaErrorIllegalAddress", "cudaErrorIllegalInstruction", "cudaErrorMisalignedAddress", "cudaErrorInvalidPc",
     "cudaErrorInvalidAddressSpace", "cudaErrorHardwareStackError", "cudaErrorLaunchFailure", "cudaErrorLaunchTimeout",
-    "cudaErrorAssert", "cudaErrorTensorMemoryLeak", "cudaErrorECCUncorrectable", "cudaErrorNvlinkUncorrectable",
+    "cudaErrorAssert", "cudaErrorTensorMemoryLeak", "cudaErrorContained", "cudaErrorExternalDevice",
+    "cudaErrorECCUncorrectable", "cudaErrorNvlinkUncorrectable",
 ]
 
 OPS = ["head", "attention", "cross", "rms", "adamw", "swiglu", "rope", "add", "cast", "embedding", "softmax", "transpose",

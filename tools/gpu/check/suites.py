@@ -15,6 +15,14 @@ from host import result
 MARK = re.compile(r"^\[ *(RUN|OK|FAILED|SKIPPED) *\] (\S+?\.[^ ,]+)(?:, where .*)?(?: \((\d+) ms\))?$")
 
 
+def both_ends(lines, first, last):
+    """What failed stands first; the launches that came before a lost device end with the newest."""
+    lines = [line for line in lines if line.strip()]
+    if len(lines) <= first + last + 1:
+        return lines
+    return lines[:first] + [f"... {len(lines) - first - last} lines"] + lines[len(lines) - last:]
+
+
 class Test:
     def __init__(self, name):
         self.name, self.status, self.lines, self.milliseconds = name, "running", [], None
@@ -164,8 +172,8 @@ class Runner:
             if again and again[0].status == "ok":
                 suite.closer.append((f"{test} alone, with CUDA_LAUNCH_BLOCKING=1: passed", []))
             else:
-                lines = [line for line in (again[0].lines if again else text.splitlines()) if line.strip()]
-                suite.closer.append((f"{test} alone, with CUDA_LAUNCH_BLOCKING=1:", lines[:8]))
+                lines = both_ends(again[0].lines if again else text.splitlines(), 6, 6)
+                suite.closer.append((f"{test} alone, with CUDA_LAUNCH_BLOCKING=1:", lines))
             if self.host.has("compute-sanitizer") and not self.host.dry:
                 # Each block of memory alone: else what lies beyond one is another's, and no error.
                 _, text, _ = self.process([test], f"{test}-sanitizer", before=["compute-sanitizer", "--tool", "memcheck"],
@@ -203,7 +211,7 @@ def run(host, step, failed_only=False):
         for place, (test, what, printed) in enumerate(suite.failures):
             lines.append(f"{test}: {what}")
             if place == 0:  # what comes after it in a suite is often the same
-                lines += ["    " + line for line in [line for line in printed if line.strip()][:15]]
+                lines += ["    " + line for line in both_ends(printed, 15, 15 if "lost the device" in what else 0)]
         for heading, printed in suite.closer:
             lines += ["  " + heading, *("    " + line for line in printed)]
     lines += why[-len(left_out):] if left_out else []
