@@ -47,6 +47,10 @@ class Trace {
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
+  /// An op's span ends when its device has run it, so it says what the op takes there and not what it takes to queue.
+  /// Nothing overlaps any more.
+  bool waits_for_devices = false;
+
   static std::int64_t now();
   /// Minor page faults of the calling thread since it began.
   static std::int64_t page_faults();

@@ -261,8 +261,10 @@ Tensors capture_layer(OpCall& call) {
 
 Tensors device_layer(OpCall& call) {
   if (RankContext::current().trace && !call.op.traits.view) [[unlikely]] {
-    const OpSpan span(call);
-    return run_on_device(call, device_of(call));
+    OpSpan span(call);
+    Tensors out = run_on_device(call, device_of(call));
+    span.queued();
+    return out;
   }
   return run_on_device(call, device_of(call));
 }

@@ -41,6 +41,13 @@ OpSpan::OpSpan(const OpCall& call) : span_(call.op.name, SpanKind::op) {
     span_.set_detail(trace->intern(key_of(call), [&] { return shapes_of(call); }));
 }
 
+void OpSpan::queued() {
+  const Trace* trace = span_.trace();
+  if (!trace || !trace->waits_for_devices) return;
+  for (const auto& device : RankContext::current().devices())
+    if (!device->is_recording()) device->synchronize();
+}
+
 OpSpan::~OpSpan() { trace_memory(); }
 
 // A rank that computes on a device is judged by the device's memory.
