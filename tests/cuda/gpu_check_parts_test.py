@@ -130,6 +130,11 @@ class Timelines(unittest.TestCase):
                              ("step_kernel<AdamW>", "optimizer"), ("surprise", "other")]:
             self.assertEqual(timeline.part_of(kernel), part, kernel)
 
+    def test_ops_are_printed_the_longest_first(self):
+        head, first, _ = timeline.op_lines([["matmul", "bf16[4,8]", 2, 0.004], ["add", "", 1, 0.001]])
+        self.assertEqual(head, "ops, each waited for: 3 calls, 5.00 ms")
+        self.assertEqual(first.split(), ["4.000", "ms", "2", "x", "2000.0", "us", "matmul", "bf16[4,8]"])
+
     def test_the_predicted_step_is_the_sum_of_its_parts(self):
         """16 layers: 252 ms with what is not in the table (1.5 ms)."""
         self.assertAlmostEqual(sum(timeline.predicted_ms(part, 16) for part in results.predictions()["parts"]), 250.5, delta=2)

@@ -5,9 +5,14 @@
 // comm_bytes per step; the last loss; growth_bytes (peak of resident memory over the program's start); and, per
 // category of the accounting, what is held between steps, the peak of each, and what was held at the moment of the
 // total's peak. On a GPU steps are queued together and waited for once, so the sample is their mean; device_peak_bytes
-// is the peak of its memory, and a request may be "eager N" for steps that are not replayed.
+// is the peak of its memory, and a request may be "eager N" for steps that are not replayed, or "ops" for one eager
+// step that waits for each op: "ops" of the answer holds [name, inputs, calls, seconds of all calls], the longest
+// first.
+#include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <functional>
+#include <map>
 #include <optional>
 #include <tuple>
 
@@ -15,6 +20,7 @@
 #include "runtime/comm/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/trace.h"
 #include "runtime/op/ops.h"
 #include "tools/bench/child.h"
 #include "tools/bench/profiler_range.h"
@@ -84,6 +90,7 @@ class StepRun {
   }
 
   nlohmann::json answer(const std::string& request) {
+    if (request == "ops" && device_ != Device::cpu()) return answer_of_ops();
     const bool eager = request.starts_with(kEager) && device_ != Device::cpu();
     const int steps = std::atoi(request.c_str() + (eager ? kEager.size() : 0));
     check(steps >= 1, "step: \"{}\" is no number of steps", request);
@@ -138,6 +145,34 @@ class StepRun {
                              {"bytes_at_peak", by_category(memory.at_peak())}};
     if (profiled && !profiled->why_not().empty()) answer["not_profiled"] = profiled->why_not();
     return answer;
+  }
+
+  // What each op takes on the device: the kernels of one call at a time.
+  nlohmann::json answer_of_ops() {
+    Trace trace;
+    trace.waits_for_devices = true;
+    (void)training_.step(tokens_, targets_, true).item<double>();  // no eager step may have filled the pools yet
+    const auto start = std::chrono::steady_clock::now();
+    {
+      const TraceRecording recording(trace);
+      (void)training_.step(tokens_, targets_, true).item<double>();
+    }
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    struct Sum {
+      std::int64_t calls = 0;
+      double seconds = 0;
+    };
+    std::map<std::pair<std::string, std::string>, Sum> sums;
+    for (const Span& span : trace.spans()) {
+      if (span.kind != SpanKind::op) continue;
+      Sum& sum = sums[{std::string(span.name), span.detail ? *span.detail : ""}];
+      ++sum.calls;
+      sum.seconds += static_cast<double>(span.end - span.start) * 1e-9;
+    }
+    std::vector<nlohmann::json> ops;
+    for (const auto& [op, sum] : sums) ops.push_back({op.first, op.second, sum.calls, sum.seconds});
+    std::ranges::sort(ops, std::greater(), [](const nlohmann::json& op) { return op[3].get<double>(); });
+    return {{"seconds", {seconds}}, {"how", "eager, waiting for each op"}, {"ops", ops}};
   }
 
   static constexpr std::string_view kEager = "eager ";

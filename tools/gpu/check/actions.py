@@ -199,6 +199,10 @@ def timeline(host, step, child, requests, profiled=True):
         return done if done.failed else result(1, why=said(found) or "no answer", lines=text.splitlines()[-30:])
     host.device = found[0].get("device", host.device)
     how = "; ".join(f'"{request}": {answer["seconds"][0] * 1e3:.2f} ms, {answer["how"]}' for request, answer in zip(requests, found[1:]))
+    ops = next((answer["ops"] for answer in found if "ops" in answer), None)
+    if ops:
+        host.write_json("ops.json", ops)
+        done = done._replace(lines=timelines.op_lines(ops))
     if not profiled or host.dry:
         return done._replace(note=how)
     launches = timelines.read(table)

@@ -18,7 +18,7 @@ def step(name, seconds, action, **args):
 # named here (the test program says what it has) come last.
 SUITES = [
     "CudaLibrary", "OpenedLibrary", "CudaNumbers", "CudaWarp", "CudaDevice", "CudaWalk", "ReducePlan", "GemmPlan",
-    "LossChunks", "AttentionChoice", "CudaContext", "CudaFaults", "CudaCopy", "CudaElementwise", "CudaRandom",
+    "LossChunks", "AttentionChoice", "CudaContext", "CudaFaults", "CudaTrace", "CudaCopy", "CudaElementwise", "CudaRandom",
     "CudaOpTable", "CudaIndex", "CudaGather", "CudaReduce", "CudaVar", "CudaTopK", "CudaSoftmax", "CudaNorm",
     "CudaRope", "CudaLoss", "CudaOptimizer", "CudaGemm", "CudaMatmul", "OwnAttention", "Kernels/CudaAttention",
     "DeviceReplayTest", "CudaCollectives", "Row/CudaOpSweep",
@@ -73,7 +73,7 @@ STAGES = {
     ]),
     "profile": Stage("where a step's time goes, kernel by kernel; memory and races of the riskiest kernels", "H200", 480, [
         step("environment", 20, "environment"),
-        step("unprofiled", 60, "timeline", profiled=False, requests=["eager 5", "5"], child="step"),
+        step("unprofiled", 60, "timeline", profiled=False, requests=["eager 5", "5", "ops"], child="step"),
         step("eager step", 75, "timeline", requests=["eager 1"], child="step"),
         step("captured step", 75, "timeline", requests=["1"], child="step"),
         step("head", 50, "timeline", requests=["head 1"], child="gpu_op"),

@@ -77,6 +77,14 @@ def predicted_ms(part, layers):
     return layers * row["per_layer"] + (row["step"] if layers else row["head"])
 
 
+def op_lines(ops):
+    """Of [name, inputs, calls, seconds]: where a step's time goes by ops, also where no profiler is allowed."""
+    total = sum(seconds for *_, seconds in ops)
+    text = [f"ops, each waited for: {sum(calls for _, _, calls, _ in ops)} calls, {total * 1e3:.2f} ms"]
+    return text + [f"    {seconds * 1e3:>9.3f} ms {calls:>4} x {seconds / calls * 1e6:>8.1f} us  {name} {inputs}"
+                   for name, inputs, calls, seconds in ops[:25]]
+
+
 def lines(launches, layers, title):
     total = sum(us for _, us in launches)
     text = [f"{title}: {len(launches)} launches, {total / 1e3:.2f} ms of kernels"]
