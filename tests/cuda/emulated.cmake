@@ -91,8 +91,10 @@ foreach(stage smoke again bench profile loss depth deadline lost)
            ${stage} ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})
   set_tests_properties(gpu.dry_run.${stage} PROPERTIES LABELS unit TIMEOUT 300 SKIP_RETURN_CODE 77)
 endforeach()
-add_test(NAME gpu.check_parts COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cuda/gpu_check_parts_test.py
-         ${CMAKE_SOURCE_DIR})
-set_tests_properties(gpu.check_parts PROPERTIES LABELS unit)
+foreach(part parts tools)
+  add_test(NAME gpu.check_${part} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cuda/gpu_check_${part}_test.py
+           ${CMAKE_SOURCE_DIR})
+  set_tests_properties(gpu.check_${part} PROPERTIES LABELS unit)
+endforeach()
 sherd_label(unit sherd)
 sherd_label(unit bench_gpu_limits_emulated)

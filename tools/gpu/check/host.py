@@ -162,7 +162,7 @@ def judged(ended, text, limit):
     """The result of a process: what it printed last says why it failed."""
     lines = [line for line in text.splitlines() if line.strip()]
     if ended.timed_out:
-        return result(124, ended.seconds, f"longer than {limit:.0f} s", lines[-30:])
+        return result(124, ended.seconds, f"longer than {limit:g} s", lines[-30:])
     if ended.status < 0:
         return result(128 - ended.status, ended.seconds, f"killed by signal {-ended.status} ({signal.Signals(-ended.status).name})",
                       lines[-30:])
