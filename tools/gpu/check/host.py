@@ -50,7 +50,8 @@ class Host:
             [self.python, "-c", 'import nvidia,glob;print(":".join(d for r in nvidia.__path__ for d in glob.glob(r+"/*/lib")))'],
             capture_output=True, text=True).stdout.strip()
         join = lambda *parts: ":".join(str(part) for part in parts if part)
-        environment["LD_LIBRARY_PATH"] = join(self.bundle / "lib", wheels, "/usr/local/cuda/lib64", "/usr/local/nvidia/lib64",
+        emulated = self.bundle / "lib/emulated" if self.dry else None
+        environment["LD_LIBRARY_PATH"] = join(self.bundle / "lib", emulated, wheels, "/usr/local/cuda/lib64", "/usr/local/nvidia/lib64",
                                               os.environ.get("LD_LIBRARY_PATH"))
         environment["PATH"] = join(self.bundle / "bin", os.environ.get("PATH"), "/usr/local/cuda/bin")
         environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
