@@ -37,6 +37,12 @@ struct ProbeRun {
   }
 };
 
+nlohmann::json facts() {
+  nlohmann::json found;
+  for (const BackendFact& fact : cuda_library().backend->facts()) found[fact.name] = fact.value;
+  return found;
+}
+
 // What the runtime finds wrong in a tensor's values, the commonest mistake of all (a tokenizer larger than the table),
 // found by every thread at once. It must be reported, and at once.
 nlohmann::json faults(const ProbeRun& run) {
@@ -76,7 +82,7 @@ nlohmann::json graph(const ProbeRun& run) {
   for (std::size_t i = 0; i < eager.size(); ++i)
     apart = std::max(apart, static_cast<double>(std::abs(eager[i] - replayed[i])));
   check(apart == 0, "a recorded product and attention differ by {} from the same calls outside of the graph", apart);
-  return {{"nodes", recorded->num_nodes()}, {"difference", apart}};
+  return {{"nodes", recorded->num_nodes()}, {"difference", apart}, {"cuDNN", facts()["cuDNN"]}};
 }
 
 // Small ops one after the other, queued and as one graph: what a launch costs at least, on the host and on the device.
@@ -118,11 +124,7 @@ nlohmann::json transfers(const ProbeRun& run) {
 }
 
 // The libraries as they were found, and the device.
-nlohmann::json backend(const ProbeRun&) {
-  nlohmann::json facts;
-  for (const BackendFact& fact : cuda_library().backend->facts()) facts[fact.name] = fact.value;
-  return {{"facts", facts}};
-}
+nlohmann::json backend(const ProbeRun&) { return {{"facts", facts()}}; }
 
 struct Probe {
   std::string_view name;

@@ -3,6 +3,7 @@
 import results
 
 LIMIT = 11_500  # characters of the last report: whoever sees only the end of the output sees all of it
+LINE = 400  # of one line
 
 
 def announce(step):
@@ -20,7 +21,7 @@ def tell(step, result):
 
 def clipped(lines, limit, where):
     """The lines, or as many as fit and where the others are."""
-    lines = [line[:400] for line in lines]
+    lines = [line[:LINE] for line in lines]
     kept, size = [], 0
     for line in lines:
         size += len(line) + 1
@@ -36,7 +37,8 @@ def finish(host):
     figures = results.table(results.read_lines(host.out / "figures.jsonl")) if (host.out / "figures.jsonl").exists() else []
     tables = [line for _, result in host.notes for line in result.lines if not result.failed]
     text = [f"---- {host.stage} on {host.device or 'a device that did not say its name'}"]
-    share = LIMIT // 2 if failed else LIMIT - 1000
+    wanted = sum(len(result.why) + 100 + sum(min(len(line), LINE) + 1 for line in result.lines) for _, result in failed)
+    share = max(LIMIT // 2, LIMIT - 500 - wanted)
     text += clipped(figures + tables, share, host.out)
     left = LIMIT - sum(len(line) + 1 for line in text) - 200
     for number, (step, result) in enumerate(failed):

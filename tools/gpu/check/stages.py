@@ -80,7 +80,7 @@ STAGES = {
         step("memcheck", 100, "sanitizer", tool="memcheck", suites="Kernels/CudaAttention.*:CudaIndex.*:CudaNorm.*:CudaFaults.*"),
         step("racecheck", 100, "sanitizer", tool="racecheck", suites="Kernels/CudaAttention.*:CudaIndex.*:CudaNorm.*"),
     ]),
-    "loss": Stage("losses of 100 steps beside PyTorch's, from the same weights", "H200", 540, [
+    "loss": Stage("losses of 100 steps (llama1b: 50) beside PyTorch's, from the same weights", "H200", 540, [
         step("environment", 20, "environment"),
         step("losses of gpt124m", 160, "figures", names=["gpu.loss.gpt124m"], needs_torch=True),
         step("losses of llama1b", 360, "figures", names=["gpu.loss.llama1b"], needs_torch=True),
