@@ -166,7 +166,7 @@ TEST_P(HuggingFace, ANewDirectoryHoldsTheSameModel) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, HuggingFace, ::testing::Values("gpt2", "gpt2_old", "llama", "llama_tied"),
+INSTANTIATE_TEST_SUITE_P(Models, HuggingFace, ::testing::Values("gpt2", "gpt2_old", "llama", "llama_4", "llama_tied"),
                          [](const auto& model) { return model.param; });
 
 // ---- directories that are wrong ----

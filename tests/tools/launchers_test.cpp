@@ -1,8 +1,6 @@
-// `sherd train` under the launchers of others, as they are: the ranks find each other and train as under `sherd run`.
-// Skipped, saying so, where a launcher is not installed or does not start.
+// `sherd train` under mpirun as it is: the ranks find each other and train as under `sherd run`. Skipped, saying so,
+// where it is not installed or does not start. torchrun: tests/python.
 #include <unistd.h>
-
-#include <cstdlib>
 
 #include <nlohmann/json.hpp>
 
@@ -47,24 +45,13 @@ class Launchers : public ProgramTest {
     launcher.emplace_back("/bin/true");
     return run_program(launcher, {}, kSlow).status == 0;
   }
-  static constexpr std::chrono::seconds kSlow{120};  // torchrun imports PyTorch first
+  static constexpr std::chrono::seconds kSlow{120};
 };
 
 TEST_F(Launchers, MpirunStartsRanks) {
   Words launcher{"mpirun", "-n", "2", "--oversubscribe"};
   if (::geteuid() == 0) launcher.emplace_back("--allow-run-as-root");
   if (!starts(launcher)) GTEST_SKIP() << "no mpirun on PATH that starts two processes";
-  expect_trains(launcher);
-  expect_fails(launcher);
-}
-
-// SHERD_TEST_TORCHRUN names one that is not on PATH; --standalone takes a free port.
-TEST_F(Launchers, TorchrunStartsRanks) {
-  const char* named = std::getenv("SHERD_TEST_TORCHRUN");
-  const std::string torchrun = named ? named : SHERD_TEST_TORCHRUN;
-  const Words launcher{torchrun, "--standalone", "--no-python", "--nproc-per-node", "2"};
-  if (!starts(launcher))
-    GTEST_SKIP() << torchrun << " does not start a process; name another by the variable SHERD_TEST_TORCHRUN";
   expect_trains(launcher);
   expect_fails(launcher);
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes tests/golden/*.safetensors: what the library must compute, by PyTorch's autograd in f64.
 
-Usage: make_golden.py            writes the files (needs torch and numpy; Debian's 1.13.1 made the committed ones)
+Usage: make_golden.py            writes the files (in the environment of `tools/setup --python`)
        make_golden.py --check    recomputes and compares with the committed files
 """
 import pathlib

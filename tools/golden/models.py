@@ -108,7 +108,7 @@ def train(parameters, loss_of):
         loss = loss_of()
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, TRAINING["clip"])))
-        losses.append(float(loss))
+        losses.append(loss.item())
         optimizer.step()
     return losses, norms
 
