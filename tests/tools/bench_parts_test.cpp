@@ -6,6 +6,7 @@
 #include "tools/bench/contest.h"
 #include "tools/bench/fma_peak.h"
 #include "tools/bench/models.h"
+#include "tools/bench/teams.h"
 
 namespace sherd::bench {
 namespace {
@@ -191,6 +192,37 @@ TEST(BenchContest, NumbersBesideTheSecondsAreOneOrOnePerSample) {
       {.ours = {echoing("{\"seconds\": [1], \"waited\": [2, 8, 3], \"bytes\": {\"peak\": 7}}"), "1"}, .rounds = 2});
   EXPECT_EQ(outcome.ours.median("/waited"), 3);
   EXPECT_EQ(outcome.ours.median("/bytes/peak"), 7);
+}
+
+TEST(BenchContest, APeerWhoseAnswersLackANumberIsNoted) {
+  const Contestant full{echoing("{\"seconds\": [1], \"bytes\": 7}"), "1"}, bare{echoing("{\"seconds\": [1]}"), "1"};
+  Figure figure{.name = "f"};
+  const auto bytes = [](const Answers& side) { return side.median("/bytes"); };
+  fill_by(figure, hold({.ours = full, .peers = {bare, full}, .rounds = 1}), bytes);
+  EXPECT_EQ(*figure.value, 7);
+  EXPECT_EQ(figure.peers.size(), 1u);
+  EXPECT_EQ(figure.note, "no peer: shell answered without /bytes");
+  const Outcome lacking = hold({.ours = bare, .rounds = 1});
+  EXPECT_THROW(fill_by(figure, lacking, bytes), Error);
+}
+
+TEST(BenchTeams, TheFastestOfEachTeamIsLeft) {
+  const auto peer = [](const std::string& script, const std::string& settings) {
+    return Contestant{shell(script), "1", settings};
+  };
+  // $0 is the variant's word: the seconds it answers.
+  const std::string script = "echo '{\"peer\": \"p\"}'; while read r; do echo \"{\\\"seconds\\\": [$0]}\"; done";
+  Contest contest{.ours = {echoing("{\"seconds\": [1]}"), "1"}, .rounds = 1};
+  contest.peers = in_variants({peer(script, "bound"), peer("exit 4", "")}, {{"slow", {"3"}}, {"fast", {"2"}}});
+  contest.peers.push_back(peer(script, "alone"));
+  contest.peers.back().command.words.emplace_back("9");
+  Outcome outcome = hold(contest);
+  keep_fastest(contest, outcome);
+  ASSERT_EQ(outcome.peers.size(), 3u);
+  EXPECT_EQ(outcome.peers[0].median(), 2);
+  EXPECT_EQ(outcome.peers[0].settings, "fast, bound; slow takes 1.50 times as long");
+  EXPECT_FALSE(outcome.peers[1].ok());
+  EXPECT_EQ(outcome.peers[2].settings, "alone");
 }
 
 TEST(BenchContest, Median) {

@@ -77,15 +77,15 @@ TEST_F(Bench, PeersAreNamedWithTheirSettingsTheFirstOneCounts) {
   const std::string first = python("first", settings("fake 1"), answering("fake 1", "10, 30, 20"));
   const std::string second = python("second", settings("fake 2"), answering("fake 2", "5"));
   const auto end =
-      sherd({"bench", "step.mini.f32.t1", "--smoke", "--python", first, "--peer-python", second, "--json"});
+      sherd({"bench", "dispatch.plain", "--smoke", "--python", first, "--peer-python", second, "--json"});
   const auto all = figures(end);
   ASSERT_EQ(all.size(), 1u) << end.err;
   EXPECT_EQ(all[0].at("peer"), "fake 1");
-  EXPECT_EQ(all[0].at("peer_value"), 20'000);  // ms
-  EXPECT_DOUBLE_EQ(all[0].at("ratio"), 20'000 / all[0].at("value").get<double>());
+  EXPECT_EQ(all[0].at("peer_value"), 20e9);  // ns
+  EXPECT_DOUBLE_EQ(all[0].at("ratio"), 20e9 / all[0].at("value").get<double>());
   ASSERT_EQ(all[0].at("peers").size(), 2u);
   EXPECT_EQ(all[0].at("peers")[1].at("peer"), "fake 2");
-  EXPECT_EQ(all[0].at("peers")[1].at("peer_value"), 5'000);
+  EXPECT_EQ(all[0].at("peers")[1].at("peer_value"), 5e9);
   EXPECT_EQ(all[0].at("peers")[1].at("settings"), "best");
 }
 
@@ -93,12 +93,12 @@ TEST_F(Bench, PeersRunInTheSettingsFoundForThem) {
   const std::string peer = python("peer", settings("fake"),
                                   "[ \"$PEER_VARIABLE$OPENBLAS_CORETYPE\" = 7 ] || exit 9; " + answering("fake", "1"));
   const auto end =
-      sherd({"bench", "step.mini.f32.t1", "--smoke", "--python", peer, "--json"}, {"OPENBLAS_CORETYPE=Haswell"});
+      sherd({"bench", "dispatch.plain", "--smoke", "--python", peer, "--json"}, {"OPENBLAS_CORETYPE=Haswell"});
   EXPECT_EQ(figures(end).at(0).at("peer"), "fake") << end.out;
 }
 
 TEST_F(Bench, AMissingPeerIsNoted) {  // and a target that needs it fails: BenchFigure
-  const auto end = sherd({"bench", "step.mini.f32.t1", "--smoke", "--python", "/no/such/python", "--json"});
+  const auto end = sherd({"bench", "dispatch.plain", "--smoke", "--python", "/no/such/python", "--json"});
   const nlohmann::json figure = figures(end).at(0);
   EXPECT_GT(figure.at("value"), 0);
   EXPECT_TRUE(figure.at("peer").is_null() && figure.at("ratio").is_null());
@@ -118,12 +118,33 @@ TEST_F(Bench, ABadPeerIsNamedAndTheFigureStands) {
   };
   for (const Case& c : cases) {
     const std::string peer = python("peer", c.on_settings, c.on_peer);
-    const auto end = sherd({"bench", "step.mini.f32.t1", "--smoke", "--python", peer, "--json"});
+    const auto end = sherd({"bench", "dispatch.plain", "--smoke", "--python", peer, "--json"});
     const nlohmann::json figure = figures(end).at(0);
     EXPECT_GT(figure.at("value"), 0);
     EXPECT_TRUE(figure.at("peer").is_null());
     expect_within(figure.at("note"), {"no peer: ", c.note});
   }
+}
+
+TEST_F(Bench, OfAPeersVariantsTheFastestCounts) {
+  const std::string peer = python("peer", settings("fake"),
+                                  "case \"$*\" in *autocast*compile) exit 3;; *compile) s=2;; *autocast*) s=4;; *) s=3;; esac; "
+                                  "echo '{\"peer\": \"fake\"}'; while read r; do echo \"{\\\"seconds\\\": [$s]}\"; done");
+  const auto end = sherd({"bench", "step.mini.bf16.t1", "--smoke", "--python", peer, "--json"});
+  const auto all = figures(end);
+  ASSERT_EQ(all.size(), 2u) << end.err;
+  ASSERT_EQ(all[0].at("peers").size(), 1u);
+  EXPECT_EQ(all[0].at("peer_value"), 2'000);  // ms
+  expect_within(all[0].at("peers")[0].at("settings"),
+                {"torch.compile bf16, best", "eager bf16 takes 1.50 times as long", "eager autocast takes 2.00 times",
+                 "torch.compile autocast failed", "status 3"});
+  EXPECT_EQ(all[1].at("name"), "step.mini.bf16.t1.eager");
+  EXPECT_EQ(all[1].at("peer_value"), 3'000) << "what is not captured is compared with what is not compiled";
+}
+
+TEST_F(Bench, WithoutAnEnvironmentTheRemedyIsNamed) {
+  const auto end = sherd({"bench", "dispatch.plain", "--smoke", "--json"}, {"SHERD_VENV=" + (dir_ / "none")});
+  expect_within(figures(end).at(0).at("note"), {"no peer: ", dir_ / "none", "tools/setup --python"});
 }
 
 TEST_F(Bench, HelpListsEveryFigureWithItsTarget) {
@@ -133,7 +154,7 @@ TEST_F(Bench, HelpListsEveryFigureWithItsTarget) {
 }
 
 TEST_F(Bench, WrongWordsAreErrors) {
-  expect_within(sherd({"bench", "dispatch", "dispatch.recordin", "shn"}).err, {"\"shn\"", "did you mean shm"});
+  expect_within(sherd({"bench", "dispatch", "dispatch.recordimg"}).err, {"\"dispatch.recordimg\"", "did you mean dispatch.recording?"});
   expect_within(sherd({"bench", "--jsn"}).err, {"--jsn", "--json"});
   expect_within(sherd({"bench", "--child", "nothing"}).err, {"nothing", "none of that name"});
 }

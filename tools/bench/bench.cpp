@@ -87,12 +87,13 @@ void print_help(const ConfigTable& table) {
 
 int run_bench(std::span<const std::string_view> args) {
   if (!args.empty() && args[0] == "--child") return run_child(args.subspan(1));
-  std::string first_python = "/usr/bin/python3", more_pythons;
+  std::string first_python = "venv", more_pythons;
   BenchOptions options;
   bool json = false;
   ConfigTable table;
   table.add("python", &first_python,
-            "Python whose torch is the peer that targets are judged against; \"none\" for none");
+            "Python whose torch is the peer that targets are judged against; \"venv\": that of tools/setup --python (build/venv, "
+            "or SHERD_VENV); \"none\" for none");
   table.add("peer_python", &more_pythons, "Pythons whose torches are printed beside it, joined by commas");
   table.add("json", &json, "one JSON object per figure");
   table.add("smoke", &options.smoke, "tiny sizes, one round, no targets: shows that all sides run");
@@ -105,6 +106,7 @@ int run_bench(std::span<const std::string_view> args) {
     if (flag.key == "peer_python")
       for (std::string& word : words_of(flag.text)) options.pythons.push_back(std::move(word));
   apply_flags(table, line);
+  if (first_python == "venv") first_python = python_of_venv();
   if (first_python != "none") options.pythons.insert(options.pythons.begin(), first_python);
   const std::vector<Benchmark> chosen = matching({line.words.begin(), line.words.end()});
 

@@ -18,9 +18,9 @@ struct BenchOptions {
   bool smoke = false;                ///< tiny sizes, one round: shows that all sides run; figures mean nothing
 };
 
-/// A Python that has torch, and the environment in which that is fastest here (peers/settings.py).
+/// A Python that has torch, and the environment in which that is fastest (peers/settings.py).
 struct TorchPeer {
-  std::string python, name;  ///< "torch 1.13.1"
+  std::string python, name;  ///< "torch 2.15.0"
   std::vector<std::string> environment;
   std::string settings;  ///< for people
   std::string error;     ///< why it cannot be used; else empty
@@ -46,6 +46,10 @@ class BenchRun {
   /// The same for a script that computes on a GPU, where settings of the CPU's libraries are nothing to search for.
   std::vector<Contestant> gpu_torch_contestants(std::string_view script, const std::vector<std::string>& words,
                                                 const std::string& request) const;
+
+  /// contest.h, with the fastest of each team.
+  Outcome hold(const Contest& contest) const;
+  Outcome hold(const Contest& contest, Sides& sides) const;
 
   /// The outcome under this key; the contest is held on first use, for figures that read different numbers of it.
   const Outcome& shared(const std::string& key, const std::function<Contest()>& contest);
@@ -84,6 +88,8 @@ std::vector<Benchmark> overlap_benchmarks();   // overlap.cpp
 std::vector<Benchmark> gpu_benchmarks();       // gpu.cpp
 std::vector<Benchmark> loss_benchmarks();      // loss.cpp
 
+/// The Python of `tools/setup --python`, which may not be there: of SHERD_VENV, or build/venv of the source tree.
+std::string python_of_venv();
 /// tools/bench/NAME of the source tree above this program or above the working directory; Error if there is none.
 std::string source_file(std::string_view name);
 /// A program that was built into this one's folder; Error naming it if it was not.

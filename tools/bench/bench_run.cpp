@@ -1,19 +1,25 @@
+#include <cstdlib>
 #include <filesystem>
 
 #include <unistd.h>
 
 #include "runtime/tensor/error.h"
 #include "tools/bench/bench.h"
+#include "tools/bench/teams.h"
 
 namespace sherd::bench {
 
 namespace {
 
-// Asks the interpreter for its torch and measures its best settings: peers/settings.py.
+std::filesystem::path this_program() { return std::filesystem::read_symlink("/proc/self/exe"); }
+
+// Asks the interpreter for its torch and the best settings for it: peers/settings.py.
 TorchPeer find_torch(const std::string& python) {
   TorchPeer peer;
   peer.python = python;
   try {
+    check(python != python_of_venv() || std::filesystem::exists(python),
+          "there is no {}; tools/setup --python makes that environment, --python names another", python);
     const Side side(SideCommand{{python, source_file("peers/settings.py")}, {}});
     const nlohmann::json& found = side.greeting();
     peer.name = found.at("peer").get<std::string>();
@@ -26,9 +32,17 @@ TorchPeer find_torch(const std::string& python) {
 
 }  // namespace
 
+std::string python_of_venv() {
+  const char* named = std::getenv("SHERD_VENV");
+  std::filesystem::path folder = named ? named : "build/venv";
+  try {
+    if (!named) folder = std::filesystem::path(source_file("peers")).parent_path() / "../../build/venv";
+  } catch (const Error&) {}  // outside of a source tree
+  return (folder / "bin/python").lexically_normal();
+}
+
 std::string source_file(std::string_view name) {
-  const std::filesystem::path starts[] = {std::filesystem::read_symlink("/proc/self/exe").parent_path(),
-                                          std::filesystem::current_path()};
+  const std::filesystem::path starts[] = {this_program().parent_path(), std::filesystem::current_path()};
   for (const auto& start : starts)
     for (std::filesystem::path at = start; at != at.root_path(); at = at.parent_path())
       if (const auto file = at / "tools/bench" / name; std::filesystem::exists(file)) return file;
@@ -37,9 +51,20 @@ std::string source_file(std::string_view name) {
 }
 
 std::string program_beside(std::string_view name) {
-  const auto file = std::filesystem::read_symlink("/proc/self/exe").replace_filename(name);
+  const auto file = this_program().replace_filename(name);
   check(std::filesystem::exists(file), "{} is not built", file.string());
   return file;
+}
+
+Outcome BenchRun::hold(const Contest& contest) const {
+  Sides sides;
+  return hold(contest, sides);
+}
+
+Outcome BenchRun::hold(const Contest& contest, Sides& sides) const {
+  Outcome outcome = bench::hold(contest, sides);
+  keep_fastest(contest, outcome);
+  return outcome;
 }
 
 const std::vector<TorchPeer>& BenchRun::torches() {

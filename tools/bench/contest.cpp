@@ -98,7 +98,9 @@ double Answers::median() const { return bench::median(seconds); }
 double Answers::median(const char* pointer) const {
   std::vector<double> values;
   for (const nlohmann::json& answer : answers) {
-    const nlohmann::json& found = answer.at(nlohmann::json::json_pointer(pointer));
+    const nlohmann::json::json_pointer at(pointer);
+    check(answer.contains(at), "{} answered without {}", name, pointer);
+    const nlohmann::json& found = answer[at];
     if (found.is_array())
       for (const nlohmann::json& value : found) values.push_back(value);
     else values.push_back(found);
@@ -159,14 +161,22 @@ void note_missing(Figure& figure, const Outcome& outcome) {
   if (outcome.limit && !outcome.limit->ok()) add_note(figure, "no limit: " + outcome.limit->error);
 }
 
-void fill(Figure& figure, const Outcome& outcome, const Seconds& to_value, const Seconds& to_limit) {
+void fill_by(Figure& figure, const Outcome& outcome, const std::function<double(const Answers&)>& value_of) {
   check(outcome.ours.ok(), "{}", outcome.ours.error);
-  figure.value = to_value(outcome.ours.median());
+  figure.value = value_of(outcome.ours);
   figure.device = outcome.ours.device;
-  for (const Answers& peer : outcome.peers)
-    if (peer.ok()) figure.peers.push_back({peer.name, to_value(peer.median()), peer.settings});
-  if (to_limit && outcome.limit && outcome.limit->ok()) figure.limit = to_limit(outcome.limit->median());
+  for (const Answers& peer : outcome.peers) {
+    if (!peer.ok()) continue;
+    try {
+      figure.peers.push_back({peer.name, value_of(peer), peer.settings});
+    } catch (const std::exception& error) { add_note(figure, fmt::format("no peer: {}", error.what())); }
+  }
   note_missing(figure, outcome);
+}
+
+void fill(Figure& figure, const Outcome& outcome, const Seconds& to_value, const Seconds& to_limit) {
+  fill_by(figure, outcome, [&](const Answers& side) { return to_value(side.median()); });
+  if (to_limit && outcome.limit && outcome.limit->ok()) figure.limit = to_limit(outcome.limit->median());
 }
 
 }  // namespace sherd::bench

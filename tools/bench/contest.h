@@ -17,6 +17,8 @@ struct Contestant {
   std::string request;
   std::string settings{};  ///< of the peer's libraries, for people
   std::string error{};     ///< why it cannot be started; else empty
+  std::string team{};      ///< of the neighbours of one team only the fastest counts (teams.h)
+  std::string variant{};   ///< which of its team it is, for people
 };
 
 struct Contest {
@@ -37,6 +39,7 @@ struct Answers {
   std::string error;                    ///< why there is nothing; else empty
   bool ok() const { return error.empty(); }
   /// Of the samples; of a number or list of numbers in every answer, which may lie deeper: "/peak_bytes/gradients".
+  /// Error naming the side where an answer lacks it.
   double median() const;
   double median(const char* pointer) const;
 };
@@ -62,6 +65,8 @@ using Seconds = std::function<double(double seconds)>;
 /// The medians of an outcome as a figure's value, peers and limit, converted from seconds, and its device; why a peer
 /// is missing goes into the note. Error if our side failed.
 void fill(Figure& figure, const Outcome& outcome, const Seconds& to_value, const Seconds& to_limit = {});
+/// The same for any number: `value_of` reads it out of what a side has answered; a peer for which that throws is noted.
+void fill_by(Figure& figure, const Outcome& outcome, const std::function<double(const Answers&)>& value_of);
 /// "no peer: why" for each that failed.
 void note_missing(Figure& figure, const Outcome& outcome);
 void add_note(Figure& figure, const std::string& text);

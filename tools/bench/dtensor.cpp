@@ -1,6 +1,4 @@
-// dtensor.*: what a call on distributed tensors costs more than on plain ones. The peer's figure is the one its makers
-// publish, about 24 to 26 microseconds on the CPU of each dispatch; where a torch that has DTensor is given, it is
-// measured beside us.
+// dtensor.*: what a call on distributed tensors costs more than on plain ones.
 #include <fmt/format.h>
 
 #include "tools/bench/bench.h"
@@ -10,8 +8,6 @@ namespace sherd::bench {
 
 namespace {
 
-constexpr double kPublishedSeconds = 25e-6;
-
 Benchmark dtensor_benchmark(const std::string& kind, std::string summary, double target_ns, int samples) {
   Benchmark row;
   row.name = "dtensor." + kind;
@@ -20,10 +16,9 @@ Benchmark dtensor_benchmark(const std::string& kind, std::string summary, double
   row.target = {Rule::value_at_most, target_ns};
   row.measure = [kind, samples](Figure& figure, BenchRun& run) {
     const std::string request = fmt::format("{} {}", kind, run.sized(samples, 3));
-    const Outcome outcome = hold({.ours = {child("dtensor", {}), request},
+    const Outcome outcome = run.hold({.ours = {child("dtensor", {}), request},
                                   .peers = run.torch_contestants("dtensor.py", {}, request),
                                   .rounds = run.sized(3, 1)});
-    figure.peers.push_back({"torch DTensor, published", kPublishedSeconds * 1e9});
     fill(figure, outcome, [](double seconds) { return seconds * 1e9; });
     for (const auto& [name, of] : outcome.ours.answers.back().at("rows").items())
       figure.detail[name] = {{"extra_ns", of.at("extra").get<double>() * 1e9},

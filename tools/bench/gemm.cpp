@@ -33,7 +33,7 @@ Benchmark gemm_benchmark(const Shape& s, const std::string& dtype) {
                     .limit = Contestant{child("fma", {}), dtype + " 1"},
                     .rounds = run.sized(5, 1)};
     contest.peers.push_back({child("gemm", {"--engine", "onednn"}), request});
-    const Outcome outcome = hold(contest);
+    const Outcome outcome = run.hold(contest);
     const double gigaflops = 2e-9 * m * n * k;
     fill(
         figure, outcome, [&](double seconds) { return gigaflops / seconds; },

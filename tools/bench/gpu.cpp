@@ -46,7 +46,7 @@ Benchmark op_benchmark(const GpuOp& o) {
                     .rounds = run.sized(5, 1),
                     .patience = kOpPatience};
     if (o.bytes > 0) contest.limit = limit_of(fmt::format("copy {:.0f} {}", run.sized(o.bytes, 4096.0), calls));
-    const Outcome outcome = hold(contest, run.sides());
+    const Outcome outcome = run.hold(contest, run.sides());
     const auto to_us = [](double seconds) { return seconds * 1e6; };
     fill(figure, outcome, to_us, to_us);
     figure.detail["how"] = outcome.ours.answers.back().at("how");
@@ -83,7 +83,7 @@ Benchmark product_benchmark(const Product& p) {
                           .limit = limit_of(request),
                           .rounds = run.sized(5, 1),
                           .patience = kOpPatience};
-    const Outcome outcome = hold(contest, run.sides());
+    const Outcome outcome = run.hold(contest, run.sides());
     const auto to_us = [](double seconds) { return seconds * 1e6; };
     fill(figure, outcome, to_us, to_us);
     figure.detail["teraflops"] = 2e-12 * m * n * k / outcome.ours.median();
@@ -175,7 +175,7 @@ Benchmark copy_benchmark() {
     const Contest contest{.ours = limit_of(fmt::format("copy {:.0f} {}", bytes, run.sized(20, 2))),
                           .rounds = run.sized(5, 1)};
     if (!contest.ours.error.empty()) throw Error(contest.ours.error);
-    const Outcome outcome = hold(contest, run.sides());
+    const Outcome outcome = run.hold(contest, run.sides());
     fill(figure, outcome, [&](double seconds) { return bytes / seconds / 1e12; });
   };
   return row;

@@ -41,7 +41,7 @@ Benchmark overlap_benchmark(bool prefetch, Target target) {
     const std::string model(run.sized<std::string_view>(kModel, "tiny"));
     const Pace pace = half_of_compute(run, model);
     const Outcome outcome =
-        hold({.ours = {child("step",
+        run.hold({.ours = {child("step",
                              {"--model", model, "--link", fmt::format("{},0", pace.bytes_per_second), "--prefetch",
                               prefetch ? "true" : "false"},
                              kRanks),

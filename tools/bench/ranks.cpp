@@ -5,22 +5,35 @@
 #include "tools/bench/bench.h"
 #include "tools/bench/child.h"
 #include "tools/bench/models.h"
+#include "tools/bench/teams.h"
 
 namespace sherd::bench {
 
 namespace {
 
-Benchmark fully_shard_benchmark() {
+// DDP first, which is the faster of the two on CPUs; bf16 is FSDP2's mixed precision and DDP's autocast.
+std::vector<Contestant> torches(const std::string& model, const std::string& dtype, BenchRun& run) {
+  std::vector<Contestant> all;
+  for (const char* kind : {"ddp", "fsdp2"}) {
+    const bool casts = dtype == "bf16" && std::string_view(kind) == "ddp";
+    const auto peers = run.torch_contestants("sharded_step.py", {kind, model, "2", casts ? "autocast" : dtype}, "2");
+    for (Contestant& one : in_variants(peers, {{"eager", {"eager"}}, {"torch.compile", {"compile"}}}))
+      all.push_back(std::move(one));
+  }
+  return all;
+}
+
+Benchmark fully_shard_benchmark(const std::string& dtype, Target target) {
   Benchmark row;
-  row.name = "fsdp.bigger.r2";
-  row.summary = "fully_shard on 2 ranks of one thread beside DDP over gloo, 8 sequences per rank";
+  row.name = dtype == "f32" ? "fsdp.bigger.r2" : fmt::format("fsdp.bigger.{}.r2", dtype);
+  row.summary = "fully_shard on 2 ranks of one thread beside DDP and FSDP2 over gloo, 8 sequences per rank";
   row.unit = {"tokens/s", Better::higher, 0};
-  row.target = {Rule::ratio_at_least, 1.2};
-  row.measure = [](Figure& figure, BenchRun& run) {
+  row.target = target;
+  row.measure = [dtype](Figure& figure, BenchRun& run) {
     const std::string model = run.sized<std::string>("bigger", "tiny");
-    const Outcome outcome = hold({.ours = {child("step", {"--model", model}, 2), "2"},
-                                  .peers = run.torch_contestants("ddp.py", {model, "2"}, "2"),
-                                  .rounds = run.sized(4, 1)});
+    const Outcome outcome = run.hold({.ours = {child("step", {"--model", model, "--dtype", dtype}, 2), "2"},
+                                      .peers = torches(model, dtype, run),
+                                      .rounds = run.sized(4, 1)});
     const auto tokens = static_cast<double>(2 * bench_model(model).tokens_per_step());
     fill(figure, outcome, [&](double seconds) { return tokens / seconds; });
     figure.detail["step_ms"] = outcome.ours.median() * 1e3;
@@ -40,14 +53,15 @@ Benchmark tensor_parallel_benchmark() {
     const std::string model = run.sized<std::string>("bigger", "tiny");
     Contestant alone{child("step", {"--model", model, "--threads", "2"}), "2"};
     alone.settings = "one process, 2 threads";
-    const Outcome outcome = hold({.ours = {child("step", {"--model", model, "--tensor_parallel", "true"}, 2), "2"},
+    const Outcome outcome = run.hold({.ours = {child("step", {"--model", model, "--tensor_parallel", "true"}, 2), "2"},
                                   .peers = {alone},
                                   .rounds = run.sized(4, 1)});
     const auto tokens = static_cast<double>(bench_model(model).tokens_per_step());
     fill(figure, outcome, [&](double seconds) { return tokens / seconds; });
     figure.detail["step_ms"] = outcome.ours.median() * 1e3;
     figure.detail["loss"] = outcome.ours.answers.back().at("loss");
-    if (outcome.peers[0].ok()) figure.detail["loss_of_one"] = outcome.peers[0].answers.back().at("loss");
+    for (const Answers& peer : outcome.peers)
+      if (peer.ok()) figure.detail["peer_loss"] = peer.answers.back().at("loss");
   };
   return row;
 }
@@ -64,7 +78,7 @@ const Outcome& state_outcome(int ranks, BenchRun& run) {
   const std::string model = run.sized<std::string>("bigger", "tiny");
   return run.shared(fmt::format("state {} {}", model, ranks), [&] {
     return Contest{.ours = {child("step", {"--model", model, "--batch", "1", "--tokens", "1"}, ranks), "2"},
-                   .peers = run.torch_contestants("ddp.py", {model, "1"}, "1"),
+                   .peers = run.torch_contestants("sharded_step.py", {"ddp", model, "1", "f32", "eager"}, "1"),
                    .rounds = 1};
   });
 }
@@ -89,15 +103,14 @@ Benchmark state_benchmark(int ranks, bool peak, Target target) {
   row.target = target;
   row.measure = [ranks, peak](Figure& figure, BenchRun& run) {
     const Outcome& outcome = state_outcome(ranks, run);
-    const nlohmann::json& ours = outcome.ours.answers.back().at(peak ? "bytes_at_peak" : "held_bytes");
-    figure.value = sum_of(ours, {"parameters", "unsharded", "gradients", "optimizer", "communication"}) / 1e6;
+    const char* field = peak ? "bytes_at_peak" : "held_bytes";
+    fill_by(figure, outcome, [&](const Answers& side) {
+      const nlohmann::json& answer = side.answers.back();
+      if (answer.contains("state_bytes")) return side.median(peak ? "/state_bytes/peak" : "/state_bytes/persistent") / 1e6;
+      return sum_of(answer.at(field), {"parameters", "unsharded", "gradients", "optimizer", "communication"}) / 1e6;
+    });
     if (peak) figure.limit = expected_peak_bytes(bench_model(run.sized<std::string>("bigger", "tiny")), ranks) / 1e6;
-    for (const Answers& peer : outcome.peers)
-      if (peer.ok())
-        figure.peers.push_back(
-            {peer.name, peer.median(peak ? "/state_bytes/peak" : "/state_bytes/persistent") / 1e6, peer.settings});
-    note_missing(figure, outcome);
-    figure.detail = ours;
+    figure.detail = outcome.ours.answers.back().at(field);
   };
   return row;
 }
@@ -106,7 +119,8 @@ Benchmark state_benchmark(int ranks, bool peak, Target target) {
 
 std::vector<Benchmark> ranks_benchmarks() {
   return {
-      fully_shard_benchmark(),
+      fully_shard_benchmark("f32", {Rule::ratio_at_least, 1.2}),
+      fully_shard_benchmark("bf16", {}),
       tensor_parallel_benchmark(),
       state_benchmark(1, true, {Rule::limit_factor_at_most, 1.0}),
       state_benchmark(2, true, {Rule::ratio_at_least, 1 / 0.65}),

@@ -36,7 +36,7 @@ Benchmark shm_benchmark(const std::string& collective, const std::string& size, 
                     .limit = Contestant{{{program_beside("bench_shm_limit")}, {}}, request},
                     .rounds = run.sized(5, 1)};
     contest.peers.push_back(mpi_contestant(request));
-    const Outcome outcome = hold(contest);
+    const Outcome outcome = run.hold(contest);
     const auto to_value = [&](double seconds) { return seconds * (small ? 1e6 : 1e3); };
     fill(figure, outcome, to_value, to_value);
     figure.detail["gigabytes_per_second"] = static_cast<double>(used) / outcome.ours.median() / 1e9;

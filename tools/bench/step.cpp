@@ -1,10 +1,11 @@
-// step.*: time of one training step; flops.*: its share of the machine's multiply-adds; rss.*: how much memory it
+// step.*: time of one training step, captured or, with .eager, not; flops.*: its share of the machine's multiply-adds; rss.*: how much memory it
 // takes.
 #include <fmt/format.h>
 
 #include "tools/bench/bench.h"
 #include "tools/bench/child.h"
 #include "tools/bench/models.h"
+#include "tools/bench/teams.h"
 
 namespace sherd::bench {
 
@@ -13,18 +14,32 @@ namespace {
 struct StepCase {
   std::string model, dtype;
   int threads;
+  bool captured = true;
 };
+
+// PyTorch as its user would have it: compiled or not, and in bf16 by casting at each product or throughout.
+std::vector<Contestant> torches(const StepCase& c, const std::string& model, const std::string& steps, BenchRun& run) {
+  std::vector<Variant> variants;
+  for (const char* dtype : {"f32", "autocast", "bf16"}) {
+    if ((c.dtype == "f32") != (std::string_view(dtype) == "f32")) continue;
+    const std::string threads = std::to_string(c.threads), suffix = c.dtype == "f32" ? "" : fmt::format(" {}", dtype);
+    variants.push_back({"eager" + suffix, {model, dtype, threads, "eager"}});
+    if (c.captured) variants.push_back({"torch.compile" + suffix, {model, dtype, threads, "compile"}});
+  }
+  return in_variants(run.torch_contestants("step.py", {}, steps, c.threads), variants);
+}
 
 // Steps per turn: some hundred milliseconds at least.
 const Outcome& step_outcome(const StepCase& c, BenchRun& run) {
   const std::string model = run.sized<std::string>(c.model, "tiny"), threads = std::to_string(c.threads);
-  return run.shared(fmt::format("step {} {} {}", model, c.dtype, threads), [&] {
+  return run.shared(fmt::format("step {} {} {} {}", model, c.dtype, threads, c.captured), [&] {
     const std::string steps = model == "mini" ? "8" : "2";
-    Contest contest{.ours = {child("step", {"--model", model, "--dtype", c.dtype, "--threads", threads}), steps},
-                    .peers = run.torch_contestants("step.py", {model, c.dtype, threads}, steps, c.threads),
-                    .limit = Contestant{child("fma", {}), fmt::format("{} {}", c.dtype, threads)},
-                    .rounds = run.sized(model == "mini" ? 9 : 4, 1)};
-    return contest;
+    std::vector<std::string> flags = {"--model", model, "--dtype", c.dtype, "--threads", threads};
+    if (!c.captured) flags.insert(flags.end(), {"--captured", "false"});
+    return Contest{.ours = {child("step", flags), steps},
+                   .peers = torches(c, model, steps, run),
+                   .limit = Contestant{child("fma", {}), fmt::format("{} {}", c.dtype, threads)},
+                   .rounds = run.sized(model == "mini" ? 9 : 4, 1)};
   });
 }
 
@@ -37,8 +52,9 @@ void describe_outcome(Figure& figure, const Outcome& outcome, const StepCase& c,
 
 Benchmark step_benchmark(const StepCase& c, std::optional<double> times_peer = {}) {
   Benchmark row;
-  row.name = fmt::format("step.{}.{}.t{}", c.model, c.dtype, c.threads);
-  row.summary = fmt::format("training step of {}, {} thread{}", c.model, c.threads, c.threads > 1 ? "s" : "");
+  row.name = fmt::format("step.{}.{}.t{}{}", c.model, c.dtype, c.threads, c.captured ? "" : ".eager");
+  row.summary = fmt::format("training step of {}, {} thread{}{}", c.model, c.threads, c.threads > 1 ? "s" : "",
+                            c.captured ? "" : ", nothing captured or compiled");
   row.unit = {"ms"};
   if (times_peer) row.target = {Rule::ratio_at_least, *times_peer};
   row.measure = [c](Figure& figure, BenchRun& run) {
@@ -77,11 +93,7 @@ Benchmark memory_growth_benchmark(const StepCase& c, double times_peer) {
   row.target = {Rule::ratio_at_least, times_peer};
   row.measure = [c](Figure& figure, BenchRun& run) {
     const Outcome& outcome = step_outcome(c, run);
-    const auto growth = [](const Answers& side) { return side.median("/growth_bytes") / 1e6; };
-    figure.value = growth(outcome.ours);
-    for (const Answers& peer : outcome.peers)
-      if (peer.ok()) figure.peers.push_back({peer.name, growth(peer), peer.settings});
-    note_missing(figure, outcome);
+    fill_by(figure, outcome, [](const Answers& side) { return side.median("/growth_bytes") / 1e6; });
   };
   return row;
 }
@@ -89,19 +101,19 @@ Benchmark memory_growth_benchmark(const StepCase& c, double times_peer) {
 }  // namespace
 
 std::vector<Benchmark> step_benchmarks() {
-  return {
-      step_benchmark({"mini", "f32", 1}, 1.4),
-      step_benchmark({"mini", "f32", 2}, 1.7),
-      step_benchmark({"bigger", "f32", 1}, 1.15),
-      step_benchmark({"bigger", "f32", 2}, 1.25),
-      step_benchmark({"mini", "bf16", 1}),
-      step_benchmark({"mini", "bf16", 2}),
-      step_benchmark({"bigger", "bf16", 1}, 1.6),
-      step_benchmark({"bigger", "bf16", 2}, 1.6),
-      flops_benchmark({"bigger", "f32", 1}, 0.80),
-      flops_benchmark({"bigger", "f32", 2}, 0.76),
-      memory_growth_benchmark({"bigger", "f32", 1}, 2.0),
+  std::vector<Benchmark> rows = {
+      step_benchmark({"mini", "f32", 1}, 1.4),    step_benchmark({"mini", "f32", 2}, 1.7),
+      step_benchmark({"bigger", "f32", 1}, 1.15), step_benchmark({"bigger", "f32", 2}, 1.25),
+      step_benchmark({"mini", "bf16", 1}),        step_benchmark({"mini", "bf16", 2}),
+      step_benchmark({"bigger", "bf16", 1}, 1.6), step_benchmark({"bigger", "bf16", 2}, 1.6),
   };
+  for (const char* model : {"mini", "bigger"})
+    for (const char* dtype : {"f32", "bf16"})
+      for (const int threads : {1, 2}) rows.push_back(step_benchmark({model, dtype, threads, false}));
+  rows.push_back(flops_benchmark({"bigger", "f32", 1}, 0.80));
+  rows.push_back(flops_benchmark({"bigger", "f32", 2}, 0.76));
+  rows.push_back(memory_growth_benchmark({"bigger", "f32", 1}, 2.0));
+  return rows;
 }
 
 }  // namespace sherd::bench

@@ -17,10 +17,7 @@ class RmsNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x):
-        if hasattr(F, "rms_norm"):
-            return F.rms_norm(x, (x.shape[-1],), self.weight, 1e-5)
-        y = x.float()
-        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * self.weight
+        return F.rms_norm(x, (x.shape[-1],), self.weight, 1e-5)
 
 
 class LlamaBlock(nn.Module):
@@ -43,12 +40,7 @@ class LlamaBlock(nn.Module):
             return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(v.dtype)
 
         q, k = turn(q), turn(k)
-        if hasattr(F, "scaled_dot_product_attention"):
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        else:
-            k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))
-            mask = torch.full((tokens, tokens), float("-inf"), device=x.device).triu(1)
-            y = (q @ k.transpose(2, 3) * self.head ** -0.5 + mask).softmax(-1).to(v.dtype) @ v
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, tokens, -1))
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)

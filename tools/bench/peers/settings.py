@@ -1,71 +1,35 @@
-"""Finds the environment in which this Python's torch is fastest on this CPU, by measuring, and prints it as JSON.
+"""Says which torch this Python has and in which environment it is fastest on a CPU, as JSON.
 
-OpenBLAS chooses its kernels by the CPU's model number; one it does not know gets slow generic kernels, and then an
-OPENBLAS_CORETYPE by hand is what its user would set. So every candidate runs one matrix product in a process of its
-own; unset wins unless another is 5 % faster. torch's own vector code needs a capability by name in some versions.
+torch 2 finds its vector code and its products' kernels by itself; what it leaves to its user is that threads stay on
+their CPUs. Programs with several ranks bind them themselves (ranks.py).
 """
 
 import json
-import os
-import subprocess
+import re
 import sys
 
-OPENMP_BLAS = "/usr/lib/x86_64-linux-gnu/openblas-openmp"  # the build whose threads are torch's own
+import torch
 
-PROBE = """
-import sys, time, torch
-torch.set_num_threads(1)
-a = torch.ones(384, 384)
-a @ a
-best = 1e9
-for _ in range(8):
-    start = time.perf_counter()
-    a @ a
-    best = min(best, time.perf_counter() - start)
-print(torch.__version__, 2 * 384**3 / best / 1e9)
-"""
+OLDEST = (2, 6)  # fully_shard, fused AdamW on the CPU
 
 
-def cpu_flags():
-    with open("/proc/cpuinfo") as file:
-        return set(next((line.split(":")[1] for line in file if line.startswith("flags")), "").split())
-
-
-def base_settings(flags):
-    settings = {"OMP_PROC_BIND": "true"}
-    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
-        settings["ATEN_CPU_CAPABILITY"] = "avx512"
-    if os.path.isdir(OPENMP_BLAS):
-        settings["LD_LIBRARY_PATH"] = ":".join(filter(None, [OPENMP_BLAS, os.environ.get("LD_LIBRARY_PATH", "")]))
-    return settings
-
-
-def probe(settings):
-    environment = {**os.environ, **settings}
-    run = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True)
-    if run.returncode:
-        sys.exit(run.stderr.strip().splitlines()[-1] if run.stderr.strip() else f"status {run.returncode}")
-    version, gflops = run.stdout.split()
-    return version, float(gflops)
+def libraries():
+    """What computes for it: {"oneDNN": "3.11.3", ...}, as far as this build says."""
+    config = torch.__config__.show()
+    patterns = {"MKL": r"oneAPI Math Kernel Library Version (\S+)", "oneDNN": r"MKL-DNN v(\S+)",
+                "OpenMP": r"OpenMP (\d+)", "vectors": r"CPU capability usage: (\S+)"}
+    return {name: match[1] for name, pattern in patterns.items() if (match := re.search(pattern, config))}
 
 
 def main():
-    flags = cpu_flags()
-    settings = base_settings(flags)
-    candidates = ["", "SkylakeX" if "avx512f" in flags else "Haswell"]
-    rates = {}
-    for name in candidates:
-        version, rates[name] = probe({**settings, **({"OPENBLAS_CORETYPE": name} if name else {})})
-    best = max(candidates, key=lambda name: rates[name])
-    if best and rates[best] > 1.05 * rates[""]:
-        settings["OPENBLAS_CORETYPE"] = best
-    described = [f"{name}={value}" for name, value in sorted(settings.items()) if name != "LD_LIBRARY_PATH"]
-    described += ["OpenMP OpenBLAS"] if "LD_LIBRARY_PATH" in settings else []
+    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+    if version < OLDEST:
+        sys.exit(f"torch {torch.__version__} is older than {'.'.join(map(str, OLDEST))}: tools/setup --python installs one")
     print(json.dumps({
-        "peer": "torch " + version,
-        "environment": settings,
-        "settings": " ".join(described),
-        "probe_gflops": {name or "unset": round(rate, 1) for name, rate in rates.items()},
+        "peer": "torch " + torch.__version__.split("+")[0],
+        "environment": {"OMP_PROC_BIND": "true"},
+        "settings": "OMP_PROC_BIND=true",
+        "libraries": libraries(),
     }))
 
 

@@ -29,6 +29,6 @@ def requests():
 
 def serve(answer_to):
     """Answers every request by the dict answer_to(request)."""
-    say(peer="torch " + torch.__version__)
+    say(peer="torch " + torch.__version__.split("+")[0])
     for request in requests():
         say(**answer_to(request))
