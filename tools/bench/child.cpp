@@ -29,6 +29,7 @@ constexpr std::array kChildren = {
     Child{"gpu_op", run_gpu_op_child},
     Child{"gpu_probe", run_gpu_probe_child},
     Child{"loss", run_loss_child},
+    Child{"units", run_units_child},
 };
 
 void say(const nlohmann::json& object) {

@@ -37,6 +37,7 @@ int run_dispatch_child(std::span<const std::string_view> args);     // dispatch_
 int run_dtensor_child(std::span<const std::string_view> args);      // dtensor_child.cpp
 int run_collectives_child(std::span<const std::string_view> args);  // collectives_child.cpp
 int run_fma_child(std::span<const std::string_view> args);          // fma_child.cpp
+int run_units_child(std::span<const std::string_view> args);        // units_child.cpp
 int run_loss_child(std::span<const std::string_view> args);         // loss_child.cpp
 int run_gpu_op_child(std::span<const std::string_view> args);       // gpu_op_child.cpp
 int run_gpu_probe_child(std::span<const std::string_view> args);    // gpu_probe_child.cpp

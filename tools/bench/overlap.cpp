@@ -21,34 +21,36 @@ struct Pace {
 };
 
 // Without a link first: a step's computing is what that step does not wait. The link then takes half as long.
-Pace half_of_compute(BenchRun& run, const std::string& model) {
-  const Outcome& outcome = run.shared("overlap pace", [&] {
-    return Contest{.ours = {child("step", {"--model", model}, kRanks), "4"}, .rounds = run.sized(2, 1)};
+Pace half_of_compute(BenchRun& run, const std::string& model, const std::string& captured) {
+  const Outcome& outcome = run.shared("overlap pace " + captured, [&] {
+    return Contest{.ours = {child("step", {"--model", model, "--captured", captured}, kRanks), "4"},
+                   .rounds = run.sized(2, 1)};
   });
   const double compute = outcome.ours.median("/computing_seconds");
   const double received = outcome.ours.median("/comm_bytes") * (kRanks - 1) / kRanks;
   return {received / (compute / 2), compute / 2};
 }
 
-Benchmark overlap_benchmark(bool prefetch, Target target) {
+Benchmark overlap_benchmark(const std::string& name, bool captured, bool prefetch, Target target) {
   Benchmark row;
-  row.name = fmt::format("overlap.prefetch_{}", prefetch ? "on" : "off");
+  row.name = "overlap." + name;
   row.summary =
       "exposed share of communication, 16 blocks on 2 ranks, a link that takes half of computing; limit: floor";
   row.unit = {"% exposed", Better::lower, 1};
   row.target = target;
-  row.measure = [prefetch](Figure& figure, BenchRun& run) {
+  row.measure = [flag = std::string(captured ? "true" : "false"), prefetch](Figure& figure, BenchRun& run) {
     const std::string model(run.sized<std::string_view>(kModel, "tiny"));
-    const Pace pace = half_of_compute(run, model);
+    const Pace pace = half_of_compute(run, model, flag);
     const Outcome outcome =
         run.hold({.ours = {child("step",
                              {"--model", model, "--link", fmt::format("{},0", pace.bytes_per_second), "--prefetch",
-                              prefetch ? "true" : "false"},
+                              prefetch ? "true" : "false", "--captured", flag},
                              kRanks),
                        "4"},
               .rounds = run.sized(5, 1)});
     const auto units = static_cast<double>(bench_model(model).layers);
-    figure.value = 100 * outcome.ours.median("/exposed_seconds") / pace.comm_seconds;
+    fill_by(figure, outcome,
+            [&](const Answers& side) { return 100 * side.median("/exposed_seconds") / pace.comm_seconds; });
     figure.limit = 100 * 2 / (3 * units - 1);
     const double skew = outcome.ours.median("/skew_seconds");
     figure.detail["exposed_skew_ms"] = skew * 1e3;
@@ -65,8 +67,9 @@ Benchmark overlap_benchmark(bool prefetch, Target target) {
 
 std::vector<Benchmark> overlap_benchmarks() {
   return {
-      overlap_benchmark(true, {Rule::value_at_most, 100 * 2.0 / 47 + 3}),
-      overlap_benchmark(false, {}),
+      overlap_benchmark("prefetch_on", true, true, {Rule::value_at_most, 100 * 2.0 / 47 + 3}),
+      overlap_benchmark("prefetch_off", true, false, {}),
+      overlap_benchmark("eager", false, true, {}),
   };
 }
 
