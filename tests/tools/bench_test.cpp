@@ -142,6 +142,54 @@ TEST_F(Bench, OfAPeersVariantsTheFastestCounts) {
   EXPECT_EQ(all[1].at("peer_value"), 3'000) << "what is not captured is compared with what is not compiled";
 }
 
+TEST_F(Bench, AnotherBuildIsTheOnlyPeerAndNoTargetHolds) {
+  const auto end = sherd({"bench", "dispatch.plain", "step.mini.f32.t1", "rss", "memory.bigger.r2", "overlap", "units.r2",
+                          "--smoke", "--against", SHERD_PROGRAM, "--json"});
+  EXPECT_EQ(end.status, 0) << end.out;
+  EXPECT_EQ(figures(end).size(), 10u);
+  for (const nlohmann::json& figure : figures(end)) {
+    ASSERT_EQ(figure.value("peers", nlohmann::json::array()).size(), 1u) << figure;
+    EXPECT_EQ(figure.at("peer"), std::filesystem::canonical(SHERD_PROGRAM).string());
+    EXPECT_GT(figure.at("ratio"), 0);
+    EXPECT_TRUE(figure.at("target").is_null() && !figure.contains("note")) << figure;
+  }
+}
+
+TEST_F(Bench, ABuildTrainsLikeItself) {  // the same bits, through the figure that compares losses
+  const auto end = sherd({"bench", "loss.mini.f32", "--smoke", "--against", SHERD_PROGRAM, "--json"});
+  EXPECT_EQ(figures(end).at(0).at("value"), 0) << end.out;
+}
+
+TEST_F(Bench, AnotherBuildIsAskedInTheSameWords) {
+  const std::string other = dir_.write("sherd", "#!/bin/sh\necho \"$@\" >> " + dir_ / "words" + "; " +
+                                                    answering("sherd", "1") + "\n");
+  std::filesystem::permissions(other, std::filesystem::perms::owner_all);
+  const auto end = sherd({"bench", "step.mini.f32.t1.eager", "units.r2", "--smoke", "--against", other, "--json"});
+  EXPECT_EQ(figures(end).at(0).at("peer_value"), 1'000);
+  EXPECT_EQ(dir_.read("words"),
+            "bench --child step --model tiny --dtype f32 --threads 1 --captured false\nrun -n 2 -- " + other +
+                " bench --child units --sharded true\n");
+}
+
+TEST_F(Bench, ABuildThatAnswersOtherwiseIsNoted) {
+  struct Case {
+    std::string script, note;
+  };
+  for (const Case& c : {Case{"echo 'sherd: there is no flag --model' >&2; exit 1", "there is no flag --model"},
+                        Case{answering("sherd", "1"), "answered without /growth_bytes"}}) {
+    const std::string other = dir_.write("sherd", "#!/bin/sh\n" + c.script + "\n");
+    std::filesystem::permissions(other, std::filesystem::perms::owner_all);
+    const auto end = sherd({"bench", "rss", "--smoke", "--against", other, "--json"});
+    const nlohmann::json figure = figures(end).at(0);
+    EXPECT_GT(figure.at("value"), 0);
+    EXPECT_TRUE(figure.at("peer").is_null());
+    expect_within(figure.at("note"), {"no peer: ", c.note});
+  }
+  expect_within(sherd({"bench", "rss", "--against", dir_ / "nothing"}).err,
+                {"--against", dir_ / "nothing", "there is no program"});
+  expect_within(sherd({"bench", "rss", "--against", SHERD_PROGRAM, "--python", "none"}).err, {"only peer", "--python"});
+}
+
 TEST_F(Bench, WithoutAnEnvironmentTheRemedyIsNamed) {
   const auto end = sherd({"bench", "dispatch.plain", "--smoke", "--json"}, {"SHERD_VENV=" + (dir_ / "none")});
   expect_within(figures(end).at(0).at("note"), {"no peer: ", dir_ / "none", "tools/setup --python"});

@@ -53,7 +53,8 @@ std::vector<Benchmark> matching(const std::vector<std::string>& prefixes) {
 }
 
 Figure measured(const Benchmark& row, BenchRun& run) {
-  Figure figure{.name = row.name, .unit = row.unit, .target = run.smoke() ? Target{} : row.target};
+  const bool is_judged = !run.smoke() && !run.is_against();
+  Figure figure{.name = row.name, .unit = row.unit, .target = is_judged ? row.target : Target{}};
   try {
     row.measure(figure, run);
   } catch (const std::exception& error) {
@@ -95,6 +96,8 @@ int run_bench(std::span<const std::string_view> args) {
             "Python whose torch is the peer that targets are judged against; \"venv\": that of tools/setup --python (build/venv, "
             "or SHERD_VENV); \"none\" for none");
   table.add("peer_python", &more_pythons, "Pythons whose torches are printed beside it, joined by commas");
+  table.add("against", &options.against,
+            "another build's program sherd: the only peer, without targets, to compare before and after");
   table.add("json", &json, "one JSON object per figure");
   table.add("smoke", &options.smoke, "tiny sizes, one round, no targets: shows that all sides run");
   const CommandLine line = parse_command_line(table, args);
@@ -106,6 +109,12 @@ int run_bench(std::span<const std::string_view> args) {
     if (flag.key == "peer_python")
       for (std::string& word : words_of(flag.text)) options.pythons.push_back(std::move(word));
   apply_flags(table, line);
+  if (!options.against.empty()) {
+    check(!table.is_given("python") && options.pythons.empty(),
+          "--against makes the other build the only peer; leave out --python and --peer-python");
+    options.against = program_of_build(options.against);
+    first_python = "none";
+  }
   if (first_python == "venv") first_python = python_of_venv();
   if (first_python != "none") options.pythons.insert(options.pythons.begin(), first_python);
   const std::vector<Benchmark> chosen = matching({line.words.begin(), line.words.end()});

@@ -4,6 +4,7 @@
 // peers/ and the machine's limits.
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,7 @@ namespace sherd::bench {
 
 struct BenchOptions {
   std::vector<std::string> pythons;  ///< whose torches are peers; targets are judged against the first that works
+  std::string against;               ///< another build's program, the only peer; else empty
   bool smoke = false;                ///< tiny sizes, one round: shows that all sides run; figures mean nothing
 };
 
@@ -34,6 +36,8 @@ class BenchRun {
   BenchRun& operator=(const BenchRun&) = delete;
 
   bool smoke() const { return options_.smoke; }
+  /// Whether the only peer is another build: no target holds then.
+  bool is_against() const { return !options_.against.empty(); }
   /// What is asked for, or the least that works in a smoke run.
   template <class T>
   T sized(T full, T smoke) const {
@@ -47,9 +51,11 @@ class BenchRun {
   std::vector<Contestant> gpu_torch_contestants(std::string_view script, const std::vector<std::string>& words,
                                                 const std::string& request) const;
 
-  /// contest.h, with the fastest of each team.
+  /// contest.h, with the fastest of each team; and with the other build as the only peer, if there is one.
   Outcome hold(const Contest& contest) const;
   Outcome hold(const Contest& contest, Sides& sides) const;
+  /// The same side by the other build; none without one, and for what is no child of this program.
+  std::optional<Contestant> other_build(Contestant ours) const;
 
   /// The outcome under this key; the contest is held on first use, for figures that read different numbers of it.
   const Outcome& shared(const std::string& key, const std::function<Contest()>& contest);
@@ -61,6 +67,7 @@ class BenchRun {
 
  private:
   const std::vector<TorchPeer>& torches();
+  Contest opposed(Contest contest) const;
 
   BenchOptions options_;
   std::vector<TorchPeer> torches_;
@@ -89,6 +96,8 @@ std::vector<Benchmark> units_benchmarks();     // units.cpp
 std::vector<Benchmark> gpu_benchmarks();       // gpu.cpp
 std::vector<Benchmark> loss_benchmarks();      // loss.cpp
 
+/// Absolute: `path` is a program, or a build's folder with bin/sherd in it. Error if neither.
+std::string program_of_build(const std::string& path);
 /// The Python of `tools/setup --python`, which may not be there: of SHERD_VENV, or build/venv of the source tree.
 std::string python_of_venv();
 /// tools/bench/NAME of the source tree above this program or above the working directory; Error if there is none.

@@ -56,15 +56,44 @@ std::string program_beside(std::string_view name) {
   return file;
 }
 
+std::string program_of_build(const std::string& path) {
+  namespace fs = std::filesystem;
+  for (const fs::path& program : {fs::path(path), fs::path(path) / "bin/sherd"})
+    if (fs::is_regular_file(program) && ::access(program.c_str(), X_OK) == 0) return fs::canonical(program);
+  fail("--against {}: there is no program; name the sherd of another build, such as OTHER/build/release/bin/sherd", path);
+}
+
 Outcome BenchRun::hold(const Contest& contest) const {
   Sides sides;
   return hold(contest, sides);
 }
 
 Outcome BenchRun::hold(const Contest& contest, Sides& sides) const {
-  Outcome outcome = bench::hold(contest, sides);
-  keep_fastest(contest, outcome);
+  const Contest held = opposed(contest);
+  Outcome outcome = bench::hold(held, sides);
+  keep_fastest(held, outcome);
+  for (Answers& peer : outcome.peers)
+    if (is_against() && !peer.ok()) peer.error = "the other build does not answer as this one does: " + peer.error;
   return outcome;
+}
+
+std::optional<Contestant> BenchRun::other_build(Contestant ours) const {
+  bool is_a_child = false;
+  for (std::string& word : ours.command.words)
+    if (is_against() && word == this_program()) {
+      word = options_.against;
+      is_a_child = true;
+    }
+  if (!is_a_child) return std::nullopt;
+  ours.name = options_.against;
+  return ours;
+}
+
+Contest BenchRun::opposed(Contest contest) const {
+  if (!is_against()) return contest;
+  contest.peers.clear();
+  if (std::optional<Contestant> other = other_build(contest.ours)) contest.peers.push_back(std::move(*other));
+  return contest;
 }
 
 const std::vector<TorchPeer>& BenchRun::torches() {
@@ -102,7 +131,9 @@ const std::vector<Outcome>& BenchRun::shared_apart(const std::string& key,
   const auto known = outcomes_apart_.find(key);
   if (known != outcomes_apart_.end()) return known->second;
   sides_.stop_all();
-  return outcomes_apart_.emplace(key, hold_apart(contests())).first->second;
+  std::vector<Contest> opposing;
+  for (Contest& contest : contests()) opposing.push_back(opposed(std::move(contest)));
+  return outcomes_apart_.emplace(key, hold_apart(opposing)).first->second;
 }
 
 const Outcome& BenchRun::shared(const std::string& key, const std::function<Contest()>& contest) {

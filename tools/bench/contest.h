@@ -17,6 +17,7 @@ struct Contestant {
   std::string request;
   std::string settings{};  ///< of the peer's libraries, for people
   std::string error{};     ///< why it cannot be started; else empty
+  std::string name{};      ///< what figures call it; empty: as it says itself
   std::string team{};      ///< of the neighbours of one team only the fastest counts (teams.h)
   std::string variant{};   ///< which of its team it is, for people
 };

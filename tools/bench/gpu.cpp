@@ -135,6 +135,7 @@ std::vector<Contest> step_contests(const StepModel& m, BenchRun& run) {
 Outcome step_outcome(const Steps& s, BenchRun& run) {
   const std::vector<Outcome>& all =
       run.shared_apart(fmt::format("gpu step {}", s.model.name), [&] { return step_contests(s.model, run); });
+  if (run.is_against()) return all[static_cast<std::size_t>(s.ours)];
   Outcome outcome{.ours = all[static_cast<std::size_t>(s.ours)].ours, .peers = {}, .limit = {}};
   for (std::size_t i = static_cast<std::size_t>(s.peer); i < all[0].peers.size(); i += kHows)
     outcome.peers.push_back(all[0].peers[i]);

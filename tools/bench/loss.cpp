@@ -72,8 +72,16 @@ Distance distance(const std::vector<double>& a, const std::vector<double>& b) {
   return d;
 }
 
-Contestant peer(const std::string& model, const char* dtype, bool on_gpu, const Folder& folder, BenchRun& run) {
-  const std::vector<std::string> words = {model, dtype, folder.path()};
+Contestant ours(const LossCase& c, const char* dtype, const Folder& folder, const BenchRun& run) {
+  return {child("loss", {"--model", run.sized<std::string>(c.model, c.smoke), "--dtype", dtype, "--device", c.device,
+                         "--steps", std::to_string(run.sized(c.steps, 4)), "--folder", folder.path()}),
+          "all"};
+}
+
+Contestant peer(const LossCase& c, const char* dtype, const Folder& folder, BenchRun& run) {
+  if (const auto other = run.other_build(ours(c, dtype, folder, run))) return *other;
+  const std::vector<std::string> words = {run.sized<std::string>(c.model, c.smoke), dtype, folder.path()};
+  const bool on_gpu = std::string_view(c.device) != "cpu";
   const auto torches =
       on_gpu ? run.gpu_torch_contestants("loss.py", words, "all") : run.torch_contestants("loss.py", words, "all");
   check(!torches.empty(), "there is nothing to compare with: name a Python that has torch by --python");
@@ -82,27 +90,21 @@ Contestant peer(const std::string& model, const char* dtype, bool on_gpu, const 
 
 void measure(Figure& figure, const LossCase& c, BenchRun& run) {
   const Folder folder;
-  const std::string model = run.sized<std::string>(c.model, c.smoke);
   const int steps = run.sized(c.steps, 4);
-  const std::vector<std::string> flags = {"--model",  model,        "--dtype", c.dtype,
-                                          "--device", c.device,     "--steps", std::to_string(steps),
-                                          "--folder", folder.path()};
-  const bool on_gpu = std::string_view(c.device) != "cpu";
-  const Answers sherd = answers_of({child("loss", flags), "all"});
-  const std::vector<double> ours = losses_of(sherd, steps);
-  const Answers torch = answers_of(peer(model, c.dtype, on_gpu, folder, run));
-  const std::vector<double> theirs = losses_of(torch, steps);
-  const Distance apart = distance(ours, theirs);
+  const Answers sherd = answers_of(ours(c, c.dtype, folder, run));
+  const std::vector<double> losses = losses_of(sherd, steps);
+  const Answers other = answers_of(peer(c, c.dtype, folder, run));
+  const std::vector<double> theirs = losses_of(other, steps);
+  const Distance apart = distance(losses, theirs);
   figure.value = apart.mean * kMillion;
   figure.device = sherd.device;
   if (c.target.rule == Rule::limit_factor_at_most)
-    figure.limit =
-        distance(theirs, losses_of(answers_of(peer(model, "f32", on_gpu, folder, run)), steps)).mean * kMillion;
+    figure.limit = distance(theirs, losses_of(answers_of(peer(c, "f32", folder, run)), steps)).mean * kMillion;
   figure.detail["largest"] = apart.largest * kMillion;
   figure.detail["steps"] = steps;
-  figure.detail["losses"] = {ours.front(), ours.back()};
+  figure.detail["losses"] = {losses.front(), losses.back()};
   figure.detail["peer_losses"] = {theirs.front(), theirs.back()};
-  add_note(figure, fmt::format("{} {}", torch.name, torch.settings));
+  add_note(figure, fmt::format("{} {}", other.name, other.settings));
 }
 
 }  // namespace
