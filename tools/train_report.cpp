@@ -14,8 +14,9 @@ CommCounts formula(Trainer& trainer, const TrainConfig& config) {
   if (trainer.group().size() == 1) return expected;
   const auto groups = nn::shard_groups(trainer.model());
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    std::int64_t bytes = 0;
-    for (const nn::Parameter* p : groups[g]->parameters()) bytes += p->numel() * byte_size(p->value().dtype());
+    std::int64_t bytes = 0;  // of what is gathered, and of gradients, which are made in its type
+    for (const nn::Parameter* p : groups[g]->parameters())
+      bytes += p->numel() * byte_size(dtype_from_name(config.param_dtype));
     const bool is_root = groups[g] == nn::shard_group(trainer.model());
     const std::int64_t gathers = (!is_root && config.reshard_after_forward ? 2 : 1) * config.accumulate;
     expected.all_gather.calls += gathers;

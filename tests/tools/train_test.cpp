@@ -63,6 +63,8 @@ TEST_F(TrainProgram, GivesTheNumbersOfTheTrainerOnAnyKindOfGroup) {
   EXPECT_EQ(losses_of(metrics_of(2, {"--threads", "2"})), two) << "the number of threads";
   EXPECT_EQ(losses_of(metrics_of(2, {"--reshard-after-forward", "false"})), two);
   EXPECT_EQ(report_.find("DIFFERS"), std::string::npos) << report_;
+  metrics_of(2, {"--param-dtype", "bf16"});
+  EXPECT_EQ(report_.find("DIFFERS"), std::string::npos) << report_;
 }
 
 TEST_F(TrainProgram, SavesAndResumesBitForBit) {
