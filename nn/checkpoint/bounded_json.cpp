@@ -138,26 +138,29 @@ class Characters {
   using reference = char;
   using traits = std::char_traits<char>;
 
-  explicit Characters(std::streambuf* text = nullptr) : text_(text) {}
-  char operator*() const { return traits::to_char_type(text_->sgetc()); }
+  Characters() = default;  // the end
+  explicit Characters(std::streambuf& text) : text_(&text), next_(checked(text.sgetc())) {}
+  char operator*() const { return traits::to_char_type(next_); }
   Characters& operator++() {
-    text_->sbumpc();
+    next_ = checked(text_->snextc());
     return *this;
   }
-  bool operator!=(const Characters&) const {  // the end is the only one it is compared with
-    const int next = text_->sgetc();
-    check(next != 0, "it is not valid JSON: it holds a NUL byte");
-    return next != traits::eof();
-  }
+  bool operator!=(const Characters& other) const { return next_ != other.next_; }
 
  private:
-  std::streambuf* text_;
+  static int checked(int next) {
+    check(next != 0, "it is not valid JSON: it holds a NUL byte");
+    return next;
+  }
+
+  std::streambuf* text_ = nullptr;
+  int next_ = traits::eof();
 };
 
 void read_document(std::streambuf& text, const JsonMembers& document) {
   check(text.sgetc() != 0xEF, "it is not valid JSON: it begins with a byte order mark");
   Events events(document);
-  json::sax_parse(Characters(&text), Characters(), &events);
+  json::sax_parse(Characters(text), Characters(), &events);
 }
 
 }  // namespace
