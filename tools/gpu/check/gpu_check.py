@@ -1,8 +1,6 @@
 """Checks a bundle (tools/gpu/pack) on a GPU host, without network. Each stage ends within its time: what has not begun by
 then is left out and counts as failed.
 
-usage: gpu_check.sh STAGE [--dry-run] [--hang-after SECONDS]
-
 Results go to $OUT (default: build/gpu_check beside the bundle), after every step what there is. $PYTHON: the Python that
 has torch. $DEADLINE: another time for the stage, in seconds. --hang-after: how long a test may say nothing. --dry-run runs
 all steps on the emulated GPU, at tiny sizes, to show that the program, the bundle and the steps work; its figures mean
@@ -30,10 +28,12 @@ def find_bundle():
 
 def parse():
     text = f"{__doc__}\n{stages.plan_text()}"
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter, usage=None)
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     prog="gpu_check.sh")
     parser.add_argument("stage", choices=list(stages.STAGES))
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--hang-after", type=float, default=stages.TEST_SECONDS, metavar="SECONDS")
+    parser.add_argument("--dry-run", action="store_true", help="on the emulated GPU, at tiny sizes")
+    parser.add_argument("--hang-after", type=float, default=stages.TEST_SECONDS, metavar="SECONDS",
+                        help="how long a test may say nothing (default: %(default)s)")
     return parser.parse_args()
 
 
