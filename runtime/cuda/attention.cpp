@@ -80,8 +80,12 @@ AttentionChoice attention_choice(const std::string& asked) {
 std::string describe_attention() {
   std::string asked = requested_attention();
   if (asked.empty()) asked = "fast";
-  return fmt::format("cuDNN's (bf16, f16; K <= 128, K % 8 == 0), else own; SHERD_ATTENTION: {}{}", asked,
-                     asked == "fast" ? ", whose backward sums in no fixed order; the others repeat their bits" : "");
+  const std::string cudnn = describe_cudnn();
+  const bool own = asked == "own" || cudnn.starts_with("none");
+  return fmt::format("{}; SHERD_ATTENTION: {}{}",
+                     own ? "own kernels" : "cuDNN's (bf16, f16; K <= 128, K % 8 == 0), else own", asked,
+                     asked == "fast" && !own ? ", whose backward sums in no fixed order; the others repeat their bits"
+                                             : "");
 }
 
 Attention::Attention(Context& context) : context_(context), choice_(attention_choice(requested_attention())) {}

@@ -10,7 +10,7 @@ namespace sherd::cuda {
 struct CudnnApi {
   CudnnApi();
   Library library;
-  std::string version;  ///< "9.19.0"; empty if it is not usable
+  std::string version;  ///< "9.19.0", also of one that is refused for its age; empty if none was found
 
   decltype(&cudnnGetVersion) get_version = nullptr;
   decltype(&cudnnGetErrorString) error_string = nullptr;

@@ -1,6 +1,7 @@
 // cuDNN's attention for one context: a plan per shape, strides and kind, built at its first call and kept.
 #include "runtime/cuda/cudnn_attention.h"
 
+#include <cstdio>
 #include <limits>
 #include <map>
 #include <optional>
@@ -92,7 +93,7 @@ class CudnnLibrary final : public AttentionLibrary {
   }
 
   bool backward(const AttentionShape& n, const AttentionBackward& t, bool deterministic) override {
-    if (why_not_cudnn(n)) return false;
+    if (why_not_cudnn_backward(n)) return false;
     CudnnAttention a = problem_of(n);
     a.deterministic = deterministic;
     const bool takes = add(a, Tensor::q, t.q, a.h, a.tq, a.k) && add(a, Tensor::k, t.k, a.g, a.tk, a.k) &&
@@ -152,10 +153,24 @@ class CudnnLibrary final : public AttentionLibrary {
   Entries forward_, backward_;
 };
 
+// A library that is there and goes unused costs time that its owner would want to know of; one that is not there is
+// known to be missing.
+void say_what_is_refused() {
+  static const bool said = [] {
+    if (!cudnn_api().version.empty())
+      fmt::print(stderr, "sherd: attention by own kernels: {}\n", cudnn_api().library.reason());
+    return true;
+  }();
+  static_cast<void>(said);
+}
+
 }  // namespace
 
 std::unique_ptr<AttentionLibrary> open_cudnn(Context& context) {
-  if (!cudnn_api().library.usable()) return nullptr;
+  if (!cudnn_api().library.usable()) {
+    say_what_is_refused();
+    return nullptr;
+  }
   cudnnHandle_t handle = nullptr;
   check_cudnn(cudnn_api().create(&handle), "creating a handle (SHERD_ATTENTION=own does without)");
   return std::make_unique<CudnnLibrary>(context, handle);

@@ -41,6 +41,7 @@ enum CudnnAttentionId : std::int64_t {
 
 /// Why cuDNN is not asked for this call; null if it is.
 const char* why_not_cudnn(const AttentionShape& shape);
+const char* why_not_cudnn_backward(const AttentionShape& shape);
 
 /// q k^T, mask, softmax with its log-sum-exp, times v.
 CudnnGraph attention_forward_graph(const CudnnAttention& a);

@@ -91,6 +91,11 @@ const char* why_not_cudnn(const AttentionShape& s) {
   return nullptr;
 }
 
+const char* why_not_cudnn_backward(const AttentionShape& s) {
+  if (const char* why = why_not_cudnn(s)) return why;
+  return s.tq == 1 && s.tk == 1 ? "cuDNN has no gradients of one query that sees one key" : nullptr;
+}
+
 CudnnGraph attention_forward_graph(const CudnnAttention& a) {
   Builder b{a};
   const int q = b.heads(kIdQ, Tensor::q, b.queries), k = b.turned(kIdK, Tensor::k);

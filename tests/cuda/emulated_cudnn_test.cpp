@@ -110,6 +110,18 @@ TEST_F(EmulatedCudnn, ARecordedGraphRepeatsIt) {
   }
 }
 
+// One query that sees one key has no gradient in cuDNN: ours compute it.
+TEST_F(EmulatedCudnn, LeavesTheGradientsOfASinglePair) {
+  const Call single{.q = {2, 2, 1, 8}, .kv = {2, 1, 1, 8}};
+  EXPECT_EQ(graphs_of(single), 1) << "forward only";
+  EXPECT_EQ(graphs_of({.q = {2, 2, 1, 8}, .kv = {2, 1, 5, 8}, .causal = false}), 2);
+  const std::vector<Tensor> there = results_of(single);
+  use(AttentionChoice::own);
+  const std::vector<Tensor> own = results_of(single);
+  for (std::size_t i = 2; i < own.size(); ++i)
+    EXPECT_TRUE(same_bits(to(there[i], Device::cpu()), to(own[i], Device::cpu()))) << "gradient " << i - 2;
+}
+
 TEST_F(EmulatedCudnn, InfoSaysWhatWasFound) {
   std::map<std::string, std::string> facts;
   for (const BackendFact& fact : cuda_library().backend->facts()) facts[fact.name] = fact.value;

@@ -98,6 +98,35 @@ TEST_F(CudaProgram, InfoListsWhatIsThere) {
                 {"devices          cpu, meta\n", "no NVIDIA driver on this host"});
 }
 
+// Versions whose gradients are known to be wrong for some shapes are left alone, and a user is told.
+TEST_F(CudaProgram, ACudnnWithWrongGradientsIsRefused) {
+  if (on_gpu({"info"}).out.find("built without cuDNN") != std::string::npos) GTEST_SKIP() << "no cuDNN in this build";
+  const std::string by_cudnn = "cuDNN's (bf16, f16; K <= 128";
+  const auto info_of = [](const std::string& version) {
+    return on_gpu({"info"}, {"SHERD_EMULATED_CUDNN_VERSION=" + version}).out;
+  };
+  for (const auto& [version, text] : std::map<std::string, std::string>{{"90600", "9.6.0"},
+                                                                        {"91000", "9.10.0"},
+                                                                        {"91001", "9.10.1"},
+                                                                        {"91002", "9.10.2"},
+                                                                        {"91500", "9.15.0"},
+                                                                        {"91501", "9.15.1"}}) {
+    const std::string info = info_of(version);
+    expect_within(info, {"none: ", "libcudnn.so.9 is version " + text, "needs 9.16.0 or newer",
+                         "gradients of older ones have known faults", "attention      own kernels"});
+    EXPECT_EQ(info.find(by_cudnn), std::string::npos) << info;
+  }
+  for (const char* version : {"91600", "92300"}) expect_within(info_of(version), {by_cudnn});
+
+  const Words run{"--steps", "1", "--param-dtype", "bf16"};
+  const ProgramEnd old = train_on_gpu(run, {"SHERD_EMULATED_CUDNN_VERSION=91002"});
+  EXPECT_EQ(old.status, 0) << old.err;
+  const std::string said = "attention by own kernels: ";
+  expect_within(old.err, {said, "version 9.10.2"});
+  EXPECT_EQ(old.err.find(said), old.err.rfind(said)) << "once: " << old.err;
+  EXPECT_EQ(loss_of(old), loss_of(train_on_gpu(run, {"SHERD_ATTENTION=own"})));
+}
+
 TEST_F(CudaProgram, WhatAHostLacksIsNamed) {
   expect_failed(train_on_gpu({}, {"SHERD_EMULATED_GPU_STATE=no_driver"}), {"cuda:0", "no NVIDIA driver"});
   expect_failed(train_on_gpu({}, {"SHERD_EMULATED_GPU_DRIVER=12020"}),
