@@ -72,7 +72,7 @@ Context::Context(int index) : index_(index) {
   make_current(index);
   check(cudaGetDeviceProperties(&properties_, index), "asking for the device's properties");
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
-  faults_ = std::make_unique<Faults>();
+  faults_ = std::make_unique<Faults>(stream_);
   allocator_ = new DeviceAllocator(std::make_unique<DeviceMemory>(index, stream_),
                                    {.separate = maps_blocks_separately(requested_device_memory())});
 }

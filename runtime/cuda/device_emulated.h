@@ -26,8 +26,10 @@ struct Coordinates {
   std::size_t shared_bytes = 0;
   struct Range {
     std::uintptr_t start = 0, end = 0;
+    bool pinned = false;
   };
   Range seen[4];  // memory that this kernel may access, found before: most accesses are to the same few tensors
+  std::int64_t pinned_atomics = 0;
 };
 extern Coordinates here;
 
@@ -50,6 +52,12 @@ inline void check_access(const char* what, const void* p, std::size_t bytes) {
     for (const Coordinates::Range& range : here.seen)
       if (address >= range.start && address + bytes <= range.end) return;
   check_new_access(what, p, bytes);
+}
+/// Counts an atomic that goes over the bus, which takes a device a microsecond, one after another.
+inline void count_atomic(const void* p) {
+  const auto address = reinterpret_cast<std::uintptr_t>(p);
+  for (const Coordinates::Range& range : here.seen)
+    if (address >= range.start && address < range.end) here.pinned_atomics += range.pinned;
 }
 /// Copies 16 bytes, or zeros if `from` is null, when this thread waits for them; until then `to` holds NaN.
 void copy_later(void* to, const void* from);
@@ -133,6 +141,7 @@ namespace detail {
 template <class T, class Change>
 T exchange(const char* what, T* p, Change change) {
   emulated::check_access(what, p, sizeof(T));
+  emulated::count_atomic(p);
   const T before = *p;
   *p = change(before);
   return before;
@@ -149,16 +158,22 @@ inline std::uint32_t atomic_add(std::uint32_t* p, std::uint32_t v) {
 inline std::uint64_t atomic_add(std::uint64_t* p, std::uint64_t v) {
   return detail::exchange("atomic_add", p, [v](std::uint64_t x) { return x + v; });
 }
-inline std::uint32_t atomic_or(std::uint32_t* p, std::uint32_t v) {
-  return detail::exchange("atomic_or", p, [v](std::uint32_t x) { return x | v; });
-}
 inline std::int32_t atomic_max(std::int32_t* p, std::int32_t v) {
   return detail::exchange("atomic_max", p, [v](std::int32_t x) { return x > v ? x : v; });
 }
 inline std::int32_t atomic_min(std::int32_t* p, std::int32_t v) {
   return detail::exchange("atomic_min", p, [v](std::int32_t x) { return x < v ? x : v; });
 }
-inline void fence_device() {}
+inline std::uint64_t atomic_min(std::uint64_t* p, std::uint64_t v) {
+  return detail::exchange("atomic_min", p, [v](std::uint64_t x) { return x < v ? x : v; });
+}
+inline std::uint64_t atomic_replace(std::uint64_t* p, std::uint64_t expected, std::uint64_t v) {
+  return detail::exchange("atomic_replace", p, [=](std::uint64_t x) { return x == expected ? v : x; });
+}
+inline std::uint64_t load_volatile(const std::uint64_t* p) {
+  emulated::check_access("load_volatile", p, sizeof *p);
+  return *p;
+}
 
 template <class V, bool streamed>
 V load_aligned(const void* p) {

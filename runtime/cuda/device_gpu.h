@@ -53,11 +53,20 @@ __device__ inline std::uint32_t atomic_add(std::uint32_t* p, std::uint32_t v) { 
 __device__ inline std::uint64_t atomic_add(std::uint64_t* p, std::uint64_t v) {
   return atomicAdd(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(v));
 }
-__device__ inline std::uint32_t atomic_or(std::uint32_t* p, std::uint32_t v) { return atomicOr(p, v); }
 __device__ inline std::int32_t atomic_max(std::int32_t* p, std::int32_t v) { return atomicMax(p, v); }
 __device__ inline std::int32_t atomic_min(std::int32_t* p, std::int32_t v) { return atomicMin(p, v); }
-/// Writes of this thread before it are seen by every thread of the device before those after it.
-__device__ inline void fence_device() { __threadfence(); }
+__device__ inline std::uint64_t atomic_min(std::uint64_t* p, std::uint64_t v) {
+  return atomicMin(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(v));
+}
+/// Stores `v` where `expected` stands.
+__device__ inline std::uint64_t atomic_replace(std::uint64_t* p, std::uint64_t expected, std::uint64_t v) {
+  return atomicCAS(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(expected),
+                   static_cast<unsigned long long>(v));
+}
+/// What other threads of the device may be changing now.
+__device__ inline std::uint64_t load_volatile(const std::uint64_t* p) {
+  return *static_cast<const volatile std::uint64_t*>(p);
+}
 
 namespace detail {
 template <std::size_t bytes>

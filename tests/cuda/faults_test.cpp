@@ -2,6 +2,8 @@
 // the order of threads.
 #include "runtime/cuda/faults.h"
 
+#include <chrono>
+
 #include <gtest/gtest.h>
 
 #include "runtime/cuda/context.h"
@@ -62,6 +64,39 @@ TEST_F(CudaFaults, TheLowestPositionOfTheFirstCallIsNamed) {
   check(on_device(many), 5);
   check(on_device({77}), 5);
   expect_error([] { context().synchronize(); }, {"index 137 at position 137"});
+}
+
+// As if the tokenizer had more words than the table: nothing waits for anything else, in whatever order they come.
+TEST_F(CudaFaults, AMillionOfThemAreNoHang) {
+  constexpr int n = 1'000'000;
+  std::vector<std::int32_t> ids(n);
+  for (int i = 0; i < n; ++i) ids[static_cast<std::size_t>(i)] = n - i;
+  const auto start = std::chrono::steady_clock::now();
+  check(on_device(ids), 1);
+  expect_error([] { context().synchronize(); }, {"embedding: index 1000000 at position 0 is outside of 0..0"});
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
+// The value that is named is the one at the position that is named: all its bits, of whatever other values there are.
+TEST_F(CudaFaults, ValuesAreNotMixed) {
+  std::vector<std::int64_t> values(10'000);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = i < 4321 ? 3 : static_cast<std::int64_t>(i * 0x9e3779b97f4a7c15u | 1u << 20);
+  const std::int64_t first = values[4321];
+  const Tensor table = to(Tensor::from<float>(std::vector<float>(5, 1), {5, 1}), kCuda);
+  const Tensor ids = to(Tensor::from<std::int64_t>(values, {10'000}), kCuda);
+  (void)embedding(table, ids);
+  expect_error([] { context().synchronize(); },
+               {fmt::format("embedding: index {} at position 4321 is outside of 0..4", first)});
+}
+
+// Whatever a later call finds, also one of a graph that was recorded before it.
+TEST_F(CudaFaults, TheFirstOfTheProgramIsNamed) {
+  const Tensor early = on_device({8}), late = on_device({0, 9});
+  const std::unique_ptr<DeviceGraph> graph = context().record([&] { check(early, 5); });
+  check(late, 5);
+  graph->launch();
+  expect_error([] { context().synchronize(); }, {"index 9 at position 1"});
 }
 
 TEST_F(CudaFaults, AGraphReportsAtEveryLaunch) {

@@ -95,6 +95,32 @@ TEST_F(EmulatedKernels, ALargeBlockOfSharedMemoryIsOptedInTo) {
   EXPECT_EQ(out.read(stream), std::vector<float>(64, 7));
 }
 
+// A device waits a microsecond for each, one after another; they are counted, and events see their time.
+TEST_F(EmulatedKernels, AtomicsOnPinnedMemoryAreDear) {
+  const TestStream stream;
+  PinnedFloats pinned(1);
+  auto* const there = reinterpret_cast<std::uint32_t*>(pinned.data());
+  *there = 0;
+  const DeviceArray<std::uint32_t> here(stream, {0});
+  float milliseconds[2] = {};
+  for (const bool over_the_bus : {false, true}) {
+    emulated::reset_counters();
+    cudaEvent_t start = nullptr, end = nullptr;
+    check(cudaEventCreate(&start), "cudaEventCreate");
+    check(cudaEventCreate(&end), "cudaEventCreate");
+    stream.wait();
+    check(cudaEventRecord(start, stream), "cudaEventRecord");
+    for (int launch = 0; launch < 200; ++launch) count_threads(stream, over_the_bus ? there : here.data(), 500);
+    check(cudaEventRecord(end, stream), "cudaEventRecord");
+    stream.wait();
+    check(cudaEventElapsedTime(&milliseconds[over_the_bus], start, end), "cudaEventElapsedTime");
+    EXPECT_EQ(emulated::counters().pinned_atomics, over_the_bus ? 100'000 : 0);
+  }
+  EXPECT_EQ(*there, 100'000u);
+  EXPECT_EQ(here.read(stream), std::vector<std::uint32_t>{100'000});
+  EXPECT_GT(milliseconds[true], 100);
+}
+
 TEST_F(EmulatedKernels, CountsLaunchesByName) {
   const TestStream stream;
   const DeviceArray<float> in(stream, std::vector<float>(256)), out(256);

@@ -64,6 +64,8 @@ __global__ void double_and_add_kernel(float* p, std::int64_t n, float term) {
   for (std::int64_t i = grid_thread(); i < n; i += grid_threads()) p[i] = 2 * p[i] + term;
 }
 
+__global__ void count_kernel(std::uint32_t* counter) { atomic_add(counter, 1u); }
+
 }  // namespace
 
 const std::vector<WrongKernel>& wrong_kernels() {
@@ -98,6 +100,10 @@ const std::vector<WrongKernel>& wrong_kernels() {
 
 void copy_through_shared(cudaStream_t stream, const float* in, float* out, unsigned threads, std::size_t bytes) {
   launch(stream, copy_through_shared_kernel, {.threads = threads, .shared_bytes = bytes}, in, out, bytes);
+}
+
+void count_threads(cudaStream_t stream, std::uint32_t* counter, unsigned threads) {
+  launch(stream, count_kernel, {.threads = threads}, counter);
 }
 
 void fill(cudaStream_t stream, float* p, std::int64_t n, float value) {

@@ -314,6 +314,7 @@ KernelResult Machine::run(const KernelCall& call, std::uint64_t seed) {
   here.shared_bytes = call.shared_bytes;
   here.threads = static_cast<int>(call.threads);
   std::fill(std::begin(here.seen), std::end(here.seen), Coordinates::Range{});
+  here.pinned_atomics = 0;
   const unsigned extents[3] = {call.blocks.x, call.blocks.y, call.blocks.z};
   for (int d = 0; d < 3; ++d) here.blocks[d] = static_cast<int>(extents[d]);
   // Blocks too may come in any order: start somewhere, walk up or down.
@@ -336,7 +337,7 @@ KernelResult Machine::run(const KernelCall& call, std::uint64_t seed) {
     }
   }
   call_ = nullptr;
-  return {status_, report_};
+  return {status_, report_, here.pinned_atomics};
 }
 
 // ---- accesses to memory that is not there ----
@@ -407,7 +408,7 @@ void check_new_access(const char* what, const void* p, std::size_t bytes) {
   const auto [start, size] = device_memory().find(p, bytes);
   if (size == 0) fault("%s of %zu bytes at %p, which no allocation of device or pinned memory holds", what, bytes, p);
   std::copy_backward(here.seen, std::end(here.seen) - 1, std::end(here.seen));
-  here.seen[0] = {start, start + size};
+  here.seen[0] = {start, start + size, !device_memory().in_pool(p)};
 }
 
 }  // namespace sherd::cuda::emulated

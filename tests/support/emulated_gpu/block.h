@@ -22,6 +22,7 @@ struct KernelCall {
 struct KernelResult {
   cudaError_t status = cudaSuccess;
   std::string report;  // what was wrong, naming the kernel, the block and the thread
+  std::int64_t pinned_atomics = 0;
 };
 
 /// Runs all blocks on the calling thread. The seed decides the order of threads; device memory must be accessible.

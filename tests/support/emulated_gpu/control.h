@@ -28,7 +28,9 @@ struct Counters {
   std::int64_t graph_launches = 0;
   std::int64_t copies = 0, copied_bytes = 0, fills = 0;
   std::int64_t allocations = 0, frees = 0, pinned_allocations = 0;
-  std::int64_t host_syncs = 0;  // calls that waited for the device, copies of pageable memory included
+  std::int64_t pinned_atomics = 0;  // atomics of kernels on pinned memory: each a round over the bus
+  std::int64_t calls = 0;           // of CUDA's functions
+  std::int64_t host_syncs = 0;      // calls that waited for the device, copies of pageable memory included
 };
 
 enum class Present { yes, no_device, no_driver };
@@ -53,10 +55,10 @@ void reset(const Configuration& configuration = default_configuration());
 /// Goes on with another order.
 void set_seed(std::uint64_t seed);
 void set_capacity(std::size_t bytes);
-/// The call of `function` ("cudaMalloc") after the next `skip` ones returns `status` and does nothing else.
-void fail_call(const std::string& function, cudaError_t status, int skip = 0);
 /// The test that runs now, "Suite.Name": what a LAUNCH may name. Programs that link emulated_library.cpp say it.
 void set_running_test(const std::string& name);
+/// The call of `function` ("cudaMalloc") after the next `skip` ones returns `status` and does nothing else.
+void fail_call(const std::string& function, cudaError_t status, int skip = 0);
 Counters counters();
 void reset_counters();
 /// Bytes and number of live device allocations.

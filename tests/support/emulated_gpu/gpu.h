@@ -112,9 +112,9 @@ struct Gpu {
  private:
   void run_head(Stream& stream);
   bool ready(const Stream& stream) const;
+  bool is_named(const std::string& where, const std::string& kernel) const;
   Stream& next_towards(const std::shared_ptr<Op>& op);
   std::chrono::duration<double> extra_seconds_{0};
-  bool is_named(const std::string& where, const std::string& kernel) const;
 };
 
 Gpu& gpu();
@@ -136,6 +136,7 @@ template <class Body>
 cudaError_t call(const char* function, Body body) {
   if (in_host_function()) return remember(cudaErrorNotPermitted);
   const std::lock_guard guard(gpu().lock);
+  ++gpu().counters.calls;
   if (const cudaError_t status = refusal(function); status != cudaSuccess) return remember(status);
   return remember(body(gpu()));
 }

@@ -14,6 +14,7 @@ namespace {
 constexpr unsigned kMaxThreads = 1024;
 constexpr std::size_t kSharedWithoutOptIn = 48 * 1024, kSharedWithOptIn = 227 * 1024;
 constexpr unsigned kMaxBlocksYZ = 65535;
+constexpr double kPinnedAtomicSeconds = 1e-6;  // a round over the bus; to one address they are one after another
 
 cudaError_t check_shape(const Gpu& g, const void* kernel, dim3 blocks, unsigned threads, std::size_t shared_bytes) {
   if (threads == 0 || threads > kMaxThreads || blocks.x == 0 || blocks.y == 0 || blocks.z == 0)
@@ -43,8 +44,10 @@ void run(Gpu& g, const KernelCall& kernel) {
   KernelResult result = run_kernel(kernel, g.random.next());
   if (result.status == cudaSuccess)
     if (const std::string overrun = device_memory().overrun(); !overrun.empty())
-      result = {cudaErrorIllegalAddress, "kernel " + kernel.name + " " + overrun};
+      result = {cudaErrorIllegalAddress, "kernel " + kernel.name + " " + overrun, result.pinned_atomics};
   device_memory().close();
+  g.counters.pinned_atomics += result.pinned_atomics;
+  g.time_passes(kPinnedAtomicSeconds * static_cast<double>(result.pinned_atomics));
   if (result.status != cudaSuccess) g.lose(result.status, result.report);
 }
 
