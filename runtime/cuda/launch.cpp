@@ -1,12 +1,10 @@
 #include "runtime/cuda/launch.h"
 
-#include <cxxabi.h>
-
 #include <atomic>
-#include <cstdlib>
 #include <limits>
-#include <memory>
 #include <string>
+
+#include "runtime/cuda/kernel_name.h"
 
 namespace sherd::cuda {
 
@@ -14,14 +12,6 @@ namespace {
 
 constexpr std::size_t kSharedWithoutOptIn = 48 * 1024;
 constexpr int kMaxDevices = 64;
-
-std::string kernel_name(const void* kernel) {
-  const char* mangled = nullptr;
-  if (cudaFuncGetName(&mangled, kernel) != cudaSuccess || !mangled) return "unknown kernel";
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);
-  return status == 0 ? text.get() : mangled;
-}
 
 }  // namespace
 
@@ -57,9 +47,9 @@ bool prepare(const void* kernel, const Grid& grid) {
 void check_launch(cudaError_t status, const void* kernel, const Grid& grid) {
   if (status == cudaSuccess) [[likely]]
     return;
-  const std::string what =
-      fmt::format("launch of {} with {}x{}x{} blocks of {} threads and {} bytes of shared memory", kernel_name(kernel),
-                  grid.blocks.x, grid.blocks.y, grid.blocks.z, grid.threads, grid.shared_bytes);
+  const std::string what = fmt::format("launch of {} with {}x{}x{} blocks of {} threads and {} bytes of shared memory",
+                                       readable_kernel(kernel_symbol(kernel)), grid.blocks.x, grid.blocks.y,
+                                       grid.blocks.z, grid.threads, grid.shared_bytes);
   check(status, what.c_str());
 }
 

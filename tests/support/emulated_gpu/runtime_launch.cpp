@@ -94,8 +94,11 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
   });
 }
 
+// Not of a lost device: the driver may refuse it there.
 cudaError_t cudaFuncGetName(const char** name, const void* kernel) {
-  const std::string& found = mangled_name(kernel);
-  *name = found.c_str();
-  return found.empty() ? cudaErrorInvalidDeviceFunction : cudaSuccess;
+  return call("cudaFuncGetName", [&](Gpu&) {
+    const std::string& found = mangled_name(kernel);
+    *name = found.c_str();
+    return found.empty() ? cudaErrorInvalidDeviceFunction : cudaSuccess;
+  });
 }

@@ -1,16 +1,15 @@
 #include "tests/support/emulated_gpu/symbols.h"
 
-#include <cxxabi.h>
 #include <dlfcn.h>
 #include <elf.h>
 
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <vector>
+
+#include "runtime/cuda/kernel_name.h"
 
 namespace sherd::cuda::emulated {
 
@@ -37,8 +36,6 @@ Names read_functions(const std::string& path) {
   return names;
 }
 
-bool is_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
-
 }  // namespace
 
 const std::string& mangled_name(const void* function) {
@@ -60,23 +57,7 @@ std::string readable_name(const void* function) {
   static std::map<const void*, std::string> known;
   const std::lock_guard guard(lock);
   if (const auto found = known.find(function); found != known.end()) return found->second;
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> text(
-      abi::__cxa_demangle(mangled_name(function).c_str(), nullptr, nullptr, &status), std::free);
-  std::string name = status == 0 ? text.get() : mangled_name(function);
-  // "void a::(anonymous namespace)::scale<float>(float*, int)": the parameters go, then what stands before the name.
-  for (std::size_t at; (at = name.find("(anonymous namespace)::")) != std::string::npos;) name.erase(at, 23);
-  for (std::size_t at; (at = name.find("sherd::")) != std::string::npos;) name.erase(at, 7);
-  int depth = 0;
-  for (std::size_t i = 0; i < name.size(); ++i) {
-    if (name[i] == '<') ++depth;
-    else if (name[i] == '>') --depth;
-    else if (name[i] == '(' && depth == 0) name.resize(i);
-  }
-  std::size_t start = std::min(name.find('<'), name.size());
-  while (start > 0 && is_name(name[start - 1])) --start;
-  name.erase(0, start);
-  return known[function] = name;
+  return known[function] = readable_kernel(mangled_name(function).c_str());
 }
 
 }  // namespace sherd::cuda::emulated
