@@ -25,7 +25,7 @@ constexpr std::int64_t kChunk = std::int64_t{4} << 20;  // of a long copy throug
 
 class PinnedRead final : public HostRead {
  public:
-  PinnedRead(Context& context, PinnedBlock block) : context_(&context), block_(block) {
+  PinnedRead(Context& context, PinnedBlock block) : context_(&context), block_(block), queued_(context.log_.queued()) {
     context.reads_.push_back(this);
   }
   ~PinnedRead() override {
@@ -40,6 +40,7 @@ class PinnedRead final : public HostRead {
   PinnedRead& operator=(const PinnedRead&) = delete;
   bool is_ready() override {
     if (!context_) return true;
+    context_->log_.throw_if_lost();
     const cudaError_t status = cudaEventQuery(block_.event);
     if (status == cudaErrorNotReady) {
       (void)cudaGetLastError();  // no error of anybody's
@@ -51,7 +52,9 @@ class PinnedRead final : public HostRead {
   const std::byte* wait() override {
     if (failed_) std::rethrow_exception(failed_);
     if (context_) {
+      context_->log_.throw_if_lost();
       check(cudaEventSynchronize(block_.event), "reading from the device");
+      context_->log_.ended(queued_);
       context_->check_faults();
     }
     return block_.data;
@@ -65,13 +68,16 @@ class PinnedRead final : public HostRead {
  private:
   Context* context_;
   const PinnedBlock block_;
+  const std::uint64_t queued_;  // with its copy
   std::exception_ptr failed_;
 };
 
-Context::Context(int index) : index_(index) {
+Context::Context(int index) : index_(index), log_(index) {
+  log_.enter();
   make_current(index);
   check(cudaGetDeviceProperties(&properties_, index), "asking for the device's properties");
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+  log_.set_stream(stream_);
   faults_ = std::make_unique<Faults>(stream_);
   allocator_ = new DeviceAllocator(std::make_unique<DeviceMemory>(index, stream_),
                                    {.separate = maps_blocks_separately(requested_device_memory())});
@@ -103,6 +109,7 @@ std::string Context::describe() const {
 }
 
 cudaStream_t Context::stream() {
+  log_.enter();
   make_current(index_);
   return stream_;
 }
@@ -126,16 +133,21 @@ void Context::refuse_in_recording(const char* what) const {
 
 // A few bytes travel as an argument of a kernel: they need no staging, and a graph may hold them.
 void Context::upload(void* to, const void* from, std::int64_t bytes) {
-  if (bytes <= kMaxStoredBytes) return store(stream(), to, from, bytes);
+  if (bytes <= kMaxStoredBytes) {
+    log_.in_row(nullptr);
+    return store(stream(), to, from, bytes);
+  }
   refuse_in_recording("copying host memory to the device");
+  const cudaStream_t stream = this->stream();
   for (std::int64_t done = 0; done < bytes; done += kChunk) {
     const std::int64_t size = std::min(kChunk, bytes - done);
     const PinnedBlock block = pinned_.take(size);
+    log_.add("copy to the device");
     std::memcpy(block.data, static_cast<const std::byte*>(from) + done, static_cast<std::size_t>(size));
     check(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, block.data, static_cast<std::size_t>(size),
-                          cudaMemcpyHostToDevice, stream()),
+                          cudaMemcpyHostToDevice, stream),
           "copying to the device");
-    check(cudaEventRecord(block.event, stream_), "recording an event");
+    check(cudaEventRecord(block.event, stream), "recording an event");
     pinned_.give_back(block);
   }
 }
@@ -162,26 +174,31 @@ void Context::download(void* to, const void* from, std::int64_t bytes) {
 
 std::unique_ptr<HostRead> Context::start_read(const void* from, std::int64_t bytes) {
   refuse_in_recording("reading device memory");
+  const cudaStream_t stream = this->stream();
   const PinnedBlock block = pinned_.take(std::max<std::int64_t>(bytes, 1));
+  log_.add("copy from the device");
   auto read = std::make_unique<PinnedRead>(*this, block);
-  check(cudaMemcpyAsync(block.data, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream()),
+  check(cudaMemcpyAsync(block.data, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream),
         "copying from the device");
-  check(cudaEventRecord(block.event, stream_), "recording an event");
+  check(cudaEventRecord(block.event, stream), "recording an event");
   return read;
 }
 
 void Context::copy(void* to, const void* from, std::int64_t bytes) {
+  log_.add("copy on the device");
   check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, stream()),
         "copying on the device");
 }
 
 void Context::fill(void* to, std::uint8_t value, std::int64_t bytes) {
+  log_.add("fill");
   check(cudaMemsetAsync(to, value, static_cast<std::size_t>(bytes), stream()), "filling device memory");
 }
 
 void Context::synchronize() {
   refuse_in_recording("waiting for the device");
   check(cudaStreamSynchronize(stream()), "waiting for the device");
+  log_.ended(log_.queued());
   check_faults();
 }
 

@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 
 #include "runtime/cuda/check.h"
+#include "runtime/cuda/launch_log.h"
 #include "runtime/cuda/pinned.h"
 #include "runtime/exec/backend.h"
 #include "runtime/memory/device_allocator.h"
@@ -41,8 +42,11 @@ class Context final : public DeviceContext {
   std::unique_ptr<DeviceGraph> record(const std::function<void()>& work) override;
   bool is_recording() const override { return recording_ != nullptr; }
 
-  /// The stream of all this rank's work. Makes the device the thread's current one, as launches need.
+  /// The stream of all this rank's work. Makes the device the thread's current one, as launches need. Throws if the
+  /// device is lost.
   cudaStream_t stream();
+  /// What was queued last.
+  LaunchLog& log() { return log_; }
   const cudaDeviceProp& properties() const { return properties_; }
   int multiprocessors() const { return properties_.multiProcessorCount; }
   PinnedPool& pinned() { return pinned_; }
@@ -64,6 +68,7 @@ class Context final : public DeviceContext {
   void refuse_in_recording(const char* what) const;
 
   const int index_;
+  LaunchLog log_;
   cudaDeviceProp properties_{};
   cudaStream_t stream_ = nullptr;
   DeviceAllocator* allocator_;
@@ -77,8 +82,12 @@ class Context final : public DeviceContext {
   std::unique_ptr<Attention> attention_;
 };
 
-/// The context a kernel runs in.
-inline Context& context_of(const KernelCall& call) { return static_cast<Context&>(*call.exec.device); }
+/// The context a kernel runs in; what is queued there from now on is for the call's row.
+inline Context& context_of(const KernelCall& call) {
+  auto& context = static_cast<Context&>(*call.exec.device);
+  context.log().in_row(&call.op);
+  return context;
+}
 
 /// Device memory for the kernels that are queued while this lives: later work of the queue may reuse it at once.
 class Workspace {

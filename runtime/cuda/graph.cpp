@@ -89,20 +89,25 @@ void Graph::let_go() {
 }
 
 std::unique_ptr<DeviceGraph> Graph::record(Context& context, const std::function<void()>& work) {
+  const cudaStream_t stream = context.stream();
   std::unique_ptr<Graph> graph(new Graph(context));
-  if (!context.graph_memory_) context.graph_memory_ = std::make_unique<GraphMemory>(context.index_, context.stream());
+  if (!context.graph_memory_) context.graph_memory_ = std::make_unique<GraphMemory>(context.index_, stream);
   GraphMemory& memory = *context.graph_memory_;
   // The recording asks for what the program has just freed; both at once may not fit.
   context.allocator_->release_unused();
   memory.set_limit(*context.allocator_, context.allocator_->accounting());
-  Capture capture(context.stream());
+  Capture capture(stream);
   struct Redirect {  // allocations of the recording
     Context& context;
-    ~Redirect() { context.recording_ = nullptr; }
+    ~Redirect() {
+      context.recording_ = nullptr;
+      context.log().set_recording(false);
+    }
   };
   {
     const Redirect redirect{context};
     context.recording_ = &memory.pool();
+    context.log().set_recording(true);
     work();
   }
   const cudaGraph_t recorded = capture.end();
@@ -120,6 +125,7 @@ std::unique_ptr<DeviceGraph> Graph::record(Context& context, const std::function
 
 void Graph::launch() {
   sherd::check(context_ != nullptr, "a recorded graph outlived the rank that recorded it");
+  context_->log().add("a recorded graph; its kernels are listed if the step is not compiled");
   check(cudaGraphLaunch(executable_, context_->stream()), "starting a graph");
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "runtime/cuda/kernel_name.h"
+#include "runtime/cuda/launch_log.h"
 
 namespace sherd::cuda {
 
@@ -41,15 +42,17 @@ bool prepare(const void* kernel, const Grid& grid) {
     const auto bytes = static_cast<int>(std::min<std::size_t>(grid.shared_bytes, std::numeric_limits<int>::max()));
     check_launch(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), kernel, grid);
   }
+  if (LaunchLog* log = LaunchLog::current()) log->add_kernel(kernel, grid.blocks, grid.threads);
   return true;
 }
 
 void check_launch(cudaError_t status, const void* kernel, const Grid& grid) {
   if (status == cudaSuccess) [[likely]]
     return;
+  LaunchLog* log = LaunchLog::current();
   const std::string what = fmt::format("launch of {} with {}x{}x{} blocks of {} threads and {} bytes of shared memory",
-                                       readable_kernel(kernel_symbol(kernel)), grid.blocks.x, grid.blocks.y,
-                                       grid.blocks.z, grid.threads, grid.shared_bytes);
+                                       readable_kernel(log ? log->symbol_of(kernel) : kernel_symbol(kernel)),
+                                       grid.blocks.x, grid.blocks.y, grid.blocks.z, grid.threads, grid.shared_bytes);
   check(status, what.c_str());
 }
 

@@ -30,8 +30,8 @@ int multiprocessors();
 unsigned blocks_for(std::int64_t n, std::int64_t per_block, int per_multiprocessor = 8);
 
 namespace detail {
-/// True if there is something to launch. Opts in to more than 48 KB of shared memory. Throws Error on a grid that no
-/// device takes.
+/// True if there is something to launch, which the log of the thread's context then knows. Opts in to more than 48 KB
+/// of shared memory. Throws Error on a grid that no device takes.
 bool prepare(const void* kernel, const Grid& grid);
 /// Throws Error naming the kernel, the grid and CUDA's text unless `status` is success.
 void check_launch(cudaError_t status, const void* kernel, const Grid& grid);
