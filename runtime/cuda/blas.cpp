@@ -22,8 +22,9 @@ std::string machine_of(const cudaDeviceProp& p) {
 }  // namespace
 
 void check(cublasStatus_t status, const char* what) {
-  if (status != CUBLAS_STATUS_SUCCESS)
-    fail("{}: {} ({})", what, cublasLtGetStatusName(status), cublasLtGetStatusString(status));
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  check_device(what);
+  fail("{}: {} ({})", what, cublasLtGetStatusName(status), cublasLtGetStatusString(status));
 }
 
 BlasOptions requested_blas_options() {

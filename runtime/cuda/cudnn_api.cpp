@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "runtime/cuda/launch_log.h"
+
 namespace sherd::cuda {
 
 namespace {
@@ -51,6 +53,7 @@ void check_cudnn(cudnnStatus_t status, const char* what) {
       fmt::format("cuDNN: {}: {}{}{}", what, cudnn_api().error_string(status), *why ? ": " : "", why);
   if (static_cast<int>(status) / 1000 == static_cast<int>(CUDNN_STATUS_NOT_SUPPORTED) / 1000)
     throw CudnnUnsupported(text);
+  check_device(what);
   throw Error(text);
 }
 

@@ -145,6 +145,7 @@ class CudnnLibrary final : public AttentionLibrary {
   void run(const Entry& entry, const Arguments& arguments) {
     const Workspace workspace(context_, entry.plan->workspace_bytes());
     static_cast<void>(context_.stream());  // makes the device the current one
+    context_.log().add("cuDNN's attention", context_.log().row());
     entry.plan->run(handle_, arguments.of(entry.ids), workspace.data());
   }
 

@@ -39,10 +39,13 @@ void multiply(Context& context, Gemm g, const void* a, const void* b, void* c) {
     const GemmOperands operands{a, b, c, g.bias, g.alpha};
     const GemmChoice& choice = blas.choices().find(context, problem, operands);
     if (choice.algorithm) {
+      context.log().add("cuBLASLt product", context.log().row());
       const cublasStatus_t status = choice.plan.run(blas.handle(), *choice.algorithm, operands, blas.workspace(),
                                                     blas.workspace_bytes(), context.stream());
-      if (status != CUBLAS_STATUS_SUCCESS)
+      if (status != CUBLAS_STATUS_SUCCESS) {
+        check_device("running a product");
         fail("product {}: {} ({})", problem.text(), cublasLtGetStatusName(status), cublasLtGetStatusString(status));
+      }
       return;
     }
     if (!g.bias) fail("cuBLASLt {} has no algorithm for the product {}", cublasLtGetVersion(), problem.text());

@@ -62,7 +62,10 @@ std::size_t fastest(cudaStream_t stream, const std::vector<GemmAlgorithm>& algor
     trial.stop[round].record(stream);
   };
   const auto first = std::find_if(trials.begin(), trials.end(), [](const Trial& t) { return t.runs; });
-  if (first == trials.end()) return 0;
+  if (first == trials.end()) {
+    check_device("timing products");
+    return 0;
+  }
   time(*first, 0, 1);
   const float once = std::max(first->start[0].milliseconds_until(first->stop[0]), 1e-3f);
   const int launches = std::clamp(static_cast<int>(kRoundMilliseconds / once), 1, kMaxLaunches);
@@ -121,6 +124,7 @@ std::optional<GemmAlgorithm> GemmChoices::choose(Context& context, const GemmPro
     trial.c = elsewhere->data();
   }
   const cudaStream_t stream = context.stream();
+  context.log().add("cuBLASLt products, timed", context.log().row());
   const std::size_t best = fastest(stream, candidates, [&](const GemmAlgorithm& algorithm) {
     return plan.run(blas.handle(), algorithm, trial, blas.workspace(), limit, stream) == CUBLAS_STATUS_SUCCESS;
   });

@@ -5,8 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/cuda/attention.h"
 #include "runtime/cuda/context.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/attr_types.h"
 #include "runtime/op/ops.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/cuda/on_device.h"
@@ -167,6 +169,32 @@ TEST_F(LostDevice, ALaunchThatIsWaitedForNamesItself) {
   EXPECT_EQ(text.find("EARLIER"), std::string::npos) << text;
   ASSERT_FALSE(list_in(text).empty()) << text;
   EXPECT_TRUE(list_in(text).back().starts_with("softmax: softmax_rows_kernel<")) << text;
+}
+
+// Libraries have statuses of their own, which hide it.
+TEST_F(LostDevice, AProductThatNoticesItSaysTheSame) {
+  for (const bool before : {false, true}) {  // its algorithm is chosen now, or was
+    const RankScope rank;
+    start(/*blocking=*/false);
+    const Tensor y = draw_there({16, 16});
+    if (before) (void)matmul(y, y);
+    (void)softmax(y, -1);
+    (void)cudaStreamSynchronize(context().stream());
+    expect_said(thrown_by([&] { (void)matmul(y, y); }), {"cuda:0 is lost", "queued EARLIER", "softmax_rows_kernel"});
+  }
+}
+
+TEST_F(LostDevice, CudnnThatNoticesItSaysTheSame) {
+  if (!cuda::describe_cudnn().starts_with("9.")) GTEST_SKIP() << "cuDNN: " << cuda::describe_cudnn();
+  const Tensor x = draw_there({1, 2, 6, 8}, DType::bf16);
+  const auto attention = [&] {
+    Tensor in[] = {x, x, x};
+    (void)call_op(find_op("scaled_dot_product_attention"), in, AttentionAttrs{.scale = 0.3, .causal = true});
+  };
+  attention();
+  (void)softmax(x, -1);
+  (void)cudaStreamSynchronize(context().stream());
+  expect_said(thrown_by(attention), {"cuda:0 is lost", "queued EARLIER", "softmax_rows_kernel"});
 }
 
 }  // namespace

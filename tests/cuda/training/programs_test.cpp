@@ -146,6 +146,17 @@ TEST_F(CudaProgram, ALackOfMemoryNamesTheOwners) {
   expect_failed(train_on_gpu({"--memory-limit", "100000"}), {"out of memory", "limit of 100 KB", "owners"});
 }
 
+// A kernel that fails is noticed later; the error names it and blames nobody else.
+TEST_F(CudaProgram, ALostDeviceNamesWhatWasUnderWay) {
+  const ProgramEnd end = train_on_gpu({}, {"SHERD_EMULATED_GPU_ILLEGAL_ADDRESS=loss_rows_kernel"});
+  expect_failed(end, {"cuda:0 is lost to this process: cudaErrorIllegalAddress", "queued EARLIER", "loss_rows_kernel",
+                      "CUDA_LAUNCH_BLOCKING=1"});
+  EXPECT_EQ(end.err.find("launch of"), std::string::npos) << end.err;
+  const ProgramEnd blocking =
+      train_on_gpu({}, {"SHERD_EMULATED_GPU_ILLEGAL_ADDRESS=loss_rows_kernel", "CUDA_LAUNCH_BLOCKING=1"});
+  expect_failed(blocking, {"cuda:0 is lost", "loss_rows_kernel", "noticed launch of loss_rows_kernel"});
+}
+
 TEST_F(CudaProgram, SeveralRanksAreRefusedOnEach) {
   const ProgramEnd end = sherd({"run", "-n", "2", "--", SHERD_PROGRAM, "train", config_file_, "--device", "cuda"},
                                {std::string("SHERD_CUDA_LIB=") + SHERD_EMULATED_LIBRARY});
