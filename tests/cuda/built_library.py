@@ -2,7 +2,8 @@
 
   needs      neither the driver (libcuda) nor a shared CUDA runtime (libcudart): the library loads on any host
   exports    one symbol of ours, sherd_backend
-  kernels    spill no registers, use no static shared memory, and keep below the limit of registers
+  kernels    spill no registers, use no static shared memory, and use no more registers than lets their blocks launch
+             (tests/support/emulated_gpu/registers.h: the emulated GPU refuses larger blocks by the same table)
 
 Usage: built_library.py LIBRARY OBJECT...   (OBJECT.ptxas is the report of each object that nvcc made.)
 """
@@ -11,9 +12,10 @@ import re
 import subprocess
 import sys
 
-MAX_REGISTERS = 128  # two blocks of 256 threads on a multiprocessor
-# Kernels, by a part of their name, that hold tiles of matrix products in registers and want few, fat warps.
-MORE_REGISTERS = {"flash_": 255, "tiled_": 255}
+# (part of a kernel's name, registers) of each line; the first that fits.
+LIMITS_FILE = pathlib.Path(__file__).parent.parent / "support/emulated_gpu/registers.h"
+LIMITS = [(part, int(most)) for part, most in re.findall(r'^ *\{"(\w*)", (\d+)\}', LIMITS_FILE.read_text(), re.M)]
+assert LIMITS and LIMITS[-1][0] == "", f"{LIMITS_FILE}: the last line is for all kernels"
 
 COMPILING = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -44,7 +46,7 @@ def kernel_faults(report):
         elif (match := SPILLS.search(line)) and match.groups() != ("0", "0"):
             faults.append(f"{kernel}: spills, {match[1]} bytes stored, {match[2]} bytes loaded")
         if match := USED.search(line):
-            limit = max([most for part, most in MORE_REGISTERS.items() if part in kernel], default=MAX_REGISTERS)
+            limit = next(most for part, most in LIMITS if part in kernel)
             if int(match[1]) > limit:
                 faults.append(f"{kernel}: {match[1]} registers, the limit is {limit}")
         if (match := STATIC_SHARED.search(line)) and int(match[1]) > 0:

@@ -33,6 +33,13 @@ class Reports(unittest.TestCase):
         count, fault = self.faults(GOOD.replace("26 registers", "200 registers"))
         self.assertIn("200 registers, the limit is 128", fault)
 
+    def test_registers_of_large_blocks(self):
+        for name, most in (("flash_forward", 248), ("power_total", 64)):
+            good = GOOD.replace("5scale", name).replace("26 registers", f"{most} registers")
+            self.assertEqual(self.faults(good), [1])
+            count, fault = self.faults(good.replace(f"{most} registers", f"{most + 1} registers"))
+            self.assertIn(f"{most + 1} registers, the limit is {most}", fault)
+
     def test_static_shared_memory(self):
         count, fault = self.faults(GOOD.replace("1 barriers", "1 barriers, 128 bytes smem"))
         self.assertIn("128 bytes of static shared memory", fault)

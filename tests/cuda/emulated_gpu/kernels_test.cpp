@@ -85,6 +85,8 @@ TEST_F(EmulatedKernels, ALaunchThatNoDeviceTakesNamesTheKernel) {
                {"copy_through_shared_kernel", "1025 threads", "cudaErrorInvalidConfiguration"});
   expect_error([&] { copy_through_shared(stream, memory.data(), memory.data(), 32, 232 * 1024); },
                {"copy_through_shared_kernel", "237568 bytes of shared memory"});
+  expect_error([&] { copy_through_shared(stream, memory.data(), memory.data(), 544, 0); },
+               {"copy_through_shared_kernel", "544 threads", "cudaErrorLaunchOutOfResources"});
   stream.wait();  // a refused launch loses nothing
 }
 

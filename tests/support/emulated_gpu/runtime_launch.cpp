@@ -5,6 +5,7 @@
 #include "runtime/cuda/device_emulated.h"
 #include "tests/support/emulated_gpu/block.h"
 #include "tests/support/emulated_gpu/gpu.h"
+#include "tests/support/emulated_gpu/registers.h"
 #include "tests/support/emulated_gpu/symbols.h"
 
 namespace sherd::cuda::emulated {
@@ -21,6 +22,7 @@ cudaError_t check_shape(const Gpu& g, const void* kernel, dim3 blocks, unsigned 
     return cudaErrorInvalidConfiguration;
   if (blocks.x > 0x7fffffffu || blocks.y > kMaxBlocksYZ || blocks.z > kMaxBlocksYZ)
     return cudaErrorInvalidConfiguration;
+  if (!registers_fit(readable_name(kernel), threads)) return cudaErrorLaunchOutOfResources;
   const auto limit = g.shared_limit.find(kernel);
   const std::size_t allowed = limit == g.shared_limit.end()
                                   ? kSharedWithoutOptIn
@@ -84,7 +86,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
     if (g.configuration.major < 8) return cudaErrorNoKernelImageForDevice;  // as if built for 8.0 and newer
     *attributes = {};
     attributes->maxThreadsPerBlock = kMaxThreads;
-    attributes->numRegs = 32;
+    attributes->numRegs = register_limit(readable_name(kernel));
     attributes->binaryVersion = g.configuration.major * 10 + g.configuration.minor;
     attributes->ptxVersion = attributes->binaryVersion;
     const auto limit = g.shared_limit.find(kernel);
