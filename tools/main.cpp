@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/os/allowed_cpus.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/command.h"
@@ -60,6 +61,7 @@ int run_command(std::span<const std::string_view> args) {
 int main(int argc, char** argv) {
   // A file size limit then shows as a failed write, which names the file, instead of killing the process.
   std::signal(SIGXFSZ, SIG_IGN);
+  sherd::use_allowed_cpus();
   try {
     const std::vector<std::string_view> args(argv + (argc > 0 ? 1 : 0), argv + argc);
     return sherd::run_command(args);

@@ -34,6 +34,14 @@ std::vector<int> cpus_of(const cpu_set_t& mask) {
   return cpus;
 }
 
+void bind_thread(const std::vector<int>& cpus) {
+  if (cpus_of(mask_of_thread()) == cpus) return;
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  for (const int cpu : cpus) CPU_SET(cpu, &mask);
+  ::sched_setaffinity(0, sizeof mask, &mask);
+}
+
 cpu_set_t mask_at_start;
 __attribute__((constructor)) void read_mask_at_start() { mask_at_start = mask_of_thread(); }
 
@@ -93,12 +101,8 @@ const AllowedCpus& allowed_cpus() {
 
 std::vector<int> thread_cpus() { return cpus_of(mask_of_thread()); }
 
-KeepAffinity::~KeepAffinity() {
-  if (thread_cpus() == cpus_) return;
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  for (const int cpu : cpus_) CPU_SET(cpu, &mask);
-  ::sched_setaffinity(0, sizeof mask, &mask);
-}
+void use_allowed_cpus() { bind_thread(allowed_cpus().cpus); }
+
+KeepAffinity::~KeepAffinity() { bind_thread(cpus_); }
 
 }  // namespace sherd

@@ -28,6 +28,10 @@ double cpu_quota(const std::string& root = "");
 /// CPUs that the calling thread may run on.
 std::vector<int> thread_cpus();
 
+/// Gives the calling thread all of allowed_cpus(): for the start of a program, which other libraries that it is loaded
+/// with, LD_PRELOAD's for example, may have bound since.
+void use_allowed_cpus();
+
 /// Puts the calling thread's affinity mask back at the end of a scope in which a library is opened.
 class KeepAffinity {
  public:

@@ -80,6 +80,15 @@ TEST_F(CpuShareProgram, TheFirstLineIsOfTheCpusThatAreLeft) {
   expect_within(sherd({"info"}).out, {fmt::format("cpus             1 of {} allowed (", allowed_cpus().online)});
 }
 
+TEST_F(CpuShareProgram, AnOpenMpLibraryThatIsLoadedWithItDoesNotBindIt) {
+  if (allowed_cpus().count() < 2) GTEST_SKIP() << "one CPU";
+  if (run_program({"/bin/true"}, {"LD_PRELOAD=libgomp.so.1"}).err != "") GTEST_SKIP() << "no libgomp";
+  // The parent of the rank is the launcher, whose mask is that of its main thread.
+  const ProgramEnd end = sherd({"run", "-n", "1", "--", "/bin/sh", "-c", "grep Cpus_allowed_list: /proc/$PPID/status"},
+                               {"LD_PRELOAD=libgomp.so.1", "OMP_PROC_BIND=true", "OMP_PLACES=cores"});
+  EXPECT_EQ(end.out, run_program({"grep", "Cpus_allowed_list:", "/proc/self/status"}).out) << end.err;
+}
+
 TEST_F(CpuShareProgram, AnAbsurdNumberOfThreadsIsRefused) {
   const ProgramEnd end = train(1, {"--threads", "1073741824"});
   EXPECT_EQ(end.status, 1);
