@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <map>
-#include <set>
+#include <utility>
 
 #include "runtime/tensor/error.h"
 
