@@ -119,8 +119,9 @@ TEST(Info, RefusesALevelThatIsNone) {
 TEST(Info, SaysWhatTheBuildAndTheMachineHave) {
   const ProgramEnd end = run_program({SHERD_PROGRAM, "info"});
   EXPECT_EQ(end.status, 0);
-  expect_within(end.out, {"sherd ", "cpu ", "cores", "kernels ", "x86-64-v", "matrix products", "own blocked kernel",
-                          "ops ", "rows", "process groups", "thread, shm", "1 rank, no launcher"});
+  expect_within(end.out,
+                {"sherd ", "cpu ", "cpus ", " allowed (", "kernels ", "x86-64-v", "matrix products",
+                 "own blocked kernel", "ops ", "rows", "process groups", "thread, shm", "1 rank, no launcher"});
   const ProgramEnd ranked =
       run_program({SHERD_PROGRAM, "info"}, {"RANK=1", "WORLD_SIZE=4", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=4"});
   expect_within(ranked.out, {"rank 1 of 4 (torchrun)"});
