@@ -1,45 +1,99 @@
 #!/usr/bin/env python3
-"""Runs `sherd bench` and keeps its figures in a results file, beside what machine they are of.
+"""Measures the CPU's figures of `sherd bench`, keeps them in a results file, and prints them as tables for the READMEs.
 
-usage: record.py FILE.json [--sherd PROGRAM] [--peer-python PYTHON]... PREFIX...   measures; replaces figures of that name
-       record.py FILE.json --table                                               prints them as a Markdown table
+usage: record.py                                all of GROUPS, into results/DATE-CPU-CORES.json; prints both tables
+       record.py FILE.json PREFIX...            only the figures named so; they replace those of that name in the file
+       record.py FILE.json --table              measures nothing
+       [--sherd PROGRAM] [--python PYTHON]...   other than build/release/bin/sherd and build/venv; the first Python is judged
 
-Several calls may fill one file, so that each stays short and the machine quiet.
+Tables begin with the CPU's name and the versions of what was measured. Leave the machine alone meanwhile.
 """
 
 import argparse
 import datetime
 import json
+import os
 import pathlib
+import re
 import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Figures of a group read the same contests, so they are measured in one call. The file is written after each.
+GROUPS = [["step", "flops", "rss"], ["fsdp", "tp", "memory"], ["units"], ["shm"], ["overlap"], ["dispatch", "dtensor"],
+          ["loss.mini", "loss.llama"], ["gemm"]]
+# The README's table: what a row says, and the figures in it.
+SUMMARY = [
+    ("training step, 0.8 M parameters, f32, 1 and 2 threads", ["step.mini.f32.t1", "step.mini.f32.t2"]),
+    ("the same in bf16", ["step.mini.bf16.t1", "step.mini.bf16.t2"]),
+    ("training step, 10.8 M parameters, f32, 1 and 2 threads", ["step.bigger.f32.t1", "step.bigger.f32.t2"]),
+    ("the same, nothing captured or compiled", ["step.bigger.f32.t1.eager", "step.bigger.f32.t2.eager"]),
+    ("the same as a share of the cores' multiply-add peak", ["flops.bigger.f32.t1", "flops.bigger.f32.t2"]),
+    ("the same in bf16", ["step.bigger.bf16.t1", "step.bigger.bf16.t2"]),
+    ("the same model's growth of resident memory, f32", ["rss.bigger"]),
+    ("the same model, fully sharded over 2 ranks of one thread, f32", ["fsdp.bigger.r2"]),
+    ("the same in bf16", ["fsdp.bigger.bf16.r2"]),
+    ("its state per rank, between steps and at the peak, f32", ["memory.bigger.r2.persistent", "memory.bigger.r2"]),
+    ("32 small units, forward and backward: not sharded, sharded on 1 and on 2 ranks", ["units.plain", "units.r1", "units.r2"]),
+    ("all_gather, reduce_scatter of 64 MB between 2 processes", ["shm.all_gather.64MB", "shm.reduce_scatter.64MB"]),
+    ("all_gather of 64 KB", ["shm.all_gather.64KB"]),
+    ("communication that a link of half the compute's time exposes: with and without prefetch, eager",
+     ["overlap.prefetch_on", "overlap.prefetch_off", "overlap.eager"]),
+    ("one-element add through the dispatcher, plain and recorded", ["dispatch.plain", "dispatch.recording"]),
+    ("what a call takes more on distributed tensors, seen before and new", ["dtensor.hit", "dtensor.miss"]),
+    ("the 10.8 M model, tensor parallel over 2 ranks of one thread", ["tp.bigger.r2"]),
+    ("losses of the 0.8 M model over 100 steps: mean distance from PyTorch's", ["loss.mini.f32"]),
+]
 
 
-def machine(sherd):
-    info = subprocess.run([sherd, "info"], capture_output=True, text=True, check=True).stdout
-    lines = dict(line.split(None, 1) for line in info.splitlines() if not line.startswith(("instruction", "matrix", "process")))
-    compiler = subprocess.run(["c++", "--version"], capture_output=True, text=True).stdout.splitlines()[:1]
+def output(*command):
+    """What a program prints; nothing where it is not there or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def cpu_name():
+    names = re.findall(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
+    return names[0] if names else os.uname().machine
+
+
+def versions(pythons):
+    """Of the compiler and of what stands beside us: {"torch 2.15.0": "MKL 2024.2, oneDNN 3.13.3", ...}."""
+    found = {"C++": output("c++", "--version").partition("\n")[0], "system": output("lsb_release", "-ds").strip() or os.uname().release}
+    for python in pythons:
+        told = output(python, str(ROOT / "tools/bench/peers/settings.py"))
+        if told:
+            torch = json.loads(told)
+            found[torch["peer"]] = ", ".join(f"{name} {version}" for name, version in torch["libraries"].items())
+    if mpi := re.search(r"mpirun \(Open MPI\) (\S+)", output("mpirun", "--version")):
+        found["Open MPI"] = mpi[1]
+    return {name: version for name, version in found.items() if version}
+
+
+def machine(sherd, pythons):
+    lines = dict(line.split(None, 1) for line in output(sherd, "info").splitlines() if len(line.split(None, 1)) == 2)
     return {
         "date": datetime.date.today().isoformat(),
-        "cpu": lines.get("cpu", "").strip(),
+        "cpu": f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores, kernels {lines.get('kernels', '').strip()}",
         "sherd": lines.get("sherd", "").strip(),
-        "compiler": compiler[0] if compiler else "",
+        "versions": versions(pythons),
     }
 
 
-def measure(sherd, prefix, pythons):
-    command = [sherd, "bench", prefix, "--json"]
-    for python in pythons:
+def measure(sherd, prefixes, pythons):
+    command = [sherd, "bench", *prefixes, "--json", "--python", pythons[0]]
+    for python in pythons[1:]:
         command += ["--peer-python", python]
-    run = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     figures = [json.loads(line) for line in run.stdout.splitlines()]
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    for figure in figures:
-        figure["commit"] = commit.stdout.strip()
     if not figures:
         sys.exit(f"{' '.join(command)} measured nothing")
+    commit = output("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD").strip()
+    changed = output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
+    for figure in figures:
+        figure["commit"] = commit + (", changed" if changed else "")
     return figures
 
 
@@ -47,35 +101,70 @@ def number(value):
     return "" if value is None else f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def heading(results):
+    about = [results["date"], results["cpu"], results.get("compiler", "")]
+    about += [f"{name}: {version}" for name, version in results.get("versions", {}).items()]
+    yield "; ".join(filter(None, about)) + "."
+    yield ""
+
+
+def summary(results):
+    """The README's table."""
+    figures = {f["name"]: f for f in results["figures"]}
+    yield from heading(results)
+    yield "| figure | measured | beside |"
+    yield "|---|---|---|"
+    for text, names in SUMMARY:
+        row = [figures[name] for name in names if name in figures]
+        if len(row) < len(names):
+            continue
+        beside = {}
+        for figure in row:
+            for peer in figure.get("peers", []):
+                beside.setdefault(peer["peer"], []).append(number(peer["peer_value"]))
+            if figure["limit"] is not None and not figure["name"].startswith("flops"):  # whose limit is 1
+                beside.setdefault("limit", []).append(number(figure["limit"]))
+        values = ", ".join(number(figure["value"]) or "not measured" for figure in row)
+        others = "; ".join(f"{name}: {', '.join(numbers)}" for name, numbers in beside.items())
+        yield f"| {text} | {values} {row[0]['unit']} | {others} |"
+
+
 def table(results):
-    peers = {p["peer"] + (f" ({p['settings']})" if "settings" in p else "") for f in results["figures"] for p in f.get("peers", [])}
-    yield f"{results['date']}, {results['cpu']}, {results['compiler']}. Peers: {'; '.join(sorted(peers))}."
+    """Every figure."""
+    yield from heading(results)
+    settings = {f"{p['peer']}: {p['settings']}" for f in results["figures"] for p in f.get("peers", []) if ";" not in p.get("settings", ";")}
+    yield f"Settings: {'; '.join(sorted(settings))}."
     yield ""
     yield "| figure | measured | peers | ratio | limit | target | |"
     yield "|---|---|---|---|---|---|---|"
     for f in results["figures"]:
-        others = ", ".join(f"{p['peer'].split()[-1] if 'torch' in p['peer'] else p['peer']}: {number(p['peer_value'])}" for p in f.get("peers", []))
+        others = ", ".join(f"{p['peer']}: {number(p['peer_value'])}" for p in f.get("peers", []))
         passed = {True: "pass", False: "missed", None: ""}[f["pass"]]
         value = "not measured" if f["value"] is None else f"{number(f['value'])} {f['unit']}"
         yield f"| {f['name']} | {value} | {others} | {number(f['ratio'])} | {number(f['limit'])} | {f.get('rule', '')} | {passed} |"
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("file", type=pathlib.Path)
+    parser = argparse.ArgumentParser(usage=__doc__.split("usage: ")[1])
+    parser.add_argument("file", type=pathlib.Path, nargs="?")
     parser.add_argument("prefixes", nargs="*")
     parser.add_argument("--sherd", default=str(ROOT / "build/release/bin/sherd"))
-    parser.add_argument("--peer-python", action="append", default=[])
+    parser.add_argument("--python", action="append", default=[])
     parser.add_argument("--table", action="store_true")
     options = parser.parse_intermixed_args()
+    pythons = options.python or [os.environ.get("SHERD_VENV", str(ROOT / "build/venv")) + "/bin/python"]
+    if options.file is None:
+        name = re.sub(r"[^a-z0-9]+", "-", cpu_name().lower()).strip("-")
+        options.file = ROOT / "tools/bench/results" / f"{datetime.date.today()}-{name}-{len(os.sched_getaffinity(0))}-cores.json"
     results = json.loads(options.file.read_text()) if options.file.exists() else {"figures": []}
-    for prefix in options.prefixes:
-        fresh = measure(options.sherd, prefix, options.peer_python)
-        known = {f["name"]: f for f in results["figures"]} | {f["name"]: f for f in fresh}
-        results = {**machine(options.sherd), "figures": list(known.values())}
+    groups = [] if options.table else [options.prefixes] if options.prefixes else GROUPS
+    for i, prefixes in enumerate(groups, 1):
+        print(f"record: {' '.join(prefixes)} ({i} of {len(groups)})", file=sys.stderr)
+        known = {f["name"]: f for f in results["figures"]} | {f["name"]: f for f in measure(options.sherd, prefixes, pythons)}
+        results = {**machine(options.sherd, pythons), "figures": list(known.values())}
         options.file.write_text(json.dumps(results, indent=1) + "\n")
-    if options.table:
-        print("\n".join(table(results)))
+    print("\n".join([*summary(results), "", *table(results)]))
+    print(f"record: {options.file}", file=sys.stderr)
 
 
 main()
