@@ -228,6 +228,7 @@ RankInfo discover_rank() { return discover_rank(process_variable); }
 std::string requested_cuda_library() { return text_of(process_variable, "SHERD_CUDA_LIB"); }
 std::string requested_cpu_level() { return text_of(process_variable, "SHERD_CPU_LEVEL"); }
 std::string requested_attention() { return text_of(process_variable, "SHERD_ATTENTION"); }
+bool cuda_launches_block() { return text_of(process_variable, "CUDA_LAUNCH_BLOCKING") == "1"; }
 std::string requested_device_memory() { return text_of(process_variable, "SHERD_DEVICE_MEMORY"); }
 std::string requested_matmul() { return text_of(process_variable, "SHERD_MATMUL"); }
 

@@ -49,6 +49,8 @@ std::string requested_cuda_library();
 std::string requested_attention();
 /// SHERD_DEVICE_MEMORY, how a device's memory is mapped (cuda/memory.h): "separate" for tools that watch accesses.
 std::string requested_device_memory();
+/// CUDA_LAUNCH_BLOCKING=1: the CUDA runtime waits for each kernel, so an error is that of the kernel just launched.
+bool cuda_launches_block();
 /// SHERD_MATMUL, how matrix products of a device are made (cuda/blas.h): "untuned", "tf32" or both.
 std::string requested_matmul();
 /// Where findings that take long are kept between processes: SHERD_CACHE, else sherd in XDG_CACHE_HOME or ~/.cache.

@@ -1,8 +1,6 @@
 #include "runtime/cuda/launch_log.h"
 
-#include <cstdlib>
-#include <string_view>
-
+#include "runtime/comm/rank.h"
 #include "runtime/cuda/kernel_name.h"
 #include "runtime/op/op.h"
 
@@ -11,11 +9,6 @@ namespace sherd::cuda {
 namespace {
 
 thread_local LaunchLog* current_log = nullptr;
-
-bool launches_block() {
-  const char* text = std::getenv("CUDA_LAUNCH_BLOCKING");
-  return text && std::string_view(text) == "1";
-}
 
 }  // namespace
 
@@ -82,7 +75,7 @@ std::string LaunchLog::last_queued() const {
 
 void LaunchLog::lose(cudaError_t status, const char* noticed) {
   throw_if_lost();
-  const bool blocking = launches_block();
+  const bool blocking = cuda_launches_block();
   lost_.emplace(fmt::format("cuda:{} is lost to this process: {}: {}", device_, cudaGetErrorName(status),
                             cudaGetErrorString(status)));
   lost_->add("cause", blocking ? "the last kernel below: with CUDA_LAUNCH_BLOCKING=1 each was waited for"

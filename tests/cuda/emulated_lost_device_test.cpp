@@ -50,6 +50,12 @@ class LostDevice : public cuda::CudaTest {
   static std::string noticed() {
     return thrown_by([] { context().synchronize(); });
   }
+  // Nobody has asked for the status since.
+  static void fail_unnoticed(const Tensor& x) {
+    const cudaStream_t stream = context().stream();
+    (void)softmax(x, -1);
+    (void)cudaStreamSynchronize(stream);
+  }
   static std::vector<std::string> list_in(const std::string& text) {
     std::vector<std::string> list;
     std::istringstream in(text);
@@ -80,8 +86,7 @@ TEST_F(LostDevice, TheErrorBlamesAnEarlierKernelAndListsTheLastOnes) {
 
 TEST_F(LostDevice, ALaunchThatNoticesItIsNotBlamed) {
   const Tensor x = draw_there({4, 32});
-  (void)softmax(x, -1);
-  (void)cudaStreamSynchronize(context().stream());
+  fail_unnoticed(x);
   const std::string text = thrown_by([&] { (void)(x * x); });
   expect_said(text, {"cuda:0 is lost", "queued EARLIER", "softmax: softmax_rows_kernel<", "noticed "});
   EXPECT_TRUE(text.starts_with("cuda:0 is lost")) << text;
@@ -117,8 +122,9 @@ TEST_F(LostDevice, EverythingAfterwardsHasTheSameErrorAndAsksTheDeviceNothing) {
 
 TEST_F(LostDevice, TheListHoldsTheLast64) {
   const Tensor x = draw_there({4, 32});
-  (void)softmax(x, -1);
-  for (int i = 0; i < 50; ++i) (void)(x + x), (void)(x * x);
+  const Tensor y = softmax(x, -1);
+  std::vector<Tensor> kept;  // freeing waits where each block is a segment
+  for (int i = 0; i < 50; ++i) kept.insert(kept.end(), {x + x, x * x});
   const std::string text = noticed();
   expect_said(text, {"there was more before"});
   const std::vector<std::string> list = list_in(text);
@@ -129,8 +135,9 @@ TEST_F(LostDevice, TheListHoldsTheLast64) {
 TEST_F(LostDevice, RepetitionsAreOneLine) {
   const Tensor x = draw_there({4, 32});
   context().synchronize();
-  (void)softmax(x, -1);
-  for (int i = 0; i < 20; ++i) (void)(x + x);
+  const Tensor y = softmax(x, -1);
+  std::vector<Tensor> kept;
+  for (int i = 0; i < 20; ++i) kept.push_back(x + x);
   const std::vector<std::string> list = list_in(noticed());
   ASSERT_EQ(list.size(), 2u);
   EXPECT_TRUE(list[1].starts_with("add: vector_pointwise<") && list[1].ends_with(", 20 times")) << list[1];
@@ -178,8 +185,7 @@ TEST_F(LostDevice, AProductThatNoticesItSaysTheSame) {
     start(/*blocking=*/false);
     const Tensor y = draw_there({16, 16});
     if (before) (void)matmul(y, y);
-    (void)softmax(y, -1);
-    (void)cudaStreamSynchronize(context().stream());
+    fail_unnoticed(y);
     expect_said(thrown_by([&] { (void)matmul(y, y); }), {"cuda:0 is lost", "queued EARLIER", "softmax_rows_kernel"});
   }
 }
@@ -192,8 +198,7 @@ TEST_F(LostDevice, CudnnThatNoticesItSaysTheSame) {
     (void)call_op(find_op("scaled_dot_product_attention"), in, AttentionAttrs{.scale = 0.3, .causal = true});
   };
   attention();
-  (void)softmax(x, -1);
-  (void)cudaStreamSynchronize(context().stream());
+  fail_unnoticed(x);
   expect_said(thrown_by(attention), {"cuda:0 is lost", "queued EARLIER", "softmax_rows_kernel"});
 }
 
