@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "compile/graph.h"
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 
 namespace sherd {
 

@@ -10,7 +10,7 @@
 #include "compile/guard.h"
 #include "compile/print.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/trace.h"
 #include "runtime/op/attr_types.h"

@@ -2,7 +2,7 @@
 
 #include "compile/guard.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/attr_types.h"
 #include "runtime/op/dispatch.h"

@@ -4,7 +4,7 @@
 
 #include "dtensor/propagate.h"
 #include "dtensor/redistribute.h"
-#include "runtime/comm/comm_counter.h"
+#include "runtime/comm/group/comm_counter.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/wanted_layout.h"
 

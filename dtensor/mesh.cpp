@@ -8,7 +8,7 @@
 
 #include "dtensor/layer.h"
 #include "dtensor/propagate.h"
-#include "runtime/comm/world.h"
+#include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"
 #include "runtime/tensor/error.h"
 

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 
 namespace sherd {
 

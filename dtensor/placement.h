@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 
 namespace sherd {
 

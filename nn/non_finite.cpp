@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/agree.h"
+#include "runtime/comm/group/agree.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {

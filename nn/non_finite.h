@@ -4,7 +4,7 @@
 #include <string>
 
 #include "nn/module.h"
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 
 namespace sherd::nn {
 

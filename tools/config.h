@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 #include "tools/flags.h"
 
 namespace sherd {

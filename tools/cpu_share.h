@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 #include "runtime/os/allowed_cpus.h"
 
 namespace sherd {

@@ -5,8 +5,8 @@
 
 #include "nn/parallel/fully_shard.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/agree.h"
-#include "runtime/comm/world.h"
+#include "runtime/comm/group/agree.h"
+#include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/host_reads.h"
 #include "runtime/op/ops.h"

@@ -1,7 +1,7 @@
 // `sherd export DIR OUT [--dtype f32]`: a checkpoint or a Hugging Face directory as a Hugging Face directory, on one
 // rank.
 
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 #include "tools/command.h"
 #include "tools/flags.h"
 #include "tools/weights.h"

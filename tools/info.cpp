@@ -5,7 +5,7 @@
 
 #include <unistd.h>
 
-#include "runtime/comm/rank.h"
+#include "runtime/comm/job/rank.h"
 #include "runtime/cpu/level.h"
 #include "runtime/cpu/onednn.h"
 #include "runtime/exec/device_library.h"

@@ -5,8 +5,8 @@
 #include <functional>
 #include <optional>
 
-#include "runtime/comm/exposed.h"
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/board/exposed.h"
+#include "runtime/comm/group/process_group.h"
 #include "runtime/exec/host_reads.h"
 #include "tools/metrics.h"
 

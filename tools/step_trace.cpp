@@ -8,7 +8,7 @@
 
 #include <sys/resource.h>
 
-#include "runtime/comm/agree.h"
+#include "runtime/comm/group/agree.h"
 #include "runtime/exec/trace_json.h"
 #include "runtime/tensor/error.h"
 #include "tools/command.h"

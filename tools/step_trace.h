@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 #include "runtime/exec/trace.h"
 
 namespace sherd {

@@ -21,8 +21,8 @@
 #include <optional>
 #include <string_view>
 
-#include "runtime/comm/hmac.h"
-#include "runtime/comm/tcp_store_server.h"
+#include "runtime/comm/store/hmac.h"
+#include "runtime/comm/store/tcp_store_server.h"
 #include "runtime/tensor/error.h"
 #include "tools/exit_status.h"
 #include "tools/launch_guard.h"

@@ -5,9 +5,9 @@
 
 #include <unistd.h>
 
-#include "runtime/comm/rank.h"
-#include "runtime/comm/thread_group.h"
-#include "runtime/comm/world.h"
+#include "runtime/comm/board/thread_group.h"
+#include "runtime/comm/job/rank.h"
+#include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"
 #include "tools/command.h"
 #include "tools/cpu_share.h"

@@ -12,7 +12,7 @@
 #include "nn/models/language_model.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/schedule.h"
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 #include "tools/config.h"
 #include "tools/job_mesh.h"
 #include "tools/step_log.h"

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdio>
 
-#include "runtime/comm/agree.h"
+#include "runtime/comm/group/agree.h"
 #include "tools/model_factory.h"
 
 namespace sherd {

@@ -7,7 +7,7 @@
 
 #include "nn/checkpoint/safetensors.h"
 #include "nn/models/model_config.h"
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 
 namespace sherd::nn {
 

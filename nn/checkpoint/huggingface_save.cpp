@@ -11,7 +11,7 @@
 #include "nn/checkpoint/huggingface_config.h"
 #include "nn/checkpoint/huggingface_names.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/agree.h"
+#include "runtime/comm/group/agree.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {

@@ -10,7 +10,7 @@
 #include "nn/parallel/fully_shard.h"
 #include "nn/parallel/shard_group.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/agree.h"
+#include "runtime/comm/group/agree.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {

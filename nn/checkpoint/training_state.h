@@ -10,7 +10,7 @@
 #include "nn/checkpoint/saves.h"
 #include "nn/module.h"
 #include "nn/optim/optimizer.h"
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 
 namespace sherd::nn {
 

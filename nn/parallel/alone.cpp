@@ -1,7 +1,7 @@
 #include "nn/parallel/alone.h"
 
-#include "runtime/comm/copy.h"
-#include "runtime/comm/reduce.h"
+#include "runtime/comm/board/copy.h"
+#include "runtime/comm/board/reduce.h"
 #include "runtime/op/attr_types.h"
 #include "runtime/op/dispatch.h"
 

@@ -1,6 +1,6 @@
 #include "nn/parallel/replica_sum.h"
 
-#include "runtime/comm/reduce.h"
+#include "runtime/comm/board/reduce.h"
 
 namespace sherd::nn {
 

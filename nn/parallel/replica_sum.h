@@ -6,7 +6,7 @@
 //                                      aside --all_reduce--> aside --cast, add--> shard
 #include <vector>
 
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 #include "runtime/tensor/storage.h"
 
 namespace sherd::nn {

@@ -8,9 +8,9 @@
 #include <functional>
 #include <vector>
 
-#include "runtime/comm/chunks.h"
-#include "runtime/comm/comm_counter.h"
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/chunks.h"
+#include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/group/process_group.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/exec/stream.h"
 #include "runtime/op/attr_types.h"

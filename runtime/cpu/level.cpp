@@ -6,7 +6,7 @@
 
 #include <fmt/ranges.h>
 
-#include "runtime/comm/rank.h"
+#include "runtime/comm/job/rank.h"
 
 // One entry point per level, renamed from the kernels' own by the build. A level that was not built has no address.
 extern "C" {

@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "runtime/comm/rank.h"
+#include "runtime/comm/job/rank.h"
 #include "runtime/cuda/context.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/op/attr_types.h"

@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-#include "runtime/comm/rank.h"
+#include "runtime/comm/job/rank.h"
 #include "runtime/cuda/context.h"
 #include "runtime/cuda/gemm_choice.h"
 

@@ -7,7 +7,7 @@
 #include <exception>
 #include <optional>
 
-#include "runtime/comm/rank.h"
+#include "runtime/comm/job/rank.h"
 #include "runtime/cuda/attention.h"
 #include "runtime/cuda/blas.h"
 #include "runtime/cuda/faults.h"

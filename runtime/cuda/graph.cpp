@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/comm/rank.h"
+#include "runtime/comm/job/rank.h"
 #include "runtime/cuda/context.h"
 #include "runtime/cuda/memory.h"
 

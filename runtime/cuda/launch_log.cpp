@@ -1,6 +1,6 @@
 #include "runtime/cuda/launch_log.h"
 
-#include "runtime/comm/rank.h"
+#include "runtime/comm/job/rank.h"
 #include "runtime/cuda/kernel_name.h"
 #include "runtime/op/op.h"
 

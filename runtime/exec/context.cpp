@@ -3,7 +3,7 @@
 #include <atomic>
 #include <exception>
 
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 #include "runtime/exec/device_library.h"
 #include "runtime/exec/stream.h"
 #include "runtime/tensor/error.h"

@@ -65,7 +65,7 @@ class RankContext {
   /// Where this thread writes down what it does, or null; see trace.h.
   Trace* trace = nullptr;
 
-  /// The innermost scope that counts collectives, or null; see comm/comm_counter.h.
+  /// The innermost scope that counts collectives, or null; see comm/group/comm_counter.h.
   CommCounter* comm_counter = nullptr;
 
   /// Path of the module whose forward runs now; the strings live as long as the context.
@@ -80,7 +80,7 @@ class RankContext {
   /// Coordinate along the data axes: plain random rows shift their element index by it, so that dropout on a
   /// slice of the batch draws what one rank would have drawn.
   std::int64_t data_coordinate = 0;
-  /// All ranks of the job; see comm/world.h.
+  /// All ranks of the job; see comm/job/world.h.
   std::shared_ptr<ProcessGroup> world;
 
   /// This rank's stream, made at first use. Call world_group() or set_world_group() before: waits spin only where the

@@ -5,7 +5,7 @@
 
 #include <sherd_header_hash.h>
 
-#include "runtime/comm/rank.h"
+#include "runtime/comm/job/rank.h"
 #include "runtime/exec/layout_fingerprint.h"
 #include "runtime/os/allowed_cpus.h"
 #include "runtime/os/own_library.h"

@@ -1,7 +1,7 @@
 // Collectives as rows, so that the tape, capture and the planner see them like any other op. They are functional and
 // speak of plain tensors. Every rank of the group must make the same calls in the same order, in backward too.
 //
-//   all_gather         | r0 | r1 | r2 |  ->  whole          along any dim; parts by the chunk rule (comm/chunks.h)
+//   all_gather         | r0 | r1 | r2 |  ->  whole         along any dim; parts by the chunk rule (comm/group/chunks.h)
 //   reduce_scatter     whole + whole + whole  ->  | r |
 //   all_to_all         cut along one dim  ->  cut along another
 //
@@ -12,7 +12,7 @@
 //   y = all_to_all(x)       every element moves once       dx = all_to_all of dy, the other way
 // (If every rank computes the same loss from y, count it once: divide it by the size of the group.)
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/chunks.h"
+#include "runtime/comm/group/chunks.h"
 #include "runtime/exec/backend.h"
 #include "runtime/op/ops.h"
 

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 #include "runtime/op/attr_types.h"
 #include "runtime/op/dispatch.h"
 

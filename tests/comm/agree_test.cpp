@@ -1,11 +1,11 @@
 // Small exchanges of text, and errors that every rank sees.
-#include "runtime/comm/agree.h"
+#include "runtime/comm/group/agree.h"
 
 #include <gtest/gtest.h>
 
 #include <stdexcept>
 
-#include "runtime/comm/world.h"
+#include "runtime/comm/job/world.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"

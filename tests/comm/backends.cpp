@@ -6,8 +6,8 @@
 #include <new>
 #include <thread>
 
-#include "runtime/comm/shm_group.h"
-#include "runtime/comm/thread_group.h"
+#include "runtime/comm/board/shm_group.h"
+#include "runtime/comm/board/thread_group.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd::testing {

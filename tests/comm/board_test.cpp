@@ -1,4 +1,4 @@
-#include "runtime/comm/board.h"
+#include "runtime/comm/board/board.h"
 
 #include <gtest/gtest.h>
 

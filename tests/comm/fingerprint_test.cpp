@@ -1,11 +1,11 @@
-#include "runtime/comm/fingerprint.h"
+#include "runtime/comm/group/fingerprint.h"
 
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
-#include "runtime/comm/subject.h"
+#include "runtime/comm/group/subject.h"
 
 namespace sherd::comm {
 namespace {

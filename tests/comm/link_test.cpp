@@ -1,5 +1,5 @@
 // A shaped link. Oracle: the formula steps x latency + bytes x (n-1)/n / bandwidth, worked out by hand.
-#include "runtime/comm/link.h"
+#include "runtime/comm/group/link.h"
 
 #include <gtest/gtest.h>
 

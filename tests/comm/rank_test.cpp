@@ -1,6 +1,6 @@
 // Rank discovery from maps instead of the environment, and the meeting of ranks on one host. The variables' names and
 // forms are those of the launchers' documentation (torchrun 2.x, Open MPI 4.1, Slurm 23).
-#include "runtime/comm/rank.h"
+#include "runtime/comm/job/rank.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -14,9 +14,9 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/comm/rendezvous_file.h"
-#include "runtime/comm/tcp_store.h"
-#include "runtime/comm/tcp_store_server.h"
+#include "runtime/comm/store/rendezvous_file.h"
+#include "runtime/comm/store/tcp_store.h"
+#include "runtime/comm/store/tcp_store_server.h"
 #include "runtime/tensor/error.h"
 #include "tests/support/expect_error.h"
 

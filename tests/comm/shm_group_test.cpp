@@ -1,5 +1,5 @@
 // What only processes can do: be killed, meet through the store, and leave things behind.
-#include "runtime/comm/shm_group.h"
+#include "runtime/comm/board/shm_group.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 #include <set>
 #include <sstream>
 
-#include "runtime/comm/unix_socket.h"
+#include "runtime/comm/store/unix_socket.h"
 #include "tests/support/processes.h"
 
 namespace sherd::testing {

@@ -4,7 +4,7 @@
 
 #include <deque>
 
-#include "runtime/comm/exposed.h"
+#include "runtime/comm/board/exposed.h"
 #include "tests/comm/backends.h"
 #include "tests/support/thread_state.h"
 

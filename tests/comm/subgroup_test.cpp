@@ -5,8 +5,8 @@
 #include <csignal>
 #include <thread>
 
-#include "runtime/comm/exposed.h"
-#include "runtime/comm/shm_group.h"
+#include "runtime/comm/board/exposed.h"
+#include "runtime/comm/board/shm_group.h"
 #include "runtime/exec/context.h"
 #include "tests/comm/backends.h"
 #include "tests/support/expect_error.h"

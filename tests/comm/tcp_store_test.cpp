@@ -1,6 +1,6 @@
 // The TCP store from both ends. Expected values come from the contract in store.h; the hash from FIPS 180-4 and
 // RFC 4231. RawPeer speaks plain bytes, so that the server meets what no client of ours would send.
-#include "runtime/comm/tcp_store.h"
+#include "runtime/comm/store/tcp_store.h"
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -14,9 +14,9 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/comm/hmac.h"
-#include "runtime/comm/store_wire.h"
-#include "runtime/comm/tcp_store_server.h"
+#include "runtime/comm/store/hmac.h"
+#include "runtime/comm/store/store_wire.h"
+#include "runtime/comm/store/tcp_store_server.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {

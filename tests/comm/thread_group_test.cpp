@@ -1,6 +1,6 @@
 // The thread group's own promises, and the helper that most tests use. Values and failures are tested for all groups in
 // collectives_test and failures_test.
-#include "runtime/comm/thread_group.h"
+#include "runtime/comm/board/thread_group.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

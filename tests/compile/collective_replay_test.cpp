@@ -6,7 +6,7 @@
 #include "compile/print.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/comm/comm_counter.h"
+#include "runtime/comm/group/comm_counter.h"
 #include "runtime/op/ops.h"
 #include "tests/support/draw.h"
 #include "tests/support/near.h"

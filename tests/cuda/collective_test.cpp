@@ -5,7 +5,7 @@
 #include "compile/compile.h"
 #include "dtensor/api.h"
 #include "dtensor/redistribute.h"
-#include "runtime/comm/thread_group.h"
+#include "runtime/comm/board/thread_group.h"
 #include "runtime/op/attr_types.h"
 #include "tests/cuda/against_cpu.h"
 #include "tests/cuda/cuda_test.h"

@@ -6,7 +6,7 @@
 #include "dtensor/redistribute.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/comm/comm_counter.h"
+#include "runtime/comm/group/comm_counter.h"
 #include "runtime/exec/context.h"
 #include "tests/dtensor/layouts.h"
 #include "tests/support/expect_error.h"

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/api.h"
-#include "runtime/comm/comm_counter.h"
+#include "runtime/comm/group/comm_counter.h"
 #include "runtime/op/ops.h"
 #include "tests/dtensor/one_rank.h"
 #include "tests/support/expect_error.h"

@@ -8,7 +8,7 @@
 #include "dtensor/api.h"
 #include "dtensor/mesh.h"
 #include "dtensor/spec.h"
-#include "runtime/comm/world.h"
+#include "runtime/comm/job/world.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"

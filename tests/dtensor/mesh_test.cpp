@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "runtime/comm/world.h"
+#include "runtime/comm/job/world.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"
 

@@ -10,7 +10,7 @@
 #include "dtensor/scopes.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/comm/comm_counter.h"
+#include "runtime/comm/group/comm_counter.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "runtime/comm/world.h"
+#include "runtime/comm/job/world.h"
 #include "runtime/tensor/tensor.h"
 #include "tests/dtensor/layouts.h"
 #include "tests/support/expect_error.h"

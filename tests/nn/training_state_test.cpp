@@ -10,7 +10,7 @@
 
 #include "nn/optim/adamw.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/agree.h"
+#include "runtime/comm/group/agree.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"

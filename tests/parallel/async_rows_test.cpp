@@ -5,7 +5,7 @@
 
 #include "dtensor/api.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/exposed.h"
+#include "runtime/comm/board/exposed.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 #include "tests/parallel/nets.h"

@@ -9,7 +9,7 @@
 #include "nn/optim/adamw.h"
 #include "nn/parallel/shard_group.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/shm_group.h"
+#include "runtime/comm/board/shm_group.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"

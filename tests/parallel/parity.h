@@ -3,7 +3,7 @@
 #include <functional>
 
 #include "nn/optim/optimizer.h"
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 
 namespace sherd::testing {
 

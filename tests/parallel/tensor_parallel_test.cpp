@@ -11,7 +11,7 @@
 #include "nn/layers/norm.h"
 #include "nn/optim/adamw.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/comm_counter.h"
+#include "runtime/comm/group/comm_counter.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"

@@ -1,5 +1,5 @@
 // Counting what a scope communicates. Oracle: the calls that are written here, and bytes by hand.
-#include "runtime/comm/comm_counter.h"
+#include "runtime/comm/group/comm_counter.h"
 
 #include <gtest/gtest.h>
 

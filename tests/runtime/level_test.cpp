@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "runtime/comm/rank.h"
+#include "runtime/comm/job/rank.h"
 
 namespace sherd::testing {
 namespace {

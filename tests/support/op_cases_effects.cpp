@@ -1,4 +1,4 @@
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 #include "tests/support/op_cases.h"
 
 namespace sherd::testing {

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <memory>
 
-#include "runtime/comm/store.h"
+#include "runtime/comm/store/store.h"
 
 namespace sherd::testing {
 

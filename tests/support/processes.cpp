@@ -13,7 +13,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "runtime/comm/shm_group.h"
+#include "runtime/comm/board/shm_group.h"
 
 namespace sherd::testing {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/comm/process_group.h"
-#include "runtime/comm/store.h"
+#include "runtime/comm/group/process_group.h"
+#include "runtime/comm/store/store.h"
 #include "tests/support/page_store.h"
 
 namespace sherd::testing {

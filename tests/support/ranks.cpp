@@ -4,8 +4,8 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/comm/thread_group.h"
-#include "runtime/comm/world.h"
+#include "runtime/comm/board/thread_group.h"
+#include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"
 
 namespace sherd::testing {

@@ -5,7 +5,7 @@
 #include <functional>
 #include <memory>
 
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 
 namespace sherd::testing {
 

@@ -20,8 +20,8 @@
 #include <sstream>
 #include <thread>
 
-#include "runtime/comm/rank.h"
-#include "runtime/comm/tcp_store.h"
+#include "runtime/comm/job/rank.h"
+#include "runtime/comm/store/tcp_store.h"
 #include "runtime/tensor/error.h"
 #include "tools/line_relay.h"
 #include "tools/process_tree.h"

@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 #include "tools/bench/side.h"
 
 namespace sherd::bench {

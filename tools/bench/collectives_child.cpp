@@ -4,7 +4,7 @@
 #include <chrono>
 #include <sstream>
 
-#include "runtime/comm/world.h"
+#include "runtime/comm/job/world.h"
 #include "runtime/op/ops.h"
 #include "tools/bench/child.h"
 

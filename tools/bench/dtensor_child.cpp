@@ -8,7 +8,7 @@
 #include "dtensor/propagate.h"
 #include "dtensor/spec.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/thread_group.h"
+#include "runtime/comm/board/thread_group.h"
 #include "runtime/op/ops.h"
 #include "tools/bench/child.h"
 #include "tools/bench/contest.h"

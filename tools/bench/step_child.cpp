@@ -16,8 +16,8 @@
 #include <optional>
 #include <tuple>
 
-#include "runtime/comm/exposed.h"
-#include "runtime/comm/world.h"
+#include "runtime/comm/board/exposed.h"
+#include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/trace.h"

@@ -7,7 +7,7 @@
 #include "compile/compile.h"
 #include "dtensor/mesh.h"
 #include "nn/optim/adamw.h"
-#include "runtime/comm/process_group.h"
+#include "runtime/comm/group/process_group.h"
 #include "tools/bench/models.h"
 
 namespace sherd::bench {

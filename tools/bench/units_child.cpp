@@ -9,7 +9,7 @@
 #include "nn/optim/adamw.h"
 #include "nn/parallel/fully_shard.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/world.h"
+#include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/ops.h"
 #include "tools/bench/child.h"

@@ -10,8 +10,8 @@
 #include "nn/optim/clip.h"
 #include "nn/parallel/fully_shard.h"
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/comm_counter.h"
-#include "runtime/comm/world.h"
+#include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/job/world.h"
 
 using namespace sherd;
 

@@ -11,7 +11,7 @@
 #include "dtensor/api.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
-#include "runtime/comm/comm_counter.h"
+#include "runtime/comm/group/comm_counter.h"
 #include "runtime/exec/context.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"

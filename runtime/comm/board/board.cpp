@@ -1,0 +1,319 @@
+// Meetings on the board. A rank advances its own counter and waits until every peer's counter has come as far.
+// Sleeping follows Dekker: the sleeper writes whom it waits for, then looks at the counter again; the other side writes
+// the counter, then looks who waits for it. Both orders are sequentially consistent, so no wake-up is lost, and
+// the bounded naps serve only to look for dead peers and the deadline.
+#include "runtime/comm/board/board.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <exception>
+#include <limits>
+#include <thread>
+#include <vector>
+
+namespace sherd::comm {
+
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(20);
+constexpr auto kNap = std::chrono::milliseconds(100);
+
+// The futexes are not private: the same page may be mapped by several processes.
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen, std::chrono::nanoseconds nap) {
+  timespec time{};
+  time.tv_sec = static_cast<std::time_t>(nap.count() / 1'000'000'000);
+  time.tv_nsec = static_cast<long>(nap.count() % 1'000'000'000);
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &time, nullptr, 0);
+}
+
+void futex_wake_all(const std::atomic<std::uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr, 0);
+}
+
+struct alignas(64) CacheLine {
+  std::byte bytes[64];
+};
+
+double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+
+std::string name_members(const BoardRoot* root) {
+  if (root == nullptr) return {};
+  constexpr std::size_t kMaxNamed = 8;
+  const std::span<const int> ranks(root->ranks);
+  std::string text = fmt::format("ranks {}", fmt::join(ranks.first(std::min(ranks.size(), kMaxNamed)), ","));
+  if (ranks.size() > kMaxNamed) text += fmt::format(",... ({} in all)", ranks.size());
+  return text;
+}
+
+}  // namespace
+
+std::size_t Board::memory_bytes(int size, std::size_t window_bytes) {
+  const auto ranks = static_cast<std::size_t>(size);
+  return sizeof(BoardHeader) + kNumChannels * ranks * (sizeof(RankCell) + ranks * sizeof(Mail) + 3 * window_bytes);
+}
+
+void Board::format(std::byte* memory, int size) {
+  std::construct_at(reinterpret_cast<BoardHeader*>(memory));
+  auto* cells = reinterpret_cast<RankCell*>(memory + sizeof(BoardHeader));
+  for (int i = 0; i < size * kNumChannels; ++i) std::construct_at(cells + i);
+  auto* mails = reinterpret_cast<Mail*>(cells + size * kNumChannels);
+  for (int i = 0; i < size * size * kNumChannels; ++i) std::construct_at(mails + i);
+}
+
+std::shared_ptr<std::byte> Board::heap_memory(int size, std::size_t window_bytes) {
+  const auto lines = std::make_shared<std::vector<CacheLine>>(memory_bytes(size, window_bytes) / sizeof(CacheLine) + 1);
+  std::shared_ptr<std::byte> memory(lines, lines->data()->bytes);
+  format(memory.get(), size);
+  return memory;
+}
+
+Board::Board(std::shared_ptr<std::byte> memory, BoardOptions options)
+    : memory_(std::move(memory)),
+      options_(std::move(options)),
+      members_(name_members(options_.root.get())),
+      // Ranks outside of a subgroup need their cores too.
+      spins_(static_cast<unsigned>(root_size()) * (options_.channel == 0 ? 1 : 2) <=
+             std::thread::hardware_concurrency()),
+      exceptions_at_start_(std::uncaught_exceptions()),
+      epoch_(options_.epoch),
+      sends_(static_cast<std::size_t>(options_.size)),
+      receives_(static_cast<std::size_t>(options_.size)) {
+  if (options_.has_died && channel() == 0) own().process = getpid();
+}
+
+// A rank that unwinds says why by abort(), or leaves the root: that is the better reason.
+Board::~Board() {
+  if (channel() != 0 || (options_.root && std::uncaught_exceptions() > exceptions_at_start_)) return;
+  own().presence = Presence::left;
+  ring_all();
+}
+
+RankCell& Board::cell(int rank, int channel) const {
+  return reinterpret_cast<RankCell*>(memory_.get() + sizeof(BoardHeader))[channel * size() + rank];
+}
+
+RankCell& Board::root_cell(int rank, int channel) const {
+  return reinterpret_cast<RankCell*>(root_memory() + sizeof(BoardHeader))[channel * root_size() + root_rank(rank)];
+}
+
+Mail& Board::mail(int from, int to) const {
+  auto* mails = reinterpret_cast<Mail*>(&cell(0, kNumChannels));  // behind the last cell
+  return mails[(channel() * size() + from) * size() + to];
+}
+
+std::byte* Board::window(int rank, std::uint64_t round) const { return window_at(rank, round % 2); }
+
+std::byte* Board::window_at(int rank, std::size_t index) const {
+  std::byte* windows = memory_.get() + memory_bytes(size(), 0);
+  const auto owner = static_cast<std::size_t>(channel() * size() + rank);
+  return windows + (3 * owner + index) * options_.window_bytes;
+}
+
+void Board::check_usable(const Fingerprint& call) {
+  call_ = call;
+  if (root_head(rank()).resets > epoch_)
+    throw CommError(
+        fmt::format("{}: the last reset() of this group did not complete; call reset() again", call.text()));
+  if (is_poisoned()) raise_poison();
+}
+
+void Board::enter(const Fingerprint& call, Clock::time_point arrived) {
+  check_usable(call);
+  last_arrival_ = arrived;
+  is_compared_ = false;
+  ++sequence_;
+  CallNote& note = own().notes[sequence_ % 2];
+  note.hash.store(call.hash(), std::memory_order_relaxed);
+  note.arrived.store(nanoseconds(arrived), std::memory_order_relaxed);
+  note.text.store(call.text());
+  own().calls.store(sequence_, std::memory_order_release);
+  own().activity.store(Activity::in_call, std::memory_order_relaxed);
+  tell_root();
+}
+
+// So that who waits for this rank in another group learns where it is.
+void Board::tell_root() {
+  if (!options_.root) return;
+  RankCell& cell = root_cell(rank(), channel());
+  cell.subgroup_call.store(call_.text());
+  cell.is_in_subgroup.store(true, std::memory_order_release);
+}
+
+void Board::leave() {
+  own().waiting_for.store(0, std::memory_order_relaxed);
+  own().activity.store(Activity::outside, std::memory_order_release);
+  if (options_.root) root_cell(rank(), channel()).is_in_subgroup.store(false, std::memory_order_relaxed);
+}
+
+void Board::meet() {
+  advance(&RankCell::meetings, ++meetings_);
+  await({&RankCell::meetings, meetings_});
+  if (is_compared_) return;
+  compare_calls();
+  for (int peer = 0; peer < size(); ++peer) note_arrival(cell(peer).notes[sequence_ % 2].arrived);
+  is_compared_ = true;
+  met_at_ = Clock::now();
+}
+
+void Board::note_arrival(const std::atomic<std::int64_t>& arrived) {
+  const std::chrono::nanoseconds time(arrived.load(std::memory_order_relaxed));
+  last_arrival_ = std::max(last_arrival_, Clock::time_point(std::chrono::duration_cast<Clock::duration>(time)));
+}
+
+void Board::sleep_until(Clock::time_point time) {
+  for (auto now = Clock::now(); now < time; now = Clock::now()) {
+    const std::atomic<std::uint32_t>& bell = root_cell(rank(), channel()).bell;
+    const std::uint32_t seen = bell.load(std::memory_order_seq_cst);
+    own().waiting_for.store(static_cast<std::uint32_t>(rank()) + 1, std::memory_order_seq_cst);
+    if (is_poisoned()) raise_poison();
+    futex_wait(bell, seen, std::min<std::chrono::nanoseconds>(time - now, kNap));
+  }
+  own().waiting_for.store(0, std::memory_order_relaxed);
+}
+
+void Board::reset(std::span<Board* const> others) {
+  for (Board* other : others) await_left(*other);
+  own().activity.store(Activity::in_reset, std::memory_order_relaxed);
+  const std::uint64_t epoch = epoch_ + 1;
+  advance(&RankCell::resets, epoch);
+  // A peer that waits in a call for this rank must learn that it will not come there.
+  ring_all();
+  await({&RankCell::resets, epoch});
+
+  // Everybody is here, so nobody reads the poison, a window or another rank's cells.
+  if (rank() == 0) header().poison = Poison::none;
+  restart(epoch);
+  for (Board* other : others) other->restart(epoch);
+  advance(&RankCell::resets_done, epoch);
+  await({&RankCell::resets_done, epoch});
+  epoch_ = epoch;
+  for (Board* other : others) other->epoch_ = epoch;
+  leave();
+}
+
+// A thread of this rank may still be on its way out of a call that the poison has ended.
+void Board::await_left(Board& other) {
+  const auto is_inside = [&] { return other.own().activity.load(std::memory_order_acquire) != Activity::outside; };
+  if (is_inside())
+    poison(fmt::format("rank {} calls reset() while another thread of it is in {}", rank(),
+                       other.call_of(other.rank(), other.channel())));
+  while (is_inside()) std::this_thread::yield();
+}
+
+void Board::restart(std::uint64_t epoch) {
+  meetings_ = epoch << 32;
+  round_ = 0;
+  own().meetings = meetings_;
+  for (int peer = 0; peer < size(); ++peer) {
+    sequence_ = std::max(sequence_, cell(peer).calls.load());
+    mail(rank(), peer).sent = 0;
+    mail(peer, rank()).taken = 0;
+  }
+  std::ranges::fill(sends_, MailCount{});
+  std::ranges::fill(receives_, MailCount{});
+}
+
+void Board::advance(Counter counter, std::uint64_t value) {
+  (own().*counter).store(value, std::memory_order_seq_cst);
+  const auto me = static_cast<std::uint32_t>(rank()) + 1;
+  for (int peer = 0; peer < size(); ++peer)
+    if (cell(peer).waiting_for.load(std::memory_order_seq_cst) == me) ring(peer, channel());
+}
+
+void Board::ring(int rank, int channel) const {
+  std::atomic<std::uint32_t>& bell = root_cell(rank, channel).bell;
+  bell.fetch_add(1, std::memory_order_seq_cst);
+  if (cell(rank, channel).waiting_for.load(std::memory_order_seq_cst) != 0) futex_wake_all(bell);
+}
+
+// Everybody, in whatever subgroup they wait: nobody here knows of all of those.
+void Board::ring_all() const {
+  auto* cells = reinterpret_cast<RankCell*>(root_memory() + sizeof(BoardHeader));
+  for (int i = 0; i < root_size() * kNumChannels; ++i) {
+    cells[i].bell.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(cells[i].bell);
+  }
+}
+
+bool Board::has_come(const Wait& wait, int peer) const {
+  if (wait.mail) return peer != wait.mail_peer || wait.mail->load(std::memory_order_seq_cst) >= wait.target;
+  return (cell(peer).*wait.counter).load(std::memory_order_seq_cst) >= wait.target;
+}
+
+void Board::await(const Wait& wait) {
+  bool is_first = true;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (has_come(wait, peer)) continue;
+    if (std::exchange(is_first, false)) waiting_since_ = Clock::now();
+    await_one(peer, wait);
+  }
+}
+
+void Board::await_one(int peer, const Wait& wait) {
+  if (spins_) {
+    const auto stop = waiting_since_ + kSpin;
+    do {
+      for (int i = 0; i < 32; ++i) {
+        if (has_come(wait, peer)) return;
+        __builtin_ia32_pause();
+      }
+    } while (Clock::now() < stop);
+  }
+  for (;;) {
+    const std::atomic<std::uint32_t>& bell = root_cell(rank(), channel()).bell;
+    const std::uint32_t seen = bell.load(std::memory_order_seq_cst);
+    own().waiting_for.store(static_cast<std::uint32_t>(peer) + 1, std::memory_order_seq_cst);
+    if (has_come(wait, peer)) break;
+    check_peers(wait);
+    const std::chrono::nanoseconds left = waiting_since_ + deadline_.load() - Clock::now();
+    futex_wait(bell, seen, std::clamp<std::chrono::nanoseconds>(left, std::chrono::nanoseconds(0), kNap));
+  }
+  own().waiting_for.store(0, std::memory_order_relaxed);
+}
+
+// The reasons to stop waiting, most telling first. A peer that has already come may be gone: it has done its part.
+void Board::check_peers(const Wait& wait) {
+  if (wait.counter == &RankCell::meetings) {
+    if (is_poisoned()) raise_poison();
+    for (int peer = 0; peer < size(); ++peer) {
+      if (root_head(peer).resets > epoch_)
+        fail_group(wait, fmt::format("rank {} calls reset(), rank {} calls {}", root_rank(peer), root_rank(), call()));
+    }
+  }
+  check_presence(wait);
+
+  const auto waited = Clock::now() - waiting_since_;
+  const std::chrono::nanoseconds deadline = deadline_;
+  if (waited < deadline) return;
+  std::string missing;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (has_come(wait, peer)) continue;
+    missing += fmt::format("{}rank {} ({})", missing.empty() ? "" : ", ", root_rank(peer), describe(peer));
+  }
+  if (missing.empty()) return;
+  fail_group(wait, fmt::format("rank {} waited {:.3g} s in {} (deadline {:.3g} s){}; not there: {}", root_rank(),
+                               seconds(waited), own_activity(wait), seconds(deadline), other_calls(rank()), missing));
+}
+
+void Board::check_presence(const Wait& wait) {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    // Look at the life first, at the counter second: it no longer changes once the life has ended.
+    RankCell& other = head(peer);
+    if (other.presence == Presence::here && options_.has_died && options_.has_died(peer))
+      other.presence = Presence::died;
+    const Presence presence = std::max(other.presence.load(), root_head(peer).presence.load());
+    if (presence == Presence::here || has_come(wait, peer)) continue;
+    const std::int32_t process = other.process;
+    const std::string who = process == 0 ? fmt::format("rank {}", root_rank(peer))
+                                         : fmt::format("rank {} (process {})", root_rank(peer), process);
+    fail_group(wait, fmt::format("{} {} while rank {} waits for it in {}; {}", who,
+                                 presence == Presence::died ? "died" : "has left the group", root_rank(),
+                                 own_activity(wait), describe(peer)));
+  }
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,77 @@
+#pragma once
+// The collectives of one host, written once for ranks that are threads and ranks that are processes.
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/board/board.h"
+#include "runtime/comm/group/link.h"
+#include "runtime/comm/group/process_group.h"
+
+namespace sherd::comm {
+
+/// A group, or one of its further channels. Runs every collective to its end inside the call, so the returned Work is
+/// complete. Reductions run in rank order 0
+/// .. n-1 whatever the sizes, so their bits are the same for threads and processes, and for all_reduce and
+/// reduce_scatter. A call that is wrong on one rank only raises Error there and CommError on the peers.
+class BoardGroup final : public ProcessGroup, public std::enable_shared_from_this<BoardGroup> {
+ public:
+  /// A group with all its channels. `kind` is a literal; options.channel is 0. Made by make_shared.
+  BoardGroup(std::string_view kind, const std::shared_ptr<std::byte>& memory, const BoardOptions& options);
+
+  int rank() const override { return board_.rank(); }
+  int size() const override { return board_.size(); }
+  std::string_view kind() const override { return kind_; }
+  const std::string& name() const override { return group_.name_; }
+  ProcessGroup& channel(int index) override;
+
+  WorkPtr all_gather(std::span<const GatherPart> parts) override;
+  WorkPtr reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) override;
+  WorkPtr all_reduce(std::span<const FlatPart> parts, ReduceOptions options) override;
+  WorkPtr broadcast(std::span<const FlatPart> parts, int root) override;
+  WorkPtr all_to_all(std::span<const SwapPart> parts) override;
+  void barrier() override;
+  std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label) override;
+  /// Divided from this one, directly or through others, if it is the first of its family.
+  std::vector<std::shared_ptr<BoardGroup>> living_subgroups() const;
+  WorkPtr send(std::span<const FlatPart> parts, int to) override;
+  WorkPtr recv(std::span<const FlatPart> parts, int from) override;
+
+  void abort(std::string_view reason) override;
+  void reset() override;
+  void set_deadline(std::chrono::nanoseconds deadline) override;
+  CommCounts counts() const override;
+  /// Of counts().seconds of this channel alone: this rank stood still because another had not come to the call.
+  double skew_seconds() const;
+  void shape_link(const LinkShape& shape) override;
+  SharedHeap shared_heap() const override;
+
+ private:
+  BoardGroup(BoardGroup& group, const std::shared_ptr<std::byte>& memory, const BoardOptions& options);
+
+  BoardGroup& root() { return group_.root_ ? *group_.root_ : group_; }
+
+  template <class Body>
+  void checked(CommOp op, Body&& body);
+  template <class Body>
+  WorkPtr run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, int peer = -1);
+  WorkPtr run_pair(CommOp op, std::span<const FlatPart> parts, int peer);
+  void check_counts(std::span<const std::int64_t> counts) const;
+
+  std::string_view kind_;
+  std::string name_ = "world", divisions_;  // of channel 0; "2.1": the first division of the second of the root
+  int num_divisions_ = 0;
+  BoardGroup& group_;  // channel 0, maybe this
+  Board board_;
+  std::vector<std::unique_ptr<BoardGroup>> channels_;  // of channel 0: 1, 2, ...
+  std::unique_ptr<Link> link_;                         // of channel 0
+  std::shared_ptr<BoardGroup> root_;                   // of a subgroup
+  mutable std::mutex subgroups_mutex_;
+  std::vector<std::weak_ptr<BoardGroup>> subgroups_;  // of the root: all divided from it, directly or not
+  mutable std::mutex counts_mutex_;
+  CommCounts counts_;
+  double skew_seconds_ = 0;
+};
+
+}  // namespace sherd::comm

@@ -1,0 +1,150 @@
+// The board's reports: who disagrees, who is missing and what it does, and the poison that carries the first reason to
+// all ranks.
+#include <algorithm>
+#include <map>
+#include <thread>
+
+#include "runtime/comm/board/board.h"
+
+namespace sherd::comm {
+
+namespace {
+
+bool is_in_call(const RankCell& cell) {
+  const Activity activity = cell.activity.load(std::memory_order_relaxed);
+  return activity == Activity::in_call || activity == Activity::in_pair_call;
+}
+
+/// The call that a cell's rank is in there, or was in last.
+std::string call_in(const RankCell& cell) {
+  if (cell.activity.load(std::memory_order_relaxed) == Activity::in_pair_call) return cell.pair_call.load();
+  return cell.notes[cell.calls.load(std::memory_order_acquire) % 2].text.load();
+}
+
+}  // namespace
+
+void Board::compare_calls() {
+  const auto hash_of = [this](int peer) {
+    return cell(peer).notes[sequence_ % 2].hash.load(std::memory_order_relaxed);
+  };
+  bool is_same = true;
+  for (int peer = 0; peer < size(); ++peer) is_same = is_same && hash_of(peer) == call_.hash();
+  if (is_same) return;
+
+  struct Side {
+    std::string ranks;
+    std::string text;
+  };
+  std::map<std::uint64_t, std::size_t> index;
+  std::vector<Side> sides;
+  for (int peer = 0; peer < size(); ++peer) {
+    const auto [entry, is_new] = index.try_emplace(hash_of(peer), sides.size());
+    if (is_new) {
+      sides.push_back({fmt::format("rank {}", root_rank(peer)), call_of(peer, channel())});
+    } else {
+      std::string& ranks = sides[entry->second].ranks;
+      if (ranks.find(',') == std::string::npos) ranks = fmt::format("ranks{}", ranks.substr(4));
+      ranks += fmt::format(", {}", root_rank(peer));
+    }
+  }
+  std::string text;
+  bool is_hidden = false;
+  for (const Side& side : sides) {
+    const bool is_plural = side.ranks.find(',') != std::string::npos;
+    text += fmt::format("{}{} {} {}", text.empty() ? "" : ", ", side.ranks, is_plural ? "call" : "calls", side.text);
+    is_hidden = is_hidden || (&side != &sides.front() && side.text == sides.front().text);
+  }
+  if (is_hidden) text += " (they differ in the part of the list that is not shown)";
+  fail_call(text + "; all ranks of a group must make the same calls in the same order");
+}
+
+std::string Board::call_of(int rank, int channel) const { return call_in(cell(rank, channel)); }
+
+std::string Board::describe_call(int rank, int channel) const {
+  const std::uint32_t awaited = cell(rank, channel).waiting_for.load(std::memory_order_relaxed);
+  const std::string call = call_of(rank, channel);
+  const bool is_moving = awaited == 0 || std::cmp_equal(awaited, rank + 1);  // or holding back for a shaped link
+  return is_moving ? fmt::format("in {}, moving data", call)
+                   : fmt::format("in {}, waiting for rank {}", call, root_rank(static_cast<int>(awaited) - 1));
+}
+
+/// What a rank does in other channels and groups: two that wait for each other show here.
+std::string Board::other_calls(int rank) const {
+  std::string text;
+  for (int other = 0; other < kNumChannels; ++other) {
+    const bool is_here = is_in_call(cell(rank, other));
+    if (other != channel() && is_here) text += fmt::format(", also {}", describe_call(rank, other));
+    const RankCell& root = root_cell(rank, other);
+    if (options_.root && is_in_call(root)) text += fmt::format(", also in {}", call_in(root));
+    if (!root.is_in_subgroup.load(std::memory_order_acquire)) continue;
+    const std::string call = root.subgroup_call.load();
+    if (!is_here || call != call_of(rank, other)) text += fmt::format(", also in {}", call);
+  }
+  return text;
+}
+
+std::string Board::describe(int rank) const {
+  const RankCell& other = cell(rank);
+  if (root_head(rank).activity.load(std::memory_order_relaxed) == Activity::in_reset) return "in reset()";
+  if (is_in_call(other)) return describe_call(rank, channel()) + other_calls(rank);
+  const std::string last = other.calls.load(std::memory_order_acquire) == 0 ? "none" : call_of(rank, channel());
+  return fmt::format("outside any collective of this {}, its last call: {}{}", channel() == 0 ? "group" : "channel",
+                     last, other_calls(rank));
+}
+
+std::string Board::own_activity(const Wait& wait) const {
+  return wait.counter == &RankCell::meetings ? std::string(call()) : std::string("reset()");
+}
+
+void Board::poison(std::string_view reason) {
+  Poison expected = Poison::none;
+  if (!header().poison.compare_exchange_strong(expected, Poison::being_written)) return;
+  header().reason.store(reason);
+  header().poison = Poison::set;
+  ring_all();
+}
+
+bool Board::is_poisoned() const { return header().poison.load() != Poison::none; }
+
+void Board::raise_poison() const {
+  // Writing the reason takes a microsecond, unless its writer was killed in the middle.
+  const auto stop = Clock::now() + std::chrono::milliseconds(100);
+  while (header().poison.load() == Poison::being_written && Clock::now() < stop) std::this_thread::yield();
+  CommError error(header().poison.load() == Poison::set ? header().reason.load()
+                                                        : "the group has failed; the rank that knew why was killed");
+  error.add("rank", fmt::format("{} of {}, in {}", root_rank(), root_size(), call().empty() ? "no call" : call()));
+  throw error;
+}
+
+void Board::fail_call(const std::string& reason) {
+  poison(reason);
+  raise_poison();
+}
+
+void Board::fail_group(const Wait& wait, const std::string& reason) {
+  if (wait.counter == &RankCell::meetings) fail_call(reason);
+  poison(reason);
+  throw CommError(reason);  // a failed reset() tells its own reason, not the one it was to clear
+}
+
+void Board::show_strips(const void* strips) { own().strips.store(strips, std::memory_order_release); }
+
+const void* Board::strips(int rank) const { return cell(rank).strips.load(std::memory_order_acquire); }
+
+// Reading and poison follow Dekker too: either the reader sees the poison and stays away, or the rank that
+// unwinds sees the reader and waits until it is done.
+void Board::begin_reading() {
+  own().is_reading.store(1, std::memory_order_seq_cst);
+  if (!is_poisoned()) return;
+  end_reading();
+  raise_poison();
+}
+
+void Board::end_reading() { own().is_reading.store(0, std::memory_order_seq_cst); }
+
+void Board::await_unread() const {
+  for (int peer = 0; peer < size(); ++peer)
+    while (peer != rank() && cell(peer).is_reading.load(std::memory_order_seq_cst) != 0) std::this_thread::yield();
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,109 @@
+// Why one meeting per staged round is enough: rounds alternate between two windows. A rank refills the window of
+// round r in round r + 2, hence after the meeting of round r + 1, to which every peer comes only when it has finished
+// reading round r. Reading in place has no second copy, so it ends with one more meeting.
+//
+// Processes find each other's tensors by a table of heap offsets, which each rank writes to its window before the first
+// meeting. If a tensor of any rank is not in its heap, all ranks see that in the tables and stage the call.
+#include "runtime/comm/board/exchange.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace sherd::comm {
+
+namespace {
+
+/// In the table: this rank has a strip elsewhere, and all strips must be staged.
+constexpr std::int64_t kElsewhere = std::numeric_limits<std::int64_t>::min();
+
+std::int64_t* heap_table(const Board& board, int rank, std::uint64_t round) {
+  return reinterpret_cast<std::int64_t*>(board.window(rank, round));
+}
+
+}  // namespace
+
+Exchange::Exchange(Board& board, const Lanes& lanes, std::size_t slots, int own)
+    : board_(board),
+      lanes_(lanes),
+      is_in_place_(board.size() == 1 ||
+                   (lanes.num_bytes() > kSmallBytes && (board.options().is_one_process || agree_on_heaps(own)))),
+      slots_(slots),
+      slot_bytes_(is_in_place_ ? Rounds::kUnlimited : board.options().window_bytes / slots / 64 * 64),
+      rounds_(lanes, slot_bytes_) {
+  if (is_in_place_) board_.show_strips(lanes_.strips().data());
+}
+
+Exchange::~Exchange() {
+  if (is_reading_) board_.end_reading();
+}
+
+bool Exchange::agree_on_heaps(int own) {
+  const std::size_t num_strips = lanes_.strips().size();
+  if (board_.options().heap_bytes == 0 || num_strips * sizeof(std::int64_t) > board_.options().window_bytes)
+    return false;
+  const auto heap = reinterpret_cast<std::intptr_t>(board_.heap(board_.rank()));
+  heap_round_ = board_.next_round();
+  std::int64_t* table = heap_table(board_, board_.rank(), heap_round_);
+  for (std::size_t i = 0; i < num_strips; ++i) {
+    const Strip& strip = lanes_.strips()[i];
+    const auto lane = static_cast<std::size_t>(std::max(own, 0));
+    const std::int64_t first = lanes_.start(i, lane), last = lanes_.start(i, own < 0 ? lanes_.num_lanes() : lane + 1);
+    const std::int64_t offset = strip.readable - heap, size = byte_size(strip.readable_dtype);
+    const bool is_inside =
+        offset + first * size >= 0 && std::cmp_less_equal(offset + last * size, board_.options().heap_bytes);
+    table[i] = first == last ? 0 : is_inside ? offset : kElsewhere;
+  }
+  board_.meet();
+  has_met_ = true;
+  for (int rank = 0; rank < board_.size(); ++rank) {
+    const std::span<const std::int64_t> offsets(heap_table(board_, rank, heap_round_), num_strips);
+    if (std::ranges::find(offsets, kElsewhere) != offsets.end()) return false;
+  }
+  return true;
+}
+
+bool Exchange::next() {
+  if (!rounds_.next()) return false;
+  if (!is_in_place_) round_ = board_.next_round();
+  return true;
+}
+
+void Exchange::show(int lane) {
+  if (is_in_place_) return;
+  std::byte* slot =
+      board_.window(board_.rank(), round_) + (slots_ == 1 ? 0 : static_cast<std::size_t>(lane)) * slot_bytes_;
+  for (const Piece& piece : pieces(lane))
+    std::memcpy(slot + piece.offset, lanes_.strips()[piece.strip].data + piece.byte_first(), piece.byte_count());
+}
+
+void Exchange::meet() {
+  if (std::exchange(is_reading_, false)) board_.end_reading();
+  if (!is_in_place_) return board_.meet();
+  if (!std::exchange(has_met_, false)) board_.meet();
+  // A process keeps its heap mapped, so only threads must be kept from freeing what is read.
+  if (!board_.options().is_one_process) return;
+  board_.begin_reading();
+  is_reading_ = true;
+}
+
+const std::byte* Exchange::at(int rank, int lane, const Piece& piece) const {
+  if (!is_in_place_ && rank == board_.rank()) return lanes_.strips()[piece.strip].data + piece.byte_first();
+  if (!is_in_place_)
+    return board_.window(rank, round_) + (slots_ == 1 ? 0 : static_cast<std::size_t>(lane)) * slot_bytes_ +
+           piece.offset;
+  const Strip& own = lanes_.strips()[piece.strip];
+  std::intptr_t readable = own.readable;
+  if (rank != board_.rank())
+    readable = board_.options().is_one_process ? static_cast<const Strip*>(board_.strips(rank))[piece.strip].readable
+                                               : reinterpret_cast<std::intptr_t>(board_.heap(rank)) +
+                                                     heap_table(board_, rank, heap_round_)[piece.strip];
+  return reinterpret_cast<const std::byte*>(readable + piece.first * byte_size(own.readable_dtype));
+}
+
+void Exchange::finish() {
+  if (!is_in_place_) return;
+  if (std::exchange(is_reading_, false)) board_.end_reading();
+  board_.meet();
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,43 @@
+#include "runtime/comm/board/exposed.h"
+
+#include "runtime/comm/board/board_group.h"
+#include "runtime/exec/context.h"
+#include "runtime/exec/stream.h"
+
+namespace sherd {
+
+namespace {
+
+using comm::BoardGroup;
+
+std::vector<std::shared_ptr<BoardGroup>> subgroups_of(const ProcessGroup& group) {
+  const auto* board = dynamic_cast<const BoardGroup*>(&group);
+  return board ? board->living_subgroups() : std::vector<std::shared_ptr<BoardGroup>>();
+}
+
+// What the rank's own thread has called: channel 0.
+CommTimes times_of_calls(ProcessGroup& group) {
+  CommTimes times{.total = group.counts().seconds};
+  times.exposed = times.total;
+  for (int k = 1; k < ProcessGroup::kNumChannels; ++k) times.exposed -= group.channel(k).counts().seconds;
+  if (const auto* board = dynamic_cast<const BoardGroup*>(&group)) times.skew = board->skew_seconds();
+  return times;
+}
+
+}  // namespace
+
+CommCounts counts_with_subgroups(ProcessGroup& group) {
+  CommCounts counts = group.counts();
+  for (const auto& part : subgroups_of(group)) counts += part->counts();
+  return counts;
+}
+
+CommTimes comm_times(ProcessGroup& group) {
+  CommTimes times = times_of_calls(group);
+  for (const auto& part : subgroups_of(group)) times += times_of_calls(*part);
+  times.exposed += RankContext::current().waited_seconds;
+  times.skew += waited_skew_seconds();
+  return times;
+}
+
+}  // namespace sherd

@@ -1,0 +1,36 @@
+#pragma once
+// How much of the communication hides behind compute.
+#include "runtime/comm/group/process_group.h"
+
+namespace sherd {
+
+/// Seconds so far on this rank. A collective on a stream that compute covers counts in `total` alone.
+struct CommTimes {
+  /// The rank's thread waited for other ranks, or did a stream's work because it would have to wait.
+  double exposed = 0;
+  /// Of that, until the last rank had come to the collective: waiting that a faster link would not shorten.
+  double skew = 0;
+  /// All collectives that have ended, waiting for late ranks included.
+  double total = 0;
+
+  /// Exposed after all ranks had come: moving, reducing, and waking up.
+  double transfer() const { return exposed - skew; }
+
+  friend CommTimes operator-(const CommTimes& a, const CommTimes& b) {
+    return {a.exposed - b.exposed, a.skew - b.skew, a.total - b.total};
+  }
+  CommTimes& operator+=(const CommTimes& other) {
+    exposed += other.exposed;
+    skew += other.skew;
+    total += other.total;
+    return *this;
+  }
+};
+
+/// Of `group` and the subgroups divided from it that are alive: those of a mesh. On the rank's thread; its streams
+/// should work for no others.
+CommTimes comm_times(ProcessGroup& group);
+/// Of the same.
+CommCounts counts_with_subgroups(ProcessGroup& group);
+
+}  // namespace sherd

@@ -1,0 +1,123 @@
+// Dividing a group. All ranks show each other the lists they give, so all come to the same verdict; then the first rank
+// of each list makes a board and the others take it. Subgroups stand on the poison, the bells and the heaps of the
+// group that the family began with, the root: a failure anywhere wakes everybody, and peers read tensors in place as
+// they do there.
+//
+//   root of ranks 0 1 2 3      poison, bells, heaps
+//     {0,1}  {2,3}             a board each: cells, meetings, sequence numbers, windows
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/comm/board/board_group.h"
+#include "runtime/comm/group/agree.h"
+#include "runtime/comm/store/hmac.h"
+
+namespace sherd::comm {
+
+namespace {
+
+constexpr std::size_t kTagBytes = 32;
+
+std::string_view bytes_of(std::span<const int> list) {
+  return {reinterpret_cast<const char*>(list.data()), list.size_bytes()};
+}
+
+std::vector<int> list_of(std::string_view bytes) {
+  std::vector<int> list(bytes.size() / sizeof(int));
+  if (!list.empty()) std::memcpy(list.data(), bytes.data(), list.size() * sizeof(int));
+  return list;
+}
+
+std::string text_of(std::span<const int> list) { return fmt::format("{}", fmt::join(list, ",")); }
+
+bool has(std::span<const int> list, int rank) { return std::ranges::find(list, rank) != list.end(); }
+
+void check_list(std::span<const int> list, int rank, int size) {
+  check(!list.empty(), "subgroup: rank {} gives an empty list; name the ranks of the group that it will be in", rank);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    check(list[i] >= 0 && list[i] < size, "subgroup: rank {} gives the ranks {}; those of the group are 0..{}", rank,
+          text_of(list), size - 1);
+    check(!has(list.first(i), list[i]), "subgroup: rank {} gives the ranks {}; a rank is in a group once", rank,
+          text_of(list));
+  }
+  check(has(list, rank), "subgroup: rank {} gives the ranks {}; name the group that rank {} will be in", rank,
+        text_of(list), rank);
+}
+
+/// Error, the same on every rank, unless the lists, by rank, divide the group.
+void check_lists(const std::vector<std::vector<int>>& lists) {
+  const auto size = static_cast<int>(lists.size());
+  for (int r = 0; r < size; ++r) check_list(lists[static_cast<std::size_t>(r)], r, size);
+  for (int r = 0; r < size; ++r) {
+    const std::vector<int>& list = lists[static_cast<std::size_t>(r)];
+    for (const int member : list) {
+      const std::vector<int>& other = lists[static_cast<std::size_t>(member)];
+      check(other == list,
+            "subgroup: rank {} gives the ranks {}, rank {} the ranks {}; lists of two ranks are equal, in the same "
+            "order, or share no rank",
+            r, text_of(list), member, text_of(other));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<BoardGroup>> BoardGroup::living_subgroups() const {
+  std::lock_guard lock(subgroups_mutex_);
+  std::vector<std::shared_ptr<BoardGroup>> living;
+  for (const auto& group : subgroups_)
+    if (auto alive = group.lock()) living.push_back(std::move(alive));
+  return living;
+}
+
+std::shared_ptr<ProcessGroup> BoardGroup::subgroup(std::span<const int> ranks, std::string_view label) {
+  check(&group_ == this, "subgroup() of channel {}: call it on channel 0, which is the group", board_.channel());
+  const std::vector<std::string> texts = gather_text(*this, random_hex(kTagBytes / 2) + std::string(bytes_of(ranks)));
+  std::vector<std::vector<int>> lists;
+  for (const std::string& text : texts) lists.push_back(list_of(std::string_view(text).substr(kTagBytes)));
+  check_lists(lists);
+
+  const BoardOptions& own = board_.options();
+  BoardOptions options = own;
+  options.size = static_cast<int>(ranks.size());
+  options.rank = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
+  options.epoch = board_.epoch();
+  auto place = std::make_shared<BoardRoot>();
+  place->memory = own.root ? own.root->memory : board_.memory();
+  place->size = own.root ? own.root->size : own.size;
+  for (const int r : ranks) place->ranks.push_back(board_.root_rank(r));
+  if (const auto& has_died = root().board_.options().has_died)
+    options.has_died = [has_died, place](int r) { return has_died(place->ranks[static_cast<std::size_t>(r)]); };
+  options.root = place;
+
+  std::shared_ptr<std::byte> memory;
+  if (options.size == 1) {
+    options.window_bytes = 0;
+    memory = Board::heap_memory(1, 0);
+  }
+  const std::string tag = texts[static_cast<std::size_t>(ranks[0])].substr(0, kTagBytes);
+  const bool is_shared = options.size > 1, is_first = options.rank == 0;
+  if (size() > 1) {
+    const auto peers = std::span<const int>(place->ranks).subspan(1);
+    together(*this, [&] {
+      if (is_shared && is_first) memory = own.source->offer(tag, peers, options.size, options.window_bytes);
+    });
+    together(*this, [&] {
+      if (is_shared && !is_first) memory = own.source->take(tag, options.size, options.window_bytes);
+    });
+  }
+
+  auto group = std::make_shared<BoardGroup>(kind_, memory, options);
+  group->root_ = root().shared_from_this();
+  group->divisions_ = fmt::format("{}{}{}", divisions_, divisions_.empty() ? "" : ".", ++num_divisions_);
+  group->name_ = fmt::format("{}#{}", label, group->divisions_);
+  group->set_deadline(board_.deadline());
+  if (link_) group->shape_link(link_->shape());
+  BoardGroup& family = root();
+  std::lock_guard lock(family.subgroups_mutex_);
+  std::erase_if(family.subgroups_, [](const auto& g) { return g.expired(); });
+  family.subgroups_.push_back(group);
+  return group;
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,106 @@
+// First the ranks exchange how much they send, which is all that a rank cannot know of its peers; then bytes go in
+// rounds through the windows, which are cut into one slot per receiver. All ranks know all counts, hence the number of
+// rounds.
+#include "runtime/comm/board/swap.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "runtime/comm/board/byte_stream.h"
+#include "runtime/comm/board/exchange.h"
+
+namespace sherd::comm {
+
+namespace {
+
+/// Counts of all ranks: [sender][part][receiver].
+class SendCounts {
+ public:
+  SendCounts(Board& board, std::span<const SwapPart> parts)
+      : size_(static_cast<std::size_t>(board.size())), num_parts_(parts.size()), counts_(size_ * num_parts_ * size_) {
+    const std::vector<std::int64_t> row(size_, static_cast<std::int64_t>(num_parts_ * size_));
+    auto* own = counts_.data() + static_cast<std::size_t>(board.rank()) * num_parts_ * size_;
+    for (const SwapPart& part : parts) own = std::ranges::copy(part.in_counts, own).out;
+    Lanes lanes(board.size());
+    lanes.add(counts_.data(), DType::i64, row);
+    Exchange exchange(board, lanes, 1, board.rank());
+    while (exchange.next()) {
+      exchange.show(board.rank());
+      exchange.meet();
+      for (int peer = 0; peer < board.size(); ++peer)
+        for (const Piece& piece : exchange.pieces(peer))
+          if (peer != board.rank())
+            std::memcpy(counts_.data() + piece.first, exchange.at(peer, peer, piece), piece.byte_count());
+    }
+    exchange.finish();
+  }
+  std::int64_t at(std::size_t from, std::size_t part, std::size_t to) const {
+    return counts_[(from * num_parts_ + part) * size_ + to];
+  }
+
+ private:
+  std::size_t size_, num_parts_;
+  std::vector<std::int64_t> counts_;
+};
+
+/// The stretches of a tensor list that belong to one rank.
+template <class Part>
+ByteStream stream_of(std::span<const Part> parts, std::size_t rank, auto&& data, auto&& counts) {
+  ByteStream stream;
+  for (const Part& part : parts) {
+    const auto list = counts(part);
+    const auto size = static_cast<std::size_t>(byte_size(part.dtype));
+    const auto before = static_cast<std::size_t>(
+        std::accumulate(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(rank), std::int64_t{0}));
+    const auto bytes = static_cast<std::size_t>(list[rank]) * size;
+    if (bytes > 0) stream.add(static_cast<const std::byte*>(data(part)) + before * size, bytes);
+  }
+  return stream;
+}
+
+}  // namespace
+
+void swap_parts(Board& board, std::span<const SwapPart> parts) {
+  const auto size = static_cast<std::size_t>(board.size()), me = static_cast<std::size_t>(board.rank());
+  const SendCounts counts(board, parts);
+  for (std::size_t from = 0; from < size; ++from)
+    for (std::size_t p = 0; p < parts.size(); ++p)
+      if (counts.at(from, p, me) != parts[p].out_counts[from])
+        board.fail_call(fmt::format("{}: rank {} sends {} elements of tensor {} to rank {}, which expects {}",
+                                    board.call(), board.root_rank(static_cast<int>(from)), counts.at(from, p, me), p,
+                                    board.root_rank(), parts[p].out_counts[from]));
+
+  std::vector<ByteStream> out, in;  // to and from each rank
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    out.push_back(
+        stream_of(parts, rank, [](const SwapPart& p) { return p.in; }, [](const SwapPart& p) { return p.in_counts; }));
+    in.push_back(stream_of(
+        parts, rank, [](const SwapPart& p) { return static_cast<const void*>(p.out); },
+        [](const SwapPart& p) { return p.out_counts; }));
+  }
+  std::size_t most = 0;
+  for (std::size_t from = 0; from < size; ++from)
+    for (std::size_t to = 0; to < size; ++to) {
+      std::size_t bytes = 0;
+      for (std::size_t p = 0; p < parts.size(); ++p)
+        bytes += static_cast<std::size_t>(counts.at(from, p, to) * byte_size(parts[p].dtype));
+      if (from != to) most = std::max(most, bytes);
+    }
+
+  std::vector<std::byte> own(out[me].size());
+  out[me].read(own.data(), 0, own.size());
+  in[me].write(own.data(), 0, own.size());
+  const std::size_t slot = board.options().window_bytes / size / 64 * 64;
+  for (std::size_t at = 0; at < most; at += slot) {
+    const std::uint64_t round = board.next_round();
+    for (std::size_t peer = 0; peer < size; ++peer)
+      if (peer != me) out[peer].read(board.window(board.rank(), round) + peer * slot, at, slot);
+    board.meet();
+    for (std::size_t peer = 0; peer < size; ++peer)
+      if (peer != me) in[peer].write(board.window(static_cast<int>(peer), round) + me * slot, at, slot);
+  }
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,13 @@
+#pragma once
+// all_to_all: every rank sends every rank a part of its own.
+#include <span>
+
+#include "runtime/comm/board/board.h"
+#include "runtime/comm/group/process_group.h"
+
+namespace sherd::comm {
+
+/// Runs inside a call that has been entered. Fails the group if a rank expects another count than its peer sends.
+void swap_parts(Board& board, std::span<const SwapPart> parts);
+
+}  // namespace sherd::comm

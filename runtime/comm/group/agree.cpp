@@ -1,0 +1,46 @@
+#include "runtime/comm/group/agree.h"
+
+#include <numeric>
+
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+std::vector<std::string> gather_text(ProcessGroup& group, std::string_view text) {
+  const auto ranks = static_cast<std::size_t>(group.size());
+  const auto self = static_cast<std::size_t>(group.rank());
+  std::vector<std::int64_t> sizes(ranks, 0), ones(ranks, 1);
+  sizes[self] = static_cast<std::int64_t>(text.size());
+  const GatherPart size_part{sizes.data(), DType::i64, ones};
+  group.all_gather({&size_part, 1})->wait();
+
+  std::string all(static_cast<std::size_t>(std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0})), '\0');
+  const auto before = std::accumulate(sizes.begin(), sizes.begin() + group.rank(), std::int64_t{0});
+  text.copy(all.data() + before, text.size());
+  const GatherPart text_part{all.data(), DType::u8, sizes};
+  group.all_gather({&text_part, 1})->wait();
+
+  std::vector<std::string> result;
+  std::size_t at = 0;
+  for (std::int64_t size : sizes) {
+    result.push_back(all.substr(at, static_cast<std::size_t>(size)));
+    at += static_cast<std::size_t>(size);
+  }
+  return result;
+}
+
+void together(ProcessGroup& group, const std::function<void()>& work) {
+  std::string failure;
+  try {
+    work();
+  } catch (const std::exception& error) {
+    failure = error.what();
+    if (failure.empty()) failure = "unknown error";
+  }
+  const std::vector<std::string> failures = gather_text(group, failure);
+  if (!failure.empty()) throw Error(failure);  // each failing rank shows its own reason
+  for (std::size_t r = 0; r < failures.size(); ++r)
+    if (!failures[r].empty()) throw Error(fmt::format("rank {}: {}", r, failures[r]));
+}
+
+}  // namespace sherd

@@ -1,0 +1,88 @@
+#pragma once
+// What a stretch of the program communicates: every collective that the rank's thread issues while a counter is in
+// scope, by kind, by op and by module. Tests and strict programs say with it how much communication there may be.
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/comm/group/fingerprint.h"
+
+namespace sherd {
+
+class RankContext;
+
+/// A collective about to run, eagerly or in a replay. `bytes` are those of the full buffers, as in CommCounts. Op and
+/// module are copied.
+struct IssuedCollective {
+  comm::CommOp kind;
+  std::string_view op;        ///< row that communicates: "all_gather", "unshard"
+  std::string_view module{};  ///< empty: the one whose forward, or backward, runs
+  int ranks = 1;
+  std::int64_t bytes = 0;
+};
+
+/// Counts for a scope on this rank's thread; scopes nest, and outer ones count too. Calls are counted when they are
+/// issued, so nothing is waited for, in backward and in replays of captured steps as well. Groups of one rank count
+/// nothing, nor do exchanges that are no op (barriers, rendezvous, agreements).
+class CommCounter {
+ public:
+  struct Item {
+    std::int64_t calls = 0, bytes = 0;
+    friend bool operator==(const Item&, const Item&) = default;
+  };
+  struct Entry {
+    comm::CommOp kind;
+    std::string op, cause, module;
+    int ranks;
+    Item item;
+  };
+
+  CommCounter();
+  ~CommCounter();
+  CommCounter(const CommCounter&) = delete;
+  CommCounter& operator=(const CommCounter&) = delete;
+
+  Item total() const;
+  Item of(comm::CommOp kind) const;
+  /// Of the row that communicates, or that needed its inputs elsewhere (CommCause): "unshard", "matmul".
+  Item of_op(std::string_view op) const;
+  /// Of a module and all below it: "blocks.3".
+  Item of_module(std::string_view path) const;
+  /// All that differ in kind, op, module or number of ranks, in the order of their first call.
+  const std::vector<Entry>& entries() const { return entries_; }
+  void clear() { entries_.clear(); }
+  /// A table of the entries, a line each, and their sum; "no communication" if there are none.
+  std::string describe() const;
+
+ private:
+  friend class CommCause;
+  friend void count_collective(const IssuedCollective& issued);
+  void add(const IssuedCollective& issued, std::string_view cause, std::string_view module);
+  template <class Predicate>
+  Item sum_if(Predicate&& predicate) const;
+
+  RankContext& context_;
+  CommCounter* const outer_;
+  std::string_view cause_;
+  std::vector<Entry> entries_;
+};
+
+/// While in scope, collectives are on behalf of this op: the one whose inputs must be brought elsewhere. `op` is the
+/// name of a row.
+class CommCause {
+ public:
+  explicit CommCause(std::string_view op);
+  ~CommCause();
+  CommCause(const CommCause&) = delete;
+  CommCause& operator=(const CommCause&) = delete;
+
+ private:
+  CommCounter* const counter_;
+  std::string_view outer_;
+};
+
+/// Tells all counters in scope. On the rank's thread; costs a branch if there is none.
+void count_collective(const IssuedCollective& issued);
+
+}  // namespace sherd

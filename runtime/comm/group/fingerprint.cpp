@@ -1,0 +1,132 @@
+#include "runtime/comm/group/fingerprint.h"
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+
+#include "runtime/comm/group/subject.h"
+
+namespace sherd::comm {
+
+namespace {
+constexpr std::size_t kSubjectSize = 48;  // of a longer one the end is shown
+constexpr std::size_t kPartsEnd = 160;    // parts beyond this are counted, not spelled out
+constexpr std::size_t kCountsEnd = 190;   // room stays for the number of hidden parts and the reduction
+}  // namespace
+
+std::string_view name(CommOp op) {
+  constexpr std::string_view names[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast",
+                                        "barrier",    "all_to_all",     "send",       "recv"};
+  return names[static_cast<int>(op)];
+}
+
+Fingerprint::Fingerprint(CommOp op, std::int64_t sequence, int channel, std::string_view members) {
+  mix(static_cast<std::uint64_t>(op));
+  mix(static_cast<std::uint64_t>(sequence));
+  name_call(op, sequence, channel, members);
+}
+
+Fingerprint Fingerprint::of_pair(CommOp op, std::int64_t sequence, int channel, int peer, std::string_view members) {
+  Fingerprint call;
+  call.mix(static_cast<std::uint64_t>(sequence));
+  call.name_call(op, sequence, channel, members);
+  call.append(op == CommOp::send ? " to rank " : " from rank ");
+  call.append(std::int64_t{peer});
+  return call;
+}
+
+void Fingerprint::name_call(CommOp op, std::int64_t sequence, int channel, std::string_view members) {
+  append(name(op));
+  append(" #");
+  append(sequence);
+  if (!members.empty()) append(" of ");
+  append(members);
+  if (channel != 0) {
+    append(" of channel ");
+    append(std::int64_t{channel});
+  }
+  name_subject(current_subject());
+}
+
+void Fingerprint::name_subject(std::string_view subject) {
+  if (subject.empty()) return;
+  std::uint64_t hash = 0;
+  for (const char c : subject) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  mix(hash);
+  append(" for ");
+  if (subject.size() > kSubjectSize) append("...");
+  append(subject.substr(subject.size() - std::min(subject.size(), kSubjectSize)));
+}
+
+void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts, DType source_dtype) {
+  mix(static_cast<std::uint64_t>(dtype) << 8 | static_cast<std::uint64_t>(source_dtype));
+  mix(counts.size());
+  for (const std::int64_t count : counts) mix(static_cast<std::uint64_t>(count));
+
+  const bool is_first = num_parts_++ == 0;
+  if (size_ > kPartsEnd) {
+    ++num_hidden_;
+    return;
+  }
+  append(is_first ? " [" : "; ");
+  append(sherd::name(dtype));
+  if (source_dtype != dtype) {
+    append(" from ");
+    append(sherd::name(source_dtype));
+  }
+  if (!counts.empty()) append(" x ");
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    if (i > 0) append(",");
+    if (size_ > kCountsEnd) return append("...");
+    append(counts[i]);
+  }
+}
+
+void Fingerprint::close() {
+  if (num_parts_ == 0) append(" [");
+  if (num_hidden_ > 0) {
+    append("; ");
+    append(num_hidden_);
+    append(" more");
+  }
+  append("]");
+}
+
+void Fingerprint::close_with_root(int root) {
+  mix(static_cast<std::uint64_t>(root));
+  close();
+  size_ -= 1;
+  append(" root ");
+  append(std::int64_t{root});
+  append("]");
+}
+
+void Fingerprint::close_with_reduction(const ReduceOptions& options) {
+  mix(static_cast<std::uint64_t>(options.kind));
+  mix(std::bit_cast<std::uint64_t>(options.scale));
+  close();
+  size_ -= 1;
+  append(" ");
+  append(sherd::name(options.kind));
+  if (options.scale != 1.0) append(fmt::format(" times {}", options.scale));
+  append("]");
+}
+
+// One multiply per word; the shift carries high bits down so that every input bit reaches every output bit.
+void Fingerprint::mix(std::uint64_t word) {
+  hash_ = (hash_ ^ word) * 0x9e3779b97f4a7c15u;
+  hash_ ^= hash_ >> 32;
+}
+
+void Fingerprint::append(std::string_view text) {
+  const std::size_t n = std::min(text.size(), kMaxText - size_);
+  std::copy_n(text.data(), n, text_.data() + size_);
+  size_ += n;
+}
+
+void Fingerprint::append(std::int64_t number) {
+  size_ =
+      static_cast<std::size_t>(std::to_chars(text_.data() + size_, text_.data() + kMaxText, number).ptr - text_.data());
+}
+
+}  // namespace sherd::comm

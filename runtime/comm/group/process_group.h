@@ -1,0 +1,160 @@
+#pragma once
+// Collectives between the ranks of one group. A call takes a *list* of tensors and is one launch; buffers are
+// plain memory, so this file knows nothing of tensors. Accumulation runs in rank order, hence is repeatable.
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "runtime/comm/group/reduce_kind.h"
+#include "runtime/tensor/dtype.h"
+
+namespace sherd {
+
+/// One tensor of a grouped launch: `counts[r]` elements belong to rank r and lie in rank order from `data`.
+/// Counts may be uneven or zero. all_gather: the own part is already in place, the others are filled in; or, with
+/// `source`, the own part is there as counts[rank] elements of source_dtype, and the call puts all parts in place and
+/// casts them in the same pass.
+struct GatherPart {
+  void* data;
+  DType dtype;
+  std::span<const std::int64_t> counts;
+  const void* source = nullptr;
+  DType source_dtype = DType::f32;
+};
+
+/// reduce_scatter: `in` holds sum(counts) elements on every rank, `out` receives counts[rank] reduced ones.
+/// `out` may lie inside `in` at the own part. With `accumulate` the result is added to what `out` holds. Floats may
+/// travel and arrive in other types: every input and the result are rounded to `wire`, sums are kept in f32 (f64 of
+/// f64), and `out` is of type `out_dtype`; unset, both are `dtype`. A wider wire than the inputs moves no more bytes.
+struct ScatterPart {
+  const void* in;
+  void* out;
+  DType dtype;
+  std::span<const std::int64_t> counts;
+  bool accumulate = false;
+  std::optional<DType> wire{};
+  std::optional<DType> out_dtype{};
+};
+
+/// `count` elements, reduced or overwritten in place.
+struct FlatPart {
+  void* data;
+  DType dtype;
+  std::int64_t count;
+};
+
+/// all_to_all: `in` holds in_counts[r] elements for each rank r, in rank order; `out` receives out_counts[r] from each,
+/// which must be what rank r sends. They must not overlap.
+struct SwapPart {
+  const void* in;
+  void* out;
+  DType dtype;
+  std::span<const std::int64_t> in_counts;
+  std::span<const std::int64_t> out_counts;
+};
+
+/// A collective in flight. wait() returns when this rank's buffers may be used, rethrows what failed, and is
+/// harmless when called again. Destroying an unwaited Work waits (errors are dropped: the group is poisoned).
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual void wait() = 0;
+};
+using WorkPtr = std::unique_ptr<Work>;
+
+/// Counts since the group was made; one grouped launch is one call. `bytes` are those of the full buffers.
+struct CommCounts {
+  struct Item {
+    std::int64_t calls = 0, bytes = 0;
+  };
+  Item all_gather, reduce_scatter, all_reduce, broadcast, barrier, all_to_all, send, recv;
+  double seconds = 0;  ///< that the callers' threads have spent inside calls
+
+  CommCounts& operator+=(const CommCounts& other);
+  CommCounts& operator-=(const CommCounts& other);
+};
+
+/// Memory of one rank that its peers can read: 2 MiB aligned, zero, and without pages until they are touched.
+struct SharedHeap {
+  std::shared_ptr<std::byte> memory;
+  std::size_t bytes = 0;
+};
+
+/// A link to measure with: every rank receives over one full-duplex link, and collectives on it come one after the
+/// other whatever their channel. One takes steps x seconds + bytes x (n-1)/n / bytes_per_second, where all_gather,
+/// reduce_scatter, broadcast and all_to_all have n-1 steps; all_reduce is a reduce_scatter and an all_gather. recv
+/// takes seconds + bytes / bytes_per_second.
+struct LinkShape {
+  double bytes_per_second = 0;
+  double seconds = 0;  ///< latency of one step
+};
+
+/// All ranks call the same collectives in the same order, with equal dtypes, counts, kinds and roots.
+/// Ranks that disagree all raise CommError naming both calls; a rank that dies or calls abort() makes the
+/// others raise within 5 s; a rank that does not come raises after the deadline. After an error the group is
+/// poisoned: every call raises the same reason until all ranks call reset(). Buffers are host memory.
+///
+/// A group has independent channels, so that several threads of a rank can communicate at once: calls of one channel
+/// follow each other, calls of different channels do not wait for each other. A failure is of all channels together.
+class ProcessGroup {
+ public:
+  static constexpr int kNumChannels = 4;
+
+  virtual ~ProcessGroup() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// "shm", "thread": for messages.
+  virtual std::string_view kind() const = 0;
+  /// "world", or the label of a subgroup and its place among the divisions: "tp#2" is the second division of the world,
+  /// "ep#2.1" the first one of that. Ranks that divide alike use equal names; on one rank no two groups divided from
+  /// one world share a name.
+  virtual const std::string& name() const = 0;
+  /// An ordered lane of its own: calls, sequence numbers, deadline, counts. Channel 0 is the group itself. One thread
+  /// at a time may use a channel. Lives as long as the group. Error unless 0 <= index < kNumChannels.
+  virtual ProcessGroup& channel(int index) = 0;
+
+  virtual WorkPtr all_gather(std::span<const GatherPart> parts) = 0;
+  virtual WorkPtr reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) = 0;
+  virtual WorkPtr all_reduce(std::span<const FlatPart> parts, ReduceOptions options) = 0;
+  virtual WorkPtr broadcast(std::span<const FlatPart> parts, int root) = 0;
+  virtual WorkPtr all_to_all(std::span<const SwapPart> parts) = 0;
+  virtual void barrier() = 0;
+
+  /// The group of some of these ranks, which are numbered in the order of `ranks`. Collective over this group: every
+  /// rank calls it and names the group it will be in; lists of two ranks are equal or share no rank. A group of its
+  /// own: calls, sequence numbers, deadline; poisoned with this one, and reset() of either, by all ranks of the first
+  /// group, is of both. `label` is for its name(). Error, on every rank, if a list is none of these.
+  virtual std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label = "group");
+
+  /// Between two ranks: the others take no part. A send ends when the peer has received everything, so two ranks that
+  /// first send to each other wait for each other; the deadline names both calls. Lists must agree in types and counts.
+  virtual WorkPtr send(std::span<const FlatPart> parts, int to) = 0;
+  virtual WorkPtr recv(std::span<const FlatPart> parts, int from) = 0;
+
+  /// Poisons the group: peers waiting in a collective raise CommError quoting `reason` at once. From any thread.
+  virtual void abort(std::string_view reason) = 0;
+  /// Collective. Clears the poison, of all channels, once every rank has called it. Waits for this rank's threads that
+  /// are still leaving a call of another channel; they must not start a new one. Error on another channel than 0.
+  virtual void reset() = 0;
+  /// Limit on the wait inside one call; 300 s at first. On the group: of all channels.
+  virtual void set_deadline(std::chrono::nanoseconds deadline) = 0;
+  /// Of this channel; of the group: the sum over all channels. From any thread.
+  virtual CommCounts counts() const = 0;
+  /// Makes every collective of the group take at least as long as on that link; the caller sleeps for what is left,
+  /// after the data has moved. Before the first call, alike on all ranks. Error unless bytes_per_second > 0 and seconds
+  /// >= 0.
+  virtual void shape_link(const LinkShape& shape) = 0;
+  /// Large tensors that lie here on all ranks are gathered and reduced without staging: peers read them in place. Empty
+  /// where peers read any memory. The same memory at each call, which the caller divides; it outlives the group.
+  virtual SharedHeap shared_heap() const = 0;
+};
+
+/// A group of one rank: no collective moves anything. What a program without a launcher runs on.
+std::shared_ptr<ProcessGroup> make_single_group();
+
+}  // namespace sherd

@@ -1,0 +1,57 @@
+#include "runtime/comm/job/world.h"
+
+#include "runtime/comm/board/shm_group.h"
+#include "runtime/comm/group/agree.h"
+#include "runtime/comm/job/rank.h"
+#include "runtime/cpu/level.h"
+#include "runtime/exec/context.h"
+
+namespace sherd {
+
+namespace {
+
+// The store stays as long as the group: rank 0 may host it while peers still read.
+struct ConnectedWorld {
+  std::unique_ptr<Store> store;
+  std::shared_ptr<ProcessGroup> group;
+};
+
+// Kernels of another level round differently, and replicated tensors would drift apart in silence.
+void check_same_level(ProcessGroup& group) {
+  const std::vector<std::string> levels = gather_text(group, cpu::level().name);
+  for (std::size_t r = 1; r < levels.size(); ++r)
+    check(levels[r] == levels[0],
+          "rank 0 runs the CPU kernels of {}, rank {} those of {}; set SHERD_CPU_LEVEL to a level that the CPUs of all "
+          "ranks have",
+          levels[0], r, levels[r]);
+}
+
+std::shared_ptr<ProcessGroup> connect_world() {
+  const RankInfo rank = discover_rank();
+  if (rank.world_size == 1) return make_single_group();
+  auto world = std::make_shared<ConnectedWorld>();
+  world->store = connect_store(rank);
+  world->group = make_shm_group(*world->store, rank.rank, rank.world_size);
+  check_same_level(*world->group);
+  return {world, world->group.get()};
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup> world_group() {
+  RankContext& context = RankContext::current();
+  if (!context.world) set_world_group(connect_world());
+  return context.world;
+}
+
+void set_world_group(std::shared_ptr<ProcessGroup> group) {
+  RankContext& context = RankContext::current();
+  if (group && group->size() > 1) context.rank_text = fmt::format("rank {} of {}", group->rank(), group->size());
+  if (group) {
+    SharedHeap heap = group->shared_heap();
+    context.allocator().use_shared_heap(std::move(heap.memory), heap.bytes);
+  }
+  context.world = std::move(group);
+}
+
+}  // namespace sherd

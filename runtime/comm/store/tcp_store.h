@@ -1,0 +1,47 @@
+#pragma once
+// The client end of the TCP store: what every rank talks to while ranks find each other (store.h says what the
+// calls mean). The server end is tcp_store_server.h; how they speak is store_wire.h.
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "runtime/comm/store/store.h"
+
+namespace sherd {
+
+struct TcpStoreOptions {
+  std::string host = "127.0.0.1";
+  int port = 0;
+  /// The one the server was given. Empty works on loopback only.
+  std::string secret = {};
+  /// How long to keep trying to connect: the host of the store may start later than this rank.
+  std::chrono::milliseconds connect_deadline{300'000};
+  /// Limit on one set() or add(), which wait for nothing but the server's answer.
+  std::chrono::milliseconds call_deadline{30'000};
+};
+
+/// One connection. Values set by add() read as decimal text, so get() waits for a counter too. Keys of 1 to 256
+/// bytes, values up to 1 MiB, else Error. A secret that does not match is an Error, as is add() on a value that is
+/// no integer; no connection in time, a key that nobody sets in time and a lost server are a CommError. After a
+/// lost server, or a server that did not answer in time, every later call fails with the same reason; after a key
+/// that did not come the store stays usable. Calls block; calls from several threads take turns.
+class TcpStore final : public Store {
+ public:
+  /// Blocks until connected. A host name is looked up with the system's resolver, which has time limits of its own.
+  explicit TcpStore(const TcpStoreOptions& options);
+  ~TcpStore() override;
+  TcpStore(const TcpStore&) = delete;
+  TcpStore& operator=(const TcpStore&) = delete;
+
+  void set(std::string_view key, std::string_view value) override;
+  std::string get(std::string_view key, std::chrono::milliseconds deadline) override;
+  std::int64_t add(std::string_view key, std::int64_t amount) override;
+
+ private:
+  struct Connection;
+  std::unique_ptr<Connection> connection_;
+};
+
+}  // namespace sherd
