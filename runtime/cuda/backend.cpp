@@ -4,12 +4,12 @@
 #include <cublasLt.h>
 #include <sherd_header_hash.h>
 
-#include "runtime/cuda/attention.h"
-#include "runtime/cuda/blas.h"
-#include "runtime/cuda/context.h"
+#include "runtime/cuda/attention/attention.h"
+#include "runtime/cuda/device/context.h"
+#include "runtime/cuda/device/nvrtc.h"
+#include "runtime/cuda/device/store.h"
+#include "runtime/cuda/gemm/blas.h"
 #include "runtime/cuda/kernels.h"
-#include "runtime/cuda/nvrtc.h"
-#include "runtime/cuda/store.h"
 #include "runtime/exec/device_library.h"
 #include "runtime/exec/layout_fingerprint.h"
 

@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "runtime/cuda/attention.h"
-#include "runtime/cuda/context.h"
+#include "runtime/cuda/attention/attention.h"
+#include "runtime/cuda/device/context.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/attr_types.h"
 #include "runtime/op/ops.h"

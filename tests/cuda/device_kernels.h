@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "runtime/cuda/faults.h"
+#include "runtime/cuda/device/faults.h"
 
 namespace sherd::cuda {
 

@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "runtime/cuda/check.h"
+#include "runtime/cuda/device/check.h"
 
 namespace sherd::cuda {
 

@@ -1,8 +1,8 @@
 // What only the emulated GPU shows of attention: results under other orders of threads, and what is launched.
 #include <gtest/gtest.h>
 
-#include "runtime/cuda/attention.h"
-#include "runtime/cuda/context.h"
+#include "runtime/cuda/attention/attention.h"
+#include "runtime/cuda/device/context.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/attr_types.h"
 #include "runtime/op/ops.h"

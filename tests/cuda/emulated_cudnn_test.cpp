@@ -1,8 +1,8 @@
 // Which calls of attention go to cuDNN, and what it is given: the emulated GPU's cuDNN computes any graph, op by op.
 #include <gtest/gtest.h>
 
-#include "runtime/cuda/attention.h"
-#include "runtime/cuda/context.h"
+#include "runtime/cuda/attention/attention.h"
+#include "runtime/cuda/device/context.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/device_library.h"
 #include "runtime/op/attr_types.h"

@@ -1,8 +1,8 @@
 // What faults cost: nothing that goes over the bus, one after another, for each of them.
 #include <gtest/gtest.h>
 
-#include "runtime/cuda/context.h"
-#include "runtime/cuda/faults.h"
+#include "runtime/cuda/device/context.h"
+#include "runtime/cuda/device/faults.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 #include "tests/cuda/cuda_test.h"

@@ -7,10 +7,10 @@
 
 #include <gtest/gtest.h>
 
-#include "runtime/cuda/blas.h"
-#include "runtime/cuda/context.h"
-#include "runtime/cuda/gemm.h"
-#include "runtime/cuda/gemm_choice.h"
+#include "runtime/cuda/device/context.h"
+#include "runtime/cuda/gemm/blas.h"
+#include "runtime/cuda/gemm/gemm.h"
+#include "runtime/cuda/gemm/gemm_choice.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/emulated_gpu/control.h"
 #include "tests/support/expect_error.h"

@@ -1,12 +1,12 @@
 // Faults that kernels find in device data: noted without a wait, thrown at the next one, the first of them whatever
 // the order of threads.
-#include "runtime/cuda/faults.h"
+#include "runtime/cuda/device/faults.h"
 
 #include <chrono>
 
 #include <gtest/gtest.h>
 
-#include "runtime/cuda/context.h"
+#include "runtime/cuda/device/context.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 #include "tests/cuda/cuda_test.h"

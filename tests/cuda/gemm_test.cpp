@@ -5,9 +5,9 @@
 
 #include <gtest/gtest.h>
 
-#include "runtime/cuda/context.h"
-#include "runtime/cuda/gemm.h"
-#include "runtime/cuda/gemm_plan.h"
+#include "runtime/cuda/device/context.h"
+#include "runtime/cuda/gemm/gemm.h"
+#include "runtime/cuda/gemm/gemm_plan.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/expect_error.h"
 

@@ -1,7 +1,7 @@
 // Libraries that are opened at run time: found with their path, or absent with the reason.
 #include <gtest/gtest.h>
 
-#include "runtime/cuda/library.h"
+#include "runtime/cuda/device/library.h"
 
 namespace sherd::cuda {
 

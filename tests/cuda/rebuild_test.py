@@ -38,7 +38,7 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         bundle = pathlib.Path(scratch)
         make_bundle(bundle, source, build)
-        edited = bundle / "rebuild/src/runtime/cuda/fill_rows.cu"
+        edited = bundle / "rebuild/src/runtime/cuda/rows/fill_rows.cu"
         library, tests = bundle / "lib/libsherd_cuda.so", bundle / "bin/test_cuda_device"
         before = library.read_bytes(), tests.read_bytes()
 

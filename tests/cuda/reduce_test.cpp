@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "runtime/cuda/reduce_plan.h"
+#include "runtime/cuda/rows/reduce_plan.h"
 #include "tests/cuda/against_cpu.h"
 #include "tests/cuda/cuda_test.h"
 

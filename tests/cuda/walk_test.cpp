@@ -1,5 +1,5 @@
 // Walks of strided operands: merged dims, and parts that cover every element once, in order.
-#include "runtime/cuda/walk.h"
+#include "runtime/cuda/rows/walk.h"
 
 #include <gtest/gtest.h>
 

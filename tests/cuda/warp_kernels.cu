@@ -1,7 +1,7 @@
 #include "tests/cuda/warp_kernels.h"
 
-#include "runtime/cuda/device.h"
-#include "runtime/cuda/launch.h"
+#include "runtime/cuda/device/device.h"
+#include "runtime/cuda/device/launch.h"
 
 namespace sherd::cuda {
 

@@ -1,6 +1,6 @@
 """Compiles files of the CUDA backend again on the host of the card, and links libsherd_cuda.so and test_cuda_device.
 
-usage: rebuild.sh FILE...      such as norm.cu or runtime/cuda/norm.cu, edited in rebuild/src; "list" names all
+usage: rebuild.sh FILE...      such as norm.cu or runtime/cuda/rows/norm.cu, edited in rebuild/src; "list" names all
        rebuild.sh --headers    everything that a header changes: all files
 
 Wants nvcc, g++ and the CUDA toolkit's cudart; minutes are a file's compile time. Without an edit the result does what the

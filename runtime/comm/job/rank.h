@@ -44,14 +44,14 @@ RankInfo discover_rank();
 std::string requested_cpu_level();
 /// SHERD_CUDA_LIB, the file of the CUDA backend (exec/device_library.h); empty: the one beside libsherd.so.
 std::string requested_cuda_library();
-/// SHERD_ATTENTION, which kernels compute attention on a device (cuda/attention.h): fast, deterministic, own; empty:
+/// SHERD_ATTENTION, which kernels compute attention on a device (cuda/attention): fast, deterministic, own; empty:
 /// fast.
 std::string requested_attention();
-/// SHERD_DEVICE_MEMORY, how a device's memory is mapped (cuda/memory.h): "separate" for tools that watch accesses.
+/// SHERD_DEVICE_MEMORY, how a device's memory is mapped (cuda/device): "separate" for tools that watch accesses.
 std::string requested_device_memory();
 /// CUDA_LAUNCH_BLOCKING=1: the CUDA runtime waits for each kernel, so an error is that of the kernel just launched.
 bool cuda_launches_block();
-/// SHERD_MATMUL, how matrix products of a device are made (cuda/blas.h): "untuned", "tf32" or both.
+/// SHERD_MATMUL, how matrix products of a device are made (cuda/gemm): "untuned", "tf32" or both.
 std::string requested_matmul();
 /// Where findings that take long are kept between processes: SHERD_CACHE, else sherd in XDG_CACHE_HOME or ~/.cache.
 /// Empty, and nothing is kept: SHERD_CACHE is set to nothing, or there is no home.

@@ -1,7 +1,7 @@
 // cuDNN takes attention's graphs, and compiles them for an H200, on a machine without a GPU. Skipped without cuDNN.
 #include <gtest/gtest.h>
 
-#include "runtime/cuda/cudnn_attention.h"
+#include "runtime/cuda/attention/cudnn_attention.h"
 
 namespace sherd::cuda {
 /// There is no device here that could be lost; what asks for one stands in launch_log.cpp, with all that launches.

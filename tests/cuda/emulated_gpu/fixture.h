@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "runtime/cuda/check.h"
+#include "runtime/cuda/device/check.h"
 #include "tests/support/emulated_gpu/control.h"
 
 namespace sherd::cuda {

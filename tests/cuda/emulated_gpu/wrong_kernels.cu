@@ -1,7 +1,7 @@
 #include <vector>
 
-#include "runtime/cuda/device.h"
-#include "runtime/cuda/launch.h"
+#include "runtime/cuda/device/device.h"
+#include "runtime/cuda/device/launch.h"
 #include "tests/cuda/emulated_gpu/wrong_kernels.h"
 
 namespace sherd::cuda {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "runtime/cuda/device_emulated.h"
+#include "runtime/cuda/device/device_emulated.h"
 #include "tests/support/emulated_cudnn/program.h"
 
 using namespace sherd::cuda::emulated;

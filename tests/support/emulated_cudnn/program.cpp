@@ -5,7 +5,7 @@
 #include <limits>
 #include <memory>
 
-#include "runtime/cuda/device_emulated.h"
+#include "runtime/cuda/device/device_emulated.h"
 #include "runtime/tensor/dtype.h"
 
 namespace sherd::cuda::emulated {

@@ -16,7 +16,7 @@
 #include <numeric>
 #include <vector>
 
-#include "runtime/cuda/device_emulated.h"
+#include "runtime/cuda/device/device_emulated.h"
 #include "tests/support/emulated_gpu/fiber.h"
 #include "tests/support/emulated_gpu/memory.h"
 #include "tests/support/emulated_gpu/random.h"

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "runtime/cuda/device_emulated.h"
+#include "runtime/cuda/device/device_emulated.h"
 #include "tests/support/emulated_gpu/block.h"
 #include "tests/support/emulated_gpu/gpu.h"
 #include "tests/support/emulated_gpu/registers.h"

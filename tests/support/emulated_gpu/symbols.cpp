@@ -9,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-#include "runtime/cuda/kernel_name.h"
+#include "runtime/cuda/device/kernel_name.h"
 
 namespace sherd::cuda::emulated {
 

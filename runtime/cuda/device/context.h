@@ -1,0 +1,112 @@
+#pragma once
+// One rank's use of one CUDA device: one stream for all its work, the memory behind it, pinned staging, library
+// handles.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include "runtime/cuda/device/check.h"
+#include "runtime/cuda/device/launch_log.h"
+#include "runtime/cuda/device/pinned.h"
+#include "runtime/exec/backend.h"
+#include "runtime/memory/device_allocator.h"
+#include "runtime/op/op.h"
+
+namespace sherd::cuda {
+
+class Attention;
+class Blas;
+class Faults;
+class Graph;
+class GraphMemory;
+class PinnedRead;
+
+class Context final : public DeviceContext {
+ public:
+  explicit Context(int index);
+  ~Context() override;
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  Device device() const override { return Device::cuda(static_cast<std::uint8_t>(index_)); }
+  std::string describe() const override;
+  Allocator& allocator() override { return recording_ ? *recording_ : *allocator_; }
+  void upload(void* to, const void* from, std::int64_t bytes) override;
+  void download(void* to, const void* from, std::int64_t bytes) override;
+  std::unique_ptr<HostRead> start_read(const void* from, std::int64_t bytes) override;
+  void copy(void* to, const void* from, std::int64_t bytes) override;
+  void fill(void* to, std::uint8_t value, std::int64_t bytes) override;
+  void synchronize() override;
+  std::unique_ptr<DeviceGraph> record(const std::function<void()>& work) override;
+  bool is_recording() const override { return recording_ != nullptr; }
+
+  /// The stream of all this rank's work. Makes the device the thread's current one, as launches need. Throws if the
+  /// device is lost.
+  cudaStream_t stream();
+  /// What was queued last.
+  LaunchLog& log() { return log_; }
+  const cudaDeviceProp& properties() const { return properties_; }
+  int multiprocessors() const { return properties_.multiProcessorCount; }
+  PinnedPool& pinned() { return pinned_; }
+  /// Memory that outlives a recording.
+  Allocator& lasting_allocator() { return *allocator_; }
+  /// cuBLASLt's handle, workspace and choice of algorithms; made at first use.
+  Blas& blas();
+  /// Attention's kernels and cuDNN's plans; made at first use.
+  Attention& attention();
+  /// What kernels found wrong in the values they read.
+  Faults& faults() { return *faults_; }
+  /// After a wait: throws what a kernel found wrong, if one did.
+  void check_faults();
+
+ private:
+  friend class Graph;
+  friend class PinnedRead;
+  void let_go_of_reads() noexcept;
+  void refuse_in_recording(const char* what) const;
+
+  const int index_;
+  LaunchLog log_;
+  cudaDeviceProp properties_{};
+  cudaStream_t stream_ = nullptr;
+  DeviceAllocator* allocator_;
+  DeviceAllocator* recording_ = nullptr;  // memory of graphs, while one is recorded
+  std::unique_ptr<GraphMemory> graph_memory_;
+  std::vector<Graph*> graphs_;      // those that live
+  std::vector<PinnedRead*> reads_;  // the same
+  PinnedPool pinned_;
+  std::unique_ptr<Faults> faults_;
+  std::unique_ptr<Blas> blas_;
+  std::unique_ptr<Attention> attention_;
+};
+
+/// The context a kernel runs in; what is queued there from now on is for the call's row.
+inline Context& context_of(const KernelCall& call) {
+  auto& context = static_cast<Context&>(*call.exec.device);
+  context.log().in_row(&call.op);
+  return context;
+}
+
+/// Device memory for the kernels that are queued while this lives: later work of the queue may reuse it at once.
+class Workspace {
+ public:
+  Workspace(Context& context, std::int64_t bytes);
+  ~Workspace();
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  std::byte* data() const { return data_; }
+  std::int64_t bytes() const { return bytes_; }
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
+
+ private:
+  Allocator& allocator_;
+  const std::int64_t bytes_;
+  std::byte* data_;
+};
+
+}  // namespace sherd::cuda

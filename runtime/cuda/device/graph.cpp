@@ -1,0 +1,134 @@
+// Recording is stream capture. Temporaries of a graph keep their addresses for its life, so they come from an allocator
+// for graphs; within the recording that allocator reuses memory as any other, because the graph keeps the stream's
+// order.
+#include "runtime/cuda/device/graph.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/comm/job/rank.h"
+#include "runtime/cuda/device/context.h"
+#include "runtime/cuda/device/memory.h"
+
+namespace sherd::cuda {
+
+namespace {
+
+// Ends a capture that an exception leaves open; CUDA hands back no graph then.
+class Capture {
+ public:
+  explicit Capture(cudaStream_t stream) : stream_(stream) {
+    // Relaxed: the allocator may map a segment meanwhile. What would wait for the stream is refused all the same.
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "beginning to record a graph");
+  }
+  ~Capture() {
+    if (!open_) return;
+    cudaGraph_t graph = nullptr;
+    (void)cudaStreamEndCapture(stream_, &graph);
+    if (graph) (void)cudaGraphDestroy(graph);
+    (void)cudaGetLastError();
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+  cudaGraph_t end() {
+    open_ = false;
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(stream_, &graph), "recording a graph");
+    return graph;
+  }
+
+ private:
+  const cudaStream_t stream_;
+  bool open_ = true;
+};
+
+}  // namespace
+
+GraphMemory::GraphMemory(int device, cudaStream_t stream)
+    : pool_(new DeviceAllocator(
+          std::make_unique<DeviceMemory>(device, stream),
+          {.keeps_segments = true, .separate = maps_blocks_separately(requested_device_memory())})) {}
+
+GraphMemory::~GraphMemory() { pool_->abandon(); }
+
+// What recordings keep is the rank's memory like any other: it counts, and the limit holds for it.
+void GraphMemory::account(Accounting& rank) {
+  const CategoryBytes now = graphs_ > 0 ? pool_->accounting().at_peak() : CategoryBytes{};
+  for (std::size_t c = 0; c < now.size(); ++c) rank.add(static_cast<MemoryCategory>(c), now[c] - kept_[c]);
+  kept_ = now;
+}
+
+void GraphMemory::set_limit(const Allocator& rank, const Accounting& accounting) {
+  std::int64_t others = accounting.total();
+  for (const std::int64_t bytes : kept_) others -= bytes;
+  pool_->set_limit(rank.limit() > 0 ? std::max<std::int64_t>(rank.limit() - others, 1) : 0);
+}
+
+void GraphMemory::add(int graphs) {
+  graphs_ += graphs;
+  if (graphs_ > 0) return;
+  pool_->release_unused();
+  pool_->accounting().reset_peaks();
+}
+
+Graph::Graph(Context& context) : context_(&context) { context.graphs_.push_back(this); }
+
+Graph::~Graph() { let_go(); }
+
+void Graph::let_go() {
+  if (!context_) return;
+  if (executable_) {
+    (void)cudaStreamSynchronize(context_->stream_);  // it may still run
+    (void)cudaGraphExecDestroy(executable_);
+    context_->graph_memory_->add(-1);
+    context_->graph_memory_->account(context_->allocator_->accounting());
+  }
+  std::erase(context_->graphs_, this);
+  executable_ = nullptr;
+  context_ = nullptr;
+}
+
+std::unique_ptr<DeviceGraph> Graph::record(Context& context, const std::function<void()>& work) {
+  const cudaStream_t stream = context.stream();
+  std::unique_ptr<Graph> graph(new Graph(context));
+  if (!context.graph_memory_) context.graph_memory_ = std::make_unique<GraphMemory>(context.index_, stream);
+  GraphMemory& memory = *context.graph_memory_;
+  // The recording asks for what the program has just freed; both at once may not fit.
+  context.allocator_->release_unused();
+  memory.set_limit(*context.allocator_, context.allocator_->accounting());
+  Capture capture(stream);
+  struct Redirect {  // allocations of the recording
+    Context& context;
+    ~Redirect() {
+      context.recording_ = nullptr;
+      context.log().set_recording(false);
+    }
+  };
+  {
+    const Redirect redirect{context};
+    context.recording_ = &memory.pool();
+    context.log().set_recording(true);
+    work();
+  }
+  const cudaGraph_t recorded = capture.end();
+  std::size_t nodes = 0;
+  const cudaError_t counted = cudaGraphGetNodes(recorded, nullptr, &nodes);
+  const cudaError_t instantiated = cudaGraphInstantiate(&graph->executable_, recorded, 0);
+  (void)cudaGraphDestroy(recorded);
+  check(counted, "counting the nodes of a graph");
+  check(instantiated, "instantiating a graph");
+  graph->num_nodes_ = static_cast<std::int64_t>(nodes);
+  memory.add(1);
+  memory.account(context.allocator_->accounting());
+  return graph;
+}
+
+void Graph::launch() {
+  sherd::check(context_ != nullptr, "a recorded graph outlived the rank that recorded it");
+  context_->log().add("a recorded graph; its kernels are listed if the step is not compiled");
+  check(cudaGraphLaunch(executable_, context_->stream()), "starting a graph");
+}
+
+std::int64_t Graph::reserved_bytes() const { return context_ ? context_->graph_memory_->pool().reserved_bytes() : 0; }
+
+}  // namespace sherd::cuda

@@ -1,0 +1,113 @@
+// From tensors to gemm(), by the layouts of op/matmul_layout.h; what is left is made dense in workspace.
+#include <optional>
+
+#include "runtime/cuda/gemm/gemm.h"
+#include "runtime/cuda/kernels.h"
+#include "runtime/cuda/rows/copy.h"
+#include "runtime/op/matmul_layout.h"
+
+namespace sherd::cuda {
+
+namespace {
+
+// An input where it lies, or a dense copy if an engine cannot use that layout.
+class Operand {
+ public:
+  Operand(Context& context, const Tensor& t, const MatrixLayout& layout)
+      : layout_(layout.usable ? layout : dense_layout(t)), size_(byte_size(t.dtype())), data_(t.raw()) {
+    if (!layout.usable) data_ = copy_.emplace(context, t).data();
+  }
+  bool transposed() const { return layout_.transposed; }
+  std::int64_t ld() const { return layout_.ld; }
+  const void* data(std::int64_t element = 0) const { return static_cast<const std::byte*>(data_) + element * size_; }
+
+ private:
+  const MatrixLayout layout_;
+  const std::int64_t size_;
+  const void* data_;
+  std::optional<Dense> copy_;
+};
+
+void matmul_kernel(const KernelCall& c) {
+  const Tensor& out = c.out[0];
+  if (out.numel() == 0) return;
+  Context& context = context_of(c);
+  const Shape batch(std::span(out.shape().begin(), out.shape().end() - 2));
+  const Operand a(context, c.in[0], matrix_layout(c.in[0])), b(context, c.in[1], matrix_layout(c.in[1]));
+  const ProductCalls calls(batch, batched_matrix(c.in[0], batch), batched_matrix(c.in[1], batch), out.size(-2),
+                           out.size(-1));
+  const Gemm g{.dtype = out.dtype(),
+               .result = out.dtype(),
+               .transpose_a = a.transposed(),
+               .transpose_b = b.transposed(),
+               .m = calls.m,
+               .n = out.size(-1),
+               .k = c.in[0].size(-1),
+               .lda = a.ld(),
+               .ldb = b.ld(),
+               .ldc = out.size(-1),
+               .batch = calls.batch,
+               .stride_a = calls.stride_a,
+               .stride_b = calls.stride_b,
+               .stride_c = calls.stride_c,
+               .accumulate = c.accumulate};
+  for (std::int64_t i = 0; i < calls.count; ++i) {
+    const ProductCalls::Offsets at = calls.offsets(i);
+    gemm(context, g, a.data(at.a), b.data(at.b), out.mutable_data<std::byte>() + at.c * byte_size(g.result));
+  }
+}
+
+void linear_kernel(const KernelCall& c) {
+  const Tensor &out = c.out[0], &bias = c.in[2];
+  if (out.numel() == 0) return;
+  Context& context = context_of(c);
+  const Operand x(context, c.in[0], rows_layout(c.in[0])), weight(context, c.in[1], matrix_layout(c.in[1]));
+  std::optional<Dense> dense_bias;
+  if (bias.defined()) dense_bias.emplace(context, bias);
+  const std::int64_t n = out.shape().back();
+  gemm(context,
+       {.dtype = out.dtype(),
+        .result = out.dtype(),
+        .transpose_a = x.transposed(),
+        .transpose_b = !weight.transposed(),
+        .m = out.numel() / n,
+        .n = n,
+        .k = c.in[1].size(1),
+        .lda = x.ld(),
+        .ldb = weight.ld(),
+        .ldc = n,
+        .bias = dense_bias ? dense_bias->data() : nullptr},
+       x.data(), weight.data(), out.raw());
+}
+
+void linear_weight_grad_kernel(const KernelCall& c) {
+  const Tensor& out = c.out[0];
+  if (out.numel() == 0) return;
+  Context& context = context_of(c);
+  const Operand a(context, c.in[0], rows_layout(c.in[0])), b(context, c.in[1], rows_layout(c.in[1]));
+  gemm(context,
+       {.dtype = out.dtype(),
+        .result = out.dtype(),
+        .transpose_a = !a.transposed(),
+        .transpose_b = b.transposed(),
+        .m = out.size(0),
+        .n = out.size(1),
+        .k = c.in[0].numel() / out.size(0),
+        .lda = a.ld(),
+        .ldb = b.ld(),
+        .ldc = out.size(1),
+        .accumulate = c.accumulate},
+       a.data(), b.data(), out.raw());
+}
+
+constexpr KernelEntry kEntries[] = {
+    {"matmul", matmul_kernel},
+    {"linear", linear_kernel},
+    {"linear_weight_grad", linear_weight_grad_kernel},
+};
+
+}  // namespace
+
+void register_matmul(OpTable& table) { add_kernels(table, kEntries); }
+
+}  // namespace sherd::cuda

@@ -1,0 +1,34 @@
+#pragma once
+// Moving elements between two strided layouts, for the rows that are nothing else and for kernels that want an input
+// dense. All work is queued on the context's stream.
+#include "runtime/cuda/device/context.h"
+
+namespace sherd::cuda {
+
+/// Where and how the elements of a tensor lie.
+struct Layout {
+  void* data;
+  Strides strides;
+};
+inline Layout layout_of(const Tensor& t) { return {t.raw(), t.strides()}; }
+
+/// to[i] = from[i] over `shape`, bit for bit.
+void strided_copy(Context& context, DType dtype, const Shape& shape, const Layout& from, const Layout& to);
+/// to[i] = from[i] rounded to `to_dtype`; `add` adds that to what is there and rounds again.
+void strided_convert(Context& context, const Shape& shape, DType from_dtype, const Layout& from, DType to_dtype,
+                     const Layout& to, bool add);
+/// to[i] = value, the element whose bytes these are.
+void strided_fill(Context& context, DType dtype, const Shape& shape, const Layout& to, const void* value);
+
+/// The elements of `t` in row-major order: its own bytes if it is dense, else a copy that lives as long as this.
+class Dense {
+ public:
+  Dense(Context& context, const Tensor& t);
+  const void* data() const { return data_; }
+
+ private:
+  Workspace copy_;
+  const void* data_;
+};
+
+}  // namespace sherd::cuda
