@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-#include "compile/capture.h"
-#include "compile/device_replay.h"
-#include "compile/guard.h"
-#include "compile/replay.h"
-#include "compile/same_program.h"
-#include "compile/verify.h"
+#include "compile/capture/capture.h"
+#include "compile/ir/verify.h"
+#include "compile/run/device_replay.h"
+#include "compile/run/guard.h"
+#include "compile/run/replay.h"
+#include "compile/run/same_program.h"
 
 namespace sherd {
 

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "compile/graph.h"
+#include "compile/ir/graph.h"
 #include "runtime/comm/group/process_group.h"
 
 namespace sherd {

@@ -1,10 +1,10 @@
 // What a recording contains, as text, and what it refuses.
-#include "compile/capture.h"
+#include "compile/capture/capture.h"
 
 #include <gtest/gtest.h>
 
-#include "compile/print.h"
-#include "compile/verify.h"
+#include "compile/ir/print.h"
+#include "compile/ir/verify.h"
 #include "tests/compile/tiny_net.h"
 #include "tests/support/expect_error.h"
 

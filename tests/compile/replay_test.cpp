@@ -1,11 +1,11 @@
 // A replay is the program: same bits, same memory, same state afterwards. The oracle is the same step run eagerly on
 // slots of its own.
-#include "compile/replay.h"
+#include "compile/run/replay.h"
 
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
-#include "compile/print.h"
+#include "compile/ir/print.h"
 #include "runtime/exec/context.h"
 #include "tests/compile/tiny_net.h"
 #include "tests/support/expect_error.h"

@@ -1,5 +1,5 @@
 // Ranks compare what they are about to replay.
-#include "compile/same_program.h"
+#include "compile/run/same_program.h"
 
 #include <gtest/gtest.h>
 

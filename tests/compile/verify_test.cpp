@@ -1,9 +1,9 @@
 // Every rule has a graph that breaks it and no other.
-#include "compile/verify.h"
+#include "compile/ir/verify.h"
 
 #include <gtest/gtest.h>
 
-#include "compile/print.h"
+#include "compile/ir/print.h"
 #include "runtime/op/attrs.h"
 #include "tests/support/expect_error.h"
 

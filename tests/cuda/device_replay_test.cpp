@@ -1,6 +1,6 @@
 // A captured step on a device: one recording, started in one call per step. The oracle is the same step run op by op on
 // the device, whose bits must be the same, and on the host.
-#include "compile/device_replay.h"
+#include "compile/run/device_replay.h"
 
 #include <gtest/gtest.h>
 

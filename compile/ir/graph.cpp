@@ -1,4 +1,4 @@
-#include "compile/graph.h"
+#include "compile/ir/graph.h"
 
 namespace sherd {
 

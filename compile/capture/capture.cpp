@@ -2,7 +2,7 @@
 // before; a storage with an owner; a slot's tensor or gradient as they were at the start; else something from outside.
 // Storages that the step itself makes are temporaries if an op writes them first, and constants if the program filled
 // them on the host (Tensor::scalar(0.5) in the step is a literal).
-#include "compile/capture.h"
+#include "compile/capture/capture.h"
 
 #include <algorithm>
 

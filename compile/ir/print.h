@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "compile/graph.h"
+#include "compile/ir/graph.h"
 
 namespace sherd {
 

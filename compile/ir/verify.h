@@ -1,6 +1,6 @@
 #pragma once
 // Proves of a graph what every executor and pass relies on. Runs after recording and after every change of a graph.
-#include "compile/graph.h"
+#include "compile/ir/graph.h"
 
 namespace sherd {
 

@@ -1,4 +1,4 @@
-#include "compile/print.h"
+#include "compile/ir/print.h"
 
 #include <array>
 

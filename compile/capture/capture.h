@@ -8,8 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "compile/byte_ranges.h"
-#include "compile/graph.h"
+#include "compile/ir/byte_ranges.h"
+#include "compile/ir/graph.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/capture_sink.h"
 

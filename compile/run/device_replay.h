@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "compile/graph.h"
-#include "compile/replay.h"
+#include "compile/ir/graph.h"
+#include "compile/run/replay.h"
 #include "runtime/exec/backend.h"
 
 namespace sherd {

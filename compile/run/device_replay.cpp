@@ -3,12 +3,12 @@
 //   results        are copied out of it, so that the caller's stay when the next replay runs
 //   slot = fresh   the recording copies the new value over the slot's bytes, so that the next replay finds it there
 //   host effects   (versions, gradients of slots) are repeated by hand after each launch
-#include "compile/device_replay.h"
+#include "compile/run/device_replay.h"
 
 #include <algorithm>
 
-#include "compile/guard.h"
-#include "compile/print.h"
+#include "compile/ir/print.h"
+#include "compile/run/guard.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/context.h"

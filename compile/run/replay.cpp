@@ -1,6 +1,6 @@
-#include "compile/replay.h"
+#include "compile/run/replay.h"
 
-#include "compile/guard.h"
+#include "compile/run/guard.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/context.h"

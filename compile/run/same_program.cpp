@@ -1,10 +1,10 @@
-#include "compile/same_program.h"
+#include "compile/run/same_program.h"
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
-#include "compile/print.h"
+#include "compile/ir/print.h"
 
 namespace sherd {
 

@@ -1,4 +1,4 @@
-#include "compile/guard.h"
+#include "compile/run/guard.h"
 
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"

@@ -1,6 +1,6 @@
 #pragma once
 // Ranks that replay different programs would hang or mix up each other's data, so they compare first.
-#include "compile/graph.h"
+#include "compile/ir/graph.h"
 #include "runtime/comm/group/process_group.h"
 
 namespace sherd {

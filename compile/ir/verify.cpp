@@ -1,10 +1,10 @@
 // One walk in execution order with the state of every value beside it. Rule 6 is decided exactly for dense tensors and
 // left to the op for strided ones: interleaved columns overlap as ranges but share no element.
-#include "compile/verify.h"
+#include "compile/ir/verify.h"
 
 #include <algorithm>
 
-#include "compile/print.h"
+#include "compile/ir/print.h"
 
 namespace sherd {
 
