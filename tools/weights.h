@@ -4,9 +4,9 @@
 #include <optional>
 #include <string>
 
-#include "nn/checkpoint/huggingface.h"
 #include "nn/checkpoint/training_state.h"
 #include "nn/data/vocabulary.h"
+#include "nn/interop/huggingface.h"
 #include "tools/config.h"
 
 namespace sherd {

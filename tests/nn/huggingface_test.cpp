@@ -1,6 +1,6 @@
 // Hugging Face directories against transformers itself: the committed ones were written by it, and what it computes
 // from them lies beside them (tools/golden/make_huggingface.py).
-#include "nn/checkpoint/huggingface.h"
+#include "nn/interop/huggingface.h"
 
 #include <filesystem>
 #include <fstream>
@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "nn/checkpoint/huggingface_config.h"
+#include "nn/interop/huggingface_config.h"
 #include "nn/optim/adamw.h"
 #include "nn/parallel/fully_shard.h"
 #include "nn/parallel/tensor_parallel.h"

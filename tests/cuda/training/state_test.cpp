@@ -2,8 +2,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "nn/checkpoint/huggingface.h"
 #include "nn/checkpoint/training_state.h"
+#include "nn/interop/huggingface.h"
 #include "nn/layers/dropout.h"
 #include "nn/models/model_config.h"
 #include "nn/optim/adamw.h"

@@ -1,4 +1,4 @@
-#include "nn/checkpoint/huggingface_names.h"
+#include "nn/interop/huggingface_names.h"
 
 #include <algorithm>
 #include <cctype>

@@ -7,9 +7,9 @@
 
 #include "dtensor/api.h"
 #include "nn/checkpoint/atomic_file.h"
-#include "nn/checkpoint/huggingface.h"
-#include "nn/checkpoint/huggingface_config.h"
-#include "nn/checkpoint/huggingface_names.h"
+#include "nn/interop/huggingface.h"
+#include "nn/interop/huggingface_config.h"
+#include "nn/interop/huggingface_names.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/op/ops.h"

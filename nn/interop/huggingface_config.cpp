@@ -1,6 +1,6 @@
 // Keys are rows of a table per architecture, read and written by the same rows: key, member, whether transformers has a
 // default. A second table holds the keys whose value must be the one our models compute.
-#include "nn/checkpoint/huggingface_config.h"
+#include "nn/interop/huggingface_config.h"
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 // Reading. Nothing in the directory is trusted: names in the index stay inside it, every tensor is in the file that the
 // index says, and what the model does not know is an error unless the name table ignores it.
-#include "nn/checkpoint/huggingface.h"
+#include "nn/interop/huggingface.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,10 +8,10 @@
 #include <set>
 
 #include "nn/checkpoint/bounded_json.h"
-#include "nn/checkpoint/huggingface_config.h"
-#include "nn/checkpoint/huggingface_names.h"
 #include "nn/checkpoint/input_file.h"
 #include "nn/checkpoint/local_box.h"
+#include "nn/interop/huggingface_config.h"
+#include "nn/interop/huggingface_names.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/ops.h"
 
