@@ -1,6 +1,6 @@
 // Flags, TOML files and the training config. Oracles: values written into the files by hand; nanoGPT's published
 // recipe.
-#include "tools/config.h"
+#include "tools/train/config.h"
 
 #include <fstream>
 #include <sstream>
@@ -11,9 +11,9 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/source_path.h"
 #include "tests/support/temp_dir.h"
-#include "tools/command.h"
-#include "tools/device_flag.h"
-#include "tools/flags.h"
+#include "tools/cli/command.h"
+#include "tools/train/device_flag.h"
+#include "tools/train/flags.h"
 
 namespace sherd {
 namespace {

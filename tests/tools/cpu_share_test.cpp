@@ -1,5 +1,5 @@
 // How ranks share CPUs, by hand; and what a user is told.
-#include "tools/cpu_share.h"
+#include "tools/cli/cpu_share.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>

@@ -1,4 +1,4 @@
-#include "tools/job_mesh.h"
+#include "tools/train/job_mesh.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // `sherd run` with small /bin/sh programs as ranks. The launcher runs in a forked child, as it does under a shell, with
 // its output in files; ranks tell what they are by files in the same folder. Nothing waits by sleeping for a fixed
 // time: wait_for() polls for what must happen, with a limit.
-#include "tools/launch.h"
+#include "tools/launch/launch.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -23,9 +23,9 @@
 #include "runtime/comm/job/rank.h"
 #include "runtime/comm/store/tcp_store.h"
 #include "runtime/tensor/error.h"
-#include "tools/line_relay.h"
-#include "tools/process_tree.h"
-#include "tools/supervise.h"
+#include "tools/launch/line_relay.h"
+#include "tools/launch/process_tree.h"
+#include "tools/launch/supervise.h"
 
 namespace sherd {
 namespace {

@@ -1,5 +1,5 @@
 // The metrics file and the status line. Oracle: nlohmann's parser and text written by hand.
-#include "tools/metrics.h"
+#include "tools/train/metrics.h"
 
 #include <cmath>
 #include <filesystem>
@@ -10,8 +10,8 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/temp_dir.h"
-#include "tools/command.h"
-#include "tools/progress.h"
+#include "tools/cli/command.h"
+#include "tools/cli/progress.h"
 
 namespace sherd {
 namespace {

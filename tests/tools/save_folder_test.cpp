@@ -10,7 +10,7 @@
 #include "nn/checkpoint/saves.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/program_test.h"
-#include "tools/weights.h"
+#include "tools/train/weights.h"
 
 namespace sherd::testing {
 namespace {

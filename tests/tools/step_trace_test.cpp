@@ -1,5 +1,5 @@
 // `--trace`: the file of a run, read by a reader that knows only the published format.
-#include "tools/step_trace.h"
+#include "tools/train/step_trace.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -3,7 +3,7 @@
 
 #include "nn/checkpoint/rank_file.h"
 #include "tests/tools/program_test.h"
-#include "tools/exit_status.h"
+#include "tools/train/exit_status.h"
 
 namespace sherd::testing {
 namespace {

@@ -9,8 +9,8 @@
 #include "nn/checkpoint/manifest.h"
 #include "runtime/op/ops.h"
 #include "tests/tools/tiny_run.h"
-#include "tools/exit_status.h"
-#include "tools/stop_signals.h"
+#include "tools/train/exit_status.h"
+#include "tools/train/stop_signals.h"
 
 namespace sherd::testing {
 namespace {

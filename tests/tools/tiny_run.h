@@ -9,7 +9,7 @@
 #include "dtensor/api.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temp_dir.h"
-#include "tools/trainer.h"
+#include "tools/train/trainer.h"
 
 namespace sherd::testing {
 

@@ -6,7 +6,7 @@
 
 #include "tests/support/expect_error.h"
 #include "tests/tools/tiny_run.h"
-#include "tools/trainer.h"
+#include "tools/train/trainer.h"
 
 namespace sherd::testing {
 namespace {

@@ -1,5 +1,5 @@
 // The training loop on thread-ranks: numbers that must not depend on the number of ranks, on compilation, on a resume.
-#include "tools/trainer.h"
+#include "tools/train/trainer.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Models that someone else has trained: `sherd eval`, `sherd export`, and `sherd train --init-from`. Oracles: what
 // transformers computes from the committed directories (tests/golden/huggingface), and the loss in closed form.
-#include "tools/weights.h"
+#include "tools/train/weights.h"
 
 #include <cmath>
 #include <filesystem>

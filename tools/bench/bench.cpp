@@ -12,8 +12,8 @@
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/bench/child.h"
-#include "tools/command.h"
-#include "tools/flags.h"
+#include "tools/cli/command.h"
+#include "tools/train/flags.h"
 
 namespace sherd {
 

@@ -6,7 +6,7 @@
 #include "runtime/cpu/gemm.h"
 #include "runtime/op/ops.h"
 #include "tools/bench/child.h"
-#include "tools/flags.h"
+#include "tools/train/flags.h"
 
 namespace sherd::bench {
 

@@ -10,7 +10,7 @@
 #include "tools/bench/child.h"
 #include "tools/bench/gpu_ops.h"
 #include "tools/bench/profiler_range.h"
-#include "tools/flags.h"
+#include "tools/train/flags.h"
 
 namespace sherd::bench {
 

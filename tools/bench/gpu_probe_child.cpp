@@ -12,7 +12,7 @@
 #include "runtime/op/ops.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/bench/child.h"
-#include "tools/flags.h"
+#include "tools/train/flags.h"
 
 namespace sherd::bench {
 

@@ -14,7 +14,7 @@
 #include "runtime/op/ops.h"
 #include "tools/bench/child.h"
 #include "tools/bench/training.h"
-#include "tools/config.h"
+#include "tools/train/config.h"
 
 namespace sherd::bench {
 

@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tools/spawn.h"
+#include "tools/launch/spawn.h"
 
 namespace sherd::bench {
 

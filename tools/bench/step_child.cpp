@@ -25,7 +25,7 @@
 #include "tools/bench/child.h"
 #include "tools/bench/profiler_range.h"
 #include "tools/bench/training.h"
-#include "tools/config.h"
+#include "tools/train/config.h"
 
 namespace sherd::bench {
 

@@ -13,7 +13,7 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/ops.h"
 #include "tools/bench/child.h"
-#include "tools/flags.h"
+#include "tools/train/flags.h"
 
 namespace sherd::bench {
 

@@ -1,6 +1,6 @@
 // The training loop on a GPU. The oracle is the CPU's run, whose numbers other tests hold against closed forms and
 // PyTorch: the same initial bits, losses within f32 noise, and the same bits again wherever the GPU is its own oracle.
-#include "tools/trainer.h"
+#include "tools/train/trainer.h"
 
 #include "runtime/autograd/autograd.h"
 #include "tests/cuda/training/training_test.h"

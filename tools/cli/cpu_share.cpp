@@ -1,0 +1,126 @@
+#include "tools/cli/cpu_share.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <utility>
+
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+namespace {
+
+// What a rank says of itself, as numbers: asked threads, online CPUs, bits of the quota, then the mask.
+constexpr std::size_t kMaskWords = 16, kFacts = 3 + kMaskWords;
+using Facts = std::array<std::int64_t, kFacts>;
+
+Facts facts_of(const RankCpus& rank) {
+  Facts facts{rank.asked, rank.allowed.online, std::bit_cast<std::int64_t>(rank.allowed.quota)};
+  for (const int cpu : rank.allowed.cpus) {
+    const auto c = static_cast<std::size_t>(cpu);
+    if (c / 64 < kMaskWords) facts[3 + c / 64] |= std::int64_t(std::uint64_t{1} << c % 64);
+  }
+  return facts;
+}
+
+RankCpus from_facts(std::span<const std::int64_t, kFacts> facts) {
+  RankCpus rank{{static_cast<int>(facts[1]), {}, std::bit_cast<double>(facts[2])}, static_cast<int>(facts[0])};
+  for (std::size_t c = 0; c < kMaskWords * 64; ++c)
+    if (static_cast<std::uint64_t>(facts[3 + c / 64]) >> c % 64 & 1) rank.allowed.cpus.push_back(static_cast<int>(c));
+  return rank;
+}
+
+// Its constructor binds the main thread, which may have been before the mask was read.
+bool has_openmp() {
+  for (const char* name : {"libgomp.so.1", "libomp.so.5", "libiomp5.so"})
+    if (void* handle = ::dlopen(name, RTLD_LAZY | RTLD_NOLOAD)) {
+      ::dlclose(handle);
+      return true;
+    }
+  return false;
+}
+
+std::string mask_reason() {
+  for (const char* variable : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"})
+    if (std::getenv(variable) && has_openmp())
+      return fmt::format(
+          "affinity mask; {} is set and an OpenMP library is loaded, which may have bound the main thread", variable);
+  return "affinity mask: taskset, a launcher, a batch system or a cpuset";
+}
+
+std::string number(int count, const char* what) { return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s"); }
+
+}  // namespace
+
+std::string CpuShare::lines() const {
+  return fmt::format("cpus: {}\n{}", text, warning.empty() ? "" : fmt::format("warning: {}\n", warning));
+}
+
+std::string describe(const AllowedCpus& allowed) {
+  std::string why = "all of this host";
+  if (std::cmp_less(allowed.count(), allowed.cpus.size()))
+    why = fmt::format("control group quota of {:.3g}", allowed.quota);
+  else if (std::cmp_less(allowed.cpus.size(), allowed.online)) why = mask_reason();
+  return fmt::format("{} of {} allowed ({})", allowed.count(), allowed.online, why);
+}
+
+CpuShare share_cpus(std::span<const RankCpus> ranks, int rank) {
+  const auto num_ranks = static_cast<int>(ranks.size());
+  std::map<int, int> users;  // of each CPU
+  AllowedCpus together = ranks[static_cast<std::size_t>(rank)].allowed;
+  for (const RankCpus& r : ranks)
+    for (const int cpu : r.allowed.cpus) ++users[cpu];
+  together.cpus.clear();
+  for (const auto& [cpu, count] : users) together.cpus.push_back(cpu);
+
+  const auto threads_of = [&](const RankCpus& r) {
+    if (r.asked > 0) return r.asked;
+    double share = 0;
+    for (const int cpu : r.allowed.cpus) share += 1.0 / users[cpu];
+    share = std::min(share, std::ceil(together.quota) / num_ranks);
+    return std::max(1, static_cast<int>(share + 1e-9));  // three thirds are one
+  };
+  CpuShare result;
+  int total = 0, least = kMaxThreads, most = 0;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const int threads = threads_of(ranks[r]), own = ranks[r].allowed.count();
+    if (std::cmp_equal(r, rank)) result.threads = threads;
+    if (threads > own)
+      result.warning = fmt::format("rank {} has {} on {}", r, number(threads, "thread"), number(own, "allowed CPU"));
+    total += threads;
+    least = std::min(least, threads);
+    most = std::max(most, threads);
+  }
+  const std::string per_rank = least == most ? number(most, "thread") : fmt::format("{} to {} threads", least, most);
+  result.text = fmt::format("{}, {} of {}", describe(together), number(num_ranks, "rank"), per_rank);
+  if (total > together.count())
+    result.warning =
+        fmt::format("{} of {} on {}", number(num_ranks, "rank"), per_rank, number(together.count(), "allowed CPU"));
+  if (!result.warning.empty())
+    result.warning += ": more threads than CPUs make a step slower. Start fewer ranks or threads, or allow more CPUs";
+  return result;
+}
+
+CpuShare share_cpus(ProcessGroup& group, std::int64_t asked) {
+  check(asked >= 0 && asked <= kMaxThreads, "--threads {}; give 1 to {}, or 0 for a share of the CPUs", asked,
+        kMaxThreads);
+  const auto ranks = static_cast<std::size_t>(group.size()), own = static_cast<std::size_t>(group.rank());
+  std::vector<std::int64_t> all(ranks * kFacts);
+  std::ranges::copy(facts_of({allowed_cpus(), static_cast<int>(asked)}),
+                    all.begin() + static_cast<std::ptrdiff_t>(own * kFacts));
+  const std::vector<std::int64_t> counts(ranks, kFacts);
+  const GatherPart part{all.data(), DType::i64, counts};
+  group.all_gather({&part, 1})->wait();
+  std::vector<RankCpus> of_ranks;
+  for (std::size_t r = 0; r < ranks; ++r)
+    of_ranks.push_back(from_facts(std::span<const std::int64_t, kFacts>(all.data() + r * kFacts, kFacts)));
+  return share_cpus(of_ranks, group.rank());
+}
+
+}  // namespace sherd

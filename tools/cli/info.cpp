@@ -1,0 +1,86 @@
+// `sherd info`: what this build has and what this machine offers.
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+#include <unistd.h>
+
+#include "runtime/comm/job/rank.h"
+#include "runtime/cpu/level.h"
+#include "runtime/cpu/onednn.h"
+#include "runtime/exec/device_library.h"
+#include "runtime/memory/accounting.h"
+#include "runtime/op/op.h"
+#include "tools/cli/command.h"
+#include "tools/cli/cpu_share.h"
+#include "tools/train/flags.h"
+
+namespace sherd {
+
+namespace {
+
+std::string cpu_model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  return "unknown";
+}
+
+std::string kernel_levels() {
+  std::string text;
+  for (const std::string_view name : cpu::usable_levels()) text += fmt::format("{}{}", text.empty() ? "" : ", ", name);
+  return fmt::format("{} (of {})", cpu::level().name, text);
+}
+
+std::string matrix_engines() {
+  const cpu::OnednnLibrary& library = cpu::onednn_library();
+  if (library.gemm) return fmt::format("own blocked kernel, oneDNN ({})", library.path);
+  return fmt::format("own blocked kernel; no oneDNN: {}", library.reason);
+}
+
+std::string rank_text() {
+  try {
+    const RankInfo rank = discover_rank();
+    if (rank.world_size == 1) return "1 rank, no launcher";
+    return fmt::format("rank {} of {} ({})", rank.rank, rank.world_size, rank.source);
+  } catch (const Error& error) { return fmt::format("not usable: {}", error.message()); }
+}
+
+// What was found of CUDA, with versions, or why there is none.
+std::string cuda_text() {
+  const DeviceLibrary& library = cuda_library();
+  if (!library.backend) return fmt::format("cuda             not available: {}\n", library.reason);
+  std::string text = fmt::format("cuda             {}\n", library.path);
+  for (const BackendFact& fact : library.backend->facts()) text += fmt::format("  {:<15}{}\n", fact.name, fact.value);
+  return text;
+}
+
+}  // namespace
+
+int run_info(std::span<const std::string_view> args) {
+  ConfigTable table;
+  const auto words = read_command_line(table, args, "sherd info: prints what this build and this machine offer");
+  if (!words) return 0;
+  check(words->empty(), "sherd info takes no arguments, got \"{}\"", words->empty() ? "" : words->front());
+  const std::string cpus = describe(allowed_cpus());  // before oneDNN brings an OpenMP library
+  const std::int64_t memory = static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
+  std::fputs(fmt::format("sherd            {}\n"
+                         "cpu              {}, {} memory\n"
+                         "cpus             {}\n"
+                         "kernels          {}\n"
+                         "matrix products  {}\n"
+                         "ops              {} rows\n"
+                         "devices          cpu, meta{}\n"
+                         "{}"
+                         "process groups   thread, shm\n"
+                         "launcher         {}\n",
+                         kVersion, cpu_model(), format_bytes(memory), cpus, kernel_levels(), matrix_engines(),
+                         op_table().rows().size(),
+                         cuda_library().backend && cuda_library().backend->num_devices() > 0 ? ", cuda" : "",
+                         cuda_text(), rank_text())
+                 .c_str(),
+             stdout);
+  return 0;
+}
+
+}  // namespace sherd

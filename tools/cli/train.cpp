@@ -1,0 +1,132 @@
+// `sherd train CONFIG.toml [flags]`: ranks as processes of a launcher, or as threads of rank 0's process.
+#include <cstdio>
+#include <exception>
+#include <thread>
+
+#include <unistd.h>
+
+#include "runtime/comm/board/thread_group.h"
+#include "runtime/comm/job/rank.h"
+#include "runtime/comm/job/world.h"
+#include "runtime/exec/context.h"
+#include "tools/cli/command.h"
+#include "tools/cli/cpu_share.h"
+#include "tools/cli/progress.h"
+#include "tools/train/exit_status.h"
+#include "tools/train/stop_signals.h"
+#include "tools/train/train_report.h"
+
+namespace sherd {
+
+namespace {
+
+void print(std::FILE* out, const std::string& text) {
+  std::fputs(text.c_str(), out);
+  std::fflush(out);
+}
+
+/// Signals are asked for where there is a folder to save to; without one they end the process as ever.
+Trainer::StopPoll stop_poll(const TrainConfig& config) {
+  return config.save.empty() ? Trainer::StopPoll() : StopSignals::noted;
+}
+
+TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
+  std::optional<MetricsFile> file;
+  if (!config.metrics.empty()) {
+    file.emplace(config.metrics, header_line(config, trainer.group().size()), trainer.first_step());
+  }
+  print(stderr,
+        fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}\n",
+                    trainer.model().num_parameters(), trainer.data().num_train(), trainer.data().num_validation(),
+                    trainer.group().size(), trainer.group().size() == 1 ? "" : "s"));
+  TrainSummary summary;
+  {
+    Progress progress(stderr, ::isatty(STDERR_FILENO) != 0);
+    const auto observe = [&](const StepMetrics& m) {
+      if (file) file->write(step_line(m));
+      std::int64_t memory = 0;
+      for (std::int64_t bytes : m.memory_bytes) memory += bytes;
+      progress.show({m.step, config.steps, m.loss, m.tokens_per_second, memory}, Progress::Clock::now());
+      if (m.val_loss) progress.message(fmt::format("step {}  validation loss {:.4f}", m.step, *m.val_loss));
+    };
+    summary = trainer.run(observe, stop_poll(config));
+  }
+  print(stdout, train_report(trainer, config, summary));
+  if (summary.stopped_by != 0)
+    print(stderr, fmt::format("stopped by {} after step {} of {}; --resume {} goes on from there\n",
+                              signal_name(summary.stopped_by), summary.steps, config.steps, config.save));
+  return summary;
+}
+
+/// Returns the exit status.
+int train_rank(TrainConfig config, const std::shared_ptr<ProcessGroup>& group) {
+  set_world_group(group);
+  try {
+    const CpuShare cpus = share_cpus(*group, config.threads);
+    config.threads = cpus.threads;
+    if (group->rank() == 0) print(stderr, cpus.lines());
+    Trainer trainer(config, group);
+    std::optional<StopSignals> signals;
+    if (stop_poll(config)) signals.emplace();
+    TrainSummary summary;
+    if (group->rank() == 0) {
+      summary = train_as_rank_zero(trainer, config);
+    } else {
+      summary = trainer.run([](const StepMetrics&) {}, stop_poll(config));
+      train_report(trainer, config, summary);
+    }
+    return summary.stopped_by == 0 ? kDone : kStoppedAndSaved;
+  } catch (const std::exception& error) {
+    group->abort(error.what());  // peers stop waiting at once and quote the reason
+    throw;
+  }
+}
+
+// One of the ranks' errors: the first that is not only a consequence of another rank's.
+void rethrow_first(const std::vector<std::exception_ptr>& errors) {
+  std::exception_ptr consequence;
+  for (const std::exception_ptr& error : errors) {
+    if (!error) continue;
+    try {
+      std::rethrow_exception(error);
+    } catch (const CommError&) {
+      if (!consequence) consequence = error;
+    }
+  }
+  if (consequence) std::rethrow_exception(consequence);
+}
+
+int train_threads(const TrainConfig& config, int ranks) {
+  auto groups = make_thread_groups(ranks);
+  int status = kDone;  // of rank 0; the others have the same
+  std::vector<std::exception_ptr> errors(groups.size());
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < groups.size(); ++r)
+    threads.emplace_back([&config, &errors, &status, r, group = std::move(groups[r])] {
+      RankScope scope;
+      try {
+        const int own = train_rank(config, group);
+        if (r == 0) status = own;
+      } catch (...) { errors[r] = std::current_exception(); }
+    });
+  for (std::thread& thread : threads) thread.join();
+  rethrow_first(errors);
+  return status;
+}
+
+}  // namespace
+
+int run_train(std::span<const std::string_view> args) {
+  std::optional<TrainConfig> config = load_train_config(args);
+  if (!config) {
+    print(stdout, train_help());
+    return 0;
+  }
+  const RankInfo rank = discover_rank();
+  if (config->group == "thread") {
+    return rank.rank == 0 ? train_threads(*config, rank.world_size) : kDone;  // other processes have nothing to do
+  }
+  return train_rank(*config, world_group());
+}
+
+}  // namespace sherd

@@ -1,0 +1,92 @@
+#include "tools/launch/process_tree.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <thread>
+
+namespace sherd {
+namespace {
+
+std::optional<ProcessEntry> read_entry(std::string_view name) {
+  ProcessEntry entry{};
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), entry.pid);
+  if (error != std::errc() || end != name.data() + name.size()) return std::nullopt;
+  std::ostringstream content;
+  content << std::ifstream("/proc/" + std::string(name) + "/stat").rdbuf();  // Ended meanwhile: reads as empty.
+  const std::string text = content.str();
+  // The second field is the program's name in parentheses and may hold anything.
+  const std::size_t name_end = text.rfind(')');
+  if (name_end == text.npos) return std::nullopt;
+  std::istringstream fields(text.substr(name_end + 1));
+  std::string state;
+  fields >> state >> entry.parent >> entry.group;
+  entry.zombie = state == "Z" || state == "X";
+  return fields ? std::optional(entry) : std::nullopt;
+}
+
+std::vector<ProcessEntry> all_processes() {
+  std::vector<ProcessEntry> entries;
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir("/proc"), ::closedir);
+  while (const dirent* item = directory ? ::readdir(directory.get()) : nullptr)
+    if (const auto entry = read_entry(item->d_name)) entries.push_back(*entry);
+  return entries;
+}
+
+}  // namespace
+
+std::vector<ProcessEntry> descendants() {
+  const std::vector<ProcessEntry> all = all_processes();
+  std::set<pid_t> known = {::getpid()};
+  std::vector<ProcessEntry> found;
+  // Numbers wrap around, so that a child may come before its parent: repeat until nothing is added.
+  for (std::size_t before = 0; before != known.size();) {
+    before = known.size();
+    for (const ProcessEntry& entry : all)
+      if (known.contains(entry.parent) && known.insert(entry.pid).second) found.push_back(entry);
+  }
+  return found;
+}
+
+void signal_descendants(int signal) {
+  for (const ProcessEntry& entry : descendants()) {
+    if (entry.zombie) continue;
+    ::kill(entry.pid, signal);
+    if (signal != SIGKILL) ::kill(entry.pid, SIGCONT);
+  }
+}
+
+bool kill_descendants(std::chrono::milliseconds limit) {
+  const auto until = std::chrono::steady_clock::now() + limit;
+  for (;;) {
+    signal_descendants(SIGKILL);
+    pid_t reaped;
+    do reaped = ::waitpid(-1, nullptr, WNOHANG);
+    while (reaped > 0);
+    if (reaped < 0 && errno == ECHILD) return true;
+    if (std::chrono::steady_clock::now() >= until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+bool set_subreaper(bool on) {
+  int before = 0;
+  ::prctl(PR_GET_CHILD_SUBREAPER, &before);
+  ::prctl(PR_SET_CHILD_SUBREAPER, on ? 1 : 0);
+  return before != 0;
+}
+
+}  // namespace sherd

@@ -1,0 +1,399 @@
+// One poll loop over: stop signals (as bytes), ended children (signalfd), the ranks' pipes and our own outputs. Every
+// step is non-blocking, so that a reader who stops reading our output never keeps a Ctrl-C from being heard; ranks
+// then wait in their own writes, because we read no more than we can pass on.
+//
+// The end of the job is the end of all children: this process is the subreaper of everything the ranks start.
+#include "tools/launch/supervise.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "runtime/comm/store/hmac.h"
+#include "runtime/comm/store/tcp_store_server.h"
+#include "runtime/tensor/error.h"
+#include "tools/launch/launch_guard.h"
+#include "tools/launch/line_relay.h"
+#include "tools/launch/process_tree.h"
+#include "tools/launch/spawn.h"
+#include "tools/train/exit_status.h"
+#include "tools/train/stop_signals.h"
+
+namespace sherd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr std::size_t kTailLines = 20;
+constexpr milliseconds kLinger{200};  // what ranks leave behind may be about to end
+constexpr milliseconds kKillAgain{50};
+constexpr milliseconds kKillLimit{10'000};
+
+struct Stream {
+  Descriptor fd;  // closed: at its end, or the rank writes to our own descriptor
+  RankLines lines;
+  OutputQueue* to;
+};
+
+struct Rank {
+  int rank;
+  pid_t pid;
+  std::optional<int> status;  // as from waitpid, once it has ended
+  Stream out, err;
+};
+
+bool has_failed(int status) { return !WIFEXITED(status) || WEXITSTATUS(status) != 0; }
+
+int shell_status(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
+
+/// It ended by itself, because of a signal.
+bool was_stopped(int status) {
+  return WIFEXITED(status) &&
+         (WEXITSTATUS(status) == kStoppedAndSaved || WEXITSTATUS(status) == kStoppedWithoutSave);
+}
+
+std::string describe_end(const Rank& rank) {
+  const int status = *rank.status;
+  if (WIFEXITED(status)) return fmt::format("rank {} exited with status {}", rank.rank, WEXITSTATUS(status));
+  const char* meaning = ::sigdescr_np(WTERMSIG(status));
+  return fmt::format("rank {} was killed by {} ({})", rank.rank, signal_name(WTERMSIG(status)),
+                     meaning ? meaning : "unknown");
+}
+
+/// A rank that lost a peer says so; the peer's own error is the one to read.
+bool blames_a_peer(const Rank& rank) {
+  const auto& tail = rank.err.lines.tail();
+  return std::any_of(tail.begin(), tail.end(), [](const auto& line) { return line.find("CommError") != line.npos; });
+}
+
+bool same_file(int a, int b) {
+  struct stat first{}, second{};
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
+}
+
+std::vector<std::string> environment_without_ranks() {
+  std::vector<std::string> kept;
+  for (char** entry = ::environ; entry && *entry; ++entry) {
+    const std::string_view text = *entry;
+    bool ours = false;
+    for (const auto* name : {"SHERD_RANK=", "SHERD_WORLD_SIZE=", "SHERD_LOCAL_RANK=", "SHERD_LOCAL_WORLD_SIZE=",
+                             "SHERD_STORE=", "SHERD_SECRET="})
+      ours = ours || text.starts_with(name);
+    if (!ours) kept.emplace_back(text);
+  }
+  return kept;
+}
+
+class Supervision {
+ public:
+  Supervision(const SuperviseOptions& options, const sigset_t& rank_mask, int control);
+  ~Supervision();
+  Supervision(const Supervision&) = delete;
+  Supervision& operator=(const Supervision&) = delete;
+
+  int run();
+
+ private:
+  void start_rank(int rank);
+  void wait_for_events();
+  void read_control();
+  void reap();
+  milliseconds patience_after(const Rank& failed) const;
+  bool read_some(Stream& stream);
+  void drain(Stream& stream);
+  void finish(Stream& stream);
+  void advance();
+  void stop(int signal, milliseconds grace);
+  void kill_all();
+  const Rank* to_blame() const;
+  void flush(OutputQueue& queue);
+  int report();
+  int status_after_signal() const;
+  void say(std::string_view text) { err_.append(fmt::format("sherd run: {}\n", text)); }
+  bool all_ranks_ended() const {
+    return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return rank->status.has_value(); });
+  }
+
+  const SuperviseOptions& options_;
+  const sigset_t rank_mask_;
+  const int control_;
+  bool launcher_lives_ = true;
+  const std::string secret_ = random_hex(32);
+  const TcpStoreServer server_{{.secret = secret_}};
+  Descriptor child_signals_;
+  OutputQueue out_{1}, err_{2};
+  std::vector<char> buffer_ = std::vector<char>(65536);
+  const bool shared_output_ = same_file(1, 2);
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  bool has_children_ = false;
+  std::vector<const Rank*> failures_;  // before anything was stopped, in the order of their ends
+  Clock::time_point stop_at_ = Clock::time_point::max();
+  Clock::time_point kill_at_ = Clock::time_point::max();
+  std::optional<Clock::time_point> killed_at_;
+  bool stopping_ = false;
+  int user_signal_ = 0;  // what made us stop, if it was the user
+};
+
+Supervision::Supervision(const SuperviseOptions& options, const sigset_t& rank_mask, int control)
+    : options_(options), rank_mask_(rank_mask), control_(control) {
+  ::signal(SIGPIPE, SIG_IGN);
+  ::fcntl(control, F_SETFL, O_NONBLOCK);
+  sigset_t child;
+  ::sigemptyset(&child);
+  ::sigaddset(&child, SIGCHLD);
+  child_signals_ = Descriptor(::signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK));
+  check(child_signals_.is_open(), "cannot watch child processes: signalfd: {}", std::strerror(errno));
+}
+
+Supervision::~Supervision() {
+  if (has_children_) kill_descendants(kKillLimit);
+}
+
+void Supervision::start_rank(int rank) {
+  const int count = options_.ranks;
+  SpawnPlan plan{.command = options_.command, .environment = environment_without_ranks(), .mask = rank_mask_};
+  for (const auto& [name, value] : {std::pair("SHERD_RANK", rank),
+                                    {"SHERD_LOCAL_RANK", rank},
+                                    {"SHERD_WORLD_SIZE", count},
+                                    {"SHERD_LOCAL_WORLD_SIZE", count}})
+    plan.environment.push_back(fmt::format("{}={}", name, value));
+  plan.environment.push_back(fmt::format("SHERD_STORE=127.0.0.1:{}", server_.port()));
+  plan.environment.push_back("SHERD_SECRET=" + secret_);
+
+  // A terminal's input goes to its foreground process group only, and no rank is in that.
+  const bool reads_input = rank == 0 && ::isatty(0) == 0;
+  const Descriptor nothing(reads_input ? -1 : ::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!reads_input) plan.in = nothing.get();
+  Pipe out, err;
+  if (count > 1) {
+    out = make_pipe(), err = make_pipe();
+    plan.out = out.write.get(), plan.err = err.write.get();
+    for (const int fd : {out.read.get(), err.read.get()}) ::fcntl(fd, F_SETFL, O_NONBLOCK);
+  }
+  const std::string prefix = fmt::format("[{}] ", rank);
+  const pid_t pid = spawn(plan);
+  has_children_ = true;
+  ranks_.push_back(
+      std::make_unique<Rank>(Rank{rank,
+                                  pid,
+                                  std::nullopt,
+                                  {std::move(out.read), RankLines(prefix, ::isatty(1) != 0, 0), &out_},
+                                  {std::move(err.read), RankLines(prefix, ::isatty(2) != 0, kTailLines), &err_}}));
+}
+
+/// Blocks until something happens or the next deadline, and handles it.
+void Supervision::wait_for_events() {
+  std::vector<pollfd> polls;
+  std::vector<std::function<void()>> actions;
+  const auto watch = [&](int fd, short events, std::function<void()> action) {
+    polls.push_back({fd, events, 0});
+    actions.push_back(std::move(action));
+  };
+  if (launcher_lives_) watch(control_, POLLIN, [this] { read_control(); });
+  if (has_children_) watch(child_signals_.get(), POLLIN, [this] { reap(); });
+  for (const auto& rank : ranks_)
+    for (Stream* stream : {&rank->out, &rank->err})
+      if (stream->fd.is_open() && stream->to->has_room())
+        watch(stream->fd.get(), POLLIN, [this, stream] { read_some(*stream); });
+  for (OutputQueue* queue : {&out_, &err_}) {
+    const OutputQueue& other = queue == &out_ ? err_ : out_;
+    if (!queue->is_empty() && !(shared_output_ && other.is_within_line()))
+      watch(queue->fd(), POLLOUT, [queue] { queue->write_some(); });
+  }
+  const auto wait = (stopping_ ? kill_at_ : stop_at_) - Clock::now();
+  const auto wait_ms = std::chrono::ceil<milliseconds>(wait).count();
+  ::poll(polls.data(), polls.size(), static_cast<int>(std::clamp<std::int64_t>(wait_ms, 0, 60'000)));
+  for (std::size_t i = 0; i < polls.size(); ++i)
+    if (polls[i].revents != 0) actions[i]();
+}
+
+void Supervision::read_control() {
+  char signal = 0;
+  const ssize_t got = ::read(control_, &signal, 1);
+  if (got < 0) return;
+  if (got == 0) launcher_lives_ = false;  // Nobody waits for us: leave nothing behind, quickly.
+  if (!has_children_ || !launcher_lives_) {
+    out_.close();
+    err_.close();
+  }
+  if (!has_children_) return;
+  if (stopping_ || !launcher_lives_) return kill_all();
+  user_signal_ = signal;
+  say(fmt::format("{}: stopping {} rank{}; once more kills at once", signal_name(signal), options_.ranks,
+                  options_.ranks == 1 ? "" : "s"));
+  stop(signal, options_.save_grace);
+}
+
+/// Takes note of the ranks that have ended, and buries what they had left to us.
+void Supervision::reap() {
+  signalfd_siginfo info;
+  while (::read(child_signals_.get(), &info, sizeof info) > 0) {}
+  int status = 0;
+  pid_t pid;
+  while ((pid = ::waitpid(-1, &status, WNOHANG)) > 0) {
+    const auto found = std::find_if(ranks_.begin(), ranks_.end(), [&](const auto& rank) { return rank->pid == pid; });
+    if (found == ranks_.end() || (*found)->status) continue;
+    Rank& rank = **found;
+    rank.status = status;
+    drain(rank.out);
+    drain(rank.err);
+    if (!has_failed(status) || stopping_) continue;
+    failures_.push_back(&rank);
+    stop_at_ = std::min(stop_at_, Clock::now() + patience_after(rank));
+  }
+  if (all_ranks_ended()) stop_at_ = std::min(stop_at_, Clock::now() + kLinger);
+  if (pid < 0 && errno == ECHILD) has_children_ = false;
+}
+
+/// How long its peers may go on: one may be about to tell the reason, and after a signal all of them end by themselves.
+milliseconds Supervision::patience_after(const Rank& failed) const {
+  if (was_stopped(*failed.status)) return options_.grace;
+  return blames_a_peer(failed) ? options_.blame_window : milliseconds(0);
+}
+
+/// Returns whether there may be more to read right now.
+bool Supervision::read_some(Stream& stream) {
+  if (!stream.fd.is_open()) return false;
+  if (stream.to->is_closed()) {
+    stream.fd.reset();  // Nobody reads our output, so the rank learns that nobody reads its own (SIGPIPE).
+    return false;
+  }
+  const ssize_t got = ::read(stream.fd.get(), buffer_.data(), buffer_.size());
+  if (got > 0) {
+    stream.to->append(stream.lines.feed(std::string_view(buffer_.data(), static_cast<std::size_t>(got))));
+    return true;
+  }
+  if (got == 0 || (errno != EAGAIN && errno != EINTR)) finish(stream);
+  return false;
+}
+
+/// What an ended rank has written is in its pipe; a child of it may go on writing, so not without a limit.
+void Supervision::drain(Stream& stream) {
+  for (int pieces = 0; pieces < 16 && read_some(stream); ++pieces) {}
+}
+
+void Supervision::finish(Stream& stream) {
+  stream.to->append(stream.lines.finish());
+  stream.fd.reset();
+}
+
+const Rank* Supervision::to_blame() const {
+  const auto own = std::find_if(failures_.begin(), failures_.end(), [](const Rank* r) { return !blames_a_peer(*r); });
+  if (own != failures_.end()) return *own;
+  return failures_.empty() ? nullptr : failures_.front();
+}
+
+/// Decides, after every event, whether it is time to stop or to kill what still runs.
+void Supervision::advance() {
+  if (!has_children_) return;
+  if (!stopping_ && Clock::now() >= stop_at_) {
+    say(all_ranks_ended() ? "all ranks have ended; stopping the processes that they left behind"
+                          : fmt::format("{}; stopping the other ranks", describe_end(*to_blame())));
+    stop(SIGTERM, options_.grace);
+  }
+  if (Clock::now() >= kill_at_) kill_all();
+}
+
+void Supervision::stop(int signal, milliseconds grace) {
+  stopping_ = true;
+  kill_at_ = Clock::now() + grace;
+  // A rank's group goes by one call, which no fork can slip through; its number is not reused before it is reaped.
+  for (const auto& rank : ranks_)
+    if (!rank->status) {
+      ::kill(-rank->pid, signal);
+      ::kill(-rank->pid, SIGCONT);
+    }
+  // Those that are in no rank's group: orphans of ended ranks, and what made itself independent.
+  for (const ProcessEntry& entry : descendants()) {
+    const bool reached = std::any_of(ranks_.begin(), ranks_.end(),
+                                     [&](const auto& rank) { return !rank->status && rank->pid == entry.group; });
+    if (reached || entry.zombie) continue;
+    ::kill(entry.pid, signal);
+    ::kill(entry.pid, SIGCONT);
+  }
+}
+
+void Supervision::kill_all() {
+  stopping_ = true;
+  if (!killed_at_) killed_at_ = Clock::now();
+  check(Clock::now() - *killed_at_ < kKillLimit, "some processes of the ranks did not end by SIGKILL within {} s",
+        kKillLimit.count() / 1000);
+  for (const auto& rank : ranks_)
+    if (!rank->status) ::kill(-rank->pid, SIGKILL);
+  signal_descendants(SIGKILL);
+  kill_at_ = Clock::now() + kKillAgain;
+}
+
+void Supervision::flush(OutputQueue& queue) {
+  while (!queue.is_empty()) wait_for_events();
+}
+
+int Supervision::status_after_signal() const {
+  int status = kDone;
+  for (const auto& rank : ranks_) {
+    if (has_failed(*rank->status) && !was_stopped(*rank->status)) return 128 + user_signal_;
+    status = std::max(status, WEXITSTATUS(*rank->status));
+  }
+  return status == kDone ? 128 + user_signal_ : status;
+}
+
+/// Prints why it ended, after everything else; returns the status for the shell.
+int Supervision::report() {
+  flush(out_);
+  if (out_.error() != 0 && out_.error() != EPIPE) say(fmt::format("cannot write: {}", std::strerror(out_.error())));
+  if (user_signal_ != 0) {
+    say(fmt::format("stopped by {}", signal_name(user_signal_)));
+    flush(err_);
+    return status_after_signal();
+  }
+  const Rank* culprit = to_blame();
+  if (culprit && options_.ranks == 1) say(describe_end(*culprit));
+  if (culprit && options_.ranks > 1) {
+    const auto& tail = culprit->err.lines.tail();
+    say(fmt::format("{}{}", describe_end(*culprit),
+                    tail.empty() ? " and wrote nothing to stderr" : "; the end of what it wrote to stderr:"));
+    for (const std::string& line : tail) err_.append("  " + line + "\n");
+  }
+  flush(err_);
+  return culprit ? shell_status(*culprit->status) : 0;
+}
+
+int Supervision::run() {
+  for (int rank = 0; rank < options_.ranks; ++rank) start_rank(rank);
+  while (has_children_) {
+    wait_for_events();
+    advance();
+  }
+  for (const auto& rank : ranks_)
+    for (Stream* stream : {&rank->out, &rank->err}) {
+      drain(*stream);
+      if (stream->fd.is_open()) finish(*stream);
+    }
+  return report();
+}
+
+}  // namespace
+
+int supervise(const SuperviseOptions& options) {
+  check(options.ranks >= 1, "there must be at least 1 rank, not {}", options.ranks);
+  check(!options.command.empty(), "there is no command to run");
+  sigset_t mask;
+  ::pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+  return run_guarded([&](int control) { return Supervision(options, mask, control).run(); });
+}
+
+}  // namespace sherd

@@ -1,0 +1,307 @@
+#include "tools/train/config.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "runtime/tensor/error.h"
+#include "tools/train/device_flag.h"
+#include "tools/train/job_mesh.h"
+#include "tools/train/step_trace.h"
+#include "tools/train/weights.h"
+
+// Keys without a section are about the run, [parallel] is about tensor parallelism, [model] is the network, [optimizer]
+// its update and learning rate. Ranges
+// are checked in a form that NaN fails.
+namespace sherd {
+
+namespace {
+
+template <std::size_t N>
+void check_choice(std::string_view key, const std::string& value, const std::array<std::string_view, N>& choices) {
+  if (std::find(choices.begin(), choices.end(), value) != choices.end()) return;
+  fail("{} must be one of {}, got \"{}\"", key, fmt::join(choices, ", "), value);
+}
+
+void check_at_least(std::string_view key, std::int64_t value, std::int64_t least) {
+  check(value >= least, "{} must be at least {}, got {}", key, least, value);
+}
+
+void check_divides(std::string_view key, std::int64_t value, std::string_view by_key, std::int64_t by) {
+  check(value % by == 0, "{} = {} must be a multiple of {} = {}", key, value, by_key, by);
+}
+
+using Values = std::vector<std::pair<std::string, ConfigValue>>;
+
+/// The first of equally many values that differs, in words; empty if none does.
+std::string difference(const Values& a, std::string_view a_name, const Values& b, std::string_view b_name) {
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (a[i] != b[i])
+      return fmt::format("{} has {} = {}, {} has {}", a_name, a[i].first, to_string(a[i].second), b_name,
+                         to_string(b[i].second));
+  return "";
+}
+
+void bind_run(ConfigTable& table, TrainConfig& c) {
+  using enum KeyRole;
+  table.add("data", &c.data, "text file, or folder whose regular files are read in order of their paths", run);
+  table.add("vocabulary", &c.vocabulary, "bytes (256 tokens) or chars (distinct characters of the data)");
+  table.add("seed", &c.seed, "of initial values, windows and dropout");
+  table.add("steps", &c.steps, "optimizer steps in all, those before a resume included", run);
+  table.add("batch", &c.batch, "sequences per step over all ranks and micro-batches");
+  table.add("accumulate", &c.accumulate, "micro-batches per step, whose gradients are summed");
+  table.add("eval_every", &c.eval_every, "steps between evaluations; 0: only after the last step", run);
+  table.add("eval_batches", &c.eval_batches, "batches per evaluation; 0: the whole validation part", run);
+  table.add("threads", &c.threads, "threads per rank; 0: the allowed CPUs shared among the ranks", run);
+  table.add("memory_limit", &c.memory_limit, "bytes of tensors per rank; 0: none", run);
+  table.add("device", &c.device, kDeviceHelp);
+  table.add("compile", &c.compile, "record one step and replay it; the same bits as without", run);
+  table.add("metrics", &c.metrics, "file for one JSON object per step", run);
+  table.add("trace", &c.trace, "file for a timeline of a few steps on all ranks, for ui.perfetto.dev", run);
+  table.add("trace_steps", &c.trace_steps, "the steps in it, FIRST:LAST; empty: five, after ten to settle", run);
+  table.add("save", &c.save,
+            "folder for checkpoints: one after the last step, and one when SIGTERM or Ctrl-C ends the run before", run);
+  table.add("save_every", &c.save_every, "steps between checkpoints; 0: only after the last step", run);
+  table.add("keep", &c.keep, "how many of the newest checkpoints stay in the folder", run);
+  table.add("overwrite", &c.overwrite, "the first checkpoint takes the place of those of another run in the folder", run);
+  table.add("resume", &c.resume, "checkpoint folder, or one step in it, to continue from, bit for bit", run);
+  table.add(
+      "init_from", &c.init_from,
+      "checkpoint or Hugging Face folder with the weights to start from; keys of [model] that are not given are its",
+      run);
+  table.add("group", &c.group, "how ranks talk: shm (processes of one host) or thread", run);
+  table.add("mesh", &c.mesh,
+            "ranks as axes, slowest first: replicate=2,dp=2,tp=2; dp shards, tp cuts matrices; empty: dp over all",
+            run);
+  table.add("link", &c.link, "BYTES_PER_S,SECONDS: collectives take as long as on a link like that; empty: as they are",
+            run);
+  table.add("deadline", &c.deadline, "seconds a collective may take", run);
+  table.add("fully_shard", &c.fully_shard,
+            "shard parameters, gradients and optimizer state if there are several ranks");
+  table.add("reshard_after_forward", &c.reshard_after_forward, "free gathered parameters between forward and backward",
+            run);
+  table.add("prefetch", &c.prefetch, "gather the next block's parameters while a block computes", run);
+}
+
+void bind_parallel(ConfigTable& table, TrainConfig::Parallel& p) {
+  using enum KeyRole;
+  table.add("parallel.sequence", &p.sequence, "cut what lies between matrices along the sequence, over tp", run);
+  table.add("parallel.loss", &p.loss, "cut the vocabulary of head and loss over tp", run);
+}
+
+void bind_precision(ConfigTable& table, TrainConfig& c) {
+  table.add("param_dtype", &c.param_dtype, "type to compute in and to gather parameters as: f32, bf16 or f16");
+  table.add("reduce_dtype", &c.reduce_dtype, "type that gradients are rounded to when they are reduced");
+}
+
+void bind_model(ConfigTable& table, TrainConfig::Model& m) {
+  table.add("model.style", &m.style, "gpt2 (learned positions, layer norm, GELU) or llama (rotary, RMS norm, SwiGLU)");
+  table.add("model.layers", &m.layers, "blocks");
+  table.add("model.heads", &m.heads, "query heads");
+  table.add("model.kv_heads", &m.kv_heads, "key and value heads, llama only; 0: as many as heads");
+  table.add("model.width", &m.width, "of the residual stream");
+  table.add("model.hidden", &m.hidden, "of the feed-forward part; 0: 4 x width (gpt2), 8/3 x width (llama)");
+  table.add("model.sequence", &m.sequence, "tokens per sequence in training");
+  table.add("model.positions", &m.positions, "tokens in the longest sequence the model takes; 0: sequence");
+  table.add("model.vocabulary", &m.vocabulary, "tokens the model knows; 0: those of the data's vocabulary");
+  table.add("model.dropout", &m.dropout, "probability, 0 to below 1, gpt2 only");
+  table.add("model.bias", &m.bias, "biases in linear layers and layer norms, gpt2 only");
+  table.add("model.gelu", &m.gelu, "erf (exact) or tanh (approximation), gpt2 only");
+  table.add("model.tied_head", &m.tied_head, "the output layer is the token embedding");
+  table.add("model.rope_theta", &m.rope_theta, "base of the rotary frequencies, llama only");
+  table.add("model.norm_eps", &m.norm_eps, "added to the variance in norms");
+  table.add("model.init_std", &m.init_std, "standard deviation of initial weights");
+  table.add("model.scaled_residual_init", &m.scaled_residual_init,
+            "divide init_std by sqrt(2 x layers) where a block adds to the residual stream");
+}
+
+void bind_optimizer(ConfigTable& table, TrainConfig::Optimizer& o) {
+  table.add("optimizer.lr", &o.lr, "highest learning rate of AdamW");
+  table.add("optimizer.min_lr", &o.min_lr, "learning rate at the end of the cosine");
+  table.add("optimizer.warmup", &o.warmup, "steps of linear warmup");
+  table.add("optimizer.decay_steps", &o.decay_steps, "step at which the cosine ends; 0: steps");
+  table.add("optimizer.beta1", &o.beta1, "decay of the mean of gradients");
+  table.add("optimizer.beta2", &o.beta2, "decay of the mean of squared gradients");
+  table.add("optimizer.eps", &o.eps, "added to the root of the second mean");
+  table.add("optimizer.weight_decay", &o.weight_decay, "decoupled decay of matrices and embeddings");
+  table.add("optimizer.clip", &o.clip, "largest norm of all gradients together; 0: no clipping");
+}
+
+void check_run(const TrainConfig& c) {
+  check_choice("vocabulary", c.vocabulary, std::array<std::string_view, 2>{"bytes", "chars"});
+  check_at_least("steps", c.steps, 1);
+  check_at_least("batch", c.batch, 1);
+  check_at_least("accumulate", c.accumulate, 1);
+  check_divides("batch", c.batch, "accumulate", c.accumulate);
+  check_at_least("eval_every", c.eval_every, 0);
+  check_at_least("eval_batches", c.eval_batches, 0);
+  check_at_least("threads", c.threads, 0);
+  check_at_least("memory_limit", c.memory_limit, 0);
+  check_at_least("save_every", c.save_every, 0);
+  check_at_least("keep", c.keep, 1);
+  check(!c.overwrite || !c.save.empty(), "overwrite is about the folder of checkpoints: pass --save DIR");
+  if (!c.trace_steps.empty()) {
+    parse_steps(c.trace_steps);
+    check(!c.trace.empty(), "trace_steps = {} needs a file: pass --trace FILE", c.trace_steps);
+  }
+  check(c.save_every == 0 || !c.save.empty(), "save_every = {} needs a folder: pass --save DIR", c.save_every);
+  check_choice("group", c.group, std::array<std::string_view, 2>{"shm", "thread"});
+  link_shape(c);
+  parse_mesh(c.mesh, 1);
+  parse_device(c.device);
+  constexpr std::array<std::string_view, 3> kTypes{"f32", "bf16", "f16"};
+  check_choice("param_dtype", c.param_dtype, kTypes);
+  check_choice("reduce_dtype", c.reduce_dtype, kTypes);
+  check(c.fully_shard || (c.param_dtype == "f32" && c.reduce_dtype == "f32"),
+        "param_dtype = {} and reduce_dtype = {} are settings of fully_shard; leave it on", c.param_dtype,
+        c.reduce_dtype);
+  check(c.deadline > 0 && c.deadline < 1e9, "deadline must be a positive number of seconds, got {}", c.deadline);
+}
+
+void check_model(const TrainConfig::Model& m) {
+  check_choice("model.style", m.style, std::array<std::string_view, 2>{"gpt2", "llama"});
+  check_choice("model.gelu", m.gelu, std::array<std::string_view, 2>{"erf", "tanh"});
+  check_at_least("model.layers", m.layers, 1);
+  check_at_least("model.sequence", m.sequence, 1);
+  check_at_least("model.hidden", m.hidden, 1);
+  check_at_least("model.vocabulary", m.vocabulary, 0);
+  check_at_least("model.positions", m.positions, 0);
+  check(m.positions == 0 || m.sequence <= m.positions, "model.sequence = {} is longer than model.positions = {}",
+        m.sequence, m.positions);
+  check_divides("model.width", m.width, "model.heads", m.heads);
+  check_divides("model.heads", m.heads, "model.kv_heads", m.kv_heads);
+  if (m.style == "gpt2") {
+    check(m.kv_heads == m.heads, "model.kv_heads = {} must equal model.heads = {} in a gpt2 model", m.kv_heads,
+          m.heads);
+  } else {
+    check(!m.bias, "model.bias is for gpt2 models; a llama model has no biases");
+    check(m.width / m.heads % 2 == 0, "model.width / model.heads = {} must be even: rotary positions turn pairs",
+          m.width / m.heads);
+  }
+  check(m.dropout >= 0 && m.dropout < 1, "model.dropout must be at least 0 and below 1, got {}", m.dropout);
+  check(m.dropout == 0 || m.style == "gpt2", "model.dropout = {} is for gpt2 models; a llama model has none",
+        m.dropout);
+  check(m.rope_theta > 0, "model.rope_theta must be positive, got {}", m.rope_theta);
+  check(m.norm_eps > 0, "model.norm_eps must be positive, got {}", m.norm_eps);
+  check(m.init_std > 0, "model.init_std must be positive, got {}", m.init_std);
+}
+
+void check_optimizer(const TrainConfig::Optimizer& o) {
+  check(o.lr > 0, "optimizer.lr must be positive, got {}", o.lr);
+  check(o.min_lr >= 0 && o.min_lr <= o.lr, "optimizer.min_lr must be from 0 to optimizer.lr = {}, got {}", o.lr,
+        o.min_lr);
+  check_at_least("optimizer.warmup", o.warmup, 0);
+  check_at_least("optimizer.decay_steps", o.decay_steps, 1);
+  check(o.beta1 >= 0 && o.beta1 < 1, "optimizer.beta1 must be at least 0 and below 1, got {}", o.beta1);
+  check(o.beta2 >= 0 && o.beta2 < 1, "optimizer.beta2 must be at least 0 and below 1, got {}", o.beta2);
+  check(o.eps > 0, "optimizer.eps must be positive, got {}", o.eps);
+  check(o.weight_decay >= 0, "optimizer.weight_decay must not be negative, got {}", o.weight_decay);
+  check(o.clip >= 0, "optimizer.clip must not be negative, got {}", o.clip);
+}
+
+// The whole of `text` as a number.
+std::optional<double> number(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+std::optional<LinkShape> link_shape(const TrainConfig& config) {
+  if (config.link.empty()) return std::nullopt;
+  const std::string_view text = config.link;
+  const std::size_t comma = text.find(',');
+  const std::optional<double> rate = number(text.substr(0, comma));
+  const std::optional<double> latency = comma == text.npos ? std::nullopt : number(text.substr(comma + 1));
+  check(rate && latency && std::isfinite(*rate) && *rate > 0 && *latency >= 0 && *latency < 1e6,
+        "link must be BYTES_PER_S,SECONDS with a positive rate and a latency of at least 0, for example 1e9,20e-6; "
+        "got \"{}\"",
+        text);
+  return LinkShape{*rate, *latency};
+}
+
+ConfigTable bind(TrainConfig& config) {
+  ConfigTable table;
+  bind_run(table, config);
+  bind_precision(table, config);
+  bind_parallel(table, config.parallel);
+  bind_model(table, config.model);
+  bind_optimizer(table, config.optimizer);
+  return table;
+}
+
+void resolve(TrainConfig& config) {
+  TrainConfig::Model& m = config.model;
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // keeps products of two sizes far from overflow
+  for (const auto& [key, value] : {std::pair("model.heads", m.heads), {"model.width", m.width}}) {
+    check_at_least(key, value, 1);
+    check(value <= kMost, "{} must be at most {}, got {}", key, kMost, value);
+  }
+  check_at_least("model.kv_heads", m.kv_heads, 0);
+  if (m.kv_heads == 0) m.kv_heads = m.heads;
+  // SwiGLU has three matrices for GELU's two, so 8/3 gives it the same size; rounded up to a multiple of 32.
+  if (m.hidden == 0) m.hidden = m.style == "gpt2" ? 4 * m.width : (8 * m.width + 95) / 96 * 32;
+  if (config.optimizer.decay_steps == 0) config.optimizer.decay_steps = config.steps;
+  check_run(config);
+  check_model(m);
+  check_optimizer(config.optimizer);
+}
+
+std::optional<TrainConfig> load_train_config(std::span<const std::string_view> args) {
+  TrainConfig config;
+  ConfigTable table = bind(config);
+  const CommandLine line = parse_command_line(table, args);
+  if (line.help) return std::nullopt;
+  check(line.words.size() == 1, "sherd train needs one config file, got {}; usage: sherd train CONFIG.toml [flags]",
+        line.words.empty() ? "none" : fmt::format("\"{}\"", fmt::join(line.words, "\" and \"")));
+  load_toml_file(table, line.words[0]);
+  apply_flags(table, line);
+  // A run that resumes has the model of its checkpoint, whatever the first one of its kind started from.
+  if (!config.init_from.empty())
+    take_model(Weights(config.resume.empty() ? config.init_from : config.resume, *make_single_group(),
+                       nn::Verify::headers),
+               table);
+  resolve(config);
+  return config;
+}
+
+std::string train_help() {
+  TrainConfig config;
+  return "usage: sherd train CONFIG.toml [flags]\n\nEvery flag is also a key of the file: --model.layers is layers "
+         "under [model].\n\n" +
+         bind(config).help();
+}
+
+std::string to_toml(const TrainConfig& config) {
+  TrainConfig copy = config;
+  return bind(copy).to_toml();
+}
+
+TrainConfig train_config_from_toml(std::string_view text, const std::string& source) {
+  TrainConfig config;
+  ConfigTable table = bind(config);
+  load_toml_text(table, text, source);
+  resolve(config);
+  return config;
+}
+
+std::string recipe_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,
+                              std::string_view b_name) {
+  TrainConfig copy_a = a, copy_b = b;
+  for (TrainConfig* config : {&copy_a, &copy_b})  // which GPU decides nothing
+    if (parse_device(config->device).kind == Device::Kind::cuda) config->device = "cuda";
+  return difference(bind(copy_a).values(KeyRole::recipe), a_name, bind(copy_b).values(KeyRole::recipe), b_name);
+}
+
+std::string config_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,
+                              std::string_view b_name) {
+  TrainConfig copy_a = a, copy_b = b;
+  return difference(bind(copy_a).values(), a_name, bind(copy_b).values(), b_name);
+}
+
+}  // namespace sherd

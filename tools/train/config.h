@@ -1,0 +1,121 @@
+#pragma once
+// Everything `sherd train` can be told: a TOML file whose keys equal the flags. Defaults are in the structs, the
+// documentation of each key is in config.cpp and printed by `sherd train --help`.
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "runtime/comm/group/process_group.h"
+#include "tools/train/flags.h"
+
+namespace sherd {
+
+struct TrainConfig {
+  // ---- data ----
+  std::string data;
+  std::string vocabulary = "bytes";
+
+  // ---- the run ----
+  std::int64_t seed = 1337;
+  std::int64_t steps = 1000;
+  std::int64_t batch = 8;
+  std::int64_t accumulate = 1;
+  std::int64_t eval_every = 0;
+  std::int64_t eval_batches = 0;
+  std::int64_t threads = 0;
+  std::int64_t memory_limit = 0;
+  std::string device = "cpu";
+  bool compile = false;
+
+  // ---- files ----
+  std::string metrics;
+  std::string trace;
+  std::string trace_steps;
+  std::string save;
+  std::int64_t save_every = 0;
+  std::int64_t keep = 3;
+  bool overwrite = false;
+  std::string resume;
+  std::string init_from;
+
+  // ---- ranks ----
+  std::string group = "shm";
+  std::string mesh;
+  std::string link;
+  double deadline = 300;
+  bool fully_shard = true;
+  bool reshard_after_forward = true;
+  bool prefetch = true;
+  std::string param_dtype = "f32";
+  std::string reduce_dtype = "f32";
+
+  struct Parallel {
+    bool sequence = false;
+    bool loss = true;
+  } parallel;
+
+  struct Model {
+    std::string style = "llama";
+    std::int64_t layers = 4;
+    std::int64_t heads = 4;
+    std::int64_t kv_heads = 0;
+    std::int64_t width = 128;
+    std::int64_t hidden = 0;
+    std::int64_t sequence = 128;
+    std::int64_t positions = 0;
+    std::int64_t vocabulary = 0;
+    double dropout = 0;
+    bool bias = false;
+    std::string gelu = "erf";
+    bool tied_head = false;
+    double rope_theta = 10000;
+    double norm_eps = 1e-5;
+    double init_std = 0.02;
+    bool scaled_residual_init = true;
+  } model;
+
+  struct Optimizer {
+    double lr = 1e-3;
+    double min_lr = 1e-4;
+    std::int64_t warmup = 100;
+    std::int64_t decay_steps = 0;
+    double beta1 = 0.9;
+    double beta2 = 0.95;
+    double eps = 1e-8;
+    double weight_decay = 0.1;
+    double clip = 1.0;
+  } optimizer;
+};
+
+/// The table over `config`'s fields; `config` must outlive it.
+ConfigTable bind(TrainConfig& config);
+
+/// Puts the numbers that follow from others in place of zeros (kv_heads, hidden, decay_steps), then checks ranges and
+/// what must divide what. Throws Error naming the keys and both values. What depends on the number of ranks or on the
+/// data is left to the trainer.
+void resolve(TrainConfig& config);
+
+/// `CONFIG.toml [flags]`, resolved; a flag beats the file. Nothing if the command line asks for --help. Throws Error
+/// for anything unknown, of a wrong type or out of range, for a missing file or an extra word.
+std::optional<TrainConfig> load_train_config(std::span<const std::string_view> args);
+std::string train_help();
+
+/// `link` = "BYTES_PER_S,SECONDS"; nothing if it is empty. Throws Error for any other text.
+std::optional<LinkShape> link_shape(const TrainConfig& config);
+
+/// For checkpoints: text that train_config_from_toml() reads back to the same values. `source` names it in errors.
+std::string to_toml(const TrainConfig& config);
+TrainConfig train_config_from_toml(std::string_view text, const std::string& source);
+
+/// Empty if both give the same numbers, that is if they differ only in keys of the run (files, threads, group, eager or
+/// compiled, where the data is) or in the number of the GPU; else one line that names the first key that differs and
+/// both values. For a resume: recipe_difference(saved, "the checkpoint", now, "this run").
+std::string recipe_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,
+                              std::string_view b_name);
+/// The same over all keys, for ranks, which must agree on everything that makes them act together.
+std::string config_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,
+                              std::string_view b_name);
+
+}  // namespace sherd

@@ -1,0 +1,229 @@
+#include "tools/train/flags.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+
+#include "nn/data/utf8.h"
+#include "runtime/tensor/error.h"
+#include "runtime/tensor/nearest.h"
+
+namespace sherd {
+
+namespace {
+
+// By the index of the alternative in ConfigValue and ConfigTarget.
+constexpr std::string_view kExpected[] = {"an integer", "a number", "true or false", "a string"};
+constexpr std::string_view kPlaceholder[] = {" INTEGER", " NUMBER", "", " TEXT"};
+
+ConfigValue read_target(const ConfigTarget& target) {
+  return std::visit([](auto* field) -> ConfigValue { return *field; }, target);
+}
+
+std::string flag_name(std::string_view key) {
+  std::string flag = "--" + std::string(key);
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+/// The whole of `text` as a number.
+template <class T>
+bool parse_number(std::string_view text, T& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && !text.empty();
+}
+
+std::string quote(std::string_view text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') result += fmt::format("\\{}", c);
+    else if (byte < 0x20 || byte == 0x7F) result += fmt::format("\\u{:04X}", byte);
+    else result += c;
+  }
+  return result + "\"";
+}
+
+}  // namespace
+
+std::string to_string(const ConfigValue& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) return quote(*text);
+  if (const auto* number = std::get_if<double>(&value)) {
+    // The shortest text that reads back to the same bits, marked as a float.
+    const std::string text = fmt::format("{}", *number);
+    return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
+  }
+  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
+  return fmt::format("{}", std::get<std::int64_t>(value));
+}
+
+void ConfigTable::add(std::string key, ConfigTarget target, std::string doc, KeyRole role) {
+  check(!contains(key), "the key {} is bound twice", key);
+  rows_.push_back({std::move(key), target, std::move(doc), role, read_target(target)});
+}
+
+const ConfigTable::Row* ConfigTable::find(std::string_view key) const {
+  const auto found = std::find_if(rows_.begin(), rows_.end(), [&](const Row& row) { return row.key == key; });
+  return found == rows_.end() ? nullptr : &*found;
+}
+
+void ConfigTable::fail_unknown(std::string_view key, std::string_view where) const {
+  fail("{}: unknown key {}; did you mean {}?", where, key, nearest(key, keys()));
+}
+
+void ConfigTable::fail_type(std::string_view key, std::string_view got, std::string_view where) const {
+  const Row* row = find(key);
+  if (row == nullptr) fail_unknown(key, where);
+  fail("{}: {} must be {}, got {}", where, key, kExpected[row->target.index()], got);
+}
+
+void ConfigTable::set(std::string_view key, const ConfigValue& value, std::string_view where) {
+  const Row* row = find(key);
+  if (row == nullptr) fail_unknown(key, where);
+  if (const auto* text = std::get_if<std::string>(&value))
+    check(find_invalid_utf8(*text) == std::string::npos, "{}: the value of {} is not valid UTF-8", where, key);
+  const auto store = [&](auto* field) {
+    using Field = std::remove_reference_t<decltype(*field)>;
+    if (const auto* same = std::get_if<Field>(&value)) {
+      *field = *same;
+      return true;
+    }
+    if constexpr (std::is_same_v<Field, double>)
+      if (const auto* integer = std::get_if<std::int64_t>(&value)) {
+        *field = static_cast<double>(*integer);
+        return true;
+      }
+    return false;
+  };
+  if (!std::visit(store, row->target)) fail_type(key, to_string(value), where);
+  given_.emplace(key);
+}
+
+void ConfigTable::set_text(std::string_view key, std::string_view text, std::string_view where) {
+  const Row* row = find(key);
+  if (row == nullptr) fail_unknown(key, where);
+  const auto parse = [&](auto* field) {
+    using Field = std::remove_reference_t<decltype(*field)>;
+    if constexpr (std::is_same_v<Field, std::string>) {
+      set(key, std::string(text), where);
+    } else if constexpr (std::is_same_v<Field, bool>) {
+      if (text != "true" && text != "false") fail_type(key, quote(text), where);
+      *field = text == "true";
+    } else {
+      Field value{};
+      if (!parse_number(text, value)) fail_type(key, quote(text), where);
+      *field = value;
+    }
+  };
+  std::visit(parse, row->target);
+  given_.emplace(key);
+}
+
+bool ConfigTable::has_section(std::string_view name) const {
+  const std::string prefix = std::string(name) + ".";
+  return std::any_of(rows_.begin(), rows_.end(), [&](const Row& row) { return row.key.starts_with(prefix); });
+}
+
+bool ConfigTable::is_bool(std::string_view key) const {
+  const Row* row = find(key);
+  return row != nullptr && std::holds_alternative<bool*>(row->target);
+}
+
+std::vector<std::string> ConfigTable::keys() const {
+  std::vector<std::string> result;
+  for (const Row& row : rows_) result.push_back(row.key);
+  return result;
+}
+
+std::vector<std::pair<std::string, ConfigValue>> ConfigTable::values() const {
+  std::vector<std::pair<std::string, ConfigValue>> result;
+  for (const Row& row : rows_) result.emplace_back(row.key, read_target(row.target));
+  return result;
+}
+
+std::vector<std::pair<std::string, ConfigValue>> ConfigTable::values(KeyRole role) const {
+  std::vector<std::pair<std::string, ConfigValue>> result;
+  for (const Row& row : rows_)
+    if (row.role == role) result.emplace_back(row.key, read_target(row.target));
+  return result;
+}
+
+std::string ConfigTable::to_toml() const {
+  // Keys without a section come first: after a [section] line they would belong to it.
+  std::vector<std::string> sections = {""};
+  const auto section_of = [](const std::string& key) { return key.substr(0, key.find('.') + 1); };  // "model."
+  for (const Row& row : rows_)
+    if (std::find(sections.begin(), sections.end(), section_of(row.key)) == sections.end())
+      sections.push_back(section_of(row.key));
+  std::string text;
+  for (const std::string& section : sections) {
+    if (!section.empty()) text += fmt::format("\n[{}]\n", section.substr(0, section.size() - 1));
+    for (const Row& row : rows_)
+      if (section_of(row.key) == section)
+        text += fmt::format("{} = {}\n", row.key.substr(section.size()), to_string(read_target(row.target)));
+  }
+  return text;
+}
+
+std::string ConfigTable::help() const {
+  std::string text;
+  for (const Row& row : rows_) {
+    const std::string flag = flag_name(row.key) + std::string(kPlaceholder[row.target.index()]);
+    text += fmt::format("  {:<40} {} (default {})\n", flag, row.doc, to_string(row.initial));
+  }
+  return text;
+}
+
+CommandLine parse_command_line(const ConfigTable& table, std::span<const std::string_view> args) {
+  CommandLine line;
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    const std::string_view arg = args[i];
+    if (arg == "--") {
+      line.words.insert(line.words.end(), args.begin() + static_cast<std::ptrdiff_t>(i) + 1, args.end());
+      break;
+    }
+    if (arg == "--help" || arg == "-h") {
+      line.help = true;
+      continue;
+    }
+    if (!arg.starts_with("-") || arg == "-") {
+      line.words.emplace_back(arg);
+      continue;
+    }
+    const std::size_t equals = arg.find('=');
+    const std::string spelled(arg.substr(0, equals));
+    std::string key(spelled.substr(std::min<std::size_t>(spelled.find_first_not_of('-'), spelled.size())));
+    std::replace(key.begin(), key.end(), '-', '_');
+    if (!spelled.starts_with("--") || !table.contains(key))
+      fail("unknown flag {}; did you mean {}?", spelled, flag_name(nearest(key, table.keys())));
+    const bool has_next = i + 1 < args.size();
+    if (equals != std::string_view::npos) {
+      line.flags.push_back({key, std::string(arg.substr(equals + 1)), spelled});
+    } else if (table.is_bool(key)) {
+      const bool spelled_out = has_next && (args[i + 1] == "true" || args[i + 1] == "false");
+      line.flags.push_back({key, spelled_out ? std::string(args[++i]) : "true", spelled});
+    } else {
+      check(has_next && !args[i + 1].starts_with("--"), "{} needs a value", spelled);
+      line.flags.push_back({key, std::string(args[++i]), spelled});
+    }
+  }
+  return line;
+}
+
+void apply_flags(ConfigTable& table, const CommandLine& line) {
+  for (const CommandLine::Flag& flag : line.flags) table.set_text(flag.key, flag.text, flag.spelled);
+}
+
+std::optional<std::vector<std::string>> read_command_line(ConfigTable& table, std::span<const std::string_view> args,
+                                                          std::string_view usage) {
+  const CommandLine line = parse_command_line(table, args);
+  if (line.help) {
+    std::fputs(fmt::format("{}\n{}", usage, table.help()).c_str(), stdout);
+    return std::nullopt;
+  }
+  apply_flags(table, line);
+  return line.words;
+}
+
+}  // namespace sherd

@@ -1,0 +1,106 @@
+#include "tools/train/job_mesh.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+
+#include "runtime/tensor/nearest.h"
+
+namespace sherd {
+
+namespace {
+
+using Axes = std::vector<DeviceMesh::Axis>;
+
+const std::vector<std::string> kAxes{"replicate", "dp", "tp"};
+constexpr const char* kExample = "for example dp=2,tp=2, slowest first";
+
+DeviceMesh::Axis parse_axis(std::string_view text, std::string_view whole) {
+  const std::size_t equals = text.find('=');
+  check(equals != text.npos, "mesh = \"{}\": \"{}\" is no axis=size; {}", whole, text, kExample);
+  const std::string name(text.substr(0, equals));
+  const std::string_view size = text.substr(equals + 1);
+  check(std::find(kAxes.begin(), kAxes.end(), name) != kAxes.end(),
+        "mesh = \"{}\": there is no axis \"{}\" (did you mean \"{}\"?); the axes are {}", whole, name,
+        nearest(name, kAxes), fmt::join(kAxes, ", "));
+  int number = 0;
+  const auto [end, error] = std::from_chars(size.data(), size.data() + size.size(), number);
+  check(error == std::errc{} && end == size.data() + size.size() && number >= 1,
+        "mesh = \"{}\": {} must have a size of at least 1, got \"{}\"", whole, name, size);
+  return {name, number};
+}
+
+std::size_t position(const Axes& axes, std::string_view name) {
+  const auto at = std::find_if(axes.begin(), axes.end(), [&](const DeviceMesh::Axis& a) { return a.name == name; });
+  return static_cast<std::size_t>(at - axes.begin());
+}
+
+bool has(const Axes& axes, std::string_view name) { return position(axes, name) < axes.size(); }
+
+DeviceMesh data_slice(const DeviceMesh& root) {
+  return root.has_axis("replicate") ? root.slice({"replicate", "dp"}) : root["dp"];
+}
+
+std::optional<DeviceMesh> slice_if(const DeviceMesh& root, const std::string& name) {
+  return root.has_axis(name) ? std::optional(root[name]) : std::nullopt;
+}
+
+}  // namespace
+
+Axes parse_mesh(std::string_view text, int ranks) {
+  if (text.empty()) return {{"dp", ranks}};
+  Axes axes;
+  for (std::size_t start = 0; start <= text.size();) {
+    const std::size_t end = std::min(text.find(',', start), text.size());
+    axes.push_back(parse_axis(text.substr(start, end - start), text));
+    check(position(axes, axes.back().name) == axes.size() - 1, "mesh = \"{}\" names {} twice", text, axes.back().name);
+    start = end + 1;
+  }
+  const std::size_t replicate = position(axes, "replicate");
+  if (!has(axes, "dp"))
+    axes.insert(axes.begin() + (replicate < axes.size() ? static_cast<std::ptrdiff_t>(replicate) + 1 : 0), {"dp", 1});
+  check(!has(axes, "replicate") || position(axes, "dp") == position(axes, "replicate") + 1,
+        "mesh = \"{}\": replicate comes right before dp: copies of the shards are farther apart than the shards", text);
+  return axes;
+}
+
+Axes mesh_of(std::string_view text, int ranks) {
+  const Axes axes = parse_mesh(text, ranks);
+  std::int64_t product = 1;
+  for (const DeviceMesh::Axis& axis : axes) {
+    product *= axis.size;
+    check(product <= ranks, "mesh = \"{}\" needs more ranks than the {} there are", text, ranks);
+  }
+  check(product == ranks,
+        "mesh = \"{}\" is for {} rank{}, this run has {}; the product of the sizes must be the number "
+        "of ranks",
+        text, product, product == 1 ? "" : "s", ranks);
+  return axes;
+}
+
+int count_data_ranks(const Axes& axes) {
+  int count = 1;
+  for (const DeviceMesh::Axis& axis : axes)
+    if (axis.name != "tp") count *= axis.size;
+  return count;
+}
+
+JobMesh::JobMesh(std::string_view text, std::shared_ptr<ProcessGroup> group)
+    : group_(std::move(group)),
+      root_(group_, mesh_of(text, group_->size())),
+      data_(data_slice(root_)),
+      tensor_(slice_if(root_, "tp")) {
+  if (data_.ndim() > 1) flat_data_ = root_.flatten({"replicate", "dp"});
+  data_group_ = flat_data_ ? &flat_data_->group() : &data_.group();
+}
+
+std::string JobMesh::rank_text() const {
+  if (root_.ndim() == 1) return fmt::format("rank {} of {}", group_->rank(), group_->size());
+  std::string coordinates;
+  for (int axis = 0; axis < root_.ndim(); ++axis)
+    coordinates +=
+        fmt::format("{}{} {}", coordinates.empty() ? "" : ", ", root_.axis_name(axis), root_.coordinate(axis));
+  return fmt::format("rank {} of {} ({})", group_->rank(), group_->size(), coordinates);
+}
+
+}  // namespace sherd

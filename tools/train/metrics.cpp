@@ -1,0 +1,90 @@
+#include "tools/train/metrics.h"
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <utility>
+#include <variant>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/tensor/error.h"
+#include "tools/cli/command.h"
+
+namespace sherd {
+
+namespace {
+
+using nlohmann::ordered_json;  // keys in the order of the format's description
+
+ordered_json config_to_json(const TrainConfig& config) {
+  TrainConfig copy = config;
+  ordered_json object = ordered_json::object();
+  for (const auto& [key, value] : bind(copy).values()) {
+    const std::size_t dot = key.find('.');
+    ordered_json& place = dot == std::string::npos ? object[key] : object[key.substr(0, dot)][key.substr(dot + 1)];
+    std::visit([&place](const auto& v) { place = v; }, value);
+  }
+  return object;
+}
+
+/// Bytes of the lines up to that of step `last`, with the header before them; 0 if the file does not begin with one.
+std::uintmax_t bytes_until(const std::string& path, std::int64_t last) {
+  std::ifstream file(path, std::ios::binary);
+  std::uintmax_t bytes = 0;
+  for (std::string line; std::getline(file, line) && !file.eof();) {  // a line without its end was cut off
+    const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!object.is_object()) break;
+    const auto step = object.find("step");
+    const bool counts =
+        bytes == 0 ? object.contains("config") : step != object.end() && step->is_number_integer() && *step <= last;
+    if (!counts) break;
+    bytes += line.size() + 1;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::string header_line(const TrainConfig& config, int ranks) {
+  const ordered_json line = {
+      {"config", config_to_json(config)}, {"seed", config.seed}, {"ranks", ranks}, {"version", kVersion}};
+  return line.dump();
+}
+
+std::string step_line(const StepMetrics& metrics) {
+  ordered_json memory = ordered_json::object();
+  for (int i = 0; i < kNumCategories; ++i)
+    memory[std::string(name(static_cast<MemoryCategory>(i)))] = metrics.memory_bytes[static_cast<std::size_t>(i)];
+  ordered_json line = {{"step", metrics.step},
+                       {"loss", metrics.loss},
+                       {"lr", metrics.lr},
+                       {"grad_norm", metrics.grad_norm},
+                       {"tokens", metrics.tokens},
+                       {"tokens_per_second", metrics.tokens_per_second},
+                       {"step_seconds", metrics.step_seconds},
+                       {"exposed_comm_seconds", metrics.exposed_comm_seconds},
+                       {"exposed_transfer_seconds", metrics.exposed_comm_seconds - metrics.exposed_skew_seconds},
+                       {"exposed_skew_seconds", metrics.exposed_skew_seconds},
+                       {"memory_bytes", std::move(memory)}};
+  if (metrics.val_loss) line["val_loss"] = *metrics.val_loss;
+  return line.dump();
+}
+
+MetricsFile::MetricsFile(std::string path, const std::string& header, std::int64_t first_step)
+    : path_(std::move(path)) {
+  const std::uintmax_t kept = first_step > 0 ? bytes_until(path_, first_step) : 0;
+  if (kept > 0) std::filesystem::resize_file(path_, kept);
+  file_.reset(std::fopen(path_.c_str(), kept > 0 ? "ae" : "we"));
+  check(file_ != nullptr, "cannot create the metrics file \"{}\": {}", path_, std::strerror(errno));
+  if (kept == 0) write(header);
+}
+
+void MetricsFile::write(const std::string& line) {
+  const bool written = std::fwrite(line.data(), 1, line.size(), file_.get()) == line.size() &&
+                       std::fputc('\n', file_.get()) != EOF && std::fflush(file_.get()) == 0;
+  check(written, "cannot write the metrics file \"{}\": {}", path_, std::strerror(errno));
+}
+
+}  // namespace sherd

@@ -1,0 +1,55 @@
+#pragma once
+// The metrics file: JSON lines, the first about the run, then one per step.
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "runtime/memory/accounting.h"
+#include "tools/train/config.h"
+
+namespace sherd {
+
+/// What one step did, as rank 0 sees it.
+struct StepMetrics {
+  std::int64_t step = 0;  ///< counted from 1: the number of updates made
+  double loss = 0;        ///< mean over the global batch, nats per token
+  double lr = 0;
+  double grad_norm = 0;     ///< before clipping
+  std::int64_t tokens = 0;  ///< of this step, over all ranks
+  double tokens_per_second = 0;
+  double step_seconds = 0;
+  double exposed_comm_seconds = 0;  ///< the rank's thread waited for collectives: until all ranks had come, and then
+  double exposed_skew_seconds = 0;  ///< for their transfers; this is the first part
+  CategoryBytes memory_bytes{};
+  std::optional<double> val_loss;  ///< of steps with an evaluation
+};
+
+/// {"config": {...}, "seed", "ranks", "version"}; keys with a section are nested objects. One line, no newline.
+std::string header_line(const TrainConfig& config, int ranks);
+/// {"step", "loss", ..., "exposed_comm_seconds" and its parts "exposed_transfer_seconds" and "exposed_skew_seconds",
+/// "memory_bytes": {category: bytes}, "val_loss"}. Numbers read back to the same bits; NaN and
+/// infinity, which JSON lacks, are null.
+std::string step_line(const StepMetrics& metrics);
+
+/// Writes lines to a file, each at once, so that the file can be followed and survives a crash.
+class MetricsFile {
+ public:
+  /// A file of a run that starts anew (`first_step` 0): an existing one is replaced and begins with `header`. A run
+  /// that resumes after step `first_step` continues its file: lines of later steps, which a killed run may have left,
+  /// are dropped, so that the file is that of an uninterrupted run. Without such a file it begins like a new one.
+  /// Throws Error naming the file.
+  MetricsFile(std::string path, const std::string& header, std::int64_t first_step);
+  /// Throws Error naming the file if it cannot be written (disk full).
+  void write(const std::string& line);
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::string path_;
+  std::unique_ptr<std::FILE, Close> file_;
+};
+
+}  // namespace sherd

@@ -1,0 +1,73 @@
+#pragma once
+// From steps to their metrics. The numbers of a step are read when its device has them, while later steps are queued,
+// so a step is reported in two parts: what the host knows at once, and what arrives.
+#include <deque>
+#include <functional>
+#include <optional>
+
+#include "runtime/comm/board/exposed.h"
+#include "runtime/comm/group/process_group.h"
+#include "runtime/exec/host_reads.h"
+#include "tools/train/metrics.h"
+
+namespace sherd {
+
+/// What a finished run leaves for its report.
+struct TrainSummary {
+  double first_loss = 0, last_losses_mean = 0;  ///< first step; mean of the last 10 steps of this run
+  std::optional<double> val_loss;
+  CategoryBytes peak_bytes{};  ///< this rank's peak per category over all steps
+  CommCounts step_comm{};      ///< collectives of the last training step
+  CommTimes comm{};            ///< of all steps but the first two, in which orders are recorded
+  double seconds = 0;
+  std::int64_t steps = 0;  ///< updates made, those before this run included
+  int stopped_by = 0;      ///< the signal that ended the run before its last step; 0: none did
+};
+
+class StepLog {
+ public:
+  using Observer = std::function<void(const StepMetrics& metrics)>;
+
+  /// `memory` is that of the tensors, `first_step` the number of steps made before this run.
+  StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_step, const Observer& observe);
+
+  /// A step is about to run.
+  void begin();
+  /// It has been issued: starts to read its loss and gradient norm. `known` holds step, lr and tokens. Blocks only
+  /// while the numbers of more than four steps are on their way.
+  void end(const StepMetrics& known, const Tensor& loss, const Tensor& norm);
+  /// Reports the steps that are done. Does not block.
+  void poll();
+  /// Blocks until all steps are done and reports them.
+  void finish();
+  /// The same but for the last one, which the caller completes and reports.
+  StepMetrics finish_but_last();
+  void report(const StepMetrics& metrics);
+  /// On the way out with an error: reports what is done, whatever else fails.
+  void finish_quietly() noexcept;
+  const TrainSummary& summary() const { return summary_; }
+  /// The first step known to have a loss or a gradient norm that is not finite.
+  const std::optional<StepMetrics>& diverged() const { return diverged_; }
+
+ private:
+  struct Begun {
+    double seconds = 0;
+    CommCounts counts{};
+    CommTimes times{};
+  };
+  void arrived(StepMetrics metrics, const Begun& begun, double loss, double norm);
+
+  ProcessGroup& group_;
+  Accounting& memory_;
+  const std::int64_t first_step_;
+  const Observer& observe_;
+  TrainSummary summary_;
+  std::optional<StepMetrics> diverged_;
+  std::deque<double> last_losses_;
+  Begun begun_;
+  double last_arrival_ = 0;
+  HostReads reads_;
+  std::deque<StepMetrics> done_;  // arrived, not reported
+};
+
+}  // namespace sherd

@@ -1,0 +1,113 @@
+#include "tools/train/train_report.h"
+
+#include "nn/parallel/fully_shard.h"
+#include "nn/parallel/shard_group.h"
+
+namespace sherd {
+
+namespace {
+
+// What one step should communicate: every group is gathered for forward, resharding groups again for backward, and
+// every group's gradients are reduced once per micro-batch; then one number for the norm and one for the loss.
+CommCounts formula(Trainer& trainer, const TrainConfig& config) {
+  CommCounts expected;
+  if (trainer.group().size() == 1) return expected;
+  const auto groups = nn::shard_groups(trainer.model());
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    std::int64_t bytes = 0;  // of what is gathered, and of gradients, which are made in its type
+    for (const nn::Parameter* p : groups[g]->parameters())
+      bytes += p->numel() * byte_size(dtype_from_name(config.param_dtype));
+    const bool is_root = groups[g] == nn::shard_group(trainer.model());
+    const std::int64_t gathers = (!is_root && config.reshard_after_forward ? 2 : 1) * config.accumulate;
+    expected.all_gather.calls += gathers;
+    expected.all_gather.bytes += gathers * bytes;
+    expected.reduce_scatter.calls += config.accumulate;
+    expected.reduce_scatter.bytes += config.accumulate * bytes;
+  }
+  expected.all_reduce = {2, 8 + 4};  // the squared norm in f64, the loss in f32
+  return expected;
+}
+
+std::string comm_line(std::string_view what, const CommCounts::Item& seen) {
+  return fmt::format("  {:<15} {:>4} calls {:>9}\n", what, seen.calls, format_bytes(seen.bytes));
+}
+
+std::string comm_line(std::string_view what, const CommCounts::Item& seen, const CommCounts::Item& expected) {
+  return fmt::format("  {:<15} {:>4} calls {:>9}   formula {:>4} calls {:>9}{}\n", what, seen.calls,
+                     format_bytes(seen.bytes), expected.calls, format_bytes(expected.bytes),
+                     seen.calls == expected.calls && seen.bytes == expected.bytes ? "" : "   DIFFERS");
+}
+
+// The formula is that of one axis.
+std::string collectives(Trainer& trainer, const TrainConfig& config, const CommCounts& seen) {
+  if (trainer.mesh().root().ndim() > 1)
+    return comm_line("all_gather", seen.all_gather) + comm_line("reduce_scatter", seen.reduce_scatter) +
+           comm_line("all_reduce", seen.all_reduce);
+  const CommCounts expected = formula(trainer, config);
+  return comm_line("all_gather", seen.all_gather, expected.all_gather) +
+         comm_line("reduce_scatter", seen.reduce_scatter, expected.reduce_scatter) +
+         comm_line("all_reduce", seen.all_reduce, expected.all_reduce);
+}
+
+std::vector<CategoryBytes> gather_peaks(ProcessGroup& group, const CategoryBytes& own) {
+  const auto ranks = static_cast<std::size_t>(group.size());
+  std::vector<std::int64_t> all(ranks * kNumCategories, 0);
+  std::copy(own.begin(), own.end(), all.begin() + group.rank() * kNumCategories);
+  const std::vector<std::int64_t> counts(ranks, kNumCategories);
+  const GatherPart part{all.data(), DType::i64, counts};
+  group.all_gather({&part, 1})->wait();
+  std::vector<CategoryBytes> result(ranks);
+  for (std::size_t r = 0; r < ranks; ++r)
+    std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(r * kNumCategories), kNumCategories, result[r].begin());
+  return result;
+}
+
+// State of one rank without sharding; what a step computes has no closed form, so activations have no figure.
+std::string one_rank_figure(MemoryCategory category, std::int64_t num_parameters) {
+  switch (category) {
+    case MemoryCategory::parameters:
+    case MemoryCategory::gradients: return format_bytes(4 * num_parameters);
+    case MemoryCategory::optimizer: return format_bytes(8 * num_parameters);
+    case MemoryCategory::unsharded: return format_bytes(0);
+    default: return "-";
+  }
+}
+
+std::string memory_table(Trainer& trainer, const TrainSummary& summary) {
+  const std::vector<CategoryBytes> peaks = gather_peaks(trainer.group(), summary.peak_bytes);
+  std::string text = fmt::format("memory, peak per category\n  {:<15}", "");
+  for (std::size_t r = 0; r < peaks.size(); ++r) text += fmt::format(" {:>10}", fmt::format("rank {}", r));
+  text += fmt::format(" {:>16}\n", "one rank (state)");
+  const std::int64_t parameters = trainer.model().num_parameters();
+  for (std::size_t c = 0; c < kNumCategories; ++c) {
+    const auto category = static_cast<MemoryCategory>(c);
+    text += fmt::format("  {:<15}", name(category));
+    for (const CategoryBytes& rank : peaks) text += fmt::format(" {:>10}", format_bytes(rank[c]));
+    text += fmt::format(" {:>16}\n", one_rank_figure(category, parameters));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string train_report(Trainer& trainer, const TrainConfig& config, const TrainSummary& summary) {
+  std::string text = fmt::format("loss {:.4f} at the first step, {:.4f} mean of the last 10", summary.first_loss,
+                                 summary.last_losses_mean);
+  if (summary.val_loss) text += fmt::format(", validation {:.4f}", *summary.val_loss);
+  text += fmt::format("; {:.1f} s\n", summary.seconds) + memory_table(trainer, summary);
+  if (trainer.group().size() > 1) {
+    text += "collectives of the last step\n" + collectives(trainer, config, summary.step_comm);
+    if (summary.comm.total > 0)
+      text += fmt::format(
+          "communication   {:.1f} s, of which {:.1f} s ({:.0f} %) were exposed: rank 0 waited {:.1f} s for transfers "
+          "and {:.1f} s for ranks that came later\n",
+          summary.comm.total, summary.comm.exposed, 100 * summary.comm.exposed / summary.comm.total,
+          summary.comm.transfer(), summary.comm.skew);
+  }
+  if (!config.metrics.empty()) text += fmt::format("metrics     {}\n", config.metrics);
+  if (!config.trace.empty()) text += fmt::format("trace       {}\n", config.trace);
+  if (!config.save.empty()) text += fmt::format("checkpoint  {}\n", config.save);
+  return trainer.group().rank() == 0 ? text : std::string();
+}
+
+}  // namespace sherd

@@ -1,0 +1,12 @@
+#pragma once
+// What `sherd train` prints at the end: memory per rank beside one rank's, collectives beside the formula, files.
+#include <string>
+
+#include "tools/train/trainer.h"
+
+namespace sherd {
+
+/// The text for rank 0; empty on other ranks. Collective: peaks of all ranks are gathered.
+std::string train_report(Trainer& trainer, const TrainConfig& config, const TrainSummary& summary);
+
+}  // namespace sherd

@@ -1,0 +1,385 @@
+// Numbers that must not depend on the number of ranks: the global batch (drawn by sample index), the initial bits
+// (drawn by parameter name and element), the loss (every rank's mean over equally many tokens, averaged over ranks).
+#include "tools/train/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <limits>
+
+#include <unistd.h>
+
+#include "nn/layers/dropout.h"
+#include "nn/non_finite.h"
+#include "nn/optim/clip.h"
+#include "nn/parallel/fully_shard.h"
+#include "nn/parallel/tensor_parallel.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/agree.h"
+#include "runtime/comm/store/hmac.h"
+#include "runtime/cpu/parallel.h"
+#include "runtime/exec/context.h"
+#include "runtime/exec/host_reads.h"
+#include "runtime/op/ops.h"
+#include "tools/train/device_flag.h"
+#include "tools/train/exit_status.h"
+#include "tools/train/model_factory.h"
+#include "tools/train/stop_signals.h"
+
+namespace sherd {
+
+namespace {
+
+// windows: [count][sequence + 1] -> inputs and targets, i32 [count, sequence]
+std::pair<Tensor, Tensor> to_tensors(std::span<const std::int32_t> windows, std::int64_t count, std::int64_t sequence) {
+  Tensor inputs = Tensor::empty({count, sequence}, DType::i32), targets = Tensor::empty({count, sequence}, DType::i32);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int32_t* window = windows.data() + i * (sequence + 1);
+    std::copy_n(window, sequence, inputs.mutable_data<std::int32_t>() + i * sequence);
+    std::copy_n(window + 1, sequence, targets.mutable_data<std::int32_t>() + i * sequence);
+  }
+  return {std::move(inputs), std::move(targets)};
+}
+
+}  // namespace
+
+Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
+    : config_(config), group_(std::move(group)) {
+  if (config_.threads > 0) set_threads(static_cast<int>(config_.threads));
+  group_->set_deadline(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(config_.deadline)));
+  agree_on_config();
+  retention_.keep = static_cast<int>(std::min<std::int64_t>(config_.keep, std::numeric_limits<int>::max()));
+  together(*group_, [&] { device_ = open_device(config_.device, group_->size(), config_.memory_limit); });
+  if (const std::optional<LinkShape> link = link_shape(config_)) group_->shape_link(*link);
+  mesh_.emplace(config_.mesh, group_);  // its groups have the link and the deadline of this one
+  if (group_->size() > 1) RankContext::current().rank_text = mesh_->rank_text();
+  local_batch_ = config_.batch / mesh_->num_data_ranks();
+  if (!config_.resume.empty())
+    resumed_ = nn::open_newest_good(config_.resume, *group_, nn::Verify::bytes, say_on_stderr);
+  open_data();
+  if (!config_.save.empty()) claim_save_folder();
+  build();
+  if (resumed_) resume();
+}
+
+void Trainer::agree_on_config() {
+  const std::vector<std::string> texts = gather_text(*group_, to_toml(config_));
+  together(*group_, [&] {
+    for (std::size_t r = 1; r < texts.size(); ++r) {
+      const std::string difference =
+          config_difference(train_config_from_toml(texts[0], "rank 0"), "rank 0",
+                            train_config_from_toml(texts[r], "another rank"), fmt::format("rank {}", r));
+      check(difference.empty(), "the ranks have different configs: {}", difference);
+    }
+    const std::int64_t ranks = count_data_ranks(mesh_of(config_.mesh, group_->size()));
+    check(config_.batch % (ranks * config_.accumulate) == 0,
+          "batch = {} does not divide into {} ranks x {} micro-batches; make it a multiple of {}", config_.batch, ranks,
+          config_.accumulate, ranks * config_.accumulate);
+    check(ranks == 1 || config_.fully_shard,
+          "fully_shard = false on {} ranks would train {} separate models; leave it on", ranks, ranks);
+  });
+}
+
+void Trainer::open_data() {
+  if (!resumed_ && !config_.init_from.empty()) open_initial();
+  together(*group_, [&] {
+    check(!config_.data.empty(), "there is no text to train on: set `data` in the config or pass --data PATH");
+    if (resumed_) {
+      resumed_->require_world_size(group_->size());
+      const TrainConfig saved = train_config_from_toml(resumed_->manifest().config, config_.resume);
+      const std::string difference = recipe_difference(saved, "the checkpoint", config_, "this run");
+      check(difference.empty(), "resume from {}: {}", config_.resume, difference);
+      data_.emplace(TokenData::open(config_.data, Vocabulary::from_text(resumed_->manifest().vocabulary)));
+      check(std::to_string(data_->files().fingerprint()) == resumed_->manifest().state_value<std::string>("data"),
+            "resume from {}: the data at {} is not what the checkpoint was trained on", config_.resume, config_.data);
+    } else {
+      const bool has_vocabulary = initial_ && initial_->vocabulary();
+      data_.emplace(has_vocabulary ? TokenData::open(config_.data, *initial_->vocabulary())
+                                   : TokenData::open(config_.data, vocabulary_kind_from_name(config_.vocabulary)));
+    }
+    data_->check_sequence(config_.model.sequence);
+  });
+  const std::vector<std::string> prints = gather_text(*group_, std::to_string(data_->files().fingerprint()));
+  for (std::size_t r = 1; r < prints.size(); ++r)
+    check(prints[r] == prints[0], "rank {} sees other data at {} than rank 0; all ranks need the same files", r,
+          config_.data);
+}
+
+void Trainer::open_initial() {
+  initial_ = std::make_unique<Weights>(config_.init_from, *group_);
+  initial_->check_fits(config_.model);
+  if (!initial_->vocabulary()) return;
+  const std::string_view kind = name(initial_->vocabulary()->kind());
+  check(kind == config_.vocabulary, "vocabulary = {}, but the weights in {} are for {}", config_.vocabulary,
+        config_.init_from, kind);
+}
+
+// Before anything is computed: a run that could not save, or would remove what another one has saved, does not start.
+void Trainer::claim_save_folder() {
+  namespace fs = std::filesystem;
+  together(*group_, [&] {
+    if (group_->rank() != 0) return;
+    if (resumed_) run_ = resumed_->manifest().run;
+    if (run_.empty()) run_ = random_hex(16);
+    save_lock_.emplace(config_.save, fmt::format("run {} (process {})", run_, ::getpid()));
+    const std::vector<SavePlace> saves = list_saves(config_.save);
+    if (saves.empty()) return;
+    std::error_code ignored;
+    const bool goes_on_here =
+        resumed_ && (fs::equivalent(resumed_->dir(), config_.save, ignored) ||
+                     fs::equivalent(fs::path(resumed_->dir()) / "..", config_.save, ignored));
+    retention_.replace = config_.overwrite && !goes_on_here;
+    if (config_.overwrite) return;
+    const std::string holds = fmt::format("\"{}\" holds the saves of a run, the newest of step {}", config_.save,
+                                          saves.front().step);
+    check(goes_on_here, "{}. Go on with it by --resume {}, replace it by --overwrite, or save to another folder", holds,
+          config_.save);
+    // Newer ones that were passed over are damaged.
+    check(fs::equivalent(config_.resume, config_.save, ignored) || saves.front().folder == resumed_->dir() ||
+              fs::equivalent(saves.front().folder, resumed_->dir(), ignored),
+          "{}; this run goes back to step {}. Drop the later ones by --overwrite, or save to another folder", holds,
+          resumed_->manifest().step);
+  });
+}
+
+void Trainer::build() {
+  RankContext& context = RankContext::current();
+  context.data_coordinate = mesh_->data_rank();
+  nn::set_seed({static_cast<std::uint64_t>(config_.seed)});
+  nn::set_step(0);
+  model_ = make_model(config_.model, data_->vocabulary().size());
+  spread();
+  model_->materialize({static_cast<std::uint64_t>(config_.seed)}, device_);
+  if (initial_) together(*group_, [&] { initial_->load(*model_); });
+  initial_.reset();
+  const TrainConfig::Optimizer& o = config_.optimizer;
+  optimizer_ = std::make_unique<nn::AdamW>(
+      model_->parameters(),
+      nn::AdamWOptions{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, /*decay_matrices_only=*/true});
+  schedule_ = {o.lr, o.min_lr, o.warmup, o.decay_steps};
+  if (config_.compile)
+    compiled_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return step_function(in); },
+                                               CompileOptions{.group = group_});
+}
+
+// Matrices are cut before fully_shard cuts what is left of them.
+void Trainer::spread() {
+  if (mesh_->tensor()) {
+    const nn::TensorParallelOptions options{.sequence_parallel = config_.parallel.sequence,
+                                            .loss_parallel = config_.parallel.loss};
+    nn::parallelize(*model_, *mesh_->tensor(),
+                    nn::make_plan(model_config(config_.model, data_->vocabulary().size()), options));
+  }
+  if (config_.fully_shard) {
+    const DeviceMesh& mesh = mesh_->data();
+    const nn::MixedPrecision policy{.param_dtype = dtype_from_name(config_.param_dtype),
+                                    .reduce_dtype = dtype_from_name(config_.reduce_dtype)};
+    const nn::FullyShardOptions block_options{
+        .reshard_after_forward = nn::ReshardAfterForward(config_.reshard_after_forward),
+        .mp_policy = policy,
+        .prefetch = config_.prefetch};
+    for (nn::Module* block : model_->blocks()) nn::fully_shard(*block, mesh, block_options);
+    nn::fully_shard(*model_, mesh, {.mp_policy = policy, .prefetch = config_.prefetch});
+  }
+}
+
+void Trainer::resume() {
+  together(*group_, [&] {
+    const auto state = nn::training_state(*model_, optimizer_.get());
+    std::set<std::pair<std::string, std::string>> wanted;
+    for (const nn::StateEntry& entry : state)
+      if (!entry.usually || resumed_->contains(entry.kind, entry.name)) wanted.emplace(entry.kind, entry.name);
+    resumed_->require_exactly(wanted);
+    nn::load_checkpoint(*resumed_, state);
+    first_step_ = resumed_->manifest().step;
+    check(first_step_ <= config_.steps, "resume from {}: it has made {} steps, this run asks for {} in all",
+          config_.resume, first_step_, config_.steps);
+  });
+  resumed_.reset();
+}
+
+Tensor Trainer::forward_backward(std::span<const Tensor> in) {
+  const std::int64_t micro = local_batch_ / config_.accumulate;
+  Tensor mean_loss;
+  for (std::int64_t m = 0; m < config_.accumulate; ++m) {
+    const bool whole = config_.accumulate == 1;
+    const Tensor tokens = whole ? in[0] : narrow(in[0], 0, m * micro, micro);
+    const Tensor targets = whole ? in[1] : narrow(in[1], 0, m * micro, micro);
+    Tensor loss = (*model_)(tokens, targets);
+    if (!whole) loss = mul(loss, 1.0 / static_cast<double>(config_.accumulate));
+    backward(loss);
+    loss = loss.local().detach();  // every rank of the tp axis has the whole of it
+    mean_loss = mean_loss.defined() ? add(mean_loss, loss) : loss;
+  }
+  return mean_loss;
+}
+
+// A norm that is not finite leaves the parameters alone, so fail_diverged() finds them as they were before the step.
+std::vector<Tensor> Trainer::step_function(std::span<const Tensor> in) {
+  Tensor mean_loss = forward_backward(in);
+  GradMode off(false);
+  const double clip = config_.optimizer.clip;
+  Tensor norm = nn::clip_grad_norm(*optimizer_, clip > 0 ? clip : std::numeric_limits<double>::infinity());
+  optimizer_->step_and_clear();
+  if (mesh_->num_data_ranks() > 1) mean_loss = all_reduce(mean_loss, mesh_->data_group(), ReduceKind::avg);
+  return {mean_loss, norm};
+}
+
+std::vector<Tensor> Trainer::training_batch(std::int64_t step) {
+  const std::int64_t sequence = config_.model.sequence, micro = local_batch_ / config_.accumulate;
+  std::vector<std::int32_t> windows(static_cast<std::size_t>(local_batch_ * (sequence + 1)));
+  for (std::int64_t i = 0; i < local_batch_; ++i) {
+    // Micro-batch m of all ranks together is the same run of samples on any number of ranks, or dropout would differ.
+    const std::int64_t sample = (i / micro * mesh_->num_data_ranks() + mesh_->data_rank()) * micro + i % micro;
+    data_->training_window(static_cast<std::uint64_t>(config_.seed), step, sample,
+                           std::span(windows).subspan(static_cast<std::size_t>(i * (sequence + 1)),
+                                                      static_cast<std::size_t>(sequence + 1)));
+  }
+  auto [tokens, targets] = to_tensors(windows, local_batch_, sequence);
+  return {to(std::move(tokens), device_), to(std::move(targets), device_)};
+}
+
+std::vector<Tensor> Trainer::train_step(std::int64_t step) {
+  nn::set_step(step);
+  optimizer_->set_lr(schedule_.at(step));
+  const std::vector<Tensor> batch = [&] {
+    const TraceSpan span("batch");
+    return training_batch(step);
+  }();
+  return compiled_ ? (*compiled_)(batch) : step_function(batch);
+}
+
+double Trainer::evaluate() { return *evaluate_unless_stopped({}); }
+
+std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
+  GradMode off(false);
+  model_->train(false);
+  const std::int64_t sequence = config_.model.sequence;
+  std::int64_t windows = data_->num_validation_windows(sequence);
+  if (config_.eval_batches > 0) windows = std::min(windows, config_.eval_batches * config_.batch);
+  double loss_sum = 0, count = 0;
+  HostReads reads;
+  // Every rank runs equally many forwards; windows past the end are padding that no target counts.
+  bool stopped = false;
+  for (std::int64_t start = 0; start < windows && !stopped; start += config_.batch) {
+    std::vector<std::int32_t> batch(static_cast<std::size_t>(local_batch_ * (sequence + 1)), 0);
+    std::int64_t real = 0;
+    for (std::int64_t i = 0; i < local_batch_; ++i) {
+      const std::int64_t index = start + mesh_->data_rank() * local_batch_ + i;
+      if (index >= windows) break;
+      data_->validation_window(index, std::span(batch).subspan(static_cast<std::size_t>(i * (sequence + 1)),
+                                                               static_cast<std::size_t>(sequence + 1)));
+      ++real;
+    }
+    auto [tokens, targets] = to_tensors(batch, local_batch_, sequence);
+    std::fill_n(targets.mutable_data<std::int32_t>() + real * sequence, (local_batch_ - real) * sequence, -100);
+    const auto tokens_here = static_cast<double>(real * sequence);
+    const Tensor loss = (*model_)(to(std::move(tokens), device_), to(std::move(targets), device_)).local();
+    if (real > 0)
+      reads.push({loss}, [&loss_sum, tokens_here](std::span<const double> v) { loss_sum += v[0] * tokens_here; });
+    count += tokens_here;
+    stopped = agreed_stop(stop) != 0;
+  }
+  reads.finish();
+  model_->train(true);
+  if (stopped) return std::nullopt;
+  double totals[] = {loss_sum, count};
+  const FlatPart part{totals, DType::f64, 2};
+  mesh_->data_group().all_reduce({&part, 1}, {})->wait();
+  return totals[0] / totals[1];
+}
+
+void Trainer::save(std::int64_t step) {
+  Manifest manifest;
+  manifest.step = step;
+  manifest.config = to_toml(config_);
+  manifest.vocabulary = data_->vocabulary().to_text();
+  manifest.state["data"] = std::to_string(data_->files().fingerprint());
+  manifest.run = run_;
+  nn::save_checkpoint(config_.save, std::move(manifest), nn::training_state(*model_, optimizer_.get()), *group_,
+                      retention_);
+  retention_.replace = false;
+}
+
+int Trainer::agreed_stop(const StopPoll& stop) {
+  if (!stop) return 0;
+  std::int64_t signal = stop();
+  const FlatPart part{&signal, DType::i64, 1};
+  group_->all_reduce({&part, 1}, {.kind = ReduceKind::max})->wait();
+  return static_cast<int>(signal);
+}
+
+void Trainer::fail_diverged(const StepMetrics& metrics) {
+  std::string where;
+  try {
+    nn::set_step(metrics.step - 1);
+    where = nn::first_non_finite(*model_, *group_, [&] { forward_backward(training_batch(metrics.step - 1)); });
+    where = where.empty() ? "computed once more, everything is finite: what came after it has changed the parameters"
+                          : fmt::format("the first value that is not finite is in {}", where);
+  } catch (const std::exception& error) { where = fmt::format("where it began is not known: {}", error.what()); }
+  throw ExitError(kDiverged, fmt::format("the run has diverged in step {}: the loss is {}, the gradient norm {}; {}. "
+                                         "Nothing was saved since; a lower optimizer.lr, a longer optimizer.warmup or a "
+                                         "smaller optimizer.clip may help",
+                                         metrics.step, metrics.loss, metrics.grad_norm, where));
+}
+
+void Trainer::save_and_stop(std::int64_t step, int signal) {
+  try {
+    save(step);
+  } catch (const Error& error) {
+    throw ExitError(kStoppedWithoutSave, fmt::format("stopped by {} after step {}, and could not save: {}",
+                                                     signal_name(signal), step, error.what()));
+  }
+}
+
+int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const StopPoll& stop) {
+  const bool is_last = step + 1 == config_.steps;
+  const auto is_due = [&](std::int64_t every) { return is_last || (every > 0 && (step + 1) % every == 0); };
+  log.begin();
+  {
+    const StepTrace::Step traced(trace, step + 1);
+    const std::vector<Tensor> out = train_step(step);
+    StepMetrics known;
+    known.step = step + 1;
+    known.lr = schedule_.at(step);
+    known.tokens = config_.batch * config_.model.sequence;
+    log.end(known, out[0], out[1]);
+  }
+  if (is_due(config_.eval_every)) {
+    StepMetrics metrics = log.finish_but_last();
+    if (!log.diverged()) metrics.val_loss = evaluate_unless_stopped(stop);
+    log.report(metrics);
+  } else {
+    log.poll();
+  }
+  trace.after(step + 1);
+  const int signal = is_last ? 0 : agreed_stop(stop);
+  const bool saves = !config_.save.empty() && (is_due(config_.save_every) || signal != 0);
+  if (saves) log.finish();
+  if (log.diverged()) fail_diverged(*log.diverged());
+  if (signal != 0) save_and_stop(step + 1, signal);
+  else if (saves) save(step + 1);
+  return signal;
+}
+
+TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop) {
+  StepTrace trace(config_.trace, config_.trace_steps, first_step_, config_.steps, *group_);
+  StepLog log(*group_, RankContext::current().allocator(device_).accounting(), first_step_, observe);
+  const auto start = std::chrono::steady_clock::now();
+  int signal = 0;
+  std::int64_t step = first_step_;
+  try {
+    while (step < config_.steps && signal == 0) signal = run_step(step++, trace, log, stop);
+  } catch (...) {
+    log.finish_quietly();
+    throw;
+  }
+  TrainSummary summary = log.summary();
+  summary.stopped_by = signal;
+  summary.steps = step;
+  summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return summary;
+}
+
+}  // namespace sherd

@@ -1,0 +1,81 @@
+#include "tools/train/weights.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "runtime/comm/group/agree.h"
+#include "tools/train/model_factory.h"
+
+namespace sherd {
+
+namespace {
+
+// Of [model], what a training run may choose anew.
+constexpr std::array<std::string_view, 4> kOfTraining = {"model.sequence", "model.dropout", "model.init_std",
+                                                         "model.scaled_residual_init"};
+bool is_of_training(std::string_view key) {
+  return std::find(kOfTraining.begin(), kOfTraining.end(), key) != kOfTraining.end();
+}
+
+std::vector<std::pair<std::string, ConfigValue>> model_values(const TrainConfig::Model& section) {
+  TrainConfig config;
+  config.model = section;
+  auto values = bind(config).values();
+  std::erase_if(values, [](const auto& item) { return !item.first.starts_with("model."); });
+  return values;
+}
+
+}  // namespace
+
+void say_on_stderr(const std::string& text) { fmt::print(stderr, "sherd: {}\n", text); }
+
+Weights::Weights(const std::string& dir, ProcessGroup& group, nn::Verify verify) : dir_(dir) {
+  bool is_checkpoint = false;
+  together(group, [&] {
+    is_checkpoint = !list_saves(dir).empty();
+    if (is_checkpoint) return;
+    check(nn::HuggingFaceWeights::is_at(dir),
+          "\"{}\" holds neither a checkpoint (manifest.json, or a folder step-... with one) nor config.json, as a "
+          "Hugging Face model does",
+          dir);
+    huggingface_.emplace(dir);
+    model_ = model_section(huggingface_->config());
+  });
+  if (!is_checkpoint) return;
+  checkpoint_ = nn::open_newest_good(dir, group, verify, say_on_stderr);
+  const Manifest& manifest = checkpoint_->manifest();
+  const TrainConfig saved = train_config_from_toml(manifest.config, dir);
+  vocabulary_ = Vocabulary::from_text(manifest.vocabulary);
+  model_ = saved.model;
+  if (model_.vocabulary == 0) model_.vocabulary = vocabulary_->size();
+  if (model_.positions == 0) model_.positions = model_.sequence;
+}
+
+nn::LanguageModelConfig Weights::config() const { return model_config(model_, 0); }
+
+void Weights::load(nn::LanguageModel& model) const {
+  if (huggingface_) huggingface_->load(model);
+  else nn::load_checkpoint(*checkpoint_, nn::training_state(model));
+}
+
+void Weights::check_fits(const TrainConfig::Model& section) const {
+  const auto wanted = model_values(section), found = model_values(model_);
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const auto& [key, value] = wanted[i];
+    if (is_of_training(key) || value == found[i].second) continue;
+    if ((key == "model.vocabulary" || key == "model.positions") && value == ConfigValue(std::int64_t{0}))
+      continue;  // it follows from the data; the shapes decide
+    fail("{} = {}, but the weights in {} are of a model with {}; leave the key out to take theirs", key,
+         to_string(value), dir_, to_string(found[i].second));
+  }
+}
+
+void take_model(const Weights& weights, ConfigTable& table) {
+  for (const auto& [key, value] : model_values(weights.model()))
+    if (!table.is_given(key)) table.set(key, value, weights.dir());
+  if (weights.vocabulary() && !table.is_given("vocabulary"))
+    table.set("vocabulary", std::string(name(weights.vocabulary()->kind())), weights.dir());
+}
+
+}  // namespace sherd

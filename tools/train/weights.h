@@ -1,0 +1,51 @@
+#pragma once
+// A trained model in a folder, whoever wrote it: what eval, export, sample and --init-from read.
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "nn/checkpoint/training_state.h"
+#include "nn/data/vocabulary.h"
+#include "nn/interop/huggingface.h"
+#include "tools/train/config.h"
+
+namespace sherd {
+
+/// "sherd: " and the text, on a line of its own.
+void say_on_stderr(const std::string& text);
+
+/// A checkpoint of `sherd train` or a Hugging Face directory.
+class Weights {
+ public:
+  /// Of a folder of checkpoints the newest good one, the same on all ranks; says on stderr if it is not the newest.
+  /// Collective. Throws Error naming the file, on every rank.
+  explicit Weights(const std::string& dir, ProcessGroup& group = *make_single_group(),
+                   nn::Verify verify = nn::Verify::bytes);
+
+  const std::string& dir() const { return dir_; }
+  /// Complete: `vocabulary` and `positions` are not 0.
+  const TrainConfig::Model& model() const { return model_; }
+  nn::LanguageModelConfig config() const;
+  /// What text the tokens stand for; a Hugging Face directory does not tell here.
+  const std::optional<Vocabulary>& vocabulary() const { return vocabulary_; }
+  /// Null for a checkpoint.
+  const nn::HuggingFaceWeights* huggingface() const { return huggingface_ ? &*huggingface_ : nullptr; }
+
+  /// Fills a materialised model of config(), each rank its own rows. Local: wrap in together().
+  void load(nn::LanguageModel& model) const;
+  /// Error unless a model of `section` is this one; names the first key that differs and both values. Keys that matter
+  /// to training only may differ.
+  void check_fits(const TrainConfig::Model& section) const;
+
+ private:
+  std::string dir_;
+  TrainConfig::Model model_;
+  std::optional<Vocabulary> vocabulary_;
+  std::optional<nn::HuggingFaceWeights> huggingface_;
+  std::unique_ptr<CheckpointReader> checkpoint_;
+};
+
+/// Gives the keys of [model] that `table` was not given, and `vocabulary`, the values they have in `weights`.
+void take_model(const Weights& weights, ConfigTable& table);
+
+}  // namespace sherd
