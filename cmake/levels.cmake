@@ -1,7 +1,7 @@
 # The kernels of runtime/cpu are compiled once per instruction-set level, from the same plain sources. The objects of a
 # level are linked into one, in which every symbol but the entry point is local: inline and template code that was
 # compiled for one level (the standard library's included) can never be picked by the linker for another, or for code
-# that runs on any CPU. runtime/cpu/level.cpp chooses at start.
+# that runs on any CPU. runtime/os/instruction_level.cpp chooses at start.
 set(SHERD_CPU_LEVELS "v3;v4;v4_bf16" CACHE STRING "Instruction-set levels of the CPU kernels: v3, v4, v4_bf16")
 
 set(SHERD_CPU_FLAGS_v3 -march=x86-64-v3)

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dtensor/spec.h"
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd {
 

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "dtensor/spec.h"
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd {
 

@@ -1,7 +1,7 @@
 #pragma once
 // Tensors that are made in a layout: each rank makes its own elements, and no rank ever holds the whole.
 #include "dtensor/spec.h"
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd {
 

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "dtensor/spec.h"
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd {
 

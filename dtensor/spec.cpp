@@ -4,7 +4,7 @@
 #include <map>
 #include <mutex>
 
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd {
 

@@ -13,7 +13,7 @@
 
 #include "dtensor/mesh.h"
 #include "dtensor/placement.h"
-#include "runtime/tensor/distributed.h"
+#include "runtime/op/distributed.h"
 
 namespace sherd {
 

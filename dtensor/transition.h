@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "dtensor/spec.h"
+#include "runtime/op/tensor.h"
 #include "runtime/tensor/small_vec.h"
-#include "runtime/tensor/tensor.h"
 
 namespace sherd {
 

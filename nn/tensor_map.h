@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd::nn {
 

@@ -6,7 +6,7 @@
   length     no file of code has more than 600 lines
   README     every folder has a README.md, but for those below tests/golden, which are as other programs write them
   ASCII      code is ASCII text
-  variables  getenv appears only in tools/ and runtime/comm/job/rank.cpp (tests may set variables)
+  variables  getenv appears only in tools/ and runtime/os/settings.cpp (tests may set variables)
 
 Usage: check_layers.py [ROOT]   (ROOT is the repository, by default the one this file is in.) Exit status 1 on a breach.
 """
@@ -51,9 +51,9 @@ def check_cxx(root, path, folder, lines):
         breach = match and check_include(root, folder, match.group(1))
         if breach:
             yield number, breach
-        reads_environment = folder == "tools" or folder == "tests" or path == root / "runtime/comm/job/rank.cpp"
+        reads_environment = folder == "tools" or folder == "tests" or path == root / "runtime/os/settings.cpp"
         if GETENV.search(line) and not reads_environment:
-            yield number, "environment variables are read in tools/ and runtime/comm/job/rank.cpp only"
+            yield number, "environment variables are read in tools/ and runtime/os/settings.cpp only"
     if path.suffix == ".h":
         count = sum(1 for line in lines if PRAGMA_ONCE.match(line))
         if count != 1:

@@ -16,8 +16,8 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/capture_sink.h"
 #include "runtime/op/op.h"
+#include "runtime/op/tensor.h"
 #include "runtime/tensor/small_vec.h"
-#include "runtime/tensor/tensor.h"
 
 namespace sherd {
 

@@ -1,7 +1,7 @@
 #pragma once
 // Which part of a whole tensor a rank holds, and who saves it.
 #include "nn/checkpoint/box.h"
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd::nn {
 

@@ -3,7 +3,7 @@
 // host or on a device.
 #include <vector>
 
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd::nn {
 

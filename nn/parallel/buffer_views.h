@@ -1,6 +1,6 @@
 #pragma once
 // Tensors inside the byte buffers of a group.
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd::nn {
 

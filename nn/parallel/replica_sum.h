@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/comm/group/process_group.h"
-#include "runtime/tensor/storage.h"
+#include "runtime/memory/storage.h"
 
 namespace sherd::nn {
 

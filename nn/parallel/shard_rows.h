@@ -3,7 +3,7 @@
 // differentiated, and visible to capture, so that moving one in a graph moves memory and communication with it.
 #include <span>
 
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd::nn {
 

@@ -2,7 +2,7 @@
 // What the tape keeps of a tensor: a handle and the version of its bytes. (An output is saved without its history,
 // which would be a cycle.) Bytes that belong to a
 // unit (gathered parameters) are not kept alive; using them asks the owner to make them present.
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd {
 

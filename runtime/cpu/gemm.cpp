@@ -5,8 +5,8 @@
 
 #include <utility>
 
-#include "runtime/cpu/level.h"
 #include "runtime/cpu/parallel.h"
+#include "runtime/cpu/kernels.h"
 
 namespace sherd::cpu {
 
@@ -85,7 +85,7 @@ void run_library(const Gemm& g, const void* a, const void* b, void* c) {
       const void* pc = at(c, problem * g.stride_c + row * g.ldc + column, g.result);
       part.epilogue = nullptr;
       if (!detail::gemm_onednn(part, pa, pb, const_cast<void*>(pc)))
-        level().kernels.gemm_blocked(part, pa, pb, const_cast<void*>(pc));
+        kernels().gemm_blocked(part, pa, pb, const_cast<void*>(pc));
       if (g.epilogue) (*g.epilogue)(row, part.m, column, part.n);
     }
   });
@@ -93,7 +93,7 @@ void run_library(const Gemm& g, const void* a, const void* b, void* c) {
 
 // Small problems are shared out whole, large ones are cut by the engine.
 void run_blocked(const Gemm& g, const void* a, const void* b, void* c) {
-  const auto one = [&g](const void* pa, const void* pb, void* pc) { level().kernels.gemm_blocked(g, pa, pb, pc); };
+  const auto one = [&g](const void* pa, const void* pb, void* pc) { kernels().gemm_blocked(g, pa, pb, pc); };
   const std::int64_t flops = 2 * g.m * g.n * g.k;
   if (g.batch == 1 || flops > kPieceFlops) return for_problems(g, a, b, c, 0, g.batch, one);
   parallel_for(g.batch, kTaskFlops / flops,
@@ -103,7 +103,7 @@ void run_blocked(const Gemm& g, const void* a, const void* b, void* c) {
 // Only the library knows AMX, which multiplies bf16 many times faster than vectors do. It is not opened before.
 bool uses_library(const Gemm& g) {
   static const bool has_tiles = __builtin_cpu_supports("amx-bf16");
-  const bool is_faster = g.dtype == DType::bf16 && has_tiles && level().kernels.multiplies_bf16;
+  const bool is_faster = g.dtype == DType::bf16 && has_tiles && kernels().multiplies_bf16;
   const bool is_wanted =
       chosen_backend == GemmBackend::library || (chosen_backend == GemmBackend::fastest && is_faster);
   return is_wanted && detail::onednn_is_built_in();

@@ -1,6 +1,8 @@
 #include "runtime/cpu/kernels.h"
 
+#include "runtime/comm/group/rank_kernels.h"
 #include "runtime/cpu/simd.h"
+#include "runtime/os/instruction_level.h"
 
 namespace sherd::cpu {
 
@@ -22,11 +24,13 @@ void register_rows(OpTable& table) {
   cpu::register_optimizer(table);
 }
 
-constexpr Kernels kKernels{register_rows, gemm_blocked, reduce_ranks, cast_floats, kMultipliesBf16};
+constexpr Kernels kRows{register_rows, gemm_blocked, kMultipliesBf16};
+constexpr comm::RankKernels kRanks{reduce_ranks, cast_floats};
+constexpr LevelKernels kKernels{&kRows, &kRanks};
 
 }  // namespace
 
 /// The level's entry point, which the build gives the level's name; all other symbols of a level become local.
-extern "C" const Kernels* sherd_cpu_kernels() { return &kKernels; }
+extern "C" const LevelKernels* sherd_cpu_kernels() { return &kKernels; }
 
 }  // namespace sherd::cpu

@@ -8,19 +8,17 @@
 
 namespace sherd::cpu {
 
-/// What one instruction-set level offers (level.h).
+/// What one instruction-set level (os/instruction_level.h) offers to the rows.
 struct Kernels {
   void (*register_rows)(OpTable& table);
   /// One problem, K > 0, on the threads of parallel.h.
   void (*gemm_blocked)(const Gemm& g, const void* a, const void* b, void* c);
-  /// comm::reduce, at least one element.
-  void (*reduce_ranks)(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count,
-                       const comm::Reduction& reduction, bool streams);
-  /// to[i] = cast(from[i]) between floats, dense and apart.
-  void (*cast_floats)(DType to_dtype, void* to, DType from_dtype, const void* from, std::int64_t count);
   /// Whether the level's CPUs multiply bf16 themselves.
   bool multiplies_bf16;
 };
+
+/// Of the level of this process. Throws Error, each time, if it has none.
+const Kernels& kernels();
 
 void gemm_blocked(const Gemm& g, const void* a, const void* b, void* c);
 

@@ -10,8 +10,8 @@
 #include "runtime/cuda/device/store.h"
 #include "runtime/cuda/gemm/blas.h"
 #include "runtime/cuda/kernels.h"
-#include "runtime/exec/device_library.h"
-#include "runtime/exec/layout_fingerprint.h"
+#include "runtime/op/device_library.h"
+#include "runtime/op/layout_fingerprint.h"
 
 namespace sherd::cuda {
 

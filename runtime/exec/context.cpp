@@ -4,8 +4,8 @@
 #include <exception>
 
 #include "runtime/comm/group/process_group.h"
-#include "runtime/exec/device_library.h"
 #include "runtime/exec/stream.h"
+#include "runtime/op/device_library.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "runtime/exec/backend.h"
-#include "runtime/exec/event.h"
 #include "runtime/memory/caching_allocator.h"
+#include "runtime/memory/event.h"
 #include "runtime/tensor/intrusive.h"
 
 namespace sherd {

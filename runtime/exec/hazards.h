@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "runtime/exec/event.h"
+#include "runtime/memory/event.h"
 
 namespace sherd {
 

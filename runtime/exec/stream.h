@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "runtime/exec/context.h"
-#include "runtime/exec/event.h"
-#include "runtime/tensor/storage.h"
+#include "runtime/memory/event.h"
+#include "runtime/memory/storage.h"
 
 namespace sherd {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd {
 

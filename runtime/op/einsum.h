@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd {
 

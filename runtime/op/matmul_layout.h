@@ -4,7 +4,7 @@
 // has to be made dense first.
 #include <cstdint>
 
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd {
 

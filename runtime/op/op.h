@@ -9,8 +9,8 @@
 #include <unordered_map>
 
 #include "runtime/op/attrs.h"
+#include "runtime/op/tensor.h"
 #include "runtime/tensor/small_vec.h"
-#include "runtime/tensor/tensor.h"
 
 namespace sherd {
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd {
 

@@ -2,7 +2,7 @@
 // A word from the caller of ops to the dist layer: how the result will have to lie. Where a result could lie in several
 // ways at the same price, it lies so at once; the gradient of a cut table is then made in parts, not made whole and
 // cut.
-#include "runtime/tensor/distributed.h"
+#include "runtime/op/distributed.h"
 
 namespace sherd {
 

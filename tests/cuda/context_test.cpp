@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/exec/context.h"
-#include "runtime/exec/device_library.h"
+#include "runtime/op/device_library.h"
 #include "runtime/op/ops.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/expect_error.h"

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/comm/job/world.h"
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 #include "tests/dtensor/layouts.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"

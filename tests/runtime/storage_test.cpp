@@ -1,4 +1,4 @@
-#include "runtime/tensor/storage.h"
+#include "runtime/memory/storage.h"
 
 #include <gtest/gtest.h>
 

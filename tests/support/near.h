@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd::testing {
 

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/cpu/level.h"
+#include "runtime/os/instruction_level.h"
 #include "tests/tools/program_test.h"
 
 namespace sherd::testing {
@@ -96,7 +96,7 @@ TEST_F(TrainProgram, TheMemoryLimitEndsTheRun) {
 }
 
 TEST_F(TrainProgram, RanksWithKernelsOfDifferentLevelsAreRefused) {
-  const auto usable = cpu::usable_levels();
+  const auto usable = usable_levels();
   if (usable.size() < 2) GTEST_SKIP() << "this CPU and build have one level only";
   const ProgramEnd end = train_by_script(
       2, fmt::format("export SHERD_CPU_LEVEL={}; [ $SHERD_RANK = 1 ] && SHERD_CPU_LEVEL={}; exec $0 train $1",
@@ -108,7 +108,7 @@ TEST_F(TrainProgram, RanksWithKernelsOfDifferentLevelsAreRefused) {
 }
 
 TEST(Info, RefusesALevelThatIsNone) {
-  const std::string lowest(cpu::usable_levels().front());
+  const std::string lowest(usable_levels().front());
   const ProgramEnd end = run_program({SHERD_PROGRAM, "info"}, {"SHERD_CPU_LEVEL=x86-64-v9"});
   EXPECT_EQ(end.status, 1);
   expect_within(end.err, {"SHERD_CPU_LEVEL", "x86-64-v9", lowest});

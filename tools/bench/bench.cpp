@@ -8,7 +8,7 @@
 
 #include <unistd.h>
 
-#include "runtime/exec/device_library.h"
+#include "runtime/op/device_library.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/bench/child.h"

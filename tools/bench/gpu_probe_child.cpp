@@ -8,7 +8,7 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
-#include "runtime/exec/device_library.h"
+#include "runtime/op/device_library.h"
 #include "runtime/op/ops.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/bench/child.h"

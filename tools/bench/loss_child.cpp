@@ -10,7 +10,7 @@
 #include "nn/checkpoint/safetensors.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
-#include "runtime/exec/host_reads.h"
+#include "runtime/op/host_reads.h"
 #include "runtime/op/ops.h"
 #include "tools/bench/child.h"
 #include "tools/bench/training.h"

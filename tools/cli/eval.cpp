@@ -8,7 +8,7 @@
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
-#include "runtime/exec/host_reads.h"
+#include "runtime/op/host_reads.h"
 #include "runtime/op/ops.h"
 #include "tools/cli/command.h"
 #include "tools/cli/cpu_share.h"

@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include "runtime/comm/job/rank.h"
-#include "runtime/cpu/level.h"
 #include "runtime/cpu/onednn.h"
-#include "runtime/exec/device_library.h"
 #include "runtime/memory/accounting.h"
+#include "runtime/op/device_library.h"
 #include "runtime/op/op.h"
+#include "runtime/os/instruction_level.h"
 #include "tools/cli/command.h"
 #include "tools/cli/cpu_share.h"
 #include "tools/train/flags.h"
@@ -28,8 +28,8 @@ std::string cpu_model() {
 
 std::string kernel_levels() {
   std::string text;
-  for (const std::string_view name : cpu::usable_levels()) text += fmt::format("{}{}", text.empty() ? "" : ", ", name);
-  return fmt::format("{} (of {})", cpu::level().name, text);
+  for (const std::string_view name : usable_levels()) text += fmt::format("{}{}", text.empty() ? "" : ", ", name);
+  return fmt::format("{} (of {})", instruction_level().name, text);
 }
 
 std::string matrix_engines() {

@@ -7,7 +7,7 @@
 
 #include "runtime/comm/board/exposed.h"
 #include "runtime/comm/group/process_group.h"
-#include "runtime/exec/host_reads.h"
+#include "runtime/op/host_reads.h"
 #include "tools/train/metrics.h"
 
 namespace sherd {

@@ -19,7 +19,7 @@
 #include "runtime/comm/store/hmac.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
-#include "runtime/exec/host_reads.h"
+#include "runtime/op/host_reads.h"
 #include "runtime/op/ops.h"
 #include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"

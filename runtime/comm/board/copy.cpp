@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "runtime/cpu/level.h"
+#include "runtime/comm/group/rank_kernels.h"
 
 namespace sherd::comm {
 
@@ -40,7 +40,7 @@ void copy(void* to, DType to_dtype, const void* from, DType from_dtype, std::int
     stream_bytes(out, in, bytes);
     return end_stream();
   }
-  const auto cast = cpu::level().kernels.cast_floats;
+  const auto cast = rank_kernels().cast_floats;
   if (!streams) return cast(to_dtype, out, from_dtype, in, count);
   constexpr std::int64_t kBlock = 1024;
   alignas(64) std::array<std::byte, kBlock * 8> block;

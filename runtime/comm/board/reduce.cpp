@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "runtime/cpu/level.h"
+#include "runtime/comm/group/rank_kernels.h"
 
 namespace sherd::comm {
 
@@ -26,7 +26,7 @@ void reduce(std::span<const std::byte* const> inputs, std::byte* out, std::int64
     if (inputs[0] != out) std::memmove(out, inputs[0], static_cast<std::size_t>(count * byte_size(reduction.in)));
     return;
   }
-  cpu::level().kernels.reduce_ranks(inputs, out, count, reduction, streams);
+  rank_kernels().reduce_ranks(inputs, out, count, reduction, streams);
 }
 
 }  // namespace sherd::comm

@@ -6,7 +6,6 @@
 #include <array>
 #include <charconv>
 #include <cstdint>
-#include <cstdlib>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -45,13 +44,6 @@ std::array<Launcher, 4> launchers(const Environment& environment) {
       row("Slurm", "SLURM_PROCID", slurm_size, "SLURM_LOCALID", kSlurmPerHost)};
   rows[3].marks = in_step ? std::vector<const char*>{"SLURM_PROCID"} : std::vector<const char*>{};
   return rows;
-}
-
-const char* process_variable(const char* name) { return std::getenv(name); }
-
-std::string text_of(const Environment& environment, const char* name) {
-  const char* value = environment(name);
-  return value ? value : "";
 }
 
 std::optional<int> parse_number(std::string_view text) {
@@ -223,23 +215,7 @@ RankInfo discover_rank(const Environment& environment) {
   return info;
 }
 
-RankInfo discover_rank() { return discover_rank(process_variable); }
-
-std::string requested_cuda_library() { return text_of(process_variable, "SHERD_CUDA_LIB"); }
-std::string requested_cpu_level() { return text_of(process_variable, "SHERD_CPU_LEVEL"); }
-std::string requested_attention() { return text_of(process_variable, "SHERD_ATTENTION"); }
-bool cuda_launches_block() { return text_of(process_variable, "CUDA_LAUNCH_BLOCKING") == "1"; }
-std::string requested_device_memory() { return text_of(process_variable, "SHERD_DEVICE_MEMORY"); }
-std::string requested_matmul() { return text_of(process_variable, "SHERD_MATMUL"); }
-
-// Relative paths of XDG_CACHE_HOME are to be ignored, says the XDG base directory specification.
-std::string cache_folder(const Environment& environment) {
-  if (const char* asked = environment("SHERD_CACHE")) return asked;
-  if (const std::string base = text_of(environment, "XDG_CACHE_HOME"); base.starts_with('/')) return base + "/sherd";
-  const std::string home = text_of(environment, "HOME");
-  return home.starts_with('/') ? home + "/.cache/sherd" : "";
-}
-std::string cache_folder() { return cache_folder(process_variable); }
+RankInfo discover_rank() { return discover_rank(process_environment()); }
 
 std::unique_ptr<Store> connect_store(const RankInfo& rank, std::chrono::milliseconds deadline) {
   TcpStoreOptions client;

@@ -1,12 +1,12 @@
 #pragma once
 // Who am I among the ranks, and where do we meet? Ranks come from a launcher only; its environment variables say
-// how many there are and which one this process is. This file and tools/ are all that reads the environment.
+// how many there are and which one this process is.
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 
 #include "runtime/comm/store/store.h"
+#include "runtime/os/settings.h"
 
 namespace sherd {
 
@@ -30,33 +30,12 @@ struct RankInfo {
   std::string runtime_folder;
 };
 
-/// std::getenv, or a test's map. nullptr: not set.
-using Environment = std::function<const char*(const char*)>;
-
 /// Reads, in this order, SHERD_*, torchrun's, Open MPI's and Slurm's variables; the first launcher found counts.
 /// Error, naming the variables: some are missing, one is no number or out of range, or two launchers disagree. One
 /// Slurm task per host that starts ranks by another launcher (srun torchrun ...) is nesting, no disagreement; a
 /// Slurm allocation without a step is no launcher.
 RankInfo discover_rank(const Environment& environment);
 RankInfo discover_rank();
-
-/// SHERD_CPU_LEVEL, the instruction-set level of the kernels (cpu/level.h); empty: the best this CPU runs.
-std::string requested_cpu_level();
-/// SHERD_CUDA_LIB, the file of the CUDA backend (exec/device_library.h); empty: the one beside libsherd.so.
-std::string requested_cuda_library();
-/// SHERD_ATTENTION, which kernels compute attention on a device (cuda/attention): fast, deterministic, own; empty:
-/// fast.
-std::string requested_attention();
-/// SHERD_DEVICE_MEMORY, how a device's memory is mapped (cuda/device): "separate" for tools that watch accesses.
-std::string requested_device_memory();
-/// CUDA_LAUNCH_BLOCKING=1: the CUDA runtime waits for each kernel, so an error is that of the kernel just launched.
-bool cuda_launches_block();
-/// SHERD_MATMUL, how matrix products of a device are made (cuda/gemm): "untuned", "tf32" or both.
-std::string requested_matmul();
-/// Where findings that take long are kept between processes: SHERD_CACHE, else sherd in XDG_CACHE_HOME or ~/.cache.
-/// Empty, and nothing is kept: SHERD_CACHE is set to nothing, or there is no home.
-std::string cache_folder(const Environment& environment);
-std::string cache_folder();
 
 /// The store that all ranks of `rank`'s job share. Under `sherd run` the launcher hosts it; else rank 0 does, in a
 /// thread for as long as it keeps the result: at SHERD_STORE if given, otherwise on a free loopback port that the

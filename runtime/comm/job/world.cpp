@@ -3,8 +3,8 @@
 #include "runtime/comm/board/shm_group.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/job/rank.h"
-#include "runtime/cpu/level.h"
 #include "runtime/exec/context.h"
+#include "runtime/os/instruction_level.h"
 
 namespace sherd {
 
@@ -18,7 +18,7 @@ struct ConnectedWorld {
 
 // Kernels of another level round differently, and replicated tensors would drift apart in silence.
 void check_same_level(ProcessGroup& group) {
-  const std::vector<std::string> levels = gather_text(group, cpu::level().name);
+  const std::vector<std::string> levels = gather_text(group, instruction_level().name);
   for (std::size_t r = 1; r < levels.size(); ++r)
     check(levels[r] == levels[0],
           "rank 0 runs the CPU kernels of {}, rank {} those of {}; set SHERD_CPU_LEVEL to a level that the CPUs of all "

@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "runtime/comm/job/rank.h"
+#include "runtime/os/settings.h"
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/op/attr_types.h"

@@ -7,7 +7,7 @@
 #include <exception>
 #include <optional>
 
-#include "runtime/comm/job/rank.h"
+#include "runtime/os/settings.h"
 #include "runtime/cuda/attention/attention.h"
 #include "runtime/cuda/device/faults.h"
 #include "runtime/cuda/device/graph.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/comm/job/rank.h"
+#include "runtime/os/settings.h"
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/device/memory.h"
 

@@ -1,6 +1,6 @@
 #include "runtime/cuda/device/launch_log.h"
 
-#include "runtime/comm/job/rank.h"
+#include "runtime/os/settings.h"
 #include "runtime/cuda/device/kernel_name.h"
 #include "runtime/op/op.h"
 

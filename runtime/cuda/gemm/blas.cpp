@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-#include "runtime/comm/job/rank.h"
+#include "runtime/os/settings.h"
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/gemm/gemm_choice.h"
 

@@ -21,7 +21,7 @@ struct BlasOptions {
   bool tf32 = false;         ///< f32 products may round their inputs to TF32 (10 bits of mantissa)
   std::string cache_folder;  ///< where choices are kept between processes; empty: nowhere
 };
-/// What SHERD_MATMUL and SHERD_CACHE ask for (comm/job/rank.h). Throws Error naming an unknown word.
+/// What SHERD_MATMUL and SHERD_CACHE ask for (os/settings.h). Throws Error naming an unknown word.
 BlasOptions requested_blas_options();
 /// How products choose their algorithms, for `sherd info`. Never throws.
 std::string describe_matmul();

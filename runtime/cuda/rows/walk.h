@@ -6,7 +6,7 @@
 #include <span>
 
 #include "runtime/cuda/device/device.h"
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd::cuda {
 

@@ -13,7 +13,7 @@
 #include "nn/parallel/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/board/thread_group.h"
-#include "runtime/exec/host_reads.h"
+#include "runtime/op/host_reads.h"
 #include "runtime/op/ops.h"
 #include "tests/cuda/training/training_test.h"
 #include "tests/support/expect_error.h"

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "dtensor/placement.h"
+#include "runtime/op/tensor.h"
 #include "runtime/tensor/small_vec.h"
-#include "runtime/tensor/tensor.h"
 
 namespace sherd::testing {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd {
 

@@ -1,4 +1,4 @@
-#include "runtime/exec/host_reads.h"
+#include "runtime/op/host_reads.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "runtime/tensor/storage.h"
+#include "runtime/memory/storage.h"
 
 #include "runtime/exec/context.h"
 #include "runtime/exec/hazards.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "runtime/exec/backend.h"
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 namespace sherd {
 

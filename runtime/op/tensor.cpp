@@ -1,4 +1,4 @@
-#include "runtime/tensor/tensor.h"
+#include "runtime/op/tensor.h"
 
 #include <algorithm>
 #include <array>

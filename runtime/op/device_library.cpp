@@ -1,12 +1,12 @@
-#include "runtime/exec/device_library.h"
+#include "runtime/op/device_library.h"
 
 #include <dlfcn.h>
 #include <unistd.h>
 
 #include <sherd_header_hash.h>
 
-#include "runtime/comm/job/rank.h"
-#include "runtime/exec/layout_fingerprint.h"
+#include "runtime/os/settings.h"
+#include "runtime/op/layout_fingerprint.h"
 #include "runtime/os/allowed_cpus.h"
 #include "runtime/os/own_library.h"
 

@@ -1,23 +1,19 @@
-// The choice of the level. What differs between levels lies behind their entry points; everything here, like the other
-// seams of this folder, runs on any CPU.
-#include "runtime/cpu/level.h"
+// The choice of the level. What differs between levels lies behind their entry points; this file runs on any CPU.
+#include "runtime/os/instruction_level.h"
 
-#include <algorithm>
-
+#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "runtime/comm/job/rank.h"
+#include "runtime/os/settings.h"
 
 // One entry point per level, renamed from the kernels' own by the build. A level that was not built has no address.
 extern "C" {
-const sherd::cpu::Kernels* sherd_cpu_kernels_v3() __attribute__((weak));
-const sherd::cpu::Kernels* sherd_cpu_kernels_v4() __attribute__((weak));
-const sherd::cpu::Kernels* sherd_cpu_kernels_v4_bf16() __attribute__((weak));
+const sherd::LevelKernels* sherd_cpu_kernels_v3() __attribute__((weak));
+const sherd::LevelKernels* sherd_cpu_kernels_v4() __attribute__((weak));
+const sherd::LevelKernels* sherd_cpu_kernels_v4_bf16() __attribute__((weak));
 }
 
 namespace sherd {
-
-namespace cpu {
 
 namespace {
 
@@ -27,7 +23,7 @@ bool runs_v4_bf16() { return runs_v4() && __builtin_cpu_supports("avx512bf16"); 
 
 struct Candidate {
   std::string_view name;
-  const Kernels* (*kernels)();
+  const LevelKernels* (*kernels)();
   bool (*runs)();
 };
 // From the lowest to the highest.
@@ -39,14 +35,16 @@ constexpr Candidate kCandidates[] = {
 
 bool usable(const Candidate& c) { return c.kernels != nullptr && c.runs(); }
 
-Level choose(std::string_view asked) {
+InstructionLevel choose(std::string_view asked) {
   const Candidate* best = nullptr;
   for (const Candidate& c : kCandidates)
     if (usable(c) && (asked.empty() || asked == c.name)) best = &c;
-  if (best) return {best->name, *best->kernels()};
-  if (asked.empty()) fail("the kernels need x86-64-v3 (AVX2 and FMA), which this CPU does not have");
-  fail("SHERD_CPU_LEVEL asks for the kernels of {}; this CPU and build have {}", asked,
-       fmt::join(usable_levels(), ", "));
+  if (best) return {best->name, best->kernels(), {}};
+  if (asked.empty()) return {{}, nullptr, "the kernels need x86-64-v3 (AVX2 and FMA), which this CPU does not have"};
+  return {{},
+          nullptr,
+          fmt::format("SHERD_CPU_LEVEL asks for the kernels of {}; this CPU and build have {}", asked,
+                      fmt::join(usable_levels(), ", "))};
 }
 
 }  // namespace
@@ -58,16 +56,9 @@ std::vector<std::string_view> usable_levels() {
   return names;
 }
 
-const Level& level() {
-  static const Level chosen = choose(requested_cpu_level());
+const InstructionLevel& instruction_level() {
+  static const InstructionLevel chosen = choose(requested_cpu_level());
   return chosen;
-}
-
-}  // namespace cpu
-
-void register_cpu(OpTable& table) {
-  cpu::level().kernels.register_rows(table);
-  cpu::register_collective(table);
 }
 
 }  // namespace sherd

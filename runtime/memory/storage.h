@@ -6,8 +6,8 @@
 #include <memory>
 #include <string_view>
 
-#include "runtime/exec/event.h"
 #include "runtime/memory/accounting.h"
+#include "runtime/memory/event.h"
 #include "runtime/tensor/device.h"
 #include "runtime/tensor/intrusive.h"
 

@@ -6,28 +6,19 @@
 #include <string>
 #include <vector>
 
+#include "runtime/memory/storage.h"
+#include "runtime/op/distributed.h"
 #include "runtime/tensor/device.h"
-#include "runtime/tensor/distributed.h"
 #include "runtime/tensor/dtype.h"
 #include "runtime/tensor/intrusive.h"
+#include "runtime/tensor/meta.h"
 #include "runtime/tensor/shape.h"
-#include "runtime/tensor/storage.h"
 
 namespace sherd {
 
 class Node;
 /// Drops a reference to a tape node (autograd/node.h).
 void release_node(Node* node);
-
-/// Global metadata of a tensor; for view rows also where the alias starts and how it steps.
-struct TensorMeta {
-  Shape shape;
-  DType dtype = DType::f32;
-  Strides strides{};                    ///< of views; of a fresh output if its dims lie in another order in memory
-  std::int64_t offset = 0;              ///< views only: elements from the start of the storage
-  Device device{};                      ///< on the tape only: where the tensor was
-  const Distributed* layout = nullptr;  ///< on the tape only: how it was spread, if it was
-};
 
 /// One block per tensor: no field of it allocates.
 class TensorImpl final : public RefCounted {
