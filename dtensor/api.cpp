@@ -7,6 +7,7 @@
 #include "dtensor/redistribute.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/vjp_call.h"
 
 namespace sherd {
 

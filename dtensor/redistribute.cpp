@@ -2,6 +2,7 @@
 
 #include "dtensor/below.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/op/vjp_call.h"
 
 namespace sherd {
 

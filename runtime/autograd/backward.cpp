@@ -8,6 +8,7 @@
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/vjp_call.h"
 #include "runtime/op/wanted_layout.h"
 
 namespace sherd {
@@ -279,6 +280,22 @@ void register_grad_hook(const Tensor& tensor, GradHook hook, HookOptions options
   auto* node = static_cast<OpNode*>(tensor.grad_node());
   if (!node->hooks) node->hooks = std::make_unique<std::vector<TensorHook>>();
   node->hooks->push_back({tensor.output_index(), std::move(hook), options});
+}
+
+VjpCall::VjpCall(OpNode& node, BackwardPass& pass) : attrs(node.attrs), node_(node), pass_(pass) {}
+
+std::size_t VjpCall::num_inputs() const { return node_.next.size(); }
+std::size_t VjpCall::num_outputs() const { return node_.output_metas.size(); }
+const Tensor& VjpCall::out(std::size_t i) const { return node_.saved_outputs[i].unpack(); }
+const Shape& VjpCall::in_shape(std::size_t i) const { return node_.input_metas[i].shape; }
+DType VjpCall::in_dtype(std::size_t i) const { return node_.input_metas[i].dtype; }
+Device VjpCall::in_device(std::size_t i) const { return node_.input_metas[i].device; }
+const TensorMeta& VjpCall::out_meta(std::size_t i) const { return node_.output_metas[i]; }
+bool VjpCall::has_grad(std::size_t i) const { return i < node_.pending.size() && node_.pending[i].defined(); }
+bool VjpCall::wants(std::size_t i) const { return static_cast<bool>(node_.next[i].node); }
+
+const Tensor& VjpCall::in(std::size_t i) const {
+  return is_recomputed(node_, i) ? recomputed_in(i) : node_.saved_inputs[i].unpack();
 }
 
 Tensor VjpCall::grad(std::size_t i) const {

@@ -77,11 +77,6 @@ void Tensor::set_grad_node(Node* node, int output_index) {
   impl_->flags |= TensorImpl::kRequiresGrad;
 }
 
-GradMode::GradMode(bool enabled) : outer_(RankContext::current().grad_enabled) {
-  RankContext::current().grad_enabled = enabled;
-}
-GradMode::~GradMode() { RankContext::current().grad_enabled = outer_; }
-
 Tensors autograd_layer(OpCall& call) {
   if (!call.op.vjp) {
     check(!call.op.no_gradient.empty(), "{} has no derivative; detach() the inputs or turn recording off",

@@ -5,8 +5,8 @@
 
 #include <utility>
 
-#include "runtime/cpu/parallel.h"
 #include "runtime/cpu/kernels.h"
+#include "runtime/cpu/parallel.h"
 
 namespace sherd::cpu {
 

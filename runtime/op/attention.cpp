@@ -4,9 +4,9 @@
 #include <array>
 #include <cmath>
 
-#include "runtime/autograd/autograd.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/vjp_call.h"
 
 namespace sherd {
 

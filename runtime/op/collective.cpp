@@ -11,10 +11,10 @@
 //   y = all_reduce(x)       every rank reads my summand    dx = all_reduce(sum) of dy
 //   y = all_to_all(x)       every element moves once       dx = all_to_all of dy, the other way
 // (If every rank computes the same loss from y, count it once: divide it by the size of the group.)
-#include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/chunks.h"
 #include "runtime/exec/backend.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/vjp_call.h"
 
 namespace sherd {
 

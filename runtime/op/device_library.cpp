@@ -5,10 +5,10 @@
 
 #include <sherd_header_hash.h>
 
-#include "runtime/os/settings.h"
 #include "runtime/op/layout_fingerprint.h"
 #include "runtime/os/allowed_cpus.h"
 #include "runtime/os/own_library.h"
+#include "runtime/os/settings.h"
 
 namespace sherd {
 

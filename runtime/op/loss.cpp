@@ -11,10 +11,10 @@
 // and has to be left out. Backward is each rank's own: exp(x - lse), less one at the target if that is here.
 #include "runtime/op/loss.h"
 
-#include "runtime/autograd/autograd.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/loss_gradient.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/vjp_call.h"
 #include "runtime/op/vocabulary.h"
 
 namespace sherd {

@@ -1,8 +1,8 @@
 // Matrix products. `linear` is a row of its own because its weight gradient sums over all leading dims in one product,
 // which is written straight to where the reduction of gradients reads it.
-#include "runtime/autograd/autograd.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/vjp_call.h"
 
 namespace sherd {
 

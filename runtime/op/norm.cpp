@@ -1,10 +1,10 @@
 // Softmax and the two norms, fused: a row of the input is read once and its statistics are kept for backward, as extra
 // outputs that the user functions do not show. None has a dims string: the normalised dim is both kept and reduced,
 // which an einsum cannot say.
-#include "runtime/autograd/autograd.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/vjp.h"
+#include "runtime/op/vjp_call.h"
 
 namespace sherd {
 

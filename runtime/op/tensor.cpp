@@ -4,9 +4,9 @@
 #include <array>
 #include <numeric>
 
-#include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/capture_sink.h"
+#include "runtime/op/grad_mode.h"
 #include "runtime/op/ops.h"
 #include "runtime/tensor/pool.h"
 

@@ -4,10 +4,10 @@
 #include <limits>
 #include <utility>
 
-#include "runtime/os/settings.h"
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/op/attr_types.h"
+#include "runtime/os/settings.h"
 
 namespace sherd::cuda {
 

@@ -7,13 +7,13 @@
 #include <exception>
 #include <optional>
 
-#include "runtime/os/settings.h"
 #include "runtime/cuda/attention/attention.h"
 #include "runtime/cuda/device/faults.h"
 #include "runtime/cuda/device/graph.h"
 #include "runtime/cuda/device/memory.h"
 #include "runtime/cuda/device/store.h"
 #include "runtime/cuda/gemm/blas.h"
+#include "runtime/os/settings.h"
 
 namespace sherd::cuda {
 

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/os/settings.h"
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/device/memory.h"
+#include "runtime/os/settings.h"
 
 namespace sherd::cuda {
 

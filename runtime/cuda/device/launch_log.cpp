@@ -1,8 +1,8 @@
 #include "runtime/cuda/device/launch_log.h"
 
-#include "runtime/os/settings.h"
 #include "runtime/cuda/device/kernel_name.h"
 #include "runtime/op/op.h"
+#include "runtime/os/settings.h"
 
 namespace sherd::cuda {
 

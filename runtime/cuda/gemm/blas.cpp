@@ -2,9 +2,9 @@
 
 #include <string_view>
 
-#include "runtime/os/settings.h"
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/gemm/gemm_choice.h"
+#include "runtime/os/settings.h"
 
 namespace sherd::cuda {
 
