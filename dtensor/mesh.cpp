@@ -98,11 +98,16 @@ std::vector<int> all_axes(std::size_t count) {
 
 }  // namespace
 
+// Of the rank: equal meshes over one group share their groups.
+struct DeviceMesh::KnownRoots {
+  std::vector<std::weak_ptr<Root>> roots;
+};
+
 DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::string axis)
     : DeviceMesh(group, std::vector<Axis>{{std::move(axis), ranks_of(group)}}) {}
 
 DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> axes) {
-  static thread_local std::vector<std::weak_ptr<Root>> roots;
+  std::vector<std::weak_ptr<Root>>& roots = RankContext::current().state<KnownRoots>().roots;
   check_axes(axes, ranks_of(group));
   install_distributed_layer();
   std::erase_if(roots, [](const auto& r) { return r.expired(); });

@@ -91,6 +91,7 @@ class DeviceMesh {
  private:
   friend class Spec;
   struct Root;
+  struct KnownRoots;
   struct Impl {
     std::uint64_t id = 0;
     Root* root = nullptr;  // owns this

@@ -9,6 +9,7 @@
 #include "dtensor/choose.h"
 #include "dtensor/derived.h"
 #include "dtensor/scopes.h"
+#include "runtime/exec/context.h"
 #include "runtime/op/wanted_layout.h"
 
 namespace sherd {
@@ -23,10 +24,7 @@ struct PlanCache {
   void forget() { forgotten = std::exchange(plans, {}); }
 };
 
-PlanCache& cache() {
-  static thread_local PlanCache plans;
-  return plans;
-}
+PlanCache& cache() { return RankContext::current().state<PlanCache>(); }
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t word) {
   hash = (hash ^ word) * 0x9e3779b97f4a7c15u;

@@ -1,18 +1,24 @@
 #include "dtensor/scopes.h"
 
+#include "runtime/exec/context.h"
+
 namespace sherd {
 
 namespace {
 
-thread_local bool t_strict = false, t_implicit = false;
+struct Scopes {
+  bool strict = false, implicit = false;
+};
+
+Scopes& scopes() { return RankContext::current().state<Scopes>(); }
 
 }  // namespace
 
-StrictCommunication::StrictCommunication(bool on) : outer_(t_strict) { t_strict = on; }
-StrictCommunication::~StrictCommunication() { t_strict = outer_; }
-ImplicitReplication::ImplicitReplication(bool on) : outer_(t_implicit) { t_implicit = on; }
-ImplicitReplication::~ImplicitReplication() { t_implicit = outer_; }
-bool is_strict_communication() { return t_strict; }
-bool is_implicit_replication() { return t_implicit; }
+StrictCommunication::StrictCommunication(bool on) : outer_(scopes().strict) { scopes().strict = on; }
+StrictCommunication::~StrictCommunication() { scopes().strict = outer_; }
+ImplicitReplication::ImplicitReplication(bool on) : outer_(scopes().implicit) { scopes().implicit = on; }
+ImplicitReplication::~ImplicitReplication() { scopes().implicit = outer_; }
+bool is_strict_communication() { return scopes().strict; }
+bool is_implicit_replication() { return scopes().implicit; }
 
 }  // namespace sherd

@@ -11,6 +11,7 @@
 #include "dtensor/below.h"
 #include "dtensor/propagate.h"
 #include "dtensor/transition_search.h"
+#include "runtime/exec/context.h"
 #include "runtime/op/attr_types.h"
 
 namespace sherd {
@@ -25,10 +26,11 @@ std::string_view name(Kind kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-std::map<std::string, AxisCost, std::less<>>& axis_costs() {
-  static thread_local std::map<std::string, AxisCost, std::less<>> by_name;
-  return by_name;
-}
+struct AxisCosts {
+  std::map<std::string, AxisCost, std::less<>> by_name;
+};
+
+std::map<std::string, AxisCost, std::less<>>& axis_costs() { return RankContext::current().state<AxisCosts>().by_name; }
 
 struct PlanKey {
   const Spec* from;
@@ -201,10 +203,7 @@ struct Known {
   void forget() { forgotten = std::exchange(plans, {}); }
 };
 
-Known& known() {
-  static thread_local Known transitions;
-  return transitions;
-}
+Known& known() { return RankContext::current().state<Known>(); }
 
 const Transition& find_plan(const Spec* from, const Spec* to, const Shape& shape, DType dtype) {
   const PlanKey key{from, to, shape, dtype};

@@ -2,8 +2,9 @@
 """Checks the rules of the tree that no compiler checks, and prints one line per breach.
 
   includes   "folder/file.h" exists, and its folder is one that the including folder may see
+  rooms      inside a folder of ORDER, a room includes itself and those before it
   headers    `#pragma once` stands in every header exactly once
-  length     no file of code has more than 600 lines
+  length     no file of code has more than 600 lines, no function more than 60
   README     every folder has a README.md, but for those below tests/golden, which are as other programs write them
   ASCII      code is ASCII text
   variables  getenv appears only in tools/ and runtime/os/settings.cpp (tests may set variables)
@@ -23,11 +24,24 @@ MAY_SEE = {
     "tools": {"runtime", "dtensor", "compile", "nn"},
     "tests": {"runtime", "dtensor", "compile", "nn", "tools"},
 }
+# Rooms of a folder, the lowest first; those of one line do not see each other.
+ORDER = {
+    "runtime": ["os", "tensor", "memory", "exec", "comm", "op", "autograd", "cpu cuda"],
+    "runtime/comm": ["group", "store", "board", "job"],
+    "compile": ["ir", "capture", "run"],
+    "tools": ["train", "launch", "cli", "bench"],
+}
 MAX_LINES = 600
+MAX_FUNCTION_LINES = 60
 CXX = {".h", ".cpp", ".cu"}
 CODE = CXX | {".py", ".cmake"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]*)"')
 PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\b")
+# Comments, literals and preprocessor lines: no brace in them counts.
+NO_CODE = re.compile(
+    r'//[^\n]*|/\*.*?\*/|R"([^(\s]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|^[ \t]*#(?:[^\n\\]|\\.|\\\n)*',
+    re.S | re.M)
+NO_FUNCTION = re.compile(r"\b(requires|alignas|decltype|noexcept|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)")
 GETENV = re.compile(r"\bgetenv\s*\(|\benviron\b")
 
 
@@ -44,11 +58,50 @@ def check_include(root, folder, target):
     return None
 
 
+def check_rooms(where, target):
+    """Returns which order of rooms the include of `target` from the file `where` breaks, or None."""
+    for folder, order in ORDER.items():
+        rooms = [path[len(folder) + 1:].split("/")[0] for path in (where, target)
+                 if path.startswith(folder + "/") and path.count("/") > folder.count("/") + 1]
+        level = {room: i for i, line in enumerate(order) for room in line.split()}
+        if len(rooms) < 2 or rooms[0] == rooms[1] or not all(room in level for room in rooms):
+            continue
+        if level[rooms[1]] >= level[rooms[0]]:
+            return f'"{target}": the order in {folder}/ is {" < ".join(line.replace(" ", " | ") for line in order)}'
+    return None
+
+
+def function_lengths(text):
+    """Yields (first line, number of lines) of each function body that stands in no other."""
+    text = NO_CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    open_braces = []  # (kind, where the head starts)
+    head_start = 0
+    for brace in re.finditer(r"[{};]", text):
+        in_function = any(kind == "function" for kind, _ in open_braces)
+        if brace[0] == "{":
+            head = text[head_start:brace.start()]
+            plain = re.sub(r"template\s*<.*?>\s*(?=[\w:])", "", NO_FUNCTION.sub("", head), flags=re.S).strip()
+            is_type = re.match(r"(class|struct|union|enum)\b", plain) and "(" not in plain
+            is_function = "(" in plain and not plain.endswith("=") and not re.search(r"\bnamespace\b", plain)
+            open_braces.append(("function" if is_function and not is_type and not in_function else "other",
+                                head_start + len(head) - len(head.lstrip())))
+        elif brace[0] == "}" and open_braces:
+            kind, at = open_braces.pop()
+            if kind == "function":
+                yield text.count("\n", 0, at) + 1, text.count("\n", at, brace.start()) + 1
+        if not any(kind == "function" for kind, _ in open_braces):
+            head_start = brace.end()
+
+
 def check_cxx(root, path, folder, lines):
     """Yields (line number, breach) for one C++ file."""
+    for number, length in function_lengths("\n".join(lines)):
+        if length > MAX_FUNCTION_LINES:
+            yield number, f"a function of {length} lines; the limit is {MAX_FUNCTION_LINES}"
     for number, line in enumerate(lines, 1):
         match = INCLUDE.match(line)
-        breach = match and check_include(root, folder, match.group(1))
+        breach = match and (check_include(root, folder, match.group(1))
+                            or check_rooms(path.relative_to(root).as_posix(), match.group(1)))
         if breach:
             yield number, breach
         reads_environment = folder == "tools" or folder == "tests" or path == root / "runtime/os/settings.cpp"

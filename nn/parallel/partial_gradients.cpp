@@ -4,12 +4,19 @@
 #include <map>
 
 #include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
 
+namespace {
+struct KnownPartialGradients {
+  std::map<std::uint64_t, std::weak_ptr<PartialGradients>> by_mesh;
+};
+}  // namespace
+
 std::shared_ptr<PartialGradients> PartialGradients::of(const DeviceMesh& mesh) {
-  static thread_local std::map<std::uint64_t, std::weak_ptr<PartialGradients>> by_mesh;
+  auto& by_mesh = RankContext::current().state<KnownPartialGradients>().by_mesh;
   std::erase_if(by_mesh, [](const auto& entry) { return entry.second.expired(); });
   std::weak_ptr<PartialGradients>& known = by_mesh[mesh.id()];
   std::shared_ptr<PartialGradients> result = known.lock();

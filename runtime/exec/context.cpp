@@ -3,21 +3,32 @@
 #include <atomic>
 #include <exception>
 
-#include "runtime/comm/group/process_group.h"
 #include "runtime/exec/stream.h"
-#include "runtime/op/device_library.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
 
-thread_local RankContext* RankContext::current_ = nullptr;
+thread_local RankMemory* RankMemory::current_ = nullptr;
 
-RankContext::RankContext() : allocator_(new CachingAllocator), exceptions_at_start_(std::uncaught_exceptions()) {}
+RankContext::RankContext() : exceptions_at_start_(std::uncaught_exceptions()) {}
 
 RankContext::~RankContext() {
   close_streams();
-  allocator_->abandon();
+  for (; !kept_.empty(); kept_.pop_back()) states_[kept_.back()].reset();
 }
+
+std::size_t RankContext::next_state_index() {
+  static std::atomic<std::size_t> next{0};
+  return next++;
+}
+
+void RankContext::keep_state(std::size_t index, State state) {
+  while (states_.size() <= index) states_.emplace_back(nullptr, nullptr);
+  states_[index] = std::move(state);
+  kept_.push_back(index);
+}
+
+Allocator& RankContext::device_allocator(Device device) { return this->device(device).allocator(); }
 
 DeviceContext& RankContext::device(Device device) {
   for (const auto& open : devices_)
@@ -29,7 +40,7 @@ Stream& RankContext::stream(StreamKind kind) {
   Ref<Stream>& stream = streams_[static_cast<std::size_t>(kind)];
   if (!stream) {
     // Every rank computes on its thread while a stream's thread works.
-    const unsigned busy = 2 * static_cast<unsigned>(world ? world->size() : 1);
+    const unsigned busy = 2 * static_cast<unsigned>(num_ranks_here);
     stream = Ref<Stream>::fresh(new Stream(kind, busy <= std::thread::hardware_concurrency()));
   }
   return *stream;
@@ -50,7 +61,7 @@ void RankContext::close_streams() noexcept {
   }
 }
 
-RankContext& RankContext::adopt_default() {
+RankMemory& RankMemory::adopt() {
   // Never destroyed: tensors in static storage may outlive main.
   static std::atomic<bool> taken{false};
   check(
@@ -68,14 +79,14 @@ const std::string* RankContext::intern(std::string_view text) {
   return interned_.emplace_back(std::make_unique<std::string>(text)).get();
 }
 
-RankScope::RankScope(std::string rank_text) : outer_(RankContext::current_) {
+RankScope::RankScope(std::string rank_text) : outer_(RankMemory::current_) {
   context_.rank_text = std::move(rank_text);
-  RankContext::current_ = &context_;
+  RankMemory::current_ = &context_;
 }
 
 RankScope::~RankScope() {
   context_.close_streams();
-  RankContext::current_ = outer_;
+  RankMemory::current_ = outer_;
 }
 
 }  // namespace sherd

@@ -1,6 +1,6 @@
 #pragma once
-// What one rank's thread carries: its memory, its random state, its modes. Ranks may be threads, so nothing of
-// this is process-wide. Kernels never see it; they get an Exec.
+// What one rank's thread carries: its memory, its random state, its modes, and what higher layers keep per rank. Ranks
+// may be threads, so nothing of this is process-wide. Kernels never see it; they get an Exec.
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "runtime/exec/backend.h"
-#include "runtime/memory/caching_allocator.h"
 #include "runtime/memory/event.h"
+#include "runtime/memory/rank_memory.h"
 #include "runtime/tensor/intrusive.h"
 
 namespace sherd {
@@ -29,33 +29,29 @@ enum class StepPhase : std::uint8_t { forward, backward, optimizer };
 
 /// Thread-local state of one rank. The first thread that asks without having one (a plain program's main
 /// thread) is given a default context; any other thread must open a RankScope, or current() throws.
-class RankContext {
+class RankContext final : public RankMemory {
  public:
   RankContext();
   ~RankContext();
-  RankContext(const RankContext&) = delete;
-  RankContext& operator=(const RankContext&) = delete;
 
-  static RankContext& current() {
-    if (RankContext* c = current_) [[likely]]
-      return *c;
-    return adopt_default();
-  }
-  static RankContext* current_or_null() { return current_; }
+  // Every RankMemory is one of these.
+  static RankContext& current() { return static_cast<RankContext&>(RankMemory::current()); }
+  static RankContext* current_or_null() { return static_cast<RankContext*>(RankMemory::current_or_null()); }
 
-  CachingAllocator& allocator() { return *allocator_; }
-  /// Of a device: its context's, which is opened at first use. Throws Error if there is no such device.
-  Allocator& allocator(Device device) {
-    if (device.kind == Device::Kind::cpu) [[likely]]
-      return *allocator_;
-    return this->device(device).allocator();
-  }
   /// This rank's use of a device, opened at first use. Throws Error, saying why, if there is no such device.
   DeviceContext& device(Device device);
   /// Those opened so far.
   const std::vector<std::unique_ptr<DeviceContext>>& devices() const { return devices_; }
 
-  std::uint64_t next_id() { return ++last_id_; }
+  /// What a higher layer keeps per rank: a T of this context, made at first use by its default constructor and destroyed
+  /// with the context, the youngest first. One T belongs to one library.
+  template <class T>
+  T& state() {
+    static const std::size_t index = next_state_index();
+    if (index >= states_.size() || !states_[index]) [[unlikely]]
+      keep_state(index, {new T(), [](void* state) { delete static_cast<T*>(state); }});
+    return *static_cast<T*>(states_[index].get());
+  }
 
   // Modes, changed through RAII guards only.
   bool grad_enabled = true;
@@ -83,13 +79,16 @@ class RankContext {
   /// All ranks of the job; see comm/job/world.h.
   std::shared_ptr<ProcessGroup> world;
 
-  /// This rank's stream, made at first use. Call world_group() or set_world_group() before: waits spin only where the
-  /// world leaves cores free.
+  /// Ranks that compute on this host. Waits spin only where they leave cores free; set with the world.
+  int num_ranks_here = 1;
+
+  /// This rank's stream, made at first use. Call world_group() or set_world_group() before.
   Stream& stream(StreamKind kind);
   /// Waits for everything in flight. Errors of it are dropped, and streams that failed run again.
   void drain_streams() noexcept;
   /// Seconds that this thread has waited for streams or done their work inline; and whether it does now.
   double waited_seconds = 0;
+  double waited_skew_seconds = 0;  ///< of these, until the last rank had come
   bool is_waiting = false;
   /// The active check of what orders accesses to memory, or null; see hazards.h.
   HazardChecker* hazards = nullptr;
@@ -99,15 +98,18 @@ class RankContext {
 
  private:
   friend class RankScope;
-  static RankContext& adopt_default();
+  friend class RankMemory;
+  using State = std::unique_ptr<void, void (*)(void*)>;
+  static std::size_t next_state_index();
+  void keep_state(std::size_t index, State state);
+  Allocator& device_allocator(Device device) override;
   void close_streams() noexcept;
-  static thread_local RankContext* current_ __attribute__((tls_model("initial-exec")));
 
-  CachingAllocator* allocator_;
-  std::uint64_t last_id_ = 0;
   std::vector<std::unique_ptr<std::string>> interned_;
   std::array<Ref<Stream>, kNumStreams> streams_;
   std::vector<std::unique_ptr<DeviceContext>> devices_;
+  std::vector<State> states_;        // by index
+  std::vector<std::size_t> kept_;    // indices in the order of making
   const int exceptions_at_start_;
 };
 
@@ -136,7 +138,7 @@ class RankScope {
   RankContext& context() { return context_; }
 
  private:
-  RankContext* outer_;
+  RankMemory* outer_;
   RankContext context_;
 };
 

@@ -15,11 +15,20 @@ std::size_t agent_of(StreamKind stream) { return 1 + static_cast<std::size_t>(st
 }  // namespace
 
 HazardChecker::HazardChecker() : outer_(RankContext::current().hazards) {
-  RankContext::current().drain_streams();  // what came before is not checked
-  RankContext::current().hazards = this;
+  RankContext& context = RankContext::current();
+  context.drain_streams();  // what came before is not checked
+  context.watcher = context.hazards = this;
 }
 
-HazardChecker::~HazardChecker() { RankContext::current().hazards = outer_; }
+HazardChecker::~HazardChecker() {
+  RankContext& context = RankContext::current();
+  context.watcher = context.hazards = outer_;
+}
+
+bool HazardChecker::looks_before_wait(const Storage& storage, Kind kind) const {
+  const StreamEdge edge = kind == Kind::touch ? StreamEdge::touch : StreamEdge::release;
+  return is_removed(edge, storage.lent_to().stream()->kind(), storage.is_lent_for_writing());
+}
 
 bool HazardChecker::is_removed(StreamEdge edge, StreamKind stream, std::optional<bool> writes) const {
   return std::any_of(removed_.begin(), removed_.end(), [&](const RemovedEdge& r) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "runtime/memory/event.h"
+#include "runtime/memory/rank_memory.h"
 
 namespace sherd {
 
@@ -41,7 +42,7 @@ struct RemovedEdge {
 /// Checks the current rank for a scope. Accesses of the rank's thread are those through Storage::data(), which may
 /// write; those of work are its loans. A missing edge throws Error naming both works, their streams and the storage;
 /// where memory is freed, which must not throw, it is only noted.
-class HazardChecker {
+class HazardChecker final : public AccessWatcher {
  public:
   HazardChecker();
   ~HazardChecker();
@@ -56,8 +57,9 @@ class HazardChecker {
 
   void submitted(StreamKind stream, const StreamItem& item, std::span<const Loan> loans);
   void waited(StreamKind stream, std::uint64_t sequence);
-  void touched(const Storage& storage);
-  void released(const Storage& storage) noexcept;
+  bool looks_before_wait(const Storage& storage, Kind kind) const override;
+  void touched(const Storage& storage) override;
+  void released(const Storage& storage) noexcept override;
 
  private:
   // Index 0 is the rank's thread (time = number of submits before), 1 + k is stream k (time = sequence).

@@ -52,7 +52,6 @@ class WaitClock {
 };
 
 thread_local std::vector<Skew>* skews_of_item = nullptr;  // that this thread runs
-thread_local double waited_skew = 0;
 
 // Who catches an error adds to it, so everybody is given a copy.
 template <class E>
@@ -73,7 +72,7 @@ void note_skew(Skew skew) {
   if (skews_of_item) skews_of_item->push_back(skew);
 }
 
-double waited_skew_seconds() { return waited_skew; }
+double waited_skew_seconds() { return RankContext::current().waited_skew_seconds; }
 
 std::string_view name(StreamKind kind) {
   constexpr std::string_view names[] = {"all_gather", "reduce_scatter", "collective"};
@@ -98,6 +97,12 @@ void Event::wait() const {
   if (!stream_) return;
   stream_->await(sequence_);
   stream_->rethrow(sequence_);
+}
+
+void Event::consume() const {
+  wait();
+  RankContext* const context = RankContext::current_or_null();
+  if (stream_ && context && context->trace) context->trace->consume(flow(stream_->kind(), sequence_));
 }
 
 void Event::settle() const noexcept {
@@ -231,7 +236,8 @@ void Stream::explain_wait(std::int64_t start, std::uint64_t first, std::uint64_t
       const Skew shared{std::max(skew.from, start), std::min(skew.until, end)};
       if (shared.from >= shared.until) continue;
       if (skews_of_item) skews_of_item->push_back(shared);
-      else if (is_owner()) waited_skew += static_cast<double>(shared.until - shared.from) * 1e-9;
+      else if (RankContext* const context = is_owner() ? RankContext::current_or_null() : nullptr)
+        context->waited_skew_seconds += static_cast<double>(shared.until - shared.from) * 1e-9;
     }
 }
 

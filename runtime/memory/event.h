@@ -44,6 +44,8 @@ class Event {
   /// Blocks until it is reached. On the thread that submits to the stream: runs work inline that the stream has not
   /// started, and lets go of what finished work held. Rethrows what failed at or before it.
   void wait() const;
+  /// As wait(), for the first use of what was written: traces lead an arrow here.
+  void consume() const;
   /// As wait(), but drops errors: nobody will look at the result.
   void settle() const noexcept;
 

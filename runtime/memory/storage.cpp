@@ -1,9 +1,6 @@
 #include "runtime/memory/storage.h"
 
-#include "runtime/exec/context.h"
-#include "runtime/exec/hazards.h"
-#include "runtime/exec/stream.h"
-#include "runtime/exec/trace.h"
+#include "runtime/memory/rank_memory.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/pool.h"
 
@@ -12,14 +9,14 @@ namespace sherd {
 Ref<Storage> Storage::released(std::int64_t bytes, MemoryCategory category, Device device) {
   if (bytes < 0) [[unlikely]]
     fail("a storage cannot have {} bytes", bytes);
-  RankContext& context = RankContext::current();
+  RankMemory& rank = RankMemory::current();
   Ref<Storage> storage = Ref<Storage>::fresh(Pool<Storage>::make());
   storage->bytes_ = bytes;
   storage->category_ = category;
   storage->device_ = device;
-  storage->allocator_ = &context.allocator(device);
-  storage->id_ = context.next_id();
-  if (context.hazards) storage->guard_ = kWatched;
+  storage->allocator_ = &rank.allocator(device);
+  storage->id_ = rank.next_id();
+  if (rank.watcher) storage->guard_ = kWatched;
   return storage;
 }
 
@@ -33,7 +30,7 @@ Ref<Storage> Storage::borrow(void* data, std::int64_t bytes, std::function<void(
   Ref<Storage> storage = Ref<Storage>::fresh(Pool<Storage>::make());
   storage->data_ = static_cast<std::byte*>(data);
   storage->bytes_ = bytes;
-  storage->id_ = RankContext::current().next_id();
+  storage->id_ = RankMemory::current().next_id();
   if (release) storage->on_release_ = std::make_unique<std::function<void()>>(std::move(release));
   return storage;
 }
@@ -62,7 +59,7 @@ void Storage::release_data() {
 void Storage::lend(const Event& event, bool writes) {
   lent_ = event;
   guard_ = static_cast<std::uint8_t>(kLent | (writes ? kLentForWriting : 0) | (guard_ & (kLentForWriting | kWatched)));
-  if (RankContext::current().hazards) guard_ |= kWatched;
+  if (RankMemory::current().watcher) guard_ |= kWatched;
 }
 
 void Storage::end_loan() const {
@@ -72,41 +69,35 @@ void Storage::end_loan() const {
 
 // An access by the rank's thread. A missing edge is reported before the wait that would hide it.
 void Storage::touch() const {
-  RankContext* context = RankContext::current_or_null();
-  if (!context) return lent_.wait();
-  HazardChecker* hazards = (guard_ & kWatched) ? context->hazards : nullptr;
-  const bool is_removed =
-      hazards && is_lent() && hazards->is_removed(StreamEdge::touch, lent_.stream()->kind(), is_lent_for_writing());
-  if (is_removed) hazards->touched(*this);
+  RankMemory* const rank = RankMemory::current_or_null();
+  if (!rank) return lent_.wait();
+  AccessWatcher* const watcher = (guard_ & kWatched) ? rank->watcher : nullptr;
+  const bool looks_first = watcher && is_lent() && watcher->looks_before_wait(*this, AccessWatcher::Kind::touch);
+  if (looks_first) watcher->touched(*this);
   if (is_lent()) {
-    if (is_lent_for_writing()) {
-      lent_.wait();  // an error stays with the bytes
-      if (context->trace) context->trace->consume(Event::flow(lent_.stream()->kind(), lent_.sequence()));
-    } else {
-      lent_.settle();
-    }
+    if (is_lent_for_writing()) lent_.consume();  // an error stays with the bytes
+    else lent_.settle();
     end_loan();
   }
-  if (hazards && !is_removed) hazards->touched(*this);
+  if (watcher && !looks_first) watcher->touched(*this);
 }
 
 void Storage::settle() noexcept {
-  RankContext* context = RankContext::current_or_null();
-  HazardChecker* hazards = context && (guard_ & kWatched) ? context->hazards : nullptr;
-  const bool is_removed =
-      hazards && is_lent() && hazards->is_removed(StreamEdge::release, lent_.stream()->kind(), is_lent_for_writing());
-  if (is_removed) hazards->released(*this);
+  RankMemory* const rank = RankMemory::current_or_null();
+  AccessWatcher* const watcher = rank && (guard_ & kWatched) ? rank->watcher : nullptr;
+  const bool looks_first = watcher && is_lent() && watcher->looks_before_wait(*this, AccessWatcher::Kind::release);
+  if (looks_first) watcher->released(*this);
   if (is_lent()) {
     lent_.settle();
     end_loan();
   }
-  if (hazards && !is_removed) hazards->released(*this);
+  if (watcher && !looks_first) watcher->released(*this);
 }
 
 void Storage::restore_data() {
   if (data_ || bytes_ == 0) return;
   // While a graph is recorded, memory of the device comes from the graph.
-  if (device_.kind != Device::Kind::cpu) allocator_ = &RankContext::current().allocator(device_);
+  if (device_.kind != Device::Kind::cpu) allocator_ = &RankMemory::current().allocator(device_);
   data_ = static_cast<std::byte*>(allocator_->allocate(bytes_, category_));
 }
 

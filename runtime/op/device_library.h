@@ -17,9 +17,6 @@ struct DeviceLibrary {
 /// one the loader finds. Never closed. Never throws; any thread.
 const DeviceLibrary& cuda_library();
 
-/// The backend of a device that is about to be used. Throws Error, with the reason and the remedy, if there is none.
-Backend& backend_of(Device device);
-
 /// What the library exports as `sherd_backend`: the numbers by which both sides know that they were built together,
 /// and the backend.
 struct BackendEntry {

@@ -59,6 +59,21 @@ class CheckLayers(unittest.TestCase):
     def test_long_file(self):
         self.expect({"nn/b.cpp": "\n" * 601}, "nn/b.cpp: 601 lines")
 
+    def test_long_function(self):
+        lines = ["  x();  // }", '  y("}");'] * 30
+        body, short_body = "\n".join(lines), "\n".join(lines[2:])
+        self.expect({"nn/b.cpp": f"namespace n {{\nstruct S {{\n  int z = {{}};\n}};\nvoid f() {{\n{body}\n}}\n}}\n"},
+                    "nn/b.cpp:5: a function of 62 lines")
+        for text in (f"void f() {{\n{short_body}\n}}\n" * 2, f"namespace n {{\n{body}\n}}\n", f"int x[] = {{\n{body}\n}};\n"):
+            self.assertEqual(self.run_on({"nn/b.cpp": text})[0], 0)
+
+    def test_rooms_keep_their_order(self):
+        rooms = {f"runtime/{room}/{name}": text for room in ("os", "op", "cpu", "cuda")
+                 for name, text in (("README.md", ""), (f"{room}.h", "#pragma once\n"))}
+        self.assertEqual(self.run_on({**rooms, "runtime/cpu/x.cpp": '#include "runtime/op/op.h"\n'})[0], 0)
+        self.expect({**rooms, "runtime/os/x.cpp": '#include "runtime/op/op.h"\n'}, "the order in runtime/ is os < tensor")
+        self.expect({**rooms, "runtime/cpu/x.cpp": '#include "runtime/cuda/cuda.h"\n'}, "< cpu | cuda")
+
     def test_missing_readme(self):
         self.expect({"nn/README.md": None}, "nn: has no README.md")
 

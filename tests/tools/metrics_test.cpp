@@ -10,7 +10,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/temp_dir.h"
-#include "tools/cli/command.h"
+#include "tools/train/version.h"
 #include "tools/cli/progress.h"
 
 namespace sherd {

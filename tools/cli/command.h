@@ -5,9 +5,6 @@
 
 namespace sherd {
 
-/// Equal to the version in CMakeLists.txt, which a test checks.
-inline constexpr std::string_view kVersion = "0.1.0";
-
 struct Command {
   std::string_view name, summary;
   /// Gets the words after the command's name; returns the exit status. Errors are thrown and printed by main().

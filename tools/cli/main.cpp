@@ -11,6 +11,7 @@
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/cli/command.h"
+#include "tools/train/version.h"
 #include "tools/train/exit_status.h"
 
 namespace sherd {

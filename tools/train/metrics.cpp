@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/tensor/error.h"
-#include "tools/cli/command.h"
+#include "tools/train/version.h"
 
 namespace sherd {
 

@@ -11,7 +11,7 @@
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/trace_json.h"
 #include "runtime/tensor/error.h"
-#include "tools/cli/command.h"
+#include "tools/train/version.h"
 
 namespace sherd {
 

@@ -52,4 +52,9 @@ std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size) {
   return groups;
 }
 
+std::shared_ptr<ProcessGroup> make_single_group() {
+  comm::BoardOptions options{.rank = 0, .size = 1, .window_bytes = 0, .is_one_process = true, .has_died = {}};
+  return std::make_shared<comm::BoardGroup>("single", comm::Board::heap_memory(1, 0), options);
+}
+
 }  // namespace sherd

@@ -1,6 +1,6 @@
 #include "runtime/comm/group/process_group.h"
 
-#include "runtime/comm/board/board_group.h"
+#include "runtime/tensor/error.h"
 
 namespace sherd {
 
@@ -35,11 +35,6 @@ CommCounts& CommCounts::operator-=(const CommCounts& other) {
 
 std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(std::span<const int>, std::string_view) {
   fail("a {} group cannot be divided", kind());
-}
-
-std::shared_ptr<ProcessGroup> make_single_group() {
-  comm::BoardOptions options{.rank = 0, .size = 1, .window_bytes = 0, .is_one_process = true, .has_died = {}};
-  return std::make_shared<comm::BoardGroup>("single", comm::Board::heap_memory(1, 0), options);
 }
 
 }  // namespace sherd

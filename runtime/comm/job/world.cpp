@@ -51,6 +51,7 @@ void set_world_group(std::shared_ptr<ProcessGroup> group) {
     SharedHeap heap = group->shared_heap();
     context.allocator().use_shared_heap(std::move(heap.memory), heap.bytes);
   }
+  context.num_ranks_here = group ? group->size() : 1;
   context.world = std::move(group);
 }
 

@@ -1,0 +1,67 @@
+#pragma once
+// The memory side of one rank's thread: where its storages come from, their numbers, and who watches accesses to them.
+// All that a rank carries is RankContext (exec/context.h), which is one of these.
+#include <cstdint>
+
+#include "runtime/memory/caching_allocator.h"
+#include "runtime/tensor/device.h"
+
+namespace sherd {
+
+class Storage;
+
+/// Told of accesses by the rank's thread to bytes that streams use too (exec/hazards.h).
+class AccessWatcher {
+ public:
+  enum class Kind : std::uint8_t {
+    touch,    ///< asks for the address
+    release,  ///< gives the memory back
+  };
+  /// Whether to look at an access before the wait that orders it: for a check that is to go without this wait.
+  virtual bool looks_before_wait(const Storage& storage, Kind kind) const = 0;
+  virtual void touched(const Storage& storage) = 0;
+  virtual void released(const Storage& storage) noexcept = 0;
+
+ protected:
+  ~AccessWatcher() = default;
+};
+
+class RankMemory {
+ public:
+  RankMemory(const RankMemory&) = delete;
+  RankMemory& operator=(const RankMemory&) = delete;
+
+  /// This thread's. The first thread that asks without having one is given it; any other gets an Error
+  /// (RankContext::current).
+  static RankMemory& current() {
+    if (RankMemory* m = current_) [[likely]]
+      return *m;
+    return adopt();
+  }
+  static RankMemory* current_or_null() { return current_; }
+
+  CachingAllocator& allocator() { return *allocator_; }
+  /// Of a device: its context's, which is opened at first use. Throws Error if there is no such device.
+  Allocator& allocator(Device device) {
+    if (device.kind == Device::Kind::cpu) [[likely]]
+      return *allocator_;
+    return device_allocator(device);
+  }
+  std::uint64_t next_id() { return ++last_id_; }
+
+  /// Storages made or lent from now on report to it; null: to nobody.
+  AccessWatcher* watcher = nullptr;
+
+ protected:
+  RankMemory() : allocator_(new CachingAllocator) {}
+  ~RankMemory() { allocator_->abandon(); }
+  virtual Allocator& device_allocator(Device device) = 0;
+  static thread_local RankMemory* current_ __attribute__((tls_model("initial-exec")));
+
+ private:
+  static RankMemory& adopt();  // exec/context.cpp
+  CachingAllocator* allocator_;
+  std::uint64_t last_id_ = 0;
+};
+
+}  // namespace sherd
