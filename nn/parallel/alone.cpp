@@ -59,7 +59,7 @@ void reduce_on_device(const AlonePart& part, double scale) {
 
 void reduce_on_host(const AlonePart& part, double scale) {
   const std::byte* const in[] = {static_cast<const std::byte*>(part.in.raw())};
-  comm::reduce(in, static_cast<std::byte*>(part.out.raw()), part.in.numel(),
+  comm::reduce(in, static_cast<std::byte*>(part.out.raw_to_write()), part.in.numel(),
                {.kind = ReduceKind::sum,
                 .factor = scale,
                 .accumulate = part.accumulate,
@@ -90,7 +90,7 @@ std::vector<AlonePart> joined(std::vector<AlonePart> parts) {
 void gather_alone(const std::vector<AlonePart>& parts) {
   for (const AlonePart& part : parts)
     if (part.in.device() == Device::cpu())
-      comm::copy(part.out.raw(), part.out.dtype(), part.in.raw(), part.in.dtype(), part.in.numel(), false);
+      comm::copy(part.out.raw_to_write(), part.out.dtype(), part.in.raw(), part.in.dtype(), part.in.numel(), false);
     else store(part.in, part.out, false);
 }
 

@@ -382,7 +382,7 @@ void reset_after_error(Module& root) {
         "reset_after_error: module \"{}\" is not the root of its fully_shard tree; reset the module whose forward is "
         "called",
         label(root));
-  RankContext::current().drain_streams();
+  RankContext::current().drain_queues();
   if (hook.tree()) {
     hook.tree()->order.forget();
     hook.tree()->in_backward.clear();

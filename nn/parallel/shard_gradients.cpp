@@ -11,7 +11,8 @@
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/context.h"
-#include "runtime/exec/stream.h"
+#include "runtime/comm/group/channels.h"
+#include "runtime/exec/queue.h"
 #include "runtime/op/capture_sink.h"
 #include "runtime/op/ops.h"
 
@@ -276,7 +277,7 @@ void ShardGroup::reduce(int plan_number, const Tensor& full, std::span<const Ten
   }
   ReplicaSum replicas;
   if (plan.all_reduces && data_.num_replicas() > 1) {
-    replicas = ReplicaSum(data_.replica_group().channel(channel_of(StreamKind::reduce_scatter)),
+    replicas = ReplicaSum(channel_of(data_.replica_group(), kReduceQueue),
                           data_.shard_group().rank(), parts, plan.unsummed);
     count_collective({.kind = comm::CommOp::all_reduce,
                       .op = "reduce",
@@ -285,7 +286,7 @@ void ShardGroup::reduce(int plan_number, const Tensor& full, std::span<const Ten
                       .bytes = replicas.bytes()});
     if (Ref<Storage> aside = replicas.take_memory()) loans.push_back({std::move(aside), false});  // nobody reads it
   }
-  ProcessGroup& channel = data_.shard_group().channel(channel_of(StreamKind::reduce_scatter));
+  ProcessGroup& channel = channel_of(data_.shard_group(), kReduceQueue);
   count_collective(
       {.kind = comm::CommOp::reduce_scatter, .op = "reduce", .module = name_, .ranks = channel.size(), .bytes = moved});
   auto run = [&channel, parts = std::move(parts), scale = plan.scale, replicas = std::move(replicas),
@@ -296,7 +297,7 @@ void ShardGroup::reduce(int plan_number, const Tensor& full, std::span<const Ten
     replicas.run();
   };
   last_reduction_ = RankContext::current()
-                        .stream(StreamKind::reduce_scatter)
+                        .queue(kReduceQueue)
                         .submit({.name = "reduce",
                                  .subject = name_,
                                  .bytes = moved,

@@ -9,7 +9,8 @@
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/context.h"
-#include "runtime/exec/stream.h"
+#include "runtime/comm/group/channels.h"
+#include "runtime/exec/queue.h"
 #include "runtime/op/capture_sink.h"
 #include "runtime/op/ops.h"
 
@@ -23,8 +24,8 @@ Tensor bytes_over(Ref<Storage> storage) {
 
 void set_zero(const Tensor& bytes) {
   if (bytes.numel() == 0) return;
-  if (bytes.device() == Device::cpu()) std::memset(bytes.raw(), 0, static_cast<std::size_t>(bytes.numel()));
-  else RankContext::current().device(bytes.device()).fill(bytes.raw(), 0, bytes.numel());
+  if (bytes.device() == Device::cpu()) std::memset(bytes.raw_to_write(), 0, static_cast<std::size_t>(bytes.numel()));
+  else RankContext::current().device(bytes.device()).fill(bytes.raw_to_write(), 0, bytes.numel());
 }
 }  // namespace
 
@@ -154,7 +155,7 @@ void ShardGroup::unshard() {
 }
 
 void ShardGroup::wait() {
-  if (is_gathered()) (void)gathered_.storage()->data();
+  if (is_gathered()) (void)gathered_.storage()->read();
 }
 
 void ShardGroup::present_shards() {
@@ -201,12 +202,12 @@ void ShardGroup::gather_shards() {
         {gathered + p.full_offset, p.full_dtype, p.at.counts, shards ? shards + p.shard_offset : &kNoRows, p.dtype});
     moved += sherd::numel(p.at.full_shape) * byte_size(p.full_dtype);
   }
-  ProcessGroup& channel = data_.shard_group().channel(channel_of(StreamKind::all_gather));
+  ProcessGroup& channel = channel_of(data_.shard_group(), kGatherQueue);
   const Loan loans[] = {{shards_.storage(), false}, {gathered_.storage(), true}};
   count_collective(
       {.kind = comm::CommOp::all_gather, .op = "unshard", .module = name_, .ranks = channel.size(), .bytes = moved});
   RankContext::current()
-      .stream(StreamKind::all_gather)
+      .queue(kGatherQueue)
       .submit({.name = "unshard",
                .subject = name_,
                .bytes = gathered_bytes_,

@@ -12,7 +12,8 @@
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/cpu/kernels.h"
-#include "runtime/exec/stream.h"
+#include "runtime/comm/group/channels.h"
+#include "runtime/exec/queue.h"
 #include "runtime/op/attr_types.h"
 
 namespace sherd::cpu {
@@ -92,7 +93,7 @@ void unpack(const Cut& cut, const std::byte* blocks, std::byte* whole) {
 std::byte* address(const Tensor& t) { return t.storage()->address() + t.offset() * byte_size(t.dtype()); }
 
 ProcessGroup& channel(const KernelCall& call) {
-  return call.attrs.as<CollectiveAttrs>().group->channel(channel_of(call.exec.stream->kind()));
+  return channel_of(*call.attrs.as<CollectiveAttrs>().group, call.exec.queue->name());
 }
 
 /// Memory of the work itself; it lives until the work is done.
@@ -107,14 +108,15 @@ void submit(CommOp kind, const KernelCall& call, std::function<void()> run,
   count_collective(
       {.kind = kind, .op = call.op.name, .ranks = call.attrs.as<CollectiveAttrs>().group->size(), .bytes = bytes});
   if (call.attrs.as<CollectiveAttrs>().group->size() == 1) {  // a copy
-    (void)call.in[0].storage()->data();
+    (void)call.in[0].storage()->read();
+    (void)call.out[0].storage()->write();
     return run();
   }
   std::vector<Loan> loans{{call.out[0].storage(), true}};
   if (call.in[0].storage() != call.out[0].storage()) loans.push_back({call.in[0].storage(), false});
   for (const Ref<Storage>& each : scratch)
     if (each) loans.push_back({each, false});  // nobody else asks for it: kept, not waited for
-  call.exec.stream->submit({.name = call.op.name,
+  call.exec.queue->submit({.name = call.op.name,
                             .bytes = bytes,
                             .run = std::move(run),
                             .loans = loans,

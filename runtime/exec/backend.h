@@ -89,8 +89,8 @@ class Backend {
   virtual void register_kernels(OpTable& table) const = 0;
 };
 
-/// The backend of a device that is about to be used. Throws Error, with the reason and the remedy, if there is none. It is
-/// found and opened by op/device_library.cpp, since its kernels go into the op table.
+/// The backend of a device that is about to be used. Throws Error, with the reason and the remedy, if there is none.
+/// op/device_library.cpp finds and opens it, since its kernels go into the op table.
 Backend& backend_of(Device device);
 
 }  // namespace sherd

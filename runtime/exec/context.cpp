@@ -3,7 +3,7 @@
 #include <atomic>
 #include <exception>
 
-#include "runtime/exec/stream.h"
+#include "runtime/exec/host_queue.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -13,7 +13,7 @@ thread_local RankMemory* RankMemory::current_ = nullptr;
 RankContext::RankContext() : exceptions_at_start_(std::uncaught_exceptions()) {}
 
 RankContext::~RankContext() {
-  close_streams();
+  close_queues();
   for (; !kept_.empty(); kept_.pop_back()) states_[kept_.back()].reset();
 }
 
@@ -36,29 +36,26 @@ DeviceContext& RankContext::device(Device device) {
   return *devices_.emplace_back(backend_of(device).open(device.index));
 }
 
-Stream& RankContext::stream(StreamKind kind) {
-  Ref<Stream>& stream = streams_[static_cast<std::size_t>(kind)];
-  if (!stream) {
-    // Every rank computes on its thread while a stream's thread works.
-    const unsigned busy = 2 * static_cast<unsigned>(num_ranks_here);
-    stream = Ref<Stream>::fresh(new Stream(kind, busy <= std::thread::hardware_concurrency()));
-  }
-  return *stream;
+Queue& RankContext::queue(std::string_view name) {
+  for (const Ref<Queue>& queue : queues_)
+    if (queue->name() == name) return *queue;
+  check(queues_.size() < Queue::kMaxPerRank, "a rank has at most {} queues; \"{}\" would be one more",
+        Queue::kMaxPerRank, name);
+  // Every rank computes on its thread while a queue's thread works.
+  const bool spins = 2 * static_cast<unsigned>(num_ranks_here) <= std::thread::hardware_concurrency();
+  return *queues_.emplace_back(Ref<Queue>::fresh(new HostQueue(name, static_cast<int>(queues_.size()), spins)));
 }
 
-void RankContext::drain_streams() noexcept {
-  for (const Ref<Stream>& stream : streams_)
-    if (stream) stream->drain();
+void RankContext::drain_queues() noexcept {
+  for (const Ref<Queue>& queue : queues_) queue->drain();
 }
 
-// A rank that ends by an exception does not come to what its peers wait for.
-void RankContext::close_streams() noexcept {
+// A rank that ends by an exception does not come to what its peers wait for. Work of one queue may wait for another's.
+void RankContext::close_queues() noexcept {
   const std::string reason = fmt::format("{} ended by an exception", rank_text.empty() ? "the rank" : rank_text);
   const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
-  for (Ref<Stream>& stream : streams_) {
-    if (stream) stream->close(unwinding ? &reason : nullptr);
-    stream = {};
-  }
+  for (const Ref<Queue>& queue : queues_) queue->close(unwinding ? &reason : nullptr);
+  queues_.clear();
 }
 
 RankMemory& RankMemory::adopt() {
@@ -85,7 +82,7 @@ RankScope::RankScope(std::string rank_text) : outer_(RankMemory::current_) {
 }
 
 RankScope::~RankScope() {
-  context_.close_streams();
+  context_.close_queues();
   RankMemory::current_ = outer_;
 }
 

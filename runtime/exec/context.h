@@ -1,7 +1,6 @@
 #pragma once
 // What one rank's thread carries: its memory, its random state, its modes, and what higher layers keep per rank. Ranks
 // may be threads, so nothing of this is process-wide. Kernels never see it; they get an Exec.
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -43,8 +42,8 @@ class RankContext final : public RankMemory {
   /// Those opened so far.
   const std::vector<std::unique_ptr<DeviceContext>>& devices() const { return devices_; }
 
-  /// What a higher layer keeps per rank: a T of this context, made at first use by its default constructor and destroyed
-  /// with the context, the youngest first. One T belongs to one library.
+  /// What a higher layer keeps per rank: a T of this context, made at first use by its default constructor and
+  /// destroyed with the context, the youngest first. One T belongs to one library.
   template <class T>
   T& state() {
     static const std::size_t index = next_state_index();
@@ -82,11 +81,12 @@ class RankContext final : public RankMemory {
   /// Ranks that compute on this host. Waits spin only where they leave cores free; set with the world.
   int num_ranks_here = 1;
 
-  /// This rank's stream, made at first use. Call world_group() or set_world_group() before.
-  Stream& stream(StreamKind kind);
-  /// Waits for everything in flight. Errors of it are dropped, and streams that failed run again.
-  void drain_streams() noexcept;
-  /// Seconds that this thread has waited for streams or done their work inline; and whether it does now.
+  /// This rank's queue of that name ("gather", "reduce", "disk", ...), made at first use. Call world_group() or
+  /// set_world_group() before.
+  Queue& queue(std::string_view name);
+  /// Waits for everything in flight. Errors of it are dropped, and queues that failed run again.
+  void drain_queues() noexcept;
+  /// Seconds that this thread has waited for queues or done their work inline; and whether it does now.
   double waited_seconds = 0;
   double waited_skew_seconds = 0;  ///< of these, until the last rank had come
   bool is_waiting = false;
@@ -103,10 +103,10 @@ class RankContext final : public RankMemory {
   static std::size_t next_state_index();
   void keep_state(std::size_t index, State state);
   Allocator& device_allocator(Device device) override;
-  void close_streams() noexcept;
+  void close_queues() noexcept;
 
   std::vector<std::unique_ptr<std::string>> interned_;
-  std::array<Ref<Stream>, kNumStreams> streams_;
+  std::vector<Ref<Queue>> queues_;
   std::vector<std::unique_ptr<DeviceContext>> devices_;
   std::vector<State> states_;        // by index
   std::vector<std::size_t> kept_;    // indices in the order of making

@@ -1,14 +1,14 @@
 #pragma once
 // Proves, while a program runs, that every access to memory is ordered after the conflicting ones before it, whatever
-// the timing. Vector clocks: the rank's thread and each stream know how far they have seen each other; submit, wait and
+// the timing. Vector clocks: the rank's thread and each queue know how far they have seen each other; submit, wait and
 // dependencies pass that knowledge on. All of it is known when work is submitted, so the check runs on the rank's
 // thread alone and its result does not depend on how threads are scheduled.
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -19,28 +19,29 @@ namespace sherd {
 
 class Storage;
 struct Loan;
-struct StreamItem;
+struct QueueItem;
+class Queue;
 
-/// Everything that orders a stream against others.
-enum class StreamEdge : std::uint8_t {
+/// Everything that orders a queue against others.
+enum class QueueEdge : std::uint8_t {
   submit,   ///< the rank's thread -> work: it sees what the thread wrote before
-  order,    ///< work -> the next work of the same stream
-  depend,   ///< work -> work of another stream that uses the same bytes
-  touch,    ///< work -> the rank's thread, which asks for the address of bytes on loan
+  order,    ///< work -> the next work of the same queue
+  depend,   ///< work -> work of another queue that uses the same bytes
+  touch,    ///< work -> the rank's thread, which reads or writes bytes on loan
   release,  ///< work -> the rank's thread, which frees bytes on loan
   hold,     ///< work keeps what it reads alive (without it, freeing waits; without both, it is a hazard)
 };
 
-/// What a test takes away: one edge at one stream (for `depend` the one that is waited for); touch and release
+/// What a test takes away: one edge at one queue (for `depend` the one that is waited for); touch and release
 /// also distinguish bytes that the work writes from bytes that it reads.
 struct RemovedEdge {
-  StreamEdge edge;
-  StreamKind stream;
+  QueueEdge edge;
+  std::string_view queue;
   std::optional<bool> writes{};
 };
 
-/// Checks the current rank for a scope. Accesses of the rank's thread are those through Storage::data(), which may
-/// write; those of work are its loans. A missing edge throws Error naming both works, their streams and the storage;
+/// Checks the current rank for a scope. Accesses of the rank's thread are those through Storage::read() and write();
+/// those of work are its loans. A missing edge throws Error naming both works, their streams and the storage;
 /// where memory is freed, which must not throw, it is only noted.
 class HazardChecker final : public AccessWatcher {
  public:
@@ -50,20 +51,21 @@ class HazardChecker final : public AccessWatcher {
   HazardChecker& operator=(const HazardChecker&) = delete;
 
   void remove(RemovedEdge edge) { removed_.push_back(edge); }
-  bool is_removed(StreamEdge edge, StreamKind stream, std::optional<bool> writes = {}) const;
+  bool is_removed(QueueEdge edge, std::string_view queue, std::optional<bool> writes = {}) const;
   /// Messages of all hazards so far.
   const std::vector<std::string>& found() const { return found_; }
   std::int64_t num_checked() const { return num_checked_; }
 
-  void submitted(StreamKind stream, const StreamItem& item, std::span<const Loan> loans);
-  void waited(StreamKind stream, std::uint64_t sequence);
+  void submitted(const Queue& queue, const QueueItem& item, std::span<const Loan> loans);
+  void waited(const Queue& queue, std::uint64_t sequence);
   bool looks_before_wait(const Storage& storage, Kind kind) const override;
-  void touched(const Storage& storage) override;
+  void accessed(const Storage& storage, Kind kind) override;
   void released(const Storage& storage) noexcept override;
 
  private:
-  // Index 0 is the rank's thread (time = number of submits before), 1 + k is stream k (time = sequence).
-  using Clock = std::array<std::uint64_t, 1 + kNumStreams>;
+  // Index 0 is the rank's thread (time = number of submits before), 1 + k is queue k (time = sequence). What lies
+  // behind the end is 0.
+  using Clock = std::vector<std::uint64_t>;
   struct Access {
     std::size_t agent;
     std::uint64_t time;
@@ -75,13 +77,14 @@ class HazardChecker final : public AccessWatcher {
     Clock clock;
   };
   static void join(Clock& clock, const Clock& other);
-  Clock clock_of(StreamKind stream, std::uint64_t sequence) const;
+  static void see(Clock& clock, std::size_t agent, std::uint64_t time);
+  Clock clock_of(const Queue& queue, std::uint64_t sequence) const;
   std::optional<std::string> check(const Storage& storage, Access access, const Clock& clock);
-  Access rank_access() const;
+  Access rank_access(bool writes) const;
 
   HazardChecker* const outer_;
   Clock rank_{1};
-  std::array<std::deque<Known>, kNumStreams> items_;  // what each item knows, from the last one waited for on
+  std::vector<std::deque<Known>> items_;  // by queue: what each item knows, from the last one waited for on
   std::unordered_map<std::uint64_t, std::vector<Access>> accesses_;  // by storage: the last of each agent and kind
   std::vector<RemovedEdge> removed_;
   std::vector<std::string> found_;

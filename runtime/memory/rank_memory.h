@@ -10,16 +10,14 @@ namespace sherd {
 
 class Storage;
 
-/// Told of accesses by the rank's thread to bytes that streams use too (exec/hazards.h).
+/// Told of accesses by the rank's thread to bytes that queues use too (exec/hazards.h).
 class AccessWatcher {
  public:
-  enum class Kind : std::uint8_t {
-    touch,    ///< asks for the address
-    release,  ///< gives the memory back
-  };
+  enum class Kind : std::uint8_t { read, write, release };
   /// Whether to look at an access before the wait that orders it: for a check that is to go without this wait.
   virtual bool looks_before_wait(const Storage& storage, Kind kind) const = 0;
-  virtual void touched(const Storage& storage) = 0;
+  /// A read or a write, in order. Throws Error if nothing orders it after a conflicting access.
+  virtual void accessed(const Storage& storage, Kind kind) = 0;
   virtual void released(const Storage& storage) noexcept = 0;
 
  protected:

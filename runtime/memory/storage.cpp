@@ -1,5 +1,7 @@
 #include "runtime/memory/storage.h"
 
+#include <algorithm>
+
 #include "runtime/memory/rank_memory.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/pool.h"
@@ -54,43 +56,62 @@ void Storage::release_data() {
   data_ = nullptr;
 }
 
-// Bytes that are handed on to a reader before anybody has waited for their writer have its error all the same: a
-// reader of bytes that failed fails with them.
+// A reader does not hide the write before it: bytes that failed to be written raise the error whoever asks for them.
 void Storage::lend(const Event& event, bool writes) {
-  lent_ = event;
-  guard_ = static_cast<std::uint8_t>(kLent | (writes ? kLentForWriting : 0) | (guard_ & (kLentForWriting | kWatched)));
+  if (writes) {
+    last_write_ = event;
+    last_reads_ = {};
+    guard_ = static_cast<std::uint8_t>(kBeingWritten | (guard_ & kWatched));
+  } else {
+    const auto same_queue = std::ranges::find(last_reads_, event.queue(), &Event::queue);
+    if (same_queue != last_reads_.end()) *same_queue = event;
+    else last_reads_.push_back(event);
+    guard_ |= kBeingRead;
+  }
   if (RankMemory::current().watcher) guard_ |= kWatched;
 }
 
-void Storage::end_loan() const {
-  lent_ = {};
-  guard_ &= kWatched;
+// An access by the rank's thread. A missing edge is reported before the wait that would hide it.
+void Storage::await_write() const {
+  RankMemory* const rank = RankMemory::current_or_null();
+  if (!rank) return last_write_.wait();
+  AccessWatcher* const watcher = (guard_ & kWatched) ? rank->watcher : nullptr;
+  const bool looks_first = watcher && watcher->looks_before_wait(*this, AccessWatcher::Kind::read);
+  if (looks_first) watcher->accessed(*this, AccessWatcher::Kind::read);
+  last_write_.consume();  // an error stays with the bytes
+  last_write_ = {};
+  guard_ &= static_cast<std::uint8_t>(~kBeingWritten);
+  if (watcher && !looks_first) watcher->accessed(*this, AccessWatcher::Kind::read);
 }
 
-// An access by the rank's thread. A missing edge is reported before the wait that would hide it.
-void Storage::touch() const {
+void Storage::await_all() const {
   RankMemory* const rank = RankMemory::current_or_null();
-  if (!rank) return lent_.wait();
-  AccessWatcher* const watcher = (guard_ & kWatched) ? rank->watcher : nullptr;
-  const bool looks_first = watcher && is_lent() && watcher->looks_before_wait(*this, AccessWatcher::Kind::touch);
-  if (looks_first) watcher->touched(*this);
-  if (is_lent()) {
-    if (is_lent_for_writing()) lent_.consume();  // an error stays with the bytes
-    else lent_.settle();
-    end_loan();
+  if (!rank) {
+    last_write_.wait();
+    for (const Event& read : last_reads_) read.settle();
+    return;
   }
-  if (watcher && !looks_first) watcher->touched(*this);
+  AccessWatcher* const watcher = (guard_ & kWatched) ? rank->watcher : nullptr;
+  const bool looks_first = watcher && watcher->looks_before_wait(*this, AccessWatcher::Kind::write);
+  if (looks_first) watcher->accessed(*this, AccessWatcher::Kind::write);
+  last_write_.consume();
+  for (const Event& read : last_reads_) read.settle();
+  last_write_ = {};
+  last_reads_ = {};
+  guard_ &= kWatched;
+  if (watcher && !looks_first) watcher->accessed(*this, AccessWatcher::Kind::write);
 }
 
 void Storage::settle() noexcept {
   RankMemory* const rank = RankMemory::current_or_null();
   AccessWatcher* const watcher = rank && (guard_ & kWatched) ? rank->watcher : nullptr;
-  const bool looks_first = watcher && is_lent() && watcher->looks_before_wait(*this, AccessWatcher::Kind::release);
+  const bool looks_first = watcher && watcher->looks_before_wait(*this, AccessWatcher::Kind::release);
   if (looks_first) watcher->released(*this);
-  if (is_lent()) {
-    lent_.settle();
-    end_loan();
-  }
+  last_write_.settle();
+  for (const Event& read : last_reads_) read.settle();
+  last_write_ = {};
+  last_reads_ = {};
+  guard_ &= kWatched;
   if (watcher && !looks_first) watcher->released(*this);
 }
 

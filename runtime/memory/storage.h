@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string_view>
 
 #include "runtime/memory/accounting.h"
 #include "runtime/memory/event.h"
 #include "runtime/tensor/device.h"
 #include "runtime/tensor/intrusive.h"
+#include "runtime/tensor/small_vec.h"
 
 namespace sherd {
 
@@ -39,11 +41,17 @@ class Storage final : public RefCounted {
   static Ref<Storage> borrow(void* data, std::int64_t bytes, std::function<void()> release);
   static void destroy(Storage* storage);
 
-  /// The address, which is the wait: blocks while the bytes are lent to a stream, and throws what failed there if it
-  /// was to write them. On the rank's thread. (On a kernel's other threads nothing is lent: the dispatcher asks first.)
-  std::byte* data() const {
+  /// The address, to read: blocks while a queue writes the bytes, and throws what failed there; queues that read them
+  /// delay nobody. On the rank's thread. (On a kernel's other threads no wait is left: the dispatcher asks first.)
+  std::byte* read() const {
+    if (guard_ & (kBeingWritten | kWatched)) [[unlikely]]
+      await_write();
+    return data_;
+  }
+  /// The address, to write: blocks while a queue uses the bytes at all.
+  std::byte* write() const {
     if (guard_) [[unlikely]]
-      touch();
+      await_all();
     return data_;
   }
   /// The address without waiting, for work that is about to be submitted with this storage on loan.
@@ -59,17 +67,20 @@ class Storage final : public RefCounted {
   /// Memory of someone else (perhaps read-only): never reused for a result.
   bool is_borrowed() const { return allocator_ == nullptr; }
   bool is_present() const { return data_ != nullptr || bytes_ == 0; }
-  /// Gives the memory back; handles stay. No-op when absent. Waits while the bytes are lent.
+  /// Gives the memory back; handles stay. No-op when absent. Waits while a queue uses the bytes.
   void release_data();
   /// Allocates again (contents undefined). No-op when present.
   void restore_data();
 
-  /// From now until `event` is reached a stream reads the bytes, or writes them. Called by Stream::submit.
+  /// From now until `event` is reached a queue reads the bytes, or writes them. Called by Queue::submit, which has
+  /// ordered this work after conflicting work of before.
   void lend(const Event& event, bool writes);
-  bool is_lent() const { return guard_ & kLent; }
-  bool is_lent_for_writing() const { return guard_ & kLentForWriting; }
-  /// The last loan that nobody has waited for.
-  const Event& lent_to() const { return lent_; }
+  bool is_lent() const { return guard_ & (kBeingWritten | kBeingRead); }
+  bool is_lent_for_writing() const { return guard_ & kBeingWritten; }
+  /// The last write that nobody has waited for; of no queue if there is none.
+  const Event& last_write() const { return last_write_; }
+  /// The last read of each queue that has not been waited for.
+  std::span<const Event> last_reads() const { return {last_reads_.data(), last_reads_.size()}; }
 
   /// Grows with every write after creation; a saved tensor remembers it.
   std::uint32_t version() const { return version_; }
@@ -81,16 +92,16 @@ class Storage final : public RefCounted {
  private:
   template <class T>
   friend class Pool;
-  // Why data() is more than a load.
+  // Why read() and write() are more than a load.
   enum Guard : std::uint8_t {
-    kLent = 1,
-    kLentForWriting = 2,
+    kBeingWritten = 1,
+    kBeingRead = 2,
     kWatched = 4,  // a hazard check records every access
   };
   Storage() = default;
   ~Storage();
-  void touch() const;
-  void end_loan() const;
+  void await_write() const;
+  void await_all() const;
   void settle() noexcept;
 
   std::byte* data_ = nullptr;
@@ -102,7 +113,8 @@ class Storage final : public RefCounted {
   Device device_;
   MemoryCategory category_ = MemoryCategory::activations;
   mutable std::uint8_t guard_ = 0;
-  mutable Event lent_;
+  mutable Event last_write_;
+  mutable SmallVec<Event, 1> last_reads_;
 };
 
 }  // namespace sherd

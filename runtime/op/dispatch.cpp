@@ -2,7 +2,9 @@
 // inputs' flags decides that, and the device layer runs.
 #include "runtime/op/dispatch.h"
 
+#include "runtime/comm/group/channels.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/queue.h"
 #include "runtime/op/capture_sink.h"
 #include "runtime/op/trace_op.h"
 
@@ -91,10 +93,19 @@ Tensor brought_to(Device device, const Tensor& t) {
   return on_device;
 }
 
-// Kernels take addresses on several threads; streams that still use the bytes are waited for here, on the rank's.
-void wait_for_bytes(std::span<const Tensor> tensors) {
+// Kernels take addresses on several threads; queues that still use the bytes are waited for here, on the rank's: those
+// that write what is read, all of those that use what is written.
+void wait_to_read(std::span<const Tensor> tensors) {
   for (const Tensor& t : tensors)
-    if (t.defined() && t.storage()) (void)t.storage()->data();
+    if (t.defined() && t.storage()) (void)t.storage()->read();
+}
+void wait_to_write(std::span<const Tensor> tensors) {
+  for (const Tensor& t : tensors)
+    if (t.defined() && t.storage()) (void)t.storage()->write();
+}
+
+std::size_t num_mutated(const OpCall& call) {
+  return call.op.mutated ? static_cast<std::size_t>(call.op.mutated({call.op, call.in, call.attrs})) : 0;
 }
 
 void run_kernel(const OpCall& call, std::span<const Tensor> out, Device device, bool accumulate) {
@@ -102,13 +113,13 @@ void run_kernel(const OpCall& call, std::span<const Tensor> out, Device device, 
   const Kernel kernel = call.op.kernel[backend];
   if (!kernel) fail("no {} kernel for {}", to_string(device), call.op.name);
   KernelCall kernel_call{call.op, call.in, out, call.attrs, {}, accumulate};
-  if (call.op.traits.collective) kernel_call.exec.stream = &RankContext::current().stream(StreamKind::collective);
+  if (call.op.traits.collective) kernel_call.exec.queue = &RankContext::current().queue(kCollectiveQueue);
   if (device != Device::cpu()) kernel_call.exec.device = &RankContext::current().device(device);
   if (const Scratch scratch_bytes = call.op.scratch[backend]) {
     const std::int64_t bytes = scratch_bytes({call.op, call.in, call.attrs});
     if (bytes > 0) {
       const Ref<Storage> scratch = Storage::allocate(bytes, MemoryCategory::workspace, device);
-      kernel_call.exec.scratch = scratch->data();
+      kernel_call.exec.scratch = scratch->write();
       trace_memory();
       kernel(kernel_call);
       return;
@@ -154,9 +165,8 @@ void call_view_into(const OpCall& call) {
 
 // What a row wrote in place among its inputs is another version now.
 void bump_mutated(const OpCall& call) {
-  if (!call.op.mutated) return;
-  for (int i = 0, n = call.op.mutated({call.op, call.in, call.attrs}); i < n; ++i)
-    if (const Tensor& t = call.in[static_cast<std::size_t>(i)]; t.storage()) t.storage()->bump_version();
+  for (std::size_t i = 0, n = num_mutated(call); i < n; ++i)
+    if (const Tensor& t = call.in[i]; t.storage()) t.storage()->bump_version();
 }
 
 Tensors run_on_device(const OpCall& call, Device device);
@@ -164,11 +174,10 @@ Tensors run_on_device(const OpCall& call, Device device);
 // The caller's inputs stay as they are: a recorder looks at them next.
 Tensors run_with_scalars_brought(const OpCall& call, Device device) {
   Tensors in{std::span<const Tensor>(call.in)};
-  const auto num_mutated =
-      static_cast<std::size_t>(call.op.mutated ? call.op.mutated({call.op, call.in, call.attrs}) : 0);
+  const std::size_t written = num_mutated(call);
   for (std::size_t i = 0; i < in.size(); ++i) {
     if (!lies_elsewhere(in[i], device)) continue;
-    if (i < num_mutated)  // what it writes would be lost
+    if (i < written)  // what it writes would be lost
       fail("input {}, which it writes to, is on {}, others are on {}; move it with to()", i, to_string(in[i].device()),
            to_string(device));
     in[i] = brought_to(device, in[i]);
@@ -184,9 +193,12 @@ Tensors run_on_device(const OpCall& call, Device device) {
     for (const Tensor& t : call.in)
       if (lies_elsewhere(t, device)) [[unlikely]]
         return run_with_scalars_brought(call, device);
-  if (!call.op.traits.collective && !call.op.traits.effect) {
-    wait_for_bytes(call.in);
-    wait_for_bytes(call.into);
+  // Collective rows hand their bytes to a queue, which orders them itself; rows with other effects know what they read.
+  const bool waits = !call.op.traits.collective;
+  if (waits) {
+    if (!call.op.traits.effect) wait_to_read(call.in);
+    wait_to_write(std::span<const Tensor>(call.in).first(num_mutated(call)));
+    wait_to_write(call.into);
   }
   if (!call.into.empty()) {
     write_into(call, metas, device);
@@ -195,6 +207,7 @@ Tensors run_on_device(const OpCall& call, Device device) {
   }
   Tensors out;
   for (const TensorMeta& m : metas) out.push_back(allocate_output(call, m, device));
+  if (waits) wait_to_write(out);  // one that lies in a donated input, which a queue may still read
   if (!device.is_meta()) run_kernel(call, out, device, false);
   bump_mutated(call);
   return out;

@@ -27,7 +27,7 @@ struct Traits {
   bool reduction = false;
   bool linear = false;  ///< linear in each tensor input
   bool random = false;
-  bool collective = false;     ///< communicates; its kernel takes no address that waits, see Exec::stream
+  bool collective = false;     ///< communicates; its kernel takes no address that waits, see Exec::queue
   bool effect = false;         ///< does something besides its outputs: never dropped, moved or differentiated
   bool accumulates = false;    ///< the kernel honours KernelCall::accumulate
   bool placement = false;      ///< changes where a tensor lies (redistribute, from_local): the dist layer runs it
@@ -51,7 +51,7 @@ class DeviceContext;
 /// What a kernel may use besides its tensors. No thread-locals.
 struct Exec {
   std::byte* scratch = nullptr;     ///< as many bytes as the row's scratch column asked for
-  Stream* stream = nullptr;         ///< of collective rows: submits the work there, with all tensors on loan
+  Queue* queue = nullptr;           ///< of collective rows: submits the work there, with all tensors on loan
   DeviceContext* device = nullptr;  ///< queue, memory and handles of the device; null on the CPU
 };
 

@@ -90,9 +90,15 @@ class Tensor {
 
   // ---- bytes (plain tensors; addresses of a device are for its kernels) ----
   const Ref<Storage>& storage() const { return impl_->storage; }
+  /// To read: waits for a queue that writes the bytes. (Kernels may write what the dispatcher has asked for to write.)
   void* raw() const {
     if (!impl_->storage) [[unlikely]] refuse_bytes();
-    return impl_->storage->data() + impl_->offset * byte_size(impl_->dtype);
+    return impl_->storage->read() + impl_->offset * byte_size(impl_->dtype);
+  }
+  /// To write: waits for all queues that use the bytes.
+  void* raw_to_write() const {
+    if (!impl_->storage) [[unlikely]] refuse_bytes();
+    return impl_->storage->write() + impl_->offset * byte_size(impl_->dtype);
   }
   template <class T>
   const T* data() const {
@@ -101,7 +107,7 @@ class Tensor {
   /// For kernels and for filling a fresh tensor; never for a tensor someone else holds.
   template <class T>
   T* mutable_data() const {
-    return static_cast<T*>(raw());
+    return static_cast<T*>(raw_to_write());
   }
   /// The value of a one-element tensor. Of a device: waits for it. Inside a captured step: an Error.
   template <class T>

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <thread>
 
+#include "runtime/comm/group/channels.h"
 #include "tests/comm/backends.h"
+#include "tests/support/expect_error.h"
 
 namespace sherd::testing {
 namespace {
@@ -30,6 +32,15 @@ class Channels : public ::testing::TestWithParam<Backend> {
 };
 INSTANTIATE_TEST_SUITE_P(Groups, Channels, ::testing::ValuesIn(all_backends()),
                          [](const auto& param) { return param.param.name; });
+
+TEST_P(Channels, BelongToQueues) {
+  run(2, [](ProcessGroup& group) {
+    EXPECT_EQ(&channel_of(group, "gather"), &group.channel(1));
+    EXPECT_EQ(&channel_of(group, kReduceQueue), &group.channel(2));
+    EXPECT_EQ(&channel_of(group, "collective"), &group.channel(3));
+    expect_error([&] { channel_of(group, "disk"); }, {"\"disk\" cannot communicate", "gather, reduce and collective"});
+  });
+}
 
 TEST_P(Channels, TheFirstIsTheGroupAndOthersKnowTheirRank) {
   run(2, [](ProcessGroup& group) {

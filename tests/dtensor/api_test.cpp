@@ -21,7 +21,7 @@ using Group = std::shared_ptr<ProcessGroup>;
 template <class Run>
 std::int64_t total_calls(const ProcessGroup& group, Run&& run) {
   const auto total = [&] {
-    RankContext::current().drain_streams();  // a collective is counted when it ends
+    RankContext::current().drain_queues();  // a collective is counted when it ends
     const CommCounts c = group.counts();
     return c.all_gather.calls + c.reduce_scatter.calls + c.all_reduce.calls + c.broadcast.calls + c.barrier.calls +
            c.all_to_all.calls;

@@ -23,7 +23,7 @@ Tensor counting(const Shape& shape, float start = 0) {
 }
 
 std::int64_t total_calls(const ProcessGroup& group) {
-  RankContext::current().drain_streams();  // a collective is counted when it ends
+  RankContext::current().drain_queues();  // a collective is counted when it ends
   const CommCounts c = group.counts();
   return c.all_gather.calls + c.reduce_scatter.calls + c.all_reduce.calls + c.broadcast.calls + c.barrier.calls;
 }

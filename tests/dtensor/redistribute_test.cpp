@@ -32,10 +32,10 @@ std::ostream& operator<<(std::ostream& out, const Calls& c) {
 // What `run` called on a group. A collective is counted when it ends.
 template <class Run>
 Calls calls_of(const ProcessGroup& group, Run&& run) {
-  RankContext::current().drain_streams();
+  RankContext::current().drain_queues();
   const CommCounts before = group.counts();
   run();
-  RankContext::current().drain_streams();
+  RankContext::current().drain_queues();
   CommCounts c = group.counts();
   c -= before;
   return {c.all_gather.calls, c.all_to_all.calls, c.reduce_scatter.calls, c.all_reduce.calls};

@@ -94,7 +94,7 @@ TEST(CommTimes, WhatComputeCoversIsNotExposed) {
     EXPECT_GE(waited.total, 0.04);
     EXPECT_GE(waited.exposed, 0.03);
     const Tensor hidden = all_reduce(full({4}, 1.0), *group);
-    while (!hidden.storage()->lent_to().is_reached()) batch_of(16, 16, 0, "x");  // computes until it is there
+    while (!hidden.storage()->last_write().is_reached()) batch_of(16, 16, 0, "x");  // computes until it is there
     hidden.to_vector<float>();
     const CommTimes covered = comm_times(*group) - start - waited;
     EXPECT_GE(covered.total, 0.04);

@@ -1,4 +1,4 @@
-// The edges that order fully_shard's streams on the CPU: all there, and each one missed when it is taken away.
+// The edges that order fully_shard's queues on the CPU: all there, and each one missed when it is taken away.
 #include "runtime/exec/hazards.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-constexpr StreamKind kGather = StreamKind::all_gather, kReduce = StreamKind::reduce_scatter;
+constexpr std::string_view kGather = "gather", kReduce = "reduce";
 const std::vector<std::int64_t> kSizes{6, 10, 7, 9, 5};
 
 struct Trained {
@@ -116,8 +116,8 @@ void gathers_gradients_after_backward(Trained& t) {
   for (const nn::Parameter* p : t.net.parameters()) full_tensor(p->grad());
 }
 
-// The orders between streams that PyTorch's FSDP2 keeps by events, those that exist here. A step runs on each rank until its check throws, or
-// a peer's did; freed memory is only noted.
+// The orders between streams that PyTorch's FSDP2 keeps by events, those that exist here. A step runs on each rank
+// until its check throws, or a peer's did; freed memory is only noted.
 struct Row {
   std::string_view edge;
   std::vector<RemovedEdge> removed;
@@ -127,50 +127,50 @@ struct Row {
 
 const Row kRows[] = {
     {"compute -> gather: it sees the optimizer's writes",
-     {{StreamEdge::submit, kGather}},
+     {{QueueEdge::submit, kGather}},
      train_steps,
-     "all_gather unshard",
+     "gather unshard",
      "after \"the rank's thread"},
     {"gather -> compute",
-     {{StreamEdge::touch, kGather, true}},
+     {{QueueEdge::touch, kGather, true}},
      train_steps,
      "the rank's thread",
-     "after \"all_gather unshard"},
+     "after \"gather unshard"},
     {"gather -> release of its buffer",
-     {{StreamEdge::release, kGather, true}},
+     {{QueueEdge::release, kGather, true}},
      frees_before_the_gather_ends,
      "the rank's thread",
-     "after \"all_gather unshard"},
+     "after \"gather unshard"},
     {"compute -> reduction",
-     {{StreamEdge::submit, kReduce}},
+     {{QueueEdge::submit, kReduce}},
      train_steps,
-     "reduce_scatter reduce",
+     "reduce reduce",
      "after \"the rank's thread"},
     {"reduction -> reuse of its input",
-     {{StreamEdge::hold, kReduce}, {StreamEdge::release, kReduce, false}},
+     {{QueueEdge::hold, kReduce}, {QueueEdge::release, kReduce, false}},
      train_steps,
      "the rank's thread",
-     "after \"reduce_scatter reduce"},
+     "after \"reduce reduce"},
     {"reduction -> optimizer",
-     {{StreamEdge::touch, kReduce, true}},
+     {{QueueEdge::touch, kReduce, true}},
      train_steps,
      "the rank's thread",
-     "after \"reduce_scatter reduce"},
+     "after \"reduce reduce"},
     {"reduction -> the next micro-batch's",
-     {{StreamEdge::order, kReduce}},
+     {{QueueEdge::order, kReduce}},
      accumulates_with_many_reductions_in_flight,
-     "reduce_scatter reduce",
-     "after \"reduce_scatter reduce"},
+     "reduce reduce",
+     "after \"reduce reduce"},
     {"reading gather -> optimizer",
-     {{StreamEdge::touch, kGather, false}},
+     {{QueueEdge::touch, kGather, false}},
      writes_shards_that_a_gather_reads,
      "the rank's thread",
-     "after \"all_gather unshard"},
+     "after \"gather unshard"},
     {"reduction -> gather of the gradients",
-     {{StreamEdge::depend, kReduce}},
+     {{QueueEdge::depend, kReduce}},
      gathers_gradients_after_backward,
      "collective all_gather",
-     "after \"reduce_scatter reduce"},
+     "after \"reduce reduce"},
 };
 
 TEST(FullyShardHazards, EveryRemovedEdgeIsFound) {
@@ -206,7 +206,7 @@ TEST(FullyShardHazards, EveryRemovedEdgeIsFound) {
 TEST(FullyShardHazards, FreeingAnInputThatNobodyHoldsWaits) {
   run_ranks(2, [](const Group& group) {
     HazardChecker checker;
-    checker.remove({StreamEdge::hold, kReduce});
+    checker.remove({QueueEdge::hold, kReduce});
     Trained t(group);
     train_steps(t);
     EXPECT_TRUE(checker.found().empty()) << checker.found()[0];

@@ -6,7 +6,7 @@
 #include "nn/optim/adamw.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
-#include "runtime/exec/stream.h"
+#include "runtime/comm/group/channels.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
@@ -142,8 +142,8 @@ void expect_same_bits(const Group& group) {
                               {"lists, three reductions in flight", true, true, true, 3}};
   const std::vector<float> expected = train(group, variants[0]);
   for (const Variant& variant : variants) EXPECT_EQ(train(group, variant), expected) << variant.name;
-  const CommCounts gathers = group->channel(channel_of(StreamKind::all_gather)).counts(),
-                   reductions = group->channel(channel_of(StreamKind::reduce_scatter)).counts();
+  const CommCounts gathers = channel_of(*group, kGatherQueue).counts(),
+                   reductions = channel_of(*group, kReduceQueue).counts();
   EXPECT_EQ(gathers.reduce_scatter.calls, 0);
   EXPECT_EQ(reductions.all_gather.calls, 0);
   if (group->size() > 1) {

@@ -52,7 +52,7 @@ void shard(Model& model, const DeviceMesh& mesh, const nn::FullyShardOptions& bl
 
 /// Counts once all that was issued has run: a collective on a stream is counted when it ends.
 inline CommCounts settled_counts(const ProcessGroup& group) {
-  RankContext::current().drain_streams();
+  RankContext::current().drain_queues();
   return group.counts();
 }
 

@@ -73,7 +73,7 @@ void expect_left_by_all(nn::Module& net, nn::Optimizer& optimizer, const std::fu
   expect_error(
       [&] {
         step();
-        RankContext::current().drain_streams();
+        RankContext::current().drain_queues();
         for (nn::Parameter* p : net.parameters()) (void)p->grad().local().raw();
       },
       {reason});

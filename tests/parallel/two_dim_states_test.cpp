@@ -265,7 +265,7 @@ void expect_recovery(const Group& group, const Grid3& grid, Trap::Place place) {
   const Side spread = on_rows(net, root, *group);
   const auto leave_one_step = [&](std::uint64_t step, nn::Optimizer& optimizer) {
     if (step != 1) return;
-    RankContext::current().drain_streams();
+    RankContext::current().drain_queues();
     group->barrier();  // or a rank that is quick fails while others are still in the last step
     if (group->rank() == 1) net.trap.place = place;
     expect_left_by_all(net, optimizer, [&] { backward(spread.loss(step)); }, "the trap");

@@ -15,13 +15,13 @@ namespace {
 
 Tensor sample() { return Tensor::from<float>({1, 2, 3, 4, 5, 6}, {2, 3}); }
 
-bool shares(const Tensor& t, const std::byte* data) { return t.storage()->data() == data; }
+bool shares(const Tensor& t, const std::byte* data) { return t.storage()->read() == data; }
 
 // ---- donation ----
 
 TEST(Donation, AMovedInSoleOwnerGivesItsMemory) {
   Tensor a = sample();
-  const std::byte* data = a.storage()->data();
+  const std::byte* data = a.storage()->read();
   const Tensor b = neg(std::move(a));
   EXPECT_TRUE(shares(b, data));
   EXPECT_EQ(b.to_vector<double>(), (std::vector<double>{-1, -2, -3, -4, -5, -6}));
@@ -41,45 +41,45 @@ TEST(Donation, AChainOfTemporariesUsesOneBuffer) {
 TEST(Donation, ALiveLocalIsNeverWritten) {
   const Tensor a = sample();
   const Tensor b = neg(a), c = mul(a, 10);
-  EXPECT_FALSE(shares(b, a.storage()->data()));
-  EXPECT_FALSE(shares(c, a.storage()->data()));
+  EXPECT_FALSE(shares(b, a.storage()->read()));
+  EXPECT_FALSE(shares(c, a.storage()->read()));
   EXPECT_TRUE(same_bits(a, sample()));
 }
 
 TEST(Donation, ASecondHandleOrAViewKeepsTheMemory) {
   Tensor a = sample();
   const Tensor same = a;
-  EXPECT_FALSE(shares(neg(std::move(a)), same.storage()->data()));
+  EXPECT_FALSE(shares(neg(std::move(a)), same.storage()->read()));
   EXPECT_TRUE(same_bits(same, sample()));
 
   Tensor b = sample();
   const Tensor row = narrow(b, 0, 0, 1);  // the storage has two users, though the handle has one
-  EXPECT_FALSE(shares(neg(std::move(b)), row.storage()->data()));
+  EXPECT_FALSE(shares(neg(std::move(b)), row.storage()->read()));
   EXPECT_EQ(row.to_vector<double>(), (std::vector<double>{1, 2, 3}));
 }
 
 TEST(Donation, AMovedInViewIsNotReused) {
   for (const bool offset : {false, true}) {
     Tensor whole = sample();
-    const std::byte* data = whole.storage()->data();
+    const std::byte* data = whole.storage()->read();
     Tensor view = narrow(std::move(whole), 0, offset ? 1 : 0, 1);  // a part of a larger storage
     EXPECT_FALSE(shares(neg(std::move(view)), data));
   }
   Tensor whole = sample();
-  const std::byte* data = whole.storage()->data();
+  const std::byte* data = whole.storage()->read();
   EXPECT_FALSE(shares(neg(transpose(std::move(whole), 0, 1)), data));
 }
 
 TEST(Donation, AnotherShapeOrDTypeIsNotReused) {
   Tensor a = Tensor::from<float>({1, 2, 3}, {3});
-  const std::byte* data = a.storage()->data();
+  const std::byte* data = a.storage()->read();
   const Tensor grown = add(std::move(a), sample());  // [3] + [2,3]
   EXPECT_FALSE(shares(grown, data));
   Tensor b = sample();
-  data = b.storage()->data();
+  data = b.storage()->read();
   EXPECT_FALSE(shares(less(std::move(b), sample()), data));
   Tensor c = sample(), d = Tensor::from<float>({1, 2, 3}, {3});
-  data = c.storage()->data();
+  data = c.storage()->read();
   const Tensor sum = add(std::move(d), std::move(c));  // the second input fits
   EXPECT_TRUE(shares(sum, data));
   EXPECT_EQ(sum.to_vector<double>(), (std::vector<double>{2, 4, 6, 5, 7, 9}));
@@ -89,11 +89,11 @@ TEST(Donation, WhatTheTapeSavedIsNotReused) {
   Slot slot("x", true);
   slot.set(sample());
   Tensor y = mul(slot.value(), 2);  // not saved by its own row
-  const std::byte* data = y.storage()->data();
+  const std::byte* data = y.storage()->read();
   Tensor z = square(std::move(y));  // saves its input
   EXPECT_FALSE(shares(z, data));
   Tensor e = exp(mul(slot.value(), 0.5));  // saves its result
-  data = e.storage()->data();
+  data = e.storage()->read();
   const Tensor f = neg(std::move(e));
   EXPECT_FALSE(shares(f, data));
   backward(sum(add(z, f)));
@@ -114,7 +114,7 @@ TEST(Donation, BorrowedAndOwnedByAUnitStayAsTheyAre) {
   } unit;
   Tensor gathered = sample();
   gathered.storage()->owner = &unit;
-  const std::byte* data = gathered.storage()->data();
+  const std::byte* data = gathered.storage()->read();
   EXPECT_FALSE(shares(neg(std::move(gathered)), data));
 }
 

@@ -6,19 +6,17 @@
 #include <optional>
 
 #include "runtime/exec/context.h"
-#include "runtime/exec/stream.h"
+#include "runtime/exec/host_queue.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
 
 namespace sherd::testing {
 namespace {
 
-constexpr StreamKind kGather = StreamKind::all_gather, kReduce = StreamKind::reduce_scatter;
+constexpr std::string_view kGather = "gather", kReduce = "reduce";
 
-Stream& stream(StreamKind kind) { return RankContext::current().stream(kind); }
-
-void submit(StreamKind kind, std::vector<Loan> loans, std::string_view subject) {
-  stream(kind).submit({.name = "work", .subject = subject, .run = [] {}, .loans = loans});
+void submit(std::string_view queue, std::vector<Loan> loans, std::string_view subject) {
+  RankContext::current().queue(queue).submit({.name = "work", .subject = subject, .run = [] {}, .loans = loans});
 }
 
 // A program that needs every edge: the thread writes, a gather reads and writes, a reduction reads what it wrote.
@@ -27,7 +25,7 @@ void use_all_edges() {
   for (int step = 0; step < 3; ++step) {
     submit(kGather, {{shard.storage(), false}, {full.storage(), true}}, "first");  // submit
     submit(kGather, {{full.storage(), true}}, "second");                           // order
-    (void)reduced.raw();  // a write that the gathers do not know of: submit, of the reduction
+    (void)reduced.raw_to_write();  // that the gathers do not know of: submit, of the reduction
     submit(kReduce, {{full.storage(), false}, {reduced.storage(), true}}, "sum");  // depend
     (void)reduced.raw();                                                           // touch
     (void)shard.raw();
@@ -52,13 +50,13 @@ struct Case {
 
 TEST(Hazards, EveryMissingEdgeIsFoundAndNamed) {
   const Case cases[] = {
-      {{StreamEdge::submit, kGather},
-       "\"all_gather work first\", which reads",
+      {{QueueEdge::submit, kGather},
+       "\"gather work first\", which reads",
        "after \"the rank's thread\", which writes"},
-      {{StreamEdge::submit, kReduce}, "\"reduce_scatter work sum\", which writes", "after \"the rank's thread\""},
-      {{StreamEdge::order, kGather}, "\"all_gather work second\"", "after \"all_gather work first\", which writes"},
-      {{StreamEdge::depend, kGather}, "\"reduce_scatter work sum\"", "after \"all_gather work second\", which writes"},
-      {{StreamEdge::touch, kReduce, true}, "\"the rank's thread\"", "after \"reduce_scatter work sum\", which writes"},
+      {{QueueEdge::submit, kReduce}, "\"reduce work sum\", which writes", "after \"the rank's thread\""},
+      {{QueueEdge::order, kGather}, "\"gather work second\"", "after \"gather work first\", which writes"},
+      {{QueueEdge::depend, kGather}, "\"reduce work sum\"", "after \"gather work second\", which writes"},
+      {{QueueEdge::touch, kReduce, true}, "\"the rank's thread\"", "after \"reduce work sum\", which writes"},
   };
   for (const Case& c : cases)
     for (int repeat = 0; repeat < 5; ++repeat) {
@@ -74,19 +72,19 @@ TEST(Hazards, EveryMissingEdgeIsFoundAndNamed) {
 TEST(Hazards, FreeingTooEarlyIsNoted) {
   RankScope scope;
   HazardChecker checker;
-  checker.remove({StreamEdge::release, kGather, true});
+  checker.remove({QueueEdge::release, kGather, true});
   use_all_edges();
   ASSERT_EQ(checker.found().size(), 1U);
-  EXPECT_NE(checker.found()[0].find("all_gather work last"), std::string::npos) << checker.found()[0];
+  EXPECT_NE(checker.found()[0].find("gather work last"), std::string::npos) << checker.found()[0];
 }
 
 TEST(Hazards, BytesThatWorkOnlyReadsMustNotBeWritten) {
   RankScope scope;
   HazardChecker checker;
-  checker.remove({StreamEdge::touch, kGather, false});
+  checker.remove({QueueEdge::touch, kGather, false});
   const Tensor shard = zeros({4}), full = zeros({8});
   submit(kGather, {{shard.storage(), false}, {full.storage(), true}}, "first");
-  expect_error([&] { fill_into(shard, 1); }, {"the rank's thread", "all_gather work first", "which reads it"});
+  expect_error([&] { fill_into(shard, 1); }, {"the rank's thread", "gather work first", "which reads it"});
 }
 
 TEST(Hazards, EndWithTheScope) {

@@ -55,7 +55,7 @@ Tensor filled(const std::vector<double>& v, const Shape& shape, DType dtype) {
 Tensor placed(const Tensor& t, std::int64_t elements, const Strides& strides, std::int64_t offset) {
   Ref<Storage> storage = Storage::allocate(elements * byte_size(t.dtype()), MemoryCategory::activations);
   visit_dtype(t.dtype(), [&]<class T>(Type<T>) {
-    T* to = reinterpret_cast<T*>(storage->data());
+    T* to = reinterpret_cast<T*>(storage->write());
     T garbage{};
     if constexpr (is_floating(dtype_of<T>)) garbage = convert<T>(std::numeric_limits<double>::quiet_NaN());
     else garbage = std::numeric_limits<T>::max();

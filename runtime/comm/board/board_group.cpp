@@ -18,7 +18,7 @@
 #include "runtime/comm/board/exchange.h"
 #include "runtime/comm/board/reduce.h"
 #include "runtime/comm/board/swap.h"
-#include "runtime/exec/stream.h"
+#include "runtime/exec/queue.h"
 #include "runtime/exec/trace.h"
 
 namespace sherd::comm {

@@ -2,7 +2,7 @@
 
 #include "runtime/comm/board/board_group.h"
 #include "runtime/exec/context.h"
-#include "runtime/exec/stream.h"
+#include "runtime/exec/queue.h"
 
 namespace sherd {
 

@@ -1,8 +1,9 @@
-// Streams: order, waiting by touching, borrowed memory, failures, ends. Work is held back by promises, never by time.
-#include "runtime/exec/stream.h"
+// Queues: order, waiting by touching, borrowed memory, failures, ends. Work is held back by promises, never by time.
+#include "runtime/exec/host_queue.h"
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <future>
 #include <numeric>
@@ -16,15 +17,15 @@
 namespace sherd::testing {
 namespace {
 
-constexpr StreamKind kGather = StreamKind::all_gather, kReduce = StreamKind::reduce_scatter;
+constexpr std::string_view kGather = "gather", kReduce = "reduce";
 
-Stream& stream(StreamKind kind = kGather) { return RankContext::current().stream(kind); }
+Queue& queue(std::string_view name = kGather) { return RankContext::current().queue(name); }
 
 Tensor buffer(std::int64_t elements = 4) { return zeros({elements}); }
 
 float* address(const Tensor& t) { return reinterpret_cast<float*>(t.storage()->address()) + t.offset(); }
 
-Event submit(Stream& to, std::vector<Loan> loans, std::function<void()> run, std::string_view subject = {}) {
+Event submit(Queue& to, std::vector<Loan> loans, std::function<void()> run, std::string_view subject = {}) {
   return to.submit({.name = "work", .subject = subject, .run = std::move(run), .loans = loans});
 }
 
@@ -45,11 +46,11 @@ class Gate {
   std::promise<void> entered_, opened_;
 };
 
-TEST(Stream, TouchingBytesWaitsForTheWorkThatWritesThem) {
+TEST(Queue, TouchingBytesWaitsForTheWorkThatWritesThem) {
   RankScope scope;
   Tensor x = buffer();
   Gate gate;
-  submit(stream(), {{x.storage(), true}}, gate.then([p = address(x)] { p[3] = 7; }));
+  submit(queue(), {{x.storage(), true}}, gate.then([p = address(x)] { p[3] = 7; }));
   gate.await_entered();
   EXPECT_TRUE(x.storage()->is_lent());
   auto opener = std::async(std::launch::async, [&] { gate.open(); });
@@ -57,11 +58,11 @@ TEST(Stream, TouchingBytesWaitsForTheWorkThatWritesThem) {
   EXPECT_FALSE(x.storage()->is_lent());
 }
 
-TEST(Stream, EveryWayToReadWaits) {
+TEST(Queue, EveryWayToReadWaits) {
   RankScope scope;
   const auto written = [] {
     Tensor x = buffer();
-    submit(stream(), {{x.storage(), true}}, [p = address(x)] { std::iota(p, p + 4, 1.F); });
+    submit(queue(), {{x.storage(), true}}, [p = address(x)] { std::iota(p, p + 4, 1.F); });
     return x;
   };
   EXPECT_EQ(sum(written()).item<float>(), 10);                                // a kernel
@@ -80,34 +81,31 @@ TEST(Stream, EveryWayToReadWaits) {
   EXPECT_EQ(slot.value().to_vector<float>()[1], 5);
 }
 
-TEST(Stream, ViewsDoNotWaitAndDonationDoes) {
+TEST(Queue, ViewsDoNotWaitAndBytesThatWorkReadsAreNotGivenAway) {
   RankScope scope;
   Tensor x = buffer();
   Gate gate;
-  submit(stream(), {{x.storage(), true}}, gate.then([p = address(x)] { p[2] = 9; }));
+  submit(queue(), {{x.storage(), true}}, gate.then([p = address(x)] { p[2] = 9; }));
   gate.await_entered();
   const Tensor view = narrow(x, 0, 2, 2);  // would never return if it waited
   EXPECT_TRUE(view.storage()->is_lent());
   gate.open();
   EXPECT_EQ(view.data<float>()[0], 9);
 
-  Tensor y = buffer();
-  const Storage* bytes = y.storage().get();
-  float seen = 0;
-  y.mutable_data<float>()[0] = 6;
-  submit(stream(), {{y.storage(), false}}, [p = address(y), &seen] { seen = p[0]; });
+  Tensor y = full({4}, 6.0);
+  const Storage* const bytes = y.storage().get();
+  submit(queue(), {{y.storage(), false}}, [] {});
   const Tensor z = neg(std::move(y));
-  EXPECT_EQ(z.storage().get(), bytes);
-  EXPECT_EQ(seen, 6);
+  EXPECT_NE(z.storage().get(), bytes);  // the queue holds it until somebody waits
 }
 
-TEST(Stream, WorkRunsOnceAndInOrderWhoeverRunsIt) {
+TEST(Queue, WorkRunsOnceAndInOrderWhoeverRunsIt) {
   RankScope scope;
   std::vector<int> order;
   const Tensor x = buffer();
   for (int i = 0; i < 2000; ++i) {
-    submit(stream(), {{x.storage(), true}}, [&order, i] { order.push_back(i); });
-    if (i % 7 == 0 || i % 11 == 0) (void)x.raw();  // the rank's thread and the stream's race for the next item
+    submit(queue(), {{x.storage(), true}}, [&order, i] { order.push_back(i); });
+    if (i % 7 == 0 || i % 11 == 0) (void)x.raw();  // the rank's thread and the queue's race for the next item
   }
   (void)x.raw();
   std::vector<int> expected(2000);
@@ -115,25 +113,84 @@ TEST(Stream, WorkRunsOnceAndInOrderWhoeverRunsIt) {
   EXPECT_EQ(order, expected);
 }
 
-TEST(Stream, WorkOnBytesOfAnotherStreamStartsAfterIt) {
+TEST(Queue, WorkOnBytesOfAnotherQueueStartsAfterIt) {
   RankScope scope;
   const Tensor x = buffer(), y = buffer();
   Gate gate;
-  submit(stream(kGather), {{x.storage(), true}}, gate.then([p = address(x)] { p[0] = 3; }));
-  submit(stream(kReduce), {{x.storage(), false}, {y.storage(), true}},
+  submit(queue(kGather), {{x.storage(), true}}, gate.then([p = address(x)] { p[0] = 3; }));
+  submit(queue(kReduce), {{x.storage(), false}, {y.storage(), true}},
          [from = address(x), to = address(y)] { to[0] = from[0] + 1; });
   gate.open();
   EXPECT_EQ(y.data<float>()[0], 4);
 }
 
-TEST(Stream, FinishedWorkHoldsItsMemoryUntilSomebodyWaits) {
+// A checkpoint that is slow to read the parameters, as a save in the background does.
+TEST(Queue, WorkThatReadsDelaysNoReaderAndEveryWriter) {
+  RankScope scope;
+  const Tensor w = full({4}, 2.0), m = buffer(), v = buffer(), grad = full({4}, 1.0), gathered = buffer();
+  float saved = 0;
+  Gate disk;
+  submit(queue("disk"), {{w.storage(), false}}, disk.then([p = address(w), &saved] { saved = p[0]; }));
+  disk.await_entered();
+  // None of these would return if they waited for it.
+  submit(queue(kGather), {{w.storage(), false}, {gathered.storage(), true}},
+         [from = address(w), to = address(gathered)] { std::copy_n(from, 4, to); });
+  EXPECT_EQ(gathered.data<float>()[3], 2);
+  EXPECT_EQ(power_sum(std::array{w}, 2).item<double>(), 16);
+  EXPECT_TRUE(w.storage()->is_lent());
+  auto opener = std::async(std::launch::async, [&disk, rank = ::gettid()] {
+    await_sleep(rank);
+    disk.open();
+  });
+  adamw_step(std::array{w}, std::array{m}, std::array{v}, std::array{grad}, full({}, 0.5), full({}, 1.0),
+             full({}, 1.0), {.count = 1});
+  opener.get();
+  EXPECT_EQ(saved, 2) << "written while it was read";
+  EXPECT_LT(w.data<float>()[0], 2);
+  EXPECT_FALSE(w.storage()->is_lent());
+}
+
+TEST(Queue, DestinationsWaitForWhoReadsThem) {
+  RankScope scope;
+  const Tensor x = full({4}, 3.0);
+  float seen = 0;
+  Gate disk;
+  submit(queue("disk"), {{x.storage(), false}}, disk.then([p = address(x), &seen] { seen = p[0]; }));
+  disk.await_entered();
+  auto opener = std::async(std::launch::async, [&disk, rank = ::gettid()] {
+    await_sleep(rank);
+    disk.open();
+  });
+  copy_into(x, add(x, full({4}, 1.0)));
+  opener.get();
+  EXPECT_EQ(seen, 3);
+  EXPECT_EQ(x.data<float>()[0], 4);
+}
+
+TEST(Queue, WaitsForEventsOfOtherQueues) {
+  RankScope scope;
+  std::vector<std::string> order;  // by one queue after the other
+  Gate first;
+  submit(queue("disk"), {}, first.then([&] { order.push_back("disk"); }));
+  const Event saved = queue("disk").record();
+  queue(kReduce).wait(saved);
+  const Event reduced = submit(queue(kReduce), {}, [&] { order.push_back("reduce"); });
+  first.open();
+  reduced.wait();
+  EXPECT_EQ(order, (std::vector<std::string>{"disk", "reduce"}));
+  EXPECT_TRUE(saved.is_reached());
+  EXPECT_EQ(queue(kReduce).index(), 1);
+  EXPECT_EQ(&queue("disk"), &queue(std::string("di") + "sk"));
+}
+
+TEST(Queue, FinishedWorkHoldsItsMemoryUntilSomebodyWaits) {
   RankScope scope;
   const Accounting& memory = RankContext::current().allocator().accounting();
   Tensor result = buffer();
   const std::int64_t before = memory.total();
   {
     const Tensor input = buffer(1024);
-    const Event event = submit(stream(), {{input.storage(), false}, {result.storage(), true}}, [] {});
+    const Event event = submit(queue(), {{input.storage(), false}, {result.storage(), true}}, [] {});
     while (!event.is_reached()) std::this_thread::yield();
   }
   EXPECT_EQ(memory.total(), before + 4096);  // whenever the work ended
@@ -141,34 +198,34 @@ TEST(Stream, FinishedWorkHoldsItsMemoryUntilSomebodyWaits) {
   EXPECT_EQ(memory.total(), before);
 }
 
-TEST(Stream, LimitOfItemsInFlightWaitsForTheOldest) {
+TEST(Queue, LimitOfItemsInFlightWaitsForTheOldest) {
   RankScope scope;
   for (std::size_t limit : {1, 2, 5}) {
     std::vector<Tensor> buffers;
     for (int i = 0; i < 12; ++i) {
       buffers.push_back(buffer());
       const Loan loan{buffers.back().storage(), true};
-      stream().submit({.name = "work", .run = [] {}, .loans = {&loan, 1}, .max_in_flight = limit});
-      EXPECT_EQ(stream().num_in_flight(), std::min<std::size_t>(limit, static_cast<std::size_t>(i) + 1));
+      queue().submit({.name = "work", .run = [] {}, .loans = {&loan, 1}, .max_in_flight = limit});
+      EXPECT_EQ(dynamic_cast<HostQueue&>(queue()).num_in_flight(), std::min<std::size_t>(limit, static_cast<std::size_t>(i) + 1));
     }
-    RankContext::current().drain_streams();
+    RankContext::current().drain_queues();
   }
 }
 
-TEST(Stream, FreeingLentBytesWaits) {
+TEST(Queue, FreeingLentBytesWaits) {
   RankScope scope;
   Tensor x = buffer();
   float seen = 0;
   Gate gate;
   x.mutable_data<float>()[0] = 6;
-  submit(stream(), {{x.storage(), false}}, gate.then([p = address(x), &seen] { seen = p[0]; }));
+  submit(queue(), {{x.storage(), false}}, gate.then([p = address(x), &seen] { seen = p[0]; }));
   gate.await_entered();
   auto opener = std::async(std::launch::async, [&] { gate.open(); });
   x.storage()->release_data();
   EXPECT_EQ(seen, 6);
 }
 
-TEST(Stream, ErrorsAreRaisedWhereTheResultIsTouched) {
+TEST(Queue, ErrorsAreRaisedWhereTheResultIsTouched) {
   RankScope scope("rank 1 of 2");
   RankContext& context = RankContext::current();
   context.step = 12;
@@ -176,84 +233,84 @@ TEST(Stream, ErrorsAreRaisedWhereTheResultIsTouched) {
   const Tensor bad = buffer(), skipped = buffer();
   bool has_run = false;
   Gate gate;
-  submit(stream(), {{bad.storage(), true}}, gate.then([] { throw CommError("rank 0 has left"); }), "layer");
-  submit(stream(), {{skipped.storage(), true}}, [&] { has_run = true; });
+  submit(queue(), {{bad.storage(), true}}, gate.then([] { throw CommError("rank 0 has left"); }), "layer");
+  submit(queue(), {{skipped.storage(), true}}, [&] { has_run = true; });
   context.module_path = nullptr;
   gate.open();
   for (int touch = 0; touch < 2; ++touch)  // its bytes stay wrong
-    expect_error([&] { neg(bad); }, {"rank 0 has left", "all_gather work layer", "blocks.3", "rank 1 of 2", "step 12"});
+    expect_error([&] { neg(bad); }, {"rank 0 has left", "gather work layer", "blocks.3", "rank 1 of 2", "step 12"});
   expect_error([&] { (void)skipped.raw(); }, {"rank 0 has left"});
   EXPECT_FALSE(has_run);
   EXPECT_THROW((void)bad.raw(), CommError);
-  // The stream itself runs again.
+  // The queue itself runs again.
   const Tensor good = buffer();
-  submit(stream(), {{good.storage(), true}}, [p = address(good)] { p[0] = 1; });
+  submit(queue(), {{good.storage(), true}}, [p = address(good)] { p[0] = 1; });
   EXPECT_EQ(good.data<float>()[0], 1);
-  expect_error([&] { submit(stream(), {{bad.storage(), true}}, [] {}); }, {"rank 0 has left"});
+  expect_error([&] { submit(queue(), {{bad.storage(), true}}, [] {}); }, {"rank 0 has left"});
 }
 
-TEST(Stream, BytesThatFailedWorkOnlyReadAreAsTheyWere) {
+TEST(Queue, BytesThatFailedWorkOnlyReadAreAsTheyWere) {
   RankScope scope;
   const Tensor input = full({4}, 2.0), output = buffer();
-  submit(stream(), {{input.storage(), false}, {output.storage(), true}}, [] { fail("half way"); });
+  submit(queue(), {{input.storage(), false}, {output.storage(), true}}, [] { fail("half way"); });
   EXPECT_EQ(input.data<float>()[0], 2);
-  submit(stream(kReduce), {{input.storage(), false}}, [] {});
+  submit(queue(kReduce), {{input.storage(), false}}, [] {});
   expect_error([&] { (void)output.raw(); }, {"half way"});
 }
 
-TEST(Stream, DroppingAResultWaits) {
+TEST(Queue, DroppingAResultWaits) {
   RankScope scope;
   const Accounting& memory = RankContext::current().allocator().accounting();
   const std::int64_t before = memory.total();
   bool has_run = false;
   {
     const Tensor input = buffer(), output = buffer();
-    submit(stream(), {{input.storage(), false}, {output.storage(), true}}, [&] { has_run = true; });
+    submit(queue(), {{input.storage(), false}, {output.storage(), true}}, [&] { has_run = true; });
   }
   EXPECT_TRUE(has_run);
   EXPECT_EQ(memory.total(), before);
 }
 
-TEST(Stream, ErrorsReachWorkOfOtherStreams) {
+TEST(Queue, ErrorsReachWorkOfOtherQueues) {
   RankScope scope;
   const Tensor x = buffer(), y = buffer();
   Gate gate;
-  submit(stream(kGather), {{x.storage(), true}}, gate.then([] { fail("no such peer"); }));
-  submit(stream(kReduce), {{x.storage(), false}, {y.storage(), true}}, [] { FAIL() << "ran on bytes that failed"; });
+  submit(queue(kGather), {{x.storage(), true}}, gate.then([] { fail("no such peer"); }));
+  submit(queue(kReduce), {{x.storage(), false}, {y.storage(), true}}, [] { FAIL() << "ran on bytes that failed"; });
   gate.open();
-  expect_error([&] { (void)y.raw(); }, {"no such peer", "all_gather work"});
+  expect_error([&] { (void)y.raw(); }, {"no such peer", "gather work"});
 }
 
 // The bytes are read by other work before the rank's thread has asked for them.
-TEST(Stream, ErrorsStayWithBytesThatAreHandedOn) {
+TEST(Queue, ErrorsStayWithBytesThatAreHandedOn) {
   RankScope scope;
-  for (const StreamKind next : {kGather, kReduce}) {
+  for (const std::string_view next : {kGather, kReduce}) {
     const Tensor x = buffer(), y = buffer(), z = buffer();
     Gate gate;
-    submit(stream(kGather), {{x.storage(), true}}, gate.then([] { fail("no such peer"); }));
-    submit(stream(next), {{x.storage(), false}, {y.storage(), true}}, [] { FAIL() << "ran on bytes that failed"; });
-    submit(stream(StreamKind::collective), {{x.storage(), false}, {z.storage(), true}},
+    submit(queue(kGather), {{x.storage(), true}}, gate.then([] { fail("no such peer"); }));
+    submit(queue(next), {{x.storage(), false}, {y.storage(), true}}, [] { FAIL() << "ran on bytes that failed"; });
+    submit(queue("collective"), {{x.storage(), false}, {z.storage(), true}},
            [] { FAIL() << "ran on bytes that failed"; });
     gate.open();
     for (const Tensor& bad : {x, x, y, z, x}) expect_error([&] { (void)bad.raw(); }, {"no such peer"});
   }
 }
 
-TEST(Stream, DroppedResultsDropTheirErrors) {
+TEST(Queue, DroppedResultsDropTheirErrors) {
   RankScope scope;
   {
     const Tensor x = buffer();
-    submit(stream(), {{x.storage(), true}}, [] { fail("nobody looks"); });
-    stream().drain();
+    submit(queue(), {{x.storage(), true}}, [] { fail("nobody looks"); });
+    queue().drain();
   }
   const Tensor y = buffer();
-  submit(stream(), {{y.storage(), true}}, [p = address(y)] { p[0] = 2; });
+  submit(queue(), {{y.storage(), true}}, [p = address(y)] { p[0] = 2; });
   EXPECT_EQ(y.data<float>()[0], 2);
 }
 
-TEST(Stream, OtherThreadsCannotSubmit) {
+TEST(Queue, OtherThreadsCannotSubmit) {
   RankScope scope;
-  Stream& mine = stream();
+  Queue& mine = queue();
   const Tensor x = buffer();
   std::async(std::launch::async, [&] {
     RankScope other;
@@ -261,22 +318,22 @@ TEST(Stream, OtherThreadsCannotSubmit) {
   }).get();
 }
 
-TEST(Stream, EndOfARankFinishesItsWork) {
+TEST(Queue, EndOfARankFinishesItsWork) {
   int runs = 0;
   Tensor survivor;
   {
     RankScope scope;
     survivor = buffer();
     for (int i = 0; i < 20; ++i)
-      submit(stream(), {{survivor.storage(), true}},
+      submit(queue(), {{survivor.storage(), true}},
              [&runs, p = address(survivor)] { p[0] = static_cast<float>(++runs); });
   }
   EXPECT_EQ(runs, 20);
   RankScope scope;
-  EXPECT_EQ(survivor.data<float>()[0], 20);  // outlived its stream
+  EXPECT_EQ(survivor.data<float>()[0], 20);  // outlived its queue
 }
 
-TEST(Stream, RankThatEndsByAnExceptionAbortsItsWork) {
+TEST(Queue, RankThatEndsByAnExceptionAbortsItsWork) {
   std::promise<std::string> aborted;
   bool has_run = false;
   try {
@@ -287,27 +344,27 @@ TEST(Stream, RankThatEndsByAnExceptionAbortsItsWork) {
       throw CommError(aborted.get_future().get());
     };
     const auto abort = [&](std::string_view reason) { aborted.set_value(std::string(reason)); };
-    stream().submit({.name = "gather", .run = wait_for_peers, .loans = {}, .abort = abort});
-    submit(stream(), {}, [&] { has_run = true; });
+    queue().submit({.name = "gather", .run = wait_for_peers, .loans = {}, .abort = abort});
+    submit(queue(), {}, [&] { has_run = true; });
     entered.get_future().wait();
     fail("out of ideas");
   } catch (const Error& error) { EXPECT_EQ(error.message(), "out of ideas"); }
   EXPECT_FALSE(has_run);
 }
 
-TEST(Stream, WaitingTimeIsCountedOnce) {
+TEST(Queue, WaitingTimeIsCountedOnce) {
   RankScope scope;
   const RankContext& context = RankContext::current();
   const Tensor x = buffer(), y = buffer();
-  submit(stream(), {{x.storage(), true}}, [] {});
-  stream().drain();
+  submit(queue(), {{x.storage(), true}}, [] {});
+  queue().drain();
   const double before = context.waited_seconds;
   (void)x.raw();
   EXPECT_EQ(context.waited_seconds, before);  // it was there
   Gate gate;
-  submit(stream(kGather), {{x.storage(), true}}, gate.then());
+  submit(queue(kGather), {{x.storage(), true}}, gate.then());
   gate.await_entered();
-  submit(stream(kReduce), {{x.storage(), false}, {y.storage(), true}}, [] {});
+  submit(queue(kReduce), {{x.storage(), false}, {y.storage(), true}}, [] {});
   const auto start = std::chrono::steady_clock::now();
   auto opener = std::async(std::launch::async, [&] { gate.open(); });
   (void)y.raw();  // waits for the reduction, inside of which it waits for the gather
@@ -349,14 +406,14 @@ class LateItem {
   pid_t waiter_;
 };
 
-TEST(Stream, AWaitKnowsHowMuchOfItWasForALateRank) {
+TEST(Queue, AWaitKnowsHowMuchOfItWasForALateRank) {
   RankScope scope;
   const RankContext& context = RankContext::current();
   const Tensor x = buffer();
   double skew = waited_skew_seconds(), waited = context.waited_seconds;
   const auto wait_for = [&](LateItem& item, bool until_done) {
-    const Event event = submit(stream(), {{x.storage(), true}}, item.run());
-    item.await_begun();  // so it is the stream's thread that runs it
+    const Event event = submit(queue(), {{x.storage(), true}}, item.run());
+    item.await_begun();  // so it is the queue's thread that runs it
     while (until_done && !event.is_reached()) std::this_thread::yield();
     const std::int64_t start = nanoseconds_now();
     (void)x.raw();
@@ -384,14 +441,14 @@ TEST(Stream, AWaitKnowsHowMuchOfItWasForALateRank) {
   EXPECT_EQ(counted(), 0) << "nobody waited";
 }
 
-TEST(Stream, ALateRankIsKnownThroughAnotherStream) {
+TEST(Queue, ALateRankIsKnownThroughAnotherQueue) {
   RankScope scope;
   const Tensor x = buffer(), y = buffer();
   const double before = waited_skew_seconds();
   LateItem gather(::gettid());
-  submit(stream(kGather), {{x.storage(), true}}, gather.run());
+  submit(queue(kGather), {{x.storage(), true}}, gather.run());
   gather.await_begun();
-  submit(stream(kReduce), {{x.storage(), false}, {y.storage(), true}}, [] {});
+  submit(queue(kReduce), {{x.storage(), false}, {y.storage(), true}}, [] {});
   const std::int64_t start = nanoseconds_now();
   (void)y.raw();  // waits for the reduction, inside of which it waits for the gather
   EXPECT_GT(waited_skew_seconds(), before);

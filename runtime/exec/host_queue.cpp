@@ -1,8 +1,8 @@
-// The queue has three cursors: submitted >= started >= done. Whoever finds the stream idle may run the next item: its
+// The queue has three cursors: submitted >= started >= done. Whoever finds the queue idle may run the next item: its
 // own thread, or the rank's thread when it would wait for it anyway; so work that is wanted at once costs no switch of
 // threads. Items leave the queue only on the rank's thread, when it waits: at points of the program, never at moments
 // of time, so that what they hold is freed at the same place in every run.
-#include "runtime/exec/stream.h"
+#include "runtime/exec/host_queue.h"
 
 #include <pthread.h>
 
@@ -30,7 +30,7 @@ std::string issued_at(const RankContext& context) {
   return text;
 }
 
-// Adds the time of a wait to the rank's account; a wait inside a wait (work done inline that waits for another stream)
+// Adds the time of a wait to the rank's account; a wait inside a wait (work done inline that waits for another queue)
 // counts once.
 class WaitClock {
  public:
@@ -72,61 +72,22 @@ void note_skew(Skew skew) {
   if (skews_of_item) skews_of_item->push_back(skew);
 }
 
-double waited_skew_seconds() { return RankContext::current().waited_skew_seconds; }
-
-std::string_view name(StreamKind kind) {
-  constexpr std::string_view names[] = {"all_gather", "reduce_scatter", "collective"};
-  return names[static_cast<int>(kind)];
+std::string describe(const QueueItem& item) {
+  return fmt::format("{} {}{}{}", item.queue, item.name, item.subject.empty() ? "" : " ", item.subject);
 }
 
-std::string describe(const StreamItem& item) {
-  return fmt::format("{} {}{}{}", item.stream, item.name, item.subject.empty() ? "" : " ", item.subject);
-}
+HostQueue::HostQueue(std::string_view name, int index, bool spins)
+    : Queue(name, index), spins_(spins), owner_(std::this_thread::get_id()) {}
 
-Event::Event(Stream* stream, std::uint64_t sequence) : stream_(stream), sequence_(sequence) {
-  if (stream_) stream_->retain();
-}
-
-void Event::drop() {
-  if (stream_->drop()) Stream::destroy(stream_);
-}
-
-bool Event::is_reached() const { return !stream_ || stream_->is_done(sequence_); }
-
-void Event::wait() const {
-  if (!stream_) return;
-  stream_->await(sequence_);
-  stream_->rethrow(sequence_);
-}
-
-void Event::consume() const {
-  wait();
-  RankContext* const context = RankContext::current_or_null();
-  if (stream_ && context && context->trace) context->trace->consume(flow(stream_->kind(), sequence_));
-}
-
-void Event::settle() const noexcept {
-  if (!stream_) return;
-  stream_->await(sequence_);
-  if (stream_->is_owner()) stream_->observe_failure();
-}
-
-Stream::Stream(StreamKind kind, bool spins) : kind_(kind), spins_(spins), owner_(std::this_thread::get_id()) {}
-
-void Stream::destroy(Stream* stream) { delete stream; }
-
-Stream::~Stream() {
+HostQueue::~HostQueue() {
   if (thread_.joinable()) close(nullptr);
 }
 
-Event Stream::submit(StreamWork work) {
+// What must be over before the item starts. Work of this queue is anyway.
+std::unique_ptr<QueueItem> HostQueue::make_item(QueueWork& work) {
   RankContext& context = RankContext::current();
-  check(is_owner() && !is_closing_, "work \"{}\" was submitted to the stream {} of another rank, or after its end",
-        work.name, sherd::name(kind_));
-  while (num_in_flight() >= work.max_in_flight) await(retired_ + 1);
-
-  auto item = std::make_unique<StreamItem>();
-  item->stream = sherd::name(kind_);
+  auto item = std::make_unique<QueueItem>();
+  item->queue = name();
   item->name = work.name;
   item->subject = work.subject;
   item->module_path = context.module_path;
@@ -136,15 +97,29 @@ Event Stream::submit(StreamWork work) {
   item->run = std::move(work.run);
   item->abort = std::move(work.abort);
   for (const Loan& loan : work.loans) {
-    const Event& before = loan.storage->lent_to();
-    const bool wrote = loan.storage->is_lent_for_writing();
-    if (before.stream() && before.is_reached() && wrote) before.stream()->rethrow(before.sequence());
-    if (before.stream() && before.stream() != this) item->after.push_back({before, wrote});
-    if (!loan.writes && !(context.hazards && context.hazards->is_removed(StreamEdge::hold, kind_)))
+    const Event& written = loan.storage->last_write();
+    if (written.queue() && written.is_reached()) written.queue()->rethrow(written.sequence());
+    if (written.queue() && written.queue() != this) item->after.push_back({written, true});
+    if (loan.writes)
+      for (const Event& read : loan.storage->last_reads())
+        if (read.queue() != this) item->after.push_back({read, false});
+    if (!loan.writes && !(context.hazards && context.hazards->is_removed(QueueEdge::hold, name())))
       item->held.push_back(loan.storage);
   }
+  for (Event& event : next_after_) item->after.push_back({std::move(event), false});
+  next_after_.clear();
+  return item;
+}
+
+Event HostQueue::submit(QueueWork work) {
+  RankContext& context = RankContext::current();
+  check(is_owner() && !is_closing_, "work \"{}\" was submitted to the queue {} of another rank, or after its end",
+        work.name, name());
+  while (num_in_flight() >= work.max_in_flight) await(retired_ + 1);
+
+  auto item = make_item(work);
   item->sequence = submitted_ + 1;
-  if (context.hazards) context.hazards->submitted(kind_, *item, work.loans);
+  if (context.hazards) context.hazards->submitted(*this, *item, work.loans);
   item->submitted = now();
 
   const Event event(this, item->sequence);
@@ -159,8 +134,12 @@ Event Stream::submit(StreamWork work) {
   return event;
 }
 
-void Stream::run_thread() {
-  pthread_setname_np(pthread_self(), std::string(sherd::name(kind_)).substr(0, 15).c_str());
+void HostQueue::wait(const Event& event) {
+  if (event.queue() && event.queue() != this) next_after_.push_back(event);
+}
+
+void HostQueue::run_thread() {
+  pthread_setname_np(pthread_self(), name().substr(0, 15).c_str());
   std::unique_lock lock(mutex_);
   for (;;) {
     has_work_.wait(lock, [this] { return is_closing_ || (!running_ && started_ < submitted_); });
@@ -170,8 +149,8 @@ void Stream::run_thread() {
 }
 
 // The next item, on this thread. Called and left with the lock held, not held in between.
-void Stream::run_next(std::unique_lock<std::mutex>& lock) {
-  StreamItem& item = *items_[started_ - retired_];
+void HostQueue::run_next(std::unique_lock<std::mutex>& lock) {
+  QueueItem& item = *items_[started_ - retired_];
   ++started_;
   running_ = &item;
   const bool skipped = is_failed(item.sequence);
@@ -182,13 +161,13 @@ void Stream::run_next(std::unique_lock<std::mutex>& lock) {
   if (!skipped) {
     try {
       for (const auto& [event, wrote] : item.after) {
-        event.stream()->await(event.sequence());
-        if (wrote) event.stream()->rethrow(event.sequence());
+        event.queue()->await(event.sequence());
+        if (wrote) event.queue()->rethrow(event.sequence());
       }
       item.started = now();
       item.run();
     } catch (Error& e) {
-      if (!e.has("stream")) e.add("stream", describe(item));
+      if (!e.has("queue")) e.add("queue", describe(item));
       if (!e.has("issued") && !item.issued.empty()) e.add("issued", item.issued);
       error = std::current_exception();
     } catch (...) { error = std::current_exception(); }
@@ -203,13 +182,13 @@ void Stream::run_next(std::unique_lock<std::mutex>& lock) {
   if (started_ < submitted_) has_work_.notify_one();
 }
 
-bool Stream::is_failed(std::uint64_t sequence) const {
+bool HostQueue::is_failed(std::uint64_t sequence) const {
   for (const Failure& failure : failures_)
     if (sequence >= failure.first && sequence <= failure.last) return true;
   return false;
 }
 
-void Stream::await(std::uint64_t sequence) {
+void HostQueue::await(std::uint64_t sequence) {
   const bool is_owner = this->is_owner();
   if (!is_done(sequence)) {
     const WaitClock clock(is_owner);
@@ -227,9 +206,9 @@ void Stream::await(std::uint64_t sequence) {
   if (is_owner) retire(sequence);
 }
 
-// How much of a wait for these items, which ends now, went by in their skews. A wait inside of an item is that item's to
-// tell. Called with the lock held; when another thread than the owner comes, items may be retired.
-void Stream::explain_wait(std::int64_t start, std::uint64_t first, std::uint64_t last) {
+// How much of a wait for these items, which ends now, went by in their skews. A wait inside of an item is that item's
+// to tell. Called with the lock held; when another thread than the owner comes, items may be retired.
+void HostQueue::explain_wait(std::int64_t start, std::uint64_t first, std::uint64_t last) {
   const std::int64_t end = now();
   for (std::uint64_t sequence = std::max(first, retired_ + 1); sequence <= last; ++sequence)
     for (const Skew& skew : items_[sequence - retired_ - 1]->skews) {
@@ -241,7 +220,7 @@ void Stream::explain_wait(std::int64_t start, std::uint64_t first, std::uint64_t
     }
 }
 
-void Stream::sleep_until_done(std::unique_lock<std::mutex>& lock, std::uint64_t sequence) {
+void HostQueue::sleep_until_done(std::unique_lock<std::mutex>& lock, std::uint64_t sequence) {
   if (spins_) {
     lock.unlock();
     for (const std::int64_t stop = now() + kSpinNanoseconds; now() < stop;) {
@@ -250,17 +229,17 @@ void Stream::sleep_until_done(std::unique_lock<std::mutex>& lock, std::uint64_t 
     }
     lock.lock();
   }
-  // Also woken when the stream falls idle before that: a waiter may run the next item itself.
-  const StreamItem* running = running_;
+  // Also woken when the queue falls idle before that: a waiter may run the next item itself.
+  const QueueItem* running = running_;
   has_finished_.wait(lock, [&] { return is_done(sequence) || running_ != running; });
 }
 
 // Lets go of finished items up to `sequence`. Their memory is given back outside of the lock.
-void Stream::retire(std::uint64_t sequence) {
+void HostQueue::retire(std::uint64_t sequence) {
   RankContext* context = RankContext::current_or_null();
-  if (context && context->hazards) context->hazards->waited(kind_, sequence);
+  if (context && context->hazards) context->hazards->waited(*this, sequence);
   for (;;) {
-    std::unique_ptr<StreamItem> item;
+    std::unique_ptr<QueueItem> item;
     {
       const std::lock_guard lock(mutex_);
       if (retired_ >= sequence || items_.empty()) return;
@@ -272,26 +251,27 @@ void Stream::retire(std::uint64_t sequence) {
   }
 }
 
-void Stream::record(Trace& trace, const StreamItem& item) const {
+void HostQueue::record(Trace& trace, const QueueItem& item) {
   trace.add({.start = item.started,
              .end = item.ended,
              .name = item.name,
              .module = item.module_path,
              .detail = trace.intern(item.subject),
              .bytes = item.bytes,
-             .flow = Event::flow(kind_, item.sequence),
-             .track = trace.track(sherd::name(kind_)),
+             .flow = Event(this, item.sequence).flow(),
+             .track = trace.track(name()),
              .kind = SpanKind::work,
              .phase = item.phase});
 }
 
 // From here on new work runs again; what was submitted before has failed for good.
-void Stream::observe_failure() {
+void HostQueue::forgive() noexcept {
+  if (!is_owner()) return;
   const std::lock_guard lock(mutex_);
   if (!failures_.empty() && failures_.back().last == kOpen) failures_.back().last = submitted_;
 }
 
-void Stream::rethrow(std::uint64_t sequence) {
+void HostQueue::rethrow(std::uint64_t sequence) {
   std::exception_ptr error;
   {
     const std::lock_guard lock(mutex_);
@@ -299,17 +279,17 @@ void Stream::rethrow(std::uint64_t sequence) {
       if (sequence >= failure.first && sequence <= failure.last) error = failure.error;
   }
   if (!error) return;
-  if (is_owner()) observe_failure();
+  forgive();
   rethrow_copy(error);
 }
 
-void Stream::drain() noexcept {
+void HostQueue::drain() noexcept {
   if (submitted_ == 0) return;
   await(submitted_);
-  if (is_owner()) observe_failure();
+  forgive();
 }
 
-void Stream::close(const std::string* abort_reason) noexcept {
+void HostQueue::close(const std::string* abort_reason) noexcept {
   if (abort_reason) {
     std::function<void(std::string_view)> abort;
     {
@@ -329,7 +309,7 @@ void Stream::close(const std::string* abort_reason) noexcept {
   if (thread_.joinable()) thread_.join();
 }
 
-std::size_t Stream::num_in_flight() const {
+std::size_t HostQueue::num_in_flight() const {
   const std::lock_guard lock(mutex_);
   return items_.size();
 }
