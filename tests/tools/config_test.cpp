@@ -356,6 +356,7 @@ TEST(TrainConfig, ShakespeareIsTheRecipeOfNanoGpt) {
   EXPECT_EQ(c.optimizer.beta2, 0.99);
   EXPECT_EQ(c.optimizer.eps, 1e-8);
   EXPECT_EQ(c.optimizer.weight_decay, 0.1);
+  EXPECT_TRUE(c.optimizer.decay_matrices_only);
   EXPECT_EQ(c.optimizer.clip, 1.0);
 }
 

@@ -14,8 +14,7 @@
 #include "tools/train/weights.h"
 
 // Keys without a section are about the run, [parallel] is about tensor parallelism, [model] is the network, [optimizer]
-// its update and learning rate. Ranges
-// are checked in a form that NaN fails.
+// its update and learning rate. Ranges are checked in a form that NaN fails.
 namespace sherd {
 
 namespace {
@@ -127,6 +126,7 @@ void bind_optimizer(ConfigTable& table, TrainConfig::Optimizer& o) {
   table.add("optimizer.beta2", &o.beta2, "decay of the mean of squared gradients");
   table.add("optimizer.eps", &o.eps, "added to the root of the second mean");
   table.add("optimizer.weight_decay", &o.weight_decay, "decoupled decay of matrices and embeddings");
+  table.add("optimizer.decay_matrices_only", &o.decay_matrices_only, "false: biases and norms decay too");
   table.add("optimizer.clip", &o.clip, "largest norm of all gradients together; 0: no clipping");
 }
 

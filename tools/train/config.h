@@ -1,6 +1,7 @@
 #pragma once
-// Everything `sherd train` can be told: a TOML file whose keys equal the flags. Defaults are in the structs, the
-// documentation of each key is in config.cpp and printed by `sherd train --help`.
+// Everything a training run can be told: a struct for programs, a TOML file whose keys equal the flags for `sherd
+// train`. Defaults are in the struct; what each key means is a line of the table that bind() makes, which train_help()
+// and `sherd train --help` print.
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -85,6 +86,7 @@ struct TrainConfig {
     double beta2 = 0.95;
     double eps = 1e-8;
     double weight_decay = 0.1;
+    bool decay_matrices_only = true;
     double clip = 1.0;
   } optimizer;
 };
@@ -97,9 +99,10 @@ ConfigTable bind(TrainConfig& config);
 /// data is left to the trainer.
 void resolve(TrainConfig& config);
 
-/// `CONFIG.toml [flags]`, resolved; a flag beats the file. Nothing if the command line asks for --help. Throws Error
-/// for anything unknown, of a wrong type or out of range, for a missing file or an extra word.
+/// The config of `CONFIG.toml [flags]`, resolved; a flag beats the file. Nothing if the command line asks for --help.
+/// Throws Error for anything unknown, of a wrong type or out of range, for a missing file or an extra word.
 std::optional<TrainConfig> load_train_config(std::span<const std::string_view> args);
+/// Usage, and a line for every key: its type, what it means, its default.
 std::string train_help();
 
 /// `link` = "BYTES_PER_S,SECONDS"; nothing if it is empty. Throws Error for any other text.
