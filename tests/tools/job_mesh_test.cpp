@@ -41,6 +41,7 @@ TEST(JobMesh, DataRanksAreThoseThatDifferInTheirData) {
   run_ranks(2, [](const Group& group) {
     const JobMesh mesh("", group);
     EXPECT_FALSE(mesh.tensor());
+    EXPECT_EQ(mesh.group(), group);
     EXPECT_EQ(&mesh.data_group(), group.get());
     EXPECT_EQ(mesh.rank_text(), fmt::format("rank {} of 2", group->rank()));
   });

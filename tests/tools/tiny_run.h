@@ -61,9 +61,9 @@ inline TrainConfig tiny_llama(const std::string& data) {
 using Values = std::map<std::string, std::vector<float>>;
 
 /// Every parameter, whole. Collective.
-inline Values values_of(Trainer& trainer) {
+inline Values values_of(nn::Module& model) {
   Values values;
-  for (const auto& [name, p] : trainer.model().named_parameters()) {
+  for (const auto& [name, p] : model.named_parameters()) {
     const Tensor& value = p->value();
     values[name] = (value.is_distributed() ? full_tensor(value) : value).to_vector<float>();
   }
@@ -85,14 +85,14 @@ inline TinyRun train_tiny(const TrainConfig& config, int ranks, const std::funct
   run_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
     Trainer trainer(config, group);
     TinyRun own;
-    own.initial = values_of(trainer);
+    own.initial = values_of(trainer.model());
     if (before) before(trainer);
     const TrainSummary summary = trainer.run([&](const StepMetrics& metrics) {
       own.losses.push_back(metrics.loss);
       own.norms.push_back(metrics.grad_norm);
     });
     own.val_loss = summary.val_loss.value_or(0);
-    own.final = values_of(trainer);
+    own.final = values_of(trainer.model());
     const std::lock_guard lock(mutex);
     losses[static_cast<std::size_t>(group->rank())] = own.losses;
     if (group->rank() == 0) result = std::move(own);

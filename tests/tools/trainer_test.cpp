@@ -152,6 +152,22 @@ TEST_F(TrainerTest, AResumedRunIsBitwiseTheUninterruptedOne) {
     }
 }
 
+TEST_F(TrainerTest, AConfigMadeInCodeIsResolved) {
+  llama_.model.kv_heads = llama_.model.hidden = llama_.optimizer.decay_steps = 0;
+  TrainConfig resolved = llama_;
+  resolve(resolved);
+  for (const int ranks : {1, 2}) EXPECT_EQ(train_tiny(llama_, ranks).losses, train_tiny(resolved, ranks).losses);
+  run_ranks(2, [&](const Group& group) {
+    const Trainer trainer(llama_, group);
+    EXPECT_EQ(trainer.config().model.hidden, 64) << "8/3 x 16, up to a multiple of 32";
+    EXPECT_EQ(trainer.config().optimizer.decay_steps, llama_.steps);
+  });
+  llama_.model.width = 15;
+  run_ranks(2, [&](const Group& group) {
+    expect_error([&] { Trainer trainer(llama_, group); }, {"model.width = 15", "model.heads = 2"});
+  });
+}
+
 TEST_F(TrainerTest, MicroBatchesGiveTheGradientOfTheWhole) {
   const TinyRun whole = train_tiny(gpt_, 1);
   for (int ranks : {1, 2})

@@ -20,11 +20,16 @@ std::vector<DeviceMesh::Axis> mesh_of(std::string_view text, int ranks);
 /// Ranks with data of their own: all but those that differ along tp only.
 int count_data_ranks(const std::vector<DeviceMesh::Axis>& axes);
 
+/// A cheap value handle, as DeviceMesh. `group` and its deadline and link shape are those of the job; groups of several
+/// axes take them over when the mesh is made.
 class JobMesh {
  public:
-  /// Collective if there are several axes. Errors as mesh_of().
+  /// Of the ranks of `group`, laid out by `text` as mesh_of() reads it. Collective if there are several axes. Errors,
+  /// the same on every rank, as mesh_of().
   JobMesh(std::string_view text, std::shared_ptr<ProcessGroup> group);
 
+  /// All ranks.
+  const std::shared_ptr<ProcessGroup>& group() const { return group_; }
   const DeviceMesh& root() const { return root_; }
   /// What fully_shard takes: dp, or replicate and dp.
   const DeviceMesh& data() const { return data_; }
@@ -34,7 +39,7 @@ class JobMesh {
   ProcessGroup& data_group() const { return *data_group_; }
   int data_rank() const { return data_group_->rank(); }
   int num_data_ranks() const { return data_group_->size(); }
-  /// "rank 3 (dp 1, tp 1)".
+  /// "rank 3 of 4 (dp 1, tp 1)"; of one axis "rank 3 of 4".
   std::string rank_text() const;
 
  private:

@@ -9,11 +9,7 @@
 
 #include <unistd.h>
 
-#include "nn/layers/dropout.h"
 #include "nn/non_finite.h"
-#include "nn/optim/clip.h"
-#include "nn/parallel/fully_shard.h"
-#include "nn/parallel/tensor_parallel.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/store/hmac.h"
@@ -23,7 +19,6 @@
 #include "runtime/op/ops.h"
 #include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
-#include "tools/train/model_factory.h"
 #include "tools/train/stop_signals.h"
 
 namespace sherd {
@@ -66,6 +61,7 @@ Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
 void Trainer::agree_on_config() {
   const std::vector<std::string> texts = gather_text(*group_, to_toml(config_));
   together(*group_, [&] {
+    resolve(config_);
     for (std::size_t r = 1; r < texts.size(); ++r) {
       const std::string difference =
           config_difference(train_config_from_toml(texts[0], "rank 0"), "rank 0",
@@ -76,8 +72,6 @@ void Trainer::agree_on_config() {
     check(config_.batch % (ranks * config_.accumulate) == 0,
           "batch = {} does not divide into {} ranks x {} micro-batches; make it a multiple of {}", config_.batch, ranks,
           config_.accumulate, ranks * config_.accumulate);
-    check(ranks == 1 || config_.fully_shard,
-          "fully_shard = false on {} ranks would train {} separate models; leave it on", ranks, ranks);
   });
 }
 
@@ -144,49 +138,14 @@ void Trainer::claim_save_folder() {
 }
 
 void Trainer::build() {
-  RankContext& context = RankContext::current();
-  context.data_coordinate = mesh_->data_rank();
-  nn::set_seed({static_cast<std::uint64_t>(config_.seed)});
-  nn::set_step(0);
-  model_ = make_model(config_.model, data_->vocabulary().size());
-  spread();
-  model_->materialize({static_cast<std::uint64_t>(config_.seed)}, device_);
-  if (initial_) together(*group_, [&] { initial_->load(*model_); });
+  step_.emplace(config_, *mesh_, device_, data_->vocabulary().size());
+  if (initial_) together(*group_, [&] { initial_->load(step_->model()); });
   initial_.reset();
-  const TrainConfig::Optimizer& o = config_.optimizer;
-  optimizer_ = std::make_unique<nn::AdamW>(
-      model_->parameters(),
-      nn::AdamWOptions{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, /*decay_matrices_only=*/true});
-  schedule_ = {o.lr, o.min_lr, o.warmup, o.decay_steps};
-  if (config_.compile)
-    compiled_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return step_function(in); },
-                                               CompileOptions{.group = group_});
-}
-
-// Matrices are cut before fully_shard cuts what is left of them.
-void Trainer::spread() {
-  if (mesh_->tensor()) {
-    const nn::TensorParallelOptions options{.sequence_parallel = config_.parallel.sequence,
-                                            .loss_parallel = config_.parallel.loss};
-    nn::parallelize(*model_, *mesh_->tensor(),
-                    nn::make_plan(model_config(config_.model, data_->vocabulary().size()), options));
-  }
-  if (config_.fully_shard) {
-    const DeviceMesh& mesh = mesh_->data();
-    const nn::MixedPrecision policy{.param_dtype = dtype_from_name(config_.param_dtype),
-                                    .reduce_dtype = dtype_from_name(config_.reduce_dtype)};
-    const nn::FullyShardOptions block_options{
-        .reshard_after_forward = nn::ReshardAfterForward(config_.reshard_after_forward),
-        .mp_policy = policy,
-        .prefetch = config_.prefetch};
-    for (nn::Module* block : model_->blocks()) nn::fully_shard(*block, mesh, block_options);
-    nn::fully_shard(*model_, mesh, {.mp_policy = policy, .prefetch = config_.prefetch});
-  }
 }
 
 void Trainer::resume() {
   together(*group_, [&] {
-    const auto state = nn::training_state(*model_, optimizer_.get());
+    const auto state = nn::training_state(step_->model(), &step_->optimizer());
     std::set<std::pair<std::string, std::string>> wanted;
     for (const nn::StateEntry& entry : state)
       if (!entry.usually || resumed_->contains(entry.kind, entry.name)) wanted.emplace(entry.kind, entry.name);
@@ -199,34 +158,7 @@ void Trainer::resume() {
   resumed_.reset();
 }
 
-Tensor Trainer::forward_backward(std::span<const Tensor> in) {
-  const std::int64_t micro = local_batch_ / config_.accumulate;
-  Tensor mean_loss;
-  for (std::int64_t m = 0; m < config_.accumulate; ++m) {
-    const bool whole = config_.accumulate == 1;
-    const Tensor tokens = whole ? in[0] : narrow(in[0], 0, m * micro, micro);
-    const Tensor targets = whole ? in[1] : narrow(in[1], 0, m * micro, micro);
-    Tensor loss = (*model_)(tokens, targets);
-    if (!whole) loss = mul(loss, 1.0 / static_cast<double>(config_.accumulate));
-    backward(loss);
-    loss = loss.local().detach();  // every rank of the tp axis has the whole of it
-    mean_loss = mean_loss.defined() ? add(mean_loss, loss) : loss;
-  }
-  return mean_loss;
-}
-
-// A norm that is not finite leaves the parameters alone, so fail_diverged() finds them as they were before the step.
-std::vector<Tensor> Trainer::step_function(std::span<const Tensor> in) {
-  Tensor mean_loss = forward_backward(in);
-  GradMode off(false);
-  const double clip = config_.optimizer.clip;
-  Tensor norm = nn::clip_grad_norm(*optimizer_, clip > 0 ? clip : std::numeric_limits<double>::infinity());
-  optimizer_->step_and_clear();
-  if (mesh_->num_data_ranks() > 1) mean_loss = all_reduce(mean_loss, mesh_->data_group(), ReduceKind::avg);
-  return {mean_loss, norm};
-}
-
-std::vector<Tensor> Trainer::training_batch(std::int64_t step) {
+std::pair<Tensor, Tensor> Trainer::training_batch(std::int64_t step) {
   const std::int64_t sequence = config_.model.sequence, micro = local_batch_ / config_.accumulate;
   std::vector<std::int32_t> windows(static_cast<std::size_t>(local_batch_ * (sequence + 1)));
   for (std::int64_t i = 0; i < local_batch_; ++i) {
@@ -240,21 +172,20 @@ std::vector<Tensor> Trainer::training_batch(std::int64_t step) {
   return {to(std::move(tokens), device_), to(std::move(targets), device_)};
 }
 
-std::vector<Tensor> Trainer::train_step(std::int64_t step) {
-  nn::set_step(step);
-  optimizer_->set_lr(schedule_.at(step));
-  const std::vector<Tensor> batch = [&] {
+TrainStep::Result Trainer::train_step(std::int64_t step) {
+  step_->set_step(step);
+  const auto [tokens, targets] = [&] {
     const TraceSpan span("batch");
     return training_batch(step);
   }();
-  return compiled_ ? (*compiled_)(batch) : step_function(batch);
+  return step_->update(tokens, targets);
 }
 
 double Trainer::evaluate() { return *evaluate_unless_stopped({}); }
 
 std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
   GradMode off(false);
-  model_->train(false);
+  model().train(false);
   const std::int64_t sequence = config_.model.sequence;
   std::int64_t windows = data_->num_validation_windows(sequence);
   if (config_.eval_batches > 0) windows = std::min(windows, config_.eval_batches * config_.batch);
@@ -275,14 +206,14 @@ std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
     auto [tokens, targets] = to_tensors(batch, local_batch_, sequence);
     std::fill_n(targets.mutable_data<std::int32_t>() + real * sequence, (local_batch_ - real) * sequence, -100);
     const auto tokens_here = static_cast<double>(real * sequence);
-    const Tensor loss = (*model_)(to(std::move(tokens), device_), to(std::move(targets), device_)).local();
+    const Tensor loss = model()(to(std::move(tokens), device_), to(std::move(targets), device_)).local();
     if (real > 0)
       reads.push({loss}, [&loss_sum, tokens_here](std::span<const double> v) { loss_sum += v[0] * tokens_here; });
     count += tokens_here;
     stopped = agreed_stop(stop) != 0;
   }
   reads.finish();
-  model_->train(true);
+  model().train(true);
   if (stopped) return std::nullopt;
   double totals[] = {loss_sum, count};
   const FlatPart part{totals, DType::f64, 2};
@@ -297,8 +228,8 @@ void Trainer::save(std::int64_t step) {
   manifest.vocabulary = data_->vocabulary().to_text();
   manifest.state["data"] = std::to_string(data_->files().fingerprint());
   manifest.run = run_;
-  nn::save_checkpoint(config_.save, std::move(manifest), nn::training_state(*model_, optimizer_.get()), *group_,
-                      retention_);
+  nn::save_checkpoint(config_.save, std::move(manifest), nn::training_state(step_->model(), &step_->optimizer()),
+                      *group_, retention_);
   retention_.replace = false;
 }
 
@@ -313,8 +244,11 @@ int Trainer::agreed_stop(const StopPoll& stop) {
 void Trainer::fail_diverged(const StepMetrics& metrics) {
   std::string where;
   try {
-    nn::set_step(metrics.step - 1);
-    where = nn::first_non_finite(*model_, *group_, [&] { forward_backward(training_batch(metrics.step - 1)); });
+    step_->set_step(metrics.step - 1);
+    where = nn::first_non_finite(model(), *group_, [&] {
+      const auto [tokens, targets] = training_batch(metrics.step - 1);
+      step_->forward_backward(tokens, targets);
+    });
     where = where.empty() ? "computed once more, everything is finite: what came after it has changed the parameters"
                           : fmt::format("the first value that is not finite is in {}", where);
   } catch (const std::exception& error) { where = fmt::format("where it began is not known: {}", error.what()); }
@@ -339,12 +273,12 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const S
   log.begin();
   {
     const StepTrace::Step traced(trace, step + 1);
-    const std::vector<Tensor> out = train_step(step);
+    const TrainStep::Result out = train_step(step);
     StepMetrics known;
     known.step = step + 1;
-    known.lr = schedule_.at(step);
+    known.lr = step_->learning_rate(step);
     known.tokens = config_.batch * config_.model.sequence;
-    log.end(known, out[0], out[1]);
+    log.end(known, out.loss, out.grad_norm);
   }
   if (is_due(config_.eval_every)) {
     StepMetrics metrics = log.finish_but_last();

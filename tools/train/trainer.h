@@ -1,22 +1,26 @@
 #pragma once
-// The training loop of `sherd train`, as an object: one per rank, whether ranks are processes or threads.
+// A whole training run as an object, one per rank, whether ranks are processes or threads: data, steps, evaluation,
+// saves, metrics, signals. `sherd train` is this behind flags; a program makes the config itself:
+//
+//   TrainConfig config;
+//   config.data = "input.txt";
+//   Trainer trainer(config, world_group());
+//   trainer.run([](const StepMetrics& m) { fmt::print("{} {}\n", m.step, m.loss); });
 #include <functional>
 #include <memory>
 #include <optional>
-#include <vector>
+#include <string>
+#include <utility>
 
-#include "compile/compile.h"
 #include "nn/checkpoint/folder_lock.h"
 #include "nn/checkpoint/training_state.h"
 #include "nn/data/token_data.h"
-#include "nn/models/language_model.h"
-#include "nn/optim/adamw.h"
-#include "nn/optim/schedule.h"
 #include "runtime/comm/group/process_group.h"
 #include "tools/train/config.h"
 #include "tools/train/job_mesh.h"
 #include "tools/train/step_log.h"
 #include "tools/train/step_trace.h"
+#include "tools/train/train_step.h"
 #include "tools/train/weights.h"
 
 namespace sherd {
@@ -27,12 +31,16 @@ class Trainer {
   /// a GPU the loss of a step arrives while later ones are queued, and so does this call: at most a few steps late, and
   /// before an evaluation, a checkpoint or an error goes on.
   using StepObserver = StepLog::Observer;
-  /// Called at every step boundary: the number of the signal that asks this rank to stop, 0 if none does.
+  /// Called at every step boundary: the number of the signal that asks this rank to stop, 0 if none does. See
+  /// StopSignals::noted.
   using StopPoll = std::function<int()>;
 
-  /// Opens the data, builds, shards and initialises (by `init_from`, or resumes) the model. Collective. Errors, on
-  /// every rank: ranks with different configs, a batch that does not divide by the ranks, a checkpoint that does not
-  /// fit, ...
+  /// Resolves the config, opens the data, builds, shards and initialises (by `init_from`, or resumes) the model. Gives
+  /// `group` the config's deadline and link, this rank its memory limit and its threads (0: as many as it has; it is
+  /// `sherd train` that shares the CPUs of a host among ranks). Collective over `group`. Throws
+  /// Error, on every rank: ranks with different configs, those of resolve(), a batch that does not divide by the ranks,
+  /// data that cannot be read, a checkpoint that does not fit, a folder that holds another run's saves, a device that
+  /// is not there.
   Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group);
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
@@ -44,20 +52,23 @@ class Trainer {
   /// kStoppedWithoutSave when that last save fails.
   TrainSummary run(const StepObserver& observe, const StopPoll& stop = {});
 
-  /// One update; returns {mean loss over the global batch, gradient norm before clipping}, both 0-d, on the device of
-  /// the run. Does not wait for that device.
-  std::vector<Tensor> train_step(std::int64_t step);
-  /// Mean loss over validation windows (all, or the first eval_batches x batch).
+  /// One update, by the batch of step `step`, counted from 0; run() is the way to make them all. Returns the mean loss
+  /// over the global batch and the gradient norm before clipping. Collective. Does not wait for the device.
+  TrainStep::Result train_step(std::int64_t step);
+  /// Mean loss over validation windows (all, or the first eval_batches x batch). Collective; waits for the device.
   double evaluate();
+  /// A checkpoint of the present state in config.save, as of `step` updates. Collective. Throws Error naming the file,
+  /// on every rank.
   void save(std::int64_t step);
 
-  nn::LanguageModel& model() { return *model_; }
+  nn::LanguageModel& model() { return step_->model(); }
+  /// Resolved.
+  const TrainConfig& config() const { return config_; }
   const TokenData& data() const { return *data_; }
   ProcessGroup& group() { return *group_; }
   const JobMesh& mesh() const { return *mesh_; }
   /// Updates made before this run (0 unless resumed).
   std::int64_t first_step() const { return first_step_; }
-  bool is_sharded() const { return config_.fully_shard; }
 
  private:
   void agree_on_config();
@@ -65,16 +76,13 @@ class Trainer {
   void open_initial();
   void claim_save_folder();
   void build();
-  void spread();
   void resume();
   int run_step(std::int64_t step, StepTrace& trace, StepLog& log, const StopPoll& stop);
   int agreed_stop(const StopPoll& stop);
   std::optional<double> evaluate_unless_stopped(const StopPoll& stop);
   void save_and_stop(std::int64_t step, int signal);
   [[noreturn]] void fail_diverged(const StepMetrics& metrics);
-  Tensor forward_backward(std::span<const Tensor> in);
-  std::vector<Tensor> step_function(std::span<const Tensor> in);
-  std::vector<Tensor> training_batch(std::int64_t step);
+  std::pair<Tensor, Tensor> training_batch(std::int64_t step);
 
   TrainConfig config_;
   std::shared_ptr<ProcessGroup> group_;
@@ -86,10 +94,7 @@ class Trainer {
   Retention retention_;
   std::unique_ptr<Weights> initial_;
   std::optional<TokenData> data_;
-  std::unique_ptr<nn::LanguageModel> model_;
-  std::unique_ptr<nn::AdamW> optimizer_;
-  nn::CosineSchedule schedule_;
-  std::unique_ptr<CompiledStep> compiled_;
+  std::optional<TrainStep> step_;
   std::int64_t first_step_ = 0, local_batch_ = 0;
 };
 

@@ -1,0 +1,160 @@
+// A model in training, without data and without a loop: what an update computes, and what it leaves out when asked to.
+#include "tools/train/train_step.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/support/expect_error.h"
+#include "tests/tools/tiny_run.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+
+constexpr std::int64_t kVocabulary = 17, kBatch = 4, kTokens = 8;
+
+/// A Llama as a program would describe it: what follows from other numbers is left at zero.
+TrainConfig tiny_model() {
+  TrainConfig config;
+  config.seed = 5;
+  config.model.layers = 2;
+  config.model.heads = 2;
+  config.model.width = 16;
+  config.model.sequence = kTokens;
+  config.optimizer = {.lr = 1e-2, .min_lr = 1e-3, .warmup = 1, .decay_steps = 10, .clip = 0};
+  return config;
+}
+
+/// Tokens and targets, i32 [kBatch, kTokens]: each token follows from the one before.
+std::pair<Tensor, Tensor> batch_of(int rank, std::int64_t step) {
+  std::vector<std::int32_t> tokens, targets;
+  for (std::int64_t b = 0; b < kBatch; ++b)
+    for (std::int64_t t = 0; t < kTokens; ++t) {
+      const std::int64_t at = 31 * step + 7 * rank + 3 * b + 2 * t;
+      tokens.push_back(static_cast<std::int32_t>(at % kVocabulary));
+      targets.push_back(static_cast<std::int32_t>((at + 2) % kVocabulary));
+    }
+  const Shape shape{kBatch, kTokens};
+  return {Tensor::from<std::int32_t>(tokens, shape), Tensor::from<std::int32_t>(targets, shape)};
+}
+
+struct Trained {
+  std::vector<double> losses, norms;  ///< a norm for each update that has one
+  std::vector<std::string> how;
+  std::int64_t all_reduces = 0;
+  Values values;
+};
+
+/// Makes `updates` updates; those in `eager` eagerly.
+Trained train(const TrainConfig& config, const Group& group, std::int64_t updates, const TrainStepOptions& options = {},
+              const std::vector<std::int64_t>& eager = {}) {
+  TrainStep step(config, JobMesh(config.mesh, group), Device::cpu(), kVocabulary, options);
+  Trained result;
+  const std::int64_t before = group->counts().all_reduce.calls;
+  for (std::int64_t i = 0; i < updates; ++i) {
+    step.set_step(i);
+    const auto [tokens, targets] = batch_of(group->rank(), i);
+    const bool is_eager = std::find(eager.begin(), eager.end(), i) != eager.end();
+    const TrainStep::Result out = is_eager ? step.update_eagerly(tokens, targets) : step.update(tokens, targets);
+    result.losses.push_back(out.loss.item<double>());
+    if (out.grad_norm.defined()) result.norms.push_back(out.grad_norm.item<double>());
+    result.how.push_back(is_eager ? "" : step.how().substr(0, step.how().find(':')));
+  }
+  result.all_reduces = group->counts().all_reduce.calls - before;
+  result.values = values_of(step.model());
+  return result;
+}
+
+TEST(TrainStep, LearnsFromAConfigMadeInCode) {
+  TrainConfig config = tiny_model();
+  config.optimizer.decay_steps = 60;
+  for (const int ranks : {1, 2})
+    run_ranks(ranks, [&](const Group& group) {
+      const Trained run = train(config, group, 60);
+      EXPECT_LT(run.losses.back(), 0.7 * run.losses.front());
+      EXPECT_EQ(run.norms.size(), 60u);
+    });
+}
+
+// On one rank the two reductions are nothing; on two they are all the all-reduces of a fully sharded step.
+TEST(TrainStep, WithoutMetricsNothingIsReducedAndTheUpdateIsTheSame) {
+  for (const int ranks : {1, 2}) {
+    std::vector<double> mean(3, 0.0), reported;
+    std::mutex mutex;
+    run_ranks(ranks, [&](const Group& group) {
+      const Trained with = train(tiny_model(), group, 3), without = train(tiny_model(), group, 3, {.metrics = false});
+      EXPECT_EQ(without.values, with.values);
+      EXPECT_EQ(with.norms.size(), 3u);
+      EXPECT_TRUE(without.norms.empty());
+      EXPECT_EQ(with.all_reduces, ranks == 1 ? 0 : 2 * 3);
+      EXPECT_EQ(without.all_reduces, 0);
+      const std::lock_guard lock(mutex);
+      for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += without.losses[i] / ranks;
+      reported = with.losses;
+    });
+    for (std::size_t i = 0; i < mean.size(); ++i)
+      EXPECT_NEAR(reported[i], mean[i], 1e-6 * mean[i]) << ranks << " ranks";
+  }
+}
+
+TEST(TrainStep, ClippingNeedsTheNorm) {
+  TrainConfig config = tiny_model();
+  config.optimizer.clip = 0.001;
+  run_ranks(1, [&](const Group& group) {
+    expect_error([&] { train(config, group, 0, {.metrics = false}); }, {"optimizer.clip = 0.001", "gradient norm"});
+    EXPECT_NE(train(config, group, 3).values, train(tiny_model(), group, 3).values) << "the norm was below the limit";
+  });
+}
+
+TEST(TrainStep, OneUpdateMayBeEagerAmongReplays) {
+  for (const int ranks : {1, 2})
+    for (const bool metrics : {true, false})
+      run_ranks(ranks, [&](const Group& group) {
+        TrainConfig config = tiny_model();
+        const Trained eager = train(config, group, 6, {.metrics = metrics});
+        EXPECT_EQ(eager.how, std::vector<std::string>(6, "eager"));
+        config.compile = true;
+        const Trained mixed = train(config, group, 6, {.metrics = metrics}, {4});
+        EXPECT_EQ(mixed.how,
+                  (std::vector<std::string>{"ran eagerly", "recorded", "replayed", "replayed", "", "replayed"}));
+        EXPECT_EQ(mixed.losses, eager.losses);
+        EXPECT_EQ(mixed.norms, eager.norms);
+        EXPECT_EQ(mixed.values, eager.values);
+      });
+}
+
+TEST(TrainStep, MicroBatchesMustDivideTheBatch) {
+  TrainConfig config = tiny_model();
+  config.batch = 9;
+  config.accumulate = 3;
+  run_ranks(1, [&](const Group& group) {
+    expect_error([&] { train(config, group, 1); }, {"batch of 4 sequences", "accumulate = 3"});
+  });
+}
+
+TEST(TrainStep, WeightDecaySparesNormsUnlessToldOtherwise) {
+  TrainConfig config = tiny_model();
+  config.optimizer.weight_decay = 0.5;
+  run_ranks(1, [&](const Group& group) {
+    const Values spared = train(config, group, 1).values;
+    config.optimizer.decay_matrices_only = false;
+    const Values decayed = train(config, group, 1).values;
+    EXPECT_EQ(decayed.at("tok.weight"), spared.at("tok.weight"));
+    const std::vector<float> all = decayed.at("norm.weight"), none = spared.at("norm.weight");
+    // Weights of norms start at 1; the first of two steps of warmup has half of the learning rate.
+    for (std::size_t i = 0; i < all.size(); ++i) EXPECT_NEAR(none[i] - all[i], 0.5 * 0.5e-2, 1e-6);
+  });
+}
+
+TEST(TrainStep, SeparateModelsAreRefused) {
+  TrainConfig config = tiny_model();
+  config.fully_shard = false;
+  run_ranks(2, [&](const Group& group) {
+    expect_error([&] { train(config, group, 0); }, {"fully_shard = false", "2 separate models"});
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing

@@ -1,0 +1,120 @@
+#include "tools/train/train_step.h"
+
+#include <limits>
+
+#include "nn/layers/dropout.h"
+#include "nn/optim/clip.h"
+#include "nn/parallel/fully_shard.h"
+#include "nn/parallel/tensor_parallel.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/ops.h"
+#include "tools/train/model_factory.h"
+
+namespace sherd {
+
+namespace {
+
+TrainStep::Result result_of(const std::vector<Tensor>& out) { return {out[0], out.size() > 1 ? out[1] : Tensor()}; }
+
+nn::AdamWOptions adamw_options(const TrainConfig::Optimizer& o) {
+  return {.lr = o.lr,
+          .beta1 = o.beta1,
+          .beta2 = o.beta2,
+          .eps = o.eps,
+          .weight_decay = o.weight_decay,
+          .decay_matrices_only = o.decay_matrices_only};
+}
+
+}  // namespace
+
+TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device device, std::int64_t data_vocabulary,
+                     const TrainStepOptions& options)
+    : config_(config), mesh_(mesh), options_(options) {
+  resolve(config_);
+  check(config_.fully_shard || mesh_.num_data_ranks() == 1,
+        "fully_shard = false on {0} ranks would train {0} separate models; leave it on", mesh_.num_data_ranks());
+  const TrainConfig::Optimizer& o = config_.optimizer;
+  check(options_.metrics || o.clip == 0, "optimizer.clip = {} needs the gradient norm, which is one of the metrics",
+        o.clip);
+  const nn::Seed seed{static_cast<std::uint64_t>(config_.seed)};
+  RankContext::current().data_coordinate = mesh_.data_rank();
+  nn::set_seed(seed);
+  nn::set_step(0);
+  const nn::LanguageModelConfig architecture = model_config(config_.model, data_vocabulary);
+  model_ = nn::make_language_model(architecture);
+  spread(architecture);
+  model_->materialize(seed, device);
+  optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(), adamw_options(o));
+  schedule_ = {o.lr, o.min_lr, o.warmup, o.decay_steps};
+  if (config_.compile)
+    compiled_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return run(in); },
+                                               CompileOptions{.group = mesh_.group()});
+}
+
+// Matrices are cut before fully_shard cuts what is left of them.
+void TrainStep::spread(const nn::LanguageModelConfig& architecture) {
+  if (mesh_.tensor())
+    nn::parallelize(*model_, *mesh_.tensor(),
+                    nn::make_plan(architecture, {.sequence_parallel = config_.parallel.sequence,
+                                                 .loss_parallel = config_.parallel.loss}));
+  if (!config_.fully_shard) return;
+  const nn::MixedPrecision policy{.param_dtype = dtype_from_name(config_.param_dtype),
+                                  .reduce_dtype = dtype_from_name(config_.reduce_dtype)};
+  const nn::FullyShardOptions block_options{
+      .reshard_after_forward = nn::ReshardAfterForward(config_.reshard_after_forward),
+      .mp_policy = policy,
+      .prefetch = config_.prefetch};
+  for (nn::Module* block : model_->blocks()) nn::fully_shard(*block, mesh_.data(), block_options);
+  nn::fully_shard(*model_, mesh_.data(), {.mp_policy = policy, .prefetch = config_.prefetch});
+}
+
+void TrainStep::set_step(std::int64_t step) {
+  nn::set_step(step);
+  optimizer_->set_lr(schedule_.at(step));
+}
+
+Tensor TrainStep::forward_backward(const Tensor& tokens, const Tensor& targets) {
+  const std::int64_t parts = config_.accumulate, micro = tokens.size(0) / parts;
+  check(tokens.size(0) == micro * parts, "a batch of {} sequences does not divide into accumulate = {} micro-batches",
+        tokens.size(0), parts);
+  Tensor mean_loss;
+  for (std::int64_t m = 0; m < parts; ++m) {
+    const bool whole = parts == 1;
+    const Tensor in = whole ? tokens : narrow(tokens, 0, m * micro, micro);
+    const Tensor out = whole ? targets : narrow(targets, 0, m * micro, micro);
+    Tensor loss = (*model_)(in, out);
+    if (!whole) loss = mul(loss, 1.0 / static_cast<double>(parts));
+    backward(loss);
+    loss = loss.local().detach();  // every rank of the tp axis has the whole of it
+    mean_loss = mean_loss.defined() ? add(mean_loss, loss) : loss;
+  }
+  return mean_loss;
+}
+
+// A norm that is not finite leaves the parameters alone, so who looks for where it began finds them as they were.
+std::vector<Tensor> TrainStep::run(std::span<const Tensor> in) {
+  Tensor loss = forward_backward(in[0], in[1]);
+  GradMode off(false);
+  if (!options_.metrics) {
+    optimizer_->step_and_clear();
+    return {loss};
+  }
+  const double clip = config_.optimizer.clip;
+  Tensor norm = nn::clip_grad_norm(*optimizer_, clip > 0 ? clip : std::numeric_limits<double>::infinity());
+  optimizer_->step_and_clear();
+  if (mesh_.num_data_ranks() > 1) loss = all_reduce(loss, mesh_.data_group(), ReduceKind::avg);
+  return {loss, norm};
+}
+
+TrainStep::Result TrainStep::update(const Tensor& tokens, const Tensor& targets) {
+  const Tensor in[] = {tokens, targets};
+  return result_of(compiled_ ? (*compiled_)(in) : run(in));
+}
+
+TrainStep::Result TrainStep::update_eagerly(const Tensor& tokens, const Tensor& targets) {
+  const Tensor in[] = {tokens, targets};
+  return result_of(run(in));
+}
+
+}  // namespace sherd

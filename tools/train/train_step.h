@@ -1,0 +1,87 @@
+#pragma once
+// A language model in training: parameters, optimizer, and the step that updates both, on any mesh. Trainer and the
+// benchmarks train by it; data, evaluation, saves and logs are the caller's.
+//
+//   TrainStep step(config, JobMesh(config.mesh, group), Device::cpu(), data.vocabulary().size());
+//   for (std::int64_t i = 0; i < config.steps; ++i) {
+//     step.set_step(i);
+//     const auto [loss, grad_norm] = step.update(tokens, targets);  // i32 [B, T], this rank's part of the batch
+//   }
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "compile/compile.h"
+#include "nn/models/model_config.h"
+#include "nn/optim/adamw.h"
+#include "nn/optim/schedule.h"
+#include "tools/train/config.h"
+#include "tools/train/job_mesh.h"
+
+namespace sherd {
+
+struct TrainStepOptions {
+  /// What a log of the job wants of an update: the loss averaged over the ranks with data of their own, and the norm of
+  /// the gradients; one all-reduce of one number each. Off: the loss is that of this rank's tokens, there is no norm,
+  /// so no clipping (optimizer.clip must be 0), and gradients that are not finite are applied like any others.
+  bool metrics = true;
+};
+
+/// Of `config` it takes what makes the numbers and the layout: seed, accumulate, compile, fully_shard and what belongs
+/// to it, [parallel], [model], [optimizer]. One per rank, on the rank's thread.
+class TrainStep {
+ public:
+  /// Both 0-d, on the device of the model.
+  struct Result {
+    Tensor loss;       ///< mean nats per token
+    Tensor grad_norm;  ///< before clipping; undefined without TrainStepOptions::metrics
+  };
+
+  /// Builds the model that config.model describes, for `data_vocabulary` tokens where it leaves that open; cuts
+  /// matrices over mesh.tensor(), then shards over mesh.data(); draws the initial values on `device`, the same bits on
+  /// any mesh; and makes AdamW for it. Sets the rank's seed and step of random numbers, and its coordinate among the
+  /// data ranks. All ranks of the mesh make one, but without communication. Throws Error, the same on every rank:
+  /// those of resolve(), a vocabulary that is too small, heads that do not divide by tp, ranks that would train models
+  /// of their own.
+  TrainStep(const TrainConfig& config, const JobMesh& mesh, Device device, std::int64_t data_vocabulary,
+            const TrainStepOptions& options = {});
+  TrainStep(const TrainStep&) = delete;
+  TrainStep& operator=(const TrainStep&) = delete;
+
+  /// The next update is that of step `step`, counted from 0: its learning rate, its dropout. Until the first call the
+  /// learning rate is optimizer.lr. Local; does not wait for the device.
+  void set_step(std::int64_t step);
+
+  /// One update by this rank's part of the batch: tokens and targets, i32 or i64 [B, T] on the model's device; B is a
+  /// multiple of config.accumulate, T at most the model's positions. If config.compile is set, updates are captured
+  /// and replayed, with the same bits. A norm that is not finite leaves parameters and optimizer state as they are.
+  /// Collective over the mesh; ranks that differ along tp give the same batch. Does not wait for the device.
+  Result update(const Tensor& tokens, const Tensor& targets);
+  /// The same, neither captured nor replayed.
+  Result update_eagerly(const Tensor& tokens, const Tensor& targets);
+  /// The first half of an update: adds to the gradients and returns the 0-d mean loss of this rank's tokens. Collective
+  /// over the mesh.
+  Tensor forward_backward(const Tensor& tokens, const Tensor& targets);
+
+  /// How the last update() ran, and why: "eager", "replayed: ...", as CompiledStep::why().
+  std::string how() const { return compiled_ ? compiled_->why() : "eager"; }
+  /// The learning rate of a step counted from 0.
+  double learning_rate(std::int64_t step) const { return schedule_.at(step); }
+  nn::LanguageModel& model() { return *model_; }
+  nn::AdamW& optimizer() { return *optimizer_; }
+
+ private:
+  void spread(const nn::LanguageModelConfig& architecture);
+  std::vector<Tensor> run(std::span<const Tensor> in);
+
+  TrainConfig config_;
+  JobMesh mesh_;
+  TrainStepOptions options_;
+  std::unique_ptr<nn::LanguageModel> model_;
+  std::unique_ptr<nn::AdamW> optimizer_;
+  nn::CosineSchedule schedule_;
+  std::unique_ptr<CompiledStep> compiled_;
+};
+
+}  // namespace sherd
