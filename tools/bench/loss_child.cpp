@@ -14,7 +14,8 @@
 #include "runtime/op/ops.h"
 #include "tools/bench/child.h"
 #include "tools/bench/training.h"
-#include "tools/train/config.h"
+#include "tools/train/device_flag.h"
+#include "tools/train/flags.h"
 
 namespace sherd::bench {
 
@@ -64,14 +65,14 @@ void write_start(const std::string& path, const BenchModel& m, const std::vector
   writer.commit();
 }
 
-nlohmann::json train(Training& training, const BenchModel& m, const Tensor& batches) {
+nlohmann::json train(TrainStep& step, const BenchModel& m, const Tensor& batches) {
   std::vector<double> losses;
   HostReads reads;
   const auto start = std::chrono::steady_clock::now();
   for (std::int64_t i = 0; i < batches.size(0); ++i) {
     const Tensor text = reshape(narrow(batches, 0, i, 1), {m.batch, m.tokens + 1});
     const Tensor loss =
-        training.step(contiguous(narrow(text, 1, 0, m.tokens)), contiguous(narrow(text, 1, 1, m.tokens)));
+        step.update(contiguous(narrow(text, 1, 0, m.tokens)), contiguous(narrow(text, 1, 1, m.tokens))).loss;
     reads.push({loss}, [&](std::span<const double> value) { losses.push_back(value[0]); });
   }
   reads.finish();
@@ -98,14 +99,12 @@ int run_loss_child(std::span<const std::string_view> args) {
   const BenchModel& m = bench_model(flags.model);
   const std::vector<std::int32_t> batches = make_batches(m, flags.steps);
   write_start(flags.folder + "/start.safetensors", m, batches, flags.steps);
-  Training training(m, {.dtype = dtype_of_flag(flags.dtype), .device = device_of_flag(flags.device)},
-                    make_single_group());
-  const Tensor text =
-      to(Tensor::from<std::int32_t>(batches, {flags.steps, m.batch, m.tokens + 1}), device_of_flag(flags.device));
+  const Device device = parse_device(flags.device);
+  TrainStep step = train_step(m, {.dtype = flags.dtype, .device = flags.device}, make_single_group());
+  const Tensor text = to(Tensor::from<std::int32_t>(batches, {flags.steps, m.batch, m.tokens + 1}), device);
   nlohmann::json greeting = {{"peer", "sherd"}};
-  if (flags.device != "cpu")
-    greeting["device"] = RankContext::current().device(device_of_flag(flags.device)).describe();
-  serve(greeting, [&](const std::string&) { return train(training, m, text); });
+  if (device != Device::cpu()) greeting["device"] = RankContext::current().device(device).describe();
+  serve(greeting, [&](const std::string&) { return train(step, m, text); });
   return 0;
 }
 

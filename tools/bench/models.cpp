@@ -4,11 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "nn/models/gpt.h"
-#include "nn/models/gpt_plan.h"
-#include "nn/models/llama.h"
-#include "nn/models/llama_plan.h"
+#include "runtime/tensor/error.h"
 #include "runtime/tensor/nearest.h"
+#include "tools/train/model_factory.h"
 
 namespace sherd::bench {
 
@@ -22,32 +20,6 @@ constexpr std::array kModels = {
     BenchModel{"tiny_llama", 1, 2, 16, 8, 2, 17, 1, 32},
     BenchModel{"llama1b", 16, 16, 2048, 4096, 4, 128256, 4, 8192},
 };
-
-nn::LlamaConfig llama_config(const BenchModel& m) {
-  nn::LlamaConfig config;
-  config.vocabulary = m.vocabulary;
-  config.tokens = m.tokens;
-  config.layers = m.layers;
-  config.heads = m.heads;
-  config.kv_heads = m.kv_heads;
-  config.width = m.width;
-  config.hidden = m.hidden;
-  config.rope_theta = 500000;
-  config.scaled_residual_init = false;
-  return config;
-}
-
-nn::GptConfig gpt_config(const BenchModel& m) {
-  nn::GptConfig config;
-  config.vocabulary = m.vocabulary;
-  config.tokens = m.tokens;
-  config.layers = m.layers;
-  config.heads = m.heads;
-  config.width = m.width;
-  config.gelu = GeluKind::tanh;
-  config.scaled_residual_init = false;
-  return config;
-}
 }  // namespace
 
 std::int64_t BenchModel::num_parameters() const {
@@ -76,14 +48,26 @@ const BenchModel& bench_model(std::string_view name) {
   fail("there is no benchmark model \"{}\"; did you mean {}?", name, nearest(name, names));
 }
 
-std::unique_ptr<nn::LanguageModel> make_bench_model(const BenchModel& m) {
-  if (m.is_llama()) return std::make_unique<nn::Llama>(llama_config(m));
-  return std::make_unique<nn::Gpt>(gpt_config(m));
+TrainConfig::Model model_section(const BenchModel& m) {
+  TrainConfig::Model section;
+  section.style = m.is_llama() ? "llama" : "gpt2";
+  section.layers = m.layers;
+  section.heads = m.heads;
+  section.kv_heads = m.kv_heads;
+  section.width = m.width;
+  section.hidden = m.hidden;
+  section.sequence = m.tokens;
+  section.vocabulary = m.vocabulary;
+  section.bias = !m.is_llama();
+  section.gelu = "tanh";
+  section.tied_head = !m.is_llama();
+  section.rope_theta = 500000;
+  section.scaled_residual_init = false;
+  return section;
 }
 
-nn::Plan bench_plan(const BenchModel& m) {
-  const nn::TensorParallelOptions options{.sequence_parallel = true};
-  return m.is_llama() ? nn::llama_plan(llama_config(m), options) : nn::gpt_plan(gpt_config(m), options);
+std::unique_ptr<nn::LanguageModel> make_bench_model(const BenchModel& m) {
+  return make_model(model_section(m), m.vocabulary);
 }
 
 }  // namespace sherd::bench

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "nn/models/language_model.h"
-#include "nn/parallel/tensor_parallel.h"
+#include "tools/train/config.h"
 
 namespace sherd::bench {
 
@@ -27,9 +27,9 @@ struct BenchModel {
 
 /// Error naming the nearest of those in models.cpp.
 const BenchModel& bench_model(std::string_view name);
+/// It as the [model] of a training run.
+TrainConfig::Model model_section(const BenchModel& model);
 /// On the meta device.
 std::unique_ptr<nn::LanguageModel> make_bench_model(const BenchModel& model);
-/// Its tensor parallelism.
-nn::Plan bench_plan(const BenchModel& model);
 
 }  // namespace sherd::bench

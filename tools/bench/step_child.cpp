@@ -26,6 +26,7 @@
 #include "tools/bench/profiler_range.h"
 #include "tools/bench/training.h"
 #include "tools/train/config.h"
+#include "tools/train/device_flag.h"
 
 namespace sherd::bench {
 
@@ -71,17 +72,17 @@ std::pair<Tensor, Tensor> random_batch(const BenchModel& m, const StepFlags& fla
 class StepRun {
  public:
   StepRun(const StepFlags& flags, std::shared_ptr<ProcessGroup> group)
-      : device_(device_of_flag(flags.device)),
+      : device_(parse_device(flags.device)),
         profile_(flags.profile),
         start_bytes_(process_memory_bytes("VmRSS")),
         group_(std::move(group)),
-        training_(model_of(flags),
-                  {.dtype = dtype_of_flag(flags.dtype),
-                   .device = device_,
-                   .captured = flags.captured,
-                   .prefetch = flags.prefetch,
-                   .tensor_parallel = flags.tensor_parallel},
-                  group_) {
+        step_(train_step(model_of(flags),
+                         {.dtype = flags.dtype,
+                          .device = flags.device,
+                          .captured = flags.captured,
+                          .prefetch = flags.prefetch,
+                          .tensor_parallel = flags.tensor_parallel},
+                         group_)) {
     std::tie(tokens_, targets_) =
         random_batch(bench_model(flags.model), flags, flags.tensor_parallel ? 0 : group_->rank());
     tokens_ = to(tokens_, device_);
@@ -99,7 +100,7 @@ class StepRun {
     if (device_ != Device::cpu()) return answer_of_device(steps, eager, memory);
     std::vector<double> seconds, exposed, skew, computing;
     double loss = 0;
-    const CommCounts before = group_->counts();
+    const CommCounts before = counts_with_subgroups(*group_);
     for (int i = 0; i < steps; ++i) {
       group_->barrier();
       const CommTimes times_before = comm_times(*group_);
@@ -111,7 +112,7 @@ class StepRun {
       skew.push_back(times.skew);
       computing.push_back(seconds.back() - exposed.back());
     }
-    const CommCounts after = group_->counts();
+    const CommCounts after = counts_with_subgroups(*group_);
     const std::int64_t bytes =
         after.all_gather.bytes - before.all_gather.bytes + after.reduce_scatter.bytes - before.reduce_scatter.bytes;
     return {{"seconds", seconds},
@@ -127,19 +128,20 @@ class StepRun {
   }
 
  private:
-  Tensor run_step() { return training_.step(tokens_, targets_); }
+  Tensor run_step() { return step_.update(tokens_, targets_).loss; }
+  Tensor run_eager_step() { return step_.update_eagerly(tokens_, targets_).loss; }
   nlohmann::json answer_of_device(int steps, bool eager, Accounting& memory) {
     DeviceContext& device = RankContext::current().device(device_);
     std::optional<ProfilerRange> profiled;
     if (profile_) profiled.emplace();
     const auto start = std::chrono::steady_clock::now();
     Tensor loss;
-    for (int i = 0; i < steps; ++i) loss = training_.step(tokens_, targets_, eager);
+    for (int i = 0; i < steps; ++i) loss = eager ? run_eager_step() : run_step();
     device.synchronize();
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     nlohmann::json answer = {{"seconds", {seconds / steps}},
                              {"loss", loss.item<double>()},
-                             {"how", eager ? "eager" : training_.how()},
+                             {"how", eager ? "eager" : step_.how()},
                              {"device_peak_bytes", memory.total_peak()},
                              {"peak_bytes", by_category(memory.peak())},
                              {"bytes_at_peak", by_category(memory.at_peak())}};
@@ -151,11 +153,11 @@ class StepRun {
   nlohmann::json answer_of_ops() {
     Trace trace;
     trace.waits_for_devices = true;
-    (void)training_.step(tokens_, targets_, true).item<double>();  // no eager step may have filled the pools yet
+    (void)run_eager_step().item<double>();  // no eager step may have filled the pools yet
     const auto start = std::chrono::steady_clock::now();
     {
       const TraceRecording recording(trace);
-      (void)training_.step(tokens_, targets_, true).item<double>();
+      (void)run_eager_step().item<double>();
     }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     struct Sum {
@@ -180,7 +182,7 @@ class StepRun {
   const bool profile_;
   std::int64_t start_bytes_;
   std::shared_ptr<ProcessGroup> group_;
-  Training training_;
+  TrainStep step_;
   Tensor tokens_, targets_;
 };
 
@@ -210,8 +212,7 @@ int run_step_child(std::span<const std::string_view> args) {
   set_threads(static_cast<int>(flags.threads));
   StepRun run(flags, group);
   nlohmann::json greeting = {{"peer", "sherd"}};
-  if (flags.device != "cpu")
-    greeting["device"] = RankContext::current().device(device_of_flag(flags.device)).describe();
+  if (flags.device != "cpu") greeting["device"] = RankContext::current().device(parse_device(flags.device)).describe();
   serve_ranks(*group, greeting, [&](const std::string& request) { return run.answer(request); });
   return 0;
 }
