@@ -1,15 +1,17 @@
-# cmake --install: the program, the library with its headers, and the package `sherd` with the target sherd::sherd.
+# cmake --install: the program, the libraries with their headers, and the package `sherd` with the targets sherd::sherd
+# and sherd::train.
 #
-#   bin/sherd   lib/libsherd.so   include/sherd/{runtime,dtensor,compile,nn}/   lib/cmake/sherd/   share/sherd/configs/
+#   lib/libsherd.so         include/sherd/{runtime,dtensor,compile,nn}/       bin/sherd   share/sherd/configs/
+#   lib/libsherd_train.so   include/sherd/tools/train/                        lib/cmake/sherd/
 #   lib/libsherd_onednn.so (where oneDNN was found)   lib/libsherd_cuda.so (where nvcc was found)
 #
-# The tree can be moved: library and program find each other by $ORIGIN. What the library itself needs (Boost, json) is
-# compiled into it; a user's build needs only what headers name, oneTBB and fmt. The target `programs` builds all of
-# this, and the examples.
+# The tree can be moved: libraries and program find each other by $ORIGIN. What the libraries themselves need (Boost,
+# json, toml++) is compiled into them; a user's build needs only what headers name, oneTBB and fmt. The target
+# `programs` builds all of this, and the examples.
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/sherd)
 
-set_target_properties(sherd_lib PROPERTIES INSTALL_RPATH "$ORIGIN")
+set_target_properties(sherd_lib sherd_train PROPERTIES INSTALL_RPATH "$ORIGIN")
 file(RELATIVE_PATH library_from_program ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
 set_target_properties(sherd PROPERTIES INSTALL_RPATH "$ORIGIN/${library_from_program}")
 
@@ -19,9 +21,9 @@ foreach(library onednn cuda)
     list(APPEND opened sherd_${library})
   endif()
 endforeach()
-add_custom_target(programs DEPENDS sherd sherd_lib ${opened} tiny two_axes)
+add_custom_target(programs DEPENDS sherd sherd_lib sherd_train ${opened} ${SHERD_EXAMPLES})
 
-install(TARGETS sherd_lib EXPORT sherd-targets
+install(TARGETS sherd_lib sherd_train EXPORT sherd-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd)
 install(TARGETS sherd ${opened}

@@ -1,13 +1,17 @@
-# sherd_layer([EXCEPT files...]): adds a folder's sources to the library and its headers to the set that is checked and
-# installed. Files are found by name, so that adding an idea is adding a file.
+# sherd_layer([TARGET library] [EXCEPT files...]): adds a folder's sources to a library, libsherd.so unless another is
+# named, and its headers to the set that is checked and installed. Files are found by name, so that adding an idea is
+# adding a file.
 function(sherd_layer)
-  cmake_parse_arguments(ARG "" "" "EXCEPT" ${ARGN})
+  cmake_parse_arguments(ARG "" "TARGET" "EXCEPT" ${ARGN})
+  if(NOT ARG_TARGET)
+    set(ARG_TARGET sherd_lib)
+  endif()
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.h)
   list(REMOVE_ITEM sources ${ARG_EXCEPT})
   list(REMOVE_ITEM headers ${ARG_EXCEPT})
-  target_sources(sherd_lib PRIVATE ${sources})
-  target_sources(sherd_lib PUBLIC FILE_SET HEADERS BASE_DIRS ${CMAKE_SOURCE_DIR} FILES ${headers})
+  target_sources(${ARG_TARGET} PRIVATE ${sources})
+  target_sources(${ARG_TARGET} PUBLIC FILE_SET HEADERS BASE_DIRS ${CMAKE_SOURCE_DIR} FILES ${headers})
 endfunction()
 
 # sherd_label(label target): target is part of what `tests_<label>` builds, so that a run of one label builds no more.

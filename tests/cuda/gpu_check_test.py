@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 PROGRAMS = ["sherd", "bench_gpu_limits", "bench_gpu_limits_emulated", "test_cuda_device", "test_cuda"]
-LIBRARIES = ["libsherd.so", "libsherd_cuda.so", "emulated/libsherd_cuda_emulated.so"]
+LIBRARIES = ["libsherd.so", "libsherd_train.so", "libsherd_cuda.so", "emulated/libsherd_cuda_emulated.so"]
 OPTIONAL_LIBRARIES = ["emulated/libcudnn.so.9"]  # only where cuDNN's headers are
 SHOWN_CHARACTERS = 12_000  # of the end of the output
 

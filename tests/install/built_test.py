@@ -19,10 +19,10 @@ def main():
     # Programs and libraries; the package's files are written by the configure.
     installed = re.findall(rf'TYPE (?:SHARED_LIBRARY|EXECUTABLE) FILES "{build}/([^"]*)"',
                            (build / "cmake_install.cmake").read_text())
-    assert {"bin/sherd", "lib/libsherd.so"} <= set(installed), installed
+    assert {"bin/sherd", "lib/libsherd.so", "lib/libsherd_train.so"} <= set(installed), installed
     missing = set(installed) - made
     assert not missing, f"installed, but not built by the target {target[1]} of tools/quickstart: {missing}"
-    for example in ("bin/tiny", "bin/two_axes"):
+    for example in ("bin/tiny", "bin/two_axes", "bin/train_text"):
         assert example in made, f"the README names {example}"
 
 

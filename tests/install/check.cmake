@@ -1,4 +1,4 @@
-# Installs a build into an empty folder and builds the outside project against it.
+# Installs a build into an empty folder, builds the outside project against it, and runs its programs.
 #   cmake -DBUILD=build/release -DWORK=folder [-DCXX_FLAGS=...] -P tests/install/check.cmake
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE out ERROR_VARIABLE out)
@@ -32,8 +32,10 @@ endforeach()
 run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR} -B ${WORK}/build -DCMAKE_PREFIX_PATH=${WORK}/installed
     "-DCMAKE_CXX_FLAGS=${CXX_FLAGS}")
 run(${CMAKE_COMMAND} --build ${WORK}/build)
-run(${CMAKE_COMMAND} -E env --unset=LD_LIBRARY_PATH ${WORK}/build/outside)
-message(STATUS "outside program: ${out}")
+foreach(program outside outside_training)
+  run(${CMAKE_COMMAND} -E env --unset=LD_LIBRARY_PATH ${WORK}/build/${program} ${WORK}/${program}.files)
+  message(STATUS "${program}: ${out}")
+endforeach()
 run(${CMAKE_COMMAND} -E env --unset=LD_LIBRARY_PATH ${WORK}/installed/bin/sherd --version)
 message(STATUS "installed program: ${out}")
 

@@ -34,8 +34,8 @@ class TrainStep {
  public:
   /// Both 0-d, on the device of the model.
   struct Result {
-    Tensor loss;       ///< mean nats per token
-    Tensor grad_norm;  ///< before clipping; undefined without TrainStepOptions::metrics
+    Tensor loss;       ///< mean nats per token: of the job, or of this rank (TrainStepOptions::metrics)
+    Tensor grad_norm;  ///< before clipping; undefined without metrics
   };
 
   /// Builds the model that config.model describes, for `data_vocabulary` tokens where it leaves that open; cuts

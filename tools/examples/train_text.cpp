@@ -1,0 +1,35 @@
+// A training run from code, by the library sherd::train: all that `sherd train` does, with the config made here. It
+// trains a small Llama on the bytes of a text, saves it, and goes on from what it has saved when it is called again.
+//   build/release/bin/train_text input.txt checkpoint 200
+//   sherd run -n 2 -- build/release/bin/train_text input.txt checkpoint 200
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+#include "nn/checkpoint/saves.h"
+#include "runtime/comm/job/world.h"
+#include "tools/train/trainer.h"
+
+using namespace sherd;
+
+int main(int argc, char** argv) {
+  if (argc != 4) {
+    fmt::print(stderr, "usage: train_text TEXT FOLDER STEPS\n");
+    return 2;
+  }
+  TrainConfig config;
+  config.data = argv[1];
+  config.save = argv[2];
+  config.steps = std::atoll(argv[3]);
+  config.compile = true;  // record one step and replay it
+  config.model = {.style = "llama", .layers = 2, .heads = 4, .width = 64, .sequence = 64};
+  config.optimizer = {.lr = 3e-3, .min_lr = 3e-4, .warmup = 10, .decay_steps = 400};
+  if (!list_saves(config.save).empty()) config.resume = config.save;
+
+  Trainer trainer(config, world_group());
+  const bool speaks = trainer.group().rank() == 0;
+  const TrainSummary summary = trainer.run([&](const StepMetrics& step) {
+    if (speaks && step.step % 20 == 0) fmt::print("step {}  loss {:.4f}\n", step.step, step.loss);
+  });
+  if (speaks && summary.val_loss) fmt::print("after {} steps: validation {:.4f}\n", summary.steps, *summary.val_loss);
+}
