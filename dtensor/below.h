@@ -1,5 +1,5 @@
 #pragma once
-// Rows called below the dist layer, on local tensors: what transitions and programs of rows are made of.
+// Rows called below the dist layer, on local tensors: transitions and the local programs of rules consist of these.
 #include "runtime/op/dispatch.h"
 
 namespace sherd {
@@ -13,20 +13,22 @@ Tensor below(const Op& op, const Attrs& attrs, In&&... in) {
   return std::move(below(op, attrs, std::span<Tensor>(inputs))[0]);
 }
 
-/// The local part of an input, which is given up if nobody else holds the tensor, so that its memory may be reused.
+/// The local tensor of an input: moved out of `t` if `t` is its only handle, so that its memory may be reused.
 Tensor take_local(Tensor& t);
 
-/// x, copied unless its strides are those of a dense tensor. Ranks must decide alike, for they capture one program: a
-/// part of one row is dense however its rows lie, where larger parts of other ranks are not. So the strides are asked,
-/// not whether they matter. What is moved in and dense stays its only handle.
+/// x, copied unless its strides equal contiguous_strides(). All ranks must decide alike, because they capture one
+/// program: a shard of one row is contiguous whatever its row stride, larger shards of other ranks are not. So strides
+/// are compared even where they do not matter. A dense x that is moved in stays the only handle.
 Tensor dense_below(Tensor x);
 
-/// x on the rank that counts it and zeros on the others, where ranks hold terms of a sum; also of what is infinite. All
-/// ranks run one program: a part of x, which is all of it or nothing, among zeros.
+/// x where `is_mine`, else zeros: a Partial(sum) value to which one rank contributes. Right for infinities too, which a
+/// product with 0 would turn into NaN. All ranks run one program: narrow to all of x or to nothing, then pad with
+/// zeros.
 Tensor mine_or_zeros(Tensor x, bool is_mine);
 
-/// In a handler of what one rank may throw alone, for an id that is none or memory that is short: the groups of the
-/// layout's mesh fail, so that peers who wait for this rank raise CommError with its reason, until all call reset().
+/// For catch handlers of errors that one rank may raise alone (an id out of range, out of memory): aborts the groups of
+/// the layout's mesh with the current exception's text, so that peers that wait for this rank raise CommError with that
+/// reason, until all call reset().
 void abort_peers(const Spec& layout) noexcept;
 
 }  // namespace sherd

@@ -1,18 +1,18 @@
 #pragma once
-// Tensors that are made in a layout: each rank makes its own elements, and no rank ever holds the whole.
+// Factories of distributed tensors: each rank makes its own elements, and no rank ever holds the full tensor.
 #include "dtensor/spec.h"
 #include "runtime/op/tensor.h"
 
 namespace sherd {
 
-/// Error, as for all here: a layout that is Partial, or cuts a dim the shape does not have.
+/// Error, in all factories: a Partial layout, or one that shards a dim the shape does not have.
 Tensor full(const Shape& shape, double value, const Spec* spec, DType dtype = DType::f32,
             Device device = Device::cpu());
 Tensor zeros(const Shape& shape, const Spec* spec, DType dtype = DType::f32, Device device = Device::cpu());
 Tensor ones(const Shape& shape, const Spec* spec, DType dtype = DType::f32, Device device = Device::cpu());
 
 struct RandomOptions {
-  std::int64_t first = 0;  ///< index of the whole's element 0 among those of the key
+  std::int64_t first = 0;  ///< index of the global tensor's element 0 in the sequence of the key
   DType dtype = DType::f32;
   Tensor step{};  ///< 0-d i64, or undefined
   Device device = Device::cpu();

@@ -1,6 +1,6 @@
 #pragma once
 // DeviceMesh: the ranks of a job as a named grid, row-major, slowest axis first. Slices and flattened axes are meshes
-// of their own that share the groups of the mesh they come from.
+// too, and share the process groups of their root mesh.
 //
 //   mesh(dp=2,tp=3)     ranks  0 1 2      mesh["tp"]  of rank 4: ranks 3 4 5, coordinate 1
 //                              3 4 5      mesh["dp"]  of rank 4: ranks 1 4,   coordinate 1
@@ -16,7 +16,7 @@
 namespace sherd {
 
 /// A cheap value handle. Making the first one installs the distributed layer of the dispatcher. Two handles are equal
-/// if they are the same axes over the same group.
+/// if they have the same axes over the same group.
 class DeviceMesh {
  public:
   struct Axis {
@@ -27,10 +27,10 @@ class DeviceMesh {
 
   /// One axis over the ranks of `group`.
   explicit DeviceMesh(std::shared_ptr<ProcessGroup> group, std::string axis = "dp");
-  /// Named axes over the ranks of `group`, slowest first; their product must be its size, names differ. Collective over
-  /// the group if there are two axes or more: each axis gets a group of its own. While a handle of an equal mesh lives
-  /// it is that mesh, without communication: keep handles equally long on all ranks. The end of the last one waits for
-  /// work in flight.
+  /// Named axes over the ranks of `group`, slowest first; their product must be its size, names must differ. Collective
+  /// over the group if there are two axes or more: each axis gets a group of its own. While a handle of an equal mesh
+  /// lives, this returns that mesh without communication: keep handles equally long on all ranks. Destroying the last
+  /// handle waits for work in flight.
   DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> axes);
   /// One axis "dp" over all ranks of the job; connects to the launcher's peers on first use.
   static DeviceMesh world();
@@ -40,46 +40,46 @@ class DeviceMesh {
   int ndim() const { return static_cast<int>(impl_->axes.size()); }
   const std::vector<Axis>& axes() const { return impl_->axes; }
   const std::string& axis_name(int axis = 0) const { return impl_->axes[index(axis)].name; }
-  /// Index of the axis of that name; Error naming those there are.
+  /// Index of the axis of that name; Error that lists the axes if there is none.
   int axis(std::string_view name) const;
   bool has_axis(std::string_view name) const;
-  /// Ranks along an axis; of a mesh with one axis, which need not be named.
+  /// Ranks along an axis. Without an argument the mesh must have one axis, as for coordinate() and group().
   int size() const { return size(only_axis("size()")); }
   int size(int axis) const { return impl_->axes[index(axis)].size; }
-  /// Ranks of the whole mesh.
+  /// Number of ranks of the mesh.
   int num_ranks() const;
   /// This rank's coordinate along an axis.
   int coordinate() const { return coordinate(only_axis("coordinate()")); }
   int coordinate(int axis) const { return impl_->coordinates[index(axis)]; }
   std::span<const int> coordinates() const { return impl_->coordinates; }
-  /// Those of another rank of this mesh, which are numbered row-major.
+  /// Coordinates of rank `rank` of this mesh, numbered row-major.
   std::vector<int> coordinates_of(int rank) const;
-  /// The ranks that differ from this one in the coordinate along `axis` only.
+  /// The group of the ranks that differ from this one in the coordinate along `axis` only.
   ProcessGroup& group() const { return group(only_axis("group()")); }
   ProcessGroup& group(int axis) const { return *impl_->groups[index(axis)]; }
   ProcessGroup& group(std::string_view axis_name) const { return group(axis(axis_name)); }
-  /// The ranks that differ along the given axes only, numbered row-major in that order; null if there is no such group
-  /// (all axes in order have one, others after flatten()). Local.
+  /// The group of the ranks that differ along the given axes only, numbered row-major in that order; null if there is
+  /// none (all axes in mesh order have one, other lists after flatten()). Local.
   ProcessGroup* joint_group(std::span<const int> axes) const;
 
-  /// The mesh of some axes, in this mesh's order: shares their groups. All of them: this mesh. Local.
+  /// The sub-mesh of some axes, named in this mesh's order: shares their groups. All axes give this mesh. Local.
   DeviceMesh slice(std::span<const std::string> names) const;
   DeviceMesh slice(std::initializer_list<std::string> names) const {
     return slice(std::span(names.begin(), names.size()));
   }
   DeviceMesh operator[](const std::string& name) const { return slice({name}); }
-  /// One axis in place of adjacent ones, as a mesh of one axis; named after them, joined by "_", unless told otherwise.
-  /// Collective over the root mesh at the first call with these axes. Error if the name is taken by others.
+  /// Several axes joined into one, as a mesh of one axis. Default name: theirs joined by "_". Collective over the root
+  /// mesh at the first call with these axes. Error if another axis has the name.
   DeviceMesh flatten(std::span<const std::string> names, std::string name = {}) const;
   DeviceMesh flatten(std::initializer_list<std::string> names, std::string name = {}) const {
     return flatten(std::span(names.begin(), names.size()), std::move(name));
   }
   DeviceMesh flatten() const;
-  /// The mesh that this one is a slice of; itself if it is none.
+  /// The mesh that this one is a slice of; itself if it is not a slice.
   DeviceMesh root() const;
-  /// Axes of the root that make up `axis` here: one, or those that were flattened.
+  /// Axes of the root mesh that make up `axis`: one, or several if it is flattened.
   std::span<const int> root_axes(int axis) const { return impl_->root_axes[index(axis)]; }
-  /// Ranks of the root's group along the mesh through this rank, row-major.
+  /// This mesh's ranks, row-major, as the root's group numbers them.
   std::vector<int> ranks() const;
 
   /// Unique within the process; equal handles share it.

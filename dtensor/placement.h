@@ -1,5 +1,5 @@
 #pragma once
-// How a tensor lies along one mesh axis. *axis* = mesh, *dim* = tensor. A closed set: Shard, Replicate, Partial.
+// Placement of a tensor along one mesh axis, a closed set: Shard, Replicate, Partial. *axis* = mesh, *dim* = tensor.
 #include <cstdint>
 #include <string>
 
@@ -10,8 +10,8 @@ namespace sherd {
 struct Placement {
   enum class Kind : std::uint8_t { replicate, shard, partial };
   Kind kind = Kind::replicate;
-  int dim = 0;                          ///< shard: the tensor dim that is cut
-  ReduceKind reduce = ReduceKind::sum;  ///< partial: how the ranks' values combine
+  int dim = 0;                          ///< shard: the tensor dim that is split
+  ReduceKind reduce = ReduceKind::sum;  ///< partial: the reduction that gives the value
 
   bool is_replicate() const { return kind == Kind::replicate; }
   bool is_shard() const { return kind == Kind::shard; }
@@ -21,11 +21,11 @@ struct Placement {
   friend bool operator==(const Placement&, const Placement&) = default;
 };
 
-/// Rank r holds chunk r of `dim`: ceil(n/W) rows each, the last ones fewer or none.
+/// Rank r holds chunk r of `dim`: ceil(n/W) rows each, the last ranks fewer or none.
 inline Placement Shard(int dim) { return {Placement::Kind::shard, dim, ReduceKind::sum}; }
-/// Every rank holds all of it.
+/// Every rank holds the same data.
 inline Placement Replicate() { return {}; }
-/// Every rank holds a term; the value is their reduction.
+/// Every rank holds a partial value; the tensor is their reduction.
 inline Placement Partial(ReduceKind reduce = ReduceKind::sum) { return {Placement::Kind::partial, 0, reduce}; }
 
 /// "S0", "R", "P", "Pmax".
