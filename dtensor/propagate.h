@@ -1,7 +1,7 @@
 #pragma once
-// From the layouts of a call's inputs to a plan: which layouts the inputs are brought to, what the local call is, how
-// its results lie. A plan is made once per (row, attributes, layouts, shapes, types) and kept by the rank's thread,
-// until there are too many. Ranks need not forget the same plans: what is planned again is the same plan.
+// From the layouts of a call's inputs to a plan: the layouts to redistribute the inputs to, the local call, and the
+// layouts of its results. A plan is made once per (row, attributes, layouts, shapes, types) and cached per rank until
+// there are too many. Ranks need not evict the same plans: planning again gives the same plan.
 #include <cstdint>
 #include <memory>
 
@@ -18,9 +18,9 @@ struct CallPlan {
   Attrs attrs;  ///< of the local call
   Attrs global_attrs;
   AttrKey key;                                           ///< of global_attrs
-  SmallVec<const Spec*, 4> from;                         ///< layouts the inputs come with; null: plain or absent
+  SmallVec<const Spec*, 4> from;                         ///< layouts of the inputs; null: plain or absent
   SmallVec<const Spec*, 4> in;                           ///< layouts the local call works on
-  SmallVec<std::unique_ptr<const Transition>, 4> moves;  ///< per input; null: stays as it is
+  SmallVec<std::unique_ptr<const Transition>, 4> moves;  ///< per input; null: no move
   SmallVec<const Spec*, 2> out;
   SmallVec<Tensor, 4> metas;  ///< inputs as meta tensors
   Metas out_metas;            ///< global
@@ -33,20 +33,20 @@ struct CallPlan {
 
 /// The plan of a call with at least one distributed input. Errors name the row, inputs and layouts: plain tensors of
 /// several elements among distributed ones (outside of ImplicitReplication), layouts on different meshes, a row
-/// without rule. Throws what infer throws on the global shapes, before any communication. Good until the thread has
-/// made kMaxPlans others.
+/// without rule. Throws what infer throws on the global shapes, before any communication. The reference is valid until
+/// the rank has made kMaxPlans other plans.
 const CallPlan& plan_call(const OpCall& call);
 
 inline constexpr std::size_t kMaxPlans = 1 << 12;
 
-/// Plans that this thread has made and keeps, and how often it found one again.
+/// Counters of this rank's plan cache.
 struct PlanCounts {
-  std::int64_t made = 0, found = 0;
+  std::int64_t made = 0, found = 0;  ///< misses, hits
   std::size_t kept = 0;
 };
 PlanCounts plan_counts();
 
-/// Drops all plans and transitions of this thread, as prices or groups have changed.
+/// Drops all plans and transitions of this rank: needed when prices or groups change.
 void forget_plans();
 
 }  // namespace sherd

@@ -1,10 +1,10 @@
 #pragma once
-// Modes of a thread in which the dist layer is stricter, or more lenient.
+// Modes of a rank in which the dist layer is stricter, or more lenient.
 
 namespace sherd {
 
-/// For a scope: an op whose inputs would have to communicate first is an Error that names the row, the input, where it
-/// lies and where it should. Redistributions that the program asks for are allowed.
+/// In this scope an op that would implicitly redistribute an input by communication is an Error that names the row, the
+/// input and both layouts. Explicit redistribute() is allowed.
 class StrictCommunication {
  public:
   explicit StrictCommunication(bool on = true);
@@ -16,7 +16,7 @@ class StrictCommunication {
   bool outer_;
 };
 
-/// For a scope: plain tensors among distributed ones count as replicated. They must be equal on all ranks.
+/// In this scope plain tensors among distributed ones count as replicated. They must be equal on all ranks.
 class ImplicitReplication {
  public:
   explicit ImplicitReplication(bool on = true);

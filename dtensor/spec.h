@@ -2,7 +2,7 @@
 // Spec: the layout of a distributed tensor. Per tensor dim it keeps the *ordered list of mesh axes that split it*, so
 // two axes on one dim (FSDP over TP) need no placement of their own. Padding is never part of the meaning.
 //
-//   f32[8]{0: tp,dp} on mesh(dp=2,tp=2)      tp cuts first       tp 0          tp 1
+//   f32[8]{0: tp,dp} on mesh(dp=2,tp=2)      tp splits first     tp 0          tp 1
 //                                            dp 0 holds      rows 0 1      rows 4 5
 //                                            dp 1 holds      rows 2 3      rows 6 7
 #include <initializer_list>
@@ -17,12 +17,13 @@
 
 namespace sherd {
 
-/// Interned and immortal: equal layouts on one mesh are one object, so comparing is comparing pointers. They know no
-/// shapes, so a program has as few as it has kinds of layouts.
+/// Interned and immortal: equal layouts on one mesh are one object, so comparing is comparing pointers. A Spec holds no
+/// shape, so a program has few of them.
 class Spec final : public Distributed {
  public:
-  /// One placement per mesh axis. Shard dims must be >= 0 (normalised by the caller). Axes that cut the same dim cut it
-  /// in mesh order, or as `order` says: axes, the first cuts first; those it does not name come after, in mesh order.
+  /// One placement per mesh axis. Shard dims must be >= 0 (normalised by the caller). Axes that shard the same dim
+  /// split it in mesh order, or in `order`: a list of axes, outermost first; axes it does not name follow in mesh
+  /// order.
   static const Spec* of(const DeviceMesh& mesh, std::span<const Placement> placements, std::span<const int> order = {});
   static const Spec* of(const DeviceMesh& mesh, std::initializer_list<Placement> placements,
                         std::initializer_list<int> order = {}) {
@@ -40,18 +41,18 @@ class Spec final : public Distributed {
   int coordinate(int axis) const { return coordinates_[static_cast<std::size_t>(axis)]; }
   std::span<const Placement> placements() const { return placements_; }
   const Placement& placement(int axis) const { return placements_[static_cast<std::size_t>(axis)]; }
-  /// Mesh axes that split tensor dim `dim`, outermost cut first.
+  /// Mesh axes that split tensor dim `dim`, outermost first.
   std::span<const int> axes_of(int dim) const;
-  /// Into how many parts dim `dim` is cut.
+  /// Number of shards along dim `dim`.
   int num_shards(int dim) const;
   bool is_partial() const override { return is_partial_; }
   bool is_replicated() const override { return is_replicated_; }
   /// Error if the mesh is gone.
   const Distributed* replicated() const override;
 
-  /// This layout with another placement along one axis. A new Shard cuts what the other axes left: it is the innermost.
+  /// This layout with another placement along one axis. A new Shard is the innermost split of its dim.
   const Spec* with(int axis, Placement placement) const;
-  /// An order of the axes, as for of(), that gives this layout again.
+  /// An `order` with which of() gives this layout again.
   std::vector<int> order() const;
 
   struct Range {
@@ -59,7 +60,7 @@ class Spec final : public Distributed {
     std::int64_t size() const { return end - begin; }
     friend bool operator==(const Range&, const Range&) = default;
   };
-  /// The part of dim `dim` (of `size` elements) that the rank at `coordinates` (default: this one) holds.
+  /// The range of dim `dim` (of `size` elements) that this rank, or the rank at `coordinates`, holds.
   Range local_range(int dim, std::int64_t size) const;
   Range range_at(int dim, std::int64_t size, std::span<const int> coordinates) const;
   /// Index of this rank's first element per dim.
@@ -76,11 +77,11 @@ class Spec final : public Distributed {
   std::vector<DeviceMesh::Axis> axes_;
   std::vector<int> coordinates_;
   std::vector<Placement> placements_;          // per mesh axis
-  std::vector<std::vector<int>> axes_of_dim_;  // per tensor dim, as far as any is split
+  std::vector<std::vector<int>> axes_of_dim_;  // per tensor dim, up to the last one that is split
   bool is_partial_ = false, is_replicated_ = true;
 };
 
-/// Chunk rule: part r of n elements cut for `parts` ranks is [min(r*c, n), min((r+1)*c, n)) with c = ceil(n/parts).
+/// Chunk rule: shard r of n elements over `parts` ranks is [min(r*c, n), min((r+1)*c, n)) with c = ceil(n/parts).
 Spec::Range chunk_range(std::int64_t n, int parts, int r);
 
 }  // namespace sherd

@@ -3,13 +3,13 @@
 //
 //   {0: dp; 1: tp}  --all_to_all(tp)-->  {0: dp,tp}  --all_gather(dp+tp)-->  {}
 //
-//   slice            R -> S   every rank keeps its chunk; nothing moves
-//   all_gather       S -> R   of the axis that cuts a dim innermost; of several when one group joins them
-//   all_to_all       S -> S   from the innermost cut of one dim to that of another
-//   reduce_scatter   P -> S   a new innermost cut
+//   slice            R -> S   every rank keeps its chunk; no communication
+//   all_gather       S -> R   of the axis that splits a dim innermost; of several when one group spans them
+//   all_to_all       S -> S   from the innermost split of one dim to that of another
+//   reduce_scatter   P -> S   a new innermost split
 //   all_reduce       P -> R
 //
-// Replicate -> Partial and Shard -> Partial do not exist: a value becomes Partial by ops only. Along several axes
+// Replicate -> Partial and Shard -> Partial do not exist: a value becomes Partial by ops only. Where several axes are
 // Partial by kinds that do not commute (a sum of maxima), later axes reduce first.
 #include <cstdint>
 #include <string>
@@ -26,15 +26,15 @@ struct TransitionStep {
   enum class Kind : std::uint8_t { slice, all_gather, all_to_all, reduce_scatter, all_reduce };
   Kind kind = Kind::slice;
   SmallVec<int, 2> axes;         ///< mesh axes; several: one call on DeviceMesh::joint_group(axes)
-  int from_dim = 0, to_dim = 0;  ///< the dim that is joined, the dim that is cut
+  int from_dim = 0, to_dim = 0;  ///< the dim that is gathered, the dim that is split
   ReduceKind reduce = ReduceKind::sum;
   const Spec* result = nullptr;
-  std::int64_t bytes = 0;  ///< of the full buffer on the rank with the largest part; 0 for a slice
+  std::int64_t bytes = 0;  ///< of the full buffer on the rank with the largest local tensor; 0 for a slice
 };
 
 struct Transition {
   std::vector<TransitionStep> steps;
-  double seconds = 0;      ///< as AxisCost prices it
+  double seconds = 0;      ///< by the prices of AxisCost
   std::int64_t bytes = 0;  ///< sum over the steps
   /// Without any collective.
   bool is_free() const;
@@ -42,7 +42,7 @@ struct Transition {
   std::string describe() const;
 };
 
-/// Cheapest plan for a tensor of global `shape`, kept by the rank's thread; good until the thread has planned
+/// Cheapest plan for a tensor of global `shape`, cached per rank; the reference is valid until the rank has planned
 /// kMaxTransitions others. Local: the same plan on all ranks. Axes of size 1 never communicate; those that are
 /// Replicate or Partial in both layouts are left alone. Error: layouts of two meshes, a dim the shape does not have,
 /// Shard or Replicate -> Partial, Partial(a) -> Partial(b).
@@ -53,27 +53,27 @@ inline constexpr std::size_t kMaxTransitions = 1 << 12;
 /// The plan's price alone, in seconds; infinity where it is refused.
 double transition_seconds(const Spec* from, const Spec* to, const Shape& shape, DType dtype);
 
-/// Runs a plan on this rank's part of a tensor of global `shape`, by calls below the dist layer, so that capture
-/// records them. Collective; returns without waiting. The result has the local shape of the plan's target and may be a
-/// view of `local`.
+/// Runs a plan on this rank's local tensor of global `shape`, by calls below the dist layer, so that capture records
+/// them. Collective; returns without waiting. The result has the local shape of the plan's target and may be a view of
+/// `local`.
 Tensor run_transition(Tensor local, const Shape& shape, const Transition& plan);
 
-/// What a collective along an axis costs: call + (n-1) x peer + bytes x (n-1)/n / bytes_per_second, where all_reduce
-/// moves its bytes twice and all_to_all packs and unpacks them. The defaults are those of processes that share memory:
-/// a row of 256 bytes takes two of them 30 us on two cores, 1 MB is gathered in 150 us and 16 MB in 2.4 ms.
+/// Cost of a collective along an axis: call + (n-1) x peer + bytes x (n-1)/n / bytes_per_second, where all_reduce moves
+/// its bytes twice and all_to_all packs and unpacks them. The defaults are for processes that share memory: two of them
+/// on two cores take 30 us for a row of 256 bytes, and all_gather 1 MB in 150 us and 16 MB in 2.4 ms.
 struct AxisCost {
   double call_seconds = 20e-6;
   double peer_seconds = 2e-6;
   double bytes_per_second = 4e9;
 };
 
-/// Prices axes of that name from now on, for plans of this rank's thread; those made so far are forgotten. All ranks
-/// must say the same.
+/// Sets the cost of axes of that name for this rank's plans; plans made so far are dropped. All ranks must set the
+/// same.
 void set_axis_cost(std::string_view axis, const AxisCost& cost);
 
 /// Part of forget_plans().
 void forget_transitions();
-/// How many transitions this thread keeps.
+/// Number of transitions in this rank's cache.
 std::size_t num_transitions();
 
 }  // namespace sherd

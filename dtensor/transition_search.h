@@ -1,6 +1,6 @@
 #pragma once
-// The shortest path behind transition.h. Layouts are packed into eight bytes here, because a search sees many of them;
-// axes of size 1 are left out, for they change nothing.
+// The shortest path behind transition.h. Layouts are packed into eight bytes, because a search visits many of them;
+// axes of size 1 are left out, because they change nothing.
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -13,7 +13,7 @@ namespace sherd {
 
 inline constexpr int kMaxSearchAxes = 8;
 
-/// How a tensor lies, per axis of a search: Replicate, Partial, or the place of a cut in the order of a dim's cuts.
+/// A layout, per axis of a search: Replicate, Partial, or a dim and the axis' position in the order that splits it.
 struct PackedLayout {
   static constexpr std::uint8_t kReplicate = 0, kPartial = 1, kFirstShard = 2;
   std::array<std::uint8_t, kMaxSearchAxes> place{};
@@ -37,26 +37,26 @@ struct SearchProblem {
     int size = 1;
     AxisCost cost{};
     ReduceKind kind = ReduceKind::sum;  ///< of a Partial value along it
-    bool fixed = false;                 ///< to be left alone
+    bool fixed = false;                 ///< must not change
   };
   std::vector<Axis> axes{};
-  std::vector<int> dims{};  ///< that may be cut on the way
+  std::vector<int> dims{};  ///< that may be sharded on the way
   Shape shape{};
   std::int64_t element_bytes = 1;
   PackedLayout from{}, to{};
-  std::function<bool(const AxisList&)> has_group{};  ///< whether one group joins these axes, in that order
+  std::function<bool(const AxisList&)> has_group{};  ///< whether one group spans these axes, in that order
 };
 
 struct SearchStep {
   TransitionStep::Kind kind = TransitionStep::Kind::slice;
   AxisList axes{};
   int from_dim = 0, to_dim = 0;
-  std::int64_t bytes = 0, priced_bytes = 0;  ///< of the buffer; of what is paid for
+  std::int64_t bytes = 0, priced_bytes = 0;  ///< of the buffer; that the price counts
   double seconds = 0;
   PackedLayout result{};
 };
 
-/// The cheapest steps; of equal price the fewest. Nothing if there is no way.
+/// The cheapest steps; of equal price the fewest. Nothing if there is no path.
 std::optional<std::vector<SearchStep>> search_transition(const SearchProblem& problem);
 
 }  // namespace sherd
