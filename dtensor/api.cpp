@@ -1,5 +1,4 @@
-// Between plain and distributed tensors. from_local and to_local only put a label on or take it off, in backward too;
-// whatever moves is a redistribute.
+// from_local and to_local only wrap and unwrap local tensors, in backward too; all data movement is a redistribute.
 #include "dtensor/api.h"
 
 #include "dtensor/below.h"
@@ -32,21 +31,22 @@ Tensor run_from_local(OpCall& call) {
   return Tensor::distributed(a.shape, a.spec, call.in[0].detach());
 }
 
-// A gradient may be asked for as terms. Where it has none it is counted once: on the first rank of the axis.
-Tensor part_of_gradient(Tensor grad, const Spec& as) {
-  const Spec& lies = Spec::from(grad);
+// The local tensor of a gradient in layout `as`, which may be Partial. Where the gradient itself is not Partial, the
+// first rank of the axis takes its value and the others take zeros.
+Tensor local_gradient(Tensor grad, const Spec& as) {
+  const Spec& from = Spec::from(grad);
   const Spec* to = gradient_spec(&as);
-  bool is_term = false, counts = true;
+  bool makes_partial = false, takes_value = true;
   for (int a = 0; a < as.num_axes(); ++a) {
     if (!as.placement(a).is_partial()) continue;
-    if (lies.mesh_id() == as.mesh_id() && lies.placement(a) == as.placement(a)) to = to->with(a, as.placement(a));
+    if (from.mesh_id() == as.mesh_id() && from.placement(a) == as.placement(a)) to = to->with(a, as.placement(a));
     else {
-      is_term = true;
-      counts &= as.coordinate(a) == 0;
+      makes_partial = true;
+      takes_value &= as.coordinate(a) == 0;
     }
   }
-  Tensor part = redistribute(std::move(grad), to).local();
-  return is_term ? mine_or_zeros(std::move(part), counts) : part;
+  Tensor local = redistribute(std::move(grad), to).local();
+  return makes_partial ? mine_or_zeros(std::move(local), takes_value) : local;
 }
 
 void vjp_from_local(VjpCall& call) {
@@ -59,16 +59,16 @@ void vjp_from_local(VjpCall& call) {
           "from_local of {}: values that reduce by {} have no derivative; detach() the local part", to_string(p),
           name(p.reduce));
   }
-  Tensor part = part_of_gradient(call.take_grad(), *attrs.grad);
-  if (averaged > 1) part = mul(std::move(part), 1.0 / static_cast<double>(averaged));
-  call.give(0, std::move(part));
+  Tensor local = local_gradient(call.take_grad(), *attrs.grad);
+  if (averaged > 1) local = mul(std::move(local), 1.0 / static_cast<double>(averaged));
+  call.give(0, std::move(local));
 }
 
-// The layout a gradient is said to have, of a tensor that lies as `spec`: only Replicate and Partial may differ.
+// The layout of `grad_placements` for a tensor of layout `spec`: only Replicate and Partial may differ.
 const Spec* spec_of_gradient(std::string_view what, const Spec& spec, int ndim,
-                             const std::optional<std::vector<Placement>>& said) {
-  if (!said) return gradient_spec(&spec);
-  const Spec* grad = Spec::of(spec.mesh(), normalize_placements(*said, ndim), spec.order());
+                             const std::optional<std::vector<Placement>>& grad_placements) {
+  if (!grad_placements) return gradient_spec(&spec);
+  const Spec* grad = Spec::of(spec.mesh(), normalize_placements(*grad_placements, ndim), spec.order());
   for (int a = 0; a < spec.num_axes(); ++a) {
     const Placement &x = spec.placement(a), &g = grad->placement(a);
     if (x.is_shard() ? g != x : g.is_shard())
@@ -83,7 +83,7 @@ const Spec* spec_of_gradient(std::string_view what, const Spec& spec, int ndim,
   return grad;
 }
 
-Shape whole_shape(const Tensor& local, const Spec& spec, const FromLocalOptions& options) {
+Shape global_shape(const Tensor& local, const Spec& spec, const FromLocalOptions& options) {
   Shape shape = local.shape();
   if (!options.shape) {
     for (int d = 0; d < shape.size(); ++d) shape[d] *= spec.num_shards(d);
@@ -99,16 +99,16 @@ Shape whole_shape(const Tensor& local, const Spec& spec, const FromLocalOptions&
 void check_dims(const Tensor& local, const Spec& spec) {
   for (const Placement& p : spec.placements())
     if (p.is_shard() && p.dim >= local.ndim())
-      fail("from_local: {} has no dim {} to be cut: {}", local, p.dim, spec.describe());
+      fail("from_local: {} has no dim {} to shard: {}", local, p.dim, spec.describe());
 }
 
-// All ranks come to the check, also those that see already that they are wrong: none waits in vain.
+// All ranks enter the check, also those that already know of an error: otherwise their peers would hang in it.
 Shape checked_shape(const Tensor& local, const Spec& spec, const FromLocalOptions& options) {
   Shape shape = options.shape && options.shape->size() == local.ndim() ? *options.shape : local.shape();
   std::string problem;
   try {
     check_dims(local, spec);
-    shape = whole_shape(local, spec, options);
+    shape = global_shape(local, spec, options);
   } catch (const Error& error) { problem = error.message(); }
   check_parts("from_local", local, shape, &spec, problem);
   return shape;
@@ -137,16 +137,16 @@ void vjp_to_local(VjpCall& call) {
 
 // ---- distribute ----
 
-Tensor brought_from(Tensor whole, const DeviceMesh& mesh, int source) {
+Tensor broadcast_over(Tensor full, const DeviceMesh& mesh, int source) {
   check(source >= 0 && source < mesh.num_ranks(), "distribute: source {} is not a rank of {}, which has {}", source,
         mesh.describe(), mesh.num_ranks());
-  whole = contiguous(std::move(whole));
+  full = contiguous(std::move(full));
   int below = mesh.num_ranks();
-  for (int a = 0; a < mesh.ndim(); ++a) {  // the slowest axis first: then each later one has a rank that knows
+  for (int a = 0; a < mesh.ndim(); ++a) {  // every group of a later axis then has a rank with the source's data
     below /= mesh.size(a);
-    if (mesh.size(a) > 1) whole = broadcast_from(std::move(whole), mesh.group(a), source / below % mesh.size(a));
+    if (mesh.size(a) > 1) full = broadcast_from(std::move(full), mesh.group(a), source / below % mesh.size(a));
   }
-  return whole;
+  return full;
 }
 
 }  // namespace
@@ -157,9 +157,9 @@ Tensor from_local(Tensor local, const Spec* spec, const FromLocalOptions& option
                                  .traits = {.linear = true, .placement = true},
                                  .vjp = vjp_from_local},
                                 run_from_local};
-  check(!local.is_distributed(), "from_local: {} is distributed already; redistribute() changes how it lies", local);
+  check(!local.is_distributed(), "from_local: {} is distributed already; redistribute() changes its layout", local);
   if (!options.run_check) check_dims(local, *spec);
-  const Shape shape = options.run_check ? checked_shape(local, *spec, options) : whole_shape(local, *spec, options);
+  const Shape shape = options.run_check ? checked_shape(local, *spec, options) : global_shape(local, *spec, options);
   const Spec* grad = spec_of_gradient("from_local as", *spec, local.ndim(), options.grad_placements);
   return call(row, FromLocalAttrs{spec, grad, shape}, std::move(local));
 }
@@ -169,7 +169,7 @@ Tensor from_local(Tensor local, const DeviceMesh& mesh, std::span<const Placemen
   const Spec* spec = nullptr;
   try {
     spec = Spec::of(mesh, normalize_placements(placements, local.ndim()));
-  } catch (const Error& error) {  // the others come to the check
+  } catch (const Error& error) {  // the other ranks are in the check
     if (options.run_check) check_parts("from_local", local, local.shape(), Spec::replicate(mesh), error.message());
     throw;
   }
@@ -189,23 +189,24 @@ Tensor to_local(Tensor x, const ToLocalOptions& options) {
 }
 
 Tensor full_tensor(Tensor x, const ToLocalOptions& options) {
-  const Spec* whole = Spec::replicate(Spec::from(x).mesh());
-  return to_local(redistribute(std::move(x), whole), options);
+  const Spec* replicated = Spec::replicate(Spec::from(x).mesh());
+  return to_local(redistribute(std::move(x), replicated), options);
 }
 
 Tensor distribute(const Tensor& tensor, const Spec* spec, const DistributeOptions& options) {
-  check(!tensor.is_distributed(), "distribute: {} is distributed already; redistribute() changes how it lies", tensor);
+  check(!tensor.is_distributed(), "distribute: {} is distributed already; redistribute() changes its layout", tensor);
   check(!spec->is_partial(), "distribute: a tensor cannot be made Partial, {}; ops produce partial values",
         spec->describe());
   const Shape shape = spec->local_shape(tensor.shape());
   const Dims offset = spec->local_offset(tensor.shape());
   const GradMode off(false);
-  Tensor part = tensor.detach();
-  if (options.source != DistributeOptions::kOwnData) part = brought_from(std::move(part), spec->mesh(), options.source);
+  Tensor data = tensor.detach();
+  if (options.source != DistributeOptions::kOwnData)
+    data = broadcast_over(std::move(data), spec->mesh(), options.source);
   for (int d = 0; d < shape.size(); ++d)
-    if (shape[d] != part.size(d)) part = narrow(part, d, offset[d], shape[d]);
-  const Tensor local = Tensor::empty(shape, part.dtype(), part.device());
-  if (!local.is_meta()) copy_into(local, part);
+    if (shape[d] != data.size(d)) data = narrow(data, d, offset[d], shape[d]);
+  const Tensor local = Tensor::empty(shape, data.dtype(), data.device());
+  if (!local.is_meta()) copy_into(local, data);
   return Tensor::distributed(tensor.shape(), spec, local);
 }
 

@@ -1,4 +1,4 @@
-// Every rank tells all others what it has in a row of integers; then each judges all of them by the same rules, so
+// Ranks all_gather a row of integers each (shapes, dtype, hash); then every rank checks all rows by the same rules, so
 // that either all raise or none does.
 #include "dtensor/check_parts.h"
 
@@ -51,7 +51,7 @@ std::string text_of(Facts facts, int field) {
   return fmt::format("{}{}", name(static_cast<DType>(facts[kDtype])), dims_at(facts, field));
 }
 
-// The first rank that holds the same part.
+// The first rank with a replica of the same shard.
 int first_copy(std::vector<int> at, const Spec& spec) {
   int rank = 0;
   for (int a = 0; a < spec.num_axes(); ++a)

@@ -1,4 +1,4 @@
-// Along one axis: each signature costs what its inputs must move. Over several axes: the best few of each axis are
+// Along one axis a signature costs the transitions of its inputs. Over several axes the best few of each axis are
 // combined, and combinations are priced by real transitions, which know about axes that share a dim. A combination that
 // moves nothing is taken at once, which is the usual case.
 #include "dtensor/choose.h"
@@ -18,35 +18,36 @@ constexpr std::size_t kBestPerAxis = 6;
 struct Priced {
   const Signature* signature;
   double seconds;
-  int moved;  // inputs that do not lie as it asks
+  int moved;  // inputs in another layout
   bool is_wanted = false;
 };
 
-// An input of terms may be reduced and cut in one go, at half the price of having the whole. Where nothing else is cut
-// along that axis the second half is only put off: the result would lie in a way nobody asked for.
-Placement priced_as(Placement now, Placement to, bool is_cut) {
-  return now.is_partial() && to.is_shard() && !is_cut ? Replicate() : to;
+// A Partial input may be reduce-scattered at half the price of an all_reduce. Where no other input is sharded along
+// that axis this only defers the other half, by a result that is sharded though no operand asks for it: price it as an
+// all_reduce.
+Placement priced_as(Placement now, Placement to, bool is_sharded) {
+  return now.is_partial() && to.is_shard() && !is_sharded ? Replicate() : to;
 }
 
-// The same layout with nothing but this axis in terms: of a maximum of sums the maximum cannot be taken alone, and what
-// it costs is wanted here, not when.
-const Spec* without_other_terms(const Spec* from, int axis) {
+// The same layout, Partial along this axis only. Where kinds do not commute (a maximum of sums) an axis cannot be
+// reduced before the others; here only the price of its own reduction counts, not the order.
+const Spec* without_other_partials(const Spec* from, int axis) {
   for (int a = 0; a < from->num_axes(); ++a)
     if (a != axis && from->placement(a).is_partial()) from = from->with(a, Replicate());
   return from;
 }
 
-// What one input pays along one axis: a transition of this axis alone.
-double axis_seconds(const Spec* from, int axis, Placement to, bool is_cut, const Tensor& meta) {
-  if (!from) return to.is_partial() ? kNever : 0;  // a whole tensor may be cut for nothing
+// Price of one input along one axis: a transition of this axis alone.
+double axis_seconds(const Spec* from, int axis, Placement to, bool is_sharded, const Tensor& meta) {
+  if (!from) return to.is_partial() ? kNever : 0;  // slicing a replicated tensor is free
   const Placement now = from->placement(axis);
   if (now == to) return 0;
   if (to.is_partial()) return kNever;
-  if (now.is_partial()) from = without_other_terms(from, axis);
-  return transition_seconds(from, from->with(axis, priced_as(now, to, is_cut)), meta.shape(), meta.dtype());
+  if (now.is_partial()) from = without_other_partials(from, axis);
+  return transition_seconds(from, from->with(axis, priced_as(now, to, is_sharded)), meta.shape(), meta.dtype());
 }
 
-bool is_cut_along(std::span<const Spec* const> from, int axis) {
+bool is_sharded_along(std::span<const Spec* const> from, int axis) {
   return std::any_of(from.begin(), from.end(), [&](const Spec* s) { return s && s->placement(axis).is_shard(); });
 }
 
@@ -59,29 +60,31 @@ bool is_better(const Priced& a, const Priced& b) {
 // The best signatures of an axis, cheapest first.
 std::vector<Priced> price_axis(const RuleCall& call, const Signatures& signatures, int axis,
                                std::span<const Spec* const> from, const Spec* wanted) {
-  const bool is_cut = is_cut_along(from, axis);
+  const bool is_sharded = is_sharded_along(from, axis);
   std::vector<Priced> priced;
   for (const Signature& s : signatures) {
     Priced p{&s, 0, 0, wanted && !s.out.empty() && wanted->placement(axis) == s.out[0]};
     for (std::size_t i = 0; i < from.size() && p.seconds < kNever; ++i) {
       if (!call.has(i)) continue;
-      p.seconds += axis_seconds(from[i], axis, s.in[i], is_cut, call.in[i]);
+      p.seconds += axis_seconds(from[i], axis, s.in[i], is_sharded, call.in[i]);
       p.moved += (from[i] ? from[i]->placement(axis) : Replicate()) != s.in[i];
     }
     if (p.seconds < kNever) priced.push_back(p);
   }
   std::stable_sort(priced.begin(), priced.end(), is_better);
   if (priced.size() > kBestPerAxis) {
-    // All-Replicate, which is listed first, stays among them: it is legal with everything.
-    const auto whole =
+    // Keep all-Replicate, which is listed first: it is legal in every combination.
+    const auto replicated =
         std::find_if(priced.begin(), priced.end(), [&](const Priced& p) { return p.signature == &signatures.front(); });
-    if (whole - priced.begin() >= static_cast<std::ptrdiff_t>(kBestPerAxis)) priced[kBestPerAxis - 1] = *whole;
+    if (replicated - priced.begin() >= static_cast<std::ptrdiff_t>(kBestPerAxis))
+      priced[kBestPerAxis - 1] = *replicated;
     priced.resize(kBestPerAxis);
   }
   return priced;
 }
 
-// Axes that share a dim must cut it in one order in all operands: that of the largest operand that has such a dim now.
+// Axes that share a dim must split it in the same order in all operands: that of the largest operand that has such a
+// dim.
 std::vector<int> common_order(const RuleCall& call, std::span<const Spec* const> from) {
   const Spec* lead = nullptr;
   std::int64_t most = -1;
@@ -96,7 +99,7 @@ std::vector<int> common_order(const RuleCall& call, std::span<const Spec* const>
   return lead ? lead->order() : std::vector<int>{};
 }
 
-// How operand i lies if every axis takes its signature.
+// Layout of operand i if every axis takes its signature.
 const Spec* layout_of(const DeviceMesh& mesh, std::span<const Signature* const> per_axis, std::size_t i, bool is_input,
                       std::span<const int> order) {
   std::vector<Placement> placements;
@@ -104,7 +107,7 @@ const Spec* layout_of(const DeviceMesh& mesh, std::span<const Signature* const> 
   return Spec::of(mesh, placements, order);
 }
 
-// Dims that must be cut evenly are, by all axes together.
+// Whether all axes together satisfy `even` of every signature.
 bool is_even(const RuleCall& call, const DeviceMesh& mesh, std::span<const Signature* const> per_axis) {
   for (std::size_t a = 0; a < per_axis.size(); ++a) {
     if (per_axis[a]->even == 0) continue;
@@ -135,7 +138,7 @@ Priced price(const RuleCall& call, const Choice& choice, std::span<const Spec* c
     if (!call.has(i) || !from[i] || from[i] == choice.in[i]) continue;
     const Spec* to = choice.in[i];
     for (int a = 0; a < to->num_axes(); ++a)
-      if (const Placement p = priced_as(from[i]->placement(a), to->placement(a), is_cut_along(from, a));
+      if (const Placement p = priced_as(from[i]->placement(a), to->placement(a), is_sharded_along(from, a));
           p != to->placement(a))
         to = to->with(a, p);
     total.seconds += transition_seconds(from[i], to, call.shape(i), call.in[i].dtype());

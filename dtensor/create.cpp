@@ -7,14 +7,14 @@ namespace sherd {
 
 namespace {
 
-void check_whole(const Spec* spec, const Shape& shape) {
+void check_layout(const Spec* spec, const Shape& shape) {
   check(spec != nullptr, "a tensor of shape {} needs a layout to be made in", shape);
   check(!spec->is_partial(), "a tensor cannot be made as {}: values become Partial by ops only", spec->describe());
 }
 
 Tensor draw(const char* row, const Shape& shape, std::uint64_t key, double a, double b, const Spec* spec,
             const RandomOptions& options) {
-  check_whole(spec, shape);
+  check_layout(spec, shape);
   RandomAttrs attrs{.shape = spec->local_shape(shape),
                     .dtype = options.dtype,
                     .key = key,
@@ -33,7 +33,7 @@ Tensor draw(const char* row, const Shape& shape, std::uint64_t key, double a, do
 }  // namespace
 
 Tensor full(const Shape& shape, double value, const Spec* spec, DType dtype, Device device) {
-  check_whole(spec, shape);
+  check_layout(spec, shape);
   return Tensor::distributed(shape, spec, full(spec->local_shape(shape), value, dtype, device));
 }
 

@@ -1,5 +1,5 @@
-// A layout cuts each dim into ranges; at most two dims that are cut become the rows and columns of a table whose cells
-// name ranks. Ranks are found by asking the layout for the box of every coordinate of the mesh.
+// A layout splits each dim into ranges. Up to two sharded dims become the rows and columns of a table whose cells name
+// ranks; a rank is in a cell if the layout gives that box for its coordinates.
 #include "dtensor/draw.h"
 
 #include <algorithm>
@@ -16,15 +16,15 @@ using Coordinates = std::vector<int>;
 using Range = Spec::Range;
 
 constexpr std::size_t kMaxRows = 12, kMaxColumns = 6, kMaxRanks = 8;  // shown at most
-constexpr std::size_t kEnds = 2;                                      // shown at either end of what is abbreviated
+constexpr std::size_t kEnds = 2;                                      // shown at either end of an abbreviated list
 
-/// A layout and what it lays out.
+/// A layout of a tensor of `shape`, and the ranks of its mesh.
 struct Picture {
   const Spec& spec;
   const Shape& shape;
   DeviceMesh mesh;
-  std::vector<Coordinates> all;  // of the mesh, row-major
-  std::vector<int> ranks;        // the same ranks as the root numbers them
+  std::vector<Coordinates> all;  // per rank, row-major
+  std::vector<int> ranks;        // the same ranks as the root mesh numbers them
 };
 
 Picture picture_of(const Spec& spec, const Shape& shape) {
@@ -53,9 +53,8 @@ std::string joined(const std::vector<std::string>& words, std::string_view separ
                      fmt::join(words.end() - kEnds, words.end(), separator));
 }
 
-// Ranks at these coordinates, which differ along the axes from `axis` on that do not cut. Along Partial axes they make
-// the value together; later axes reduce first.
-std::string terms(const Picture& p, const std::vector<std::size_t>& members, int axis) {
+// The ranks `members`, joined by the reductions of the Partial axes from `axis` on; later axes reduce first.
+std::string reduction_of(const Picture& p, const std::vector<std::size_t>& members, int axis) {
   while (axis < p.mesh.ndim() && !p.spec.placement(axis).is_partial()) ++axis;
   if (axis == p.mesh.ndim()) {
     std::vector<std::string> words;
@@ -65,14 +64,14 @@ std::string terms(const Picture& p, const std::vector<std::size_t>& members, int
   std::map<int, std::vector<std::size_t>> by_coordinate;
   for (std::size_t i : members) by_coordinate[p.all[i][static_cast<std::size_t>(axis)]].push_back(i);
   std::vector<std::string> words;
-  for (const auto& [c, some] : by_coordinate) words.push_back(terms(p, some, axis + 1));
+  for (const auto& [c, some] : by_coordinate) words.push_back(reduction_of(p, some, axis + 1));
   const ReduceKind kind = p.spec.placement(axis).reduce;
   if (words.size() == 1) return words[0];
   if (kind == ReduceKind::sum) return joined(words, "+");
   return fmt::format("{}({})", name(kind), joined(words, ","));
 }
 
-// Copies of a Partial value: one list of terms for each coordinate along the axes that replicate.
+// The ranks of one box. A Partial value has a list of ranks for each coordinate along the Replicate axes.
 std::string holders(const Picture& p, const std::vector<std::size_t>& members) {
   std::map<Coordinates, std::vector<std::size_t>> copies;
   for (std::size_t i : members) {
@@ -83,7 +82,7 @@ std::string holders(const Picture& p, const std::vector<std::size_t>& members) {
     copies[along].push_back(i);
   }
   std::vector<std::string> words;
-  for (const auto& [along, some] : copies) words.push_back(terms(p, some, 0));
+  for (const auto& [along, some] : copies) words.push_back(reduction_of(p, some, 0));
   return "rank " + joined(words, " or ");
 }
 
@@ -190,7 +189,7 @@ std::string title(const Picture& p, DType dtype) {
                      bytes);
 }
 
-std::string without_anything(const Picture& p) {
+std::string empty_ranks(const Picture& p) {
   std::vector<std::string> words;
   for (std::size_t i = 0; i < p.all.size(); ++i)
     if (elements_at(p, p.all[i]) == 0) words.push_back(std::to_string(p.ranks[i]));
@@ -201,19 +200,19 @@ std::string without_anything(const Picture& p) {
 }  // namespace
 
 std::string draw(const Spec& spec, const Shape& shape, DType dtype) {
-  spec.local_shape(shape);  // an Error if it cuts a dim that is not there
+  spec.local_shape(shape);  // an Error if it shards a dim that the shape does not have
   const Picture p = picture_of(spec, shape);
   const std::string head = title(p, dtype) + "\n\n";
   if (numel(shape) == 0) return head + "no elements\n";
-  std::vector<int> cut;
+  std::vector<int> sharded;
   for (int d = 0; d < shape.size(); ++d)
-    if (spec.num_shards(d) > 1) cut.push_back(d);
-  if (cut.size() > 2) return head + draw_list(p) + without_anything(p);
-  // Columns of a matrix lie beside each other.
-  const bool is_columns = cut.size() == 1 && cut[0] > 0 && cut[0] == shape.size() - 1;
-  const int down = cut.empty() || is_columns ? -1 : cut[0];
-  const int across = is_columns || cut.size() == 2 ? cut.back() : -1;
-  return head + draw_table(p, down, across) + without_anything(p);
+    if (spec.num_shards(d) > 1) sharded.push_back(d);
+  if (sharded.size() > 2) return head + draw_list(p) + empty_ranks(p);
+  // Shards of the last dim are drawn side by side, as the columns of a matrix.
+  const bool is_columns = sharded.size() == 1 && sharded[0] > 0 && sharded[0] == shape.size() - 1;
+  const int down = sharded.empty() || is_columns ? -1 : sharded[0];
+  const int across = is_columns || sharded.size() == 2 ? sharded.back() : -1;
+  return head + draw_table(p, down, across) + empty_ranks(p);
 }
 
 std::string draw(const Tensor& tensor) {

@@ -9,12 +9,11 @@ ElementRuns local_runs(const Spec& spec, const Shape& shape, std::int64_t& first
     if (spec.num_shards(d) > 1 && before > 1) ++levels;
     before *= shape[d];
   }
-  // By the layout, not by this rank's part, which may happen to be simple: all ranks refuse or none does.
-  check(
-      levels <= 2,
-      "values of {} in layout {} are drawn by index, which can be said for cuts of at most two dims behind the first, "
-      "not {}; redistribute() it",
-      shape, spec.describe(), levels);
+  // Decided by the layout, not by this rank's shard, which may happen to be simple: all ranks refuse or none does.
+  check(levels <= 2,
+        "values of {} in layout {} are drawn by index, which needs at most two dims sharded behind the first, not {}; "
+        "redistribute() it",
+        shape, spec.describe(), levels);
   return element_runs(shape, spec.local_shape(shape), spec.local_offset(shape), first);
 }
 

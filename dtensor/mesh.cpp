@@ -1,5 +1,5 @@
-// A root mesh owns a group per axis, made when the mesh is made; everything else refers to a root by lists of its axes.
-// Slices and flattened axes are found again, so that equal ones are one object and their layouts too.
+// A root mesh owns a group per axis, made when the mesh is made; slices and flattened axes are lists of root axes. They
+// are interned, so that equal ones are one object and their layouts too.
 #include "dtensor/mesh.h"
 
 #include <algorithm>
@@ -19,11 +19,11 @@ struct DeviceMesh::Root : std::enable_shared_from_this<DeviceMesh::Root> {
   std::vector<Axis> axes;
   std::vector<int> coordinates;
   std::map<std::vector<int>, std::shared_ptr<ProcessGroup>> groups;  // by axes: single ones, flattened ones, all
-  std::map<std::string, std::vector<int>> flattened;                 // axes by the name they go by
-  // All meshes over these axes that were ever asked for. Ranks that are threads have roots of their own.
+  std::map<std::string, std::vector<int>> flattened;                 // axes by flattened name
+  // All meshes over these axes that were ever made. Ranks that are threads have roots of their own.
   std::vector<std::unique_ptr<const Impl>> meshes;
 
-  // Work in flight knows groups by address: it must be done before the first of those ends that only this mesh holds.
+  // Work in flight points at groups: it must finish before a group is destroyed that only this mesh holds.
   ~Root() {
     meshes.clear();
     group.reset();
@@ -67,7 +67,7 @@ std::vector<int> coordinates_at(std::span<const Axis> axes, int rank) {
   return at;
 }
 
-// Ranks, numbered row-major by `axes`, that differ from the one at `coordinates` along those only.
+// The ranks that differ from the one at `coordinates` along `axes` only, row-major in that order.
 std::vector<int> ranks_along(std::span<const Axis> all, std::span<const int> coordinates, std::span<const int> axes) {
   std::vector<int> ranks;
   std::vector<int> place(coordinates.begin(), coordinates.end());
@@ -98,7 +98,7 @@ std::vector<int> all_axes(std::size_t count) {
 
 }  // namespace
 
-// Of the rank: equal meshes over one group share their groups.
+// State of the rank context: equal meshes over one group share their axis groups.
 struct DeviceMesh::KnownRoots {
   std::vector<std::weak_ptr<Root>> roots;
 };
@@ -252,7 +252,7 @@ DeviceMesh DeviceMesh::flatten(std::span<const std::string> names, std::string n
   auto& group = root.groups[list];
   if (!group) {
     group = root.group->subgroup(ranks_along(root.axes, root.coordinates, list), name);
-    forget_plans();  // made without it; on all ranks now, for they must go on planning alike
+    forget_plans();  // they do not use this group yet; all ranks forget now, because all must plan alike
   }
   root.flattened[name] = list;
   return DeviceMesh(mesh_over(*impl_->root, {{name, group->size()}}, {list}));

@@ -32,7 +32,7 @@ Tensor run_redistribute(OpCall& call) {
   }
 }
 
-// A handle of its own, for its place on the tape.
+// A new handle, so that autograd records it as a value of its own.
 Tensor run_align(OpCall& call) { return call.in[0].alias(); }
 
 void vjp_to_source(VjpCall& call) {
@@ -77,7 +77,7 @@ Tensor redistribute(Tensor x, std::span<const Placement> placements) {
 
 Tensor align_gradient(Tensor x) {
   static const PlacementRow row{{.name = "align_gradient",
-                                 .doc = "x; its gradient is brought to x's layout.",
+                                 .doc = "x; its gradient is redistributed to x's layout.",
                                  .traits = {.linear = true, .placement = true},
                                  .vjp = vjp_to_source},
                                 run_align};

@@ -12,7 +12,7 @@ namespace {
 
 using AxesOfDim = std::vector<std::vector<int>>;
 
-// The axes in the order in which they cut: those that `order` names, then the others.
+// All axes, outermost split first: those that `order` names, then the others in mesh order.
 std::vector<int> complete_order(const DeviceMesh& mesh, std::span<const int> order) {
   std::vector<int> all;
   for (int axis : order) {
@@ -155,7 +155,7 @@ Dims Spec::local_offset(const Shape& shape) const {
 
 Shape Spec::local_shape(const Shape& shape) const {
   if (static_cast<int>(axes_of_dim_.size()) > shape.size()) [[unlikely]]
-    fail("placement {} cuts dim {} of a tensor of shape {}", describe(), axes_of_dim_.size() - 1, shape);
+    fail("placement {} shards dim {} of a tensor of shape {}", describe(), axes_of_dim_.size() - 1, shape);
   Shape local = shape;
   for (int d = 0; d < static_cast<int>(axes_of_dim_.size()); ++d)
     if (!axes_of_dim_[static_cast<std::size_t>(d)].empty()) local[d] = local_range(d, shape[d]).size();
