@@ -1,4 +1,4 @@
-// Plans are looked for once and kept per rank thread, as layouts are interned per rank; running one is a row per step.
+// Plans are searched once and cached per rank, because layouts are interned per rank; running one is a row per step.
 #include "dtensor/transition.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 
 using Kind = TransitionStep::Kind;
 
-// Of the row too, except for the slice.
+// Also the row's name, except for the slice.
 std::string_view name(Kind kind) {
   static constexpr std::string_view names[] = {"slice", "all_gather", "all_to_all", "reduce_scatter", "all_reduce"};
   return names[static_cast<std::size_t>(kind)];
@@ -88,23 +88,23 @@ struct Searched {
 
   const Spec* unpack(const PackedLayout& packed) const {
     std::vector<Placement> placements(static_cast<std::size_t>(from->num_axes()));
-    std::vector<std::pair<std::uint8_t, int>> cuts;
+    std::vector<std::pair<std::uint8_t, int>> splits;
     for (int i = 0; i < static_cast<int>(axes.size()); ++i) {
       const int axis = axes[static_cast<std::size_t>(i)];
       Placement& p = placements[static_cast<std::size_t>(axis)];
       if (packed.at(i) == PackedLayout::kPartial) p = from->placement(axis);
       if (!packed.is_shard(i)) continue;
       p = Shard(packed.dim(i));
-      cuts.emplace_back(packed.at(i), axis);
+      splits.emplace_back(packed.at(i), axis);
     }
-    std::sort(cuts.begin(), cuts.end());  // by dim, then by order
+    std::sort(splits.begin(), splits.end());  // by dim, then by order
     std::vector<int> order;
-    for (const auto& [place, axis] : cuts) order.push_back(axis);
+    for (const auto& [place, axis] : splits) order.push_back(axis);
     return Spec::of(mesh, placements, order);
   }
 };
 
-// Why there is no plan. The text is made when somebody asks for it.
+// Why there is no plan. The text is made only for the error.
 std::string refusal_of(const Spec* from, const Spec* to, const Shape& shape) {
   if (from->mesh_id() != to->mesh_id())
     return fmt::format(
@@ -114,7 +114,7 @@ std::string refusal_of(const Spec* from, const Spec* to, const Shape& shape) {
   for (const Spec* spec : {from, to})
     for (const Placement& p : spec->placements())
       if (p.is_shard() && p.dim >= shape.size())
-        return fmt::format("{} cuts dim {} of a tensor of shape {}", spec->describe(), p.dim, shape);
+        return fmt::format("{} shards dim {} of a tensor of shape {}", spec->describe(), p.dim, shape);
   for (int a = 0; a < from->num_axes(); ++a) {
     const Placement &source = from->placement(a), &target = to->placement(a);
     if (target.is_partial() && source != target)
@@ -123,7 +123,7 @@ std::string refusal_of(const Spec* from, const Spec* to, const Shape& shape) {
           "for Replicate or Shard there",
           from->describe(), to->describe(), from->mesh().axis_name(a), to_string(source), to_string(target));
   }
-  // Dims are all there and nothing becomes Partial: what is left is the order of reductions.
+  // All dims exist and nothing becomes Partial: the remaining reason is the order of reductions.
   return fmt::format(
       "from {} to {}: later axes reduce first where kinds of Partial do not commute, and they are to stay Partial",
       from->describe(), to->describe());
@@ -140,7 +140,8 @@ bool is_possible(const Spec* from, const Spec* to, const Shape& shape) {
   return true;
 }
 
-// The dims of both layouts. With several axes a detour over another dim may be cheaper than gathering: the largest.
+// The sharded dims of both layouts. With several axes a detour over another dim may be cheaper than gathering: then
+// also the largest of the others, up to three dims in all.
 std::vector<int> dims_to_search(const Searched& mesh, const Shape& shape) {
   constexpr std::size_t kEnough = 3;
   std::vector<int> dims, others;
@@ -153,7 +154,7 @@ std::vector<int> dims_to_search(const Searched& mesh, const Shape& shape) {
   return dims;
 }
 
-// Of infinite price if it is refused.
+// The price is infinite if there is no plan.
 Transition make_plan(const PlanKey& key) {
   Transition plan;
   plan.seconds = std::numeric_limits<double>::infinity();
@@ -196,8 +197,8 @@ Transition make_plan(const PlanKey& key) {
   return plan;
 }
 
-// Shapes may change all the time and would fill memory; then all is forgotten. What was forgotten last lives on, for a
-// caller may be running it.
+// Where shapes change all the time the cache is cleared when full. The plans of the last clearing stay alive, because a
+// caller may be running one.
 struct Known {
   std::unordered_map<PlanKey, std::unique_ptr<const Transition>, PlanKeyHash> plans, forgotten;
   void forget() { forgotten = std::exchange(plans, {}); }

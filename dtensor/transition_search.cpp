@@ -1,8 +1,9 @@
-// A* over layouts. A step changes one axis, or several whose ranks one group joins, and only at the
-// innermost cut of a dim: what lies outside of it stays where it is. That is also what makes nested uneven cuts come
-// out right: a step sees the piece that the outer cuts left, which is the same on all ranks of its group.
+// A* over layouts. A step changes one axis, or several that one group spans, and only the innermost splits of a dim:
+// the outer splits stay. This also makes nested uneven splits correct: a step sees the chunk that the outer splits
+// left, which is the same on all ranks of its group.
 //
-// Prices come from the global shape and the largest part, never from this rank's own: all ranks find the same plan.
+// Prices are computed from the global shape and the largest shard, never from this rank's own: all ranks find the same
+// plan.
 #include "dtensor/transition_search.h"
 
 #include <algorithm>
@@ -26,7 +27,7 @@ class Search {
  public:
   explicit Search(const SearchProblem& problem) : problem_(problem), num_axes_(static_cast<int>(problem.axes.size())) {
     for (int d = 0; d < problem.shape.size(); ++d)
-      if (std::ranges::find(problem.dims, d) == problem.dims.end()) size_of_whole_dims_ *= problem.shape[d];
+      if (std::ranges::find(problem.dims, d) == problem.dims.end()) size_of_other_dims_ *= problem.shape[d];
     for (const SearchProblem::Axis& axis : problem.axes)
       cheapest_call_ = std::min(cheapest_call_, axis.cost.call_seconds + axis.cost.peer_seconds);
     nodes_.reserve(16);
@@ -67,7 +68,7 @@ class Search {
   }
 
   void reach(const PackedLayout& layout, int previous, SearchStep step, double seconds, int num_steps) {
-    const double at_least = seconds + to_come(layout);
+    const double at_least = seconds + lower_bound(layout);
     if (at_least > seconds_to_goal_) return;
     if (layout == problem_.to) seconds_to_goal_ = seconds;
     const auto bits = std::bit_cast<std::uint64_t>(layout.place);
@@ -85,8 +86,8 @@ class Search {
     open_.push({at_least, num_steps, static_cast<int>(at)});
   }
 
-  // What is still to be paid at least: one call, if an axis is neither where it is to be nor free to be cut.
-  double to_come(const PackedLayout& layout) const {
+  // Lower bound of the remaining price: one call, unless every axis is at its target or Replicate (a slice is free).
+  double lower_bound(const PackedLayout& layout) const {
     for (int a = 0; a < num_axes_; ++a)
       if (layout.at(a) != problem_.to.at(a) && layout.at(a) != PackedLayout::kReplicate) return cheapest_call_;
     return 0;
@@ -97,7 +98,7 @@ class Search {
     layout_ = nodes_[static_cast<std::size_t>(index)].layout;
     for (int a = 0; a < num_axes_; ++a)
       if (!axis(a).fixed && layout_.at(a) == PackedLayout::kReplicate) slice(a);
-    for (int d : problem_.dims) move_cuts(d);
+    for (int d : problem_.dims) move_splits(d);
     reduce_partials();
   }
 
@@ -111,9 +112,9 @@ class Search {
     return axes;
   }
 
-  // Bytes of the largest part.
+  // Bytes of the largest local tensor.
   std::int64_t local_bytes(const PackedLayout& layout) const {
-    std::int64_t bytes = problem_.element_bytes * size_of_whole_dims_;
+    std::int64_t bytes = problem_.element_bytes * size_of_other_dims_;
     for (int d : problem_.dims) {
       std::int64_t size = problem_.shape[d];
       for (int a : axes_of(layout, d)) size = (size + axis(a).size - 1) / axis(a).size;
@@ -122,22 +123,22 @@ class Search {
     return bytes;
   }
 
-  // Where it is to end only: what is cut elsewhere first would have to be moved.
+  // Only to the target dim: a slice of another dim would have to be moved later.
   void slice(int a) {
     if (!problem_.to.is_shard(a)) return;
     const int dim = problem_.to.dim(a);
     PackedLayout next = layout_;
-    append_cuts(next, dim, {a});
+    append_splits(next, dim, {a});
     step({.kind = Kind::slice, .axes = {a}, .to_dim = dim, .result = next});
   }
 
-  void append_cuts(PackedLayout& layout, int dim, const AxisList& axes) const {
+  void append_splits(PackedLayout& layout, int dim, const AxisList& axes) const {
     auto order = static_cast<int>(axes_of(layout, dim).size());
     for (int a : axes) layout.set(a, PackedLayout::shard(dim, order++));
   }
 
-  // The innermost cut of a dim, or several of them at once, is undone or goes to another dim.
-  void move_cuts(int dim) {
+  // Gathers the innermost split of a dim, or several at once, or moves them to another dim.
+  void move_splits(int dim) {
     const AxisList all = axes_of(layout_, dim);
     for (std::size_t first = all.size(); first-- > 0;) {
       const AxisList inner(std::span(all.begin() + first, all.end()));
@@ -153,7 +154,7 @@ class Search {
             .result = joined});
       for (int to : problem_.dims) {
         PackedLayout next = joined;
-        append_cuts(next, to, inner);
+        append_splits(next, to, inner);
         if (to == dim || !joint_equals_nested(to, axes_of(next, to), axes_of(joined, to).size())) continue;
         const std::int64_t swapped = std::max(local_bytes(layout_), local_bytes(next));
         step({.kind = Kind::all_to_all,
@@ -182,7 +183,7 @@ class Search {
       step({.kind = Kind::all_reduce, .axes = axes, .bytes = bytes, .priced_bytes = bytes, .result = reduced});
       for (int to : problem_.dims) {
         PackedLayout next = reduced;
-        append_cuts(next, to, axes);
+        append_splits(next, to, axes);
         if (!joint_equals_nested(to, axes_of(next, to), axes_of(reduced, to).size())) continue;
         step({.kind = Kind::reduce_scatter,
               .axes = axes,
@@ -204,7 +205,7 @@ class Search {
     return true;
   }
 
-  // Groups of several ranks number them in the order of the mesh.
+  // A joint group numbers its ranks in mesh order, so axes in another order cannot join.
   bool can_join(const AxisList& axes) {
     unsigned set = 0;
     for (int a : axes) {
@@ -217,22 +218,22 @@ class Search {
     return *known;
   }
 
-  // Whether axes[first..] of a dim, taken as one long axis, cut every piece that the outer ones leave as they do one
-  // after the other. 5 rows by 2 x 2: nested 2 1 1 1, jointly 2 2 1 0.
+  // Whether axes[first..] of a dim, taken as one joint axis, split every chunk that the outer axes leave as they do
+  // when nested. 5 rows over 2 x 2: nested 2 1 1 1, jointly 2 2 1 0.
   bool joint_equals_nested(int dim, const AxisList& axes, std::size_t first) const {
     if (axes.size() - first < 2) return true;
-    std::vector<std::int64_t> pieces{problem_.shape[dim]};
+    std::vector<std::int64_t> chunks{problem_.shape[dim]};
     for (std::size_t i = 0; i < first; ++i) {
-      std::vector<std::int64_t> cut;
-      for (std::int64_t n : pieces)
-        for (int r = 0; r < axis(axes[i]).size; ++r) cut.push_back(chunk_range(n, axis(axes[i]).size, r).size());
-      std::sort(cut.begin(), cut.end());
-      cut.erase(std::unique(cut.begin(), cut.end()), cut.end());
-      pieces = std::move(cut);
+      std::vector<std::int64_t> split;
+      for (std::int64_t n : chunks)
+        for (int r = 0; r < axis(axes[i]).size; ++r) split.push_back(chunk_range(n, axis(axes[i]).size, r).size());
+      std::sort(split.begin(), split.end());
+      split.erase(std::unique(split.begin(), split.end()), split.end());
+      chunks = std::move(split);
     }
     int parts = 1;
     for (std::size_t i = first; i < axes.size(); ++i) parts *= axis(axes[i]).size;
-    return std::all_of(pieces.begin(), pieces.end(), [&](std::int64_t n) {
+    return std::all_of(chunks.begin(), chunks.end(), [&](std::int64_t n) {
       if (n % parts == 0) return true;
       for (int r = 0; r < parts; ++r) {
         Spec::Range nested{0, n};
@@ -277,11 +278,11 @@ class Search {
   const SearchProblem& problem_;
   const int num_axes_;
   std::vector<Node> nodes_;
-  std::vector<std::uint64_t> known_;  // layouts of the nodes, as they are: a hundred at most
-  std::int64_t size_of_whole_dims_ = 1;
+  std::vector<std::uint64_t> known_;     // layout bits by node: a hundred at most, searched linearly
+  std::int64_t size_of_other_dims_ = 1;  // product of the dims that no layout of the search shards
   std::array<std::optional<bool>, 1u << kMaxSearchAxes> has_group_{};  // by set of axes
   double cheapest_call_ = std::numeric_limits<double>::infinity();
-  double seconds_to_goal_ = std::numeric_limits<double>::infinity();  // of the best way known
+  double seconds_to_goal_ = std::numeric_limits<double>::infinity();  // of the best known path
   using Open = std::tuple<double, int, int>;                          // seconds, steps, node
   std::priority_queue<Open, std::vector<Open>, std::greater<>> open_;
   int here_ = 0;
