@@ -29,7 +29,7 @@ Tensor run_row(const Op& op, const Attrs& attrs, Tensor in) {
   return std::move(device_layer(call)[0]);
 }
 
-// The conversion into `out`, or the copy where there is nothing to convert.
+// Casts into `out`, or copies where the dtypes are equal.
 void store(Tensor in, const Tensor& out, bool accumulate) {
   static const Op& copy = find_op("copy");
   static const Op& cast = find_op("cast");

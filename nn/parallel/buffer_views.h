@@ -4,7 +4,7 @@
 
 namespace sherd::nn {
 
-/// What lies in a buffer begins at multiples of a cache line; the gaps are zero and never touched.
+/// Tensors in a buffer begin at multiples of a cache line; the gaps are padding.
 inline constexpr std::int64_t kBufferAlign = 64;
 constexpr std::int64_t align(std::int64_t bytes) { return (bytes + kBufferAlign - 1) / kBufferAlign * kBufferAlign; }
 
@@ -12,7 +12,7 @@ inline Tensor view_at(const Tensor& buffer, const Shape& shape, std::int64_t byt
   return Tensor::make(buffer.storage(), shape, contiguous_strides(shape), byte_offset / byte_size(dtype), dtype,
                       buffer.device());
 }
-/// `count` elements of `buffer` in a row.
+/// `count` contiguous elements of `buffer`.
 inline Tensor run_at(const Tensor& buffer, std::int64_t count, std::int64_t byte_offset, DType dtype) {
   return view_at(buffer, {count}, byte_offset, dtype);
 }

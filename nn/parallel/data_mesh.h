@@ -1,6 +1,6 @@
 #pragma once
-// Where fully_shard puts a parameter. The last axis of its mesh cuts dim 0 of what this rank has of the parameter; an
-// axis before it replicates the parts (HSDP). Tensor parallelism may have cut the parameter before:
+// How fully_shard lays out a parameter. The last axis of its mesh shards dim 0 of the parameter's local tensor; an axis
+// before it replicates the shards (HSDP). The parameter may be distributed by tensor parallelism already:
 //
 //   mesh(dp=2)                 f32[8,4]           f32[8,4]{0: dp}            gathered: plain
 //   mesh(replicate=2,dp=2)     f32[8,4]           f32[8,4]{0: dp}            gathered: plain
@@ -8,7 +8,7 @@
 //                              f32[8,4]{1: tp}    f32[8,4]{0: dp; 1: tp}     gathered: f32[8,4]{1: tp}
 //                              f32[8]{}           f32[8]{0: dp}              gathered: f32[8]{}
 //
-// The last three are tensors on the whole mesh(dp=2,tp=2).
+// When sharded, the last three are tensors on the root mesh(dp=2,tp=2).
 #include <cstdint>
 #include <vector>
 
@@ -17,13 +17,13 @@
 
 namespace sherd::nn {
 
-/// How one parameter lies.
+/// Layouts of one parameter.
 struct ShardPlacement {
   const Spec* sharded = nullptr;     ///< between steps
   const Spec* gathered = nullptr;    ///< while its module computes; null: a plain tensor
-  Shape full_shape, local_shape;     ///< of this rank's part of the gathered tensor, and of its shard of that
+  Shape full_shape, local_shape;     ///< of the local tensor when gathered, and of this rank's shard of it
   std::vector<std::int64_t> counts;  ///< elements per rank of the shard group
-  Spec::Range rows;                  ///< of the part of the gathered tensor that the shard is
+  Spec::Range rows;                  ///< of the gathered local tensor, that are this rank's shard
 };
 
 /// The mesh that a group is sharded over.
@@ -36,14 +36,14 @@ class DataMesh {
   int num_replicas() const { return num_ranks() / num_shards(); }
   int num_ranks() const { return mesh_.num_ranks(); }
   ProcessGroup& shard_group() const { return mesh_.group(shard_axis()); }
-  /// The ranks that hold the same shard; only if there are several.
+  /// The ranks with replicas of this rank's shard; only if num_replicas() > 1.
   ProcessGroup& replica_group() const { return mesh_.group(0); }
   /// All ranks of the mesh that this one is a slice of: they fail together.
   ProcessGroup& root_group() const { return *root_group_; }
   const DeviceMesh& mesh() const { return mesh_; }
 
-  /// Error naming the parameter if it is 0-d, or lies on axes of this mesh, on a mesh of another root, on flattened
-  /// axes or as Partial.
+  /// Error naming the parameter if it is 0-d, Partial, or distributed over axes of this mesh, over a mesh of another
+  /// root or over flattened axes.
   ShardPlacement place(const Parameter& parameter) const;
 
  private:

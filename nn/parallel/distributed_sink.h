@@ -1,6 +1,5 @@
 #pragma once
-// Where the gradients of distributed parameters go while no fully_shard group takes them: into slot.grad(), in the
-// parameter's layout.
+// The gradient sink of distributed parameters outside of fully_shard groups: slot.grad(), in the parameter's layout.
 #include <memory>
 #include <vector>
 
@@ -9,13 +8,13 @@
 
 namespace sherd::nn {
 
-/// Sums that whole parameters get as terms on the ranks wait for the end of the pass, see partial_gradients.h; every
-/// other gradient is brought to the parameter's layout when it arrives. Repeated passes add up.
+/// Partial(sum) gradients of replicated parameters are reduced at the end of the pass, see partial_gradients.h; every
+/// other gradient is redistributed to the parameter's layout when it arrives. Passes accumulate.
 class DistributedSink final : public GradSink {
  public:
   /// Becomes the sink of `parameters`, which are distributed over `mesh`, a mesh of one axis.
   DistributedSink(const DeviceMesh& mesh, const std::vector<Parameter*>& parameters);
-  /// Those that still have it get the default one.
+  /// Parameters that still have this sink get the default one.
   ~DistributedSink();
   DistributedSink(const DistributedSink&) = delete;
   DistributedSink& operator=(const DistributedSink&) = delete;

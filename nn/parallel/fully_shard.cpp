@@ -2,12 +2,12 @@
 //
 //   before forward   first module to run becomes the root of the tree; gather, register full tensors; gather the next
 //   after forward    reshard as configured; hook the outputs' gradients
-//   output gradient  (the module's backward begins) reshard those whose backward is over; gather again if it was
-//                    resharded; gather the next
+//   output gradient  (the module's backward begins) reshard groups whose backward is over; gather again if resharded;
+//                    gather the next
 //   last gradient    of the group: reduce; reshard, unless some of its parameters are frozen
-//   end of backward  whatever did not complete: reduce what is there, reshard everything
+//   end of backward  reduce the gradients of groups that did not complete, reshard everything
 //
-// "Gather the next" is what hides communication: it is submitted before the module computes and runs beside it.
+// "Gather the next" is what hides communication: it is submitted before the module computes and overlaps with it.
 #include "nn/parallel/fully_shard.h"
 
 #include <algorithm>
@@ -105,7 +105,7 @@ void ShardTree::close_rounds() const {
     if (!hook->awaited_.empty()) hook->close_round();
 }
 
-// The backward of `next` begins, whose unit is gathered after this.
+// Called when the backward of `next` begins, before its group is gathered.
 void ShardTree::leave_backward_before(const FullyShardHook& next, PrefetchOrder::Call call) {
   std::erase_if(in_backward, [&](FullyShardHook* hook) {
     if (hook == &next || !PrefetchOrder::is_over(hook->backward_call_, call)) return false;
@@ -141,10 +141,10 @@ FullyShardHook& wrapped(Module& module) {
 
 std::string label(const Module& module) { return module.path().empty() ? "(model)" : module.path(); }
 
-// Who has taken a parameter: its gradients go there. Null for one that is plain, or tensor parallel only.
+// The group that owns a parameter and is its gradient sink. Null if it is plain, or tensor parallel only.
 ShardGroup* group_of(const Parameter& parameter) { return dynamic_cast<ShardGroup*>(&parameter.sink()); }
 
-// Parameters used below `module` that no wrapped module has taken, each once.
+// Parameters used below `module` that no group owns yet, each once.
 void collect_free(Module& module, std::set<Parameter*>& seen, std::vector<Parameter*>& out) {
   for (const Module::NamedParameter& p : module.own_parameters())
     if (!group_of(*p.parameter) && seen.insert(p.parameter).second) out.push_back(p.parameter);
@@ -152,7 +152,7 @@ void collect_free(Module& module, std::set<Parameter*>& seen, std::vector<Parame
     if (!hook_of(*child)) collect_free(*child, seen, out);
 }
 
-// A tied parameter must be gathered wherever it is used: every user below the same wrapped module as its group.
+// A tied parameter must be gathered wherever it is used: the innermost wrapped module of each user must own it.
 void check_tied(Module& module, ShardGroup* group) {
   if (FullyShardHook* hook = hook_of(module)) group = hook->group.get();
   for (const Module::NamedParameter& p : module.own_parameters()) {
@@ -221,7 +221,7 @@ void FullyShardHook::enter_forward(bool begins) {
   if (begins) prefetch(forward_prefetch, group ? tree_->order.enter(group.get()) : nullptr);
 }
 
-// Without a backward to come nothing will reshard later.
+// Without grad mode there is no backward that would reshard later.
 void FullyShardHook::close_round() {
   awaited_.clear();
   if (group && (reshards() || !RankContext::current().grad_enabled)) group->reshard();

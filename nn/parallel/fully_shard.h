@@ -8,10 +8,10 @@
 //   model.materialize(Seed{42});
 //   AdamW opt(model.parameters(), {...});
 //
-// Between steps parameters are distributed tensors, cut along dim 0 of what each rank had of them; inside a wrapped
-// forward they are what they were before: plain tensors, or distributed over the axis of tensor parallelism.
-// Plain gradients are read as averages over the data axes (local batches), those of tensor-parallel parameters too;
-// gradients on the data axes themselves by their Partial op.
+// Between steps parameters are distributed tensors, sharded along dim 0 of each rank's local tensor; inside a wrapped
+// forward they are unsharded: plain tensors, or distributed over the axis of tensor parallelism.
+// Plain gradients, and those of tensor-parallel parameters, count as averages over the data axes (local batches);
+// gradients on the data axes themselves are reduced by their Partial op.
 #include <memory>
 #include <optional>
 #include <vector>
@@ -25,7 +25,7 @@ namespace sherd::nn {
 class ShardGroup;
 
 /// After forward: free the gathered parameters (true), keep them until backward has used them (false), or reshard to
-/// groups of k ranks. k = 1 is false, k = all ranks that hold a shard is true; k in between is refused by name.
+/// groups of k ranks. k = 1 means false, k = all ranks of the shard axis means true; k in between is an Error.
 class ReshardAfterForward {
  public:
   template <class T>
@@ -43,18 +43,18 @@ class ReshardAfterForward {
 struct FullyShardOptions {
   /// Default: true, but false for the root, whose parameters backward needs first.
   std::optional<ReshardAfterForward> reshard_after_forward{};
-  /// Types to compute and reduce in; as the parameters are, unless set.
+  /// Dtypes to compute and reduce in; unset: the parameters' own.
   MixedPrecision mp_policy{};
-  /// While this module computes, gather the group that ran after it in the forward before (in backward: the one that
-  /// comes next). Off: everything is gathered when it is needed.
+  /// While this module computes, gather the group that ran after it in the last forward (in backward: the next one in
+  /// reverse order). Off: every group is gathered when it is needed.
   bool prefetch = true;
 };
 
 /// Shards the parameters of `module` over `mesh`: of two axes the first replicates (HSDP), gradients are then averaged
-/// over both. Parameters that are distributed over other axes of the same root mesh are cut further, see data_mesh.h.
+/// over both. Parameters distributed over other axes of the same root mesh are sharded further, see data_mesh.h.
 /// Errors, on every rank: a container without a forward, a module that is wrapped already, a 0-d parameter,
-/// a mesh of three axes. No communication: values come from materialize(), or each rank keeps its rows of what it has
-/// (which must be equal on all ranks).
+/// a mesh of three axes. No communication: values are made by materialize(), or each rank keeps its rows of existing
+/// values (which must be equal on all ranks).
 void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 /// Over all ranks of the job.
 void fully_shard(Module& module, const FullyShardOptions& options = {});
@@ -67,7 +67,7 @@ bool is_fully_sharded(const Module& module);
 class UnshardHandle {
  public:
   explicit UnshardHandle(std::shared_ptr<class FullyShardHook> hook) : hook_(std::move(hook)) {}
-  /// Blocks until the parameters are there, and raises what failed. May be called any number of times, or never:
+  /// Blocks until the parameters are gathered; throws the gather's error. May be called any number of times, or never:
   /// reading a parameter waits too.
   void wait() const;
 
@@ -75,30 +75,30 @@ class UnshardHandle {
   std::shared_ptr<FullyShardHook> hook_;
 };
 
-/// Registers full parameters of this module's group only. Collective; returns while they are being gathered, and
-/// whoever reads one waits for it.
+/// Registers the unsharded parameters of this module's group only. Collective; returns before the gather is done, the
+/// first read of a parameter waits for it.
 void unshard(Module& module);
 /// The same, with a handle to wait without reading.
 UnshardHandle unshard_async(Module& module);
-/// Frees them and registers the shards, of this module's group only. Local. What was written to the full tensors is
-/// lost.
+/// Registers the shards of this module's group only and frees the unsharded parameters. Local. Writes to the unsharded
+/// parameters are lost.
 void reshard(Module& module);
 /// Divides summed gradients of this module's group by `factor` instead of the number of ranks, replicas included.
 void set_gradient_divide_factor(Module& module, double factor);
-/// HSDP: off, backward passes reduce over the shard axis only and keep their sum apart from grad(); the next pass with
-/// it on adds it up over replicas. For all but the last micro-batch of a step.
+/// HSDP: off, backward passes reduce over the shard axis only and accumulate apart from grad(); the next pass with it
+/// on all-reduces the accumulated sum over replicas. For all but the last micro-batch of a step.
 void set_requires_all_reduce(Module& module, bool on, bool recurse = true);
 void set_reshard_after_forward(Module& module, bool reshard, bool recurse = true);
 /// While `module` computes its forward (backward), gather the groups of these modules, instead of the one that the
-/// order of the last run suggests. Takes effect within one forward or backward; an empty list restores the default.
+/// recorded order suggests. Takes effect within one forward or backward; an empty list restores the default.
 /// Error if a module is not wrapped. Two and more need memory for as many gathered groups.
 void set_modules_to_forward_prefetch(Module& module, const std::vector<Module*>& modules);
 void set_modules_to_backward_prefetch(Module& module, const std::vector<Module*>& modules);
-/// How many full gradient buffers may be in reduction at a time, for all groups of the subtree; 1 at first. One more
-/// waits for the oldest. Error if `count` < 1.
+/// How many full gradient buffers may be in reduction at a time, for all groups of the subtree; initially 1. A further
+/// one waits for the oldest. Error if `count` < 1.
 void set_reduce_scatter_max_input_buffers(Module& root, int count);
-/// After a step that an exception left: waits for work in flight, drops pending gradients, reshards, and clears the
-/// failure of the process groups. Collective. Error on a module that is not the root of its tree.
+/// After an exception in a step: waits for work in flight, drops pending gradients, reshards, and resets the process
+/// groups. Collective. Error on a module that is not the root of its tree.
 void reset_after_error(Module& root);
 /// The module's group; null if it owns no parameters of its own. Error unless wrapped.
 ShardGroup* shard_group(Module& module);

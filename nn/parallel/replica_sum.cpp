@@ -12,20 +12,20 @@ ReplicaSum::ReplicaSum(ProcessGroup& group, int shard_rank, std::span<ScatterPar
                        const std::vector<bool>& unsummed)
     : group_(&group) {
   std::int64_t bytes = 0;
-  std::vector<std::pair<std::size_t, std::int64_t>> aside;  // part, offset
+  std::vector<std::pair<std::size_t, std::int64_t>> scratch;  // part, offset
   for (std::size_t m = 0; m < parts.size(); ++m) {
     ScatterPart& part = parts[m];
     const DType out = part.out_dtype.value_or(part.dtype), wire = part.wire.value_or(part.dtype);
     const std::int64_t count = part.counts[static_cast<std::size_t>(shard_rank)];
-    const bool in_place = unsummed[m] || (!part.accumulate && wire == out);  // a narrower `out` would round the terms
+    const bool in_place = unsummed[m] || (!part.accumulate && wire == out);  // a narrower `out` would round too early
     sums_.push_back({part.out, in_place ? out : wire, count});
     if (in_place) continue;
-    aside.emplace_back(m, bytes);
+    scratch.emplace_back(m, bytes);
     bytes += (count * byte_size(wire) + kAlign - 1) / kAlign * kAlign;
   }
-  if (aside.empty()) return;
+  if (scratch.empty()) return;
   memory_ = Storage::allocate(bytes, MemoryCategory::communication);
-  for (const auto& [m, offset] : aside) {
+  for (const auto& [m, offset] : scratch) {
     ScatterPart& part = parts[m];
     FlatPart& sum = sums_[m];
     std::byte* const at = memory_->address() + offset;

@@ -1,9 +1,9 @@
 #pragma once
-// HSDP's second half: shards of gradients are added up over the ranks that hold the same shard. It runs on the
-// reduce-scatter stream behind the reduction over the shard axis, one launch per group:
+// HSDP's second half: gradient shards are all-reduced over replicas. It runs on the reduce-scatter stream after the
+// reduction over the shard axis, one launch per group:
 //
-//   full gradients --reduce_scatter--> shard --all_reduce--> shard                   fresh gradients: in place
-//                                      aside --all_reduce--> aside --cast, add--> shard
+//   full gradients --reduce_scatter--> shard   --all_reduce--> shard                   fresh gradients: in place
+//                                      scratch --all_reduce--> scratch --cast, add--> shard
 #include <vector>
 
 #include "runtime/comm/group/process_group.h"
@@ -13,15 +13,16 @@ namespace sherd::nn {
 
 class ReplicaSum {
  public:
-  ReplicaSum() = default;  ///< of no replicas: run() does nothing
-  /// Over `group`, of this rank's results of `parts`, whose counts have its own at `shard_rank`. Redirects those that
-  /// must not be added up where they go: sums with earlier gradients, unless replicas hold terms of these too
-  /// (`unsummed`, one per part), and results of a wider type than travels.
+  ReplicaSum() = default;  ///< no replicas: run() does nothing
+  /// All-reduces this rank's results of `parts`, of counts[shard_rank] elements each, over `group`. Redirects `parts`
+  /// that cannot be all-reduced in place to scratch memory: those that accumulate onto earlier gradients, unless these
+  /// are not summed over replicas yet either (`unsummed`, one per part), and those of a wider dtype than the wire's.
   ReplicaSum(ProcessGroup& group, int shard_rank, std::span<ScatterPart> parts, const std::vector<bool>& unsummed);
 
-  /// What lies aside, in use until run() has ended; null if nothing does. Taken by the rank's thread, which lends it.
+  /// The scratch memory, in use until run() returns; null if there is none. Called on the rank's thread, which lends
+  /// it.
   Ref<Storage> take_memory() { return std::move(memory_); }
-  /// That it adds up.
+  /// Of the all-reduce.
   std::int64_t bytes() const;
   /// Blocks. On any thread, after the reduction over the shard axis.
   void run() const;

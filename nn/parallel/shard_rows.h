@@ -7,7 +7,7 @@
 
 namespace sherd::nn {
 
-/// What the rows act on: one communication group of parameters.
+/// The unit that the rows act on: one communication group of parameters.
 class ShardUnit {
  public:
   virtual const char* unit_name() const = 0;
@@ -16,14 +16,14 @@ class ShardUnit {
   /// Frees the gathered buffer, waits for a gather that fills it; handles stay.
   virtual void release() = 0;
   /// Submits the reduction of full gradients in `full` (bytes, laid out like the gathered buffer) into the shards
-  /// `out`, as plan `plan` says; waits only for earlier reductions.
+  /// `out`, by plan `plan`; waits only for earlier reductions.
   virtual void reduce(int plan, const Tensor& full, std::span<const Tensor> out) = 0;
 
  protected:
   ~ShardUnit() = default;
 };
 
-/// `shards` and `gathered` are the unit's buffers as u8 tensors: the data a graph sees flow.
+/// `shards` and `gathered` are the unit's buffers as u8 tensors: the data flow that a graph sees.
 void issue_gather(ShardUnit& unit, const Tensor& shards, const Tensor& gathered);
 void issue_release(ShardUnit& unit, const Tensor& gathered);
 /// A fresh u8 tensor of `bytes` in the gradients account of `device`, not initialised.
