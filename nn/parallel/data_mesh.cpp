@@ -7,19 +7,19 @@ namespace sherd::nn {
 
 namespace {
 
-// The parts of [0, rows) when axes of these sizes cut it, one after the other.
-std::vector<Spec::Range> cut_rows(std::int64_t rows, std::span<const int> sizes) {
-  std::vector<Spec::Range> parts{{0, rows}};
+// The chunks of [0, rows) split over axes of these sizes, outermost first.
+std::vector<Spec::Range> split_rows(std::int64_t rows, std::span<const int> sizes) {
+  std::vector<Spec::Range> chunks{{0, rows}};
   for (const int size : sizes) {
     std::vector<Spec::Range> finer;
-    for (const Spec::Range& part : parts)
+    for (const Spec::Range& chunk : chunks)
       for (int r = 0; r < size; ++r) {
-        const Spec::Range within = chunk_range(part.size(), size, r);
-        finer.push_back({part.begin + within.begin, part.begin + within.end});
+        const Spec::Range within = chunk_range(chunk.size(), size, r);
+        finer.push_back({chunk.begin + within.begin, chunk.begin + within.end});
       }
-    parts = std::move(finer);
+    chunks = std::move(finer);
   }
-  return parts;
+  return chunks;
 }
 
 bool has(std::span<const int> list, int value) { return std::find(list.begin(), list.end(), value) != list.end(); }
@@ -34,7 +34,7 @@ std::vector<int> root_axes_of(const DeviceMesh& mesh) {
 
 DataMesh::DataMesh(const DeviceMesh& mesh) : mesh_(mesh) {
   check(mesh.ndim() <= 2,
-        "fully_shard over {}: give it one axis, which cuts, or two, of which the first replicates (HSDP): "
+        "fully_shard over {}: give it one axis, which shards, or two, of which the first replicates (HSDP): "
         "mesh.slice({{..}})",
         mesh.describe());
   std::vector<int> all(static_cast<std::size_t>(mesh.root().ndim()));
@@ -57,9 +57,9 @@ ShardPlacement DataMesh::place(const Parameter& parameter) const {
   }
   to.local_shape = to.sharded->local_shape(shape);
   const std::int64_t rows = to.full_shape[0], row = rows == 0 ? 0 : sherd::numel(to.full_shape) / rows;
-  const std::vector<Spec::Range> parts = cut_rows(rows, sizes);
-  for (const Spec::Range& part : parts) to.counts.push_back(part.size() * row);
-  to.rows = parts[static_cast<std::size_t>(shard_group().rank())];
+  const std::vector<Spec::Range> chunks = split_rows(rows, sizes);
+  for (const Spec::Range& chunk : chunks) to.counts.push_back(chunk.size() * row);
+  to.rows = chunks[static_cast<std::size_t>(shard_group().rank())];
   return to;
 }
 
@@ -70,22 +70,23 @@ void DataMesh::place_plain(ShardPlacement& to, const Shape& shape) const {
   to.full_shape = shape;
 }
 
-// On the root mesh: what cut the parameter before cuts first.
+// On the root mesh. The parameter's own axes stay the outer splits, the data axis becomes the innermost.
 void DataMesh::place_distributed(ShardPlacement& to, const Parameter& parameter) const {
   const Tensor& value = parameter.value();
   const Spec& own = Spec::from(value);
   const DeviceMesh theirs = own.mesh(), root = mesh_.root();
-  check(theirs.root() == root,
-        "fully_shard over {}: parameter \"{}\" is {} on {}, which is not cut from the same mesh; slice both from one, "
-        "as mesh[\"dp\"] and mesh[\"tp\"]",
-        mesh_.describe(), parameter.name(), sherd::describe(value), theirs.describe());
+  check(
+      theirs.root() == root,
+      "fully_shard over {}: parameter \"{}\" is {} on {}, which is not a slice of the same mesh; slice both from one, "
+      "as mesh[\"dp\"] and mesh[\"tp\"]",
+      mesh_.describe(), parameter.name(), sherd::describe(value), theirs.describe());
   check(!own.is_partial(), "fully_shard: parameter \"{}\" is {}; a parameter cannot be Partial", parameter.name(),
         sherd::describe(value));
   const std::vector<int> data = root_axes_of(mesh_);
   std::vector<Placement> placements(static_cast<std::size_t>(root.ndim()), Replicate());
   for (int axis = 0; axis < theirs.ndim(); ++axis) {
     check(theirs.root_axes(axis).size() == 1,
-          "fully_shard: parameter \"{}\" lies on the flattened axis \"{}\"; axes that were flattened cannot be told "
+          "fully_shard: parameter \"{}\" is on the flattened axis \"{}\"; axes that were flattened cannot be told "
           "apart in {}: use axes of the mesh itself",
           parameter.name(), theirs.axis_name(axis), root.describe());
     const int at = theirs.root_axes(axis)[0];

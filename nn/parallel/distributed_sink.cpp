@@ -7,9 +7,9 @@ namespace sherd::nn {
 
 namespace {
 
-// Nobody else reads its bytes, so the next contribution may be added in place. Ranks decide alike: it is the whole that
-// is asked whether it is dense.
-bool is_ours(const Tensor& gradient) {
+// Whether no other handle shares the bytes, so that the next contribution may be added in place. The global tensor is
+// asked whether it is contiguous, so all ranks decide alike.
+bool is_exclusive(const Tensor& gradient) {
   if (!gradient.defined() || gradient.impl()->use_count() != 1 || !gradient.is_contiguous()) return false;
   const TensorImpl* local = gradient.impl()->local.get();
   return local && local->use_count() == 1 && local->storage && local->storage->use_count() == 1;
@@ -37,17 +37,17 @@ DistributedSink::~DistributedSink() {
     if (Slot* slot = static_cast<Leaf*>(leaf.get())->slot; slot && &slot->sink() == this) slot->set_sink(nullptr);
 }
 
-// Into a whole parameter's gradient nothing is written directly: terms would have to be summed over the ranks at once.
+// The gradient of a replicated parameter is no destination: a Partial contribution would have to be reduced at once.
 GradSink::Destination DistributedSink::destination(Slot& slot) {
   const Tensor& gradient = slot.grad();
-  if (layout_of(slot, mesh_)->is_replicated() || !is_ours(gradient)) return {};
+  if (layout_of(slot, mesh_)->is_replicated() || !is_exclusive(gradient)) return {};
   return {gradient, true};
 }
 
 void DistributedSink::accept(Slot& slot, Tensor gradient) {
   const Spec* layout = layout_of(slot, mesh_);
   check(gradient.is_distributed(),
-        "parameter \"{}\" is {}, and its gradient is the plain tensor {}; from_local() says how it lies", slot.name(),
+        "parameter \"{}\" is {}, and its gradient is the plain tensor {}; from_local() gives it a layout", slot.name(),
         slot.value(), gradient);
   const Shape shape = gradient.shape();
   if (layout->is_replicated() && Spec::from(gradient).placement(0).is_partial(ReduceKind::sum))

@@ -38,17 +38,17 @@ bool PartialGradients::has(const Slot& slot) const {
   return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.slot == &slot; });
 }
 
-void PartialGradients::add(Slot& slot, Tensor term, const Shape& shape, const Spec* layout) {
-  check(in_backward(), "a term of the gradient of \"{}\" came outside of a backward pass, so nobody would sum it",
+void PartialGradients::add(Slot& slot, Tensor partial, const Shape& shape, const Spec* layout) {
+  check(in_backward(), "a Partial gradient of \"{}\" arrived outside of a backward pass, so nothing would reduce it",
         slot.name());
   if (!is_queued_) {
     is_queued_ = true;
-    // Once more around: what others do at the end of the pass may still bring terms.
+    // Queued twice: callbacks that run at the end of the pass may still add gradients.
     at_end_of_backward([self = shared_from_this()] { at_end_of_backward([self] { self->reduce(); }); });
   }
   const auto known = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.slot == &slot; });
-  if (known == entries_.end()) entries_.push_back({&slot, std::move(term), shape, layout});
-  else known->term = sherd::add(std::move(known->term), std::move(term));
+  if (known == entries_.end()) entries_.push_back({&slot, std::move(partial), shape, layout});
+  else known->partial = sherd::add(std::move(known->partial), std::move(partial));
 }
 
 void PartialGradients::discard() noexcept {
@@ -63,21 +63,21 @@ Tensor flat(Tensor t) {
   return reshape(std::move(t), {count});
 }
 
-// One launch for all of a type: models have one.
-std::vector<Tensor> sum_over(ProcessGroup& group, std::vector<Tensor> terms) {
-  if (group.size() == 1) return terms;
-  if (terms.size() == 1) return {all_reduce(contiguous(std::move(terms[0])), group)};
+// One launch per dtype: models have one.
+std::vector<Tensor> sum_over(ProcessGroup& group, std::vector<Tensor> partials) {
+  if (group.size() == 1) return partials;
+  if (partials.size() == 1) return {all_reduce(contiguous(std::move(partials[0])), group)};
   std::vector<Tensor> rows;
-  for (const Tensor& term : terms) rows.push_back(flat(term));
+  for (const Tensor& partial : partials) rows.push_back(flat(partial));
   const Tensor sums = all_reduce(cat(std::move(rows), 0), group);
   sums.storage()->retag(MemoryCategory::gradients);
   std::int64_t start = 0;
-  for (Tensor& term : terms) {
-    const std::int64_t count = term.numel();
-    term = view(narrow(sums, 0, start, count), term.shape());
+  for (Tensor& gradient : partials) {
+    const std::int64_t count = gradient.numel();
+    gradient = view(narrow(sums, 0, start, count), gradient.shape());
     start += count;
   }
-  return terms;
+  return partials;
 }
 
 }  // namespace
@@ -87,18 +87,18 @@ void PartialGradients::reduce() {
   std::vector<Entry> entries = std::exchange(entries_, {});
   std::vector<DType> dtypes;
   for (const Entry& e : entries)
-    if (std::find(dtypes.begin(), dtypes.end(), e.term.dtype()) == dtypes.end()) dtypes.push_back(e.term.dtype());
+    if (std::find(dtypes.begin(), dtypes.end(), e.partial.dtype()) == dtypes.end()) dtypes.push_back(e.partial.dtype());
   for (const DType dtype : dtypes) {
     std::vector<Entry*> members;
-    std::vector<Tensor> terms;
+    std::vector<Tensor> gradients;
     for (Entry& e : entries) {
-      if (!e.term.defined() || e.term.dtype() != dtype) continue;
+      if (!e.partial.defined() || e.partial.dtype() != dtype) continue;
       members.push_back(&e);
-      terms.push_back(std::move(e.term));
+      gradients.push_back(std::move(e.partial));
     }
-    terms = sum_over(mesh_.group(), std::move(terms));
+    gradients = sum_over(mesh_.group(), std::move(gradients));
     for (std::size_t i = 0; i < members.size(); ++i)
-      add_gradient(*members[i]->slot, std::move(terms[i]), members[i]->shape, members[i]->layout);
+      add_gradient(*members[i]->slot, std::move(gradients[i]), members[i]->shape, members[i]->layout);
   }
   for (const Entry& e : entries) e.slot->run_grad_hooks();
 }

@@ -1,4 +1,4 @@
-// The backward half of a group: where gradients land, what kind they are, and the launch that makes shards of them.
+// The backward half of a group: where gradients are written, how they are reduced, and the launch of the reduction.
 #include <algorithm>
 
 #include "dtensor/redistribute.h"
@@ -49,15 +49,15 @@ ShardGroup::Placed& ShardGroup::placed(const Slot& slot) {
   fail("group \"{}\" got a gradient of \"{}\", which is not its parameter", name_, slot.name());
 }
 
-// One rank adds micro-batches to the gradient itself, as the default sink does.
+// On one rank micro-batches accumulate in grad() itself, as in the default sink.
 bool ShardGroup::adds_in_place(const Placed& p) const {
   const bool fresh = p.pending == Placed::Pending::none || p.pending == Placed::Pending::in_place;
-  return is_gradient_reduced() && fresh && !p.is_terms && p.parameter->grad().defined();
+  return is_gradient_reduced() && fresh && !p.is_partial && p.parameter->grad().defined();
 }
 
 GradSink::Destination ShardGroup::destination(Slot& slot) {
   const Placed& p = placed(slot);
-  if (p.term_sum) return {};  // terms or the whole: only accept() can tell
+  if (p.partial_gradients) return {};  // Partial or not: only accept() can tell
   Destination to = local_destination(p);
   to.buffer = as_gathered(p, to.buffer);
   return to;
@@ -84,9 +84,9 @@ void ShardGroup::wrote(Slot& slot) {
 
 void ShardGroup::accept(Slot& slot, Tensor gradient) {
   Placed& p = placed(slot);
-  Placed::Pending kind = Placed::Pending::average;  // a plain gradient is the average over the data axes
+  Placed::Pending kind = Placed::Pending::average;  // a plain gradient counts as an average over the data axes
   if (p.at.gathered) {
-    gradient = gathered_part(p, std::move(gradient));
+    gradient = local_gradient(p, std::move(gradient));
   } else if (gradient.is_distributed()) {
     const Spec& spec = Spec::from(gradient);
     check(spec.mesh_id() == p.at.sharded->mesh_id(),
@@ -105,30 +105,31 @@ void ShardGroup::accept(Slot& slot, Tensor gradient) {
   note(p, kind);
 }
 
-// This rank's part of a gradient that lies as the gathered parameter does, or of terms, see Placed::term_sum. One pass
-// brings terms only, or none.
-Tensor ShardGroup::gathered_part(Placed& p, Tensor gradient) {
+// The local tensor of a gradient in the gathered parameter's layout, or left Partial, see Placed::partial_gradients. In
+// one pass either all contributions to a parameter are left Partial or none is.
+Tensor ShardGroup::local_gradient(Placed& p, Tensor gradient) {
   check(gradient.is_distributed() && Spec::from(gradient).mesh_id() == p.at.gathered->mesh_id(),
         "parameter \"{}\" is gathered as {}, its gradient is {}: on another mesh, or plain", p.parameter->name(),
         p.unsharded, gradient);
-  const bool may_wait = p.term_sum && !leaves_unsummed() && !p.has_unsummed();
+  const bool may_wait = p.partial_gradients && !leaves_unsummed() && !p.has_unsummed();
   if (may_wait && Spec::from(gradient).placement(0).is_partial(ReduceKind::sum) &&
-      (p.is_terms || p.pending == Placed::Pending::none)) {
-    p.is_terms = true;
+      (p.is_partial || p.pending == Placed::Pending::none)) {
+    p.is_partial = true;
     return gradient.local().detach();
   }
-  if (p.is_terms) sum_terms_now(p);
+  if (p.is_partial) reduce_partial_now(p);
   return redistribute(std::move(gradient), p.at.gathered).local().detach();
 }
 
-void ShardGroup::sum_terms_now(Placed& p) {
+void ShardGroup::reduce_partial_now(Placed& p) {
   const Tensor buffer = full_view(p, gradients_);
-  const Tensor terms = Tensor::distributed(p.parameter->shape(), p.at.gathered->with(0, Partial()), buffer);
-  copy_into(buffer, redistribute(terms, p.at.gathered).local().detach(), false);
-  p.is_terms = false;
+  const Tensor partial = Tensor::distributed(p.parameter->shape(), p.at.gathered->with(0, Partial()), buffer);
+  copy_into(buffer, redistribute(partial, p.at.gathered).local().detach(), false);
+  p.is_partial = false;
 }
 
-// Nobody says when backward has read a frozen parameter for the last time, other than the module before this one.
+// A frozen parameter has no gradient that would tell when backward has last read it; the backward of the module before
+// this one tells (ShardTree::leave_backward_before).
 void ShardGroup::finish(Slot&) {
   const auto trainable = static_cast<std::size_t>(
       std::count_if(parameters_.begin(), parameters_.end(), [](const Parameter* p) { return p->requires_grad(); }));
@@ -174,13 +175,13 @@ void ShardGroup::reduce_pending() {
   for (Placed& p : placed_) {
     if (p.pending == Placed::Pending::none) continue;
     p.pending = Placed::Pending::none;
-    const bool is_complete = !p.is_terms && !p.has_unsummed();
-    p.is_terms = false;
+    const bool is_complete = !p.is_partial && !p.has_unsummed();
+    p.is_partial = false;
     if (is_complete) p.parameter->run_grad_hooks();
   }
 }
 
-// What earlier passes left to be added up over replicas is due, also where this pass has brought nothing.
+// Sums that earlier passes left are all-reduced over replicas now, also for parameters without a gradient in this pass.
 void ShardGroup::add_zeros_to_unsummed() {
   if (!all_reduces_) return;
   for (Placed& p : placed_) {
@@ -191,24 +192,25 @@ void ShardGroup::add_zeros_to_unsummed() {
   }
 }
 
-// The full gradients are the shards of gradients. What began as terms was not added in place, see sum_terms_now().
+// The full gradients are the reduced ones. Those that were Partial at first were not added in place, see
+// reduce_partial_now().
 void ShardGroup::keep_gradients() {
   for (Placed& p : placed_) {
     if (p.pending != Placed::Pending::average && p.pending != Placed::Pending::sum) continue;
     const Tensor full = full_view(p, gradients_);
-    if (!p.is_terms && p.parameter->grad().defined()) copy_into(p.parameter->grad().local().detach(), full, true);
+    if (!p.is_partial && p.parameter->grad().defined()) copy_into(p.parameter->grad().local().detach(), full, true);
     else deliver(p, full);
   }
 }
 
-// What the reduction adds to: this rank's shard of an earlier sum, or nothing.
+// The tensor that the reduction accumulates onto: this rank's shard of an earlier sum, or none.
 Tensor ShardGroup::earlier_sum(const Placed& p) const {
-  if (p.is_terms || p.has_unsummed() || leaves_unsummed()) return p.unsummed();
+  if (p.is_partial || p.has_unsummed() || leaves_unsummed()) return p.unsummed();
   return p.parameter->grad().defined() ? p.parameter->grad().local().detach() : Tensor();
 }
 
 void ShardGroup::deliver(Placed& p, const Tensor& shard) {
-  if (p.is_terms) return p.term_sum->add(*p.parameter, shard, p.parameter->shape(), p.at.sharded);
+  if (p.is_partial) return p.partial_gradients->add(*p.parameter, shard, p.parameter->shape(), p.at.sharded);
   if (leaves_unsummed()) return p.aside->set_grad(shard);
   const bool had_unsummed = p.has_unsummed();
   if (had_unsummed) p.aside->clear_grad();
@@ -233,7 +235,7 @@ void ShardGroup::launch(Placed::Pending kind, double scale) {
     fresh_bytes += align(sherd::numel(p.at.local_shape) * byte_size(p.dtype));
   }
   if (plan.members.empty()) return;
-  // A rank without rows still takes part, with empty tensors: all ranks issue the same rows.
+  // A rank whose shards are empty issues the row too, with empty tensors: all ranks issue the same rows.
   const Tensor fresh = any_fresh ? issue_gradient_buffer(fresh_bytes, shards_.device()) : Tensor();
   std::int64_t offset = 0;
   for (std::size_t m = 0; m < plan.members.size(); ++m) {
@@ -257,7 +259,7 @@ std::optional<DType> ShardGroup::wire_of(const Placed& p) const {
   return is_floating(p.dtype) ? policy_.reduce_dtype : std::nullopt;
 }
 
-// While it runs, the full gradients count as communication: they are nobody's gradients any more.
+// While it runs, the full gradients are accounted as communication: no parameter owns them any more.
 void ShardGroup::reduce(int plan_number, const Tensor& full, std::span<const Tensor> out) {
   const ReducePlan& plan = plans_[static_cast<std::size_t>(plan_number)];
   if (alone()) return reduce_shards_alone(plan, full, out);
@@ -335,8 +337,8 @@ void ShardGroup::discard_pending() {
   finished_ = 0;
   for (Placed& p : placed_) {
     p.pending = Placed::Pending::none;
-    p.is_terms = false;
-    if (p.term_sum) p.term_sum->discard();
+    p.is_partial = false;
+    if (p.partial_gradients) p.partial_gradients->discard();
   }
 }
 

@@ -49,7 +49,7 @@ ShardGroup::ShardGroup(std::string name, const DeviceMesh& mesh, std::vector<Par
     gathered_bytes_ += align(sherd::numel(placed.at.full_shape) * byte_size(full_dtype));
     if (const Spec* gathered = placed.at.gathered; gathered && gathered->num_axes() == 1)
       if (gathered->is_replicated() && gathered->axis_size(0) > 1)
-        placed.term_sum = PartialGradients::of(gathered->mesh());
+        placed.partial_gradients = PartialGradients::of(gathered->mesh());
     if (data_.num_replicas() > 1) placed.aside = std::make_unique<Slot>(p->name() + ".unsummed");
     placed_.push_back(std::move(placed));
     values.push_back(value);
@@ -74,7 +74,7 @@ ShardGroup::ShardGroup(std::string name, const DeviceMesh& mesh, std::vector<Par
 }
 
 ShardGroup::~ShardGroup() {
-  // Modules of one list die one by one, with their parameters; a leaf knows whether its slot is still there.
+  // Modules of one list are destroyed one by one, with their parameters; a leaf knows whether its slot still exists.
   for (const NodeRef& leaf : leaves_)
     if (Slot* slot = static_cast<Leaf*>(leaf.get())->slot) slot->set_sink(nullptr);
   last_reduction_.settle();
@@ -87,8 +87,8 @@ ShardGroup::~ShardGroup() {
 void ShardGroup::materialize(Device device) {
   if (shards_.defined()) return;
   check(alone() || device == Device::cpu(),
-        "fully_shard: group \"{}\" is spread over {} ranks on {}; ranks on GPUs talk through NCCL, which is not built "
-        "yet: use one rank, or the cpu device",
+        "fully_shard: group \"{}\" is distributed over {} ranks on {}; ranks on GPUs talk through NCCL, which is not "
+        "built yet: use one rank, or the cpu device",
         name_, data_.num_ranks(), to_string(device));
   shards_ = bytes_over(Storage::allocate(shard_bytes_, MemoryCategory::parameters, device));
   set_zero(shards_);
@@ -115,7 +115,7 @@ Tensor ShardGroup::full_view(const Placed& p, const Tensor& buffer) const {
   return view_at(buffer, p.at.full_shape, p.full_offset, p.full_dtype);
 }
 
-// This rank's part of the gathered tensor as what modules see.
+// The local tensor of a gathered parameter as modules see it: plain, or wrapped as a distributed tensor.
 Tensor ShardGroup::as_gathered(const Placed& p, const Tensor& local) const {
   return p.at.gathered ? Tensor::distributed(p.parameter->shape(), p.at.gathered, local) : local;
 }
@@ -132,7 +132,7 @@ bool ShardGroup::is_current() const {
   return is_gathered() && gathered_.storage()->version() == shards_.storage()->version();
 }
 
-// A recorded step gathers what it uses, also what it finds gathered: a replay may find it released.
+// A captured step gathers what it uses even if it is gathered at the time: in replay it may be released.
 bool ShardGroup::needs_gather() const {
   if (is_shard_full()) return false;
   const CaptureSink* capture = RankContext::current().capture;
@@ -174,14 +174,14 @@ void ShardGroup::drop_unused() {
 }
 
 void ShardGroup::gather() {
-  if (is_current()) return;  // a replay found it so
+  if (is_current()) return;  // in a replay
   gathered_.storage()->restore_data();
   if (gathers_alone()) gather_shards_alone();
   else gather_shards();
   gathered_.storage()->set_version(shards_.storage()->version());
 }
 
-// Who has all of it waits for nobody.
+// One shard only: copy here, no collective.
 void ShardGroup::gather_shards_alone() {
   std::vector<AlonePart> parts;
   for (const Placed& p : placed_)
@@ -190,7 +190,7 @@ void ShardGroup::gather_shards_alone() {
   gather_alone(joined(std::move(parts)));
 }
 
-// Addresses are taken here; the copy, which the peers need too, runs on the stream.
+// Addresses are taken here, without a wait; the collective runs on the stream.
 void ShardGroup::gather_shards() {
   static constexpr std::byte kNoRows{};
   std::byte* const gathered = gathered_.storage()->address();
@@ -220,7 +220,7 @@ void ShardGroup::gather_shards() {
                .abort = [&channel](std::string_view reason) { channel.abort(reason); }});
 }
 
-// In a replay nobody has called reshard().
+// A replay runs this row without reshard(), so the shards are registered here too.
 void ShardGroup::release() {
   present_shards();
   gathered_.storage()->release_data();

@@ -23,8 +23,8 @@ namespace sherd::nn {
 
 class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner {
  public:
-  /// Takes over `parameters`: each is cut over `mesh` as DataMesh::place says. Values they have are kept, this rank's
-  /// rows of them; on meta they stay on meta until materialize().
+  /// Takes over `parameters` and shards each over `mesh` by DataMesh::place. Of existing values this rank keeps its
+  /// rows; parameters on meta stay there until materialize().
   ShardGroup(std::string name, const DeviceMesh& mesh, std::vector<Parameter*> parameters,
              const MixedPrecision& policy = {});
   ~ShardGroup();
@@ -34,45 +34,44 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   const std::string& name() const { return name_; }
   const std::vector<Parameter*>& parameters() const { return parameters_; }
   std::int64_t gathered_bytes() const { return gathered_bytes_; }
-  /// Gathered tensors are registered. The buffer may be there without: prefetched.
+  /// Whether the gathered tensors are registered. A prefetched buffer is gathered and not registered.
   bool is_unsharded() const { return unsharded_; }
   bool is_gathered() const { return !is_shard_full() && gathered_.defined() && gathered_.storage()->is_present(); }
   bool is_meta() const { return !shards_.defined(); }
 
-  /// Bytes for the shards on `device`; no-op when they are there. Error for several ranks on devices other than the
-  /// cpu.
+  /// Allocates the shards on `device`; no-op when allocated. Error for several ranks on devices other than the cpu.
   void materialize(Device device);
-  /// Starts to gather, unless that has been done or what is there is current; registers nothing. Collective on the
+  /// Starts a gather unless the gathered buffer is current or being gathered; registers nothing. Collective on the
   /// all-gather stream; does not wait.
   void prefetch();
-  /// prefetch(), and registers what was gathered: plain tensors, or distributed ones over the axes of tensor
-  /// parallelism. Whoever touches them waits for the gather.
+  /// prefetch(), and registers the gathered tensors: plain, or distributed over the axes of tensor parallelism. Their
+  /// first access waits for the gather.
   void unshard();
-  /// Waits for the gather. Throws what failed in it.
+  /// Waits for the gather and throws its error.
   void wait();
-  /// Registers the sharded tensors and frees the gathered buffer, also one that was prefetched and never used. Local.
+  /// Registers the sharded tensors and frees the gathered buffer, even if it was prefetched and never used. Local.
   void reshard();
   /// Frees a gathered buffer that is not registered. Local.
   void drop_unused();
-  /// Reduces what this backward pass has brought, if anything, and reshards. Collective.
+  /// Reshards, and reduces the pending gradients of this backward pass, if any. Collective.
   void finish_backward();
   /// Drops gradients of a pass that failed. Local.
   void discard_pending();
-  /// Drops what earlier passes left to be added up over replicas. Local.
+  /// Drops sums of earlier passes that are not all-reduced over replicas yet. Local.
   void discard_unsummed();
-  /// A step was left by an exception: back to the state between steps, without communication. Peers that wait for this
+  /// After an exception in a step: returns to the state between steps, without communication. Peers that wait for this
   /// rank raise CommError with `reason`; so does every further collective until reset_after_error().
   void abandon(std::string_view reason) noexcept;
   /// How many reductions may hold their input at a time; the next one waits.
   void set_max_reductions(int count) { max_reductions_ = static_cast<std::size_t>(count); }
-  /// All ranks that are reset together with this group's.
+  /// All ranks that fail and are reset together with this group's.
   ProcessGroup& process_group() const { return data_.root_group(); }
   const DataMesh& data_mesh() const { return data_; }
   /// Divides the sum over ranks by `factor` instead of the number of ranks, replicas included.
   void set_divide_factor(double factor);
   /// Off: a backward pass reduces over the shard axis only, and its sum is kept until a pass with it on.
   void set_all_reduces(bool on);
-  /// Gathers that a saved tensor had to ask for because no module hook came first.
+  /// Gathers that started only when backward unpacked a saved tensor, because no module hook had run before.
   int late_gathers() const { return late_gathers_; }
 
   // StorageOwner
@@ -93,23 +92,22 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   void reduce(int plan, const Tensor& full, std::span<const Tensor> out) override;
 
  private:
-  // Where one parameter lies in the buffers; bytes unless named otherwise.
+  // One parameter in the buffers; offsets in bytes.
   struct Placed {
     Parameter* parameter;
     ShardPlacement at;
     DType dtype, full_dtype;  // of the shard; of the gathered tensor and its gradient
     std::int64_t shard_offset, full_offset;
     Tensor sharded, unsharded;  // both with the slot's leaf
-    // What this backward pass has brought: nothing; a full gradient to average or to sum; on one rank, an addition
-    // to the gradient that was there.
+    // Gradient of this backward pass: none; a full one to average or to sum; on one rank, added to grad() already.
     enum class Pending : std::uint8_t { none, average, sum, in_place } pending = Pending::none;
-    // Its gradient is this rank's shard of passes that were not all-reduced over replicas: in a slot, so that what one
-    // captured step leaves another finds. Null where there are no replicas.
+    // Its grad() is this rank's shard of the passes that were not all-reduced over replicas: a slot, so that one
+    // captured step can leave it to another. Null where there are no replicas.
     std::unique_ptr<Slot> aside{};
-    // Where a tensor-parallel axis holds the whole parameter on every rank: what brings came may be terms of a sum over
-    // it, which is taken of the shards, together with those of other groups.
-    std::shared_ptr<PartialGradients> term_sum{};
-    bool is_terms = false;  // what is pending
+    // Set where the parameter is replicated over a tensor-parallel axis: its gradient may be Partial over that axis. It
+    // is reduced over the data axes first, and its shard over that axis, together with those of other groups.
+    std::shared_ptr<PartialGradients> partial_gradients{};
+    bool is_partial = false;  // the pending gradient, over the tensor-parallel axis
     Tensor unsummed() const { return aside ? aside->grad() : Tensor(); }
     bool has_unsummed() const { return aside && aside->grad().defined(); }
   };
@@ -123,7 +121,8 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
 
   bool alone() const { return data_.num_ranks() == 1; }
   bool gathers_alone() const { return data_.num_shards() == 1; }
-  // Without a cast an uncut shard is the parameter; on one rank, without rounding, the gradient is its own reduction.
+  // On one shard without casts, shards and gathered parameters are one buffer; on one rank, without rounding or scaling
+  // too, the full gradients are the reduced ones.
   bool is_shard_full() const { return gathers_alone() && !casts_; }
   bool is_gradient_reduced() const { return alone() && is_shard_full() && !rounds_ && divide_factor_ == 1; }
   std::optional<DType> wire_of(const Placed& p) const;
@@ -140,8 +139,8 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   void take_values(const std::vector<Tensor>& values);
   bool adds_in_place(const Placed& p) const;
   Destination local_destination(const Placed& p);
-  Tensor gathered_part(Placed& p, Tensor gradient);
-  void sum_terms_now(Placed& p);
+  Tensor local_gradient(Placed& p, Tensor gradient);
+  void reduce_partial_now(Placed& p);
   void note(Placed& p, Placed::Pending kind);
   void reduce_pending();
   void keep_gradients();
@@ -156,7 +155,7 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   std::string name_;
   DataMesh data_;
   MixedPrecision policy_;
-  bool casts_ = false, rounds_ = false;  // some parameter when gathered, some gradient when reduced
+  bool casts_ = false, rounds_ = false;  // a gather casts some parameter, a reduction rounds some gradient
   std::vector<Parameter*> parameters_;
   std::vector<NodeRef> leaves_;  // of parameters_
   std::vector<Placed> placed_;
@@ -167,7 +166,7 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   double divide_factor_;
   const std::shared_ptr<StepSetting> reduction_ = std::make_shared<StepSetting>();  // the factor and all_reduces_
   std::size_t max_reductions_ = 1;
-  Event last_reduction_;      // reads the tables of this object
+  Event last_reduction_;      // its work reads the tables of this object
   std::size_t finished_ = 0;  // parameters whose gradient is complete in this pass
   int late_gathers_ = 0;
   bool unsharded_ = false, all_reduces_ = true;
