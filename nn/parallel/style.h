@@ -1,6 +1,6 @@
 #pragma once
-// A style says of one module how tensor parallelism lays it out: how its own parameters are cut, what a plain tensor
-// that comes in is, and in which layouts tensors go in and come out. It is data; tensor_parallel.h applies it.
+// A style is the tensor parallelism of one module: placements of its own parameters, placements of plain inputs, and
+// the layouts to redistribute inputs and outputs to. It is data; tensor_parallel.h applies it.
 //
 //              from            inputs                       outputs
 //   plain x  ----------> {..} ----------> {..}  forward  {..} ----------> {..}
@@ -15,12 +15,11 @@
 
 namespace sherd::nn {
 
-/// A placement for each argument of forward(), or for each element of what it returns; where there is none, a tensor
-/// passes as it is. Dims count from the end if they are negative. An argument that holds several tensors gives all of
-/// them its placement.
+/// A placement for each argument of forward(), or for each of its results; a tensor without one passes unchanged.
+/// Negative dims count from the end. All tensors within one argument get its placement.
 class Layouts {
  public:
-  /// All pass.
+  /// All pass unchanged.
   Layouts() = default;
   Layouts(Placement only) : entries_{only}, is_open_(false) {}  // NOLINT: {.to = Shard(1)}
   Layouts(std::optional<Placement> only) {                      // NOLINT: unset: all pass
@@ -41,22 +40,22 @@ class Layouts {
   bool is_open_ = true;
 };
 
-/// What a style says of one module.
+/// A style's layouts for one kind of module.
 struct ModuleLayout {
   struct Cut {
     std::string parameter;
     Placement placement;
     bool is_optional = false;  ///< a module without this parameter is fine: a bias
   };
-  std::vector<Cut> parameters{};  ///< of the module's own; all others are whole on every rank
-  Layouts from{};                 ///< how a plain tensor that comes in lies on the mesh
-  Layouts inputs{};               ///< the layouts that inputs are brought to
-  Layouts outputs_from{};         ///< how a plain tensor that comes out lies
-  Layouts outputs{};              ///< the layouts that results are brought to
-  bool local_outputs = false;     ///< results leave as plain tensors: this rank's part
+  std::vector<Cut> parameters{};  ///< the module's own; all others are replicated
+  Layouts from{};                 ///< placements of plain inputs
+  Layouts inputs{};               ///< layouts to redistribute inputs to
+  Layouts outputs_from{};         ///< placements of plain results
+  Layouts outputs{};              ///< layouts to redistribute results to
+  bool local_outputs = false;     ///< return local tensors
 };
 
-/// A ModuleLayout by kind of module. A module that a style has nothing for is refused.
+/// A ModuleLayout per kind of module. Applying it to a module of another kind is an Error.
 struct Style {
   std::string name;  ///< in messages
   std::optional<ModuleLayout> linear{}, embedding{};
@@ -65,38 +64,38 @@ struct Style {
 
 struct ColwiseOptions {
   Placement from = Replicate(), input = Replicate();
-  std::optional<Placement> output{};  ///< unset: cut along the last dim
+  std::optional<Placement> output{};  ///< unset: as computed, Shard(-1)
 };
-/// A Linear computes a part of its output features on each rank: weight and bias Shard(0), output Shard(-1). An
-/// Embedding looks up a part of each row: weight Shard(1), output Shard(-1). Forward does not communicate; backward
-/// sums the gradient of the input once.
+/// Linear, output features sharded: weight and bias Shard(0), output Shard(-1). Embedding, embedding dim sharded:
+/// weight Shard(1), output Shard(-1). Forward does not communicate; backward reduces the gradient of the input once.
 Style colwise(const ColwiseOptions& options = {});
 
 struct RowwiseOptions {
   std::optional<Placement> from{}, input{};  ///< unset: Shard(-1) for a Linear, Replicate for the ids of an Embedding
   Placement output = Replicate();            ///< Replicate is an all-reduce, Shard a reduce-scatter
 };
-/// A Linear adds up a part of its input features on each rank: weight Shard(1), bias whole. An Embedding holds a part
-/// of the vocabulary: weight Shard(0), zeros for ids of other ranks. The ranks' terms are summed on the way out.
+/// Linear, input features sharded: weight Shard(1), bias replicated. Embedding, vocabulary sharded: weight Shard(0),
+/// zeros for ids of other ranks. The result is Partial and is reduced to `output`.
 Style rowwise(const RowwiseOptions& options = {});
 
-/// Norms, dropout and the like on tensors cut along the sequence: the first argument is brought to Shard(dim), and
-/// plain ones are taken for that. Parameters are whole; their gradients are sums over ranks, see partial_gradients.h.
+/// Norms, dropout and the like on tensors sharded along the sequence: the first argument is redistributed to
+/// Shard(dim); a plain one counts as Shard(dim). Parameters are replicated; their gradients are Partial, see
+/// partial_gradients.h.
 Style sequence_parallel(int dim = 1);
 
 struct PrepareInput {
   Layouts from{}, to{};
 };
-/// Brings the arguments of forward() to layouts, whatever the module. One that is brought to Replicate and is so
-/// already has its gradient summed here, once, however many of the module's parts use it.
+/// Redistributes the arguments of forward(), for any kind of module. The gradient of an argument that is to be
+/// replicated and is so already is reduced here once, however many submodules use it.
 Style prepare_input(const PrepareInput& options);
 
 struct PrepareOutput {
   Layouts to{};
   Layouts from{};      ///< of plain results
-  bool local = false;  ///< as plain tensors, this rank's part
+  bool local = false;  ///< return local tensors
 };
-/// The same for what forward() returns.
+/// The same for the results of forward().
 Style prepare_output(const PrepareOutput& options);
 
 }  // namespace sherd::nn

@@ -30,7 +30,7 @@ void check_entries(const std::string& style, const Module& module, const char* w
         style, label(module), layouts.size(), what, count, what, count == 1 ? "" : "s", what);
 }
 
-// The maker of such a tensor brings the sum of all gradients to a layout by itself.
+// The vjp of such a row redistributes the accumulated gradient itself.
 bool is_from_placement_row(const Tensor& x) {
   const Node* maker = x.grad_node();
   return maker && maker->kind == Node::Kind::op && static_cast<const OpNode*>(maker)->op->traits.placement;
@@ -54,17 +54,15 @@ void StyleHook::map(const Module& module, const Side& side, Tensor& x, TensorPla
   if (!x.is_distributed()) {
     const Spec* from = side.from.at(place.index, x.ndim());
     if (!from && !to) return;
-    check(
-        from != nullptr,
-        "{} {} of module \"{}\" is the plain tensor {}, and style {} does not say how it lies on {}: set `{}` for it, "
-        "or pass a distributed tensor",
-        side.what, place.index, label(module), x, style_, mesh_.describe(), side.from_key);
+    check(from != nullptr,
+          "{} {} of module \"{}\" is the plain tensor {}, and style {} gives it no layout on {}: set `{}` for it, or "
+          "pass a distributed tensor",
+          side.what, place.index, label(module), x, style_, mesh_.describe(), side.from_key);
     x = from_local(std::move(x), from);
   } else if (Spec::from(x).mesh_id() != mesh_.id()) {
     if (!to) return;
-    fail(
-        "{} {} of module \"{}\" lies on {}, its style {} is for {}; bring it there with full_tensor() and distribute()",
-        side.what, place.index, label(module), Spec::from(x).mesh().describe(), style_, mesh_.describe());
+    fail("{} {} of module \"{}\" is on {}, its style {} is for {}; move it there with full_tensor() and distribute()",
+         side.what, place.index, label(module), Spec::from(x).mesh().describe(), style_, mesh_.describe());
   }
   if (!to) return;
   if (x.layout() != to) x = redistribute(std::move(x), to);

@@ -1,5 +1,5 @@
 #pragma once
-// A style at work on one module: brings what goes into forward() and what comes out to the style's layouts.
+// Applies a style to one module: redistributes the inputs and outputs of forward() to the style's layouts.
 #include <array>
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@ class LayoutTable {
  public:
   LayoutTable(const DeviceMesh& mesh, Layouts layouts);
   const Layouts& layouts() const { return layouts_; }
-  /// Null: a tensor there passes as it is. Error for a dim that it does not have.
+  /// Null: a tensor there passes unchanged. Error for a dim that it does not have.
   const Spec* at(std::size_t index, int ndim);
 
  private:
@@ -39,7 +39,7 @@ class StyleHook final : public ModuleHook {
  private:
   struct Side {
     const char* what;      // "input"
-    const char* from_key;  // what to set for plain tensors
+    const char* from_key;  // the option to set for plain tensors
     LayoutTable &from, &to;
   };
   void map(const Module& module, const Side& side, Tensor& tensor, TensorPlace place) const;

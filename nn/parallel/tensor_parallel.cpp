@@ -1,5 +1,5 @@
-// From a plan to a spread module, in two halves: everything is looked up and checked first, so that an error leaves the
-// module as it was; then parameters, sinks and hooks are put in place.
+// Applies a plan in two halves: everything is looked up and checked first, so that an error leaves the module
+// unchanged; then parameters, sinks and hooks are set.
 #include "nn/parallel/tensor_parallel.h"
 
 #include <fnmatch.h>
@@ -19,7 +19,7 @@ namespace sherd::nn {
 
 namespace {
 
-// Marks what was given to parallelize(), and lives as long.
+// Marks a module that parallelize() was called on, and owns the sink of its parameters.
 class Parallelized final : public ModuleHook {
  public:
   Parallelized(const DeviceMesh& mesh, const std::vector<Parameter*>& parameters)
@@ -50,7 +50,7 @@ struct Part {
   std::vector<Use> uses{};
 };
 
-// The module and all below, without those that an inner call has taken.
+// The module and all below, without those that an inner call has parallelized.
 void collect(Module& module, const std::string& path, std::vector<Part>& parts) {
   parts.push_back({path, &module});
   for (const auto& child : module.children())
@@ -99,11 +99,11 @@ void apply_patterns(const Plan& plan, std::vector<Part>& parts) {
   }
 }
 
-struct Cut {
+struct ParameterPlacement {
   Placement placement;
   std::string by;  // "style rowwise of \"head\""
 };
-using Cuts = std::map<const Parameter*, Cut>;
+using ParameterPlacements = std::map<const Parameter*, ParameterPlacement>;
 
 std::string names_of(const std::vector<Module::NamedParameter>& parameters) {
   std::string names;
@@ -112,7 +112,8 @@ std::string names_of(const std::vector<Module::NamedParameter>& parameters) {
   return names.empty() ? "none" : names;
 }
 
-void add_cut(const Part& part, const Part::Use& use, const ModuleLayout::Cut& wanted, Cuts& cuts) {
+void add_placement(const Part& part, const Part::Use& use, const ModuleLayout::Cut& wanted,
+                   ParameterPlacements& placements) {
   const std::string by = fmt::format("style {} of module \"{}\"", *use.style, label(*part.module));
   const auto& own = part.module->own_parameters();
   const auto found =
@@ -128,32 +129,32 @@ void add_cut(const Part& part, const Part::Use& use, const ModuleLayout::Cut& wa
   check(!placement.is_partial(), "{}: parameter \"{}\" cannot be Partial; Shard and Replicate can", by,
         parameter.name());
   if (placement.is_shard()) {
-    check(placement.dim >= -ndim && placement.dim < ndim, "{}: parameter \"{}\" of shape {} has no dim {} to cut", by,
+    check(placement.dim >= -ndim && placement.dim < ndim, "{}: parameter \"{}\" of shape {} has no dim {} to shard", by,
           parameter.name(), parameter.shape(), placement.dim);
     placement.dim = normalize_dim(placement.dim, ndim);
   }
-  const auto [known, is_new] = cuts.try_emplace(&parameter, Cut{placement, by});
+  const auto [known, is_new] = placements.try_emplace(&parameter, ParameterPlacement{placement, by});
   check(is_new || known->second.placement == placement,
-        "parameter \"{}\" is placed {} by {} and {} by {}; a parameter lies in one way", parameter.name(),
+        "parameter \"{}\" is placed {} by {} and {} by {}; a parameter has one placement", parameter.name(),
         to_string(known->second.placement), known->second.by, to_string(placement), by);
 }
 
-Cuts collect_cuts(const std::vector<Part>& parts) {
-  Cuts cuts;
+ParameterPlacements collect_placements(const std::vector<Part>& parts) {
+  ParameterPlacements placements;
   for (const Part& part : parts)
     for (const Part::Use& use : part.uses)
-      for (const ModuleLayout::Cut& cut : use.layout->parameters) add_cut(part, use, cut, cuts);
-  return cuts;
+      for (const ModuleLayout::Cut& wanted : use.layout->parameters) add_placement(part, use, wanted, placements);
+  return placements;
 }
 
-// Heads are the units of attention: a rank must hold whole ones, and the key-value heads that its query heads read.
-void check_heads(const Attention& attention, const DeviceMesh& mesh, const Cuts& cuts) {
-  bool is_cut = false;
+// Attention is sharded by heads: a rank must hold complete heads, and the key-value heads that its query heads read.
+void check_heads(const Attention& attention, const DeviceMesh& mesh, const ParameterPlacements& placements) {
+  bool is_sharded = false;
   for (const Linear* linear : {&attention.wq, &attention.wk, &attention.wv, &attention.wo}) {
-    const auto cut = cuts.find(&linear->weight);
-    is_cut |= cut != cuts.end() && cut->second.placement.is_shard();
+    const auto found = placements.find(&linear->weight);
+    is_sharded |= found != placements.end() && found->second.placement.is_shard();
   }
-  if (!is_cut) return;
+  if (!is_sharded) return;
   const auto check_count = [&](std::int64_t count, const char* what) {
     check(
         count % mesh.size() == 0,
@@ -164,7 +165,7 @@ void check_heads(const Attention& attention, const DeviceMesh& mesh, const Cuts&
   check_count(attention.options().kv_heads, "key-value heads");
 }
 
-// What a module outside of `part_of` would find in the parameter is not what it was built for.
+// A module outside of this call must not share a parameter with it: it would find a distributed tensor there.
 void check_ties(const Module& module, const std::set<const Module*>& inside, const std::set<const Parameter*>& taken) {
   if (!inside.contains(&module))
     for (const Module::NamedParameter& p : module.own_parameters())
@@ -177,8 +178,9 @@ void check_ties(const Module& module, const std::set<const Module*>& inside, con
 
 const Module& topmost(const Module& module) { return module.parent() ? topmost(*module.parent()) : module; }
 
-// Those to be spread, each once. An inner call may have spread a tied one in the same way.
-std::vector<Parameter*> collect_parameters(const std::vector<Part>& parts, const DeviceMesh& mesh, const Cuts& cuts) {
+// The parameters to distribute, each once. An inner call may have distributed a tied one with the same placement.
+std::vector<Parameter*> collect_parameters(const std::vector<Part>& parts, const DeviceMesh& mesh,
+                                           const ParameterPlacements& placements) {
   std::vector<Parameter*> result;
   for (const Part& part : parts)
     for (const Module::NamedParameter& p : part.module->own_parameters()) {
@@ -192,24 +194,24 @@ std::vector<Parameter*> collect_parameters(const std::vector<Part>& parts, const
       check(spec.mesh_id() == mesh.id(),
             "parameter \"{}\" is {} over {} already; parallelize() comes before fully_shard() and on one mesh",
             p.parameter->name(), describe(value), spec.mesh().describe());
-      const auto cut = cuts.find(p.parameter);
-      check(cut == cuts.end() || cut->second.placement == spec.placement(0),
-            "parameter \"{}\" is {} already, {} places it {}", p.parameter->name(), describe(value), cut->second.by,
-            to_string(cut->second.placement));
+      const auto found = placements.find(p.parameter);
+      check(found == placements.end() || found->second.placement == spec.placement(0),
+            "parameter \"{}\" is {} already, {} places it {}", p.parameter->name(), describe(value), found->second.by,
+            to_string(found->second.placement));
     }
   return result;
 }
 
-void spread(Parameter& parameter, const Spec* spec) {
+void distribute_parameter(Parameter& parameter, const Spec* spec) {
   const Tensor value = parameter.value().detach();
   if (value.is_meta()) {
     const Tensor local = Tensor::empty(spec->local_shape(value.shape()), value.dtype(), Device::meta());
     return parameter.set(Tensor::distributed(value.shape(), spec, local));
   }
-  const Tensor spread_value =
+  const Tensor distributed =
       distribute(value, spec->mesh(), spec->placement(0), {.source = DistributeOptions::kOwnData});
-  spread_value.local().storage()->retag(MemoryCategory::parameters);
-  parameter.set(spread_value);
+  distributed.local().storage()->retag(MemoryCategory::parameters);
+  parameter.set(distributed);
 }
 
 }  // namespace
@@ -226,17 +228,17 @@ void parallelize(Module& module, const DeviceMesh& mesh, const Plan& plan) {
   std::vector<Part> parts;
   collect(module, "", parts);
   apply_patterns(plan, parts);
-  const Cuts cuts = collect_cuts(parts);
-  const std::vector<Parameter*> parameters = collect_parameters(parts, mesh, cuts);
+  const ParameterPlacements placements = collect_placements(parts);
+  const std::vector<Parameter*> parameters = collect_parameters(parts, mesh, placements);
   std::set<const Module*> inside;
   module.for_each_module([&](const Module& m) { inside.insert(&m); });
   check_ties(topmost(module), inside, {parameters.begin(), parameters.end()});
   for (const Part& part : parts)
-    if (const auto* attention = dynamic_cast<const Attention*>(part.module)) check_heads(*attention, mesh, cuts);
+    if (const auto* attention = dynamic_cast<const Attention*>(part.module)) check_heads(*attention, mesh, placements);
 
   for (Parameter* parameter : parameters) {
-    const auto cut = cuts.find(parameter);
-    spread(*parameter, Spec::of(mesh, cut == cuts.end() ? Replicate() : cut->second.placement));
+    const auto found = placements.find(parameter);
+    distribute_parameter(*parameter, Spec::of(mesh, found == placements.end() ? Replicate() : found->second.placement));
   }
   module.add_hook(std::make_shared<Parallelized>(mesh, parameters));
   for (const Part& part : parts) {

@@ -1,6 +1,6 @@
 #pragma once
 // Tensor parallelism from outside: a plan gives styles to modules by path, and the model file does not change. Tensors
-// stay distributed between modules; what each op does with its part follows from the sharding rules (dtensor/rule.h).
+// stay distributed between modules; each op's local computation follows from the sharding rules (dtensor/rule.h).
 //
 //   parallelize(model, mesh["tp"], {{"blocks.*.mlp.up", colwise()}, {"blocks.*.mlp.down", rowwise()}});
 //   for (Module* block : model.blocks()) fully_shard(*block, mesh["dp"]);
@@ -17,23 +17,23 @@
 
 namespace sherd::nn {
 
-/// Patterns of module paths and what they say. A pattern matches a path part by part, each with shell wildcards
+/// Module path patterns and their styles. A pattern matches a path component by component, with shell wildcards
 /// ("blocks.*.attn.w[qkv]"); "" is the module itself. A module that several match gets all their styles, in order.
 using Plan = std::vector<std::pair<std::string, Style>>;
 
-/// Spreads `module` over a mesh of one axis. Every parameter below it becomes a distributed tensor there, cut as the
-/// plan says or whole on every rank; buffers are whole. Before fully_shard, which cuts the local parts further.
-/// Parameters on meta stay there until materialize(), which draws each rank's own elements: the bits of one rank. Of
-/// values that are there (equal on all ranks) each rank keeps its part.
-/// Gradients end in the parameter's layout; those of whole parameters that are sums over ranks are reduced in one
-/// launch at the end of backward. A forward or backward that is left by an exception aborts the mesh's group, so that
-/// peers do not wait; group().reset(), on all ranks, clears it.
-/// No communication. Errors, the same on every rank: a mesh of several axes, a pattern that matches nothing, a module
-/// its style has nothing for, a second parallelize, a parameter that fully_shard has, tied parameters cut in two ways
-/// or used outside of `module`, a dim that a parameter does not have, heads that the axis does not divide.
+/// Distributes `module` over a mesh of one axis. Every parameter below it becomes a distributed tensor there, sharded
+/// by the plan or else replicated; buffers are replicated. Call it before fully_shard, which shards the local tensors
+/// further. Parameters on meta stay there until materialize(), which draws each rank's own elements: the bits do not
+/// depend on the number of ranks. Of existing values (equal on all ranks) each rank keeps its shard. Gradients end in
+/// the parameter's layout; Partial ones of replicated parameters are reduced in one launch at the end of backward. A
+/// forward or backward that is left by an exception aborts the mesh's group, so that peers do not wait;
+/// group().reset(), on all ranks, clears it. No communication. Errors, the same on every rank: a mesh of several axes,
+/// a pattern that matches nothing, a kind of module that its style does not cover, a second parallelize, a parameter
+/// that fully_shard owns, tied parameters with two placements or used outside of `module`, a dim that a parameter does
+/// not have, heads that the axis does not divide.
 void parallelize(Module& module, const DeviceMesh& mesh, const Plan& plan);
 
-/// Whether the module or one above it was given to parallelize().
+/// Whether parallelize() was called on the module or one above it.
 bool is_parallelized(const Module& module);
 
 /// The same plan for modules below `prefix`: "attn.wq" becomes "blocks.*.attn.wq", "" the prefix.
