@@ -1,5 +1,5 @@
 #pragma once
-// A file that appears whole or not at all, whatever happens in between: full disk, exception, kill -9.
+// A file that appears complete or not at all, whatever happens in between: full disk, exception, kill -9.
 #include <cstddef>
 #include <cstdint>
 #include <span>

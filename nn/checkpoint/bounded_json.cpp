@@ -193,7 +193,7 @@ nlohmann::json parse_bounded_json(std::string_view text) {
 
 std::string shown(const json& value) {
   constexpr std::size_t kMaxBytes = 100;
-  std::string text = value.dump(-1, ' ', true);  // ASCII, so that it can be cut anywhere
+  std::string text = value.dump(-1, ' ', true);  // ASCII, so that it can be truncated anywhere
   if (text.size() > kMaxBytes) text = text.substr(0, kMaxBytes) + "...";
   return text;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// JSON from files that nobody vouches for, read in one pass: time and memory grow with the text, never faster.
+// JSON from untrusted files, read in one pass: time and memory grow linearly with the text.
 #include <functional>
 #include <streambuf>
 #include <string>
@@ -40,7 +40,7 @@ class TextBuffer : public std::streambuf {
 /// A text of at most 100'000 values as a whole. Throws Error as read_json() does.
 nlohmann::json parse_bounded_json(std::string_view text);
 
-/// The value as text for a message; a long one is cut.
+/// The value as text for a message; a long one is truncated.
 std::string shown(const nlohmann::json& value);
 
 }  // namespace sherd

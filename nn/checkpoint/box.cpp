@@ -48,7 +48,7 @@ void for_each_run(const Box& part, const Box& a, const Box& b,
                   const std::function<void(std::int64_t, std::int64_t, std::int64_t)>& copy) {
   const int ndim = part.shape.size();
   const Strides in_a = contiguous_strides(a.shape), in_b = contiguous_strides(b.shape);
-  // Dims after `split` are whole in both, so a run goes on through them.
+  // Dims after `split` are complete in both, so a run continues through them.
   int split = ndim - 1;
   std::int64_t run = 1;
   while (split > 0 && part.shape[split] == a.shape[split] && part.shape[split] == b.shape[split])

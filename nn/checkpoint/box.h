@@ -1,6 +1,6 @@
 #pragma once
-// A part of a tensor: the box of elements [offset, offset + shape), row-major. What a rank holds of a distributed
-// tensor is one, however many axes cut it.
+// A box of a tensor: the elements [offset, offset + shape), row-major. A rank's shard of a distributed tensor is one,
+// over however many axes it is sharded.
 //
 //   w [4,6]      rank 1's box: offset [0,3], shape [2,3]
 //     . . . x x x
@@ -26,9 +26,9 @@ Box whole_box(const Shape& shape);
 /// Rows row .. row + count of a tensor that has dims.
 Box rows_box(const Shape& shape, std::int64_t row, std::int64_t count);
 inline std::int64_t numel(const Box& box) { return numel(box.shape); }
-/// The box lies in a tensor of `shape`.
+/// Whether the box is inside a tensor of `shape`.
 bool is_inside(const Box& box, const Shape& shape);
-/// `element`, of as many dims, is one of the box's.
+/// Whether the box contains `element`, an index of as many dims.
 bool holds(const Box& box, const Dims& element);
 /// The elements that both hold, if there are any.
 std::optional<Box> intersection(const Box& a, const Box& b);

@@ -9,7 +9,7 @@
 
 namespace sherd {
 
-/// XXH64 with seed 0, of bytes that come in parts. Own code: 60 lines, an order of magnitude faster than Boost.CRC's
+/// XXH64 with seed 0, of bytes added in parts. Own code: 60 lines, an order of magnitude faster than Boost.CRC's
 /// table, and 64 bits.
 class Checksum {
  public:
@@ -25,7 +25,7 @@ class Checksum {
   static const std::array<std::uint64_t, 4> kStart;
 };
 
-/// Of bytes that are all there.
+/// The same in one call.
 std::uint64_t checksum(std::span<const std::byte> bytes);
 std::uint64_t checksum(std::string_view text);
 

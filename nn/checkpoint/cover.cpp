@@ -1,15 +1,16 @@
-// How many boxes hold an element is a function that is known by where it changes. Along dim 0 it changes where a box
-// begins, by +1 for what the box holds of the other dims, and where it ends, by -1. Take the whole tensor off, and the
-// boxes cover it exactly if the changes at each of these places cancel out: the same question with one dim less.
+// The number of boxes that hold an element is a function known by its changes. Along dim 0 it changes where a box
+// begins, by +1 over the box's extent in the other dims, and where it ends, by -1. Subtract the box of the full tensor:
+// the boxes cover it exactly if the changes at each of these places cancel out, which is the same question with one dim
+// less.
 //
 //   0   2     5   dim 0
 //   +---+-----+
-//   | a |  b  |    at 0:  + a - whole    each on [0, 4) of dim 1, so they cancel out
+//   | a |  b  |    at 0:  + a - full    each on [0, 4) of dim 1, so they cancel out
 //   |   |     |    at 2:  - a + b
-//   +---+-----+    at 5:  - b + whole
+//   +---+-----+    at 5:  - b + full
 //
-// Nothing is missed and nothing is guessed, however the boxes are cut (a pinwheel of five has no straight cut at all),
-// and the first place where changes do not cancel is the first element that is held wrongly.
+// This is exact for any boxes (a pinwheel of five has no straight split at all), and the first place where changes do
+// not cancel is the first element that is held wrongly.
 #include "nn/checkpoint/cover.h"
 
 #include <algorithm>
@@ -54,12 +55,12 @@ std::optional<Miscount> first_nonzero(std::span<const Edge> boxes, int dim) {
 }  // namespace
 
 std::optional<Miscount> first_miscount(std::span<const Box* const> boxes, const Shape& shape) {
-  const Box whole = whole_box(shape);
+  const Box full = whole_box(shape);
   std::vector<Edge> signed_boxes;
   signed_boxes.reserve(boxes.size() + 1);
   for (const Box* box : boxes)
     if (numel(*box) > 0) signed_boxes.push_back({0, box, 1});
-  if (numel(whole) > 0) signed_boxes.push_back({0, &whole, -1});
+  if (numel(full) > 0) signed_boxes.push_back({0, &full, -1});
   if (signed_boxes.empty()) return std::nullopt;
   auto found = first_nonzero(signed_boxes, 0);
   if (found) ++found->boxes;

@@ -14,7 +14,8 @@ struct Miscount {
 };
 
 /// The first element, in row-major order, that not exactly one of `boxes` holds; nothing if they cover the tensor. All
-/// lie in a tensor of `shape`. Takes 2^d n log n steps and memory for d n edges, for n boxes that d dims cut.
+/// must be inside a tensor of `shape`. Takes 2^d n log n steps and memory for d n edges, for n boxes split along d
+/// dims.
 std::optional<Miscount> first_miscount(std::span<const Box* const> boxes, const Shape& shape);
 
 }  // namespace sherd

@@ -1,5 +1,5 @@
 #pragma once
-// Files as they are read: by position, so that a file that is cut short meanwhile is an Error.
+// Files are read by position, so that one that is truncated meanwhile is an Error.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -17,9 +17,9 @@ class InputFile {
   /// Throws Error naming the file if it cannot be opened or is a folder, pipe or device.
   explicit InputFile(std::string path);
   const std::string& path() const { return path_; }
-  /// As it was when the file was opened.
+  /// Size when the file was opened.
   std::int64_t bytes() const { return bytes_; }
-  /// Fills `out` with what lies at byte `offset`. Throws Error naming the file if it no longer reaches that far.
+  /// Fills `out` from byte `offset` on. Throws Error naming the file if it no longer reaches that far.
   void read(std::int64_t offset, std::span<std::byte> out) const;
 
  private:
@@ -31,7 +31,7 @@ class InputFile {
 /// The whole file as text; throws Error naming it if it has more than `max_bytes`.
 std::string read_text(const InputFile& file, std::int64_t max_bytes);
 
-/// A part of a file as characters, of which little is in memory at a time. Borrows the file.
+/// A range of a file as characters, read through a small buffer. Borrows the file.
 class FileText : public std::streambuf {
  public:
   FileText(const InputFile& file, std::int64_t begin, std::int64_t end) : file_(file), at_(begin), end_(end) {}

@@ -18,12 +18,12 @@ bool saves_box(const Tensor& value, int rank) {
   if (!value.is_distributed()) return rank == 0;
   const Spec& spec = Spec::from(value);
   const DeviceMesh mesh = spec.mesh(), root = mesh.root();
-  std::vector<bool> cuts(static_cast<std::size_t>(root.ndim()), false);
+  std::vector<bool> shards(static_cast<std::size_t>(root.ndim()), false);  // by root axis
   for (int a = 0; a < mesh.ndim(); ++a)
     if (spec.placement(a).is_shard())
-      for (const int r : mesh.root_axes(a)) cuts[static_cast<std::size_t>(r)] = true;
+      for (const int r : mesh.root_axes(a)) shards[static_cast<std::size_t>(r)] = true;
   for (int r = 0; r < root.ndim(); ++r)
-    if (!cuts[static_cast<std::size_t>(r)] && root.coordinate(r) != 0) return false;
+    if (!shards[static_cast<std::size_t>(r)] && root.coordinate(r) != 0) return false;
   return true;
 }
 

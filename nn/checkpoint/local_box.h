@@ -1,15 +1,15 @@
 #pragma once
-// Which part of a whole tensor a rank holds, and who saves it.
+// The box of a global tensor that a rank holds, and which rank saves it.
 #include "nn/checkpoint/box.h"
 #include "runtime/op/tensor.h"
 
 namespace sherd::nn {
 
-/// All of a plain tensor. Error if it is Partial: its values are nowhere.
+/// This rank's shard; of a plain tensor the full box. Error if it is Partial: no rank has its values.
 Box local_box(const Tensor& value);
 
-/// Of the ranks that hold equal elements one saves them: of a plain tensor rank 0, of a distributed one those with
-/// coordinate 0 along all axes of the root mesh that do not cut it.
+/// Whether this rank saves its box. Of replicas one is saved: of a plain tensor rank 0's, of a distributed one that
+/// with coordinate 0 along all axes of the root mesh that do not shard it.
 bool saves_box(const Tensor& value, int rank);
 
 }  // namespace sherd::nn

@@ -23,7 +23,7 @@ struct PieceEntry {
   std::string name;  ///< of the parameter
   std::string kind;  ///< "param", "optim.m", ...
   DType dtype = DType::f32;
-  Shape shape;  ///< of the whole tensor
+  Shape shape;  ///< global
   Box box;
   std::string file;  ///< inside the save's folder
   std::uint64_t checksum = 0;
@@ -36,7 +36,7 @@ using StateValue = std::variant<std::int64_t, double, std::string>;
 struct Manifest {
   std::int64_t step = 0;
   int world_size = 1;
-  std::string run;         ///< which run saved it; one that resumes goes on under the same name
+  std::string run;         ///< which run saved it; a resumed run keeps the name
   std::string files;       ///< folder of the rank files below the manifest's; empty, the same one, since version 3
   std::string config;      ///< TOML
   std::string vocabulary;  ///< Vocabulary::to_text()

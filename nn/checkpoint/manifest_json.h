@@ -8,8 +8,8 @@
 //     ...
 //    ], ...}}
 //
-// The checksum is over the inner object as it stands there, without the white space between its parts: it is compared
-// by a scan, before anything is made of what the file says. Reading takes memory for what is read and nothing else.
+// The checksum is over the text of the inner object without the white space between its tokens: it is compared by a
+// scan, before anything is parsed. Reading takes memory for the result and nothing else.
 #include <deque>
 #include <span>
 #include <string>

@@ -81,7 +81,7 @@ CheckpointReader::CheckpointReader(const std::string& path)
     const fs::path file = fs::path(dir_) / manifest_.files / piece.file;
     files_.emplace(piece.file, SafetensorsFile::open(file.string()));
   }
-  // What the files hold is exactly what the manifest says, in dtype and shape.
+  // The files must hold exactly the manifest's tensors, in dtype and shape.
   std::map<std::string, std::size_t> listed;
   for (const PieceEntry& piece : manifest_.pieces) {
     const SafetensorsFile& file = files_.at(piece.file);
@@ -149,7 +149,8 @@ const PieceEntry& CheckpointReader::describe(const std::string& kind, const std:
 
 namespace {
 
-// Reads a tensor's bytes at growing positions: long ones straight to where they go, short ones by way of a buffer.
+// Reads runs of a tensor's bytes at ascending positions: long ones straight to their destination, short ones through a
+// buffer.
 class RunReader {
  public:
   RunReader(const SafetensorsFile& file, const TensorEntry& tensor) : file_(file), tensor_(tensor) {}

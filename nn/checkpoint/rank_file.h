@@ -1,5 +1,5 @@
 #pragma once
-// Writing one rank's part of a checkpoint, and reading tensors back from whatever pieces hold them.
+// Writes one rank's pieces of a checkpoint, and reads any box of a tensor back from the pieces that hold it.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -31,24 +31,24 @@ class PieceBytes {
   Fetch fetch_;
 };
 
-/// The part of one tensor that this rank saves.
+/// The box of one tensor that this rank saves.
 struct Piece {
   std::string name;
   std::string kind = "param";
   DType dtype = DType::f32;
-  Shape shape;  ///< of the whole tensor
+  Shape shape;  ///< global
   Box box;
   PieceBytes bytes;
 };
 
-/// Writes DIR/SAVE/rank-NNNNN.safetensors and returns what the manifest must say of it. Makes the folders. Parameters
+/// Writes DIR/SAVE/rank-NNNNN.safetensors and returns its entries for the manifest. Makes the folders. Parameters
 /// keep their name in the file; other kinds are "optim.m/NAME". Blocks on the disk; throws Error naming the file (disk
 /// full, bytes that do not fit the box) and leaves no partial file.
 std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::string& save, int rank,
                                         std::span<const Piece> pieces);
 
-/// A committed checkpoint, opened for reading. Any rank can read any box, so the number of ranks and how they cut a
-/// tensor may differ from what saved it; bitwise resume asks for the same by require_world_size().
+/// A committed checkpoint, opened for reading. Any rank can read any box, so the number of ranks and the sharding may
+/// differ from those that saved it; bitwise resume asks for the same number by require_world_size().
 class CheckpointReader {
  public:
   /// `path` is one save, or a folder of saves, of which the newest is taken. Reads and checks the manifest and the
@@ -58,7 +58,7 @@ class CheckpointReader {
   CheckpointReader(const CheckpointReader&) = delete;
 
   const Manifest& manifest() const { return manifest_; }
-  /// Where the save lies.
+  /// The save's folder.
   const std::string& dir() const { return dir_; }
 
   /// Throws Error if the checkpoint was written by another number of ranks: a resume would not be bitwise.
@@ -70,7 +70,7 @@ class CheckpointReader {
   void verify() const;
 
   bool contains(const std::string& kind, const std::string& name) const;
-  /// Any piece of the tensor: its dtype and whole shape. Throws Error naming it if it is missing.
+  /// Any piece of the tensor: its dtype and global shape. Throws Error naming it if it is missing.
   const PieceEntry& describe(const std::string& kind, const std::string& name) const;
   /// Copies a box of the tensor to `out`, from as many pieces as hold it; the checksum of each is compared first.
   /// Throws Error if the tensor is missing or has another dtype or shape.

@@ -42,7 +42,7 @@ struct TensorBytes : TensorInfo {
 /// numel(shape) x byte_size(dtype). Throws Error if a dim is negative or the product does not fit 63 bits.
 std::int64_t byte_count(DType dtype, const Shape& shape);
 
-/// A file opened for reading. Tensors are read by position and only as asked for. Copies share what was opened.
+/// A file opened for reading. Tensors are read by position, on demand. Copies share the open file.
 class SafetensorsFile {
  public:
   /// Reads and checks the whole header: lengths, names, dtype x shape = bytes, ranges without holes or overlaps. Takes
@@ -55,7 +55,7 @@ class SafetensorsFile {
   /// Like find(), but throws Error naming the file when the tensor is missing.
   const TensorEntry& at(std::string_view name) const;
   /// Copies the tensor's bytes from byte `begin` on, as many as `out` holds. Blocks on the disk. Throws Error naming
-  /// file and tensor if the file has been cut short since open(), or cannot be read.
+  /// file and tensor if the file has been truncated since open(), or cannot be read.
   void read(const TensorEntry& tensor, std::int64_t begin, std::span<std::byte> out) const;
   const std::map<std::string, std::string>& metadata() const { return contents_->metadata; }
   const std::string& path() const { return contents_->file.path(); }
@@ -76,11 +76,12 @@ class SafetensorsFile {
   std::shared_ptr<const Contents> contents_;
 };
 
-/// A file written in parts, for contents that need not be in memory at once. It appears by rename once it is whole and
-/// on disk; on failure (disk full, two tensors of one name) Error names the file, and an older file at `path` stays.
+/// A file written in parts, for contents that need not be in memory at once. It appears by rename once it is complete
+/// and on disk; on failure (disk full, two tensors of one name) Error names the file, and an older file at `path`
+/// stays.
 class SafetensorsWriter {
  public:
-  /// The header is written now; tensors lie in the file in the order given.
+  /// The header is written now; tensors are stored in the order given.
   SafetensorsWriter(const std::string& path, std::span<const TensorInfo> tensors,
                     const std::map<std::string, std::string>& metadata = {});
   /// The next bytes, of any number of tensors.

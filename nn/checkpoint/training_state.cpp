@@ -30,7 +30,7 @@ PieceBytes saved_bytes(const Tensor& local, const std::shared_ptr<Tensor>& stagi
   });
 }
 
-// The shards hold the state; a module may have run since `state` was made, and left what it gathered.
+// The shards hold the state; a module may have run since `state` was made and left its group gathered.
 void reshard(const std::vector<StateEntry>& state) {
   for (const StateEntry& entry : state)
     if (entry.parameter)
@@ -45,7 +45,7 @@ std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
     if (entry.usually && value.storage() == entry.usually->value().storage()) continue;
     if (!saves_box(value, rank)) continue;
     const Box box = local_box(value);
-    if (numel(box) == 0 && value.numel() > 0) continue;  // a whole without elements is saved all the same
+    if (numel(box) == 0 && value.numel() > 0) continue;  // a tensor without elements is saved all the same
     pieces.push_back(
         {entry.name, entry.kind, value.dtype(), value.shape(), box, saved_bytes(value.local().detach(), staging)});
   }
@@ -142,8 +142,8 @@ std::unique_ptr<CheckpointReader> open_newest_good(const std::string& path, Proc
 }
 
 namespace {
-// Scalars that slots share while they are equal. Loading parts them and never joins them: a captured step notices the
-// one, not the other.
+// Scalars that slots share while they are equal. Loading may separate slots and never joins them: a captured step
+// notices the one, not the other.
 class SharedScalars {
  public:
   explicit SharedScalars(const CheckpointReader& reader) : reader_(reader) {}

@@ -1,5 +1,5 @@
 #pragma once
-// Saving and loading a model and its optimizer: every rank writes the part it owns, rank 0 commits the manifest.
+// Saving and loading a model and its optimizer: every rank writes the boxes it owns, rank 0 commits the manifest.
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,34 +19,34 @@ struct StateEntry {
   std::string name, kind;
   Slot* slot;
   Parameter* parameter = nullptr;  ///< marked initialised when its values are loaded
-  /// What the value is unless the checkpoint says otherwise: saved only where `slot` does not share that one's bytes.
+  /// The default where the checkpoint has no entry: `slot` is saved only if it does not share this slot's bytes.
   Slot* usually = nullptr;
 };
 
 /// Parameters, buffers and, with an optimizer, its state and step count. Reshards the groups of fully_shard first, so
-/// that parameters are their shards; between steps the entries stay current.
+/// that parameters are sharded; between steps the entries stay current.
 std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nullptr);
 
-/// Writes a save into the folder `dir` and commits it; `manifest` says everything but the pieces. Shards are written by
-/// their owners, copies once, plain tensors by rank 0; those of a device, or not dense, are copied one by one. Older
-/// saves go as `retention` says. Collective; blocks on the disk. On any failure (disk full, a directory that cannot be
-/// written) every rank throws Error and the saves before it stay as they are. Reshards as training_state() does.
+/// Writes a save into the folder `dir` and commits it; `manifest` has everything but the pieces. Shards are written by
+/// their owners, one of their replicas, plain tensors by rank 0; tensors on a device, or not dense, are copied one by
+/// one. Older saves are removed by `retention`. Collective; blocks on the disk. On any failure (disk full, a directory
+/// that cannot be written) every rank throws Error and the older saves stay. Reshards as training_state() does.
 void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
                      ProcessGroup& group, const Retention& retention = {});
 
-/// What must be right of a save that is opened: its manifest and the headers of its files, or every byte of them.
+/// What is checked when a save is opened: its manifest and the headers of its files, or every byte of them.
 enum class Verify { headers, bytes };
 
 /// Opens the newest good save at `path`, a folder of saves or one save; the same one on all ranks, good on all. `say`
-/// hears on rank 0, in one sentence each, which newer ones were passed over and why. Collective, and with
+/// is told on rank 0, in one sentence each, which newer ones were skipped and why. Collective, and with
 /// Verify::bytes every rank reads everything. Throws Error, on every rank, if no save is good, with the reasons.
 std::unique_ptr<CheckpointReader> open_newest_good(const std::string& path, ProcessGroup& group, Verify verify,
                                                    const std::function<void(const std::string&)>& say);
 
-/// Fills the slots with the checkpoint's values, each rank its own part, from however many ranks wrote it, in
-/// whatever layout. The model must be materialised; what is gathered of it is resharded. Missing tensors, other shapes
-/// and damaged bytes are Errors; what else the checkpoint holds is not asked for (CheckpointReader::require_exactly
-/// does that). Local: wrap in together() when ranks must agree.
+/// Fills the slots with the checkpoint's values, each rank its own shards; any number of ranks, in any layouts, may
+/// have written it. The model must be materialised; its gathered groups are resharded first. Missing tensors, other
+/// shapes and damaged bytes are Errors; further tensors in the checkpoint are not (CheckpointReader::require_exactly
+/// checks that). Local: wrap in together() when ranks must agree.
 void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state);
 
 }  // namespace sherd::nn

@@ -161,17 +161,17 @@ void HuggingFaceWeights::match_shapes(const std::vector<Match>& matches) {
   for (const auto& [name, parameter] : model->named_parameters()) shapes[name] = parameter->shape();
   for (const Match& match : matches) {
     const TensorEntry& entry = *match.stored.entry;
-    Shape whole;
+    Shape stacked;
     for (const std::string& name : match.ours) {
       const Shape& shape = shapes.at(name);
-      sources_[name] = {match.stored, shape, whole.empty() ? 0 : whole[0], match.transposed};
-      if (whole.empty()) whole = shape;
-      else whole[0] += shape[0];
+      sources_[name] = {match.stored, shape, stacked.empty() ? 0 : stacked[0], match.transposed};
+      if (stacked.empty()) stacked = shape;
+      else stacked[0] += shape[0];
     }
-    if (match.transposed) std::swap(whole[0], whole[1]);
+    if (match.transposed) std::swap(stacked[0], stacked[1]);
     const std::string where = fmt::format("\"{}\": tensor \"{}\"", match.stored.file->path(), entry.name);
-    check(entry.shape == whole, "{} has the shape {}; config.json gives {}", where, to_string(entry.shape),
-          to_string(whole));
+    check(entry.shape == stacked, "{} has the shape {}; config.json gives {}", where, to_string(entry.shape),
+          to_string(stacked));
     check(entry.dtype == DType::f32 || entry.dtype == DType::bf16 || entry.dtype == DType::f16,
           "{} is of {}; weights are f32, bf16 or f16", where, name(entry.dtype));
   }
@@ -193,7 +193,7 @@ Tensor HuggingFaceWeights::read_rows(const Source& source, std::int64_t row, std
     file->read(*entry, first * byte_count(entry->dtype, rows_box(entry->shape, 0, 1).shape), bytes_of(rows));
     return rows;
   }
-  // Our rows are columns there: one read per stored row, or one in all if the columns are all there are.
+  // Our rows are columns there: one read per stored row, or a single one for all columns.
   const std::int64_t stored_rows = entry->shape[0], columns = entry->shape[1];
   Tensor turned = Tensor::empty({stored_rows, count}, entry->dtype);
   if (count == columns) file->read(*entry, 0, bytes_of(turned));

@@ -32,7 +32,7 @@ class HuggingFaceWeights {
   const std::vector<SafetensorsFile>& files() const { return files_; }
 
   /// Fills `model`, made from config() and materialised, each rank reading only its own rows; values are cast to the
-  /// parameters' dtype. Local: wrap in together() when ranks must agree. Throws Error naming file and tensor (cut short
+  /// parameters' dtype. Local: wrap in together() when ranks must agree. Throws Error naming file and tensor (truncated
   /// meanwhile; a tied head that differs from the embedding).
   void load(LanguageModel& model) const;
 
@@ -41,7 +41,7 @@ class HuggingFaceWeights {
     const SafetensorsFile* file = nullptr;
     const TensorEntry* entry = nullptr;
   };
-  /// Where one of our parameters lies: rows first_row ... of a stored tensor, which may be transposed.
+  /// Where one of our parameters is stored: rows first_row ... of a tensor, which may be transposed.
   struct Source {
     Stored stored;
     Shape shape;
@@ -82,7 +82,7 @@ struct HuggingFaceSaveOptions {
 
 /// Writes `model`, made from `config`, as a directory that transformers and HuggingFaceWeights read. Collective:
 /// tensors are gathered one after the other and rank 0 writes; blocks on the disk. `dir` appears by rename once it is
-/// whole. On failure (disk full, `dir` exists and is not empty) every rank throws Error.
+/// complete. On failure (disk full, `dir` exists and is not empty) every rank throws Error.
 void save_huggingface(const std::string& dir, const LanguageModelConfig& config, LanguageModel& model,
                       ProcessGroup& group, const HuggingFaceSaveOptions& options = {});
 

@@ -33,7 +33,7 @@ constexpr NameRule kGptRules[] = {
 };
 constexpr std::string_view kGptIgnored[] = {"transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias"};
 
-// Llama's rotary halves lie as ours do (pairs i, i + K/2), so that queries and keys need no permutation.
+// Llama's rotary halves are laid out as ours (pairs i, i + K/2), so that queries and keys need no permutation.
 constexpr NameRule kLlamaRules[] = {
     {"model.embed_tokens.weight", {"tok.weight"}},
     {"model.layers.{}.input_layernorm.weight", {"blocks.{}.attn_norm.weight"}},

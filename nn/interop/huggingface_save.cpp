@@ -1,5 +1,5 @@
-// Writing. What goes into which file is planned from names and shapes alone, so every rank has the same plan; then the
-// tensors are gathered one by one and rank 0 appends them, so that no rank ever holds more than one whole tensor.
+// Writing. The files are planned from names and shapes alone, so every rank has the same plan; then the tensors are
+// gathered one by one and rank 0 appends them, so that no rank ever holds more than one full tensor.
 #include <algorithm>
 #include <filesystem>
 
@@ -122,16 +122,16 @@ void write_text(const std::string& path, std::string_view text) {
   file.commit();
 }
 
-/// The tensor as it lies in the file, on the host. Collective if the model is sharded; only rank 0 uses the result.
+/// The tensor as stored in the file, on the host. Collective if the model is sharded; only rank 0 uses the result.
 Tensor assemble(const PlannedTensor& tensor, const Parameters& parameters) {
   std::vector<Tensor> parts;
   for (const std::string& name : tensor.ours) {
     const Tensor& value = parameters.at(name)->value();
     parts.push_back(to(value.is_distributed() ? full_tensor(value) : value.detach(), Device::cpu()));
   }
-  Tensor whole = parts.size() == 1 ? parts[0] : cat(std::move(parts), 0);
-  if (tensor.transposed) whole = transpose(std::move(whole), 0, 1);
-  return contiguous(cast(std::move(whole), tensor.info.dtype));
+  Tensor full = parts.size() == 1 ? parts[0] : cat(std::move(parts), 0);
+  if (tensor.transposed) full = transpose(std::move(full), 0, 1);
+  return contiguous(cast(std::move(full), tensor.info.dtype));
 }
 
 void copy_stored(const HuggingFaceWeights& like, const std::string& name, SafetensorsWriter& writer) {
@@ -154,11 +154,11 @@ void write_file(const std::string& folder, const PlannedFile& file, const Parame
     writer.emplace((fs::path(folder) / file.name).string(), infos, file.metadata);
   });
   for (const PlannedTensor& tensor : file.tensors) {
-    const Tensor whole = tensor.ours.empty() ? Tensor() : assemble(tensor, parameters);
+    const Tensor full = tensor.ours.empty() ? Tensor() : assemble(tensor, parameters);
     together(group, [&] {
       if (group.rank() != 0) return;
-      if (whole.defined())
-        writer->write({static_cast<const std::byte*>(whole.raw()), static_cast<std::size_t>(whole.bytes())});
+      if (full.defined())
+        writer->write({static_cast<const std::byte*>(full.raw()), static_cast<std::size_t>(full.bytes())});
       else copy_stored(*like, tensor.info.name, *writer);
     });
   }
