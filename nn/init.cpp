@@ -8,7 +8,7 @@ namespace sherd::nn {
 
 namespace {
 
-// On the host, whatever device they go to: devices differ in the last bit of a logarithm.
+// Always on the host: devices differ in the last bit of a logarithm.
 Tensor draw(const Tensor& target, const Init& init, std::uint64_t key) {
   const Shape& shape = target.shape();
   const DType dtype = target.dtype();
@@ -31,7 +31,7 @@ void fill_initial(const Tensor& target, const Init& init, std::string_view name,
     if (local.numel() > 0) fill_into(local, init.a);
     return;
   }
-  Tensor drawn = draw(target, init, random_key(seed.value, name, "init"));  // all ranks: it may refuse the layout
+  Tensor drawn = draw(target, init, random_key(seed.value, name, "init"));  // on all ranks: the layout may be an Error
   if (local.numel() > 0) copy_into(local, std::move(drawn));
 }
 

@@ -212,17 +212,17 @@ Module::ForwardScope::~ForwardScope() {
 
 namespace {
 
-/// Bytes of all ranks together, and of this one.
+/// Bytes of global tensors, and of this rank's local ones.
 struct Held {
-  std::int64_t count = 0, whole = 0, here = 0;
+  std::int64_t count = 0, global = 0, here = 0;
   void add(const Tensor& t) {
     const Tensor local = t.local();
     ++count;
-    whole += t.bytes();
+    global += t.bytes();
     here += local.is_meta() ? 0 : local.bytes();
   }
   std::string describe() const {
-    return whole == here ? format_bytes(whole) : fmt::format("{}, {} here", format_bytes(whole), format_bytes(here));
+    return global == here ? format_bytes(global) : fmt::format("{}, {} here", format_bytes(global), format_bytes(here));
   }
 };
 

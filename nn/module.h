@@ -77,7 +77,7 @@ void visit_tensors(const std::pair<A, B>& items, const TensorVisitor& visit) {
   visit_tensors(items.second, visit);
 }
 
-/// What attaches to a module. Calls nest in order of registration before forward, in reverse after it.
+/// A hook on a module. Calls nest in order of registration before forward, in reverse after it.
 class ModuleHook {
  public:
   virtual ~ModuleHook() = default;
@@ -88,13 +88,13 @@ class ModuleHook {
   }
   /// Forward left by an exception that says `reason`; must not communicate.
   virtual void abandon_forward(Module&, std::string_view reason) noexcept { (void)reason; }
-  /// Whether this hook may put other tensors in place of those that go into forward(), or come out of it. Inputs pass
-  /// the hooks in order of registration, after every before_forward; outputs in reverse, before every after_forward.
+  /// Whether this hook may replace inputs, or outputs, of forward(). Inputs pass the hooks in order of registration,
+  /// after every before_forward; outputs in reverse, before every after_forward.
   virtual bool maps_inputs() const { return false; }
   virtual bool maps_outputs() const { return false; }
   virtual void map_input(Module&, Tensor& tensor, TensorPlace place) { (void)tensor, (void)place; }
   virtual void map_output(Module&, Tensor& tensor, TensorPlace place) { (void)tensor, (void)place; }
-  /// Parameters get bytes on `device` now; called top-down before initial values are drawn.
+  /// Allocate parameters on `device` now; called top-down before initial values are drawn.
   virtual void before_materialize(Module&, Device device) { (void)device; }
 };
 
@@ -138,7 +138,7 @@ class Module {
   bool training() const { return training_; }
 
   void add_hook(std::shared_ptr<ModuleHook> hook) { hooks_.push_back(std::move(hook)); }
-  /// Between forwards. What is not there is no error.
+  /// Between forwards. No-op if the module does not have the hook.
   void remove_hook(const ModuleHook& hook) {
     std::erase_if(hooks_, [&](const auto& own) { return own.get() == &hook; });
   }
@@ -165,7 +165,7 @@ class Module {
     ForwardScope(const ForwardScope&) = delete;
     ForwardScope& operator=(const ForwardScope&) = delete;
     void finish(const std::function<void(const TensorVisitor&)>& visit_outputs);
-    /// What the hooks do to tensors; null if none does anything.
+    /// The hooks' maps of tensors, composed; null if no hook maps any.
     const TensorMap* input_map();
     const TensorMap* output_map();
     /// In a handler: adds this module's path to an error that does not know its module yet; hooks learn the reason.
@@ -218,8 +218,8 @@ class Layer : public Module {
   }
 };
 
-/// The tree: parameters and buffers with shapes, placements and bytes, of all ranks together and, where that is less,
-/// on this one; in the last line their sum, shared parameters counted once.
+/// The module tree as text: parameters and buffers with shapes, placements and bytes, of the global tensor and, where
+/// that is less, on this rank. The last line is the sum over parameters, shared ones counted once.
 std::string to_string(const Module& module);
 
 }  // namespace sherd::nn

@@ -21,13 +21,13 @@ bool is_finite(const Tensor& t) {
   return std::isfinite(sum(mul(local, 0)).item<double>());  // 0 x NaN and 0 x infinity are NaN
 }
 
-/// Something of the step, by its place in the order in which all ranks make it.
+/// A non-finite value; `place` counts the checked values in an order that is the same on all ranks.
 struct Finding {
   std::size_t place = std::numeric_limits<std::size_t>::max();
   std::string what;
 };
 
-/// The earliest of all ranks' findings, in words; empty if there is none.
+/// The earliest of all ranks' findings as text; empty if there is none.
 std::string earliest(ProcessGroup& group, const Finding& own) {
   const std::vector<std::string> texts = gather_text(group, fmt::format("{} {}", own.place, own.what));
   Finding first;

@@ -1,5 +1,5 @@
 #pragma once
-// Replacing the tensors in what forward() takes or returns: tensors, vectors, pairs, tuples, optionals of them.
+// Replaces the tensors in arguments and results of forward(): tensors, vectors, pairs, tuples, optionals of them.
 #include <cstddef>
 #include <functional>
 #include <optional>
@@ -32,13 +32,13 @@ struct TensorPlace {
   std::size_t count = 1;  ///< arguments, or elements; a single result is one
 };
 
-/// Puts another tensor in place of one; undefined ones are never shown.
+/// Replaces one tensor; never called for undefined ones.
 using TensorMap = std::function<void(Tensor&, TensorPlace)>;
 
 /// Casts a floating-point tensor; leaves others alone.
 void cast_floating(Tensor& tensor, DType dtype);
 
-/// Shows every defined tensor in `value` to `map`, at one place.
+/// Calls `map` for every defined tensor in `value`, all at one place.
 template <class T>
 void map_tensors(T& value, const TensorMap& map, TensorPlace place) {
   if constexpr (std::is_same_v<T, Tensor>) {
@@ -54,7 +54,7 @@ void map_tensors(T& value, const TensorMap& map, TensorPlace place) {
   }
 }
 
-/// The same for what forward() returned: elements of a vector, pair or tuple have places of their own.
+/// The same for the result of forward(): elements of a vector, pair or tuple have places of their own.
 template <class T>
 void map_result(T& result, const TensorMap& map) {
   if constexpr (requires { result.begin(); }) {
@@ -67,7 +67,7 @@ void map_result(T& result, const TensorMap& map) {
   }
 }
 
-/// One argument of a call, mapped if there is a map. Keeps the copy that this needs for as long as the call lasts.
+/// One argument of a call, mapped if there is a map. Holds the mapped copy during the call.
 template <class T>
 class MappedArgument {
  public:

@@ -1,5 +1,5 @@
 // A random row's counter is (block of elements, step). The upper half of the step is free, and counts the calls of one
-// dropout within the step. All counts of a rank lie in one tensor, so that a new step is one fill:
+// dropout within the step. All counts of a rank are in one tensor, so that a new step is one fill:
 //
 //   @random_step  i64[]     step
 //   @random_calls i64[64]   calls x 2^32, by dropout     draw = step + calls[d];  calls[d] += 2^32
@@ -33,7 +33,7 @@ class Counters final : public Slot {
   void restart() { fill_into(calls_.value(), 0); }
   /// A number of its own for a dropout; its count is 0.
   std::int64_t take() {
-    // A recording must not set a count back: a replay would do so at every call.
+    // A captured step must not reset a count: a replay would do so at every call.
     if (!freed_.empty() && !RankContext::current().capture) {
       const std::int64_t place = freed_.back();
       freed_.pop_back();
@@ -44,7 +44,7 @@ class Counters final : public Slot {
     return taken_++;
   }
   void give_back(std::int64_t place) { freed_.push_back(place); }
-  /// 0-d i64: what the next call counts with.
+  /// 0-d i64: the counter of the next call.
   Tensor next(std::int64_t place) {
     const Tensor calls = calls_of(place);
     Tensor draw = add(value(), calls);

@@ -6,8 +6,8 @@
 namespace sherd::nn {
 
 /// Zeroes elements with probability p while training. The mask depends on (seed, module path, step, call in this step,
-/// global element index) only: on the ranks' slices of a batch it is the mask one rank would have drawn. Step and call
-/// are counted in slots, so a captured step draws what the program would have drawn.
+/// global element index) only: for shards of a batch it is the mask that one rank draws. Step and call are counted in
+/// slots, so a captured step draws the same masks as the eager one.
 class Dropout : public Layer<Dropout> {
  public:
   explicit Dropout(double p);
@@ -22,7 +22,7 @@ class Dropout : public Layer<Dropout> {
 
 /// The 0-d i64 step that random rows of this rank count with; starts at 0, on the host.
 Slot& random_step();
-/// The same after it has moved to `device`, where it stays: rows read it there without an upload.
+/// The same, moved to `device` for good: rows read it there without an upload.
 Slot& random_step(Device device);
 /// Sets the step for random rows and error messages: once per training step, outside of a captured function. Another
 /// step than before starts the counts of calls again. Does not block.

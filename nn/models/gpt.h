@@ -16,7 +16,7 @@ struct GptConfig {
   bool bias = true;         ///< in linears and norms
   GeluKind gelu = GeluKind::erf;
   bool tied_head = true;
-  double dropout = 0;  ///< on embeddings and on what blocks add to the residual stream
+  double dropout = 0;  ///< on embeddings and on the blocks' residual updates
   double norm_eps = 1e-5;
   double init_std = 0.02;
   bool scaled_residual_init = true;  ///< residual projections start at init_std / sqrt(2 x layers)

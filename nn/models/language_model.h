@@ -1,12 +1,12 @@
 #pragma once
-// What training and sampling need of a language model, whatever its architecture.
+// The interface of language models that training and sampling use.
 #include "nn/module.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
 
-/// The output projection, weight [V, D], its own or tied to the token embedding. With targets it goes straight to the
-/// loss and never holds all logits.
+/// The output projection, weight [V, D], its own or tied to the token embedding. With targets it computes the loss in
+/// chunks and never holds the full logits.
 class LmHead : public Layer<LmHead> {
  public:
   LmHead(std::int64_t vocabulary, std::int64_t width, Init init)
@@ -24,7 +24,7 @@ class LanguageModel : public Layer<LanguageModel> {
   /// tokens [B, T] (i32 or i64). With targets [B, T]: the 0-d mean loss in nats per token (targets of -100 do not
   /// count). Without: logits [B, T, V].
   virtual Tensor forward(const Tensor& tokens, const Tensor& targets) = 0;
-  /// The repeated blocks in order: the units fully_shard wraps.
+  /// The repeated blocks in order, for fully_shard to wrap.
   virtual std::vector<Module*> blocks() = 0;
   virtual std::int64_t max_tokens() const = 0;
 };

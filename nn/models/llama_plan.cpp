@@ -6,7 +6,7 @@ Plan llama_block_plan(const TensorParallelOptions& options) {
   const Placement stream = stream_placement(options);
   Plan plan{
       {"", prepare_input({.from = Replicate(), .to = if_sequence_parallel(options, 1)})},
-      // Three and two parts of a module read its input: its gradient is summed once, here.
+      // Several submodules read one input: prepare_input reduces its gradient once.
       {"attn", prepare_input({.from = Replicate(), .to = Replicate()})},
       {"attn.w[qkv]", colwise()},
       {"attn.wo", rowwise({.output = stream})},

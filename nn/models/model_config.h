@@ -11,7 +11,7 @@ namespace sherd::nn {
 
 using LanguageModelConfig = std::variant<GptConfig, LlamaConfig>;
 
-/// On the meta device; materialize() gives it bytes.
+/// On the meta device; materialize() gives it values.
 std::unique_ptr<LanguageModel> make_language_model(const LanguageModelConfig& config);
 /// Its plan for parallelize().
 Plan make_plan(const LanguageModelConfig& config, const TensorParallelOptions& options = {});

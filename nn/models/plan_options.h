@@ -1,34 +1,33 @@
 #pragma once
-// What the plans of all language models have in common: the layout of the residual stream, and the two ends of the
-// model, which share the vocabulary.
+// The part that plans of all language models share: the layout of the residual stream, and the two ends of the model,
+// which shard the vocabulary.
 //
-//   tokens {} --tok {0: tp}--> terms --> stream --blocks--> stream --> norm --> head {0: tp} --> loss {}
+//   tokens {} --tok {0: tp}--> {+tp} --> stream --blocks--> stream --> norm --> head {0: tp} --> loss {}
 #include "nn/parallel/tensor_parallel.h"
 
 namespace sherd::nn {
 
 struct TensorParallelOptions {
-  /// The stream between blocks is cut along the sequence; norms and dropout work on parts. Where a block would sum
-  /// over the ranks it gathers and scatters: as many bytes, less memory.
+  /// The residual stream is sharded along the sequence; norms and dropout work on shards. Each all-reduce of a block
+  /// becomes an all-gather and a reduce-scatter: as many bytes, less memory.
   bool sequence_parallel = false;
-  /// Each rank holds a part of the vocabulary of the head and computes its part of the loss; logits are never whole.
-  /// Off: every rank holds the whole head.
+  /// The head and the loss are sharded along the vocabulary; logits are never gathered. Off: the head is replicated.
   bool loss_parallel = true;
 };
 
-/// How tensors [B, T, D] between blocks lie.
+/// Placement of the residual stream [B, T, D] between blocks.
 inline Placement stream_placement(const TensorParallelOptions& options) {
   return options.sequence_parallel ? Shard(1) : Replicate();
 }
-/// Of a layout that tensors have unless they are cut along the sequence `dim`: nothing to do then.
+/// Shard(dim), dim being the sequence, under sequence parallelism; else no placement: tensors pass unchanged.
 inline std::optional<Placement> if_sequence_parallel(const TensorParallelOptions& options, int dim) {
   return options.sequence_parallel ? std::optional(Shard(dim)) : std::nullopt;
 }
 
-/// The token embedding (tokens [B, T] are the same on all ranks): cut along the vocabulary, or whole where a tied head
-/// is.
+/// The token embedding (tokens [B, T] are replicated): sharded along the vocabulary, or replicated with a tied head
+/// that is.
 Style token_embedding_style(const TensorParallelOptions& options, bool tied_head);
-/// LmHead: x [B, T, D] from the stream, targets [B, T] the same on all ranks.
+/// LmHead: x [B, T, D] from the stream, targets [B, T] replicated.
 Style head_style(const TensorParallelOptions& options);
 
 }  // namespace sherd::nn

@@ -1,7 +1,7 @@
-// One number from gradients that lie anyhow. Every rank sums the powers of its own elements; an element that several
-// ranks of the reduction hold is counted in parts that add up to once:
+// One number from gradients in any layouts. Every rank sums the powers of its own elements; where several ranks of the
+// reduction hold replicas of an element, each counts its fraction:
 //
-//   mesh(dp=2,tp=2)      f32[8,4]{0: tp,dp}     on one rank       all of the sum
+//   mesh(dp=2,tp=2)      f32[8,4]{0: tp,dp}     on one rank       the full sum
 //                        f32[8]{0: dp}          on the tp ranks   half of it each
 //                        plain, f32[8]{}        on all ranks      added after the reduction
 #include "nn/optim/clip.h"
@@ -19,8 +19,8 @@ namespace sherd::nn {
 
 namespace {
 
-// Root axes of more than one rank along which a layout cuts.
-std::vector<int> cutting_axes(const Spec& spec, const DeviceMesh& root) {
+// Root axes of more than one rank along which a layout shards.
+std::vector<int> sharding_axes(const Spec& spec, const DeviceMesh& root) {
   const DeviceMesh mesh = spec.mesh();
   std::vector<int> axes;
   for (int a = 0; a < mesh.ndim(); ++a)
@@ -31,30 +31,30 @@ std::vector<int> cutting_axes(const Spec& spec, const DeviceMesh& root) {
   return axes;
 }
 
-// Gradients that are reduced together: those that are cut on slices of one mesh. On every rank the same lists, empty
+// Gradients that are reduced together: those sharded over slices of one root mesh. Every rank has the same lists, empty
 // shards included, so all ranks issue the same rows.
 struct NormPart {
   DeviceMesh root;
-  std::vector<int> axes;  // that cut any of them
-  struct Cut {
+  std::vector<int> axes;  // that shard any of them
+  struct Sharded {
     std::vector<int> axes;
     std::vector<Tensor> grads;
   };
-  std::vector<Cut> cuts;
+  std::vector<Sharded> by_axes;
 
-  void add(std::vector<int> cut_by, const Tensor& grad) {
-    auto cut = std::find_if(cuts.begin(), cuts.end(), [&](const Cut& c) { return c.axes == cut_by; });
-    if (cut == cuts.end()) cut = cuts.insert(cuts.end(), Cut{cut_by, {}});
-    cut->grads.push_back(grad);
+  void add(std::vector<int> over, const Tensor& grad) {
+    auto found = std::find_if(by_axes.begin(), by_axes.end(), [&](const Sharded& s) { return s.axes == over; });
+    if (found == by_axes.end()) found = by_axes.insert(by_axes.end(), Sharded{over, {}});
+    found->grads.push_back(grad);
     std::vector<int> joined;
-    std::set_union(axes.begin(), axes.end(), cut_by.begin(), cut_by.end(), std::back_inserter(joined));
+    std::set_union(axes.begin(), axes.end(), over.begin(), over.end(), std::back_inserter(joined));
     axes = std::move(joined);
   }
 };
 
 struct NormParts {
-  std::vector<Tensor> whole;  // equal on all ranks
-  std::vector<NormPart> cut;
+  std::vector<Tensor> replicated;  // equal on all ranks
+  std::vector<NormPart> sharded;
 };
 
 NormParts split_by_mesh(const std::vector<Parameter*>& parameters) {
@@ -63,23 +63,24 @@ NormParts split_by_mesh(const std::vector<Parameter*>& parameters) {
     const Tensor& grad = p->grad();
     if (!grad.defined()) continue;
     if (!grad.is_distributed()) {
-      parts.whole.push_back(grad);
+      parts.replicated.push_back(grad);
       continue;
     }
     const Spec& spec = Spec::from(grad);
     check(!spec.is_partial(),
-          "the gradient of \"{}\" is {}, terms of a sum that has not been taken: a norm of terms means nothing; "
+          "the gradient of \"{}\" is {}, which is not reduced yet: a norm of partial values means nothing; "
           "redistribute() it first",
           p->name(), describe(grad));
     const DeviceMesh root = spec.mesh().root();
-    std::vector<int> axes = cutting_axes(spec, root);
+    std::vector<int> axes = sharding_axes(spec, root);
     const Tensor local = grad.local().detach();
     if (axes.empty()) {
-      parts.whole.push_back(local);
+      parts.replicated.push_back(local);
       continue;
     }
-    auto part = std::find_if(parts.cut.begin(), parts.cut.end(), [&](const NormPart& n) { return n.root == root; });
-    if (part == parts.cut.end()) part = parts.cut.insert(parts.cut.end(), NormPart{root, {}, {}});
+    std::vector<NormPart>& sharded = parts.sharded;
+    auto part = std::find_if(sharded.begin(), sharded.end(), [&](const NormPart& n) { return n.root == root; });
+    if (part == sharded.end()) part = sharded.insert(sharded.end(), NormPart{root, {}, {}});
     part->add(std::move(axes), local);
   }
   return parts;
@@ -96,7 +97,7 @@ int ranks_along(const DeviceMesh& root, std::span<const int> axes) {
   return ranks;
 }
 
-// The ranks that differ along the axes only, or, where they have no group, all.
+// The group of the ranks that differ along these axes only, or of all ranks where there is none.
 ProcessGroup& reducing_group(const NormPart& part, std::vector<int>& axes) {
   axes = part.axes;
   if (axes.size() == 1) return part.root.group(axes[0]);
@@ -111,10 +112,10 @@ Tensor reduced(const NormPart& part, double p) {
   std::vector<int> axes;
   ProcessGroup& group = reducing_group(part, axes);
   Tensor total;
-  for (const NormPart::Cut& cut : part.cuts) {
-    Tensor sum = power_sum(cut.grads, p);
-    const int holders = ranks_along(part.root, axes) / ranks_along(part.root, cut.axes);
-    if (holders > 1 && !is_max) sum = mul(std::move(sum), 1.0 / holders);
+  for (const NormPart::Sharded& list : part.by_axes) {
+    Tensor sum = power_sum(list.grads, p);
+    const int replicas = ranks_along(part.root, axes) / ranks_along(part.root, list.axes);
+    if (replicas > 1 && !is_max) sum = mul(std::move(sum), 1.0 / replicas);
     total = combine(std::move(total), std::move(sum), is_max);
   }
   return all_reduce(std::move(total), group, is_max ? ReduceKind::max : ReduceKind::sum);
@@ -128,8 +129,8 @@ Tensor grad_norm(const std::vector<Parameter*>& parameters, double p) {
   const bool is_max = std::isinf(p);
   const NormParts parts = split_by_mesh(parameters);
   Tensor total;
-  if (!parts.whole.empty()) total = power_sum(parts.whole, p);
-  for (const NormPart& part : parts.cut) total = combine(std::move(total), reduced(part, p), is_max);
+  if (!parts.replicated.empty()) total = power_sum(parts.replicated, p);
+  for (const NormPart& part : parts.sharded) total = combine(std::move(total), reduced(part, p), is_max);
   if (!total.defined()) return zeros({});
   if (p == 2) total = sqrt(std::move(total));
   else if (!is_max && p != 1) total = pow(std::move(total), 1 / p);

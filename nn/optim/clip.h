@@ -6,9 +6,9 @@
 
 namespace sherd::nn {
 
-/// 0-d f32: the p-norm of all gradients seen as one vector, the same on every rank; gradients may lie on different
-/// slices of a mesh, be replicated or plain, and count once. Fused passes over the local extents, then one all-reduce
-/// of one number for all slices of one mesh, over the axes that cut. p = 1, 2, 3, infinity, ... Error: Partial
+/// 0-d f32: the p-norm of all gradients seen as one vector, the same on every rank. Gradients may be distributed over
+/// different slices of a mesh, replicated or plain; each element counts once. Fused passes over the local extents, then
+/// for each root mesh one all-reduce of one number, over the axes that shard. p = 1, 2, 3, infinity, ... Error: Partial
 /// gradients.
 Tensor grad_norm(const std::vector<Parameter*>& parameters, double p = 2);
 

@@ -53,7 +53,7 @@ void Optimizer::ensure_state(std::size_t i) {
   }
 }
 
-// Those whose state is new share a count: step_slot()'s as long as no step was missed.
+// Parameters whose state is new share a count: step_slot()'s as long as no step was missed.
 void Optimizer::ensure_counts() {
   if (!counts_updates()) return;
   Tensor none;
@@ -87,8 +87,8 @@ std::vector<Optimizer::Cohort> Optimizer::cohorts_of(const std::vector<std::size
   return cohorts;
 }
 
-// Counts go up in place, so a step of all parameters is one addition. Who misses a step leaves with a copy first; a
-// captured step notices by what its slots share.
+// Counts go up in place, so a step of all parameters is one addition. A parameter that misses a step gets a copy first;
+// a captured step notices by the storage that its slots share.
 std::vector<Optimizer::Cohort> Optimizer::count(const std::vector<std::size_t>& active) {
   static const Op& full = find_op("full");
   std::vector<Cohort> cohorts = cohorts_of(active);

@@ -26,7 +26,7 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Updates every parameter that has a gradient, in place, then forgets the gradient scale.
+  /// Updates every parameter that has a gradient, in place, then resets the gradient scale.
   void step();
   void clear_gradients();
   void step_and_clear() {
@@ -42,7 +42,7 @@ class Optimizer {
   void set_gradient_scale(const Tensor& scale);
   const std::vector<Parameter*>& parameters() const { return parameters_; }
 
-  /// State of all parameters, made now if there was no step yet: what checkpoints save and load.
+  /// State of all parameters, made now if there was no step yet; part of a checkpoint.
   std::vector<OptimizerState> state();
   /// Number of steps taken, as a 0-d f32 slot; part of a checkpoint.
   Slot& step_slot() { return step_; }
