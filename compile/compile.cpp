@@ -26,7 +26,7 @@ struct CompiledStep::Entry {
   const Graph graph;
   Interpreter interpreter;
   std::unique_ptr<DeviceReplay> device;
-  std::string no_device;  // why not, of a step that runs on a device
+  std::string no_device;  // why a step on a device is not replayed by it
   bool is_decided = false;
 };
 
@@ -69,8 +69,8 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
   return replay(*entry, arguments);
 }
 
-// What fits is a rank's own affair (its batch may be smaller), so whether to compare must not hang on it: ranks ask
-// each other at every call from the third on until all have a graph.
+// Whether a recording fits may differ between ranks (one's batch may be smaller), so whether to compare must not depend
+// on it: ranks ask each other at every call from the third on until all have a graph.
 void CompiledStep::compare_programs() {
   if (!options_.group || is_compared_ || ++num_calls_ <= 2) return;
   is_compared_ = check_same_program(graph(), *options_.group);

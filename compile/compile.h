@@ -1,5 +1,5 @@
 #pragma once
-// compile(step): the first call runs the step as it is (lazy state settles), the second records it while it runs, and
+// compile(step): the first call runs the step eagerly (lazy state settles), the second records it while it runs, and
 // from the third on the recording is replayed, bit for bit equal, as long as its guards hold.
 //
 //   auto step = sherd::compile([&](const Tensor& tokens, const Tensor& targets) {
@@ -24,20 +24,19 @@
 namespace sherd {
 
 struct CompileOptions {
-  /// Ranks that run this step together, each as often as the others: before the first replay they compare what they
-  /// have recorded (same_program.h). What is recorded later, for other shapes, is not compared.
+  /// Ranks that run this step together, each as often as the others: before the first replay they compare their
+  /// recordings (same_program.h). Later recordings, for other shapes, are not compared.
   std::shared_ptr<ProcessGroup> group{};
-  /// Recordings kept for different shapes; the one unused for longest goes first.
+  /// Recordings kept for different shapes; the least recently used is dropped first.
   std::size_t max_graphs = 8;
   /// Steps whose tensors are all on one device are replayed by it in one call (device_replay.h).
   bool device_graphs = true;
 };
 
-/// A step from tensors to tensors. What a replay sees: the arguments, the tensors in slots, the random step, and how
+/// A step from tensors to tensors. A replay sees the arguments, the tensors in slots, the random step, and how
 /// fully_shard() groups reduce their gradients. It does not see other variables: numbers, branches, tensors held
-/// outside of slots and values made on the host inside the step are those of the recorded run. Arguments carry no
-/// autograd history, results come without it. One rank, one thread. Inside another captured step it simply runs, as
-/// part of that step.
+/// outside of slots and values made on the host inside the step are those of the recorded run. Arguments and results
+/// have no autograd history. One rank, one thread. Inside another captured step it runs eagerly, as part of that step.
 class CompiledStep {
  public:
   using Function = std::function<std::vector<Tensor>(std::span<const Tensor>)>;

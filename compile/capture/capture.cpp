@@ -1,7 +1,7 @@
-// What the recorder has to decide is where the bytes of a tensor come from. In this order: an argument; a value met
-// before; a storage with an owner; a slot's tensor or gradient as they were at the start; else something from outside.
-// Storages that the step itself makes are temporaries if an op writes them first, and constants if the program filled
-// them on the host (Tensor::scalar(0.5) in the step is a literal).
+// The recorder decides the origin of a tensor's bytes, in this order: an argument; a known value; a storage with an
+// owner; a slot's tensor or gradient at the start of the step; else a constant from outside. Storages that the step
+// itself makes are temporaries if an op writes them first, and constants if the program filled them on the host
+// (Tensor::scalar(0.5) in the step is a literal).
 #include "compile/capture/capture.h"
 
 #include <algorithm>
@@ -117,8 +117,8 @@ void Recorder::check_one_origin(const Tensor& tensor) const {
       argument - argument_storages_.begin(), slot ? slot->name() : "");
 }
 
-// Two arguments may share a storage (tokens and targets cut from one batch). Any argument that covers the tensor will
-// do, because a replay requires the same sharing.
+// Two arguments may share a storage (tokens and targets sliced from one batch). Any argument that covers the tensor
+// will do, because a replay requires the same sharing.
 ValueId Recorder::argument_of(const Tensor& tensor) const {
   const auto [first, last] = storage_extent(tensor);
   for (std::size_t i = 0; i < argument_storages_.size(); ++i) {
@@ -137,7 +137,7 @@ ValueId Recorder::value_of(const Tensor& tensor) {
   const auto found = by_storage_.find(tensor.storage()->id());
   if (found == by_storage_.end()) return add_external(tensor);
   Value& value = graph_.value(found->second);
-  // A collective that runs beside the step keeps its input under "communication" only until it is done.
+  // An asynchronous collective accounts its input as "communication" only until it is done.
   if (value.kind == ValueKind::temporary && tensor.storage()->category() != MemoryCategory::communication)
     value.category = tensor.storage()->category();
   return found->second;
@@ -156,7 +156,7 @@ ValueId Recorder::add_external(const Tensor& tensor) {
   return value;
 }
 
-// Slots that were seen in it before the step have other tensors once it is released: they are guarded, not bound.
+// Slots with tensors in it before the step get other tensors when it is released: they are guarded, not bound.
 ValueId Recorder::add_unit(const Tensor& tensor) {
   const ValueId value = add_value(ValueKind::unit, tensor);
   presence_.emplace_back(value, tensor.storage()->is_present());
@@ -244,7 +244,7 @@ TensorRef Recorder::write_to(const Op& op, const Tensor& tensor, bool accumulate
   return ref;
 }
 
-// What no op has written a replay would not find: the program filled it on the host, or nobody did.
+// A replay would not reproduce bytes that no op has written: the program filled them on the host, or nothing did.
 TensorRef Recorder::read_from(const Tensor& tensor, std::string_view reader) {
   TensorRef ref = ref_to(tensor);
   const auto partly = partly_written_.find(ref.value);
@@ -334,7 +334,7 @@ void Recorder::note_sole_gradients() {
   }
 }
 
-// A slot that came and went within the step is as good as a local variable.
+// A slot that was made and destroyed within the step is as good as a local variable.
 void Recorder::forget_local_slots() {
   for (GraphSlot& slot : graph_.slots)
     if (!slot.get() && !before_indices_.contains(static_cast<Leaf*>(slot.leaf.get()))) slot.leaf = NodeRef();

@@ -25,7 +25,7 @@ class Recorder final : public CaptureSink {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  /// Ends the recording. The step hands back `results`, which may be undefined, views, arguments or slots' tensors.
+  /// Ends the recording. The step returns `results`, which may be undefined, views, arguments or slots' tensors.
   Graph finish(std::span<const Tensor> results);
 
   void prepare(const Op& op, std::span<const Tensor> in) override;
@@ -56,7 +56,7 @@ class Recorder final : public CaptureSink {
   ValueId add_value(ValueKind kind, const Tensor& tensor);
   void check_one_origin(const Tensor& tensor) const;
   ValueId argument_of(const Tensor& tensor) const;
-  /// The value whose bytes `tensor` shows; one from outside is added.
+  /// The value that holds `tensor`'s bytes; added if it is external and new.
   ValueId value_of(const Tensor& tensor);
   ValueId add_external(const Tensor& tensor);
   ValueId add_unit(const Tensor& tensor);
@@ -88,9 +88,9 @@ class Recorder final : public CaptureSink {
   std::unordered_map<std::uint64_t, std::vector<Place>> slot_storages_;
   std::unordered_map<const Leaf*, int> before_indices_, slot_indices_;  // into before_ and graph_.slots
   std::unordered_map<std::string, int> names_;                          // how many slots have a name
-  std::vector<std::pair<ValueId, bool>> presence_;                      // unit values and whether their data is there
+  std::vector<std::pair<ValueId, bool>> presence_;                      // unit values and whether their data is present
   std::unordered_map<ValueId, int> writers_;                            // last node that wrote a value
-  std::unordered_map<ValueId, ByteRanges> partly_written_;              // temporaries whose first writer left bytes
+  std::unordered_map<ValueId, ByteRanges> partly_written_;              // temporaries, first written in part
 };
 
 }  // namespace sherd

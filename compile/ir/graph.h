@@ -29,11 +29,11 @@ enum class ValueKind : std::uint8_t {
   slot,       ///< storage of a slot's tensor, looked up in the slot at every replay
   gradient,   ///< storage of a slot's gradient that was there before the step, looked up likewise
   unit,       ///< storage with an owner that releases and restores its data (gathered parameters); held
-  constant,   ///< storage of any other tensor from outside; held, so it keeps what the program put there
+  constant,   ///< storage of any other tensor from outside; held, so its contents stay
   temporary,  ///< made by the first node that writes it, freed after its last use
 };
 
-/// How a tensor lies in the bytes of a value. `value` is kNoValue for an undefined input.
+/// A tensor in the bytes of a value. `value` is kNoValue for an undefined input.
 struct TensorRef {
   ValueId value = kNoValue;
   DType dtype = DType::f32;
@@ -52,7 +52,7 @@ struct Value {
   std::int64_t bytes = 0;
   MemoryCategory category = MemoryCategory::activations;  ///< the account it was last seen in
   Device device;
-  TensorRef home;     ///< how it was first seen; refs equal to it print as the name
+  TensorRef home;     ///< its first ref; refs equal to it print as the name
   int source = -1;    ///< argument: its index; slot, gradient: index of the first binding in Graph::bindings
   Ref<Storage> held;  ///< unit, constant
 };
@@ -66,7 +66,7 @@ struct GraphNode {
   int num_mutated = 0;         ///< how many of the first inputs the kernel writes in place
   const std::string* module_path = nullptr;
   StepPhase phase = StepPhase::forward;
-  std::vector<ValueId> restores, releases;  ///< unit values whose data this (effect) node brings or gives back
+  std::vector<ValueId> restores, releases;  ///< unit values whose data this (effect) node restores or releases
   std::vector<ValueId> frees;               ///< temporaries that nothing reads after this node
 };
 
@@ -83,8 +83,8 @@ struct GraphSlot {
   Slot* get() const { return static_cast<Leaf*>(leaf.get())->slot; }
 };
 
-/// What an argument or a slot's tensor must look like for the graph to hold: the local part of a distributed tensor,
-/// and the whole, because equal parts may belong to different wholes, on some ranks only.
+/// The guard on an argument or a slot's tensor: local metadata, and the global shape and layout, because equal local
+/// tensors may belong to different global ones, on some ranks only.
 struct TensorGuard {
   DType dtype = DType::f32;
   Shape shape;
@@ -101,18 +101,18 @@ struct ArgumentGuard {
   std::int64_t shift = 0;  ///< then: bytes from that argument's first element to this one's
 };
 
-/// A slot's tensor (or gradient) that lies in `value`. Several slots may lie in one storage.
+/// A slot's tensor (or gradient) that is stored in `value`. Several slots may share one storage.
 struct Binding {
   int slot = 0;
   bool gradient = false;
   ValueId value = kNoValue;
   TensorGuard tensor;
-  /// A gradient that the step writes in place and that nobody but its slot held: where others hold it, the program
-  /// leaves them theirs and makes a new one.
+  /// A gradient that the step writes in place and that only its slot held: where others hold it, the program leaves it
+  /// to them and makes a new one.
   bool held_by_slot_only = false;
 };
 
-/// A tensor the step hands back: a recipe, and the global view of it when it is distributed.
+/// A tensor the step returns: a recipe, and its global shape and layout when it is distributed.
 struct GraphResult {
   TensorRef local;
   Shape shape;
@@ -126,7 +126,7 @@ struct SlotUpdate {
   GraphResult result;
 };
 
-/// A setting as it was in the recorded run.
+/// A setting and its text in the recorded run.
 struct GraphSetting {
   std::shared_ptr<const StepSetting> setting;
   std::string text;
@@ -151,7 +151,7 @@ struct Graph {
   std::uint64_t hash() const;
 };
 
-/// Fills `frees` of all nodes from last uses. Values the step hands back are never freed. Linear in the refs.
+/// Fills `frees` of all nodes from last uses. Values the step returns are never freed. Linear in the refs.
 void compute_lifetimes(Graph& graph);
 
 /// Recipe of a plain tensor in `value` whose bytes start `base_bytes` into the tensor's storage.

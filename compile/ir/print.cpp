@@ -45,7 +45,7 @@ class Printer {
     return text;
   }
 
-  // Which node makes a temporary has to be known: the first that writes it.
+  // A temporary is made by the first node that writes it.
   std::string node(std::size_t index) {
     const GraphNode& n = graph_.nodes[index];
     std::string text;

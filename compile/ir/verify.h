@@ -1,15 +1,15 @@
 #pragma once
-// Proves of a graph what every executor and pass relies on. Runs after recording and after every change of a graph.
+// Proves the invariants that executors and passes rely on. Runs after recording and after every change of a graph.
 #include "compile/ir/graph.h"
 
 namespace sherd {
 
 /// Throws Error naming the node (as printed) and the rule it breaks:
-///   1. every ref names a value and lies within its bytes
-///   2. a temporary is written before it is read, added to or handed back
-///   3. a temporary is freed once, after its last use, unless the step hands it back; nothing else is freed
+///   1. every ref names a value and is within its bytes
+///   2. a temporary is written before it is read, added to or returned
+///   3. a temporary is freed once, after its last use, unless the step returns it; nothing else is freed
 ///   4. the data of a unit's storage is not used between the node that releases it and the one that restores it
-///   5. the op's infer, given the inputs, agrees with the outputs; views are no nodes
+///   5. the op's infer, given the inputs, agrees with the outputs; views are not nodes
 ///   6. apart from effects, a node writes no bytes that it also reads, except element by element
 ///   7. bindings, updates and guards name slots and values that exist
 void verify(const Graph& graph);

@@ -1,4 +1,4 @@
-// What differs from a replay by the interpreter, and how each difference is closed:
+// Differences from a replay by the interpreter, and how each is handled:
 //   arguments      are copied into tensors of the recording
 //   results        are copied out of it, so that the caller's stay when the next replay runs
 //   slot = fresh   the recording copies the new value over the slot's bytes, so that the next replay finds it there
@@ -42,7 +42,7 @@ std::string value_obstacle(const Graph& graph, const Value& value, Device device
                          to_string(value.device), to_string(device));
     case ValueKind::unit: return "a unit's parameters are on the host";
     case ValueKind::temporary: return "part of the step runs on the host";
-    case ValueKind::constant:  // a number travels in the recording
+    case ValueKind::constant:  // a number is part of the recording
       return value.home.shape.size() == 0 || numel(value.home.shape) == 1
                  ? ""
                  : fmt::format("a tensor of {} that the step reads is on the host", to_string(value.home.shape));
@@ -50,7 +50,7 @@ std::string value_obstacle(const Graph& graph, const Value& value, Device device
   return {};
 }
 
-// A unit must be between two steps as it was before: absent, or present all along.
+// Units must be absent before and after the step.
 std::string unit_obstacle(const Graph& graph) {
   for (std::size_t v = 0; v < graph.values.size(); ++v) {
     if (graph.values[v].kind != ValueKind::unit) continue;
@@ -67,7 +67,7 @@ std::string unit_obstacle(const Graph& graph) {
   return {};
 }
 
-// Rows of units have collectives with attributes of their own; on a device they are alone.
+// Rows of units hold their own collectives, which on a device run on one rank only.
 std::string node_obstacle(const Graph& graph, std::size_t index) {
   const GraphNode& node = graph.nodes[index];
   const auto is_argument = [&](const TensorRef& ref) {
@@ -81,7 +81,7 @@ std::string node_obstacle(const Graph& graph, std::size_t index) {
   return fmt::format("\"{}\" communicates", describe_node(graph, index));
 }
 
-// Copies what the tensor's elements span, gaps included.
+// Copies the byte range that the tensor's elements span, gaps included.
 void copy_extent(DeviceContext& context, const Tensor& to, const Tensor& from) {
   const auto [first, last] = reference(from, 0).extent();
   const std::int64_t shift = first - from.offset() * byte_size(from.dtype());
@@ -145,8 +145,8 @@ void DeviceReplay::hold_arguments(std::span<const Tensor> arguments) {
     if (arguments[i].local().numel() > 0) copy_extent(context, arguments_[i].local(), arguments[i].local());
 }
 
-// A slot that the step reads and then gives a fresh tensor of the same kind gets its bytes written over, unless
-// something that remains after the step shows the old ones.
+// A slot that the step reads and then sets to a fresh tensor with the same metadata gets its bytes overwritten, unless
+// a tensor that remains after the step shares the old ones.
 bool DeviceReplay::is_updated_in_place(const SlotUpdate& update) const {
   if (update.gradient || !update.result.local.defined()) return false;
   const TensorRef& fresh = update.result.local;
@@ -168,7 +168,7 @@ bool DeviceReplay::is_updated_in_place(const SlotUpdate& update) const {
                       [&](const SlotUpdate& other) { return shows_old(other.result); });
 }
 
-// Called at the end of the recording, while the values of the step are there.
+// Called at the end of the recording, while the values of the step are present.
 void DeviceReplay::keep_what_remains() {
   DeviceContext& context = RankContext::current().device(device_);
   for (const GraphResult& result : graph_.results)
@@ -192,7 +192,7 @@ void DeviceReplay::record() {
   slots_in_place_.clear();
   places_.clear();
   written_.clear();
-  // Nobody else may see a slot's bytes change under a tensor that is read-only to them.
+  // Another handle must not see its bytes change.
   for (const SlotUpdate& update : graph_.updates)
     if (Slot& slot = *graph_.slot(update.slot).get(); is_updated_in_place(update) && !is_sole_owner(slot.value()))
       slot.set(dense_copy_of(slot.value()));
@@ -222,8 +222,8 @@ bool DeviceReplay::is_current() const {
                      [&](int slot) { return is_sole_owner(graph_.slot(slot).get()->value()); });
 }
 
-// Where a tensor of the recording goes that the program keeps: before the launch, so that a lack of memory comes first.
-// Other tensors than temporaries are the program's already.
+// Memory for a tensor of the recording that the program keeps: allocated before the launch, so that running out of
+// memory is an error before it. Tensors other than temporaries are the program's already.
 Tensor DeviceReplay::room_for(const Tensor& tensor, ValueId value) const {
   if (!tensor.defined() || graph_.value(value).kind != ValueKind::temporary) return tensor;
   Tensor local = Tensor::empty(tensor.local().shape(), tensor.dtype(), device_);

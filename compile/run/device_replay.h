@@ -1,8 +1,8 @@
 #pragma once
-// A replay of a graph as one piece of work of a device (a CUDA graph): the interpreter runs once while the device
-// records what it queues, and each further replay starts the recording in one call.
+// A replay of a graph as one launch on a device (a CUDA graph): the interpreter runs once while the device records the
+// queued work, and each further replay launches the recording in one call.
 //
-//   record   slots' bytes -> |                                   | -> copies of what the step hands back
+//   record   slots' bytes -> |                                   | -> copies of the step's results
 //   launch   arguments    -> | kernels of all nodes, recorded    | -> new values of slots, copied over the old ones
 //                 copied in    addresses never change
 #include <string>
@@ -20,9 +20,9 @@ Device device_of(const Graph& graph);
 /// before the step". Empty if it can.
 std::string device_obstacle(const Graph& graph);
 
-/// One graph on one device; recorded anew too if somebody else holds a tensor that the recording would write over.
-/// Bytes that the graph reads or writes stay where they were recorded; if a slot's have moved, it is recorded anew.
-/// Same bits as the interpreter's: the same kernels in the same order.
+/// One graph on one device. The recording has fixed addresses: if a slot's bytes have moved, or another handle shares a
+/// tensor that the recording would overwrite, it is recorded again. Same bits as the interpreter's: the same kernels in
+/// the same order.
 class DeviceReplay {
  public:
   /// `graph` has no obstacle; both stay where they are.
@@ -31,14 +31,14 @@ class DeviceReplay {
   /// As Interpreter::run, but queued only: nothing waits for the device. Errors come from recording, before any work of
   /// this call has started.
   std::vector<Tensor> run(std::span<const Tensor> arguments);
-  /// Whether units are as the recording finds them: released. One that is gathered now is for the interpreter.
+  /// Whether all units are released, as the recording requires. With one gathered, the interpreter must run.
   bool fits_units() const;
   int num_recordings() const { return num_recordings_; }
   std::int64_t num_nodes() const { return recorded_->num_nodes(); }
   Device device() const { return device_; }
 
  private:
-  /// A slot or its gradient whose new value the step leaves elsewhere.
+  /// A slot or its gradient whose new value is not copied over the old one.
   struct LateUpdate {
     const SlotUpdate* update;
     Tensor value;  // in memory of the recording, or an older tensor
@@ -57,13 +57,13 @@ class DeviceReplay {
   const Graph& graph_;
   Interpreter& interpreter_;
   Device device_;
-  std::vector<Tensor> arguments_;  // what the recording reads
+  std::vector<Tensor> arguments_;  // the recording's own, copied into before a launch
   std::vector<Tensor> results_;
   std::vector<LateUpdate> late_updates_;
   std::vector<int> slots_in_place_;        // slots whose bytes the recording overwrites with their new value
   std::vector<Place> places_;              // by binding
   std::vector<std::size_t> written_;       // bindings whose bytes nodes write in place
-  std::unique_ptr<DeviceGraph> recorded_;  // after what lies in its memory, so that it goes first
+  std::unique_ptr<DeviceGraph> recorded_;  // declared after the tensors in its memory, so that it is destroyed first
   int num_recordings_ = 0;
 };
 

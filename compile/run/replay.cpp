@@ -9,7 +9,7 @@
 
 namespace sherd {
 
-// However a run ends, nothing of it stays.
+// Cleans up however a run ends.
 class Interpreter::Running {
  public:
   explicit Running(Interpreter& interpreter)
@@ -25,7 +25,7 @@ class Interpreter::Running {
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
   void finish() { finished_ = true; }
-  /// First of all: peers that wait for the rest of the step must let go, so that work in flight ends.
+  /// Called first: it releases peers that wait for the rest of the step, so that work in flight ends.
   void abandon(std::string_view reason) noexcept {
     for (const Value& value : interpreter_.graph_.values)
       if (value.kind == ValueKind::unit && value.held->owner) value.held->owner->abandon_replay(*value.held, reason);
@@ -89,7 +89,7 @@ void Interpreter::bind(std::span<const Tensor> arguments) {
     if (slot.drops_grad_first) slot.get()->clear_grad();
 }
 
-// Gives the tensor of a ref its bytes: allocated if this is a temporary's first appearance.
+// Puts the storage of a ref's value into its tensor handle: allocated at a temporary's first appearance.
 void Interpreter::present(const GraphNode& node, const TensorRef& ref, const Tensor& handle) {
   if (!ref.defined()) return;
   Ref<Storage>& storage = storages_[static_cast<std::size_t>(ref.value)];

@@ -12,16 +12,16 @@ namespace sherd {
 /// Keeps no bytes between runs, only its tables. Runs on the rank's own thread; blocks where the program's ops would.
 class Interpreter {
  public:
-  /// `graph` is verified, stays where it is and does not change.
+  /// `graph` is verified, outlives this object and neither moves nor changes.
   explicit Interpreter(const Graph& graph);
 
   /// Arguments and slots must fit the graph (guard.h). Temporaries are allocated when first written, in their account,
   /// and freed after their last use; slots get their tensors and gradients at the end. An error carries the node; it
   /// leaves no temporary behind and no slot with another tensor. What ops wrote in place by then stays written.
   std::vector<Tensor> run(std::span<const Tensor> arguments);
-  /// Runs every node, then `finish` while the values of the step are still there; slots are left alone.
+  /// Runs every node, then `finish` while the values of the step are still present; slots are left alone.
   void run(std::span<const Tensor> arguments, const std::function<void()>& finish);
-  /// Within `finish`: what the step hands back, or leaves in a slot.
+  /// Within `finish`: a tensor that the step returns, or leaves in a slot.
   Tensor result(const GraphResult& result) const;
 
  private:

@@ -26,7 +26,7 @@ Hashes gather(ProcessGroup& group, const Hashes& own, const std::vector<std::int
   return result;
 }
 
-// The hash most ranks have; the lowest rank's among equals.
+// The hash most ranks have; of equally frequent ones the lowest rank's.
 std::int64_t majority(const Hashes& programs) {
   return *std::max_element(programs.begin(), programs.end(), [&](std::int64_t a, std::int64_t b) {
     return std::count(programs.begin(), programs.end(), a) < std::count(programs.begin(), programs.end(), b);
@@ -47,12 +47,12 @@ bool check_same_program(const Graph* graph, ProcessGroup& group) {
   if (ranks == 1) return graph != nullptr;
   const std::vector<std::string> text = graph ? lines(*graph, {.rank_neutral = true}) : std::vector<std::string>{};
   Hashes own;
-  std::string whole;
+  std::string program;
   for (const std::string& line : text) {
     own.push_back(static_cast<std::int64_t>(hash_text(line)));
-    whole += line + '\n';
+    program += line + '\n';
   }
-  const Hashes summary{static_cast<std::int64_t>(hash_text(whole)), static_cast<std::int64_t>(own.size())};
+  const Hashes summary{static_cast<std::int64_t>(hash_text(program)), static_cast<std::int64_t>(own.size())};
   const Hashes summaries = gather(group, summary, std::vector<std::int64_t>(ranks, 2));
   Hashes programs;
   std::vector<std::int64_t> counts;

@@ -6,8 +6,8 @@
 namespace sherd {
 
 /// Collective over `group`: false if some rank has no graph yet (null); else compares them. Throws Error on every rank
-/// if the graphs differ in more than sizes of local parts, naming the ranks that differ from the majority and the first
-/// differing line. One small all_gather unless they differ.
+/// if the graphs differ in more than sizes of local tensors, naming the ranks that differ from the majority and the
+/// first differing line. One small all_gather unless they differ.
 bool check_same_program(const Graph* graph, ProcessGroup& group);
 
 }  // namespace sherd
