@@ -1,4 +1,4 @@
-// dtensor.*: what a call on distributed tensors costs more than on plain ones.
+// dtensor.*: overhead of an op on distributed tensors, over the same op on plain ones.
 #include <fmt/format.h>
 
 #include "tools/bench/bench.h"
@@ -31,8 +31,8 @@ Benchmark dtensor_benchmark(const std::string& kind, std::string summary, double
 
 std::vector<Benchmark> dtensor_benchmarks() {
   return {
-      dtensor_benchmark("hit", "distributed add, mul or linear over the plain one, seen before", 500, 101),
-      dtensor_benchmark("miss", "the same for sizes that are new: rules and prices are asked", 20'000, 201),
+      dtensor_benchmark("hit", "overhead of a distributed add, mul or linear, cached plan", 500, 101),
+      dtensor_benchmark("miss", "the same with a new plan for new sizes", 20'000, 201),
   };
 }
 

@@ -33,7 +33,7 @@ struct Row {
   Tensor (*call)(const Operands& of);
 };
 
-Tensor spread(const DeviceMesh& mesh, const Shape& shape, Placement placement) {
+Tensor distributed_ones(const DeviceMesh& mesh, const Shape& shape, Placement placement) {
   const Spec* spec = Spec::of(mesh, placement);
   return Tensor::distributed(shape, spec, ones(spec->local_shape(shape)));
 }
@@ -41,17 +41,17 @@ Tensor spread(const DeviceMesh& mesh, const Shape& shape, Placement placement) {
 constexpr Row kRows[] = {
     {"add",
      [](const DeviceMesh& mesh, std::int64_t n) {
-       return Operands{spread(mesh, {2, n}, Shard(0)), spread(mesh, {2, n}, Shard(0))};
+       return Operands{distributed_ones(mesh, {2, n}, Shard(0)), distributed_ones(mesh, {2, n}, Shard(0))};
      },
      [](const Operands& of) { return add(of.a, of.b); }},
     {"mul",
      [](const DeviceMesh& mesh, std::int64_t n) {
-       return Operands{spread(mesh, {2, n}, Shard(0)), spread(mesh, {2, n}, Shard(0))};
+       return Operands{distributed_ones(mesh, {2, n}, Shard(0)), distributed_ones(mesh, {2, n}, Shard(0))};
      },
      [](const Operands& of) { return mul(of.a, of.b); }},
     {"linear",
      [](const DeviceMesh& mesh, std::int64_t n) {
-       return Operands{spread(mesh, {1, n}, Replicate()), spread(mesh, {8, n}, Shard(0))};
+       return Operands{distributed_ones(mesh, {1, n}, Replicate()), distributed_ones(mesh, {8, n}, Shard(0))};
      },
      [](const Operands& of) { return linear(of.a, of.b); }},
 };
@@ -76,13 +76,13 @@ struct Samples {
 
 // Windows take turns, so that what disturbs one disturbs the other.
 Samples hits(const Row& row, const DeviceMesh& mesh, int windows) {
-  const Operands whole = row.make(mesh, 4), plain = local(whole);
-  seconds_per_call(row, whole), seconds_per_call(row, plain);
+  const Operands operands = row.make(mesh, 4), plain = local(operands);
+  seconds_per_call(row, operands), seconds_per_call(row, plain);
   Samples samples;
   const std::int64_t made = plan_counts().made;
   for (int w = 0; w < windows; ++w) {
-    const double of_whole = seconds_per_call(row, whole);
-    samples.add(of_whole, seconds_per_call(row, plain));
+    const double of_distributed = seconds_per_call(row, operands);
+    samples.add(of_distributed, seconds_per_call(row, plain));
   }
   check(plan_counts().made == made, "{} made a plan at a call that was known", row.name);
   return samples;
@@ -93,15 +93,15 @@ Samples misses(const Row& row, const DeviceMesh& mesh, int calls) {
   static std::int64_t n = 4;
   Samples samples;
   for (int i = 0; i < calls; ++i) {
-    const Operands whole = row.make(mesh, ++n), plain = local(whole);
+    const Operands operands = row.make(mesh, ++n), plain = local(operands);
     const std::int64_t made = plan_counts().made;
     Clock::time_point start = Clock::now();
-    Tensor result = row.call(whole);
-    const double of_whole = seconds_since(start);
+    Tensor result = row.call(operands);
+    const double of_distributed = seconds_since(start);
     check(plan_counts().made == made + 1, "{} found a plan at a call that is new", row.name);
     start = Clock::now();
     result = row.call(plain);
-    samples.add(of_whole, seconds_since(start));
+    samples.add(of_distributed, seconds_since(start));
   }
   return samples;
 }

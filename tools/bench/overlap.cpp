@@ -1,6 +1,6 @@
-// overlap.*: how much of the communication of a fully sharded model the rank waits for, when the link between the ranks
-// is as slow as half of the computing. What no schedule can hide is the first gather and the last reduction: of L equal
-// units 3 L - 1 transfers (L gathers forward, L - 1 backward, L reductions) 2 are exposed.
+// overlap.*: exposed communication of a fully sharded model, when the link between the ranks takes half of the compute
+// time. No schedule can hide the first gather and the last reduction: of the 3 L - 1 transfers of L equal units (L
+// gathers forward, L - 1 backward, L reductions) 2 are exposed.
 #include <fmt/format.h>
 
 #include "runtime/tensor/error.h"
@@ -35,7 +35,7 @@ Benchmark overlap_benchmark(const std::string& name, bool captured, bool prefetc
   Benchmark row;
   row.name = "overlap." + name;
   row.summary =
-      "exposed share of communication, 16 blocks on 2 ranks, a link that takes half of computing; limit: floor";
+      "exposed share of communication, 16 blocks on 2 ranks, a link that takes half of the compute time; limit: floor";
   row.unit = {"% exposed", Better::lower, 1};
   row.target = target;
   row.measure = [flag = std::string(captured ? "true" : "false"), prefetch](Figure& figure, BenchRun& run) {

@@ -42,7 +42,7 @@ Benchmark fully_shard_benchmark(const std::string& dtype, Target target) {
   return row;
 }
 
-// The same batch on the same cores: two ranks that cut every matrix beside one whose threads cut every product.
+// The same batch on the same cores: two ranks that shard every matrix, beside one whose threads divide every product.
 Benchmark tensor_parallel_benchmark() {
   Benchmark row;
   row.name = "tp.bigger.r2";
@@ -83,9 +83,9 @@ const Outcome& state_outcome(int ranks, BenchRun& run) {
   });
 }
 
-// What the accounting may say at most by the rules of fully_shard: own shards, their gradients and moments; of whole
-// parameters the root and two neighbouring blocks; of whole gradients one block's that backward makes and one's that is
-// being reduced. On one rank a shard is the parameter.
+// The most that the accounting may show by the rules of fully_shard: own shards, their gradients and moments; of
+// unsharded parameters the root's and two neighbouring blocks'; of full gradients one block's that backward computes
+// and one's in reduction. On one rank shards and unsharded parameters are one buffer.
 double expected_peak_bytes(const BenchModel& model, int ranks) {
   const auto all = static_cast<double>(model.num_parameters());
   const double block = (all - static_cast<double>(model.num_root_parameters())) / static_cast<double>(model.layers);

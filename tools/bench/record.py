@@ -37,10 +37,10 @@ SUMMARY = [
     ("32 small units, forward and backward: not sharded, sharded on 1 and on 2 ranks", ["units.plain", "units.r1", "units.r2"]),
     ("all_gather, reduce_scatter of 64 MB between 2 processes", ["shm.all_gather.64MB", "shm.reduce_scatter.64MB"]),
     ("all_gather of 64 KB", ["shm.all_gather.64KB"]),
-    ("communication that a link of half the compute's time exposes: with and without prefetch, eager",
+    ("exposed communication on a link that takes half of the compute time: with and without prefetch, eager",
      ["overlap.prefetch_on", "overlap.prefetch_off", "overlap.eager"]),
     ("one-element add through the dispatcher, plain and recorded", ["dispatch.plain", "dispatch.recording"]),
-    ("what a call takes more on distributed tensors, seen before and new", ["dtensor.hit", "dtensor.miss"]),
+    ("overhead of an op on distributed tensors: cached plan, new plan", ["dtensor.hit", "dtensor.miss"]),
     ("the 10.8 M model, tensor parallel over 2 ranks of one thread", ["tp.bigger.r2"]),
     ("losses of the 0.8 M model over 100 steps: mean distance from PyTorch's", ["loss.mini.f32"]),
 ]

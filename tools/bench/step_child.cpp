@@ -201,7 +201,7 @@ int run_step_child(std::span<const std::string_view> args) {
   table.add("tokens", &flags.tokens, "of each sequence; 0: the model's");
   table.add("link", &flags.link, "BYTES_PER_S,SECONDS: shapes the link between the ranks");
   table.add("prefetch", &flags.prefetch, "gather the next group while one computes");
-  table.add("tensor_parallel", &flags.tensor_parallel, "ranks share one batch and cut the model's matrices");
+  table.add("tensor_parallel", &flags.tensor_parallel, "ranks share one batch and shard the model's matrices");
   table.add("captured", &flags.captured, "replay a recording");
   apply_flags(table, parse_command_line(table, args));
   const std::shared_ptr<ProcessGroup> group = world_group();

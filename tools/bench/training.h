@@ -14,7 +14,7 @@ struct TrainingOptions {
   std::string device = "cpu";
   bool captured = true;          ///< replay a recording
   bool prefetch = true;          ///< gather the next group while one computes
-  bool tensor_parallel = false;  ///< ranks share one batch and cut the model's matrices
+  bool tensor_parallel = false;  ///< ranks share one batch and shard the model's matrices
 };
 
 /// The run on `ranks` ranks, resolved: on several fully sharded, or tensor parallel.

@@ -1,4 +1,4 @@
-// units.*: what sharding costs the host: 32 small sharded units, forward and backward, and AdamW over their 128
+// units.*: host overhead of sharding: 32 small sharded units, forward and backward, and AdamW over their 128
 // parameters. Nothing is captured, as in PyTorch's usual loop. On two ranks the peer's messages go over loopback TCP,
 // ours through shared memory; on one rank ours has nothing to copy.
 #include <fmt/format.h>
