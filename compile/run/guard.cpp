@@ -12,8 +12,9 @@ bool fits(const TensorGuard& guard, const Tensor& tensor, bool compare_offset) {
     return false;
   if (guard.layout) guard.layout->replicated();  // Error if its mesh is gone: nodes know that one's groups by address
   const TensorImpl& local = tensor.is_distributed() ? *tensor.impl()->local : *tensor.impl();
-  return local.dtype == guard.dtype && local.shape == guard.shape && local.strides == guard.strides && local.storage &&
-         local.device == guard.device && (!compare_offset || local.offset == guard.offset);
+  const TensorMeta& meta = local.meta;
+  return meta.dtype == guard.dtype && meta.shape == guard.shape && meta.strides == guard.strides && local.storage &&
+         meta.device == guard.device && (!compare_offset || meta.offset == guard.offset);
 }
 
 std::string text(DType dtype, const Shape& shape, const Strides& strides, std::int64_t offset,

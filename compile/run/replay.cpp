@@ -96,11 +96,11 @@ void Interpreter::present(const GraphNode& node, const TensorRef& ref, const Ten
   const Value& value = graph_.value(ref.value);
   if (!storage) storage = Storage::allocate(value.bytes, value.category, value.device);
   else if (value.kind == ValueKind::argument)
-    handle.impl()->offset = ref.offset + bases_[static_cast<std::size_t>(ref.value)] / byte_size(ref.dtype);
+    handle.impl()->meta.offset = ref.offset + bases_[static_cast<std::size_t>(ref.value)] / byte_size(ref.dtype);
   else if (value.kind == ValueKind::unit && !node.op->traits.effect && !storage->is_present() && storage->owner)
     storage->owner->ensure_present(*storage);
   handle.impl()->storage = storage;
-  handle.impl()->device = storage->device();
+  handle.impl()->meta.device = storage->device();
 }
 
 void Interpreter::let_go(std::size_t index) {

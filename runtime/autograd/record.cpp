@@ -18,7 +18,8 @@ bool needed(std::uint32_t mask, std::size_t i) { return i < 31 ? (mask >> i) & 1
 template <std::size_t N>
 void push_meta(SmallVec<TensorMeta, N>& metas, const Tensor& t) {
   TensorMeta& m = metas.emplace_back();
-  if (!t.defined()) return;
+  m.absent = !t.defined();
+  if (m.absent) return;
   m.shape = t.shape();
   m.dtype = t.dtype();
   m.device = t.device();

@@ -32,12 +32,12 @@ constexpr std::int64_t kMostElements = std::int64_t{1} << 56;
 
 // Shape, row-major strides and number of elements in one pass; false if they cannot be.
 bool fill_dense(TensorImpl& impl, const Shape& shape) {
-  impl.shape = shape;
-  impl.strides = shape;  // for its number of dims
+  impl.meta.shape = shape;
+  impl.meta.strides = shape;  // for its number of dims
   std::int64_t step = 1, count = 1;
   bool fits = true;
   for (int i = shape.size() - 1; i >= 0; --i) {
-    impl.strides[i] = step;
+    impl.meta.strides[i] = step;
     fits &= shape[i] >= 0 && !__builtin_mul_overflow(step, std::max<std::int64_t>(shape[i], 1), &step);
     fits &= step <= kMostElements;
     count = shape[i] == 0 ? 0 : count;
@@ -60,12 +60,12 @@ std::int64_t checked_numel(const Shape& shape, DType dtype) {
 Tensor Tensor::make(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset, DType dtype,
                     Device device) {
   Ref<TensorImpl> impl = Ref<TensorImpl>::fresh(Pool<TensorImpl>::make());
-  impl->shape = shape;
-  impl->strides = strides;
-  impl->offset = offset;
+  impl->meta.shape = shape;
+  impl->meta.strides = strides;
+  impl->meta.offset = offset;
+  impl->meta.dtype = dtype;
+  impl->meta.device = device;
   impl->numel = checked_numel(shape, dtype);
-  impl->dtype = dtype;
-  impl->device = device;
   impl->flags = device.is_meta() ? TensorImpl::kMeta : 0;
   impl->contiguous = sherd::is_contiguous(shape, strides);
   impl->storage = std::move(storage);
@@ -76,8 +76,8 @@ Tensor Tensor::make_dense(Ref<Storage> storage, const Shape& shape, DType dtype,
   Ref<TensorImpl> impl = Ref<TensorImpl>::fresh(Pool<TensorImpl>::make());
   if (!fill_dense(*impl, shape)) [[unlikely]]
     refuse_size(shape, dtype, false);
-  impl->dtype = dtype;
-  impl->device = device;
+  impl->meta.dtype = dtype;
+  impl->meta.device = device;
   impl->flags = device.is_meta() ? TensorImpl::kMeta : 0;
   impl->storage = std::move(storage);
   return Tensor(std::move(impl));
@@ -87,8 +87,8 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, Device device, MemoryCateg
   Ref<TensorImpl> impl = Ref<TensorImpl>::fresh(Pool<TensorImpl>::make());
   if (!fill_dense(*impl, shape)) [[unlikely]]
     refuse_size(shape, dtype, !device.is_meta());
-  impl->dtype = dtype;
-  impl->device = device;
+  impl->meta.dtype = dtype;
+  impl->meta.device = device;
   impl->flags = device.is_meta() ? TensorImpl::kMeta : 0;
   if (!device.is_meta()) impl->storage = Storage::allocate(impl->numel * byte_size(dtype), category, device);
   return Tensor(std::move(impl));
@@ -146,7 +146,7 @@ Tensor Tensor::distributed(const Shape& shape, const Distributed* layout, const 
                   local.device());
   t.impl_->contiguous = is_dense;
   t.impl_->flags |= TensorImpl::kDistributed;
-  t.impl_->layout = layout;
+  t.impl_->meta.layout = layout;
   t.impl_->local = local.impl_;
   return t;
 }
@@ -229,18 +229,18 @@ template std::vector<bool> Tensor::to_vector() const;
 Tensor Tensor::detach() const { return impl_->grad_node ? alias() : *this; }
 
 Tensor Tensor::alias() const {
-  Tensor t = make(impl_->storage, impl_->shape, impl_->strides, impl_->offset, impl_->dtype, impl_->device);
+  Tensor t = make(impl_->storage, shape(), strides(), offset(), dtype(), device());
   t.impl_->flags = static_cast<std::uint8_t>(impl_->flags & ~TensorImpl::kRequiresGrad);
-  t.impl_->layout = impl_->layout;
+  t.impl_->meta.layout = layout();
   t.impl_->local = impl_->local;
   return t;
 }
 
-std::string describe(const Tensor& tensor) {
-  if (!tensor.defined()) return "undefined";
-  return fmt::format("{}{}{}", name(tensor.dtype()), to_string(tensor.shape()),
-                     tensor.is_distributed() ? tensor.layout()->describe()
-                     : tensor.is_meta()      ? "(meta)"
+std::string describe(const TensorMeta& meta) {
+  if (meta.absent) return "undefined";
+  return fmt::format("{}{}{}", name(meta.dtype), to_string(meta.shape),
+                     meta.layout             ? meta.layout->describe()
+                     : meta.device.is_meta() ? "(meta)"
                                              : "");
 }
 

@@ -26,19 +26,14 @@ class TensorImpl final : public RefCounted {
   enum Flag : std::uint8_t { kRequiresGrad = 1, kDistributed = 2, kMeta = 4 };
   static void destroy(TensorImpl* impl);
 
-  Shape shape;
-  Strides strides;
-  std::int64_t offset = 0;  // elements
+  TensorMeta meta;  // never absent, with strides
   std::int64_t numel = 0;
-  DType dtype = DType::f32;
-  Device device;
   std::uint8_t flags = 0;
   bool contiguous = true;
+  int output_index = 0;       // which output of grad_node
   Ref<Storage> storage;       // empty on meta and for distributed tensors
   Node* grad_node = nullptr;  // owned; who made this tensor, or a slot's leaf
-  int output_index = 0;       // which output of grad_node
-  const Distributed* layout = nullptr;
-  Ref<TensorImpl> local;  // this rank's part of a distributed tensor
+  Ref<TensorImpl> local;      // this rank's part of a distributed tensor
 
  private:
   template <class T>
@@ -70,21 +65,23 @@ class Tensor {
 
   // ---- metadata (global for distributed tensors) ----
   bool defined() const { return static_cast<bool>(impl_); }
-  const Shape& shape() const { return impl_->shape; }
-  std::int64_t size(int dim) const { return impl_->shape[normalize_dim(dim, ndim())]; }
-  int ndim() const { return impl_->shape.size(); }
+  /// All of it; kAbsent if undefined.
+  const TensorMeta& meta() const { return impl_ ? impl_->meta : kAbsent; }
+  const Shape& shape() const { return impl_->meta.shape; }
+  std::int64_t size(int dim) const { return impl_->meta.shape[normalize_dim(dim, ndim())]; }
+  int ndim() const { return impl_->meta.shape.size(); }
   std::int64_t numel() const { return impl_->numel; }
-  DType dtype() const { return impl_->dtype; }
-  Device device() const { return impl_->device; }
-  const Strides& strides() const { return impl_->strides; }
-  std::int64_t offset() const { return impl_->offset; }
+  DType dtype() const { return impl_->meta.dtype; }
+  Device device() const { return impl_->meta.device; }
+  const Strides& strides() const { return impl_->meta.strides; }
+  std::int64_t offset() const { return impl_->meta.offset; }
   bool is_contiguous() const { return impl_->contiguous; }
   bool requires_grad() const { return impl_->flags & TensorImpl::kRequiresGrad; }
   bool is_meta() const { return impl_->flags & TensorImpl::kMeta; }
   std::int64_t bytes() const { return numel() * byte_size(dtype()); }
 
   bool is_distributed() const { return impl_->flags & TensorImpl::kDistributed; }
-  const Distributed* layout() const { return impl_->layout; }
+  const Distributed* layout() const { return impl_->meta.layout; }
   /// This rank's part; the tensor itself when it is plain.
   Tensor local() const { return is_distributed() ? Tensor(impl_->local) : *this; }
 
@@ -93,12 +90,12 @@ class Tensor {
   /// To read: waits for a queue that writes the bytes. (Kernels may write what the dispatcher has asked for to write.)
   void* raw() const {
     if (!impl_->storage) [[unlikely]] refuse_bytes();
-    return impl_->storage->read() + impl_->offset * byte_size(impl_->dtype);
+    return impl_->storage->read() + impl_->meta.offset * byte_size(impl_->meta.dtype);
   }
   /// To write: waits for all queues that use the bytes.
   void* raw_to_write() const {
     if (!impl_->storage) [[unlikely]] refuse_bytes();
-    return impl_->storage->write() + impl_->offset * byte_size(impl_->dtype);
+    return impl_->storage->write() + impl_->meta.offset * byte_size(impl_->meta.dtype);
   }
   template <class T>
   const T* data() const {
@@ -143,18 +140,27 @@ class Tensor {
   Ref<TensorImpl> impl_;
 };
 
-/// "f32[2,3]", with placements for a distributed tensor: "f32[14336,4096]{0: tp,dp}".
-std::string describe(const Tensor& tensor);
+/// "f32[2,3]", with placements for a distributed tensor: "f32[14336,4096]{0: tp,dp}"; "undefined" if it is absent.
+std::string describe(const TensorMeta& meta);
+inline std::string describe(const Tensor& tensor) { return describe(tensor.meta()); }
 /// Values like PyTorch's print: rows in brackets, at most 6 leading and trailing entries per dim.
 std::string to_string(const Tensor& tensor);
 
 }  // namespace sherd
 
-/// A tensor as an argument of check() and fail(), as describe() has it: text is made only when there is an error.
+/// Tensors and metadata as arguments of check() and fail(), as describe() has them: text is made only when there is an
+/// error.
 template <>
-struct fmt::formatter<sherd::Tensor> : fmt::formatter<std::string> {
+struct fmt::formatter<sherd::TensorMeta> : fmt::formatter<std::string> {
+  template <class Context>
+  auto format(const sherd::TensorMeta& meta, Context& context) const {
+    return fmt::formatter<std::string>::format(sherd::describe(meta), context);
+  }
+};
+template <>
+struct fmt::formatter<sherd::Tensor> : fmt::formatter<sherd::TensorMeta> {
   template <class Context>
   auto format(const sherd::Tensor& tensor, Context& context) const {
-    return fmt::formatter<std::string>::format(sherd::describe(tensor), context);
+    return fmt::formatter<sherd::TensorMeta>::format(tensor.meta(), context);
   }
 };
