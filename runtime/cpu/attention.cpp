@@ -9,13 +9,13 @@ namespace sherd::cpu {
 
 std::int64_t attention_scratch(const InferCall& call) {
   std::int64_t bytes = 0;
-  for (const Tensor& t : call.in) bytes += heads_scratch_bytes(t);
+  for (const TensorMeta& t : call.in) bytes += heads_scratch_bytes(t);
   return bytes;
 }
 
 std::int64_t attention_backward_scratch(const InferCall& call) {
   std::int64_t bytes = dense_scratch_bytes(call.in[5]);
-  for (const Tensor& t : call.in.first(5)) bytes += heads_scratch_bytes(t);
+  for (std::size_t i = 0; i < 5; ++i) bytes += heads_scratch_bytes(call.in[i]);
   return bytes;
 }
 

@@ -5,7 +5,7 @@
 
 namespace sherd::cpu {
 
-std::int64_t dense_scratch_bytes(const Tensor& t) {
+std::int64_t dense_scratch_bytes(const TensorMeta& t) {
   return !t.defined() || t.is_contiguous() ? 0 : ScratchCursor::rounded(t.bytes());
 }
 
@@ -18,7 +18,7 @@ const void* ScratchCursor::dense_raw(const Tensor& t) {
 
 std::int64_t dense_scratch(const InferCall& call) {
   std::int64_t bytes = 0;
-  for (const Tensor& t : call.in) bytes += dense_scratch_bytes(t);
+  for (const TensorMeta& t : call.in) bytes += dense_scratch_bytes(t);
   return bytes;
 }
 

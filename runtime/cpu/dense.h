@@ -5,8 +5,8 @@
 
 namespace sherd::cpu {
 
-/// Bytes of scratch that making `t` dense takes: 0 if it is dense (or undefined).
-std::int64_t dense_scratch_bytes(const Tensor& t);
+/// Bytes of scratch that making `t` dense takes: 0 if it is dense or absent.
+std::int64_t dense_scratch_bytes(const TensorMeta& t);
 
 /// Hands out parts of the call's scratch, each aligned to 64 bytes.
 class ScratchCursor {

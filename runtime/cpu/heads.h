@@ -6,14 +6,14 @@
 
 namespace sherd::cpu {
 
-inline bool has_dense_rows(const Tensor& t) { return t.size(3) <= 1 || t.strides()[3] == 1; }
+inline bool has_dense_rows(const TensorMeta& t) { return t.size(3) <= 1 || t.step(3) == 1; }
 /// Scratch that Heads wants for `t`.
-inline std::int64_t heads_scratch_bytes(const Tensor& t) { return has_dense_rows(t) ? 0 : dense_scratch_bytes(t); }
+inline std::int64_t heads_scratch_bytes(const TensorMeta& t) { return has_dense_rows(t) ? 0 : dense_scratch_bytes(t); }
 
 template <class T>
 struct Heads {
   Heads(const Tensor& t, ScratchCursor& scratch) {
-    const bool as_is = has_dense_rows(t);
+    const bool as_is = has_dense_rows(t.meta());
     const Strides strides = as_is ? t.strides() : contiguous_strides(t.shape());
     data = as_is ? t.data<T>() : scratch.dense<T>(t);
     batch = strides[0];

@@ -206,17 +206,17 @@ std::int64_t losses_bytes(DType t, std::int64_t rows) {
 }  // namespace
 
 std::int64_t cross_entropy_scratch(const InferCall& call) {
-  return dense_scratch(call) + losses_bytes(call.in[0].dtype(), call.in[1].numel());
+  return dense_scratch(call) + losses_bytes(call.in[0].dtype, call.in[1].numel());
 }
 
 std::int64_t linear_cross_entropy_parts_scratch(const InferCall& call) {
-  const std::int64_t rows = call.in[2].numel(), v = call.in[1].shape()[0];
+  const std::int64_t rows = call.in[2].numel(), v = call.in[1].shape[0];
   return dense_scratch(call) +
-         ScratchCursor::rounded(std::min(loss_chunk_rows(v), rows) * v * byte_size(call.in[0].dtype()));
+         ScratchCursor::rounded(std::min(loss_chunk_rows(v), rows) * v * byte_size(call.in[0].dtype));
 }
 
 std::int64_t linear_cross_entropy_scratch(const InferCall& call) {
-  return linear_cross_entropy_parts_scratch(call) + losses_bytes(call.in[0].dtype(), call.in[2].numel());
+  return linear_cross_entropy_parts_scratch(call) + losses_bytes(call.in[0].dtype, call.in[2].numel());
 }
 
 void register_loss(OpTable& table) {

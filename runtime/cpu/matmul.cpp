@@ -12,7 +12,7 @@ namespace sherd::cpu {
 namespace {
 
 const std::byte* prepare(const Tensor& t, ScratchCursor& scratch) {
-  return matrix_layout(t).usable ? t.data<std::byte>() : scratch.dense<std::byte>(t);
+  return matrix_layout(t.meta()).usable ? t.data<std::byte>() : scratch.dense<std::byte>(t);
 }
 
 void matmul_kernel(const KernelCall& c) {
@@ -23,7 +23,7 @@ void matmul_kernel(const KernelCall& c) {
     return;
   }
   const Shape batch(std::span(out.shape().begin(), out.shape().end() - 2));
-  const BatchedMatrix a = batched_matrix(c.in[0], batch), b = batched_matrix(c.in[1], batch);
+  const BatchedMatrix a = batched_matrix(c.in[0].meta(), batch), b = batched_matrix(c.in[1].meta(), batch);
   const ProductCalls calls(batch, a, b, out.size(-2), out.size(-1));
   const Gemm g{.dtype = out.dtype(),
                .result = out.dtype(),
@@ -55,14 +55,14 @@ struct Rows {
   MatrixLayout layout;
 };
 Rows prepare_rows(const Tensor& t, ScratchCursor& scratch) {
-  const MatrixLayout layout = rows_layout(t);
+  const MatrixLayout layout = rows_layout(t.meta());
   if (layout.usable) return {t.raw(), layout};
-  return {scratch.dense_raw(t), dense_layout(t)};
+  return {scratch.dense_raw(t), dense_layout(t.meta())};
 }
 Rows prepare_matrix(const Tensor& t, ScratchCursor& scratch) {
-  const MatrixLayout layout = matrix_layout(t);
+  const MatrixLayout layout = matrix_layout(t.meta());
   if (layout.usable) return {t.raw(), layout};
-  return {scratch.dense_raw(t), dense_layout(t)};
+  return {scratch.dense_raw(t), dense_layout(t.meta())};
 }
 
 void linear_kernel(const KernelCall& c) {
@@ -105,13 +105,13 @@ void linear_weight_grad_kernel(const KernelCall& c) {
   gemm(g, a.data, b.data, out.raw());
 }
 
-std::int64_t scratch_unless(bool usable, const Tensor& t) { return usable ? 0 : dense_scratch_bytes(t); }
+std::int64_t scratch_unless(bool usable, const TensorMeta& t) { return usable ? 0 : dense_scratch_bytes(t); }
 
 }  // namespace
 
 std::int64_t matmul_scratch(const InferCall& call) {
   std::int64_t bytes = 0;
-  for (const Tensor& t : call.in) bytes += scratch_unless(matrix_layout(t).usable, t);
+  for (const TensorMeta& t : call.in) bytes += scratch_unless(matrix_layout(t).usable, t);
   return bytes;
 }
 
@@ -122,7 +122,7 @@ std::int64_t linear_scratch(const InferCall& call) {
 
 std::int64_t linear_weight_grad_scratch(const InferCall& call) {
   std::int64_t bytes = 0;
-  for (const Tensor& t : call.in) bytes += scratch_unless(rows_layout(t).usable, t);
+  for (const TensorMeta& t : call.in) bytes += scratch_unless(rows_layout(t).usable, t);
   return bytes;
 }
 

@@ -200,8 +200,8 @@ void backward_kernel(const KernelCall& c) {
 std::int64_t accumulator_bytes(DType t) { return t == DType::f64 ? 8 : 4; }
 
 // The affine parameters of 16-bit inputs are converted once per call.
-std::int64_t affine_bytes(const Tensor& x, std::int64_t count) {
-  return byte_size(x.dtype()) > 2 ? 0 : count * ScratchCursor::rounded(x.shape().back() * 4);
+std::int64_t affine_bytes(const TensorMeta& x, std::int64_t count) {
+  return byte_size(x.dtype) > 2 ? 0 : count * ScratchCursor::rounded(x.shape.back() * 4);
 }
 
 }  // namespace
@@ -209,11 +209,10 @@ std::int64_t affine_bytes(const Tensor& x, std::int64_t count) {
 std::int64_t norm_scratch(const InferCall& call) { return dense_scratch(call) + affine_bytes(call.in[0], 2); }
 
 std::int64_t norm_backward_scratch(const InferCall& call) {
-  const Tensor& x = call.in[1];
-  const std::int64_t d = x.shape().back(), rows = d == 0 ? 0 : x.numel() / d;
+  const TensorMeta& x = call.in[1];
+  const std::int64_t d = x.shape.back(), rows = d == 0 ? 0 : x.numel() / d;
   const std::int64_t blocks = num_chunks(rows, rows_per_block(rows));
-  return dense_scratch(call) + affine_bytes(x, 1) +
-         ScratchCursor::rounded(blocks * 2 * d * accumulator_bytes(x.dtype()));
+  return dense_scratch(call) + affine_bytes(x, 1) + ScratchCursor::rounded(blocks * 2 * d * accumulator_bytes(x.dtype));
 }
 
 void register_norm(OpTable& table) {

@@ -52,14 +52,14 @@ std::uint64_t sum_to_mask(const Shape& from, const Shape& to) {
 }
 
 std::int64_t reduce_scratch(const InferCall& call) {
-  const Tensor& x = call.in[0];
-  return plan_reduction(x.shape(), x.strides(), call.attrs.as<ReduceAttrs>().dims).partial_bytes();
+  const TensorMeta& x = call.in[0];
+  return plan_reduction(x.shape, x.steps(), call.attrs.as<ReduceAttrs>().dims).partial_bytes();
 }
 
 std::int64_t sum_to_scratch(const InferCall& call) {
-  const Tensor& x = call.in[0];
-  const std::uint64_t mask = sum_to_mask(x.shape(), call.attrs.as<SumToAttrs>().shape);
-  return plan_reduction(x.shape(), x.strides(), mask).partial_bytes();
+  const TensorMeta& x = call.in[0];
+  const std::uint64_t mask = sum_to_mask(x.shape, call.attrs.as<SumToAttrs>().shape);
+  return plan_reduction(x.shape, x.steps(), mask).partial_bytes();
 }
 
 }  // namespace sherd::cpu

@@ -109,8 +109,8 @@ void rope_kernel(const KernelCall& c) {
 }  // namespace
 
 std::int64_t rope_scratch(const InferCall& call) {
-  const Tensor& x = call.in[0];
-  const std::int64_t size = x.dtype() == DType::f64 ? 8 : 4;
+  const TensorMeta& x = call.in[0];
+  const std::int64_t size = x.dtype == DType::f64 ? 8 : 4;
   return heads_scratch_bytes(x) + ScratchCursor::rounded(x.size(2) * x.size(3) * size) +
          ScratchCursor::rounded(5 * x.size(3) / 2 * 8);
 }

@@ -160,8 +160,8 @@ void var(const KernelCall& call) {
 }  // namespace
 
 std::int64_t var_scratch(const InferCall& call) {
-  const Tensor& x = call.in[0];
-  return 2 * plan_reduction(x.shape(), x.strides(), call.attrs.as<VarAttrs>().dims).partial_bytes();
+  const TensorMeta& x = call.in[0];
+  return 2 * plan_reduction(x.shape, x.steps(), call.attrs.as<VarAttrs>().dims).partial_bytes();
 }
 
 void register_var(OpTable& table) { table.kernel("var", Device::Kind::cpu, var, var_scratch); }

@@ -12,13 +12,13 @@ namespace sherd {
 
 namespace {
 
-void check_attention_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
+void check_attention_inputs(const TensorMeta& q, const TensorMeta& k, const TensorMeta& v) {
   check(q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4, "q, k and v are [B, H, T, K], got {}, {} and {}",
-        to_string(q.shape()), to_string(k.shape()), to_string(v.shape()));
-  check(q.dtype() == k.dtype() && k.dtype() == v.dtype(), "dtypes of q, k and v differ: {}, {} and {}; cast them",
-        name(q.dtype()), name(k.dtype()), name(v.dtype()));
-  check(is_floating(q.dtype()), "q, k and v are floating-point, got {}", name(q.dtype()));
-  check(k.shape() == v.shape(), "k and v have one shape, got {} and {}", to_string(k.shape()), to_string(v.shape()));
+        to_string(q.shape), to_string(k.shape), to_string(v.shape));
+  check(q.dtype == k.dtype && k.dtype == v.dtype, "dtypes of q, k and v differ: {}, {} and {}; cast them",
+        name(q.dtype), name(k.dtype), name(v.dtype));
+  check(is_floating(q.dtype), "q, k and v are floating-point, got {}", name(q.dtype));
+  check(k.shape == v.shape, "k and v have one shape, got {} and {}", to_string(k.shape), to_string(v.shape));
   check(q.size(0) == k.size(0), "batch sizes of q and k differ: {} and {}", q.size(0), k.size(0));
   check(q.size(3) == k.size(3), "q has {} elements per head, k has {}", q.size(3), k.size(3));
   check(k.size(1) > 0 ? q.size(1) % k.size(1) == 0 : q.size(1) == 0, "{} query heads are no multiple of {} key heads",
@@ -29,16 +29,16 @@ void check_attention_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
 // of [B, T, H, K] too, so that heads are merged and split without a copy, forward and backward. Ranks decide alike that
 // hold other numbers of heads: strides count also along dims of one element, and of two equal ones the longer dim's is
 // the outer.
-TensorMeta lies_like(const Tensor& x) {
+TensorMeta lies_like(const TensorMeta& x) {
   TensorMeta meta;
-  meta.shape = x.shape();
-  meta.dtype = x.dtype();
-  if (x.strides() == contiguous_strides(x.shape())) return meta;
+  meta.shape = x.shape;
+  meta.dtype = x.dtype;
+  const Strides dense = contiguous_strides(x.shape);
+  if (x.strides.empty() || x.strides == dense) return meta;
   std::array<int, 3> order{0, 1, 2};  // outermost first
-  std::ranges::stable_sort(order, [&x](int a, int b) {
-    return std::pair(x.strides()[a], x.size(a)) > std::pair(x.strides()[b], x.size(b));
-  });
-  meta.strides = contiguous_strides(x.shape());
+  std::ranges::stable_sort(
+      order, [&x](int a, int b) { return std::pair(x.strides[a], x.size(a)) > std::pair(x.strides[b], x.size(b)); });
+  meta.strides = dense;
   std::int64_t stride = x.size(3);
   for (int i = 2; i >= 0; --i) {
     const int d = order[static_cast<std::size_t>(i)];
@@ -49,10 +49,10 @@ TensorMeta lies_like(const Tensor& x) {
 }
 
 Metas infer_attention(const InferCall& c) {
-  const Tensor& q = required(c, 0);
+  const TensorMeta& q = required(c, 0);
   check_attention_inputs(q, required(c, 1), required(c, 2));
   Metas metas{lies_like(q)};
-  metas.push_back({{q.size(0), q.size(1), q.size(2)}, q.dtype() == DType::f64 ? DType::f64 : DType::f32});
+  metas.push_back({{q.size(0), q.size(1), q.size(2)}, q.dtype == DType::f64 ? DType::f64 : DType::f32});
   return metas;
 }
 
@@ -64,13 +64,13 @@ void attention_vjp(VjpCall& c) {
 }
 
 Metas infer_attention_backward(const InferCall& c) {
-  const Tensor &grad = required(c, 0), &q = required(c, 1), &k = required(c, 2), &v = required(c, 3);
+  const TensorMeta &grad = required(c, 0), &q = required(c, 1), &k = required(c, 2), &v = required(c, 3);
   check_attention_inputs(q, k, v);
-  const Tensor &result = required(c, 4), &lse = required(c, 5);
-  for (const Tensor* like_q : {&grad, &result})
-    check(like_q->shape() == q.shape() && like_q->dtype() == q.dtype(),
-          "the gradient and the result lie like q, {}: got {}", q, *like_q);
-  check(lse.shape() == Shape{q.size(0), q.size(1), q.size(2)}, "log-sum-exp is [B, H, Tq] of q, {}: got {}", q, lse);
+  const TensorMeta &result = required(c, 4), &lse = required(c, 5);
+  for (const TensorMeta* like_q : {&grad, &result})
+    check(like_q->shape == q.shape && like_q->dtype == q.dtype, "the gradient and the result lie like q, {}: got {}", q,
+          *like_q);
+  check(lse.shape == Shape{q.size(0), q.size(1), q.size(2)}, "log-sum-exp is [B, H, Tq] of q, {}: got {}", q, lse);
   Metas metas{lies_like(q)};
   metas.push_back(lies_like(k));
   metas.push_back(lies_like(v));
@@ -78,10 +78,10 @@ Metas infer_attention_backward(const InferCall& c) {
 }
 
 Metas infer_rope(const InferCall& c) {
-  const Tensor& x = required(c, 0);
+  const TensorMeta& x = required(c, 0);
   const auto& a = c.attrs.as<RopeAttrs>();
-  check(is_floating(x.dtype()), "x is floating-point, got {}", name(x.dtype()));
-  check(x.ndim() == 4, "x is [B, H, T, K], got {}", to_string(x.shape()));
+  check(is_floating(x.dtype), "x is floating-point, got {}", name(x.dtype));
+  check(x.ndim() == 4, "x is [B, H, T, K], got {}", to_string(x.shape));
   check(x.size(3) % 2 == 0, "elements turn in pairs: K is even, got {}", x.size(3));
   check(a.theta > 0 && a.first_position >= 0, "theta is positive and first_position not negative, got {} and {}",
         a.theta, a.first_position);

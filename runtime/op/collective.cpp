@@ -13,6 +13,7 @@
 // (If every rank computes the same loss from y, count it once: divide it by the size of the group.)
 #include "runtime/comm/group/chunks.h"
 #include "runtime/exec/backend.h"
+#include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/vjp_call.h"
 
@@ -28,7 +29,7 @@ const CollectiveAttrs& attrs_of(const InferCall& call) {
 
 /// The dim's size in x; Error if there is none.
 std::int64_t size_along(const InferCall& call, int dim) {
-  const Tensor& x = call.in[0];
+  const TensorMeta& x = required(call, 0);
   check(dim >= 0 && dim < x.ndim(), "{} along dim {} of {}, which has {} dims", call.op.name, dim, x, x.ndim());
   return x.size(dim);
 }
@@ -53,7 +54,7 @@ Shape with_size(Shape shape, int dim, std::int64_t size) {
 
 Metas infer_same(const InferCall& call) {
   attrs_of(call);
-  return {{.shape = call.in[0].shape(), .dtype = call.in[0].dtype()}};
+  return infer_like_first(call);
 }
 
 Metas infer_broadcast(const InferCall& call) {
@@ -64,25 +65,25 @@ Metas infer_broadcast(const InferCall& call) {
 
 Metas infer_all_gather(const InferCall& call) {
   const auto& a = attrs_of(call);
-  const Tensor& x = call.in[0];
+  const TensorMeta& x = required(call, 0);
   check_part(call, *a.group, a.dim, a.rows);
-  return {{.shape = with_size(x.shape(), a.dim, a.rows), .dtype = x.dtype()}};
+  return {{.shape = with_size(x.shape, a.dim, a.rows), .dtype = x.dtype}};
 }
 
 Metas infer_reduce_scatter(const InferCall& call) {
   const auto& a = attrs_of(call);
-  const Tensor& x = call.in[0];
-  return {{.shape = with_size(x.shape(), a.dim, own_chunk(size_along(call, a.dim), *a.group)), .dtype = x.dtype()}};
+  const TensorMeta& x = required(call, 0);
+  return {{.shape = with_size(x.shape, a.dim, own_chunk(size_along(call, a.dim), *a.group)), .dtype = x.dtype}};
 }
 
 Metas infer_all_to_all(const InferCall& call) {
   const auto& a = attrs_of(call);
-  const Tensor& x = call.in[0];
+  const TensorMeta& x = required(call, 0);
   check_part(call, *a.group, a.dim, a.rows);
   const std::int64_t split = size_along(call, a.split_dim);
   check(a.dim != a.split_dim, "all_to_all joins and cuts dim {}; give two dims", a.dim);
-  const Shape joined = with_size(x.shape(), a.dim, a.rows);
-  return {{.shape = with_size(joined, a.split_dim, own_chunk(split, *a.group)), .dtype = x.dtype()}};
+  const Shape joined = with_size(x.shape, a.dim, a.rows);
+  return {{.shape = with_size(joined, a.split_dim, own_chunk(split, *a.group)), .dtype = x.dtype}};
 }
 
 // Only sums and averages have a derivative here: a maximum belongs to one rank, which no rank knows.

@@ -148,26 +148,26 @@ BoundDims bind_dims(const DimsSpec& spec, std::span<const Shape* const> inputs) 
   return bound;
 }
 
-BoundDims bind_dims(const DimsSpec& spec, std::span<const Tensor> inputs) {
+BoundDims bind_dims(const DimsSpec& spec, MetaList inputs) {
   std::vector<const Shape*> shapes;
-  for (const Tensor& t : inputs) shapes.push_back(t.defined() ? &t.shape() : nullptr);
+  for (const TensorMeta& t : inputs) shapes.push_back(t.defined() ? &t.shape : nullptr);
   return bind_dims(spec, shapes);
 }
 
-OpCost op_cost(const Op& op, std::span<const Tensor> in, std::span<const TensorMeta> out) {
+OpCost op_cost(const Op& op, MetaList in, std::span<const TensorMeta> out) {
   OpCost cost;
   if (op.traits.view) return cost;
   std::int64_t largest = 0;
   int num_operands = 0;  // of the product, if it is one; indices are none
-  for (const Tensor& t : in) {
-    if (!t.defined()) continue;
-    num_operands += is_floating(t.dtype());
+  for (const TensorMeta& t : in) {
+    if (t.absent) continue;
+    num_operands += is_floating(t.dtype);
     cost.bytes += t.bytes();
     largest = std::max(largest, t.numel());
   }
   for (const TensorMeta& m : out) {
-    cost.bytes += numel(m.shape) * byte_size(m.dtype);
-    largest = std::max(largest, numel(m.shape));
+    cost.bytes += m.bytes();
+    largest = std::max(largest, m.numel());
   }
   cost.flops = static_cast<double>(largest);
   if (!op.traits.linear || num_operands < 2 || op.dims.empty()) return cost;

@@ -54,8 +54,8 @@ struct BoundDims {
 /// if a letter gets two sizes, a term does not fit its shape, or every input that names a letter is absent. Dims of
 /// created factors are -1 in the outputs.
 BoundDims bind_dims(const DimsSpec& spec, std::span<const Shape* const> inputs);
-/// The same for the inputs of a call; undefined tensors are absent.
-BoundDims bind_dims(const DimsSpec& spec, std::span<const Tensor> inputs);
+/// The same for the inputs of a call.
+BoundDims bind_dims(const DimsSpec& spec, MetaList inputs);
 
 struct OpCost {
   double flops = 0;
@@ -65,6 +65,6 @@ struct OpCost {
 /// Work of one call, from metadata only. Contractions (a row linear in each of two or more floating inputs, whose dims
 /// say so): two operations per point of the iteration space. Views: nothing. Others: one operation per element of the
 /// largest operand, a lower bound.
-OpCost op_cost(const Op& op, std::span<const Tensor> in, std::span<const TensorMeta> out);
+OpCost op_cost(const Op& op, MetaList in, std::span<const TensorMeta> out);
 
 }  // namespace sherd

@@ -15,56 +15,54 @@ namespace {
 
 // ---- infer ----
 
-void check_index(const Op& op, const Shape& shape, int dim, const Tensor& index) {
-  check(index.dtype() == DType::i64 || index.dtype() == DType::i32, "{} needs i32 or i64 indices, got {}", op.name,
-        index);
+void check_index(const Op& op, const Shape& shape, int dim, const TensorMeta& index) {
+  check(index.dtype == DType::i64 || index.dtype == DType::i32, "{} needs i32 or i64 indices, got {}", op.name, index);
   check(dim >= 0 && dim < shape.size(), "{}: dim {} of a tensor {}", op.name, dim, shape);
   bool fits = index.ndim() == shape.size();
-  for (int d = 0; fits && d < shape.size(); ++d) fits = d == dim || index.shape()[d] <= shape[d];
+  for (int d = 0; fits && d < shape.size(); ++d) fits = d == dim || index.shape[d] <= shape[d];
   check(fits, "{} along dim {}: the index {} has other dims than {}, or exceeds it along another dim", op.name, dim,
         index, shape);
 }
 
 Metas infer_gather(const InferCall& call) {
-  const Tensor &x = required(call, 0), &index = required(call, 1);
-  check_index(call.op, x.shape(), call.attrs.as<DimAttrs>().dim, index);
-  return one_output(index.shape(), x.dtype());
+  const TensorMeta &x = required(call, 0), &index = required(call, 1);
+  check_index(call.op, x.shape, call.attrs.as<DimAttrs>().dim, index);
+  return one_output(index.shape, x.dtype);
 }
 
 Metas infer_gather_backward(const InferCall& call) {
-  const Tensor &grad = required(call, 0), &index = required(call, 1);
+  const TensorMeta &grad = required(call, 0), &index = required(call, 1);
   const auto& attrs = call.attrs.as<GatherBackwardAttrs>();
   check_index(call.op, attrs.shape, attrs.dim, index);
-  check(grad.shape() == index.shape(), "{}: a gradient {} for an index {}", call.op.name, grad, index);
-  return one_output(attrs.shape, grad.dtype());
+  check(grad.shape == index.shape, "{}: a gradient {} for an index {}", call.op.name, grad, index);
+  return one_output(attrs.shape, grad.dtype);
 }
 
 Metas infer_scatter(const InferCall& call) {
-  const Tensor &x = required(call, 0), &index = required(call, 1), &source = required(call, 2);
-  check_index(call.op, x.shape(), call.attrs.as<DimAttrs>().dim, index);
-  check(source.shape() == index.shape(), "{}: the source {} and the index {} differ in shape", call.op.name, source,
-        index);
-  check(source.dtype() == x.dtype(), "{} of {} into {}: dtypes differ; cast one of them", call.op.name, source, x);
-  return one_output(x.shape(), x.dtype());
+  const TensorMeta &x = required(call, 0), &index = required(call, 1), &source = required(call, 2);
+  check_index(call.op, x.shape, call.attrs.as<DimAttrs>().dim, index);
+  check(source.shape == index.shape, "{}: the source {} and the index {} differ in shape", call.op.name, source, index);
+  check(source.dtype == x.dtype, "{} of {} into {}: dtypes differ; cast one of them", call.op.name, source, x);
+  return one_output(x.shape, x.dtype);
 }
 
 Metas infer_scatter_backward(const InferCall& call) {
-  const Tensor &grad = required(call, 0), &index = required(call, 1);
-  check_index(call.op, grad.shape(), call.attrs.as<DimAttrs>().dim, index);
-  Metas metas = one_output(grad.shape(), grad.dtype());
-  metas.push_back({index.shape(), grad.dtype()});
+  const TensorMeta &grad = required(call, 0), &index = required(call, 1);
+  check_index(call.op, grad.shape, call.attrs.as<DimAttrs>().dim, index);
+  Metas metas = one_output(grad.shape, grad.dtype);
+  metas.push_back({index.shape, grad.dtype});
   return metas;
 }
 
 Metas infer_topk(const InferCall& call) {
-  const Tensor& x = required(call, 0);
+  const TensorMeta& x = required(call, 0);
   const auto& attrs = call.attrs.as<TopKAttrs>();
   check(attrs.dim >= 0 && attrs.dim < x.ndim(), "topk: dim {} of {}", attrs.dim, x);
-  check(attrs.k >= 0 && attrs.k <= x.shape()[attrs.dim], "topk: the {} largest of {} elements along dim {} of {}",
-        attrs.k, x.shape()[attrs.dim], attrs.dim, x);
-  Shape shape = x.shape();
+  check(attrs.k >= 0 && attrs.k <= x.shape[attrs.dim], "topk: the {} largest of {} elements along dim {} of {}",
+        attrs.k, x.shape[attrs.dim], attrs.dim, x);
+  Shape shape = x.shape;
   shape[attrs.dim] = attrs.k;
-  Metas metas = one_output(shape, x.dtype());
+  Metas metas = one_output(shape, x.dtype);
   metas.push_back({shape, DType::i64});
   return metas;
 }

@@ -8,86 +8,85 @@ namespace sherd {
 
 namespace {
 
-void check_index(const Op& op, const Tensor& index) {
-  check(index.dtype() == DType::i64 || index.dtype() == DType::i32, "{} needs i32 or i64 indices, got {}", op.name,
-        index);
+void check_index(const Op& op, const TensorMeta& index) {
+  check(index.dtype == DType::i64 || index.dtype == DType::i32, "{} needs i32 or i64 indices, got {}", op.name, index);
 }
 
 // ---- infer ----
 
 Metas infer_cat(const InferCall& call) {
   check(!call.in.empty(), "cat of no tensors");
-  const Tensor& first = required(call, 0);
+  const TensorMeta& first = required(call, 0);
   const int dim = call.attrs.as<DimAttrs>().dim;
   check(first.ndim() > 0, "cat of 0-d tensors; use stack()");
-  Shape shape = first.shape();
+  Shape shape = first.shape;
   for (std::size_t i = 1; i < call.in.size(); ++i) {
-    const Tensor& t = required(call, i);
-    check(t.dtype() == first.dtype(), "cat of {} and {}: dtypes differ", first, t);
+    const TensorMeta& t = required(call, i);
+    check(t.dtype == first.dtype, "cat of {} and {}: dtypes differ", first, t);
     bool fits = t.ndim() == first.ndim();
-    for (int d = 0; fits && d < t.ndim(); ++d) fits = d == dim || t.shape()[d] == shape[d];
+    for (int d = 0; fits && d < t.ndim(); ++d) fits = d == dim || t.shape[d] == shape[d];
     check(fits, "cat of {} and {} along dim {}: only that dim may differ", first, t, dim);
-    shape[dim] += t.shape()[dim];
+    shape[dim] += t.shape[dim];
   }
-  return one_output(shape, first.dtype());
+  return one_output(shape, first.dtype);
 }
 
 Metas infer_pad_to(const InferCall& call) {
-  const Tensor& x = required(call, 0);
+  const TensorMeta& x = required(call, 0);
   const auto& attrs = call.attrs.as<PadToAttrs>();
-  check(attrs.dim >= 0 && attrs.dim < x.ndim() && attrs.start >= 0 && attrs.start + x.shape()[attrs.dim] <= attrs.size,
+  check(attrs.dim >= 0 && attrs.dim < x.ndim() && attrs.start >= 0 && attrs.start + x.shape[attrs.dim] <= attrs.size,
         "pad_to: {} does not lie in a dim {} of {} elements from {} on", x, attrs.dim, attrs.size, attrs.start);
-  Shape shape = x.shape();
+  Shape shape = x.shape;
   shape[attrs.dim] = attrs.size;
-  return one_output(shape, x.dtype());
+  return one_output(shape, x.dtype);
 }
 
 Metas infer_embedding(const InferCall& call) {
-  const Tensor& table = required(call, 0);
-  const Tensor& ids = required(call, 1);
+  const TensorMeta& table = required(call, 0);
+  const TensorMeta& ids = required(call, 1);
   check(table.ndim() == 2, "embedding needs a table [V, D], got {}", table);
-  check_part(call.attrs.as<EmbeddingAttrs>().part, table.shape()[0]);
+  check_part(call.attrs.as<EmbeddingAttrs>().part, table.shape[0]);
   check_index(call.op, ids);
-  Shape shape = ids.shape();
-  shape.push_back(table.shape()[1]);
-  return one_output(shape, table.dtype());
+  Shape shape = ids.shape;
+  shape.push_back(table.shape[1]);
+  return one_output(shape, table.dtype);
 }
 
 Metas infer_embedding_backward(const InferCall& call) {
-  const Tensor& grad = required(call, 0);
-  const Tensor& ids = required(call, 1);
+  const TensorMeta& grad = required(call, 0);
+  const TensorMeta& ids = required(call, 1);
   check_index(call.op, ids);
   bool fits = grad.ndim() == ids.ndim() + 1;
-  for (int d = 0; fits && d < ids.ndim(); ++d) fits = grad.shape()[d] == ids.shape()[d];
+  for (int d = 0; fits && d < ids.ndim(); ++d) fits = grad.shape[d] == ids.shape[d];
   check(fits, "embedding_backward: grad {} is not ids {} with one more dim", grad, ids);
   const auto& attrs = call.attrs.as<EmbeddingAttrs>();
   check(attrs.rows >= 0, "embedding_backward: a table has no {} rows", attrs.rows);
   check_part(attrs.part, attrs.rows);
-  return one_output({attrs.rows, grad.shape().back()}, grad.dtype());
+  return one_output({attrs.rows, grad.shape.back()}, grad.dtype);
 }
 
 Metas infer_index_select(const InferCall& call) {
-  const Tensor& x = required(call, 0);
-  const Tensor& index = required(call, 1);
+  const TensorMeta& x = required(call, 0);
+  const TensorMeta& index = required(call, 1);
   const int dim = call.attrs.as<DimAttrs>().dim;
   check_index(call.op, index);
   check(index.ndim() == 1, "index_select needs a 1-d index, got {}", index);
   check(dim >= 0 && dim < x.ndim(), "index_select: dim {} of {}", dim, x);
-  Shape shape = x.shape();
-  shape[dim] = index.shape()[0];
-  return one_output(shape, x.dtype());
+  Shape shape = x.shape;
+  shape[dim] = index.shape[0];
+  return one_output(shape, x.dtype);
 }
 
 Metas infer_index_select_backward(const InferCall& call) {
-  const Tensor& grad = required(call, 0);
-  const Tensor& index = required(call, 1);
+  const TensorMeta& grad = required(call, 0);
+  const TensorMeta& index = required(call, 1);
   const auto& attrs = call.attrs.as<PadToAttrs>();
   check_index(call.op, index);
-  check(index.ndim() == 1 && attrs.dim >= 0 && attrs.dim < grad.ndim() && grad.shape()[attrs.dim] == index.shape()[0],
+  check(index.ndim() == 1 && attrs.dim >= 0 && attrs.dim < grad.ndim() && grad.shape[attrs.dim] == index.shape[0],
         "index_select_backward: grad {} does not have one entry per index {} along dim {}", grad, index, attrs.dim);
-  Shape shape = grad.shape();
+  Shape shape = grad.shape;
   shape[attrs.dim] = attrs.size;
-  return one_output(shape, grad.dtype());
+  return one_output(shape, grad.dtype);
 }
 
 // Positions sorted by row: a count per row, then the positions.

@@ -5,9 +5,10 @@
 namespace sherd {
 
 /// Input i of the call; throws Error if it is undefined.
-inline const Tensor& required(const InferCall& call, std::size_t i) {
-  check(i < call.in.size() && call.in[i].defined(), "input {} of {} is undefined", i, call.op.name);
-  return call.in[i];
+inline const TensorMeta& required(const InferCall& call, std::size_t i) {
+  const TensorMeta& meta = call.in[i];
+  check(meta.defined(), "input {} of {} is undefined", i, call.op.name);
+  return meta;
 }
 
 inline Metas one_output(const Shape& shape, DType dtype) {
@@ -20,8 +21,8 @@ inline Metas one_output(const Shape& shape, DType dtype) {
 
 /// infer of rows whose result looks like input 0.
 inline Metas infer_like_first(const InferCall& call) {
-  const Tensor& x = required(call, 0);
-  return one_output(x.shape(), x.dtype());
+  const TensorMeta& x = required(call, 0);
+  return one_output(x.shape, x.dtype);
 }
 
 }  // namespace sherd

@@ -25,25 +25,25 @@ DType loss_dtype(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
 
 Shape without_last(const Shape& shape) { return Shape(std::span(shape.begin(), shape.end() - 1)); }
 
-void check_targets(const Tensor& x, const Tensor& targets) {
-  check(targets.dtype() == DType::i64 || targets.dtype() == DType::i32, "targets are i32 or i64, got {}",
-        name(targets.dtype()));
-  check(targets.shape() == without_last(x.shape()), "targets are {} for an input of {}, got {}",
-        without_last(x.shape()), x.shape(), targets.shape());
+void check_targets(const TensorMeta& x, const TensorMeta& targets) {
+  check(targets.dtype == DType::i64 || targets.dtype == DType::i32, "targets are i32 or i64, got {}",
+        name(targets.dtype));
+  check(targets.shape == without_last(x.shape), "targets are {} for an input of {}, got {}", without_last(x.shape),
+        x.shape, targets.shape);
 }
 
 // Loss, log-sum-exp per row, count.
-Metas loss_metas(const Tensor& targets, DType dtype) {
+Metas loss_metas(const TensorMeta& targets, DType dtype) {
   Metas metas = one_output({}, loss_dtype(dtype));
-  metas.push_back({targets.shape(), loss_dtype(dtype)});
+  metas.push_back({targets.shape, loss_dtype(dtype)});
   metas.push_back({{}, loss_dtype(dtype)});
   return metas;
 }
 
 // Largest logit, sum of exponentials, target's logit.
-Metas part_metas(const Tensor& targets, DType dtype) {
+Metas part_metas(const TensorMeta& targets, DType dtype) {
   Metas metas;
-  for (int i = 0; i < 3; ++i) metas.push_back({targets.shape(), loss_dtype(dtype)});
+  for (int i = 0; i < 3; ++i) metas.push_back({targets.shape, loss_dtype(dtype)});
   return metas;
 }
 
@@ -53,8 +53,8 @@ void check_whole(const InferCall& c) {
 }
 
 void check_logits(const InferCall& c) {
-  const Tensor &logits = required(c, 0), &targets = required(c, 1);
-  check(is_floating(logits.dtype()), "logits are floating-point, got {}", name(logits.dtype()));
+  const TensorMeta &logits = required(c, 0), &targets = required(c, 1);
+  check(is_floating(logits.dtype), "logits are floating-point, got {}", name(logits.dtype));
   check(logits.ndim() >= 1, "logits are [..., V], got a 0-d tensor");
   check_targets(logits, targets);
 }
@@ -62,13 +62,13 @@ void check_logits(const InferCall& c) {
 Metas infer_cross_entropy(const InferCall& c) {
   check_logits(c);
   check_whole(c);
-  return loss_metas(c.in[1], c.in[0].dtype());
+  return loss_metas(c.in[1], c.in[0].dtype);
 }
 
 Metas infer_cross_entropy_parts(const InferCall& c) {
   check_logits(c);
-  check_part(c.attrs.as<CrossEntropyAttrs>().part, c.in[0].shape().back());
-  return part_metas(c.in[1], c.in[0].dtype());
+  check_part(c.attrs.as<CrossEntropyAttrs>().part, c.in[0].shape.back());
+  return part_metas(c.in[1], c.in[0].dtype);
 }
 
 void cross_entropy_vjp(VjpCall& c) {
@@ -77,33 +77,31 @@ void cross_entropy_vjp(VjpCall& c) {
 }
 
 Metas infer_cross_entropy_backward(const InferCall& c) {
-  const Tensor& logits = required(c, 1);
-  check_part(c.attrs.as<CrossEntropyAttrs>().part, logits.shape().back());
-  return one_output(logits.shape(), logits.dtype());
+  const TensorMeta& logits = required(c, 1);
+  check_part(c.attrs.as<CrossEntropyAttrs>().part, logits.shape.back());
+  return one_output(logits.shape, logits.dtype);
 }
 
 void check_factors(const InferCall& c) {
-  const Tensor &x = required(c, 0), &weight = required(c, 1), &targets = required(c, 2);
-  check(is_floating(x.dtype()), "x is floating-point, got {}", name(x.dtype()));
-  check(x.dtype() == weight.dtype(), "dtypes differ: {} and {}; cast one of them", name(x.dtype()),
-        name(weight.dtype()));
-  check(x.ndim() >= 2 && weight.ndim() == 2, "x is [..., K] and weight [V, K], got {} and {}", x.shape(),
-        weight.shape());
-  check(x.shape().back() == weight.shape()[1], "inner dimensions differ: {} and {} (weight is [V, K])",
-        x.shape().back(), weight.shape()[1]);
+  const TensorMeta &x = required(c, 0), &weight = required(c, 1), &targets = required(c, 2);
+  check(is_floating(x.dtype), "x is floating-point, got {}", name(x.dtype));
+  check(x.dtype == weight.dtype, "dtypes differ: {} and {}; cast one of them", name(x.dtype), name(weight.dtype));
+  check(x.ndim() >= 2 && weight.ndim() == 2, "x is [..., K] and weight [V, K], got {} and {}", x.shape, weight.shape);
+  check(x.shape.back() == weight.shape[1], "inner dimensions differ: {} and {} (weight is [V, K])", x.shape.back(),
+        weight.shape[1]);
   check_targets(x, targets);
 }
 
 Metas infer_linear_cross_entropy(const InferCall& c) {
   check_factors(c);
   check_whole(c);
-  return loss_metas(c.in[2], c.in[0].dtype());
+  return loss_metas(c.in[2], c.in[0].dtype);
 }
 
 Metas infer_linear_cross_entropy_parts(const InferCall& c) {
   check_factors(c);
-  check_part(c.attrs.as<CrossEntropyAttrs>().part, c.in[1].shape()[0]);
-  return part_metas(c.in[2], c.in[0].dtype());
+  check_part(c.attrs.as<CrossEntropyAttrs>().part, c.in[1].shape[0]);
+  return part_metas(c.in[2], c.in[0].dtype);
 }
 
 // Rows that ranks share out stay where they are; else the weight's terms go straight to where its gradient is kept.

@@ -11,10 +11,10 @@ namespace {
 
 Metas infer_loss_gradient(const InferCall& c) {
   const auto& a = c.attrs.as<LossGradientAttrs>();
-  const Tensor &x = required(c, 1), &weight = required(c, 2);
+  const TensorMeta &x = required(c, 1), &weight = required(c, 2);
   Metas metas;
-  if (a.of_x) metas.push_back({.shape = x.shape(), .dtype = x.dtype()});
-  if (a.of_weight) metas.push_back({.shape = weight.shape(), .dtype = weight.dtype()});
+  if (a.of_x) metas.push_back({.shape = x.shape, .dtype = x.dtype});
+  if (a.of_weight) metas.push_back({.shape = weight.shape, .dtype = weight.dtype});
   return metas;
 }
 

@@ -8,21 +8,21 @@ namespace sherd {
 
 namespace {
 
-void check_dtypes(const Tensor& a, const Tensor& b) {
-  check(a.dtype() == b.dtype(), "dtypes differ: {} and {}; cast one of them", name(a.dtype()), name(b.dtype()));
-  check(is_floating(a.dtype()), "a product needs floating-point inputs, got {}; cast them", name(a.dtype()));
+void check_dtypes(const TensorMeta& a, const TensorMeta& b) {
+  check(a.dtype == b.dtype, "dtypes differ: {} and {}; cast one of them", name(a.dtype), name(b.dtype));
+  check(is_floating(a.dtype), "a product needs floating-point inputs, got {}; cast them", name(a.dtype));
 }
 
 Metas infer_matmul(const InferCall& c) {
-  const Tensor &a = required(c, 0), &b = required(c, 1);
+  const TensorMeta &a = required(c, 0), &b = required(c, 1);
   check_dtypes(a, b);
-  check(a.ndim() >= 2 && b.ndim() >= 2, "operands have at least 2 dims, got {} and {}", a.shape(), b.shape());
+  check(a.ndim() >= 2 && b.ndim() >= 2, "operands have at least 2 dims, got {} and {}", a.shape, b.shape);
   check(a.size(-1) == b.size(-2), "inner dimensions differ: {} and {}", a.size(-1), b.size(-2));
-  const auto batch = [](const Tensor& t) { return Shape(std::span(t.shape().begin(), t.shape().end() - 2)); };
+  const auto batch = [](const TensorMeta& t) { return Shape(std::span(t.shape.begin(), t.shape.end() - 2)); };
   Shape shape = broadcast(batch(a), batch(b));
   shape.push_back(a.size(-2));
   shape.push_back(b.size(-1));
-  return one_output(shape, a.dtype());
+  return one_output(shape, a.dtype);
 }
 
 // C = A B:  dA = G B^T,  dB = A^T G, with transposes as views, which the kernels read as they are.
@@ -46,21 +46,19 @@ void matmul_vjp(VjpCall& c) {
 }
 
 Metas infer_linear(const InferCall& c) {
-  const Tensor &x = required(c, 0), &weight = required(c, 1), &bias = c.in[2];
+  const TensorMeta &x = required(c, 0), &weight = required(c, 1), &bias = c.in[2];
   check_dtypes(x, weight);
-  check(weight.ndim() == 2, "weight is [out, in], got {}", weight.shape());
-  check(x.ndim() >= 2, "x has at least 2 dims, got {}", x.shape());
-  check(x.shape().back() == weight.shape()[1], "inner dimensions differ: {} and {} (weight is [out, in])",
-        x.shape().back(), weight.shape()[1]);
+  check(weight.ndim() == 2, "weight is [out, in], got {}", weight.shape);
+  check(x.ndim() >= 2, "x has at least 2 dims, got {}", x.shape);
+  check(x.shape.back() == weight.shape[1], "inner dimensions differ: {} and {} (weight is [out, in])", x.shape.back(),
+        weight.shape[1]);
   if (bias.defined()) {
-    check(bias.ndim() == 1 && bias.shape()[0] == weight.shape()[0], "bias is [{}], got {}", weight.shape()[0],
-          bias.shape());
-    check(bias.dtype() == x.dtype(), "dtypes differ: {} and bias {}; cast one of them", name(x.dtype()),
-          name(bias.dtype()));
+    check(bias.ndim() == 1 && bias.shape[0] == weight.shape[0], "bias is [{}], got {}", weight.shape[0], bias.shape);
+    check(bias.dtype == x.dtype, "dtypes differ: {} and bias {}; cast one of them", name(x.dtype), name(bias.dtype));
   }
-  Shape shape = x.shape();
-  shape[shape.size() - 1] = weight.shape()[0];
-  return one_output(shape, x.dtype());
+  Shape shape = x.shape;
+  shape[shape.size() - 1] = weight.shape[0];
+  return one_output(shape, x.dtype);
 }
 
 void linear_vjp(VjpCall& c) {
@@ -75,12 +73,11 @@ void linear_vjp(VjpCall& c) {
 }
 
 Metas infer_linear_weight_grad(const InferCall& c) {
-  const Tensor &a = required(c, 0), &b = required(c, 1);
+  const TensorMeta &a = required(c, 0), &b = required(c, 1);
   check_dtypes(a, b);
-  const auto leading = [](const Tensor& t) { return Shape(std::span(t.shape().begin(), t.shape().end() - 1)); };
-  check(a.ndim() >= 2 && b.ndim() >= 2 && leading(a) == leading(b), "leading dims differ: {} and {}", a.shape(),
-        b.shape());
-  return one_output({a.shape().back(), b.shape().back()}, a.dtype());
+  const auto leading = [](const TensorMeta& t) { return Shape(std::span(t.shape.begin(), t.shape.end() - 1)); };
+  check(a.ndim() >= 2 && b.ndim() >= 2 && leading(a) == leading(b), "leading dims differ: {} and {}", a.shape, b.shape);
+  return one_output({a.shape.back(), b.shape.back()}, a.dtype);
 }
 
 }  // namespace

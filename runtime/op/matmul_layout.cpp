@@ -34,28 +34,28 @@ bool is_one_product(const Shape& batch, const BatchedMatrix& a, const BatchedMat
 
 }  // namespace
 
-MatrixLayout matrix_layout(const Tensor& t) {
+MatrixLayout matrix_layout(const TensorMeta& t) {
   const int n = t.ndim();
-  return layout_of(t.shape()[n - 2], t.shape()[n - 1], t.strides()[n - 2], t.strides()[n - 1]);
+  return layout_of(t.shape[n - 2], t.shape[n - 1], t.step(n - 2), t.step(n - 1));
 }
 
-MatrixLayout rows_layout(const Tensor& t) {
+MatrixLayout rows_layout(const TensorMeta& t) {
   const int last = t.ndim() - 1;
-  std::int64_t rows = 1, row = t.shape()[last];  // stride of the flattened dim, once a dim of size > 1 is met
+  std::int64_t rows = 1, row = t.shape[last];  // stride of the flattened dim, once a dim of size > 1 is met
   for (int d = last - 1; d >= 0; --d) {
-    if (t.shape()[d] == 1) continue;
-    if (rows == 1) row = t.strides()[d];
-    else if (t.strides()[d] != row * rows) return {};
-    rows *= t.shape()[d];
+    if (t.shape[d] == 1) continue;
+    if (rows == 1) row = t.step(d);
+    else if (t.step(d) != row * rows) return {};
+    rows *= t.shape[d];
   }
-  return layout_of(rows, t.shape()[last], row, t.strides()[last]);
+  return layout_of(rows, t.shape[last], row, t.step(last));
 }
 
-BatchedMatrix batched_matrix(const Tensor& t, const Shape& batch) {
+BatchedMatrix batched_matrix(const TensorMeta& t, const Shape& batch) {
   MatrixLayout matrix = matrix_layout(t);
-  const Strides strides = matrix.usable ? t.strides() : contiguous_strides(t.shape());
+  const Strides strides = matrix.usable ? t.steps() : contiguous_strides(t.shape);
   if (!matrix.usable) matrix = dense_layout(t);
-  return {matrix, broadcast_strides(batch_dims(t.shape()), batch_dims(strides), batch)};
+  return {matrix, broadcast_strides(batch_dims(t.shape), batch_dims(strides), batch)};
 }
 
 ProductCalls::ProductCalls(Shape dims, BatchedMatrix a, BatchedMatrix b, std::int64_t rows, std::int64_t columns)

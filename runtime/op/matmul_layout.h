@@ -4,7 +4,7 @@
 // has to be made dense first.
 #include <cstdint>
 
-#include "runtime/op/tensor.h"
+#include "runtime/tensor/meta.h"
 
 namespace sherd {
 
@@ -14,11 +14,11 @@ struct MatrixLayout {
   std::int64_t ld = 1;
 };
 /// Of the last two dims.
-MatrixLayout matrix_layout(const Tensor& t);
+MatrixLayout matrix_layout(const TensorMeta& t);
 /// Of all dims but the last as one dim of rows; not usable if their strides are not those of one.
-MatrixLayout rows_layout(const Tensor& t);
+MatrixLayout rows_layout(const TensorMeta& t);
 /// Of a dense copy of `t`, for both of the above.
-inline MatrixLayout dense_layout(const Tensor& t) { return {true, false, t.shape().back()}; }
+inline MatrixLayout dense_layout(const TensorMeta& t) { return {true, false, t.shape.back()}; }
 
 /// One operand of a batched product: its matrices, and how far apart they are along the result's batch dims.
 struct BatchedMatrix {
@@ -26,7 +26,7 @@ struct BatchedMatrix {
   Strides batch;  ///< 0 where broadcast
 };
 /// Of `t`, or of a dense copy of it if its matrices are not usable; `batch` are the result's dims but the last two.
-BatchedMatrix batched_matrix(const Tensor& t, const Shape& batch);
+BatchedMatrix batched_matrix(const TensorMeta& t, const Shape& batch);
 
 /// [..., M, K] [..., K, N] -> dense [..., M, N] as the fewest calls of an engine that takes `batch` problems at fixed
 /// distances.

@@ -12,21 +12,21 @@ namespace {
 
 constexpr std::string_view kFirstOnly = "first derivatives only";
 
-const Tensor& required_floating(const InferCall& c, std::size_t i) {
-  const Tensor& x = required(c, i);
-  check(is_floating(x.dtype()), "needs a floating-point input, got {}; cast it", name(x.dtype()));
+const TensorMeta& required_floating(const InferCall& c, std::size_t i) {
+  const TensorMeta& x = required(c, i);
+  check(is_floating(x.dtype), "needs a floating-point input, got {}; cast it", name(x.dtype));
   return x;
 }
 
 Metas infer_softmax(const InferCall& c) {
-  const Tensor& x = required_floating(c, 0);
-  return one_output(x.shape(), x.dtype());
+  const TensorMeta& x = required_floating(c, 0);
+  return one_output(x.shape, x.dtype);
 }
 
 Metas infer_softmax_backward(const InferCall& c) {
-  const Tensor &grad = required_floating(c, 0), &y = required(c, 1);
-  check(grad.shape() == y.shape() && grad.dtype() == y.dtype(), "the gradient is {}, the result was {}", grad, y);
-  return one_output(y.shape(), y.dtype());
+  const TensorMeta &grad = required_floating(c, 0), &y = required(c, 1);
+  check(grad.shape == y.shape && grad.dtype == y.dtype, "the gradient is {}, the result was {}", grad, y);
+  return one_output(y.shape, y.dtype);
 }
 
 void softmax_vjp(VjpCall& c) {
@@ -43,22 +43,21 @@ void log_softmax_vjp(VjpCall& c) {
 
 DType statistics_dtype(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
 
-void check_affine(const Tensor& x, const Tensor& p, std::string_view what) {
+void check_affine(const TensorMeta& x, const TensorMeta& p, std::string_view what) {
   if (!p.defined()) return;
-  check(p.ndim() == 1 && p.shape()[0] == x.shape().back(), "{} is [{}] for x {}, got {}", what, x.shape().back(),
-        to_string(x.shape()), to_string(p.shape()));
-  check(p.dtype() == x.dtype(), "dtypes differ: x {} and {} {}; cast one of them", name(x.dtype()), what,
-        name(p.dtype()));
+  check(p.ndim() == 1 && p.shape[0] == x.shape.back(), "{} is [{}] for x {}, got {}", what, x.shape.back(),
+        to_string(x.shape), to_string(p.shape));
+  check(p.dtype == x.dtype, "dtypes differ: x {} and {} {}; cast one of them", name(x.dtype), what, name(p.dtype));
 }
 
 Metas infer_norm(const InferCall& c, int num_statistics) {
-  const Tensor& x = required_floating(c, 0);
+  const TensorMeta& x = required_floating(c, 0);
   check(x.ndim() >= 1, "normalises over the last dim, x has none");
   check_affine(x, c.in[1], "weight");
-  if (c.in.size() > 2) check_affine(x, c.in[2], "bias");
-  Metas metas = one_output(x.shape(), x.dtype());
-  const Shape rows(std::span(x.shape().begin(), x.shape().end() - 1));
-  for (int i = 0; i < num_statistics; ++i) metas.push_back({rows, statistics_dtype(x.dtype())});
+  check_affine(x, c.in[2], "bias");
+  Metas metas = one_output(x.shape, x.dtype);
+  const Shape rows(std::span(x.shape.begin(), x.shape.end() - 1));
+  for (int i = 0; i < num_statistics; ++i) metas.push_back({rows, statistics_dtype(x.dtype)});
   return metas;
 }
 Metas infer_layer_norm(const InferCall& c) { return infer_norm(c, 2); }
@@ -66,10 +65,10 @@ Metas infer_rms_norm(const InferCall& c) { return infer_norm(c, 1); }
 
 // Inputs: gradient, x, weight, statistics. Outputs: dx and one vector per affine parameter the norm can have.
 Metas infer_norm_backward(const InferCall& c, int num_affine) {
-  const Tensor &grad = required_floating(c, 0), &x = required(c, 1);
-  check(grad.shape() == x.shape() && grad.dtype() == x.dtype(), "the gradient is {}, the input was {}", grad, x);
-  Metas metas = one_output(x.shape(), x.dtype());
-  for (int i = 0; i < num_affine; ++i) metas.push_back({{x.shape().back()}, x.dtype()});
+  const TensorMeta &grad = required_floating(c, 0), &x = required(c, 1);
+  check(grad.shape == x.shape && grad.dtype == x.dtype, "the gradient is {}, the input was {}", grad, x);
+  Metas metas = one_output(x.shape, x.dtype);
+  for (int i = 0; i < num_affine; ++i) metas.push_back({{x.shape.back()}, x.dtype});
   return metas;
 }
 Metas infer_layer_norm_backward(const InferCall& c) { return infer_norm_backward(c, 2); }

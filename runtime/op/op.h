@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "runtime/op/attrs.h"
+#include "runtime/op/meta_list.h"
 #include "runtime/op/tensor.h"
 #include "runtime/tensor/small_vec.h"
 
@@ -40,9 +41,10 @@ struct Needs {
   std::uint32_t inputs = 0, outputs = 0;
 };
 
+/// What infer, scratch and mutated see of a call: no bytes, no history, nothing of the thread that makes it.
 struct InferCall {
   const Op& op;
-  std::span<const Tensor> in;
+  MetaList in;
   const Attrs& attrs;
 };
 

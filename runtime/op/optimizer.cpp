@@ -3,35 +3,36 @@
 // scale that is not finite leaves everything as it was: one bad gradient costs a step, not the parameters.
 #include <vector>
 
+#include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
 
 namespace sherd {
 
 namespace {
 
-void check_scalar(const Tensor& t, std::string_view what) {
-  check(t.numel() == 1 && (t.dtype() == DType::f32 || t.dtype() == DType::f64),
+void check_scalar(const TensorMeta& t, std::string_view what) {
+  check(t.numel() == 1 && (t.dtype == DType::f32 || t.dtype == DType::f64),
         "{} is {}; it must be a one-element tensor of f32 or f64", what, t);
 }
 
 // Parameters and state: one dtype, one shape, dense, because they are written in place.
-void check_state(const Tensor& state, const Tensor& param, std::size_t i, std::string_view what) {
-  check(state.shape() == param.shape() && state.dtype() == param.dtype(), "{} {} is {}, its parameter is {}", what, i,
-        state, param);
+void check_state(const TensorMeta& state, const TensorMeta& param, std::size_t i, std::string_view what) {
+  check(state.shape == param.shape && state.dtype == param.dtype, "{} {} is {}, its parameter is {}", what, i, state,
+        param);
   check(state.is_contiguous(), "{} {} is {} with strides {}: what an optimizer writes must be dense", what, i, state,
-        state.strides());
+        state.strides);
 }
 
 void check_lists(const InferCall& call, std::size_t n, std::span<const std::string_view> states) {
   for (std::size_t i = 0; i < n; ++i) {
-    const Tensor& param = call.in[i];
-    check(param.dtype() == DType::f32 || param.dtype() == DType::f64,
+    const TensorMeta& param = required(call, i);
+    check(param.dtype == DType::f32 || param.dtype == DType::f64,
           "parameter {} is {}; optimizers update f32 or f64 (keep a 16-bit copy beside it)", i, param);
     check_state(param, param, i, "parameter");
-    for (std::size_t s = 0; s < states.size(); ++s) check_state(call.in[(s + 1) * n + i], param, i, states[s]);
-    const Tensor& grad = call.in[(states.size() + 1) * n + i];
-    check(grad.shape() == param.shape(), "gradient {} is {}, its parameter is {}", i, grad, param);
-    check(is_floating(grad.dtype()), "gradient {} is {}; it must be a floating type", i, grad);
+    for (std::size_t s = 0; s < states.size(); ++s) check_state(required(call, (s + 1) * n + i), param, i, states[s]);
+    const TensorMeta& grad = required(call, (states.size() + 1) * n + i);
+    check(grad.shape == param.shape, "gradient {} is {}, its parameter is {}", i, grad, param);
+    check(is_floating(grad.dtype), "gradient {} is {}; it must be a floating type", i, grad);
   }
 }
 
@@ -49,9 +50,9 @@ Metas infer_adamw(const InferCall& call) {
         a.beta2);
   constexpr std::string_view states[] = {"first moment", "second moment"};
   check_lists(call, n, states);
-  check_scalar(call.in[4 * n], "lr");
-  check_scalar(call.in[4 * n + 1], "step");
-  check_scalar(call.in[4 * n + 2], "scale");
+  check_scalar(required(call, 4 * n), "lr");
+  check_scalar(required(call, 4 * n + 1), "step");
+  check_scalar(required(call, 4 * n + 2), "scale");
   return {};
 }
 
@@ -65,8 +66,8 @@ Metas infer_sgd(const InferCall& call) {
   check_count(call, a.count, 2 + num_states, 2);
   check(!a.nesterov || a.momentum > 0, "Nesterov's step needs momentum > 0, got {}", a.momentum);
   check_lists(call, n, std::span(states, num_states));
-  check_scalar(call.in[(2 + num_states) * n], "lr");
-  check_scalar(call.in[(2 + num_states) * n + 1], "scale");
+  check_scalar(required(call, (2 + num_states) * n), "lr");
+  check_scalar(required(call, (2 + num_states) * n + 1), "scale");
   return {};
 }
 
@@ -79,14 +80,15 @@ Metas infer_power_sum(const InferCall& call) {
   const double p = call.attrs.as<PowerSumAttrs>().p;
   check(p > 0, "power_sum needs p > 0 (infinity for the maximum), got {}", p);
   for (std::size_t i = 0; i < call.in.size(); ++i)
-    check(is_floating(call.in[i].dtype()), "power_sum: tensor {} is {}; it must be a floating type", i, call.in[i]);
+    check(is_floating(required(call, i).dtype), "power_sum: tensor {} is {}; it must be a floating type", i,
+          call.in[i]);
   return {{.shape = {}, .dtype = DType::f64}};
 }
 
 // One double per block of elements; runtime/cpu/optimizer.cpp cuts tensors the same way.
 std::int64_t scratch_power_sum(const InferCall& call) {
   std::int64_t blocks = 0;
-  for (const Tensor& t : call.in) blocks += (t.numel() + kPowerSumBlock - 1) / kPowerSumBlock;
+  for (const TensorMeta& t : call.in) blocks += (t.numel() + kPowerSumBlock - 1) / kPowerSumBlock;
   return blocks * static_cast<std::int64_t>(sizeof(double));
 }
 

@@ -30,37 +30,37 @@ Metas infer_comparison(const InferCall& call) {
 }
 
 Metas infer_where(const InferCall& call) {
-  check(required(call, 0).dtype() == DType::boolean, "where needs a bool condition, got {}; use not_equal(x, 0)",
+  check(required(call, 0).dtype == DType::boolean, "where needs a bool condition, got {}; use not_equal(x, 0)",
         call.in[0]);
   return infer_broadcast(call);
 }
 
 Metas infer_constant(const InferCall& call) {
-  const Tensor& x = required(call, 0);
+  const TensorMeta& x = required(call, 0);
   const double value = call.attrs.as<ScalarAttrs>().value;
-  check(is_floating(x.dtype()) || (x.dtype() != DType::boolean && value == std::floor(value)),
+  check(is_floating(x.dtype) || (x.dtype != DType::boolean && value == std::floor(value)),
         "{} of {} and {}: an integer tensor needs an integral constant, and bool none; cast the tensor first",
         call.op.name, x, value);
-  return one_output(x.shape(), x.dtype());
+  return one_output(x.shape, x.dtype);
 }
 
 Metas infer_pow(const InferCall& call) {
   const double exponent = call.attrs.as<ScalarAttrs>().value;
-  check(is_floating(required(call, 0).dtype()) || exponent >= 0,
+  check(is_floating(required(call, 0).dtype) || exponent >= 0,
         "pow of {} and {}: integers have no negative powers; cast the tensor to a float first", call.in[0], exponent);
   return infer_constant(call);
 }
 
 Metas infer_clamp(const InferCall& call) {
   const auto& attrs = call.attrs.as<ClampAttrs>();
-  const Tensor& x = required(call, 0);
+  const TensorMeta& x = required(call, 0);
   check(attrs.low <= attrs.high, "clamp between {} and {}: the low end is above the high end", attrs.low, attrs.high);
-  check(x.dtype() != DType::boolean, "clamp is not defined for bool");
-  return one_output(x.shape(), x.dtype());
+  check(x.dtype != DType::boolean, "clamp is not defined for bool");
+  return one_output(x.shape, x.dtype);
 }
 
 Metas infer_cast(const InferCall& call) {
-  return one_output(required(call, 0).shape(), call.attrs.as<CastAttrs>().dtype);
+  return one_output(required(call, 0).shape, call.attrs.as<CastAttrs>().dtype);
 }
 
 // ---- vjp ----

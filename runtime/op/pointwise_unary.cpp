@@ -11,17 +11,17 @@ namespace {
 // ---- infer ----
 
 Metas infer_number(const InferCall& call) {
-  const Tensor& x = required(call, 0);
-  check(x.dtype() != DType::boolean, "{} is not defined for bool; cast to a number first", call.op.name);
-  return one_output(x.shape(), x.dtype());
+  const TensorMeta& x = required(call, 0);
+  check(x.dtype != DType::boolean, "{} is not defined for bool; cast to a number first", call.op.name);
+  return one_output(x.shape, x.dtype);
 }
 
 Metas infer_float(const InferCall& call) {
-  const Tensor& x = required(call, 0);
-  return one_output(x.shape(), is_floating(x.dtype()) ? x.dtype() : DType::f32);
+  const TensorMeta& x = required(call, 0);
+  return one_output(x.shape, is_floating(x.dtype) ? x.dtype : DType::f32);
 }
 
-Metas infer_logical_not(const InferCall& call) { return one_output(required(call, 0).shape(), DType::boolean); }
+Metas infer_logical_not(const InferCall& call) { return one_output(required(call, 0).shape, DType::boolean); }
 
 // ---- vjp: gradient of a scalar function of one tensor, from its input or its result ----
 

@@ -11,10 +11,9 @@ namespace sherd {
 namespace {
 
 void check_step(const InferCall& call, std::size_t i) {
-  if (i >= call.in.size() || !call.in[i].defined()) return;
-  const Tensor& step = call.in[i];
-  check(step.dtype() == DType::i64 && step.numel() == 1, "{}: the step is a 0-d i64 tensor, got {}", call.op.name,
-        step);
+  const TensorMeta& step = call.in[i];
+  if (step.absent) return;
+  check(step.dtype == DType::i64 && step.numel() == 1, "{}: the step is a 0-d i64 tensor, got {}", call.op.name, step);
 }
 
 Metas infer_random(const InferCall& call) {
@@ -23,9 +22,9 @@ Metas infer_random(const InferCall& call) {
   check(is_floating(attrs.dtype), "{} draws floats, not {}", call.op.name, name(attrs.dtype));
   check_runs(attrs.first, attrs.runs);
   check_step(call, 0);
-  if (!call.in.empty() && call.in[0].defined())
-    check(call.in[0].is_meta() || call.in[0].device() == Device::cpu() || call.in[0].device() == attrs.device,
-          "{} draws on {}, its step is on {}", call.op.name, to_string(attrs.device), to_string(call.in[0].device()));
+  const Device on = call.in[0].device;  // the host's if there is no step
+  check(on.is_meta() || on == Device::cpu() || on == attrs.device, "{} draws on {}, its step is on {}", call.op.name,
+        to_string(attrs.device), to_string(on));
   return one_output(attrs.shape, attrs.dtype);
 }
 
@@ -33,12 +32,12 @@ Device device_of_random(const Attrs& attrs) { return attrs.as<RandomAttrs>().dev
 
 Metas infer_dropout(const InferCall& call) {
   const auto& attrs = call.attrs.as<DropoutAttrs>();
-  const Tensor& x = required(call, 0);
-  check(is_floating(x.dtype()), "dropout of {}: it scales, so it needs a float", x);
+  const TensorMeta& x = required(call, 0);
+  check(is_floating(x.dtype), "dropout of {}: it scales, so it needs a float", x);
   check(attrs.p >= 0 && attrs.p <= 1, "dropout with probability {}; it lies in 0..1", attrs.p);
   check_runs(attrs.first, attrs.runs);
   check_step(call, 1);
-  return one_output(x.shape(), x.dtype());
+  return one_output(x.shape, x.dtype);
 }
 
 // Dropout is linear in x for a given key and step: the same mask falls on the gradient.

@@ -31,38 +31,38 @@ std::int64_t reduced_count(const Shape& shape, std::uint64_t mask) {
 
 Metas infer_reduced(const InferCall& call, DType dtype) {
   const auto& attrs = call.attrs.as<ReduceAttrs>();
-  return one_output(reduced_shape(required(call, 0).shape(), attrs.dims, attrs.keep_dims), dtype);
+  return one_output(reduced_shape(required(call, 0).shape, attrs.dims, attrs.keep_dims), dtype);
 }
 
 DType sum_dtype(DType dtype) { return is_floating(dtype) ? dtype : DType::i64; }
 
-Metas infer_sum(const InferCall& call) { return infer_reduced(call, sum_dtype(required(call, 0).dtype())); }
+Metas infer_sum(const InferCall& call) { return infer_reduced(call, sum_dtype(required(call, 0).dtype)); }
 
 Metas infer_mean(const InferCall& call) {
-  const DType dtype = required(call, 0).dtype();
+  const DType dtype = required(call, 0).dtype;
   check(is_floating(dtype), "mean of {}: integers have no mean of their dtype; cast to a float first", call.in[0]);
   return infer_reduced(call, dtype);
 }
 
 // The variance, and the mean in the dtype of statistics.
 Metas infer_var(const InferCall& call) {
-  const Tensor& x = required(call, 0);
-  check(is_floating(x.dtype()), "var of {}: integers have no variance of their dtype; cast to a float first", x);
+  const TensorMeta& x = required(call, 0);
+  check(is_floating(x.dtype), "var of {}: integers have no variance of their dtype; cast to a float first", x);
   check(call.attrs.as<VarAttrs>().correction >= 0, "var with correction {}; it is not negative",
         call.attrs.as<VarAttrs>().correction);
-  Metas metas = infer_reduced(call, x.dtype());
-  metas.push_back({metas[0].shape, x.dtype() == DType::f64 ? DType::f64 : DType::f32});
+  Metas metas = infer_reduced(call, x.dtype);
+  metas.push_back({metas[0].shape, x.dtype == DType::f64 ? DType::f64 : DType::f32});
   return metas;
 }
 
 Metas infer_bool(const InferCall& call) { return infer_reduced(call, DType::boolean); }
 
 Metas infer_extremum(const InferCall& call) {
-  const Tensor& x = required(call, 0);
+  const TensorMeta& x = required(call, 0);
   const std::uint64_t mask = call.attrs.as<ReduceAttrs>().dims;
-  check(reduced_count(x.shape(), mask) > 0 || numel(reduced_shape(x.shape(), mask, false)) == 0,
+  check(reduced_count(x.shape, mask) > 0 || numel(reduced_shape(x.shape, mask, false)) == 0,
         "{} over no elements of {} has no value", call.op.name, x);
-  return infer_reduced(call, x.dtype());
+  return infer_reduced(call, x.dtype);
 }
 
 Metas infer_argmax(const InferCall& call) {
@@ -72,11 +72,10 @@ Metas infer_argmax(const InferCall& call) {
 }
 
 Metas infer_sum_to(const InferCall& call) {
-  const Tensor& x = required(call, 0);
+  const TensorMeta& x = required(call, 0);
   const Shape& to = call.attrs.as<SumToAttrs>().shape;
-  check(to.size() <= x.ndim() && broadcast(to, x.shape()) == x.shape(), "sum_to: {} does not broadcast to {}", to,
-        x.shape());
-  return one_output(to, sum_dtype(x.dtype()));
+  check(to.size() <= x.ndim() && broadcast(to, x.shape) == x.shape, "sum_to: {} does not broadcast to {}", to, x.shape);
+  return one_output(to, sum_dtype(x.dtype));
 }
 
 // ---- vjp ----

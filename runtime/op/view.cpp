@@ -38,9 +38,10 @@ bool view_strides(const Shape& shape, const Strides& strides, const Shape& to, S
 
 namespace {
 
-Metas alias(const Tensor& x, const Shape& shape, const Strides& strides, std::int64_t offset) {
-  Metas metas;
-  metas.push_back({shape, x.dtype(), strides, offset});
+Metas alias(const TensorMeta& x, const Shape& shape, const Strides& strides, std::int64_t offset) {
+  Metas metas = one_output(shape, x.dtype);
+  metas[0].strides = strides;
+  metas[0].offset = offset;
   return metas;
 }
 
@@ -64,19 +65,19 @@ Shape resolve(const Tensor& x, Shape shape) {
 // ---- infer ----
 
 Metas infer_view(const InferCall& call) {
-  const Tensor& x = required(call, 0);
+  const TensorMeta& x = required(call, 0);
   const Shape& to = call.attrs.as<ShapeAttrs>().shape;
   for (std::int64_t size : to) check(size >= 0, "a shape has no negative dims, got {}", to);
   check(numel(to) == x.numel(), "view of {} as {}: {} elements, not {}", x, to, x.numel(), numel(to));
   Strides strides;
-  check(view_strides(x.shape(), x.strides(), to, strides),
-        "view of {} with strides {} as {} would have to move elements; use reshape() or contiguous()", x, x.strides(),
+  check(view_strides(x.shape, x.steps(), to, strides),
+        "view of {} with strides {} as {} would have to move elements; use reshape() or contiguous()", x, x.steps(),
         to);
-  return alias(x, to, strides, x.offset());
+  return alias(x, to, strides, x.offset);
 }
 
 Metas infer_permute(const InferCall& call) {
-  const Tensor& x = required(call, 0);
+  const TensorMeta& x = required(call, 0);
   const Dims& order = call.attrs.as<PermuteAttrs>().order;
   unsigned seen = 0;
   Shape shape;
@@ -85,33 +86,33 @@ Metas infer_permute(const InferCall& call) {
     check(d >= 0 && d < x.ndim() && ((seen >> d) & 1u) == 0 && order.size() == x.ndim(),
           "permute of {} by {}: every dim must be named once", x, order);
     seen |= 1u << d;
-    shape.push_back(x.shape()[static_cast<int>(d)]);
-    strides.push_back(x.strides()[static_cast<int>(d)]);
+    shape.push_back(x.shape[static_cast<int>(d)]);
+    strides.push_back(x.step(static_cast<int>(d)));
   }
   check(order.size() == x.ndim(), "permute of {} by {}: every dim must be named once", x, order);
-  return alias(x, shape, strides, x.offset());
+  return alias(x, shape, strides, x.offset);
 }
 
 Metas infer_expand(const InferCall& call) {
-  const Tensor& x = required(call, 0);
+  const TensorMeta& x = required(call, 0);
   const Shape& to = call.attrs.as<ShapeAttrs>().shape;
   const int lead = to.size() - x.ndim();
   bool fits = lead >= 0;
-  for (int d = 0; fits && d < x.ndim(); ++d) fits = x.shape()[d] == to[lead + d] || x.shape()[d] == 1;
+  for (int d = 0; fits && d < x.ndim(); ++d) fits = x.shape[d] == to[lead + d] || x.shape[d] == 1;
   check(fits, "{} does not expand to {}", x, to);
-  return alias(x, to, broadcast_strides(x.shape(), x.strides(), to), x.offset());
+  return alias(x, to, broadcast_strides(x.shape, x.steps(), to), x.offset);
 }
 
 Metas infer_narrow(const InferCall& call) {
-  const Tensor& x = required(call, 0);
+  const TensorMeta& x = required(call, 0);
   const auto& attrs = call.attrs.as<NarrowAttrs>();
   check(attrs.dim >= 0 && attrs.dim < x.ndim(), "narrow: dim {} of {}", attrs.dim, x);
-  const std::int64_t size = x.shape()[attrs.dim];
+  const std::int64_t size = x.shape[attrs.dim];
   check(attrs.start >= 0 && attrs.length >= 0 && attrs.start + attrs.length <= size,
         "narrow: {} elements from {} on do not lie in dim {} of {}", attrs.length, attrs.start, attrs.dim, x);
-  Shape shape = x.shape();
+  Shape shape = x.shape;
   shape[attrs.dim] = attrs.length;
-  return alias(x, shape, x.strides(), x.offset() + attrs.start * x.strides()[attrs.dim]);
+  return alias(x, shape, x.steps(), x.offset + attrs.start * x.step(attrs.dim));
 }
 
 // ---- vjp ----

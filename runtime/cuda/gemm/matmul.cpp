@@ -14,7 +14,7 @@ namespace {
 class Operand {
  public:
   Operand(Context& context, const Tensor& t, const MatrixLayout& layout)
-      : layout_(layout.usable ? layout : dense_layout(t)), size_(byte_size(t.dtype())), data_(t.raw()) {
+      : layout_(layout.usable ? layout : dense_layout(t.meta())), size_(byte_size(t.dtype())), data_(t.raw()) {
     if (!layout.usable) data_ = copy_.emplace(context, t).data();
   }
   bool transposed() const { return layout_.transposed; }
@@ -33,9 +33,9 @@ void matmul_kernel(const KernelCall& c) {
   if (out.numel() == 0) return;
   Context& context = context_of(c);
   const Shape batch(std::span(out.shape().begin(), out.shape().end() - 2));
-  const Operand a(context, c.in[0], matrix_layout(c.in[0])), b(context, c.in[1], matrix_layout(c.in[1]));
-  const ProductCalls calls(batch, batched_matrix(c.in[0], batch), batched_matrix(c.in[1], batch), out.size(-2),
-                           out.size(-1));
+  const Operand a(context, c.in[0], matrix_layout(c.in[0].meta())), b(context, c.in[1], matrix_layout(c.in[1].meta()));
+  const ProductCalls calls(batch, batched_matrix(c.in[0].meta(), batch), batched_matrix(c.in[1].meta(), batch),
+                           out.size(-2), out.size(-1));
   const Gemm g{.dtype = out.dtype(),
                .result = out.dtype(),
                .transpose_a = a.transposed(),
@@ -61,7 +61,8 @@ void linear_kernel(const KernelCall& c) {
   const Tensor &out = c.out[0], &bias = c.in[2];
   if (out.numel() == 0) return;
   Context& context = context_of(c);
-  const Operand x(context, c.in[0], rows_layout(c.in[0])), weight(context, c.in[1], matrix_layout(c.in[1]));
+  const Operand x(context, c.in[0], rows_layout(c.in[0].meta())),
+      weight(context, c.in[1], matrix_layout(c.in[1].meta()));
   std::optional<Dense> dense_bias;
   if (bias.defined()) dense_bias.emplace(context, bias);
   const std::int64_t n = out.shape().back();
@@ -84,7 +85,7 @@ void linear_weight_grad_kernel(const KernelCall& c) {
   const Tensor& out = c.out[0];
   if (out.numel() == 0) return;
   Context& context = context_of(c);
-  const Operand a(context, c.in[0], rows_layout(c.in[0])), b(context, c.in[1], rows_layout(c.in[1]));
+  const Operand a(context, c.in[0], rows_layout(c.in[0].meta())), b(context, c.in[1], rows_layout(c.in[1].meta()));
   gemm(context,
        {.dtype = out.dtype(),
         .result = out.dtype(),
