@@ -38,13 +38,13 @@ const Spec* without_other_partials(const Spec* from, int axis) {
 }
 
 // Price of one input along one axis: a transition of this axis alone.
-double axis_seconds(const Spec* from, int axis, Placement to, bool is_sharded, const Tensor& meta) {
+double axis_seconds(const Spec* from, int axis, Placement to, bool is_sharded, const TensorMeta& meta) {
   if (!from) return to.is_partial() ? kNever : 0;  // slicing a replicated tensor is free
   const Placement now = from->placement(axis);
   if (now == to) return 0;
   if (to.is_partial()) return kNever;
   if (now.is_partial()) from = without_other_partials(from, axis);
-  return transition_seconds(from, from->with(axis, priced_as(now, to, is_sharded)), meta.shape(), meta.dtype());
+  return transition_seconds(from, from->with(axis, priced_as(now, to, is_sharded)), meta.shape, meta.dtype);
 }
 
 bool is_sharded_along(std::span<const Spec* const> from, int axis) {
@@ -141,7 +141,7 @@ Priced price(const RuleCall& call, const Choice& choice, std::span<const Spec* c
       if (const Placement p = priced_as(from[i]->placement(a), to->placement(a), is_sharded_along(from, a));
           p != to->placement(a))
         to = to->with(a, p);
-    total.seconds += transition_seconds(from[i], to, call.shape(i), call.in[i].dtype());
+    total.seconds += transition_seconds(from[i], to, call.shape(i), call.in[i].dtype);
     ++total.moved;
   }
   return total;

@@ -92,12 +92,12 @@ bool is_floating_call(const RuleCall& call) { return is_floating(call.out[0].dty
 
 // A cast to a narrower type rounds each term, which the field accepts between floats. Nothing passes one to integers.
 bool keeps_sums(const RuleCall& call) {
-  return call.op.name != "cast" || (is_floating(call.in[0].dtype()) && is_floating_call(call));
+  return call.op.name != "cast" || (is_floating(call.in[0].dtype) && is_floating_call(call));
 }
 
 // Large terms of integers would round where their sum does not, once they are promoted to a float.
 bool is_promoted(const RuleCall& call, std::size_t i) {
-  const DType in = call.in[i].dtype(), out = call.out[0].dtype;
+  const DType in = call.in[i].dtype, out = call.out[0].dtype;
   return in != out && !(is_floating(in) && is_floating(out));
 }
 
@@ -113,7 +113,7 @@ void add_sums(const RuleCall& call, std::size_t i, Signatures& signatures) {
 bool keeps_extrema(const RuleCall& call, Algebra algebra) {
   const bool is_logical = call.out[0].dtype == DType::boolean;
   if (is_logical)
-    return std::all_of(call.in.begin(), call.in.end(), [](const Tensor& t) { return t.dtype() == DType::boolean; });
+    return std::all_of(call.in.begin(), call.in.end(), [](const TensorMeta& t) { return t.dtype == DType::boolean; });
   const bool moves = algebra == Algebra::joint || algebra == Algebra::shift || algebra == Algebra::decreasing;
   return !moves || is_floating_call(call);
 }
@@ -258,7 +258,7 @@ void add_derived_signatures(const RuleCall& call, Signatures& signatures) {
       if (row.name == call.op.name) add_algebra(call, row.algebra, signatures);
   } else if (call.op.traits.linear) {
     for (std::size_t i = 0; i < call.in.size(); ++i)
-      if (call.has(i) && is_floating(call.in[i].dtype())) add_linear_signatures(call, i, signatures);
+      if (call.has(i) && is_floating(call.in[i].dtype)) add_linear_signatures(call, i, signatures);
   }
 }
 

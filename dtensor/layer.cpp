@@ -14,10 +14,10 @@ namespace {
 
 // What an error says of the inputs, which are gone by then.
 [[noreturn]] void refuse_move(const CallPlan& plan, std::size_t i) {
-  const Tensor& meta = plan.metas[i];
+  const TensorMeta& meta = plan.in_metas[i];
   fail("{}: input {} would have to move from {} to {} ({}); redistribute() it first, or leave StrictCommunication",
        plan.op->name, i, plan.from[i] ? plan.from[i]->describe() : "a plain tensor", plan.in[i]->describe(),
-       fmt::format("{}{}", name(meta.dtype()), meta.shape()));
+       fmt::format("{}{}", name(meta.dtype), meta.shape));
 }
 
 // Rows like the optimizer's: each rank works on its own elements, whatever the layout.
@@ -106,7 +106,7 @@ Tensors run_plan(OpCall& call, const CallPlan& plan, const Destinations& to) {
   SmallVec<Tensor, 4> local;
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     Tensor part = take_local(call.in[i]);
-    if (plan.moves[i]) part = run_transition(std::move(part), plan.metas[i].shape(), *plan.moves[i]);
+    if (plan.moves[i]) part = run_transition(std::move(part), plan.in_metas[i].shape, *plan.moves[i]);
     local.push_back(std::move(part));
   }
   if (!call.into.empty()) {

@@ -56,10 +56,10 @@ bool is_plan_of(const CallPlan& plan, const OpCall& call, const AttrKey& key) {
       !(plan.key == key))
     return false;
   for (std::size_t i = 0; i < call.in.size(); ++i) {
-    const Tensor &t = call.in[i], &meta = plan.metas[i];
-    if (t.defined() != meta.defined()) return false;
-    if (!t.defined()) continue;
-    if (t.layout() != plan.from[i] || t.dtype() != meta.dtype() || !(t.shape() == meta.shape())) return false;
+    const TensorMeta &now = call.in[i].meta(), &then = plan.in_metas[i];
+    if (now.absent != then.absent) return false;
+    if (now.absent) continue;
+    if (now.layout != then.layout || now.dtype != then.dtype || !(now.shape == then.shape)) return false;
   }
   return true;
 }
@@ -109,6 +109,12 @@ Signatures signatures_of(const RuleCall& call, const ShardingRule& rule) {
   return signatures;
 }
 
+// What a plan depends on: not how the parts lie in memory, nor where.
+TensorMeta planned_meta(const Tensor& t) {
+  if (!t.defined()) return kAbsent;
+  return {.shape = t.shape(), .dtype = t.dtype(), .layout = t.layout()};
+}
+
 std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
   const DeviceMesh mesh = common_mesh(call);
   auto plan = std::make_unique<CallPlan>(call.attrs);
@@ -118,7 +124,7 @@ std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     const Tensor& t = call.in[i];
     if (t.defined()) check_plain(t, i);
-    plan->metas.push_back(t.defined() ? Tensor::empty(t.shape(), t.dtype(), Device::meta()) : Tensor());
+    plan->in_metas.push_back(planned_meta(t));
     plan->from.push_back(t.defined() && t.is_distributed() ? &Spec::from(t) : nullptr);
   }
   plan->rule = find_rule(call.op);
@@ -127,8 +133,8 @@ std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
       "{} has no sharding rule: gather its inputs with full_tensor(), work on their local() parts, or register_rule() "
       "one",
       call.op.name);
-  plan->out_metas = call.op.infer({call.op, plan->metas, call.attrs});
-  const RuleCall rule_call{call.op, plan->metas, call.attrs, plan->out_metas};
+  plan->out_metas = call.op.infer({call.op, plan->in_metas, call.attrs});
+  const RuleCall rule_call{call.op, plan->in_metas, call.attrs, plan->out_metas};
   Choice choice = choose_layouts(rule_call, signatures_of(rule_call, *plan->rule), mesh, plan->from, plan->wanted);
   const Spec* whole = Spec::replicate(mesh);
   for (std::size_t i = 0; i < call.in.size(); ++i) {
@@ -136,9 +142,9 @@ std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
     const Spec* to = choice.in[i] ? choice.in[i] : whole;
     plan->in.push_back(to);
     auto& move = plan->moves.emplace_back();
-    if (now != to)
-      move =
-          std::make_unique<const Transition>(plan_transition(now, to, plan->metas[i].shape(), plan->metas[i].dtype()));
+    if (now == to) continue;
+    const TensorMeta& meta = plan->in_metas[i];
+    move = std::make_unique<const Transition>(plan_transition(now, to, meta.shape, meta.dtype));
   }
   plan->out = std::move(choice.out);
   plan->attrs = plan->rule->attrs ? plan->rule->attrs(plan->local_call()) : call.attrs;

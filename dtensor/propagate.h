@@ -22,13 +22,13 @@ struct CallPlan {
   SmallVec<const Spec*, 4> in;                           ///< layouts the local call works on
   SmallVec<std::unique_ptr<const Transition>, 4> moves;  ///< per input; null: no move
   SmallVec<const Spec*, 2> out;
-  SmallVec<Tensor, 4> metas;  ///< inputs as meta tensors
-  Metas out_metas;            ///< global
+  SmallVec<TensorMeta, 4> in_metas;  ///< global
+  Metas out_metas;                   ///< global
   const Distributed* wanted = nullptr;
   bool implicit_replication = false;
 
   explicit CallPlan(const Attrs& attributes) : global_attrs(attributes), key(attributes) {}
-  LocalCall local_call() const { return {{*op, metas, global_attrs, out_metas}, in, out}; }
+  LocalCall local_call() const { return {{*op, in_metas, global_attrs, out_metas}, in, out}; }
 };
 
 /// The plan of a call with at least one distributed input. Errors name the row, inputs and layouts: plain tensors of

@@ -31,14 +31,14 @@ struct Signature {
 };
 using Signatures = std::vector<Signature>;
 
-/// What a rule sees: the call on global shapes. `in` are meta tensors, undefined where an input is absent.
+/// What a rule sees: the call on global shapes.
 struct RuleCall {
   const Op& op;
-  std::span<const Tensor> in;
+  std::span<const TensorMeta> in;
   const Attrs& attrs;
   std::span<const TensorMeta> out;
 
-  const Shape& shape(std::size_t input) const { return in[input].shape(); }
+  const Shape& shape(std::size_t input) const { return in[input].shape; }
   int ndim(std::size_t input) const { return in[input].ndim(); }
   bool has(std::size_t input) const { return input < in.size() && in[input].defined(); }
 };

@@ -46,7 +46,7 @@ void add_dims(const RuleCall& call, Placement of_reduced, Signatures& signatures
 
 // Terms of a narrower type than the result's would be added up in theirs, where they may not fit.
 void add_linear(const RuleCall& call, Signatures& signatures) {
-  if (call.in[0].dtype() == call.out[0].dtype) add_linear_signatures(call, 0, signatures);
+  if (call.in[0].dtype == call.out[0].dtype) add_linear_signatures(call, 0, signatures);
 }
 
 void sum_signatures(const RuleCall& call, Signatures& signatures) {
@@ -57,7 +57,7 @@ void sum_signatures(const RuleCall& call, Signatures& signatures) {
 template <Kind kind>
 void own_kind_signatures(const RuleCall& call, Signatures& signatures) {
   add_dims(call, Partial(kind), signatures);
-  if (call.in[0].dtype() == call.out[0].dtype) add_one(Partial(kind), Partial(kind), signatures);
+  if (call.in[0].dtype == call.out[0].dtype) add_one(Partial(kind), Partial(kind), signatures);
 }
 
 void argmax_signatures(const RuleCall& call, Signatures& signatures) { add_dims(call, Replicate(), signatures); }

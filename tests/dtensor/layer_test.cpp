@@ -16,6 +16,7 @@
 #include "runtime/op/ops.h"
 #include "tests/dtensor/layouts.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/message_of.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
 
@@ -119,6 +120,15 @@ TEST(DistLayer, ShapeErrorsComeBeforeCommunicationOnEveryRank) {
     const CommCounts before = group->counts();
     expect_error([&] { matmul(a, b); }, {"matmul", "inner dimensions differ: 4 and 5", "{1: dp}", "{0: dp}"});
     EXPECT_EQ(group->counts().all_gather.calls, before.all_gather.calls);
+  });
+}
+
+TEST(DistLayer, ErrorsOfInferShowHowInputsLie) {
+  run_ranks(3, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor a = distribute(values({5, 4}, "a"), mesh, Shard(1)),
+                 ids = cast(distribute(values({5, 4}, "b"), mesh, Shard(0)), DType::i64);
+    EXPECT_EQ(message_of([&] { cat({a, ids}, 0); }), "cat of f32[5,4]{1: dp} and i64[5,4]{0: dp}: dtypes differ");
   });
 }
 

@@ -114,9 +114,9 @@ std::vector<Placement> placements_of(const Tensor& tensor) {
 std::vector<Combination> listed_signatures(const Op& op, std::span<const Tensor> inputs, const Attrs& attrs) {
   const ShardingRule* rule = find_rule(op);
   if (!rule) return {};
-  std::vector<Tensor> metas;
+  std::vector<TensorMeta> metas;
   for (const Tensor& t : inputs)
-    metas.push_back(t.defined() ? Tensor::empty(t.shape(), t.dtype(), Device::meta()) : Tensor());
+    metas.push_back(t.defined() ? TensorMeta{.shape = t.shape(), .dtype = t.dtype()} : kAbsent);
   const Metas out = op.infer({op, metas, attrs});
   const RuleCall call{op, metas, attrs, out};
   Signatures signatures;
