@@ -12,9 +12,9 @@ namespace {
 
 enum class State : std::uint8_t { unwritten, live, freed, released };
 
-Tensor shadow(const TensorRef& ref) {
-  if (!ref.defined()) return {};
-  return Tensor::make({}, ref.shape, ref.strides, ref.offset, ref.dtype, Device::meta());
+TensorMeta meta_of(const TensorRef& ref) {
+  if (!ref.defined()) return kAbsent;
+  return {.shape = ref.shape, .dtype = ref.dtype, .strides = ref.strides, .offset = ref.offset};
 }
 
 bool overlaps(const TensorRef& a, const TensorRef& b) {
@@ -125,8 +125,8 @@ class Verifier {
   }
 
   void check_infer(const GraphNode& node) const {
-    SmallVec<Tensor, 4> in;
-    for (const TensorRef& ref : node.in) in.push_back(shadow(ref));
+    SmallVec<TensorMeta, 4> in;
+    for (const TensorRef& ref : node.in) in.push_back(meta_of(ref));
     Metas metas;
     try {
       metas = node.op->infer({*node.op, in, node.attrs});
