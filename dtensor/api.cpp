@@ -151,17 +151,32 @@ Tensor broadcast_over(Tensor full, const DeviceMesh& mesh, int source) {
 
 }  // namespace
 
+constinit const PlacementRow op::from_local{
+    {
+        .name = "from_local",
+        .doc = "This rank's part, seen as a tensor over a mesh.",
+        .traits = {.linear = true, .placement = true},
+        .vjp = vjp_from_local,
+    },
+    run_from_local,
+};
+
+constinit const PlacementRow op::to_local{
+    {
+        .name = "to_local",
+        .doc = "This rank's part as a plain tensor.",
+        .traits = {.linear = true, .placement = true},
+        .vjp = vjp_to_local,
+    },
+    run_to_local,
+};
+
 Tensor from_local(Tensor local, const Spec* spec, const FromLocalOptions& options) {
-  static const PlacementRow row{{.name = "from_local",
-                                 .doc = "This rank's part, seen as a tensor over a mesh.",
-                                 .traits = {.linear = true, .placement = true},
-                                 .vjp = vjp_from_local},
-                                run_from_local};
   check(!local.is_distributed(), "from_local: {} is distributed already; redistribute() changes its layout", local);
   if (!options.run_check) check_dims(local, *spec);
   const Shape shape = options.run_check ? checked_shape(local, *spec, options) : global_shape(local, *spec, options);
   const Spec* grad = spec_of_gradient("from_local as", *spec, local.ndim(), options.grad_placements);
-  return call(row, FromLocalAttrs{spec, grad, shape}, std::move(local));
+  return call(op::from_local, FromLocalAttrs{spec, grad, shape}, std::move(local));
 }
 
 Tensor from_local(Tensor local, const DeviceMesh& mesh, std::span<const Placement> placements,
@@ -177,15 +192,10 @@ Tensor from_local(Tensor local, const DeviceMesh& mesh, std::span<const Placemen
 }
 
 Tensor to_local(Tensor x, const ToLocalOptions& options) {
-  static const PlacementRow row{{.name = "to_local",
-                                 .doc = "This rank's part as a plain tensor.",
-                                 .traits = {.linear = true, .placement = true},
-                                 .vjp = vjp_to_local},
-                                run_to_local};
   const Spec& spec = Spec::from(x);
   const Spec* grad = spec_of_gradient("to_local of", spec, x.ndim(), options.grad_placements);
   const ToLocalAttrs attrs{grad, options.check_gradient};
-  return call(row, attrs, std::move(x));
+  return call(op::to_local, attrs, std::move(x));
 }
 
 Tensor full_tensor(Tensor x, const ToLocalOptions& options) {

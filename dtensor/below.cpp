@@ -17,19 +17,17 @@ Tensor take_local(Tensor& t) {
 }
 
 Tensor dense_below(Tensor x) {
-  static const Op& copy = find_op("copy");
   if (x.strides() == contiguous_strides(x.shape())) return x;
-  return below(copy, {}, std::move(x));
+  return below(op::copy, {}, std::move(x));
 }
 
 Tensor mine_or_zeros(Tensor x, bool is_mine) {
-  static const Op &view = find_op("view"), &narrow = find_op("narrow"), &pad_to = find_op("pad_to");
   const Shape shape = x.shape();
-  if (shape.empty()) x = below(view, ShapeAttrs{{1}}, std::move(x));
+  if (shape.empty()) x = below(op::view, ShapeAttrs{{1}}, std::move(x));
   const std::int64_t size = x.size(0);
-  x = below(narrow, NarrowAttrs{0, 0, is_mine ? size : 0}, std::move(x));
-  x = below(pad_to, PadToAttrs{0, 0, size}, std::move(x));
-  return shape.empty() ? below(view, ShapeAttrs{shape}, std::move(x)) : x;
+  x = below(op::narrow, NarrowAttrs{0, 0, is_mine ? size : 0}, std::move(x));
+  x = below(op::pad_to, PadToAttrs{0, 0, size}, std::move(x));
+  return shape.empty() ? below(op::view, ShapeAttrs{shape}, std::move(x)) : x;
 }
 
 void abort_peers(const Spec& layout) noexcept {

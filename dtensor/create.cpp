@@ -12,7 +12,7 @@ void check_layout(const Spec* spec, const Shape& shape) {
   check(!spec->is_partial(), "a tensor cannot be made as {}: values become Partial by ops only", spec->describe());
 }
 
-Tensor draw(const char* row, const Shape& shape, std::uint64_t key, double a, double b, const Spec* spec,
+Tensor draw(const Op& row, const Shape& shape, std::uint64_t key, double a, double b, const Spec* spec,
             const RandomOptions& options) {
   check_layout(spec, shape);
   RandomAttrs attrs{.shape = spec->local_shape(shape),
@@ -25,8 +25,7 @@ Tensor draw(const char* row, const Shape& shape, std::uint64_t key, double a, do
   std::int64_t first = 0;
   attrs.runs = local_runs(*spec, shape, first);
   attrs.first += first;
-  const Op& op = find_op(row);
-  const Tensor local = options.step.defined() ? call(op, attrs, options.step) : call(op, attrs);
+  const Tensor local = options.step.defined() ? call(row, attrs, options.step) : call(row, attrs);
   return Tensor::distributed(shape, spec, local);
 }
 
@@ -47,12 +46,12 @@ Tensor ones(const Shape& shape, const Spec* spec, DType dtype, Device device) {
 
 Tensor random_normal(const Shape& shape, std::uint64_t key, double mean, double std, const Spec* spec,
                      const RandomOptions& options) {
-  return draw("random_normal", shape, key, mean, std, spec, options);
+  return draw(op::random_normal, shape, key, mean, std, spec, options);
 }
 
 Tensor random_uniform(const Shape& shape, std::uint64_t key, double low, double high, const Spec* spec,
                       const RandomOptions& options) {
-  return draw("random_uniform", shape, key, low, high, spec, options);
+  return draw(op::random_uniform, shape, key, low, high, spec, options);
 }
 
 }  // namespace sherd

@@ -77,7 +77,6 @@ Destinations destinations_of(const OpCall& call, const CallPlan& plan) {
 }
 
 void run_into(const OpCall& call, const CallPlan& plan, const Destinations& to, std::span<Tensor> local) {
-  static const Op& copy = find_op("copy");
   SmallVec<Tensor, 2> into;
   for (const Tensor& t : call.into) into.push_back(t.local());
   if (to.is_direct) {
@@ -89,7 +88,7 @@ void run_into(const OpCall& call, const CallPlan& plan, const Destinations& to, 
   for (std::size_t i = 0; i < results.size(); ++i) {
     Tensor result = std::move(results[i]);
     if (to.moves[i]) result = run_transition(std::move(result), call.into[i].shape(), *to.moves[i]);
-    OpCall write{copy, {&result, 1}, {}, {&into[i], 1}, call.accumulate};
+    OpCall write{op::copy, {&result, 1}, {}, {&into[i], 1}, call.accumulate};
     call_below_dist(write);
   }
 }
@@ -143,6 +142,9 @@ Tensors distributed_layer(OpCall& call) {
 
 }  // namespace
 
-void install_distributed_layer() { install_dist_layer(distributed_layer); }
+void install_distributed_layer() {
+  add_placement_rows();
+  install_dist_layer(distributed_layer);
+}
 
 }  // namespace sherd

@@ -41,6 +41,30 @@ void vjp_to_source(VjpCall& call) {
 
 }  // namespace
 
+constinit const PlacementRow op::redistribute{
+    {
+        .name = "redistribute",
+        .doc = "x in another layout of its mesh.",
+        .traits = {.linear = true, .placement = true},
+        .vjp = vjp_to_source,
+    },
+    run_redistribute,
+};
+
+constinit const PlacementRow op::align_gradient{
+    {
+        .name = "align_gradient",
+        .doc = "x; its gradient is brought to x's layout.",
+        .traits = {.linear = true, .placement = true},
+        .vjp = vjp_to_source,
+    },
+    run_align,
+};
+
+void add_placement_rows() {
+  add_rows([](OpTable& table) { table.add({&op::redistribute, &op::align_gradient, &op::from_local, &op::to_local}); });
+}
+
 const Spec* gradient_spec(const Spec* spec) {
   if (!spec->is_partial()) return spec;
   std::vector<Placement> placements(spec->placements().begin(), spec->placements().end());
@@ -60,14 +84,9 @@ std::vector<Placement> normalize_placements(std::span<const Placement> placement
 }
 
 Tensor redistribute(Tensor x, const Spec* to) {
-  static const PlacementRow row{{.name = "redistribute",
-                                 .doc = "x in another layout of its mesh.",
-                                 .traits = {.linear = true, .placement = true},
-                                 .vjp = vjp_to_source},
-                                run_redistribute};
   const Spec* from = &Spec::from(x);
   if (from == to) return x;
-  return call(row, RedistributeAttrs{from, to}, std::move(x));
+  return call(op::redistribute, RedistributeAttrs{from, to}, std::move(x));
 }
 
 Tensor redistribute(Tensor x, std::span<const Placement> placements) {
@@ -76,14 +95,9 @@ Tensor redistribute(Tensor x, std::span<const Placement> placements) {
 }
 
 Tensor align_gradient(Tensor x) {
-  static const PlacementRow row{{.name = "align_gradient",
-                                 .doc = "x; its gradient is redistributed to x's layout.",
-                                 .traits = {.linear = true, .placement = true},
-                                 .vjp = vjp_to_source},
-                                run_align};
   const Spec* spec = &Spec::from(x);
   if (!x.requires_grad()) return x;
-  return call(row, RedistributeAttrs{spec, spec}, std::move(x));
+  return call(op::align_gradient, RedistributeAttrs{spec, spec}, std::move(x));
 }
 
 Tensors run_placement_row(OpCall& call) {

@@ -9,11 +9,11 @@ namespace sherd {
 
 namespace {
 
-using RuleTable = std::unordered_map<std::string, ShardingRule>;
+using RuleTable = std::unordered_map<const Op*, ShardingRule>;
 
 RuleTable rules_by_hand() {
   RuleTable table;
-  const auto add = [&](std::string_view op, const ShardingRule& rule) { table[std::string(op)] = rule; };
+  const auto add = [&](const Op& op, const ShardingRule& rule) { table[&op] = rule; };
   register_matmul_rules(add);
   register_reduce_rules(add);
   register_view_rules(add);
@@ -35,20 +35,19 @@ RuleTable& rules() {
 
 const ShardingRule* find_rule(const Op& op) {
   static const ShardingRule derived{.derived = true};
-  if (const auto rule = rules().find(std::string(op.name)); rule != rules().end()) return &rule->second;
+  if (const auto rule = rules().find(&op); rule != rules().end()) return &rule->second;
   return is_derivable(op) ? &derived : nullptr;
 }
 
-void register_rule(std::string_view op, const ShardingRule& rule) {
-  check(rule.signatures != nullptr || rule.derived, "the rule of {} lists no signatures", op);
-  rules()[std::string(op)] = rule;
+void register_rule(const Op& op, const ShardingRule& rule) {
+  check(rule.signatures != nullptr || rule.derived, "the rule of {} lists no signatures", op.name);
+  rules()[&op] = rule;
 }
 
 Tensor reduce_over(Tensor local, const DeviceMesh& mesh, std::span<const int> axes, ReduceKind kind) {
-  static const Op& op = find_op("all_reduce");
   for (int axis : axes) {
     if (mesh.size(axis) == 1) continue;
-    local = below(op, CollectiveAttrs{.group = &mesh.group(axis), .kind = static_cast<int>(kind)},
+    local = below(op::all_reduce, CollectiveAttrs{.group = &mesh.group(axis), .kind = static_cast<int>(kind)},
                   dense_below(std::move(local)));
   }
   return local;

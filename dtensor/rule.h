@@ -70,10 +70,10 @@ struct ShardingRule {
 const ShardingRule* find_rule(const Op& op);
 /// Adds or replaces the rule of a row, also of one of the user's own. Before the row is first called with distributed
 /// tensors; not while ranks that are threads run.
-void register_rule(std::string_view op, const ShardingRule& rule);
+void register_rule(const Op& op, const ShardingRule& rule);
 
 // Each family adds its rules; see rules/.
-using AddRule = const std::function<void(std::string_view op, const ShardingRule& rule)>&;
+using AddRule = const std::function<void(const Op& op, const ShardingRule& rule)>&;
 void register_matmul_rules(AddRule add);
 void register_reduce_rules(AddRule add);
 void register_view_rules(AddRule add);

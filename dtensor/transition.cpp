@@ -20,11 +20,14 @@ namespace {
 
 using Kind = TransitionStep::Kind;
 
-// Also the row's name, except for the slice.
-std::string_view name(Kind kind) {
-  static constexpr std::string_view names[] = {"slice", "all_gather", "all_to_all", "reduce_scatter", "all_reduce"};
-  return names[static_cast<std::size_t>(kind)];
+// The row that makes a step: of a collective, or of a slice, which keeps a part.
+const Op& row_of(Kind kind) {
+  static constexpr const Op* rows[] = {&op::narrow, &op::all_gather, &op::all_to_all, &op::reduce_scatter,
+                                       &op::all_reduce};
+  return *rows[static_cast<std::size_t>(kind)];
 }
+
+std::string_view name(Kind kind) { return kind == Kind::slice ? "slice" : row_of(kind).name; }
 
 struct AxisCosts {
   std::map<std::string, AxisCost, std::less<>> by_name;
@@ -215,11 +218,10 @@ const Transition& find_plan(const Spec* from, const Spec* to, const Shape& shape
 }
 
 Tensor run_slice(Tensor x, const TransitionStep& step) {
-  static const Op& narrow = find_op("narrow");
   for (int axis : step.axes) {
     const Spec::Range part =
         chunk_range(x.size(step.to_dim), step.result->axis_size(axis), step.result->coordinate(axis));
-    x = below(narrow, NarrowAttrs{step.to_dim, part.begin, part.size()}, std::move(x));
+    x = below(op::narrow, NarrowAttrs{step.to_dim, part.begin, part.size()}, std::move(x));
   }
   return x;
 }
@@ -233,7 +235,7 @@ Tensor run_collective(Tensor x, const Shape& shape, const TransitionStep& step) 
   if (joins) attrs.rows = step.result->local_range(step.from_dim, shape[step.from_dim]).size();
   attrs.dim = joins ? step.from_dim : step.to_dim;
   attrs.split_dim = step.to_dim;
-  return below(find_op(name(step.kind)), attrs, dense_below(std::move(x)));
+  return below(row_of(step.kind), attrs, dense_below(std::move(x)));
 }
 
 }  // namespace

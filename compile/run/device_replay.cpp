@@ -102,8 +102,7 @@ Tensor twin(const Tensor& like) {
 }
 
 Tensor dense_copy_of(const Tensor& tensor) {
-  static const Op& copy = find_op("copy");
-  Tensor local = call(copy, {}, tensor.local());
+  Tensor local = call(op::copy, {}, tensor.local());
   return tensor.is_distributed() ? Tensor::distributed(tensor.shape(), tensor.layout(), local) : local;
 }
 

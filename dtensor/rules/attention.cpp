@@ -64,9 +64,9 @@ Attrs rope_attrs(const LocalCall& local) {
 }  // namespace
 
 void register_attention_rules(AddRule add) {
-  add("scaled_dot_product_attention", {.signatures = attention_signatures});
-  add("scaled_dot_product_attention_backward", {.signatures = attention_backward_signatures});
-  add("rope", {.signatures = rope_signatures, .attrs = rope_attrs});
+  add(op::scaled_dot_product_attention, {.signatures = attention_signatures});
+  add(op::scaled_dot_product_attention_backward, {.signatures = attention_backward_signatures});
+  add(op::rope, {.signatures = rope_signatures, .attrs = rope_attrs});
 }
 
 }  // namespace sherd

@@ -101,14 +101,14 @@ void topk_signatures(const RuleCall& call, Signatures& signatures) {
 }  // namespace
 
 void register_gather_rules(AddRule add) {
-  add("index_select", {.signatures = index_select_signatures});
-  add("index_select_backward", {.signatures = index_select_backward_signatures});
-  add("gather", {.signatures = gather_signatures});
-  add("gather_backward", {.signatures = gather_backward_signatures, .attrs = gather_backward_attrs});
-  add("scatter", {.signatures = scatter_signatures});
-  add("scatter_backward", {.signatures = scatter_backward_signatures});
-  add("scatter_add", {.signatures = scatter_add_signatures});
-  add("topk", {.signatures = topk_signatures});
+  add(op::index_select, {.signatures = index_select_signatures});
+  add(op::index_select_backward, {.signatures = index_select_backward_signatures});
+  add(op::gather, {.signatures = gather_signatures});
+  add(op::gather_backward, {.signatures = gather_backward_signatures, .attrs = gather_backward_attrs});
+  add(op::scatter, {.signatures = scatter_signatures});
+  add(op::scatter_backward, {.signatures = scatter_backward_signatures});
+  add(op::scatter_add, {.signatures = scatter_add_signatures});
+  add(op::topk, {.signatures = topk_signatures});
 }
 
 }  // namespace sherd

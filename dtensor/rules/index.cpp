@@ -39,8 +39,8 @@ Attrs embedding_backward_attrs(const LocalCall& local) {
 }  // namespace
 
 void register_index_rules(AddRule add) {
-  add("embedding", {.attrs = embedding_attrs, .derived = true});
-  add("embedding_backward", {.signatures = embedding_backward_signatures, .attrs = embedding_backward_attrs});
+  add(op::embedding, {.attrs = embedding_attrs, .derived = true});
+  add(op::embedding_backward, {.signatures = embedding_backward_signatures, .attrs = embedding_backward_attrs});
 }
 
 }  // namespace sherd

@@ -24,8 +24,6 @@ namespace {
 
 constexpr std::size_t kX = 0;  // logits, or the input of the linear layer that makes them
 
-const Op& row(const char* name) { return find_op(name); }
-
 // Cut along every leading dim, and along the classes, which dim `class_dim` of input `class_input` holds.
 void add_loss_signatures(const RuleCall& call, std::size_t first, std::size_t targets, std::size_t class_input,
                          int class_dim, Signatures& signatures) {
@@ -101,19 +99,19 @@ std::vector<int> axes_cutting(const Spec& spec, int dim) {
 Tensor pair(Tensor a, Tensor b) {
   Shape shape = a.shape();
   shape.insert(0, 1);
-  a = below(row("view"), ShapeAttrs{shape}, std::move(a));
-  b = below(row("view"), ShapeAttrs{shape}, std::move(b));
-  return below(row("cat"), DimAttrs{0}, std::move(a), std::move(b));
+  a = below(op::view, ShapeAttrs{shape}, std::move(a));
+  b = below(op::view, ShapeAttrs{shape}, std::move(b));
+  return below(op::cat, DimAttrs{0}, std::move(a), std::move(b));
 }
 
 Tensor part_of_pair(const Tensor& both, std::int64_t i) {
   Shape shape = both.shape();
   shape.erase(0);
-  return below(row("view"), ShapeAttrs{shape}, below(row("narrow"), NarrowAttrs{0, i, 1}, both));
+  return below(op::view, ShapeAttrs{shape}, below(op::narrow, NarrowAttrs{0, i, 1}, both));
 }
 
 Tensor constant(double value, DType dtype, Device device) {
-  return std::move(below(row("full"), FullAttrs{{}, value, dtype, device}, std::span<Tensor>{})[0]);
+  return std::move(below(op::full, FullAttrs{{}, value, dtype, device}, std::span<Tensor>{})[0]);
 }
 
 struct Rows {
@@ -128,28 +126,28 @@ Rows combine_classes(const LocalCall& local, const CrossEntropyAttrs& attrs, Ten
                      std::span<const int> axes) {
   const DeviceMesh mesh = local.in[kX]->mesh();
   const Tensor most = reduce_over(parts[0], mesh, axes, ReduceKind::max);
-  Tensor sums = below(row("mul"), {}, std::move(parts[1]),
-                      below(row("exp"), {}, below(row("sub"), {}, std::move(parts[0]), most)));
+  Tensor sums =
+      below(op::mul, {}, std::move(parts[1]), below(op::exp, {}, below(op::sub, {}, std::move(parts[0]), most)));
   const Tensor both = reduce_over(pair(std::move(sums), std::move(parts[2])), mesh, axes, ReduceKind::sum);
   Rows rows;
-  const Tensor log_sum = below(row("log"), {}, part_of_pair(both, 0));
-  const Tensor lse = below(row("add"), {}, most, log_sum);
+  const Tensor log_sum = below(op::log, {}, part_of_pair(both, 0));
+  const Tensor lse = below(op::add, {}, most, log_sum);
   const DType dtype = lse.dtype();
   const Tensor ignored = constant(static_cast<double>(attrs.ignore_index), targets.dtype(), targets.device());
   const Tensor zero = constant(0, dtype, targets.device());
-  const Tensor counts = below(row("not_equal"), {}, targets, ignored);
-  const Tensor below_most = below(row("sub"), {}, most, part_of_pair(both, 1));
-  const Tensor losses = below(row("where"), {}, counts, below(row("add"), {}, below_most, log_sum), zero);
-  rows.lse = below(row("where"), {}, counts, lse, zero);
+  const Tensor counts = below(op::not_equal, {}, targets, ignored);
+  const Tensor below_most = below(op::sub, {}, most, part_of_pair(both, 1));
+  const Tensor losses = below(op::where, {}, counts, below(op::add, {}, below_most, log_sum), zero);
+  rows.lse = below(op::where, {}, counts, lse, zero);
   const ReduceAttrs every{(std::uint64_t{1} << targets.ndim()) - 1, false};
-  rows.sum = below(row("sum"), every, losses);
-  rows.count = below(row("sum"), every, below(row("cast"), CastAttrs{dtype}, counts));
+  rows.sum = below(op::sum, every, losses);
+  rows.count = below(op::sum, every, below(op::cast, CastAttrs{dtype}, counts));
   return rows;
 }
 
 // What `whole` (the row itself) and `parts` (its part of the classes) make of this rank's inputs.
 Tensors run_loss(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in, std::size_t targets_input,
-                 std::size_t class_input, int class_dim, const char* parts_row) {
+                 std::size_t class_input, int class_dim, const Op& parts_row) {
   const std::vector<int> class_axes = axes_cutting(*local.in[class_input], class_dim);
   std::vector<int> row_axes;
   for (int d = 0; d < local.call.ndim(targets_input); ++d)
@@ -158,10 +156,10 @@ Tensors run_loss(const LocalCall& local, const Attrs& attrs, std::span<Tensor> i
   if (class_axes.empty()) {
     Tensors whole = below(local.call.op, attrs, in);
     if (row_axes.empty()) return whole;
-    rows = {whole[1], below(row("mul"), {}, whole[0], whole[2]), whole[2]};
+    rows = {whole[1], below(op::mul, {}, whole[0], whole[2]), whole[2]};
   } else {
     const Tensor targets = in[targets_input];
-    rows = combine_classes(local, attrs.as<CrossEntropyAttrs>(), below(row(parts_row), attrs, in), targets, class_axes);
+    rows = combine_classes(local, attrs.as<CrossEntropyAttrs>(), below(parts_row, attrs, in), targets, class_axes);
   }
   if (!row_axes.empty()) {
     const Tensor both = reduce_over(pair(rows.sum, rows.count), local.in[kX]->mesh(), row_axes, ReduceKind::sum);
@@ -169,21 +167,20 @@ Tensors run_loss(const LocalCall& local, const Attrs& attrs, std::span<Tensor> i
     rows.count = part_of_pair(both, 1);
   }
   // No target counts: the sum is 0 and so is the mean.
-  const Tensor divisor =
-      below(row("clamp"), ClampAttrs{1, std::numeric_limits<double>::infinity()}, Tensor(rows.count));
+  const Tensor divisor = below(op::clamp, ClampAttrs{1, std::numeric_limits<double>::infinity()}, Tensor(rows.count));
   Tensors out;
-  out.push_back(below(row("div"), {}, rows.sum, divisor));
+  out.push_back(below(op::div, {}, rows.sum, divisor));
   out.push_back(rows.lse);
   out.push_back(rows.count);
   return out;
 }
 
 Tensors run_cross_entropy(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
-  return run_loss(local, attrs, in, 1, kX, local.call.ndim(kX) - 1, "cross_entropy_parts");
+  return run_loss(local, attrs, in, 1, kX, local.call.ndim(kX) - 1, op::cross_entropy_parts);
 }
 
 Tensors run_linear_cross_entropy(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
-  return run_loss(local, attrs, in, 2, 1, 0, "linear_cross_entropy_parts");
+  return run_loss(local, attrs, in, 2, 1, 0, op::linear_cross_entropy_parts);
 }
 
 // Of the first rank, whose parts are the largest.
@@ -197,7 +194,6 @@ Shape largest_part(const LocalCall& local, std::size_t input) {
 
 // All ranks make the same calls, for they capture one program.
 Tensors run_loss_gradient_row(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
-  static const Op& weight_grad = find_op("linear_weight_grad");
   const auto& a = attrs.as<LossGradientAttrs>();
   const LossChunks chunks{numel(largest_part(local, 3)),
                           loss_chunk_rows(largest_part(local, 2)[0], in[2].device().kind)};
@@ -205,8 +201,8 @@ Tensors run_loss_gradient_row(const LocalCall& local, const Attrs& attrs, std::s
   std::function<void(Tensor, Tensor)> to_weight;
   if (a.of_weight)
     to_weight = [&](Tensor d, Tensor x) {
-      if (weight_sum.defined()) call_into(weight_grad, {}, weight_sum, true, std::move(d), std::move(x));
-      else weight_sum = call(weight_grad, {}, std::move(d), std::move(x));
+      if (weight_sum.defined()) call_into(op::linear_weight_grad, {}, weight_sum, true, std::move(d), std::move(x));
+      else weight_sum = call(op::linear_weight_grad, {}, std::move(d), std::move(x));
     };
   Tensor x_grad = run_loss_gradient(a.loss,
                                     {.grad = std::move(in[0]),
@@ -225,14 +221,14 @@ Tensors run_loss_gradient_row(const LocalCall& local, const Attrs& attrs, std::s
 }  // namespace
 
 void register_loss_rules(AddRule add) {
-  add("cross_entropy",
+  add(op::cross_entropy,
       {.signatures = cross_entropy_signatures, .attrs = cross_entropy_attrs, .run = run_cross_entropy});
-  add("linear_cross_entropy", {.signatures = linear_cross_entropy_signatures,
-                               .attrs = linear_cross_entropy_attrs,
-                               .run = run_linear_cross_entropy});
-  add("cross_entropy_backward",
+  add(op::linear_cross_entropy, {.signatures = linear_cross_entropy_signatures,
+                                 .attrs = linear_cross_entropy_attrs,
+                                 .run = run_linear_cross_entropy});
+  add(op::cross_entropy_backward,
       {.signatures = cross_entropy_backward_signatures, .attrs = cross_entropy_backward_attrs});
-  add(loss_gradient_row().name,
+  add(op::linear_cross_entropy_backward,
       {.signatures = loss_gradient_signatures, .attrs = loss_gradient_attrs, .run = run_loss_gradient_row});
 }
 

@@ -37,6 +37,6 @@ Tensors run_linear(const LocalCall& local, const Attrs& attrs, std::span<Tensor>
 
 }  // namespace
 
-void register_matmul_rules(AddRule add) { add("linear", {.signatures = linear_signatures, .run = run_linear}); }
+void register_matmul_rules(AddRule add) { add(op::linear, {.signatures = linear_signatures, .run = run_linear}); }
 
 }  // namespace sherd

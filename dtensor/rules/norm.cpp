@@ -50,12 +50,12 @@ void norm_backward_signatures(const RuleCall& call, Signatures& signatures) {
 }  // namespace
 
 void register_norm_rules(AddRule add) {
-  for (const char* row : {"softmax", "log_softmax"}) add(row, {.signatures = softmax_signatures});
-  for (const char* row : {"softmax_backward", "log_softmax_backward"})
-    add(row, {.signatures = softmax_backward_signatures});
-  for (const char* row : {"layer_norm", "rms_norm"}) add(row, {.signatures = norm_signatures});
-  for (const char* row : {"layer_norm_backward", "rms_norm_backward"})
-    add(row, {.signatures = norm_backward_signatures});
+  for (const Op* row : {&op::softmax, &op::log_softmax}) add(*row, {.signatures = softmax_signatures});
+  for (const Op* row : {&op::softmax_backward, &op::log_softmax_backward})
+    add(*row, {.signatures = softmax_backward_signatures});
+  for (const Op* row : {&op::layer_norm, &op::rms_norm}) add(*row, {.signatures = norm_signatures});
+  for (const Op* row : {&op::layer_norm_backward, &op::rms_norm_backward})
+    add(*row, {.signatures = norm_backward_signatures});
 }
 
 }  // namespace sherd

@@ -20,6 +20,6 @@ Attrs dropout_attrs(const LocalCall& local) {
 
 }  // namespace
 
-void register_random_rules(AddRule add) { add("dropout", {.attrs = dropout_attrs, .derived = true}); }
+void register_random_rules(AddRule add) { add(op::dropout, {.attrs = dropout_attrs, .derived = true}); }
 
 }  // namespace sherd

@@ -97,8 +97,7 @@ bool leaves_empty_part(const Spec& spec, std::span<const int> axes, std::int64_t
 }
 
 Tensor full(const Shape& shape, double value, const Tensor& like) {
-  static const Op& op = find_op("full");
-  return std::move(below(op, FullAttrs{shape, value, like.dtype(), like.device()}, std::span<Tensor>{})[0]);
+  return std::move(below(op::full, FullAttrs{shape, value, like.dtype(), like.device()}, std::span<Tensor>{})[0]);
 }
 
 // The smallest value of x's type, so that it is no maximum, or the largest.
@@ -109,10 +108,10 @@ Tensor lowest(const Shape& shape, const Tensor& x) {
   return full(shape, x.dtype() == DType::i32 ? -0x1p31 : 0, x);
 }
 Tensor highest(const Shape& shape, const Tensor& x) {
-  static const Op& sub = find_op("sub");
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (is_floating(x.dtype())) return full(shape, kInfinity, x);
-  if (x.dtype() == DType::i64) return below(sub, {}, full(shape, -1, x), lowest(shape, x));  // 2^63 - 1 is no double
+  if (x.dtype() == DType::i64)
+    return below(op::sub, {}, full(shape, -1, x), lowest(shape, x));  // 2^63 - 1 is no double
   return full(shape, x.dtype() == DType::i32 ? 0x1p31 - 1 : x.dtype() == DType::u8 ? 255 : 1, x);
 }
 Tensor zero(const Shape& shape, const Tensor& x) { return full(shape, 0, x); }
@@ -120,7 +119,6 @@ Tensor zero(const Shape& shape, const Tensor& x) { return full(shape, 0, x); }
 // x with one more element along each reduced dim of which some rank holds none.
 template <Tensor (*neutral)(const Shape&, const Tensor&)>
 Tensor with_neutral(const LocalCall& local, Tensor x) {
-  static const Op& cat = find_op("cat");
   const std::uint64_t mask = local.call.attrs.as<ReduceAttrs>().dims;
   const Spec& spec = *local.in[0];
   for (int d = 0; d < x.ndim(); ++d) {
@@ -129,7 +127,7 @@ Tensor with_neutral(const LocalCall& local, Tensor x) {
     Shape slice = x.shape();
     slice[d] = 1;
     Tensor more = neutral(slice, x);
-    x = below(cat, DimAttrs{d}, std::move(x), std::move(more));
+    x = below(op::cat, DimAttrs{d}, std::move(x), std::move(more));
   }
   return x;
 }
@@ -151,7 +149,6 @@ std::int64_t reduced_count(const Shape& shape, std::uint64_t mask) {
 
 // Means of the parts, each with its share of the elements. Sums would leave the range of f16.
 Tensors run_mean(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
-  static const Op& scale = find_op("mul_scalar");
   const std::uint64_t mask = attrs.as<ReduceAttrs>().dims;
   bool is_cut = false;
   for (int d = 0; d < in[0].ndim(); ++d) is_cut |= is_reduced(mask, d) && !local.in[0]->axes_of(d).empty();
@@ -160,14 +157,12 @@ Tensors run_mean(const LocalCall& local, const Attrs& attrs, std::span<Tensor> i
   const auto share = static_cast<double>(reduced_count(in[0].shape(), mask)) /
                      static_cast<double>(reduced_count(local.call.shape(0), mask));
   Tensors means = below(local.call.op, attrs, in);
-  return below(scale, ScalarAttrs{share}, std::span<Tensor>(means));
+  return below(op::mul_scalar, ScalarAttrs{share}, std::span<Tensor>(means));
 }
 
 // The first position of the largest value: each rank's best value and where it is; of the ranks that have the best of
 // all, the smallest position. A NaN is larger than any value.
 Tensors run_argmax(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
-  static const Op &max_row = find_op("max"), &add = find_op("add_scalar"), &equal = find_op("equal"),
-                  &not_equal = find_op("not_equal"), &either = find_op("logical_or"), &where = find_op("where");
   const std::uint64_t mask = attrs.as<ReduceAttrs>().dims;
   const Spec& spec = *local.in[0];
   const int dim = mask ? std::countr_zero(mask) : 0;
@@ -175,32 +170,33 @@ Tensors run_argmax(const LocalCall& local, const Attrs& attrs, std::span<Tensor>
   if (mask == 0 || axes.empty()) return below(local.call.op, attrs, in);
   const std::int64_t size = local.call.shape(0)[dim];
   const Tensor x = with_neutral<lowest>(local, std::move(in[0]));
-  const Tensor best = below(max_row, attrs, x);
+  const Tensor best = below(op::max, attrs, x);
   Tensor at = below(local.call.op, attrs, x);
   // Ranks without elements say `size` or more, which is no position.
-  at = below(add, ScalarAttrs{static_cast<double>(spec.local_range(dim, size).begin)}, std::move(at));
+  at = below(op::add_scalar, ScalarAttrs{static_cast<double>(spec.local_range(dim, size).begin)}, std::move(at));
   const DeviceMesh mesh = spec.mesh();
   const Tensor top = reduce_over(best, mesh, axes, Kind::max);
-  const Tensor is_top = below(either, {}, below(equal, {}, best, top), below(not_equal, {}, best, best));
+  const Tensor is_top =
+      below(op::logical_or, {}, below(op::equal, {}, best, top), below(op::not_equal, {}, best, best));
   const Tensor none = full({}, static_cast<double>(size), at);
   Tensors result;
-  result.push_back(reduce_over(below(where, {}, is_top, at, none), mesh, axes, Kind::min));
+  result.push_back(reduce_over(below(op::where, {}, is_top, at, none), mesh, axes, Kind::min));
   return result;
 }
 
 }  // namespace
 
 void register_reduce_rules(AddRule add) {
-  add("sum", {.signatures = sum_signatures});
-  add("sum_to", {.signatures = sum_to_signatures, .attrs = sum_to_attrs});
-  add("mean", {.signatures = sum_signatures, .run = run_mean});
-  add("max", {.signatures = own_kind_signatures<Kind::max>, .run = run_extremum<lowest>});
-  add("min", {.signatures = own_kind_signatures<Kind::min>, .run = run_extremum<highest>});
-  add("prod", {.signatures = own_kind_signatures<Kind::product>});
-  add("any", {.signatures = own_kind_signatures<Kind::max>});
-  add("all", {.signatures = own_kind_signatures<Kind::min>});
-  add("var", {.signatures = var_signatures});
-  add("argmax", {.signatures = argmax_signatures, .run = run_argmax});
+  add(op::sum, {.signatures = sum_signatures});
+  add(op::sum_to, {.signatures = sum_to_signatures, .attrs = sum_to_attrs});
+  add(op::mean, {.signatures = sum_signatures, .run = run_mean});
+  add(op::max, {.signatures = own_kind_signatures<Kind::max>, .run = run_extremum<lowest>});
+  add(op::min, {.signatures = own_kind_signatures<Kind::min>, .run = run_extremum<highest>});
+  add(op::prod, {.signatures = own_kind_signatures<Kind::product>});
+  add(op::any, {.signatures = own_kind_signatures<Kind::max>});
+  add(op::all, {.signatures = own_kind_signatures<Kind::min>});
+  add(op::var, {.signatures = var_signatures});
+  add(op::argmax, {.signatures = argmax_signatures, .run = run_argmax});
 }
 
 }  // namespace sherd

@@ -153,14 +153,14 @@ Tensors run_to_device(const LocalCall& local, const Attrs& attrs, std::span<Tens
 }  // namespace
 
 void register_view_rules(AddRule add) {
-  add("view", {.signatures = view_signatures, .attrs = local_shape, .run = run_view});
-  add("permute", {.signatures = permute_signatures});
-  add("expand", {.signatures = expand_signatures, .attrs = local_shape});
-  add("narrow", {.signatures = narrow_signatures, .attrs = narrow_attrs});
-  add("pad_to", {.signatures = pad_to_signatures, .attrs = pad_to_attrs});
-  add("cat", {.signatures = cat_signatures});
-  add("copy", {.signatures = same_place_signatures});
-  add("to_device", {.signatures = same_place_signatures, .run = run_to_device});
+  add(op::view, {.signatures = view_signatures, .attrs = local_shape, .run = run_view});
+  add(op::permute, {.signatures = permute_signatures});
+  add(op::expand, {.signatures = expand_signatures, .attrs = local_shape});
+  add(op::narrow, {.signatures = narrow_signatures, .attrs = narrow_attrs});
+  add(op::pad_to, {.signatures = pad_to_signatures, .attrs = pad_to_attrs});
+  add(op::cat, {.signatures = cat_signatures});
+  add(op::copy, {.signatures = same_place_signatures});
+  add(op::to_device, {.signatures = same_place_signatures, .run = run_to_device});
 }
 
 }  // namespace sherd

@@ -90,7 +90,6 @@ std::vector<Optimizer::Cohort> Optimizer::cohorts_of(const std::vector<std::size
 // Counts go up in place, so a step of all parameters is one addition. A parameter that misses a step gets a copy first;
 // a captured step notices by the storage that its slots share.
 std::vector<Optimizer::Cohort> Optimizer::count(const std::vector<std::size_t>& active) {
-  static const Op& full = find_op("full");
   std::vector<Cohort> cohorts = cohorts_of(active);
   for (const Cohort& cohort : cohorts) {
     if (cohort.active.empty() && &cohort != &cohorts[0]) continue;
@@ -98,7 +97,7 @@ std::vector<Optimizer::Cohort> Optimizer::count(const std::vector<std::size_t>& 
       const Tensor kept = add(cohort.count, 0);
       for (const std::size_t i : cohort.idle) counts_[i]->set(kept);
     }
-    call_op_into(full, {}, FullAttrs{{}, 1, cohort.count.dtype(), cohort.count.device()}, cohort.count, true);
+    call_op_into(op::full, {}, FullAttrs{{}, 1, cohort.count.dtype(), cohort.count.device()}, cohort.count, true);
   }
   std::erase_if(cohorts, [](const Cohort& cohort) { return cohort.active.empty(); });
   return cohorts;

@@ -31,27 +31,23 @@ Tensor run_row(const Op& op, const Attrs& attrs, Tensor in) {
 
 // Casts into `out`, or copies where the dtypes are equal.
 void store(Tensor in, const Tensor& out, bool accumulate) {
-  static const Op& copy = find_op("copy");
-  static const Op& cast = find_op("cast");
-  if (in.dtype() == out.dtype()) run_row(copy, {}, std::move(in), out, accumulate);
-  else run_row(cast, CastAttrs{out.dtype()}, std::move(in), out, accumulate);
+  if (in.dtype() == out.dtype()) run_row(op::copy, {}, std::move(in), out, accumulate);
+  else run_row(op::cast, CastAttrs{out.dtype()}, std::move(in), out, accumulate);
 }
 
 DType compute_dtype(DType t) { return t == DType::bf16 || t == DType::f16 ? DType::f32 : t; }
 
 // The steps of comm::reduce, as rows.
 void reduce_on_device(const AlonePart& part, double scale) {
-  static const Op& cast = find_op("cast");
-  static const Op& times = find_op("mul_scalar");
   const DType compute = compute_dtype(part.in.dtype());
   const bool narrow = is_floating(compute) && byte_size(part.wire) < byte_size(compute);
   const auto to_dtype = [&](Tensor t, DType dtype) {
-    return t.dtype() == dtype ? t : run_row(cast, CastAttrs{dtype}, std::move(t));
+    return t.dtype() == dtype ? t : run_row(op::cast, CastAttrs{dtype}, std::move(t));
   };
   Tensor x = part.in;
   if (narrow) x = to_dtype(std::move(x), part.wire);
   if (scale != 1.0) {
-    x = run_row(times, ScalarAttrs{scale}, to_dtype(std::move(x), compute));
+    x = run_row(op::mul_scalar, ScalarAttrs{scale}, to_dtype(std::move(x), compute));
     if (narrow) x = to_dtype(std::move(x), part.wire);
   }
   store(std::move(x), part.out, part.accumulate);

@@ -36,6 +36,7 @@ ShardGroup::ShardGroup(std::string name, const DeviceMesh& mesh, std::vector<Par
       policy_(policy),
       parameters_(std::move(parameters)),
       divide_factor_(mesh.num_ranks()) {
+  add_unit_rows();
   reduction_changed();
   std::vector<Tensor> values;  // of this rank
   for (Parameter* p : parameters_) {

@@ -39,69 +39,72 @@ void leave_as_is(const KernelCall&) {}
 Metas no_outputs(const InferCall&) { return {}; }
 int last_input(const InferCall& c) { return static_cast<int>(c.in.size()); }
 
-const Op& gather_row() {
-  static const Op row{.name = "unshard",
-                      .doc = "Gathers a unit's parameters from all ranks into their final place.",
-                      .infer = no_outputs,
-                      .traits = {.collective = true, .effect = true},
-                      .no_gradient = "effect",
-                      .kernel = {run_gather, run_gather}};
-  return row;
-}
+constinit const Op kUnshard{
+    .name = "unshard",
+    .doc = "Gathers a unit's parameters from all ranks into their final place.",
+    .infer = no_outputs,
+    .traits = {.collective = true, .effect = true},
+    .no_gradient = "effect",
+};
 
-const Op& release_row() {
-  static const Op row{.name = "release",
-                      .doc = "Frees a unit's gathered parameters.",
-                      .infer = no_outputs,
-                      .traits = {.effect = true},
-                      .no_gradient = "effect",
-                      .kernel = {run_release, run_release}};
-  return row;
-}
+constinit const Op kRelease{
+    .name = "release",
+    .doc = "Frees a unit's gathered parameters.",
+    .infer = no_outputs,
+    .traits = {.effect = true},
+    .no_gradient = "effect",
+};
 
-const Op& gradient_buffer_row() {
-  static const Op row{
-      .name = "gradient_buffer",
-      .doc = "Bytes for gradients, not initialised.",
-      .infer = [](const InferCall& c) { return Metas{TensorMeta{Shape{c.attrs.as<BufferAttrs>().bytes}, DType::u8}}; },
-      .no_gradient = "no inputs",
-      .category = MemoryCategory::gradients,
-      .device = [](const Attrs& attrs) { return attrs.as<BufferAttrs>().device; },
-      .kernel = {leave_as_is, leave_as_is}};
-  return row;
-}
+constinit const Op kGradientBuffer{
+    .name = "gradient_buffer",
+    .doc = "Bytes for gradients, not initialised.",
+    .infer = [](const InferCall& c) { return Metas{TensorMeta{Shape{c.attrs.as<BufferAttrs>().bytes}, DType::u8}}; },
+    .no_gradient = "no inputs",
+    .category = MemoryCategory::gradients,
+    .device = [](const Attrs& attrs) { return attrs.as<BufferAttrs>().device; },
+};
 
-const Op& reduce_row() {
-  static const Op row{.name = "reduce",
-                      .doc = "Reduce-scatters a unit's full gradients into this rank's shards.",
-                      .infer = no_outputs,
-                      .traits = {.collective = true, .effect = true},
-                      .no_gradient = "effect",
-                      .mutated = last_input,
-                      .kernel = {run_reduce, run_reduce}};
-  return row;
+constinit const Op kReduce{
+    .name = "reduce",
+    .doc = "Reduce-scatters a unit's full gradients into this rank's shards.",
+    .infer = no_outputs,
+    .traits = {.collective = true, .effect = true},
+    .no_gradient = "effect",
+    .mutated = last_input,
+};
+
+void register_unit_rows(OpTable& table) {
+  table.add({&kUnshard, &kRelease, &kGradientBuffer, &kReduce});
+  for (const auto backend : {Device::Kind::cpu, Device::Kind::cuda}) {
+    table.kernel(kUnshard, backend, run_gather);
+    table.kernel(kRelease, backend, run_release);
+    table.kernel(kGradientBuffer, backend, leave_as_is);
+    table.kernel(kReduce, backend, run_reduce);
+  }
 }
 
 }  // namespace
 
+void add_unit_rows() { add_rows(register_unit_rows); }
+
 void issue_gather(ShardUnit& unit, const Tensor& shards, const Tensor& gathered) {
   Tensor in[] = {shards, gathered};
-  call_op(gather_row(), in, UnitAttrs{&unit});
+  call_op(kUnshard, in, UnitAttrs{&unit});
 }
 
 void issue_release(ShardUnit& unit, const Tensor& gathered) {
   Tensor in[] = {gathered};
-  call_op(release_row(), in, UnitAttrs{&unit});
+  call_op(kRelease, in, UnitAttrs{&unit});
 }
 
 Tensor issue_gradient_buffer(std::int64_t bytes, Device device) {
-  return call(gradient_buffer_row(), BufferAttrs{bytes, device});
+  return call(kGradientBuffer, BufferAttrs{bytes, device});
 }
 
 void issue_reduce(ShardUnit& unit, int plan, const Tensor& full, std::span<const Tensor> out) {
   std::vector<Tensor> in{full};
   in.insert(in.end(), out.begin(), out.end());
-  call_op(reduce_row(), in, UnitAttrs{&unit, plan});
+  call_op(kReduce, in, UnitAttrs{&unit, plan});
 }
 
 }  // namespace sherd::nn

@@ -23,6 +23,9 @@ class ShardUnit {
   ~ShardUnit() = default;
 };
 
+/// Adds the rows to the op table. A unit calls it before the first of the calls below.
+void add_unit_rows();
+
 /// `shards` and `gathered` are the unit's buffers as u8 tensors: the data flow that a graph sees.
 void issue_gather(ShardUnit& unit, const Tensor& shards, const Tensor& gathered);
 void issue_release(ShardUnit& unit, const Tensor& gathered);

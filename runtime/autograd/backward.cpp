@@ -396,8 +396,7 @@ void VjpCall::give_call(std::size_t i, const Op& op, std::span<Tensor> in, const
 void VjpCall::give_summed(std::size_t i, Tensor gradient) {
   if (!wants(i)) return;
   if (gradient.shape() == in_shape(i)) return give(i, std::move(gradient));
-  static const Op& op = find_op("sum_to");
-  give(i, op, SumToAttrs{in_shape(i)}, std::move(gradient));
+  give(i, op::sum_to, SumToAttrs{in_shape(i)}, std::move(gradient));
 }
 
 }  // namespace sherd

@@ -20,8 +20,8 @@ std::int64_t attention_backward_scratch(const InferCall& call) {
 }
 
 void register_attention(OpTable& table) {
-  table.kernel("scaled_dot_product_attention", Device::Kind::cpu, attention_forward_kernel, attention_scratch);
-  table.kernel("scaled_dot_product_attention_backward", Device::Kind::cpu, attention_backward_kernel,
+  table.kernel(op::scaled_dot_product_attention, Device::Kind::cpu, attention_forward_kernel, attention_scratch);
+  table.kernel(op::scaled_dot_product_attention_backward, Device::Kind::cpu, attention_backward_kernel,
                attention_backward_scratch);
   register_rope(table);
 }

@@ -224,11 +224,11 @@ void all_to_all(const KernelCall& call) {
 }  // namespace
 
 void register_collective(OpTable& table) {
-  table.kernel("all_reduce", Device::Kind::cpu, all_reduce);
-  table.kernel("all_gather", Device::Kind::cpu, all_gather);
-  table.kernel("reduce_scatter", Device::Kind::cpu, reduce_scatter);
-  table.kernel("all_to_all", Device::Kind::cpu, all_to_all);
-  table.kernel("broadcast", Device::Kind::cpu, broadcast);
+  table.kernel(op::all_reduce, Device::Kind::cpu, all_reduce);
+  table.kernel(op::all_gather, Device::Kind::cpu, all_gather);
+  table.kernel(op::reduce_scatter, Device::Kind::cpu, reduce_scatter);
+  table.kernel(op::all_to_all, Device::Kind::cpu, all_to_all);
+  table.kernel(op::broadcast, Device::Kind::cpu, broadcast);
 }
 
 }  // namespace sherd::cpu

@@ -93,12 +93,12 @@ void arange(const KernelCall& call) {
 
 void register_copy(OpTable& table) {
   using enum Device::Kind;
-  table.kernel("copy", cpu, copy);
-  table.kernel("cast", cpu, cast);
-  table.kernel("cat", cpu, cat);
-  table.kernel("pad_to", cpu, pad_to);
-  table.kernel("full", cpu, full);
-  table.kernel("arange", cpu, arange);
+  table.kernel(op::copy, cpu, copy);
+  table.kernel(op::cast, cpu, cast);
+  table.kernel(op::cat, cpu, cat);
+  table.kernel(op::pad_to, cpu, pad_to);
+  table.kernel(op::full, cpu, full);
+  table.kernel(op::arange, cpu, arange);
 }
 
 }  // namespace sherd::cpu

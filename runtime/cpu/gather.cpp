@@ -240,11 +240,11 @@ void scatter_backward(const KernelCall& call) {
 
 void register_gather(OpTable& table) {
   using enum Device::Kind;
-  table.kernel("gather", cpu, gather);
-  table.kernel("gather_backward", cpu, gather_backward);
-  table.kernel("scatter", cpu, scatter);
-  table.kernel("scatter_backward", cpu, scatter_backward);
-  table.kernel("scatter_add", cpu, scatter_add);
+  table.kernel(op::gather, cpu, gather);
+  table.kernel(op::gather_backward, cpu, gather_backward);
+  table.kernel(op::scatter, cpu, scatter);
+  table.kernel(op::scatter_backward, cpu, scatter_backward);
+  table.kernel(op::scatter_add, cpu, scatter_add);
 }
 
 }  // namespace sherd::cpu

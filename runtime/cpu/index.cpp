@@ -127,10 +127,10 @@ void index_select_backward(const KernelCall& call) {
 
 void register_index(OpTable& table) {
   using enum Device::Kind;
-  table.kernel("embedding", cpu, embedding);
-  table.kernel("embedding_backward", cpu, embedding_backward);
-  table.kernel("index_select", cpu, index_select);
-  table.kernel("index_select_backward", cpu, index_select_backward);
+  table.kernel(op::embedding, cpu, embedding);
+  table.kernel(op::embedding_backward, cpu, embedding_backward);
+  table.kernel(op::index_select, cpu, index_select);
+  table.kernel(op::index_select_backward, cpu, index_select_backward);
 }
 
 }  // namespace sherd::cpu

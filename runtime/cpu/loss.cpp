@@ -220,11 +220,11 @@ std::int64_t linear_cross_entropy_scratch(const InferCall& call) {
 }
 
 void register_loss(OpTable& table) {
-  table.kernel("cross_entropy", Device::Kind::cpu, cross_entropy_kernel, cross_entropy_scratch);
-  table.kernel("cross_entropy_backward", Device::Kind::cpu, cross_entropy_backward_kernel, dense_scratch);
-  table.kernel("linear_cross_entropy", Device::Kind::cpu, linear_cross_entropy_kernel, linear_cross_entropy_scratch);
-  table.kernel("cross_entropy_parts", Device::Kind::cpu, cross_entropy_parts_kernel, dense_scratch);
-  table.kernel("linear_cross_entropy_parts", Device::Kind::cpu, linear_cross_entropy_parts_kernel,
+  table.kernel(op::cross_entropy, Device::Kind::cpu, cross_entropy_kernel, cross_entropy_scratch);
+  table.kernel(op::cross_entropy_backward, Device::Kind::cpu, cross_entropy_backward_kernel, dense_scratch);
+  table.kernel(op::linear_cross_entropy, Device::Kind::cpu, linear_cross_entropy_kernel, linear_cross_entropy_scratch);
+  table.kernel(op::cross_entropy_parts, Device::Kind::cpu, cross_entropy_parts_kernel, dense_scratch);
+  table.kernel(op::linear_cross_entropy_parts, Device::Kind::cpu, linear_cross_entropy_parts_kernel,
                linear_cross_entropy_parts_scratch);
 }
 

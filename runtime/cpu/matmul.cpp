@@ -127,9 +127,9 @@ std::int64_t linear_weight_grad_scratch(const InferCall& call) {
 }
 
 void register_matmul(OpTable& table) {
-  table.kernel("matmul", Device::Kind::cpu, matmul_kernel, matmul_scratch);
-  table.kernel("linear", Device::Kind::cpu, linear_kernel, linear_scratch);
-  table.kernel("linear_weight_grad", Device::Kind::cpu, linear_weight_grad_kernel, linear_weight_grad_scratch);
+  table.kernel(op::matmul, Device::Kind::cpu, matmul_kernel, matmul_scratch);
+  table.kernel(op::linear, Device::Kind::cpu, linear_kernel, linear_scratch);
+  table.kernel(op::linear_weight_grad, Device::Kind::cpu, linear_weight_grad_kernel, linear_weight_grad_scratch);
 }
 
 }  // namespace sherd::cpu

@@ -217,10 +217,10 @@ std::int64_t norm_backward_scratch(const InferCall& call) {
 
 void register_norm(OpTable& table) {
   register_softmax(table);
-  table.kernel("layer_norm", Device::Kind::cpu, forward_kernel<true>, norm_scratch);
-  table.kernel("layer_norm_backward", Device::Kind::cpu, backward_kernel<true>, norm_backward_scratch);
-  table.kernel("rms_norm", Device::Kind::cpu, forward_kernel<false>, norm_scratch);
-  table.kernel("rms_norm_backward", Device::Kind::cpu, backward_kernel<false>, norm_backward_scratch);
+  table.kernel(op::layer_norm, Device::Kind::cpu, forward_kernel<true>, norm_scratch);
+  table.kernel(op::layer_norm_backward, Device::Kind::cpu, backward_kernel<true>, norm_backward_scratch);
+  table.kernel(op::rms_norm, Device::Kind::cpu, forward_kernel<false>, norm_scratch);
+  table.kernel(op::rms_norm_backward, Device::Kind::cpu, backward_kernel<false>, norm_backward_scratch);
 }
 
 }  // namespace sherd::cpu

@@ -205,9 +205,9 @@ void power_sum(const KernelCall& call) {
 }  // namespace
 
 void register_optimizer(OpTable& table) {
-  table.kernel("adamw", Device::Kind::cpu, adamw);
-  table.kernel("sgd", Device::Kind::cpu, sgd);
-  table.kernel("power_sum", Device::Kind::cpu, power_sum);
+  table.kernel(op::adamw, Device::Kind::cpu, adamw);
+  table.kernel(op::sgd, Device::Kind::cpu, sgd);
+  table.kernel(op::power_sum, Device::Kind::cpu, power_sum);
 }
 
 }  // namespace sherd::cpu

@@ -158,9 +158,9 @@ void dropout(const KernelCall& call) {
 
 void register_random(OpTable& table) {
   using enum Device::Kind;
-  table.kernel("random_normal", cpu, draw<Normal>);
-  table.kernel("random_uniform", cpu, draw<Uniform>);
-  table.kernel("dropout", cpu, dropout);
+  table.kernel(op::random_normal, cpu, draw<Normal>);
+  table.kernel(op::random_uniform, cpu, draw<Uniform>);
+  table.kernel(op::dropout, cpu, dropout);
 }
 
 }  // namespace sherd::cpu

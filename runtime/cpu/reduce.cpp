@@ -246,15 +246,15 @@ void argmax(const KernelCall& call) {
 
 void register_reduce(OpTable& table) {
   using enum Device::Kind;
-  table.kernel("sum", cpu, over_dims<Sum>, reduce_scratch);
-  table.kernel("sum_to", cpu, sum_to, sum_to_scratch);
-  table.kernel("mean", cpu, mean, reduce_scratch);
-  table.kernel("max", cpu, over_dims<Largest>, reduce_scratch);
-  table.kernel("min", cpu, over_dims<Smallest>, reduce_scratch);
-  table.kernel("prod", cpu, over_dims<Product>, reduce_scratch);
-  table.kernel("any", cpu, over_dims<Any>, reduce_scratch);
-  table.kernel("all", cpu, over_dims<All>, reduce_scratch);
-  table.kernel("argmax", cpu, argmax);
+  table.kernel(op::sum, cpu, over_dims<Sum>, reduce_scratch);
+  table.kernel(op::sum_to, cpu, sum_to, sum_to_scratch);
+  table.kernel(op::mean, cpu, mean, reduce_scratch);
+  table.kernel(op::max, cpu, over_dims<Largest>, reduce_scratch);
+  table.kernel(op::min, cpu, over_dims<Smallest>, reduce_scratch);
+  table.kernel(op::prod, cpu, over_dims<Product>, reduce_scratch);
+  table.kernel(op::any, cpu, over_dims<Any>, reduce_scratch);
+  table.kernel(op::all, cpu, over_dims<All>, reduce_scratch);
+  table.kernel(op::argmax, cpu, argmax);
 }
 
 }  // namespace sherd::cpu

@@ -115,6 +115,6 @@ std::int64_t rope_scratch(const InferCall& call) {
          ScratchCursor::rounded(5 * x.size(3) / 2 * 8);
 }
 
-void register_rope(OpTable& table) { table.kernel("rope", Device::Kind::cpu, rope_kernel, rope_scratch); }
+void register_rope(OpTable& table) { table.kernel(op::rope, Device::Kind::cpu, rope_kernel, rope_scratch); }
 
 }  // namespace sherd::cpu

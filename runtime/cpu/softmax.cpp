@@ -64,10 +64,10 @@ void line_kernel(const KernelCall& c) {
 }  // namespace
 
 void register_softmax(OpTable& table) {
-  table.kernel("softmax", Device::Kind::cpu, line_kernel<Softmax, 1>, dense_scratch);
-  table.kernel("softmax_backward", Device::Kind::cpu, line_kernel<SoftmaxBackward, 2>, dense_scratch);
-  table.kernel("log_softmax", Device::Kind::cpu, line_kernel<LogSoftmax, 1>, dense_scratch);
-  table.kernel("log_softmax_backward", Device::Kind::cpu, line_kernel<LogSoftmaxBackward, 2>, dense_scratch);
+  table.kernel(op::softmax, Device::Kind::cpu, line_kernel<Softmax, 1>, dense_scratch);
+  table.kernel(op::softmax_backward, Device::Kind::cpu, line_kernel<SoftmaxBackward, 2>, dense_scratch);
+  table.kernel(op::log_softmax, Device::Kind::cpu, line_kernel<LogSoftmax, 1>, dense_scratch);
+  table.kernel(op::log_softmax_backward, Device::Kind::cpu, line_kernel<LogSoftmaxBackward, 2>, dense_scratch);
 }
 
 }  // namespace sherd::cpu

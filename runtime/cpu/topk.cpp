@@ -63,6 +63,6 @@ void topk(const KernelCall& call) {
 
 }  // namespace
 
-void register_topk(OpTable& table) { table.kernel("topk", Device::Kind::cpu, topk); }
+void register_topk(OpTable& table) { table.kernel(op::topk, Device::Kind::cpu, topk); }
 
 }  // namespace sherd::cpu

@@ -164,6 +164,6 @@ std::int64_t var_scratch(const InferCall& call) {
   return 2 * plan_reduction(x.shape, x.steps(), call.attrs.as<VarAttrs>().dims).partial_bytes();
 }
 
-void register_var(OpTable& table) { table.kernel("var", Device::Kind::cpu, var, var_scratch); }
+void register_var(OpTable& table) { table.kernel(op::var, Device::Kind::cpu, var, var_scratch); }
 
 }  // namespace sherd::cpu

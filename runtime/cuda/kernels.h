@@ -9,11 +9,11 @@ namespace sherd::cuda {
 
 /// One row's kernel.
 struct KernelEntry {
-  std::string_view name;
+  const Op& row;
   Kernel kernel;
 };
 inline void add_kernels(OpTable& table, std::span<const KernelEntry> entries) {
-  for (const KernelEntry& entry : entries) table.kernel(entry.name, Device::Kind::cuda, entry.kernel);
+  for (const KernelEntry& entry : entries) table.kernel(entry.row, Device::Kind::cuda, entry.kernel);
 }
 
 void register_kernels(OpTable& table);

@@ -57,9 +57,8 @@ Metas infer_attention(const InferCall& c) {
 }
 
 void attention_vjp(VjpCall& c) {
-  static const Op& op = find_op("scaled_dot_product_attention_backward");
   Tensor in[] = {c.grad(), c.in(0), c.in(1), c.in(2), c.out(0), c.out(1)};
-  Tensors gradients = call_op(op, in, c.attrs);
+  Tensors gradients = call_op(op::scaled_dot_product_attention_backward, in, c.attrs);
   for (std::size_t i = 0; i < 3; ++i) c.give(i, std::move(gradients[i]));
 }
 
@@ -89,42 +88,50 @@ Metas infer_rope(const InferCall& c) {
 }
 
 void rope_vjp(VjpCall& c) {
-  static const Op& op = find_op("rope");
   RopeAttrs attrs = c.attrs.as<RopeAttrs>();
   attrs.inverse = !attrs.inverse;
-  c.give(0, op, attrs, c.grad());
+  c.give(0, op::rope, attrs, c.grad());
 }
 
 }  // namespace
 
+constinit const Op op::scaled_dot_product_attention{
+    .name = "scaled_dot_product_attention",
+    .doc =
+        "q [B, H, Tq, K], k and v [B, G, Tk, K] -> softmax(scale q k^T) v [B, H, Tq, K]; also the log of the "
+        "sum of exponentials [B, H, Tq].",
+    .infer = infer_attention,
+    .needs = {.inputs = 0b111, .outputs = 0b11},
+    .vjp = attention_vjp,
+};
+
+constinit const Op op::scaled_dot_product_attention_backward{
+    .name = "scaled_dot_product_attention_backward",
+    .doc = "grad, q, k, v, result, log-sum-exp -> gradients of q, k and v.",
+    .infer = infer_attention_backward,
+    .no_gradient = "first derivatives only",
+};
+
+constinit const Op op::rope{
+    .name = "rope",
+    .doc = "x [B, H, T, K]: pairs (i, i + K/2) of position p turn by p / theta^(2i/K), backwards if inverse.",
+    .infer = infer_rope,
+    .traits = {.linear = true},
+    .vjp = rope_vjp,
+};
+
 void register_attention(OpTable& table) {
-  table.add({.name = "scaled_dot_product_attention",
-             .doc =
-                 "q [B, H, Tq, K], k and v [B, G, Tk, K] -> softmax(scale q k^T) v [B, H, Tq, K]; also the log of the "
-                 "sum of exponentials [B, H, Tq].",
-             .infer = infer_attention,
-             .needs = {.inputs = 0b111, .outputs = 0b11},
-             .vjp = attention_vjp});
-  table.add({.name = "scaled_dot_product_attention_backward",
-             .doc = "grad, q, k, v, result, log-sum-exp -> gradients of q, k and v.",
-             .infer = infer_attention_backward,
-             .no_gradient = "first derivatives only"});
-  table.add({.name = "rope",
-             .doc = "x [B, H, T, K]: pairs (i, i + K/2) of position p turn by p / theta^(2i/K), backwards if inverse.",
-             .infer = infer_rope,
-             .traits = {.linear = true},
-             .vjp = rope_vjp});
+  table.add({&op::scaled_dot_product_attention, &op::scaled_dot_product_attention_backward, &op::rope});
 }
 
 Tensor scaled_dot_product_attention(Tensor q, Tensor k, Tensor v, bool causal, double scale) {
-  static const Op& op = find_op("scaled_dot_product_attention");
   if (scale == 0 && q.ndim() == 4) scale = 1.0 / std::sqrt(static_cast<double>(std::max<std::int64_t>(q.size(3), 1)));
-  return call(op, AttentionAttrs{scale, causal}, std::move(q), std::move(k), std::move(v));
+  return call(op::scaled_dot_product_attention, AttentionAttrs{scale, causal}, std::move(q), std::move(k),
+              std::move(v));
 }
 
 Tensor rope(Tensor x, double theta, std::int64_t first_position) {
-  static const Op& op = find_op("rope");
-  return call(op, RopeAttrs{theta, first_position}, std::move(x));
+  return call(op::rope, RopeAttrs{theta, first_position}, std::move(x));
 }
 
 }  // namespace sherd

@@ -95,31 +95,26 @@ CollectiveAttrs linear_attrs(const VjpCall& call) {
   return a;
 }
 
-void vjp_all_reduce(VjpCall& call) {
-  static const Op& op = find_op("all_reduce");
-  call.give(0, op, linear_attrs(call), contiguous(call.grad()));
-}
+void vjp_all_reduce(VjpCall& call) { call.give(0, op::all_reduce, linear_attrs(call), contiguous(call.grad())); }
 
 void vjp_all_gather(VjpCall& call) {
-  static const Op& op = find_op("reduce_scatter");
   const auto& a = call.attrs.as<CollectiveAttrs>();
-  call.give(0, op, CollectiveAttrs{.group = a.group, .dim = a.dim}, contiguous(call.grad()));
+  call.give(0, op::reduce_scatter, CollectiveAttrs{.group = a.group, .dim = a.dim}, contiguous(call.grad()));
 }
 
 void vjp_reduce_scatter(VjpCall& call) {
-  static const Op& op = find_op("all_gather");
   CollectiveAttrs a = linear_attrs(call);
   Tensor grad = contiguous(call.grad());
   if (static_cast<ReduceKind>(a.kind) == ReduceKind::avg) grad = mul(std::move(grad), 1.0 / a.group->size());
-  call.give(0, op, CollectiveAttrs{.group = a.group, .rows = call.in_shape(0)[a.dim], .dim = a.dim}, std::move(grad));
+  call.give(0, op::all_gather, CollectiveAttrs{.group = a.group, .rows = call.in_shape(0)[a.dim], .dim = a.dim},
+            std::move(grad));
 }
 
 void vjp_all_to_all(VjpCall& call) {
-  static const Op& op = find_op("all_to_all");
   const auto& a = call.attrs.as<CollectiveAttrs>();
   const CollectiveAttrs back{
       .group = a.group, .rows = call.in_shape(0)[a.split_dim], .dim = a.split_dim, .split_dim = a.dim};
-  call.give(0, op, back, contiguous(call.grad()));
+  call.give(0, op::all_to_all, back, contiguous(call.grad()));
 }
 
 // On a device, groups of one rank: their collectives are copies.
@@ -135,6 +130,8 @@ void run_on_device(const KernelCall& call) {
   if (x.numel() > 0 && x.raw() != out.raw()) call.exec.device->copy(out.raw(), x.raw(), x.bytes());
 }
 
+constexpr Traits kCollective{.collective = true};
+
 }  // namespace
 
 void CollectiveAttrs::visit(AttrVisitor& v) const {
@@ -146,73 +143,79 @@ void CollectiveAttrs::visit(AttrVisitor& v) const {
   v.field("split", split_dim);
 }
 
+constinit const Op op::all_reduce{
+    .name = "all_reduce",
+    .doc = "Reduces x over the ranks of a group; every rank gets the same bits.",
+    .infer = infer_same,
+    .traits = kCollective,
+    .vjp = vjp_all_reduce,
+};
+
+constinit const Op op::all_gather{
+    .name = "all_gather",
+    .doc = "Concatenates the ranks' x [..., own part, ...] along a dim -> [..., size, ...], cut by the chunk rule.",
+    .infer = infer_all_gather,
+    .traits = kCollective,
+    .vjp = vjp_all_gather,
+};
+
+constinit const Op op::reduce_scatter{
+    .name = "reduce_scatter",
+    .doc = "Reduces x [..., size, ...] over the ranks and keeps this rank's chunk of a dim.",
+    .infer = infer_reduce_scatter,
+    .traits = kCollective,
+    .vjp = vjp_reduce_scatter,
+};
+
+constinit const Op op::all_to_all{
+    .name = "all_to_all",
+    .doc =
+        "From x [..., own part, ..., S, ...], cut along one dim, to [..., size, ..., own chunk of S, ...], cut "
+        "along another.",
+    .infer = infer_all_to_all,
+    .traits = kCollective,
+    .vjp = vjp_all_to_all,
+};
+
+constinit const Op op::broadcast{
+    .name = "broadcast",
+    .doc = "The root's x on every rank.",
+    .infer = infer_broadcast,
+    .traits = kCollective,
+    .no_gradient = "distributes values before training",
+};
+
 void register_collective(OpTable& table) {
-  constexpr Traits traits{.collective = true};
-  constexpr std::array<Kernel, kNumBackends> kernels{nullptr, run_on_device};  // the CPU's are in runtime/cpu
-  table.add({.name = "all_reduce",
-             .doc = "Reduces x over the ranks of a group; every rank gets the same bits.",
-             .infer = infer_same,
-             .traits = traits,
-             .vjp = vjp_all_reduce,
-             .kernel = kernels});
-  table.add(
-      {.name = "all_gather",
-       .doc = "Concatenates the ranks' x [..., own part, ...] along a dim -> [..., size, ...], cut by the chunk rule.",
-       .infer = infer_all_gather,
-       .traits = traits,
-       .vjp = vjp_all_gather,
-       .kernel = kernels});
-  table.add({.name = "reduce_scatter",
-             .doc = "Reduces x [..., size, ...] over the ranks and keeps this rank's chunk of a dim.",
-             .infer = infer_reduce_scatter,
-             .traits = traits,
-             .vjp = vjp_reduce_scatter,
-             .kernel = kernels});
-  table.add(
-      {.name = "all_to_all",
-       .doc = "From x [..., own part, ..., S, ...], cut along one dim, to [..., size, ..., own chunk of S, ...], cut "
-              "along another.",
-       .infer = infer_all_to_all,
-       .traits = traits,
-       .vjp = vjp_all_to_all,
-       .kernel = kernels});
-  table.add({.name = "broadcast",
-             .doc = "The root's x on every rank.",
-             .infer = infer_broadcast,
-             .traits = traits,
-             .no_gradient = "distributes values before training",
-             .kernel = kernels});
+  const auto rows = {&op::all_reduce, &op::all_gather, &op::reduce_scatter, &op::all_to_all, &op::broadcast};
+  table.add(rows);
+  for (const Op* row : rows) table.kernel(*row, Device::Kind::cuda, run_on_device);  // the CPU's are in runtime/cpu
 }
 
 Tensor all_reduce(Tensor x, ProcessGroup& group, ReduceKind kind) {
-  static const Op& op = find_op("all_reduce");
-  return call(op, CollectiveAttrs{.group = &group, .kind = static_cast<int>(kind)}, contiguous(std::move(x)));
+  return call(op::all_reduce, CollectiveAttrs{.group = &group, .kind = static_cast<int>(kind)},
+              contiguous(std::move(x)));
 }
 
 Tensor all_gather(Tensor x, ProcessGroup& group, std::int64_t size, int dim) {
-  static const Op& op = find_op("all_gather");
   const CollectiveAttrs attrs{.group = &group, .rows = size, .dim = normalize_dim(dim, x.ndim())};
-  return call(op, attrs, contiguous(std::move(x)));
+  return call(op::all_gather, attrs, contiguous(std::move(x)));
 }
 
 Tensor reduce_scatter(Tensor x, ProcessGroup& group, ReduceKind kind, int dim) {
-  static const Op& op = find_op("reduce_scatter");
   const CollectiveAttrs attrs{.group = &group, .kind = static_cast<int>(kind), .dim = normalize_dim(dim, x.ndim())};
-  return call(op, attrs, contiguous(std::move(x)));
+  return call(op::reduce_scatter, attrs, contiguous(std::move(x)));
 }
 
 Tensor all_to_all(Tensor x, ProcessGroup& group, int joined_dim, std::int64_t size, int split_dim) {
-  static const Op& op = find_op("all_to_all");
   const CollectiveAttrs attrs{.group = &group,
                               .rows = size,
                               .dim = normalize_dim(joined_dim, x.ndim()),
                               .split_dim = normalize_dim(split_dim, x.ndim())};
-  return call(op, attrs, contiguous(std::move(x)));
+  return call(op::all_to_all, attrs, contiguous(std::move(x)));
 }
 
 Tensor broadcast_from(Tensor x, ProcessGroup& group, int root) {
-  static const Op& op = find_op("broadcast");
-  return call(op, CollectiveAttrs{.group = &group, .root = root}, contiguous(std::move(x)));
+  return call(op::broadcast, CollectiveAttrs{.group = &group, .root = root}, contiguous(std::move(x)));
 }
 
 }  // namespace sherd

@@ -25,38 +25,40 @@ Metas infer_arange(const InferCall& call) {
 
 }  // namespace
 
-void register_create(OpTable& table) {
-  table.add({.name = "full",
-             .doc = "-> shape: every element is `value`.",
-             .infer = infer_full,
-             .no_gradient = "no tensor input",
-             .device = [](const Attrs& attrs) { return attrs.as<FullAttrs>().device; }});
-  table.add({.name = "arange",
-             .doc = "-> [count]: 0, 1, ... count-1.",
-             .infer = infer_arange,
-             .no_gradient = "no tensor input",
-             .device = [](const Attrs& attrs) { return attrs.as<ArangeAttrs>().device; }});
-}
+constinit const Op op::full{
+    .name = "full",
+    .doc = "-> shape: every element is `value`.",
+    .infer = infer_full,
+    .no_gradient = "no tensor input",
+    .device = [](const Attrs& attrs) { return attrs.as<FullAttrs>().device; },
+};
+
+constinit const Op op::arange{
+    .name = "arange",
+    .doc = "-> [count]: 0, 1, ... count-1.",
+    .infer = infer_arange,
+    .no_gradient = "no tensor input",
+    .device = [](const Attrs& attrs) { return attrs.as<ArangeAttrs>().device; },
+};
+
+void register_create(OpTable& table) { table.add({&op::full, &op::arange}); }
 
 Tensor full(const Shape& shape, double value, DType dtype, Device device) {
   if (device.is_meta()) return Tensor::empty(shape, dtype, device);
-  static const Op& op = find_op("full");
-  return call(op, FullAttrs{shape, value, dtype, device});
+  return call(op::full, FullAttrs{shape, value, dtype, device});
 }
 
 Tensor zeros(const Shape& shape, DType dtype, Device device) { return full(shape, 0, dtype, device); }
 Tensor ones(const Shape& shape, DType dtype, Device device) { return full(shape, 1, dtype, device); }
 
 Tensor arange(std::int64_t count, DType dtype, Device device) {
-  static const Op& op = find_op("arange");
-  return call(op, ArangeAttrs{count, dtype, device});
+  return call(op::arange, ArangeAttrs{count, dtype, device});
 }
 
 void fill_into(const Tensor& target, double value) {
   if (!target.is_contiguous())
     return copy_into(target, expand(full({}, value, target.dtype(), target.device()), target.shape()));
-  static const Op& op = find_op("full");
-  call_op_into(op, {}, FullAttrs{target.shape(), value, target.dtype(), target.device()}, target, false);
+  call_op_into(op::full, {}, FullAttrs{target.shape(), value, target.dtype(), target.device()}, target, false);
 }
 
 }  // namespace sherd

@@ -85,11 +85,10 @@ bool lies_elsewhere(const Tensor& t, Device device) {
 }
 
 Tensor brought_to(Device device, const Tensor& t) {
-  static const Op& transfer = find_op("to_device");
   const Tensor on_device = Tensor::empty(t.shape(), t.dtype(), device, MemoryCategory::workspace);
   DeviceContext& context = RankContext::current().device(device);
-  transfer.kernel[static_cast<std::size_t>(device.kind)](
-      {transfer, {&t, 1}, {&on_device, 1}, {}, {.device = &context}});
+  const Kernel transfer = kernels_of(op::to_device).kernel[static_cast<std::size_t>(device.kind)];
+  transfer({op::to_device, {&t, 1}, {&on_device, 1}, {}, {.device = &context}});
   return on_device;
 }
 
@@ -108,14 +107,15 @@ std::size_t num_mutated(const OpCall& call) {
   return call.op.mutated ? static_cast<std::size_t>(call.op.mutated({call.op, call.in, call.attrs})) : 0;
 }
 
-void run_kernel(const OpCall& call, std::span<const Tensor> out, Device device, bool accumulate) {
+void run_kernel(const OpCall& call, const RowKernels& kernels, std::span<const Tensor> out, Device device,
+                bool accumulate) {
   const auto backend = static_cast<std::size_t>(device.kind);
-  const Kernel kernel = call.op.kernel[backend];
+  const Kernel kernel = kernels.kernel[backend];
   if (!kernel) fail("no {} kernel for {}", to_string(device), call.op.name);
   KernelCall kernel_call{call.op, call.in, out, call.attrs, {}, accumulate};
   if (call.op.traits.collective) kernel_call.exec.queue = &RankContext::current().queue(kCollectiveQueue);
   if (device != Device::cpu()) kernel_call.exec.device = &RankContext::current().device(device);
-  if (const Scratch scratch_bytes = call.op.scratch[backend]) {
+  if (const Scratch scratch_bytes = kernels.scratch[backend]) {
     const std::int64_t bytes = scratch_bytes({call.op, call.in, call.attrs});
     if (bytes > 0) {
       const Ref<Storage> scratch = Storage::allocate(bytes, MemoryCategory::workspace, device);
@@ -129,7 +129,7 @@ void run_kernel(const OpCall& call, std::span<const Tensor> out, Device device, 
 }
 
 // Rows whose kernel cannot add compute apart and add after; eager and replay both come this way, so both round alike.
-void write_into(const OpCall& call, const Metas& metas, Device device) {
+void write_into(const OpCall& call, const RowKernels& kernels, const Metas& metas, Device device) {
   check(metas.size() == call.into.size(), "{} outputs for {} destinations", metas.size(), call.into.size());
   for (std::size_t i = 0; i < metas.size(); ++i)
     check(metas[i].shape == call.into[i].shape() && metas[i].dtype == call.into[i].dtype(),
@@ -141,25 +141,23 @@ void write_into(const OpCall& call, const Metas& metas, Device device) {
           to_string(device));
   }
   if (call.accumulate && !call.op.traits.accumulates) {
-    static const Op& copy = find_op("copy");
     Tensors values;
     for (const TensorMeta& m : metas) values.push_back(Tensor::empty(m.shape, m.dtype, device));
-    run_kernel(call, values, device, false);
+    run_kernel(call, kernels, values, device, false);
     for (std::size_t i = 0; i < values.size(); ++i)
-      run_kernel({copy, {&values[i], 1}, {}}, {&call.into[i], 1}, device, true);
+      run_kernel({op::copy, {&values[i], 1}, {}}, kernels_of(op::copy), {&call.into[i], 1}, device, true);
   } else {
-    run_kernel(call, call.into, device, call.accumulate);
+    run_kernel(call, kernels, call.into, device, call.accumulate);
   }
   for (const Tensor& out : call.into) out.storage()->bump_version();
 }
 
 // An alias has no kernel to write with: what it shows is copied.
 void call_view_into(const OpCall& call) {
-  static const Op& copy = find_op("copy");
   OpCall alias{call.op, call.in, call.attrs};
   Tensors shown = call_below_autograd(alias);
   const Attrs none{};
-  OpCall into{copy, shown, none, call.into, call.accumulate};
+  OpCall into{op::copy, shown, none, call.into, call.accumulate};
   call_below_autograd(into);
 }
 
@@ -186,6 +184,7 @@ Tensors run_with_scalars_brought(const OpCall& call, Device device) {
 }
 
 Tensors run_on_device(const OpCall& call, Device device) {
+  const RowKernels& kernels = kernels_of(call.op);
   const InferCall infer_call{call.op, call.in, call.attrs};
   const Metas metas = call.op.infer(infer_call);
   if (call.op.traits.view) return make_view(call, metas);
@@ -201,14 +200,14 @@ Tensors run_on_device(const OpCall& call, Device device) {
     wait_to_write(call.into);
   }
   if (!call.into.empty()) {
-    write_into(call, metas, device);
+    write_into(call, kernels, metas, device);
     bump_mutated(call);
     return {};
   }
   Tensors out;
   for (const TensorMeta& m : metas) out.push_back(allocate_output(call, m, device));
   if (waits) wait_to_write(out);  // one that lies in a donated input, which a queue may still read
-  if (!device.is_meta()) run_kernel(call, out, device, false);
+  if (!device.is_meta()) run_kernel(call, kernels, out, device, false);
   bump_mutated(call);
   return out;
 }

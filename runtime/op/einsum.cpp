@@ -83,7 +83,6 @@ Shape aligned_shape(const Operand& x, const Labels& labels) {
 // The dims first and second, of n elements each, as one, which comes last. With n zeros behind it the flattened square
 // has rows of n + 1, whose first column is the diagonal.
 Operand diagonal(const Operand& x, int first, int second) {
-  static const Op& pad_to = find_op("pad_to");
   std::vector<int> order;
   Operand y{{}, x.labels};
   Shape shape;
@@ -100,7 +99,7 @@ Operand diagonal(const Operand& x, int first, int second) {
   const std::int64_t n = x.tensor.shape()[first];
   const int square = shape.size();
   shape.push_back(n * n);
-  y.tensor = call(pad_to, PadToAttrs{square, 0, n * n + n}, reshape(permute(x.tensor, std::move(order)), shape));
+  y.tensor = call(op::pad_to, PadToAttrs{square, 0, n * n + n}, reshape(permute(x.tensor, std::move(order)), shape));
   shape[square] = n;
   shape.push_back(n + 1);
   y.tensor = select(view(std::move(y.tensor), shape), -1, 0);

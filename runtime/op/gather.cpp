@@ -70,99 +70,111 @@ Metas infer_topk(const InferCall& call) {
 // ---- vjp ----
 
 void gather_vjp(VjpCall& c) {
-  static const Op& op = find_op("gather_backward");
-  c.give(0, op, GatherBackwardAttrs{c.attrs.as<DimAttrs>().dim, c.in_shape(0)}, c.grad(), c.in(1));
+  c.give(0, op::gather_backward, GatherBackwardAttrs{c.attrs.as<DimAttrs>().dim, c.in_shape(0)}, c.grad(), c.in(1));
 }
 
 void gather_backward_vjp(VjpCall& c) {
-  static const Op& op = find_op("gather");
-  c.give(0, op, DimAttrs{c.attrs.as<GatherBackwardAttrs>().dim}, c.grad(), c.in(1));
+  c.give(0, op::gather, DimAttrs{c.attrs.as<GatherBackwardAttrs>().dim}, c.grad(), c.in(1));
 }
 
 void scatter_vjp(VjpCall& c) {
-  static const Op& op = find_op("scatter_backward");
   Tensor in[] = {c.grad(), c.in(1)};
-  Tensors slopes = call_op(op, in, c.attrs);
+  Tensors slopes = call_op(op::scatter_backward, in, c.attrs);
   c.give(0, std::move(slopes[0]));
   c.give(2, std::move(slopes[1]));
 }
 
 void scatter_add_vjp(VjpCall& c) {
-  static const Op& op = find_op("gather");
-  c.give(2, op, c.attrs, c.grad(), c.in(1));
+  c.give(2, op::gather, c.attrs, c.grad(), c.in(1));
   c.give(0, c.take_grad());
 }
 
 void topk_vjp(VjpCall& c) {
-  static const Op& op = find_op("gather_backward");
-  c.give(0, op, GatherBackwardAttrs{c.attrs.as<TopKAttrs>().dim, c.in_shape(0)}, c.grad(), c.out(1));
+  c.give(0, op::gather_backward, GatherBackwardAttrs{c.attrs.as<TopKAttrs>().dim, c.in_shape(0)}, c.grad(), c.out(1));
 }
 
 }  // namespace
 
+constinit const Op op::gather{
+    .name = "gather",
+    .doc = "x [..., N, ...], index [..., M, ...] -> elements of x along dim [..., M, ...].",
+    .infer = infer_gather,
+    .traits = {.linear = true},
+    .needs = {.inputs = 0b10},
+    .vjp = gather_vjp,
+};
+
+constinit const Op op::gather_backward{
+    .name = "gather_backward",
+    .doc = "grad [..., M, ...], index [..., M, ...] -> `shape`: summed in the order of index, zero elsewhere.",
+    .infer = infer_gather_backward,
+    .traits = {.linear = true},
+    .needs = {.inputs = 0b10},
+    .vjp = gather_backward_vjp,
+};
+
+constinit const Op op::scatter{
+    .name = "scatter",
+    .doc =
+        "x [..., N, ...], index and source [..., M, ...] -> x with the source's elements where the index "
+        "says; of several for one place the last.",
+    .infer = infer_scatter,
+    .needs = {.inputs = 0b10},
+    .vjp = scatter_vjp,
+};
+
+constinit const Op op::scatter_backward{
+    .name = "scatter_backward",
+    .doc =
+        "grad [..., N, ...], index [..., M, ...] -> grad with zeros where scatter wrote; grad at the source's "
+        "elements that stayed, zero for the others.",
+    .infer = infer_scatter_backward,
+    .traits = {.linear = true},
+    .no_gradient = "derivative row; there is no double backward",
+};
+
+constinit const Op op::scatter_add{
+    .name = "scatter_add",
+    .doc =
+        "x [..., N, ...], index and source [..., M, ...] -> x with the source's elements added where the "
+        "index says, in its order.",
+    .infer = infer_scatter,
+    .needs = {.inputs = 0b10},
+    .vjp = scatter_add_vjp,
+};
+
+constinit const Op op::topk{
+    .name = "topk",
+    .doc =
+        "x [..., N, ...] -> the k largest along dim, largest first, NaN above all, equal ones in order; and "
+        "their i64 indices.",
+    .infer = infer_topk,
+    .needs = {.outputs = 0b10},
+    .vjp = topk_vjp,
+};
+
 void register_gather(OpTable& table) {
-  table.add({.name = "gather",
-             .doc = "x [..., N, ...], index [..., M, ...] -> elements of x along dim [..., M, ...].",
-             .infer = infer_gather,
-             .traits = {.linear = true},
-             .needs = {.inputs = 0b10},
-             .vjp = gather_vjp});
-  table.add({.name = "gather_backward",
-             .doc = "grad [..., M, ...], index [..., M, ...] -> `shape`: summed in the order of index, zero elsewhere.",
-             .infer = infer_gather_backward,
-             .traits = {.linear = true},
-             .needs = {.inputs = 0b10},
-             .vjp = gather_backward_vjp});
-  table.add({.name = "scatter",
-             .doc = "x [..., N, ...], index and source [..., M, ...] -> x with the source's elements where the index "
-                    "says; of several for one place the last.",
-             .infer = infer_scatter,
-             .needs = {.inputs = 0b10},
-             .vjp = scatter_vjp});
-  table.add({.name = "scatter_backward",
-             .doc =
-                 "grad [..., N, ...], index [..., M, ...] -> grad with zeros where scatter wrote; grad at the source's "
-                 "elements that stayed, zero for the others.",
-             .infer = infer_scatter_backward,
-             .traits = {.linear = true},
-             .no_gradient = "derivative row; there is no double backward"});
-  table.add({.name = "scatter_add",
-             .doc = "x [..., N, ...], index and source [..., M, ...] -> x with the source's elements added where the "
-                    "index says, in its order.",
-             .infer = infer_scatter,
-             .needs = {.inputs = 0b10},
-             .vjp = scatter_add_vjp});
-  table.add({.name = "topk",
-             .doc =
-                 "x [..., N, ...] -> the k largest along dim, largest first, NaN above all, equal ones in order; and "
-                 "their i64 indices.",
-             .infer = infer_topk,
-             .needs = {.outputs = 0b10},
-             .vjp = topk_vjp});
+  table.add({&op::gather, &op::gather_backward, &op::scatter, &op::scatter_backward, &op::scatter_add, &op::topk});
 }
 
 Tensor gather(Tensor x, int dim, Tensor index) {
-  static const Op& op = find_op("gather");
   const DimAttrs attrs{normalize_dim(dim, x.ndim())};
-  return call(op, attrs, std::move(x), std::move(index));
+  return call(op::gather, attrs, std::move(x), std::move(index));
 }
 
 Tensor scatter(Tensor x, int dim, Tensor index, Tensor source) {
-  static const Op& op = find_op("scatter");
   const DimAttrs attrs{normalize_dim(dim, x.ndim())};
-  return call(op, attrs, std::move(x), std::move(index), std::move(source));
+  return call(op::scatter, attrs, std::move(x), std::move(index), std::move(source));
 }
 
 Tensor scatter_add(Tensor x, int dim, Tensor index, Tensor source) {
-  static const Op& op = find_op("scatter_add");
   const DimAttrs attrs{normalize_dim(dim, x.ndim())};
-  return call(op, attrs, std::move(x), std::move(index), std::move(source));
+  return call(op::scatter_add, attrs, std::move(x), std::move(index), std::move(source));
 }
 
 TopK topk(Tensor x, std::int64_t k, int dim) {
-  static const Op& op = find_op("topk");
   Tensor in[] = {x};
-  Tensors out = call_op(op, in, TopKAttrs{k, normalize_dim(dim, x.ndim())});
+  Tensors out = call_op(op::topk, in, TopKAttrs{k, normalize_dim(dim, x.ndim())});
   return {std::move(out[0]), std::move(out[1])};
 }
 

@@ -103,83 +103,100 @@ std::int64_t index_select_scratch(const InferCall& call) {
 // ---- vjp ----
 
 void cat_vjp(VjpCall& c) {
-  static const Op& op = find_op("narrow");
   const int dim = c.attrs.as<DimAttrs>().dim;
   std::int64_t start = 0;
   for (std::size_t i = 0; i < c.num_inputs(); ++i) {
     const std::int64_t size = c.in_shape(i)[dim];
-    c.give(i, op, NarrowAttrs{dim, start, size}, c.grad());
+    c.give(i, op::narrow, NarrowAttrs{dim, start, size}, c.grad());
     start += size;
   }
 }
 
 void pad_to_vjp(VjpCall& c) {
-  static const Op& op = find_op("narrow");
   const auto& attrs = c.attrs.as<PadToAttrs>();
-  c.give(0, op, NarrowAttrs{attrs.dim, attrs.start, c.in_shape(0)[attrs.dim]}, c.grad());
+  c.give(0, op::narrow, NarrowAttrs{attrs.dim, attrs.start, c.in_shape(0)[attrs.dim]}, c.grad());
 }
 
 void embedding_vjp(VjpCall& c) {
-  static const Op& op = find_op("embedding_backward");
-  c.give(0, op, EmbeddingAttrs{c.in_shape(0)[0], c.attrs.as<EmbeddingAttrs>().part}, c.grad(), c.in(1));
+  c.give(0, op::embedding_backward, EmbeddingAttrs{c.in_shape(0)[0], c.attrs.as<EmbeddingAttrs>().part}, c.grad(),
+         c.in(1));
 }
 
 void index_select_vjp(VjpCall& c) {
-  static const Op& op = find_op("index_select_backward");
   const int dim = c.attrs.as<DimAttrs>().dim;
-  c.give(0, op, PadToAttrs{dim, 0, c.in_shape(0)[dim]}, c.grad(), c.in(1));
+  c.give(0, op::index_select_backward, PadToAttrs{dim, 0, c.in_shape(0)[dim]}, c.grad(), c.in(1));
 }
 
 }  // namespace
 
+constinit const Op op::cat{
+    .name = "cat",
+    .doc = "tensors -> one after the other along `dim`.",
+    .infer = infer_cat,
+    .traits = {.linear = true},
+    .vjp = cat_vjp,
+};
+
+constinit const Op op::pad_to{
+    .name = "pad_to",
+    .doc = "x -> x at `start` of a dim of `size`, zeros around: the gradient of narrow.",
+    .infer = infer_pad_to,
+    .traits = {.linear = true, .accumulates = true},
+    .vjp = pad_to_vjp,
+};
+
+constinit const Op op::embedding{
+    .name = "embedding",
+    .doc = "table [V, D], ids [...] -> rows of the table [..., D]; zeros for ids of another part.",
+    .infer = infer_embedding,
+    .dims = "vd,...->...d",
+    .traits = {.linear = true},
+    .needs = {.inputs = 0b10},
+    .vjp = embedding_vjp,
+};
+
+constinit const Op op::embedding_backward{
+    .name = "embedding_backward",
+    .doc =
+        "grad [..., D], ids [...] -> [rows, D]: each row's gradients summed in the order of ids; ids of "
+        "another part are skipped.",
+    .infer = infer_embedding_backward,
+    .traits = {.linear = true, .accumulates = true},
+    .no_gradient = "derivative row; there is no double backward",
+};
+
+constinit const Op op::index_select{
+    .name = "index_select",
+    .doc = "x [..., N, ...], index [M] -> [..., M, ...]: elements of one dim.",
+    .infer = infer_index_select,
+    .traits = {.linear = true},
+    .needs = {.inputs = 0b10},
+    .vjp = index_select_vjp,
+};
+
+constinit const Op op::index_select_backward{
+    .name = "index_select_backward",
+    .doc = "grad [..., M, ...], index [M] -> [..., size, ...]: summed in the order of index.",
+    .infer = infer_index_select_backward,
+    .traits = {.linear = true, .accumulates = true},
+    .no_gradient = "derivative row; there is no double backward",
+};
+
 void register_index(OpTable& table) {
-  table.add({.name = "cat",
-             .doc = "tensors -> one after the other along `dim`.",
-             .infer = infer_cat,
-             .traits = {.linear = true},
-             .vjp = cat_vjp});
-  table.add({.name = "pad_to",
-             .doc = "x -> x at `start` of a dim of `size`, zeros around: the gradient of narrow.",
-             .infer = infer_pad_to,
-             .traits = {.linear = true, .accumulates = true},
-             .vjp = pad_to_vjp});
-  table.add({.name = "embedding",
-             .doc = "table [V, D], ids [...] -> rows of the table [..., D]; zeros for ids of another part.",
-             .infer = infer_embedding,
-             .dims = "vd,...->...d",
-             .traits = {.linear = true},
-             .needs = {.inputs = 0b10},
-             .vjp = embedding_vjp});
-  table.add({.name = "embedding_backward",
-             .doc = "grad [..., D], ids [...] -> [rows, D]: each row's gradients summed in the order of ids; ids of "
-                    "another part are skipped.",
-             .infer = infer_embedding_backward,
-             .traits = {.linear = true, .accumulates = true},
-             .scratch = embedding_scratch,
-             .no_gradient = "derivative row; there is no double backward"});
-  table.add({.name = "index_select",
-             .doc = "x [..., N, ...], index [M] -> [..., M, ...]: elements of one dim.",
-             .infer = infer_index_select,
-             .traits = {.linear = true},
-             .needs = {.inputs = 0b10},
-             .vjp = index_select_vjp});
-  table.add({.name = "index_select_backward",
-             .doc = "grad [..., M, ...], index [M] -> [..., size, ...]: summed in the order of index.",
-             .infer = infer_index_select_backward,
-             .traits = {.linear = true, .accumulates = true},
-             .scratch = index_select_scratch,
-             .no_gradient = "derivative row; there is no double backward"});
+  table.add(
+      {&op::cat, &op::pad_to, &op::embedding, &op::embedding_backward, &op::index_select, &op::index_select_backward});
+  table.scratch(op::embedding_backward, Device::Kind::cpu, embedding_scratch);
+  table.scratch(op::index_select_backward, Device::Kind::cpu, index_select_scratch);
   register_gather(table);
 }
 
 Tensor cat(std::vector<Tensor> tensors, int dim) {
-  static const Op& op = find_op("cat");
   check(!tensors.empty() && tensors[0].defined(), "cat of no tensors");
   DType dtype = tensors[0].dtype();
   for (const Tensor& t : tensors) dtype = promote(dtype, t.dtype());
   for (Tensor& t : tensors) t = cast(std::move(t), dtype);
   const DimAttrs attrs{normalize_dim(dim, tensors[0].ndim())};
-  return std::move(call_op(op, tensors, attrs)[0]);
+  return std::move(call_op(op::cat, tensors, attrs)[0]);
 }
 
 Tensor stack(std::vector<Tensor> tensors, int dim) {
@@ -194,14 +211,12 @@ Tensor stack(std::vector<Tensor> tensors, int dim) {
 }
 
 Tensor embedding(Tensor table, Tensor ids) {
-  static const Op& op = find_op("embedding");
-  return call(op, EmbeddingAttrs{}, std::move(table), std::move(ids));
+  return call(op::embedding, EmbeddingAttrs{}, std::move(table), std::move(ids));
 }
 
 Tensor index_select(Tensor x, int dim, Tensor index) {
-  static const Op& op = find_op("index_select");
   const DimAttrs attrs{normalize_dim(dim, x.ndim())};
-  return call(op, attrs, std::move(x), std::move(index));
+  return call(op::index_select, attrs, std::move(x), std::move(index));
 }
 
 }  // namespace sherd

@@ -72,8 +72,7 @@ Metas infer_cross_entropy_parts(const InferCall& c) {
 }
 
 void cross_entropy_vjp(VjpCall& c) {
-  static const Op& op = find_op("cross_entropy_backward");
-  c.give(0, op, c.attrs, c.grad(), c.in(0), c.in(1), c.out(1), c.out(2));
+  c.give(0, op::cross_entropy_backward, c.attrs, c.grad(), c.in(0), c.in(1), c.out(1), c.out(2));
 }
 
 Metas infer_cross_entropy_backward(const InferCall& c) {
@@ -106,66 +105,87 @@ Metas infer_linear_cross_entropy_parts(const InferCall& c) {
 
 // Rows that ranks share out stay where they are; else the weight's terms go straight to where its gradient is kept.
 void linear_cross_entropy_vjp(VjpCall& c) {
-  static const Op& weight_grad = find_op("linear_weight_grad");
   const auto& attrs = c.attrs.as<CrossEntropyAttrs>();
   LossInputs in{c.grad(), c.in(0), c.in(1), c.in(2), c.out(1), c.out(2)};
   if (in.lse.is_distributed() && !in.lse.layout()->is_replicated()) {
     Tensor inputs[] = {in.grad, in.x, in.weight, in.targets, in.lse, in.count};
-    Tensors gradients = call_op(loss_gradient_row(), inputs, LossGradientAttrs{attrs, c.wants(0), c.wants(1)});
+    Tensors gradients =
+        call_op(op::linear_cross_entropy_backward, inputs, LossGradientAttrs{attrs, c.wants(0), c.wants(1)});
     if (c.wants(1)) c.give(1, std::move(gradients[c.wants(0) ? 1 : 0]));
     if (c.wants(0)) c.give(0, std::move(gradients[0]));
     return;
   }
   const LossChunks chunks{in.targets.numel(), loss_chunk_rows(in.weight.shape()[0], in.weight.device().kind)};
   std::function<void(Tensor, Tensor)> to_weight;
-  if (c.wants(1)) to_weight = [&](Tensor d, Tensor x) { c.give(1, weight_grad, {}, std::move(d), std::move(x)); };
+  if (c.wants(1))
+    to_weight = [&](Tensor d, Tensor x) { c.give(1, op::linear_weight_grad, {}, std::move(d), std::move(x)); };
   Tensor x_grad = run_loss_gradient(attrs, std::move(in), chunks, c.wants(0), to_weight);
   if (c.wants(0)) c.give(0, std::move(x_grad));
 }
 
+constexpr std::string_view kStep = "a step of cross_entropy, which has the vjp";
+
 }  // namespace
 
+constinit const Op op::cross_entropy{
+    .name = "cross_entropy",
+    .doc =
+        "logits [..., V], targets [...] -> 0-d mean negative log likelihood; also the log of the sum of "
+        "exponentials [...] and the number of targets that count.",
+    .infer = infer_cross_entropy,
+    .needs = {.inputs = 0b11, .outputs = 0b110},
+    .vjp = cross_entropy_vjp,
+};
+
+constinit const Op op::cross_entropy_backward{
+    .name = "cross_entropy_backward",
+    .doc =
+        "grad, logits, targets, log-sum-exp, count -> (softmax - one hot) * grad / count; of the columns of "
+        "a part, where the others make up the log-sum-exp.",
+    .infer = infer_cross_entropy_backward,
+    .no_gradient = "first derivatives only",
+};
+
+constinit const Op op::linear_cross_entropy{
+    .name = "linear_cross_entropy",
+    .doc =
+        "x [..., K], weight [V, K], targets [...] -> cross_entropy of x weight^T, in chunks of rows; outputs "
+        "as cross_entropy.",
+    .infer = infer_linear_cross_entropy,
+    .needs = {.inputs = 0b111, .outputs = 0b110},
+    .vjp = linear_cross_entropy_vjp,
+};
+
+constinit const Op op::cross_entropy_parts{
+    .name = "cross_entropy_parts",
+    .doc =
+        "logits [..., V here], targets [...] -> of these columns the largest logit [...], the sum of "
+        "exp(logit - largest) [...] and the target's logit [...], 0 if it is not here.",
+    .infer = infer_cross_entropy_parts,
+    .no_gradient = kStep,
+};
+
+constinit const Op op::linear_cross_entropy_parts{
+    .name = "linear_cross_entropy_parts",
+    .doc =
+        "x [..., K], weight [V here, K], targets [...] -> cross_entropy_parts of x weight^T, in chunks of "
+        "rows.",
+    .infer = infer_linear_cross_entropy_parts,
+    .no_gradient = kStep,
+};
+
 void register_loss(OpTable& table) {
-  table.add({.name = "cross_entropy",
-             .doc = "logits [..., V], targets [...] -> 0-d mean negative log likelihood; also the log of the sum of "
-                    "exponentials [...] and the number of targets that count.",
-             .infer = infer_cross_entropy,
-             .needs = {.inputs = 0b11, .outputs = 0b110},
-             .vjp = cross_entropy_vjp});
-  table.add({.name = "cross_entropy_backward",
-             .doc =
-                 "grad, logits, targets, log-sum-exp, count -> (softmax - one hot) * grad / count; of the columns of "
-                 "a part, where the others make up the log-sum-exp.",
-             .infer = infer_cross_entropy_backward,
-             .no_gradient = "first derivatives only"});
-  table.add({.name = "linear_cross_entropy",
-             .doc =
-                 "x [..., K], weight [V, K], targets [...] -> cross_entropy of x weight^T, in chunks of rows; outputs "
-                 "as cross_entropy.",
-             .infer = infer_linear_cross_entropy,
-             .needs = {.inputs = 0b111, .outputs = 0b110},
-             .vjp = linear_cross_entropy_vjp});
-  constexpr std::string_view kStep = "a step of cross_entropy, which has the vjp";
-  table.add({.name = "cross_entropy_parts",
-             .doc = "logits [..., V here], targets [...] -> of these columns the largest logit [...], the sum of "
-                    "exp(logit - largest) [...] and the target's logit [...], 0 if it is not here.",
-             .infer = infer_cross_entropy_parts,
-             .no_gradient = kStep});
-  table.add({.name = "linear_cross_entropy_parts",
-             .doc = "x [..., K], weight [V here, K], targets [...] -> cross_entropy_parts of x weight^T, in chunks of "
-                    "rows.",
-             .infer = infer_linear_cross_entropy_parts,
-             .no_gradient = kStep});
+  table.add({&op::cross_entropy, &op::cross_entropy_backward, &op::linear_cross_entropy, &op::cross_entropy_parts,
+             &op::linear_cross_entropy_parts, &op::linear_cross_entropy_backward});
 }
 
 Tensor cross_entropy(Tensor logits, Tensor targets, std::int64_t ignore_index) {
-  static const Op& op = find_op("cross_entropy");
-  return call(op, CrossEntropyAttrs{ignore_index}, std::move(logits), std::move(targets));
+  return call(op::cross_entropy, CrossEntropyAttrs{ignore_index}, std::move(logits), std::move(targets));
 }
 
 Tensor linear_cross_entropy(Tensor x, Tensor weight, Tensor targets, std::int64_t ignore_index) {
-  static const Op& op = find_op("linear_cross_entropy");
-  return call(op, CrossEntropyAttrs{ignore_index}, std::move(x), std::move(weight), std::move(targets));
+  return call(op::linear_cross_entropy, CrossEntropyAttrs{ignore_index}, std::move(x), std::move(weight),
+              std::move(targets));
 }
 
 }  // namespace sherd

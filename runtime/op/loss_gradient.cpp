@@ -22,8 +22,6 @@ Metas infer_loss_gradient(const InferCall& c) {
 
 Tensor run_loss_gradient(const CrossEntropyAttrs& attrs, LossInputs in, LossChunks chunks, bool of_x,
                          const std::function<void(Tensor d, Tensor x)>& to_weight) {
-  static const Op& logits_grad = find_op("cross_entropy_backward");
-  static const Op& product = find_op("matmul");
   const Shape shape = in.x.shape();
   const std::int64_t rows = in.targets.numel();
   const Tensor x = reshape(std::move(in.x), {rows, shape.back()});
@@ -32,21 +30,21 @@ Tensor run_loss_gradient(const CrossEntropyAttrs& attrs, LossInputs in, LossChun
   for (std::int64_t first = 0; first == 0 || first < chunks.rows; first += chunks.chunk) {
     const std::int64_t begin = std::min(first, rows), length = std::min(chunks.chunk, rows - begin);
     const Tensor x_part = narrow(x, 0, begin, length);
-    const Tensor d = call(logits_grad, attrs, in.grad, linear(x_part, in.weight), narrow(targets, 0, begin, length),
-                          narrow(lse, 0, begin, length), in.count);
-    if (of_x) parts.push_back(call(product, {}, d, in.weight));
+    const Tensor d = call(op::cross_entropy_backward, attrs, in.grad, linear(x_part, in.weight),
+                          narrow(targets, 0, begin, length), narrow(lse, 0, begin, length), in.count);
+    if (of_x) parts.push_back(call(op::matmul, {}, d, in.weight));
     if (to_weight) to_weight(d, x_part);
   }
   if (!of_x) return {};
   return reshape(parts.size() == 1 ? parts[0] : cat(std::move(parts), 0), shape);
 }
 
-const Op& loss_gradient_row() {
-  static const Op row{.name = "linear_cross_entropy_backward",
-                      .doc = "grad, x, weight, targets, log-sum-exp, count -> the gradients of x and of the weight.",
-                      .infer = infer_loss_gradient,
-                      .no_gradient = "first derivatives only"};
-  return row;
-}
+constinit const Op op::linear_cross_entropy_backward{
+    .name = "linear_cross_entropy_backward",
+    .doc = "grad, x, weight, targets, log-sum-exp, count -> the gradients of x and of the weight.",
+    .infer = infer_loss_gradient,
+    .traits = {.distributed_only = true},
+    .no_gradient = "first derivatives only",
+};
 
 }  // namespace sherd

@@ -35,7 +35,4 @@ struct LossChunks {
 Tensor run_loss_gradient(const CrossEntropyAttrs& attrs, LossInputs in, LossChunks chunks, bool of_x,
                          const std::function<void(Tensor d, Tensor x)>& to_weight);
 
-/// Not in the table, for it has no kernel: a call on distributed tensors is run by its sharding rule.
-const Op& loss_gradient_row();
-
 }  // namespace sherd

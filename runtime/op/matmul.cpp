@@ -27,21 +27,20 @@ Metas infer_matmul(const InferCall& c) {
 
 // C = A B:  dA = G B^T,  dB = A^T G, with transposes as views, which the kernels read as they are.
 void matmul_vjp(VjpCall& c) {
-  static const Op& product = find_op("matmul");
-  static const Op& weight_grad = find_op("linear_weight_grad");
   const Tensor grad = c.grad();
   const Shape& out = c.out_meta().shape;
   // An operand that was broadcast along the batch gets the sum over it.
   const auto give = [&](std::size_t i, Tensor a, Tensor b) {
     bool same_batch = c.in_shape(i).size() == out.size();
     for (int d = 0; same_batch && d + 2 < out.size(); ++d) same_batch = c.in_shape(i)[d] == out[d];
-    if (same_batch) c.give(i, product, {}, std::move(a), std::move(b));
-    else c.give_summed(i, call(product, {}, std::move(a), std::move(b)));
+    if (same_batch) c.give(i, op::matmul, {}, std::move(a), std::move(b));
+    else c.give_summed(i, call(op::matmul, {}, std::move(a), std::move(b)));
   };
   if (c.wants(0)) give(0, grad, transpose(c.in(1), -1, -2));
   if (!c.wants(1)) return;
   // One B for the whole batch: its gradient sums over all rows in one product.
-  if (c.in_shape(1).size() == 2 && out.size() == c.in_shape(0).size()) c.give(1, weight_grad, {}, c.in(0), grad);
+  if (c.in_shape(1).size() == 2 && out.size() == c.in_shape(0).size())
+    c.give(1, op::linear_weight_grad, {}, c.in(0), grad);
   else give(1, transpose(c.in(0), -1, -2), grad);
 }
 
@@ -62,14 +61,11 @@ Metas infer_linear(const InferCall& c) {
 }
 
 void linear_vjp(VjpCall& c) {
-  static const Op& product = find_op("matmul");
-  static const Op& weight_grad = find_op("linear_weight_grad");
-  static const Op& sum_to_row = find_op("sum_to");
   const Tensor grad = c.grad();
   // The weight's first: then x, which may be a recomputed one, is gone before a gradient of its size is made.
-  if (c.wants(1)) c.give(1, weight_grad, {}, grad, c.take_in(0));
-  if (c.wants(0)) c.give(0, product, {}, grad, c.in(1));
-  if (c.wants(2)) c.give(2, sum_to_row, SumToAttrs{c.in_shape(2)}, grad);
+  if (c.wants(1)) c.give(1, op::linear_weight_grad, {}, grad, c.take_in(0));
+  if (c.wants(0)) c.give(0, op::matmul, {}, grad, c.in(1));
+  if (c.wants(2)) c.give(2, op::sum_to, SumToAttrs{c.in_shape(2)}, grad);
 }
 
 Metas infer_linear_weight_grad(const InferCall& c) {
@@ -82,44 +78,50 @@ Metas infer_linear_weight_grad(const InferCall& c) {
 
 }  // namespace
 
-void register_matmul(OpTable& table) {
-  table.add({.name = "matmul",
-             .doc = "a [..., M, K], b [..., K, N] -> [..., M, N]; leading dims broadcast.",
-             .infer = infer_matmul,
-             .dims = "...mk,...kn->...mn",
-             .traits = {.linear = true, .accumulates = true},
-             .needs = {.inputs = 0b11},
-             .vjp = matmul_vjp});
-  table.add({.name = "linear",
-             .doc = "x [..., K], weight [N, K], bias [N] or undefined -> [..., N].",
-             .infer = infer_linear,
-             .dims = "...k,nk,n->...n",
-             .traits = {.linear = true},
-             .needs = {.inputs = 0b011},
-             .vjp = linear_vjp});
-  table.add({.name = "linear_weight_grad",
-             .doc = "a [..., N], b [..., K] -> [N, K]: products of rows summed over all leading dims.",
-             .infer = infer_linear_weight_grad,
-             .dims = "...n,...k->nk",
-             .traits = {.linear = true, .accumulates = true},
-             .no_gradient = "first derivatives only"});
-}
+constinit const Op op::matmul{
+    .name = "matmul",
+    .doc = "a [..., M, K], b [..., K, N] -> [..., M, N]; leading dims broadcast.",
+    .infer = infer_matmul,
+    .dims = "...mk,...kn->...mn",
+    .traits = {.linear = true, .accumulates = true},
+    .needs = {.inputs = 0b11},
+    .vjp = matmul_vjp,
+};
+
+constinit const Op op::linear{
+    .name = "linear",
+    .doc = "x [..., K], weight [N, K], bias [N] or undefined -> [..., N].",
+    .infer = infer_linear,
+    .dims = "...k,nk,n->...n",
+    .traits = {.linear = true},
+    .needs = {.inputs = 0b011},
+    .vjp = linear_vjp,
+};
+
+constinit const Op op::linear_weight_grad{
+    .name = "linear_weight_grad",
+    .doc = "a [..., N], b [..., K] -> [N, K]: products of rows summed over all leading dims.",
+    .infer = infer_linear_weight_grad,
+    .dims = "...n,...k->nk",
+    .traits = {.linear = true, .accumulates = true},
+    .no_gradient = "first derivatives only",
+};
+
+void register_matmul(OpTable& table) { table.add({&op::matmul, &op::linear, &op::linear_weight_grad}); }
 
 Tensor matmul(Tensor a, Tensor b) {
-  static const Op& op = find_op("matmul");
   const bool vector_a = a.ndim() == 1, vector_b = b.ndim() == 1;
   if (vector_a) a = unsqueeze(std::move(a), 0);
   if (vector_b) b = unsqueeze(std::move(b), 1);
-  Tensor result = call(op, {}, std::move(a), std::move(b));
+  Tensor result = call(op::matmul, {}, std::move(a), std::move(b));
   if (vector_b) result = squeeze(std::move(result), -1);
   if (vector_a) result = squeeze(std::move(result), vector_b ? -1 : -2);
   return result;
 }
 
 Tensor linear(Tensor x, Tensor weight, Tensor bias) {
-  static const Op& op = find_op("linear");
-  if (x.ndim() != 1) return call(op, {}, std::move(x), std::move(weight), std::move(bias));
-  return squeeze(call(op, {}, unsqueeze(std::move(x), 0), std::move(weight), std::move(bias)), 0);
+  if (x.ndim() != 1) return call(op::linear, {}, std::move(x), std::move(weight), std::move(bias));
+  return squeeze(call(op::linear, {}, unsqueeze(std::move(x), 0), std::move(weight), std::move(bias)), 0);
 }
 
 }  // namespace sherd

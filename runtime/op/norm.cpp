@@ -29,15 +29,9 @@ Metas infer_softmax_backward(const InferCall& c) {
   return one_output(y.shape, y.dtype);
 }
 
-void softmax_vjp(VjpCall& c) {
-  static const Op& op = find_op("softmax_backward");
-  c.give(0, op, c.attrs, c.grad(), c.out());
-}
+void softmax_vjp(VjpCall& c) { c.give(0, op::softmax_backward, c.attrs, c.grad(), c.out()); }
 
-void log_softmax_vjp(VjpCall& c) {
-  static const Op& op = find_op("log_softmax_backward");
-  c.give(0, op, c.attrs, c.grad(), c.out());
-}
+void log_softmax_vjp(VjpCall& c) { c.give(0, op::log_softmax_backward, c.attrs, c.grad(), c.out()); }
 
 // ---- norms ----
 
@@ -78,82 +72,97 @@ Metas infer_rms_norm_backward(const InferCall& c) { return infer_norm_backward(c
 Tensor weight_or_none(const VjpCall& c) { return c.in_shape(1).empty() ? Tensor() : c.in(1); }
 
 void layer_norm_vjp(VjpCall& c) {
-  static const Op& op = find_op("layer_norm_backward");
   Tensor in[] = {c.grad(), c.in(0), weight_or_none(c), c.out(1), c.out(2)};
-  Tensors gradients = call_op(op, in, {});
+  Tensors gradients = call_op(op::layer_norm_backward, in, {});
   for (std::size_t i = 0; i < 3; ++i) c.give(i, std::move(gradients[i]));
 }
 
 void rms_norm_vjp(VjpCall& c) {
-  static const Op& op = find_op("rms_norm_backward");
   Tensor in[] = {c.grad(), c.in(0), weight_or_none(c), c.out(1)};
-  Tensors gradients = call_op(op, in, {});
+  Tensors gradients = call_op(op::rms_norm_backward, in, {});
   for (std::size_t i = 0; i < 2; ++i) c.give(i, std::move(gradients[i]));
-}
-
-void register_softmax(OpTable& table) {
-  table.add({.name = "softmax",
-             .doc = "exp(x) divided by its sum along `dim`, without overflow.",
-             .infer = infer_softmax,
-             .needs = {.outputs = 0b1},
-             .vjp = softmax_vjp});
-  table.add({.name = "softmax_backward",
-             .doc = "grad, y -> y * (grad - sum of grad * y along `dim`).",
-             .infer = infer_softmax_backward,
-             .no_gradient = kFirstOnly});
-  table.add({.name = "log_softmax",
-             .doc = "x minus the log of the sum of exp(x) along `dim`, without overflow.",
-             .infer = infer_softmax,
-             .needs = {.outputs = 0b1},
-             .vjp = log_softmax_vjp});
-  table.add({.name = "log_softmax_backward",
-             .doc = "grad, y -> grad - exp(y) * sum of grad along `dim`.",
-             .infer = infer_softmax_backward,
-             .no_gradient = kFirstOnly});
 }
 
 }  // namespace
 
+constinit const Op op::softmax{
+    .name = "softmax",
+    .doc = "exp(x) divided by its sum along `dim`, without overflow.",
+    .infer = infer_softmax,
+    .needs = {.outputs = 0b1},
+    .vjp = softmax_vjp,
+};
+
+constinit const Op op::softmax_backward{
+    .name = "softmax_backward",
+    .doc = "grad, y -> y * (grad - sum of grad * y along `dim`).",
+    .infer = infer_softmax_backward,
+    .no_gradient = kFirstOnly,
+};
+
+constinit const Op op::log_softmax{
+    .name = "log_softmax",
+    .doc = "x minus the log of the sum of exp(x) along `dim`, without overflow.",
+    .infer = infer_softmax,
+    .needs = {.outputs = 0b1},
+    .vjp = log_softmax_vjp,
+};
+
+constinit const Op op::log_softmax_backward{
+    .name = "log_softmax_backward",
+    .doc = "grad, y -> grad - exp(y) * sum of grad along `dim`.",
+    .infer = infer_softmax_backward,
+    .no_gradient = kFirstOnly,
+};
+
+constinit const Op op::layer_norm{
+    .name = "layer_norm",
+    .doc =
+        "x [..., D], weight [D] and bias [D] or undefined -> (x - mean) * rstd * weight + bias; also mean "
+        "and rstd [...].",
+    .infer = infer_layer_norm,
+    .needs = {.inputs = 0b111, .outputs = 0b110},
+    .vjp = layer_norm_vjp,
+    .recompute = run_again,
+};
+
+constinit const Op op::layer_norm_backward{
+    .name = "layer_norm_backward",
+    .doc = "grad [..., D], x, weight, mean, rstd -> gradients of x, weight and bias.",
+    .infer = infer_layer_norm_backward,
+    .no_gradient = kFirstOnly,
+};
+
+constinit const Op op::rms_norm{
+    .name = "rms_norm",
+    .doc = "x [..., D], weight [D] or undefined -> x * rstd * weight; also rstd [...].",
+    .infer = infer_rms_norm,
+    .needs = {.inputs = 0b11, .outputs = 0b10},
+    .vjp = rms_norm_vjp,
+    .recompute = run_again,
+};
+
+constinit const Op op::rms_norm_backward{
+    .name = "rms_norm_backward",
+    .doc = "grad [..., D], x, weight, rstd -> gradients of x and weight.",
+    .infer = infer_rms_norm_backward,
+    .no_gradient = kFirstOnly,
+};
+
 void register_norm(OpTable& table) {
-  register_softmax(table);
-  table.add({.name = "layer_norm",
-             .doc = "x [..., D], weight [D] and bias [D] or undefined -> (x - mean) * rstd * weight + bias; also mean "
-                    "and rstd [...].",
-             .infer = infer_layer_norm,
-             .needs = {.inputs = 0b111, .outputs = 0b110},
-             .vjp = layer_norm_vjp,
-             .recompute = run_again});
-  table.add({.name = "layer_norm_backward",
-             .doc = "grad [..., D], x, weight, mean, rstd -> gradients of x, weight and bias.",
-             .infer = infer_layer_norm_backward,
-             .no_gradient = kFirstOnly});
-  table.add({.name = "rms_norm",
-             .doc = "x [..., D], weight [D] or undefined -> x * rstd * weight; also rstd [...].",
-             .infer = infer_rms_norm,
-             .needs = {.inputs = 0b11, .outputs = 0b10},
-             .vjp = rms_norm_vjp,
-             .recompute = run_again});
-  table.add({.name = "rms_norm_backward",
-             .doc = "grad [..., D], x, weight, rstd -> gradients of x and weight.",
-             .infer = infer_rms_norm_backward,
-             .no_gradient = kFirstOnly});
+  table.add({&op::softmax, &op::softmax_backward, &op::log_softmax, &op::log_softmax_backward, &op::layer_norm,
+             &op::layer_norm_backward, &op::rms_norm, &op::rms_norm_backward});
 }
 
-Tensor softmax(Tensor x, int dim) {
-  static const Op& op = find_op("softmax");
-  return call(op, DimAttrs{normalize_dim(dim, x.ndim())}, std::move(x));
-}
+Tensor softmax(Tensor x, int dim) { return call(op::softmax, DimAttrs{normalize_dim(dim, x.ndim())}, std::move(x)); }
 Tensor log_softmax(Tensor x, int dim) {
-  static const Op& op = find_op("log_softmax");
-  return call(op, DimAttrs{normalize_dim(dim, x.ndim())}, std::move(x));
+  return call(op::log_softmax, DimAttrs{normalize_dim(dim, x.ndim())}, std::move(x));
 }
 Tensor layer_norm(Tensor x, Tensor weight, Tensor bias, double eps) {
-  static const Op& op = find_op("layer_norm");
-  return call(op, NormAttrs{eps}, std::move(x), std::move(weight), std::move(bias));
+  return call(op::layer_norm, NormAttrs{eps}, std::move(x), std::move(weight), std::move(bias));
 }
 Tensor rms_norm(Tensor x, Tensor weight, double eps) {
-  static const Op& op = find_op("rms_norm");
-  return call(op, NormAttrs{eps}, std::move(x), std::move(weight));
+  return call(op::rms_norm, NormAttrs{eps}, std::move(x), std::move(weight));
 }
 
 }  // namespace sherd

@@ -1,15 +1,20 @@
 #pragma once
-// One op is one row. Eager calls, autograd, sharding, capture, cost, tests and docs all read it; nothing else in
-// the project lists ops by name.
+// One op is one row, a constant (rows.h). Eager calls, autograd, sharding, capture, cost, tests and docs all read it;
+// nothing else in the project lists ops by name. The table finds rows by name and holds their kernels.
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <deque>
+#include <initializer_list>
+#include <mutex>
 #include <span>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "runtime/op/attrs.h"
 #include "runtime/op/meta_list.h"
+#include "runtime/op/rows.h"
 #include "runtime/op/tensor.h"
 #include "runtime/tensor/small_vec.h"
 
@@ -33,6 +38,7 @@ struct Traits {
   bool accumulates = false;    ///< the kernel honours KernelCall::accumulate
   bool placement = false;      ///< changes where a tensor lies (redistribute, from_local): the dist layer runs it
   bool local_extents = false;  ///< on distributed tensors it works on each rank's own elements (optimizer, norms)
+  bool distributed_only = false;  ///< no kernel: its sharding rule runs it as a program of rows
 };
 
 /// Which inputs and outputs the vjp reads, as bit masks; kAll for lists. The tape keeps nothing else.
@@ -72,6 +78,14 @@ using Vjp = void (*)(VjpCall&);
 using Recompute = Tensor (*)(const VjpCall&);
 using Scratch = std::int64_t (*)(const InferCall&);
 
+/// What the backends bring for a row, by Device::Kind.
+struct RowKernels {
+  std::array<Kernel, kNumBackends> kernel{};
+  std::array<Scratch, kNumBackends> scratch{};  ///< bytes; on a device kernels may take workspace themselves
+};
+
+/// The columns of a row. Rows are constants of static storage: `constinit const Op op::add{.name = "add", ...}`. They
+/// are compared by address and never copied.
 struct Op {
   std::string_view name;
   std::string_view doc{};   ///< one sentence, with shapes
@@ -79,7 +93,6 @@ struct Op {
   std::string_view dims{};  ///< "mk,kn->mn"; "..." = any leading dims; empty where an einsum cannot say it
   Traits traits{};
   Needs needs{};
-  std::array<Scratch, kNumBackends> scratch{};  ///< by Device::Kind; on a device kernels may take workspace themselves
   Vjp vjp = nullptr;
   Recompute recompute =
       nullptr;  ///< output 0 once more, the same bits, from what the vjp reads: the tape keeps no copy
@@ -87,27 +100,57 @@ struct Op {
   int (*mutated)(const InferCall&) = nullptr;             ///< how many of the first inputs the kernel writes in place
   MemoryCategory category = MemoryCategory::activations;  ///< account of fresh outputs
   Device (*device)(const Attrs&) = nullptr;               ///< where outputs are made, if inputs do not say
-  std::array<Kernel, kNumBackends> kernel{};              ///< by Device::Kind
+  /// No column: where the process's table keeps the row's kernels, null until the row is there. See kernels_of().
+  mutable std::atomic<const RowKernels*> kernels{nullptr};
 };
 
-/// The catalogue. Filled once, explicitly, before main's first op; immutable afterwards.
+/// The catalogue: rows by name, and their kernels. Rows join it and backends fill their columns while other threads
+/// read it; nothing is ever changed or removed.
 class OpTable {
  public:
-  void add(Op row);
-  /// Sets the kernel column of an existing row, and the scratch column where it is the kernel that knows. A backend
-  /// fills its column before the first tensor of its kind exists, and nobody reads it earlier.
-  void kernel(std::string_view name, Device::Kind backend, Kernel function, Scratch scratch = nullptr);
-  const Op& at(std::string_view name) const;  ///< throws Error naming the nearest row
-  const std::deque<Op>& rows() const { return rows_; }
+  /// Error if another row has one of their names.
+  void add(std::initializer_list<const Op*> rows);
+  /// Sets the kernel column of a row that is here, and the scratch column if the kernel wants any. A backend fills its
+  /// column before the first tensor of its kind exists, and nobody reads it earlier.
+  void kernel(const Op& row, Device::Kind backend, Kernel function, Scratch scratch = nullptr);
+  /// The scratch column alone, where it is the family that knows.
+  void scratch(const Op& row, Device::Kind backend, Scratch function);
+
+  const Op& at(std::string_view name) const;       ///< throws Error naming the nearest row
+  const RowKernels& kernels(const Op& row) const;  ///< throws Error naming the row if it is not here
+  std::vector<const Op*> rows() const;             ///< in the order in which they joined
 
  private:
-  std::deque<Op> rows_;  // stable addresses
-  std::unordered_map<std::string_view, Op*> by_name_;
+  struct Entry {
+    const Op* row;
+    RowKernels kernels{};
+  };
+  Entry* find(const Op& row) const;  // null if it is not here; the lock is held
+
+  mutable std::mutex mutex_;
+  std::deque<Entry> entries_;  // stable addresses
+  std::unordered_map<std::string_view, Entry*> by_name_;
 };
 
+/// The table of this process, with all rows of runtime/op and the kernels of the CPU. It is filled when it, or the
+/// first kernel, is asked for.
 const OpTable& op_table();
-/// Row by name, for the user functions: `static const Op& op = find_op("add");`
+/// Row by name, for those who have a text only; others name the constant.
 inline const Op& find_op(std::string_view name) { return op_table().at(name); }
+
+/// Adds rows of other layers, and their kernels, by `fill`. Once per function, whoever calls it first and however
+/// often; threads may call ops meanwhile.
+void add_rows(void (*fill)(OpTable& table));
+
+/// The kernels of a row, for every call: the row itself says where they are. A pointer and not an index into an array,
+/// so that this is one load, rows join without a limit, and no array moves under those who read it. Acquire, which is a
+/// plain load on x86, because a thread may see a row that another thread has just added. The first call of the process
+/// fills the table. Throws Error naming a row that nobody has added.
+inline const RowKernels& kernels_of(const Op& row) {
+  if (const RowKernels* kernels = row.kernels.load(std::memory_order_acquire)) [[likely]]
+    return *kernels;
+  return op_table().kernels(row);
+}
 
 // Each family registers its rows; runtime/cpu registers the kernels.
 void register_pointwise(OpTable& table);
@@ -124,6 +167,8 @@ void register_optimizer(OpTable& table);
 void register_collective(OpTable& table);
 void register_transfer(OpTable& table);
 void register_cpu(OpTable& table);
+/// All families' rows.
+void register_families(OpTable& table);
 
 class Backend;
 /// Adds the kernels of a backend that has been opened, once, before its first tensor.

@@ -113,33 +113,44 @@ void check_same_layouts(std::string_view what, std::span<const Tensor> tensors, 
 
 }  // namespace
 
+constinit const Op op::adamw{
+    .name = "adamw",
+    .doc =
+        "AdamW with decoupled decay over lists: parameters, first and second moments (written in place), "
+        "gradients, then 0-d lr, step, scale. A scale that is not finite: nothing is written.",
+    .infer = infer_adamw,
+    .traits = {.effect = true, .local_extents = true},
+    .no_gradient = "effect",
+    .mutated = mutated_adamw,
+};
+
+constinit const Op op::sgd{
+    .name = "sgd",
+    .doc =
+        "SGD with momentum over lists: parameters, momenta (written in place; none when momentum is 0), "
+        "gradients, then 0-d lr, scale. A scale that is not finite: nothing is written.",
+    .infer = infer_sgd,
+    .traits = {.effect = true, .local_extents = true},
+    .no_gradient = "effect",
+    .mutated = mutated_sgd,
+};
+
+constinit const Op op::power_sum{
+    .name = "power_sum",
+    .doc = "0-d f64 sum of |x|^p over a list of tensors (max |x| for p = infinity), this rank's elements.",
+    .infer = infer_power_sum,
+    .traits = {.reduction = true, .local_extents = true},
+    .no_gradient = "a statistic of gradients",
+};
+
 void register_optimizer(OpTable& table) {
-  table.add({.name = "adamw",
-             .doc = "AdamW with decoupled decay over lists: parameters, first and second moments (written in place), "
-                    "gradients, then 0-d lr, step, scale. A scale that is not finite: nothing is written.",
-             .infer = infer_adamw,
-             .traits = {.effect = true, .local_extents = true},
-             .no_gradient = "effect",
-             .mutated = mutated_adamw});
-  table.add({.name = "sgd",
-             .doc = "SGD with momentum over lists: parameters, momenta (written in place; none when momentum is 0), "
-                    "gradients, then 0-d lr, scale. A scale that is not finite: nothing is written.",
-             .infer = infer_sgd,
-             .traits = {.effect = true, .local_extents = true},
-             .no_gradient = "effect",
-             .mutated = mutated_sgd});
-  table.add({.name = "power_sum",
-             .doc = "0-d f64 sum of |x|^p over a list of tensors (max |x| for p = infinity), this rank's elements.",
-             .infer = infer_power_sum,
-             .traits = {.reduction = true, .local_extents = true},
-             .scratch = {scratch_power_sum},
-             .no_gradient = "a statistic of gradients"});
+  table.add({&op::adamw, &op::sgd, &op::power_sum});
+  table.scratch(op::power_sum, Device::Kind::cpu, scratch_power_sum);
 }
 
 void adamw_step(std::span<const Tensor> params, std::span<const Tensor> m, std::span<const Tensor> v,
                 std::span<const Tensor> grads, const Tensor& lr, const Tensor& step, const Tensor& scale,
                 const AdamWAttrs& options) {
-  static const Op& op = find_op("adamw");
   check_equal_counts("first moments", m.size(), params.size());
   check_equal_counts("second moments", v.size(), params.size());
   check_equal_counts("gradients", grads.size(), params.size());
@@ -155,12 +166,11 @@ void adamw_step(std::span<const Tensor> params, std::span<const Tensor> m, std::
   inputs.insert(inputs.end(), {lr, step, scale});
   AdamWAttrs attrs = options;
   attrs.count = static_cast<int>(params.size());
-  call_op(op, inputs, attrs);
+  call_op(op::adamw, inputs, attrs);
 }
 
 void sgd_step(std::span<const Tensor> params, std::span<const Tensor> momenta, std::span<const Tensor> grads,
               const Tensor& lr, const Tensor& scale, const SgdAttrs& options) {
-  static const Op& op = find_op("sgd");
   const bool has_momentum = options.momentum != 0;
   check_equal_counts("momenta", momenta.size(), has_momentum ? params.size() : 0);
   check_equal_counts("gradients", grads.size(), params.size());
@@ -174,15 +184,14 @@ void sgd_step(std::span<const Tensor> params, std::span<const Tensor> momenta, s
   inputs.insert(inputs.end(), {lr, scale});
   SgdAttrs attrs = options;
   attrs.count = static_cast<int>(params.size());
-  call_op(op, inputs, attrs);
+  call_op(op::sgd, inputs, attrs);
 }
 
 Tensor power_sum(std::span<const Tensor> tensors, double p) {
-  static const Op& op = find_op("power_sum");
   std::vector<Tensor> inputs;
   inputs.reserve(tensors.size());
   append_dense(inputs, tensors);
-  return std::move(call_op(op, inputs, PowerSumAttrs{p})[0]);
+  return std::move(call_op(op::power_sum, inputs, PowerSumAttrs{p})[0]);
 }
 
 }  // namespace sherd

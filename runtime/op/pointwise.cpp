@@ -71,47 +71,41 @@ void add_vjp(VjpCall& c) {
 }
 
 void sub_vjp(VjpCall& c) {
-  static const Op& op = find_op("neg");
   give_back(c, 0, c.grad());
-  give_pointwise(c, 1, op, {}, c.grad());
+  give_pointwise(c, 1, op::neg, {}, c.grad());
 }
 
 void mul_vjp(VjpCall& c) {
-  static const Op& op = find_op("mul");
-  if (c.wants(0)) give_pointwise(c, 0, op, {}, c.grad(), c.in(1));
-  if (c.wants(1)) give_pointwise(c, 1, op, {}, c.grad(), c.in(0));
+  if (c.wants(0)) give_pointwise(c, 0, op::mul, {}, c.grad(), c.in(1));
+  if (c.wants(1)) give_pointwise(c, 1, op::mul, {}, c.grad(), c.in(0));
 }
 
 void div_vjp(VjpCall& c) {
-  static const Op& op = find_op("div");
-  if (c.wants(0)) give_pointwise(c, 0, op, {}, c.grad(), c.in(1));
-  if (c.wants(1)) give_pointwise(c, 1, op, {}, neg(mul(c.grad(), c.out())), c.in(1));
+  if (c.wants(0)) give_pointwise(c, 0, op::div, {}, c.grad(), c.in(1));
+  if (c.wants(1)) give_pointwise(c, 1, op::div, {}, neg(mul(c.grad(), c.out())), c.in(1));
 }
 
 // The larger (smaller) input has the gradient; equal ones share it.
 void extremum_vjp(VjpCall& c, Tensor first_wins) {
-  static const Op& op = find_op("where");
   const Tensor tie = equal(c.in(0), c.in(1));
   const Tensor half = mul(c.grad(), 0.5);
   const Tensor zero = full({}, 0, half.dtype());
-  if (c.wants(0)) give_pointwise(c, 0, op, {}, tie, half, where(first_wins, c.grad(), zero));
-  if (c.wants(1)) give_pointwise(c, 1, op, {}, tie, half, where(first_wins, zero, c.grad()));
+  if (c.wants(0)) give_pointwise(c, 0, op::where, {}, tie, half, where(first_wins, c.grad(), zero));
+  if (c.wants(1)) give_pointwise(c, 1, op::where, {}, tie, half, where(first_wins, zero, c.grad()));
 }
 void maximum_vjp(VjpCall& c) { extremum_vjp(c, greater(c.in(0), c.in(1))); }
 void minimum_vjp(VjpCall& c) { extremum_vjp(c, less(c.in(0), c.in(1))); }
 
 void where_vjp(VjpCall& c) {
-  static const Op& op = find_op("where");
   const Tensor zero = full({}, 0, c.out_meta().dtype);
-  if (c.wants(1)) give_pointwise(c, 1, op, {}, c.in(0), c.grad(), zero);
-  if (c.wants(2)) give_pointwise(c, 2, op, {}, c.in(0), zero, c.grad());
+  if (c.wants(1)) give_pointwise(c, 1, op::where, {}, c.in(0), c.grad(), zero);
+  if (c.wants(2)) give_pointwise(c, 2, op::where, {}, c.in(0), zero, c.grad());
 }
 
 void swiglu_vjp(VjpCall& c) {
-  static const Op& op = find_op("swiglu_backward");
   Tensor inputs[] = {c.grad(), c.in(0), c.in(1)};
   for (Tensor& t : inputs) t = expand(cast(std::move(t), c.out_meta().dtype), c.out_meta().shape);
-  Tensors gradients = call_op(op, inputs, {});
+  Tensors gradients = call_op(op::swiglu_backward, inputs, {});
   give_back(c, 0, std::move(gradients[0]));
   give_back(c, 1, std::move(gradients[1]));
 }
@@ -124,30 +118,20 @@ Metas infer_swiglu_backward(const InferCall& call) {
 
 void add_scalar_vjp(VjpCall& c) { c.give(0, c.grad()); }
 
-void mul_scalar_vjp(VjpCall& c) {
-  static const Op& op = find_op("mul_scalar");
-  c.give(0, op, c.attrs, c.grad());
-}
+void mul_scalar_vjp(VjpCall& c) { c.give(0, op::mul_scalar, c.attrs, c.grad()); }
 
 void pow_scalar_vjp(VjpCall& c) {
-  static const Op& op = find_op("mul");
   const double n = c.attrs.as<ScalarAttrs>().value;
   if (n == 0) {  // zeros that lie as the gradient does; also at x = 0, where x^-1 is infinite
     const Tensor grad = c.grad();
     return c.give(0, where(less(grad, grad), grad, full({}, 0, grad.dtype(), grad.device())));
   }
-  c.give(0, op, {}, mul(c.grad(), n), pow(c.in(0), n - 1));
+  c.give(0, op::mul, {}, mul(c.grad(), n), pow(c.in(0), n - 1));
 }
 
-void clamp_vjp(VjpCall& c) {
-  static const Op& op = find_op("clamp_backward");
-  c.give(0, op, c.attrs, c.grad(), c.in(0));
-}
+void clamp_vjp(VjpCall& c) { c.give(0, op::clamp_backward, c.attrs, c.grad(), c.in(0)); }
 
-void cast_vjp(VjpCall& c) {
-  static const Op& op = find_op("cast");
-  c.give(0, op, CastAttrs{c.in_dtype(0)}, c.grad());
-}
+void cast_vjp(VjpCall& c) { c.give(0, op::cast, CastAttrs{c.in_dtype(0)}, c.grad()); }
 
 constexpr std::string_view kBackward = "derivative row; there is no double backward";
 constexpr Traits kPointwise{.pointwise = true};
@@ -156,178 +140,141 @@ constexpr std::string_view kBinary = "...,...->...";
 constexpr std::string_view kTernary = "...,...,...->...";
 constexpr std::string_view kUnary = "...->...";
 
+constexpr Needs kBoth{.inputs = 0b11};
+constexpr Needs kInput{.inputs = 0b1};
+
 // Doc lines of rows that broadcast and promote do not repeat it.
-void register_arithmetic(OpTable& table) {
-  const auto add_row = [&](std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp,
-                           Traits traits = kPointwise, Recompute recompute = nullptr) {
-    table.add({.name = name,
-               .doc = doc,
-               .infer = infer,
-               .dims = kBinary,
-               .traits = traits,
-               .needs = needs,
-               .vjp = vjp,
-               .recompute = recompute});
-  };
-  const Needs both{.inputs = 0b11};
-  add_row("add", "a, b -> a + b.", infer_broadcast, {}, add_vjp);
-  add_row("sub", "a, b -> a - b.", infer_difference, {}, sub_vjp);
-  add_row("mul", "a, b -> a * b.", infer_broadcast, both, mul_vjp, kLinear);
-  add_row("div", "a, b -> a / b; integers divide to f32.", infer_quotient, {.inputs = 0b10, .outputs = 0b1}, div_vjp);
-  add_row("maximum", "a, b -> the larger one; NaN wins.", infer_broadcast, both, maximum_vjp);
-  add_row("minimum", "a, b -> the smaller one; NaN wins.", infer_broadcast, both, minimum_vjp);
-  add_row("swiglu", "gate, up -> silu(gate) * up.", infer_quotient, both, swiglu_vjp, kPointwise, run_again);
-  table.add({.name = "swiglu_backward",
-             .doc = "grad, gate, up -> gradients of gate and up.",
-             .infer = infer_swiglu_backward,
-             .dims = "...,...,...->...,...",
-             .traits = kPointwise,
-             .no_gradient = kBackward});
-  table.add({.name = "where",
-             .doc = "condition (bool), a, b -> a where it holds, else b.",
-             .infer = infer_where,
-             .dims = kTernary,
-             .traits = kPointwise,
-             .needs = {.inputs = 0b1},
-             .vjp = where_vjp});
+constexpr Op binary(std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp,
+                    Traits traits = kPointwise) {
+  return {.name = name, .doc = doc, .infer = infer, .dims = kBinary, .traits = traits, .needs = needs, .vjp = vjp};
 }
 
-void register_comparisons(OpTable& table) {
-  constexpr std::pair<std::string_view, std::string_view> kRows[] = {
-      {"equal", "a, b -> bool: a == b."},
-      {"not_equal", "a, b -> bool: a != b."},
-      {"less", "a, b -> bool: a < b."},
-      {"less_equal", "a, b -> bool: a <= b."},
-      {"logical_and", "a, b -> bool: neither is zero."},
-      {"logical_or", "a, b -> bool: at least one is not zero."},
-  };
-  for (const auto& [name, doc] : kRows)
-    table.add({.name = name,
-               .doc = doc,
-               .infer = infer_comparison,
-               .dims = kBinary,
-               .traits = kPointwise,
-               .no_gradient = "bool result"});
+constexpr Op comparison(std::string_view name, std::string_view doc) {
+  return {.name = name,
+          .doc = doc,
+          .infer = infer_comparison,
+          .dims = kBinary,
+          .traits = kPointwise,
+          .no_gradient = "bool result"};
 }
 
-void register_with_constants(OpTable& table) {
-  const auto add_row = [&](std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp,
+constexpr Op with_constant(std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp,
                            Traits traits = kPointwise) {
-    table.add({.name = name, .doc = doc, .infer = infer, .dims = kUnary, .traits = traits, .needs = needs, .vjp = vjp});
-  };
-  const Needs input{.inputs = 0b1};
-  Traits cast_traits = kLinear;
-  cast_traits.accumulates = true;
-  add_row("add_scalar", "x -> x + value, in x's dtype.", infer_constant, {}, add_scalar_vjp);
-  add_row("mul_scalar", "x -> x * value, in x's dtype.", infer_constant, {}, mul_scalar_vjp, kLinear);
-  add_row("pow_scalar", "x -> x ^ value, in x's dtype.", infer_pow, input, pow_scalar_vjp);
-  add_row("clamp", "x -> x, raised to low and lowered to high; NaN stays.", infer_clamp, input, clamp_vjp);
-  add_row("cast", "x -> x in another dtype; floats to integers truncate, to bool is != 0.", infer_cast, {}, cast_vjp,
-          cast_traits);
-  table.add({.name = "clamp_backward",
-             .doc = "grad, x -> grad where low <= x <= high, else 0.",
-             .infer = infer_backward,
-             .dims = kBinary,
-             .traits = kPointwise,
-             .no_gradient = kBackward});
+  return {.name = name, .doc = doc, .infer = infer, .dims = kUnary, .traits = traits, .needs = needs, .vjp = vjp};
 }
 
 }  // namespace
 
+// ---- arithmetic ----
+
+constinit const Op op::add = binary("add", "a, b -> a + b.", infer_broadcast, {}, add_vjp);
+constinit const Op op::sub = binary("sub", "a, b -> a - b.", infer_difference, {}, sub_vjp);
+constinit const Op op::mul = binary("mul", "a, b -> a * b.", infer_broadcast, kBoth, mul_vjp, kLinear);
+constinit const Op op::div =
+    binary("div", "a, b -> a / b; integers divide to f32.", infer_quotient, {.inputs = 0b10, .outputs = 0b1}, div_vjp);
+constinit const Op op::maximum =
+    binary("maximum", "a, b -> the larger one; NaN wins.", infer_broadcast, kBoth, maximum_vjp);
+constinit const Op op::minimum =
+    binary("minimum", "a, b -> the smaller one; NaN wins.", infer_broadcast, kBoth, minimum_vjp);
+
+constinit const Op op::swiglu{
+    .name = "swiglu",
+    .doc = "gate, up -> silu(gate) * up.",
+    .infer = infer_quotient,
+    .dims = kBinary,
+    .traits = kPointwise,
+    .needs = kBoth,
+    .vjp = swiglu_vjp,
+    .recompute = run_again,
+};
+
+constinit const Op op::swiglu_backward{
+    .name = "swiglu_backward",
+    .doc = "grad, gate, up -> gradients of gate and up.",
+    .infer = infer_swiglu_backward,
+    .dims = "...,...,...->...,...",
+    .traits = kPointwise,
+    .no_gradient = kBackward,
+};
+
+constinit const Op op::where{
+    .name = "where",
+    .doc = "condition (bool), a, b -> a where it holds, else b.",
+    .infer = infer_where,
+    .dims = kTernary,
+    .traits = kPointwise,
+    .needs = kInput,
+    .vjp = where_vjp,
+};
+
+// ---- comparisons and logic ----
+
+constinit const Op op::equal = comparison("equal", "a, b -> bool: a == b.");
+constinit const Op op::not_equal = comparison("not_equal", "a, b -> bool: a != b.");
+constinit const Op op::less = comparison("less", "a, b -> bool: a < b.");
+constinit const Op op::less_equal = comparison("less_equal", "a, b -> bool: a <= b.");
+constinit const Op op::logical_and = comparison("logical_and", "a, b -> bool: neither is zero.");
+constinit const Op op::logical_or = comparison("logical_or", "a, b -> bool: at least one is not zero.");
+
+// ---- with constants ----
+
+constinit const Op op::add_scalar =
+    with_constant("add_scalar", "x -> x + value, in x's dtype.", infer_constant, {}, add_scalar_vjp);
+constinit const Op op::mul_scalar =
+    with_constant("mul_scalar", "x -> x * value, in x's dtype.", infer_constant, {}, mul_scalar_vjp, kLinear);
+constinit const Op op::pow_scalar =
+    with_constant("pow_scalar", "x -> x ^ value, in x's dtype.", infer_pow, kInput, pow_scalar_vjp);
+constinit const Op op::clamp =
+    with_constant("clamp", "x -> x, raised to low and lowered to high; NaN stays.", infer_clamp, kInput, clamp_vjp);
+constinit const Op op::cast =
+    with_constant("cast", "x -> x in another dtype; floats to integers truncate, to bool is != 0.", infer_cast, {},
+                  cast_vjp, {.pointwise = true, .linear = true, .accumulates = true});
+
+constinit const Op op::clamp_backward{
+    .name = "clamp_backward",
+    .doc = "grad, x -> grad where low <= x <= high, else 0.",
+    .infer = infer_backward,
+    .dims = kBinary,
+    .traits = kPointwise,
+    .no_gradient = kBackward,
+};
+
 void register_pointwise(OpTable& table) {
-  register_arithmetic(table);
-  register_comparisons(table);
-  register_with_constants(table);
+  table.add({&op::add, &op::sub, &op::mul, &op::div, &op::maximum, &op::minimum, &op::swiglu, &op::swiglu_backward,
+             &op::where});
+  table.add({&op::equal, &op::not_equal, &op::less, &op::less_equal, &op::logical_and, &op::logical_or});
+  table.add({&op::add_scalar, &op::mul_scalar, &op::pow_scalar, &op::clamp, &op::cast, &op::clamp_backward});
   register_pointwise_unary(table);
 }
 
-Tensor add(Tensor a, Tensor b) {
-  static const Op& op = find_op("add");
-  return call(op, {}, std::move(a), std::move(b));
-}
-Tensor sub(Tensor a, Tensor b) {
-  static const Op& op = find_op("sub");
-  return call(op, {}, std::move(a), std::move(b));
-}
-Tensor mul(Tensor a, Tensor b) {
-  static const Op& op = find_op("mul");
-  return call(op, {}, std::move(a), std::move(b));
-}
-Tensor div(Tensor a, Tensor b) {
-  static const Op& op = find_op("div");
-  return call(op, {}, std::move(a), std::move(b));
-}
-Tensor maximum(Tensor a, Tensor b) {
-  static const Op& op = find_op("maximum");
-  return call(op, {}, std::move(a), std::move(b));
-}
-Tensor minimum(Tensor a, Tensor b) {
-  static const Op& op = find_op("minimum");
-  return call(op, {}, std::move(a), std::move(b));
-}
-Tensor equal(Tensor a, Tensor b) {
-  static const Op& op = find_op("equal");
-  return call(op, {}, std::move(a), std::move(b));
-}
-Tensor not_equal(Tensor a, Tensor b) {
-  static const Op& op = find_op("not_equal");
-  return call(op, {}, std::move(a), std::move(b));
-}
-Tensor less(Tensor a, Tensor b) {
-  static const Op& op = find_op("less");
-  return call(op, {}, std::move(a), std::move(b));
-}
-Tensor less_equal(Tensor a, Tensor b) {
-  static const Op& op = find_op("less_equal");
-  return call(op, {}, std::move(a), std::move(b));
-}
-Tensor greater(Tensor a, Tensor b) {
-  static const Op& op = find_op("less");
-  return call(op, {}, std::move(b), std::move(a));
-}
-Tensor greater_equal(Tensor a, Tensor b) {
-  static const Op& op = find_op("less_equal");
-  return call(op, {}, std::move(b), std::move(a));
-}
-Tensor logical_and(Tensor a, Tensor b) {
-  static const Op& op = find_op("logical_and");
-  return call(op, {}, std::move(a), std::move(b));
-}
-Tensor logical_or(Tensor a, Tensor b) {
-  static const Op& op = find_op("logical_or");
-  return call(op, {}, std::move(a), std::move(b));
-}
+Tensor add(Tensor a, Tensor b) { return call(op::add, {}, std::move(a), std::move(b)); }
+Tensor sub(Tensor a, Tensor b) { return call(op::sub, {}, std::move(a), std::move(b)); }
+Tensor mul(Tensor a, Tensor b) { return call(op::mul, {}, std::move(a), std::move(b)); }
+Tensor div(Tensor a, Tensor b) { return call(op::div, {}, std::move(a), std::move(b)); }
+Tensor maximum(Tensor a, Tensor b) { return call(op::maximum, {}, std::move(a), std::move(b)); }
+Tensor minimum(Tensor a, Tensor b) { return call(op::minimum, {}, std::move(a), std::move(b)); }
+Tensor equal(Tensor a, Tensor b) { return call(op::equal, {}, std::move(a), std::move(b)); }
+Tensor not_equal(Tensor a, Tensor b) { return call(op::not_equal, {}, std::move(a), std::move(b)); }
+Tensor less(Tensor a, Tensor b) { return call(op::less, {}, std::move(a), std::move(b)); }
+Tensor less_equal(Tensor a, Tensor b) { return call(op::less_equal, {}, std::move(a), std::move(b)); }
+Tensor greater(Tensor a, Tensor b) { return call(op::less, {}, std::move(b), std::move(a)); }
+Tensor greater_equal(Tensor a, Tensor b) { return call(op::less_equal, {}, std::move(b), std::move(a)); }
+Tensor logical_and(Tensor a, Tensor b) { return call(op::logical_and, {}, std::move(a), std::move(b)); }
+Tensor logical_or(Tensor a, Tensor b) { return call(op::logical_or, {}, std::move(a), std::move(b)); }
 
-Tensor swiglu(Tensor gate, Tensor up) {
-  static const Op& op = find_op("swiglu");
-  return call(op, {}, std::move(gate), std::move(up));
-}
+Tensor swiglu(Tensor gate, Tensor up) { return call(op::swiglu, {}, std::move(gate), std::move(up)); }
 
 Tensor where(Tensor condition, Tensor a, Tensor b) {
-  static const Op& op = find_op("where");
-  return call(op, {}, std::move(condition), std::move(a), std::move(b));
+  return call(op::where, {}, std::move(condition), std::move(a), std::move(b));
 }
 
-Tensor add(Tensor a, double b) {
-  static const Op& op = find_op("add_scalar");
-  return call(op, ScalarAttrs{b}, std::move(a));
-}
-Tensor mul(Tensor a, double b) {
-  static const Op& op = find_op("mul_scalar");
-  return call(op, ScalarAttrs{b}, std::move(a));
-}
-Tensor pow(Tensor a, double exponent) {
-  static const Op& op = find_op("pow_scalar");
-  return call(op, ScalarAttrs{exponent}, std::move(a));
-}
-Tensor clamp(Tensor x, double low, double high) {
-  static const Op& op = find_op("clamp");
-  return call(op, ClampAttrs{low, high}, std::move(x));
-}
+Tensor add(Tensor a, double b) { return call(op::add_scalar, ScalarAttrs{b}, std::move(a)); }
+Tensor mul(Tensor a, double b) { return call(op::mul_scalar, ScalarAttrs{b}, std::move(a)); }
+Tensor pow(Tensor a, double exponent) { return call(op::pow_scalar, ScalarAttrs{exponent}, std::move(a)); }
+Tensor clamp(Tensor x, double low, double high) { return call(op::clamp, ClampAttrs{low, high}, std::move(x)); }
 Tensor cast(Tensor x, DType dtype) {
   if (x.dtype() == dtype) return x;
-  static const Op& op = find_op("cast");
-  return call(op, CastAttrs{dtype}, std::move(x));
+  return call(op::cast, CastAttrs{dtype}, std::move(x));
 }
 
 }  // namespace sherd

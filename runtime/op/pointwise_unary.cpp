@@ -25,200 +25,122 @@ Metas infer_logical_not(const InferCall& call) { return one_output(required(call
 
 // ---- vjp: gradient of a scalar function of one tensor, from its input or its result ----
 
-const Op& mul_row() {
-  static const Op& op = find_op("mul");
-  return op;
-}
-
-void neg_vjp(VjpCall& c) {
-  static const Op& op = find_op("neg");
-  c.give(0, op, {}, c.grad());
-}
-void abs_vjp(VjpCall& c) {
-  static const Op& sign = find_op("sign");
-  c.give(0, mul_row(), {}, c.grad(), call(sign, {}, c.in(0)));
-}
-void square_vjp(VjpCall& c) { c.give(0, mul_row(), {}, mul(c.grad(), 2), c.in(0)); }
-void exp_vjp(VjpCall& c) { c.give(0, mul_row(), {}, c.grad(), c.out()); }
-void log_vjp(VjpCall& c) {
-  static const Op& op = find_op("div");
-  c.give(0, op, {}, c.grad(), c.in(0));
-}
-void sqrt_vjp(VjpCall& c) {
-  static const Op& op = find_op("div");
-  c.give(0, op, {}, mul(c.grad(), 0.5), c.out());
-}
-void rsqrt_vjp(VjpCall& c) { c.give(0, mul_row(), {}, mul(c.grad(), -0.5), mul(c.out(), square(c.out()))); }
-void reciprocal_vjp(VjpCall& c) { c.give(0, mul_row(), {}, neg(c.grad()), square(c.out())); }
-void sin_vjp(VjpCall& c) { c.give(0, mul_row(), {}, c.grad(), cos(c.in(0))); }
-void cos_vjp(VjpCall& c) { c.give(0, mul_row(), {}, neg(c.grad()), sin(c.in(0))); }
+void neg_vjp(VjpCall& c) { c.give(0, op::neg, {}, c.grad()); }
+void abs_vjp(VjpCall& c) { c.give(0, op::mul, {}, c.grad(), call(op::sign, {}, c.in(0))); }
+void square_vjp(VjpCall& c) { c.give(0, op::mul, {}, mul(c.grad(), 2), c.in(0)); }
+void exp_vjp(VjpCall& c) { c.give(0, op::mul, {}, c.grad(), c.out()); }
+void log_vjp(VjpCall& c) { c.give(0, op::div, {}, c.grad(), c.in(0)); }
+void sqrt_vjp(VjpCall& c) { c.give(0, op::div, {}, mul(c.grad(), 0.5), c.out()); }
+void rsqrt_vjp(VjpCall& c) { c.give(0, op::mul, {}, mul(c.grad(), -0.5), mul(c.out(), square(c.out()))); }
+void reciprocal_vjp(VjpCall& c) { c.give(0, op::mul, {}, neg(c.grad()), square(c.out())); }
+void sin_vjp(VjpCall& c) { c.give(0, op::mul, {}, c.grad(), cos(c.in(0))); }
+void cos_vjp(VjpCall& c) { c.give(0, op::mul, {}, neg(c.grad()), sin(c.in(0))); }
 void erf_vjp(VjpCall& c) {
-  c.give(0, mul_row(), {}, mul(c.grad(), 2 * std::numbers::inv_sqrtpi), exp(neg(square(c.in(0)))));
+  c.give(0, op::mul, {}, mul(c.grad(), 2 * std::numbers::inv_sqrtpi), exp(neg(square(c.in(0)))));
 }
-void relu_vjp(VjpCall& c) {
-  static const Op& op = find_op("relu_backward");
-  c.give(0, op, {}, c.take_grad(), c.out());
-}
-void sigmoid_vjp(VjpCall& c) {
-  static const Op& op = find_op("sigmoid_backward");
-  c.give(0, op, {}, c.take_grad(), c.out());
-}
-void tanh_vjp(VjpCall& c) {
-  static const Op& op = find_op("tanh_backward");
-  c.give(0, op, {}, c.take_grad(), c.out());
-}
-void silu_vjp(VjpCall& c) {
-  static const Op& op = find_op("silu_backward");
-  c.give(0, op, {}, c.take_grad(), c.in(0));
-}
-void gelu_vjp(VjpCall& c) {
-  static const Op& op = find_op("gelu_backward");
-  c.give(0, op, {}, c.take_grad(), c.in(0));
-}
-void gelu_tanh_vjp(VjpCall& c) {
-  static const Op& op = find_op("gelu_tanh_backward");
-  c.give(0, op, {}, c.take_grad(), c.in(0));
-}
+void relu_vjp(VjpCall& c) { c.give(0, op::relu_backward, {}, c.take_grad(), c.out()); }
+void sigmoid_vjp(VjpCall& c) { c.give(0, op::sigmoid_backward, {}, c.take_grad(), c.out()); }
+void tanh_vjp(VjpCall& c) { c.give(0, op::tanh_backward, {}, c.take_grad(), c.out()); }
+void silu_vjp(VjpCall& c) { c.give(0, op::silu_backward, {}, c.take_grad(), c.in(0)); }
+void gelu_vjp(VjpCall& c) { c.give(0, op::gelu_backward, {}, c.take_grad(), c.in(0)); }
+void gelu_tanh_vjp(VjpCall& c) { c.give(0, op::gelu_tanh_backward, {}, c.take_grad(), c.in(0)); }
 
-struct Row {
-  std::string_view name, doc;
-  Infer infer;
-  Needs needs;
-  Vjp vjp;
-  Recompute recompute = nullptr;
-};
 constexpr Needs kInput{.inputs = 0b1};
 constexpr Needs kResult{.outputs = 0b1};
+constexpr Traits kPointwise{.pointwise = true};
+constexpr Traits kLinear{.pointwise = true, .linear = true};
 
-// Integers become f32 where the function is not closed over them.
-constexpr Row kRows[] = {
-    {"neg", "x -> -x.", infer_number, {}, neg_vjp},
-    {"abs", "x -> |x|.", infer_number, kInput, abs_vjp},
-    {"square", "x -> x^2.", infer_like_first, kInput, square_vjp},
-    {"exp", "x -> e^x.", infer_float, kResult, exp_vjp},
-    {"log", "x -> natural logarithm.", infer_float, kInput, log_vjp},
-    {"sqrt", "x -> square root.", infer_float, kResult, sqrt_vjp},
-    {"rsqrt", "x -> 1 / sqrt(x).", infer_float, kResult, rsqrt_vjp},
-    {"reciprocal", "x -> 1 / x.", infer_float, kResult, reciprocal_vjp},
-    {"sin", "x -> sine.", infer_float, kInput, sin_vjp},
-    {"cos", "x -> cosine.", infer_float, kInput, cos_vjp},
-    {"tanh", "x -> hyperbolic tangent.", infer_float, kResult, tanh_vjp},
-    {"erf", "x -> error function.", infer_float, kInput, erf_vjp},
-    {"sigmoid", "x -> 1 / (1 + e^-x).", infer_float, kResult, sigmoid_vjp},
-    {"relu", "x -> max(x, 0).", infer_number, kResult, relu_vjp},
-    {"silu", "x -> x sigmoid(x).", infer_float, kInput, silu_vjp, run_again},
-    {"gelu", "x -> x Phi(x), with erf.", infer_float, kInput, gelu_vjp, run_again},
-    {"gelu_tanh", "x -> x Phi(x), Phi by its tanh approximation.", infer_float, kInput, gelu_tanh_vjp, run_again},
-};
+constexpr Op unary(std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp,
+                   Traits traits = kPointwise) {
+  return {.name = name, .doc = doc, .infer = infer, .dims = "...->...", .traits = traits, .needs = needs, .vjp = vjp};
+}
 
-constexpr std::pair<std::string_view, std::string_view> kBackwardRows[] = {
-    {"relu_backward", "grad, relu(x) -> gradient of x."}, {"sigmoid_backward", "grad, sigmoid(x) -> gradient of x."},
-    {"tanh_backward", "grad, tanh(x) -> gradient of x."}, {"silu_backward", "grad, x -> gradient of x."},
-    {"gelu_backward", "grad, x -> gradient of x."},       {"gelu_tanh_backward", "grad, x -> gradient of x."},
-};
+// What a cheap second call gives again.
+constexpr Op activation(std::string_view name, std::string_view doc, Vjp vjp) {
+  return {.name = name,
+          .doc = doc,
+          .infer = infer_float,
+          .dims = "...->...",
+          .traits = kPointwise,
+          .needs = kInput,
+          .vjp = vjp,
+          .recompute = run_again};
+}
+
+constexpr Op derivative(std::string_view name, std::string_view doc) {
+  return {.name = name,
+          .doc = doc,
+          .infer = infer_backward,
+          .dims = "...,...->...",
+          .traits = kPointwise,
+          .no_gradient = "derivative row; there is no double backward"};
+}
+
+constexpr Op without_gradient(std::string_view name, std::string_view doc, Infer infer, std::string_view why) {
+  return {.name = name, .doc = doc, .infer = infer, .dims = "...->...", .traits = kPointwise, .no_gradient = why};
+}
 
 }  // namespace
 
+// Integers become f32 where the function is not closed over them.
+constinit const Op op::neg = unary("neg", "x -> -x.", infer_number, {}, neg_vjp, kLinear);
+constinit const Op op::abs = unary("abs", "x -> |x|.", infer_number, kInput, abs_vjp);
+constinit const Op op::square = unary("square", "x -> x^2.", infer_like_first, kInput, square_vjp);
+constinit const Op op::exp = unary("exp", "x -> e^x.", infer_float, kResult, exp_vjp);
+constinit const Op op::log = unary("log", "x -> natural logarithm.", infer_float, kInput, log_vjp);
+constinit const Op op::sqrt = unary("sqrt", "x -> square root.", infer_float, kResult, sqrt_vjp);
+constinit const Op op::rsqrt = unary("rsqrt", "x -> 1 / sqrt(x).", infer_float, kResult, rsqrt_vjp);
+constinit const Op op::reciprocal = unary("reciprocal", "x -> 1 / x.", infer_float, kResult, reciprocal_vjp);
+constinit const Op op::sin = unary("sin", "x -> sine.", infer_float, kInput, sin_vjp);
+constinit const Op op::cos = unary("cos", "x -> cosine.", infer_float, kInput, cos_vjp);
+constinit const Op op::tanh = unary("tanh", "x -> hyperbolic tangent.", infer_float, kResult, tanh_vjp);
+constinit const Op op::erf = unary("erf", "x -> error function.", infer_float, kInput, erf_vjp);
+constinit const Op op::sigmoid = unary("sigmoid", "x -> 1 / (1 + e^-x).", infer_float, kResult, sigmoid_vjp);
+constinit const Op op::relu = unary("relu", "x -> max(x, 0).", infer_number, kResult, relu_vjp);
+constinit const Op op::silu = activation("silu", "x -> x sigmoid(x).", silu_vjp);
+constinit const Op op::gelu = activation("gelu", "x -> x Phi(x), with erf.", gelu_vjp);
+constinit const Op op::gelu_tanh =
+    activation("gelu_tanh", "x -> x Phi(x), Phi by its tanh approximation.", gelu_tanh_vjp);
+
+constinit const Op op::relu_backward = derivative("relu_backward", "grad, relu(x) -> gradient of x.");
+constinit const Op op::sigmoid_backward = derivative("sigmoid_backward", "grad, sigmoid(x) -> gradient of x.");
+constinit const Op op::tanh_backward = derivative("tanh_backward", "grad, tanh(x) -> gradient of x.");
+constinit const Op op::silu_backward = derivative("silu_backward", "grad, x -> gradient of x.");
+constinit const Op op::gelu_backward = derivative("gelu_backward", "grad, x -> gradient of x.");
+constinit const Op op::gelu_tanh_backward = derivative("gelu_tanh_backward", "grad, x -> gradient of x.");
+
+constinit const Op op::sign =
+    without_gradient("sign", "x -> -1, 0 or 1; NaN stays.", infer_number, "zero wherever it exists");
+constinit const Op op::logical_not =
+    without_gradient("logical_not", "x -> bool: x is zero.", infer_logical_not, "bool result");
+
 void register_pointwise_unary(OpTable& table) {
-  for (const Row& row : kRows)
-    table.add({.name = row.name,
-               .doc = row.doc,
-               .infer = row.infer,
-               .dims = "...->...",
-               .traits = {.pointwise = true, .linear = row.name == "neg"},
-               .needs = row.needs,
-               .vjp = row.vjp,
-               .recompute = row.recompute});
-  for (const auto& [name, doc] : kBackwardRows)
-    table.add({.name = name,
-               .doc = doc,
-               .infer = infer_backward,
-               .dims = "...,...->...",
-               .traits = {.pointwise = true},
-               .no_gradient = "derivative row; there is no double backward"});
-  table.add({.name = "sign",
-             .doc = "x -> -1, 0 or 1; NaN stays.",
-             .infer = infer_number,
-             .dims = "...->...",
-             .traits = {.pointwise = true},
-             .no_gradient = "zero wherever it exists"});
-  table.add({.name = "logical_not",
-             .doc = "x -> bool: x is zero.",
-             .infer = infer_logical_not,
-             .dims = "...->...",
-             .traits = {.pointwise = true},
-             .no_gradient = "bool result"});
+  table.add({&op::neg, &op::abs, &op::square, &op::exp, &op::log, &op::sqrt, &op::rsqrt, &op::reciprocal, &op::sin,
+             &op::cos, &op::tanh, &op::erf, &op::sigmoid, &op::relu, &op::silu, &op::gelu, &op::gelu_tanh});
+  table.add({&op::relu_backward, &op::sigmoid_backward, &op::tanh_backward, &op::silu_backward, &op::gelu_backward,
+             &op::gelu_tanh_backward});
+  table.add({&op::sign, &op::logical_not});
 }
 
-Tensor neg(Tensor x) {
-  static const Op& op = find_op("neg");
-  return call(op, {}, std::move(x));
-}
-Tensor abs(Tensor x) {
-  static const Op& op = find_op("abs");
-  return call(op, {}, std::move(x));
-}
-Tensor square(Tensor x) {
-  static const Op& op = find_op("square");
-  return call(op, {}, std::move(x));
-}
-Tensor exp(Tensor x) {
-  static const Op& op = find_op("exp");
-  return call(op, {}, std::move(x));
-}
-Tensor log(Tensor x) {
-  static const Op& op = find_op("log");
-  return call(op, {}, std::move(x));
-}
-Tensor sqrt(Tensor x) {
-  static const Op& op = find_op("sqrt");
-  return call(op, {}, std::move(x));
-}
-Tensor rsqrt(Tensor x) {
-  static const Op& op = find_op("rsqrt");
-  return call(op, {}, std::move(x));
-}
-Tensor reciprocal(Tensor x) {
-  static const Op& op = find_op("reciprocal");
-  return call(op, {}, std::move(x));
-}
-Tensor sin(Tensor x) {
-  static const Op& op = find_op("sin");
-  return call(op, {}, std::move(x));
-}
-Tensor cos(Tensor x) {
-  static const Op& op = find_op("cos");
-  return call(op, {}, std::move(x));
-}
-Tensor tanh(Tensor x) {
-  static const Op& op = find_op("tanh");
-  return call(op, {}, std::move(x));
-}
-Tensor erf(Tensor x) {
-  static const Op& op = find_op("erf");
-  return call(op, {}, std::move(x));
-}
-Tensor sigmoid(Tensor x) {
-  static const Op& op = find_op("sigmoid");
-  return call(op, {}, std::move(x));
-}
-Tensor relu(Tensor x) {
-  static const Op& op = find_op("relu");
-  return call(op, {}, std::move(x));
-}
-Tensor silu(Tensor x) {
-  static const Op& op = find_op("silu");
-  return call(op, {}, std::move(x));
-}
-Tensor logical_not(Tensor x) {
-  static const Op& op = find_op("logical_not");
-  return call(op, {}, std::move(x));
-}
+Tensor neg(Tensor x) { return call(op::neg, {}, std::move(x)); }
+Tensor abs(Tensor x) { return call(op::abs, {}, std::move(x)); }
+Tensor square(Tensor x) { return call(op::square, {}, std::move(x)); }
+Tensor exp(Tensor x) { return call(op::exp, {}, std::move(x)); }
+Tensor log(Tensor x) { return call(op::log, {}, std::move(x)); }
+Tensor sqrt(Tensor x) { return call(op::sqrt, {}, std::move(x)); }
+Tensor rsqrt(Tensor x) { return call(op::rsqrt, {}, std::move(x)); }
+Tensor reciprocal(Tensor x) { return call(op::reciprocal, {}, std::move(x)); }
+Tensor sin(Tensor x) { return call(op::sin, {}, std::move(x)); }
+Tensor cos(Tensor x) { return call(op::cos, {}, std::move(x)); }
+Tensor tanh(Tensor x) { return call(op::tanh, {}, std::move(x)); }
+Tensor erf(Tensor x) { return call(op::erf, {}, std::move(x)); }
+Tensor sigmoid(Tensor x) { return call(op::sigmoid, {}, std::move(x)); }
+Tensor relu(Tensor x) { return call(op::relu, {}, std::move(x)); }
+Tensor silu(Tensor x) { return call(op::silu, {}, std::move(x)); }
+Tensor logical_not(Tensor x) { return call(op::logical_not, {}, std::move(x)); }
 
 Tensor gelu(Tensor x, GeluKind kind) {
-  static const Op& exact = find_op("gelu");
-  static const Op& approximate = find_op("gelu_tanh");
-  return call(kind == GeluKind::erf ? exact : approximate, {}, std::move(x));
+  return call(kind == GeluKind::erf ? op::gelu : op::gelu_tanh, {}, std::move(x));
 }
 
 }  // namespace sherd

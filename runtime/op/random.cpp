@@ -41,10 +41,7 @@ Metas infer_dropout(const InferCall& call) {
 }
 
 // Dropout is linear in x for a given key and step: the same mask falls on the gradient.
-void dropout_vjp(VjpCall& c) {
-  static const Op& op = find_op("dropout");
-  c.give(0, op, c.attrs, c.grad(), c.in(1));
-}
+void dropout_vjp(VjpCall& c) { c.give(0, op::dropout, c.attrs, c.grad(), c.in(1)); }
 
 std::uint64_t mix(std::uint64_t x) {  // the finaliser of SplitMix64
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -62,30 +59,39 @@ Tensor draw(const Op& op, const RandomAttrs& attrs, Tensor step) {
   return call(op, attrs);
 }
 
+constexpr std::string_view kNoInput = "no differentiable input";
+
 }  // namespace
 
-void register_random(OpTable& table) {
-  constexpr std::string_view kNoInput = "no differentiable input";
-  table.add({.name = "random_normal",
-             .doc = "step (0-d i64, or none) -> shape: normal with mean a and deviation b.",
-             .infer = infer_random,
-             .traits = {.random = true},
-             .no_gradient = kNoInput,
-             .device = device_of_random});
-  table.add({.name = "random_uniform",
-             .doc = "step (0-d i64, or none) -> shape: uniform in [a, b).",
-             .infer = infer_random,
-             .traits = {.random = true},
-             .no_gradient = kNoInput,
-             .device = device_of_random});
-  table.add({.name = "dropout",
-             .doc = "x, step (0-d i64, or none) -> x / (1 - p), or 0 with probability p.",
-             .infer = infer_dropout,
-             .dims = "...,->...",
-             .traits = {.linear = true, .random = true},
-             .needs = {.inputs = 0b10},
-             .vjp = dropout_vjp});
-}
+constinit const Op op::random_normal{
+    .name = "random_normal",
+    .doc = "step (0-d i64, or none) -> shape: normal with mean a and deviation b.",
+    .infer = infer_random,
+    .traits = {.random = true},
+    .no_gradient = kNoInput,
+    .device = device_of_random,
+};
+
+constinit const Op op::random_uniform{
+    .name = "random_uniform",
+    .doc = "step (0-d i64, or none) -> shape: uniform in [a, b).",
+    .infer = infer_random,
+    .traits = {.random = true},
+    .no_gradient = kNoInput,
+    .device = device_of_random,
+};
+
+constinit const Op op::dropout{
+    .name = "dropout",
+    .doc = "x, step (0-d i64, or none) -> x / (1 - p), or 0 with probability p.",
+    .infer = infer_dropout,
+    .dims = "...,->...",
+    .traits = {.linear = true, .random = true},
+    .needs = {.inputs = 0b10},
+    .vjp = dropout_vjp,
+};
+
+void register_random(OpTable& table) { table.add({&op::random_normal, &op::random_uniform, &op::dropout}); }
 
 // FNV-1a over the texts, then SplitMix64's finaliser over what else there is. Part of the file format of runs: a
 // changed key changes every initial weight.
@@ -98,22 +104,19 @@ std::uint64_t random_key(std::uint64_t seed, std::string_view path, std::string_
 
 Tensor random_normal(const Shape& shape, std::uint64_t key, double mean, double std, std::int64_t first, DType dtype,
                      Tensor step, Device device) {
-  static const Op& op = find_op("random_normal");
-  return draw(op, {shape, dtype, key, first, static_cast<float>(mean), static_cast<float>(std), device},
+  return draw(op::random_normal, {shape, dtype, key, first, static_cast<float>(mean), static_cast<float>(std), device},
               std::move(step));
 }
 
 Tensor random_uniform(const Shape& shape, std::uint64_t key, double low, double high, std::int64_t first, DType dtype,
                       Tensor step, Device device) {
-  static const Op& op = find_op("random_uniform");
-  return draw(op, {shape, dtype, key, first, static_cast<float>(low), static_cast<float>(high), device},
+  return draw(op::random_uniform, {shape, dtype, key, first, static_cast<float>(low), static_cast<float>(high), device},
               std::move(step));
 }
 
 Tensor dropout(Tensor x, double p, std::uint64_t key, Tensor step, std::int64_t first) {
   if (p == 0) return x;
-  static const Op& op = find_op("dropout");
-  return call(op, DropoutAttrs{static_cast<float>(p), key, first}, std::move(x), std::move(step));
+  return call(op::dropout, DropoutAttrs{static_cast<float>(p), key, first}, std::move(x), std::move(step));
 }
 
 }  // namespace sherd

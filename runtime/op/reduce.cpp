@@ -85,15 +85,11 @@ Tensor keep_shape(const VjpCall& c, Tensor t) {
   return reshape(std::move(t), reduced_shape(c.in_shape(0), c.attrs.as<ReduceAttrs>().dims, true));
 }
 
-void sum_vjp(VjpCall& c) {
-  static const Op& op = find_op("expand");
-  c.give(0, op, ShapeAttrs{c.in_shape(0)}, keep_shape(c, c.grad()));
-}
+void sum_vjp(VjpCall& c) { c.give(0, op::expand, ShapeAttrs{c.in_shape(0)}, keep_shape(c, c.grad())); }
 
 void mean_vjp(VjpCall& c) {
-  static const Op& op = find_op("expand");
   const auto count = static_cast<double>(reduced_count(c.in_shape(0), c.attrs.as<ReduceAttrs>().dims));
-  c.give(0, op, ShapeAttrs{c.in_shape(0)}, mul(keep_shape(c, c.grad()), 1 / count));
+  c.give(0, op::expand, ShapeAttrs{c.in_shape(0)}, mul(keep_shape(c, c.grad()), 1 / count));
 }
 
 // d var / d x_i = 2 (x_i - mean) / (n - correction)
@@ -106,35 +102,27 @@ void var_vjp(VjpCall& c) {
   give_back(c, 0, mul(sub(c.in(0), mean), slope));
 }
 
-void sum_to_vjp(VjpCall& c) {
-  static const Op& op = find_op("expand");
-  c.give(0, op, ShapeAttrs{c.in_shape(0)}, c.grad());
-}
+void sum_to_vjp(VjpCall& c) { c.give(0, op::expand, ShapeAttrs{c.in_shape(0)}, c.grad()); }
 
 // Equal extremes share the gradient.
 void extremum_vjp(VjpCall& c) {
-  static const Op& op = find_op("mul");
-  static const Op& sum_row = find_op("sum");
   const Tensor best = cast(equal(c.in(0), keep_shape(c, c.out())), c.in_dtype(0));
   const ReduceAttrs attrs{c.attrs.as<ReduceAttrs>().dims, true};
-  c.give(0, op, {}, best, div(keep_shape(c, c.grad()), call(sum_row, attrs, best)));
+  c.give(0, op::mul, {}, best, div(keep_shape(c, c.grad()), call(op::sum, attrs, best)));
 }
 
 // d prod / d x_i is the product of the others: with one zero only its element has a gradient, with two none has.
 void prod_vjp(VjpCall& c) {
-  static const Op& op = find_op("mul");
-  static const Op& sum_row = find_op("sum");
-  static const Op& prod_row = find_op("prod");
   const ReduceAttrs attrs{c.attrs.as<ReduceAttrs>().dims, true};
   const DType dtype = c.in_dtype(0);
   const Tensor zero = full({}, 0, dtype);
   const Tensor is_zero = equal(c.in(0), zero);
-  const Tensor zeros_before = call(sum_row, attrs, is_zero);  // i64
+  const Tensor zeros_before = call(op::sum, attrs, is_zero);  // i64
   const Tensor factors = where(is_zero, full({}, 1, dtype), c.in(0));
-  const Tensor others = div(call(prod_row, attrs, factors), factors);
+  const Tensor others = div(call(op::prod, attrs, factors), factors);
   const Tensor left = sub(zeros_before, cast(is_zero, DType::i64));  // zeros among the others
   const Tensor slope = where(equal(left, full({}, 0, DType::i64)), others, zero);
-  c.give(0, op, {}, slope, keep_shape(c, c.grad()));
+  c.give(0, op::mul, {}, slope, keep_shape(c, c.grad()));
 }
 
 std::uint64_t mask_of(const std::vector<int>& dims, int ndim) {
@@ -158,83 +146,82 @@ Tensor reduce(const Op& op, Tensor x, const std::vector<int>& dims, bool keep_di
   return call(op, ReduceAttrs{mask, keep_dims}, std::move(x));
 }
 
+constexpr Needs kInput{.inputs = 0b1};
+constexpr Needs kBoth{.inputs = 0b1, .outputs = 0b1};
+constexpr std::string_view kNoSlope = "integer or bool result";
+
+constexpr Op reduction(std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp) {
+  return {.name = name,
+          .doc = doc,
+          .infer = infer,
+          .traits = {.reduction = true},
+          .needs = needs,
+          .vjp = vjp,
+          .no_gradient = vjp ? "" : kNoSlope};
+}
+
+// Also adds to what is there.
+constexpr Op linear_reduction(std::string_view name, std::string_view doc, Infer infer, Vjp vjp) {
+  return {.name = name,
+          .doc = doc,
+          .infer = infer,
+          .traits = {.reduction = true, .linear = true, .accumulates = true},
+          .vjp = vjp};
+}
+
 }  // namespace
 
+constinit const Op op::sum =
+    linear_reduction("sum", "x -> sum over dims; bool and integers sum to i64.", infer_sum, sum_vjp);
+constinit const Op op::sum_to =
+    linear_reduction("sum_to", "x -> sum over the dims along which `shape` broadcasts to x.", infer_sum_to, sum_to_vjp);
+constinit const Op op::mean = linear_reduction("mean", "x -> mean over dims.", infer_mean, mean_vjp);
+
+constinit const Op op::var{
+    .name = "var",
+    .doc =
+        "x -> sum over dims of squared distances from the mean, divided by n - correction; and the mean, f32 "
+        "(f64 of f64).",
+    .infer = infer_var,
+    .traits = {.reduction = true},
+    .needs = {.inputs = 0b1, .outputs = 0b10},
+    .vjp = var_vjp,
+};
+
+constinit const Op op::max =
+    reduction("max", "x -> largest value over dims; NaN wins.", infer_extremum, kBoth, extremum_vjp);
+constinit const Op op::min =
+    reduction("min", "x -> smallest value over dims; NaN wins.", infer_extremum, kBoth, extremum_vjp);
+constinit const Op op::prod =
+    reduction("prod", "x -> product over dims; bool and integers multiply to i64.", infer_sum, kInput, prod_vjp);
+constinit const Op op::any = reduction("any", "x -> bool: some element is not zero.", infer_bool, {}, nullptr);
+constinit const Op op::all = reduction("all", "x -> bool: no element is zero.", infer_bool, {}, nullptr);
+constinit const Op op::argmax = reduction(
+    "argmax", "x -> i64 position of the first largest value along one dim; NaN wins.", infer_argmax, {}, nullptr);
+
 void register_reduce(OpTable& table) {
-  const auto add_row = [&](std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp,
-                           bool linear = false) {
-    table.add({.name = name,
-               .doc = doc,
-               .infer = infer,
-               .traits = {.reduction = true, .linear = linear, .accumulates = linear},
-               .needs = needs,
-               .vjp = vjp,
-               .no_gradient = vjp ? "" : "integer or bool result"});
-  };
-  const Needs both{.inputs = 0b1, .outputs = 0b1};
-  add_row("sum", "x -> sum over dims; bool and integers sum to i64.", infer_sum, {}, sum_vjp, true);
-  add_row("sum_to", "x -> sum over the dims along which `shape` broadcasts to x.", infer_sum_to, {}, sum_to_vjp, true);
-  add_row("mean", "x -> mean over dims.", infer_mean, {}, mean_vjp, true);
-  table.add({.name = "var",
-             .doc =
-                 "x -> sum over dims of squared distances from the mean, divided by n - correction; and the mean, f32 "
-                 "(f64 of f64).",
-             .infer = infer_var,
-             .traits = {.reduction = true},
-             .needs = {.inputs = 0b1, .outputs = 0b10},
-             .vjp = var_vjp});
-  add_row("max", "x -> largest value over dims; NaN wins.", infer_extremum, both, extremum_vjp);
-  add_row("min", "x -> smallest value over dims; NaN wins.", infer_extremum, both, extremum_vjp);
-  add_row("prod", "x -> product over dims; bool and integers multiply to i64.", infer_sum, {.inputs = 0b1}, prod_vjp);
-  add_row("any", "x -> bool: some element is not zero.", infer_bool, {}, nullptr);
-  add_row("all", "x -> bool: no element is zero.", infer_bool, {}, nullptr);
-  add_row("argmax", "x -> i64 position of the first largest value along one dim; NaN wins.", infer_argmax, {}, nullptr);
+  table.add(
+      {&op::sum, &op::sum_to, &op::mean, &op::var, &op::max, &op::min, &op::prod, &op::any, &op::all, &op::argmax});
 }
 
-Tensor sum(Tensor x, std::vector<int> dims, bool keep_dims) {
-  static const Op& op = find_op("sum");
-  return reduce(op, std::move(x), dims, keep_dims);
-}
-Tensor mean(Tensor x, std::vector<int> dims, bool keep_dims) {
-  static const Op& op = find_op("mean");
-  return reduce(op, std::move(x), dims, keep_dims);
-}
-Tensor max(Tensor x, std::vector<int> dims, bool keep_dims) {
-  static const Op& op = find_op("max");
-  return reduce(op, std::move(x), dims, keep_dims);
-}
-Tensor min(Tensor x, std::vector<int> dims, bool keep_dims) {
-  static const Op& op = find_op("min");
-  return reduce(op, std::move(x), dims, keep_dims);
-}
-Tensor prod(Tensor x, std::vector<int> dims, bool keep_dims) {
-  static const Op& op = find_op("prod");
-  return reduce(op, std::move(x), dims, keep_dims);
-}
-Tensor any(Tensor x, std::vector<int> dims, bool keep_dims) {
-  static const Op& op = find_op("any");
-  return reduce(op, std::move(x), dims, keep_dims);
-}
-Tensor all(Tensor x, std::vector<int> dims, bool keep_dims) {
-  static const Op& op = find_op("all");
-  return reduce(op, std::move(x), dims, keep_dims);
-}
+Tensor sum(Tensor x, std::vector<int> dims, bool keep_dims) { return reduce(op::sum, std::move(x), dims, keep_dims); }
+Tensor mean(Tensor x, std::vector<int> dims, bool keep_dims) { return reduce(op::mean, std::move(x), dims, keep_dims); }
+Tensor max(Tensor x, std::vector<int> dims, bool keep_dims) { return reduce(op::max, std::move(x), dims, keep_dims); }
+Tensor min(Tensor x, std::vector<int> dims, bool keep_dims) { return reduce(op::min, std::move(x), dims, keep_dims); }
+Tensor prod(Tensor x, std::vector<int> dims, bool keep_dims) { return reduce(op::prod, std::move(x), dims, keep_dims); }
+Tensor any(Tensor x, std::vector<int> dims, bool keep_dims) { return reduce(op::any, std::move(x), dims, keep_dims); }
+Tensor all(Tensor x, std::vector<int> dims, bool keep_dims) { return reduce(op::all, std::move(x), dims, keep_dims); }
 
-Tensor argmax(Tensor x, int dim, bool keep_dims) {
-  static const Op& op = find_op("argmax");
-  return reduce(op, std::move(x), {dim}, keep_dims);
-}
+Tensor argmax(Tensor x, int dim, bool keep_dims) { return reduce(op::argmax, std::move(x), {dim}, keep_dims); }
 
 Tensor var(Tensor x, std::vector<int> dims, int correction, bool keep_dims) {
-  static const Op& op = find_op("var");
   check(x.defined(), "input 0 of var is undefined");
-  return call(op, VarAttrs{{mask_of(dims, x.ndim()), keep_dims}, correction}, std::move(x));
+  return call(op::var, VarAttrs{{mask_of(dims, x.ndim()), keep_dims}, correction}, std::move(x));
 }
 
 Tensor sum_to(Tensor x, const Shape& shape) {
   if (x.shape() == shape) return x;
-  static const Op& op = find_op("sum_to");
-  return call(op, SumToAttrs{shape}, std::move(x));
+  return call(op::sum_to, SumToAttrs{shape}, std::move(x));
 }
 
 }  // namespace sherd

@@ -33,21 +33,24 @@ void transfer_vjp(VjpCall& c) { c.give(0, to(c.grad(), c.in_device(0))); }
 
 }  // namespace
 
+constinit const Op op::to_device{
+    .name = "to_device",
+    .doc = "x -> the same values on another device.",
+    .infer = infer_like_first,
+    .traits = {.linear = true},
+    .vjp = transfer_vjp,
+    .device = [](const Attrs& attrs) { return attrs.as<TransferAttrs>().device; },
+};
+
 void register_transfer(OpTable& table) {
-  table.add({.name = "to_device",
-             .doc = "x -> the same values on another device.",
-             .infer = infer_like_first,
-             .traits = {.linear = true},
-             .vjp = transfer_vjp,
-             .device = [](const Attrs& attrs) { return attrs.as<TransferAttrs>().device; },
-             .kernel = {transfer, transfer}});
+  table.add({&op::to_device});
+  for (const auto backend : {Device::Kind::cpu, Device::Kind::cuda}) table.kernel(op::to_device, backend, transfer);
 }
 
 Tensor to(Tensor x, Device device) {
-  static const Op& op = find_op("to_device");
   if (x.device() == device) return x;
   check(!x.is_meta(), "{} has no values to move to {}; materialize the model first", x, to_string(device));
-  return call(op, TransferAttrs{device}, contiguous(std::move(x)));
+  return call(op::to_device, TransferAttrs{device}, contiguous(std::move(x)));
 }
 
 }  // namespace sherd

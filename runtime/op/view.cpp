@@ -120,59 +120,71 @@ Metas infer_narrow(const InferCall& call) {
 void view_vjp(VjpCall& c) { c.give(0, reshape(c.grad(), c.in_shape(0))); }
 
 void permute_vjp(VjpCall& c) {
-  static const Op& op = find_op("permute");
   const Dims& order = c.attrs.as<PermuteAttrs>().order;
   Dims inverse = Dims::filled(order.size(), 0);
   for (int i = 0; i < order.size(); ++i) inverse[static_cast<int>(order[i])] = i;
-  c.give(0, op, PermuteAttrs{inverse}, c.grad());
+  c.give(0, op::permute, PermuteAttrs{inverse}, c.grad());
 }
 
 void expand_vjp(VjpCall& c) { c.give_summed(0, c.grad()); }
 
 void narrow_vjp(VjpCall& c) {
-  static const Op& op = find_op("pad_to");
   const auto& attrs = c.attrs.as<NarrowAttrs>();
-  c.give(0, op, PadToAttrs{attrs.dim, attrs.start, c.in_shape(0)[attrs.dim]}, c.grad());
+  c.give(0, op::pad_to, PadToAttrs{attrs.dim, attrs.start, c.in_shape(0)[attrs.dim]}, c.grad());
 }
 
 void copy_vjp(VjpCall& c) { c.give(0, c.grad()); }
 
+constexpr Traits kView{.view = true, .linear = true};
+
 }  // namespace
 
-void register_view(OpTable& table) {
-  constexpr Traits kView{.view = true, .linear = true};
-  table.add({.name = "view",
-             .doc = "x -> the same elements in row-major order as another shape.",
-             .infer = infer_view,
-             .traits = kView,
-             .vjp = view_vjp});
-  table.add({.name = "permute",
-             .doc = "x -> dims in another order.",
-             .infer = infer_permute,
-             .traits = kView,
-             .vjp = permute_vjp});
-  table.add({.name = "expand",
-             .doc = "x -> repeated along dims of size 1 and new leading dims.",
-             .infer = infer_expand,
-             .traits = kView,
-             .vjp = expand_vjp});
-  table.add({.name = "narrow",
-             .doc = "x -> elements start ... start + length - 1 of one dim.",
-             .infer = infer_narrow,
-             .traits = kView,
-             .vjp = narrow_vjp});
-  table.add({.name = "copy",
-             .doc = "x -> a dense copy.",
-             .infer = infer_like_first,
-             .dims = "...->...",
-             .traits = {.linear = true, .accumulates = true},
-             .vjp = copy_vjp});
-}
+constinit const Op op::view{
+    .name = "view",
+    .doc = "x -> the same elements in row-major order as another shape.",
+    .infer = infer_view,
+    .traits = kView,
+    .vjp = view_vjp,
+};
+
+constinit const Op op::permute{
+    .name = "permute",
+    .doc = "x -> dims in another order.",
+    .infer = infer_permute,
+    .traits = kView,
+    .vjp = permute_vjp,
+};
+
+constinit const Op op::expand{
+    .name = "expand",
+    .doc = "x -> repeated along dims of size 1 and new leading dims.",
+    .infer = infer_expand,
+    .traits = kView,
+    .vjp = expand_vjp,
+};
+
+constinit const Op op::narrow{
+    .name = "narrow",
+    .doc = "x -> elements start ... start + length - 1 of one dim.",
+    .infer = infer_narrow,
+    .traits = kView,
+    .vjp = narrow_vjp,
+};
+
+constinit const Op op::copy{
+    .name = "copy",
+    .doc = "x -> a dense copy.",
+    .infer = infer_like_first,
+    .dims = "...->...",
+    .traits = {.linear = true, .accumulates = true},
+    .vjp = copy_vjp,
+};
+
+void register_view(OpTable& table) { table.add({&op::view, &op::permute, &op::expand, &op::narrow, &op::copy}); }
 
 Tensor view(Tensor x, Shape shape) {
-  static const Op& op = find_op("view");
   shape = resolve(x, shape);
-  return call(op, ShapeAttrs{shape}, std::move(x));
+  return call(op::view, ShapeAttrs{shape}, std::move(x));
 }
 
 Tensor reshape(Tensor x, Shape shape) {
@@ -184,10 +196,9 @@ Tensor reshape(Tensor x, Shape shape) {
 }
 
 Tensor permute(Tensor x, std::vector<int> order) {
-  static const Op& op = find_op("permute");
   PermuteAttrs attrs;
   for (int d : order) attrs.order.push_back(normalize_dim(d, x.ndim()));
-  return call(op, attrs, std::move(x));
+  return call(op::permute, attrs, std::move(x));
 }
 
 Tensor transpose(Tensor x, int dim0, int dim1) {
@@ -202,8 +213,7 @@ Tensor transpose(Tensor x, int dim0, int dim1) {
 
 Tensor expand(Tensor x, const Shape& shape) {
   if (x.shape() == shape) return x;
-  static const Op& op = find_op("expand");
-  return call(op, ShapeAttrs{shape}, std::move(x));
+  return call(op::expand, ShapeAttrs{shape}, std::move(x));
 }
 
 Tensor unsqueeze(Tensor x, int dim) {
@@ -235,9 +245,8 @@ Tensor flatten(Tensor x, int first_dim, int last_dim) {
 }
 
 Tensor narrow(Tensor x, int dim, std::int64_t start, std::int64_t length) {
-  static const Op& op = find_op("narrow");
   const NarrowAttrs attrs{normalize_dim(dim, x.ndim()), start, length};
-  return call(op, attrs, std::move(x));
+  return call(op::narrow, attrs, std::move(x));
 }
 
 Tensor select(Tensor x, int dim, std::int64_t index) {
@@ -280,25 +289,21 @@ Tensor contiguous(Tensor x) {
     if (x.strides() == contiguous_strides(shape)) return x;  // a move, which ?: would make a copy
     return view(std::move(x), shape);
   }
-  static const Op& op = find_op("copy");
-  return call(op, {}, std::move(x));
+  return call(op::copy, {}, std::move(x));
 }
 
 void copy_into(const Tensor& target, Tensor value, bool accumulate) {
-  static const Op& copy_row = find_op("copy");
-  static const Op& cast_row = find_op("cast");
   if (value.device() != target.device()) {
     if (value.dtype() == target.dtype() && target.is_contiguous() && !accumulate && !value.is_meta()) {
-      static const Op& transfer = find_op("to_device");
-      return call_into(transfer, TransferAttrs{target.device()}, target, false, contiguous(std::move(value)));
+      return call_into(op::to_device, TransferAttrs{target.device()}, target, false, contiguous(std::move(value)));
     }
     value = to(std::move(value), target.device());
   }
-  if (value.dtype() == target.dtype()) return call_into(copy_row, {}, target, accumulate, std::move(value));
+  if (value.dtype() == target.dtype()) return call_into(op::copy, {}, target, accumulate, std::move(value));
   const CastAttrs attrs{target.dtype()};
-  if (target.is_contiguous()) return call_into(cast_row, attrs, target, accumulate, std::move(value));
-  Tensor converted = call(cast_row, attrs, std::move(value));
-  call_into(copy_row, {}, target, accumulate, std::move(converted));
+  if (target.is_contiguous()) return call_into(op::cast, attrs, target, accumulate, std::move(value));
+  Tensor converted = call(op::cast, attrs, std::move(value));
+  call_into(op::copy, {}, target, accumulate, std::move(converted));
 }
 
 }  // namespace sherd

@@ -9,8 +9,7 @@ namespace sherd {
 inline void give_back(VjpCall& c, std::size_t i, Tensor gradient) {
   if (!c.wants(i)) return;
   if (gradient.dtype() == c.in_dtype(i)) return c.give_summed(i, std::move(gradient));
-  static const Op& op = find_op("cast");
-  c.give(i, op, CastAttrs{c.in_dtype(i)}, sum_to(std::move(gradient), c.in_shape(i)));
+  c.give(i, op::cast, CastAttrs{c.in_dtype(i)}, sum_to(std::move(gradient), c.in_shape(i)));
 }
 
 /// The recompute column of rows whose vjp reads all their inputs: the same call once more.

@@ -346,22 +346,26 @@ struct FakeAttrs {
   void visit(AttrVisitor& v) const { v.field("restore", restore); }
 };
 
-const Op& fake_row() {
-  static const Op row{.name = "fake_unit",
-                      .infer = [](const InferCall&) { return Metas{}; },
-                      .traits = {.effect = true},
-                      .no_gradient = "effect",
-                      .kernel = {[](const KernelCall& call) {
-                        const FakeAttrs& a = call.attrs.as<FakeAttrs>();
-                        if (a.restore) a.unit->gather();
-                        else a.unit->storage->release_data();
-                      }}};
-  return row;
+constinit const Op kFakeUnit{
+    .name = "fake_unit",
+    .infer = [](const InferCall&) { return Metas{}; },
+    .traits = {.effect = true},
+    .no_gradient = "effect",
+};
+
+void run_fake_unit(const KernelCall& call) {
+  const FakeAttrs& a = call.attrs.as<FakeAttrs>();
+  if (a.restore) a.unit->gather();
+  else a.unit->storage->release_data();
 }
 
 void issue(FakeUnit& unit, bool restore) {
+  add_rows([](OpTable& table) {
+    table.add({&kFakeUnit});
+    table.kernel(kFakeUnit, Device::Kind::cpu, run_fake_unit);
+  });
   Tensor in[] = {unit.gathered};
-  call_op(fake_row(), in, FakeAttrs{&unit, restore});
+  call_op(kFakeUnit, in, FakeAttrs{&unit, restore});
 }
 
 TEST(Replay, UnitsBytesComeAndGoByEffectRows) {

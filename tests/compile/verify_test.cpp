@@ -26,10 +26,9 @@ Value temporary(const Shape& shape) {
 
 TensorRef whole(ValueId value, const Shape& shape) { return {value, DType::f32, shape, contiguous_strides(shape), 0}; }
 
-GraphNode node(std::string_view op, std::initializer_list<TensorRef> in, const TensorRef& out,
-               const Attrs& attrs = {}) {
+GraphNode node(const Op& op, std::initializer_list<TensorRef> in, const TensorRef& out, const Attrs& attrs = {}) {
   GraphNode result;
-  result.op = &find_op(op);
+  result.op = &op;
   result.attrs = attrs;
   for (const TensorRef& ref : in) result.in.push_back(ref);
   result.out.push_back(out);
@@ -44,8 +43,8 @@ Graph sound() {
   Graph graph;
   graph.values = {argument(kShape), temporary(kShape), temporary(kShape)};
   graph.arguments.emplace_back();
-  graph.nodes.push_back(node("add", {ref(0), ref(0)}, ref(1)));
-  graph.nodes.push_back(node("matmul", {ref(1), ref(0)}, ref(2)));
+  graph.nodes.push_back(node(op::add, {ref(0), ref(0)}, ref(1)));
+  graph.nodes.push_back(node(op::matmul, {ref(1), ref(0)}, ref(2)));
   graph.results.push_back({ref(2), kShape, nullptr});
   compute_lifetimes(graph);
   return graph;
@@ -145,7 +144,7 @@ TEST(Verify, InferAgreesWithTheOutputs) {
   graph.nodes[1].in[0] = whole(1, {4, 1});
   expect_broken(graph, {"matmul"});
   graph = sound();
-  graph.nodes[0].op = &find_op("permute");
+  graph.nodes[0].op = &op::permute;
   expect_broken(graph, {"permute is a view"});
   graph = sound();
   graph.nodes[0].op = nullptr;
@@ -159,7 +158,7 @@ TEST(Verify, OnlyElementwiseOpsWriteOverWhatTheyRead) {
   graph.values.pop_back();
   compute_lifetimes(graph);
   expect_broken(graph, {"overlap", "matmul"});
-  graph.nodes[1] = node("add", {ref(1), ref(0)}, ref(1));
+  graph.nodes[1] = node(op::add, {ref(1), ref(0)}, ref(1));
   compute_lifetimes(graph);
   verify(graph);
   // Shifted by one element is not element by element.

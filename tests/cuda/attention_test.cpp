@@ -61,10 +61,10 @@ struct Sizes {
 };
 
 Tensors forward(std::vector<Tensor> in, const AttentionAttrs& attrs) {
-  return call_op(find_op("scaled_dot_product_attention"), in, attrs);
+  return call_op(op::scaled_dot_product_attention, in, attrs);
 }
 Tensors backward(std::vector<Tensor> in, const AttentionAttrs& attrs) {
-  return call_op(find_op("scaled_dot_product_attention_backward"), in, attrs);
+  return call_op(op::scaled_dot_product_attention_backward, in, attrs);
 }
 
 std::vector<Tensor> on_device(const std::vector<Tensor>& in) {

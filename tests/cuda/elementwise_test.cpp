@@ -142,9 +142,8 @@ TEST_F(CudaCopy, JoinedAndPaddedAlongEveryDim) {
         there.push_back(on_device(here.back()));
       }
       EXPECT_TRUE(same_bits(on_host(cat(there, dim)), cat(here, dim))) << name(dtype) << " along " << dim;
-      static const Op& pad = find_op("pad_to");
       const PadToAttrs attrs{dim, 3, 16};
-      EXPECT_TRUE(same_bits(on_host(call(pad, attrs, there[1])), call(pad, attrs, here[1]))) << dim;
+      EXPECT_TRUE(same_bits(on_host(call(op::pad_to, attrs, there[1])), call(op::pad_to, attrs, here[1]))) << dim;
     }
 }
 

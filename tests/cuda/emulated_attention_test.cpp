@@ -32,9 +32,9 @@ Outcome run(DType dtype, std::uint64_t seed) {
   const AttentionAttrs attrs{.scale = 0.25, .causal = true};
   emulated::reset_counters();
   Tensor qkv[] = {in[0], in[1], in[2]};
-  const Tensors out = call_op(find_op("scaled_dot_product_attention"), qkv, attrs);
+  const Tensors out = call_op(op::scaled_dot_product_attention, qkv, attrs);
   Tensor saved[] = {in[3], in[0], in[1], in[2], out[0], out[1]};
-  const Tensors gradients = call_op(find_op("scaled_dot_product_attention_backward"), saved, attrs);
+  const Tensors gradients = call_op(op::scaled_dot_product_attention_backward, saved, attrs);
   Outcome result;
   for (const Tensor& t : {out[0], out[1], gradients[0], gradients[1], gradients[2]})
     result.results.push_back(to(t, Device::cpu()));

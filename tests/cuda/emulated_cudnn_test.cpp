@@ -41,9 +41,9 @@ std::vector<Tensor> results_of(const Call& call) {
   const Tensor v = to(draw(normal(call.kv), call.dtype, 3), kCuda), grad = to(draw(unit(call.q), call.dtype, 4), kCuda);
   const AttentionAttrs attrs{.scale = 0.3, .causal = call.causal};
   Tensor qkv[] = {q, k, v};
-  const Tensors out = call_op(find_op("scaled_dot_product_attention"), qkv, attrs);
+  const Tensors out = call_op(op::scaled_dot_product_attention, qkv, attrs);
   Tensor saved[] = {grad, q, k, v, out[0], out[1]};
-  const Tensors gradients = call_op(find_op("scaled_dot_product_attention_backward"), saved, attrs);
+  const Tensors gradients = call_op(op::scaled_dot_product_attention_backward, saved, attrs);
   return {out[0], out[1], gradients[0], gradients[1], gradients[2]};
 }
 
@@ -87,8 +87,8 @@ TEST_F(EmulatedCudnn, ReadsViewsOfOneProjection) {
     emulated::reset_counters();
     std::vector<Tensor> there = views(to(qkv, kCuda), start), here;
     for (const Tensor& t : views(qkv, start)) here.push_back(converted(t, DType::f64));
-    const Tensors out = call_op(find_op("scaled_dot_product_attention"), there, attrs);
-    const Tensors expected = call_op(find_op("scaled_dot_product_attention"), here, attrs);
+    const Tensors out = call_op(op::scaled_dot_product_attention, there, attrs);
+    const Tensors expected = call_op(op::scaled_dot_product_attention, here, attrs);
     const Tensor positions_first = to(permute(out[0], {0, 2, 1, 3}), Device::cpu());
     EXPECT_TRUE(near(permute(positions_first, {0, 2, 1, 3}), expected[0]));
     EXPECT_EQ(emulated::counters().launches.count("cudnn_graph"), start % 8 == 0 ? 1u : 0u) << "from " << start;
@@ -99,7 +99,7 @@ TEST_F(EmulatedCudnn, ARecordedGraphRepeatsIt) {
   const Tensor x = to(draw(normal({1, 2, 6, 8}), DType::bf16, 1), kCuda);
   const auto step = [&] {
     Tensor in[] = {x, x, x};
-    return call_op(find_op("scaled_dot_product_attention"), in, AttentionAttrs{.scale = 0.3, .causal = true});
+    return call_op(op::scaled_dot_product_attention, in, AttentionAttrs{.scale = 0.3, .causal = true});
   };
   const Tensors expected = step();
   Tensors recorded;

@@ -21,8 +21,7 @@ TEST_F(EmulatedFaults, NoAtomicLeavesTheDevice) {
   const Tensor ids = to(arange(n, DType::i32), Device::cuda(0));
   context.synchronize();
   cuda::emulated::reset_counters();
-  cuda::check_ids(context.stream(), context.faults().sink(find_op("embedding"), "index"), ids.data<std::int32_t>(), n,
-                  0);
+  cuda::check_ids(context.stream(), context.faults().sink(op::embedding, "index"), ids.data<std::int32_t>(), n, 0);
   expect_error([&] { context.synchronize(); }, {"embedding: index 0 at position 0"});
   EXPECT_EQ(cuda::emulated::counters().pinned_atomics, 0);
 }

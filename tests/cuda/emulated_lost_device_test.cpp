@@ -195,7 +195,7 @@ TEST_F(LostDevice, CudnnThatNoticesItSaysTheSame) {
   const Tensor x = draw_there({1, 2, 6, 8}, DType::bf16);
   const auto attention = [&] {
     Tensor in[] = {x, x, x};
-    (void)call_op(find_op("scaled_dot_product_attention"), in, AttentionAttrs{.scale = 0.3, .causal = true});
+    (void)call_op(op::scaled_dot_product_attention, in, AttentionAttrs{.scale = 0.3, .causal = true});
   };
   attention();
   fail_unnoticed(x);

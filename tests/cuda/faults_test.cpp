@@ -23,8 +23,8 @@ class CudaFaults : public cuda::CudaTest {
   static cuda::Context& context() { return static_cast<cuda::Context&>(RankContext::current().device(kCuda)); }
   // Queues a check of `ids` against `limit`, in the name of the row embedding.
   static void check(const Tensor& ids, int limit) {
-    cuda::check_ids(context().stream(), context().faults().sink(find_op("embedding"), "index"),
-                    ids.data<std::int32_t>(), static_cast<int>(ids.numel()), limit);
+    cuda::check_ids(context().stream(), context().faults().sink(op::embedding, "index"), ids.data<std::int32_t>(),
+                    static_cast<int>(ids.numel()), limit);
   }
   static Tensor on_device(std::vector<std::int32_t> values) {
     const auto n = static_cast<std::int64_t>(values.size());

@@ -14,8 +14,7 @@ namespace {
 class CudaIndex : public cuda::CudaTest {
  protected:
   static Tensor embedding_backward(const Tensor& grad, const Tensor& ids, std::int64_t rows) {
-    static const Op& op = find_op("embedding_backward");
-    return call(op, EmbeddingAttrs{rows}, grad, ids);
+    return call(op::embedding_backward, EmbeddingAttrs{rows}, grad, ids);
   }
   // The sums of both devices, bit for bit: both add in the order of the positions. Drawn values have few digits and
   // would sum exactly in any order.
@@ -60,23 +59,21 @@ TEST_F(CudaIndex, OneIndexAlways) {
 TEST_F(CudaIndex, AddingTouchesNamedRowsOnly) {
   const Tensor grad = draw(normal({9, 16}), DType::bf16, 9), index = draw(ids({9}, 4), {}, 10);
   const Tensor here = draw(normal({6, 16}), DType::bf16, 11), there = on_device(here);
-  static const Op& op = find_op("embedding_backward");
   std::vector<Tensor> in{grad, index}, in_there{on_device(grad), on_device(index)};
-  call_op_into(op, in, EmbeddingAttrs{6}, here, true);
-  call_op_into(op, in_there, EmbeddingAttrs{6}, there, true);
+  call_op_into(op::embedding_backward, in, EmbeddingAttrs{6}, here, true);
+  call_op_into(op::embedding_backward, in_there, EmbeddingAttrs{6}, there, true);
   EXPECT_TRUE(same_bits(on_host(there), here));
 }
 
 TEST_F(CudaIndex, EntriesOfEveryDim) {
-  static const Op& backward = find_op("index_select_backward");
   const Tensor x = draw(normal({4, 6, 9, 16}), DType::f32, 12), turned = permute(x, {2, 0, 3, 1});
   for (const Tensor& t : {x, turned})
     for (int dim = 0; dim < 4; ++dim) {
       const Tensor index = draw(ids({11}, t.size(dim)), {}, 13), selected = index_select(t, dim, index);
       EXPECT_TRUE(same_bits(on_host(index_select(on_device(t), dim, on_device(index))), selected)) << dim;
       const PadToAttrs attrs{dim, 0, t.size(dim)};
-      EXPECT_TRUE(same_bits(on_host(call(backward, attrs, on_device(selected), on_device(index))),
-                            call(backward, attrs, selected, index)))
+      EXPECT_TRUE(same_bits(on_host(call(op::index_select_backward, attrs, on_device(selected), on_device(index))),
+                            call(op::index_select_backward, attrs, selected, index)))
           << dim;
     }
 }
@@ -84,19 +81,17 @@ TEST_F(CudaIndex, EntriesOfEveryDim) {
 TEST_F(CudaIndex, PartsOfATable) {
   const Tensor table = draw(normal({30, 24}), DType::bf16, 15), index = draw(ids({900}, 30), {}, 16);
   const Tensor grad = draw(normal({900, 24}), DType::bf16, 17) * 1.37;
-  static const Op& look_up = find_op("embedding");
-  static const Op& backward = find_op("embedding_backward");
   for (const auto& [first, here] : {std::pair<std::int64_t, std::int64_t>{0, 11}, {11, 19}, {30, 0}}) {
     const VocabularyPart part{first, 30};
     const Tensor rows = narrow(table, 0, first, here);
-    EXPECT_TRUE(same_bits(on_host(call(look_up, EmbeddingAttrs{.part = part}, on_device(rows), on_device(index))),
-                          call(look_up, EmbeddingAttrs{.part = part}, rows, index)));
+    EXPECT_TRUE(same_bits(on_host(call(op::embedding, EmbeddingAttrs{.part = part}, on_device(rows), on_device(index))),
+                          call(op::embedding, EmbeddingAttrs{.part = part}, rows, index)));
     const EmbeddingAttrs attrs{here, part};
-    EXPECT_TRUE(same_bits(on_host(call(backward, attrs, on_device(grad), on_device(index))),
-                          call(backward, attrs, grad, index)));
+    EXPECT_TRUE(same_bits(on_host(call(op::embedding_backward, attrs, on_device(grad), on_device(index))),
+                          call(op::embedding_backward, attrs, grad, index)));
   }
   const Tensor wrong = on_device(Tensor::from<std::int64_t>({29, 30}, {2}));
-  const Tensor rows = call(look_up, EmbeddingAttrs{.part = {0, 30}}, on_device(narrow(table, 0, 0, 11)), wrong);
+  const Tensor rows = call(op::embedding, EmbeddingAttrs{.part = {0, 30}}, on_device(narrow(table, 0, 0, 11)), wrong);
   expect_error([&] { (void)on_host(rows); }, {"embedding: index 30 at position 1 is outside of 0..29"});
 }
 

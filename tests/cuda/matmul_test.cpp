@@ -109,7 +109,6 @@ TEST_F(CudaMatmul, RowsOfLinearInEveryLayout) {
 }
 
 TEST_F(CudaMatmul, GradientsAreAddedWhereTheyBelong) {
-  static const Op& weight_grad = find_op("linear_weight_grad");
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
     SCOPED_TRACE(name(dtype));
     const Tensor grad = drawn({4, 6, 8}, dtype, 1), x = drawn({4, 6, 16}, dtype, 2), before = drawn({8, 16}, dtype, 3);
@@ -117,7 +116,7 @@ TEST_F(CudaMatmul, GradientsAreAddedWhereTheyBelong) {
     const Tensor expected =
         wide(before) + matmul(transpose(reshape(wide(grad), {24, 8}), 0, 1), reshape(wide(x), {24, 16}));
     const Tensor out = to(before, kCuda);
-    call_into(weight_grad, {}, out, true, to(grad, kCuda), to(x, kCuda));
+    call_into(op::linear_weight_grad, {}, out, true, to(grad, kCuda), to(x, kCuda));
     EXPECT_TRUE(near(to(out, Device::cpu()), expected, tolerance(dtype)));
   }
 }
@@ -125,10 +124,8 @@ TEST_F(CudaMatmul, GradientsAreAddedWhereTheyBelong) {
 TEST_F(CudaMatmul, TheBackwardPassMatches) {
   const auto gradients = [](Device device) {
     Tensor x = to(drawn({2, 3, 4}, DType::f32, 1), device), w = to(drawn({5, 4}, DType::f32, 2), device);
-    static const Op& product = find_op("matmul");
-    static const Op& weight_grad = find_op("linear_weight_grad");
     const Tensor grad = linear(x, w);
-    std::vector<Tensor> both = {call(product, {}, grad, w), call(weight_grad, {}, grad, x)};
+    std::vector<Tensor> both = {call(op::matmul, {}, grad, w), call(op::linear_weight_grad, {}, grad, x)};
     for (Tensor& t : both) t = to(t, Device::cpu());
     return both;
   };

@@ -61,18 +61,16 @@ TEST_F(CudaRandom, ABoxIsTheSliceOfTheWhole) {
     SCOPED_TRACE(box.text());
     std::int64_t first = 0;
     const ElementRuns runs = element_runs(box.global, box.local, box.offset, first);
-    static const Op& normal_op = find_op("random_normal");
-    static const Op& dropout_op = find_op("dropout");
     const RandomAttrs whole{.shape = box.global, .key = kKey, .device = kCuda};
     RandomAttrs part = whole;
     part.shape = box.local;
     part.first = first;
     part.runs = runs;
-    EXPECT_TRUE(same_bits(on_host(call(normal_op, part)), box.of(on_host(call(normal_op, whole)))));
+    EXPECT_TRUE(same_bits(on_host(call(op::random_normal, part)), box.of(on_host(call(op::random_normal, whole)))));
     const Tensor x = draw(normal(box.global), DType::bf16, 3);
     const DropoutAttrs dropped{.p = 0.4f, .key = kKey, .first = first, .runs = runs};
     EXPECT_TRUE(
-        same_bits(on_host(call(dropout_op, dropped, on_device(box.of(x)), Tensor())), box.of(dropout(x, 0.4, kKey))));
+        same_bits(on_host(call(op::dropout, dropped, on_device(box.of(x)), Tensor())), box.of(dropout(x, 0.4, kKey))));
   }
 }
 
@@ -82,9 +80,8 @@ TEST_F(CudaRandom, ManyRunsOfVectors) {  // several blocks; the part ends within
   part.shape = {89 * 3 * 16};
   part.first = 48 + 24;
   part.runs = {.run = 16, .count = 3, .stride = 48, .outer_stride = 4 * 48};
-  static const Op& op = find_op("random_uniform");
-  const Tensor all = on_host(call(op, whole));
-  EXPECT_TRUE(same_bits(on_host(call(op, part)),
+  const Tensor all = on_host(call(op::random_uniform, whole));
+  EXPECT_TRUE(same_bits(on_host(call(op::random_uniform, part)),
                         reshape(narrow(narrow(narrow(all, 0, 0, 89), 1, 1, 3), 2, 24, 16), part.shape)));
 }
 
@@ -92,10 +89,9 @@ TEST_F(CudaRandom, ARecordedGraphReadsTheStep) {
   DeviceContext& context = RankContext::current().device(kCuda);
   const Tensor x = on_device(draw(normal({64}), DType::f32, 2)), step = on_device(full({}, 1, DType::i64));
   Tensor out = zeros({64}, DType::f32, kCuda);
-  static const Op& op = find_op("dropout");
   const auto graph = context.record([&] {
     std::vector<Tensor> in{x, step};
-    call_op_into(op, in, DropoutAttrs{0.5f, kKey, 0}, out, false);
+    call_op_into(op::dropout, in, DropoutAttrs{0.5f, kKey, 0}, out, false);
   });
   for (const double now : {1.0, 2.0}) {
     copy_into(step, full({}, now, DType::i64));
@@ -143,9 +139,8 @@ TEST_F(CudaRope, HeadsOfAProjectionStayInPlace) {
 }
 
 TEST_F(CudaRope, TurnsBack) {
-  static const Op& op = find_op("rope");
   const Tensor x = on_device(draw(normal({1, 2, 40, 16}), DType::f64, 5));
-  const Tensor back = call(op, RopeAttrs{10000, 3, true}, rope(x, 10000, 3));
+  const Tensor back = call(op::rope, RopeAttrs{10000, 3, true}, rope(x, 10000, 3));
   EXPECT_TRUE(near(on_host(back), on_host(x)));
 }
 

@@ -99,8 +99,8 @@ TEST_F(CudaReduce, ResultsAddToADestination) {
       const Tensor x = draw(normal(shape), dtype, 1), base = draw(normal({24}), dtype, 2);
       const Tensor expected = dense_copy(base), actual = to(base, Device::cuda(0));
       Tensor in[] = {x}, in_device[] = {to(x, Device::cuda(0))};
-      call_op_into(find_op("sum"), in, ReduceAttrs{0b01, false}, expected, true);
-      call_op_into(find_op("sum"), in_device, ReduceAttrs{0b01, false}, actual, true);
+      call_op_into(op::sum, in, ReduceAttrs{0b01, false}, expected, true);
+      call_op_into(op::sum, in_device, ReduceAttrs{0b01, false}, actual, true);
       EXPECT_TRUE(near(actual, expected, tolerance(dtype) * kLongSum));
     }
 }

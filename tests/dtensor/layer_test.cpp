@@ -36,8 +36,14 @@ void twice(const KernelCall& call) {
   for (std::int64_t i = 0; i < call.out[0].numel(); ++i)
     call.out[0].mutable_data<float>()[i] = 2 * call.in[0].data<float>()[i];
 }
-Op users_row(const char* name) {
-  return {.name = name, .infer = infer_twice, .no_gradient = "test", .kernel = {twice}};
+constexpr Op users_row(std::string_view name) { return {.name = name, .infer = infer_twice, .no_gradient = "test"}; }
+constinit const Op kUnknownRow = users_row("unknown_row"), kUsersRow = users_row("users_row");
+
+void add_users_rows() {
+  add_rows([](OpTable& table) {
+    table.add({&kUnknownRow, &kUsersRow});
+    for (const Op* row : {&kUnknownRow, &kUsersRow}) table.kernel(*row, Device::Kind::cpu, twice);
+  });
 }
 
 TEST(DistLayer, F147_ARowWithoutRuleIsRefusedAndOneOfTheUsersOwnWorks) {
@@ -47,17 +53,17 @@ TEST(DistLayer, F147_ARowWithoutRuleIsRefusedAndOneOfTheUsersOwnWorks) {
       body(distribute(values({4, 4}, "a"), mesh, Shard(0)), group->rank());
     });
   };
-  static const Op unknown = users_row("unknown_row"), known = users_row("users_row");
+  add_users_rows();
   on_ranks([](const Tensor& rows, int rank) {
-    expect_error([&] { call(unknown, {}, rows); },
+    expect_error([&] { call(kUnknownRow, {}, rows); },
                  {"unknown_row", "no sharding rule", "f32[4,4]{0: dp}", fmt::format("rank {} of 2", rank)});
   });
-  register_rule("users_row", {.signatures = [](const RuleCall& call, Signatures& signatures) {
+  register_rule(kUsersRow, {.signatures = [](const RuleCall& call, Signatures& signatures) {
                   for (int d = 0; d < call.ndim(0); ++d) signatures.push_back({{Shard(d)}, {Shard(d)}, 0});
                 }});
   on_ranks([](const Tensor& rows, int) {
     const StrictCommunication strict;
-    const Tensor doubled = call(known, {}, rows);
+    const Tensor doubled = call(kUsersRow, {}, rows);
     EXPECT_EQ(describe(doubled), "f32[4,4]{0: dp}");
     EXPECT_TRUE(same_bits(full_tensor(doubled), mul(values({4, 4}, "a"), 2)));
   });
@@ -354,7 +360,7 @@ TEST(DistLayer, F150_RanksOutsideTheMeshAreRefused) {
   });
 }
 
-Tensor signs(const Shape& shape, std::string_view what) { return call(find_op("sign"), {}, values(shape, what)); }
+Tensor signs(const Shape& shape, std::string_view what) { return call(op::sign, {}, values(shape, what)); }
 
 // What several products send back to one activation is added where it lies, as on one rank: terms to terms.
 TEST(DistLayer, GradientsOfOneInputAddUpInPlace) {

@@ -302,5 +302,15 @@ TEST(Redistribute, TheSumIsWrittenOverTermsThatNobodyElseHolds) {
   });
 }
 
+TEST(Redistribute, ItsRowsAreInTheTableOnceThereIsAMesh) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    EXPECT_EQ(&find_op("redistribute"), &op::redistribute);
+    EXPECT_EQ(&find_op("align_gradient"), &op::align_gradient);
+    EXPECT_EQ(&find_op("from_local"), &op::from_local);
+    EXPECT_EQ(&find_op("to_local"), &op::to_local);
+  });
+}
+
 }  // namespace
 }  // namespace sherd::testing

@@ -161,8 +161,7 @@ TEST(ViewRules, CopiesStayWhereTheyAre) {
   run_ranks(3, [](const Group& group) {
     const DeviceMesh mesh(group);
     const Tensor x = draw(normal({4, 5}), DType::f32, 18);
-    static const Op& copy = find_op("copy");
-    const auto copied = [](const std::vector<Tensor>& in) { return call(copy, {}, in[0]); };
+    const auto copied = [](const std::vector<Tensor>& in) { return call(op::copy, {}, in[0]); };
     for (Placement p : {Shard(0), Shard(1), Replicate(), Partial(), Partial(ReduceKind::product)})
       expect_free(mesh, copied, {x}, {p}, p);
     const Tensor cut = laid_out(x, Spec::of(mesh, Shard(1)));

@@ -52,6 +52,7 @@ void shard_stack(Stack& net, const Group& group, std::optional<bool> blocks, std
 std::string events(const Graph& graph) {
   std::string text;
   for (const GraphNode& node : graph.nodes) {
+    EXPECT_EQ(node.op, &find_op(node.op->name));
     const bool is_gather = node.op->name == "unshard", is_reduction = node.op->name == "reduce";
     if (!is_gather && !is_reduction) continue;
     const std::string attrs = node.attrs.print();

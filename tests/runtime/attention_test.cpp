@@ -100,14 +100,13 @@ TEST(Attention, HeadsAreMergedWithoutACopy) {
   std::vector<Tensor> in;
   for (std::uint64_t i = 0; i < 3; ++i)
     in.push_back(positions_first(draw(normal({2, 70, i == 0 ? 4 : 2, 16}), DType::f32, i)));
-  static const Op& backward = find_op("scaled_dot_product_attention_backward");
-  static const Op& forward = find_op("scaled_dot_product_attention");
   const AttentionAttrs attrs{.scale = 0.25f, .causal = true};
-  const Tensors out = call_op(forward, in, attrs);
+  const Tensors out = call_op(op::scaled_dot_product_attention, in, attrs);
   EXPECT_TRUE(positions_first(out[0]).is_contiguous());
   EXPECT_TRUE(out[1].is_contiguous());
   std::vector<Tensor> saved = {out[0], in[0], in[1], in[2], out[0], out[1]};
-  for (const Tensor& gradient : call_op(backward, saved, attrs)) EXPECT_TRUE(positions_first(gradient).is_contiguous());
+  for (const Tensor& gradient : call_op(op::scaled_dot_product_attention_backward, saved, attrs))
+    EXPECT_TRUE(positions_first(gradient).is_contiguous());
   EXPECT_TRUE(positions_first(rope(in[0])).is_contiguous());
   EXPECT_TRUE(same_bits(rope(in[0]), rope(dense_copy(in[0]))));
 }

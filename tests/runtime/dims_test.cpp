@@ -87,24 +87,23 @@ TEST(Dims, SizesThatDisagreeAreErrorsNamingBoth) {
   EXPECT_NE(message("...,...->...", {{3}, {4}}).find("do not broadcast"), std::string::npos);
 }
 
-OpCost cost(const char* op, const std::vector<Tensor>& in, const Attrs& attrs = {}) {
-  const Op& row = find_op(op);
+OpCost cost(const Op& row, const std::vector<Tensor>& in, const Attrs& attrs = {}) {
   return op_cost(row, in, row.infer({row, in, attrs}));
 }
 
 Tensor meta(const Shape& shape, DType dtype = DType::f32) { return Tensor::empty(shape, dtype, Device::meta()); }
 
 TEST(Dims, CostOfProductsPointwiseViewsAndLookUps) {
-  const OpCost product = cost("matmul", {meta({2, 3, 5}), meta({2, 5, 7})});
+  const OpCost product = cost(op::matmul, {meta({2, 3, 5}), meta({2, 5, 7})});
   EXPECT_EQ(product.flops, 2.0 * 2 * 3 * 5 * 7);
   EXPECT_EQ(product.bytes, 4 * (2 * 3 * 5 + 2 * 5 * 7 + 2 * 3 * 7));
-  EXPECT_EQ(cost("linear", {meta({4, 3, 5}), meta({7, 5}), Tensor()}).flops, 2.0 * 4 * 3 * 5 * 7);
-  EXPECT_EQ(cost("linear_weight_grad", {meta({4, 3, 7}), meta({4, 3, 5})}).flops, 2.0 * 4 * 3 * 5 * 7);
-  EXPECT_EQ(cost("mul", {meta({4, 3}), meta({3})}).flops, 12);  // linear in both, but nothing is summed
-  EXPECT_EQ(cost("sum", {meta({4, 3}, DType::bf16)}, ReduceAttrs{0b11, false}).bytes, 2 * 12 + 2);
-  EXPECT_EQ(cost("permute", {meta({4, 3})}, PermuteAttrs{{1, 0}}).flops, 0);
-  EXPECT_EQ(cost("permute", {meta({4, 3})}, PermuteAttrs{{1, 0}}).bytes, 0);
-  const OpCost rows = cost("embedding", {meta({1000, 8}), meta({6}, DType::i64)}, EmbeddingAttrs{});
+  EXPECT_EQ(cost(op::linear, {meta({4, 3, 5}), meta({7, 5}), Tensor()}).flops, 2.0 * 4 * 3 * 5 * 7);
+  EXPECT_EQ(cost(op::linear_weight_grad, {meta({4, 3, 7}), meta({4, 3, 5})}).flops, 2.0 * 4 * 3 * 5 * 7);
+  EXPECT_EQ(cost(op::mul, {meta({4, 3}), meta({3})}).flops, 12);  // linear in both, but nothing is summed
+  EXPECT_EQ(cost(op::sum, {meta({4, 3}, DType::bf16)}, ReduceAttrs{0b11, false}).bytes, 2 * 12 + 2);
+  EXPECT_EQ(cost(op::permute, {meta({4, 3})}, PermuteAttrs{{1, 0}}).flops, 0);
+  EXPECT_EQ(cost(op::permute, {meta({4, 3})}, PermuteAttrs{{1, 0}}).bytes, 0);
+  const OpCost rows = cost(op::embedding, {meta({1000, 8}), meta({6}, DType::i64)}, EmbeddingAttrs{});
   EXPECT_LE(rows.flops, 8000);  // not the product with a one-hot matrix that the letters spell
 }
 

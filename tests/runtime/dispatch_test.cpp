@@ -121,30 +121,27 @@ TEST(Donation, BorrowedAndOwnedByAUnitStayAsTheyAre) {
 // ---- destinations ----
 
 TEST(Destination, ResultLandsOrAddsAndBumpsTheVersion) {
-  static const Op& op = find_op("add");
   const Tensor out = full({2, 3}, 100.0);
-  call_into(op, {}, out, false, sample(), sample());
+  call_into(op::add, {}, out, false, sample(), sample());
   EXPECT_EQ(out.to_vector<double>(), (std::vector<double>{2, 4, 6, 8, 10, 12}));
   EXPECT_EQ(out.storage()->version(), 1u);
-  call_into(op, {}, out, true, sample(), sample());
+  call_into(op::add, {}, out, true, sample(), sample());
   EXPECT_EQ(out.to_vector<double>(), (std::vector<double>{4, 8, 12, 16, 20, 24}));
   EXPECT_EQ(out.storage()->version(), 2u);
 }
 
 TEST(Destination, ViewRowsCopyWhatTheyShow) {
-  static const Op& op = find_op("permute");
   const Tensor out = full({3, 2}, 100.0);
-  call_into(op, PermuteAttrs{{1, 0}}, out, false, sample());
+  call_into(op::permute, PermuteAttrs{{1, 0}}, out, false, sample());
   EXPECT_EQ(out.to_vector<double>(), (std::vector<double>{1, 4, 2, 5, 3, 6}));
-  call_into(op, PermuteAttrs{{1, 0}}, out, true, sample());
+  call_into(op::permute, PermuteAttrs{{1, 0}}, out, true, sample());
   EXPECT_EQ(out.to_vector<double>(), (std::vector<double>{2, 8, 4, 10, 6, 12}));
 }
 
 TEST(Destination, WrongShapeOrDTypeIsAnErrorThatWritesNothing) {
-  static const Op& op = find_op("add");
   for (const Tensor& out : {full({3, 2}, 7.0), full({2, 3}, 7.0, DType::f64)}) {
     try {
-      call_into(op, {}, out, false, sample(), sample());
+      call_into(op::add, {}, out, false, sample(), sample());
       FAIL() << "no error";
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("the result is f32[2,3]"), std::string::npos) << error.what();
@@ -155,11 +152,10 @@ TEST(Destination, WrongShapeOrDTypeIsAnErrorThatWritesNothing) {
 }
 
 TEST(Destination, IsNeverRecorded) {
-  static const Op& op = find_op("neg");
   Slot slot("x", true);
   slot.set(sample());
   const Tensor out = zeros({2, 3});
-  call_into(op, {}, out, false, slot.value());
+  call_into(op::neg, {}, out, false, slot.value());
   EXPECT_FALSE(out.requires_grad());
 }
 

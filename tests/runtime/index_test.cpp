@@ -19,7 +19,7 @@ Ints values(const Tensor& t) { return t.to_vector<std::int64_t>(); }
 Tensor numbered(const Shape& shape) { return reshape(arange(numel(shape)), shape); }
 
 Tensor embedding_gradient(const Tensor& grad, const Tensor& ids, std::int64_t rows) {
-  return call(find_op("embedding_backward"), EmbeddingAttrs{rows}, grad, ids);
+  return call(op::embedding_backward, EmbeddingAttrs{rows}, grad, ids);
 }
 
 TEST(Embedding, TakesRowsForIdsOfAnyShapeAndStride) {
@@ -48,7 +48,7 @@ TEST(Embedding, BackwardSumsRepeatedRowsAndZeroesTheOthers) {
   const Tensor ids = Tensor::from<std::int64_t>({2, 0, 2}, {3});
   EXPECT_EQ(values(embedding_gradient(grad, ids, 4)), (Ints{2, 3, 0, 0, 4, 6, 0, 0}));
   const Tensor out = ones({4, 2});
-  call_into(find_op("embedding_backward"), EmbeddingAttrs{4}, out, true, grad, ids);
+  call_into(op::embedding_backward, EmbeddingAttrs{4}, out, true, grad, ids);
   EXPECT_EQ(values(out), (Ints{3, 4, 1, 1, 5, 7, 1, 1}));
 }
 
@@ -91,11 +91,11 @@ TEST(Embedding, PartsSumToTheWholeLookUp) {
     for (int r = 0; r < 4; ++r) {
       const std::int64_t first = kFirstIds[r], here = kFirstIds[r + 1] - first;
       const VocabularyPart part{first, 11};
-      const Tensor rows = call(find_op("embedding"), EmbeddingAttrs{.part = part}, narrow(table, 0, first, here), ids);
-      EXPECT_TRUE(same_bits(
-          call(find_op("embedding"), EmbeddingAttrs{.part = part}, narrow(strided, 0, first, here), ids), rows));
+      const Tensor rows = call(op::embedding, EmbeddingAttrs{.part = part}, narrow(table, 0, first, here), ids);
+      EXPECT_TRUE(
+          same_bits(call(op::embedding, EmbeddingAttrs{.part = part}, narrow(strided, 0, first, here), ids), rows));
       sum = sum.defined() ? add(sum, rows) : rows;
-      const Tensor gradient = call(find_op("embedding_backward"), EmbeddingAttrs{here, part}, grad, ids);
+      const Tensor gradient = call(op::embedding_backward, EmbeddingAttrs{here, part}, grad, ids);
       EXPECT_TRUE(same_bits(gradient, contiguous(narrow(whole_gradient, 0, first, here)))) << r;
     }
     EXPECT_TRUE(same_bits(sum, whole));
@@ -105,7 +105,7 @@ TEST(Embedding, PartsSumToTheWholeLookUp) {
 TEST(Embedding, APartKnowsAllIdsThatExist) {
   const auto look_up = [](std::int64_t id, const VocabularyPart& part) {
     return message_of([&] {
-      call(find_op("embedding"), EmbeddingAttrs{.part = part}, zeros({4, 3}), Tensor::from<std::int64_t>({id}, {1}));
+      call(op::embedding, EmbeddingAttrs{.part = part}, zeros({4, 3}), Tensor::from<std::int64_t>({id}, {1}));
     });
   };
   EXPECT_EQ(look_up(10, {4, 11}), "no error");

@@ -22,10 +22,10 @@ TEST(Level, IsTheHighestUnlessOneIsAskedFor) {
 
 TEST(Level, RowsComeFromItsTable) {
   OpTable table;
-  table.add({.name = "add"});
-  EXPECT_EQ(table.at("add").kernel[0], nullptr);
+  table.add({&op::add});
+  EXPECT_EQ(table.kernels(op::add).kernel[0], nullptr);
   EXPECT_THROW(cpu::kernels().register_rows(table), Error);  // the other rows are missing
-  EXPECT_EQ(table.at("add").kernel[0], find_op("add").kernel[0]);
+  EXPECT_EQ(table.kernels(op::add).kernel[0], kernels_of(op::add).kernel[0]);
 }
 
 }  // namespace

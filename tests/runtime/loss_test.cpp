@@ -148,8 +148,8 @@ Combined combined(const std::vector<Tensors>& parts, const Tensor& targets, std:
                                      cast(sum(cast(counts, DType::i64)), losses.dtype()))};
 }
 
-Tensors call_row(std::string_view row, std::vector<Tensor> inputs, const CrossEntropyAttrs& attrs) {
-  return call_op(find_op(row), inputs, attrs);
+Tensors call_row(const Op& row, std::vector<Tensor> inputs, const CrossEntropyAttrs& attrs) {
+  return call_op(row, inputs, attrs);
 }
 
 // Two thirds of the columns hold nothing on one rank, and a rank whose columns are all masked.
@@ -160,25 +160,26 @@ TEST(CrossEntropyParts, CombineToTheWhole) {
     Tensor logits = draw(normal({6, 9, kV}), dtype, 1);
     logits = cat({narrow(logits, 2, 0, 40), full({6, 9, 3}, -std::numeric_limits<double>::infinity(), dtype)}, 2);
     const Tensor targets = draw(ids({6, 9}, 40), DType::i64, 2);
-    const Tensors whole = call_row("cross_entropy", {logits, targets}, {.ignore_index = kIgnore});
-    const Tensor slope =
-        call_row("cross_entropy_backward", {Tensor::scalar(0.7, whole[0].dtype()), logits, targets, whole[1], whole[2]},
-                 {.ignore_index = kIgnore})[0];
+    const Tensors whole = call_row(op::cross_entropy, {logits, targets}, {.ignore_index = kIgnore});
+    const Tensor slope = call_row(op::cross_entropy_backward,
+                                  {Tensor::scalar(0.7, whole[0].dtype()), logits, targets, whole[1], whole[2]},
+                                  {.ignore_index = kIgnore})[0];
     std::vector<Tensors> parts;
     for (int r = 0; r < 5; ++r) {
       const CrossEntropyAttrs attrs{.ignore_index = kIgnore, .part = {kFirst[r], kV}};
       const Tensor here = narrow(logits, 2, kFirst[r], kFirst[r + 1] - kFirst[r]);
-      parts.push_back(call_row("cross_entropy_parts", {here, targets}, attrs));
+      parts.push_back(call_row(op::cross_entropy_parts, {here, targets}, attrs));
       const Tensor slope_here =
-          call_row("cross_entropy_backward", {Tensor::scalar(0.7, whole[0].dtype()), here, targets, whole[1], whole[2]},
-                   attrs)[0];
+          call_row(op::cross_entropy_backward,
+                   {Tensor::scalar(0.7, whole[0].dtype()), here, targets, whole[1], whole[2]}, attrs)[0];
       EXPECT_TRUE(same_bits(slope_here, contiguous(narrow(slope, 2, kFirst[r], kFirst[r + 1] - kFirst[r])))) << r;
     }
     const Combined result = combined(parts, targets, kIgnore);
     const double ulp = dtype == DType::f64 ? 0x1p-52 : 0x1p-23;
     EXPECT_NEAR(result.loss.item<double>() / whole[0].item<double>(), 1, 4 * ulp);
     const Tensor one =
-        combined({call_row("cross_entropy_parts", {logits, targets}, {.ignore_index = kIgnore})}, targets, kIgnore).lse;
+        combined({call_row(op::cross_entropy_parts, {logits, targets}, {.ignore_index = kIgnore})}, targets, kIgnore)
+            .lse;
     const Tensor counts = not_equal(targets, full({}, kIgnore, DType::i64)), zero = full({}, 0, one.dtype());
     EXPECT_TRUE(same_bits(where(counts, one, zero), whole[1])) << "one rank's log-sum-exp";
     EXPECT_TRUE(near(where(counts, result.lse, zero), whole[1], 4 * ulp));
@@ -187,12 +188,12 @@ TEST(CrossEntropyParts, CombineToTheWhole) {
 
 TEST(CrossEntropyParts, NothingHereAndNothingThatCounts) {
   const Tensor targets = Tensor::from<std::int64_t>({1, -100}, {2});
-  const auto all = call_row("cross_entropy_parts", {zeros({2, 0}), targets}, {.part = {4, 4}});
+  const auto all = call_row(op::cross_entropy_parts, {zeros({2, 0}), targets}, {.part = {4, 4}});
   const double inf = std::numeric_limits<double>::infinity();
   EXPECT_EQ(all[0].to_vector<double>(), (std::vector<double>{-inf, 0}));
   EXPECT_EQ(all[1].to_vector<double>(), (std::vector<double>{0, 1}));
   EXPECT_EQ(all[2].to_vector<double>(), (std::vector<double>{0, 0}));
-  const auto masked = call_row("cross_entropy_parts", {full({2, 3}, -inf), targets}, {.part = {1, 4}});
+  const auto masked = call_row(op::cross_entropy_parts, {full({2, 3}, -inf), targets}, {.part = {1, 4}});
   EXPECT_EQ(masked[0].to_vector<double>(), (std::vector<double>{-inf, 0}));
   EXPECT_EQ(masked[1].to_vector<double>(), (std::vector<double>{0, 1}));
 }
@@ -202,8 +203,8 @@ TEST(CrossEntropyParts, OfAProductInChunks) {
     const auto inputs = many_rows(dtype);
     const Tensor here = narrow(inputs[1], 0, 20, 13);
     const CrossEntropyAttrs attrs{.ignore_index = 3, .part = {20, 50}};
-    const Tensors chunked = call_row("linear_cross_entropy_parts", {inputs[0], here, inputs[2]}, attrs);
-    const Tensors whole = call_row("cross_entropy_parts", {linear(inputs[0], here), inputs[2]}, attrs);
+    const Tensors chunked = call_row(op::linear_cross_entropy_parts, {inputs[0], here, inputs[2]}, attrs);
+    const Tensors whole = call_row(op::cross_entropy_parts, {linear(inputs[0], here), inputs[2]}, attrs);
     for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(near(chunked[i], whole[i], tolerance(dtype))) << i;
   }
 }
@@ -212,15 +213,15 @@ TEST(CrossEntropyParts, ErrorsKnowAllClasses) {
   const Tensor targets = Tensor::from<std::int64_t>({1, 9, 3}, {3}),
                wrong = Tensor::from<std::int64_t>({1, 10, 3}, {3});
   const Tensor logits = zeros({3, 4});
-  EXPECT_NO_THROW(call_row("cross_entropy_parts", {logits, targets}, {.part = {2, 10}}));
-  expect_error([&] { call_row("cross_entropy_parts", {logits, wrong}, {.part = {2, 10}}); },
+  EXPECT_NO_THROW(call_row(op::cross_entropy_parts, {logits, targets}, {.part = {2, 10}}));
+  expect_error([&] { call_row(op::cross_entropy_parts, {logits, wrong}, {.part = {2, 10}}); },
                {"target 10 at position 1", "0 to 9"});
   expect_error(
-      [&] { call_row("linear_cross_entropy_parts", {zeros({3, 2}), zeros({4, 2}), wrong}, {.part = {2, 10}}); },
+      [&] { call_row(op::linear_cross_entropy_parts, {zeros({3, 2}), zeros({4, 2}), wrong}, {.part = {2, 10}}); },
       {"target 10 at position 1", "0 to 9"});
-  expect_error([&] { call_row("cross_entropy_parts", {logits, targets}, {.part = {7, 10}}); },
+  expect_error([&] { call_row(op::cross_entropy_parts, {logits, targets}, {.part = {7, 10}}); },
                {"4 ids from 7 on", "10"});
-  expect_error([&] { call_row("cross_entropy", {logits, targets}, {.part = {2, 10}}); }, {"cross_entropy_parts"});
+  expect_error([&] { call_row(op::cross_entropy, {logits, targets}, {.part = {2, 10}}); }, {"cross_entropy_parts"});
 }
 
 TEST(CrossEntropy, ErrorsNameTargetPositionAndClasses) {

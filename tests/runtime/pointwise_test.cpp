@@ -243,12 +243,11 @@ TEST(Pointwise, MemoryThatOthersReadIsNotReused) {
 }
 
 TEST(Pointwise, TwoResultRowsWorkOverADonatedInput) {
-  const Op& op = find_op("swiglu_backward");
   const Tensor grad = random_normal({2000}, 1), gate = random_normal({2000}, 2), up = random_normal({2000}, 3);
   Tensor kept[] = {grad, gate, up};
-  const Tensors expected = call_op(op, kept, {});
+  const Tensors expected = call_op(op::swiglu_backward, kept, {});
   Tensor moved[] = {add(grad, 0), add(gate, 0), add(up, 0)};
-  const Tensors actual = call_op(op, moved, {});
+  const Tensors actual = call_op(op::swiglu_backward, moved, {});
   EXPECT_TRUE(same_bits(actual[0], expected[0]));
   EXPECT_TRUE(same_bits(actual[1], expected[1]));
 }

@@ -145,9 +145,7 @@ TEST(ElementRuns, ErrorsNameThePart) {
   expect_error([&] { element_runs({4, 6}, {2}, {0}, first); }, {"[2]", "[4,6]"});
   expect_error([&] { element_runs({2, 4, 4, 4}, {2, 2, 2, 2}, {0, 0, 0, 0}, first); },
                {"[2,2,2,2]", "[2,4,4,4]", "3 levels", "at most 2"});
-  const auto draw = [](const ElementRuns& runs) {
-    call(find_op("random_uniform"), RandomAttrs{.shape = {4}, .runs = runs});
-  };
+  const auto draw = [](const ElementRuns& runs) { call(op::random_uniform, RandomAttrs{.shape = {4}, .runs = runs}); };
   expect_error([&] { draw({.run = -2}); }, {"runs of -2", "random_uniform"});
   expect_error([&] { draw({.run = 2, .count = 0}); }, {"0 runs of 2"});
   expect_error([&] { draw({.run = 2, .count = 2, .stride = -8}); }, {"-8 apart"});
@@ -168,17 +166,17 @@ TEST(Random, ABoxIsTheSliceOfTheWhole) {
     }
     const Tensor x = random_normal(box.global, 3);
     const DropoutAttrs part{.p = 0.4f, .key = 7, .first = first, .runs = runs};
-    EXPECT_TRUE(same_bits(call(find_op("dropout"), part, box.of(x), Tensor()), box.of(dropout(x, 0.4, 7))));
+    EXPECT_TRUE(same_bits(call(op::dropout, part, box.of(x), Tensor()), box.of(dropout(x, 0.4, 7))));
   }
 }
 
 TEST(Random, ManyShortRunsHaveTheSameBitsOnTwoThreads) {
   // Runs of 7 over several chunks, which begin inside of runs.
   const RandomAttrs part{.shape = {10'000, 7}, .key = 5, .first = 3, .runs = {.run = 7, .count = 10'000, .stride = 11}};
-  const Tensor whole = random_normal({10'000, 11}, 5), one = call(find_op("random_normal"), part);
+  const Tensor whole = random_normal({10'000, 11}, 5), one = call(op::random_normal, part);
   EXPECT_TRUE(same_bits(one, contiguous(narrow(whole, 1, 3, 7))));
   set_threads(2);
-  const Tensor two = call(find_op("random_normal"), part);
+  const Tensor two = call(op::random_normal, part);
   set_threads(1);
   EXPECT_TRUE(same_bits(two, one));
 }

@@ -154,9 +154,9 @@ TEST(Reduce, AnyAndAll) {
 TEST(Reduce, AccumulatesIntoADestination) {
   const Tensor x = Tensor::from<float>({1, 2, 3, 4}, {2, 2});
   const Tensor out = Tensor::from<float>({10, 20}, {2});
-  call_into(find_op("sum_to"), SumToAttrs{{2}}, out, true, x);
+  call_into(op::sum_to, SumToAttrs{{2}}, out, true, x);
   EXPECT_EQ(out.to_vector<double>(), (Doubles{14, 26}));
-  call_into(find_op("sum"), ReduceAttrs{0b10, false}, out, false, x);
+  call_into(op::sum, ReduceAttrs{0b10, false}, out, false, x);
   EXPECT_EQ(out.to_vector<double>(), (Doubles{3, 7}));
 }
 

@@ -25,8 +25,9 @@ struct OpCase {
 /// Inputs of a case; the seed is fixed by the case's place in its list of args.
 std::vector<Tensor> inputs_of(const OpCase& test_case, DType dtype);
 
-/// All cases, family by family.
+/// All cases, family by family. Every row has some but those that dtensor runs in its own way, without a kernel.
 const std::vector<OpCase>& op_cases();
+inline bool is_run_by_dtensor(const Op& row) { return row.traits.placement || row.traits.distributed_only; }
 
 using OpCases = std::vector<OpCase>;
 void add_pointwise_cases(OpCases& cases);

@@ -35,8 +35,7 @@ using Call = std::function<void()>;
 
 /// A call of a row, its results dropped.
 template <class... In>
-Call row_call(std::string_view name, Attrs attrs, In... in) {
-  const Op& op = find_op(name);
+Call row_call(const Op& op, Attrs attrs, In... in) {
   return [&op, attrs, inputs = std::vector<Tensor>{in...}] {
     const GradMode off(false);
     std::vector<Tensor> copies = inputs;  // handles: nothing is donated
@@ -46,7 +45,7 @@ Call row_call(std::string_view name, Attrs attrs, In... in) {
 
 Call rms_norm_forward(const Maker& m) {
   const std::int64_t n = m.size(kN, 64), d = m.size(kD, 64);
-  return row_call("rms_norm", NormAttrs{}, m.values({n, d}, "x"), m.values({d}, "w"));
+  return row_call(op::rms_norm, NormAttrs{}, m.values({n, d}, "x"), m.values({d}, "w"));
 }
 
 // Through the tape, once: then only the backward row is called again.
@@ -82,40 +81,40 @@ Call rms_norm_backward(const Maker& m) {
 
 Call layer_norm_forward(const Maker& m) {
   const std::int64_t n = m.size(kN, 64), d = m.size(kD, 64);
-  return row_call("layer_norm", NormAttrs{}, m.values({n, d}, "x"), m.values({d}, "w"), m.values({d}, "b"));
+  return row_call(op::layer_norm, NormAttrs{}, m.values({n, d}, "x"), m.values({d}, "w"), m.values({d}, "b"));
 }
 
 Call swiglu_forward(const Maker& m) {
   const std::int64_t n = m.size(kN, 64), f = m.size(kF, 64);
-  return row_call("swiglu", {}, m.values({n, f}, "gate"), m.values({n, f}, "up"));
+  return row_call(op::swiglu, {}, m.values({n, f}, "gate"), m.values({n, f}, "up"));
 }
 
 Call swiglu_backward(const Maker& m) {
   const std::int64_t n = m.size(kN, 64), f = m.size(kF, 64);
-  return row_call("swiglu_backward", {}, m.values({n, f}, "grad"), m.values({n, f}, "gate"), m.values({n, f}, "up"));
+  return row_call(op::swiglu_backward, {}, m.values({n, f}, "grad"), m.values({n, f}, "gate"), m.values({n, f}, "up"));
 }
 
 Call add_forward(const Maker& m) {
   const std::int64_t n = m.size(kN, 64), d = m.size(kD, 64);
-  return row_call("add", {}, m.values({n, d}, "a"), m.values({n, d}, "b"));
+  return row_call(op::add, {}, m.values({n, d}, "a"), m.values({n, d}, "b"));
 }
 
 Call cast_forward(const Maker& m) {
-  return row_call("cast", CastAttrs{DType::bf16}, m.values({m.size(kN * kD, 4096)}, "x", DType::f32));
+  return row_call(op::cast, CastAttrs{DType::bf16}, m.values({m.size(kN * kD, 4096)}, "x", DType::f32));
 }
 
 Call rope_forward(const Maker& m) {
   const std::int64_t t = m.size(kT, 16);
-  return row_call("rope", RopeAttrs{.theta = 500000}, m.values({m.size(kB, 1), kH, t, kK}, "q"));
+  return row_call(op::rope, RopeAttrs{.theta = 500000}, m.values({m.size(kB, 1), kH, t, kK}, "q"));
 }
 
 Call softmax_forward(const Maker& m) {
-  return row_call("softmax", DimAttrs{1}, m.values({m.size(kN, 16), m.size(kT, 256)}, "x"));
+  return row_call(op::softmax, DimAttrs{1}, m.values({m.size(kN, 16), m.size(kT, 256)}, "x"));
 }
 
 Call cross_entropy_forward(const Maker& m) {
   const std::int64_t n = m.size(kT, 8), v = m.size(kV, 512);
-  return row_call("cross_entropy", CrossEntropyAttrs{}, m.values({n, v}, "logits"), m.ids({n}, v));
+  return row_call(op::cross_entropy, CrossEntropyAttrs{}, m.values({n, v}, "logits"), m.ids({n}, v));
 }
 
 Call cross_entropy_backward(const Maker& m) {
@@ -146,7 +145,7 @@ Call head(const Maker& m) {
 
 Call embedding_forward(const Maker& m) {
   const std::int64_t v = m.size(kV, 64), d = m.size(kD, 32);
-  return row_call("embedding", EmbeddingAttrs{}, m.values({v, d}, "table"), m.ids({m.size(kN, 64)}, v));
+  return row_call(op::embedding, EmbeddingAttrs{}, m.values({v, d}, "table"), m.ids({m.size(kN, 64)}, v));
 }
 
 Call embedding_backward(const Maker& m) {
@@ -158,41 +157,41 @@ Call embedding_backward(const Maker& m) {
 // An index per element: every thread has a place of its own, so nothing but the cache brings neighbours together.
 Call gather_forward(const Maker& m) {
   const std::int64_t n = m.size(kN, 16), t = m.size(kT, 32), d = m.size(kD, 16);
-  return row_call("gather", DimAttrs{1}, m.values({n, t}, "x"), m.ids({n, d}, t));
+  return row_call(op::gather, DimAttrs{1}, m.values({n, t}, "x"), m.ids({n, d}, t));
 }
 
 Call scatter_add_forward(const Maker& m) {
   const std::int64_t n = m.size(kT, 8), t = m.size(kT, 32), d = m.size(kD, 80);
-  return row_call("scatter_add", DimAttrs{1}, m.values({n, t}, "x"), m.ids({n, d}, t), m.values({n, d}, "source"));
+  return row_call(op::scatter_add, DimAttrs{1}, m.values({n, t}, "x"), m.ids({n, d}, t), m.values({n, d}, "source"));
 }
 
 Call topk_forward(const Maker& m) {
-  return row_call("topk", TopKAttrs{m.size(50, 5), 1}, m.values({m.size(16, 2), m.size(kV, 512)}, "logits"));
+  return row_call(op::topk, TopKAttrs{m.size(50, 5), 1}, m.values({m.size(16, 2), m.size(kV, 512)}, "logits"));
 }
 
 Call var_forward(const Maker& m) {
-  return row_call("var", VarAttrs{{.dims = 2}, 1}, m.values({m.size(kN, 64), m.size(kD, 64)}, "x"));
+  return row_call(op::var, VarAttrs{{.dims = 2}, 1}, m.values({m.size(kN, 64), m.size(kD, 64)}, "x"));
 }
 
 Call transposing_copy(const Maker& m) {
   const std::int64_t t = m.size(kT, 16);
-  return row_call("copy", {}, transpose(m.values({m.size(kB, 1), t, kH, kK}, "x"), 1, 2));
+  return row_call(op::copy, {}, transpose(m.values({m.size(kB, 1), t, kH, kK}, "x"), 1, 2));
 }
 
 Call sum_over_rows(const Maker& m) {
-  return row_call("sum", ReduceAttrs{.dims = 1}, m.values({m.size(kN, 64), m.size(kD, 64)}, "x"));
+  return row_call(op::sum, ReduceAttrs{.dims = 1}, m.values({m.size(kN, 64), m.size(kD, 64)}, "x"));
 }
 
 Call adamw(const Maker& m) {
   const Shape shape{m.size(kV, 64) * m.size(kD, 8)};
   const auto state = [&](std::string_view name) { return m.values(shape, name, DType::f32); };
   const Tensor v = square(state("v"));
-  return row_call("adamw", AdamWAttrs{.count = 1}, state("p"), state("m"), v, state("g"),
+  return row_call(op::adamw, AdamWAttrs{.count = 1}, state("p"), state("m"), v, state("g"),
                   to(Tensor::scalar(1e-4), m.device), to(Tensor::scalar(3), m.device), to(Tensor::scalar(1), m.device));
 }
 
 Call power_sum_of_gradients(const Maker& m) {
-  return row_call("power_sum", PowerSumAttrs{2}, m.values({m.size(kV, 64) * m.size(kD, 8)}, "g", DType::f32));
+  return row_call(op::power_sum, PowerSumAttrs{2}, m.values({m.size(kV, 64) * m.size(kD, 8)}, "g", DType::f32));
 }
 
 std::vector<Tensor> attention_inputs(const Maker& m) {
@@ -202,7 +201,7 @@ std::vector<Tensor> attention_inputs(const Maker& m) {
 
 Call attention_forward(const Maker& m) {
   const std::vector<Tensor> in = attention_inputs(m);
-  return row_call("scaled_dot_product_attention", AttentionAttrs{.scale = 0.0883883476, .causal = true}, in[0], in[1],
+  return row_call(op::scaled_dot_product_attention, AttentionAttrs{.scale = 0.0883883476, .causal = true}, in[0], in[1],
                   in[2]);
 }
 

@@ -58,8 +58,8 @@ void backward_kernel(const KernelCall& c) {
 }
 
 constexpr KernelEntry kRows[] = {
-    {"scaled_dot_product_attention", forward_kernel},
-    {"scaled_dot_product_attention_backward", backward_kernel},
+    {op::scaled_dot_product_attention, forward_kernel},
+    {op::scaled_dot_product_attention_backward, backward_kernel},
 };
 
 constexpr std::pair<std::string_view, AttentionChoice> kChoices[] = {

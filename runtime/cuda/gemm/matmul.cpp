@@ -102,9 +102,9 @@ void linear_weight_grad_kernel(const KernelCall& c) {
 }
 
 constexpr KernelEntry kEntries[] = {
-    {"matmul", matmul_kernel},
-    {"linear", linear_kernel},
-    {"linear_weight_grad", linear_weight_grad_kernel},
+    {op::matmul, matmul_kernel},
+    {op::linear, linear_kernel},
+    {op::linear_weight_grad, linear_weight_grad_kernel},
 };
 
 }  // namespace

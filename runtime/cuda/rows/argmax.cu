@@ -73,7 +73,7 @@ void argmax(const KernelCall& call) {
   else argmax_of<std::int64_t>(call);
 }
 
-constexpr KernelEntry kEntries[] = {{"argmax", argmax}};
+constexpr KernelEntry kEntries[] = {{op::argmax, argmax}};
 
 }  // namespace
 

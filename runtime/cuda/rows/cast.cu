@@ -136,6 +136,6 @@ void strided_convert(Context& context, const Shape& shape, DType from_dtype, con
   else convert<false>(context.stream(), shape, from_dtype, from, to_dtype, to);
 }
 
-void register_cast(OpTable& table) { table.kernel("cast", Device::Kind::cuda, cast_kernel); }
+void register_cast(OpTable& table) { table.kernel(op::cast, Device::Kind::cuda, cast_kernel); }
 
 }  // namespace sherd::cuda

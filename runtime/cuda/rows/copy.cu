@@ -264,7 +264,7 @@ Dense::Dense(Context& context, const Tensor& t) : copy_(context, t.is_contiguous
 }
 
 void register_copy(OpTable& table) {
-  static constexpr KernelEntry kEntries[] = {{"copy", copy}, {"cat", cat}, {"pad_to", pad_to}};
+  static constexpr KernelEntry kEntries[] = {{op::copy, copy}, {op::cat, cat}, {op::pad_to, pad_to}};
   add_kernels(table, kEntries);
 }
 

@@ -32,7 +32,7 @@ void arange(const KernelCall& call) {
 }  // namespace
 
 void register_create(OpTable& table) {
-  static constexpr KernelEntry kEntries[] = {{"full", full}, {"arange", arange}};
+  static constexpr KernelEntry kEntries[] = {{op::full, full}, {op::arange, arange}};
   add_kernels(table, kEntries);
 }
 

@@ -250,11 +250,11 @@ void gather_backward(const KernelCall& call) {
   add_into(call, call.in[1], call.in[0], call.attrs.as<GatherBackwardAttrs>().dim);
 }
 
-constexpr KernelEntry kEntries[] = {{"gather", gather},
-                                    {"gather_backward", gather_backward},
-                                    {"scatter", scatter},
-                                    {"scatter_backward", scatter_backward},
-                                    {"scatter_add", scatter_add}};
+constexpr KernelEntry kEntries[] = {{op::gather, gather},
+                                    {op::gather_backward, gather_backward},
+                                    {op::scatter, scatter},
+                                    {op::scatter_backward, scatter_backward},
+                                    {op::scatter_add, scatter_add}};
 
 }  // namespace
 

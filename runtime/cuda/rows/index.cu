@@ -261,10 +261,10 @@ void index_select_backward(const KernelCall& call) {
 }  // namespace
 
 void register_index(OpTable& table) {
-  static constexpr KernelEntry kEntries[] = {{"embedding", embedding},
-                                             {"embedding_backward", embedding_backward},
-                                             {"index_select", index_select},
-                                             {"index_select_backward", index_select_backward}};
+  static constexpr KernelEntry kEntries[] = {{op::embedding, embedding},
+                                             {op::embedding_backward, embedding_backward},
+                                             {op::index_select, index_select},
+                                             {op::index_select_backward, index_select_backward}};
   add_kernels(table, kEntries);
 }
 

@@ -218,11 +218,11 @@ void cross_entropy_backward(const KernelCall& call) {
 }
 
 constexpr KernelEntry kEntries[] = {
-    {"cross_entropy", cross_entropy},
-    {"cross_entropy_backward", cross_entropy_backward},
-    {"linear_cross_entropy", linear_cross_entropy},
-    {"cross_entropy_parts", cross_entropy_parts},
-    {"linear_cross_entropy_parts", linear_cross_entropy_parts},
+    {op::cross_entropy, cross_entropy},
+    {op::cross_entropy_backward, cross_entropy_backward},
+    {op::linear_cross_entropy, linear_cross_entropy},
+    {op::cross_entropy_parts, cross_entropy_parts},
+    {op::linear_cross_entropy_parts, linear_cross_entropy_parts},
 };
 
 }  // namespace

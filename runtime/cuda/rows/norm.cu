@@ -277,10 +277,10 @@ void backward(const KernelCall& call) {
 }
 
 constexpr KernelEntry kEntries[] = {
-    {"layer_norm", forward<true>},
-    {"layer_norm_backward", backward<true>},
-    {"rms_norm", forward<false>},
-    {"rms_norm_backward", backward<false>},
+    {op::layer_norm, forward<true>},
+    {op::layer_norm_backward, backward<true>},
+    {op::rms_norm, forward<false>},
+    {op::rms_norm_backward, backward<false>},
 };
 
 }  // namespace

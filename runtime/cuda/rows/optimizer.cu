@@ -345,7 +345,7 @@ void power_sum(const KernelCall& call) {
   else power_sum_of<false>(call, {p});
 }
 
-constexpr KernelEntry kEntries[] = {{"adamw", adamw}, {"sgd", sgd}, {"power_sum", power_sum}};
+constexpr KernelEntry kEntries[] = {{op::adamw, adamw}, {op::sgd, sgd}, {op::power_sum, power_sum}};
 
 }  // namespace
 

@@ -247,7 +247,7 @@ void dropout(const KernelCall& call) {
 
 void register_random(OpTable& table) {
   static constexpr KernelEntry kEntries[] = {
-      {"random_normal", draw<Normal>}, {"random_uniform", draw<Uniform>}, {"dropout", dropout}};
+      {op::random_normal, draw<Normal>}, {op::random_uniform, draw<Uniform>}, {op::dropout, dropout}};
   add_kernels(table, kEntries);
 }
 

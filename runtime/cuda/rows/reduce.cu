@@ -438,15 +438,15 @@ void var(const KernelCall& call) {
 }
 
 constexpr KernelEntry kEntries[] = {
-    {"var", var},
-    {"sum", over_dims<Sum>},
-    {"sum_to", sum_to},
-    {"mean", mean},
-    {"max", over_dims<Largest>},
-    {"min", over_dims<Smallest>},
-    {"prod", over_dims<Product>},
-    {"any", over_dims<Any>},
-    {"all", over_dims<All>},
+    {op::var, var},
+    {op::sum, over_dims<Sum>},
+    {op::sum_to, sum_to},
+    {op::mean, mean},
+    {op::max, over_dims<Largest>},
+    {op::min, over_dims<Smallest>},
+    {op::prod, over_dims<Product>},
+    {op::any, over_dims<Any>},
+    {op::all, over_dims<All>},
 };
 
 }  // namespace

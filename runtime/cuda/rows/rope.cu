@@ -136,6 +136,6 @@ void rope(const KernelCall& call) {
 
 }  // namespace
 
-void register_rope(OpTable& table) { table.kernel("rope", Device::Kind::cuda, rope); }
+void register_rope(OpTable& table) { table.kernel(op::rope, Device::Kind::cuda, rope); }
 
 }  // namespace sherd::cuda

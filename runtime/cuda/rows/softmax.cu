@@ -223,10 +223,10 @@ void backward(const KernelCall& call) {
 }
 
 constexpr KernelEntry kEntries[] = {
-    {"softmax", forward<false>},
-    {"softmax_backward", backward<false>},
-    {"log_softmax", forward<true>},
-    {"log_softmax_backward", backward<true>},
+    {op::softmax, forward<false>},
+    {op::softmax_backward, backward<false>},
+    {op::log_softmax, forward<true>},
+    {op::log_softmax_backward, backward<true>},
 };
 
 }  // namespace

@@ -296,7 +296,7 @@ void topk(const KernelCall& call) {
   });
 }
 
-constexpr KernelEntry kEntries[] = {{"topk", topk}};
+constexpr KernelEntry kEntries[] = {{op::topk, topk}};
 
 }  // namespace
 

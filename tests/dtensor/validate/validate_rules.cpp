@@ -40,9 +40,9 @@ Options parse(std::span<char* const> args) {
 
 int validate(const Options& options) {
   std::vector<std::string> all;
-  for (const Op& op : op_table().rows()) {
-    if (!options.op.empty() && op.name != options.op) continue;
-    const RowReport report = validate_row(op, options.effort);
+  for (const Op* op : op_table().rows()) {
+    if (!options.op.empty() && op->name != options.op) continue;
+    const RowReport report = validate_row(*op, options.effort);
     fmt::print("{}{}", options.table ? table(report) : summary(report), options.table ? "" : "\n");
     std::fflush(stdout);
     for (std::string& line : failures(report)) all.push_back(std::move(line));
