@@ -1,5 +1,5 @@
 #pragma once
-// The kernels behind the pointwise rows, for the files that instantiate them. Two paths:
+// The kernels behind the pointwise rows (op/pointwise_list.h), for the files that instantiate them. Two paths:
 //
 //   vectors   one dtype, every input dense or constant along the last dim: 16 bytes per access; a kernel per functor
 //             and dtype (f32, bf16, f16). Rows of a larger tensor and broadcasts of either dim are such inputs.
@@ -13,7 +13,7 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rows/elements.h"
 #include "runtime/cuda/rows/walk.h"
-#include "runtime/op/pointwise.h"
+#include "runtime/op/pointwise_list.h"
 
 namespace sherd::cuda::detail {
 
@@ -306,5 +306,45 @@ struct Family {
     for_each_part(walk_of(call), kMaxLaunch, [&](const Walk& part) { run_elements<F>(call, dtype, part, {0, 0}); });
   }
 };
+
+// ---- rows ----
+
+// The functors of kIn inputs among those of a list.
+template <int kIn, class Entries, class... Fs>
+struct FamilyOf;
+template <int kIn, class... Fs>
+struct FamilyOf<kIn, pointwise::List<>, Fs...> {
+  using Type = Family<kIn, Fs...>;
+};
+template <int kIn, class E, class... Rest, class... Fs>
+struct FamilyOf<kIn, pointwise::List<E, Rest...>, Fs...>
+    : std::conditional_t<pointwise::kNumInputs<typename E::Functor> == kIn,
+                         FamilyOf<kIn, pointwise::List<Rest...>, Fs..., typename E::Functor>,
+                         FamilyOf<kIn, pointwise::List<Rest...>, Fs...>> {};
+
+using PointwiseRows = pointwise::Rows<Math>;
+
+template <class E>
+void pointwise_row(const KernelCall& call) {
+  using F = typename E::Functor;
+  using Functors = typename FamilyOf<pointwise::kNumInputs<F>, PointwiseRows>::Type;
+  if constexpr (E::computes == pointwise::Computes::in_promoted) {
+    Functors::template run_flags<F>(call, pointwise::promoted(call.in));
+  } else if constexpr (std::is_same_v<F, pointwise::Where>) {  // its first input is bool
+    Functors::template run<F, bool>(call, F{}, {0, 0});
+  } else {
+    const std::array<double, 2> constants = pointwise::constants_of<F>(call.attrs);
+    Functors::run(call, pointwise::functor_of<F>(constants), {constants[0], constants[1]});
+  }
+}
+
+/// Registers the rows of kIn inputs.
+template <int kIn>
+void register_rows(OpTable& table) {
+  PointwiseRows::for_each([&]<class E>(E) {
+    if constexpr (pointwise::kNumInputs<typename E::Functor> == kIn)
+      table.kernel(E::row, Device::Kind::cuda, pointwise_row<E>);
+  });
+}
 
 }  // namespace sherd::cuda::detail
