@@ -3,8 +3,8 @@
 //
 //   "...mk,...kn->...mn"   letter n:   R  S(-1) -> S(-1)         letter k:   S(-1)  S(-2) -> P, as the row is linear
 //
-// Partial values: what is linear lets terms pass, and an increasing function lets a maximum pass. Which pointwise row
-// is which is mathematics that no column knows; the table below says it once.
+// Partial values: what is linear lets terms pass, and an increasing function lets a maximum pass. The column algebra
+// says which row is which (runtime/op/algebra.h).
 #include "dtensor/derived.h"
 
 #include <algorithm>
@@ -17,60 +17,7 @@ namespace {
 
 using Kind = ReduceKind;
 
-// How Partial passes a pointwise row.
-enum class Algebra : std::uint8_t {
-  linear,      // f(sum x) = sum f(x) in one input
-  joint,       // in both inputs together: sums add up; extrema and averages also shift by a replicated operand
-  first,       // linear in the first input, the others whole
-  last,        // linear in the last input, the others whole
-  product,     // linear in each input, the others whole
-  branches,    // where: linear in both branches, the condition whole
-  shift,       // x + constant: averages and extrema
-  increasing,  // extrema pass; of functions that are finite everywhere: sqrt of a smaller term may be NaN
-  decreasing,  // extrema change sides
-  larger,      // maximum: of maxima, and of either extremum with a whole operand
-  smaller,
-};
-
-struct AlgebraRow {
-  std::string_view name;
-  Algebra algebra;
-};
-constexpr AlgebraRow kAlgebra[] = {
-    {"add", Algebra::joint},
-    {"sub", Algebra::joint},
-    {"mul", Algebra::product},
-    {"div", Algebra::first},
-    {"where", Algebra::branches},
-    {"neg", Algebra::linear},
-    {"neg", Algebra::decreasing},
-    {"cast", Algebra::linear},
-    {"cast", Algebra::increasing},
-    {"mul_scalar", Algebra::linear},
-    {"add_scalar", Algebra::shift},
-    {"clamp", Algebra::increasing},
-    {"exp", Algebra::increasing},
-    {"tanh", Algebra::increasing},
-    {"erf", Algebra::increasing},
-    {"sigmoid", Algebra::increasing},
-    {"relu", Algebra::increasing},
-    {"sign", Algebra::increasing},
-    {"maximum", Algebra::larger},
-    {"minimum", Algebra::smaller},
-    {"logical_or", Algebra::larger},
-    {"logical_and", Algebra::smaller},
-    {"logical_not", Algebra::decreasing},
-    {"swiglu", Algebra::last},
-    // Derivative rows are linear in the gradient, which comes first.
-    {"swiglu_backward", Algebra::first},
-    {"clamp_backward", Algebra::first},
-    {"relu_backward", Algebra::first},
-    {"sigmoid_backward", Algebra::first},
-    {"tanh_backward", Algebra::first},
-    {"silu_backward", Algebra::first},
-    {"gelu_backward", Algebra::first},
-    {"gelu_tanh_backward", Algebra::first},
-};
+constexpr Kind kEveryKind[] = {Kind::sum, Kind::avg, Kind::max, Kind::min, Kind::product};
 
 void add(Signatures& signatures, SmallVec<Placement, 4> in, std::size_t outs, Placement out) {
   signatures.push_back({std::move(in), all<2>(outs, out), 0});
@@ -90,11 +37,6 @@ void add_all(const RuleCall& call, Kind kind, Signatures& signatures) {
 
 bool is_floating_call(const RuleCall& call) { return is_floating(call.out[0].dtype); }
 
-// A cast to a narrower type rounds each term, which the field accepts between floats. Nothing passes one to integers.
-bool keeps_sums(const RuleCall& call) {
-  return call.op.name != "cast" || (is_floating(call.in[0].dtype) && is_floating_call(call));
-}
-
 // Large terms of integers would round where their sum does not, once they are promoted to a float.
 bool is_promoted(const RuleCall& call, std::size_t i) {
   const DType in = call.in[i].dtype, out = call.out[0].dtype;
@@ -103,7 +45,7 @@ bool is_promoted(const RuleCall& call, std::size_t i) {
 
 // Averages of integers are truncated, so that they are linear in nothing.
 void add_sums(const RuleCall& call, std::size_t i, Signatures& signatures) {
-  if (!keeps_sums(call) || (call.has(i) && call.op.name != "cast" && is_promoted(call, i))) return;
+  if (call.has(i) && is_promoted(call, i)) return;
   add_one(call, i, Kind::sum, Kind::sum, signatures);
   if (is_floating_call(call)) add_one(call, i, Kind::avg, Kind::avg, signatures);
 }
@@ -114,62 +56,72 @@ bool keeps_extrema(const RuleCall& call, Algebra algebra) {
   const bool is_logical = call.out[0].dtype == DType::boolean;
   if (is_logical)
     return std::all_of(call.in.begin(), call.in.end(), [](const TensorMeta& t) { return t.dtype == DType::boolean; });
-  const bool moves = algebra == Algebra::joint || algebra == Algebra::shift || algebra == Algebra::decreasing;
-  return !moves || is_floating_call(call);
+  constexpr Algebra kWrap = Algebra::joint | Algebra::joint_minus | Algebra::shift | Algebra::decreasing;
+  return !has(kWrap, algebra) || is_floating_call(call);
 }
 
+// Sums of both inputs, or one of them that the other shifts.
+void add_joint(const RuleCall& call, bool minus, Signatures& signatures) {
+  if (!is_promoted(call, 0) && !is_promoted(call, 1)) add_all(call, Kind::sum, signatures);
+  if (is_floating_call(call)) add_all(call, Kind::avg, signatures);
+  const bool extrema = keeps_extrema(call, Algebra::joint);
+  for (std::size_t i = 0; i < 2; ++i) {
+    const bool turned = minus && i == 1;
+    if (is_floating_call(call)) add_one(call, i, Kind::avg, Kind::avg, signatures);
+    if (!extrema) continue;
+    add_one(call, i, Kind::max, turned ? Kind::min : Kind::max, signatures);
+    add_one(call, i, Kind::min, turned ? Kind::max : Kind::min, signatures);
+  }
+}
+
+// The other branch is what all ranks have: its average and extrema are itself.
+void add_branches(const RuleCall& call, Signatures& signatures) {
+  for (Kind kind : kEveryKind) add(signatures, {Replicate(), Partial(kind), Partial(kind)}, 1, Partial(kind));
+  for (std::size_t i : {1, 2})
+    for (Kind kind : {Kind::avg, Kind::max, Kind::min})
+      if (kind != Kind::avg || is_floating_call(call)) add_one(call, i, kind, kind, signatures);
+}
+
+// max(min(x, y), whole) = min(max(x, whole), max(y, whole)): either kind passes a whole operand.
+void add_extremum(const RuleCall& call, Kind own, Signatures& signatures) {
+  add_all(call, own, signatures);
+  for (std::size_t i = 0; i < 2; ++i)
+    for (Kind kind : {Kind::max, Kind::min}) add_one(call, i, kind, kind, signatures);
+}
+
+// One member of the set.
 void add_algebra(const RuleCall& call, Algebra algebra, Signatures& signatures) {
   const std::size_t count = call.in.size();
-  const bool extrema = keeps_extrema(call, algebra);
   switch (algebra) {
-    case Algebra::linear:
-    case Algebra::first: return add_sums(call, 0, signatures);
+    case Algebra::linear: return add_sums(call, 0, signatures);
     case Algebra::last: return add_sums(call, count - 1, signatures);
     case Algebra::product:
       for (std::size_t i = 0; i < count; ++i) add_sums(call, i, signatures);
       return;
-    case Algebra::joint: {
-      if (!is_promoted(call, 0) && !is_promoted(call, 1)) add_all(call, Kind::sum, signatures);
-      if (is_floating_call(call)) add_all(call, Kind::avg, signatures);
-      const bool minus = call.op.name == "sub";
-      for (std::size_t i = 0; i < 2; ++i) {
-        const bool turned = minus && i == 1;
-        if (is_floating_call(call)) add_one(call, i, Kind::avg, Kind::avg, signatures);
-        if (!extrema) continue;
-        add_one(call, i, Kind::max, turned ? Kind::min : Kind::max, signatures);
-        add_one(call, i, Kind::min, turned ? Kind::max : Kind::min, signatures);
-      }
-      return;
-    }
-    case Algebra::branches:
-      for (Kind kind : {Kind::sum, Kind::avg, Kind::max, Kind::min, Kind::product})
-        add(signatures, {Replicate(), Partial(kind), Partial(kind)}, 1, Partial(kind));
-      for (std::size_t i : {1, 2})  // the other branch is what all ranks have: its average and extrema are itself
-        for (Kind kind : {Kind::avg, Kind::max, Kind::min})
-          if (kind != Kind::avg || is_floating_call(call)) add_one(call, i, kind, kind, signatures);
-      return;
+    case Algebra::joint: return add_joint(call, false, signatures);
+    case Algebra::joint_minus: return add_joint(call, true, signatures);
+    case Algebra::branches: return add_branches(call, signatures);
     case Algebra::shift:
       if (is_floating_call(call)) add_one(call, 0, Kind::avg, Kind::avg, signatures);
       [[fallthrough]];
     case Algebra::increasing:
-      if (!keeps_sums(call) || !extrema) return;  // to bool is not monotone
+      if (!keeps_extrema(call, algebra)) return;
       add_one(call, 0, Kind::max, Kind::max, signatures);
       add_one(call, 0, Kind::min, Kind::min, signatures);
       return;
     case Algebra::decreasing:
-      if (!extrema) return;
+      if (!keeps_extrema(call, algebra)) return;
       add_one(call, 0, Kind::max, Kind::min, signatures);
       add_one(call, 0, Kind::min, Kind::max, signatures);
       return;
     case Algebra::larger:
-    case Algebra::smaller: {
-      if (!extrema) return;
-      add_all(call, algebra == Algebra::larger ? Kind::max : Kind::min, signatures);
-      // max(min(x, y), whole) = min(max(x, whole), max(y, whole)): either kind passes a whole operand.
-      for (std::size_t i = 0; i < 2; ++i)
-        for (Kind kind : {Kind::max, Kind::min}) add_one(call, i, kind, kind, signatures);
+      if (keeps_extrema(call, algebra)) add_extremum(call, Kind::max, signatures);
       return;
-    }
+    case Algebra::smaller:
+      if (keeps_extrema(call, algebra)) add_extremum(call, Kind::min, signatures);
+      return;
+    case Algebra::none:
+    case Algebra::between_floats: return;
   }
 }
 
@@ -253,9 +205,11 @@ bool is_derivable(const Op& op) { return !op.dims.empty() && !op.traits.effect &
 
 void add_derived_signatures(const RuleCall& call, Signatures& signatures) {
   add_dims_signatures(call, call.op.dims, signatures);
-  if (call.op.traits.pointwise) {
-    for (const AlgebraRow& row : kAlgebra)
-      if (row.name == call.op.name) add_algebra(call, row.algebra, signatures);
+  const Algebra algebra = call.op.algebra;
+  if (algebra != Algebra::none) {
+    if (has(algebra, Algebra::between_floats) && !(is_floating(call.in[0].dtype) && is_floating_call(call))) return;
+    for (unsigned set = static_cast<unsigned>(algebra); set != 0; set &= set - 1)  // the lowest first
+      add_algebra(call, static_cast<Algebra>(set & ~(set - 1)), signatures);
   } else if (call.op.traits.linear) {
     for (std::size_t i = 0; i < call.in.size(); ++i)
       if (call.has(i) && is_floating(call.in[i].dtype)) add_linear_signatures(call, i, signatures);

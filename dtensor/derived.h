@@ -1,5 +1,5 @@
 #pragma once
-// Signatures that follow from a row's dims column and traits, and the algebra of Partial through pointwise rows.
+// Signatures that follow from a row's columns: dims, traits and algebra.
 #include "dtensor/rule.h"
 
 namespace sherd {

@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "runtime/op/algebra.h"
 #include "runtime/op/attrs.h"
 #include "runtime/op/meta_list.h"
 #include "runtime/op/rows.h"
@@ -28,16 +29,16 @@ using Metas = SmallVec<TensorMeta, 2>;
 
 /// Facts about a row that others act on.
 struct Traits {
-  bool pointwise = false;  ///< out[i] depends on in[i] only; may write over a donated input of its dtype and shape
-  bool view = false;       ///< no kernel: infer gives shape, strides and offset of an alias of input 0
+  bool pointwise = false;         ///< out[i] depends on in[i] only; may write over a donated input like the result
+  bool view = false;              ///< no kernel: infer gives shape, strides and offset of an alias of input 0
+  bool linear = false;            ///< linear in each tensor input
   bool reduction = false;
-  bool linear = false;  ///< linear in each tensor input
   bool random = false;
-  bool collective = false;     ///< communicates; its kernel takes no address that waits, see Exec::queue
-  bool effect = false;         ///< does something besides its outputs: never dropped, moved or differentiated
-  bool accumulates = false;    ///< the kernel honours KernelCall::accumulate
-  bool placement = false;      ///< changes where a tensor lies (redistribute, from_local): the dist layer runs it
-  bool local_extents = false;  ///< on distributed tensors it works on each rank's own elements (optimizer, norms)
+  bool collective = false;        ///< communicates; its kernel takes no address that waits, see Exec::queue
+  bool effect = false;            ///< does something besides its outputs: never dropped, moved or differentiated
+  bool accumulates = false;       ///< the kernel honours KernelCall::accumulate
+  bool placement = false;         ///< changes the layout (redistribute, from_local): the dist layer runs it
+  bool local_extents = false;     ///< on distributed tensors it works on each rank's own elements (optimizer, norms)
   bool distributed_only = false;  ///< no kernel: its sharding rule runs it as a program of rows
 };
 
@@ -92,10 +93,10 @@ struct Op {
   Infer infer = nullptr;    ///< shapes and dtypes out of shapes, dtypes and attributes; throws on wrong calls
   std::string_view dims{};  ///< "mk,kn->mn"; "..." = any leading dims; empty where an einsum cannot say it
   Traits traits{};
+  Algebra algebra = Algebra::none;  ///< what rows that have dims do with Partial inputs
   Needs needs{};
   Vjp vjp = nullptr;
-  Recompute recompute =
-      nullptr;  ///< output 0 once more, the same bits, from what the vjp reads: the tape keeps no copy
+  Recompute recompute = nullptr;  ///< output 0 again, the same bits, from what the vjp reads: the tape keeps no copy
   std::string_view no_gradient{};                         ///< why there is no vjp: "integer result", "effect"
   int (*mutated)(const InferCall&) = nullptr;             ///< how many of the first inputs the kernel writes in place
   MemoryCategory category = MemoryCategory::activations;  ///< account of fresh outputs

@@ -144,38 +144,54 @@ constexpr Needs kBoth{.inputs = 0b11};
 constexpr Needs kInput{.inputs = 0b1};
 
 // Doc lines of rows that broadcast and promote do not repeat it.
-constexpr Op binary(std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp,
+constexpr Op binary(std::string_view name, std::string_view doc, Infer infer, Algebra algebra, Needs needs, Vjp vjp,
                     Traits traits = kPointwise) {
-  return {.name = name, .doc = doc, .infer = infer, .dims = kBinary, .traits = traits, .needs = needs, .vjp = vjp};
+  return {.name = name,
+          .doc = doc,
+          .infer = infer,
+          .dims = kBinary,
+          .traits = traits,
+          .algebra = algebra,
+          .needs = needs,
+          .vjp = vjp};
 }
 
-constexpr Op comparison(std::string_view name, std::string_view doc) {
+constexpr Op comparison(std::string_view name, std::string_view doc, Algebra algebra = Algebra::none) {
   return {.name = name,
           .doc = doc,
           .infer = infer_comparison,
           .dims = kBinary,
           .traits = kPointwise,
+          .algebra = algebra,
           .no_gradient = "bool result"};
 }
 
-constexpr Op with_constant(std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp,
-                           Traits traits = kPointwise) {
-  return {.name = name, .doc = doc, .infer = infer, .dims = kUnary, .traits = traits, .needs = needs, .vjp = vjp};
+constexpr Op with_constant(std::string_view name, std::string_view doc, Infer infer, Algebra algebra, Needs needs,
+                           Vjp vjp, Traits traits = kPointwise) {
+  return {.name = name,
+          .doc = doc,
+          .infer = infer,
+          .dims = kUnary,
+          .traits = traits,
+          .algebra = algebra,
+          .needs = needs,
+          .vjp = vjp};
 }
 
 }  // namespace
 
 // ---- arithmetic ----
 
-constinit const Op op::add = binary("add", "a, b -> a + b.", infer_broadcast, {}, add_vjp);
-constinit const Op op::sub = binary("sub", "a, b -> a - b.", infer_difference, {}, sub_vjp);
-constinit const Op op::mul = binary("mul", "a, b -> a * b.", infer_broadcast, kBoth, mul_vjp, kLinear);
-constinit const Op op::div =
-    binary("div", "a, b -> a / b; integers divide to f32.", infer_quotient, {.inputs = 0b10, .outputs = 0b1}, div_vjp);
+constinit const Op op::add = binary("add", "a, b -> a + b.", infer_broadcast, Algebra::joint, {}, add_vjp);
+constinit const Op op::sub = binary("sub", "a, b -> a - b.", infer_difference, Algebra::joint_minus, {}, sub_vjp);
+constinit const Op op::mul =
+    binary("mul", "a, b -> a * b.", infer_broadcast, Algebra::product, kBoth, mul_vjp, kLinear);
+constinit const Op op::div = binary("div", "a, b -> a / b; integers divide to f32.", infer_quotient, Algebra::linear,
+                                    {.inputs = 0b10, .outputs = 0b1}, div_vjp);
 constinit const Op op::maximum =
-    binary("maximum", "a, b -> the larger one; NaN wins.", infer_broadcast, kBoth, maximum_vjp);
+    binary("maximum", "a, b -> the larger one; NaN wins.", infer_broadcast, Algebra::larger, kBoth, maximum_vjp);
 constinit const Op op::minimum =
-    binary("minimum", "a, b -> the smaller one; NaN wins.", infer_broadcast, kBoth, minimum_vjp);
+    binary("minimum", "a, b -> the smaller one; NaN wins.", infer_broadcast, Algebra::smaller, kBoth, minimum_vjp);
 
 constinit const Op op::swiglu{
     .name = "swiglu",
@@ -183,6 +199,7 @@ constinit const Op op::swiglu{
     .infer = infer_quotient,
     .dims = kBinary,
     .traits = kPointwise,
+    .algebra = Algebra::last,
     .needs = kBoth,
     .vjp = swiglu_vjp,
     .recompute = run_again,
@@ -194,6 +211,7 @@ constinit const Op op::swiglu_backward{
     .infer = infer_swiglu_backward,
     .dims = "...,...,...->...,...",
     .traits = kPointwise,
+    .algebra = Algebra::linear,
     .no_gradient = kBackward,
 };
 
@@ -203,6 +221,7 @@ constinit const Op op::where{
     .infer = infer_where,
     .dims = kTernary,
     .traits = kPointwise,
+    .algebra = Algebra::branches,
     .needs = kInput,
     .vjp = where_vjp,
 };
@@ -213,22 +232,24 @@ constinit const Op op::equal = comparison("equal", "a, b -> bool: a == b.");
 constinit const Op op::not_equal = comparison("not_equal", "a, b -> bool: a != b.");
 constinit const Op op::less = comparison("less", "a, b -> bool: a < b.");
 constinit const Op op::less_equal = comparison("less_equal", "a, b -> bool: a <= b.");
-constinit const Op op::logical_and = comparison("logical_and", "a, b -> bool: neither is zero.");
-constinit const Op op::logical_or = comparison("logical_or", "a, b -> bool: at least one is not zero.");
+constinit const Op op::logical_and = comparison("logical_and", "a, b -> bool: neither is zero.", Algebra::smaller);
+constinit const Op op::logical_or =
+    comparison("logical_or", "a, b -> bool: at least one is not zero.", Algebra::larger);
 
 // ---- with constants ----
 
 constinit const Op op::add_scalar =
-    with_constant("add_scalar", "x -> x + value, in x's dtype.", infer_constant, {}, add_scalar_vjp);
-constinit const Op op::mul_scalar =
-    with_constant("mul_scalar", "x -> x * value, in x's dtype.", infer_constant, {}, mul_scalar_vjp, kLinear);
+    with_constant("add_scalar", "x -> x + value, in x's dtype.", infer_constant, Algebra::shift, {}, add_scalar_vjp);
+constinit const Op op::mul_scalar = with_constant("mul_scalar", "x -> x * value, in x's dtype.", infer_constant,
+                                                  Algebra::linear, {}, mul_scalar_vjp, kLinear);
 constinit const Op op::pow_scalar =
-    with_constant("pow_scalar", "x -> x ^ value, in x's dtype.", infer_pow, kInput, pow_scalar_vjp);
-constinit const Op op::clamp =
-    with_constant("clamp", "x -> x, raised to low and lowered to high; NaN stays.", infer_clamp, kInput, clamp_vjp);
+    with_constant("pow_scalar", "x -> x ^ value, in x's dtype.", infer_pow, Algebra::none, kInput, pow_scalar_vjp);
+constinit const Op op::clamp = with_constant("clamp", "x -> x, raised to low and lowered to high; NaN stays.",
+                                             infer_clamp, Algebra::increasing, kInput, clamp_vjp);
 constinit const Op op::cast =
-    with_constant("cast", "x -> x in another dtype; floats to integers truncate, to bool is != 0.", infer_cast, {},
-                  cast_vjp, {.pointwise = true, .linear = true, .accumulates = true});
+    with_constant("cast", "x -> x in another dtype; floats to integers truncate, to bool is != 0.", infer_cast,
+                  Algebra::linear | Algebra::increasing | Algebra::between_floats, {}, cast_vjp,
+                  {.pointwise = true, .linear = true, .accumulates = true});
 
 constinit const Op op::clamp_backward{
     .name = "clamp_backward",
@@ -236,6 +257,7 @@ constinit const Op op::clamp_backward{
     .infer = infer_backward,
     .dims = kBinary,
     .traits = kPointwise,
+    .algebra = Algebra::linear,
     .no_gradient = kBackward,
 };
 

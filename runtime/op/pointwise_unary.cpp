@@ -51,8 +51,15 @@ constexpr Traits kPointwise{.pointwise = true};
 constexpr Traits kLinear{.pointwise = true, .linear = true};
 
 constexpr Op unary(std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp,
-                   Traits traits = kPointwise) {
-  return {.name = name, .doc = doc, .infer = infer, .dims = "...->...", .traits = traits, .needs = needs, .vjp = vjp};
+                   Algebra algebra = Algebra::none, Traits traits = kPointwise) {
+  return {.name = name,
+          .doc = doc,
+          .infer = infer,
+          .dims = "...->...",
+          .traits = traits,
+          .algebra = algebra,
+          .needs = needs,
+          .vjp = vjp};
 }
 
 // What a cheap second call gives again.
@@ -67,36 +74,48 @@ constexpr Op activation(std::string_view name, std::string_view doc, Vjp vjp) {
           .recompute = run_again};
 }
 
+// Linear in the gradient, which comes first.
 constexpr Op derivative(std::string_view name, std::string_view doc) {
   return {.name = name,
           .doc = doc,
           .infer = infer_backward,
           .dims = "...,...->...",
           .traits = kPointwise,
+          .algebra = Algebra::linear,
           .no_gradient = "derivative row; there is no double backward"};
 }
 
-constexpr Op without_gradient(std::string_view name, std::string_view doc, Infer infer, std::string_view why) {
-  return {.name = name, .doc = doc, .infer = infer, .dims = "...->...", .traits = kPointwise, .no_gradient = why};
+constexpr Op without_gradient(std::string_view name, std::string_view doc, Infer infer, Algebra algebra,
+                              std::string_view why) {
+  return {.name = name,
+          .doc = doc,
+          .infer = infer,
+          .dims = "...->...",
+          .traits = kPointwise,
+          .algebra = algebra,
+          .no_gradient = why};
 }
 
 }  // namespace
 
 // Integers become f32 where the function is not closed over them.
-constinit const Op op::neg = unary("neg", "x -> -x.", infer_number, {}, neg_vjp, kLinear);
+constinit const Op op::neg =
+    unary("neg", "x -> -x.", infer_number, {}, neg_vjp, Algebra::linear | Algebra::decreasing, kLinear);
 constinit const Op op::abs = unary("abs", "x -> |x|.", infer_number, kInput, abs_vjp);
 constinit const Op op::square = unary("square", "x -> x^2.", infer_like_first, kInput, square_vjp);
-constinit const Op op::exp = unary("exp", "x -> e^x.", infer_float, kResult, exp_vjp);
+constinit const Op op::exp = unary("exp", "x -> e^x.", infer_float, kResult, exp_vjp, Algebra::increasing);
 constinit const Op op::log = unary("log", "x -> natural logarithm.", infer_float, kInput, log_vjp);
 constinit const Op op::sqrt = unary("sqrt", "x -> square root.", infer_float, kResult, sqrt_vjp);
 constinit const Op op::rsqrt = unary("rsqrt", "x -> 1 / sqrt(x).", infer_float, kResult, rsqrt_vjp);
 constinit const Op op::reciprocal = unary("reciprocal", "x -> 1 / x.", infer_float, kResult, reciprocal_vjp);
 constinit const Op op::sin = unary("sin", "x -> sine.", infer_float, kInput, sin_vjp);
 constinit const Op op::cos = unary("cos", "x -> cosine.", infer_float, kInput, cos_vjp);
-constinit const Op op::tanh = unary("tanh", "x -> hyperbolic tangent.", infer_float, kResult, tanh_vjp);
-constinit const Op op::erf = unary("erf", "x -> error function.", infer_float, kInput, erf_vjp);
-constinit const Op op::sigmoid = unary("sigmoid", "x -> 1 / (1 + e^-x).", infer_float, kResult, sigmoid_vjp);
-constinit const Op op::relu = unary("relu", "x -> max(x, 0).", infer_number, kResult, relu_vjp);
+constinit const Op op::tanh =
+    unary("tanh", "x -> hyperbolic tangent.", infer_float, kResult, tanh_vjp, Algebra::increasing);
+constinit const Op op::erf = unary("erf", "x -> error function.", infer_float, kInput, erf_vjp, Algebra::increasing);
+constinit const Op op::sigmoid =
+    unary("sigmoid", "x -> 1 / (1 + e^-x).", infer_float, kResult, sigmoid_vjp, Algebra::increasing);
+constinit const Op op::relu = unary("relu", "x -> max(x, 0).", infer_number, kResult, relu_vjp, Algebra::increasing);
 constinit const Op op::silu = activation("silu", "x -> x sigmoid(x).", silu_vjp);
 constinit const Op op::gelu = activation("gelu", "x -> x Phi(x), with erf.", gelu_vjp);
 constinit const Op op::gelu_tanh =
@@ -109,10 +128,10 @@ constinit const Op op::silu_backward = derivative("silu_backward", "grad, x -> g
 constinit const Op op::gelu_backward = derivative("gelu_backward", "grad, x -> gradient of x.");
 constinit const Op op::gelu_tanh_backward = derivative("gelu_tanh_backward", "grad, x -> gradient of x.");
 
-constinit const Op op::sign =
-    without_gradient("sign", "x -> -1, 0 or 1; NaN stays.", infer_number, "zero wherever it exists");
+constinit const Op op::sign = without_gradient("sign", "x -> -1, 0 or 1; NaN stays.", infer_number, Algebra::increasing,
+                                               "zero wherever it exists");
 constinit const Op op::logical_not =
-    without_gradient("logical_not", "x -> bool: x is zero.", infer_logical_not, "bool result");
+    without_gradient("logical_not", "x -> bool: x is zero.", infer_logical_not, Algebra::decreasing, "bool result");
 
 void register_pointwise_unary(OpTable& table) {
   table.add({&op::neg, &op::abs, &op::square, &op::exp, &op::log, &op::sqrt, &op::rsqrt, &op::reciprocal, &op::sin,
