@@ -76,6 +76,19 @@ Metas infer_attention_backward(const InferCall& c) {
   return metas;
 }
 
+// A product of q or the result with keys or values is two operations per element of a head and pair of a query and a
+// key that it sees: of causal ones the last query sees all keys, each one before it one less.
+double product_flops(const InferCall& c, const TensorMeta& q, const TensorMeta& k) {
+  const std::int64_t Tq = q.size(2), Tk = k.size(2), seeing = std::min(Tq, Tk);
+  const std::int64_t pairs =
+      c.attrs.as<AttentionAttrs>().causal ? seeing * (Tk - seeing) + seeing * (seeing + 1) / 2 : Tq * Tk;
+  return 2.0 * static_cast<double>(q.size(0) * q.size(1) * q.size(3)) * static_cast<double>(pairs);
+}
+// q k^T and p v.
+double attention_flops(const InferCall& c) { return 2 * product_flops(c, c.in[0], c.in[1]); }
+// q k^T again, grad v^T, and a product for each gradient.
+double attention_backward_flops(const InferCall& c) { return 5 * product_flops(c, c.in[1], c.in[2]); }
+
 Metas infer_rope(const InferCall& c) {
   const TensorMeta& x = required(c, 0);
   const auto& a = c.attrs.as<RopeAttrs>();
@@ -103,6 +116,7 @@ constinit const Op op::scaled_dot_product_attention{
     .infer = infer_attention,
     .needs = {.inputs = 0b111, .outputs = 0b11},
     .vjp = attention_vjp,
+    .flops = attention_flops,
 };
 
 constinit const Op op::scaled_dot_product_attention_backward{
@@ -110,6 +124,7 @@ constinit const Op op::scaled_dot_product_attention_backward{
     .doc = "grad, q, k, v, result, log-sum-exp -> gradients of q, k and v.",
     .infer = infer_attention_backward,
     .no_gradient = "first derivatives only",
+    .flops = attention_backward_flops,
 };
 
 constinit const Op op::rope{

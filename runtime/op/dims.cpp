@@ -154,23 +154,26 @@ BoundDims bind_dims(const DimsSpec& spec, MetaList inputs) {
   return bind_dims(spec, shapes);
 }
 
-OpCost op_cost(const Op& op, MetaList in, std::span<const TensorMeta> out) {
+OpCost op_cost(const Op& op, MetaList in, const Attrs& attrs, std::span<const TensorMeta> out) {
   OpCost cost;
   if (op.traits.view) return cost;
+  const InferCall call{op, in, attrs};
+  const auto num_mutated = static_cast<std::size_t>(op.mutated ? op.mutated(call) : 0);
   std::int64_t largest = 0;
   int num_operands = 0;  // of the product, if it is one; indices are none
-  for (const TensorMeta& t : in) {
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    const TensorMeta& t = in[i];
     if (t.absent) continue;
     num_operands += is_floating(t.dtype);
-    cost.bytes += t.bytes();
+    cost.bytes += (i < num_mutated ? 2 : 1) * t.bytes();
     largest = std::max(largest, t.numel());
   }
   for (const TensorMeta& m : out) {
     cost.bytes += m.bytes();
     largest = std::max(largest, m.numel());
   }
-  cost.flops = static_cast<double>(largest);
-  if (!op.traits.linear || num_operands < 2 || op.dims.empty()) return cost;
+  cost.flops = op.flops ? op.flops(call) : static_cast<double>(largest);
+  if (op.flops || !op.traits.linear || num_operands < 2 || op.dims.empty()) return cost;
   const BoundDims bound = bind_dims(parse_dims(op.dims), in);
   const bool contracts = std::any_of(bound.factors.begin(), bound.factors.end(),
                                      [](const Factor& f) { return f.kind == FactorKind::contracted; });

@@ -59,12 +59,13 @@ BoundDims bind_dims(const DimsSpec& spec, MetaList inputs);
 
 struct OpCost {
   double flops = 0;
-  std::int64_t bytes = 0;  ///< every operand read once, every result written once
+  std::int64_t bytes = 0;
 };
 
-/// Work of one call, from metadata only. Contractions (a row linear in each of two or more floating inputs, whose dims
-/// say so): two operations per point of the iteration space. Views: nothing. Others: one operation per element of the
-/// largest operand, a lower bound.
-OpCost op_cost(const Op& op, MetaList in, std::span<const TensorMeta> out);
+/// Work of one call, from metadata only. Operations: what the column `flops` says. Else of contractions (a row linear
+/// in each of two or more floating inputs, whose dims say so) two per point of the iteration space; of others one per
+/// element of the largest operand, a lower bound. Bytes: of every operand once, twice of what is written in place.
+/// Views: nothing.
+OpCost op_cost(const Op& op, MetaList in, const Attrs& attrs, std::span<const TensorMeta> out);
 
 }  // namespace sherd

@@ -83,6 +83,20 @@ void rms_norm_vjp(VjpCall& c) {
   for (std::size_t i = 0; i < 2; ++i) c.give(i, std::move(gradients[i]));
 }
 
+// Operations per element, as the formulas of the kernels have them; one more for a weight and one for a bias.
+double norm_flops(const InferCall& c, std::size_t x, std::size_t first_affine, int per_element) {
+  int operations = per_element;
+  for (std::size_t i = first_affine; i < 3 && i < c.in.size(); ++i) operations += c.in[i].defined();
+  return operations * static_cast<double>(c.in[x].numel());
+}
+// Sums of x and of (x - mean)^2, then (x - mean) * rstd.
+double layer_norm_flops(const InferCall& c) { return norm_flops(c, 0, 1, 6); }
+// The sum of x^2, then x * rstd.
+double rms_norm_flops(const InferCall& c) { return norm_flops(c, 0, 1, 3); }
+// With h normalised: h, the sums of g, of g * h, of grad * h and of grad, then rstd * (g - mean - h * mean).
+double layer_norm_backward_flops(const InferCall& c) { return norm_flops(c, 1, 2, 12); }
+double rms_norm_backward_flops(const InferCall& c) { return norm_flops(c, 1, 2, 8); }
+
 }  // namespace
 
 constinit const Op op::softmax{
@@ -124,6 +138,7 @@ constinit const Op op::layer_norm{
     .needs = {.inputs = 0b111, .outputs = 0b110},
     .vjp = layer_norm_vjp,
     .recompute = run_again,
+    .flops = layer_norm_flops,
 };
 
 constinit const Op op::layer_norm_backward{
@@ -131,6 +146,7 @@ constinit const Op op::layer_norm_backward{
     .doc = "grad [..., D], x, weight, mean, rstd -> gradients of x, weight and bias.",
     .infer = infer_layer_norm_backward,
     .no_gradient = kFirstOnly,
+    .flops = layer_norm_backward_flops,
 };
 
 constinit const Op op::rms_norm{
@@ -140,6 +156,7 @@ constinit const Op op::rms_norm{
     .needs = {.inputs = 0b11, .outputs = 0b10},
     .vjp = rms_norm_vjp,
     .recompute = run_again,
+    .flops = rms_norm_flops,
 };
 
 constinit const Op op::rms_norm_backward{
@@ -147,6 +164,7 @@ constinit const Op op::rms_norm_backward{
     .doc = "grad [..., D], x, weight, rstd -> gradients of x and weight.",
     .infer = infer_rms_norm_backward,
     .no_gradient = kFirstOnly,
+    .flops = rms_norm_backward_flops,
 };
 
 void register_norm(OpTable& table) {

@@ -32,8 +32,6 @@ struct Traits {
   bool pointwise = false;         ///< out[i] depends on in[i] only; may write over a donated input like the result
   bool view = false;              ///< no kernel: infer gives shape, strides and offset of an alias of input 0
   bool linear = false;            ///< linear in each tensor input
-  bool reduction = false;
-  bool random = false;
   bool collective = false;        ///< communicates; its kernel takes no address that waits, see Exec::queue
   bool effect = false;            ///< does something besides its outputs: never dropped, moved or differentiated
   bool accumulates = false;       ///< the kernel honours KernelCall::accumulate
@@ -78,6 +76,7 @@ using Kernel = void (*)(const KernelCall&);
 using Vjp = void (*)(VjpCall&);
 using Recompute = Tensor (*)(const VjpCall&);
 using Scratch = std::int64_t (*)(const InferCall&);
+using Flops = double (*)(const InferCall&);
 
 /// What the backends bring for a row, by Device::Kind.
 struct RowKernels {
@@ -101,6 +100,7 @@ struct Op {
   int (*mutated)(const InferCall&) = nullptr;             ///< how many of the first inputs the kernel writes in place
   MemoryCategory category = MemoryCategory::activations;  ///< account of fresh outputs
   Device (*device)(const Attrs&) = nullptr;               ///< where outputs are made, if inputs do not say
+  Flops flops = nullptr;                                  ///< of a call, where op_cost() cannot tell from dims
   /// No column: where the process's table keeps the row's kernels, null until the row is there. See kernels_of().
   mutable std::atomic<const RowKernels*> kernels{nullptr};
 };

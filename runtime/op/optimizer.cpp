@@ -92,6 +92,25 @@ std::int64_t scratch_power_sum(const InferCall& call) {
   return blocks * static_cast<std::int64_t>(sizeof(double));
 }
 
+// Operations per element of the first inputs, as the kernels have them.
+double list_flops(const InferCall& call, std::size_t count, int per_element) {
+  double elements = 0;
+  for (std::size_t i = 0; i < count; ++i) elements += static_cast<double>(call.in[i].numel());
+  return per_element * elements;
+}
+// The scaled gradient 1, first moment 3, second moment 4, decay and step 6.
+double adamw_flops(const InferCall& call) {
+  return list_flops(call, static_cast<std::size_t>(call.attrs.as<AdamWAttrs>().count), 14);
+}
+// The scaled gradient and decay 3, momentum 2, Nesterov's step 2, the step 2.
+double sgd_flops(const InferCall& call) {
+  const auto& a = call.attrs.as<SgdAttrs>();
+  const int momentum = a.momentum == 0 ? 0 : a.nesterov ? 4 : 2;
+  return list_flops(call, static_cast<std::size_t>(a.count), 5 + momentum);
+}
+// A power and a sum.
+double power_sum_flops(const InferCall& call) { return list_flops(call, call.in.size(), 2); }
+
 void append(std::vector<Tensor>& inputs, std::span<const Tensor> tensors) {
   inputs.insert(inputs.end(), tensors.begin(), tensors.end());
 }
@@ -122,6 +141,7 @@ constinit const Op op::adamw{
     .traits = {.effect = true, .local_extents = true},
     .no_gradient = "effect",
     .mutated = mutated_adamw,
+    .flops = adamw_flops,
 };
 
 constinit const Op op::sgd{
@@ -133,14 +153,16 @@ constinit const Op op::sgd{
     .traits = {.effect = true, .local_extents = true},
     .no_gradient = "effect",
     .mutated = mutated_sgd,
+    .flops = sgd_flops,
 };
 
 constinit const Op op::power_sum{
     .name = "power_sum",
     .doc = "0-d f64 sum of |x|^p over a list of tensors (max |x| for p = infinity), this rank's elements.",
     .infer = infer_power_sum,
-    .traits = {.reduction = true, .local_extents = true},
+    .traits = {.local_extents = true},
     .no_gradient = "a statistic of gradients",
+    .flops = power_sum_flops,
 };
 
 void register_optimizer(OpTable& table) {

@@ -67,7 +67,6 @@ constinit const Op op::random_normal{
     .name = "random_normal",
     .doc = "step (0-d i64, or none) -> shape: normal with mean a and deviation b.",
     .infer = infer_random,
-    .traits = {.random = true},
     .no_gradient = kNoInput,
     .device = device_of_random,
 };
@@ -76,7 +75,6 @@ constinit const Op op::random_uniform{
     .name = "random_uniform",
     .doc = "step (0-d i64, or none) -> shape: uniform in [a, b).",
     .infer = infer_random,
-    .traits = {.random = true},
     .no_gradient = kNoInput,
     .device = device_of_random,
 };
@@ -86,7 +84,7 @@ constinit const Op op::dropout{
     .doc = "x, step (0-d i64, or none) -> x / (1 - p), or 0 with probability p.",
     .infer = infer_dropout,
     .dims = "...,->...",
-    .traits = {.linear = true, .random = true},
+    .traits = {.linear = true},
     .needs = {.inputs = 0b10},
     .vjp = dropout_vjp,
 };

@@ -151,22 +151,12 @@ constexpr Needs kBoth{.inputs = 0b1, .outputs = 0b1};
 constexpr std::string_view kNoSlope = "integer or bool result";
 
 constexpr Op reduction(std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp) {
-  return {.name = name,
-          .doc = doc,
-          .infer = infer,
-          .traits = {.reduction = true},
-          .needs = needs,
-          .vjp = vjp,
-          .no_gradient = vjp ? "" : kNoSlope};
+  return {.name = name, .doc = doc, .infer = infer, .needs = needs, .vjp = vjp, .no_gradient = vjp ? "" : kNoSlope};
 }
 
 // Also adds to what is there.
 constexpr Op linear_reduction(std::string_view name, std::string_view doc, Infer infer, Vjp vjp) {
-  return {.name = name,
-          .doc = doc,
-          .infer = infer,
-          .traits = {.reduction = true, .linear = true, .accumulates = true},
-          .vjp = vjp};
+  return {.name = name, .doc = doc, .infer = infer, .traits = {.linear = true, .accumulates = true}, .vjp = vjp};
 }
 
 }  // namespace
@@ -183,7 +173,6 @@ constinit const Op op::var{
         "x -> sum over dims of squared distances from the mean, divided by n - correction; and the mean, f32 "
         "(f64 of f64).",
     .infer = infer_var,
-    .traits = {.reduction = true},
     .needs = {.inputs = 0b1, .outputs = 0b10},
     .vjp = var_vjp,
 };

@@ -88,7 +88,7 @@ TEST(Dims, SizesThatDisagreeAreErrorsNamingBoth) {
 }
 
 OpCost cost(const Op& row, const std::vector<Tensor>& in, const Attrs& attrs = {}) {
-  return op_cost(row, in, row.infer({row, in, attrs}));
+  return op_cost(row, in, attrs, row.infer({row, in, attrs}));
 }
 
 Tensor meta(const Shape& shape, DType dtype = DType::f32) { return Tensor::empty(shape, dtype, Device::meta()); }
@@ -105,6 +105,54 @@ TEST(Dims, CostOfProductsPointwiseViewsAndLookUps) {
   EXPECT_EQ(cost(op::permute, {meta({4, 3})}, PermuteAttrs{{1, 0}}).bytes, 0);
   const OpCost rows = cost(op::embedding, {meta({1000, 8}), meta({6}, DType::i64)}, EmbeddingAttrs{});
   EXPECT_LE(rows.flops, 8000);  // not the product with a one-hot matrix that the letters spell
+}
+
+// B = 2, H = 6 query heads, G = 3, Tq = 4, Tk = 7, K = 8; two operations per multiplication and addition.
+TEST(Dims, CostOfAttentionIsItsProducts) {
+  const Tensor q = meta({2, 6, 4, 8}), k = meta({2, 3, 7, 8}), lse = meta({2, 6, 4});
+  constexpr double product = 2.0 * 2 * 6 * 4 * 7 * 8;
+  const AttentionAttrs all{.scale = 1, .causal = false}, causal{.scale = 1, .causal = true};
+  const OpCost forward = cost(op::scaled_dot_product_attention, {q, k, k}, all);
+  EXPECT_EQ(forward.flops, 2 * product);
+  EXPECT_EQ(forward.bytes, 4 * (2 * 2 * 6 * 4 * 8 + 2 * 2 * 3 * 7 * 8 + 2 * 6 * 4));
+  EXPECT_EQ(cost(op::scaled_dot_product_attention_backward, {q, q, k, k, q, lse}, all).flops, 5 * product);
+  // The four queries see 4, 5, 6 and 7 keys.
+  EXPECT_EQ(cost(op::scaled_dot_product_attention, {q, k, k}, causal).flops, 2 * product * (4 + 5 + 6 + 7) / (4 * 7));
+  // Of seven queries over four keys the first three see none.
+  const Tensor more = meta({2, 3, 7, 8}), fewer = meta({2, 3, 4, 8});
+  EXPECT_EQ(cost(op::scaled_dot_product_attention, {more, fewer, fewer}, causal).flops,
+            4.0 * 2 * 3 * 8 * (1 + 2 + 3 + 4));
+  // Of a square about half is seen.
+  const Tensor square = meta({1, 1, 64, 16});
+  EXPECT_EQ(cost(op::scaled_dot_product_attention_backward, {square, square, square, square, square, meta({1, 1, 64})},
+                 causal)
+                .flops,
+            10.0 * 16 * 64 * 65 / 2);
+}
+
+TEST(Dims, CostOfNormsCountsTheirAffineParameters) {
+  const Tensor x = meta({3, 4, 10}), d = meta({10}), rows = meta({3, 4});
+  EXPECT_EQ(cost(op::layer_norm, {x, Tensor(), Tensor()}, NormAttrs{}).flops, 6 * 120);
+  EXPECT_EQ(cost(op::layer_norm, {x, d, d}, NormAttrs{}).flops, 8 * 120);
+  EXPECT_EQ(cost(op::layer_norm_backward, {x, x, d, rows, rows}).flops, 13 * 120);
+  EXPECT_EQ(cost(op::rms_norm, {x, Tensor()}, NormAttrs{}).flops, 3 * 120);
+  EXPECT_EQ(cost(op::rms_norm, {x, d}, NormAttrs{}).flops, 4 * 120);
+  EXPECT_EQ(cost(op::rms_norm_backward, {x, x, d, rows}).flops, 9 * 120);
+}
+
+// Of lists: two parameters of 6 and 4 elements.
+TEST(Dims, CostOfOptimizersIsThatOfTheirListsAndWhatTheyWrite) {
+  const Tensor a = meta({2, 3}), b = meta({4}), one = meta({});
+  const OpCost adamw = cost(op::adamw, {a, b, a, b, a, b, a, b, one, one, one}, AdamWAttrs{.count = 2});
+  EXPECT_EQ(adamw.flops, 14 * 10);
+  EXPECT_EQ(adamw.bytes, 4 * (7 * 10 + 3));  // parameters and moments are read and written, gradients read
+  const SgdAttrs plain{.count = 2}, heavy{.count = 2, .momentum = 0.9},
+      nesterov{.count = 2, .momentum = 0.9, .nesterov = true};
+  EXPECT_EQ(cost(op::sgd, {a, b, a, b, one, one}, plain).flops, 5 * 10);
+  EXPECT_EQ(cost(op::sgd, {a, b, a, b, one, one}, plain).bytes, 4 * (3 * 10 + 2));
+  EXPECT_EQ(cost(op::sgd, {a, b, a, b, a, b, one, one}, heavy).flops, 7 * 10);
+  EXPECT_EQ(cost(op::sgd, {a, b, a, b, a, b, one, one}, nesterov).flops, 9 * 10);
+  EXPECT_EQ(cost(op::power_sum, {a, b}, PowerSumAttrs{}).flops, 2 * 10);
 }
 
 }  // namespace
