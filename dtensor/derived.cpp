@@ -2,6 +2,7 @@
 // operand that has the letter is cut there, and what has no such letter is whole on every rank.
 //
 //   "...mk,...kn->...mn"   letter n:   R  S(-1) -> S(-1)         letter k:   S(-1)  S(-2) -> P, as the row is linear
+//   "...[d],[d]->...[d]"   letter d:   nothing, every rank needs all of it
 //
 // Partial values: what is linear lets terms pass, and an increasing function lets a maximum pass. The column algebra
 // says which row is which (runtime/op/algebra.h).
@@ -120,6 +121,9 @@ void add_algebra(const RuleCall& call, Algebra algebra, Signatures& signatures) 
     case Algebra::smaller:
       if (keeps_extrema(call, algebra)) add_extremum(call, Kind::min, signatures);
       return;
+    case Algebra::moves:
+      for (Kind kind : kEveryKind) add_all(call, kind, signatures);
+      return;
     case Algebra::none:
     case Algebra::between_floats: return;
   }
@@ -145,7 +149,7 @@ void add_factor(const RuleCall& call, const DimsSpec& spec, char letter, int e, 
     const int at = position(spec.inputs[i], call.ndim(i), letter, e);
     if (at >= 0) size = std::max(size, call.shape(i)[at]);
   }
-  bool is_cut = false, is_kept = false;
+  bool is_cut = false, is_summed = false;
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     if (!call.has(i)) continue;
     const int at = position(spec.inputs[i], call.ndim(i), letter, e);
@@ -156,21 +160,17 @@ void add_factor(const RuleCall& call, const DimsSpec& spec, char letter, int e, 
   }
   for (std::size_t i = 0; i < call.out.size(); ++i) {
     const int at = position(spec.outputs[i], call.out[i].shape.size(), letter, e);
-    if (at < 0) continue;
-    s.out[i] = Shard(at);
-    is_kept = true;
+    s.out[i] = at < 0 ? Partial() : Shard(at);
+    is_summed |= at < 0;
   }
-  if (!is_cut) return;
-  if (!is_kept) {
-    if (!call.op.traits.linear) return;
-    for (Placement& out : s.out) out = Partial();
-  }
-  signatures.push_back(std::move(s));
+  // What linear rows do with a dim that a result lacks is to sum over it.
+  const bool sums = call.op.traits.linear || has(call.op.algebra, Algebra::linear);
+  if (is_cut && (sums || !is_summed)) signatures.push_back(std::move(s));
 }
 
 }  // namespace
 
-void add_dims_signatures(const RuleCall& call, std::string_view dims, Signatures& signatures, std::string_view skip) {
+void add_dims_signatures(const RuleCall& call, std::string_view dims, Signatures& signatures) {
   const DimsSpec spec = parse_dims(dims);
   int leading = 0;  // dims of "..."
   std::string letters;
@@ -181,10 +181,11 @@ void add_dims_signatures(const RuleCall& call, std::string_view dims, Signatures
     for (char c : spec.inputs[i].letters)
       if (letters.find(c) == std::string::npos) letters += c;
   }
-  if (skip.find('.') == std::string_view::npos)
-    for (int e = leading; e-- > 0;) add_factor(call, spec, '.', e, signatures);
+  const int whole = call.op.along ? call.op.along(call.attrs) : -1;
+  for (int d = 0; d < leading; ++d)
+    if (d != whole) add_factor(call, spec, '.', leading - 1 - d, signatures);
   for (char c : letters)
-    if (skip.find(c) == std::string_view::npos) add_factor(call, spec, c, 0, signatures);
+    if (spec.whole.find(c) == std::string::npos) add_factor(call, spec, c, 0, signatures);
 }
 
 void add_linear_signatures(const RuleCall& call, std::size_t i, Signatures& signatures) {

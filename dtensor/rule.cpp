@@ -19,7 +19,6 @@ RuleTable rules_by_hand() {
   register_view_rules(add);
   register_index_rules(add);
   register_gather_rules(add);
-  register_norm_rules(add);
   register_attention_rules(add);
   register_loss_rules(add);
   register_random_rules(add);

@@ -9,8 +9,8 @@
 //                           k    S1 S0 -> P         terms of the sum
 //                                P  R  -> P         linear in each operand
 //
-// Most rows need no rule of their own: signatures follow from the dims column and the traits (derived.cpp). What those
-// cannot say stands in rules/, a file per family.
+// Most rows need no rule of their own: signatures follow from the columns dims, traits and algebra (derived.cpp). What
+// those cannot say stands in rules/, a file per family.
 #include <functional>
 #include <span>
 #include <string_view>
@@ -62,7 +62,7 @@ struct ShardingRule {
   /// In place of the row: a local program of several rows and collectives, which it calls by below(). `in` are local
   /// parts; returns local parts.
   Tensors (*run)(const LocalCall&, const Attrs& attrs, std::span<Tensor> in) = nullptr;
-  /// Also what the dims column and the traits say.
+  /// Also what the columns of the row say.
   bool derived = false;
 };
 
@@ -79,7 +79,6 @@ void register_reduce_rules(AddRule add);
 void register_view_rules(AddRule add);
 void register_index_rules(AddRule add);
 void register_gather_rules(AddRule add);
-void register_norm_rules(AddRule add);
 void register_attention_rules(AddRule add);
 void register_loss_rules(AddRule add);
 void register_random_rules(AddRule add);
@@ -93,10 +92,9 @@ SmallVec<Placement, N> all(std::size_t count, Placement placement) {
   for (std::size_t i = 0; i < count; ++i) list.push_back(placement);
   return list;
 }
-/// The signatures of the dims column: every letter cut in all operands that have it; one that is summed away gives
-/// Partial if the row is linear. `skip`: letters to leave out, "." all of "...".
-void add_dims_signatures(const RuleCall& call, std::string_view dims, Signatures& signatures,
-                         std::string_view skip = {});
+/// The signatures of the dims column: every letter that is not whole, cut in all operands that have it; a result
+/// without it becomes Partial, if the row is linear.
+void add_dims_signatures(const RuleCall& call, std::string_view dims, Signatures& signatures);
 /// Partial through a row that is linear in input i for given others: sum and avg.
 void add_linear_signatures(const RuleCall& call, std::size_t i, Signatures& signatures);
 /// Partial through a row that is linear in these inputs together (add, cat): all of them Partial of one kind.

@@ -8,8 +8,7 @@
 //
 //   backward: gradients lie as their inputs do, those of whole keys and values are terms; linear in the gradient
 //
-//   rope [B,H,T,K]   S0 -> S0   S1 -> S1   P -> P
-//                    S2 -> S2   a part of the sequence starts at a later position
+//   rope [B,H,T,K]   derived; a part of the sequence starts at a later position
 #include "dtensor/rule.h"
 #include "runtime/op/attr_types.h"
 
@@ -50,11 +49,6 @@ void attention_backward_signatures(const RuleCall& call, Signatures& signatures)
   add_linear_signatures(call, 0, signatures);
 }
 
-void rope_signatures(const RuleCall& call, Signatures& signatures) {
-  for (int d : {0, 1, 2}) signatures.push_back({{Shard(d)}, {Shard(d)}, 0});
-  add_linear_signatures(call, 0, signatures);
-}
-
 Attrs rope_attrs(const LocalCall& local) {
   auto attrs = local.call.attrs.as<RopeAttrs>();
   attrs.first_position += local.in[0]->local_range(2, local.call.shape(0)[2]).begin;
@@ -66,7 +60,7 @@ Attrs rope_attrs(const LocalCall& local) {
 void register_attention_rules(AddRule add) {
   add(op::scaled_dot_product_attention, {.signatures = attention_signatures});
   add(op::scaled_dot_product_attention_backward, {.signatures = attention_backward_signatures});
-  add(op::rope, {.signatures = rope_signatures, .attrs = rope_attrs});
+  add(op::rope, {.attrs = rope_attrs, .derived = true});
 }
 
 }  // namespace sherd

@@ -45,15 +45,6 @@ void linear_cross_entropy_signatures(const RuleCall& call, Signatures& signature
   add_loss_signatures(call, kX, 2, 1, 0, signatures);
 }
 
-// grad [], logits [..., V], targets [...], lse [...], count []
-void cross_entropy_backward_signatures(const RuleCall& call, Signatures& signatures) {
-  for (int d = 0; d < call.ndim(2); ++d)
-    signatures.push_back({{Replicate(), Shard(d), Shard(d), Shard(d), Replicate()}, {Shard(d)}, 0});
-  const int classes = call.ndim(1) - 1;
-  signatures.push_back({{Replicate(), Shard(classes), Replicate(), Replicate(), Replicate()}, {Shard(classes)}, 0});
-  add_linear_signatures(call, 0, signatures);
-}
-
 // grad [], x [..., K], weight [V, K], targets [...], lse [...], count []
 void loss_gradient_signatures(const RuleCall& call, Signatures& signatures) {
   const auto& a = call.attrs.as<LossGradientAttrs>();
@@ -226,8 +217,7 @@ void register_loss_rules(AddRule add) {
   add(op::linear_cross_entropy, {.signatures = linear_cross_entropy_signatures,
                                  .attrs = linear_cross_entropy_attrs,
                                  .run = run_linear_cross_entropy});
-  add(op::cross_entropy_backward,
-      {.signatures = cross_entropy_backward_signatures, .attrs = cross_entropy_backward_attrs});
+  add(op::cross_entropy_backward, {.attrs = cross_entropy_backward_attrs, .derived = true});
   add(op::linear_cross_entropy_backward,
       {.signatures = loss_gradient_signatures, .attrs = loss_gradient_attrs, .run = run_loss_gradient_row});
 }

@@ -139,11 +139,6 @@ void cat_signatures(const RuleCall& call, Signatures& signatures) {
   add_terms(call, signatures);
 }
 
-void same_place_signatures(const RuleCall& call, Signatures& signatures) {
-  for (int d = 0; d < call.ndim(0); ++d) add_cut(call, d, d, signatures);
-  add_terms(call, signatures);
-}
-
 // Transfers take dense tensors.
 Tensors run_to_device(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
   in[0] = dense_below(std::move(in[0]));
@@ -159,8 +154,7 @@ void register_view_rules(AddRule add) {
   add(op::narrow, {.signatures = narrow_signatures, .attrs = narrow_attrs});
   add(op::pad_to, {.signatures = pad_to_signatures, .attrs = pad_to_attrs});
   add(op::cat, {.signatures = cat_signatures});
-  add(op::copy, {.signatures = same_place_signatures});
-  add(op::to_device, {.signatures = same_place_signatures, .run = run_to_device});
+  add(op::to_device, {.run = run_to_device, .derived = true});
 }
 
 }  // namespace sherd

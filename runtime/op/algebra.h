@@ -20,6 +20,7 @@ enum class Algebra : std::uint16_t {
   decreasing = 1 << 8,   ///< extrema pass and change sides
   larger = 1 << 9,       ///< maximum: maxima of both inputs, either extremum of one
   smaller = 1 << 10,     ///< minimum
+  moves = 1 << 11,       ///< values are moved and not changed: any reduction of all inputs passes
   between_floats = 1 << 12,  ///< limits the others to calls whose first input and result are floating-point
 };
 

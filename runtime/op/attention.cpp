@@ -131,6 +131,7 @@ constinit const Op op::rope{
     .name = "rope",
     .doc = "x [B, H, T, K]: pairs (i, i + K/2) of position p turn by p / theta^(2i/K), backwards if inverse.",
     .infer = infer_rope,
+    .dims = "bht[k]->bht[k]",
     .traits = {.linear = true},
     .vjp = rope_vjp,
 };

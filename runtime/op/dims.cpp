@@ -7,28 +7,48 @@ namespace sherd {
 
 namespace {
 
-DimsTerm parse_term(std::string_view term, std::string_view text) {
+// Letters in brackets are added to `whole`.
+DimsTerm parse_term(std::string_view term, std::string_view text, std::string& whole) {
   DimsTerm result;
   if (term.starts_with("...")) {
     result.ellipsis = true;
     term.remove_prefix(3);
   }
+  bool in_brackets = false;
   for (char c : term) {
+    if (c == '[' || c == ']') {
+      check(in_brackets == (c == ']'), "dims \"{}\": brackets stand around letters of one operand", text);
+      in_brackets = c == '[';
+      continue;
+    }
     check(std::isalpha(static_cast<unsigned char>(c)) != 0,
           "dims \"{}\": '{}' is neither a letter nor a leading \"...\"", text, c);
     check(result.letters.find(c) == std::string::npos, "dims \"{}\": '{}' occurs twice in one operand", text, c);
     result.letters += c;
+    if (in_brackets && whole.find(c) == std::string::npos) whole += c;
   }
+  check(!in_brackets, "dims \"{}\": brackets stand around letters of one operand", text);
   return result;
 }
 
-std::vector<DimsTerm> parse_side(std::string_view side, std::string_view text) {
+std::vector<DimsTerm> parse_side(std::string_view side, std::string_view text, std::string& whole) {
   std::vector<DimsTerm> terms;
   for (;;) {
     const auto comma = side.find(',');
-    terms.push_back(parse_term(side.substr(0, comma), text));
+    terms.push_back(parse_term(side.substr(0, comma), text, whole));
     if (comma == std::string_view::npos) return terms;
     side.remove_prefix(comma + 1);
+  }
+}
+
+// A letter is whole in every operand or in none.
+void check_whole(const DimsSpec& spec, std::string_view text) {
+  check(text.find("[]") == std::string_view::npos, "dims \"{}\": brackets stand around letters of one operand", text);
+  bool in_brackets = false;
+  for (char c : text) {
+    if (c == '[' || c == ']') in_brackets = c == '[';
+    else if (spec.whole.find(c) != std::string::npos)
+      check(in_brackets, "dims \"{}\": '{}' is in brackets in one operand and not in another", text, c);
   }
 }
 
@@ -112,11 +132,14 @@ DimsSpec parse_dims(std::string_view text) {
   const auto arrow = text.find("->");
   check(arrow != std::string_view::npos && text.find("->", arrow + 2) == std::string_view::npos,
         "dims \"{}\" must have one \"->\"", text);
-  DimsSpec spec{parse_side(text.substr(0, arrow), text), parse_side(text.substr(arrow + 2), text)};
+  DimsSpec spec;
+  spec.inputs = parse_side(text.substr(0, arrow), text, spec.whole);
+  spec.outputs = parse_side(text.substr(arrow + 2), text, spec.whole);
   check(spec.inputs.size() < 32 && spec.outputs.size() < 32, "dims \"{}\" has more than 31 operands", text);
   for (const DimsTerm& out : spec.outputs)
     check(!out.ellipsis || std::any_of(spec.inputs.begin(), spec.inputs.end(), [](auto& t) { return t.ellipsis; }),
           "dims \"{}\": \"...\" comes from no input", text);
+  check_whole(spec, text);
   return spec;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // The dims column of a row: "mk,kn->mn" names the factors of an op's iteration space by letters, one per dim, with
-// "..." for any leading dims. Sharding rules, FLOPs, bytes and documentation are read off it.
+// "..." for any leading dims. A letter in brackets is whole: "...[d]->...[d]" is an op on lines, of which no rank can
+// do with a part. Sharding rules, FLOPs, bytes and documentation are read off it.
 #include <cstdint>
 #include <span>
 #include <string>
@@ -20,10 +21,11 @@ struct DimsTerm {
 /// The parsed column.
 struct DimsSpec {
   std::vector<DimsTerm> inputs, outputs;
+  std::string whole;  ///< letters in brackets
 };
 
 /// Throws Error on anything but terms of distinct letters with at most one leading "...", "," between and one "->";
-/// the "..." of an output must occur in an input.
+/// the "..." of an output must occur in an input, and a letter that stands in brackets does so in every operand.
 DimsSpec parse_dims(std::string_view text);
 
 /// What a factor is to the op, by where it occurs.

@@ -143,6 +143,8 @@ constinit const Op op::cross_entropy_backward{
         "grad, logits, targets, log-sum-exp, count -> (softmax - one hot) * grad / count; of the columns of "
         "a part, where the others make up the log-sum-exp.",
     .infer = infer_cross_entropy_backward,
+    .dims = ",...v,...,...,->...v",
+    .algebra = Algebra::linear,
     .no_gradient = "first derivatives only",
 };
 

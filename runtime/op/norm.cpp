@@ -1,6 +1,6 @@
 // Softmax and the two norms, fused: a row of the input is read once and its statistics are kept for backward, as extra
-// outputs that the user functions do not show. None has a dims string: the normalised dim is both kept and reduced,
-// which an einsum cannot say.
+// outputs that the user functions do not show. The normalised dim is both kept and reduced, so it is whole: "[d]" of
+// the norms, the dim that the attributes name of softmax.
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/vjp.h"
@@ -32,6 +32,8 @@ Metas infer_softmax_backward(const InferCall& c) {
 void softmax_vjp(VjpCall& c) { c.give(0, op::softmax_backward, c.attrs, c.grad(), c.out()); }
 
 void log_softmax_vjp(VjpCall& c) { c.give(0, op::log_softmax_backward, c.attrs, c.grad(), c.out()); }
+
+int softmax_dim(const Attrs& attrs) { return attrs.as<DimAttrs>().dim; }
 
 // ---- norms ----
 
@@ -103,6 +105,8 @@ constinit const Op op::softmax{
     .name = "softmax",
     .doc = "exp(x) divided by its sum along `dim`, without overflow.",
     .infer = infer_softmax,
+    .dims = "...->...",
+    .along = softmax_dim,
     .needs = {.outputs = 0b1},
     .vjp = softmax_vjp,
 };
@@ -111,6 +115,9 @@ constinit const Op op::softmax_backward{
     .name = "softmax_backward",
     .doc = "grad, y -> y * (grad - sum of grad * y along `dim`).",
     .infer = infer_softmax_backward,
+    .dims = "...,...->...",
+    .along = softmax_dim,
+    .algebra = Algebra::linear,
     .no_gradient = kFirstOnly,
 };
 
@@ -118,6 +125,8 @@ constinit const Op op::log_softmax{
     .name = "log_softmax",
     .doc = "x minus the log of the sum of exp(x) along `dim`, without overflow.",
     .infer = infer_softmax,
+    .dims = "...->...",
+    .along = softmax_dim,
     .needs = {.outputs = 0b1},
     .vjp = log_softmax_vjp,
 };
@@ -126,6 +135,9 @@ constinit const Op op::log_softmax_backward{
     .name = "log_softmax_backward",
     .doc = "grad, y -> grad - exp(y) * sum of grad along `dim`.",
     .infer = infer_softmax_backward,
+    .dims = "...,...->...",
+    .along = softmax_dim,
+    .algebra = Algebra::linear,
     .no_gradient = kFirstOnly,
 };
 
@@ -135,6 +147,7 @@ constinit const Op op::layer_norm{
         "x [..., D], weight [D] and bias [D] or undefined -> (x - mean) * rstd * weight + bias; also mean "
         "and rstd [...].",
     .infer = infer_layer_norm,
+    .dims = "...[d],[d],[d]->...[d],...,...",
     .needs = {.inputs = 0b111, .outputs = 0b110},
     .vjp = layer_norm_vjp,
     .recompute = run_again,
@@ -145,6 +158,8 @@ constinit const Op op::layer_norm_backward{
     .name = "layer_norm_backward",
     .doc = "grad [..., D], x, weight, mean, rstd -> gradients of x, weight and bias.",
     .infer = infer_layer_norm_backward,
+    .dims = "...[d],...[d],[d],...,...->...[d],[d],[d]",
+    .algebra = Algebra::linear,
     .no_gradient = kFirstOnly,
     .flops = layer_norm_backward_flops,
 };
@@ -153,6 +168,7 @@ constinit const Op op::rms_norm{
     .name = "rms_norm",
     .doc = "x [..., D], weight [D] or undefined -> x * rstd * weight; also rstd [...].",
     .infer = infer_rms_norm,
+    .dims = "...[d],[d]->...[d],...",
     .needs = {.inputs = 0b11, .outputs = 0b10},
     .vjp = rms_norm_vjp,
     .recompute = run_again,
@@ -163,6 +179,8 @@ constinit const Op op::rms_norm_backward{
     .name = "rms_norm_backward",
     .doc = "grad [..., D], x, weight, rstd -> gradients of x and weight.",
     .infer = infer_rms_norm_backward,
+    .dims = "...[d],...[d],[d],...->...[d],[d]",
+    .algebra = Algebra::linear,
     .no_gradient = kFirstOnly,
     .flops = rms_norm_backward_flops,
 };

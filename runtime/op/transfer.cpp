@@ -37,7 +37,9 @@ constinit const Op op::to_device{
     .name = "to_device",
     .doc = "x -> the same values on another device.",
     .infer = infer_like_first,
+    .dims = "...->...",
     .traits = {.linear = true},
+    .algebra = Algebra::moves,
     .vjp = transfer_vjp,
     .device = [](const Attrs& attrs) { return attrs.as<TransferAttrs>().device; },
 };

@@ -177,6 +177,7 @@ constinit const Op op::copy{
     .infer = infer_like_first,
     .dims = "...->...",
     .traits = {.linear = true, .accumulates = true},
+    .algebra = Algebra::moves,
     .vjp = copy_vjp,
 };
 

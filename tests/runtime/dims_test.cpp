@@ -30,8 +30,22 @@ TEST(Dims, ParsesOperandsEllipsisAndSeveralOutputs) {
   EXPECT_TRUE(parse_dims("...,->...").inputs[1].letters.empty());
 }
 
+TEST(Dims, LettersInBracketsAreWhole) {
+  const DimsSpec spec = parse_dims("...[d],a[dk]->...[d],a");
+  EXPECT_EQ(spec.whole, "dk");
+  EXPECT_EQ(spec.inputs[0].letters, "d");
+  EXPECT_TRUE(spec.inputs[0].ellipsis);
+  EXPECT_EQ(spec.inputs[1].letters, "adk");
+  EXPECT_EQ(spec.outputs[0].letters, "d");
+  EXPECT_TRUE(parse_dims("mk,kn->mn").whole.empty());
+  const BoundDims norm = bind("...[d],[d]->...[d],...", {{2, 3, 5}, {5}});
+  EXPECT_EQ(norm.outputs[0], (Shape{2, 3, 5}));
+  EXPECT_EQ(norm.outputs[1], (Shape{2, 3}));
+}
+
 TEST(Dims, MalformedTextIsAnErrorNamingIt) {
-  for (const char* text : {"", "mk,kn", "mk->mn->nm", "m1->m", "mm->m", "m...->m", "m k->m", "mk->...mk"}) {
+  for (const char* text : {"", "mk,kn", "mk->mn->nm", "m1->m", "mm->m", "m...->m", "m k->m", "mk->...mk", "[d->d",
+                           "d]->d", "[[d]]->d", "[]d->d", "[d],d->[d]", "[d]->d", "d->[d]", "[d,d]->d", "[...d]->d"}) {
     try {
       parse_dims(text);
       ADD_FAILURE() << '"' << text << "\" was accepted";

@@ -272,7 +272,7 @@ TEST(OpTable, EveryRowHasItsColumns) {
     }
     if (!row.dims.empty()) { EXPECT_NO_THROW(parse_dims(row.dims)); }
     if (row.traits.pointwise) { EXPECT_FALSE(row.dims.empty()) << "is pointwise, so dims can say it"; }
-    if (row.algebra != Algebra::none) { EXPECT_FALSE(row.dims.empty()) << "has no dims, which say more"; }
+    if (row.algebra != Algebra::none || row.along) { EXPECT_FALSE(row.dims.empty()) << "has no dims, which say more"; }
     if (row.mutated) { EXPECT_TRUE(row.traits.effect) << "writes its inputs without the trait effect"; }
     if (row.traits.view) { EXPECT_FALSE(row.traits.pointwise || kernels.scratch[0]) << "is a view"; }
   }
