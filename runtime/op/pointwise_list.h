@@ -1,5 +1,5 @@
 #pragma once
-// Which functor of pointwise.h computes which row: one list for the kernels of every backend and for fused kernels.
+// Which functor of pointwise.h computes which row: the one list, for the kernels of every backend.
 #include <array>
 #include <cstdint>
 #include <span>
