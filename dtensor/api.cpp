@@ -4,6 +4,7 @@
 #include "dtensor/below.h"
 #include "dtensor/check_parts.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/spec_attr.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/vjp_call.h"
@@ -18,12 +19,8 @@ struct FromLocalAttrs {
   const Spec* spec = nullptr;
   const Spec* grad = nullptr;
   Shape shape;
-  void visit(AttrVisitor& v) const {
-    v.field("shape", shape);
-    v.field("as", spec->describe().c_str());
-    v.field("grad", grad->describe().c_str());
-    v.local_field("mesh", static_cast<std::int64_t>(spec->mesh_id()));
-  }
+  static constexpr AttrField fields[] = {attr<&FromLocalAttrs::shape>("shape"), attr<&FromLocalAttrs::spec>("as"),
+                                         attr<&FromLocalAttrs::grad>("grad")};
 };
 
 Tensor run_from_local(OpCall& call) {
@@ -119,11 +116,7 @@ Shape checked_shape(const Tensor& local, const Spec& spec, const FromLocalOption
 struct ToLocalAttrs {
   const Spec* grad = nullptr;
   bool check = false;
-  void visit(AttrVisitor& v) const {
-    v.field("grad", grad->describe().c_str());
-    v.field("check", check);
-    v.local_field("mesh", static_cast<std::int64_t>(grad->mesh_id()));
-  }
+  static constexpr AttrField fields[] = {attr<&ToLocalAttrs::grad>("grad"), attr<&ToLocalAttrs::check>("check")};
 };
 
 Tensor run_to_local(OpCall& call) { return call.in[0].local().alias(); }

@@ -5,7 +5,7 @@
 
 namespace sherd {
 
-Tensors below(const Op& op, const Attrs& attrs, std::span<Tensor> in) {
+Tensors below(const Op& op, AttrsView attrs, std::span<Tensor> in) {
   OpCall call{op, in, attrs};
   return call_below_dist(call);
 }

@@ -6,9 +6,9 @@ namespace sherd {
 
 class Spec;
 
-Tensors below(const Op& op, const Attrs& attrs, std::span<Tensor> in);
+Tensors below(const Op& op, AttrsView attrs, std::span<Tensor> in);
 template <class... In>
-Tensor below(const Op& op, const Attrs& attrs, In&&... in) {
+Tensor below(const Op& op, AttrsView attrs, In&&... in) {
   Tensor inputs[] = {std::forward<In>(in)...};
   return std::move(below(op, attrs, std::span<Tensor>(inputs))[0]);
 }

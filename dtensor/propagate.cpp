@@ -36,8 +36,8 @@ std::uint64_t bits(const P* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer);
 }
 
-std::uint64_t hash_of(const OpCall& call, const AttrKey& key) {
-  std::uint64_t hash = mix(key.hash(), bits(&call.op));
+std::uint64_t hash_of(const OpCall& call) {
+  std::uint64_t hash = mix(call.attrs.hash(), bits(&call.op));
   for (const Tensor& t : call.in) {
     if (!t.defined()) {
       hash = mix(hash, 1);
@@ -50,10 +50,10 @@ std::uint64_t hash_of(const OpCall& call, const AttrKey& key) {
   return mix(hash, is_implicit_replication());
 }
 
-bool is_plan_of(const CallPlan& plan, const OpCall& call, const AttrKey& key) {
+bool is_plan_of(const CallPlan& plan, const OpCall& call) {
   if (plan.op != &call.op || plan.wanted != WantedLayout::current() ||
       plan.implicit_replication != is_implicit_replication() || plan.from.size() != call.in.size() ||
-      !(plan.key == key))
+      !(plan.global_attrs == call.attrs))
     return false;
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     const TensorMeta &now = call.in[i].meta(), &then = plan.in_metas[i];
@@ -117,8 +117,9 @@ TensorMeta planned_meta(const Tensor& t) {
 
 std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
   const DeviceMesh mesh = common_mesh(call);
-  auto plan = std::make_unique<CallPlan>(call.attrs);
+  auto plan = std::make_unique<CallPlan>();
   plan->op = &call.op;
+  plan->global_attrs = call.attrs.keep();
   plan->wanted = WantedLayout::current();
   plan->implicit_replication = is_implicit_replication();
   for (std::size_t i = 0; i < call.in.size(); ++i) {
@@ -147,7 +148,7 @@ std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
     move = std::make_unique<const Transition>(plan_transition(now, to, meta.shape, meta.dtype));
   }
   plan->out = std::move(choice.out);
-  plan->attrs = plan->rule->attrs ? plan->rule->attrs(plan->local_call()) : call.attrs;
+  plan->attrs = plan->rule->attrs ? plan->rule->attrs(plan->local_call()) : plan->global_attrs;
   return plan;
 }
 
@@ -155,11 +156,10 @@ std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
 
 const CallPlan& plan_call(const OpCall& call) {
   PlanCache& known = cache();
-  const AttrKey key(call.attrs);
-  const std::uint64_t hash = hash_of(call, key);
+  const std::uint64_t hash = hash_of(call);
   const auto [begin, end] = known.plans.equal_range(hash);
   for (auto plan = begin; plan != end; ++plan)
-    if (is_plan_of(*plan->second, call, key)) {
+    if (is_plan_of(*plan->second, call)) {
       ++known.counts.found;
       return *plan->second;
     }

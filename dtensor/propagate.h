@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "dtensor/attr_key.h"
 #include "dtensor/rule.h"
 #include "dtensor/transition.h"
 
@@ -15,9 +14,8 @@ namespace sherd {
 struct CallPlan {
   const Op* op = nullptr;
   const ShardingRule* rule = nullptr;
-  Attrs attrs;  ///< of the local call
   Attrs global_attrs;
-  AttrKey key;                                           ///< of global_attrs
+  Attrs attrs;                                           ///< of the local call
   SmallVec<const Spec*, 4> from;                         ///< layouts of the inputs; null: plain or absent
   SmallVec<const Spec*, 4> in;                           ///< layouts the local call works on
   SmallVec<std::unique_ptr<const Transition>, 4> moves;  ///< per input; null: no move
@@ -27,7 +25,6 @@ struct CallPlan {
   const Distributed* wanted = nullptr;
   bool implicit_replication = false;
 
-  explicit CallPlan(const Attrs& attributes) : global_attrs(attributes), key(attributes) {}
   LocalCall local_call() const { return {{*op, in_metas, global_attrs, out_metas}, in, out}; }
 };
 

@@ -1,6 +1,7 @@
 #include "dtensor/redistribute.h"
 
 #include "dtensor/below.h"
+#include "dtensor/spec_attr.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/vjp_call.h"
 
@@ -11,11 +12,7 @@ namespace {
 struct RedistributeAttrs {
   const Spec* from = nullptr;
   const Spec* to = nullptr;
-  void visit(AttrVisitor& v) const {
-    v.field("from", from->describe().c_str());
-    v.field("to", to->describe().c_str());
-    v.local_field("mesh", static_cast<std::int64_t>(to->mesh_id()));
-  }
+  static constexpr AttrField fields[] = {attr<&RedistributeAttrs::from>("from"), attr<&RedistributeAttrs::to>("to")};
 };
 
 Tensor run_redistribute(OpCall& call) {

@@ -35,7 +35,7 @@ using Signatures = std::vector<Signature>;
 struct RuleCall {
   const Op& op;
   std::span<const TensorMeta> in;
-  const Attrs& attrs;
+  AttrsView attrs;
   std::span<const TensorMeta> out;
 
   const Shape& shape(std::size_t input) const { return in[input].shape; }
@@ -61,7 +61,7 @@ struct ShardingRule {
   Attrs (*attrs)(const LocalCall&) = nullptr;
   /// In place of the row: a local program of several rows and collectives, which it calls by below(). `in` are local
   /// parts; returns local parts.
-  Tensors (*run)(const LocalCall&, const Attrs& attrs, std::span<Tensor> in) = nullptr;
+  Tensors (*run)(const LocalCall&, AttrsView attrs, std::span<Tensor> in) = nullptr;
   /// Also what the columns of the row say.
   bool derived = false;
 };

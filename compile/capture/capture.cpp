@@ -197,11 +197,11 @@ void Recorder::prepare(const Op&, std::span<const Tensor> in) {
     if (tensor.defined()) value_of(tensor);
 }
 
-void Recorder::record(const Op& op, const Attrs& attrs, std::span<const Tensor> in, std::span<const Tensor> out,
+void Recorder::record(const Op& op, AttrsView attrs, std::span<const Tensor> in, std::span<const Tensor> out,
                       bool accumulate) {
   GraphNode node;
   node.op = &op;
-  node.attrs = attrs;
+  node.attrs = attrs.keep();
   node.accumulate = accumulate;
   node.num_mutated = op.mutated ? op.mutated({op, in, attrs}) : 0;
   node.module_path = context_.module_path;

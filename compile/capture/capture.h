@@ -29,7 +29,7 @@ class Recorder final : public CaptureSink {
   Graph finish(std::span<const Tensor> results);
 
   void prepare(const Op& op, std::span<const Tensor> in) override;
-  void record(const Op& op, const Attrs& attrs, std::span<const Tensor> in, std::span<const Tensor> out,
+  void record(const Op& op, AttrsView attrs, std::span<const Tensor> in, std::span<const Tensor> out,
               bool accumulate) override;
   bool has_seen(const Storage& storage) const override { return by_storage_.contains(storage.id()); }
   void slot_assigned(Slot& slot) override;

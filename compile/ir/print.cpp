@@ -6,26 +6,6 @@ namespace sherd {
 
 namespace {
 
-// Attributes without what differs between ranks.
-class NeutralAttrs final : public AttrVisitor {
- public:
-  void field(const char* key, bool value) override { put(key, value ? "true" : "false"); }
-  void field(const char* key, std::int64_t value) override { put(key, fmt::to_string(value)); }
-  void field(const char* key, double value) override { put(key, fmt::to_string(value)); }
-  void field(const char* key, const Dims& value) override { put(key, fmt::format("{}d", value.size())); }
-  void field(const char* key, DType value) override { put(key, std::string(name(value))); }
-  void field(const char* key, const char* value) override { put(key, value); }
-  void local_field(const char*, std::int64_t) override {}
-  void local_field(const char*, double) override {}
-  std::string text;
-
- private:
-  void put(const char* key, const std::string& value) {
-    if (!text.empty()) text += ' ';
-    text += fmt::format("{}={}", key, value);
-  }
-};
-
 class Printer {
  public:
   Printer(const Graph& graph, PrintOptions options) : graph_(graph), options_(options) { name_values(); }
@@ -127,10 +107,7 @@ class Printer {
   }
 
   std::string attributes(const GraphNode& n) const {
-    if (!options_.rank_neutral) return n.attrs.print();
-    NeutralAttrs visitor;
-    n.attrs.visit(visitor);
-    return visitor.text;
+    return options_.rank_neutral ? n.attrs.print_rank_neutral() : n.attrs.print();
   }
 
   std::string data_changes(std::string_view what, const std::vector<ValueId>& values) const {

@@ -137,7 +137,7 @@ Rows combine_classes(const LocalCall& local, const CrossEntropyAttrs& attrs, Ten
 }
 
 // What `whole` (the row itself) and `parts` (its part of the classes) make of this rank's inputs.
-Tensors run_loss(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in, std::size_t targets_input,
+Tensors run_loss(const LocalCall& local, AttrsView attrs, std::span<Tensor> in, std::size_t targets_input,
                  std::size_t class_input, int class_dim, const Op& parts_row) {
   const std::vector<int> class_axes = axes_cutting(*local.in[class_input], class_dim);
   std::vector<int> row_axes;
@@ -166,11 +166,11 @@ Tensors run_loss(const LocalCall& local, const Attrs& attrs, std::span<Tensor> i
   return out;
 }
 
-Tensors run_cross_entropy(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+Tensors run_cross_entropy(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) {
   return run_loss(local, attrs, in, 1, kX, local.call.ndim(kX) - 1, op::cross_entropy_parts);
 }
 
-Tensors run_linear_cross_entropy(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+Tensors run_linear_cross_entropy(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) {
   return run_loss(local, attrs, in, 2, 1, 0, op::linear_cross_entropy_parts);
 }
 
@@ -184,7 +184,7 @@ Shape largest_part(const LocalCall& local, std::size_t input) {
 }
 
 // All ranks make the same calls, for they capture one program.
-Tensors run_loss_gradient_row(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+Tensors run_loss_gradient_row(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) {
   const auto& a = attrs.as<LossGradientAttrs>();
   const LossChunks chunks{numel(largest_part(local, 3)),
                           loss_chunk_rows(largest_part(local, 2)[0], in[2].device().kind)};

@@ -23,7 +23,7 @@ void linear_signatures(const RuleCall& call, Signatures& signatures) {
     }
 }
 
-Tensors run_linear(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+Tensors run_linear(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) {
   bool has_terms = false, is_first = true;
   const Spec& out = *local.out[0];
   for (int axis = 0; axis < out.num_axes(); ++axis) {

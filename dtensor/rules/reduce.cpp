@@ -73,7 +73,7 @@ void sum_to_signatures(const RuleCall& call, Signatures& signatures) {
 
 // Both results, variance and mean, are of the dims that stay.
 void var_signatures(const RuleCall& call, Signatures& signatures) {
-  const auto& attrs = call.attrs.as<VarAttrs>();
+  const ReduceAttrs& attrs = call.attrs.as<VarAttrs>().reduce;
   int kept = 0;
   for (int d = 0; d < call.ndim(0); ++d) {
     const bool goes = is_reduced(attrs.dims, d);
@@ -135,7 +135,7 @@ Tensor with_neutral(const LocalCall& local, Tensor x) {
 // ---- programs ----
 
 template <Tensor (*neutral)(const Shape&, const Tensor&)>
-Tensors run_extremum(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+Tensors run_extremum(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) {
   in[0] = with_neutral<neutral>(local, std::move(in[0]));
   return below(local.call.op, attrs, in);
 }
@@ -148,7 +148,7 @@ std::int64_t reduced_count(const Shape& shape, std::uint64_t mask) {
 }
 
 // Means of the parts, each with its share of the elements. Sums would leave the range of f16.
-Tensors run_mean(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+Tensors run_mean(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) {
   const std::uint64_t mask = attrs.as<ReduceAttrs>().dims;
   bool is_cut = false;
   for (int d = 0; d < in[0].ndim(); ++d) is_cut |= is_reduced(mask, d) && !local.in[0]->axes_of(d).empty();
@@ -162,7 +162,7 @@ Tensors run_mean(const LocalCall& local, const Attrs& attrs, std::span<Tensor> i
 
 // The first position of the largest value: each rank's best value and where it is; of the ranks that have the best of
 // all, the smallest position. A NaN is larger than any value.
-Tensors run_argmax(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+Tensors run_argmax(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) {
   const std::uint64_t mask = attrs.as<ReduceAttrs>().dims;
   const Spec& spec = *local.in[0];
   const int dim = mask ? std::countr_zero(mask) : 0;

@@ -81,7 +81,7 @@ bool is_even(const LocalCall& local) {
 
 // All ranks must decide alike, for they capture one program. Where parts differ in size, one of them may happen to
 // allow what the others do not; so only what is dense, whatever its size, is not copied there.
-Tensors run_view(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+Tensors run_view(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) {
   Strides strides;
   const Tensor& x = in[0];
   const bool shows = is_even(local) && view_strides(x.shape(), x.strides(), attrs.as<ShapeAttrs>().shape, strides);
@@ -140,7 +140,7 @@ void cat_signatures(const RuleCall& call, Signatures& signatures) {
 }
 
 // Transfers take dense tensors.
-Tensors run_to_device(const LocalCall& local, const Attrs& attrs, std::span<Tensor> in) {
+Tensors run_to_device(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) {
   in[0] = dense_below(std::move(in[0]));
   return below(local.call.op, attrs, in);
 }

@@ -18,13 +18,13 @@ Tensor extended(const Tensor& t, std::int64_t elements) {
   return Tensor::make(t.storage(), {t.numel() + elements}, {1}, t.offset(), t.dtype(), t.device());
 }
 
-void run_row(const Op& op, const Attrs& attrs, Tensor in, const Tensor& out, bool accumulate) {
+void run_row(const Op& op, AttrsView attrs, Tensor in, const Tensor& out, bool accumulate) {
   OpCall call{op, {&in, 1}, attrs, {&out, 1}, accumulate};
   device_layer(call);
 }
 
 // One row, into fresh memory.
-Tensor run_row(const Op& op, const Attrs& attrs, Tensor in) {
+Tensor run_row(const Op& op, AttrsView attrs, Tensor in) {
   OpCall call{op, {&in, 1}, attrs};
   return std::move(device_layer(call)[0]);
 }

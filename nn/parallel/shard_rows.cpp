@@ -2,29 +2,35 @@
 
 #include <vector>
 
-#include "runtime/op/attr_types.h"
+#include "runtime/op/attr_text.h"
 #include "runtime/op/dispatch.h"
 
-namespace sherd::nn {
+namespace sherd {
+
+template <>
+struct AttrValue<nn::ShardUnit*> : AttrIdentity<nn::ShardUnit*> {
+  static void print(nn::ShardUnit* const& unit, AttrWriter& out) { out.raw(unit->unit_name()); }
+  /// Always Error.
+  [[noreturn]] static void read(nn::ShardUnit*&, AttrReader& in) {
+    in.fail_because("a unit is an object of the running program, which no text names");
+  }
+};
+
+namespace nn {
 
 namespace {
 
 struct UnitAttrs {
   ShardUnit* unit = nullptr;
   int plan = -1;
-  void visit(AttrVisitor& v) const {
-    v.field("unit", unit->unit_name());
-    if (plan >= 0) v.field("plan", plan);
-  }
+  static constexpr AttrField fields[] = {attr<&UnitAttrs::unit>("unit"), attr<&UnitAttrs::plan>("plan").optional()};
 };
 
 struct BufferAttrs {
-  std::int64_t bytes = 0;
+  Shape shape;  ///< [bytes]
   Device device{};
-  void visit(AttrVisitor& v) const {
-    v.field("shape", Shape{bytes});
-    if (device != Device::cpu()) v.field("device", kind_name(device));
-  }
+  static constexpr AttrField fields[] = {attr<&BufferAttrs::shape>("shape"),
+                                         attr<&BufferAttrs::device>("device").optional()};
 };
 
 // On one rank a device's kernels are called below; over several ranks there is only the host.
@@ -58,10 +64,10 @@ constinit const Op kRelease{
 constinit const Op kGradientBuffer{
     .name = "gradient_buffer",
     .doc = "Bytes for gradients, not initialised.",
-    .infer = [](const InferCall& c) { return Metas{TensorMeta{Shape{c.attrs.as<BufferAttrs>().bytes}, DType::u8}}; },
+    .infer = [](const InferCall& c) { return Metas{TensorMeta{c.attrs.as<BufferAttrs>().shape, DType::u8}}; },
     .no_gradient = "no inputs",
     .category = MemoryCategory::gradients,
-    .device = [](const Attrs& attrs) { return attrs.as<BufferAttrs>().device; },
+    .device = [](AttrsView attrs) { return attrs.as<BufferAttrs>().device; },
 };
 
 constinit const Op kReduce{
@@ -98,7 +104,7 @@ void issue_release(ShardUnit& unit, const Tensor& gathered) {
 }
 
 Tensor issue_gradient_buffer(std::int64_t bytes, Device device) {
-  return call(kGradientBuffer, BufferAttrs{bytes, device});
+  return call(kGradientBuffer, BufferAttrs{{bytes}, device});
 }
 
 void issue_reduce(ShardUnit& unit, int plan, const Tensor& full, std::span<const Tensor> out) {
@@ -107,4 +113,5 @@ void issue_reduce(ShardUnit& unit, int plan, const Tensor& full, std::span<const
   call_op(kReduce, in, UnitAttrs{&unit, plan});
 }
 
-}  // namespace sherd::nn
+}  // namespace nn
+}  // namespace sherd

@@ -369,7 +369,7 @@ Tensor* sum_to_extend(const Edge& edge, const Op& op) {
 
 }  // namespace
 
-void VjpCall::give_call(std::size_t i, const Op& op, std::span<Tensor> in, const Attrs& op_attrs) {
+void VjpCall::give_call(std::size_t i, const Op& op, std::span<Tensor> in, AttrsView op_attrs) {
   const Edge& edge = node_.next[i];
   if (edge.node.get()->kind == Node::Kind::leaf) {
     auto& leaf = *static_cast<Leaf*>(edge.node.get());

@@ -36,7 +36,7 @@ OpNode* make_node(const OpCall& call) {
   RankContext& context = RankContext::current();
   OpNode* node = Pool<OpNode>::make();
   node->op = &call.op;
-  node->attrs = call.attrs;
+  node->attrs = call.attrs.keep();
   node->sequence = context.next_id();
   node->module_path = context.module_path;
   for (std::size_t i = 0; i < call.in.size(); ++i) {

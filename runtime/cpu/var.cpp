@@ -152,7 +152,7 @@ class Variance {
 void var(const KernelCall& call) {
   const Tensor& x = call.in[0];
   if (call.out[0].numel() == 0) return;
-  const ReducePlan plan = plan_reduction(x.shape(), x.strides(), call.attrs.as<VarAttrs>().dims);
+  const ReducePlan plan = plan_reduction(x.shape(), x.strides(), call.attrs.as<VarAttrs>().reduce.dims);
   if (x.dtype() == DType::f64) Variance<double>(call, plan).run();
   else Variance<float>(call, plan).run();
 }
@@ -161,7 +161,7 @@ void var(const KernelCall& call) {
 
 std::int64_t var_scratch(const InferCall& call) {
   const TensorMeta& x = call.in[0];
-  return 2 * plan_reduction(x.shape, x.steps(), call.attrs.as<VarAttrs>().dims).partial_bytes();
+  return 2 * plan_reduction(x.shape, x.steps(), call.attrs.as<VarAttrs>().reduce.dims).partial_bytes();
 }
 
 void register_var(OpTable& table) { table.kernel(op::var, Device::Kind::cpu, var, var_scratch); }

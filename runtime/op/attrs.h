@@ -1,74 +1,106 @@
 #pragma once
-// Attributes of one op call: a small plain struct per op family, carried by value and type-erased. The struct's
-// `visit` names its fields once; printing, comparing and hashing all follow from that.
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
+// Attributes of one op call: what it carries besides tensors, a struct of its row (see attr_kind.h).
+//
+//   AttrsView   what a call is given: the caller's struct, looked at where it lies. Two words, nothing is copied.
+//   Attrs       what a tape node, a graph or a plan keeps: an immutable block that all who keep it share.
+//
+//   call(op, NarrowAttrs{0, 2, 4}, x)    ->  AttrsView  --keep()-->  Attrs  -->  AttrsView  --keep()-->  the same block
+#include <atomic>
 #include <string>
-#include <type_traits>
 
-#include "runtime/tensor/dtype.h"
-#include "runtime/tensor/shape.h"
+#include "runtime/op/attr_kind.h"
+#include "runtime/tensor/intrusive.h"
 
 namespace sherd {
 
-/// Receives each field of an attribute struct by name.
-class AttrVisitor {
- public:
-  virtual void field(const char* name, bool value) = 0;
-  virtual void field(const char* name, std::int64_t value) = 0;
-  virtual void field(const char* name, double value) = 0;
-  virtual void field(const char* name, const Dims& value) = 0;
-  virtual void field(const char* name, DType value) = 0;
-  virtual void field(const char* name, const char* value) = 0;
-  /// A number that differs between ranks running the same program, such as the global index of a local
-  /// element, or a factor made from the size of a local batch.
-  virtual void local_field(const char* name, std::int64_t value) { field(name, value); }
-  virtual void local_field(const char* name, double value) { field(name, value); }
-  void field(const char* name, int value) { field(name, static_cast<std::int64_t>(value)); }
-  void field(const char* name, std::uint64_t value) { field(name, static_cast<std::int64_t>(value)); }
+class Attrs;
 
- protected:
-  ~AttrVisitor() = default;
+/// Attributes in memory of their own; the struct follows the header.
+class AttrBlock final : public RefCounted {
+ public:
+  /// A copy of `object`.
+  static Ref<AttrBlock> make(const AttrKind& kind, const void* object);
+  static void destroy(AttrBlock* block);
+
+  const AttrKind& kind() const { return kind_; }
+  const void* object() const { return this + 1; }
+  /// For the one who makes it, before others see it.
+  void* object() { return this + 1; }
+  /// Of the content; worked out when it is first asked for.
+  std::uint64_t hash() const;
+
+ private:
+  explicit AttrBlock(const AttrKind& kind) : kind_(kind) {}
+  const AttrKind& kind_;
+  mutable std::atomic<std::uint64_t> hash_{0};  // 0: not known yet
 };
 
-/// An attribute struct is trivially copyable, at most kMaxAttrBytes, and has
-/// `void visit(AttrVisitor& v) const { v.field("dim", dim); }`.
-inline constexpr std::size_t kMaxAttrBytes = 144;
+/// Looks at attributes that somebody else holds: the caller's struct, for as long as the call lasts, or a block.
+class AttrsView {
+ public:
+  AttrsView() = default;
+  template <AttrStruct T>
+  AttrsView(const T& value) : kind_(&attr_kind<T>), object_(&value) {  // NOLINT: implicit, rows are called with structs
+    static_assert(alignof(T) <= alignof(AttrBlock));
+  }
+  explicit AttrsView(const AttrBlock& block) : object_(block.object()) {}
 
+  /// The struct; asking for another type than it has is a bug in the row.
+  template <class T>
+  const T& as() const {
+    return *static_cast<const T*>(object_);
+  }
+  bool empty() const { return object_ == nullptr; }
+  /// Null if there are none.
+  const AttrKind* kind() const { return kind_ || !object_ ? kind_ : &block()->kind(); }
+  const void* object() const { return object_; }
+  /// Attributes that stay: a copy, or the block that these are in.
+  Attrs keep() const;
+
+  /// "dim=1 keep=true"; parse_attrs() reads it.
+  std::string print() const;
+  /// The same without what differs between ranks that run one program.
+  std::string print_rank_neutral() const;
+  std::uint64_t hash() const;
+
+ private:
+  const AttrBlock* block() const { return static_cast<const AttrBlock*>(object_) - 1; }
+
+  const AttrKind* kind_ = nullptr;  // null: there are none, or they are in a block, which knows
+  const void* object_ = nullptr;
+};
+
+/// Shared, immutable attributes.
 class Attrs {
  public:
   Attrs() = default;
-  template <class T>
-    requires(!std::is_same_v<std::remove_cvref_t<T>, Attrs>)
-  Attrs(const T& value) : kind_(&kind_of<T>) {  // NOLINT: implicit on purpose, rows are called with their struct
-    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kMaxAttrBytes && alignof(T) <= 8);
-    std::memcpy(bytes_, &value, sizeof(T));
+  template <AttrStruct T>
+  Attrs(const T& value) : block_(AttrBlock::make(attr_kind<T>, &value)) {  // NOLINT: implicit, as for the view
+    static_assert(alignof(T) <= alignof(AttrBlock));
   }
+  explicit Attrs(Ref<AttrBlock> block) : block_(std::move(block)) {}
+  operator AttrsView() const { return block_ ? AttrsView(*block_) : AttrsView(); }  // NOLINT: every reader takes a view
 
-  /// The struct; asking for another type than was stored is a bug in the row.
   template <class T>
   const T& as() const {
-    return *reinterpret_cast<const T*>(bytes_);
+    return *static_cast<const T*>(static_cast<const AttrBlock&>(*block_).object());
   }
-  bool empty() const { return kind_ == nullptr; }
-  void visit(AttrVisitor& visitor) const {
-    if (kind_) kind_->visit(bytes_, visitor);
-  }
-  /// "dim=1 keep=true"; also what equality and hashing look at.
-  std::string print() const;
-  friend bool operator==(const Attrs& a, const Attrs& b) { return a.kind_ == b.kind_ && a.print() == b.print(); }
+  bool empty() const { return !block_; }
+  const AttrKind* kind() const { return block_ ? &block_->kind() : nullptr; }
+  std::string print() const { return AttrsView(*this).print(); }
+  std::string print_rank_neutral() const { return AttrsView(*this).print_rank_neutral(); }
+  std::uint64_t hash() const { return block_ ? block_->hash() : 0; }
 
  private:
-  struct Kind {
-    void (*visit)(const std::byte*, AttrVisitor&);
-  };
-  template <class T>
-  static constexpr Kind kind_of{
-      [](const std::byte* bytes, AttrVisitor& visitor) { reinterpret_cast<const T*>(bytes)->visit(visitor); }};
-
-  const Kind* kind_ = nullptr;
-  alignas(8) std::byte bytes_[kMaxAttrBytes];
+  Ref<AttrBlock> block_;
 };
+
+/// Whether kind and content are equal.
+bool operator==(AttrsView a, AttrsView b);
+
+inline Attrs AttrsView::keep() const {
+  if (kind_) return Attrs(AttrBlock::make(*kind_, object_));
+  return object_ ? Attrs(Ref<AttrBlock>(const_cast<AttrBlock*>(block()))) : Attrs();  // to be counted, not changed
+}
 
 }  // namespace sherd

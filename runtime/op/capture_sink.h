@@ -12,7 +12,7 @@ namespace sherd {
 
 class Slot;
 struct Op;
-class Attrs;
+class AttrsView;
 
 /// What a step does because of something that is no tensor, in words: a recording holds while they are what they were.
 struct StepSetting {
@@ -25,7 +25,7 @@ class CaptureSink {
   virtual void prepare(const Op& op, std::span<const Tensor> in) = 0;
   /// A device-level call has run. `out` holds fresh tensors, or aliases of inputs (donation, in-place rows), or the
   /// destinations that were passed in. Views are not reported: a tensor is a storage and a recipe.
-  virtual void record(const Op& op, const Attrs& attrs, std::span<const Tensor> in, std::span<const Tensor> out,
+  virtual void record(const Op& op, AttrsView attrs, std::span<const Tensor> in, std::span<const Tensor> out,
                       bool accumulate) = 0;
   /// Whether a call of this recording has used the bytes. A call that is left out because of what it would find there
   /// is one that a replay may need.

@@ -13,6 +13,7 @@
 // (If every rank computes the same loss from y, count it once: divide it by the size of the group.)
 #include "runtime/comm/group/chunks.h"
 #include "runtime/exec/backend.h"
+#include "runtime/op/attr_text.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/vjp_call.h"
@@ -134,13 +135,14 @@ constexpr Traits kCollective{.collective = true};
 
 }  // namespace
 
-void CollectiveAttrs::visit(AttrVisitor& v) const {
-  if (group) v.field("group", group->name().c_str());
-  v.field("kind", kind);
-  v.field("root", root);
-  v.local_field("rows", rows);  // of a part that another axis has cut
-  v.field("dim", dim);
-  v.field("split", split_dim);
+void AttrValue<ProcessGroup*>::print(ProcessGroup* const& group, AttrWriter& out) {
+  out.name(group ? std::string_view(group->name()) : "");
+}
+
+void AttrValue<ProcessGroup*>::read(ProcessGroup*& group, AttrReader& in) {
+  const std::string name = in.name();
+  group = in.names().group ? in.names().group(name) : nullptr;
+  if (!group) in.fail_because("no process group of that name is known");
 }
 
 constinit const Op op::all_reduce{

@@ -30,7 +30,7 @@ constinit const Op op::full{
     .doc = "-> shape: every element is `value`.",
     .infer = infer_full,
     .no_gradient = "no tensor input",
-    .device = [](const Attrs& attrs) { return attrs.as<FullAttrs>().device; },
+    .device = [](AttrsView attrs) { return attrs.as<FullAttrs>().device; },
 };
 
 constinit const Op op::arange{
@@ -38,7 +38,7 @@ constinit const Op op::arange{
     .doc = "-> [count]: 0, 1, ... count-1.",
     .infer = infer_arange,
     .no_gradient = "no tensor input",
-    .device = [](const Attrs& attrs) { return attrs.as<ArangeAttrs>().device; },
+    .device = [](AttrsView attrs) { return attrs.as<ArangeAttrs>().device; },
 };
 
 void register_create(OpTable& table) { table.add({&op::full, &op::arange}); }

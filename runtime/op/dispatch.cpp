@@ -156,8 +156,7 @@ void write_into(const OpCall& call, const RowKernels& kernels, const Metas& meta
 void call_view_into(const OpCall& call) {
   OpCall alias{call.op, call.in, call.attrs};
   Tensors shown = call_below_autograd(alias);
-  const Attrs none{};
-  OpCall into{op::copy, shown, none, call.into, call.accumulate};
+  OpCall into{op::copy, shown, {}, call.into, call.accumulate};
   call_below_autograd(into);
 }
 
@@ -231,14 +230,14 @@ void rethrow_with_context(const OpCall& call, Error& error) {
   throw;
 }
 
-Tensors call_op(const Op& op, std::span<Tensor> in, const Attrs& attrs) {
+Tensors call_op(const Op& op, std::span<Tensor> in, AttrsView attrs) {
   OpCall call{op, in, attrs};
   try {
     return dispatch(call);
   } catch (Error& error) { rethrow_with_context(call, error); }
 }
 
-void call_op_into(const Op& op, std::span<Tensor> in, const Attrs& attrs, const Tensor& out, bool accumulate) {
+void call_op_into(const Op& op, std::span<Tensor> in, AttrsView attrs, const Tensor& out, bool accumulate) {
   OpCall call{op, in, attrs, {&out, 1}, accumulate};
   try {
     if (op.traits.view) call_view_into(call);

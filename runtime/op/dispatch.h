@@ -11,14 +11,14 @@ namespace sherd {
 
 /// Calls `op` from the top. Inputs are consumed: one that was moved in, is the only owner of its bytes and is no
 /// view may have its memory reused for the result. Errors carry op, inputs, module and rank.
-Tensors call_op(const Op& op, std::span<Tensor> in, const Attrs& attrs);
+Tensors call_op(const Op& op, std::span<Tensor> in, AttrsView attrs);
 
 /// As call_op for rows of one output, which lands in `out` (same shape and dtype; distributed rows excepted).
 /// With `accumulate` it is added to what `out` holds. Never recorded on the tape: backward and optimizers use it.
-void call_op_into(const Op& op, std::span<Tensor> in, const Attrs& attrs, const Tensor& out, bool accumulate);
+void call_op_into(const Op& op, std::span<Tensor> in, AttrsView attrs, const Tensor& out, bool accumulate);
 
 template <class... In>
-Tensor call(const Op& op, const Attrs& attrs, In&&... in) {
+Tensor call(const Op& op, AttrsView attrs, In&&... in) {
   if constexpr (sizeof...(In) == 0) {
     return std::move(call_op(op, {}, attrs)[0]);
   } else {
@@ -27,7 +27,7 @@ Tensor call(const Op& op, const Attrs& attrs, In&&... in) {
   }
 }
 template <class... In>
-void call_into(const Op& op, const Attrs& attrs, const Tensor& out, bool accumulate, In&&... in) {
+void call_into(const Op& op, AttrsView attrs, const Tensor& out, bool accumulate, In&&... in) {
   Tensor inputs[] = {std::forward<In>(in)...};
   call_op_into(op, inputs, attrs, out, accumulate);
 }
@@ -36,7 +36,7 @@ void call_into(const Op& op, const Attrs& attrs, const Tensor& out, bool accumul
 struct OpCall {
   const Op& op;
   std::span<Tensor> in;
-  const Attrs& attrs;
+  AttrsView attrs;
   std::span<const Tensor> into{};  ///< destinations, one per output, or none
   bool accumulate = false;
 };

@@ -8,18 +8,13 @@ namespace sherd {
 struct GatherBackwardAttrs {
   int dim = 0;
   Shape shape;
-  void visit(AttrVisitor& v) const {
-    v.field("dim", dim);
-    v.field("shape", shape);
-  }
+  static constexpr AttrField fields[] = {attr<&GatherBackwardAttrs::dim>("dim"),
+                                         attr<&GatherBackwardAttrs::shape>("shape")};
 };
 struct TopKAttrs {
   std::int64_t k = 1;
   int dim = 0;
-  void visit(AttrVisitor& v) const {
-    v.field("k", k);
-    v.field("dim", dim);
-  }
+  static constexpr AttrField fields[] = {attr<&TopKAttrs::k>("k"), attr<&TopKAttrs::dim>("dim")};
 };
 
 /// Part of register_index.

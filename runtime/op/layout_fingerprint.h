@@ -14,7 +14,7 @@ namespace sherd {
 consteval std::uint64_t layout_fingerprint(std::uint64_t header_hash) {
   std::uint64_t hash = header_hash;
   for (const std::size_t size :
-       {sizeof(Op), sizeof(RowKernels), sizeof(KernelCall), sizeof(TensorImpl), sizeof(Storage), sizeof(Attrs),
+       {sizeof(Op), sizeof(RowKernels), sizeof(KernelCall), sizeof(TensorImpl), sizeof(Storage), sizeof(AttrsView),
         sizeof(Allocator), sizeof(DeviceContext), sizeof(BackendFact)})
     hash = (hash ^ size) * 1099511628211u;  // FNV-1a
   return hash;

@@ -12,11 +12,8 @@ namespace sherd {
 struct LossGradientAttrs {
   CrossEntropyAttrs loss{};
   bool of_x = true, of_weight = true;
-  void visit(AttrVisitor& v) const {
-    loss.visit(v);
-    v.field("of_x", of_x);
-    v.field("of_weight", of_weight);
-  }
+  static constexpr AttrField fields[] = {attr<&LossGradientAttrs::loss>(), attr<&LossGradientAttrs::of_x>("of_x"),
+                                         attr<&LossGradientAttrs::of_weight>("of_weight")};
 };
 
 /// What the call and its result left: grad [], x [..., K], weight [V, K], targets [...], log-sum-exp [...], count [].

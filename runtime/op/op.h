@@ -50,7 +50,7 @@ struct Needs {
 struct InferCall {
   const Op& op;
   MetaList in;
-  const Attrs& attrs;
+  AttrsView attrs;
 };
 
 class DeviceContext;
@@ -66,7 +66,7 @@ struct KernelCall {
   const Op& op;
   std::span<const Tensor> in;
   std::span<const Tensor> out;
-  const Attrs& attrs;
+  AttrsView attrs;
   Exec exec;
   bool accumulate = false;  ///< add to what the outputs hold, after rounding to their dtype
 };
@@ -100,7 +100,7 @@ struct Op {
   std::string_view no_gradient{};                         ///< why there is no vjp: "integer result", "effect"
   int (*mutated)(const InferCall&) = nullptr;             ///< how many of the first inputs the kernel writes in place
   MemoryCategory category = MemoryCategory::activations;  ///< account of fresh outputs
-  Device (*device)(const Attrs&) = nullptr;               ///< where outputs are made, if inputs do not say
+  Device (*device)(AttrsView) = nullptr;               ///< where outputs are made, if inputs do not say
   Flops flops = nullptr;                                  ///< of a call, where op_cost() cannot tell from dims
   /// No column: where the process's table keeps the row's kernels, null until the row is there. See kernels_of().
   mutable std::atomic<const RowKernels*> kernels{nullptr};

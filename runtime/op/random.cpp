@@ -28,7 +28,7 @@ Metas infer_random(const InferCall& call) {
   return one_output(attrs.shape, attrs.dtype);
 }
 
-Device device_of_random(const Attrs& attrs) { return attrs.as<RandomAttrs>().device; }
+Device device_of_random(AttrsView attrs) { return attrs.as<RandomAttrs>().device; }
 
 Metas infer_dropout(const InferCall& call) {
   const auto& attrs = call.attrs.as<DropoutAttrs>();

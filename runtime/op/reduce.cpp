@@ -95,7 +95,7 @@ void mean_vjp(VjpCall& c) {
 // d var / d x_i = 2 (x_i - mean) / (n - correction)
 void var_vjp(VjpCall& c) {
   const auto& attrs = c.attrs.as<VarAttrs>();
-  const auto left = static_cast<double>(reduced_count(c.in_shape(0), attrs.dims) - attrs.correction);
+  const auto left = static_cast<double>(reduced_count(c.in_shape(0), attrs.reduce.dims) - attrs.correction);
   const Tensor mean = keep_shape(c, c.out(1));
   const double factor = left > 0 ? 2 / left : std::numeric_limits<double>::quiet_NaN();
   const Tensor slope = mul(cast(keep_shape(c, c.grad()), mean.dtype()), factor);

@@ -4,12 +4,10 @@
 
 namespace sherd {
 
-struct VarAttrs : ReduceAttrs {
+struct VarAttrs {
+  ReduceAttrs reduce{};  ///< first: what serves all reductions reads it as ReduceAttrs
   int correction = 1;
-  void visit(AttrVisitor& v) const {
-    ReduceAttrs::visit(v);
-    v.field("correction", correction);
-  }
+  static constexpr AttrField fields[] = {attr<&VarAttrs::reduce>(), attr<&VarAttrs::correction>("correction")};
 };
 
 }  // namespace sherd

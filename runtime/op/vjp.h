@@ -17,7 +17,7 @@ inline Tensor run_again(const VjpCall& c) { return c.run_again(); }
 
 /// Gives op(in...), a pointwise row's result; straight to its destination unless it must be summed or cast.
 template <class... In>
-void give_pointwise(VjpCall& c, std::size_t i, const Op& op, const Attrs& attrs, In&&... in) {
+void give_pointwise(VjpCall& c, std::size_t i, const Op& op, AttrsView attrs, In&&... in) {
   if (!c.wants(i)) return;
   if (c.in_dtype(i) == c.out_meta().dtype && c.in_shape(i) == c.out_meta().shape)
     c.give(i, op, attrs, std::forward<In>(in)...);

@@ -41,7 +41,7 @@ class VjpCall {
   void give(std::size_t i, Tensor gradient);
   /// Gradient of input i as the result of one more op: written straight to its destination when there is one.
   template <class... In>
-  void give(std::size_t i, const Op& op, const Attrs& op_attrs, In&&... in) {
+  void give(std::size_t i, const Op& op, AttrsView op_attrs, In&&... in) {
     if (!wants(i)) return;
     Tensor inputs[] = {std::forward<In>(in)...};
     give_call(i, op, inputs, op_attrs);
@@ -51,7 +51,7 @@ class VjpCall {
 
  private:
   const Tensor& recomputed_in(std::size_t i) const;
-  void give_call(std::size_t i, const Op& op, std::span<Tensor> in, const Attrs& op_attrs);
+  void give_call(std::size_t i, const Op& op, std::span<Tensor> in, AttrsView op_attrs);
   OpNode& node_;
   BackwardPass& pass_;
 };

@@ -343,7 +343,7 @@ class FakeUnit final : public StorageOwner {
 struct FakeAttrs {
   FakeUnit* unit = nullptr;
   bool restore = false;
-  void visit(AttrVisitor& v) const { v.field("restore", restore); }
+  static constexpr AttrField fields[] = {attr<&FakeAttrs::restore>("restore")};
 };
 
 constinit const Op kFakeUnit{

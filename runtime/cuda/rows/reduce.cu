@@ -410,7 +410,8 @@ template <class T>
 bool var_by_vectors(const KernelCall& call) {
   const Tensor& x = call.in[0];
   if (x.dtype() != dtype_of<T> || reinterpret_cast<std::uintptr_t>(x.raw()) % 16 != 0) return false;
-  const ReducePlan plan = plan_reduction(x.shape(), x.strides(), call.attrs.as<VarAttrs>().dims, VectorReader<T>::kN);
+  const ReducePlan plan =
+      plan_reduction(x.shape(), x.strides(), call.attrs.as<VarAttrs>().reduce.dims, VectorReader<T>::kN);
   return var_by_rows(call, plan, VectorReader<T>{x.data<T>()});
 }
 
@@ -419,7 +420,7 @@ void var_of(const KernelCall& call) {
   Context& context = context_of(call);
   const Tensor &x = call.in[0], &mean = call.out[1];
   const auto& attrs = call.attrs.as<VarAttrs>();
-  const ReducePlan plan = plan_reduction(x.shape(), x.strides(), attrs.dims, 1);
+  const ReducePlan plan = plan_reduction(x.shape(), x.strides(), attrs.reduce.dims, 1);
   const AnyReader<C> elements{x.raw(), x.dtype()};
   if (var_by_rows(call, plan, elements)) return;
   const Workspace means(context, plan.results * static_cast<std::int64_t>(sizeof(double)));

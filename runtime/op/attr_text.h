@@ -1,0 +1,105 @@
+#pragma once
+// Attributes as text and back, for printed graphs, saved plans and errors. What is written reads back to equal content.
+//
+//   attributes  fields parted by spaces: name=value
+//   value       3   -0.5   inf   true   f32   cuda:1   dp#1   "any text"   [2,3]   {piece=0 offset=64}
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "runtime/op/attrs.h"
+
+namespace sherd {
+
+class ProcessGroup;
+struct Op;
+
+/// What names in a text stand for. A function that is not set knows none.
+struct AttrNames {
+  std::function<ProcessGroup*(std::string_view name)> group;  ///< null: there is no such group
+};
+
+/// Attributes of a kind from their text; fields may come in any order. Error naming the field, what was expected and
+/// what was found, for any text that is not of that kind, a field that the kind does not have or that is missing, and
+/// what no text can name.
+Attrs parse_attrs(const AttrKind& kind, std::string_view text, const AttrNames& names = {});
+
+/// Writes values, for AttrValue<T>::print.
+class AttrWriter {
+ public:
+  explicit AttrWriter(bool is_rank_neutral) : is_rank_neutral_(is_rank_neutral) {}
+  /// Whether to leave out what differs between ranks that run one program.
+  bool is_rank_neutral() const { return is_rank_neutral_; }
+  /// As it stands.
+  void raw(std::string_view text) { text_ += text; }
+  /// A name, in quotes unless it reads back without them.
+  void name(std::string_view name);
+  void fields(const AttrKind& kind, const void* object);
+  std::string take() { return std::move(text_); }
+
+ private:
+  bool is_rank_neutral_;
+  std::string text_;
+};
+
+/// Reads values one after the other, for AttrValue<T>::read.
+class AttrReader {
+ public:
+  AttrReader(std::string_view text, const AttrNames& names) : text_(text), names_(names) {}
+  const AttrNames& names() const { return names_; }
+
+  /// What comes up to the next space, comma, bracket, brace, quote, = or the end; may be nothing.
+  std::string_view word();
+  /// What AttrWriter::name() wrote.
+  std::string name();
+  /// Whether `c` comes next; then it is taken.
+  bool take(char c);
+  /// "[a,b,c]", calling `read` for each element.
+  template <class Fn>
+  void list(const Fn& read) {
+    if (!take('[')) refuse("list");
+    if (take(']')) return;
+    do read();
+    while (take(','));
+    if (!take(']')) refuse("list");
+  }
+  /// Fields up to a brace or the end. Those that do not come keep what they have.
+  void fields(const AttrKind& kind, void* object);
+  bool is_at_end() const { return at_ == text_.size(); }
+
+  /// "start = 3x is no integer; attributes are dim, start, length".
+  [[noreturn]] void refuse(std::string_view what) const;
+  /// "group = dp#9: there is no such group; attributes are ..."
+  [[noreturn]] void fail_because(std::string_view reason) const;
+
+ private:
+  /// A field that the text may have.
+  struct Place {
+    const AttrField* field;
+    void* object;        // of the field's struct
+    int optional_group;  // that it stands in; -1: none
+    bool is_read = false;
+  };
+  /// What is being read, for errors.
+  struct Now {
+    const AttrKind* kind = nullptr;
+    std::string_view field;
+    std::size_t value_at = 0;
+  };
+  static void add_places(const AttrKind& kind, void* object, int optional_group, int& num_groups,
+                         std::vector<Place>& places);
+  void read_field(std::span<Place> places);
+  [[noreturn]] void fail_with(std::string_view problem) const;
+  std::string_view value_text() const;
+
+  std::string_view text_;
+  const AttrNames& names_;
+  std::size_t at_ = 0;
+  Now now_;
+};
+
+}  // namespace sherd
