@@ -1,7 +1,7 @@
 #include "dtensor/below.h"
 
 #include "dtensor/spec.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/view_attrs.h"
 
 namespace sherd {
 

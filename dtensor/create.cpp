@@ -2,6 +2,7 @@
 
 #include "dtensor/local_runs.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/random_attrs.h"
 
 namespace sherd {
 

@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "dtensor/derived.h"
+#include "runtime/op/collective_attrs.h"
 #include "runtime/op/ops.h"
 
 namespace sherd {

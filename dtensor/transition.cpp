@@ -12,7 +12,8 @@
 #include "dtensor/propagate.h"
 #include "dtensor/transition_search.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/collective_attrs.h"
+#include "runtime/op/view_attrs.h"
 
 namespace sherd {
 

@@ -13,7 +13,7 @@
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/trace.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/collective_attrs.h"
 #include "runtime/op/ops.h"
 
 namespace sherd {

@@ -4,7 +4,7 @@
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/collective_attrs.h"
 #include "runtime/op/dispatch.h"
 
 namespace sherd {

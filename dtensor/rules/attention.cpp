@@ -10,7 +10,7 @@
 //
 //   rope [B,H,T,K]   derived; a part of the sequence starts at a later position
 #include "dtensor/rule.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/attention_attrs.h"
 
 namespace sherd {
 

@@ -13,7 +13,7 @@
 //                             P  S1     S1          P                what each rank adds, and terms of x
 #include "runtime/op/gather.h"
 #include "dtensor/rule.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/view_attrs.h"
 
 namespace sherd {
 

@@ -4,7 +4,6 @@
 //                                                       n:    R     S0  S0 -> S(-1)     colwise
 //                                                       k:    S(-1) S1  R  -> P         rowwise: one rank adds the bias
 #include "dtensor/rule.h"
-#include "runtime/op/attr_types.h"
 
 namespace sherd {
 

@@ -15,8 +15,10 @@
 #include <limits>
 
 #include "dtensor/rule.h"
-#include "runtime/op/attr_types.h"
-#include "runtime/op/var.h"
+#include "runtime/op/create_attrs.h"
+#include "runtime/op/pointwise_attrs.h"
+#include "runtime/op/reduce_attrs.h"
+#include "runtime/op/view_attrs.h"
 
 namespace sherd {
 

@@ -12,8 +12,8 @@
 #include <numeric>
 
 #include "dtensor/rule.h"
-#include "runtime/op/attr_types.h"
 #include "runtime/op/view.h"
+#include "runtime/op/view_attrs.h"
 
 namespace sherd {
 

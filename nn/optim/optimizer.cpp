@@ -4,7 +4,7 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/create_attrs.h"
 #include "runtime/op/dispatch.h"
 #include "runtime/op/ops.h"
 

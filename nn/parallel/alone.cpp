@@ -2,8 +2,8 @@
 
 #include "runtime/comm/board/copy.h"
 #include "runtime/comm/board/reduce.h"
-#include "runtime/op/attr_types.h"
 #include "runtime/op/dispatch.h"
+#include "runtime/op/pointwise_attrs.h"
 
 namespace sherd::nn {
 

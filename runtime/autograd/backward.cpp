@@ -8,6 +8,7 @@
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/reduce_attrs.h"
 #include "runtime/op/vjp_call.h"
 #include "runtime/op/wanted_layout.h"
 

@@ -10,7 +10,7 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/cpu/workspace.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/attention_attrs.h"
 
 namespace sherd::cpu {
 

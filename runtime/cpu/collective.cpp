@@ -14,7 +14,7 @@
 #include "runtime/cpu/kernels.h"
 #include "runtime/comm/group/channels.h"
 #include "runtime/exec/queue.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/collective_attrs.h"
 
 namespace sherd::cpu {
 

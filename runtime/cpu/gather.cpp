@@ -11,6 +11,7 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/cpu/strided_copy.h"
 #include "runtime/cpu/workspace.h"
+#include "runtime/op/view_attrs.h"
 
 namespace sherd::cpu {
 

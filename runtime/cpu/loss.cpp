@@ -10,6 +10,7 @@
 #include "runtime/cpu/lines.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/cpu/softmax.h"
+#include "runtime/op/loss_attrs.h"
 #include "runtime/op/vocabulary.h"
 
 namespace sherd::cpu {

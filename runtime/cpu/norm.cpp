@@ -7,7 +7,7 @@
 #include "runtime/cpu/lines.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/cpu/softmax.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/norm_attrs.h"
 
 namespace sherd::cpu {
 

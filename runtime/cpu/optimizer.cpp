@@ -8,7 +8,7 @@
 
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/optimizer_attrs.h"
 #include "runtime/op/optimizer_extents.h"
 
 namespace sherd::cpu {

@@ -11,6 +11,7 @@
 #include "runtime/cpu/tile.h"
 #include "runtime/op/element_runs.h"
 #include "runtime/op/philox.h"
+#include "runtime/op/random_attrs.h"
 
 namespace sherd::cpu {
 

@@ -2,8 +2,6 @@
 // then splits, by the formula of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing
 // sample variances", 1979). All in f64, so that a mean much larger than the deviation does no harm. Bytes: the input
 // once.
-#include "runtime/op/var.h"
-
 #include <algorithm>
 #include <limits>
 
@@ -12,6 +10,7 @@
 #include "runtime/cpu/reduce_plan.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/cpu/tile.h"
+#include "runtime/op/reduce_attrs.h"
 
 namespace sherd::cpu {
 

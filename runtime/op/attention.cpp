@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "runtime/op/attention_attrs.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/vjp_call.h"

@@ -14,6 +14,7 @@
 #include "runtime/comm/group/chunks.h"
 #include "runtime/exec/backend.h"
 #include "runtime/op/attr_text.h"
+#include "runtime/op/collective_attrs.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/vjp_call.h"

@@ -1,4 +1,5 @@
 // Rows that make tensors from nothing: full and arange.
+#include "runtime/op/create_attrs.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
 

@@ -177,7 +177,7 @@ BoundDims bind_dims(const DimsSpec& spec, MetaList inputs) {
   return bind_dims(spec, shapes);
 }
 
-OpCost op_cost(const Op& op, MetaList in, const Attrs& attrs, std::span<const TensorMeta> out) {
+OpCost op_cost(const Op& op, MetaList in, AttrsView attrs, std::span<const TensorMeta> out) {
   OpCost cost;
   if (op.traits.view) return cost;
   const InferCall call{op, in, attrs};

@@ -68,6 +68,6 @@ struct OpCost {
 /// in each of two or more floating inputs, whose dims say so) two per point of the iteration space; of others one per
 /// element of the largest operand, a lower bound. Bytes: of every operand once, twice of what is written in place.
 /// Views: nothing.
-OpCost op_cost(const Op& op, MetaList in, const Attrs& attrs, std::span<const TensorMeta> out);
+OpCost op_cost(const Op& op, MetaList in, AttrsView attrs, std::span<const TensorMeta> out);
 
 }  // namespace sherd

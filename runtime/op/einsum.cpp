@@ -21,6 +21,7 @@
 
 #include "runtime/op/einsum_equation.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/view_attrs.h"
 
 namespace sherd {
 

@@ -8,9 +8,20 @@
 #include <cstdint>
 #include <limits>
 
-#include "runtime/op/attr_types.h"
+#include "runtime/op/attr_kind.h"
 
 namespace sherd {
+
+/// Where the elements of a part lie among those of the whole, both row-major: runs of `run` elements, `count` runs
+/// `stride` apart, and that again every `outer_stride`. Element i of the part is element
+/// first + i / run / count * outer_stride + i / run % count * stride + i % run of the whole, `first` being a field of
+/// the attributes. run = 0: the part is one run.
+struct ElementRuns {
+  std::int64_t run = 0, count = 1, stride = 0, outer_stride = 0;
+  static constexpr AttrField fields[] = {
+      attr<&ElementRuns::run>("run").local(), attr<&ElementRuns::count>("count").local(),
+      attr<&ElementRuns::stride>("stride").local(), attr<&ElementRuns::outer_stride>("outer").local()};
+};
 
 /// The runs that say the box [offset, offset + local) of a tensor of shape `global`; writes its first element's global
 /// index to `first`. A dim that is not cut merges with its inner neighbour, so boxes of up to three dims can always be

@@ -7,6 +7,7 @@
 #include "runtime/op/gather.h"
 
 #include "runtime/op/infer.h"
+#include "runtime/op/view_attrs.h"
 #include "runtime/op/vjp.h"
 
 namespace sherd {

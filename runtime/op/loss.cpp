@@ -12,6 +12,7 @@
 #include "runtime/op/loss.h"
 
 #include "runtime/op/infer.h"
+#include "runtime/op/loss_attrs.h"
 #include "runtime/op/loss_gradient.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/vjp_call.h"

@@ -3,7 +3,7 @@
 // that share out the rows run it on their own. Nothing of V columns outlives its chunk in a captured step either.
 #include <functional>
 
-#include "runtime/op/attr_types.h"
+#include "runtime/op/loss_attrs.h"
 #include "runtime/op/op.h"
 
 namespace sherd {

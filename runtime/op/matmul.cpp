@@ -2,6 +2,7 @@
 // which is written straight to where the reduction of gradients reads it.
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/reduce_attrs.h"
 #include "runtime/op/vjp_call.h"
 
 namespace sherd {

@@ -2,7 +2,9 @@
 // outputs that the user functions do not show. The normalised dim is both kept and reduced, so it is whole: "[d]" of
 // the norms, the dim that the attributes name of softmax.
 #include "runtime/op/infer.h"
+#include "runtime/op/norm_attrs.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/view_attrs.h"
 #include "runtime/op/vjp.h"
 #include "runtime/op/vjp_call.h"
 
@@ -33,7 +35,7 @@ void softmax_vjp(VjpCall& c) { c.give(0, op::softmax_backward, c.attrs, c.grad()
 
 void log_softmax_vjp(VjpCall& c) { c.give(0, op::log_softmax_backward, c.attrs, c.grad(), c.out()); }
 
-int softmax_dim(const Attrs& attrs) { return attrs.as<DimAttrs>().dim; }
+int softmax_dim(AttrsView attrs) { return attrs.as<DimAttrs>().dim; }
 
 // ---- norms ----
 

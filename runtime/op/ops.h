@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "runtime/comm/group/process_group.h"
-#include "runtime/op/attr_types.h"
 #include "runtime/op/dispatch.h"
+#include "runtime/op/optimizer_attrs.h"
 
 namespace sherd {
 

@@ -2,6 +2,7 @@
 // broadcast dims and cast back (give_back).
 #include <cmath>
 
+#include "runtime/op/pointwise_attrs.h"
 #include "runtime/op/pointwise_rows.h"
 #include "runtime/op/vjp.h"
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <type_traits>
 
-#include "runtime/op/attr_types.h"
+#include "runtime/op/pointwise_attrs.h"
 #include "runtime/op/op.h"
 #include "runtime/op/pointwise.h"
 #include "runtime/tensor/dtype.h"
@@ -67,7 +67,7 @@ inline constexpr int kNumInputs = std::is_invocable_v<F, float>          ? 1
 
 /// The constants of a functor, from the attributes of a call; zeros beyond those it has.
 template <class F>
-std::array<double, 2> constants_of(const Attrs& attrs) {
+std::array<double, 2> constants_of(AttrsView attrs) {
   if constexpr (requires(double x) { F{x, x}; }) {
     const auto& range = attrs.as<ClampAttrs>();
     return {range.low, range.high};

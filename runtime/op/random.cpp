@@ -4,6 +4,7 @@
 // repeats its dropout.
 #include "runtime/op/element_runs.h"
 #include "runtime/op/infer.h"
+#include "runtime/op/random_attrs.h"
 #include "runtime/op/vjp.h"
 
 namespace sherd {

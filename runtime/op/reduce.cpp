@@ -3,7 +3,8 @@
 #include <limits>
 
 #include "runtime/op/infer.h"
-#include "runtime/op/var.h"
+#include "runtime/op/reduce_attrs.h"
+#include "runtime/op/view_attrs.h"
 #include "runtime/op/vjp.h"
 
 namespace sherd {

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "runtime/exec/context.h"
+#include "runtime/op/create_attrs.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/vjp.h"
@@ -41,7 +42,7 @@ constinit const Op op::to_device{
     .traits = {.linear = true},
     .algebra = Algebra::moves,
     .vjp = transfer_vjp,
-    .device = [](const Attrs& attrs) { return attrs.as<TransferAttrs>().device; },
+    .device = [](AttrsView attrs) { return attrs.as<TransferAttrs>().device; },
 };
 
 void register_transfer(OpTable& table) {

@@ -5,7 +5,10 @@
 
 #include <numeric>
 
+#include "runtime/op/create_attrs.h"
 #include "runtime/op/infer.h"
+#include "runtime/op/pointwise_attrs.h"
+#include "runtime/op/view_attrs.h"
 #include "runtime/op/vjp.h"
 
 namespace sherd {

@@ -1,6 +1,7 @@
 #pragma once
 // What vjps of broadcasting and promoting rows share.
 #include "runtime/op/ops.h"
+#include "runtime/op/pointwise_attrs.h"
 #include "runtime/op/vjp_call.h"
 
 namespace sherd {

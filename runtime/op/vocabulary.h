@@ -3,9 +3,20 @@
 // every rank knows all that exist, so a wrong id is the same error on each.
 //
 //   0 . . . . first [ here ] . . . . total      is_here: work of this call      exists, but not here: another rank's
-#include "runtime/op/attr_types.h"
+#include <cstdint>
+
+#include "runtime/op/attr_kind.h"
+#include "runtime/tensor/error.h"
 
 namespace sherd {
+
+/// Which part of a vocabulary (rows of a table, columns of logits) a call sees: ids outside it belong to other ranks
+/// and count as absent here. total = 0: all of it.
+struct VocabularyPart {
+  std::int64_t first = 0, total = 0;
+  static constexpr AttrField fields[] = {attr<&VocabularyPart::first>("first_id").local(),
+                                         attr<&VocabularyPart::total>("total_ids")};
+};
 
 struct Vocabulary {
   std::int64_t first = 0, here = 0, total = 0;

@@ -6,7 +6,6 @@
 #include "dtensor/api.h"
 #include "dtensor/redistribute.h"
 #include "runtime/comm/board/thread_group.h"
-#include "runtime/op/attr_types.h"
 #include "tests/cuda/against_cpu.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/expect_error.h"

@@ -4,7 +4,7 @@
 #include "runtime/cuda/attention/attention.h"
 #include "runtime/cuda/device/context.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/attention_attrs.h"
 #include "runtime/op/ops.h"
 #include "tests/support/draw.h"
 #include "tests/support/emulated_gpu/control.h"

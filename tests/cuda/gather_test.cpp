@@ -6,7 +6,8 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/op/gather.h"
-#include "runtime/op/var.h"
+#include "runtime/op/reduce_attrs.h"
+#include "runtime/op/view_attrs.h"
 #include "tests/cuda/against_cpu.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/expect_error.h"

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "runtime/op/loss.h"
+#include "runtime/op/loss_attrs.h"
 #include "tests/cuda/against_cpu.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/expect_error.h"

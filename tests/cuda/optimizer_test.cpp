@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "runtime/op/ops.h"
+#include "runtime/op/optimizer_attrs.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/support/draw.h"
 #include "tests/support/near.h"

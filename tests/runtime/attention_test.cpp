@@ -5,6 +5,7 @@
 
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/attention_attrs.h"
 #include "runtime/op/ops.h"
 #include "tests/support/draw.h"
 #include "tests/support/expect_error.h"

@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/op/index_attrs.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/reduce_attrs.h"
+#include "runtime/op/view_attrs.h"
 
 namespace sherd {
 namespace {

@@ -6,7 +6,10 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/create_attrs.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/reduce_attrs.h"
+#include "runtime/op/view_attrs.h"
 #include "tests/support/draw.h"
 #include "tests/support/near.h"
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/cpu/parallel.h"
+#include "runtime/op/index_attrs.h"
 #include "runtime/op/ops.h"
 #include "tests/support/grad_check.h"
 #include "tests/support/message_of.h"

@@ -9,6 +9,7 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/loss.h"
+#include "runtime/op/loss_attrs.h"
 #include "runtime/op/ops.h"
 #include "tests/support/draw.h"
 #include "tests/support/expect_error.h"

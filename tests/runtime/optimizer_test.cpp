@@ -6,6 +6,7 @@
 
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/optimizer_attrs.h"
 #include "tests/support/draw.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/golden.h"

@@ -9,6 +9,7 @@
 #include "runtime/op/element_runs.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/philox.h"
+#include "runtime/op/random_attrs.h"
 #include "tests/support/boxes.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"

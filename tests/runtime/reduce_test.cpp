@@ -6,6 +6,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/reduce_attrs.h"
 #include "tests/support/golden_case.h"
 #include "tests/support/grad_check.h"
 #include "tests/support/near.h"

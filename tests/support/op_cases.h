@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/op/attr_types.h"
 #include "runtime/op/op.h"
 #include "tests/support/draw.h"
 

@@ -1,4 +1,6 @@
 #include "runtime/comm/group/process_group.h"
+#include "runtime/op/collective_attrs.h"
+#include "runtime/op/optimizer_attrs.h"
 #include "tests/support/op_cases.h"
 
 namespace sherd::testing {

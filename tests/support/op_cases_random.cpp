@@ -1,3 +1,4 @@
+#include "runtime/op/random_attrs.h"
 #include "tests/support/op_cases.h"
 
 namespace sherd::testing {

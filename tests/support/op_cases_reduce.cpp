@@ -1,4 +1,4 @@
-#include "runtime/op/var.h"
+#include "runtime/op/reduce_attrs.h"
 #include "tests/support/op_cases.h"
 
 namespace sherd::testing {

@@ -5,9 +5,16 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
+#include "runtime/op/attention_attrs.h"
 #include "runtime/op/gather.h"
+#include "runtime/op/index_attrs.h"
+#include "runtime/op/loss_attrs.h"
+#include "runtime/op/norm_attrs.h"
 #include "runtime/op/ops.h"
-#include "runtime/op/var.h"
+#include "runtime/op/optimizer_attrs.h"
+#include "runtime/op/pointwise_attrs.h"
+#include "runtime/op/reduce_attrs.h"
+#include "runtime/op/view_attrs.h"
 #include "runtime/tensor/nearest.h"
 
 namespace sherd::bench {

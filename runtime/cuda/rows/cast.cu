@@ -5,7 +5,6 @@
 #include "runtime/cuda/rows/copy.h"
 #include "runtime/cuda/rows/elements.h"
 #include "runtime/cuda/rows/walk.h"
-#include "runtime/op/attr_types.h"
 
 namespace sherd::cuda {
 

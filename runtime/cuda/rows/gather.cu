@@ -13,6 +13,7 @@
 #include "runtime/cuda/rows/units.h"
 #include "runtime/cuda/rows/walk.h"
 #include "runtime/op/gather.h"
+#include "runtime/op/view_attrs.h"
 
 namespace sherd::cuda {
 

@@ -9,6 +9,8 @@
 #include "runtime/cuda/rows/row_sort.h"
 #include "runtime/cuda/rows/units.h"
 #include "runtime/cuda/rows/walk.h"
+#include "runtime/op/index_attrs.h"
+#include "runtime/op/view_attrs.h"
 #include "runtime/op/vocabulary.h"
 
 namespace sherd::cuda {

@@ -11,6 +11,7 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rows/dense.h"
 #include "runtime/cuda/rows/row.h"
+#include "runtime/op/loss_attrs.h"
 #include "runtime/op/vocabulary.h"
 
 namespace sherd::cuda {

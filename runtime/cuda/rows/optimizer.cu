@@ -11,7 +11,7 @@
 #include "runtime/cuda/device/device.h"
 #include "runtime/cuda/device/launch.h"
 #include "runtime/cuda/kernels.h"
-#include "runtime/op/attr_types.h"
+#include "runtime/op/optimizer_attrs.h"
 #include "runtime/op/optimizer_extents.h"
 
 namespace sherd::cuda {

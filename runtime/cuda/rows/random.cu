@@ -12,6 +12,7 @@
 #include "runtime/cuda/rows/walk.h"
 #include "runtime/op/element_runs.h"
 #include "runtime/op/philox.h"
+#include "runtime/op/random_attrs.h"
 
 namespace sherd::cuda {
 
