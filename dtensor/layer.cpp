@@ -6,7 +6,6 @@
 #include "dtensor/redistribute.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/op/ops.h"
-#include "runtime/op/wanted_layout.h"
 
 namespace sherd {
 
@@ -112,7 +111,7 @@ Tensors run_plan(OpCall& call, const CallPlan& plan, const Destinations& to) {
     run_into(call, plan, to, local);
     return {};
   }
-  if (const Tensor* sum = WantedLayout::sum(); sum && adds_to(*sum, plan)) {
+  if (const Tensor* sum = call.wanted.sum; sum && adds_to(*sum, plan)) {
     const Tensor into = sum->local();
     OpCall local_call{call.op, local, plan.attrs, {&into, 1}, true};
     call_below_dist(local_call);

@@ -10,7 +10,6 @@
 #include "dtensor/derived.h"
 #include "dtensor/scopes.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/wanted_layout.h"
 
 namespace sherd {
 
@@ -46,12 +45,12 @@ std::uint64_t hash_of(const OpCall& call) {
     hash = mix(hash, bits(t.layout()) + static_cast<std::uint64_t>(t.dtype()));
     for (std::int64_t d : t.shape()) hash = mix(hash, static_cast<std::uint64_t>(d));
   }
-  hash = mix(hash, bits(WantedLayout::current()));
+  hash = mix(hash, bits(call.wanted.layout));
   return mix(hash, is_implicit_replication());
 }
 
 bool is_plan_of(const CallPlan& plan, const OpCall& call) {
-  if (plan.op != &call.op || plan.wanted != WantedLayout::current() ||
+  if (plan.op != &call.op || plan.wanted != call.wanted.layout ||
       plan.implicit_replication != is_implicit_replication() || plan.from.size() != call.in.size() ||
       !(plan.global_attrs == call.attrs))
     return false;
@@ -120,7 +119,7 @@ std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
   auto plan = std::make_unique<CallPlan>();
   plan->op = &call.op;
   plan->global_attrs = call.attrs.keep();
-  plan->wanted = WantedLayout::current();
+  plan->wanted = call.wanted.layout;
   plan->implicit_replication = is_implicit_replication();
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     const Tensor& t = call.in[i];

@@ -10,7 +10,6 @@
 #include "runtime/op/ops.h"
 #include "runtime/op/reduce_attrs.h"
 #include "runtime/op/vjp_call.h"
-#include "runtime/op/wanted_layout.h"
 
 namespace sherd {
 
@@ -90,7 +89,8 @@ class BackwardPass {
     const auto at = static_cast<std::size_t>(index);
     if (op_node->pending.size() <= at) op_node->pending.resize(op_node->output_metas.size());
     Tensor& sum = op_node->pending[at];
-    sum = sum.defined() ? add(std::move(sum), std::move(gradient)) : std::move(gradient);
+    sum = sum.defined() ? sum_of_gradients(std::move(sum), std::move(gradient), op_node->output_metas[at].layout)
+                        : std::move(gradient);
     if (op_node->queued) return;
     op_node->queued = true;
     heap_.push_back(op_node);
@@ -242,6 +242,12 @@ Tensor on_ranks_of(const Tensor& root, Tensor grad) {
 
 }  // namespace
 
+Tensor sum_of_gradients(Tensor a, Tensor b, const Distributed* layout) {
+  static const Op& op = find_op("add");
+  Tensor in[] = {std::move(a), std::move(b)};
+  return std::move(call_op(op, in, {}, {.layout = layout})[0]);
+}
+
 void backward(const Tensor& root, const BackwardOptions& options) {
   check(root.defined() && root.requires_grad(),
         "backward: {} was not computed from anything that requires a gradient (is recording off, or was it detached?)",
@@ -372,12 +378,12 @@ Tensor* sum_to_extend(const Edge& edge, const Op& op) {
 
 void VjpCall::give_call(std::size_t i, const Op& op, std::span<Tensor> in, AttrsView op_attrs) {
   const Edge& edge = node_.next[i];
+  const Distributed* layout = node_.input_metas[i].layout;
   if (edge.node.get()->kind == Node::Kind::leaf) {
     auto& leaf = *static_cast<Leaf*>(edge.node.get());
     if (leaf.slot)
       if (const auto to = leaf.slot->sink().destination(*leaf.slot); takes(to.buffer, in)) {
-        const WantedLayout wanted(node_.input_metas[i].layout);
-        call_op_into(op, in, op_attrs, to.buffer, to.accumulate);
+        call_op_into(op, in, op_attrs, to.buffer, to.accumulate, {.layout = layout});
         leaf.received = true;
         leaf.slot->sink().wrote(*leaf.slot);
         return;
@@ -387,8 +393,8 @@ void VjpCall::give_call(std::size_t i, const Op& op, std::span<Tensor> in, Attrs
   const bool is_local = sum && !is_distributed(*sum) && std::ranges::none_of(in, is_distributed);
   if (is_local) return call_op_into(op, in, op_attrs, *sum, true);
   // How a distributed result will lie only the dist layer knows: it adds it in place if it lies as the sum does.
-  const WantedLayout wanted(node_.input_metas[i].layout, sum && is_distributed(*sum) ? sum : nullptr);
-  Tensor gradient = std::move(call_op(op, in, op_attrs)[0]);
+  const Wanted wanted{.layout = layout, .sum = sum && is_distributed(*sum) ? sum : nullptr};
+  Tensor gradient = std::move(call_op(op, in, op_attrs, wanted)[0]);
   if (sum && gradient.impl() == sum->impl()) return;
   for (Tensor& t : in) t = Tensor();  // one of them may have given its memory: the gradient is to be its only owner
   give(i, std::move(gradient));

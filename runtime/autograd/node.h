@@ -98,4 +98,7 @@ class Leaf final : public Node {
   bool received = false;
 };
 
+/// Two gradients of one value, added up; where they may lie in several ways, as the value does (`layout`, or null).
+Tensor sum_of_gradients(Tensor a, Tensor b, const Distributed* layout);
+
 }  // namespace sherd

@@ -21,8 +21,8 @@ class DefaultSink final : public GradSink {
   void wrote(Slot&) override {}
   void accept(Slot& slot, Tensor gradient) override {
     if (slot.grad().defined()) {
-      Tensor sum = add(slot.grad(), std::move(gradient));
-      slot.set_grad(std::move(sum));
+      const Distributed* layout = slot.has_value() ? slot.value().layout() : nullptr;
+      slot.set_grad(sum_of_gradients(slot.grad(), std::move(gradient), layout));
     } else {
       if (gradient.storage() && gradient.storage()->use_count() == 1)
         gradient.storage()->retag(MemoryCategory::gradients);

@@ -154,9 +154,9 @@ void write_into(const OpCall& call, const RowKernels& kernels, const Metas& meta
 
 // An alias has no kernel to write with: what it shows is copied.
 void call_view_into(const OpCall& call) {
-  OpCall alias{call.op, call.in, call.attrs};
+  OpCall alias{call.op, call.in, call.attrs, {}, false, call.wanted};
   Tensors shown = call_below_autograd(alias);
-  OpCall into{op::copy, shown, {}, call.into, call.accumulate};
+  OpCall into{op::copy, shown, {}, call.into, call.accumulate, call.wanted};
   call_below_autograd(into);
 }
 
@@ -230,15 +230,16 @@ void rethrow_with_context(const OpCall& call, Error& error) {
   throw;
 }
 
-Tensors call_op(const Op& op, std::span<Tensor> in, AttrsView attrs) {
-  OpCall call{op, in, attrs};
+Tensors call_op(const Op& op, std::span<Tensor> in, AttrsView attrs, Wanted wanted) {
+  OpCall call{op, in, attrs, {}, false, wanted};
   try {
     return dispatch(call);
   } catch (Error& error) { rethrow_with_context(call, error); }
 }
 
-void call_op_into(const Op& op, std::span<Tensor> in, AttrsView attrs, const Tensor& out, bool accumulate) {
-  OpCall call{op, in, attrs, {&out, 1}, accumulate};
+void call_op_into(const Op& op, std::span<Tensor> in, AttrsView attrs, const Tensor& out, bool accumulate,
+                  Wanted wanted) {
+  OpCall call{op, in, attrs, {&out, 1}, accumulate, wanted};
   try {
     if (op.traits.view) call_view_into(call);
     else call_below_autograd(call);

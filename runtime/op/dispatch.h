@@ -9,13 +9,24 @@
 
 namespace sherd {
 
+/// What the caller wishes of a distributed result, to be told to the dist layer.
+struct Wanted {
+  /// How it will have to lie; null: any way. Where a result could lie in several ways at the same price, it lies so at
+  /// once: the gradient of a sharded table is then made in parts, not made whole and cut.
+  const Distributed* layout = nullptr;
+  /// A distributed tensor that it is to be added to, if any. A result that lies as this does may be added in place, and
+  /// is this tensor then.
+  const Tensor* sum = nullptr;
+};
+
 /// Calls `op` from the top. Inputs are consumed: one that was moved in, is the only owner of its bytes and is no
 /// view may have its memory reused for the result. Errors carry op, inputs, module and rank.
-Tensors call_op(const Op& op, std::span<Tensor> in, AttrsView attrs);
+Tensors call_op(const Op& op, std::span<Tensor> in, AttrsView attrs, Wanted wanted = {});
 
 /// As call_op for rows of one output, which lands in `out` (same shape and dtype; distributed rows excepted).
 /// With `accumulate` it is added to what `out` holds. Never recorded on the tape: backward and optimizers use it.
-void call_op_into(const Op& op, std::span<Tensor> in, AttrsView attrs, const Tensor& out, bool accumulate);
+void call_op_into(const Op& op, std::span<Tensor> in, AttrsView attrs, const Tensor& out, bool accumulate,
+                  Wanted wanted = {});
 
 template <class... In>
 Tensor call(const Op& op, AttrsView attrs, In&&... in) {
@@ -39,6 +50,7 @@ struct OpCall {
   AttrsView attrs;
   std::span<const Tensor> into{};  ///< destinations, one per output, or none
   bool accumulate = false;
+  Wanted wanted{};
 };
 
 /// In a handler of `error`: adds op, inputs, module and rank, once, and rethrows it.

@@ -91,7 +91,7 @@ struct Op {
   std::string_view doc{};   ///< one sentence, with shapes
   Infer infer = nullptr;    ///< shapes and dtypes out of shapes, dtypes and attributes; throws on wrong calls
   std::string_view dims{};  ///< "mk,kn->mn", see dims.h; empty where it cannot say it
-  int (*along)(const Attrs&) = nullptr;  ///< the one dim of "..." that is whole, where the attributes name it
+  int (*along)(AttrsView) = nullptr;  ///< the one dim of "..." that is whole, where the attributes name it
   Traits traits{};
   Algebra algebra = Algebra::none;  ///< what rows that have dims do with Partial inputs
   Needs needs{};
