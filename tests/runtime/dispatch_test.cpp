@@ -6,9 +6,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/create_attrs.h"
 #include "runtime/op/ops.h"
-#include "runtime/op/reduce_attrs.h"
 #include "runtime/op/view_attrs.h"
 #include "tests/support/draw.h"
 #include "tests/support/near.h"
@@ -207,16 +205,6 @@ TEST(Dispatch, AnInnerErrorKeepsTheInnermostOp) {
     EXPECT_EQ(text.find("  op "), text.rfind("  op ")) << "more than one op line:\n" << text;
     EXPECT_NE(text.find('9'), std::string::npos) << text;
   }
-}
-
-TEST(Attrs, PrintAndCompareByTheirFields) {
-  const Attrs a = ReduceAttrs{0b101, true}, b = ReduceAttrs{0b101, true}, c = ReduceAttrs{0b101, false};
-  EXPECT_EQ(a.print(), "dims=5 keep=true");
-  EXPECT_EQ(a, b);
-  EXPECT_FALSE(a == c);
-  EXPECT_FALSE(a == Attrs(DimAttrs{5}));
-  EXPECT_EQ(Attrs().print(), "");
-  EXPECT_EQ(Attrs(FullAttrs{{2, 3}, 1.5, DType::bf16}).print(), "shape=[2,3] value=1.5 dtype=bf16");
 }
 
 }  // namespace
