@@ -290,6 +290,39 @@ TEST(DistLayer, F129_InPlaceKeepsTheLayout) {
   });
 }
 
+// Either operand of a sum may be moved to where the other lies, at the same price: who calls the row says which.
+TEST(DistLayer, AResultLiesAsItIsWantedWherePricesAreEqual) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor a = values({4, 4}, "a"), b = values({4, 4}, "b");
+    const Tensor rows = laid_out(a, Spec::of(mesh, Shard(0))), columns = laid_out(b, Spec::of(mesh, Shard(1)));
+    for (const Tensor* wanted : {&rows, &columns, &rows}) {
+      Tensor in[] = {rows, columns};
+      const Tensor sum = call_op(find_op("add"), in, {}, {.layout = wanted->layout()})[0];
+      EXPECT_EQ(describe(sum), describe(*wanted));
+      EXPECT_TRUE(same_bits(full_tensor(sum), add(a, b)));
+      EXPECT_EQ(describe(sum_of_gradients(rows, columns, wanted->layout())), describe(*wanted));
+    }
+  });
+}
+
+TEST(DistLayer, AResultIsAddedInPlaceToASumThatLiesAlike) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor a = values({4, 4}, "a"), b = values({4, 4}, "b"), c = values({4, 4}, "c");
+    const auto at = [&](const Tensor& whole, Placement p) { return laid_out(whole, Spec::of(mesh, p)); };
+    const auto product_into = [&](const Tensor& sum) {
+      Tensor in[] = {at(a, Shard(0)), at(b, Replicate())};
+      return Tensor(call_op(find_op("matmul"), in, {}, {.sum = &sum})[0]);
+    };
+    const Tensor rows = distribute(c, mesh, Shard(0)), columns = distribute(c, mesh, Shard(1));
+    EXPECT_EQ(product_into(rows).impl(), rows.impl());
+    EXPECT_TRUE(near(full_tensor(rows), add(c, matmul(a, b))));
+    EXPECT_TRUE(near(full_tensor(product_into(columns)), matmul(a, b)));
+    EXPECT_TRUE(same_bits(full_tensor(columns), c));
+  });
+}
+
 // Terms take terms; a value would have to be divided into them.
 TEST(DistLayer, F129_NothingIsWrittenIntoTermsButTerms) {
   run_ranks(2, [](const Group& group) {
