@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/op/op.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/nearest.h"
 
@@ -77,6 +78,14 @@ Attrs parse_attrs(const AttrKind& kind, std::string_view text, const AttrNames& 
   reader.fields(kind, block->object());
   check(reader.is_at_end(), "attributes end in a brace that none opens: {}", text);
   return Attrs(std::move(block));
+}
+
+Attrs parse_attrs(const Op& row, std::string_view text, const AttrNames& names) {
+  try {
+    if (row.attrs) return parse_attrs(*row.attrs, text, names);
+    check(text.empty(), "it carries no attributes, and the text has \"{}\"", text);
+    return {};
+  } catch (const Error& error) { throw Error(fmt::format("{}: {}", row.name, error.message())); }
 }
 
 void read_attrs(const AttrKind& kind, void* object, AttrReader& in) {

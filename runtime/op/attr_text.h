@@ -28,6 +28,9 @@ struct AttrNames {
 /// what no text can name.
 Attrs parse_attrs(const AttrKind& kind, std::string_view text, const AttrNames& names = {});
 
+/// The same for the row, which the error names. A row without attributes has an empty text.
+Attrs parse_attrs(const Op& row, std::string_view text, const AttrNames& names = {});
+
 /// Writes values, for AttrValue<T>::print.
 class AttrWriter {
  public:

@@ -89,6 +89,7 @@ struct RowKernels {
 struct Op {
   std::string_view name;
   std::string_view doc{};   ///< one sentence, with shapes
+  const AttrKind* attrs = nullptr;  ///< of the struct that its calls carry; null: none
   Infer infer = nullptr;    ///< shapes and dtypes out of shapes, dtypes and attributes; throws on wrong calls
   std::string_view dims{};  ///< "mk,kn->mn", see dims.h; empty where it cannot say it
   int (*along)(AttrsView) = nullptr;  ///< the one dim of "..." that is whole, where the attributes name it
