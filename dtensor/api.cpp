@@ -148,6 +148,7 @@ constinit const PlacementRow op::from_local{
     {
         .name = "from_local",
         .doc = "This rank's part, seen as a tensor over a mesh.",
+        .attrs = &attr_kind<FromLocalAttrs>,
         .traits = {.linear = true, .placement = true},
         .vjp = vjp_from_local,
     },
@@ -158,6 +159,7 @@ constinit const PlacementRow op::to_local{
     {
         .name = "to_local",
         .doc = "This rank's part as a plain tensor.",
+        .attrs = &attr_kind<ToLocalAttrs>,
         .traits = {.linear = true, .placement = true},
         .vjp = vjp_to_local,
     },

@@ -42,6 +42,7 @@ constinit const PlacementRow op::redistribute{
     {
         .name = "redistribute",
         .doc = "x in another layout of its mesh.",
+        .attrs = &attr_kind<RedistributeAttrs>,
         .traits = {.linear = true, .placement = true},
         .vjp = vjp_to_source,
     },
@@ -52,6 +53,7 @@ constinit const PlacementRow op::align_gradient{
     {
         .name = "align_gradient",
         .doc = "x; its gradient is brought to x's layout.",
+        .attrs = &attr_kind<RedistributeAttrs>,
         .traits = {.linear = true, .placement = true},
         .vjp = vjp_to_source,
     },

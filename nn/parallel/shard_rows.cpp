@@ -48,6 +48,7 @@ int last_input(const InferCall& c) { return static_cast<int>(c.in.size()); }
 constinit const Op kUnshard{
     .name = "unshard",
     .doc = "Gathers a unit's parameters from all ranks into their final place.",
+    .attrs = &attr_kind<UnitAttrs>,
     .infer = no_outputs,
     .traits = {.collective = true, .effect = true},
     .no_gradient = "effect",
@@ -56,6 +57,7 @@ constinit const Op kUnshard{
 constinit const Op kRelease{
     .name = "release",
     .doc = "Frees a unit's gathered parameters.",
+    .attrs = &attr_kind<UnitAttrs>,
     .infer = no_outputs,
     .traits = {.effect = true},
     .no_gradient = "effect",
@@ -64,6 +66,7 @@ constinit const Op kRelease{
 constinit const Op kGradientBuffer{
     .name = "gradient_buffer",
     .doc = "Bytes for gradients, not initialised.",
+    .attrs = &attr_kind<BufferAttrs>,
     .infer = [](const InferCall& c) { return Metas{TensorMeta{c.attrs.as<BufferAttrs>().shape, DType::u8}}; },
     .no_gradient = "no inputs",
     .category = MemoryCategory::gradients,
@@ -73,6 +76,7 @@ constinit const Op kGradientBuffer{
 constinit const Op kReduce{
     .name = "reduce",
     .doc = "Reduce-scatters a unit's full gradients into this rank's shards.",
+    .attrs = &attr_kind<UnitAttrs>,
     .infer = no_outputs,
     .traits = {.collective = true, .effect = true},
     .no_gradient = "effect",

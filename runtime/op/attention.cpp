@@ -114,6 +114,7 @@ constinit const Op op::scaled_dot_product_attention{
     .doc =
         "q [B, H, Tq, K], k and v [B, G, Tk, K] -> softmax(scale q k^T) v [B, H, Tq, K]; also the log of the "
         "sum of exponentials [B, H, Tq].",
+    .attrs = &attr_kind<AttentionAttrs>,
     .infer = infer_attention,
     .needs = {.inputs = 0b111, .outputs = 0b11},
     .vjp = attention_vjp,
@@ -123,6 +124,7 @@ constinit const Op op::scaled_dot_product_attention{
 constinit const Op op::scaled_dot_product_attention_backward{
     .name = "scaled_dot_product_attention_backward",
     .doc = "grad, q, k, v, result, log-sum-exp -> gradients of q, k and v.",
+    .attrs = &attr_kind<AttentionAttrs>,
     .infer = infer_attention_backward,
     .no_gradient = "first derivatives only",
     .flops = attention_backward_flops,
@@ -131,6 +133,7 @@ constinit const Op op::scaled_dot_product_attention_backward{
 constinit const Op op::rope{
     .name = "rope",
     .doc = "x [B, H, T, K]: pairs (i, i + K/2) of position p turn by p / theta^(2i/K), backwards if inverse.",
+    .attrs = &attr_kind<RopeAttrs>,
     .infer = infer_rope,
     .dims = "bht[k]->bht[k]",
     .traits = {.linear = true},

@@ -149,6 +149,7 @@ void AttrValue<ProcessGroup*>::read(ProcessGroup*& group, AttrReader& in) {
 constinit const Op op::all_reduce{
     .name = "all_reduce",
     .doc = "Reduces x over the ranks of a group; every rank gets the same bits.",
+    .attrs = &attr_kind<CollectiveAttrs>,
     .infer = infer_same,
     .traits = kCollective,
     .vjp = vjp_all_reduce,
@@ -157,6 +158,7 @@ constinit const Op op::all_reduce{
 constinit const Op op::all_gather{
     .name = "all_gather",
     .doc = "Concatenates the ranks' x [..., own part, ...] along a dim -> [..., size, ...], cut by the chunk rule.",
+    .attrs = &attr_kind<CollectiveAttrs>,
     .infer = infer_all_gather,
     .traits = kCollective,
     .vjp = vjp_all_gather,
@@ -165,6 +167,7 @@ constinit const Op op::all_gather{
 constinit const Op op::reduce_scatter{
     .name = "reduce_scatter",
     .doc = "Reduces x [..., size, ...] over the ranks and keeps this rank's chunk of a dim.",
+    .attrs = &attr_kind<CollectiveAttrs>,
     .infer = infer_reduce_scatter,
     .traits = kCollective,
     .vjp = vjp_reduce_scatter,
@@ -175,6 +178,7 @@ constinit const Op op::all_to_all{
     .doc =
         "From x [..., own part, ..., S, ...], cut along one dim, to [..., size, ..., own chunk of S, ...], cut "
         "along another.",
+    .attrs = &attr_kind<CollectiveAttrs>,
     .infer = infer_all_to_all,
     .traits = kCollective,
     .vjp = vjp_all_to_all,
@@ -183,6 +187,7 @@ constinit const Op op::all_to_all{
 constinit const Op op::broadcast{
     .name = "broadcast",
     .doc = "The root's x on every rank.",
+    .attrs = &attr_kind<CollectiveAttrs>,
     .infer = infer_broadcast,
     .traits = kCollective,
     .no_gradient = "distributes values before training",

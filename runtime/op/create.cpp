@@ -29,6 +29,7 @@ Metas infer_arange(const InferCall& call) {
 constinit const Op op::full{
     .name = "full",
     .doc = "-> shape: every element is `value`.",
+    .attrs = &attr_kind<FullAttrs>,
     .infer = infer_full,
     .no_gradient = "no tensor input",
     .device = [](AttrsView attrs) { return attrs.as<FullAttrs>().device; },
@@ -37,6 +38,7 @@ constinit const Op op::full{
 constinit const Op op::arange{
     .name = "arange",
     .doc = "-> [count]: 0, 1, ... count-1.",
+    .attrs = &attr_kind<ArangeAttrs>,
     .infer = infer_arange,
     .no_gradient = "no tensor input",
     .device = [](AttrsView attrs) { return attrs.as<ArangeAttrs>().device; },

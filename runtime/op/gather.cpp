@@ -99,6 +99,7 @@ void topk_vjp(VjpCall& c) {
 constinit const Op op::gather{
     .name = "gather",
     .doc = "x [..., N, ...], index [..., M, ...] -> elements of x along dim [..., M, ...].",
+    .attrs = &attr_kind<DimAttrs>,
     .infer = infer_gather,
     .traits = {.linear = true},
     .needs = {.inputs = 0b10},
@@ -108,6 +109,7 @@ constinit const Op op::gather{
 constinit const Op op::gather_backward{
     .name = "gather_backward",
     .doc = "grad [..., M, ...], index [..., M, ...] -> `shape`: summed in the order of index, zero elsewhere.",
+    .attrs = &attr_kind<GatherBackwardAttrs>,
     .infer = infer_gather_backward,
     .traits = {.linear = true},
     .needs = {.inputs = 0b10},
@@ -119,6 +121,7 @@ constinit const Op op::scatter{
     .doc =
         "x [..., N, ...], index and source [..., M, ...] -> x with the source's elements where the index "
         "says; of several for one place the last.",
+    .attrs = &attr_kind<DimAttrs>,
     .infer = infer_scatter,
     .needs = {.inputs = 0b10},
     .vjp = scatter_vjp,
@@ -129,6 +132,7 @@ constinit const Op op::scatter_backward{
     .doc =
         "grad [..., N, ...], index [..., M, ...] -> grad with zeros where scatter wrote; grad at the source's "
         "elements that stayed, zero for the others.",
+    .attrs = &attr_kind<DimAttrs>,
     .infer = infer_scatter_backward,
     .traits = {.linear = true},
     .no_gradient = "derivative row; there is no double backward",
@@ -139,6 +143,7 @@ constinit const Op op::scatter_add{
     .doc =
         "x [..., N, ...], index and source [..., M, ...] -> x with the source's elements added where the "
         "index says, in its order.",
+    .attrs = &attr_kind<DimAttrs>,
     .infer = infer_scatter,
     .needs = {.inputs = 0b10},
     .vjp = scatter_add_vjp,
@@ -149,6 +154,7 @@ constinit const Op op::topk{
     .doc =
         "x [..., N, ...] -> the k largest along dim, largest first, NaN above all, equal ones in order; and "
         "their i64 indices.",
+    .attrs = &attr_kind<TopKAttrs>,
     .infer = infer_topk,
     .needs = {.outputs = 0b10},
     .vjp = topk_vjp,

@@ -134,6 +134,7 @@ void index_select_vjp(VjpCall& c) {
 constinit const Op op::cat{
     .name = "cat",
     .doc = "tensors -> one after the other along `dim`.",
+    .attrs = &attr_kind<DimAttrs>,
     .infer = infer_cat,
     .traits = {.linear = true},
     .vjp = cat_vjp,
@@ -142,6 +143,7 @@ constinit const Op op::cat{
 constinit const Op op::pad_to{
     .name = "pad_to",
     .doc = "x -> x at `start` of a dim of `size`, zeros around: the gradient of narrow.",
+    .attrs = &attr_kind<PadToAttrs>,
     .infer = infer_pad_to,
     .traits = {.linear = true, .accumulates = true},
     .vjp = pad_to_vjp,
@@ -150,6 +152,7 @@ constinit const Op op::pad_to{
 constinit const Op op::embedding{
     .name = "embedding",
     .doc = "table [V, D], ids [...] -> rows of the table [..., D]; zeros for ids of another part.",
+    .attrs = &attr_kind<EmbeddingAttrs>,
     .infer = infer_embedding,
     .dims = "vd,...->...d",
     .traits = {.linear = true},
@@ -162,6 +165,7 @@ constinit const Op op::embedding_backward{
     .doc =
         "grad [..., D], ids [...] -> [rows, D]: each row's gradients summed in the order of ids; ids of "
         "another part are skipped.",
+    .attrs = &attr_kind<EmbeddingAttrs>,
     .infer = infer_embedding_backward,
     .traits = {.linear = true, .accumulates = true},
     .no_gradient = "derivative row; there is no double backward",
@@ -170,6 +174,7 @@ constinit const Op op::embedding_backward{
 constinit const Op op::index_select{
     .name = "index_select",
     .doc = "x [..., N, ...], index [M] -> [..., M, ...]: elements of one dim.",
+    .attrs = &attr_kind<DimAttrs>,
     .infer = infer_index_select,
     .traits = {.linear = true},
     .needs = {.inputs = 0b10},
@@ -179,6 +184,7 @@ constinit const Op op::index_select{
 constinit const Op op::index_select_backward{
     .name = "index_select_backward",
     .doc = "grad [..., M, ...], index [M] -> [..., size, ...]: summed in the order of index.",
+    .attrs = &attr_kind<PadToAttrs>,
     .infer = infer_index_select_backward,
     .traits = {.linear = true, .accumulates = true},
     .no_gradient = "derivative row; there is no double backward",

@@ -133,6 +133,7 @@ constinit const Op op::cross_entropy{
     .doc =
         "logits [..., V], targets [...] -> 0-d mean negative log likelihood; also the log of the sum of "
         "exponentials [...] and the number of targets that count.",
+    .attrs = &attr_kind<CrossEntropyAttrs>,
     .infer = infer_cross_entropy,
     .needs = {.inputs = 0b11, .outputs = 0b110},
     .vjp = cross_entropy_vjp,
@@ -143,6 +144,7 @@ constinit const Op op::cross_entropy_backward{
     .doc =
         "grad, logits, targets, log-sum-exp, count -> (softmax - one hot) * grad / count; of the columns of "
         "a part, where the others make up the log-sum-exp.",
+    .attrs = &attr_kind<CrossEntropyAttrs>,
     .infer = infer_cross_entropy_backward,
     .dims = ",...v,...,...,->...v",
     .algebra = Algebra::linear,
@@ -154,6 +156,7 @@ constinit const Op op::linear_cross_entropy{
     .doc =
         "x [..., K], weight [V, K], targets [...] -> cross_entropy of x weight^T, in chunks of rows; outputs "
         "as cross_entropy.",
+    .attrs = &attr_kind<CrossEntropyAttrs>,
     .infer = infer_linear_cross_entropy,
     .needs = {.inputs = 0b111, .outputs = 0b110},
     .vjp = linear_cross_entropy_vjp,
@@ -164,6 +167,7 @@ constinit const Op op::cross_entropy_parts{
     .doc =
         "logits [..., V here], targets [...] -> of these columns the largest logit [...], the sum of "
         "exp(logit - largest) [...] and the target's logit [...], 0 if it is not here.",
+    .attrs = &attr_kind<CrossEntropyAttrs>,
     .infer = infer_cross_entropy_parts,
     .no_gradient = kStep,
 };
@@ -173,6 +177,7 @@ constinit const Op op::linear_cross_entropy_parts{
     .doc =
         "x [..., K], weight [V here, K], targets [...] -> cross_entropy_parts of x weight^T, in chunks of "
         "rows.",
+    .attrs = &attr_kind<CrossEntropyAttrs>,
     .infer = infer_linear_cross_entropy_parts,
     .no_gradient = kStep,
 };

@@ -42,6 +42,7 @@ Tensor run_loss_gradient(const CrossEntropyAttrs& attrs, LossInputs in, LossChun
 constinit const Op op::linear_cross_entropy_backward{
     .name = "linear_cross_entropy_backward",
     .doc = "grad, x, weight, targets, log-sum-exp, count -> the gradients of x and of the weight.",
+    .attrs = &attr_kind<LossGradientAttrs>,
     .infer = infer_loss_gradient,
     .traits = {.distributed_only = true},
     .no_gradient = "first derivatives only",

@@ -106,6 +106,7 @@ double rms_norm_backward_flops(const InferCall& c) { return norm_flops(c, 1, 2, 
 constinit const Op op::softmax{
     .name = "softmax",
     .doc = "exp(x) divided by its sum along `dim`, without overflow.",
+    .attrs = &attr_kind<DimAttrs>,
     .infer = infer_softmax,
     .dims = "...->...",
     .along = softmax_dim,
@@ -116,6 +117,7 @@ constinit const Op op::softmax{
 constinit const Op op::softmax_backward{
     .name = "softmax_backward",
     .doc = "grad, y -> y * (grad - sum of grad * y along `dim`).",
+    .attrs = &attr_kind<DimAttrs>,
     .infer = infer_softmax_backward,
     .dims = "...,...->...",
     .along = softmax_dim,
@@ -126,6 +128,7 @@ constinit const Op op::softmax_backward{
 constinit const Op op::log_softmax{
     .name = "log_softmax",
     .doc = "x minus the log of the sum of exp(x) along `dim`, without overflow.",
+    .attrs = &attr_kind<DimAttrs>,
     .infer = infer_softmax,
     .dims = "...->...",
     .along = softmax_dim,
@@ -136,6 +139,7 @@ constinit const Op op::log_softmax{
 constinit const Op op::log_softmax_backward{
     .name = "log_softmax_backward",
     .doc = "grad, y -> grad - exp(y) * sum of grad along `dim`.",
+    .attrs = &attr_kind<DimAttrs>,
     .infer = infer_softmax_backward,
     .dims = "...,...->...",
     .along = softmax_dim,
@@ -148,6 +152,7 @@ constinit const Op op::layer_norm{
     .doc =
         "x [..., D], weight [D] and bias [D] or undefined -> (x - mean) * rstd * weight + bias; also mean "
         "and rstd [...].",
+    .attrs = &attr_kind<NormAttrs>,
     .infer = infer_layer_norm,
     .dims = "...[d],[d],[d]->...[d],...,...",
     .needs = {.inputs = 0b111, .outputs = 0b110},
@@ -169,6 +174,7 @@ constinit const Op op::layer_norm_backward{
 constinit const Op op::rms_norm{
     .name = "rms_norm",
     .doc = "x [..., D], weight [D] or undefined -> x * rstd * weight; also rstd [...].",
+    .attrs = &attr_kind<NormAttrs>,
     .infer = infer_rms_norm,
     .dims = "...[d],[d]->...[d],...",
     .needs = {.inputs = 0b11, .outputs = 0b10},

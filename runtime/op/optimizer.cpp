@@ -137,6 +137,7 @@ constinit const Op op::adamw{
     .doc =
         "AdamW with decoupled decay over lists: parameters, first and second moments (written in place), "
         "gradients, then 0-d lr, step, scale. A scale that is not finite: nothing is written.",
+    .attrs = &attr_kind<AdamWAttrs>,
     .infer = infer_adamw,
     .traits = {.effect = true, .local_extents = true},
     .no_gradient = "effect",
@@ -149,6 +150,7 @@ constinit const Op op::sgd{
     .doc =
         "SGD with momentum over lists: parameters, momenta (written in place; none when momentum is 0), "
         "gradients, then 0-d lr, scale. A scale that is not finite: nothing is written.",
+    .attrs = &attr_kind<SgdAttrs>,
     .infer = infer_sgd,
     .traits = {.effect = true, .local_extents = true},
     .no_gradient = "effect",
@@ -159,6 +161,7 @@ constinit const Op op::sgd{
 constinit const Op op::power_sum{
     .name = "power_sum",
     .doc = "0-d f64 sum of |x|^p over a list of tensors (max |x| for p = infinity), this rank's elements.",
+    .attrs = &attr_kind<PowerSumAttrs>,
     .infer = infer_power_sum,
     .traits = {.local_extents = true},
     .no_gradient = "a statistic of gradients",

@@ -167,10 +167,11 @@ constexpr Op comparison(std::string_view name, std::string_view doc, Algebra alg
           .no_gradient = "bool result"};
 }
 
-constexpr Op with_constant(std::string_view name, std::string_view doc, Infer infer, Algebra algebra, Needs needs,
-                           Vjp vjp, Traits traits = kPointwise) {
+constexpr Op with_constant(std::string_view name, std::string_view doc, const AttrKind& attrs, Infer infer,
+                           Algebra algebra, Needs needs, Vjp vjp, Traits traits = kPointwise) {
   return {.name = name,
           .doc = doc,
+          .attrs = &attrs,
           .infer = infer,
           .dims = kUnary,
           .traits = traits,
@@ -239,22 +240,24 @@ constinit const Op op::logical_or =
 
 // ---- with constants ----
 
-constinit const Op op::add_scalar =
-    with_constant("add_scalar", "x -> x + value, in x's dtype.", infer_constant, Algebra::shift, {}, add_scalar_vjp);
-constinit const Op op::mul_scalar = with_constant("mul_scalar", "x -> x * value, in x's dtype.", infer_constant,
-                                                  Algebra::linear, {}, mul_scalar_vjp, kLinear);
-constinit const Op op::pow_scalar =
-    with_constant("pow_scalar", "x -> x ^ value, in x's dtype.", infer_pow, Algebra::none, kInput, pow_scalar_vjp);
-constinit const Op op::clamp = with_constant("clamp", "x -> x, raised to low and lowered to high; NaN stays.",
-                                             infer_clamp, Algebra::increasing, kInput, clamp_vjp);
+constinit const Op op::add_scalar = with_constant("add_scalar", "x -> x + value, in x's dtype.", attr_kind<ScalarAttrs>,
+                                                  infer_constant, Algebra::shift, {}, add_scalar_vjp);
+constinit const Op op::mul_scalar = with_constant("mul_scalar", "x -> x * value, in x's dtype.", attr_kind<ScalarAttrs>,
+                                                  infer_constant, Algebra::linear, {}, mul_scalar_vjp, kLinear);
+constinit const Op op::pow_scalar = with_constant("pow_scalar", "x -> x ^ value, in x's dtype.", attr_kind<ScalarAttrs>,
+                                                  infer_pow, Algebra::none, kInput, pow_scalar_vjp);
+constinit const Op op::clamp =
+    with_constant("clamp", "x -> x, raised to low and lowered to high; NaN stays.", attr_kind<ClampAttrs>, infer_clamp,
+                  Algebra::increasing, kInput, clamp_vjp);
 constinit const Op op::cast =
-    with_constant("cast", "x -> x in another dtype; floats to integers truncate, to bool is != 0.", infer_cast,
-                  Algebra::linear | Algebra::increasing | Algebra::between_floats, {}, cast_vjp,
-                  {.pointwise = true, .linear = true, .accumulates = true});
+    with_constant("cast", "x -> x in another dtype; floats to integers truncate, to bool is != 0.",
+                  attr_kind<CastAttrs>, infer_cast, Algebra::linear | Algebra::increasing | Algebra::between_floats, {},
+                  cast_vjp, {.pointwise = true, .linear = true, .accumulates = true});
 
 constinit const Op op::clamp_backward{
     .name = "clamp_backward",
     .doc = "grad, x -> grad where low <= x <= high, else 0.",
+    .attrs = &attr_kind<ClampAttrs>,
     .infer = infer_backward,
     .dims = kBinary,
     .traits = kPointwise,

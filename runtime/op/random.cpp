@@ -67,6 +67,7 @@ constexpr std::string_view kNoInput = "no differentiable input";
 constinit const Op op::random_normal{
     .name = "random_normal",
     .doc = "step (0-d i64, or none) -> shape: normal with mean a and deviation b.",
+    .attrs = &attr_kind<RandomAttrs>,
     .infer = infer_random,
     .no_gradient = kNoInput,
     .device = device_of_random,
@@ -75,6 +76,7 @@ constinit const Op op::random_normal{
 constinit const Op op::random_uniform{
     .name = "random_uniform",
     .doc = "step (0-d i64, or none) -> shape: uniform in [a, b).",
+    .attrs = &attr_kind<RandomAttrs>,
     .infer = infer_random,
     .no_gradient = kNoInput,
     .device = device_of_random,
@@ -83,6 +85,7 @@ constinit const Op op::random_uniform{
 constinit const Op op::dropout{
     .name = "dropout",
     .doc = "x, step (0-d i64, or none) -> x / (1 - p), or 0 with probability p.",
+    .attrs = &attr_kind<DropoutAttrs>,
     .infer = infer_dropout,
     .dims = "...,->...",
     .traits = {.linear = true},

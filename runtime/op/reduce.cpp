@@ -152,12 +152,24 @@ constexpr Needs kBoth{.inputs = 0b1, .outputs = 0b1};
 constexpr std::string_view kNoSlope = "integer or bool result";
 
 constexpr Op reduction(std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp) {
-  return {.name = name, .doc = doc, .infer = infer, .needs = needs, .vjp = vjp, .no_gradient = vjp ? "" : kNoSlope};
+  return {.name = name,
+          .doc = doc,
+          .attrs = &attr_kind<ReduceAttrs>,
+          .infer = infer,
+          .needs = needs,
+          .vjp = vjp,
+          .no_gradient = vjp ? "" : kNoSlope};
 }
 
 // Also adds to what is there.
-constexpr Op linear_reduction(std::string_view name, std::string_view doc, Infer infer, Vjp vjp) {
-  return {.name = name, .doc = doc, .infer = infer, .traits = {.linear = true, .accumulates = true}, .vjp = vjp};
+constexpr Op linear_reduction(std::string_view name, std::string_view doc, Infer infer, Vjp vjp,
+                              const AttrKind& attrs = attr_kind<ReduceAttrs>) {
+  return {.name = name,
+          .doc = doc,
+          .attrs = &attrs,
+          .infer = infer,
+          .traits = {.linear = true, .accumulates = true},
+          .vjp = vjp};
 }
 
 }  // namespace
@@ -165,7 +177,8 @@ constexpr Op linear_reduction(std::string_view name, std::string_view doc, Infer
 constinit const Op op::sum =
     linear_reduction("sum", "x -> sum over dims; bool and integers sum to i64.", infer_sum, sum_vjp);
 constinit const Op op::sum_to =
-    linear_reduction("sum_to", "x -> sum over the dims along which `shape` broadcasts to x.", infer_sum_to, sum_to_vjp);
+    linear_reduction("sum_to", "x -> sum over the dims along which `shape` broadcasts to x.", infer_sum_to, sum_to_vjp,
+                     attr_kind<SumToAttrs>);
 constinit const Op op::mean = linear_reduction("mean", "x -> mean over dims.", infer_mean, mean_vjp);
 
 constinit const Op op::var{
@@ -173,6 +186,7 @@ constinit const Op op::var{
     .doc =
         "x -> sum over dims of squared distances from the mean, divided by n - correction; and the mean, f32 "
         "(f64 of f64).",
+    .attrs = &attr_kind<VarAttrs>,
     .infer = infer_var,
     .needs = {.inputs = 0b1, .outputs = 0b10},
     .vjp = var_vjp,

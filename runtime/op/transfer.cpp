@@ -37,6 +37,7 @@ void transfer_vjp(VjpCall& c) { c.give(0, to(c.grad(), c.in_device(0))); }
 constinit const Op op::to_device{
     .name = "to_device",
     .doc = "x -> the same values on another device.",
+    .attrs = &attr_kind<TransferAttrs>,
     .infer = infer_like_first,
     .dims = "...->...",
     .traits = {.linear = true},

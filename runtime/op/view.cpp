@@ -145,6 +145,7 @@ constexpr Traits kView{.view = true, .linear = true};
 constinit const Op op::view{
     .name = "view",
     .doc = "x -> the same elements in row-major order as another shape.",
+    .attrs = &attr_kind<ShapeAttrs>,
     .infer = infer_view,
     .traits = kView,
     .vjp = view_vjp,
@@ -153,6 +154,7 @@ constinit const Op op::view{
 constinit const Op op::permute{
     .name = "permute",
     .doc = "x -> dims in another order.",
+    .attrs = &attr_kind<PermuteAttrs>,
     .infer = infer_permute,
     .traits = kView,
     .vjp = permute_vjp,
@@ -161,6 +163,7 @@ constinit const Op op::permute{
 constinit const Op op::expand{
     .name = "expand",
     .doc = "x -> repeated along dims of size 1 and new leading dims.",
+    .attrs = &attr_kind<ShapeAttrs>,
     .infer = infer_expand,
     .traits = kView,
     .vjp = expand_vjp,
@@ -169,6 +172,7 @@ constinit const Op op::expand{
 constinit const Op op::narrow{
     .name = "narrow",
     .doc = "x -> elements start ... start + length - 1 of one dim.",
+    .attrs = &attr_kind<NarrowAttrs>,
     .infer = infer_narrow,
     .traits = kView,
     .vjp = narrow_vjp,

@@ -96,7 +96,7 @@ TEST(Capture, HostMadeTensorsAreConstantsAndNotDonated) {
             "#0 f32[]\n"
             "%0 f32[] = mul(#0, $0)\n"
             "return %0\n");
-  EXPECT_EQ(*reinterpret_cast<const float*>(graph.value(1).held->data()), 2.0f);
+  EXPECT_EQ(*reinterpret_cast<const float*>(graph.value(1).held->read()), 2.0f);
 }
 
 TEST(Capture, WritingIntoHostMadeTensorsIsRefused) {

@@ -12,6 +12,7 @@
 #include "nn/parallel/shard_group.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/attr_text.h"
 #include "tests/parallel/nets.h"
 #include "tests/parallel/replay.h"
 #include "tests/support/expect_error.h"
@@ -180,6 +181,9 @@ TEST(FullyShardReplayText, GathersReductionsAndReleasesAreVisible) {
     const std::string text = to_string(*step.graph());
     for (const char* part : {"unshard(", "restores &", "releases &", "reduce(", "{unit=blocks.0", "adamw("})
       EXPECT_NE(text.find(part), std::string::npos) << part << " is not in\n" << text;
+    for (const GraphNode& node : step.graph()->nodes)
+      if (node.op->name == "unshard")
+        expect_error([&] { parse_attrs(*node.op, node.attrs.print()); }, {"unshard: unit = ", "which no text names"});
   });
 }
 

@@ -230,7 +230,7 @@ void expect_gaps_are_zero(nn::Module& module) {
       std::fill_n(owned.begin() + static_cast<std::ptrdiff_t>(begin), local.bytes(), true);
     }
     for (std::size_t i = 0; i < owned.size(); ++i)
-      if (!owned[i]) { ASSERT_EQ(arena->data()[i], std::byte{0}) << group->name() << " byte " << i; }
+      if (!owned[i]) { ASSERT_EQ(arena->read()[i], std::byte{0}) << group->name() << " byte " << i; }
   }
 }
 

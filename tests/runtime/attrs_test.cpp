@@ -153,14 +153,24 @@ AttrNames names() {
 TEST(ParseAttrs, ReadsWhatEveryCaseOfEveryRowPrints) {
   std::size_t num_read = 0;
   for (const OpCase& c : op_cases()) {
-    if (c.attrs.empty()) continue;
-    const Attrs read = parse_attrs(*c.attrs.kind(), c.attrs.print(), names());
+    const Attrs read = parse_attrs(find_op(c.op), c.attrs.print(), names());
     EXPECT_TRUE(read == c.attrs) << c.op << " " << c.name << ": " << c.attrs.print();
     EXPECT_EQ(read.hash(), c.attrs.hash());
     EXPECT_EQ(read.print(), c.attrs.print());
-    ++num_read;
+    num_read += !read.empty();
   }
   EXPECT_GT(num_read, 100u);
+}
+
+TEST(ParseAttrs, RowsNameTheStructThatTheirCallsCarry) {
+  for (const OpCase& c : op_cases()) {
+    const Op& row = find_op(c.op);
+    ASSERT_EQ(row.attrs == nullptr, c.attrs.empty()) << c.op;
+    if (row.attrs) { EXPECT_TRUE(*row.attrs == *c.attrs.kind()) << c.op; }
+  }
+  expect_error([] { parse_attrs(find_op("narrow"), "dim=0 start=3x length=4"); },
+               {"narrow: start = 3x is no integer; attributes are dim, start, length"});
+  expect_error([] { parse_attrs(find_op("add"), "dim=0"); }, {"add: it carries no attributes", "dim=0"});
 }
 
 TEST(ParseAttrs, FieldsComeInAnyOrderAndSomeHaveDefaults) {

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/op/attention_attrs.h"
 #include "runtime/op/index_attrs.h"
+#include "runtime/op/norm_attrs.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/optimizer_attrs.h"
 #include "runtime/op/reduce_attrs.h"
 #include "runtime/op/view_attrs.h"
 
@@ -104,7 +107,7 @@ TEST(Dims, SizesThatDisagreeAreErrorsNamingBoth) {
   EXPECT_NE(message("...,...->...", {{3}, {4}}).find("do not broadcast"), std::string::npos);
 }
 
-OpCost cost(const Op& row, const std::vector<Tensor>& in, const Attrs& attrs = {}) {
+OpCost cost(const Op& row, const std::vector<Tensor>& in, AttrsView attrs = {}) {
   return op_cost(row, in, attrs, row.infer({row, in, attrs}));
 }
 

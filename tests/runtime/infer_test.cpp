@@ -4,7 +4,12 @@
 
 #include <gtest/gtest.h>
 
-#include "runtime/op/attr_types.h"
+#include "runtime/op/attention_attrs.h"
+#include "runtime/op/index_attrs.h"
+#include "runtime/op/norm_attrs.h"
+#include "runtime/op/optimizer_attrs.h"
+#include "runtime/op/random_attrs.h"
+#include "runtime/op/view_attrs.h"
 #include "runtime/op/dims.h"
 #include "runtime/op/ops.h"
 #include "tests/support/message_of.h"
@@ -15,7 +20,7 @@ namespace {
 
 TensorMeta meta(const Shape& shape, DType dtype = DType::f32) { return {.shape = shape, .dtype = dtype}; }
 
-Metas infer(const char* row, const std::vector<TensorMeta>& in, const Attrs& attrs = {}) {
+Metas infer(const char* row, const std::vector<TensorMeta>& in, AttrsView attrs = {}) {
   const Op& op = find_op(row);
   return op.infer({op, in, attrs});
 }
@@ -33,7 +38,7 @@ std::vector<TensorMeta> shapes_of(std::span<const Tensor> tensors) {
   return metas;
 }
 
-void expect_same_answers(const Op& op, const Attrs& attrs, std::span<const Tensor> tensors,
+void expect_same_answers(const Op& op, AttrsView attrs, std::span<const Tensor> tensors,
                          std::span<const TensorMeta> metas) {
   const InferCall with{op, tensors, attrs}, without{op, metas, attrs};
   const Metas expected = op.infer(with), actual = op.infer(without);
@@ -44,11 +49,11 @@ void expect_same_answers(const Op& op, const Attrs& attrs, std::span<const Tenso
     EXPECT_EQ(actual[i].steps(), expected[i].steps()) << "output " << i;
     EXPECT_EQ(actual[i].offset, expected[i].offset) << "output " << i;
   }
-  if (const Scratch scratch = op.scratch[static_cast<std::size_t>(Device::Kind::cpu)]) {
+  if (const Scratch scratch = op_table().kernels(op).scratch[static_cast<std::size_t>(Device::Kind::cpu)]) {
     EXPECT_EQ(scratch(without), scratch(with));
   }
   if (op.mutated) { EXPECT_EQ(op.mutated(without), op.mutated(with)); }
-  const OpCost cost = op_cost(op, metas, actual), expected_cost = op_cost(op, tensors, expected);
+  const OpCost cost = op_cost(op, metas, attrs, actual), expected_cost = op_cost(op, tensors, attrs, expected);
   EXPECT_EQ(cost.flops, expected_cost.flops);
   EXPECT_EQ(cost.bytes, expected_cost.bytes);
 }

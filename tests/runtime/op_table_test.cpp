@@ -16,7 +16,7 @@
 namespace sherd::testing {
 namespace {
 
-Metas infer_copy(const InferCall& call) { return {{.shape = call.in[0].shape(), .dtype = call.in[0].dtype()}}; }
+Metas infer_copy(const InferCall& call) { return {{.shape = call.in[0].shape, .dtype = call.in[0].dtype}}; }
 
 constexpr Op test_row(std::string_view name) { return {.name = name, .infer = infer_copy, .no_gradient = "test"}; }
 

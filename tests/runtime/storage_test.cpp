@@ -49,7 +49,7 @@ TEST(Storage, ReleaseAndRestoreUnderLivingHandles) {
 TEST(Storage, EmptyIsAlwaysPresent) {
   const Ref<Storage> s = Storage::allocate(0, activations);
   EXPECT_TRUE(s->is_present());
-  EXPECT_EQ(s->data(), nullptr);
+  EXPECT_EQ(s->read(), nullptr);
 }
 
 TEST(Storage, BorrowedMemoryIsGivenBackOnceByTheLastHandle) {
@@ -84,7 +84,7 @@ class Unit final : public StorageOwner {
   void gather() {
     if (storage_->is_present()) return;
     storage_->restore_data();
-    auto* values = reinterpret_cast<double*>(storage_->data());
+    auto* values = reinterpret_cast<double*>(storage_->write());
     for (int i = 0; i < 3; ++i) values[i] = i + 1;
     storage_->set_version(7);
   }
