@@ -50,11 +50,13 @@ void RankContext::drain_queues() noexcept {
   for (const Ref<Queue>& queue : queues_) queue->drain();
 }
 
-// A rank that ends by an exception does not come to what its peers wait for. Work of one queue may wait for another's.
+// A rank that ends by an exception does not come to what its peers wait for. Work of one queue may wait for another's,
+// so all are aborted before any is waited for.
 void RankContext::close_queues() noexcept {
   const std::string reason = fmt::format("{} ended by an exception", rank_text.empty() ? "the rank" : rank_text);
-  const bool unwinding = std::uncaught_exceptions() > exceptions_at_start_;
-  for (const Ref<Queue>& queue : queues_) queue->close(unwinding ? &reason : nullptr);
+  if (std::uncaught_exceptions() > exceptions_at_start_)
+    for (const Ref<Queue>& queue : queues_) queue->abort(reason);
+  for (const Ref<Queue>& queue : queues_) queue->close();
   queues_.clear();
 }
 

@@ -80,7 +80,7 @@ HostQueue::HostQueue(std::string_view name, int index, bool spins)
     : Queue(name, index), spins_(spins), owner_(std::this_thread::get_id()) {}
 
 HostQueue::~HostQueue() {
-  if (thread_.joinable()) close(nullptr);
+  if (thread_.joinable()) close();
 }
 
 // What must be over before the item starts. Work of this queue is anyway.
@@ -289,17 +289,18 @@ void HostQueue::drain() noexcept {
   forgive();
 }
 
-void HostQueue::close(const std::string* abort_reason) noexcept {
-  if (abort_reason) {
-    std::function<void(std::string_view)> abort;
-    {
-      const std::lock_guard lock(mutex_);
-      if (done_.load() < submitted_)
-        failures_.push_back({done_.load() + 1, kOpen, std::make_exception_ptr(CommError(*abort_reason))});
-      if (running_) abort = running_->abort;
-    }
-    if (abort) abort(*abort_reason);
+void HostQueue::abort(const std::string& reason) noexcept {
+  std::function<void(std::string_view)> abort_running;
+  {
+    const std::lock_guard lock(mutex_);
+    if (done_.load() < submitted_)
+      failures_.push_back({done_.load() + 1, kOpen, std::make_exception_ptr(CommError(reason))});
+    if (running_) abort_running = running_->abort;
   }
+  if (abort_running) abort_running(reason);
+}
+
+void HostQueue::close() noexcept {
   drain();
   {
     const std::lock_guard lock(mutex_);

@@ -53,7 +53,8 @@ class HostQueue final : public Queue {
   void wait(const Event& event) override;
   Event record() override { return Event(this, submitted_); }
   void drain() noexcept override;
-  void close(const std::string* abort_reason) noexcept override;
+  void abort(const std::string& reason) noexcept override;
+  void close() noexcept override;
   /// Items that still hold their storages.
   std::size_t num_in_flight() const;
 

@@ -65,8 +65,10 @@ class Queue : public RefCounted {
   virtual Event record() = 0;
   /// Blocks until everything submitted is done. Drops errors.
   virtual void drain() noexcept = 0;
-  /// drain(), or with a reason: skips what has not started and aborts what runs. Nothing may be submitted afterwards.
-  virtual void close(const std::string* abort_reason) noexcept = 0;
+  /// Skips what has not started and aborts what runs, for a rank that does not come to what its peers wait for.
+  virtual void abort(const std::string& reason) noexcept = 0;
+  /// drain(). Nothing may be submitted afterwards.
+  virtual void close() noexcept = 0;
 
  protected:
   Queue(std::string_view name, int index) : name_(name), index_(index) {}

@@ -60,15 +60,22 @@ void Storage::release_data() {
 void Storage::lend(const Event& event, bool writes) {
   if (writes) {
     last_write_ = event;
-    last_reads_ = {};
+    if (last_reads_) last_reads_->clear();
     guard_ = static_cast<std::uint8_t>(kBeingWritten | (guard_ & kWatched));
   } else {
-    const auto same_queue = std::ranges::find(last_reads_, event.queue(), &Event::queue);
-    if (same_queue != last_reads_.end()) *same_queue = event;
-    else last_reads_.push_back(event);
+    if (!last_reads_) last_reads_ = std::make_unique<std::vector<Event>>();
+    const auto same_queue = std::ranges::find(*last_reads_, event.queue(), &Event::queue);
+    if (same_queue != last_reads_->end()) *same_queue = event;
+    else last_reads_->push_back(event);
     guard_ |= kBeingRead;
   }
   if (RankMemory::current().watcher) guard_ |= kWatched;
+}
+
+void Storage::forget_loans() const {
+  last_write_ = {};
+  if (last_reads_) last_reads_->clear();
+  guard_ &= kWatched;
 }
 
 // An access by the rank's thread. A missing edge is reported before the wait that would hide it.
@@ -88,17 +95,15 @@ void Storage::await_all() const {
   RankMemory* const rank = RankMemory::current_or_null();
   if (!rank) {
     last_write_.wait();
-    for (const Event& read : last_reads_) read.settle();
+    for (const Event& read : last_reads()) read.settle();
     return;
   }
   AccessWatcher* const watcher = (guard_ & kWatched) ? rank->watcher : nullptr;
   const bool looks_first = watcher && watcher->looks_before_wait(*this, AccessWatcher::Kind::write);
   if (looks_first) watcher->accessed(*this, AccessWatcher::Kind::write);
   last_write_.consume();
-  for (const Event& read : last_reads_) read.settle();
-  last_write_ = {};
-  last_reads_ = {};
-  guard_ &= kWatched;
+  for (const Event& read : last_reads()) read.settle();
+  forget_loans();
   if (watcher && !looks_first) watcher->accessed(*this, AccessWatcher::Kind::write);
 }
 
@@ -108,10 +113,8 @@ void Storage::settle() noexcept {
   const bool looks_first = watcher && watcher->looks_before_wait(*this, AccessWatcher::Kind::release);
   if (looks_first) watcher->released(*this);
   last_write_.settle();
-  for (const Event& read : last_reads_) read.settle();
-  last_write_ = {};
-  last_reads_ = {};
-  guard_ &= kWatched;
+  for (const Event& read : last_reads()) read.settle();
+  forget_loans();
   if (watcher && !looks_first) watcher->released(*this);
 }
 

@@ -6,12 +6,12 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "runtime/memory/accounting.h"
 #include "runtime/memory/event.h"
 #include "runtime/tensor/device.h"
 #include "runtime/tensor/intrusive.h"
-#include "runtime/tensor/small_vec.h"
 
 namespace sherd {
 
@@ -80,7 +80,9 @@ class Storage final : public RefCounted {
   /// The last write that nobody has waited for; of no queue if there is none.
   const Event& last_write() const { return last_write_; }
   /// The last read of each queue that has not been waited for.
-  std::span<const Event> last_reads() const { return {last_reads_.data(), last_reads_.size()}; }
+  std::span<const Event> last_reads() const {
+    return last_reads_ ? std::span<const Event>(*last_reads_) : std::span<const Event>();
+  }
 
   /// Grows with every write after creation; a saved tensor remembers it.
   std::uint32_t version() const { return version_; }
@@ -103,6 +105,7 @@ class Storage final : public RefCounted {
   void await_write() const;
   void await_all() const;
   void settle() noexcept;
+  void forget_loans() const;
 
   std::byte* data_ = nullptr;
   std::int64_t bytes_ = 0;
@@ -114,7 +117,7 @@ class Storage final : public RefCounted {
   MemoryCategory category_ = MemoryCategory::activations;
   mutable std::uint8_t guard_ = 0;
   mutable Event last_write_;
-  mutable SmallVec<Event, 1> last_reads_;
+  std::unique_ptr<std::vector<Event>> last_reads_;  // made when a queue first reads the bytes: few storages have any
 };
 
 }  // namespace sherd

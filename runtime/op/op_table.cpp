@@ -1,28 +1,13 @@
 #include "runtime/op/op.h"
 
-#include "runtime/exec/backend.h"
-
 #include <algorithm>
+#include <string>
 #include <vector>
 
-namespace sherd {
+#include "runtime/exec/backend.h"
+#include "runtime/tensor/nearest.h"
 
-namespace {
-// Letters that differ at best alignment; enough to suggest a spelling.
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replace = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replace});
-    }
-  }
-  return row.back();
-}
-}  // namespace
+namespace sherd {
 
 OpTable::Entry* OpTable::find(const Op& row) const {
   const auto found = by_name_.find(row.name);
@@ -57,10 +42,9 @@ void OpTable::scratch(const Op& row, Device::Kind backend, Scratch function) {
 const Op& OpTable::at(std::string_view name) const {
   const std::lock_guard lock(mutex_);
   if (const auto found = by_name_.find(name); found != by_name_.end()) return *found->second->row;
-  const auto nearest = std::min_element(entries_.begin(), entries_.end(), [&](const Entry& a, const Entry& b) {
-    return edit_distance(a.row->name, name) < edit_distance(b.row->name, name);
-  });
-  fail("no op \"{}\"; the nearest is \"{}\"", name, nearest == entries_.end() ? "" : nearest->row->name);
+  std::vector<std::string> names;
+  for (const Entry& entry : entries_) names.emplace_back(entry.row->name);
+  fail("no op \"{}\"; the nearest is \"{}\"", name, names.empty() ? "" : nearest(name, names));
 }
 
 const RowKernels& OpTable::kernels(const Op& row) const {
