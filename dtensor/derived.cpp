@@ -24,7 +24,7 @@ void add(Signatures& signatures, SmallVec<Placement, 4> in, std::size_t outs, Pl
   signatures.push_back({std::move(in), all<2>(outs, out), 0});
 }
 
-// Input i Partial of `kind`, the others whole.
+// Input i Partial of `kind`, the others replicated.
 void add_one(const RuleCall& call, std::size_t i, Kind in_kind, Kind out_kind, Signatures& signatures) {
   if (!call.has(i)) return;
   SmallVec<Placement, 4> in = all(call.in.size(), Replicate());
@@ -38,7 +38,7 @@ void add_all(const RuleCall& call, Kind kind, Signatures& signatures) {
 
 bool is_floating_call(const RuleCall& call) { return is_floating(call.out[0].dtype); }
 
-// Large terms of integers would round where their sum does not, once they are promoted to a float.
+// Large partial sums of integers would round where their sum does not, once they are promoted to a float.
 bool is_promoted(const RuleCall& call, std::size_t i) {
   const DType in = call.in[i].dtype, out = call.out[0].dtype;
   return in != out && !(is_floating(in) && is_floating(out));

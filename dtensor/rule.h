@@ -1,5 +1,5 @@
 #pragma once
-// Sharding rules. A rule says how one op row may lie along ONE mesh axis: it lists *signatures*, placements of all
+// Sharding rules. A rule says how one op row may be laid out along ONE mesh axis: it lists *signatures*, placements of all
 // inputs and outputs with which every rank computes its part of the result from its parts of the inputs. Generic code
 // (propagate.h) expands them over the axes of a mesh and picks the cheapest. All-Replicate is always legal and never
 // listed.

@@ -1,4 +1,4 @@
-// Cross entropy over cut rows and over a cut vocabulary; whole logits never exist on a rank.
+// Cross entropy over sharded rows and over a sharded vocabulary; full logits never exist on a rank.
 //
 //   logits [N, V]   targets [N]      ->  loss   lse     count
 //   S0              S0                   R      S0      R        rows: one all-reduce of two numbers

@@ -27,7 +27,7 @@ inline std::optional<Placement> if_sequence_parallel(const TensorParallelOptions
 /// The token embedding (tokens [B, T] are replicated): sharded along the vocabulary, or replicated with a tied head
 /// that is.
 Style token_embedding_style(const TensorParallelOptions& options, bool tied_head);
-/// LmHead: x [B, T, D] from the stream, targets [B, T] replicated.
+/// LmHead: x [B, T, D] from the residual stream, targets [B, T] replicated.
 Style head_style(const TensorParallelOptions& options);
 
 }  // namespace sherd::nn

@@ -1,5 +1,5 @@
 #pragma once
-// HSDP's second half: gradient shards are all-reduced over replicas. It runs on the reduce-scatter stream after the
+// HSDP's second half: gradient shards are all-reduced over replicas. It runs on the queue "reduce" after the
 // reduction over the shard axis, one launch per group:
 //
 //   full gradients --reduce_scatter--> shard   --all_reduce--> shard                   fresh gradients: in place

@@ -191,7 +191,7 @@ void ShardGroup::gather_shards_alone() {
   gather_alone(joined(std::move(parts)));
 }
 
-// Addresses are taken here, without a wait; the collective runs on the stream.
+// Addresses are taken here, without a wait; the collective runs on the queue.
 void ShardGroup::gather_shards() {
   static constexpr std::byte kNoRows{};
   std::byte* const gathered = gathered_.storage()->address();

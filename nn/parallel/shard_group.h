@@ -42,7 +42,7 @@ class ShardGroup final : public ShardUnit, public GradSink, public StorageOwner 
   /// Allocates the shards on `device`; no-op when allocated. Error for several ranks on devices other than the cpu.
   void materialize(Device device);
   /// Starts a gather unless the gathered buffer is current or being gathered; registers nothing. Collective on the
-  /// all-gather stream; does not wait.
+  /// queue "gather"; does not wait.
   void prefetch();
   /// prefetch(), and registers the gathered tensors: plain, or distributed over the axes of tensor parallelism. Their
   /// first access waits for the gather.

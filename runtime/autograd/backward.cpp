@@ -243,9 +243,8 @@ Tensor on_ranks_of(const Tensor& root, Tensor grad) {
 }  // namespace
 
 Tensor sum_of_gradients(Tensor a, Tensor b, const Distributed* layout) {
-  static const Op& op = find_op("add");
   Tensor in[] = {std::move(a), std::move(b)};
-  return std::move(call_op(op, in, {}, {.layout = layout})[0]);
+  return std::move(call_op(op::add, in, {}, {.layout = layout})[0]);
 }
 
 void backward(const Tensor& root, const BackwardOptions& options) {

@@ -1,4 +1,4 @@
-// Collectives on host memory. They run on the rank's stream for them, so a result is waited for where it is first
+// Collectives on host memory. They run on the rank's queue "collective", so a result is waited for where it is first
 // touched. Groups move dense parts; a dim that is not the outermost is cut across the memory:
 //
 //   x [outer, n, inner]    | part 0 | part 1 |      long lines: a list of `outer` tensors, moved where they lie

@@ -81,7 +81,7 @@ class RankContext final : public RankMemory {
   /// Ranks that compute on this host. Waits spin only where they leave cores free; set with the world.
   int num_ranks_here = 1;
 
-  /// This rank's queue of that name ("gather", "reduce", "disk", ...), made at first use. Call world_group() or
+  /// This rank's queue of that name ("gather", "reduce", "collective", ...), made at first use. Call world_group() or
   /// set_world_group() before.
   Queue& queue(std::string_view name);
   /// Waits for everything in flight. Errors of it are dropped, and queues that failed run again.

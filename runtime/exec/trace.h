@@ -18,7 +18,7 @@ namespace sherd {
 enum class SpanKind : std::uint8_t {
   op,    ///< one row of the op table, with its kernel
   wait,  ///< the rank's thread waits for other ranks: exposed communication
-  work,  ///< an item of a stream
+  work,  ///< an item of a queue
   part,  ///< anything else that has a name: a step, an evaluation
 };
 
@@ -55,7 +55,7 @@ class Trace {
   /// Minor page faults of the calling thread since it began.
   static std::int64_t page_faults();
 
-  /// Track 0 is the rank's thread, "compute"; others are streams. The same name gives the same track.
+  /// Track 0 is the rank's thread, "compute"; others are queues. The same name gives the same track.
   std::uint8_t track(std::string_view name);
   const std::string* intern(std::string_view text);
   /// The text kept under `key`; made by `make` the first time.

@@ -42,7 +42,7 @@ std::string_view category(SpanKind kind) {
   switch (kind) {
     case SpanKind::op: return "op";
     case SpanKind::wait: return "exposed communication";
-    case SpanKind::work: return "stream";
+    case SpanKind::work: return "queue";
     case SpanKind::part: break;
   }
   return "part";
@@ -183,7 +183,7 @@ class Writer {
     if (span.detail) args.add(span.kind == SpanKind::op ? "inputs" : "for", *span.detail);
     if (span.bytes > 0) args.add("bytes", span.bytes);
     if (span.page_faults > 0) args.add("page_faults", span.page_faults);
-    // A stream's track shows at a glance whose work ran.
+    // A queue's track shows at a glance whose work ran.
     const bool labelled = span.kind == SpanKind::work && span.detail && !span.detail->empty();
     enter(track, span.start, labelled ? fmt::format("{} {}", span.name, *span.detail) : std::string(span.name),
           category(span.kind),

@@ -112,7 +112,8 @@ struct AttrField {
     field.is_local = true;
     return field;
   }
-  /// Not written where it is what a default-constructed struct has, and that where it is not written.
+  /// Left out of the text where it equals its value in a default-constructed struct, which is what a text without it
+  /// means.
   constexpr AttrField optional() const {
     AttrField field = *this;
     field.is_optional = true;

@@ -9,13 +9,13 @@
 
 namespace sherd {
 
-/// What the caller wishes of a distributed result, to be told to the dist layer.
+/// What the caller asks for in a distributed result; the dist layer reads it.
 struct Wanted {
-  /// How it will have to lie; null: any way. Where a result could lie in several ways at the same price, it lies so at
-  /// once: the gradient of a sharded table is then made in parts, not made whole and cut.
+  /// The layout it is needed in; null: any. Among layouts of equal price this one is chosen, so the gradient of a
+  /// sharded table is computed in shards instead of in full and sharded afterwards.
   const Distributed* layout = nullptr;
-  /// A distributed tensor that it is to be added to, if any. A result that lies as this does may be added in place, and
-  /// is this tensor then.
+  /// A distributed tensor that the result is added to, if any. If their layouts are equal it may be added in place, and
+  /// the result is this tensor.
   const Tensor* sum = nullptr;
 };
 

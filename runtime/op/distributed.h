@@ -1,5 +1,5 @@
 #pragma once
-// What runtime knows of a tensor spread over ranks: it has a layout. `dtensor` implements it; device kernels
+// What runtime knows of a distributed tensor: it has a layout. `dtensor` implements it; device kernels
 // never meet one, because the dist layer of the dispatcher unwraps.
 #include <string>
 
@@ -12,9 +12,9 @@ class Distributed {
  public:
   /// Shape of this rank's part of a tensor of global shape `shape`.
   virtual Shape local_shape(const Shape& shape) const = 0;
-  /// Ranks hold terms, which a reduction makes the value.
+  /// Ranks hold Partial values, which a reduction makes the value.
   virtual bool is_partial() const = 0;
-  /// Every rank holds the whole value.
+  /// Every rank holds the full value.
   virtual bool is_replicated() const = 0;
   /// The layout on the same mesh of which that is true.
   virtual const Distributed* replicated() const = 0;

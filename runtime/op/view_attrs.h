@@ -24,7 +24,7 @@ struct NarrowAttrs {  ///< `length` elements of one dim, from `start` on
   static constexpr AttrField fields[] = {attr<&NarrowAttrs::dim>("dim"), attr<&NarrowAttrs::start>("start").local(),
                                          attr<&NarrowAttrs::length>("length").local()};
 };
-/// narrow_backward: the gradient of a slice, zero elsewhere.
+/// pad_to: the input as a slice of a larger dim, zero elsewhere; the gradient of narrow.
 struct PadToAttrs {
   int dim = 0;
   std::int64_t start = 0, size = 0;  ///< position of the slice and size of the whole dim

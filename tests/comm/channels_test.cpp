@@ -152,7 +152,7 @@ TEST_P(Channels, DifferentCallsNameTheChannel) {
   });
 }
 
-// Rank 0's stream waits for rank 1, which dies; rank 0 itself is outside.
+// Rank 0's queue waits for rank 1, which dies; rank 0 itself is outside.
 TEST_P(Channels, ARankThatLeavesIsNamedInAChannel) {
   const auto messages = GetParam().run(2, [](ProcessGroup& group) {
     if (group.rank() == 0) group.channel(1).barrier();

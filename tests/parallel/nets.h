@@ -50,7 +50,7 @@ void shard(Model& model, const DeviceMesh& mesh, const nn::FullyShardOptions& bl
   nn::fully_shard(model, mesh, root);
 }
 
-/// Counts once all that was issued has run: a collective on a stream is counted when it ends.
+/// Counts once all that was issued has run: a collective on a queue is counted when it ends.
 inline CommCounts settled_counts(const ProcessGroup& group) {
   RankContext::current().drain_queues();
   return group.counts();

@@ -1,4 +1,4 @@
-// A training run from code, by the library sherd::train: all that `sherd train` does, with the config made here. It
+// A training run from code, by the library sherd::train: the loop of `sherd train`, with the config made here. It
 // trains a small Llama on the bytes of a text, saves it, and goes on from what it has saved when it is called again.
 //   build/release/bin/train_text input.txt checkpoint 200
 //   sherd run -n 2 -- build/release/bin/train_text input.txt checkpoint 200

@@ -73,7 +73,7 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
       run);
   table.add("group", &c.group, "how ranks talk: shm (processes of one host) or thread", run);
   table.add("mesh", &c.mesh,
-            "ranks as axes, slowest first: replicate=2,dp=2,tp=2; dp shards, tp cuts matrices; empty: dp over all",
+            "ranks as axes, slowest first: replicate=2,dp=2,tp=2; dp shards, tp shards matrices; empty: dp over all",
             run);
   table.add("link", &c.link, "BYTES_PER_S,SECONDS: collectives take as long as on a link like that; empty: as they are",
             run);
@@ -87,8 +87,8 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
 
 void bind_parallel(ConfigTable& table, TrainConfig::Parallel& p) {
   using enum KeyRole;
-  table.add("parallel.sequence", &p.sequence, "cut what lies between matrices along the sequence, over tp", run);
-  table.add("parallel.loss", &p.loss, "cut the vocabulary of head and loss over tp", run);
+  table.add("parallel.sequence", &p.sequence, "shard the activations between matrices along the sequence, over tp", run);
+  table.add("parallel.loss", &p.loss, "shard the vocabulary of head and loss over tp", run);
 }
 
 void bind_precision(ConfigTable& table, TrainConfig& c) {

@@ -1,6 +1,6 @@
 #pragma once
-// A whole training run as an object, one per rank, whether ranks are processes or threads: data, steps, evaluation,
-// saves, metrics, signals. `sherd train` is this behind flags; a program makes the config itself:
+// A training run as an object, one per rank, whether ranks are processes or threads: data, steps, evaluation, saves.
+// `sherd train` adds flags, the metrics file (config.metrics), signals and shares of CPUs; a program makes the config:
 //
 //   TrainConfig config;
 //   config.data = "input.txt";

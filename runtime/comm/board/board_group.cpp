@@ -142,7 +142,7 @@ template <class Body>
 WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, int peer) {
   const auto start = Board::Clock::now();
   std::optional<TraceSpan> waiting;
-  if (board_.channel() == 0) waiting.emplace(kWaitName, SpanKind::wait, num_bytes);  // streams record their own work
+  if (board_.channel() == 0) waiting.emplace(kWaitName, SpanKind::wait, num_bytes);  // queues record their own work
   if (Trace* trace = waiting ? waiting->trace() : nullptr)
     waiting->set_detail(trace->intern(fmt::format("{} of {} ranks ({})", comm::name(op), size(), kind_)));
   try {

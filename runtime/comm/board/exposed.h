@@ -4,9 +4,9 @@
 
 namespace sherd {
 
-/// Seconds so far on this rank. A collective on a stream that compute covers counts in `total` alone.
+/// Seconds so far on this rank. A collective on a queue that compute covers counts in `total` alone.
 struct CommTimes {
-  /// The rank's thread waited for other ranks, or did a stream's work because it would have to wait.
+  /// The rank's thread waited for other ranks, or did a queue's work because it would have to wait.
   double exposed = 0;
   /// Of that, until the last rank had come to the collective: waiting that a faster link would not shorten.
   double skew = 0;
@@ -27,7 +27,7 @@ struct CommTimes {
   }
 };
 
-/// Of `group` and the subgroups divided from it that are alive: those of a mesh. On the rank's thread; its streams
+/// Of `group` and the subgroups divided from it that are alive: those of a mesh. On the rank's thread; its queues
 /// should work for no others.
 CommTimes comm_times(ProcessGroup& group);
 /// Of the same.
