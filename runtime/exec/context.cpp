@@ -14,6 +14,11 @@ RankContext::RankContext() : exceptions_at_start_(std::uncaught_exceptions()) {}
 
 RankContext::~RankContext() {
   close_queues();
+  end_states();
+}
+
+// While the context is current: a state may ask for it.
+void RankContext::end_states() noexcept {
   for (; !kept_.empty(); kept_.pop_back()) states_[kept_.back()].reset();
 }
 
@@ -85,6 +90,7 @@ RankScope::RankScope(std::string rank_text) : outer_(RankMemory::current_) {
 
 RankScope::~RankScope() {
   context_.close_queues();
+  context_.end_states();
   RankMemory::current_ = outer_;
 }
 

@@ -43,7 +43,7 @@ class RankContext final : public RankMemory {
   const std::vector<std::unique_ptr<DeviceContext>>& devices() const { return devices_; }
 
   /// What a higher layer keeps per rank: a T of this context, made at first use by its default constructor and
-  /// destroyed with the context, the youngest first. One T belongs to one library.
+  /// destroyed at the end of the rank's scope, the youngest first. One T belongs to one library.
   template <class T>
   T& state() {
     static const std::size_t index = next_state_index();
@@ -104,6 +104,7 @@ class RankContext final : public RankMemory {
   void keep_state(std::size_t index, State state);
   Allocator& device_allocator(Device device) override;
   void close_queues() noexcept;
+  void end_states() noexcept;
 
   std::vector<std::unique_ptr<std::string>> interned_;
   std::vector<Ref<Queue>> queues_;

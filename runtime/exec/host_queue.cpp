@@ -158,20 +158,20 @@ void HostQueue::run_next(std::unique_lock<std::mutex>& lock) {
   std::exception_ptr error;
   item.started = now();
   auto* const outer_skews = std::exchange(skews_of_item, &item.skews);
-  if (!skipped) {
-    try {
-      for (const auto& [event, wrote] : item.after) {
-        event.queue()->await(event.sequence());
+  try {
+    // Skipped or not: who waits for this item takes it that work it came after is done too.
+    for (const auto& [event, wrote] : item.after) event.queue()->await(event.sequence());
+    if (!skipped) {
+      for (const auto& [event, wrote] : item.after)
         if (wrote) event.queue()->rethrow(event.sequence());
-      }
       item.started = now();
       item.run();
-    } catch (Error& e) {
-      if (!e.has("queue")) e.add("queue", describe(item));
-      if (!e.has("issued") && !item.issued.empty()) e.add("issued", item.issued);
-      error = std::current_exception();
-    } catch (...) { error = std::current_exception(); }
-  }
+    }
+  } catch (Error& e) {
+    if (!e.has("queue")) e.add("queue", describe(item));
+    if (!e.has("issued") && !item.issued.empty()) e.add("issued", item.issued);
+    error = std::current_exception();
+  } catch (...) { error = std::current_exception(); }
   item.ended = now();
   skews_of_item = outer_skews;
   lock.lock();
@@ -203,7 +203,9 @@ void HostQueue::await(std::uint64_t sequence) {
     }
     explain_wait(start, first, sequence);
   }
-  if (is_owner) retire(sequence);
+  // Not inside of an item that this thread runs: memory would be freed where it is not when the queue's thread runs it,
+  // and what it frees may be what the item writes.
+  if (is_owner && !skews_of_item) retire(sequence);
 }
 
 // How much of a wait for these items, which ends now, went by in their skews. A wait inside of an item is that item's

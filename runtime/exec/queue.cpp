@@ -37,6 +37,10 @@ void Event::settle() const noexcept {
   queue_->forgive();
 }
 
+void Event::outlast() const noexcept {
+  if (queue_) queue_->await(sequence_);
+}
+
 double waited_skew_seconds() { return RankContext::current().waited_skew_seconds; }
 
 }  // namespace sherd

@@ -3,7 +3,7 @@
 //
 //   process  rank 0
 //     track  compute       step 11 > forward > blocks.0 > blocks.0.attn > linear
-//     track  all_gather    all_gather (blocks.1)  --arrow-->  the first op of compute that used it
+//     track  gather        unshard (blocks.1)     --arrow-->  the first op of compute that used it
 //     counters             memory by category, page faults, system allocations
 #include <string>
 #include <string_view>

@@ -37,6 +37,8 @@ class Event {
   void consume() const;
   /// As wait(), but drops errors: nobody will look at the result.
   void settle() const noexcept;
+  /// Blocks until it is reached, whatever became of the work: its errors stay for those who wait for its results.
+  void outlast() const noexcept;
 
  private:
   void drop();

@@ -85,9 +85,11 @@ void Storage::await_write() const {
   AccessWatcher* const watcher = (guard_ & kWatched) ? rank->watcher : nullptr;
   const bool looks_first = watcher && watcher->looks_before_wait(*this, AccessWatcher::Kind::read);
   if (looks_first) watcher->accessed(*this, AccessWatcher::Kind::read);
-  last_write_.consume();  // an error stays with the bytes
-  last_write_ = {};
-  guard_ &= static_cast<std::uint8_t>(~kBeingWritten);
+  if (guard_ & kBeingWritten) {
+    last_write_.consume();  // an error stays with the bytes
+    last_write_ = {};
+    guard_ &= static_cast<std::uint8_t>(~kBeingWritten);
+  }
   if (watcher && !looks_first) watcher->accessed(*this, AccessWatcher::Kind::read);
 }
 
@@ -95,15 +97,17 @@ void Storage::await_all() const {
   RankMemory* const rank = RankMemory::current_or_null();
   if (!rank) {
     last_write_.wait();
-    for (const Event& read : last_reads()) read.settle();
+    for (const Event& read : last_reads()) read.outlast();
     return;
   }
   AccessWatcher* const watcher = (guard_ & kWatched) ? rank->watcher : nullptr;
   const bool looks_first = watcher && watcher->looks_before_wait(*this, AccessWatcher::Kind::write);
   if (looks_first) watcher->accessed(*this, AccessWatcher::Kind::write);
-  last_write_.consume();
-  for (const Event& read : last_reads()) read.settle();
-  forget_loans();
+  if (is_lent()) {
+    last_write_.consume();
+    for (const Event& read : last_reads()) read.outlast();
+    forget_loans();
+  }
   if (watcher && !looks_first) watcher->accessed(*this, AccessWatcher::Kind::write);
 }
 
@@ -112,9 +116,11 @@ void Storage::settle() noexcept {
   AccessWatcher* const watcher = rank && (guard_ & kWatched) ? rank->watcher : nullptr;
   const bool looks_first = watcher && watcher->looks_before_wait(*this, AccessWatcher::Kind::release);
   if (looks_first) watcher->released(*this);
-  last_write_.settle();
-  for (const Event& read : last_reads()) read.settle();
-  forget_loans();
+  if (is_lent()) {
+    last_write_.settle();
+    for (const Event& read : last_reads()) read.outlast();
+    forget_loans();
+  }
   if (watcher && !looks_first) watcher->released(*this);
 }
 

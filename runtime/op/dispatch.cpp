@@ -144,6 +144,8 @@ void write_into(const OpCall& call, const RowKernels& kernels, const Metas& meta
     Tensors values;
     for (const TensorMeta& m : metas) values.push_back(Tensor::empty(m.shape, m.dtype, device));
     run_kernel(call, kernels, values, device, false);
+    wait_to_read(values);
+    wait_to_write(call.into);  // nobody has asked for the destinations of collective rows
     for (std::size_t i = 0; i < values.size(); ++i)
       run_kernel({op::copy, {&values[i], 1}, {}}, kernels_of(op::copy), {&call.into[i], 1}, device, true);
   } else {
@@ -191,7 +193,8 @@ Tensors run_on_device(const OpCall& call, Device device) {
     for (const Tensor& t : call.in)
       if (lies_elsewhere(t, device)) [[unlikely]]
         return run_with_scalars_brought(call, device);
-  // Collective rows hand their bytes to a queue, which orders them itself; rows with other effects know what they read.
+  // Collective rows hand their bytes to a queue, which orders them itself; kernels of rows with
+  // other effects ask for what they read themselves.
   const bool waits = !call.op.traits.collective;
   if (waits) {
     if (!call.op.traits.effect) wait_to_read(call.in);

@@ -99,7 +99,7 @@ class ProcessTable {
   }
 
  private:
-  // Rows are shown to calls when their kernels are there.
+  // Calls find the kernels of a row through the row when all rows that came with it have theirs.
   void publish() const {
     for (const Op* row : table_.rows())
       if (!row->kernels.load(std::memory_order_relaxed))
@@ -112,7 +112,7 @@ class ProcessTable {
 };
 
 ProcessTable& process_table() {
-  static ProcessTable process;
+  static ProcessTable& process = *new ProcessTable;  // never destroyed: rows point into it
   return process;
 }
 }  // namespace

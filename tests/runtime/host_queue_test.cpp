@@ -167,6 +167,49 @@ TEST(Queue, DestinationsWaitForWhoReadsThem) {
   EXPECT_EQ(x.data<float>()[0], 4);
 }
 
+// Whoever waits runs work that has not started, and inside of it waits for what that came after.
+TEST(Queue, MemoryIsNotFreedInsideOfWorkThatAWaiterRuns) {
+  RankScope scope;
+  for (int repeat = 0; repeat < 500; ++repeat) {  // either thread may take the second item
+    Tensor x = buffer();
+    submit(queue("disk"), {{x.storage(), false}}, [] {});
+    submit(queue(kGather), {{x.storage(), true}}, [] {});
+    x = {};  // held by the first, lent to the second
+    queue(kGather).drain();
+  }
+}
+
+TEST(Queue, SkippedWorkIsOverAfterWhatItCameAfter) {
+  RankScope scope;
+  const Tensor x = buffer(), bad = buffer();
+  bool has_written = false;
+  Gate gate;
+  submit(queue(kGather), {{x.storage(), true}}, gate.then([&] { has_written = true; }));
+  gate.await_entered();
+  submit(queue(kReduce), {{bad.storage(), true}}, [] { fail("lost"); });
+  const Event skipped = submit(queue(kReduce), {{x.storage(), true}}, [] { FAIL() << "ran after a failure"; });
+  auto opener = std::async(std::launch::async, [&gate, rank = ::gettid()] {
+    await_sleep(rank);
+    gate.open();
+  });
+  skipped.outlast();
+  EXPECT_TRUE(has_written);
+  opener.get();
+  expect_error([&] { (void)bad.raw(); }, {"lost"});
+}
+
+// The parts of a save: none may run after one has failed, whoever writes what it read meanwhile.
+TEST(Queue, WritersDoNotForgiveWorkThatFailedToRead) {
+  RankScope scope;
+  const Tensor w = full({4}, 2.0);
+  bool is_published = false;
+  submit(queue("disk"), {{w.storage(), false}}, [] { fail("the disk is full"); });
+  fill_into(w, 1);
+  submit(queue("disk"), {}, [&] { is_published = true; });
+  expect_error([&] { queue("disk").record().wait(); }, {"the disk is full"});
+  EXPECT_FALSE(is_published);
+}
+
 TEST(Queue, WaitsForEventsOfOtherQueues) {
   RankScope scope;
   std::vector<std::string> order;  // by one queue after the other
