@@ -1,8 +1,8 @@
 #pragma once
-// Sharding rules. A rule says how one op row may be laid out along ONE mesh axis: it lists *signatures*, placements of all
-// inputs and outputs with which every rank computes its part of the result from its parts of the inputs. Generic code
-// (propagate.h) expands them over the axes of a mesh and picks the cheapest. All-Replicate is always legal and never
-// listed.
+// Sharding rules. A rule says how one op row may be laid out along ONE mesh axis: it lists *signatures*, placements of
+// all inputs and outputs with which every rank computes its part of the result from its parts of the inputs. Generic
+// code (propagate.h) expands them over the axes of a mesh and picks the cheapest. All-Replicate is always legal and
+// never listed.
 //
 //   matmul "mk,kn->mn"      m    S0 R  -> S0        rows of the left operand
 //                           n    R  S1 -> S1        columns of the right one

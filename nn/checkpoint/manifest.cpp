@@ -79,7 +79,9 @@ void commit(const std::string& dir, const std::string& name, const Manifest& man
   std::string text;
   try {
     text = manifest_to_json(manifest);
-  } catch (const Error& error) { fail("the manifest of \"{}\" cannot be written: {}", folder.string(), error.message()); }
+  } catch (const Error& error) {
+    fail("the manifest of \"{}\" cannot be written: {}", folder.string(), error.message());
+  }
   sync_folder(folder.string());
   sync_folder(dir);  // which may have gained the folder
   AtomicFile file((folder / "manifest.json").string(), static_cast<std::int64_t>(text.size()));

@@ -73,8 +73,7 @@ std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::strin
   return entries;
 }
 
-CheckpointReader::CheckpointReader(const std::string& path)
-    : dir_(newest_save(path)), manifest_(read_manifest(dir_)) {
+CheckpointReader::CheckpointReader(const std::string& path) : dir_(newest_save(path)), manifest_(read_manifest(dir_)) {
   for (const PieceEntry& piece : manifest_.pieces) {
     tensors_[{piece.kind, piece.name}].push_back(&piece);
     if (files_.contains(piece.file)) continue;

@@ -93,7 +93,9 @@ std::vector<SavePlace> list_saves(const std::string& path) {
   try {
     for (const Found& found : find_folders(path))
       if (found.is_committed) saves.push_back({found.folder.string(), found.name.step});
-  } catch (const fs::filesystem_error& problem) { fail("cannot read the folder \"{}\": {}", path, problem.code().message()); }
+  } catch (const fs::filesystem_error& problem) {
+    fail("cannot read the folder \"{}\": {}", path, problem.code().message());
+  }
   if (fs::exists(fs::path(path) / kManifest, error)) {
     const auto name = parse_save_name(fs::path(path).filename().string());
     saves.push_back({path, name ? name->step : 0});
@@ -122,8 +124,8 @@ void remove_older_saves(const std::string& dir, const std::string& name, const R
     int kept = 1;
     for (const Found& found : find_folders(dir)) {
       if (found.folder.filename() == name) continue;
-      const bool stays = found.is_committed && own && found.name.step < own->step && !retention.replace &&
-                         kept < retention.keep;
+      const bool stays =
+          found.is_committed && own && found.name.step < own->step && !retention.replace && kept < retention.keep;
       if (stays) ++kept;
       else remove_save(found.folder);
     }

@@ -119,9 +119,9 @@ std::pair<std::unique_ptr<CheckpointReader>, std::string> open_together(const st
       reader = std::make_unique<CheckpointReader>(folder);
       if (verify == Verify::bytes) reader->verify();
     });
-  } catch (const CommError&) {
-    throw;
-  } catch (const Error& error) { return {nullptr, error.what()}; }
+  } catch (const CommError&) { throw; } catch (const Error& error) {
+    return {nullptr, error.what()};
+  }
   return {std::move(reader), ""};
 }
 

@@ -8,10 +8,10 @@
 #include "nn/parallel/shard_group.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/board/reduce.h"
+#include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/context.h"
-#include "runtime/comm/group/channels.h"
 #include "runtime/exec/queue.h"
 #include "runtime/op/capture_sink.h"
 #include "runtime/op/ops.h"
@@ -279,8 +279,8 @@ void ShardGroup::reduce(int plan_number, const Tensor& full, std::span<const Ten
   }
   ReplicaSum replicas;
   if (plan.all_reduces && data_.num_replicas() > 1) {
-    replicas = ReplicaSum(channel_of(data_.replica_group(), kReduceQueue),
-                          data_.shard_group().rank(), parts, plan.unsummed);
+    replicas =
+        ReplicaSum(channel_of(data_.replica_group(), kReduceQueue), data_.shard_group().rank(), parts, plan.unsummed);
     count_collective({.kind = comm::CommOp::all_reduce,
                       .op = "reduce",
                       .module = name_,

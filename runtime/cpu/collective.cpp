@@ -8,11 +8,11 @@
 #include <functional>
 #include <vector>
 
+#include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/chunks.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/cpu/kernels.h"
-#include "runtime/comm/group/channels.h"
 #include "runtime/exec/queue.h"
 #include "runtime/op/collective_attrs.h"
 
@@ -117,11 +117,11 @@ void submit(CommOp kind, const KernelCall& call, std::function<void()> run,
   for (const Ref<Storage>& each : scratch)
     if (each) loans.push_back({each, false});  // nobody else asks for it: kept, not waited for
   call.exec.queue->submit({.name = call.op.name,
-                            .bytes = bytes,
-                            .run = std::move(run),
-                            .loans = loans,
-                            .abort = [&group = channel(call)](std::string_view reason) { group.abort(reason); },
-                            .max_in_flight = kMaxInFlight});
+                           .bytes = bytes,
+                           .run = std::move(run),
+                           .loans = loans,
+                           .abort = [&group = channel(call)](std::string_view reason) { group.abort(reason); },
+                           .max_in_flight = kMaxInFlight});
 }
 
 /// Rows that work in place on a copy of their input.

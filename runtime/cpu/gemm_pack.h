@@ -11,7 +11,7 @@ namespace sherd::cpu {
 
 /// Columns of a panel of B: a register block's.
 template <class T>
-constexpr std::int64_t kPanel = kBlockVectors* kLanes<Packed<T>>;
+constexpr std::int64_t kPanel = kBlockVectors * kLanes<Packed<T>>;
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;

@@ -109,8 +109,8 @@ class RankContext final : public RankMemory {
   std::vector<std::unique_ptr<std::string>> interned_;
   std::vector<Ref<Queue>> queues_;
   std::vector<std::unique_ptr<DeviceContext>> devices_;
-  std::vector<State> states_;        // by index
-  std::vector<std::size_t> kept_;    // indices in the order of making
+  std::vector<State> states_;      // by index
+  std::vector<std::size_t> kept_;  // indices in the order of making
   const int exceptions_at_start_;
 };
 

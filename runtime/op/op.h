@@ -88,20 +88,20 @@ struct RowKernels {
 /// are compared by address and never copied.
 struct Op {
   std::string_view name;
-  std::string_view doc{};   ///< one sentence, with shapes
-  const AttrKind* attrs = nullptr;  ///< of the struct that its calls carry; null: none
-  Infer infer = nullptr;    ///< shapes and dtypes out of shapes, dtypes and attributes; throws on wrong calls
-  std::string_view dims{};  ///< "mk,kn->mn", see dims.h; empty where it cannot say it
+  std::string_view doc{};             ///< one sentence, with shapes
+  const AttrKind* attrs = nullptr;    ///< of the struct that its calls carry; null: none
+  Infer infer = nullptr;              ///< shapes and dtypes out of shapes, dtypes and attributes; throws on wrong calls
+  std::string_view dims{};            ///< "mk,kn->mn", see dims.h; empty where it cannot say it
   int (*along)(AttrsView) = nullptr;  ///< the one dim of "..." that is whole, where the attributes name it
   Traits traits{};
   Algebra algebra = Algebra::none;  ///< what rows that have dims do with Partial inputs
   Needs needs{};
   Vjp vjp = nullptr;
-  Recompute recompute = nullptr;  ///< output 0 again, the same bits, from what the vjp reads: the tape keeps no copy
-  std::string_view no_gradient{};                         ///< why there is no vjp: "integer result", "effect"
+  Recompute recompute = nullptr;   ///< output 0 again, the same bits, from what the vjp reads: the tape keeps no copy
+  std::string_view no_gradient{};  ///< why there is no vjp: "integer result", "effect"
   int (*mutated)(const InferCall&) = nullptr;             ///< how many of the first inputs the kernel writes in place
   MemoryCategory category = MemoryCategory::activations;  ///< account of fresh outputs
-  Device (*device)(AttrsView) = nullptr;               ///< where outputs are made, if inputs do not say
+  Device (*device)(AttrsView) = nullptr;                  ///< where outputs are made, if inputs do not say
   Flops flops = nullptr;                                  ///< of a call, where op_cost() cannot tell from dims
   /// No column: where the process's table keeps the row's kernels, null until the row is there. See kernels_of().
   mutable std::atomic<const RowKernels*> kernels{nullptr};

@@ -5,9 +5,9 @@
 #include <span>
 #include <type_traits>
 
-#include "runtime/op/pointwise_attrs.h"
 #include "runtime/op/op.h"
 #include "runtime/op/pointwise.h"
+#include "runtime/op/pointwise_attrs.h"
 #include "runtime/tensor/dtype.h"
 
 namespace sherd::pointwise {

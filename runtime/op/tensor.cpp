@@ -189,7 +189,8 @@ Tensor on_host(const Tensor& t) {
 }  // namespace
 
 void Tensor::refuse_bytes() const {
-  if (is_distributed()) fail("{} is spread over ranks and has no address; ask its local() part, or full_tensor()", *this);
+  if (is_distributed())
+    fail("{} is spread over ranks and has no address; ask its local() part, or full_tensor()", *this);
   fail("{} has no bytes on this rank", *this);
 }
 

@@ -89,12 +89,14 @@ class Tensor {
   const Ref<Storage>& storage() const { return impl_->storage; }
   /// To read: waits for a queue that writes the bytes. (Kernels may write what the dispatcher has asked for to write.)
   void* raw() const {
-    if (!impl_->storage) [[unlikely]] refuse_bytes();
+    if (!impl_->storage) [[unlikely]]
+      refuse_bytes();
     return impl_->storage->read() + impl_->meta.offset * byte_size(impl_->meta.dtype);
   }
   /// To write: waits for all queues that use the bytes.
   void* raw_to_write() const {
-    if (!impl_->storage) [[unlikely]] refuse_bytes();
+    if (!impl_->storage) [[unlikely]]
+      refuse_bytes();
     return impl_->storage->write() + impl_->meta.offset * byte_size(impl_->meta.dtype);
   }
   template <class T>

@@ -11,8 +11,8 @@
 
 #include "nn/checkpoint/checksum.h"
 #include "nn/checkpoint/manifest_json.h"
-#include "nn/checkpoint/saves.h"
 #include "nn/checkpoint/rank_file.h"
+#include "nn/checkpoint/saves.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/temp_dir.h"
@@ -84,9 +84,7 @@ class Checkpoint : public ::testing::Test {
     return out;
   }
 
-  std::string file_of_rank(int rank) const {
-    return name_ + "/rank-0000" + std::to_string(rank) + ".safetensors";
-  }
+  std::string file_of_rank(int rank) const { return name_ + "/rank-0000" + std::to_string(rank) + ".safetensors"; }
   void flip_bit(const std::string& file, std::size_t at) {
     std::string bytes = dir_.read(file);
     bytes.at(at) = static_cast<char>(bytes[at] ^ 1);

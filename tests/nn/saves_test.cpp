@@ -44,7 +44,8 @@ TEST_F(Saves, AreListedNewestFirst) {
   EXPECT_TRUE(names().empty());
   for (const char* name : {"step-000005", "step-1000000", "step-000010.1", "step-000010", "step-000010.2"}) make(name);
   make("step-000020", false);
-  for (const char* other : {"step-7", "step-000030x", "step-000030.", "step--00030", "steps", "step-99999999999999999999"})
+  for (const char* other :
+       {"step-7", "step-000030x", "step-000030.", "step--00030", "steps", "step-99999999999999999999"})
     make(other);
   dir_.write("step-000040", "a file");
   EXPECT_EQ(names(), (Names{"step-1000000", "step-000010.2", "step-000010.1", "step-000010", "step-000005"}));

@@ -326,9 +326,7 @@ TEST(FullyShardReplay, HowGradientsAreReducedIsAGuard) {
         const auto a = captured.parameters(), e = eager.parameters();
         for (std::size_t p = 0; p < a.size(); ++p)
           EXPECT_TRUE(same_bits(a[p]->grad().local(), e[p]->grad().local())) << a[p]->name() << " call " << i;
-        if (i == 4) {
-          EXPECT_NE(step.why().find("divides gradients by 1"), std::string::npos) << step.why();
-        }
+        if (i == 4) { EXPECT_NE(step.why().find("divides gradients by 1"), std::string::npos) << step.why(); }
       }
     });
 }

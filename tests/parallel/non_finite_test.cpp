@@ -19,8 +19,8 @@ struct Step {
   }
   /// `cotangent` is what backward starts from.
   std::string first(const Tensor& x, double cotangent = 1) {
-    const std::string found = nn::first_non_finite(
-        net, *group, [&] { backward(sum(net(x)), {.grad = Tensor::scalar(cotangent)}); });
+    const std::string found =
+        nn::first_non_finite(net, *group, [&] { backward(sum(net(x)), {.grad = Tensor::scalar(cotangent)}); });
     for (nn::Parameter* p : net.parameters()) p->clear_grad();
     return found;
   }

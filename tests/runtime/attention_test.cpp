@@ -152,7 +152,8 @@ TEST(Attention, LargeScoresAndScale) {
   EXPECT_TRUE(near(attention(false, 0.25)(scaled), attention(false, 0.5)(in)));
 }
 
-// Sums are f32 whatever the CPU multiplies; factors of products are of the inputs' type at the worst. Sizes of odd pairs.
+// Sums are f32 whatever the CPU multiplies; factors of products are of the inputs' type at the worst. Sizes of odd
+// pairs.
 TEST(Attention, SixteenBitInputsLoseOneRounding) {
   for (const auto& [dtype, limit] : {std::pair{DType::bf16, 0.015}, {DType::f16, 0.002}})
     for (const auto& [q, kv] : std::vector<std::pair<Shape, Shape>>{{{1, 4, 70, 16}, {1, 2, 70, 16}},

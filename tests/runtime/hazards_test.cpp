@@ -50,9 +50,7 @@ struct Case {
 
 TEST(Hazards, EveryMissingEdgeIsFoundAndNamed) {
   const Case cases[] = {
-      {{QueueEdge::submit, kGather},
-       "\"gather work first\", which reads",
-       "after \"the rank's thread\", which writes"},
+      {{QueueEdge::submit, kGather}, "\"gather work first\", which reads", "after \"the rank's thread\", which writes"},
       {{QueueEdge::submit, kReduce}, "\"reduce work sum\", which writes", "after \"the rank's thread\""},
       {{QueueEdge::order, kGather}, "\"gather work second\"", "after \"gather work first\", which writes"},
       {{QueueEdge::depend, kGather}, "\"reduce work sum\"", "after \"gather work second\", which writes"},

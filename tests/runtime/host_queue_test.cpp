@@ -142,8 +142,8 @@ TEST(Queue, WorkThatReadsDelaysNoReaderAndEveryWriter) {
     await_sleep(rank);
     disk.open();
   });
-  adamw_step(std::array{w}, std::array{m}, std::array{v}, std::array{grad}, full({}, 0.5), full({}, 1.0),
-             full({}, 1.0), {.count = 1});
+  adamw_step(std::array{w}, std::array{m}, std::array{v}, std::array{grad}, full({}, 0.5), full({}, 1.0), full({}, 1.0),
+             {.count = 1});
   opener.get();
   EXPECT_EQ(saved, 2) << "written while it was read";
   EXPECT_LT(w.data<float>()[0], 2);
@@ -249,7 +249,8 @@ TEST(Queue, LimitOfItemsInFlightWaitsForTheOldest) {
       buffers.push_back(buffer());
       const Loan loan{buffers.back().storage(), true};
       queue().submit({.name = "work", .run = [] {}, .loans = {&loan, 1}, .max_in_flight = limit});
-      EXPECT_EQ(dynamic_cast<HostQueue&>(queue()).num_in_flight(), std::min<std::size_t>(limit, static_cast<std::size_t>(i) + 1));
+      EXPECT_EQ(dynamic_cast<HostQueue&>(queue()).num_in_flight(),
+                std::min<std::size_t>(limit, static_cast<std::size_t>(i) + 1));
     }
     RankContext::current().drain_queues();
   }

@@ -5,13 +5,13 @@
 #include <gtest/gtest.h>
 
 #include "runtime/op/attention_attrs.h"
+#include "runtime/op/dims.h"
 #include "runtime/op/index_attrs.h"
 #include "runtime/op/norm_attrs.h"
+#include "runtime/op/ops.h"
 #include "runtime/op/optimizer_attrs.h"
 #include "runtime/op/random_attrs.h"
 #include "runtime/op/view_attrs.h"
-#include "runtime/op/dims.h"
-#include "runtime/op/ops.h"
 #include "tests/support/message_of.h"
 #include "tests/support/op_cases.h"
 

@@ -1,7 +1,7 @@
 #pragma once
 // Ranks as threads of the test process: run_ranks(n, fn) calls fn(group) on n threads, each with its own
-// group handle and rank context, and rethrows an error after all have ended: the lowest rank's own error, or, if there are only errors
-// that came from peers (CommError), the lowest rank's of those. A rank that throws aborts the group.
+// group handle and rank context, and rethrows an error after all have ended: the lowest rank's own error, or, if there
+// are only errors that came from peers (CommError), the lowest rank's of those. A rank that throws aborts the group.
 #include <functional>
 #include <memory>
 

@@ -163,8 +163,7 @@ TEST(BenchContest, MediansOfAllSamplesFillTheFigure) {
                                 .rounds = 2});
   EXPECT_EQ(outcome.ours.seconds.size(), 6u);
   Figure figure{.name = "f"};
-  fill(
-      figure, outcome, [](double s) { return s * 1e3; }, [](double s) { return s * 1e3; });
+  fill(figure, outcome, [](double s) { return s * 1e3; }, [](double s) { return s * 1e3; });
   EXPECT_DOUBLE_EQ(*figure.value, 500);
   EXPECT_DOUBLE_EQ(figure.peers.at(0).value, 1500);
   EXPECT_EQ(figure.peers.at(0).settings, "fast");
@@ -177,8 +176,7 @@ TEST(BenchContest, APeerThatFailsIsNotedOursMustNot) {
     const Contestant good{echoing("{\"seconds\": [1]}"), "1"}, bad{echoing(answer), "1"};
     const Outcome outcome = hold({.ours = good, .peers = {bad, good}, .limit = bad, .rounds = 2});
     Figure figure{.name = "f", .target = {Rule::limit_factor_at_most, 2}};
-    fill(
-        figure, outcome, [](double s) { return s; }, [](double s) { return s; });
+    fill(figure, outcome, [](double s) { return s; }, [](double s) { return s; });
     EXPECT_EQ(figure.peers.size(), 1u) << answer;
     EXPECT_TRUE(figure.note.find("no peer: ") == 0 && figure.note.find("no limit: ") != std::string::npos)
         << figure.note;

@@ -50,8 +50,8 @@ TEST_F(Bench, OneObjectPerFigureWithTheContractsFields) {
 }
 
 TEST_F(Bench, EveryFigureRunsInTinySizes) {
-  for (const auto* family :
-       {"step", "flops", "rss", "gemm", "dispatch", "dtensor", "shm", "fsdp", "tp", "memory", "overlap", "units", "binding"}) {
+  for (const auto* family : {"step", "flops", "rss", "gemm", "dispatch", "dtensor", "shm", "fsdp", "tp", "memory",
+                             "overlap", "units", "binding"}) {
     const auto end = sherd({"bench", family, "--smoke", "--python", "none", "--json"});
     EXPECT_FALSE(figures(end).empty());
     for (const nlohmann::json& figure : figures(end)) EXPECT_FALSE(figure.at("value").is_null()) << figure;
@@ -60,8 +60,7 @@ TEST_F(Bench, EveryFigureRunsInTinySizes) {
 }
 
 TEST_F(Bench, FiguresOfSeveralPrefixesComeInTheirOrderOnce) {
-  const auto all =
-      figures(sherd({"bench", "dispatch.recording", "dispatch", "--smoke", "--python", "none", "--json"}));
+  const auto all = figures(sherd({"bench", "dispatch.recording", "dispatch", "--smoke", "--python", "none", "--json"}));
   ASSERT_EQ(all.size(), 2u);
   EXPECT_EQ(all[0].at("name"), "dispatch.recording");
   EXPECT_EQ(all[1].at("name"), "dispatch.plain");
@@ -76,8 +75,7 @@ TEST_F(Bench, UnknownPrefixNamesTheNearest) {
 TEST_F(Bench, PeersAreNamedWithTheirSettingsTheFirstOneCounts) {
   const std::string first = python("first", settings("fake 1"), answering("fake 1", "10, 30, 20"));
   const std::string second = python("second", settings("fake 2"), answering("fake 2", "5"));
-  const auto end =
-      sherd({"bench", "dispatch.plain", "--smoke", "--python", first, "--peer-python", second, "--json"});
+  const auto end = sherd({"bench", "dispatch.plain", "--smoke", "--python", first, "--peer-python", second, "--json"});
   const auto all = figures(end);
   ASSERT_EQ(all.size(), 1u) << end.err;
   EXPECT_EQ(all[0].at("peer"), "fake 1");
@@ -127,9 +125,10 @@ TEST_F(Bench, ABadPeerIsNamedAndTheFigureStands) {
 }
 
 TEST_F(Bench, OfAPeersVariantsTheFastestCounts) {
-  const std::string peer = python("peer", settings("fake"),
-                                  "case \"$*\" in *autocast*compile) exit 3;; *compile) s=2;; *autocast*) s=4;; *) s=3;; esac; "
-                                  "echo '{\"peer\": \"fake\"}'; while read r; do echo \"{\\\"seconds\\\": [$s]}\"; done");
+  const std::string peer =
+      python("peer", settings("fake"),
+             "case \"$*\" in *autocast*compile) exit 3;; *compile) s=2;; *autocast*) s=4;; *) s=3;; esac; "
+             "echo '{\"peer\": \"fake\"}'; while read r; do echo \"{\\\"seconds\\\": [$s]}\"; done");
   const auto end = sherd({"bench", "step.mini.bf16.t1", "--smoke", "--python", peer, "--json"});
   const auto all = figures(end);
   ASSERT_EQ(all.size(), 2u) << end.err;
@@ -143,8 +142,8 @@ TEST_F(Bench, OfAPeersVariantsTheFastestCounts) {
 }
 
 TEST_F(Bench, AnotherBuildIsTheOnlyPeerAndNoTargetHolds) {
-  const auto end = sherd({"bench", "dispatch.plain", "step.mini.f32.t1", "rss", "memory.bigger.r2", "overlap", "units.r2",
-                          "--smoke", "--against", SHERD_PROGRAM, "--json"});
+  const auto end = sherd({"bench", "dispatch.plain", "step.mini.f32.t1", "rss", "memory.bigger.r2", "overlap",
+                          "units.r2", "--smoke", "--against", SHERD_PROGRAM, "--json"});
   EXPECT_EQ(end.status, 0) << end.out;
   EXPECT_EQ(figures(end).size(), 10u);
   for (const nlohmann::json& figure : figures(end)) {
@@ -161,8 +160,8 @@ TEST_F(Bench, ABuildTrainsLikeItself) {  // the same bits, through the figure th
 }
 
 TEST_F(Bench, AnotherBuildIsAskedInTheSameWords) {
-  const std::string other = dir_.write("sherd", "#!/bin/sh\necho \"$@\" >> " + dir_ / "words" + "; " +
-                                                    answering("sherd", "1") + "\n");
+  const std::string other =
+      dir_.write("sherd", "#!/bin/sh\necho \"$@\" >> " + dir_ / "words" + "; " + answering("sherd", "1") + "\n");
   std::filesystem::permissions(other, std::filesystem::perms::owner_all);
   const auto end = sherd({"bench", "step.mini.f32.t1.eager", "units.r2", "--smoke", "--against", other, "--json"});
   EXPECT_EQ(figures(end).at(0).at("peer_value"), 1'000);
@@ -202,7 +201,8 @@ TEST_F(Bench, HelpListsEveryFigureWithItsTarget) {
 }
 
 TEST_F(Bench, WrongWordsAreErrors) {
-  expect_within(sherd({"bench", "dispatch", "dispatch.recordimg"}).err, {"\"dispatch.recordimg\"", "did you mean dispatch.recording?"});
+  expect_within(sherd({"bench", "dispatch", "dispatch.recordimg"}).err,
+                {"\"dispatch.recordimg\"", "did you mean dispatch.recording?"});
   expect_within(sherd({"bench", "--jsn"}).err, {"--jsn", "--json"});
   expect_within(sherd({"bench", "--child", "nothing"}).err, {"nothing", "none of that name"});
 }

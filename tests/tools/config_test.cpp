@@ -11,9 +11,9 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/source_path.h"
 #include "tests/support/temp_dir.h"
-#include "tools/train/version.h"
 #include "tools/train/device_flag.h"
 #include "tools/train/flags.h"
+#include "tools/train/version.h"
 
 namespace sherd {
 namespace {

@@ -412,8 +412,9 @@ TEST_F(SherdRun, RanksThatSaveWhenAskedToEndGiveTheirStatus) {
 
 TEST_F(SherdRun, PeersOfARankThatWasAskedToEndFinishToo) {
   // Rank 0 is signalled by somebody; rank 1 ends, with it, a little later and undisturbed.
-  EXPECT_EQ(run(shell(2, "[ $SHERD_RANK = 0 ] && { echo $$ > ending; exit 4; }\n"
-                         "while kill -0 $(cat ending) 2> /dev/null || ! [ -s ending ]; do :; done; seq 1 20000; exit 4")),
+  EXPECT_EQ(run(shell(2,
+                      "[ $SHERD_RANK = 0 ] && { echo $$ > ending; exit 4; }\n"
+                      "while kill -0 $(cat ending) 2> /dev/null || ! [ -s ending ]; do :; done; seq 1 20000; exit 4")),
             4);
   EXPECT_NE(out().find("[1] 20000\n"), std::string::npos);
 }

@@ -10,8 +10,8 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/temp_dir.h"
-#include "tools/train/version.h"
 #include "tools/cli/progress.h"
+#include "tools/train/version.h"
 
 namespace sherd {
 namespace {

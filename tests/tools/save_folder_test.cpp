@@ -30,9 +30,7 @@ class SaveFolder : public ProgramTest {
     for (const SavePlace& save : list_saves(folder_)) steps.push_back(save.step);
     return steps;
   }
-  std::string run_at(std::int64_t step) const {
-    return read_manifest(fmt::format("{}/step-{:06}", folder_, step)).run;
-  }
+  std::string run_at(std::int64_t step) const { return read_manifest(fmt::format("{}/step-{:06}", folder_, step)).run; }
   /// The config of a run that goes on from `from`.
   TrainConfig resumed(const std::string& from, std::int64_t until) const {
     TrainConfig config = config_;
@@ -146,7 +144,8 @@ TEST_F(SaveFolder, WhenNoSaveIsGoodEachReasonIsSaid) {
   train_tiny(config_, 2);
   flip_last_bit("checkpoint/step-000002/rank-00000.safetensors");
   fs::resize_file(dir_ / "checkpoint/step-000001/manifest.json", 10);
-  refused(resumed(folder_, 3), {"step-000002/rank-00000.safetensors", "checksum", "step-000001/manifest.json", "damaged"});
+  refused(resumed(folder_, 3),
+          {"step-000002/rank-00000.safetensors", "checksum", "step-000001/manifest.json", "damaged"});
   refused(resumed(dir_ / "nowhere", 3), {"no checkpoint", "nowhere"});
 }
 

@@ -38,9 +38,8 @@ TEST_F(Stop, AllRanksSaveAndEndAfterTheStepInWhichOneIsAsked) {
       run_ranks(ranks, [&](const Group& group) {
         Trainer trainer(config, group);
         int boundary = 0;
-        const TrainSummary summary = trainer.run([](const StepMetrics&) {}, [&] {
-          return ++boundary == 3 && group->rank() == ranks - 1 ? SIGTERM : 0;
-        });
+        const TrainSummary summary = trainer.run(
+            [](const StepMetrics&) {}, [&] { return ++boundary == 3 && group->rank() == ranks - 1 ? SIGTERM : 0; });
         EXPECT_EQ(summary.stopped_by, SIGTERM);
         EXPECT_EQ(summary.steps, 3);
       });
@@ -61,8 +60,8 @@ TEST_F(Stop, AnEvaluationIsLeftAndTheLastStepEndsAsEver) {
     Trainer trainer(config_, group);
     int polls = 0;
     std::vector<bool> evaluated;
-    const TrainSummary summary = trainer.run(
-        [&](const StepMetrics& m) { evaluated.push_back(m.val_loss.has_value()); }, [&] { return ++polls > 1 ? SIGINT : 0; });
+    const TrainSummary summary = trainer.run([&](const StepMetrics& m) { evaluated.push_back(m.val_loss.has_value()); },
+                                             [&] { return ++polls > 1 ? SIGINT : 0; });
     EXPECT_EQ(summary.stopped_by, SIGINT);
     EXPECT_EQ(evaluated, std::vector<bool>{false});
     EXPECT_GT(trainer.data().num_validation_windows(config_.model.sequence), 2 * config_.batch) << "three batches";
@@ -115,7 +114,8 @@ std::string divergence_of(const TrainConfig& config, int ranks, const std::funct
 }
 
 void expect_parts(const std::string& text, std::initializer_list<std::string_view> parts) {
-  for (const auto part : parts) EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" is not in: " << text;
+  for (const auto part : parts)
+    EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" is not in: " << text;
 }
 
 TEST_F(Stop, ADivergedRunNamesStepAndModuleAndIsNeverSaved) {
@@ -136,7 +136,8 @@ TEST_F(Stop, ADivergedRunNamesStepAndModuleAndIsNeverSaved) {
             fill_into(weight.detach(), std::nan(""));
           },
           &losses);
-      expect_parts(message, {"diverged in step 1:", "loss is nan", "the output of \"blocks.1.mlp.up\"", "optimizer.lr"});
+      expect_parts(message,
+                   {"diverged in step 1:", "loss is nan", "the output of \"blocks.1.mlp.up\"", "optimizer.lr"});
       EXPECT_EQ(losses.size(), 1u) << "the step itself is in the metrics";
       EXPECT_TRUE(fs::is_empty(folder.path())) << ranks << " ranks";
     }

@@ -23,9 +23,9 @@ using namespace bench;
 
 std::vector<Benchmark> all_benchmarks() {
   std::vector<Benchmark> all;
-  for (const auto family : {step_benchmarks, gemm_benchmarks, dispatch_benchmarks, dtensor_benchmarks, shm_benchmarks,
-                            ranks_benchmarks, overlap_benchmarks, units_benchmarks, binding_benchmarks,
-                            gpu_benchmarks, loss_benchmarks})
+  for (const auto family :
+       {step_benchmarks, gemm_benchmarks, dispatch_benchmarks, dtensor_benchmarks, shm_benchmarks, ranks_benchmarks,
+        overlap_benchmarks, units_benchmarks, binding_benchmarks, gpu_benchmarks, loss_benchmarks})
     for (Benchmark& row : family()) all.push_back(std::move(row));
   return all;
 }
@@ -94,7 +94,8 @@ int run_bench(std::span<const std::string_view> args) {
   bool json = false;
   ConfigTable table;
   table.add("python", &first_python,
-            "Python whose torch is the peer that targets are judged against; \"venv\": that of tools/setup --python (build/venv, "
+            "Python whose torch is the peer that targets are judged against; \"venv\": that of tools/setup --python "
+            "(build/venv, "
             "or SHERD_VENV); \"none\" for none");
   table.add("peer_python", &more_pythons, "Pythons whose torches are printed beside it, joined by commas");
   table.add("against", &options.against,

@@ -60,7 +60,8 @@ std::string program_of_build(const std::string& path) {
   namespace fs = std::filesystem;
   for (const fs::path& program : {fs::path(path), fs::path(path) / "bin/sherd"})
     if (fs::is_regular_file(program) && ::access(program.c_str(), X_OK) == 0) return fs::canonical(program);
-  fail("--against {}: there is no program; name the sherd of another build, such as OTHER/build/release/bin/sherd", path);
+  fail("--against {}: there is no program; name the sherd of another build, such as OTHER/build/release/bin/sherd",
+       path);
 }
 
 Outcome BenchRun::hold(const Contest& contest) const {

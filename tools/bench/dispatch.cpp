@@ -17,8 +17,8 @@ Benchmark dispatch_benchmark(const std::string& kind, std::string summary, doubl
   row.measure = [kind](Figure& figure, BenchRun& run) {
     const std::string request = fmt::format("{} {}", kind, run.sized(301, 3));
     const Outcome outcome = run.hold({.ours = {child("dispatch", {}), request},
-                                  .peers = run.torch_contestants("dispatch.py", {}, request),
-                                  .rounds = run.sized(3, 1)});
+                                      .peers = run.torch_contestants("dispatch.py", {}, request),
+                                      .rounds = run.sized(3, 1)});
     fill(figure, outcome, [](double seconds) { return seconds * 1e9; });
   };
   return row;

@@ -17,8 +17,8 @@ Benchmark dtensor_benchmark(const std::string& kind, std::string summary, double
   row.measure = [kind, samples](Figure& figure, BenchRun& run) {
     const std::string request = fmt::format("{} {}", kind, run.sized(samples, 3));
     const Outcome outcome = run.hold({.ours = {child("dtensor", {}), request},
-                                  .peers = run.torch_contestants("dtensor.py", {}, request),
-                                  .rounds = run.sized(3, 1)});
+                                      .peers = run.torch_contestants("dtensor.py", {}, request),
+                                      .rounds = run.sized(3, 1)});
     fill(figure, outcome, [](double seconds) { return seconds * 1e9; });
     for (const auto& [name, of] : outcome.ours.answers.back().at("rows").items())
       figure.detail[name] = {{"extra_ns", of.at("extra").get<double>() * 1e9},

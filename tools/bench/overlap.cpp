@@ -43,11 +43,11 @@ Benchmark overlap_benchmark(const std::string& name, bool captured, bool prefetc
     const Pace pace = half_of_compute(run, model, flag);
     const Outcome outcome =
         run.hold({.ours = {child("step",
-                             {"--model", model, "--link", fmt::format("{},0", pace.bytes_per_second), "--prefetch",
-                              prefetch ? "true" : "false", "--captured", flag},
-                             kRanks),
-                       "4"},
-              .rounds = run.sized(5, 1)});
+                                 {"--model", model, "--link", fmt::format("{},0", pace.bytes_per_second), "--prefetch",
+                                  prefetch ? "true" : "false", "--captured", flag},
+                                 kRanks),
+                           "4"},
+                  .rounds = run.sized(5, 1)});
     const auto units = static_cast<double>(bench_model(model).layers);
     fill_by(figure, outcome,
             [&](const Answers& side) { return 100 * side.median("/exposed_seconds") / pace.comm_seconds; });

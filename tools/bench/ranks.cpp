@@ -54,8 +54,8 @@ Benchmark tensor_parallel_benchmark() {
     Contestant alone{child("step", {"--model", model, "--threads", "2"}), "2"};
     alone.settings = "one process, 2 threads";
     const Outcome outcome = run.hold({.ours = {child("step", {"--model", model, "--tensor_parallel", "true"}, 2), "2"},
-                                  .peers = {alone},
-                                  .rounds = run.sized(4, 1)});
+                                      .peers = {alone},
+                                      .rounds = run.sized(4, 1)});
     const auto tokens = static_cast<double>(bench_model(model).tokens_per_step());
     fill(figure, outcome, [&](double seconds) { return tokens / seconds; });
     figure.detail["step_ms"] = outcome.ours.median() * 1e3;
@@ -106,7 +106,8 @@ Benchmark state_benchmark(int ranks, bool peak, Target target) {
     const char* field = peak ? "bytes_at_peak" : "held_bytes";
     fill_by(figure, outcome, [&](const Answers& side) {
       const nlohmann::json& answer = side.answers.back();
-      if (answer.contains("state_bytes")) return side.median(peak ? "/state_bytes/peak" : "/state_bytes/persistent") / 1e6;
+      if (answer.contains("state_bytes"))
+        return side.median(peak ? "/state_bytes/peak" : "/state_bytes/persistent") / 1e6;
       return sum_of(answer.at(field), {"parameters", "unsharded", "gradients", "optimizer", "communication"}) / 1e6;
     });
     if (peak) figure.limit = expected_peak_bytes(bench_model(run.sized<std::string>("bigger", "tiny")), ranks) / 1e6;

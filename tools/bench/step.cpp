@@ -1,5 +1,5 @@
-// step.*: time of one training step, captured or, with .eager, not; flops.*: its share of the machine's multiply-adds; rss.*: how much memory it
-// takes.
+// step.*: time of one training step, captured or, with .eager, not; flops.*: its share of the machine's multiply-adds;
+// rss.*: how much memory it takes.
 #include <fmt/format.h>
 
 #include "tools/bench/bench.h"

@@ -21,9 +21,10 @@ constexpr UnitsCase kCases[] = {{"plain", 1, false}, {"r1", 1, true}, {"r2", 2, 
 Benchmark units_benchmark(const UnitsCase& c, bool optimizer) {
   Benchmark row;
   row.name = fmt::format("units.{}{}", optimizer ? "adamw." : "", c.name);
-  row.summary = fmt::format(
-      "{}, {}, eager", optimizer ? "AdamW over 128 small parameters" : "32 units of two 16x16 linears, forward and backward",
-      c.sharded ? fmt::format("fully_shard on {} rank{}", c.ranks, c.ranks > 1 ? "s" : "") : "not sharded");
+  row.summary =
+      fmt::format("{}, {}, eager",
+                  optimizer ? "AdamW over 128 small parameters" : "32 units of two 16x16 linears, forward and backward",
+                  c.sharded ? fmt::format("fully_shard on {} rank{}", c.ranks, c.ranks > 1 ? "s" : "") : "not sharded");
   row.unit = {"ms", Better::lower, 3};
   row.measure = [c, optimizer](Figure& figure, BenchRun& run) {
     const std::string request = fmt::format("{} {}", optimizer ? "adamw" : "step", run.sized(20, 2));

@@ -12,9 +12,9 @@
 #include "runtime/op/op.h"
 #include "runtime/os/instruction_level.h"
 #include "tools/cli/command.h"
-#include "tools/train/version.h"
 #include "tools/cli/cpu_share.h"
 #include "tools/train/flags.h"
+#include "tools/train/version.h"
 
 namespace sherd {
 

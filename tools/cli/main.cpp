@@ -11,8 +11,8 @@
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/cli/command.h"
-#include "tools/train/version.h"
 #include "tools/train/exit_status.h"
+#include "tools/train/version.h"
 
 namespace sherd {
 

@@ -16,7 +16,8 @@ constexpr std::string_view kUsage =
     "Starts COMMAND as N ranks on this host and waits for all of them.\n"
     "  -n N   number of ranks, at least 1\n"
     "Lines of output carry the rank in front, unless N is 1. When a rank fails, the others are stopped and its error\n"
-    "is shown last; the exit status is that of the failed rank. Ctrl-C stops all ranks, which have 25 s to save; a second\n"
+    "is shown last; the exit status is that of the failed rank. Ctrl-C stops all ranks, which have 25 s to save; a "
+    "second\n"
     "one kills them.\n";
 
 // The store serves each rank over one connection, and more ranks than this on one host are surely a slip.

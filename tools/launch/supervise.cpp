@@ -61,8 +61,7 @@ int shell_status(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 
 
 /// It ended by itself, because of a signal.
 bool was_stopped(int status) {
-  return WIFEXITED(status) &&
-         (WEXITSTATUS(status) == kStoppedAndSaved || WEXITSTATUS(status) == kStoppedWithoutSave);
+  return WIFEXITED(status) && (WEXITSTATUS(status) == kStoppedAndSaved || WEXITSTATUS(status) == kStoppedWithoutSave);
 }
 
 std::string describe_end(const Rank& rank) {

@@ -65,7 +65,8 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
             "folder for checkpoints: one after the last step, and one when SIGTERM or Ctrl-C ends the run before", run);
   table.add("save_every", &c.save_every, "steps between checkpoints; 0: only after the last step", run);
   table.add("keep", &c.keep, "how many of the newest checkpoints stay in the folder", run);
-  table.add("overwrite", &c.overwrite, "the first checkpoint takes the place of those of another run in the folder", run);
+  table.add("overwrite", &c.overwrite, "the first checkpoint takes the place of those of another run in the folder",
+            run);
   table.add("resume", &c.resume, "checkpoint folder, or one step in it, to continue from, bit for bit", run);
   table.add(
       "init_from", &c.init_from,
@@ -87,7 +88,8 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
 
 void bind_parallel(ConfigTable& table, TrainConfig::Parallel& p) {
   using enum KeyRole;
-  table.add("parallel.sequence", &p.sequence, "shard the activations between matrices along the sequence, over tp", run);
+  table.add("parallel.sequence", &p.sequence, "shard the activations between matrices along the sequence, over tp",
+            run);
   table.add("parallel.loss", &p.loss, "shard the vocabulary of head and loss over tp", run);
 }
 
@@ -263,9 +265,9 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   apply_flags(table, line);
   // A run that resumes has the model of its checkpoint, whatever the first one of its kind started from.
   if (!config.init_from.empty())
-    take_model(Weights(config.resume.empty() ? config.init_from : config.resume, *make_single_group(),
-                       nn::Verify::headers),
-               table);
+    take_model(
+        Weights(config.resume.empty() ? config.init_from : config.resume, *make_single_group(), nn::Verify::headers),
+        table);
   resolve(config);
   return config;
 }

@@ -11,9 +11,9 @@ enum ExitStatus : int {
   kDone = 0,
   kFailed = 1,
   kUsage = 2,
-  kDiverged = 3,             ///< the loss or the gradient norm was not finite
-  kStoppedAndSaved = 4,      ///< ended by SIGTERM or SIGINT, after a save
-  kStoppedWithoutSave = 5,   ///< ended by SIGTERM or SIGINT, and the save failed
+  kDiverged = 3,            ///< the loss or the gradient norm was not finite
+  kStoppedAndSaved = 4,     ///< ended by SIGTERM or SIGINT, after a save
+  kStoppedWithoutSave = 5,  ///< ended by SIGTERM or SIGINT, and the save failed
 };
 
 /// An error that ends the program with a status of its own.

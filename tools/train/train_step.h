@@ -39,11 +39,11 @@ class TrainStep {
   };
 
   /// Builds the model that config.model describes, for `data_vocabulary` tokens where it leaves that open; shards
-  /// matrices over mesh.tensor(), then all parameters over mesh.data(); draws the initial values on `device`, the same bits on
-  /// any mesh; and makes AdamW for it. Sets the rank's seed and step of random numbers, and its coordinate among the
-  /// data ranks. All ranks of the mesh make one, but without communication. Throws Error, the same on every rank:
-  /// those of resolve(), a vocabulary that is too small, heads that do not divide by tp, ranks that would train models
-  /// of their own.
+  /// matrices over mesh.tensor(), then all parameters over mesh.data(); draws the initial values on `device`, the same
+  /// bits on any mesh; and makes AdamW for it. Sets the rank's seed and step of random numbers, and its coordinate
+  /// among the data ranks. All ranks of the mesh make one, but without communication. Throws Error, the same on every
+  /// rank: those of resolve(), a vocabulary that is too small, heads that do not divide by tp, ranks that would train
+  /// models of their own.
   TrainStep(const TrainConfig& config, const JobMesh& mesh, Device device, std::int64_t data_vocabulary,
             const TrainStepOptions& options = {});
   TrainStep(const TrainStep&) = delete;

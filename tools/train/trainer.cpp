@@ -120,13 +120,12 @@ void Trainer::claim_save_folder() {
     const std::vector<SavePlace> saves = list_saves(config_.save);
     if (saves.empty()) return;
     std::error_code ignored;
-    const bool goes_on_here =
-        resumed_ && (fs::equivalent(resumed_->dir(), config_.save, ignored) ||
-                     fs::equivalent(fs::path(resumed_->dir()) / "..", config_.save, ignored));
+    const bool goes_on_here = resumed_ && (fs::equivalent(resumed_->dir(), config_.save, ignored) ||
+                                           fs::equivalent(fs::path(resumed_->dir()) / "..", config_.save, ignored));
     retention_.replace = config_.overwrite && !goes_on_here;
     if (config_.overwrite) return;
-    const std::string holds = fmt::format("\"{}\" holds the saves of a run, the newest of step {}", config_.save,
-                                          saves.front().step);
+    const std::string holds =
+        fmt::format("\"{}\" holds the saves of a run, the newest of step {}", config_.save, saves.front().step);
     check(goes_on_here, "{}. Go on with it by --resume {}, replace it by --overwrite, or save to another folder", holds,
           config_.save);
     // Newer ones that were passed over are damaged.
@@ -252,10 +251,11 @@ void Trainer::fail_diverged(const StepMetrics& metrics) {
     where = where.empty() ? "computed once more, everything is finite: what came after it has changed the parameters"
                           : fmt::format("the first value that is not finite is in {}", where);
   } catch (const std::exception& error) { where = fmt::format("where it began is not known: {}", error.what()); }
-  throw ExitError(kDiverged, fmt::format("the run has diverged in step {}: the loss is {}, the gradient norm {}; {}. "
-                                         "Nothing was saved since; a lower optimizer.lr, a longer optimizer.warmup or a "
-                                         "smaller optimizer.clip may help",
-                                         metrics.step, metrics.loss, metrics.grad_norm, where));
+  throw ExitError(kDiverged,
+                  fmt::format("the run has diverged in step {}: the loss is {}, the gradient norm {}; {}. "
+                              "Nothing was saved since; a lower optimizer.lr, a longer optimizer.warmup or a "
+                              "smaller optimizer.clip may help",
+                              metrics.step, metrics.loss, metrics.grad_norm, where));
 }
 
 void Trainer::save_and_stop(std::int64_t step, int signal) {

@@ -82,10 +82,9 @@ std::string describe_attention() {
   if (asked.empty()) asked = "fast";
   const std::string cudnn = describe_cudnn();
   const bool own = asked == "own" || cudnn.starts_with("none");
-  return fmt::format("{}; SHERD_ATTENTION: {}{}",
-                     own ? "own kernels" : "cuDNN's (bf16, f16; K <= 128, K % 8 == 0), else own", asked,
-                     asked == "fast" && !own ? ", whose backward sums in no fixed order; the others repeat their bits"
-                                             : "");
+  return fmt::format(
+      "{}; SHERD_ATTENTION: {}{}", own ? "own kernels" : "cuDNN's (bf16, f16; K <= 128, K % 8 == 0), else own", asked,
+      asked == "fast" && !own ? ", whose backward sums in no fixed order; the others repeat their bits" : "");
 }
 
 Attention::Attention(Context& context) : context_(context), choice_(attention_choice(requested_attention())) {}

@@ -222,10 +222,11 @@ void update(const KernelCall& call, std::size_t n, const Rule* rule) {
       default: return with(batch, blocks, type, Type<f16>{});
     }
   };
-  for_each_batch(optimizer_extents(call.in, n, Rule::kStates + 2), [&](const Batch& batch, const Extent& types, unsigned blocks) {
-    if (types.dtype == DType::f64) with_grad(batch, blocks, types.grad_dtype, Type<double>{});
-    else with_grad(batch, blocks, types.grad_dtype, Type<float>{});
-  });
+  for_each_batch(optimizer_extents(call.in, n, Rule::kStates + 2),
+                 [&](const Batch& batch, const Extent& types, unsigned blocks) {
+                   if (types.dtype == DType::f64) with_grad(batch, blocks, types.grad_dtype, Type<double>{});
+                   else with_grad(batch, blocks, types.grad_dtype, Type<float>{});
+                 });
 }
 
 void adamw(const KernelCall& call) {

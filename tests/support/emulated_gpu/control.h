@@ -9,7 +9,8 @@
 //   SHERD_EMULATED_GPU_ILLEGAL_ADDRESS  a LAUNCH, which loses the device: every later call returns that error
 //   SHERD_EMULATED_GPU_HANG      a LAUNCH, which never ends, nor does who waits for it, until a signal ends the process
 //   CUDA_LAUNCH_BLOCKING         1: every launch waits for its end, as NVIDIA's runtime does
-// LAUNCH is a number, 7 for the seventh launch of a kernel or a library's product in this process, or a name: the kernel
+// LAUNCH is a number, 7 for the seventh launch of a kernel or a library's product in this process, or a name: the
+// kernel
 // ("scale_kernel", "cublasLtMatmul", "cudnn_graph"), or the test that is running ("CudaFaults" for all of a suite,
 // "CudaFaults.AReadIsAWait" for one). A name stands for every launch that has it.
 #include <cstddef>

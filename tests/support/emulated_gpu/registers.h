@@ -1,7 +1,7 @@
 #pragma once
-// Registers that a thread of a kernel may use, by a part of the kernel's name; the first line that fits. A multiprocessor
-// has 65,536, so they are also the limit of a block's threads: the emulator refuses a launch of more, and
-// tests/cuda/built_library.py, which reads the lines below, that nvcc used more.
+// Registers that a thread of a kernel may use, by a part of the kernel's name; the first line that fits. A
+// multiprocessor has 65,536, so they are also the limit of a block's threads: the emulator refuses a launch of more,
+// and tests/cuda/built_library.py, which reads the lines below, that nvcc used more.
 #include <string_view>
 
 namespace sherd::cuda::emulated {
