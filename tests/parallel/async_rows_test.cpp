@@ -1,5 +1,6 @@
 // Collectives as rows are submitted, not awaited: their result is waited for where it is first touched.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <future>
 
@@ -7,12 +8,15 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/board/exposed.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/queue.h"
+#include "runtime/op/collective_attrs.h"
 #include "runtime/op/ops.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
+#include "tests/support/thread_state.h"
 
 namespace sherd::testing {
 namespace {
@@ -82,6 +86,35 @@ TEST(Redistribute, F126_AnErrorIsNotLostWhereTheResultWentOn) {
     expect_error([&] { sum.to_vector<float>(); }, {"no more data", "collective all_reduce"});
     expect_error([&] { sums.to_vector<float>(); }, {"no more data"});
   });
+}
+
+// Rows that communicate leave the order of their bytes to their queue, but what is added to a destination is added
+// here.
+TEST(CollectiveRows, DestinationsThatAreAddedToWaitForWhoReadsThem) {
+  RankScope scope;
+  const std::shared_ptr<ProcessGroup> group = make_single_group();
+  const Tensor sum = full({4}, 5.0);
+  float seen = 0;
+  std::promise<void> entered, opened;
+  const Loan loan{sum.storage(), false};
+  RankContext::current().queue("disk").submit({.name = "save",
+                                               .run =
+                                                   [&, from = sum.data<float>()] {
+                                                     entered.set_value();
+                                                     opened.get_future().wait();
+                                                     seen = from[0];
+                                                   },
+                                               .loans = {&loan, 1}});
+  entered.get_future().wait();
+  auto opener = std::async(std::launch::async, [&opened, rank = ::gettid()] {
+    await_sleep(rank);
+    opened.set_value();
+  });
+  Tensor in[] = {full({4}, 1.0)};
+  call_op_into(op::all_reduce, in, CollectiveAttrs{.group = group.get()}, sum, true);
+  opener.get();
+  EXPECT_EQ(seen, 5) << "written while it was read";
+  EXPECT_EQ(sum.to_vector<float>(), (std::vector<float>{6, 6, 6, 6}));
 }
 
 TEST(CommTimes, WhatComputeCoversIsNotExposed) {
