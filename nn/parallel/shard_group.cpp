@@ -156,7 +156,7 @@ void ShardGroup::unshard() {
 }
 
 void ShardGroup::wait() {
-  if (is_gathered()) (void)gathered_.storage()->read();
+  if (is_gathered()) gathered_.storage()->wait_to_read();
 }
 
 void ShardGroup::present_shards() {

@@ -108,8 +108,8 @@ void submit(CommOp kind, const KernelCall& call, std::function<void()> run,
   count_collective(
       {.kind = kind, .op = call.op.name, .ranks = call.attrs.as<CollectiveAttrs>().group->size(), .bytes = bytes});
   if (call.attrs.as<CollectiveAttrs>().group->size() == 1) {  // a copy
-    (void)call.in[0].storage()->read();
-    (void)call.out[0].storage()->write();
+    call.in[0].storage()->wait_to_read();
+    call.out[0].storage()->wait_to_write();
     return run();
   }
   std::vector<Loan> loans{{call.out[0].storage(), true}};

@@ -44,15 +44,22 @@ class Storage final : public RefCounted {
   /// The address, to read: blocks while a queue writes the bytes, and throws what failed there; queues that read them
   /// delay nobody. On the rank's thread. (On a kernel's other threads no wait is left: the dispatcher asks first.)
   std::byte* read() const {
-    if (guard_ & (kBeingWritten | kWatched)) [[unlikely]]
-      await_write();
+    wait_to_read();
     return data_;
   }
   /// The address, to write: blocks while a queue uses the bytes at all.
   std::byte* write() const {
+    wait_to_write();
+    return data_;
+  }
+  /// The waits of read() and write() alone, for who hands the bytes to somebody else.
+  void wait_to_read() const {
+    if (guard_ & (kBeingWritten | kWatched)) [[unlikely]]
+      await_write();
+  }
+  void wait_to_write() const {
     if (guard_) [[unlikely]]
       await_all();
-    return data_;
   }
   /// The address without waiting, for work that is about to be submitted with this storage on loan.
   std::byte* address() const { return data_; }

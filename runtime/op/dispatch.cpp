@@ -96,11 +96,11 @@ Tensor brought_to(Device device, const Tensor& t) {
 // that write what is read, all of those that use what is written.
 void wait_to_read(std::span<const Tensor> tensors) {
   for (const Tensor& t : tensors)
-    if (t.defined() && t.storage()) (void)t.storage()->read();
+    if (t.defined() && t.storage()) t.storage()->wait_to_read();
 }
 void wait_to_write(std::span<const Tensor> tensors) {
   for (const Tensor& t : tensors)
-    if (t.defined() && t.storage()) (void)t.storage()->write();
+    if (t.defined() && t.storage()) t.storage()->wait_to_write();
 }
 
 std::size_t num_mutated(const OpCall& call) {

@@ -58,6 +58,18 @@ TEST(Queue, TouchingBytesWaitsForTheWorkThatWritesThem) {
   EXPECT_FALSE(x.storage()->is_lent());
 }
 
+TEST(Queue, WaitsWithoutAnAddressEndTheSameLoans) {
+  RankScope scope;
+  const Tensor x = buffer();
+  submit(queue(), {{x.storage(), true}}, [] {});
+  submit(queue(kReduce), {{x.storage(), false}}, [] {});
+  x.storage()->wait_to_read();
+  EXPECT_FALSE(x.storage()->is_lent_for_writing());
+  EXPECT_TRUE(x.storage()->is_lent()) << "a reader does not wait for a reader";
+  x.storage()->wait_to_write();
+  EXPECT_FALSE(x.storage()->is_lent());
+}
+
 TEST(Queue, EveryWayToReadWaits) {
   RankScope scope;
   const auto written = [] {
