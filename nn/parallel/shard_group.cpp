@@ -1,7 +1,6 @@
 #include "nn/parallel/shard_group.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "nn/parallel/alone.h"
 #include "nn/parallel/buffer_views.h"
@@ -20,12 +19,6 @@ namespace {
 Tensor bytes_over(Ref<Storage> storage) {
   const Shape shape{storage->bytes()};
   return Tensor::over(std::move(storage), shape, contiguous_strides(shape), 0, DType::u8);
-}
-
-void set_zero(const Tensor& bytes) {
-  if (bytes.numel() == 0) return;
-  if (bytes.device() == Device::cpu()) std::memset(bytes.raw_to_write(), 0, static_cast<std::size_t>(bytes.numel()));
-  else RankContext::current().device(bytes.device()).fill(bytes.raw_to_write(), 0, bytes.numel());
 }
 }  // namespace
 
@@ -92,7 +85,7 @@ void ShardGroup::materialize(Device device) {
         "built yet: use one rank, or the cpu device",
         name_, data_.num_ranks(), to_string(device));
   shards_ = bytes_over(Storage::allocate(shard_bytes_, MemoryCategory::parameters, device));
-  set_zero(shards_);
+  fill_into(shards_, 0);
   if (is_shard_full()) {
     gathered_ = shards_;
   } else {
