@@ -10,7 +10,7 @@ namespace sherd {
 
 thread_local RankMemory* RankMemory::current_ = nullptr;
 
-RankContext::RankContext() : exceptions_at_start_(std::uncaught_exceptions()) {}
+RankContext::RankContext(RankOptions options) : RankMemory(options), exceptions_at_start_(std::uncaught_exceptions()) {}
 
 RankContext::~RankContext() {
   close_queues();
@@ -38,6 +38,7 @@ Allocator& RankContext::device_allocator(Device device) { return this->device(de
 DeviceContext& RankContext::device(Device device) {
   for (const auto& open : devices_)
     if (open->device() == device) return *open;
+  check(!is_ghost(), "{} has no bytes here: this rank is a ghost and opens no device", to_string(device));
   return *devices_.emplace_back(backend_of(device).open(device.index));
 }
 
@@ -83,7 +84,7 @@ const std::string* RankContext::intern(std::string_view text) {
   return interned_.emplace_back(std::make_unique<std::string>(text)).get();
 }
 
-RankScope::RankScope(std::string rank_text) : outer_(RankMemory::current_) {
+RankScope::RankScope(std::string rank_text, RankOptions options) : outer_(RankMemory::current_), context_(options) {
   context_.rank_text = std::move(rank_text);
   RankMemory::current_ = &context_;
 }

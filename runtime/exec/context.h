@@ -30,14 +30,15 @@ enum class StepPhase : std::uint8_t { forward, backward, optimizer };
 /// thread) is given a default context; any other thread must open a RankScope, or current() throws.
 class RankContext final : public RankMemory {
  public:
-  RankContext();
+  explicit RankContext(RankOptions options = {});
   ~RankContext();
 
   // Every RankMemory is one of these.
   static RankContext& current() { return static_cast<RankContext&>(RankMemory::current()); }
   static RankContext* current_or_null() { return static_cast<RankContext*>(RankMemory::current_or_null()); }
 
-  /// This rank's use of a device, opened at first use. Throws Error, saying why, if there is no such device.
+  /// This rank's use of a device, opened at first use. Throws Error, saying why, if there is no such device, or if
+  /// this rank is a ghost.
   DeviceContext& device(Device device);
   /// Those opened so far.
   const std::vector<std::unique_ptr<DeviceContext>>& devices() const { return devices_; }
@@ -129,10 +130,11 @@ class PhaseScope {
   const StepPhase outer_;
 };
 
-/// Makes a fresh context current on this thread for a scope: the body of a rank that is a thread.
+/// Makes a fresh context current on this thread for a scope: the body of a rank that is a thread, or of a ghost. Ghost
+/// ranks wait for nobody, so that one thread can be all of a job's ranks, one after the other.
 class RankScope {
  public:
-  explicit RankScope(std::string rank_text = {});
+  explicit RankScope(std::string rank_text = {}, RankOptions options = {});
   ~RankScope();
   RankScope(const RankScope&) = delete;
   RankScope& operator=(const RankScope&) = delete;

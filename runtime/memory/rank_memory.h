@@ -1,7 +1,11 @@
 #pragma once
 // The memory side of one rank's thread: where its storages come from, their numbers, and who watches accesses to them.
 // All that a rank carries is RankContext (exec/context.h), which is one of these.
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "runtime/memory/caching_allocator.h"
 #include "runtime/tensor/device.h"
@@ -24,6 +28,11 @@ class AccessWatcher {
   ~AccessWatcher() = default;
 };
 
+struct RankOptions {
+  /// Storages have no bytes: memory is accounted and nothing is computed, moved or looked at (ghost_allocator.h).
+  bool ghost = false;
+};
+
 class RankMemory {
  public:
   RankMemory(const RankMemory&) = delete;
@@ -38,27 +47,36 @@ class RankMemory {
   }
   static RankMemory* current_or_null() { return current_; }
 
-  CachingAllocator& allocator() { return *allocator_; }
-  /// Of a device: its context's, which is opened at first use. Throws Error if there is no such device.
-  Allocator& allocator(Device device) {
+  /// Of the host, or of a device: its context's, which is opened at first use. Throws Error if there is no such device.
+  /// A ghost rank opens none.
+  Allocator& allocator(Device device = Device::cpu()) {
     if (device.kind == Device::Kind::cpu) [[likely]]
       return *allocator_;
-    return device_allocator(device);
+    return is_ghost_ ? ghost_allocator(device) : device_allocator(device);
   }
+  /// Parameters and gradients of the host lie in `memory` from now on, see CachingAllocator. No-op on a ghost rank.
+  void use_shared_heap(std::shared_ptr<std::byte> memory, std::size_t bytes) {
+    if (!is_ghost_) static_cast<CachingAllocator&>(*allocator_).use_shared_heap(std::move(memory), bytes);
+  }
+  bool is_ghost() const { return is_ghost_; }
   std::uint64_t next_id() { return ++last_id_; }
 
   /// Storages made or lent from now on report to it; null: to nobody.
   AccessWatcher* watcher = nullptr;
 
  protected:
-  RankMemory() : allocator_(new CachingAllocator) {}
-  ~RankMemory() { allocator_->abandon(); }
+  explicit RankMemory(RankOptions options);
+  ~RankMemory();
   virtual Allocator& device_allocator(Device device) = 0;
   static thread_local RankMemory* current_ __attribute__((tls_model("initial-exec")));
 
  private:
   static RankMemory& adopt();  // exec/context.cpp
-  CachingAllocator* allocator_;
+  Allocator& ghost_allocator(Device device);
+
+  const bool is_ghost_;
+  Allocator* const allocator_;  // a CachingAllocator, unless this is a ghost
+  std::vector<std::pair<Device, Allocator*>> ghost_devices_;
   std::uint64_t last_id_ = 0;
 };
 

@@ -19,6 +19,8 @@ Ref<Storage> Storage::released(std::int64_t bytes, MemoryCategory category, Devi
   storage->allocator_ = &rank.allocator(device);
   storage->id_ = rank.next_id();
   if (rank.watcher) storage->guard_ = kWatched;
+  if (rank.is_ghost()) [[unlikely]]
+    storage->guard_ |= kGhost;
   return storage;
 }
 
@@ -50,7 +52,7 @@ void Storage::retag(MemoryCategory category) {
 }
 
 void Storage::release_data() {
-  if (guard_) settle();
+  if (guard_ & ~kGhost) settle();
   if (!allocator_ || !data_) return;
   allocator_->release(data_, bytes_, category_);
   data_ = nullptr;
@@ -61,7 +63,7 @@ void Storage::lend(const Event& event, bool writes) {
   if (writes) {
     last_write_ = event;
     if (last_reads_) last_reads_->clear();
-    guard_ = static_cast<std::uint8_t>(kBeingWritten | (guard_ & kWatched));
+    guard_ = static_cast<std::uint8_t>(kBeingWritten | (guard_ & kStays));
   } else {
     if (!last_reads_) last_reads_ = std::make_unique<std::vector<Event>>();
     const auto same_queue = std::ranges::find(*last_reads_, event.queue(), &Event::queue);
@@ -75,7 +77,22 @@ void Storage::lend(const Event& event, bool writes) {
 void Storage::forget_loans() const {
   last_write_ = {};
   if (last_reads_) last_reads_->clear();
-  guard_ &= kWatched;
+  guard_ &= kStays;
+}
+
+void Storage::check_bytes() const {
+  if (is_ghost() && bytes_ > 0)
+    fail("storage {} ({} of {}) has no bytes: this rank is a ghost", id_, format_bytes(bytes_), name(category_));
+}
+
+void Storage::prepare_read() const {
+  check_bytes();
+  wait_to_read();
+}
+
+void Storage::prepare_write() const {
+  check_bytes();
+  wait_to_write();
 }
 
 // An access by the rank's thread. A missing edge is reported before the wait that would hide it.

@@ -43,13 +43,16 @@ class Storage final : public RefCounted {
 
   /// The address, to read: blocks while a queue writes the bytes, and throws what failed there; queues that read them
   /// delay nobody. On the rank's thread. (On a kernel's other threads no wait is left: the dispatcher asks first.)
+  /// Error if the bytes are a ghost's, here and in write().
   std::byte* read() const {
-    wait_to_read();
+    if (guard_ & (kBeingWritten | kWatched | kGhost)) [[unlikely]]
+      prepare_read();
     return data_;
   }
   /// The address, to write: blocks while a queue uses the bytes at all.
   std::byte* write() const {
-    wait_to_write();
+    if (guard_) [[unlikely]]
+      prepare_write();
     return data_;
   }
   /// The waits of read() and write() alone, for who hands the bytes to somebody else.
@@ -58,7 +61,7 @@ class Storage final : public RefCounted {
       await_write();
   }
   void wait_to_write() const {
-    if (guard_) [[unlikely]]
+    if (guard_ & ~kGhost) [[unlikely]]
       await_all();
   }
   /// The address without waiting, for work that is about to be submitted with this storage on loan.
@@ -71,6 +74,8 @@ class Storage final : public RefCounted {
   /// Moves the bytes to another account.
   void retag(MemoryCategory category);
 
+  /// Of a ghost rank: accounted, and without bytes. Its address can be computed with and not be followed.
+  bool is_ghost() const { return guard_ & kGhost; }
   /// Memory of someone else (perhaps read-only): never reused for a result.
   bool is_borrowed() const { return allocator_ == nullptr; }
   bool is_present() const { return data_ != nullptr || bytes_ == 0; }
@@ -106,9 +111,14 @@ class Storage final : public RefCounted {
     kBeingWritten = 1,
     kBeingRead = 2,
     kWatched = 4,  // a hazard check records every access
+    kGhost = 8,    // there is nothing to read or to write
   };
+  static constexpr int kStays = kWatched | kGhost;  // when loans end
   Storage() = default;
   ~Storage();
+  void prepare_read() const;
+  void prepare_write() const;
+  void check_bytes() const;
   void await_write() const;
   void await_all() const;
   void settle() noexcept;

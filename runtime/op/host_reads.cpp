@@ -14,6 +14,7 @@ void HostReads::push(std::initializer_list<Tensor> scalars, Consumer use) {
   for (const Tensor& t : scalars) {
     check(t.numel() == 1 && !t.is_distributed() && !t.is_meta(), "a read takes plain tensors of one element, got {}",
           t);
+    check(!t.is_ghost(), "a read: {} has no bytes: this rank is a ghost", t);
     if (context.capture) context.capture->refuse_read(t, "a read");
     if (t.device() == Device::cpu()) waiting.parts.push_back({nullptr, t.dtype(), t.item<double>()});
     else waiting.parts.push_back({context.device(t.device()).start_read(t.raw(), t.bytes()), t.dtype(), 0});

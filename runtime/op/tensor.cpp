@@ -156,7 +156,7 @@ Tensor Tensor::from(std::span<const T> values, const Shape& shape) {
   check(static_cast<std::int64_t>(values.size()) == sherd::numel(shape), "{} values do not fill shape {} ({} elements)",
         values.size(), shape, sherd::numel(shape));
   Tensor t = empty(shape, dtype_of<T>);
-  std::copy(values.begin(), values.end(), t.mutable_data<T>());
+  if (!t.is_ghost()) std::copy(values.begin(), values.end(), t.mutable_data<T>());
   return t;
 }
 template Tensor Tensor::from(std::span<const double>, const Shape&);
@@ -170,6 +170,7 @@ template Tensor Tensor::from(std::span<const bool>, const Shape&);
 
 Tensor Tensor::scalar(double value, DType dtype) {
   Tensor t = empty({}, dtype);
+  if (t.is_ghost()) return t;
   visit_dtype(dtype, [&]<class T>(Type<T>) { *t.mutable_data<T>() = convert<T>(value); });
   return t;
 }
@@ -178,6 +179,7 @@ namespace {
 void check_readable(const Tensor& t, std::string_view what) {
   check(!t.is_distributed(), "{}: {} is spread over ranks; use full_tensor() or local()", what, t);
   check(!t.is_meta(), "{}: {} is on the meta device and has no values; materialize the model first", what, t);
+  check(!t.is_ghost(), "{}: {} has no bytes: this rank is a ghost", what, t);
   if (CaptureSink* capture = RankContext::current().capture) capture->refuse_read(t, what);
 }
 

@@ -78,6 +78,8 @@ class Tensor {
   bool is_contiguous() const { return impl_->contiguous; }
   bool requires_grad() const { return impl_->flags & TensorImpl::kRequiresGrad; }
   bool is_meta() const { return impl_->flags & TensorImpl::kMeta; }
+  /// Of a ghost rank: it has an address and no values.
+  bool is_ghost() const { return impl_->storage && impl_->storage->is_ghost(); }
   std::int64_t bytes() const { return numel() * byte_size(dtype()); }
 
   bool is_distributed() const { return impl_->flags & TensorImpl::kDistributed; }

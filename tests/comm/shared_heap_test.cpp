@@ -200,10 +200,10 @@ TEST(SharedHeap, ServesParametersAndGradients) {
   const std::shared_ptr<std::byte> heap(static_cast<std::byte*>(std::aligned_alloc(2 << 20, kBytes)), std::free);
   const auto is_in_heap = [&](void* block) { return block >= heap.get() && block < heap.get() + kBytes; };
   RankScope scope;
-  CachingAllocator& allocator = scope.context().allocator();
+  Allocator& allocator = scope.context().allocator();
   void* before = allocator.allocate(1000, MemoryCategory::parameters);
   EXPECT_FALSE(is_in_heap(before));
-  allocator.use_shared_heap(heap, kBytes);
+  scope.context().use_shared_heap(heap, kBytes);
   void* parameters = allocator.allocate(1000, MemoryCategory::parameters);
   void* gradients = allocator.allocate(1 << 20, MemoryCategory::gradients);
   void* activations = allocator.allocate(1000, MemoryCategory::activations);

@@ -15,7 +15,7 @@ namespace {
 
 using Mode = CompiledStep::Mode;
 
-CachingAllocator& allocator() { return RankContext::current().allocator(); }
+Allocator& allocator() { return RankContext::current().allocator(); }
 
 TEST(Replay, TwentyTrainingStepsAreBitwiseTheEagerOnes) {
   TinyNet eager, captured;

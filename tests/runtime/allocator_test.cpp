@@ -28,7 +28,7 @@ TEST(SizeClass, HoldsTheRequestAndWastesLessThanAQuarter) {
 
 TEST(Allocator, BlocksAreAlignedDistinctAndReused) {
   RankScope rank;
-  CachingAllocator& a = rank.context().allocator();
+  Allocator& a = rank.context().allocator();
   for (std::int64_t bytes : {1, 64, 1000, 300'000, 5'000'000}) {
     auto* first = static_cast<std::byte*>(a.allocate(bytes, activations));
     auto* second = static_cast<std::byte*>(a.allocate(bytes, activations));
@@ -47,7 +47,7 @@ TEST(Allocator, BlocksAreAlignedDistinctAndReused) {
 
 TEST(Allocator, ASteadyStepAsksTheSystemForNothing) {
   RankScope rank;
-  CachingAllocator& a = rank.context().allocator();
+  Allocator& a = rank.context().allocator();
   const auto step = [] {
     const Tensor x = full({300, 1000}, 0.5), w = full({1000, 700}, 0.25);
     return sum(square(matmul(x, w))).item<float>();
@@ -62,7 +62,7 @@ TEST(Allocator, ASteadyStepAsksTheSystemForNothing) {
 
 TEST(Allocator, AFreedLargePlaceServesAnyRequestThatFits) {
   RankScope rank;
-  CachingAllocator& a = rank.context().allocator();
+  Allocator& a = rank.context().allocator();
   void* whole = a.allocate(12'000'000, activations);
   a.release(whole, 12'000'000, activations);
   const std::int64_t reserved = a.reserved_bytes();
@@ -78,7 +78,7 @@ TEST(Allocator, AFreedLargePlaceServesAnyRequestThatFits) {
 
 TEST(Allocator, LastingBlocksDoNotSplitTheMemoryOfASteps) {
   RankScope rank;
-  CachingAllocator& a = rank.context().allocator();
+  Allocator& a = rank.context().allocator();
   void* before = a.allocate(4'000'000, activations);
   void* state = a.allocate(4'000'000, optimizer);
   void* after = a.allocate(4'000'000, activations);
@@ -94,7 +94,7 @@ TEST(Allocator, LastingBlocksDoNotSplitTheMemoryOfASteps) {
 
 TEST(Allocator, ARequestLargerThanARegionGetsOneOfItsOwn) {
   RankScope rank;
-  CachingAllocator& a = rank.context().allocator();
+  Allocator& a = rank.context().allocator();
   constexpr std::int64_t kBytes = (std::int64_t{1} << 30) + 12345;  // never touched: addresses only
   auto* small = static_cast<std::byte*>(a.allocate(300'000, activations));
   auto* large = static_cast<std::byte*>(a.allocate(kBytes, activations));
@@ -107,7 +107,7 @@ TEST(Allocator, ARequestLargerThanARegionGetsOneOfItsOwn) {
 
 TEST(Allocator, WhatTheSystemRefusesIsAnErrorAndChangesNothing) {
   RankScope rank;
-  CachingAllocator& a = rank.context().allocator();
+  Allocator& a = rank.context().allocator();
   for (const std::int64_t bytes : {std::int64_t{1} << 46, std::numeric_limits<std::int64_t>::max()}) {
     EXPECT_THROW(a.allocate(bytes, activations), OutOfMemory);
     EXPECT_EQ(a.accounting().total(), 0);
@@ -117,7 +117,7 @@ TEST(Allocator, WhatTheSystemRefusesIsAnErrorAndChangesNothing) {
 
 TEST(Allocator, TheLimitIsAnErrorThatListsTheOwnersAndChangesNothing) {
   RankScope rank;
-  CachingAllocator& a = rank.context().allocator();
+  Allocator& a = rank.context().allocator();
   const Tensor weights = Tensor::empty({2'500'000}, DType::f32, Device::cpu(), parameters);  // 10 MB
   const Tensor grads = Tensor::empty({500'000}, DType::f32, Device::cpu(), gradients);       // 2 MB
   a.set_limit(15'000'000);
@@ -152,7 +152,7 @@ TEST(Allocator, OutOfMemoryInAnOpKeepsItsTypeAndNamesTheOp) {
 
 TEST(Allocator, PoisonShowsUseAfterRelease) {
   RankScope rank;
-  CachingAllocator& a = rank.context().allocator();
+  Allocator& a = rank.context().allocator();
   a.set_poison(true);
   auto* block = static_cast<unsigned char*>(a.allocate(1000, activations));
   std::memset(block, 7, 1000);
@@ -164,7 +164,7 @@ TEST(Allocator, PoisonShowsUseAfterRelease) {
 
 TEST(Allocator, ABlockReleasedByAnotherThreadComesBack) {
   RankScope rank;
-  CachingAllocator& a = rank.context().allocator();
+  Allocator& a = rank.context().allocator();
   void* block = a.allocate(5000, communication);
   std::thread([&] { a.release(block, 5000, communication); }).join();
   EXPECT_EQ(a.accounting().current(communication), 5000) << "accounted by the owner's thread only";

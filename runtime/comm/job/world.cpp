@@ -49,7 +49,7 @@ void set_world_group(std::shared_ptr<ProcessGroup> group) {
   if (group && group->size() > 1) context.rank_text = fmt::format("rank {} of {}", group->rank(), group->size());
   if (group) {
     SharedHeap heap = group->shared_heap();
-    context.allocator().use_shared_heap(std::move(heap.memory), heap.bytes);
+    context.use_shared_heap(std::move(heap.memory), heap.bytes);
   }
   context.num_ranks_here = group ? group->size() : 1;
   context.world = std::move(group);
