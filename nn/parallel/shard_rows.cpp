@@ -50,7 +50,7 @@ constinit const Op kUnshard{
     .doc = "Gathers a unit's parameters from all ranks into their final place.",
     .attrs = &attr_kind<UnitAttrs>,
     .infer = no_outputs,
-    .traits = {.collective = true, .effect = true},
+    .traits = {.collective = true, .issues = true, .effect = true},
     .no_gradient = "effect",
 };
 
@@ -59,7 +59,7 @@ constinit const Op kRelease{
     .doc = "Frees a unit's gathered parameters.",
     .attrs = &attr_kind<UnitAttrs>,
     .infer = no_outputs,
-    .traits = {.effect = true},
+    .traits = {.issues = true, .effect = true},
     .no_gradient = "effect",
 };
 
@@ -78,7 +78,7 @@ constinit const Op kReduce{
     .doc = "Reduce-scatters a unit's full gradients into this rank's shards.",
     .attrs = &attr_kind<UnitAttrs>,
     .infer = no_outputs,
-    .traits = {.collective = true, .effect = true},
+    .traits = {.collective = true, .issues = true, .effect = true},
     .no_gradient = "effect",
     .mutated = last_input,
 };

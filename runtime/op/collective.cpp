@@ -119,7 +119,7 @@ void vjp_all_to_all(VjpCall& call) {
   call.give(0, op::all_to_all, back, contiguous(call.grad()));
 }
 
-// On a device, groups of one rank: their collectives are copies.
+// On a device, groups of one rank: their collectives are copies, and a ghost copies nothing.
 void run_on_device(const KernelCall& call) {
   const Tensor &x = call.in[0], &out = call.out[0];
   const int ranks = call.attrs.as<CollectiveAttrs>().group->size();
@@ -129,10 +129,11 @@ void run_on_device(const KernelCall& call) {
         call.op.name, ranks, to_string(out.device()));
   check(x.is_contiguous(), "{} needs a dense tensor, got {} with strides {}", call.op.name, describe(x),
         to_string(x.strides()));
+  if (x.is_ghost()) return;
   if (x.numel() > 0 && x.raw() != out.raw()) call.exec.device->copy(out.raw(), x.raw(), x.bytes());
 }
 
-constexpr Traits kCollective{.collective = true};
+constexpr Traits kCollective{.collective = true, .issues = true};
 
 }  // namespace
 

@@ -86,6 +86,8 @@ bool lies_elsewhere(const Tensor& t, Device device) {
 
 Tensor brought_to(Device device, const Tensor& t) {
   const Tensor on_device = Tensor::empty(t.shape(), t.dtype(), device, MemoryCategory::workspace);
+  t.storage()->wait_to_read();
+  if (on_device.is_ghost()) return on_device;
   DeviceContext& context = RankContext::current().device(device);
   const Kernel transfer = kernels_of(op::to_device).kernel[static_cast<std::size_t>(device.kind)];
   transfer({op::to_device, {&t, 1}, {&on_device, 1}, {}, {.device = &context}});
@@ -107,24 +109,32 @@ std::size_t num_mutated(const OpCall& call) {
   return call.op.mutated ? static_cast<std::size_t>(call.op.mutated({call.op, call.in, call.attrs})) : 0;
 }
 
+// As many bytes as the row's scratch column asks for, or none.
+Ref<Storage> scratch_of(const OpCall& call, const RowKernels& kernels, Device device) {
+  const Scratch scratch_bytes = kernels.scratch[static_cast<std::size_t>(device.kind)];
+  const std::int64_t bytes = scratch_bytes ? scratch_bytes({call.op, call.in, call.attrs}) : 0;
+  if (bytes <= 0) return {};
+  Ref<Storage> scratch = Storage::allocate(bytes, MemoryCategory::workspace, device);
+  trace_memory();
+  return scratch;
+}
+
+// A ghost rank runs the kernels that issue something. Of the others it keeps what the rank's thread sees: their
+// scratch, and the waits of rows with effects, whose kernels ask for the addresses of what they read.
 void run_kernel(const OpCall& call, const RowKernels& kernels, std::span<const Tensor> out, Device device,
                 bool accumulate) {
-  const auto backend = static_cast<std::size_t>(device.kind);
-  const Kernel kernel = kernels.kernel[backend];
+  RankContext& context = RankContext::current();
+  if (context.is_ghost() && !call.op.traits.issues) [[unlikely]] {
+    const Ref<Storage> scratch = scratch_of(call, kernels, device);
+    return wait_to_read(call.in);
+  }
+  const Kernel kernel = kernels.kernel[static_cast<std::size_t>(device.kind)];
   if (!kernel) fail("no {} kernel for {}", to_string(device), call.op.name);
   KernelCall kernel_call{call.op, call.in, out, call.attrs, {}, accumulate};
-  if (call.op.traits.collective) kernel_call.exec.queue = &RankContext::current().queue(kCollectiveQueue);
-  if (device != Device::cpu()) kernel_call.exec.device = &RankContext::current().device(device);
-  if (const Scratch scratch_bytes = kernels.scratch[backend]) {
-    const std::int64_t bytes = scratch_bytes({call.op, call.in, call.attrs});
-    if (bytes > 0) {
-      const Ref<Storage> scratch = Storage::allocate(bytes, MemoryCategory::workspace, device);
-      kernel_call.exec.scratch = scratch->write();
-      trace_memory();
-      kernel(kernel_call);
-      return;
-    }
-  }
+  if (call.op.traits.collective) kernel_call.exec.queue = &context.queue(kCollectiveQueue);
+  if (device != Device::cpu() && !context.is_ghost()) kernel_call.exec.device = &context.device(device);
+  const Ref<Storage> scratch = scratch_of(call, kernels, device);
+  if (scratch) kernel_call.exec.scratch = scratch->write();
   kernel(kernel_call);
 }
 

@@ -33,6 +33,7 @@ struct Traits {
   bool view = false;              ///< no kernel: infer gives shape, strides and offset of an alias of input 0
   bool linear = false;            ///< linear in each tensor input
   bool collective = false;        ///< communicates; its kernel takes no address that waits, see Exec::queue
+  bool issues = false;            ///< its kernel touches no bytes: it allocates, frees, or hands work to a queue
   bool effect = false;            ///< does something besides its outputs: never dropped, moved or differentiated
   bool accumulates = false;       ///< the kernel honours KernelCall::accumulate
   bool placement = false;         ///< changes the layout (redistribute, from_local): the dist layer runs it

@@ -1,9 +1,16 @@
 // Ghost ranks: storages that are accounted as any other and have no bytes.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <vector>
 
+#include "nn/layers/linear.h"
+#include "nn/optim/adamw.h"
+#include "nn/optim/clip.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/process_group.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/queue.h"
 #include "runtime/op/host_reads.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
@@ -16,9 +23,7 @@ using enum MemoryCategory;
 constexpr RankOptions kGhost{.ghost = true};
 constexpr Device kGpu = Device::cuda(0);
 
-Accounting& account(Device device = Device::cpu()) {
-  return RankContext::current().allocator(device).accounting();
-}
+Accounting& account(Device device = Device::cpu()) { return RankContext::current().allocator(device).accounting(); }
 
 TEST(Ghost, StoragesAreAccountedMovedReleasedAndRestored) {
   const RankScope rank("", kGhost);
@@ -87,6 +92,74 @@ TEST(Ghost, WhateverLooksAtAValueIsRefused) {
   expect_error([&] { x.mutable_data<float>(); }, {"4 B of activations", "has no bytes: this rank is a ghost"});
   HostReads reads;
   expect_error([&] { reads.push({x}, [](std::span<const double>) {}); }, {"a read", "this rank is a ghost"});
+}
+
+// ---- rows ----
+
+constinit const Op kNoKernel{.name = "ghost_test.no_kernel",
+                             .infer = [](const InferCall& c) { return Metas{c.in[0]}; }};
+
+TEST(Ghost, KernelsAreSkippedAndScratchIsCounted) {
+  static int runs = 0;
+  static constinit const Op kCounted{.name = "ghost_test.counted",
+                                     .infer = [](const InferCall& c) { return Metas{c.in[0]}; }};
+  add_rows([](OpTable& table) {
+    table.add({&kCounted, &kNoKernel});
+    table.kernel(
+        kCounted, Device::Kind::cpu, [](const KernelCall&) { ++runs; },
+        [](const InferCall&) { return std::int64_t{640}; });
+  });
+  const RankScope rank("", kGhost);
+  const Tensor x = Tensor::empty({5}, DType::f32);
+  const Tensor y = call(kCounted, {}, x), z = call(kNoKernel, {}, x);
+  EXPECT_EQ(runs, 0);
+  EXPECT_EQ(account().current(activations), 60);
+  EXPECT_EQ(account().current(workspace), 0);
+  EXPECT_EQ(account().peak(workspace), 640);
+}
+
+TEST(Ghost, CollectivesOfOneRankCopyNothing) {
+  const RankScope rank("", kGhost);
+  const auto group = make_single_group();
+  const Tensor here = Tensor::empty({4}, DType::f32), there = Tensor::empty({4}, DType::f32, kGpu);
+  const Tensor gathered = all_gather(here, *group, 4, 0), part = reduce_scatter(there, *group, ReduceKind::sum, 0);
+  EXPECT_EQ(gathered.shape(), Shape({4}));
+  EXPECT_EQ(part.device(), kGpu);
+  EXPECT_EQ(account().total(), 32);
+  EXPECT_EQ(account(kGpu).total(), 32);
+}
+
+struct Mlp : nn::Layer<Mlp> {
+  nn::Linear &up, &down;
+  Mlp() : up(add<nn::Linear>("up", 7, 33)), down(add<nn::Linear>("down", 33, 3)) {}
+  Tensor forward(const Tensor& x) { return down(relu(up(x))); }
+};
+
+/// What a rank holds in the end, has held of each category, and held at its peak: after a first step, and of another.
+std::array<CategoryBytes, 6> bytes_of_training(RankOptions options) {
+  const RankScope rank("", options);
+  Mlp model;
+  model.materialize();
+  nn::AdamW optimizer(model.parameters());
+  std::array<CategoryBytes, 6> bytes{};
+  for (std::size_t step = 0; step < 2; ++step) {
+    backward(mean(square(model(random_normal({12, 7}, step)))));
+    nn::clip_grad_norm(optimizer, 1);
+    optimizer.step();
+    optimizer.clear_gradients();
+    bytes[3 * step] = account().current();
+    bytes[3 * step + 1] = account().peak();
+    bytes[3 * step + 2] = account().at_peak();
+    account().reset_peaks();
+  }
+  return bytes;
+}
+
+TEST(Ghost, ATrainingStepHoldsWhatItHoldsOnARealRank) {
+  const auto ghost = bytes_of_training(kGhost);
+  EXPECT_EQ(ghost, bytes_of_training({}));
+  for (const MemoryCategory category : {parameters, gradients, optimizer, activations})
+    EXPECT_GT(ghost[1][static_cast<std::size_t>(category)], 0) << name(category);
 }
 
 TEST(Ghost, TensorsMayOutliveTheirRank) {
