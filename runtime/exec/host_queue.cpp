@@ -123,7 +123,9 @@ Event HostQueue::submit(QueueWork work) {
   item->submitted = now();
 
   const Event event(this, item->sequence);
-  if (!thread_.joinable()) thread_ = std::thread([this] { run_thread(); });
+  // A ghost's work has no bytes to run on. It ends when somebody waits for it, so that its loans last as long as ever.
+  if (context.is_ghost()) item->run = nullptr;
+  else if (!thread_.joinable()) thread_ = std::thread([this] { run_thread(); });
   {
     const std::lock_guard lock(mutex_);
     items_.push_back(std::move(item));
@@ -165,7 +167,7 @@ void HostQueue::run_next(std::unique_lock<std::mutex>& lock) {
       for (const auto& [event, wrote] : item.after)
         if (wrote) event.queue()->rethrow(event.sequence());
       item.started = now();
-      item.run();
+      if (item.run) item.run();
     }
   } catch (Error& e) {
     if (!e.has("queue")) e.add("queue", describe(item));

@@ -42,6 +42,8 @@ struct QueueItem {
 /// "gather unshard blocks.3".
 std::string describe(const QueueItem& item);
 
+/// On a ghost rank nothing runs and no thread is started: items are lent storages and let go of them, as ever.
+///
 /// A failure (an exception in `run`) fails the queue: what was submitted until somebody waits is skipped, the bytes it
 /// was to write raise the same error at every touch, and what comes after runs again.
 class HostQueue final : public Queue {

@@ -57,7 +57,8 @@ class Queue : public RefCounted {
 
   /// Queues work and lends it the storages; blocks only for max_in_flight. The work starts after what was submitted
   /// here before and after work of other queues that conflicts with it: a reader after the last writer, a writer
-  /// after all. Throws what failed there, or Error if an active hazard check finds a missing edge.
+  /// after all. On a ghost rank it never runs. Throws what failed there, or Error if an active hazard check finds a
+  /// missing edge.
   virtual Event submit(QueueWork work) = 0;
   /// Work submitted from now on starts after `event`, of any queue of this rank. Does not block.
   virtual void wait(const Event& event) = 0;

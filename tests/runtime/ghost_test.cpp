@@ -94,6 +94,28 @@ TEST(Ghost, WhateverLooksAtAValueIsRefused) {
   expect_error([&] { reads.push({x}, [](std::span<const double>) {}); }, {"a read", "this rank is a ghost"});
 }
 
+// ---- queues ----
+
+TEST(Ghost, WorkHoldsItsStoragesAndNeverRuns) {
+  const RankScope rank("", kGhost);
+  Queue& queue = RankContext::current().queue("gather");
+  const Ref<Storage> out = Storage::allocate(10, unsharded);
+  Ref<Storage> in = Storage::allocate(100, gradients);
+  bool has_run = false;
+  const auto submit = [&](std::vector<Loan> loans) {
+    queue.submit({.name = "work", .run = [&] { has_run = true; }, .loans = loans});
+  };
+  submit({{out, true}, {in, false}});
+  in = {};
+  EXPECT_TRUE(out->is_lent_for_writing());
+  EXPECT_EQ(account().current(gradients), 100) << "held until somebody waits";
+  submit({{out, true}});
+  out->wait_to_read();
+  EXPECT_FALSE(out->is_lent());
+  EXPECT_EQ(account().current(gradients), 0);
+  EXPECT_FALSE(has_run);
+}
+
 // ---- rows ----
 
 constinit const Op kNoKernel{.name = "ghost_test.no_kernel",
