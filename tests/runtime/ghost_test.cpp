@@ -116,6 +116,24 @@ TEST(Ghost, WorkHoldsItsStoragesAndNeverRuns) {
   EXPECT_FALSE(has_run);
 }
 
+TEST(Ghost, WorkThatWaitsForWorkLeavesItWhereItIs) {
+  const RankScope rank("", kGhost);
+  RankContext& context = RankContext::current();
+  Ref<Storage> in = Storage::allocate(100, gradients);
+  const Ref<Storage> between = Storage::allocate(10, activations), out = Storage::allocate(10, activations);
+  const auto submit = [&](std::string_view queue, const Ref<Storage>& from, const Ref<Storage>& to) {
+    const Loan loans[] = {{from, false}, {to, true}};
+    context.queue(queue).submit({.name = "work", .run = [] {}, .loans = loans});
+  };
+  submit("reduce", in, between);
+  submit("gather", between, out);
+  in = {};
+  out->wait_to_read();
+  EXPECT_EQ(account().current(gradients), 100) << "the program has not waited for it";
+  between->wait_to_write();
+  EXPECT_EQ(account().current(gradients), 0);
+}
+
 // ---- rows ----
 
 constinit const Op kNoKernel{.name = "ghost_test.no_kernel",
