@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/comm/board/board.h"
+#include "runtime/comm/group/division.h"
 #include "runtime/comm/group/link.h"
 #include "runtime/comm/group/process_group.h"
 
@@ -60,8 +61,8 @@ class BoardGroup final : public ProcessGroup, public std::enable_shared_from_thi
   void check_counts(std::span<const std::int64_t> counts) const;
 
   std::string_view kind_;
-  std::string name_ = "world", divisions_;  // of channel 0; "2.1": the first division of the second of the root
-  int num_divisions_ = 0;
+  std::string name_ = "world";  // of channel 0
+  Division division_;           // of channel 0
   BoardGroup& group_;  // channel 0, maybe this
   Board board_;
   std::vector<std::unique_ptr<BoardGroup>> channels_;  // of channel 0: 1, 2, ...

@@ -10,6 +10,7 @@
 
 #include "runtime/comm/board/board_group.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/division.h"
 #include "runtime/comm/store/hmac.h"
 
 namespace sherd::comm {
@@ -28,26 +29,10 @@ std::vector<int> list_of(std::string_view bytes) {
   return list;
 }
 
-std::string text_of(std::span<const int> list) { return fmt::format("{}", fmt::join(list, ",")); }
-
-bool has(std::span<const int> list, int rank) { return std::ranges::find(list, rank) != list.end(); }
-
-void check_list(std::span<const int> list, int rank, int size) {
-  check(!list.empty(), "subgroup: rank {} gives an empty list; name the ranks of the group that it will be in", rank);
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    check(list[i] >= 0 && list[i] < size, "subgroup: rank {} gives the ranks {}; those of the group are 0..{}", rank,
-          text_of(list), size - 1);
-    check(!has(list.first(i), list[i]), "subgroup: rank {} gives the ranks {}; a rank is in a group once", rank,
-          text_of(list));
-  }
-  check(has(list, rank), "subgroup: rank {} gives the ranks {}; name the group that rank {} will be in", rank,
-        text_of(list), rank);
-}
-
 /// Error, the same on every rank, unless the lists, by rank, divide the group.
 void check_lists(const std::vector<std::vector<int>>& lists) {
   const auto size = static_cast<int>(lists.size());
-  for (int r = 0; r < size; ++r) check_list(lists[static_cast<std::size_t>(r)], r, size);
+  for (int r = 0; r < size; ++r) check_ranks(lists[static_cast<std::size_t>(r)], r, size);
   for (int r = 0; r < size; ++r) {
     const std::vector<int>& list = lists[static_cast<std::size_t>(r)];
     for (const int member : list) {
@@ -55,7 +40,7 @@ void check_lists(const std::vector<std::vector<int>>& lists) {
       check(other == list,
             "subgroup: rank {} gives the ranks {}, rank {} the ranks {}; lists of two ranks are equal, in the same "
             "order, or share no rank",
-            r, text_of(list), member, text_of(other));
+            r, text_of_ranks(list), member, text_of_ranks(other));
     }
   }
 }
@@ -109,8 +94,8 @@ std::shared_ptr<ProcessGroup> BoardGroup::subgroup(std::span<const int> ranks, s
 
   auto group = std::make_shared<BoardGroup>(kind_, memory, options);
   group->root_ = root().shared_from_this();
-  group->divisions_ = fmt::format("{}{}{}", divisions_, divisions_.empty() ? "" : ".", ++num_divisions_);
-  group->name_ = fmt::format("{}#{}", label, group->divisions_);
+  group->division_ = division_.divide();
+  group->name_ = group->division_.name(label);
   group->set_deadline(board_.deadline());
   if (link_) group->shape_link(link_->shape());
   BoardGroup& family = root();
