@@ -1,0 +1,142 @@
+// A rank that has no peers has nothing to wait for and nothing to move. What it is asked for outside of the queues,
+// whose work does not run on a ghost rank, are agreements: texts and numbers that ranks show each other.
+#include "runtime/comm/group/ghost_group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "runtime/comm/group/division.h"
+#include "runtime/comm/group/link.h"
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+namespace {
+
+class DoneWork final : public Work {
+ public:
+  void wait() override {}
+};
+
+/// Why the group and all divided from it failed.
+class Poison {
+ public:
+  /// The first reason stays.
+  void set(std::string reason) {
+    const std::lock_guard lock(mutex_);
+    if (reason_.empty()) reason_ = std::move(reason);
+  }
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    reason_.clear();
+  }
+  void check() const {
+    const std::lock_guard lock(mutex_);
+    if (!reason_.empty()) throw CommError(reason_);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string reason_;
+};
+
+class GhostGroup final : public ProcessGroup {
+ public:
+  GhostGroup(int rank, int size, int root_rank, comm::Division division, std::string name,
+             std::shared_ptr<Poison> poison)
+      : rank_(rank),
+        size_(size),
+        root_rank_(root_rank),
+        division_(std::move(division)),
+        name_(std::move(name)),
+        poison_(std::move(poison)) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string_view kind() const override { return "ghost"; }
+  const std::string& name() const override { return name_; }
+  ProcessGroup& channel(int index) override {
+    check(index >= 0 && index < kNumChannels, "channel {} of a process group; give 0..{}", index, kNumChannels - 1);
+    return *this;
+  }
+
+  WorkPtr all_gather(std::span<const GatherPart> parts) override;
+  WorkPtr all_reduce(std::span<const FlatPart> parts, ReduceOptions options) override;
+  WorkPtr broadcast(std::span<const FlatPart>, int root) override {
+    check(root >= 0 && root < size_, "broadcast from rank {} of a group of {}", root, size_);
+    return done();
+  }
+  WorkPtr reduce_scatter(std::span<const ScatterPart>, ReduceOptions) override { refuse("reduce_scatter"); }
+  WorkPtr all_to_all(std::span<const SwapPart>) override { refuse("all_to_all"); }
+  WorkPtr send(std::span<const FlatPart>, int) override { refuse("send"); }
+  WorkPtr recv(std::span<const FlatPart>, int) override { refuse("recv"); }
+  void barrier() override { poison_->check(); }
+  std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label) override;
+
+  void abort(std::string_view reason) override {
+    poison_->set(fmt::format("rank {} aborted the group: {}", root_rank_, reason));
+  }
+  void reset() override { poison_->clear(); }
+  void set_deadline(std::chrono::nanoseconds) override {}
+  CommCounts counts() const override { return {}; }
+  void shape_link(const LinkShape& shape) override { const comm::Link checked(shape, size_); }
+  SharedHeap shared_heap() const override { return {}; }
+
+ private:
+  /// Of a call that is over, or the reason why the group failed.
+  WorkPtr done() const {
+    poison_->check();
+    return std::make_unique<DoneWork>();
+  }
+  [[noreturn]] void refuse(std::string_view what) const {
+    fail("{} over the ghost group {} of {}: it needs what other ranks have, and there are none", what, name_, size_);
+  }
+
+  const int rank_, size_, root_rank_;  // root_rank_: in the group that the family began with
+  comm::Division division_;
+  const std::string name_;
+  const std::shared_ptr<Poison> poison_;
+};
+
+WorkPtr GhostGroup::all_gather(std::span<const GatherPart> parts) {
+  for (const GatherPart& part : parts) {
+    check(static_cast<int>(part.counts.size()) == size_, "all_gather of {} parts over {} ranks", part.counts.size(),
+          size_);
+    const std::int64_t count = part.counts[0];
+    if (std::ranges::any_of(part.counts, [&](std::int64_t c) { return c != count; }))
+      refuse("all_gather of unequal parts");
+    if (part.source && part.source_dtype != part.dtype) refuse("all_gather that casts");
+    const auto bytes = static_cast<std::size_t>(count * byte_size(part.dtype));
+    auto* const all = static_cast<std::byte*>(part.data);
+    const void* const own = part.source ? part.source : all + static_cast<std::size_t>(rank_) * bytes;
+    for (std::size_t r = 0; bytes > 0 && r < part.counts.size(); ++r)
+      if (all + r * bytes != own) std::memcpy(all + r * bytes, own, bytes);
+  }
+  return done();
+}
+
+WorkPtr GhostGroup::all_reduce(std::span<const FlatPart>, ReduceOptions options) {
+  const bool keeps_value = options.kind != ReduceKind::sum && options.kind != ReduceKind::product;
+  if (!keeps_value || options.scale != 1) refuse(fmt::format("all_reduce by {}", sherd::name(options.kind)));
+  return done();
+}
+
+std::shared_ptr<ProcessGroup> GhostGroup::subgroup(std::span<const int> ranks, std::string_view label) {
+  poison_->check();
+  comm::check_ranks(ranks, rank_, size_);
+  const auto place = static_cast<int>(std::ranges::find(ranks, rank_) - ranks.begin());
+  comm::Division division = division_.divide();
+  std::string name = division.name(label);
+  return std::make_shared<GhostGroup>(place, static_cast<int>(ranks.size()), root_rank_, std::move(division),
+                                      std::move(name), poison_);
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup> make_ghost_group(int rank, int size) {
+  check(size >= 1 && rank >= 0 && rank < size, "rank {} of a ghost group of {} ranks", rank, size);
+  return std::make_shared<GhostGroup>(rank, size, rank, comm::Division{}, "world", std::make_shared<Poison>());
+}
+
+}  // namespace sherd

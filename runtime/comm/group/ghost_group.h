@@ -1,0 +1,16 @@
+#pragma once
+// The process group of a ghost rank (memory/ghost_allocator.h): one of any number of ranks, of which no other exists.
+#include <memory>
+
+#include "runtime/comm/group/process_group.h"
+
+namespace sherd {
+
+/// Rank `rank` of a group of `size` that answers as if every rank did what this one does, at once: an all_gather of
+/// equal parts finds the own part everywhere, which is how ranks compare what they do, and max, min and avg are the own
+/// value. Sums, and calls whose result depends on what other ranks have, are Errors that name the call. Groups divided
+/// from it have the names and the numbering of real ones. Nothing is counted: CommCounter counts what is issued. Error
+/// unless 0 <= rank < size.
+std::shared_ptr<ProcessGroup> make_ghost_group(int rank, int size);
+
+}  // namespace sherd
