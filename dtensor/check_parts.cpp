@@ -1,5 +1,5 @@
 // Ranks all_gather a row of integers each (shapes, dtype, hash); then every rank checks all rows by the same rules, so
-// that either all raise or none does.
+// that either all raise or none does. A ghost rank issues the same rows and compares nothing.
 #include "dtensor/check_parts.h"
 
 #include <array>
@@ -17,6 +17,10 @@ using Facts = std::span<const std::int64_t>;
 std::int64_t hash_of(const Tensor& t) {
   if (t.is_meta()) return 0;
   const Tensor dense = contiguous(to(t, Device::cpu()));
+  if (dense.is_ghost()) {
+    dense.storage()->wait_to_read();
+    return 0;
+  }
   std::uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
   const auto* bytes = static_cast<const unsigned char*>(dense.numel() ? dense.raw() : nullptr);
   for (std::int64_t i = 0; i < dense.bytes(); ++i) hash = (hash ^ bytes[i]) * 0x100000001B3u;
@@ -35,10 +39,10 @@ Tensor facts_of(const Tensor& local, const Shape& shape, bool problem) {
 }
 
 // A row per rank, row-major in the mesh: along the fastest axis first. Not every mesh has a group of all its ranks.
-std::vector<std::int64_t> gather_facts(Tensor facts, const DeviceMesh& mesh) {
+Tensor gather_facts(Tensor facts, const DeviceMesh& mesh) {
   for (int a = mesh.ndim() - 1; a >= 0; --a)
     if (mesh.size(a) > 1) facts = all_gather(facts, mesh.group(a), facts.size(0) * mesh.size(a));
-  return facts.to_vector<std::int64_t>();
+  return facts;
 }
 
 Shape dims_at(Facts facts, int field) {
@@ -65,7 +69,13 @@ void check_parts(std::string_view what, const Tensor& local, const Shape& shape,
                  std::string_view problem) {
   const GradMode off(false);
   const DeviceMesh mesh = spec->mesh();
-  const std::vector<std::int64_t> all = gather_facts(facts_of(local.detach(), shape, !problem.empty()), mesh);
+  const Tensor gathered = gather_facts(facts_of(local.detach(), shape, !problem.empty()), mesh);
+  if (gathered.is_ghost()) {
+    gathered.storage()->wait_to_read();
+    if (!problem.empty()) fail("{}", problem);
+    return;
+  }
+  const std::vector<std::int64_t> all = gathered.to_vector<std::int64_t>();
   const int num_ranks = mesh.num_ranks();
   const auto facts = [&](int rank) { return Facts(all).subspan(static_cast<std::size_t>(rank) * kFields, kFields); };
   if (!problem.empty()) fail("{}", problem);

@@ -53,7 +53,20 @@ void reduce_on_device(const AlonePart& part, double scale) {
   store(std::move(x), part.out, part.accumulate);
 }
 
+// What the host is to run itself. A ghost waits for both buffers as others do, and has nothing to run on.
+bool runs_on_host(const AlonePart& part) {
+  part.in.storage()->wait_to_read();
+  part.out.storage()->wait_to_write();
+  return !part.out.is_ghost();
+}
+
+void gather_on_host(const AlonePart& part) {
+  if (!runs_on_host(part)) return;
+  comm::copy(part.out.raw_to_write(), part.out.dtype(), part.in.raw(), part.in.dtype(), part.in.numel(), false);
+}
+
 void reduce_on_host(const AlonePart& part, double scale) {
+  if (!runs_on_host(part)) return;
   const std::byte* const in[] = {static_cast<const std::byte*>(part.in.raw())};
   comm::reduce(in, static_cast<std::byte*>(part.out.raw_to_write()), part.in.numel(),
                {.kind = ReduceKind::sum,
@@ -85,8 +98,7 @@ std::vector<AlonePart> joined(std::vector<AlonePart> parts) {
 
 void gather_alone(const std::vector<AlonePart>& parts) {
   for (const AlonePart& part : parts)
-    if (part.in.device() == Device::cpu())
-      comm::copy(part.out.raw_to_write(), part.out.dtype(), part.in.raw(), part.in.dtype(), part.in.numel(), false);
+    if (part.in.device() == Device::cpu()) gather_on_host(part);
     else store(part.in, part.out, false);
 }
 
