@@ -45,7 +45,10 @@ Tensor allocate_output(const OpCall& call, const TensorMeta& meta, Device device
   if (!meta.strides.empty()) return allocate_ordered(call, meta, device);
   if (call.op.traits.pointwise || call.op.traits.collective)  // kernels of both may write over an input
     for (Tensor& t : call.in)
-      if (can_donate(t, meta, device)) return Tensor::make_dense(t.storage(), meta.shape, meta.dtype, device);
+      if (can_donate(t, meta, device)) {
+        if (!call.op.traits.collective) t.storage()->wait_to_write();  // a queue may still read it
+        return Tensor::make_dense(t.storage(), meta.shape, meta.dtype, device);
+      }
   return Tensor::empty(meta.shape, meta.dtype, device, call.op.category);
 }
 
@@ -96,7 +99,7 @@ Tensor brought_to(Device device, const Tensor& t) {
 
 // Kernels take addresses on several threads; queues that still use the bytes are waited for here, on the rank's: those
 // that write what is read, all of those that use what is written.
-void wait_to_read(std::span<const Tensor> tensors) {
+inline void wait_to_read(std::span<const Tensor> tensors) {
   for (const Tensor& t : tensors)
     if (t.defined() && t.storage()) t.storage()->wait_to_read();
 }
@@ -110,9 +113,8 @@ std::size_t num_mutated(const OpCall& call) {
 }
 
 // As many bytes as the row's scratch column asks for, or none.
-Ref<Storage> scratch_of(const OpCall& call, const RowKernels& kernels, Device device) {
-  const Scratch scratch_bytes = kernels.scratch[static_cast<std::size_t>(device.kind)];
-  const std::int64_t bytes = scratch_bytes ? scratch_bytes({call.op, call.in, call.attrs}) : 0;
+Ref<Storage> allocate_scratch(const OpCall& call, Scratch scratch_bytes, Device device) {
+  const std::int64_t bytes = scratch_bytes({call.op, call.in, call.attrs});
   if (bytes <= 0) return {};
   Ref<Storage> scratch = Storage::allocate(bytes, MemoryCategory::workspace, device);
   trace_memory();
@@ -124,16 +126,16 @@ Ref<Storage> scratch_of(const OpCall& call, const RowKernels& kernels, Device de
 void run_kernel(const OpCall& call, const RowKernels& kernels, std::span<const Tensor> out, Device device,
                 bool accumulate) {
   RankContext& context = RankContext::current();
-  if (context.is_ghost() && !call.op.traits.issues) [[unlikely]] {
-    const Ref<Storage> scratch = scratch_of(call, kernels, device);
+  const auto backend = static_cast<std::size_t>(device.kind);
+  Ref<Storage> scratch;
+  if (const Scratch scratch_bytes = kernels.scratch[backend]) scratch = allocate_scratch(call, scratch_bytes, device);
+  if (context.is_ghost() && !call.op.traits.issues) [[unlikely]]
     return wait_to_read(call.in);
-  }
-  const Kernel kernel = kernels.kernel[static_cast<std::size_t>(device.kind)];
+  const Kernel kernel = kernels.kernel[backend];
   if (!kernel) fail("no {} kernel for {}", to_string(device), call.op.name);
   KernelCall kernel_call{call.op, call.in, out, call.attrs, {}, accumulate};
   if (call.op.traits.collective) kernel_call.exec.queue = &context.queue(kCollectiveQueue);
   if (device != Device::cpu() && !context.is_ghost()) kernel_call.exec.device = &context.device(device);
-  const Ref<Storage> scratch = scratch_of(call, kernels, device);
   if (scratch) kernel_call.exec.scratch = scratch->write();
   kernel(kernel_call);
 }
@@ -203,13 +205,12 @@ Tensors run_on_device(const OpCall& call, Device device) {
     for (const Tensor& t : call.in)
       if (lies_elsewhere(t, device)) [[unlikely]]
         return run_with_scalars_brought(call, device);
-  // Collective rows hand their bytes to a queue, which orders them itself; kernels of rows with
-  // other effects ask for what they read themselves.
-  const bool waits = !call.op.traits.collective;
-  if (waits) {
+  // Collective rows hand their bytes to a queue, which orders them itself; kernels of rows with other effects ask for
+  // what they read themselves.
+  if (!call.op.traits.collective) {
     if (!call.op.traits.effect) wait_to_read(call.in);
-    wait_to_write(std::span<const Tensor>(call.in).first(num_mutated(call)));
-    wait_to_write(call.into);
+    if (call.op.mutated) wait_to_write(std::span<const Tensor>(call.in).first(num_mutated(call)));
+    if (!call.into.empty()) wait_to_write(call.into);
   }
   if (!call.into.empty()) {
     write_into(call, kernels, metas, device);
@@ -218,7 +219,6 @@ Tensors run_on_device(const OpCall& call, Device device) {
   }
   Tensors out;
   for (const TensorMeta& m : metas) out.push_back(allocate_output(call, m, device));
-  if (waits) wait_to_write(out);  // one that lies in a donated input, which a queue may still read
   if (!device.is_meta()) run_kernel(call, kernels, out, device, false);
   bump_mutated(call);
   return out;
