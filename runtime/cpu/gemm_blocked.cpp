@@ -70,7 +70,7 @@ struct Piece {
 
   // Step q of a transposed A is `whole` unless K is odd and ends in it.
   bool whole(std::int64_t q) const { return (q + 1) * kTogether<T> <= k; }
-  const T* stored_row(std::int64_t q) const { return a + g.lda * (p + q * kTogether<T>)+row; }
+  const T* stored_row(std::int64_t q) const { return a + row + g.lda * (p + q * kTogether<T>); }
 
   // Transposed rows of A as panels [steps, kBlockRows].
   void pack_a() const {
