@@ -2,13 +2,14 @@
 //
 //   q [B,H,T,K]   k, v [B,G,T,K]   ->   out   lse [B,H,T]
 //   S0            S0                    S0    S0            batch
-//   S1            S1                    S1    S1            heads; with grouped queries every rank holds whole groups
-//   S1            R                     S1    S1            heads, where one head of keys serves all
+//   S1            S1                    S1    S1            heads; with grouped queries every rank holds full groups
+//   S1            R                     S1    S1            heads, if all query heads share one head of keys
 //   S2            R                     S2    S2            queries, if not causal: each sees all keys
 //
-//   backward: gradients lie as their inputs do, those of whole keys and values are terms; linear in the gradient
+//   backward: gradients have their inputs' placements, those of replicated keys and values are Partial; linear in the
+//   gradient
 //
-//   rope [B,H,T,K]   derived; a part of the sequence starts at a later position
+//   rope [B,H,T,K]   derived; a shard of the sequence starts at a later position
 #include "dtensor/rule.h"
 #include "runtime/op/attention_attrs.h"
 
@@ -16,7 +17,8 @@ namespace sherd {
 
 namespace {
 
-// One way to cut attention: dim `dim` of what belongs to queries; of keys and values too, or those are whole.
+// One way to shard attention: dim `dim` of the operands that belong to queries; `keys`: that of keys and values too,
+// else those are replicated.
 struct Cut {
   int dim;
   bool keys;

@@ -5,12 +5,12 @@
 //                             R         S0             S1                       S1           S0         P
 //                             P         R              P                        P            R          P
 //
-//   gather over dim 1         x [B, N]  index [C, M]   ->  [C, M]    dims other than the indexed one are cut in all
-//                             S0        S0  if B = C       S0        operands, where they have one size: a smaller
-//                             R         S1                 S1        index would end at another row of its part
+//   gather over dim 1         x [B, N]  index [C, M]   ->  [C, M]    dims other than the indexed one are sharded in all
+//                             S0        S0  if B = C       S0        operands, if they have one size: shards of a
+//                             R         S1                 S1        smaller index would end at other rows
 //
 //   scatter_add               x  index  source  ->  out
-//                             P  S1     S1          P                what each rank adds, and terms of x
+//                             P  S1     S1          P                what each rank adds, and a Partial x
 #include "runtime/op/gather.h"
 #include "dtensor/rule.h"
 #include "runtime/op/view_attrs.h"
@@ -23,13 +23,13 @@ void add(SmallVec<Placement, 4> in, SmallVec<Placement, 2> out, Signatures& sign
   signatures.push_back({std::move(in), std::move(out), 0});
 }
 
-// Every dim but `dim` along which two operands are equally long is cut in all of them.
+// Shards all operands along each dim, other than `dim`, in which the two given shapes are equal.
 void add_common_dims(const RuleCall& call, const Shape& a, const Shape& b, int dim, Signatures& signatures) {
   for (int d = 0; d < a.size(); ++d)
     if (d != dim && a[d] == b[d]) add(all(call.in.size(), Shard(d)), all<2>(call.out.size(), Shard(d)), signatures);
 }
 
-// Terms of any kind in these inputs, a bit each, of a row that only moves them.
+// These inputs (a bit each) Partial of any one kind, for a row that only moves their values.
 void add_moved_terms(const RuleCall& call, unsigned inputs, Signatures& signatures) {
   for (ReduceKind kind : {ReduceKind::sum, ReduceKind::avg, ReduceKind::max, ReduceKind::min, ReduceKind::product}) {
     SmallVec<Placement, 4> in = all(call.in.size(), Replicate());

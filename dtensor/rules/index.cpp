@@ -10,7 +10,8 @@ namespace sherd {
 
 namespace {
 
-// The rows of the vocabulary that a dim of `size` cut as `spec` says holds here; all of them if it is whole.
+// The rows of the vocabulary that this rank holds if a dim of `size` is sharded as `spec` says; all of them if the dim
+// is not sharded.
 VocabularyPart part_of(const Spec& spec, int dim, std::int64_t size) {
   if (spec.num_shards(dim) == 1) return {};
   return {.first = spec.local_range(dim, size).begin, .total = size};
@@ -22,7 +23,7 @@ Attrs embedding_attrs(const LocalCall& local) {
   return attrs;
 }
 
-// grad [..., D], ids [...] -> [V, D]: positions are summed; a rank may also make its rows of the table only.
+// grad [..., D], ids [...] -> [V, D]: sums over positions. A rank may also make only its own rows of the table.
 void embedding_backward_signatures(const RuleCall& call, Signatures& signatures) {
   add_dims_signatures(call, "...d,...->vd", signatures);
   signatures.push_back({all(2, Replicate()), {Shard(0)}, 0});

@@ -10,7 +10,7 @@
 //   S0         R               S0            S0             S0    P          chunk by chunk, on each rank's own rows
 //   R          S0              R             R              P     S0
 //
-// The mean over the targets that count is right however uneven the rows are cut.
+// The mean over the targets that count is right however unevenly the rows are sharded.
 #include <limits>
 
 #include "dtensor/rule.h"
@@ -29,7 +29,7 @@ namespace {
 
 constexpr std::size_t kX = 0;  // logits, or the input of the linear layer that makes them
 
-// Cut along every leading dim, and along the classes, which dim `class_dim` of input `class_input` holds.
+// Sharded along every leading dim, and along the classes, which are dim `class_dim` of input `class_input`.
 void add_loss_signatures(const RuleCall& call, std::size_t first, std::size_t targets, std::size_t class_input,
                          int class_dim, Signatures& signatures) {
   for (int d = 0; d < call.ndim(targets); ++d) {
@@ -91,7 +91,7 @@ std::vector<int> axes_cutting(const Spec& spec, int dim) {
   return {spec.axes_of(dim).begin(), spec.axes_of(dim).end()};
 }
 
-// `a` and `b`, of one shape, in one tensor [2, ...]: they travel together.
+// Joins `a` and `b`, which have one shape, in one tensor [2, ...], so that one collective reduces both.
 Tensor pair(Tensor a, Tensor b) {
   Shape shape = a.shape();
   shape.insert(0, 1);
@@ -115,7 +115,8 @@ struct Rows {
   Tensor sum, count;  // 0-d: of the negative log likelihoods, of the targets that count
 };
 
-// max, sum of exp(x - max) and the target's logit, of this rank's classes -> the same of all:
+// From max, sum of exp(x - max) and the target's logit of this rank's classes to the result over the classes of all
+// ranks:
 //   M = max over ranks,   S = sum over ranks of s exp(m - M),   lse = M + log S
 //   loss of a row = (M - target's logit) + log S, as on one rank: large logits cancel before anything small is added
 Rows combine_classes(const LocalCall& local, const CrossEntropyAttrs& attrs, Tensors parts, const Tensor& targets,
@@ -141,7 +142,8 @@ Rows combine_classes(const LocalCall& local, const CrossEntropyAttrs& attrs, Ten
   return rows;
 }
 
-// What `whole` (the row itself) and `parts` (its part of the classes) make of this rank's inputs.
+// The loss of this rank's inputs: by the row itself where the classes are replicated, by `parts_row` where they are
+// sharded.
 Tensors run_loss(const LocalCall& local, AttrsView attrs, std::span<Tensor> in, std::size_t targets_input,
                  std::size_t class_input, int class_dim, const Op& parts_row) {
   const std::vector<int> class_axes = axes_cutting(*local.in[class_input], class_dim);
@@ -162,7 +164,7 @@ Tensors run_loss(const LocalCall& local, AttrsView attrs, std::span<Tensor> in, 
     rows.sum = part_of_pair(both, 0);
     rows.count = part_of_pair(both, 1);
   }
-  // No target counts: the sum is 0 and so is the mean.
+  // If no target counts, the sum is 0 and so is the mean.
   const Tensor divisor = below(op::clamp, ClampAttrs{1, std::numeric_limits<double>::infinity()}, Tensor(rows.count));
   Tensors out;
   out.push_back(below(op::div, {}, rows.sum, divisor));
@@ -179,7 +181,7 @@ Tensors run_linear_cross_entropy(const LocalCall& local, AttrsView attrs, std::s
   return run_loss(local, attrs, in, 2, 1, 0, op::linear_cross_entropy_parts);
 }
 
-// Of the first rank, whose parts are the largest.
+// The local shape on the first rank, whose shards are the largest.
 Shape largest_part(const LocalCall& local, std::size_t input) {
   const Spec& spec = *local.in[input];
   const std::vector<int> first(static_cast<std::size_t>(spec.num_axes()), 0);
@@ -188,7 +190,7 @@ Shape largest_part(const LocalCall& local, std::size_t input) {
   return shape;
 }
 
-// All ranks make the same calls, for they capture one program.
+// Chunks are counted by the largest shard, so that all ranks make the same calls: they capture one program.
 Tensors run_loss_gradient_row(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) {
   const auto& a = attrs.as<LossGradientAttrs>();
   const LossChunks chunks{numel(largest_part(local, 3)),

@@ -13,7 +13,7 @@ void linear_signatures(const RuleCall& call, Signatures& signatures) {
   add_dims_signatures(call, call.op.dims, signatures);
   if (!call.has(2))
     for (std::size_t i = 0; i < 2; ++i) add_linear_signatures(call, i, signatures);
-  // x or weight as terms, and the bias as a whole: it joins the terms of one rank.
+  // x or weight Partial, and the bias replicated: run_linear adds the bias on the first rank only.
   else
     for (std::size_t i = 0; i < 2; ++i) {
       SmallVec<Placement, 4> in = all(3, Replicate());

@@ -1,6 +1,6 @@
-// Dropout: a part draws for its elements what the whole would have drawn for them, so any dim may be cut.
+// Dropout: a shard draws for its elements what the full tensor would draw for them, so any dim may be sharded.
 //
-//   x f32[4,6]{1: tp}, tp 1 of 2      element 0 of the part is element 3 of the whole; runs of 3, 6 apart
+//   x f32[4,6]{1: tp}, tp 1 of 2      element 0 of the shard is element 3 of the full tensor; runs of 3, 6 apart
 #include "dtensor/local_runs.h"
 #include "dtensor/rule.h"
 #include "runtime/op/random_attrs.h"

@@ -1,5 +1,5 @@
-// Reductions. A dim that stays keeps its cut; of one that is reduced away every rank reduces its part, and the results
-// are terms.
+// Reductions. A dim that is kept keeps its sharding. Along a dim that is reduced every rank reduces its shard, and the
+// result is Partial.
 //
 //   x [5,6] over dim 0      sum, mean    max, any    min, all    prod    argmax
 //   S1  ->                  S0           S0          S0          S0      S0        (S1 with keep_dims)
@@ -8,8 +8,9 @@
 //
 //   var: dims that stay only, for variance and mean
 //
-// A part without elements reduces to what changes no result. Rows that have no such value get one from `with_neutral`:
-// on all ranks if one needs it, as all ranks run one program.
+// An empty shard must contribute a value that changes no result. Rows whose result over no elements is not such a
+// value get one more element from `with_neutral`: on all ranks if one of them needs it, because all ranks run one
+// program.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -32,7 +33,7 @@ bool is_reduced(std::uint64_t mask, int dim) { return (mask >> dim) & 1u; }
 
 void add_one(Placement in, Placement out, Signatures& signatures) { signatures.push_back({{in}, {out}, 0}); }
 
-// Every dim, with what a cut of a reduced one gives.
+// A signature for each dim; `of_reduced` is the result's placement where a reduced dim is sharded.
 void add_dims(const RuleCall& call, Placement of_reduced, Signatures& signatures) {
   const auto& attrs = call.attrs.as<ReduceAttrs>();
   int kept = 0;
@@ -46,7 +47,7 @@ void add_dims(const RuleCall& call, Placement of_reduced, Signatures& signatures
   }
 }
 
-// Terms of a narrower type than the result's would be added up in theirs, where they may not fit.
+// If the result's type is wider, partial values would be added up in the narrower type, where the sum may not fit.
 void add_linear(const RuleCall& call, Signatures& signatures) {
   if (call.in[0].dtype == call.out[0].dtype) add_linear_signatures(call, 0, signatures);
 }
@@ -64,7 +65,8 @@ void own_kind_signatures(const RuleCall& call, Signatures& signatures) {
 
 void argmax_signatures(const RuleCall& call, Signatures& signatures) { add_dims(call, Replicate(), signatures); }
 
-// Aligned at the right: dims in front of the result's, and those that it has with one element, are summed.
+// Shapes are aligned at the right. Dims in front of the result's, and those of which the result has one element, are
+// summed.
 void sum_to_signatures(const RuleCall& call, Signatures& signatures) {
   const Shape &from = call.shape(0), &to = call.out[0].shape;
   const int lead = from.size() - to.size();
@@ -73,7 +75,7 @@ void sum_to_signatures(const RuleCall& call, Signatures& signatures) {
   add_linear(call, signatures);
 }
 
-// Both results, variance and mean, are of the dims that stay.
+// Both results, variance and mean, keep the dims that are not reduced.
 void var_signatures(const RuleCall& call, Signatures& signatures) {
   const ReduceAttrs& attrs = call.attrs.as<VarAttrs>().reduce;
   int kept = 0;
@@ -86,14 +88,14 @@ void var_signatures(const RuleCall& call, Signatures& signatures) {
 
 Attrs sum_to_attrs(const LocalCall& local) { return SumToAttrs{local.out_shape()}; }
 
-// ---- parts without elements ----
+// ---- empty shards ----
 
-// Whether n elements that these axes cut one after the other leave a rank without any.
+// Whether sharding n elements over these axes, one after the other, leaves some rank without elements.
 bool leaves_empty_part(const Spec& spec, std::span<const int> axes, std::int64_t n) {
   if (axes.empty() || n == 0) return n == 0;
   const int parts = spec.axis_size(axes[0]);
   const std::int64_t first = chunk_range(n, parts, 0).size(), last = chunk_range(n, parts, parts - 1).size();
-  const std::int64_t between = n % first;  // of the one chunk that is neither whole nor empty
+  const std::int64_t between = n % first;  // size of the one chunk that is neither full nor empty
   return last == 0 || leaves_empty_part(spec, axes.subspan(1), first) ||
          (between > 0 && leaves_empty_part(spec, axes.subspan(1), between));
 }
@@ -102,7 +104,7 @@ Tensor full(const Shape& shape, double value, const Tensor& like) {
   return std::move(below(op::full, FullAttrs{shape, value, like.dtype(), like.device()}, std::span<Tensor>{})[0]);
 }
 
-// The smallest value of x's type, so that it is no maximum, or the largest.
+// The smallest value of x's type, so that it changes no maximum; below, the largest.
 Tensor lowest(const Shape& shape, const Tensor& x) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (is_floating(x.dtype())) return full(shape, -kInfinity, x);
@@ -118,7 +120,7 @@ Tensor highest(const Shape& shape, const Tensor& x) {
 }
 Tensor zero(const Shape& shape, const Tensor& x) { return full(shape, 0, x); }
 
-// x with one more element along each reduced dim of which some rank holds none.
+// x with one more element along each reduced dim of which some rank's shard is empty.
 template <Tensor (*neutral)(const Shape&, const Tensor&)>
 Tensor with_neutral(const LocalCall& local, Tensor x) {
   const std::uint64_t mask = local.call.attrs.as<ReduceAttrs>().dims;
@@ -149,7 +151,7 @@ std::int64_t reduced_count(const Shape& shape, std::uint64_t mask) {
   return count;
 }
 
-// Means of the parts, each with its share of the elements. Sums would leave the range of f16.
+// The means of the shards, each weighted by its fraction of the elements. Sums would leave the range of f16.
 Tensors run_mean(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) {
   const std::uint64_t mask = attrs.as<ReduceAttrs>().dims;
   bool is_cut = false;
@@ -162,8 +164,8 @@ Tensors run_mean(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) 
   return below(op::mul_scalar, ScalarAttrs{share}, std::span<Tensor>(means));
 }
 
-// The first position of the largest value: each rank's best value and where it is; of the ranks that have the best of
-// all, the smallest position. A NaN is larger than any value.
+// The first position of the largest value. Each rank finds its largest value and where that is; among the ranks whose
+// value is the largest of all, the smallest position is taken. A NaN is larger than any value.
 Tensors run_argmax(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) {
   const std::uint64_t mask = attrs.as<ReduceAttrs>().dims;
   const Spec& spec = *local.in[0];
@@ -174,7 +176,7 @@ Tensors run_argmax(const LocalCall& local, AttrsView attrs, std::span<Tensor> in
   const Tensor x = with_neutral<lowest>(local, std::move(in[0]));
   const Tensor best = below(op::max, attrs, x);
   Tensor at = below(local.call.op, attrs, x);
-  // Ranks without elements say `size` or more, which is no position.
+  // Ranks without elements give `size` or more, which is no valid position and so never the smallest.
   at = below(op::add_scalar, ScalarAttrs{static_cast<double>(spec.local_range(dim, size).begin)}, std::move(at));
   const DeviceMesh mesh = spec.mesh();
   const Tensor top = reduce_over(best, mesh, axes, Kind::max);

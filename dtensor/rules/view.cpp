@@ -1,13 +1,14 @@
-// Rows that show or move elements and change none. A cut follows its dim, and terms of any kind pass.
+// Rows that alias or move elements and change no value. Sharding follows its dim, and Partial of any kind stays
+// Partial.
 //
 //   permute [4,6] -> [6,4]       S0 -> S1   S1 -> S0
-//   expand  [4,1] -> [3,4,6]     S0 -> S1   R -> S0   R -> S2      each rank repeats as often as its part asks for
-//   narrow, pad_to               dims other than the narrowed one; that too where nothing is left out
+//   expand  [4,1] -> [3,4,6]     S0 -> S1   R -> S0   R -> S2      each rank repeats as often as its shard needs
+//   narrow, pad_to               dims other than the narrowed one; that one too if nothing is left out
 //   cat                          dims other than the joined one, all inputs alike
 //
 //   view  [4,6,5,7] -> [4,15,2,7]    both shapes are split into groups of equal product:  4 | 6 5 | 7  ->  4 | 15 2 | 7
-//         S0 -> S0    S3 -> S3       a dim that stays as it is keeps any cut
-//         S1 -> S1, for 3 parts      of others the leftmost may be cut, into parts that are whole slices on both sides
+//         S0 -> S0    S3 -> S3       a dim of unchanged size keeps any sharding
+//         S1 -> S1, on 3 ranks       of others the leftmost may be sharded, if its shards are full slices on both sides
 #include <algorithm>
 #include <numeric>
 
@@ -19,13 +20,13 @@ namespace sherd {
 
 namespace {
 
-// What only moves values lets any reduction of them wait.
+// A row that only moves values commutes with any reduction: Partial in, Partial out.
 void add_terms(const RuleCall& call, Signatures& signatures) {
   for (ReduceKind kind : {ReduceKind::sum, ReduceKind::avg, ReduceKind::max, ReduceKind::min, ReduceKind::product})
     signatures.push_back({all(call.in.size(), Partial(kind)), {Partial(kind)}, 0});
 }
 
-// Dim `in` of every input cut, and dim `out` of the result.
+// Shards dim `in` of every input and dim `out` of the result.
 void add_cut(const RuleCall& call, int in, int out, Signatures& signatures, std::int64_t even = 0) {
   signatures.push_back({all(call.in.size(), Shard(in)), {Shard(out)}, even});
 }
@@ -53,7 +54,7 @@ void add_groups(const RuleCall& call, Signatures& signatures) {
     std::int64_t in_size = from[in], out_size = to[out];
     const bool stays = in_size == out_size;
     while (in_size != out_size) {
-      // Without elements the products may never meet.
+      // If there are no elements, the two products may never become equal.
       if (in_size < out_size && i < a.size()) in_size *= from[a[i++]];
       else if (j < b.size()) out_size *= to[b[j++]];
       else return;
@@ -64,7 +65,7 @@ void add_groups(const RuleCall& call, Signatures& signatures) {
 
 void view_signatures(const RuleCall& call, Signatures& signatures) {
   add_groups(call, signatures);
-  // Of a dim of one element one rank holds everything and the others nothing, in whatever shape.
+  // Of a dim of one element one rank holds everything and the others nothing, whatever the other dims are.
   const std::vector<int> a = dims_where(call.shape(0), true), b = dims_where(call.out[0].shape, true);
   for (std::size_t k = 0; k < std::min(a.size(), b.size()); ++k) add_cut(call, a[k], b[k], signatures);
   add_terms(call, signatures);
@@ -79,8 +80,8 @@ bool is_even(const LocalCall& local) {
   return true;
 }
 
-// All ranks must decide alike, for they capture one program. Where parts differ in size, one of them may happen to
-// allow what the others do not; so only what is dense, whatever its size, is not copied there.
+// All ranks must take the same decision, because they capture one program. If shards differ in size, the strides of
+// one may happen to allow a view that the others' do not; then a tensor is viewed without a copy only if it is dense.
 Tensors run_view(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) {
   Strides strides;
   const Tensor& x = in[0];
@@ -120,7 +121,7 @@ Attrs narrow_attrs(const LocalCall& local) {
   return attrs;
 }
 
-// Zeros around: sums and averages pass.
+// Zeros are added around the values: sums and averages may come after the row.
 void pad_to_signatures(const RuleCall& call, Signatures& signatures) {
   const int dim = call.attrs.as<PadToAttrs>().dim;
   add_all_dims_but(call, dim, signatures);
@@ -139,7 +140,7 @@ void cat_signatures(const RuleCall& call, Signatures& signatures) {
   add_terms(call, signatures);
 }
 
-// Transfers take dense tensors.
+// Transfers between devices take dense tensors.
 Tensors run_to_device(const LocalCall& local, AttrsView attrs, std::span<Tensor> in) {
   in[0] = dense_below(std::move(in[0]));
   return below(local.call.op, attrs, in);

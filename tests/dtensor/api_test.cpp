@@ -62,7 +62,8 @@ TEST(FromLocal, F120_UnevenPartsNeedTheShape) {
       const Tensor part = part_of(whole, *rows);
       const Tensor x = from_local(part, mesh, {Shard(0)}, {.shape = Shape{5, 2}, .run_check = true});
       EXPECT_TRUE(same_bits(full_tensor(x), whole));
-      // Without it every rank takes the others' parts for as long as its own: the check sees that they are not.
+      // Without the shape every rank takes the others' shards for as long as its own: the check sees that they are
+      // not.
       if (5 % group->size() != 0)
         expect_error([&] { from_local(part, mesh, {Shard(0)}, {.run_check = true}); },
                      {"from_local", "do not make one tensor", "rank 0", "f32["});
@@ -73,7 +74,7 @@ TEST(FromLocal, WrongPartsAreNamed) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
     const Tensor part = counting({2, 3});
-    if (group->rank() == 0)  // two rows are rank 1's part
+    if (group->rank() == 0)  // two rows are rank 1's shard
       expect_error([&] { from_local(part, mesh, {Shard(0)}, {.shape = Shape{5, 3}}); },
                    {"from_local", "f32[2,3]", "[5,3]", "{0: dp}", "[3,3]"});
     expect_error([&] { from_local(part, mesh, {Shard(0)}, {.shape = Shape{4}}); }, {"f32[2,3]", "[4]"});
@@ -121,7 +122,8 @@ TEST(FromLocal, F120_TheCheckKnowsWhoHoldsCopies) {
   });
 }
 
-// loss = sum(x * w) of the whole: the local gradient is w's part in this layout, the whole of w for a term of a sum.
+// loss = sum(x * w) of full tensors: the local gradient is w's shard in this layout, and all of w if x is
+// Partial(sum).
 TEST(FromLocal, F115_GradientIsTheLocalPart) {
   for (int ranks : {1, 2, 3})
     run_ranks(ranks, [](const Group& group) {
@@ -139,8 +141,8 @@ TEST(FromLocal, F115_GradientIsTheLocalPart) {
     });
 }
 
-// Copies that each rank uses in its own way: what comes back are terms, and somebody further up adds them. A gradient
-// that is whole on every rank is counted once.
+// Each rank uses its replica in its own way: the gradients that come back are Partial, and code further up adds them.
+// A gradient that is replicated is counted once.
 TEST(FromLocal, GradientsMayComeBackAsTerms) {
   for (int ranks : {1, 2, 3})
     run_ranks(ranks, [](const Group& group) {
@@ -198,7 +200,8 @@ TEST(ToLocal, F121_GradientIsLabelledAsTheTensorLies) {
     });
 }
 
-// A peer counted the gradient once per rank here: terms are labelled Partial again in backward, and added up.
+// A peer counted the gradient once per rank here: a gradient that is Partial is labelled so again in backward, and
+// added up.
 TEST(ToLocal, TakingALabelOffAndPuttingItOnIsNothingInBackwardToo) {
   for (int ranks : {1, 2, 3})
     run_ranks(ranks, [](const Group& group) {

@@ -42,7 +42,7 @@ TEST(Create, LayoutsThatNothingCanBeMadeInAreRefused) {
   });
 }
 
-// Whether a part can be said by attributes does not depend on whose part it is.
+// Whether attributes can describe a shard does not depend on the rank that holds it.
 TEST(Create, PartsThatCannotBeDrawnAreRefusedOnAllRanks) {
   run_ranks(8, [](const Group& group) {
     const DeviceMesh mesh(group, {{"a", 2}, {"b", 2}, {"c", 2}});

@@ -41,7 +41,7 @@ TEST(DerivedLists, ALineIsWholeWhereItsLetterOrTheAttributesSaySo) {
   EXPECT_EQ(derived(op::rope, {meta({2, 3, 5, 4})}, RopeAttrs{}), "S0 -> S0; S1 -> S1; S2 -> S2; P -> P; Pavg -> Pavg");
 }
 
-// What a result lacks is summed over.
+// Results that lack a letter are sums over it.
 TEST(DerivedLists, GradientsOfAffineParametersAreTerms) {
   const TensorMeta x = meta({3, 5, 2}), d = meta({2}), rows = meta({3, 5});
   EXPECT_EQ(derived(op::layer_norm_backward, {x, x, d, rows, rows}),

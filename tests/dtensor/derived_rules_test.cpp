@@ -1,5 +1,5 @@
 // Sharding that follows from the op table: pointwise rows, the algebra of Partial, products. The oracle is the same op
-// on one rank's whole tensors.
+// on one rank's full tensors.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -21,7 +21,7 @@ using Group = std::shared_ptr<ProcessGroup>;
 
 Tensor values(const Shape& shape, std::string_view what) { return random_normal(shape, random_key(5, what, "test")); }
 
-// A tensor whose terms on the ranks reduce to `value`.
+// A Partial tensor whose local values on the ranks reduce to `value`.
 Tensor as_terms(const Tensor& value, const DeviceMesh& mesh, ReduceKind kind) {
   const int ranks = mesh.size(), rank = mesh.coordinate();
   Tensor term = value;
@@ -53,7 +53,7 @@ TEST(DerivedRules, F127_PointwiseFollowsItsOperands) {
           EXPECT_EQ(Spec::from(sum).placement(0), Shard(d));
           EXPECT_TRUE(same_bits(full_tensor(sum), a + b));
           EXPECT_TRUE(same_bits(full_tensor(silu(sa)), silu(a)));
-          // Whatever is broadcast along the cut dim is whole, or cut where it is not.
+          // Operands that are broadcast along the sharded dim are replicated, or sharded along their other dims.
           EXPECT_TRUE(same_bits(full_tensor(mul(sa, distribute(row, mesh, Replicate()))), mul(a, row)));
           EXPECT_TRUE(same_bits(full_tensor(mul(sa, distribute(one, mesh, Replicate()))), mul(a, one)));
         }
@@ -67,7 +67,7 @@ TEST(DerivedRules, F127_PointwiseFollowsItsOperands) {
     });
 }
 
-// 32 numbers are gathered where 2048 would change their cut.
+// 32 numbers are gathered; to reshard the other operand would move 2048.
 TEST(DerivedRules, F127_TheCheaperOperandMoves) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
@@ -108,7 +108,7 @@ TEST(DerivedRules, F128_PartialPassesWhatIsLinearOrMonotone) {
         expect_near(full_tensor(whole - top), b - a);
         expect_near(full_tensor(add(as_terms(a, mesh, ReduceKind::avg), 2)), add(a, 2));
       }
-      // What does not pass is reduced first, once.
+      // Rows that no reduction may follow get their inputs reduced first, once.
       const CommCounts before = group->counts();
       const Tensor relued = relu(pa), shifted = add(pa, 1), summed = pa + whole;
       EXPECT_EQ(group->counts().all_reduce.calls - before.all_reduce.calls, 3);
@@ -134,7 +134,7 @@ TEST(DerivedRules, F130_ProductsNeedNoCommunicationWhereMathematicsNeedsNone) {
       expect_product(Shard(0), Replicate(), Shard(0));
       expect_product(Replicate(), Shard(1), Shard(1));
       expect_product(Shard(1), Shard(0), Partial());
-      // The bias is added once, whatever the terms.
+      // The bias is added once, although the product is Partial.
       const Tensor weight = transpose(b, 0, 1);
       const Tensor y = linear(at(a, Shard(1)), at(weight, Shard(1)), at(bias, Replicate()));
       EXPECT_EQ(Spec::from(y).placement(0), Partial());
@@ -228,7 +228,7 @@ TEST(DerivedRules, AGradientOfZerosLiesAsItsInput) {
   });
 }
 
-// Forward and backward of a two-layer network, every way to cut the weights: gradients equal one rank's.
+// Forward and backward of a two-layer network, with the weights sharded in every way: gradients equal one rank's.
 TEST(DerivedRules, GradientsOfACutNetworkEqualOneRanks) {
   for (int ranks : {1, 2, 3})
     run_ranks(ranks, [](const Group& group) {
@@ -254,7 +254,7 @@ TEST(DerivedRules, GradientsOfACutNetworkEqualOneRanks) {
     });
 }
 
-// Numbers that are not 0 or 1 are no truth values, and integers wrap: their extrema are reduced first.
+// Numbers other than 0 and 1 are no truth values, and integers wrap: their extrema are reduced first.
 TEST(DerivedRules, ExtremaPassOnlyWhereOrderIsKept) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);

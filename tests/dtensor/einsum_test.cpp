@@ -1,5 +1,5 @@
-// einsum of distributed operands against one rank's, and that nothing moves where mathematics needs nothing: one letter
-// cut per mesh axis, whatever it is to the product and however uneven the parts are.
+// einsum of distributed operands against one rank's, and that nothing moves where mathematics needs no communication:
+// one letter sharded per mesh axis, whatever its role in the product and however uneven the shards are.
 //
 //   letter      operands that have it    others    result             gradients
 //   stays       S                        R         S                  S, of the others Partial
@@ -64,7 +64,7 @@ std::string letters_of(const Form& form) {
   return letters;
 }
 
-// Axis a of the mesh cuts cuts[a]: a tensor with these labels, and what one without the letter is.
+// Axis a of the mesh shards letter cuts[a]; `without` is the placement of a tensor that does not have the letter.
 const Spec* layout_of(const DeviceMesh& mesh, std::string_view labels, std::string_view cuts, Placement without) {
   std::vector<Placement> placements;
   for (char c : cuts) {
@@ -74,7 +74,7 @@ const Spec* layout_of(const DeviceMesh& mesh, std::string_view labels, std::stri
   return Spec::of(mesh, placements);
 }
 
-// Forward and backward with these letters cut: nothing moves, everything lies as the drawing above says.
+// Forward and backward with these letters sharded: nothing moves, and all layouts are those of the drawing above.
 void expect_nothing_moves(const DeviceMesh& mesh, const Form& form, std::string_view cuts) {
   SCOPED_TRACE(fmt::format("{} cut by {} on {}", form.equation, cuts, mesh.describe()));
   const std::vector<Tensor> in = drawn_inputs(form);
@@ -87,7 +87,7 @@ void expect_nothing_moves(const DeviceMesh& mesh, const Form& form, std::string_
     slots[i]->set(laid_out(in[i], layout_of(mesh, labels_of(form, i), cuts, Replicate())));
     cut.push_back(slots[i]->value());
   }
-  const Tensor dy = draw(normal(expected[0].shape()), DType::f32, 77);  // that of value_and_gradients
+  const Tensor dy = draw(normal(expected[0].shape()), DType::f32, 77);  // the gradient that value_and_gradients uses
   std::vector<Tensor> got;
   {
     const CommCounter counter;
@@ -124,7 +124,7 @@ TEST(Einsum, F131_EinsumOfAttentionShapesMovesNothingForAnyCutLetter) { expect_n
 
 TEST(Einsum, F131_OtherFormsMoveNothingForAnyCutLetter) { expect_nothing_moves_on_any_mesh(kOthers); }
 
-// The usual one: projections cut by heads, the batch by the other axis.
+// The usual case: projections sharded by heads over one axis, by the batch over the other.
 TEST(Einsum, F131_EinsumOfAttentionShapesInOneBlock) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
@@ -148,7 +148,7 @@ TEST(Einsum, F131_EinsumOfAttentionShapesInOneBlock) {
   });
 }
 
-// Whatever the layouts, the numbers are one rank's.
+// In any layouts the numbers are those of one rank.
 TEST(Einsum, F131_AnyLayoutsGiveOneRanksNumbers) {
   const Form forms[] = {{"bqhd,bkhd->bhqk", {{2, 3, 2, 3}, {2, 3, 2, 3}}}, {"btd,dhk->bthk", {{2, 3, 4}, {4, 3, 2}}}};
   on_meshes([&](const DeviceMesh& mesh) {
@@ -161,7 +161,7 @@ TEST(Einsum, F131_AnyLayoutsGiveOneRanksNumbers) {
   });
 }
 
-// One operand whole: it is cut where it lies.
+// One operand replicated: each rank takes its shard without communication.
 TEST(Einsum, F131_AWholeOperandFollowsTheCutOne) {
   run_ranks(3, [](const Group& group) {
     const DeviceMesh mesh(group);

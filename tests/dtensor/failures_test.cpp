@@ -1,4 +1,5 @@
-// What fails on one rank only, after all have planned alike: the others hear of it at once, and all go on together.
+// Failures on one rank only, after all have planned alike: the other ranks are told at once, and all continue
+// together.
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
@@ -15,15 +16,15 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 
-// An id per rank. The deadline is that of a group, minutes: a test that waited for it would not end in time.
+// One id per rank. The deadline is the group's, of minutes: a test that waited for it would not end in time.
 Tensor ids_of(const DeviceMesh& mesh, std::int64_t of_rank_1) {
   return distribute(Tensor::from<std::int64_t>({0, of_rank_1}, {2}), mesh, Shard(0));
 }
 
-// A collective that failed says so where its result is read.
+// A collective that failed raises where its result is read.
 void read(const Tensor& t) { (void)t.to_vector<float>(); }
 
-// What every rank gets to hear.
+// The errors that all ranks raise.
 void expect_failure(const std::function<void()>& step) { expect_error(step, {"rank 1", "embedding", "7"}); }
 
 TEST(FailingTogether, AnIdOutsideTheVocabularyOfOneRankReachesAll) {
@@ -33,7 +34,7 @@ TEST(FailingTogether, AnIdOutsideTheVocabularyOfOneRankReachesAll) {
     const Tensor good = ids_of(mesh, 6), bad = ids_of(mesh, 7);
     for (int round = 0; round < 2; ++round) {
       expect_failure([&] { read(full_tensor(embedding(table, bad))); });
-      expect_failure([&] { read(full_tensor(good)); });  // until all have said that they go on
+      expect_failure([&] { read(full_tensor(good)); });  // fails until all ranks have called reset()
       group->reset();
       EXPECT_TRUE(same_bits(full_tensor(embedding(table, good)), ones({2, 3})));
     }
@@ -56,7 +57,7 @@ TEST(FailingTogether, AReplayThatFailsOnOneRankReachesAll) {
   });
 }
 
-// Everybody refuses what is wrong for everybody, and nothing has to be reset.
+// What is wrong on all ranks is refused on all, and nothing has to be reset.
 TEST(FailingTogether, WhatPlanningRefusesLeavesTheGroupAsItWas) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);

@@ -1,4 +1,5 @@
-// Distributed tensors of a ghost rank: layouts, local parts and communication as anywhere, and no values to compare.
+// Distributed tensors of a ghost rank: layouts, local tensors and communication as on real ranks, and no values to
+// compare.
 #include <gtest/gtest.h>
 
 #include "dtensor/api.h"

@@ -1,4 +1,5 @@
-// A call that was seen before takes nothing from the heap: plans are found without allocating, results come from pools.
+// A call with a cached plan allocates nothing on the heap: the plan is found without allocating, results come from
+// pools.
 #include <gtest/gtest.h>
 
 #include "dtensor/propagate.h"
@@ -46,7 +47,7 @@ TEST(HitPath, AllocatesNothing) {
   });
 }
 
-// On the tape as much as plain tensors take, and nothing more.
+// The tape takes as much as for plain tensors, and no more.
 TEST(HitPath, RecordedCallsTakeWhatPlainOnesTake) {
   run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
     const DeviceMesh mesh(group);

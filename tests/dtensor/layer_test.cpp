@@ -1,4 +1,4 @@
-// The dist layer: what it refuses, what it remembers, and rows that work on local extents.
+// The dist layer: what it refuses, what it caches, and rows that work on local extents.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -196,7 +196,7 @@ TEST(DistLayer, PowerSumSeesEachRanksOwnElements) {
     });
 }
 
-// Sharded and whole updates of the same tensors must give the same bits: every element is on its own.
+// Updates of shards and of full tensors must give the same bits: every element is updated by itself.
 TEST(DistLayer, F145_OptimizerRowsOnShardsEqualThoseOnTheWhole) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
@@ -223,7 +223,7 @@ TEST(DistLayer, F145_OptimizerRowsOnShardsEqualThoseOnTheWhole) {
     });
 }
 
-// One call for parameters that lie in every way there is, a plain one among them.
+// One call for parameters of all layouts, a plain one among them.
 TEST(DistLayer, F145_OneCallUpdatesParametersOfAllLayouts) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
@@ -249,7 +249,7 @@ TEST(DistLayer, F145_OneCallUpdatesParametersOfAllLayouts) {
   });
 }
 
-// Rows of these are other elements, though parts have the same shape.
+// The local shapes are equal, and yet their rows are other elements.
 TEST(DistLayer, F145_AGradientThatLiesOtherwiseIsRefused) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
@@ -268,7 +268,7 @@ TEST(DistLayer, F145_AGradientThatLiesOtherwiseIsRefused) {
   });
 }
 
-// Writing in place keeps the layout of what is written to; under strict mode it moves nothing.
+// Writing in place keeps the layout of the destination; under strict mode it moves nothing.
 TEST(DistLayer, F129_InPlaceKeepsTheLayout) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
@@ -291,7 +291,8 @@ TEST(DistLayer, F129_InPlaceKeepsTheLayout) {
   });
 }
 
-// Either operand of a sum may be moved to where the other lies, at the same price: who calls the row says which.
+// Either operand of a sum may be redistributed to the layout of the other, at the same price: the caller of the row
+// says which.
 TEST(DistLayer, AResultLiesAsItIsWantedWherePricesAreEqual) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
@@ -324,7 +325,7 @@ TEST(DistLayer, AResultIsAddedInPlaceToASumThatLiesAlike) {
   });
 }
 
-// Terms take terms; a value would have to be divided into them.
+// Partial values can be written into Partial ones; a full value would have to be divided among the ranks.
 TEST(DistLayer, F129_NothingIsWrittenIntoTermsButTerms) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
@@ -359,8 +360,8 @@ TEST(DistLayer, F148_ListsFindTheirPlanToo) {
   });
 }
 
-// pytorch #166031, #188390: ranks that are threads found each other's plans, which know what their rank holds. Here one
-// thread is rank r of a mesh and rank 3 - r of its mirror image.
+// pytorch #166031, #188390: ranks that are threads found each other's plans, which contain what their rank holds. Here
+// one thread is rank r of a mesh and rank 3 - r of its mirror image.
 TEST(DistLayer, F148_APlanIsThatOfOneRank) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, "tp"), mirrored(group->subgroup(std::vector{3, 2, 1, 0}), "tp");
@@ -373,11 +374,12 @@ TEST(DistLayer, F148_APlanIsThatOfOneRank) {
   });
 }
 
-// A mesh is all ranks of its group. Who is in none of its groups has no handle to it, and nobody waits for it.
+// A mesh contains all ranks of its group. A rank that is in none of its groups has no handle to it, and no rank waits
+// for that one.
 TEST(DistLayer, F150_RanksOutsideTheMeshAreRefused) {
   run_ranks(3, [](const Group& group) {
     expect_error([&] { DeviceMesh(group, std::vector<DeviceMesh::Axis>{{"dp", 2}}); }, {"2 places", "3 ranks"});
-    // Rank 0 asks for a group, hence a mesh, that it is not in: all hear of it.
+    // Rank 0 asks for a group, hence a mesh, that it is not in: all ranks raise.
     expect_error([&] { group->subgroup(group->rank() == 0 ? std::vector{1} : std::vector{group->rank()}); },
                  {"rank 0 gives the ranks 1", "rank 0 will be in"});
     const DeviceMesh all(group);
@@ -396,7 +398,7 @@ TEST(DistLayer, F150_RanksOutsideTheMeshAreRefused) {
 
 Tensor signs(const Shape& shape, std::string_view what) { return call(op::sign, {}, values(shape, what)); }
 
-// What several products send back to one activation is added where it lies, as on one rank: terms to terms.
+// The gradients of several products for one activation are added up in place, as on one rank: Partial to Partial.
 TEST(DistLayer, GradientsOfOneInputAddUpInPlace) {
   const auto run = [](const std::function<Tensor(const Tensor&, Placement)>& spread, std::string& text) {
     Slot x("x", true);

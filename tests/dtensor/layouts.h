@@ -1,6 +1,6 @@
 #pragma once
-// All layouts of a mesh, and a tensor in each of them: the oracle of redistribution. It knows nothing of plans: parts
-// are cut by loops over coordinates, and the terms of a Partial value follow from the coordinates.
+// All layouts of a mesh, and a tensor in each of them: the oracle of redistribution. It knows nothing of plans: shards
+// are narrowed by loops over coordinates, and the local values of a Partial tensor follow from the coordinates.
 #include <algorithm>
 #include <vector>
 
@@ -16,7 +16,7 @@ inline Tensor counting(const Shape& shape) {
   return Tensor::from<float>(values, shape);
 }
 
-/// Every assignment of `choices` to the axes, in every order of the axes that cut the same dim.
+/// Every assignment of `choices` to the axes, in every order of the axes that shard the same dim.
 inline std::vector<const Spec*> all_layouts(const DeviceMesh& mesh, const std::vector<Placement>& choices) {
   std::vector<const Spec*> specs;
   const auto n = static_cast<std::size_t>(mesh.ndim());
@@ -36,7 +36,8 @@ inline std::vector<const Spec*> all_layouts(const DeviceMesh& mesh, const std::v
   }
 }
 
-/// What the rank at coordinate c of n multiplies by (product, sum, avg) or adds (max, min) to make its term of a value.
+/// What the rank at coordinate c of n multiplies a value by (product, sum, avg) or adds to it (max, min) to get its
+/// local value of a Partial tensor.
 inline double term_of(ReduceKind kind, int c, int n) {
   if (n == 1) return kind == ReduceKind::max || kind == ReduceKind::min ? 0 : 1;
   switch (kind) {
@@ -49,7 +50,7 @@ inline double term_of(ReduceKind kind, int c, int n) {
   return 0;
 }
 
-/// This rank's part of `whole` in a layout, dense.
+/// This rank's local tensor of `whole` in a layout, dense.
 inline Tensor part_of(const Tensor& whole, const Spec& spec) {
   Tensor part = whole;
   for (int d = 0; d < whole.ndim(); ++d)

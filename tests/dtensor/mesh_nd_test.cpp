@@ -209,7 +209,7 @@ TEST(DeviceMesh, ARankThatDiesAlongOneAxisIsNamedAlongTheOther) {
         << errors[static_cast<std::size_t>(r)];
 }
 
-// Plans are given mesh["tp"]: their tensors keep a layout of it, and nobody keeps the slice.
+// Plans are given mesh["tp"]: their tensors keep a layout of it, and nothing keeps the slice.
 TEST(DeviceMesh, SlicesLiveAsLongAsTheirRoot) {
   run_ranks(4, [](const Group& world) {
     std::optional<DeviceMesh> mesh(std::in_place, world, Axes{{"dp", 2}, {"tp", 2}});
@@ -225,7 +225,7 @@ TEST(DeviceMesh, SlicesLiveAsLongAsTheirRoot) {
   });
 }
 
-// What a mesh has started may be waited for when the mesh is gone: its groups end with it, after the work.
+// Collectives that a mesh has started may be waited for when the mesh is gone: its groups end with it, after the work.
 TEST(DeviceMesh, WorkInFlightOutlivesTheMesh) {
   run_ranks(4, [](const Group& group) {
     const Tensor values = random_normal({64, 1024}, 5);
@@ -240,8 +240,8 @@ TEST(DeviceMesh, WorkInFlightOutlivesTheMesh) {
   });
 }
 
-// A group that nobody but a mesh of one axis holds ends with it too: rank 0 is through with its mesh before its
-// peer comes to the gather that it has started.
+// A group whose only handle is a mesh of one axis ends with the mesh: rank 0 drops its mesh before its peer comes to
+// the gather that rank 0 has started.
 TEST(DeviceMesh, WorkInFlightOutlivesAMeshOfOneAxis) {
   std::atomic<bool> is_started = false, has_company = false;
   run_ranks(4, [&](const Group& world) {

@@ -60,7 +60,7 @@ inline void on_meshes(const std::function<void(const DeviceMesh&)>& body) {
   run_ranks(4, [&](const std::shared_ptr<ProcessGroup>& group) { body(DeviceMesh(group, {{"dp", 2}, {"tp", 2}})); });
 }
 
-/// One input in every layout of `choices`. Each rank draws its own copy: ranks share no memory.
+/// One input in every layout of `choices`. Each rank draws its own copy: ranks must not share storages.
 inline void expect_in_every_layout(const Function& f, const Arg& x, const std::vector<Placement>& choices) {
   on_meshes([&](const DeviceMesh& mesh) {
     const Tensor whole = draw(x, DType::f32, 5);
@@ -68,7 +68,7 @@ inline void expect_in_every_layout(const Function& f, const Arg& x, const std::v
   });
 }
 
-/// f communicates nothing and its result lies as `expected` says, on a mesh of one axis.
+/// f communicates nothing and its result has the placement `expected`, on a mesh of one axis.
 inline void expect_free(const DeviceMesh& mesh, const Function& f, const std::vector<Tensor>& inputs,
                         const std::vector<Placement>& placements, Placement expected) {
   std::vector<Tensor> cut;

@@ -1,4 +1,4 @@
-// What a rank's thread remembers of calls: it stays bounded, and is forgotten when it is no longer the best.
+// The plan cache of a rank's thread: it stays bounded, and plans are dropped when they are no longer the cheapest.
 #include <gtest/gtest.h>
 
 #include "dtensor/api.h"
@@ -23,7 +23,7 @@ TEST(PlanCache, StaysBoundedOverManyShapes) {
     constexpr std::int64_t kShapes = 10'000;
     for (std::int64_t i = 0; i < kShapes; ++i) {
       const Shape shape{i / 100 + 1, i % 100 + 1};
-      // A part and a whole: the whole is cut on the way.
+      // A sharded and a replicated operand: the replicated one is sharded on the way.
       const Tensor x = Tensor::distributed(shape, whole, full(shape, 2));
       const Tensor y = mul(redistribute(x, cut), x);
       ASSERT_EQ(y.layout(), cut);
@@ -57,7 +57,7 @@ TEST(PlanCache, PlansOfAnOldPriceAreForgotten) {
   });
 }
 
-// A group that joins two axes is used from then on, on all ranks.
+// A group that joins two axes is used once it exists, on all ranks.
 TEST(PlanCache, PlansWithoutANewGroupAreForgotten) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}, {"pp", 1}});

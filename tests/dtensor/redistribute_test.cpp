@@ -29,7 +29,7 @@ std::ostream& operator<<(std::ostream& out, const Calls& c) {
                             c.reduce_scatter, c.all_reduce);
 }
 
-// What `run` called on a group. A collective is counted when it ends.
+// The collectives that `run` called on a group. A collective is counted when it ends.
 template <class Run>
 Calls calls_of(const ProcessGroup& group, Run&& run) {
   RankContext::current().drain_queues();
@@ -78,7 +78,7 @@ TEST(Redistribute, F114_ValueAndCollectivesOfEachPair) {
     });
 }
 
-// loss = sum(x * w) of whole tensors, from each rank's part: dx = w.
+// loss = sum(x * w) of full tensors, computed from local tensors: dx = w.
 TEST(Redistribute, F115_GradientAndCollectivesOfEachPair) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
@@ -99,7 +99,7 @@ TEST(Redistribute, F115_GradientAndCollectivesOfEachPair) {
     });
 }
 
-// Each rank's gradient of a gathered tensor is a term: one reduction, straight to the shards.
+// The gradient of a gathered tensor is Partial: one reduction, straight to the shards.
 TEST(Redistribute, F115_APartialGradientOfAGatherIsOneReduceScatter) {
   for (int ranks : {2, 3})
     run_ranks(ranks, [](const Group& group) {
@@ -197,7 +197,7 @@ TEST(Redistribute, F116_RefusalsNameTheTensorAndTheRank) {
   });
 }
 
-// Bad input that each rank alone takes for good: none waits for what the other does not send.
+// Wrong input that each rank takes for right: no rank waits for what the other does not send.
 TEST(Redistribute, RanksThatAskForDifferentLayoutsAreNamedOnAll) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
@@ -283,7 +283,7 @@ TEST(AlignGradient, IsTheTensorItselfWhereNothingIsRecorded) {
   expect_error([] { align_gradient(counting({4})); }, {"f32[4]", "plain tensor"});
 }
 
-// A block's output is the only handle on its terms: their sum needs no second buffer, and no copy.
+// A block's output is the only handle on its Partial values: their sum needs no second buffer, and no copy.
 TEST(Redistribute, TheSumIsWrittenOverTermsThatNobodyElseHolds) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);

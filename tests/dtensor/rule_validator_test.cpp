@@ -32,7 +32,7 @@ std::vector<std::string> row_names() {
 INSTANTIATE_TEST_SUITE_P(Row, RuleValidator, ::testing::ValuesIn(row_names()),
                          [](const ::testing::TestParamInfo<std::string>& row) { return row.param; });
 
-/// Another rule for the row "neg" while it lives, which needs none.
+/// Another rule for the row "neg", which needs none, while this object lives.
 class BrokenNeg {
  public:
   explicit BrokenNeg(void (*signatures)(const RuleCall&, Signatures&)) {
@@ -71,7 +71,8 @@ TEST(RuleValidatorFinds, NothingWhereRulesAreRight) {
   EXPECT_EQ(failures(validate_row(op::neg, {})), std::vector<std::string>{});
 }
 
-// The oracle's own parts: read as they were cut they are the whole again, read otherwise they are not.
+// The oracle's own shards: read with the placement they were made by, they give the full tensor; read with another,
+// they do not.
 TEST(ValidatorParts, ReadAsTheyWereCutAreTheWhole) {
   for (const Arg& arg : {normal({5, 3}), ids({4, 6}, 9), flags({7}), normal({})})
     for (int ranks : {1, 2, 3}) {

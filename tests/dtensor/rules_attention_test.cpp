@@ -74,7 +74,7 @@ TEST(AttentionRules, F141_BatchAndHeadsCommunicateNothing) {
   });
 }
 
-// Groups that the parts would tear are not cut there.
+// Groups of heads that shards would split are not sharded there.
 TEST(AttentionRules, F141_TornGroupsMove) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);

@@ -1,4 +1,4 @@
-// Lookups and losses on cut tensors against one rank: values, gradients, and how much is communicated.
+// Lookups and losses on sharded tensors against one rank: values, gradients, and how much is communicated.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -34,7 +34,7 @@ struct Outcome {
   std::vector<Tensor> gradients;
 };
 
-// One forward and backward, with the inputs that `place` makes of whole ones.
+// One forward and backward, with the inputs that `place` makes of full ones.
 template <class F>
 Outcome run(const std::vector<Tensor>& inputs, const F& f, const Tensor& cotangent = {}) {
   std::vector<std::unique_ptr<Slot>> slots;
@@ -109,7 +109,8 @@ TEST(IndexRules, F138_RowsOfTheTableGiveTermsAndTheGradientIsMadeInParts) {
   });
 }
 
-// Of a cut batch, and of columns of the table, nothing is exchanged; the gradient of a whole table is terms.
+// With a sharded batch, or columns of the table sharded, nothing is communicated; the gradient of a replicated table
+// is Partial.
 TEST(IndexRules, F138_BatchAndColumnsCommunicateNothing) {
   run_ranks(3, [](const Group& group) {
     const DeviceMesh mesh(group, "tp");
@@ -243,8 +244,8 @@ TEST(LossRules, F135_LinearCrossEntropyOverCutRowsAndClasses) {
   });
 }
 
-// Each rank takes its own rows in chunks. Forward reduces two numbers, backward nothing: the gradient of x lies as x
-// does, that of the weight are terms.
+// Each rank takes its own rows in chunks. Forward reduces two numbers, backward nothing: the gradient of x has x's
+// layout, that of the weight is Partial.
 TEST(LossRules, F135_CutRowsAreNeverGathered) {
   constexpr std::int64_t kRows = 2049;  // two chunks of the first rank's rows, one of the other's
   run_ranks(2, [&](const Group& group) {

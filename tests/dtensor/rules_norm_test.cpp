@@ -28,7 +28,7 @@ TEST(NormRules, F134_SoftmaxOverAnyDim) {
   });
 }
 
-// x in every layout, the affine parameters whole or cut.
+// x in every layout, the affine parameters replicated or sharded.
 void expect_norm(const Function& f, std::size_t num_affine) {
   on_meshes([&](const DeviceMesh& mesh) {
     std::vector<Tensor> inputs{draw(normal({3, 5, 4}), DType::f32, 22)};
@@ -53,7 +53,7 @@ TEST(NormRules, F136_RmsNormWithAndWithoutWeight) {
   expect_norm([](const std::vector<Tensor>& in) { return rms_norm(in[0], in[1]); }, 1);
 }
 
-// Rows cut anywhere need no communication, forward or backward; weights get terms of a gradient.
+// Rows sharded along any dims need no communication, forward or backward; gradients of weights are Partial.
 TEST(NormRules, F136_CutRowsCommunicateNothing) {
   run_ranks(3, [](const Group& group) {
     const DeviceMesh mesh(group);

@@ -1,4 +1,4 @@
-// Reductions of tensors in every layout against one rank's, with uneven and empty parts.
+// Reductions of tensors in every layout against one rank's, with uneven and empty shards.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -63,7 +63,7 @@ TEST(ReduceRules, F133_ArgmaxOverAnyCut) {
       });
 }
 
-// Nothing is exchanged before somebody asks for the value.
+// Nothing is communicated before the value is read.
 TEST(ReduceRules, F132_ACutDimGivesTerms) {
   run_ranks(3, [](const Group& group) {
     const DeviceMesh mesh(group);
@@ -90,8 +90,8 @@ TEST(ReduceRules, F132_ACutDimGivesTerms) {
   });
 }
 
-// pytorch #183794: one candidate that had to reduce its terms first made those after it gather cut dims too. Averages
-// along one axis do so here; cuts along both then stay where they are.
+// pytorch #183794: one candidate that had to reduce its Partial input first made the candidates after it gather
+// sharded dims too. Averages along one axis do so here; sharding along both then stays as it is.
 TEST(ReduceRules, F132_WhatMustBeReducedSpoilsNothingElse) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
@@ -110,7 +110,7 @@ TEST(ReduceRules, F132_WhatMustBeReducedSpoilsNothingElse) {
   });
 }
 
-// Of 2 rows on 4 ranks two ranks hold none; of 3 cut by 2 and then by 2 one does.
+// Of 2 rows on 4 ranks two ranks hold none; of 3 rows sharded by 2 and then by 2 one does.
 TEST(ReduceRules, F132_PartsWithoutElementsInEveryType) {
   for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32, DType::u8}) {
     const bool is_signed = dtype != DType::u8;

@@ -57,7 +57,7 @@ TEST(ViewRules, F137_WhatStaysCut) {
     expect({7, 1, 2}, {7, 2}, Shard(0), Shard(0));
     for (ReduceKind kind : {ReduceKind::sum, ReduceKind::avg, ReduceKind::max, ReduceKind::min, ReduceKind::product})
       expect({2, 6}, {3, 4}, Partial(kind), Partial(kind));
-    // Rows that do not divide, and cuts behind the first dim of a group, would have to move.
+    // Shards that do not divide, and sharding of dims behind the first of a group, would have to move.
     const auto must_move = [&](const Shape& from, const Shape& to, Placement in) {
       const StrictCommunication strict;
       const Tensor x = laid_out(draw(normal(from), DType::f32, 13), Spec::of(mesh, in));
@@ -69,7 +69,7 @@ TEST(ViewRules, F137_WhatStaysCut) {
   });
 }
 
-// Heads come out of a projection and go back into one without a copy; a part may be a view that is not dense.
+// Heads come out of a projection and go back into one without a copy; a local tensor may be a view that is not dense.
 TEST(ViewRules, F137_PartsThatAreViewsThemselves) {
   const Arg x = normal({4, 3, 6});
   expect_in_every_layout([](const std::vector<Tensor>& in) { return reshape(transpose(in[0], 0, 1), {12, 6}); }, x,
@@ -82,7 +82,8 @@ TEST(ViewRules, F137_PartsThatAreViewsThemselves) {
       x, any_of(3));
 }
 
-// Rows that lie like the whole's on every rank: a part of one row, or of none, does not look dense where others do not.
+// On every rank the strides of rows follow the global tensor's: a shard of one row, or of none, must not look dense
+// where others do not.
 TEST(ViewRules, RanksAgreeOnWhatIsDense) {
   for (const int ranks : {2, 3, 4})
     run_ranks(ranks, [](const Group& group) {

@@ -1,5 +1,5 @@
-// Slots that hold distributed tensors: what may be written into them, and what a backward pass may start from. Layouts
-// of one local shape tell nothing apart by shape.
+// Slots that hold distributed tensors: what may be written into them, and what a backward pass may start from. The
+// layouts have one local shape, so nothing can be told apart by shape.
 #include "runtime/autograd/slot.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ TEST(DistributedSlot, TakesValuesThatLieAsItsOwn) {
       EXPECT_TRUE(same_bits(full_tensor(slot.value()), start));
       slot.assign(at(mesh, dp, Replicate()));
       EXPECT_TRUE(same_bits(full_tensor(slot.value()), w));
-      slot.assign(zeros(slot.value().local().shape()));  // this rank's part
+      slot.assign(zeros(slot.value().local().shape()));  // this rank's local tensor
       EXPECT_TRUE(same_bits(full_tensor(slot.value()), zeros({4, 4})));
     }
     Slot plain("p");

@@ -14,7 +14,7 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 
-// torch.chunk's rule in the words of its documentation: ceil(n/k) rows per part, until the rows are used up.
+// torch.chunk's rule in the words of its documentation: ceil(n/k) rows per chunk, until the rows are used up.
 TEST(ChunkRange, GivesEveryRankCeilRowsUntilTheyAreUsedUp) {
   for (int k = 1; k <= 7; ++k)
     for (std::int64_t n = 0; n <= 30; ++n) {
@@ -49,7 +49,7 @@ TEST(Spec, LocalShapeAndRangesFollowTheChunkRule) {
     const std::int64_t expected[] = {2, 2, 1, 0};
     EXPECT_EQ(rows->local_shape({5, 3}), (Shape{expected[r], 3}));
     EXPECT_EQ(rows->local_range(0, 5).begin, std::min(2 * r, 5));
-    EXPECT_EQ(rows->local_range(1, 3).size(), 3);  // not split
+    EXPECT_EQ(rows->local_range(1, 3).size(), 3);  // not sharded
     for (int other = 0; other < 4; ++other)
       EXPECT_EQ(rows->range_at(0, 5, std::span(&other, 1)).size(), expected[other]);
     EXPECT_EQ(Spec::of(mesh, Shard(1))->local_shape({3, 8}), (Shape{3, 2}));

@@ -1,4 +1,4 @@
-// Transitions: every pair of layouts against the parts that loops cut, what is planned, and what it costs.
+// Transitions: every pair of layouts against the shards that loops narrow, what is planned, and what it costs.
 #include "dtensor/transition.h"
 
 #include <gtest/gtest.h>
@@ -67,7 +67,7 @@ int num_collectives(const Spec* from, const Spec* to, const Shape& shape = {8, 8
   return count;
 }
 
-// The textbook plan: undo every cut that is in the way, innermost first, then reduce, then cut.
+// The textbook plan: undo all sharding that is in the way, innermost first, then reduce, then shard.
 double greedy_seconds(const Spec* from, const Spec* to, const Shape& shape) {
   double seconds = 0;
   const Spec* at = from;
@@ -209,7 +209,8 @@ TEST(Transition, F118_CountsOnTwoAxes) {
     EXPECT_EQ(num_collectives(spec(Partial(), Partial()), spec(Shard(0), Shard(0))), 1);
     EXPECT_EQ(num_collectives(spec(Shard(0), Shard(0)), spec(Replicate(), Replicate())), 1);
     EXPECT_EQ(num_collectives(spec(Shard(0), Shard(0)), spec(Shard(1), Shard(1))), 1) << "joined; two without a group";
-    // Uneven rows lie otherwise in nested cuts than in one of four: an axis at a time. tp cutting first has no group.
+    // With uneven rows, nested shards differ from one split by four: an axis at a time. For tp sharding first there is
+    // no group.
     EXPECT_EQ(num_collectives(spec(Shard(0), Shard(0)), spec(Replicate(), Replicate()), {5, 3}), 2);
     EXPECT_EQ(num_collectives(spec(Partial(), Partial()), spec(Shard(0), Shard(0)), {4097, 64}), 2);
     EXPECT_EQ(num_collectives(spec(Shard(0), Shard(0)), spec(Shard(1), Shard(1)), {5, 3}), 2);
@@ -218,8 +219,8 @@ TEST(Transition, F118_CountsOnTwoAxes) {
   });
 }
 
-// Greedy plans (PyTorch's, by default) gather here, where all-to-alls do. Detours over dims that neither layout cuts
-// move a part of the bytes, if it is many of them.
+// Greedy plans (PyTorch's, by default) gather here, where all-to-alls suffice. Detours over dims that neither layout
+// shards move a fraction of the bytes, which pays if there are many.
 TEST(Transition, AllToAllsReplaceGathers) {
   run_ranks(16, [](const Group& group) {
     const DeviceMesh mesh = two_axes(group, 4, 4);
@@ -305,8 +306,8 @@ TEST(Transition, FlattenedAxesAreJoined) {
   });
 }
 
-// pytorch #194457: [Shard(0), Shard(0)] of 5 x 3 on 2 x 2 was gathered by one flattened axis, whose chunks are others:
-// rows were lost, silently.
+// pytorch #194457: [Shard(0), Shard(0)] of 5 x 3 on 2 x 2 was gathered by one flattened axis, whose chunks are
+// different: rows were lost, silently.
 TEST(Transition, NestedUnevenShardsGatherInOrder) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh = two_axes(group, 2, 2);

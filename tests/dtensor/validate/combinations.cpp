@@ -54,7 +54,7 @@ Combination joined(std::span<const Combination* const> per_axis) {
   return c;
 }
 
-// One input along one axis lies in each way, the rest is whole.
+// One input has each placement along one axis, the rest is replicated.
 std::vector<Combination> one_by_one(const Choices& choices, int axes) {
   std::vector<Combination> all;
   Combination whole = numbered(choices, axes, 0);

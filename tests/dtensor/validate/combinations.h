@@ -1,5 +1,5 @@
 #pragma once
-// Ways in which the inputs of a call may lie.
+// Combinations of placements that the inputs of a call may have.
 #include <cstdint>
 #include <span>
 #include <string>
@@ -17,14 +17,15 @@ struct Combination {
 /// "S0 R -" along one axis, "S0,P R,R -,-" along two.
 std::string to_string(const Combination& combination);
 
-/// How one tensor may lie along an axis: Replicate, Shard of every dim, Partial of every kind its dtype has.
+/// The placements that one tensor may have along an axis: Replicate, Shard of every dim, Partial of every kind its
+/// dtype has.
 std::vector<Placement> placements_of(const Tensor& tensor);
 
 /// What the rule of a row lists for these inputs, besides all-Replicate; nothing if it has no rule.
 std::vector<Combination> listed_signatures(const Op& op, std::span<const Tensor> inputs, const Attrs& attrs);
 
 /// Different combinations along `axes` axes, at most `limit`: all there are, or listed signatures (and pairs of them)
-/// first, then those where one input is not whole, then others drawn from `seed`.
+/// first, then those where one input is not replicated, then others drawn from `seed`.
 std::vector<Combination> combinations(std::span<const Tensor> inputs, std::span<const Combination> signatures, int axes,
                                       std::size_t limit, std::uint64_t seed);
 

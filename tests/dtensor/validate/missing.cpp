@@ -13,8 +13,8 @@ namespace sherd::testing {
 
 namespace {
 
-// Values and terms are drawn several times, small tensors more often: what is right by chance for one draw is wrong for
-// another.
+// Values and partial values are drawn several times, small tensors more often: what is right by chance for one draw is
+// wrong for another.
 constexpr std::int64_t kLeastDraws = 3, kMostDraws = 40, kElements = 200;
 
 using Outputs = std::vector<Values>;                   // of one call
@@ -28,7 +28,7 @@ Outputs run(const Op& op, std::vector<Tensor> in, const Attrs& attrs) {
   return out;
 }
 
-// Attributes that say the shape of the result say that of a part: where the result is cut along `dim`.
+// Attributes that give the shape of the result must give a shard's shape: where the result is sharded along `dim`.
 Attrs local_attrs(const Op& op, const Attrs& attrs, int dim, int ranks, int rank) {
   const auto cut = [&](Shape shape) {
     shape[dim] = chunk_range(shape[dim], ranks, rank).size();
@@ -41,14 +41,14 @@ Attrs local_attrs(const Op& op, const Attrs& attrs, int dim, int ranks, int rank
 
 bool has_shape(const Op& op) { return &op == &op::view || &op == &op::expand || &op == &op::sum_to; }
 
-/// One draw of values and terms: what every rank has, and the right result.
+/// One draw of values and partial values: what every rank has, and the right result.
 struct Trial {
   std::vector<std::vector<Tensor>> in;  // per rank
   Outputs expected;
 };
 
-// Quarters: values that are equal, and terms that are, must occur. Distinct ones are close to 0 and always the same
-// set: they are spread, and moved.
+// Quarters: equal values, and equal partial values, must occur. Distinct ones are close to 0 and always the same set,
+// so they are scaled and shifted.
 std::vector<Tensor> coarse_inputs(const Variant& variant, std::uint64_t seed) {
   std::vector<Tensor> inputs = inputs_of(variant, DType::f64, seed);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -77,7 +77,7 @@ Trial make_trial(const Op& op, const Variant& variant, const Combination& c, int
   return trial;
 }
 
-// Per rank; nothing if the row refuses the parts of one.
+// Per rank; nothing if the row refuses the local tensors of one rank.
 std::vector<Outputs> run_locally(const Op& op, const Trial& trial, const Attrs& attrs, int cut_dim) {
   std::vector<Outputs> all;
   const int ranks = static_cast<int>(trial.in.size());
@@ -142,7 +142,7 @@ bool has_elements(const Variant& variant) {
                      [](const Arg& arg) { return numel(arg.shape) > 0; });
 }
 
-// Of one element one rank has all and the others nothing: right for what sums, but nobody cuts so.
+// A dim of one element is on one rank, and the others hold nothing: right for sums, but no layout is chosen for that.
 bool cuts_one_element(const Variant& variant, const Combination& combination) {
   for (std::size_t i = 0; i < combination.in.size(); ++i)
     for (const Placement& p : combination.in[i])
@@ -150,7 +150,7 @@ bool cuts_one_element(const Variant& variant, const Combination& combination) {
   return false;
 }
 
-// The loss over one class is 0 whatever the logits: such a call says nothing about others.
+// The loss over one class is 0 whatever the logits: such a call proves nothing for other calls.
 bool is_constant(const std::vector<Trial>& trials) {
   return std::all_of(trials.begin(), trials.end(),
                      [&](const Trial& trial) { return is_near(trial.expected[0], trials[0].expected[0], 0); });

@@ -45,8 +45,8 @@ double eighths(std::mt19937_64& random) {
   return random() & 1u ? magnitude : -magnitude;
 }
 
-// What a rank that does not hold the element has, so that the terms of all reduce to `value`, given what is left of it
-// for the holder.
+// The local values of ranks that do not hold the element, so that all reduce to `value`, given what is left of it for
+// the holder.
 double other_term(double value, ReduceKind kind, DType dtype, std::mt19937_64& random, double& left) {
   if (dtype == DType::boolean) return (kind == ReduceKind::max) == (value != 0) ? double(random() & 1u) : value;
   const bool whole = !is_floating(dtype);

@@ -1,6 +1,6 @@
 #pragma once
-// What a rank holds of a whole tensor, and what the parts of all ranks say when they are read as a placement: both on
-// plain host values, by nothing that the library's own layouts, transitions or ops compute.
+// What a rank holds of a full tensor, and which tensor the local ones of all ranks stand for under a placement: both
+// on plain host values, using nothing of the library's own layouts, transitions or ops.
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -24,15 +24,16 @@ struct Values {
 Values values_of(const Tensor& tensor);
 Tensor tensor_of(const Values& values);
 
-/// The parts of all ranks along one axis of `ranks`. Terms of a Partial value are drawn from `seed` and reduce to it
-/// exactly: of a sum no term is zero, of a maximum one rank holds the element and the others less.
+/// The local tensors of all ranks along one axis of `ranks`. Those of a Partial value are drawn from `seed` and reduce
+/// to it exactly: of a sum no operand is zero, of a maximum one rank holds the element and the others less.
 std::vector<Values> parts_along(const Values& whole, Placement placement, int ranks, std::uint64_t seed);
 
-/// The part at `coordinates` of a mesh of `sizes`; the first axis cuts first.
+/// The local tensor at `coordinates` of a mesh of `sizes`; the first axis shards first.
 Values part_at(Values whole, std::span<const Placement> placements, std::span<const int> sizes,
                std::span<const int> coordinates, std::uint64_t seed);
 
-/// The tensor of shape `whole` that parts along one axis stand for if they lie so; nothing if they cannot.
+/// The tensor of shape `whole` that local tensors along one axis stand for if they have this placement; nothing if
+/// they cannot.
 std::optional<Values> read_as(std::span<const Values> parts, Placement placement, const Shape& whole);
 
 /// Same shape and dtype, every element within limit x (1 + |expected|).

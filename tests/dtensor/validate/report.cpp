@@ -32,7 +32,7 @@ const Variant* find_variant(const std::vector<Variant>& all, const std::string& 
   return nullptr;
 }
 
-/// Finds what local calls can do, on 2 and 3 ranks, and on parts of different sizes.
+/// Finds what local calls can do, on 2 and 3 ranks, and on shards of different sizes.
 class Search {
  public:
   explicit Search(const Op& op) : op_(op), on_2_(variants_of(op, 2)), on_3_(variants_of(op, 3)) {}
@@ -50,7 +50,7 @@ class Search {
   }
 
  private:
-  // Cases without a variant of these sizes say nothing against it.
+  // Cases without a variant of these sizes do not count against it.
   bool runs_locally(const std::vector<Variant>& all, const Result& result, Sizes sizes, int ranks) const {
     const Variant* variant = find_variant(all, result.variant.op_case.name, sizes);
     return !variant || local_execution(op_, *variant, result.combination, ranks);

@@ -1,6 +1,6 @@
 #pragma once
-// What the validator says of one row: where its results are wrong, what it refuses, what moves although it need not,
-// and a table of what every combination costs.
+// What the validator reports of one row: where its results are wrong, what it refuses, what moves although it need
+// not, and a table of what every combination costs.
 #include <string>
 #include <vector>
 
@@ -11,7 +11,7 @@ namespace sherd::testing {
 /// A combination that local calls can do and the row's rule cannot.
 struct MissingRule {
   std::string variant, in, out;  ///< out: placements of the outputs that local calls give
-  std::string reason;            ///< why it is left so; empty: nobody has said
+  std::string reason;            ///< why it is left so; empty: no reason is given
 };
 
 struct RowReport {
@@ -28,7 +28,7 @@ struct RowReport {
 /// Runs a row on meshes of 2, 3 and 2x2 ranks and looks for what is missing.
 RowReport validate_row(const Op& op, const Effort& effort);
 
-/// What must not be: wrong results, and refusals and missing combinations without a reason. One line each.
+/// What must not occur: wrong results, and refusals and missing combinations without a reason. One line each.
 std::vector<std::string> failures(const RowReport& report);
 /// "matmul  412 calls: 130 free, 280 move, 2 refused, 0 wrong; 3 missing".
 std::string summary(const RowReport& report);

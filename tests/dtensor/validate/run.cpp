@@ -76,7 +76,7 @@ Reference make_reference(const Op& op, const Variant& variant, DType dtype) {
   return ref;
 }
 
-// Terms of what is infinite may be infinite of either sign, so their sum may be NaN.
+// Partial values of an infinite one may be infinite of either sign, so their sum may be NaN.
 std::string first_difference(const Values& actual, const Values& expected, double limit, bool has_terms) {
   if (!(actual.shape == expected.shape) || actual.dtype != expected.dtype)
     return fmt::format("is {}{}, expected {}{}", name(actual.dtype), to_string(actual.shape), name(expected.dtype),
@@ -89,7 +89,7 @@ std::string first_difference(const Values& actual, const Values& expected, doubl
   return {};
 }
 
-/// All that one rank of a mesh does.
+/// All that one rank of a mesh runs.
 class RankRun {
  public:
   RankRun(const Op& op, const MeshShape& shape, std::shared_ptr<ProcessGroup> group)
@@ -116,7 +116,7 @@ class RankRun {
     return result;
   }
 
-  /// Every rank must have come to the same end.
+  /// All ranks must have made as many collectives, and been refused alike.
   void agree(const Result& result) {
     std::int64_t state[2] = {result.calls + (result.cost == Cost::refused ? 1'000'000 : 0), 0};
     state[1] = -state[0];
@@ -154,7 +154,7 @@ class RankRun {
     return any;
   }
 
-  // Elements that each rank computed by itself, and nobody added up, have one rank's bits.
+  // Elements that each rank computed by itself, without a reduction, have one rank's bits.
   double limit(const Reference& ref, const Combination& c, const Tensor& out) const {
     if (!has_terms(c) && !Spec::from(out).is_partial() && (op_.traits.pointwise || op_.traits.view)) return 0;
     double limit = tolerance(out.dtype());
@@ -225,7 +225,7 @@ std::vector<Variant> chosen_variants(const Op& op, const MeshShape& mesh, const 
   std::vector<Variant> all = variants_of(op, mesh.ranks());
   std::mt19937_64 random(hash_of(op.name, effort.seed + static_cast<std::uint64_t>(mesh.ranks())));
   for (std::size_t i = all.size(); i > 1; --i) std::swap(all[i - 1], all[random() % i]);
-  // Even and uneven ones first: those tell most.
+  // Even and uneven variants first: they show most.
   std::stable_sort(all.begin(), all.end(), [](const Variant& a, const Variant& b) {
     const auto rank = [](Sizes s) { return s == Sizes::as_is ? 3 : s == Sizes::sparse ? 2 : 1; };
     return rank(a.sizes) < rank(b.sizes);

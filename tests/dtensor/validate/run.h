@@ -1,6 +1,6 @@
 #pragma once
-// One row of the op table on real ranks: values and gradients of spread calls against those of the same call on one
-// rank, and what they communicate.
+// One row of the op table on real ranks: values and gradients of distributed calls against those of the same call on
+// one rank, and what they communicate.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -37,7 +37,7 @@ struct Result {
   std::string wrong{};                ///< what differs from one rank's; empty if nothing does
 };
 
-/// Ranks are threads. A failure that leaves the ranks at different calls ends the run: the last result tells it.
+/// Ranks are threads. A failure that leaves the ranks at different calls ends the run: the last result contains it.
 std::vector<Result> run_on_mesh(const Op& op, const MeshShape& mesh, const Effort& effort);
 
 }  // namespace sherd::testing

@@ -25,9 +25,9 @@ bool has_field(const Attrs& attrs, const std::set<std::string>& names) {
   return false;
 }
 
-// Sizes and places of elements, which a change of shapes would make wrong.
+// Sizes and offsets of elements, which are wrong if shapes change.
 bool has_sizes(const Attrs& attrs) { return has_field(attrs, {"shape", "rows", "start", "length", "size"}); }
-// What only a rank's part of a call has.
+// What only a rank's local call has.
 bool is_of_a_part(const Attrs& attrs) { return has_field(attrs, {"run", "total_ids"}); }
 
 // Sizes of two and more that the case has, smallest first, become those of this list in turn; equal ones stay equal.
@@ -43,7 +43,7 @@ std::optional<OpCase> resized(const OpCase& c, const std::vector<std::int64_t>& 
   for (Arg& arg : result.args) {
     for (int d = 0; d < arg.shape.size(); ++d)
       if (arg.shape[d] >= 2) arg.shape[d] = to[arg.shape[d]];
-    // Ids stay below the size they index: where that is no size of the case, below the smallest.
+    // Ids stay below the size that they index: if that is no size of the case, below the smallest.
     if (arg.draw == Draw::ids) arg.high = to.contains(arg.high) ? to[arg.high] : std::min(arg.high, sizes.front());
   }
   return result;
@@ -78,7 +78,7 @@ OpCase sized(std::string op, std::string name, std::vector<Arg> args, const Attr
   return {.op = std::move(op), .name = std::move(name), .args = std::move(args), .attrs = attrs};
 }
 
-// Multiples of 12 divide by 2, 3 and 4 ranks; 7 and 11 leave none of those without.
+// Multiples of 12 divide by 2, 3 and 4 ranks; 7 and 11 leave none of those without elements.
 std::vector<Variant> cases_with_sizes() {
   struct Row {
     const char* op;

@@ -1,5 +1,5 @@
 #pragma once
-// The calls that are spread over ranks: the op cases as they are, and the same with other sizes.
+// The calls that are distributed over ranks: the op cases as they are, and the same with other sizes.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -9,7 +9,7 @@
 namespace sherd::testing {
 
 /// as_is: whatever sizes the case has, so also 0 and 1. even: every size of two or more divides by the ranks. uneven:
-/// none does, and no rank is left without. sparse: some ranks get nothing.
+/// none does, and no rank's shard is empty. sparse: some ranks' shards are empty.
 enum class Sizes : std::uint8_t { as_is, even, uneven, sparse };
 std::string name(Sizes sizes);
 
@@ -23,7 +23,7 @@ struct Variant {
 std::vector<Tensor> inputs_of(const Variant& variant, DType dtype, std::uint64_t seed);
 
 /// Calls of a row for a mesh of so many ranks. Sizes that attributes hold cannot be changed here; rows that have such
-/// come with cases of their own for even and uneven sizes.
+/// attributes come with cases of their own for even and uneven sizes.
 std::vector<Variant> variants_of(const Op& op, int ranks);
 
 }  // namespace sherd::testing
