@@ -6,7 +6,7 @@
 
 namespace sherd {
 
-/// A set: a row may have several. In all of them the inputs that are not named are the same on every rank.
+/// A set: a row may have several. In all of them the inputs that are not named are replicated.
 enum class Algebra : std::uint16_t {
   none = 0,
   linear = 1 << 0,       ///< f(sum x) = sum f(x) in the first input: sums and averages pass it
@@ -16,7 +16,7 @@ enum class Algebra : std::uint16_t {
   joint_minus = 1 << 4,  ///< a - b: as joint, but an extremum of b changes sides
   branches = 1 << 5,     ///< where: any reduction of both branches, averages and extrema of one
   shift = 1 << 6,        ///< x + constant: averages and extrema pass
-  increasing = 1 << 7,   ///< extrema pass; of functions that are finite everywhere: sqrt of a smaller term may be NaN
+  increasing = 1 << 7,   ///< extrema pass; of functions that are finite everywhere: sqrt of one rank's value may be NaN
   decreasing = 1 << 8,   ///< extrema pass and change sides
   larger = 1 << 9,       ///< maximum: maxima of both inputs, either extremum of one
   smaller = 1 << 10,     ///< minimum

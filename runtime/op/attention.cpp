@@ -26,10 +26,10 @@ void check_attention_inputs(const TensorMeta& q, const TensorMeta& k, const Tens
         q.size(1), k.size(1));
 }
 
-// A result lies in memory as `x` does, rows of K dense: of a projection [B, T, H, K] seen as [B, H, T, K] it is a view
-// of [B, T, H, K] too, so that heads are merged and split without a copy, forward and backward. Ranks decide alike that
-// hold other numbers of heads: strides count also along dims of one element, and of two equal ones the longer dim's is
-// the outer.
+// The result has the dim order of `x` in memory, rows of K dense: if x is a projection [B, T, H, K] viewed as
+// [B, H, T, K], so is the result, and heads are merged and split without a copy, forward and backward. Ranks with
+// different numbers of heads must choose the same order: strides count also along dims of one element, and of two dims
+// with equal strides the longer is the outer.
 TensorMeta lies_like(const TensorMeta& x) {
   TensorMeta meta;
   meta.shape = x.shape;
@@ -77,8 +77,9 @@ Metas infer_attention_backward(const InferCall& c) {
   return metas;
 }
 
-// A product of q or the result with keys or values is two operations per element of a head and pair of a query and a
-// key that it sees: of causal ones the last query sees all keys, each one before it one less.
+// The product of q, or of the result, with keys or values takes two operations per element of a head and pair of a
+// query and a key that it sees. Under a causal mask the last query sees all keys, and each query before it sees one
+// key less.
 double product_flops(const InferCall& c, const TensorMeta& q, const TensorMeta& k) {
   const std::int64_t Tq = q.size(2), Tk = k.size(2), seeing = std::min(Tq, Tk);
   const std::int64_t pairs =

@@ -47,7 +47,7 @@ concept PlainAttr =
     std::same_as<T, float> || std::same_as<T, double> || std::same_as<T, Dims> || std::same_as<T, DType> ||
     std::same_as<T, Device> || std::same_as<T, std::string>;
 
-/// A float has the bits of the equal double, and one NaN is as good as another.
+/// A float has the bits of the equal double, and all NaNs are equal.
 inline std::uint64_t attr_bits(double value) {
   return std::bit_cast<std::uint64_t>(value == value ? value : std::numeric_limits<double>::quiet_NaN());
 }
@@ -86,17 +86,17 @@ struct AttrValue<T> {
   }
 };
 
-/// Two of the four for handles on what exists once, such as interned layouts.
+/// Two of the four functions, equal and hash, for handles on unique objects such as interned layouts.
 template <class T>
 struct AttrIdentity {
   static bool equal(const T& a, const T& b) { return a == b; }
   static std::uint64_t hash(const T& value) { return std::hash<T>()(value); }
 };
 
-/// One field of a struct; see attr(). The functions take whole objects of the struct.
+/// One field of a struct; see attr(). The functions take a pointer to the whole struct.
 struct AttrField {
   std::string_view name;            ///< empty: a group, a struct whose fields stand among the struct's own
-  const AttrKind* group = nullptr;  ///< then: which
+  const AttrKind* group = nullptr;  ///< then: the kind of that struct
   const void* (*at)(const void* object) = nullptr;  ///< its value
   void (*print)(const void* object, AttrWriter& out) = nullptr;
   void (*read)(void* object, AttrReader& in) = nullptr;
@@ -112,8 +112,8 @@ struct AttrField {
     field.is_local = true;
     return field;
   }
-  /// Left out of the text where it equals its value in a default-constructed struct, which is what a text without it
-  /// means.
+  /// Left out of the text if it equals its value in a default-constructed struct; that is the value of a text without
+  /// it.
   constexpr AttrField optional() const {
     AttrField field = *this;
     field.is_optional = true;
@@ -121,7 +121,7 @@ struct AttrField {
   }
 };
 
-/// What is known of a struct.
+/// What is known of a struct of attributes.
 struct AttrKind {
   const std::type_info& type;
   std::span<const AttrField> fields;
@@ -186,7 +186,7 @@ constexpr AttrField attr() {
   return field;
 }
 
-// ---- of whole objects ----
+// ---- functions of whole structs ----
 
 bool equal_attrs(const AttrKind& kind, const void* a, const void* b);
 std::uint64_t hash_attrs(const AttrKind& kind, const void* object);
@@ -194,7 +194,7 @@ std::uint64_t hash_attrs(const AttrKind& kind, const void* object);
 void print_attrs(const AttrKind& kind, const void* object, AttrWriter& out);
 void read_attrs(const AttrKind& kind, void* object, AttrReader& in);
 
-/// Groups, and the elements of lists.
+/// For fields that are groups, and for the elements of lists.
 template <AttrStruct T>
 struct AttrValue<T> {
   static void print(const T& value, AttrWriter& out) { print_attrs(attr_kind<T>, &value, out); }

@@ -15,7 +15,7 @@ namespace {
 constexpr std::string_view kDelimiters = " ,[]{}=\"";
 constexpr std::size_t kShown = 40;  // characters of a wrong text
 
-// Of the kind's fields, those of its groups among them.
+// The names of the kind's fields, and of the fields of its groups.
 void add_names(const AttrKind& kind, std::vector<std::string>& names) {
   for (const AttrField& field : kind.fields)
     if (field.group) add_names(*field.group, names);
@@ -149,7 +149,7 @@ void AttrReader::add_places(const AttrKind& kind, void* object, int optional_gro
       places.push_back({.field = &field, .object = object, .optional_group = optional_group});
       continue;
     }
-    void* group = const_cast<void*>(field.at(object));  // of an object that is ours to change
+    void* group = const_cast<void*>(field.at(object));  // of an object that the reader owns and may change
     add_places(*field.group, group, field.is_optional ? num_groups++ : optional_group, num_groups, places);
   }
 }

@@ -1,7 +1,7 @@
 #pragma once
 // Attributes as text and back, for printed graphs, saved plans and errors. What is written reads back to equal content.
 //
-//   attributes  fields parted by spaces: name=value
+//   attributes  fields separated by spaces: name=value
 //   value       3   -0.5   inf   true   f32   cuda:1   dp#1   "any text"   [2,3]   {piece=0 offset=64}
 #include <cstddef>
 #include <functional>
@@ -18,14 +18,14 @@ namespace sherd {
 class ProcessGroup;
 struct Op;
 
-/// What names in a text stand for. A function that is not set knows none.
+/// Resolves the names that stand in a text. A function that is not set knows no names.
 struct AttrNames {
   std::function<ProcessGroup*(std::string_view name)> group;  ///< null: there is no such group
 };
 
 /// Attributes of a kind from their text; fields may come in any order. Error naming the field, what was expected and
-/// what was found, for any text that is not of that kind, a field that the kind does not have or that is missing, and
-/// what no text can name.
+/// what was found, for a text that is not of that kind, a field that the kind does not have, a missing field, and a
+/// value that no text can express.
 Attrs parse_attrs(const AttrKind& kind, std::string_view text, const AttrNames& names = {});
 
 /// The same for the row, which the error names. A row without attributes has an empty text.
@@ -35,11 +35,11 @@ Attrs parse_attrs(const Op& row, std::string_view text, const AttrNames& names =
 class AttrWriter {
  public:
   explicit AttrWriter(bool is_rank_neutral) : is_rank_neutral_(is_rank_neutral) {}
-  /// Whether to leave out what differs between ranks that run one program.
+  /// Whether to leave out fields whose values differ between ranks that run one program.
   bool is_rank_neutral() const { return is_rank_neutral_; }
-  /// As it stands.
+  /// Writes the text unchanged.
   void raw(std::string_view text) { text_ += text; }
-  /// A name, in quotes unless it reads back without them.
+  /// Writes a name, in quotes unless it can be read back without them.
   void name(std::string_view name);
   void fields(const AttrKind& kind, const void* object);
   std::string take() { return std::move(text_); }
@@ -55,11 +55,11 @@ class AttrReader {
   AttrReader(std::string_view text, const AttrNames& names) : text_(text), names_(names) {}
   const AttrNames& names() const { return names_; }
 
-  /// What comes up to the next space, comma, bracket, brace, quote, = or the end; may be nothing.
+  /// The text up to the next space, comma, bracket, brace, quote, = or the end; may be empty.
   std::string_view word();
-  /// What AttrWriter::name() wrote.
+  /// Reads what AttrWriter::name() wrote.
   std::string name();
-  /// Whether `c` comes next; then it is taken.
+  /// If the next character is `c`, takes it and returns true.
   bool take(char c);
   /// "[a,b,c]", calling `read` for each element.
   template <class Fn>
@@ -70,7 +70,7 @@ class AttrReader {
     while (take(','));
     if (!take(']')) refuse("list");
   }
-  /// Fields up to a brace or the end. Those that do not come keep what they have.
+  /// Reads fields up to a brace or the end. Fields that are not in the text keep their values.
   void fields(const AttrKind& kind, void* object);
   bool is_at_end() const { return at_ == text_.size(); }
 
@@ -80,14 +80,14 @@ class AttrReader {
   [[noreturn]] void fail_because(std::string_view reason) const;
 
  private:
-  /// A field that the text may have.
+  /// A field that may occur in the text.
   struct Place {
     const AttrField* field;
     void* object;        // of the field's struct
-    int optional_group;  // that it stands in; -1: none
+    int optional_group;  // index of the optional group it belongs to; -1: none
     bool is_read = false;
   };
-  /// What is being read, for errors.
+  /// The name of what is being read, for errors.
   struct Now {
     const AttrKind* kind = nullptr;
     std::string_view field;

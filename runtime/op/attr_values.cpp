@@ -40,7 +40,7 @@ void read_dtype(DType& value, AttrReader& in) {
   in.refuse("dtype (f64, f32, bf16, f16, i64, i32, u8, bool)");
 }
 
-// "cuda" is the first one.
+// "cuda" means the first CUDA device.
 std::string text_of(Device device) { return device == Device::cuda(0) ? "cuda" : to_string(device); }
 
 void read_device(Device& value, AttrReader& in) {

@@ -8,7 +8,7 @@ namespace sherd {
 
 namespace {
 
-// Blocks come in a few sizes, so that those of the tape are reused like its nodes.
+// Blocks come in a few sizes, so that the blocks of the tape are reused as its nodes are.
 template <std::size_t kBytes>
 struct Room {
   Room() {}  // leaves the bytes as they are

@@ -1,8 +1,8 @@
 #pragma once
 // Attributes of one op call: what it carries besides tensors, a struct of its row (see attr_kind.h).
 //
-//   AttrsView   what a call is given: the caller's struct, looked at where it lies. Two words, nothing is copied.
-//   Attrs       what a tape node, a graph or a plan keeps: an immutable block that all who keep it share.
+//   AttrsView   what a call is given: a reference to the caller's struct. Two words, nothing is copied.
+//   Attrs       what a tape node, a graph or a plan keeps: an immutable block that all its owners share.
 //
 //   call(op, NarrowAttrs{0, 2, 4}, x)    ->  AttrsView  --keep()-->  Attrs  -->  AttrsView  --keep()-->  the same block
 #include <atomic>
@@ -24,9 +24,9 @@ class AttrBlock final : public RefCounted {
 
   const AttrKind& kind() const { return kind_; }
   const void* object() const { return this + 1; }
-  /// For the one who makes it, before others see it.
+  /// For the maker of the block, before it is shared.
   void* object() { return this + 1; }
-  /// Of the content; worked out when it is first asked for.
+  /// Hash of the content; computed at the first call.
   std::uint64_t hash() const;
 
  private:
@@ -35,7 +35,7 @@ class AttrBlock final : public RefCounted {
   mutable std::atomic<std::uint64_t> hash_{0};  // 0: not known yet
 };
 
-/// Looks at attributes that somebody else holds: the caller's struct, for as long as the call lasts, or a block.
+/// A reference to attributes that are owned elsewhere: by the caller, for the duration of the call, or by a block.
 class AttrsView {
  public:
   AttrsView() = default;
@@ -45,7 +45,7 @@ class AttrsView {
   }
   explicit AttrsView(const AttrBlock& block) : object_(block.object()) {}
 
-  /// The struct; asking for another type than it has is a bug in the row.
+  /// The struct; asking for another type is a bug in the row.
   template <class T>
   const T& as() const {
     return *static_cast<const T*>(object_);
@@ -54,19 +54,19 @@ class AttrsView {
   /// Null if there are none.
   const AttrKind* kind() const { return kind_ || !object_ ? kind_ : &block()->kind(); }
   const void* object() const { return object_; }
-  /// Attributes that stay: a copy, or the block that these are in.
+  /// Attributes that outlive the call: a copy, or the block that these are in.
   Attrs keep() const;
 
   /// "dim=1 keep=true"; parse_attrs() reads it.
   std::string print() const;
-  /// The same without what differs between ranks that run one program.
+  /// The same without fields whose values differ between ranks that run one program.
   std::string print_rank_neutral() const;
   std::uint64_t hash() const;
 
  private:
   const AttrBlock* block() const { return static_cast<const AttrBlock*>(object_) - 1; }
 
-  const AttrKind* kind_ = nullptr;  // null: there are none, or they are in a block, which knows
+  const AttrKind* kind_ = nullptr;  // null: there are none, or they are in a block, which knows its kind
   const void* object_ = nullptr;
 };
 

@@ -14,7 +14,8 @@ class Slot;
 struct Op;
 class AttrsView;
 
-/// What a step does because of something that is no tensor, in words: a recording holds while they are what they were.
+/// A condition, in words, that a step's behaviour depends on and that is no tensor: a recording is valid while its
+/// conditions are what they were.
 struct StepSetting {
   std::string text;
 };
@@ -27,14 +28,15 @@ class CaptureSink {
   /// destinations that were passed in. Views are not reported: a tensor is a storage and a recipe.
   virtual void record(const Op& op, AttrsView attrs, std::span<const Tensor> in, std::span<const Tensor> out,
                       bool accumulate) = 0;
-  /// Whether a call of this recording has used the bytes. A call that is left out because of what it would find there
-  /// is one that a replay may need.
+  /// Whether a call of this recording has used the bytes. If so, a call must not be skipped because of what the bytes
+  /// hold now: a replay may need it.
   virtual bool has_seen(const Storage& storage) const = 0;
-  /// A slot was given another tensor by the program.
+  /// The program put another tensor into a slot.
   virtual void slot_assigned(Slot& slot) = 0;
-  /// The program looks at a slot's gradient, or is about to give it another one or none.
+  /// The program reads a slot's gradient, or is about to replace or clear it.
   virtual void grad_used(const Slot& slot) = 0;
-  /// The step has read this setting, which recordings keep alive; or changed it, and then what it reads is its own.
+  /// The step has read this setting, which recordings keep alive. Or it has changed it: what it reads afterwards is
+  /// its own value, on which the recording does not depend.
   virtual void setting_read(const std::shared_ptr<const StepSetting>& setting) = 0;
   virtual void setting_changed(const std::shared_ptr<const StepSetting>& setting) = 0;
   /// Throws: a captured step cannot depend on values read back to the host.

@@ -1,14 +1,14 @@
 // Collectives as rows, so that the tape, capture and the planner see them like any other op. They are functional and
 // speak of plain tensors. Every rank of the group must make the same calls in the same order, in backward too.
 //
-//   all_gather         | r0 | r1 | r2 |  ->  whole         along any dim; parts by the chunk rule (comm/group/chunks.h)
-//   reduce_scatter     whole + whole + whole  ->  | r |
-//   all_to_all         cut along one dim  ->  cut along another
+//   all_gather         | r0 | r1 | r2 |  ->  full         along any dim; shards by the chunk rule (comm/group/chunks.h)
+//   reduce_scatter     full + full + full  ->  | r |
+//   all_to_all         sharded along one dim  ->  sharded along another
 //
 // Convention for gradients: what is differentiated is the *sum over the ranks* of what each rank calls backward() on.
-//   y = all_gather(x)       every rank reads my part       dx = reduce_scatter(sum) of dy
+//   y = all_gather(x)       every rank reads my shard      dx = reduce_scatter(sum) of dy
 //   y = reduce_scatter(x)   I hold a sum of all x          dx = all_gather of dy
-//   y = all_reduce(x)       every rank reads my summand    dx = all_reduce(sum) of dy
+//   y = all_reduce(x)       every rank reads my operand    dx = all_reduce(sum) of dy
 //   y = all_to_all(x)       every element moves once       dx = all_to_all of dy, the other way
 // (If every rank computes the same loss from y, count it once: divide it by the size of the group.)
 #include "runtime/comm/group/chunks.h"
@@ -29,14 +29,14 @@ const CollectiveAttrs& attrs_of(const InferCall& call) {
   return a;
 }
 
-/// The dim's size in x; Error if there is none.
+/// The dim's size in x; Error if x has no such dim.
 std::int64_t size_along(const InferCall& call, int dim) {
   const TensorMeta& x = required(call, 0);
   check(dim >= 0 && dim < x.ndim(), "{} along dim {} of {}, which has {} dims", call.op.name, dim, x, x.ndim());
   return x.size(dim);
 }
 
-/// Error unless this rank's x is its part of `size` elements along a dim.
+/// Error unless this rank's x is its shard of `size` elements along a dim.
 void check_part(const InferCall& call, const ProcessGroup& group, int dim, std::int64_t size) {
   check(size >= 0, "{} of {} elements along dim {}", call.op.name, size, dim);
   const std::int64_t own = chunk_size(size, group.size(), group.rank());
@@ -88,7 +88,8 @@ Metas infer_all_to_all(const InferCall& call) {
   return {{.shape = with_size(joined, a.split_dim, own_chunk(split, *a.group)), .dtype = x.dtype}};
 }
 
-// Only sums and averages have a derivative here: a maximum belongs to one rank, which no rank knows.
+// Only sums and averages have a derivative here: the gradient of a maximum belongs to the rank that held it, which no
+// rank knows.
 CollectiveAttrs linear_attrs(const VjpCall& call) {
   const auto a = call.attrs.as<CollectiveAttrs>();
   const auto kind = static_cast<ReduceKind>(a.kind);
@@ -119,7 +120,7 @@ void vjp_all_to_all(VjpCall& call) {
   call.give(0, op::all_to_all, back, contiguous(call.grad()));
 }
 
-// On a device, groups of one rank: their collectives are copies, and a ghost copies nothing.
+// On devices groups of one rank only: their collectives are copies, and a ghost copies nothing.
 void run_on_device(const KernelCall& call) {
   const Tensor &x = call.in[0], &out = call.out[0];
   const int ranks = call.attrs.as<CollectiveAttrs>().group->size();

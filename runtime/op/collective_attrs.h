@@ -8,7 +8,7 @@ namespace sherd {
 
 class ProcessGroup;
 
-/// Written as its name; reading asks AttrNames for the group of that name.
+/// Written as the group's name; reading asks AttrNames for the group of that name.
 template <>
 struct AttrValue<ProcessGroup*> : AttrIdentity<ProcessGroup*> {
   static void print(ProcessGroup* const& group, AttrWriter& out);
@@ -18,9 +18,9 @@ struct CollectiveAttrs {  ///< the group outlives what is captured with it
   ProcessGroup* group = nullptr;
   int kind = 0;           ///< ReduceKind of reductions
   int root = 0;           ///< broadcast
-  std::int64_t rows = 0;  ///< all_gather, all_to_all: size of `dim` in the result; of a part that another axis has cut
-  int dim = 0;            ///< all_gather, all_to_all: joined; reduce_scatter: cut
-  int split_dim = 0;      ///< all_to_all: cut
+  std::int64_t rows = 0;  ///< all_gather, all_to_all: size of `dim` in the result, on this rank's slice of other axes
+  int dim = 0;            ///< all_gather, all_to_all: gathered; reduce_scatter: scattered
+  int split_dim = 0;      ///< all_to_all: scattered
   static constexpr AttrField fields[] = {attr<&CollectiveAttrs::group>("group").optional(),
                                          attr<&CollectiveAttrs::kind>("kind"),
                                          attr<&CollectiveAttrs::root>("root"),

@@ -26,7 +26,7 @@ DeviceLibrary open_cuda() {
   DeviceLibrary library;
   library.path = candidate();
   const KeepAffinity keep;
-  // Local, so that a second CUDA runtime in the process (a user's, PyTorch's) does not meet ours.
+  // Symbols stay local, so that a second CUDA runtime in the process (a user's, PyTorch's) does not meet this one.
   void* handle = ::dlopen(library.path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
     const char* why = ::dlerror();

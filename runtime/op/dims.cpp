@@ -41,7 +41,7 @@ std::vector<DimsTerm> parse_side(std::string_view side, std::string_view text, s
   }
 }
 
-// A letter is whole in every operand or in none.
+// A letter stands in brackets in every operand that has it, or in none.
 void check_whole(const DimsSpec& spec, std::string_view text) {
   check(text.find("[]") == std::string_view::npos, "dims \"{}\": brackets stand around letters of one operand", text);
   bool in_brackets = false;
@@ -75,7 +75,7 @@ Factor* find(std::vector<Factor>& factors, char letter) {
   return nullptr;
 }
 
-// Letters first seen, in the order of the inputs; sizes from the shapes that are there.
+// Factors in the order in which the inputs first name them; sizes from the shapes of inputs that are not absent.
 void bind_letters(const DimsSpec& spec, std::span<const Shape* const> inputs, std::vector<Factor>& factors) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i]) continue;
@@ -183,7 +183,7 @@ OpCost op_cost(const Op& op, MetaList in, AttrsView attrs, std::span<const Tenso
   const InferCall call{op, in, attrs};
   const auto num_mutated = static_cast<std::size_t>(op.mutated ? op.mutated(call) : 0);
   std::int64_t largest = 0;
-  int num_operands = 0;  // of the product, if it is one; indices are none
+  int num_operands = 0;  // floating inputs of the product, if it is one; indices are not operands
   for (std::size_t i = 0; i < in.size(); ++i) {
     const TensorMeta& t = in[i];
     if (t.absent) continue;

@@ -1,7 +1,7 @@
 #pragma once
 // The dims column of a row: "mk,kn->mn" names the factors of an op's iteration space by letters, one per dim, with
-// "..." for any leading dims. A letter in brackets is whole: "...[d]->...[d]" is an op on lines, of which no rank can
-// do with a part. Sharding rules, FLOPs, bytes and documentation are read off it.
+// "..." for any leading dims. A letter in brackets must not be sharded: "...[d]->...[d]" is an op on lines, of which a
+// rank needs all elements. Sharding rules, FLOPs, bytes and documentation are derived from it.
 #include <cstdint>
 #include <span>
 #include <string>
@@ -21,7 +21,7 @@ struct DimsTerm {
 /// The parsed column.
 struct DimsSpec {
   std::vector<DimsTerm> inputs, outputs;
-  std::string whole;  ///< letters in brackets
+  std::string whole;  ///< letters in brackets, which must not be sharded
 };
 
 /// Throws Error on anything but terms of distinct letters with at most one leading "...", "," between and one "->";
@@ -64,10 +64,10 @@ struct OpCost {
   std::int64_t bytes = 0;
 };
 
-/// Work of one call, from metadata only. Operations: what the column `flops` says. Else of contractions (a row linear
-/// in each of two or more floating inputs, whose dims say so) two per point of the iteration space; of others one per
-/// element of the largest operand, a lower bound. Bytes: of every operand once, twice of what is written in place.
-/// Views: nothing.
+/// Work of one call, from metadata only. Operations: by the column `flops` if the row has it. Otherwise contractions
+/// (rows linear in each of two or more floating inputs whose dims say so) take two per point of the iteration space;
+/// other rows take one per element of the largest operand, a lower bound. Bytes: every operand once, those written in
+/// place twice. Views take nothing.
 OpCost op_cost(const Op& op, MetaList in, AttrsView attrs, std::span<const TensorMeta> out);
 
 }  // namespace sherd

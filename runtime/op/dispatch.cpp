@@ -28,14 +28,15 @@ Tensors dispatch(OpCall& call) {
   return call_below_autograd(call);
 }
 
-// A donated input: moved in (the call frame holds the only handle), sole owner of its bytes, whole and dense.
+// A donated input: moved in (the call frame holds the only handle), the only owner of its bytes, dense, and all of its
+// storage.
 bool can_donate(const Tensor& t, const TensorMeta& meta, Device device) {
   return t.defined() && t.device() == device && t.dtype() == meta.dtype && t.impl()->use_count() == 1 && t.storage() &&
          t.storage()->use_count() == 1 && t.is_contiguous() && t.offset() == 0 && t.shape() == meta.shape &&
          t.storage()->bytes() == t.bytes() && t.storage()->owner == nullptr && !t.storage()->is_borrowed();
 }
 
-// Dense in the order of dims that infer asked for, if it did.
+// Dense, in the order of dims that the row's infer asks for.
 Tensor allocate_ordered(const OpCall& call, const TensorMeta& meta, Device device) {
   const Tensor dense = Tensor::empty(meta.shape, meta.dtype, device, call.op.category);
   return Tensor::make(dense.storage(), meta.shape, meta.strides, 0, meta.dtype, device);
@@ -82,7 +83,7 @@ Device device_of(const OpCall& call) {
   return device;
 }
 
-// Kernels of a device get everything on it. Only host tensors of one element arrive here that are not.
+// Kernels of a device need all inputs on it, except host tensors of one element, which the caller copies there first.
 bool lies_elsewhere(const Tensor& t, Device device) {
   return t.defined() && t.device() != device && t.device() == Device::cpu() && t.numel() == 1;
 }
@@ -97,8 +98,8 @@ Tensor brought_to(Device device, const Tensor& t) {
   return on_device;
 }
 
-// Kernels take addresses on several threads; queues that still use the bytes are waited for here, on the rank's: those
-// that write what is read, all of those that use what is written.
+// Kernels take addresses on several threads, so the rank's thread waits here for queues that still use the bytes:
+// before reading, for queues that write; before writing, for all.
 inline void wait_to_read(std::span<const Tensor> tensors) {
   for (const Tensor& t : tensors)
     if (t.defined() && t.storage()) t.storage()->wait_to_read();
@@ -112,7 +113,7 @@ std::size_t num_mutated(const OpCall& call) {
   return call.op.mutated ? static_cast<std::size_t>(call.op.mutated({call.op, call.in, call.attrs})) : 0;
 }
 
-// As many bytes as the row's scratch column asks for, or none.
+// Allocates the bytes that the row's scratch column asks for; null if it asks for none.
 Ref<Storage> allocate_scratch(const OpCall& call, Scratch scratch_bytes, Device device) {
   const std::int64_t bytes = scratch_bytes({call.op, call.in, call.attrs});
   if (bytes <= 0) return {};
@@ -121,8 +122,9 @@ Ref<Storage> allocate_scratch(const OpCall& call, Scratch scratch_bytes, Device 
   return scratch;
 }
 
-// A ghost rank runs the kernels that issue something. Of the others it keeps what the rank's thread sees: their
-// scratch, and the waits of rows with effects, whose kernels ask for the addresses of what they read.
+// A ghost rank runs only kernels with the trait `issues`. For the others it keeps the effects on the rank's thread:
+// the allocation of scratch, and the waits of rows with effects, whose kernels ask for the addresses of what they
+// read.
 void run_kernel(const OpCall& call, const RowKernels& kernels, std::span<const Tensor> out, Device device,
                 bool accumulate) {
   RankContext& context = RankContext::current();
@@ -140,7 +142,8 @@ void run_kernel(const OpCall& call, const RowKernels& kernels, std::span<const T
   kernel(kernel_call);
 }
 
-// Rows whose kernel cannot add compute apart and add after; eager and replay both come this way, so both round alike.
+// Rows whose kernel cannot accumulate compute into temporaries, which are added afterwards. Eager calls and replays
+// both come this way, so both round alike.
 void write_into(const OpCall& call, const RowKernels& kernels, const Metas& metas, Device device) {
   check(metas.size() == call.into.size(), "{} outputs for {} destinations", metas.size(), call.into.size());
   for (std::size_t i = 0; i < metas.size(); ++i)
@@ -157,7 +160,7 @@ void write_into(const OpCall& call, const RowKernels& kernels, const Metas& meta
     for (const TensorMeta& m : metas) values.push_back(Tensor::empty(m.shape, m.dtype, device));
     run_kernel(call, kernels, values, device, false);
     wait_to_read(values);
-    wait_to_write(call.into);  // nobody has asked for the destinations of collective rows
+    wait_to_write(call.into);  // for collective rows nothing has waited for the destinations yet
     for (std::size_t i = 0; i < values.size(); ++i)
       run_kernel({op::copy, {&values[i], 1}, {}}, kernels_of(op::copy), {&call.into[i], 1}, device, true);
   } else {
@@ -166,7 +169,7 @@ void write_into(const OpCall& call, const RowKernels& kernels, const Metas& meta
   for (const Tensor& out : call.into) out.storage()->bump_version();
 }
 
-// An alias has no kernel to write with: what it shows is copied.
+// A view has no kernel that could write: the elements it shows are copied.
 void call_view_into(const OpCall& call) {
   OpCall alias{call.op, call.in, call.attrs, {}, false, call.wanted};
   Tensors shown = call_below_autograd(alias);
@@ -174,7 +177,7 @@ void call_view_into(const OpCall& call) {
   call_below_autograd(into);
 }
 
-// What a row wrote in place among its inputs is another version now.
+// The inputs that the row wrote in place get a new version.
 void bump_mutated(const OpCall& call) {
   for (std::size_t i = 0, n = num_mutated(call); i < n; ++i)
     if (const Tensor& t = call.in[i]; t.storage()) t.storage()->bump_version();
@@ -182,13 +185,13 @@ void bump_mutated(const OpCall& call) {
 
 Tensors run_on_device(const OpCall& call, Device device);
 
-// The caller's inputs stay as they are: a recorder looks at them next.
+// The caller's inputs are not replaced: a recorder looks at them next.
 Tensors run_with_scalars_brought(const OpCall& call, Device device) {
   Tensors in{std::span<const Tensor>(call.in)};
   const std::size_t written = num_mutated(call);
   for (std::size_t i = 0; i < in.size(); ++i) {
     if (!lies_elsewhere(in[i], device)) continue;
-    if (i < written)  // what it writes would be lost
+    if (i < written)  // it would write into the copy
       fail("input {}, which it writes to, is on {}, others are on {}; move it with to()", i, to_string(in[i].device()),
            to_string(device));
     in[i] = brought_to(device, in[i]);
@@ -205,8 +208,8 @@ Tensors run_on_device(const OpCall& call, Device device) {
     for (const Tensor& t : call.in)
       if (lies_elsewhere(t, device)) [[unlikely]]
         return run_with_scalars_brought(call, device);
-  // Collective rows hand their bytes to a queue, which orders them itself; kernels of rows with other effects ask for
-  // what they read themselves.
+  // Collective rows hand their bytes to a queue, which orders the accesses itself; kernels of rows with other effects
+  // wait for what they read themselves.
   if (!call.op.traits.collective) {
     if (!call.op.traits.effect) wait_to_read(call.in);
     if (call.op.mutated) wait_to_write(std::span<const Tensor>(call.in).first(num_mutated(call)));
@@ -226,7 +229,7 @@ Tensors run_on_device(const OpCall& call, Device device) {
 
 }  // namespace
 
-// Adds what only the dispatcher knows. One place for every op.
+// Adds to an error what only the dispatcher knows: op, inputs, module and rank. The one place for every op.
 void rethrow_with_context(const OpCall& call, Error& error) {
   if (error.has("inputs")) throw;
   std::string inputs;

@@ -1,6 +1,6 @@
 #pragma once
-// The one door. Every op call passes four layers in fixed order: autograd > dist > capture > device. A layer
-// applies if an input needs it or a mode is on; it calls the next one below, never the top again.
+// The only entry: every op call passes four layers in fixed order: autograd > dist > capture > device. A layer applies
+// if an input needs it or a mode is on; it calls the next one below, never the top again.
 #include <atomic>
 #include <span>
 #include <utility>

@@ -10,13 +10,13 @@ namespace sherd {
 /// A layout over a mesh. Interned and immortal: equal layouts are one object, so equality is identity.
 class Distributed {
  public:
-  /// Shape of this rank's part of a tensor of global shape `shape`.
+  /// Shape of this rank's local tensor if the global shape is `shape`.
   virtual Shape local_shape(const Shape& shape) const = 0;
   /// Ranks hold Partial values, which a reduction makes the value.
   virtual bool is_partial() const = 0;
   /// Every rank holds the full value.
   virtual bool is_replicated() const = 0;
-  /// The layout on the same mesh of which that is true.
+  /// The replicated layout on the same mesh.
   virtual const Distributed* replicated() const = 0;
   /// "{0: dp}", "{+dp}", "{}".
   virtual std::string describe() const = 0;

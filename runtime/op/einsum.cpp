@@ -1,15 +1,16 @@
-// Operands lose what one of them alone decides (diagonals, sizes of 1, sums), then pairs become products until one
-// tensor is left. A pair's labels are of four kinds, and the product is that of matrices:
+// Each operand is first reduced by itself (diagonals, dims of size 1, sums over labels that no other operand or the
+// result has); then pairs become products until one tensor is left. A pair's labels are of four kinds, and the product
+// is that of matrices:
 //
 //   bqhd,bkhd->bhqk      b h   in both, kept        batch dims
 //                        d     in both, summed      K            [b,h,q,d] x [b,h,d,k]
 //                        q     of the left one      M
 //                        k     of the right one     N
 //
-// Several labels of one kind are flattened into one matrix dim, but for those of M when the right operand is one
-// matrix: the rows of matmul and linear are any leading dims. A flattened dim keeps a mesh cut of its leading label
-// only, so labels that are cut otherwise stay apart, as batch dims: of one operand broadcast, of both summed after the
-// product.
+// Several labels of one kind are flattened into one matrix dim, except those of M when the right operand is one
+// matrix: the rows of matmul and linear may have any leading dims. A flattened dim keeps only the sharding of its
+// leading label, so other sharded labels stay dims of their own, as batch dims: those of one operand are broadcast,
+// those of both are summed after the product.
 #include "runtime/op/einsum.h"
 
 #include <algorithm>
@@ -52,8 +53,8 @@ struct Operand {
   }
 };
 
-// Into how many parts a layout cuts the dim. It shows on a dim so long that parts differ by less than rounding, and is
-// the same on all ranks.
+// Into how many shards a layout splits the dim. It is read off a dim so long that shards differ by less than rounding,
+// and is the same on all ranks.
 std::int64_t num_parts(const Operand& x, char label) {
   if (!has(x.labels, label) || !x.tensor.is_distributed()) return 1;
   constexpr std::int64_t kLong = std::int64_t{1} << 40;
@@ -73,7 +74,7 @@ Tensor permuted(const Operand& x, const Labels& order) {
   return std::is_sorted(dims.begin(), dims.end()) ? x.tensor : permute(x.tensor, std::move(dims));
 }
 
-// Sizes along `labels`, of those it lacks 1; the foremost ones it lacks are left out, as broadcasting allows.
+// Sizes along `labels`, 1 for those that x lacks; leading ones that x lacks are left out, as broadcasting allows.
 Shape aligned_shape(const Operand& x, const Labels& labels) {
   Shape shape;
   for (char c : labels)
@@ -81,8 +82,8 @@ Shape aligned_shape(const Operand& x, const Labels& labels) {
   return shape;
 }
 
-// The dims first and second, of n elements each, as one, which comes last. With n zeros behind it the flattened square
-// has rows of n + 1, whose first column is the diagonal.
+// Replaces the dims first and second, of n elements each, by their diagonal, which comes last. With n zeros behind it
+// the flattened square has rows of n + 1, whose first column is the diagonal.
 Operand diagonal(const Operand& x, int first, int second) {
   std::vector<int> order;
   Operand y{{}, x.labels};
@@ -116,7 +117,7 @@ Operand without_repeats(Operand x) {
   return x;
 }
 
-// Without the dims of one element along labels of more: the operand is the same for all of them.
+// Drops dims of one element whose label has more in other operands: the operand is the same along them.
 Operand without_broadcast(Operand x, const EinsumEquation& equation) {
   const Labels kept = those_of(x.labels, [&](char c) { return x.size(c) == equation.size(c); });
   if (kept == x.labels) return x;
@@ -136,7 +137,7 @@ Operand summed_to(Operand x, const Labels& keep) {
 
 struct Pair {
   Operand a, b;
-  Labels keep;  ///< labels of either that the result has, in the order of the output
+  Labels keep;  ///< labels of either operand that the result has, in the order of the output
 
   Labels batch, inner, free_a, free_b;
 
@@ -146,19 +147,19 @@ struct Pair {
   Pair(Operand left, Operand right, const Labels& wanted) : a(std::move(left)), b(std::move(right)) {
     keep = those_of(wanted, [&](char c) { return has(a.labels, c) || has(b.labels, c); });
     batch = those_of(keep, [&](char c) { return has(a.labels, c) && has(b.labels, c); });
-    // As the larger operand has them, which then need not be copied.
+    // In the order of the larger operand, which then need not be copied.
     inner = those_of(larger().labels, [&](char c) { return has(a.labels, c) && has(b.labels, c) && !has(keep, c); });
     free_a = those_of(a.labels, [&](char c) { return !has(b.labels, c); });
     free_b = those_of(b.labels, [&](char c) { return !has(a.labels, c); });
   }
 };
 
-// Labels that one matrix dim holds, and those that stay dims of their own.
+// Labels that are flattened into one matrix dim, and those that stay dims of their own.
 struct Split {
   Labels matrix, apart;
 };
 
-// A flattened dim can be cut by its leading label, into whole slices.
+// A flattened dim can be sharded by its leading label, if the shards are full slices.
 Split split_group(const Pair& pair, const Labels& group) {
   const auto parts = [&](char c) { return std::max(num_parts(pair.a, c), num_parts(pair.b, c)); };
   if (group.size() < 2) return {group, {}};
@@ -173,12 +174,13 @@ Split split_group(const Pair& pair, const Labels& group) {
   return {first + whole, cut};
 }
 
-// Of the right operand's free labels: one matrix dim holds all, without a copy.
+// Whether one matrix dim can hold all of the operand's free labels without a copy.
 bool is_column_group(const Pair& pair, const Operand& x, const Labels& group) {
   return x.labels.find(group) != Labels::npos && split_group(pair, group).apart.empty();
 }
 
-// The right operand's free labels are columns and need flattening, and the product ends with them.
+// The right operand's free labels become columns. Swaps if only the left operand's can be flattened without a copy, or
+// else so that the product ends with the result's last label.
 bool should_swap(const Pair& pair) {
   if (pair.free_a.empty() || pair.free_b.empty()) return !pair.free_b.empty();
   if (pair.batch.empty()) {
@@ -196,9 +198,10 @@ Tensor as_matrices(const Operand& x, const Labels& batch, const Labels& rows, co
   return reshape(permuted(x, batch + rows + columns), shape);
 }
 
-// Element by element, with broadcasting; summed products are added up in f32 at least, as those of matrices are.
+// Element by element, with broadcasting; 16-bit products that are summed are added up in f32, as matrix products are.
 Operand multiply(const Pair& pair) {
-  // What is summed away at once is best read as it lies, what stays is made as it is wanted.
+  // If the product is summed at once, its dims follow the larger operand's memory; otherwise they are in the result's
+  // order.
   const Operand& larger = pair.larger();
   const Labels all = pair.inner.empty()
                          ? pair.keep
@@ -238,7 +241,7 @@ Operand contract(Pair pair) {
 
 Operand product(Operand a, Operand b, const Labels& wanted) {
   const Pair pair(std::move(a), std::move(b), wanted);
-  // Matrices of one row and one column keep no matrix engine busy, forward or backward; it has none for integers.
+  // A product of one row and one column makes no use of a matrix engine, forward or backward; integers have no engine.
   const bool is_dot = pair.free_a.empty() && pair.free_b.empty();
   if (pair.inner.empty() || is_dot || !is_floating(pair.a.tensor.dtype())) return multiply(pair);
   return contract(pair);
@@ -246,7 +249,8 @@ Operand product(Operand a, Operand b, const Labels& wanted) {
 
 // ---- all ----
 
-// What has to be left of operands i and j, or of i alone: labels of the output, in its order, and of the others.
+// The labels to keep of operands i and j, or of i alone: those of the output, in its order, and those of other
+// operands.
 Labels wanted_of(const std::vector<Operand>& operands, const Labels& output, std::size_t i, std::size_t j) {
   Labels wanted = output;
   for (std::size_t o = 0; o < operands.size(); ++o)

@@ -11,13 +11,13 @@ constexpr std::string_view kEllipsis = "...";
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-// "subscript j", or which dim of "..." it is.
+// "subscript j", or the position of a dim of "...".
 std::string spell(char label) {
   if (is_letter(label)) return fmt::format("subscript {}", label);
   return fmt::format("dim {} of the ellipsis", -1 - (label - '0'));
 }
 
-// What stands between two commas or beside the arrow: letters, and at most one "...".
+// The text between two commas or beside the arrow: letters, and at most one "...".
 void check_term(std::string_view term) {
   bool has_ellipsis = false;
   for (std::size_t i = 0; i < term.size(); ++i) {

@@ -10,7 +10,7 @@ ElementRuns element_runs(const Shape& global, const Shape& local, const Dims& of
   first = 0;
   if (numel(local) == 0) return {};
   const Strides strides = contiguous_strides(global);
-  // Levels from inside out: neighbours that make one run are merged.
+  // Levels from the innermost out: adjacent dims that make one run are merged.
   Dims size, stride;
   for (int d = global.size() - 1; d >= 0; --d) {
     first += offset[d] * strides[d];

@@ -1,7 +1,7 @@
 #pragma once
-// Which elements of a whole tensor a part holds, for rows whose values depend on the global index (op/random.cpp).
+// Which elements of a full tensor a shard holds, for rows whose values depend on the global index (op/random.cpp).
 //
-//   whole [6, 8], part [2, 3] from (1, 2) on        first = 10, run = 3, count = 2, stride = 8
+//   full [6, 8], shard [2, 3] from (1, 2) on        first = 10, run = 3, count = 2, stride = 8
 //     . . . . . . . .
 //     . . x x x . . .                               kernels walk them run by run (RunCursor)
 //     . . x x x . . .
@@ -12,10 +12,10 @@
 
 namespace sherd {
 
-/// Where the elements of a part lie among those of the whole, both row-major: runs of `run` elements, `count` runs
-/// `stride` apart, and that again every `outer_stride`. Element i of the part is element
-/// first + i / run / count * outer_stride + i / run % count * stride + i % run of the whole, `first` being a field of
-/// the attributes. run = 0: the part is one run.
+/// Where the elements of a shard are among those of the full tensor, both row-major: runs of `run` elements, `count`
+/// runs `stride` apart, and that again every `outer_stride`. Element i of the shard is element
+/// first + i / run / count * outer_stride + i / run % count * stride + i % run of the full tensor, `first` being a
+/// field of the attributes. run = 0: the shard is one run.
 struct ElementRuns {
   std::int64_t run = 0, count = 1, stride = 0, outer_stride = 0;
   static constexpr AttrField fields[] = {
@@ -23,19 +23,19 @@ struct ElementRuns {
       attr<&ElementRuns::stride>("stride").local(), attr<&ElementRuns::outer_stride>("outer").local()};
 };
 
-/// The runs that say the box [offset, offset + local) of a tensor of shape `global`; writes its first element's global
-/// index to `first`. A dim that is not cut merges with its inner neighbour, so boxes of up to three dims can always be
-/// said. Throws Error if the box does not lie in the tensor, or if what is left has more than two strided levels. No
+/// The runs of the box [offset, offset + local) of a tensor of shape `global`; writes its first element's global index
+/// to `first`. A dim that is not sharded merges with its inner neighbour, so boxes of up to three dims can always be
+/// described. Throws Error if the box is not inside the tensor, or if more than two strided levels remain. No
 /// elements: one run from 0 on.
 ElementRuns element_runs(const Shape& global, const Shape& local, const Dims& offset, std::int64_t& first);
 
-/// Throws Error naming what is wrong unless the elements of `shape` have indices by `first` and `runs`.
+/// Throws Error naming what is wrong unless `first` and `runs` give every element of `shape` an index.
 void check_runs(std::int64_t first, const ElementRuns& runs);
 
-/// Walks the elements of a part in order, for kernels.
+/// Walks the elements of a shard in order, for kernels.
 class RunCursor {
  public:
-  /// At element `at` of the part.
+  /// At element `at` of the shard.
   constexpr RunCursor(std::int64_t first, const ElementRuns& runs, std::int64_t at) : runs_(runs) {
     if (runs.run == 0) {
       runs_.run = std::numeric_limits<std::int64_t>::max();

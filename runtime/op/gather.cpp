@@ -1,6 +1,6 @@
 // Rows with an index per element, and topk, whose gradient is one of them.
 //
-//   gather    out[i, j] = x[i, index[i, j]]          along dim 1; the derivative adds what comes from one place
+//   gather    out[i, j] = x[i, index[i, j]]          along dim 1; the derivative sums over all reads of one element
 //   scatter   out[i, index[i, j]] = source[i, j]     where several write one place, the last j wins
 //
 // Along the other dims the index may be smaller than x: the rest is not read, or stays as it is.

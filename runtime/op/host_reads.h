@@ -13,7 +13,7 @@
 
 namespace sherd {
 
-/// A queue of reads, each with what is to be done with its values, in the order of the calls. One rank, one thread.
+/// A queue of reads, each with a function that takes its values, in the order of the calls. One rank, one thread.
 class HostReads {
  public:
   using Consumer = std::function<void(std::span<const double> values)>;
@@ -35,7 +35,7 @@ class HostReads {
 
  private:
   struct Part {
-    std::unique_ptr<HostRead> read;  // null: of the host, `value` is it
+    std::unique_ptr<HostRead> read;  // null: the tensor was on the host and `value` is its number
     DType dtype;
     double value;
   };

@@ -8,7 +8,7 @@
 namespace sherd {
 
 struct EmbeddingAttrs {
-  std::int64_t rows = 0;  ///< embedding_backward: rows of the table, or of the part of it
+  std::int64_t rows = 0;  ///< embedding_backward: rows of the table, or of this rank's shard of it
   VocabularyPart part{};
   static constexpr AttrField fields[] = {attr<&EmbeddingAttrs::rows>("rows").local().optional(),
                                          attr<&EmbeddingAttrs::part>().optional()};

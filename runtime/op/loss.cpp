@@ -1,14 +1,16 @@
 // Cross entropy. The forward rows keep one number per row (the log of the sum of exponentials) and the count of
 // targets that are not ignored; backward rebuilds the probabilities from them.
 //
-// Where ranks hold columns of the logits, each makes three numbers per row of its own ones (cross_entropy_parts), and
-// no logits travel. With m, s, t the largest logit, the sum of exp(x - m) and the target's logit of a rank's columns:
+// Where ranks hold columns of the logits, each computes three numbers per row of its own columns
+// (cross_entropy_parts), and no logits travel. With m, s, t the largest logit, the sum of exp(x - m) and the target's
+// logit of a rank's columns:
 //
 //   M = max over ranks of m           S = sum over ranks of s * exp(m - M)      T = sum over ranks of t
 //   lse = M + log S                   loss = (M - T) + log S, averaged over the targets that count
 //
-// No columns are m = -inf, s = t = 0. An ignored target has m = t = 0 and s = 1, so what it combines to is finite
-// and has to be left out. Backward is each rank's own: exp(x - lse), less one at the target if that is here.
+// A rank without columns has m = -inf, s = t = 0. An ignored target has m = t = 0 and s = 1, so its combined loss is
+// finite and has to be left out. Backward is local to each rank: exp(x - lse), less one at the target if the rank
+// holds its column.
 #include "runtime/op/loss.h"
 
 #include "runtime/op/infer.h"
@@ -33,7 +35,7 @@ void check_targets(const TensorMeta& x, const TensorMeta& targets) {
         x.shape, targets.shape);
 }
 
-// Loss, log-sum-exp per row, count.
+// The outputs: loss, log-sum-exp per row, count.
 Metas loss_metas(const TensorMeta& targets, DType dtype) {
   Metas metas = one_output({}, loss_dtype(dtype));
   metas.push_back({targets.shape, loss_dtype(dtype)});
@@ -41,7 +43,7 @@ Metas loss_metas(const TensorMeta& targets, DType dtype) {
   return metas;
 }
 
-// Largest logit, sum of exponentials, target's logit.
+// The outputs: largest logit, sum of exponentials, target's logit.
 Metas part_metas(const TensorMeta& targets, DType dtype) {
   Metas metas;
   for (int i = 0; i < 3; ++i) metas.push_back({targets.shape, loss_dtype(dtype)});
@@ -104,7 +106,8 @@ Metas infer_linear_cross_entropy_parts(const InferCall& c) {
   return part_metas(c.in[2], c.in[0].dtype);
 }
 
-// Rows that ranks share out stay where they are; else the weight's terms go straight to where its gradient is kept.
+// If rows are sharded over ranks, they stay where they are; otherwise each chunk's weight gradient is added straight
+// to its destination.
 void linear_cross_entropy_vjp(VjpCall& c) {
   const auto& attrs = c.attrs.as<CrossEntropyAttrs>();
   LossInputs in{c.grad(), c.in(0), c.in(1), c.in(2), c.out(1), c.out(2)};

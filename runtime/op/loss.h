@@ -1,7 +1,7 @@
 #pragma once
-// What the backends' cross entropies have in common: the parts of a row's loss and where they go, and how
-// linear_cross_entropy cuts its rows. Forward and backward use the same chunks, so the logits that backward computes
-// again have the same bits.
+// What the backends' cross entropies have in common: the three numbers of a row's loss and where they go, and how
+// linear_cross_entropy splits its rows into chunks. Forward and backward use the same chunks, so the logits that
+// backward computes again have the same bits.
 #include <algorithm>
 #include <cstdint>
 
@@ -30,14 +30,14 @@ Gemm logits_product(DType dtype, std::int64_t rows, const Shape& weight) {
       .dtype = dtype, .result = dtype, .transpose_b = true, .m = rows, .n = v, .k = k, .lda = k, .ldb = k, .ldc = v};
 }
 
-/// What a row's logits say of its target: the largest of them, the sum of exp(x - largest), and the target's own, 0 if
-/// it is not here.
+/// What a row's logits contribute to its loss: the largest of them, the sum of exp(x - largest), and the target's own,
+/// 0 if this rank does not hold its column.
 template <class A>
 struct RowParts {
   A largest, sum, at_target;
 };
 
-/// Where the parts of rows go: joined, to log-sum-exp and loss,
+/// What becomes of the rows' numbers: they are joined to log-sum-exp and loss,
 template <class Math, class A>
 struct LossOut {
   A *lse, *losses;
@@ -47,7 +47,7 @@ struct LossOut {
     losses[i] = counts ? (row.largest - row.at_target) + log_sum : A{};
   }
 };
-/// or as they are, for other ranks' columns to join (op/loss.cpp).
+/// or kept as they are, to be combined with other ranks' columns (op/loss.cpp).
 template <class A>
 struct PartsOut {
   A *largest, *sum, *at_target;

@@ -63,7 +63,8 @@ Metas infer_linear(const InferCall& c) {
 
 void linear_vjp(VjpCall& c) {
   const Tensor grad = c.grad();
-  // The weight's first: then x, which may be a recomputed one, is gone before a gradient of its size is made.
+  // The weight's gradient comes first: x, which may be recomputed, is freed before a gradient of its size is
+  // allocated.
   if (c.wants(1)) c.give(1, op::linear_weight_grad, {}, grad, c.take_in(0));
   if (c.wants(0)) c.give(0, op::matmul, {}, grad, c.in(1));
   if (c.wants(2)) c.give(2, op::sum_to, SumToAttrs{c.in_shape(2)}, grad);

@@ -16,7 +16,7 @@ MatrixLayout layout_of(std::int64_t rows, std::int64_t columns, std::int64_t row
 
 Shape batch_dims(const Dims& dims) { return Shape(std::span(dims.begin(), dims.end() - 2)); }
 
-// How many trailing dims of `shape` step by one fixed distance in `strides`.
+// How many trailing dims of `shape` can be walked as one dim with a fixed stride.
 int uniform_dims(const Shape& shape, const Strides& strides) {
   if (shape.empty()) return 0;
   int first = shape.size() - 1;
@@ -24,7 +24,8 @@ int uniform_dims(const Shape& shape, const Strides& strides) {
   return shape.size() - first;
 }
 
-// If one B serves the whole batch and the rows of A go on from problem to problem, all of it is one tall product.
+// If one B serves the whole batch and A's problems follow each other at the distance of its rows, all of it is one
+// tall product.
 bool is_one_product(const Shape& batch, const BatchedMatrix& a, const BatchedMatrix& b, std::int64_t m) {
   if (batch.empty() || a.matrix.transposed) return false;
   for (const std::int64_t stride : b.batch)
@@ -60,7 +61,7 @@ BatchedMatrix batched_matrix(const TensorMeta& t, const Shape& batch) {
 
 ProductCalls::ProductCalls(Shape dims, BatchedMatrix a, BatchedMatrix b, std::int64_t rows, std::int64_t columns)
     : m(rows), batch(1), count(1) {
-  // Batch dims of size 1 have no say in how the others step.
+  // Batch dims of size 1 do not matter for the strides of the others.
   for (int d = dims.size() - 1; d >= 0; --d)
     if (dims[d] == 1)
       for (Dims* each : {&dims, &a.batch, &b.batch}) each->erase(d);

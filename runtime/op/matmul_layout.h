@@ -1,7 +1,6 @@
 #pragma once
-// The operands of a product in the terms of matrix engines. Most strided layouts are what an engine takes anyway: a
-// transposed matrix is a flag, a slice of columns a leading dimension, a broadcast batch a distance of 0. What is left
-// has to be made dense first.
+// The operands of a product as matrix engines take them. Most strided layouts need no copy: a transposed matrix is a
+// flag, a slice of columns a leading dimension, a broadcast batch a distance of 0. Others have to be made dense first.
 #include <cstdint>
 
 #include "runtime/tensor/meta.h"
@@ -13,11 +12,11 @@ struct MatrixLayout {
   bool usable = false, transposed = false;
   std::int64_t ld = 1;
 };
-/// Of the last two dims.
+/// As a matrix of the last two dims.
 MatrixLayout matrix_layout(const TensorMeta& t);
-/// Of all dims but the last as one dim of rows; not usable if their strides are not those of one.
+/// As a matrix with all dims but the last flattened into rows; not usable if their strides do not allow that.
 MatrixLayout rows_layout(const TensorMeta& t);
-/// Of a dense copy of `t`, for both of the above.
+/// As a dense copy of `t`, for both of the above.
 inline MatrixLayout dense_layout(const TensorMeta& t) { return {true, false, t.shape.back()}; }
 
 /// One operand of a batched product: its matrices, and how far apart they are along the result's batch dims.
@@ -25,7 +24,8 @@ struct BatchedMatrix {
   MatrixLayout matrix;
   Strides batch;  ///< 0 where broadcast
 };
-/// Of `t`, or of a dense copy of it if its matrices are not usable; `batch` are the result's dims but the last two.
+/// From `t`, or from a dense copy of it if its matrices are not usable; `batch` are the result's dims but the last
+/// two.
 BatchedMatrix batched_matrix(const TensorMeta& t, const Shape& batch);
 
 /// [..., M, K] [..., K, N] -> dense [..., M, N] as the fewest calls of an engine that takes `batch` problems at fixed
@@ -34,7 +34,7 @@ class ProductCalls {
  public:
   ProductCalls(Shape batch, BatchedMatrix a, BatchedMatrix b, std::int64_t m, std::int64_t n);
 
-  std::int64_t m;      ///< rows of one problem: all there are if one B serves the batch and A's rows go on
+  std::int64_t m;      ///< rows of one problem: those of the full batch if one B serves it and A's rows go on
   std::int64_t batch;  ///< problems of one call
   std::int64_t stride_a = 0, stride_b = 0, stride_c = 0;
   std::int64_t count;  ///< calls

@@ -1,6 +1,6 @@
 // Softmax and the two norms, fused: a row of the input is read once and its statistics are kept for backward, as extra
-// outputs that the user functions do not show. The normalised dim is both kept and reduced, so it is whole: "[d]" of
-// the norms, the dim that the attributes name of softmax.
+// outputs that the user functions do not show. The normalised dim is both kept and reduced, so it must not be sharded:
+// "[d]" in the norms' dims; for softmax, the dim that its attributes name (column `along`).
 #include "runtime/op/infer.h"
 #include "runtime/op/norm_attrs.h"
 #include "runtime/op/ops.h"
@@ -61,7 +61,8 @@ Metas infer_norm(const InferCall& c, int num_statistics) {
 Metas infer_layer_norm(const InferCall& c) { return infer_norm(c, 2); }
 Metas infer_rms_norm(const InferCall& c) { return infer_norm(c, 1); }
 
-// Inputs: gradient, x, weight, statistics. Outputs: dx and one vector per affine parameter the norm can have.
+// Inputs: gradient, x, weight, statistics. Outputs: dx and one vector for each affine parameter that the norm can
+// have.
 Metas infer_norm_backward(const InferCall& c, int num_affine) {
   const TensorMeta &grad = required_floating(c, 0), &x = required(c, 1);
   check(grad.shape == x.shape && grad.dtype == x.dtype, "the gradient is {}, the input was {}", grad, x);
@@ -72,7 +73,7 @@ Metas infer_norm_backward(const InferCall& c, int num_affine) {
 Metas infer_layer_norm_backward(const InferCall& c) { return infer_norm_backward(c, 2); }
 Metas infer_rms_norm_backward(const InferCall& c) { return infer_norm_backward(c, 1); }
 
-// An affine parameter that was left out has an empty shape on the tape.
+// An affine parameter that was left out is recorded with an empty shape.
 Tensor weight_or_none(const VjpCall& c) { return c.in_shape(1).empty() ? Tensor() : c.in(1); }
 
 void layer_norm_vjp(VjpCall& c) {
@@ -87,7 +88,7 @@ void rms_norm_vjp(VjpCall& c) {
   for (std::size_t i = 0; i < 2; ++i) c.give(i, std::move(gradients[i]));
 }
 
-// Operations per element, as the formulas of the kernels have them; one more for a weight and one for a bias.
+// Operations per element, counted from the kernels' formulas; one more for a weight and one for a bias.
 double norm_flops(const InferCall& c, std::size_t x, std::size_t first_affine, int per_element) {
   int operations = per_element;
   for (std::size_t i = first_affine; i < 3 && i < c.in.size(); ++i) operations += c.in[i].defined();

@@ -27,12 +27,12 @@ class VjpCall;
 using Tensors = SmallVec<Tensor, 2>;
 using Metas = SmallVec<TensorMeta, 2>;
 
-/// Facts about a row that others act on.
+/// Properties of a row that other parts of the tree act on.
 struct Traits {
   bool pointwise = false;         ///< out[i] depends on in[i] only; may write over a donated input like the result
   bool view = false;              ///< no kernel: infer gives shape, strides and offset of an alias of input 0
   bool linear = false;            ///< linear in each tensor input
-  bool collective = false;        ///< communicates; its kernel takes no address that waits, see Exec::queue
+  bool collective = false;        ///< communicates; its kernel takes addresses without waiting, see Exec::queue
   bool issues = false;            ///< its kernel touches no bytes: it allocates, frees, or hands work to a queue
   bool effect = false;            ///< does something besides its outputs: never dropped, moved or differentiated
   bool accumulates = false;       ///< the kernel honours KernelCall::accumulate
@@ -47,7 +47,7 @@ struct Needs {
   std::uint32_t inputs = 0, outputs = 0;
 };
 
-/// What infer, scratch and mutated see of a call: no bytes, no history, nothing of the thread that makes it.
+/// What infer, scratch and mutated see of a call: no bytes, no tape, nothing of the calling thread.
 struct InferCall {
   const Op& op;
   MetaList in;
@@ -59,7 +59,7 @@ class DeviceContext;
 /// What a kernel may use besides its tensors. No thread-locals.
 struct Exec {
   std::byte* scratch = nullptr;     ///< as many bytes as the row's scratch column asked for
-  Queue* queue = nullptr;           ///< of collective rows: submits the work there, with all tensors on loan
+  Queue* queue = nullptr;           ///< of collective rows: submits the work there and lends it all tensors
   DeviceContext* device = nullptr;  ///< queue, memory and handles of the device; null on the CPU
 };
 
@@ -79,7 +79,7 @@ using Recompute = Tensor (*)(const VjpCall&);
 using Scratch = std::int64_t (*)(const InferCall&);
 using Flops = double (*)(const InferCall&);
 
-/// What the backends bring for a row, by Device::Kind.
+/// What the backends supply for a row, by Device::Kind.
 struct RowKernels {
   std::array<Kernel, kNumBackends> kernel{};
   std::array<Scratch, kNumBackends> scratch{};  ///< bytes; on a device kernels may take workspace themselves
@@ -92,8 +92,8 @@ struct Op {
   std::string_view doc{};             ///< one sentence, with shapes
   const AttrKind* attrs = nullptr;    ///< of the struct that its calls carry; null: none
   Infer infer = nullptr;              ///< shapes and dtypes out of shapes, dtypes and attributes; throws on wrong calls
-  std::string_view dims{};            ///< "mk,kn->mn", see dims.h; empty where it cannot say it
-  int (*along)(AttrsView) = nullptr;  ///< the one dim of "..." that is whole, where the attributes name it
+  std::string_view dims{};            ///< "mk,kn->mn", see dims.h; empty if that language cannot describe the row
+  int (*along)(AttrsView) = nullptr;  ///< the dim of "..." that must not be sharded, if the attributes name one
   Traits traits{};
   Algebra algebra = Algebra::none;  ///< what rows that have dims do with Partial inputs
   Needs needs{};
@@ -101,55 +101,55 @@ struct Op {
   Recompute recompute = nullptr;   ///< output 0 again, the same bits, from what the vjp reads: the tape keeps no copy
   std::string_view no_gradient{};  ///< why there is no vjp: "integer result", "effect"
   int (*mutated)(const InferCall&) = nullptr;             ///< how many of the first inputs the kernel writes in place
-  MemoryCategory category = MemoryCategory::activations;  ///< account of fresh outputs
+  MemoryCategory category = MemoryCategory::activations;  ///< which account fresh outputs are charged to
   Device (*device)(AttrsView) = nullptr;                  ///< where outputs are made, if inputs do not say
-  Flops flops = nullptr;                                  ///< of a call, where op_cost() cannot tell from dims
-  /// No column: where the process's table keeps the row's kernels, null until the row is there. See kernels_of().
+  Flops flops = nullptr;                                  ///< of a call, if op_cost() cannot count them by dims
+  /// No column but a cache: the row's entry in the process's table, null until the row is added. See kernels_of().
   mutable std::atomic<const RowKernels*> kernels{nullptr};
 };
 
-/// The catalogue: rows by name, and their kernels. Rows join it and backends fill their columns while other threads
-/// read it; nothing is ever changed or removed.
+/// The catalogue: rows by name, and their kernels. Rows are added, and backends fill their columns, while other
+/// threads read it; nothing is ever changed or removed.
 class OpTable {
  public:
-  /// Error if another row has one of their names.
+  /// Error if one of the names is taken by another row.
   void add(std::initializer_list<const Op*> rows);
-  /// Sets the kernel column of a row that is here, and the scratch column if the kernel wants any. A backend fills its
-  /// column before the first tensor of its kind exists, and nobody reads it earlier.
+  /// Sets the kernel column of a row in this table, and the scratch column if the kernel needs one. A backend fills
+  /// its column before the first tensor of its kind exists, and nobody reads it earlier.
   void kernel(const Op& row, Device::Kind backend, Kernel function, Scratch scratch = nullptr);
-  /// The scratch column alone, where it is the family that knows.
+  /// The scratch column alone, if the family and not the kernel knows it.
   void scratch(const Op& row, Device::Kind backend, Scratch function);
 
-  const Op& at(std::string_view name) const;       ///< throws Error naming the nearest row
-  const RowKernels& kernels(const Op& row) const;  ///< throws Error naming the row if it is not here
-  std::vector<const Op*> rows() const;             ///< in the order in which they joined
+  const Op& at(std::string_view name) const;       ///< throws Error suggesting the nearest name
+  const RowKernels& kernels(const Op& row) const;  ///< throws Error naming the row if it is not in the table
+  std::vector<const Op*> rows() const;             ///< in the order in which they were added
 
  private:
   struct Entry {
     const Op* row;
     RowKernels kernels{};
   };
-  Entry* find(const Op& row) const;  // null if it is not here; the lock is held
+  Entry* find(const Op& row) const;  // null if it is not in the table; the caller holds the lock
 
   mutable std::mutex mutex_;
   std::deque<Entry> entries_;  // stable addresses
   std::unordered_map<std::string_view, Entry*> by_name_;
 };
 
-/// The table of this process, with all rows of runtime/op and the kernels of the CPU. It is filled when it, or the
-/// first kernel, is asked for.
+/// The table of this process, with all rows of runtime/op and the kernels of the CPU. It is filled at the first call
+/// of this function or the first call of a kernel.
 const OpTable& op_table();
-/// Row by name, for those who have a text only; others name the constant.
+/// Row by name, for callers that have a text only; others name the constant.
 inline const Op& find_op(std::string_view name) { return op_table().at(name); }
 
-/// Adds rows of other layers, and their kernels, by `fill`. Once per function, whoever calls it first and however
-/// often; threads may call ops meanwhile.
+/// Adds rows of other layers, and their kernels, by `fill`. Runs once per function, however often and by whichever
+/// thread it is called; threads may call ops meanwhile.
 void add_rows(void (*fill)(OpTable& table));
 
-/// The kernels of a row, for every call: the row itself says where they are. A pointer and not an index into an array,
-/// so that this is one load, rows join without a limit, and no array moves under those who read it. Acquire, which is a
-/// plain load on x86, because a thread may see a row that another thread has just added. The first call of the process
-/// fills the table. Throws Error naming a row that nobody has added.
+/// The kernels of a row, for every call: the row itself points to its entry. A pointer and not an index into an array,
+/// so that this is one load, rows are added without a limit, and no array moves while others read it. Acquire, which
+/// is a plain load on x86, because a thread may see a row that another thread has just added. The first call of the
+/// process fills the table. Throws Error naming a row that was never added.
 inline const RowKernels& kernels_of(const Op& row) {
   if (const RowKernels* kernels = row.kernels.load(std::memory_order_acquire)) [[likely]]
     return *kernels;

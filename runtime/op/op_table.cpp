@@ -81,7 +81,7 @@ namespace {
 
 using Fill = void (*)(OpTable&);
 
-// The table that rows point into.
+// The table whose entries rows point into.
 class ProcessTable {
  public:
   ProcessTable() {
@@ -99,7 +99,7 @@ class ProcessTable {
   }
 
  private:
-  // Calls find the kernels of a row through the row when all rows that came with it have theirs.
+  // Rows get their pointers only when all rows added with them have their kernels.
   void publish() const {
     for (const Op* row : table_.rows())
       if (!row->kernels.load(std::memory_order_relaxed))

@@ -1,7 +1,7 @@
 #pragma once
 // The functions people call. Each is one row of the op table (or a short composition of rows); shapes, dtypes and
 // errors are those of PyTorch's function of that name unless said otherwise. Inputs are taken by value: a tensor that
-// is moved in and owned by nobody else may give its memory to the result. Blocking: CPU kernels have run on return,
+// is moved in and has no other owner may give its memory to the result. Blocking: CPU kernels have run on return,
 // those of a device are queued.
 #include <memory>
 #include <optional>
@@ -88,8 +88,8 @@ Tensor prod(Tensor x, std::vector<int> dims = {}, bool keep_dims = false);
 Tensor any(Tensor x, std::vector<int> dims = {}, bool keep_dims = false);
 Tensor all(Tensor x, std::vector<int> dims = {}, bool keep_dims = false);
 Tensor argmax(Tensor x, int dim, bool keep_dims = false);
-/// Mean squared distance from the mean, over n - correction: 1 as statisticians have it, 0 as norms do. 0-element
-/// slices and n <= correction give NaN.
+/// Mean squared distance from the mean, over n - correction: 1 as in statistics, 0 as in norms. 0-element slices and
+/// n <= correction give NaN.
 Tensor var(Tensor x, std::vector<int> dims = {}, int correction = 1, bool keep_dims = false);
 /// Sums over the dims along which `shape` would be broadcast to x's shape.
 Tensor sum_to(Tensor x, const Shape& shape);
@@ -184,11 +184,11 @@ void fill_into(const Tensor& target, double value);
 // ---- collectives as rows: functional, on plain tensors ----
 /// Reduces over the group; the same bits on every rank.
 Tensor all_reduce(Tensor x, ProcessGroup& group, ReduceKind kind = ReduceKind::sum);
-/// Concatenates the ranks' parts along `dim` to `size` elements of it (equal other dims; sizes by the chunk rule).
+/// Concatenates the ranks' shards along `dim` to `size` elements of it (equal other dims; sizes by the chunk rule).
 Tensor all_gather(Tensor x, ProcessGroup& group, std::int64_t size, int dim = 0);
 /// Sums (or reduces) x over the group and keeps this rank's chunk of `dim`.
 Tensor reduce_scatter(Tensor x, ProcessGroup& group, ReduceKind kind = ReduceKind::sum, int dim = 0);
-/// From cut along `joined_dim` (which has `size` elements on all ranks together) to cut along `split_dim`.
+/// From sharded along `joined_dim` (which has `size` elements on all ranks together) to sharded along `split_dim`.
 Tensor all_to_all(Tensor x, ProcessGroup& group, int joined_dim, std::int64_t size, int split_dim);
 Tensor broadcast_from(Tensor x, ProcessGroup& group, int root);
 

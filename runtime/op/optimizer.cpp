@@ -85,14 +85,14 @@ Metas infer_power_sum(const InferCall& call) {
   return {{.shape = {}, .dtype = DType::f64}};
 }
 
-// One double per block of elements; runtime/cpu/optimizer.cpp cuts tensors the same way.
+// One double per block of elements; runtime/cpu/optimizer.cpp splits tensors into the same blocks.
 std::int64_t scratch_power_sum(const InferCall& call) {
   std::int64_t blocks = 0;
   for (const TensorMeta& t : call.in) blocks += (t.numel() + kPowerSumBlock - 1) / kPowerSumBlock;
   return blocks * static_cast<std::int64_t>(sizeof(double));
 }
 
-// Operations per element of the first inputs, as the kernels have them.
+// Operations per element of the first inputs, counted from the kernels.
 double list_flops(const InferCall& call, std::size_t count, int per_element) {
   double elements = 0;
   for (std::size_t i = 0; i < count; ++i) elements += static_cast<double>(call.in[i].numel());
@@ -123,7 +123,8 @@ void check_equal_counts(std::string_view what, std::size_t count, std::size_t pa
   check(count == params, "{} {} for {} parameters", count, what, params);
 }
 
-// Each rank works on its own elements, so what belongs together must lie alike: equal local shapes say little.
+// Each rank updates its own elements, so a parameter and its state must have one layout; equal local shapes do not
+// prove that.
 void check_same_layouts(std::string_view what, std::span<const Tensor> tensors, std::span<const Tensor> params) {
   for (std::size_t i = 0; i < tensors.size(); ++i)
     check(tensors[i].layout() == params[i].layout(),

@@ -1,6 +1,6 @@
 #pragma once
 // The lists of an optimizer row as extents: runs of elements that are adjacent in every list. Parameters in one arena,
-// as a shard group lays them out, become one extent. Every backend's kernels start from these.
+// as units place them, become one extent. Every backend's kernels start from these.
 #include <cstddef>
 #include <cstdint>
 #include <span>

@@ -86,7 +86,7 @@ void div_vjp(VjpCall& c) {
   if (c.wants(1)) give_pointwise(c, 1, op::div, {}, neg(mul(c.grad(), c.out())), c.in(1));
 }
 
-// The larger (smaller) input has the gradient; equal ones share it.
+// The gradient goes to the larger (smaller) input; equal inputs share it.
 void extremum_vjp(VjpCall& c, Tensor first_wins) {
   const Tensor tie = equal(c.in(0), c.in(1));
   const Tensor half = mul(c.grad(), 0.5);
@@ -123,7 +123,7 @@ void mul_scalar_vjp(VjpCall& c) { c.give(0, op::mul_scalar, c.attrs, c.grad()); 
 
 void pow_scalar_vjp(VjpCall& c) {
   const double n = c.attrs.as<ScalarAttrs>().value;
-  if (n == 0) {  // zeros that lie as the gradient does; also at x = 0, where x^-1 is infinite
+  if (n == 0) {  // zeros laid out like the gradient; also at x = 0, where x^-1 is infinite
     const Tensor grad = c.grad();
     return c.give(0, where(less(grad, grad), grad, full({}, 0, grad.dtype(), grad.device())));
   }
@@ -144,7 +144,7 @@ constexpr std::string_view kUnary = "...->...";
 constexpr Needs kBoth{.inputs = 0b11};
 constexpr Needs kInput{.inputs = 0b1};
 
-// Doc lines of rows that broadcast and promote do not repeat it.
+// The doc lines of rows that broadcast and promote do not say so each time.
 constexpr Op binary(std::string_view name, std::string_view doc, Infer infer, Algebra algebra, Needs needs, Vjp vjp,
                     Traits traits = kPointwise) {
   return {.name = name,

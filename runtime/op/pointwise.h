@@ -41,7 +41,7 @@ SHERD_HD T times(T a, T b) {
   if constexpr (Floating<T>) return a * b;
   else return static_cast<T>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
 }
-/// A double constant in T, the nearest end of T's range beyond it.
+/// A double constant in T; beyond T's range, the nearest end of it.
 template <class T>
 SHERD_HD T constant(double value) {
   if constexpr (Floating<T>) return static_cast<T>(value);

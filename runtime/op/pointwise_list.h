@@ -12,10 +12,10 @@
 
 namespace sherd::pointwise {
 
-/// The dtype whose compute type a row computes in.
+/// Which dtype decides the compute type of a row.
 enum class Computes : std::uint8_t {
   in_result,    ///< that of its result
-  in_promoted,  ///< what its inputs promote to; the result is bool
+  in_promoted,  ///< the one its inputs promote to; the result is bool
 };
 
 template <const Op& kRow, class F, Computes kComputes = Computes::in_result>
@@ -59,13 +59,13 @@ using Rows = List<  //
     Entry<op::gelu_backward, GeluBackward<M>>, Entry<op::gelu_tanh_backward, GeluTanhBackward<M>>,
     Entry<op::swiglu_backward, SwigluBackward<M>>>;
 
-/// How many tensors a functor takes; every functor takes floats.
+/// How many tensors a functor takes; every functor can take floats.
 template <class F>
 inline constexpr int kNumInputs = std::is_invocable_v<F, float>          ? 1
                                   : std::is_invocable_v<F, float, float> ? 2
                                                                          : 3;
 
-/// The constants of a functor, from the attributes of a call; zeros beyond those it has.
+/// The constants of a functor, from the attributes of a call; zeros if it has fewer.
 template <class F>
 std::array<double, 2> constants_of(AttrsView attrs) {
   if constexpr (requires(double x) { F{x, x}; }) {

@@ -19,7 +19,8 @@ inline Metas infer_broadcast(const InferCall& call) {
   return one_output(shape, dtype);
 }
 
-/// grad and what it belongs to: equal shapes and dtypes, a result like input 0.
+/// infer of derivatives: the gradient and the tensor it belongs to have equal shapes and dtypes; the result is like
+/// input 0.
 inline Metas infer_backward(const InferCall& call) {
   const TensorMeta& grad = required(call, 0);
   for (std::size_t i = 1; i < call.in.size(); ++i) {

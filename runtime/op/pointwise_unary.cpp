@@ -62,7 +62,7 @@ constexpr Op unary(std::string_view name, std::string_view doc, Infer infer, Nee
           .vjp = vjp};
 }
 
-// What a cheap second call gives again.
+// Rows that are cheap to recompute in backward.
 constexpr Op activation(std::string_view name, std::string_view doc, Vjp vjp) {
   return {.name = name,
           .doc = doc,

@@ -1,7 +1,7 @@
-// Random rows. A value depends on (key, step, global element index) only: the key says which stream, the step goes
-// into the counter, and `first` and `runs` say which elements of the whole this tensor holds (element_runs.h). Nothing
-// is stateful, so any part of a tensor can be drawn anywhere, in any order, with the same bits; recomputing a forward
-// repeats its dropout.
+// Random rows. A value depends on (key, step, global element index) only: the key selects the random stream, the step
+// goes into the counter, and `first` and `runs` say which elements of the full tensor this one holds (element_runs.h).
+// Nothing is stateful, so any shard of a tensor can be drawn on any rank, in any order, with the same bits;
+// recomputing a forward repeats its dropout.
 #include "runtime/op/element_runs.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/random_attrs.h"
@@ -23,7 +23,7 @@ Metas infer_random(const InferCall& call) {
   check(is_floating(attrs.dtype), "{} draws floats, not {}", call.op.name, name(attrs.dtype));
   check_runs(attrs.first, attrs.runs);
   check_step(call, 0);
-  const Device on = call.in[0].device;  // the host's if there is no step
+  const Device on = call.in[0].device;  // the host if there is no step
   check(on.is_meta() || on == Device::cpu() || on == attrs.device, "{} draws on {}, its step is on {}", call.op.name,
         to_string(attrs.device), to_string(on));
   return one_output(attrs.shape, attrs.dtype);
@@ -41,7 +41,7 @@ Metas infer_dropout(const InferCall& call) {
   return one_output(x.shape, x.dtype);
 }
 
-// Dropout is linear in x for a given key and step: the same mask falls on the gradient.
+// Dropout is linear in x for a given key and step: the gradient gets the same mask.
 void dropout_vjp(VjpCall& c) { c.give(0, op::dropout, c.attrs, c.grad(), c.in(1)); }
 
 std::uint64_t mix(std::uint64_t x) {  // the finaliser of SplitMix64
@@ -95,7 +95,7 @@ constinit const Op op::dropout{
 
 void register_random(OpTable& table) { table.add({&op::random_normal, &op::random_uniform, &op::dropout}); }
 
-// FNV-1a over the texts, then SplitMix64's finaliser over what else there is. Part of the file format of runs: a
+// FNV-1a over the texts, then SplitMix64's finaliser over the other arguments. Part of the format of saved runs: a
 // changed key changes every initial weight.
 std::uint64_t random_key(std::uint64_t seed, std::string_view path, std::string_view purpose,
                          std::uint64_t call_index) {

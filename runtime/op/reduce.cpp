@@ -1,5 +1,5 @@
-// Reduction rows. Which dims go is a bit mask; the result keeps them as size 1 or drops them. The gradient of a
-// reduction first gets the dropped dims back (keep_shape), then broadcasts.
+// Reduction rows. A bit mask says which dims are reduced; the result keeps them as size 1 or drops them. The gradient
+// of a reduction first gets the dropped dims back (keep_shape), then broadcasts.
 #include <limits>
 
 #include "runtime/op/infer.h"
@@ -45,7 +45,7 @@ Metas infer_mean(const InferCall& call) {
   return infer_reduced(call, dtype);
 }
 
-// The variance, and the mean in the dtype of statistics.
+// The outputs: variance, and mean in the dtype of statistics.
 Metas infer_var(const InferCall& call) {
   const TensorMeta& x = required(call, 0);
   check(is_floating(x.dtype), "var of {}: integers have no variance of their dtype; cast to a float first", x);
@@ -161,7 +161,7 @@ constexpr Op reduction(std::string_view name, std::string_view doc, Infer infer,
           .no_gradient = vjp ? "" : kNoSlope};
 }
 
-// Also adds to what is there.
+// A reduction whose kernel can also add to what the output holds.
 constexpr Op linear_reduction(std::string_view name, std::string_view doc, Infer infer, Vjp vjp,
                               const AttrKind& attrs = attr_kind<ReduceAttrs>) {
   return {.name = name,

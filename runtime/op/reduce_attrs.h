@@ -11,9 +11,9 @@ struct ReduceAttrs {  ///< sum, mean, max, ...: bit d of `dims` set = reduce dim
   bool keep_dims = false;
   static constexpr AttrField fields[] = {attr<&ReduceAttrs::dims>("dims"), attr<&ReduceAttrs::keep_dims>("keep")};
 };
-/// var: the number of elements is lessened by `correction`.
+/// var: divides by the number of elements minus `correction`.
 struct VarAttrs {
-  ReduceAttrs reduce{};  ///< first: what serves all reductions reads it as ReduceAttrs
+  ReduceAttrs reduce{};  ///< first, because code for all reductions reads it as ReduceAttrs
   int correction = 1;
   static constexpr AttrField fields[] = {attr<&VarAttrs::reduce>(), attr<&VarAttrs::correction>("correction")};
 };

@@ -1,7 +1,6 @@
 #pragma once
 // The rows of the op table, by name: `call(op::add, {}, std::move(a), std::move(b))`. A row is defined, with all its
-// columns, in its family's file, which also adds it to the table. Rows of other layers are declared where they are
-// made.
+// columns, in its family's file, which also adds it to the table. Rows of other layers are declared in those layers.
 namespace sherd {
 
 struct Op;

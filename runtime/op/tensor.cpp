@@ -20,7 +20,7 @@ TensorImpl::~TensorImpl() {
 
 namespace {
 
-// With no more elements than this, offsets and bytes, also rounded up, are computed without overflow.
+// Up to this many elements, offsets and bytes, also rounded up, are computed without overflow.
 constexpr std::int64_t kMostElements = std::int64_t{1} << 56;
 
 [[noreturn]] void refuse_size(const Shape& shape, DType dtype, bool needs_memory) {
@@ -30,7 +30,7 @@ constexpr std::int64_t kMostElements = std::int64_t{1} << 56;
   fail("{} has more elements than a tensor may have, {}", what, kMostElements);
 }
 
-// Shape, row-major strides and number of elements in one pass; false if they cannot be.
+// Computes shape, row-major strides and number of elements in one pass; false if the sizes are not valid.
 bool fill_dense(TensorImpl& impl, const Shape& shape) {
   impl.meta.shape = shape;
   impl.meta.strides = shape;  // for its number of dims
@@ -105,8 +105,9 @@ Tensor Tensor::over(Ref<Storage> storage, const Shape& shape, const Strides& str
 }
 
 namespace {
-// Whether the part is dense, as all ranks see it, whose parts may have other sizes: a dim counts unless the whole has
-// one element along it. A part of one row is dense however rows lie, and must not look so.
+// Whether the local tensor is dense by a rule that gives all ranks the same answer, although their shards may differ
+// in size: the stride of a dim counts unless the dim has one element in the global shape. A shard of one row is dense
+// whatever the distance of rows, and must not count as dense for that.
 bool is_dense_part(const Tensor& local, const Shape& whole) {
   std::int64_t step = 1;
   for (int d = whole.size() - 1; d >= 0; --d) {
@@ -117,9 +118,9 @@ bool is_dense_part(const Tensor& local, const Shape& whole) {
   return true;
 }
 
-// Steps of a dense tensor of `shape` whose dims lie in memory in the order of the local part's: contiguous() and
-// reshape() of the whole then ask for what the part needs. Of dims with one step the longer is the outer one: where
-// other ranks have more than one element along the other, it steps further.
+// Strides of a dense tensor of `shape` whose dims are in the order of the local tensor's memory: contiguous() and
+// reshape() of the global tensor then do what the local one needs. Of dims with equal strides the longer is the outer
+// one: on ranks that have more than one element along the other, it has the larger stride.
 Strides strides_like(const Tensor& local, const Shape& shape) {
   std::array<int, kMaxDims> dims{};
   std::iota(dims.begin(), dims.end(), 0);
@@ -183,7 +184,7 @@ void check_readable(const Tensor& t, std::string_view what) {
   if (CaptureSink* capture = RankContext::current().capture) capture->refuse_read(t, what);
 }
 
-// Recorded by nobody: reading is no part of a step.
+// Not recorded: reading values is no part of a step.
 Tensor on_host(const Tensor& t) {
   const GradMode off(false);
   return to(t.detach(), Device::cpu());

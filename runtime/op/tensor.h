@@ -26,14 +26,14 @@ class TensorImpl final : public RefCounted {
   enum Flag : std::uint8_t { kRequiresGrad = 1, kDistributed = 2, kMeta = 4 };
   static void destroy(TensorImpl* impl);
 
-  TensorMeta meta;  // never absent, with strides
+  TensorMeta meta;  // never absent; strides are always set
   std::int64_t numel = 0;
   std::uint8_t flags = 0;
   bool contiguous = true;
   int output_index = 0;       // which output of grad_node
   Ref<Storage> storage;       // empty on meta and for distributed tensors
-  Node* grad_node = nullptr;  // owned; who made this tensor, or a slot's leaf
-  Ref<TensorImpl> local;      // this rank's part of a distributed tensor
+  Node* grad_node = nullptr;  // owned; the node that made this tensor, or a slot's leaf
+  Ref<TensorImpl> local;      // this rank's local tensor of a distributed tensor
 
  private:
   template <class T>
@@ -52,7 +52,7 @@ class Tensor {
   /// A tensor over existing storage; `offset` in elements. Checks that it fits.
   static Tensor over(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset,
                      DType dtype);
-  /// This rank's `local` part seen as a tensor of global `shape`.
+  /// This rank's `local` tensor as a distributed tensor of global `shape`.
   static Tensor distributed(const Shape& shape, const Distributed* layout, const Tensor& local);
   /// Copies host values: Tensor::from<float>({1, 2, 3, 4}, {2, 2}).
   template <class T>
@@ -78,13 +78,13 @@ class Tensor {
   bool is_contiguous() const { return impl_->contiguous; }
   bool requires_grad() const { return impl_->flags & TensorImpl::kRequiresGrad; }
   bool is_meta() const { return impl_->flags & TensorImpl::kMeta; }
-  /// Of a ghost rank: it has an address and no values.
+  /// Whether it is of a ghost rank: it has an address and no values.
   bool is_ghost() const { return impl_->storage && impl_->storage->is_ghost(); }
   std::int64_t bytes() const { return numel() * byte_size(dtype()); }
 
   bool is_distributed() const { return impl_->flags & TensorImpl::kDistributed; }
   const Distributed* layout() const { return impl_->meta.layout; }
-  /// This rank's part; the tensor itself when it is plain.
+  /// This rank's local tensor; the tensor itself if it is plain.
   Tensor local() const { return is_distributed() ? Tensor(impl_->local) : *this; }
 
   // ---- bytes (plain tensors; addresses of a device are for its kernels) ----
@@ -105,7 +105,7 @@ class Tensor {
   const T* data() const {
     return static_cast<const T*>(raw());
   }
-  /// For kernels and for filling a fresh tensor; never for a tensor someone else holds.
+  /// For kernels and for filling a fresh tensor; never for a tensor that has other handles.
   template <class T>
   T* mutable_data() const {
     return static_cast<T*>(raw_to_write());
@@ -126,7 +126,7 @@ class Tensor {
   Tensor alias() const;
   Node* grad_node() const { return impl_->grad_node; }
   int output_index() const { return impl_->output_index; }
-  /// Makes `node` the maker of this tensor. Takes a reference.
+  /// Sets the node that made this tensor. Takes a reference.
   void set_grad_node(Node* node, int output_index);
 
   [[noreturn]] void refuse_bytes() const;  ///< the Error of raw() for a tensor that has none

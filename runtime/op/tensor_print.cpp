@@ -1,5 +1,5 @@
-// Printing of values, after PyTorch: one format for all elements, wide enough for the longest, long dims cut to their
-// ends.
+// Printing of values, after PyTorch: one format for all elements, wide enough for the longest; long dims show their
+// ends only.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -10,7 +10,7 @@ namespace sherd {
 
 namespace {
 
-constexpr std::int64_t kEdge = 3;  // entries shown at either end of a dim that is cut
+constexpr std::int64_t kEdge = 3;  // entries shown at either end of a long dim
 
 bool is_cut(const Shape& shape, int dim) { return shape[dim] > 2 * kEdge; }
 
@@ -35,7 +35,7 @@ class Printer {
         for_each_shown(dim + 1, at + i * strides_[dim], fn);
   }
 
-  // Fixed point unless the magnitudes span too much; whole numbers without decimals.
+  // Fixed point unless the magnitudes differ too much; integral values without decimals.
   void choose_format() {
     if constexpr (std::is_floating_point_v<V>) {
       double largest = 0, smallest = std::numeric_limits<double>::infinity();

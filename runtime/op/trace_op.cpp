@@ -4,10 +4,10 @@ namespace sherd {
 
 namespace {
 
-constexpr std::size_t kShown = 3;  // inputs; an optimizer's hundreds say nothing more
+constexpr std::size_t kShown = 3;  // inputs that are shown; the hundreds of an optimizer tell no more
 
-// Equal calls give equal keys. Two different ones that collide in 64 bits would share a text, which nobody computes
-// with.
+// Equal calls have equal keys. Two different calls whose keys collide in 64 bits would share a text; only the trace
+// would show it.
 std::uint64_t key_of(const OpCall& call) {
   std::uint64_t h = reinterpret_cast<std::uintptr_t>(&call.op);
   const auto mix = [&h](std::uint64_t v) {
@@ -50,7 +50,7 @@ void OpSpan::queued() {
 
 OpSpan::~OpSpan() { trace_memory(); }
 
-// A rank that computes on a device is judged by the device's memory.
+// For a rank that computes on a device the device's memory is sampled.
 void trace_memory() {
   RankContext& context = RankContext::current();
   if (!context.trace) return;

@@ -12,7 +12,7 @@ class OpSpan {
   ~OpSpan();
   OpSpan(const OpSpan&) = delete;
   OpSpan& operator=(const OpSpan&) = delete;
-  /// The op's kernels are queued: waits for them if the trace is to. Throws what failed on the device.
+  /// The op's kernels are queued: waits for them if the trace asks for that. Throws what failed on the device.
   void queued();
 
  private:

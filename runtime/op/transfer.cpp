@@ -12,7 +12,8 @@ namespace sherd {
 
 namespace {
 
-// Both sides are dense. The side that is a device knows its context: the output's is in the call, an input's is asked.
+// Both sides are dense. The copy is made by a device's context: the output's comes with the call, an input's is looked
+// up.
 void transfer(const KernelCall& call) {
   const Tensor &x = call.in[0], &out = call.out[0];
   const std::int64_t bytes = x.bytes();

@@ -1,6 +1,5 @@
-// View rows: infer gives shape, strides and offset of an alias; no kernel. Everything else that only looks at a tensor
-// differently (transpose, select, split, ...) is a composition of the four rows. `copy` is here because it is how a
-// view becomes dense.
+// View rows: infer gives shape, strides and offset of an alias; no kernel. All other ways to look at a tensor
+// (transpose, select, split, ...) are compositions of the four rows. `copy` is here because it makes a view dense.
 #include "runtime/op/view.h"
 
 #include <numeric>
@@ -13,7 +12,7 @@
 
 namespace sherd {
 
-// Both shapes are walked from the back; a run of old dims that lie without gaps is filled by new ones.
+// Both shapes are walked from the back; a run of old dims without gaps between them is divided into new ones.
 bool view_strides(const Shape& shape, const Strides& strides, const Shape& to, Strides& result) {
   result = Dims::filled(to.size(), 1);
   if (numel(shape) == 0 || shape.empty()) {
@@ -291,8 +290,8 @@ std::vector<Tensor> chunk(const Tensor& x, int dim, int count) {
 
 Tensor contiguous(Tensor x) {
   if (x.is_contiguous()) {
-    // A dim of one element steps as in a dense tensor from here on: of a distributed tensor's parts, those of other
-    // ranks may have more elements along it.
+    // From here on the stride of a dim of one element is that of a dense tensor: if the tensor is distributed, shards
+    // of other ranks may have more elements along it.
     const Shape shape = x.shape();
     if (x.strides() == contiguous_strides(shape)) return x;  // a move, which ?: would make a copy
     return view(std::move(x), shape);

@@ -27,7 +27,7 @@ struct NarrowAttrs {  ///< `length` elements of one dim, from `start` on
 /// pad_to: the input as a slice of a larger dim, zero elsewhere; the gradient of narrow.
 struct PadToAttrs {
   int dim = 0;
-  std::int64_t start = 0, size = 0;  ///< position of the slice and size of the whole dim
+  std::int64_t start = 0, size = 0;  ///< position of the slice and size of the larger dim
   static constexpr AttrField fields[] = {attr<&PadToAttrs::dim>("dim"), attr<&PadToAttrs::start>("start").local(),
                                          attr<&PadToAttrs::size>("size").local()};
 };

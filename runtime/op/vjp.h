@@ -13,7 +13,7 @@ inline void give_back(VjpCall& c, std::size_t i, Tensor gradient) {
   c.give(i, op::cast, CastAttrs{c.in_dtype(i)}, sum_to(std::move(gradient), c.in_shape(i)));
 }
 
-/// The recompute column of rows whose vjp reads all their inputs: the same call once more.
+/// The recompute column of rows whose vjp reads all their inputs: makes the same call again.
 inline Tensor run_again(const VjpCall& c) { return c.run_again(); }
 
 /// Gives op(in...), a pointwise row's result; straight to its destination unless it must be summed or cast.

@@ -20,21 +20,21 @@ class VjpCall {
   std::size_t num_outputs() const;
   /// A saved input or output; only those named by the row's `needs`.
   const Tensor& in(std::size_t i) const;
-  /// The same for the last time in this vjp: the tape's handle goes, and with the result its bytes.
+  /// The same for the last time in this vjp: the tape's handle is dropped, and its bytes are freed with the result.
   Tensor take_in(std::size_t i);
   const Tensor& out(std::size_t i = 0) const;
   const Shape& in_shape(std::size_t i) const;
   DType in_dtype(std::size_t i) const;
   Device in_device(std::size_t i) const;
   const TensorMeta& out_meta(std::size_t i = 0) const;
-  /// Cotangent of output i; zeros if nothing downstream used it.
+  /// Cotangent of output i; zeros if no gradient reached it.
   Tensor grad(std::size_t i = 0) const;
-  /// The same, given away: the op it is passed to may write over it. Not to be asked for again.
+  /// The same, moved out: the op it is passed to may write over it. Not to be asked for again.
   Tensor take_grad(std::size_t i = 0);
   bool has_grad(std::size_t i) const;
   bool wants(std::size_t i) const;
 
-  /// The node's own call once more: its first output. All inputs must be in the row's `needs`.
+  /// Makes the node's own call again and returns its first output. All inputs must be in the row's `needs`.
   Tensor run_again() const;
 
   /// Gradient of input i, finished. Shape and dtype must be the input's. No-op unless wanted.

@@ -1,6 +1,6 @@
 #pragma once
-// The ids that a call takes: rows of a table, columns of logits, entries of a dim. A rank may hold a part of them;
-// every rank knows all that exist, so a wrong id is the same error on each.
+// The ids that a call takes: rows of a table, columns of logits, entries of a dim. A rank may hold a shard of them;
+// every rank knows how many exist, so a wrong id is the same error on each.
 //
 //   0 . . . . first [ here ] . . . . total      is_here: work of this call      exists, but not here: another rank's
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace sherd {
 
-/// Which part of a vocabulary (rows of a table, columns of logits) a call sees: ids outside it belong to other ranks
+/// Which shard of a vocabulary (rows of a table, columns of logits) a call sees: ids outside it belong to other ranks
 /// and count as absent here. total = 0: all of it.
 struct VocabularyPart {
   std::int64_t first = 0, total = 0;
@@ -22,7 +22,7 @@ struct Vocabulary {
   std::int64_t first = 0, here = 0, total = 0;
   /// All of `n` ids.
   static constexpr Vocabulary all(std::int64_t n) { return {0, n, n}; }
-  /// `here` of them, as the attributes say.
+  /// The shard of `here` ids that the attributes describe.
   static constexpr Vocabulary part_of(const VocabularyPart& part, std::int64_t here) {
     return part.total == 0 ? all(here) : Vocabulary{part.first, here, part.total};
   }
@@ -30,7 +30,7 @@ struct Vocabulary {
   constexpr bool is_here(std::int64_t id) const { return id >= first && id - first < here; }
 };
 
-/// Throws Error unless `here` ids from part.first on lie in the vocabulary that the part is of.
+/// Throws Error unless `here` ids from part.first on are inside the vocabulary.
 inline void check_part(const VocabularyPart& part, std::int64_t here) {
   check(part.first >= 0 && part.total >= 0 && (part.total == 0 ? part.first == 0 : here <= part.total - part.first),
         "{} ids from {} on are no part of a vocabulary of {}", here, part.first, part.total);
