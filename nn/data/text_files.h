@@ -8,14 +8,14 @@
 
 namespace sherd {
 
-/// Read by pread into the caller's buffer: a file that was cut short meanwhile gives a short read, which is an Error,
-/// where a mapping would give SIGBUS. The page cache serves both alike. No file stays open, so any number of files and
-/// of bytes will do. Safe to read from several threads.
+/// Read by pread into the caller's buffer: if a file was truncated meanwhile, the read is short, which is an Error,
+/// where a mapping would give SIGBUS. The page cache serves both alike. No file stays open, so the number and the size
+/// of files do not matter. Safe to read from several threads.
 class TextFiles {
  public:
   struct File {
     std::string path;        ///< to open it
-    std::string name;        ///< below the folder
+    std::string name;        ///< path below the folder
     std::int64_t begin = 0;  ///< where it starts in the run of bytes
     std::int64_t size = 0;
   };

@@ -10,7 +10,7 @@
 
 // With one byte per token, position = offset. Characters of more bytes need an index: the scan that finds the
 // vocabulary also marks where every 512th character starts (1.6 % of the size of ASCII text), and a read decodes from
-// the mark before it. Files are separate texts: no character reaches from one into the next.
+// the last mark before it. Files are separate texts: no character extends from one file into the next.
 namespace sherd {
 
 namespace {
@@ -151,7 +151,7 @@ std::int64_t draw_window(std::uint64_t seed, std::int64_t step, std::int64_t sam
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
   const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
   const auto s = static_cast<std::uint64_t>(step), i = static_cast<std::uint64_t>(sample);
-  constexpr std::uint64_t kWindows = 0x73776F646E6977;  // "windows": apart from other uses of the seed
+  constexpr std::uint64_t kWindows = 0x73776F646E6977;  // "windows": a key of its own among the uses of the seed
   const std::uint64_t key = seed ^ kWindows;
   const auto words = philox4x32({low(s), high(s), low(i), high(i)}, {low(key), high(key)});
   const std::uint64_t random = words[0] | static_cast<std::uint64_t>(words[1]) << 32;

@@ -2,7 +2,7 @@
 // Text as tokens: random access, the split into a training and a validation part, and the windows drawn from them.
 //
 //   0 ............ num_train | ............ num_tokens
-//   training windows: drawn    validation windows: side by side, remainder dropped
+//   training windows: drawn    validation windows: adjacent, remainder dropped
 //
 // Everything is a pure function of (data, seed, step, sample), so any number of ranks sees the same global batch and a
 // resumed run continues where it stopped. All readers are const and may run on several threads.
@@ -21,7 +21,7 @@ class TokenData {
   /// Opens a file or folder (see TextFiles::open). `chars` reads the data once to find its characters; `bytes` reads
   /// nothing yet. Throws Error naming the file and offset of invalid UTF-8.
   static TokenData open(const std::string& path, Vocabulary::Kind kind);
-  /// With a vocabulary from elsewhere (a checkpoint); a character outside it is an Error naming it, file and offset.
+  /// With a given vocabulary (of a checkpoint); a character outside it is an Error naming it, file and offset.
   static TokenData open(const std::string& path, const Vocabulary& vocabulary);
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
@@ -31,10 +31,10 @@ class TokenData {
   std::int64_t num_train() const { return num_tokens_ / 10 * 9 + num_tokens_ % 10 * 9 / 10; }
   std::int64_t num_validation() const { return num_tokens_ - num_train(); }
 
-  /// Tokens position .. position + out.size(). Throws Error if they do not exist or a file shrank.
+  /// Reads tokens position .. position + out.size(). Throws Error if they do not exist or a file shrank.
   void read(std::int64_t position, std::span<std::int32_t> out) const;
 
-  /// Throws Error unless both parts hold a window: `sequence` inputs and the token after them.
+  /// Throws Error unless both parts can hold a window: `sequence` inputs and the token after them.
   void check_sequence(std::int64_t sequence) const;
 
   /// Sample `sample` of the global batch of `step`: a window of the training part, drawn with replacement. `window`

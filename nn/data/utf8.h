@@ -12,7 +12,7 @@ inline constexpr std::uint32_t kMaxCodePoint = 0x10FFFF;
 struct DecodedChar {
   std::uint32_t code_point = 0;
   std::size_t bytes = 0;   ///< 0: there is no valid character here
-  bool cut_short = false;  ///< with bytes == 0: valid as far as it goes, but the text ends inside it
+  bool cut_short = false;  ///< with bytes == 0: the bytes are valid so far, but the text ends inside the character
 };
 
 /// The character at the start of `text`, which must not be empty.

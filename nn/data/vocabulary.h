@@ -38,7 +38,7 @@ class Vocabulary {
  private:
   Kind kind_ = Kind::bytes;
   std::vector<std::uint32_t> code_points_;  // chars only
-  std::vector<std::int32_t> tokens_;        // by unit, -1 where there is none
+  std::vector<std::int32_t> tokens_;        // by byte or code point, -1 if it has no token
 };
 
 std::string_view name(Vocabulary::Kind kind);

@@ -1,7 +1,7 @@
 // Meetings on the board. A rank advances its own counter and waits until every peer's counter has come as far.
-// Sleeping follows Dekker: the sleeper writes whom it waits for, then looks at the counter again; the other side writes
-// the counter, then looks who waits for it. Both orders are sequentially consistent, so no wake-up is lost, and
-// the bounded naps serve only to look for dead peers and the deadline.
+// Sleeping follows Dekker: the sleeper writes which peer it waits for, then looks at the counter again; the other side
+// writes the counter, then looks which ranks wait for it. Both orders are sequentially consistent, so no wake-up is
+// lost, and the bounded naps serve only to look for dead peers and the deadline.
 #include "runtime/comm/board/board.h"
 
 #include <linux/futex.h>
@@ -74,7 +74,7 @@ Board::Board(std::shared_ptr<std::byte> memory, BoardOptions options)
     : memory_(std::move(memory)),
       options_(std::move(options)),
       members_(name_members(options_.root.get())),
-      // Ranks outside of a subgroup need their cores too.
+      // Ranks outside of a subgroup compete for the same cores.
       spins_(static_cast<unsigned>(root_size()) * (options_.channel == 0 ? 1 : 2) <=
              std::thread::hardware_concurrency()),
       exceptions_at_start_(std::uncaught_exceptions()),
@@ -84,7 +84,8 @@ Board::Board(std::shared_ptr<std::byte> memory, BoardOptions options)
   if (options_.has_died && channel() == 0) own().process = getpid();
 }
 
-// A rank that unwinds says why by abort(), or leaves the root: that is the better reason.
+// A rank of a subgroup that unwinds gives its reason by abort(), or by leaving the root: a better reason than this
+// departure.
 Board::~Board() {
   if (channel() != 0 || (options_.root && std::uncaught_exceptions() > exceptions_at_start_)) return;
   own().presence = Presence::left;
@@ -134,7 +135,7 @@ void Board::enter(const Fingerprint& call, Clock::time_point arrived) {
   tell_root();
 }
 
-// So that who waits for this rank in another group learns where it is.
+// So that ranks that wait for this one in another group learn where it is.
 void Board::tell_root() {
   if (!options_.root) return;
   RankCell& cell = root_cell(rank(), channel());
@@ -179,11 +180,11 @@ void Board::reset(std::span<Board* const> others) {
   own().activity.store(Activity::in_reset, std::memory_order_relaxed);
   const std::uint64_t epoch = epoch_ + 1;
   advance(&RankCell::resets, epoch);
-  // A peer that waits in a call for this rank must learn that it will not come there.
+  // Peers that wait in a call for this rank must learn that it will not arrive there.
   ring_all();
   await({&RankCell::resets, epoch});
 
-  // Everybody is here, so nobody reads the poison, a window or another rank's cells.
+  // All ranks are here, so none reads the poison, a window or another rank's cells.
   if (rank() == 0) header().poison = Poison::none;
   restart(epoch);
   for (Board* other : others) other->restart(epoch);
@@ -229,7 +230,7 @@ void Board::ring(int rank, int channel) const {
   if (cell(rank, channel).waiting_for.load(std::memory_order_seq_cst) != 0) futex_wake_all(bell);
 }
 
-// Everybody, in whatever subgroup they wait: nobody here knows of all of those.
+// Wakes all ranks of the root, because no rank here knows all subgroups in which they may wait.
 void Board::ring_all() const {
   auto* cells = reinterpret_cast<RankCell*>(root_memory() + sizeof(BoardHeader));
   for (int i = 0; i < root_size() * kNumChannels; ++i) {
@@ -274,7 +275,8 @@ void Board::await_one(int peer, const Wait& wait) {
   own().waiting_for.store(0, std::memory_order_relaxed);
 }
 
-// The reasons to stop waiting, most telling first. A peer that has already come may be gone: it has done its part.
+// The reasons to stop waiting, most informative first. A peer that has already arrived may have left since: its part
+// is done.
 void Board::check_peers(const Wait& wait) {
   if (wait.counter == &RankCell::meetings) {
     if (is_poisoned()) raise_poison();
@@ -301,7 +303,8 @@ void Board::check_peers(const Wait& wait) {
 void Board::check_presence(const Wait& wait) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
-    // Look at the life first, at the counter second: it no longer changes once the life has ended.
+    // Look first whether the peer is alive, then at its counter: the counter no longer changes once the peer has
+    // ended.
     RankCell& other = head(peer);
     if (other.presence == Presence::here && options_.has_died && options_.has_died(peer))
       other.presence = Presence::died;

@@ -1,7 +1,7 @@
 #pragma once
 // The board: how ranks of one host meet. Each rank has a cell per channel where it writes what it does, peers read it.
-// On it stand the fingerprint check, the barrier ("meeting"), the poison, the deadline and the reports of who is
-// missing.
+// On it stand the fingerprint check, the barrier ("meeting"), the poison, the deadline and the reports of
+// missing ranks.
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -15,22 +15,23 @@
 
 namespace sherd::comm {
 
-/// The group that a subgroup was divided from, directly or through others. They fail and are reset together.
+/// The group that a subgroup was divided from, directly or through others. All of them are poisoned and reset
+/// together.
 struct BoardRoot {
   std::shared_ptr<std::byte> memory;
   int size = 1;
-  std::vector<int> ranks;  // the number there of each rank here; messages name these
+  std::vector<int> ranks;  // for each rank here its number in the root; messages name these
 };
 
-/// Where the ranks of a new subgroup get the memory of its board: one offers it, the others then take it. Neither
-/// waits.
+/// Where the ranks of a new subgroup get the memory of its board: one rank offers it, then the others take it. Neither
+/// call waits.
 class BoardSource {
  public:
   virtual ~BoardSource() = default;
-  /// A formatted board for `size` ranks, which `peers`, numbers in the root, can take.
+  /// A formatted board for `size` ranks, which `peers` (numbers in the root) can take.
   virtual std::shared_ptr<std::byte> offer(const std::string& tag, std::span<const int> peers, int size,
                                            std::size_t window_bytes) = 0;
-  /// What was offered under this tag.
+  /// The board that was offered under this tag.
   virtual std::shared_ptr<std::byte> take(const std::string& tag, int size, std::size_t window_bytes) = 0;
 };
 
@@ -40,7 +41,7 @@ struct BoardOptions {
   int channel = 0;
   std::size_t window_bytes = 0;  // multiple of 64; each rank has three windows per channel
   bool is_one_process = false;   // ranks can read each other's tensors in place
-  std::byte* heaps = nullptr;    // processes: memory of each rank of the root that all have mapped, in rank order
+  std::byte* heaps = nullptr;    // processes: the shared heaps of the root's ranks, in rank order, mapped by all
   std::size_t heap_bytes = 0;    // of one rank
   /// Ranks whose process has ended; empty for threads, which cannot die alone.
   std::function<bool(int rank)> has_died;
@@ -49,9 +50,10 @@ struct BoardOptions {
   std::uint64_t epoch = 0;                  // of a subgroup: resets that the root has completed
 };
 
-/// One rank's handle to one channel of the board. One thread at a time calls it, but for poison() and set_deadline().
-/// Calls that wait throw CommError when the group is poisoned, a peer is gone, or the deadline of the call has passed;
-/// whoever finds the reason first poisons the group, so all ranks report the same one in all channels.
+/// One rank's handle to one channel of the board. One thread at a time calls it, except for poison() and
+/// set_deadline(). Calls that wait throw CommError when the group is poisoned, a peer is gone, or the deadline of the
+/// call has passed; the rank that finds the reason first poisons the group, so all ranks report the same one in all
+/// channels.
 class Board {
  public:
   using Clock = std::chrono::steady_clock;
@@ -94,8 +96,8 @@ class Board {
   void meet();
   /// When the first meeting of the present call was complete.
   Clock::time_point met_at() const { return met_at_; }
-  /// When the last of its ranks came to the present call, known from its first meeting on: whoever came earlier has
-  /// stood still until then. Read off the ranks' own clocks, which are one.
+  /// When the last of its ranks came to the present call, known from its first meeting on: a rank that came earlier
+  /// has waited until then. Read off the ranks' own clocks, which on one host are the same.
   Clock::time_point last_arrival() const { return last_arrival_; }
   /// Sleeps until then; throws if the group is poisoned before.
   void sleep_until(Clock::time_point time);
@@ -120,7 +122,7 @@ class Board {
     return options_.heaps + static_cast<std::size_t>(root_rank(rank)) * options_.heap_bytes;
   }
 
-  /// Calls between two ranks go piece by piece through the sender's third window. Nobody else is waited for.
+  /// Calls between two ranks go piece by piece through the sender's third window. No other rank is waited for.
   Fingerprint open_pair_call(CommOp op, int peer) const;
   void enter_pair_call(const Fingerprint& call, CommOp op, int peer, Clock::time_point arrived);
   std::byte* mail_window(int sender) const { return window_at(sender, 2); }
@@ -129,13 +131,13 @@ class Board {
   /// Waits for the next piece of `from`; the first of a call also compares the calls.
   void await_piece(int from);
   void take_piece(int from);
-  /// Fails the group: this rank has found that the present call cannot work.
+  /// Fails the group, because this rank has found that the present call cannot work.
   [[noreturn]] void fail_call(const std::string& reason);
 
   /// Threads only: shows peers where this call's tensors are, and reads theirs after the meeting.
   void show_strips(const void* strips);
   const void* strips(int rank) const;
-  /// Between these two the peers keep their tensors alive, even while they unwind. Throws if poisoned.
+  /// Between these two the peers keep their tensors alive, even while they unwind. Throws if the group is poisoned.
   void begin_reading();
   void end_reading();
   /// Waits until no peer reads this rank's tensors; called while unwinding, when the group is poisoned.
@@ -143,7 +145,7 @@ class Board {
 
  private:
   using Counter = std::atomic<std::uint64_t> RankCell::*;
-  // Until a counter of every peer's cell, or one mail of one peer, has come as far as `target`.
+  // What is waited for: that a counter of every peer's cell, or one mail of one peer, has come as far as `target`.
   struct Wait {
     Counter counter;
     std::uint64_t target;

@@ -62,7 +62,7 @@ Reduction reduction_of(const ReduceOptions& options, int size, const ScatterPart
   return reduction;
 }
 
-/// Bytes that a scattered element has on its way.
+/// Bytes that an element to be scattered takes on its way.
 std::int64_t wire_size(const ScatterPart& part) {
   return std::min(byte_size(part.dtype), byte_size(part.wire.value_or(part.dtype)));
 }
@@ -81,7 +81,7 @@ void reduce_piece(const Exchange& exchange, int lane, const Piece& piece, std::s
   reduce(inputs, out, piece.count, reduction, streams);
 }
 
-/// Copies one lane of a rank to the own tensors.
+/// Copies one lane of a rank to this rank's tensors.
 template <class Part>
 void copy_lane(const Exchange& exchange, int from, int lane, std::span<const Part> parts, bool streams) {
   for (const Piece& piece : exchange.pieces(lane))
@@ -89,7 +89,7 @@ void copy_lane(const Exchange& exchange, int from, int lane, std::span<const Par
          piece.count, streams);
 }
 
-/// Puts the own part in place before it is staged.
+/// Puts this rank's shard in place before it is staged.
 void copy_sources(std::span<const GatherPart> parts, const Lanes& lanes, int own) {
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const GatherPart& part = parts[i];
@@ -136,8 +136,8 @@ void BoardGroup::checked(CommOp op, Body&& body) {
   }
 }
 
-/// Runs one call, of all ranks or with one peer. Whatever leaves it early fails the group, and peers that still read
-/// this rank's tensors are waited for, because the caller may free them next.
+/// Runs one call, of all ranks or with one peer. If an exception leaves it early, the group is failed, and peers that
+/// still read this rank's tensors are waited for, because the caller may free them next.
 template <class Body>
 WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, int peer) {
   const auto start = Board::Clock::now();

@@ -13,9 +13,9 @@
 namespace sherd::comm {
 
 /// A group, or one of its further channels. Runs every collective to its end inside the call, so the returned Work is
-/// complete. Reductions run in rank order 0
-/// .. n-1 whatever the sizes, so their bits are the same for threads and processes, and for all_reduce and
-/// reduce_scatter. A call that is wrong on one rank only raises Error there and CommError on the peers.
+/// complete. Reductions run in rank order 0 .. n-1 whatever the sizes, so their bits are the same for threads and
+/// processes, and for all_reduce and reduce_scatter. A call that is wrong on one rank only raises Error there and
+/// CommError on the peers.
 class BoardGroup final : public ProcessGroup, public std::enable_shared_from_this<BoardGroup> {
  public:
   /// A group with all its channels. `kind` is a literal; options.channel is 0. Made by make_shared.
@@ -34,7 +34,7 @@ class BoardGroup final : public ProcessGroup, public std::enable_shared_from_thi
   WorkPtr all_to_all(std::span<const SwapPart> parts) override;
   void barrier() override;
   std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label) override;
-  /// Divided from this one, directly or through others, if it is the first of its family.
+  /// If this is a root: the subgroups divided from it, directly or through others, that are alive.
   std::vector<std::shared_ptr<BoardGroup>> living_subgroups() const;
   WorkPtr send(std::span<const FlatPart> parts, int to) override;
   WorkPtr recv(std::span<const FlatPart> parts, int from) override;
@@ -43,7 +43,7 @@ class BoardGroup final : public ProcessGroup, public std::enable_shared_from_thi
   void reset() override;
   void set_deadline(std::chrono::nanoseconds deadline) override;
   CommCounts counts() const override;
-  /// Of counts().seconds of this channel alone: this rank stood still because another had not come to the call.
+  /// Of counts().seconds of this channel alone: how long this rank waited because another had not come to the call.
   double skew_seconds() const;
   void shape_link(const LinkShape& shape) override;
   SharedHeap shared_heap() const override;

@@ -1,5 +1,5 @@
-// Calls between two ranks. The sender shows one piece at a time in its mail window and waits until it was taken, so the
-// window is free again when the call ends, whoever the next receiver is.
+// Calls between two ranks. The sender shows one piece at a time in its mail window and waits until it was taken, so
+// the window is free again when the call ends, and the next receiver may be any rank.
 #include "runtime/comm/board/board.h"
 
 namespace sherd::comm {

@@ -60,8 +60,8 @@ enum class Activity : std::uint32_t { outside, in_call, in_pair_call, in_reset }
 enum class Presence : std::uint32_t { here, left, died };
 
 /// One rank's cell of one channel: written by its owner, read by all. Only `bell` and `presence` are also written by
-/// others. What is said of the rank as a whole (resets, presence, process) is in its cell of channel 0. Resets and
-/// bells of a subgroup are those of the cells of the group it was divided from.
+/// others. State of the rank as a whole (resets, presence, process) is in its cell of channel 0. For resets and bells
+/// a subgroup uses the cells of the root that it was divided from.
 struct alignas(64) RankCell {
   std::atomic<std::uint64_t> meetings{0};     // meetings this rank has come to; reset k continues at k << 32
   std::atomic<std::uint64_t> calls{0};        // sequence number of the newest published call
@@ -79,13 +79,13 @@ struct alignas(64) RankCell {
   alignas(64) CallNote notes[2];
   SharedText<256> pair_call;  // the newest send or recv
 
-  // Of the first group: the call this rank is in on this channel in a subgroup.
+  // In the root only: the call of a subgroup that this rank is in on this channel.
   std::atomic<bool> is_in_subgroup{false};
   SharedText<256> subgroup_call;
 };
 
-/// From one rank to another: how many pieces have been shown in the sender's third window, and how many were taken; and
-/// when either came to the present call and the one before, because a receiver may be one call ahead.
+/// From one rank to another: how many pieces have been shown in the sender's third window, and how many were taken;
+/// and when each of the two came to the present call and the one before, because a receiver may be one call ahead.
 struct alignas(64) Mail {
   std::atomic<std::uint64_t> sent{0};   // written by the sender
   std::atomic<std::uint64_t> hash{0};   // of the sender's call

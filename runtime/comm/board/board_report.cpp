@@ -1,5 +1,5 @@
-// The board's reports: who disagrees, who is missing and what it does, and the poison that carries the first reason to
-// all ranks.
+// The board's reports: which ranks disagree, which are missing and what they do, and the poison that carries the first
+// reason to all ranks.
 #include <algorithm>
 #include <map>
 #include <thread>
@@ -15,7 +15,7 @@ bool is_in_call(const RankCell& cell) {
   return activity == Activity::in_call || activity == Activity::in_pair_call;
 }
 
-/// The call that a cell's rank is in there, or was in last.
+/// The call that a cell's rank is in on that channel, or was in last.
 std::string call_in(const RankCell& cell) {
   if (cell.activity.load(std::memory_order_relaxed) == Activity::in_pair_call) return cell.pair_call.load();
   return cell.notes[cell.calls.load(std::memory_order_acquire) % 2].text.load();
@@ -63,12 +63,12 @@ std::string Board::call_of(int rank, int channel) const { return call_in(cell(ra
 std::string Board::describe_call(int rank, int channel) const {
   const std::uint32_t awaited = cell(rank, channel).waiting_for.load(std::memory_order_relaxed);
   const std::string call = call_of(rank, channel);
-  const bool is_moving = awaited == 0 || std::cmp_equal(awaited, rank + 1);  // or holding back for a shaped link
+  const bool is_moving = awaited == 0 || std::cmp_equal(awaited, rank + 1);  // or delaying for a shaped link
   return is_moving ? fmt::format("in {}, moving data", call)
                    : fmt::format("in {}, waiting for rank {}", call, root_rank(static_cast<int>(awaited) - 1));
 }
 
-/// What a rank does in other channels and groups: two that wait for each other show here.
+/// What a rank does in other channels and groups: shows two ranks that wait for each other.
 std::string Board::other_calls(int rank) const {
   std::string text;
   for (int other = 0; other < kNumChannels; ++other) {

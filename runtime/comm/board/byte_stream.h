@@ -1,5 +1,5 @@
 #pragma once
-// A list of tensors as one stream of bytes, cut into pieces that fit a window.
+// A list of tensors as one stream of bytes, split into pieces that fit a window.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -8,7 +8,7 @@
 
 namespace sherd::comm {
 
-/// Neighbouring bytes of the stream.
+/// Adjacent bytes of the stream.
 struct ByteRange {
   std::byte* data;
   std::size_t bytes;

@@ -13,7 +13,7 @@ namespace sherd::comm {
 
 namespace {
 
-/// In the table: this rank has a strip elsewhere, and all strips must be staged.
+/// In the table: a strip of this rank is not in its heap, so all strips must be staged.
 constexpr std::int64_t kElsewhere = std::numeric_limits<std::int64_t>::min();
 
 std::int64_t* heap_table(const Board& board, int rank, std::uint64_t round) {

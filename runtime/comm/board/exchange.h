@@ -34,7 +34,7 @@ class Exchange {
   void show(int lane);
   /// Waits until all ranks have shown what they want to show.
   void meet();
-  /// A peer's bytes of a piece, or the own ones; valid until the next meeting or round. Their type is type_at(piece).
+  /// A peer's bytes of a piece, or this rank's; valid until the next meeting or round. Their type is type_at(piece).
   const std::byte* at(int rank, int lane, const Piece& piece) const;
   DType type_at(const Piece& piece) const {
     return is_in_place_ ? lanes_.strips()[piece.strip].readable_dtype : piece.dtype;

@@ -15,7 +15,7 @@ std::vector<std::shared_ptr<BoardGroup>> subgroups_of(const ProcessGroup& group)
   return board ? board->living_subgroups() : std::vector<std::shared_ptr<BoardGroup>>();
 }
 
-// What the rank's own thread has called: channel 0.
+// Of the calls by the rank's own thread: channel 0.
 CommTimes times_of_calls(ProcessGroup& group) {
   CommTimes times{.total = group.counts().seconds};
   times.exposed = times.total;

@@ -4,16 +4,16 @@
 
 namespace sherd {
 
-/// Seconds so far on this rank. A collective on a queue that compute covers counts in `total` alone.
+/// Seconds so far on this rank. A collective on a queue that is hidden behind compute counts in `total` alone.
 struct CommTimes {
   /// The rank's thread waited for other ranks, or did a queue's work because it would have to wait.
   double exposed = 0;
-  /// Of that, until the last rank had come to the collective: waiting that a faster link would not shorten.
+  /// Of that, the time until the last rank came to the collective: waiting that a faster link would not shorten.
   double skew = 0;
-  /// All collectives that have ended, waiting for late ranks included.
+  /// All collectives that have ended, including the time they waited for late ranks.
   double total = 0;
 
-  /// Exposed after all ranks had come: moving, reducing, and waking up.
+  /// Exposed time after all ranks had come: moving, reducing, and waking up.
   double transfer() const { return exposed - skew; }
 
   friend CommTimes operator-(const CommTimes& a, const CommTimes& b) {
@@ -27,10 +27,10 @@ struct CommTimes {
   }
 };
 
-/// Of `group` and the subgroups divided from it that are alive: those of a mesh. On the rank's thread; its queues
-/// should work for no others.
+/// The times of `group` and of the subgroups divided from it that are alive: those of a mesh. On the rank's thread;
+/// its queues should work for no other groups.
 CommTimes comm_times(ProcessGroup& group);
-/// Of the same.
+/// The counts of the same groups, added up.
 CommCounts counts_with_subgroups(ProcessGroup& group);
 
 }  // namespace sherd

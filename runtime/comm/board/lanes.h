@@ -1,7 +1,7 @@
 #pragma once
-// How a grouped launch is cut. Every tensor of the list is split into the same number of *lanes* (one per rank, or one
-// in all); a lane is the concatenation of its share of every tensor. A round takes the next few pieces of each
-// lane, as many as fit a staging slot. All ranks compute the same cut from the same call, so pieces need no header.
+// How a grouped launch is split. Every tensor of the list is split into the same number of *lanes* (one per rank, or
+// one in all); a lane is the concatenation of its shard of every tensor. A round takes the next few pieces of each
+// lane, as many as fit a staging slot. All ranks compute the same split from the same call, so pieces need no header.
 //
 //   tensor 0   | lane 0 | lane 1 | lane 2 |          round 0: pieces of each lane that fit
 //   tensor 1   |lane 0|lane 1|lane 2|                round 1: the next ones ...
@@ -15,8 +15,8 @@
 
 namespace sherd::comm {
 
-/// One tensor of the launch, where this rank holds it. Peers that can read it in place do so at `readable`, the address
-/// that element 0 of the full tensor has or would have: of a tensor with a source only the own part is there.
+/// One tensor of the launch on this rank. Peers that can read it in place do so at `readable`, the address that
+/// element 0 of the full tensor has or would have: of a tensor with a source only this rank's shard is there.
 struct Strip {
   const std::byte* data;
   DType dtype;
@@ -41,7 +41,7 @@ class Lanes {
   explicit Lanes(int num_lanes) : num_lanes_(static_cast<std::size_t>(num_lanes)) {}
   /// Lane l owns counts[l] elements; counts.size() is the number of lanes.
   void add(const void* data, DType dtype, std::span<const std::int64_t> counts);
-  /// The same; `source` is where and in what type this rank has lane `own`.
+  /// The same; `source` is the address of lane `own` on this rank, of type `source_dtype`.
   void add(const void* data, DType dtype, std::span<const std::int64_t> counts, int own, const void* source,
            DType source_dtype);
   /// Splits `count` elements evenly, the first lanes taking one more.

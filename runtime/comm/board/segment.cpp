@@ -24,8 +24,9 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 std::size_t to_huge_pages(std::size_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
 
-// Sealed, so that no process can shrink it under the others. What ranks need to meet is allocated now, so that a lack
-// of memory is an error here and not a fault later; heaps get their pages from whoever divides them.
+// Sealed, so that no process can shrink it under the others. The pages that ranks need to meet are allocated now, so
+// that a lack of memory is an error here and not a fault later; the pages of heaps are allocated by the allocators
+// that divide them.
 Descriptor new_segment(std::size_t bytes, std::size_t allocated_bytes) {
   Descriptor memory(::memfd_create("sherd", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory) fail_system("cannot make a memory segment");
@@ -55,7 +56,7 @@ std::shared_ptr<std::byte> map_segment(const Descriptor& memory, std::size_t byt
     fail_system("cannot map the memory segment");
   if (start > first) ::munmap(first, static_cast<std::size_t>(start - first));
   if (start < first + kHugePage) ::munmap(start + bytes, static_cast<std::size_t>(first + kHugePage - start));
-  ::madvise(start, bytes, MADV_HUGEPAGE);  // a wish: the host may not grant it to shared memory
+  ::madvise(start, bytes, MADV_HUGEPAGE);  // a hint: the host may not grant it to shared memory
   return {start, [bytes](std::byte* address) { ::munmap(address, bytes); }};
 }
 

@@ -79,7 +79,7 @@ struct Layout {
   std::size_t bytes;
 };
 
-/// As much as this host has: a rank's heap only takes pages that it touches.
+/// As much as the memory of this host: only pages that a rank touches in its heap take memory.
 std::size_t default_heap_bytes() {
   return static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
@@ -91,7 +91,7 @@ std::string missing_ranks(const std::vector<Descriptor>& lives) {
   return text;
 }
 
-/// One connection's first message, or nothing if it is none of ours.
+/// One connection's first message, or nothing if it is not from a rank of this job.
 std::optional<int> read_hello(const Descriptor& connection, std::string_view token, std::vector<Descriptor>& lives,
                               comm::SocketTime until) {
   std::optional<comm::Message> message = comm::receive_message(connection, until);
@@ -204,7 +204,7 @@ class SegmentSource final : public comm::BoardSource {
     return board;
   }
 
-  // Others may lie before it: of an earlier attempt that failed.
+  // Other messages may come before it: of an earlier attempt that failed.
   std::shared_ptr<std::byte> take(const std::string& tag, int size, std::size_t window_bytes) override {
     for (;;) {
       std::optional<comm::Message> message = comm::receive_message(segment_->near_end, comm::SocketTime::clock::now());

@@ -1,7 +1,7 @@
-// Dividing a group. All ranks show each other the lists they give, so all come to the same verdict; then the first rank
-// of each list makes a board and the others take it. Subgroups stand on the poison, the bells and the heaps of the
-// group that the family began with, the root: a failure anywhere wakes everybody, and peers read tensors in place as
-// they do there.
+// Dividing a group. All ranks show each other the lists they give, so all come to the same result; then the first rank
+// of each list makes a board and the others take it. Subgroups use the poison, the bells and the heaps of the root,
+// the group that all of them were divided from, directly or through others: a failure anywhere wakes all ranks, and
+// peers read tensors in place as they do in the root.
 //
 //   root of ranks 0 1 2 3      poison, bells, heaps
 //     {0,1}  {2,3}             a board each: cells, meetings, sequence numbers, windows

@@ -1,6 +1,6 @@
 // First the ranks exchange how much they send, which is all that a rank cannot know of its peers; then bytes go in
-// rounds through the windows, which are cut into one slot per receiver. All ranks know all counts, hence the number of
-// rounds.
+// rounds through the windows, which are divided into one slot per receiver. All ranks know all counts, hence the
+// number of rounds.
 #include "runtime/comm/board/swap.h"
 
 #include <algorithm>

@@ -10,7 +10,7 @@ namespace sherd {
 
 namespace {
 
-/// Where the threads of one root leave boards for each other. The rank that offers one keeps it alive.
+/// Where the threads of one root offer boards to each other. The rank that offers one keeps it alive.
 class HeapSource final : public comm::BoardSource {
  public:
   std::shared_ptr<std::byte> offer(const std::string& tag, std::span<const int>, int size,
