@@ -29,7 +29,7 @@ class AttentionTest : public cuda::CudaTest {
   static cuda::Context& context() { return static_cast<cuda::Context&>(RankContext::current().device(kCuda)); }
 };
 
-// Whoever computes it.
+// The same for our kernels and cuDNN's.
 class CudaAttention : public AttentionTest, public ::testing::WithParamInterface<AttentionChoice> {
  protected:
   void SetUp() override {
@@ -77,7 +77,7 @@ std::vector<Tensor> exact(const std::vector<Tensor>& in) {
   for (const Tensor& t : in) converted_in.push_back(converted(t, DType::f64));
   return converted_in;
 }
-// [B, H, T, K] and [B, T, H, K], seen as each other.
+// [B, H, T, K] and [B, T, H, K], each viewed as the other.
 Tensor positions_first(const Tensor& t) { return permute(t, {0, 2, 1, 3}); }
 Tensor on_host(const Tensor& t) { return to(t, Device::cpu()); }
 
@@ -123,7 +123,7 @@ TEST_F(OwnAttention, TilesWithoutTensorCoresEqualTheCpu) {
   expect_equals_cpu({1, 1, 1, 34, 34, 260}, DType::bf16, true);
 }
 
-// q, k and v are views of one projection [B, T, H + 2 G, K]: read where they are, results lie as they do.
+// q, k and v are views of one projection [B, T, H + 2 G, K]: read in place, results have the same dim order.
 TEST_F(OwnAttention, ProjectionsAreReadWhereTheyAre) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
     const Tensor qkv = draw(normal({2, 70, 4, 64}), dtype, 1);

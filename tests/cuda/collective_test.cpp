@@ -59,7 +59,7 @@ TEST_F(CudaCollectives, OfSeveralRanksAreRefusedOnEach) {
     refused("reduce_scatter", [&] { reduce_scatter(x, *group); });
     refused("all_to_all", [&] { all_to_all(x, *group, 0, 8, 1); });
     refused("broadcast", [&] { broadcast_from(x, *group, 0); });
-    // A distributed tensor may lie on devices as long as nothing has to move.
+    // A distributed tensor may be on devices as long as nothing has to move.
     const DeviceMesh mesh(group, "dp");
     const Tensor rows = from_local(x, mesh, {Shard(0)});
     EXPECT_EQ((rows + rows).local().to_vector<float>(), std::vector<float>(16, 2));

@@ -50,7 +50,7 @@ class LostDevice : public cuda::CudaTest {
   static std::string noticed() {
     return thrown_by([] { context().synchronize(); });
   }
-  // Nobody has asked for the status since.
+  // No call has asked for the status since.
   static void fail_unnoticed(const Tensor& x) {
     const cudaStream_t stream = context().stream();
     (void)softmax(x, -1);

@@ -118,7 +118,7 @@ TEST_F(CudaTopK, AlongEveryDimOfEveryLayout) {
 }
 
 // Lines that several blocks share. Few different values: of those that equal the last one, the first are taken,
-// whatever part they are in.
+// whichever block finds them.
 TEST_F(CudaTopK, LongLinesInParts) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
   for (const DType dtype : {DType::f32, DType::bf16, DType::i64, DType::u8}) {

@@ -1,4 +1,4 @@
-// The rows of products on a device, over the ways in which operands lie in memory. Oracle: the CPU's kernels on dense
+// The rows of products on a device, over the strides that operands may have. Oracle: the CPU's kernels on dense
 // copies of the same operands, in f64.
 #include <functional>
 
@@ -26,7 +26,7 @@ struct Way {
   View view_a, view_b;  // to the operands
 };
 
-// Views of both kinds: those an engine takes as they lie, and those that need a copy.
+// Views of both kinds: those that an engine reads in place, and those that need a copy.
 std::vector<Way> ways() {
   const auto swap = [](Tensor t) { return transpose(std::move(t), -1, -2); };
   const auto inner = [](Tensor t) { return narrow(narrow(std::move(t), -1, 2, 8), -2, 1, 8); };  // 16-byte steps of 9

@@ -1,5 +1,5 @@
 #pragma once
-// Tensors for tests of the device, lying there as they lie on the host.
+// Tensors for tests of the device, with the strides and offsets that they have on the host.
 #include "runtime/op/ops.h"
 
 namespace sherd::testing {

@@ -1,5 +1,5 @@
-// Every row of the op table over every case of op_cases: the device's result is the CPU's,
-// however the inputs lie in memory, whoever owns the result's memory, in every dtype, and twice the same bits.
+// Every row of the op table over every case of op_cases: the device's result is the CPU's, for any strides of the
+// inputs, whatever owns the result's memory, in every dtype, and twice the same bits.
 #include <gtest/gtest.h>
 
 #include "runtime/autograd/autograd.h"

@@ -1,4 +1,4 @@
-// Random rows: the CPU's bits whatever part of a tensor is drawn, and the step read on the device. Rope: closed form.
+// Random rows: the CPU's bits for any shard of a tensor, and the step read on the device. Rope: closed form.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -76,7 +76,7 @@ TEST_F(CudaRandom, ABoxIsTheSliceOfTheWhole) {
   }
 }
 
-TEST_F(CudaRandom, ManyRunsOfVectors) {  // several blocks; the part ends within a row of runs
+TEST_F(CudaRandom, ManyRunsOfVectors) {  // several blocks; the shard ends within a row of runs
   const RandomAttrs whole{.shape = {90, 4, 48}, .key = kKey, .device = kCuda};
   RandomAttrs part = whole;
   part.shape = {89 * 3 * 16};

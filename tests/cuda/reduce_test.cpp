@@ -1,5 +1,5 @@
 // Reductions on the device against the CPU's: the shapes and strides that choose between rows and columns, vectors and
-// elements, one pass and parts.
+// elements, one pass and several.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -14,7 +14,7 @@ namespace {
 
 using CudaReduce = cuda::CudaTest;
 
-constexpr double kLongSum = 10;  // sums of thousands of terms of either sign
+constexpr double kLongSum = 10;  // sums of thousands of values of either sign
 
 struct Form {
   Shape shape;

@@ -36,7 +36,7 @@ Manifest many_tensors() {
   return manifest;
 }
 
-/// One tensor, cut along both dims.
+/// One tensor, sharded along both dims.
 Manifest one_tensor() {
   constexpr std::int64_t kSide = 200;
   Manifest manifest;

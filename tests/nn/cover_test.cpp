@@ -47,7 +47,7 @@ TEST(Cover, ScalarsAndEmptyTensors) {
   EXPECT_FALSE(miscount({{{0, 0}, {3, 4}}, {{2, 1}, {0, 2}}}, {3, 4})) << "a box without elements";
 }
 
-// Four arms around a middle: no straight line parts them.
+// Four arms around a middle: no straight line separates them.
 TEST(Cover, PinwheelIsACover) {
   const std::vector<Box> good = {
       {{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}, {{1, 1}, {1, 1}}};
@@ -77,7 +77,7 @@ TEST(Cover, AnyBoxesAreCounted) {
   };
   int covers = 0;
   for (int round = 0; round < 4000; ++round) {
-    // A tensor is cut again and again; then, mostly, a box of the result is moved, dropped or doubled.
+    // A tensor is split again and again; then, mostly, a box of the result is moved, dropped or doubled.
     Shape shape;
     for (std::int64_t d = below(4); d >= 0; --d) shape.push_back(1 + below(5));
     std::vector<Box> boxes = {whole_box(shape)};

@@ -94,7 +94,7 @@ TEST(Init, TheSameBitsOnAnyNumberOfRanks) {
     });
 }
 
-// Columns cut by one axis and rows by another, one dim by both in either order: each rank draws its own box.
+// Columns sharded over one axis and rows over another, one dim over both in either order: each rank draws its own box.
 TEST(Init, TheSameBitsOnAMeshOfTwoAxes) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});

@@ -111,7 +111,7 @@ TEST_F(Checkpoint, RowsComeBackFromAnySplit) {
   EXPECT_EQ(scalar, 0.5f);
 }
 
-// Boxes of two and three dims, cut anyhow, against picking element by element.
+// Boxes of two and three dims, split in any way, against picking element by element.
 TEST_F(Checkpoint, AnyBoxComesBackFromAnyBoxes) {
   const Shape shape{5, 4, 3};
   std::vector<float> whole(60);

@@ -1,4 +1,4 @@
-// Which saves a folder holds, which are removed, and who may save there.
+// Which saves a folder holds, which are removed, and which processes may save there.
 #include "nn/checkpoint/saves.h"
 
 #include <gtest/gtest.h>
@@ -109,7 +109,7 @@ TEST(FolderLock, OneHolderAtATimeAndNoneAfterItsProcess) {
   EXPECT_FALSE(fs::exists(folder + "/lock"));
   const pid_t child = ::fork();
   if (child == 0) {
-    new FolderLock(folder, "a child that is killed");  // NOLINT: nobody lets go of it
+    new FolderLock(folder, "a child that is killed");  // NOLINT: the child never releases it
     ::raise(SIGKILL);
   }
   ::waitpid(child, nullptr, 0);

@@ -1,4 +1,4 @@
-// Oracle: the whole text held in memory and cut by hand.
+// Oracle: the full text held in memory and split by hand.
 #include "nn/data/token_data.h"
 
 #include <algorithm>

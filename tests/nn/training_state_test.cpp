@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using Group = std::shared_ptr<ProcessGroup>;
-const std::vector<std::int64_t> kSizes{6, 10, 7, 3};  // 3 rows leave the fourth rank empty-handed
+const std::vector<std::int64_t> kSizes{6, 10, 7, 3};  // 3 rows leave the fourth rank's shard empty
 constexpr std::int64_t kBatch = 12;
 
 // A sharded model with AdamW; `buffered` adds a buffer, which is never sharded.
@@ -69,7 +69,7 @@ struct Training {
 
 using Values = std::map<std::string, std::vector<float>>;
 
-// Everything in the state, whole, as host values. Collective.
+// Everything in the state, unsharded, as host values. Collective.
 Values values_of(Training& training) {
   Values values;
   for (const nn::StateEntry& entry : training.state())
@@ -306,7 +306,7 @@ TEST(TrainingState, PartialTensorsAreRefusedByName) {
   });
 }
 
-// What a failed save must leave: the checkpoint before it, whole.
+// What a failed save must leave: the complete checkpoint before it.
 void expect_still_good(const std::string& dir, const Values& saved) {
   run_ranks(2, [&](const Group& group) {
     CheckpointReader(dir).verify();
@@ -336,7 +336,7 @@ TEST(TrainingState, ARankThatCannotWriteFailsTheSaveOnEveryRank) {
   const TempDir dir;
   const Values saved = save_then_fail(dir.path(), [&](Training& t) {
     const bool own = t.group->rank() == 1;
-    // A folder in the place of rank 1's file: whoever runs the test, no file can be opened there.
+    // A folder in the place of rank 1's file: no user can open a file there.
     if (own) fs::create_directories(dir / "step-000002/rank-00001.safetensors.partial");
     t.group->barrier();
     expect_error([&] { t.save(dir.path(), 2); }, {own ? "" : "rank 1: ", "step-000002/rank-00001.safetensors"});

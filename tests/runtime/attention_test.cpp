@@ -18,7 +18,7 @@ TensorFunction attention(bool causal, double scale = 0) {
   return [=](auto in) { return scaled_dot_product_attention(in[0], in[1], in[2], causal, scale); };
 }
 
-// softmax(scale q k^T + mask) v with the whole matrix, heads of keys repeated.
+// softmax(scale q k^T + mask) v with the full matrix of scores, heads of keys repeated.
 TensorFunction plain_attention(bool causal) {
   return [=](std::span<const Tensor> in) {
     const Tensor& q = in[0];
@@ -95,7 +95,7 @@ TEST(Attention, ProjectionsAreReadWhereTheyAre) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(from_views[i], from_copies[i])) << i;
 }
 
-// The result and the gradients lie in memory as q, k and v do, so that merging heads is a view.
+// The result and the gradients have the dim order of q, k and v in memory, so that merging heads is a view.
 TEST(Attention, HeadsAreMergedWithoutACopy) {
   const auto positions_first = [](const Tensor& t) { return permute(t, {0, 2, 1, 3}); };
   std::vector<Tensor> in;

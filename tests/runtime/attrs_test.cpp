@@ -1,5 +1,5 @@
-// Attributes of op calls: what they print as reads back to equal ones, texts that are wrong are refused in words, and
-// whoever keeps attributes shares them.
+// Attributes of op calls: what they print reads back to equal ones, wrong texts are refused with a reason, and owners
+// that keep attributes share them.
 #include <gtest/gtest.h>
 
 #include <bit>

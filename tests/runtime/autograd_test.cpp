@@ -46,7 +46,7 @@ TEST(Autograd, UsesAreSummedInDescendingCreationOrder) {
   EXPECT_NE((1.0f + -1e8f) + 1e8f, (1e8f + -1e8f) + 1.0f) << "the numbers do not tell the orders apart";
 }
 
-// A product adds its gradient to the sum in place, unless somebody else still holds what is there.
+// A product adds its gradient to the sum in place, unless the tensor there has another handle.
 TEST(Autograd, ProductsExtendAGradientOnlyIfItIsTheirs) {
   const Param x({2, 3}), y({5, 7});
   const Tensor two = full({1, 1}, 2.0, DType::f64), four = full({1, 1}, 4.0, DType::f64);
@@ -329,7 +329,7 @@ TEST(Autograd, ErrorsInBackwardCarryTheForwardsModule) {
 
 // ---- sinks ----
 
-/// Lets every contribution land in one buffer, as a group of shards does.
+/// Lets every contribution be added to one buffer, as a unit of fully_shard does.
 class BufferSink final : public GradSink {
  public:
   explicit BufferSink(Tensor buffer) : buffer_(std::move(buffer)) {}

@@ -1,4 +1,4 @@
-// Collectives along any dim, and all_to_all. Oracle: the whole tensor, which every rank can draw, narrowed to the chunk
+// Collectives along any dim, and all_to_all. Oracle: the full tensor, which every rank can draw, narrowed to the chunk
 // of ceil(n / ranks); sums in rank order, rounded once. Bits must match: rows may move their data as lists or packed.
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ Tensor chunk_along(const Tensor& t, int dim, int ranks, int r) {
   return dense_copy(narrow(t, dim, begin, end - begin));
 }
 
-/// Sum of what the ranks hold, in rank order; 16-bit floats are added in f32 and rounded once.
+/// Sum of the ranks' tensors, in rank order; 16-bit floats are added in f32 and rounded once.
 Tensor sum_of(int ranks, std::uint64_t seed, const Shape& shape, DType dtype = DType::f64) {
   const DType wide = dtype == DType::bf16 ? DType::f32 : dtype;
   Tensor total = converted(whole_of(seed, shape, dtype), wide);

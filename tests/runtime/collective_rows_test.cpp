@@ -94,7 +94,8 @@ TEST_P(CollectiveRows, Gradients) {
   });
 }
 
-// Donation: what a rank moved in and nobody else holds is overwritten. Shapes that a chunk keeps too are the odd case.
+// Donation: an input that was moved in and has no other handle is overwritten. The special case are shapes of which
+// rank 0's chunk is the full tensor.
 TEST(CollectiveRows, AMovedInputGivesItsMemoryToTheResult) {
   run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
     const int r = group->rank();
@@ -137,7 +138,7 @@ TEST(CollectiveRows, OneCallIsOneCollectiveAndTheMetaDeviceIsNone) {
   });
 }
 
-// A wrong shape is an Error before anything is sent: nobody hangs and the group stays usable.
+// A wrong shape is an Error before anything is sent: no rank hangs and the group stays usable.
 TEST(CollectiveRows, WrongCallsAreErrorsOnEveryRankBeforeCommunication) {
   run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
     const auto message = [](const auto& fn) -> std::string {

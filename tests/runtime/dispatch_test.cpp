@@ -63,7 +63,7 @@ TEST(Donation, AMovedInViewIsNotReused) {
   for (const bool offset : {false, true}) {
     Tensor whole = sample();
     const std::byte* data = whole.storage()->read();
-    Tensor view = narrow(std::move(whole), 0, offset ? 1 : 0, 1);  // a part of a larger storage
+    Tensor view = narrow(std::move(whole), 0, offset ? 1 : 0, 1);  // a slice of a larger storage
     EXPECT_FALSE(shares(neg(std::move(view)), data));
   }
   Tensor whole = sample();

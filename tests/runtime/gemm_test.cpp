@@ -192,7 +192,7 @@ TEST_P(GemmEngines, EmptySizes) {
   expect_product(with_layout({.m = 4, .n = 5, .k = 0}, 1), true);                // bias
 }
 
-// Large enough to be cut both ways.
+// Large enough to be split along both dims.
 TEST_P(GemmEngines, SameBitsOnAnyNumberOfThreads) {
   for (const Gemm& g : {with_layout({.transpose_b = true, .m = 700, .n = 520, .k = 300}, 0),
                         with_layout({.transpose_a = true, .m = 130, .n = 120, .k = 9000}, 0),

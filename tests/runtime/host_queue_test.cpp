@@ -108,7 +108,7 @@ TEST(Queue, ViewsDoNotWaitAndBytesThatWorkReadsAreNotGivenAway) {
   const Storage* const bytes = y.storage().get();
   submit(queue(), {{y.storage(), false}}, [] {});
   const Tensor z = neg(std::move(y));
-  EXPECT_NE(z.storage().get(), bytes);  // the queue holds it until somebody waits
+  EXPECT_NE(z.storage().get(), bytes);  // the queue holds it until this thread waits
 }
 
 TEST(Queue, WorkRunsOnceAndInOrderWhoeverRunsIt) {
@@ -144,7 +144,7 @@ TEST(Queue, WorkThatReadsDelaysNoReaderAndEveryWriter) {
   Gate disk;
   submit(queue("disk"), {{w.storage(), false}}, disk.then([p = address(w), &saved] { saved = p[0]; }));
   disk.await_entered();
-  // None of these would return if they waited for it.
+  // These calls would not return if they waited for it.
   submit(queue(kGather), {{w.storage(), false}, {gathered.storage(), true}},
          [from = address(w), to = address(gathered)] { std::copy_n(from, 4, to); });
   EXPECT_EQ(gathered.data<float>()[3], 2);
@@ -179,7 +179,7 @@ TEST(Queue, DestinationsWaitForWhoReadsThem) {
   EXPECT_EQ(x.data<float>()[0], 4);
 }
 
-// Whoever waits runs work that has not started, and inside of it waits for what that came after.
+// A thread that waits runs work that has not started, and inside of it waits for the work that this came after.
 TEST(Queue, MemoryIsNotFreedInsideOfWorkThatAWaiterRuns) {
   RankScope scope;
   for (int repeat = 0; repeat < 500; ++repeat) {  // either thread may take the second item
@@ -210,7 +210,7 @@ TEST(Queue, SkippedWorkIsOverAfterWhatItCameAfter) {
   expect_error([&] { (void)bad.raw(); }, {"lost"});
 }
 
-// The parts of a save: none may run after one has failed, whoever writes what it read meanwhile.
+// The items of a save: none may run after one has failed, even if the memory that it read is written meanwhile.
 TEST(Queue, WritersDoNotForgiveWorkThatFailedToRead) {
   RankScope scope;
   const Tensor w = full({4}, 2.0);

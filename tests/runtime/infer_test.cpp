@@ -31,7 +31,7 @@ std::vector<TensorMeta> metas_of(std::span<const Tensor> tensors) {
   return metas;
 }
 
-// Of dense tensors nothing else need be said.
+// Shapes and dtypes alone, which is enough for dense tensors.
 std::vector<TensorMeta> shapes_of(std::span<const Tensor> tensors) {
   std::vector<TensorMeta> metas;
   for (const Tensor& t : tensors) metas.push_back(t.defined() ? meta(t.shape(), t.dtype()) : kAbsent);

@@ -1,4 +1,4 @@
-// Losses: goldens, the chunked form against the whole one, ignored targets, extreme logits, errors.
+// Losses: goldens, the chunked form against the plain one, ignored targets, extreme logits, errors.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -128,7 +128,7 @@ TEST(LinearCrossEntropy, SameBitsOnTwoThreads) {
   for (std::size_t i = 0; i < 2; ++i) EXPECT_TRUE(same_bits(grads2[i], grads[i])) << i;
 }
 
-// ---- parts: columns of the logits over ranks ----
+// ---- cross_entropy_parts: columns of the logits over ranks ----
 
 // What ranks combine three numbers per row to, by the formula of op/loss.cpp, over the rows whose targets count.
 struct Combined {
@@ -153,7 +153,7 @@ Tensors call_row(const Op& row, std::vector<Tensor> inputs, const CrossEntropyAt
   return call_op(row, inputs, attrs);
 }
 
-// Two thirds of the columns hold nothing on one rank, and a rank whose columns are all masked.
+// One rank has no columns, one has more than half of them, and one has masked columns (-inf) only.
 TEST(CrossEntropyParts, CombineToTheWhole) {
   constexpr std::int64_t kV = 43, kFirst[] = {0, 7, 7, 30, 40, kV}, kIgnore = 5;
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {

@@ -40,7 +40,7 @@ TEST(Matmul, VectorsAsInPyTorch) {
   }
 }
 
-// What a projection's transpose, a head's slice or a repeated matrix looks like reaches the product as it is.
+// Views such as a projection's transpose, a head's slice or a repeated matrix reach the product without a copy.
 TEST(Matmul, CommonLayoutsTakeNoScratch) {
   const Tensor wide = draw(normal({4, 6, 40}), DType::f32, 1), b = draw(normal({4, 10, 6}), DType::f32, 2);
   const Tensor slice = narrow(wide, 2, 5, 10);  // rows 40 apart
@@ -58,7 +58,8 @@ TEST(Matmul, CommonLayoutsTakeNoScratch) {
   EXPECT_TRUE(near(select(y4, 1, 1), matmul(dense_copy(select(heads, 1, 1)), b)));
 }
 
-// The gradient of a weight lands where it is wanted, contributions are added there, and no copy of it exists meanwhile.
+// The gradient of a weight is written to its destination, contributions are added there, and no copy of it exists
+// meanwhile.
 TEST(Linear, WeightGradientIsWrittenInPlace) {
   Slot weight("weight", true);
   weight.set(draw(normal({64, 48}), DType::f32, 1));

@@ -1,6 +1,7 @@
-// Every row of the op table over every case of op_cases: what the row says (infer, dims, meta) is what it does, however
-// its inputs lie in memory, whoever owns the result's memory, in every dtype, on any number of threads; and the vjp is
-// the derivative. Oracles: the f64 result for other dtypes, central differences for vjps, the plain call for the rest.
+// Every row of the op table over every case of op_cases: what the row says (infer, dims, meta) is what it does, for
+// any strides of its inputs, whatever owns the result's memory, in every dtype, on any number of threads; and the vjp
+// is the derivative. Oracles: the f64 result for other dtypes, central differences for vjps, the plain call for the
+// rest.
 #include <gtest/gtest.h>
 
 #include <map>

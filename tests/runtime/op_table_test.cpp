@@ -1,4 +1,4 @@
-// The op table: rows are found by their names and bring their kernels, also those that join while others are called.
+// The op table: rows are found by their names and have their kernels, also those added while others are called.
 #include <gtest/gtest.h>
 
 #include <atomic>

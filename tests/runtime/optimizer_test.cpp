@@ -138,7 +138,7 @@ TEST(Sgd, NesterovLooksAheadAndScaleAppliesBeforeDecay) {
   EXPECT_DOUBLE_EQ(p[0].item<double>(), 2 - 0.125 * (update + 0.5 * velocity));
 }
 
-// Lists that lie in one arena merge into one extent; the result must not know.
+// Lists in one arena merge into one extent; the result must not change by that.
 TEST(AdamW, NeighboursInOneArenaGetTheBitsOfSeparateTensors) {
   const std::vector<Shape> shapes = {{300, 17}, {5}, {0}, {40'000}, {1}};
   const AdamWAttrs attrs{.weight_decay = 0.01};

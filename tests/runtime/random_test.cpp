@@ -1,4 +1,5 @@
-// Oracles: Random123's published vectors through the rows' definition, moments in closed form, bits under any cut.
+// Oracles: Random123's published vectors through the rows' definition, moments in closed form, bits under any
+// sharding.
 #include <gtest/gtest.h>
 
 #include <set>

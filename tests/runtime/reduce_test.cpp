@@ -206,7 +206,7 @@ TEST(Var, Golden) {
   }
 }
 
-// The variance of 0, 1, ..., n - 1 is (n^2 - 1) / 12, however far away they lie; sums of squares less squares of sums
+// The variance of 0, 1, ..., n - 1 is (n^2 - 1) / 12, whatever constant is added; sums of squares less squares of sums
 // would have no digit left. Rows, columns, a wide row of columns, and results that are split.
 TEST(Var, OfNumbersFarFromZero) {
   const auto n = std::int64_t{1} << 17;

@@ -82,7 +82,7 @@ TEST(Slot, AccumulationIsInPlaceAndAccountedAsGradient) {
   EXPECT_EQ(slot.grad().raw(), raw) << "the second contribution is added where the first lies";
   EXPECT_EQ(slot.grad().to_vector<double>()[999], 12);
   EXPECT_EQ(account.current(MemoryCategory::gradients), before + 4000);
-  const Tensor held = slot.grad();  // somebody looks at the gradient: it must not change under them
+  const Tensor held = slot.grad();  // a handle on the gradient: its values must not change
   pass();
   EXPECT_EQ(held.to_vector<double>()[0], 12);
   EXPECT_EQ(slot.grad().to_vector<double>()[0], 18);

@@ -41,7 +41,7 @@ TEST(Storage, ReleaseAndRestoreUnderLivingHandles) {
   s->release_data();
   s->release_data();
   EXPECT_EQ(account().current(unsharded), before);
-  s->retag(parameters);  // absent bytes are on nobody's account
+  s->retag(parameters);  // absent bytes are on no account
   s->restore_data();
   EXPECT_EQ(account().current(unsharded), before);
 }

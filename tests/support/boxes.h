@@ -1,5 +1,5 @@
 #pragma once
-// Boxes of tensors of up to three dims, for rows that know which elements of a whole they hold.
+// Boxes of tensors of up to three dims, for rows that know which elements of a full tensor they hold.
 #include <string>
 #include <vector>
 
@@ -18,8 +18,8 @@ struct Box {
   std::string text() const { return to_string(local) + " at " + to_string(offset) + " of " + to_string(global); }
 };
 
-/// Every way to cut or not to cut each dim: runs within a block of four elements, across blocks, long ones, single
-/// elements, and none.
+/// Every way to narrow or not to narrow each dim: runs within a block of four elements, across blocks, long ones,
+/// single elements, and none.
 inline std::vector<Box> boxes() {
   std::vector<Box> all;
   for (const Shape& global : {Shape{}, Shape{9}, Shape{1500}, Shape{7, 9}, Shape{8, 16}, Shape{3, 700}, Shape{2, 3, 4},

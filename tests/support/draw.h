@@ -9,7 +9,7 @@
 namespace sherd::testing {
 
 enum class Draw : std::uint8_t {
-  normal,    ///< spread around 0 with deviation 1, never 0
+  normal,    ///< around 0 with deviation 1, never 0
   positive,  ///< 0.5 to 2
   unit,      ///< -0.9 to 0.9
   distinct,  ///< no two equal or closer than 1/32, never 0: maxima and kinks stay where they are

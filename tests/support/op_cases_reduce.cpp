@@ -12,7 +12,7 @@ struct Form {
   bool large = false;
 };
 
-// Bit d of the mask: dim d goes.
+// Bit d of the mask: dim d is reduced.
 const std::vector<Form>& forms() {
   static const std::vector<Form> list = {
       {"scalar", {}, {0b0, false}},
@@ -43,7 +43,7 @@ void reduction(OpCases& cases, const std::string& op, Arg arg, double slack = 1)
 }  // namespace
 
 void add_reduce_cases(OpCases& cases) {
-  // Sums of some 80 000 terms of either sign: the error of f32 grows with their root, against a result of size 300.
+  // Sums of some 80 000 values of either sign: the error of f32 grows with their root, against a result of size 300.
   reduction(cases, "sum", normal({}), 10);
   reduction(cases, "mean", normal({}));
   reduction(cases, "max", distinct({}));

@@ -78,7 +78,7 @@ void creation_rows(OpCases& cases) {
 void gather_rows(OpCases& cases) {
   const auto add = [&](const std::string& name, const Shape& x, const Shape& index, int dim, bool large = false) {
     const Arg entries = ids(index, x[dim]);
-    const double slack = large ? 10 : 1;  // sums of some dozens of terms of either sign
+    const double slack = large ? 10 : 1;  // sums of some dozens of values of either sign
     cases.push_back(
         {.op = "gather", .name = name, .args = {normal(x), entries}, .attrs = DimAttrs{dim}, .large = large});
     cases.push_back({.op = "gather_backward",

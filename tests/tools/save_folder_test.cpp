@@ -1,5 +1,5 @@
-// What `--save` and `--resume` do with a folder that holds saves: whose they are, how many stay, and which one counts
-// when the newest is damaged.
+// What `--save` and `--resume` do with a folder that holds saves: which run they belong to, how many stay, and which
+// one counts when the newest is damaged.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -60,7 +60,7 @@ inline TrainConfig tiny_llama(const std::string& data) {
 
 using Values = std::map<std::string, std::vector<float>>;
 
-/// Every parameter, whole. Collective.
+/// Every parameter, unsharded. Collective.
 inline Values values_of(nn::Module& model) {
   Values values;
   for (const auto& [name, p] : model.named_parameters()) {

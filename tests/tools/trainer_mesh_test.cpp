@@ -1,4 +1,4 @@
-// Training on meshes: where the ranks stand changes nothing but the rounding.
+// Training on meshes: the layout of ranks changes nothing but the rounding.
 #include <gtest/gtest.h>
 
 #include <atomic>

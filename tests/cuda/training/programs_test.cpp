@@ -146,7 +146,7 @@ TEST_F(CudaProgram, ALackOfMemoryNamesTheOwners) {
   expect_failed(train_on_gpu({"--memory-limit", "100000"}), {"out of memory", "limit of 100 KB", "owners"});
 }
 
-// A kernel that fails is noticed later; the error names it and blames nobody else.
+// A kernel that fails is noticed later; the error names it and no other.
 TEST_F(CudaProgram, ALostDeviceNamesWhatWasUnderWay) {
   const ProgramEnd end = train_on_gpu({}, {"SHERD_EMULATED_GPU_ILLEGAL_ADDRESS=loss_rows_kernel"});
   expect_failed(end, {"cuda:0 is lost to this process: cudaErrorIllegalAddress", "queued EARLIER", "loss_rows_kernel",

@@ -54,7 +54,7 @@ TEST_F(TrainingOnCuda, WithoutShardingTheBitsAreTheSame) {
   EXPECT_EQ(plain.final, sharded.final);
 }
 
-// Distributed tensors on a device, as long as nobody else is on the mesh.
+// Distributed tensors on a device, as long as the mesh has one rank.
 TEST_F(TrainingOnCuda, AMeshOfOneRankGivesTheLossesOfNone) {
   for (TrainConfig config : {on_cuda(gpt_), on_cuda(llama_)}) {
     const TinyRun plain = train_tiny(config, 1);
@@ -115,7 +115,7 @@ TEST_F(TrainingOnCuda, AResumedRunIsBitwiseTheUninterruptedOne) {
       1, [&](const Group& group) { expect_error([&] { Trainer trainer(config, group); }, {"device", "cuda", "cpu"}); });
 }
 
-// Memory is there after three steps, and between two losses nobody waits for the device.
+// All memory is allocated after three steps, and between two losses the host never waits for the device.
 TEST_F(TrainingOnCuda, ASteadyStepWaitsForNothingAndAllocatesNothing) {
   llama_.param_dtype = "bf16";
   for (TrainConfig config : {gpt_, llama_}) {
