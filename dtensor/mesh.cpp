@@ -8,6 +8,7 @@
 
 #include "dtensor/layer.h"
 #include "dtensor/propagate.h"
+#include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"
 #include "runtime/tensor/error.h"
@@ -109,6 +110,7 @@ DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::string axis)
 DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> axes) {
   std::vector<std::weak_ptr<Root>>& roots = RankContext::current().state<KnownRoots>().roots;
   check_axes(axes, ranks_of(group));
+  check_fits_rank(*group);
   install_distributed_layer();
   std::erase_if(roots, [](const auto& r) { return r.expired(); });
   std::shared_ptr<Root> root;

@@ -30,7 +30,7 @@ class DeviceMesh {
   /// Named axes over the ranks of `group`, slowest first; their product must be its size, names must differ. Collective
   /// over the group if there are two axes or more: each axis gets a group of its own. While a handle of an equal mesh
   /// lives, this returns that mesh without communication: keep handles equally long on all ranks. Destroying the last
-  /// handle waits for work in flight.
+  /// handle waits for work in flight. Error if a ghost rank gives a real group, or the reverse.
   DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> axes);
   /// One axis "dp" over all ranks of the job; connects to the launcher's peers on first use.
   static DeviceMesh world();

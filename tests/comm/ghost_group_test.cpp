@@ -5,7 +5,12 @@
 
 #include <array>
 
+#include "dtensor/mesh.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/channels.h"
+#include "runtime/comm/job/world.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/ops.h"
 #include "tests/comm/backends.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"
@@ -13,7 +18,10 @@
 namespace sherd::testing {
 namespace {
 
+constexpr RankOptions kGhost{.ghost = true};
+
 TEST(GhostGroup, AgreesWithItself) {
+  const RankScope rank("", kGhost);
   const auto group = make_ghost_group(2, 5);
   EXPECT_EQ(group->rank(), 2);
   EXPECT_EQ(group->size(), 5);
@@ -28,6 +36,7 @@ TEST(GhostGroup, AgreesWithItself) {
 }
 
 TEST(GhostGroup, GathersFromASourceAndKeepsWhatAllRanksShare) {
+  const RankScope rank("", kGhost);
   const auto group = make_ghost_group(1, 3);
   const std::array<std::int64_t, 3> counts{2, 2, 2};
   const std::array<float, 2> own{7, 8};
@@ -44,6 +53,7 @@ TEST(GhostGroup, GathersFromASourceAndKeepsWhatAllRanksShare) {
 }
 
 TEST(GhostGroup, RefusesWhatNeedsOtherRanksByName) {
+  const RankScope rank("", kGhost);
   const auto group = make_ghost_group(0, 2);
   expect_error([&] { group->all_reduce({}, {.kind = ReduceKind::sum}); }, {"all_reduce by sum", "ghost group world"});
   expect_error([&] { group->all_reduce({}, {.kind = ReduceKind::product}); }, {"all_reduce by product"});
@@ -76,14 +86,18 @@ std::vector<std::string> divided(ProcessGroup& world) {
 
 TEST(GhostGroup, DividesAsRealGroupsDo) {
   run_ranks(4, [](const std::shared_ptr<ProcessGroup>& group) {
-    EXPECT_EQ(divided(*make_ghost_group(group->rank(), 4)), divided(*group));
+    const std::vector<std::string> real = divided(*group);
+    const RankScope rank("", kGhost);
+    EXPECT_EQ(divided(*make_ghost_group(group->rank(), 4)), real);
   });
+  const RankScope rank("", kGhost);
   const auto ghost = make_ghost_group(1, 4);
   expect_error([&] { ghost->subgroup(std::vector<int>{0, 2}, "dp"); }, {"rank 1", "0,2", "will be in"});
   expect_error([&] { ghost->subgroup(std::vector<int>{1, 4}, "dp"); }, {"rank 1", "1,4", "0..3"});
 }
 
 TEST(GhostGroup, FailsWithItsFamilyUntilReset) {
+  const RankScope rank("", kGhost);
   const auto ghost = make_ghost_group(1, 4);
   const auto pair = ghost->subgroup(std::vector<int>{1, 3}, "dp");
   pair->abort("no reason");
@@ -91,6 +105,36 @@ TEST(GhostGroup, FailsWithItsFamilyUntilReset) {
   EXPECT_EQ(error_of([&] { gather_text(*pair, "x"); }), "rank 1 aborted the group: no reason");
   ghost->reset();
   EXPECT_EQ(gather_text(*pair, "x").size(), 2u);
+}
+
+// A ghost that joined real ranks would leave them waiting; a real rank would take a ghost group's word for its peers'.
+TEST(GhostGroup, MeetsGhostRanksOnlyAndRealGroupsRealOnes) {
+  run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
+    const auto ghosts = make_ghost_group(group->rank(), 2);
+    const auto expect_refused = [](const std::shared_ptr<ProcessGroup>& other, const std::string& why) {
+      const std::string name = fmt::format("group {} of 2", other->name());
+      expect_error([&] { set_world_group(other); }, {name, why});
+      expect_error([&] { gather_text(*other, "x"); }, {name, why});
+      expect_error([&] { together(*other, [] {}); }, {name, why});
+      expect_error([&] { channel_of(*other, kGatherQueue); }, {name, why});
+      expect_error([&] { DeviceMesh mesh(other, "dp"); }, {name, why});
+      expect_error([&] { DeviceMesh mesh(other, {{"dp", 2}, {"tp", 1}}); }, {name, why});
+      expect_error([&] { all_reduce(zeros({3}), *other); }, {"all_reduce", name, why});
+    };
+    expect_refused(ghosts, "this rank is none");
+    expect_error([&] { ghosts->barrier(); }, {"the group world of 2", "this rank is none"});
+    expect_error([&] { ghosts->subgroup(std::vector<int>{0, 1}); }, {"the group world of 2", "this rank is none"});
+    {
+      const RankScope rank("", kGhost);
+      expect_refused(group, "this rank is a ghost");
+      set_world_group(ghosts);
+      EXPECT_EQ(gather_text(*ghosts, "x").size(), 2u);
+      DeviceMesh alone(make_single_group(), "dp");
+    }
+    EXPECT_EQ(gather_text(*group, "x").size(), 2u) << "nobody has come to a call of it";
+    const DeviceMesh alone(make_ghost_group(0, 1), "dp");
+    EXPECT_EQ(gather_text(alone.group(), "x").size(), 1u);
+  });
 }
 
 }  // namespace

@@ -2,11 +2,13 @@
 
 #include <numeric>
 
+#include "runtime/comm/group/ghost_group.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
 
 std::vector<std::string> gather_text(ProcessGroup& group, std::string_view text) {
+  check_fits_rank(group);
   const auto ranks = static_cast<std::size_t>(group.size());
   const auto self = static_cast<std::size_t>(group.rank());
   std::vector<std::int64_t> sizes(ranks, 0), ones(ranks, 1);

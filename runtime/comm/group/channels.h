@@ -10,7 +10,8 @@ namespace sherd {
 /// different queues need not come in one order on all ranks. Channel 0 is the rank's thread's.
 inline constexpr std::string_view kGatherQueue = "gather", kReduceQueue = "reduce", kCollectiveQueue = "collective";
 
-/// The channel for work of this queue. Error naming the queues that have one, if this one has none.
+/// The channel for work of this queue. Error naming the queues that have one, if this one has none, and as
+/// check_fits_rank() (ghost_group.h).
 ProcessGroup& channel_of(ProcessGroup& group, std::string_view queue);
 
 }  // namespace sherd

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <typeinfo>
 
 #include "runtime/comm/group/division.h"
 #include "runtime/comm/group/link.h"
+#include "runtime/memory/rank_memory.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -57,6 +59,7 @@ class GhostGroup final : public ProcessGroup {
   std::string_view kind() const override { return "ghost"; }
   const std::string& name() const override { return name_; }
   ProcessGroup& channel(int index) override {
+    check_fits_rank(*this);
     check(index >= 0 && index < kNumChannels, "channel {} of a process group; give 0..{}", index, kNumChannels - 1);
     return *this;
   }
@@ -71,7 +74,7 @@ class GhostGroup final : public ProcessGroup {
   WorkPtr all_to_all(std::span<const SwapPart>) override { refuse("all_to_all"); }
   WorkPtr send(std::span<const FlatPart>, int) override { refuse("send"); }
   WorkPtr recv(std::span<const FlatPart>, int) override { refuse("recv"); }
-  void barrier() override { poison_->check(); }
+  void barrier() override { check_usable(); }
   std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label) override;
 
   void abort(std::string_view reason) override {
@@ -84,9 +87,13 @@ class GhostGroup final : public ProcessGroup {
   SharedHeap shared_heap() const override { return {}; }
 
  private:
+  void check_usable() const {
+    check_fits_rank(*this);
+    poison_->check();
+  }
   /// Of a call that is over, or the reason why the group failed.
   WorkPtr done() const {
-    poison_->check();
+    check_usable();
     return std::make_unique<DoneWork>();
   }
   [[noreturn]] void refuse(std::string_view what) const {
@@ -123,7 +130,7 @@ WorkPtr GhostGroup::all_reduce(std::span<const FlatPart>, ReduceOptions options)
 }
 
 std::shared_ptr<ProcessGroup> GhostGroup::subgroup(std::span<const int> ranks, std::string_view label) {
-  poison_->check();
+  check_usable();
   comm::check_ranks(ranks, rank_, size_);
   const auto place = static_cast<int>(std::ranges::find(ranks, rank_) - ranks.begin());
   comm::Division division = division_.divide();
@@ -133,6 +140,22 @@ std::shared_ptr<ProcessGroup> GhostGroup::subgroup(std::span<const int> ranks, s
 }
 
 }  // namespace
+
+void check_fits_rank(const ProcessGroup& group) {
+  if (group.size() == 1) return;
+  const RankMemory* const rank = RankMemory::current_or_null();
+  const bool is_ghost_group = typeid(group) == typeid(GhostGroup);
+  if (!rank || rank->is_ghost() == is_ghost_group) return;
+  if (is_ghost_group)
+    fail(
+        "the group {} of {} is a ghost's, and this rank is none: its peers would not exist; ranks that compute meet "
+        "in world_group(), or open RankScope(text, {{.ghost = true}}) for a ghost",
+        group.name(), group.size());
+  fail(
+      "the {} group {} of {} has ranks that compute, and this rank is a ghost: they would wait for it; give it a "
+      "group by make_ghost_group()",
+      group.kind(), group.name(), group.size());
+}
 
 std::shared_ptr<ProcessGroup> make_ghost_group(int rank, int size) {
   check(size >= 1 && rank >= 0 && rank < size, "rank {} of a ghost group of {} ranks", rank, size);

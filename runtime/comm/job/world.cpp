@@ -2,6 +2,7 @@
 
 #include "runtime/comm/board/shm_group.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/job/rank.h"
 #include "runtime/exec/context.h"
 #include "runtime/os/instruction_level.h"
@@ -46,6 +47,7 @@ std::shared_ptr<ProcessGroup> world_group() {
 
 void set_world_group(std::shared_ptr<ProcessGroup> group) {
   RankContext& context = RankContext::current();
+  if (group) check_fits_rank(*group);
   if (group && group->size() > 1) context.rank_text = fmt::format("rank {} of {}", group->rank(), group->size());
   if (group) {
     SharedHeap heap = group->shared_heap();

@@ -11,7 +11,8 @@ namespace sherd {
 /// Blocks until all ranks have come, at most the deadline.
 std::shared_ptr<ProcessGroup> world_group();
 
-/// Sets it for the current rank context: rank threads, tests.
+/// Sets it for the current rank context: rank threads, ghosts, tests. Error if a ghost's world is a real group or the
+/// reverse (check_fits_rank).
 void set_world_group(std::shared_ptr<ProcessGroup> group);
 
 }  // namespace sherd
