@@ -174,13 +174,18 @@ class RunReader {
 
 }  // namespace
 
-void CheckpointReader::read_box(const std::string& kind, const std::string& name, DType dtype, const Shape& shape,
-                                const Box& box, std::span<std::byte> out) const {
+void CheckpointReader::check_box(const std::string& kind, const std::string& name, DType dtype, const Shape& shape,
+                                 const Box& box) const {
   const PieceEntry& saved = describe(kind, name);
   check(saved.dtype == dtype && saved.shape == shape, "the checkpoint \"{}\" holds {} \"{}\" as {}{}, not as {}{}",
         dir_, kind, name, sherd::name(saved.dtype), to_string(saved.shape), sherd::name(dtype), to_string(shape));
   check(is_inside(box, shape), "{} \"{}\": the elements {} of shape {} are asked for", kind, name, to_string(box),
         to_string(shape));
+}
+
+void CheckpointReader::read_box(const std::string& kind, const std::string& name, DType dtype, const Shape& shape,
+                                const Box& box, std::span<std::byte> out) const {
+  check_box(kind, name, dtype, shape, box);
   check(static_cast<std::int64_t>(out.size()) == byte_count(dtype, box.shape),
         "{} \"{}\": the elements {} have {} bytes, the buffer has {}", kind, name, to_string(box),
         byte_count(dtype, box.shape), out.size());

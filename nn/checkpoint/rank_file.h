@@ -72,8 +72,12 @@ class CheckpointReader {
   bool contains(const std::string& kind, const std::string& name) const;
   /// Any piece of the tensor: its dtype and global shape. Throws Error naming it if it is missing.
   const PieceEntry& describe(const std::string& kind, const std::string& name) const;
+  /// Throws Error if the tensor is missing, or is not of this dtype and shape, or the box does not lie in it. Reads no
+  /// bytes, so it says nothing of damage.
+  void check_box(const std::string& kind, const std::string& name, DType dtype, const Shape& shape,
+                 const Box& box) const;
   /// Copies a box of the tensor to `out`, from as many pieces as hold it; the checksum of each is compared first.
-  /// Throws Error if the tensor is missing or has another dtype or shape.
+  /// Throws Error as check_box().
   void read_box(const std::string& kind, const std::string& name, DType dtype, const Shape& shape, const Box& box,
                 std::span<std::byte> out) const;
 

@@ -1,5 +1,6 @@
 #include "nn/checkpoint/training_state.h"
 
+#include <algorithm>
 #include <bit>
 #include <map>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "nn/parallel/shard_group.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -69,6 +71,8 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer) {
 
 void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
                      ProcessGroup& group, const Retention& retention) {
+  check(!RankContext::current().is_ghost(),
+        "save_checkpoint to \"{}\": this rank is a ghost, whose parameters have no values to save", dir);
   const GradMode off(false);
   reshard(state);
   std::string save;
@@ -95,11 +99,12 @@ void save_checkpoint(const std::string& dir, Manifest manifest, const std::vecto
 
 namespace {
 
-/// The folders of the saves that rank 0 sees: another rank may look while a run saves there.
+/// The folders of the saves that rank 0 sees: another rank may look while a run saves there. A ghost rank, which has no
+/// rank 0 beside it, looks itself.
 std::vector<std::string> saves_of_rank_zero(const std::string& path, ProcessGroup& group) {
   std::string text;
   together(group, [&] {
-    if (group.rank() != 0) return;
+    if (group.rank() != 0 && !RankContext::current().is_ghost()) return;
     for (const SavePlace& save : list_saves(path)) text += save.folder + '\0';
     check(!text.empty(), "no checkpoint: \"{}\" holds neither manifest.json nor a folder step-... with one", path);
   });
@@ -143,24 +148,37 @@ std::unique_ptr<CheckpointReader> open_newest_good(const std::string& path, Proc
 
 namespace {
 // Scalars that slots share while they are equal. Loading may separate slots and never joins them: a captured step
-// notices the one, not the other.
+// notices the one, not the other. Their values decide which storages there are, so they are the checkpoint's, not those
+// of slots, which on a ghost rank have none.
 class SharedScalars {
  public:
-  explicit SharedScalars(const CheckpointReader& reader) : reader_(reader) {}
+  SharedScalars(const CheckpointReader& reader, const std::vector<StateEntry>& state)
+      : reader_(reader), state_(state) {}
   void load(const StateEntry& entry) {
     const Tensor &now = entry.slot->value(), &usual = entry.usually->value();
     const bool is_usual = !reader_.contains(entry.kind, entry.name);
     if (is_usual && now.storage() == usual.storage()) return;
-    float value = is_usual ? usual.item<float>() : 0;
-    const auto bytes = std::as_writable_bytes(std::span(&value, 1));
-    if (!is_usual) reader_.read_box(entry.kind, entry.name, DType::f32, {}, whole_box({}), bytes);
+    const float value = is_usual ? value_of(*entry.usually) : read(entry);
     Tensor& shared = parts_[{now.storage()->id(), std::bit_cast<std::uint32_t>(value)}];
     if (!shared.defined()) shared = to(Tensor::scalar(value), usual.device());
     entry.slot->set(shared);
   }
 
  private:
+  float read(const StateEntry& entry) const {
+    float value = 0;
+    const auto bytes = std::as_writable_bytes(std::span(&value, 1));
+    reader_.read_box(entry.kind, entry.name, DType::f32, {}, whole_box({}), bytes);
+    return value;
+  }
+  // Of a slot that others share: what is loaded into it, or what it keeps where `state` leaves it out.
+  float value_of(const Slot& slot) const {
+    const auto found = std::ranges::find(state_, &slot, &StateEntry::slot);
+    return found == state_.end() ? slot.value().item<float>() : read(*found);
+  }
+
   const CheckpointReader& reader_;
+  const std::vector<StateEntry>& state_;
   std::map<std::pair<std::uint64_t, std::uint32_t>, Tensor> parts_;  // by the bytes and the value that slots had
 };
 }  // namespace
@@ -168,7 +186,7 @@ class SharedScalars {
 void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state) {
   const GradMode off(false);
   reshard(state);
-  SharedScalars scalars(reader);
+  SharedScalars scalars(reader, state);
   for (const StateEntry& entry : state) {
     if (entry.usually) {
       scalars.load(entry);
@@ -178,10 +196,12 @@ void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntr
     const Box box = local_box(value);
     const Tensor local = value.local().detach();
     check(!local.is_meta(), "\"{}\" has no memory to load its values into; call model.materialize() first", entry.name);
-    // A rank without elements reads none, but checks name, dtype and shape like the others.
+    // A rank without elements reads none, and a ghost has nothing to read into; both check name, dtype and shape.
     Tensor loaded = Tensor::empty(local.shape(), local.dtype());
-    reader.read_box(entry.kind, entry.name, value.dtype(), value.shape(), box,
-                    {static_cast<std::byte*>(loaded.raw()), static_cast<std::size_t>(loaded.bytes())});
+    if (loaded.is_ghost()) reader.check_box(entry.kind, entry.name, value.dtype(), value.shape(), box);
+    else
+      reader.read_box(entry.kind, entry.name, value.dtype(), value.shape(), box,
+                      {static_cast<std::byte*>(loaded.raw()), static_cast<std::size_t>(loaded.bytes())});
     if (loaded.numel() > 0) copy_into(local, std::move(loaded));
     if (entry.parameter) entry.parameter->mark_initialised();
   }

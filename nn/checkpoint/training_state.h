@@ -31,6 +31,7 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nul
 /// their owners, one of their replicas, plain tensors by rank 0; tensors on a device, or not dense, are copied one by
 /// one. Older saves are removed by `retention`. Collective; blocks on the disk. On any failure (disk full, a directory
 /// that cannot be written) every rank throws Error and the older saves stay. Reshards as training_state() does.
+/// Error on a ghost rank, which has no values.
 void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
                      ProcessGroup& group, const Retention& retention = {});
 
@@ -46,7 +47,9 @@ std::unique_ptr<CheckpointReader> open_newest_good(const std::string& path, Proc
 /// Fills the slots with the checkpoint's values, each rank its own shards; any number of ranks, in any layouts, may
 /// have written it. The model must be materialised; its gathered groups are resharded first. Missing tensors, other
 /// shapes and damaged bytes are Errors; further tensors in the checkpoint are not (CheckpointReader::require_exactly
-/// checks that). Local: wrap in together() when ranks must agree.
+/// checks that). Local: wrap in together() when ranks must agree. On a ghost rank names, dtypes and shapes are checked
+/// and the memory of loading is accounted; no bytes are read but the counts of steps, whose values say which slots
+/// share one, so bytes that are damaged go unnoticed.
 void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state);
 
 }  // namespace sherd::nn

@@ -11,6 +11,7 @@
 #include "nn/optim/adamw.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/ghost_group.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
@@ -156,6 +157,41 @@ TEST(TrainingState, CountsOfParametersThatMissedStepsComeBack) {
       for (std::uint64_t step = 4; step < 6; ++step) EXPECT_EQ(first.step(step), second.step(step));
       EXPECT_EQ(values_of(first), values_of(second));
     });
+  }
+}
+
+// A ghost takes what decides its memory, and says what does not fit; it has no values to compare or to write.
+TEST(TrainingState, GhostRanksLoadByShapeAndSaveNothing) {
+  const TempDir dir, empty;
+  run_ranks(3, [&](const Group& group) {
+    Training training(group, 1);
+    for (const bool trains_blocks : {false, true}) {
+      for (Block* block : training.model.net.blocks.items())
+        for (nn::Parameter* p : block->parameters()) p->set_requires_grad(trains_blocks);
+      training.step(trains_blocks);
+    }
+    training.save(dir.path(), 2);
+  });
+  for (int r = 0; r < 3; ++r) {
+    const RankScope rank("", {.ghost = true});
+    Training training(make_ghost_group(r, 3), 2);
+    const std::string found =
+        nn::open_newest_good(dir.path(), *training.group, nn::Verify::bytes, [](const std::string&) {})->dir();
+    EXPECT_EQ(fs::path(found).filename(), "step-000002");
+    training.load(found);
+    for (const nn::OptimizerState& count : training.optimizer->counts()) {
+      const bool shares = count.slot->value().storage() == training.optimizer->step_slot().value().storage();
+      EXPECT_EQ(shares, !count.parameter.starts_with("net.blocks")) << count.parameter << " has missed a step";
+    }
+    for (const nn::Parameter* p : training.model.parameters()) EXPECT_TRUE(p->initialised()) << p->name();
+    expect_error([&] { training.save(empty.path(), 3); }, {"save_checkpoint", empty.path(), "this rank is a ghost"});
+    EXPECT_TRUE(fs::is_empty(empty.path()));
+    Slot slot("x");
+    slot.set(zeros({10, 5}));
+    expect_error(
+        [&] { nn::load_checkpoint(CheckpointReader(found), {{"net.blocks.0.linear.weight", "param", &slot}}); },
+        {"f32[10,6]", "f32[10,5]"});
+    expect_error([&] { nn::load_checkpoint(CheckpointReader(found), {{"net.other", "param", &slot}}); }, {"net.other"});
   }
 }
 
