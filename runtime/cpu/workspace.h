@@ -16,6 +16,10 @@ enum class WorkspaceUse : std::uint8_t { gemm_library, gemm_shared, gemm_sums, g
 /// this thread.
 std::byte* thread_workspace(WorkspaceUse use, std::int64_t bytes);
 
+/// What this thread's buffers take of the system, pages included. No rank accounts it: it depends on which chunks a
+/// thread has happened to run.
+std::int64_t thread_workspace_bytes();
+
 template <class T>
 T* thread_workspace(WorkspaceUse use, std::int64_t count) {
   return reinterpret_cast<T*>(thread_workspace(use, count * static_cast<std::int64_t>(sizeof(T))));
