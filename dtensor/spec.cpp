@@ -16,8 +16,9 @@ using AxesOfDim = std::vector<std::vector<int>>;
 std::vector<int> complete_order(const DeviceMesh& mesh, std::span<const int> order) {
   std::vector<int> all;
   for (int axis : order) {
-    check(axis >= 0 && axis < mesh.ndim() && std::find(all.begin(), all.end(), axis) == all.end(),
-          "the order of splitting names axis {}, twice or not one of {}", axis, mesh.describe());
+    const bool is_new = axis >= 0 && axis < mesh.ndim() && std::find(all.begin(), all.end(), axis) == all.end();
+    if (!is_new) [[unlikely]]
+      fail("the order of splitting names axis {}, twice or not one of {}", axis, mesh.describe());
     all.push_back(axis);
   }
   for (int axis = 0; axis < mesh.ndim(); ++axis)

@@ -70,7 +70,7 @@ NormParts split_by_mesh(const std::vector<Parameter*>& parameters) {
     check(!spec.is_partial(),
           "the gradient of \"{}\" is {}, which is not reduced yet: a norm of partial values means nothing; "
           "redistribute() it first",
-          p->name(), describe(grad));
+          p->name(), grad);
     const DeviceMesh root = spec.mesh().root();
     std::vector<int> axes = sharding_axes(spec, root);
     const Tensor local = grad.local().detach();

@@ -24,10 +24,11 @@ std::string label(const Module& module) { return module.path().empty() ? "(model
 void check_entries(const std::string& style, const Module& module, const char* what, const Layouts& layouts,
                    std::size_t count) {
   const bool fits = layouts.is_open() ? layouts.size() <= count : layouts.size() == count;
-  check(fits,
-        "style {} of module \"{}\" has {} {} layouts for {} {}{}; give one per {}, or none (std::nullopt) to let "
-        "it pass",
-        style, label(module), layouts.size(), what, count, what, count == 1 ? "" : "s", what);
+  if (fits) return;
+  fail(
+      "style {} of module \"{}\" has {} {} layouts for {} {}{}; give one per {}, or none (std::nullopt) to let "
+      "it pass",
+      style, label(module), layouts.size(), what, count, what, count == 1 ? "" : "s", what);
 }
 
 // The vjp of such a row redistributes the accumulated gradient itself.
@@ -54,7 +55,8 @@ void StyleHook::map(const Module& module, const Side& side, Tensor& x, TensorPla
   if (!x.is_distributed()) {
     const Spec* from = side.from.at(place.index, x.ndim());
     if (!from && !to) return;
-    check(from != nullptr,
+    if (!from)
+      fail(
           "{} {} of module \"{}\" is the plain tensor {}, and style {} gives it no layout on {}: set `{}` for it, or "
           "pass a distributed tensor",
           side.what, place.index, label(module), x, style_, mesh_.describe(), side.from_key);

@@ -57,8 +57,8 @@ struct Cut {
 };
 
 const Tensor& dense_input(const KernelCall& call) {
-  check(call.in[0].is_contiguous(), "{} needs a dense tensor, got {} with strides {}", call.op.name,
-        describe(call.in[0]), to_string(call.in[0].strides()));
+  check(call.in[0].is_contiguous(), "{} needs a dense tensor, got {} with strides {}", call.op.name, call.in[0],
+        call.in[0].strides());
   return call.in[0];
 }
 

@@ -14,12 +14,12 @@ namespace sherd {
 namespace {
 
 void check_attention_inputs(const TensorMeta& q, const TensorMeta& k, const TensorMeta& v) {
-  check(q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4, "q, k and v are [B, H, T, K], got {}, {} and {}",
-        to_string(q.shape), to_string(k.shape), to_string(v.shape));
+  check(q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4, "q, k and v are [B, H, T, K], got {}, {} and {}", q.shape,
+        k.shape, v.shape);
   check(q.dtype == k.dtype && k.dtype == v.dtype, "dtypes of q, k and v differ: {}, {} and {}; cast them",
         name(q.dtype), name(k.dtype), name(v.dtype));
   check(is_floating(q.dtype), "q, k and v are floating-point, got {}", name(q.dtype));
-  check(k.shape == v.shape, "k and v have one shape, got {} and {}", to_string(k.shape), to_string(v.shape));
+  check(k.shape == v.shape, "k and v have one shape, got {} and {}", k.shape, v.shape);
   check(q.size(0) == k.size(0), "batch sizes of q and k differ: {} and {}", q.size(0), k.size(0));
   check(q.size(3) == k.size(3), "q has {} elements per head, k has {}", q.size(3), k.size(3));
   check(k.size(1) > 0 ? q.size(1) % k.size(1) == 0 : q.size(1) == 0, "{} query heads are no multiple of {} key heads",
@@ -95,7 +95,7 @@ Metas infer_rope(const InferCall& c) {
   const TensorMeta& x = required(c, 0);
   const auto& a = c.attrs.as<RopeAttrs>();
   check(is_floating(x.dtype), "x is floating-point, got {}", name(x.dtype));
-  check(x.ndim() == 4, "x is [B, H, T, K], got {}", to_string(x.shape));
+  check(x.ndim() == 4, "x is [B, H, T, K], got {}", x.shape);
   check(x.size(3) % 2 == 0, "elements turn in pairs: K is even, got {}", x.size(3));
   check(a.theta > 0 && a.first_position >= 0, "theta is positive and first_position not negative, got {} and {}",
         a.theta, a.first_position);

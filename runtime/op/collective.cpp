@@ -128,8 +128,7 @@ void run_on_device(const KernelCall& call) {
         "{} of {} ranks on {}: ranks on GPUs talk through NCCL, which is not built yet; use one rank, or move the "
         "tensors to the cpu with to()",
         call.op.name, ranks, to_string(out.device()));
-  check(x.is_contiguous(), "{} needs a dense tensor, got {} with strides {}", call.op.name, describe(x),
-        to_string(x.strides()));
+  check(x.is_contiguous(), "{} needs a dense tensor, got {} with strides {}", call.op.name, x, x.strides());
   if (x.is_ghost()) return;
   if (x.numel() > 0 && x.raw() != out.raw()) call.exec.device->copy(out.raw(), x.raw(), x.bytes());
 }

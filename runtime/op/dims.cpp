@@ -82,14 +82,14 @@ void bind_letters(const DimsSpec& spec, std::span<const Shape* const> inputs, st
     const Shape& shape = *inputs[i];
     const DimsTerm& term = spec.inputs[i];
     const int count = static_cast<int>(term.letters.size()), lead = shape.size() - count;
-    check(lead == 0 || (lead > 0 && term.ellipsis), "input {} has shape {}; its dims are \"{}{}\"", i, to_string(shape),
+    check(lead == 0 || (lead > 0 && term.ellipsis), "input {} has shape {}; its dims are \"{}{}\"", i, shape,
           term.ellipsis ? "..." : "", term.letters);
     for (int d = 0; d < count; ++d) {
       const char letter = term.letters[static_cast<std::size_t>(d)];
       const std::int64_t size = shape[lead + d];
       if (const Factor* known = find(factors, letter))
-        check(known->size == size, "'{}' has size {} in input {} of shape {}, and {} before", letter, size, i,
-              to_string(shape), known->size);
+        check(known->size == size, "'{}' has size {} in input {} of shape {}, and {} before", letter, size, i, shape,
+              known->size);
       else
         factors.push_back({letter, FactorKind::batch, size, where(spec.inputs, letter), where(spec.outputs, letter)});
     }

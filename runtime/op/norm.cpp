@@ -43,8 +43,8 @@ DType statistics_dtype(DType t) { return t == DType::f64 ? DType::f64 : DType::f
 
 void check_affine(const TensorMeta& x, const TensorMeta& p, std::string_view what) {
   if (!p.defined()) return;
-  check(p.ndim() == 1 && p.shape[0] == x.shape.back(), "{} is [{}] for x {}, got {}", what, x.shape.back(),
-        to_string(x.shape), to_string(p.shape));
+  check(p.ndim() == 1 && p.shape[0] == x.shape.back(), "{} is [{}] for x {}, got {}", what, x.shape.back(), x.shape,
+        p.shape);
   check(p.dtype == x.dtype, "dtypes differ: x {} and {} {}; cast one of them", name(x.dtype), what, name(p.dtype));
 }
 
