@@ -1,6 +1,6 @@
 #include "runtime/comm/group/division.h"
 
-#include <algorithm>
+#include <vector>
 
 #include "runtime/tensor/error.h"
 
@@ -8,17 +8,20 @@ namespace sherd::comm {
 
 std::string text_of_ranks(std::span<const int> list) { return fmt::format("{}", fmt::join(list, ",")); }
 
+// Lists are printed where one is wrong only: a job has thousands of ranks.
 void check_ranks(std::span<const int> list, int rank, int size) {
-  const auto has = [](std::span<const int> ranks, int r) { return std::ranges::find(ranks, r) != ranks.end(); };
   check(!list.empty(), "subgroup: rank {} gives an empty list; name the ranks of the group that it will be in", rank);
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    check(list[i] >= 0 && list[i] < size, "subgroup: rank {} gives the ranks {}; those of the group are 0..{}", rank,
-          text_of_ranks(list), size - 1);
-    check(!has(list.first(i), list[i]), "subgroup: rank {} gives the ranks {}; a rank is in a group once", rank,
-          text_of_ranks(list));
+  std::vector<bool> is_in(static_cast<std::size_t>(size));
+  for (const int r : list) {
+    if (r < 0 || r >= size)
+      fail("subgroup: rank {} gives the ranks {}; those of the group are 0..{}", rank, text_of_ranks(list), size - 1);
+    if (is_in[static_cast<std::size_t>(r)])
+      fail("subgroup: rank {} gives the ranks {}; a rank is in a group once", rank, text_of_ranks(list));
+    is_in[static_cast<std::size_t>(r)] = true;
   }
-  check(has(list, rank), "subgroup: rank {} gives the ranks {}; name the group that rank {} will be in", rank,
-        text_of_ranks(list), rank);
+  if (!is_in[static_cast<std::size_t>(rank)])
+    fail("subgroup: rank {} gives the ranks {}; name the group that rank {} will be in", rank, text_of_ranks(list),
+         rank);
 }
 
 }  // namespace sherd::comm
