@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
+#include "compile/compile.h"
 #include "nn/checkpoint/training_state.h"
 #include "nn/layers/dropout.h"
 #include "nn/models/model_config.h"
@@ -40,10 +42,12 @@ struct Case {
   bool llama = false, bf16 = false;
   bool shards = true, sequence = true;
   bool frozen = false;  ///< the embedding and the first block
+  bool captured = false;
   std::string text() const {
-    return fmt::format("{} {} replicate={} dp={} tp={}{}{}{}", llama ? "Llama" : "GPT", bf16 ? "bf16" : "f32",
+    return fmt::format("{} {} replicate={} dp={} tp={}{}{}{}{}", llama ? "Llama" : "GPT", bf16 ? "bf16" : "f32",
                        grid.replicas, grid.dp, grid.tp, shards ? "" : " not sharded",
-                       grid.tp > 1 && sequence ? " sequence" : "", frozen ? " frozen" : "");
+                       grid.tp > 1 && sequence ? " sequence" : "", frozen ? " frozen" : "",
+                       captured ? " captured" : "");
   }
 };
 
@@ -68,6 +72,9 @@ class ModelRun {
     model_->materialize(nn::Seed{11});
     if (c.frozen) freeze();
     optimizer_ = std::make_unique<nn::AdamW>(model_->parameters());
+    if (c.captured)
+      compiled_.emplace([this](std::span<const Tensor> batch) { return update(batch), std::vector<Tensor>(); },
+                        CompileOptions{.group = group_});
     note("built");
   }
 
@@ -80,9 +87,9 @@ class ModelRun {
       return Tensor::from<std::int32_t>(list, {kSequences, kTokens});
     };
     const Tensor tokens = ids(next_step_), targets = ids(next_step_ + 5);
-    backward((*model_)(tokens, targets));
-    nn::clip_grad_norm(*optimizer_, 0.1);
-    optimizer_->step_and_clear();
+    const Tensor batch[] = {tokens, targets};
+    if (compiled_) (*compiled_)(batch);
+    else update(batch);
     note(fmt::format("step {}", next_step_++));
   }
   void save(const std::string& dir) { nn::save_checkpoint(dir, {}, state(), *group_); }
@@ -91,8 +98,14 @@ class ModelRun {
     note("loaded");
   }
   const std::vector<Bytes>& bytes() const { return bytes_; }
+  std::string how() const { return compiled_ ? compiled_->why() : "ran eagerly"; }
 
  private:
+  void update(std::span<const Tensor> batch) {
+    backward((*model_)(batch[0], batch[1]));
+    nn::clip_grad_norm(*optimizer_, 0.1);
+    optimizer_->step_and_clear();
+  }
   std::vector<nn::StateEntry> state() { return nn::training_state(*model_, optimizer_.get()); }
   void freeze() {
     model_->parameter("tok.weight").set_requires_grad(false);
@@ -108,6 +121,7 @@ class ModelRun {
   DeviceMesh root_;
   std::unique_ptr<nn::LanguageModel> model_;
   std::unique_ptr<nn::AdamW> optimizer_;
+  std::optional<CompiledStep> compiled_;
   std::int64_t next_step_ = 0;
   std::vector<Bytes> bytes_;
 };
@@ -179,6 +193,19 @@ TEST(GhostModels, ShardedAndTensorParallel) {
 TEST(GhostModels, WithFrozenParameters) {
   for (const Grid3& grid : {Grid3{1, 2, 1}, Grid3{2, 2, 1}, Grid3{1, 2, 2}})
     expect_trains_alike({.grid = grid, .frozen = true});
+}
+
+// The first step runs eagerly, the second is recorded, the others replay it.
+TEST(GhostModels, Captured) {
+  for (const Grid3& grid : {Grid3{1, 1, 1}, Grid3{1, 2, 1}, Grid3{1, 2, 2}})
+    for (const bool llama : {false, true})
+      expect_ghosts_hold_what_threads_hold({.grid = grid, .llama = llama, .bf16 = true, .captured = true},
+                                           [](const Group& group, const Case& c) {
+                                             ModelRun run(group, c);
+                                             for (int i = 0; i < 4; ++i) run.step();
+                                             EXPECT_EQ(run.how().substr(0, 8), "replayed") << run.how();
+                                             return run.bytes();
+                                           });
 }
 
 // Saved by ranks that compute. A ghost reads names and shapes of it, and accounts the memory of loading.
