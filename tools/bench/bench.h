@@ -93,6 +93,7 @@ std::vector<Benchmark> shm_benchmarks();       // shm.cpp
 std::vector<Benchmark> ranks_benchmarks();     // ranks.cpp
 std::vector<Benchmark> overlap_benchmarks();   // overlap.cpp
 std::vector<Benchmark> units_benchmarks();     // units.cpp
+std::vector<Benchmark> ghost_benchmarks();     // ghost.cpp
 std::vector<Benchmark> binding_benchmarks();   // binding.cpp
 std::vector<Benchmark> gpu_benchmarks();       // gpu.cpp
 std::vector<Benchmark> loss_benchmarks();      // loss.cpp

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 
 #include "runtime/tensor/error.h"
@@ -30,6 +31,7 @@ constexpr std::array kChildren = {
     Child{"gpu_probe", run_gpu_probe_child},
     Child{"loss", run_loss_child},
     Child{"units", run_units_child},
+    Child{"ghost", run_ghost_child},
 };
 
 void say(const nlohmann::json& object) {
@@ -95,6 +97,20 @@ void pin_to_cpu(int rank) {
     ::sched_setaffinity(0, sizeof one, &one);
     return;
   }
+}
+
+std::int64_t process_memory_bytes(std::string_view field) {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with(field)) return std::stoll(line.substr(field.size() + 1)) * 1024;
+  return 0;
+}
+
+nlohmann::json by_category(const CategoryBytes& bytes) {
+  nlohmann::json result;
+  for (int c = 0; c < kNumCategories; ++c)
+    result[std::string(name(static_cast<MemoryCategory>(c)))] = bytes[static_cast<std::size_t>(c)];
+  return result;
 }
 
 }  // namespace sherd::bench

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/comm/group/process_group.h"
+#include "runtime/memory/accounting.h"
 #include "tools/bench/side.h"
 
 namespace sherd::bench {
@@ -30,6 +31,11 @@ SideCommand child(std::string_view name, std::vector<std::string> flags, int ran
 /// Pins the calling thread, and those it starts later, to one CPU of those it may use: the one of its rank.
 void pin_to_cpu(int rank);
 
+/// "VmRSS" or "VmHWM" of /proc/self/status, in bytes.
+std::int64_t process_memory_bytes(std::string_view field);
+/// An object with a number for each category.
+nlohmann::json by_category(const CategoryBytes& bytes);
+
 // The children; each file says what it answers to.
 int run_step_child(std::span<const std::string_view> args);         // step_child.cpp
 int run_gemm_child(std::span<const std::string_view> args);         // gemm_child.cpp
@@ -38,6 +44,7 @@ int run_dtensor_child(std::span<const std::string_view> args);      // dtensor_c
 int run_collectives_child(std::span<const std::string_view> args);  // collectives_child.cpp
 int run_fma_child(std::span<const std::string_view> args);          // fma_child.cpp
 int run_units_child(std::span<const std::string_view> args);        // units_child.cpp
+int run_ghost_child(std::span<const std::string_view> args);        // ghost_child.cpp
 int run_loss_child(std::span<const std::string_view> args);         // loss_child.cpp
 int run_gpu_op_child(std::span<const std::string_view> args);       // gpu_op_child.cpp
 int run_gpu_probe_child(std::span<const std::string_view> args);    // gpu_probe_child.cpp

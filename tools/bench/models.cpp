@@ -19,6 +19,7 @@ constexpr std::array kModels = {
     BenchModel{"gpt124m", 12, 12, 768, 256, 4, 50257},
     BenchModel{"tiny_llama", 1, 2, 16, 8, 2, 17, 1, 32},
     BenchModel{"llama1b", 16, 16, 2048, 4096, 4, 128256, 4, 8192},
+    BenchModel{"llama8b", 32, 32, 4096, 8192, 1, 128256, 8, 14336},
 };
 }  // namespace
 

@@ -21,7 +21,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Figures of a group read the same contests, so they are measured in one call. The file is written after each.
 GROUPS = [["step", "flops", "rss"], ["fsdp", "tp", "memory"], ["units"], ["shm"], ["overlap"], ["dispatch", "dtensor"],
-          ["binding"], ["loss.mini", "loss.llama"], ["gemm"]]
+          ["ghost"], ["binding"], ["loss.mini", "loss.llama"], ["gemm"]]
 # The README's table: what a row says, and the figures in it.
 SUMMARY = [
     ("training step, 0.8 M parameters, f32, 1 and 2 threads", ["step.mini.f32.t1", "step.mini.f32.t2"]),
@@ -42,6 +42,7 @@ SUMMARY = [
     ("one-element add through the dispatcher, plain and recorded", ["dispatch.plain", "dispatch.recording"]),
     ("overhead of an op on distributed tensors: cached plan, new plan", ["dtensor.hit", "dtensor.miss"]),
     ("the 10.8 M model, tensor parallel over 2 ranks of one thread", ["tp.bigger.r2"]),
+    ("one of 512 ranks of an 8 B model as a ghost: built with a first step, a further step", ["ghost.llama8b.first", "ghost.llama8b.step"]),
     ("losses of the 0.8 M model over 100 steps: mean distance from PyTorch's", ["loss.mini.f32"]),
 ]
 

@@ -10,7 +10,6 @@
 // first.
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <optional>
@@ -39,21 +38,6 @@ struct StepFlags {
   bool captured = true, prefetch = true, tensor_parallel = false, profile = false;
   std::string link, device = "cpu";
 };
-
-// "VmRSS" or "VmHWM" of /proc/self/status, in bytes.
-std::int64_t process_memory_bytes(std::string_view field) {
-  std::ifstream file("/proc/self/status");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with(field)) return std::stoll(line.substr(field.size() + 1)) * 1024;
-  return 0;
-}
-
-nlohmann::json by_category(const CategoryBytes& bytes) {
-  nlohmann::json result;
-  for (int c = 0; c < kNumCategories; ++c)
-    result[std::string(name(static_cast<MemoryCategory>(c)))] = bytes[static_cast<std::size_t>(c)];
-  return result;
-}
 
 BenchModel model_of(const StepFlags& flags) {
   BenchModel model = bench_model(flags.model);

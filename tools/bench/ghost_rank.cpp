@@ -1,0 +1,39 @@
+#include "tools/bench/ghost_rank.h"
+
+#include "runtime/comm/group/ghost_group.h"
+#include "runtime/comm/job/world.h"
+#include "tools/bench/training.h"
+
+namespace sherd::bench {
+
+namespace {
+
+TrainStep ghost_step(const BenchModel& model, const std::string& mesh, int rank) {
+  const int ranks = ranks_of_mesh(mesh);
+  set_world_group(make_ghost_group(rank, ranks));
+  TrainConfig config = train_config(model, {.dtype = "bf16", .captured = false}, ranks);
+  config.fully_shard = true;
+  config.mesh = mesh;
+  config.optimizer.clip = 1;
+  return TrainStep(config, JobMesh(mesh, world_group()), Device::cpu(), model.vocabulary);
+}
+
+}  // namespace
+
+int ranks_of_mesh(const std::string& mesh) {
+  int ranks = 1;
+  for (const DeviceMesh::Axis& axis : parse_mesh(mesh, 1)) ranks *= axis.size;
+  return ranks;
+}
+
+GhostRank::GhostRank(const BenchModel& model, const std::string& mesh, int rank)
+    : scope_(fmt::format("rank {}", rank), {.ghost = true}),
+      step_(ghost_step(model, mesh, rank)),
+      tokens_(Tensor::empty({model.batch, model.tokens}, DType::i32)) {}
+
+void GhostRank::step() {
+  step_.set_step(next_++);
+  step_.update(tokens_, tokens_);
+}
+
+}  // namespace sherd::bench
