@@ -13,6 +13,7 @@
 #include "nn/interop/huggingface_config.h"
 #include "nn/interop/huggingface_names.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -213,6 +214,10 @@ void HuggingFaceWeights::check_tied_head(const Source& embedding, std::int64_t r
 }
 
 void HuggingFaceWeights::load(LanguageModel& model) const {
+  check(!RankContext::current().is_ghost(),
+        "the weights of \"{}\": this rank is a ghost and has no bytes for them; a model that is materialised holds the "
+        "same memory",
+        dir_);
   GradMode off(false);
   for (const auto& [name, parameter] : model.named_parameters()) {
     const auto source = sources_.find(name);

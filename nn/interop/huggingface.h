@@ -33,7 +33,7 @@ class HuggingFaceWeights {
 
   /// Fills `model`, made from config() and materialised, each rank reading only its own rows; values are cast to the
   /// parameters' dtype. Local: wrap in together() when ranks must agree. Throws Error naming file and tensor (truncated
-  /// meanwhile; a tied head that differs from the embedding).
+  /// meanwhile; a tied head that differs from the embedding); on a ghost rank, which has no bytes to read into.
   void load(LanguageModel& model) const;
 
  private:
@@ -82,7 +82,7 @@ struct HuggingFaceSaveOptions {
 
 /// Writes `model`, made from `config`, as a directory that transformers and HuggingFaceWeights read. Collective:
 /// tensors are gathered one after the other and rank 0 writes; blocks on the disk. `dir` appears by rename once it is
-/// complete. On failure (disk full, `dir` exists and is not empty) every rank throws Error.
+/// complete. On failure (disk full, `dir` exists and is not empty) every rank throws Error. So does a ghost rank.
 void save_huggingface(const std::string& dir, const LanguageModelConfig& config, LanguageModel& model,
                       ProcessGroup& group, const HuggingFaceSaveOptions& options = {});
 

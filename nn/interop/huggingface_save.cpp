@@ -12,6 +12,7 @@
 #include "nn/interop/huggingface_names.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -171,6 +172,8 @@ void write_file(const std::string& folder, const PlannedFile& file, const Parame
 
 void save_huggingface(const std::string& dir, const LanguageModelConfig& config, LanguageModel& model,
                       ProcessGroup& group, const HuggingFaceSaveOptions& options) {
+  check(!RankContext::current().is_ghost(),
+        "save_huggingface to \"{}\": this rank is a ghost, whose parameters have no values to save", dir);
   GradMode off(false);
   const std::string folder = (fs::path(dir) / "").parent_path().string() + ".partial";
   Parameters parameters;

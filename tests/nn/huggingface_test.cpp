@@ -15,6 +15,7 @@
 #include "nn/parallel/fully_shard.h"
 #include "nn/parallel/tensor_parallel.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/golden.h"
 #include "tests/support/near.h"
@@ -336,6 +337,18 @@ TEST(HuggingFaceShards, EveryRankReadsItsOwnRowsOnly) {
     if (group->rank() == 0) EXPECT_NO_THROW(weights.load(*model));
     else expect_error([&] { weights.load(*model); }, {"model.safetensors", "cut short", "model.norm.weight"});
   });
+}
+
+TEST(HuggingFaceShards, GhostRanksHaveNoBytesForWeightsAndNoneToSave) {
+  TempDir dir;
+  const HuggingFaceWeights weights(directory_of("gpt2"));
+  const RankScope rank("", {.ghost = true});
+  const auto model = make_language_model(weights.config());
+  model->materialize();
+  expect_error([&] { weights.load(*model); }, {weights.dir(), "this rank is a ghost"});
+  expect_error([&] { save_huggingface(dir / "new", weights.config(), *model, *make_single_group()); },
+               {dir / "new", "this rank is a ghost"});
+  EXPECT_TRUE(fs::is_empty(dir.path()));
 }
 
 TEST(HuggingFaceSave, RefusesWhatItCannotWriteOnEveryRank) {
