@@ -17,13 +17,8 @@ bool needed(std::uint32_t mask, std::size_t i) { return i < 31 ? (mask >> i) & 1
 
 template <std::size_t N>
 void push_meta(SmallVec<TensorMeta, N>& metas, const Tensor& t) {
-  TensorMeta& m = metas.emplace_back();
-  m.absent = !t.defined();
-  if (m.absent) return;
-  m.shape = t.shape();
-  m.dtype = t.dtype();
-  m.device = t.device();
-  m.layout = t.layout();
+  if (t.defined()) metas.emplace_back(t.shape(), t.dtype(), t.device()).layout = t.layout();
+  else metas.push_back(kAbsent);
 }
 
 // Whether the maker of `t` can compute it again: then backward asks it, and the bytes need not be kept.

@@ -12,12 +12,11 @@ Ref<Storage> Storage::released(std::int64_t bytes, MemoryCategory category, Devi
   if (bytes < 0) [[unlikely]]
     fail("a storage cannot have {} bytes", bytes);
   RankMemory& rank = RankMemory::current();
-  Ref<Storage> storage = Ref<Storage>::fresh(Pool<Storage>::make());
-  storage->bytes_ = bytes;
+  Allocator& allocator = rank.allocator(device);
+  Ref<Storage> storage = Ref<Storage>::fresh(Pool<Storage>::make(bytes, rank.next_id()));
   storage->category_ = category;
   storage->device_ = device;
-  storage->allocator_ = &rank.allocator(device);
-  storage->id_ = rank.next_id();
+  storage->allocator_ = &allocator;
   if (rank.watcher) storage->guard_ = kWatched;
   if (rank.is_ghost()) [[unlikely]]
     storage->guard_ |= kGhost;
@@ -26,15 +25,13 @@ Ref<Storage> Storage::released(std::int64_t bytes, MemoryCategory category, Devi
 
 Ref<Storage> Storage::allocate(std::int64_t bytes, MemoryCategory category, Device device) {
   Ref<Storage> storage = released(bytes, category, device);
-  storage->restore_data();
+  if (bytes > 0) storage->data_ = static_cast<std::byte*>(storage->allocator_->allocate(bytes, category));
   return storage;
 }
 
 Ref<Storage> Storage::borrow(void* data, std::int64_t bytes, std::function<void()> release) {
-  Ref<Storage> storage = Ref<Storage>::fresh(Pool<Storage>::make());
+  Ref<Storage> storage = Ref<Storage>::fresh(Pool<Storage>::make(bytes, RankMemory::current().next_id()));
   storage->data_ = static_cast<std::byte*>(data);
-  storage->bytes_ = bytes;
-  storage->id_ = RankMemory::current().next_id();
   if (release) storage->on_release_ = std::make_unique<std::function<void()>>(std::move(release));
   return storage;
 }

@@ -114,7 +114,7 @@ class Storage final : public RefCounted {
     kGhost = 8,    // there is nothing to read or to write
   };
   static constexpr int kStays = kWatched | kGhost;  // when loans end
-  Storage() = default;
+  Storage(std::int64_t bytes, std::uint64_t id) : bytes_(bytes), id_(id) {}
   ~Storage();
   void prepare_read() const;
   void prepare_write() const;

@@ -13,9 +13,7 @@ inline const TensorMeta& required(const InferCall& call, std::size_t i) {
 
 inline Metas one_output(const Shape& shape, DType dtype) {
   Metas metas;
-  TensorMeta& meta = metas.emplace_back();
-  meta.shape = shape;
-  meta.dtype = dtype;
+  metas.emplace_back(shape, dtype);
   return metas;
 }
 

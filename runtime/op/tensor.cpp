@@ -30,10 +30,9 @@ constexpr std::int64_t kMostElements = std::int64_t{1} << 56;
   fail("{} has more elements than a tensor may have, {}", what, kMostElements);
 }
 
-// Computes shape, row-major strides and number of elements in one pass; false if the sizes are not valid.
-bool fill_dense(TensorImpl& impl, const Shape& shape) {
-  impl.meta.shape = shape;
-  impl.meta.strides = shape;  // for its number of dims
+// Row-major strides, of which there are as many as dims, and the number of elements; false if they cannot be.
+bool fill_dense(TensorImpl& impl) {
+  const Shape& shape = impl.meta.shape;
   std::int64_t step = 1, count = 1;
   bool fits = true;
   for (int i = shape.size() - 1; i >= 0; --i) {
@@ -44,6 +43,14 @@ bool fill_dense(TensorImpl& impl, const Shape& shape) {
   }
   impl.numel = count * step;
   return fits;
+}
+
+// A whole dense tensor, still without bytes.
+Ref<TensorImpl> dense_impl(const Shape& shape, DType dtype, Device device, bool needs_memory) {
+  Ref<TensorImpl> impl = Ref<TensorImpl>::fresh(Pool<TensorImpl>::make(shape, shape, 0, dtype, device));
+  if (!fill_dense(*impl)) [[unlikely]]
+    refuse_size(shape, dtype, needs_memory);
+  return impl;
 }
 
 std::int64_t checked_numel(const Shape& shape, DType dtype) {
@@ -59,37 +66,21 @@ std::int64_t checked_numel(const Shape& shape, DType dtype) {
 
 Tensor Tensor::make(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset, DType dtype,
                     Device device) {
-  Ref<TensorImpl> impl = Ref<TensorImpl>::fresh(Pool<TensorImpl>::make());
-  impl->meta.shape = shape;
-  impl->meta.strides = strides;
-  impl->meta.offset = offset;
-  impl->meta.dtype = dtype;
-  impl->meta.device = device;
+  Ref<TensorImpl> impl = Ref<TensorImpl>::fresh(Pool<TensorImpl>::make(shape, strides, offset, dtype, device));
   impl->numel = checked_numel(shape, dtype);
-  impl->flags = device.is_meta() ? TensorImpl::kMeta : 0;
   impl->contiguous = sherd::is_contiguous(shape, strides);
   impl->storage = std::move(storage);
   return Tensor(std::move(impl));
 }
 
 Tensor Tensor::make_dense(Ref<Storage> storage, const Shape& shape, DType dtype, Device device) {
-  Ref<TensorImpl> impl = Ref<TensorImpl>::fresh(Pool<TensorImpl>::make());
-  if (!fill_dense(*impl, shape)) [[unlikely]]
-    refuse_size(shape, dtype, false);
-  impl->meta.dtype = dtype;
-  impl->meta.device = device;
-  impl->flags = device.is_meta() ? TensorImpl::kMeta : 0;
+  Ref<TensorImpl> impl = dense_impl(shape, dtype, device, false);
   impl->storage = std::move(storage);
   return Tensor(std::move(impl));
 }
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device, MemoryCategory category) {
-  Ref<TensorImpl> impl = Ref<TensorImpl>::fresh(Pool<TensorImpl>::make());
-  if (!fill_dense(*impl, shape)) [[unlikely]]
-    refuse_size(shape, dtype, !device.is_meta());
-  impl->meta.dtype = dtype;
-  impl->meta.device = device;
-  impl->flags = device.is_meta() ? TensorImpl::kMeta : 0;
+  Ref<TensorImpl> impl = dense_impl(shape, dtype, device, !device.is_meta());
   if (!device.is_meta()) impl->storage = Storage::allocate(impl->numel * byte_size(dtype), category, device);
   return Tensor(std::move(impl));
 }

@@ -38,7 +38,9 @@ class TensorImpl final : public RefCounted {
  private:
   template <class T>
   friend class Pool;
-  TensorImpl() = default;
+  TensorImpl(const Shape& shape, const Strides& strides, std::int64_t offset, DType dtype, Device device)
+      : meta{.shape = shape, .dtype = dtype, .device = device, .strides = strides, .offset = offset},
+        flags(device.is_meta() ? kMeta : 0) {}
   ~TensorImpl();
 };
 

@@ -14,8 +14,15 @@ enum class DType : std::uint8_t { f64, f32, bf16, f16, i64, i32, u8, boolean };
 inline constexpr int kNumDTypes = 8;
 
 constexpr std::int64_t byte_size(DType t) {
-  constexpr std::int64_t sizes[] = {8, 4, 2, 2, 8, 4, 1, 1};
-  return sizes[static_cast<int>(t)];
+  switch (t) {  // an array in here would be copied to the stack at every call
+    case DType::f64:
+    case DType::i64: return 8;
+    case DType::f32:
+    case DType::i32: return 4;
+    case DType::bf16:
+    case DType::f16: return 2;
+    default: return 1;
+  }
 }
 constexpr bool is_floating(DType t) { return t <= DType::f16; }
 /// "f64" "f32" "bf16" "f16" "i64" "i32" "u8" "bool".
