@@ -8,7 +8,7 @@
 
 namespace sherd {
 
-thread_local RankMemory* RankMemory::current_ = nullptr;
+thread_local constinit RankMemory* RankMemory::current_ = nullptr;
 
 RankContext::RankContext(RankOptions options) : RankMemory(options), exceptions_at_start_(std::uncaught_exceptions()) {}
 

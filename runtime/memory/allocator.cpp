@@ -4,22 +4,12 @@
 
 namespace sherd {
 
-void Allocator::take_back(const Foreign& f) noexcept {
-  if (poison_) [[unlikely]]
-    poison(f.block, f.bytes);
-  put_back(f.block, f.bytes);
-  --live_blocks_;
-  accounting_.add(f.category, -f.bytes);
-}
-
 // Once abandoned, blocks are only counted: their memory goes with the allocator.
-void Allocator::release(void* block, std::int64_t bytes, MemoryCategory category) noexcept {
-  if (std::this_thread::get_id() == owner_ && !abandoned_) [[likely]]
-    return take_back({block, bytes, category});
+void Allocator::park(Foreign f) noexcept {
   bool destroy = false;
   {
     std::lock_guard lock(foreign_mutex_);
-    foreign_.push_back({block, bytes, category});
+    foreign_.push_back(f);
     has_foreign_.store(true, std::memory_order_release);
     destroy = abandoned_ && live_blocks_ == static_cast<std::int64_t>(foreign_.size());
   }

@@ -31,7 +31,11 @@ class Allocator {
     accounting_.add(category, bytes);
     return block;
   }
-  void release(void* block, std::int64_t bytes, MemoryCategory category) noexcept;
+  void release(void* block, std::int64_t bytes, MemoryCategory category) noexcept {
+    if (std::this_thread::get_id() != owner_ || abandoned_) [[unlikely]]
+      return park({block, bytes, category});
+    take_back({block, bytes, category});
+  }
 
   Accounting& accounting() { return accounting_; }
   /// Limit on bytes in use by this rank; 0 = none.
@@ -62,7 +66,14 @@ class Allocator {
     std::int64_t bytes;
     MemoryCategory category;
   };
-  void take_back(const Foreign& f) noexcept;
+  void take_back(Foreign f) noexcept {
+    if (poison_) [[unlikely]]
+      poison(f.block, f.bytes);
+    put_back(f.block, f.bytes);
+    --live_blocks_;
+    accounting_.add(f.category, -f.bytes);
+  }
+  void park(Foreign f) noexcept;
   void drain_foreign();
   [[noreturn]] void fail_limit(std::int64_t bytes, MemoryCategory category) const;
 

@@ -68,7 +68,7 @@ class RankMemory {
   explicit RankMemory(RankOptions options);
   ~RankMemory();
   virtual Allocator& device_allocator(Device device) = 0;
-  static thread_local RankMemory* current_ __attribute__((tls_model("initial-exec")));
+  static thread_local constinit RankMemory* current_ __attribute__((tls_model("initial-exec")));
 
  private:
   static RankMemory& adopt();  // exec/context.cpp

@@ -21,17 +21,9 @@ std::uint8_t flags_of(std::span<const Tensor> in) {
   return flags;
 }
 
-Tensors dispatch(OpCall& call) {
-  const std::uint8_t flags = flags_of(call.in);
-  const RankContext& context = RankContext::current();
-  if ((flags & TensorImpl::kRequiresGrad) && context.grad_enabled) return autograd_layer(call);
-  return call_below_autograd(call);
-}
-
-// A donated input: moved in (the call frame holds the only handle), the only owner of its bytes, dense, and all of its
-// storage.
+// A donated input: moved in (the call frame holds the only handle), sole owner of its bytes, whole and dense.
 bool can_donate(const Tensor& t, const TensorMeta& meta, Device device) {
-  return t.defined() && t.device() == device && t.dtype() == meta.dtype && t.impl()->use_count() == 1 && t.storage() &&
+  return t.defined() && t.impl()->use_count() == 1 && t.device() == device && t.dtype() == meta.dtype && t.storage() &&
          t.storage()->use_count() == 1 && t.is_contiguous() && t.offset() == 0 && t.shape() == meta.shape &&
          t.storage()->bytes() == t.bytes() && t.storage()->owner == nullptr && !t.storage()->is_borrowed();
 }
@@ -53,7 +45,7 @@ Tensor allocate_output(const OpCall& call, const TensorMeta& meta, Device device
   return Tensor::empty(meta.shape, meta.dtype, device, call.op.category);
 }
 
-Tensors make_view(const OpCall& call, const Metas& metas) {
+Tensors make_views(const OpCall& call, const Metas& metas) {
   const Tensor& base = call.in[0];
   Tensors out;
   for (const TensorMeta& m : metas)
@@ -61,22 +53,25 @@ Tensors make_view(const OpCall& call, const Metas& metas) {
   return out;
 }
 
+// Of rows that say where their outputs are made.
+Device device_said(const OpCall& call) {
+  for (const Tensor& t : call.in)
+    if (t.defined() && t.is_meta()) return Device::meta();
+  return call.op.device(call.attrs);
+}
+
+[[noreturn]] void refuse_devices(Device a, Device b) {
+  fail("inputs are on different devices: {} and {}; move them to one with to()", to_string(a), to_string(b));
+}
+
 // Where a call runs. One-element tensors of the host mix with tensors of any device.
 Device device_of(const OpCall& call) {
-  if (call.op.device) {
-    for (const Tensor& t : call.in)
-      if (t.defined() && t.is_meta()) return Device::meta();
-    return call.op.device(call.attrs);
-  }
+  if (call.op.device) return device_said(call);
   Device device = call.into.empty() ? Device::cpu() : call.into[0].device();
   bool decided = false;
   for (const Tensor& t : call.in) {
-    if (!t.defined()) continue;
-    const bool follows = t.numel() == 1 && t.device() == Device::cpu();
-    if (decided && !follows && t.device() != device)
-      fail("inputs are on different devices: {} and {}; move them to one with to()", to_string(device),
-           to_string(t.device()));
-    if (follows) continue;
+    if (!t.defined() || (t.numel() == 1 && t.device() == Device::cpu())) continue;
+    if (decided && t.device() != device) refuse_devices(device, t.device());
     device = t.device();
     decided = true;
   }
@@ -179,6 +174,7 @@ void call_view_into(const OpCall& call) {
 
 // The inputs that the row wrote in place get a new version.
 void bump_mutated(const OpCall& call) {
+  if (!call.op.mutated) return;
   for (std::size_t i = 0, n = num_mutated(call); i < n; ++i)
     if (const Tensor& t = call.in[i]; t.storage()) t.storage()->bump_version();
 }
@@ -199,11 +195,18 @@ Tensors run_with_scalars_brought(const OpCall& call, Device device) {
   return run_on_device({call.op, in, call.attrs, call.into, call.accumulate}, device);
 }
 
+Tensors make_results(const OpCall& call, const RowKernels& kernels, const Metas& metas, Device device) {
+  Tensors out;
+  for (const TensorMeta& m : metas) out.emplace_back(allocate_output(call, m, device));
+  if (!device.is_meta()) run_kernel(call, kernels, out, device, false);
+  bump_mutated(call);
+  return out;
+}
+
 Tensors run_on_device(const OpCall& call, Device device) {
   const RowKernels& kernels = kernels_of(call.op);
-  const InferCall infer_call{call.op, call.in, call.attrs};
-  const Metas metas = call.op.infer(infer_call);
-  if (call.op.traits.view) return make_view(call, metas);
+  const Metas metas = call.op.infer({call.op, call.in, call.attrs});
+  if (call.op.traits.view) return make_views(call, metas);
   if (device.kind == Device::Kind::cuda)
     for (const Tensor& t : call.in)
       if (lies_elsewhere(t, device)) [[unlikely]]
@@ -215,16 +218,50 @@ Tensors run_on_device(const OpCall& call, Device device) {
     if (call.op.mutated) wait_to_write(std::span<const Tensor>(call.in).first(num_mutated(call)));
     if (!call.into.empty()) wait_to_write(call.into);
   }
-  if (!call.into.empty()) {
-    write_into(call, kernels, metas, device);
-    bump_mutated(call);
-    return {};
-  }
-  Tensors out;
-  for (const TensorMeta& m : metas) out.push_back(allocate_output(call, m, device));
-  if (!device.is_meta()) run_kernel(call, kernels, out, device, false);
+  if (call.into.empty()) return make_results(call, kernels, metas, device);
+  write_into(call, kernels, metas, device);
   bump_mutated(call);
+  return {};
+}
+
+Tensors run_traced(const OpCall& call) {
+  OpSpan span(call);
+  Tensors out = run_on_device(call, device_of(call));
+  span.queued();
   return out;
+}
+
+// ---- the layers, for who has looked at the flags of the inputs and at the rank's modes already ----
+
+Tensors run(const OpCall& call, const RankContext& context) {
+  if (context.trace && !call.op.traits.view) [[unlikely]]
+    return run_traced(call);
+  return run_on_device(call, device_of(call));
+}
+
+Tensors run_below_dist(OpCall& call, const RankContext& context) {
+  if (context.capture) [[unlikely]]
+    return capture_layer(call);
+  return run(call, context);
+}
+
+Tensors run_distributed(OpCall& call) {
+  const LayerFunction layer = g_dist_layer.load(std::memory_order_acquire);
+  check(layer != nullptr, "distributed tensors need a mesh");
+  return layer(call);
+}
+
+Tensors run_below_autograd(OpCall& call, std::uint8_t flags, const RankContext& context) {
+  if ((flags & TensorImpl::kDistributed) || call.op.traits.placement) [[unlikely]]
+    return run_distributed(call);
+  return run_below_dist(call, context);
+}
+
+Tensors dispatch(OpCall& call) {
+  const std::uint8_t flags = flags_of(call.in);
+  const RankContext& context = RankContext::current();
+  if ((flags & TensorImpl::kRequiresGrad) && context.grad_enabled) return autograd_layer(call);
+  return run_below_autograd(call, flags, context);
 }
 
 }  // namespace
@@ -263,19 +300,10 @@ void call_op_into(const Op& op, std::span<Tensor> in, AttrsView attrs, const Ten
 }
 
 Tensors call_below_autograd(OpCall& call) {
-  if (((flags_of(call.in) | flags_of(call.into)) & TensorImpl::kDistributed) || call.op.traits.placement) [[unlikely]] {
-    const LayerFunction layer = g_dist_layer.load(std::memory_order_acquire);
-    check(layer != nullptr, "distributed tensors need a mesh");
-    return layer(call);
-  }
-  return call_below_dist(call);
+  return run_below_autograd(call, flags_of(call.in) | flags_of(call.into), RankContext::current());
 }
 
-Tensors call_below_dist(OpCall& call) {
-  if (RankContext::current().capture) [[unlikely]]
-    return capture_layer(call);
-  return device_layer(call);
-}
+Tensors call_below_dist(OpCall& call) { return run_below_dist(call, RankContext::current()); }
 
 Tensors capture_layer(OpCall& call) {
   CaptureSink* capture = RankContext::current().capture;
@@ -287,15 +315,7 @@ Tensors capture_layer(OpCall& call) {
   return out;
 }
 
-Tensors device_layer(OpCall& call) {
-  if (RankContext::current().trace && !call.op.traits.view) [[unlikely]] {
-    OpSpan span(call);
-    Tensors out = run_on_device(call, device_of(call));
-    span.queued();
-    return out;
-  }
-  return run_on_device(call, device_of(call));
-}
+Tensors device_layer(OpCall& call) { return run(call, RankContext::current()); }
 
 void install_dist_layer(LayerFunction layer) { g_dist_layer.store(layer, std::memory_order_release); }
 

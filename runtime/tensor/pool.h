@@ -33,12 +33,12 @@ class Pool {
   };
   struct FreeList {
     Link* head = nullptr;
-    std::size_t count = 0;
-    bool registered = false, closed = false;
+    std::size_t room = 0;  // for how many blocks more
+    bool registered = false;
   };
   struct Closer {
     ~Closer() {
-      free_.closed = true;  // objects that outlive the thread's list are freed directly
+      free_.room = 0;  // objects that outlive the thread's list are freed directly
       while (Link* link = free_.head) {
         free_.head = link->next;
         ::operator delete(link, std::align_val_t{alignof(T)});
@@ -52,24 +52,25 @@ class Pool {
   static void* take() {
     if (Link* link = free_.head) {
       free_.head = link->next;
-      --free_.count;
+      ++free_.room;
       return link;
     }
     return ::operator new(sizeof(T), std::align_val_t{alignof(T)});
   }
   static void give(void* block) {
-    if (!kPoolBlocks || free_.closed || free_.count == kKeep) {
-      ::operator delete(block, std::align_val_t{alignof(T)});
-      return;
-    }
-    if (!free_.registered) register_closer();
+    if (!kPoolBlocks || (free_.room == 0 && !open())) [[unlikely]]
+      return ::operator delete(block, std::align_val_t{alignof(T)});
     free_.head = new (block) Link{free_.head};
-    ++free_.count;
+    --free_.room;
   }
-  static void register_closer() {
+  // Makes room for the thread's first block. False: the list is full, or closed for good.
+  static bool open() {
+    if (free_.registered) return false;
     static thread_local Closer closer;
     static_cast<void>(closer);
     free_.registered = true;
+    free_.room = kKeep;
+    return true;
   }
 };
 
