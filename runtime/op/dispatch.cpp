@@ -60,7 +60,7 @@ Device device_said(const OpCall& call) {
   return call.op.device(call.attrs);
 }
 
-[[noreturn]] void refuse_devices(Device a, Device b) {
+[[noreturn, gnu::cold, gnu::noinline]] void refuse_devices(Device a, Device b) {
   fail("inputs are on different devices: {} and {}; move them to one with to()", to_string(a), to_string(b));
 }
 
@@ -147,8 +147,8 @@ void write_into(const OpCall& call, const RowKernels& kernels, const Metas& meta
   if (device.is_meta()) return;
   for (const Tensor& out : call.into) {
     check(!out.is_meta(), "the destination {} has no memory", out);
-    check(out.device() == device, "the destination is on {}, the call runs on {}", to_string(out.device()),
-          to_string(device));
+    if (out.device() != device)
+      fail("the destination is on {}, the call runs on {}", to_string(out.device()), to_string(device));
   }
   if (call.accumulate && !call.op.traits.accumulates) {
     Tensors values;
@@ -233,13 +233,13 @@ Tensors run_traced(const OpCall& call) {
 
 // ---- the layers, for who has looked at the flags of the inputs and at the rank's modes already ----
 
-Tensors run(const OpCall& call, const RankContext& context) {
+inline Tensors run(const OpCall& call, const RankContext& context) {
   if (context.trace && !call.op.traits.view) [[unlikely]]
     return run_traced(call);
   return run_on_device(call, device_of(call));
 }
 
-Tensors run_below_dist(OpCall& call, const RankContext& context) {
+inline Tensors run_below_dist(OpCall& call, const RankContext& context) {
   if (context.capture) [[unlikely]]
     return capture_layer(call);
   return run(call, context);
@@ -251,7 +251,7 @@ Tensors run_distributed(OpCall& call) {
   return layer(call);
 }
 
-Tensors run_below_autograd(OpCall& call, std::uint8_t flags, const RankContext& context) {
+inline Tensors run_below_autograd(OpCall& call, std::uint8_t flags, const RankContext& context) {
   if ((flags & TensorImpl::kDistributed) || call.op.traits.placement) [[unlikely]]
     return run_distributed(call);
   return run_below_dist(call, context);

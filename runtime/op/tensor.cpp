@@ -34,19 +34,18 @@ constexpr std::int64_t kMostElements = std::int64_t{1} << 56;
 bool fill_dense(TensorImpl& impl) {
   const Shape& shape = impl.meta.shape;
   std::int64_t step = 1, count = 1;
-  bool fits = true;
   for (int i = shape.size() - 1; i >= 0; --i) {
+    const std::int64_t size = shape[i];
     impl.meta.strides[i] = step;
-    fits &= shape[i] >= 0 && !__builtin_mul_overflow(step, std::max<std::int64_t>(shape[i], 1), &step);
-    fits &= step <= kMostElements;
-    count = shape[i] == 0 ? 0 : count;
+    if (size == 0) count = 0;
+    else if (size < 0 || __builtin_mul_overflow(step, size, &step) || step > kMostElements) return false;
   }
   impl.numel = count * step;
-  return fits;
+  return true;
 }
 
 // A whole dense tensor, still without bytes.
-Ref<TensorImpl> dense_impl(const Shape& shape, DType dtype, Device device, bool needs_memory) {
+inline Ref<TensorImpl> dense_impl(const Shape& shape, DType dtype, Device device, bool needs_memory) {
   Ref<TensorImpl> impl = Ref<TensorImpl>::fresh(Pool<TensorImpl>::make(shape, shape, 0, dtype, device));
   if (!fill_dense(*impl)) [[unlikely]]
     refuse_size(shape, dtype, needs_memory);

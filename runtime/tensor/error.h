@@ -42,8 +42,9 @@ class OutOfMemory : public Error {
 /// In a handler: what the exception says.
 std::string current_exception_text() noexcept;
 
+/// Out of line: who checks keeps no room and no registers for the message.
 template <class... Args>
-[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
+[[noreturn, gnu::cold, gnu::noinline]] void fail(fmt::format_string<Args...> format, Args&&... args) {
   throw Error(fmt::format(format, std::forward<Args>(args)...));
 }
 
@@ -51,7 +52,7 @@ template <class... Args>
 template <class... Args>
 void check(bool condition, fmt::format_string<Args...> format, Args&&... args) {
   if (!condition) [[unlikely]]
-    throw Error(fmt::format(format, std::forward<Args>(args)...));
+    fail<Args...>(format, std::forward<Args>(args)...);
 }
 
 }  // namespace sherd

@@ -43,17 +43,13 @@ class SmallVec {
   T& back() { return data()[size_ - 1]; }
 
   void reserve(std::size_t count) {
-    if (count <= capacity_) return;
-    T* fresh = std::allocator<T>().allocate(count);
-    std::uninitialized_move(begin(), end(), fresh);
-    std::destroy(begin(), end());
-    if (heap_) std::allocator<T>().deallocate(heap_, capacity_);
-    heap_ = fresh;
-    capacity_ = count;
+    if (count > capacity_) [[unlikely]]
+      grow(count);
   }
   template <class... Args>
   T& emplace_back(Args&&... args) {
-    if (size_ == capacity_) reserve(2 * capacity_);
+    if (size_ == capacity_) [[unlikely]]
+      grow(2 * capacity_);
     T* place = std::construct_at(data() + size_, std::forward<Args>(args)...);
     ++size_;
     return *place;
@@ -67,6 +63,14 @@ class SmallVec {
   void clear() { resize(0); }
 
  private:
+  [[gnu::noinline]] void grow(std::size_t count) {
+    T* fresh = std::allocator<T>().allocate(count);
+    std::uninitialized_move(begin(), end(), fresh);
+    std::destroy(begin(), end());
+    if (heap_) std::allocator<T>().deallocate(heap_, capacity_);
+    heap_ = fresh;
+    capacity_ = count;
+  }
   T* inline_data() { return std::launder(reinterpret_cast<T*>(inline_)); }
   const T* inline_data() const { return std::launder(reinterpret_cast<const T*>(inline_)); }
   void clear_and_free() {
