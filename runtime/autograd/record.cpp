@@ -52,17 +52,22 @@ OpNode* make_node(const OpCall& call) {
 
 }  // namespace
 
-void release_node(Node* node) {
-  // A node's destructor releases its neighbours, which come back here and are queued, not nested.
+namespace {
+// A node's destructor releases its neighbours, which come back here and are queued, not nested.
+[[gnu::noinline]] void destroy_node(Node* node) {
   static thread_local constinit Node* dead __attribute__((tls_model("initial-exec"))) = nullptr;
   static thread_local constinit bool running __attribute__((tls_model("initial-exec"))) = false;
-  if (!node->drop()) return;
   node->next_dead = dead;
   dead = node;
   if (running) return;
   running = true;
   while (dead) destroy_one(std::exchange(dead, dead->next_dead));
   running = false;
+}
+}  // namespace
+
+void release_node(Node* node) {
+  if (node->drop()) destroy_node(node);
 }
 
 void Tensor::set_grad_node(Node* node, int output_index) {
@@ -73,12 +78,8 @@ void Tensor::set_grad_node(Node* node, int output_index) {
   impl_->flags |= TensorImpl::kRequiresGrad;
 }
 
-Tensors autograd_layer(OpCall& call) {
-  if (!call.op.vjp) {
-    check(!call.op.no_gradient.empty(), "{} has no derivative; detach() the inputs or turn recording off",
-          call.op.name);
-    return call_below_autograd(call);  // an integer result or an effect: nothing flows back
-  }
+namespace {
+Tensors record(OpCall& call) {
   const NodeRef node = NodeRef::fresh(make_node(call));
   auto* op_node = static_cast<OpNode*>(node.get());
   Tensors out = call_below_autograd(call);
@@ -90,6 +91,13 @@ Tensors autograd_layer(OpCall& call) {
     if (is_floating(out[i].dtype())) out[i].set_grad_node(op_node, static_cast<int>(i));
   }
   return out;
+}
+}  // namespace
+
+Tensors autograd_layer(OpCall& call) {
+  if (call.op.vjp) return record(call);
+  check(!call.op.no_gradient.empty(), "{} has no derivative; detach() the inputs or turn recording off", call.op.name);
+  return call_below_autograd(call);  // an integer result or an effect: nothing flows back
 }
 
 }  // namespace sherd
