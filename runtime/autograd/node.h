@@ -46,6 +46,8 @@ class NodeRef {
     if (node_) release_node(node_);
   }
   Node* get() const { return node_; }
+  /// The caller owns the reference now.
+  Node* release() { return std::exchange(node_, nullptr); }
   explicit operator bool() const { return node_ != nullptr; }
 
  private:

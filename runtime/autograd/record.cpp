@@ -37,11 +37,8 @@ OpNode* make_node(const OpCall& call) {
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     const Tensor& t = call.in[i];
     push_meta(node->input_metas, t);
-    Edge& edge = node->next.emplace_back();
-    if (t.defined() && t.requires_grad()) {
-      edge.node = NodeRef(t.grad_node());
-      edge.index = t.output_index();
-    }
+    if (t.defined() && t.requires_grad()) node->next.emplace_back(NodeRef(t.grad_node()), t.output_index());
+    else node->next.emplace_back();
     SavedTensor& saved = node->saved_inputs.emplace_back();
     if (!t.defined() || !needed(call.op.needs.inputs, i)) continue;
     if (i < 32 && is_recomputed(t)) node->recomputed_inputs |= 1u << i;
@@ -70,17 +67,15 @@ void release_node(Node* node) {
   if (node->drop()) destroy_node(node);
 }
 
-void Tensor::set_grad_node(Node* node, int output_index) {
-  node->retain();
-  if (impl_->grad_node) release_node(impl_->grad_node);
-  impl_->grad_node = node;
+void Tensor::set_grad_node(NodeRef node, int output_index) {
+  if (Node* before = std::exchange(impl_->grad_node, node.release())) release_node(before);
   impl_->output_index = output_index;
   impl_->flags |= TensorImpl::kRequiresGrad;
 }
 
 namespace {
 Tensors record(OpCall& call) {
-  const NodeRef node = NodeRef::fresh(make_node(call));
+  NodeRef node = NodeRef::fresh(make_node(call));
   auto* op_node = static_cast<OpNode*>(node.get());
   Tensors out = call_below_autograd(call);
   for (std::size_t i = 0; i < out.size(); ++i) {
@@ -88,7 +83,9 @@ Tensors record(OpCall& call) {
     op_node->saved_outputs.emplace_back();
     // A handle of its own: the output's handle points back to this node.
     if (needed(call.op.needs.outputs, i)) op_node->saved_outputs.back() = SavedTensor(out[i].alias());
-    if (is_floating(out[i].dtype())) out[i].set_grad_node(op_node, static_cast<int>(i));
+    if (!is_floating(out[i].dtype())) continue;
+    const bool is_last = i + 1 == out.size();
+    out[i].set_grad_node(is_last ? std::move(node) : node, static_cast<int>(i));
   }
   return out;
 }

@@ -62,7 +62,7 @@ const Tensor& Slot::value() const {
 
 Tensor Slot::attach(const Tensor& tensor) const {
   Tensor fresh = tensor.alias();
-  if (requires_grad_) fresh.set_grad_node(leaf_.get(), 0);
+  if (requires_grad_) fresh.set_grad_node(leaf_, 0);
   return fresh;
 }
 

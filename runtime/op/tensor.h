@@ -17,6 +17,7 @@
 namespace sherd {
 
 class Node;
+class NodeRef;
 /// Drops a reference to a tape node (autograd/node.h).
 void release_node(Node* node);
 
@@ -128,8 +129,8 @@ class Tensor {
   Tensor alias() const;
   Node* grad_node() const { return impl_->grad_node; }
   int output_index() const { return impl_->output_index; }
-  /// Sets the node that made this tensor. Takes a reference.
-  void set_grad_node(Node* node, int output_index);
+  /// Makes `node` the maker of this tensor.
+  void set_grad_node(NodeRef node, int output_index);
 
   [[noreturn]] void refuse_bytes() const;  ///< the Error of raw() for a tensor that has none
 
