@@ -11,8 +11,10 @@ namespace sherd {
 
 namespace {
 
-// What an error says of the inputs, which are gone by then.
-[[noreturn]] void refuse_move(const CallPlan& plan, std::size_t i) {
+// The error names the first input that would have to move. It asks the plan: the inputs may be gone.
+[[noreturn]] void refuse_moves(const CallPlan& plan) {
+  std::size_t i = 0;
+  while (!plan.moves[i] || plan.moves[i]->is_free()) ++i;
   const TensorMeta& meta = plan.in_metas[i];
   fail("{}: input {} would have to move from {} to {} ({}); redistribute() it first, or leave StrictCommunication",
        plan.op->name, i, plan.from[i] ? plan.from[i]->describe() : "a plain tensor", plan.in[i]->describe(),
@@ -98,6 +100,13 @@ bool adds_to(const Tensor& sum, const CallPlan& plan) {
          sum.shape() == plan.out_metas[0].shape && sum.dtype() == plan.out_metas[0].dtype;
 }
 
+Tensors run_fresh(const CallPlan& plan, std::span<Tensor> local) {
+  Tensors results = run_local(plan, local);
+  for (std::size_t i = 0; i < results.size(); ++i)
+    results[i] = Tensor::distributed(plan.out_metas[i].shape, plan.out[i], results[i]);
+  return results;
+}
+
 // What comes after planning, which is the same on all ranks: what fails here may fail on one.
 Tensors run_plan(OpCall& call, const CallPlan& plan, const Destinations& to) {
   const CommCause cause(call.op.name);
@@ -105,7 +114,7 @@ Tensors run_plan(OpCall& call, const CallPlan& plan, const Destinations& to) {
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     Tensor part = take_local(call.in[i]);
     if (plan.moves[i]) part = run_transition(std::move(part), plan.in_metas[i].shape, *plan.moves[i]);
-    local.push_back(std::move(part));
+    local.emplace_back(std::move(part));
   }
   if (!call.into.empty()) {
     run_into(call, plan, to, local);
@@ -117,19 +126,14 @@ Tensors run_plan(OpCall& call, const CallPlan& plan, const Destinations& to) {
     call_below_dist(local_call);
     return Tensors{*sum};
   }
-  Tensors results = run_local(plan, local);
-  for (std::size_t i = 0; i < results.size(); ++i)
-    results[i] = Tensor::distributed(plan.out_metas[i].shape, plan.out[i], results[i]);
-  return results;
+  return run_fresh(plan, local);
 }
 
 Tensors distributed_layer(OpCall& call) {
   if (call.op.traits.placement) return run_placement_row(call);
   if (call.op.traits.local_extents) return run_on_local_extents(call);
   const CallPlan& plan = plan_call(call);
-  if (is_strict_communication())
-    for (std::size_t i = 0; i < plan.moves.size(); ++i)
-      if (plan.moves[i] && !plan.moves[i]->is_free()) refuse_move(plan, i);
+  if (plan.communicates && is_strict_communication()) refuse_moves(plan);
   const Destinations to = call.into.empty() ? Destinations{} : destinations_of(call, plan);
   try {
     return run_plan(call, plan, to);

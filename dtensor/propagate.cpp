@@ -35,7 +35,7 @@ std::uint64_t bits(const P* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer);
 }
 
-std::uint64_t hash_of(const OpCall& call) {
+std::uint64_t hash_of(const OpCall& call, bool implicit_replication) {
   std::uint64_t hash = mix(call.attrs.hash(), bits(&call.op));
   for (const Tensor& t : call.in) {
     if (!t.defined()) {
@@ -46,13 +46,12 @@ std::uint64_t hash_of(const OpCall& call) {
     for (std::int64_t d : t.shape()) hash = mix(hash, static_cast<std::uint64_t>(d));
   }
   hash = mix(hash, bits(call.wanted.layout));
-  return mix(hash, is_implicit_replication());
+  return mix(hash, implicit_replication);
 }
 
-bool is_plan_of(const CallPlan& plan, const OpCall& call) {
-  if (plan.op != &call.op || plan.wanted != call.wanted.layout ||
-      plan.implicit_replication != is_implicit_replication() || plan.from.size() != call.in.size() ||
-      !(plan.global_attrs == call.attrs))
+bool is_plan_of(const CallPlan& plan, const OpCall& call, bool implicit_replication) {
+  if (plan.op != &call.op || plan.wanted != call.wanted.layout || plan.implicit_replication != implicit_replication ||
+      plan.from.size() != call.in.size() || !(plan.global_attrs == call.attrs))
     return false;
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     const TensorMeta &now = call.in[i].meta(), &then = plan.in_metas[i];
@@ -145,6 +144,7 @@ std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
     if (now == to) continue;
     const TensorMeta& meta = plan->in_metas[i];
     move = std::make_unique<const Transition>(plan_transition(now, to, meta.shape, meta.dtype));
+    plan->communicates |= !move->is_free();
   }
   plan->out = std::move(choice.out);
   plan->attrs = plan->rule->attrs ? plan->rule->attrs(plan->local_call()) : plan->global_attrs;
@@ -155,10 +155,11 @@ std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
 
 const CallPlan& plan_call(const OpCall& call) {
   PlanCache& known = cache();
-  const std::uint64_t hash = hash_of(call);
+  const bool implicit_replication = is_implicit_replication();
+  const std::uint64_t hash = hash_of(call, implicit_replication);
   const auto [begin, end] = known.plans.equal_range(hash);
   for (auto plan = begin; plan != end; ++plan)
-    if (is_plan_of(*plan->second, call)) {
+    if (is_plan_of(*plan->second, call, implicit_replication)) {
       ++known.counts.found;
       return *plan->second;
     }

@@ -19,6 +19,7 @@ struct CallPlan {
   SmallVec<const Spec*, 4> from;                         ///< layouts of the inputs; null: plain or absent
   SmallVec<const Spec*, 4> in;                           ///< layouts the local call works on
   SmallVec<std::unique_ptr<const Transition>, 4> moves;  ///< per input; null: no move
+  bool communicates = false;                             ///< a move does
   SmallVec<const Spec*, 2> out;
   SmallVec<TensorMeta, 4> in_metas;  ///< global
   Metas out_metas;                   ///< global

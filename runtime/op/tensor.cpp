@@ -133,8 +133,8 @@ Tensor Tensor::distributed(const Shape& shape, const Distributed* layout, const 
     fail("a tensor of shape {} with placement {} has local shape {} here, got {}", shape, layout->describe(), expected,
          local.shape());
   const bool is_dense = is_dense_part(local, shape);
-  Tensor t = make({}, shape, is_dense ? contiguous_strides(shape) : strides_like(local, shape), 0, local.dtype(),
-                  local.device());
+  Tensor t = is_dense ? make_dense({}, shape, local.dtype(), local.device())
+                      : make({}, shape, strides_like(local, shape), 0, local.dtype(), local.device());
   t.impl_->contiguous = is_dense;
   t.impl_->flags |= TensorImpl::kDistributed;
   t.impl_->meta.layout = layout;
