@@ -47,9 +47,6 @@ OpNode* make_node(const OpCall& call) {
   return node;
 }
 
-}  // namespace
-
-namespace {
 // A node's destructor releases its neighbours, which come back here and are queued, not nested.
 [[gnu::noinline]] void destroy_node(Node* node) {
   static thread_local constinit Node* dead __attribute__((tls_model("initial-exec"))) = nullptr;
@@ -61,6 +58,7 @@ namespace {
   while (dead) destroy_one(std::exchange(dead, dead->next_dead));
   running = false;
 }
+
 }  // namespace
 
 void release_node(Node* node) {
