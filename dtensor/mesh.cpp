@@ -8,7 +8,7 @@
 
 #include "dtensor/layer.h"
 #include "dtensor/propagate.h"
-#include "runtime/comm/group/ghost_group.h"
+#include "runtime/comm/group/group_names.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"
 #include "runtime/tensor/error.h"
@@ -126,6 +126,7 @@ DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<Axis> ax
       for (int a = 0; a < static_cast<int>(axes.size()); ++a)
         root->groups[{a}] =
             group->subgroup(ranks_along(axes, root->coordinates, {&a, 1}), axes[static_cast<std::size_t>(a)].name);
+    for (const auto& [list, axis_group] : root->groups) name_group(axis_group);
     roots.push_back(root);
   }
   impl_ = mesh_over(*root, axes, [&] {
@@ -254,6 +255,7 @@ DeviceMesh DeviceMesh::flatten(std::span<const std::string> names, std::string n
   auto& group = root.groups[list];
   if (!group) {
     group = root.group->subgroup(ranks_along(root.axes, root.coordinates, list), name);
+    name_group(group);
     forget_plans();  // they do not use this group yet; all ranks forget now, because all must plan alike
   }
   root.flattened[name] = list;

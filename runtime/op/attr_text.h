@@ -18,7 +18,7 @@ namespace sherd {
 class ProcessGroup;
 struct Op;
 
-/// Resolves the names that stand in a text. A function that is not set knows no names.
+/// What names in a text stand for. Instead of a function that is not set, this rank is asked.
 struct AttrNames {
   std::function<ProcessGroup*(std::string_view name)> group;  ///< null: there is no such group
 };

@@ -12,6 +12,7 @@
 //   y = all_to_all(x)       every element moves once       dx = all_to_all of dy, the other way
 // (If every rank computes the same loss from y, count it once: divide it by the size of the group.)
 #include "runtime/comm/group/chunks.h"
+#include "runtime/comm/group/group_names.h"
 #include "runtime/exec/backend.h"
 #include "runtime/op/attr_text.h"
 #include "runtime/op/collective_attrs.h"
@@ -143,7 +144,7 @@ void AttrValue<ProcessGroup*>::print(ProcessGroup* const& group, AttrWriter& out
 
 void AttrValue<ProcessGroup*>::read(ProcessGroup*& group, AttrReader& in) {
   const std::string name = in.name();
-  group = in.names().group ? in.names().group(name) : nullptr;
+  group = in.names().group ? in.names().group(name) : find_group(name);
   if (!group) in.fail_because("no process group of that name is known");
 }
 

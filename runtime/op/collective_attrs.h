@@ -8,7 +8,8 @@ namespace sherd {
 
 class ProcessGroup;
 
-/// Written as the group's name; reading asks AttrNames for the group of that name.
+/// Written as its name; reading asks AttrNames for the group of that name, or, if they know no groups, this rank
+/// (comm/group/group_names.h).
 template <>
 struct AttrValue<ProcessGroup*> : AttrIdentity<ProcessGroup*> {
   static void print(ProcessGroup* const& group, AttrWriter& out);

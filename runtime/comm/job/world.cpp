@@ -2,7 +2,7 @@
 
 #include "runtime/comm/board/shm_group.h"
 #include "runtime/comm/group/agree.h"
-#include "runtime/comm/group/ghost_group.h"
+#include "runtime/comm/group/group_names.h"
 #include "runtime/comm/job/rank.h"
 #include "runtime/exec/context.h"
 #include "runtime/os/instruction_level.h"
@@ -50,6 +50,7 @@ void set_world_group(std::shared_ptr<ProcessGroup> group) {
   if (group) check_fits_rank(*group);
   if (group && group->size() > 1) context.rank_text = fmt::format("rank {} of {}", group->rank(), group->size());
   if (group) {
+    name_group(group);
     SharedHeap heap = group->shared_heap();
     context.use_shared_heap(std::move(heap.memory), heap.bytes);
   }
