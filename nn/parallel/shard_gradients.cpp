@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "dtensor/redistribute.h"
-#include "nn/parallel/alone.h"
-#include "nn/parallel/buffer_views.h"
+#include "runtime/op/alone.h"
+#include "runtime/op/buffer_views.h"
 #include "nn/parallel/replica_sum.h"
 #include "nn/parallel/shard_group.h"
 #include "runtime/autograd/autograd.h"

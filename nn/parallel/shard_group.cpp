@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "nn/parallel/alone.h"
-#include "nn/parallel/buffer_views.h"
+#include "runtime/op/alone.h"
+#include "runtime/op/buffer_views.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/comm_counter.h"

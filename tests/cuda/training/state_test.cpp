@@ -9,10 +9,10 @@
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
 #include "nn/optim/sgd.h"
-#include "nn/parallel/alone.h"
 #include "nn/parallel/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/board/thread_group.h"
+#include "runtime/op/alone.h"
 #include "runtime/op/host_reads.h"
 #include "runtime/op/ops.h"
 #include "tests/cuda/training/training_test.h"
@@ -118,8 +118,8 @@ TEST_F(TrainingOnCuda, AReductionOfOneRankRoundsAsTheHostsDoes) {
         for (const bool accumulate : {false, true}) {
           const Tensor x = cast(f32, in);
           const Tensor here = full({kCount}, 0.7), there = full({kCount}, 0.7, DType::f32, kCuda);
-          nn::reduce_alone({{x, here, wire, accumulate}}, scale);
-          nn::reduce_alone({{to(x, kCuda), there, wire, accumulate}}, scale);
+          reduce_alone({{x, here, wire, accumulate}}, scale);
+          reduce_alone({{to(x, kCuda), there, wire, accumulate}}, scale);
           EXPECT_EQ(there.to_vector<float>(), here.to_vector<float>())
               << name(in) << " over " << name(wire) << " times " << scale << (accumulate ? ", added" : "");
         }

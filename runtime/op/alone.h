@@ -5,7 +5,7 @@
 
 #include "runtime/op/tensor.h"
 
-namespace sherd::nn {
+namespace sherd {
 
 /// A contiguous range of elements: dense 1-D tensors of equal length on one device.
 struct AlonePart {
@@ -22,4 +22,4 @@ void gather_alone(const std::vector<AlonePart>& parts);
 /// out = cast(round_wire(in) * scale) [+ out]; 16-bit floats are scaled in f32. Queued as above.
 void reduce_alone(const std::vector<AlonePart>& parts, double scale);
 
-}  // namespace sherd::nn
+}  // namespace sherd

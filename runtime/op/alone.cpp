@@ -1,11 +1,11 @@
-#include "nn/parallel/alone.h"
+#include "runtime/op/alone.h"
 
 #include "runtime/comm/board/copy.h"
 #include "runtime/comm/board/reduce.h"
 #include "runtime/op/dispatch.h"
 #include "runtime/op/pointwise_attrs.h"
 
-namespace sherd::nn {
+namespace sherd {
 
 namespace {
 
@@ -108,4 +108,4 @@ void reduce_alone(const std::vector<AlonePart>& parts, double scale) {
     else reduce_on_device(part, scale);
 }
 
-}  // namespace sherd::nn
+}  // namespace sherd

@@ -1,8 +1,8 @@
 #pragma once
-// Tensors inside the byte buffers of a group.
+// Tensors inside byte buffers that many tensors share.
 #include "runtime/op/tensor.h"
 
-namespace sherd::nn {
+namespace sherd {
 
 /// Tensors in a buffer begin at multiples of a cache line; the gaps are padding.
 inline constexpr std::int64_t kBufferAlign = 64;
@@ -18,4 +18,4 @@ inline Tensor run_at(const Tensor& buffer, std::int64_t count, std::int64_t byte
 }
 inline Tensor flat(const Tensor& t) { return run_at(t, t.numel(), t.offset() * byte_size(t.dtype()), t.dtype()); }
 
-}  // namespace sherd::nn
+}  // namespace sherd
