@@ -81,6 +81,9 @@ void Interpreter::bind(std::span<const Tensor> arguments) {
         storages_[v] = bound_tensor(graph_, graph_.bindings[static_cast<std::size_t>(value.source)]).local().storage();
         break;
       case ValueKind::unit:
+        if (value.held->owner) value.held->owner->begin_replay(*value.held);
+        storages_[v] = value.held;
+        break;
       case ValueKind::constant: storages_[v] = value.held; break;
       case ValueKind::temporary: break;
     }

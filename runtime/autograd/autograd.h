@@ -1,5 +1,6 @@
 #pragma once
 // Reverse-mode differentiation on a tape. No double backward: gradients are computed with recording off.
+#include <cstdint>
 #include <functional>
 
 #include "runtime/autograd/node.h"
@@ -26,5 +27,8 @@ void at_end_of_backward(std::function<void()> callback);
 
 /// True inside backward() on this thread.
 bool in_backward();
+
+/// A number of the running backward pass that no other pass of this rank has; 0 outside of one.
+std::uint64_t backward_pass();
 
 }  // namespace sherd

@@ -114,6 +114,7 @@ class BackwardPass {
     return result;
   }
   bool retains_graph() const { return options_.retain_graph; }
+  std::uint64_t id() const { return id_; }
 
   void add_callback(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
 
@@ -271,6 +272,11 @@ void backward(const Tensor& root, const BackwardOptions& options) {
 }
 
 bool in_backward() { return RankContext::current().backward != nullptr; }
+
+std::uint64_t backward_pass() {
+  const BackwardPass* const pass = RankContext::current().backward;
+  return pass ? pass->id() : 0;
+}
 
 void at_end_of_backward(std::function<void()> callback) {
   BackwardPass* pass = RankContext::current().backward;

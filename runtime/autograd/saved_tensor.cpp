@@ -8,8 +8,15 @@ const Ref<Storage>& bytes_of(const Tensor& t) { return t.is_distributed() ? t.im
 }  // namespace
 
 SavedTensor::SavedTensor(const Tensor& tensor) : tensor_(tensor) {
-  if (const Ref<Storage>& storage = bytes_of(tensor)) version_ = storage->version();
+  const Ref<Storage>& storage = bytes_of(tensor);
+  if (!storage) return;
+  version_ = storage->version();
+  if (!storage->owner) return;
+  is_owned_ = true;
+  ++storage->num_saved;
 }
+
+void SavedTensor::forget() noexcept { --bytes_of(tensor_)->num_saved; }
 
 const Tensor& SavedTensor::unpack() const {
   if (!tensor_.defined()) return tensor_;  // an optional input that was not given

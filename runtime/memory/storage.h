@@ -18,11 +18,13 @@ namespace sherd {
 class Allocator;
 class Storage;
 
-/// Whoever releases and restores a storage's data (the unit of a fully_shard group).
+/// Whoever releases and restores a storage's data (a unit of fully_shard).
 class StorageOwner {
  public:
   /// Makes the data present again; called before a saved tensor of this storage is used.
   virtual void ensure_present(Storage& storage) = 0;
+  /// A replayed step that uses this storage begins; its nodes restore and release the data. Local.
+  virtual void begin_replay(Storage& storage) { (void)storage; }
   /// A replayed step that uses this storage was left by an exception: go back to the state between steps, without
   /// communication, and let peers know the reason.
   virtual void abandon_replay(Storage& storage, std::string_view reason) noexcept { (void)storage, (void)reason; }
@@ -102,6 +104,9 @@ class Storage final : public RefCounted {
   void bump_version() { ++version_; }
 
   StorageOwner* owner = nullptr;
+  /// Tensors over these bytes that the tape keeps for a backward pass. Counted where there is an owner, who need not
+  /// keep what nobody will read.
+  std::int32_t num_saved = 0;
 
  private:
   template <class T>
