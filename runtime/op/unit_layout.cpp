@@ -1,0 +1,143 @@
+#include "runtime/op/unit_layout.h"
+
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <unordered_map>
+
+#include "runtime/comm/group/chunks.h"
+#include "runtime/exec/context.h"
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+namespace {
+
+// Layouts of this process by the hash of their content. Ranks that are threads share it.
+struct Interned {
+  std::mutex mutex;
+  std::unordered_multimap<std::uint64_t, std::unique_ptr<const UnitLayout>> by_hash;
+};
+Interned& interned() {
+  static Interned& layouts = *new Interned;  // never destroyed: layouts are immortal
+  return layouts;
+}
+
+// State of the rank context: layouts by label, in the order in which they came.
+struct KnownUnits {
+  std::unordered_map<std::string, const UnitLayout*> by_label;
+  std::unordered_map<const UnitLayout*, std::string> labels;
+  void add(const UnitLayout* layout) {
+    if (labels.contains(layout)) return;
+    std::string label = layout->name;
+    for (int i = 2; by_label.contains(label); ++i) label = fmt::format("{}~{}", layout->name, i);
+    by_label[label] = layout;
+    labels[layout] = label;
+  }
+};
+
+// Row counts of a text may be anything; products of what passes fit 64 bits.
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 50;
+
+std::int64_t full_bytes_of(const UnitPiece& p) {
+  std::int64_t bytes = byte_size(p.full_dtype) > byte_size(p.dtype) ? byte_size(p.full_dtype) : byte_size(p.dtype);
+  for (const std::int64_t size : p.shape) {
+    if (size < 0 || size > kMostBytes || bytes > kMostBytes / (size > 0 ? size : 1)) return -1;
+    bytes *= size;
+  }
+  return bytes;
+}
+
+void fill_counts(UnitLayout& unit, std::size_t index) {
+  UnitPiece& p = unit.pieces[index];
+  const auto demand = [&](bool holds, std::string_view what) {
+    check(holds, "unit \"{}\": piece {}, {}{}, {}", unit.name, index, sherd::name(p.dtype), to_string(p.shape), what);
+  };
+  demand(!p.shape.empty() && full_bytes_of(p) >= 0, "has no dim to shard, or more elements than memory has bytes");
+  const std::int64_t rows = p.shape[0], row = rows == 0 ? 0 : numel(p.shape) / rows;
+  const auto shards = static_cast<std::size_t>(unit.shards);
+  demand(p.rows.empty() || p.rows.size() == shards, "lists rows for another number of shards than there are");
+  p.counts.clear();
+  std::int64_t sum = 0;
+  for (std::size_t r = 0; r < shards; ++r) {
+    const std::int64_t here = p.rows.empty() ? chunk_size(rows, unit.shards, static_cast<int>(r)) : p.rows[r];
+    demand(here >= 0 && here <= rows - sum, "does not have as many rows as its shards");
+    sum += here;
+    p.counts.push_back(here * row);
+  }
+  demand(sum == rows, "has more rows than its shards");
+  const auto fits = [](std::int64_t offset, std::int64_t count, DType dtype, std::int64_t bytes) {
+    return offset >= 0 && offset <= bytes && offset % byte_size(dtype) == 0 &&
+           count * byte_size(dtype) <= bytes - offset;
+  };
+  demand(fits(p.shard_offset, unit.count_here(p), p.dtype, unit.shard_bytes), "leaves the shards");
+  demand(fits(p.full_offset, numel(p.shape), p.full_dtype, unit.full_bytes), "leaves the full tensors");
+}
+
+constexpr int kMostRanks = 1 << 20;
+
+}  // namespace
+
+const UnitLayout* UnitLayout::intern(UnitLayout layout) {
+  check(!layout.name.empty(), "a unit needs a name");
+  check(layout.shards >= 1 && layout.shards <= kMostRanks && layout.shard >= 0 && layout.shard < layout.shards &&
+            layout.replicas >= 1,
+        "unit \"{}\": shard {} of {} on {} replicas is none", layout.name, layout.shard, layout.shards,
+        layout.replicas);
+  check(
+      layout.shard_axis.empty() == (layout.shards == 1) && layout.replica_axis.empty() == (layout.replicas == 1),
+      "unit \"{}\": {} shards over the group \"{}\", {} replicas over \"{}\": a group is named where there are several",
+      layout.name, layout.shards, layout.shard_axis, layout.replicas, layout.replica_axis);
+  for (std::size_t i = 0; i < layout.pieces.size(); ++i) fill_counts(layout, i);
+  const std::uint64_t hash = hash_attrs(attr_kind<UnitLayout>, &layout);
+  const UnitLayout* result = nullptr;
+  {
+    Interned& all = interned();
+    const std::lock_guard lock(all.mutex);
+    const auto [first, last] = all.by_hash.equal_range(hash);
+    for (auto known = first; known != last && !result; ++known)
+      if (equal_attrs(attr_kind<UnitLayout>, known->second.get(), &layout)) result = known->second.get();
+    if (!result) {
+      auto owned = std::make_unique<const UnitLayout>(std::move(layout));
+      result = owned.get();
+      all.by_hash.emplace(hash, std::move(owned));
+    }
+  }
+  RankContext::current().state<KnownUnits>().add(result);
+  return result;
+}
+
+std::string UnitLayout::print() const {
+  AttrWriter out(false);
+  out.fields(attr_kind<UnitLayout>, this);
+  return out.take();
+}
+
+const UnitLayout* parse_unit_layout(std::string_view text) {
+  return UnitLayout::intern(parse_attrs(attr_kind<UnitLayout>, text).as<UnitLayout>());
+}
+
+std::string label_of(const UnitLayout& layout) {
+  const auto& labels = RankContext::current().state<KnownUnits>().labels;
+  const auto found = labels.find(&layout);
+  return found == labels.end() ? layout.name : found->second;
+}
+
+const UnitLayout* find_unit(std::string_view label) {
+  const auto& by_label = RankContext::current().state<KnownUnits>().by_label;
+  const auto found = by_label.find(std::string(label));
+  return found == by_label.end() ? nullptr : found->second;
+}
+
+void AttrValue<const UnitLayout*>::print(const UnitLayout* const& layout, AttrWriter& out) {
+  // Labels count the layouts of a rank, and what is two layouts on one may be the same on another.
+  if (!layout) out.name("");
+  else out.name(out.is_rank_neutral() ? layout->name : label_of(*layout));
+}
+
+void AttrValue<const UnitLayout*>::read(const UnitLayout*& layout, AttrReader& in) {
+  layout = find_unit(in.name());
+  if (!layout) in.fail_because("no unit of that name is known on this rank");
+}
+
+}  // namespace sherd

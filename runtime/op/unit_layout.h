@@ -1,0 +1,87 @@
+#pragma once
+// A unit: parameters that are gathered, released and reduced together. Its layout is data: which tensors lie where in
+// its two buffers, in which types they travel, and by which groups of ranks.
+//
+//   shards  | piece 0, this rank's rows | piece 1, ... |     updated by the optimizer
+//   full    | piece 0 ............ full | piece 1, ... |     while modules compute
+//
+// Rows of unit.h carry a pointer to a layout, which is all that they know of a unit: any program, on any rank, can be
+// read, priced and moved from its text and the layouts that it names.
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/op/attr_list.h"
+
+namespace sherd {
+
+/// One tensor of a unit. Offsets are bytes from the start of a buffer.
+struct UnitPiece {
+  Shape shape;                    ///< full, of this rank's local tensor; at least one dim, which is sharded
+  DType dtype = DType::f32;       ///< of the shard and of its gradient
+  DType full_dtype = DType::f32;  ///< of the full tensor and of its gradient
+  DType wire = DType::f32;        ///< gradients are rounded to it before they are summed, and once more after
+  std::int64_t shard_offset = 0;
+  std::int64_t full_offset = 0;
+  std::vector<std::int64_t> rows{};  ///< of dim 0, per shard; empty: the chunk rule
+  /// Elements per shard: what `rows` says. Filled by intern().
+  std::vector<std::int64_t> counts{};
+
+  static constexpr AttrField fields[] = {attr<&UnitPiece::shape>("shape"),
+                                         attr<&UnitPiece::dtype>("dtype"),
+                                         attr<&UnitPiece::full_dtype>("full_dtype"),
+                                         attr<&UnitPiece::wire>("wire"),
+                                         attr<&UnitPiece::shard_offset>("shard_offset").local(),
+                                         attr<&UnitPiece::full_offset>("full_offset").local(),
+                                         attr<&UnitPiece::rows>("rows").local().optional()};
+};
+
+/// Interned and immortal: equal layouts are one object, so comparing is comparing pointers.
+struct UnitLayout {
+  std::string name;            ///< for messages, traces and counts: the path of the module
+  std::string shard_axis{};    ///< name of the group whose ranks hold the shards; empty: there is one shard
+  std::string replica_axis{};  ///< name of the group whose ranks hold this shard too; empty: no other does
+  int shards = 1, shard = 0;   ///< how many there are, and which is this rank's
+  int replicas = 1;
+  std::int64_t shard_bytes = 0, full_bytes = 0;  ///< of the buffers
+  std::vector<UnitPiece> pieces{};
+
+  /// The layout of this content, known by its label on this rank from now on. Error naming the unit and the piece if
+  /// pieces leave their buffers or rows do not add up.
+  static const UnitLayout* intern(UnitLayout layout);
+
+  const UnitPiece& piece(int index) const { return pieces[static_cast<std::size_t>(index)]; }
+  /// Elements of a piece on this rank.
+  std::int64_t count_here(const UnitPiece& p) const { return p.counts[static_cast<std::size_t>(shard)]; }
+  /// All of it as text; parse_unit_layout() reads it.
+  std::string print() const;
+
+  static constexpr AttrField fields[] = {attr<&UnitLayout::name>("name"),
+                                         attr<&UnitLayout::shard_axis>("shard_axis").optional(),
+                                         attr<&UnitLayout::replica_axis>("replica_axis").optional(),
+                                         attr<&UnitLayout::shards>("shards").optional(),
+                                         attr<&UnitLayout::shard>("shard").local().optional(),
+                                         attr<&UnitLayout::replicas>("replicas").optional(),
+                                         attr<&UnitLayout::shard_bytes>("shard_bytes").local(),
+                                         attr<&UnitLayout::full_bytes>("full_bytes").local(),
+                                         attr<&UnitLayout::pieces>("pieces")};
+};
+
+/// The layout that a text from UnitLayout::print() describes, interned here. Error saying where and what is wrong.
+const UnitLayout* parse_unit_layout(std::string_view text);
+
+/// What attributes call a layout on this rank: its name, with "~2" after it if another layout of that name was interned
+/// here before. Ranks that intern alike use the same labels.
+std::string label_of(const UnitLayout& layout);
+/// This rank's layout of that label; null if there is none.
+const UnitLayout* find_unit(std::string_view label);
+
+/// Written as its label, and read by it.
+template <>
+struct AttrValue<const UnitLayout*> : AttrIdentity<const UnitLayout*> {
+  static void print(const UnitLayout* const& layout, AttrWriter& out);
+  static void read(const UnitLayout*& layout, AttrReader& in);
+};
+
+}  // namespace sherd
