@@ -19,6 +19,18 @@ namespace sherd::nn {
 
 class Module;
 
+class Parameter;
+
+/// Who keeps the shards of parameters and puts gathered tensors into them while their modules compute.
+class ShardKeeper {
+ public:
+  /// Registers the shards and frees what was gathered. Local; no-op between steps.
+  virtual void reshard() = 0;
+
+ protected:
+  ~ShardKeeper() = default;
+};
+
 /// A trainable tensor: a slot with a shape and an initial value. Made on the meta device; materialize() gives it bytes.
 /// Its address is stable; what changes is the tensor inside.
 class Parameter final : public Slot {
@@ -32,9 +44,25 @@ class Parameter final : public Slot {
   bool initialised() const { return initialised_; }
   void mark_initialised() { initialised_ = true; }
 
+  /// What is between steps in the slot, whatever is there now: this rank's shard where fully_shard has gathered it,
+  /// else value(). Optimizers, clipping and checkpoints work on it.
+  const Tensor& sharded_value() const { return shard_.defined() ? shard_ : value(); }
+  /// `shard` came from attach(). Of the keeper; both empty: value() is all there is.
+  void keep_shard(Tensor shard, ShardKeeper* keeper) {
+    shard_ = std::move(shard);
+    keeper_ = keeper;
+  }
+  ShardKeeper* shard_keeper() const { return keeper_; }
+  /// Makes value() the shard. For those who have written the shard: what was gathered of it is stale. Local.
+  void reshard() const {
+    if (keeper_) keeper_->reshard();
+  }
+
  private:
   Shape shape_;
   Init init_;
+  Tensor shard_;
+  ShardKeeper* keeper_ = nullptr;
   bool initialised_ = false;
 };
 

@@ -8,8 +8,6 @@
 
 #include "nn/checkpoint/local_box.h"
 #include "nn/checkpoint/manifest_json.h"
-#include "nn/parallel/fully_shard.h"
-#include "nn/parallel/shard_group.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
@@ -32,18 +30,16 @@ PieceBytes saved_bytes(const Tensor& local, const std::shared_ptr<Tensor>& stagi
   });
 }
 
-// The shards hold the state; a module may have run since `state` was made and left its group gathered.
-void reshard(const std::vector<StateEntry>& state) {
-  for (const StateEntry& entry : state)
-    if (entry.parameter)
-      if (auto* group = dynamic_cast<ShardGroup*>(&entry.parameter->sink())) group->reshard();
+// The shards hold the state, also while a unit of fully_shard is gathered.
+const Tensor& value_of(const StateEntry& entry) {
+  return entry.parameter ? entry.parameter->sharded_value() : entry.slot->value();
 }
 
 std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
   const auto staging = std::make_shared<Tensor>();
   std::vector<Piece> pieces;
   for (const StateEntry& entry : state) {
-    const Tensor& value = entry.slot->value();
+    const Tensor& value = value_of(entry);
     if (entry.usually && value.storage() == entry.usually->value().storage()) continue;
     if (!saves_box(value, rank)) continue;
     const Box box = local_box(value);
@@ -57,7 +53,6 @@ std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
 }  // namespace
 
 std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer) {
-  for (ShardGroup* group : shard_groups(model)) group->reshard();
   std::vector<StateEntry> state;
   for (const auto& [name, p] : model.named_parameters()) state.push_back({name, "param", p, p});
   for (const auto& [name, b] : model.named_buffers()) state.push_back({name, "buffer", b});
@@ -74,7 +69,6 @@ void save_checkpoint(const std::string& dir, Manifest manifest, const std::vecto
   check(!RankContext::current().is_ghost(),
         "save_checkpoint to \"{}\": this rank is a ghost, whose parameters have no values to save", dir);
   const GradMode off(false);
-  reshard(state);
   std::string save;
   together(group, [&] {
     if (group.rank() == 0) save = new_save_name(dir, manifest.step);
@@ -185,14 +179,13 @@ class SharedScalars {
 
 void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state) {
   const GradMode off(false);
-  reshard(state);
-  SharedScalars scalars(reader, state);
+  SharedScalars scalars(reader);
   for (const StateEntry& entry : state) {
     if (entry.usually) {
       scalars.load(entry);
       continue;
     }
-    const Tensor& value = entry.slot->value();
+    const Tensor& value = value_of(entry);
     const Box box = local_box(value);
     const Tensor local = value.local().detach();
     check(!local.is_meta(), "\"{}\" has no memory to load its values into; call model.materialize() first", entry.name);
@@ -203,7 +196,9 @@ void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntr
       reader.read_box(entry.kind, entry.name, value.dtype(), value.shape(), box,
                       {static_cast<std::byte*>(loaded.raw()), static_cast<std::size_t>(loaded.bytes())});
     if (loaded.numel() > 0) copy_into(local, std::move(loaded));
-    if (entry.parameter) entry.parameter->mark_initialised();
+    if (!entry.parameter) continue;
+    entry.parameter->reshard();  // what is gathered of the old values is stale
+    entry.parameter->mark_initialised();
   }
 }
 

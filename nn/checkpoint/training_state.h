@@ -23,15 +23,14 @@ struct StateEntry {
   Slot* usually = nullptr;
 };
 
-/// Parameters, buffers and, with an optimizer, its state and step count. Reshards the groups of fully_shard first, so
-/// that parameters are sharded; between steps the entries stay current.
+/// Parameters, buffers and, with an optimizer, its state and step count. The entries stay current; of parameters under
+/// fully_shard they mean the shards, gathered or not.
 std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nullptr);
 
 /// Writes a save into the folder `dir` and commits it; `manifest` has everything but the pieces. Shards are written by
 /// their owners, one of their replicas, plain tensors by rank 0; tensors on a device, or not dense, are copied one by
 /// one. Older saves are removed by `retention`. Collective; blocks on the disk. On any failure (disk full, a directory
-/// that cannot be written) every rank throws Error and the older saves stay. Reshards as training_state() does.
-/// Error on a ghost rank, which has no values.
+/// that cannot be written) every rank throws Error and the older saves stay.
 void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
                      ProcessGroup& group, const Retention& retention = {});
 
@@ -45,7 +44,7 @@ std::unique_ptr<CheckpointReader> open_newest_good(const std::string& path, Proc
                                                    const std::function<void(const std::string&)>& say);
 
 /// Fills the slots with the checkpoint's values, each rank its own shards; any number of ranks, in any layouts, may
-/// have written it. The model must be materialised; its gathered groups are resharded first. Missing tensors, other
+/// have written it. The model must be materialised; units that are gathered are resharded. Missing tensors, other
 /// shapes and damaged bytes are Errors; further tensors in the checkpoint are not (CheckpointReader::require_exactly
 /// checks that). Local: wrap in together() when ranks must agree. On a ghost rank names, dtypes and shapes are checked
 /// and the memory of loading is accounted; no bytes are read but the counts of steps, whose values say which slots

@@ -56,10 +56,10 @@ ShardPlacement DataMesh::place(const Parameter& parameter) const {
     place_plain(to, shape);
   }
   to.local_shape = to.sharded->local_shape(shape);
-  const std::int64_t rows = to.full_shape[0], row = rows == 0 ? 0 : sherd::numel(to.full_shape) / rows;
-  const std::vector<Spec::Range> chunks = split_rows(rows, sizes);
-  for (const Spec::Range& chunk : chunks) to.counts.push_back(chunk.size() * row);
-  to.rows = chunks[static_cast<std::size_t>(shard_group().rank())];
+  const std::vector<Spec::Range> chunks = split_rows(to.full_shape[0], sizes);
+  if (sizes.size() > 1)
+    for (const Spec::Range& chunk : chunks) to.row_counts.push_back(chunk.size());
+  to.rows = chunks[static_cast<std::size_t>(shard())];
   return to;
 }
 

@@ -19,14 +19,15 @@ namespace sherd::nn {
 
 /// Layouts of one parameter.
 struct ShardPlacement {
-  const Spec* sharded = nullptr;     ///< between steps
-  const Spec* gathered = nullptr;    ///< while its module computes; null: a plain tensor
-  Shape full_shape, local_shape;     ///< of the local tensor when gathered, and of this rank's shard of it
-  std::vector<std::int64_t> counts;  ///< elements per rank of the shard group
-  Spec::Range rows;                  ///< of the gathered local tensor, that are this rank's shard
+  const Spec* sharded = nullptr;   ///< between steps
+  const Spec* gathered = nullptr;  ///< while its module computes; null: a plain tensor
+  Shape full_shape, local_shape;   ///< of the local tensor when gathered, and of this rank's shard of it
+  std::vector<std::int64_t>
+      row_counts;    ///< of the gathered local tensor, per rank of the shard group; empty: chunk rule
+  Spec::Range rows;  ///< those that are this rank's shard
 };
 
-/// The mesh that a group is sharded over.
+/// The mesh that a unit is sharded over.
 class DataMesh {
  public:
   /// Error unless it has one axis, or two: replicas, then shards.
@@ -35,6 +36,7 @@ class DataMesh {
   int num_shards() const { return mesh_.size(shard_axis()); }
   int num_replicas() const { return num_ranks() / num_shards(); }
   int num_ranks() const { return mesh_.num_ranks(); }
+  int shard() const { return mesh_.coordinate(shard_axis()); }
   ProcessGroup& shard_group() const { return mesh_.group(shard_axis()); }
   /// The ranks with replicas of this rank's shard; only if num_replicas() > 1.
   ProcessGroup& replica_group() const { return mesh_.group(0); }

@@ -1,11 +1,12 @@
-// Wiring: which hook does what when. The data movement is ShardGroup's.
+// Wiring: which hook does what when. What is done then is a function of the recorded calls (unit_schedule.h); bytes are
+// moved by unit_buffers.h, gradients by gradient_inbox.h.
 //
 //   before forward   first module to run becomes the root of the tree; gather, register full tensors; gather the next
 //   after forward    reshard as configured; hook the outputs' gradients
-//   output gradient  (the module's backward begins) reshard groups whose backward is over; gather again if resharded;
+//   output gradient  (the backward of a call begins) reshard units whose backward is over; gather again if resharded;
 //                    gather the next
-//   last gradient    of the group: reduce; reshard, unless some of its parameters are frozen
-//   end of backward  reduce the gradients of groups that did not complete, reshard everything
+//   last gradient    of the unit: reduce; reshard, unless the tape still has readers of gathered parameters
+//   end of backward  reduce the gradients of units that did not complete, reshard everything
 //
 // "Gather the next" is what hides communication: it is submitted before the module computes and overlaps with it.
 #include "nn/parallel/fully_shard.h"
@@ -14,8 +15,8 @@
 #include <set>
 
 #include "nn/module_list.h"
-#include "nn/parallel/prefetch_order.h"
-#include "nn/parallel/shard_group.h"
+#include "nn/parallel/shard/gradient_inbox.h"
+#include "nn/parallel/shard/unit_schedule.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 
@@ -33,95 +34,130 @@ bool ReshardAfterForward::resolve(int ranks) const {
 
 // All wrapped modules below one root share this.
 struct ShardTree {
-  std::vector<FullyShardHook*> hooks;  // in module order
-  PrefetchOrder order;
-  std::vector<FullyShardHook*> in_backward;  // whose backward has begun and is not known to be over
-  bool end_queued = false;                   // the end-of-backward callback of the running pass
+  std::vector<FullyShardHook*> hooks;  // by UnitId, in module order; null once its modules were destroyed
+  UnitSchedule schedule;
+  std::shared_ptr<BackwardEnd> end = std::make_shared<BackwardEnd>([this] { end_backward(); });
+  int depth = 0;  // of wrapped forwards that run
 
+  void add(FullyShardHook& hook);
   void drop_unused() const;
   void close_rounds() const;
-  void leave_backward_before(const FullyShardHook& next, PrefetchOrder::Call call);
+  void end_backward();
   void abandon(std::string_view reason) noexcept;
+};
+
+/// The parameters of one call.
+struct Unit {
+  UnitBuffers buffers;
+  GradientInbox inbox;
+  Unit(const std::string& name, const DataMesh& data, const std::vector<Parameter*>& parameters,
+       const MixedPrecision& policy)
+      : buffers(place_unit(name, data, policy, parameters), parameters), inbox(buffers, data) {}
 };
 
 class FullyShardHook final : public ModuleHook, public std::enable_shared_from_this<FullyShardHook> {
  public:
-  FullyShardHook(std::vector<Module*> modules, const DeviceMesh& mesh, const FullyShardOptions& options)
-      : modules_(std::move(modules)), policy_(options.mp_policy) {
+  FullyShardHook(std::string name, std::vector<Module*> modules, const DeviceMesh& mesh,
+                 const std::vector<Parameter*>& parameters, const FullyShardOptions& options)
+      : name_(std::move(name)), modules_(std::move(modules)), policy_(options.mp_policy), mesh_(mesh) {
     if (options.reshard_after_forward)
-      reshard_after_forward_ = options.reshard_after_forward->resolve(DataMesh(mesh).num_shards());
+      reshard_after_forward_ = options.reshard_after_forward->resolve(mesh_.num_shards());
     prefetches_ = options.prefetch;
+    if (!parameters.empty()) unit = std::make_unique<Unit>(name_, mesh_, parameters, policy_);
+  }
+  ~FullyShardHook() override {
+    if (tree_) tree_->hooks[static_cast<std::size_t>(id_)] = nullptr;
   }
 
   void before_forward(Module& module) override;
   void after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) override;
-  void abandon_forward(Module&, std::string_view reason) noexcept override {
-    if (tree_) tree_->abandon(reason);
-  }
+  void abandon_forward(Module&, std::string_view reason) noexcept override;
   void before_materialize(Module&, Device device) override {
-    if (group) group->materialize(device);
+    if (unit) unit->buffers.materialize(device);
   }
   bool maps_inputs() const override { return policy_.cast_forward_inputs && policy_.param_dtype; }
   bool maps_outputs() const override { return policy_.output_dtype.has_value(); }
   void map_input(Module&, Tensor& tensor, TensorPlace) override { cast_floating(tensor, *policy_.param_dtype); }
   void map_output(Module&, Tensor& tensor, TensorPlace) override { cast_floating(tensor, *policy_.output_dtype); }
 
+  const std::string& name() const { return name_; }
   bool reshards() const { return reshard_after_forward_.value_or(!is_root_); }
   void set_reshards(bool value) { reshard_after_forward_ = value; }
-  Module& module() const { return *modules_[0]; }
   bool is_root() const { return is_root_; }
   const std::shared_ptr<ShardTree>& tree() const { return tree_; }
+  /// Error naming the module if no parameters are its own.
+  Unit& own_unit() const {
+    check(unit != nullptr, "module \"{}\" has no parameters of its own: inner calls of fully_shard own them", name_);
+    return *unit;
+  }
+  void close_round();
+  ProcessGroup& root_group() const { return mesh_.root_group(); }
 
-  std::unique_ptr<ShardGroup> group;
+  std::unique_ptr<Unit> unit;
   // Replace the recorded order where they are not empty.
-  std::vector<ShardGroup*> forward_prefetch, backward_prefetch;
+  std::vector<std::weak_ptr<FullyShardHook>> forward_prefetch, backward_prefetch;
 
  private:
   friend struct ShardTree;
+  /// A forward call, as its outputs remember it.
+  struct ForwardCall {
+    UnitSchedule::Call call;
+    std::uint64_t pass = 0;  // the backward that has reached it last
+  };
+  void join_or_make_tree(Module& module);
   void become_root(Module& module);
   void enter_forward(bool begins);
-  void close_round();
-  void before_backward(PrefetchOrder::Call call, bool is_first);
-  void prefetch(const std::vector<ShardGroup*>& listed, ShardGroup* expected) const;
-  static void end_backward(const std::shared_ptr<ShardTree>& tree);
+  void leave_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs);
+  void hook_outputs(UnitSchedule::Call call, const std::function<void(const TensorVisitor&)>& visit_outputs);
+  void before_backward(ForwardCall& call);
+  void prefetch(const std::vector<std::weak_ptr<FullyShardHook>>& listed, UnitId expected) const;
 
-  std::vector<Module*> modules_;
+  std::string name_;
+  std::vector<Module*> modules_;  // their addresses only: they may be gone
   MixedPrecision policy_;
+  DataMesh mesh_;
   std::shared_ptr<ShardTree> tree_;
+  UnitId id_ = kNoUnit;
   std::optional<bool> reshard_after_forward_;
-  PrefetchOrder::Call forward_call_, backward_call_;  // the last that began
-  std::vector<Module*> awaited_;                      // of the list: those that have not run since the first did
+  UnitSchedule::Call forward_call_;   // the last that began
+  std::vector<std::uint64_t> begun_;  // per forward that runs: nodes of its own have larger numbers
+  std::vector<Module*> awaited_;      // of the list: those that have not run since the first did
   bool is_root_ = false;
   bool prefetches_ = true;
 };
 
+void ShardTree::add(FullyShardHook& hook) {
+  hook.id_ = static_cast<UnitId>(hooks.size());
+  hooks.push_back(&hook);
+  if (hook.unit) hook.unit->inbox.set_end(end);
+}
+
 void ShardTree::drop_unused() const {
   for (FullyShardHook* hook : hooks)
-    if (hook->group) hook->group->drop_unused();
+    if (hook && hook->unit) hook->unit->buffers.drop_unused();
 }
 
 void ShardTree::close_rounds() const {
   for (FullyShardHook* hook : hooks)
-    if (!hook->awaited_.empty()) hook->close_round();
+    if (hook && !hook->awaited_.empty()) hook->close_round();
 }
 
-// Called when the backward of `next` begins, before its group is gathered.
-void ShardTree::leave_backward_before(const FullyShardHook& next, PrefetchOrder::Call call) {
-  std::erase_if(in_backward, [&](FullyShardHook* hook) {
-    if (hook == &next || !PrefetchOrder::is_over(hook->backward_call_, call)) return false;
-    if (hook->group->is_unsharded()) hook->group->reshard();
-    return true;
-  });
+void ShardTree::end_backward() {
+  schedule.end_backward();
+  for (auto hook = hooks.rbegin(); hook != hooks.rend(); ++hook) {
+    if (!*hook) continue;
+    (*hook)->awaited_.clear();
+    if ((*hook)->unit) (*hook)->unit->inbox.finish_backward();
+  }
 }
 
 void ShardTree::abandon(std::string_view reason) noexcept {
-  order.end_forward();
-  order.end_backward();
-  in_backward.clear();
-  end_queued = false;
+  schedule.end_forward();
+  schedule.end_backward();
   for (FullyShardHook* hook : hooks) {
+    if (!hook) continue;
     hook->awaited_.clear();
-    if (hook->group) hook->group->abandon(reason);
+    if (hook->unit) hook->unit->inbox.abandon(reason);
   }
 }
 
@@ -141,29 +177,25 @@ FullyShardHook& wrapped(Module& module) {
 
 std::string label(const Module& module) { return module.path().empty() ? "(model)" : module.path(); }
 
-// The group that owns a parameter and is its gradient sink. Null if it is plain, or tensor parallel only.
-ShardGroup* group_of(const Parameter& parameter) { return dynamic_cast<ShardGroup*>(&parameter.sink()); }
-
-// Parameters used below `module` that no group owns yet, each once.
+// Parameters used below `module` that no unit owns yet, each once.
 void collect_free(Module& module, std::set<Parameter*>& seen, std::vector<Parameter*>& out) {
   for (const Module::NamedParameter& p : module.own_parameters())
-    if (!group_of(*p.parameter) && seen.insert(p.parameter).second) out.push_back(p.parameter);
+    if (!p.parameter->shard_keeper() && seen.insert(p.parameter).second) out.push_back(p.parameter);
   for (const auto& child : module.children())
     if (!hook_of(*child)) collect_free(*child, seen, out);
 }
 
 // A tied parameter must be gathered wherever it is used: the innermost wrapped module of each user must own it.
-void check_tied(Module& module, ShardGroup* group) {
-  if (FullyShardHook* hook = hook_of(module)) group = hook->group.get();
+void check_tied(Module& module, const Unit* unit) {
+  if (const FullyShardHook* hook = hook_of(module)) unit = hook->unit.get();
   for (const Module::NamedParameter& p : module.own_parameters()) {
-    const ShardGroup* owner = group_of(*p.parameter);
-    check(!owner || owner == group,
+    const ShardKeeper* const owner = p.parameter->shard_keeper();
+    check(!owner || (unit && owner == &unit->buffers),
           "parameter \"{}\" is used by module \"{}\", whose fully_shard group \"{}\" does not own it: tied weights "
-          "need both users in "
-          "one group; wrap their common parent instead of one of them",
-          p.parameter->name(), label(module), group ? group->name() : "none");
+          "need both users in one group; wrap their common parent instead of one of them",
+          p.parameter->name(), label(module), unit ? unit->buffers.layout().name : "none");
   }
-  for (const auto& child : module.children()) check_tied(*child, group);
+  for (const auto& child : module.children()) check_tied(*child, unit);
 }
 
 void check_materialized(Module& module) {
@@ -177,116 +209,150 @@ void check_materialized(Module& module) {
         count, names, count > 8 ? ", ..." : "");
 }
 
+// The tree of the nearest wrapped module above that is in one.
+const std::shared_ptr<ShardTree>* tree_above(const Module& module) {
+  for (const Module* above = module.parent(); above; above = above->parent())
+    if (const FullyShardHook* hook = hook_of(*above); hook && hook->tree()) return &hook->tree();
+  return nullptr;
+}
+
 }  // namespace
+
+// A module that was wrapped after the root's first forward, in place of another perhaps, joins.
+void FullyShardHook::join_or_make_tree(Module& module) {
+  const std::shared_ptr<ShardTree>* const above = tree_above(module);
+  if (!above) return become_root(module);
+  check_materialized(module);
+  check_tied(module, nullptr);
+  tree_ = *above;
+  tree_->add(*this);
+}
 
 void FullyShardHook::become_root(Module& module) {
   check_materialized(module);
   check_tied(module, nullptr);
-  auto tree = std::make_shared<ShardTree>();
+  std::vector<FullyShardHook*> found;
   module.for_each_module([&](Module& m) {
     FullyShardHook* hook = hook_of(m);
-    if (!hook || std::find(tree->hooks.begin(), tree->hooks.end(), hook) != tree->hooks.end()) return;
+    if (!hook || std::find(found.begin(), found.end(), hook) != found.end()) return;
     check(
         hook->tree_ == nullptr,
         "fully_shard: module \"{}\" ran by itself before \"{}\", so it is a root of its own; run the whole model first",
         label(m), label(module));
-    tree->hooks.push_back(hook);
+    found.push_back(hook);
   });
-  for (FullyShardHook* hook : tree->hooks) hook->tree_ = tree;
+  const auto tree = std::make_shared<ShardTree>();
+  for (FullyShardHook* hook : found) {
+    tree->add(*hook);
+    hook->tree_ = tree;
+  }
   is_root_ = true;
 }
 
 void FullyShardHook::before_forward(Module& module) {
-  if (!tree_) become_root(module);
+  if (!tree_) join_or_make_tree(module);
   const bool begins = awaited_.empty();
   try {
     enter_forward(begins);
   } catch (...) {
-    tree_->abandon(current_exception_text());
+    if (tree_->depth == 0) tree_->abandon(current_exception_text());
     throw;
   }
+  ++tree_->depth;
+  begun_.push_back(RankContext::current().next_id());
   if (begins) awaited_ = modules_;
 }
 
 void FullyShardHook::enter_forward(bool begins) {
   if (begins && is_root_ && !in_backward()) {
-    tree_->end_queued = false;
-    tree_->order.begin_forward();
+    tree_->schedule.begin_forward();
     tree_->close_rounds();  // of modules that were called by themselves
     for (FullyShardHook* hook : tree_->hooks)
-      if (hook->group) hook->group->discard_pending();  // left by a backward that failed
+      if (hook && hook->unit) hook->unit->inbox.discard_pending();  // left by a backward that failed
   }
-  if (group) group->unshard();
-  if (begins) forward_call_ = tree_->order.begin();
-  if (begins) prefetch(forward_prefetch, group ? tree_->order.enter(group.get()) : nullptr);
+  if (unit) unit->buffers.unshard();
+  if (begins) forward_call_ = tree_->schedule.begin();
+  if (begins) prefetch(forward_prefetch, unit ? tree_->schedule.enter(id_) : kNoUnit);
 }
 
 // Without grad mode there is no backward that would reshard later.
 void FullyShardHook::close_round() {
   awaited_.clear();
-  if (group && (reshards() || !RankContext::current().grad_enabled)) group->reshard();
+  if (unit && (reshards() || !RankContext::current().grad_enabled)) unit->buffers.reshard();
 }
 
 // Submitted before the module computes, so that it runs beside it.
-void FullyShardHook::prefetch(const std::vector<ShardGroup*>& listed, ShardGroup* expected) const {
-  for (ShardGroup* next : listed) next->prefetch();
-  if (listed.empty() && prefetches_ && expected) expected->prefetch();
+void FullyShardHook::prefetch(const std::vector<std::weak_ptr<FullyShardHook>>& listed, UnitId expected) const {
+  for (const auto& weak : listed)
+    if (const auto next = weak.lock(); next && next->unit) next->unit->buffers.prefetch();
+  if (!listed.empty() || !prefetches_ || expected == kNoUnit) return;
+  if (const FullyShardHook* next = tree_->hooks[static_cast<std::size_t>(expected)]; next && next->unit)
+    next->unit->buffers.prefetch();
 }
 
 void FullyShardHook::after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) {
+  --tree_->depth;
+  try {
+    leave_forward(module, visit_outputs);
+  } catch (...) {
+    if (tree_->depth == 0) tree_->abandon(current_exception_text());
+    throw;
+  }
+}
+
+void FullyShardHook::leave_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) {
   std::erase(awaited_, &module);
   const bool is_done = awaited_.empty();
   if (is_done) {
     close_round();
     if (is_root_ && !in_backward()) {
-      tree_->order.end_forward();
+      tree_->schedule.end_forward();
       tree_->close_rounds();  // the rest of their lists does not run
       tree_->drop_unused();
     }
   }
-  if (!RankContext::current().grad_enabled) return;
-  const PrefetchOrder::Call call =
-      group && is_done ? tree_->order.leave(group.get(), forward_call_) : PrefetchOrder::Call{};
-  const auto is_first = std::make_shared<bool>(true);  // of several outputs
+  if (RankContext::current().grad_enabled)
+    hook_outputs(unit && is_done ? tree_->schedule.leave(id_, forward_call_) : UnitSchedule::Call{}, visit_outputs);
+  begun_.pop_back();
+}
+
+// Of the outputs those that this call has made: one that was an input too is reached when the call's backward is over.
+void FullyShardHook::hook_outputs(UnitSchedule::Call call,
+                                  const std::function<void(const TensorVisitor&)>& visit_outputs) {
+  const auto shared = std::make_shared<ForwardCall>(ForwardCall{call});
   const std::weak_ptr<FullyShardHook> weak = weak_from_this();
   visit_outputs([&](const Tensor& t) {
-    if (!t.requires_grad() || t.grad_node()->kind != Node::Kind::op) return;
+    if (!t.requires_grad() || t.grad_node()->kind != Node::Kind::op || t.grad_node()->sequence < begun_.back()) return;
     register_grad_hook(t,
-                       [weak, call, is_first](const Tensor&) {
-                         if (const auto self = weak.lock())
-                           self->before_backward(call, std::exchange(*is_first, false));
+                       [weak, shared](const Tensor&) {
+                         if (const auto self = weak.lock()) self->before_backward(*shared);
                          return Tensor();
                        },
                        {.capturable = true});  // gathers are rows: replay issues them without the hook
   });
 }
 
-void FullyShardHook::before_backward(PrefetchOrder::Call call, bool is_first) {
-  if (!tree_->end_queued) {
-    tree_->end_queued = true;
-    at_end_of_backward([tree = tree_] { end_backward(tree); });
-  }
-  if (is_first && call.epoch > 0) {
-    tree_->leave_backward_before(*this, call);
-    backward_call_ = call;
-    if (std::find(tree_->in_backward.begin(), tree_->in_backward.end(), this) == tree_->in_backward.end())
-      tree_->in_backward.push_back(this);
-  }
-  if (group) group->unshard();
-  if (is_first) prefetch(backward_prefetch, tree_->order.enter_backward(call));
+// An exception that leaves the outermost forward ends the step, for all ranks. One that leaves an inner forward may be
+// handled by the model.
+void FullyShardHook::abandon_forward(Module&, std::string_view reason) noexcept {
+  if (!tree_) return;
+  begun_.pop_back();
+  if (--tree_->depth == 0) return tree_->abandon(reason);
+  awaited_.clear();
+  if (unit) unit->buffers.reshard();
 }
 
-void FullyShardHook::end_backward(const std::shared_ptr<ShardTree>& tree) {
-  tree->end_queued = false;
-  tree->order.end_backward();
-  tree->in_backward.clear();
-  for (auto hook = tree->hooks.rbegin(); hook != tree->hooks.rend(); ++hook) {
-    (*hook)->awaited_.clear();
-    if ((*hook)->group) (*hook)->group->finish_backward();
-  }
+void FullyShardHook::before_backward(ForwardCall& call) {
+  tree_->end->expect();
+  if (std::exchange(call.pass, backward_pass()) == backward_pass()) return;  // another output was reached before
+  const UnitSchedule::Backward plan = tree_->schedule.begin_backward(id_, call.call);
+  for (const UnitId over : plan.over)
+    if (const FullyShardHook* hook = tree_->hooks[static_cast<std::size_t>(over)]) hook->unit->inbox.leave_backward();
+  if (unit) unit->buffers.unshard();
+  prefetch(backward_prefetch, plan.next);
 }
 
-void fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, const FullyShardOptions& options) {
+UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, const FullyShardOptions& options) {
   check(!modules.empty(), "fully_shard: the list of modules is empty");
   check_policy(options.mp_policy);
   std::set<Parameter*> seen;
@@ -302,78 +368,141 @@ void fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, co
     collect_free(*module, seen, parameters);
     name += (name.empty() ? "" : "+") + label(*module);
   }
-  auto hook = std::make_shared<FullyShardHook>(modules, mesh, options);
-  if (!parameters.empty())
-    hook->group = std::make_unique<ShardGroup>(name, mesh, std::move(parameters), options.mp_policy);
+  const auto hook = std::make_shared<FullyShardHook>(std::move(name), modules, mesh, parameters, options);
   for (Module* module : modules) module->add_hook(hook);
+  return UnitHandle(hook);
 }
 
-void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
-  fully_shard(std::vector<Module*>{&module}, mesh, options);
+UnitHandle fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  return fully_shard(std::vector<Module*>{&module}, mesh, options);
 }
 
-void fully_shard(Module& module, const FullyShardOptions& options) {
-  fully_shard(module, DeviceMesh::world(), options);
+UnitHandle fully_shard(Module& module, const FullyShardOptions& options) {
+  return fully_shard(module, DeviceMesh::world(), options);
 }
 
 bool is_fully_sharded(const Module& module) { return hook_of(module) != nullptr; }
 
-void unshard(Module& module) {
-  if (ShardGroup* group = wrapped(module).group.get()) group->unshard();
+UnitHandle unit_of(Module& module) { return UnitHandle(wrapped(module).shared_from_this()); }
+
+namespace {
+
+std::vector<FullyShardHook*> hooks_below(Module& root) {
+  std::vector<FullyShardHook*> hooks;
+  root.for_each_module([&](Module& m) {
+    FullyShardHook* hook = hook_of(m);
+    if (hook && std::find(hooks.begin(), hooks.end(), hook) == hooks.end()) hooks.push_back(hook);
+  });
+  return hooks;
 }
 
-UnshardHandle unshard_async(Module& module) {
-  unshard(module);
-  return UnshardHandle(wrapped(module).shared_from_this());
+std::vector<UnitHandle> handles_of(const std::vector<Module*>& modules) {
+  std::vector<UnitHandle> handles;
+  for (Module* module : modules) handles.push_back(unit_of(*module));
+  return handles;
+}
+
+}  // namespace
+
+std::vector<UnitHandle> units(Module& root) {
+  std::vector<UnitHandle> handles;
+  for (FullyShardHook* hook : hooks_below(root))
+    if (hook->unit) handles.emplace_back(hook->shared_from_this());
+  return handles;
+}
+
+// ---- the handle ----
+
+FullyShardHook& UnitHandle::hook() const {
+  const auto hook = hook_.lock();
+  check(hook != nullptr, "the modules of this fully_shard unit were destroyed");
+  return *hook;  // kept by its modules, which nobody destroys within a call
+}
+
+const std::string& UnitHandle::name() const { return hook().name(); }
+bool UnitHandle::has_parameters() const { return hook().unit != nullptr; }
+std::vector<Parameter*> UnitHandle::parameters() const { return hook().own_unit().buffers.parameters(); }
+const UnitLayout& UnitHandle::layout() const { return hook().own_unit().buffers.layout(); }
+std::int64_t UnitHandle::gathered_bytes() const { return layout().full_bytes; }
+bool UnitHandle::is_unsharded() const { return hook().own_unit().buffers.is_unsharded(); }
+bool UnitHandle::is_gathered() const { return hook().own_unit().buffers.is_gathered(); }
+int UnitHandle::late_gathers() const { return hook().own_unit().buffers.late_gathers(); }
+
+void UnitHandle::unshard() const {
+  if (Unit* unit = hook().unit.get()) unit->buffers.unshard();
+}
+
+UnshardHandle UnitHandle::unshard_async() const {
+  unshard();
+  return UnshardHandle(hook().shared_from_this());
 }
 
 void UnshardHandle::wait() const {
-  if (hook_->group) hook_->group->wait();
+  if (hook_->unit) hook_->unit->buffers.wait();
 }
 
-void reshard(Module& module) {
-  if (ShardGroup* group = wrapped(module).group.get()) group->reshard();
+void UnitHandle::reshard() const {
+  if (Unit* unit = hook().unit.get()) unit->buffers.reshard();
 }
 
-void set_gradient_divide_factor(Module& module, double factor) {
+void UnitHandle::set_gradient_divide_factor(double factor) const {
   check(factor > 0, "the gradient divide factor must be above 0, got {}", factor);
-  if (ShardGroup* group = wrapped(module).group.get()) group->set_divide_factor(factor);
+  if (Unit* unit = hook().unit.get()) unit->inbox.set_divide_factor(factor);
 }
+
+void UnitHandle::set_requires_all_reduce(bool on) const {
+  if (Unit* unit = hook().unit.get()) unit->inbox.set_all_reduces(on);
+}
+
+void UnitHandle::set_reshard_after_forward(bool reshard) const { hook().set_reshards(reshard); }
+
+void UnitHandle::set_max_reductions(int count) const {
+  check(count >= 1, "at least one gradient buffer must be allowed to be in reduction, got {}", count);
+  if (Unit* unit = hook().unit.get()) unit->inbox.set_max_reductions(count);
+}
+
+void UnitHandle::set_forward_prefetch(const std::vector<UnitHandle>& units) const {
+  auto& list = hook().forward_prefetch;
+  list.clear();
+  for (const UnitHandle& unit : units) list.push_back(unit.hook_);
+}
+
+void UnitHandle::set_backward_prefetch(const std::vector<UnitHandle>& units) const {
+  auto& list = hook().backward_prefetch;
+  list.clear();
+  for (const UnitHandle& unit : units) list.push_back(unit.hook_);
+}
+
+// ---- the same by module ----
+
+void unshard(Module& module) { unit_of(module).unshard(); }
+UnshardHandle unshard_async(Module& module) { return unit_of(module).unshard_async(); }
+void reshard(Module& module) { unit_of(module).reshard(); }
+void set_gradient_divide_factor(Module& module, double factor) { unit_of(module).set_gradient_divide_factor(factor); }
 
 void set_requires_all_reduce(Module& module, bool on, bool recurse) {
-  if (ShardGroup* group = wrapped(module).group.get()) group->set_all_reduces(on);
+  unit_of(module).set_requires_all_reduce(on);
   if (!recurse) return;
-  for (ShardGroup* group : shard_groups(module)) group->set_all_reduces(on);
+  for (const UnitHandle& unit : units(module)) unit.set_requires_all_reduce(on);
 }
 
 void set_reshard_after_forward(Module& module, bool reshard, bool recurse) {
-  wrapped(module).set_reshards(reshard);
+  unit_of(module).set_reshard_after_forward(reshard);
   if (!recurse) return;
-  module.for_each_module([&](Module& m) {
-    if (FullyShardHook* hook = hook_of(m)) hook->set_reshards(reshard);
-  });
+  for (FullyShardHook* hook : hooks_below(module)) hook->set_reshards(reshard);
 }
-
-namespace {
-std::vector<ShardGroup*> groups_of(const std::vector<Module*>& modules) {
-  std::vector<ShardGroup*> groups;
-  for (Module* module : modules)
-    if (ShardGroup* group = wrapped(*module).group.get()) groups.push_back(group);
-  return groups;
-}
-}  // namespace
 
 void set_modules_to_forward_prefetch(Module& module, const std::vector<Module*>& modules) {
-  wrapped(module).forward_prefetch = groups_of(modules);
+  unit_of(module).set_forward_prefetch(handles_of(modules));
 }
 
 void set_modules_to_backward_prefetch(Module& module, const std::vector<Module*>& modules) {
-  wrapped(module).backward_prefetch = groups_of(modules);
+  unit_of(module).set_backward_prefetch(handles_of(modules));
 }
 
 void set_reduce_scatter_max_input_buffers(Module& root, int count) {
   check(count >= 1, "at least one gradient buffer must be allowed to be in reduction, got {}", count);
-  for (ShardGroup* group : shard_groups(root)) group->set_max_reductions(count);
+  for (const UnitHandle& unit : units(root)) unit.set_max_reductions(count);
 }
 
 void reset_after_error(Module& root) {
@@ -383,30 +512,15 @@ void reset_after_error(Module& root) {
         "called",
         label(root));
   RankContext::current().drain_queues();
-  if (hook.tree()) {
-    hook.tree()->order.forget();
-    hook.tree()->in_backward.clear();
-    hook.tree()->end_queued = false;
+  if (hook.tree()) hook.tree()->schedule.forget();
+  std::set<const ProcessGroup*> reset;
+  for (FullyShardHook* each : hooks_below(root)) {
+    if (!each->unit) continue;
+    each->unit->inbox.discard_pending();
+    each->unit->inbox.discard_unsummed();
+    each->unit->buffers.reshard();
+    if (reset.insert(&each->root_group()).second) each->root_group().reset();
   }
-  std::set<ProcessGroup*> reset;
-  for (ShardGroup* group : shard_groups(root)) {
-    group->discard_pending();
-    group->discard_unsummed();
-    group->reshard();
-    if (reset.insert(&group->process_group()).second) group->process_group().reset();
-  }
-}
-
-ShardGroup* shard_group(Module& module) { return wrapped(module).group.get(); }
-
-std::vector<ShardGroup*> shard_groups(Module& root) {
-  std::vector<ShardGroup*> groups;
-  root.for_each_module([&](Module& m) {
-    FullyShardHook* hook = hook_of(m);
-    if (hook && hook->group && std::find(groups.begin(), groups.end(), hook->group.get()) == groups.end())
-      groups.push_back(hook->group.get());
-  });
-  return groups;
 }
 
 }  // namespace sherd::nn

@@ -1,10 +1,11 @@
 #pragma once
 // fully_shard(): FSDP2's per-module sharding. Apply it bottom-up, block by block and then the root; each call makes one
-// communication group of the parameters that no inner call has taken. The model file does not change.
+// unit of the parameters that no inner call has taken: they are gathered, released and reduced together. The model file
+// does not change.
 //
 //   parallelize(model, mesh["tp"], plan);                             // or not: see tensor_parallel.h
 //   for (Module* block : model.blocks()) fully_shard(*block, mesh["dp"]);
-//   fully_shard(model, mesh["dp"]);
+//   UnitHandle root = fully_shard(model, mesh["dp"]);                 // settings of a unit: root.set_...()
 //   model.materialize(Seed{42});
 //   AdamW opt(model.parameters(), {...});
 //
@@ -14,15 +15,18 @@
 // gradients on the data axes themselves are reduced by their Partial op.
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "dtensor/mesh.h"
 #include "nn/module.h"
 #include "nn/parallel/mixed_precision.h"
+#include "runtime/op/unit_layout.h"
 
 namespace sherd::nn {
 
-class ShardGroup;
+class FullyShardHook;
+class UnshardHandle;
 
 /// After forward: free the gathered parameters (true), keep them until backward has used them (false), or reshard to
 /// groups of k ranks. k = 1 means false, k = all ranks of the shard axis means true; k in between is an Error.
@@ -45,9 +49,50 @@ struct FullyShardOptions {
   std::optional<ReshardAfterForward> reshard_after_forward{};
   /// Dtypes to compute and reduce in; unset: the parameters' own.
   MixedPrecision mp_policy{};
-  /// While this module computes, gather the group that ran after it in the last forward (in backward: the next one in
-  /// reverse order). Off: every group is gathered when it is needed.
+  /// While this module computes, gather the unit that ran after it in the last forward (in backward: the next one in
+  /// reverse order). Off: every unit is gathered when it is needed.
   bool prefetch = true;
+};
+
+/// The unit that a call of fully_shard() has made. A value: copies speak of the same unit. It does not keep the unit
+/// alive, which goes with its modules; then every call but is_alive() is an Error.
+class UnitHandle {
+ public:
+  explicit UnitHandle(const std::shared_ptr<FullyShardHook>& hook) : hook_(hook) {}
+  friend bool operator==(const UnitHandle& a, const UnitHandle& b) { return a.hook_.lock() == b.hook_.lock(); }
+
+  bool is_alive() const { return !hook_.expired(); }
+  /// Path of its module, "(model)" for a root; those of several joined by "+".
+  const std::string& name() const;
+  /// Whether any parameters are its own. The calls from here to late_gathers() are an Error if none are.
+  bool has_parameters() const;
+  std::vector<Parameter*> parameters() const;
+  const UnitLayout& layout() const;
+  /// Of all its gathered parameters on this rank.
+  std::int64_t gathered_bytes() const;
+  /// Whether the gathered tensors are registered; whether they are there or on their way, as prefetched ones are
+  /// before they are registered. On one shard without casts the shards are the full tensors: never gathered.
+  bool is_unsharded() const;
+  bool is_gathered() const;
+  /// Gathers that started only when backward asked for a saved tensor, because no module hook had run before.
+  int late_gathers() const;
+
+  /// The calls of the same name below, for this unit alone.
+  void unshard() const;
+  UnshardHandle unshard_async() const;
+  void reshard() const;
+  void set_gradient_divide_factor(double factor) const;
+  void set_requires_all_reduce(bool on) const;
+  void set_reshard_after_forward(bool reshard) const;
+  void set_max_reductions(int count) const;
+  /// Instead of the unit that the recorded order suggests, gather these while its modules compute forward (backward).
+  /// An empty list restores the default; units that are gone by then are left out.
+  void set_forward_prefetch(const std::vector<UnitHandle>& units) const;
+  void set_backward_prefetch(const std::vector<UnitHandle>& units) const;
+
+ private:
+  FullyShardHook& hook() const;
+  std::weak_ptr<FullyShardHook> hook_;
 };
 
 /// Shards the parameters of `module` over `mesh`: of two axes the first replicates (HSDP), gradients are then averaged
@@ -55,18 +100,23 @@ struct FullyShardOptions {
 /// Errors, on every rank: a container without a forward, a module that is wrapped already, a 0-d parameter,
 /// a mesh of three axes. No communication: values are made by materialize(), or each rank keeps its rows of existing
 /// values (which must be equal on all ranks).
-void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
+UnitHandle fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 /// Over all ranks of the job.
-void fully_shard(Module& module, const FullyShardOptions& options = {});
-/// Several modules as one group: gathered before the first that runs, resharded after the last.
-void fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, const FullyShardOptions& options = {});
+UnitHandle fully_shard(Module& module, const FullyShardOptions& options = {});
+/// Several modules as one unit: gathered before the first that runs, resharded after the last.
+UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh,
+                       const FullyShardOptions& options = {});
 
 bool is_fully_sharded(const Module& module);
+/// The module's unit. Error unless wrapped.
+UnitHandle unit_of(Module& module);
+/// Units of the subtree that have parameters of their own, in module order.
+std::vector<UnitHandle> units(Module& root);
 
 /// Result of unshard_async().
 class UnshardHandle {
  public:
-  explicit UnshardHandle(std::shared_ptr<class FullyShardHook> hook) : hook_(std::move(hook)) {}
+  explicit UnshardHandle(std::shared_ptr<FullyShardHook> hook) : hook_(std::move(hook)) {}
   /// Blocks until the parameters are gathered; throws the gather's error. May be called any number of times, or never:
   /// reading a parameter waits too.
   void wait() const;
@@ -75,34 +125,30 @@ class UnshardHandle {
   std::shared_ptr<FullyShardHook> hook_;
 };
 
-/// Registers the unsharded parameters of this module's group only. Collective; returns before the gather is done, the
+/// Registers the unsharded parameters of this module's unit only. Collective; returns before the gather is done, the
 /// first read of a parameter waits for it.
 void unshard(Module& module);
 /// The same, with a handle to wait without reading.
 UnshardHandle unshard_async(Module& module);
-/// Registers the shards of this module's group only and frees the unsharded parameters. Local. Writes to the unsharded
+/// Registers the shards of this module's unit only and frees the unsharded parameters. Local. Writes to the unsharded
 /// parameters are lost.
 void reshard(Module& module);
-/// Divides summed gradients of this module's group by `factor` instead of the number of ranks, replicas included.
+/// Divides summed gradients of this module's unit by `factor` instead of the number of ranks, replicas included.
 void set_gradient_divide_factor(Module& module, double factor);
 /// HSDP: off, backward passes reduce over the shard axis only and accumulate apart from grad(); the next pass with it
 /// on all-reduces the accumulated sum over replicas. For all but the last micro-batch of a step.
 void set_requires_all_reduce(Module& module, bool on, bool recurse = true);
 void set_reshard_after_forward(Module& module, bool reshard, bool recurse = true);
-/// While `module` computes its forward (backward), gather the groups of these modules, instead of the one that the
+/// While `module` computes its forward (backward), gather the units of these modules, instead of the one that the
 /// recorded order suggests. Takes effect within one forward or backward; an empty list restores the default.
-/// Error if a module is not wrapped. Two and more need memory for as many gathered groups.
+/// Error if a module is not wrapped. Two and more need memory for as many gathered units.
 void set_modules_to_forward_prefetch(Module& module, const std::vector<Module*>& modules);
 void set_modules_to_backward_prefetch(Module& module, const std::vector<Module*>& modules);
-/// How many full gradient buffers may be in reduction at a time, for all groups of the subtree; initially 1. A further
+/// How many full gradient buffers may be in reduction at a time, for all units of the subtree; initially 1. A further
 /// one waits for the oldest. Error if `count` < 1.
 void set_reduce_scatter_max_input_buffers(Module& root, int count);
 /// After an exception in a step: waits for work in flight, drops pending gradients, reshards, and resets the process
 /// groups. Collective. Error on a module that is not the root of its tree.
 void reset_after_error(Module& root);
-/// The module's group; null if it owns no parameters of its own. Error unless wrapped.
-ShardGroup* shard_group(Module& module);
-/// Groups of the subtree, in module order.
-std::vector<ShardGroup*> shard_groups(Module& root);
 
 }  // namespace sherd::nn

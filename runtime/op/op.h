@@ -169,6 +169,7 @@ void register_random(OpTable& table);
 void register_create(OpTable& table);
 void register_optimizer(OpTable& table);
 void register_collective(OpTable& table);
+void register_unit(OpTable& table);
 void register_transfer(OpTable& table);
 void register_cpu(OpTable& table);
 /// All families' rows.

@@ -74,6 +74,7 @@ void register_families(OpTable& table) {
   register_create(table);
   register_optimizer(table);
   register_collective(table);
+  register_unit(table);
   register_transfer(table);
 }
 

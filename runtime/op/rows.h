@@ -41,6 +41,8 @@ extern const Op full, arange;
 extern const Op adamw, sgd, power_sum;
 // collective.cpp
 extern const Op all_reduce, all_gather, reduce_scatter, all_to_all, broadcast;
+// unit.cpp
+extern const Op gather_start, release, gradient_buffer, communication_buffer, reduce_start, replica_sum_start;
 // transfer.cpp
 extern const Op to_device;
 

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard_group.h"
+#include "nn/parallel/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "tests/parallel/nets.h"
@@ -50,7 +50,7 @@ void expect_counts(const Group& group) {
       EXPECT_EQ(c.others, 0);
       for (nn::Parameter* p : net.parameters()) p->clear_grad();
     }
-    for (nn::ShardGroup* g : nn::shard_groups(net)) EXPECT_EQ(g->late_gathers(), 0) << g->name();
+    for (const nn::UnitHandle& g : nn::units(net)) EXPECT_EQ(g.late_gathers(), 0) << g.name();
   };
   run({}, {}, kGroups - 1);  // root decides for itself: kept
   run(true, true, kGroups);  // all resharded

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard_group.h"
+#include "nn/parallel/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/nets.h"
 #include "tests/parallel/replay.h"
@@ -62,9 +62,9 @@ void freeze(Stack& net, Frozen frozen) {
 
 std::int64_t trainable_groups(Stack& net) {
   std::int64_t count = 0;
-  for (const nn::ShardGroup* group : nn::shard_groups(net)) {
+  for (const nn::UnitHandle& group : nn::units(net)) {
     bool any = false;
-    for (const nn::Parameter* p : group->parameters()) any = any || p->requires_grad();
+    for (const nn::Parameter* p : group.parameters()) any = any || p->requires_grad();
     count += any;
   }
   return count;
@@ -82,11 +82,11 @@ TEST(FullyShard, F51_FrozenParametersAreReleasedWhenTheirBackwardIsOver) {
         Accounting& memory = RankContext::current().allocator().accounting();
         std::int64_t limit = 0, before = 0;
         for (Adapted* block : net.blocks.items()) {
-          const std::int64_t bytes = nn::shard_group(*block)->gathered_bytes();
+          const std::int64_t bytes = nn::unit_of(*block).gathered_bytes();
           limit = std::max(limit, prefetch ? before + bytes : bytes);
           before = bytes;
         }
-        limit += nn::shard_group(net)->gathered_bytes();
+        limit += nn::unit_of(net).gathered_bytes();
         for (int step = 0; step < 3; ++step) {
           const Tensor loss = sum(net(batch_of(2, 6, 0, "x")));
           const CommCounts start = settled_counts(*group);
@@ -100,7 +100,7 @@ TEST(FullyShard, F51_FrozenParametersAreReleasedWhenTheirBackwardIsOver) {
           EXPECT_EQ(held(MemoryCategory::unsharded), 0);
           for (nn::Parameter* p : net.parameters()) p->clear_grad();
         }
-        for (const nn::ShardGroup* g : nn::shard_groups(net)) EXPECT_EQ(g->late_gathers(), 0) << g->name();
+        for (const nn::UnitHandle& g : nn::units(net)) EXPECT_EQ(g.late_gathers(), 0) << g.name();
       }
   });
 }

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard_group.h"
+#include "nn/parallel/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
@@ -61,8 +61,8 @@ TEST(FullyShard, F4_ContainersAreRefusedAndListsAreOneGroup) {
     nn::fully_shard(std::vector<nn::Module*>{net.blocks.items()[0], net.blocks.items()[1]}, mesh);
     nn::fully_shard(net, mesh);
     net.materialize();
-    EXPECT_EQ(nn::shard_groups(net).size(), 2u);
-    EXPECT_EQ(nn::shard_group(*net.blocks.items()[0]), nn::shard_group(*net.blocks.items()[1]));
+    EXPECT_EQ(nn::units(net).size(), 2u);
+    EXPECT_EQ(nn::unit_of(*net.blocks.items()[0]), nn::unit_of(*net.blocks.items()[1]));
     const std::int64_t before = group->counts().all_gather.calls;
     sum(net(batch_of(2, 6, 0, "x")));
     EXPECT_EQ(settled_counts(*group).all_gather.calls - before, 2);
@@ -101,12 +101,12 @@ TEST(FullyShard, F10_InnerGroupsKeepTheirParameters) {
   run_ranks(2, [](const Group& group) {
     Net net(kSizes);
     shard(net, DeviceMesh(group));
-    const auto groups = nn::shard_groups(net);
+    const auto groups = nn::units(net);
     ASSERT_EQ(groups.size(), 3u);  // root, two blocks
-    EXPECT_EQ(nn::shard_group(net)->parameters(), (std::vector<nn::Parameter*>{&net.head.weight, net.head.bias}));
+    EXPECT_EQ(nn::unit_of(net).parameters(), (std::vector<nn::Parameter*>{&net.head.weight, net.head.bias}));
     for (Block* block : net.blocks.items()) {
-      const auto* inner = nn::shard_group(*block);
-      EXPECT_EQ(inner->parameters(),
+      const nn::UnitHandle inner = nn::unit_of(*block);
+      EXPECT_EQ(inner.parameters(),
                 (std::vector<nn::Parameter*>{&block->linear_layer.weight, block->linear_layer.bias}));
     }
   });
@@ -124,7 +124,9 @@ TEST(FullyShard, F11_ModuleWithoutParametersOfItsOwnCommunicatesNothing) {
     shard(outer.net, mesh);
     nn::fully_shard(outer, mesh);
     outer.materialize();
-    EXPECT_EQ(nn::shard_group(outer), nullptr);
+    const nn::UnitHandle unit = nn::unit_of(outer);
+    EXPECT_FALSE(unit.has_parameters());
+    expect_error([&] { unit.layout(); }, {"(model)", "no parameters of its own"});
     const std::int64_t before = group->counts().all_gather.calls;
     backward(sum(outer(batch_of(2, 6, 0, "x"))));
     // The inner net is no root now, so it is resharded after forward and gathered again: 3 + 3.
@@ -164,7 +166,7 @@ TEST(FullyShard, F13_TiedParametersInsideAGroupAreOneSlot) {
       nn::fully_shard(tied, DeviceMesh(group));
       tied.materialize(nn::Seed{3});
       reference.materialize(nn::Seed{3});
-      EXPECT_EQ(nn::shard_group(tied)->parameters().size(), 1u);
+      EXPECT_EQ(nn::unit_of(tied).parameters().size(), 1u);
       const Tensor x = batch_of(4, 5, 0, "x");
       nn::unshard(tied);
       EXPECT_EQ(&tied.first.weight, &tied.second.weight);
@@ -221,16 +223,16 @@ TEST(FullyShard, F18_ShardSizesFollowTheChunkRule) {
 
 // Bytes of the shard arena that belong to no parameter: they start at zero and nobody writes them.
 void expect_gaps_are_zero(nn::Module& module) {
-  for (nn::ShardGroup* group : nn::shard_groups(module)) {
-    const Ref<Storage> arena = group->parameters()[0]->value().local().storage();
+  for (const nn::UnitHandle& group : nn::units(module)) {
+    const Ref<Storage> arena = group.parameters()[0]->value().local().storage();
     std::vector<bool> owned(static_cast<std::size_t>(arena->bytes()), false);
-    for (const nn::Parameter* p : group->parameters()) {
+    for (const nn::Parameter* p : group.parameters()) {
       const Tensor local = p->value().local();
       const auto begin = static_cast<std::size_t>(local.offset() * byte_size(local.dtype()));
       std::fill_n(owned.begin() + static_cast<std::ptrdiff_t>(begin), local.bytes(), true);
     }
     for (std::size_t i = 0; i < owned.size(); ++i)
-      if (!owned[i]) { ASSERT_EQ(arena->read()[i], std::byte{0}) << group->name() << " byte " << i; }
+      if (!owned[i]) { ASSERT_EQ(arena->read()[i], std::byte{0}) << group.name() << " byte " << i; }
   }
 }
 

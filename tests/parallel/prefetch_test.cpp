@@ -5,8 +5,7 @@
 #include "nn/models/gpt.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
-#include "nn/parallel/prefetch_order.h"
-#include "nn/parallel/shard_group.h"
+#include "nn/parallel/shard/unit_schedule.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
@@ -190,12 +189,12 @@ Memory memory_of(const Group& group, const std::optional<LinkShape>& link, bool 
   }
   std::int64_t before = 0;
   for (Block* block : net.blocks.items()) {
-    const std::int64_t bytes = nn::shard_group(*block)->gathered_bytes();
+    const std::int64_t bytes = nn::unit_of(*block).gathered_bytes();
     seen.neighbours = std::max(seen.neighbours, before + bytes);
     seen.largest = std::max(seen.largest, bytes);
     before = bytes;
   }
-  seen.root = nn::shard_group(net)->gathered_bytes();
+  seen.root = nn::unit_of(net).gathered_bytes();
   return seen;
 }
 
@@ -236,7 +235,7 @@ TEST(FullyShard, F57_ReductionsInFlightAreLimited) {
     net.materialize();
     for (int bad : {0, -1})
       expect_error([&] { nn::set_reduce_scatter_max_input_buffers(net, bad); }, {"at least one", std::to_string(bad)});
-    const std::int64_t one = nn::shard_group(net)->gathered_bytes();
+    const std::int64_t one = nn::unit_of(net).gathered_bytes();
     Accounting& memory = RankContext::current().allocator().accounting();
     for (int limit : {1, 2, 3}) {
       nn::set_reduce_scatter_max_input_buffers(net, limit);
@@ -275,7 +274,7 @@ TEST(FullyShard, F73_GathersAfterTheOptimizerSeeNewWeightsAndItWaitedOnce) {
       nn::unshard(block);
       EXPECT_TRUE(near(block.linear_layer.weight.value(), reference.blocks.items()[0]->linear_layer.weight.value()));
       nn::reshard(block);
-      for (nn::ShardGroup* g : nn::shard_groups(net)) EXPECT_FALSE(g->is_gathered());
+      for (const nn::UnitHandle& g : nn::units(net)) EXPECT_FALSE(g.is_gathered());
     }
   });
 }
@@ -359,39 +358,44 @@ TEST(FullyShard, PrefetchWithTwoForwardsAndAReplayedBackward) {
   });
 }
 
-TEST(PrefetchOrder, FollowsTheForwardBefore) {
-  // Only addresses count.
-  std::vector<char> places(4);
-  const auto group = [&](std::size_t i) { return reinterpret_cast<nn::ShardGroup*>(&places[i]); };
-  nn::PrefetchOrder order;
-  const auto forward = [&](const std::vector<std::size_t>& path) {
-    order.begin_forward();
-    std::vector<nn::ShardGroup*> next;
-    for (const std::size_t i : path) next.push_back(order.enter(group(i)));
-    order.end_forward();
+TEST(UnitSchedule, FollowsTheForwardBefore) {
+  nn::UnitSchedule schedule;
+  using Units = std::vector<nn::UnitId>;
+  constexpr nn::UnitId kNone = nn::kNoUnit;
+  const auto forward = [&](const Units& path) {
+    schedule.begin_forward();
+    Units next;
+    for (const nn::UnitId unit : path) next.push_back(schedule.enter(unit));
+    schedule.end_forward();
     return next;
   };
-  using Groups = std::vector<nn::ShardGroup*>;
-  EXPECT_EQ(forward({0, 1, 2}), (Groups{nullptr, nullptr, nullptr}));
-  EXPECT_EQ(forward({0, 1, 2}), (Groups{group(1), group(2), nullptr}));
-  EXPECT_EQ(forward({0, 3, 2}), (Groups{group(1), nullptr, nullptr}));  // 3 is new; 2 was found after 0
-  EXPECT_EQ(forward({0, 3, 2}), (Groups{group(3), group(2), nullptr}));
-  EXPECT_EQ(order.enter(group(0)), nullptr);  // outside of a forward
+  EXPECT_EQ(forward({0, 1, 2}), (Units{kNone, kNone, kNone}));
+  EXPECT_EQ(forward({0, 1, 2}), (Units{1, 2, kNone}));
+  EXPECT_EQ(forward({0, 3, 2}), (Units{1, kNone, kNone}));  // 3 is new; 2 was found after 0
+  EXPECT_EQ(forward({0, 3, 2}), (Units{3, 2, kNone}));
+  EXPECT_EQ(schedule.enter(0), kNone);  // outside of a forward
 
   // The first call, then one that holds two.
-  const auto first = order.leave(group(0), order.begin());
-  const auto outer_begun = order.begin(), inner_begun = order.begin();
-  const auto inner = order.leave(group(2), inner_begun), second = order.leave(group(3), order.begin()),
-             outer = order.leave(group(1), outer_begun);
-  EXPECT_EQ(order.enter_backward(outer), group(3));
-  EXPECT_EQ(order.enter_backward(inner), group(0));
-  EXPECT_TRUE(order.is_over(second, inner));
-  EXPECT_FALSE(order.is_over(outer, second) || order.is_over(outer, inner));
-  EXPECT_TRUE(order.is_over(outer, first) && order.is_over(inner, first));
-  EXPECT_EQ(order.enter_backward(first), nullptr);
-  order.end_backward();
-  EXPECT_EQ(order.enter_backward(second), nullptr);  // of a backward that has ended
-  EXPECT_FALSE(order.is_over(outer, order.leave(group(0), order.begin())));
+  const auto first = schedule.leave(0, schedule.begin());
+  const auto outer_begun = schedule.begin(), inner_begun = schedule.begin();
+  const auto inner = schedule.leave(2, inner_begun), second = schedule.leave(3, schedule.begin()),
+             outer = schedule.leave(1, outer_begun);
+  EXPECT_TRUE(schedule.is_over(second, inner));
+  EXPECT_FALSE(schedule.is_over(outer, second) || schedule.is_over(outer, inner));
+  EXPECT_TRUE(schedule.is_over(outer, first) && schedule.is_over(inner, first));
+  const auto backward = [&](nn::UnitId unit, nn::UnitSchedule::Call call) {
+    const auto plan = schedule.begin_backward(unit, call);
+    return std::pair(Units(plan.over.begin(), plan.over.end()), plan.next);
+  };
+  using Plan = std::pair<Units, nn::UnitId>;
+  EXPECT_EQ(backward(1, outer), (Plan{{}, 3}));
+  EXPECT_EQ(backward(3, second), (Plan{{}, 2}));
+  EXPECT_EQ(backward(2, inner), (Plan{{3}, 0}));  // the outer one's is not over before those within it
+  EXPECT_EQ(backward(0, {}), (Plan{{}, kNone}));  // of no call
+  EXPECT_EQ(backward(0, first), (Plan{{1, 2}, kNone}));
+  schedule.end_backward();
+  EXPECT_EQ(backward(3, second), (Plan{{}, kNone}));  // of a backward that has ended
+  EXPECT_FALSE(schedule.is_over(outer, schedule.leave(0, schedule.begin())));
 }
 
 }  // namespace

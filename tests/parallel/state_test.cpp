@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "nn/optim/adamw.h"
-#include "nn/parallel/shard_group.h"
+#include "nn/parallel/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
@@ -42,7 +42,7 @@ TEST(FullyShard, F26_RootKeepsItsParametersChildrenDoNot) {
     const Tensor y = net(batch_of(2, 6, 0, "x"));
     EXPECT_FALSE(net.head.weight.value().is_distributed());
     for (Block* block : net.blocks.items()) EXPECT_TRUE(block->linear_layer.weight.value().is_distributed());
-    EXPECT_EQ(unsharded_bytes(), nn::shard_group(net)->gathered_bytes());
+    EXPECT_EQ(unsharded_bytes(), nn::unit_of(net).gathered_bytes());
   });
 }
 
@@ -93,11 +93,11 @@ struct Probe final : nn::ModuleHook {
   void after_forward(nn::Module&, const std::function<void(const nn::TensorVisitor&)>&) override { look(); }
   void look() {
     std::int64_t gathered = 0;
-    for (nn::ShardGroup* group : nn::shard_groups(root)) {
-      if (group->is_gathered()) gathered += group->gathered_bytes();  // registered, or about to be
-      EXPECT_TRUE(group->is_gathered() || !group->is_unsharded());
-      for (const nn::Parameter* p : group->parameters()) {
-        EXPECT_EQ(group->is_unsharded(), !p->value().is_distributed()) << p->name();
+    for (const nn::UnitHandle& group : nn::units(root)) {
+      if (group.is_gathered()) gathered += group.gathered_bytes();  // registered, or about to be
+      EXPECT_TRUE(group.is_gathered() || !group.is_unsharded());
+      for (const nn::Parameter* p : group.parameters()) {
+        EXPECT_EQ(group.is_unsharded(), !p->value().is_distributed()) << p->name();
         EXPECT_TRUE(p->value().is_distributed() || p->value().storage()->is_present()) << p->name();
       }
     }
@@ -168,10 +168,10 @@ TEST(FullyShard, F37_UnshardedTensorsAreTheSameObjectsEveryStep) {
     std::vector<TensorImpl*> first;
     for (int step = 0; step < 3; ++step) {
       std::vector<TensorImpl*> now;
-      for (nn::ShardGroup* g : nn::shard_groups(net)) {
-        g->unshard();
-        for (const nn::Parameter* p : g->parameters()) now.push_back(p->value().impl());
-        g->reshard();
+      for (const nn::UnitHandle& g : nn::units(net)) {
+        g.unshard();
+        for (const nn::Parameter* p : g.parameters()) now.push_back(p->value().impl());
+        g.reshard();
       }
       if (step == 0) first = now;
       EXPECT_EQ(now, first);
@@ -299,7 +299,7 @@ TEST(FullyShard, F4_ModulesOfOneGroupMayRunInAnyNumber) {
         };
         expect_trains_alike(on_slices(net, *group, 4, 3), on_batches(reference, 4, 3), {.before_step = evaluate});
         const Tensor y = net(batch_of(2, 4, 0, "x"));
-        nn::ShardGroup& siblings = *nn::shard_group(net.a);
+        const nn::UnitHandle siblings = nn::unit_of(net.a);
         if (reshard || order.empty()) { EXPECT_FALSE(siblings.is_gathered()) << "after forward"; }
         backward(sum(y));
         EXPECT_TRUE(all_sharded(net));

@@ -9,7 +9,7 @@
 #include "nn/models/llama_plan.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
-#include "nn/parallel/shard_group.h"
+#include "nn/parallel/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/replay.h"
 #include "tests/parallel/two_dim_net.h"
@@ -178,7 +178,7 @@ TEST(FullyShard, F39_GatheredIsThisRanksPart) {
     shard_2d(net, root, grid, false);
     net.materialize();
     const ResidualBlock& block = *net.blocks.items()[0];
-    nn::ShardGroup& unit = *nn::shard_group(*net.blocks.items()[0]);
+    const nn::UnitHandle unit = nn::unit_of(*net.blocks.items()[0]);
     // gain, up and its bias, down and its bias: all multiples of a cache line, the last three cut in halves or not.
     EXPECT_EQ(unit.gathered_bytes(), 4 * (16 + 32 * 16 + 32 + 16 * 32 + 16));
     EXPECT_EQ(block.up.weight.value().local().bytes(), 4 * 16 * 16);
@@ -226,9 +226,9 @@ TEST(FullyShard, F39_PeakOfTwoDimensionsIsTheRootAndTwoNeighbours) {
       }
       // gain, up and its bias, down and its bias: each rank of tp has half of what is cut.
       const std::int64_t block = 4 * (16 + 32 * 16 + 32 + 16 * 32 + 16);
-      EXPECT_EQ(nn::shard_group(*net.blocks.items()[0])->gathered_bytes(), block);
+      EXPECT_EQ(nn::unit_of(*net.blocks.items()[0]).gathered_bytes(), block);
       EXPECT_EQ(peak.second[static_cast<std::size_t>(MemoryCategory::unsharded)],
-                nn::shard_group(net)->gathered_bytes() + 2 * block);
+                nn::unit_of(net).gathered_bytes() + 2 * block);
       if (group->rank() == 0) peaks.push_back(peak);
     });
   for (const auto& peak : peaks) EXPECT_EQ(peak, peaks[0]);

@@ -37,6 +37,7 @@ std::vector<double> values(const Arg& arg, std::mt19937_64& random) {
   for (double& x : v) {
     if (arg.draw == Draw::ids) x = static_cast<double>(random() % static_cast<std::uint64_t>(arg.high));
     else if (arg.draw == Draw::flags) x = static_cast<double>(random() & 1u);
+    else if (arg.draw == Draw::bytes) x = static_cast<double>(random() & 255u);
     else x = rounded(one_value(arg.draw, random));
   }
   return v;
@@ -78,7 +79,10 @@ Tensor draw(const Arg& arg, DType dtype, std::uint64_t seed) {
   if (arg.draw == Draw::absent) return {};
   std::mt19937_64 random(seed);
   if (arg.is_statistic && dtype != DType::f64) dtype = DType::f32;
-  const DType type = arg.draw == Draw::ids ? DType::i64 : arg.draw == Draw::flags ? DType::boolean : dtype;
+  const DType type = arg.draw == Draw::ids     ? DType::i64
+                     : arg.draw == Draw::flags ? DType::boolean
+                     : arg.draw == Draw::bytes ? DType::u8
+                                               : dtype;
   return filled(values(arg, random), arg.shape, type);
 }
 

@@ -15,6 +15,7 @@ enum class Draw : std::uint8_t {
   distinct,  ///< no two equal or closer than 1/32, never 0: maxima and kinks stay where they are
   ids,       ///< integers 0 <= i < high, i64
   flags,     ///< bool
+  bytes,     ///< u8
   absent,    ///< an optional input that is not given
 };
 

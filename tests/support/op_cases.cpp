@@ -20,6 +20,7 @@ const std::vector<OpCase>& op_cases() {
     add_random_cases(all);
     add_optimizer_cases(all);
     add_collective_cases(all);
+    add_unit_cases(all);
     return all;
   }();
   return cases;

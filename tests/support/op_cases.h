@@ -38,5 +38,6 @@ void add_fused_cases(OpCases& cases);  ///< norms, attention, losses
 void add_random_cases(OpCases& cases);
 void add_optimizer_cases(OpCases& cases);
 void add_collective_cases(OpCases& cases);
+void add_unit_cases(OpCases& cases);  ///< of units without elements: what they do with some is in unit_rows_test
 
 }  // namespace sherd::testing

@@ -1,6 +1,7 @@
 #include "runtime/comm/group/process_group.h"
 #include "runtime/op/collective_attrs.h"
 #include "runtime/op/optimizer_attrs.h"
+#include "runtime/op/unit.h"
 #include "tests/support/op_cases.h"
 
 namespace sherd::testing {
@@ -76,6 +77,20 @@ void add_collective_cases(OpCases& cases) {
     if (shape.size() == 2) add("all_to_all", {.group = one_rank(), .rows = shape[0], .split_dim = 1});
     add("broadcast", {.group = one_rank()});
   }
+}
+
+void add_unit_cases(OpCases& cases) {
+  const UnitLayout* const unit = UnitLayout::intern({.name = "a unit", .pieces = {{.shape = {0, 3}}, {.shape = {0}}}});
+  const auto add = [&](const std::string& op, std::vector<Arg> args, const Attrs& attrs) {
+    cases.push_back({.op = op, .name = "empty", .args = std::move(args), .attrs = attrs, .dense_only = true});
+  };
+  const Arg bytes{.draw = Draw::bytes, .shape = {0}};
+  add("gather_start", {bytes, bytes}, UnitAttrs{unit});
+  add("release", {bytes}, UnitAttrs{unit});
+  add("gradient_buffer", {}, BufferAttrs{{0}});
+  add("communication_buffer", {}, BufferAttrs{{0}});
+  add("reduce_start", {bytes}, UnitReduceAttrs{.unit = unit, .scale = 0.5});
+  add("replica_sum_start", {}, ReplicaSumAttrs{.unit = unit});
 }
 
 }  // namespace sherd::testing

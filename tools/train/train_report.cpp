@@ -1,7 +1,6 @@
 #include "tools/train/train_report.h"
 
 #include "nn/parallel/fully_shard.h"
-#include "nn/parallel/shard_group.h"
 
 namespace sherd {
 
@@ -12,12 +11,12 @@ namespace {
 CommCounts formula(Trainer& trainer, const TrainConfig& config) {
   CommCounts expected;
   if (trainer.group().size() == 1) return expected;
-  const auto groups = nn::shard_groups(trainer.model());
-  for (std::size_t g = 0; g < groups.size(); ++g) {
+  const auto units = nn::units(trainer.model());
+  for (const nn::UnitHandle& unit : units) {
     std::int64_t bytes = 0;  // of what is gathered, and of gradients, which are made in its type
-    for (const nn::Parameter* p : groups[g]->parameters())
+    for (const nn::Parameter* p : unit.parameters())
       bytes += p->numel() * byte_size(dtype_from_name(config.param_dtype));
-    const bool is_root = groups[g] == nn::shard_group(trainer.model());
+    const bool is_root = unit == nn::unit_of(trainer.model());
     const std::int64_t gathers = (!is_root && config.reshard_after_forward ? 2 : 1) * config.accumulate;
     expected.all_gather.calls += gathers;
     expected.all_gather.bytes += gathers * bytes;

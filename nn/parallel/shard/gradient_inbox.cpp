@@ -1,0 +1,408 @@
+#include "nn/parallel/shard/gradient_inbox.h"
+
+#include <algorithm>
+
+#include "dtensor/redistribute.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/buffer_views.h"
+#include "runtime/op/ops.h"
+
+namespace sherd::nn {
+
+namespace {
+bool all_of(const Spec& spec, bool (*is)(const Placement&)) {
+  return std::all_of(spec.placements().begin(), spec.placements().end(), is);
+}
+bool is_sum(const Placement& p) { return p.is_partial(ReduceKind::sum); }
+bool is_average(const Placement& p) { return p.is_replicate() || p.is_partial(ReduceKind::avg); }
+}  // namespace
+
+void BackwardEnd::expect() {
+  const std::uint64_t pass = backward_pass();
+  if (pass == 0 || std::exchange(pass_, pass) == pass) return;
+  at_end_of_backward([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->run_();
+  });
+}
+
+GradientInbox::GradientInbox(UnitBuffers& buffers, const DataMesh& data)
+    : buffers_(buffers),
+      data_(data),
+      entries_(buffers.size()),
+      end_(std::make_shared<BackwardEnd>([this] { finish_backward(); })),
+      divide_factor_(data.num_ranks()),
+      rounds_(rounds(buffers.layout())) {
+  reduction_changed();
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    Parameter& p = *buffers.parameter(i);
+    if (const Spec* gathered = buffers.placement(i).gathered; gathered && gathered->num_axes() == 1)
+      if (gathered->is_replicated() && gathered->axis_size(0) > 1)
+        entries_[i].partial_gradients = PartialGradients::of(gathered->mesh());
+    if (data_.num_replicas() > 1) entries_[i].aside = std::make_unique<Slot>(p.name() + ".unsummed");
+    p.set_sink(this);
+    leaves_.emplace_back(p.leaf());
+  }
+}
+
+// A leaf knows whether its slot still exists.
+GradientInbox::~GradientInbox() {
+  for (const NodeRef& leaf : leaves_)
+    if (Slot* slot = static_cast<Leaf*>(leaf.get())->slot) slot->set_sink(nullptr);
+}
+
+std::size_t GradientInbox::index_of(const Slot& slot) const {
+  const std::size_t i = buffers_.find(slot);
+  check(i < entries_.size(), "group \"{}\" got a gradient of \"{}\", which is not its parameter",
+        buffers_.layout().name, slot.name());
+  return i;
+}
+
+// ---- arriving ----
+
+bool GradientInbox::is_gradient_reduced() const {
+  return data_.num_ranks() == 1 && buffers_.is_shard_full() && !rounds_ && divide_factor_ == 1;
+}
+
+// On one rank micro-batches accumulate in grad() itself, as in the default sink.
+bool GradientInbox::adds_in_place(std::size_t i) const {
+  const Entry& e = entries_[i];
+  const bool fresh = e.pending == Pending::none || e.pending == Pending::in_place;
+  return is_gradient_reduced() && fresh && !e.is_partial && buffers_.parameter(i)->grad().defined();
+}
+
+// Of the parameters that train, or did when the tape was recorded, and of those that wait for a sum over replicas.
+void GradientInbox::make_buffer() {
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const Parameter* const p = buffers_.parameter(i);
+    entries_[i].offset = kNoPlace;
+    if (!p || !(p->requires_grad() || p->leaf()->expected > 0 || entries_[i].has_unsummed())) continue;
+    entries_[i].offset = bytes;
+    bytes += align(sherd::numel(piece(i).shape) * byte_size(piece(i).full_dtype));
+  }
+  gradients_ = gradient_buffer(bytes, buffers_.device());
+}
+
+Tensor GradientInbox::full_view(std::size_t i) {
+  if (!gradients_.defined()) make_buffer();
+  check(entries_[i].offset != kNoPlace, "parameter \"{}\" got a gradient and is frozen", buffers_.parameter(i)->name());
+  return view_at(gradients_, piece(i).shape, entries_[i].offset, piece(i).full_dtype);
+}
+
+GradSink::Destination GradientInbox::destination(Slot& slot) {
+  const std::size_t i = index_of(slot);
+  if (entries_[i].partial_gradients) return {};  // Partial or not: only accept() can tell
+  Destination to = local_destination(i);
+  to.buffer = buffers_.as_gathered(i, to.buffer);
+  return to;
+}
+
+GradSink::Destination GradientInbox::local_destination(std::size_t i) {
+  if (adds_in_place(i)) return {buffers_.parameter(i)->grad().local().detach(), true};
+  return {full_view(i), entries_[i].pending != Pending::none};
+}
+
+void GradientInbox::note(std::size_t i, Pending kind) {
+  Entry& e = entries_[i];
+  check(
+      e.pending == Pending::none || e.pending == kind,
+      "parameter \"{}\" got both a plain gradient (an average over ranks) and a Partial(sum) one in one backward pass",
+      buffers_.parameter(i)->name());
+  e.pending = kind;
+  end_->expect();
+}
+
+void GradientInbox::wrote(Slot& slot) {
+  const std::size_t i = index_of(slot);
+  note(i, adds_in_place(i) ? Pending::in_place : Pending::average);
+}
+
+void GradientInbox::accept(Slot& slot, Tensor gradient) {
+  const std::size_t i = index_of(slot);
+  const ShardPlacement& at = buffers_.placement(i);
+  Pending kind = Pending::average;  // a plain gradient counts as an average over the data axes
+  if (at.gathered) {
+    gradient = local_gradient(i, std::move(gradient));
+  } else if (gradient.is_distributed()) {
+    const Spec& spec = Spec::from(gradient);
+    check(spec.mesh_id() == at.sharded->mesh_id(),
+          "parameter \"{}\" is sharded as {}, its gradient is {}: on another mesh; redistribute() or to_local() it",
+          slot.name(), buffers_.parameter(i)->sharded_value(), gradient);
+    check(all_of(spec, is_sum) || all_of(spec, is_average),
+          "parameter \"{}\": a gradient placed {} cannot be reduced to shards; Partial(sum), Partial(avg) and "
+          "Replicate can",
+          slot.name(), describe(gradient));
+    if (all_of(spec, is_sum)) kind = Pending::sum;
+    gradient = gradient.local();
+  }
+  if (adds_in_place(i)) kind = Pending::in_place;
+  const Destination to = local_destination(i);
+  copy_into(to.buffer, std::move(gradient), to.accumulate);
+  note(i, kind);
+}
+
+// The local tensor of a gradient in the gathered parameter's layout, or left Partial, see Entry::partial_gradients. In
+// one pass either all contributions to a parameter are left Partial or none is.
+Tensor GradientInbox::local_gradient(std::size_t i, Tensor gradient) {
+  Entry& e = entries_[i];
+  const Spec* const gathered = buffers_.placement(i).gathered;
+  check(gradient.is_distributed() && Spec::from(gradient).mesh_id() == gathered->mesh_id(),
+        "parameter \"{}\" is gathered as {}, its gradient is {}: on another mesh, or plain",
+        buffers_.parameter(i)->name(), gathered->describe(), gradient);
+  const bool may_wait = e.partial_gradients && !leaves_unsummed() && !e.has_unsummed();
+  if (may_wait && Spec::from(gradient).placement(0).is_partial(ReduceKind::sum) &&
+      (e.is_partial || e.pending == Pending::none)) {
+    e.is_partial = true;
+    return gradient.local().detach();
+  }
+  if (e.is_partial) reduce_partial_now(i);
+  return redistribute(std::move(gradient), gathered).local().detach();
+}
+
+void GradientInbox::reduce_partial_now(std::size_t i) {
+  const Tensor buffer = full_view(i);
+  const Spec* const gathered = buffers_.placement(i).gathered;
+  const Tensor partial = Tensor::distributed(buffers_.parameter(i)->shape(), gathered->with(0, Partial()), buffer);
+  copy_into(buffer, redistribute(partial, gathered).local().detach(), false);
+  entries_[i].is_partial = false;
+}
+
+// What was gathered stays while the tape has readers for it: frozen parameters, or a use behind detach(). The backward
+// of the module before this one tells when that is over (UnitSchedule::begin_backward). Where the shards are what is
+// read, hooks wait too: they may write them.
+void GradientInbox::finish(Slot&) {
+  std::size_t trainable = 0;
+  for (std::size_t i = 0; i < entries_.size(); ++i)
+    if (const Parameter* p = buffers_.parameter(i); p && p->requires_grad()) ++trainable;
+  if (++finished_ != trainable) return;
+  const bool is_read = buffers_.is_shard_full() ? trainable < entries_.size() : buffers_.has_readers();
+  if (!is_read) buffers_.reshard();
+  reduce_pending();
+  if (!is_read || !buffers_.is_shard_full()) run_hooks();
+}
+
+void GradientInbox::leave_backward() {
+  if (buffers_.is_unsharded()) buffers_.reshard();
+  run_hooks();
+}
+
+void GradientInbox::finish_backward() {
+  buffers_.reshard();
+  reduce_pending();
+  run_hooks();
+}
+
+// ---- settings ----
+
+void GradientInbox::set_divide_factor(double factor) {
+  divide_factor_ = factor;
+  reduction_changed();
+}
+
+void GradientInbox::set_all_reduces(bool on) {
+  all_reduces_ = on;
+  reduction_changed();
+}
+
+void GradientInbox::reduction_changed() {
+  const char* const over_replicas = data_.num_replicas() == 1 ? ""
+                                    : all_reduces_            ? " and adds them up over replicas"
+                                                              : " and does not add them up over replicas";
+  reduction_->text =
+      fmt::format("group \"{}\" divides gradients by {}{}", buffers_.layout().name, divide_factor_, over_replicas);
+  if (CaptureSink* capture = RankContext::current().capture) capture->setting_changed(reduction_);
+}
+
+// ---- leaving ----
+
+void GradientInbox::reduce_pending() {
+  if (CaptureSink* capture = RankContext::current().capture) capture->setting_read(reduction_);
+  finished_ = 0;
+  for (std::size_t i = 0; i < entries_.size(); ++i)
+    if (!buffers_.parameter(i)) entries_[i].pending = Pending::none;
+  add_zeros_to_unsummed();
+  if (gradients_.defined()) {
+    if (is_gradient_reduced()) keep_gradients();
+    else launch();
+  }
+  gradients_ = Tensor();
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    Entry& e = entries_[i];
+    if (e.pending == Pending::none) continue;
+    e.pending = Pending::none;
+    const bool is_complete = !e.is_partial && !e.has_unsummed();
+    e.is_partial = false;
+    if (is_complete) reduced_.push_back(i);
+  }
+}
+
+void GradientInbox::run_hooks() {
+  for (const std::size_t i : std::exchange(reduced_, {}))
+    if (Parameter* p = buffers_.parameter(i)) p->run_grad_hooks();
+}
+
+// Sums that earlier passes left are all-reduced over replicas now, also for parameters without a gradient in this pass.
+void GradientInbox::add_zeros_to_unsummed() {
+  if (!all_reduces_) return;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    Entry& e = entries_[i];
+    if (!e.has_unsummed() || e.pending != Pending::none || !buffers_.parameter(i)) continue;
+    fill_into(full_view(i), 0);
+    e.pending = Pending::average;
+  }
+}
+
+// The full gradients are the reduced ones. Those that were Partial at first were not added in place, see
+// reduce_partial_now().
+void GradientInbox::keep_gradients() {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (!entries_[i].waits()) continue;
+    const Tensor full = full_view(i);
+    const Tensor& gradient = buffers_.parameter(i)->grad();
+    if (!entries_[i].is_partial && gradient.defined()) copy_into(gradient.local().detach(), full, true);
+    else deliver(i, full);
+  }
+}
+
+// The tensor that the reduction accumulates onto: this rank's shard of an earlier sum, or none.
+Tensor GradientInbox::earlier_sum(std::size_t i) const {
+  const Entry& e = entries_[i];
+  if (e.is_partial || e.has_unsummed() || leaves_unsummed()) return e.unsummed();
+  const Tensor& gradient = buffers_.parameter(i)->grad();
+  return gradient.defined() ? gradient.local().detach() : Tensor();
+}
+
+void GradientInbox::deliver(std::size_t i, const Tensor& shard) {
+  Entry& e = entries_[i];
+  Parameter& p = *buffers_.parameter(i);
+  const Spec* const layout = buffers_.placement(i).sharded;
+  if (e.is_partial) return e.partial_gradients->add(p, shard, p.shape(), layout);
+  if (leaves_unsummed()) return e.aside->set_grad(shard);
+  const bool had_unsummed = e.has_unsummed();
+  if (had_unsummed) e.aside->clear_grad();
+  if (had_unsummed && p.grad().defined()) copy_into(p.grad().local().detach(), shard, true);
+  else p.set_grad(Tensor::distributed(p.shape(), layout, shard));
+}
+
+/// One reduction: what its rows are called with.
+struct GradientInbox::Launch {
+  std::vector<std::size_t> members{};  // pieces
+  UnitReduceAttrs reduce{};
+  std::vector<Tensor> gradients{};  // of the members: where their shards end
+  std::vector<Tensor> out{};        // of the members: where the reduction over shards puts them
+  ReplicaSumAttrs sum{};
+  std::vector<Tensor> apart{};  // of the members that are summed over replicas apart: their gradients
+};
+
+GradientInbox::Launch GradientInbox::members_to_launch() const {
+  const UnitLayout& layout = buffers_.layout();
+  Launch launch;
+  launch.reduce = {.unit = &layout, .scale = 1 / divide_factor_, .in_flight = max_reductions_};
+  launch.sum.unit = &layout;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const Entry& e = entries_[i];
+    if (!e.waits()) continue;
+    launch.members.push_back(i);
+    const Tensor& earlier = launch.gradients.emplace_back(earlier_sum(i));
+    const AddTo add_to = !earlier.defined()                      ? AddTo::nothing
+                         : e.has_unsummed() || leaves_unsummed() ? AddTo::unsummed
+                                                                 : AddTo::gradient;
+    launch.reduce.pieces.push_back({.piece = static_cast<int>(i),
+                                    .offset = e.offset,
+                                    .kind = e.pending == Pending::sum ? ReduceKind::sum : ReduceKind::avg,
+                                    .add_to = add_to});
+  }
+  return launch;
+}
+
+// A rank whose shards are empty issues the row too, with empty tensors: all ranks issue the same rows.
+void GradientInbox::make_room(Launch& launch) const {
+  const UnitLayout& layout = buffers_.layout();
+  const auto bytes_of = [&](std::size_t i) { return align(layout.count_here(piece(i)) * byte_size(piece(i).dtype)); };
+  std::int64_t bytes = 0;
+  bool any_fresh = false;
+  for (std::size_t m = 0; m < launch.members.size(); ++m) {
+    if (launch.gradients[m].defined()) continue;
+    any_fresh = true;
+    bytes += bytes_of(launch.members[m]);
+  }
+  if (!any_fresh) return;
+  const Tensor fresh = gradient_buffer(bytes, buffers_.device());
+  std::int64_t offset = 0;
+  for (std::size_t m = 0; m < launch.members.size(); ++m) {
+    const std::size_t i = launch.members[m];
+    if (launch.gradients[m].defined()) continue;
+    launch.gradients[m] = view_at(fresh, buffers_.placement(i).local_shape, offset, piece(i).dtype);
+    offset += bytes_of(i);
+  }
+}
+
+// Gradients that are summed over replicas already take no unsummed part; and a type wider than the wire's would be
+// rounded too early. Those are reduced and summed in memory of their own, and stored after.
+void GradientInbox::sum_apart(Launch& launch) const {
+  const UnitLayout& layout = buffers_.layout();
+  std::vector<std::int64_t> offsets;
+  std::int64_t bytes = 0;
+  bool any_apart = false;
+  for (ReducedPiece& p : launch.reduce.pieces) {
+    const UnitPiece& at = layout.piece(p.piece);
+    const bool in_place = p.add_to == AddTo::unsummed || (p.add_to == AddTo::nothing && at.wire == at.dtype);
+    launch.sum.pieces.push_back({.piece = p.piece, .is_apart = !in_place});
+    offsets.push_back(bytes);
+    if (in_place) continue;
+    any_apart = true;
+    launch.sum.pieces.back().add_to = std::exchange(p.add_to, AddTo::nothing);
+    bytes += align(layout.count_here(at) * byte_size(at.wire));
+  }
+  if (!any_apart) return;
+  const Tensor memory = communication_buffer(bytes, buffers_.device());
+  for (std::size_t m = 0; m < launch.members.size(); ++m) {
+    const UnitPiece& at = piece(launch.members[m]);
+    if (!launch.sum.pieces[m].is_apart) continue;
+    launch.out[m] = run_at(memory, layout.count_here(at), offsets[m], at.wire);
+    launch.apart.push_back(launch.gradients[m]);
+  }
+}
+
+void GradientInbox::launch() {
+  Launch launch = members_to_launch();
+  if (launch.members.empty()) return;
+  make_room(launch);
+  launch.out = launch.gradients;
+  const bool sums_replicas = data_.num_replicas() > 1 && !leaves_unsummed();
+  if (sums_replicas) {
+    sum_apart(launch);
+    launch.reduce.in_flight = 2 * max_reductions_ - 1;  // each is two items of the queue, and the last one's stays
+  }
+  start_reduce(launch.reduce, gradients_, launch.out);
+  if (sums_replicas) start_replica_sum(launch.sum, launch.out, launch.apart);
+  for (std::size_t m = 0; m < launch.members.size(); ++m) deliver(launch.members[m], launch.gradients[m]);
+}
+
+// ---- errors ----
+
+void GradientInbox::abandon(std::string_view reason) noexcept {
+  if (data_.root_group().size() > 1) data_.root_group().abort(reason);
+  discard_pending();
+  discard_unsummed();
+  buffers_.reshard();
+}
+
+void GradientInbox::discard_unsummed() {
+  for (const Entry& e : entries_)
+    if (e.aside) e.aside->clear_grad();
+}
+
+void GradientInbox::discard_pending() {
+  gradients_ = Tensor();
+  finished_ = 0;
+  reduced_.clear();
+  for (Entry& e : entries_) {
+    e.pending = Pending::none;
+    e.is_partial = false;
+    if (e.partial_gradients) e.partial_gradients->discard();
+  }
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,132 @@
+#pragma once
+// Where the gradients of a unit arrive in a backward pass, and how they leave it as shards.
+//
+//   gradients  | p0 ............ full | p2 ............ full | ...     of the pieces that train, written there by vjps
+//        reduce_start, when the last one is complete, or at the end of the pass
+//   shards     | p0 rows of this rank | p2 rows of this rank | ...     grad() of the parameters
+//        replica_sum_start, where there are replicas (HSDP)
+//
+// The reduction reads gradients where backward wrote them, and casts back.
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "nn/parallel/data_mesh.h"
+#include "nn/parallel/partial_gradients.h"
+#include "nn/parallel/shard/unit_buffers.h"
+#include "runtime/op/capture_sink.h"
+#include "runtime/op/unit.h"
+
+namespace sherd::nn {
+
+/// Runs something once at the end of every backward pass in which somebody expects it. Shared by those who do.
+class BackwardEnd final : public std::enable_shared_from_this<BackwardEnd> {
+ public:
+  explicit BackwardEnd(std::function<void()> run) : run_(std::move(run)) {}
+  /// Within a pass: it runs at its end. Cheap when it is expected already; no-op outside of a pass.
+  void expect();
+
+ private:
+  std::function<void()> run_;
+  std::uint64_t pass_ = 0;  // that was asked last
+};
+
+class GradientInbox final : public GradSink {
+ public:
+  /// Becomes the sink of the parameters of `buffers`, which outlives this.
+  GradientInbox(UnitBuffers& buffers, const DataMesh& data);
+  ~GradientInbox();
+  GradientInbox(const GradientInbox&) = delete;
+  GradientInbox& operator=(const GradientInbox&) = delete;
+
+  /// Whose end to ask for when a gradient arrives, instead of finish_backward() for this unit alone: a pass may reach
+  /// parameters through no wrapped module's output.
+  void set_end(std::shared_ptr<BackwardEnd> end) { end_ = std::move(end); }
+  /// Reshards, and reduces the pending gradients of this backward pass, if any. Collective.
+  void finish_backward();
+  /// Reshards: the backward of the unit's modules is over. Local.
+  void leave_backward();
+  /// Drops gradients of a pass that failed. Local.
+  void discard_pending();
+  /// Drops sums of earlier passes that are not summed over replicas yet. Local.
+  void discard_unsummed();
+  /// After an exception in a step: returns to the state between steps, without communication. Peers that wait for this
+  /// rank raise CommError with `reason`; so does every further collective until the group's reset().
+  void abandon(std::string_view reason) noexcept;
+
+  /// How many reductions may hold their input at a time; the next one waits. Captured steps keep what it was.
+  void set_max_reductions(int count) { max_reductions_ = count; }
+  /// Divides the sum over ranks by `factor` instead of the number of ranks, replicas included.
+  void set_divide_factor(double factor);
+  /// Off: a backward pass reduces over the shard axis only, and its sum is kept until a pass with it on.
+  void set_all_reduces(bool on);
+
+  // GradSink
+  Destination destination(Slot& slot) override;
+  void wrote(Slot& slot) override;
+  void accept(Slot& slot, Tensor gradient) override;
+  void finish(Slot& slot) override;
+  void abandon(Slot&, std::string_view reason) noexcept override { abandon(reason); }
+
+ private:
+  // Gradient of this backward pass: none; a full one to average or to sum; on one rank, added to grad() already.
+  enum class Pending : std::uint8_t { none, average, sum, in_place };
+  struct Entry {
+    Pending pending = Pending::none;
+    std::int64_t offset = kNoPlace;  // of its full gradient in the buffer
+    // Its grad() is this rank's shard of the passes that were not summed over replicas: a slot, so that one captured
+    // step can leave it to another. Null where there are no replicas.
+    std::unique_ptr<Slot> aside{};
+    // Set where the parameter is replicated over a tensor-parallel axis: its gradient may be Partial over that axis. It
+    // is reduced over the data axes first, and its shard over that axis, together with those of other units.
+    std::shared_ptr<PartialGradients> partial_gradients{};
+    bool is_partial = false;  // the pending gradient, over the tensor-parallel axis
+    Tensor unsummed() const { return aside ? aside->grad() : Tensor(); }
+    bool has_unsummed() const { return aside && aside->grad().defined(); }
+    bool waits() const { return pending == Pending::average || pending == Pending::sum; }  // to be reduced
+  };
+  static constexpr std::int64_t kNoPlace = -1;
+  struct Launch;
+
+  std::size_t index_of(const Slot& slot) const;
+  const UnitPiece& piece(std::size_t i) const { return buffers_.layout().pieces[i]; }
+  // On one rank, without casts, rounding or scaling, the full gradients are the reduced ones.
+  bool is_gradient_reduced() const;
+  bool adds_in_place(std::size_t i) const;
+  Tensor full_view(std::size_t i);
+  void make_buffer();
+  Destination local_destination(std::size_t i);
+  Tensor local_gradient(std::size_t i, Tensor gradient);
+  void reduce_partial_now(std::size_t i);
+  void note(std::size_t i, Pending kind);
+  void reduce_pending();
+  void run_hooks();
+  void keep_gradients();
+  bool leaves_unsummed() const { return !all_reduces_ && data_.num_replicas() > 1; }
+  void add_zeros_to_unsummed();
+  Tensor earlier_sum(std::size_t i) const;
+  void deliver(std::size_t i, const Tensor& shard);
+  void launch();
+  Launch members_to_launch() const;
+  void make_room(Launch& launch) const;
+  void sum_apart(Launch& launch) const;
+  void reduction_changed();
+
+  UnitBuffers& buffers_;
+  DataMesh data_;
+  std::vector<Entry> entries_;  // by piece
+  std::vector<NodeRef> leaves_;
+  Tensor gradients_;  // u8, or undefined
+  std::shared_ptr<BackwardEnd> end_;
+  double divide_factor_;
+  const std::shared_ptr<StepSetting> reduction_ = std::make_shared<StepSetting>();  // the factor and all_reduces_
+  int max_reductions_ = 1;
+  std::size_t finished_ = 0;          // parameters whose gradient is complete in this pass
+  std::vector<std::size_t> reduced_;  // pieces whose hooks are still to run
+  const bool rounds_;
+  bool all_reduces_ = true;
+};
+
+}  // namespace sherd::nn

@@ -1,0 +1,93 @@
+#pragma once
+// The buffers of a unit, and what of them is there when. (The third, of full gradients, is made for each backward pass:
+// gradient_inbox.h.)
+//
+//   shards     | p0 rows of this rank | p1 rows of this rank | ...     lives always; what the optimizer updates
+//   gathered   | p0 ............ full | p1 ............ full | ...     present between gather and release
+//
+// A gather puts every rank's rows at their final address, cast to the type the module computes in. On one shard without
+// casts the two are one buffer, and nothing is ever gathered.
+#include <string_view>
+#include <vector>
+
+#include "nn/module.h"
+#include "nn/parallel/shard/unit_layout.h"
+#include "runtime/memory/storage.h"
+
+namespace sherd::nn {
+
+class UnitBuffers final : public StorageOwner, public ShardKeeper {
+ public:
+  /// Becomes the keeper of `parameters`, the pieces of `unit` in this order. Of existing values this rank keeps its
+  /// rows; parameters on meta stay there until materialize(). Error if some have values and others not.
+  UnitBuffers(PlacedUnit unit, const std::vector<Parameter*>& parameters);
+  ~UnitBuffers();
+  UnitBuffers(const UnitBuffers&) = delete;
+  UnitBuffers& operator=(const UnitBuffers&) = delete;
+
+  const UnitLayout& layout() const { return *layout_; }
+  std::size_t size() const { return pieces_.size(); }
+  /// The parameter of a piece; null once it was destroyed, with its module.
+  Parameter* parameter(std::size_t piece) const;
+  std::vector<Parameter*> parameters() const;
+  const ShardPlacement& placement(std::size_t piece) const { return pieces_[piece].at; }
+  /// The piece of this parameter; size() if it has none.
+  std::size_t find(const Slot& slot) const;
+  Device device() const { return shards_.device(); }
+  /// Whether shards and gathered parameters are one buffer.
+  bool is_shard_full() const { return is_shard_full_; }
+
+  bool is_meta() const { return !shards_.defined(); }
+  /// Whether the gathered tensors are registered. A prefetched buffer is gathered and not registered.
+  bool is_unsharded() const { return is_unsharded_; }
+  bool is_gathered() const { return !is_shard_full_ && gathered_.defined() && gathered_.storage()->is_present(); }
+  /// Whether the tape keeps gathered tensors for a backward pass.
+  bool has_readers() const { return !is_shard_full_ && gathered_.defined() && gathered_.storage()->num_saved > 0; }
+
+  /// Allocates the shards on `device`; no-op when allocated. Error for several ranks on devices other than the cpu.
+  void materialize(Device device);
+  /// Starts a gather unless the gathered buffer is current or being gathered; registers nothing. Collective on the
+  /// queue "gather"; does not wait.
+  void prefetch();
+  /// prefetch(), and registers the gathered tensors: plain, or distributed over the axes of tensor parallelism. Their
+  /// first access waits for the gather. Error if there are no values yet.
+  void unshard();
+  /// Waits for the gather and throws its error.
+  void wait();
+  /// Registers the sharded tensors and frees the gathered buffer, even if it was prefetched and never used. Local.
+  void reshard() override;
+  /// Frees a gathered buffer that is not registered. Local.
+  void drop_unused();
+  /// The local tensor of a gathered parameter as modules see it: plain, or wrapped as a distributed tensor.
+  Tensor as_gathered(std::size_t piece, const Tensor& local) const;
+  /// Gathers that started only when backward unpacked a saved tensor, because no module hook had run before.
+  int late_gathers() const { return late_gathers_; }
+
+  // StorageOwner
+  void ensure_present(Storage& storage) override;
+  void begin_replay(Storage&) override { register_shards(); }
+  void abandon_replay(Storage& storage, std::string_view reason) noexcept override;
+
+ private:
+  struct Piece {
+    NodeRef leaf;  // of the parameter: knows whether that still exists
+    ShardPlacement at;
+    Tensor gathered{};  // with the slot's leaf
+  };
+  Parameter* parameter_of(const Piece& piece) const;
+  bool is_current() const;
+  bool needs_gather() const;
+  void attach(Piece& piece, std::size_t index);
+  void attach_all();
+  void register_shards();
+  void take_values(const std::vector<Tensor>& values);
+
+  const UnitLayout* layout_;
+  const bool is_shard_full_;
+  std::vector<Piece> pieces_;
+  Tensor shards_, gathered_;  // u8 [bytes]
+  int late_gathers_ = 0;
+  bool is_unsharded_ = false;
+};
+
+}  // namespace sherd::nn

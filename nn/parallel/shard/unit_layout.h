@@ -1,0 +1,27 @@
+#pragma once
+// From the placements of parameters to the layout of their unit, which is data (runtime/op/unit_layout.h).
+#include <span>
+#include <string>
+#include <vector>
+
+#include "nn/parallel/data_mesh.h"
+#include "nn/parallel/mixed_precision.h"
+#include "runtime/op/unit_layout.h"
+
+namespace sherd::nn {
+
+struct PlacedUnit {
+  const UnitLayout* layout = nullptr;
+  std::vector<ShardPlacement> placements{};  ///< of its pieces
+};
+
+/// Lays out `parameters` one after the other, each as DataMesh::place says; gathered tensors and gradients have the
+/// types of `policy`. Equal arguments give the same layout. Errors: those of place().
+PlacedUnit place_unit(const std::string& name, const DataMesh& data, const MixedPrecision& policy,
+                      std::span<Parameter* const> parameters);
+
+/// Whether full tensors have other types than their shards; whether gradients travel in less than their parameter's.
+bool casts(const UnitLayout& layout);
+bool rounds(const UnitLayout& layout);
+
+}  // namespace sherd::nn

@@ -1,0 +1,474 @@
+// Kernels of units. They run on the rank's thread, for the host and for devices: they take addresses without a wait and
+// hand the work to queues, or, where one rank has all of it, call the rows that compute.
+#include "runtime/op/unit.h"
+
+#include <algorithm>
+
+#include "runtime/comm/board/reduce.h"
+#include "runtime/comm/group/channels.h"
+#include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/group/group_names.h"
+#include "runtime/comm/group/subject.h"
+#include "runtime/exec/context.h"
+#include "runtime/exec/queue.h"
+#include "runtime/op/alone.h"
+#include "runtime/op/buffer_views.h"
+#include "runtime/op/dispatch.h"
+#include "runtime/op/infer.h"
+
+namespace sherd {
+
+namespace {
+
+// ---- what calls must be ----
+
+const UnitLayout& unit_of(const InferCall& call, const UnitLayout* unit) {
+  check(unit != nullptr, "{} needs a unit", call.op.name);
+  return *unit;
+}
+
+void check_buffer(const InferCall& call, std::size_t i, std::int64_t bytes, std::string_view what) {
+  const TensorMeta& t = required(call, i);
+  check(t.dtype == DType::u8 && t.ndim() == 1 && t.size(0) == bytes && t.is_contiguous(),
+        "{}: input {} is {}; {} are u8[{}]", call.op.name, i, t, what, bytes);
+}
+
+const UnitPiece& piece_of(const InferCall& call, const UnitLayout& unit, int piece) {
+  check(piece >= 0 && static_cast<std::size_t>(piece) < unit.pieces.size(), "{}: unit \"{}\" has {} pieces, not one {}",
+        call.op.name, unit.name, unit.pieces.size(), piece);
+  return unit.piece(piece);
+}
+
+/// Error unless input `i` is a dense tensor of as many elements as this rank has of the piece.
+const TensorMeta& check_part(const InferCall& call, std::size_t i, const UnitLayout& unit, const UnitPiece& piece) {
+  const TensorMeta& t = required(call, i);
+  check(t.numel() == unit.count_here(piece) && t.is_contiguous(),
+        "{}: input {} is {}; this rank's part of the piece has {} elements, dense", call.op.name, i, t,
+        unit.count_here(piece));
+  return t;
+}
+
+Metas infer_gather(const InferCall& call) {
+  const UnitLayout& unit = unit_of(call, call.attrs.as<UnitAttrs>().unit);
+  check_buffer(call, 0, unit.shard_bytes, "its shards");
+  check_buffer(call, 1, unit.full_bytes, "its full tensors");
+  return {};
+}
+
+Metas infer_release(const InferCall& call) {
+  check_buffer(call, 0, unit_of(call, call.attrs.as<UnitAttrs>().unit).full_bytes, "its full tensors");
+  return {};
+}
+
+Metas infer_buffer(const InferCall& call) {
+  const Shape& shape = call.attrs.as<BufferAttrs>().shape;
+  check(shape.size() == 1 && shape[0] >= 0, "{} of {}: give its bytes", call.op.name, to_string(shape));
+  return {TensorMeta{shape, DType::u8}};
+}
+
+Metas infer_reduce(const InferCall& call) {
+  const auto& a = call.attrs.as<UnitReduceAttrs>();
+  const UnitLayout& unit = unit_of(call, a.unit);
+  const TensorMeta& full = required(call, 0);
+  check(full.dtype == DType::u8 && full.ndim() == 1 && full.is_contiguous(), "{}: gradients are {}; give them as u8",
+        call.op.name, full);
+  check(call.in.size() == 1 + a.pieces.size(), "{}: {} tensors for {} pieces", call.op.name, call.in.size() - 1,
+        a.pieces.size());
+  check(a.in_flight >= 1, "{}: {} reductions in flight; the least is 1", call.op.name, a.in_flight);
+  for (std::size_t m = 0; m < a.pieces.size(); ++m) {
+    const ReducedPiece& p = a.pieces[m];
+    const UnitPiece& piece = piece_of(call, unit, p.piece);
+    const std::int64_t bytes = numel(piece.shape) * byte_size(piece.full_dtype);
+    check(p.offset >= 0 && p.offset % byte_size(piece.full_dtype) == 0 && bytes <= full.numel() - p.offset,
+          "{}: the gradient of piece {} lies at byte {} of {}", call.op.name, p.piece, p.offset, full);
+    check(p.kind == ReduceKind::sum || p.kind == ReduceKind::avg, "{}: gradients are summed or averaged, not {}",
+          call.op.name, sherd::name(p.kind));
+    const TensorMeta& out = check_part(call, 1 + m, unit, piece);
+    check(out.dtype == piece.dtype || (out.dtype == piece.wire && p.add_to == AddTo::nothing),
+          "{}: piece {} is {} and travels as {}, its result is {}", call.op.name, p.piece, sherd::name(piece.dtype),
+          sherd::name(piece.wire), out);
+  }
+  return {};
+}
+
+Metas infer_replica_sum(const InferCall& call) {
+  const auto& a = call.attrs.as<ReplicaSumAttrs>();
+  const UnitLayout& unit = unit_of(call, a.unit);
+  std::size_t next = a.pieces.size();
+  for (std::size_t m = 0; m < a.pieces.size(); ++m) {
+    const SummedPiece& p = a.pieces[m];
+    const UnitPiece& piece = piece_of(call, unit, p.piece);
+    const TensorMeta& sum = check_part(call, m, unit, piece);
+    check(sum.dtype == (p.is_apart ? piece.wire : piece.dtype), "{}: the sum of piece {} is {}", call.op.name, p.piece,
+          sum);
+    if (!p.is_apart) continue;
+    const TensorMeta& out = check_part(call, next++, unit, piece);
+    check(out.dtype == piece.dtype, "{}: piece {} is {}, its result is {}", call.op.name, p.piece,
+          sherd::name(piece.dtype), out);
+  }
+  check(call.in.size() == next, "{}: {} tensors for {} pieces", call.op.name, call.in.size(), a.pieces.size());
+  return {};
+}
+
+int all_inputs(const InferCall& c) { return static_cast<int>(c.in.size()); }
+
+// ---- gather and release ----
+
+// One shard only: copy here, no collective.
+void gather_here(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
+  std::vector<AlonePart> parts;
+  for (const UnitPiece& p : unit.pieces)
+    parts.push_back({run_at(shards, p.counts[0], shards.offset() + p.shard_offset, p.dtype),
+                     run_at(full, p.counts[0], full.offset() + p.full_offset, p.full_dtype)});
+  gather_alone(joined(std::move(parts)));
+}
+
+void check_on_host(const UnitLayout& unit, const Tensor& t) {
+  check(t.device() == Device::cpu(),
+        "unit \"{}\" is distributed over {} ranks on {}; ranks on GPUs talk through NCCL, which is not built yet: use "
+        "one rank, or the cpu device",
+        unit.name, unit.shards * unit.replicas, to_string(t.device()));
+}
+
+std::byte* address_of(const Tensor& t) {
+  std::byte* const start = t.storage()->address();
+  return start ? start + t.offset() * byte_size(t.dtype()) : nullptr;
+}
+
+// Addresses are taken here, without a wait; the collective runs on the queue.
+void submit_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
+  static constexpr std::byte kNoRows{};
+  check_on_host(unit, full);
+  std::byte* const to = address_of(full);
+  const std::byte* const from = address_of(shards);
+  std::vector<GatherPart> parts;
+  std::int64_t moved = 0;
+  for (const UnitPiece& p : unit.pieces) {
+    parts.push_back({to + p.full_offset, p.full_dtype, p.counts, from ? from + p.shard_offset : &kNoRows, p.dtype});
+    moved += numel(p.shape) * byte_size(p.full_dtype);
+  }
+  ProcessGroup& channel = channel_of(group_named(unit.shard_axis), kGatherQueue);
+  const Loan loans[] = {{shards.storage(), false}, {full.storage(), true}};
+  count_collective({.kind = comm::CommOp::all_gather,
+                    .op = kUnshardWork,
+                    .module = unit.name,
+                    .ranks = unit.shards,
+                    .bytes = moved});
+  RankContext::current()
+      .queue(kGatherQueue)
+      .submit({.name = kUnshardWork,
+               .subject = unit.name,
+               .bytes = unit.full_bytes,
+               .run =
+                   [&channel, parts = std::move(parts), &unit] {
+                     const comm::SubjectScope subject(unit.name);
+                     channel.all_gather(parts)->wait();
+                   },
+               .loans = loans,
+               .abort = [&channel](std::string_view reason) { channel.abort(reason); }});
+}
+
+void run_gather(const KernelCall& c) {
+  const UnitLayout& unit = *c.attrs.as<UnitAttrs>().unit;
+  const Tensor &shards = c.in[0], &full = c.in[1];
+  Storage& bytes = *full.storage();
+  if (bytes.is_present() && bytes.version() == shards.storage()->version()) return;
+  bytes.restore_data();
+  if (unit.shards == 1) gather_here(unit, shards, full);
+  else submit_gather(unit, shards, full);
+  bytes.set_version(shards.storage()->version());
+}
+
+void run_release(const KernelCall& c) { c.in[0].storage()->release_data(); }
+
+void leave_as_is(const KernelCall&) {}
+
+// ---- reductions ----
+
+void lend_once(std::vector<Loan>& loans, const Ref<Storage>& storage, bool writes) {
+  if (std::ranges::none_of(loans, [&](const Loan& loan) { return loan.storage == storage; }))
+    loans.push_back({storage, writes});
+}
+
+/// The pieces of one kind: averages, or sums.
+struct Reduction {
+  const UnitLayout& unit;
+  const UnitReduceAttrs& attrs;
+  const Tensor& full;
+  std::span<const Tensor> out;
+  ReduceKind kind;
+  double scale() const { return kind == ReduceKind::avg ? attrs.scale : 1; }
+};
+
+// One rank only: cast, scale and add here, on the device that they are on.
+void reduce_here(const Reduction& r) {
+  std::vector<AlonePart> parts;
+  for (std::size_t m = 0; m < r.out.size(); ++m) {
+    const ReducedPiece& p = r.attrs.pieces[m];
+    const UnitPiece& piece = r.unit.piece(p.piece);
+    if (p.kind != r.kind) continue;
+    parts.push_back({run_at(r.full, piece.counts[0], r.full.offset() + p.offset, piece.full_dtype), flat(r.out[m]),
+                     piece.wire, p.add_to != AddTo::nothing});
+  }
+  reduce_alone(joined(std::move(parts)), r.scale());
+}
+
+// What a reduce_scatter over one rank does, without a collective: where there are replicas, but one shard.
+void scatter_to_one(const std::vector<ScatterPart>& parts, double scale) {
+  for (const ScatterPart& p : parts) {
+    const auto* const in = static_cast<const std::byte*>(p.in);
+    comm::reduce({&in, 1}, static_cast<std::byte*>(p.out), p.counts[0],
+                 {.kind = ReduceKind::sum,
+                  .factor = scale,
+                  .accumulate = p.accumulate,
+                  .in = p.dtype,
+                  .wire = *p.wire,
+                  .out = *p.out_dtype},
+                 false);
+  }
+}
+
+void submit_reduce(const Reduction& r) {
+  const UnitLayout& unit = r.unit;
+  check_on_host(unit, r.full);
+  std::vector<ScatterPart> parts;
+  std::vector<Loan> loans{{r.full.storage(), false}};
+  std::int64_t moved = 0;
+  for (std::size_t m = 0; m < r.out.size(); ++m) {
+    const ReducedPiece& p = r.attrs.pieces[m];
+    if (p.kind != r.kind) continue;
+    const UnitPiece& piece = unit.piece(p.piece);
+    parts.push_back({address_of(r.full) + p.offset, address_of(r.out[m]), piece.full_dtype, piece.counts,
+                     p.add_to != AddTo::nothing, piece.wire, r.out[m].dtype()});
+    moved += numel(piece.shape) * std::min(byte_size(piece.full_dtype), byte_size(piece.wire));
+    lend_once(loans, r.out[m].storage(), true);
+  }
+  ProcessGroup* const channel = unit.shards > 1 ? &channel_of(group_named(unit.shard_axis), kReduceQueue) : nullptr;
+  count_collective({.kind = comm::CommOp::reduce_scatter,
+                    .op = kReduceWork,
+                    .module = unit.name,
+                    .ranks = unit.shards,
+                    .bytes = moved});
+  auto run = [channel, parts = std::move(parts), scale = r.scale(), &unit] {
+    const comm::SubjectScope subject(unit.name);
+    if (channel) channel->reduce_scatter(parts, {.kind = ReduceKind::sum, .scale = scale})->wait();
+    else scatter_to_one(parts, scale);
+  };
+  QueueWork work{.name = kReduceWork,
+                 .subject = unit.name,
+                 .bytes = moved,
+                 .run = std::move(run),
+                 .loans = loans,
+                 .max_in_flight = static_cast<std::size_t>(r.attrs.in_flight)};
+  if (channel) work.abort = [channel](std::string_view reason) { channel->abort(reason); };
+  RankContext::current().queue(kReduceQueue).submit(std::move(work));
+}
+
+// While it runs, the full gradients are accounted as communication: no parameter owns them any more.
+void run_reduce(const KernelCall& c) {
+  const auto& attrs = c.attrs.as<UnitReduceAttrs>();
+  const UnitLayout& unit = *attrs.unit;
+  const bool is_alone = unit.shards == 1 && unit.replicas == 1;
+  for (const ReduceKind kind : {ReduceKind::avg, ReduceKind::sum}) {
+    if (std::ranges::none_of(attrs.pieces, [&](const ReducedPiece& p) { return p.kind == kind; })) continue;
+    const Reduction reduction{unit, attrs, c.in[0], c.in.subspan(1), kind};
+    if (is_alone) reduce_here(reduction);
+    else submit_reduce(reduction);
+  }
+  if (!is_alone) c.in[0].storage()->retag(MemoryCategory::communication);
+}
+
+/// A sum that goes from memory of its own into a tensor.
+struct Store {
+  const std::byte* from;
+  std::byte* to;
+  std::int64_t count;
+  DType in, out;
+  bool accumulate;
+  void run() const {
+    comm::reduce({&from, 1}, to, count,
+                 {.kind = ReduceKind::sum, .accumulate = accumulate, .in = in, .wire = in, .out = out}, false);
+  }
+};
+
+void run_replica_sum(const KernelCall& c) {
+  const auto& attrs = c.attrs.as<ReplicaSumAttrs>();
+  const UnitLayout& unit = *attrs.unit;
+  std::vector<FlatPart> sums;
+  std::vector<Store> stores;
+  std::vector<Loan> loans;
+  std::int64_t bytes = 0;
+  std::size_t next = attrs.pieces.size();
+  for (std::size_t m = 0; m < attrs.pieces.size(); ++m) {
+    const SummedPiece& p = attrs.pieces[m];
+    const Tensor& sum = c.in[m];
+    sums.push_back({address_of(sum), sum.dtype(), sum.numel()});
+    bytes += sum.bytes();
+    // Memory of its own is nobody's after this: lent to be read, it stays until the work is done, and no one waits.
+    lend_once(loans, sum.storage(), !p.is_apart);
+    if (!p.is_apart) continue;
+    const Tensor& out = c.in[next++];
+    stores.push_back(
+        {address_of(sum), address_of(out), out.numel(), sum.dtype(), out.dtype(), p.add_to != AddTo::nothing});
+    lend_once(loans, out.storage(), true);
+  }
+  if (unit.replicas == 1 || sums.empty()) return;
+  ProcessGroup& channel = channel_of(group_named(unit.replica_axis), kReduceQueue);
+  count_collective({.kind = comm::CommOp::all_reduce,
+                    .op = kReduceWork,
+                    .module = unit.name,
+                    .ranks = unit.replicas,
+                    .bytes = bytes});
+  RankContext::current()
+      .queue(kReduceQueue)
+      .submit({.name = "replica_sum",
+               .subject = unit.name,
+               .bytes = bytes,
+               .run =
+                   [&channel, sums = std::move(sums), stores = std::move(stores), &unit] {
+                     const comm::SubjectScope subject(unit.name);
+                     channel.all_reduce(sums, {.kind = ReduceKind::sum})->wait();
+                     for (const Store& store : stores) store.run();
+                   },
+               .loans = loans,
+               .abort = [&channel](std::string_view reason) { channel.abort(reason); }});
+}
+
+constexpr Traits kCommunicates{.collective = true, .issues = true, .effect = true};
+Device device_of(AttrsView attrs) { return attrs.as<BufferAttrs>().device; }
+
+template <class E>
+void read_word(E& value, AttrReader& in, std::initializer_list<std::pair<E, std::string_view>> words,
+               std::string_view what) {
+  const std::string_view word = in.word();
+  for (const auto& [meaning, text] : words)
+    if (text == word) {
+      value = meaning;
+      return;
+    }
+  in.refuse(what);
+}
+
+}  // namespace
+
+void AttrValue<AddTo>::print(const AddTo& value, AttrWriter& out) {
+  out.raw(value == AddTo::nothing ? "nothing" : value == AddTo::gradient ? "gradient" : "unsummed");
+}
+void AttrValue<AddTo>::read(AddTo& value, AttrReader& in) {
+  read_word(value, in, {{AddTo::nothing, "nothing"}, {AddTo::gradient, "gradient"}, {AddTo::unsummed, "unsummed"}},
+            "addition (nothing, gradient, unsummed)");
+}
+
+void AttrValue<ReduceKind>::print(const ReduceKind& value, AttrWriter& out) { out.raw(sherd::name(value)); }
+void AttrValue<ReduceKind>::read(ReduceKind& value, AttrReader& in) {
+  read_word(value, in,
+            {{ReduceKind::sum, "sum"},
+             {ReduceKind::avg, "avg"},
+             {ReduceKind::max, "max"},
+             {ReduceKind::min, "min"},
+             {ReduceKind::product, "product"}},
+            "reduction (sum, avg, max, min, product)");
+}
+
+constinit const Op op::gather_start{
+    .name = "gather_start",
+    .doc = "Starts to gather a unit's shards u8[shard bytes] of all ranks into its full tensors u8[full bytes].",
+    .attrs = &attr_kind<UnitAttrs>,
+    .infer = infer_gather,
+    .traits = kCommunicates,
+    .no_gradient = "effect",
+};
+
+constinit const Op op::release{
+    .name = "release",
+    .doc = "Frees the bytes of a unit's full tensors u8[full bytes].",
+    .attrs = &attr_kind<UnitAttrs>,
+    .infer = infer_release,
+    .traits = {.issues = true, .effect = true},
+    .no_gradient = "effect",
+};
+
+constinit const Op op::gradient_buffer{
+    .name = "gradient_buffer",
+    .doc = "Bytes u8[n] for gradients, not initialised.",
+    .attrs = &attr_kind<BufferAttrs>,
+    .infer = infer_buffer,
+    .traits = {.issues = true},
+    .no_gradient = "no inputs",
+    .category = MemoryCategory::gradients,
+    .device = device_of,
+};
+
+constinit const Op op::communication_buffer{
+    .name = "communication_buffer",
+    .doc = "Bytes u8[n] that a collective works in, not initialised.",
+    .attrs = &attr_kind<BufferAttrs>,
+    .infer = infer_buffer,
+    .traits = {.issues = true},
+    .no_gradient = "no inputs",
+    .category = MemoryCategory::communication,
+    .device = device_of,
+};
+
+constinit const Op op::reduce_start{
+    .name = "reduce_start",
+    .doc = "Starts to sum full gradients, u8[bytes], over the ranks of a unit; each gets its part of the pieces.",
+    .attrs = &attr_kind<UnitReduceAttrs>,
+    .infer = infer_reduce,
+    .traits = kCommunicates,
+    .no_gradient = "effect",
+    .mutated = all_inputs,
+};
+
+constinit const Op op::replica_sum_start{
+    .name = "replica_sum_start",
+    .doc = "Starts to sum a rank's parts of a unit's gradients over replicas, and puts those apart where they belong.",
+    .attrs = &attr_kind<ReplicaSumAttrs>,
+    .infer = infer_replica_sum,
+    .traits = kCommunicates,
+    .no_gradient = "effect",
+    .mutated = all_inputs,
+};
+
+void register_unit(OpTable& table) {
+  const std::pair<const Op*, Kernel> rows[] = {
+      {&op::gather_start, run_gather},     {&op::release, run_release},
+      {&op::gradient_buffer, leave_as_is}, {&op::communication_buffer, leave_as_is},
+      {&op::reduce_start, run_reduce},     {&op::replica_sum_start, run_replica_sum}};
+  for (const auto& [row, kernel] : rows) {
+    table.add({row});
+    for (const auto backend : {Device::Kind::cpu, Device::Kind::cuda}) table.kernel(*row, backend, kernel);
+  }
+}
+
+void start_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
+  Tensor in[] = {shards, full};
+  call_op(op::gather_start, in, UnitAttrs{&unit});
+}
+
+void release_unit(const UnitLayout& unit, const Tensor& full) {
+  Tensor in[] = {full};
+  call_op(op::release, in, UnitAttrs{&unit});
+}
+
+Tensor gradient_buffer(std::int64_t bytes, Device device) {
+  return call(op::gradient_buffer, BufferAttrs{{bytes}, device});
+}
+
+Tensor communication_buffer(std::int64_t bytes, Device device) {
+  return call(op::communication_buffer, BufferAttrs{{bytes}, device});
+}
+
+void start_reduce(const UnitReduceAttrs& attrs, const Tensor& full, std::span<const Tensor> out) {
+  std::vector<Tensor> in{full};
+  in.insert(in.end(), out.begin(), out.end());
+  call_op(op::reduce_start, in, attrs);
+}
+
+void start_replica_sum(const ReplicaSumAttrs& attrs, std::span<const Tensor> sums, std::span<const Tensor> out) {
+  std::vector<Tensor> in(sums.begin(), sums.end());
+  in.insert(in.end(), out.begin(), out.end());
+  call_op(op::replica_sum_start, in, attrs);
+}
+
+}  // namespace sherd

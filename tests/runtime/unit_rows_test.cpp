@@ -1,0 +1,163 @@
+// Rows of units without fully_shard: layouts as data, and what the rows do on one rank; several: tests/parallel.
+#include <gtest/gtest.h>
+
+#include "runtime/exec/context.h"
+#include "runtime/op/attr_text.h"
+#include "runtime/op/buffer_views.h"
+#include "runtime/op/ops.h"
+#include "runtime/op/unit.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/near.h"
+
+namespace sherd::testing {
+namespace {
+
+/// Two pieces of one shard, the first cast to bf16.
+UnitLayout two_pieces() {
+  UnitPiece matrix{.shape = {2, 3}, .full_dtype = DType::bf16, .wire = DType::bf16};
+  UnitPiece vector{.shape = {5}, .shard_offset = 64, .full_offset = 64};
+  return {.name = "blocks.3", .shard_bytes = 128, .full_bytes = 128, .pieces = {matrix, vector}};
+}
+
+Tensor bytes(std::int64_t count) {
+  Tensor t = Tensor::empty({count}, DType::u8);
+  fill_into(t, 0);
+  return t;
+}
+
+TEST(UnitLayout, EqualOnesAreOneObject) {
+  const UnitLayout* const a = UnitLayout::intern(two_pieces());
+  EXPECT_EQ(UnitLayout::intern(two_pieces()), a);
+  EXPECT_EQ(a->piece(0).counts, std::vector<std::int64_t>{6});
+  UnitLayout other = two_pieces();
+  other.pieces[1].wire = DType::bf16;
+  const UnitLayout* const b = UnitLayout::intern(other);
+  EXPECT_NE(a, b);
+  EXPECT_NE(label_of(*a), label_of(*b)) << "both are called blocks.3";
+  EXPECT_EQ(find_unit(label_of(*a)), a);
+  EXPECT_EQ(find_unit(label_of(*b)), b);
+  EXPECT_EQ(find_unit("blocks.99"), nullptr);
+}
+
+TEST(UnitLayout, IsReadFromWhatItPrints) {
+  const UnitLayout* const even = UnitLayout::intern({.name = "(model)",
+                                                     .shard_axis = "dp#2",
+                                                     .shards = 4,
+                                                     .shard = 3,
+                                                     .full_bytes = 64,
+                                                     .pieces = {{.shape = {3, 2}, .dtype = DType::f64}}});
+  EXPECT_EQ(even->piece(0).counts, (std::vector<std::int64_t>{2, 2, 2, 0}));
+  const UnitLayout* const listed = UnitLayout::intern({.name = "a b",
+                                                       .shard_axis = "dp_cp#3",
+                                                       .replica_axis = "replicate#1",
+                                                       .shards = 2,
+                                                       .replicas = 3,
+                                                       .shard_bytes = 64,
+                                                       .full_bytes = 64,
+                                                       .pieces = {{.shape = {5}, .rows = {1, 4}}}});
+  EXPECT_EQ(listed->piece(0).counts, (std::vector<std::int64_t>{1, 4}));
+  for (const UnitLayout* layout : {even, listed, UnitLayout::intern(two_pieces())})
+    EXPECT_EQ(parse_unit_layout(layout->print()), layout) << layout->print();
+}
+
+TEST(UnitLayout, WhatDoesNotAddUpIsNamed) {
+  const auto refuse = [](const auto& change, std::initializer_list<std::string_view> parts) {
+    UnitLayout layout = two_pieces();
+    change(layout);
+    expect_error([&] { UnitLayout::intern(layout); }, parts);
+  };
+  refuse([](UnitLayout& u) { u.name = ""; }, {"needs a name"});
+  refuse([](UnitLayout& u) { u.shards = 0; }, {"blocks.3", "shard 0 of 0"});
+  refuse([](UnitLayout& u) { u.shards = 2; }, {"blocks.3", "a group is named where there are several"});
+  refuse([](UnitLayout& u) { u.full_bytes = 80; }, {"piece 1", "leaves the full tensors"});
+  refuse([](UnitLayout& u) { u.pieces[0].shard_offset = 2; }, {"piece 0", "leaves the shards"});
+  refuse([](UnitLayout& u) { u.pieces[0].rows = {1}; }, {"piece 0", "more rows than its shards"});
+  refuse([](UnitLayout& u) { u.pieces[0].rows = {1, 1}; }, {"piece 0", "another number of shards"});
+  refuse([](UnitLayout& u) { u.pieces[1].shape = {}; }, {"piece 1", "no dim to shard"});
+  refuse([](UnitLayout& u) { u.pieces[1].shape = {std::int64_t{1} << 40, std::int64_t{1} << 40}; },
+         {"piece 1", "more elements than memory"});
+  expect_error([] { parse_unit_layout("name=x shard_bytes=0 full_bytes=0 pieces=[{shape=[2]}]"); },
+               {"dtype is missing"});
+}
+
+TEST(UnitRows, AttributesNameUnitsByTheirLabels) {
+  const UnitLayout* const unit = UnitLayout::intern(two_pieces());
+  const UnitReduceAttrs attrs{
+      .unit = unit,
+      .scale = 0.25,
+      .in_flight = 3,
+      .pieces = {{.piece = 1, .offset = 64, .kind = ReduceKind::sum, .add_to = AddTo::unsummed},
+                 {.piece = 0, .offset = 0, .kind = ReduceKind::avg, .add_to = AddTo::gradient}}};
+  const std::string text = AttrsView(attrs).print();
+  EXPECT_EQ(text, fmt::format("unit={} scale=0.25 in_flight=3 pieces=[{{piece=1 offset=64 kind=sum add_to=unsummed}},"
+                              "{{piece=0 offset=0 kind=avg add_to=gradient}}]",
+                              label_of(*unit)));
+  EXPECT_TRUE(parse_attrs(op::reduce_start, text) == AttrsView(attrs));
+  expect_error([] { parse_attrs(op::gather_start, "unit=nobody"); },
+               {"gather_start: unit = nobody: no unit of that name is known on this rank"});
+  expect_error([&] { parse_attrs(op::reduce_start, "unit=blocks.3 scale=1 pieces=[{piece=0 offset=0 kind=mean}]"); },
+               {"kind = mean", "is no reduction (sum, avg, max, min, product)"});
+}
+
+TEST(UnitRows, GatherCastsUnlessItIsCurrent) {
+  const UnitLayout& unit = *UnitLayout::intern(two_pieces());
+  const Tensor shards = bytes(128), full = bytes(128);
+  copy_into(view_at(shards, {2, 3}, 0, DType::f32), Tensor::from<float>({1, 2, 3, 4, 5, 1.0009765625}, {2, 3}));
+  copy_into(view_at(shards, {5}, 64, DType::f32), Tensor::from<float>({-1, -2, -3, -4, -5}, {5}));
+  start_gather(unit, shards, full);
+  EXPECT_EQ(full.storage()->version(), shards.storage()->version());
+  EXPECT_TRUE(same_bits(view_at(full, {2, 3}, 0, DType::bf16),
+                        cast(Tensor::from<float>({1, 2, 3, 4, 5, 1}, {2, 3}), DType::bf16)));
+  EXPECT_TRUE(same_bits(view_at(full, {5}, 64, DType::f32), Tensor::from<float>({-1, -2, -3, -4, -5}, {5})));
+  // Of equal versions: nothing is done, and after a write to the shards all of it.
+  const std::uint32_t version = full.storage()->version();
+  fill_into(view_at(full, {5}, 64, DType::f32), 7);
+  full.storage()->set_version(version);
+  start_gather(unit, shards, full);
+  EXPECT_TRUE(same_bits(view_at(full, {5}, 64, DType::f32), sherd::full({5}, 7)));
+  fill_into(view_at(shards, {5}, 64, DType::f32), 9);
+  start_gather(unit, shards, full);
+  EXPECT_TRUE(same_bits(view_at(full, {5}, 64, DType::f32), sherd::full({5}, 9)));
+  release_unit(unit, full);
+  EXPECT_FALSE(full.storage()->is_present());
+  start_gather(unit, shards, full);
+  EXPECT_TRUE(same_bits(view_at(full, {5}, 64, DType::f32), sherd::full({5}, 9)));
+}
+
+// Sums and averages, stored and added, of a buffer that holds some of the pieces in another order.
+TEST(UnitRows, ReduceScalesAveragesAndAdds) {
+  const UnitLayout& unit = *UnitLayout::intern(two_pieces());
+  const Tensor gradients = gradient_buffer(128, Device::cpu());
+  EXPECT_EQ(gradients.storage()->category(), MemoryCategory::gradients);
+  EXPECT_EQ(communication_buffer(8, Device::cpu()).storage()->category(), MemoryCategory::communication);
+  const Tensor matrix = view_at(gradients, {2, 3}, 64, DType::bf16), vector = view_at(gradients, {5}, 0, DType::f32);
+  copy_into(matrix, sherd::full({2, 3}, 8, DType::bf16));
+  copy_into(vector, sherd::full({5}, 3));
+  const Tensor out[] = {sherd::full({2, 3}, 1), sherd::full({5}, 1)};
+  start_reduce({.unit = &unit,
+                .scale = 0.25,
+                .pieces = {{.piece = 0, .offset = 64, .kind = ReduceKind::avg, .add_to = AddTo::gradient},
+                           {.piece = 1, .offset = 0, .kind = ReduceKind::sum}}},
+               gradients, out);
+  EXPECT_TRUE(same_bits(out[0], sherd::full({2, 3}, 3)));
+  EXPECT_TRUE(same_bits(out[1], sherd::full({5}, 3)));
+  EXPECT_EQ(gradients.storage()->category(), MemoryCategory::gradients) << "nothing is communicated";
+}
+
+TEST(UnitRows, WrongCallsAreNamed) {
+  const UnitLayout& unit = *UnitLayout::intern(two_pieces());
+  const Tensor full = bytes(128), part = zeros({5});
+  expect_error([&] { start_gather(unit, bytes(64), full); }, {"gather_start", "input 0 is u8[64]", "u8[128]"});
+  const auto reduce = [&](ReducedPiece piece, const Tensor& out) {
+    start_reduce({.unit = &unit, .pieces = {piece}}, full, {&out, 1});
+  };
+  expect_error([&] { reduce({.piece = 2}, part); }, {"blocks.3", "has 2 pieces, not one 2"});
+  expect_error([&] { reduce({.piece = 1, .offset = 112}, part); }, {"lies at byte 112 of u8[128]"});
+  expect_error([&] { reduce({.piece = 1, .kind = ReduceKind::max}, part); }, {"summed or averaged, not max"});
+  expect_error([&] { reduce({.piece = 0}, part); }, {"input 1 is f32[5]", "has 6 elements"});
+  expect_error([&] { reduce({.piece = 1}, zeros({5}, DType::f64)); }, {"piece 1 is f32", "its result is f64[5]"});
+  expect_error([&] { start_reduce({.unit = &unit}, full, {&part, 1}); }, {"1 tensors for 0 pieces"});
+}
+
+}  // namespace
+}  // namespace sherd::testing
