@@ -57,8 +57,8 @@ std::string short_name(const std::string& attrs) {
 std::string events(const Graph& graph) {
   std::string text;
   for (const GraphNode& node : graph.nodes) {
-    const bool is_gather = node.op->name == "unshard";
-    if (!is_gather && node.op->name != "reduce") continue;
+    const bool is_gather = node.op == &op::gather_start;
+    if (!is_gather && node.op != &op::reduce_start) continue;
     text += fmt::format("{}{}{}", text.empty() ? "" : " ", is_gather ? "+" : "-", short_name(node.attrs.print()));
   }
   return text;

@@ -52,7 +52,7 @@ std::string events(const Graph& graph) {
   std::string text;
   for (const GraphNode& node : graph.nodes) {
     EXPECT_EQ(node.op, &find_op(node.op->name));
-    const bool is_gather = node.op->name == "unshard", is_reduction = node.op->name == "reduce";
+    const bool is_gather = node.op == &op::gather_start, is_reduction = node.op == &op::reduce_start;
     if (!is_gather && !is_reduction) continue;
     const std::string attrs = node.attrs.print();
     const std::size_t block = attrs.find("blocks.");

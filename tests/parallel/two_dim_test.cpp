@@ -144,13 +144,15 @@ TEST(FullyShard, F48_EventOrderOfTwoDimensions) {
     std::string text;
     for (const GraphNode& node : step.graph()->nodes) {
       const std::string_view name = node.op->name;
-      if (name != "unshard" && name != "reduce" && name != "all_reduce") continue;
+      if (name != "gather_start" && name != "reduce_start" && name != "all_reduce") continue;
       const std::string attrs = node.attrs.print();
       const std::size_t block = attrs.find("blocks.");
       text += fmt::format("{}{}", text.empty() ? "" : ", ", name);
       if (name != "all_reduce") text += fmt::format(" {}", block == std::string::npos ? 'R' : attrs[block + 7]);
     }
-    EXPECT_EQ(text, "unshard R, unshard 0, unshard 1, unshard 1, unshard 0, reduce 1, reduce 0, reduce R, all_reduce");
+    EXPECT_EQ(text,
+              "gather_start R, gather_start 0, gather_start 1, gather_start 1, gather_start 0, reduce_start 1, "
+              "reduce_start 0, reduce_start R, all_reduce");
   });
 }
 
