@@ -223,8 +223,8 @@ void HuggingFaceWeights::load(LanguageModel& model) const {
     const auto source = sources_.find(name);
     check(source != sources_.end() && source->second.shape == parameter->shape(),
           "\"{}\" holds no {}{}, which the model to be loaded has", dir_, name, to_string(parameter->shape()));
-    const Box box = local_box(parameter->value());
-    const Tensor local = parameter->value().local().detach();
+    const Box box = local_box(parameter->sharded_value());
+    const Tensor local = parameter->sharded_value().local().detach();
     check(!local.is_meta(), "\"{}\" has no memory to load its values into; call model.materialize() first", name);
     if (numel(box) > 0) {
       Tensor part = read_rows(source->second, box.offset[0], box.shape[0]);
@@ -232,6 +232,7 @@ void HuggingFaceWeights::load(LanguageModel& model) const {
       copy_into(local, std::move(part));
     }
     if (tied_head_ && name == "tok.weight") check_tied_head(source->second, box.offset[0], box.shape[0]);
+    parameter->reshard();  // what is gathered of the old values is stale
     parameter->mark_initialised();
   }
 }

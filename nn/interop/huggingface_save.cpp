@@ -127,7 +127,7 @@ void write_text(const std::string& path, std::string_view text) {
 Tensor assemble(const PlannedTensor& tensor, const Parameters& parameters) {
   std::vector<Tensor> parts;
   for (const std::string& name : tensor.ours) {
-    const Tensor& value = parameters.at(name)->value();
+    const Tensor& value = parameters.at(name)->sharded_value();
     parts.push_back(to(value.is_distributed() ? full_tensor(value) : value.detach(), Device::cpu()));
   }
   Tensor full = parts.size() == 1 ? parts[0] : cat(std::move(parts), 0);

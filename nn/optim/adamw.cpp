@@ -15,7 +15,7 @@ void AdamW::update(const std::vector<std::size_t>& active, const Tensor& lr, con
     std::vector<Tensor> params, m, v, grads;
     for (std::size_t i : active) {
       if (decays(i) != decay) continue;
-      params.push_back(parameters()[i]->value());
+      params.push_back(parameters()[i]->sharded_value());
       m.push_back(state_slot(i, 0).value());
       v.push_back(state_slot(i, 1).value());
       grads.push_back(parameters()[i]->grad());

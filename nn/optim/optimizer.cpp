@@ -21,7 +21,7 @@ Optimizer::Optimizer(std::vector<Parameter*> parameters, double lr)
   lr_.set(Tensor::scalar(lr));
   step_.set(Tensor::scalar(0));
   scale_.set(Tensor::scalar(1));
-  move_scalars(parameters_[0]->value().local().device());
+  move_scalars(parameters_[0]->sharded_value().local().device());
 }
 
 void Optimizer::move_scalars(Device device) {
@@ -33,14 +33,14 @@ void Optimizer::move_scalars(Device device) {
 void Optimizer::set_lr(double lr) { lr_.assign(Tensor::scalar(lr)); }
 
 void Optimizer::set_gradient_scale(const Tensor& scale) {
-  move_scalars(parameters_[0]->value().local().device());
+  move_scalars(parameters_[0]->sharded_value().local().device());
   scale_.assign(to(scale.detach(), scale_.value().device()));
 }
 
 void Optimizer::ensure_state(std::size_t i) {
   if (!state_[i].empty()) return;
   const Parameter& p = *parameters_[i];
-  const Tensor value = p.value();
+  const Tensor value = p.sharded_value();
   const Tensor local = value.local();
   check(!local.is_meta(), "parameter \"{}\" has no values; materialize the model before the first step", p.name());
   move_scalars(local.device());
@@ -110,9 +110,9 @@ void Optimizer::step() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = *parameters_[i];
     if (!p.grad().defined()) continue;
-    if (p.grad().layout() != p.value().layout())
-      fail("parameter \"{}\" is {} but its gradient is {}: call step() in the sharded state, after backward", p.name(),
-           describe(p.value()), describe(p.grad()));
+    if (p.grad().layout() != p.sharded_value().layout())
+      fail("parameter \"{}\" is {} but its gradient is {}: call step() after backward, or redistribute() the gradient",
+           p.name(), describe(p.sharded_value()), describe(p.grad()));
     ensure_state(i);
     active.push_back(i);
   }
@@ -120,6 +120,9 @@ void Optimizer::step() {
   has_stepped_ = true;
   for (const Cohort& cohort : count(active)) update(cohort.active, lr_.value(), cohort.count, scale_.value());
   fill_into(scale_.value(), 1);
+  // What is gathered of the old values is stale. A backward that runs, whose hook has called this, is still to read it.
+  if (in_backward()) return;
+  for (const std::size_t i : active) parameters_[i]->reshard();
 }
 
 void Optimizer::clear_gradients() {

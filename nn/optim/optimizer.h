@@ -17,7 +17,8 @@ struct OptimizerState {
   Slot* slot;
 };
 
-/// Base of AdamW and Sgd. Build it after fully_shard: state has the layout the parameters have at the first step, and
+/// Base of AdamW and Sgd. Build it after fully_shard: state has the layout of the parameters
+/// between steps, and
 /// their device. Learning rate, step and gradient scale are 0-d tensors there, so a captured step follows their
 /// changes.
 class Optimizer {
@@ -26,7 +27,9 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Updates every parameter that has a gradient, in place, then resets the gradient scale.
+  /// Updates every parameter that has a gradient, in place, then resets the gradient scale. Of parameters that
+  /// fully_shard has gathered it updates the shard and drops what is gathered; during a backward pass, from a gradient
+  /// hook, that stays what the forward has read until the pass is over.
   void step();
   void clear_gradients();
   void step_and_clear() {
