@@ -1,0 +1,382 @@
+// Faults that were found beside PyTorch's FSDP2, each with the figure that it gives: gathers and bytes counted, values
+// against one rank.
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "nn/optim/adamw.h"
+#include "nn/optim/sgd.h"
+#include "runtime/autograd/autograd.h"
+#include "tests/parallel/nets.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/near.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+
+/// Gathers that `step` issues on this rank.
+std::int64_t gathers_of(const Group& group, const std::function<void()>& step) {
+  const CommCounts before = settled_counts(*group);
+  step();
+  return settled_counts(*group).all_gather.calls - before.all_gather.calls;
+}
+
+// ---- F193: an output that is also an input ----
+
+/// Returns its input beside its output, as a residual that is carried through.
+struct Carrying : nn::Layer<Carrying> {
+  nn::Linear& inner;
+  explicit Carrying(std::int64_t width) : inner(add<nn::Linear>("inner", width, width)) {}
+  std::pair<Tensor, Tensor> forward(const Tensor& x, const Tensor& carried) { return {relu(inner(x)) + carried, x}; }
+};
+
+struct CarryingNet : nn::Layer<CarryingNet> {
+  nn::Linear& stem;
+  nn::ModuleList<Carrying>& blocks;
+  CarryingNet() : stem(add<nn::Linear>("stem", 8, 8)), blocks(add<nn::ModuleList<Carrying>>("blocks")) {
+    for (int i = 0; i < 6; ++i) blocks.append(8);
+  }
+  Tensor forward(const Tensor& input) {
+    Tensor x = stem(input), carried = x;
+    for (Carrying* block : blocks.items()) std::tie(x, carried) = (*block)(x, carried);
+    return x + carried;
+  }
+};
+
+TEST(FullyShard, F193_AnInputThatIsReturnedIsNotGatheredAgain) {
+  run_ranks(2, [](const Group& group) {
+    CarryingNet net, reference;
+    shard(net, DeviceMesh(group));
+    net.materialize(nn::Seed{3});
+    reference.materialize(nn::Seed{3});
+    Accounting& memory = RankContext::current().allocator().accounting();
+    const std::int64_t block = nn::unit_of(*net.blocks.items()[0]).gathered_bytes();
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      const Tensor x = batch_of(4, 8, step, "x");
+      memory.reset_peaks();
+      // Seven units in forward, the root's stays; six blocks in backward.
+      EXPECT_EQ(gathers_of(group, [&] { backward(mean(square(net(x)))); }), 13) << "step " << step;
+      EXPECT_EQ(memory.peak(MemoryCategory::unsharded), nn::unit_of(net).gathered_bytes() + 2 * block);
+      EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+      backward(mean(square(reference(x))));
+      expect_same_gradients(net, reference);
+      for (nn::Module* m : {static_cast<nn::Module*>(&net), static_cast<nn::Module*>(&reference)})
+        for (nn::Parameter* p : m->parameters()) p->clear_grad();
+    }
+    for (const nn::UnitHandle& unit : nn::units(net)) EXPECT_EQ(unit.late_gathers(), 0) << unit.name();
+  });
+}
+
+// ---- F195: a loss that no wrapped module's output leads to ----
+
+/// Leaves an auxiliary loss behind, which uses one of its two parameters.
+struct WithAuxiliary : nn::Layer<WithAuxiliary> {
+  nn::Parameter &scale, &shift;
+  Tensor auxiliary;
+  WithAuxiliary()
+      : scale(add_parameter("scale", {6}, nn::Init::ones())), shift(add_parameter("shift", {6}, nn::Init::zeros())) {}
+  Tensor forward(const Tensor& x) {
+    auxiliary = sum(square(x * scale));
+    return x * scale + shift;
+  }
+  /// Another method than forward.
+  Tensor features(const Tensor& x) { return square(x * scale); }
+};
+
+struct AuxiliaryNet : nn::Layer<AuxiliaryNet> {
+  WithAuxiliary& block;
+  nn::Linear& head;
+  AuxiliaryNet() : block(add<WithAuxiliary>("block")), head(add<nn::Linear>("head", 6, 3)) {}
+  Tensor forward(const Tensor& x) { return head(block(x)); }
+};
+
+TEST(FullyShard, F195_AnAuxiliaryLossAloneBringsItsGradients) {
+  for (const int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      AuxiliaryNet net, reference;
+      const DeviceMesh mesh(group);
+      nn::fully_shard(net.block, mesh);
+      nn::fully_shard(net, mesh);
+      net.materialize(nn::Seed{3});
+      reference.materialize(nn::Seed{3});
+      for (std::uint64_t pass = 1; pass <= 2; ++pass) {  // passes add up
+        const Tensor x = batch_of(4, 6, pass, "x");
+        net(x);
+        reference(x);
+        backward(net.block.auxiliary);
+        backward(reference.block.auxiliary);
+        ASSERT_TRUE(net.block.scale.grad().defined());
+        EXPECT_TRUE(near(net.block.scale.grad().local(),
+                         part_of(reference.block.scale.grad().detach(), net.block.scale.grad()), 1e-5));
+        EXPECT_FALSE(net.block.shift.grad().defined());
+        EXPECT_TRUE(net.head.weight.value().is_distributed()) << "the root stayed gathered";
+        EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+      }
+    });
+}
+
+TEST(FullyShard, F195_AMethodOtherThanForwardBringsItsGradients) {
+  run_ranks(2, [](const Group& group) {
+    WithAuxiliary block, reference;
+    const nn::UnitHandle unit = nn::fully_shard(block, DeviceMesh(group));
+    block.materialize();
+    reference.materialize();
+    const Tensor x = batch_of(4, 6, 0, "x");
+    unit.unshard();  // no forward has run: there is no tree
+    backward(sum(block.features(x)));
+    backward(sum(reference.features(x)));
+    ASSERT_TRUE(block.scale.grad().defined());
+    EXPECT_TRUE(near(block.scale.grad().local(), part_of(reference.scale.grad().detach(), block.scale.grad()), 1e-5));
+    EXPECT_FALSE(unit.is_unsharded());
+    EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+  });
+}
+
+// ---- F196, F197: adapters beside frozen weights ----
+
+struct Adapted : nn::Layer<Adapted> {
+  nn::Linear &base, &down, &up;
+  explicit Adapted(std::int64_t width)
+      : base(add<nn::Linear>("base", width, width)),
+        down(add<nn::Linear>("down", width, 2, nn::LinearOptions{.bias = false})),
+        up(add<nn::Linear>("up", 2, width, nn::LinearOptions{.bias = false})) {
+    for (nn::Parameter* p : base.parameters()) p->set_requires_grad(false);
+  }
+  Tensor forward(const Tensor& x) {
+    const Tensor y = base(x);
+    return relu(y + up(down(x)));
+  }
+};
+
+struct AdaptedNet : nn::Layer<AdaptedNet> {
+  nn::ModuleList<Adapted>& blocks;
+  explicit AdaptedNet(std::int64_t width) : blocks(add<nn::ModuleList<Adapted>>("blocks")) {
+    for (int i = 0; i < 3; ++i) blocks.append(width);
+  }
+  Tensor forward(Tensor x) {
+    for (Adapted* block : blocks.items()) x = (*block)(x);
+    return x;
+  }
+};
+
+TEST(FullyShard, F196_TheGradientBufferHoldsWhatTrains) {
+  constexpr std::int64_t kWidth = 256;
+  run_ranks(2, [](const Group& group) {
+    AdaptedNet net(kWidth);
+    shard(net, DeviceMesh(group));
+    net.materialize();
+    const std::int64_t adapters = 2 * 2 * kWidth * 4;  // 4,096 bytes of a block; with the frozen part 267,264
+    EXPECT_EQ(adapters, 4096);
+    Accounting& memory = RankContext::current().allocator().accounting();
+    for (int step = 0; step < 2; ++step) {
+      const Tensor loss = sum(net(batch_of(2, kWidth, 0, "x")));
+      memory.reset_peaks();
+      backward(loss);
+      RankContext::current().drain_queues();
+      EXPECT_EQ(memory.peak(MemoryCategory::communication), adapters);
+      // One block's full gradients, and the shards of all three, of two ranks.
+      EXPECT_LE(memory.peak(MemoryCategory::gradients), adapters + 3 * adapters / 2);
+      for (nn::Parameter* p : net.parameters()) p->clear_grad();
+    }
+  });
+}
+
+/// Steps each parameter's own optimizer as soon as its gradient is complete.
+void step_in_hooks(nn::Module& net, std::vector<std::unique_ptr<nn::Sgd>>& optimizers) {
+  for (nn::Parameter* p : net.parameters()) {
+    if (!p->requires_grad()) continue;
+    optimizers.push_back(std::make_unique<nn::Sgd>(std::vector<nn::Parameter*>{p}, nn::SgdOptions{.lr = 0.1}));
+    p->on_grad_accumulated([optimizer = optimizers.back().get()](Slot&) { optimizer->step_and_clear(); });
+  }
+}
+
+TEST(FullyShard, F197_AnOptimizerMayStepInHooksBesideFrozenParameters) {
+  for (const int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      AdaptedNet net(8), reference(8);
+      shard(net, DeviceMesh(group));
+      net.materialize(nn::Seed{3});
+      reference.materialize(nn::Seed{3});
+      std::vector<std::unique_ptr<nn::Sgd>> optimizers;
+      step_in_hooks(net, optimizers);
+      nn::Sgd expected(reference.parameters(), {.lr = 0.1});
+      for (std::uint64_t step = 0; step < 4; ++step) {
+        const Tensor x = batch_of(12, 8, step, "x");
+        const Tensor loss = mean(square(net(slice_of(x, *group)))), expected_loss = mean(square(reference(x)));
+        backward(loss);
+        backward(expected_loss);
+        expected.step_and_clear();
+        EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+        for (const nn::Parameter* p : net.parameters()) EXPECT_FALSE(p->grad().defined()) << p->name();
+        expect_same_values(net, reference, 1e-5);
+      }
+      for (const nn::UnitHandle& unit : nn::units(net)) EXPECT_EQ(unit.late_gathers(), 0) << unit.name();
+    });
+}
+
+TEST(FullyShard, F197_AStepWhileParametersAreGatheredUpdatesTheShards) {
+  run_ranks(2, [](const Group& group) {
+    Net net({6, 10, 5}), reference({6, 10, 5});
+    shard(net, DeviceMesh(group));
+    net.materialize(nn::Seed{3});
+    reference.materialize(nn::Seed{3});
+    nn::AdamW optimizer(net.parameters(), {.lr = 0.1}), expected(reference.parameters(), {.lr = 0.1});
+    const Tensor x = batch_of(12, 6, 0, "x"), y = batch_of(12, 5, 0, "y");
+    backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group)));
+    backward(mean_square(reference(x), y));
+    nn::unshard(net);
+    const Tensor gathered = net.head.weight.value();
+    EXPECT_FALSE(gathered.is_distributed());
+    EXPECT_TRUE(net.head.weight.sharded_value().is_distributed());
+    optimizer.step_and_clear();
+    expected.step_and_clear();
+    EXPECT_TRUE(net.head.weight.value().is_distributed()) << "what was gathered is of the old weights";
+    EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+    expect_same_values(net, reference);
+    const GradMode off(false);
+    EXPECT_TRUE(near(net(x), reference(x), 1e-5));
+  });
+}
+
+// ---- F198: an exception that the model handles ----
+
+struct Picky : nn::Layer<Picky> {
+  nn::Linear& inner;
+  Picky() : inner(add<nn::Linear>("inner", 6, 6)) {}
+  Tensor forward(const Tensor& x) {
+    const Tensor y = inner(x);
+    check(x.size(0) > 1, "one row is not enough");
+    return y;
+  }
+};
+
+struct Patient : nn::Layer<Patient> {
+  Picky &first, &second;
+  Patient() : first(add<Picky>("first")), second(add<Picky>("second")) {}
+  Tensor forward(const Tensor& x) {
+    try {
+      return first(x);
+    } catch (const Error&) { return second(cat({x, x}, 0)); }
+  }
+};
+
+TEST(FullyShard, F198_AnErrorThatTheModelHandlesEndsNothing) {
+  run_ranks(2, [](const Group& group) {
+    Patient net, reference;
+    const DeviceMesh mesh(group);
+    for (nn::Module* m : {&net.first, &net.second}) nn::fully_shard(*m, mesh);
+    nn::fully_shard(net, mesh);
+    net.materialize(nn::Seed{3});
+    reference.materialize(nn::Seed{3});
+    for (const std::int64_t rows : {1, 2, 1}) {
+      const Tensor x = batch_of(rows, 6, 0, "x");
+      const Tensor y = net(x), expected = reference(x);
+      EXPECT_TRUE(near(y, expected, 1e-5));
+      EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+      backward(sum(y));
+      backward(sum(expected));
+      const nn::Linear &used = rows == 1 ? net.second.inner : net.first.inner,
+                       &same = rows == 1 ? reference.second.inner : reference.first.inner;
+      EXPECT_TRUE(near(whole(used.weight.grad()), same.weight.grad(), 1e-5));
+    }
+    // One that leaves the model still ends the step, for all ranks.
+    expect_error([&] { net(batch_of(0, 6, 0, "x")); }, {"one row"});
+    expect_error([&] { net(batch_of(2, 6, 0, "x")); }, {"aborted the group", "one row"});
+    nn::reset_after_error(net);
+    net(batch_of(2, 6, 0, "x"));
+  });
+}
+
+// ---- F199: a weight that is used once more without a gradient ----
+
+/// W (stop(W) x): when the gradient of W is complete, backward has yet to multiply by it.
+struct Twice : nn::Layer<Twice> {
+  nn::Parameter& weight;
+  explicit Twice(std::int64_t width) : weight(add_parameter("weight", {width, width}, nn::Init::normal(0.3))) {}
+  Tensor forward(const Tensor& x) { return linear(relu(linear(x, weight.value().detach())), weight); }
+};
+
+struct TwiceNet : nn::Layer<TwiceNet> {
+  nn::Linear& stem;
+  nn::ModuleList<Twice>& blocks;
+  TwiceNet() : stem(add<nn::Linear>("stem", 8, 8)), blocks(add<nn::ModuleList<Twice>>("blocks")) {
+    for (int i = 0; i < 3; ++i) blocks.append(8);
+  }
+  Tensor forward(const Tensor& input) {
+    Tensor x = stem(input);
+    for (Twice* block : blocks.items()) x = (*block)(x);
+    return x;
+  }
+};
+
+TEST(FullyShard, F199_AWeightUsedBehindDetachStaysUntilItsBackwardIsOver) {
+  run_ranks(2, [](const Group& group) {
+    TwiceNet net, reference;
+    shard(net, DeviceMesh(group));
+    net.materialize(nn::Seed{3});
+    reference.materialize(nn::Seed{3});
+    for (int step = 0; step < 2; ++step) {
+      const Tensor x = batch_of(4, 8, 0, "x");
+      EXPECT_EQ(gathers_of(group, [&] { backward(sum(net(x))); }), 7);
+      backward(sum(reference(x)));
+      EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+    }
+    expect_same_gradients(net, reference);
+    for (const nn::UnitHandle& unit : nn::units(net)) EXPECT_EQ(unit.late_gathers(), 0) << unit.name();
+  });
+}
+
+// ---- F203: modules that are destroyed and replaced ----
+
+/// Calls a block that is not of its tree, and may be another one in every step.
+struct Replacing : nn::Layer<Replacing> {
+  Block &first, &last;
+  std::unique_ptr<Block> between = std::make_unique<Block>(6, 6);
+  Replacing() : first(add<Block>("first", 6, 6)), last(add<Block>("last", 6, 6)) {}
+  Tensor forward(const Tensor& x) { return last((*between)(first(x))); }
+};
+
+TEST(FullyShard, F203_AModuleThatIsReplacedIsForgotten) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    Replacing net;
+    // The first block's unit holds one that comes and goes, and prefetches another.
+    std::unique_ptr<Block> beside = std::make_unique<Block>(6, 6);
+    const nn::UnitHandle shared = nn::fully_shard(std::vector<nn::Module*>{&net.first, beside.get()}, mesh);
+    nn::UnitHandle between = nn::fully_shard(*net.between, mesh);
+    nn::fully_shard(net.last, mesh);
+    nn::fully_shard(net, mesh);
+    for (nn::Module* m : {static_cast<nn::Module*>(&net), static_cast<nn::Module*>(beside.get()),
+                          static_cast<nn::Module*>(net.between.get())})
+      m->materialize(nn::Seed{3});
+    shared.set_forward_prefetch({between});
+    shared.set_backward_prefetch({between});
+    const auto step = [&](std::uint64_t index) {
+      for (nn::Parameter* p : net.parameters()) p->clear_grad();
+      backward(sum(net(batch_of(4, 6, index, "x"))));
+      RankContext::current().drain_queues();
+      EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+    };
+    step(0);
+    beside.reset();
+    EXPECT_EQ(shared.parameters().size(), 2u);
+    step(1);
+    net.between.reset();
+    EXPECT_FALSE(between.is_alive());
+    expect_error([&] { between.unshard(); }, {"were destroyed"});
+    net.between = std::make_unique<Block>(6, 6);
+    between = nn::fully_shard(*net.between, mesh);
+    net.between->materialize(nn::Seed{3});
+    step(2);
+    Block reference(6, 6);
+    reference.materialize(nn::Seed{3});
+    EXPECT_TRUE(same_bits(whole(net.between->linear_layer.weight.value()), reference.linear_layer.weight.value()));
+    EXPECT_TRUE(net.between->linear_layer.weight.grad().defined());
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing
