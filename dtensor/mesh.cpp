@@ -8,6 +8,7 @@
 
 #include "dtensor/layer.h"
 #include "dtensor/propagate.h"
+#include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/group/group_names.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"

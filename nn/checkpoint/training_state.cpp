@@ -179,7 +179,7 @@ class SharedScalars {
 
 void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state) {
   const GradMode off(false);
-  SharedScalars scalars(reader);
+  SharedScalars scalars(reader, state);
   for (const StateEntry& entry : state) {
     if (entry.usually) {
       scalars.load(entry);

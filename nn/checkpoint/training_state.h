@@ -30,7 +30,8 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nul
 /// Writes a save into the folder `dir` and commits it; `manifest` has everything but the pieces. Shards are written by
 /// their owners, one of their replicas, plain tensors by rank 0; tensors on a device, or not dense, are copied one by
 /// one. Older saves are removed by `retention`. Collective; blocks on the disk. On any failure (disk full, a directory
-/// that cannot be written) every rank throws Error and the older saves stay.
+/// that cannot be written) every rank throws Error and the older saves stay. Error on a ghost rank, which has no
+/// values.
 void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
                      ProcessGroup& group, const Retention& retention = {});
 

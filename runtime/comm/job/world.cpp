@@ -2,6 +2,7 @@
 
 #include "runtime/comm/board/shm_group.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/group/group_names.h"
 #include "runtime/comm/job/rank.h"
 #include "runtime/exec/context.h"
