@@ -9,7 +9,7 @@
 #include "nn/layers/dropout.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
-#include "nn/parallel/fully_shard.h"
+#include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/attr_text.h"

@@ -12,7 +12,7 @@
 
 #include "nn/interop/huggingface_config.h"
 #include "nn/optim/adamw.h"
-#include "nn/parallel/fully_shard.h"
+#include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/tensor_parallel.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"

@@ -7,7 +7,7 @@
 
 #include "compile/compile.h"
 #include "nn/optim/adamw.h"
-#include "nn/parallel/fully_shard.h"
+#include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/board/shm_group.h"
 #include "runtime/exec/context.h"

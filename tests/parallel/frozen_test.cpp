@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "nn/optim/adamw.h"
-#include "nn/parallel/fully_shard.h"
+#include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/nets.h"
 #include "tests/parallel/replay.h"

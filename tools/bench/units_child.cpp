@@ -7,7 +7,7 @@
 #include "nn/layers/linear.h"
 #include "nn/module_list.h"
 #include "nn/optim/adamw.h"
-#include "nn/parallel/fully_shard.h"
+#include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"

@@ -1,6 +1,6 @@
 #include "tools/train/train_report.h"
 
-#include "nn/parallel/fully_shard.h"
+#include "nn/parallel/shard/fully_shard.h"
 
 namespace sherd {
 

@@ -4,7 +4,7 @@
 
 #include "nn/layers/dropout.h"
 #include "nn/optim/clip.h"
-#include "nn/parallel/fully_shard.h"
+#include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/tensor_parallel.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"

@@ -9,7 +9,7 @@
 //   end of backward  reduce the gradients of units that did not complete, reshard everything
 //
 // "Gather the next" is what hides communication: it is submitted before the module computes and overlaps with it.
-#include "nn/parallel/fully_shard.h"
+#include "nn/parallel/shard/fully_shard.h"
 
 #include <algorithm>
 #include <set>
@@ -107,8 +107,9 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   void join_or_make_tree(Module& module);
   void become_root(Module& module);
   void enter_forward(bool begins);
-  void leave_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs);
-  void hook_outputs(UnitSchedule::Call call, const std::function<void(const TensorVisitor&)>& visit_outputs);
+  UnitSchedule::Call leave_forward(Module& module);
+  void hook_outputs(UnitSchedule::Call call, std::uint64_t begun,
+                    const std::function<void(const TensorVisitor&)>& visit_outputs);
   void before_backward(ForwardCall& call);
   void prefetch(const std::vector<std::weak_ptr<FullyShardHook>>& listed, UnitId expected) const;
 
@@ -292,15 +293,18 @@ void FullyShardHook::prefetch(const std::vector<std::weak_ptr<FullyShardHook>>& 
 
 void FullyShardHook::after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) {
   --tree_->depth;
+  const std::uint64_t begun = begun_.back();
+  begun_.pop_back();
   try {
-    leave_forward(module, visit_outputs);
+    const UnitSchedule::Call call = leave_forward(module);
+    if (RankContext::current().grad_enabled) hook_outputs(call, begun, visit_outputs);
   } catch (...) {
     if (tree_->depth == 0) tree_->abandon(current_exception_text());
     throw;
   }
 }
 
-void FullyShardHook::leave_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) {
+UnitSchedule::Call FullyShardHook::leave_forward(Module& module) {
   std::erase(awaited_, &module);
   const bool is_done = awaited_.empty();
   if (is_done) {
@@ -311,18 +315,17 @@ void FullyShardHook::leave_forward(Module& module, const std::function<void(cons
       tree_->drop_unused();
     }
   }
-  if (RankContext::current().grad_enabled)
-    hook_outputs(unit && is_done ? tree_->schedule.leave(id_, forward_call_) : UnitSchedule::Call{}, visit_outputs);
-  begun_.pop_back();
+  if (!unit || !is_done || !RankContext::current().grad_enabled) return {};
+  return tree_->schedule.leave(id_, forward_call_);
 }
 
 // Of the outputs those that this call has made: one that was an input too is reached when the call's backward is over.
-void FullyShardHook::hook_outputs(UnitSchedule::Call call,
+void FullyShardHook::hook_outputs(UnitSchedule::Call call, std::uint64_t begun,
                                   const std::function<void(const TensorVisitor&)>& visit_outputs) {
   const auto shared = std::make_shared<ForwardCall>(ForwardCall{call});
   const std::weak_ptr<FullyShardHook> weak = weak_from_this();
   visit_outputs([&](const Tensor& t) {
-    if (!t.requires_grad() || t.grad_node()->kind != Node::Kind::op || t.grad_node()->sequence < begun_.back()) return;
+    if (!t.requires_grad() || t.grad_node()->kind != Node::Kind::op || t.grad_node()->sequence < begun) return;
     register_grad_hook(t,
                        [weak, shared](const Tensor&) {
                          if (const auto self = weak.lock()) self->before_backward(*shared);
