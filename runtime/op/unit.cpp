@@ -69,11 +69,11 @@ Metas infer_buffer(const InferCall& call) {
 Metas infer_reduce(const InferCall& call) {
   const auto& a = call.attrs.as<UnitReduceAttrs>();
   const UnitLayout& unit = unit_of(call, a.unit);
-  const TensorMeta& full = required(call, 0);
+  check(call.in.size() == 1 + a.pieces.size(), "{}: {} tensors for {} pieces and their gradients", call.op.name,
+        call.in.size(), a.pieces.size());
+  const TensorMeta& full = required(call, a.pieces.size());
   check(full.dtype == DType::u8 && full.ndim() == 1 && full.is_contiguous(), "{}: gradients are {}; give them as u8",
         call.op.name, full);
-  check(call.in.size() == 1 + a.pieces.size(), "{}: {} tensors for {} pieces", call.op.name, call.in.size() - 1,
-        a.pieces.size());
   check(a.in_flight >= 1, "{}: {} reductions in flight; the least is 1", call.op.name, a.in_flight);
   for (std::size_t m = 0; m < a.pieces.size(); ++m) {
     const ReducedPiece& p = a.pieces[m];
@@ -83,7 +83,7 @@ Metas infer_reduce(const InferCall& call) {
           "{}: the gradient of piece {} lies at byte {} of {}", call.op.name, p.piece, p.offset, full);
     check(p.kind == ReduceKind::sum || p.kind == ReduceKind::avg, "{}: gradients are summed or averaged, not {}",
           call.op.name, sherd::name(p.kind));
-    const TensorMeta& out = check_part(call, 1 + m, unit, piece);
+    const TensorMeta& out = check_part(call, m, unit, piece);
     check(out.dtype == piece.dtype || (out.dtype == piece.wire && p.add_to == AddTo::nothing),
           "{}: piece {} is {} and travels as {}, its result is {}", call.op.name, p.piece, sherd::name(piece.dtype),
           sherd::name(piece.wire), out);
@@ -111,6 +111,7 @@ Metas infer_replica_sum(const InferCall& call) {
 }
 
 int all_inputs(const InferCall& c) { return static_cast<int>(c.in.size()); }
+int all_but_the_last(const InferCall& c) { return std::max(all_inputs(c) - 1, 0); }
 
 // ---- gather and release ----
 
@@ -271,11 +272,11 @@ void run_reduce(const KernelCall& c) {
   const bool is_alone = unit.shards == 1 && unit.replicas == 1;
   for (const ReduceKind kind : {ReduceKind::avg, ReduceKind::sum}) {
     if (std::ranges::none_of(attrs.pieces, [&](const ReducedPiece& p) { return p.kind == kind; })) continue;
-    const Reduction reduction{unit, attrs, c.in[0], c.in.subspan(1), kind};
+    const Reduction reduction{unit, attrs, c.in.back(), c.in.first(c.in.size() - 1), kind};
     if (is_alone) reduce_here(reduction);
     else submit_reduce(reduction);
   }
-  if (!is_alone) c.in[0].storage()->retag(MemoryCategory::communication);
+  if (!is_alone) c.in.back().storage()->retag(MemoryCategory::communication);
 }
 
 /// A sum that goes from memory of its own into a tensor.
@@ -412,12 +413,12 @@ constinit const Op op::communication_buffer{
 
 constinit const Op op::reduce_start{
     .name = "reduce_start",
-    .doc = "Starts to sum full gradients, u8[bytes], over the ranks of a unit; each gets its part of the pieces.",
+    .doc = "Starts to sum full gradients, u8[bytes], over the ranks of a unit into this rank's part of each piece.",
     .attrs = &attr_kind<UnitReduceAttrs>,
     .infer = infer_reduce,
     .traits = kCommunicates,
     .no_gradient = "effect",
-    .mutated = all_inputs,
+    .mutated = all_but_the_last,
 };
 
 constinit const Op op::replica_sum_start{
@@ -460,8 +461,8 @@ Tensor communication_buffer(std::int64_t bytes, Device device) {
 }
 
 void start_reduce(const UnitReduceAttrs& attrs, const Tensor& full, std::span<const Tensor> out) {
-  std::vector<Tensor> in{full};
-  in.insert(in.end(), out.begin(), out.end());
+  std::vector<Tensor> in(out.begin(), out.end());
+  in.push_back(full);
   call_op(op::reduce_start, in, attrs);
 }
 

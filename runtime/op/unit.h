@@ -4,7 +4,7 @@
 //
 //   gather_start(shards, full)           every rank's shards at their place in `full`, cast; on the queue "gather"
 //   release(full)                        frees the bytes of `full`; handles stay
-//   reduce_start(gradients, out...)      full gradients summed over shards, each rank's part into `out`; on "reduce"
+//   reduce_start(out..., gradients)      full gradients summed over shards, each rank's part into `out`; on "reduce"
 //   replica_sum_start(sum..., out...)    those parts summed over replicas (HSDP), after it on the same queue
 //
 // Nothing here waits for what it starts: who touches the bytes does (memory/storage.h).

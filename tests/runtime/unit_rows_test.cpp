@@ -154,9 +154,9 @@ TEST(UnitRows, WrongCallsAreNamed) {
   expect_error([&] { reduce({.piece = 2}, part); }, {"blocks.3", "has 2 pieces, not one 2"});
   expect_error([&] { reduce({.piece = 1, .offset = 112}, part); }, {"lies at byte 112 of u8[128]"});
   expect_error([&] { reduce({.piece = 1, .kind = ReduceKind::max}, part); }, {"summed or averaged, not max"});
-  expect_error([&] { reduce({.piece = 0}, part); }, {"input 1 is f32[5]", "has 6 elements"});
+  expect_error([&] { reduce({.piece = 0}, part); }, {"input 0 is f32[5]", "has 6 elements"});
   expect_error([&] { reduce({.piece = 1}, zeros({5}, DType::f64)); }, {"piece 1 is f32", "its result is f64[5]"});
-  expect_error([&] { start_reduce({.unit = &unit}, full, {&part, 1}); }, {"1 tensors for 0 pieces"});
+  expect_error([&] { start_reduce({.unit = &unit}, full, {&part, 1}); }, {"2 tensors for 0 pieces"});
 }
 
 }  // namespace
