@@ -25,16 +25,26 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 
-// Odd sizes wherever heads allow, so that ranks hold different numbers of rows, and some none.
-constexpr std::int64_t kVocabulary = 13, kTokens = 7, kSequences = 2;
+/// Small ones are odd wherever heads allow, so that ranks hold different numbers of rows, and some none; in large ones
+/// kernels work block by block.
+struct Sizes {
+  std::int64_t vocabulary, tokens, width, hidden;
+};
+constexpr Sizes kSmallGpt{13, 7, 6, 11}, kSmallLlama{13, 7, 16, 17}, kLarge{601, 80, 128, 352};
+constexpr std::int64_t kSequences = 2;
 
-nn::GptConfig gpt_config() {
-  return {
-      .vocabulary = kVocabulary, .tokens = kTokens, .layers = 3, .heads = 2, .width = 6, .hidden = 11, .dropout = 0.1};
+nn::LanguageModelConfig gpt_config(const Sizes& sizes) {
+  nn::GptConfig c{.vocabulary = sizes.vocabulary, .tokens = sizes.tokens, .layers = 3, .heads = 2};
+  c.width = sizes.width;
+  c.hidden = sizes.hidden;
+  c.dropout = 0.1;
+  return c;
 }
-nn::LlamaConfig llama_config() {
-  return {
-      .vocabulary = kVocabulary, .tokens = kTokens, .layers = 3, .heads = 4, .kv_heads = 2, .width = 16, .hidden = 17};
+nn::LanguageModelConfig llama_config(const Sizes& sizes) {
+  nn::LlamaConfig c{.vocabulary = sizes.vocabulary, .tokens = sizes.tokens, .layers = 3, .heads = 4, .kv_heads = 2};
+  c.width = sizes.width;
+  c.hidden = sizes.hidden;
+  return c;
 }
 
 struct Case {
@@ -42,10 +52,12 @@ struct Case {
   bool llama = false, bf16 = false;
   bool shards = true, sequence = true;
   bool frozen = false;  ///< the embedding and the first block
-  bool captured = false;
+  bool captured = false, large = false;
+  Sizes sizes() const { return large ? kLarge : llama ? kSmallLlama : kSmallGpt; }
+  nn::LanguageModelConfig config() const { return llama ? llama_config(sizes()) : gpt_config(sizes()); }
   std::string text() const {
-    return fmt::format("{} {} replicate={} dp={} tp={}{}{}{}{}", llama ? "Llama" : "GPT", bf16 ? "bf16" : "f32",
-                       grid.replicas, grid.dp, grid.tp, shards ? "" : " not sharded",
+    return fmt::format("{}{} {} replicate={} dp={} tp={}{}{}{}{}", large ? "large " : "", llama ? "Llama" : "GPT",
+                       bf16 ? "bf16" : "f32", grid.replicas, grid.dp, grid.tp, shards ? "" : " not sharded",
                        grid.tp > 1 && sequence ? " sequence" : "", frozen ? " frozen" : "",
                        captured ? " captured" : "");
   }
@@ -60,9 +72,8 @@ struct Bytes {
 /// A rank's model in training.
 class ModelRun {
  public:
-  ModelRun(const Group& group, const Case& c) : group_(group), root_(c.grid.mesh(group)) {
-    const nn::LanguageModelConfig config =
-        c.llama ? nn::LanguageModelConfig(llama_config()) : nn::LanguageModelConfig(gpt_config());
+  ModelRun(const Group& group, const Case& c) : group_(group), root_(c.grid.mesh(group)), sizes_(c.sizes()) {
+    const nn::LanguageModelConfig config = c.config();
     nn::set_seed({3});
     model_ = nn::make_language_model(config);
     if (c.grid.tp > 1) nn::parallelize(*model_, root_["tp"], nn::make_plan(config, {.sequence_parallel = c.sequence}));
@@ -82,9 +93,9 @@ class ModelRun {
     nn::set_step(next_step_);
     const auto ids = [&](std::int64_t shift) {
       std::vector<std::int32_t> list;
-      for (std::int64_t i = 0; i < kSequences * kTokens; ++i)
-        list.push_back(static_cast<std::int32_t>((7 * i + shift + root_.coordinate(1)) % kVocabulary));
-      return Tensor::from<std::int32_t>(list, {kSequences, kTokens});
+      for (std::int64_t i = 0; i < kSequences * sizes_.tokens; ++i)
+        list.push_back(static_cast<std::int32_t>((7 * i + shift + root_.coordinate(1)) % sizes_.vocabulary));
+      return Tensor::from<std::int32_t>(list, {kSequences, sizes_.tokens});
     };
     const Tensor tokens = ids(next_step_), targets = ids(next_step_ + 5);
     const Tensor batch[] = {tokens, targets};
@@ -119,6 +130,7 @@ class ModelRun {
 
   Group group_;
   DeviceMesh root_;
+  Sizes sizes_;
   std::unique_ptr<nn::LanguageModel> model_;
   std::unique_ptr<nn::AdamW> optimizer_;
   std::optional<CompiledStep> compiled_;
@@ -146,6 +158,7 @@ void expect_ghosts_hold_what_threads_hold(const Case& c, const Train& train) {
     for (std::size_t i = 0; i < actual.size(); ++i) {
       const Bytes& e = expected[r][i];
       SCOPED_TRACE(fmt::format("rank {}, {}", r, e.when));
+      EXPECT_GT(e.peak[static_cast<std::size_t>(MemoryCategory::parameters)], 0);
       EXPECT_EQ(actual[i].held, e.held) << describe(actual[i].held) << "; a thread: " << describe(e.held);
       EXPECT_EQ(actual[i].peak, e.peak) << describe(actual[i].peak) << "; a thread: " << describe(e.peak);
       EXPECT_EQ(actual[i].at_peak, e.at_peak) << describe(actual[i].at_peak) << "; a thread: " << describe(e.at_peak);
@@ -176,6 +189,11 @@ void expect_trains_alike(Case c) {
 
 TEST(GhostModels, ShardedOverOneAxis) {
   for (const int ranks : {1, 2, 4}) expect_trains_alike({.grid = {1, ranks, 1}});
+}
+
+TEST(GhostModels, OfASizeThatKernelsDivide) {
+  expect_trains_alike({.grid = {1, 2, 1}, .large = true});
+  expect_trains_alike({.grid = {1, 1, 2}, .large = true});
 }
 
 TEST(GhostModels, ShardedAndReplicated) { expect_trains_alike({.grid = {2, 2, 1}}); }
