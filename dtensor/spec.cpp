@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 
+#include "runtime/op/step_names.h"
 #include "runtime/op/tensor.h"
 
 namespace sherd {
@@ -86,6 +87,7 @@ Spec::Spec(const DeviceMesh& mesh, std::span<const Placement> placements, AxesOf
     is_replicated_ &= p.is_replicate();
     placements_.push_back(p);
   }
+  name_layout(*this);
 }
 
 const Spec* Spec::replicate(const DeviceMesh& mesh) {

@@ -18,6 +18,7 @@ class AttrsView;
 /// conditions are what they were.
 struct StepSetting {
   std::string text;
+  std::string name{};  ///< of whose it is, the same from run to run; see step_names.h
 };
 
 class CaptureSink {

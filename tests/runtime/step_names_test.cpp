@@ -1,0 +1,75 @@
+// Names of what a step uses: known while it lives, on its rank, once.
+#include "runtime/op/step_names.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "runtime/exec/context.h"
+
+namespace sherd::testing {
+namespace {
+
+TEST(StepNames, StoragesAreKnownWhileTheyAreNamed) {
+  const Ref<Storage> a = Storage::allocate(8, MemoryCategory::unsharded);
+  const Ref<Storage> b = Storage::allocate(8, MemoryCategory::unsharded);
+  auto first = name_storage("blocks.0 full", a);
+  const auto second = name_storage("blocks.0 full", b);
+  EXPECT_EQ(first->name, "blocks.0 full");
+  EXPECT_EQ(second->name, "blocks.0 full~2");
+  EXPECT_EQ(name_of(*b), "blocks.0 full~2");
+  EXPECT_EQ(find_storage("blocks.0 full").get(), a.get());
+  first.reset();
+  EXPECT_EQ(find_storage("blocks.0 full").get(), nullptr);
+  EXPECT_EQ(name_of(*a), "");
+  EXPECT_EQ(find_storage("blocks.0 full~2").get(), b.get());
+}
+
+TEST(StepNames, SettingsAreKnownByNameWhateverTheirText) {
+  auto setting = std::make_shared<StepSetting>();
+  setting->text = "divides by 2";
+  name_setting(setting, "head");
+  setting->text = "divides by 4";
+  EXPECT_EQ(setting->name, "head");
+  EXPECT_EQ(find_setting("head"), setting);
+  const auto other = std::make_shared<StepSetting>();
+  name_setting(other, "head");
+  EXPECT_EQ(other->name, "head~2");
+  setting.reset();
+  EXPECT_EQ(find_setting("head"), nullptr);
+}
+
+class Rows final : public Distributed {
+ public:
+  Shape local_shape(const Shape& shape) const override { return shape; }
+  bool is_partial() const override { return false; }
+  bool is_replicated() const override { return false; }
+  const Distributed* replicated() const override {
+    check(has_mesh, "the mesh is gone");
+    return this;
+  }
+  std::string describe() const override { return "{0: dp}"; }
+  bool has_mesh = true;
+};
+
+TEST(StepNames, LayoutsAreThoseWhoseMeshIsThere) {
+  const RankScope rank;
+  Rows old, present;
+  name_layout(old);
+  name_layout(present);
+  EXPECT_EQ(find_layouts("{0: dp}").size(), 2u);
+  old.has_mesh = false;
+  EXPECT_EQ(find_layouts("{0: dp}"), (std::vector<const Distributed*>{&present}));
+  EXPECT_TRUE(find_layouts("{1: dp}").empty());
+}
+
+TEST(StepNames, ARankDoesNotKnowWhatAnotherHasNamed) {
+  const auto named = name_storage("tied", Storage::allocate(8, MemoryCategory::unsharded));
+  std::thread([] {
+    const RankScope rank;
+    EXPECT_EQ(find_storage("tied").get(), nullptr);
+  }).join();
+}
+
+}  // namespace
+}  // namespace sherd::testing
