@@ -73,7 +73,7 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
 // on it: ranks ask each other at every call from the third on until all have a graph.
 void CompiledStep::compare_programs() {
   if (!options_.group || is_compared_ || ++num_calls_ <= 2) return;
-  is_compared_ = check_same_program(graph(), *options_.group);
+  is_compared_ = check_same_program(graph() ? &graph()->program : nullptr, *options_.group);
 }
 
 std::vector<Tensor> CompiledStep::run_eagerly(std::span<const Tensor> arguments) {
@@ -88,7 +88,7 @@ std::vector<Tensor> CompiledStep::record(std::span<const Tensor> arguments) {
   Recorder recorder(arguments);
   std::vector<Tensor> results = function_(arguments);
   Graph graph = recorder.finish(results);
-  verify(graph);
+  verify(graph.program);
   if (entries_.size() == options_.max_graphs) entries_.pop_back();
   entries_.insert(entries_.begin(), std::make_unique<Entry>(std::move(graph)));
   drop_history(results);
@@ -122,7 +122,7 @@ void CompiledStep::choose_executor(Entry& entry) {
   constexpr int kMaxRecordings = 8;
   if (!options_.device_graphs || entry.is_decided) return;
   if (!entry.device) {
-    const bool uses_device = device_of(entry.graph) != Device::cpu();
+    const bool uses_device = device_of(entry.graph.program) != Device::cpu();
     entry.no_device = uses_device ? device_obstacle(entry.graph) : "";
     entry.is_decided = !uses_device || !entry.no_device.empty();
     if (!entry.is_decided) entry.device = std::make_unique<DeviceReplay>(entry.graph, entry.interpreter);

@@ -7,20 +7,23 @@
 #include <algorithm>
 
 #include "runtime/autograd/slot.h"
+#include "runtime/op/step_names.h"
 
 namespace sherd {
 
 namespace {
 
+const Distributed* layout_of(const Tensor& tensor) { return tensor.is_distributed() ? tensor.layout() : nullptr; }
+
+// But for the layout, which has no name yet.
 TensorGuard guard_of(const Tensor& tensor) {
   const Tensor local = tensor.local();
-  return {local.dtype(),
-          local.shape(),
-          local.strides(),
-          local.offset(),
-          tensor.is_distributed() ? tensor.layout() : nullptr,
-          tensor.shape(),
-          local.device()};
+  return {.dtype = local.dtype(),
+          .shape = local.shape(),
+          .strides = local.strides(),
+          .offset = local.offset(),
+          .global = tensor.shape(),
+          .device = local.device()};
 }
 
 std::uint64_t storage_id(const Tensor& tensor) {
@@ -38,7 +41,7 @@ std::pair<std::int64_t, std::int64_t> storage_extent(const Tensor& local) { retu
 Recorder::Recorder(std::span<const Tensor> arguments)
     : context_(RankContext::current()), start_id_(context_.next_id()) {
   check(context_.capture == nullptr, "a step is being captured on this thread already");
-  graph_.grad_enabled = context_.grad_enabled;
+  program_.grad_enabled = context_.grad_enabled;
   for (const Tensor& argument : arguments) add_argument(argument);
   for (Slot* slot : context_.slots) remember_slot(*slot);
   context_.capture = this;
@@ -49,7 +52,7 @@ Recorder::~Recorder() {
 }
 
 void Recorder::add_argument(const Tensor& argument) {
-  const std::size_t index = graph_.arguments.size();
+  const std::size_t index = program_.arguments.size();
   check(argument.defined(), "argument {} of the captured step is undefined", index);
   check(!argument.requires_grad(),
         "argument {} of the captured step, {}, carries autograd history from outside of the step, which a replay would "
@@ -59,6 +62,7 @@ void Recorder::add_argument(const Tensor& argument) {
   check(local.storage().get() != nullptr, "argument {} of the captured step, {}, has no bytes; materialize it first",
         index, describe(argument));
   ArgumentGuard guard{guard_of(argument)};
+  guard.tensor.layout = layout_id(layout_of(argument));
   const std::int64_t base = base_bytes_of(local);
   for (std::size_t i = 0; i < index && guard.shares < 0; ++i)
     if (argument_storages_[i] == local.storage()->id()) {
@@ -66,10 +70,10 @@ void Recorder::add_argument(const Tensor& argument) {
       guard.shift = base - argument_bases_[i];
     }
   const ValueId value = add_value(ValueKind::argument, local);
-  graph_.value(value).source = static_cast<int>(index);
-  graph_.value(value).home = reference(local, value, base);
-  graph_.value(value).bytes = graph_.value(value).home.extent().second;
-  graph_.arguments.push_back(guard);
+  program_.value(value).source = static_cast<int>(index);
+  program_.value(value).home = reference(local, value, base);
+  program_.value(value).bytes = program_.value(value).home.extent().second;
+  program_.arguments.push_back(guard);
   argument_storages_.push_back(local.storage()->id());
   argument_bases_.push_back(base);
 }
@@ -82,10 +86,12 @@ void Recorder::remember_slot(Slot& slot) {
   const int index = static_cast<int>(before_.size());
   if (slot.has_value() && (before.value_storage = storage_id(slot.value())) != 0) {
     before.value = guard_of(slot.value());
+    before.value_layout = layout_of(slot.value());
     slot_storages_[before.value_storage].push_back({index, false});
   }
   if ((before.grad_storage = storage_id(slot.grad())) != 0) {
     before.grad = guard_of(slot.grad());
+    before.grad_layout = layout_of(slot.grad());
     slot_storages_[before.grad_storage].push_back({index, true});
   }
   before_indices_[slot.leaf()] = index;
@@ -93,15 +99,47 @@ void Recorder::remember_slot(Slot& slot) {
 }
 
 ValueId Recorder::add_value(ValueKind kind, const Tensor& tensor) {
-  const auto id = static_cast<ValueId>(graph_.values.size());
-  Value& value = graph_.values.emplace_back();
+  const auto id = static_cast<ValueId>(program_.values.size());
+  Value& value = program_.values.emplace_back();
   value.kind = kind;
   value.bytes = tensor.storage()->bytes();
   value.device = tensor.storage()->device();
   value.category = tensor.storage()->category();
   value.home = reference(tensor, id);
-  if (kind == ValueKind::unit || kind == ValueKind::constant) value.held = tensor.storage();
+  if (kind == ValueKind::unit) {
+    value.source = static_cast<int>(live_.units.size());
+    live_.units.push_back(tensor.storage());
+    program_.units.push_back(name_of(*tensor.storage()));
+  } else if (kind == ValueKind::constant) {
+    value.source = static_cast<int>(live_.constants.size());
+    live_.constants.push_back(tensor.storage());
+    program_.constants.emplace_back();
+  }
   return id;
+}
+
+ModuleId Recorder::module_id(const std::string* path) {
+  if (!path || path->empty()) return kNoModule;
+  path = context_.intern(*path);
+  const auto [found, is_new] = module_ids_.try_emplace(path, static_cast<ModuleId>(program_.modules.size()));
+  if (is_new) {
+    program_.modules.push_back(*path);
+    live_.modules.push_back(path);
+  }
+  return found->second;
+}
+
+LayoutId Recorder::layout_id(const Distributed* layout) {
+  if (!layout) return kPlain;
+  const auto known = std::ranges::find(live_.layouts, layout);
+  if (known != live_.layouts.end()) return static_cast<LayoutId>(known - live_.layouts.begin());
+  const std::string description = layout->describe();
+  std::string name = description;
+  for (int i = 2; std::ranges::find(program_.layouts, name) != program_.layouts.end(); ++i)
+    name = fmt::format("{}~{}", description, i);
+  program_.layouts.push_back(std::move(name));
+  live_.layouts.push_back(layout);
+  return static_cast<LayoutId>(live_.layouts.size() - 1);
 }
 
 void Recorder::check_one_origin(const Tensor& tensor) const {
@@ -124,7 +162,7 @@ ValueId Recorder::argument_of(const Tensor& tensor) const {
   for (std::size_t i = 0; i < argument_storages_.size(); ++i) {
     if (argument_storages_[i] != tensor.storage()->id()) continue;
     const auto value = static_cast<ValueId>(i);  // arguments are the first values
-    if (first >= argument_bases_[i] && last <= argument_bases_[i] + graph_.value(value).bytes) return value;
+    if (first >= argument_bases_[i] && last <= argument_bases_[i] + program_.value(value).bytes) return value;
   }
   return kNoValue;
 }
@@ -136,7 +174,7 @@ ValueId Recorder::value_of(const Tensor& tensor) {
   if (const ValueId argument = argument_of(tensor); argument != kNoValue) return argument;
   const auto found = by_storage_.find(tensor.storage()->id());
   if (found == by_storage_.end()) return add_external(tensor);
-  Value& value = graph_.value(found->second);
+  Value& value = program_.value(found->second);
   // An asynchronous collective accounts its input as "communication" only until it is done.
   if (value.kind == ValueKind::temporary && tensor.storage()->category() != MemoryCategory::communication)
     value.category = tensor.storage()->category();
@@ -173,13 +211,14 @@ ValueId Recorder::add_slot_value(const Tensor& tensor, std::span<const Place> pl
     const SlotBefore& before = before_[static_cast<std::size_t>(place.before)];
     Slot* slot = static_cast<Leaf*>(before.leaf.get())->slot;
     if (!slot) continue;
-    const TensorGuard& guard = place.gradient ? before.grad : before.value;
+    TensorGuard guard = place.gradient ? before.grad : before.value;
+    guard.layout = layout_id(place.gradient ? before.grad_layout : before.value_layout);
     if (value == kNoValue) {
       value = add_value(place.gradient ? ValueKind::gradient : ValueKind::slot, tensor);
-      graph_.value(value).source = static_cast<int>(graph_.bindings.size());
-      graph_.value(value).home = {value, guard.dtype, guard.shape, guard.strides, guard.offset};
+      program_.value(value).source = static_cast<int>(program_.bindings.size());
+      program_.value(value).home = {value, guard.dtype, guard.shape, guard.strides, guard.offset};
     }
-    graph_.bindings.push_back({slot_index(*slot), place.gradient, value, guard});
+    program_.bindings.push_back({slot_index(*slot), place.gradient, value, guard});
   }
   return value;
 }
@@ -187,7 +226,7 @@ ValueId Recorder::add_slot_value(const Tensor& tensor, std::span<const Place> pl
 TensorRef Recorder::ref_to(const Tensor& tensor) {
   if (!tensor.defined()) return {};
   const ValueId id = value_of(tensor);
-  const Value& value = graph_.value(id);
+  const Value& value = program_.value(id);
   const bool argument = value.kind == ValueKind::argument;
   return reference(tensor, id, argument ? argument_bases_[static_cast<std::size_t>(value.source)] : 0);
 }
@@ -204,11 +243,11 @@ void Recorder::record(const Op& op, AttrsView attrs, std::span<const Tensor> in,
   node.attrs = attrs.keep();
   node.accumulate = accumulate;
   node.num_mutated = op.mutated ? op.mutated({op, in, attrs}) : 0;
-  node.module_path = context_.module_path;
+  node.module = module_id(context_.module_path);
   node.phase = context_.phase;
   for (const Tensor& tensor : in) node.in.push_back(read_from(tensor, op.name));
   for (const Tensor& tensor : out) node.out.push_back(write_to(op, tensor, accumulate));
-  const int index = static_cast<int>(graph_.nodes.size());
+  const int index = static_cast<int>(program_.nodes.size());
   for (int i = 0; i < node.num_mutated; ++i) {
     const TensorRef& ref = node.in[static_cast<std::size_t>(i)];
     if (!ref.defined()) continue;
@@ -217,7 +256,7 @@ void Recorder::record(const Op& op, AttrsView attrs, std::span<const Tensor> in,
   }
   for (const TensorRef& ref : node.out) writers_[ref.value] = index;
   if (op.traits.effect) note_presence(node);
-  graph_.nodes.push_back(std::move(node));
+  program_.nodes.push_back(std::move(node));
 }
 
 TensorRef Recorder::write_to(const Op& op, const Tensor& tensor, bool accumulate) {
@@ -239,7 +278,7 @@ TensorRef Recorder::write_to(const Op& op, const Tensor& tensor, bool accumulate
   const ValueId value = add_value(ValueKind::temporary, tensor);
   by_storage_[id] = value;
   const TensorRef ref = reference(tensor, value);
-  if (const auto [first, last] = ref.extent(); first > 0 || last < graph_.value(value).bytes)
+  if (const auto [first, last] = ref.extent(); first > 0 || last < program_.value(value).bytes)
     partly_written_[value].add({first, last});
   return ref;
 }
@@ -256,8 +295,8 @@ TensorRef Recorder::read_from(const Tensor& tensor, std::string_view reader) {
 }
 
 void Recorder::check_writable(const Op& op, ValueId id) const {
-  const Value& value = graph_.value(id);
-  check(value.kind != ValueKind::constant || value.held->id() <= start_id_ || value.bytes == 0,
+  const Value& value = program_.value(id);
+  check(value.kind != ValueKind::constant || live_.storage(value)->id() <= start_id_ || value.bytes == 0,
         "{} writes into a tensor that the step filled on the host ({}{}): a replay would find it written already; make "
         "it with an op such as zeros() or full()",
         op.name, name(value.home.dtype), to_string(value.home.shape));
@@ -265,7 +304,7 @@ void Recorder::check_writable(const Op& op, ValueId id) const {
 
 void Recorder::note_presence(GraphNode& node) {
   for (auto& [value, present] : presence_) {
-    const bool now = graph_.value(value).held->is_present();
+    const bool now = live_.storage(program_.value(value))->is_present();
     if (now == present) continue;
     (now ? node.restores : node.releases).push_back(value);
     present = now;
@@ -273,16 +312,16 @@ void Recorder::note_presence(GraphNode& node) {
 }
 
 int Recorder::slot_index(const Slot& slot) {
-  const auto [found, is_new] = slot_indices_.try_emplace(slot.leaf(), static_cast<int>(graph_.slots.size()));
+  const auto [found, is_new] = slot_indices_.try_emplace(slot.leaf(), static_cast<int>(program_.slots.size()));
   if (!is_new) return found->second;
-  GraphSlot entry{.leaf = NodeRef(slot.leaf()), .name = slot.name(), .requires_grad = slot.requires_grad()};
-  if (const int taken = names_[slot.name()]++; taken > 0) entry.name += fmt::format("~{}", taken + 1);
+  GraphSlot entry{.name = slot.name(), .requires_grad = slot.requires_grad()};
   if (const SlotBefore* before = before_of(slot)) {
     entry.requires_grad = before->requires_grad;
     entry.had_value = before->had_value;
     entry.had_grad = before->grad_storage != 0;
   }
-  graph_.slots.push_back(std::move(entry));
+  program_.slots.push_back(std::move(entry));
+  live_.slots.emplace_back(slot.leaf());
   return found->second;
 }
 
@@ -295,14 +334,13 @@ void Recorder::slot_assigned(Slot& slot) { update(slot_index(slot), false, slot.
 
 // The last assignment counts; the order is that of the last assignments.
 void Recorder::update(int slot, bool gradient, const Tensor& tensor) {
-  std::erase_if(graph_.updates, [&](const SlotUpdate& u) { return u.slot == slot && u.gradient == gradient; });
-  graph_.updates.push_back({slot, gradient, result_of(tensor)});
+  std::erase_if(program_.updates, [&](const SlotUpdate& u) { return u.slot == slot && u.gradient == gradient; });
+  program_.updates.push_back({slot, gradient, result_of(tensor)});
 }
 
 GraphResult Recorder::result_of(const Tensor& tensor) {
   if (!tensor.defined()) return {};
-  return {read_from(tensor.local(), "the end of the step"), tensor.shape(),
-          tensor.is_distributed() ? tensor.layout() : nullptr};
+  return {read_from(tensor.local(), "the end of the step"), tensor.shape(), layout_id(layout_of(tensor))};
 }
 
 // A gradient in the same storage as before is unchanged or was added to in place.
@@ -313,7 +351,7 @@ void Recorder::finish_gradient(Slot& slot) {
   if (old == now) return;
   const bool used = old != 0 && by_storage_.contains(old);
   const int index = slot_index(slot);
-  graph_.slot(index).drops_grad_first = old != 0 && !used;
+  program_.slot(index).drops_grad_first = old != 0 && !used;
   if (now != 0 || used) update(index, true, slot.grad());
 }
 
@@ -321,13 +359,15 @@ void Recorder::note_requires_grad() {
   for (const Slot* slot : context_.slots)
     if (const SlotBefore* before = before_of(*slot); before && before->requires_grad != slot->requires_grad())
       slot_index(*slot);
-  for (GraphSlot& entry : graph_.slots)
-    if (const Slot* slot = entry.get()) entry.leaves_requires_grad = slot->requires_grad();
+  for (std::size_t i = 0; i < live_.slots.size(); ++i)
+    if (const Slot* slot = live_.slot(static_cast<int>(i)))
+      program_.slots[i].leaves_requires_grad = slot->requires_grad();
 }
 
 void Recorder::note_sole_gradients() {
-  for (Binding& binding : graph_.bindings) {
-    const auto before = before_indices_.find(static_cast<Leaf*>(graph_.slot(binding.slot).leaf.get()));
+  for (Binding& binding : program_.bindings) {
+    const auto before =
+        before_indices_.find(static_cast<Leaf*>(live_.slots[static_cast<std::size_t>(binding.slot)].get()));
     binding.held_by_slot_only = binding.gradient && before != before_indices_.end() &&
                                 before_[static_cast<std::size_t>(before->second)].holds_grad_alone &&
                                 writers_.contains(binding.value);
@@ -336,20 +376,42 @@ void Recorder::note_sole_gradients() {
 
 // A slot that was made and destroyed within the step is as good as a local variable.
 void Recorder::forget_local_slots() {
-  for (GraphSlot& slot : graph_.slots)
-    if (!slot.get() && !before_indices_.contains(static_cast<Leaf*>(slot.leaf.get()))) slot.leaf = NodeRef();
-  std::erase_if(graph_.updates, [&](const SlotUpdate& u) { return !graph_.slot(u.slot).leaf; });
+  for (std::size_t i = 0; i < live_.slots.size(); ++i) {
+    GraphSlot& slot = program_.slots[i];
+    slot.is_local =
+        !live_.slot(static_cast<int>(i)) && !before_indices_.contains(static_cast<Leaf*>(live_.slots[i].get()));
+    if (slot.is_local) live_.slots[i] = NodeRef();
+  }
+  std::erase_if(program_.updates, [&](const SlotUpdate& u) { return program_.slot(u.slot).is_local; });
+}
+
+// Of slots with one name the one that was made first keeps it, so that bind() can tell them apart.
+void Recorder::name_slots() {
+  std::set<std::string> taken;
+  std::vector<bool> is_named(program_.slots.size());
+  const auto name = [&](std::size_t index) {
+    GraphSlot& slot = program_.slots[index];
+    if (is_named[index]) return;
+    is_named[index] = true;
+    const std::string own = slot.name;
+    for (int i = 2; !taken.insert(slot.name).second; ++i) slot.name = fmt::format("{}~{}", own, i);
+  };
+  for (const Slot* slot : context_.slots)
+    if (const auto found = slot_indices_.find(slot->leaf()); found != slot_indices_.end())
+      name(static_cast<std::size_t>(found->second));
+  for (std::size_t i = 0; i < program_.slots.size(); ++i) name(i);
 }
 
 Graph Recorder::finish(std::span<const Tensor> results) {
   context_.capture = nullptr;
-  for (const Tensor& tensor : results) graph_.results.push_back(result_of(tensor));
+  for (const Tensor& tensor : results) program_.results.push_back(result_of(tensor));
   for (Slot* slot : context_.slots) finish_gradient(*slot);
   note_requires_grad();
   note_sole_gradients();
   forget_local_slots();
-  compute_lifetimes(graph_);
-  return std::move(graph_);
+  name_slots();
+  compute_lifetimes(program_);
+  return {std::move(program_), std::move(live_)};
 }
 
 std::string Recorder::origin(const Tensor& tensor) const {
@@ -366,14 +428,15 @@ std::string Recorder::origin(const Tensor& tensor) const {
   const auto found = by_storage_.find(id);
   const auto writer = found == by_storage_.end() ? writers_.end() : writers_.find(found->second);
   if (writer == writers_.end()) return "a tensor the program made on the host";
-  const GraphNode& node = graph_.nodes[static_cast<std::size_t>(writer->second)];
-  return fmt::format("the result of {}{}", node.op->name, node.module_path ? " in " + *node.module_path : "");
+  const GraphNode& node = program_.nodes[static_cast<std::size_t>(writer->second)];
+  const std::string* const module = live_.module(node.module);
+  return fmt::format("the result of {}{}", node.op->name, module ? " in " + *module : "");
 }
 
 void Recorder::setting_read(const std::shared_ptr<const StepSetting>& setting) {
-  const auto is_it = [&](const GraphSetting& known) { return known.setting == setting; };
-  if (!own_settings_.contains(setting) && std::ranges::none_of(graph_.settings, is_it))
-    graph_.settings.push_back({setting, setting->text});
+  if (own_settings_.contains(setting) || std::ranges::find(live_.settings, setting) != live_.settings.end()) return;
+  program_.settings.push_back({setting->name, setting->text});
+  live_.settings.push_back(setting);
 }
 
 void Recorder::refuse_read(const Tensor& tensor, std::string_view what) {

@@ -44,7 +44,8 @@ class Recorder final : public CaptureSink {
     NodeRef leaf;
     bool had_value = false, requires_grad = false, holds_grad_alone = false;
     std::uint64_t value_storage = 0, grad_storage = 0;  // 0: none
-    TensorGuard value{}, grad{};
+    TensorGuard value{}, grad{};                        // without layouts, which are named when it is bound
+    const Distributed *value_layout = nullptr, *grad_layout = nullptr;
   };
   struct Place {
     int before;  // index into before_
@@ -67,6 +68,8 @@ class Recorder final : public CaptureSink {
   TensorRef read_from(const Tensor& tensor, std::string_view reader);
   void check_writable(const Op& op, ValueId id) const;
   void note_presence(GraphNode& node);
+  ModuleId module_id(const std::string* path);
+  LayoutId layout_id(const Distributed* layout);  // kPlain for null
   int slot_index(const Slot& slot);
   const SlotBefore* before_of(const Slot& slot) const;
   void update(int slot, bool gradient, const Tensor& tensor);
@@ -75,22 +78,24 @@ class Recorder final : public CaptureSink {
   void note_requires_grad();
   void note_sole_gradients();
   void forget_local_slots();
+  void name_slots();
   std::string origin(const Tensor& tensor) const;
 
   RankContext& context_;
   const std::uint64_t start_id_;  // storages with a larger id were made by the step
-  Graph graph_;
+  Program program_;
+  Live live_;
   std::unordered_map<std::uint64_t, ValueId> by_storage_;
   std::vector<std::uint64_t> argument_storages_;  // by argument
   std::vector<std::int64_t> argument_bases_;      // bytes from the storage's start
   std::vector<SlotBefore> before_;
   std::set<std::shared_ptr<const StepSetting>> own_settings_;
   std::unordered_map<std::uint64_t, std::vector<Place>> slot_storages_;
-  std::unordered_map<const Leaf*, int> before_indices_, slot_indices_;  // into before_ and graph_.slots
-  std::unordered_map<std::string, int> names_;                          // how many slots have a name
-  std::vector<std::pair<ValueId, bool>> presence_;                      // unit values and whether their data is present
-  std::unordered_map<ValueId, int> writers_;                            // last node that wrote a value
-  std::unordered_map<ValueId, ByteRanges> partly_written_;              // temporaries, first written in part
+  std::unordered_map<const Leaf*, int> before_indices_, slot_indices_;  // into before_ and program_.slots
+  std::unordered_map<const std::string*, ModuleId> module_ids_;
+  std::vector<std::pair<ValueId, bool>> presence_;          // unit values and whether their data is present
+  std::unordered_map<ValueId, int> writers_;                // last node that wrote a value
+  std::unordered_map<ValueId, ByteRanges> partly_written_;  // temporaries, first written in part
 };
 
 }  // namespace sherd

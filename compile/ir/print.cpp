@@ -1,138 +1,244 @@
 #include "compile/ir/print.h"
 
+#include <algorithm>
 #include <array>
+
+#include "compile/ir/words.h"
 
 namespace sherd {
 
 namespace {
 
+enum class Form : std::uint8_t { short_form, rank_neutral, complete };
+
 class Printer {
  public:
-  Printer(const Graph& graph, PrintOptions options) : graph_(graph), options_(options) { name_values(); }
+  Printer(const Program& program, Form form) : program_(program), form_(form) { name_values(); }
 
-  std::vector<std::string> print() {
-    std::vector<std::string> text;
-    for (std::size_t v = 0; v < graph_.values.size(); ++v) declare(static_cast<ValueId>(v), text);
-    for (const GraphSlot& slot : graph_.slots)
-      if (slot.drops_grad_first) text.push_back(fmt::format("@{}.grad = none", slot.name));
-    for (std::size_t i = 0; i < graph_.nodes.size(); ++i) text.push_back(node(i));
-    std::string results;
-    for (const GraphResult& r : graph_.results) results += (results.empty() ? " " : ", ") + operand(r.local);
-    text.push_back("return" + results);
-    for (const SlotUpdate& u : graph_.updates)
-      text.push_back(
-          fmt::format("@{}{} = {}", graph_.slot(u.slot).name, u.gradient ? ".grad" : "", operand(u.result.local)));
-    return text;
+  std::vector<std::string> short_lines() {
+    std::vector<std::string> lines;
+    for (std::size_t v = 0; v < program_.values.size(); ++v) show_external(static_cast<ValueId>(v), lines);
+    for (const GraphSlot& slot : program_.slots)
+      if (slot.drops_grad_first) lines.push_back(fmt::format("@{}.grad = none", slot.name));
+    add_nodes_and_end(lines);
+    return lines;
+  }
+
+  std::vector<std::string> complete_lines() {
+    std::vector<std::string> lines{"program 1"};
+    declare_tables(lines);
+    for (const Binding& b : program_.bindings)
+      lines.push_back(fmt::format("binding {} in {} {}{}", binding_name(b), name_of(b.value), guard(b.tensor),
+                                  b.held_by_slot_only ? " sole" : ""));
+    for (std::size_t v = 0; v < program_.values.size(); ++v) lines.push_back(declaration(static_cast<ValueId>(v)));
+    lines.push_back("nodes");
+    add_nodes_and_end(lines);
+    lines.push_back("end");
+    return lines;
   }
 
   // A temporary is made by the first node that writes it.
   std::string node(std::size_t index) {
-    const GraphNode& n = graph_.nodes[index];
-    std::string text;
-    for (const TensorRef& out : n.out) text += (text.empty() ? "" : ", ") + output(out, index);
-    if (!n.out.empty()) text += n.accumulate ? " += " : " = ";
-    text += n.op->name;
-    text += '(';
+    const GraphNode& n = program_.nodes[index];
+    std::string line;
+    for (const TensorRef& out : n.out) line += (line.empty() ? "" : ", ") + output(out, index);
+    if (!n.out.empty()) line += n.accumulate ? " += " : " = ";
+    line += n.op->name;
+    line += '(';
     for (std::size_t i = 0; i < n.in.size(); ++i)
-      text += (i ? ", " : "") + operand(n.in[i]) + (static_cast<int>(i) < n.num_mutated ? "!" : "");
-    text += ')';
-    if (const std::string attrs = attributes(n); !attrs.empty()) text += " {" + attrs + "}";
-    text += data_changes("restores", n.restores) + data_changes("releases", n.releases);
-    if (n.module_path && !n.module_path->empty()) text += "  # " + *n.module_path;
-    return text;
+      line += (i ? ", " : "") + operand(n.in[i]) + (static_cast<int>(i) < n.num_mutated ? "!" : "");
+    line += ')';
+    if (const std::string attrs = attributes(n); !attrs.empty()) line += " {" + attrs + "}";
+    line += list("restores", n.restores) + list("releases", n.releases);
+    if (form_ == Form::complete) {
+      line += list("frees", n.frees);
+      if (n.scratch != kNoValue) line += " scratch " + name_of(n.scratch);
+      if (n.phase != StepPhase::forward) line += fmt::format(" in {}", kPhaseNames[static_cast<std::size_t>(n.phase)]);
+    }
+    if (n.module != kNoModule) line += "  # " + module_name(n.module);
+    return line;
   }
 
  private:
   void name_values() {
     std::array<int, 6> counts{};
     constexpr std::array<const char*, 6> sigils{"$", "@", "@", "&", "#", "%"};
-    for (const Value& v : graph_.values) {
+    for (const Value& v : program_.values) {
       const auto kind = static_cast<std::size_t>(v.kind);
       if (v.kind == ValueKind::slot || v.kind == ValueKind::gradient)
-        names_.push_back(binding_name(graph_.bindings[static_cast<std::size_t>(v.source)]));
+        names_.push_back(binding_name(program_.bindings[static_cast<std::size_t>(v.source)]));
       else names_.push_back(sigils[kind] + std::to_string(counts[kind]++));
     }
-    makers_.assign(graph_.values.size(), graph_.nodes.size());
-    for (std::size_t i = graph_.nodes.size(); i-- > 0;)
-      for (const TensorRef& out : graph_.nodes[i].out)
+    makers_.assign(program_.values.size(), program_.nodes.size());
+    for (std::size_t i = program_.nodes.size(); i-- > 0;)
+      for (const TensorRef& out : program_.nodes[i].out)
         if (out.defined()) makers_[static_cast<std::size_t>(out.value)] = i;
   }
 
-  void declare(ValueId id, std::vector<std::string>& text) const {
-    const Value& v = graph_.value(id);
+  // ---- the short form's head ----
+
+  void show_external(ValueId id, std::vector<std::string>& lines) const {
+    const Value& v = program_.value(id);
     if (v.kind == ValueKind::temporary) return;
     if (v.kind != ValueKind::slot && v.kind != ValueKind::gradient) {
-      text.push_back(fmt::format("{} {}", name_of(id), layout(v.home)));
+      lines.push_back(fmt::format("{} {}", name_of(id), layout(v.home)));
       return;
     }
-    for (const Binding& b : graph_.bindings) {
+    for (const Binding& b : program_.bindings) {
       if (b.value != id) continue;
       const std::string own = binding_name(b);
-      const TensorRef ref{id, b.tensor.dtype, b.tensor.shape, b.tensor.strides, b.tensor.offset};
-      text.push_back(
-          fmt::format("{} {}{}", own, layout(ref), own == name_of(id) ? "" : fmt::format(" in {}", name_of(id))));
+      lines.push_back(
+          fmt::format("{} {}{}", own, layout(b.ref()), own == name_of(id) ? "" : fmt::format(" in {}", name_of(id))));
     }
   }
 
-  std::string binding_name(const Binding& b) const {
-    return fmt::format("@{}{}", graph_.slot(b.slot).name, b.gradient ? ".grad" : "");
+  // ---- the complete form's head ----
+
+  void declare_tables(std::vector<std::string>& lines) const {
+    if (!program_.grad_enabled) lines.emplace_back("no_grad");
+    for (const std::string& name : program_.modules) lines.push_back("module " + plain_or_quoted(name));
+    for (const std::string& name : program_.layouts) lines.push_back("layout " + quoted(name));
+    for (const GraphSetting& s : program_.settings)
+      lines.push_back(fmt::format("setting {} {}", quoted(s.name), quoted(s.text)));
+    for (const std::string& name : program_.units) lines.push_back("unit " + quoted(name));
+    for (const ConstantContent& c : program_.constants) lines.push_back("constant" + content(c));
+    for (const ArgumentGuard& a : program_.arguments)
+      lines.push_back(fmt::format("argument {}{}", guard(a.tensor),
+                                  a.shares < 0 ? "" : fmt::format(" shares {} shift {}", a.shares, a.shift)));
+    for (const GraphSlot& s : program_.slots) {
+      std::string line = "slot " + plain_or_quoted(s.name);
+      for (const SlotFlag& flag : kSlotFlags)
+        if (s.*flag.member) line += fmt::format(" {}", flag.name);
+      lines.push_back(std::move(line));
+    }
   }
+
+  static std::string content(const ConstantContent& c) {
+    if (c.hash == 0) return {};
+    if (c.bytes.empty()) return fmt::format(" hash {:016x}", c.hash);
+    std::string line = " bytes ";
+    for (const char byte : c.bytes) line += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+    return line;
+  }
+
+  std::string guard(const TensorGuard& g) const {
+    std::string line = layout({0, g.dtype, g.shape, g.strides, g.offset});
+    line += seen_from_outside(" of ", g.shape, g.global, g.layout);
+    if (g.device != Device::cpu()) line += " on " + sherd::to_string(g.device);
+    return line;
+  }
+
+  // The global shape and the layout, where they are not those of a plain tensor of shape `local`.
+  std::string seen_from_outside(std::string_view word, const Shape& local, const Shape& global, LayoutId id) const {
+    if (id == kPlain && local == global) return {};
+    const std::string name = id == kPlain ? "" : ' ' + quoted(program_.layouts[static_cast<std::size_t>(id)]);
+    return fmt::format("{}{}{}", word, sherd::to_string(global), name);
+  }
+
+  // Bytes, source and device where they are not what one would expect.
+  std::string declaration(ValueId id) const {
+    const Value& v = program_.value(id);
+    std::string line =
+        fmt::format("value {} {} {}", name_of(id), v.home.defined() ? layout(v.home) : "none", sherd::name(v.category));
+    if (v.bytes != (v.home.defined() ? v.home.extent().second : 0)) line += fmt::format(" bytes {}", v.bytes);
+    const bool is_numbered =
+        v.kind == ValueKind::argument || v.kind == ValueKind::unit || v.kind == ValueKind::constant;
+    if (is_numbered && name_of(id).substr(1) != std::to_string(v.source)) line += fmt::format(" source {}", v.source);
+    if (v.device != Device::cpu()) line += " on " + sherd::to_string(v.device);
+    return line;
+  }
+
+  // ---- what both end with ----
+
+  void add_nodes_and_end(std::vector<std::string>& lines) {
+    for (std::size_t i = 0; i < program_.nodes.size(); ++i) lines.push_back(node(i));
+    std::string results;
+    for (const GraphResult& r : program_.results) results += (results.empty() ? " " : ", ") + result(r);
+    lines.push_back("return" + results);
+    for (const SlotUpdate& u : program_.updates)
+      lines.push_back(fmt::format("{} = {}", slot_name(u.slot, u.gradient), result(u.result)));
+  }
+
+  std::string result(const GraphResult& r) const {
+    const std::string whole =
+        form_ == Form::complete ? seen_from_outside(" as ", r.local.shape, r.shape, r.layout) : std::string();
+    return operand(r.local) + whole;
+  }
+
+  std::string slot_name(int slot, bool gradient) const {
+    const std::string& name = program_.slot(slot).name;
+    return fmt::format("@{}{}", form_ == Form::complete ? plain_or_quoted(name) : name, gradient ? ".grad" : "");
+  }
+  std::string binding_name(const Binding& b) const { return slot_name(b.slot, b.gradient); }
   const std::string& name_of(ValueId id) const { return names_[static_cast<std::size_t>(id)]; }
+  std::string module_name(ModuleId id) const {
+    const std::string& name = program_.modules[static_cast<std::size_t>(id)];
+    return form_ == Form::complete ? plain_or_quoted(name) : name;
+  }
 
   // "f32[8,4]", then strides and offset where they are not those of a dense tensor at the start.
   std::string layout(const TensorRef& ref) const {
-    if (options_.rank_neutral) return fmt::format("{} {}d", name(ref.dtype), ref.shape.size());
-    std::string text = fmt::format("{}{}", name(ref.dtype), sherd::to_string(ref.shape));
-    if (!is_contiguous(ref.shape, ref.strides)) text += "s" + sherd::to_string(ref.strides);
-    if (ref.offset != 0) text += fmt::format("+{}", ref.offset);
-    return text;
+    if (form_ == Form::rank_neutral) return fmt::format("{} {}d", name(ref.dtype), ref.shape.size());
+    std::string line = fmt::format("{}{}", name(ref.dtype), sherd::to_string(ref.shape));
+    const bool is_dense =
+        form_ == Form::complete ? ref.strides == contiguous_strides(ref.shape) : is_contiguous(ref.shape, ref.strides);
+    if (!is_dense) line += "s" + sherd::to_string(ref.strides);
+    if (ref.offset != 0) line += fmt::format("+{}", ref.offset);
+    return line;
   }
 
   std::string operand(const TensorRef& ref) const {
     if (!ref.defined()) return "none";
-    const Value& v = graph_.value(ref.value);
-    if (options_.rank_neutral || ref == v.home) return name_of(ref.value);
-    for (const Binding& b : graph_.bindings)
-      if (b.value == ref.value &&
-          ref == TensorRef{ref.value, b.tensor.dtype, b.tensor.shape, b.tensor.strides, b.tensor.offset})
-        return binding_name(b);
+    const Value& v = program_.value(ref.value);
+    if (form_ == Form::rank_neutral || ref == v.home) return name_of(ref.value);
+    if (v.kind == ValueKind::slot || v.kind == ValueKind::gradient)
+      for (const Binding& b : program_.bindings)
+        if (b.value == ref.value && ref == b.ref() && binding_name(b) != name_of(ref.value)) return binding_name(b);
     return fmt::format("{}:{}", name_of(ref.value), layout(ref));
   }
 
   std::string output(const TensorRef& ref, std::size_t index) const {
     if (!ref.defined()) return "none";
     const bool makes =
-        graph_.value(ref.value).kind == ValueKind::temporary && makers_[static_cast<std::size_t>(ref.value)] == index;
+        program_.value(ref.value).kind == ValueKind::temporary && makers_[static_cast<std::size_t>(ref.value)] == index;
     return makes ? fmt::format("{} {}", name_of(ref.value), layout(ref)) : operand(ref);
   }
 
   std::string attributes(const GraphNode& n) const {
-    return options_.rank_neutral ? n.attrs.print_rank_neutral() : n.attrs.print();
+    return form_ == Form::rank_neutral ? n.attrs.print_rank_neutral() : n.attrs.print();
   }
 
-  std::string data_changes(std::string_view what, const std::vector<ValueId>& values) const {
-    std::string text;
-    for (ValueId v : values) text += (text.empty() ? fmt::format(" {} ", what) : ", ") + name_of(v);
-    return text;
+  std::string list(std::string_view what, const std::vector<ValueId>& values) const {
+    std::string line;
+    for (ValueId v : values) line += (line.empty() ? fmt::format(" {} ", what) : ", ") + name_of(v);
+    return line;
   }
 
-  const Graph& graph_;
-  const PrintOptions options_;
+  const Program& program_;
+  const Form form_;
   std::vector<std::string> names_;   // by value
   std::vector<std::size_t> makers_;  // by value: the first node that writes it
 };
 
+std::string joined(const std::vector<std::string>& lines) {
+  std::string all;
+  for (const std::string& line : lines) all += line + '\n';
+  return all;
+}
+
 }  // namespace
 
-std::vector<std::string> lines(const Graph& graph, PrintOptions options) { return Printer(graph, options).print(); }
-
-std::string describe_node(const Graph& graph, std::size_t index) { return Printer(graph, {}).node(index); }
-
-std::string to_string(const Graph& graph) {
-  std::string text;
-  for (const std::string& line : lines(graph)) text += line + '\n';
-  return text;
+std::vector<std::string> lines(const Program& program, PrintOptions options) {
+  return Printer(program, options.rank_neutral ? Form::rank_neutral : Form::short_form).short_lines();
 }
+
+std::string describe_node(const Program& program, std::size_t index) {
+  return Printer(program, Form::short_form).node(index);
+}
+
+std::string to_string(const Program& program) { return joined(lines(program)); }
+
+std::string text(const Program& program) { return joined(Printer(program, Form::complete).complete_lines()); }
 
 std::uint64_t hash_text(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325u;
@@ -140,6 +246,6 @@ std::uint64_t hash_text(std::string_view text) {
   return hash;
 }
 
-std::uint64_t Graph::hash() const { return hash_text(to_string(*this)); }
+std::uint64_t Program::hash() const { return hash_text(to_string(*this)); }
 
 }  // namespace sherd

@@ -1,5 +1,5 @@
 #pragma once
-// The text form of a graph: deterministic, free of pointers and storage ids, numbered in order of first appearance.
+// The text forms of a program: deterministic, free of pointers and storage ids, numbered in order of first appearance.
 //
 //   $0 f32[8,16]                                                     external values first
 //   @w f32[4,16]
@@ -9,12 +9,15 @@
 //   sgd(@w!, %2, @lr, #0) {...}                                      ! = input written in place
 //   return %3:f32[8]s[4]+2                                           a view: dtype, shape, strides, offset
 //   @step = %4                                                       slots after the step
+//
+// The complete form, text(), has all that a program consists of: its tables, values, guards and lifetimes stand before
+// the nodes. parse.h reads it.
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "compile/ir/graph.h"
+#include "compile/ir/program.h"
 
 namespace sherd {
 
@@ -24,11 +27,16 @@ struct PrintOptions {
   bool rank_neutral = false;
 };
 
-std::vector<std::string> lines(const Graph& graph, PrintOptions options = {});
-/// One node as its line shows it, for messages.
-std::string describe_node(const Graph& graph, std::size_t index);
+/// The short form, for messages and for comparing ranks.
+std::vector<std::string> lines(const Program& program, PrintOptions options = {});
+/// One node as its line shows it.
+std::string describe_node(const Program& program, std::size_t index);
 /// The lines, each ended by a line feed.
-std::string to_string(const Graph& graph);
+std::string to_string(const Program& program);
+
+/// The complete form of a verified program: parse(text(p)) == p, and equal programs have equal texts.
+std::string text(const Program& program);
+
 /// FNV-1a.
 std::uint64_t hash_text(std::string_view text);
 

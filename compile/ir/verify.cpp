@@ -26,17 +26,17 @@ bool overlaps(const TensorRef& a, const TensorRef& b) {
 
 class Verifier {
  public:
-  explicit Verifier(const Graph& graph) : graph_(graph), states_(graph.values.size(), State::live) {
+  explicit Verifier(const Program& program) : program_(program), states_(program.values.size(), State::live) {
     for (std::size_t v = 0; v < states_.size(); ++v)
-      if (graph.values[v].kind == ValueKind::temporary) states_[v] = State::unwritten;
+      if (program.values[v].kind == ValueKind::temporary) states_[v] = State::unwritten;
   }
 
   void run() {
     check_externals();
-    for (at_ = 0; at_ < graph_.nodes.size(); ++at_) check_node(graph_.nodes[at_]);
-    for (const GraphResult& result : graph_.results) check_handed_back(result.local, "a result");
-    for (const SlotUpdate& update : graph_.updates) {
-      demand(is_slot(update.slot), "an update names slot {} of {}", update.slot, graph_.slots.size());
+    for (at_ = 0; at_ < program_.nodes.size(); ++at_) check_node(program_.nodes[at_]);
+    for (const GraphResult& result : program_.results) check_handed_back(result.local, "a result");
+    for (const SlotUpdate& update : program_.updates) {
+      demand(is_slot(update.slot), "an update names slot {} of {}", update.slot, program_.slots.size());
       check_handed_back(update.result.local, "what a slot gets");
     }
     check_all_freed();
@@ -48,7 +48,7 @@ class Verifier {
     if (condition) [[likely]]
       return;
     Error error("the captured graph is broken: " + fmt::format(format, std::forward<Args>(args)...));
-    if (at_ < graph_.nodes.size()) error.add("node", fmt::format("{}: {}", at_, printed(at_)));
+    if (at_ < program_.nodes.size()) error.add("node", fmt::format("{}: {}", at_, printed(at_)));
     throw error;
   }
   // Naming values looks at all nodes, so a graph with a ref to nowhere is not printed.
@@ -57,39 +57,49 @@ class Verifier {
       return std::all_of(refs.begin(), refs.end(),
                          [&](const TensorRef& r) { return !r.defined() || is_value(r.value); });
     };
-    const GraphNode& node = graph_.nodes[index];
+    const GraphNode& node = program_.nodes[index];
     if (!node.op) return "without an op";
-    const bool printable = std::all_of(graph_.nodes.begin(), graph_.nodes.end(),
+    const bool printable = std::all_of(program_.nodes.begin(), program_.nodes.end(),
                                        [&](const GraphNode& n) { return sound(n.in) && sound(n.out); });
-    return printable ? describe_node(graph_, index) : std::string(node.op->name);
+    return printable ? describe_node(program_, index) : std::string(node.op->name);
   }
-  bool is_value(ValueId id) const { return id >= 0 && static_cast<std::size_t>(id) < graph_.values.size(); }
-  bool is_slot(int slot) const { return slot >= 0 && static_cast<std::size_t>(slot) < graph_.slots.size(); }
+  bool is_value(ValueId id) const { return id >= 0 && static_cast<std::size_t>(id) < program_.values.size(); }
+  bool is_slot(int slot) const { return slot >= 0 && static_cast<std::size_t>(slot) < program_.slots.size(); }
   State& state(ValueId id) { return states_[static_cast<std::size_t>(id)]; }
 
   void check_externals() const {
-    for (const Binding& b : graph_.bindings)
+    for (const Binding& b : program_.bindings)
       demand(is_slot(b.slot) && is_value(b.value), "a binding names slot {} and value {}", b.slot, b.value);
-    for (const Value& v : graph_.values) {
-      const bool from_slot = v.kind == ValueKind::slot || v.kind == ValueKind::gradient;
-      const std::size_t sources = from_slot                       ? graph_.bindings.size()
-                                  : v.kind == ValueKind::argument ? graph_.arguments.size()
-                                                                  : 0;
-      demand(sources == 0 ? !from_slot && v.kind != ValueKind::argument
-                          : v.source >= 0 && static_cast<std::size_t>(v.source) < sources,
-             "a value names source {} of {}", v.source, sources);
-      const bool holds = v.kind == ValueKind::unit || v.kind == ValueKind::constant;
-      demand(holds == static_cast<bool>(v.held), "a value from outside holds its storage, and only such a value");
-    }
+    for (const Value& v : program_.values) check_source(v);
+  }
+
+  void check_source(const Value& v) const {
+    const auto sources = [&]() -> std::size_t {
+      switch (v.kind) {
+        case ValueKind::argument: return program_.arguments.size();
+        case ValueKind::slot:
+        case ValueKind::gradient: return program_.bindings.size();
+        case ValueKind::unit: return program_.units.size();
+        case ValueKind::constant: return program_.constants.size();
+        case ValueKind::temporary: return 0;
+      }
+      return 0;
+    }();
+    if (v.kind != ValueKind::temporary)
+      demand(v.source >= 0 && static_cast<std::size_t>(v.source) < sources, "a value names source {} of {}", v.source,
+             sources);
+    if (v.kind == ValueKind::slot || v.kind == ValueKind::gradient)
+      demand(&v == &program_.value(program_.bindings[static_cast<std::size_t>(v.source)].value),
+             "a value's source is a binding of another value");
   }
 
   void check_ref(const TensorRef& ref) const {
-    demand(is_value(ref.value), "a ref names value {} of {}", ref.value, graph_.values.size());
+    demand(is_value(ref.value), "a ref names value {} of {}", ref.value, program_.values.size());
     demand(ref.shape.size() == ref.strides.size(), "a ref has shape {} and strides {}", to_string(ref.shape),
            to_string(ref.strides));
     const auto [first, last] = ref.extent();
-    demand(first >= 0 && last <= graph_.value(ref.value).bytes, "bytes {} to {} of a value that has {}", first, last,
-           graph_.value(ref.value).bytes);
+    demand(first >= 0 && last <= program_.value(ref.value).bytes, "bytes {} to {} of a value that has {}", first, last,
+           program_.value(ref.value).bytes);
   }
 
   void check_readable(const TensorRef& ref, std::string_view what, bool may_be_released) {
@@ -106,12 +116,13 @@ class Verifier {
     for (std::size_t i = 0; i < node.in.size(); ++i)
       if (node.in[i].defined()) check_readable(node.in[i], fmt::format("input {}", i), node.op->traits.effect);
     for (const TensorRef& out : node.out) check_output(node, out);
+    if (node.scratch != kNoValue) check_scratch(node.scratch);
     check_infer(node);
     check_aliases(node);
     for (ValueId v : node.restores) change_presence(v, State::live);
     for (ValueId v : node.releases) change_presence(v, State::released);
     for (ValueId v : node.frees) {
-      demand(is_value(v) && graph_.value(v).kind == ValueKind::temporary, "value {} is freed and is no temporary", v);
+      demand(is_value(v) && program_.value(v).kind == ValueKind::temporary, "value {} is freed and is no temporary", v);
       demand(state(v) == State::live, "value {} is freed and is not live", v);
       state(v) = State::freed;
     }
@@ -122,6 +133,12 @@ class Verifier {
     check_ref(out);
     if (state(out.value) == State::unwritten && !node.accumulate) state(out.value) = State::live;
     else check_readable(out, "an output", node.op->traits.effect);
+  }
+
+  void check_scratch(ValueId value) {
+    demand(is_value(value) && program_.value(value).kind == ValueKind::temporary && state(value) == State::unwritten,
+           "its scratch, value {}, is no temporary of its own", value);
+    state(value) = State::live;
   }
 
   void check_infer(const GraphNode& node) const {
@@ -152,7 +169,7 @@ class Verifier {
   }
 
   void change_presence(ValueId v, State to) {
-    demand(is_value(v) && graph_.value(v).kind == ValueKind::unit, "value {} has no data to release or restore", v);
+    demand(is_value(v) && program_.value(v).kind == ValueKind::unit, "value {} has no data to release or restore", v);
     state(v) = to;
   }
 
@@ -162,22 +179,22 @@ class Verifier {
 
   void check_all_freed() {
     std::vector<bool> kept(states_.size(), false);
-    for (const GraphResult& r : graph_.results)
+    for (const GraphResult& r : program_.results)
       if (r.local.defined()) kept[static_cast<std::size_t>(r.local.value)] = true;
-    for (const SlotUpdate& u : graph_.updates)
+    for (const SlotUpdate& u : program_.updates)
       if (u.result.local.defined()) kept[static_cast<std::size_t>(u.result.local.value)] = true;
     for (std::size_t v = 0; v < states_.size(); ++v)
-      demand(graph_.values[v].kind != ValueKind::temporary || kept[v] || states_[v] == State::freed,
+      demand(program_.values[v].kind != ValueKind::temporary || kept[v] || states_[v] == State::freed,
              "temporary value {} is never {}", v, states_[v] == State::unwritten ? "written" : "freed");
   }
 
-  const Graph& graph_;
+  const Program& program_;
   std::vector<State> states_;
   std::size_t at_ = ~std::size_t{0};  // node being checked
 };
 
 }  // namespace
 
-void verify(const Graph& graph) { Verifier(graph).run(); }
+void verify(const Program& program) { Verifier(program).run(); }
 
 }  // namespace sherd

@@ -1,6 +1,6 @@
 #pragma once
-// Proves the invariants that executors and passes rely on. Runs after recording and after every change of a graph.
-#include "compile/ir/graph.h"
+// Proves the invariants that executors and passes rely on. Runs after recording and after every change of a program.
+#include "compile/ir/program.h"
 
 namespace sherd {
 
@@ -12,6 +12,6 @@ namespace sherd {
 ///   5. the op's infer, given the inputs, agrees with the outputs; views are not nodes
 ///   6. apart from effects, a node writes no bytes that it also reads, except element by element
 ///   7. bindings, updates and guards name slots and values that exist
-void verify(const Graph& graph);
+void verify(const Program& program);
 
 }  // namespace sherd

@@ -18,27 +18,27 @@
 
 namespace sherd {
 
-Device device_of(const Graph& graph) {
-  for (const Value& value : graph.values)
+Device device_of(const Program& program) {
+  for (const Value& value : program.values)
     if (value.device.kind == Device::Kind::cuda) return value.device;
   return Device::cpu();
 }
 
 namespace {
 
-std::string name_of(const Graph& graph, const Value& value) {
+std::string name_of(const Program& program, const Value& value) {
   if (value.kind == ValueKind::argument) return fmt::format("argument {}", value.source);
-  const Binding& binding = graph.bindings[static_cast<std::size_t>(value.source)];
-  return fmt::format("{}slot \"{}\"", binding.gradient ? "the gradient of " : "", graph.slot(binding.slot).name);
+  const Binding& binding = program.bindings[static_cast<std::size_t>(value.source)];
+  return fmt::format("{}slot \"{}\"", binding.gradient ? "the gradient of " : "", program.slot(binding.slot).name);
 }
 
-std::string value_obstacle(const Graph& graph, const Value& value, Device device) {
+std::string value_obstacle(const Program& program, const Value& value, Device device) {
   if (value.device == device || value.bytes == 0) return {};
   switch (value.kind) {
     case ValueKind::argument:
     case ValueKind::slot:
     case ValueKind::gradient:
-      return fmt::format("{} is on {}; move it to {} with to() before the step", name_of(graph, value),
+      return fmt::format("{} is on {}; move it to {} with to() before the step", name_of(program, value),
                          to_string(value.device), to_string(device));
     case ValueKind::unit: return "a unit's parameters are on the host";
     case ValueKind::temporary: return "part of the step runs on the host";
@@ -52,11 +52,12 @@ std::string value_obstacle(const Graph& graph, const Value& value, Device device
 
 // Units must be absent before and after the step.
 std::string unit_obstacle(const Graph& graph) {
-  for (std::size_t v = 0; v < graph.values.size(); ++v) {
-    if (graph.values[v].kind != ValueKind::unit) continue;
-    const bool before = graph.values[v].held->is_present();
+  const Program& program = graph.program;
+  for (std::size_t v = 0; v < program.values.size(); ++v) {
+    if (program.values[v].kind != ValueKind::unit) continue;
+    const bool before = graph.live.storage(program.values[v])->is_present();
     bool after = before;
-    for (const GraphNode& node : graph.nodes) {
+    for (const GraphNode& node : program.nodes) {
       const auto names = [&](const std::vector<ValueId>& list) {
         return std::find(list.begin(), list.end(), static_cast<ValueId>(v)) != list.end();
       };
@@ -68,17 +69,17 @@ std::string unit_obstacle(const Graph& graph) {
 }
 
 // Rows of units hold their own collectives, which on a device run on one rank only.
-std::string node_obstacle(const Graph& graph, std::size_t index) {
-  const GraphNode& node = graph.nodes[index];
+std::string node_obstacle(const Program& program, std::size_t index) {
+  const GraphNode& node = program.nodes[index];
   const auto is_argument = [&](const TensorRef& ref) {
-    return ref.defined() && graph.value(ref.value).kind == ValueKind::argument;
+    return ref.defined() && program.value(ref.value).kind == ValueKind::argument;
   };
   if (std::any_of(node.out.begin(), node.out.end(), is_argument) ||
       std::any_of(node.in.begin(), node.in.begin() + node.num_mutated, is_argument))
-    return fmt::format("\"{}\" writes into an argument", describe_node(graph, index));
+    return fmt::format("\"{}\" writes into an argument", describe_node(program, index));
   if (!node.op->traits.collective || node.op->traits.effect || node.attrs.as<CollectiveAttrs>().group->size() == 1)
     return {};
-  return fmt::format("\"{}\" communicates", describe_node(graph, index));
+  return fmt::format("\"{}\" communicates", describe_node(program, index));
 }
 
 // Copies the byte range that the tensor's elements span, gaps included.
@@ -109,27 +110,31 @@ Tensor dense_copy_of(const Tensor& tensor) {
 }  // namespace
 
 std::string device_obstacle(const Graph& graph) {
-  const Device device = device_of(graph);
+  const Program& program = graph.program;
+  const Device device = device_of(program);
   if (device == Device::cpu()) return "the step runs on the host";
-  for (const Value& value : graph.values)
-    if (std::string why = value_obstacle(graph, value, device); !why.empty()) return why;
-  for (std::size_t i = 0; i < graph.nodes.size(); ++i)
-    if (std::string why = node_obstacle(graph, i); !why.empty()) return why;
-  for (const ArgumentGuard& argument : graph.arguments)
+  for (const Value& value : program.values)
+    if (std::string why = value_obstacle(program, value, device); !why.empty()) return why;
+  for (std::size_t i = 0; i < program.nodes.size(); ++i)
+    if (std::string why = node_obstacle(program, i); !why.empty()) return why;
+  for (const ArgumentGuard& argument : program.arguments)
     if (argument.shares >= 0) return "arguments share memory";
-  for (const GraphResult& result : graph.results)
-    if (result.local.defined() && graph.value(result.local.value).kind == ValueKind::argument)
+  for (const GraphResult& result : program.results)
+    if (result.local.defined() && program.value(result.local.value).kind == ValueKind::argument)
       return "the step hands an argument back";
   return unit_obstacle(graph);
 }
 
 DeviceReplay::DeviceReplay(const Graph& graph, Interpreter& interpreter)
-    : graph_(graph), interpreter_(interpreter), device_(device_of(graph)) {}
+    : graph_(graph),
+      program_(graph.program),
+      live_(graph.live),
+      interpreter_(interpreter),
+      device_(device_of(graph.program)) {}
 
 bool DeviceReplay::fits_units() const {
-  return std::none_of(graph_.values.begin(), graph_.values.end(), [](const Value& value) {
-    return value.kind == ValueKind::unit && value.bytes > 0 && value.held->is_present();
-  });
+  return std::ranges::none_of(live_.units,
+                              [](const Ref<Storage>& unit) { return unit->bytes() > 0 && unit->is_present(); });
 }
 
 void DeviceReplay::hold_arguments(std::span<const Tensor> arguments) {
@@ -149,11 +154,11 @@ void DeviceReplay::hold_arguments(std::span<const Tensor> arguments) {
 bool DeviceReplay::is_updated_in_place(const SlotUpdate& update) const {
   if (update.gradient || !update.result.local.defined()) return false;
   const TensorRef& fresh = update.result.local;
-  if (graph_.value(fresh.value).kind != ValueKind::temporary) return false;
-  const auto bound = std::find_if(graph_.bindings.begin(), graph_.bindings.end(), [&](const Binding& binding) {
+  if (program_.value(fresh.value).kind != ValueKind::temporary) return false;
+  const auto bound = std::find_if(program_.bindings.begin(), program_.bindings.end(), [&](const Binding& binding) {
     return binding.slot == update.slot && !binding.gradient;
   });
-  if (bound == graph_.bindings.end()) return false;
+  if (bound == program_.bindings.end()) return false;
   const TensorGuard& old = bound->tensor;
   if (old.dtype != fresh.dtype || old.shape != fresh.shape || old.layout != update.result.layout ||
       old.global != update.result.shape || !is_contiguous(old.shape, old.strides) ||
@@ -162,23 +167,23 @@ bool DeviceReplay::is_updated_in_place(const SlotUpdate& update) const {
   const auto shows_old = [&](const GraphResult& result) {
     return result.local.defined() && result.local.value == bound->value;
   };
-  return std::none_of(graph_.results.begin(), graph_.results.end(), shows_old) &&
-         std::none_of(graph_.updates.begin(), graph_.updates.end(),
+  return std::none_of(program_.results.begin(), program_.results.end(), shows_old) &&
+         std::none_of(program_.updates.begin(), program_.updates.end(),
                       [&](const SlotUpdate& other) { return shows_old(other.result); });
 }
 
 // Called at the end of the recording, while the values of the step are present.
 void DeviceReplay::keep_what_remains() {
   DeviceContext& context = RankContext::current().device(device_);
-  for (const GraphResult& result : graph_.results)
+  for (const GraphResult& result : program_.results)
     results_.push_back(result.local.defined() ? interpreter_.result(result) : Tensor());
-  for (const SlotUpdate& update : graph_.updates) {
+  for (const SlotUpdate& update : program_.updates) {
     const Tensor value = update.result.local.defined() ? interpreter_.result(update.result) : Tensor();
     if (!is_updated_in_place(update)) {
       late_updates_.push_back({&update, value});
       continue;
     }
-    const Tensor target = graph_.slot(update.slot).get()->value().local();
+    const Tensor target = live_.slot(update.slot)->value().local();
     context.copy(target.raw(), value.local().raw(), target.bytes());
     slots_in_place_.push_back(update.slot);
   }
@@ -192,11 +197,11 @@ void DeviceReplay::record() {
   places_.clear();
   written_.clear();
   // Another handle must not see its bytes change.
-  for (const SlotUpdate& update : graph_.updates)
-    if (Slot& slot = *graph_.slot(update.slot).get(); is_updated_in_place(update) && !is_sole_owner(slot.value()))
+  for (const SlotUpdate& update : program_.updates)
+    if (Slot& slot = *live_.slot(update.slot); is_updated_in_place(update) && !is_sole_owner(slot.value()))
       slot.set(dense_copy_of(slot.value()));
   std::vector<std::uint32_t> versions;
-  for (const Binding& binding : graph_.bindings) {
+  for (const Binding& binding : program_.bindings) {
     const Ref<Storage>& storage = bound_tensor(graph_, binding).local().storage();
     places_.push_back({storage->id(), storage->address()});
     versions.push_back(storage->version());
@@ -205,8 +210,8 @@ void DeviceReplay::record() {
       [this] { interpreter_.run(arguments_, [this] { keep_what_remains(); }); });
   ++num_recordings_;
   for (std::size_t i = 0; i < places_.size(); ++i) {
-    const Binding& binding = graph_.bindings[i];
-    const bool is_first = graph_.value(binding.value).source == static_cast<int>(i);  // of those in one storage
+    const Binding& binding = program_.bindings[i];
+    const bool is_first = program_.value(binding.value).source == static_cast<int>(i);  // of those in one storage
     if (is_first && bound_tensor(graph_, binding).local().storage()->version() != versions[i]) written_.push_back(i);
   }
 }
@@ -214,17 +219,17 @@ void DeviceReplay::record() {
 bool DeviceReplay::is_current() const {
   if (!recorded_) return false;
   for (std::size_t i = 0; i < places_.size(); ++i) {
-    const Ref<Storage>& now = bound_tensor(graph_, graph_.bindings[i]).local().storage();
+    const Ref<Storage>& now = bound_tensor(graph_, program_.bindings[i]).local().storage();
     if (now->id() != places_[i].storage_id || now->address() != places_[i].address) return false;
   }
   return std::all_of(slots_in_place_.begin(), slots_in_place_.end(),
-                     [&](int slot) { return is_sole_owner(graph_.slot(slot).get()->value()); });
+                     [&](int slot) { return is_sole_owner(live_.slot(slot)->value()); });
 }
 
 // Memory for a tensor of the recording that the program keeps: allocated before the launch, so that running out of
 // memory is an error before it. Tensors other than temporaries are the program's already.
 Tensor DeviceReplay::room_for(const Tensor& tensor, ValueId value) const {
-  if (!tensor.defined() || graph_.value(value).kind != ValueKind::temporary) return tensor;
+  if (!tensor.defined() || program_.value(value).kind != ValueKind::temporary) return tensor;
   Tensor local = Tensor::empty(tensor.local().shape(), tensor.dtype(), device_);
   return tensor.is_distributed() ? Tensor::distributed(tensor.shape(), tensor.layout(), local) : local;
 }
@@ -236,7 +241,7 @@ std::vector<Tensor> DeviceReplay::run(std::span<const Tensor> arguments) {
   if (is_new) record();
   std::vector<Tensor> results, updates;
   for (std::size_t i = 0; i < results_.size(); ++i)
-    results.push_back(room_for(results_[i], graph_.results[i].local.value));
+    results.push_back(room_for(results_[i], program_.results[i].local.value));
   for (const LateUpdate& late : late_updates_) updates.push_back(room_for(late.value, late.update->result.local.value));
 
   recorded_->launch();
@@ -246,14 +251,14 @@ std::vector<Tensor> DeviceReplay::run(std::span<const Tensor> arguments) {
   for (std::size_t i = 0; i < results.size(); ++i) fill(results[i], results_[i]);
   for (std::size_t i = 0; i < updates.size(); ++i) fill(updates[i], late_updates_[i].value);
 
-  for (const GraphSlot& slot : graph_.slots)
-    if (slot.drops_grad_first) slot.get()->clear_grad();
+  for (std::size_t i = 0; i < program_.slots.size(); ++i)
+    if (program_.slots[i].drops_grad_first) live_.slot(static_cast<int>(i))->clear_grad();
   if (!is_new)  // recording ran the nodes' host side
-    for (const std::size_t i : written_) bound_tensor(graph_, graph_.bindings[i]).local().storage()->bump_version();
-  for (const int slot : slots_in_place_) graph_.slot(slot).get()->value().local().storage()->bump_version();
+    for (const std::size_t i : written_) bound_tensor(graph_, program_.bindings[i]).local().storage()->bump_version();
+  for (const int slot : slots_in_place_) live_.slot(slot)->value().local().storage()->bump_version();
   for (std::size_t i = 0; i < updates.size(); ++i) {
     const SlotUpdate& update = *late_updates_[i].update;
-    Slot& slot = *graph_.slot(update.slot).get();
+    Slot& slot = *live_.slot(update.slot);
     if (update.gradient) slot.set_grad(updates[i]);
     else slot.set(updates[i]);
   }

@@ -14,10 +14,10 @@
 
 namespace sherd {
 
-/// The device a graph's values are on; the host if none is elsewhere.
-Device device_of(const Graph& graph);
-/// Why a verified graph cannot be replayed by a device in one call: "argument 0 is on the host; move it with to()
-/// before the step". Empty if it can.
+/// The device a program's values are on; the host if none is elsewhere.
+Device device_of(const Program& program);
+/// Why a graph, whose program is verified, cannot be replayed by a device in one call: "argument 0 is on the host; move
+/// it with to() before the step". Empty if it can.
 std::string device_obstacle(const Graph& graph);
 
 /// One graph on one device. The recording has fixed addresses: if a slot's bytes have moved, or another handle shares a
@@ -55,6 +55,8 @@ class DeviceReplay {
   Tensor room_for(const Tensor& tensor, ValueId value) const;
 
   const Graph& graph_;
+  const Program& program_;
+  const Live& live_;
   Interpreter& interpreter_;
   Device device_;
   std::vector<Tensor> arguments_;  // the recording's own, copied into before a launch

@@ -7,10 +7,10 @@ namespace sherd {
 
 namespace {
 
-bool fits(const TensorGuard& guard, const Tensor& tensor, bool compare_offset) {
-  if ((tensor.is_distributed() ? tensor.layout() : nullptr) != guard.layout || tensor.shape() != guard.global)
-    return false;
-  if (guard.layout) guard.layout->replicated();  // Error if its mesh is gone: nodes know that one's groups by address
+bool fits(const Live& live, const TensorGuard& guard, const Tensor& tensor, bool compare_offset) {
+  const Distributed* const layout = live.layout(guard.layout);
+  if ((tensor.is_distributed() ? tensor.layout() : nullptr) != layout || tensor.shape() != guard.global) return false;
+  if (layout) layout->replicated();  // Error if its mesh is gone: nodes know that one's groups by address
   const TensorImpl& local = tensor.is_distributed() ? *tensor.impl()->local : *tensor.impl();
   const TensorMeta& meta = local.meta;
   return meta.dtype == guard.dtype && meta.shape == guard.shape && meta.strides == guard.strides && local.storage &&
@@ -26,7 +26,8 @@ std::string text(DType dtype, const Shape& shape, const Strides& strides, std::i
   return result;
 }
 
-std::string differs(std::string_view what, const Tensor& tensor, TensorGuard guard, bool compare_offset) {
+std::string differs(const Live& live, std::string_view what, const Tensor& tensor, TensorGuard guard,
+                    bool compare_offset) {
   if (!tensor.defined()) return fmt::format("{} is gone", what);
   const Tensor local = tensor.local();
   if (local.device() != guard.device)
@@ -35,8 +36,9 @@ std::string differs(std::string_view what, const Tensor& tensor, TensorGuard gua
   if (!compare_offset) guard.offset = 0;
   const std::string now = text(local.dtype(), local.shape(), local.strides(), compare_offset ? local.offset() : 0,
                                tensor.is_distributed() ? tensor.layout() : nullptr, tensor.shape());
-  return fmt::format("{} is {}, the graph has {}", what, now,
-                     text(guard.dtype, guard.shape, guard.strides, guard.offset, guard.layout, guard.global));
+  return fmt::format(
+      "{} is {}, the graph has {}", what, now,
+      text(guard.dtype, guard.shape, guard.strides, guard.offset, live.layout(guard.layout), guard.global));
 }
 
 std::int64_t base_bytes(const Tensor& tensor) {
@@ -51,28 +53,30 @@ std::string shown(const GraphSlot& slot, bool gradient) {
 }  // namespace
 
 Tensor bound_tensor(const Graph& graph, const Binding& binding) {
-  const Slot& slot = *graph.slot(binding.slot).get();
+  const Slot& slot = *graph.live.slot(binding.slot);
   if (binding.gradient) return slot.grad();
   return slot.has_value() ? slot.value() : Tensor();
 }
 
 void leave_requires_grad(const Graph& graph) {
-  for (const GraphSlot& entry : graph.slots)
-    if (entry.leaf && entry.requires_grad != entry.leaves_requires_grad)
-      entry.get()->set_requires_grad(entry.leaves_requires_grad);
+  for (std::size_t i = 0; i < graph.program.slots.size(); ++i)
+    if (const GraphSlot& entry = graph.program.slots[i];
+        !entry.is_local && entry.requires_grad != entry.leaves_requires_grad)
+      graph.live.slot(static_cast<int>(i))->set_requires_grad(entry.leaves_requires_grad);
 }
 
 std::string argument_mismatch(const Graph& graph, std::span<const Tensor> arguments) {
-  if (arguments.size() != graph.arguments.size())
-    return fmt::format("{} arguments, the graph has {}", arguments.size(), graph.arguments.size());
-  if (RankContext::current().grad_enabled != graph.grad_enabled)
+  const Program& program = graph.program;
+  if (arguments.size() != program.arguments.size())
+    return fmt::format("{} arguments, the graph has {}", arguments.size(), program.arguments.size());
+  if (RankContext::current().grad_enabled != program.grad_enabled)
     return fmt::format("recording of gradients is {}, the graph was captured with it {}",
-                       graph.grad_enabled ? "off" : "on", graph.grad_enabled ? "on" : "off");
+                       program.grad_enabled ? "off" : "on", program.grad_enabled ? "on" : "off");
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const ArgumentGuard& guard = graph.arguments[i];
+    const ArgumentGuard& guard = program.arguments[i];
     const Tensor& argument = arguments[i];
-    if (!argument.defined() || !fits(guard.tensor, argument, false))
-      return differs(fmt::format("argument {}", i), argument, guard.tensor, false);
+    if (!argument.defined() || !fits(graph.live, guard.tensor, argument, false))
+      return differs(graph.live, fmt::format("argument {}", i), argument, guard.tensor, false);
     if (argument.requires_grad()) return fmt::format("argument {} carries autograd history", i);
     if (guard.shares < 0) continue;
     const Tensor& other = arguments[static_cast<std::size_t>(guard.shares)];
@@ -84,16 +88,19 @@ std::string argument_mismatch(const Graph& graph, std::span<const Tensor> argume
 }
 
 std::string setting_mismatch(const Graph& graph) {
-  for (const GraphSetting& recorded : graph.settings)
-    if (recorded.setting->text != recorded.text)
-      return fmt::format("{}; in the graph {}", recorded.setting->text, recorded.text);
+  for (std::size_t i = 0; i < graph.live.settings.size(); ++i)
+    if (const std::string &now = graph.live.settings[i]->text, &recorded = graph.program.settings[i].text;
+        now != recorded)
+      return fmt::format("{}; in the graph {}", now, recorded);
   return {};
 }
 
 std::string slot_mismatch(const Graph& graph) {
-  for (const GraphSlot& entry : graph.slots) {
-    if (!entry.leaf) continue;
-    const Slot* slot = entry.get();
+  const Program& program = graph.program;
+  for (std::size_t i = 0; i < program.slots.size(); ++i) {
+    const GraphSlot& entry = program.slots[i];
+    if (entry.is_local) continue;
+    const Slot* slot = graph.live.slot(static_cast<int>(i));
     check(slot != nullptr,
           "the captured step uses slot \"{}\", which no longer exists: capture the step again with compile()",
           entry.name);
@@ -107,16 +114,17 @@ std::string slot_mismatch(const Graph& graph) {
       return fmt::format("slot \"{}\" has {} gradient before the step, in the graph it has {}", entry.name,
                          entry.had_grad ? "no" : "a", entry.had_grad ? "one" : "none");
   }
-  for (const Binding& binding : graph.bindings) {
-    const GraphSlot& slot = graph.slot(binding.slot);
-    if (binding.held_by_slot_only && slot.get()->grad().defined() && !is_sole_owner(slot.get()->grad()))
+  for (const Binding& binding : program.bindings) {
+    const GraphSlot& slot = program.slot(binding.slot);
+    const Slot& now = *graph.live.slot(binding.slot);
+    if (binding.held_by_slot_only && now.grad().defined() && !is_sole_owner(now.grad()))
       return fmt::format("the gradient of \"{}\" is held outside of the slot, in the graph it was not", slot.name);
     const Tensor tensor = bound_tensor(graph, binding);
-    if (!tensor.defined() || !fits(binding.tensor, tensor, true))
-      return differs(shown(slot, binding.gradient), tensor, binding.tensor, true);
+    if (!tensor.defined() || !fits(graph.live, binding.tensor, tensor, true))
+      return differs(graph.live, shown(slot, binding.gradient), tensor, binding.tensor, true);
     const Ref<Storage>& storage = tensor.local().storage();
-    const Value& value = graph.value(binding.value);
-    const Binding& first = graph.bindings[static_cast<std::size_t>(value.source)];
+    const Value& value = program.value(binding.value);
+    const Binding& first = program.bindings[static_cast<std::size_t>(value.source)];
     if (&first == &binding) {
       if (storage->owner)
         return fmt::format("{} holds memory that its unit gathers and releases", shown(slot, binding.gradient));
@@ -125,7 +133,7 @@ std::string slot_mismatch(const Graph& graph) {
                            storage->bytes(), value.bytes);
     } else if (bound_tensor(graph, first).local().storage() != storage) {
       return fmt::format("{} no longer shares memory with {}", shown(slot, binding.gradient),
-                         shown(graph.slot(first.slot), first.gradient));
+                         shown(program.slot(first.slot), first.gradient));
     }
   }
   return {};

@@ -27,9 +27,9 @@ class Interpreter::Running {
   void finish() { finished_ = true; }
   /// Called first: it releases peers that wait for the rest of the step, so that work in flight ends.
   void abandon(std::string_view reason) noexcept {
-    for (const Value& value : interpreter_.graph_.values)
-      if (value.kind == ValueKind::unit && value.held->owner) value.held->owner->abandon_replay(*value.held, reason);
-    for (const GraphNode& node : interpreter_.graph_.nodes)
+    for (const Ref<Storage>& unit : interpreter_.live_.units)
+      if (unit->owner) unit->owner->abandon_replay(*unit, reason);
+    for (const GraphNode& node : interpreter_.program_.nodes)
       if (node.op->traits.collective && !node.op->traits.effect)  // those are of units
         node.attrs.as<CollectiveAttrs>().group->abort(reason);
   }
@@ -43,11 +43,15 @@ class Interpreter::Running {
 };
 
 Interpreter::Interpreter(const Graph& graph)
-    : graph_(graph), storages_(graph.values.size()), bases_(graph.values.size(), 0) {
+    : program_(graph.program),
+      live_(graph.live),
+      graph_(graph),
+      storages_(program_.values.size()),
+      bases_(program_.values.size(), 0) {
   const auto handle = [](const TensorRef& ref) {
     return ref.defined() ? Tensor::make({}, ref.shape, ref.strides, ref.offset, ref.dtype, Device::cpu()) : Tensor();
   };
-  for (const GraphNode& node : graph.nodes) {
+  for (const GraphNode& node : program_.nodes) {
     Handles& handles = handles_.emplace_back();
     for (const TensorRef& ref : node.in) handles.in.push_back(handle(ref));
     for (const TensorRef& ref : node.out) handles.out.push_back(handle(ref));
@@ -63,12 +67,13 @@ Tensor Interpreter::tensor_of(const TensorRef& ref) const {
 
 Tensor Interpreter::result(const GraphResult& result) const {
   Tensor local = tensor_of(result.local);
-  return result.layout ? Tensor::distributed(result.shape, result.layout, local) : local;
+  const Distributed* const layout = live_.layout(result.layout);
+  return layout ? Tensor::distributed(result.shape, layout, local) : local;
 }
 
 void Interpreter::bind(std::span<const Tensor> arguments) {
   for (std::size_t v = 0; v < storages_.size(); ++v) {
-    const Value& value = graph_.values[v];
+    const Value& value = program_.values[v];
     switch (value.kind) {
       case ValueKind::argument: {
         const Tensor local = arguments[static_cast<std::size_t>(value.source)].local();
@@ -78,25 +83,26 @@ void Interpreter::bind(std::span<const Tensor> arguments) {
       }
       case ValueKind::slot:
       case ValueKind::gradient:
-        storages_[v] = bound_tensor(graph_, graph_.bindings[static_cast<std::size_t>(value.source)]).local().storage();
+        storages_[v] =
+            bound_tensor(graph_, program_.bindings[static_cast<std::size_t>(value.source)]).local().storage();
         break;
       case ValueKind::unit:
-        if (value.held->owner) value.held->owner->begin_replay(*value.held);
-        storages_[v] = value.held;
+        storages_[v] = live_.storage(value);
+        if (storages_[v]->owner) storages_[v]->owner->begin_replay(*storages_[v]);
         break;
-      case ValueKind::constant: storages_[v] = value.held; break;
+      case ValueKind::constant: storages_[v] = live_.storage(value); break;
       case ValueKind::temporary: break;
     }
   }
-  for (const GraphSlot& slot : graph_.slots)
-    if (slot.drops_grad_first) slot.get()->clear_grad();
+  for (std::size_t i = 0; i < program_.slots.size(); ++i)
+    if (program_.slots[i].drops_grad_first) live_.slot(static_cast<int>(i))->clear_grad();
 }
 
 // Puts the storage of a ref's value into its tensor handle: allocated at a temporary's first appearance.
 void Interpreter::present(const GraphNode& node, const TensorRef& ref, const Tensor& handle) {
   if (!ref.defined()) return;
   Ref<Storage>& storage = storages_[static_cast<std::size_t>(ref.value)];
-  const Value& value = graph_.value(ref.value);
+  const Value& value = program_.value(ref.value);
   if (!storage) storage = Storage::allocate(value.bytes, value.category, value.device);
   else if (value.kind == ValueKind::argument)
     handle.impl()->meta.offset = ref.offset + bases_[static_cast<std::size_t>(ref.value)] / byte_size(ref.dtype);
@@ -116,10 +122,10 @@ void Interpreter::let_go(std::size_t index) {
 // memory it might reuse.
 void Interpreter::execute(std::size_t index) {
   at_ = index;
-  const GraphNode& node = graph_.nodes[index];
+  const GraphNode& node = program_.nodes[index];
   Handles& handles = handles_[index];
   RankContext& context = RankContext::current();
-  context.module_path = node.module_path;
+  context.module_path = live_.module(node.module);
   context.phase = node.phase;
   OpCall call{*node.op, handles.in, node.attrs, handles.out, node.accumulate};
   try {
@@ -127,7 +133,7 @@ void Interpreter::execute(std::size_t index) {
     for (std::size_t i = 0; i < node.out.size(); ++i) present(node, node.out[i], handles.out[i]);
     device_layer(call);
   } catch (Error& error) {
-    error.add("replay", fmt::format("node {} of {}", index, graph_.nodes.size()));
+    error.add("replay", fmt::format("node {} of {}", index, program_.nodes.size()));
     rethrow_with_context(call, error);
   }
   let_go(index);
@@ -135,8 +141,8 @@ void Interpreter::execute(std::size_t index) {
 }
 
 void Interpreter::update_slots() const {
-  for (const SlotUpdate& update : graph_.updates) {
-    Slot& slot = *graph_.slot(update.slot).get();
+  for (const SlotUpdate& update : program_.updates) {
+    Slot& slot = *live_.slot(update.slot);
     if (update.gradient) slot.set_grad(result(update.result));
     else slot.set(result(update.result));
   }
@@ -146,7 +152,7 @@ void Interpreter::update_slots() const {
 std::vector<Tensor> Interpreter::run(std::span<const Tensor> arguments) {
   std::vector<Tensor> results;
   run(arguments, [&] {
-    for (const GraphResult& r : graph_.results) results.push_back(result(r));
+    for (const GraphResult& r : program_.results) results.push_back(result(r));
     update_slots();
   });
   return results;
@@ -156,7 +162,7 @@ void Interpreter::run(std::span<const Tensor> arguments, const std::function<voi
   Running running(*this);
   try {
     bind(arguments);
-    for (std::size_t i = 0; i < graph_.nodes.size(); ++i) execute(i);
+    for (std::size_t i = 0; i < program_.nodes.size(); ++i) execute(i);
     finish();
     running.finish();
   } catch (...) {

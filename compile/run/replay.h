@@ -12,7 +12,7 @@ namespace sherd {
 /// Keeps no bytes between runs, only its tables. Runs on the rank's own thread; blocks where the program's ops would.
 class Interpreter {
  public:
-  /// `graph` is verified, outlives this object and neither moves nor changes.
+  /// The graph's program is verified; the graph outlives this object and neither moves nor changes.
   explicit Interpreter(const Graph& graph);
 
   /// Arguments and slots must fit the graph (guard.h). Temporaries are allocated when first written, in their account,
@@ -33,6 +33,8 @@ class Interpreter {
   Tensor tensor_of(const TensorRef& ref) const;
   void update_slots() const;
 
+  const Program& program_;
+  const Live& live_;
   const Graph& graph_;
   std::vector<Ref<Storage>> storages_;  // by value, during a run
   std::vector<std::int64_t> bases_;     // by value: bytes before an argument's first element

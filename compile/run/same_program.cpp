@@ -42,17 +42,17 @@ std::string rank_list(const Hashes& programs, std::int64_t hash, bool equal) {
 
 }  // namespace
 
-bool check_same_program(const Graph* graph, ProcessGroup& group) {
+bool check_same_program(const Program* program, ProcessGroup& group) {
   const auto ranks = static_cast<std::size_t>(group.size());
-  if (ranks == 1) return graph != nullptr;
-  const std::vector<std::string> text = graph ? lines(*graph, {.rank_neutral = true}) : std::vector<std::string>{};
+  if (ranks == 1) return program != nullptr;
+  const std::vector<std::string> text = program ? lines(*program, {.rank_neutral = true}) : std::vector<std::string>{};
   Hashes own;
-  std::string program;
+  std::string all_lines;
   for (const std::string& line : text) {
     own.push_back(static_cast<std::int64_t>(hash_text(line)));
-    program += line + '\n';
+    all_lines += line + '\n';
   }
-  const Hashes summary{static_cast<std::int64_t>(hash_text(program)), static_cast<std::int64_t>(own.size())};
+  const Hashes summary{static_cast<std::int64_t>(hash_text(all_lines)), static_cast<std::int64_t>(own.size())};
   const Hashes summaries = gather(group, summary, std::vector<std::int64_t>(ranks, 2));
   Hashes programs;
   std::vector<std::int64_t> counts;

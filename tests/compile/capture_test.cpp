@@ -15,7 +15,7 @@ Graph capture(std::span<const Tensor> arguments, const std::function<std::vector
   Recorder recorder(arguments);
   const std::vector<Tensor> results = step();
   Graph graph = recorder.finish(results);
-  verify(graph);
+  verify(graph.program);
   return graph;
 }
 
@@ -35,7 +35,7 @@ TEST(Capture, ATrainingStepPrintsAsItsProgram) {
     w.set(w.value() - w.grad() * lr.value());
     return {loss};
   });
-  EXPECT_EQ(to_string(graph),
+  EXPECT_EQ(to_string(graph.program),
             "$0 f32[4,3]\n"
             "@w f32[2,3]\n"
             "@lr f32[]\n"
@@ -57,7 +57,7 @@ TEST(Capture, TwoRecordingsOfOneProgramHaveOneHash) {
   const auto record = [](TinyNet& net, std::span<const Tensor> xy) {
     return capture(xy, [&]() -> std::vector<Tensor> { return {net.train(xy[0], xy[1])}; });
   };
-  const Graph first = record(a, in), second = record(b, in), larger = record(a, other);
+  const Program first = record(a, in).program, second = record(b, in).program, larger = record(a, other).program;
   EXPECT_EQ(to_string(first), to_string(second));
   EXPECT_EQ(first.hash(), second.hash());
   EXPECT_NE(first.hash(), larger.hash());
@@ -67,7 +67,8 @@ TEST(Capture, TwoRecordingsOfOneProgramHaveOneHash) {
 TEST(Capture, AWeightUsedTwiceAddsItsSecondGradientInPlace) {
   TinyNet net;
   const Tensor in[] = {TinyNet::x(0), TinyNet::y(0)};
-  const std::string text = to_string(capture(in, [&]() -> std::vector<Tensor> { return {net.train(in[0], in[1])}; }));
+  const std::string text =
+      to_string(capture(in, [&]() -> std::vector<Tensor> { return {net.train(in[0], in[1])}; }).program);
   EXPECT_NE(text.find(" += "), std::string::npos) << text;
   EXPECT_NE(text.find("adamw(@w1!, @b1!, @w2!, @w1.m!"), std::string::npos) << text;
 }
@@ -91,12 +92,12 @@ TEST(Capture, KeepsNothingOfTheStepAlive) {
 TEST(Capture, HostMadeTensorsAreConstantsAndNotDonated) {
   const Tensor x[] = {Tensor::scalar(3)};
   const Graph graph = capture(x, [&]() -> std::vector<Tensor> { return {mul(Tensor::scalar(2), x[0])}; });
-  EXPECT_EQ(to_string(graph),
+  EXPECT_EQ(to_string(graph.program),
             "$0 f32[]\n"
             "#0 f32[]\n"
             "%0 f32[] = mul(#0, $0)\n"
             "return %0\n");
-  EXPECT_EQ(*reinterpret_cast<const float*>(graph.value(1).held->read()), 2.0f);
+  EXPECT_EQ(*reinterpret_cast<const float*>(graph.live.storage(graph.program.value(1))->read()), 2.0f);
 }
 
 TEST(Capture, WritingIntoHostMadeTensorsIsRefused) {
@@ -149,7 +150,7 @@ TEST(Capture, ReadingWhatOnlyTheHostHasFilledIsRefused) {
     copy_into(narrow(t, 0, 2, 2), first);
     return t;
   });
-  EXPECT_EQ(pieces.nodes.size(), 3u);
+  EXPECT_EQ(pieces.program.nodes.size(), 3u);
 }
 
 TEST(Capture, ReadingAValueIsRefusedWithItsOrigin) {
@@ -217,8 +218,8 @@ TEST(Capture, ArgumentsOfOneStorageAreToldApart) {
   const Tensor batch = drawn({3, 5}, "batch");
   const Tensor in[] = {narrow(batch, 1, 0, 4), narrow(batch, 1, 1, 4)};
   const Graph graph = capture(in, [&]() -> std::vector<Tensor> { return {in[0] - in[1]}; });
-  EXPECT_EQ(graph.arguments[1].shares, 0);
-  EXPECT_EQ(graph.arguments[1].shift, 4);
+  EXPECT_EQ(graph.program.arguments[1].shares, 0);
+  EXPECT_EQ(graph.program.arguments[1].shift, 4);
 }
 
 TEST(Capture, OneRecordingAtATime) {
@@ -233,8 +234,9 @@ TEST(Capture, SlotsThatLiveWithinTheStepLeaveNoTrace) {
     local.set(x[0] + 1.0);
     return {local.value() * 2.0};
   });
-  EXPECT_TRUE(graph.updates.empty());
-  EXPECT_FALSE(graph.slots[0].leaf);
+  EXPECT_TRUE(graph.program.updates.empty());
+  EXPECT_TRUE(graph.program.slots[0].is_local);
+  EXPECT_FALSE(graph.live.slots[0]);
 }
 
 }  // namespace

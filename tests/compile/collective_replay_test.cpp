@@ -41,7 +41,7 @@ TEST(CollectiveReplay, AProgramNamesTheGroupOfACollective) {
     for (int i = 0; i < 3; ++i) EXPECT_EQ(step(ones({2})).to_vector<float>(), (std::vector<float>{4, 4}));
     for (const bool neutral : {false, true}) {
       std::string text;
-      for (const std::string& line : lines(*step.graph(), {.rank_neutral = neutral})) text += line + "\n";
+      for (const std::string& line : lines(step.graph()->program, {.rank_neutral = neutral})) text += line + "\n";
       EXPECT_NE(text.find("{group=dp#1 kind=0"), std::string::npos) << text;
       EXPECT_NE(text.find("{group=tp#2 kind=0"), std::string::npos) << text;
     }

@@ -162,7 +162,7 @@ TEST(Compile, InsideAnotherStepItIsPartOfThatStep) {
   outer(Tensor::scalar(1));
   EXPECT_EQ(inner.why(), "ran eagerly: it is part of another captured step");
   ASSERT_NE(outer.graph(), nullptr);
-  EXPECT_EQ(outer.graph()->nodes.size(), 2u);
+  EXPECT_EQ(outer.graph()->program.nodes.size(), 2u);
   EXPECT_EQ(outer(Tensor::scalar(5)).item<float>(), 11.0f);
 }
 

@@ -20,7 +20,7 @@ std::string graph_of(std::string_view equation, const std::vector<Shape>& shapes
   std::vector<Tensor> in;
   for (std::size_t i = 0; i < shapes.size(); ++i) in.push_back(drawn(shapes[i], "x", i));
   for (int call = 0; call < 3; ++call) step(in);
-  return to_string(*step.graph());
+  return to_string(step.graph()->program);
 }
 
 // Its rows, "matmul sum"; views are no work and not among them.

@@ -54,9 +54,9 @@ std::string short_name(const std::string& attrs) {
   return {letter, attrs[block + 7]};
 }
 
-std::string events(const Graph& graph) {
+std::string events(const Program& program) {
   std::string text;
-  for (const GraphNode& node : graph.nodes) {
+  for (const GraphNode& node : program.nodes) {
     const bool is_gather = node.op == &op::gather_start;
     if (!is_gather && node.op != &op::reduce_start) continue;
     text += fmt::format("{}{}{}", text.empty() ? "" : " ", is_gather ? "+" : "-", short_name(node.attrs.print()));
@@ -79,8 +79,9 @@ TEST(FullyShard, F48_EventOrderOfNestedModules) {
       });
       for (int i = 0; i < 2; ++i) step(batch_of(2, kWidth, 0, "x"));
       const std::string forward = "+R +E +e0 +e1 +D +d0 +d1 ";
-      EXPECT_EQ(events(*step.graph()), forward + (prefetches ? "+D -R +d1 -D +d0 -d1 +E -d0 +e1 -E +e0 -e1 -e0"
-                                                             : "-R +D -D +d1 -d1 +d0 -d0 +E -E +e1 -e1 +e0 -e0"));
+      EXPECT_EQ(events(step.graph()->program),
+                forward + (prefetches ? "+D -R +d1 -D +d0 -d1 +E -d0 +e1 -E +e0 -e1 -e0"
+                                      : "-R +D -D +d1 -d1 +d0 -d0 +E -E +e1 -e1 +e0 -e0"));
     }
   });
 }

@@ -48,9 +48,9 @@ void shard_stack(Stack& net, const Group& group, std::optional<bool> blocks, std
 }
 
 // The order in which the rows of fully_shard were issued: "unshard 1  reduce 2 ...", R for the root.
-std::string events(const Graph& graph) {
+std::string events(const Program& program) {
   std::string text;
-  for (const GraphNode& node : graph.nodes) {
+  for (const GraphNode& node : program.nodes) {
     EXPECT_EQ(node.op, &find_op(node.op->name));
     const bool is_gather = node.op == &op::gather_start, is_reduction = node.op == &op::reduce_start;
     if (!is_gather && !is_reduction) continue;
@@ -72,7 +72,7 @@ std::string events_of_a_step(const Group& group, std::optional<bool> blocks, std
     return loss;
   });
   for (int i = 0; i < 2; ++i) step(batch_of(2, 6, 0, "x"));
-  return events(*step.graph());
+  return events(step.graph()->program);
 }
 
 // FSDP2's order: in backward the next group is gathered before the present one computes.
