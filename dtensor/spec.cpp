@@ -182,4 +182,11 @@ std::string Spec::describe() const {
   return fmt::format("{{{}}}", text);
 }
 
+std::string Spec::name() const {
+  std::string sizes;
+  for (const DeviceMesh::Axis& axis : axes_)
+    sizes += fmt::format("{}{}={}", sizes.empty() ? "" : ",", axis.name, axis.size);
+  return fmt::format("{} on mesh({})", describe(), sizes);
+}
+
 }  // namespace sherd

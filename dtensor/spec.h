@@ -68,6 +68,7 @@ class Spec final : public Distributed {
 
   Shape local_shape(const Shape& shape) const override;
   std::string describe() const override;
+  std::string name() const override;
 
  private:
   Spec(const DeviceMesh& mesh, std::span<const Placement> placements, std::vector<std::vector<int>> axes_of_dim);

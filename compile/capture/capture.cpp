@@ -133,10 +133,10 @@ LayoutId Recorder::layout_id(const Distributed* layout) {
   if (!layout) return kPlain;
   const auto known = std::ranges::find(live_.layouts, layout);
   if (known != live_.layouts.end()) return static_cast<LayoutId>(known - live_.layouts.begin());
-  const std::string description = layout->describe();
-  std::string name = description;
+  const std::string own = layout->name();
+  std::string name = own;
   for (int i = 2; std::ranges::find(program_.layouts, name) != program_.layouts.end(); ++i)
-    name = fmt::format("{}~{}", description, i);
+    name = fmt::format("{}~{}", own, i);
   program_.layouts.push_back(std::move(name));
   live_.layouts.push_back(layout);
   return static_cast<LayoutId>(live_.layouts.size() - 1);

@@ -162,7 +162,7 @@ struct Program {
 
   // Names, each once in its table.
   std::vector<std::string> modules;        ///< paths
-  std::vector<std::string> layouts;        ///< "{0: dp}"
+  std::vector<std::string> layouts;        ///< "{0: dp} on mesh(dp=2,tp=2)"
   std::vector<GraphSetting> settings;      ///< texts of two may be equal
   std::vector<std::string> units;          ///< storages of units: "blocks.0 full"; empty: nobody has named it
   std::vector<ConstantContent> constants;  ///< what is known of them

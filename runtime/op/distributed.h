@@ -20,6 +20,8 @@ class Distributed {
   virtual const Distributed* replicated() const = 0;
   /// "{0: dp}", "{+dp}", "{}".
   virtual std::string describe() const = 0;
+  /// The same with the mesh, as programs name layouts: "{0: dp} on mesh(dp=2,tp=2)".
+  virtual std::string name() const { return describe(); }
 
  protected:
   ~Distributed() = default;

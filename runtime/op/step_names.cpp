@@ -73,9 +73,9 @@ std::shared_ptr<const StepSetting> find_setting(std::string_view name) {
 
 void name_layout(const Distributed& layout) { known().layouts.push_back(&layout); }
 
-std::vector<const Distributed*> find_layouts(std::string_view description) {
+std::vector<const Distributed*> find_layouts(std::string_view name) {
   std::vector<const Distributed*> found = known().layouts;
-  std::erase_if(found, [&](const Distributed* l) { return l->describe() != description || !has_mesh(*l); });
+  std::erase_if(found, [&](const Distributed* l) { return l->name() != name || !has_mesh(*l); });
   return found;
 }
 

@@ -33,7 +33,7 @@ std::shared_ptr<const StepSetting> find_setting(std::string_view name);
 
 /// Makes a layout known on this rank; layouts are immortal.
 void name_layout(const Distributed& layout);
-/// This rank's layouts that describe() themselves so, whose mesh is there.
-std::vector<const Distributed*> find_layouts(std::string_view description);
+/// This rank's layouts of that name(), whose mesh is there.
+std::vector<const Distributed*> find_layouts(std::string_view name);
 
 }  // namespace sherd
