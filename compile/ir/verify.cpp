@@ -34,10 +34,10 @@ class Verifier {
   void run() {
     check_externals();
     for (at_ = 0; at_ < program_.nodes.size(); ++at_) check_node(program_.nodes[at_]);
-    for (const GraphResult& result : program_.results) check_handed_back(result.local, "a result");
+    for (const GraphResult& result : program_.results) check_handed_back(result, "a result");
     for (const SlotUpdate& update : program_.updates) {
       demand(is_slot(update.slot), "an update names slot {} of {}", update.slot, program_.slots.size());
-      check_handed_back(update.result.local, "what a slot gets");
+      check_handed_back(update.result, "what a slot gets");
     }
     check_all_freed();
   }
@@ -64,33 +64,37 @@ class Verifier {
     return printable ? describe_node(program_, index) : std::string(node.op->name);
   }
   bool is_value(ValueId id) const { return id >= 0 && static_cast<std::size_t>(id) < program_.values.size(); }
-  bool is_slot(int slot) const { return slot >= 0 && static_cast<std::size_t>(slot) < program_.slots.size(); }
+  bool is_slot(int slot) const {
+    return slot >= 0 && static_cast<std::size_t>(slot) < program_.slots.size() && !program_.slot(slot).is_local;
+  }
+  void check_layout(LayoutId id) const {
+    demand(id >= kPlain && id < static_cast<LayoutId>(program_.layouts.size()), "layout {} of {}", id,
+           program_.layouts.size());
+  }
   State& state(ValueId id) { return states_[static_cast<std::size_t>(id)]; }
 
   void check_externals() const {
     for (const Binding& b : program_.bindings)
       demand(is_slot(b.slot) && is_value(b.value), "a binding names slot {} and value {}", b.slot, b.value);
+    for (const Binding& b : program_.bindings) check_layout(b.tensor.layout);
+    for (const ArgumentGuard& a : program_.arguments) check_layout(a.tensor.layout);
+    for (const GraphSlot& s : program_.slots)
+      demand(!s.is_local || !s.drops_grad_first, "slot \"{}\" lives within the step and has an old gradient", s.name);
     for (const Value& v : program_.values) check_source(v);
   }
 
   void check_source(const Value& v) const {
-    const auto sources = [&]() -> std::size_t {
-      switch (v.kind) {
-        case ValueKind::argument: return program_.arguments.size();
-        case ValueKind::slot:
-        case ValueKind::gradient: return program_.bindings.size();
-        case ValueKind::unit: return program_.units.size();
-        case ValueKind::constant: return program_.constants.size();
-        case ValueKind::temporary: return 0;
-      }
-      return 0;
-    }();
-    if (v.kind != ValueKind::temporary)
-      demand(v.source >= 0 && static_cast<std::size_t>(v.source) < sources, "a value names source {} of {}", v.source,
-             sources);
-    if (v.kind == ValueKind::slot || v.kind == ValueKind::gradient)
-      demand(&v == &program_.value(program_.bindings[static_cast<std::size_t>(v.source)].value),
-             "a value's source is a binding of another value");
+    if (v.kind == ValueKind::temporary) return demand(v.source == -1, "a temporary names source {}", v.source);
+    const std::size_t sources = v.kind == ValueKind::argument   ? program_.arguments.size()
+                                : v.kind == ValueKind::unit     ? program_.units.size()
+                                : v.kind == ValueKind::constant ? program_.constants.size()
+                                                                : program_.bindings.size();
+    demand(v.source >= 0 && static_cast<std::size_t>(v.source) < sources, "a value names source {} of {}", v.source,
+           sources);
+    if (v.kind != ValueKind::slot && v.kind != ValueKind::gradient) return;
+    const Binding& binding = program_.bindings[static_cast<std::size_t>(v.source)];
+    demand(&v == &program_.value(binding.value) && binding.gradient == (v.kind == ValueKind::gradient),
+           "a value's source is a binding of another value");
   }
 
   void check_ref(const TensorRef& ref) const {
@@ -113,10 +117,14 @@ class Verifier {
   void check_node(const GraphNode& node) {
     demand(node.op != nullptr, "a node has no op");
     demand(!node.op->traits.view, "{} is a view, and views are no nodes", node.op->name);
+    demand(node.module >= kNoModule && node.module < static_cast<ModuleId>(program_.modules.size()), "module {} of {}",
+           node.module, program_.modules.size());
+    demand(node.num_mutated >= 0 && static_cast<std::size_t>(node.num_mutated) <= node.in.size(),
+           "{} of {} inputs are written in place", node.num_mutated, node.in.size());
     for (std::size_t i = 0; i < node.in.size(); ++i)
       if (node.in[i].defined()) check_readable(node.in[i], fmt::format("input {}", i), node.op->traits.effect);
     for (const TensorRef& out : node.out) check_output(node, out);
-    if (node.scratch != kNoValue) check_scratch(node.scratch);
+    if (node.scratch != kNoValue) check_scratch(node);
     check_infer(node);
     check_aliases(node);
     for (ValueId v : node.restores) change_presence(v, State::live);
@@ -135,10 +143,19 @@ class Verifier {
     else check_readable(out, "an output", node.op->traits.effect);
   }
 
-  void check_scratch(ValueId value) {
-    demand(is_value(value) && program_.value(value).kind == ValueKind::temporary && state(value) == State::unwritten,
-           "its scratch, value {}, is no temporary of its own", value);
-    state(value) = State::live;
+  void check_scratch(const GraphNode& node) {
+    demand(is_value(node.scratch) && program_.value(node.scratch).kind == ValueKind::temporary &&
+               state(node.scratch) == State::unwritten,
+           "its scratch, value {}, is no temporary of its own", node.scratch);
+    state(node.scratch) = State::live;
+    const Value& value = program_.value(node.scratch);
+    const auto backend = static_cast<std::size_t>(value.device.kind);
+    const Scratch bytes = backend < kNumBackends ? kernels_of(*node.op).scratch[backend] : nullptr;
+    demand(bytes != nullptr, "{} takes no scratch on {}", node.op->name, to_string(value.device));
+    SmallVec<TensorMeta, 4> in;
+    for (const TensorRef& ref : node.in) in.push_back(meta_of(ref));
+    const std::int64_t asked = bytes({*node.op, in, node.attrs});
+    demand(value.bytes >= asked, "its scratch has {} bytes, it asks for {}", value.bytes, asked);
   }
 
   void check_infer(const GraphNode& node) const {
@@ -173,8 +190,9 @@ class Verifier {
     state(v) = to;
   }
 
-  void check_handed_back(const TensorRef& ref, std::string_view what) {
-    if (ref.defined()) check_readable(ref, what, true);
+  void check_handed_back(const GraphResult& result, std::string_view what) {
+    check_layout(result.layout);
+    if (result.local.defined()) check_readable(result.local, what, true);
   }
 
   void check_all_freed() {

@@ -112,6 +112,13 @@ void Interpreter::present(const GraphNode& node, const TensorRef& ref, const Ten
   handle.impl()->meta.device = storage->device();
 }
 
+Storage& Interpreter::room_for_scratch(ValueId id) {
+  const Value& value = program_.value(id);
+  Ref<Storage>& storage = storages_[static_cast<std::size_t>(id)];
+  if (!storage) storage = Storage::allocate(value.bytes, value.category, value.device);
+  return *storage;
+}
+
 void Interpreter::let_go(std::size_t index) {
   for (auto* list : {&handles_[index].in, &handles_[index].out})
     for (const Tensor& handle : *list)
@@ -131,6 +138,7 @@ void Interpreter::execute(std::size_t index) {
   try {
     for (std::size_t i = 0; i < node.in.size(); ++i) present(node, node.in[i], handles.in[i]);
     for (std::size_t i = 0; i < node.out.size(); ++i) present(node, node.out[i], handles.out[i]);
+    if (node.scratch != kNoValue) call.scratch = &room_for_scratch(node.scratch);
     device_layer(call);
   } catch (Error& error) {
     error.add("replay", fmt::format("node {} of {}", index, program_.nodes.size()));

@@ -125,7 +125,8 @@ void run_kernel(const OpCall& call, const RowKernels& kernels, std::span<const T
   RankContext& context = RankContext::current();
   const auto backend = static_cast<std::size_t>(device.kind);
   Ref<Storage> scratch;
-  if (const Scratch scratch_bytes = kernels.scratch[backend]) scratch = allocate_scratch(call, scratch_bytes, device);
+  if (const Scratch scratch_bytes = kernels.scratch[backend]; scratch_bytes && !call.scratch)
+    scratch = allocate_scratch(call, scratch_bytes, device);
   if (context.is_ghost() && !call.op.traits.issues) [[unlikely]]
     return wait_to_read(call.in);
   const Kernel kernel = kernels.kernel[backend];
@@ -134,6 +135,7 @@ void run_kernel(const OpCall& call, const RowKernels& kernels, std::span<const T
   if (call.op.traits.collective) kernel_call.exec.queue = &context.queue(kCollectiveQueue);
   if (device != Device::cpu() && !context.is_ghost()) kernel_call.exec.device = &context.device(device);
   if (scratch) kernel_call.exec.scratch = scratch->write();
+  else if (call.scratch) kernel_call.exec.scratch = call.scratch->write();
   kernel(kernel_call);
 }
 
@@ -192,7 +194,7 @@ Tensors run_with_scalars_brought(const OpCall& call, Device device) {
            to_string(device));
     in[i] = brought_to(device, in[i]);
   }
-  return run_on_device({call.op, in, call.attrs, call.into, call.accumulate}, device);
+  return run_on_device({call.op, in, call.attrs, call.into, call.accumulate, call.wanted, call.scratch}, device);
 }
 
 Tensors make_results(const OpCall& call, const RowKernels& kernels, const Metas& metas, Device device) {

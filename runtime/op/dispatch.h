@@ -51,6 +51,8 @@ struct OpCall {
   std::span<const Tensor> into{};  ///< destinations, one per output, or none
   bool accumulate = false;
   Wanted wanted{};
+  /// For the kernel, as many bytes as its row's scratch column asks for; null: it is allocated.
+  const Storage* scratch = nullptr;
 };
 
 /// In a handler of `error`: adds op, inputs, module and rank, once, and rethrows it.
