@@ -3,11 +3,13 @@
 #include <algorithm>
 
 #include "compile/capture/capture.h"
+#include "compile/ir/parse.h"
 #include "compile/ir/verify.h"
 #include "compile/run/device_replay.h"
 #include "compile/run/guard.h"
 #include "compile/run/replay.h"
 #include "compile/run/same_program.h"
+#include "runtime/os/settings.h"
 
 namespace sherd {
 
@@ -89,6 +91,7 @@ std::vector<Tensor> CompiledStep::record(std::span<const Tensor> arguments) {
   std::vector<Tensor> results = function_(arguments);
   Graph graph = recorder.finish(results);
   verify(graph.program);
+  if (checks_programs()) check_round_trip(graph.program);
   if (entries_.size() == options_.max_graphs) entries_.pop_back();
   entries_.insert(entries_.begin(), std::make_unique<Entry>(std::move(graph)));
   drop_history(results);

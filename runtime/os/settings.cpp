@@ -24,6 +24,7 @@ std::string requested_attention() { return variable("SHERD_ATTENTION"); }
 std::string requested_device_memory() { return variable("SHERD_DEVICE_MEMORY"); }
 bool cuda_launches_block() { return variable("CUDA_LAUNCH_BLOCKING") == "1"; }
 std::string requested_matmul() { return variable("SHERD_MATMUL"); }
+bool checks_programs() { return variable("SHERD_CHECK_PROGRAMS") == "1"; }
 
 // Relative paths of XDG_CACHE_HOME are to be ignored, says the XDG base directory specification.
 std::string cache_folder(const Environment& environment) {
