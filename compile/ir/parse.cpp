@@ -29,6 +29,7 @@ class Parser {
   Program run() {
     in_.expect("program 1\n");
     program_.grad_enabled = !in_.take("no_grad\n");
+    program_.has_waits = in_.take("waits\n");
     read_tables();
     while (in_.take("binding ")) read_binding();
     while (in_.take("value ")) read_value();
@@ -50,6 +51,12 @@ class Parser {
   struct Named {
     ValueId value;
     TensorRef ref;
+  };
+  /// A value's place may be named before it is known.
+  struct PlaceName {
+    std::size_t position;
+    ValueId value;
+    std::string name;
   };
   struct SlotPlace {
     int slot;
@@ -177,6 +184,10 @@ class Parser {
                                          : 0;
     if (value.kind == ValueKind::temporary) value.source = -1;
     else if (in_.take(" source ")) value.source = static_cast<int>(in_.integer(0, std::numeric_limits<int>::max()));
+    if (in_.take(" place ")) {
+      const std::size_t place_at = in_.position();
+      places_.push_back({place_at, id, value_key()});
+    }
     if (in_.take(" on ")) value.device = device();
     in_.expect("\n");
     check_source(position, value);
@@ -252,6 +263,11 @@ class Parser {
       const auto found = values_.find(name);
       if (found == values_.end()) in_.fail_at(position, "there is no such value");
       program_.bindings[i].value = found->second.value;
+    }
+    for (const auto& [position, id, name] : places_) {
+      const auto found = values_.find(name);
+      if (found == values_.end()) in_.fail_at(position, "there is no such value");
+      program_.value(id).place = found->second.value;
     }
     for (const Binding& b : program_.bindings) values_.try_emplace(key({b.slot, b.gradient}), Named{b.value, b.ref()});
   }
@@ -409,6 +425,10 @@ class Parser {
     node.releases = list(" releases ");
     node.frees = list(" frees ");
     if (in_.take(" scratch ")) node.scratch = named().value;
+    if (in_.take(" numbers ")) {
+      do node.numbers.push_back(static_cast<std::int32_t>(in_.integer(0, std::numeric_limits<std::int32_t>::max())));
+      while (in_.take(","));
+    }
     if (in_.take(" in ")) {
       const auto phase = std::ranges::find(kPhaseNames, in_.word());
       if (phase == kPhaseNames.end()) in_.refuse("forward, backward or optimizer before this");
@@ -449,6 +469,7 @@ class Parser {
   std::unordered_map<std::string, int> bindings_;           // by key
   std::unordered_map<std::string, Named> values_;           // by key
   std::vector<std::pair<std::size_t, std::string>> bound_;  // by binding: where its value's name stands, and its key
+  std::vector<PlaceName> places_;
   int next_number_[static_cast<int>(ValueKind::temporary) + 1]{};
 };
 

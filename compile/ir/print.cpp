@@ -53,6 +53,7 @@ class Printer {
     if (form_ == Form::complete) {
       line += list("frees", n.frees);
       if (n.scratch != kNoValue) line += " scratch " + name_of(n.scratch);
+      if (!n.numbers.empty()) line += fmt::format(" numbers {}", fmt::join(n.numbers, ","));
       if (n.phase != StepPhase::forward) line += fmt::format(" in {}", kPhaseNames[static_cast<std::size_t>(n.phase)]);
     }
     if (n.module != kNoModule) line += "  # " + module_name(n.module);
@@ -96,6 +97,7 @@ class Printer {
 
   void declare_tables(std::vector<std::string>& lines) const {
     if (!program_.grad_enabled) lines.emplace_back("no_grad");
+    if (program_.has_waits) lines.emplace_back("waits");
     for (const std::string& name : program_.modules) lines.push_back("module " + plain_or_quoted(name));
     for (const std::string& name : program_.layouts) lines.push_back("layout " + quoted(name));
     for (const GraphSetting& s : program_.settings)
@@ -144,6 +146,7 @@ class Printer {
     const bool is_numbered =
         v.kind == ValueKind::argument || v.kind == ValueKind::unit || v.kind == ValueKind::constant;
     if (is_numbered && name_of(id).substr(1) != std::to_string(v.source)) line += fmt::format(" source {}", v.source);
+    if (v.place != kNoValue) line += " place " + name_of(v.place);
     if (v.device != Device::cpu()) line += " on " + sherd::to_string(v.device);
     return line;
   }

@@ -18,7 +18,7 @@ bool operator==(const GraphNode& a, const GraphNode& b) {
   return a.op == b.op && AttrsView(a.attrs) == AttrsView(b.attrs) && std::ranges::equal(a.in, b.in) &&
          std::ranges::equal(a.out, b.out) && a.accumulate == b.accumulate && a.num_mutated == b.num_mutated &&
          a.module == b.module && a.phase == b.phase && a.restores == b.restores && a.releases == b.releases &&
-         a.frees == b.frees && a.scratch == b.scratch;
+         a.frees == b.frees && a.numbers == b.numbers && a.scratch == b.scratch;
 }
 
 void compute_lifetimes(Program& program) {

@@ -56,6 +56,8 @@ struct Value {
   Device device;
   TensorRef home;   ///< its first ref; refs equal to it print as the name
   int source = -1;  ///< argument, unit, constant: its index in that table; slot, gradient: index of its first binding
+  /// The temporary in whose bytes it was recorded, if ssa() made it a value of its own; place_eager() puts it back.
+  ValueId place = kNoValue;
   friend bool operator==(const Value&, const Value&) = default;
 };
 
@@ -70,6 +72,8 @@ struct GraphNode {
   StepPhase phase = StepPhase::forward;
   std::vector<ValueId> restores, releases;  ///< unit values whose data this (effect) node restores or releases
   std::vector<ValueId> frees;               ///< temporaries that nothing reads after this node
+  /// What the node was recorded to find; empty: nobody has written it down.
+  std::vector<std::int32_t> numbers;
   ValueId scratch = kNoValue;  ///< a temporary for what its kernel's scratch column asks for; none: the executor takes
                                ///< memory
   friend bool operator==(const GraphNode& a, const GraphNode& b);
@@ -159,6 +163,7 @@ struct Program {
   std::vector<GraphResult> results;
   std::vector<SlotUpdate> updates;
   bool grad_enabled = true;
+  bool has_waits = false;  ///< waits for queues are nodes; else the first touch of bytes waits
 
   // Names, each once in its table.
   std::vector<std::string> modules;        ///< paths
