@@ -3,19 +3,15 @@
 
 #include <gtest/gtest.h>
 
-#include "compile/ir/print.h"
-#include "compile/ir/verify.h"
-#include "tests/compile/tiny_net.h"
+#include "tests/compile/training_step.h"
 #include "tests/support/expect_error.h"
 
 namespace sherd::testing {
 namespace {
 
 Graph capture(std::span<const Tensor> arguments, const std::function<std::vector<Tensor>()>& step) {
-  Recorder recorder(arguments);
-  const std::vector<Tensor> results = step();
-  Graph graph = recorder.finish(results);
-  verify(graph.program);
+  Graph graph = recorded(arguments, step);
+  check_round_trip(graph.program);
   return graph;
 }
 

@@ -341,22 +341,22 @@ class FakeUnit final : public StorageOwner {
 };
 
 struct FakeAttrs {
-  FakeUnit* unit = nullptr;
   bool restore = false;
   static constexpr AttrField fields[] = {attr<&FakeAttrs::restore>("restore")};
 };
 
 constinit const Op kFakeUnit{
     .name = "fake_unit",
+    .attrs = &attr_kind<FakeAttrs>,
     .infer = [](const InferCall&) { return Metas{}; },
     .traits = {.effect = true},
     .no_gradient = "effect",
 };
 
 void run_fake_unit(const KernelCall& call) {
-  const FakeAttrs& a = call.attrs.as<FakeAttrs>();
-  if (a.restore) a.unit->gather();
-  else a.unit->storage->release_data();
+  auto& unit = static_cast<FakeUnit&>(*call.in[0].storage()->owner);
+  if (call.attrs.as<FakeAttrs>().restore) unit.gather();
+  else unit.storage->release_data();
 }
 
 void issue(FakeUnit& unit, bool restore) {
@@ -365,7 +365,7 @@ void issue(FakeUnit& unit, bool restore) {
     table.kernel(kFakeUnit, Device::Kind::cpu, run_fake_unit);
   });
   Tensor in[] = {unit.gathered};
-  call_op(kFakeUnit, in, FakeAttrs{&unit, restore});
+  call_op(kFakeUnit, in, FakeAttrs{restore});
 }
 
 TEST(Replay, UnitsBytesComeAndGoByEffectRows) {

@@ -1,0 +1,174 @@
+#include "compile/run/bind.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "compile/ir/print.h"
+#include "compile/ir/verify.h"
+#include "runtime/autograd/slot.h"
+#include "runtime/op/ops.h"
+#include "runtime/op/step_names.h"
+#include "runtime/tensor/nearest.h"
+
+namespace sherd {
+
+namespace {
+
+// All bytes of a storage, as a tensor.
+Tensor all_bytes(const Ref<Storage>& storage) { return Tensor::over(storage, {storage->bytes()}, {1}, 0, DType::u8); }
+
+ConstantContent content_of(const Ref<Storage>& storage) {
+  if (storage->is_ghost()) return {};
+  const Tensor host = to(all_bytes(storage), Device::cpu());
+  const std::string_view bytes(static_cast<const char*>(static_cast<const void*>(host.storage()->read())),
+                               static_cast<std::size_t>(storage->bytes()));
+  const bool is_carried = storage->bytes() <= ConstantContent::kMostBytes;
+  return {is_carried ? std::string(bytes) : std::string(), hash_text(bytes)};
+}
+
+class Binder {
+ public:
+  Binder(const Program& program, const Names& names)
+      : program_(program), names_(names), slots_(names.slots.empty() ? RankContext::current().slots : names.slots) {}
+
+  Live run() {
+    check_arguments();
+    Live live;
+    for (std::size_t i = 0; i < program_.slots.size(); ++i) live.slots.push_back(slot(i));
+    for (const std::string& path : program_.modules) live.modules.push_back(RankContext::current().intern(path));
+    for (const std::string& name : program_.layouts) live.layouts.push_back(layout(name));
+    for (const GraphSetting& setting : program_.settings) live.settings.push_back(this->setting(setting));
+    for (std::size_t i = 0; i < program_.units.size(); ++i) live.units.push_back(unit(i));
+    for (std::size_t i = 0; i < program_.constants.size(); ++i) live.constants.push_back(constant(i));
+    return live;
+  }
+
+ private:
+  // Guards compare arguments; no value may reach further than they do.
+  void check_arguments() const {
+    for (const Value& value : program_.values) {
+      if (value.kind != ValueKind::argument) continue;
+      const TensorGuard& guard = program_.arguments[static_cast<std::size_t>(value.source)].tensor;
+      const std::int64_t bytes = TensorRef{0, guard.dtype, guard.shape, guard.strides, 0}.extent().second;
+      check(value.bytes <= bytes, "argument {} has {} bytes, and the program uses {} of them", value.source, bytes,
+            value.bytes);
+    }
+  }
+
+  std::vector<Slot*> slots_called(std::string_view name) const {
+    std::vector<Slot*> found = slots_;
+    std::erase_if(found, [&](const Slot* slot) { return slot->name() != name; });
+    return found;
+  }
+
+  // Slots of one name are "w", "w~2", ... in the order in which they were made.
+  NodeRef slot(std::size_t index) const {
+    const GraphSlot& wanted = program_.slots[index];
+    if (wanted.is_local) return {};
+    std::string name = wanted.name;
+    std::size_t place = 0;
+    if (const std::size_t mark = name.rfind('~'); mark != std::string::npos && slots_called(name).empty()) {
+      std::string first = name.substr(0, mark);
+      for (std::size_t i = 2; place == 0 && i <= program_.slots.size(); ++i)
+        if (name == fmt::format("{}~{}", first, i)) place = i - 1;
+      if (place > 0) name = std::move(first);
+    }
+    std::size_t namesakes = 1;
+    while (is_numbered(fmt::format("{}~{}", name, namesakes + 1))) ++namesakes;
+    const std::vector<Slot*> found = slots_called(name);
+    if (found.empty())
+      fail("the program uses slot \"{}\", which is not on this rank{}", wanted.name, did_you_mean(wanted.name));
+    check(found.size() == namesakes,
+          "the program uses {} of the {} slots called \"{}\" on this rank, and does not say which: name them in "
+          "Names::slots",
+          namesakes, found.size(), name);
+    return NodeRef(found[place]->leaf());
+  }
+
+  // Whether the program has a slot of that name, and no slot here is called so itself.
+  bool is_numbered(const std::string& name) const {
+    return std::ranges::any_of(program_.slots, [&](const GraphSlot& s) { return !s.is_local && s.name == name; }) &&
+           slots_called(name).empty();
+  }
+
+  std::string did_you_mean(const std::string& name) const {
+    std::vector<std::string> known;
+    for (const Slot* slot : slots_) known.push_back(slot->name());
+    return known.empty() ? "" : fmt::format("; did you mean \"{}\"?", nearest(name, known));
+  }
+
+  static const Distributed* layout(const std::string& name) {
+    const std::vector<const Distributed*> found = find_layouts(name);
+    check(!found.empty(), "the program uses layout {}, which no tensor on this rank has had: make its mesh first",
+          name);
+    check(found.size() == 1, "{} meshes on this rank have a layout {}, and the program does not say which",
+          found.size(), name);
+    return found.front();
+  }
+
+  static std::shared_ptr<const StepSetting> setting(const GraphSetting& wanted) {
+    auto found = find_setting(wanted.name);
+    check(found != nullptr, "the program depends on \"{}\", and nothing called \"{}\" on this rank says how that is",
+          wanted.text, wanted.name);
+    return found;
+  }
+
+  // The first value that is entry `index` of the kind's table; null if none is.
+  const Value* value_of(ValueKind kind, std::size_t index) const {
+    const auto found = std::ranges::find_if(
+        program_.values, [&](const Value& v) { return v.kind == kind && v.source == static_cast<int>(index); });
+    return found == program_.values.end() ? nullptr : &*found;
+  }
+
+  Ref<Storage> unit(std::size_t index) const {
+    const std::string& name = program_.units[index];
+    Ref<Storage> storage = find_storage(name);
+    if (!storage) fail("the program uses the storage \"{}\" of a unit, which is not on this rank", name);
+    if (const Value* value = value_of(ValueKind::unit, index))
+      check(storage->bytes() == value->bytes && storage->device() == value->device,
+            "the storage \"{}\" has {} bytes on {}, in the program it has {} on {}", name, storage->bytes(),
+            to_string(storage->device()), value->bytes, to_string(value->device));
+    return storage;
+  }
+
+  Ref<Storage> constant(std::size_t index) const {
+    const ConstantContent& content = program_.constants[index];
+    const Value* const value = value_of(ValueKind::constant, index);
+    if (!value) return Storage::allocate(0, MemoryCategory::activations);
+    for (const Ref<Storage>& storage : names_.constants)
+      if (storage->bytes() == value->bytes && storage->device() == value->device && content.hash != 0 &&
+          content_of(storage).hash == content.hash)
+        return storage;
+    if (RankContext::current().is_ghost() || value->bytes == 0)
+      return Storage::allocate(value->bytes, value->category, value->device);
+    check(static_cast<std::int64_t>(content.bytes.size()) == value->bytes,
+          "the program does not carry constant #{}, {}{} of {} bytes with the hash {:016x}: give its storage in "
+          "Names::constants",
+          index, name(value->home.dtype), to_string(value->home.shape), value->bytes, content.hash);
+    const Ref<Storage> host = Storage::allocate(value->bytes, value->category);
+    std::memcpy(host->write(), content.bytes.data(), content.bytes.size());
+    Ref<Storage> there = to(all_bytes(host), value->device).storage();
+    there->retag(value->category);
+    return there;
+  }
+
+  const Program& program_;
+  const Names& names_;
+  const std::vector<Slot*> slots_;
+};
+
+}  // namespace
+
+Program lower(const Graph& graph) {
+  Program program = graph.program;
+  for (std::size_t i = 0; i < program.constants.size(); ++i) program.constants[i] = content_of(graph.live.constants[i]);
+  return program;
+}
+
+Graph bind(Program program, const Names& names) {
+  verify(program);
+  Live live = Binder(program, names).run();
+  return {std::move(program), std::move(live)};
+}
+
+}  // namespace sherd

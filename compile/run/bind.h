@@ -1,0 +1,29 @@
+#pragma once
+// Between a program, which is data, and a rank that runs it.
+//
+//   Recorder -> Graph --lower()--> Program --text()--> ... --parse()--> Program --bind()--> Graph -> Interpreter
+#include <vector>
+
+#include "compile/ir/graph.h"
+
+namespace sherd {
+
+/// Where bind() looks; what is not given is looked up on this rank.
+struct Names {
+  /// Instead of all slots of this rank, in the order in which they were made.
+  std::vector<Slot*> slots{};
+  /// Storages among which constants that are too large for a program are found by their contents.
+  std::vector<Ref<Storage>> constants{};
+};
+
+/// The graph's program, complete: with the contents of its constants, as they are now. Waits for devices that hold
+/// some; on a ghost rank contents stay unknown.
+Program lower(const Graph& graph);
+
+/// What the program's names stand for on this rank: its slots and interned module paths, storages of units and settings
+/// (step_names.h), layouts of meshes that are there; constants that the program carries are made anew. Error naming
+/// what is missing, or what has a name that several have; or if the program is not sound (verify.h). Whether slots hold
+/// what the program expects is for the guards to say (guard.h).
+Graph bind(Program program, const Names& names = {});
+
+}  // namespace sherd

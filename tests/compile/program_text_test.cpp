@@ -1,0 +1,248 @@
+// The complete text of a program: it reads back as the program, and any other text is an Error with line and column.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+
+#include "tests/compile/mutate.h"
+#include "tests/compile/training_step.h"
+#include "tests/support/expect_error.h"
+
+namespace sherd::testing {
+namespace {
+
+Program captured(std::span<const Tensor> arguments, const std::function<std::vector<Tensor>()>& step) {
+  return lower(recorded(arguments, step));
+}
+
+Program tiny_step() {
+  TinyNet net;
+  const Tensor in[] = {TinyNet::x(0), TinyNet::y(0)};
+  return captured(in, [&]() -> std::vector<Tensor> { return {net.train(in[0], in[1])}; });
+}
+
+Program gpt_step() {
+  GptTraining training;
+  const std::vector<Tensor> in = training.batch(0);
+  training.step(in);
+  return captured(in, [&] { return training.step(in); });
+}
+
+// Names that need quotes, views, shared storages, constants of all sizes, what is only there during the step.
+Program odd_step() {
+  Slot w("a \"slot\"\n", true), shadow("w.grad"), first("w"), second("w");
+  w.set(drawn({2, 3}, "w"));
+  shadow.set(drawn({3}, "s"));
+  const Tensor arena = drawn({8}, "arena");
+  first.set(narrow(arena, 0, 0, 3));
+  second.set(narrow(arena, 0, 4, 3));
+  const Tensor large = drawn({100}, "large"), wide = drawn({4, 6}, "x");
+  const Tensor x[] = {narrow(wide, 1, 0, 3), narrow(wide, 1, 3, 3)};
+  RankContext& context = RankContext::current();
+  const std::string* outer = context.module_path;
+  Program program = captured(x, [&]() -> std::vector<Tensor> {
+    context.module_path = context.intern("blocks 0");
+    const Tensor y = linear(x[0], w.value()) + linear(x[1], w.value());
+    context.module_path = outer;
+    backward(sum(y));
+    Slot local("local");
+    local.set(shadow.value() * Tensor::scalar(3));
+    shadow.set(local.value() + first.value() * second.value());
+    return {transpose(y.detach(), 0, 1), Tensor(), narrow(large, 0, 3, 2) + 1.0, x[1]};
+  });
+  context.module_path = outer;
+  return program;
+}
+
+TEST(ProgramText, ReadsBackAsTheProgram) {
+  for (const Program& program : {tiny_step(), gpt_step(), odd_step(), Program()}) {
+    const std::string written = text(program);
+    const Program read = parse(written);
+    EXPECT_TRUE(read == program) << written;
+    EXPECT_EQ(text(read), written);
+    EXPECT_EQ(to_string(read), to_string(program));
+  }
+}
+
+TEST(ProgramText, HasAllThatAProgramConsistsOf) {
+  Slot w("w", true), lr("lr");
+  w.set(drawn({2, 3}, "w"));
+  lr.set(Tensor::scalar(0.5));
+  const Tensor x[] = {drawn({4, 3}, "x")};
+  const Program program = captured(x, [&]() -> std::vector<Tensor> {
+    const Tensor loss = sum(linear(x[0], w.value()));
+    backward(loss);
+    GradMode off(false);
+    w.set(w.value() - w.grad() * lr.value() * Tensor::scalar(2));
+    return {loss};
+  });
+  EXPECT_EQ(text(program),
+            "program 1\n"
+            "constant bytes 00000040\n"
+            "argument f32[4,3]\n"
+            "slot w requires_grad leaves_requires_grad had_value\n"
+            "slot lr had_value\n"
+            "binding @w in @w f32[2,3]\n"
+            "binding @lr in @lr f32[]\n"
+            "value $0 f32[4,3] activations\n"
+            "value @w f32[2,3] activations\n"
+            "value %0 f32[4,2] activations\n"
+            "value %1 f32[] activations\n"
+            "value %2 f32[] activations\n"
+            "value %3 f32[2,3] gradients\n"
+            "value @lr f32[] activations\n"
+            "value %4 f32[2,3] activations\n"
+            "value #0 f32[] activations\n"
+            "nodes\n"
+            "%0 f32[4,2] = linear($0, @w, none) frees %0\n");
+}
+
+TEST(ProgramText, EveryFieldCounts) {
+  const Program program = odd_step();
+  const auto differs = [&](const std::function<void(Program&)>& change) {
+    Program other = program;
+    change(other);
+    EXPECT_FALSE(other == program);
+    EXPECT_NE(text(other), text(program));
+    EXPECT_TRUE(parse(text(other)) == other) << text(other);
+  };
+  differs([](Program& p) { p.grad_enabled = false; });
+  differs([](Program& p) { p.values[0].bytes += 8; });
+  differs([](Program& p) { p.values[0].category = MemoryCategory::workspace; });
+  differs([](Program& p) { p.values[1].device = Device::cuda(1); });
+  differs([](Program& p) { p.values.back().home.offset = 1; });
+  differs([](Program& p) { p.nodes[0].phase = StepPhase::optimizer; });
+  differs([](Program& p) { p.nodes[0].module = kNoModule; });
+  differs([](Program& p) { p.nodes[0].accumulate = true; });
+  differs([](Program& p) { p.nodes[0].num_mutated = 2; });
+  differs([](Program& p) { p.nodes[0].frees = {static_cast<ValueId>(p.values.size()) - 1}; });
+  differs([](Program& p) { p.nodes[0].restores = p.nodes[0].releases = {0}; });
+  differs([](Program& p) { p.nodes[0].scratch = 1; });
+  differs([](Program& p) { p.nodes[0].numbers = {0, 3, 12}; });
+  differs([](Program& p) { p.values[0].place = static_cast<ValueId>(p.values.size()) - 1; });
+  differs([](Program& p) { p.has_waits = true; });
+  differs([](Program& p) { p.nodes[0].op = &op::matmul; });
+  differs([](Program& p) { p.nodes[0].in[0].strides = {1, 4}; });
+  differs([](Program& p) { p.arguments[1].shift = 4; });
+  differs([](Program& p) { p.arguments[0].tensor.device = Device::cuda(0); });
+  differs([](Program& p) { p.arguments[0].tensor.global = {8, 3}; });
+  differs([](Program& p) {
+    p.layouts = {"{0: dp} on mesh(dp=2)"};
+    p.arguments[0].tensor.layout = 0;
+    p.results[0].layout = 0;
+    p.updates[0].result.shape = {6};
+  });
+  for (const char* name : {"x", "x.grad", "with space", "\"", "\\", "\x01\xff", ""})
+    differs([&](Program& p) { p.slots[0].name = name; });
+  differs([](Program& p) { p.slots[0].requires_grad = !p.slots[0].requires_grad; });
+  differs([](Program& p) { p.slots[0].leaves_requires_grad = !p.slots[0].leaves_requires_grad; });
+  differs([](Program& p) { p.slots[0].had_value = !p.slots[0].had_value; });
+  differs([](Program& p) { p.slots[0].had_grad = !p.slots[0].had_grad; });
+  differs([](Program& p) { p.slots[0].drops_grad_first = true; });
+  differs([](Program& p) { p.slots[0].is_local = !p.slots[0].is_local; });
+  differs([](Program& p) { p.bindings[0].held_by_slot_only = true; });
+  differs([](Program& p) { p.settings.push_back({"blocks.0", "divides by 4"}); });
+  differs([](Program& p) { p.units.emplace_back("blocks.0 full"); });
+  differs([](Program& p) { p.constants[0] = {}; });
+  differs([](Program& p) { p.constants[0] = {.bytes = "", .hash = 0x17}; });
+  differs([](Program& p) { p.updates.pop_back(); });
+  differs([](Program& p) { p.results.pop_back(); });
+}
+
+std::string error_of(std::string_view broken) {
+  try {
+    parse(broken);
+  } catch (const Error& error) { return error.message(); }
+  return "no error";
+}
+
+TEST(ProgramText, ErrorsSayWhere) {
+  const std::string whole =
+      "program 1\n"
+      "module blocks.0\n"
+      "argument f32[2,2]\n"
+      "slot w had_value\n"
+      "binding @w in @w f32[2,2]\n"
+      "value $0 f32[2,2] activations\n"
+      "value @w f32[2,2] parameters\n"
+      "value %0 f32[] activations\n"
+      "nodes\n"
+      "%0 f32[] = sum($0) {dims=3 keep=false}  # blocks.0\n"
+      "return %0\n"
+      "end\n";
+  ASSERT_EQ(error_of(whole), "no error");
+  const auto refused = [&](std::string_view from, std::string_view into, std::string_view position,
+                           std::string_view problem) {
+    std::string broken = whole;
+    const std::size_t at = broken.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    broken.replace(at, from.size(), into);
+    expect_error([&] { parse(broken); }, {"program text, ", position, problem});
+  };
+  refused("program 1", "program 2", "line 1, column 1", "expected \"program 1\\x0a\", found \"program 2\"");
+  refused("module blocks.0", "module ", "line 2, column 8", "expected a name, found the end of the line");
+  refused("module blocks.0", "module \"blocks.0", "line 2, column 8", "the quote is not closed");
+  refused("argument f32", "argument f31", "line 3, column 10", "f31");
+  refused("argument f32[2,2]", "argument f32[2,2]s[1]", "line 3, column 10", "as many strides as dims");
+  refused("argument f32[2,2]", "argument f32[281474976710656,2]", "line 3, column 13", "more elements");
+  refused("argument f32[2,2]", "argument f32[2,2] on disk", "line 3, column 22", "cpu, meta or cuda:0");
+  refused("had_value", "had_valu", "line 4, column 7", "expected the end of the line, found \" had_valu\"");
+  refused("binding @w", "binding @v", "line 5, column 9", "there is no slot \"v\"");
+  refused("in @w f32", "in %7 f32", "line 5, column 15", "there is no such value");
+  refused("value $0", "value $1", "line 6, column 7", "expected number 0 of its kind");
+  refused("[2,2] activations", "[2,2] stack", "line 6, column 19", "there is no memory category \"stack\"");
+  refused("value @w f32[2,2] parameters\n", "", "line 5, column 15", "there is no such value");
+  refused("= sum", "= sun", "line 10, column 12", "sun");
+  refused("sum($0)", "sum($1)", "line 10, column 16", "there is no such value");
+  refused("dims=3", "dims=x", "line 10, column 20", "dims = x is no");
+  refused("false}", "false", "line 10, column 20", "the brace is not closed");
+  refused("# blocks.0", "# blocks.1", "line 10, column 44", "\"blocks.1\" is not declared");
+  refused("return %0", "retrun %0", "line 11, column 7", "expected \"(\"");
+  refused("end\n", "end", "line 12, column 1", "expected a value");
+  refused("end\n", "", "line 12, column 1", "found the end of the text");
+  refused("end\n", "end\n\n", "line 13, column 1", "expected the end of the text");
+}
+
+TEST(ProgramText, ATruncatedTextIsAnErrorWithItsPlace) {
+  const std::string whole = text(odd_step());
+  for (std::size_t length = 0; length < whole.size(); ++length)
+    ASSERT_TRUE(error_of(whole.substr(0, length)).starts_with("program text, line ")) << whole.substr(0, length);
+}
+
+// What is read at all is sound or refused by verify(), and is written as it was read.
+void expect_refused_or_sound(const std::string& broken) {
+  Program program;
+  try {
+    program = parse(broken);
+  } catch (const Error& error) {
+    ASSERT_TRUE(error.message().starts_with("program text, line ")) << error.what() << "\n" << broken;
+    return;
+  }
+  const std::string written = text(program);
+  ASSERT_TRUE(parse(written) == program) << broken;
+  try {
+    verify(program);
+  } catch (const Error&) { return; }
+  (void)to_string(program);
+}
+
+// tools/soak/programs.py runs this for longer, from other seeds.
+TEST(ProgramText, AnAlteredTextIsRefusedOrIsAnotherProgram) {
+  const char* const seed_text = std::getenv("SHERD_SOAK_SEED");
+  const char* const seconds_text = std::getenv("SHERD_SOAK_SECONDS");
+  const std::uint64_t seed = seed_text ? std::stoull(seed_text) : 1;
+  const std::chrono::duration<double> limit(seconds_text ? std::stod(seconds_text) : 60);
+  const std::uint64_t trials = seconds_text ? ~0ull : 4000;
+  const std::string whole[] = {text(tiny_step()), text(odd_step()), text(gpt_step())};
+  const auto start = std::chrono::steady_clock::now();
+  std::uint64_t trial = 0;
+  for (; trial < trials && std::chrono::steady_clock::now() - start < limit; ++trial) {
+    SCOPED_TRACE(fmt::format("seed {} trial {}", seed, trial));
+    expect_refused_or_sound(Mutator(seed * 1'000'003 + trial).damaged(whole[trial % std::size(whole)]));
+    if (HasFatalFailure()) return;
+  }
+  fmt::print("seed {}: {} altered texts\n", seed, trial);
+}
+
+}  // namespace
+}  // namespace sherd::testing
