@@ -116,7 +116,8 @@ void Gpu::launch(Stream& stream, const std::string& name, std::function<void()> 
   if (op && configuration.launch_blocking) complete(op);
 }
 
-std::shared_ptr<Op> Gpu::enqueue(Stream& stream, std::function<void()> run, std::vector<std::shared_ptr<Op>> after) {
+std::shared_ptr<Op> Gpu::enqueue(Stream& stream, std::function<void()> run, std::vector<std::shared_ptr<Op>> after,
+                                 std::function<bool()> may_run) {
   if (stream.capture) {
     std::vector<Node>& nodes = stream.capture->graph->nodes;
     nodes.push_back({std::move(run), stream.tail});
@@ -126,6 +127,7 @@ std::shared_ptr<Op> Gpu::enqueue(Stream& stream, std::function<void()> run, std:
   auto op = std::make_shared<Op>();
   op->run = std::move(run);
   op->after = std::move(after);
+  op->may_run = std::move(may_run);
   op->stream = &stream;
   stream.queue.push_back(op);
   if (configuration.early && random.once_in(8))
@@ -135,8 +137,11 @@ std::shared_ptr<Op> Gpu::enqueue(Stream& stream, std::function<void()> run, std:
 }
 
 bool Gpu::ready(const Stream& stream) const {
-  return !stream.queue.empty() && std::all_of(stream.queue.front()->after.begin(), stream.queue.front()->after.end(),
-                                              [](const auto& op) { return op->done; });
+  if (stream.queue.empty()) return false;
+  const Op& op = *stream.queue.front();
+  const bool others_done =
+      std::all_of(op.after.begin(), op.after.end(), [](const auto& before) { return before->done; });
+  return others_done && (!op.may_run || broken != cudaSuccess || op.may_run());
 }
 
 void Gpu::run_head(Stream& stream) {
@@ -147,6 +152,7 @@ void Gpu::run_head(Stream& stream) {
              std::chrono::duration_cast<std::chrono::steady_clock::duration>(extra_seconds_);
   op->done = true;
   op->run = nullptr;
+  op->may_run = nullptr;
   op->after.clear();
   if (stream.destroyed && stream.queue.empty()) streams.erase(&stream);
 }
@@ -160,26 +166,37 @@ bool Gpu::run_something() {
   return true;
 }
 
-// The stream whose head must run before `op` can, found along the waits.
-Stream& Gpu::next_towards(const std::shared_ptr<Op>& op) {
+// The stream whose head must run before `op` can, found along the waits; null if the host is first.
+Stream* Gpu::next_towards(const std::shared_ptr<Op>& op) {
   const Op* target = op.get();
   for (;;) {
     Stream& stream = *target->stream;
-    if (ready(stream)) return stream;
-    for (const auto& before : stream.queue.front()->after)
-      if (!before->done) {
-        target = before.get();
-        break;
-      }
+    if (ready(stream)) return &stream;
+    const auto& after = stream.queue.front()->after;
+    const auto before = std::find_if(after.begin(), after.end(), [](const auto& other) { return !other->done; });
+    if (before == after.end()) return nullptr;
+    target = before->get();
   }
+}
+
+// The caller holds the lock, and may have to wait for what another thread does next.
+void Gpu::let_host_go_on() {
+  lock.unlock();
+  std::this_thread::yield();
+  lock.lock();
 }
 
 void Gpu::complete(const std::shared_ptr<Op>& op) {
   // Either nothing but what the caller waits for, or anything that may run.
   const bool only_needed = random.once_in(2);
   while (!op->done) {
-    if (only_needed) run_head(next_towards(op));
-    else run_something();
+    if (!only_needed) {
+      if (!run_something()) let_host_go_on();
+    } else if (Stream* const next = next_towards(op)) {
+      run_head(*next);
+    } else {
+      let_host_go_on();
+    }
   }
 }
 
@@ -187,8 +204,13 @@ void Gpu::complete(Stream& stream) {
   if (!stream.queue.empty()) complete(std::shared_ptr<Op>(stream.queue.back()));
 }
 
-void Gpu::complete_all() {
+void Gpu::run_all() {
   while (run_something()) {}
+}
+
+void Gpu::complete_all() {
+  const auto is_empty = [](const auto& stream) { return stream.second->queue.empty(); };
+  for (run_all(); !std::all_of(streams.begin(), streams.end(), is_empty); run_all()) let_host_go_on();
 }
 
 void Gpu::run_nodes(const std::vector<Node>& nodes) {

@@ -22,6 +22,7 @@ namespace sherd::cuda::emulated {
 struct Op {
   std::function<void()> run;  // may be null: a point in time
   std::vector<std::shared_ptr<Op>> after;
+  std::function<bool()> may_run;  // of what the host decides; may be null
   bool done = false;
   std::chrono::steady_clock::time_point when{};
   struct Stream* stream = nullptr;
@@ -91,11 +92,15 @@ struct Gpu {
   void launch(Stream& stream, const std::string& name, std::function<void()> run);
   /// Queues `run` on a stream, or makes it a node (and returns null) if the stream is in a capture. Now and then runs
   /// something at once.
-  std::shared_ptr<Op> enqueue(Stream& stream, std::function<void()> run, std::vector<std::shared_ptr<Op>> after = {});
-  /// Runs until `op` has run, in a random order that the streams and events allow.
+  std::shared_ptr<Op> enqueue(Stream& stream, std::function<void()> run, std::vector<std::shared_ptr<Op>> after = {},
+                              std::function<bool()> may_run = nullptr);
+  /// Runs until `op` has run, in a random order that the streams and events allow. While the host must do something
+  /// first, other threads may call.
   void complete(const std::shared_ptr<Op>& op);
   void complete(Stream& stream);
   void complete_all();
+  /// Runs what may run without the host: all but streams that wait for it.
+  void run_all();
   /// Runs one thing that may run now; false if there is none.
   bool run_something();
   /// Runs the nodes in a random order that their edges allow.
@@ -113,7 +118,8 @@ struct Gpu {
   void run_head(Stream& stream);
   bool ready(const Stream& stream) const;
   bool is_named(const std::string& where, const std::string& kernel) const;
-  Stream& next_towards(const std::shared_ptr<Op>& op);
+  Stream* next_towards(const std::shared_ptr<Op>& op);
+  void let_host_go_on();
   std::chrono::duration<double> extra_seconds_{0};
 };
 

@@ -23,7 +23,7 @@ cudaError_t refuse_in_capture(Gpu& g) {
 cudaError_t free_pinned(Gpu& g, void* p) {
   const auto found = g.pinned.find(p);
   if (found == g.pinned.end()) return cudaErrorInvalidValue;
-  g.complete_all();
+  g.run_all();
   std::memset(p, kPoison, found->second);
   device_memory().remove_pinned(p);
   ::operator delete(p, kPage);
@@ -53,7 +53,7 @@ cudaError_t cudaFree(void* p) {
   return call("cudaFree", [&](Gpu& g) {
     if (!p) return cudaSuccess;
     if (const cudaError_t refused = refuse_in_capture(g); refused != cudaSuccess) return refused;
-    g.complete_all();
+    g.run_all();
     ++g.counters.frees;
     return device_memory().release(p) ? g.broken : cudaErrorInvalidValue;
   });
@@ -104,7 +104,7 @@ cudaError_t cudaHostRegister(void* p, std::size_t bytes, unsigned) {
 cudaError_t cudaHostUnregister(void* p) {
   return call("cudaHostUnregister", [&](Gpu& g) {
     if (const cudaError_t refused = refuse_in_capture(g); refused != cudaSuccess) return refused;
-    g.complete_all();
+    g.run_all();
     return device_memory().remove_pinned(p) ? cudaSuccess : cudaErrorInvalidValue;
   });
 }
