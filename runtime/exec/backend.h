@@ -5,7 +5,9 @@
 //   rank's thread   upload | kernel | kernel | kernel | start_read ...  later: read.wait()
 //   compute queue            [upload][kernel][kernel][kernel][read]      nothing on the rank's thread waits in between
 //
-// All work of a rank goes to one queue in program order, so memory that is freed may be reused at once.
+// All kernels of a rank go to one queue in program order, so memory that is freed may be reused at once. Other queues
+// of the device (DeviceQueue) borrow storages and never free.
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "runtime/memory/allocator.h"
+#include "runtime/memory/event.h"
 #include "runtime/tensor/device.h"
 
 namespace sherd {
@@ -41,6 +44,35 @@ class DeviceGraph {
   virtual std::int64_t reserved_bytes() const = 0;
 };
 
+/// A place in the work of a stream. Outlives the stream; from any thread.
+class DeviceMark {
+ public:
+  virtual ~DeviceMark() = default;
+  /// Whether everything before it has run. Of a lost device: true.
+  virtual bool is_reached() = 0;
+  /// Blocks until it is. Throws what failed on the device before.
+  virtual void await() = 0;
+};
+
+/// Work of a device that runs in the order it was put here. On the rank's thread only; nothing here blocks, but for
+/// synchronize().
+class DeviceStream {
+ public:
+  virtual ~DeviceStream() = default;
+  /// Everything that was put here so far.
+  virtual std::shared_ptr<DeviceMark> mark() = 0;
+  /// What is put here from now on starts after the mark, of any stream of this kind of device.
+  virtual void wait(const DeviceMark& mark) = 0;
+  /// ... starts when `word`, of DeviceContext::progress(), is `value` or has passed it (modulo 2^32). It must come
+  /// there without anything that is put on the device from now on.
+  virtual void wait(const std::atomic<std::uint32_t>& word, std::uint32_t value) = 0;
+  /// Between the device and memory of DeviceContext::pinned(), which lives until this has run.
+  virtual void to_host(void* to, const void* from, std::int64_t bytes) = 0;
+  virtual void to_device(void* to, const void* from, std::int64_t bytes) = 0;
+  /// Blocks until everything has run. Throws what failed there.
+  virtual void synchronize() = 0;
+};
+
 /// One rank's use of one device: its compute queue, its memory, its libraries' handles. Used on the rank's thread only.
 class DeviceContext {
  public:
@@ -63,11 +95,28 @@ class DeviceContext {
   /// Blocks until everything queued has run. Throws what failed there.
   virtual void synchronize() = 0;
 
+  /// The compute queue's stream, or one of its own for another queue. Ends before the context.
+  virtual std::unique_ptr<DeviceStream> open_stream(bool is_compute) = 0;
+  /// Host memory that streams copy from and to by themselves. Not initialised; freed with the last handle, when no
+  /// stream uses it any more.
+  virtual std::shared_ptr<std::byte> pinned(std::int64_t bytes) = 0;
+  /// A word of the host that streams can wait for, one for each queue of the rank: HostQueue::show_progress(). Lives as
+  /// long as the context.
+  virtual std::atomic<std::uint32_t>& progress(int queue_index) = 0;
+
   /// Runs `work`, which queues kernels but must not wait for the device, and records it instead of executing it.
   /// Memory it allocates comes from the graph and is the graph's; nothing of it may be kept when `work` returns but
   /// through storages that hold it. Error, with nothing recorded, if `work` waits for the device or throws.
   virtual std::unique_ptr<DeviceGraph> record(const std::function<void()>& work) = 0;
   virtual bool is_recording() const = 0;
+
+  /// Notes work of the host that some stream waits for: whoever waits for the device next is told what failed there.
+  void note_host_work(const Event& event) { host_work_.push_back(event); }
+  /// Throws what failed in noted work that is over, and lets go of it. Called after every wait for the device.
+  void throw_failed_host_work();
+
+ private:
+  std::vector<Event> host_work_;
 };
 
 /// A line of `sherd info`: {"cuDNN", "9.19.0"} or {"cuDNN", "not found: ..."}.

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <exception>
 
+#include "runtime/exec/device_queue.h"
 #include "runtime/exec/host_queue.h"
 #include "runtime/tensor/error.h"
 
@@ -42,14 +43,33 @@ DeviceContext& RankContext::device(Device device) {
   return *devices_.emplace_back(backend_of(device).open(device.index));
 }
 
-Queue& RankContext::queue(std::string_view name) {
+Queue* RankContext::find_queue(std::string_view name, Device device) const {
   for (const Ref<Queue>& queue : queues_)
-    if (queue->name() == name) return *queue;
+    if (queue->name() == name && queue->device() == device) return queue.get();
+  return nullptr;
+}
+
+Queue& RankContext::queue(std::string_view name, Device device) {
+  if (Queue* const known = find_queue(name, device)) return *known;
+  const bool on_host = device.kind == Device::Kind::cpu;
+  check(!on_host || name != kComputeQueue, "the host has no queue \"{}\": its compute is the rank's thread", name);
+  // It is waited for, and waits, whenever another queue of the device is used.
+  if (!on_host && name != kComputeQueue) queue(kComputeQueue, device);
   check(queues_.size() < Queue::kMaxPerRank, "a rank has at most {} queues; \"{}\" would be one more",
         Queue::kMaxPerRank, name);
+  const auto index = static_cast<int>(queues_.size());
+  if (!on_host && !is_ghost())
+    return *queues_.emplace_back(Ref<Queue>::fresh(new DeviceQueue(name, index, this->device(device))));
   // Every rank computes on its thread while a queue's thread works.
   const bool spins = 2 * static_cast<unsigned>(num_ranks_here) <= std::thread::hardware_concurrency();
-  return *queues_.emplace_back(Ref<Queue>::fresh(new HostQueue(name, static_cast<int>(queues_.size()), spins)));
+  return *queues_.emplace_back(Ref<Queue>::fresh(new HostQueue(name, index, spins, device)));
+}
+
+void RankContext::join_queues(Device device) {
+  Queue* const compute = find_queue(kComputeQueue, device);
+  if (!compute) return;
+  for (const Ref<Queue>& queue : queues_)
+    if (queue->device() == device) compute->wait(queue->record());
 }
 
 void RankContext::drain_queues() noexcept {
@@ -62,6 +82,8 @@ void RankContext::close_queues() noexcept {
   const std::string reason = fmt::format("{} ended by an exception", rank_text.empty() ? "the rank" : rank_text);
   if (std::uncaught_exceptions() > exceptions_at_start_)
     for (const Ref<Queue>& queue : queues_) queue->abort(reason);
+  // What one queue lets go of may be lent to another.
+  for (const Ref<Queue>& queue : queues_) queue->drain();
   for (const Ref<Queue>& queue : queues_) queue->close();
   queues_.clear();
 }

@@ -82,9 +82,15 @@ class RankContext final : public RankMemory {
   /// Ranks that compute on this host. Waits spin only where they leave cores free; set with the world.
   int num_ranks_here = 1;
 
-  /// This rank's queue of that name ("gather", "reduce", "collective", ...), made at first use. Call world_group() or
-  /// set_world_group() before.
-  Queue& queue(std::string_view name);
+  /// This rank's queue of that name ("gather", "reduce", "collective", ...) on the host or a device, made at first use.
+  /// "compute" is the device's kernels. Call world_group() or set_world_group() before. Error if there is no such
+  /// device, or for "compute" on the host, which is the rank's thread.
+  Queue& queue(std::string_view name, Device device = Device::cpu());
+  /// Null if there is none yet.
+  Queue* find_queue(std::string_view name, Device device) const;
+  /// What the device's compute does from now on comes after all that was submitted to other queues of it: for work that
+  /// touches bytes without asking their storages.
+  void join_queues(Device device);
   /// Waits for everything in flight. Errors of it are dropped, and queues that failed run again.
   void drain_queues() noexcept;
   /// Seconds that this thread has waited for queues or done their work inline; and whether it does now.

@@ -6,6 +6,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "runtime/exec/context.h"
@@ -21,14 +22,6 @@ constexpr std::int64_t kSpinNanoseconds = 5000;
 constexpr std::uint64_t kOpen = std::numeric_limits<std::uint64_t>::max();
 
 std::int64_t now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
-
-// Where the program stood when it submitted: an error is read by somebody who looks for that place.
-std::string issued_at(const RankContext& context) {
-  std::string text = context.module_path ? *context.module_path : "";
-  if (!context.rank_text.empty()) text += (text.empty() ? "" : "      ") + context.rank_text;
-  if (context.step >= 0) text += fmt::format("{}step {}", text.empty() ? "" : "      ", context.step);
-  return text;
-}
 
 // Adds the time of a wait to the rank's account; a wait inside a wait (work done inline that waits for another queue)
 // counts once.
@@ -68,22 +61,19 @@ template <class E>
 
 }  // namespace
 
+bool is_running_work() { return skews_of_item != nullptr; }
+
 void note_skew(Skew skew) {
   if (skews_of_item) skews_of_item->push_back(skew);
 }
 
-std::string describe(const QueueItem& item) {
-  return fmt::format("{} {}{}{}", item.queue, item.name, item.subject.empty() ? "" : " ", item.subject);
-}
-
-HostQueue::HostQueue(std::string_view name, int index, bool spins)
-    : Queue(name, index), spins_(spins), owner_(std::this_thread::get_id()) {}
+HostQueue::HostQueue(std::string_view name, int index, bool spins, Device device)
+    : Queue(name, index, device), spins_(spins), owner_(std::this_thread::get_id()) {}
 
 HostQueue::~HostQueue() {
   if (thread_.joinable()) close();
 }
 
-// What must be over before the item starts. Work of this queue is anyway.
 std::unique_ptr<QueueItem> HostQueue::make_item(QueueWork& work) {
   RankContext& context = RankContext::current();
   auto item = std::make_unique<QueueItem>();
@@ -96,16 +86,10 @@ std::unique_ptr<QueueItem> HostQueue::make_item(QueueWork& work) {
   item->bytes = work.bytes;
   item->run = std::move(work.run);
   item->abort = std::move(work.abort);
-  for (const Loan& loan : work.loans) {
-    const Event& written = loan.storage->last_write();
-    if (written.queue() && written.is_reached()) written.queue()->rethrow(written.sequence());
-    if (written.queue() && written.queue() != this) item->after.push_back({written, true});
-    if (loan.writes)
-      for (const Event& read : loan.storage->last_reads())
-        if (read.queue() != this) item->after.push_back({read, false});
+  item->after = work_before(*this, work.loans);
+  for (const Loan& loan : work.loans)
     if (!loan.writes && !(context.hazards && context.hazards->is_removed(QueueEdge::hold, name())))
       item->held.push_back(loan.storage);
-  }
   for (Event& event : next_after_) item->after.push_back({std::move(event), false});
   next_after_.clear();
   return item;
@@ -180,6 +164,8 @@ void HostQueue::run_next(std::unique_lock<std::mutex>& lock) {
   if (error) failures_.push_back({item.sequence, kOpen, error});
   running_ = nullptr;
   done_.store(item.sequence, std::memory_order_release);
+  for (std::atomic<std::uint32_t>* word : words_)
+    word->store(static_cast<std::uint32_t>(item.sequence), std::memory_order_release);
   has_finished_.notify_all();
   if (started_ < submitted_) has_work_.notify_one();
 }
@@ -312,6 +298,13 @@ void HostQueue::close() noexcept {
   }
   has_work_.notify_one();
   if (thread_.joinable()) thread_.join();
+}
+
+void HostQueue::show_progress(std::atomic<std::uint32_t>& word) {
+  const std::lock_guard lock(mutex_);
+  if (std::ranges::find(words_, &word) != words_.end()) return;
+  word.store(static_cast<std::uint32_t>(done_.load()), std::memory_order_release);
+  words_.push_back(&word);
 }
 
 std::size_t HostQueue::num_in_flight() const {

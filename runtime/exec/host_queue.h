@@ -16,31 +16,9 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/exec/queue.h"
+#include "runtime/exec/queue_item.h"
 
 namespace sherd {
-
-/// One item, from submit until the submitting thread has let go of it. Times are nanoseconds of the monotonic
-/// clock, as in traces.
-struct QueueItem {
-  std::uint64_t sequence = 0;
-  std::string_view queue, name;
-  std::string subject, issued;  ///< issued: module, rank and step at submit, for messages
-  const std::string* module_path = nullptr;
-  StepPhase phase = StepPhase::forward;
-  std::int64_t bytes = 0;
-  std::function<void()> run;
-  std::function<void(std::string_view)> abort;
-  std::vector<Ref<Storage>> held;
-  struct Before {
-    Event event;
-    bool wrote;  // what this item uses: its errors are this item's
-  };
-  std::vector<Before> after;  // work of other queues
-  std::vector<Skew> skews;    // of its collectives and of what it waited for
-  std::int64_t submitted = 0, started = 0, ended = 0;
-};
-/// "gather unshard blocks.3".
-std::string describe(const QueueItem& item);
 
 /// On a ghost rank nothing runs and no thread is started: items are lent storages and let go of them, as ever.
 ///
@@ -48,8 +26,9 @@ std::string describe(const QueueItem& item);
 /// was to write raise the same error at every touch, and what comes after runs again.
 class HostQueue final : public Queue {
  public:
-  /// `spins`: waits spin for a moment before they sleep; only where a core is free for it.
-  HostQueue(std::string_view name, int index, bool spins);
+  /// `spins`: waits spin for a moment before they sleep; only where a core is free for it. `device` is the host but on
+  /// a ghost rank, where queues of devices too have no work to run.
+  HostQueue(std::string_view name, int index, bool spins, Device device = Device::cpu());
 
   Event submit(QueueWork work) override;
   void wait(const Event& event) override;
@@ -57,6 +36,9 @@ class HostQueue final : public Queue {
   void drain() noexcept override;
   void abort(const std::string& reason) noexcept override;
   void close() noexcept override;
+  /// From now until close() `word` is the number of items that have finished, its low 32 bits, and nobody waits for it
+  /// to change but a device. On the rank's thread; the word lives until close() has returned.
+  void show_progress(std::atomic<std::uint32_t>& word);
   /// Items that still hold their storages.
   std::size_t num_in_flight() const;
 
@@ -90,6 +72,7 @@ class HostQueue final : public Queue {
   std::deque<std::unique_ptr<QueueItem>> items_;  // not retired; front has sequence retired_ + 1
   std::uint64_t submitted_ = 0, started_ = 0, retired_ = 0;
   std::atomic<std::uint64_t> done_{0};
+  std::vector<std::atomic<std::uint32_t>*> words_;  // show done_
   QueueItem* running_ = nullptr;
   bool is_closing_ = false;
   std::vector<Event> next_after_;  // what the next item waits for: wait()

@@ -5,6 +5,15 @@
 
 namespace sherd {
 
+namespace {
+// Of a device that has queues; null on the host, and on a ghost rank, whose queues of devices are the host's.
+Queue* compute_of(Device device) {
+  if (device.kind != Device::Kind::cuda) return nullptr;
+  RankContext* const context = RankContext::current_or_null();
+  return context && !context->is_ghost() ? context->find_queue(kComputeQueue, device) : nullptr;
+}
+}  // namespace
+
 Event::Event(Queue* queue, std::uint64_t sequence) : queue_(queue), sequence_(sequence) {
   if (queue_) queue_->retain();
 }
@@ -39,6 +48,32 @@ void Event::settle() const noexcept {
 
 void Event::outlast() const noexcept {
   if (queue_) queue_->await(sequence_);
+}
+
+void Event::consume(Device device) const {
+  Queue* const compute = queue_ ? compute_of(device) : nullptr;
+  if (!compute) return consume();
+  compute->wait(*this);
+  if (Trace* const trace = RankContext::current().trace) trace->consume(flow());
+}
+
+// Compute that cannot wait is lost, and whoever waits for it is told.
+void Event::settle(Device device) const noexcept {
+  try {
+    if (Queue* const compute = queue_ ? compute_of(device) : nullptr) return compute->wait(*this);
+  } catch (const Error&) {}
+  settle();
+}
+
+void Event::outlast(Device device) const noexcept {
+  try {
+    if (Queue* const compute = queue_ ? compute_of(device) : nullptr) return compute->wait(*this);
+  } catch (const Error&) {}
+  outlast();
+}
+
+void Event::rethrow_if_reached() const {
+  if (queue_ && queue_->is_done(sequence_)) queue_->rethrow(sequence_);
 }
 
 double waited_skew_seconds() { return RankContext::current().waited_skew_seconds; }

@@ -5,6 +5,9 @@
 //   rank's thread   submit(a) ... compute ... submit(b) ... compute ... reads a's bytes: waits for a
 //   queue "gather"            a a a a a a a a a a             b b b b
 //
+// A queue of a device is the same over one of its streams: its work is issued at once and runs later, and waits between
+// it and the device's compute are the device's own.
+//
 // Work borrows memory: the storages it uses are *lent* to the queue. Who then reads such a storage waits for the work
 // that writes it, and who writes it waits for the work that uses it at all; nobody else ever has to wait, so work that
 // reads delays no reader (Storage::read, Storage::write).
@@ -17,6 +20,7 @@
 
 #include "runtime/memory/event.h"
 #include "runtime/memory/storage.h"
+#include "runtime/tensor/device.h"
 #include "runtime/tensor/intrusive.h"
 
 namespace sherd {
@@ -30,16 +34,21 @@ struct Loan {
 
 struct QueueWork {
   static constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
-  std::string_view name;        ///< a literal or the name of an op: "unshard"
-  std::string_view subject{};   ///< what it acts on: "blocks.3"; copied
-  std::int64_t bytes = 0;       ///< moved, for traces
-  std::function<void()> run;    ///< on any thread; uses addresses taken before, no tensors, allocator or rank context
-  std::span<const Loan> loans;  ///< all bytes that `run` touches
+  std::string_view name;       ///< a literal or the name of an op: "unshard"
+  std::string_view subject{};  ///< what it acts on: "blocks.3"; copied
+  std::int64_t bytes = 0;      ///< moved, for traces
+  /// Uses addresses taken before, no tensors, allocator or rank context. Of a host queue: runs on any thread, later. Of
+  /// a device queue: runs on the rank's thread inside of submit(), and puts what is to be done on the queue's stream.
+  std::function<void()> run{};
+  std::span<const Loan> loans{};  ///< all bytes that `run` touches
   /// Makes a `run` that waits for other ranks raise; for a rank that ends by an exception.
   std::function<void(std::string_view reason)> abort{};
   /// First waits until fewer than this many items hold their storages.
   std::size_t max_in_flight = kUnlimited;
 };
+
+/// Of a device: its kernels, in the order of the program. (The host's compute is the rank's thread.)
+inline constexpr std::string_view kComputeQueue = "compute";
 
 /// One queue of a rank, made by RankContext::queue() at first use. Only that rank's thread submits.
 class Queue : public RefCounted {
@@ -54,6 +63,8 @@ class Queue : public RefCounted {
   const std::string& name() const { return name_; }
   /// Its place among the rank's queues, in the order of making.
   int index() const { return index_; }
+  /// Where its work runs.
+  Device device() const { return device_; }
 
   /// Queues work and lends it the storages; blocks only for max_in_flight. The work starts after what was submitted
   /// here before and after work of other queues that conflicts with it: a reader after the last writer, a writer
@@ -72,12 +83,13 @@ class Queue : public RefCounted {
   virtual void close() noexcept = 0;
 
  protected:
-  Queue(std::string_view name, int index) : name_(name), index_(index) {}
+  Queue(std::string_view name, int index, Device device) : name_(name), index_(index), device_(device) {}
   virtual ~Queue() = default;
 
  private:
   friend class Event;
   friend class HostQueue;
+  friend class DeviceQueue;
   virtual bool is_done(std::uint64_t sequence) const = 0;
   /// Blocks until is_done(sequence).
   virtual void await(std::uint64_t sequence) = 0;
@@ -88,6 +100,7 @@ class Queue : public RefCounted {
 
   const std::string name_;
   const int index_;
+  const Device device_;
 };
 
 /// A stretch of time, in nanoseconds of the monotonic clock, in which a collective stood still on this rank because
@@ -99,6 +112,9 @@ struct Skew {
 /// Told by a process group at the end of a call: kept with the item of a queue that the calling thread runs, if it
 /// does, so that whoever waits for the item learns how much of the wait was for a rank that came late.
 void note_skew(Skew skew);
+
+/// Whether the calling thread runs an item of a host queue now.
+bool is_running_work();
 
 /// Seconds of RankContext::waited_seconds that passed in such stretches. Of the calling thread's rank.
 double waited_skew_seconds();

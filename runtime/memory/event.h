@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "runtime/tensor/device.h"
+
 namespace sherd {
 
 class Queue;
@@ -39,6 +41,13 @@ class Event {
   void settle() const noexcept;
   /// Blocks until it is reached, whatever became of the work: its errors stay for those who wait for its results.
   void outlast() const noexcept;
+  /// The same three for who touches bytes of `device`. That is the device's compute, if it is not the host: it waits
+  /// there, and the host goes on. Errors of what it waits for are thrown where the host next waits for the device.
+  void consume(Device device) const;
+  void settle(Device device) const noexcept;
+  void outlast(Device device) const noexcept;
+  /// Throws what failed at or before it, if it is reached. Does not block.
+  void rethrow_if_reached() const;
 
  private:
   void drop();

@@ -100,7 +100,7 @@ void Storage::await_write() const {
   const bool looks_first = watcher && watcher->looks_before_wait(*this, AccessWatcher::Kind::read);
   if (looks_first) watcher->accessed(*this, AccessWatcher::Kind::read);
   if (guard_ & kBeingWritten) {
-    last_write_.consume();  // an error stays with the bytes
+    last_write_.consume(device_);  // an error stays with the bytes
     last_write_ = {};
     guard_ &= static_cast<std::uint8_t>(~kBeingWritten);
   }
@@ -118,8 +118,8 @@ void Storage::await_all() const {
   const bool looks_first = watcher && watcher->looks_before_wait(*this, AccessWatcher::Kind::write);
   if (looks_first) watcher->accessed(*this, AccessWatcher::Kind::write);
   if (is_lent()) {
-    last_write_.consume();
-    for (const Event& read : last_reads()) read.outlast();
+    last_write_.consume(device_);
+    for (const Event& read : last_reads()) read.outlast(device_);
     forget_loans();
   }
   if (watcher && !looks_first) watcher->accessed(*this, AccessWatcher::Kind::write);
@@ -131,8 +131,8 @@ void Storage::settle() noexcept {
   const bool looks_first = watcher && watcher->looks_before_wait(*this, AccessWatcher::Kind::release);
   if (looks_first) watcher->released(*this);
   if (is_lent()) {
-    last_write_.settle();
-    for (const Event& read : last_reads()) read.outlast();
+    last_write_.settle(device_);
+    for (const Event& read : last_reads()) read.outlast(device_);
     forget_loans();
   }
   if (watcher && !looks_first) watcher->released(*this);

@@ -44,8 +44,9 @@ class Storage final : public RefCounted {
   static void destroy(Storage* storage);
 
   /// The address, to read: blocks while a queue writes the bytes, and throws what failed there; queues that read them
-  /// delay nobody. On the rank's thread. (On a kernel's other threads no wait is left: the dispatcher asks first.)
-  /// Error if the bytes are a ghost's, here and in write().
+  /// delay nobody. Bytes of a device are touched by its compute, which waits there: the host goes on. On the rank's
+  /// thread. (On a kernel's other threads no wait is left: the dispatcher asks first.) Error if the bytes are a
+  /// ghost's, here and in write().
   std::byte* read() const {
     if (guard_ & (kBeingWritten | kWatched | kGhost)) [[unlikely]]
       prepare_read();

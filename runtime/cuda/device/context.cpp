@@ -1,4 +1,4 @@
-// All work of a rank goes to one stream, in program order. The host runs ahead and waits only where a value is asked
+// All kernels of a rank go to one stream, in program order. The host runs ahead and waits only where a value is asked
 // for: item(), a checkpoint, a full ring of staging buffers.
 #include "runtime/cuda/device/context.h"
 
@@ -12,7 +12,10 @@
 #include "runtime/cuda/device/graph.h"
 #include "runtime/cuda/device/memory.h"
 #include "runtime/cuda/device/store.h"
+#include "runtime/cuda/device/stream.h"
 #include "runtime/cuda/gemm/blas.h"
+#include "runtime/exec/context.h"
+#include "runtime/exec/queue.h"
 #include "runtime/os/settings.h"
 
 namespace sherd::cuda {
@@ -31,7 +34,7 @@ class PinnedRead final : public HostRead {
   ~PinnedRead() override {
     if (context_) {
       std::erase(context_->reads_, this);
-      context_->pinned().give_back(block_);
+      context_->pinned_pool().give_back(block_);
     } else {
       PinnedPool::destroy(block_);
     }
@@ -202,10 +205,35 @@ void Context::synchronize() {
   check_faults();
 }
 
-void Context::check_faults() { faults_->check(stream(), device()); }
+void Context::check_faults() {
+  throw_failed_host_work();
+  faults_->check(stream(), device());
+}
+
+std::unique_ptr<DeviceStream> Context::open_stream(bool is_compute) {
+  if (is_compute) return std::make_unique<Stream>(*this, stream());
+  return std::make_unique<Stream>(*this);
+}
+
+std::shared_ptr<std::byte> Context::pinned(std::int64_t bytes) {
+  (void)stream();
+  return allocate_pinned(bytes);
+}
+
+std::atomic<std::uint32_t>& Context::progress(int queue_index) {
+  constexpr std::size_t kLine = 64, kBytes = kLine * Queue::kMaxPerRank;
+  if (!progress_) {
+    progress_ = pinned(kBytes);
+    for (std::size_t at = 0; at < kBytes; at += kLine)
+      std::construct_at(reinterpret_cast<std::atomic<std::uint32_t>*>(progress_.get() + at), 0u);
+  }
+  return *reinterpret_cast<std::atomic<std::uint32_t>*>(progress_.get() +
+                                                        static_cast<std::size_t>(queue_index) * kLine);
+}
 
 std::unique_ptr<DeviceGraph> Context::record(const std::function<void()>& work) {
   check(!is_recording(), "a graph is being recorded already");
+  RankContext::current().join_queues(device());  // no wait within the recording is left
   return Graph::record(*this, work);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// One rank's use of one CUDA device: one stream for all its work, the memory behind it, pinned staging, library
-// handles.
+// One rank's use of one CUDA device: one stream for all its kernels, others for what runs beside them, the memory
+// behind it, pinned staging, library handles.
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,17 +39,20 @@ class Context final : public DeviceContext {
   void copy(void* to, const void* from, std::int64_t bytes) override;
   void fill(void* to, std::uint8_t value, std::int64_t bytes) override;
   void synchronize() override;
+  std::unique_ptr<DeviceStream> open_stream(bool is_compute) override;
+  std::shared_ptr<std::byte> pinned(std::int64_t bytes) override;
+  std::atomic<std::uint32_t>& progress(int queue_index) override;
   std::unique_ptr<DeviceGraph> record(const std::function<void()>& work) override;
   bool is_recording() const override { return recording_ != nullptr; }
 
-  /// The stream of all this rank's work. Makes the device the thread's current one, as launches need. Throws if the
+  /// The stream of this rank's kernels. Makes the device the thread's current one, as launches need. Throws if the
   /// device is lost.
   cudaStream_t stream();
   /// What was queued last.
   LaunchLog& log() { return log_; }
   const cudaDeviceProp& properties() const { return properties_; }
   int multiprocessors() const { return properties_.multiProcessorCount; }
-  PinnedPool& pinned() { return pinned_; }
+  PinnedPool& pinned_pool() { return pinned_; }
   /// Memory that outlives a recording.
   Allocator& lasting_allocator() { return *allocator_; }
   /// cuBLASLt's handle, workspace and choice of algorithms; made at first use.
@@ -58,7 +61,7 @@ class Context final : public DeviceContext {
   Attention& attention();
   /// What kernels found wrong in the values they read.
   Faults& faults() { return *faults_; }
-  /// After a wait: throws what a kernel found wrong, if one did.
+  /// After a wait: throws what a kernel found wrong, or what failed in work of the host that a stream has waited for.
   void check_faults();
 
  private:
@@ -77,6 +80,7 @@ class Context final : public DeviceContext {
   std::vector<Graph*> graphs_;      // those that live
   std::vector<PinnedRead*> reads_;  // the same
   PinnedPool pinned_;
+  std::shared_ptr<std::byte> progress_;  // words for which streams wait, a cache line each
   std::unique_ptr<Faults> faults_;
   std::unique_ptr<Blas> blas_;
   std::unique_ptr<Attention> attention_;

@@ -8,6 +8,7 @@
 
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/device/memory.h"
+#include "runtime/exec/context.h"
 #include "runtime/os/settings.h"
 
 namespace sherd::cuda {
@@ -125,6 +126,7 @@ std::unique_ptr<DeviceGraph> Graph::record(Context& context, const std::function
 
 void Graph::launch() {
   sherd::check(context_ != nullptr, "a recorded graph outlived the rank that recorded it");
+  RankContext::current().join_queues(context_->device());  // it asks no storage
   context_->log().add("a recorded graph; its kernels are listed if the step is not compiled");
   check(cudaGraphLaunch(executable_, context_->stream()), "starting a graph");
 }

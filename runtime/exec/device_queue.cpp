@@ -1,0 +1,213 @@
+#include "runtime/exec/device_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/exec/hazards.h"
+#include "runtime/exec/host_queue.h"
+#include "runtime/exec/trace.h"
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+void DeviceContext::throw_failed_host_work() {
+  for (std::size_t i = 0; i < host_work_.size();) {
+    if (!host_work_[i].is_reached()) {
+      ++i;
+      continue;
+    }
+    const Event event = std::move(host_work_[i]);
+    host_work_.erase(host_work_.begin() + static_cast<std::ptrdiff_t>(i));
+    event.wait();  // lets go of it, or throws
+  }
+}
+
+DeviceQueue::DeviceQueue(std::string_view name, int index, DeviceContext& context)
+    : Queue(name, index, context.device()),
+      context_(context),
+      owner_(std::this_thread::get_id()),
+      stream_(context.open_stream(name == kComputeQueue)) {}
+
+Event DeviceQueue::submit(QueueWork work) {
+  RankContext& rank = RankContext::current();
+  check(is_owner() && stream_, "work \"{}\" was submitted to the queue {} of another rank, or after its end", work.name,
+        name());
+  check(
+      !context_.is_recording(),
+      "work \"{}\" for the queue {} of {} inside a recorded graph, which holds kernels of one stream; compile without "
+      "it, or move it out of the step",
+      work.name, name(), to_string(device()));
+  Queue& compute = rank.queue(kComputeQueue, device());
+  while (!is_compute() && submitted_ - retired_ >= work.max_in_flight) compute.wait(Event(this, retired_ + 1));
+  prune();
+
+  QueueItem item;
+  item.sequence = submitted_ + 1;
+  item.queue = name();
+  item.name = work.name;
+  item.subject = work.subject;
+  item.after = work_before(*this, work.loans);
+  for (const auto& [event, wrote] : item.after) wait(event);
+  if (!is_compute()) wait(compute.record());
+  item.after = std::exchange(after_, {});
+  if (rank.hazards) rank.hazards->submitted(*this, item, work.loans);
+  if (work.run) work.run();
+
+  Place place{.sequence = item.sequence, .run = std::move(work.run), .abort = std::move(work.abort)};
+  for (const Loan& loan : work.loans)  // compute's own order is the allocator's
+    if (!loan.writes && !is_compute() && !(rank.hazards && rank.hazards->is_removed(QueueEdge::hold, name())))
+      place.held.push_back(loan.storage);
+  const Event event = add(std::move(place));
+  for (const Loan& loan : work.loans) loan.storage->lend(event, loan.writes);
+  return event;
+}
+
+Event DeviceQueue::add(Place place) {
+  place.mark = stream_->mark();
+  const std::lock_guard lock(mutex_);
+  place.sequence = ++submitted_;
+  places_.push_back(std::move(place));
+  return Event(this, submitted_);
+}
+
+Event DeviceQueue::record() {
+  if (!is_compute() || !stream_ || context_.is_recording()) return Event(this, submitted_);
+  prune();
+  return add({});  // kernels go to the stream without being submitted here
+}
+
+// Of a host queue by its progress word, of a device queue by its mark; not again if this stream comes after it anyway.
+void DeviceQueue::wait(const Event& event) {
+  Queue* const other = event.queue();
+  if (!other || other == this || !stream_) return;
+  const auto at = static_cast<std::size_t>(other->index());
+  if (seen_.size() <= at) seen_.resize(at + 1);
+  if (seen_[at] < event.sequence() && !other->is_done(event.sequence())) {
+    check(!context_.is_recording(),
+          "the queue {} of {} is waited for inside a recorded graph, which would wait for this once and never again",
+          other->name(), to_string(other->device()));
+    if (other->device().kind == Device::Kind::cpu) {
+      std::atomic<std::uint32_t>& word = context_.progress(other->index());
+      static_cast<HostQueue*>(other)->show_progress(word);
+      stream_->wait(word, static_cast<std::uint32_t>(event.sequence()));
+    } else if (const auto mark = static_cast<DeviceQueue*>(other)->mark_of(event.sequence())) {
+      stream_->wait(*mark);
+    }
+  }
+  seen_[at] = std::max(seen_[at], event.sequence());
+  if (other->device().kind == Device::Kind::cpu) context_.note_host_work(event);
+  if (!is_compute()) {
+    after_.push_back({event, false});
+    return;
+  }
+  if (HazardChecker* const hazards = RankContext::current().hazards) hazards->waited(*other, event.sequence());
+  if (other->device() == device()) static_cast<DeviceQueue*>(other)->retire(event.sequence());
+}
+
+std::shared_ptr<DeviceMark> DeviceQueue::mark_of(std::uint64_t sequence) const {
+  const std::lock_guard lock(mutex_);
+  if (places_.empty() || sequence < places_.front().sequence) return nullptr;
+  return places_[sequence - places_.front().sequence].mark;
+}
+
+bool DeviceQueue::is_done(std::uint64_t sequence) const {
+  if (sequence <= done_.load(std::memory_order_acquire)) return true;
+  const std::shared_ptr<DeviceMark> mark = mark_of(sequence);
+  if (mark && !mark->is_reached()) return false;
+  for (std::uint64_t done = done_.load(); done < sequence && !done_.compare_exchange_weak(done, sequence);) {}
+  return true;
+}
+
+// Errors of the device stay for rethrow(): who only has to outlast the work does not ask.
+void DeviceQueue::await(std::uint64_t sequence) {
+  if (!is_done(sequence)) {
+    const TraceSpan waiting(kWaitName, SpanKind::wait);
+    const std::shared_ptr<DeviceMark> mark = mark_of(sequence);
+    try {
+      if (mark) mark->await();
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      if (!failure_) failure_ = std::current_exception();
+    }
+  }
+  if (!is_owner() || is_running_work()) return;  // as HostQueue::await
+  if (RankContext* const rank = RankContext::current_or_null(); rank && rank->hazards)
+    rank->hazards->waited(*this, sequence);
+  retire(sequence);
+  prune();
+}
+
+void DeviceQueue::rethrow(std::uint64_t) {
+  if (is_owner() && stream_) context_.throw_failed_host_work();
+  std::exception_ptr failure;
+  {
+    const std::lock_guard lock(mutex_);
+    failure = failure_;
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+// Forgets places that are over and hold nothing. What they captured ends here, on the rank's thread.
+void DeviceQueue::prune() {
+  for (;;) {
+    Place over;
+    {
+      const std::lock_guard lock(mutex_);
+      if (places_.empty() || !places_.front().held.empty() || !places_.front().mark->is_reached()) return;
+      over = std::move(places_.front());
+      places_.pop_front();
+    }
+    is_done(over.sequence);
+  }
+}
+
+// Compute has waited for this work, or the host has: memory that only it has kept goes back to the allocator now.
+void DeviceQueue::retire(std::uint64_t sequence) {
+  if (sequence <= retired_) return;
+  std::vector<Ref<Storage>> free;
+  {
+    const std::lock_guard lock(mutex_);
+    for (Place& place : places_) {
+      if (place.sequence > sequence) break;
+      for (Ref<Storage>& storage : place.held) free.push_back(std::move(storage));
+      place.held.clear();
+    }
+  }
+  retired_ = sequence;
+}
+
+void DeviceQueue::drain() noexcept {
+  if (!stream_) return;
+  try {
+    stream_->synchronize();
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = std::current_exception();
+  }
+  done_ = submitted_;
+  retire(submitted_);
+}
+
+// What is on the stream runs; collectives that wait for other ranks are told to give up.
+void DeviceQueue::abort(const std::string& reason) noexcept {
+  std::vector<std::function<void(std::string_view)>> running;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Place& place : places_)
+      if (place.abort && !place.mark->is_reached()) running.push_back(place.abort);
+  }
+  for (const auto& abort : running) abort(reason);
+}
+
+void DeviceQueue::close() noexcept {
+  drain();
+  std::deque<Place> over;
+  {
+    const std::lock_guard lock(mutex_);
+    over.swap(places_);
+  }
+  over.clear();
+  stream_.reset();
+}
+
+}  // namespace sherd

@@ -1,0 +1,32 @@
+#include "runtime/exec/queue_item.h"
+
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+std::string describe(const QueueItem& item) {
+  return fmt::format("{} {}{}{}", item.queue, item.name, item.subject.empty() ? "" : " ", item.subject);
+}
+
+std::vector<QueueItem::Before> work_before(const Queue& queue, std::span<const Loan> loans) {
+  std::vector<QueueItem::Before> before;
+  for (const Loan& loan : loans) {
+    const Event& written = loan.storage->last_write();
+    written.rethrow_if_reached();
+    if (written.queue() && written.queue() != &queue) before.push_back({written, true});
+    if (!loan.writes) continue;
+    for (const Event& read : loan.storage->last_reads())
+      if (read.queue() != &queue) before.push_back({read, false});
+  }
+  return before;
+}
+
+// Where the program stood when it submitted: an error is read by somebody who looks for that place.
+std::string issued_at(const RankContext& context) {
+  std::string text = context.module_path ? *context.module_path : "";
+  if (!context.rank_text.empty()) text += (text.empty() ? "" : "      ") + context.rank_text;
+  if (context.step >= 0) text += fmt::format("{}step {}", text.empty() ? "" : "      ", context.step);
+  return text;
+}
+
+}  // namespace sherd
