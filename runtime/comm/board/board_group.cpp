@@ -119,6 +119,12 @@ BoardGroup::BoardGroup(std::string_view kind, const std::shared_ptr<std::byte>& 
 BoardGroup::BoardGroup(BoardGroup& group, const std::shared_ptr<std::byte>& memory, const BoardOptions& options)
     : kind_(group.kind_), group_(group), board_(memory, options) {}
 
+const Abilities& BoardGroup::abilities() const {
+  static constexpr Abilities all{
+      .casts = true, .uneven = true, .ordered_sum = true, .accumulate = true, .lists = true, .windows = true};
+  return all;
+}
+
 ProcessGroup& BoardGroup::channel(int index) {
   check(index >= 0 && index < kNumChannels, "channel {} of a process group; give 0..{}", index, kNumChannels - 1);
   return index == 0 ? group_ : *group_.channels_[static_cast<std::size_t>(index) - 1];

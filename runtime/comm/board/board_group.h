@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/comm/board/board.h"
+#include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/division.h"
 #include "runtime/comm/group/link.h"
 #include "runtime/comm/group/process_group.h"
@@ -25,6 +26,10 @@ class BoardGroup final : public ProcessGroup, public std::enable_shared_from_thi
   int size() const override { return board_.size(); }
   std::string_view kind() const override { return kind_; }
   const std::string& name() const override { return group_.name_; }
+  const Abilities& abilities() const override;
+  bool supports(Device device) const override { return device == Device::cpu(); }
+  void issue(Collective call, const CollectiveSite& site) override { issue_on_host(*this, std::move(call), site); }
+  ProcessGroup& lane(std::string_view queue) override { return channel(group_.lane_numbers_.of(queue)); }
   ProcessGroup& channel(int index) override;
 
   WorkPtr all_gather(std::span<const GatherPart> parts) override;
@@ -63,9 +68,10 @@ class BoardGroup final : public ProcessGroup, public std::enable_shared_from_thi
   std::string_view kind_;
   std::string name_ = "world";  // of channel 0
   Division division_;           // of channel 0
-  BoardGroup& group_;  // channel 0, maybe this
+  BoardGroup& group_;           // channel 0, maybe this
   Board board_;
   std::vector<std::unique_ptr<BoardGroup>> channels_;  // of channel 0: 1, 2, ...
+  LaneNumbers lane_numbers_;                           // of channel 0
   std::unique_ptr<Link> link_;                         // of channel 0
   std::shared_ptr<BoardGroup> root_;                   // of a subgroup
   mutable std::mutex subgroups_mutex_;

@@ -7,8 +7,9 @@
 
 namespace sherd {
 
-std::vector<std::string> gather_text(ProcessGroup& group, std::string_view text) {
-  check_fits_rank(group);
+std::vector<std::string> gather_text(ProcessGroup& any, std::string_view text) {
+  check_fits_rank(any);
+  ProcessGroup& group = any.host();
   const auto ranks = static_cast<std::size_t>(group.size());
   const auto self = static_cast<std::size_t>(group.rank());
   std::vector<std::int64_t> sizes(ranks, 0), ones(ranks, 1);

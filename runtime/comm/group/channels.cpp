@@ -1,17 +1,37 @@
 #include "runtime/comm/group/channels.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
 
+namespace {
+constexpr std::string_view kUsual[] = {kGatherQueue, kReduceQueue, kCollectiveQueue};
+static_assert(std::size(kUsual) < ProcessGroup::kNumChannels);
+}  // namespace
+
 ProcessGroup& channel_of(ProcessGroup& group, std::string_view queue) {
-  constexpr std::string_view kQueues[] = {kGatherQueue, kReduceQueue, kCollectiveQueue};
-  static_assert(std::size(kQueues) + 1 == ProcessGroup::kNumChannels);
   check_fits_rank(group);
-  for (int i = 0; i < ProcessGroup::kNumChannels - 1; ++i)
-    if (kQueues[i] == queue) return group.channel(i + 1);
-  fail("work of the queue \"{}\" cannot communicate; {}, {} and {} can", queue, kQueues[0], kQueues[1], kQueues[2]);
+  return group.lane(queue);
+}
+
+int comm::LaneNumbers::of(std::string_view queue) {
+  if (const auto* usual = std::ranges::find(kUsual, queue); usual != std::end(kUsual))
+    return 1 + static_cast<int>(usual - std::begin(kUsual));
+  const std::lock_guard lock(mutex_);
+  if (const auto known = others_.find(queue); known != others_.end()) return known->second;
+  const int next = 1 + static_cast<int>(std::size(kUsual) + others_.size());
+  if (next >= ProcessGroup::kNumChannels) {
+    std::string names = fmt::format("{}", fmt::join(kUsual, ", "));
+    for (const auto& [name, lane] : others_) names += ", " + name;
+    fail("the queue \"{}\" cannot communicate in this group: it has {} lanes, which are taken by {}", queue,
+         ProcessGroup::kNumChannels - 1, names);
+  }
+  others_.emplace(queue, next);
+  return next;
 }
 
 }  // namespace sherd

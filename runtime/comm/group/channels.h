@@ -1,17 +1,32 @@
 #pragma once
-// Which channel of a group the work of a queue uses.
+// Which lane of a group the work of a queue uses.
+#include <map>
+#include <mutex>
+#include <string>
 #include <string_view>
 
 #include "runtime/comm/group/process_group.h"
 
 namespace sherd {
 
-/// The queues whose work may communicate; each has a channel of its own in every group, so that collectives of
-/// different queues need not come in one order on all ranks. Channel 0 is the rank's thread's.
+/// The queues whose work usually communicates: their lanes are there from the beginning. Channel 0 is the rank's
+/// thread's.
 inline constexpr std::string_view kGatherQueue = "gather", kReduceQueue = "reduce", kCollectiveQueue = "collective";
 
-/// The channel for work of this queue. Error naming the queues that have one, if this one has none, and as
-/// check_fits_rank() (ghost_group.h).
+/// The lane for work of this queue, see ProcessGroup::lane(). Error as check_fits_rank() (ghost_group.h).
 ProcessGroup& channel_of(ProcessGroup& group, std::string_view queue);
+
+namespace comm {
+/// Numbers of lanes by queue: those above, then others in the order of their first use. From any thread.
+class LaneNumbers {
+ public:
+  /// In 1..kNumChannels - 1. Error, naming the queues that have one, if all are taken.
+  int of(std::string_view queue);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, int, std::less<>> others_;
+};
+}  // namespace comm
 
 }  // namespace sherd

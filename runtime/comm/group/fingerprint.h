@@ -10,9 +10,6 @@
 
 namespace sherd::comm {
 
-enum class CommOp : std::uint8_t { all_gather, reduce_scatter, all_reduce, broadcast, barrier, all_to_all, send, recv };
-std::string_view name(CommOp op);
-
 /// Built up part by part, without allocating: "all_gather #12 [f32 x 4,4; bf16 x 3,2]", or "all_gather #12 of channel 1
 /// [...]"; of a subgroup "all_gather #12 of ranks 1,3 [...]"; in a SubjectScope "all_gather #12 for blocks.3 [...]".
 /// The text is clipped after about 200 characters; the hash covers everything.

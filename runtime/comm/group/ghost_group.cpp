@@ -7,6 +7,7 @@
 #include <mutex>
 #include <typeinfo>
 
+#include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/division.h"
 #include "runtime/comm/group/link.h"
 #include "runtime/memory/rank_memory.h"
@@ -58,6 +59,19 @@ class GhostGroup final : public ProcessGroup {
   int size() const override { return size_; }
   std::string_view kind() const override { return "ghost"; }
   const std::string& name() const override { return name_; }
+  const Abilities& abilities() const override {
+    static constexpr Abilities all{
+        .casts = true, .uneven = true, .ordered_sum = true, .accumulate = true, .lists = true, .windows = true};
+    return all;
+  }
+  bool supports(Device) const override { return true; }  // nothing moves, wherever it is
+  void issue(Collective call, const CollectiveSite& site) override {
+    comm::issue_on_host(*this, std::move(call), site);
+  }
+  ProcessGroup& lane(std::string_view queue) override {
+    lane_numbers_.of(queue);
+    return *this;
+  }
   ProcessGroup& channel(int index) override {
     check_fits_rank(*this);
     check(index >= 0 && index < kNumChannels, "channel {} of a process group; give 0..{}", index, kNumChannels - 1);
@@ -104,6 +118,7 @@ class GhostGroup final : public ProcessGroup {
   comm::Division division_;
   const std::string name_;
   const std::shared_ptr<Poison> poison_;
+  comm::LaneNumbers lane_numbers_;
 };
 
 WorkPtr GhostGroup::all_gather(std::span<const GatherPart> parts) {

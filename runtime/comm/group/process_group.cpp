@@ -1,5 +1,10 @@
 #include "runtime/comm/group/process_group.h"
 
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "runtime/comm/group/subject.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -36,5 +41,92 @@ CommCounts& CommCounts::operator-=(const CommCounts& other) {
 std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(std::span<const int>, std::string_view) {
   fail("a {} group cannot be divided", kind());
 }
+
+namespace comm {
+
+namespace {
+
+void gather(ProcessGroup& lane, const Collective& call) {
+  std::vector<GatherPart> parts;
+  for (const CollectivePart& p : call.parts)
+    parts.push_back({p.out.address, p.out_dtype.value_or(p.dtype), p.counts, p.in.address, p.dtype});
+  const auto own = static_cast<std::size_t>(lane.rank());
+  for (GatherPart& part : parts) {
+    std::int64_t before = 0;
+    for (std::size_t r = 0; r < own; ++r) before += part.counts[r];
+    const auto* place = static_cast<const std::byte*>(part.data) + before * byte_size(part.dtype);
+    if (part.source == place && part.source_dtype == part.dtype) part.source = nullptr;  // there already
+    // An empty part has no address, and its rank too must say that parts are cast.
+    static constexpr std::byte kNowhere{};
+    if (part.source == nullptr && part.source_dtype != part.dtype) part.source = &kNowhere;
+  }
+  lane.all_gather(parts)->wait();
+}
+
+void reduce_scatter(ProcessGroup& lane, const Collective& call) {
+  std::vector<ScatterPart> parts;
+  for (const CollectivePart& p : call.parts)
+    parts.push_back({p.in.address, p.out.address, p.dtype, p.counts, p.accumulate, p.wire, p.out_dtype});
+  lane.reduce_scatter(parts, call.reduction)->wait();
+}
+
+void swap(ProcessGroup& lane, const Collective& call) {
+  std::vector<SwapPart> parts;
+  for (const CollectivePart& p : call.parts)
+    parts.push_back({p.in.address, p.out.address, p.dtype, p.counts, p.out_counts});
+  lane.all_to_all(parts)->wait();
+}
+
+/// all_reduce, broadcast, send and recv, which work where the elements are.
+std::vector<FlatPart> flat_parts(const Collective& call) {
+  std::vector<FlatPart> parts;
+  for (const CollectivePart& p : call.parts) {
+    void* const at = call.op == CommOp::send ? p.in.address : p.out.address;
+    const auto bytes = static_cast<std::size_t>(p.counts[0] * byte_size(p.dtype));
+    const bool is_apart = call.op == CommOp::all_reduce || call.op == CommOp::broadcast;
+    if (is_apart && bytes > 0 && p.in.address != at) std::memcpy(at, p.in.address, bytes);
+    parts.push_back({at, p.dtype, p.counts[0]});
+  }
+  return parts;
+}
+
+}  // namespace
+
+void run_on_host(ProcessGroup& lane, const Collective& call) {
+  switch (call.op) {
+    case CommOp::all_gather: return gather(lane, call);
+    case CommOp::reduce_scatter: return reduce_scatter(lane, call);
+    case CommOp::all_reduce: return lane.all_reduce(flat_parts(call), call.reduction)->wait();
+    case CommOp::broadcast: return lane.broadcast(flat_parts(call), call.peer)->wait();
+    case CommOp::all_to_all: return swap(lane, call);
+    case CommOp::send: return lane.send(flat_parts(call), call.peer)->wait();
+    case CommOp::recv: return lane.recv(flat_parts(call), call.peer)->wait();
+    case CommOp::barrier: return lane.barrier();
+  }
+}
+
+void issue_on_host(ProcessGroup& group, Collective call, const CollectiveSite& site) {
+  const Device device = check_buffers(call, group.rank(), group.size());
+  if (!group.supports(device) || device != site.queue.device())
+    fail("{} of buffers on {} in a {} group, on the queue {} of {}: {}", name(call.op), to_string(device), group.kind(),
+         site.queue.name(), to_string(site.queue.device()),
+         group.supports(device) ? "give a queue of the device where the buffers are"
+                                : "it moves host memory; wrap it (staged_group.h), or move the tensors with to()");
+  ProcessGroup& lane = group.lane(site.queue.name());
+  const std::int64_t bytes = call.bytes();
+  site.queue.submit({.name = site.name,
+                     .subject = site.subject,
+                     .bytes = bytes,
+                     .run =
+                         [&lane, call = std::move(call), subject = std::string(site.subject)] {
+                           const SubjectScope scope(subject);
+                           run_on_host(lane, call);
+                         },
+                     .loans = site.loans,
+                     .abort = [&lane](std::string_view reason) { lane.abort(reason); },
+                     .max_in_flight = site.max_in_flight});
+}
+
+}  // namespace comm
 
 }  // namespace sherd

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/comm/group/collective.h"
 #include "runtime/comm/group/reduce_kind.h"
 #include "runtime/tensor/dtype.h"
 
@@ -103,7 +104,7 @@ struct LinkShape {
 /// follow each other, calls of different channels do not wait for each other. A failure is of all channels together.
 class ProcessGroup {
  public:
-  static constexpr int kNumChannels = 4;
+  static constexpr int kNumChannels = 6;
 
   virtual ~ProcessGroup() = default;
   virtual int rank() const = 0;
@@ -114,6 +115,22 @@ class ProcessGroup {
   /// "ep#2.1" the first one of that. Ranks that divide alike use equal names; on one rank no two groups divided from
   /// one world share a name.
   virtual const std::string& name() const = 0;
+
+  virtual const Abilities& abilities() const = 0;
+  /// Whether collectives of buffers there can be issued.
+  virtual bool supports(Device device) const = 0;
+  /// Queues a collective and returns: who touches the lent bytes waits for it, and who wants to block waits for
+  /// `site.queue.record()`. On the rank's thread, which issues the collectives of all queues in one order on all ranks;
+  /// those of one queue run in that order, those of different queues do not wait for each other. Error if a buffer is
+  /// too small, on a device that the group does not support, or on another device than the queue's.
+  virtual void issue(Collective call, const CollectiveSite& site) = 0;
+  /// The group of the same ranks that moves host memory: agreements between ranks go through it. Perhaps this one.
+  virtual ProcessGroup& host() { return *this; }
+  /// The communicator of a queue: an ordered lane of its own that calls on that queue's threads go through, made at
+  /// first use, which must come in one order on all ranks where the queue is none of channels.h. Error if there are
+  /// too many.
+  virtual ProcessGroup& lane(std::string_view queue) = 0;
+
   /// An ordered lane of its own: calls, sequence numbers, deadline, counts. Channel 0 is the group itself. One thread
   /// at a time may use a channel. Lives as long as the group. Error unless 0 <= index < kNumChannels.
   virtual ProcessGroup& channel(int index) = 0;
@@ -153,6 +170,13 @@ class ProcessGroup {
   /// where peers read any memory. The same memory at each call, which the caller divides; it outlives the group.
   virtual SharedHeap shared_heap() const = 0;
 };
+
+namespace comm {
+/// Runs a collective on host memory to its end, on the calling thread: what the work of a host queue does.
+void run_on_host(ProcessGroup& lane, const Collective& call);
+/// ProcessGroup::issue() of a group that moves host memory alone: checks the buffers and queues run_on_host().
+void issue_on_host(ProcessGroup& group, Collective call, const CollectiveSite& site);
+}  // namespace comm
 
 /// A group of one rank: no collective moves anything. What a program without a launcher runs on.
 std::shared_ptr<ProcessGroup> make_single_group();

@@ -1,0 +1,81 @@
+#include "runtime/comm/group/collective.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+namespace {
+
+using comm::CommOp;
+
+std::int64_t sum(std::span<const std::int64_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
+
+bool has_parts_of_ranks(CommOp op) {
+  return op == CommOp::all_gather || op == CommOp::reduce_scatter || op == CommOp::all_to_all;
+}
+
+void check_counts(const Collective& call, const std::vector<std::int64_t>& counts, std::size_t part, int size) {
+  const std::size_t expected = has_parts_of_ranks(call.op) ? static_cast<std::size_t>(size) : 1;
+  if (counts.size() != expected)
+    fail("{}: tensor {} has {} counts, it takes {}; the group has {} ranks", comm::name(call.op), part, counts.size(),
+         expected, size);
+  for (const std::int64_t count : counts)
+    check(count >= 0, "{}: tensor {} has a count of {}; counts must not be negative", comm::name(call.op), part, count);
+}
+
+}  // namespace
+
+std::int64_t Collective::bytes() const {
+  std::int64_t total = 0;
+  for (const CollectivePart& part : parts) {
+    const DType out = part.out_dtype.value_or(part.dtype), wire = part.wire.value_or(part.dtype);
+    const std::int64_t item =
+        op == CommOp::all_gather ? byte_size(out) : std::min(byte_size(part.dtype), byte_size(wire));
+    total += sum(part.counts) * item;
+  }
+  return total;
+}
+
+CollectiveExtent extent_of(const Collective& call, const CollectivePart& part, int rank) {
+  const std::int64_t in = byte_size(part.dtype), out = byte_size(part.out_dtype.value_or(part.dtype));
+  switch (call.op) {
+    case CommOp::all_gather: return {in * part.counts[static_cast<std::size_t>(rank)], out * sum(part.counts)};
+    case CommOp::reduce_scatter: return {in * sum(part.counts), out * part.counts[static_cast<std::size_t>(rank)]};
+    case CommOp::all_to_all: return {in * sum(part.counts), out * sum(part.out_counts)};
+    case CommOp::send: return {in * part.counts[0], 0};
+    case CommOp::recv: return {0, out * part.counts[0]};
+    default: return {in * part.counts[0], out * part.counts[0]};
+  }
+}
+
+Device check_buffers(const Collective& call, int rank, int size) {
+  Device device;
+  bool decided = false;
+  for (std::size_t i = 0; i < call.parts.size(); ++i) {
+    const CollectivePart& part = call.parts[i];
+    check_counts(call, part.counts, i, size);
+    if (call.op == CommOp::all_to_all) check_counts(call, part.out_counts, i, size);
+    const CollectiveExtent extent = extent_of(call, part, rank);
+    const std::pair<const Buffer&, std::int64_t> buffers[] = {{part.in, extent.in}, {part.out, extent.out}};
+    for (const auto& [buffer, bytes] : buffers) {
+      if (bytes == 0) continue;
+      check(buffer.address != nullptr && buffer.bytes >= bytes,
+            "{}: the {} of tensor {} has {} bytes at {}, its elements take {}", comm::name(call.op),
+            &buffer == &part.in ? "input" : "output", i, buffer.bytes, buffer.address ? "its address" : "no address",
+            bytes);
+      if (std::exchange(decided, true) && buffer.device != device)
+        fail("{}: tensor {} is on {}, others are on {}; a collective runs on one device", comm::name(call.op), i,
+             to_string(buffer.device), to_string(device));
+      device = buffer.device;
+    }
+  }
+  return device;
+}
+
+}  // namespace sherd

@@ -1,0 +1,173 @@
+// Collectives that are queued: on buffers, on a queue's own lane, with what they borrow. Oracle: closed forms.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <numeric>
+
+#include "runtime/comm/group/channels.h"
+#include "runtime/comm/group/ghost_group.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/ops.h"
+#include "tests/comm/backends.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using comm::CommOp;
+using ::testing::HasSubstr;
+
+template <class T>
+Buffer buffer(std::vector<T>& values, std::size_t from = 0, std::size_t count = SIZE_MAX) {
+  count = std::min(count, values.size() - from);
+  return {values.data() + from, static_cast<std::int64_t>(count * sizeof(T)), Device::cpu()};
+}
+
+Buffer bytes_of(const Tensor& t) { return {t.storage()->address(), t.storage()->bytes(), t.device()}; }
+
+Queue& queue(std::string_view name) { return RankContext::current().queue(name); }
+
+class Issue : public ::testing::TestWithParam<Backend> {
+ protected:
+  void run(int ranks, const RankBody& body) const {
+    const RankBody with_context = [&](ProcessGroup& group) {
+      RankScope scope;
+      body(group);
+    };
+    for (const std::string& message : GetParam().run(ranks, with_context)) EXPECT_EQ(message, "");
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Groups, Issue, ::testing::ValuesIn(all_backends()),
+                         [](const auto& param) { return param.param.name; });
+
+// Parts of 1, 2 and 3 elements, from elsewhere, cast on their way, and in place.
+TEST_P(Issue, GathersFromElsewhereAndInPlace) {
+  run(3, [](ProcessGroup& group) {
+    const auto me = static_cast<std::size_t>(group.rank());
+    const std::vector<std::int64_t> counts{1, 2, 3};
+    const std::array<std::size_t, 3> starts{0, 1, 3};
+    std::vector<float> own(me + 1, static_cast<float>(me) + 0.5f), all(6, -1), in_place(6, -1);
+    std::vector<double> wide(6, -1);
+    std::fill_n(in_place.begin() + static_cast<std::ptrdiff_t>(starts[me]), me + 1, static_cast<float>(me) + 0.5f);
+    Queue& gathers = queue(kGatherQueue);
+    group.issue({.op = CommOp::all_gather,
+                 .parts = {{.in = buffer(own), .out = buffer(all), .counts = counts},
+                           {.in = buffer(own), .out = buffer(wide), .counts = counts, .out_dtype = DType::f64},
+                           {.in = buffer(in_place, starts[me], me + 1), .out = buffer(in_place), .counts = counts}}},
+                {.queue = gathers, .name = "gather"});
+    gathers.record().wait();
+    const std::vector<float> expected{0.5, 1.5, 1.5, 2.5, 2.5, 2.5};
+    EXPECT_EQ(all, expected);
+    EXPECT_EQ(in_place, expected);
+    EXPECT_EQ(wide, std::vector<double>(expected.begin(), expected.end()));
+    EXPECT_EQ(group.lane(kGatherQueue).counts().all_gather.calls, 1) << "one launch, on the queue's lane";
+    EXPECT_EQ(group.counts().all_gather.bytes, 6 * (4 + 8 + 4));
+  });
+}
+
+TEST_P(Issue, ReducesScattersSwapsAndSends) {
+  run(2, [](ProcessGroup& group) {
+    const auto me = static_cast<std::size_t>(group.rank());
+    const float x = static_cast<float>(me + 1);
+    std::vector<float> full{x, 2 * x, 3 * x, 4 * x}, shard(2, 100), sum(1, x), total(1, -1), root(1, x), got(2, -1);
+    std::vector<std::int64_t> from{10 + group.rank(), 20 + group.rank()}, to(2, -1);
+    Queue& reduces = queue(kReduceQueue);
+    const CollectiveSite site{.queue = reduces, .name = "reduce", .subject = "blocks.3"};
+    group.issue({.op = CommOp::reduce_scatter,
+                 .parts = {{.in = buffer(full), .out = buffer(shard), .counts = {2, 2}, .accumulate = true}},
+                 .reduction = {.scale = 0.5}},
+                site);
+    group.issue({.op = CommOp::all_reduce, .parts = {{.in = buffer(sum), .out = buffer(total), .counts = {1}}}}, site);
+    group.issue(
+        {.op = CommOp::broadcast, .parts = {{.in = buffer(root), .out = buffer(root), .counts = {1}}}, .peer = 1},
+        site);
+    group.issue(
+        {.op = CommOp::all_to_all,
+         .parts =
+             {{.in = buffer(from), .out = buffer(to), .dtype = DType::i64, .counts = {1, 1}, .out_counts = {1, 1}}}},
+        site);
+    const Collective mail{.op = me == 0 ? CommOp::send : CommOp::recv,
+                          .parts = {{.in = buffer(full, 0, 2), .out = buffer(got), .counts = {2}}},
+                          .peer = 1 - group.rank()};
+    group.issue(mail, site);
+    group.issue({.op = CommOp::barrier}, site);
+    reduces.record().wait();
+    EXPECT_EQ(shard, me == 0 ? (std::vector<float>{101.5, 103}) : (std::vector<float>{104.5, 106}));
+    EXPECT_EQ(sum[0], x) << "out of place";
+    EXPECT_EQ(total[0], 3);
+    EXPECT_EQ(root[0], 2);
+    EXPECT_EQ(to, (std::vector<std::int64_t>{10 + 10 * group.rank(), 11 + 10 * group.rank()}));
+    if (me == 1) { EXPECT_EQ(got, (std::vector<float>{1, 2})); }
+  });
+}
+
+// Who touches the bytes waits, and an error of the call is theirs; it names the subject.
+TEST_P(Issue, LendsWhatItUses) {
+  run(2, [](ProcessGroup& group) {
+    const Tensor shard = full({4}, group.rank() + 1.0), gathered = zeros({8});
+    const Loan loans[] = {{shard.storage(), false}, {gathered.storage(), true}};
+    const CollectiveSite site{.queue = queue(kGatherQueue), .name = "unshard", .subject = "blocks.0", .loans = loans};
+    const Collective call{.op = CommOp::all_gather,
+                          .parts = {{.in = bytes_of(shard), .out = bytes_of(gathered), .counts = {4, 4}}}};
+    group.issue(call, site);
+    EXPECT_EQ(gathered.to_vector<float>(), (std::vector<float>{1, 1, 1, 1, 2, 2, 2, 2}));
+    CollectiveSite other = site;
+    if (group.rank() == 1) other.subject = "blocks.1";
+    group.issue(call, other);
+    EXPECT_THAT(error_of([&] { (void)gathered.raw(); }),
+                ::testing::AllOf(HasSubstr("blocks.0"), HasSubstr("blocks.1")));
+    group.reset();
+    group.issue(call, site);
+    EXPECT_EQ(gathered.to_vector<float>()[7], 2);
+  });
+}
+
+TEST(IssueErrors, BuffersMustFitAndLieWhereTheGroupMoves) {
+  run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
+    std::vector<float> all(4);
+    const auto issue = [&](Buffer in, Buffer out, std::vector<std::int64_t> counts) {
+      group->issue({.op = CommOp::all_gather, .parts = {{.in = in, .out = out, .counts = std::move(counts)}}},
+                   {.queue = queue(kGatherQueue), .name = "gather"});
+    };
+    const Buffer half = buffer(all, 0, 2), whole = buffer(all);
+    expect_error([&] { issue(half, half, {2, 2}); }, {"all_gather", "the output of tensor 0 has 8 bytes", "take 16"});
+    expect_error([&] { issue({}, whole, {2, 2}); }, {"the input of tensor 0", "no address"});
+    expect_error([&] { issue(half, whole, {2}); }, {"1 counts", "takes 2", "2 ranks"});
+    expect_error([&] { issue(half, whole, {2, -1}); }, {"a count of -1"});
+    Buffer there = whole;
+    there.device = Device::cuda(0);
+    expect_error([&] { issue(half, there, {2, 2}); }, {"on cuda:0", "on cpu", "one device"});
+    Buffer part = half;
+    part.device = Device::cuda(0);
+    EXPECT_FALSE(group->supports(Device::cuda(0)));
+    expect_error([&] { issue(part, there, {2, 2}); }, {"on cuda:0 in a thread group", "it moves host memory", "to()"});
+    issue(half, whole, {2, 2});  // nothing was sent before
+    queue(kGatherQueue).record().wait();
+  });
+}
+
+TEST(IssueErrors, GhostsLendAndMoveNothing) {
+  RankScope scope("rank 1 of 2", {.ghost = true});
+  const auto group = make_ghost_group(1, 2);
+  const Tensor x = Tensor::empty({4}, DType::f32);
+  const Loan loans[] = {{x.storage(), true}};
+  EXPECT_TRUE(group->supports(Device::cuda(3)));
+  group->issue({.op = CommOp::reduce_scatter, .parts = {{.in = bytes_of(x), .out = bytes_of(x), .counts = {2, 2}}}},
+               {.queue = queue(kReduceQueue), .name = "reduce", .loans = loans});
+  EXPECT_TRUE(x.storage()->is_lent());
+  x.storage()->wait_to_read();
+  EXPECT_FALSE(x.storage()->is_lent_for_writing());
+}
+
+TEST(Abilities, OfGroupsOfTheHost) {
+  const auto group = make_single_group();
+  const Abilities& abilities = group->abilities();
+  EXPECT_TRUE(abilities.casts && abilities.uneven && abilities.ordered_sum && abilities.accumulate && abilities.lists);
+  EXPECT_TRUE(group->supports(Device::cpu()));
+  EXPECT_EQ(&group->host(), group.get());
+}
+
+}  // namespace
+}  // namespace sherd::testing
