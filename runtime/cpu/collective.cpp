@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "runtime/comm/group/channels.h"
-#include "runtime/comm/group/chunks.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/exec/queue.h"
 #include "runtime/op/collective_attrs.h"
+#include "runtime/op/collective_cut.h"
 
 namespace sherd::cpu {
 
@@ -31,30 +31,7 @@ constexpr std::int64_t kListedBytes = 2048;
 
 using Counts = std::vector<std::int64_t>;
 
-/// A dense tensor seen along one dim, cut over ranks.
-struct Cut {
-  Cut(const Shape& shape, int dim, DType dtype, int ranks) : n(shape[dim]), size(byte_size(dtype)), parts(ranks) {
-    for (int d = 0; d < dim; ++d) outer *= shape[d];
-    for (int d = dim + 1; d < shape.size(); ++d) inner *= shape[d];
-  }
-  std::int64_t first(int rank) const { return chunk_begin(n, parts, rank) * inner; }
-  std::int64_t line(int rank) const { return chunk_size(n, parts, rank) * inner; }
-  std::int64_t line_bytes() const { return n * inner * size; }
-  bool is_listed() const { return outer == 1 || line_bytes() >= parts * kListedBytes; }
-  Counts line_counts() const { return counts_of(1); }
-  Counts block_counts() const { return counts_of(outer); }
-  std::int64_t bytes() const { return outer * line_bytes(); }
-
-  std::int64_t outer = 1, n, inner = 1, size;
-  int parts;
-
- private:
-  Counts counts_of(std::int64_t lines) const {
-    Counts counts;
-    for (int r = 0; r < parts; ++r) counts.push_back(lines * line(r));
-    return counts;
-  }
-};
+bool is_listed(const Cut& cut) { return cut.outer == 1 || cut.line_bytes() >= cut.parts * kListedBytes; }
 
 const Tensor& dense_input(const KernelCall& call) {
   check(call.in[0].is_contiguous(), "{} needs a dense tensor, got {} with strides {}", call.op.name, call.in[0],
@@ -157,13 +134,13 @@ void all_gather(const KernelCall& call) {
   ProcessGroup& group = channel(call);
   const Tensor& x = dense_input(call);
   const Cut cut = cut_along(call, call.out[0], call.attrs.as<CollectiveAttrs>().dim);
-  const bool is_listed = cut.is_listed();
-  const Ref<Storage> scratch = take_scratch(is_listed ? 0 : cut.bytes());
+  const bool listed = is_listed(cut);
+  const Ref<Storage> scratch = take_scratch(listed ? 0 : cut.bytes());
   std::byte* blocks = scratch ? scratch->address() : nullptr;
-  const auto gather = [&group, cut, is_listed, blocks, counts = is_listed ? cut.line_counts() : cut.block_counts(),
+  const auto gather = [&group, cut, listed, blocks, counts = listed ? cut.line_counts() : cut.block_counts(),
                        out = address(call.out[0]), from = address(x), dtype = x.dtype()] {
     std::vector<GatherPart> parts;
-    if (is_listed) {
+    if (listed) {
       const std::int64_t own = cut.line(group.rank()) * cut.size;
       for (std::int64_t o = 0; o < cut.outer; ++o)
         parts.push_back({out + o * cut.line_bytes(), dtype, counts, from == out ? nullptr : from + o * own, dtype});
@@ -171,7 +148,7 @@ void all_gather(const KernelCall& call) {
       parts.push_back({blocks, dtype, counts, from, dtype});
     }
     group.all_gather(parts)->wait();
-    if (!is_listed) unpack(cut, blocks, out);
+    if (!listed) unpack(cut, blocks, out);
   };
   submit(CommOp::all_gather, call, gather, {&scratch, 1});
 }
@@ -181,14 +158,14 @@ void reduce_scatter(const KernelCall& call) {
   const Tensor& x = dense_input(call);
   const auto& attrs = call.attrs.as<CollectiveAttrs>();
   const Cut cut = cut_along(call, x, attrs.dim);
-  const bool is_listed = cut.is_listed();
-  const Ref<Storage> scratch = take_scratch(is_listed ? 0 : cut.bytes());
+  const bool listed = is_listed(cut);
+  const Ref<Storage> scratch = take_scratch(listed ? 0 : cut.bytes());
   std::byte* blocks = scratch ? scratch->address() : nullptr;
-  const auto reduce = [&group, cut, is_listed, blocks, counts = is_listed ? cut.line_counts() : cut.block_counts(),
+  const auto reduce = [&group, cut, listed, blocks, counts = listed ? cut.line_counts() : cut.block_counts(),
                        from = address(x), out = address(call.out[0]), dtype = x.dtype(),
                        kind = static_cast<ReduceKind>(attrs.kind)] {
     std::vector<ScatterPart> parts;
-    if (is_listed) {
+    if (listed) {
       const std::int64_t own = cut.line(group.rank()) * cut.size;
       for (std::int64_t o = 0; o < cut.outer; ++o)
         parts.push_back({from + o * cut.line_bytes(), out + o * own, dtype, counts});

@@ -13,9 +13,9 @@
 // (If every rank computes the same loss from y, count it once: divide it by the size of the group.)
 #include "runtime/comm/group/chunks.h"
 #include "runtime/comm/group/group_names.h"
-#include "runtime/exec/backend.h"
 #include "runtime/op/attr_text.h"
 #include "runtime/op/collective_attrs.h"
+#include "runtime/op/collective_cut.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/vjp_call.h"
@@ -121,19 +121,6 @@ void vjp_all_to_all(VjpCall& call) {
   call.give(0, op::all_to_all, back, contiguous(call.grad()));
 }
 
-// On devices groups of one rank only: their collectives are copies, and a ghost copies nothing.
-void run_on_device(const KernelCall& call) {
-  const Tensor &x = call.in[0], &out = call.out[0];
-  const int ranks = call.attrs.as<CollectiveAttrs>().group->size();
-  check(ranks == 1,
-        "{} of {} ranks on {}: ranks on GPUs talk through NCCL, which is not built yet; use one rank, or move the "
-        "tensors to the cpu with to()",
-        call.op.name, ranks, to_string(out.device()));
-  check(x.is_contiguous(), "{} needs a dense tensor, got {} with strides {}", call.op.name, x, x.strides());
-  if (x.is_ghost()) return;
-  if (x.numel() > 0 && x.raw() != out.raw()) call.exec.device->copy(out.raw(), x.raw(), x.bytes());
-}
-
 constexpr Traits kCollective{.collective = true, .issues = true};
 
 }  // namespace
@@ -198,7 +185,8 @@ constinit const Op op::broadcast{
 void register_collective(OpTable& table) {
   const auto rows = {&op::all_reduce, &op::all_gather, &op::reduce_scatter, &op::all_to_all, &op::broadcast};
   table.add(rows);
-  for (const Op* row : rows) table.kernel(*row, Device::Kind::cuda, run_on_device);  // the CPU's are in runtime/cpu
+  for (const Op* row : rows)  // the CPU's are in runtime/cpu
+    table.kernel(*row, Device::Kind::cuda, run_collective_on_device);
 }
 
 Tensor all_reduce(Tensor x, ProcessGroup& group, ReduceKind kind) {

@@ -132,7 +132,8 @@ void run_kernel(const OpCall& call, const RowKernels& kernels, std::span<const T
   const Kernel kernel = kernels.kernel[backend];
   if (!kernel) fail("no {} kernel for {}", to_string(device), call.op.name);
   KernelCall kernel_call{call.op, call.in, out, call.attrs, {}, accumulate};
-  if (call.op.traits.collective) kernel_call.exec.queue = &context.queue(kCollectiveQueue);
+  if (call.op.traits.collective)
+    kernel_call.exec.queue = &context.queue(kCollectiveQueue, device.is_meta() ? Device::cpu() : device);
   if (device != Device::cpu() && !context.is_ghost()) kernel_call.exec.device = &context.device(device);
   if (scratch) kernel_call.exec.scratch = scratch->write();
   else if (call.scratch) kernel_call.exec.scratch = call.scratch->write();

@@ -26,13 +26,15 @@ CommTimes times_of_calls(ProcessGroup& group) {
 
 }  // namespace
 
-CommCounts counts_with_subgroups(ProcessGroup& group) {
+CommCounts counts_with_subgroups(ProcessGroup& any) {
+  const ProcessGroup& group = any.host();
   CommCounts counts = group.counts();
   for (const auto& part : subgroups_of(group)) counts += part->counts();
   return counts;
 }
 
-CommTimes comm_times(ProcessGroup& group) {
+CommTimes comm_times(ProcessGroup& any) {
+  ProcessGroup& group = any.host();
   CommTimes times = times_of_calls(group);
   for (const auto& part : subgroups_of(group)) times += times_of_calls(*part);
   times.exposed += RankContext::current().waited_seconds;

@@ -54,8 +54,8 @@ CollectiveExtent extent_of(const Collective& call, const CollectivePart& part, i
   }
 }
 
-Device check_buffers(const Collective& call, int rank, int size) {
-  Device device;
+Device check_buffers(const Collective& call, int rank, int size, Device otherwise) {
+  Device device = otherwise;
   bool decided = false;
   for (std::size_t i = 0; i < call.parts.size(); ++i) {
     const CollectivePart& part = call.parts[i];

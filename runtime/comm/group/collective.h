@@ -59,8 +59,8 @@ struct CollectiveExtent {
 CollectiveExtent extent_of(const Collective& call, const CollectivePart& part, int rank);
 
 /// Throws Error, naming the tensor, unless every buffer has room for its elements, all lie on one device, and there is
-/// one count per rank where ranks have parts. Returns that device.
-Device check_buffers(const Collective& call, int rank, int size);
+/// one count per rank where ranks have parts. Returns that device; `otherwise` if there are no bytes.
+Device check_buffers(const Collective& call, int rank, int size, Device otherwise);
 
 /// Where a collective is queued, and how it is called in messages and traces.
 struct CollectiveSite {

@@ -106,7 +106,7 @@ void run_on_host(ProcessGroup& lane, const Collective& call) {
 }
 
 void issue_on_host(ProcessGroup& group, Collective call, const CollectiveSite& site) {
-  const Device device = check_buffers(call, group.rank(), group.size());
+  const Device device = check_buffers(call, group.rank(), group.size(), site.queue.device());
   if (!group.supports(device) || device != site.queue.device())
     fail("{} of buffers on {} in a {} group, on the queue {} of {}: {}", name(call.op), to_string(device), group.kind(),
          site.queue.name(), to_string(site.queue.device()),

@@ -1,0 +1,231 @@
+#include "runtime/comm/group/staged_group.h"
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "runtime/comm/group/subject.h"
+#include "runtime/exec/context.h"
+#include "runtime/exec/device_queue.h"
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+namespace {
+
+using comm::CommOp;
+
+/// Pinned blocks, each in use until its last handle goes. On the rank's thread.
+class StagingPool {
+ public:
+  std::shared_ptr<std::byte> take(DeviceContext& device, std::int64_t bytes) {
+    const auto size = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(bytes, kSmallest))));
+    const auto found = std::ranges::find(state_->free, size, &Block::bytes);
+    Block block{size, nullptr};
+    if (found != state_->free.end()) {
+      block = std::move(*found);
+      state_->free.erase(found);
+    } else {
+      block.memory = device.pinned(size);
+    }
+    state_->in_use += size;
+    std::byte* const address = block.memory.get();
+    return {address, [state = state_, block = std::move(block)](std::byte*) mutable {
+              state->in_use -= block.bytes;
+              state->free.push_back(std::move(block));
+            }};
+  }
+  std::int64_t in_use() const { return state_->in_use; }
+
+ private:
+  static constexpr std::int64_t kSmallest = 4096;
+  struct Block {
+    std::int64_t bytes;
+    std::shared_ptr<std::byte> memory;
+  };
+  struct State {
+    std::vector<Block> free;
+    std::int64_t in_use = 0;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+struct Copy {
+  void* to;
+  const void* from;
+  std::int64_t bytes;
+};
+
+/// A collective of device memory, on host memory.
+struct Staged {
+  Collective call;
+  std::vector<Copy> before, after;  // to the host, to the device
+};
+
+bool is_inside(const void* p, const Buffer& buffer) {
+  const auto* const first = static_cast<const std::byte*>(buffer.address);
+  return p >= first && p < first + buffer.bytes;
+}
+
+std::int64_t apart(const void* p, const void* from) {
+  return static_cast<const std::byte*>(p) - static_cast<const std::byte*>(from);
+}
+
+/// Where the parts' buffers are in the staging memory.
+struct Layout {
+  struct Place {
+    std::int64_t in = 0, out = 0;
+  };
+  std::vector<Place> places;
+  std::int64_t bytes = 0;
+};
+
+/// What shares memory on the device does so on the host, but for all_to_all, whose buffers must not overlap.
+Layout layout_of(const Collective& call, int rank) {
+  constexpr std::int64_t kAlign = 64;
+  Layout layout;
+  const auto place = [&](std::int64_t bytes) {
+    const std::int64_t at = layout.bytes;
+    layout.bytes += (bytes + kAlign - 1) / kAlign * kAlign;
+    return at;
+  };
+  for (const CollectivePart& part : call.parts) {
+    const CollectiveExtent extent = extent_of(call, part, rank);
+    const Buffer in{part.in.address, extent.in, {}}, out{part.out.address, extent.out, {}};
+    const bool may_share = call.op != CommOp::all_to_all && in.bytes > 0 && out.bytes > 0;
+    Layout::Place at;
+    if (may_share && is_inside(in.address, out)) {
+      at.out = place(out.bytes);
+      at.in = at.out + apart(in.address, out.address);
+    } else if (may_share && is_inside(out.address, in)) {
+      at.in = place(in.bytes);
+      at.out = at.in + apart(out.address, in.address);
+    } else {
+      at.in = place(in.bytes);
+      at.out = place(out.bytes);
+    }
+    layout.places.push_back(at);
+  }
+  return layout;
+}
+
+Staged stage(const Collective& call, int rank, const Layout& layout, std::byte* memory) {
+  Staged staged{call, {}, {}};
+  for (std::size_t i = 0; i < call.parts.size(); ++i) {
+    CollectivePart& part = staged.call.parts[i];
+    const CollectiveExtent extent = extent_of(call, part, rank);
+    std::byte *const in = memory + layout.places[i].in, *const out = memory + layout.places[i].out;
+    if (extent.in > 0) staged.before.push_back({in, part.in.address, extent.in});
+    if (part.accumulate && extent.out > 0) staged.before.push_back({out, part.out.address, extent.out});
+    if (extent.out > 0) staged.after.push_back({part.out.address, out, extent.out});
+    part.in = {in, extent.in, {}};
+    part.out = {out, extent.out, {}};
+  }
+  return staged;
+}
+
+class StagedGroup final : public ProcessGroup {
+ public:
+  StagedGroup(std::shared_ptr<ProcessGroup> host, StagingPool pool) : host_(std::move(host)), pool_(std::move(pool)) {
+    abilities_ = host_->abilities();
+    abilities_.windows = false;
+  }
+
+  int rank() const override { return host_->rank(); }
+  int size() const override { return host_->size(); }
+  std::string_view kind() const override { return "staged"; }
+  const std::string& name() const override { return host_->name(); }
+  const Abilities& abilities() const override { return abilities_; }
+  bool supports(Device device) const override { return device.kind == Device::Kind::cuda || host_->supports(device); }
+  void issue(Collective call, const CollectiveSite& site) override;
+  ProcessGroup& host() override { return host_->host(); }
+  ProcessGroup& lane(std::string_view queue) override { return host_->lane(queue); }
+  ProcessGroup& channel(int index) override { return index == 0 ? *this : host_->channel(index); }
+  std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label) override {
+    return std::make_shared<StagedGroup>(host_->subgroup(ranks, label), pool_);
+  }
+
+  WorkPtr all_gather(std::span<const GatherPart> parts) override { return host_->all_gather(parts); }
+  WorkPtr reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) override {
+    return host_->reduce_scatter(parts, options);
+  }
+  WorkPtr all_reduce(std::span<const FlatPart> parts, ReduceOptions options) override {
+    return host_->all_reduce(parts, options);
+  }
+  WorkPtr broadcast(std::span<const FlatPart> parts, int root) override { return host_->broadcast(parts, root); }
+  WorkPtr all_to_all(std::span<const SwapPart> parts) override { return host_->all_to_all(parts); }
+  WorkPtr send(std::span<const FlatPart> parts, int to) override { return host_->send(parts, to); }
+  WorkPtr recv(std::span<const FlatPart> parts, int from) override { return host_->recv(parts, from); }
+  void barrier() override { host_->barrier(); }
+
+  void abort(std::string_view reason) override { host_->abort(reason); }
+  void reset() override { host_->reset(); }
+  void set_deadline(std::chrono::nanoseconds deadline) override { host_->set_deadline(deadline); }
+  CommCounts counts() const override { return host_->counts(); }
+  void shape_link(const LinkShape& shape) override { host_->shape_link(shape); }
+  SharedHeap shared_heap() const override { return host_->shared_heap(); }
+
+ private:
+  const std::shared_ptr<ProcessGroup> host_;
+  Abilities abilities_;
+  StagingPool pool_;
+};
+
+void StagedGroup::issue(Collective call, const CollectiveSite& site) {
+  const Device device = check_buffers(call, rank(), size(), site.queue.device());
+  RankContext& context = RankContext::current();
+  if (device.kind == Device::Kind::cpu || context.is_ghost()) return host_->issue(std::move(call), site);
+  check(site.queue.device() == device, "{} of buffers on {} on the queue {} of {}; give a queue of their device",
+        comm::name(call.op), to_string(device), site.queue.name(), to_string(site.queue.device()));
+  auto& queue = static_cast<DeviceQueue&>(site.queue);
+  Queue& host_queue = context.queue(queue.name());
+  ProcessGroup& lane = host_->lane(queue.name());
+
+  const Layout layout = layout_of(call, rank());
+  if (pool_.in_use() > 0 && pool_.in_use() + layout.bytes > kMaxStagedBytes) queue.record().wait();
+  std::shared_ptr<std::byte> memory = pool_.take(queue.context(), layout.bytes);
+  Staged staged = stage(call, rank(), layout, memory.get());
+  const std::int64_t bytes = call.bytes();
+
+  // Two items of the queue for one collective.
+  const std::size_t limit = std::min(site.max_in_flight, QueueWork::kUnlimited / 2) * 2;
+  const Event copied = queue.submit({.name = site.name,
+                                     .subject = site.subject,
+                                     .bytes = bytes,
+                                     .run =
+                                         [&queue, copies = std::move(staged.before)] {
+                                           for (const Copy& c : copies) queue.stream().to_host(c.to, c.from, c.bytes);
+                                         },
+                                     .loans = site.loans,
+                                     .max_in_flight = limit});
+  host_queue.wait(copied);
+  const Event moved =
+      host_queue.submit({.name = site.name,
+                         .subject = site.subject,
+                         .bytes = bytes,
+                         .run =
+                             [&lane, call = std::move(staged.call), subject = std::string(site.subject)] {
+                               const comm::SubjectScope scope(subject);
+                               comm::run_on_host(lane, call);
+                             },
+                         .abort = [&lane](std::string_view reason) { lane.abort(reason); }});
+  queue.wait(moved);
+  queue.submit({.name = site.name,
+                .subject = site.subject,
+                .bytes = bytes,
+                .run =
+                    [&queue, copies = std::move(staged.after), memory = std::move(memory)] {
+                      for (const Copy& c : copies) queue.stream().to_device(c.to, c.from, c.bytes);
+                    },
+                .loans = site.loans});
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup> make_staged_group(std::shared_ptr<ProcessGroup> host) {
+  return std::make_shared<StagedGroup>(std::move(host), StagingPool());
+}
+
+}  // namespace sherd
