@@ -179,6 +179,52 @@ TEST_P(SharedHeaps, CountsBytesOnTheWire) {
   });
 }
 
+/// Gathers `count` f32 of each of two ranks as bf16 and scatters the sum of as many. `uses_heap`: shards are there.
+CommCounts counts_of_unit(ProcessGroup& group, std::int64_t count, bool uses_heap) {
+  Shelf shelf(group, uses_heap);
+  float *const shard = shelf.take<float>(count), *const sum = shelf.take<float>(count);
+  bf16* const full = shelf.take<bf16>(2 * count);
+  std::fill_n(shard, count, static_cast<float>(group.rank() + 1));
+  const std::vector<std::int64_t> counts{count, count};
+  const CommCounts before = group.counts();
+  const GatherPart gather{full, DType::bf16, counts, shard, DType::f32};
+  group.all_gather(std::span(&gather, 1))->wait();
+  // The call has ended, and so have the peers' reads of this rank's shards.
+  std::fill_n(shard, count, -1.0f);
+  for (std::int64_t i = 0; i < 2 * count; ++i) EXPECT_EQ(convert<float>(full[i]), i < count ? 1 : 2) << i;
+  const ScatterPart scatter{full, sum, DType::bf16, counts, false, DType::f32, DType::f32};
+  group.reduce_scatter(std::span(&scatter, 1), {})->wait();
+  std::fill_n(full, 2 * count, convert<bf16>(-1.0f));
+  EXPECT_EQ(sum[count - 1], group.rank() == 0 ? 2 : 4);
+  CommCounts spent = group.counts();
+  spent -= before;
+  return spent;
+}
+
+// Everything is written once where it belongs and in its type; peers read the shards in place.
+TEST_P(SharedHeaps, ShardsCostOneCopyByTheReader) {
+  run(2, [](ProcessGroup& group) {
+    constexpr std::int64_t kCount = 100'000;
+    const CommCounts spent = counts_of_unit(group, kCount, true);
+    const bool is_shared = group.kind() == "thread" || group.shared_heap().bytes > 0;
+    ASSERT_TRUE(is_shared);
+    EXPECT_EQ(spent.all_gather.copied, 2 * kCount * 2);
+    EXPECT_EQ(spent.reduce_scatter.copied, kCount * 4);
+  });
+}
+
+TEST_P(SharedHeaps, WhatIsStagedCostsOneCopyMore) {
+  run(2, [](ProcessGroup& group) {
+    const CommCounts small = counts_of_unit(group, 100, true);
+    EXPECT_EQ(small.all_gather.copied, (2 + 1) * 100 * 2) << "all parts in place, the own one shown";
+    EXPECT_EQ(small.reduce_scatter.copied, 100 * 2 + 100 * 4) << "the peer's part shown";
+    if (group.kind() == "thread") return;
+    const CommCounts large = counts_of_unit(group, 100'000, false);
+    EXPECT_EQ(large.all_gather.copied, 3 * 100'000 * 2);
+    EXPECT_EQ(large.reduce_scatter.copied, 100'000 * (2 + 4));
+  });
+}
+
 TEST_P(SharedHeaps, IntegersAreNotCast) {
   run(2, [](ProcessGroup& group) {
     std::vector<std::int32_t> data(4);

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "runtime/comm/board/board_memory.h"
@@ -115,6 +116,11 @@ class Board {
   /// numbers go on.
   void reset(std::span<Board* const> others = {});
 
+  /// Notes bytes that this rank has written to move tensors in the present call.
+  void count_copied(std::int64_t bytes) { copied_ += bytes; }
+  /// Those of the call, which ends or begins.
+  std::int64_t take_copied() { return std::exchange(copied_, 0); }
+
   /// Number of staging rounds so far, equal on all ranks: it picks the window.
   std::uint64_t next_round() { return round_++; }
   std::byte* window(int rank, std::uint64_t round) const;
@@ -202,6 +208,7 @@ class Board {
   std::uint64_t meetings_ = 0;
   std::uint64_t round_ = 0;
   std::uint64_t epoch_ = 0;  // resets completed
+  std::int64_t copied_ = 0;
 
   // Calls and pieces exchanged with one peer, in one direction.
   struct MailCount {

@@ -74,29 +74,30 @@ void check_scatter_types(const ScatterPart& part) {
 }
 
 /// Combines one piece of all ranks, in rank order, into `out`.
-void reduce_piece(const Exchange& exchange, int lane, const Piece& piece, std::span<const std::byte*> inputs,
-                  std::byte* out, const Reduction& reduction, bool streams) {
+void reduce_piece(Board& board, const Exchange& exchange, int lane, const Piece& piece,
+                  std::span<const std::byte*> inputs, std::byte* out, const Reduction& reduction, bool streams) {
   for (std::size_t rank = 0; rank < inputs.size(); ++rank)
     inputs[rank] = exchange.at(static_cast<int>(rank), lane, piece);
   reduce(inputs, out, piece.count, reduction, streams);
+  board.count_copied(piece.count * byte_size(reduction.out));
 }
 
 /// Copies one lane of a rank to this rank's tensors.
 template <class Part>
-void copy_lane(const Exchange& exchange, int from, int lane, std::span<const Part> parts, bool streams) {
+void copy_lane(Board& board, const Exchange& exchange, int from, int lane, std::span<const Part> parts, bool streams) {
   for (const Piece& piece : exchange.pieces(lane))
-    copy(target(parts[piece.strip].data, piece), piece.dtype, exchange.at(from, lane, piece), exchange.type_at(piece),
-         piece.count, streams);
+    board.count_copied(copy(target(parts[piece.strip].data, piece), piece.dtype, exchange.at(from, lane, piece),
+                            exchange.type_at(piece), piece.count, streams));
 }
 
 /// Puts this rank's shard in place before it is staged.
-void copy_sources(std::span<const GatherPart> parts, const Lanes& lanes, int own) {
+void copy_sources(Board& board, std::span<const GatherPart> parts, const Lanes& lanes, int own) {
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const GatherPart& part = parts[i];
     if (part.source == nullptr) continue;
     const auto lane = static_cast<std::size_t>(own);
     auto* to = static_cast<std::byte*>(part.data) + lanes.start(i, lane) * byte_size(part.dtype);
-    copy(to, part.dtype, part.source, part.source_dtype, part.counts[lane], false);
+    board.count_copied(copy(to, part.dtype, part.source, part.source_dtype, part.counts[lane], false));
   }
 }
 
@@ -151,6 +152,7 @@ WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_byt
   if (board_.channel() == 0) waiting.emplace(kWaitName, SpanKind::wait, num_bytes);  // queues record their own work
   if (Trace* trace = waiting ? waiting->trace() : nullptr)
     waiting->set_detail(trace->intern(fmt::format("{} of {} ranks ({})", comm::name(op), size(), kind_)));
+  board_.take_copied();  // of a call that failed
   try {
     if (peer < 0) board_.enter(call, start);
     else board_.enter_pair_call(call, op, peer, start);
@@ -169,6 +171,7 @@ WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_byt
   CommCounts::Item& item = counts_.*item_of(op);
   item.calls += 1;
   item.bytes += num_bytes;
+  item.copied += board_.take_copied();
   counts_.seconds += std::chrono::duration<double>(end - start).count();
   skew_seconds_ += std::chrono::duration<double>(last_arrival - start).count();
   return std::make_unique<DoneWork>();
@@ -201,12 +204,12 @@ WorkPtr BoardGroup::all_gather(std::span<const GatherPart> parts) {
   return run(CommOp::all_gather, call, lanes.num_bytes(), [&] {
     Exchange exchange(board_, lanes, 1, rank());
     const bool streams = lanes.num_bytes() >= kStreamBytes;
-    if (!exchange.is_in_place()) copy_sources(parts, lanes, rank());
+    if (!exchange.is_in_place()) copy_sources(board_, parts, lanes, rank());
     while (exchange.next()) {
       exchange.show(rank());
       exchange.meet();
       for (int peer = 0; peer < size(); ++peer)
-        if (peer != rank() || exchange.is_in_place()) copy_lane(exchange, peer, peer, parts, streams);
+        if (peer != rank() || exchange.is_in_place()) copy_lane(board_, exchange, peer, peer, parts, streams);
     }
     exchange.finish();
   });
@@ -240,8 +243,9 @@ WorkPtr BoardGroup::reduce_scatter(std::span<const ScatterPart> parts, ReduceOpt
         const ScatterPart& part = parts[piece.strip];
         const Reduction reduction = reduction_of(options, size(), part);
         const std::int64_t at = piece.first - lanes.start(piece.strip, static_cast<std::size_t>(rank()));
-        reduce_piece(exchange, rank(), piece, inputs, static_cast<std::byte*>(part.out) + at * byte_size(reduction.out),
-                     reduction, lanes.num_bytes() >= kStreamBytes);
+        reduce_piece(board_, exchange, rank(), piece, inputs,
+                     static_cast<std::byte*>(part.out) + at * byte_size(reduction.out), reduction,
+                     lanes.num_bytes() >= kStreamBytes);
       }
     }
     exchange.finish();
@@ -274,13 +278,13 @@ WorkPtr BoardGroup::all_reduce(std::span<const FlatPart> parts, ReduceOptions op
         if (is_small || lane != own_lane) exchange.show(lane);
       exchange.meet();
       for (const Piece& piece : exchange.pieces(own_lane))
-        reduce_piece(exchange, own_lane, piece, inputs, target(parts[piece.strip].data, piece),
+        reduce_piece(board_, exchange, own_lane, piece, inputs, target(parts[piece.strip].data, piece),
                      reduction_of(options, size(), piece.dtype), streams);
       if (is_small) continue;
       exchange.show(own_lane);
       exchange.meet();
       for (int peer = 0; peer < size(); ++peer)
-        if (peer != rank()) copy_lane(exchange, peer, peer, parts, streams);
+        if (peer != rank()) copy_lane(board_, exchange, peer, peer, parts, streams);
     }
     exchange.finish();
   });
@@ -305,7 +309,7 @@ WorkPtr BoardGroup::broadcast(std::span<const FlatPart> parts, int root) {
     while (exchange.next()) {
       if (rank() == root) exchange.show(0);
       exchange.meet();
-      if (rank() != root) copy_lane(exchange, root, 0, parts, lanes.num_bytes() >= kStreamBytes);
+      if (rank() != root) copy_lane(board_, exchange, root, 0, parts, lanes.num_bytes() >= kStreamBytes);
     }
     exchange.finish();
   });
@@ -352,11 +356,11 @@ WorkPtr BoardGroup::run_pair(CommOp op, std::span<const FlatPart> parts, int pee
     std::size_t at = 0;
     do {  // a piece at least, so that the ranks meet even when there is nothing to move
       if (op == CommOp::send) {
-        stream.read(board_.mail_window(rank()), at, window);
+        board_.count_copied(stream.read(board_.mail_window(rank()), at, window));
         board_.post_piece(peer);
       } else {
         board_.await_piece(peer);
-        stream.write(board_.mail_window(peer), at, window);
+        board_.count_copied(stream.write(board_.mail_window(peer), at, window));
         board_.take_piece(peer);
       }
     } while ((at += window) < stream.size());

@@ -22,15 +22,15 @@ class ByteStream {
   }
   std::size_t size() const { return size_; }
 
-  /// Copies bytes [at, at + up to `most`) of the stream out of the tensors, or into them.
-  void read(std::byte* to, std::size_t at, std::size_t most) const {
-    visit(at, most, [&](const ByteRange& part) {
+  /// Copies bytes [at, at + up to `most`) of the stream out of the tensors, or into them. Returns how many.
+  std::int64_t read(std::byte* to, std::size_t at, std::size_t most) const {
+    return visit(at, most, [&](const ByteRange& part) {
       std::memcpy(to, part.data, part.bytes);
       to += part.bytes;
     });
   }
-  void write(const std::byte* from, std::size_t at, std::size_t most) const {
-    visit(at, most, [&](const ByteRange& part) {
+  std::int64_t write(const std::byte* from, std::size_t at, std::size_t most) const {
+    return visit(at, most, [&](const ByteRange& part) {
       std::memcpy(part.data, from, part.bytes);
       from += part.bytes;
     });
@@ -38,18 +38,21 @@ class ByteStream {
 
  private:
   template <class Fn>
-  void visit(std::size_t at, std::size_t most, Fn&& fn) const {
+  std::int64_t visit(std::size_t at, std::size_t most, Fn&& fn) const {
+    std::int64_t visited = 0;
     for (const ByteRange& range : ranges_) {
       if (at >= range.bytes) {
         at -= range.bytes;
         continue;
       }
       const std::size_t bytes = std::min(most, range.bytes - at);
-      if (bytes == 0) return;
+      if (bytes == 0) break;
       fn(ByteRange{range.data + at, bytes});
+      visited += static_cast<std::int64_t>(bytes);
       most -= bytes;
       at = 0;
     }
+    return visited;
   }
 
   std::vector<ByteRange> ranges_;

@@ -26,8 +26,8 @@ void stream_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
 
 void end_stream() { _mm_sfence(); }
 
-void copy(void* to, DType to_dtype, const void* from, DType from_dtype, std::int64_t count, bool streams) {
-  if (count == 0 || (to == from && to_dtype == from_dtype)) return;
+std::int64_t copy(void* to, DType to_dtype, const void* from, DType from_dtype, std::int64_t count, bool streams) {
+  if (count == 0 || (to == from && to_dtype == from_dtype)) return 0;
   auto* out = static_cast<std::byte*>(to);
   const auto* in = static_cast<const std::byte*>(from);
   const std::int64_t out_size = byte_size(to_dtype), in_size = byte_size(from_dtype);
@@ -35,13 +35,17 @@ void copy(void* to, DType to_dtype, const void* from, DType from_dtype, std::int
     const auto bytes = static_cast<std::size_t>(count * out_size);
     if (!streams) {
       std::memcpy(out, in, bytes);
-      return;
+    } else {
+      stream_bytes(out, in, bytes);
+      end_stream();
     }
-    stream_bytes(out, in, bytes);
-    return end_stream();
+    return count * out_size;
   }
   const auto cast = rank_kernels().cast_floats;
-  if (!streams) return cast(to_dtype, out, from_dtype, in, count);
+  if (!streams) {
+    cast(to_dtype, out, from_dtype, in, count);
+    return count * out_size;
+  }
   constexpr std::int64_t kBlock = 1024;
   alignas(64) std::array<std::byte, kBlock * 8> block;
   for (std::int64_t at = 0; at < count; at += kBlock) {
@@ -50,6 +54,7 @@ void copy(void* to, DType to_dtype, const void* from, DType from_dtype, std::int
     stream_bytes(out + at * out_size, block.data(), static_cast<std::size_t>(n * out_size));
   }
   end_stream();
+  return count * out_size;
 }
 
 }  // namespace sherd::comm

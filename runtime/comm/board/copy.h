@@ -18,7 +18,8 @@ void stream_bytes(std::byte* to, const std::byte* from, std::size_t bytes);
 void end_stream();
 
 /// to[i] = cast(from[i]); the ranges are equal or do not overlap. `streams` writes past the caches: the data is
-/// visible to peers after their next meeting with this rank, as ever. Floats round to nearest even.
-void copy(void* to, DType to_dtype, const void* from, DType from_dtype, std::int64_t count, bool streams);
+/// visible to peers after their next meeting with this rank, as ever. Floats round to nearest even. Returns the bytes
+/// written: none if they are there.
+std::int64_t copy(void* to, DType to_dtype, const void* from, DType from_dtype, std::int64_t count, bool streams);
 
 }  // namespace sherd::comm

@@ -72,8 +72,10 @@ void Exchange::show(int lane) {
   if (is_in_place_) return;
   std::byte* slot =
       board_.window(board_.rank(), round_) + (slots_ == 1 ? 0 : static_cast<std::size_t>(lane)) * slot_bytes_;
-  for (const Piece& piece : pieces(lane))
+  for (const Piece& piece : pieces(lane)) {
     std::memcpy(slot + piece.offset, lanes_.strips()[piece.strip].data + piece.byte_first(), piece.byte_count());
+    board_.count_copied(static_cast<std::int64_t>(piece.byte_count()));
+  }
 }
 
 void Exchange::meet() {

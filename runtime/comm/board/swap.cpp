@@ -90,16 +90,16 @@ void swap_parts(Board& board, std::span<const SwapPart> parts) {
     }
 
   std::vector<std::byte> own(out[me].size());
-  out[me].read(own.data(), 0, own.size());
-  in[me].write(own.data(), 0, own.size());
+  board.count_copied(out[me].read(own.data(), 0, own.size()) + in[me].write(own.data(), 0, own.size()));
   const std::size_t slot = board.options().window_bytes / size / 64 * 64;
   for (std::size_t at = 0; at < most; at += slot) {
     const std::uint64_t round = board.next_round();
     for (std::size_t peer = 0; peer < size; ++peer)
-      if (peer != me) out[peer].read(board.window(board.rank(), round) + peer * slot, at, slot);
+      if (peer != me) board.count_copied(out[peer].read(board.window(board.rank(), round) + peer * slot, at, slot));
     board.meet();
     for (std::size_t peer = 0; peer < size; ++peer)
-      if (peer != me) in[peer].write(board.window(static_cast<int>(peer), round) + me * slot, at, slot);
+      if (peer != me)
+        board.count_copied(in[peer].write(board.window(static_cast<int>(peer), round) + me * slot, at, slot));
   }
 }
 

@@ -22,6 +22,7 @@ void add(CommCounts& to, const CommCounts& from, int sign) {
         &CommCounts::barrier, &CommCounts::all_to_all, &CommCounts::send, &CommCounts::recv}) {
     (to.*item).calls += sign * (from.*item).calls;
     (to.*item).bytes += sign * (from.*item).bytes;
+    (to.*item).copied += sign * (from.*item).copied;
   }
   to.seconds += sign * from.seconds;
 }

@@ -68,10 +68,12 @@ class Work {
 };
 using WorkPtr = std::unique_ptr<Work>;
 
-/// Counts since the group was made; one grouped launch is one call. `bytes` are those of the full buffers.
+/// Counts since the group was made; one grouped launch is one call. `bytes` are those of the full buffers. `copied` are
+/// those that this rank has written to move them, into its own tensors and into memory that its peers read: a gather of
+/// shards that lie in shared heaps writes each element once, at its place and in its type.
 struct CommCounts {
   struct Item {
-    std::int64_t calls = 0, bytes = 0;
+    std::int64_t calls = 0, bytes = 0, copied = 0;
   };
   Item all_gather, reduce_scatter, all_reduce, broadcast, barrier, all_to_all, send, recv;
   double seconds = 0;  ///< that the callers' threads have spent inside calls
