@@ -89,6 +89,7 @@ void DeviceQueue::wait(const Event& event) {
     if (other->device().kind == Device::Kind::cpu) {
       std::atomic<std::uint32_t>& word = context_.progress(other->index());
       static_cast<HostQueue*>(other)->show_progress(word);
+      static_cast<HostQueue*>(other)->hurry();
       stream_->wait(word, static_cast<std::uint32_t>(event.sequence()));
     } else if (const auto mark = static_cast<DeviceQueue*>(other)->mark_of(event.sequence())) {
       stream_->wait(*mark);

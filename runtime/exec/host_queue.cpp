@@ -86,6 +86,7 @@ std::unique_ptr<QueueItem> HostQueue::make_item(QueueWork& work) {
   item->bytes = work.bytes;
   item->run = std::move(work.run);
   item->abort = std::move(work.abort);
+  item->is_ready = std::move(work.is_ready);
   item->after = work_before(*this, work.loans);
   for (const Loan& loan : work.loans)
     if (!loan.writes && !(context.hazards && context.hazards->is_removed(QueueEdge::hold, name())))
@@ -110,14 +111,43 @@ Event HostQueue::submit(QueueWork work) {
   // A ghost's work has no bytes to run on. It ends when somebody waits for it, so that its loans last as long as ever.
   if (context.is_ghost()) item->run = nullptr;
   else if (!thread_.joinable()) thread_ = std::thread([this] { run_thread(); });
+  const bool has_begun = item->run && begin(work, *item);
+  item->has_begun = has_begun;
   {
     const std::lock_guard lock(mutex_);
     items_.push_back(std::move(item));
     ++submitted_;
   }
-  has_work_.notify_one();
+  if (!has_begun) has_work_.notify_one();
   for (const Loan& loan : work.loans) loan.storage->lend(event, loan.writes);
   return event;
+}
+
+// Whether everything submitted is done, or would be at once: a second half that need not wait is run now. Its item
+// stays, with what it holds, until somebody waits.
+bool HostQueue::is_idle() {
+  std::unique_lock lock(mutex_);
+  if (done_ + 1 == submitted_ && !running_) {
+    const QueueItem& last = *items_.back();
+    if (last.has_begun && last.is_ready()) {
+      const WaitClock clock(true);
+      run_next(lock);
+    }
+  }
+  return done_ == submitted_;
+}
+
+bool HostQueue::begin(const QueueWork& work, const QueueItem& item) {
+  if (!work.begin || is_running_work() || !is_idle()) return false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_failed(item.sequence)) return false;
+  }
+  if (!std::ranges::all_of(item.after, [](const auto& before) { return before.event.is_reached(); })) return false;
+  try {
+    work.begin();
+  } catch (const Error&) { return false; }  // `run` meets it again, where its errors belong
+  return true;
 }
 
 void HostQueue::wait(const Event& event) {
@@ -128,10 +158,24 @@ void HostQueue::run_thread() {
   pthread_setname_np(pthread_self(), name().substr(0, 15).c_str());
   std::unique_lock lock(mutex_);
   for (;;) {
-    has_work_.wait(lock, [this] { return is_closing_ || (!running_ && started_ < submitted_); });
-    if (!running_ && started_ < submitted_) run_next(lock);
+    has_work_.wait(lock, [this] { return is_closing_ || may_run_next(); });
+    if (may_run_next()) run_next(lock);
     else if (is_closing_) return;
   }
+}
+
+// By the queue's thread. What has begun is left to waiters, if nothing is behind it.
+bool HostQueue::may_run_next() const {
+  if (running_ || started_ == submitted_) return false;
+  return !items_[started_ - retired_]->has_begun || started_ < hurried_ || started_ + 1 < submitted_;
+}
+
+void HostQueue::hurry() {
+  {
+    const std::lock_guard lock(mutex_);
+    hurried_ = submitted_;
+  }
+  has_work_.notify_one();
 }
 
 // The next item, on this thread. Called and left with the lock held, not held in between.
@@ -211,6 +255,8 @@ void HostQueue::explain_wait(std::int64_t start, std::uint64_t first, std::uint6
 }
 
 void HostQueue::sleep_until_done(std::unique_lock<std::mutex>& lock, std::uint64_t sequence) {
+  hurried_ = std::max(hurried_, sequence);  // another thread waits, or runs already
+  has_work_.notify_one();
   if (spins_) {
     lock.unlock();
     for (const std::int64_t stop = now() + kSpinNanoseconds; now() < stop;) {

@@ -39,6 +39,8 @@ class HostQueue final : public Queue {
   /// From now until close() `word` is the number of items that have finished, its low 32 bits, and nobody waits for it
   /// to change but a device. On the rank's thread; the word lives until close() has returned.
   void show_progress(std::atomic<std::uint32_t>& word);
+  /// Somebody waits who cannot run what was left to waiters: the queue's thread does.
+  void hurry();
   /// Items that still hold their storages.
   std::size_t num_in_flight() const;
 
@@ -55,6 +57,9 @@ class HostQueue final : public Queue {
 
   bool is_owner() const { return std::this_thread::get_id() == owner_; }
   std::unique_ptr<QueueItem> make_item(QueueWork& work);
+  bool may_run_next() const;
+  bool is_idle();
+  bool begin(const QueueWork& work, const QueueItem& item);
   void run_thread();
   void run_next(std::unique_lock<std::mutex>& lock);
   bool is_failed(std::uint64_t sequence) const;
@@ -71,6 +76,7 @@ class HostQueue final : public Queue {
   std::condition_variable has_work_, has_finished_;
   std::deque<std::unique_ptr<QueueItem>> items_;  // not retired; front has sequence retired_ + 1
   std::uint64_t submitted_ = 0, started_ = 0, retired_ = 0;
+  std::uint64_t hurried_ = 0;  // up to here the thread runs what was left to waiters
   std::atomic<std::uint64_t> done_{0};
   std::vector<std::atomic<std::uint32_t>*> words_;  // show done_
   QueueItem* running_ = nullptr;

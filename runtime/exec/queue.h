@@ -45,6 +45,11 @@ struct QueueWork {
   std::function<void(std::string_view reason)> abort{};
   /// First waits until fewer than this many items hold their storages.
   std::size_t max_in_flight = kUnlimited;
+  /// Of host queues, for work of two short halves with a wait for other ranks between them. If nothing is before it,
+  /// `begin` runs inside of submit(), and no thread is woken: `run`, the second half, is left to who waits. Otherwise,
+  /// and if begin throws an Error, `run` is all of it. `is_ready`: whether the second half would not wait.
+  std::function<void()> begin{};
+  std::function<bool()> is_ready{};
 };
 
 /// Of a device: its kernels, in the order of the program. (The host's compute is the rank's thread.)

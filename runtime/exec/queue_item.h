@@ -22,6 +22,8 @@ struct QueueItem {
   std::int64_t bytes = 0;
   std::function<void()> run;
   std::function<void(std::string_view)> abort;
+  std::function<bool()> is_ready;
+  bool has_begun = false;  // see QueueWork::begin
   std::vector<Ref<Storage>> held;
   struct Before {
     Event event;

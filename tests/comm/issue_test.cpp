@@ -119,8 +119,109 @@ TEST_P(Issue, LendsWhatItUses) {
     EXPECT_THAT(error_of([&] { (void)gathered.raw(); }),
                 ::testing::AllOf(HasSubstr("blocks.0"), HasSubstr("blocks.1")));
     group.reset();
-    group.issue(call, site);
-    EXPECT_EQ(gathered.to_vector<float>()[7], 2);
+    EXPECT_THAT(error_of([&] { (void)gathered.raw(); }), HasSubstr("blocks.1")) << "as long as nobody writes them anew";
+    const Tensor again = zeros({8});
+    const Loan other_loans[] = {{shard.storage(), false}, {again.storage(), true}};
+    group.issue(
+        {.op = CommOp::all_gather, .parts = {{.in = bytes_of(shard), .out = bytes_of(again), .counts = {4, 4}}}},
+        {.queue = queue(kGatherQueue), .name = "unshard", .loans = other_loans});
+    EXPECT_EQ(again.to_vector<float>()[7], 2);
+  });
+}
+
+/// A gather of `shard`s to `gathered`, both small.
+Collective gather_of(const Tensor& shard, const Tensor& gathered, int ranks) {
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(ranks), shard.numel());
+  return {.op = CommOp::all_gather, .parts = {{.in = bytes_of(shard), .out = bytes_of(gathered), .counts = counts}}};
+}
+
+/// Issues it on the queue "gather".
+void issue_gather(ProcessGroup& group, const Tensor& shard, const Tensor& gathered) {
+  const Loan loans[] = {{shard.storage(), false}, {gathered.storage(), true}};
+  group.issue(gather_of(shard, gathered, group.size()),
+              {.queue = queue(kGatherQueue), .name = "gather", .loans = loans});
+}
+
+// Rank 0 does not look at its result before all others have looked at theirs.
+TEST_P(Issue, SmallCallsArePublishedWhenTheyAreIssued) {
+  SharedFlag has_all[2];
+  run(3, [&](ProcessGroup& group) {
+    const Tensor shard = full({4}, group.rank() + 1.0), gathered = zeros({12});
+    issue_gather(group, shard, gathered);
+    if (group.rank() == 0)
+      for (const SharedFlag& flag : has_all) flag.wait();
+    EXPECT_EQ(gathered.to_vector<float>(), (std::vector<float>{1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3}));
+    if (group.rank() > 0) has_all[group.rank() - 1].set();
+  });
+}
+
+// Chains of small and large calls on two queues, looked at late or at once, by ranks of different habits.
+TEST_P(Issue, SmallAndLargeCallsKeepTheirOrder) {
+  run(2, [](ProcessGroup& group) {
+    const int me = group.rank();
+    for (int round = 0; round < 100; ++round) {
+      const std::int64_t count = round % 7 == 3 ? 5000 : 8;
+      const double x = round + 1000.0 * me;
+      const Tensor shard = full({count}, x), gathered = zeros({2 * count}), sums = zeros({count}), next = zeros({16});
+      issue_gather(group, shard, gathered);
+      if (round % (2 + me) == 0) { EXPECT_EQ(gathered.to_vector<float>().back(), round + 1000); }
+      const Loan loans[] = {{gathered.storage(), false}, {sums.storage(), true}};
+      group.issue({.op = CommOp::reduce_scatter,
+                   .parts = {{.in = bytes_of(gathered), .out = bytes_of(sums), .counts = {count, count}}}},
+                  {.queue = queue(kReduceQueue), .name = "reduce", .loans = loans});
+      issue_gather(group, full({8}, x + 0.5), next);
+      if (round % (3 - me) == 0) { EXPECT_EQ(next.to_vector<float>()[0], round + 0.5); }
+      EXPECT_EQ(sums.to_vector<float>()[0], 2 * (round + 1000.0 * me));
+      EXPECT_EQ(next.to_vector<float>()[15], round + 1000.5);
+    }
+  });
+}
+
+// The queue "disk" waits for a gather that nobody else looks at.
+TEST_P(Issue, OtherQueuesWaitForSmallCalls) {
+  run(2, [](ProcessGroup& group) {
+    for (int round = 0; round < 20; ++round) {
+      const Tensor shard = full({4}, group.rank() + round), gathered = zeros({8});
+      issue_gather(group, shard, gathered);
+      float saved = -1;
+      const Loan loan{gathered.storage(), false};
+      queue("disk")
+          .submit({.name = "save",
+                   .run = [&saved, from = reinterpret_cast<float*>(gathered.storage()->address())] { saved = from[7]; },
+                   .loans = {&loan, 1}})
+          .wait();
+      EXPECT_EQ(saved, 1 + round);
+    }
+  });
+}
+
+TEST_P(Issue, CallsThatWereNotLookedAtEndWithAReset) {
+  run(2, [](ProcessGroup& group) {
+    const Tensor shard = full({4}, group.rank() + 1.0);
+    for (int round = 0; round < 3; ++round) {
+      const Tensor gathered = zeros({8}), again = zeros({8});
+      issue_gather(group, shard, gathered);
+      group.barrier();
+      if (group.rank() == round % 2) group.abort("enough");
+      group.reset();
+      EXPECT_THAT(error_of([&] { (void)gathered.raw(); }), HasSubstr("the group was reset"));
+      issue_gather(group, shard, again);
+      EXPECT_EQ(again.to_vector<float>()[7], 2);
+    }
+  });
+}
+
+// A rank that gathers at once on the queue's lane meets one that was only issued.
+TEST_P(Issue, AWholeCallMeetsASplitOne) {
+  run(2, [](ProcessGroup& group) {
+    const Tensor shard = full({4}, group.rank() + 1.0), gathered = zeros({8});
+    for (int round = 0; round < 10; ++round) {
+      if (group.rank() == round % 2) comm::run_on_host(group.lane(kGatherQueue), gather_of(shard, gathered, 2));
+      else issue_gather(group, shard, gathered);
+      EXPECT_EQ(gathered.to_vector<float>()[7], 2);
+      fill_into(gathered, 0);
+    }
+    EXPECT_EQ(group.lane(kGatherQueue).counts().all_gather.calls, 10);
   });
 }
 

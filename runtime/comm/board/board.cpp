@@ -14,6 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/exec/context.h"
+
 namespace sherd::comm {
 
 namespace {
@@ -74,9 +76,9 @@ Board::Board(std::shared_ptr<std::byte> memory, BoardOptions options)
     : memory_(std::move(memory)),
       options_(std::move(options)),
       members_(name_members(options_.root.get())),
-      // Ranks outside of a subgroup compete for the same cores.
-      spins_(static_cast<unsigned>(root_size()) * (options_.channel == 0 ? 1 : 2) <=
-             std::thread::hardware_concurrency()),
+      // Ranks outside of a subgroup need their cores too; and while a queue's thread waits, its rank's computes.
+      spins_(2 * static_cast<unsigned>(root_size()) <= std::thread::hardware_concurrency()),
+      thread_spins_(static_cast<unsigned>(root_size()) <= std::thread::hardware_concurrency()),
       exceptions_at_start_(std::uncaught_exceptions()),
       epoch_(options_.epoch),
       sends_(static_cast<std::size_t>(options_.size)),
@@ -124,6 +126,9 @@ void Board::check_usable(const Fingerprint& call) {
 void Board::enter(const Fingerprint& call, Clock::time_point arrived) {
   check_usable(call);
   last_arrival_ = arrived;
+  if (is_suspended_)
+    fail_call(fmt::format("rank {} calls {} and has left {} unfinished", root_rank(), call.text(),
+                          own().notes[sequence_ % 2].text.load()));
   is_compared_ = false;
   ++sequence_;
   CallNote& note = own().notes[sequence_ % 2];
@@ -150,13 +155,31 @@ void Board::leave() {
 }
 
 void Board::meet() {
-  advance(&RankCell::meetings, ++meetings_);
+  come();
+  meet_others();
+}
+
+void Board::come() { advance(&RankCell::meetings, ++meetings_); }
+
+void Board::meet_others() {
   await({&RankCell::meetings, meetings_});
   if (is_compared_) return;
   compare_calls();
   for (int peer = 0; peer < size(); ++peer) note_arrival(cell(peer).notes[sequence_ % 2].arrived);
   is_compared_ = true;
   met_at_ = Clock::now();
+}
+
+bool Board::have_all_come() const {
+  if (is_poisoned()) return true;
+  for (int peer = 0; peer < size(); ++peer)
+    if (!has_come({&RankCell::meetings, meetings_}, peer)) return false;
+  return true;
+}
+
+bool Board::resume(std::uint64_t epoch) {
+  is_suspended_ = false;
+  return epoch == epoch_;
 }
 
 void Board::note_arrival(const std::atomic<std::int64_t>& arrived) {
@@ -197,7 +220,9 @@ void Board::reset(std::span<Board* const> others) {
 
 // A thread of this rank may still be on its way out of a call that the poison has ended.
 void Board::await_left(Board& other) {
-  const auto is_inside = [&] { return other.own().activity.load(std::memory_order_acquire) != Activity::outside; };
+  const auto is_inside = [&] {
+    return !other.is_suspended_ && other.own().activity.load(std::memory_order_acquire) != Activity::outside;
+  };
   if (is_inside())
     poison(fmt::format("rank {} calls reset() while another thread of it is in {}", rank(),
                        other.call_of(other.rank(), other.channel())));
@@ -207,6 +232,7 @@ void Board::await_left(Board& other) {
 void Board::restart(std::uint64_t epoch) {
   meetings_ = epoch << 32;
   round_ = 0;
+  if (is_suspended_.exchange(false)) leave();
   own().meetings = meetings_;
   for (int peer = 0; peer < size(); ++peer) {
     sequence_ = std::max(sequence_, cell(peer).calls.load());
@@ -254,7 +280,7 @@ void Board::await(const Wait& wait) {
 }
 
 void Board::await_one(int peer, const Wait& wait) {
-  if (spins_) {
+  if (channel() == 0 || RankContext::current_or_null() ? thread_spins_ : spins_) {
     const auto stop = waiting_since_ + kSpin;
     do {
       for (int i = 0; i < 32; ++i) {

@@ -95,6 +95,15 @@ class Board {
   /// Waits until every rank has come to the same meeting; what a rank wrote before it is then visible to all. The
   /// first meeting of a call also compares the fingerprints.
   void meet();
+  /// meet() in two halves: what this rank wrote is visible to those who wait for it, and waiting for the others.
+  void come();
+  void meet_others();
+  /// Whether meet_others() would not wait: all have come, or the group has failed.
+  bool have_all_come() const;
+  /// Between the halves no thread of this rank is in the call: reset() does not wait for one.
+  void suspend() { is_suspended_ = true; }
+  /// False, and there is no such call any more, if the group was reset since `epoch`.
+  bool resume(std::uint64_t epoch);
   /// When the first meeting of the present call was complete.
   Clock::time_point met_at() const { return met_at_; }
   /// When the last of its ranks came to the present call, known from its first meeting on: a rank that came earlier
@@ -194,8 +203,8 @@ class Board {
 
   std::shared_ptr<std::byte> memory_;
   BoardOptions options_;
-  std::string members_;  // of a subgroup: "ranks 1,3", as in its calls
-  bool spins_;
+  std::string members_;        // of a subgroup: "ranks 1,3", as in its calls
+  bool spins_, thread_spins_;  // in waits of queues' threads, of the rank's
   const int exceptions_at_start_;
   std::atomic<std::chrono::nanoseconds> deadline_{std::chrono::seconds(300)};
   Clock::time_point waiting_since_;  // start of the present wait
@@ -204,6 +213,7 @@ class Board {
 
   Fingerprint call_;
   bool is_compared_ = false;
+  std::atomic<bool> is_suspended_{false};
   std::uint64_t sequence_ = 0;
   std::uint64_t meetings_ = 0;
   std::uint64_t round_ = 0;

@@ -17,7 +17,10 @@
 #include "runtime/comm/board/copy.h"
 #include "runtime/comm/board/exchange.h"
 #include "runtime/comm/board/reduce.h"
+#include "runtime/comm/board/rounds.h"
+#include "runtime/comm/board/split_call.h"
 #include "runtime/comm/board/swap.h"
+#include "runtime/comm/group/subject.h"
 #include "runtime/exec/queue.h"
 #include "runtime/exec/trace.h"
 
@@ -30,8 +33,6 @@ class DoneWork final : public Work {
   void wait() override {}
 };
 
-std::byte* target(void* data, const Piece& piece) { return static_cast<std::byte*>(data) + piece.byte_first(); }
-
 void check_data(const void* data, std::int64_t count) {
   check(data != nullptr || count == 0, "the data pointer is null but there are {} elements", count);
 }
@@ -43,26 +44,7 @@ CommCounts::Item CommCounts::* item_of(CommOp op) {
   return items[static_cast<int>(op)];
 }
 
-std::int64_t sum(std::span<const std::int64_t> counts) {
-  std::int64_t total = 0;
-  for (const std::int64_t count : counts) total += count;
-  return total;
-}
-
-Reduction reduction_of(const ReduceOptions& options, int size, DType dtype) {
-  const double factor = options.kind == ReduceKind::avg ? options.scale / size : options.scale;
-  return {.kind = options.kind, .factor = factor, .accumulate = false, .in = dtype, .wire = dtype, .out = dtype};
-}
-
-Reduction reduction_of(const ReduceOptions& options, int size, const ScatterPart& part) {
-  Reduction reduction = reduction_of(options, size, part.dtype);
-  reduction.accumulate = part.accumulate;
-  reduction.wire = part.wire.value_or(part.dtype);
-  reduction.out = part.out_dtype.value_or(part.dtype);
-  return reduction;
-}
-
-/// Bytes that an element to be scattered takes on its way.
+/// Bytes that a scattered element has on its way.
 std::int64_t wire_size(const ScatterPart& part) {
   return std::min(byte_size(part.dtype), byte_size(part.wire.value_or(part.dtype)));
 }
@@ -71,34 +53,6 @@ void check_scatter_types(const ScatterPart& part) {
   const DType wire = part.wire.value_or(part.dtype), out = part.out_dtype.value_or(part.dtype);
   check((wire == part.dtype && out == part.dtype) || (is_floating(part.dtype) && is_floating(wire) && is_floating(out)),
         "{} cannot travel as {} and arrive as {}; only floats are cast", name(part.dtype), name(wire), name(out));
-}
-
-/// Combines one piece of all ranks, in rank order, into `out`.
-void reduce_piece(Board& board, const Exchange& exchange, int lane, const Piece& piece,
-                  std::span<const std::byte*> inputs, std::byte* out, const Reduction& reduction, bool streams) {
-  for (std::size_t rank = 0; rank < inputs.size(); ++rank)
-    inputs[rank] = exchange.at(static_cast<int>(rank), lane, piece);
-  reduce(inputs, out, piece.count, reduction, streams);
-  board.count_copied(piece.count * byte_size(reduction.out));
-}
-
-/// Copies one lane of a rank to this rank's tensors.
-template <class Part>
-void copy_lane(Board& board, const Exchange& exchange, int from, int lane, std::span<const Part> parts, bool streams) {
-  for (const Piece& piece : exchange.pieces(lane))
-    board.count_copied(copy(target(parts[piece.strip].data, piece), piece.dtype, exchange.at(from, lane, piece),
-                            exchange.type_at(piece), piece.count, streams));
-}
-
-/// Puts this rank's shard in place before it is staged.
-void copy_sources(Board& board, std::span<const GatherPart> parts, const Lanes& lanes, int own) {
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    const GatherPart& part = parts[i];
-    if (part.source == nullptr) continue;
-    const auto lane = static_cast<std::size_t>(own);
-    auto* to = static_cast<std::byte*>(part.data) + lanes.start(i, lane) * byte_size(part.dtype);
-    board.count_copied(copy(to, part.dtype, part.source, part.source_dtype, part.counts[lane], false));
-  }
 }
 
 void check_source(const GatherPart& part) {
@@ -124,6 +78,25 @@ const Abilities& BoardGroup::abilities() const {
   static constexpr Abilities all{
       .casts = true, .uneven = true, .ordered_sum = true, .accumulate = true, .lists = true, .windows = true};
   return all;
+}
+
+// Small calls need no thread: their halves run where they are issued and where somebody waits.
+void BoardGroup::issue(Collective call, const CollectiveSite& site) {
+  check_issue(*this, call, site);
+  auto& lane = static_cast<BoardGroup&>(this->lane(site.queue.name()));
+  if (!SplitCall::fits(call, lane)) return issue_on_host(*this, std::move(call), site);
+  QueueWork work = work_of(lane, call, site);
+  const auto split = std::make_shared<SplitCall>(std::move(call), lane);
+  work.begin = [split, subject = site.subject] {  // runs inside of submit()
+    const SubjectScope scope(subject);
+    split->begin();
+  };
+  work.is_ready = [split] { return split->is_ready(); };
+  work.run = [split, subject = std::string(site.subject)] {
+    const SubjectScope scope(subject);
+    split->finish();
+  };
+  site.queue.submit(std::move(work));
 }
 
 ProcessGroup& BoardGroup::channel(int index) {
@@ -165,7 +138,13 @@ WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_byt
     board_.leave();
     throw;
   }
-  const auto end = Board::Clock::now(), last_arrival = std::min(board_.last_arrival(), end);
+  count(op, num_bytes, start);
+  return std::make_unique<DoneWork>();
+}
+
+/// Of a call that ends now, in which this thread has been since `start`.
+void BoardGroup::count(CommOp op, std::int64_t num_bytes, Board::Clock::time_point start) {
+  const auto end = Board::Clock::now(), last_arrival = std::clamp(board_.last_arrival(), start, end);
   if (last_arrival > start) note_skew({Board::nanoseconds(start), Board::nanoseconds(last_arrival)});
   std::lock_guard lock(counts_mutex_);
   CommCounts::Item& item = counts_.*item_of(op);
@@ -174,7 +153,6 @@ WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_byt
   item.copied += board_.take_copied();
   counts_.seconds += std::chrono::duration<double>(end - start).count();
   skew_seconds_ += std::chrono::duration<double>(last_arrival - start).count();
-  return std::make_unique<DoneWork>();
 }
 
 void BoardGroup::check_counts(std::span<const std::int64_t> counts) const {
@@ -183,42 +161,43 @@ void BoardGroup::check_counts(std::span<const std::int64_t> counts) const {
   for (const std::int64_t count : counts) check(count >= 0, "a count is {}; counts must not be negative", count);
 }
 
-WorkPtr BoardGroup::all_gather(std::span<const GatherPart> parts) {
-  Fingerprint call = board_.open_call(CommOp::all_gather);
-  Lanes lanes(size());
+OpenedCall BoardGroup::open(std::span<const GatherPart> parts) {
+  OpenedCall opened{board_.open_call(CommOp::all_gather), Lanes(size())};
   checked(CommOp::all_gather, [&] {
     for (const GatherPart& part : parts) {
       check_counts(part.counts);
       check_data(part.data, sum(part.counts));
       if (part.source == nullptr) {
-        call.add_part(part.dtype, part.counts);
-        lanes.add(part.data, part.dtype, part.counts);
+        opened.call.add_part(part.dtype, part.counts);
+        opened.lanes.add(part.data, part.dtype, part.counts);
         continue;
       }
       check_source(part);
-      call.add_part(part.dtype, part.counts, part.source_dtype);
-      lanes.add(part.data, part.dtype, part.counts, rank(), part.source, part.source_dtype);
+      opened.call.add_part(part.dtype, part.counts, part.source_dtype);
+      opened.lanes.add(part.data, part.dtype, part.counts, rank(), part.source, part.source_dtype);
     }
-    call.close();
+    opened.call.close();
   });
-  return run(CommOp::all_gather, call, lanes.num_bytes(), [&] {
-    Exchange exchange(board_, lanes, 1, rank());
-    const bool streams = lanes.num_bytes() >= kStreamBytes;
-    if (!exchange.is_in_place()) copy_sources(board_, parts, lanes, rank());
+  opened.num_bytes = opened.lanes.num_bytes();
+  return opened;
+}
+
+WorkPtr BoardGroup::all_gather(std::span<const GatherPart> parts) {
+  const OpenedCall opened = open(parts);
+  return run(CommOp::all_gather, opened.call, opened.num_bytes, [&] {
+    Exchange exchange(board_, opened.lanes, 1, rank());
+    if (!exchange.is_in_place()) copy_sources(board_, parts, opened.lanes);
     while (exchange.next()) {
       exchange.show(rank());
       exchange.meet();
-      for (int peer = 0; peer < size(); ++peer)
-        if (peer != rank() || exchange.is_in_place()) copy_lane(board_, exchange, peer, peer, parts, streams);
+      read_gather(board_, exchange, parts, opened.lanes);
     }
     exchange.finish();
   });
 }
 
-WorkPtr BoardGroup::reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) {
-  Fingerprint call = board_.open_call(CommOp::reduce_scatter);
-  Lanes lanes(size());
-  std::int64_t num_bytes = 0;
+OpenedCall BoardGroup::open(std::span<const ScatterPart> parts, const ReduceOptions& options) {
+  OpenedCall opened{board_.open_call(CommOp::reduce_scatter), Lanes(size())};
   checked(CommOp::reduce_scatter, [&] {
     for (const ScatterPart& part : parts) {
       check_counts(part.counts);
@@ -226,27 +205,23 @@ WorkPtr BoardGroup::reduce_scatter(std::span<const ScatterPart> parts, ReduceOpt
       check_data(part.out, part.counts[static_cast<std::size_t>(rank())]);
       check_reducible(part.dtype, options);
       check_scatter_types(part);
-      call.add_part(part.wire.value_or(part.dtype), part.counts, part.dtype);
-      lanes.add(part.in, part.dtype, part.counts);
-      num_bytes += sum(part.counts) * wire_size(part);
+      opened.call.add_part(part.wire.value_or(part.dtype), part.counts, part.dtype);
+      opened.lanes.add(part.in, part.dtype, part.counts);
+      opened.num_bytes += sum(part.counts) * wire_size(part);
     }
-    call.close_with_reduction(options);
+    opened.call.close_with_reduction(options);
   });
-  return run(CommOp::reduce_scatter, call, num_bytes, [&] {
-    Exchange exchange(board_, lanes, lanes.num_lanes());
-    std::vector<const std::byte*> inputs(lanes.num_lanes());
+  return opened;
+}
+
+WorkPtr BoardGroup::reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) {
+  const OpenedCall opened = open(parts, options);
+  return run(CommOp::reduce_scatter, opened.call, opened.num_bytes, [&] {
+    Exchange exchange(board_, opened.lanes, opened.lanes.num_lanes());
     while (exchange.next()) {
-      for (int peer = 0; peer < size(); ++peer)
-        if (peer != rank()) exchange.show(peer);
+      show_scatter(board_, exchange);
       exchange.meet();
-      for (const Piece& piece : exchange.pieces(rank())) {
-        const ScatterPart& part = parts[piece.strip];
-        const Reduction reduction = reduction_of(options, size(), part);
-        const std::int64_t at = piece.first - lanes.start(piece.strip, static_cast<std::size_t>(rank()));
-        reduce_piece(board_, exchange, rank(), piece, inputs,
-                     static_cast<std::byte*>(part.out) + at * byte_size(reduction.out), reduction,
-                     lanes.num_bytes() >= kStreamBytes);
-      }
+      read_scatter(board_, exchange, parts, opened.lanes, options);
     }
     exchange.finish();
   });

@@ -6,12 +6,22 @@
 #include <vector>
 
 #include "runtime/comm/board/board.h"
+#include "runtime/comm/board/lanes.h"
 #include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/division.h"
 #include "runtime/comm/group/link.h"
 #include "runtime/comm/group/process_group.h"
 
 namespace sherd::comm {
+
+/// A call that ranks are about to come to: what they compare, and how its tensors are cut.
+struct OpenedCall {
+  Fingerprint call;
+  Lanes lanes;
+  std::int64_t num_bytes = 0;
+};
+
+class SplitCall;
 
 /// A group, or one of its further channels. Runs every collective to its end inside the call, so the returned Work is
 /// complete. Reductions run in rank order 0 .. n-1 whatever the sizes, so their bits are the same for threads and
@@ -28,7 +38,7 @@ class BoardGroup final : public ProcessGroup, public std::enable_shared_from_thi
   const std::string& name() const override { return group_.name_; }
   const Abilities& abilities() const override;
   bool supports(Device device) const override { return device == Device::cpu(); }
-  void issue(Collective call, const CollectiveSite& site) override { issue_on_host(*this, std::move(call), site); }
+  void issue(Collective call, const CollectiveSite& site) override;
   ProcessGroup& lane(std::string_view queue) override { return channel(group_.lane_numbers_.of(queue)); }
   ProcessGroup& channel(int index) override;
 
@@ -54,6 +64,7 @@ class BoardGroup final : public ProcessGroup, public std::enable_shared_from_thi
   SharedHeap shared_heap() const override;
 
  private:
+  friend class SplitCall;
   BoardGroup(BoardGroup& group, const std::shared_ptr<std::byte>& memory, const BoardOptions& options);
 
   BoardGroup& root() { return group_.root_ ? *group_.root_ : group_; }
@@ -62,6 +73,9 @@ class BoardGroup final : public ProcessGroup, public std::enable_shared_from_thi
   void checked(CommOp op, Body&& body);
   template <class Body>
   WorkPtr run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, int peer = -1);
+  OpenedCall open(std::span<const GatherPart> parts);
+  OpenedCall open(std::span<const ScatterPart> parts, const ReduceOptions& options);
+  void count(CommOp op, std::int64_t num_bytes, Board::Clock::time_point start);
   WorkPtr run_pair(CommOp op, std::span<const FlatPart> parts, int peer);
   void check_counts(std::span<const std::int64_t> counts) const;
 

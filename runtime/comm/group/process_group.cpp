@@ -45,31 +45,30 @@ std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(std::span<const int>, std::
 
 namespace comm {
 
-namespace {
-
-void gather(ProcessGroup& lane, const Collective& call) {
+std::vector<GatherPart> gather_parts(const Collective& call, int rank) {
   std::vector<GatherPart> parts;
   for (const CollectivePart& p : call.parts)
     parts.push_back({p.out.address, p.out_dtype.value_or(p.dtype), p.counts, p.in.address, p.dtype});
-  const auto own = static_cast<std::size_t>(lane.rank());
   for (GatherPart& part : parts) {
     std::int64_t before = 0;
-    for (std::size_t r = 0; r < own; ++r) before += part.counts[r];
+    for (std::size_t r = 0; r < static_cast<std::size_t>(rank); ++r) before += part.counts[r];
     const auto* place = static_cast<const std::byte*>(part.data) + before * byte_size(part.dtype);
     if (part.source == place && part.source_dtype == part.dtype) part.source = nullptr;  // there already
     // An empty part has no address, and its rank too must say that parts are cast.
     static constexpr std::byte kNowhere{};
     if (part.source == nullptr && part.source_dtype != part.dtype) part.source = &kNowhere;
   }
-  lane.all_gather(parts)->wait();
+  return parts;
 }
 
-void reduce_scatter(ProcessGroup& lane, const Collective& call) {
+std::vector<ScatterPart> scatter_parts(const Collective& call) {
   std::vector<ScatterPart> parts;
   for (const CollectivePart& p : call.parts)
     parts.push_back({p.in.address, p.out.address, p.dtype, p.counts, p.accumulate, p.wire, p.out_dtype});
-  lane.reduce_scatter(parts, call.reduction)->wait();
+  return parts;
 }
+
+namespace {
 
 void swap(ProcessGroup& lane, const Collective& call) {
   std::vector<SwapPart> parts;
@@ -95,8 +94,8 @@ std::vector<FlatPart> flat_parts(const Collective& call) {
 
 void run_on_host(ProcessGroup& lane, const Collective& call) {
   switch (call.op) {
-    case CommOp::all_gather: return gather(lane, call);
-    case CommOp::reduce_scatter: return reduce_scatter(lane, call);
+    case CommOp::all_gather: return lane.all_gather(gather_parts(call, lane.rank()))->wait();
+    case CommOp::reduce_scatter: return lane.reduce_scatter(scatter_parts(call), call.reduction)->wait();
     case CommOp::all_reduce: return lane.all_reduce(flat_parts(call), call.reduction)->wait();
     case CommOp::broadcast: return lane.broadcast(flat_parts(call), call.peer)->wait();
     case CommOp::all_to_all: return swap(lane, call);
@@ -106,26 +105,33 @@ void run_on_host(ProcessGroup& lane, const Collective& call) {
   }
 }
 
-void issue_on_host(ProcessGroup& group, Collective call, const CollectiveSite& site) {
+void check_issue(ProcessGroup& group, const Collective& call, const CollectiveSite& site) {
   const Device device = check_buffers(call, group.rank(), group.size(), site.queue.device());
   if (!group.supports(device) || device != site.queue.device())
     fail("{} of buffers on {} in a {} group, on the queue {} of {}: {}", name(call.op), to_string(device), group.kind(),
          site.queue.name(), to_string(site.queue.device()),
          group.supports(device) ? "give a queue of the device where the buffers are"
                                 : "it moves host memory; wrap it (staged_group.h), or move the tensors with to()");
+}
+
+QueueWork work_of(ProcessGroup& lane, const Collective& call, const CollectiveSite& site) {
+  return {.name = site.name,
+          .subject = site.subject,
+          .bytes = call.bytes(),
+          .loans = site.loans,
+          .abort = [&lane](std::string_view reason) { lane.abort(reason); },
+          .max_in_flight = site.max_in_flight};
+}
+
+void issue_on_host(ProcessGroup& group, Collective call, const CollectiveSite& site) {
+  check_issue(group, call, site);
   ProcessGroup& lane = group.lane(site.queue.name());
-  const std::int64_t bytes = call.bytes();
-  site.queue.submit({.name = site.name,
-                     .subject = site.subject,
-                     .bytes = bytes,
-                     .run =
-                         [&lane, call = std::move(call), subject = std::string(site.subject)] {
-                           const SubjectScope scope(subject);
-                           run_on_host(lane, call);
-                         },
-                     .loans = site.loans,
-                     .abort = [&lane](std::string_view reason) { lane.abort(reason); },
-                     .max_in_flight = site.max_in_flight});
+  QueueWork work = work_of(lane, call, site);
+  work.run = [&lane, call = std::move(call), subject = std::string(site.subject)] {
+    const SubjectScope scope(subject);
+    run_on_host(lane, call);
+  };
+  site.queue.submit(std::move(work));
 }
 
 }  // namespace comm

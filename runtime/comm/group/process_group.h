@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "runtime/comm/group/collective.h"
 #include "runtime/comm/group/reduce_kind.h"
@@ -174,8 +175,15 @@ class ProcessGroup {
 };
 
 namespace comm {
+/// A collective of host memory as today's parts, which borrow the counts of `call`.
+std::vector<GatherPart> gather_parts(const Collective& call, int rank);
+std::vector<ScatterPart> scatter_parts(const Collective& call);
 /// Runs a collective on host memory to its end, on the calling thread: what the work of a host queue does.
 void run_on_host(ProcessGroup& lane, const Collective& call);
+/// Throws Error unless `group` can issue this there.
+void check_issue(ProcessGroup& group, const Collective& call, const CollectiveSite& site);
+/// What is submitted for it, without what it does.
+QueueWork work_of(ProcessGroup& lane, const Collective& call, const CollectiveSite& site);
 /// ProcessGroup::issue() of a group that moves host memory alone: checks the buffers and queues run_on_host().
 void issue_on_host(ProcessGroup& group, Collective call, const CollectiveSite& site);
 }  // namespace comm

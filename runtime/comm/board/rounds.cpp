@@ -1,0 +1,68 @@
+#include "runtime/comm/board/rounds.h"
+
+#include <vector>
+
+namespace sherd::comm {
+
+std::int64_t sum(std::span<const std::int64_t> counts) {
+  std::int64_t total = 0;
+  for (const std::int64_t count : counts) total += count;
+  return total;
+}
+
+Reduction reduction_of(const ReduceOptions& options, int size, DType dtype) {
+  const double factor = options.kind == ReduceKind::avg ? options.scale / size : options.scale;
+  return {.kind = options.kind, .factor = factor, .accumulate = false, .in = dtype, .wire = dtype, .out = dtype};
+}
+
+Reduction reduction_of(const ReduceOptions& options, int size, const ScatterPart& part) {
+  Reduction reduction = reduction_of(options, size, part.dtype);
+  reduction.accumulate = part.accumulate;
+  reduction.wire = part.wire.value_or(part.dtype);
+  reduction.out = part.out_dtype.value_or(part.dtype);
+  return reduction;
+}
+
+void reduce_piece(Board& board, const Exchange& exchange, int lane, const Piece& piece,
+                  std::span<const std::byte*> inputs, std::byte* out, const Reduction& reduction, bool streams) {
+  for (std::size_t rank = 0; rank < inputs.size(); ++rank)
+    inputs[rank] = exchange.at(static_cast<int>(rank), lane, piece);
+  reduce(inputs, out, piece.count, reduction, streams);
+  board.count_copied(piece.count * byte_size(reduction.out));
+}
+
+void copy_sources(Board& board, std::span<const GatherPart> parts, const Lanes& lanes) {
+  const auto lane = static_cast<std::size_t>(board.rank());
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const GatherPart& part = parts[i];
+    if (part.source == nullptr) continue;
+    auto* to = static_cast<std::byte*>(part.data) + lanes.start(i, lane) * byte_size(part.dtype);
+    board.count_copied(copy(to, part.dtype, part.source, part.source_dtype, part.counts[lane], false));
+  }
+}
+
+void read_gather(Board& board, const Exchange& exchange, std::span<const GatherPart> parts, const Lanes& lanes) {
+  const bool streams = lanes.num_bytes() >= kStreamBytes;
+  for (int peer = 0; peer < board.size(); ++peer)
+    if (peer != board.rank() || exchange.is_in_place()) copy_lane(board, exchange, peer, peer, parts, streams);
+}
+
+void show_scatter(const Board& board, Exchange& exchange) {
+  for (int peer = 0; peer < board.size(); ++peer)
+    if (peer != board.rank()) exchange.show(peer);
+}
+
+void read_scatter(Board& board, const Exchange& exchange, std::span<const ScatterPart> parts, const Lanes& lanes,
+                  const ReduceOptions& options) {
+  std::vector<const std::byte*> inputs(lanes.num_lanes());
+  for (const Piece& piece : exchange.pieces(board.rank())) {
+    const ScatterPart& part = parts[piece.strip];
+    const Reduction reduction = reduction_of(options, board.size(), part);
+    const std::int64_t at = piece.first - lanes.start(piece.strip, static_cast<std::size_t>(board.rank()));
+    reduce_piece(board, exchange, board.rank(), piece, inputs,
+                 static_cast<std::byte*>(part.out) + at * byte_size(reduction.out), reduction,
+                 lanes.num_bytes() >= kStreamBytes);
+  }
+}
+
+}  // namespace sherd::comm

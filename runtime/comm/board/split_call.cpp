@@ -1,0 +1,83 @@
+#include "runtime/comm/board/split_call.h"
+
+#include "runtime/comm/board/rounds.h"
+
+namespace sherd::comm {
+
+bool SplitCall::fits(const Collective& call, const BoardGroup& lane) {
+  const bool gathers = call.op == CommOp::all_gather;
+  if (lane.size() == 1 || lane.group_.link_ || !(gathers || call.op == CommOp::reduce_scatter)) return false;
+  const std::size_t ranks = static_cast<std::size_t>(lane.size());
+  const std::size_t slot = lane.board_.options().window_bytes / (gathers ? 1 : ranks) / 64 * 64;
+  std::size_t total = 0;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    std::size_t bytes = 0;
+    for (const CollectivePart& part : call.parts) {
+      const DType dtype = gathers ? part.out_dtype.value_or(part.dtype) : part.dtype;
+      const auto piece = static_cast<std::size_t>(part.counts[rank] * byte_size(dtype));
+      total += piece;
+      bytes += (piece + Rounds::kPieceAlignment - 1) / Rounds::kPieceAlignment * Rounds::kPieceAlignment;
+    }
+    if (bytes > slot) return false;
+  }
+  return total <= static_cast<std::size_t>(kSmallBytes);
+}
+
+void SplitCall::open() {
+  if (call_.op == CommOp::all_gather) {
+    gathers_ = gather_parts(call_, lane_.rank());
+    opened_ = lane_.open(gathers_);
+  } else {
+    scatters_ = scatter_parts(call_);
+    opened_ = lane_.open(scatters_, call_.reduction);
+  }
+}
+
+/// Whatever leaves a half early fails the group, as in BoardGroup::run().
+template <class Body>
+void SplitCall::guarded(Body&& body) {
+  Board& board = lane_.board_;
+  try {
+    body(board);
+  } catch (const std::exception& error) {
+    board.poison(fmt::format("rank {} failed in {}: {}", board.root_rank(), opened_->call.text(), error.what()));
+    board.leave();
+    throw;
+  }
+}
+
+void SplitCall::begin() {
+  open();
+  guarded([&](Board& board) {
+    board.take_copied();  // of a call that failed
+    board.enter(opened_->call, Board::Clock::now());
+    epoch_ = board.epoch();
+    const bool gathers = call_.op == CommOp::all_gather;
+    exchange_.emplace(board, opened_->lanes, gathers ? 1 : opened_->lanes.num_lanes(), gathers ? lane_.rank() : -1);
+    if (gathers) copy_sources(board, gathers_, opened_->lanes);
+    exchange_->next();
+    if (gathers) exchange_->show(lane_.rank());
+    else show_scatter(board, *exchange_);
+    board.come();
+    board.suspend();
+  });
+}
+
+bool SplitCall::is_ready() const { return lane_.board_.have_all_come(); }
+
+void SplitCall::finish() {
+  if (!has_begun()) begin();
+  const auto start = Board::Clock::now();
+  Board& board = lane_.board_;
+  if (!board.resume(epoch_))
+    throw CommError(fmt::format("{}: the group was reset before this rank had its result", opened_->call.text()));
+  guarded([&](Board&) {
+    board.meet_others();
+    if (call_.op == CommOp::all_gather) read_gather(board, *exchange_, gathers_, opened_->lanes);
+    else read_scatter(board, *exchange_, scatters_, opened_->lanes, call_.reduction);
+    board.leave();
+  });
+  lane_.count(call_.op, opened_->num_bytes, start);
+}
+
+}  // namespace sherd::comm

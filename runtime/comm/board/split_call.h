@@ -1,0 +1,48 @@
+#pragma once
+// A small collective in two halves, so that it costs no thread: the rank's thread publishes its part when it issues the
+// call, and reads the peers' when somebody wants the result. In between nobody works for it, and peers do not wait.
+//
+//   rank 0   begin: enter, show, come to the meeting | compute . . . . . . | finish: meet, read, leave
+//   rank 1             compute . . . . | begin                  | finish   (rank 0 has come: no wait)
+//
+// The rounds are those of any staged call, so a rank that runs its call at once meets one that splits it.
+#include <optional>
+#include <vector>
+
+#include "runtime/comm/board/board_group.h"
+#include "runtime/comm/board/exchange.h"
+
+namespace sherd::comm {
+
+class SplitCall {
+ public:
+  /// Whether a call can be split: a gather or a reduction to parts that is staged in one round.
+  static bool fits(const Collective& call, const BoardGroup& lane);
+
+  SplitCall(Collective call, BoardGroup& lane) : call_(std::move(call)), lane_(lane) {}
+  SplitCall(const SplitCall&) = delete;
+  SplitCall& operator=(const SplitCall&) = delete;
+
+  /// The first half. Does not wait. Error if the call is wrong or the group failed.
+  void begin();
+  bool has_begun() const { return exchange_.has_value(); }
+  /// Whether finish() would not wait: all have come, or the group has failed.
+  bool is_ready() const;
+  /// The second half. Throws what the call throws.
+  void finish();
+
+ private:
+  void open();
+  template <class Body>
+  void guarded(Body&& body);
+
+  const Collective call_;
+  BoardGroup& lane_;
+  std::vector<GatherPart> gathers_;
+  std::vector<ScatterPart> scatters_;
+  std::optional<OpenedCall> opened_;
+  std::optional<Exchange> exchange_;
+  std::uint64_t epoch_ = 0;
+};
+
+}  // namespace sherd::comm
