@@ -124,11 +124,20 @@ void gather_here(const UnitLayout& unit, const Tensor& shards, const Tensor& ful
   gather_alone(joined(std::move(parts)));
 }
 
-void check_on_host(const UnitLayout& unit, const Tensor& t) {
-  check(t.device() == Device::cpu(),
-        "unit \"{}\" is distributed over {} ranks on {}; ranks on GPUs talk through NCCL, which is not built yet: use "
-        "one rank, or the cpu device",
-        unit.name, unit.shards * unit.replicas, to_string(t.device()));
+/// The group of an axis, for buffers of a device. Error naming the unit if it does not move them, or not as units need.
+ProcessGroup& group_of(const UnitLayout& unit, std::string_view axis, Device device) {
+  ProcessGroup& group = group_named(axis);
+  check(group.supports(device),
+        "unit \"{}\" is distributed over {} ranks on {}, but the {} group \"{}\" moves host memory; ranks on GPUs talk "
+        "through NCCL, which is not built yet: make the world a group that stages (comm/group/staged_group.h), use one "
+        "rank, or the cpu device",
+        unit.name, unit.shards * unit.replicas, to_string(device), group.kind(), group.name());
+  const Abilities& can = group.abilities();
+  check(
+      can.casts && can.uneven && can.accumulate && can.lists,
+      "unit \"{}\": the {} group \"{}\" lacks what a unit asks of it: lists of uneven parts that are cast and added to",
+      unit.name, group.kind(), group.name());
+  return group;
 }
 
 std::byte* address_of(const Tensor& t) {
@@ -136,37 +145,33 @@ std::byte* address_of(const Tensor& t) {
   return start ? start + t.offset() * byte_size(t.dtype()) : nullptr;
 }
 
+/// `count` elements of a tensor's storage, `offset` bytes from the tensor's first.
+Buffer buffer_at(const Tensor& t, std::int64_t offset, std::int64_t count, DType dtype) {
+  std::byte* const start = address_of(t);
+  return {start ? start + offset : nullptr, count * byte_size(dtype), t.device()};
+}
+
+Queue& queue_of(std::string_view name, Device device) { return RankContext::current().queue(name, device); }
+
 // Addresses are taken here, without a wait; the collective runs on the queue.
-void submit_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
-  static constexpr std::byte kNoRows{};
-  check_on_host(unit, full);
-  std::byte* const to = address_of(full);
-  const std::byte* const from = address_of(shards);
-  std::vector<GatherPart> parts;
-  std::int64_t moved = 0;
-  for (const UnitPiece& p : unit.pieces) {
-    parts.push_back({to + p.full_offset, p.full_dtype, p.counts, from ? from + p.shard_offset : &kNoRows, p.dtype});
-    moved += numel(p.shape) * byte_size(p.full_dtype);
-  }
-  ProcessGroup& channel = channel_of(group_named(unit.shard_axis), kGatherQueue);
+void issue_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
+  ProcessGroup& group = group_of(unit, unit.shard_axis, full.device());
+  Collective call{.op = comm::CommOp::all_gather};
+  for (const UnitPiece& p : unit.pieces)
+    call.parts.push_back({.in = buffer_at(shards, p.shard_offset, unit.count_here(p), p.dtype),
+                          .out = buffer_at(full, p.full_offset, numel(p.shape), p.full_dtype),
+                          .dtype = p.dtype,
+                          .counts = p.counts,
+                          .out_dtype = p.full_dtype});
   const Loan loans[] = {{shards.storage(), false}, {full.storage(), true}};
   count_collective({.kind = comm::CommOp::all_gather,
                     .op = kUnshardWork,
                     .module = unit.name,
                     .ranks = unit.shards,
-                    .bytes = moved});
-  RankContext::current()
-      .queue(kGatherQueue)
-      .submit({.name = kUnshardWork,
-               .subject = unit.name,
-               .bytes = unit.full_bytes,
-               .run =
-                   [&channel, parts = std::move(parts), &unit] {
-                     const comm::SubjectScope subject(unit.name);
-                     channel.all_gather(parts)->wait();
-                   },
-               .loans = loans,
-               .abort = [&channel](std::string_view reason) { channel.abort(reason); }});
+                    .bytes = call.bytes()});
+  group.issue(
+      std::move(call),
+      {.queue = queue_of(kGatherQueue, full.device()), .name = kUnshardWork, .subject = unit.name, .loans = loans});
 }
 
 void run_gather(const KernelCall& c) {
@@ -176,7 +181,7 @@ void run_gather(const KernelCall& c) {
   if (bytes.is_present() && bytes.version() == shards.storage()->version()) return;
   bytes.restore_data();
   if (unit.shards == 1) gather_here(unit, shards, full);
-  else submit_gather(unit, shards, full);
+  else issue_gather(unit, shards, full);
   bytes.set_version(shards.storage()->version());
 }
 
@@ -214,11 +219,36 @@ void reduce_here(const Reduction& r) {
   reduce_alone(joined(std::move(parts)), r.scale());
 }
 
+/// The parts of a reduction, and what they borrow.
+struct ReduceParts {
+  std::vector<CollectivePart> parts;
+  std::vector<Loan> loans;
+};
+
+ReduceParts parts_of(const Reduction& r) {
+  ReduceParts result{{}, {{r.full.storage(), false}}};
+  for (std::size_t m = 0; m < r.out.size(); ++m) {
+    const ReducedPiece& p = r.attrs.pieces[m];
+    if (p.kind != r.kind) continue;
+    const UnitPiece& piece = r.unit.piece(p.piece);
+    const Tensor& out = r.out[m];
+    result.parts.push_back({.in = buffer_at(r.full, p.offset, numel(piece.shape), piece.full_dtype),
+                            .out = buffer_at(out, 0, out.numel(), out.dtype()),
+                            .dtype = piece.full_dtype,
+                            .counts = piece.counts,
+                            .out_dtype = out.dtype(),
+                            .wire = piece.wire,
+                            .accumulate = p.add_to != AddTo::nothing});
+    lend_once(result.loans, out.storage(), true);
+  }
+  return result;
+}
+
 // What a reduce_scatter over one rank does, without a collective: where there are replicas, but one shard.
-void scatter_to_one(const std::vector<ScatterPart>& parts, double scale) {
-  for (const ScatterPart& p : parts) {
-    const auto* const in = static_cast<const std::byte*>(p.in);
-    comm::reduce({&in, 1}, static_cast<std::byte*>(p.out), p.counts[0],
+void scatter_to_one(const std::vector<CollectivePart>& parts, double scale) {
+  for (const CollectivePart& p : parts) {
+    const auto* const in = static_cast<const std::byte*>(p.in.address);
+    comm::reduce({&in, 1}, static_cast<std::byte*>(p.out.address), p.counts[0],
                  {.kind = ReduceKind::sum,
                   .factor = scale,
                   .accumulate = p.accumulate,
@@ -231,38 +261,33 @@ void scatter_to_one(const std::vector<ScatterPart>& parts, double scale) {
 
 void submit_reduce(const Reduction& r) {
   const UnitLayout& unit = r.unit;
-  check_on_host(unit, r.full);
-  std::vector<ScatterPart> parts;
-  std::vector<Loan> loans{{r.full.storage(), false}};
-  std::int64_t moved = 0;
-  for (std::size_t m = 0; m < r.out.size(); ++m) {
-    const ReducedPiece& p = r.attrs.pieces[m];
-    if (p.kind != r.kind) continue;
-    const UnitPiece& piece = unit.piece(p.piece);
-    parts.push_back({address_of(r.full) + p.offset, address_of(r.out[m]), piece.full_dtype, piece.counts,
-                     p.add_to != AddTo::nothing, piece.wire, r.out[m].dtype()});
-    moved += numel(piece.shape) * std::min(byte_size(piece.full_dtype), byte_size(piece.wire));
-    lend_once(loans, r.out[m].storage(), true);
-  }
-  ProcessGroup* const channel = unit.shards > 1 ? &channel_of(group_named(unit.shard_axis), kReduceQueue) : nullptr;
+  const Device device = r.full.device();
+  auto [parts, loans] = parts_of(r);
+  Collective call{.op = comm::CommOp::reduce_scatter,
+                  .parts = std::move(parts),
+                  .reduction = {.kind = ReduceKind::sum, .scale = r.scale()}};
+  const std::int64_t moved = call.bytes();
+  const auto in_flight = static_cast<std::size_t>(r.attrs.in_flight);
   count_collective({.kind = comm::CommOp::reduce_scatter,
                     .op = kReduceWork,
                     .module = unit.name,
                     .ranks = unit.shards,
                     .bytes = moved});
-  auto run = [channel, parts = std::move(parts), scale = r.scale(), &unit] {
-    const comm::SubjectScope subject(unit.name);
-    if (channel) channel->reduce_scatter(parts, {.kind = ReduceKind::sum, .scale = scale})->wait();
-    else scatter_to_one(parts, scale);
-  };
-  QueueWork work{.name = kReduceWork,
-                 .subject = unit.name,
-                 .bytes = moved,
-                 .run = std::move(run),
-                 .loans = loans,
-                 .max_in_flight = static_cast<std::size_t>(r.attrs.in_flight)};
-  if (channel) work.abort = [channel](std::string_view reason) { channel->abort(reason); };
-  RankContext::current().queue(kReduceQueue).submit(std::move(work));
+  if (unit.shards > 1)
+    return group_of(unit, unit.shard_axis, device)
+        .issue(std::move(call), {.queue = queue_of(kReduceQueue, device),
+                                 .name = kReduceWork,
+                                 .subject = unit.name,
+                                 .loans = loans,
+                                 .max_in_flight = in_flight});
+  if (device != Device::cpu()) return reduce_here(r);
+  queue_of(kReduceQueue, device)
+      .submit({.name = kReduceWork,
+               .subject = unit.name,
+               .bytes = moved,
+               .run = [parts = std::move(call.parts), scale = r.scale()] { scatter_to_one(parts, scale); },
+               .loans = loans,
+               .max_in_flight = in_flight});
 }
 
 // While it runs, the full gradients are accounted as communication: no parameter owns them any more.
@@ -279,7 +304,32 @@ void run_reduce(const KernelCall& c) {
   if (!is_alone) c.in.back().storage()->retag(MemoryCategory::communication);
 }
 
-/// A sum that goes from memory of its own into a tensor.
+/// Sums over replicas: what is all-reduced where it lies, and what then goes from memory of its own into a tensor.
+struct ReplicaSum {
+  Collective call{.op = comm::CommOp::all_reduce};
+  std::vector<AlonePart> stores;
+  std::vector<Loan> loans;
+};
+
+ReplicaSum sums_of(const KernelCall& c, const ReplicaSumAttrs& attrs) {
+  ReplicaSum result;
+  std::size_t next = attrs.pieces.size();
+  for (std::size_t m = 0; m < attrs.pieces.size(); ++m) {
+    const SummedPiece& p = attrs.pieces[m];
+    const Tensor& sum = c.in[m];
+    const Buffer buffer = buffer_at(sum, 0, sum.numel(), sum.dtype());
+    result.call.parts.push_back({.in = buffer, .out = buffer, .dtype = sum.dtype(), .counts = {sum.numel()}});
+    // Memory of its own is nobody's after this: lent to be read, it stays until the work is done, and no one waits.
+    lend_once(result.loans, sum.storage(), !p.is_apart);
+    if (!p.is_apart) continue;
+    const Tensor& out = c.in[next++];
+    result.stores.push_back({flat(sum), flat(out), sum.dtype(), p.add_to != AddTo::nothing});
+    lend_once(result.loans, out.storage(), true);
+  }
+  return result;
+}
+
+/// A store on any thread of the host.
 struct Store {
   const std::byte* from;
   std::byte* to;
@@ -292,47 +342,46 @@ struct Store {
   }
 };
 
+// One item for both: the stores come at once after the sum.
+void submit_sums(const UnitLayout& unit, ReplicaSum sums, std::int64_t bytes, ProcessGroup& group) {
+  std::vector<Store> stores;
+  for (const AlonePart& p : sums.stores)
+    stores.push_back({address_of(p.in), address_of(p.out), p.out.numel(), p.in.dtype(), p.out.dtype(), p.accumulate});
+  ProcessGroup& lane = group.lane(kReduceQueue);
+  queue_of(kReduceQueue, Device::cpu())
+      .submit({.name = "replica_sum",
+               .subject = unit.name,
+               .bytes = bytes,
+               .run =
+                   [&lane, call = std::move(sums.call), stores = std::move(stores), &unit] {
+                     const comm::SubjectScope subject(unit.name);
+                     comm::run_on_host(lane, call);
+                     for (const Store& store : stores) store.run();
+                   },
+               .loans = sums.loans,
+               .abort = [&lane](std::string_view reason) { lane.abort(reason); }});
+}
+
 void run_replica_sum(const KernelCall& c) {
   const auto& attrs = c.attrs.as<ReplicaSumAttrs>();
   const UnitLayout& unit = *attrs.unit;
-  std::vector<FlatPart> sums;
-  std::vector<Store> stores;
-  std::vector<Loan> loans;
-  std::int64_t bytes = 0;
-  std::size_t next = attrs.pieces.size();
-  for (std::size_t m = 0; m < attrs.pieces.size(); ++m) {
-    const SummedPiece& p = attrs.pieces[m];
-    const Tensor& sum = c.in[m];
-    sums.push_back({address_of(sum), sum.dtype(), sum.numel()});
-    bytes += sum.bytes();
-    // Memory of its own is nobody's after this: lent to be read, it stays until the work is done, and no one waits.
-    lend_once(loans, sum.storage(), !p.is_apart);
-    if (!p.is_apart) continue;
-    const Tensor& out = c.in[next++];
-    stores.push_back(
-        {address_of(sum), address_of(out), out.numel(), sum.dtype(), out.dtype(), p.add_to != AddTo::nothing});
-    lend_once(loans, out.storage(), true);
-  }
-  if (unit.replicas == 1 || sums.empty()) return;
-  ProcessGroup& channel = channel_of(group_named(unit.replica_axis), kReduceQueue);
+  if (unit.replicas == 1 || attrs.pieces.empty()) return;
+  const Device device = c.in[0].device();
+  ReplicaSum sums = sums_of(c, attrs);
+  const std::int64_t bytes = sums.call.bytes();
+  ProcessGroup& group = group_of(unit, unit.replica_axis, device);
   count_collective({.kind = comm::CommOp::all_reduce,
                     .op = kReduceWork,
                     .module = unit.name,
                     .ranks = unit.replicas,
                     .bytes = bytes});
-  RankContext::current()
-      .queue(kReduceQueue)
-      .submit({.name = "replica_sum",
-               .subject = unit.name,
-               .bytes = bytes,
-               .run =
-                   [&channel, sums = std::move(sums), stores = std::move(stores), &unit] {
-                     const comm::SubjectScope subject(unit.name);
-                     channel.all_reduce(sums, {.kind = ReduceKind::sum})->wait();
-                     for (const Store& store : stores) store.run();
-                   },
-               .loans = loans,
-               .abort = [&channel](std::string_view reason) { channel.abort(reason); }});
+  if (device == Device::cpu()) return submit_sums(unit, std::move(sums), bytes, group);
+  // On a device sums are written, and compute stores them: it waits there.
+  std::vector<Loan> loans;
+  for (std::size_t m = 0; m < attrs.pieces.size(); ++m) lend_once(loans, c.in[m].storage(), true);
+  group.issue(std::move(sums.call),
+              {.queue = queue_of(kReduceQueue, device), .name = "replica_sum", .subject = unit.name, .loans = loans});
+  reduce_alone(sums.stores, 1);
 }
 
 constexpr Traits kCommunicates{.collective = true, .issues = true, .effect = true};

@@ -44,7 +44,8 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   /// Whether the tape keeps gathered tensors for a backward pass.
   bool has_readers() const { return !is_shard_full_ && gathered_.defined() && gathered_.storage()->num_saved > 0; }
 
-  /// Allocates the shards on `device`; no-op when allocated. Error for several ranks on devices other than the cpu.
+  /// Allocates the shards on `device`; no-op when allocated. Error if there are several ranks and their groups do
+  /// not move memory of that device.
   void materialize(Device device);
   /// Starts a gather unless the gathered buffer is current or being gathered; registers nothing. Collective on the
   /// queue "gather"; does not wait.

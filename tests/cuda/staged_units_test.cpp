@@ -1,0 +1,131 @@
+// fully_shard on two emulated devices, over groups that stage through the host. Oracle: the same training on two ranks
+// of the host, whose kernels round differently, and the ghost's account of memory.
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "nn/optim/adamw.h"
+#include "nn/optim/clip.h"
+#include "nn/parallel/shard/fully_shard.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/staged_group.h"
+#include "runtime/comm/job/world.h"
+#include "runtime/exec/hazards.h"
+#include "tests/cuda/cuda_test.h"
+#include "tests/parallel/nets.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/near.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using StagedUnits = cuda::CudaTest;
+using Group = std::shared_ptr<ProcessGroup>;
+
+const Device kCuda = Device::cuda(0);
+const std::vector<std::int64_t> kSizes{6, 10, 7, 9, 5};
+
+struct Options {
+  nn::FullyShardOptions unit{};
+  int replicas = 1;
+  bool clips = true;
+};
+
+/// Trains three steps of two micro-batches and returns the parameters on the host, whole.
+std::vector<Tensor> train(const Group& group, Device device, const Options& options) {
+  const int shards = group->size() / options.replicas;
+  const DeviceMesh mesh =
+      options.replicas == 1
+          ? DeviceMesh(group, "dp")
+          : DeviceMesh(group, std::vector<DeviceMesh::Axis>{{"replicate", options.replicas}, {"dp", shards}});
+  Net net(kSizes);
+  shard(net, mesh, options.unit, options.unit);
+  net.materialize(nn::Seed{3}, device);
+  nn::AdamW optimizer(net.parameters(), nn::AdamWOptions{.lr = 0.01});
+  for (std::uint64_t step = 0; step < 3; ++step) {
+    for (std::uint64_t micro = 0; micro < 2; ++micro) {
+      const std::uint64_t index = 10 * step + 2 * micro + static_cast<std::uint64_t>(group->rank());
+      const Tensor x = to(batch_of(4, 6, index, "x"), device), y = to(batch_of(4, 5, index, "y"), device);
+      backward(mean_square(net(x), y));
+    }
+    if (options.clips) nn::clip_grad_norm(optimizer, 1.0);
+    optimizer.step_and_clear();
+  }
+  std::vector<Tensor> values;
+  for (nn::Parameter* p : net.parameters()) values.push_back(to(full_tensor(p->sharded_value()), Device::cpu()));
+  return values;
+}
+
+void expect_as_on_the_host(int ranks, const Options& options, double slack = 1) {
+  run_ranks(ranks, [&](const Group& host) {
+    const std::vector<Tensor> expected = train(host, Device::cpu(), options);
+    const std::vector<Tensor> got = train(make_staged_group(host), kCuda, options);
+    ASSERT_EQ(got.size(), expected.size());
+    for (std::size_t i = 0; i < got.size(); ++i)
+      EXPECT_TRUE(near(got[i], expected[i], slack * tolerance(DType::f32))) << "parameter " << i;
+  });
+}
+
+TEST_F(StagedUnits, TrainAsOnTheHost) {
+  expect_as_on_the_host(2, {});
+  expect_as_on_the_host(2, {.unit = {.reshard_after_forward = nn::ReshardAfterForward(false)}});
+  expect_as_on_the_host(3, {});
+}
+
+TEST_F(StagedUnits, CastAndReduceInOtherTypes) {
+  const nn::MixedPrecision bf16{.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
+  expect_as_on_the_host(2, {.unit = {.mp_policy = bf16}}, 2000);
+}
+
+TEST_F(StagedUnits, AddUpOverReplicas) {
+  expect_as_on_the_host(4, {.replicas = 2});
+  expect_as_on_the_host(2, {.replicas = 2});
+}
+
+TEST_F(StagedUnits, HaveNoHazards) {
+  run_ranks(2, [](const Group& host) {
+    HazardChecker checker;
+    train(make_staged_group(host), kCuda, {});
+    EXPECT_TRUE(checker.found().empty()) << checker.found()[0];
+    EXPECT_GT(checker.num_checked(), 200);
+  });
+}
+
+// Rank 1 does not begin its step before rank 0 has queued all of its own: nothing waits on rank 0's thread.
+TEST_F(StagedUnits, AStepWaitsForNobodyOnTheRanksThread) {
+  std::promise<void> is_queued;
+  const std::shared_future<void> queued = is_queued.get_future().share();
+  run_ranks(2, [&](const Group& host) {
+    const Group group = make_staged_group(host);
+    Net net(kSizes);
+    shard(net, DeviceMesh(group, "dp"));
+    net.materialize(nn::Seed{3}, kCuda);
+    nn::AdamW optimizer(net.parameters(), nn::AdamWOptions{.lr = 0.01});
+    const auto step = [&] {
+      const Tensor x = to(batch_of(4, 6, 1, "x"), kCuda), y = to(batch_of(4, 5, 1, "y"), kCuda);
+      const Tensor loss = mean_square(net(x), y);
+      backward(loss);
+      nn::clip_grad_norm(optimizer, 1.0);
+      optimizer.step_and_clear();
+      return loss;
+    };
+    const float first = step().item<float>();
+    host->barrier();
+    if (group->rank() == 1) queued.wait();
+    const Tensor loss = step();
+    if (group->rank() == 0) is_queued.set_value();
+    EXPECT_LT(loss.item<float>(), first);
+  });
+}
+
+TEST_F(StagedUnits, AreRefusedOnGroupsThatMoveHostMemory) {
+  run_ranks(2, [](const Group& host) {
+    Net net(kSizes);
+    shard(net, DeviceMesh(host, "dp"));
+    expect_error([&] { net.materialize(nn::Seed{3}, kCuda); }, {"2 ranks on cuda:0", "NCCL", "staged_group.h"});
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing
