@@ -62,6 +62,8 @@ void set_running_test(const std::string& name);
 void fail_call(const std::string& function, cudaError_t status, int skip = 0);
 Counters counters();
 void reset_counters();
+/// Calls of this thread that waited for the device, since it began.
+std::int64_t host_syncs_here();
 /// Bytes and number of live device allocations.
 std::size_t used_bytes();
 std::size_t live_allocations();

@@ -19,6 +19,11 @@ constexpr std::size_t kQueueLimit = 1024;  // a real device too makes the host w
 
 const char* variable(const char* name) { return std::getenv(name); }
 
+std::int64_t& syncs_here() {
+  thread_local std::int64_t count = 0;
+  return count;
+}
+
 }  // namespace
 
 Configuration default_configuration() {
@@ -82,6 +87,13 @@ void Gpu::lose(cudaError_t status, const std::string& why) {
   report = why;
   std::fprintf(stderr, "emulated GPU: %s\n", why.c_str());
 }
+
+void Gpu::count_sync() {
+  ++counters.host_syncs;
+  ++syncs_here();
+}
+
+std::int64_t host_syncs_here() { return syncs_here(); }
 
 Stream* Gpu::find(cudaStream_t handle) {
   const auto found = streams.find(reinterpret_cast<Stream*>(handle));

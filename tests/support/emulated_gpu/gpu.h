@@ -107,6 +107,8 @@ struct Gpu {
   void run_nodes(const std::vector<Node>& nodes);
   /// A capture that forbids a call of the kind of cudaMalloc on this thread, or null.
   Capture* forbidding_capture();
+  /// This thread waits for the device.
+  void count_sync();
   /// The device is lost: later calls return `status`.
   void lose(cudaError_t status, const std::string& why);
   /// Work that runs now takes that long on the device's clock, which events read.

@@ -174,7 +174,7 @@ cudaError_t cudaDeviceSynchronize() {
       capture->broken = true;
       return cudaErrorStreamCaptureUnsupported;
     }
-    ++g.counters.host_syncs;
+    g.count_sync();
     g.complete_all();
     return g.broken;
   });

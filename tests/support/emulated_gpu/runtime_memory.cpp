@@ -157,7 +157,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
       std::memmove(to, source, bytes);
     });
     if (to_pageable) {
-      ++g.counters.host_syncs;
+      g.count_sync();
       g.complete(*stream);
     }
     return g.broken;

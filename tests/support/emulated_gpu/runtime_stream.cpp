@@ -65,7 +65,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     Stream* stream = g.find(handle);
     if (!stream) return cudaErrorInvalidResourceHandle;
     if (stream->capture) return break_capture(*stream, cudaErrorStreamCaptureUnsupported);
-    ++g.counters.host_syncs;
+    g.count_sync();
     g.complete(*stream);
     return g.broken;
   });
@@ -158,7 +158,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
     const Event* event = g.find(handle);
     if (!event) return cudaErrorInvalidResourceHandle;
     if (event->capture) return cudaErrorCapturedEvent;
-    ++g.counters.host_syncs;
+    g.count_sync();
     if (event->record) g.complete(event->record);
     return g.broken;
   });
