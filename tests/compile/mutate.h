@@ -1,5 +1,6 @@
 #pragma once
 // Seeded damage to a text: what an editor, a broken disk or an attacker does to it.
+#include <algorithm>
 #include <random>
 #include <string>
 #include <string_view>

@@ -94,7 +94,17 @@ TEST(ProgramText, HasAllThatAProgramConsistsOf) {
             "value %4 f32[2,3] activations\n"
             "value #0 f32[] activations\n"
             "nodes\n"
-            "%0 f32[4,2] = linear($0, @w, none) frees %0\n");
+            "%0 f32[4,2] = linear($0, @w, none)\n"
+            "%1 f32[] = sum(%0) {dims=3 keep=false} frees %0\n"
+            "%2 f32[] = full() {shape=[] value=1 dtype=f32}\n"
+            "%3 f32[2,3] = linear_weight_grad(%2:f32[4,2]s[0,0], $0) frees %2 in backward\n"
+            "%4 f32[2,3] = mul(%3, @lr)\n"
+            "%4 = mul(%4, #0)\n"
+            "%4 = sub(@w, %4)\n"
+            "return %1\n"
+            "@w = %4\n"
+            "@w.grad = %3\n"
+            "end\n");
 }
 
 TEST(ProgramText, EveryFieldCounts) {
@@ -196,9 +206,9 @@ TEST(ProgramText, ErrorsSayWhere) {
   refused("sum($0)", "sum($1)", "line 10, column 16", "there is no such value");
   refused("dims=3", "dims=x", "line 10, column 20", "dims = x is no");
   refused("false}", "false", "line 10, column 20", "the brace is not closed");
-  refused("# blocks.0", "# blocks.1", "line 10, column 44", "\"blocks.1\" is not declared");
-  refused("return %0", "retrun %0", "line 11, column 7", "expected \"(\"");
-  refused("end\n", "end", "line 12, column 1", "expected a value");
+  refused("# blocks.0", "# blocks.1", "line 10, column 43", "\"blocks.1\" is not declared");
+  refused("return %0", "retrun %0", "line 11, column 1", "retrun");
+  refused("end\n", "end", "line 12, column 1", "expected \"@\", found \"end\"");
   refused("end\n", "", "line 12, column 1", "found the end of the text");
   refused("end\n", "end\n\n", "line 13, column 1", "expected the end of the text");
 }
