@@ -7,6 +7,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/buffer_views.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/step_names.h"
 
 namespace sherd::nn {
 
@@ -33,6 +34,7 @@ GradientInbox::GradientInbox(UnitBuffers& buffers, const DataMesh& data)
       end_(std::make_shared<BackwardEnd>([this] { finish_backward(); })),
       divide_factor_(data.num_ranks()),
       rounds_(rounds(buffers.layout())) {
+  name_setting(reduction_, label_of(buffers.layout()));
   reduction_changed();
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Parameter& p = *buffers.parameter(i);

@@ -87,6 +87,7 @@ void UnitBuffers::materialize(Device device) {
     Ref<Storage> storage = Storage::released(layout_->full_bytes, MemoryCategory::unsharded, device);
     storage->owner = this;
     gathered_ = bytes_over(std::move(storage));
+    gathered_name_ = name_storage(label_of(*layout_) + " full", gathered_.storage());
   }
   attach_all();
   for (const Piece& piece : pieces_)

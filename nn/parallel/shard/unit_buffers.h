@@ -13,6 +13,7 @@
 #include "nn/module.h"
 #include "nn/parallel/shard/unit_layout.h"
 #include "runtime/memory/storage.h"
+#include "runtime/op/step_names.h"
 
 namespace sherd::nn {
 
@@ -87,6 +88,7 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   const bool is_shard_full_;
   std::vector<Piece> pieces_;
   Tensor shards_, gathered_;  // u8 [bytes]
+  std::shared_ptr<const NamedStorage> gathered_name_;
   int late_gathers_ = 0;
   bool is_unsharded_ = false;
 };
