@@ -11,6 +11,7 @@
 //   y = all_reduce(x)       every rank reads my operand    dx = all_reduce(sum) of dy
 //   y = all_to_all(x)       every element moves once       dx = all_to_all of dy, the other way
 // (If every rank computes the same loss from y, count it once: divide it by the size of the group.)
+#include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/chunks.h"
 #include "runtime/comm/group/group_names.h"
 #include "runtime/op/attr_text.h"
@@ -123,6 +124,13 @@ void vjp_all_to_all(VjpCall& call) {
 
 constexpr Traits kCollective{.collective = true, .issues = true};
 
+// A group of one rank copies.
+QueueUse queue_of_collective(AttrsView attrs) {
+  const ProcessGroup* const group = attrs.as<CollectiveAttrs>().group;
+  if (!group || group->size() == 1) return {};
+  return {kCollectiveQueue, kMaxCollectivesInFlight};
+}
+
 }  // namespace
 
 void AttrValue<ProcessGroup*>::print(ProcessGroup* const& group, AttrWriter& out) {
@@ -142,6 +150,7 @@ constinit const Op op::all_reduce{
     .infer = infer_same,
     .traits = kCollective,
     .vjp = vjp_all_reduce,
+    .queue = queue_of_collective,
 };
 
 constinit const Op op::all_gather{
@@ -151,6 +160,7 @@ constinit const Op op::all_gather{
     .infer = infer_all_gather,
     .traits = kCollective,
     .vjp = vjp_all_gather,
+    .queue = queue_of_collective,
 };
 
 constinit const Op op::reduce_scatter{
@@ -160,6 +170,7 @@ constinit const Op op::reduce_scatter{
     .infer = infer_reduce_scatter,
     .traits = kCollective,
     .vjp = vjp_reduce_scatter,
+    .queue = queue_of_collective,
 };
 
 constinit const Op op::all_to_all{
@@ -171,6 +182,7 @@ constinit const Op op::all_to_all{
     .infer = infer_all_to_all,
     .traits = kCollective,
     .vjp = vjp_all_to_all,
+    .queue = queue_of_collective,
 };
 
 constinit const Op op::broadcast{
@@ -180,6 +192,7 @@ constinit const Op op::broadcast{
     .infer = infer_broadcast,
     .traits = kCollective,
     .no_gradient = "distributes values before training",
+    .queue = queue_of_collective,
 };
 
 void register_collective(OpTable& table) {

@@ -1,5 +1,6 @@
 #pragma once
 // Attributes of collectives.
+#include <cstddef>
 #include <cstdint>
 
 #include "runtime/op/attr_kind.h"
@@ -7,6 +8,9 @@
 namespace sherd {
 
 class ProcessGroup;
+
+/// Results that nobody touches keep their memory until this many others were asked for.
+inline constexpr std::size_t kMaxCollectivesInFlight = 8;
 
 /// Written as its name; reading asks AttrNames for the group of that name, or, if they know no groups, this rank
 /// (comm/group/group_names.h).

@@ -14,9 +14,6 @@ namespace {
 
 using comm::CommOp;
 
-// As on the host.
-constexpr std::size_t kMaxInFlight = 8;
-
 Buffer buffer_of(const Tensor& t) {
   return {t.storage()->address() + t.offset() * byte_size(t.dtype()), t.bytes(), t.device()};
 }
@@ -73,7 +70,7 @@ void issue(const KernelCall& call, Collective collective, const Tensor& in, cons
   if (in.storage() != out.storage()) loans.push_back({in.storage(), false});
   call.attrs.as<CollectiveAttrs>().group->issue(
       std::move(collective),
-      {.queue = *call.exec.queue, .name = call.op.name, .loans = loans, .max_in_flight = kMaxInFlight});
+      {.queue = *call.exec.queue, .name = call.op.name, .loans = loans, .max_in_flight = kMaxCollectivesInFlight});
 }
 
 void run_over_ranks(const KernelCall& call) {

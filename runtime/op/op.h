@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <initializer_list>
+#include <limits>
 #include <mutex>
 #include <span>
 #include <string_view>
@@ -35,6 +36,7 @@ struct Traits {
   bool collective = false;        ///< communicates; its kernel takes addresses without waiting, see Exec::queue
   bool issues = false;            ///< its kernel touches no bytes: it allocates, frees, or hands work to a queue
   bool effect = false;            ///< does something besides its outputs: never dropped, moved or differentiated
+  bool waits = false;             ///< only waits for queues that use its inputs; has no other effect
   bool accumulates = false;       ///< the kernel honours KernelCall::accumulate
   bool placement = false;         ///< changes the layout (redistribute, from_local): the dist layer runs it
   bool local_extents = false;     ///< on distributed tensors it works on each rank's own elements (optimizer, norms)
@@ -79,6 +81,13 @@ using Recompute = Tensor (*)(const VjpCall&);
 using Scratch = std::int64_t (*)(const InferCall&);
 using Flops = double (*)(const InferCall&);
 
+/// The queue that a call hands its work to. It lends that queue what it reads and writes, until a wait.
+struct QueueUse {
+  std::string_view name{};                                              ///< empty: none, it is done on return
+  std::size_t max_in_flight = std::numeric_limits<std::size_t>::max();  ///< calls there that may hold their bytes
+};
+using QueueOf = QueueUse (*)(AttrsView);
+
 /// What the backends supply for a row, by Device::Kind.
 struct RowKernels {
   std::array<Kernel, kNumBackends> kernel{};
@@ -104,6 +113,7 @@ struct Op {
   MemoryCategory category = MemoryCategory::activations;  ///< which account fresh outputs are charged to
   Device (*device)(AttrsView) = nullptr;                  ///< where outputs are made, if inputs do not say
   Flops flops = nullptr;                                  ///< of a call, if op_cost() cannot count them by dims
+  QueueOf queue = nullptr;                                ///< where the work goes; null: it is done on return
   /// No column but a cache: the row's entry in the process's table, null until the row is added. See kernels_of().
   mutable std::atomic<const RowKernels*> kernels{nullptr};
 };
@@ -171,6 +181,7 @@ void register_optimizer(OpTable& table);
 void register_collective(OpTable& table);
 void register_unit(OpTable& table);
 void register_transfer(OpTable& table);
+void register_wait(OpTable& table);
 void register_cpu(OpTable& table);
 /// All families' rows.
 void register_families(OpTable& table);

@@ -76,6 +76,7 @@ void register_families(OpTable& table) {
   register_collective(table);
   register_unit(table);
   register_transfer(table);
+  register_wait(table);
 }
 
 namespace {

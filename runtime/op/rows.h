@@ -45,6 +45,8 @@ extern const Op all_reduce, all_gather, reduce_scatter, all_to_all, broadcast;
 extern const Op gather_start, release, gradient_buffer, communication_buffer, reduce_start, replica_sum_start;
 // transfer.cpp
 extern const Op to_device;
+// wait.cpp
+extern const Op wait;
 
 }  // namespace op
 }  // namespace sherd

@@ -384,6 +384,19 @@ void run_replica_sum(const KernelCall& c) {
   reduce_alone(sums.stores, 1);
 }
 
+// Where one rank has all of it, it is done on return.
+QueueUse queue_of_gather(AttrsView attrs) {
+  return attrs.as<UnitAttrs>().unit->shards == 1 ? QueueUse{} : QueueUse{kGatherQueue};
+}
+QueueUse queue_of_reduction(AttrsView attrs) {
+  const auto& a = attrs.as<UnitReduceAttrs>();
+  if (a.unit->shards == 1 && a.unit->replicas == 1) return {};
+  return {kReduceQueue, static_cast<std::size_t>(a.in_flight)};
+}
+QueueUse queue_of_replica_sum(AttrsView attrs) {
+  return attrs.as<ReplicaSumAttrs>().unit->replicas == 1 ? QueueUse{} : QueueUse{kReduceQueue};
+}
+
 constexpr Traits kCommunicates{.collective = true, .issues = true, .effect = true};
 Device device_of(AttrsView attrs) { return attrs.as<BufferAttrs>().device; }
 
@@ -427,6 +440,7 @@ constinit const Op op::gather_start{
     .infer = infer_gather,
     .traits = kCommunicates,
     .no_gradient = "effect",
+    .queue = queue_of_gather,
 };
 
 constinit const Op op::release{
@@ -468,6 +482,7 @@ constinit const Op op::reduce_start{
     .traits = kCommunicates,
     .no_gradient = "effect",
     .mutated = all_but_the_last,
+    .queue = queue_of_reduction,
 };
 
 constinit const Op op::replica_sum_start{
@@ -478,6 +493,7 @@ constinit const Op op::replica_sum_start{
     .traits = kCommunicates,
     .no_gradient = "effect",
     .mutated = all_inputs,
+    .queue = queue_of_replica_sum,
 };
 
 void register_unit(OpTable& table) {

@@ -2,6 +2,7 @@
 #include "runtime/op/collective_attrs.h"
 #include "runtime/op/optimizer_attrs.h"
 #include "runtime/op/unit.h"
+#include "runtime/op/wait_attrs.h"
 #include "tests/support/op_cases.h"
 
 namespace sherd::testing {
@@ -76,6 +77,7 @@ void add_collective_cases(OpCases& cases) {
     add("reduce_scatter", {.group = one_rank()});
     if (shape.size() == 2) add("all_to_all", {.group = one_rank(), .rows = shape[0], .split_dim = 1});
     add("broadcast", {.group = one_rank()});
+    cases.push_back({.op = "wait", .name = name, .args = {normal(shape)}, .attrs = WaitAttrs{}});
   }
 }
 
