@@ -28,7 +28,7 @@ MAY_SEE = {
 ORDER = {
     "runtime": ["os", "tensor", "memory", "exec", "comm", "op", "autograd", "cpu cuda"],
     "runtime/comm": ["group", "store", "board", "job"],
-    "compile": ["ir", "capture", "run"],
+    "compile": ["ir", "passes", "capture", "run"],
     "tools": ["train", "launch", "cli", "bench"],
 }
 MAX_LINES = 600

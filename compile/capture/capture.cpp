@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "compile/ir/numbers.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/op/step_names.h"
 
@@ -411,6 +412,7 @@ Graph Recorder::finish(std::span<const Tensor> results) {
   forget_local_slots();
   name_slots();
   compute_lifetimes(program_);
+  write_numbers(program_);
   return {std::move(program_), std::move(live_)};
 }
 

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 
+#include "compile/ir/builder.h"
+#include "compile/ir/loans.h"
+#include "compile/ir/numbers.h"
 #include "compile/ir/print.h"
 
 namespace sherd {
@@ -11,11 +14,6 @@ namespace sherd {
 namespace {
 
 enum class State : std::uint8_t { unwritten, live, freed, released };
-
-TensorMeta meta_of(const TensorRef& ref) {
-  if (!ref.defined()) return kAbsent;
-  return {.shape = ref.shape, .dtype = ref.dtype, .strides = ref.strides, .offset = ref.offset};
-}
 
 bool overlaps(const TensorRef& a, const TensorRef& b) {
   if (a.value != b.value || !is_contiguous(a.shape, a.strides) || !is_contiguous(b.shape, b.strides)) return false;
@@ -116,6 +114,9 @@ class Verifier {
 
   void check_node(const GraphNode& node) {
     demand(node.op != nullptr, "a node has no op");
+    const AttrKind* const kind = node.attrs.kind();  // infer reads the struct without asking
+    demand(kind ? node.op->attrs && *kind == *node.op->attrs : !node.op->attrs, "attributes are not those of {}",
+           node.op->name);
     demand(!node.op->traits.view, "{} is a view, and views are no nodes", node.op->name);
     demand(node.module >= kNoModule && node.module < static_cast<ModuleId>(program_.modules.size()), "module {} of {}",
            node.module, program_.modules.size());
@@ -124,8 +125,10 @@ class Verifier {
     for (std::size_t i = 0; i < node.in.size(); ++i)
       if (node.in[i].defined()) check_readable(node.in[i], fmt::format("input {}", i), node.op->traits.effect);
     for (const TensorRef& out : node.out) check_output(node, out);
-    if (node.scratch != kNoValue) check_scratch(node);
-    check_infer(node);
+    const SmallVec<TensorMeta, 4> in = metas_of(program_, node);
+    check_infer(node, in);
+    check_effects(node, in);
+    check_scratch(node, in);
     check_aliases(node);
     for (ValueId v : node.restores) change_presence(v, State::live);
     for (ValueId v : node.releases) change_presence(v, State::released);
@@ -143,24 +146,7 @@ class Verifier {
     else check_readable(out, "an output", node.op->traits.effect);
   }
 
-  void check_scratch(const GraphNode& node) {
-    demand(is_value(node.scratch) && program_.value(node.scratch).kind == ValueKind::temporary &&
-               state(node.scratch) == State::unwritten,
-           "its scratch, value {}, is no temporary of its own", node.scratch);
-    state(node.scratch) = State::live;
-    const Value& value = program_.value(node.scratch);
-    const auto backend = static_cast<std::size_t>(value.device.kind);
-    const Scratch bytes = backend < kNumBackends ? kernels_of(*node.op).scratch[backend] : nullptr;
-    demand(bytes != nullptr, "{} takes no scratch on {}", node.op->name, to_string(value.device));
-    SmallVec<TensorMeta, 4> in;
-    for (const TensorRef& ref : node.in) in.push_back(meta_of(ref));
-    const std::int64_t asked = bytes({*node.op, in, node.attrs});
-    demand(value.bytes >= asked, "its scratch has {} bytes, it asks for {}", value.bytes, asked);
-  }
-
-  void check_infer(const GraphNode& node) const {
-    SmallVec<TensorMeta, 4> in;
-    for (const TensorRef& ref : node.in) in.push_back(meta_of(ref));
+  void check_infer(const GraphNode& node, const SmallVec<TensorMeta, 4>& in) const {
     Metas metas;
     try {
       metas = node.op->infer({*node.op, in, node.attrs});
@@ -173,6 +159,24 @@ class Verifier {
       demand(metas[i].shape == node.out[i].shape && metas[i].dtype == node.out[i].dtype,
              "infer gives {}{} for output {}, the node has {}{}", name(metas[i].dtype), to_string(metas[i].shape), i,
              name(node.out[i].dtype), to_string(node.out[i].shape));
+  }
+
+  void check_effects(const GraphNode& node, const SmallVec<TensorMeta, 4>& in) const {
+    const int mutated = node.op->mutated ? node.op->mutated({*node.op, in, node.attrs}) : 0;
+    demand(node.num_mutated == mutated && static_cast<std::size_t>(mutated) <= node.in.size(),
+           "a node writes {} of its inputs, its row {}", node.num_mutated, mutated);
+  }
+
+  void check_scratch(const GraphNode& node, const SmallVec<TensorMeta, 4>& in) {
+    if (node.scratch == kNoValue) return;
+    demand(is_value(node.scratch) && state(node.scratch) == State::unwritten,
+           "scratch is a temporary that nothing else uses; value {} is none", node.scratch);
+    const Device device = device_of(program_, node);
+    const Scratch bytes = kernels_of(*node.op).scratch[static_cast<std::size_t>(device.kind)];
+    const std::int64_t needed = bytes ? bytes({*node.op, in, node.attrs}) : 0;
+    demand(program_.value(node.scratch).bytes >= needed, "scratch has {} bytes, the row asks for {}",
+           program_.value(node.scratch).bytes, needed);
+    state(node.scratch) = State::live;
   }
 
   void check_aliases(const GraphNode& node) const {
@@ -201,6 +205,10 @@ class Verifier {
       if (r.local.defined()) kept[static_cast<std::size_t>(r.local.value)] = true;
     for (const SlotUpdate& u : program_.updates)
       if (u.result.local.defined()) kept[static_cast<std::size_t>(u.result.local.value)] = true;
+    const std::vector<ValueId> lent = lent_at_end(program_);
+    for (const ValueId v : lent)
+      kept[static_cast<std::size_t>(v)] =
+          kept[static_cast<std::size_t>(v)] || states_[static_cast<std::size_t>(v)] == State::live;
     for (std::size_t v = 0; v < states_.size(); ++v)
       demand(program_.values[v].kind != ValueKind::temporary || kept[v] || states_[v] == State::freed,
              "temporary value {} is never {}", v, states_[v] == State::unwritten ? "written" : "freed");
@@ -213,6 +221,10 @@ class Verifier {
 
 }  // namespace
 
-void verify(const Program& program) { Verifier(program).run(); }
+void verify(const Program& program) {
+  Verifier(program).run();
+  check_numbers(program);
+  check_waits(program);
+}
 
 }  // namespace sherd

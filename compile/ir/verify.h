@@ -12,6 +12,11 @@ namespace sherd {
 ///   5. the op's infer, given the inputs, agrees with the outputs; views are not nodes
 ///   6. apart from effects, a node writes no bytes that it also reads, except element by element
 ///   7. bindings, updates and guards name slots and values that exist
+///   8. a node finds what it was recorded to find: versions of bytes, effects and calls of its channel (numbers.h)
+///   9. where waits are nodes, bytes of a queue are neither touched nor freed before a wait for it (loans.h)
+///  10. a node has attributes of its row's kind, writes those of its inputs that its row says, and has scratch of
+///  enough
+///      bytes
 void verify(const Program& program);
 
 }  // namespace sherd

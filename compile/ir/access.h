@@ -1,0 +1,59 @@
+#pragma once
+// What a node does to bytes, in one list: all analyses of a program read it and none looks at a node's fields itself.
+//
+//   %2 += linear_weight_grad(%1, $0)     reads %1, reads $0, adds to %2
+//   adamw(@w!, %2, @lr) {..}             changes @w, reads %2, reads @lr
+//   unshard(@s, &0) restores &0          reads @s, restores &0: all bytes of it are new
+//   wait(&0)                             awaits &0: no bytes are read or written
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "compile/ir/byte_ranges.h"
+#include "compile/ir/program.h"
+
+namespace sherd {
+
+enum class AccessKind : std::uint8_t {
+  input,        ///< read
+  mutated,      ///< an input that the kernel writes in place: read and written
+  output,       ///< written
+  accumulated,  ///< an output that is added to: read and written
+  restored,     ///< the value's data comes, all of it: written
+  released,     ///< its data goes: written, by nothing that can be read
+  awaited,      ///< neither: queues are waited for
+};
+
+struct Access {
+  AccessKind kind = AccessKind::input;
+  int operand = 0;                 ///< index among the inputs or outputs; of restores and releases without one: -1
+  ValueId value = kNoValue;        ///< as the ref names it
+  ValueId root = kNoValue;         ///< whose bytes they are: arguments that share memory have one root
+  ByteRanges::Range bytes{};       ///< of the root; never empty
+  const TensorRef* ref = nullptr;  ///< null: the value as a whole
+  std::int64_t shift = 0;          ///< bytes from the root's start to the value's
+  bool reads = false, writes = false;
+};
+
+/// Which values are bytes of others: arguments that share memory with an earlier argument.
+class ByteRoots {
+ public:
+  explicit ByteRoots(const Program& program);
+  ValueId root(ValueId value) const { return roots_[static_cast<std::size_t>(value)].value; }
+  std::int64_t shift(ValueId value) const { return roots_[static_cast<std::size_t>(value)].shift; }
+
+ private:
+  struct Root {
+    ValueId value;
+    std::int64_t shift;
+  };
+  std::vector<Root> roots_;
+};
+
+/// The accesses of one node in the order: inputs, outputs, restores, releases. Refs must name values that exist.
+void append_accesses(const Program& program, const ByteRoots& roots, const GraphNode& node, std::vector<Access>& list);
+
+/// A tensor that is looked at when the step has ended.
+Access read_at_end(const Program& program, const ByteRoots& roots, const TensorRef& ref, int operand);
+
+}  // namespace sherd
