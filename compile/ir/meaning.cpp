@@ -1,0 +1,206 @@
+// One walk over the versions. A tensor's meaning is that of the version it reads if it is read as it was written, else
+// a hash of how it looks at which versions: positions count from where the version's own elements begin, so that
+// storage is invisible.
+#include "compile/ir/meaning.h"
+
+#include "runtime/op/ops.h"
+
+namespace sherd {
+
+namespace {
+
+class Hash {
+ public:
+  explicit Hash(std::string_view what) { text(what); }
+  Hash& word(std::uint64_t w) {
+    a_ = mix(a_ ^ w, 0x9e3779b97f4a7c15u);
+    b_ = mix(b_ + w, 0xd6e8feb86659fd93u);
+    return *this;
+  }
+  Hash& number(std::int64_t n) { return word(static_cast<std::uint64_t>(n)); }
+  Hash& text(std::string_view t) {
+    std::uint64_t hash = 0xcbf29ce484222325u;
+    for (const char c : t) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+    return word(hash).number(static_cast<std::int64_t>(t.size()));
+  }
+  Hash& sizes(const Dims& dims) {
+    number(dims.size());
+    for (const std::int64_t d : dims) number(d);
+    return *this;
+  }
+  Hash& meaning(const Meaning& m) { return word(m.a).word(m.b); }
+  Meaning take() const { return {a_, b_}; }
+
+ private:
+  static std::uint64_t mix(std::uint64_t x, std::uint64_t factor) {
+    x *= factor;
+    x ^= x >> 29;
+    x *= 0xbf58476d1ce4e5b9u;
+    return x ^ (x >> 32);
+  }
+  std::uint64_t a_ = 0x243f6a8885a308d3u, b_ = 0x13198a2e03707344u;
+};
+
+bool is_gapless(const TensorRef& ref) {
+  const auto [first, last] = ref.extent();
+  return last - first == numel(ref.shape) * byte_size(ref.dtype);
+}
+
+// Of element 0, in the root.
+std::int64_t first_byte(const TensorRef& ref, std::int64_t shift) { return ref.offset * byte_size(ref.dtype) + shift; }
+
+}  // namespace
+
+Meanings::Meanings(const Program& program)
+    : program_(program), versions_(program), of_version_(versions_.all().size()), around_(versions_.all().size()) {
+  std::size_t num_uses = 0;
+  for (std::size_t node = 0; node <= versions_.end(); ++node) num_uses += versions_.uses_of(node).size();
+  of_use_.resize(num_uses);
+  first_use_ = versions_.uses_of(0).data();
+  for (std::size_t v = 0; v < versions_.all().size(); ++v)
+    if (versions_.all()[v].node < 0) of_version_[v] = initial(versions_.all()[v].root);
+  for (std::size_t node = 0; node < versions_.end(); ++node) read_node(node);
+  for (const Versions::Use& use : versions_.uses_of(versions_.end()))
+    of_use_[static_cast<std::size_t>(&use - first_use_)] = read(use);
+  add_finals();
+}
+
+Meaning Meanings::initial(ValueId root) const {
+  const Value& value = program_.value(root);
+  Hash hash("before");
+  hash.number(static_cast<int>(value.kind));
+  if (value.kind == ValueKind::temporary) return hash.take();
+  if (value.kind == ValueKind::argument) return hash.number(value.source).take();
+  if (value.kind == ValueKind::slot || value.kind == ValueKind::gradient)
+    return hash.text(program_.slot(program_.bindings[static_cast<std::size_t>(value.source)].slot).name).take();
+  int index = 0;  // among its kind
+  for (ValueId v = 0; v < root; ++v) index += program_.value(v).kind == value.kind;
+  return hash.number(index).number(value.bytes).take();
+}
+
+void Meanings::read_node(std::size_t node) {
+  for (const Versions::Use& use : versions_.uses_of(node))
+    if (use.access.ref && use.access.kind != AccessKind::awaited)
+      of_use_[static_cast<std::size_t>(&use - first_use_)] = read(use);
+  const Meaning row = this->row(node);
+  for (const Versions::Use& use : versions_.uses_of(node)) {
+    if (!use.access.writes) continue;
+    of_version_[static_cast<std::size_t>(use.makes)] = written(use, row);
+    if (!use.access.ref || is_gapless(*use.access.ref)) continue;
+    Hash around("around");
+    around.meaning(of(use));
+    for (const Part& part : versions_.parts_of(use)) around.meaning(around_[static_cast<std::size_t>(part.version)]);
+    around_[static_cast<std::size_t>(use.makes)] = around.take();
+  }
+}
+
+Meaning Meanings::read(const Versions::Use& use) const {
+  if (numel(use.access.ref->shape) == 0)
+    return Hash("empty").number(static_cast<int>(use.access.ref->dtype)).sizes(use.access.ref->shape).take();
+  return tensor(*use.access.ref, use.access.shift, versions_.parts_of(use));
+}
+
+Meaning Meanings::tensor(const TensorRef& ref, std::int64_t shift, std::span<const Part> parts) const {
+  const std::int64_t first = first_byte(ref, shift);
+  if (parts.size() == 1) return seen_through(ref, first, parts[0].version);
+  Hash hash("parts");
+  hash.number(static_cast<int>(ref.dtype)).sizes(ref.shape).sizes(ref.strides);
+  for (const Part& part : parts) {
+    const Version& version = versions_[part.version];
+    const std::int64_t written_at = version.as ? first_byte(*version.as, version.shift) : 0;
+    hash.number(part.bytes.first - first).number(part.bytes.second - part.bytes.first);
+    hash.number(part.bytes.first - written_at).meaning(of(part.version));
+    hash.meaning(around_[static_cast<std::size_t>(part.version)]);
+  }
+  return hash.take();
+}
+
+Meaning Meanings::seen_through(const TensorRef& ref, std::int64_t first, VersionId id) const {
+  const Version& version = versions_[id];
+  const TensorRef* const as = version.as;
+  const std::int64_t written_at = as ? first_byte(*as, version.shift) : 0;
+  if (as && ref.dtype == as->dtype && ref.shape == as->shape && ref.strides == as->strides && first == written_at)
+    return of(id);
+  Hash hash("view");
+  hash.number(static_cast<int>(ref.dtype)).sizes(ref.shape).sizes(ref.strides).number(first - written_at);
+  if (as && !is_contiguous(as->shape, as->strides)) hash.sizes(as->shape).sizes(as->strides);
+  return hash.meaning(of(id)).meaning(around_[static_cast<std::size_t>(id)]).take();
+}
+
+// What the row makes of what it reads; `written` says which of its results.
+Meaning Meanings::row(std::size_t node) const {
+  const GraphNode& n = program_.nodes[node];
+  Hash hash(n.op->name);
+  hash.word(n.attrs.hash()).number(static_cast<std::int64_t>(n.in.size())).number(n.num_mutated);
+  for (const Versions::Use& use : versions_.uses_of(node)) {
+    const bool is_input = use.access.kind == AccessKind::input || use.access.kind == AccessKind::mutated;
+    if (is_input) hash.number(use.access.operand).meaning(of(use));
+  }
+  for (const TensorRef& ref : n.in)  // units' storages are places to the rows that fill and release them
+    if (ref.defined() && n.op->traits.effect && program_.value(ref.value).kind == ValueKind::unit)
+      hash.number(static_cast<int>(ref.dtype)).sizes(ref.shape).sizes(ref.strides).number(ref.offset);
+  return hash.take();
+}
+
+// A copy is what it copies. What is added to is a sum, of the row as it would be alone.
+Meaning Meanings::written(const Versions::Use& use, Meaning row) const {
+  const GraphNode& node = program_.nodes[static_cast<std::size_t>(use.node)];
+  if (use.access.kind == AccessKind::released) return Hash("released").take();
+  Meaning result;
+  if (node.op == &op::copy) {
+    result = of(versions_.uses_of(static_cast<std::size_t>(use.node))[0]);
+  } else {
+    Hash hash("result");
+    hash.meaning(row);
+    if (use.access.kind == AccessKind::mutated) hash.text("changed");
+    if (use.access.kind == AccessKind::restored) hash.text("restored");
+    result = hash.number(use.access.operand).take();
+  }
+  if (use.access.kind != AccessKind::accumulated) return result;
+  return Hash("sum").meaning(of(use)).meaning(result).take();
+}
+
+void Meanings::add_finals() {
+  const auto end = versions_.uses_of(versions_.end());
+  std::size_t next = 0;  // of those, which come in the order of their operands
+  const auto add = [&](std::string name, int operand) {
+    Final final{std::move(name), Hash("none").take(), {}};
+    if (next < end.size() && end[next].access.operand == operand) {
+      final.meaning = of(end[next]);
+      for (const Part& part : versions_.parts_of(end[next])) final.versions.push_back(part.version);
+      ++next;
+    }
+    finals_.push_back(std::move(final));
+  };
+  int operand = 0;
+  for (std::size_t i = 0; i < program_.results.size(); ++i) add(fmt::format("result {}", i), operand++);
+  for (const SlotUpdate& update : program_.updates)
+    add(fmt::format("@{}{}", program_.slot(update.slot).name, update.gradient ? ".grad" : ""), operand++);
+  std::array<int, 6> counts{};
+  for (std::size_t v = 0; v < program_.values.size(); ++v) {
+    const auto id = static_cast<ValueId>(v);
+    const Value& value = program_.values[v];
+    const int index = counts[static_cast<std::size_t>(value.kind)]++;
+    if (value.kind == ValueKind::temporary || value.kind == ValueKind::unit || versions_.roots().root(id) != id)
+      continue;
+    Hash hash("bytes");
+    Final final{.name = {}, .meaning = {}, .versions = {}};
+    for (const Part& part : versions_.final_parts(id)) {
+      const Version& version = versions_[part.version];
+      const std::int64_t written_at = version.as ? first_byte(*version.as, version.shift) : 0;
+      hash.number(part.bytes.first).number(part.bytes.second).number(part.bytes.first - written_at);
+      hash.meaning(of(part.version)).meaning(around_[static_cast<std::size_t>(part.version)]);
+      final.versions.push_back(part.version);
+    }
+    final.meaning = hash.take();
+    final.name = "the bytes of ";
+    if (value.kind == ValueKind::argument) final.name += fmt::format("argument {}", value.source);
+    else if (value.kind == ValueKind::constant) final.name += fmt::format("constant {}", index);
+    else
+      final.name += "@" + program_.slot(program_.bindings[static_cast<std::size_t>(value.source)].slot).name +
+                    (value.kind == ValueKind::gradient ? ".grad" : "");
+    finals_.push_back(std::move(final));
+  }
+}
+
+}  // namespace sherd

@@ -1,0 +1,70 @@
+#pragma once
+// What the bytes of a program mean, as a 128-bit hash of each version: of the row, its attributes, and the meanings of
+// the tensors that it reads. What has no influence on values is not in it:
+//
+//   where bytes are      an in-place result means what a fresh one does; values may be renamed, split and joined
+//   when they are        waits, loans, releases and the order of independent nodes
+//   how often            a copy means its input, a recomputed tensor and a late gather mean what they did
+//   row, then copy +=    means what the row with += does
+//
+// Keyed random rows need no care: key, counter and global index are attributes and inputs. What is not seen: whether
+// bytes are there in time (order.h, verify.h) and what kernels really do.
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "compile/ir/version.h"
+
+namespace sherd {
+
+struct Meaning {
+  std::uint64_t a = 0, b = 0;
+  friend bool operator==(const Meaning&, const Meaning&) = default;
+};
+
+class Meanings {
+ public:
+  /// The program outlives it and stays as it is. Linear.
+  explicit Meanings(const Program& program);
+  Meanings(const Meanings&) = delete;
+  Meanings& operator=(const Meanings&) = delete;
+
+  Meaning of(VersionId id) const { return of_version_[static_cast<std::size_t>(id)]; }
+  /// What a use reads, as a tensor; of a write, what it finds there.
+  Meaning of(const Versions::Use& use) const { return of_use_[static_cast<std::size_t>(&use - first_use_)]; }
+  const Versions& versions() const { return versions_; }
+
+  /// What the step leaves: each result, each new tensor of a slot or gradient, and the bytes of every argument, slot,
+  /// gradient and constant, written or not.
+  struct Final {
+    std::string name;  ///< "result 0", "@w", "@w.grad", "the bytes of argument 1"
+    Meaning meaning;
+    std::vector<VersionId> versions;  ///< that it is made of
+  };
+  const std::vector<Final>& finals() const { return finals_; }
+
+ private:
+  void read_node(std::size_t node);
+  Meaning row(std::size_t node) const;
+  Meaning read(const Versions::Use& use) const;
+  Meaning tensor(const TensorRef& ref, std::int64_t shift, std::span<const Part> parts) const;
+  Meaning seen_through(const TensorRef& ref, std::int64_t first_byte, VersionId id) const;
+  Meaning written(const Versions::Use& use, Meaning row) const;
+  void add_finals();
+  Meaning initial(ValueId root) const;
+
+  const Program& program_;
+  const Versions versions_;
+  const Versions::Use* first_use_;
+  std::vector<Meaning> of_version_, of_use_;
+  std::vector<Meaning> around_;  // by version: what is between its elements; none: they are dense
+  std::vector<Final> finals_;
+};
+
+/// Throws Error naming what the step leaves differently, and the first node that does something that `before` does
+/// not, unless `after` means what `before` does: results with their layouts, what slots get, bytes written in place,
+/// guards, slots and settings.
+void check_same_meaning(const Program& before, const Program& after);
+
+}  // namespace sherd

@@ -1,0 +1,104 @@
+#include <unordered_set>
+
+#include "compile/ir/meaning.h"
+#include "compile/ir/print.h"
+
+namespace sherd {
+
+namespace {
+
+struct MeaningHash {
+  std::size_t operator()(const Meaning& m) const { return static_cast<std::size_t>(m.a); }
+};
+using Known = std::unordered_set<Meaning, MeaningHash>;
+
+Known all_of(const Meanings& meanings) {
+  Known known;
+  for (std::size_t v = 0; v < meanings.versions().all().size(); ++v)
+    known.insert(meanings.of(static_cast<VersionId>(v)));
+  for (std::size_t node = 0; node <= meanings.versions().end(); ++node)
+    for (const Versions::Use& use : meanings.versions().uses_of(node)) known.insert(meanings.of(use));
+  return known;
+}
+
+// From a version that the other program does not have, back over what it is made of, to a node that reads only what the
+// other has: there the two part. -1: none.
+int where_they_part(const Meanings& meanings, const Known& known, std::span<const VersionId> from) {
+  std::vector<VersionId> open(from.begin(), from.end());
+  std::unordered_set<VersionId> seen;
+  while (!open.empty()) {
+    const VersionId id = open.back();
+    open.pop_back();
+    if (known.contains(meanings.of(id)) || !seen.insert(id).second) continue;
+    const int node = meanings.versions()[id].node;
+    if (node < 0) continue;
+    std::vector<VersionId> further;
+    for (const Versions::Use& use : meanings.versions().uses_of(static_cast<std::size_t>(node)))
+      if (use.access.reads && !known.contains(meanings.of(use)))
+        for (const Part& part : meanings.versions().parts_of(use))
+          if (!known.contains(meanings.of(part.version))) further.push_back(part.version);
+    if (further.empty()) return node;
+    open.insert(open.end(), further.begin(), further.end());
+  }
+  return -1;
+}
+
+void check_final(const Meanings& before, const Meanings& after, std::size_t i, const Program& program) {
+  const Meanings::Final &was = before.finals()[i], &is = after.finals()[i];
+  if (was.meaning == is.meaning && was.name == is.name) return;
+  Error error(fmt::format("the program does not mean what it did: {} differs", was.name));
+  if (was.name != is.name) error.add("instead", is.name);
+  if (const int node = where_they_part(after, all_of(before), is.versions); node >= 0)
+    error.add("first at node", fmt::format("{}: {}", node, describe_node(program, static_cast<std::size_t>(node))));
+  throw error;
+}
+
+template <class List, class Same>
+void check_lists(std::string_view what, const List& before, const List& after, const Same& same) {
+  check(before.size() == after.size(), "the program does not mean what it did: it has {} {}, it had {}", after.size(),
+        what, before.size());
+  for (std::size_t i = 0; i < before.size(); ++i)
+    check(same(before[i], after[i]), "the program does not mean what it did: {} {} differ", what, i);
+}
+
+bool same_tensor(const TensorGuard& a, const TensorGuard& b) {
+  return a.dtype == b.dtype && a.shape == b.shape && a.strides == b.strides && a.offset == b.offset &&
+         a.layout == b.layout && a.global == b.global && a.device == b.device;
+}
+
+// What is no value: when the program may run, and the form of what it leaves.
+void check_interface(const Program& before, const Program& after) {
+  check_lists("arguments", before.arguments, after.arguments, [](const ArgumentGuard& a, const ArgumentGuard& b) {
+    return same_tensor(a.tensor, b.tensor) && a.shares == b.shares && a.shift == b.shift;
+  });
+  check_lists("slots", before.slots, after.slots, [](const GraphSlot& a, const GraphSlot& b) {
+    return a.name == b.name && a.requires_grad == b.requires_grad && a.leaves_requires_grad == b.leaves_requires_grad &&
+           a.had_value == b.had_value && a.had_grad == b.had_grad && a.drops_grad_first == b.drops_grad_first;
+  });
+  check_lists("bindings", before.bindings, after.bindings, [](const Binding& a, const Binding& b) {
+    return a.slot == b.slot && a.gradient == b.gradient && a.held_by_slot_only == b.held_by_slot_only &&
+           same_tensor(a.tensor, b.tensor);
+  });
+  const auto same_form = [](const GraphResult& a, const GraphResult& b) {
+    return a.shape == b.shape && a.layout == b.layout && a.local.defined() == b.local.defined() &&
+           a.local.dtype == b.local.dtype && a.local.shape == b.local.shape;
+  };
+  check_lists("results", before.results, after.results, same_form);
+  check_lists("updates", before.updates, after.updates, [&](const SlotUpdate& a, const SlotUpdate& b) {
+    return a.slot == b.slot && a.gradient == b.gradient && same_form(a.result, b.result);
+  });
+  check(before.grad_enabled == after.grad_enabled && before.settings.size() == after.settings.size(),
+        "the program does not mean what it did: its mode or its settings differ");
+}
+
+}  // namespace
+
+void check_same_meaning(const Program& before, const Program& after) {
+  check_interface(before, after);
+  const Meanings was(before), is(after);
+  check_lists("values from outside", was.finals(), is.finals(),
+              [](const Meanings::Final&, const Meanings::Final&) { return true; });
+  for (std::size_t i = 0; i < was.finals().size(); ++i) check_final(was, is, i, after);
+}
+
+}  // namespace sherd
