@@ -1,0 +1,56 @@
+#include "compile/ir/builder.h"
+
+namespace sherd {
+
+GraphNode node_beside(const GraphNode& node, const Op& op, Attrs attrs) {
+  GraphNode fresh = node;  // for what it says of its place in the program
+  fresh.op = &op;
+  fresh.attrs = std::move(attrs);
+  fresh.in.clear();
+  fresh.out.clear();
+  fresh.accumulate = false;
+  fresh.num_mutated = 0;
+  fresh.restores.clear();
+  fresh.releases.clear();
+  fresh.frees.clear();
+  fresh.scratch = kNoValue;
+  fresh.numbers.clear();
+  return fresh;
+}
+
+TensorRef add_temporary(Program& program, const Shape& shape, DType dtype, Device device, MemoryCategory category) {
+  const auto id = static_cast<ValueId>(program.values.size());
+  Value& value = program.values.emplace_back();
+  value.bytes = numel(shape) * byte_size(dtype);
+  value.category = category;
+  value.device = device;
+  value.home = {id, dtype, shape, contiguous_strides(shape), 0};
+  return value.home;
+}
+
+SmallVec<TensorMeta, 4> metas_of(const Program& program, const GraphNode& node) {
+  SmallVec<TensorMeta, 4> metas;
+  for (const TensorRef& ref : node.in) {
+    if (!ref.defined()) {
+      metas.push_back(kAbsent);
+      continue;
+    }
+    metas.push_back({.shape = ref.shape,
+                     .dtype = ref.dtype,
+                     .device = program.value(ref.value).device,
+                     .strides = ref.strides,
+                     .offset = ref.offset});
+  }
+  return metas;
+}
+
+Device device_of(const Program& program, const GraphNode& node) {
+  if (node.op->device) return node.op->device(node.attrs);
+  for (const TensorRef& ref : node.out)
+    if (ref.defined()) return program.value(ref.value).device;
+  for (const TensorRef& ref : node.in)  // numbers of the host mix with tensors of any device
+    if (ref.defined() && program.value(ref.value).device != Device::cpu()) return program.value(ref.value).device;
+  return Device::cpu();
+}
+
+}  // namespace sherd

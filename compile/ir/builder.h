@@ -1,0 +1,20 @@
+#pragma once
+// Making nodes and values in passes.
+#include "compile/ir/program.h"
+#include "runtime/op/meta_list.h"
+
+namespace sherd {
+
+/// A node of this row in the place of another: it has that one's module and phase, and nothing else yet.
+GraphNode node_beside(const GraphNode& node, const Op& op, Attrs attrs = {});
+
+/// A new temporary, with a dense ref to it.
+TensorRef add_temporary(Program& program, const Shape& shape, DType dtype, Device device, MemoryCategory category);
+
+/// What the row's columns see of a node's inputs.
+SmallVec<TensorMeta, 4> metas_of(const Program& program, const GraphNode& node);
+
+/// Where its kernel runs.
+Device device_of(const Program& program, const GraphNode& node);
+
+}  // namespace sherd

@@ -1,0 +1,108 @@
+#include "compile/passes/place_eager.h"
+
+#include <algorithm>
+
+#include "compile/ir/numbers.h"
+
+namespace sherd {
+
+namespace {
+
+struct Life {
+  int first = -1, last = -1;
+  const GraphNode* maker = nullptr;
+  const TensorRef* made = nullptr;
+};
+
+std::vector<Life> lives_of(const Program& program) {
+  std::vector<Life> lives(program.values.size());
+  const auto mention = [&](const TensorRef& ref, std::size_t node) {
+    if (ref.defined()) lives[static_cast<std::size_t>(ref.value)].last = static_cast<int>(node);
+  };
+  for (std::size_t i = 0; i < program.nodes.size(); ++i) {
+    const GraphNode& node = program.nodes[i];
+    for (const TensorRef& ref : node.in) mention(ref, i);
+    for (const TensorRef& ref : node.out) {
+      mention(ref, i);
+      Life& life = lives[static_cast<std::size_t>(ref.value)];
+      if (life.first >= 0) continue;
+      life.first = static_cast<int>(i);
+      life.maker = &node;
+      life.made = &ref;
+    }
+  }
+  for (const GraphResult& r : program.results) mention(r.local, program.nodes.size());
+  for (const SlotUpdate& u : program.updates) mention(u.result.local, program.nodes.size());
+  return lives;
+}
+
+// Whether `next` may take over the bytes of `old`: when that is over, or as its last reader writes, where that works
+// element by element or is done by a queue, as in eager donation.
+bool may_follow(const Program& program, ValueId old, ValueId next, const std::vector<Life>& lives) {
+  const Value &a = program.value(old), &b = program.value(next);
+  const Life &before = lives[static_cast<std::size_t>(old)], &after = lives[static_cast<std::size_t>(next)];
+  if (a.bytes != b.bytes || a.device != b.device || !after.maker) return false;
+  if (before.last < after.first) return true;
+  if (before.last > after.first) return false;
+  const Traits& traits = after.maker->op->traits;
+  if (traits.collective) return true;
+  return traits.pointwise && std::all_of(after.maker->in.begin(), after.maker->in.end(), [&](const TensorRef& in) {
+           TensorRef same = *after.made;
+           same.value = old;
+           return in.value != old || in == same;
+         });
+}
+
+// Values that follow another in its bytes lose their own number.
+void rename_all(Program& program, const std::vector<ValueId>& holder) {
+  std::vector<ValueId> number(holder.size(), kNoValue);
+  std::vector<Value> values;
+  for (std::size_t v = 0; v < holder.size(); ++v) {
+    if (holder[v] != static_cast<ValueId>(v)) continue;
+    number[v] = static_cast<ValueId>(values.size());
+    values.push_back(std::move(program.values[v]));
+    values.back().home.value = number[v];
+  }
+  const auto renamed = [&](ValueId v) {
+    return v == kNoValue ? v : number[static_cast<std::size_t>(holder[static_cast<std::size_t>(v)])];
+  };
+  const auto rename = [&](TensorRef& ref) { ref.value = renamed(ref.value); };
+  for (GraphNode& node : program.nodes) {
+    for (TensorRef& ref : node.in) rename(ref);
+    for (TensorRef& ref : node.out) rename(ref);
+    for (auto* list : {&node.restores, &node.releases})
+      for (ValueId& v : *list) v = renamed(v);
+    node.scratch = renamed(node.scratch);
+  }
+  for (Binding& binding : program.bindings) binding.value = renamed(binding.value);
+  for (GraphResult& result : program.results) rename(result.local);
+  for (SlotUpdate& update : program.updates) rename(update.result.local);
+  for (Value& value : values) value.place = renamed(value.place);
+  program.values = std::move(values);
+}
+
+}  // namespace
+
+void place_eager(Program& program) {
+  const std::vector<Life> lives = lives_of(program);
+  std::vector<ValueId> holder, latest, followers;
+  for (std::size_t v = 0; v < program.values.size(); ++v) {
+    holder.push_back(static_cast<ValueId>(v));
+    if (program.values[v].place != kNoValue) followers.push_back(static_cast<ValueId>(v));
+  }
+  latest = holder;  // by place: the value that was there last
+  std::sort(followers.begin(), followers.end(), [&](ValueId a, ValueId b) {
+    return lives[static_cast<std::size_t>(a)].first < lives[static_cast<std::size_t>(b)].first;
+  });
+  for (const ValueId v : followers) {
+    const auto place = static_cast<std::size_t>(program.value(v).place);
+    if (!may_follow(program, latest[place], v, lives)) continue;
+    holder[static_cast<std::size_t>(v)] = holder[place];
+    latest[place] = v;
+  }
+  rename_all(program, holder);
+  compute_lifetimes(program);
+  write_numbers(program);
+}
+
+}  // namespace sherd

@@ -1,0 +1,129 @@
+#include "compile/passes/place_waits.h"
+
+#include <algorithm>
+
+#include "compile/ir/builder.h"
+#include "compile/ir/loans.h"
+#include "compile/ir/numbers.h"
+#include "runtime/op/ops.h"
+#include "runtime/op/wait_attrs.h"
+
+namespace sherd {
+
+namespace {
+
+class Placer {
+ public:
+  explicit Placer(Program& program) : program_(program), recorded_(std::move(program.nodes)), loans_(program) {
+    program_.nodes.clear();
+    std::erase_if(recorded_, [](const GraphNode& node) { return node.op->traits.waits; });
+    note_last_mentions();
+  }
+
+  void run() {
+    for (std::size_t i = 0; i < recorded_.size(); ++i) {
+      program_.nodes.push_back(recorded_[i]);
+      const std::vector<int> needed = loans_.needs(program_.nodes.size() - 1);
+      make_room(recorded_[i]);
+      wait_for(needed, recorded_[i]);
+      loans_.pass(program_.nodes.size() - 1);
+      wait_for_unused(i);
+    }
+    program_.has_waits = true;
+    compute_lifetimes(program_);
+    write_numbers(program_);
+  }
+
+ private:
+  void note_last_mentions() {
+    last_.assign(program_.values.size(), -1);
+    for (std::size_t i = 0; i < recorded_.size(); ++i) {
+      for (const TensorRef& ref : recorded_[i].in) touch(ref, static_cast<int>(i));
+      for (const TensorRef& ref : recorded_[i].out) touch(ref, static_cast<int>(i));
+    }
+    const auto end = static_cast<int>(recorded_.size());
+    for (const GraphResult& result : program_.results) touch(result.local, end);
+    for (const SlotUpdate& update : program_.updates) touch(update.result.local, end);
+  }
+  void touch(const TensorRef& ref, int when) {
+    if (ref.defined()) last_[static_cast<std::size_t>(ref.value)] = when;
+  }
+
+  // The node is the last one; waits go before it. One node waits for what is read, one for what is written.
+  void wait_for(const std::vector<int>& items, const GraphNode& beside) {
+    std::vector<ValueId> to_read, to_write;
+    for (const int item : newest_of_each_queue(items)) {
+      const auto [value, writes] = name_for(item);
+      (writes ? to_write : to_read).push_back(value);
+    }
+    put_before_last(to_read, false, beside);
+    put_before_last(to_write, true, beside);
+  }
+
+  // A wait for an item ends those before it in the queue.
+  std::vector<int> newest_of_each_queue(const std::vector<int>& items) const {
+    std::vector<int> newest;
+    for (const int item : items) {
+      if (loans_.item(item).is_over()) continue;
+      const auto same = std::find_if(newest.begin(), newest.end(),
+                                     [&](int other) { return loans_.item(other).queue == loans_.item(item).queue; });
+      if (same == newest.end()) newest.push_back(item);
+      else *same = std::max(*same, item);
+    }
+    return newest;
+  }
+
+  // The value by which a wait knows an item: one that it writes and no later item does; else one that it reads, whose
+  // wait is for all who use it.
+  std::pair<ValueId, bool> name_for(int item) const {
+    for (const ValueId v : loans_.item(item).writes)
+      if (loans_.writer(v) == item) return {v, false};
+    const Loans::Item& of = loans_.item(item);
+    return {of.reads.empty() ? of.writes.front() : of.reads.front(), true};
+  }
+
+  void put_before_last(std::vector<ValueId>& values, bool to_write, const GraphNode& beside) {
+    std::sort(values.begin(), values.end());
+    values.erase(std::unique(values.begin(), values.end()), values.end());
+    if (values.empty()) return;
+    GraphNode wait = node_beside(beside, op::wait, WaitAttrs{to_write});
+    for (const ValueId v : values) wait.in.push_back(program_.value(v).home);
+    program_.nodes.insert(program_.nodes.end() - 1, std::move(wait));
+    loans_.pass(program_.nodes.size() - 2);
+  }
+
+  void make_room(const GraphNode& node) {
+    const QueueUse queue = queue_of(node);
+    if (queue.name.empty()) return;
+    for (std::vector<int> open = loans_.open_items(queue.name); open.size() >= queue.max_in_flight;
+         open = loans_.open_items(queue.name))
+      wait_for({open.front()}, node);
+  }
+
+  // Dropping what a queue writes waits for it.
+  void wait_for_unused(std::size_t recorded) {
+    const GraphNode& node = recorded_[recorded];
+    if (queue_of(node).name.empty()) return;
+    std::vector<ValueId> unused;
+    for (const ValueId v : loans_.item(loans_.num_items() - 1).writes)
+      if (program_.value(v).kind == ValueKind::temporary &&
+          last_[static_cast<std::size_t>(v)] == static_cast<int>(recorded))
+        unused.push_back(v);
+    if (unused.empty()) return;
+    GraphNode wait = node_beside(node, op::wait, WaitAttrs{});
+    for (const ValueId v : unused) wait.in.push_back(program_.value(v).home);
+    program_.nodes.push_back(std::move(wait));
+    loans_.pass(program_.nodes.size() - 1);
+  }
+
+  Program& program_;
+  std::vector<GraphNode> recorded_;
+  Loans loans_;            // of program_.nodes as they grow
+  std::vector<int> last_;  // by value: recorded node that mentions it last
+};
+
+}  // namespace
+
+void place_waits(Program& program) { Placer(program).run(); }
+
+}  // namespace sherd

@@ -1,0 +1,73 @@
+#include "compile/passes/ssa.h"
+
+#include <algorithm>
+
+#include "compile/ir/numbers.h"
+
+namespace sherd {
+
+namespace {
+
+class Splitter {
+ public:
+  explicit Splitter(Program& program) : program_(program), is_written_(program.values.size(), false) {
+    for (std::size_t v = 0; v < program.values.size(); ++v) now_.push_back(static_cast<ValueId>(v));
+  }
+
+  void run() {
+    for (GraphNode& node : program_.nodes) split(node);
+    for (GraphResult& result : program_.results) rename(result.local);
+    for (SlotUpdate& update : program_.updates) rename(update.result.local);
+    compute_lifetimes(program_);
+    write_numbers(program_);
+  }
+
+ private:
+  // What it reads are the versions of before.
+  void split(GraphNode& node) {
+    SmallVec<TensorRef, 3> in = node.in;
+    for (TensorRef& ref : in) rename(ref);
+    for (TensorRef& out : node.out) {
+      if (writes_anew(node, out)) begin_value(out);
+      else rename(out);
+      is_written_[static_cast<std::size_t>(out.value)] = true;
+    }
+    node.in = std::move(in);
+    if (node.scratch != kNoValue) node.scratch = now_[static_cast<std::size_t>(node.scratch)];
+  }
+
+  bool writes_anew(const GraphNode& node, const TensorRef& out) const {
+    const Value& value = program_.value(out.value);
+    if (value.kind != ValueKind::temporary || value.bytes == 0 || node.accumulate || node.op->traits.effect)
+      return false;
+    const bool is_whole = out.extent() == std::pair<std::int64_t, std::int64_t>(0, value.bytes) &&
+                          numel(out.shape) * byte_size(out.dtype) == value.bytes;
+    return is_whole && is_written_[static_cast<std::size_t>(now_[static_cast<std::size_t>(out.value)])];
+  }
+
+  void begin_value(TensorRef& out) {
+    const ValueId old = out.value, fresh = static_cast<ValueId>(program_.values.size());
+    Value value = program_.value(old);
+    if (value.place == kNoValue) value.place = old;
+    out.value = fresh;
+    value.home = out;
+    program_.values.push_back(std::move(value));
+    is_written_.push_back(true);
+    now_.push_back(fresh);
+    now_[static_cast<std::size_t>(old)] = fresh;
+  }
+
+  void rename(TensorRef& ref) const {
+    if (ref.defined()) ref.value = now_[static_cast<std::size_t>(ref.value)];
+  }
+
+  Program& program_;
+  std::vector<bool> is_written_;  // by value
+  std::vector<ValueId> now_;      // by value of before: the one that holds its present version
+};
+
+}  // namespace
+
+void ssa(Program& program) { Splitter(program).run(); }
+
+}  // namespace sherd

@@ -1,0 +1,49 @@
+#include "compile/passes/temporaries.h"
+
+#include "compile/ir/builder.h"
+#include "compile/ir/numbers.h"
+#include "runtime/op/ops.h"
+
+namespace sherd {
+
+void accumulate_apart(Program& program) {
+  std::vector<GraphNode> nodes;
+  nodes.reserve(program.nodes.size());
+  for (GraphNode& node : program.nodes) {
+    if (!node.accumulate || node.op->traits.accumulates) {
+      nodes.push_back(std::move(node));
+      continue;
+    }
+    const SmallVec<TensorRef, 1> into = node.out;
+    node.accumulate = false;
+    for (TensorRef& out : node.out)
+      out = add_temporary(program, out.shape, out.dtype, program.value(out.value).device, MemoryCategory::activations);
+    nodes.push_back(std::move(node));
+    const std::size_t row = nodes.size() - 1;
+    for (std::size_t i = 0; i < into.size(); ++i) {
+      GraphNode copy = node_beside(nodes[row], op::copy);
+      copy.in.push_back(nodes[row].out[i]);
+      copy.out.push_back(into[i]);
+      copy.accumulate = true;
+      nodes.push_back(std::move(copy));
+    }
+  }
+  program.nodes = std::move(nodes);
+  compute_lifetimes(program);
+  write_numbers(program);
+}
+
+void scratch_as_values(Program& program) {
+  for (GraphNode& node : program.nodes) {
+    if (node.scratch != kNoValue) continue;
+    const Device device = device_of(program, node);
+    const Scratch scratch = kernels_of(*node.op).scratch[static_cast<std::size_t>(device.kind)];
+    if (!scratch) continue;
+    const std::int64_t bytes = scratch({*node.op, metas_of(program, node), node.attrs});
+    if (bytes <= 0) continue;
+    node.scratch = add_temporary(program, {bytes}, DType::u8, device, MemoryCategory::workspace).value;
+  }
+  compute_lifetimes(program);
+}
+
+}  // namespace sherd
