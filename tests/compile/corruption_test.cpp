@@ -1,0 +1,94 @@
+// No wrong program runs: 300 drawn corruptions are refused when the program is built, by verify() alone, or against the
+// meaning of the sound program. Oracle for what none of the three sees: it runs to equal bits, and does not count.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+
+#include "compile/ir/meaning.h"
+#include "compile/ir/verify.h"
+#include "tests/compile/corruptions.h"
+#include "tests/compile/recorded_step.h"
+
+namespace sherd::testing {
+namespace {
+
+constexpr std::uint64_t kSeed = 20261123;
+constexpr int kRefusals = 60;  // of each of five programs
+
+enum class Verdict { not_applied, refused_by_node, refused_by_verify, refused_by_meaning, accepted };
+
+Verdict judge(const Program& sound, const Corruption& corruption, Draw& draw, Program& wrong) {
+  wrong = sound;
+  try {
+    if (!corruption.apply(wrong, draw)) return Verdict::not_applied;
+  } catch (const Error&) { return Verdict::refused_by_node; }
+  try {
+    verify(wrong);
+  } catch (const Error&) { return Verdict::refused_by_verify; }
+  try {
+    check_same_meaning(sound, wrong);
+  } catch (const Error&) { return Verdict::refused_by_meaning; }
+  return Verdict::accepted;
+}
+
+struct Tally {
+  int by_node = 0, by_verify = 0, by_meaning = 0, equal_bits = 0;
+  int refused() const { return by_node + by_verify + by_meaning; }
+  void add(Verdict verdict) {
+    by_node += verdict == Verdict::refused_by_node;
+    by_verify += verdict == Verdict::refused_by_verify;
+    by_meaning += verdict == Verdict::refused_by_meaning;
+  }
+};
+
+// Ranks draw alike, but their local shapes may differ, and with them what a draw hits: only what all refuse counts, and
+// only what all accept runs.
+Tally corrupt(const RecordedStep& step, std::uint64_t seed) {
+  const Program& sound = step.complete();
+  verify(sound);
+  const Outcome expected = step.run(sound);
+  Draw draw(seed);
+  Tally tally;
+  std::map<std::string, Tally> kinds;
+  for (int attempt = 0; tally.refused() < kRefusals && attempt < 100 * kRefusals; ++attempt) {
+    const Corruption& corruption = corruptions()[draw.below(corruptions().size())];
+    Draw own(seed + 1 + static_cast<std::uint64_t>(attempt));
+    Program wrong;
+    const Verdict verdict = judge(sound, corruption, own, wrong);
+    const bool refused = verdict != Verdict::not_applied && verdict != Verdict::accepted;
+    if (step.on_all(refused)) {
+      tally.add(verdict);
+      kinds[corruption.name].add(verdict);
+      if (corruption.is_of_order) {
+        EXPECT_NE(verdict, Verdict::refused_by_meaning)
+            << corruption.name << " is not seen by verify(), attempt " << attempt;
+      }
+    } else if (step.on_all(verdict == Verdict::accepted)) {
+      EXPECT_TRUE(step.run(wrong).same_bits_as(expected)) << corruption.name << " is accepted, attempt " << attempt;
+      ++tally.equal_bits;
+      ++kinds[corruption.name].equal_bits;
+    }
+  }
+  if (step.group().rank() == 0)
+    for (const auto& [name, of] : kinds)
+      fmt::print("  {:44} {:3} by node {:3} by verify {:3} by meaning {:3} run to equal bits\n", name, of.by_node,
+                 of.by_verify, of.by_meaning, of.equal_bits);
+  return tally;
+}
+
+TEST(Program, CorruptedOnesAreRefused) {
+  std::atomic<int> refused = 0;
+  for_each_step([&](const StepCase& c, const RecordedStep& step) {
+    const Tally tally = corrupt(step, kSeed);
+    if (step.group().rank() != 0) return;
+    fmt::print("{}, seed {}: {} nodes; refused {} by node, {} by verify, {} by meaning; {} ran to equal bits\n", c.name,
+               kSeed, step.complete().nodes.size(), tally.by_node, tally.by_verify, tally.by_meaning, tally.equal_bits);
+    refused += tally.refused();
+  });
+  EXPECT_EQ(refused, 300);
+}
+
+}  // namespace
+}  // namespace sherd::testing

@@ -1,0 +1,114 @@
+// What has a meaning and what has none.
+#include "compile/ir/meaning.h"
+
+#include <gtest/gtest.h>
+
+#include "compile/ir/verify.h"
+#include "compile/passes/place_eager.h"
+#include "compile/passes/ssa.h"
+#include "compile/passes/temporaries.h"
+#include "runtime/op/random_attrs.h"
+#include "tests/compile/hand_made.h"
+#include "tests/support/expect_error.h"
+
+namespace sherd::testing {
+namespace {
+
+Program chain(const Op& first, const Op& second) {
+  Program program = program_of(1, 3);
+  add(program, first, {whole(0)}, {whole(1)});
+  add(program, second, {whole(1)}, {whole(2)});
+  add(program, op::neg, {whole(2)}, {whole(3)});
+  finish(program, {whole(3)});
+  return program;
+}
+
+TEST(Meaning, TheRowThatDiffersIsNamed) {
+  const Program before = chain(op::relu, op::exp);
+  check_same_meaning(before, before);
+  expect_error([&] { check_same_meaning(before, chain(op::relu, op::sin)); },
+               {"does not mean what it did: result 0 differs", "first at node", "1: %1 f32[2,2] = sin(%0)"});
+}
+
+TEST(Meaning, PlacesCopiesAndRepetitionHaveNone) {
+  const Program before = chain(op::relu, op::exp);
+  Program in_place = program_of(1, 1);
+  for (const Op* row : {&op::relu, &op::exp, &op::neg})
+    add(in_place, *row, {in_place.nodes.empty() ? whole(0) : whole(1)}, {whole(1)});
+  finish(in_place, {whole(1)});
+  check_same_meaning(before, in_place);
+  ssa(in_place);
+  EXPECT_EQ(in_place.values.size(), 4u);
+  check_same_meaning(before, in_place);
+  place_eager(in_place);
+  EXPECT_EQ(in_place.values.size(), 2u);
+
+  Program again = program_of(1, 5);  // relu twice, and a copy
+  add(again, op::relu, {whole(0)}, {whole(1)});
+  add(again, op::relu, {whole(0)}, {whole(2)});
+  add(again, op::copy, {whole(2)}, {whole(3)});
+  add(again, op::exp, {whole(3)}, {whole(4)});
+  add(again, op::neg, {whole(4)}, {whole(5)});
+  finish(again, {whole(5)});
+  check_same_meaning(before, again);
+}
+
+TEST(Meaning, ATensorIsWhatIsSeenOfIt) {
+  const auto reading = [](const TensorRef& ref) {
+    Program program = program_of(1, 2);
+    add(program, op::relu, {whole(0)}, {whole(1)});
+    add(program, op::exp, {ref}, {{2, DType::f32, ref.shape, contiguous_strides(ref.shape), 0}});
+    finish(program, {{2, DType::f32, ref.shape, contiguous_strides(ref.shape), 0}});
+    return program;
+  };
+  const TensorRef transposed{1, DType::f32, {2, 2}, {1, 2}, 0};
+  EXPECT_THROW(check_same_meaning(reading(whole(1)), reading(transposed)), Error);
+  EXPECT_THROW(check_same_meaning(reading(row_of(1, 0)), reading(row_of(1, 1))), Error);
+  check_same_meaning(reading(row_of(1, 1)), reading(row_of(1, 1)));
+}
+
+TEST(Meaning, ASumIsARowAndWhatItIsAddedTo) {
+  Program sum = program_of(2, 1);
+  add(sum, op::relu, {whole(0)}, {whole(2)});
+  add(sum, op::exp, {whole(1)}, {whole(2)}).accumulate = true;
+  finish(sum, {whole(2)});
+  Program apart = sum;
+  accumulate_apart(apart);
+  EXPECT_EQ(apart.nodes.size(), 3u);
+  verify(apart);
+  check_same_meaning(sum, apart);
+  Program twice = apart;
+  twice.nodes.push_back(twice.nodes.back());
+  EXPECT_THROW(check_same_meaning(sum, twice), Error);
+}
+
+TEST(Meaning, BytesWrittenIntoArgumentsCount) {
+  const auto writing = [](bool writes) {
+    Program program = program_of(1, 1);
+    add(program, op::relu, {whole(0)}, {whole(1)});
+    if (writes) add(program, op::exp, {row_of(0, 0)}, {row_of(0, 1)});
+    finish(program, {whole(1)});
+    return program;
+  };
+  expect_error([&] { check_same_meaning(writing(true), writing(false)); }, {"the bytes of argument 0 differs"});
+}
+
+TEST(Meaning, RandomRowsMeanKeyAndIndex) {
+  const auto drawing = [](const RandomAttrs& attrs) {
+    Program program = program_of(0, 1);
+    add(program, op::random_normal, {}, {whole(0)}, attrs);
+    finish(program, {whole(0)});
+    return program;
+  };
+  const RandomAttrs attrs{.shape = kSquare, .key = 7};
+  check_same_meaning(drawing(attrs), drawing(attrs));
+  RandomAttrs other = attrs;
+  other.key = 8;
+  EXPECT_THROW(check_same_meaning(drawing(attrs), drawing(other)), Error);
+  other = attrs;
+  other.first = 4;
+  EXPECT_THROW(check_same_meaning(drawing(attrs), drawing(other)), Error);
+}
+
+}  // namespace
+}  // namespace sherd::testing

@@ -1,0 +1,120 @@
+// Independent nodes may trade places: none of 300 drawn moves is refused, and each leaves meaning and bits. Oracle for
+// independence: a comparison of all pairs of refs, byte by byte, that knows nothing of versions.
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "compile/ir/meaning.h"
+#include "compile/ir/order.h"
+#include "compile/ir/verify.h"
+#include "tests/compile/corruptions.h"
+#include "tests/compile/recorded_step.h"
+
+namespace sherd::testing {
+namespace {
+
+constexpr std::uint64_t kSeed = 20261123;
+constexpr int kMoves = 60;  // of each of five programs
+
+bool overlap(const TensorRef& a, const TensorRef& b) {
+  if (!a.defined() || a.value != b.value) return false;
+  const auto [a_first, a_last] = a.extent();
+  const auto [b_first, b_last] = b.extent();
+  const bool some_is_empty = a_first == a_last || b_first == b_last;
+  return some_is_empty || (a_first < b_last && b_first < a_last);
+}
+
+bool writes_what_other_touches(const GraphNode& a, const GraphNode& b) {
+  const auto touches = [&](const TensorRef& written) {
+    return std::any_of(b.in.begin(), b.in.end(), [&](const TensorRef& ref) { return overlap(ref, written); }) ||
+           std::any_of(b.out.begin(), b.out.end(), [&](const TensorRef& ref) { return overlap(ref, written); });
+  };
+  return std::any_of(a.out.begin(), a.out.end(), touches);
+}
+
+// Rows with effects, collectives and waits have orders of their own; arguments may share bytes with one another, here
+// they do not.
+bool is_plain(const GraphNode& node) { return !node.op->traits.effect && !node.op->traits.collective; }
+
+bool are_independent(const GraphNode& a, const GraphNode& b) {
+  return is_plain(a) && is_plain(b) && !writes_what_other_touches(a, b) && !writes_what_other_touches(b, a);
+}
+
+struct Move {
+  std::size_t node, to;
+};
+
+// A random node, as far as a random step takes it past independent neighbours.
+std::optional<Move> draw_independent(const Program& program, Draw& draw) {
+  const std::size_t node = draw.below(program.nodes.size());
+  const std::size_t most = 1 + draw.below(40);
+  const bool up = draw.below(2) != 0;
+  std::size_t to = node;
+  while (to != (up ? 0 : program.nodes.size() - 1) && (up ? node - to : to - node) < most &&
+         are_independent(program.nodes[node], program.nodes[up ? to - 1 : to + 1]))
+    to += up ? static_cast<std::size_t>(-1) : 1;
+  return to == node ? std::nullopt : std::optional(Move{node, to});
+}
+
+// Anywhere that the order allows; waits and collectives too. All ranks move alike or not at all.
+std::optional<Move> draw_allowed(const Order& order, std::size_t nodes, Draw& draw) {
+  const std::size_t node = draw.below(nodes);
+  const std::size_t first = order.earliest(node), last = order.latest(node);
+  const std::size_t to = first + draw.below(last - first + 1);
+  return to == node ? std::nullopt : std::optional(Move{node, to});
+}
+
+int move_about(const RecordedStep& step, Draw& draw) {
+  const Program& sound = step.complete();
+  const Outcome expected = step.run(sound);
+  Program program = sound;
+  int moves = 0;
+  for (int attempt = 0; moves < kMoves && attempt < 100 * kMoves; ++attempt) {
+    const Order order(program);
+    const bool is_independent = attempt % 2 == 0;
+    const std::optional<Move> move =
+        is_independent ? draw_independent(program, draw) : draw_allowed(order, program.nodes.size(), draw);
+    if (!move) continue;
+    EXPECT_TRUE(order.may_move(move->node, move->to)) << "node " << move->node << " to " << move->to;
+    move_node(program, move->node, move->to);
+    EXPECT_NO_THROW(verify(program)) << "node " << move->node << " to " << move->to;
+    EXPECT_NO_THROW(check_same_meaning(sound, program));
+    if (++moves % 10 == 0) { EXPECT_TRUE(step.run(program).same_bits_as(expected)) << "after move " << moves; }
+  }
+  return moves;
+}
+
+TEST(Program, IndependentNodesMoveFreely) {
+  std::atomic<int> moves = 0;
+  for_each_step([&](const StepCase& c, const RecordedStep& step) {
+    Draw draw(kSeed);
+    const int here = move_about(step, draw);
+    if (step.group().rank() != 0) return;
+    fmt::print("{}, seed {}: {} moves\n", c.name, kSeed, here);
+    moves += here;
+  });
+  EXPECT_EQ(moves, 300);
+}
+
+// Orders that are bounded by nothing but a write after a read, or by a loan.
+TEST(Program, EveryBoundOfTheOrderIsOne) {
+  for_each_step([&](const StepCase& c, const RecordedStep& step) {
+    if (c.ranks > 1 && step.group().rank() != 0) return;
+    const Program& sound = step.complete();
+    const Order order(sound);
+    int bounds = 0, held = 0;
+    for (std::size_t node = 0; node < sound.nodes.size(); ++node) {
+      if (order.earliest(node) == 0) continue;
+      ++bounds;
+      Program program = sound;
+      move_node(program, node, order.earliest(node) - 1);
+      try {
+        verify(program);
+      } catch (const Error&) { ++held; }
+    }
+    EXPECT_GE(held, bounds * 9 / 10) << "of " << bounds << " too many are legal moves that the order forbids";
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing

@@ -1,0 +1,231 @@
+// Versions, uses, order, loans and numbers of programs that can be read at a glance.
+#include "compile/ir/order.h"
+
+#include <gtest/gtest.h>
+
+#include "compile/ir/loans.h"
+#include "compile/ir/uses.h"
+#include "compile/ir/verify.h"
+#include "compile/passes/place_waits.h"
+#include "compile/passes/ssa.h"
+#include "runtime/op/collective_attrs.h"
+#include "runtime/op/optimizer_attrs.h"
+#include "runtime/op/wait_attrs.h"
+#include "tests/compile/hand_made.h"
+#include "tests/support/expect_error.h"
+
+namespace sherd::testing {
+namespace {
+
+std::vector<int> list(std::span<const int> nodes) { return {nodes.begin(), nodes.end()}; }
+
+// 0: %2 = add($0, $1)  1: %3 = relu(%2)  2: %2 = relu(%2)  3: %4 = add(%2, %3)
+Program reused() {
+  Program program = program_of(2, 3);
+  add(program, op::add, {whole(0), whole(1)}, {whole(2)});
+  add(program, op::relu, {whole(2)}, {whole(3)});
+  add(program, op::relu, {whole(2)}, {whole(2)});
+  add(program, op::add, {whole(2), whole(3)}, {whole(4)});
+  finish(program, {whole(4)});
+  return program;
+}
+
+TEST(Versions, AWriteMakesOneAndTheNextReadsIt) {
+  const Program program = reused();
+  const Versions versions(program);
+  ASSERT_EQ(versions.all().size(), 5u + 4u) << "one of each value before the step, one of each write";
+  const auto uses = versions.uses_of(3);
+  ASSERT_EQ(uses.size(), 3u);
+  EXPECT_EQ(versions[versions.parts_of(uses[0])[0].version].node, 2);
+  EXPECT_EQ(versions[versions.parts_of(uses[1])[0].version].node, 1);
+  const Uses readers(versions);
+  const VersionId first = versions.uses_of(0)[2].makes;
+  ASSERT_EQ(readers.readers_of(first).size(), 2u);
+  EXPECT_EQ(readers.readers_of(first)[0].node, 1);
+  EXPECT_EQ(readers.readers_of(first)[1].node, 2);
+}
+
+TEST(Order, WritesAfterReadsAndAfterWrites) {
+  const Order order(reused());
+  EXPECT_EQ(list(order.before(1)), (std::vector<int>{0}));
+  EXPECT_EQ(list(order.before(2)), (std::vector<int>{0, 1}));
+  EXPECT_EQ(list(order.before(3)), (std::vector<int>{1, 2}));
+  EXPECT_FALSE(order.may_move(2, 1));
+  Program apart = reused();
+  ssa(apart);
+  EXPECT_TRUE(Order(apart).may_move(2, 1)) << "the write after the read was donation's";
+  move_node(apart, 2, 1);
+  verify(apart);
+}
+
+TEST(Order, PartsOfOneBufferAreIndependent) {
+  Program program = program_of(1, 2);
+  add(program, op::relu, {row_of(0, 0)}, {row_of(1, 0)});
+  add(program, op::relu, {row_of(0, 1)}, {row_of(1, 1)});
+  add(program, op::relu, {row_of(1, 0)}, {row_of(2, 0)});
+  add(program, op::relu, {row_of(1, 1)}, {row_of(2, 1)});
+  finish(program, {whole(2)});
+  const Order order(program);
+  EXPECT_EQ(list(order.before(3)), (std::vector<int>{1}));
+  EXPECT_TRUE(order.may_move(0, 0) && order.may_move(1, 0) && order.may_move(2, 1) && order.may_move(3, 2));
+  EXPECT_FALSE(order.may_move(3, 1));
+  EXPECT_FALSE(order.may_move(2, 0));
+  move_node(program, 3, 2);
+  verify(program);
+}
+
+// Two slices of one batch overlap in memory: what is written into one is read from the other.
+TEST(Order, ArgumentsMayShareBytes) {
+  Program program = program_of(2, 1);
+  program.arguments[1].shares = 0;
+  program.arguments[1].shift = 8;
+  add(program, op::relu, {row_of(1, 0)}, {row_of(2, 0)});
+  add(program, op::relu, {row_of(0, 0)}, {row_of(0, 1)});
+  finish(program, {row_of(2, 0)});
+  EXPECT_FALSE(Order(program).may_move(1, 0));
+  move_node(program, 1, 0);
+  expect_error([&] { verify(program); }, {"1 writes of its bytes, it was recorded after 0"});
+}
+
+// The program of issue 13: adamw before the node that writes its clip scale.
+TEST(Verify, ANodeReadsTheVersionItWasRecordedToRead) {
+  Program program = program_of(7, 0);
+  const Shape scalar{};
+  const TensorRef scale{6, DType::f32, scalar, {}, 0}, number{5, DType::f32, scalar, {}, 0};
+  add(program, op::mul, {number, number}, {scale});
+  GraphNode& adamw = add(program, op::adamw, {whole(0), whole(1), whole(2), whole(3), number, number, scale}, {},
+                         AdamWAttrs{.count = 1});
+  adamw.num_mutated = 3;
+  finish(program, {});
+  verify(program);
+  EXPECT_FALSE(Order(program).may_move(1, 0));
+  move_node(program, 1, 0);
+  expect_error([&] { verify(program); },
+               {"input 6 comes after 0 writes of its bytes, it was recorded after 1", "adamw"});
+}
+
+TEST(Verify, ScratchIsATemporaryOfEnoughBytes) {
+  Program program = program_of(1, 2);
+  const TensorRef sum{1, DType::f64, {}, {}, 0};
+  add(program, op::power_sum, {whole(0)}, {sum}, PowerSumAttrs{2}).scratch = 2;
+  finish(program, {sum});
+  verify(program);
+  Program small = program;
+  small.value(2).bytes = 4;
+  expect_error([&] { verify(small); }, {"scratch has 4 bytes, the row asks for 8"});
+  program.nodes[0].scratch = 1;
+  expect_error([&] { verify(program); }, {"value 1 is none"});
+}
+
+TEST(Verify, RowsSayWhatTheyWriteAndCarry) {
+  Program program = reused();
+  program.nodes[1].num_mutated = 1;
+  expect_error([&] { verify(program); }, {"a node writes 1 of its inputs, its row 0"});
+  program = reused();
+  program.nodes[1].attrs = PowerSumAttrs{2};
+  expect_error([&] { verify(program); }, {"attributes are not those of relu"});
+  program = reused();
+  program.nodes[1].numbers.pop_back();
+  expect_error([&] { verify(program); }, {"has 1 numbers", "it needs 2"});
+}
+
+// ---- queues ----
+
+Metas infer_same(const InferCall& call) { return {{.shape = call.in[0].shape, .dtype = call.in[0].dtype}}; }
+constinit const Op kSend{.name = "send",
+                         .infer = infer_same,
+                         .traits = {.collective = true, .issues = true},
+                         .no_gradient = "test",
+                         .queue = [](AttrsView) { return QueueUse{"link", 2}; }};
+
+std::vector<std::string> rows_of_program(const Program& program) {
+  std::vector<std::string> rows;
+  for (const GraphNode& node : program.nodes) {
+    rows.emplace_back(node.op->name);
+    for (const TensorRef& ref : node.in)
+      if (node.op->traits.waits) rows.back() += fmt::format(" {}", ref.value);
+    for (const ValueId v : node.frees) rows.back() += fmt::format(" frees {}", v);
+  }
+  return rows;
+}
+
+// 0: %1 = relu($0)  1: %2 = send(%1)  2: %3 = relu($0)  3: %4 = add(%2, %3)
+Program sending() {
+  Program program = program_of(1, 4);
+  add(program, op::relu, {whole(0)}, {whole(1)});
+  add(program, kSend, {whole(1)}, {whole(2)});
+  add(program, op::relu, {whole(0)}, {whole(3)});
+  add(program, op::add, {whole(2), whole(3)}, {whole(4)});
+  finish(program, {whole(4)});
+  return program;
+}
+
+TEST(Waits, StandBeforeTheFirstTouchAndKeepBytesAlive) {
+  Program program = sending();
+  EXPECT_EQ(program.nodes[1].frees, std::vector<ValueId>{1}) << "at its last mention";
+  place_waits(program);
+  EXPECT_EQ(rows_of_program(program),
+            (std::vector<std::string>{"relu", "send", "relu", "wait 2 frees 1", "add frees 2 frees 3"}));
+  verify(program);
+  const Order order(program);
+  EXPECT_TRUE(order.may_move(3, 2)) << "waiting early is slow and sound";
+  EXPECT_FALSE(order.may_move(3, 1));
+  EXPECT_FALSE(order.may_move(3, 4));
+  EXPECT_TRUE(order.may_move(2, 0));
+}
+
+TEST(Waits, BytesOfAQueueLiveUntilItsWait) {
+  Program program = sending();
+  place_waits(program);
+  Program early = program;
+  early.nodes[3].frees.clear();
+  early.nodes[1].frees = {1};
+  expect_error([&] { verify(early); }, {"a queue still uses value 1, which the node frees", "send"});
+  Program late = program;
+  move_node(late, 3, 4);
+  expect_error([&] { verify(late); }, {"a queue still uses bytes that the node touches", "add", "lent by", "1: "});
+  program.nodes.erase(program.nodes.begin() + 3);
+  compute_lifetimes(program);
+  expect_error([&] { verify(program); }, {"a queue still uses bytes that the node touches"});
+}
+
+TEST(Waits, AWriterWaitsForReadersAndAFullQueueForItsOldest) {
+  Program program = program_of(1, 5);
+  add(program, op::relu, {whole(0)}, {whole(1)});
+  add(program, kSend, {whole(1)}, {whole(2)});
+  add(program, op::relu, {whole(0)}, {whole(1)});  // over what is being sent
+  add(program, kSend, {whole(1)}, {whole(3)});
+  add(program, kSend, {whole(0)}, {whole(4)});
+  add(program, kSend, {whole(0)}, {whole(5)});  // the third at a time
+  finish(program, {whole(2), whole(3), whole(4)});
+  place_waits(program);
+  EXPECT_EQ(rows_of_program(program), (std::vector<std::string>{"relu", "send", "wait 2", "relu", "send", "send",
+                                                                "wait 3 frees 1", "send", "wait 5 frees 5"}));
+  verify(program);
+}
+
+TEST(Waits, WhatIsLentAtTheEndIsLeftToTheQueue) {
+  Program program = program_of(1, 2);
+  add(program, op::relu, {whole(0)}, {whole(1)});
+  add(program, kSend, {whole(1)}, {whole(2)});
+  finish(program, {whole(2)});
+  place_waits(program);
+  EXPECT_EQ(rows_of_program(program), (std::vector<std::string>{"relu", "send"}));
+  EXPECT_EQ(lent_at_end(program), (std::vector<ValueId>{1, 2}));
+  verify(program);
+}
+
+TEST(Order, CallsOfOneChannelKeepTheirOrder) {
+  Program program = program_of(2, 3);
+  add(program, kSend, {whole(0)}, {whole(2)});
+  add(program, op::relu, {whole(0)}, {whole(4)});
+  add(program, kSend, {whole(1)}, {whole(3)});
+  finish(program, {whole(2), whole(3), whole(4)});
+  EXPECT_TRUE(Order(program).may_move(2, 1));
+  EXPECT_FALSE(Order(program).may_move(2, 0));
+  move_node(program, 2, 0);
+  expect_error([&] { verify(program); }, {"0 calls on its channel come before it, it was recorded after 1"});
+}
+
+}  // namespace
+}  // namespace sherd::testing

@@ -1,0 +1,170 @@
+#include "tests/compile/recorded_step.h"
+
+#include <cstring>
+
+#include "compile/capture/capture.h"
+#include "compile/passes/complete.h"
+#include "compile/run/replay.h"
+#include "nn/models/gpt.h"
+#include "nn/models/llama.h"
+#include "nn/optim/adamw.h"
+#include "nn/optim/clip.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/autograd/slot.h"
+#include "tests/parallel/two_dim_net.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+using Bits = std::vector<std::byte>;
+
+Bits bits_of(const Tensor& tensor) {
+  const Tensor dense = contiguous(tensor.local().detach());
+  Bits bits(static_cast<std::size_t>(dense.bytes()));
+  if (!bits.empty()) std::memcpy(bits.data(), dense.raw(), bits.size());
+  return bits;
+}
+
+std::vector<Bits> bits_of_slots() {
+  const GradMode off(false);
+  std::vector<Bits> state;
+  for (const Slot* slot : RankContext::current().slots)
+    state.push_back(slot->has_value() ? bits_of(slot->value()) : Bits());
+  return state;
+}
+
+struct Training {
+  std::unique_ptr<nn::AdamW> optimizer;
+  std::vector<Tensor> finish(const Tensor& loss) const {
+    backward(loss);
+    const Tensor norm = nn::clip_grad_norm(*optimizer, 0.05);
+    optimizer->step_and_clear();
+    return {loss, norm};
+  }
+};
+
+std::unique_ptr<RecordedStep> record_model(std::shared_ptr<nn::LanguageModel> model, std::int64_t batch,
+                                           std::int64_t tokens, std::int64_t words, const Group& group) {
+  model->materialize(nn::Seed{3});
+  const auto training = std::make_shared<Training>(std::make_unique<nn::AdamW>(model->parameters()));
+  const Tensor text = cast(
+      random_uniform({batch, tokens + 1}, random_key(2, "tokens", "data"), 0, static_cast<double>(words)), DType::i32);
+  return std::make_unique<RecordedStep>(
+      [model, training](std::span<const Tensor> in) { return training->finish((*model)(in[0], in[1])); },
+      std::vector{contiguous(narrow(text, 1, 0, tokens)), contiguous(narrow(text, 1, 1, tokens))}, group);
+}
+
+std::unique_ptr<RecordedStep> record_mini(const Group& group) {
+  const nn::GptConfig config{
+      .vocabulary = 65, .tokens = 64, .layers = 4, .heads = 4, .width = 128, .gelu = GeluKind::tanh};
+  return record_model(std::make_shared<nn::Gpt>(config), 4, 64, 65, group);
+}
+
+std::unique_ptr<RecordedStep> record_bigger(const Group& group) {
+  const nn::GptConfig config{
+      .vocabulary = 256, .tokens = 256, .layers = 2, .heads = 6, .width = 384, .gelu = GeluKind::tanh};
+  return record_model(std::make_shared<nn::Gpt>(config), 2, 64, 256, group);
+}
+
+std::unique_ptr<RecordedStep> record_llama(const Group& group) {
+  const nn::LlamaConfig config{
+      .vocabulary = 17, .tokens = 8, .layers = 1, .heads = 2, .kv_heads = 1, .width = 16, .hidden = 32};
+  return record_model(std::make_shared<nn::Llama>(config), 2, 8, 17, group);
+}
+
+// The mesh lives as long as the step, and so does what is sharded over it.
+std::unique_ptr<RecordedStep> record_sharded(const Group& group, const Grid3& grid) {
+  const auto root = std::make_shared<DeviceMesh>(grid.mesh(group));
+  const auto net = std::make_shared<ResidualNet>(5, 8);
+  if (grid.tp > 1) shard_2d(*net, *root, grid, true);
+  else shard(*net, grid.data(*root));
+  net->materialize(nn::Seed{11});
+  const auto training = std::make_shared<Training>(std::make_unique<nn::AdamW>(net->parameters()));
+  return std::make_unique<RecordedStep>(
+      [root, net, training](std::span<const Tensor> in) { return training->finish(mean_square((*net)(in[0]), in[1])); },
+      std::vector{rows_of(batch3(12, 3, 0, "x"), *root), rows_of(batch3(12, 2, 0, "y"), *root)}, group);
+}
+
+}  // namespace
+
+RecordedStep::RecordedStep(Function step, std::vector<Tensor> arguments, Group group)
+    : step_(std::move(step)), arguments_(std::move(arguments)), group_(std::move(group)) {
+  for (int i = 0; i < 2; ++i) step_(arguments_);
+  RankContext::current().drain_queues();
+  state_ = bits_of_slots();
+  Recorder recorder(arguments_);
+  const std::vector<Tensor> results = step_(arguments_);
+  Graph graph = recorder.finish(results);
+  recorded_ = std::move(graph.program);
+  live_ = std::move(graph.live);
+  complete_ = recorded_;
+  sherd::complete(complete_);
+}
+
+// In place, so that parameters that lie in a unit's buffer stay there.
+void RecordedStep::restore() const {
+  RankContext& context = RankContext::current();
+  context.drain_queues();
+  for (std::size_t i = 0; i < state_.size(); ++i) {
+    if (!context.slots[i]->has_value()) continue;
+    const Tensor local = context.slots[i]->value().local();
+    ASSERT_TRUE(local.is_contiguous());
+    ASSERT_EQ(static_cast<std::size_t>(local.bytes()), state_[i].size());
+    if (state_[i].empty()) continue;
+    std::memcpy(local.storage()->write() + local.offset() * byte_size(local.dtype()), state_[i].data(),
+                state_[i].size());
+    local.storage()->bump_version();
+  }
+}
+
+Outcome RecordedStep::run(const Program& program) const {
+  restore();
+  RankContext& context = RankContext::current();
+  Accounting& accounting = context.allocator().accounting();
+  Outcome outcome;
+  const Graph graph{program, live_};
+  Interpreter interpreter(graph);
+  accounting.reset_peaks();
+  const std::vector<Tensor> results = interpreter.run(arguments_);
+  outcome.peaks = accounting.peak();
+  outcome.peak = accounting.total_peak();
+  context.drain_queues();
+  for (const Tensor& result : results) outcome.results.push_back(bits_of(result));
+  outcome.slots = bits_of_slots();
+  return outcome;
+}
+
+int RecordedStep::count(bool here) const {
+  const auto ranks = static_cast<std::size_t>(group_->size());
+  std::vector<std::int64_t> all(ranks, 0), counts(ranks, 1);
+  all[static_cast<std::size_t>(group_->rank())] = here;
+  if (ranks > 1) {
+    const GatherPart part{all.data(), DType::i64, counts};
+    group_->all_gather({&part, 1})->wait();
+  }
+  int count = 0;
+  for (const std::int64_t one : all) count += one != 0;
+  return count;
+}
+
+std::vector<StepCase> step_cases() {
+  return {
+      {"mini", 1, record_mini},
+      {"bigger", 1, record_bigger},
+      {"tiny_llama", 1, record_llama},
+      {"HSDP 2x2", 4, [](const Group& group) { return record_sharded(group, {2, 2, 1}); }},
+      {"fully_shard 2 x tensor parallel 2", 4, [](const Group& group) { return record_sharded(group, {1, 2, 2}); }}};
+}
+
+void for_each_step(const std::function<void(const StepCase&, const RecordedStep&)>& body) {
+  for (const StepCase& step : step_cases())
+    run_ranks(step.ranks, [&](const Group& group) {
+      SCOPED_TRACE(fmt::format("{}, rank {}", step.name, group->rank()));
+      body(step, *step.record(group));
+    });
+}
+
+}  // namespace sherd::testing

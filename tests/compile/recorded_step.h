@@ -1,0 +1,66 @@
+#pragma once
+// Recorded training steps of small models, on one rank and on four, which can be run again and again from the same
+// state, as they are or as passes left them.
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "compile/ir/graph.h"
+#include "runtime/comm/group/process_group.h"
+#include "runtime/memory/accounting.h"
+#include "runtime/op/tensor.h"
+
+namespace sherd::testing {
+
+/// What a run leaves, in bits, and what it held at most.
+struct Outcome {
+  std::vector<std::vector<std::byte>> results, slots;
+  CategoryBytes peaks{};
+  std::int64_t peak = 0;
+  bool same_bits_as(const Outcome& other) const { return results == other.results && slots == other.slots; }
+};
+
+class RecordedStep {
+ public:
+  using Function = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
+  /// Runs the step twice, so that lazy state settles, and records the third call. Of this rank.
+  RecordedStep(Function step, std::vector<Tensor> arguments, std::shared_ptr<ProcessGroup> group);
+
+  /// As it was recorded: waits, scratch and sums are the dispatcher's.
+  const Program& recorded() const { return recorded_; }
+  /// It with all of these as nodes and values.
+  const Program& complete() const { return complete_; }
+  /// Collective: from the state before the recorded call.
+  Outcome run(const Program& program) const;
+  /// Collective: whether it is so on all ranks; on none.
+  bool on_all(bool here) const { return count(here) == group_->size(); }
+  bool on_none(bool here) const { return count(here) == 0; }
+  ProcessGroup& group() const { return *group_; }
+
+ private:
+  int count(bool here) const;
+  void restore() const;
+
+  Function step_;  // holds the model
+  std::vector<Tensor> arguments_;
+  std::shared_ptr<ProcessGroup> group_;
+  Program recorded_, complete_;
+  Live live_;  // of both
+  std::vector<std::vector<std::byte>> state_;  // by slot of the rank context
+};
+
+struct StepCase {
+  const char* name;
+  int ranks;
+  std::unique_ptr<RecordedStep> (*record)(const std::shared_ptr<ProcessGroup>& group);
+};
+
+/// The benchmark's mini (batch of 4) and bigger (2 of its 6 layers, batch of 2, 64 tokens), its tiny_llama; HSDP on
+/// 2 x 2 ranks; fully_shard over tensor and sequence parallelism on 2 x 2. All clip, and all update by AdamW.
+std::vector<StepCase> step_cases();
+
+/// Calls `body` on the ranks of each case.
+void for_each_step(const std::function<void(const StepCase&, const RecordedStep&)>& body);
+
+}  // namespace sherd::testing
