@@ -95,6 +95,7 @@ std::vector<Benchmark> overlap_benchmarks();   // overlap.cpp
 std::vector<Benchmark> units_benchmarks();     // units.cpp
 std::vector<Benchmark> ghost_benchmarks();     // ghost.cpp
 std::vector<Benchmark> binding_benchmarks();   // binding.cpp
+std::vector<Benchmark> program_benchmarks();   // program.cpp
 std::vector<Benchmark> gpu_benchmarks();       // gpu.cpp
 std::vector<Benchmark> loss_benchmarks();      // loss.cpp
 

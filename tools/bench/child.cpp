@@ -32,6 +32,7 @@ constexpr std::array kChildren = {
     Child{"loss", run_loss_child},
     Child{"units", run_units_child},
     Child{"ghost", run_ghost_child},
+    Child{"program", run_program_child},
 };
 
 void say(const nlohmann::json& object) {

@@ -20,8 +20,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Figures of a group read the same contests, so they are measured in one call. The file is written after each.
-GROUPS = [["step", "flops", "rss"], ["fsdp", "tp", "memory"], ["units"], ["shm"], ["overlap"], ["dispatch", "dtensor"],
-          ["ghost"], ["binding"], ["loss.mini", "loss.llama"], ["gemm"]]
+GROUPS = [["step", "flops", "rss"], ["fsdp", "tp", "memory"], ["units"], ["shm"], ["overlap"],
+          ["dispatch", "dtensor", "program"], ["ghost"], ["binding"], ["loss.mini", "loss.llama"], ["gemm"]]
 # The README's table: what a row says, and the figures in it.
 SUMMARY = [
     ("training step, 0.8 M parameters, f32, 1 and 2 threads", ["step.mini.f32.t1", "step.mini.f32.t2"]),

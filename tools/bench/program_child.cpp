@@ -1,0 +1,71 @@
+// `--child program --layers N`: records a training step of mini with N blocks and a batch of two, with clipping and
+// AdamW, as a complete program. A request is a number of calls; each sample is what verify() and the comparison of
+// its meaning with itself take together.
+#include <chrono>
+
+#include "compile/capture/capture.h"
+#include "compile/ir/meaning.h"
+#include "compile/ir/verify.h"
+#include "compile/passes/complete.h"
+#include "nn/optim/adamw.h"
+#include "nn/optim/clip.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/op/ops.h"
+#include "tools/bench/child.h"
+#include "tools/bench/models.h"
+#include "tools/train/flags.h"
+
+namespace sherd::bench {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Program record_step(const BenchModel& of) {
+  const auto model = make_bench_model(of);
+  model->materialize(nn::Seed{1});
+  nn::AdamW optimizer(model->parameters());
+  const Tensor text = cast(
+      random_uniform({of.batch, of.tokens + 1}, random_key(2, "tokens", "data"), 0, static_cast<double>(of.vocabulary)),
+      DType::i32);
+  const Tensor in[] = {contiguous(narrow(text, 1, 0, of.tokens)), contiguous(narrow(text, 1, 1, of.tokens))};
+  const auto step = [&] {
+    const Tensor loss = (*model)(in[0], in[1]);
+    backward(loss);
+    nn::clip_grad_norm(optimizer, 1);
+    optimizer.step_and_clear();
+    return loss.detach();
+  };
+  step();  // lazy state settles
+  Recorder recorder(in);
+  const Tensor loss = step();
+  Program program = recorder.finish({&loss, 1}).program;
+  complete(program);
+  return program;
+}
+
+}  // namespace
+
+int run_program_child(std::span<const std::string_view> args) {
+  std::int64_t layers = 32;
+  ConfigTable table;
+  table.add("layers", &layers, "blocks of the model");
+  apply_flags(table, parse_command_line(table, args));
+  BenchModel model = bench_model("mini");
+  model.layers = layers;
+  model.batch = 2;
+  const Program program = record_step(model);
+  serve({{"peer", "sherd"}, {"nodes", program.nodes.size()}}, [&](const std::string& request) -> nlohmann::json {
+    std::vector<double> seconds;
+    for (int i = 0, count = std::stoi(request); i < count; ++i) {
+      const Clock::time_point start = Clock::now();
+      verify(program);
+      check_same_meaning(program, program);
+      seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    }
+    return {{"seconds", seconds}, {"nodes", program.nodes.size()}};
+  });
+  return 0;
+}
+
+}  // namespace sherd::bench
