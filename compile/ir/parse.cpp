@@ -160,7 +160,8 @@ class Parser {
     binding.slot = place.slot;
     binding.gradient = place.gradient;
     in_.expect(" in ");
-    bound_.emplace_back(in_.position(), value_key());
+    const std::size_t value_at = in_.position();
+    bound_.emplace_back(value_at, value_key());
     in_.expect(" ");
     binding.tensor = guard();
     binding.held_by_slot_only = in_.take(" sole");

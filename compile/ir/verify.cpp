@@ -114,10 +114,10 @@ class Verifier {
 
   void check_node(const GraphNode& node) {
     demand(node.op != nullptr, "a node has no op");
+    demand(!node.op->traits.view, "{} is a view, and views are no nodes", node.op->name);
     const AttrKind* const kind = node.attrs.kind();  // infer reads the struct without asking
     demand(kind ? node.op->attrs && *kind == *node.op->attrs : !node.op->attrs, "attributes are not those of {}",
            node.op->name);
-    demand(!node.op->traits.view, "{} is a view, and views are no nodes", node.op->name);
     demand(node.module >= kNoModule && node.module < static_cast<ModuleId>(program_.modules.size()), "module {} of {}",
            node.module, program_.modules.size());
     demand(node.num_mutated >= 0 && static_cast<std::size_t>(node.num_mutated) <= node.in.size(),
