@@ -72,8 +72,9 @@ void Event::outlast(Device device) const noexcept {
   outlast();
 }
 
+// A device's failures are told where the host waits for it, not where work happens to be submitted.
 void Event::rethrow_if_reached() const {
-  if (queue_ && queue_->is_done(sequence_)) queue_->rethrow(sequence_);
+  if (queue_ && queue_->device() == Device::cpu() && queue_->is_done(sequence_)) queue_->rethrow(sequence_);
 }
 
 double waited_skew_seconds() { return RankContext::current().waited_skew_seconds; }

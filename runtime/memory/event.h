@@ -46,7 +46,7 @@ class Event {
   void consume(Device device) const;
   void settle(Device device) const noexcept;
   void outlast(Device device) const noexcept;
-  /// Throws what failed at or before it, if it is reached. Does not block.
+  /// Throws what failed at or before it, if it is of a host queue and reached. Does not block.
   void rethrow_if_reached() const;
 
  private:
