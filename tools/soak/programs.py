@@ -26,7 +26,7 @@ def run_round(tests, seed, seconds):
                              stderr=subprocess.STDOUT, text=True, errors="replace", timeout=2 * seconds + 60)
     except subprocess.TimeoutExpired:
         return f"hangs for more than {2 * seconds + 60:.0f} s"
-    if run.returncode == 0 and "1 test ran" in run.stdout:
+    if run.returncode == 0 and "[  PASSED  ] 1 test." in run.stdout:
         print(*(line for line in run.stdout.splitlines() if line.startswith("seed ")), sep="\n", flush=True)
         return None
     return f"status {run.returncode}\n{run.stdout[-4000:]}"
