@@ -46,7 +46,7 @@ class RecordedStep {
   std::vector<Tensor> arguments_;
   std::shared_ptr<ProcessGroup> group_;
   Program recorded_, complete_;
-  Live live_;  // of both
+  Live live_;                                  // of both
   std::vector<std::vector<std::byte>> state_;  // by slot of the rank context
 };
 
