@@ -100,15 +100,16 @@ class Placer {
       wait_for({open.front()}, node);
   }
 
-  // Dropping what a queue writes waits for it.
+  // Dropping a result that a queue writes waits for it. What is written in place the queue keeps as long as it needs
+  // it.
   void wait_for_unused(std::size_t recorded) {
     const GraphNode& node = recorded_[recorded];
     if (queue_of(node).name.empty()) return;
     std::vector<ValueId> unused;
-    for (const ValueId v : loans_.item(loans_.num_items() - 1).writes)
-      if (program_.value(v).kind == ValueKind::temporary &&
-          last_[static_cast<std::size_t>(v)] == static_cast<int>(recorded))
-        unused.push_back(v);
+    for (const TensorRef& out : node.out)
+      if (out.defined() && program_.value(out.value).kind == ValueKind::temporary &&
+          last_[static_cast<std::size_t>(out.value)] == static_cast<int>(recorded))
+        unused.push_back(out.value);
     if (unused.empty()) return;
     GraphNode wait = node_beside(node, op::wait, WaitAttrs{});
     for (const ValueId v : unused) wait.in.push_back(program_.value(v).home);
