@@ -54,7 +54,10 @@ std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
 
 std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer) {
   std::vector<StateEntry> state;
-  for (const auto& [name, p] : model.named_parameters()) state.push_back({name, "param", p, p});
+  for (const auto& [name, p] : model.named_parameters()) {
+    p->reshard();
+    state.push_back({name, "param", p, p});
+  }
   for (const auto& [name, b] : model.named_buffers()) state.push_back({name, "buffer", b});
   if (!optimizer) return state;
   for (const OptimizerState& s : optimizer->state()) state.push_back({s.parameter, "optim." + s.kind, s.slot});

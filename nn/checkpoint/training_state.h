@@ -23,8 +23,8 @@ struct StateEntry {
   Slot* usually = nullptr;
 };
 
-/// Parameters, buffers and, with an optimizer, its state and step count. The entries stay current; of parameters under
-/// fully_shard they mean the shards, gathered or not.
+/// Parameters, buffers and, with an optimizer, its state and step count. Reshards the units of fully_shard first, so
+/// that the slots hold shards. The entries stay current; saving and loading mean the shards, gathered or not.
 std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nullptr);
 
 /// Writes a save into the folder `dir` and commits it; `manifest` has everything but the pieces. Shards are written by
