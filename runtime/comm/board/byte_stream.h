@@ -2,6 +2,7 @@
 // A list of tensors as one stream of bytes, split into pieces that fit a window.
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <vector>
