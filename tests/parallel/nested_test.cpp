@@ -78,10 +78,10 @@ TEST(FullyShard, F48_EventOrderOfNestedModules) {
         return loss;
       });
       for (int i = 0; i < 2; ++i) step(batch_of(2, kWidth, 0, "x"));
-      const std::string forward = "+R +E +e0 +e1 +D +d0 +d1 ";
-      EXPECT_EQ(events(step.graph()->program),
-                forward + (prefetches ? "+D -R +d1 -D +d0 -d1 +E -d0 +e1 -E +e0 -e1 -e0"
-                                      : "-R +D -D +d1 -d1 +d0 -d0 +E -E +e1 -e1 +e0 -e0"));
+      const std::string before = "+R +E +e0 +e1 +D +d0 +d1 ";
+      const std::string after = prefetches ? "+D -R +d1 -D +d0 -d1 +E -d0 +e1 -E +e0 -e1 -e0"
+                                           : "-R +D -D +d1 -d1 +d0 -d0 +E -E +e1 -e1 +e0 -e0";
+      EXPECT_EQ(events(step.graph()->program), before + after);
     }
   });
 }
