@@ -51,13 +51,6 @@ UnitBuffers::~UnitBuffers() {
   gathered_.storage()->release_data();
 }
 
-// Modules of one unit may be destroyed one by one, with their parameters.
-Parameter* UnitBuffers::parameter_of(const Piece& piece) const {
-  return static_cast<Parameter*>(static_cast<const Leaf*>(piece.leaf.get())->slot);
-}
-
-Parameter* UnitBuffers::parameter(std::size_t piece) const { return parameter_of(pieces_[piece]); }
-
 std::vector<Parameter*> UnitBuffers::parameters() const {
   std::vector<Parameter*> living;
   for (const Piece& piece : pieces_)

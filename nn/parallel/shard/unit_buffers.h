@@ -29,7 +29,7 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   const UnitLayout& layout() const { return *layout_; }
   std::size_t size() const { return pieces_.size(); }
   /// The parameter of a piece; null once it was destroyed, with its module.
-  Parameter* parameter(std::size_t piece) const;
+  Parameter* parameter(std::size_t piece) const { return parameter_of(pieces_[piece]); }
   std::vector<Parameter*> parameters() const;
   const ShardPlacement& placement(std::size_t piece) const { return pieces_[piece].at; }
   /// The piece of this parameter; size() if it has none.
@@ -76,7 +76,10 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
     ShardPlacement at;
     Tensor gathered{};  // with the slot's leaf
   };
-  Parameter* parameter_of(const Piece& piece) const;
+  // Modules of one unit may be destroyed one by one, with their parameters.
+  static Parameter* parameter_of(const Piece& piece) {
+    return static_cast<Parameter*>(static_cast<const Leaf*>(piece.leaf.get())->slot);
+  }
   bool is_current() const;
   bool needs_gather() const;
   void attach(Piece& piece, std::size_t index);
