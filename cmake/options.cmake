@@ -26,7 +26,8 @@ if(SHERD_SANITIZE)
   add_compile_options(-fsanitize=${SHERD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
   add_link_options(-fsanitize=${SHERD_SANITIZE})
   if(SHERD_SANITIZE MATCHES "address.*undefined")
-    add_compile_options(-fno-sanitize=null,vptr)  # a sixth of the compile time; the address sanitizer stops at null too
+    # A third of the compile time: the address sanitizer stops at null and outside of objects too.
+    add_compile_options(-fno-sanitize=null,vptr,pointer-overflow,object-size,nonnull-attribute,returns-nonnull-attribute)
   endif()
   add_compile_options(-Wno-maybe-uninitialized)  # instrumented std::regex looks uninitialized to g++ 12
 endif()
