@@ -7,6 +7,7 @@
 #include "runtime/comm/board/reduce.h"
 #include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/group/device_support.h"
 #include "runtime/comm/group/group_names.h"
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/context.h"
@@ -62,7 +63,7 @@ Metas infer_release(const InferCall& call) {
 
 Metas infer_buffer(const InferCall& call) {
   const Shape& shape = call.attrs.as<BufferAttrs>().shape;
-  check(shape.size() == 1 && shape[0] >= 0, "{} of {}: give its bytes", call.op.name, to_string(shape));
+  check(shape.size() == 1 && shape[0] >= 0, "{} of {}: give its bytes", call.op.name, shape);
   return {TensorMeta{shape, DType::u8}};
 }
 
@@ -127,16 +128,13 @@ void gather_here(const UnitLayout& unit, const Tensor& shards, const Tensor& ful
 /// The group of an axis, for buffers of a device. Error naming the unit if it does not move them, or not as units need.
 ProcessGroup& group_of(const UnitLayout& unit, std::string_view axis, Device device) {
   ProcessGroup& group = group_named(axis);
-  check(group.supports(device),
-        "unit \"{}\" is distributed over {} ranks on {}, but the {} group \"{}\" moves host memory; ranks on GPUs talk "
-        "through NCCL, which is not built yet: make the world a group that stages (comm/group/staged_group.h), use one "
-        "rank, or the cpu device",
-        unit.name, unit.shards * unit.replicas, to_string(device), group.kind(), group.name());
-  const Abilities& can = group.abilities();
-  check(
-      can.casts && can.uneven && can.accumulate && can.lists,
-      "unit \"{}\": the {} group \"{}\" lacks what a unit asks of it: lists of uneven parts that are cast and added to",
-      unit.name, group.kind(), group.name());
+  if (!group.supports(device))
+    refuse_device(group, device, fmt::format("unit \"{}\"", unit.name), unit.shards * unit.replicas);
+  if (const Abilities& can = group.abilities(); !can.casts || !can.uneven || !can.accumulate || !can.lists)
+    fail(
+        "unit \"{}\": the {} group \"{}\" lacks what a unit asks of it: lists of uneven parts that are cast and added "
+        "to",
+        unit.name, group.kind(), group.name());
   return group;
 }
 
@@ -505,6 +503,11 @@ void register_unit(OpTable& table) {
     table.add({row});
     for (const auto backend : {Device::Kind::cpu, Device::Kind::cuda}) table.kernel(*row, backend, kernel);
   }
+}
+
+void check_groups(const UnitLayout& unit, Device device) {
+  for (const std::string& axis : {unit.shard_axis, unit.replica_axis})
+    if (!axis.empty()) group_of(unit, axis, device);
 }
 
 void start_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {

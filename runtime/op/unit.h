@@ -91,6 +91,8 @@ struct ReplicaSumAttrs {
 /// What traces, errors of queues and communication counters call the work of the rows that communicate.
 inline constexpr std::string_view kUnshardWork = "unshard", kReduceWork = "reduce";
 
+/// Error naming the unit if one of its groups does not move memory of `device`, or not as the rows need.
+void check_groups(const UnitLayout& unit, Device device);
 /// `shards` and `full` are the unit's buffers, u8 [shard_bytes] and u8 [full_bytes]. Allocates the bytes of `full` and
 /// submits the gather that fills them; on one shard casts here, on the device that they are on. No-op if `full` is
 /// present and of the version of `shards`, so a graph that gathers is valid with whatever is gathered before it.

@@ -51,7 +51,7 @@ std::int64_t full_bytes_of(const UnitPiece& p) {
 void fill_counts(UnitLayout& unit, std::size_t index) {
   UnitPiece& p = unit.pieces[index];
   const auto demand = [&](bool holds, std::string_view what) {
-    check(holds, "unit \"{}\": piece {}, {}{}, {}", unit.name, index, sherd::name(p.dtype), to_string(p.shape), what);
+    check(holds, "unit \"{}\": piece {}, {}{}, {}", unit.name, index, sherd::name(p.dtype), p.shape, what);
   };
   demand(!p.shape.empty() && full_bytes_of(p) >= 0, "has no dim to shard, or more elements than memory has bytes");
   const std::int64_t rows = p.shape[0], row = rows == 0 ? 0 : numel(p.shape) / rows;

@@ -134,7 +134,7 @@ void GradientInbox::accept(Slot& slot, Tensor gradient) {
     check(all_of(spec, is_sum) || all_of(spec, is_average),
           "parameter \"{}\": a gradient placed {} cannot be reduced to shards; Partial(sum), Partial(avg) and "
           "Replicate can",
-          slot.name(), describe(gradient));
+          slot.name(), gradient);
     if (all_of(spec, is_sum)) kind = Pending::sum;
     gradient = gradient.local();
   }
@@ -149,9 +149,9 @@ void GradientInbox::accept(Slot& slot, Tensor gradient) {
 Tensor GradientInbox::local_gradient(std::size_t i, Tensor gradient) {
   Entry& e = entries_[i];
   const Spec* const gathered = buffers_.placement(i).gathered;
-  check(gradient.is_distributed() && Spec::from(gradient).mesh_id() == gathered->mesh_id(),
-        "parameter \"{}\" is gathered as {}, its gradient is {}: on another mesh, or plain",
-        buffers_.parameter(i)->name(), gathered->describe(), gradient);
+  if (!gradient.is_distributed() || Spec::from(gradient).mesh_id() != gathered->mesh_id())
+    fail("parameter \"{}\" is gathered as {}, its gradient is {}: on another mesh, or plain",
+         buffers_.parameter(i)->name(), gathered->describe(), gradient);
   const bool may_wait = e.partial_gradients && !leaves_unsummed() && !e.has_unsummed();
   if (may_wait && Spec::from(gradient).placement(0).is_partial(ReduceKind::sum) &&
       (e.is_partial || e.pending == Pending::none)) {

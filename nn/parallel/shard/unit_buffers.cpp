@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/group/group_names.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/buffer_views.h"
 #include "runtime/op/capture_sink.h"
@@ -65,13 +64,7 @@ std::size_t UnitBuffers::find(const Slot& slot) const {
 
 void UnitBuffers::materialize(Device device) {
   if (shards_.defined()) return;
-  for (const std::string& axis : {layout_->shard_axis, layout_->replica_axis})
-    check(axis.empty() || group_named(axis).supports(device),
-          "fully_shard: group \"{}\" is distributed over {} ranks on {}, and its process group moves host memory; "
-          "ranks on "
-          "GPUs talk through NCCL, which is not built yet: make the world a group that stages "
-          "(comm/group/staged_group.h), use one rank, or the cpu device",
-          layout_->name, layout_->shards * layout_->replicas, to_string(device));
+  check_groups(*layout_, device);
   shards_ = bytes_over(Storage::allocate(layout_->shard_bytes, MemoryCategory::parameters, device));
   fill_into(shards_, 0);
   if (is_shard_full_) {
