@@ -101,7 +101,9 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   friend struct ShardTree;
   /// A forward call, as its outputs remember it.
   struct ForwardCall {
+    std::weak_ptr<FullyShardHook> hook;
     UnitSchedule::Call call;
+    std::uint64_t begun;     // nodes of its own have larger numbers
     std::uint64_t pass = 0;  // the backward that has reached it last
   };
   void join_or_make_tree(Module& module);
@@ -322,13 +324,12 @@ UnitSchedule::Call FullyShardHook::leave_forward(Module& module) {
 // Of the outputs those that this call has made: one that was an input too is reached when the call's backward is over.
 void FullyShardHook::hook_outputs(UnitSchedule::Call call, std::uint64_t begun,
                                   const std::function<void(const TensorVisitor&)>& visit_outputs) {
-  const auto shared = std::make_shared<ForwardCall>(ForwardCall{call});
-  const std::weak_ptr<FullyShardHook> weak = weak_from_this();
-  visit_outputs([&](const Tensor& t) {
-    if (!t.requires_grad() || t.grad_node()->kind != Node::Kind::op || t.grad_node()->sequence < begun) return;
+  const auto shared = std::make_shared<ForwardCall>(ForwardCall{weak_from_this(), call, begun});
+  visit_outputs([&shared](const Tensor& t) {
+    if (!t.requires_grad() || t.grad_node()->kind != Node::Kind::op || t.grad_node()->sequence < shared->begun) return;
     register_grad_hook(t,
-                       [weak, shared](const Tensor&) {
-                         if (const auto self = weak.lock()) self->before_backward(*shared);
+                       [shared](const Tensor&) {
+                         if (const auto self = shared->hook.lock()) self->before_backward(*shared);
                          return Tensor();
                        },
                        {.capturable = true});  // gathers are rows: replay issues them without the hook

@@ -23,6 +23,7 @@ UnitBuffers::UnitBuffers(PlacedUnit unit, const std::vector<Parameter*>& paramet
   std::vector<Tensor> values;  // of this rank
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     pieces_.push_back({NodeRef(parameters[i]->leaf()), std::move(unit.placements[i])});
+    by_leaf_.emplace(parameters[i]->leaf(), i);
     values.push_back(parameters[i]->value().local().detach());
   }
   if (std::ranges::any_of(values, [](const Tensor& t) { return !t.is_meta(); })) {
@@ -57,9 +58,11 @@ std::vector<Parameter*> UnitBuffers::parameters() const {
   return living;
 }
 
-std::size_t UnitBuffers::find(const Slot& slot) const {
-  const auto found = std::ranges::find_if(pieces_, [&](const Piece& p) { return p.leaf.get() == slot.leaf(); });
-  return static_cast<std::size_t>(found - pieces_.begin());
+std::size_t UnitBuffers::num_trainable() const {
+  return static_cast<std::size_t>(std::ranges::count_if(pieces_, [](const Piece& piece) {
+    const Parameter* const p = parameter_of(piece);
+    return p && p->requires_grad();
+  }));
 }
 
 void UnitBuffers::materialize(Device device) {
