@@ -3,8 +3,8 @@
 #include "runtime/op/unit.h"
 
 #include <algorithm>
+#include <initializer_list>
 
-#include "runtime/comm/board/reduce.h"
 #include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/device_support.h"
@@ -95,6 +95,7 @@ Metas infer_reduce(const InferCall& call) {
 Metas infer_replica_sum(const InferCall& call) {
   const auto& a = call.attrs.as<ReplicaSumAttrs>();
   const UnitLayout& unit = unit_of(call, a.unit);
+  check(a.in_flight >= 0, "{}: {} sums in flight; the least is 1, and 0 any number", call.op.name, a.in_flight);
   std::size_t next = a.pieces.size();
   for (std::size_t m = 0; m < a.pieces.size(); ++m) {
     const SummedPiece& p = a.pieces[m];
@@ -120,8 +121,8 @@ int all_but_the_last(const InferCall& c) { return std::max(all_inputs(c) - 1, 0)
 void gather_here(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
   std::vector<AlonePart> parts;
   for (const UnitPiece& p : unit.pieces)
-    parts.push_back({run_at(shards, p.counts[0], shards.offset() + p.shard_offset, p.dtype),
-                     run_at(full, p.counts[0], full.offset() + p.full_offset, p.full_dtype)});
+    parts.push_back({run_at(shards, numel(p.shape), shards.offset() + p.shard_offset, p.dtype),
+                     run_at(full, numel(p.shape), full.offset() + p.full_offset, p.full_dtype)});
   gather_alone(joined(std::move(parts)));
 }
 
@@ -150,6 +151,8 @@ Buffer buffer_at(const Tensor& t, std::int64_t offset, std::int64_t count, DType
 }
 
 Queue& queue_of(std::string_view name, Device device) { return RankContext::current().queue(name, device); }
+
+std::size_t most_in_flight(int items) { return items > 0 ? static_cast<std::size_t>(items) : QueueWork::kUnlimited; }
 
 // Addresses are taken here, without a wait; the collective runs on the queue.
 void issue_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
@@ -204,14 +207,14 @@ struct Reduction {
   double scale() const { return kind == ReduceKind::avg ? attrs.scale : 1; }
 };
 
-// One rank only: cast, scale and add here, on the device that they are on.
+// One shard only: cast, scale and add here, on the device that they are on.
 void reduce_here(const Reduction& r) {
   std::vector<AlonePart> parts;
   for (std::size_t m = 0; m < r.out.size(); ++m) {
     const ReducedPiece& p = r.attrs.pieces[m];
     const UnitPiece& piece = r.unit.piece(p.piece);
     if (p.kind != r.kind) continue;
-    parts.push_back({run_at(r.full, piece.counts[0], r.full.offset() + p.offset, piece.full_dtype), flat(r.out[m]),
+    parts.push_back({run_at(r.full, numel(piece.shape), r.full.offset() + p.offset, piece.full_dtype), flat(r.out[m]),
                      piece.wire, p.add_to != AddTo::nothing});
   }
   reduce_alone(joined(std::move(parts)), r.scale());
@@ -242,21 +245,6 @@ ReduceParts parts_of(const Reduction& r) {
   return result;
 }
 
-// What a reduce_scatter over one rank does, without a collective: where there are replicas, but one shard.
-void scatter_to_one(const std::vector<CollectivePart>& parts, double scale) {
-  for (const CollectivePart& p : parts) {
-    const auto* const in = static_cast<const std::byte*>(p.in.address);
-    comm::reduce({&in, 1}, static_cast<std::byte*>(p.out.address), p.counts[0],
-                 {.kind = ReduceKind::sum,
-                  .factor = scale,
-                  .accumulate = p.accumulate,
-                  .in = p.dtype,
-                  .wire = *p.wire,
-                  .out = *p.out_dtype},
-                 false);
-  }
-}
-
 void submit_reduce(const Reduction& r) {
   const UnitLayout& unit = r.unit;
   const Device device = r.full.device();
@@ -264,42 +252,30 @@ void submit_reduce(const Reduction& r) {
   Collective call{.op = comm::CommOp::reduce_scatter,
                   .parts = std::move(parts),
                   .reduction = {.kind = ReduceKind::sum, .scale = r.scale()}};
-  const std::int64_t moved = call.bytes();
-  const auto in_flight = static_cast<std::size_t>(r.attrs.in_flight);
   count_collective({.kind = comm::CommOp::reduce_scatter,
                     .op = kReduceWork,
                     .module = unit.name,
                     .ranks = unit.shards,
-                    .bytes = moved});
-  if (unit.shards > 1)
-    return group_of(unit, unit.shard_axis, device)
-        .issue(std::move(call), {.queue = queue_of(kReduceQueue, device),
-                                 .name = kReduceWork,
-                                 .subject = unit.name,
-                                 .loans = loans,
-                                 .max_in_flight = in_flight});
-  if (device != Device::cpu()) return reduce_here(r);
-  queue_of(kReduceQueue, device)
-      .submit({.name = kReduceWork,
-               .subject = unit.name,
-               .bytes = moved,
-               .run = [parts = std::move(call.parts), scale = r.scale()] { scatter_to_one(parts, scale); },
-               .loans = loans,
-               .max_in_flight = in_flight});
+                    .bytes = call.bytes()});
+  group_of(unit, unit.shard_axis, device)
+      .issue(std::move(call), {.queue = queue_of(kReduceQueue, device),
+                               .name = kReduceWork,
+                               .subject = unit.name,
+                               .loans = loans,
+                               .max_in_flight = most_in_flight(r.attrs.in_flight)});
 }
 
-// While it runs, the full gradients are accounted as communication: no parameter owns them any more.
+// While a queue reads them, the full gradients are accounted as communication: no parameter owns them any more.
 void run_reduce(const KernelCall& c) {
   const auto& attrs = c.attrs.as<UnitReduceAttrs>();
   const UnitLayout& unit = *attrs.unit;
-  const bool is_alone = unit.shards == 1 && unit.replicas == 1;
   for (const ReduceKind kind : {ReduceKind::avg, ReduceKind::sum}) {
     if (std::ranges::none_of(attrs.pieces, [&](const ReducedPiece& p) { return p.kind == kind; })) continue;
     const Reduction reduction{unit, attrs, c.in.back(), c.in.first(c.in.size() - 1), kind};
-    if (is_alone) reduce_here(reduction);
+    if (unit.shards == 1) reduce_here(reduction);
     else submit_reduce(reduction);
   }
-  if (!is_alone) c.in.back().storage()->retag(MemoryCategory::communication);
+  if (unit.shards > 1) c.in.back().storage()->retag(MemoryCategory::communication);
 }
 
 /// Sums over replicas: what is all-reduced where it lies, and what then goes from memory of its own into a tensor.
@@ -327,24 +303,13 @@ ReplicaSum sums_of(const KernelCall& c, const ReplicaSumAttrs& attrs) {
   return result;
 }
 
-/// A store on any thread of the host.
-struct Store {
-  const std::byte* from;
-  std::byte* to;
-  std::int64_t count;
-  DType in, out;
-  bool accumulate;
-  void run() const {
-    comm::reduce({&from, 1}, to, count,
-                 {.kind = ReduceKind::sum, .accumulate = accumulate, .in = in, .wire = in, .out = out}, false);
-  }
-};
-
 // One item for both: the stores come at once after the sum.
-void submit_sums(const UnitLayout& unit, ReplicaSum sums, std::int64_t bytes, ProcessGroup& group) {
-  std::vector<Store> stores;
+void submit_sums(const ReplicaSumAttrs& attrs, ReplicaSum sums, std::int64_t bytes, ProcessGroup& group) {
+  const UnitLayout& unit = *attrs.unit;
+  std::vector<HostPart> stores;
   for (const AlonePart& p : sums.stores)
-    stores.push_back({address_of(p.in), address_of(p.out), p.out.numel(), p.in.dtype(), p.out.dtype(), p.accumulate});
+    stores.push_back(
+        {address_of(p.in), address_of(p.out), p.out.numel(), p.in.dtype(), p.wire, p.out.dtype(), p.accumulate});
   ProcessGroup& lane = group.lane(kReduceQueue);
   queue_of(kReduceQueue, Device::cpu())
       .submit({.name = "replica_sum",
@@ -354,10 +319,11 @@ void submit_sums(const UnitLayout& unit, ReplicaSum sums, std::int64_t bytes, Pr
                    [&lane, call = std::move(sums.call), stores = std::move(stores), &unit] {
                      const comm::SubjectScope subject(unit.name);
                      comm::run_on_host(lane, call);
-                     for (const Store& store : stores) store.run();
+                     for (const HostPart& store : stores) reduce_on_host(store, 1);
                    },
                .loans = sums.loans,
-               .abort = [&lane](std::string_view reason) { lane.abort(reason); }});
+               .abort = [&lane](std::string_view reason) { lane.abort(reason); },
+               .max_in_flight = most_in_flight(attrs.in_flight)});
 }
 
 void run_replica_sum(const KernelCall& c) {
@@ -373,62 +339,61 @@ void run_replica_sum(const KernelCall& c) {
                     .module = unit.name,
                     .ranks = unit.replicas,
                     .bytes = bytes});
-  if (device == Device::cpu()) return submit_sums(unit, std::move(sums), bytes, group);
+  if (device == Device::cpu()) return submit_sums(attrs, std::move(sums), bytes, group);
   // On a device sums are written, and compute stores them: it waits there.
   std::vector<Loan> loans;
   for (std::size_t m = 0; m < attrs.pieces.size(); ++m) lend_once(loans, c.in[m].storage(), true);
-  group.issue(std::move(sums.call),
-              {.queue = queue_of(kReduceQueue, device), .name = "replica_sum", .subject = unit.name, .loans = loans});
+  group.issue(std::move(sums.call), {.queue = queue_of(kReduceQueue, device),
+                                     .name = "replica_sum",
+                                     .subject = unit.name,
+                                     .loans = loans,
+                                     .max_in_flight = most_in_flight(attrs.in_flight)});
   reduce_alone(sums.stores, 1);
 }
 
-// Where one rank has all of it, it is done on return.
+// Where there is one shard, or one replica, it is done on return.
 QueueUse queue_of_gather(AttrsView attrs) {
   return attrs.as<UnitAttrs>().unit->shards == 1 ? QueueUse{} : QueueUse{kGatherQueue};
 }
 QueueUse queue_of_reduction(AttrsView attrs) {
   const auto& a = attrs.as<UnitReduceAttrs>();
-  if (a.unit->shards == 1 && a.unit->replicas == 1) return {};
-  return {kReduceQueue, static_cast<std::size_t>(a.in_flight)};
+  return a.unit->shards == 1 ? QueueUse{} : QueueUse{kReduceQueue, most_in_flight(a.in_flight)};
 }
 QueueUse queue_of_replica_sum(AttrsView attrs) {
-  return attrs.as<ReplicaSumAttrs>().unit->replicas == 1 ? QueueUse{} : QueueUse{kReduceQueue};
+  const auto& a = attrs.as<ReplicaSumAttrs>();
+  return a.unit->replicas == 1 ? QueueUse{} : QueueUse{kReduceQueue, most_in_flight(a.in_flight)};
 }
 
 constexpr Traits kCommunicates{.collective = true, .issues = true, .effect = true};
 Device device_of(AttrsView attrs) { return attrs.as<BufferAttrs>().device; }
 
+/// The one of `all` whose name comes next.
 template <class E>
-void read_word(E& value, AttrReader& in, std::initializer_list<std::pair<E, std::string_view>> words,
-               std::string_view what) {
+E read_name(AttrReader& in, std::initializer_list<E> all, std::string_view what) {
   const std::string_view word = in.word();
-  for (const auto& [meaning, text] : words)
-    if (text == word) {
-      value = meaning;
-      return;
-    }
-  in.refuse(what);
+  std::string names;
+  for (const E value : all) {
+    if (name(value) == word) return value;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", name(value));
+  }
+  in.refuse(fmt::format("{} ({})", what, names));
 }
 
 }  // namespace
 
-void AttrValue<AddTo>::print(const AddTo& value, AttrWriter& out) {
-  out.raw(value == AddTo::nothing ? "nothing" : value == AddTo::gradient ? "gradient" : "unsummed");
+std::string_view name(AddTo add_to) {
+  return add_to == AddTo::nothing ? "nothing" : add_to == AddTo::gradient ? "gradient" : "unsummed";
 }
+
+void AttrValue<AddTo>::print(const AddTo& value, AttrWriter& out) { out.raw(sherd::name(value)); }
 void AttrValue<AddTo>::read(AddTo& value, AttrReader& in) {
-  read_word(value, in, {{AddTo::nothing, "nothing"}, {AddTo::gradient, "gradient"}, {AddTo::unsummed, "unsummed"}},
-            "addition (nothing, gradient, unsummed)");
+  value = read_name(in, {AddTo::nothing, AddTo::gradient, AddTo::unsummed}, "addition");
 }
 
 void AttrValue<ReduceKind>::print(const ReduceKind& value, AttrWriter& out) { out.raw(sherd::name(value)); }
 void AttrValue<ReduceKind>::read(ReduceKind& value, AttrReader& in) {
-  read_word(value, in,
-            {{ReduceKind::sum, "sum"},
-             {ReduceKind::avg, "avg"},
-             {ReduceKind::max, "max"},
-             {ReduceKind::min, "min"},
-             {ReduceKind::product, "product"}},
-            "reduction (sum, avg, max, min, product)");
+  value = read_name(in, {ReduceKind::sum, ReduceKind::avg, ReduceKind::max, ReduceKind::min, ReduceKind::product},
+                    "reduction");
 }
 
 constinit const Op op::gather_start{
