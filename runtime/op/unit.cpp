@@ -162,7 +162,7 @@ void issue_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& fu
     call.parts.push_back({.in = buffer_at(shards, p.shard_offset, unit.count_here(p), p.dtype),
                           .out = buffer_at(full, p.full_offset, numel(p.shape), p.full_dtype),
                           .dtype = p.dtype,
-                          .counts = p.counts,
+                          .counts = unit.counts(p),
                           .out_dtype = p.full_dtype});
   const Loan loans[] = {{shards.storage(), false}, {full.storage(), true}};
   count_collective({.kind = comm::CommOp::all_gather,
@@ -236,7 +236,7 @@ ReduceParts parts_of(const Reduction& r) {
     result.parts.push_back({.in = buffer_at(r.full, p.offset, numel(piece.shape), piece.full_dtype),
                             .out = buffer_at(out, 0, out.numel(), out.dtype()),
                             .dtype = piece.full_dtype,
-                            .counts = piece.counts,
+                            .counts = r.unit.counts(piece),
                             .out_dtype = out.dtype(),
                             .wire = piece.wire,
                             .accumulate = p.add_to != AddTo::nothing});
