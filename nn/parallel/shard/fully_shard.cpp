@@ -174,7 +174,7 @@ FullyShardHook* hook_of(const Module& module) {
 
 FullyShardHook& wrapped(Module& module) {
   FullyShardHook* hook = hook_of(module);
-  check(hook != nullptr, "module \"{}\" is not wrapped by fully_shard", module.path());
+  if (!hook) fail("module \"{}\" is not wrapped by fully_shard", module.path());
   return *hook;
 }
 
@@ -212,6 +212,16 @@ void check_materialized(Module& module) {
         count, names, count > 8 ? ", ..." : "");
 }
 
+// In module order, each once: several modules may be one unit.
+std::vector<FullyShardHook*> hooks_below(Module& root) {
+  std::vector<FullyShardHook*> hooks;
+  root.for_each_module([&](Module& m) {
+    FullyShardHook* hook = hook_of(m);
+    if (hook && std::find(hooks.begin(), hooks.end(), hook) == hooks.end()) hooks.push_back(hook);
+  });
+  return hooks;
+}
+
 // The tree of the nearest wrapped module above that is in one.
 const std::shared_ptr<ShardTree>* tree_above(const Module& module) {
   for (const Module* above = module.parent(); above; above = above->parent())
@@ -234,16 +244,13 @@ void FullyShardHook::join_or_make_tree(Module& module) {
 void FullyShardHook::become_root(Module& module) {
   check_materialized(module);
   check_tied(module, nullptr);
-  std::vector<FullyShardHook*> found;
-  module.for_each_module([&](Module& m) {
-    FullyShardHook* hook = hook_of(m);
-    if (!hook || std::find(found.begin(), found.end(), hook) != found.end()) return;
-    check(
-        hook->tree_ == nullptr,
-        "fully_shard: module \"{}\" ran by itself before \"{}\", so it is a root of its own; run the whole model first",
-        label(m), label(module));
-    found.push_back(hook);
-  });
+  const std::vector<FullyShardHook*> found = hooks_below(module);
+  for (const FullyShardHook* hook : found)
+    if (hook->tree_)
+      fail(
+          "fully_shard: module \"{}\" ran by itself before \"{}\", so it is a root of its own; run the whole model "
+          "first",
+          hook->name_, label(module));
   const auto tree = std::make_shared<ShardTree>();
   for (FullyShardHook* hook : found) {
     tree->add(*hook);
@@ -391,15 +398,6 @@ UnitHandle unit_of(Module& module) { return UnitHandle(wrapped(module).shared_fr
 
 namespace {
 
-std::vector<FullyShardHook*> hooks_below(Module& root) {
-  std::vector<FullyShardHook*> hooks;
-  root.for_each_module([&](Module& m) {
-    FullyShardHook* hook = hook_of(m);
-    if (hook && std::find(hooks.begin(), hooks.end(), hook) == hooks.end()) hooks.push_back(hook);
-  });
-  return hooks;
-}
-
 std::vector<UnitHandle> handles_of(const std::vector<Module*>& modules) {
   std::vector<UnitHandle> handles;
   for (Module* module : modules) handles.push_back(unit_of(*module));
@@ -505,7 +503,6 @@ void set_modules_to_backward_prefetch(Module& module, const std::vector<Module*>
 }
 
 void set_reduce_scatter_max_input_buffers(Module& root, int count) {
-  check(count >= 1, "at least one gradient buffer must be allowed to be in reduction, got {}", count);
   for (const UnitHandle& unit : units(root)) unit.set_max_reductions(count);
 }
 
