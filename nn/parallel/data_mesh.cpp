@@ -22,6 +22,14 @@ std::vector<Spec::Range> split_rows(std::int64_t rows, std::span<const int> size
   return chunks;
 }
 
+/// Whether the chunk rule over as many ranks gives these.
+bool are_chunks_of(std::int64_t rows, const std::vector<Spec::Range>& chunks) {
+  const int ranks = static_cast<int>(chunks.size());
+  for (int r = 0; r < ranks; ++r)
+    if (chunks[static_cast<std::size_t>(r)].size() != chunk_range(rows, ranks, r).size()) return false;
+  return true;
+}
+
 bool has(std::span<const int> list, int value) { return std::find(list.begin(), list.end(), value) != list.end(); }
 
 std::vector<int> root_axes_of(const DeviceMesh& mesh) {
@@ -57,7 +65,7 @@ ShardPlacement DataMesh::place(const Parameter& parameter) const {
   }
   to.local_shape = to.sharded->local_shape(shape);
   const std::vector<Spec::Range> chunks = split_rows(to.full_shape[0], sizes);
-  if (sizes.size() > 1)
+  if (!are_chunks_of(to.full_shape[0], chunks))
     for (const Spec::Range& chunk : chunks) to.row_counts.push_back(chunk.size());
   to.rows = chunks[static_cast<std::size_t>(shard())];
   return to;

@@ -22,8 +22,8 @@ struct ShardPlacement {
   const Spec* sharded = nullptr;   ///< between steps
   const Spec* gathered = nullptr;  ///< while its module computes; null: a plain tensor
   Shape full_shape, local_shape;   ///< of the local tensor when gathered, and of this rank's shard of it
-  std::vector<std::int64_t>
-      row_counts;    ///< of the gathered local tensor, per rank of the shard group; empty: chunk rule
+  /// Of the gathered local tensor, per rank of the shard group, where the chunk rule does not say the same.
+  std::vector<std::int64_t> row_counts;
   Spec::Range rows;  ///< those that are this rank's shard
 };
 

@@ -65,17 +65,11 @@ void gather_on_host(const AlonePart& part) {
   comm::copy(part.out.raw_to_write(), part.out.dtype(), part.in.raw(), part.in.dtype(), part.in.numel(), false);
 }
 
-void reduce_on_host(const AlonePart& part, double scale) {
+void reduce_here(const AlonePart& part, double scale) {
   if (!runs_on_host(part)) return;
-  const std::byte* const in[] = {static_cast<const std::byte*>(part.in.raw())};
-  comm::reduce(in, static_cast<std::byte*>(part.out.raw_to_write()), part.in.numel(),
-               {.kind = ReduceKind::sum,
-                .factor = scale,
-                .accumulate = part.accumulate,
-                .in = part.in.dtype(),
-                .wire = part.wire,
-                .out = part.out.dtype()},
-               false);
+  reduce_on_host({static_cast<const std::byte*>(part.in.raw()), static_cast<std::byte*>(part.out.raw_to_write()),
+                  part.in.numel(), part.in.dtype(), part.wire, part.out.dtype(), part.accumulate},
+                 scale);
 }
 
 }  // namespace
@@ -104,8 +98,19 @@ void gather_alone(const std::vector<AlonePart>& parts) {
 
 void reduce_alone(const std::vector<AlonePart>& parts, double scale) {
   for (const AlonePart& part : parts)
-    if (part.in.device() == Device::cpu()) reduce_on_host(part, scale);
+    if (part.in.device() == Device::cpu()) reduce_here(part, scale);
     else reduce_on_device(part, scale);
+}
+
+void reduce_on_host(const HostPart& part, double scale) {
+  comm::reduce({&part.in, 1}, part.out, part.count,
+               {.kind = ReduceKind::sum,
+                .factor = scale,
+                .accumulate = part.accumulate,
+                .in = part.in_dtype,
+                .wire = part.wire,
+                .out = part.out_dtype},
+               false);
 }
 
 }  // namespace sherd

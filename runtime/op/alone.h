@@ -1,6 +1,8 @@
 #pragma once
-// What a group of one rank runs in place of a collective: its casts, scaling and accumulation, on the host or on a
-// device.
+// What runs in place of a collective where one rank has all of it: its casts, scaling and accumulation, on the host or
+// on a device.
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "runtime/op/tensor.h"
@@ -21,5 +23,16 @@ std::vector<AlonePart> joined(std::vector<AlonePart> parts);
 void gather_alone(const std::vector<AlonePart>& parts);
 /// out = cast(round_wire(in) * scale) [+ out]; 16-bit floats are scaled in f32. Queued as above.
 void reduce_alone(const std::vector<AlonePart>& parts, double scale);
+
+/// A range of host memory, by its addresses: for the thread of a queue.
+struct HostPart {
+  const std::byte* in;
+  std::byte* out;
+  std::int64_t count;
+  DType in_dtype, wire, out_dtype;
+  bool accumulate;
+};
+/// The same, of one range.
+void reduce_on_host(const HostPart& part, double scale);
 
 }  // namespace sherd

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/group/device_support.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/backend.h"
 #include "runtime/op/collective_attrs.h"
@@ -114,18 +115,13 @@ CommOp kind_of(const Op& row) {
 void run_collective_on_device(const KernelCall& call) {
   const Tensor &x = call.in[0], &out = call.out[0];
   const ProcessGroup& group = *call.attrs.as<CollectiveAttrs>().group;
-  check(x.is_contiguous(), "{} needs a dense tensor, got {} with strides {}", call.op.name, describe(x),
-        to_string(x.strides()));
+  if (!x.is_contiguous()) fail("{} needs a dense tensor, got {} with strides {}", call.op.name, x, x.strides());
   if (group.size() == 1) {
     if (x.is_ghost()) return;
     if (x.numel() > 0 && x.raw() != out.raw()) call.exec.device->copy(out.raw(), x.raw(), x.bytes());
     return;
   }
-  check(group.supports(out.device()),
-        "{} of {} ranks on {}: the {} group \"{}\" moves host memory, and NCCL is not built yet; make a group that "
-        "stages "
-        "(comm/group/staged_group.h), use one rank, or move the tensors to the cpu with to()",
-        call.op.name, group.size(), to_string(out.device()), group.kind(), group.name());
+  if (!group.supports(out.device())) refuse_device(group, out.device(), call.op.name, group.size());
   const CommOp kind = kind_of(call.op);
   count_collective({.kind = kind,
                     .op = call.op.name,

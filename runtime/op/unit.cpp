@@ -3,10 +3,11 @@
 #include "runtime/op/unit.h"
 
 #include <algorithm>
+#include <initializer_list>
 
-#include "runtime/comm/board/reduce.h"
 #include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/group/device_support.h"
 #include "runtime/comm/group/group_names.h"
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/context.h"
@@ -62,7 +63,7 @@ Metas infer_release(const InferCall& call) {
 
 Metas infer_buffer(const InferCall& call) {
   const Shape& shape = call.attrs.as<BufferAttrs>().shape;
-  check(shape.size() == 1 && shape[0] >= 0, "{} of {}: give its bytes", call.op.name, to_string(shape));
+  check(shape.size() == 1 && shape[0] >= 0, "{} of {}: give its bytes", call.op.name, shape);
   return {TensorMeta{shape, DType::u8}};
 }
 
@@ -94,6 +95,7 @@ Metas infer_reduce(const InferCall& call) {
 Metas infer_replica_sum(const InferCall& call) {
   const auto& a = call.attrs.as<ReplicaSumAttrs>();
   const UnitLayout& unit = unit_of(call, a.unit);
+  check(a.in_flight >= 0, "{}: {} sums in flight; the least is 1, and 0 any number", call.op.name, a.in_flight);
   std::size_t next = a.pieces.size();
   for (std::size_t m = 0; m < a.pieces.size(); ++m) {
     const SummedPiece& p = a.pieces[m];
@@ -119,24 +121,21 @@ int all_but_the_last(const InferCall& c) { return std::max(all_inputs(c) - 1, 0)
 void gather_here(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
   std::vector<AlonePart> parts;
   for (const UnitPiece& p : unit.pieces)
-    parts.push_back({run_at(shards, p.counts[0], shards.offset() + p.shard_offset, p.dtype),
-                     run_at(full, p.counts[0], full.offset() + p.full_offset, p.full_dtype)});
+    parts.push_back({run_at(shards, numel(p.shape), shards.offset() + p.shard_offset, p.dtype),
+                     run_at(full, numel(p.shape), full.offset() + p.full_offset, p.full_dtype)});
   gather_alone(joined(std::move(parts)));
 }
 
 /// The group of an axis, for buffers of a device. Error naming the unit if it does not move them, or not as units need.
 ProcessGroup& group_of(const UnitLayout& unit, std::string_view axis, Device device) {
   ProcessGroup& group = group_named(axis);
-  check(group.supports(device),
-        "unit \"{}\" is distributed over {} ranks on {}, but the {} group \"{}\" moves host memory; ranks on GPUs talk "
-        "through NCCL, which is not built yet: make the world a group that stages (comm/group/staged_group.h), use one "
-        "rank, or the cpu device",
-        unit.name, unit.shards * unit.replicas, to_string(device), group.kind(), group.name());
-  const Abilities& can = group.abilities();
-  check(
-      can.casts && can.uneven && can.accumulate && can.lists,
-      "unit \"{}\": the {} group \"{}\" lacks what a unit asks of it: lists of uneven parts that are cast and added to",
-      unit.name, group.kind(), group.name());
+  if (!group.supports(device))
+    refuse_device(group, device, fmt::format("unit \"{}\"", unit.name), unit.shards * unit.replicas);
+  if (const Abilities& can = group.abilities(); !can.casts || !can.uneven || !can.accumulate || !can.lists)
+    fail(
+        "unit \"{}\": the {} group \"{}\" lacks what a unit asks of it: lists of uneven parts that are cast and added "
+        "to",
+        unit.name, group.kind(), group.name());
   return group;
 }
 
@@ -153,6 +152,8 @@ Buffer buffer_at(const Tensor& t, std::int64_t offset, std::int64_t count, DType
 
 Queue& queue_of(std::string_view name, Device device) { return RankContext::current().queue(name, device); }
 
+std::size_t most_in_flight(int items) { return items > 0 ? static_cast<std::size_t>(items) : QueueWork::kUnlimited; }
+
 // Addresses are taken here, without a wait; the collective runs on the queue.
 void issue_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
   ProcessGroup& group = group_of(unit, unit.shard_axis, full.device());
@@ -161,7 +162,7 @@ void issue_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& fu
     call.parts.push_back({.in = buffer_at(shards, p.shard_offset, unit.count_here(p), p.dtype),
                           .out = buffer_at(full, p.full_offset, numel(p.shape), p.full_dtype),
                           .dtype = p.dtype,
-                          .counts = p.counts,
+                          .counts = unit.counts(p),
                           .out_dtype = p.full_dtype});
   const Loan loans[] = {{shards.storage(), false}, {full.storage(), true}};
   count_collective({.kind = comm::CommOp::all_gather,
@@ -206,14 +207,14 @@ struct Reduction {
   double scale() const { return kind == ReduceKind::avg ? attrs.scale : 1; }
 };
 
-// One rank only: cast, scale and add here, on the device that they are on.
+// One shard only: cast, scale and add here, on the device that they are on.
 void reduce_here(const Reduction& r) {
   std::vector<AlonePart> parts;
   for (std::size_t m = 0; m < r.out.size(); ++m) {
     const ReducedPiece& p = r.attrs.pieces[m];
     const UnitPiece& piece = r.unit.piece(p.piece);
     if (p.kind != r.kind) continue;
-    parts.push_back({run_at(r.full, piece.counts[0], r.full.offset() + p.offset, piece.full_dtype), flat(r.out[m]),
+    parts.push_back({run_at(r.full, numel(piece.shape), r.full.offset() + p.offset, piece.full_dtype), flat(r.out[m]),
                      piece.wire, p.add_to != AddTo::nothing});
   }
   reduce_alone(joined(std::move(parts)), r.scale());
@@ -235,28 +236,13 @@ ReduceParts parts_of(const Reduction& r) {
     result.parts.push_back({.in = buffer_at(r.full, p.offset, numel(piece.shape), piece.full_dtype),
                             .out = buffer_at(out, 0, out.numel(), out.dtype()),
                             .dtype = piece.full_dtype,
-                            .counts = piece.counts,
+                            .counts = r.unit.counts(piece),
                             .out_dtype = out.dtype(),
                             .wire = piece.wire,
                             .accumulate = p.add_to != AddTo::nothing});
     lend_once(result.loans, out.storage(), true);
   }
   return result;
-}
-
-// What a reduce_scatter over one rank does, without a collective: where there are replicas, but one shard.
-void scatter_to_one(const std::vector<CollectivePart>& parts, double scale) {
-  for (const CollectivePart& p : parts) {
-    const auto* const in = static_cast<const std::byte*>(p.in.address);
-    comm::reduce({&in, 1}, static_cast<std::byte*>(p.out.address), p.counts[0],
-                 {.kind = ReduceKind::sum,
-                  .factor = scale,
-                  .accumulate = p.accumulate,
-                  .in = p.dtype,
-                  .wire = *p.wire,
-                  .out = *p.out_dtype},
-                 false);
-  }
 }
 
 void submit_reduce(const Reduction& r) {
@@ -266,42 +252,30 @@ void submit_reduce(const Reduction& r) {
   Collective call{.op = comm::CommOp::reduce_scatter,
                   .parts = std::move(parts),
                   .reduction = {.kind = ReduceKind::sum, .scale = r.scale()}};
-  const std::int64_t moved = call.bytes();
-  const auto in_flight = static_cast<std::size_t>(r.attrs.in_flight);
   count_collective({.kind = comm::CommOp::reduce_scatter,
                     .op = kReduceWork,
                     .module = unit.name,
                     .ranks = unit.shards,
-                    .bytes = moved});
-  if (unit.shards > 1)
-    return group_of(unit, unit.shard_axis, device)
-        .issue(std::move(call), {.queue = queue_of(kReduceQueue, device),
-                                 .name = kReduceWork,
-                                 .subject = unit.name,
-                                 .loans = loans,
-                                 .max_in_flight = in_flight});
-  if (device != Device::cpu()) return reduce_here(r);
-  queue_of(kReduceQueue, device)
-      .submit({.name = kReduceWork,
-               .subject = unit.name,
-               .bytes = moved,
-               .run = [parts = std::move(call.parts), scale = r.scale()] { scatter_to_one(parts, scale); },
-               .loans = loans,
-               .max_in_flight = in_flight});
+                    .bytes = call.bytes()});
+  group_of(unit, unit.shard_axis, device)
+      .issue(std::move(call), {.queue = queue_of(kReduceQueue, device),
+                               .name = kReduceWork,
+                               .subject = unit.name,
+                               .loans = loans,
+                               .max_in_flight = most_in_flight(r.attrs.in_flight)});
 }
 
-// While it runs, the full gradients are accounted as communication: no parameter owns them any more.
+// While a queue reads them, the full gradients are accounted as communication: no parameter owns them any more.
 void run_reduce(const KernelCall& c) {
   const auto& attrs = c.attrs.as<UnitReduceAttrs>();
   const UnitLayout& unit = *attrs.unit;
-  const bool is_alone = unit.shards == 1 && unit.replicas == 1;
   for (const ReduceKind kind : {ReduceKind::avg, ReduceKind::sum}) {
     if (std::ranges::none_of(attrs.pieces, [&](const ReducedPiece& p) { return p.kind == kind; })) continue;
     const Reduction reduction{unit, attrs, c.in.back(), c.in.first(c.in.size() - 1), kind};
-    if (is_alone) reduce_here(reduction);
+    if (unit.shards == 1) reduce_here(reduction);
     else submit_reduce(reduction);
   }
-  if (!is_alone) c.in.back().storage()->retag(MemoryCategory::communication);
+  if (unit.shards > 1) c.in.back().storage()->retag(MemoryCategory::communication);
 }
 
 /// Sums over replicas: what is all-reduced where it lies, and what then goes from memory of its own into a tensor.
@@ -329,24 +303,13 @@ ReplicaSum sums_of(const KernelCall& c, const ReplicaSumAttrs& attrs) {
   return result;
 }
 
-/// A store on any thread of the host.
-struct Store {
-  const std::byte* from;
-  std::byte* to;
-  std::int64_t count;
-  DType in, out;
-  bool accumulate;
-  void run() const {
-    comm::reduce({&from, 1}, to, count,
-                 {.kind = ReduceKind::sum, .accumulate = accumulate, .in = in, .wire = in, .out = out}, false);
-  }
-};
-
 // One item for both: the stores come at once after the sum.
-void submit_sums(const UnitLayout& unit, ReplicaSum sums, std::int64_t bytes, ProcessGroup& group) {
-  std::vector<Store> stores;
+void submit_sums(const ReplicaSumAttrs& attrs, ReplicaSum sums, std::int64_t bytes, ProcessGroup& group) {
+  const UnitLayout& unit = *attrs.unit;
+  std::vector<HostPart> stores;
   for (const AlonePart& p : sums.stores)
-    stores.push_back({address_of(p.in), address_of(p.out), p.out.numel(), p.in.dtype(), p.out.dtype(), p.accumulate});
+    stores.push_back(
+        {address_of(p.in), address_of(p.out), p.out.numel(), p.in.dtype(), p.wire, p.out.dtype(), p.accumulate});
   ProcessGroup& lane = group.lane(kReduceQueue);
   queue_of(kReduceQueue, Device::cpu())
       .submit({.name = "replica_sum",
@@ -356,10 +319,11 @@ void submit_sums(const UnitLayout& unit, ReplicaSum sums, std::int64_t bytes, Pr
                    [&lane, call = std::move(sums.call), stores = std::move(stores), &unit] {
                      const comm::SubjectScope subject(unit.name);
                      comm::run_on_host(lane, call);
-                     for (const Store& store : stores) store.run();
+                     for (const HostPart& store : stores) reduce_on_host(store, 1);
                    },
                .loans = sums.loans,
-               .abort = [&lane](std::string_view reason) { lane.abort(reason); }});
+               .abort = [&lane](std::string_view reason) { lane.abort(reason); },
+               .max_in_flight = most_in_flight(attrs.in_flight)});
 }
 
 void run_replica_sum(const KernelCall& c) {
@@ -375,62 +339,61 @@ void run_replica_sum(const KernelCall& c) {
                     .module = unit.name,
                     .ranks = unit.replicas,
                     .bytes = bytes});
-  if (device == Device::cpu()) return submit_sums(unit, std::move(sums), bytes, group);
+  if (device == Device::cpu()) return submit_sums(attrs, std::move(sums), bytes, group);
   // On a device sums are written, and compute stores them: it waits there.
   std::vector<Loan> loans;
   for (std::size_t m = 0; m < attrs.pieces.size(); ++m) lend_once(loans, c.in[m].storage(), true);
-  group.issue(std::move(sums.call),
-              {.queue = queue_of(kReduceQueue, device), .name = "replica_sum", .subject = unit.name, .loans = loans});
+  group.issue(std::move(sums.call), {.queue = queue_of(kReduceQueue, device),
+                                     .name = "replica_sum",
+                                     .subject = unit.name,
+                                     .loans = loans,
+                                     .max_in_flight = most_in_flight(attrs.in_flight)});
   reduce_alone(sums.stores, 1);
 }
 
-// Where one rank has all of it, it is done on return.
+// Where there is one shard, or one replica, it is done on return.
 QueueUse queue_of_gather(AttrsView attrs) {
   return attrs.as<UnitAttrs>().unit->shards == 1 ? QueueUse{} : QueueUse{kGatherQueue};
 }
 QueueUse queue_of_reduction(AttrsView attrs) {
   const auto& a = attrs.as<UnitReduceAttrs>();
-  if (a.unit->shards == 1 && a.unit->replicas == 1) return {};
-  return {kReduceQueue, static_cast<std::size_t>(a.in_flight)};
+  return a.unit->shards == 1 ? QueueUse{} : QueueUse{kReduceQueue, most_in_flight(a.in_flight)};
 }
 QueueUse queue_of_replica_sum(AttrsView attrs) {
-  return attrs.as<ReplicaSumAttrs>().unit->replicas == 1 ? QueueUse{} : QueueUse{kReduceQueue};
+  const auto& a = attrs.as<ReplicaSumAttrs>();
+  return a.unit->replicas == 1 ? QueueUse{} : QueueUse{kReduceQueue, most_in_flight(a.in_flight)};
 }
 
 constexpr Traits kCommunicates{.collective = true, .issues = true, .effect = true};
 Device device_of(AttrsView attrs) { return attrs.as<BufferAttrs>().device; }
 
+/// The one of `all` whose name comes next.
 template <class E>
-void read_word(E& value, AttrReader& in, std::initializer_list<std::pair<E, std::string_view>> words,
-               std::string_view what) {
+E read_name(AttrReader& in, std::initializer_list<E> all, std::string_view what) {
   const std::string_view word = in.word();
-  for (const auto& [meaning, text] : words)
-    if (text == word) {
-      value = meaning;
-      return;
-    }
-  in.refuse(what);
+  std::string names;
+  for (const E value : all) {
+    if (name(value) == word) return value;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", name(value));
+  }
+  in.refuse(fmt::format("{} ({})", what, names));
 }
 
 }  // namespace
 
-void AttrValue<AddTo>::print(const AddTo& value, AttrWriter& out) {
-  out.raw(value == AddTo::nothing ? "nothing" : value == AddTo::gradient ? "gradient" : "unsummed");
+std::string_view name(AddTo add_to) {
+  return add_to == AddTo::nothing ? "nothing" : add_to == AddTo::gradient ? "gradient" : "unsummed";
 }
+
+void AttrValue<AddTo>::print(const AddTo& value, AttrWriter& out) { out.raw(sherd::name(value)); }
 void AttrValue<AddTo>::read(AddTo& value, AttrReader& in) {
-  read_word(value, in, {{AddTo::nothing, "nothing"}, {AddTo::gradient, "gradient"}, {AddTo::unsummed, "unsummed"}},
-            "addition (nothing, gradient, unsummed)");
+  value = read_name(in, {AddTo::nothing, AddTo::gradient, AddTo::unsummed}, "addition");
 }
 
 void AttrValue<ReduceKind>::print(const ReduceKind& value, AttrWriter& out) { out.raw(sherd::name(value)); }
 void AttrValue<ReduceKind>::read(ReduceKind& value, AttrReader& in) {
-  read_word(value, in,
-            {{ReduceKind::sum, "sum"},
-             {ReduceKind::avg, "avg"},
-             {ReduceKind::max, "max"},
-             {ReduceKind::min, "min"},
-             {ReduceKind::product, "product"}},
-            "reduction (sum, avg, max, min, product)");
+  value = read_name(in, {ReduceKind::sum, ReduceKind::avg, ReduceKind::max, ReduceKind::min, ReduceKind::product},
+                    "reduction");
 }
 
 constinit const Op op::gather_start{
@@ -505,6 +468,11 @@ void register_unit(OpTable& table) {
     table.add({row});
     for (const auto backend : {Device::Kind::cpu, Device::Kind::cuda}) table.kernel(*row, backend, kernel);
   }
+}
+
+void check_groups(const UnitLayout& unit, Device device) {
+  for (const std::string& axis : {unit.shard_axis, unit.replica_axis})
+    if (!axis.empty()) group_of(unit, axis, device);
 }
 
 void start_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {

@@ -39,6 +39,7 @@ enum class AddTo : std::uint8_t {
   gradient,  ///< the gradient of earlier passes, which is summed over all ranks
   unsummed,  ///< sums of earlier passes that are not summed over replicas yet, as this one is not
 };
+std::string_view name(AddTo add_to);
 template <>
 struct AttrValue<AddTo> : AttrIdentity<AddTo> {
   static void print(const AddTo& value, AttrWriter& out);
@@ -83,14 +84,18 @@ struct SummedPiece {
 };
 struct ReplicaSumAttrs {
   const UnitLayout* unit = nullptr;
+  int in_flight = 0;  ///< as of a reduction; 0: any number, where the reductions before them are limited
   std::vector<SummedPiece> pieces{};
   static constexpr AttrField fields[] = {attr<&ReplicaSumAttrs::unit>("unit"),
+                                         attr<&ReplicaSumAttrs::in_flight>("in_flight").optional(),
                                          attr<&ReplicaSumAttrs::pieces>("pieces")};
 };
 
 /// What traces, errors of queues and communication counters call the work of the rows that communicate.
 inline constexpr std::string_view kUnshardWork = "unshard", kReduceWork = "reduce";
 
+/// Error naming the unit if one of its groups does not move memory of `device`, or not as the rows need.
+void check_groups(const UnitLayout& unit, Device device);
 /// `shards` and `full` are the unit's buffers, u8 [shard_bytes] and u8 [full_bytes]. Allocates the bytes of `full` and
 /// submits the gather that fills them; on one shard casts here, on the device that they are on. No-op if `full` is
 /// present and of the version of `shards`, so a graph that gathers is valid with whatever is gathered before it.
@@ -101,8 +106,9 @@ void release_unit(const UnitLayout& unit, const Tensor& full);
 Tensor gradient_buffer(std::int64_t bytes, Device device);
 Tensor communication_buffer(std::int64_t bytes, Device device);
 /// Reduces the full gradients in `full`, u8, into `out`: one dense tensor for each of attrs.pieces, of this rank's part
-/// of that piece, in its dtype or its wire's. While it runs `full` counts as communication. Over several ranks it waits
-/// for earlier reductions only, as attrs.in_flight says.
+/// of that piece, in its dtype or its wire's. Of one shard it is done here, on the device that they are on. Over
+/// several it waits for earlier reductions only, as attrs.in_flight says, and while it runs `full` counts as
+/// communication.
 void start_reduce(const UnitReduceAttrs& attrs, const Tensor& full, std::span<const Tensor> out);
 /// Sums `sums`, one dense tensor for each of attrs.pieces, over replicas in place, and puts those that are apart into
 /// `out`, one for each of them.

@@ -2,7 +2,6 @@
 
 #include <memory>
 #include <mutex>
-#include <numeric>
 #include <unordered_map>
 
 #include "runtime/comm/group/chunks.h"
@@ -48,24 +47,20 @@ std::int64_t full_bytes_of(const UnitPiece& p) {
   return bytes;
 }
 
-void fill_counts(UnitLayout& unit, std::size_t index) {
-  UnitPiece& p = unit.pieces[index];
+void check_piece(const UnitLayout& unit, std::size_t index) {
+  const UnitPiece& p = unit.pieces[index];
   const auto demand = [&](bool holds, std::string_view what) {
-    check(holds, "unit \"{}\": piece {}, {}{}, {}", unit.name, index, sherd::name(p.dtype), to_string(p.shape), what);
+    check(holds, "unit \"{}\": piece {}, {}{}, {}", unit.name, index, sherd::name(p.dtype), p.shape, what);
   };
   demand(!p.shape.empty() && full_bytes_of(p) >= 0, "has no dim to shard, or more elements than memory has bytes");
-  const std::int64_t rows = p.shape[0], row = rows == 0 ? 0 : numel(p.shape) / rows;
-  const auto shards = static_cast<std::size_t>(unit.shards);
-  demand(p.rows.empty() || p.rows.size() == shards, "lists rows for another number of shards than there are");
-  p.counts.clear();
-  std::int64_t sum = 0;
-  for (std::size_t r = 0; r < shards; ++r) {
-    const std::int64_t here = p.rows.empty() ? chunk_size(rows, unit.shards, static_cast<int>(r)) : p.rows[r];
-    demand(here >= 0 && here <= rows - sum, "does not have as many rows as its shards");
-    sum += here;
-    p.counts.push_back(here * row);
+  demand(p.rows.empty() || p.rows.size() == static_cast<std::size_t>(unit.shards),
+         "lists rows for another number of shards than there are");
+  std::int64_t left = p.shape[0];
+  for (const std::int64_t here : p.rows) {
+    demand(here >= 0 && here <= left, "does not have as many rows as its shards");
+    left -= here;
   }
-  demand(sum == rows, "has more rows than its shards");
+  demand(p.rows.empty() || left == 0, "has more rows than its shards");
   const auto fits = [](std::int64_t offset, std::int64_t count, DType dtype, std::int64_t bytes) {
     return offset >= 0 && offset <= bytes && offset % byte_size(dtype) == 0 &&
            count * byte_size(dtype) <= bytes - offset;
@@ -88,7 +83,7 @@ const UnitLayout* UnitLayout::intern(UnitLayout layout) {
       layout.shard_axis.empty() == (layout.shards == 1) && layout.replica_axis.empty() == (layout.replicas == 1),
       "unit \"{}\": {} shards over the group \"{}\", {} replicas over \"{}\": a group is named where there are several",
       layout.name, layout.shards, layout.shard_axis, layout.replicas, layout.replica_axis);
-  for (std::size_t i = 0; i < layout.pieces.size(); ++i) fill_counts(layout, i);
+  for (std::size_t i = 0; i < layout.pieces.size(); ++i) check_piece(layout, i);
   const std::uint64_t hash = hash_attrs(attr_kind<UnitLayout>, &layout);
   const UnitLayout* result = nullptr;
   {
@@ -104,6 +99,20 @@ const UnitLayout* UnitLayout::intern(UnitLayout layout) {
     }
   }
   RankContext::current().state<KnownUnits>().add(result);
+  return result;
+}
+
+std::int64_t UnitLayout::count(const UnitPiece& p, int of_shard) const {
+  std::int64_t row = 1;
+  for (int d = 1; d < p.shape.size(); ++d) row *= p.shape[d];
+  const std::int64_t rows =
+      p.rows.empty() ? chunk_size(p.shape[0], shards, of_shard) : p.rows[static_cast<std::size_t>(of_shard)];
+  return rows * row;
+}
+
+std::vector<std::int64_t> UnitLayout::counts(const UnitPiece& p) const {
+  std::vector<std::int64_t> result(static_cast<std::size_t>(shards));
+  for (int r = 0; r < shards; ++r) result[static_cast<std::size_t>(r)] = count(p, r);
   return result;
 }
 
@@ -123,12 +132,6 @@ std::string label_of(const UnitLayout& layout) {
   return found == labels.end() ? layout.name : found->second;
 }
 
-const UnitLayout* find_unit(std::string_view label) {
-  const auto& by_label = RankContext::current().state<KnownUnits>().by_label;
-  const auto found = by_label.find(std::string(label));
-  return found == by_label.end() ? nullptr : found->second;
-}
-
 void AttrValue<const UnitLayout*>::print(const UnitLayout* const& layout, AttrWriter& out) {
   // Labels count the layouts of a rank, and what is two layouts on one may be the same on another.
   if (!layout) out.name("");
@@ -136,8 +139,10 @@ void AttrValue<const UnitLayout*>::print(const UnitLayout* const& layout, AttrWr
 }
 
 void AttrValue<const UnitLayout*>::read(const UnitLayout*& layout, AttrReader& in) {
-  layout = find_unit(in.name());
-  if (!layout) in.fail_because("no unit of that name is known on this rank");
+  const auto& by_label = RankContext::current().state<KnownUnits>().by_label;
+  const auto found = by_label.find(in.name());
+  if (found == by_label.end()) in.fail_because("no unit of that name is known on this rank");
+  layout = found->second;
 }
 
 }  // namespace sherd

@@ -24,9 +24,7 @@ struct UnitPiece {
   DType wire = DType::f32;        ///< gradients are rounded to it before they are summed, and once more after
   std::int64_t shard_offset = 0;
   std::int64_t full_offset = 0;
-  std::vector<std::int64_t> rows{};  ///< of dim 0, per shard; empty: the chunk rule
-  /// Elements per shard: what `rows` says. Filled by intern().
-  std::vector<std::int64_t> counts{};
+  std::vector<std::int64_t> rows{};  ///< of dim 0, per shard; empty: the chunk rule (comm/group/chunks.h)
 
   static constexpr AttrField fields[] = {attr<&UnitPiece::shape>("shape"),
                                          attr<&UnitPiece::dtype>("dtype"),
@@ -52,8 +50,10 @@ struct UnitLayout {
   static const UnitLayout* intern(UnitLayout layout);
 
   const UnitPiece& piece(int index) const { return pieces[static_cast<std::size_t>(index)]; }
-  /// Elements of a piece on this rank.
-  std::int64_t count_here(const UnitPiece& p) const { return p.counts[static_cast<std::size_t>(shard)]; }
+  /// Elements of a piece on a shard, on this rank's, on each.
+  std::int64_t count(const UnitPiece& p, int of_shard) const;
+  std::int64_t count_here(const UnitPiece& p) const { return count(p, shard); }
+  std::vector<std::int64_t> counts(const UnitPiece& p) const;
   /// All of it as text; parse_unit_layout() reads it.
   std::string print() const;
 
@@ -74,8 +74,6 @@ const UnitLayout* parse_unit_layout(std::string_view text);
 /// What attributes call a layout on this rank: its name, with "~2" after it if another layout of that name was interned
 /// here before. Ranks that intern alike use the same labels.
 std::string label_of(const UnitLayout& layout);
-/// This rank's layout of that label; null if there is none.
-const UnitLayout* find_unit(std::string_view label);
 
 /// Written as its label, and read by it.
 template <>

@@ -15,19 +15,6 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 
-/// relu(W x + up(down(x))). Backward meets the adapter's weights before W.
-struct Adapted : nn::Layer<Adapted> {
-  nn::Linear &base, &down, &up;
-  Adapted(std::int64_t in, std::int64_t out)
-      : base(add<nn::Linear>("base", in, out)),
-        down(add<nn::Linear>("down", in, 2)),
-        up(add<nn::Linear>("up", 2, out)) {}
-  Tensor forward(const Tensor& x) {
-    const Tensor y = base(x);
-    return relu(y + up(down(x)));
-  }
-};
-
 /// The root owns what comes before the blocks and behind them.
 struct Stack : nn::Layer<Stack> {
   nn::Linear& embed;

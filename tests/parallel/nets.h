@@ -38,6 +38,19 @@ struct Net : nn::Layer<Net> {
   }
 };
 
+/// relu(W x + up(down(x))): a linear beside an adapter of rank 2. Backward meets the adapter's weights before W.
+struct Adapted : nn::Layer<Adapted> {
+  nn::Linear &base, &down, &up;
+  Adapted(std::int64_t in, std::int64_t out)
+      : base(add<nn::Linear>("base", in, out)),
+        down(add<nn::Linear>("down", in, 2)),
+        up(add<nn::Linear>("up", 2, out)) {}
+  Tensor forward(const Tensor& x) {
+    const Tensor y = base(x);
+    return relu(y + up(down(x)));
+  }
+};
+
 /// fully_shard on every block, then on the root; groups = blocks + 1.
 template <class Model>
 void shard(Model& model, const DeviceMesh& mesh, const nn::FullyShardOptions& blocks = {},

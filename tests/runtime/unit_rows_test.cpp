@@ -1,6 +1,8 @@
 // Rows of units without fully_shard: layouts as data, and what the rows do on one rank; several: tests/parallel.
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "runtime/exec/context.h"
 #include "runtime/op/attr_text.h"
 #include "runtime/op/buffer_views.h"
@@ -28,15 +30,16 @@ Tensor bytes(std::int64_t count) {
 TEST(UnitLayout, EqualOnesAreOneObject) {
   const UnitLayout* const a = UnitLayout::intern(two_pieces());
   EXPECT_EQ(UnitLayout::intern(two_pieces()), a);
-  EXPECT_EQ(a->piece(0).counts, std::vector<std::int64_t>{6});
+  EXPECT_EQ(a->counts(a->piece(0)), std::vector<std::int64_t>{6});
   UnitLayout other = two_pieces();
   other.pieces[1].wire = DType::bf16;
   const UnitLayout* const b = UnitLayout::intern(other);
   EXPECT_NE(a, b);
   EXPECT_NE(label_of(*a), label_of(*b)) << "both are called blocks.3";
-  EXPECT_EQ(find_unit(label_of(*a)), a);
-  EXPECT_EQ(find_unit(label_of(*b)), b);
-  EXPECT_EQ(find_unit("blocks.99"), nullptr);
+  for (const UnitLayout* const layout : {a, b}) {
+    const std::string text = AttrsView(UnitAttrs{layout}).print();
+    EXPECT_EQ(parse_attrs(op::release, text).as<UnitAttrs>().unit, layout) << text;
+  }
 }
 
 TEST(UnitLayout, IsReadFromWhatItPrints) {
@@ -46,7 +49,8 @@ TEST(UnitLayout, IsReadFromWhatItPrints) {
                                                      .shard = 3,
                                                      .full_bytes = 64,
                                                      .pieces = {{.shape = {3, 2}, .dtype = DType::f64}}});
-  EXPECT_EQ(even->piece(0).counts, (std::vector<std::int64_t>{2, 2, 2, 0}));
+  EXPECT_EQ(even->counts(even->piece(0)), (std::vector<std::int64_t>{2, 2, 2, 0}));
+  EXPECT_EQ(even->count_here(even->piece(0)), 0);
   const UnitLayout* const listed = UnitLayout::intern({.name = "a b",
                                                        .shard_axis = "dp_cp#3",
                                                        .replica_axis = "replicate#1",
@@ -55,9 +59,28 @@ TEST(UnitLayout, IsReadFromWhatItPrints) {
                                                        .shard_bytes = 64,
                                                        .full_bytes = 64,
                                                        .pieces = {{.shape = {5}, .rows = {1, 4}}}});
-  EXPECT_EQ(listed->piece(0).counts, (std::vector<std::int64_t>{1, 4}));
+  EXPECT_EQ(listed->counts(listed->piece(0)), (std::vector<std::int64_t>{1, 4}));
   for (const UnitLayout* layout : {even, listed, UnitLayout::intern(two_pieces())})
     EXPECT_EQ(parse_unit_layout(layout->print()), layout) << layout->print();
+}
+
+TEST(UnitLayout, CountsOfManyShardsAreARule) {
+  constexpr int kShards = 16384;
+  const UnitLayout* const unit = UnitLayout::intern({.name = "wide",
+                                                     .shard_axis = "dp#1",
+                                                     .shards = kShards,
+                                                     .shard = 14285,
+                                                     .shard_bytes = 84,
+                                                     .full_bytes = 1'200'000,
+                                                     .pieces = {{.shape = {100'000, 3}}}});
+  const UnitPiece& piece = unit->piece(0);
+  EXPECT_TRUE(piece.rows.empty());
+  EXPECT_EQ(unit->count_here(piece), 5 * 3) << "what chunks of 7 rows leave";
+  EXPECT_EQ(unit->count(piece, 0), 7 * 3);
+  EXPECT_EQ(unit->count(piece, kShards - 1), 0);
+  const std::vector<std::int64_t> counts = unit->counts(piece);
+  EXPECT_EQ(counts.size(), std::size_t{kShards});
+  EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}), 300'000);
 }
 
 TEST(UnitLayout, WhatDoesNotAddUpIsNamed) {

@@ -2,6 +2,7 @@
 
 #include <charconv>
 
+#include "runtime/comm/group/device_support.h"
 #include "runtime/exec/context.h"
 
 namespace sherd {
@@ -21,9 +22,7 @@ Device parse_device(std::string_view text) {
 
 Device open_device(std::string_view text, int ranks, std::int64_t memory_limit) {
   const Device device = parse_device(text);
-  check(device == Device::cpu() || ranks == 1,
-        "device = {} on {} ranks: ranks on GPUs talk through NCCL, which is not built yet; use one rank, or the cpu",
-        text, ranks);
+  check(device == Device::cpu() || ranks == 1, "device = {} on {} ranks: {}", text, ranks, kRanksOnGpus);
   RankContext::current().allocator(device).set_limit(memory_limit);
   return device;
 }

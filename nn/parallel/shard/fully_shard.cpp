@@ -101,7 +101,9 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   friend struct ShardTree;
   /// A forward call, as its outputs remember it.
   struct ForwardCall {
+    std::weak_ptr<FullyShardHook> hook;
     UnitSchedule::Call call;
+    std::uint64_t begun;     // nodes of its own have larger numbers
     std::uint64_t pass = 0;  // the backward that has reached it last
   };
   void join_or_make_tree(Module& module);
@@ -172,7 +174,7 @@ FullyShardHook* hook_of(const Module& module) {
 
 FullyShardHook& wrapped(Module& module) {
   FullyShardHook* hook = hook_of(module);
-  check(hook != nullptr, "module \"{}\" is not wrapped by fully_shard", module.path());
+  if (!hook) fail("module \"{}\" is not wrapped by fully_shard", module.path());
   return *hook;
 }
 
@@ -210,6 +212,16 @@ void check_materialized(Module& module) {
         count, names, count > 8 ? ", ..." : "");
 }
 
+// In module order, each once: several modules may be one unit.
+std::vector<FullyShardHook*> hooks_below(Module& root) {
+  std::vector<FullyShardHook*> hooks;
+  root.for_each_module([&](Module& m) {
+    FullyShardHook* hook = hook_of(m);
+    if (hook && std::find(hooks.begin(), hooks.end(), hook) == hooks.end()) hooks.push_back(hook);
+  });
+  return hooks;
+}
+
 // The tree of the nearest wrapped module above that is in one.
 const std::shared_ptr<ShardTree>* tree_above(const Module& module) {
   for (const Module* above = module.parent(); above; above = above->parent())
@@ -232,16 +244,13 @@ void FullyShardHook::join_or_make_tree(Module& module) {
 void FullyShardHook::become_root(Module& module) {
   check_materialized(module);
   check_tied(module, nullptr);
-  std::vector<FullyShardHook*> found;
-  module.for_each_module([&](Module& m) {
-    FullyShardHook* hook = hook_of(m);
-    if (!hook || std::find(found.begin(), found.end(), hook) != found.end()) return;
-    check(
-        hook->tree_ == nullptr,
-        "fully_shard: module \"{}\" ran by itself before \"{}\", so it is a root of its own; run the whole model first",
-        label(m), label(module));
-    found.push_back(hook);
-  });
+  const std::vector<FullyShardHook*> found = hooks_below(module);
+  for (const FullyShardHook* hook : found)
+    if (hook->tree_)
+      fail(
+          "fully_shard: module \"{}\" ran by itself before \"{}\", so it is a root of its own; run the whole model "
+          "first",
+          hook->name_, label(module));
   const auto tree = std::make_shared<ShardTree>();
   for (FullyShardHook* hook : found) {
     tree->add(*hook);
@@ -322,13 +331,12 @@ UnitSchedule::Call FullyShardHook::leave_forward(Module& module) {
 // Of the outputs those that this call has made: one that was an input too is reached when the call's backward is over.
 void FullyShardHook::hook_outputs(UnitSchedule::Call call, std::uint64_t begun,
                                   const std::function<void(const TensorVisitor&)>& visit_outputs) {
-  const auto shared = std::make_shared<ForwardCall>(ForwardCall{call});
-  const std::weak_ptr<FullyShardHook> weak = weak_from_this();
-  visit_outputs([&](const Tensor& t) {
-    if (!t.requires_grad() || t.grad_node()->kind != Node::Kind::op || t.grad_node()->sequence < begun) return;
+  const auto shared = std::make_shared<ForwardCall>(ForwardCall{weak_from_this(), call, begun});
+  visit_outputs([&shared](const Tensor& t) {
+    if (!t.requires_grad() || t.grad_node()->kind != Node::Kind::op || t.grad_node()->sequence < shared->begun) return;
     register_grad_hook(t,
-                       [weak, shared](const Tensor&) {
-                         if (const auto self = weak.lock()) self->before_backward(*shared);
+                       [shared](const Tensor&) {
+                         if (const auto self = shared->hook.lock()) self->before_backward(*shared);
                          return Tensor();
                        },
                        {.capturable = true});  // gathers are rows: replay issues them without the hook
@@ -389,15 +397,6 @@ bool is_fully_sharded(const Module& module) { return hook_of(module) != nullptr;
 UnitHandle unit_of(Module& module) { return UnitHandle(wrapped(module).shared_from_this()); }
 
 namespace {
-
-std::vector<FullyShardHook*> hooks_below(Module& root) {
-  std::vector<FullyShardHook*> hooks;
-  root.for_each_module([&](Module& m) {
-    FullyShardHook* hook = hook_of(m);
-    if (hook && std::find(hooks.begin(), hooks.end(), hook) == hooks.end()) hooks.push_back(hook);
-  });
-  return hooks;
-}
 
 std::vector<UnitHandle> handles_of(const std::vector<Module*>& modules) {
   std::vector<UnitHandle> handles;
@@ -504,7 +503,6 @@ void set_modules_to_backward_prefetch(Module& module, const std::vector<Module*>
 }
 
 void set_reduce_scatter_max_input_buffers(Module& root, int count) {
-  check(count >= 1, "at least one gradient buffer must be allowed to be in reduction, got {}", count);
   for (const UnitHandle& unit : units(root)) unit.set_max_reductions(count);
 }
 

@@ -32,8 +32,7 @@ GradientInbox::GradientInbox(UnitBuffers& buffers, const DataMesh& data)
       data_(data),
       entries_(buffers.size()),
       end_(std::make_shared<BackwardEnd>([this] { finish_backward(); })),
-      divide_factor_(data.num_ranks()),
-      rounds_(rounds(buffers.layout())) {
+      divide_factor_(data.num_ranks()) {
   name_setting(reduction_, label_of(buffers.layout()));
   reduction_changed();
   for (std::size_t i = 0; i < entries_.size(); ++i) {
@@ -43,34 +42,27 @@ GradientInbox::GradientInbox(UnitBuffers& buffers, const DataMesh& data)
         entries_[i].partial_gradients = PartialGradients::of(gathered->mesh());
     if (data_.num_replicas() > 1) entries_[i].aside = std::make_unique<Slot>(p.name() + ".unsummed");
     p.set_sink(this);
-    leaves_.emplace_back(p.leaf());
   }
 }
 
-// A leaf knows whether its slot still exists.
 GradientInbox::~GradientInbox() {
-  for (const NodeRef& leaf : leaves_)
-    if (Slot* slot = static_cast<Leaf*>(leaf.get())->slot) slot->set_sink(nullptr);
+  for (Parameter* p : buffers_.parameters()) p->set_sink(nullptr);
 }
 
 std::size_t GradientInbox::index_of(const Slot& slot) const {
   const std::size_t i = buffers_.find(slot);
-  check(i < entries_.size(), "group \"{}\" got a gradient of \"{}\", which is not its parameter",
-        buffers_.layout().name, slot.name());
+  if (i >= entries_.size())
+    fail("group \"{}\" got a gradient of \"{}\", which is not its parameter", buffers_.layout().name, slot.name());
   return i;
 }
 
 // ---- arriving ----
 
-bool GradientInbox::is_gradient_reduced() const {
-  return data_.num_ranks() == 1 && buffers_.is_shard_full() && !rounds_ && divide_factor_ == 1;
-}
-
 // On one rank micro-batches accumulate in grad() itself, as in the default sink.
 bool GradientInbox::adds_in_place(std::size_t i) const {
   const Entry& e = entries_[i];
   const bool fresh = e.pending == Pending::none || e.pending == Pending::in_place;
-  return is_gradient_reduced() && fresh && !e.is_partial && buffers_.parameter(i)->grad().defined();
+  return is_gradient_reduced_ && fresh && !e.is_partial && buffers_.parameter(i)->grad().defined();
 }
 
 // Of the parameters that train, or did when the tape was recorded, and of those that wait for a sum over replicas.
@@ -86,17 +78,25 @@ void GradientInbox::make_buffer() {
   gradients_ = gradient_buffer(bytes, buffers_.device());
 }
 
-Tensor GradientInbox::full_view(std::size_t i) {
+const Tensor& GradientInbox::full_view(std::size_t i) {
   if (!gradients_.defined()) make_buffer();
-  check(entries_[i].offset != kNoPlace, "parameter \"{}\" got a gradient and is frozen", buffers_.parameter(i)->name());
-  return view_at(gradients_, piece(i).shape, entries_[i].offset, piece(i).full_dtype);
+  Entry& e = entries_[i];
+  if (e.full.defined()) return e.full;
+  if (e.offset == kNoPlace) fail("parameter \"{}\" got a gradient and is frozen", buffers_.parameter(i)->name());
+  return e.full = view_at(gradients_, piece(i).shape, e.offset, piece(i).full_dtype);
+}
+
+void GradientInbox::drop_buffer() {
+  if (!gradients_.defined()) return;
+  gradients_ = Tensor();
+  for (Entry& e : entries_) e.full = Tensor();
 }
 
 GradSink::Destination GradientInbox::destination(Slot& slot) {
   const std::size_t i = index_of(slot);
   if (entries_[i].partial_gradients) return {};  // Partial or not: only accept() can tell
   Destination to = local_destination(i);
-  to.buffer = buffers_.as_gathered(i, to.buffer);
+  if (buffers_.placement(i).gathered) to.buffer = buffers_.as_gathered(i, to.buffer);
   return to;
 }
 
@@ -107,11 +107,13 @@ GradSink::Destination GradientInbox::local_destination(std::size_t i) {
 
 void GradientInbox::note(std::size_t i, Pending kind) {
   Entry& e = entries_[i];
-  check(
-      e.pending == Pending::none || e.pending == kind,
-      "parameter \"{}\" got both a plain gradient (an average over ranks) and a Partial(sum) one in one backward pass",
-      buffers_.parameter(i)->name());
+  if (e.pending != Pending::none && e.pending != kind)
+    fail(
+        "parameter \"{}\" got both a plain gradient (an average over ranks) and a Partial(sum) one in one backward "
+        "pass",
+        buffers_.parameter(i)->name());
   e.pending = kind;
+  has_pending_ = true;
   end_->expect();
 }
 
@@ -134,7 +136,7 @@ void GradientInbox::accept(Slot& slot, Tensor gradient) {
     check(all_of(spec, is_sum) || all_of(spec, is_average),
           "parameter \"{}\": a gradient placed {} cannot be reduced to shards; Partial(sum), Partial(avg) and "
           "Replicate can",
-          slot.name(), describe(gradient));
+          slot.name(), gradient);
     if (all_of(spec, is_sum)) kind = Pending::sum;
     gradient = gradient.local();
   }
@@ -149,9 +151,9 @@ void GradientInbox::accept(Slot& slot, Tensor gradient) {
 Tensor GradientInbox::local_gradient(std::size_t i, Tensor gradient) {
   Entry& e = entries_[i];
   const Spec* const gathered = buffers_.placement(i).gathered;
-  check(gradient.is_distributed() && Spec::from(gradient).mesh_id() == gathered->mesh_id(),
-        "parameter \"{}\" is gathered as {}, its gradient is {}: on another mesh, or plain",
-        buffers_.parameter(i)->name(), gathered->describe(), gradient);
+  if (!gradient.is_distributed() || Spec::from(gradient).mesh_id() != gathered->mesh_id())
+    fail("parameter \"{}\" is gathered as {}, its gradient is {}: on another mesh, or plain",
+         buffers_.parameter(i)->name(), gathered->describe(), gradient);
   const bool may_wait = e.partial_gradients && !leaves_unsummed() && !e.has_unsummed();
   if (may_wait && Spec::from(gradient).placement(0).is_partial(ReduceKind::sum) &&
       (e.is_partial || e.pending == Pending::none)) {
@@ -163,7 +165,7 @@ Tensor GradientInbox::local_gradient(std::size_t i, Tensor gradient) {
 }
 
 void GradientInbox::reduce_partial_now(std::size_t i) {
-  const Tensor buffer = full_view(i);
+  const Tensor& buffer = full_view(i);
   const Spec* const gathered = buffers_.placement(i).gathered;
   const Tensor partial = Tensor::distributed(buffers_.parameter(i)->shape(), gathered->with(0, Partial()), buffer);
   copy_into(buffer, redistribute(partial, gathered).local().detach(), false);
@@ -174,11 +176,9 @@ void GradientInbox::reduce_partial_now(std::size_t i) {
 // of the module before this one tells when that is over (UnitSchedule::begin_backward). Where the shards are what is
 // read, hooks wait too: they may write them.
 void GradientInbox::finish(Slot&) {
-  std::size_t trainable = 0;
-  for (std::size_t i = 0; i < entries_.size(); ++i)
-    if (const Parameter* p = buffers_.parameter(i); p && p->requires_grad()) ++trainable;
-  if (++finished_ != trainable) return;
-  const bool is_read = buffers_.is_shard_full() ? trainable < entries_.size() : buffers_.has_readers();
+  if (finished_ == 0) trainable_ = buffers_.num_trainable();
+  if (++finished_ != trainable_) return;
+  const bool is_read = buffers_.is_shard_full() ? trainable_ < entries_.size() : buffers_.has_readers();
   if (!is_read) buffers_.reshard();
   reduce_pending();
   if (!is_read || !buffers_.is_shard_full()) run_hooks();
@@ -208,6 +208,8 @@ void GradientInbox::set_all_reduces(bool on) {
 }
 
 void GradientInbox::reduction_changed() {
+  is_gradient_reduced_ =
+      data_.num_ranks() == 1 && buffers_.is_shard_full() && !rounds(buffers_.layout()) && divide_factor_ == 1;
   const char* const over_replicas = data_.num_replicas() == 1 ? ""
                                     : all_reduces_            ? " and adds them up over replicas"
                                                               : " and does not add them up over replicas";
@@ -221,14 +223,16 @@ void GradientInbox::reduction_changed() {
 void GradientInbox::reduce_pending() {
   if (CaptureSink* capture = RankContext::current().capture) capture->setting_read(reduction_);
   finished_ = 0;
+  add_zeros_to_unsummed();
+  if (!has_pending_) return drop_buffer();
   for (std::size_t i = 0; i < entries_.size(); ++i)
     if (!buffers_.parameter(i)) entries_[i].pending = Pending::none;
-  add_zeros_to_unsummed();
   if (gradients_.defined()) {
-    if (is_gradient_reduced()) keep_gradients();
+    if (is_gradient_reduced_) keep_gradients();
     else launch();
   }
-  gradients_ = Tensor();
+  drop_buffer();
+  has_pending_ = false;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Entry& e = entries_[i];
     if (e.pending == Pending::none) continue;
@@ -240,18 +244,24 @@ void GradientInbox::reduce_pending() {
 }
 
 void GradientInbox::run_hooks() {
-  for (const std::size_t i : std::exchange(reduced_, {}))
+  if (reduced_.empty()) return;
+  std::vector<std::size_t> now;
+  now.swap(reduced_);  // a hook may lead here again
+  for (const std::size_t i : now)
     if (Parameter* p = buffers_.parameter(i)) p->run_grad_hooks();
+  now.clear();
+  if (reduced_.empty()) now.swap(reduced_);  // keeps the memory
 }
 
 // Sums that earlier passes left are all-reduced over replicas now, also for parameters without a gradient in this pass.
 void GradientInbox::add_zeros_to_unsummed() {
-  if (!all_reduces_) return;
+  if (!all_reduces_ || buffers_.layout().replicas == 1) return;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Entry& e = entries_[i];
     if (!e.has_unsummed() || e.pending != Pending::none || !buffers_.parameter(i)) continue;
     fill_into(full_view(i), 0);
     e.pending = Pending::average;
+    has_pending_ = true;
   }
 }
 
@@ -260,7 +270,7 @@ void GradientInbox::add_zeros_to_unsummed() {
 void GradientInbox::keep_gradients() {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     if (!entries_[i].waits()) continue;
-    const Tensor full = full_view(i);
+    const Tensor& full = full_view(i);
     const Tensor& gradient = buffers_.parameter(i)->grad();
     if (!entries_[i].is_partial && gradient.defined()) copy_into(gradient.local().detach(), full, true);
     else deliver(i, full);
@@ -375,7 +385,9 @@ void GradientInbox::launch() {
   const bool sums_replicas = data_.num_replicas() > 1 && !leaves_unsummed();
   if (sums_replicas) {
     sum_apart(launch);
-    launch.reduce.in_flight = 2 * max_reductions_ - 1;  // each is two items of the queue, and the last one's stays
+    // Each is two items of the queue, and the last one's stays; with one shard only the sums are queued.
+    if (data_.num_shards() > 1) launch.reduce.in_flight = 2 * max_reductions_ - 1;
+    else launch.sum.in_flight = max_reductions_;
   }
   start_reduce(launch.reduce, gradients_, launch.out);
   if (sums_replicas) start_replica_sum(launch.sum, launch.out, launch.apart);
@@ -397,7 +409,8 @@ void GradientInbox::discard_unsummed() {
 }
 
 void GradientInbox::discard_pending() {
-  gradients_ = Tensor();
+  drop_buffer();
+  has_pending_ = false;
   finished_ = 0;
   reduced_.clear();
   for (Entry& e : entries_) {

@@ -76,6 +76,7 @@ class GradientInbox final : public GradSink {
   struct Entry {
     Pending pending = Pending::none;
     std::int64_t offset = kNoPlace;  // of its full gradient in the buffer
+    Tensor full{};                   // that gradient, once somebody has asked for it
     // Its grad() is this rank's shard of the passes that were not summed over replicas: a slot, so that one captured
     // step can leave it to another. Null where there are no replicas.
     std::unique_ptr<Slot> aside{};
@@ -92,11 +93,10 @@ class GradientInbox final : public GradSink {
 
   std::size_t index_of(const Slot& slot) const;
   const UnitPiece& piece(std::size_t i) const { return buffers_.layout().pieces[i]; }
-  // On one rank, without casts, rounding or scaling, the full gradients are the reduced ones.
-  bool is_gradient_reduced() const;
   bool adds_in_place(std::size_t i) const;
-  Tensor full_view(std::size_t i);
+  const Tensor& full_view(std::size_t i);
   void make_buffer();
+  void drop_buffer();
   Destination local_destination(std::size_t i);
   Tensor local_gradient(std::size_t i, Tensor gradient);
   void reduce_partial_now(std::size_t i);
@@ -117,15 +117,16 @@ class GradientInbox final : public GradSink {
   UnitBuffers& buffers_;
   DataMesh data_;
   std::vector<Entry> entries_;  // by piece
-  std::vector<NodeRef> leaves_;
-  Tensor gradients_;  // u8, or undefined
+  Tensor gradients_;            // u8, or undefined
   std::shared_ptr<BackwardEnd> end_;
   double divide_factor_;
   const std::shared_ptr<StepSetting> reduction_ = std::make_shared<StepSetting>();  // the factor and all_reduces_
   int max_reductions_ = 1;
   std::size_t finished_ = 0;          // parameters whose gradient is complete in this pass
+  std::size_t trainable_ = 0;         // of how many, counted with the first
   std::vector<std::size_t> reduced_;  // pieces whose hooks are still to run
-  const bool rounds_;
+  bool is_gradient_reduced_ = false;  // the full gradients are the reduced ones: one rank, no cast, rounding or scaling
+  bool has_pending_ = false;
   bool all_reduces_ = true;
 };
 

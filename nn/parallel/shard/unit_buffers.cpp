@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "runtime/autograd/autograd.h"
-#include "runtime/comm/group/group_names.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/buffer_views.h"
 #include "runtime/op/capture_sink.h"
@@ -24,6 +23,7 @@ UnitBuffers::UnitBuffers(PlacedUnit unit, const std::vector<Parameter*>& paramet
   std::vector<Tensor> values;  // of this rank
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     pieces_.push_back({NodeRef(parameters[i]->leaf()), std::move(unit.placements[i])});
+    by_leaf_.emplace(parameters[i]->leaf(), i);
     values.push_back(parameters[i]->value().local().detach());
   }
   if (std::ranges::any_of(values, [](const Tensor& t) { return !t.is_meta(); })) {
@@ -58,20 +58,16 @@ std::vector<Parameter*> UnitBuffers::parameters() const {
   return living;
 }
 
-std::size_t UnitBuffers::find(const Slot& slot) const {
-  const auto found = std::ranges::find_if(pieces_, [&](const Piece& p) { return p.leaf.get() == slot.leaf(); });
-  return static_cast<std::size_t>(found - pieces_.begin());
+std::size_t UnitBuffers::num_trainable() const {
+  return static_cast<std::size_t>(std::ranges::count_if(pieces_, [](const Piece& piece) {
+    const Parameter* const p = parameter_of(piece);
+    return p && p->requires_grad();
+  }));
 }
 
 void UnitBuffers::materialize(Device device) {
   if (shards_.defined()) return;
-  for (const std::string& axis : {layout_->shard_axis, layout_->replica_axis})
-    check(axis.empty() || group_named(axis).supports(device),
-          "fully_shard: group \"{}\" is distributed over {} ranks on {}, and its process group moves host memory; "
-          "ranks on "
-          "GPUs talk through NCCL, which is not built yet: make the world a group that stages "
-          "(comm/group/staged_group.h), use one rank, or the cpu device",
-          layout_->name, layout_->shards * layout_->replicas, to_string(device));
+  check_groups(*layout_, device);
   shards_ = bytes_over(Storage::allocate(layout_->shard_bytes, MemoryCategory::parameters, device));
   fill_into(shards_, 0);
   if (is_shard_full_) {

@@ -8,6 +8,7 @@
 // A gather puts every rank's rows at their final address, cast to the type the module computes in. On one shard without
 // casts the two are one buffer, and nothing is ever gathered.
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "nn/module.h"
@@ -31,9 +32,13 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   /// The parameter of a piece; null once it was destroyed, with its module.
   Parameter* parameter(std::size_t piece) const { return parameter_of(pieces_[piece]); }
   std::vector<Parameter*> parameters() const;
+  std::size_t num_trainable() const;
   const ShardPlacement& placement(std::size_t piece) const { return pieces_[piece].at; }
   /// The piece of this parameter; size() if it has none.
-  std::size_t find(const Slot& slot) const;
+  std::size_t find(const Slot& slot) const {
+    const auto found = by_leaf_.find(slot.leaf());
+    return found == by_leaf_.end() ? size() : found->second;
+  }
   Device device() const { return shards_.device(); }
   /// Whether shards and gathered parameters are one buffer.
   bool is_shard_full() const { return is_shard_full_; }
@@ -90,7 +95,8 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   const UnitLayout* layout_;
   const bool is_shard_full_;
   std::vector<Piece> pieces_;
-  Tensor shards_, gathered_;  // u8 [bytes]
+  std::unordered_map<const Node*, std::size_t> by_leaf_;  // pieces: a gradient knows its parameter only
+  Tensor shards_, gathered_;                              // u8 [bytes]
   std::shared_ptr<const NamedStorage> gathered_name_;
   int late_gathers_ = 0;
   bool is_unsharded_ = false;
