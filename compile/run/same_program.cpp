@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "compile/ir/print.h"
+#include "runtime/comm/group/host_group.h"
 
 namespace sherd {
 
@@ -22,7 +23,7 @@ Hashes gather(ProcessGroup& group, const Hashes& own, const std::vector<std::int
   Hashes result(static_cast<std::size_t>(all));
   std::copy(own.begin(), own.end(), result.begin() + before);
   const GatherPart part{result.data(), DType::i64, counts};
-  group.all_gather({&part, 1})->wait();
+  group.host().all_gather({&part, 1});
   return result;
 }
 

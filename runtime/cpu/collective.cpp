@@ -10,7 +10,7 @@
 
 #include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/comm_counter.h"
-#include "runtime/comm/group/process_group.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/cpu/kernels.h"
 #include "runtime/exec/queue.h"
 #include "runtime/op/collective_attrs.h"
@@ -66,7 +66,7 @@ void unpack(const Cut& cut, const std::byte* blocks, std::byte* whole) {
 
 std::byte* address(const Tensor& t) { return t.storage()->address() + t.offset() * byte_size(t.dtype()); }
 
-ProcessGroup& channel(const KernelCall& call) {
+HostGroup& channel(const KernelCall& call) {
   return channel_of(*call.attrs.as<CollectiveAttrs>().group, call.exec.queue->name());
 }
 
@@ -113,14 +113,14 @@ void submit_on_copy(CommOp kind, const KernelCall& call, Collective collective) 
 void all_reduce(const KernelCall& call) {
   const auto kind = static_cast<ReduceKind>(call.attrs.as<CollectiveAttrs>().kind);
   submit_on_copy(CommOp::all_reduce, call, [&group = channel(call), kind](const FlatPart& part) {
-    group.all_reduce({&part, 1}, {.kind = kind})->wait();
+    group.all_reduce({&part, 1}, {.kind = kind});
   });
 }
 
 void broadcast(const KernelCall& call) {
   const int root = call.attrs.as<CollectiveAttrs>().root;
   submit_on_copy(CommOp::broadcast, call,
-                 [&group = channel(call), root](const FlatPart& part) { group.broadcast({&part, 1}, root)->wait(); });
+                 [&group = channel(call), root](const FlatPart& part) { group.broadcast({&part, 1}, root); });
 }
 
 Cut cut_along(const KernelCall& call, const Tensor& whole, int dim) {
@@ -128,7 +128,7 @@ Cut cut_along(const KernelCall& call, const Tensor& whole, int dim) {
 }
 
 void all_gather(const KernelCall& call) {
-  ProcessGroup& group = channel(call);
+  HostGroup& group = channel(call);
   const Tensor& x = dense_input(call);
   const Cut cut = cut_along(call, call.out[0], call.attrs.as<CollectiveAttrs>().dim);
   const bool listed = is_listed(cut);
@@ -144,14 +144,14 @@ void all_gather(const KernelCall& call) {
     } else {
       parts.push_back({blocks, dtype, counts, from, dtype});
     }
-    group.all_gather(parts)->wait();
+    group.all_gather(parts);
     if (!listed) unpack(cut, blocks, out);
   };
   submit(CommOp::all_gather, call, gather, {&scratch, 1});
 }
 
 void reduce_scatter(const KernelCall& call) {
-  ProcessGroup& group = channel(call);
+  HostGroup& group = channel(call);
   const Tensor& x = dense_input(call);
   const auto& attrs = call.attrs.as<CollectiveAttrs>();
   const Cut cut = cut_along(call, x, attrs.dim);
@@ -170,14 +170,14 @@ void reduce_scatter(const KernelCall& call) {
       pack(cut, from, blocks);
       parts.push_back({blocks, out, dtype, counts});
     }
-    group.reduce_scatter(parts, {.kind = kind})->wait();
+    group.reduce_scatter(parts, {.kind = kind});
   };
   submit(CommOp::reduce_scatter, call, reduce, {&scratch, 1});
 }
 
 // What rank q gets is dense after packing along the split dim, and so is what comes from it.
 void all_to_all(const KernelCall& call) {
-  ProcessGroup& group = channel(call);
+  HostGroup& group = channel(call);
   const Tensor& x = dense_input(call);
   const auto& attrs = call.attrs.as<CollectiveAttrs>();
   const Cut split = cut_along(call, x, attrs.split_dim), joined = cut_along(call, call.out[0], attrs.dim);
@@ -190,7 +190,7 @@ void all_to_all(const KernelCall& call) {
     if (packed) pack(split, from, packed);
     const Counts in_counts = split.block_counts(), out_counts = joined.block_counts();
     const SwapPart part{packed ? packed : from, received ? received : out, dtype, in_counts, out_counts};
-    group.all_to_all({&part, 1})->wait();
+    group.all_to_all({&part, 1});
     if (received) unpack(joined, received, out);
   };
   submit(CommOp::all_to_all, call, swap, scratch);

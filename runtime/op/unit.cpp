@@ -310,7 +310,7 @@ void submit_sums(const ReplicaSumAttrs& attrs, ReplicaSum sums, std::int64_t byt
   for (const AlonePart& p : sums.stores)
     stores.push_back(
         {address_of(p.in), address_of(p.out), p.out.numel(), p.in.dtype(), p.wire, p.out.dtype(), p.accumulate});
-  ProcessGroup& lane = group.lane(kReduceQueue);
+  HostGroup& lane = group.host().lane(kReduceQueue);
   queue_of(kReduceQueue, Device::cpu())
       .submit({.name = "replica_sum",
                .subject = unit.name,

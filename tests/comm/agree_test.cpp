@@ -5,6 +5,7 @@
 
 #include <stdexcept>
 
+#include "runtime/comm/group/host_group.h"
 #include "runtime/comm/job/world.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/processes.h"
@@ -43,7 +44,7 @@ TEST(Agree, OneRanksErrorIsEveryRanks) {
     const bool own = group->rank() == 1;
     expect_error([&] { together(*group, [&] { check(!own, "the file of {} is gone", group->rank()); }); },
                  {own ? "the file of 1 is gone" : "rank 1: the file of 1 is gone"});
-    group->barrier();  // nobody went on alone
+    group->host().barrier();  // nobody went on alone
   });
 }
 

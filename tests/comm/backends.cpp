@@ -22,7 +22,7 @@ std::vector<std::string> run_as_threads(int count, const RankBody& body) {
   run_ranks(count, [&](const std::shared_ptr<ProcessGroup>& group) {
     group->set_deadline(kDeadline);
     try {
-      body(*group);
+      body(group->host());
     } catch (const std::exception& error) {
       group->abort(error.what());
       messages[static_cast<std::size_t>(group->rank())] = error.what();
@@ -36,7 +36,7 @@ std::vector<std::string> run_as_processes(int count, const RankBody& body, const
     const std::shared_ptr<ProcessGroup> group = make_shm_group(store, rank, count, options);
     group->set_deadline(kDeadline);
     try {
-      body(*group);
+      body(group->host());
     } catch (const std::exception& error) {
       group->abort(error.what());
       throw;

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "runtime/comm/group/process_group.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd::testing {
 
-using RankBody = std::function<void(ProcessGroup& group)>;
+using RankBody = std::function<void(HostGroup& group)>;
 
 struct Backend {
   std::string name;

@@ -86,7 +86,7 @@ T reduced(int ranks, std::int64_t i, ReduceKind kind, double scale = 1.0) {
 }
 
 template <class T>
-void check_moves(ProcessGroup& group, const std::vector<std::int64_t>& counts) {
+void check_moves(HostGroup& group, const std::vector<std::int64_t>& counts) {
   const int n = group.size(), me = group.rank();
   const std::int64_t total = start_of(counts, n), first = start_of(counts, me);
   Buffer<T> expected(total), gathered(total);
@@ -94,7 +94,7 @@ void check_moves(ProcessGroup& group, const std::vector<std::int64_t>& counts) {
     for (std::int64_t i = start_of(counts, r); i < start_of(counts, r + 1); ++i) expected[i] = value<T>(r, i);
   for (std::int64_t i = first; i < start_of(counts, me + 1); ++i) gathered[i] = value<T>(me, i);
   const GatherPart part{gathered.data.get(), dtype_of<T>, counts};
-  group.all_gather(std::span(&part, 1))->wait();
+  group.all_gather(std::span(&part, 1));
   EXPECT_EQ(gathered, expected) << "all_gather of " << total << " " << name(dtype_of<T>) << " on rank " << me << " of "
                                 << n;
 
@@ -102,12 +102,12 @@ void check_moves(ProcessGroup& group, const std::vector<std::int64_t>& counts) {
   Buffer<T> sent(total), received(total);
   for (std::int64_t i = 0; i < total; ++i) sent[i] = value<T>(root, i), received[i] = value<T>(me, i);
   const FlatPart flat{received.data.get(), dtype_of<T>, total};
-  group.broadcast(std::span(&flat, 1), root)->wait();
+  group.broadcast(std::span(&flat, 1), root);
   EXPECT_EQ(received, sent) << "broadcast of " << total << " " << name(dtype_of<T>) << " on rank " << me << " of " << n;
 }
 
 template <class T>
-void check_reductions(ProcessGroup& group, const std::vector<std::int64_t>& counts, ReduceOptions options) {
+void check_reductions(HostGroup& group, const std::vector<std::int64_t>& counts, ReduceOptions options) {
   const int n = group.size(), me = group.rank();
   const std::int64_t total = start_of(counts, n), first = start_of(counts, me);
   Buffer<T> input(total), all(total), expected(total);
@@ -116,7 +116,7 @@ void check_reductions(ProcessGroup& group, const std::vector<std::int64_t>& coun
     expected[i] = reduced<T>(n, i, options.kind, options.scale);
   }
   const FlatPart flat{all.data.get(), dtype_of<T>, total};
-  group.all_reduce(std::span(&flat, 1), options)->wait();
+  group.all_reduce(std::span(&flat, 1), options);
   EXPECT_EQ(all, expected) << "all_reduce " << name(options.kind) << " of " << total << " " << name(dtype_of<T>)
                            << " on " << n << " ranks";
 
@@ -124,7 +124,7 @@ void check_reductions(ProcessGroup& group, const std::vector<std::int64_t>& coun
   Buffer<T> mine(own), mine_expected(own);
   for (std::int64_t i = 0; i < own; ++i) mine_expected[i] = expected[first + i];
   const ScatterPart part{input.data.get(), mine.data.get(), dtype_of<T>, counts};
-  group.reduce_scatter(std::span(&part, 1), options)->wait();
+  group.reduce_scatter(std::span(&part, 1), options);
   EXPECT_EQ(mine, mine_expected) << "reduce_scatter " << name(options.kind) << " of " << total << " "
                                  << name(dtype_of<T>) << " on " << n << " ranks";
 }
@@ -143,7 +143,7 @@ INSTANTIATE_TEST_SUITE_P(Groups, Collectives, ::testing::ValuesIn(all_backends()
 
 TEST_P(Collectives, MovesEverySizeAndTypeUnchanged) {
   for (const int ranks : worlds()) {
-    expect_fine(ranks, [](ProcessGroup& group) {
+    expect_fine(ranks, [](HostGroup& group) {
       for (const std::int64_t size : kSizes) {
         for (int t = 0; t < kNumDTypes; ++t) {
           visit_dtype(static_cast<DType>(t), [&]<class T>(Type<T>) {
@@ -158,7 +158,7 @@ TEST_P(Collectives, MovesEverySizeAndTypeUnchanged) {
 
 TEST_P(Collectives, ReducesEverySizeAndTypeInRankOrder) {
   for (const int ranks : worlds()) {
-    expect_fine(ranks, [](ProcessGroup& group) {
+    expect_fine(ranks, [](HostGroup& group) {
       for (const std::int64_t size : kSizes) {
         for (int t = 0; t < kNumDTypes; ++t) {
           visit_dtype(static_cast<DType>(t), [&]<class T>(Type<T>) {
@@ -173,7 +173,7 @@ TEST_P(Collectives, ReducesEverySizeAndTypeInRankOrder) {
 }
 
 TEST_P(Collectives, ReducesWithEveryKindAndScale) {
-  expect_fine(3, [](ProcessGroup& group) {
+  expect_fine(3, [](HostGroup& group) {
     for (const std::int64_t size : {std::int64_t{77}, std::int64_t{9001}}) {
       const std::vector<std::int64_t> counts = chunks(size, group.size());
       for (const ReduceKind kind :
@@ -195,21 +195,21 @@ TEST_P(Collectives, ReducesWithEveryKindAndScale) {
 
 // 256 + 1 + 1 + 1 is 259, halfway between the bfloat16 numbers 258 and 260; adding in bfloat16 would stay at 256.
 TEST_P(Collectives, Bf16AccumulatesInF32AndRoundsOnce) {
-  expect_fine(4, [](ProcessGroup& group) {
+  expect_fine(4, [](HostGroup& group) {
     bf16 x(group.rank() == 0 ? 256.0f : 1.0f);
     const FlatPart part{&x, DType::bf16, 1};
-    group.all_reduce(std::span(&part, 1), {})->wait();
+    group.all_reduce(std::span(&part, 1), {});
     EXPECT_EQ(static_cast<float>(x), 260.0f);
   });
 }
 
 TEST_P(Collectives, NanOfAnyRankIsTheMaximumAndTheMinimum) {
   for (const int culprit : {0, 1, 2}) {
-    expect_fine(3, [&](ProcessGroup& group) {
+    expect_fine(3, [&](HostGroup& group) {
       for (const ReduceKind kind : {ReduceKind::max, ReduceKind::min}) {
         float x = group.rank() == culprit ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(group.rank());
         const FlatPart part{&x, DType::f32, 1};
-        group.all_reduce(std::span(&part, 1), {.kind = kind})->wait();
+        group.all_reduce(std::span(&part, 1), {.kind = kind});
         EXPECT_TRUE(std::isnan(x)) << name(kind);
       }
     });
@@ -217,17 +217,17 @@ TEST_P(Collectives, NanOfAnyRankIsTheMaximumAndTheMinimum) {
 }
 
 TEST_P(Collectives, IntegersWrapExactly) {
-  expect_fine(2, [](ProcessGroup& group) {
+  expect_fine(2, [](HostGroup& group) {
     std::int64_t x = group.rank() == 0 ? std::numeric_limits<std::int64_t>::max() : 1;
     const FlatPart part{&x, DType::i64, 1};
-    group.all_reduce(std::span(&part, 1), {})->wait();
+    group.all_reduce(std::span(&part, 1), {});
     EXPECT_EQ(x, std::numeric_limits<std::int64_t>::min());
   });
 }
 
 TEST_P(Collectives, ReduceScatterWritesInsideItsInputAndAccumulates) {
   for (const std::int64_t own : {std::int64_t{5}, std::int64_t{7001}}) {
-    expect_fine(3, [&](ProcessGroup& group) {
+    expect_fine(3, [&](HostGroup& group) {
       const std::vector<std::int64_t> counts{own, 0, own + 1};
       const int me = group.rank();
       const std::int64_t total = 2 * own + 1, first = start_of(counts, me),
@@ -238,8 +238,8 @@ TEST_P(Collectives, ReduceScatterWritesInsideItsInputAndAccumulates) {
       const ScatterPart parts[] = {{in.data.get(), apart.data.get(), DType::f32, counts, true},
                                    {in.data.get(), in.data.get() + first, DType::f32, counts, false}};
       // In one list the second part overwrites what the first one reads, so these are two calls.
-      group.reduce_scatter(std::span(&parts[0], 1), {})->wait();
-      group.reduce_scatter(std::span(&parts[1], 1), {})->wait();
+      group.reduce_scatter(std::span(&parts[0], 1), {});
+      group.reduce_scatter(std::span(&parts[1], 1), {});
       for (std::int64_t i = 0; i < count; ++i) {
         const float sum = reduced<float>(3, first + i, ReduceKind::sum);
         ASSERT_EQ(apart[i], 100.0f + sum) << i;
@@ -251,7 +251,7 @@ TEST_P(Collectives, ReduceScatterWritesInsideItsInputAndAccumulates) {
 
 TEST_P(Collectives, GroupedListsMixTypesAndEmptyTensorsInOneLaunch) {
   for (const std::int64_t scale : {std::int64_t{1}, std::int64_t{3000}}) {
-    expect_fine(4, [&](ProcessGroup& group) {
+    expect_fine(4, [&](HostGroup& group) {
       const int me = group.rank();
       const std::vector<std::vector<std::int64_t>> counts{
           {scale, 0, 2 * scale, 1}, {0, 0, 0, 0}, {1, 1, 1, 1}, {3, 2, 1, 0}};
@@ -267,7 +267,7 @@ TEST_P(Collectives, GroupedListsMixTypesAndEmptyTensorsInOneLaunch) {
                                    {nullptr, DType::f32, counts[1]},
                                    {b.data.get(), DType::bf16, counts[2]},
                                    {c.data.get(), DType::u8, counts[3]}};
-      group.all_gather(gather)->wait();
+      group.all_gather(gather);
       const auto is_gathered = [&](auto& buffer, const std::vector<std::int64_t>& split) {
         using T = std::remove_reference_t<decltype(buffer[0])>;
         for (int r = 0; r < 4; ++r)
@@ -284,7 +284,7 @@ TEST_P(Collectives, GroupedListsMixTypesAndEmptyTensorsInOneLaunch) {
       for (std::int64_t i = 0; i < 3 * scale + 1; ++i) x[i] = value<float>(me, i);
       for (std::int64_t i = 0; i < 5; ++i) y[i] = value<double>(me, i);
       const FlatPart flat[] = {{x.data.get(), DType::f32, 3 * scale + 1}, {y.data.get(), DType::f64, 5}};
-      group.all_reduce(flat, {.kind = ReduceKind::avg})->wait();
+      group.all_reduce(flat, {.kind = ReduceKind::avg});
       for (std::int64_t i = 0; i < 3 * scale + 1; ++i) ASSERT_EQ(x[i], reduced<float>(4, i, ReduceKind::avg));
       for (std::int64_t i = 0; i < 5; ++i) ASSERT_EQ(y[i], reduced<double>(4, i, ReduceKind::avg));
       EXPECT_EQ(group.counts().all_gather.calls, 1);
@@ -294,17 +294,17 @@ TEST_P(Collectives, GroupedListsMixTypesAndEmptyTensorsInOneLaunch) {
 }
 
 TEST_P(Collectives, CountsLaunchesAndFullBuffers) {
-  expect_fine(2, [](ProcessGroup& group) {
+  expect_fine(2, [](HostGroup& group) {
     std::vector<float> a(10), b(6), out(4);
     const std::vector<std::int64_t> ten{7, 3}, six{2, 4}, none{0, 0};
     const GatherPart gather[] = {{a.data(), DType::f32, ten}, {b.data(), DType::f32, six}};
-    group.all_gather(gather)->wait();
+    group.all_gather(gather);
     const ScatterPart scatter{b.data(), out.data(), DType::f32, six};
-    group.reduce_scatter(std::span(&scatter, 1), {})->wait();
+    group.reduce_scatter(std::span(&scatter, 1), {});
     const FlatPart flat{a.data(), DType::f32, 10};
-    group.all_reduce(std::span(&flat, 1), {})->wait();
-    group.broadcast(std::span(&flat, 1), 1)->wait();
-    group.broadcast(std::span(&flat, 1), 0)->wait();
+    group.all_reduce(std::span(&flat, 1), {});
+    group.broadcast(std::span(&flat, 1), 1);
+    group.broadcast(std::span(&flat, 1), 0);
     group.barrier();
     const CommCounts& counts = group.counts();
     EXPECT_EQ(counts.all_gather.calls, 1);
@@ -323,7 +323,7 @@ TEST_P(Collectives, CountsLaunchesAndFullBuffers) {
 // Many calls back to back, sizes on both sides of every threshold: finds windows that are refilled too early.
 TEST_P(Collectives, RandomSequencesStayExact) {
   static constexpr unsigned kSeed = 20240517;
-  expect_fine(4, [](ProcessGroup& group) {
+  expect_fine(4, [](HostGroup& group) {
     std::mt19937 random(kSeed);
     for (int call = 0; call < 150; ++call) {
       const std::int64_t size = static_cast<std::int64_t>(random() % 3 == 0 ? random() % 20000 : random() % 200);
@@ -343,13 +343,13 @@ TEST(SingleGroup, ScalesAndMovesNothing) {
   EXPECT_EQ(group->size(), 1);
   std::vector<float> x{1, 2, 3};
   const FlatPart part{x.data(), DType::f32, 3};
-  group->all_reduce(std::span(&part, 1), {.kind = ReduceKind::avg, .scale = 0.5})->wait();
+  group->host().all_reduce(std::span(&part, 1), {.kind = ReduceKind::avg, .scale = 0.5});
   EXPECT_EQ(x, (std::vector<float>{0.5f, 1.0f, 1.5f}));
-  EXPECT_EQ(group->counts().all_reduce.bytes, 12);
+  EXPECT_EQ(group->host().counts().all_reduce.bytes, 12);
   group->abort("stop");
-  EXPECT_THROW(group->barrier(), CommError);
+  EXPECT_THROW(group->host().barrier(), CommError);
   group->reset();
-  group->barrier();
+  group->host().barrier();
 }
 
 }  // namespace

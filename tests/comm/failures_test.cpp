@@ -14,29 +14,29 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-void gather(ProcessGroup& group, const std::vector<std::int64_t>& counts, DType dtype = DType::f32) {
+void gather(HostGroup& group, const std::vector<std::int64_t>& counts, DType dtype = DType::f32) {
   std::vector<double> data(20000);
   const GatherPart part{data.data(), dtype, counts};
-  group.all_gather(std::span(&part, 1))->wait();
+  group.all_gather(std::span(&part, 1));
 }
 
-void reduce(ProcessGroup& group, std::int64_t count, ReduceOptions options = {}, DType dtype = DType::f32) {
+void reduce(HostGroup& group, std::int64_t count, ReduceOptions options = {}, DType dtype = DType::f32) {
   std::vector<double> data(20000);
   const FlatPart part{data.data(), dtype, count};
-  group.all_reduce(std::span(&part, 1), options)->wait();
+  group.all_reduce(std::span(&part, 1), options);
 }
 
-void send(ProcessGroup& group, int root) {
+void send(HostGroup& group, int root) {
   float x = 0;
   const FlatPart part{&x, DType::f32, 1};
-  group.broadcast(std::span(&part, 1), root)->wait();
+  group.broadcast(std::span(&part, 1), root);
 }
 
 /// The group can be used: the sum of ranks is right.
-void expect_works(ProcessGroup& group) {
+void expect_works(HostGroup& group) {
   auto x = static_cast<float>(group.rank());
   const FlatPart part{&x, DType::f32, 1};
-  group.all_reduce(std::span(&part, 1), {})->wait();
+  group.all_reduce(std::span(&part, 1), {});
   EXPECT_EQ(x, static_cast<float>(group.size() * (group.size() - 1) / 2));
 }
 
@@ -51,7 +51,7 @@ INSTANTIATE_TEST_SUITE_P(Groups, Failures, ::testing::ValuesIn(all_backends()),
                          [](const auto& param) { return param.param.name; });
 
 TEST_P(Failures, DifferentCollectivesNameBothCalls) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     group.barrier();
     const std::string error = error_of([&] { group.rank() == 0 ? gather(group, {4, 4}) : reduce(group, 8); });
     EXPECT_THAT(error, HasSubstr("rank 0 calls all_gather #2 [f32 x 4,4], rank 1 calls all_reduce #2 [f32 x 8 sum]"));
@@ -61,7 +61,7 @@ TEST_P(Failures, DifferentCollectivesNameBothCalls) {
 
 TEST_P(Failures, DifferentTypesCountsKindsRootsAndBarriersAreRefused) {
   struct Case {
-    std::function<void(ProcessGroup&)> one, other;
+    std::function<void(HostGroup&)> one, other;
     std::string text;
   };
   const Case cases[] = {
@@ -79,7 +79,7 @@ TEST_P(Failures, DifferentTypesCountsKindsRootsAndBarriersAreRefused) {
        "ranks 0, 2 call barrier #1, rank 1 calls broadcast #1 [f32 x 1 root 0]"},
   };
   for (const Case& each : cases) {
-    run(3, [&](ProcessGroup& group) {
+    run(3, [&](HostGroup& group) {
       const std::string error = error_of([&] { group.rank() == 1 ? each.other(group) : each.one(group); });
       EXPECT_THAT(error, HasSubstr(each.text));
     });
@@ -87,7 +87,7 @@ TEST_P(Failures, DifferentTypesCountsKindsRootsAndBarriersAreRefused) {
 }
 
 TEST_P(Failures, ThreeDifferentCallsAreAllNamed) {
-  run(3, [](ProcessGroup& group) {
+  run(3, [](HostGroup& group) {
     const std::string error = error_of([&] { reduce(group, group.rank() + 1); });
     for (const char* text : {"rank 0 calls all_reduce #1 [f32 x 1 sum]", "rank 1 calls all_reduce #1 [f32 x 2 sum]",
                              "rank 2 calls all_reduce #1 [f32 x 3 sum]"})
@@ -96,19 +96,19 @@ TEST_P(Failures, ThreeDifferentCallsAreAllNamed) {
 }
 
 TEST_P(Failures, LongListsThatDifferAtTheEndAreRefused) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     std::vector<float> data(400);
     std::vector<FlatPart> parts;
     for (std::size_t i = 0; i < 400; ++i) parts.push_back({&data[i], DType::f32, 1});
     if (group.rank() == 1) parts.back().count = 0;
-    const std::string error = error_of([&] { group.all_reduce(parts, {})->wait(); });
+    const std::string error = error_of([&] { group.all_reduce(parts, {}); });
     EXPECT_THAT(error, AllOf(HasSubstr("more sum]"), HasSubstr("differ in the part of the list that is not shown")));
     EXPECT_LT(error.size(), 900U);
   });
 }
 
 TEST_P(Failures, NothingIsTouchedWhenRanksDisagree) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     std::vector<float> data(9000, static_cast<float>(group.rank()));
     const FlatPart part{data.data(), DType::f32, group.rank() == 0 ? 8999 : 9000};
     EXPECT_THROW(group.all_reduce(std::span(&part, 1), {}), CommError);
@@ -119,7 +119,7 @@ TEST_P(Failures, NothingIsTouchedWhenRanksDisagree) {
 
 TEST_P(Failures, DeadlineNamesWhoIsMissingAndWhatItDoes) {
   SharedFlag is_outside, has_expired;
-  run(3, [&](ProcessGroup& group) {
+  run(3, [&](HostGroup& group) {
     group.barrier();
     std::string error;
     if (group.rank() == 1) {
@@ -140,7 +140,7 @@ TEST_P(Failures, DeadlineNamesWhoIsMissingAndWhatItDoes) {
 
 TEST_P(Failures, AbortReachesWaitingAndLaterRanks) {
   SharedFlag has_aborted;
-  run(3, [&](ProcessGroup& group) {
+  run(3, [&](HostGroup& group) {
     if (group.rank() == 1) group.abort("the learning rate is NaN");
     if (group.rank() == 1) has_aborted.set();
     if (group.rank() == 2) has_aborted.wait();
@@ -151,7 +151,7 @@ TEST_P(Failures, AbortReachesWaitingAndLaterRanks) {
 }
 
 TEST_P(Failures, ResetMakesTheGroupWorkAgain) {
-  run(3, [](ProcessGroup& group) {
+  run(3, [](HostGroup& group) {
     for (int round = 0; round < 20; ++round) {
       if (group.rank() == round % 3) group.abort(fmt::format("round {}", round));
       // A rank may be stopped by the abort in the first barrier or only in the second.
@@ -166,7 +166,7 @@ TEST_P(Failures, ResetMakesTheGroupWorkAgain) {
 }
 
 TEST_P(Failures, SequenceNumbersGoOnAfterReset) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     group.barrier();
     EXPECT_THAT(error_of([&] { group.rank() == 0 ? group.barrier() : send(group, 0); }), HasSubstr("barrier #2"));
     group.reset();
@@ -177,7 +177,7 @@ TEST_P(Failures, SequenceNumbersGoOnAfterReset) {
 }
 
 TEST_P(Failures, ResetAgainstACallIsReportedAndThenCompletes) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     if (group.rank() == 1) {
       EXPECT_THAT(error_of([&] { group.barrier(); }), HasSubstr("rank 0 calls reset(), rank 1 calls barrier #1"));
     }
@@ -188,7 +188,7 @@ TEST_P(Failures, ResetAgainstACallIsReportedAndThenCompletes) {
 
 TEST_P(Failures, ResetHasADeadlineAndCanBeRepeated) {
   SharedFlag has_expired;
-  run(2, [&](ProcessGroup& group) {
+  run(2, [&](HostGroup& group) {
     if (group.rank() == 0) {
       group.set_deadline(std::chrono::milliseconds(100));
       EXPECT_THAT(error_of([&] { group.reset(); }), AllOf(HasSubstr("in reset()"), HasSubstr("not there: rank 1")));
@@ -203,7 +203,7 @@ TEST_P(Failures, ResetHasADeadlineAndCanBeRepeated) {
 }
 
 TEST_P(Failures, AWrongCallOnOneRankIsAnErrorThereAndTellsThePeers) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     if (group.rank() == 1) {
       try {
         gather(group, {4, 4, 4});
@@ -223,7 +223,7 @@ TEST_P(Failures, AWrongCallOnOneRankIsAnErrorThereAndTellsThePeers) {
 }
 
 TEST_P(Failures, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     float x = 0;
     const std::vector<std::int64_t> one{1, 0}, negative{1, -1};
     const auto refused = [&](auto&& call, const std::string& text) {
@@ -251,7 +251,7 @@ TEST_P(Failures, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
 }
 
 TEST_P(Failures, AnExceptionOnOneRankIsQuotedByTheOthers) {
-  const std::vector<std::string> messages = GetParam().run(3, [](ProcessGroup& group) {
+  const std::vector<std::string> messages = GetParam().run(3, [](HostGroup& group) {
     group.barrier();
     if (group.rank() == 2) throw std::runtime_error("loss is infinite in step 7");
     gather(group, {1, 1, 1});
@@ -262,7 +262,7 @@ TEST_P(Failures, AnExceptionOnOneRankIsQuotedByTheOthers) {
 }
 
 TEST_P(Failures, ARankThatReturnsEarlyIsNotWaitedFor) {
-  const std::vector<std::string> messages = GetParam().run(3, [](ProcessGroup& group) {
+  const std::vector<std::string> messages = GetParam().run(3, [](HostGroup& group) {
     group.barrier();
     if (group.rank() != 1) gather(group, {9000, 9000, 1});
   });
@@ -276,14 +276,14 @@ TEST_P(Failures, ARankThatReturnsEarlyIsNotWaitedFor) {
 // The others unwind in the middle of a large call, while peers may be reading their tensors: those must not be
 // freed under the reader (the sanitizers see it).
 TEST_P(Failures, AbortInTheMiddleOfLargeCallsIsSafe) {
-  run(3, [](ProcessGroup& group) {
+  run(3, [](HostGroup& group) {
     for (int round = 0; round < 30; ++round) {
       const std::string error = error_of([&] {
         for (int call = 0; call < 1000; ++call) {
           if (group.rank() == 0 && call == round % 5) group.abort("enough");
           auto data = std::make_unique<float[]>(30000);
           const FlatPart part{data.get(), DType::f32, 30000};
-          group.all_reduce(std::span(&part, 1), {})->wait();
+          group.all_reduce(std::span(&part, 1), {});
         }
       });
       ASSERT_THAT(error, HasSubstr("rank 0 aborted the group: enough"));

@@ -30,9 +30,9 @@ TEST(GhostGroup, AgreesWithItself) {
   EXPECT_EQ(gather_text(*group, ""), std::vector<std::string>(5, ""));
   together(*group, [] {});
   expect_error([&] { together(*group, [] { throw Error("wrong"); }); }, {"wrong"});
-  group->barrier();
-  EXPECT_EQ(group->counts().all_gather.calls, 0);
-  EXPECT_EQ(group->shared_heap().bytes, 0u);
+  group->host().barrier();
+  EXPECT_EQ(group->host().counts().all_gather.calls, 0);
+  EXPECT_EQ(group->host().shared_heap().bytes, 0u);
 }
 
 TEST(GhostGroup, GathersFromASourceAndKeepsWhatAllRanksShare) {
@@ -42,35 +42,36 @@ TEST(GhostGroup, GathersFromASourceAndKeepsWhatAllRanksShare) {
   const std::array<float, 2> own{7, 8};
   std::array<float, 6> all{};
   const GatherPart part{all.data(), DType::f32, counts, own.data(), DType::f32};
-  group->all_gather({&part, 1})->wait();
+  group->host().all_gather({&part, 1});
   EXPECT_EQ(all, (std::array<float, 6>{7, 8, 7, 8, 7, 8}));
   double value = 3;
   const FlatPart flat{&value, DType::f64, 1};
   for (const ReduceKind kind : {ReduceKind::max, ReduceKind::min, ReduceKind::avg})
-    group->all_reduce({&flat, 1}, {.kind = kind})->wait();
-  group->broadcast({&flat, 1}, 2)->wait();
+    group->host().all_reduce({&flat, 1}, {.kind = kind});
+  group->host().broadcast({&flat, 1}, 2);
   EXPECT_EQ(value, 3);
 }
 
 TEST(GhostGroup, RefusesWhatNeedsOtherRanksByName) {
   const RankScope rank("", kGhost);
   const auto group = make_ghost_group(0, 2);
-  expect_error([&] { group->all_reduce({}, {.kind = ReduceKind::sum}); }, {"all_reduce by sum", "ghost group world"});
-  expect_error([&] { group->all_reduce({}, {.kind = ReduceKind::product}); }, {"all_reduce by product"});
-  expect_error([&] { group->reduce_scatter({}, {}); }, {"reduce_scatter"});
-  expect_error([&] { group->all_to_all({}); }, {"all_to_all"});
-  expect_error([&] { group->send({}, 1); }, {"send"});
-  expect_error([&] { group->recv({}, 1); }, {"recv"});
+  expect_error([&] { group->host().all_reduce({}, {.kind = ReduceKind::sum}); },
+               {"all_reduce by sum", "ghost group world"});
+  expect_error([&] { group->host().all_reduce({}, {.kind = ReduceKind::product}); }, {"all_reduce by product"});
+  expect_error([&] { group->host().reduce_scatter({}, {}); }, {"reduce_scatter"});
+  expect_error([&] { group->host().all_to_all({}); }, {"all_to_all"});
+  expect_error([&] { group->host().send({}, 1); }, {"send"});
+  expect_error([&] { group->host().recv({}, 1); }, {"recv"});
   const std::array<std::int64_t, 2> uneven{1, 2};
   std::array<float, 3> data{};
   const GatherPart part{data.data(), DType::f32, uneven};
-  expect_error([&] { group->all_gather({&part, 1}); }, {"all_gather of unequal parts"});
-  expect_error([&] { group->channel(ProcessGroup::kNumChannels); }, {"channel 6"});
+  expect_error([&] { group->host().all_gather({&part, 1}); }, {"all_gather of unequal parts"});
+  expect_error([&] { group->host().channel(HostGroup::kNumChannels); }, {"channel 6"});
   expect_error([] { make_ghost_group(2, 2); }, {"rank 2", "2 ranks"});
 }
 
 /// Names, places and sizes of what a rank of four divides.
-std::vector<std::string> divided(ProcessGroup& world) {
+std::vector<std::string> divided(HostGroup& world) {
   std::vector<std::string> found;
   const auto add = [&](const ProcessGroup& group) {
     found.push_back(fmt::format("{} {} of {}", group.name(), group.rank(), group.size()));
@@ -80,15 +81,15 @@ std::vector<std::string> divided(ProcessGroup& world) {
   const auto dp = world.subgroup(half, "dp"), again = world.subgroup(half);
   const auto first = again->subgroup(std::vector<int>{again->rank()}, "ep");
   const auto second = again->subgroup(std::vector<int>{1, 0}, "tp");
-  add(world), add(*dp), add(*again), add(*first), add(*second), add(dp->channel(3));
+  add(world), add(*dp), add(*again), add(*first), add(*second), add(dp->host().channel(3));
   return found;
 }
 
 TEST(GhostGroup, DividesAsRealGroupsDo) {
   run_ranks(4, [](const std::shared_ptr<ProcessGroup>& group) {
-    const std::vector<std::string> real = divided(*group);
+    const std::vector<std::string> real = divided(group->host());
     const RankScope rank("", kGhost);
-    EXPECT_EQ(divided(*make_ghost_group(group->rank(), 4)), real);
+    EXPECT_EQ(divided(make_ghost_group(group->rank(), 4)->host()), real);
   });
   const RankScope rank("", kGhost);
   const auto ghost = make_ghost_group(1, 4);
@@ -101,7 +102,7 @@ TEST(GhostGroup, FailsWithItsFamilyUntilReset) {
   const auto ghost = make_ghost_group(1, 4);
   const auto pair = ghost->subgroup(std::vector<int>{1, 3}, "dp");
   pair->abort("no reason");
-  EXPECT_EQ(error_of([&] { ghost->barrier(); }), "rank 1 aborted the group: no reason");
+  EXPECT_EQ(error_of([&] { ghost->host().barrier(); }), "rank 1 aborted the group: no reason");
   EXPECT_EQ(error_of([&] { gather_text(*pair, "x"); }), "rank 1 aborted the group: no reason");
   ghost->reset();
   EXPECT_EQ(gather_text(*pair, "x").size(), 2u);
@@ -122,7 +123,7 @@ TEST(GhostGroup, MeetsGhostRanksOnlyAndRealGroupsRealOnes) {
       expect_error([&] { all_reduce(zeros({3}), *other); }, {"all_reduce", name, why});
     };
     expect_refused(ghosts, "this rank is none");
-    expect_error([&] { ghosts->barrier(); }, {"the group world of 2", "this rank is none"});
+    expect_error([&] { ghosts->host().barrier(); }, {"the group world of 2", "this rank is none"});
     expect_error([&] { ghosts->subgroup(std::vector<int>{0, 1}); }, {"the group world of 2", "this rank is none"});
     {
       const RankScope rank("", kGhost);

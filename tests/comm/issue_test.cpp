@@ -32,7 +32,7 @@ Queue& queue(std::string_view name) { return RankContext::current().queue(name);
 class Issue : public ::testing::TestWithParam<Backend> {
  protected:
   void run(int ranks, const RankBody& body) const {
-    const RankBody with_context = [&](ProcessGroup& group) {
+    const RankBody with_context = [&](HostGroup& group) {
       RankScope scope;
       body(group);
     };
@@ -44,7 +44,7 @@ INSTANTIATE_TEST_SUITE_P(Groups, Issue, ::testing::ValuesIn(all_backends()),
 
 // Parts of 1, 2 and 3 elements, from elsewhere, cast on their way, and in place.
 TEST_P(Issue, GathersFromElsewhereAndInPlace) {
-  run(3, [](ProcessGroup& group) {
+  run(3, [](HostGroup& group) {
     const auto me = static_cast<std::size_t>(group.rank());
     const std::vector<std::int64_t> counts{1, 2, 3};
     const std::array<std::size_t, 3> starts{0, 1, 3};
@@ -68,7 +68,7 @@ TEST_P(Issue, GathersFromElsewhereAndInPlace) {
 }
 
 TEST_P(Issue, ReducesScattersSwapsAndSends) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     const auto me = static_cast<std::size_t>(group.rank());
     const float x = static_cast<float>(me + 1);
     std::vector<float> full{x, 2 * x, 3 * x, 4 * x}, shard(2, 100), sum(1, x), total(1, -1), root(1, x), got(2, -1);
@@ -105,7 +105,7 @@ TEST_P(Issue, ReducesScattersSwapsAndSends) {
 
 // Who touches the bytes waits, and an error of the call is theirs; it names the subject.
 TEST_P(Issue, LendsWhatItUses) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     const Tensor shard = full({4}, group.rank() + 1.0), gathered = zeros({8});
     const Loan loans[] = {{shard.storage(), false}, {gathered.storage(), true}};
     const CollectiveSite site{.queue = queue(kGatherQueue), .name = "unshard", .subject = "blocks.0", .loans = loans};
@@ -136,7 +136,7 @@ Collective gather_of(const Tensor& shard, const Tensor& gathered, int ranks) {
 }
 
 /// Issues it on the queue "gather".
-void issue_gather(ProcessGroup& group, const Tensor& shard, const Tensor& gathered) {
+void issue_gather(HostGroup& group, const Tensor& shard, const Tensor& gathered) {
   const Loan loans[] = {{shard.storage(), false}, {gathered.storage(), true}};
   group.issue(gather_of(shard, gathered, group.size()),
               {.queue = queue(kGatherQueue), .name = "gather", .loans = loans});
@@ -145,7 +145,7 @@ void issue_gather(ProcessGroup& group, const Tensor& shard, const Tensor& gather
 // Rank 0 does not look at its result before all others have looked at theirs.
 TEST_P(Issue, SmallCallsArePublishedWhenTheyAreIssued) {
   SharedFlag has_all[2];
-  run(3, [&](ProcessGroup& group) {
+  run(3, [&](HostGroup& group) {
     const Tensor shard = full({4}, group.rank() + 1.0), gathered = zeros({12});
     issue_gather(group, shard, gathered);
     if (group.rank() == 0)
@@ -157,7 +157,7 @@ TEST_P(Issue, SmallCallsArePublishedWhenTheyAreIssued) {
 
 // Chains of small and large calls on two queues, looked at late or at once, by ranks of different habits.
 TEST_P(Issue, SmallAndLargeCallsKeepTheirOrder) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     const int me = group.rank();
     for (int round = 0; round < 100; ++round) {
       const std::int64_t count = round % 7 == 3 ? 5000 : 8;
@@ -179,7 +179,7 @@ TEST_P(Issue, SmallAndLargeCallsKeepTheirOrder) {
 
 // The queue "disk" waits for a gather that nobody else looks at.
 TEST_P(Issue, OtherQueuesWaitForSmallCalls) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     for (int round = 0; round < 20; ++round) {
       const Tensor shard = full({4}, group.rank() + round), gathered = zeros({8});
       issue_gather(group, shard, gathered);
@@ -196,7 +196,7 @@ TEST_P(Issue, OtherQueuesWaitForSmallCalls) {
 }
 
 TEST_P(Issue, CallsThatWereNotLookedAtEndWithAReset) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     const Tensor shard = full({4}, group.rank() + 1.0);
     for (int round = 0; round < 3; ++round) {
       const Tensor gathered = zeros({8}), again = zeros({8});
@@ -213,7 +213,7 @@ TEST_P(Issue, CallsThatWereNotLookedAtEndWithAReset) {
 
 // A rank that gathers at once on the queue's lane meets one that was only issued.
 TEST_P(Issue, AWholeCallMeetsASplitOne) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     const Tensor shard = full({4}, group.rank() + 1.0), gathered = zeros({8});
     for (int round = 0; round < 10; ++round) {
       if (group.rank() == round % 2) comm::run_on_host(group.lane(kGatherQueue), gather_of(shard, gathered, 2));

@@ -12,15 +12,15 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-void send(ProcessGroup& group, std::vector<float> data, int to) {
+void send(HostGroup& group, std::vector<float> data, int to) {
   const FlatPart part{data.data(), DType::f32, static_cast<std::int64_t>(data.size())};
-  group.send(std::span(&part, 1), to)->wait();
+  group.send(std::span(&part, 1), to);
 }
 
-std::vector<float> recv(ProcessGroup& group, std::size_t count, int from) {
+std::vector<float> recv(HostGroup& group, std::size_t count, int from) {
   std::vector<float> data(count);
   const FlatPart part{data.data(), DType::f32, static_cast<std::int64_t>(count)};
-  group.recv(std::span(&part, 1), from)->wait();
+  group.recv(std::span(&part, 1), from);
   return data;
 }
 
@@ -41,7 +41,7 @@ INSTANTIATE_TEST_SUITE_P(Groups, Pairs, ::testing::ValuesIn(all_backends()),
 
 // Rank 2 takes no part, and collectives in between do not disturb the numbers.
 TEST_P(Pairs, MoveEverySizeInOrder) {
-  run(3, [](ProcessGroup& group) {
+  run(3, [](HostGroup& group) {
     for (const std::size_t count : {0U, 1U, 1000U, 40'001U}) {
       for (int message = 0; message < 3; ++message) {
         if (group.rank() == 0) send(group, numbers(count, message), 1);
@@ -57,14 +57,14 @@ TEST_P(Pairs, MoveEverySizeInOrder) {
 }
 
 TEST_P(Pairs, MoveListsOfMixedTypes) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     std::vector<float> a(5000);
     std::vector<std::int64_t> b(3);
     bool c = false;
     if (group.rank() == 0) a = numbers(5000, 1), b = {4, 5, 6}, c = true;
     const FlatPart parts[] = {{a.data(), DType::f32, 5000}, {b.data(), DType::i64, 3}, {&c, DType::boolean, 1}};
-    if (group.rank() == 0) group.send(parts, 1)->wait();
-    else group.recv(parts, 0)->wait();
+    if (group.rank() == 0) group.send(parts, 1);
+    else group.recv(parts, 0);
     EXPECT_EQ(a, numbers(5000, 1));
     EXPECT_EQ(b, (std::vector<std::int64_t>{4, 5, 6}));
     EXPECT_TRUE(c);
@@ -72,7 +72,7 @@ TEST_P(Pairs, MoveListsOfMixedTypes) {
 }
 
 TEST_P(Pairs, ARingPassesOn) {
-  run(4, [](ProcessGroup& group) {
+  run(4, [](HostGroup& group) {
     const int next = (group.rank() + 1) % 4, before = (group.rank() + 3) % 4;
     if (group.rank() == 0) {
       send(group, {1}, next);
@@ -84,7 +84,7 @@ TEST_P(Pairs, ARingPassesOn) {
 }
 
 TEST_P(Pairs, DifferentListsNameBothCalls) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     const std::string error = error_of([&] { group.rank() == 0 ? send(group, {1, 2}, 1) : (void)recv(group, 3, 0); });
     EXPECT_THAT(error, HasSubstr("rank 0 calls send #1 to rank 1 [f32 x 2], rank 1 calls recv #1 from rank 0 [f32 x "
                                  "3]; a send and its recv must agree in types and counts"));
@@ -98,7 +98,7 @@ TEST_P(Pairs, DifferentListsNameBothCalls) {
 }
 
 TEST_P(Pairs, TwoSendsThatWaitForEachOtherAreNamed) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     if (group.rank() == 0) group.set_deadline(std::chrono::milliseconds(200));
     const std::string error = error_of([&] { send(group, {1}, 1 - group.rank()); });
     EXPECT_THAT(error, AllOf(HasSubstr("s in send #1 to rank 1 [f32 x 1] (deadline 0.2 s); not there: rank 1"),
@@ -107,7 +107,7 @@ TEST_P(Pairs, TwoSendsThatWaitForEachOtherAreNamed) {
 }
 
 TEST_P(Pairs, APeerThatLeavesIsNamed) {
-  const auto messages = GetParam().run(3, [](ProcessGroup& group) {
+  const auto messages = GetParam().run(3, [](HostGroup& group) {
     if (group.rank() == 0) recv(group, 1, 1);
   });
   EXPECT_THAT(messages[0], AllOf(HasSubstr("rank 1"), HasSubstr("has left the group while rank 0 waits for it in recv "
@@ -115,7 +115,7 @@ TEST_P(Pairs, APeerThatLeavesIsNamed) {
 }
 
 TEST_P(Pairs, OneselfAndStrangersAreNoPeers) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     for (const int peer : {group.rank(), -1, 2}) {
       EXPECT_THROW(send(group, {1}, peer), Error);
       group.reset();
@@ -125,7 +125,7 @@ TEST_P(Pairs, OneselfAndStrangersAreNoPeers) {
 
 /// Rank s sends s * 100 + d * 10 + i to rank d, `counts(s, d)` elements.
 template <class Counts>
-void check_swap(ProcessGroup& group, Counts&& counts) {
+void check_swap(HostGroup& group, Counts&& counts) {
   const int n = group.size(), me = group.rank();
   std::vector<std::int64_t> in_counts, out_counts;
   std::vector<float> in, expected;
@@ -140,14 +140,14 @@ void check_swap(ProcessGroup& group, Counts&& counts) {
   const std::vector<std::int64_t> ones(static_cast<std::size_t>(n), 1);
   const SwapPart parts[] = {{in.data(), out.data(), DType::f32, in_counts, out_counts},
                             {tags.data(), seen.data(), DType::i64, ones, ones}};
-  group.all_to_all(parts)->wait();
+  group.all_to_all(parts);
   EXPECT_EQ(out, expected);
   for (int peer = 0; peer < n; ++peer) EXPECT_EQ(seen[static_cast<std::size_t>(peer)], peer);
 }
 
 TEST_P(Pairs, AllToAllMovesEvenUnevenAndEmptyParts) {
   for (const int ranks : {1, 2, 3, 4}) {
-    run(ranks, [](ProcessGroup& group) {
+    run(ranks, [](HostGroup& group) {
       check_swap(group, [](int, int) { return 3; });
       check_swap(group, [](int, int) { return 0; });
       check_swap(group, [](int from, int to) { return (from * 7 + to * 3) % 5; });
@@ -159,7 +159,7 @@ TEST_P(Pairs, AllToAllMovesEvenUnevenAndEmptyParts) {
 }
 
 TEST_P(Pairs, AllToAllNamesCountsThatDoNotFit) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     std::vector<float> in(8), out(8);
     const std::vector<std::int64_t> in_counts{1, 5}, out_counts{1, group.rank() == 1 ? 5 : 4};
     const std::vector<std::int64_t> from_first{group.rank() == 1 ? 4 : 1, 5};

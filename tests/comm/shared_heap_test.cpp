@@ -18,7 +18,7 @@ namespace {
 /// Memory of a rank: of its shared heap if the group has one, else its own.
 class Shelf {
  public:
-  explicit Shelf(ProcessGroup& group, bool uses_heap = true) : heap_(group.shared_heap()), uses_heap_(uses_heap) {}
+  explicit Shelf(HostGroup& group, bool uses_heap = true) : heap_(group.shared_heap()), uses_heap_(uses_heap) {}
   template <class T>
   T* take(std::int64_t count) {
     const std::size_t bytes = (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
@@ -57,7 +57,7 @@ std::string differs(const T* got, const std::vector<T>& expected) {
 
 /// Gathers shards of S as T from a source.
 template <class T, class S>
-void check_gather(ProcessGroup& group, const std::vector<std::int64_t>& counts, bool uses_heap = true) {
+void check_gather(HostGroup& group, const std::vector<std::int64_t>& counts, bool uses_heap = true) {
   const int me = group.rank();
   const std::int64_t total = start_of(counts, group.size()), own = counts[static_cast<std::size_t>(me)];
   Shelf shelf(group, uses_heap);
@@ -69,14 +69,14 @@ void check_gather(ProcessGroup& group, const std::vector<std::int64_t>& counts, 
     for (std::int64_t i = 0; i < counts[static_cast<std::size_t>(r)]; ++i)
       expected.push_back(convert<T>(convert<S>(value(r, i))));
   const GatherPart part{full.data(), dtype_of<T>, counts, source, dtype_of<S>};
-  group.all_gather(std::span(&part, 1))->wait();
+  group.all_gather(std::span(&part, 1));
   EXPECT_EQ(differs(full.data(), expected), "")
       << name(dtype_of<T>) << " from " << name(dtype_of<S>) << ", " << total << " elements, rank " << me;
 }
 
 /// Reduces inputs of T through W to U.
 template <class T, class W, class U>
-void check_scatter(ProcessGroup& group, const std::vector<std::int64_t>& counts, bool accumulate, double scale) {
+void check_scatter(HostGroup& group, const std::vector<std::int64_t>& counts, bool accumulate, double scale) {
   const int me = group.rank();
   const std::int64_t total = start_of(counts, group.size()), own = counts[static_cast<std::size_t>(me)];
   Shelf shelf(group);
@@ -97,7 +97,7 @@ void check_scatter(ProcessGroup& group, const std::vector<std::int64_t>& counts,
     expected.push_back(convert<U>(accumulate ? 100.0f + sum : sum));
   }
   const ScatterPart part{in, out.data(), dtype_of<T>, counts, accumulate, dtype_of<W>, dtype_of<U>};
-  group.reduce_scatter(std::span(&part, 1), {.scale = scale})->wait();
+  group.reduce_scatter(std::span(&part, 1), {.scale = scale});
   EXPECT_EQ(differs(out.data(), expected), "") << name(dtype_of<T>) << " as " << name(dtype_of<W>) << " to "
                                                << name(dtype_of<U>) << ", " << total << " elements, rank " << me;
 }
@@ -124,7 +124,7 @@ std::vector<std::vector<std::int64_t>> splits(int ranks) {
 
 TEST_P(SharedHeaps, GathersSourcesAndCastsThem) {
   for (const int ranks : {1, 2, 3, 4}) {
-    run(ranks, [](ProcessGroup& group) {
+    run(ranks, [](HostGroup& group) {
       for (const std::vector<std::int64_t>& counts : splits(group.size())) {
         check_gather<float, float>(group, counts);
         check_gather<bf16, float>(group, counts);
@@ -139,7 +139,7 @@ TEST_P(SharedHeaps, GathersSourcesAndCastsThem) {
 
 TEST_P(SharedHeaps, ReducesBetweenTypes) {
   for (const int ranks : {1, 2, 4}) {
-    run(ranks, [](ProcessGroup& group) {
+    run(ranks, [](HostGroup& group) {
       for (const std::vector<std::int64_t>& counts : splits(group.size()))
         for (const bool accumulate : {false, true})
           for (const double scale : {1.0, 0.25, 1.0 / 3}) {
@@ -154,7 +154,7 @@ TEST_P(SharedHeaps, ReducesBetweenTypes) {
 }
 
 TEST_P(SharedHeaps, LargeTransfersPastTheCachesAreTheSame) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     const std::int64_t count = comm::kStreamBytes / 2 / 2 + 37;
     const std::vector<std::int64_t> counts{count, count - 5};
     check_gather<bf16, float>(group, counts);
@@ -166,21 +166,21 @@ TEST_P(SharedHeaps, LargeTransfersPastTheCachesAreTheSame) {
 }
 
 TEST_P(SharedHeaps, CountsBytesOnTheWire) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     std::vector<float> shard(10), sum(10);
     std::vector<bf16> full(20);
     const std::vector<std::int64_t> counts{10, 10};
     const GatherPart gather{full.data(), DType::bf16, counts, shard.data(), DType::f32};
-    group.all_gather(std::span(&gather, 1))->wait();
+    group.all_gather(std::span(&gather, 1));
     const ScatterPart scatter{full.data(), sum.data(), DType::bf16, counts, false, DType::f32, DType::f32};
-    group.reduce_scatter(std::span(&scatter, 1), {})->wait();
+    group.reduce_scatter(std::span(&scatter, 1), {});
     EXPECT_EQ(group.counts().all_gather.bytes, 40);
     EXPECT_EQ(group.counts().reduce_scatter.bytes, 40) << "a wider wire moves no more bytes";
   });
 }
 
 /// Gathers `count` f32 of each of two ranks as bf16 and scatters the sum of as many. `uses_heap`: shards are there.
-CommCounts counts_of_unit(ProcessGroup& group, std::int64_t count, bool uses_heap) {
+CommCounts counts_of_unit(HostGroup& group, std::int64_t count, bool uses_heap) {
   Shelf shelf(group, uses_heap);
   float *const shard = shelf.take<float>(count), *const sum = shelf.take<float>(count);
   bf16* const full = shelf.take<bf16>(2 * count);
@@ -188,12 +188,12 @@ CommCounts counts_of_unit(ProcessGroup& group, std::int64_t count, bool uses_hea
   const std::vector<std::int64_t> counts{count, count};
   const CommCounts before = group.counts();
   const GatherPart gather{full, DType::bf16, counts, shard, DType::f32};
-  group.all_gather(std::span(&gather, 1))->wait();
+  group.all_gather(std::span(&gather, 1));
   // The call has ended, and so have the peers' reads of this rank's shards.
   std::fill_n(shard, count, -1.0f);
   for (std::int64_t i = 0; i < 2 * count; ++i) EXPECT_EQ(convert<float>(full[i]), i < count ? 1 : 2) << i;
   const ScatterPart scatter{full, sum, DType::bf16, counts, false, DType::f32, DType::f32};
-  group.reduce_scatter(std::span(&scatter, 1), {})->wait();
+  group.reduce_scatter(std::span(&scatter, 1), {});
   std::fill_n(full, 2 * count, convert<bf16>(-1.0f));
   EXPECT_EQ(sum[count - 1], group.rank() == 0 ? 2 : 4);
   CommCounts spent = group.counts();
@@ -203,7 +203,7 @@ CommCounts counts_of_unit(ProcessGroup& group, std::int64_t count, bool uses_hea
 
 // Everything is written once where it belongs and in its type; peers read the shards in place.
 TEST_P(SharedHeaps, ShardsCostOneCopyByTheReader) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     constexpr std::int64_t kCount = 100'000;
     const CommCounts spent = counts_of_unit(group, kCount, true);
     const bool is_shared = group.kind() == "thread" || group.shared_heap().bytes > 0;
@@ -214,7 +214,7 @@ TEST_P(SharedHeaps, ShardsCostOneCopyByTheReader) {
 }
 
 TEST_P(SharedHeaps, WhatIsStagedCostsOneCopyMore) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     const CommCounts small = counts_of_unit(group, 100, true);
     EXPECT_EQ(small.all_gather.copied, (2 + 1) * 100 * 2) << "all parts in place, the own one shown";
     EXPECT_EQ(small.reduce_scatter.copied, 100 * 2 + 100 * 4) << "the peer's part shown";
@@ -226,7 +226,7 @@ TEST_P(SharedHeaps, WhatIsStagedCostsOneCopyMore) {
 }
 
 TEST_P(SharedHeaps, IntegersAreNotCast) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     std::vector<std::int32_t> data(4);
     float source = 0;
     const std::vector<std::int64_t> counts{1, 1};

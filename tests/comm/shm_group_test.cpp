@@ -14,6 +14,7 @@
 #include <set>
 #include <sstream>
 
+#include "runtime/comm/group/host_group.h"
 #include "runtime/comm/store/unix_socket.h"
 #include "tests/support/processes.h"
 
@@ -26,11 +27,11 @@ using ::testing::HasSubstr;
 
 constexpr int kKilled = 128 + SIGKILL;
 
-void gather(ProcessGroup& group, std::int64_t count_per_rank) {
+void gather(HostGroup& group, std::int64_t count_per_rank) {
   std::vector<float> data(static_cast<std::size_t>(count_per_rank * group.size()));
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()), count_per_rank);
   const GatherPart part{data.data(), DType::f32, counts};
-  group.all_gather(std::span(&part, 1))->wait();
+  group.all_gather(std::span(&part, 1));
 }
 
 /// The process kills itself after `delay`, wherever it is then.
@@ -63,11 +64,11 @@ std::set<std::string> shared_memory_files() {
 TEST(ShmGroup, ARankKilledBeforeACallIsNamedSoon) {
   const std::vector<RankEnd> ends = fork_ranks(3, [](Store& store, int rank) {
     const std::shared_ptr<ProcessGroup> group = make_shm_group(store, rank, 3);
-    group->barrier();
+    group->host().barrier();
     if (rank == 1) std::raise(SIGKILL);
     const auto start = std::chrono::steady_clock::now();
     try {
-      gather(*group, 10);
+      gather(group->host(), 10);
       FAIL() << "a gather from a dead rank succeeded";
     } catch (const CommError& error) {
       EXPECT_THAT(error.what(),
@@ -75,7 +76,7 @@ TEST(ShmGroup, ARankKilledBeforeACallIsNamedSoon) {
                         HasSubstr("all_gather #2 [f32 x 10,10,10]"), HasSubstr("its last call: barrier #1")));
       EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
     }
-    EXPECT_THROW(group->barrier(), CommError);
+    EXPECT_THROW(group->host().barrier(), CommError);
     EXPECT_THROW(group->reset(), CommError) << "a dead rank cannot take part in a reset";
   });
   EXPECT_EQ(ends[1].status, kKilled);
@@ -87,12 +88,12 @@ TEST(ShmGroup, ARankKilledInsideACallIsNamedSoon) {
   for (const int delay : {1000, 5003, 10007, 20011, 30013}) {
     const std::vector<RankEnd> ends = fork_ranks(3, [&](Store& store, int rank) {
       const std::shared_ptr<ProcessGroup> group = make_shm_group(store, rank, 3, {.window_bytes = 4096});
-      group->barrier();
+      group->host().barrier();
       if (rank == 2) kill_self_after(std::chrono::microseconds(delay));
       auto last_good = std::chrono::steady_clock::now();
       try {
         for (;;) {
-          gather(*group, 5000);
+          gather(group->host(), 5000);
           last_good = std::chrono::steady_clock::now();
         }
       } catch (const CommError& error) {
@@ -110,13 +111,13 @@ TEST(ShmGroup, NothingIsLeftWhenAllAreKilled) {
   PageStore store;
   const std::vector<RankEnd> ends = fork_ranks(store, 3, [](Store& shared, int rank) {
     const std::shared_ptr<ProcessGroup> group = make_shm_group(shared, rank, 3);
-    group->barrier();
+    group->host().barrier();
     ASSERT_THAT(text_of("/proc/net/unix"), ::testing::Not(HasSubstr(socket_name(shared))))
         << "the name outlives the rendezvous";
     kill_self_after(std::chrono::milliseconds(20));
     for (;;) {
       try {
-        gather(*group, 50000);
+        gather(group->host(), 50000);
       } catch (const CommError&) { ::pause(); }
     }
   });
@@ -213,7 +214,7 @@ TEST(ShmGroup, StrangersAtTheRendezvousAreIgnored) {
       const int number = far_end.get();
       comm::send_message(liar, std::string(40, 'x'), std::span(&number, 1));
     }
-    make_shm_group(store, rank, 2)->barrier();
+    make_shm_group(store, rank, 2)->host().barrier();
   });
   for (const RankEnd& end : ends) EXPECT_EQ(end.status, 0) << end.message;
 }
@@ -226,9 +227,9 @@ TEST(ShmGroup, SeveralGroupsLiveInOneStore) {
         rank == 1 ? nullptr : make_shm_group(store, rank == 0 ? 1 : 0, 2, {.name = "pair"});
     auto x = static_cast<float>(rank);
     const FlatPart part{&x, DType::f32, 1};
-    if (pair) pair->broadcast(std::span(&part, 1), 0)->wait();
+    if (pair) pair->host().broadcast(std::span(&part, 1), 0);
     EXPECT_EQ(x, rank == 1 ? 1.0f : 2.0f);
-    world->all_reduce(std::span(&part, 1), {})->wait();
+    world->host().all_reduce(std::span(&part, 1), {});
     EXPECT_EQ(x, 5.0f);
   });
   for (const RankEnd& end : ends) EXPECT_EQ(end.status, 0) << end.message;

@@ -11,22 +11,22 @@
 namespace sherd::testing {
 namespace {
 
-using Call = std::function<void(ProcessGroup& group)>;
+using Call = std::function<void(HostGroup& group)>;
 
 constexpr auto kLate = std::chrono::milliseconds(3);
 // What the late rank's clock and the waiting ranks' may differ in: they have been seen asleep in the call.
 constexpr double kAtLeast = 0.003;
 
-std::vector<std::int64_t> threads_of(ProcessGroup& group) {
+std::vector<std::int64_t> threads_of(HostGroup& group) {
   std::vector<std::int64_t> threads(static_cast<std::size_t>(group.size())), counts(threads.size(), 1);
   threads[static_cast<std::size_t>(group.rank())] = ::gettid();
   const GatherPart part{threads.data(), DType::i64, counts};
-  group.all_gather(std::span(&part, 1))->wait();
+  group.all_gather(std::span(&part, 1));
   return threads;
 }
 
 // Runs `call` on all ranks, the last rank late.
-CommTimes times_of_late_call(ProcessGroup& group, std::deque<SharedFlag>& begins, const Call& call) {
+CommTimes times_of_late_call(HostGroup& group, std::deque<SharedFlag>& begins, const Call& call) {
   const std::vector<std::int64_t> threads = threads_of(group);
   const CommTimes before = comm_times(group);
   if (group.rank() < group.size() - 1) {
@@ -45,7 +45,7 @@ CommTimes times_of_late_call(ProcessGroup& group, std::deque<SharedFlag>& begins
 void expect_skew_of_others(int ranks, const Call& call) {
   for (const Backend& backend : all_backends()) {
     std::deque<SharedFlag> begins(static_cast<std::size_t>(ranks));
-    const auto errors = backend.run(ranks, [&](ProcessGroup& group) {
+    const auto errors = backend.run(ranks, [&](HostGroup& group) {
       const CommTimes times = times_of_late_call(group, begins, call);
       const bool is_late = group.rank() == group.size() - 1;
       check(times.skew <= times.exposed, "skew {} of {} s", times.skew, times.exposed);
@@ -59,36 +59,36 @@ void expect_skew_of_others(int ranks, const Call& call) {
 TEST(Skew, OfALateRankIsTheOthers) {
   for (const std::int64_t elements : {3, 40'000})  // staged, and in place where that is possible
     for (const int ranks : {2, 3})
-      expect_skew_of_others(ranks, [elements](ProcessGroup& group) {
+      expect_skew_of_others(ranks, [elements](HostGroup& group) {
         std::vector<float> data(static_cast<std::size_t>(elements), 1);
         const FlatPart part{data.data(), DType::f32, elements};
-        group.all_reduce(std::span(&part, 1), {})->wait();
+        group.all_reduce(std::span(&part, 1), {});
       });
 }
 
 TEST(Skew, OfABroadcastFromALateRootAndOfABarrier) {
-  expect_skew_of_others(3, [](ProcessGroup& group) {
+  expect_skew_of_others(3, [](HostGroup& group) {
     std::int64_t value = 0;
     const FlatPart part{&value, DType::i64, 1};
-    group.broadcast(std::span(&part, 1), group.size() - 1)->wait();
+    group.broadcast(std::span(&part, 1), group.size() - 1);
   });
-  expect_skew_of_others(3, [](ProcessGroup& group) { group.barrier(); });
+  expect_skew_of_others(3, [](HostGroup& group) { group.barrier(); });
 }
 
 TEST(Skew, OfALateSenderAndOfALateReceiver) {
   for (const int sender : {0, 1})
-    expect_skew_of_others(2, [sender](ProcessGroup& group) {
+    expect_skew_of_others(2, [sender](HostGroup& group) {
       std::int64_t value = 7;
       const FlatPart part{&value, DType::i64, 1};
-      if (group.rank() == sender) group.send(std::span(&part, 1), 1 - sender)->wait();
-      else group.recv(std::span(&part, 1), sender)->wait();
+      if (group.rank() == sender) group.send(std::span(&part, 1), 1 - sender);
+      else group.recv(std::span(&part, 1), sender);
     });
 }
 
 TEST(Skew, OneRankHasNone) {
   const auto group = make_single_group();
   const CommTimes before = comm_times(*group);
-  group->barrier();
+  group->host().barrier();
   EXPECT_EQ((comm_times(*group) - before).skew, 0);
 }
 

@@ -20,32 +20,32 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using Group = std::shared_ptr<ProcessGroup>;
 
-std::int64_t sum(ProcessGroup& group, std::int64_t x) {
+std::int64_t sum(HostGroup& group, std::int64_t x) {
   const FlatPart part{&x, DType::i64, 1};
-  group.all_reduce(std::span(&part, 1), {})->wait();
+  group.all_reduce(std::span(&part, 1), {});
   return x;
 }
 
 /// Every rank's number in the whole group, as the members see them.
-std::vector<std::int64_t> members(ProcessGroup& group, int number) {
+std::vector<std::int64_t> members(HostGroup& group, int number) {
   std::vector<std::int64_t> data(static_cast<std::size_t>(group.size())), counts(data.size(), 1);
   data[static_cast<std::size_t>(group.rank())] = number;
   const GatherPart part{data.data(), DType::i64, counts};
-  group.all_gather(std::span(&part, 1))->wait();
+  group.all_gather(std::span(&part, 1));
   return data;
 }
 
-void gather(ProcessGroup& group, std::int64_t count_per_rank) {
+void gather(HostGroup& group, std::int64_t count_per_rank) {
   std::vector<float> data(static_cast<std::size_t>(count_per_rank * group.size()));
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()), count_per_rank);
   const GatherPart part{data.data(), DType::f32, counts};
-  group.all_gather(std::span(&part, 1))->wait();
+  group.all_gather(std::span(&part, 1));
 }
 
-Group divide(ProcessGroup& group, std::vector<int> ranks) { return group.subgroup(ranks); }
+Group divide(HostGroup& group, std::vector<int> ranks) { return group.subgroup(ranks); }
 
 /// {0,1} and {2,3}.
-Group pair_of(ProcessGroup& group) { return group.rank() < 2 ? divide(group, {0, 1}) : divide(group, {2, 3}); }
+Group pair_of(HostGroup& group) { return group.rank() < 2 ? divide(group, {0, 1}) : divide(group, {2, 3}); }
 
 class Subgroups : public ::testing::TestWithParam<Backend> {
  protected:
@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(Groups, Subgroups, ::testing::ValuesIn(all_backends()),
 
 TEST_P(Subgroups, ArePartsThatWorkAtTheSameTime) {
   for (const int ranks : {1, 2, 3, 4})
-    run(ranks, [=](ProcessGroup& group) {
+    run(ranks, [=](HostGroup& group) {
       // Even ranks and odd ranks, then all in reverse order, then everybody alone.
       std::vector<int> same;
       for (int r = group.rank() % 2; r < ranks; r += 2) same.push_back(r);
@@ -66,68 +66,68 @@ TEST_P(Subgroups, ArePartsThatWorkAtTheSameTime) {
       EXPECT_EQ(half->size(), static_cast<int>(same.size()));
       EXPECT_EQ(half->rank(), group.rank() / 2);
       EXPECT_EQ(half->kind(), group.kind());
-      EXPECT_EQ(members(*half, group.rank()), std::vector<std::int64_t>(same.begin(), same.end()));
+      EXPECT_EQ(members(half->host(), group.rank()), std::vector<std::int64_t>(same.begin(), same.end()));
 
       std::vector<int> reversed;
       for (int r = ranks; r-- > 0;) reversed.push_back(r);
       const Group mirror = divide(group, reversed);
       EXPECT_EQ(mirror->rank(), ranks - 1 - group.rank());
-      EXPECT_EQ(members(*mirror, group.rank()), std::vector<std::int64_t>(reversed.begin(), reversed.end()));
+      EXPECT_EQ(members(mirror->host(), group.rank()), std::vector<std::int64_t>(reversed.begin(), reversed.end()));
 
       const Group alone = divide(group, {group.rank()});
       EXPECT_EQ(alone->size(), 1);
-      EXPECT_EQ(sum(*alone, 7), 7);
+      EXPECT_EQ(sum(alone->host(), 7), 7);
       for (int round = 0; round < 20; ++round) {  // the odd ranks make more calls than the even ones
-        for (int i = 0; i <= group.rank() % 2; ++i) EXPECT_EQ(sum(*half, 1), half->size());
+        for (int i = 0; i <= group.rank() % 2; ++i) EXPECT_EQ(sum(half->host(), 1), half->size());
         EXPECT_EQ(sum(group, 1), ranks);
       }
     });
 }
 
 TEST_P(Subgroups, OfSubgroupsAndAfterOthersAreGone) {
-  run(4, [](ProcessGroup& group) {
+  run(4, [](HostGroup& group) {
     for (int round = 0; round < 3; ++round) {
       const Group three = group.rank() == 2 ? divide(group, {2}) : divide(group, {3, 0, 1});
       if (group.rank() == 2) continue;
       // In `three` the ranks 3 0 1 are 0 1 2.
-      const Group two = three->rank() == 1 ? divide(*three, {1}) : divide(*three, {2, 0});
+      const Group two = three->rank() == 1 ? divide(three->host(), {1}) : divide(three->host(), {2, 0});
       const std::vector<std::int64_t> expected =
           group.rank() == 0 ? std::vector<std::int64_t>{0} : std::vector<std::int64_t>{1, 3};
-      EXPECT_EQ(members(*two, group.rank()), expected);
-      const Group one = divide(*two, {two->rank()});
-      EXPECT_EQ(sum(*one, 3), 3);
-      EXPECT_EQ(sum(*three, 1), 3);
+      EXPECT_EQ(members(two->host(), group.rank()), expected);
+      const Group one = divide(two->host(), {two->rank()});
+      EXPECT_EQ(sum(one->host(), 3), 3);
+      EXPECT_EQ(sum(three->host(), 1), 3);
     }
     EXPECT_EQ(sum(group, 1), 4);
   });
 }
 
 TEST_P(Subgroups, HaveNamesThatAllRanksShareAndNoTwoGroups) {
-  run(4, [](ProcessGroup& group) {
+  run(4, [](HostGroup& group) {
     EXPECT_EQ(group.name(), "world");
     EXPECT_EQ(divide(group, {group.rank()})->name(), "group#1");
     const std::vector<int> half = {group.rank() % 2, group.rank() % 2 + 2};
     const Group dp = group.subgroup(half, "dp"), again = group.subgroup(half, "dp");
     EXPECT_EQ(dp->name(), "dp#2");
     EXPECT_EQ(again->name(), "dp#3");
-    EXPECT_EQ(dp->channel(1).name(), "dp#2");
+    EXPECT_EQ(dp->host().channel(1).name(), "dp#2");
     EXPECT_EQ(again->subgroup(std::vector<int>{again->rank()}, "ep")->name(), "ep#3.1");
   });
 }
 
 TEST_P(Subgroups, KeepTheirChannelsCountsAndLargeCallsApart) {
-  run(4, [](ProcessGroup& group) {
+  run(4, [](HostGroup& group) {
     const Group pair = pair_of(group);
     const CommCounts before = group.counts();
-    std::thread other([&] { gather(pair->channel(1), 30'000); });
-    gather(*pair, 50'000);
+    std::thread other([&] { gather(pair->host().channel(1), 30'000); });
+    gather(pair->host(), 50'000);
     other.join();
     std::vector<double> data(40'000, group.rank());
     const FlatPart part{data.data(), DType::f64, 40'000};
-    pair->all_reduce(std::span(&part, 1), {})->wait();
+    pair->host().all_reduce(std::span(&part, 1), {});
     EXPECT_EQ(data, std::vector<double>(40'000, group.rank() < 2 ? 1 : 5));
-    EXPECT_EQ(pair->counts().all_gather.calls, 2);
-    EXPECT_EQ(pair->channel(1).counts().all_gather.calls, 1);
+    EXPECT_EQ(pair->host().counts().all_gather.calls, 2);
+    EXPECT_EQ(pair->host().channel(1).counts().all_gather.calls, 1);
     EXPECT_EQ(group.counts().all_gather.calls, before.all_gather.calls);
     EXPECT_EQ(group.counts().all_reduce.calls, before.all_reduce.calls);
     const CommCounts with_pair = counts_with_subgroups(group);
@@ -138,23 +138,23 @@ TEST_P(Subgroups, KeepTheirChannelsCountsAndLargeCallsApart) {
 }
 
 TEST_P(Subgroups, SendBetweenTheirOwnNumbers) {
-  run(4, [](ProcessGroup& group) {
+  run(4, [](HostGroup& group) {
     const Group odd = divide(group, group.rank() % 2 == 1 ? std::vector<int>{3, 1} : std::vector<int>{0, 2});
     std::int64_t x = group.rank() * 10;
     const FlatPart part{&x, DType::i64, 1};
-    if (odd->rank() == 0) odd->send(std::span(&part, 1), 1)->wait();
-    else odd->recv(std::span(&part, 1), 0)->wait();
+    if (odd->rank() == 0) odd->host().send(std::span(&part, 1), 1);
+    else odd->host().recv(std::span(&part, 1), 0);
     EXPECT_EQ(x, group.rank() % 2 == 1 ? 30 : 0);
   });
 }
 
 // A member's heap is found by its number in the whole group.
 TEST_P(Subgroups, ReadTheSharedHeapsOfTheWholeGroup) {
-  run(4, [](ProcessGroup& group) {
+  run(4, [](HostGroup& group) {
     const Group pair = divide(group, group.rank() % 2 == 1 ? std::vector<int>{1, 3} : std::vector<int>{2, 0});
     const SharedHeap heap = group.shared_heap();
-    EXPECT_EQ(pair->shared_heap().memory, heap.memory);
-    EXPECT_EQ(pair->shared_heap().bytes, heap.bytes);
+    EXPECT_EQ(pair->host().shared_heap().memory, heap.memory);
+    EXPECT_EQ(pair->host().shared_heap().bytes, heap.bytes);
     if (heap.bytes == 0) return;
     constexpr std::int64_t kCount = 100'000;
     auto* shard = reinterpret_cast<float*>(heap.memory.get());
@@ -162,7 +162,7 @@ TEST_P(Subgroups, ReadTheSharedHeapsOfTheWholeGroup) {
     std::vector<float> all(2 * kCount, -1.0f);
     const std::vector<std::int64_t> counts(2, kCount);
     const GatherPart part{all.data(), DType::f32, counts, shard, DType::f32};
-    pair->all_gather(std::span(&part, 1))->wait();
+    pair->host().all_gather(std::span(&part, 1));
     EXPECT_EQ(all.front(), group.rank() % 2 == 1 ? 1.0f : 2.0f);
     EXPECT_EQ(all.back(), group.rank() % 2 == 1 ? 3.0f : 0.0f);
   });
@@ -182,7 +182,7 @@ TEST_P(Subgroups, ListsThatDoNotDivideTheGroupAreRefusedOnEveryRank) {
       {{{0, 0}, {1}, {2}}, {"rank 0 gives the ranks 0,0", "once"}},
       {{{0}, {2}, {2}}, {"rank 1 gives the ranks 2", "rank 1 will be in"}},
   };
-  run(3, [&](ProcessGroup& group) {
+  run(3, [&](HostGroup& group) {
     for (const Case& each : cases) {
       const std::vector<int>& list = each.lists[static_cast<std::size_t>(group.rank())];
       for (const std::string_view part : each.parts) expect_error([&] { group.subgroup(list); }, {part});
@@ -193,59 +193,59 @@ TEST_P(Subgroups, ListsThatDoNotDivideTheGroupAreRefusedOnEveryRank) {
 }
 
 TEST_P(Subgroups, DisagreementsNameTheCallsByTheNumbersOfTheWholeGroup) {
-  run(4, [](ProcessGroup& group) {
+  run(4, [](HostGroup& group) {
     const Group odd = divide(group, group.rank() % 2 == 1 ? std::vector<int>{1, 3} : std::vector<int>{0, 2});
     const std::string error = error_of([&] {
-      if (group.rank() == 1) odd->barrier();
-      if (group.rank() == 3) sum(*odd, 1);
+      if (group.rank() == 1) odd->host().barrier();
+      if (group.rank() == 3) sum(odd->host(), 1);
       group.barrier();
     });
     EXPECT_THAT(error, HasSubstr("rank 1 calls barrier #1 of ranks 1,3, rank 3 calls all_reduce #1 of ranks 1,3 [i64 x "
                                  "1 sum]"));
     EXPECT_THAT(error, HasSubstr(fmt::format("{} of 4, in ", group.rank())));
     group.reset();
-    EXPECT_EQ(sum(*odd, 1), 2);
+    EXPECT_EQ(sum(odd->host(), 1), 2);
     EXPECT_EQ(sum(group, 1), 4);
   });
 }
 
 // Poison goes down, up, and sideways to a subgroup that the failing rank is not in.
 TEST_P(Subgroups, FailWithTheWholeGroupAndAreResetWithIt) {
-  run(4, [](ProcessGroup& group) {
+  run(4, [](HostGroup& group) {
     const Group pair = pair_of(group);
     for (int round = 0; round < 10; ++round) {
       const bool aborts_below = round % 2 == 1;
       if (group.rank() == 3) (aborts_below ? *pair : group).abort(fmt::format("round {}", round));
       const std::string error = error_of([&] {
         if (group.rank() < 2)
-          for (;;) pair->barrier();
+          for (;;) pair->host().barrier();
         for (;;) group.barrier();
       });
       EXPECT_THAT(error, HasSubstr(fmt::format("rank 3 aborted the group: round {}", round)));
       // Whichever of its groups a rank resets, it is the whole.
       (group.rank() == 0 ? *pair : group).reset();
-      EXPECT_EQ(sum(*pair, 1), 2);
-      gather(*pair, 20'000);
+      EXPECT_EQ(sum(pair->host(), 1), 2);
+      gather(pair->host(), 20'000);
       EXPECT_EQ(sum(group, 1), 4);
     }
     const Group later = pair_of(group);  // made after resets
-    EXPECT_EQ(sum(*later, 1), 2);
+    EXPECT_EQ(sum(later->host(), 1), 2);
     group.barrier();
     if (group.rank() == 0) group.abort("again");
-    EXPECT_THAT(error_of([&] { sum(*later, 1), sum(group, 1); }), HasSubstr("again"));
+    EXPECT_THAT(error_of([&] { sum(later->host(), 1), sum(group, 1); }), HasSubstr("again"));
     later->reset();
-    EXPECT_EQ(sum(*later, 1), 2);
+    EXPECT_EQ(sum(later->host(), 1), 2);
   });
 }
 
 // Ranks 0 and 3 have no subgroup in common.
 TEST_P(Subgroups, AFailureElsewhereWakesWhoWaitsInASubgroup) {
   SharedFlag is_waiting;
-  run(4, [&](ProcessGroup& group) {
+  run(4, [&](HostGroup& group) {
     const Group pair = pair_of(group);
     if (group.rank() == 0) {
       is_waiting.set();
-      EXPECT_THAT(error_of([&] { pair->barrier(); }), HasSubstr("rank 3 aborted the group: enough"));
+      EXPECT_THAT(error_of([&] { pair->host().barrier(); }), HasSubstr("rank 3 aborted the group: enough"));
     } else if (group.rank() == 3) {
       is_waiting.wait();
       pair->abort("enough");
@@ -256,13 +256,13 @@ TEST_P(Subgroups, AFailureElsewhereWakesWhoWaitsInASubgroup) {
 
 TEST_P(Subgroups, ADeadlockBetweenGroupsPrintsBothCalls) {
   SharedFlag is_there;
-  run(2, [&](ProcessGroup& group) {
+  run(2, [&](HostGroup& group) {
     const Group both = divide(group, {0, 1});
     std::string error;
     if (group.rank() == 0) {
       group.set_deadline(std::chrono::milliseconds(300));  // of the subgroup too
       is_there.wait();
-      error = error_of([&] { both->barrier(); });
+      error = error_of([&] { both->host().barrier(); });
       group.set_deadline(std::chrono::seconds(30));
     } else {
       is_there.set();
@@ -272,15 +272,15 @@ TEST_P(Subgroups, ADeadlockBetweenGroupsPrintsBothCalls) {
                                    HasSubstr("not there: rank 1 (outside any collective of this group, its last call: "
                                              "none, also in all_reduce #"))));
     group.reset();
-    EXPECT_EQ(sum(*both, 1), 2);
+    EXPECT_EQ(sum(both->host(), 1), 2);
   });
 }
 
 TEST_P(Subgroups, ARankThatLeavesIsNamed) {
-  const std::vector<std::string> messages = GetParam().run(4, [](ProcessGroup& group) {
+  const std::vector<std::string> messages = GetParam().run(4, [](HostGroup& group) {
     const Group pair = pair_of(group);
     if (group.rank() == 3) return;
-    if (group.rank() == 2) pair->barrier();
+    if (group.rank() == 2) pair->host().barrier();
     if (group.rank() < 2) group.barrier();
   });
   EXPECT_EQ(messages[3], "");
@@ -289,46 +289,46 @@ TEST_P(Subgroups, ARankThatLeavesIsNamed) {
 }
 
 TEST_P(Subgroups, LinksAreShapedAlikeUnlessToldOtherwise) {
-  run(2, [](ProcessGroup& group) {
+  run(2, [](HostGroup& group) {
     using Clock = std::chrono::steady_clock;
     group.shape_link({.bytes_per_second = 1e12, .seconds = 10e-3});
     const Group slow = divide(group, {0, 1}), fast = divide(group, {0, 1});
-    fast->shape_link({.bytes_per_second = 1e12, .seconds = 0});
+    fast->host().shape_link({.bytes_per_second = 1e12, .seconds = 0});
     auto start = Clock::now();
-    slow->barrier();
+    slow->host().barrier();
     EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(10));
     group.shape_link({.bytes_per_second = 1e12, .seconds = 3600});
-    fast->barrier();  // a link of its own: it would take an hour
-    slow->barrier();
+    fast->host().barrier();  // a link of its own: it would take an hour
+    slow->host().barrier();
   });
 }
 
 TEST(SubgroupOfOne, IsAGroupOfOne) {
   const Group group = make_single_group();
-  const Group sub = divide(*group, {0});
-  EXPECT_EQ(sum(*sub, 3), 3);
-  expect_error([&] { divide(*group, {1}); }, {"rank 0 gives the ranks 1", "0..0"});
+  const Group sub = divide(group->host(), {0});
+  EXPECT_EQ(sum(sub->host(), 3), 3);
+  expect_error([&] { divide(group->host(), {1}); }, {"rank 0 gives the ranks 1", "0..0"});
   group->abort("stop");
-  EXPECT_THROW(sub->barrier(), CommError);
+  EXPECT_THROW(sub->host().barrier(), CommError);
   sub->reset();
-  group->barrier();
+  group->host().barrier();
 }
 
 // A process dies inside a call of its subgroup. Its partner notices; the others, who wait in other groups, are told.
 TEST(ShmSubgroup, ARankKilledInsideACallIsNamedEverywhere) {
   const std::vector<RankEnd> ends = fork_ranks(4, [](Store& store, int rank) {
     const Group group = make_shm_group(store, rank, 4);
-    const Group pair = pair_of(*group);
+    const Group pair = pair_of(group->host());
     if (rank == 3) std::raise(SIGKILL);
     const auto start = std::chrono::steady_clock::now();
     const std::string error = error_of([&] {
-      if (rank == 2) gather(*pair, 10);
-      if (rank == 0) pair->barrier();  // rank 1 is not in it
-      group->barrier();
+      if (rank == 2) gather(pair->host(), 10);
+      if (rank == 0) pair->host().barrier();  // rank 1 is not in it
+      group->host().barrier();
     });
     EXPECT_THAT(error, AllOf(HasSubstr("rank 3 (process "), HasSubstr(") died while rank ")));
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
-    EXPECT_THROW(pair->barrier(), CommError);
+    EXPECT_THROW(pair->host().barrier(), CommError);
     EXPECT_THROW(pair->reset(), CommError) << "a dead rank cannot take part in a reset";
   });
   EXPECT_EQ(ends[3].status, 128 + SIGKILL);
@@ -339,7 +339,7 @@ TEST(ShmSubgroup, ARankKilledWhileTheGroupIsDividedIsNamed) {
   const std::vector<RankEnd> ends = fork_ranks(3, [](Store& store, int rank) {
     const Group group = make_shm_group(store, rank, 3);
     if (rank == 1) std::raise(SIGKILL);
-    EXPECT_THAT(error_of([&] { divide(*group, {0, 1, 2}); }), HasSubstr("rank 1 (process "));
+    EXPECT_THAT(error_of([&] { divide(group->host(), {0, 1, 2}); }), HasSubstr("rank 1 (process "));
   });
   for (const std::size_t rank : {0U, 2U}) EXPECT_EQ(ends[rank].status, 0) << ends[rank].message;
 }

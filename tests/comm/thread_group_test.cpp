@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "runtime/comm/group/host_group.h"
 #include "tests/support/ranks.h"
 
 namespace sherd::testing {
@@ -35,8 +36,8 @@ TEST(ThreadGroup, SizesOutOfRangeAreRefused) {
 TEST(ThreadGroup, GroupsAreIndependent) {
   const std::vector<std::shared_ptr<ProcessGroup>> one = make_thread_groups(1), other = make_thread_groups(1);
   one[0]->abort("stop");
-  EXPECT_THROW(one[0]->barrier(), CommError);
-  EXPECT_NO_THROW(other[0]->barrier());
+  EXPECT_THROW(one[0]->host().barrier(), CommError);
+  EXPECT_NO_THROW(other[0]->host().barrier());
 }
 
 TEST(ThreadGroup, MoreRanksThanCoresMakeProgress) {
@@ -44,7 +45,7 @@ TEST(ThreadGroup, MoreRanksThanCoresMakeProgress) {
     for (int i = 0; i < 20; ++i) {
       std::int64_t x = group->rank();
       const FlatPart part{&x, DType::i64, 1};
-      group->all_reduce(std::span(&part, 1), {})->wait();
+      group->host().all_reduce(std::span(&part, 1), {});
       ASSERT_EQ(x, 24 * 23 / 2);
     }
   });
@@ -72,8 +73,8 @@ TEST(ThreadGroup, TensorsOutliveTheirReadersWhenTheGroupFails) {
         const auto data = std::make_unique<float[]>(kCount);
         const GatherPart part{data.get(), DType::f32, counts};
         num_entered[round] += 1;
-        group->all_gather(std::span(&part, 1))->wait();
-        for (;;) group->barrier();
+        group->host().all_gather(std::span(&part, 1));
+        for (;;) group->host().barrier();
       };
       // The abort comes during the gather or after it; the barriers never end without it.
       EXPECT_THROW(gather(), CommError);
@@ -87,7 +88,7 @@ TEST(RunRanks, RethrowsTheErrorThatStartedIt) {
   try {
     run_ranks(3, [](const std::shared_ptr<ProcessGroup>& group) {
       if (group->rank() == 2) throw std::logic_error("the real reason");
-      group->barrier();
+      group->host().barrier();
     });
     FAIL() << "the error of rank 2 was swallowed";
   } catch (const std::logic_error& error) { EXPECT_STREQ(error.what(), "the real reason"); }

@@ -11,6 +11,7 @@
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/attr_text.h"
 #include "tests/parallel/nets.h"
@@ -143,7 +144,7 @@ TEST_P(FullyShardReplay, CommunicatesAndHoldsWhatTheEagerStepDoes) {
       std::int64_t gathers, reductions, others, gathered_peak, gradient_peak, parameter_peak, state_peak;
     };
     const auto observe = [&] {
-      const CommCounts before = group->counts();
+      const CommCounts before = group->host().counts();
       accounting.reset_peaks();
       training.begin(0);
       step(x, y);

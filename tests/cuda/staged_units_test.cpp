@@ -8,6 +8,7 @@
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/comm/group/staged_group.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/hazards.h"
@@ -111,7 +112,7 @@ TEST_F(StagedUnits, AStepWaitsForNobodyOnTheRanksThread) {
       return loss;
     };
     const float first = step().item<float>();
-    host->barrier();
+    host->host().barrier();
     if (group->rank() == 1) queued.wait();
     const Tensor loss = step();
     if (group->rank() == 0) is_queued.set_value();

@@ -7,6 +7,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "tests/dtensor/layouts.h"
 #include "tests/support/expect_error.h"
@@ -19,10 +20,10 @@ namespace {
 using Group = std::shared_ptr<ProcessGroup>;
 
 template <class Run>
-std::int64_t total_calls(const ProcessGroup& group, Run&& run) {
+std::int64_t total_calls(ProcessGroup& group, Run&& run) {
   const auto total = [&] {
     RankContext::current().drain_queues();  // a collective is counted when it ends
-    const CommCounts c = group.counts();
+    const CommCounts c = group.host().counts();
     return c.all_gather.calls + c.reduce_scatter.calls + c.all_reduce.calls + c.broadcast.calls + c.barrier.calls +
            c.all_to_all.calls;
   };
@@ -225,9 +226,9 @@ TEST(ToLocal, F121_APartialGradientOfAReplicatedTensorIsOneAllReduce) {
       slot.set(laid_out(counting({2, 2}), Spec::of(mesh, Replicate())));
       const Tensor x = to_local(align_gradient(slot.value()), {.grad_placements = {{Partial()}}});
       const Tensor loss = sum(mul(x, rank_values(group, {2, 2})));
-      const CommCounts before = group->counts();
+      const CommCounts before = group->host().counts();
       EXPECT_EQ(total_calls(*group, [&] { backward(loss); }), 1);
-      EXPECT_EQ(group->counts().all_reduce.calls, before.all_reduce.calls + 1);
+      EXPECT_EQ(group->host().counts().all_reduce.calls, before.all_reduce.calls + 1);
       const auto n = static_cast<double>(group->size());
       EXPECT_TRUE(near(slot.grad().local(), add(mul(counting({2, 2}), n), 100 * n * (n - 1) / 2)));
     });
@@ -298,15 +299,16 @@ TEST(FullTensor, F122_EachCutDimIsGatheredByItsAxis) {
     const Tensor w = mul(counting({5, 3}), -0.5);
     Slot slot("x", /*requires_grad=*/true);
     slot.set(laid_out(counting({5, 3}), Spec::of(mesh, {Shard(1), Shard(0)})));
-    const std::int64_t dp = mesh.group("dp").counts().all_gather.calls, tp = mesh.group("tp").counts().all_gather.calls;
+    const std::int64_t dp = mesh.group("dp").host().counts().all_gather.calls,
+                       tp = mesh.group("tp").host().counts().all_gather.calls;
     Tensor whole;
     const std::int64_t joint = total_calls(*group, [&] {
       whole = full_tensor(slot.value());
       EXPECT_TRUE(same_bits(whole, counting({5, 3})));
     });
     EXPECT_EQ(joint, 0);
-    EXPECT_EQ(mesh.group("dp").counts().all_gather.calls, dp + 1);
-    EXPECT_EQ(mesh.group("tp").counts().all_gather.calls, tp + 1);
+    EXPECT_EQ(mesh.group("dp").host().counts().all_gather.calls, dp + 1);
+    EXPECT_EQ(mesh.group("tp").host().counts().all_gather.calls, tp + 1);
     const CommCounter counter;
     backward(sum(mul(whole, w)));
     EXPECT_EQ(counter.describe(), "no communication");

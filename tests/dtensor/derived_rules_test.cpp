@@ -10,6 +10,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/op/ops.h"
 #include "tests/support/near.h"
 #include "tests/support/ranks.h"
@@ -58,10 +59,10 @@ TEST(DerivedRules, F127_PointwiseFollowsItsOperands) {
           EXPECT_TRUE(same_bits(full_tensor(mul(sa, distribute(one, mesh, Replicate()))), mul(a, one)));
         }
         const Tensor other = distribute(b, mesh, Shard(1 - d));
-        const CommCounts before = group->counts();
+        const CommCounts before = group->host().counts();
         const Tensor moved = sa + other;
-        EXPECT_EQ(group->counts().all_to_all.calls - before.all_to_all.calls, group->size() > 1 ? 1 : 0);
-        EXPECT_EQ(group->counts().all_gather.calls, before.all_gather.calls);
+        EXPECT_EQ(group->host().counts().all_to_all.calls - before.all_to_all.calls, group->size() > 1 ? 1 : 0);
+        EXPECT_EQ(group->host().counts().all_gather.calls, before.all_gather.calls);
         EXPECT_TRUE(same_bits(full_tensor(moved), a + b));
       }
     });
@@ -109,9 +110,9 @@ TEST(DerivedRules, F128_PartialPassesWhatIsLinearOrMonotone) {
         expect_near(full_tensor(add(as_terms(a, mesh, ReduceKind::avg), 2)), add(a, 2));
       }
       // Rows that no reduction may follow get their inputs reduced first, once.
-      const CommCounts before = group->counts();
+      const CommCounts before = group->host().counts();
       const Tensor relued = relu(pa), shifted = add(pa, 1), summed = pa + whole;
-      EXPECT_EQ(group->counts().all_reduce.calls - before.all_reduce.calls, 3);
+      EXPECT_EQ(group->host().counts().all_reduce.calls - before.all_reduce.calls, 3);
       expect_near(full_tensor(relued), relu(a));
       expect_near(full_tensor(shifted), add(a, 1));
       expect_near(full_tensor(summed), a + b);

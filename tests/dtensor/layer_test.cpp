@@ -13,6 +13,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/op/ops.h"
 #include "tests/dtensor/layouts.h"
 #include "tests/support/expect_error.h"
@@ -123,9 +124,9 @@ TEST(DistLayer, ShapeErrorsComeBeforeCommunicationOnEveryRank) {
     const DeviceMesh mesh(group);
     const Tensor a = distribute(values({5, 4}, "a"), mesh, Shard(1)),
                  b = distribute(values({5, 4}, "b"), mesh, Shard(0));
-    const CommCounts before = group->counts();
+    const CommCounts before = group->host().counts();
     expect_error([&] { matmul(a, b); }, {"matmul", "inner dimensions differ: 4 and 5", "{1: dp}", "{0: dp}"});
-    EXPECT_EQ(group->counts().all_gather.calls, before.all_gather.calls);
+    EXPECT_EQ(group->host().counts().all_gather.calls, before.all_gather.calls);
   });
 }
 

@@ -8,6 +8,7 @@
 #include "dtensor/api.h"
 #include "dtensor/mesh.h"
 #include "dtensor/spec.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
@@ -27,7 +28,7 @@ Ranks ranks_in(ProcessGroup& group, const Group& world) {
   const std::vector<std::int64_t> ones(all.size(), 1);
   all[static_cast<std::size_t>(group.rank())] = world->rank();
   const GatherPart part{all.data(), DType::i32, ones};
-  group.all_gather({&part, 1})->wait();
+  group.host().all_gather({&part, 1});
   return all;
 }
 
@@ -73,14 +74,14 @@ TEST(DeviceMesh, F106_MeshesThatDoNotFitAreRefusedOnEveryRank) {
     expect_error([&] { DeviceMesh(world, Axes{{"dp", 1}, {"tp", 2}}); }, {"2 places", "4 ranks", "sizes of the axes"});
     expect_error([&] { DeviceMesh(world, Axes{{"dp", 2}, {"dp", 2}}); }, {"two axes", "\"dp\""});
     expect_error([&] { DeviceMesh(world, Axes{{"dp", 2}, {"", 2}}); }, {"needs a name"});
-    world->barrier();
+    world->host().barrier();
   });
 }
 
 TEST(DeviceMesh, F107_SlicesShareTheGroupsOfTheirMesh) {
   run_ranks(4, [](const Group& world) {
     const DeviceMesh mesh(world, Axes{{"pp", 1}, {"dp", 2}, {"tp", 2}});
-    const CommCounts before = world->counts();
+    const CommCounts before = world->host().counts();
     const DeviceMesh tp = mesh["tp"], both = mesh.slice({"dp", "tp"});
     EXPECT_EQ(&tp.group(), &mesh.group("tp"));
     EXPECT_EQ(&both.group("dp"), &mesh.group("dp"));
@@ -91,7 +92,7 @@ TEST(DeviceMesh, F107_SlicesShareTheGroupsOfTheirMesh) {
     EXPECT_EQ(both["tp"], tp) << "a slice of a slice is the same mesh";
     EXPECT_EQ(tp.root(), mesh);
     EXPECT_EQ(mesh.slice({"pp", "dp", "tp"}), mesh);
-    EXPECT_EQ(world->counts().all_gather.calls, before.all_gather.calls) << "slices are local";
+    EXPECT_EQ(world->host().counts().all_gather.calls, before.all_gather.calls) << "slices are local";
     expect_error([&] { mesh["cp"]; }, {"mesh(pp=1,dp=2,tp=2)", "no axis \"cp\""});
     expect_error([&] { mesh.slice({}); }, {"at least one axis"});
     expect_error([&] { mesh.slice({"tp", "dp"}); }, {"order", "\"dp\" comes too late"});
@@ -195,9 +196,9 @@ TEST(DeviceMesh, ARankThatDiesAlongOneAxisIsNamedAlongTheOther) {
                            const DeviceMesh mesh(world, Axes{{"dp", 2}, {"tp", 2}});
                            if (world->rank() == 3) fail("no memory");
                            try {
-                             mesh.group(world->rank() == 1 ? "dp" : "tp").barrier();
-                             mesh.group("dp").barrier();
-                             world->barrier();
+                             mesh.group(world->rank() == 1 ? "dp" : "tp").host().barrier();
+                             mesh.group("dp").host().barrier();
+                             world->host().barrier();
                            } catch (const CommError& error) {
                              errors[static_cast<std::size_t>(world->rank())] = error.what();
                              throw;

@@ -9,6 +9,7 @@
 #include "dtensor/api.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "tests/dtensor/layouts.h"
 #include "tests/support/expect_error.h"
@@ -31,12 +32,12 @@ std::ostream& operator<<(std::ostream& out, const Calls& c) {
 
 // The collectives that `run` called on a group. A collective is counted when it ends.
 template <class Run>
-Calls calls_of(const ProcessGroup& group, Run&& run) {
+Calls calls_of(ProcessGroup& group, Run&& run) {
   RankContext::current().drain_queues();
-  const CommCounts before = group.counts();
+  const CommCounts before = group.host().counts();
   run();
   RankContext::current().drain_queues();
-  CommCounts c = group.counts();
+  CommCounts c = group.host().counts();
   c -= before;
   return {c.all_gather.calls, c.all_to_all.calls, c.reduce_scatter.calls, c.all_reduce.calls};
 }

@@ -11,6 +11,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
@@ -123,9 +124,9 @@ TEST(IndexRules, F138_BatchAndColumnsCommunicateNothing) {
       const StrictCommunication strict;
       const Tensor found = embedding(table.value(), ids);
       EXPECT_EQ(describe(found), rows);
-      const CommCounts before = group->counts();
+      const CommCounts before = group->host().counts();
       backward(found, {.grad = distribute(grad, mesh, Spec::from(found).placement(0), {.source = -1})});
-      EXPECT_EQ(group->counts().all_gather.calls + group->counts().all_reduce.calls,
+      EXPECT_EQ(group->host().counts().all_gather.calls + group->host().counts().all_reduce.calls,
                 before.all_gather.calls + before.all_reduce.calls);
       EXPECT_EQ(describe(table.grad()), gradient);
       backward(like, {.grad = grad});
@@ -210,16 +211,16 @@ TEST(LossRules, F135_CutClassesAreNeverGathered) {
     Slot logits("logits", true);
     logits.set(distribute(values({6, 9}, "logits"), mesh, Shard(1)));
     const Tensor targets = distribute(Tensor::from<std::int64_t>({0, 8, 4, 5, -100, 3}, {6}), mesh, Replicate());
-    const CommCounts before = group->counts();
+    const CommCounts before = group->host().counts();
     const Tensor loss = cross_entropy(logits.value(), targets);
     EXPECT_EQ(describe(loss), "f32[]{}");
-    CommCounts spent = group->counts();
+    CommCounts spent = group->host().counts();
     spent -= before;
     EXPECT_EQ(spent.all_reduce.calls, 2);
     EXPECT_EQ(spent.all_reduce.bytes, (6 + 12) * 4);
     backward(loss);
     EXPECT_EQ(describe(logits.grad()), "f32[6,9]{1: tp}");
-    spent = group->counts();
+    spent = group->host().counts();
     spent -= before;
     EXPECT_EQ(spent.all_reduce.calls, 2);
     EXPECT_EQ(spent.all_gather.calls, 0);
@@ -260,15 +261,15 @@ TEST(LossRules, F135_CutRowsAreNeverGathered) {
     w.set(distribute(weight, mesh, Replicate()));
     const Tensor t = distribute(targets, mesh, Shard(0));
     const StrictCommunication strict;
-    CommCounts before = group->counts();
+    CommCounts before = group->host().counts();
     const Tensor loss = linear_cross_entropy(x_cut.value(), w.value(), t);
-    CommCounts spent = group->counts();
+    CommCounts spent = group->host().counts();
     spent -= before;
     EXPECT_EQ(spent.all_reduce.calls, 1);
     EXPECT_EQ(spent.all_reduce.bytes, 2 * 4);
-    before = group->counts();
+    before = group->host().counts();
     backward(loss);
-    spent = group->counts();
+    spent = group->host().counts();
     spent -= before;
     EXPECT_EQ(spent.all_reduce.calls + spent.all_gather.calls + spent.reduce_scatter.calls + spent.all_to_all.calls, 0);
     EXPECT_EQ(describe(x_cut.grad()), "f32[2049,3]{0: dp}");

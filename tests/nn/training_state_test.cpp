@@ -12,6 +12,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/ghost_group.h"
+#include "runtime/comm/group/host_group.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
@@ -374,7 +375,7 @@ TEST(TrainingState, ARankThatCannotWriteFailsTheSaveOnEveryRank) {
     const bool own = t.group->rank() == 1;
     // A folder in the place of rank 1's file: no user can open a file there.
     if (own) fs::create_directories(dir / "step-000002/rank-00001.safetensors.partial");
-    t.group->barrier();
+    t.group->host().barrier();
     expect_error([&] { t.save(dir.path(), 2); }, {own ? "" : "rank 1: ", "step-000002/rank-00001.safetensors"});
   });
   expect_still_good(dir.path(), saved);
@@ -383,12 +384,12 @@ TEST(TrainingState, ARankThatCannotWriteFailsTheSaveOnEveryRank) {
 TEST(TrainingState, AFullDiskKeepsThePreviousCheckpoint) {
   const TempDir dir;
   const Values saved = save_then_fail(dir.path(), [&](Training& t) {
-    t.group->barrier();
+    t.group->host().barrier();
     std::optional<FileSizeLimit> limit;
     if (t.group->rank() == 0) limit.emplace(64);  // of the whole process: both ranks' files are too large
-    t.group->barrier();
+    t.group->host().barrier();
     expect_error([&] { t.save(dir.path(), 2); }, {"step-000002/rank-0000", "File too large"});
-    t.group->barrier();
+    t.group->host().barrier();
   });
   expect_still_good(dir.path(), saved);
 }

@@ -7,6 +7,7 @@
 #include "dtensor/api.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/board/exposed.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/queue.h"
 #include "runtime/op/collective_attrs.h"
@@ -119,7 +120,7 @@ TEST(CollectiveRows, DestinationsThatAreAddedToWaitForWhoReadsThem) {
 
 TEST(CommTimes, WhatComputeCoversIsNotExposed) {
   run_ranks(2, [](const Group& group) {
-    group->shape_link({.bytes_per_second = 1e9, .seconds = 20e-3});
+    group->host().shape_link({.bytes_per_second = 1e9, .seconds = 20e-3});
     const CommTimes start = comm_times(*group);
     const Tensor sum = all_reduce(full({4}, 1.0), *group);  // two steps: 40 ms
     sum.to_vector<float>();

@@ -8,6 +8,7 @@
 #include "nn/optim/clip.h"
 #include "nn/optim/sgd.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
@@ -75,10 +76,10 @@ struct Mixed : Gradients {
     add({2}, on(root, {Replicate(), Replicate(), Replicate()}));
   }
   std::int64_t all_reduces() const {
-    CommCounts counts = root.group("replicate").counts();
-    for (const char* axis : {"dp", "tp"}) counts += root.group(axis).counts();
+    CommCounts counts = root.group("replicate").host().counts();
+    for (const char* axis : {"dp", "tp"}) counts += root.group(axis).host().counts();
     const int all[] = {0, 1, 2};
-    counts += root.joint_group(all)->counts();
+    counts += root.joint_group(all)->host().counts();
     return counts.all_reduce.calls;
   }
 };
@@ -106,11 +107,11 @@ TEST(FullyShard, F98_TheNormIsReducedOverTheAxesThatCut) {
     Gradients gradients;
     gradients.add({5, 2}, on(root, {Shard(0), Replicate()}));
     gradients.add({3}, on(root["dp"], {Shard(0)}));
-    const std::int64_t before = group->counts().all_reduce.calls;
+    const std::int64_t before = group->host().counts().all_reduce.calls;
     EXPECT_NEAR(nn::grad_norm(gradients.parameters).item<double>(), gradients.norm(2), 1e-6 * gradients.norm(2));
-    EXPECT_EQ(root.group("dp").counts().all_reduce.calls, 1);
-    EXPECT_EQ(root.group("tp").counts().all_reduce.calls, 0);
-    EXPECT_EQ(group->counts().all_reduce.calls - before, 0);
+    EXPECT_EQ(root.group("dp").host().counts().all_reduce.calls, 1);
+    EXPECT_EQ(root.group("tp").host().counts().all_reduce.calls, 0);
+    EXPECT_EQ(group->host().counts().all_reduce.calls - before, 0);
   });
 }
 

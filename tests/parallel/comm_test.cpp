@@ -5,6 +5,7 @@
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/group/host_group.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
@@ -23,7 +24,7 @@ struct Counted {
 };
 
 Counted count_step(Net& net, ProcessGroup& group) {
-  const CommCounts start = group.counts();
+  const CommCounts start = group.host().counts();
   const Tensor loss = sum(net(batch_of(2, 6, 0, "x")));
   const CommCounts middle = settled_counts(group);
   backward(loss);
@@ -87,7 +88,7 @@ TEST(FullyShard, F45_OneRankCommunicatesNothingAndIsBitwiseTheReference) {
     const auto actual = net.parameters(), expected = reference.parameters();
     for (std::size_t i = 0; i < actual.size(); ++i)
       EXPECT_TRUE(same_bits(whole(actual[i]->value()), expected[i]->value())) << actual[i]->name();
-    const CommCounts& c = group->counts();
+    const CommCounts& c = group->host().counts();
     EXPECT_EQ(c.all_gather.calls + c.reduce_scatter.calls + c.all_reduce.calls + c.broadcast.calls + c.barrier.calls,
               0);
   });
@@ -101,7 +102,7 @@ TEST(FullyShard, F46_BytesAreThoseOfRealElements) {
       net.materialize();
       backward(sum(net(batch_of(2, 6, 0, "x"))));
       EXPECT_EQ(settled_counts(*group).all_gather.bytes, 2 * 4 * net.num_parameters());
-      EXPECT_EQ(group->counts().reduce_scatter.bytes, 4 * net.num_parameters());
+      EXPECT_EQ(group->host().counts().reduce_scatter.bytes, 4 * net.num_parameters());
     });
 }
 

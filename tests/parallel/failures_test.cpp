@@ -10,6 +10,7 @@
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/board/shm_group.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
@@ -143,7 +144,7 @@ TEST(FullyShard, RankThatDiesWithWorkInFlightIsReported) {
 TEST(FullyShard, ModelCanGoWhileItsReductionsAreInFlight) {
   for (int ranks : {2, 3})
     run_ranks(ranks, [](const Group& group) {
-      group->shape_link({.bytes_per_second = 1e9, .seconds = 2e-3});
+      group->host().shape_link({.bytes_per_second = 1e9, .seconds = 2e-3});
       const Accounting& memory = RankContext::current().allocator().accounting();
       const std::int64_t before = memory.total();
       {

@@ -5,6 +5,7 @@
 #include "nn/optim/adamw.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/host_group.h"
 #include "tests/parallel/nets.h"
 #include "tests/parallel/replay.h"
 #include "tests/support/near.h"

@@ -7,6 +7,7 @@
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/hazards.h"
 #include "tests/parallel/nets.h"
 #include "tests/parallel/replay.h"
@@ -379,7 +380,7 @@ TEST(FullyShard, F182_HsdpHasNoHazards) {
 // that is released is filled, and links are slow enough for the rank's thread to run ahead.
 TEST(FullyShard, F182_HsdpReadsNothingThatWasReleased) {
   const auto weights = [](const Group& group, const nn::MixedPrecision& policy, bool is_poisoned) {
-    group->shape_link({.bytes_per_second = 1e9, .seconds = 5e-4});
+    group->host().shape_link({.bytes_per_second = 1e9, .seconds = 5e-4});
     RankContext::current().allocator().set_poison(is_poisoned);
     Net net(kUneven);
     shard(net, mesh_of(group, {2, 2}), {.mp_policy = policy}, {.mp_policy = policy});

@@ -4,6 +4,7 @@
 #include "nn/optim/adamw.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
@@ -63,7 +64,7 @@ TEST(FullyShard, F4_ContainersAreRefusedAndListsAreOneGroup) {
     net.materialize();
     EXPECT_EQ(nn::units(net).size(), 2u);
     EXPECT_EQ(nn::unit_of(*net.blocks.items()[0]), nn::unit_of(*net.blocks.items()[1]));
-    const std::int64_t before = group->counts().all_gather.calls;
+    const std::int64_t before = group->host().counts().all_gather.calls;
     sum(net(batch_of(2, 6, 0, "x")));
     EXPECT_EQ(settled_counts(*group).all_gather.calls - before, 2);
   });
@@ -127,11 +128,11 @@ TEST(FullyShard, F11_ModuleWithoutParametersOfItsOwnCommunicatesNothing) {
     const nn::UnitHandle unit = nn::unit_of(outer);
     EXPECT_FALSE(unit.has_parameters());
     expect_error([&] { unit.layout(); }, {"(model)", "no parameters of its own"});
-    const std::int64_t before = group->counts().all_gather.calls;
+    const std::int64_t before = group->host().counts().all_gather.calls;
     backward(sum(outer(batch_of(2, 6, 0, "x"))));
     // The inner net is no root now, so it is resharded after forward and gathered again: 3 + 3.
     EXPECT_EQ(settled_counts(*group).all_gather.calls - before, 6);
-    EXPECT_EQ(group->counts().reduce_scatter.calls, 3);
+    EXPECT_EQ(group->host().counts().reduce_scatter.calls, 3);
     for (const nn::Parameter* p : outer.parameters()) EXPECT_TRUE(p->value().is_distributed());
   });
 }
@@ -271,7 +272,7 @@ TEST(FullyShard, F21_ShardsCoverEveryElementOnce) {
       std::int64_t own = 0;
       for (const nn::Parameter* p : net.parameters()) own += p->value().local().numel();
       const FlatPart part{&own, DType::i64, 1};
-      group->all_reduce({&part, 1}, {})->wait();
+      group->host().all_reduce({&part, 1}, {});
       EXPECT_EQ(own, net.num_parameters());
     });
 }

@@ -7,6 +7,7 @@
 #include "nn/optim/adamw.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
@@ -112,10 +113,10 @@ TEST(FullyShard, F88_GathersMoveHalfTheBytesAndStateStaysF32) {
       shard_all(net, DeviceMesh(group), policy);
       net.materialize(nn::Seed{5});
       nn::AdamW optimizer(net.parameters(), {.lr = 0.01});
-      const CommCounts before = group->counts();
+      const CommCounts before = group->host().counts();
       backward(mean(square(net(batch_of(4, kSizes.front(), 0, "x")))));
       optimizer.step_and_clear();
-      CommCounts counts = group->counts();
+      CommCounts counts = group->host().counts();
       counts -= before;
       bytes[is_bf16] = counts.all_gather.bytes;
       reduced[is_bf16] = counts.reduce_scatter.bytes;

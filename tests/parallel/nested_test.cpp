@@ -6,6 +6,7 @@
 #include "nn/optim/adamw.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/channels.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/processes.h"

@@ -10,6 +10,7 @@
 #include "nn/module_list.h"
 #include "nn/optim/optimizer.h"
 #include "nn/parallel/shard/fully_shard.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 #include "tests/parallel/parity.h"
@@ -64,9 +65,9 @@ void shard(Model& model, const DeviceMesh& mesh, const nn::FullyShardOptions& bl
 }
 
 /// Counts once all that was issued has run: a collective on a queue is counted when it ends.
-inline CommCounts settled_counts(const ProcessGroup& group) {
+inline CommCounts settled_counts(ProcessGroup& group) {
   RankContext::current().drain_queues();
-  return group.counts();
+  return group.host().counts();
 }
 
 /// Bytes of this rank, now.

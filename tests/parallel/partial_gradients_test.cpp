@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/op/ops.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"

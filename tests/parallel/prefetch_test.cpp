@@ -7,6 +7,7 @@
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard/unit_schedule.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
@@ -171,7 +172,7 @@ struct Memory {
 
 // Peaks of a steady step: of its forward alone, and of all of it.
 Memory memory_of(const Group& group, const std::optional<LinkShape>& link, bool prefetch) {
-  if (link) group->shape_link(*link);
+  if (link) group->host().shape_link(*link);
   Net net({32, 64, 48, 80, 40, 8});
   const nn::FullyShardOptions options{.prefetch = prefetch};
   shard(net, DeviceMesh(group), options, options);
@@ -281,7 +282,7 @@ TEST(FullyShard, F73_GathersAfterTheOptimizerSeeNewWeightsAndItWaitedOnce) {
 
 TEST(FullyShard, F36_HandleWaitsAndReadingWaitsToo) {
   run_ranks(2, [](const Group& group) {
-    group->shape_link({.bytes_per_second = 1e9, .seconds = 5e-3});
+    group->host().shape_link({.bytes_per_second = 1e9, .seconds = 5e-3});
     Net net(kSizes), reference(kSizes);
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{3});

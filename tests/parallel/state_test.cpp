@@ -4,6 +4,7 @@
 #include "nn/optim/adamw.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
@@ -254,9 +255,9 @@ TEST(FullyShard, F43_ErrorInForwardReshardsLocallyAndAfterResetTheNextStepIsRigh
     nn::fully_shard(model, DeviceMesh(group));
     model.materialize();
     reference.materialize();
-    const std::int64_t gathers = group->counts().all_gather.calls;
+    const std::int64_t gathers = group->host().counts().all_gather.calls;
     expect_error([&] { model(batch_of(1, 6, 0, "x")); }, {"one row"});  // on one rank maybe as the other's reason
-    EXPECT_LE(group->counts().all_gather.calls, gathers + 1);
+    EXPECT_LE(group->host().counts().all_gather.calls, gathers + 1);
     EXPECT_EQ(unsharded_bytes(), 0);
     expect_error([&] { model(batch_of(2, 6, 1, "x")); }, {"aborted the group", "one row"});
     expect_error([&] { nn::reset_after_error(model.inner); }, {"inner", "not wrapped"});

@@ -11,6 +11,7 @@
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/host_group.h"
 #include "tests/parallel/replay.h"
 #include "tests/parallel/two_dim_net.h"
 #include "tests/support/expect_error.h"
@@ -203,7 +204,7 @@ TEST(FullyShard, F39_PeakOfTwoDimensionsIsTheRootAndTwoNeighbours) {
   std::vector<std::pair<CategoryBytes, CategoryBytes>> peaks;  // of the forward, of the step
   for (const std::optional<LinkShape>& link : links)
     run_ranks(4, [&](const Group& group) {
-      if (link) group->shape_link(*link);
+      if (link) group->host().shape_link(*link);
       const Grid3 grid{1, 2, 2};
       const DeviceMesh root = grid.mesh(group);
       ResidualNet net(16, 64, 4);
@@ -266,7 +267,7 @@ void expect_recovery(const Group& group, const Grid3& grid, Trap::Place place) {
   const auto leave_one_step = [&](std::uint64_t step, nn::Optimizer& optimizer) {
     if (step != 1) return;
     RankContext::current().drain_queues();
-    group->barrier();  // or a rank that is quick fails while others are still in the last step
+    group->host().barrier();  // or a rank that is quick fails while others are still in the last step
     if (group->rank() == 1) net.trap.place = place;
     expect_left_by_all(net, optimizer, [&] { backward(spread.loss(step)); }, "the trap");
     net.trap.place = Trap::nowhere;

@@ -11,6 +11,7 @@
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/hazards.h"
 #include "tests/parallel/replay.h"
 #include "tests/parallel/two_dim_net.h"

@@ -7,6 +7,7 @@
 #include "nn/optim/adamw.h"
 #include "nn/optim/sgd.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/host_group.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"

@@ -6,6 +6,7 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/op/ops.h"
 #include "tests/support/draw.h"
 #include "tests/support/expect_error.h"
@@ -140,12 +141,12 @@ TEST(CollectiveDims, OneCallIsOneLaunchWhateverTheDim) {
   run_ranks(2, [](const Group& group) {
     for (const std::int64_t inner : {2, 1000}) {
       const Tensor x = whole_of(1, {4, 6, inner}, DType::f32);
-      const CommCounts before = group->counts();
+      const CommCounts before = group->host().counts();
       Tensor y = all_gather(x, *group, 12, 1);
       y = reduce_scatter(std::move(y), *group, ReduceKind::sum, 1);
       y = all_to_all(std::move(y), *group, 1, 12, 2);
       (void)y.to_vector<float>();
-      const CommCounts after = group->counts();
+      const CommCounts after = group->host().counts();
       EXPECT_EQ(after.all_gather.calls - before.all_gather.calls, 1);
       EXPECT_EQ(after.reduce_scatter.calls - before.reduce_scatter.calls, 1);
       EXPECT_EQ(after.all_to_all.calls - before.all_to_all.calls, 1);

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "nn/checkpoint/manifest.h"
+#include "runtime/comm/group/host_group.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/program_test.h"
 
@@ -25,7 +26,7 @@ class BadInput : public ProgramTest {
                       std::initializer_list<std::string_view> parts) {
     run_ranks(3, [&](const Group& group) {
       expect_error([&] { Trainer trainer(config_of(group->rank()), group); }, parts);
-      group->barrier();  // nobody is left in another collective
+      group->host().barrier();  // nobody is left in another collective
     });
   }
   static void refused(const TrainConfig& config, std::initializer_list<std::string_view> parts) {

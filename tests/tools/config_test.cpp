@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/comm/group/host_group.h"
 #include "runtime/tensor/nearest.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/source_path.h"

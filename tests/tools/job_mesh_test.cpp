@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/comm/group/host_group.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"
 
@@ -35,8 +36,8 @@ TEST(JobMesh, DataRanksAreThoseThatDifferInTheirData) {
     EXPECT_EQ(mesh.rank_text(),
               fmt::format("rank {} of 8 (replicate {}, dp {}, tp {})", rank, rank / 4, rank / 2 % 2, rank % 2));
     const FlatPart none{nullptr, DType::f32, 0};
-    mesh.data_group().all_reduce({&none, 1}, {})->wait();
-    mesh.root().group("tp").all_reduce({&none, 1}, {})->wait();
+    mesh.data_group().host().all_reduce({&none, 1}, {});
+    mesh.root().group("tp").host().all_reduce({&none, 1}, {});
   });
   run_ranks(2, [](const Group& group) {
     const JobMesh mesh("", group);

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "nn/module.h"
+#include "runtime/comm/group/host_group.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/trace_check.h"
 #include "tests/tools/program_test.h"

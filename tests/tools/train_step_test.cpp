@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "runtime/comm/group/host_group.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/tiny_run.h"
 
@@ -52,7 +53,7 @@ Trained train(const TrainConfig& config, const Group& group, std::int64_t update
               const std::vector<std::int64_t>& eager = {}) {
   TrainStep step(config, JobMesh(config.mesh, group), Device::cpu(), kVocabulary, options);
   Trained result;
-  const std::int64_t before = group->counts().all_reduce.calls;
+  const std::int64_t before = group->host().counts().all_reduce.calls;
   for (std::int64_t i = 0; i < updates; ++i) {
     step.set_step(i);
     const auto [tokens, targets] = batch_of(group->rank(), i);
@@ -62,7 +63,7 @@ Trained train(const TrainConfig& config, const Group& group, std::int64_t update
     if (out.grad_norm.defined()) result.norms.push_back(out.grad_norm.item<double>());
     result.how.push_back(is_eager ? "" : step.how().substr(0, step.how().find(':')));
   }
-  result.all_reduces = group->counts().all_reduce.calls - before;
+  result.all_reduces = group->host().counts().all_reduce.calls - before;
   result.values = values_of(step.model());
   return result;
 }

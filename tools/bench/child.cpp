@@ -10,6 +10,7 @@
 #include <fstream>
 #include <iostream>
 
+#include "runtime/comm/group/host_group.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd::bench {
@@ -60,7 +61,7 @@ void serve_ranks(ProcessGroup& group, const nlohmann::json& greeting,
   const auto share = [&](const std::string& request) {
     check(request.size() < line.size(), "a request has {} bytes, more than {}", request.size(), line.size() - 1);
     std::copy_n(request.c_str(), request.size() + 1, line.data());
-    group.broadcast({&part, 1}, 0)->wait();
+    group.host().broadcast({&part, 1}, 0);
     return std::string(line.data());
   };
   if (group.rank() == 0) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <sstream>
 
+#include "runtime/comm/group/host_group.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/op/ops.h"
 #include "tools/bench/child.h"
@@ -31,11 +32,11 @@ class Collectives {
 
   void all_gather() {
     const GatherPart part{gathered_.raw(), DType::f32, counts_, shard_.raw(), DType::f32};
-    group_.all_gather({&part, 1})->wait();
+    group_.host().all_gather({&part, 1});
   }
   void reduce_scatter() {
     const ScatterPart part{gradients_.raw(), reduced_.raw(), DType::f32, counts_};
-    group_.reduce_scatter({&part, 1}, {})->wait();
+    group_.host().reduce_scatter({&part, 1}, {});
   }
   /// Rank r's part holds r + 1, and a sum of all is 1 + ... + ranks.
   void check_results() const {
@@ -68,7 +69,7 @@ nlohmann::json run(ProcessGroup& group, std::optional<Collectives>& buffers, std
   buffers->all_gather();  // both are warm, and both are checked
   buffers->reduce_scatter();
   buffers->check_results();
-  group.barrier();
+  group.host().barrier();
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < calls; ++i) call();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / calls;

@@ -16,6 +16,7 @@
 #include <tuple>
 
 #include "runtime/comm/board/exposed.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
@@ -86,7 +87,7 @@ class StepRun {
     double loss = 0;
     const CommCounts before = counts_with_subgroups(*group_);
     for (int i = 0; i < steps; ++i) {
-      group_->barrier();
+      group_->host().barrier();
       const CommTimes times_before = comm_times(*group_);
       const auto start = std::chrono::steady_clock::now();
       loss = run_step().item<double>();
@@ -191,7 +192,7 @@ int run_step_child(std::span<const std::string_view> args) {
   const std::shared_ptr<ProcessGroup> group = world_group();
   TrainConfig config;
   config.link = flags.link;
-  if (const std::optional<LinkShape> link = link_shape(config)) group->shape_link(*link);
+  if (const std::optional<LinkShape> link = link_shape(config)) group->host().shape_link(*link);
   if (group->size() > 1) pin_to_cpu(group->rank());
   set_threads(static_cast<int>(flags.threads));
   StepRun run(flags, group);

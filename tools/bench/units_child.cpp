@@ -9,6 +9,7 @@
 #include "nn/optim/adamw.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/ops.h"
@@ -60,7 +61,7 @@ class UnitsRun {
     std::vector<double> seconds;
     for (int i = 0; i < kWarming + count; ++i) {
       if (name == "adamw") differentiate();
-      group_->barrier();
+      group_->host().barrier();
       const auto start = std::chrono::steady_clock::now();
       if (name == "adamw") optimizer_->step();
       else differentiate();

@@ -10,6 +10,7 @@
 #include <map>
 #include <utility>
 
+#include "runtime/comm/group/host_group.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -116,7 +117,7 @@ CpuShare share_cpus(ProcessGroup& group, std::int64_t asked) {
                     all.begin() + static_cast<std::ptrdiff_t>(own * kFacts));
   const std::vector<std::int64_t> counts(ranks, kFacts);
   const GatherPart part{all.data(), DType::i64, counts};
-  group.all_gather({&part, 1})->wait();
+  group.host().all_gather({&part, 1});
   std::vector<RankCpus> of_ranks;
   for (std::size_t r = 0; r < ranks; ++r)
     of_ranks.push_back(from_facts(std::span<const std::int64_t, kFacts>(all.data() + r * kFacts, kFacts)));

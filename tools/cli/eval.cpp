@@ -6,6 +6,7 @@
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/host_reads.h"
@@ -113,7 +114,7 @@ double evaluate(const EvalOptions& options, const std::shared_ptr<ProcessGroup>&
     if (out) out->commit();
   });
   const FlatPart part{losses.data(), DType::f64, count};
-  if (ranks > 1) group->all_reduce({&part, 1}, {})->wait();  // all but one term of a sum are 0
+  if (ranks > 1) group->host().all_reduce({&part, 1}, {});  // all but one term of a sum are 0
   double sum = 0;
   for (const double loss : losses) sum += loss;
   return sum / static_cast<double>(count);

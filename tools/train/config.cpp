@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/comm/group/host_group.h"
 #include "runtime/tensor/error.h"
 #include "tools/train/device_flag.h"
 #include "tools/train/job_mesh.h"

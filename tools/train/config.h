@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/comm/group/process_group.h"
+#include "runtime/comm/group/host_group.h"
 #include "tools/train/flags.h"
 
 namespace sherd {

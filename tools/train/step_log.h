@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "runtime/comm/board/exposed.h"
-#include "runtime/comm/group/process_group.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/op/host_reads.h"
 #include "tools/train/metrics.h"
 

@@ -1,6 +1,7 @@
 #include "tools/train/train_report.h"
 
 #include "nn/parallel/shard/fully_shard.h"
+#include "runtime/comm/group/host_group.h"
 
 namespace sherd {
 
@@ -54,7 +55,7 @@ std::vector<CategoryBytes> gather_peaks(ProcessGroup& group, const CategoryBytes
   std::copy(own.begin(), own.end(), all.begin() + group.rank() * kNumCategories);
   const std::vector<std::int64_t> counts(ranks, kNumCategories);
   const GatherPart part{all.data(), DType::i64, counts};
-  group.all_gather({&part, 1})->wait();
+  group.host().all_gather({&part, 1});
   std::vector<CategoryBytes> result(ranks);
   for (std::size_t r = 0; r < ranks; ++r)
     std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(r * kNumCategories), kNumCategories, result[r].begin());

@@ -12,6 +12,7 @@
 #include "nn/non_finite.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/comm/store/hmac.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
@@ -46,7 +47,7 @@ Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
   agree_on_config();
   retention_.keep = static_cast<int>(std::min<std::int64_t>(config_.keep, std::numeric_limits<int>::max()));
   together(*group_, [&] { device_ = open_device(config_.device, group_->size(), config_.memory_limit); });
-  if (const std::optional<LinkShape> link = link_shape(config_)) group_->shape_link(*link);
+  if (const std::optional<LinkShape> link = link_shape(config_)) group_->host().shape_link(*link);
   mesh_.emplace(config_.mesh, group_);  // its groups have the link and the deadline of this one
   if (group_->size() > 1) RankContext::current().rank_text = mesh_->rank_text();
   local_batch_ = config_.batch / mesh_->num_data_ranks();
@@ -216,7 +217,7 @@ std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
   if (stopped) return std::nullopt;
   double totals[] = {loss_sum, count};
   const FlatPart part{totals, DType::f64, 2};
-  mesh_->data_group().all_reduce({&part, 1}, {})->wait();
+  mesh_->data_group().host().all_reduce({&part, 1}, {});
   return totals[0] / totals[1];
 }
 
@@ -236,7 +237,7 @@ int Trainer::agreed_stop(const StopPoll& stop) {
   if (!stop) return 0;
   std::int64_t signal = stop();
   const FlatPart part{&signal, DType::i64, 1};
-  group_->all_reduce({&part, 1}, {.kind = ReduceKind::max})->wait();
+  group_->host().all_reduce({&part, 1}, {.kind = ReduceKind::max});
   return static_cast<int>(signal);
 }
 

@@ -61,7 +61,7 @@ class Board {
   static std::int64_t nanoseconds(Clock::time_point time) {
     return time.time_since_epoch() / std::chrono::nanoseconds(1);
   }
-  static constexpr int kNumChannels = ProcessGroup::kNumChannels;
+  static constexpr int kNumChannels = HostGroup::kNumChannels;
 
   static std::size_t memory_bytes(int size, std::size_t window_bytes);
   /// Makes an empty board in zeroed, 64-byte aligned memory; done once, before any rank's handle.

@@ -28,11 +28,6 @@ namespace sherd::comm {
 
 namespace {
 
-class DoneWork final : public Work {
- public:
-  void wait() override {}
-};
-
 void check_data(const void* data, std::int64_t count) {
   check(data != nullptr || count == 0, "the data pointer is null but there are {} elements", count);
 }
@@ -62,8 +57,11 @@ void check_source(const GatherPart& part) {
 
 }  // namespace
 
-BoardGroup::BoardGroup(std::string_view kind, const std::shared_ptr<std::byte>& memory, const BoardOptions& options)
-    : kind_(kind), group_(*this), board_(memory, options) {
+BoardGroup::BoardGroup(std::string_view kind, const std::shared_ptr<std::byte>& memory, const BoardOptions& options,
+                       std::string name)
+    : HostGroup({options.rank, options.size, kind, std::move(name), kAllAbilities}),
+      group_(*this),
+      board_(memory, options) {
   for (int channel = 1; channel < kNumChannels; ++channel) {
     BoardOptions lane = options;
     lane.channel = channel;
@@ -72,13 +70,9 @@ BoardGroup::BoardGroup(std::string_view kind, const std::shared_ptr<std::byte>& 
 }
 
 BoardGroup::BoardGroup(BoardGroup& group, const std::shared_ptr<std::byte>& memory, const BoardOptions& options)
-    : kind_(group.kind_), group_(group), board_(memory, options) {}
-
-const Abilities& BoardGroup::abilities() const {
-  static constexpr Abilities all{
-      .casts = true, .uneven = true, .ordered_sum = true, .accumulate = true, .lists = true, .windows = true};
-  return all;
-}
+    : HostGroup({group.rank(), group.size(), group.kind(), group.name(), group.abilities()}),
+      group_(group),
+      board_(memory, options) {}
 
 // Small calls need no thread: their halves run where they are issued and where somebody waits.
 void BoardGroup::issue(Collective call, const CollectiveSite& site) {
@@ -99,7 +93,7 @@ void BoardGroup::issue(Collective call, const CollectiveSite& site) {
   site.queue.submit(std::move(work));
 }
 
-ProcessGroup& BoardGroup::channel(int index) {
+HostGroup& BoardGroup::channel(int index) {
   check(index >= 0 && index < kNumChannels, "channel {} of a process group; give 0..{}", index, kNumChannels - 1);
   return index == 0 ? group_ : *group_.channels_[static_cast<std::size_t>(index) - 1];
 }
@@ -119,12 +113,12 @@ void BoardGroup::checked(CommOp op, Body&& body) {
 /// Runs one call, of all ranks or with one peer. If an exception leaves it early, the group is failed, and peers that
 /// still read this rank's tensors are waited for, because the caller may free them next.
 template <class Body>
-WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, int peer) {
+void BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, int peer) {
   const auto start = Board::Clock::now();
   std::optional<TraceSpan> waiting;
   if (board_.channel() == 0) waiting.emplace(kWaitName, SpanKind::wait, num_bytes);  // queues record their own work
   if (Trace* trace = waiting ? waiting->trace() : nullptr)
-    waiting->set_detail(trace->intern(fmt::format("{} of {} ranks ({})", comm::name(op), size(), kind_)));
+    waiting->set_detail(trace->intern(fmt::format("{} of {} ranks ({})", comm::name(op), size(), kind())));
   board_.take_copied();  // of a call that failed
   try {
     if (peer < 0) board_.enter(call, start);
@@ -139,7 +133,6 @@ WorkPtr BoardGroup::run(CommOp op, const Fingerprint& call, std::int64_t num_byt
     throw;
   }
   count(op, num_bytes, start);
-  return std::make_unique<DoneWork>();
 }
 
 /// Of a call that ends now, in which this thread has been since `start`.
@@ -182,7 +175,7 @@ OpenedCall BoardGroup::open(std::span<const GatherPart> parts) {
   return opened;
 }
 
-WorkPtr BoardGroup::all_gather(std::span<const GatherPart> parts) {
+void BoardGroup::all_gather(std::span<const GatherPart> parts) {
   const OpenedCall opened = open(parts);
   return run(CommOp::all_gather, opened.call, opened.num_bytes, [&] {
     Exchange exchange(board_, opened.lanes, 1, rank());
@@ -214,7 +207,7 @@ OpenedCall BoardGroup::open(std::span<const ScatterPart> parts, const ReduceOpti
   return opened;
 }
 
-WorkPtr BoardGroup::reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) {
+void BoardGroup::reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) {
   const OpenedCall opened = open(parts, options);
   return run(CommOp::reduce_scatter, opened.call, opened.num_bytes, [&] {
     Exchange exchange(board_, opened.lanes, opened.lanes.num_lanes());
@@ -227,7 +220,7 @@ WorkPtr BoardGroup::reduce_scatter(std::span<const ScatterPart> parts, ReduceOpt
   });
 }
 
-WorkPtr BoardGroup::all_reduce(std::span<const FlatPart> parts, ReduceOptions options) {
+void BoardGroup::all_reduce(std::span<const FlatPart> parts, ReduceOptions options) {
   Fingerprint call = board_.open_call(CommOp::all_reduce);
   std::int64_t num_bytes = 0;
   checked(CommOp::all_reduce, [&] {
@@ -265,7 +258,7 @@ WorkPtr BoardGroup::all_reduce(std::span<const FlatPart> parts, ReduceOptions op
   });
 }
 
-WorkPtr BoardGroup::broadcast(std::span<const FlatPart> parts, int root) {
+void BoardGroup::broadcast(std::span<const FlatPart> parts, int root) {
   Fingerprint call = board_.open_call(CommOp::broadcast);
   Lanes lanes(1);
   checked(CommOp::broadcast, [&] {
@@ -290,7 +283,7 @@ WorkPtr BoardGroup::broadcast(std::span<const FlatPart> parts, int root) {
   });
 }
 
-WorkPtr BoardGroup::all_to_all(std::span<const SwapPart> parts) {
+void BoardGroup::all_to_all(std::span<const SwapPart> parts) {
   Fingerprint call = board_.open_call(CommOp::all_to_all);
   std::int64_t num_bytes = 0;
   checked(CommOp::all_to_all, [&] {
@@ -307,11 +300,11 @@ WorkPtr BoardGroup::all_to_all(std::span<const SwapPart> parts) {
   return run(CommOp::all_to_all, call, num_bytes, [&] { swap_parts(board_, parts); });
 }
 
-WorkPtr BoardGroup::send(std::span<const FlatPart> parts, int to) { return run_pair(CommOp::send, parts, to); }
+void BoardGroup::send(std::span<const FlatPart> parts, int to) { return run_pair(CommOp::send, parts, to); }
 
-WorkPtr BoardGroup::recv(std::span<const FlatPart> parts, int from) { return run_pair(CommOp::recv, parts, from); }
+void BoardGroup::recv(std::span<const FlatPart> parts, int from) { return run_pair(CommOp::recv, parts, from); }
 
-WorkPtr BoardGroup::run_pair(CommOp op, std::span<const FlatPart> parts, int peer) {
+void BoardGroup::run_pair(CommOp op, std::span<const FlatPart> parts, int peer) {
   Fingerprint call;
   ByteStream stream;
   checked(op, [&] {

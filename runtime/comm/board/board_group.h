@@ -9,8 +9,8 @@
 #include "runtime/comm/board/lanes.h"
 #include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/division.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/comm/group/link.h"
-#include "runtime/comm/group/process_group.h"
 
 namespace sherd::comm {
 
@@ -23,36 +23,31 @@ struct OpenedCall {
 
 class SplitCall;
 
-/// A group, or one of its further channels. Runs every collective to its end inside the call, so the returned Work is
-/// complete. Reductions run in rank order 0 .. n-1 whatever the sizes, so their bits are the same for threads and
-/// processes, and for all_reduce and reduce_scatter. A call that is wrong on one rank only raises Error there and
-/// CommError on the peers.
-class BoardGroup final : public ProcessGroup, public std::enable_shared_from_this<BoardGroup> {
+/// A group, or one of its further channels. Reductions run in rank order 0 .. n-1 whatever the sizes, so their bits are
+/// the same for threads and processes, and for all_reduce and reduce_scatter. A call that is wrong on one rank only
+/// raises Error there and CommError on the peers.
+class BoardGroup final : public HostGroup, public std::enable_shared_from_this<BoardGroup> {
  public:
   /// A group with all its channels. `kind` is a literal; options.channel is 0. Made by make_shared.
-  BoardGroup(std::string_view kind, const std::shared_ptr<std::byte>& memory, const BoardOptions& options);
+  BoardGroup(std::string_view kind, const std::shared_ptr<std::byte>& memory, const BoardOptions& options,
+             std::string name = "world");
 
-  int rank() const override { return board_.rank(); }
-  int size() const override { return board_.size(); }
-  std::string_view kind() const override { return kind_; }
-  const std::string& name() const override { return group_.name_; }
-  const Abilities& abilities() const override;
   bool supports(Device device) const override { return device == Device::cpu(); }
   void issue(Collective call, const CollectiveSite& site) override;
-  ProcessGroup& lane(std::string_view queue) override { return channel(group_.lane_numbers_.of(queue)); }
-  ProcessGroup& channel(int index) override;
+  HostGroup& lane(std::string_view queue) override { return channel(group_.lane_numbers_.of(queue)); }
+  HostGroup& channel(int index) override;
 
-  WorkPtr all_gather(std::span<const GatherPart> parts) override;
-  WorkPtr reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) override;
-  WorkPtr all_reduce(std::span<const FlatPart> parts, ReduceOptions options) override;
-  WorkPtr broadcast(std::span<const FlatPart> parts, int root) override;
-  WorkPtr all_to_all(std::span<const SwapPart> parts) override;
+  void all_gather(std::span<const GatherPart> parts) override;
+  void reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) override;
+  void all_reduce(std::span<const FlatPart> parts, ReduceOptions options) override;
+  void broadcast(std::span<const FlatPart> parts, int root) override;
+  void all_to_all(std::span<const SwapPart> parts) override;
   void barrier() override;
   std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label) override;
   /// If this is a root: the subgroups divided from it, directly or through others, that are alive.
   std::vector<std::shared_ptr<BoardGroup>> living_subgroups() const;
-  WorkPtr send(std::span<const FlatPart> parts, int to) override;
-  WorkPtr recv(std::span<const FlatPart> parts, int from) override;
+  void send(std::span<const FlatPart> parts, int to) override;
+  void recv(std::span<const FlatPart> parts, int from) override;
 
   void abort(std::string_view reason) override;
   void reset() override;
@@ -72,17 +67,15 @@ class BoardGroup final : public ProcessGroup, public std::enable_shared_from_thi
   template <class Body>
   void checked(CommOp op, Body&& body);
   template <class Body>
-  WorkPtr run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, int peer = -1);
+  void run(CommOp op, const Fingerprint& call, std::int64_t num_bytes, Body&& body, int peer = -1);
   OpenedCall open(std::span<const GatherPart> parts);
   OpenedCall open(std::span<const ScatterPart> parts, const ReduceOptions& options);
   void count(CommOp op, std::int64_t num_bytes, Board::Clock::time_point start);
-  WorkPtr run_pair(CommOp op, std::span<const FlatPart> parts, int peer);
+  void run_pair(CommOp op, std::span<const FlatPart> parts, int peer);
   void check_counts(std::span<const std::int64_t> counts) const;
 
-  std::string_view kind_;
-  std::string name_ = "world";  // of channel 0
-  Division division_;           // of channel 0
-  BoardGroup& group_;           // channel 0, maybe this
+  Division division_;  // of channel 0
+  BoardGroup& group_;  // channel 0, maybe this
   Board board_;
   std::vector<std::unique_ptr<BoardGroup>> channels_;  // of channel 0: 1, 2, ...
   LaneNumbers lane_numbers_;                           // of channel 0

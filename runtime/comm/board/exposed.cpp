@@ -16,10 +16,10 @@ std::vector<std::shared_ptr<BoardGroup>> subgroups_of(const ProcessGroup& group)
 }
 
 // Of the calls by the rank's own thread: channel 0.
-CommTimes times_of_calls(ProcessGroup& group) {
+CommTimes times_of_calls(HostGroup& group) {
   CommTimes times{.total = group.counts().seconds};
   times.exposed = times.total;
-  for (int k = 1; k < ProcessGroup::kNumChannels; ++k) times.exposed -= group.channel(k).counts().seconds;
+  for (int k = 1; k < HostGroup::kNumChannels; ++k) times.exposed -= group.channel(k).counts().seconds;
   if (const auto* board = dynamic_cast<const BoardGroup*>(&group)) times.skew = board->skew_seconds();
   return times;
 }
@@ -27,14 +27,14 @@ CommTimes times_of_calls(ProcessGroup& group) {
 }  // namespace
 
 CommCounts counts_with_subgroups(ProcessGroup& any) {
-  const ProcessGroup& group = any.host();
+  HostGroup& group = any.host();
   CommCounts counts = group.counts();
   for (const auto& part : subgroups_of(group)) counts += part->counts();
   return counts;
 }
 
 CommTimes comm_times(ProcessGroup& any) {
-  ProcessGroup& group = any.host();
+  HostGroup& group = any.host();
   CommTimes times = times_of_calls(group);
   for (const auto& part : subgroups_of(group)) times += times_of_calls(*part);
   times.exposed += RankContext::current().waited_seconds;

@@ -1,6 +1,6 @@
 #pragma once
 // How much of the communication hides behind compute.
-#include "runtime/comm/group/process_group.h"
+#include "runtime/comm/group/host_group.h"
 
 namespace sherd {
 

@@ -92,10 +92,10 @@ std::shared_ptr<ProcessGroup> BoardGroup::subgroup(std::span<const int> ranks, s
     });
   }
 
-  auto group = std::make_shared<BoardGroup>(kind_, memory, options);
+  Division division = division_.divide();
+  auto group = std::make_shared<BoardGroup>(kind(), memory, options, division.name(label));
   group->root_ = root().shared_from_this();
-  group->division_ = division_.divide();
-  group->name_ = group->division_.name(label);
+  group->division_ = std::move(division);
   group->set_deadline(board_.deadline());
   if (link_) group->shape_link(link_->shape());
   BoardGroup& family = root();

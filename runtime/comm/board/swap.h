@@ -3,7 +3,7 @@
 #include <span>
 
 #include "runtime/comm/board/board.h"
-#include "runtime/comm/group/process_group.h"
+#include "runtime/comm/group/host_group.h"
 
 namespace sherd::comm {
 

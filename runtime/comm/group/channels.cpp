@@ -10,12 +10,12 @@ namespace sherd {
 
 namespace {
 constexpr std::string_view kUsual[] = {kGatherQueue, kReduceQueue, kCollectiveQueue};
-static_assert(std::size(kUsual) < ProcessGroup::kNumChannels);
+static_assert(std::size(kUsual) < HostGroup::kNumChannels);
 }  // namespace
 
-ProcessGroup& channel_of(ProcessGroup& group, std::string_view queue) {
+HostGroup& channel_of(ProcessGroup& group, std::string_view queue) {
   check_fits_rank(group);
-  return group.lane(queue);
+  return group.host().lane(queue);
 }
 
 int comm::LaneNumbers::of(std::string_view queue) {
@@ -24,11 +24,11 @@ int comm::LaneNumbers::of(std::string_view queue) {
   const std::lock_guard lock(mutex_);
   if (const auto known = others_.find(queue); known != others_.end()) return known->second;
   const int next = 1 + static_cast<int>(std::size(kUsual) + others_.size());
-  if (next >= ProcessGroup::kNumChannels) {
+  if (next >= HostGroup::kNumChannels) {
     std::string names = fmt::format("{}", fmt::join(kUsual, ", "));
     for (const auto& [name, lane] : others_) names += ", " + name;
     fail("the queue \"{}\" cannot communicate in this group: it has {} lanes, which are taken by {}", queue,
-         ProcessGroup::kNumChannels - 1, names);
+         HostGroup::kNumChannels - 1, names);
   }
   others_.emplace(queue, next);
   return next;

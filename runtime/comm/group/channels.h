@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/comm/group/process_group.h"
+#include "runtime/comm/group/host_group.h"
 
 namespace sherd {
 
@@ -13,8 +13,8 @@ namespace sherd {
 /// thread's.
 inline constexpr std::string_view kGatherQueue = "gather", kReduceQueue = "reduce", kCollectiveQueue = "collective";
 
-/// The lane for work of this queue, see ProcessGroup::lane(). Error as check_fits_rank() (ghost_group.h).
-ProcessGroup& channel_of(ProcessGroup& group, std::string_view queue);
+/// The lane for work of this queue, see HostGroup::lane(). Error as check_fits_rank() (ghost_group.h).
+HostGroup& channel_of(ProcessGroup& group, std::string_view queue);
 
 namespace comm {
 /// Numbers of lanes by queue: those above, then others in the order of their first use. From any thread.

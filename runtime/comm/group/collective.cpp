@@ -31,6 +31,11 @@ void check_counts(const Collective& call, const std::vector<std::int64_t>& count
 
 }  // namespace
 
+std::string_view name(ReduceKind kind) {
+  constexpr std::string_view names[] = {"sum", "avg", "max", "min", "product"};
+  return names[static_cast<int>(kind)];
+}
+
 std::int64_t Collective::bytes() const {
   std::int64_t total = 0;
   for (const CollectivePart& part : parts) {

@@ -81,5 +81,7 @@ struct Abilities {
   bool lists = false;        ///< many tensors are one launch
   bool windows = false;      ///< peers read in place what lies in memory that the group gives (SharedHeap)
 };
+inline constexpr Abilities kAllAbilities{
+    .casts = true, .uneven = true, .ordered_sum = true, .accumulate = true, .lists = true, .windows = true};
 
 }  // namespace sherd

@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "runtime/comm/group/process_group.h"
+#include "runtime/comm/group/host_group.h"
 
 namespace sherd::comm {
 

@@ -9,6 +9,7 @@
 
 #include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/division.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/comm/group/link.h"
 #include "runtime/memory/rank_memory.h"
 #include "runtime/tensor/error.h"
@@ -16,11 +17,6 @@
 namespace sherd {
 
 namespace {
-
-class DoneWork final : public Work {
- public:
-  void wait() override {}
-};
 
 /// Why the group and all divided from it failed.
 class Poison {
@@ -44,50 +40,39 @@ class Poison {
   std::string reason_;
 };
 
-class GhostGroup final : public ProcessGroup {
+class GhostGroup final : public HostGroup {
  public:
   GhostGroup(int rank, int size, int root_rank, comm::Division division, std::string name,
              std::shared_ptr<Poison> poison)
-      : rank_(rank),
-        size_(size),
+      : HostGroup({rank, size, "ghost", std::move(name), kAllAbilities}),
         root_rank_(root_rank),
         division_(std::move(division)),
-        name_(std::move(name)),
         poison_(std::move(poison)) {}
 
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-  std::string_view kind() const override { return "ghost"; }
-  const std::string& name() const override { return name_; }
-  const Abilities& abilities() const override {
-    static constexpr Abilities all{
-        .casts = true, .uneven = true, .ordered_sum = true, .accumulate = true, .lists = true, .windows = true};
-    return all;
-  }
   bool supports(Device) const override { return true; }  // nothing moves, wherever it is
   void issue(Collective call, const CollectiveSite& site) override {
     comm::issue_on_host(*this, std::move(call), site);
   }
-  ProcessGroup& lane(std::string_view queue) override {
+  HostGroup& lane(std::string_view queue) override {
     lane_numbers_.of(queue);
     return *this;
   }
-  ProcessGroup& channel(int index) override {
+  HostGroup& channel(int index) override {
     check_fits_rank(*this);
     check(index >= 0 && index < kNumChannels, "channel {} of a process group; give 0..{}", index, kNumChannels - 1);
     return *this;
   }
 
-  WorkPtr all_gather(std::span<const GatherPart> parts) override;
-  WorkPtr all_reduce(std::span<const FlatPart> parts, ReduceOptions options) override;
-  WorkPtr broadcast(std::span<const FlatPart>, int root) override {
-    check(root >= 0 && root < size_, "broadcast from rank {} of a group of {}", root, size_);
-    return done();
+  void all_gather(std::span<const GatherPart> parts) override;
+  void all_reduce(std::span<const FlatPart> parts, ReduceOptions options) override;
+  void broadcast(std::span<const FlatPart>, int root) override {
+    check(root >= 0 && root < size(), "broadcast from rank {} of a group of {}", root, size());
+    check_usable();
   }
-  WorkPtr reduce_scatter(std::span<const ScatterPart>, ReduceOptions) override { refuse("reduce_scatter"); }
-  WorkPtr all_to_all(std::span<const SwapPart>) override { refuse("all_to_all"); }
-  WorkPtr send(std::span<const FlatPart>, int) override { refuse("send"); }
-  WorkPtr recv(std::span<const FlatPart>, int) override { refuse("recv"); }
+  void reduce_scatter(std::span<const ScatterPart>, ReduceOptions) override { refuse("reduce_scatter"); }
+  void all_to_all(std::span<const SwapPart>) override { refuse("all_to_all"); }
+  void send(std::span<const FlatPart>, int) override { refuse("send"); }
+  void recv(std::span<const FlatPart>, int) override { refuse("recv"); }
   void barrier() override { check_usable(); }
   std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label) override;
 
@@ -97,57 +82,52 @@ class GhostGroup final : public ProcessGroup {
   void reset() override { poison_->clear(); }
   void set_deadline(std::chrono::nanoseconds) override {}
   CommCounts counts() const override { return {}; }
-  void shape_link(const LinkShape& shape) override { const comm::Link checked(shape, size_); }
+  void shape_link(const LinkShape& shape) override { const comm::Link checked(shape, size()); }
   SharedHeap shared_heap() const override { return {}; }
 
  private:
+  /// At the end of a call too: the reason why the group failed, if it did.
   void check_usable() const {
     check_fits_rank(*this);
     poison_->check();
   }
-  /// Of a call that is over, or the reason why the group failed.
-  WorkPtr done() const {
-    check_usable();
-    return std::make_unique<DoneWork>();
-  }
   [[noreturn]] void refuse(std::string_view what) const {
-    fail("{} over the ghost group {} of {}: it needs what other ranks have, and there are none", what, name_, size_);
+    fail("{} over the ghost group {} of {}: it needs what other ranks have, and there are none", what, name(), size());
   }
 
-  const int rank_, size_, root_rank_;  // root_rank_: in the group that the family began with
+  const int root_rank_;  // in the group that the family began with
   comm::Division division_;
-  const std::string name_;
   const std::shared_ptr<Poison> poison_;
   comm::LaneNumbers lane_numbers_;
 };
 
-WorkPtr GhostGroup::all_gather(std::span<const GatherPart> parts) {
+void GhostGroup::all_gather(std::span<const GatherPart> parts) {
   for (const GatherPart& part : parts) {
-    check(static_cast<int>(part.counts.size()) == size_, "all_gather of {} parts over {} ranks", part.counts.size(),
-          size_);
+    check(static_cast<int>(part.counts.size()) == size(), "all_gather of {} parts over {} ranks", part.counts.size(),
+          size());
     const std::int64_t count = part.counts[0];
     if (std::ranges::any_of(part.counts, [&](std::int64_t c) { return c != count; }))
       refuse("all_gather of unequal parts");
     if (part.source && part.source_dtype != part.dtype) refuse("all_gather that casts");
     const auto bytes = static_cast<std::size_t>(count * byte_size(part.dtype));
     auto* const all = static_cast<std::byte*>(part.data);
-    const void* const own = part.source ? part.source : all + static_cast<std::size_t>(rank_) * bytes;
+    const void* const own = part.source ? part.source : all + static_cast<std::size_t>(rank()) * bytes;
     for (std::size_t r = 0; bytes > 0 && r < part.counts.size(); ++r)
       if (all + r * bytes != own) std::memcpy(all + r * bytes, own, bytes);
   }
-  return done();
+  check_usable();
 }
 
-WorkPtr GhostGroup::all_reduce(std::span<const FlatPart>, ReduceOptions options) {
+void GhostGroup::all_reduce(std::span<const FlatPart>, ReduceOptions options) {
   const bool keeps_value = options.kind != ReduceKind::sum && options.kind != ReduceKind::product;
   if (!keeps_value || options.scale != 1) refuse(fmt::format("all_reduce by {}", sherd::name(options.kind)));
-  return done();
+  check_usable();
 }
 
 std::shared_ptr<ProcessGroup> GhostGroup::subgroup(std::span<const int> ranks, std::string_view label) {
   check_usable();
-  comm::check_ranks(ranks, rank_, size_);
-  const auto place = static_cast<int>(std::ranges::find(ranks, rank_) - ranks.begin());
+  comm::check_ranks(ranks, rank(), size());
+  const auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
   comm::Division division = division_.divide();
   std::string name = division.name(label);
   return std::make_shared<GhostGroup>(place, static_cast<int>(ranks.size()), root_rank_, std::move(division),

@@ -6,7 +6,7 @@
 #include <mutex>
 
 #include "runtime/comm/group/fingerprint.h"
-#include "runtime/comm/group/process_group.h"
+#include "runtime/comm/group/host_group.h"
 
 namespace sherd::comm {
 

@@ -1,125 +1,46 @@
 #pragma once
-// Collectives between the ranks of one group. A call takes a *list* of tensors and is one launch; buffers are
-// plain memory, so this file knows nothing of tensors. Accumulation runs in rank order, hence is repeatable.
+// Collectives between the ranks of one group, on buffers of any device, queued.
 #include <chrono>
-#include <cstddef>
-#include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
+#include <utility>
 
 #include "runtime/comm/group/collective.h"
-#include "runtime/comm/group/reduce_kind.h"
-#include "runtime/tensor/dtype.h"
 
 namespace sherd {
 
-/// One tensor of a grouped launch: `counts[r]` elements belong to rank r and lie in rank order from `data`.
-/// Counts may be uneven or zero. all_gather: the own part is already in place, the others are filled in; or, with
-/// `source`, the own part is there as counts[rank] elements of source_dtype, and the call puts all parts in place and
-/// casts them in the same pass.
-struct GatherPart {
-  void* data;
-  DType dtype;
-  std::span<const std::int64_t> counts;
-  const void* source = nullptr;
-  DType source_dtype = DType::f32;
+class HostGroup;
+
+/// What a group says of itself on one rank.
+struct GroupFacts {
+  int rank = 0, size = 1;
+  std::string_view kind;  ///< a literal
+  std::string name;
+  Abilities abilities;
 };
 
-/// reduce_scatter: `in` holds sum(counts) elements on every rank, `out` receives counts[rank] reduced ones.
-/// `out` may lie inside `in` at the own part. With `accumulate` the result is added to what `out` holds. Floats may
-/// travel and arrive in other types: every input and the result are rounded to `wire`, sums are kept in f32 (f64 of
-/// f64), and `out` is of type `out_dtype`; unset, both are `dtype`. A wider wire than the inputs moves no more bytes.
-struct ScatterPart {
-  const void* in;
-  void* out;
-  DType dtype;
-  std::span<const std::int64_t> counts;
-  bool accumulate = false;
-  std::optional<DType> wire{};
-  std::optional<DType> out_dtype{};
-};
-
-/// `count` elements, reduced or overwritten in place.
-struct FlatPart {
-  void* data;
-  DType dtype;
-  std::int64_t count;
-};
-
-/// all_to_all: `in` holds in_counts[r] elements for each rank r, in rank order; `out` receives out_counts[r] from each,
-/// which must be what rank r sends. They must not overlap.
-struct SwapPart {
-  const void* in;
-  void* out;
-  DType dtype;
-  std::span<const std::int64_t> in_counts;
-  std::span<const std::int64_t> out_counts;
-};
-
-/// A collective in flight. wait() returns when this rank's buffers may be used, rethrows what failed, and is
-/// harmless when called again. Destroying an unwaited Work waits (errors are dropped: the group is poisoned).
-class Work {
- public:
-  virtual ~Work() = default;
-  virtual void wait() = 0;
-};
-using WorkPtr = std::unique_ptr<Work>;
-
-/// Counts since the group was made; one grouped launch is one call. `bytes` are those of the full buffers. `copied` are
-/// those that this rank has written to move them, into its own tensors and into memory that its peers read: a gather of
-/// shards that lie in shared heaps writes each element once, at its place and in its type.
-struct CommCounts {
-  struct Item {
-    std::int64_t calls = 0, bytes = 0, copied = 0;
-  };
-  Item all_gather, reduce_scatter, all_reduce, broadcast, barrier, all_to_all, send, recv;
-  double seconds = 0;  ///< that the callers' threads have spent inside calls
-
-  CommCounts& operator+=(const CommCounts& other);
-  CommCounts& operator-=(const CommCounts& other);
-};
-
-/// Memory of one rank that its peers can read: 2 MiB aligned, zero, and without pages until they are touched.
-struct SharedHeap {
-  std::shared_ptr<std::byte> memory;
-  std::size_t bytes = 0;
-};
-
-/// A link to measure with: every rank receives over one full-duplex link, and collectives on it come one after the
-/// other whatever their channel. One takes steps x seconds + bytes x (n-1)/n / bytes_per_second, where all_gather,
-/// reduce_scatter, broadcast and all_to_all have n-1 steps; all_reduce is a reduce_scatter and an all_gather. recv
-/// takes seconds + bytes / bytes_per_second.
-struct LinkShape {
-  double bytes_per_second = 0;
-  double seconds = 0;  ///< latency of one step
-};
-
-/// All ranks call the same collectives in the same order, with equal dtypes, counts, kinds and roots.
-/// Ranks that disagree all raise CommError naming both calls; a rank that dies or calls abort() makes the
-/// others raise within 5 s; a rank that does not come raises after the deadline. After an error the group is
-/// poisoned: every call raises the same reason until all ranks call reset(). Buffers are host memory.
-///
-/// A group has independent channels, so that several threads of a rank can communicate at once: calls of one channel
-/// follow each other, calls of different channels do not wait for each other. A failure is of all channels together.
+/// What ranks do together. All ranks issue the same collectives in the same order, with equal dtypes, counts, kinds and
+/// roots. Ranks that disagree all raise CommError naming both calls; a rank that dies or calls abort() makes the others
+/// raise within 5 s; a rank that does not come raises after the deadline. After an error the group is poisoned: every
+/// call raises the same reason until all ranks call reset().
 class ProcessGroup {
  public:
-  static constexpr int kNumChannels = 6;
-
   virtual ~ProcessGroup() = default;
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  int rank() const { return facts_.rank; }
+  int size() const { return facts_.size; }
   /// "shm", "thread": for messages.
-  virtual std::string_view kind() const = 0;
+  std::string_view kind() const { return facts_.kind; }
   /// "world", or the label of a subgroup and its place among the divisions: "tp#2" is the second division of the world,
   /// "ep#2.1" the first one of that. Ranks that divide alike use equal names; on one rank no two groups divided from
   /// one world share a name.
-  virtual const std::string& name() const = 0;
+  const std::string& name() const { return facts_.name; }
+  const Abilities& abilities() const { return facts_.abilities; }
 
-  virtual const Abilities& abilities() const = 0;
   /// Whether collectives of buffers there can be issued.
   virtual bool supports(Device device) const = 0;
   /// Queues a collective and returns: who touches the lent bytes waits for it, and who wants to block waits for
@@ -128,65 +49,27 @@ class ProcessGroup {
   /// too small, on a device that the group does not support, or on another device than the queue's.
   virtual void issue(Collective call, const CollectiveSite& site) = 0;
   /// The group of the same ranks that moves host memory: agreements between ranks go through it. Perhaps this one.
-  virtual ProcessGroup& host() { return *this; }
-  /// The communicator of a queue: an ordered lane of its own that calls on that queue's threads go through, made at
-  /// first use, which must come in one order on all ranks where the queue is none of channels.h. Error if there are
-  /// too many.
-  virtual ProcessGroup& lane(std::string_view queue) = 0;
-
-  /// An ordered lane of its own: calls, sequence numbers, deadline, counts. Channel 0 is the group itself. One thread
-  /// at a time may use a channel. Lives as long as the group. Error unless 0 <= index < kNumChannels.
-  virtual ProcessGroup& channel(int index) = 0;
-
-  virtual WorkPtr all_gather(std::span<const GatherPart> parts) = 0;
-  virtual WorkPtr reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) = 0;
-  virtual WorkPtr all_reduce(std::span<const FlatPart> parts, ReduceOptions options) = 0;
-  virtual WorkPtr broadcast(std::span<const FlatPart> parts, int root) = 0;
-  virtual WorkPtr all_to_all(std::span<const SwapPart> parts) = 0;
-  virtual void barrier() = 0;
-
+  virtual HostGroup& host() = 0;
   /// The group of some of these ranks, which are numbered in the order of `ranks`. Collective over this group: every
   /// rank calls it and names the group it will be in; lists of two ranks are equal or share no rank. A group of its
   /// own: calls, sequence numbers, deadline; poisoned with this one, and reset() of either, by all ranks of the first
   /// group, is of both. `label` is for its name(). Error, on every rank, if a list is none of these.
-  virtual std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label = "group");
-
-  /// Between two ranks: the others take no part. A send ends when the peer has received everything, so two ranks that
-  /// first send to each other wait for each other; the deadline names both calls. Lists must agree in types and counts.
-  virtual WorkPtr send(std::span<const FlatPart> parts, int to) = 0;
-  virtual WorkPtr recv(std::span<const FlatPart> parts, int from) = 0;
+  virtual std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label = "group") = 0;
 
   /// Poisons the group: peers waiting in a collective raise CommError quoting `reason` at once. From any thread.
   virtual void abort(std::string_view reason) = 0;
-  /// Collective. Clears the poison, of all channels, once every rank has called it. Waits for this rank's threads that
-  /// are still leaving a call of another channel; they must not start a new one. Error on another channel than 0.
+  /// Collective. Clears the poison once every rank has called it. Waits for this rank's threads that are still leaving
+  /// a call; they must not start a new one. Error on a lane.
   virtual void reset() = 0;
-  /// Limit on the wait inside one call; 300 s at first. On the group: of all channels.
+  /// Limit on the wait inside one call; 300 s at first.
   virtual void set_deadline(std::chrono::nanoseconds deadline) = 0;
-  /// Of this channel; of the group: the sum over all channels. From any thread.
-  virtual CommCounts counts() const = 0;
-  /// Makes every collective of the group take at least as long as on that link; the caller sleeps for what is left,
-  /// after the data has moved. Before the first call, alike on all ranks. Error unless bytes_per_second > 0 and seconds
-  /// >= 0.
-  virtual void shape_link(const LinkShape& shape) = 0;
-  /// Large tensors that lie here on all ranks are gathered and reduced without staging: peers read them in place. Empty
-  /// where peers read any memory. The same memory at each call, which the caller divides; it outlives the group.
-  virtual SharedHeap shared_heap() const = 0;
-};
 
-namespace comm {
-/// A collective of host memory as today's parts, which borrow the counts of `call`.
-std::vector<GatherPart> gather_parts(const Collective& call, int rank);
-std::vector<ScatterPart> scatter_parts(const Collective& call);
-/// Runs a collective on host memory to its end, on the calling thread: what the work of a host queue does.
-void run_on_host(ProcessGroup& lane, const Collective& call);
-/// Throws Error unless `group` can issue this there.
-void check_issue(ProcessGroup& group, const Collective& call, const CollectiveSite& site);
-/// What is submitted for it, without what it does.
-QueueWork work_of(ProcessGroup& lane, const Collective& call, const CollectiveSite& site);
-/// ProcessGroup::issue() of a group that moves host memory alone: checks the buffers and queues run_on_host().
-void issue_on_host(ProcessGroup& group, Collective call, const CollectiveSite& site);
-}  // namespace comm
+ protected:
+  explicit ProcessGroup(GroupFacts facts) : facts_(std::move(facts)) {}
+
+ private:
+  const GroupFacts facts_;
+};
 
 /// A group of one rank: no collective moves anything. What a program without a launcher runs on.
 std::shared_ptr<ProcessGroup> make_single_group();

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/comm/group/host_group.h"
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/device_queue.h"
@@ -126,50 +127,30 @@ Staged stage(const Collective& call, int rank, const Layout& layout, std::byte* 
   return staged;
 }
 
+GroupFacts facts_over(const ProcessGroup& host) {
+  Abilities abilities = host.abilities();
+  abilities.windows = false;
+  return {host.rank(), host.size(), "staged", host.name(), abilities};
+}
+
 class StagedGroup final : public ProcessGroup {
  public:
-  StagedGroup(std::shared_ptr<ProcessGroup> host, StagingPool pool) : host_(std::move(host)), pool_(std::move(pool)) {
-    abilities_ = host_->abilities();
-    abilities_.windows = false;
-  }
+  StagedGroup(std::shared_ptr<ProcessGroup> host, StagingPool pool)
+      : ProcessGroup(facts_over(*host)), host_(std::move(host)), pool_(std::move(pool)) {}
 
-  int rank() const override { return host_->rank(); }
-  int size() const override { return host_->size(); }
-  std::string_view kind() const override { return "staged"; }
-  const std::string& name() const override { return host_->name(); }
-  const Abilities& abilities() const override { return abilities_; }
   bool supports(Device device) const override { return device.kind == Device::Kind::cuda || host_->supports(device); }
   void issue(Collective call, const CollectiveSite& site) override;
-  ProcessGroup& host() override { return host_->host(); }
-  ProcessGroup& lane(std::string_view queue) override { return host_->lane(queue); }
-  ProcessGroup& channel(int index) override { return index == 0 ? *this : host_->channel(index); }
+  HostGroup& host() override { return host_->host(); }
   std::shared_ptr<ProcessGroup> subgroup(std::span<const int> ranks, std::string_view label) override {
     return std::make_shared<StagedGroup>(host_->subgroup(ranks, label), pool_);
   }
 
-  WorkPtr all_gather(std::span<const GatherPart> parts) override { return host_->all_gather(parts); }
-  WorkPtr reduce_scatter(std::span<const ScatterPart> parts, ReduceOptions options) override {
-    return host_->reduce_scatter(parts, options);
-  }
-  WorkPtr all_reduce(std::span<const FlatPart> parts, ReduceOptions options) override {
-    return host_->all_reduce(parts, options);
-  }
-  WorkPtr broadcast(std::span<const FlatPart> parts, int root) override { return host_->broadcast(parts, root); }
-  WorkPtr all_to_all(std::span<const SwapPart> parts) override { return host_->all_to_all(parts); }
-  WorkPtr send(std::span<const FlatPart> parts, int to) override { return host_->send(parts, to); }
-  WorkPtr recv(std::span<const FlatPart> parts, int from) override { return host_->recv(parts, from); }
-  void barrier() override { host_->barrier(); }
-
   void abort(std::string_view reason) override { host_->abort(reason); }
   void reset() override { host_->reset(); }
   void set_deadline(std::chrono::nanoseconds deadline) override { host_->set_deadline(deadline); }
-  CommCounts counts() const override { return host_->counts(); }
-  void shape_link(const LinkShape& shape) override { host_->shape_link(shape); }
-  SharedHeap shared_heap() const override { return host_->shared_heap(); }
 
  private:
   const std::shared_ptr<ProcessGroup> host_;
-  Abilities abilities_;
   StagingPool pool_;
 };
 
@@ -181,7 +162,7 @@ void StagedGroup::issue(Collective call, const CollectiveSite& site) {
         comm::name(call.op), to_string(device), site.queue.name(), to_string(site.queue.device()));
   auto& queue = static_cast<DeviceQueue&>(site.queue);
   Queue& host_queue = context.queue(queue.name());
-  ProcessGroup& lane = host_->lane(queue.name());
+  HostGroup& lane = host_->host().lane(queue.name());
 
   const Layout layout = layout_of(call, rank());
   if (pool_.in_use() > 0 && pool_.in_use() + layout.bytes > kMaxStagedBytes) queue.record().wait();

@@ -4,6 +4,7 @@
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/group/group_names.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/comm/job/rank.h"
 #include "runtime/exec/context.h"
 #include "runtime/os/instruction_level.h"
@@ -52,7 +53,7 @@ void set_world_group(std::shared_ptr<ProcessGroup> group) {
   if (group && group->size() > 1) context.rank_text = fmt::format("rank {} of {}", group->rank(), group->size());
   if (group) {
     name_group(group);
-    SharedHeap heap = group->shared_heap();
+    SharedHeap heap = group->host().shared_heap();
     context.use_shared_heap(std::move(heap.memory), heap.bytes);
   }
   context.num_ranks_here = group ? group->size() : 1;

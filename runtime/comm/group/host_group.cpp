@@ -1,4 +1,4 @@
-#include "runtime/comm/group/process_group.h"
+#include "runtime/comm/group/host_group.h"
 
 #include <cstring>
 #include <utility>
@@ -8,11 +8,6 @@
 #include "runtime/tensor/error.h"
 
 namespace sherd {
-
-std::string_view name(ReduceKind kind) {
-  constexpr std::string_view names[] = {"sum", "avg", "max", "min", "product"};
-  return names[static_cast<int>(kind)];
-}
 
 namespace {
 
@@ -37,10 +32,6 @@ CommCounts& CommCounts::operator+=(const CommCounts& other) {
 CommCounts& CommCounts::operator-=(const CommCounts& other) {
   add(*this, other, -1);
   return *this;
-}
-
-std::shared_ptr<ProcessGroup> ProcessGroup::subgroup(std::span<const int>, std::string_view) {
-  fail("a {} group cannot be divided", kind());
 }
 
 namespace comm {
@@ -70,11 +61,11 @@ std::vector<ScatterPart> scatter_parts(const Collective& call) {
 
 namespace {
 
-void swap(ProcessGroup& lane, const Collective& call) {
+void swap(HostGroup& lane, const Collective& call) {
   std::vector<SwapPart> parts;
   for (const CollectivePart& p : call.parts)
     parts.push_back({p.in.address, p.out.address, p.dtype, p.counts, p.out_counts});
-  lane.all_to_all(parts)->wait();
+  lane.all_to_all(parts);
 }
 
 /// all_reduce, broadcast, send and recv, which work where the elements are.
@@ -92,20 +83,20 @@ std::vector<FlatPart> flat_parts(const Collective& call) {
 
 }  // namespace
 
-void run_on_host(ProcessGroup& lane, const Collective& call) {
+void run_on_host(HostGroup& lane, const Collective& call) {
   switch (call.op) {
-    case CommOp::all_gather: return lane.all_gather(gather_parts(call, lane.rank()))->wait();
-    case CommOp::reduce_scatter: return lane.reduce_scatter(scatter_parts(call), call.reduction)->wait();
-    case CommOp::all_reduce: return lane.all_reduce(flat_parts(call), call.reduction)->wait();
-    case CommOp::broadcast: return lane.broadcast(flat_parts(call), call.peer)->wait();
+    case CommOp::all_gather: return lane.all_gather(gather_parts(call, lane.rank()));
+    case CommOp::reduce_scatter: return lane.reduce_scatter(scatter_parts(call), call.reduction);
+    case CommOp::all_reduce: return lane.all_reduce(flat_parts(call), call.reduction);
+    case CommOp::broadcast: return lane.broadcast(flat_parts(call), call.peer);
     case CommOp::all_to_all: return swap(lane, call);
-    case CommOp::send: return lane.send(flat_parts(call), call.peer)->wait();
-    case CommOp::recv: return lane.recv(flat_parts(call), call.peer)->wait();
+    case CommOp::send: return lane.send(flat_parts(call), call.peer);
+    case CommOp::recv: return lane.recv(flat_parts(call), call.peer);
     case CommOp::barrier: return lane.barrier();
   }
 }
 
-void check_issue(ProcessGroup& group, const Collective& call, const CollectiveSite& site) {
+void check_issue(const ProcessGroup& group, const Collective& call, const CollectiveSite& site) {
   const Device device = check_buffers(call, group.rank(), group.size(), site.queue.device());
   if (!group.supports(device) || device != site.queue.device())
     fail("{} of buffers on {} in a {} group, on the queue {} of {}: {}", name(call.op), to_string(device), group.kind(),
@@ -114,7 +105,7 @@ void check_issue(ProcessGroup& group, const Collective& call, const CollectiveSi
                                 : "it moves host memory; wrap it (staged_group.h), or move the tensors with to()");
 }
 
-QueueWork work_of(ProcessGroup& lane, const Collective& call, const CollectiveSite& site) {
+QueueWork work_of(HostGroup& lane, const Collective& call, const CollectiveSite& site) {
   return {.name = site.name,
           .subject = site.subject,
           .bytes = call.bytes(),
@@ -123,9 +114,9 @@ QueueWork work_of(ProcessGroup& lane, const Collective& call, const CollectiveSi
           .max_in_flight = site.max_in_flight};
 }
 
-void issue_on_host(ProcessGroup& group, Collective call, const CollectiveSite& site) {
+void issue_on_host(HostGroup& group, Collective call, const CollectiveSite& site) {
   check_issue(group, call, site);
-  ProcessGroup& lane = group.lane(site.queue.name());
+  HostGroup& lane = group.lane(site.queue.name());
   QueueWork work = work_of(lane, call, site);
   work.run = [&lane, call = std::move(call), subject = std::string(site.subject)] {
     const SubjectScope scope(subject);
