@@ -35,6 +35,40 @@ TEST(Board, ARankThatUnwindsWaitsForItsReaders) {
   }
 }
 
+// Two channels of a group of one rank.
+TEST(Board, AResetEndsACallBetweenItsHalves) {
+  const std::shared_ptr<std::byte> memory = Board::heap_memory(1, 0);
+  BoardOptions options{.rank = 0, .size = 1, .is_one_process = true, .has_died = {}};
+  Board group(memory, options);
+  options.channel = 1;
+  Board lane(memory, options);
+  Board* const lanes[] = {&lane};
+  const auto begin = [&] {
+    Fingerprint call = lane.open_call(CommOp::barrier);
+    lane.enter(call, Board::Clock::now());
+    lane.come();
+    return lane.suspend();
+  };
+  const std::uint64_t first = begin();
+  group.reset(lanes);
+  EXPECT_FALSE(lane.resume(first)) << "the reset has ended it";
+  const std::uint64_t second = begin();
+  EXPECT_FALSE(lane.resume(first)) << "another call is open";
+  ASSERT_TRUE(lane.resume(second));
+  // Whoever resets waits for the thread that is in the call, and tells it.
+  std::atomic<bool> has_left = false;
+  std::thread resetting([&] {
+    group.reset(lanes);
+    EXPECT_TRUE(has_left);
+  });
+  while (!lane.is_poisoned()) std::this_thread::yield();
+  has_left = true;
+  lane.leave();
+  resetting.join();
+  EXPECT_TRUE(lane.resume(begin())) << "and the group can be used again";
+  lane.leave();
+}
+
 TEST(Board, TheFirstReasonIsKept) {
   const std::shared_ptr<std::byte> memory = Board::heap_memory(2, 0);
   Board one = handle(memory, 0), other = handle(memory, 1);

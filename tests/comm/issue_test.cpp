@@ -211,6 +211,36 @@ TEST_P(Issue, CallsThatWereNotLookedAtEndWithAReset) {
   });
 }
 
+// The queue "disk" makes the gather's own thread end the call, while the rank's thread resets the group: either the
+// call ends first and has all parts, or there is no such call any more.
+TEST_P(Issue, AResetMeetsTheThreadThatEndsACall) {
+  run(2, [](HostGroup& group) {
+    const Tensor shard = full({4}, group.rank() + 1.0);
+    for (int round = 0; round < 100; ++round) {
+      const Tensor gathered = zeros({8}), again = zeros({8});
+      issue_gather(group, shard, gathered);
+      group.barrier();
+      float saved = -1;
+      const Loan loan{gathered.storage(), false};
+      const Event end = queue("disk").submit(
+          {.name = "save",
+           .run = [&saved, from = reinterpret_cast<float*>(gathered.storage()->address())] { saved = from[7]; },
+           .loans = {&loan, 1}});
+      if (group.rank() == round % 2) group.abort("enough");
+      group.reset();
+      const std::string error = error_of([&] { end.wait(); });
+      if (error == "no CommError") {
+        EXPECT_EQ(saved, 2);
+      } else {
+        EXPECT_THAT(error, HasSubstr("the group was reset"));
+      }
+      error_of([&] { (void)gathered.raw(); });
+      issue_gather(group, shard, again);
+      EXPECT_EQ(again.to_vector<float>()[7], 2);
+    }
+  });
+}
+
 // A rank that gathers at once on the queue's lane meets one that was only issued.
 TEST_P(Issue, AWholeCallMeetsASplitOne) {
   run(2, [](HostGroup& group) {

@@ -117,16 +117,18 @@ std::byte* Board::window_at(int rank, std::size_t index) const {
 
 void Board::check_usable(const Fingerprint& call) {
   call_ = call;
+  // Read first: whoever finds no poison because a reset has cleared it must see that reset below.
+  const bool is_poisoned = this->is_poisoned();
   if (root_head(rank()).resets > epoch_)
     throw CommError(
         fmt::format("{}: the last reset() of this group did not complete; call reset() again", call.text()));
-  if (is_poisoned()) raise_poison();
+  if (is_poisoned) raise_poison();
 }
 
 void Board::enter(const Fingerprint& call, Clock::time_point arrived) {
   check_usable(call);
   last_arrival_ = arrived;
-  if (is_suspended_)
+  if (suspended_ != 0)
     fail_call(fmt::format("rank {} calls {} and has left {} unfinished", root_rank(), call.text(),
                           own().notes[sequence_ % 2].text.load()));
   is_compared_ = false;
@@ -177,11 +179,6 @@ bool Board::have_all_come() const {
   return true;
 }
 
-bool Board::resume(std::uint64_t epoch) {
-  is_suspended_ = false;
-  return epoch == epoch_;
-}
-
 void Board::note_arrival(const std::atomic<std::int64_t>& arrived) {
   const std::chrono::nanoseconds time(arrived.load(std::memory_order_relaxed));
   last_arrival_ = std::max(last_arrival_, Clock::time_point(std::chrono::duration_cast<Clock::duration>(time)));
@@ -218,11 +215,11 @@ void Board::reset(std::span<Board* const> others) {
   leave();
 }
 
-// A thread of this rank may still be on its way out of a call that the poison has ended.
+// A thread of this rank may still be on its way out of a call that the poison has ended. Between the halves of a call
+// no thread is inside: either this one takes it, and resume() finds nothing, or it was resumed and is waited for.
 void Board::await_left(Board& other) {
-  const auto is_inside = [&] {
-    return !other.is_suspended_ && other.own().activity.load(std::memory_order_acquire) != Activity::outside;
-  };
+  if (other.suspended_.exchange(0) != 0) other.leave();
+  const auto is_inside = [&] { return other.own().activity.load(std::memory_order_acquire) != Activity::outside; };
   if (is_inside())
     poison(fmt::format("rank {} calls reset() while another thread of it is in {}", rank(),
                        other.call_of(other.rank(), other.channel())));
@@ -232,7 +229,6 @@ void Board::await_left(Board& other) {
 void Board::restart(std::uint64_t epoch) {
   meetings_ = epoch << 32;
   round_ = 0;
-  if (is_suspended_.exchange(false)) leave();
   own().meetings = meetings_;
   for (int peer = 0; peer < size(); ++peer) {
     sequence_ = std::max(sequence_, cell(peer).calls.load());

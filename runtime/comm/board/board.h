@@ -100,10 +100,11 @@ class Board {
   void meet_others();
   /// Whether meet_others() would not wait: all have come, or the group has failed.
   bool have_all_come() const;
-  /// Between the halves no thread of this rank is in the call: reset() does not wait for one.
-  void suspend() { is_suspended_ = true; }
-  /// False, and there is no such call any more, if the group was reset since `epoch`.
-  bool resume(std::uint64_t epoch);
+  /// Between the halves no thread of this rank is in the call: reset() does not wait for one, it ends the call. Returns
+  /// the number of the call, for resume(), which another thread may call.
+  std::uint64_t suspend() { return suspended_ = sequence_; }
+  /// The caller is in the call again; false, and it must not touch the board, if a reset has ended it.
+  bool resume(std::uint64_t call) { return suspended_.compare_exchange_strong(call, 0); }
   /// When the first meeting of the present call was complete.
   Clock::time_point met_at() const { return met_at_; }
   /// When the last of its ranks came to the present call, known from its first meeting on: a rank that came earlier
@@ -213,11 +214,11 @@ class Board {
 
   Fingerprint call_;
   bool is_compared_ = false;
-  std::atomic<bool> is_suspended_{false};
+  std::atomic<std::uint64_t> suspended_{0};  // number of the call between its halves, 0 = none
   std::uint64_t sequence_ = 0;
   std::uint64_t meetings_ = 0;
   std::uint64_t round_ = 0;
-  std::uint64_t epoch_ = 0;  // resets completed
+  std::atomic<std::uint64_t> epoch_ = 0;  // resets completed; written by the thread that resets
   std::int64_t copied_ = 0;
 
   // Calls and pieces exchanged with one peer, in one direction.

@@ -51,7 +51,6 @@ void SplitCall::begin() {
   guarded([&](Board& board) {
     board.take_copied();  // of a call that failed
     board.enter(opened_->call, Board::Clock::now());
-    epoch_ = board.epoch();
     const bool gathers = call_.op == CommOp::all_gather;
     exchange_.emplace(board, opened_->lanes, gathers ? 1 : opened_->lanes.num_lanes(), gathers ? lane_.rank() : -1);
     if (gathers) copy_sources(board, gathers_, opened_->lanes);
@@ -59,7 +58,7 @@ void SplitCall::begin() {
     if (gathers) exchange_->show(lane_.rank());
     else show_scatter(board, *exchange_);
     board.come();
-    board.suspend();
+    number_ = board.suspend();
   });
 }
 
@@ -69,7 +68,7 @@ void SplitCall::finish() {
   if (!has_begun()) begin();
   const auto start = Board::Clock::now();
   Board& board = lane_.board_;
-  if (!board.resume(epoch_))
+  if (!board.resume(number_))
     throw CommError(fmt::format("{}: the group was reset before this rank had its result", opened_->call.text()));
   guarded([&](Board&) {
     board.meet_others();

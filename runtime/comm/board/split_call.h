@@ -42,7 +42,7 @@ class SplitCall {
   std::vector<ScatterPart> scatters_;
   std::optional<OpenedCall> opened_;
   std::optional<Exchange> exchange_;
-  std::uint64_t epoch_ = 0;
+  std::uint64_t number_ = 0;  // on the board
 };
 
 }  // namespace sherd::comm
