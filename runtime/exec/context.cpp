@@ -5,6 +5,7 @@
 
 #include "runtime/exec/device_queue.h"
 #include "runtime/exec/host_queue.h"
+#include "runtime/os/allowed_cpus.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -61,7 +62,7 @@ Queue& RankContext::queue(std::string_view name, Device device) {
   if (!on_host && !is_ghost())
     return *queues_.emplace_back(Ref<Queue>::fresh(new DeviceQueue(name, index, this->device(device))));
   // Every rank computes on its thread while a queue's thread works.
-  const bool spins = 2 * static_cast<unsigned>(num_ranks_here) <= std::thread::hardware_concurrency();
+  const bool spins = 2 * num_ranks_here <= allowed_cpus().count();
   return *queues_.emplace_back(Ref<Queue>::fresh(new HostQueue(name, index, spins, device)));
 }
 

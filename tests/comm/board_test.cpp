@@ -5,6 +5,8 @@
 #include <atomic>
 #include <thread>
 
+#include "runtime/os/allowed_cpus.h"
+
 namespace sherd::comm {
 namespace {
 
@@ -93,6 +95,13 @@ TEST(Board, WindowsAlternateAndDoNotOverlap) {
   EXPECT_EQ(board.mail_window(0) - board.window(0, 1), 128);
   EXPECT_EQ(next.window(0, 0) - board.mail_window(1), 128);
   EXPECT_EQ(last.mail_window(1) + 128 - memory.get(), static_cast<std::ptrdiff_t>(Board::memory_bytes(2, 128)));
+}
+
+TEST(Board, RanksCountTheCpusThatTheyMayUse) {
+  const std::shared_ptr<std::byte> memory = Board::heap_memory(2, 0);
+  const Board one = handle(memory, 0), other = handle(memory, 1);
+  EXPECT_EQ(one.num_cpus(), allowed_cpus().count()) << "both may use the same";
+  EXPECT_EQ(other.num_cpus(), one.num_cpus());
 }
 
 }  // namespace

@@ -9,12 +9,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <exception>
 #include <limits>
 #include <thread>
 #include <vector>
 
 #include "runtime/exec/context.h"
+#include "runtime/os/allowed_cpus.h"
 
 namespace sherd::comm {
 
@@ -76,14 +79,12 @@ Board::Board(std::shared_ptr<std::byte> memory, BoardOptions options)
     : memory_(std::move(memory)),
       options_(std::move(options)),
       members_(name_members(options_.root.get())),
-      // Ranks outside of a subgroup need their cores too; and while a queue's thread waits, its rank's computes.
-      spins_(2 * static_cast<unsigned>(root_size()) <= std::thread::hardware_concurrency()),
-      thread_spins_(static_cast<unsigned>(root_size()) <= std::thread::hardware_concurrency()),
       exceptions_at_start_(std::uncaught_exceptions()),
       epoch_(options_.epoch),
       sends_(static_cast<std::size_t>(options_.size)),
       receives_(static_cast<std::size_t>(options_.size)) {
   if (options_.has_died && channel() == 0) own().process = getpid();
+  if (!options_.root && channel() == 0) add_cpus();
 }
 
 // A rank of a subgroup that unwinds gives its reason by abort(), or by leaving the root: a better reason than this
@@ -266,6 +267,26 @@ bool Board::has_come(const Wait& wait, int peer) const {
   return (cell(peer).*wait.counter).load(std::memory_order_seq_cst) >= wait.target;
 }
 
+// Ranks may be bound to CPUs of their own, so no rank alone knows how many there are.
+void Board::add_cpus() {
+  constexpr std::size_t kBits = 64;
+  for (const int cpu : allowed_cpus().cpus)
+    if (const auto bit = static_cast<std::size_t>(cpu); bit / kBits < std::size(header().cpus))
+      header().cpus[bit / kBits].fetch_or(std::uint64_t{1} << bit % kBits, std::memory_order_relaxed);
+}
+
+int Board::num_cpus() const {
+  int num_cpus = 0;
+  for (const auto& bits : header().cpus) num_cpus += std::popcount(bits.load(std::memory_order_relaxed));
+  return static_cast<int>(std::min<double>(num_cpus, std::ceil(allowed_cpus().quota)));
+}
+
+// Ranks outside of a subgroup need their CPUs too; and while a queue's thread waits, its rank's computes.
+bool Board::may_spin() const {
+  const bool is_rank_thread = channel() == 0 || RankContext::current_or_null();
+  return (is_rank_thread ? 1 : 2) * root_size() <= num_cpus();
+}
+
 void Board::await(const Wait& wait) {
   bool is_first = true;
   for (int peer = 0; peer < size(); ++peer) {
@@ -276,7 +297,7 @@ void Board::await(const Wait& wait) {
 }
 
 void Board::await_one(int peer, const Wait& wait) {
-  if (channel() == 0 || RankContext::current_or_null() ? thread_spins_ : spins_) {
+  if (may_spin()) {
     const auto stop = waiting_since_ + kSpin;
     do {
       for (int i = 0; i < 32; ++i) {

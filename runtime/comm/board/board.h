@@ -84,6 +84,8 @@ class Board {
   int root_rank() const { return root_rank(rank()); }
   int root_rank(int rank) const { return options_.root ? options_.root->ranks[static_cast<std::size_t>(rank)] : rank; }
   std::uint64_t epoch() const { return epoch_; }
+  /// CPUs that the ranks of the root may use at the same time, together; without those of ranks that have not come yet.
+  int num_cpus() const;
   void set_deadline(std::chrono::nanoseconds deadline) { deadline_ = deadline; }
   std::chrono::nanoseconds deadline() const { return deadline_; }
 
@@ -191,6 +193,8 @@ class Board {
   bool has_come(const Wait& wait, int peer) const;
   void await(const Wait& wait);
   void await_one(int peer, const Wait& wait);
+  void add_cpus();
+  bool may_spin() const;
   void check_peers(const Wait& wait);
   void check_presence(const Wait& wait);
   void compare_calls();
@@ -204,8 +208,7 @@ class Board {
 
   std::shared_ptr<std::byte> memory_;
   BoardOptions options_;
-  std::string members_;        // of a subgroup: "ranks 1,3", as in its calls
-  bool spins_, thread_spins_;  // in waits of queues' threads, of the rank's
+  std::string members_;  // of a subgroup: "ranks 1,3", as in its calls
   const int exceptions_at_start_;
   std::atomic<std::chrono::nanoseconds> deadline_{std::chrono::seconds(300)};
   Clock::time_point waiting_since_;  // start of the present wait

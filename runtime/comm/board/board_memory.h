@@ -96,6 +96,7 @@ struct alignas(64) Mail {
 enum class Poison : std::uint32_t { none, being_written, set };
 
 struct alignas(64) BoardHeader {
+  std::atomic<std::uint64_t> cpus[16]{};  // a bit for each CPU that a rank may use
   std::atomic<Poison> poison{Poison::none};
   SharedText<2048> reason;
 };
