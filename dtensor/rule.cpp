@@ -47,8 +47,9 @@ void register_rule(const Op& op, const ShardingRule& rule) {
 Tensor reduce_over(Tensor local, const DeviceMesh& mesh, std::span<const int> axes, ReduceKind kind) {
   for (int axis : axes) {
     if (mesh.size(axis) == 1) continue;
-    local = below(op::all_reduce, CollectiveAttrs{.group = &mesh.group(axis), .kind = static_cast<int>(kind)},
-                  dense_below(std::move(local)));
+    local =
+        below(op::all_reduce, CollectiveAttrs{.group = name_group(mesh.group(axis)), .kind = static_cast<int>(kind)},
+              dense_below(std::move(local)));
   }
   return local;
 }

@@ -230,8 +230,9 @@ Tensor run_slice(Tensor x, const TransitionStep& step) {
 Tensor run_collective(Tensor x, const Shape& shape, const TransitionStep& step) {
   const DeviceMesh mesh = step.result->mesh();
   const bool joins = step.kind == Kind::all_gather || step.kind == Kind::all_to_all;
+  ProcessGroup* const group = step.axes.size() == 1 ? &mesh.group(step.axes[0]) : mesh.joint_group(step.axes);
   CollectiveAttrs attrs;
-  attrs.group = step.axes.size() == 1 ? &mesh.group(step.axes[0]) : mesh.joint_group(step.axes);
+  if (group) attrs.group = name_group(*group);
   attrs.kind = static_cast<int>(step.reduce);
   if (joins) attrs.rows = step.result->local_range(step.from_dim, shape[step.from_dim]).size();
   attrs.dim = joins ? step.from_dim : step.to_dim;

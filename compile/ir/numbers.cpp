@@ -95,8 +95,7 @@ std::string channel_name(const GraphNode& node) {
   if (!node.op->traits.collective || node.op->traits.effect) return {};
   std::string channel = node.op->queue ? std::string(node.op->queue(node.attrs).name) : "";
   const AttrKind* const kind = node.attrs.kind();
-  if (kind && kind->type == typeid(CollectiveAttrs))
-    channel += fmt::format("/{}", static_cast<const void*>(node.attrs.as<CollectiveAttrs>().group));
+  if (kind && kind->type == typeid(CollectiveAttrs)) channel += "/" + node.attrs.as<CollectiveAttrs>().group;
   return channel.empty() ? "all" : channel;
 }
 

@@ -11,8 +11,7 @@
 #include "compile/ir/print.h"
 #include "compile/ir/text_reader.h"
 #include "compile/ir/words.h"
-#include "runtime/comm/group/process_group.h"
-#include "runtime/op/collective_attrs.h"
+#include "runtime/op/attr_text.h"
 
 namespace sherd {
 
@@ -24,7 +23,7 @@ constexpr std::int64_t kMostBytes = std::int64_t{1} << 56;
 
 class Parser {
  public:
-  Parser(std::string_view text, const AttrNames& names) : in_(text), names_(names) {}
+  explicit Parser(std::string_view text) : in_(text) {}
 
   Program run() {
     in_.expect("program 1\n");
@@ -405,7 +404,7 @@ class Parser {
     if (has_attrs) in_.expect(" ");
     const std::size_t attrs_at = in_.position();
     const std::string_view attrs = has_attrs ? in_.braces() : std::string_view();
-    node.attrs = located(attrs_at, [&] { return parse_attrs(*node.op, attrs, names_); });
+    node.attrs = located(attrs_at, [&] { return parse_attrs(*node.op, attrs); });
     read_tail(node);
     program_.nodes.push_back(std::move(node));
   }
@@ -464,7 +463,6 @@ class Parser {
   }
 
   TextReader in_;
-  const AttrNames& names_;
   Program program_;
   std::unordered_map<std::string, int> slots_;              // by name
   std::unordered_map<std::string, int> bindings_;           // by key
@@ -476,21 +474,11 @@ class Parser {
 
 }  // namespace
 
-Program parse(std::string_view text, const AttrNames& names) { return Parser(text, names).run(); }
+Program parse(std::string_view text) { return Parser(text).run(); }
 
 void check_round_trip(const Program& program) {
-  AttrNames names;
-  names.group = [&](std::string_view name) -> ProcessGroup* {
-    for (const GraphNode& node : program.nodes) {
-      const AttrKind* kind = node.attrs.kind();
-      if (!kind || !(*kind == attr_kind<CollectiveAttrs>)) continue;
-      ProcessGroup* const group = node.attrs.as<CollectiveAttrs>().group;
-      if (group && group->name() == name) return group;
-    }
-    return nullptr;
-  };
   const std::string written = text(program);
-  const Program read = parse(written, names);
+  const Program read = parse(written);
   check(read == program && text(read) == written,
         "the text of a captured program does not read back as that program:\n{}", written);
 }

@@ -77,7 +77,7 @@ std::string node_obstacle(const Program& program, std::size_t index) {
   if (std::any_of(node.out.begin(), node.out.end(), is_argument) ||
       std::any_of(node.in.begin(), node.in.begin() + node.num_mutated, is_argument))
     return fmt::format("\"{}\" writes into an argument", describe_node(program, index));
-  if (!node.op->traits.collective || node.op->traits.effect || node.attrs.as<CollectiveAttrs>().group->size() == 1)
+  if (!node.op->traits.collective || node.op->traits.effect || group_of(node.attrs.as<CollectiveAttrs>()).size() == 1)
     return {};
   return fmt::format("\"{}\" communicates", describe_node(program, index));
 }

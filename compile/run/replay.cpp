@@ -31,7 +31,7 @@ class Interpreter::Running {
       if (unit->owner) unit->owner->abandon_replay(*unit, reason);
     for (const GraphNode& node : interpreter_.program_.nodes)
       if (node.op->traits.collective && !node.op->traits.effect)  // those are of units
-        node.attrs.as<CollectiveAttrs>().group->abort(reason);
+        if (ProcessGroup* group = find_group(node.attrs.as<CollectiveAttrs>().group)) group->abort(reason);
   }
 
  private:

@@ -67,7 +67,7 @@ void unpack(const Cut& cut, const std::byte* blocks, std::byte* whole) {
 std::byte* address(const Tensor& t) { return t.storage()->address() + t.offset() * byte_size(t.dtype()); }
 
 HostGroup& channel(const KernelCall& call) {
-  return channel_of(*call.attrs.as<CollectiveAttrs>().group, call.exec.queue->name());
+  return channel_of(group_of(call.attrs.as<CollectiveAttrs>()), call.exec.queue->name());
 }
 
 /// Memory of the work itself; it lives until the work is done.
@@ -79,9 +79,9 @@ Ref<Storage> take_scratch(std::int64_t bytes) {
 void submit(CommOp kind, const KernelCall& call, std::function<void()> run,
             std::span<const Ref<Storage>> scratch = {}) {
   const std::int64_t bytes = kind == CommOp::all_gather ? call.out[0].bytes() : call.in[0].bytes();  // the full buffer
-  count_collective(
-      {.kind = kind, .op = call.op.name, .ranks = call.attrs.as<CollectiveAttrs>().group->size(), .bytes = bytes});
-  if (call.attrs.as<CollectiveAttrs>().group->size() == 1) {  // a copy
+  const int ranks = group_of(call.attrs.as<CollectiveAttrs>()).size();
+  count_collective({.kind = kind, .op = call.op.name, .ranks = ranks, .bytes = bytes});
+  if (ranks == 1) {  // a copy
     call.in[0].storage()->wait_to_read();
     call.out[0].storage()->wait_to_write();
     if (!call.out[0].is_ghost()) run();
@@ -124,7 +124,7 @@ void broadcast(const KernelCall& call) {
 }
 
 Cut cut_along(const KernelCall& call, const Tensor& whole, int dim) {
-  return {whole.shape(), dim, whole.dtype(), call.attrs.as<CollectiveAttrs>().group->size()};
+  return {whole.shape(), dim, whole.dtype(), group_of(call.attrs.as<CollectiveAttrs>()).size()};
 }
 
 void all_gather(const KernelCall& call) {

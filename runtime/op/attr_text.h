@@ -4,7 +4,6 @@
 //   attributes  fields separated by spaces: name=value
 //   value       3   -0.5   inf   true   f32   cuda:1   dp#1   "any text"   [2,3]   {piece=0 offset=64}
 #include <cstddef>
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,21 +14,15 @@
 
 namespace sherd {
 
-class ProcessGroup;
 struct Op;
-
-/// What names in a text stand for. Instead of a function that is not set, this rank is asked.
-struct AttrNames {
-  std::function<ProcessGroup*(std::string_view name)> group;  ///< null: there is no such group
-};
 
 /// Attributes of a kind from their text; fields may come in any order. Error naming the field, what was expected and
 /// what was found, for a text that is not of that kind, a field that the kind does not have, a missing field, and a
 /// value that no text can express.
-Attrs parse_attrs(const AttrKind& kind, std::string_view text, const AttrNames& names = {});
+Attrs parse_attrs(const AttrKind& kind, std::string_view text);
 
 /// The same for the row, which the error names. A row without attributes has an empty text.
-Attrs parse_attrs(const Op& row, std::string_view text, const AttrNames& names = {});
+Attrs parse_attrs(const Op& row, std::string_view text);
 
 /// Writes values, for AttrValue<T>::print.
 class AttrWriter {
@@ -52,8 +45,7 @@ class AttrWriter {
 /// Reads values one after the other, for AttrValue<T>::read.
 class AttrReader {
  public:
-  AttrReader(std::string_view text, const AttrNames& names) : text_(text), names_(names) {}
-  const AttrNames& names() const { return names_; }
+  explicit AttrReader(std::string_view text) : text_(text) {}
 
   /// The text up to the next space, comma, bracket, brace, quote, = or the end; may be empty.
   std::string_view word();
@@ -100,7 +92,6 @@ class AttrReader {
   std::string_view value_text() const;
 
   std::string_view text_;
-  const AttrNames& names_;
   std::size_t at_ = 0;
   Now now_;
 };

@@ -13,8 +13,6 @@
 // (If every rank computes the same loss from y, count it once: divide it by the size of the group.)
 #include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/chunks.h"
-#include "runtime/comm/group/group_names.h"
-#include "runtime/op/attr_text.h"
 #include "runtime/op/collective_attrs.h"
 #include "runtime/op/collective_cut.h"
 #include "runtime/op/infer.h"
@@ -27,7 +25,7 @@ namespace {
 
 const CollectiveAttrs& attrs_of(const InferCall& call) {
   const auto& a = call.attrs.as<CollectiveAttrs>();
-  check(a.group != nullptr, "{} needs a process group", call.op.name);
+  check(!a.group.empty(), "{} needs a process group", call.op.name);
   return a;
 }
 
@@ -63,31 +61,32 @@ Metas infer_same(const InferCall& call) {
 
 Metas infer_broadcast(const InferCall& call) {
   const auto& a = attrs_of(call);
-  check(a.root >= 0 && a.root < a.group->size(), "root {} is not a rank of a group of {}", a.root, a.group->size());
+  const int ranks = group_of(a).size();
+  check(a.root >= 0 && a.root < ranks, "root {} is not a rank of a group of {}", a.root, ranks);
   return infer_same(call);
 }
 
 Metas infer_all_gather(const InferCall& call) {
   const auto& a = attrs_of(call);
   const TensorMeta& x = required(call, 0);
-  check_part(call, *a.group, a.dim, a.rows);
+  check_part(call, group_of(a), a.dim, a.rows);
   return {{.shape = with_size(x.shape, a.dim, a.rows), .dtype = x.dtype}};
 }
 
 Metas infer_reduce_scatter(const InferCall& call) {
   const auto& a = attrs_of(call);
   const TensorMeta& x = required(call, 0);
-  return {{.shape = with_size(x.shape, a.dim, own_chunk(size_along(call, a.dim), *a.group)), .dtype = x.dtype}};
+  return {{.shape = with_size(x.shape, a.dim, own_chunk(size_along(call, a.dim), group_of(a))), .dtype = x.dtype}};
 }
 
 Metas infer_all_to_all(const InferCall& call) {
   const auto& a = attrs_of(call);
   const TensorMeta& x = required(call, 0);
-  check_part(call, *a.group, a.dim, a.rows);
+  check_part(call, group_of(a), a.dim, a.rows);
   const std::int64_t split = size_along(call, a.split_dim);
   check(a.dim != a.split_dim, "all_to_all joins and cuts dim {}; give two dims", a.dim);
   const Shape joined = with_size(x.shape, a.dim, a.rows);
-  return {{.shape = with_size(joined, a.split_dim, own_chunk(split, *a.group)), .dtype = x.dtype}};
+  return {{.shape = with_size(joined, a.split_dim, own_chunk(split, group_of(a))), .dtype = x.dtype}};
 }
 
 // Only sums and averages have a derivative here: the gradient of a maximum belongs to the rank that held it, which no
@@ -110,7 +109,7 @@ void vjp_all_gather(VjpCall& call) {
 void vjp_reduce_scatter(VjpCall& call) {
   CollectiveAttrs a = linear_attrs(call);
   Tensor grad = contiguous(call.grad());
-  if (static_cast<ReduceKind>(a.kind) == ReduceKind::avg) grad = mul(std::move(grad), 1.0 / a.group->size());
+  if (static_cast<ReduceKind>(a.kind) == ReduceKind::avg) grad = mul(std::move(grad), 1.0 / group_of(a).size());
   call.give(0, op::all_gather, CollectiveAttrs{.group = a.group, .rows = call.in_shape(0)[a.dim], .dim = a.dim},
             std::move(grad));
 }
@@ -126,22 +125,14 @@ constexpr Traits kCollective{.collective = true, .issues = true};
 
 // A group of one rank copies.
 QueueUse queue_of_collective(AttrsView attrs) {
-  const ProcessGroup* const group = attrs.as<CollectiveAttrs>().group;
-  if (!group || group->size() == 1) return {};
+  const auto& a = attrs.as<CollectiveAttrs>();
+  if (a.group.empty()) return {};
+  const ProcessGroup* const group = find_group(a.group);  // none: a program of another rank
+  if (group && group->size() == 1) return {};
   return {kCollectiveQueue, kMaxCollectivesInFlight};
 }
 
 }  // namespace
-
-void AttrValue<ProcessGroup*>::print(ProcessGroup* const& group, AttrWriter& out) {
-  out.name(group ? std::string_view(group->name()) : "");
-}
-
-void AttrValue<ProcessGroup*>::read(ProcessGroup*& group, AttrReader& in) {
-  const std::string name = in.name();
-  group = in.names().group ? in.names().group(name) : find_group(name);
-  if (!group) in.fail_because("no process group of that name is known");
-}
 
 constinit const Op op::all_reduce{
     .name = "all_reduce",
@@ -203,22 +194,23 @@ void register_collective(OpTable& table) {
 }
 
 Tensor all_reduce(Tensor x, ProcessGroup& group, ReduceKind kind) {
-  return call(op::all_reduce, CollectiveAttrs{.group = &group, .kind = static_cast<int>(kind)},
+  return call(op::all_reduce, CollectiveAttrs{.group = name_group(group), .kind = static_cast<int>(kind)},
               contiguous(std::move(x)));
 }
 
 Tensor all_gather(Tensor x, ProcessGroup& group, std::int64_t size, int dim) {
-  const CollectiveAttrs attrs{.group = &group, .rows = size, .dim = normalize_dim(dim, x.ndim())};
+  const CollectiveAttrs attrs{.group = name_group(group), .rows = size, .dim = normalize_dim(dim, x.ndim())};
   return call(op::all_gather, attrs, contiguous(std::move(x)));
 }
 
 Tensor reduce_scatter(Tensor x, ProcessGroup& group, ReduceKind kind, int dim) {
-  const CollectiveAttrs attrs{.group = &group, .kind = static_cast<int>(kind), .dim = normalize_dim(dim, x.ndim())};
+  const CollectiveAttrs attrs{
+      .group = name_group(group), .kind = static_cast<int>(kind), .dim = normalize_dim(dim, x.ndim())};
   return call(op::reduce_scatter, attrs, contiguous(std::move(x)));
 }
 
 Tensor all_to_all(Tensor x, ProcessGroup& group, int joined_dim, std::int64_t size, int split_dim) {
-  const CollectiveAttrs attrs{.group = &group,
+  const CollectiveAttrs attrs{.group = name_group(group),
                               .rows = size,
                               .dim = normalize_dim(joined_dim, x.ndim()),
                               .split_dim = normalize_dim(split_dim, x.ndim())};
@@ -226,7 +218,7 @@ Tensor all_to_all(Tensor x, ProcessGroup& group, int joined_dim, std::int64_t si
 }
 
 Tensor broadcast_from(Tensor x, ProcessGroup& group, int root) {
-  return call(op::broadcast, CollectiveAttrs{.group = &group, .root = root}, contiguous(std::move(x)));
+  return call(op::broadcast, CollectiveAttrs{.group = name_group(group), .root = root}, contiguous(std::move(x)));
 }
 
 }  // namespace sherd

@@ -2,25 +2,18 @@
 // Attributes of collectives.
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
+#include "runtime/comm/group/group_names.h"
 #include "runtime/op/attr_kind.h"
 
 namespace sherd {
 
-class ProcessGroup;
-
 /// Results that nobody touches keep their memory until this many others were asked for.
 inline constexpr std::size_t kMaxCollectivesInFlight = 8;
 
-/// Written as its name; reading asks AttrNames for the group of that name, or, if they know no groups, this rank
-/// (comm/group/group_names.h).
-template <>
-struct AttrValue<ProcessGroup*> : AttrIdentity<ProcessGroup*> {
-  static void print(ProcessGroup* const& group, AttrWriter& out);
-  static void read(ProcessGroup*& group, AttrReader& in);
-};
-struct CollectiveAttrs {  ///< the group outlives what is captured with it
-  ProcessGroup* group = nullptr;
+struct CollectiveAttrs {
+  std::string group;      ///< the name by which this rank knows it: name_group()
   int kind = 0;           ///< ReduceKind of reductions
   int root = 0;           ///< broadcast
   std::int64_t rows = 0;  ///< all_gather, all_to_all: size of `dim` in the result, on this rank's slice of other axes
@@ -33,5 +26,8 @@ struct CollectiveAttrs {  ///< the group outlives what is captured with it
                                          attr<&CollectiveAttrs::dim>("dim"),
                                          attr<&CollectiveAttrs::split_dim>("split")};
 };
+
+/// This rank's group of that name. Error naming it and those that are known if there is none, or none any more.
+inline ProcessGroup& group_of(const CollectiveAttrs& attrs) { return group_named(attrs.group); }
 
 }  // namespace sherd

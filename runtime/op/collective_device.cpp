@@ -69,15 +69,16 @@ void issue(const KernelCall& call, Collective collective, const Tensor& in, cons
   part.dtype = in.dtype();
   std::vector<Loan> loans{{out.storage(), true}};
   if (in.storage() != out.storage()) loans.push_back({in.storage(), false});
-  call.attrs.as<CollectiveAttrs>().group->issue(
-      std::move(collective),
-      {.queue = *call.exec.queue, .name = call.op.name, .loans = loans, .max_in_flight = kMaxCollectivesInFlight});
+  group_of(call.attrs.as<CollectiveAttrs>())
+      .issue(
+          std::move(collective),
+          {.queue = *call.exec.queue, .name = call.op.name, .loans = loans, .max_in_flight = kMaxCollectivesInFlight});
 }
 
 void run_over_ranks(const KernelCall& call) {
   const auto& attrs = call.attrs.as<CollectiveAttrs>();
   const Tensor &x = call.in[0], &out = call.out[0];
-  const int ranks = attrs.group->size();
+  const int ranks = group_of(attrs).size();
   const auto cut_of = [&](const Tensor& whole, int dim) { return Cut(whole.shape(), dim, whole.dtype(), ranks); };
   const ReduceOptions reduction{.kind = static_cast<ReduceKind>(attrs.kind)};
   if (&call.op == &op::all_gather) {
@@ -114,7 +115,7 @@ CommOp kind_of(const Op& row) {
 
 void run_collective_on_device(const KernelCall& call) {
   const Tensor &x = call.in[0], &out = call.out[0];
-  const ProcessGroup& group = *call.attrs.as<CollectiveAttrs>().group;
+  const ProcessGroup& group = group_of(call.attrs.as<CollectiveAttrs>());
   if (!x.is_contiguous()) fail("{} needs a dense tensor, got {} with strides {}", call.op.name, x, x.strides());
   if (group.size() == 1) {
     if (x.is_ghost()) return;

@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include "dtensor/mesh.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/attr_text.h"
 #include "runtime/op/collective_attrs.h"
+#include "runtime/op/dispatch.h"
+#include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"
 
@@ -45,12 +48,19 @@ TEST(GroupNames, AreGoneWithTheirGroup) {
   EXPECT_EQ(name_group(make_single_group()), "world");
 }
 
-TEST(GroupNames, AttributesAreReadByThem) {
-  const RankScope scope;
-  const Group group = make_single_group();
-  name_group(group);
-  const CollectiveAttrs attrs{.group = group.get(), .kind = 1, .dim = 2};
-  EXPECT_TRUE(parse_attrs(attr_kind<CollectiveAttrs>, AttrsView(attrs).print()) == AttrsView(attrs));
+TEST(GroupNames, CollectivesNameTheirGroup) {
+  run_ranks(2, [](const Group& world) {
+    const Group pair = world->subgroup(std::vector<int>{0, 1}, "pair");
+    EXPECT_EQ(find_group("pair#1"), nullptr);
+    EXPECT_EQ(all_reduce(ones({2}), *pair).to_vector<float>(), (std::vector<float>{2, 2}));
+    EXPECT_EQ(&group_named("pair#1"), pair.get()) << "the call has named it";
+    const CollectiveAttrs attrs{.group = "pair#1", .kind = 1, .dim = 2};
+    EXPECT_EQ(&group_of(attrs), pair.get());
+    EXPECT_TRUE(parse_attrs(attr_kind<CollectiveAttrs>, AttrsView(attrs).print()) == AttrsView(attrs));
+    expect_error([&] { name_group(pair->host().lane("gather")); }, {"channel", "\"pair#1\"", "has no name of its own"});
+    expect_error([&] { call(op::all_gather, CollectiveAttrs{.group = "dp#7", .rows = 2}, ones({1})); },
+                 {"no process group \"dp#7\"", "world, pair#1"});
+  });
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 
 #include "compile/ir/order.h"
 #include "runtime/op/attr_text.h"
-#include "runtime/op/collective_attrs.h"
 
 namespace sherd::testing {
 
@@ -150,19 +149,15 @@ std::string altered(std::string text, Draw& draw) {
   return text;
 }
 
-// What no text names is no mistake of a text.
 bool change_an_attribute(Program& program, Draw& draw) {
   GraphNode& node = program.nodes[any_node(program, draw)];
   if (node.attrs.empty() || !node.op->attrs) return false;
-  AttrNames names;
-  if (node.attrs.kind()->type == typeid(CollectiveAttrs))
-    names.group = [group = node.attrs.as<CollectiveAttrs>().group](std::string_view) { return group; };
   const std::string text = node.attrs.print(), other = altered(text, draw);
   try {
-    parse_attrs(*node.op, text, names);
+    parse_attrs(*node.op, text);
   } catch (const Error&) { return false; }
   if (other == text) return false;
-  node.attrs = parse_attrs(*node.op, other, names);
+  node.attrs = parse_attrs(*node.op, other);
   return true;
 }
 

@@ -65,7 +65,7 @@ struct GptTraining {
 /// Trains two equal ones after each other, so that names of slots are unique on the rank: one eagerly, the other by its
 /// program, which has gone through its text. Results and parameters are bitwise equal.
 template <class Make>
-void expect_bound_step_is_eager(const Make& make, const AttrNames& names = {}) {
+void expect_bound_step_is_eager(const Make& make) {
   constexpr int kSteps = 6;
   std::vector<std::vector<Tensor>> expected;
   std::vector<Tensor> parameters;
@@ -90,7 +90,7 @@ void expect_bound_step_is_eager(const Make& make, const AttrNames& names = {}) {
       written = text(lower(graph));
       constants = graph.live.constants;
     } else {
-      const Graph graph = bind(parse(written, names), {.slots = {}, .constants = constants});
+      const Graph graph = bind(parse(written), {.slots = {}, .constants = constants});
       ASSERT_EQ(argument_mismatch(graph, in), "");
       ASSERT_EQ(setting_mismatch(graph), "");
       ASSERT_EQ(slot_mismatch(graph), "");

@@ -7,7 +7,6 @@
 #include <limits>
 #include <random>
 
-#include "runtime/comm/group/process_group.h"
 #include "runtime/op/attr_list.h"
 #include "runtime/op/collective_attrs.h"
 #include "runtime/op/create_attrs.h"
@@ -53,8 +52,8 @@ struct TwoFloats {
 };
 
 template <class T>
-Attrs parse(std::string_view text, const AttrNames& names = {}) {
-  return parse_attrs(attr_kind<T>, text, names);
+Attrs parse(std::string_view text) {
+  return parse_attrs(attr_kind<T>, text);
 }
 
 UnitAttrs a_unit() {
@@ -136,24 +135,10 @@ TEST(Attrs, BlocksOfAllSizesLiveOnWithoutTheirFirstHolder) {
 
 // ---- reading ----
 
-const std::shared_ptr<ProcessGroup>& a_group() {
-  static const std::shared_ptr<ProcessGroup> group = make_single_group();
-  return group;
-}
-AttrNames names() {
-  return {.group = [](std::string_view name) -> ProcessGroup* {
-    if (name == "dp#1") return a_group().get();
-    for (const OpCase& c : op_cases())
-      if (c.op == "all_reduce" && c.attrs.as<CollectiveAttrs>().group->name() == name)
-        return c.attrs.as<CollectiveAttrs>().group;
-    return nullptr;
-  }};
-}
-
 TEST(ParseAttrs, ReadsWhatEveryCaseOfEveryRowPrints) {
   std::size_t num_read = 0;
   for (const OpCase& c : op_cases()) {
-    const Attrs read = parse_attrs(find_op(c.op), c.attrs.print(), names());
+    const Attrs read = parse_attrs(find_op(c.op), c.attrs.print());
     EXPECT_TRUE(read == c.attrs) << c.op << " " << c.name << ": " << c.attrs.print();
     EXPECT_EQ(read.hash(), c.attrs.hash());
     EXPECT_EQ(read.print(), c.attrs.print());
@@ -246,13 +231,11 @@ TEST(ParseAttrs, ErrorsNameTheFieldWhatIsThereAndWhatIsExpected) {
   expect_error([] { parse<UnitAttrs>("unit=\"x pieces=[]"); }, {"is no name in quotes"});
 }
 
-TEST(ParseAttrs, GroupsAreFoundByTheirNames) {
+// Reading asks no rank: the group is looked for where a call needs it.
+TEST(ParseAttrs, GroupsAreNames) {
   constexpr std::string_view kText = "group=dp#1 kind=0 root=0 rows=4 dim=0 split=0";
-  EXPECT_EQ(parse<CollectiveAttrs>(kText, names()).as<CollectiveAttrs>().group, a_group().get());
-  EXPECT_EQ(parse<CollectiveAttrs>(kText.substr(kText.find(' '))).as<CollectiveAttrs>().group, nullptr);
-  expect_error([&] { parse<CollectiveAttrs>(kText); }, {"group = dp#1: no process group of that name is known"});
-  expect_error([&] { parse<CollectiveAttrs>("group=dp#2 kind=0 root=0 rows=4 dim=0 split=0", names()); },
-               {"group = dp#2: no process group"});
+  EXPECT_EQ(parse<CollectiveAttrs>(kText).as<CollectiveAttrs>().group, "dp#1");
+  EXPECT_EQ(parse<CollectiveAttrs>(kText.substr(kText.find(' '))).as<CollectiveAttrs>().group, "");
 }
 
 // Whatever stands in a text: it is refused by an Error, or it says something, which prints and reads back.
@@ -278,8 +261,8 @@ TEST(ParseAttrs, NoTextBreaksIt) {
       }
     }
     try {
-      const Attrs read = parse_attrs(*kind, text, names());
-      EXPECT_TRUE(parse_attrs(*kind, read.print(), names()) == read) << text;
+      const Attrs read = parse_attrs(*kind, text);
+      EXPECT_TRUE(parse_attrs(*kind, read.print()) == read) << text;
       ++num_read;
     } catch (const Error& error) { EXPECT_FALSE(error.message().empty()); }
   }

@@ -9,10 +9,10 @@ namespace sherd::testing {
 
 namespace {
 
-// A group of one; it lives as long as the attributes that point to it. Real ranks: collective_rows_test.
-ProcessGroup* one_rank() {
+// The name of a group of one, which lives as long as the cases. Real ranks: collective_rows_test.
+std::string one_rank() {
   static const std::shared_ptr<ProcessGroup> group = make_single_group();
-  return group.get();
+  return name_group(group);
 }
 
 void append(std::vector<Arg>& args, const std::vector<Shape>& shapes, Arg (*kind)(const Shape&)) {

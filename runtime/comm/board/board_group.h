@@ -26,7 +26,7 @@ class SplitCall;
 /// A group, or one of its further channels. Reductions run in rank order 0 .. n-1 whatever the sizes, so their bits are
 /// the same for threads and processes, and for all_reduce and reduce_scatter. A call that is wrong on one rank only
 /// raises Error there and CommError on the peers.
-class BoardGroup final : public HostGroup, public std::enable_shared_from_this<BoardGroup> {
+class BoardGroup final : public HostGroup {
  public:
   /// A group with all its channels. `kind` is a literal; options.channel is 0. Made by make_shared.
   BoardGroup(std::string_view kind, const std::shared_ptr<std::byte>& memory, const BoardOptions& options,

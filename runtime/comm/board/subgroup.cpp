@@ -94,7 +94,7 @@ std::shared_ptr<ProcessGroup> BoardGroup::subgroup(std::span<const int> ranks, s
 
   Division division = division_.divide();
   auto group = std::make_shared<BoardGroup>(kind(), memory, options, division.name(label));
-  group->root_ = root().shared_from_this();
+  group->root_ = std::static_pointer_cast<BoardGroup>(root().shared_from_this());
   group->division_ = std::move(division);
   group->set_deadline(board_.deadline());
   if (link_) group->shape_link(link_->shape());

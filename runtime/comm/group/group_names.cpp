@@ -13,10 +13,10 @@ namespace {
 struct KnownGroup {
   std::string name;
   std::weak_ptr<ProcessGroup> group;
-  const ProcessGroup* address;  // of the group while it lives
+  ProcessGroup* address;  // of the group while it lives
 };
 
-// State of the rank context.
+// State of the rank context. A rank has few groups: they are looked for one after the other.
 struct KnownGroups {
   std::vector<KnownGroup> list;
   const KnownGroup* find(std::string_view name) const {
@@ -45,6 +45,14 @@ std::string name_group(const std::shared_ptr<ProcessGroup>& group) {
   return name;
 }
 
+std::string name_group(ProcessGroup& group) {
+  if (const KnownGroup* const known = known_groups().find(group)) return known->name;
+  const std::shared_ptr<ProcessGroup> held = group.weak_from_this().lock();
+  check(held != nullptr, "a channel of the {} group \"{}\" has no name of its own; give the group", group.kind(),
+        group.name());
+  return name_group(held);
+}
+
 std::string name_of_group(const ProcessGroup& group) {
   const KnownGroup* const known = known_groups().find(group);
   check(known != nullptr, "the {} group \"{}\" is not known by name on this rank; name_group() makes it", group.kind(),
@@ -54,7 +62,7 @@ std::string name_of_group(const ProcessGroup& group) {
 
 ProcessGroup* find_group(std::string_view name) {
   const KnownGroup* const known = known_groups().find(name);
-  return known ? known->group.lock().get() : nullptr;
+  return known ? known->address : nullptr;
 }
 
 ProcessGroup& group_named(std::string_view name) {

@@ -1,6 +1,7 @@
 #pragma once
 // Groups by name. What is data (attributes, layouts, programs) says the name of a group; a rank knows which group of
-// its own that is. Whoever makes groups names them: a mesh those of its axes, the job that of all ranks.
+// its own that is. Whoever makes groups names them: a mesh those of its axes, the job that of all ranks; a collective
+// names the group that it is called with.
 #include <memory>
 #include <string>
 #include <string_view>
@@ -13,6 +14,8 @@ namespace sherd {
 /// after it if another living group has that name already, which only groups of two worlds can. Ranks that name the
 /// same groups in the same order use the same names. No-op for a group that is known.
 std::string name_group(const std::shared_ptr<ProcessGroup>& group);
+/// The same, for what is called with a group. Error for a group that no shared_ptr holds: a channel is none.
+std::string name_group(ProcessGroup& group);
 
 /// What a group is known by on this rank. Error if it is not.
 std::string name_of_group(const ProcessGroup& group);

@@ -25,7 +25,7 @@ struct GroupFacts {
 /// roots. Ranks that disagree all raise CommError naming both calls; a rank that dies or calls abort() makes the others
 /// raise within 5 s; a rank that does not come raises after the deadline. After an error the group is poisoned: every
 /// call raises the same reason until all ranks call reset().
-class ProcessGroup {
+class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
  public:
   virtual ~ProcessGroup() = default;
   ProcessGroup(const ProcessGroup&) = delete;
