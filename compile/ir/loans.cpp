@@ -63,8 +63,9 @@ std::vector<int> Loans::users(ValueId value) const {
 }
 
 bool Loans::is_lent(ValueId value) const {
-  const std::vector<int> all = users(value);
-  return std::any_of(all.begin(), all.end(), [&](int index) { return !item(index).is_over(); });
+  const auto is_open = [&](int index) { return !item(index).is_over(); };
+  const Of& users = of(value);
+  return (users.writer >= 0 && is_open(users.writer)) || std::ranges::any_of(users.readers, is_open);
 }
 
 std::vector<int> Loans::open_items(std::string_view queue) const {
@@ -77,7 +78,7 @@ std::vector<int> Loans::open_items(std::string_view queue) const {
 
 std::vector<int> Loans::needs(std::size_t node) const {
   const GraphNode& n = program_.nodes[node];
-  if (n.op->traits.waits || !queue_of(n).name.empty()) return {};
+  if (items_.empty() || n.op->traits.waits || !queue_of(n).name.empty()) return {};
   std::vector<Access> list;
   append_accesses(program_, roots_, n, list);
   std::vector<int> items;
@@ -109,8 +110,7 @@ void check_waits(const Program& program) {
   if (!program.has_waits) return;
   Loans loans(program);
   for (std::size_t i = 0; i < program.nodes.size(); ++i) {
-    const auto demand = [&](bool condition, std::string_view text, int item) {
-      if (condition) return;
+    const auto refuse = [&](std::string_view text, int item) {
       Error error(fmt::format("the captured graph is broken: a queue still uses {}", text));
       error.add("node", fmt::format("{}: {}", i, describe_node(program, i)));
       if (item >= 0) {
@@ -120,10 +120,10 @@ void check_waits(const Program& program) {
       throw error;
     };
     for (const int item : loans.needs(i))
-      demand(loans.item(item).is_over(), "bytes that the node touches: it comes before the wait", item);
+      if (!loans.item(item).is_over()) refuse("bytes that the node touches: it comes before the wait", item);
     loans.pass(i);
     for (const ValueId v : program.nodes[i].frees)
-      demand(!loans.is_lent(v), fmt::format("value {}, which the node frees", v), -1);
+      if (loans.is_lent(v)) refuse(fmt::format("value {}, which the node frees", v), -1);
   }
 }
 

@@ -30,7 +30,8 @@ class Counter {
 
   /// The numbers of the next node in execution order.
   std::vector<std::int32_t> next(const GraphNode& node) {
-    std::vector<Access> list;
+    std::vector<Access>& list = accesses_;
+    list.clear();
     append_accesses(program_, roots_, node, list);
     std::vector<std::int32_t> numbers(node.in.size() + node.out.size() + node.restores.size() + node.releases.size());
     for (const Access& access : list) {
@@ -73,6 +74,7 @@ class Counter {
   const Program& program_;
   const ByteRoots roots_;
   std::vector<WriteCount> writes_;  // by root
+  std::vector<Access> accesses_;    // of the node that is counted
   std::int32_t num_effects_ = 0;
   std::map<std::string, std::int32_t> num_calls_;  // by channel
 };

@@ -104,12 +104,16 @@ class Verifier {
            program_.value(ref.value).bytes);
   }
 
-  void check_readable(const TensorRef& ref, std::string_view what, bool may_be_released) {
+  // `what` it is, and which of them.
+  void check_readable(const TensorRef& ref, std::string_view what, bool may_be_released, std::ptrdiff_t which = -1) {
     check_ref(ref);
     const State s = state(ref.value);
-    demand(s != State::unwritten, "{} is read before anything was written to it", what);
-    demand(s != State::freed, "{} is used after it was freed", what);
-    demand(s != State::released || may_be_released, "{} is used after its data was released", what);
+    if (s == State::live || (s == State::released && may_be_released)) [[likely]]
+      return;
+    const std::string name = which < 0 ? std::string(what) : fmt::format("{} {}", what, which);
+    demand(s != State::unwritten, "{} is read before anything was written to it", name);
+    demand(s != State::freed, "{} is used after it was freed", name);
+    demand(s != State::released, "{} is used after its data was released", name);
   }
 
   void check_node(const GraphNode& node) {
@@ -123,7 +127,8 @@ class Verifier {
     demand(node.num_mutated >= 0 && static_cast<std::size_t>(node.num_mutated) <= node.in.size(),
            "{} of {} inputs are written in place", node.num_mutated, node.in.size());
     for (std::size_t i = 0; i < node.in.size(); ++i)
-      if (node.in[i].defined()) check_readable(node.in[i], fmt::format("input {}", i), node.op->traits.effect);
+      if (node.in[i].defined())
+        check_readable(node.in[i], "input", node.op->traits.effect, static_cast<std::ptrdiff_t>(i));
     for (const TensorRef& out : node.out) check_output(node, out);
     const SmallVec<TensorMeta, 4> in = metas_of(program_, node);
     check_infer(node, in);
@@ -172,6 +177,7 @@ class Verifier {
     demand(is_value(node.scratch) && state(node.scratch) == State::unwritten,
            "scratch is a temporary that nothing else uses; value {} is none", node.scratch);
     const Device device = device_of(program_, node);
+    demand(!device.is_meta(), "a node without a kernel has scratch");
     const Scratch bytes = kernels_of(*node.op).scratch[static_cast<std::size_t>(device.kind)];
     const std::int64_t needed = bytes ? bytes({*node.op, in, node.attrs}) : 0;
     demand(program_.value(node.scratch).bytes >= needed, "scratch has {} bytes, the row asks for {}",
