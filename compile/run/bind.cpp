@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "compile/ir/parse.h"
 #include "compile/ir/print.h"
 #include "compile/ir/verify.h"
 #include "runtime/autograd/slot.h"
@@ -36,7 +37,10 @@ class Binder {
     Live live;
     for (std::size_t i = 0; i < program_.slots.size(); ++i) live.slots.push_back(slot(i));
     for (const std::string& path : program_.modules) live.modules.push_back(RankContext::current().intern(path));
-    for (const std::string& name : program_.layouts) live.layouts.push_back(layout(name));
+    check(names_.layouts.empty() || names_.layouts.size() == program_.layouts.size(),
+          "Names::layouts has {} layouts, the program {}", names_.layouts.size(), program_.layouts.size());
+    for (std::size_t i = 0; i < program_.layouts.size(); ++i)
+      live.layouts.push_back(names_.layouts.empty() ? layout(program_.layouts[i]) : names_.layouts[i]);
     for (const GraphSetting& setting : program_.settings) live.settings.push_back(this->setting(setting));
     for (std::size_t i = 0; i < program_.units.size(); ++i) live.units.push_back(unit(i));
     for (std::size_t i = 0; i < program_.constants.size(); ++i) live.constants.push_back(constant(i));
@@ -101,7 +105,8 @@ class Binder {
     const std::vector<const Distributed*> found = find_layouts(name);
     check(!found.empty(), "the program uses layout {}, which no tensor on this rank has had: make its mesh first",
           name);
-    check(found.size() == 1, "{} meshes on this rank have a layout {}, and the program does not say which",
+    check(found.size() == 1,
+          "{} meshes on this rank have a layout {}, and the program does not say which: give it in Names::layouts",
           found.size(), name);
     return found.front();
   }
@@ -157,6 +162,24 @@ class Binder {
   const std::vector<Slot*> slots_;
 };
 
+// What the names of a graph's program were recorded as.
+Names names_in(const Graph& graph) {
+  const Live& live = graph.live;
+  Names names{.slots = RankContext::current().slots, .constants = live.constants, .layouts = live.layouts};
+  std::erase_if(names.slots, [&](const Slot* slot) {
+    return std::ranges::find(live.slots, static_cast<const Node*>(slot->leaf()), &NodeRef::get) == live.slots.end();
+  });
+  return names;
+}
+
+bool has_all_names(const Graph& graph) {
+  const Program& program = graph.program;
+  for (std::size_t i = 0; i < program.slots.size(); ++i)
+    if (!program.slots[i].is_local && !graph.live.slot(static_cast<int>(i))) return false;  // it is gone
+  return std::ranges::none_of(program.units, &std::string::empty) &&
+         std::ranges::none_of(program.settings, &std::string::empty, &GraphSetting::name);
+}
+
 }  // namespace
 
 Program lower(const Graph& graph) {
@@ -169,6 +192,18 @@ Graph bind(Program program, const Names& names) {
   verify(program);
   Live live = Binder(program, names).run();
   return {std::move(program), std::move(live)};
+}
+
+void check_round_trip(const Graph& graph) {
+  const Program program = lower(graph);
+  check_round_trip(program);
+  if (!has_all_names(graph)) return;
+  const Live bound = bind(program, names_in(graph)).live;
+  const Live& live = graph.live;
+  const auto same_slot = [](const NodeRef& a, const NodeRef& b) { return a.get() == b.get(); };
+  check(std::ranges::equal(bound.slots, live.slots, same_slot) && bound.units == live.units &&
+            bound.modules == live.modules && bound.settings == live.settings,
+        "the names of a captured program do not mean what they meant when it was recorded:\n{}", text(program));
 }
 
 }  // namespace sherd

@@ -14,6 +14,8 @@ struct Names {
   std::vector<Slot*> slots{};
   /// Storages among which constants that are too large for a program are found by their contents.
   std::vector<Ref<Storage>> constants{};
+  /// By index of the program's table, for who knows: meshes that look alike have layouts that are called alike.
+  std::vector<const Distributed*> layouts{};
 };
 
 /// The graph's program, complete: with the contents of its constants, as they are now. Waits for devices that hold
@@ -25,5 +27,9 @@ Program lower(const Graph& graph);
 /// what is missing, or what has a name that several have; or if the program is not sound (verify.h). Whether slots hold
 /// what the program expects is for the guards to say (guard.h).
 Graph bind(Program program, const Names& names = {});
+
+/// Error unless the graph's program, lowered, is what its text reads back as, and binds here to what the graph holds.
+/// Steps that use a unit or a setting without a name cannot be bound: only their text is read.
+void check_round_trip(const Graph& graph);
 
 }  // namespace sherd

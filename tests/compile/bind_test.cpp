@@ -119,6 +119,18 @@ TEST(Bind, AnArgumentIsNotReadBeyondItsEnd) {
   expect_error([&] { bind(program); }, {"argument 0 has 16 bytes", "32"});
 }
 
+TEST(Bind, TheCheckOfTheSuiteSeesANameThatMeansSomethingElse) {
+  Slot a("a"), b("b");
+  a.set(Tensor::scalar(1));
+  b.set(Tensor::scalar(2));
+  Graph graph = recorded({}, [&]() -> std::vector<Tensor> { return {a.value() - b.value()}; });
+  check_round_trip(graph);
+  std::swap(graph.program.slots[0].name, graph.program.slots[1].name);
+  expect_error([&] { check_round_trip(graph); }, {"do not mean what they meant", "slot b"});
+  expect_error([&] { bind(graph.program, {.slots = {}, .constants = {}, .layouts = {nullptr}}); },
+               {"Names::layouts has 1 layouts, the program 0"});
+}
+
 // Scratch may be a value, so that a plan knows of it; the executor takes none of its own then.
 TEST(Bind, ScratchMayBeAValue) {
   const Tensor x[] = {drawn({2, 2, 8, 8}, "q")};
