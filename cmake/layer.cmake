@@ -36,7 +36,7 @@ function(sherd_test name)
   target_link_libraries(test_${name} PRIVATE sherd_test_support ${ARG_LIBRARIES})
   target_precompile_headers(test_${name} REUSE_FROM sherd_test_support)
   gtest_discover_tests(test_${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "${ARG_LABELS}"
-                       ENVIRONMENT SHERD_CHECK_PROGRAMS=1)  # each recording is written as text and read back
+                       ENVIRONMENT SHERD_CHECK_PROGRAMS=1)  # each recording is written, read back and bound
   foreach(label ${ARG_LABELS})
     sherd_label(${label} test_${name})
   endforeach()

@@ -4,7 +4,7 @@
 
 #include "compile/capture/capture.h"
 #include "compile/ir/parse.h"
-#include "compile/ir/verify.h"
+#include "compile/run/bind.h"
 #include "compile/run/device_replay.h"
 #include "compile/run/guard.h"
 #include "compile/run/replay.h"
@@ -90,8 +90,9 @@ std::vector<Tensor> CompiledStep::record(std::span<const Tensor> arguments) {
   Recorder recorder(arguments);
   std::vector<Tensor> results = function_(arguments);
   Graph graph = recorder.finish(results);
-  verify(graph.program);
   if (checks_programs()) check_round_trip(graph.program);
+  run_passes(graph.program, options_.passes);
+  if (checks_programs()) check_round_trip(graph);
   if (entries_.size() == options_.max_graphs) entries_.pop_back();
   entries_.insert(entries_.begin(), std::make_unique<Entry>(std::move(graph)));
   drop_history(results);

@@ -1,6 +1,6 @@
 #pragma once
 // compile(step): the first call runs the step eagerly (lazy state settles), the second records it while it runs, and
-// from the third on the recording is replayed, bit for bit equal, as long as its guards hold.
+// from the third on the recording, as passes left it, is replayed, bit for bit equal, as long as its guards hold.
 //
 //   auto step = sherd::compile([&](const Tensor& tokens, const Tensor& targets) {
 //     Tensor loss = cross_entropy(model(tokens), targets);
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "compile/ir/graph.h"
+#include "compile/passes/pass.h"
 #include "runtime/comm/group/process_group.h"
 
 namespace sherd {
@@ -31,6 +32,8 @@ struct CompileOptions {
   std::size_t max_graphs = 8;
   /// Steps whose tensors are all on one device are replayed by it in one call (device_replay.h).
   bool device_graphs = true;
+  /// What is done to a recording before it is replayed, in this order; each is proved when it has run (pass.h).
+  std::vector<Pass> passes = standard_passes();
 };
 
 /// A step from tensors to tensors. A replay sees the arguments, the tensors in slots, the random step, and how
@@ -47,15 +50,16 @@ class CompiledStep {
   CompiledStep(CompiledStep&&) noexcept;
   CompiledStep& operator=(CompiledStep&&) noexcept;
 
-  /// Errors are those of the step; see Recorder for what cannot be captured, Interpreter for an error in a replay. A
-  /// recording that ends in an error is dropped, and the next call records again.
+  /// Errors are those of the step; see Recorder for what cannot be captured, run_passes() for what a pass may not do,
+  /// Interpreter for an error in a replay. A recording that ends in an error is dropped, and the next call records
+  /// again.
   std::vector<Tensor> operator()(std::span<const Tensor> arguments);
 
   /// How the last call ran, and why: "recorded: argument 0 is i64[4,16], the graph has i64[8,16]", "replayed by cuda:0
   /// in one call, 812 nodes".
   std::string why() const;
   Mode mode() const { return mode_; }
-  /// The recording the last call made or used; null before there is one.
+  /// The recording the last call made or used, as passes left it; null before there is one.
   const Graph* graph() const;
   std::size_t num_graphs() const { return entries_.size(); }
 

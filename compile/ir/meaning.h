@@ -34,6 +34,7 @@ class Meanings {
   /// What a use reads, as a tensor; of a write, what it finds there.
   Meaning of(const Versions::Use& use) const { return of_use_[static_cast<std::size_t>(&use - first_use_)]; }
   const Versions& versions() const { return versions_; }
+  const Program& program() const { return program_; }
 
   /// What the step leaves: each result, each new tensor of a slot or gradient, and the bytes of every argument, slot,
   /// gradient and constant, written or not.
@@ -65,6 +66,9 @@ class Meanings {
 /// Throws Error naming what the step leaves differently, and the first node that does something that `before` does
 /// not, unless `after` means what `before` does: results with their layouts, what slots get, bytes written in place,
 /// guards, slots and settings.
-void check_same_meaning(const Program& before, const Program& after);
+void check_same_meaning(const Meanings& before, const Program& after);
+inline void check_same_meaning(const Program& before, const Program& after) {
+  check_same_meaning(Meanings(before), after);
+}
 
 }  // namespace sherd

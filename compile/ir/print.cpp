@@ -154,7 +154,8 @@ class Printer {
   // ---- what both end with ----
 
   void add_nodes_and_end(std::vector<std::string>& lines) {
-    for (std::size_t i = 0; i < program_.nodes.size(); ++i) lines.push_back(node(i));
+    for (std::size_t i = 0; i < program_.nodes.size(); ++i)
+      if (form_ != Form::rank_neutral || !program_.nodes[i].op->traits.waits) lines.push_back(node(i));
     std::string results;
     for (const GraphResult& r : program_.results) results += (results.empty() ? " " : ", ") + result(r);
     lines.push_back("return" + results);

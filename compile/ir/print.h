@@ -22,8 +22,8 @@
 namespace sherd {
 
 struct PrintOptions {
-  /// Leaves out what may differ between ranks that run the same program: sizes of local tensors, offsets in them, and
-  /// attributes marked as local.
+  /// Leaves out what may differ between ranks that run the same program: sizes of local tensors, offsets in them,
+  /// attributes marked as local, and waits for the rank's own queues.
   bool rank_neutral = false;
 };
 

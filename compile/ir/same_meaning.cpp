@@ -93,9 +93,9 @@ void check_interface(const Program& before, const Program& after) {
 
 }  // namespace
 
-void check_same_meaning(const Program& before, const Program& after) {
-  check_interface(before, after);
-  const Meanings was(before), is(after);
+void check_same_meaning(const Meanings& was, const Program& after) {
+  check_interface(was.program(), after);
+  const Meanings is(after);
   check_lists("values from outside", was.finals(), is.finals(),
               [](const Meanings::Final&, const Meanings::Final&) { return true; });
   for (std::size_t i = 0; i < was.finals().size(); ++i) check_final(was, is, i, after);

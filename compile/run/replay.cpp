@@ -6,6 +6,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/collective_attrs.h"
 #include "runtime/op/dispatch.h"
+#include "runtime/op/wait_attrs.h"
 
 namespace sherd {
 
@@ -53,6 +54,7 @@ Interpreter::Interpreter(const Graph& graph)
   };
   for (const GraphNode& node : program_.nodes) {
     Handles& handles = handles_.emplace_back();
+    if (node.op->traits.waits) continue;
     for (const TensorRef& ref : node.in) handles.in.push_back(handle(ref));
     for (const TensorRef& ref : node.out) handles.out.push_back(handle(ref));
   }
@@ -112,6 +114,17 @@ void Interpreter::present(const GraphNode& node, const TensorRef& ref, const Ten
   handle.impl()->meta.device = storage->device();
 }
 
+// As the row's kernel does it, without a call: of most values no queue uses the bytes any more, or has on this rank.
+void Interpreter::wait_for(const GraphNode& node) const {
+  const bool to_write = node.attrs.as<WaitAttrs>().to_write;
+  for (const TensorRef& ref : node.in) {
+    if (!ref.defined()) continue;
+    const Storage& storage = *storages_[static_cast<std::size_t>(ref.value)];
+    if (to_write && storage.is_lent()) storage.wait_to_write();
+    else if (storage.is_lent_for_writing()) storage.wait_to_read();
+  }
+}
+
 Storage& Interpreter::room_for_scratch(ValueId id) {
   const Value& value = program_.value(id);
   Ref<Storage>& storage = storages_[static_cast<std::size_t>(id)];
@@ -136,10 +149,14 @@ void Interpreter::execute(std::size_t index) {
   context.phase = node.phase;
   OpCall call{*node.op, handles.in, node.attrs, handles.out, node.accumulate};
   try {
-    for (std::size_t i = 0; i < node.in.size(); ++i) present(node, node.in[i], handles.in[i]);
-    for (std::size_t i = 0; i < node.out.size(); ++i) present(node, node.out[i], handles.out[i]);
-    if (node.scratch != kNoValue) call.scratch = &room_for_scratch(node.scratch);
-    device_layer(call);
+    if (node.op->traits.waits) {
+      wait_for(node);
+    } else {
+      for (std::size_t i = 0; i < node.in.size(); ++i) present(node, node.in[i], handles.in[i]);
+      for (std::size_t i = 0; i < node.out.size(); ++i) present(node, node.out[i], handles.out[i]);
+      if (node.scratch != kNoValue) call.scratch = &room_for_scratch(node.scratch);
+      device_layer(call);
+    }
   } catch (Error& error) {
     error.add("replay", fmt::format("node {} of {}", index, program_.nodes.size()));
     rethrow_with_context(call, error);

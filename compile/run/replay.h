@@ -29,6 +29,7 @@ class Interpreter {
   void bind(std::span<const Tensor> arguments);
   void execute(std::size_t index);
   void present(const GraphNode& node, const TensorRef& ref, const Tensor& handle);
+  void wait_for(const GraphNode& node) const;
   Storage& room_for_scratch(ValueId id);
   void let_go(std::size_t index);
   Tensor tensor_of(const TensorRef& ref) const;

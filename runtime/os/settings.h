@@ -26,7 +26,8 @@ std::string requested_device_memory();
 bool cuda_launches_block();
 /// SHERD_MATMUL, how matrix products of a device are made (cuda/gemm): "untuned", "tf32" or both.
 std::string requested_matmul();
-/// SHERD_CHECK_PROGRAMS=1: every captured step is written as text and read back, and an Error says if it differs.
+/// SHERD_CHECK_PROGRAMS=1: every captured step is written as text, read back and bound here, and an Error says if it
+/// differs.
 bool checks_programs();
 /// Where findings that take long are kept between processes: SHERD_CACHE, else sherd in XDG_CACHE_HOME or ~/.cache.
 /// Empty, and nothing is kept: SHERD_CACHE is set to nothing, or there is no home.

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "compile/capture/capture.h"
-#include "compile/passes/complete.h"
+#include "compile/passes/pass.h"
 #include "compile/run/replay.h"
 #include "nn/models/gpt.h"
 #include "nn/models/llama.h"
@@ -102,7 +102,7 @@ RecordedStep::RecordedStep(Function step, std::vector<Tensor> arguments, Group g
   recorded_ = std::move(graph.program);
   live_ = std::move(graph.live);
   complete_ = recorded_;
-  sherd::complete(complete_);
+  run_passes(complete_, standard_passes());
 }
 
 // In place, so that parameters that lie in a unit's buffer stay there.

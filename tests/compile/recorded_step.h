@@ -29,7 +29,7 @@ class RecordedStep {
 
   /// As it was recorded: waits, scratch and sums are the dispatcher's.
   const Program& recorded() const { return recorded_; }
-  /// It with all of these as nodes and values.
+  /// As standard_passes() leave it, with all of these as nodes and values.
   const Program& complete() const { return complete_; }
   /// Collective: from the state before the recorded call.
   Outcome run(const Program& program) const;

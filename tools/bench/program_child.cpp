@@ -1,12 +1,13 @@
 // `--child program --layers N`: records a training step of mini with N blocks and a batch of two, with clipping and
-// AdamW, as a complete program. A request is a number of calls; each sample is what verify() and its meaning take
-// together.
+// AdamW. A request is a number of calls; each sample is what verify() of the program that runs and its meaning take
+// together, or with `--times passes` what run_passes() takes on the recorded one.
 #include <chrono>
+#include <functional>
 
 #include "compile/capture/capture.h"
 #include "compile/ir/meaning.h"
 #include "compile/ir/verify.h"
-#include "compile/passes/complete.h"
+#include "compile/passes/pass.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
 #include "runtime/autograd/autograd.h"
@@ -39,29 +40,40 @@ Program record_step(const BenchModel& of) {
   step();  // lazy state settles
   Recorder recorder(in);
   const Tensor loss = step();
-  Program program = recorder.finish({&loss, 1}).program;
-  complete(program);
-  return program;
+  return recorder.finish({&loss, 1}).program;
+}
+
+double seconds_to(const std::function<void()>& work) {
+  const Clock::time_point start = Clock::now();
+  work();
+  return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 }  // namespace
 
 int run_program_child(std::span<const std::string_view> args) {
   std::int64_t layers = 32;
+  std::string times = "verify";
   ConfigTable table;
   table.add("layers", &layers, "blocks of the model");
+  table.add("times", &times, "verify or passes");
   apply_flags(table, parse_command_line(table, args));
   BenchModel model = bench_model("mini");
   model.layers = layers;
   model.batch = 2;
-  const Program program = record_step(model);
+  const Program recorded = record_step(model);
+  Program program = recorded;
+  const std::vector<Pass> passes = standard_passes();
+  run_passes(program, passes);
   serve({{"peer", "sherd"}, {"nodes", program.nodes.size()}}, [&](const std::string& request) -> nlohmann::json {
     std::vector<double> seconds;
     for (int i = 0, count = std::stoi(request); i < count; ++i) {
-      const Clock::time_point start = Clock::now();
-      verify(program);
-      const Meanings meanings(program);
-      seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+      if (times == "passes") program = recorded;
+      seconds.push_back(seconds_to([&] {
+        if (times == "passes") return run_passes(program, passes);
+        verify(program);
+        const Meanings meanings(program);
+      }));
     }
     return {{"seconds", seconds}, {"nodes", program.nodes.size()}};
   });
