@@ -122,8 +122,8 @@ std::string UnitLayout::print() const {
   return out.take();
 }
 
-const UnitLayout* parse_unit_layout(std::string_view text) {
-  return UnitLayout::intern(parse_attrs(attr_kind<UnitLayout>, text).as<UnitLayout>());
+UnitLayout parse_unit_layout(std::string_view text) {
+  return parse_attrs(attr_kind<UnitLayout>, text).as<UnitLayout>();
 }
 
 std::string label_of(const UnitLayout& layout) {

@@ -68,8 +68,9 @@ struct UnitLayout {
                                          attr<&UnitLayout::pieces>("pieces")};
 };
 
-/// The layout that a text from UnitLayout::print() describes, interned here. Error saying where and what is wrong.
-const UnitLayout* parse_unit_layout(std::string_view text);
+/// The layout that a text from UnitLayout::print() describes; UnitLayout::intern() checks its content and keeps it.
+/// Error saying what is wrong in the text.
+UnitLayout parse_unit_layout(std::string_view text);
 
 /// What attributes call a layout on this rank: its name, with "~2" after it if another layout of that name was interned
 /// here before. Ranks that intern alike use the same labels.

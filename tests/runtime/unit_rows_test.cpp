@@ -61,7 +61,7 @@ TEST(UnitLayout, IsReadFromWhatItPrints) {
                                                        .pieces = {{.shape = {5}, .rows = {1, 4}}}});
   EXPECT_EQ(listed->counts(listed->piece(0)), (std::vector<std::int64_t>{1, 4}));
   for (const UnitLayout* layout : {even, listed, UnitLayout::intern(two_pieces())})
-    EXPECT_EQ(parse_unit_layout(layout->print()), layout) << layout->print();
+    EXPECT_EQ(UnitLayout::intern(parse_unit_layout(layout->print())), layout) << layout->print();
 }
 
 TEST(UnitLayout, CountsOfManyShardsAreARule) {
