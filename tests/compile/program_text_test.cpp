@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdlib>
 
+#include "compile/passes/pass.h"
 #include "tests/compile/mutate.h"
 #include "tests/compile/training_step.h"
 #include "tests/support/expect_error.h"
@@ -54,8 +55,15 @@ Program odd_step() {
   return program;
 }
 
+// With scratch as values, and in the form that has waits.
+Program passed_step() {
+  Program program = gpt_step();
+  run_passes(program, standard_passes());
+  return program;
+}
+
 TEST(ProgramText, ReadsBackAsTheProgram) {
-  for (const Program& program : {tiny_step(), gpt_step(), odd_step(), Program()}) {
+  for (const Program& program : {tiny_step(), gpt_step(), odd_step(), passed_step(), Program()}) {
     const std::string written = text(program);
     const Program read = parse(written);
     EXPECT_TRUE(read == program) << written;
@@ -243,7 +251,7 @@ TEST(ProgramText, AnAlteredTextIsRefusedOrIsAnotherProgram) {
   const std::uint64_t seed = seed_text ? std::stoull(seed_text) : 1;
   const std::chrono::duration<double> limit(seconds_text ? std::stod(seconds_text) : 60);
   const std::uint64_t trials = seconds_text ? ~0ull : 4000;
-  const std::string whole[] = {text(tiny_step()), text(odd_step()), text(gpt_step())};
+  const std::string whole[] = {text(tiny_step()), text(odd_step()), text(gpt_step()), text(passed_step())};
   const auto start = std::chrono::steady_clock::now();
   std::uint64_t trial = 0;
   for (; trial < trials && std::chrono::steady_clock::now() - start < limit; ++trial) {
