@@ -2,6 +2,7 @@
 // Plans are the rank thread's own: layouts know this rank's coordinates.
 #include "dtensor/propagate.h"
 
+#include <algorithm>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -49,6 +50,13 @@ std::uint64_t hash_of(const OpCall& call, bool implicit_replication) {
   return mix(hash, implicit_replication);
 }
 
+// Whether a plain tensor counts as replicated without a scope: a single number; ids, targets and masks; and what no
+// gradient flows to, where the row compares it element by element with the distributed ones, so that its shape must be
+// the global one. Other floats may be a rank's own activations or its part of the batch, which no shape tells.
+bool counts_as_replicated(const Op& op, const Tensor& t) {
+  return t.numel() == 1 || !is_floating(t.dtype()) || (op.traits.pointwise && !t.requires_grad());
+}
+
 bool is_plan_of(const CallPlan& plan, const OpCall& call, bool implicit_replication) {
   if (plan.op != &call.op || plan.wanted != call.wanted.layout || plan.implicit_replication != implicit_replication ||
       plan.from.size() != call.in.size() || !(plan.global_attrs == call.attrs))
@@ -58,6 +66,8 @@ bool is_plan_of(const CallPlan& plan, const OpCall& call, bool implicit_replicat
     if (now.absent != then.absent) return false;
     if (now.absent) continue;
     if (now.layout != then.layout || now.dtype != then.dtype || !(now.shape == then.shape)) return false;
+    // A plan does not say whether gradients were wanted: of what is refused there is none.
+    if (!now.layout && !implicit_replication && !counts_as_replicated(call.op, call.in[i])) return false;
   }
   return true;
 }
@@ -86,13 +96,69 @@ DeviceMesh common_mesh(const OpCall& call) {
   return first->mesh();
 }
 
-// A single number is the same on every rank; anything else plain might be one rank's part.
-void check_plain(const Tensor& t, std::size_t i) {
-  if (t.is_distributed() || t.numel() == 1 || is_implicit_replication()) return;
-  fail(
-      "input {} is the plain tensor {} among distributed ones: distribute() it, say with from_local() how it lies, or "
-      "open an ImplicitReplication scope if it is equal on all ranks",
-      i, t);
+// The remedy is the same for whatever is ambiguous.
+constexpr std::string_view kSayHowItLies =
+    "distribute() it, say with from_local() how it lies, or, if it is equal on all ranks, open an ImplicitReplication "
+    "scope around forward and backward()";
+
+bool has_part_of_one(const Spec& spec, int dim, std::int64_t size) {
+  std::vector<int> at(static_cast<std::size_t>(spec.num_axes()), 0);
+  for (;;) {
+    if (spec.range_at(dim, size, at).size() == 1) return true;
+    std::size_t a = 0;
+    for (const int axis : spec.axes_of(dim)) {
+      if (++at[static_cast<std::size_t>(axis)] < spec.axis_size(axis)) break;
+      at[static_cast<std::size_t>(axis)] = 0;
+      ++a;
+    }
+    if (a == spec.axes_of(dim).size()) return false;
+  }
+}
+
+// A plain dim of one element is broadcast along a dim of which a rank holds one element; it may be that rank's part.
+// All ranks ask for all ranks' parts, because all must refuse.
+void check_broadcast(const OpCall& call, std::size_t i) {
+  const Tensor& plain = call.in[i];
+  for (std::size_t j = 0; j < call.in.size(); ++j) {
+    const Tensor& other = call.in[j];
+    if (!other.defined() || !other.is_distributed()) continue;
+    const Spec& spec = Spec::from(other);
+    for (int d = 1; d <= std::min(plain.ndim(), other.ndim()); ++d) {
+      const int dim = other.ndim() - d;
+      if (plain.size(plain.ndim() - d) != 1 || other.size(dim) == 1 || spec.num_shards(dim) == 1 ||
+          !has_part_of_one(spec, dim, other.size(dim)))
+        continue;
+      fail(
+          "input {} is the plain tensor {}, of one element along dim {} of input {}, {}: it may be that of all ranks "
+          "or "
+          "a rank's part; {}",
+          i, plain, dim, j, other, kSayHowItLies);
+    }
+  }
+}
+
+void check_plain(const OpCall& call, std::size_t i) {
+  const Tensor& t = call.in[i];
+  if (!t.defined() || t.is_distributed() || is_implicit_replication()) return;
+  if (!counts_as_replicated(call.op, t))
+    fail("input {} is the plain tensor {} among distributed ones{}: {}", i, t,
+         t.requires_grad() ? ", and a gradient flows to it" : "", kSayHowItLies);
+  if (call.op.traits.pointwise) check_broadcast(call, i);
+}
+
+// What infer says of the global shapes. Where a plain tensor does not fit it may be this rank's part.
+Metas infer_global(const OpCall& call, std::span<const TensorMeta> in) {
+  try {
+    return call.op.infer({call.op, in, call.attrs});
+  } catch (const Error& error) {
+    for (std::size_t i = 0; i < call.in.size(); ++i)
+      if (const Tensor& t = call.in[i]; t.defined() && !t.is_distributed() && t.ndim() > 0)
+        fail(
+            "{}; input {} is the plain tensor {}, which counts as replicated: if it is this rank's part, say "
+            "with from_local() how it lies",
+            error.message(), i, t);
+    throw;
+  }
 }
 
 Signatures signatures_of(const RuleCall& call, const ShardingRule& rule) {
@@ -122,7 +188,7 @@ std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
   plan->implicit_replication = is_implicit_replication();
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     const Tensor& t = call.in[i];
-    if (t.defined()) check_plain(t, i);
+    check_plain(call, i);
     plan->in_metas.push_back(planned_meta(t));
     plan->from.push_back(t.defined() && t.is_distributed() ? &Spec::from(t) : nullptr);
   }
@@ -132,7 +198,7 @@ std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
       "{} has no sharding rule: gather its inputs with full_tensor(), work on their local() parts, or register_rule() "
       "one",
       call.op.name);
-  plan->out_metas = call.op.infer({call.op, plan->in_metas, call.attrs});
+  plan->out_metas = infer_global(call, plan->in_metas);
   const RuleCall rule_call{call.op, plan->in_metas, call.attrs, plan->out_metas};
   Choice choice = choose_layouts(rule_call, signatures_of(rule_call, *plan->rule), mesh, plan->from, plan->wanted);
   const Spec* whole = Spec::replicate(mesh);

@@ -29,9 +29,9 @@ struct CallPlan {
   LocalCall local_call() const { return {{*op, in_metas, global_attrs, out_metas}, in, out}; }
 };
 
-/// The plan of a call with at least one distributed input. Errors name the row, inputs and layouts: plain tensors of
-/// several elements among distributed ones (outside of ImplicitReplication), layouts on different meshes, a row
-/// without rule. Throws what infer throws on the global shapes, before any communication. The reference is valid until
+/// The plan of a call with at least one distributed input. Errors name the row, inputs and layouts: plain tensors that
+/// may be a rank's own among distributed ones (see ImplicitReplication), layouts on different meshes, a row without
+/// rule. Throws what infer throws on the global shapes, before any communication. The reference is valid until
 /// the rank has made kMaxPlans other plans.
 const CallPlan& plan_call(const OpCall& call);
 

@@ -16,7 +16,9 @@ class StrictCommunication {
   bool outer_;
 };
 
-/// In this scope plain tensors among distributed ones count as replicated. They must be equal on all ranks.
+/// In this scope all plain tensors among distributed ones count as replicated. They must be equal on all ranks. Without
+/// it only some do: single numbers; integers and bools (ids, targets, masks); floats that need no gradient, in rows
+/// that work element by element. The rows of backward meet the same plain tensors: the scope must cover backward() too.
 class ImplicitReplication {
  public:
   explicit ImplicitReplication(bool on = true);

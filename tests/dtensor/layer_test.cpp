@@ -70,20 +70,117 @@ TEST(DistLayer, F147_ARowWithoutRuleIsRefusedAndOneOfTheUsersOwnWorks) {
   });
 }
 
-TEST(DistLayer, F146_PlainTensorsAmongDistributedOnes) {
+// A contraction with a plain float, a plain float with a gradient: each may be a rank's own.
+TEST(DistLayer, F146_AmbiguousPlainTensorsAreRefused) {
   for (int ranks : {1, 2, 3})
     run_ranks(ranks, [](const Group& group) {
       const DeviceMesh mesh(group);
       const Tensor plain = values({4, 4}, "b"), rows = distribute(values({4, 4}, "a"), mesh, Shard(0));
       expect_error([&] { matmul(plain, rows); },
-                   {"matmul", "input 0", "plain tensor f32[4,4]", "distribute()", "f32[4,4]{0: dp}"});
+                   {"matmul", "input 0", "plain tensor f32[4,4]", "distribute()", "from_local()", "f32[4,4]{0: dp}",
+                    "ImplicitReplication scope around forward and backward()"});
       expect_error([&] { copy_into(rows, plain); }, {"f32[4,4]{0: dp}", "local()"});
       expect_error([&] { fill_into(rows, 0); }, {"f32[4,4]{0: dp}", "local()"});
+      Slot weight("weight", /*requires_grad=*/true);
+      weight.set(plain);
+      EXPECT_TRUE(same_bits(full_tensor(mul(rows, plain)), mul(values({4, 4}, "a"), plain)));
+      expect_error([&] { mul(rows, weight.value()); },  // also where the plan of a tensor without gradient is known
+                   {"mul", "input 1", "plain tensor f32[4,4]", "a gradient flows to it", "ImplicitReplication"});
       const Tensor two = mul(rows, Tensor::scalar(2));  // one number is the same on all ranks
       EXPECT_TRUE(same_bits(full_tensor(two), mul(values({4, 4}, "a"), 2)));
-      const ImplicitReplication implicit;
-      EXPECT_TRUE(same_bits(full_tensor(add(rows, plain)), add(values({4, 4}, "a"), plain)));
     });
+}
+
+// The rows of backward meet the plain tensors that forward has met.
+TEST(DistLayer, F146_TheScopeCoversForwardAndBackward) {
+  for (int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      const DeviceMesh mesh(group);
+      Slot x("x", /*requires_grad=*/true), weight("weight", /*requires_grad=*/true);
+      x.set(distribute(values({4, 4}, "a"), mesh, Shard(0)));
+      weight.set(values({4, 4}, "b"));
+      const auto forward = [&] { return sum(square(matmul(x.value(), weight.value()))); };
+      Tensor loss;
+      {
+        const ImplicitReplication implicit;
+        loss = forward();
+        backward(loss);
+      }
+      Slot one_rank("x", true);
+      one_rank.set(values({4, 4}, "a"));
+      backward(sum(square(matmul(one_rank.value(), values({4, 4}, "b")))));
+      EXPECT_TRUE(near(full_tensor(x.grad()), one_rank.grad()));
+      {
+        const ImplicitReplication implicit;
+        loss = forward();
+      }
+      expect_error([&] { backward(loss); },
+                   {"plain tensor f32[4,4]", "ImplicitReplication scope around forward and backward()"});
+    });
+}
+
+// Losses against plain targets, by class and by number, and the lookup of plain ids: forward and backward without a
+// scope, however the rest lies. Oracle: the same on one rank.
+TEST(DistLayer, F146_PlainTargetsIdsAndMasksCountAsReplicated) {
+  const auto losses = [](const Tensor& x, const Tensor& table) {
+    const Tensor classes = Tensor::from<std::int64_t>({1, 0, 6, -100, 3}, {5});
+    const Tensor ids = Tensor::from<std::int32_t>({2, 0, 4, 4, 1}, {5});
+    const Tensor numbers = values({5, 7}, "y"), mask = less(values({5, 7}, "mask"), Tensor::scalar(0));
+    const Tensor looked_up = embedding(table, ids);
+    return cross_entropy(x, classes) + mean(square(x - numbers)) + sum(where(mask, x * x, looked_up * looked_up)) +
+           sum(gather(x, 1, Tensor::from<std::int64_t>({3, 1, 2, 0, 6}, {5, 1})));
+  };
+  for (int ranks : {1, 2, 3})
+    run_ranks(ranks, [&](const Group& group) {
+      const DeviceMesh mesh(group, "tp");
+      for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
+        Slot x("x", true), table("table", true), x1("x", true), table1("table", true);
+        x1.set(values({5, 7}, "x"));
+        table1.set(values({5, 7}, "table"));
+        x.set(distribute(x1.value().detach(), mesh, p));
+        table.set(distribute(table1.value().detach(), mesh, p));
+        const Tensor loss = losses(x.value(), table.value()), loss1 = losses(x1.value(), table1.value());
+        EXPECT_TRUE(near(full_tensor(loss), loss1)) << to_string(p);
+        backward(loss);
+        backward(loss1);
+        EXPECT_TRUE(near(full_tensor(x.grad()), x1.grad())) << to_string(p);
+        EXPECT_TRUE(near(full_tensor(table.grad()), table1.grad())) << to_string(p);
+      }
+    });
+}
+
+// Each rank's own targets beside a sharded batch: they do not fit, and the error says what to do with a part.
+TEST(DistLayer, F146_TargetsOfTheLocalBatchAreRefusedByShape) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor logits = distribute(values({4, 7}, "x"), mesh, Shard(0));
+    const Tensor whole = Tensor::from<std::int64_t>({1, 0, 6, 3}, {4}), part = narrow(whole, 0, 2 * group->rank(), 2);
+    expect_error([&] { cross_entropy(logits, part); },
+                 {"cross_entropy", "input 1", "plain tensor i64[2]", "this rank's part", "from_local()"});
+    expect_error([&] { logits - values({2, 7}, "y"); },
+                 {"sub", "input 1", "plain tensor f32[2,7]", "this rank's part", "from_local()"});
+    const Tensor expected = cross_entropy(values({4, 7}, "x"), whole);
+    EXPECT_TRUE(near(full_tensor(cross_entropy(logits, from_local(part, mesh, {Shard(0)}))), expected));
+    EXPECT_TRUE(near(full_tensor(cross_entropy(logits, whole)), expected)) << "the whole batch fits";
+  });
+}
+
+// A part of one row fits by broadcasting: refused on every rank, also on those that hold more.
+TEST(DistLayer, F146_APlainTensorThatMayBeAPartOrBroadcastIsRefused) {
+  for (const auto& [ranks, size] : {std::pair<int, std::int64_t>(2, 2), {2, 3}, {3, 3}})
+    run_ranks(ranks, [size = size](const Group& group) {
+      const DeviceMesh mesh(group);
+      const Tensor x = distribute(values({size, 4}, "x"), mesh, Shard(0)), row = values({1, 4}, "y");
+      expect_error([&] { x - row; }, {"sub", "input 1", "plain tensor f32[1,4]", "one element along dim 0", "input 0",
+                                      "a rank's part", "from_local()", "ImplicitReplication"});
+      EXPECT_TRUE(same_bits(full_tensor(x - values({4}, "y")), values({size, 4}, "x") - values({4}, "y")));
+      const ImplicitReplication implicit;
+      EXPECT_TRUE(same_bits(full_tensor(x - row), values({size, 4}, "x") - row));
+    });
+  run_ranks(2, [](const Group& group) {  // no rank holds one row of six
+    const Tensor x = distribute(values({6, 4}, "x"), DeviceMesh(group), Shard(0)), row = values({1, 4}, "y");
+    EXPECT_TRUE(same_bits(full_tensor(x - row), values({6, 4}, "x") - row));
+  });
 }
 
 TEST(DistLayer, TensorsOfTwoMeshesDoNotMix) {
@@ -108,7 +205,7 @@ TEST(DistLayer, AMistakeOfOneRankIsNamedOnTheOthers) {
     const Tensor rows = distribute(values({4, 4}, "a"), mesh, Shard(0));
     try {
       const Tensor factor = group->rank() == 1 ? values({4, 4}, "b") : rows;
-      full_tensor(sum(mul(rows, factor))).item<float>();
+      full_tensor(sum(matmul(rows, factor))).item<float>();
     } catch (const Error& error) {
       errors[group->rank()] = error.what();
       throw;
