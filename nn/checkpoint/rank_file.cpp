@@ -16,11 +16,6 @@ namespace fs = std::filesystem;
 
 std::string rank_file_name(int rank) { return fmt::format("rank-{:05}.safetensors", rank); }
 
-/// The tensor's name in its rank file. Parameter names use dots, so the slash keeps kinds apart.
-std::string stored_name(const std::string& kind, const std::string& name) {
-  return kind == "param" ? name : kind + "/" + name;
-}
-
 /// "param "a", optim.m "b" and 4 more".
 std::string list(const std::vector<std::pair<std::string, std::string>>& keys) {
   constexpr std::size_t kShown = 8;
@@ -32,6 +27,10 @@ std::string list(const std::vector<std::pair<std::string, std::string>>& keys) {
 }
 
 }  // namespace
+
+std::string stored_name(const std::string& kind, const std::string& name) {
+  return kind == "param" ? name : kind + "/" + name;
+}
 
 std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::string& save, int rank,
                                         std::span<const Piece> pieces) {

@@ -41,9 +41,12 @@ struct Piece {
   PieceBytes bytes;
 };
 
-/// Writes DIR/SAVE/rank-NNNNN.safetensors and returns its entries for the manifest. Makes the folders. Parameters
-/// keep their name in the file; other kinds are "optim.m/NAME". Blocks on the disk; throws Error naming the file (disk
-/// full, bytes that do not fit the box) and leaves no partial file.
+/// A tensor's name in its rank file: a parameter's own, else "optim.m/NAME". Parameter names use dots, so the slash
+/// keeps kinds apart.
+std::string stored_name(const std::string& kind, const std::string& name);
+
+/// Writes DIR/SAVE/rank-NNNNN.safetensors and returns its entries for the manifest. Makes the folders. Blocks on the
+/// disk; throws Error naming the file (disk full, bytes that do not fit the box) and leaves no partial file.
 std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::string& save, int rank,
                                         std::span<const Piece> pieces);
 

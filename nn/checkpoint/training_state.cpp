@@ -1,13 +1,11 @@
 #include "nn/checkpoint/training_state.h"
 
-#include <algorithm>
-#include <bit>
-#include <map>
 #include <memory>
 #include <utility>
 
 #include "nn/checkpoint/local_box.h"
 #include "nn/checkpoint/manifest_json.h"
+#include "nn/checkpoint/shared_scalars.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
@@ -30,17 +28,12 @@ PieceBytes saved_bytes(const Tensor& local, const std::shared_ptr<Tensor>& stagi
   });
 }
 
-// The shards hold the state, also while a unit of fully_shard is gathered.
-const Tensor& value_of(const StateEntry& entry) {
-  return entry.parameter ? entry.parameter->sharded_value() : entry.slot->value();
-}
-
 std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
   const auto staging = std::make_shared<Tensor>();
   std::vector<Piece> pieces;
   for (const StateEntry& entry : state) {
-    const Tensor& value = value_of(entry);
-    if (entry.usually && value.storage() == entry.usually->value().storage()) continue;
+    const Tensor& value = state_tensor(entry);
+    if (is_usual(entry)) continue;
     if (!saves_box(value, rank)) continue;
     const Box box = local_box(value);
     if (numel(box) == 0 && value.numel() > 0) continue;  // a tensor without elements is saved all the same
@@ -51,6 +44,14 @@ std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
 }
 
 }  // namespace
+
+const Tensor& state_tensor(const StateEntry& entry) {
+  return entry.parameter ? entry.parameter->sharded_value() : entry.slot->value();
+}
+
+bool is_usual(const StateEntry& entry) {
+  return entry.usually && entry.slot->value().storage() == entry.usually->value().storage();
+}
 
 std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer) {
   std::vector<StateEntry> state;
@@ -143,52 +144,21 @@ std::unique_ptr<CheckpointReader> open_newest_good(const std::string& path, Proc
   throw Error(reasons);
 }
 
-namespace {
-// Scalars that slots share while they are equal. Loading may separate slots and never joins them: a captured step
-// notices the one, not the other. Their values decide which storages there are, so they are the checkpoint's, not those
-// of slots, which on a ghost rank have none.
-class SharedScalars {
- public:
-  SharedScalars(const CheckpointReader& reader, const std::vector<StateEntry>& state)
-      : reader_(reader), state_(state) {}
-  void load(const StateEntry& entry) {
-    const Tensor &now = entry.slot->value(), &usual = entry.usually->value();
-    const bool is_usual = !reader_.contains(entry.kind, entry.name);
-    if (is_usual && now.storage() == usual.storage()) return;
-    const float value = is_usual ? value_of(*entry.usually) : read(entry);
-    Tensor& shared = parts_[{now.storage()->id(), std::bit_cast<std::uint32_t>(value)}];
-    if (!shared.defined()) shared = to(Tensor::scalar(value), usual.device());
-    entry.slot->set(shared);
-  }
-
- private:
-  float read(const StateEntry& entry) const {
-    float value = 0;
-    const auto bytes = std::as_writable_bytes(std::span(&value, 1));
-    reader_.read_box(entry.kind, entry.name, DType::f32, {}, whole_box({}), bytes);
-    return value;
-  }
-  // Of a slot that others share: what is loaded into it, or what it keeps where `state` leaves it out.
-  float value_of(const Slot& slot) const {
-    const auto found = std::ranges::find(state_, &slot, &StateEntry::slot);
-    return found == state_.end() ? slot.value().item<float>() : read(*found);
-  }
-
-  const CheckpointReader& reader_;
-  const std::vector<StateEntry>& state_;
-  std::map<std::pair<std::uint64_t, std::uint32_t>, Tensor> parts_;  // by the bytes and the value that slots had
-};
-}  // namespace
-
 void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state) {
   const GradMode off(false);
-  SharedScalars scalars(reader, state);
+  SharedScalars scalars(state, [&](const StateEntry& entry) -> std::optional<float> {
+    if (entry.usually && !reader.contains(entry.kind, entry.name)) return std::nullopt;
+    float value = 0;
+    reader.read_box(entry.kind, entry.name, DType::f32, {}, whole_box({}),
+                    std::as_writable_bytes(std::span(&value, 1)));
+    return value;
+  });
   for (const StateEntry& entry : state) {
     if (entry.usually) {
       scalars.load(entry);
       continue;
     }
-    const Tensor& value = value_of(entry);
+    const Tensor& value = state_tensor(entry);
     const Box box = local_box(value);
     const Tensor local = value.local().detach();
     check(!local.is_meta(), "\"{}\" has no memory to load its values into; call model.materialize() first", entry.name);

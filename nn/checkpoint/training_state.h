@@ -23,6 +23,11 @@ struct StateEntry {
   Slot* usually = nullptr;
 };
 
+/// The shards hold the state, also while a unit of fully_shard is gathered.
+const Tensor& state_tensor(const StateEntry& entry);
+/// Whether the entry is its default: it shares that one's bytes, and is not saved.
+bool is_usual(const StateEntry& entry);
+
 /// Parameters, buffers and, with an optimizer, its state and step count. Reshards the units of fully_shard first, so
 /// that the slots hold shards. The entries stay current; saving and loading mean the shards, gathered or not.
 std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nullptr);
