@@ -1,0 +1,65 @@
+#pragma once
+// The full state of a sharded model, handed out and taken in by rank 0 tensor by tensor, so that no rank holds more
+// than its shards, one tensor and a chunk in transit.
+//
+//   get    who owns a piece --send, in chunks--> rank 0: a full tensor, visited, then freed
+//   set    rank 0: a full tensor --broadcast, in chunks--> every rank keeps what its shard holds
+//
+// Tensors have the names of a checkpoint's files: "w", "buffer/seen", "optim.m/w", "optim/step".
+#include <functional>
+#include <map>
+#include <string>
+
+#include "nn/checkpoint/training_state.h"
+
+namespace sherd::nn {
+
+/// Full tensors on the host by name.
+using FullState = std::map<std::string, Tensor>;
+/// Called on rank 0, in the order of the state; keeps the tensor or lets it go.
+using FullTensorVisitor = std::function<void(const std::string& name, Tensor full)>;
+
+struct FullStateOptions {
+  /// Of loading: names must be the state's. Else what is missing keeps its values, and what the state lacks is ignored.
+  bool strict = true;
+  /// Most that is in transit to, or from, a rank.
+  std::int64_t chunk_bytes = 4 << 20;
+};
+
+/// Calls `visit` on rank 0 with one full tensor of `state` after the other, plain and on the host, with the bits that
+/// the shards have; of replicas one is asked. Other ranks only send. Collective over `group`, which all ranks of the
+/// model's meshes are in, numbered as there; blocks. An entry that shares the bytes of its default (a count of steps
+/// like the optimizer's) is left out, as in a checkpoint. Throws Error on every rank: parameters without memory or
+/// Partial, ranks with other states, what `visit` throws. Error on a ghost rank, which has no values.
+void visit_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, const FullTensorVisitor& visit,
+                      const FullStateOptions& options = {});
+
+/// All of training_state(model, optimizer) on rank 0, which then holds it; empty on the others. Reshards the model.
+FullState full_state_dict(Module& model, ProcessGroup& group, Optimizer* optimizer = nullptr,
+                          const FullStateOptions& options = {});
+
+/// Full tensors that rank 0 has: what they are, and a function that makes one when its turn comes. It is called in the
+/// order of the state; of scalars once more before.
+struct FullStateSource {
+  struct Info {
+    DType dtype = DType::f32;
+    Shape shape;
+  };
+  std::map<std::string, Info> tensors;
+  std::function<Tensor(const std::string& name)> value;
+};
+
+/// Fills `state` from rank 0's tensors, which may lie on any device; each rank keeps its own shards, bit for bit. Other
+/// ranks give nothing: `source` is not looked at there. Collective as visit_full_state(); blocks. The model must be
+/// materialised. Before anything is written every rank compares all names, dtypes and shapes, and throws Error that
+/// lists what is missing, what the state does not have, and what is of another dtype or shape. What `source.value`
+/// throws ends the call on every rank; tensors of earlier names are loaded then.
+void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, const FullStateSource& source,
+                     const FullStateOptions& options = {});
+
+/// The same of tensors that rank 0 holds, into training_state(model, optimizer); reshards the model. Other ranks pass
+/// an empty map.
+void load_full_state_dict(Module& model, ProcessGroup& group, const FullState& full, Optimizer* optimizer = nullptr,
+                          const FullStateOptions& options = {});
+
+}  // namespace sherd::nn
