@@ -3,6 +3,8 @@
 #include "dtensor/below.h"
 #include "dtensor/spec_attr.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/op/ops.h"
+#include "runtime/op/pointwise_attrs.h"
 #include "runtime/op/vjp_call.h"
 
 namespace sherd {
@@ -12,17 +14,27 @@ namespace {
 struct RedistributeAttrs {
   const Spec* from = nullptr;
   const Spec* to = nullptr;
-  static constexpr AttrField fields[] = {attr<&RedistributeAttrs::from>("from"), attr<&RedistributeAttrs::to>("to")};
+  DType forward = DType::f32, backward = DType::f32;  // in which values and gradients travel
+  static constexpr AttrField fields[] = {attr<&RedistributeAttrs::from>("from"), attr<&RedistributeAttrs::to>("to"),
+                                         attr<&RedistributeAttrs::forward>("forward"),
+                                         attr<&RedistributeAttrs::backward>("backward")};
 };
+
+Tensor cast_below(Tensor local, DType dtype) {
+  return local.dtype() == dtype ? local : below(op::cast, CastAttrs{dtype}, std::move(local));
+}
 
 Tensor run_redistribute(OpCall& call) {
   const auto& a = call.attrs.as<RedistributeAttrs>();
   const Shape shape = call.in[0].shape();
-  const Transition& plan = plan_transition(a.from, a.to, shape, call.in[0].dtype());
+  const Transition& plan = plan_transition(a.from, a.to, shape, a.forward);
   Tensor local = take_local(call.in[0]);
   if (local.grad_node()) local = local.detach();
   try {
-    return Tensor::distributed(shape, a.to, run_transition(std::move(local), shape, plan));
+    // What is sent has its type before; of what is only sliced the slice is cast.
+    if (!plan.is_free()) local = cast_below(std::move(local), a.forward);
+    local = cast_below(run_transition(std::move(local), shape, plan), a.forward);
+    return Tensor::distributed(shape, a.to, local);
   } catch (...) {
     abort_peers(*a.to);
     throw;
@@ -33,7 +45,9 @@ Tensor run_redistribute(OpCall& call) {
 Tensor run_align(OpCall& call) { return call.in[0].alias(); }
 
 void vjp_to_source(VjpCall& call) {
-  call.give(0, redistribute(call.take_grad(), gradient_spec(call.attrs.as<RedistributeAttrs>().from)));
+  const auto& a = call.attrs.as<RedistributeAttrs>();
+  call.give(
+      0, cast(redistribute(call.take_grad(), gradient_spec(a.from), {.forward_dtype = a.backward}), call.in_dtype(0)));
 }
 
 }  // namespace
@@ -82,21 +96,27 @@ std::vector<Placement> normalize_placements(std::span<const Placement> placement
   return result;
 }
 
-Tensor redistribute(Tensor x, const Spec* to) {
+Tensor redistribute(Tensor x, const Spec* to, const RedistributeOptions& options) {
   const Spec* from = &Spec::from(x);
-  if (from == to) return x;
-  return call(op::redistribute, RedistributeAttrs{from, to}, std::move(x));
+  for (const std::optional<DType>& dtype : {options.forward_dtype, options.backward_dtype})
+    check(!dtype || (is_floating(*dtype) && is_floating(x.dtype())),
+          "redistribute: {} is to travel as {}; types of travel are for floats, cast() it first", x,
+          dtype ? name(*dtype) : "");
+  const DType forward = options.forward_dtype.value_or(x.dtype()),
+              backward = options.backward_dtype.value_or(x.dtype());
+  if (from == to && forward == x.dtype()) return x;
+  return call(op::redistribute, RedistributeAttrs{from, to, forward, backward}, std::move(x));
 }
 
-Tensor redistribute(Tensor x, std::span<const Placement> placements) {
+Tensor redistribute(Tensor x, std::span<const Placement> placements, const RedistributeOptions& options) {
   const Spec* to = Spec::of(Spec::from(x).mesh(), normalize_placements(placements, x.ndim()));
-  return redistribute(std::move(x), to);
+  return redistribute(std::move(x), to, options);
 }
 
 Tensor align_gradient(Tensor x) {
   const Spec* spec = &Spec::from(x);
   if (!x.requires_grad()) return x;
-  return call(op::align_gradient, RedistributeAttrs{spec, spec}, std::move(x));
+  return call(op::align_gradient, RedistributeAttrs{spec, spec, x.dtype(), x.dtype()}, std::move(x));
 }
 
 Tensors run_placement_row(OpCall& call) {

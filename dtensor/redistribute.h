@@ -2,22 +2,32 @@
 // Rows that change the layout of a tensor and not its value. To autograd each is the identity on the global tensor; the
 // dist layer runs them, so capture sees the collectives only.
 #include <initializer_list>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "dtensor/transition.h"
 #include "runtime/op/dispatch.h"
 
 namespace sherd {
 
-/// The same tensor in another layout of its mesh, by the cheapest transition; x itself if that is its layout.
-/// Differentiable: the gradient is redistributed to x's layout, Replicate where x is Partial. Collective unless the
-/// transition is free; does not wait, the first read of the result does. The local tensor may be a view of x's.
-/// Error: a plain tensor, a layout of another mesh, Shard or Replicate -> Partial, Partial(a) -> Partial(b).
-Tensor redistribute(Tensor x, const Spec* to);
+/// In which types values travel. What is reduced is rounded to that type by each rank, and sums are rounded once more.
+struct RedistributeOptions {
+  std::optional<DType> forward_dtype{};   ///< of the result, and of what is sent; default: x's
+  std::optional<DType> backward_dtype{};  ///< of gradients as they are sent; they arrive in x's, which is the default
+};
+
+/// The same tensor in another layout of its mesh, by the cheapest transition; x itself if that is its layout and type.
+/// Differentiable: the gradient is redistributed to x's layout, Replicate where x is Partial, and has x's type.
+/// Collective unless the transition is free; does not wait, the first read of the result does. The local tensor may be
+/// a view of x's. Error: a plain tensor, a layout of another mesh, Shard or Replicate -> Partial,
+/// Partial(a) -> Partial(b), a type in `options` where it or x's is no float.
+Tensor redistribute(Tensor x, const Spec* to, const RedistributeOptions& options = {});
 /// One placement per axis of x's mesh; axes on one dim split it in mesh order. Negative dims count from the end.
-Tensor redistribute(Tensor x, std::span<const Placement> placements);
-inline Tensor redistribute(Tensor x, std::initializer_list<Placement> placements) {
-  return redistribute(std::move(x), std::span(placements.begin(), placements.size()));
+Tensor redistribute(Tensor x, std::span<const Placement> placements, const RedistributeOptions& options = {});
+inline Tensor redistribute(Tensor x, std::initializer_list<Placement> placements,
+                           const RedistributeOptions& options = {}) {
+  return redistribute(std::move(x), std::span(placements.begin(), placements.size()), options);
 }
 
 /// x itself, but its gradient is redistributed to x's layout, Replicate where x is Partial: a Partial gradient is

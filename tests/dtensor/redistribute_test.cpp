@@ -100,6 +100,93 @@ TEST(Redistribute, F115_GradientAndCollectivesOfEachPair) {
     });
 }
 
+// Bytes that a group's collectives have moved.
+template <class Run>
+std::int64_t bytes_of(const ProcessGroup& group, Run&& run) {
+  RankContext::current().drain_queues();
+  const CommCounts before = group.counts();
+  run();
+  RankContext::current().drain_queues();
+  CommCounts c = group.counts();
+  c -= before;
+  return c.all_gather.bytes + c.all_to_all.bytes + c.reduce_scatter.bytes + c.all_reduce.bytes;
+}
+
+// Values are small integers and halves, exact in bf16, so casts and their order do not change them.
+TEST(Redistribute, F207_ValuesAndGradientsTravelInTheTypesGiven) {
+  for (int ranks : {1, 2, 3, 4})
+    run_ranks(ranks, [](const Group& group) {
+      const DeviceMesh mesh(group);
+      const Shape shape{8, 4};
+      for (const Pair& pair : kTable)
+        for (const auto& [forward, back] : {std::pair(DType::bf16, DType::f16),
+                                            {DType::bf16, DType::f32},
+                                            {DType::f32, DType::bf16},
+                                            {DType::f64, DType::f16}}) {
+          const std::string what =
+              fmt::format("{} to {}, {} and {}", to_string(pair.from), to_string(pair.to), name(forward), name(back));
+          const Tensor w = mul(counting(shape), -0.5);
+          Slot slot("x", /*requires_grad=*/true);
+          slot.set(laid_out(counting(shape), Spec::of(mesh, pair.from)));
+          Tensor y, plain;
+          const auto move = [&](const RedistributeOptions& options) {
+            return redistribute(slot.value(), {pair.to}, options);
+          };
+          const std::int64_t sent =
+              bytes_of(*group, [&] { y = move({.forward_dtype = forward, .backward_dtype = back}); });
+          const std::int64_t sent_as_f32 = bytes_of(*group, [&] { plain = move({}); });
+          EXPECT_EQ(sent * 4, sent_as_f32 * byte_size(forward)) << what;
+          EXPECT_EQ(y.dtype(), forward) << what;
+          EXPECT_EQ(y.layout(), plain.layout()) << what;
+          EXPECT_TRUE(same_bits(cast(y.local(), DType::f32), plain.local())) << what;
+
+          const Tensor part = part_of(w, *Spec::of(mesh, pair.to));
+          const Tensor loss = sum(mul(cast(to_local(y), DType::f32), part)),
+                       plain_loss = sum(mul(to_local(plain), part));
+          const std::int64_t back_sent = bytes_of(*group, [&] { backward(loss); });
+          EXPECT_EQ(slot.grad().dtype(), DType::f32) << what;
+          const Tensor gradient = contiguous(slot.grad().local());
+          slot.clear_grad();
+          const std::int64_t back_as_f32 = bytes_of(*group, [&] { backward(plain_loss); });
+          if (pair.from != pair.to) {  // else the gradient of `plain` takes no redistribution
+            EXPECT_EQ(back_sent * 4, back_as_f32 * byte_size(back)) << what;
+          }
+          EXPECT_TRUE(same_bits(gradient, contiguous(slot.grad().local()))) << what;
+        }
+    });
+}
+
+// What is rounded is what is sent: the sum of bf16 terms is not the bf16 of the sum.
+TEST(Redistribute, F207_TermsAreRoundedBeforeTheyAreSent) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const float own = group->rank() == 0 ? 1.0F : 1.0F / 512;  // 1 + 2^-9 + ... : bf16 has 8 bits
+    const Tensor x = from_local(full({2}, own + 1.0F / 512), mesh, {Partial()});
+    const Tensor rounded = add(cast(cast(full({2}, 1.0 + 1.0 / 512), DType::bf16), DType::f32),
+                               cast(cast(full({2}, 2.0 / 512), DType::bf16), DType::f32));
+    const Tensor sum = redistribute(x, {Replicate()}, {.forward_dtype = DType::bf16});
+    EXPECT_TRUE(same_bits(sum.local(), cast(rounded, DType::bf16)));
+  });
+}
+
+TEST(Redistribute, F207_OnlyFloatsTravelInAnotherType) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor ids = distribute(cast(counting({4}), DType::i64), mesh, Shard(0)),
+                 x = distribute(counting({4}), mesh, Shard(0));
+    const auto to_all = [](const Tensor& t, const RedistributeOptions& options) {
+      redistribute(t, {Replicate()}, options);
+    };
+    expect_error([&] { to_all(ids, {.forward_dtype = DType::f32}); }, {"i64[4]{0: dp}", "travel as f32", "cast()"});
+    expect_error([&] { to_all(x, {.forward_dtype = DType::i32}); }, {"f32[4]{0: dp}", "travel as i32"});
+    expect_error([&] { to_all(x, {.backward_dtype = DType::i32}); }, {"f32[4]{0: dp}", "travel as i32"});
+    EXPECT_EQ(redistribute(x, {Shard(0)}).impl(), x.impl()) << "nothing to do";
+    const CommCounts before = group->counts();
+    EXPECT_EQ(describe(redistribute(x, {Shard(0)}, {.forward_dtype = DType::bf16})), "bf16[4]{0: dp}");
+    EXPECT_EQ(group->counts().all_gather.calls, before.all_gather.calls);
+  });
+}
+
 // The gradient of a gathered tensor is Partial: one reduction, straight to the shards.
 TEST(Redistribute, F115_APartialGradientOfAGatherIsOneReduceScatter) {
   for (int ranks : {2, 3})
