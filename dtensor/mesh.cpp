@@ -269,6 +269,104 @@ DeviceMesh DeviceMesh::flatten() const {
   return flatten(names);
 }
 
+DeviceMesh DeviceMesh::unflatten(std::string_view name, std::vector<Axis> parts) const {
+  const int a = axis(name);
+  check(!parts.empty(), "{}: unflatten() of \"{}\" needs the new axes", describe(), name);
+  std::int64_t product = 1;
+  for (const Axis& part : parts) product *= part.size;
+  check(product == size(a), "{}: {} has {} places, axis \"{}\" has {} ranks: the sizes must multiply to that",
+        describe(), describe_axes(parts), product, name, size(a));
+  const std::vector<int>& list = impl_->root_axes[index(a)];
+  if (list.size() == 1) return with_parts(a, parts);
+  std::vector<Axis> made_of;
+  for (const int r : list) made_of.push_back(impl_->root->axes[static_cast<std::size_t>(r)]);
+  check(made_of == parts, "{}: axis \"{}\" is flattened from {}, and can be split into these only, not into {}",
+        describe(), name, describe_axes(made_of), describe_axes(parts));
+  std::vector<Axis> axes = this->axes();
+  std::vector<std::vector<int>> root_axes = impl_->root_axes;
+  axes.erase(axes.begin() + a);
+  root_axes.erase(root_axes.begin() + a);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto at = static_cast<std::ptrdiff_t>(i) + a;
+    axes.insert(axes.begin() + at, parts[i]);
+    root_axes.insert(root_axes.begin() + at, {list[i]});
+  }
+  return DeviceMesh(mesh_over(*impl_->root, axes, root_axes));
+}
+
+// A root whose axes are finer: what is a list of this root's axes is one of the new root's, with the same group.
+DeviceMesh DeviceMesh::with_parts(int axis, const std::vector<Axis>& parts) const {
+  const Root& old = *impl_->root;
+  const int split = root_axes(axis)[0], more = static_cast<int>(parts.size()) - 1;
+  const auto finer = [&](std::span<const int> list) {
+    std::vector<int> result;
+    for (const int a : list)
+      for (int i = 0; i <= (a == split ? more : 0); ++i) result.push_back(a > split ? a + more : a + i);
+    return result;
+  };
+  std::vector<Axis> root_axes = old.axes;
+  root_axes.erase(root_axes.begin() + split);
+  root_axes.insert(root_axes.begin() + split, parts.begin(), parts.end());
+  check_axes(root_axes, old.group->size());
+  for (const auto& [name, list] : old.flattened)
+    for (const Axis& part : parts)
+      check(part.name != name, "{}: \"{}\" names flattened axes already", describe(), name);
+
+  std::vector<std::weak_ptr<Root>>& roots = RankContext::current().state<KnownRoots>().roots;
+  std::shared_ptr<Root> root;
+  for (const auto& r : roots)
+    if (const auto known = r.lock(); known && known->group == old.group && known->axes == root_axes) root = known;
+  if (!root) {
+    root = std::make_shared<Root>();
+    root->group = old.group;
+    root->axes = root_axes;
+    root->coordinates = coordinates_at(root_axes, old.group->rank());
+    for (const auto& [list, group] : old.groups) root->groups[finer(list)] = group;
+    for (const auto& [name, list] : old.flattened) root->flattened[name] = finer(list);
+    for (int a = split; a <= split + more; ++a) {
+      auto& group = root->groups[{a}];
+      if (group) continue;
+      group = old.group->subgroup(ranks_along(root_axes, root->coordinates, {&a, 1}),
+                                  root_axes[static_cast<std::size_t>(a)].name);
+      name_group(group);
+    }
+    roots.push_back(root);
+  }
+  std::vector<Axis> axes = this->axes();
+  std::vector<std::vector<int>> lists;
+  for (const std::vector<int>& list : impl_->root_axes) lists.push_back(finer(list));
+  axes.erase(axes.begin() + axis);
+  lists.erase(lists.begin() + axis);
+  for (int i = 0; i <= more; ++i) {
+    axes.insert(axes.begin() + axis + i, parts[static_cast<std::size_t>(i)]);
+    lists.insert(lists.begin() + axis + i, {split + i});
+  }
+  const std::string& whole = old.axes[static_cast<std::size_t>(split)].name;
+  const bool is_taken = std::ranges::any_of(root_axes, [&](const Axis& a) { return a.name == whole; });
+  if (!is_taken) root->flattened.emplace(whole, finer({&split, 1}));
+  return DeviceMesh(mesh_over(*root, axes, lists));
+}
+
+DeviceMesh DeviceMesh::concatenate(std::span<const DeviceMesh> meshes) {
+  check(!meshes.empty(), "concatenate() needs at least one mesh");
+  Root& root = *meshes[0].impl_->root;
+  std::vector<Axis> axes;
+  std::vector<std::vector<int>> lists;
+  for (const DeviceMesh& mesh : meshes) {
+    check(mesh.impl_->root == &root, "{} and {} are not of one root mesh: concatenate() joins slices of one mesh",
+          meshes[0].describe(), mesh.describe());
+    for (int a = 0; a < mesh.ndim(); ++a) {
+      const std::vector<int>& list = mesh.impl_->root_axes[mesh.index(a)];
+      check(lists.empty() || list.front() > lists.back().back(),
+            "concatenate(): axes come in the order of {} and each once, \"{}\" comes too late", mesh.root().describe(),
+            mesh.axis_name(a));
+      axes.push_back(mesh.axes()[mesh.index(a)]);
+      lists.push_back(list);
+    }
+  }
+  return DeviceMesh(mesh_over(root, axes, lists));
+}
+
 DeviceMesh DeviceMesh::root() const {
   std::vector<std::vector<int>> lists;
   for (int a = 0; a < static_cast<int>(impl_->root->axes.size()); ++a) lists.push_back({a});

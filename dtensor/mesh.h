@@ -75,6 +75,18 @@ class DeviceMesh {
     return flatten(std::span(names.begin(), names.size()), std::move(name));
   }
   DeviceMesh flatten() const;
+  /// One axis split into several, slowest first; their sizes must multiply to its. The new axes stand in its place, and
+  /// the mesh has a root of its own: its tensors do not mix with this mesh's. The other axes and the ranks of the whole
+  /// axis, which goes by its old name in slices, keep their groups. Of a flattened axis the result is a slice of this
+  /// mesh's root, and `parts` must be the axes it was made of. Collective over the root mesh at the first call with
+  /// these parts, unless the axis is flattened. Error if another axis has one of the names.
+  DeviceMesh unflatten(std::string_view axis, std::vector<Axis> parts) const;
+  /// The mesh of all axes of several meshes of one root, which share no axis and are named in the root's order: shares
+  /// their groups. Local.
+  static DeviceMesh concatenate(std::span<const DeviceMesh> meshes);
+  static DeviceMesh concatenate(std::initializer_list<DeviceMesh> meshes) {
+    return concatenate(std::span(meshes.begin(), meshes.size()));
+  }
   /// The mesh that this one is a slice of; itself if it is not a slice.
   DeviceMesh root() const;
   /// Axes of the root mesh that make up `axis`: one, or several if it is flattened.
@@ -103,6 +115,7 @@ class DeviceMesh {
   explicit DeviceMesh(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
   static std::shared_ptr<const Impl> mesh_over(Root& root, const std::vector<Axis>& axes,
                                                const std::vector<std::vector<int>>& root_axes);
+  DeviceMesh with_parts(int axis, const std::vector<Axis>& parts) const;
   std::size_t index(int axis) const;
   int only_axis(const char* what) const;
   std::shared_ptr<const Impl> impl_;  // keeps the root: layouts of a slice live as long as any mesh of its root

@@ -138,6 +138,101 @@ TEST(DeviceMesh, F108_FlattenSomeAxesOfThree) {
   });
 }
 
+// 8 ranks, dp of 4 into replicas of shards:  replicate = rank / 4, shard = rank / 2 % 2, tp = rank % 2.
+TEST(DeviceMesh, F207_UnflattenSplitsAnAxis) {
+  run_ranks(8, [](const Group& world) {
+    const int r = world->rank();
+    const DeviceMesh mesh(world, Axes{{"dp", 4}, {"tp", 2}});
+    const DeviceMesh fine = mesh.unflatten("dp", {{"replicate", 2}, {"shard", 2}});
+    EXPECT_EQ(fine.describe(), "mesh(replicate=2,shard=2,tp=2)");
+    EXPECT_EQ(Ranks(fine.coordinates().begin(), fine.coordinates().end()), (Ranks{r / 4, r / 2 % 2, r % 2}));
+    EXPECT_EQ(ranks_in(fine.group("replicate"), world), (Ranks{r % 4, 4 + r % 4}));
+    EXPECT_EQ(ranks_in(fine.group("shard"), world), (Ranks{r / 4 * 4 + r % 2, r / 4 * 4 + 2 + r % 2}));
+    EXPECT_EQ(&fine.group("tp"), &mesh.group("tp")) << "what is not split keeps its group";
+    EXPECT_EQ(&fine["dp"].group(), &mesh.group("dp")) << "and so does the axis as a whole";
+    EXPECT_EQ(fine.slice({"dp", "tp"}).ranks(), mesh.ranks());
+    EXPECT_EQ(fine.flatten({"replicate", "shard"}, "dp"), fine["dp"]);
+    EXPECT_EQ(fine.root(), fine);
+    const CommCounts before = world->counts();
+    EXPECT_EQ(mesh.unflatten("dp", {{"replicate", 2}, {"shard", 2}}), fine) << "found again";
+    EXPECT_EQ(world->counts().all_gather.calls, before.all_gather.calls) << "without communication";
+    const Tensor values = random_normal({8, 3}, 5);
+    EXPECT_TRUE(same_bits(full_tensor(distribute(values, fine, {Shard(0), Shard(0), Shard(1)})), values));
+  });
+}
+
+TEST(DeviceMesh, F207_UnflattenOfASliceAndOfAFlattenedAxis) {
+  run_ranks(8, [](const Group& world) {
+    const int r = world->rank();
+    const DeviceMesh mesh(world, Axes{{"dp", 4}, {"tp", 2}});
+    const DeviceMesh fine = mesh["dp"].unflatten("dp", {{"dp_out", 2}, {"dp", 2}});
+    EXPECT_EQ(fine.describe(), "mesh(dp_out=2,dp=2)") << "a part may have the name of the whole";
+    EXPECT_EQ(ranks_in(fine.group("dp"), world), (Ranks{r / 4 * 4 + r % 2, r / 4 * 4 + 2 + r % 2}));
+    EXPECT_EQ(fine.root().describe(), "mesh(dp_out=2,dp=2,tp=2)");
+    const DeviceMesh three(world, Axes{{"a", 2}, {"b", 2}, {"c", 2}}), flat = three.flatten({"a", "b"}, "ab");
+    EXPECT_EQ(flat.unflatten("ab", {{"a", 2}, {"b", 2}}), three.slice({"a", "b"})) << "no new mesh";
+    EXPECT_EQ(three.slice({"ab", "c"}).unflatten("ab", {{"a", 2}, {"b", 2}}), three);
+    // What is flattened stays so when another axis is split.
+    const DeviceMesh one(world, Axes{{"x", 4}, {"y", 2}});
+    const DeviceMesh whole = one.flatten({"x", "y"}, "xy");
+    EXPECT_EQ(&one.unflatten("x", {{"x0", 2}, {"x1", 2}})["xy"].group(), &whole.group());
+  });
+}
+
+TEST(DeviceMesh, F207_AWorldSplitInSteps) {
+  run_ranks(8, [](const Group& world) {
+    const int r = world->rank();
+    const DeviceMesh all(world, "world");
+    const DeviceMesh mesh = all.unflatten("world", {{"pp", 2}, {"rest", 4}}).unflatten("rest", {{"dp", 2}, {"tp", 2}});
+    EXPECT_EQ(mesh.describe(), "mesh(pp=2,dp=2,tp=2)");
+    EXPECT_EQ(Ranks(mesh.coordinates().begin(), mesh.coordinates().end()), (Ranks{r / 4, r / 2 % 2, r % 2}));
+    EXPECT_EQ(&mesh["world"].group(), world.get());
+    EXPECT_EQ(ranks_in(mesh["rest"].group(), world), (Ranks{r / 4 * 4, r / 4 * 4 + 1, r / 4 * 4 + 2, r / 4 * 4 + 3}));
+    EXPECT_EQ(mesh.ranks(), all.ranks());
+  });
+}
+
+TEST(DeviceMesh, F207_AxesThatCannotBeSplitSo) {
+  run_ranks(4, [](const Group& world) {
+    const DeviceMesh mesh(world, Axes{{"dp", 4}});
+    expect_error([&] { mesh.unflatten("tp", {{"a", 2}, {"b", 2}}); }, {"mesh(dp=4)", "no axis \"tp\""});
+    expect_error([&] { mesh.unflatten("dp", {}); }, {"unflatten() of \"dp\"", "needs the new axes"});
+    expect_error([&] { mesh.unflatten("dp", {{"a", 2}, {"b", 3}}); },
+                 {"mesh(a=2,b=3)", "6 places", "\"dp\" has 4 ranks"});
+    expect_error([&] { mesh.unflatten("dp", {{"a", 2}, {"a", 2}}); }, {"two axes are named \"a\""});
+    expect_error([&] { mesh.unflatten("dp", {{"a", -2}, {"b", -2}}); }, {"\"a\" has size -2"});
+    const DeviceMesh two(world, Axes{{"dp", 2}, {"tp", 2}});
+    expect_error([&] { two.unflatten("dp", {{"tp", 2}}); }, {"two axes are named \"tp\""});
+    const DeviceMesh flat = two.flatten();
+    expect_error([&] { two.unflatten("dp", {{"dp_tp", 2}}); }, {"\"dp_tp\" names flattened axes already"});
+    expect_error([&] { flat.unflatten("dp_tp", {{"a", 2}, {"b", 2}}); },
+                 {"flattened from mesh(dp=2,tp=2)", "not into mesh(a=2,b=2)"});
+    EXPECT_EQ(flat.unflatten("dp_tp", {{"dp", 2}, {"tp", 2}}), two);
+    world->barrier();
+  });
+}
+
+TEST(DeviceMesh, F207_ConcatenateJoinsSlicesOfOneMesh) {
+  run_ranks(8, [](const Group& world) {
+    const DeviceMesh mesh(world, Axes{{"pp", 2}, {"dp", 2}, {"tp", 2}});
+    const CommCounts before = world->counts();
+    const DeviceMesh both = DeviceMesh::concatenate({mesh["pp"], mesh["tp"]});
+    EXPECT_EQ(both, mesh.slice({"pp", "tp"}));
+    EXPECT_EQ(&both.group("tp"), &mesh.group("tp"));
+    EXPECT_EQ(DeviceMesh::concatenate({mesh["pp"], mesh.slice({"dp", "tp"})}), mesh);
+    EXPECT_EQ(DeviceMesh::concatenate({mesh["dp"]}), mesh["dp"]);
+    EXPECT_EQ(world->counts().all_gather.calls, before.all_gather.calls) << "it is local";
+    const DeviceMesh flat = mesh.flatten({"dp", "tp"}, "inner");
+    EXPECT_EQ(DeviceMesh::concatenate({mesh["pp"], flat}).describe(), "mesh(pp=2,inner=4)");
+    expect_error([] { DeviceMesh::concatenate({}); }, {"at least one mesh"});
+    expect_error([&] { DeviceMesh::concatenate({mesh["tp"], mesh["pp"]}); }, {"order", "\"pp\" comes too late"});
+    expect_error([&] { DeviceMesh::concatenate({flat, mesh["tp"]}); }, {"each once", "\"tp\" comes too late"});
+    const DeviceMesh other(world, Axes{{"pp", 2}, {"rest", 4}});
+    expect_error([&] { DeviceMesh::concatenate({mesh["pp"], other["rest"]}); },
+                 {"mesh(pp=2)", "mesh(rest=4)", "not of one root mesh"});
+  });
+}
+
 TEST(DeviceMesh, JointGroupsOfAllAxesAndOfOne) {
   run_ranks(4, [](const Group& world) {
     const DeviceMesh mesh(world, Axes{{"dp", 2}, {"tp", 2}});
