@@ -58,6 +58,13 @@ TEST(GatherRules, F133_VarianceOfAnyLayout) {
     expect_in_every_layout([&](const std::vector<Tensor>& t) { return var(t[0], dims); }, normal({4, 5}), kValues);
 }
 
+// There is no row for a standard deviation: it is the root of a variance.
+TEST(GatherRules, F133_StandardDeviationOfAnyLayout) {
+  for (const std::vector<int>& dims : {std::vector<int>{0}, {1}, {}})
+    expect_in_every_layout([&](const std::vector<Tensor>& t) { return sqrt(var(t[0], dims)); }, normal({4, 5}),
+                           kValues);
+}
+
 TEST(GatherRules, F140_WhatStaysCut) {
   run_ranks(3, [](const Group& group) {
     const DeviceMesh mesh(group);

@@ -63,6 +63,16 @@ TEST(ReduceRules, F133_ArgmaxOverAnyCut) {
       });
 }
 
+// Norms by their rows: the sum (or maximum) over a sharded dim is Partial, and is reduced before the root is taken.
+TEST(ReduceRules, F123_NormsOverAnyCut) {
+  const auto norm = [](double p) {
+    return [p](const std::vector<Tensor>& in) { return pow(sum(pow(abs(in[0]), p), {0}), 1 / p); };
+  };
+  for (const double p : {1.0, 2.0, 3.0}) expect_in_every_layout(norm(p), positive({5, 3, 2}), with(kCuts, {Partial()}));
+  const auto largest = [](const std::vector<Tensor>& in) { return max(abs(in[0]), {0}); };
+  expect_in_every_layout(largest, distinct({5, 3, 2}), with(kCuts, {Partial(), Partial(ReduceKind::max)}));
+}
+
 // Nothing is communicated before the value is read.
 TEST(ReduceRules, F132_ACutDimGivesTerms) {
   run_ranks(3, [](const Group& group) {
