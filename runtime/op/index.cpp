@@ -136,7 +136,7 @@ constinit const Op op::cat{
     .doc = "tensors -> one after the other along `dim`.",
     .attrs = &attr_kind<DimAttrs>,
     .infer = infer_cat,
-    .traits = {.linear = true},
+    .traits = {.linear = true, .any_strides = true},
     .vjp = cat_vjp,
 };
 

@@ -357,7 +357,10 @@ QueueUse queue_of_gather(AttrsView attrs) {
 }
 QueueUse queue_of_reduction(AttrsView attrs) {
   const auto& a = attrs.as<UnitReduceAttrs>();
-  return a.unit->shards == 1 ? QueueUse{} : QueueUse{kReduceQueue, most_in_flight(a.in_flight)};
+  if (a.unit->shards == 1) return {};
+  const auto sums = std::ranges::count(a.pieces, ReduceKind::sum, &ReducedPiece::kind);
+  const bool has_both = sums > 0 && sums < std::ranges::ssize(a.pieces);  // averages are an item of their own
+  return {kReduceQueue, most_in_flight(a.in_flight), has_both ? 2u : 1u};
 }
 QueueUse queue_of_replica_sum(AttrsView attrs) {
   const auto& a = attrs.as<ReplicaSumAttrs>();

@@ -182,7 +182,7 @@ constinit const Op op::copy{
     .doc = "x -> a dense copy.",
     .infer = infer_like_first,
     .dims = "...->...",
-    .traits = {.linear = true, .accumulates = true},
+    .traits = {.linear = true, .accumulates = true, .any_strides = true},
     .algebra = Algebra::moves,
     .vjp = copy_vjp,
 };
