@@ -143,6 +143,7 @@ CompiledStep::Entry* CompiledStep::find(std::span<const Tensor> arguments) {
     std::string mismatch = argument_mismatch(entries_[i]->graph, arguments);
     if (mismatch.empty()) mismatch = setting_mismatch(entries_[i]->graph);
     if (mismatch.empty()) mismatch = slot_mismatch(entries_[i]->graph);
+    if (mismatch.empty()) mismatch = sharing_mismatch(entries_[i]->graph, arguments);
     if (mismatch.empty()) {
       std::rotate(entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(i),
                   entries_.begin() + static_cast<std::ptrdiff_t>(i) + 1);

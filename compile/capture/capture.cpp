@@ -33,8 +33,6 @@ std::uint64_t storage_id(const Tensor& tensor) {
   return local.storage() ? local.storage()->id() : 0;
 }
 
-std::int64_t base_bytes_of(const Tensor& local) { return local.offset() * byte_size(local.dtype()); }
-
 std::pair<std::int64_t, std::int64_t> storage_extent(const Tensor& local) { return reference(local, 0).extent(); }
 
 }  // namespace
@@ -64,7 +62,7 @@ void Recorder::add_argument(const Tensor& argument) {
         index, describe(argument));
   ArgumentGuard guard{guard_of(argument)};
   guard.tensor.layout = layout_id(layout_of(argument));
-  const std::int64_t base = base_bytes_of(local);
+  const std::int64_t base = base_bytes(local);
   for (std::size_t i = 0; i < index && guard.shares < 0; ++i)
     if (argument_storages_[i] == local.storage()->id()) {
       guard.shares = static_cast<int>(i);
@@ -143,9 +141,23 @@ LayoutId Recorder::layout_id(const Distributed* layout) {
   return static_cast<LayoutId>(live_.layouts.size() - 1);
 }
 
+// Beside its arguments a batch is a tensor like any other from outside.
+void Recorder::check_within_argument(const Tensor& tensor) const {
+  if (argument_of(tensor) != kNoValue) return;
+  const auto [first, last] = storage_extent(tensor);
+  for (std::size_t i = 0; i < argument_storages_.size(); ++i) {
+    const std::int64_t begin = argument_bases_[i], end = begin + program_.values[i].bytes;
+    check(argument_storages_[i] != tensor.storage()->id() || last <= begin || end <= first,
+          "{} lies partly in argument {} of the captured step and partly beside it, so a replay could not tell what of "
+          "it to read from the argument: pass all of it as an argument, or use a copy",
+          describe(tensor), i);
+  }
+}
+
 void Recorder::check_one_origin(const Tensor& tensor) const {
   const auto argument = std::find(argument_storages_.begin(), argument_storages_.end(), tensor.storage()->id());
   if (argument == argument_storages_.end()) return;
+  check_within_argument(tensor);
   const auto places = slot_storages_.find(tensor.storage()->id());
   if (places == slot_storages_.end()) return;
   const SlotBefore& before = before_[static_cast<std::size_t>(places->second.front().before)];
@@ -199,6 +211,7 @@ ValueId Recorder::add_external(const Tensor& tensor) {
 ValueId Recorder::add_unit(const Tensor& tensor) {
   const ValueId value = add_value(ValueKind::unit, tensor);
   presence_.emplace_back(value, tensor.storage()->is_present());
+  program_.value(value).is_absent = !tensor.storage()->is_present();
   if (const auto places = slot_storages_.find(tensor.storage()->id()); places != slot_storages_.end())
     for (const Place& place : places->second)
       if (Slot* slot = static_cast<Leaf*>(before_[static_cast<std::size_t>(place.before)].leaf.get())->slot)

@@ -55,6 +55,7 @@ class Recorder final : public CaptureSink {
   void add_argument(const Tensor& argument);
   void remember_slot(Slot& slot);
   ValueId add_value(ValueKind kind, const Tensor& tensor);
+  void check_within_argument(const Tensor& tensor) const;
   void check_one_origin(const Tensor& tensor) const;
   ValueId argument_of(const Tensor& tensor) const;
   /// The value that holds `tensor`'s bytes; added if it is external and new.

@@ -41,8 +41,9 @@ int operand_of(const GraphNode& node, ValueId value) {
   return -1;
 }
 
-// A row that hands work to a queue and names a unit's storage fills it, also where the recorded run found it filled.
-bool fills(const Program& program, const GraphNode& node, ValueId value) {
+// Of rows with effects that name a unit's storage and touch no bytes: one that has a queue fills it, one that has none
+// lets its data go, also where the recorded run found it filled, or gone.
+bool handles_data_of(const Program& program, const GraphNode& node, ValueId value) {
   const Traits& traits = node.op->traits;
   return traits.effect && traits.issues && program.value(value).kind == ValueKind::unit;
 }
@@ -74,8 +75,9 @@ void append_accesses(const Program& program, const ByteRoots& roots, const Graph
     const auto operand = static_cast<int>(i);
     if (node.op->traits.waits) {
       list.push_back(access_to(program, roots, ref, AccessKind::awaited, operand));
-    } else if (fills(program, node, ref.value)) {
-      list.push_back(access_to(program, roots, ref, AccessKind::restored, operand));
+    } else if (handles_data_of(program, node, ref.value)) {
+      const AccessKind kind = node.op->queue ? AccessKind::restored : AccessKind::released;
+      list.push_back(access_to(program, roots, ref, kind, operand));
       list.back().ref = nullptr;
     } else {
       list.push_back(access_to(program, roots, ref, mutated ? AccessKind::mutated : AccessKind::input, operand));
@@ -88,6 +90,11 @@ void append_accesses(const Program& program, const ByteRoots& roots, const Graph
     list.push_back(whole_access(program, roots, v, AccessKind::restored, operand_of(node, v)));
   for (const ValueId v : node.releases)
     list.push_back(whole_access(program, roots, v, AccessKind::released, operand_of(node, v)));
+}
+
+bool needs_no_data(const Program& program, const GraphNode& node, ValueId value) {
+  return node.op->traits.waits || handles_data_of(program, node, value) || names(node.restores, value) ||
+         names(node.releases, value);
 }
 
 Access read_at_end(const Program& program, const ByteRoots& roots, const TensorRef& ref, int operand) {

@@ -1,5 +1,6 @@
 #pragma once
-// What a node does to bytes, in one list: all analyses of a program read it and none looks at a node's fields itself.
+// What a node does to bytes, in one list. Analyses that ask who reads and writes which bytes, in which order, read this
+// list; verify() and the ends of lives (lifetimes.h) look at a node's refs too.
 //
 //   %2 += linear_weight_grad(%1, $0)     reads %1, reads $0, adds to %2
 //   adamw(@w!, %2, @lr) {..}             changes @w, reads %2, reads @lr
@@ -20,7 +21,7 @@ enum class AccessKind : std::uint8_t {
   output,       ///< written
   accumulated,  ///< an output that is added to: read and written
   restored,     ///< the value's data comes, all of it: written
-  released,     ///< its data goes: written, by nothing that can be read
+  released,     ///< its data goes: written, by nothing that can be read; also if it is gone already
   awaited,      ///< neither: queues are waited for
 };
 
@@ -52,6 +53,9 @@ class ByteRoots {
 
 /// The accesses of one node in the order: inputs, outputs, restores, releases. Refs must name values that exist.
 void append_accesses(const Program& program, const ByteRoots& roots, const GraphNode& node, std::vector<Access>& list);
+
+/// Whether the node uses a value as a place only, so that its data may be absent: it restores or releases it, or waits.
+bool needs_no_data(const Program& program, const GraphNode& node, ValueId value);
 
 /// A tensor that is looked at when the step has ended.
 Access read_at_end(const Program& program, const ByteRoots& roots, const TensorRef& ref, int operand);

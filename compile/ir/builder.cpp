@@ -1,5 +1,7 @@
 #include "compile/ir/builder.h"
 
+#include "runtime/op/collective_attrs.h"
+
 namespace sherd {
 
 GraphNode node_beside(const GraphNode& node, const Op& op, Attrs attrs) {
@@ -51,6 +53,11 @@ Device device_of(const Program& program, const GraphNode& node) {
   for (const TensorRef& ref : node.in)  // numbers of the host mix with tensors of any device
     if (ref.defined() && program.value(ref.value).device != Device::cpu()) return program.value(ref.value).device;
   return Device::cpu();
+}
+
+ProcessGroup* group_of(const GraphNode& node) {
+  const AttrKind* const kind = node.attrs.kind();
+  return kind && *kind == attr_kind<CollectiveAttrs> ? find_group(node.attrs.as<CollectiveAttrs>().group) : nullptr;
 }
 
 }  // namespace sherd

@@ -1,9 +1,11 @@
 #pragma once
-// Making nodes and values in passes.
+// Making nodes and values in passes, and what a node's row says of it.
 #include "compile/ir/program.h"
 #include "runtime/op/meta_list.h"
 
 namespace sherd {
+
+class ProcessGroup;
 
 /// A node of this row in the place of another: it has that one's module and phase, and nothing else yet.
 GraphNode node_beside(const GraphNode& node, const Op& op, Attrs attrs = {});
@@ -16,5 +18,8 @@ SmallVec<TensorMeta, 4> metas_of(const Program& program, const GraphNode& node);
 
 /// Where its kernel runs.
 Device device_of(const Program& program, const GraphNode& node);
+
+/// The group in a node's CollectiveAttrs; null if it has others. Rows of units name theirs by axis.
+ProcessGroup* group_of(const GraphNode& node);
 
 }  // namespace sherd

@@ -39,6 +39,9 @@ struct Graph {
 /// Recipe of a plain tensor in `value` whose bytes start `base_bytes` into the tensor's storage.
 TensorRef reference(const Tensor& tensor, ValueId value, std::int64_t base_bytes = 0);
 
+/// Bytes from the start of a tensor's storage to its first element; of a distributed one, of the local tensor.
+std::int64_t base_bytes(const Tensor& tensor);
+
 /// Whether this handle is the only one, and its bytes have no other user.
 bool is_sole_owner(const Tensor& tensor);
 

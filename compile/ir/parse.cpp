@@ -1,13 +1,15 @@
-// The text declares what it names before it uses it, but for the values of bindings, which are named after bindings:
-// they are looked up once all values are there.
+// The text declares what it names before it uses it, but for the values of bindings, which are named after bindings,
+// and the places of values: those are looked up once all values are there.
 #include "compile/ir/parse.h"
 
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <limits>
+#include <set>
 #include <unordered_map>
 
+#include "compile/ir/builder.h"
 #include "compile/ir/print.h"
 #include "compile/ir/text_reader.h"
 #include "compile/ir/words.h"
@@ -57,6 +59,7 @@ class Parser {
     ValueId value;
     std::string name;
   };
+  using Index = std::unordered_map<std::string, int>;
   struct SlotPlace {
     int slot;
     bool gradient;
@@ -73,17 +76,23 @@ class Parser {
   // ---- tables ----
 
   void read_tables() {
-    while (in_.take("module ")) add_name(program_.modules, in_.name());
-    while (in_.take("layout ")) add_name(program_.layouts, in_.text_in_quotes());
+    while (in_.take("module ")) {
+      program_.modules.push_back(new_name(modules_, in_.name(), false));
+      in_.expect("\n");
+    }
+    while (in_.take("layout ")) {
+      program_.layouts.push_back(new_name(layouts_, in_.text_in_quotes(), false));
+      in_.expect("\n");
+    }
     while (in_.take("setting ")) {
       GraphSetting& setting = program_.settings.emplace_back();
-      setting.name = in_.text_in_quotes();
+      setting.name = new_name(settings_, in_.text_in_quotes(), true);
       in_.expect(" ");
       setting.text = in_.text_in_quotes();
       in_.expect("\n");
     }
     while (in_.take("unit ")) {
-      program_.units.push_back(in_.text_in_quotes());
+      program_.units.push_back(new_name(units_, in_.text_in_quotes(), true));
       in_.expect("\n");
     }
     while (in_.take("constant")) read_constant();
@@ -91,11 +100,13 @@ class Parser {
     while (in_.take("slot ")) read_slot();
   }
 
-  void add_name(std::vector<std::string>& table, std::string name) {
-    if (std::ranges::find(table, name) != table.end())
-      in_.fail_at(in_.position(), fmt::format("{} stands there twice", quoted(name)));
-    table.push_back(std::move(name));
-    in_.expect("\n");
+  // The name that comes next, which its table does not have yet. What nobody has named may stand there twice.
+  std::string new_name(Index& index, std::string name, bool may_be_unnamed) {
+    const std::size_t position = in_.position();
+    const bool is_new = index.try_emplace(name, static_cast<int>(index.size())).second;
+    if (!is_new && !(may_be_unnamed && name.empty()))
+      in_.fail_at(position, fmt::format("{} stands there twice", quoted(name)));
+    return name;
   }
 
   void read_constant() {
@@ -184,6 +195,7 @@ class Parser {
                                          : 0;
     if (value.kind == ValueKind::temporary) value.source = -1;
     else if (in_.take(" source ")) value.source = static_cast<int>(in_.integer(0, std::numeric_limits<int>::max()));
+    value.is_absent = in_.take(" absent");
     if (in_.take(" place ")) {
       const std::size_t place_at = in_.position();
       places_.push_back({place_at, id, value_key()});
@@ -209,6 +221,8 @@ class Parser {
                                                                  : program_.bindings.size();
     if (value.kind != ValueKind::temporary && static_cast<std::size_t>(value.source) >= size)
       in_.fail_at(position, fmt::format("it is entry {} of a table that has {}", value.source, size));
+    if (value.kind != ValueKind::temporary && !sources_.emplace(value.kind, value.source).second)
+      in_.fail_at(position, fmt::format("another value is entry {} of its table", value.source));
   }
 
   // The name that comes next, as a key of values_; into `value`, what the name says of it.
@@ -339,13 +353,13 @@ class Parser {
     if (!in_.sees(" \"")) return kPlain;
     in_.expect(" ");
     const std::size_t position = in_.position();
-    return index_in(program_.layouts, in_.text_in_quotes(), position);
+    return index_in(layouts_, in_.text_in_quotes(), position);
   }
 
-  int index_in(const std::vector<std::string>& table, const std::string& name, std::size_t position) {
-    const auto found = std::ranges::find(table, name);
-    if (found == table.end()) in_.fail_at(position, fmt::format("{} is not declared", quoted(name)));
-    return static_cast<int>(found - table.begin());
+  int index_in(const Index& index, const std::string& name, std::size_t position) {
+    const auto found = index.find(name);
+    if (found == index.end()) in_.fail_at(position, fmt::format("{} is not declared", quoted(name)));
+    return found->second;
   }
 
   Device device() {
@@ -436,7 +450,7 @@ class Parser {
     }
     if (in_.take("  # ")) {
       const std::size_t position = in_.position();
-      node.module = index_in(program_.modules, in_.name(), position);
+      node.module = index_in(modules_, in_.name(), position);
     }
     in_.expect("\n");
   }
@@ -464,9 +478,10 @@ class Parser {
 
   TextReader in_;
   Program program_;
-  std::unordered_map<std::string, int> slots_;              // by name
-  std::unordered_map<std::string, int> bindings_;           // by key
-  std::unordered_map<std::string, Named> values_;           // by key
+  Index modules_, layouts_, settings_, units_, slots_;  // by name; of units and settings only whether they are there
+  Index bindings_;                                      // by key
+  std::set<std::pair<ValueKind, int>> sources_;         // of values that are there
+  std::unordered_map<std::string, Named> values_;       // by key
   std::vector<std::pair<std::size_t, std::string>> bound_;  // by binding: where its value's name stands, and its key
   std::vector<PlaceName> places_;
   int next_number_[static_cast<int>(ValueKind::temporary) + 1]{};

@@ -146,6 +146,7 @@ class Printer {
     const bool is_numbered =
         v.kind == ValueKind::argument || v.kind == ValueKind::unit || v.kind == ValueKind::constant;
     if (is_numbered && name_of(id).substr(1) != std::to_string(v.source)) line += fmt::format(" source {}", v.source);
+    if (v.is_absent) line += " absent";
     if (v.place != kNoValue) line += " place " + name_of(v.place);
     if (v.device != Device::cpu()) line += " on " + sherd::to_string(v.device);
     return line;

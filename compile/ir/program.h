@@ -56,6 +56,7 @@ struct Value {
   Device device;
   TensorRef home;   ///< its first ref; refs equal to it print as the name
   int source = -1;  ///< argument, unit, constant: its index in that table; slot, gradient: index of its first binding
+  bool is_absent = false;  ///< unit: its data was not there before the step
   /// The temporary in whose bytes it was recorded, if ssa() made it a value of its own; place_eager() puts it back.
   ValueId place = kNoValue;
   friend bool operator==(const Value&, const Value&) = default;
@@ -155,7 +156,7 @@ struct ConstantContent {
 };
 
 struct Program {
-  std::vector<Value> values;  ///< in order of first appearance
+  std::vector<Value> values;  ///< recorded: in order of first appearance
   std::vector<GraphNode> nodes;
   std::vector<ArgumentGuard> arguments;
   std::vector<GraphSlot> slots;

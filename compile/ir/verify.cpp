@@ -1,36 +1,33 @@
-// One walk in execution order with the state of every value beside it. Rule 6 is decided exactly for dense tensors and
-// left to the op for strided ones: interleaved columns overlap as ranges but share no element.
+// One walk in execution order with the state of every value beside it.
 #include "compile/ir/verify.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "compile/ir/builder.h"
 #include "compile/ir/loans.h"
 #include "compile/ir/numbers.h"
+#include "compile/ir/overlap.h"
 #include "compile/ir/print.h"
+#include "compile/ir/tables.h"
 
 namespace sherd {
 
 namespace {
 
-enum class State : std::uint8_t { unwritten, live, freed, released };
-
-bool overlaps(const TensorRef& a, const TensorRef& b) {
-  if (a.value != b.value || !is_contiguous(a.shape, a.strides) || !is_contiguous(b.shape, b.strides)) return false;
-  const auto [a_first, a_last] = a.extent();
-  const auto [b_first, b_last] = b.extent();
-  return a_first < b_last && b_first < a_last;
-}
+enum class State : std::uint8_t { unwritten, live, scratch, freed, released };
 
 class Verifier {
  public:
-  explicit Verifier(const Program& program) : program_(program), states_(program.values.size(), State::live) {
+  /// The program's tables are sound.
+  explicit Verifier(const Program& program)
+      : program_(program), roots_(program), states_(program.values.size(), State::live) {
     for (std::size_t v = 0; v < states_.size(); ++v)
       if (program.values[v].kind == ValueKind::temporary) states_[v] = State::unwritten;
+      else if (program.values[v].is_absent) states_[v] = State::released;
   }
 
   void run() {
-    check_externals();
     for (at_ = 0; at_ < program_.nodes.size(); ++at_) check_node(program_.nodes[at_]);
     for (const GraphResult& result : program_.results) check_handed_back(result, "a result");
     for (const SlotUpdate& update : program_.updates) {
@@ -55,10 +52,14 @@ class Verifier {
       return std::all_of(refs.begin(), refs.end(),
                          [&](const TensorRef& r) { return !r.defined() || is_value(r.value); });
     };
+    const auto exist = [&](const std::vector<ValueId>& list) {
+      return std::all_of(list.begin(), list.end(), [&](ValueId v) { return is_value(v); });
+    };
     const GraphNode& node = program_.nodes[index];
     if (!node.op) return "without an op";
-    const bool printable = std::all_of(program_.nodes.begin(), program_.nodes.end(),
-                                       [&](const GraphNode& n) { return sound(n.in) && sound(n.out); });
+    const bool printable = std::all_of(program_.nodes.begin(), program_.nodes.end(), [&](const GraphNode& n) {
+      return sound(n.in) && sound(n.out) && exist(n.restores) && exist(n.releases);
+    });
     return printable ? describe_node(program_, index) : std::string(node.op->name);
   }
   bool is_value(ValueId id) const { return id >= 0 && static_cast<std::size_t>(id) < program_.values.size(); }
@@ -71,49 +72,37 @@ class Verifier {
   }
   State& state(ValueId id) { return states_[static_cast<std::size_t>(id)]; }
 
-  void check_externals() const {
-    for (const Binding& b : program_.bindings)
-      demand(is_slot(b.slot) && is_value(b.value), "a binding names slot {} and value {}", b.slot, b.value);
-    for (const Binding& b : program_.bindings) check_layout(b.tensor.layout);
-    for (const ArgumentGuard& a : program_.arguments) check_layout(a.tensor.layout);
-    for (const GraphSlot& s : program_.slots)
-      demand(!s.is_local || !s.drops_grad_first, "slot \"{}\" lives within the step and has an old gradient", s.name);
-    for (const Value& v : program_.values) check_source(v);
-  }
-
-  void check_source(const Value& v) const {
-    if (v.kind == ValueKind::temporary) return demand(v.source == -1, "a temporary names source {}", v.source);
-    const std::size_t sources = v.kind == ValueKind::argument   ? program_.arguments.size()
-                                : v.kind == ValueKind::unit     ? program_.units.size()
-                                : v.kind == ValueKind::constant ? program_.constants.size()
-                                                                : program_.bindings.size();
-    demand(v.source >= 0 && static_cast<std::size_t>(v.source) < sources, "a value names source {} of {}", v.source,
-           sources);
-    if (v.kind != ValueKind::slot && v.kind != ValueKind::gradient) return;
-    const Binding& binding = program_.bindings[static_cast<std::size_t>(v.source)];
-    demand(&v == &program_.value(binding.value) && binding.gradient == (v.kind == ValueKind::gradient),
-           "a value's source is a binding of another value");
-  }
-
   void check_ref(const TensorRef& ref) const {
     demand(is_value(ref.value), "a ref names value {} of {}", ref.value, program_.values.size());
-    demand(ref.shape.size() == ref.strides.size(), "a ref has shape {} and strides {}", to_string(ref.shape),
-           to_string(ref.strides));
+    demand(ref.shape.size() == ref.strides.size(), "a ref has shape {} and strides {}", ref.shape, ref.strides);
     const auto [first, last] = ref.extent();
     demand(first >= 0 && last <= program_.value(ref.value).bytes, "bytes {} to {} of a value that has {}", first, last,
            program_.value(ref.value).bytes);
   }
 
-  // `what` it is, and which of them.
-  void check_readable(const TensorRef& ref, std::string_view what, bool may_be_released, std::ptrdiff_t which = -1) {
+  /// Why a tensor cannot be read, or, if nothing `reads` it, be written; null if it can.
+  const char* obstacle(const TensorRef& ref, bool reads, bool may_be_gone) {
+    switch (state(ref.value)) {
+      case State::unwritten: return "read before anything was written to it";
+      case State::freed: return "used after it was freed";
+      case State::scratch: return "used, and is the scratch of a node";
+      case State::released: return may_be_gone ? nullptr : "used after its data was released";
+      case State::live: break;
+    }
+    if (!reads || partly_written_.empty()) return nullptr;
+    const auto partly = partly_written_.find(ref.value);
+    const bool is_written = partly == partly_written_.end() || partly->second.cover(ref.extent());
+    return is_written ? nullptr : "read before all of it was written";
+  }
+
+  void check_input(const GraphNode& node, std::size_t i) {
+    const TensorRef& ref = node.in[i];
     check_ref(ref);
-    const State s = state(ref.value);
-    if (s == State::live || (s == State::released && may_be_released)) [[likely]]
-      return;
-    const std::string name = which < 0 ? std::string(what) : fmt::format("{} {}", what, which);
-    demand(s != State::unwritten, "{} is read before anything was written to it", name);
-    demand(s != State::freed, "{} is used after it was freed", name);
-    demand(s != State::released, "{} is used after its data was released", name);
+    const char* const problem = obstacle(ref, true, needs_no_data(program_, node, ref.value));
+    if (problem) [[unlikely]]
+      demand(false, "input {} is {}", i, problem);
+    demand(static_cast<int>(i) >= node.num_mutated || !repeats_bytes(ref),
+           "input {} is written, and its elements share bytes by strides {}", i, ref.strides);
   }
 
   void check_node(const GraphNode& node) {
@@ -126,29 +115,39 @@ class Verifier {
            node.module, program_.modules.size());
     demand(node.num_mutated >= 0 && static_cast<std::size_t>(node.num_mutated) <= node.in.size(),
            "{} of {} inputs are written in place", node.num_mutated, node.in.size());
+    for (const ValueId v : node.restores) check_presence(v);
+    for (const ValueId v : node.releases) check_presence(v);
     for (std::size_t i = 0; i < node.in.size(); ++i)
-      if (node.in[i].defined())
-        check_readable(node.in[i], "input", node.op->traits.effect, static_cast<std::ptrdiff_t>(i));
-    for (const TensorRef& out : node.out) check_output(node, out);
+      if (node.in[i].defined()) check_input(node, i);
+    for (std::size_t i = 0; i < node.out.size(); ++i) check_output(node, i);
     const SmallVec<TensorMeta, 4> in = metas_of(program_, node);
     check_infer(node, in);
     check_effects(node, in);
+    check_devices(node);
     check_scratch(node, in);
     check_aliases(node);
-    for (ValueId v : node.restores) change_presence(v, State::live);
-    for (ValueId v : node.releases) change_presence(v, State::released);
-    for (ValueId v : node.frees) {
-      demand(is_value(v) && program_.value(v).kind == ValueKind::temporary, "value {} is freed and is no temporary", v);
-      demand(state(v) == State::live, "value {} is freed and is not live", v);
-      state(v) = State::freed;
-    }
+    for (ValueId v : node.restores) state(v) = State::live;
+    for (ValueId v : node.releases) state(v) = State::released;
+    for (ValueId v : node.frees) check_free(node, v);
   }
 
-  void check_output(const GraphNode& node, const TensorRef& out) {
+  void check_output(const GraphNode& node, std::size_t i) {
+    const TensorRef& out = node.out[i];
     demand(out.defined(), "an output has no value");
     check_ref(out);
-    if (state(out.value) == State::unwritten && !node.accumulate) state(out.value) = State::live;
-    else check_readable(out, "an output", node.op->traits.effect);
+    demand(!repeats_bytes(out), "elements of output {} share bytes by strides {}", i, out.strides);
+    State& state = this->state(out.value);
+    const auto bytes = out.extent();
+    if (state == State::unwritten && !node.accumulate) {
+      state = State::live;
+      if (bytes.first > 0 || bytes.second < program_.value(out.value).bytes) partly_written_[out.value].add(bytes);
+      return;
+    }
+    const char* const problem = obstacle(out, node.accumulate, false);
+    if (problem) [[unlikely]]
+      demand(false, "output {} is {}", i, problem);
+    if (partly_written_.empty()) return;
+    if (const auto partly = partly_written_.find(out.value); partly != partly_written_.end()) partly->second.add(bytes);
   }
 
   void check_infer(const GraphNode& node, const SmallVec<TensorMeta, 4>& in) const {
@@ -160,10 +159,19 @@ class Verifier {
       throw;
     }
     demand(metas.size() == node.out.size(), "infer gives {} outputs, the node has {}", metas.size(), node.out.size());
-    for (std::size_t i = 0; i < metas.size(); ++i)
-      demand(metas[i].shape == node.out[i].shape && metas[i].dtype == node.out[i].dtype,
-             "infer gives {}{} for output {}, the node has {}{}", name(metas[i].dtype), to_string(metas[i].shape), i,
-             name(node.out[i].dtype), to_string(node.out[i].shape));
+    for (std::size_t i = 0; i < metas.size(); ++i) {
+      const TensorRef& out = node.out[i];
+      demand(metas[i].shape == out.shape && metas[i].dtype == out.dtype,
+             "infer gives {}{} for output {}, the node has {}{}", name(metas[i].dtype), metas[i].shape, i,
+             name(out.dtype), out.shape);
+      demand(is_contiguous(out.shape, out.strides) || out.strides == metas[i].strides || takes_any_strides(node),
+             "output {} has strides {}, and the kernel writes it dense", i, out.strides);
+    }
+  }
+
+  // What a kernel cannot add, a copy adds.
+  static bool takes_any_strides(const GraphNode& node) {
+    return node.op->traits.any_strides || (node.accumulate && !node.op->traits.accumulates);
   }
 
   void check_effects(const GraphNode& node, const SmallVec<TensorMeta, 4>& in) const {
@@ -172,37 +180,75 @@ class Verifier {
            "a node writes {} of its inputs, its row {}", node.num_mutated, mutated);
   }
 
+  // Numbers of the host mix with tensors of any device, unless they are written. A wait has no kernel of a device.
+  void check_devices(const GraphNode& node) const {
+    if (node.op->traits.waits) return;
+    const Device device = device_of(program_, node);
+    const auto check_one = [&](std::string_view what, std::size_t i, const TensorRef& ref, bool may_be_number) {
+      if (!ref.defined()) return;
+      const Device where = program_.value(ref.value).device;
+      if (where == device || (may_be_number && where == Device::cpu() && numel(ref.shape) == 1)) [[likely]]
+        return;
+      demand(false, "{} {} is on {}, the node runs on {}", what, i, to_string(where), to_string(device));
+    };
+    for (std::size_t i = 0; i < node.out.size(); ++i) check_one("output", i, node.out[i], false);
+    if (node.op->device) return;
+    for (std::size_t i = 0; i < node.in.size(); ++i)
+      check_one("input", i, node.in[i], static_cast<int>(i) >= node.num_mutated);
+  }
+
   void check_scratch(const GraphNode& node, const SmallVec<TensorMeta, 4>& in) {
     if (node.scratch == kNoValue) return;
     demand(is_value(node.scratch) && state(node.scratch) == State::unwritten,
            "scratch is a temporary that nothing else uses; value {} is none", node.scratch);
     const Device device = device_of(program_, node);
     demand(!device.is_meta(), "a node without a kernel has scratch");
+    demand(program_.value(node.scratch).device == device, "scratch is not on {}, where the node runs",
+           to_string(device));
     const Scratch bytes = kernels_of(*node.op).scratch[static_cast<std::size_t>(device.kind)];
     const std::int64_t needed = bytes ? bytes({*node.op, in, node.attrs}) : 0;
     demand(program_.value(node.scratch).bytes >= needed, "scratch has {} bytes, the row asks for {}",
            program_.value(node.scratch).bytes, needed);
-    state(node.scratch) = State::live;
+    state(node.scratch) = State::scratch;
+  }
+
+  bool overlap(const TensorRef& a, const TensorRef& b) const {
+    return roots_.root(a.value) == roots_.root(b.value) &&
+           share_bytes(a, b, roots_.shift(b.value) - roots_.shift(a.value));
   }
 
   void check_aliases(const GraphNode& node) const {
     const Traits& traits = node.op->traits;
     if (traits.effect || traits.collective) return;
-    for (const TensorRef& out : node.out)
-      for (const TensorRef& in : node.in) {
-        if (!in.defined() || !overlaps(in, out)) continue;
-        demand(traits.pointwise && in == out, "output and input overlap, and the op does not work element by element");
-      }
+    for (std::size_t i = 0; i < node.out.size(); ++i) {
+      const TensorRef& out = node.out[i];
+      for (const TensorRef& in : node.in)
+        demand(!in.defined() || (traits.pointwise && in == out) || !overlap(in, out),
+               "output and input overlap, and the op does not work element by element");
+      for (std::size_t other = 0; other < i; ++other)
+        demand(!overlap(node.out[other], out), "outputs {} and {} overlap", other, i);
+    }
   }
 
-  void change_presence(ValueId v, State to) {
+  void check_presence(ValueId v) const {
     demand(is_value(v) && program_.value(v).kind == ValueKind::unit, "value {} has no data to release or restore", v);
-    state(v) = to;
   }
 
+  void check_free(const GraphNode& node, ValueId v) {
+    demand(is_value(v) && program_.value(v).kind == ValueKind::temporary, "value {} is freed and is no temporary", v);
+    demand(state(v) == State::live || (state(v) == State::scratch && v == node.scratch),
+           "value {} is freed and is not live", v);
+    state(v) = State::freed;
+  }
+
+  // A tensor that is handed back may be one whose data is gone; nothing has read it.
   void check_handed_back(const GraphResult& result, std::string_view what) {
     check_layout(result.layout);
-    if (result.local.defined()) check_readable(result.local, what, true);
+    if (!result.local.defined()) return;
+    check_ref(result.local);
+    const char* const problem = obstacle(result.local, true, true);
+    if (problem) [[unlikely]]
+      demand(false, "{} is {}", what, problem);
   }
 
   void check_all_freed() {
@@ -221,13 +267,16 @@ class Verifier {
   }
 
   const Program& program_;
+  const ByteRoots roots_;
   std::vector<State> states_;
-  std::size_t at_ = ~std::size_t{0};  // node being checked
+  std::unordered_map<ValueId, ByteRanges> partly_written_;  // temporaries, first written in part
+  std::size_t at_ = ~std::size_t{0};                        // node being checked
 };
 
 }  // namespace
 
 void verify(const Program& program) {
+  check_tables(program);
   Verifier(program).run();
   check_numbers(program);
   check_waits(program);

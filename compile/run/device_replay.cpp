@@ -7,13 +7,13 @@
 
 #include <algorithm>
 
+#include "compile/ir/builder.h"
 #include "compile/ir/print.h"
 #include "compile/run/guard.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/trace.h"
-#include "runtime/op/collective_attrs.h"
 #include "runtime/op/ops.h"
 
 namespace sherd {
@@ -77,8 +77,8 @@ std::string node_obstacle(const Program& program, std::size_t index) {
   if (std::any_of(node.out.begin(), node.out.end(), is_argument) ||
       std::any_of(node.in.begin(), node.in.begin() + node.num_mutated, is_argument))
     return fmt::format("\"{}\" writes into an argument", describe_node(program, index));
-  if (!node.op->traits.collective || node.op->traits.effect || group_of(node.attrs.as<CollectiveAttrs>()).size() == 1)
-    return {};
+  const ProcessGroup* const group = group_of(node);
+  if (!group || group->size() == 1) return {};
   return fmt::format("\"{}\" communicates", describe_node(program, index));
 }
 

@@ -1,5 +1,8 @@
 #include "compile/run/guard.h"
 
+#include <algorithm>
+#include <functional>
+
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
 
@@ -41,11 +44,6 @@ std::string differs(const Live& live, std::string_view what, const Tensor& tenso
       text(guard.dtype, guard.shape, guard.strides, guard.offset, live.layout(guard.layout), guard.global));
 }
 
-std::int64_t base_bytes(const Tensor& tensor) {
-  const Tensor local = tensor.local();
-  return local.offset() * byte_size(local.dtype());
-}
-
 std::string shown(const GraphSlot& slot, bool gradient) {
   return fmt::format("{} \"{}\"", gradient ? "the gradient of" : "slot", slot.name);
 }
@@ -84,6 +82,83 @@ std::string argument_mismatch(const Graph& graph, std::span<const Tensor> argume
         base_bytes(argument) - base_bytes(other) != guard.shift)
       return fmt::format("arguments {} and {} no longer share memory as in the graph", guard.shares, i);
   }
+  return {};
+}
+
+namespace {
+
+/// A storage from outside, as a value of the program.
+struct Outside {
+  const Storage* storage;
+  ValueId value;
+};
+
+std::string name_of(const Program& program, ValueId id) {
+  const Value& value = program.value(id);
+  if (value.kind == ValueKind::argument) return fmt::format("argument {}", value.source);
+  if (value.kind == ValueKind::unit) return "a unit";
+  if (value.kind == ValueKind::constant) return "a tensor that the step uses";
+  const Binding& binding = program.bindings[static_cast<std::size_t>(value.source)];
+  return shown(program.slot(binding.slot), binding.gradient);
+}
+
+std::vector<Outside> storages_from_outside(const Graph& graph, std::span<const Tensor> arguments) {
+  std::vector<Outside> all;
+  for (std::size_t v = 0; v < graph.program.values.size(); ++v) {
+    const Value& value = graph.program.values[v];
+    const auto source = static_cast<std::size_t>(value.source);
+    const Storage* storage = nullptr;
+    switch (value.kind) {
+      case ValueKind::argument:  // what shared memory with an earlier one does so now, in the recorded places
+        if (graph.program.arguments[source].shares < 0) storage = arguments[source].local().storage().get();
+        break;
+      case ValueKind::slot:
+      case ValueKind::gradient:
+        storage = bound_tensor(graph, graph.program.bindings[source]).local().storage().get();
+        break;
+      case ValueKind::unit:
+      case ValueKind::constant: storage = graph.live.storage(value).get(); break;
+      case ValueKind::temporary: break;
+    }
+    if (storage && storage->bytes() > 0) all.push_back({storage, static_cast<ValueId>(v)});
+  }
+  std::ranges::sort(all, std::less<>(), &Outside::storage);
+  return all;
+}
+
+// Of arguments that share memory the first stands for all.
+ValueId root_of(const Program& program, ValueId id) {
+  if (program.value(id).kind != ValueKind::argument) return id;
+  int argument = program.value(id).source;
+  while (program.arguments[static_cast<std::size_t>(argument)].shares >= 0)
+    argument = program.arguments[static_cast<std::size_t>(argument)].shares;
+  const auto found = std::ranges::find_if(program.values, [&](const Value& value) {
+    return value.kind == ValueKind::argument && value.source == argument;
+  });
+  return found == program.values.end() ? id : static_cast<ValueId>(found - program.values.begin());
+}
+
+bool writes_one(const Program& program, ValueId a, ValueId b) {
+  const auto is_one = [&](const TensorRef& ref) {
+    if (!ref.defined() || program.value(ref.value).kind == ValueKind::temporary) return false;
+    const ValueId root = root_of(program, ref.value);
+    return root == a || root == b;
+  };
+  return std::ranges::any_of(program.nodes, [&](const GraphNode& node) {
+    return std::ranges::any_of(node.out, is_one) ||
+           std::any_of(node.in.begin(), node.in.begin() + node.num_mutated, is_one);
+  });
+}
+
+}  // namespace
+
+std::string sharing_mismatch(const Graph& graph, std::span<const Tensor> arguments) {
+  const std::vector<Outside> all = storages_from_outside(graph, arguments);
+  for (std::size_t i = 1; i < all.size(); ++i)
+    for (std::size_t j = i; j > 0 && all[j - 1].storage == all[i].storage; --j)
+      if (writes_one(graph.program, all[j - 1].value, all[i].value))
+        return fmt::format("{} and {} share memory that the step writes, in the graph they did not",
+                           name_of(graph.program, all[j - 1].value), name_of(graph.program, all[i].value));
   return {};
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 // When is a recorded graph valid for another call? When arguments and slots have the same shapes, dtypes, strides and
-// layouts, the same sharing of memory, the same slots want gradients and have one already; and when settings that the
+// layouts and share memory as they did, the same slots want gradients and have one already; and when settings that the
 // step has read are unchanged.
 #include <span>
 #include <string>
@@ -17,6 +17,10 @@ std::string setting_mismatch(const Graph& graph);
 
 /// The same for the slots the step uses. Throws Error naming a slot that no longer exists.
 std::string slot_mismatch(const Graph& graph);
+
+/// Whether tensors that lay apart in the recorded run now share memory that the step writes: the program knows nothing
+/// of that, so a write would be seen where no node says so. Empty if not. After the other two.
+std::string sharing_mismatch(const Graph& graph, std::span<const Tensor> arguments);
 
 /// Freezes and unfreezes slots as the step leaves them.
 void leave_requires_grad(const Graph& graph);

@@ -1,10 +1,10 @@
 #include "compile/run/replay.h"
 
+#include "compile/ir/builder.h"
 #include "compile/run/guard.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/collective_attrs.h"
 #include "runtime/op/dispatch.h"
 #include "runtime/op/wait_attrs.h"
 
@@ -31,8 +31,7 @@ class Interpreter::Running {
     for (const Ref<Storage>& unit : interpreter_.live_.units)
       if (unit->owner) unit->owner->abandon_replay(*unit, reason);
     for (const GraphNode& node : interpreter_.program_.nodes)
-      if (node.op->traits.collective && !node.op->traits.effect)  // those are of units
-        if (ProcessGroup* group = find_group(node.attrs.as<CollectiveAttrs>().group)) group->abort(reason);
+      if (ProcessGroup* const group = group_of(node)) group->abort(reason);
   }
 
  private:
@@ -80,7 +79,7 @@ void Interpreter::bind(std::span<const Tensor> arguments) {
       case ValueKind::argument: {
         const Tensor local = arguments[static_cast<std::size_t>(value.source)].local();
         storages_[v] = local.storage();
-        bases_[v] = local.offset() * byte_size(local.dtype());
+        bases_[v] = base_bytes(local);
         break;
       }
       case ValueKind::slot:

@@ -218,6 +218,19 @@ TEST(Capture, ArgumentsOfOneStorageAreToldApart) {
   EXPECT_EQ(graph.program.arguments[1].shift, 4);
 }
 
+TEST(Capture, ATensorThatLiesPartlyInAnArgumentIsRefused) {
+  const Tensor batch = drawn({8}, "batch");
+  const Tensor x[] = {narrow(batch, 0, 0, 4)};
+  const auto record = [&](const Tensor& other) {
+    return capture(x, [&]() -> std::vector<Tensor> { return {sum(x[0]) + sum(other)}; });
+  };
+  expect_error([&] { record(narrow(batch, 0, 2, 4)); },
+               {"f32[4]", "lies partly in argument 0", "pass all of it as an argument, or use a copy"});
+  expect_error([&] { record(batch); }, {"f32[8]", "partly in argument 0"});
+  record(narrow(batch, 0, 1, 2));
+  record(narrow(batch, 0, 4, 4));
+}
+
 TEST(Capture, OneRecordingAtATime) {
   const Recorder outer({});
   expect_error([] { Recorder inner({}); }, {"being captured"});

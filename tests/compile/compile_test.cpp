@@ -71,6 +71,42 @@ TEST(Compile, GuardsSayWhatDiffers) {
   EXPECT_EQ(call({x, x}), "recorded: recording of gradients is off, the graph was captured with it on");
 }
 
+// Two arguments that lay apart are one tensor now: what the step writes into one it would read from the other.
+TEST(Compile, MemoryThatIsSharedSinceIsNoticed) {
+  const auto run = [](auto& step, const Tensor& x, const Tensor& y) { return step(x, y).template item<float>(); };
+  const auto function = [](const Tensor& x, const Tensor& y) {
+    copy_into(x, x * 2.0);
+    return sum(x + y);
+  };
+  auto step = compile(function);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(run(step, ones({2}), ones({2})), 6);
+  EXPECT_EQ(step.mode(), Mode::replay);
+  const Tensor both = ones({2});
+  EXPECT_EQ(run(step, both, both), 8);
+  EXPECT_EQ(step.why(),
+            "recorded: argument 0 and argument 1 share memory that the step writes, in the graph they did not");
+  const Tensor again = ones({2});
+  EXPECT_EQ(run(step, again, again), 8);
+  EXPECT_EQ(step.mode(), Mode::replay);
+  EXPECT_EQ(step.num_graphs(), 2u);
+
+  Slot w("w");
+  w.set(ones({2}));
+  auto with_slot = compile([&](const Tensor& x) {
+    copy_into(w.value(), w.value() * 2.0);
+    return sum(x + w.value());
+  });
+  for (int i = 0; i < 3; ++i) with_slot(ones({2}));
+  EXPECT_EQ(with_slot.mode(), Mode::replay);
+  expect_error([&] { with_slot(w.value()); }, {"argument 0", "slot \"w\""});
+
+  // Nothing is written: sharing is nobody's business.
+  auto reading = compile([](const Tensor& x, const Tensor& y) { return sum(x + y); });
+  for (int i = 0; i < 2; ++i) run(reading, ones({2}), ones({2}));
+  run(reading, both, both);
+  EXPECT_EQ(reading.mode(), Mode::replay);
+}
+
 TEST(Compile, FreezingASlotIsNoticed) {
   Slot w("w", true);
   w.set(Tensor::scalar(2));

@@ -3,8 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <random>
+#include <utility>
+
+#include "compile/ir/overlap.h"
 #include "compile/ir/print.h"
 #include "runtime/op/attrs.h"
+#include "runtime/op/ops.h"
+#include "runtime/op/view_attrs.h"
 #include "tests/support/expect_error.h"
 
 namespace sherd::testing {
@@ -133,6 +140,41 @@ TEST(Verify, ReleasedDataIsNotUsed) {
   expect_broken(program, {"value 0 has no data to release"});
 }
 
+// What was absent when the step began comes by a node, and rows with effects read what is there as all do.
+TEST(Verify, AbsentDataIsNotUsed) {
+  static const Op look{.name = "look", .infer = [](const InferCall&) { return Metas{}; }, .traits = {.effect = true}};
+  static const Op fill{.name = "fill",
+                       .infer = [](const InferCall&) { return Metas{}; },
+                       .traits = {.issues = true, .effect = true},
+                       .queue = [](AttrsView) { return QueueUse{}; }};
+  static const Op let_go{
+      .name = "let_go", .infer = [](const InferCall&) { return Metas{}; }, .traits = {.issues = true, .effect = true}};
+  const auto with = [](std::initializer_list<const Op*> rows, bool is_absent) {
+    Program program;
+    program.values = {argument(kShape)};
+    program.values[0].kind = ValueKind::unit;
+    program.values[0].is_absent = is_absent;
+    program.units = {"blocks.0 full"};
+    bool is_present = !is_absent;
+    for (const Op* row : rows) {
+      GraphNode& node = program.nodes.emplace_back();
+      node.op = row;
+      node.in.push_back(ref(0));
+      if (row == &fill && !std::exchange(is_present, true)) node.restores = {0};
+      if (row == &let_go && std::exchange(is_present, false)) node.releases = {0};
+    }
+    return program;
+  };
+  verify(with({&look, &let_go, &fill, &look}, false));
+  verify(with({&let_go, &fill, &look}, true));
+  verify(with({&fill, &fill, &look, &let_go, &let_go}, true));
+  expect_broken(with({&look}, true), {"input 0 is used after its data was released", "look"});
+  expect_broken(with({&let_go, &look}, false), {"input 0 is used after its data was released", "look"});
+  Program program = sound();
+  program.values[1].is_absent = true;
+  expect_broken(program, {"a value without an owner has no data"});
+}
+
 TEST(Verify, InferAgreesWithTheOutputs) {
   Program program = sound();
   program.nodes[1].out[0] = whole(2, {4});
@@ -168,6 +210,149 @@ TEST(Verify, OnlyElementwiseOpsWriteOverWhatTheyRead) {
   expect_broken(program, {"overlap", "add"});
 }
 
+TEST(Verify, OutputsLieAsTheKernelWritesThem) {
+  const Strides transposed{1, 2};
+  Program program = sound();
+  program.nodes[1].out[0].strides = transposed;
+  program.results[0].local.strides = transposed;
+  expect_broken(program, {"output 0 has strides [1,2], and the kernel writes it dense", "matmul"});
+  program.nodes[1] = node(op::copy, {ref(1)}, program.nodes[1].out[0]);
+  compute_lifetimes(program);
+  verify(program);
+  // What the kernel cannot add, the dispatcher adds by a copy.
+  program = sound();
+  program.nodes.push_back(node(op::softmax, {ref(1)}, ref(2), DimAttrs{1}));
+  program.nodes[2].accumulate = true;
+  program.nodes[2].out[0].strides = transposed;
+  compute_lifetimes(program);
+  verify(program);
+}
+
+TEST(Verify, ElementsOfAnOutputShareNoBytes) {
+  Program program = sound();
+  const TensorRef square{1, DType::f32, {64, 64}, {0, 0}, 0};
+  program.values[0] = argument({64, 64});
+  program.values[1].bytes = 4;
+  for (const Op* row : {&op::relu, &op::copy}) {
+    program.nodes[0] = node(*row, {whole(0, {64, 64})}, square);
+    program.nodes[1] = node(op::relu, {square}, whole(2, {64, 64}));
+    expect_broken(program, {"elements of output 0 share bytes by strides [0,0]"});
+  }
+}
+
+TEST(Verify, BytesAreWrittenBeforeTheyAreRead) {
+  const TensorRef row0{1, DType::f32, {2}, {1}, 0}, row1{1, DType::f32, {2}, {1}, 2};
+  const TensorRef of_argument{0, DType::f32, {2}, {1}, 0};
+  Program program = sound();
+  program.nodes[0] = node(op::relu, {of_argument}, row0);
+  expect_broken(program, {"input 0 is read before all of it was written", "1: "});
+  program.nodes.insert(program.nodes.begin() + 1, node(op::relu, {of_argument}, row1));
+  verify(program);
+  program.results[0].local = ref(1);
+  program.nodes.erase(program.nodes.begin() + 1, program.nodes.end());
+  program.values.pop_back();
+  compute_lifetimes(program);
+  expect_broken(program, {"a result is read before all of it was written"});
+}
+
+TEST(Verify, ScratchIsItsNodesOwn) {
+  Program program = sound();
+  program.values.push_back(temporary(kShape));
+  program.nodes[0].scratch = 3;
+  compute_lifetimes(program);
+  EXPECT_EQ(program.nodes[0].frees, std::vector<ValueId>{3});
+  verify(program);
+  Program late = program;
+  late.nodes[0].frees.clear();
+  late.nodes[1].frees.push_back(3);
+  expect_broken(late, {"value 3 is freed and is not live"});
+  program.nodes[1].in[1] = ref(3);
+  compute_lifetimes(program);
+  expect_broken(program, {"input 1 is used, and is the scratch of a node"});
+}
+
+// In place, element by element or not at all: a transpose overwrites what it has still to read.
+TEST(Verify, StridedTensorsOverlapByTheirElements) {
+  Program program = sound();
+  program.nodes[1] = node(op::copy, {ref(1)}, {1, DType::f32, kShape, {1, 2}, 0});
+  program.results[0].local = ref(1);
+  program.values.pop_back();
+  compute_lifetimes(program);
+  expect_broken(program, {"output and input overlap", "copy"});
+  const TensorRef column0{1, DType::f32, {2}, {2}, 0}, column1{1, DType::f32, {2}, {2}, 1};
+  program.nodes[1] = node(op::copy, {column0}, column1);
+  verify(program);
+}
+
+TEST(Verify, ArgumentsThatShareMemoryOverlap) {
+  Program program = sound();
+  program.values.push_back(argument(kShape));
+  program.values[3].source = 1;
+  program.arguments.emplace_back();
+  program.arguments[1].shares = 0;
+  program.nodes[1].out[0] = ref(3);
+  program.results[0].local = ref(3);
+  program.values[2] = program.values[3];
+  program.values.pop_back();
+  program.nodes[1].out[0] = program.results[0].local = ref(2);
+  compute_lifetimes(program);
+  expect_broken(program, {"output and input overlap", "matmul"});
+  program.arguments[1].shift = 16;
+  verify(program);
+  program.arguments[1].shares = 1;
+  expect_broken(program, {"argument 1 shares the memory of argument 1"});
+}
+
+TEST(Verify, AnEntryOfATableIsOneValueOfOneName) {
+  Program program = sound();
+  program.values.push_back(argument({1}));
+  expect_broken(program, {"two values name source 0 of one kind"});
+  const auto named = [](const std::function<void(Program&)>& change) {
+    Program changed = sound();
+    change(changed);
+    return changed;
+  };
+  expect_broken(named([](Program& p) { p.units = {"a full", "b full", "a full"}; }),
+                {"two units are called \"a full\""});
+  verify(named([](Program& p) { p.units = {"", ""}; }));
+  expect_broken(named([](Program& p) { p.settings = {{"a", "1"}, {"a", "2"}}; }), {"two settings are called \"a\""});
+  expect_broken(named([](Program& p) { p.slots = {{.name = "w"}, {.name = "w"}}; }), {"two slots are called \"w\""});
+  expect_broken(named([](Program& p) { p.layouts = {"l", "l"}; }), {"two layouts are called \"l\""});
+  expect_broken(named([](Program& p) { p.modules = {"m", "m"}; }), {"two modules are called \"m\""});
+  program = sound();
+  program.slots = {{.name = "w", .had_value = true}};
+  program.values[0].kind = ValueKind::slot;
+  program.arguments.clear();
+  program.bindings = {{0, false, 0, {}}, {0, false, 0, {}}};
+  expect_broken(program, {"slot \"w\" is bound twice"});
+}
+
+TEST(Verify, ValuesAreWhereTheirGuardsAndNodesSay) {
+  Program program = sound();
+  program.values[0].device = Device::cuda(0);
+  expect_broken(program, {"argument 0 is not on the device of its value"});
+  program.arguments[0].tensor.device = Device::cuda(0);
+  expect_broken(program, {"input 0 is on cuda:0, the node runs on cpu", "add"});
+  program = sound();
+  program.values[1].device = Device::meta();
+  expect_broken(program, {"a value is on meta"});
+  program.values[1].device = Device::cuda(1);
+  expect_broken(program, {"the node runs on cuda:1"});
+}
+
+TEST(Verify, APlaceIsATemporaryOfTheSameBytes) {
+  Program program = sound();
+  program.values[2].place = 1;
+  verify(program);
+  program.values[1].bytes = 32;
+  expect_broken(program, {"a value of 16 bytes has a place of 32"});
+  for (const ValueId place : {0, 2, 3}) {
+    program = sound();
+    program.values[2].place = place;
+    expect_broken(program, {"a place is"});
+  }
+}
+
 TEST(Verify, SlotsAndSourcesExist) {
   Program program = sound();
   program.updates.push_back({3, false, {ref(2), kShape}});
@@ -181,6 +366,54 @@ TEST(Verify, SlotsAndSourcesExist) {
   program = sound();
   program.values[0].kind = ValueKind::constant;
   expect_broken(program, {"source 0 of 0"});
+}
+
+// Oracle: all bytes of all elements.
+std::vector<std::int64_t> bytes_of(const TensorRef& ref, std::int64_t shift) {
+  std::vector<std::int64_t> bytes;
+  for (std::int64_t i = 0; i < numel(ref.shape); ++i) {
+    std::int64_t at = ref.offset, rest = i;
+    for (int d = ref.shape.size() - 1; d >= 0; --d) {
+      at += rest % ref.shape[d] * ref.strides[d];
+      rest /= ref.shape[d];
+    }
+    for (std::int64_t b = 0; b < byte_size(ref.dtype); ++b) bytes.push_back(at * byte_size(ref.dtype) + b + shift);
+  }
+  std::sort(bytes.begin(), bytes.end());
+  return bytes;
+}
+
+TEST(Overlap, IsThatOfElements) {
+  std::mt19937_64 random(20261123);
+  const auto below = [&](std::int64_t n) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
+  };
+  const auto draw = [&] {
+    TensorRef ref{0, below(2) ? DType::f32 : DType::bf16, {}, {}, below(12)};
+    for (std::int64_t dims = below(4); dims > 0; --dims) {
+      ref.shape.push_back(below(5) ? 1 + below(4) : below(2));
+      ref.strides.push_back(below(9) - 2);
+    }
+    return ref;
+  };
+  int shared = 0, repeated = 0;
+  for (int trial = 0; trial < 20000; ++trial) {
+    const TensorRef a = draw(), b = draw();
+    const std::int64_t shift = 2 * below(8);
+    const std::vector<std::int64_t> of_a = bytes_of(a, 0), of_b = bytes_of(b, shift);
+    std::vector<std::int64_t> common;
+    std::set_intersection(of_a.begin(), of_a.end(), of_b.begin(), of_b.end(), std::back_inserter(common));
+    ASSERT_EQ(share_bytes(a, b, shift), !common.empty())
+        << to_string(a.shape) << to_string(a.strides) << a.offset << " " << to_string(b.shape) << to_string(b.strides)
+        << b.offset;
+    const bool repeats = std::adjacent_find(of_a.begin(), of_a.end()) != of_a.end();
+    ASSERT_TRUE(repeats_bytes(a) || !repeats) << to_string(a.shape) << to_string(a.strides);
+    ASSERT_TRUE(!is_contiguous(a.shape, a.strides) || !repeats_bytes(a));
+    shared += !common.empty();
+    repeated += repeats;
+  }
+  EXPECT_GT(shared, 1000);
+  EXPECT_GT(repeated, 1000);
 }
 
 }  // namespace
