@@ -1,52 +1,46 @@
-// A temporary lives from its first write to its last mention; where waits are nodes and a queue uses it then, to the
-// wait.
+#include "compile/ir/lifetimes.h"
+
+#include <algorithm>
+
 #include "compile/ir/loans.h"
 
 namespace sherd {
 
-namespace {
-
-constexpr int kNever = -1, kKept = -2;
-
 std::vector<int> last_mentions(const Program& program) {
-  std::vector<int> last(program.values.size(), kNever);
-  const auto touch = [&](ValueId value, int when) {
-    if (value != kNoValue) last[static_cast<std::size_t>(value)] = when;
+  std::vector<int> last(program.values.size(), -1);
+  const auto touch = [&](ValueId value, std::size_t when) {
+    if (value != kNoValue) last[static_cast<std::size_t>(value)] = static_cast<int>(when);
   };
   for (std::size_t i = 0; i < program.nodes.size(); ++i) {
     const GraphNode& node = program.nodes[i];
-    for (const TensorRef& ref : node.in) touch(ref.value, static_cast<int>(i));
-    for (const TensorRef& ref : node.out) touch(ref.value, static_cast<int>(i));
-    touch(node.scratch, static_cast<int>(i));
+    for (const TensorRef& ref : node.in) touch(ref.value, i);
+    for (const TensorRef& ref : node.out) touch(ref.value, i);
+    touch(node.scratch, i);
   }
-  for (const GraphResult& result : program.results) touch(result.local.value, kKept);
-  for (const SlotUpdate& update : program.updates) touch(update.result.local.value, kKept);
-  for (std::size_t v = 0; v < last.size(); ++v)
-    if (program.values[v].kind != ValueKind::temporary) last[v] = kKept;
+  for (const GraphResult& result : program.results) touch(result.local.value, program.nodes.size());
+  for (const SlotUpdate& update : program.updates) touch(update.result.local.value, program.nodes.size());
   return last;
 }
 
-}  // namespace
+std::vector<int> ends_of_lives(const Program& program) {
+  std::vector<int> ends = last_mentions(program);
+  if (!program.has_waits) return ends;
+  Loans loans(program);
+  for (std::size_t i = 0; i < program.nodes.size(); ++i) loans.pass(i);
+  const auto end = static_cast<int>(program.nodes.size());
+  for (std::size_t v = 0; v < ends.size(); ++v)  // who used it last still does so as far as loans know
+    for (const int item : loans.users(static_cast<ValueId>(v)))
+      ends[v] = std::max(ends[v], loans.item(item).is_over() ? loans.item(item).ended_by : end);
+  return ends;
+}
 
 void compute_lifetimes(Program& program) {
-  const std::vector<int> last = last_mentions(program);
-  std::vector<std::vector<ValueId>> dying(program.nodes.size());  // by node: mentioned there last
-  for (std::size_t v = 0; v < last.size(); ++v)
-    if (last[v] >= 0) dying[static_cast<std::size_t>(last[v])].push_back(static_cast<ValueId>(v));
-  for (std::size_t i = 0; i < program.nodes.size(); ++i) program.nodes[i].frees = dying[i];
-  if (!program.has_waits) return;
-  Loans loans(program);
-  std::vector<ValueId> lent;  // not mentioned any more
-  for (std::size_t i = 0; i < program.nodes.size(); ++i) {
-    loans.pass(i);
-    lent.insert(lent.end(), dying[i].begin(), dying[i].end());
-    std::vector<ValueId>& frees = program.nodes[i].frees;
-    frees.clear();
-    std::erase_if(lent, [&](ValueId v) {
-      const bool is_over = !loans.is_lent(v);
-      if (is_over) frees.push_back(v);
-      return is_over;
-    });
+  const std::vector<int> ends = ends_of_lives(program);
+  for (GraphNode& node : program.nodes) node.frees.clear();
+  for (std::size_t v = 0; v < ends.size(); ++v) {
+    const bool is_freed = program.values[v].kind == ValueKind::temporary && ends[v] >= 0 &&
+                          ends[v] < static_cast<int>(program.nodes.size());
+    if (is_freed) program.nodes[static_cast<std::size_t>(ends[v])].frees.push_back(static_cast<ValueId>(v));
   }
 }
 

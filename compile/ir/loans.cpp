@@ -26,9 +26,8 @@ std::vector<int> Loans::pass(std::size_t node) {
   return ended;
 }
 
-void Loans::begin(std::size_t node, const QueueUse& queue) {
-  const int index = num_items();
-  Item item{.node = static_cast<int>(node), .queue = queue.name, .reads = {}, .writes = {}};
+Loans::Item Loans::item_of(std::size_t node, std::string_view queue) const {
+  Item item{.node = static_cast<int>(node), .queue = queue, .reads = {}, .writes = {}, .follows = {}};
   std::vector<Access> list;
   append_accesses(program_, roots_, program_.nodes[node], list);
   const auto add = [](std::vector<ValueId>& values, ValueId v) {
@@ -39,20 +38,44 @@ void Loans::begin(std::size_t node, const QueueUse& queue) {
   for (const Access& access : list)
     if (!access.writes && std::find(item.writes.begin(), item.writes.end(), access.value) == item.writes.end())
       add(item.reads, access.value);
-  for (const ValueId v : item.reads) of(v).readers.push_back(index);
-  for (const ValueId v : item.writes) of(v) = {index, {}};
-  items_.push_back(std::move(item));
-  by_queue_[queue.name].push_back(index);
+  const auto follow = [&](int other) {
+    if (other >= 0 && !this->item(other).is_over() && this->item(other).queue != queue) item.follows.push_back(other);
+  };
+  for (const ValueId v : item.reads) follow(writer(v));
+  for (const ValueId v : item.writes)
+    for (const int other : users(v)) follow(other);
+  return item;
 }
 
+void Loans::begin(std::size_t node, const QueueUse& queue) {
+  const Item item = item_of(node, queue.name);
+  if (item.reads.empty() && item.writes.empty()) return;
+  for (std::size_t i = 0; i < queue.items; ++i) {
+    by_queue_[queue.name].push_back(num_items());
+    items_.push_back(item);
+  }
+  const int last = num_items() - 1;  // the others are over before it
+  for (const ValueId v : item.reads) of(v).readers.push_back(last);
+  for (const ValueId v : item.writes) of(v) = {last, {}};
+}
+
+// With an item all that its queue was given before is over, and what those follow.
 void Loans::end(int item, int node, std::vector<int>& ended) {
-  if (items_[static_cast<std::size_t>(item)].is_over()) return;
-  const std::string_view queue = items_[static_cast<std::size_t>(item)].queue;
-  const std::vector<int>& all = by_queue_[queue];
-  std::size_t& next = first_open_[queue];
-  for (; next < all.size() && all[next] <= item; ++next) {
-    items_[static_cast<std::size_t>(all[next])].ended_by = node;
-    ended.push_back(all[next]);
+  std::size_t seen = ended.size();
+  for (std::vector<int> open{item}; !open.empty();) {
+    const int newest = open.back();
+    open.pop_back();
+    if (this->item(newest).is_over()) continue;
+    const std::string_view queue = this->item(newest).queue;
+    const std::vector<int>& all = by_queue_[queue];
+    for (std::size_t& next = first_open_[queue]; next < all.size() && all[next] <= newest; ++next) {
+      items_[static_cast<std::size_t>(all[next])].ended_by = node;
+      ended.push_back(all[next]);
+    }
+    for (; seen < ended.size(); ++seen) {
+      const std::vector<int>& follows = this->item(ended[seen]).follows;
+      open.insert(open.end(), follows.begin(), follows.end());
+    }
   }
 }
 

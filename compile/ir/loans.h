@@ -5,6 +5,8 @@
 //   %0 = all_reduce($0)    lends $0 to be read and %0 to be written
 //   %1 = add($1, $1)       meanwhile
 //   wait(%0)               both loans end
+//
+// A queue does not touch bytes of another before that has done with them, so what an item follows is over with it.
 #include <cstdint>
 #include <map>
 #include <span>
@@ -17,16 +19,19 @@ namespace sherd {
 
 class Loans {
  public:
+  /// What a call has submitted; some submit several, which read and write the same here.
   struct Item {
     int node;
     std::string_view queue;
     std::vector<ValueId> reads, writes;
-    int ended_by = -1;  ///< node that waits for it; -1: none so far
+    std::vector<int> follows;  ///< items of other queues, which touch its bytes before it does
+    int ended_by = -1;         ///< node that waits for it; -1: none so far
     bool is_over() const { return ended_by >= 0; }
   };
   explicit Loans(const Program& program) : program_(program), roots_(program), of_(program.values.size()) {}
 
-  /// The node comes next. A wait ends loans; a call that hands work to a queue begins some. The items that end.
+  /// The node comes next. A wait ends loans; a call that hands work to a queue begins some, unless it names no bytes.
+  /// The items that end.
   std::vector<int> pass(std::size_t node);
 
   /// The item that writes a value's bytes, which a reader needs over; -1 if there has been none.
@@ -49,6 +54,7 @@ class Loans {
   };
   Of& of(ValueId v) { return of_[static_cast<std::size_t>(roots_.root(v))]; }
   const Of& of(ValueId v) const { return of_[static_cast<std::size_t>(roots_.root(v))]; }
+  Item item_of(std::size_t node, std::string_view queue) const;
   void begin(std::size_t node, const QueueUse& queue);
   void end(int item, int node, std::vector<int>& ended);
 

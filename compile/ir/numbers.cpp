@@ -1,27 +1,62 @@
 #include "compile/ir/numbers.h"
 
 #include <algorithm>
+#include <bit>
+#include <limits>
 #include <map>
 #include <string>
 
 #include "compile/ir/access.h"
 #include "compile/ir/print.h"
-#include "runtime/op/collective_attrs.h"
+#include "runtime/comm/group/channels.h"
 
 namespace sherd {
 
 namespace {
 
-// Counts the writes of one root's bytes. Most values are written whole, which takes no list.
-struct WriteCount {
-  std::int32_t whole = 0;
-  std::vector<ByteRanges::Range> partial;
-  std::int32_t touching(const ByteRanges::Range& bytes) const {
-    std::int32_t count = whole;
-    for (const ByteRanges::Range& other : partial)
-      if (other.first < bytes.second && bytes.first < other.second) ++count;
-    return count;
+// The writes of one root's bytes. Only writes cut it, and a cut stays, so what a node finds cut in its bytes depends on
+// the writes of them alone, in whatever order those of different bytes came.
+class WriteCounts {
+ public:
+  std::int32_t number_of(const ByteRanges::Range& bytes) const {
+    if (parts_.empty()) return 0;
+    const std::size_t last = after(bytes.second);
+    std::size_t at = after(bytes.first + 1) - 1;
+    if (at + 1 == last) return parts_[at].writes;
+    std::uint64_t hash = 0;
+    for (; at < last; ++at) {
+      const std::int64_t from = std::max(parts_[at].first, bytes.first);
+      for (const std::int64_t word : {from, std::int64_t{parts_[at].writes}})
+        hash = std::rotl((hash ^ static_cast<std::uint64_t>(word)) * 0x9e3779b97f4a7c15u, 29);
+    }
+    return kMixed | static_cast<std::int32_t>((hash ^ (hash >> 32)) & (kMixed - 1));
   }
+
+  void add(const ByteRanges::Range& bytes) {
+    if (parts_.empty()) parts_.push_back({std::numeric_limits<std::int64_t>::min(), 0});
+    const std::size_t first = cut(bytes.first), last = cut(bytes.second);
+    for (std::size_t i = first; i < last; ++i) ++parts_[i].writes;
+  }
+
+ private:
+  struct Part {
+    std::int64_t first;  // up to the next one
+    std::int32_t writes;
+  };
+  // Index of the first part that begins at `at` or later.
+  std::size_t after(std::int64_t at) const {
+    const auto found = std::ranges::lower_bound(parts_, at, {}, &Part::first);
+    return static_cast<std::size_t>(found - parts_.begin());
+  }
+  // Of the part that begins at `at`.
+  std::size_t cut(std::int64_t at) {
+    const std::size_t index = after(at);
+    if (index == parts_.size() || parts_[index].first != at)
+      parts_.insert(parts_.begin() + static_cast<std::ptrdiff_t>(index), {at, parts_[index - 1].writes});
+    return index;
+  }
+
+  std::vector<Part> parts_;  // none before the first write
 };
 
 class Counter {
@@ -30,21 +65,23 @@ class Counter {
 
   /// The numbers of the next node in execution order.
   std::vector<std::int32_t> next(const GraphNode& node) {
-    std::vector<Access>& list = accesses_;
-    list.clear();
-    append_accesses(program_, roots_, node, list);
+    list_.clear();
+    append_accesses(program_, roots_, node, list_);
     std::vector<std::int32_t> numbers(node.in.size() + node.out.size() + node.restores.size() + node.releases.size());
-    for (const Access& access : list) {
-      const std::int32_t count = writes_[static_cast<std::size_t>(access.root)].touching(access.bytes);
+    for (const Access& access : list_) {
+      if (access.kind == AccessKind::awaited) continue;
+      const std::int32_t number = writes_[static_cast<std::size_t>(access.root)].number_of(access.bytes);
       if (access.kind == AccessKind::restored || access.kind == AccessKind::released)
-        note_presence(node, access, count, numbers);
-      else if (access.kind != AccessKind::awaited) numbers[place_of(node, access)] = count;
+        note_presence(node, access, number, numbers);
+      else numbers[place_of(node, access)] = number;
     }
-    for (const Access& access : list)
-      if (access.writes) write(access);
+    for (const Access& access : list_)
+      if (access.writes) writes_[static_cast<std::size_t>(access.root)].add(access.bytes);
     if (node.op->traits.waits) return numbers;
+    const std::string_view channel = channel_of(node);
+    const std::int32_t calls = channel.empty() ? 0 : num_calls_[channel]++;
     if (node.op->traits.effect) numbers.push_back(num_effects_++);
-    else if (const std::string channel = channel_name(node); !channel.empty()) numbers.push_back(num_calls_[channel]++);
+    else if (!channel.empty()) numbers.push_back(calls);
     return numbers;
   }
 
@@ -53,52 +90,42 @@ class Counter {
     const bool is_output = access.kind == AccessKind::output || access.kind == AccessKind::accumulated;
     return static_cast<std::size_t>(access.operand) + (is_output ? node.in.size() : 0);
   }
-  static void note_presence(const GraphNode& node, const Access& access, std::int32_t count,
+  static void note_presence(const GraphNode& node, const Access& access, std::int32_t number,
                             std::vector<std::int32_t>& numbers) {
     std::size_t at = node.in.size() + node.out.size();
     for (const std::vector<ValueId>* values : {&node.restores, &node.releases})
       for (const ValueId v : *values) {
-        if (v == access.value) numbers[at] = count;
+        if (v == access.value) numbers[at] = number;
         ++at;
       }
-    if (access.operand >= 0) numbers[static_cast<std::size_t>(access.operand)] = count;
-  }
-  void write(const Access& access) {
-    WriteCount& count = writes_[static_cast<std::size_t>(access.root)];
-    const bool is_whole = program_.value(access.root).kind != ValueKind::argument && access.bytes.first <= 0 &&
-                          access.bytes.second >= program_.value(access.root).bytes;
-    if (is_whole) ++count.whole;
-    else count.partial.push_back(access.bytes);
+    if (access.operand >= 0) numbers[static_cast<std::size_t>(access.operand)] = number;
   }
 
   const Program& program_;
   const ByteRoots roots_;
-  std::vector<WriteCount> writes_;  // by root
-  std::vector<Access> accesses_;    // of the node that is counted
+  std::vector<Access> list_;
+  std::vector<WriteCounts> writes_;  // by root
   std::int32_t num_effects_ = 0;
-  std::map<std::string, std::int32_t> num_calls_;  // by channel
+  std::map<std::string_view, std::int32_t> num_calls_;  // by channel
 };
 
 // What number i of a node says, with the number found.
 std::string sentence(const GraphNode& node, std::size_t i, std::int32_t found) {
-  if (i < node.in.size()) return fmt::format("input {} comes after {} writes of its bytes", i, found);
+  const std::string writes = found < kMixed ? fmt::format("{} writes", found) : "other writes";
+  if (i < node.in.size()) return fmt::format("input {} comes after {} of its bytes", i, writes);
   i -= node.in.size();
-  if (i < node.out.size()) return fmt::format("output {} comes after {} writes of its bytes", i, found);
+  if (i < node.out.size()) return fmt::format("output {} comes after {} of its bytes", i, writes);
   i -= node.out.size();
-  if (i < node.restores.size() + node.releases.size())
-    return fmt::format("data comes or goes after {} writes of it", found);
+  if (i < node.restores.size() + node.releases.size()) return fmt::format("data comes or goes after {} of it", writes);
   if (node.op->traits.effect) return fmt::format("{} nodes with effects come before it", found);
   return fmt::format("{} calls on its channel come before it", found);
 }
 
 }  // namespace
 
-std::string channel_name(const GraphNode& node) {
-  if (!node.op->traits.collective || node.op->traits.effect) return {};
-  std::string channel = node.op->queue ? std::string(node.op->queue(node.attrs).name) : "";
-  const AttrKind* const kind = node.attrs.kind();
-  if (kind && kind->type == typeid(CollectiveAttrs)) channel += "/" + node.attrs.as<CollectiveAttrs>().group;
-  return channel.empty() ? "all" : channel;
+std::string_view channel_of(const GraphNode& node) {
+  if (node.op->queue) return node.op->queue(node.attrs).name;
+  return node.op->traits.collective ? kCollectiveQueue : std::string_view();
 }
 
 void write_numbers(Program& program) {
@@ -124,7 +151,8 @@ void check_numbers(const Program& program) {
                             found.size()));
     for (std::size_t i = 0; i < found.size(); ++i)
       if (found[i] != node.numbers[i])
-        fail_with(fmt::format("{}, it was recorded after {}", sentence(node, i, found[i]), node.numbers[i]));
+        fail_with(fmt::format("{}, it was recorded after {}", sentence(node, i, found[i]),
+                              node.numbers[i] < kMixed ? std::to_string(node.numbers[i]) : "a mix of them"));
   }
 }
 

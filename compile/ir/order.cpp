@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <map>
-#include <string>
+#include <string_view>
 #include <utility>
 
 #include "compile/ir/loans.h"
@@ -37,15 +37,13 @@ void Order::order_bytes(const Program& program) {
 
 void Order::order_calls(const Program& program) {
   int effect = -1;
-  std::map<std::string, int> calls;
+  std::map<std::string_view, int> calls;
   for (std::size_t i = 0; i < program.nodes.size(); ++i) {
     const GraphNode& node = program.nodes[i];
     const auto index = static_cast<int>(i);
     if (node.op->traits.waits) continue;
-    if (node.op->traits.effect) {
-      add(effect, index);
-      effect = index;
-    } else if (const std::string channel = channel_name(node); !channel.empty()) {
+    if (node.op->traits.effect) add(std::exchange(effect, index), index);
+    if (const std::string_view channel = channel_of(node); !channel.empty()) {
       const auto [last, is_first] = calls.try_emplace(channel, index);
       if (!is_first) add(std::exchange(last->second, index), index);
     }
@@ -56,14 +54,14 @@ void Order::order_calls(const Program& program) {
 // it, so other work of the queue does not start in between either.
 void Order::order_waits(const Program& program) {
   Loans loans(program);
-  std::map<std::string, int, std::less<>> last_wait;  // by queue
+  std::map<std::string_view, int> last_wait;  // by queue
   for (std::size_t i = 0; i < program.nodes.size(); ++i) {
     const auto index = static_cast<int>(i);
     for (const int item : loans.needs(i)) add(loans.item(item).ended_by, index);
     const int before = loans.num_items();
     for (const int item : loans.pass(i)) {
       add(loans.item(item).node, index);
-      last_wait[std::string(loans.item(item).queue)] = index;
+      last_wait[loans.item(item).queue] = index;
     }
     if (loans.num_items() == before) continue;
     const auto last = last_wait.find(loans.item(before).queue);
