@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "compile/ir/lifetimes.h"
 #include "compile/ir/numbers.h"
 
 namespace sherd {
@@ -9,44 +10,43 @@ namespace sherd {
 namespace {
 
 struct Life {
-  int first = -1, last = -1;
+  int first = -1;
+  int last_mention = -1, end = -1;  // as lifetimes.h says
   const GraphNode* maker = nullptr;
   const TensorRef* made = nullptr;
 };
 
 std::vector<Life> lives_of(const Program& program) {
   std::vector<Life> lives(program.values.size());
-  const auto mention = [&](const TensorRef& ref, std::size_t node) {
-    if (ref.defined()) lives[static_cast<std::size_t>(ref.value)].last = static_cast<int>(node);
-  };
-  for (std::size_t i = 0; i < program.nodes.size(); ++i) {
-    const GraphNode& node = program.nodes[i];
-    for (const TensorRef& ref : node.in) mention(ref, i);
-    for (const TensorRef& ref : node.out) {
-      mention(ref, i);
+  for (std::size_t i = 0; i < program.nodes.size(); ++i)
+    for (const TensorRef& ref : program.nodes[i].out) {
+      if (!ref.defined()) continue;
       Life& life = lives[static_cast<std::size_t>(ref.value)];
       if (life.first >= 0) continue;
       life.first = static_cast<int>(i);
-      life.maker = &node;
+      life.maker = &program.nodes[i];
       life.made = &ref;
     }
+  const std::vector<int> last = last_mentions(program), ends = ends_of_lives(program);
+  for (std::size_t v = 0; v < lives.size(); ++v) {
+    lives[v].last_mention = last[v];
+    lives[v].end = ends[v];
   }
-  for (const GraphResult& r : program.results) mention(r.local, program.nodes.size());
-  for (const SlotUpdate& u : program.updates) mention(u.result.local, program.nodes.size());
   return lives;
 }
 
 // Whether `next` may take over the bytes of `old`: when that is over, or as its last reader writes, where that works
-// element by element or is done by a queue, as in eager donation.
+// element by element or is done by a queue, as in eager donation. A queue that writes waits itself for those that read.
 bool may_follow(const Program& program, ValueId old, ValueId next, const std::vector<Life>& lives) {
   const Value &a = program.value(old), &b = program.value(next);
   const Life &before = lives[static_cast<std::size_t>(old)], &after = lives[static_cast<std::size_t>(next)];
-  if (a.bytes != b.bytes || a.device != b.device || !after.maker) return false;
-  if (before.last < after.first) return true;
-  if (before.last > after.first) return false;
+  if (a.bytes != b.bytes || a.device != b.device || !before.maker || !after.maker) return false;
+  if (before.end < after.first) return true;
+  if (before.last_mention != after.first) return false;
   const Traits& traits = after.maker->op->traits;
   if (traits.collective) return true;
-  return traits.pointwise && std::all_of(after.maker->in.begin(), after.maker->in.end(), [&](const TensorRef& in) {
+  return before.end == after.first && traits.pointwise &&
+         std::all_of(after.maker->in.begin(), after.maker->in.end(), [&](const TensorRef& in) {
            TensorRef same = *after.made;
            same.value = old;
            return in.value != old || in == same;
@@ -61,7 +61,7 @@ void rename_all(Program& program, const std::vector<ValueId>& holder) {
     if (holder[v] != static_cast<ValueId>(v)) continue;
     number[v] = static_cast<ValueId>(values.size());
     values.push_back(std::move(program.values[v]));
-    values.back().home.value = number[v];
+    if (values.back().home.defined()) values.back().home.value = number[v];
   }
   const auto renamed = [&](ValueId v) {
     return v == kNoValue ? v : number[static_cast<std::size_t>(holder[static_cast<std::size_t>(v)])];

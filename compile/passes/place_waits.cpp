@@ -1,8 +1,10 @@
 #include "compile/passes/place_waits.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "compile/ir/builder.h"
+#include "compile/ir/lifetimes.h"
 #include "compile/ir/loans.h"
 #include "compile/ir/numbers.h"
 #include "runtime/op/ops.h"
@@ -14,11 +16,11 @@ namespace {
 
 class Placer {
  public:
-  explicit Placer(Program& program) : program_(program), recorded_(std::move(program.nodes)), loans_(program) {
-    program_.nodes.clear();
-    std::erase_if(recorded_, [](const GraphNode& node) { return node.op->traits.waits; });
-    note_last_mentions();
-  }
+  explicit Placer(Program& program)
+      : program_(without_waits(program)),
+        last_(last_mentions(program)),
+        recorded_(std::exchange(program.nodes, {})),
+        loans_(program) {}
 
   void run() {
     for (std::size_t i = 0; i < recorded_.size(); ++i) {
@@ -35,18 +37,9 @@ class Placer {
   }
 
  private:
-  void note_last_mentions() {
-    last_.assign(program_.values.size(), -1);
-    for (std::size_t i = 0; i < recorded_.size(); ++i) {
-      for (const TensorRef& ref : recorded_[i].in) touch(ref, static_cast<int>(i));
-      for (const TensorRef& ref : recorded_[i].out) touch(ref, static_cast<int>(i));
-    }
-    const auto end = static_cast<int>(recorded_.size());
-    for (const GraphResult& result : program_.results) touch(result.local, end);
-    for (const SlotUpdate& update : program_.updates) touch(update.result.local, end);
-  }
-  void touch(const TensorRef& ref, int when) {
-    if (ref.defined()) last_[static_cast<std::size_t>(ref.value)] = when;
+  static Program& without_waits(Program& program) {
+    std::erase_if(program.nodes, [](const GraphNode& node) { return node.op->traits.waits; });
+    return program;
   }
 
   // The node is the last one; waits go before it. One node waits for what is read, one for what is written.
@@ -73,12 +66,12 @@ class Placer {
     return newest;
   }
 
-  // The value by which a wait knows an item: one that it writes and no later item does; else one that it reads, whose
-  // wait is for all who use it.
+  // The value by which a wait knows an item: one that its call writes and no later one does; else one that it reads,
+  // whose wait is for all who use it, and with whoever has written it since, who followed the item.
   std::pair<ValueId, bool> name_for(int item) const {
-    for (const ValueId v : loans_.item(item).writes)
-      if (loans_.writer(v) == item) return {v, false};
     const Loans::Item& of = loans_.item(item);
+    for (const ValueId v : of.writes)
+      if (const int writer = loans_.writer(v); writer >= 0 && loans_.item(writer).node == of.node) return {v, false};
     return {of.reads.empty() ? of.writes.front() : of.reads.front(), true};
   }
 
@@ -95,9 +88,16 @@ class Placer {
   void make_room(const GraphNode& node) {
     const QueueUse queue = queue_of(node);
     if (queue.name.empty()) return;
-    for (std::vector<int> open = loans_.open_items(queue.name); open.size() >= queue.max_in_flight;
-         open = loans_.open_items(queue.name))
-      wait_for({open.front()}, node);
+    const auto is_full = [&] {
+      const std::size_t open = loans_.open_items(queue.name).size();
+      return open > 0 && open + queue.items > queue.max_in_flight;
+    };
+    while (is_full()) {
+      const int oldest = loans_.open_items(queue.name).front();
+      wait_for({oldest}, node);
+      check(loans_.item(oldest).is_over(), "no wait can be placed for an item of queue {}: its values have no layout",
+            queue.name);
+    }
   }
 
   // Dropping a result that a queue writes waits for it. What is written in place the queue keeps as long as it needs
@@ -118,9 +118,9 @@ class Placer {
   }
 
   Program& program_;
+  const std::vector<int> last_;  // by value: recorded node that mentions it last
   std::vector<GraphNode> recorded_;
-  Loans loans_;            // of program_.nodes as they grow
-  std::vector<int> last_;  // by value: recorded node that mentions it last
+  Loans loans_;  // of program_.nodes as they grow
 };
 
 }  // namespace
