@@ -3,6 +3,7 @@
 // storage is invisible.
 #include "compile/ir/meaning.h"
 
+#include "compile/ir/print.h"
 #include "runtime/op/ops.h"
 
 namespace sherd {
@@ -18,11 +19,7 @@ class Hash {
     return *this;
   }
   Hash& number(std::int64_t n) { return word(static_cast<std::uint64_t>(n)); }
-  Hash& text(std::string_view t) {
-    std::uint64_t hash = 0xcbf29ce484222325u;
-    for (const char c : t) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-    return word(hash).number(static_cast<std::int64_t>(t.size()));
-  }
+  Hash& text(std::string_view t) { return word(hash_text(t)).number(static_cast<std::int64_t>(t.size())); }
   Hash& sizes(const Dims& dims) {
     number(dims.size());
     for (const std::int64_t d : dims) number(d);
@@ -73,9 +70,7 @@ Meaning Meanings::initial(ValueId root) const {
   if (value.kind == ValueKind::argument) return hash.number(value.source).take();
   if (value.kind == ValueKind::slot || value.kind == ValueKind::gradient)
     return hash.text(program_.slot(program_.bindings[static_cast<std::size_t>(value.source)].slot).name).take();
-  int index = 0;  // among its kind
-  for (ValueId v = 0; v < root; ++v) index += program_.value(v).kind == value.kind;
-  return hash.number(index).number(value.bytes).take();
+  return hash.number(value.source).number(value.bytes).number(value.is_absent).take();
 }
 
 void Meanings::read_node(std::size_t node) {
@@ -102,28 +97,33 @@ Meaning Meanings::read(const Versions::Use& use) const {
 
 Meaning Meanings::tensor(const TensorRef& ref, std::int64_t shift, std::span<const Part> parts) const {
   const std::int64_t first = first_byte(ref, shift);
-  if (parts.size() == 1) return seen_through(ref, first, parts[0].version);
-  Hash hash("parts");
+  if (parts.size() == 1 && is_read_as_written(ref, first, versions_[parts[0].version])) return of(parts[0].version);
+  Hash hash("view");
   hash.number(static_cast<int>(ref.dtype)).sizes(ref.shape).sizes(ref.strides);
-  for (const Part& part : parts) {
-    const Version& version = versions_[part.version];
-    const std::int64_t written_at = version.as ? first_byte(*version.as, version.shift) : 0;
-    hash.number(part.bytes.first - first).number(part.bytes.second - part.bytes.first);
-    hash.number(part.bytes.first - written_at).meaning(of(part.version));
-    hash.meaning(around_[static_cast<std::size_t>(part.version)]);
-  }
+  if (parts.size() == 1) return hash.meaning(bytes_of(parts[0].version, first)).take();
+  for (const Part& part : parts)
+    hash.number(part.bytes.first - first)
+        .number(part.bytes.second - part.bytes.first)
+        .meaning(bytes_of(part.version, part.bytes.first));
   return hash.take();
 }
 
-Meaning Meanings::seen_through(const TensorRef& ref, std::int64_t first, VersionId id) const {
-  const Version& version = versions_[id];
+bool Meanings::is_read_as_written(const TensorRef& ref, std::int64_t first, const Version& version) {
   const TensorRef* const as = version.as;
-  const std::int64_t written_at = as ? first_byte(*as, version.shift) : 0;
-  if (as && ref.dtype == as->dtype && ref.shape == as->shape && ref.strides == as->strides && first == written_at)
-    return of(id);
-  Hash hash("view");
-  hash.number(static_cast<int>(ref.dtype)).sizes(ref.shape).sizes(ref.strides).number(first - written_at);
-  if (as && !is_contiguous(as->shape, as->strides)) hash.sizes(as->shape).sizes(as->strides);
+  return as && ref.dtype == as->dtype && ref.shape == as->shape && ref.strides == as->strides &&
+         first == first_byte(*as, version.shift);
+}
+
+// The bytes of a version from `first` of the root on. Its meaning says which elements it has, not how they lie.
+Meaning Meanings::bytes_of(VersionId id, std::int64_t first) const {
+  const Version& version = versions_[id];
+  Hash hash("bytes");
+  if (const TensorRef* const as = version.as) {
+    hash.number(first - first_byte(*as, version.shift)).number(static_cast<int>(as->dtype)).sizes(as->shape);
+    if (!is_contiguous(as->shape, as->strides)) hash.sizes(as->strides);
+  } else {
+    hash.number(first);
+  }
   return hash.meaning(of(id)).meaning(around_[static_cast<std::size_t>(id)]).take();
 }
 
@@ -176,26 +176,21 @@ void Meanings::add_finals() {
   for (std::size_t i = 0; i < program_.results.size(); ++i) add(fmt::format("result {}", i), operand++);
   for (const SlotUpdate& update : program_.updates)
     add(fmt::format("@{}{}", program_.slot(update.slot).name, update.gradient ? ".grad" : ""), operand++);
-  std::array<int, 6> counts{};
   for (std::size_t v = 0; v < program_.values.size(); ++v) {
     const auto id = static_cast<ValueId>(v);
     const Value& value = program_.values[v];
-    const int index = counts[static_cast<std::size_t>(value.kind)]++;
     if (value.kind == ValueKind::temporary || value.kind == ValueKind::unit || versions_.roots().root(id) != id)
       continue;
     Hash hash("bytes");
     Final final{.name = {}, .meaning = {}, .versions = {}};
     for (const Part& part : versions_.final_parts(id)) {
-      const Version& version = versions_[part.version];
-      const std::int64_t written_at = version.as ? first_byte(*version.as, version.shift) : 0;
-      hash.number(part.bytes.first).number(part.bytes.second).number(part.bytes.first - written_at);
-      hash.meaning(of(part.version)).meaning(around_[static_cast<std::size_t>(part.version)]);
+      hash.number(part.bytes.first).number(part.bytes.second).meaning(bytes_of(part.version, part.bytes.first));
       final.versions.push_back(part.version);
     }
     final.meaning = hash.take();
     final.name = "the bytes of ";
     if (value.kind == ValueKind::argument) final.name += fmt::format("argument {}", value.source);
-    else if (value.kind == ValueKind::constant) final.name += fmt::format("constant {}", index);
+    else if (value.kind == ValueKind::constant) final.name += fmt::format("constant {}", value.source);
     else
       final.name += "@" + program_.slot(program_.bindings[static_cast<std::size_t>(value.source)].slot).name +
                     (value.kind == ValueKind::gradient ? ".grad" : "");

@@ -1,6 +1,7 @@
 #pragma once
-// What the bytes of a program mean, as a 128-bit hash of each version: of the row, its attributes, and the meanings of
-// the tensors that it reads. What has no influence on values is not in it:
+// What the bytes of a program mean, as a hash of each version: of the row, its attributes, and the meanings of the
+// tensors that it reads. Two words that are mixed differently, of which attributes and texts bring 64 bits: enough
+// against mistakes, not against an enemy. What has no influence on values is not in it:
 //
 //   where bytes are      an in-place result means what a fresh one does; values may be renamed, split and joined
 //   when they are        waits, loans, releases and the order of independent nodes
@@ -50,7 +51,8 @@ class Meanings {
   Meaning row(std::size_t node) const;
   Meaning read(const Versions::Use& use) const;
   Meaning tensor(const TensorRef& ref, std::int64_t shift, std::span<const Part> parts) const;
-  Meaning seen_through(const TensorRef& ref, std::int64_t first_byte, VersionId id) const;
+  static bool is_read_as_written(const TensorRef& ref, std::int64_t first, const Version& version);
+  Meaning bytes_of(VersionId id, std::int64_t first) const;
   Meaning written(const Versions::Use& use, Meaning row) const;
   void add_finals();
   Meaning initial(ValueId root) const;
@@ -65,7 +67,8 @@ class Meanings {
 
 /// Throws Error naming what the step leaves differently, and the first node that does something that `before` does
 /// not, unless `after` means what `before` does: results with their layouts, what slots get, bytes written in place,
-/// guards, slots and settings.
+/// guards, and the tables of slots, settings, layouts, units and constants. Passes that are checked one after the other
+/// against one program share its meanings.
 void check_same_meaning(const Meanings& before, const Program& after);
 inline void check_same_meaning(const Program& before, const Program& after) {
   check_same_meaning(Meanings(before), after);

@@ -61,23 +61,18 @@ void check_lists(std::string_view what, const List& before, const List& after, c
     check(same(before[i], after[i]), "the program does not mean what it did: {} {} differ", what, i);
 }
 
-bool same_tensor(const TensorGuard& a, const TensorGuard& b) {
-  return a.dtype == b.dtype && a.shape == b.shape && a.strides == b.strides && a.offset == b.offset &&
-         a.layout == b.layout && a.global == b.global && a.device == b.device;
+template <class List>
+void check_entries(std::string_view what, const List& before, const List& after) {
+  check_lists(what, before, after, [](const auto& a, const auto& b) { return a == b; });
 }
 
 // What is no value: when the program may run, and the form of what it leaves.
 void check_interface(const Program& before, const Program& after) {
-  check_lists("arguments", before.arguments, after.arguments, [](const ArgumentGuard& a, const ArgumentGuard& b) {
-    return same_tensor(a.tensor, b.tensor) && a.shares == b.shares && a.shift == b.shift;
-  });
-  check_lists("slots", before.slots, after.slots, [](const GraphSlot& a, const GraphSlot& b) {
-    return a.name == b.name && a.requires_grad == b.requires_grad && a.leaves_requires_grad == b.leaves_requires_grad &&
-           a.had_value == b.had_value && a.had_grad == b.had_grad && a.drops_grad_first == b.drops_grad_first;
-  });
+  check_entries("arguments", before.arguments, after.arguments);
+  check_entries("slots", before.slots, after.slots);
   check_lists("bindings", before.bindings, after.bindings, [](const Binding& a, const Binding& b) {
     return a.slot == b.slot && a.gradient == b.gradient && a.held_by_slot_only == b.held_by_slot_only &&
-           same_tensor(a.tensor, b.tensor);
+           a.tensor == b.tensor;
   });
   const auto same_form = [](const GraphResult& a, const GraphResult& b) {
     return a.shape == b.shape && a.layout == b.layout && a.local.defined() == b.local.defined() &&
@@ -87,8 +82,11 @@ void check_interface(const Program& before, const Program& after) {
   check_lists("updates", before.updates, after.updates, [&](const SlotUpdate& a, const SlotUpdate& b) {
     return a.slot == b.slot && a.gradient == b.gradient && same_form(a.result, b.result);
   });
-  check(before.grad_enabled == after.grad_enabled && before.settings.size() == after.settings.size(),
-        "the program does not mean what it did: its mode or its settings differ");
+  check_entries("layouts", before.layouts, after.layouts);
+  check_entries("settings", before.settings, after.settings);
+  check_entries("units", before.units, after.units);
+  check_entries("constants", before.constants, after.constants);
+  check(before.grad_enabled == after.grad_enabled, "the program does not mean what it did: its mode differs");
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "compile/ir/verify.h"
 #include "compile/passes/place_eager.h"
 #include "compile/passes/ssa.h"
@@ -108,6 +110,71 @@ TEST(Meaning, RandomRowsMeanKeyAndIndex) {
   other = attrs;
   other.first = 4;
   EXPECT_THROW(check_same_meaning(drawing(attrs), drawing(other)), Error);
+}
+
+// Bytes that are read with others, or left at the end, mean what was written there and how it lies.
+TEST(Meaning, HowElementsLieCounts) {
+  const auto copying = [](const Strides& strides, bool is_kept) {
+    Program program = program_of(1, 2);
+    if (is_kept) {
+      program.values[1].kind = ValueKind::constant;
+      program.values[1].source = 0;
+      program.constants.emplace_back();
+    } else {
+      program.values[1].bytes = 32;
+    }
+    add(program, op::copy, {whole(0)}, {{1, DType::f32, kSquare, strides, 0}});
+    if (!is_kept) add(program, op::relu, {row_of(0, 0)}, {{1, DType::f32, {4}, {1}, 4}}).in[0].shape = {4};
+    const TensorRef seen{1, DType::f32, {is_kept ? 4 : 8}, {1}, 0};
+    program.values[2].bytes = is_kept ? 16 : 32;
+    add(program, op::relu, {seen}, {whole(2, seen.shape)});
+    finish(program, {whole(2, seen.shape)});
+    if (is_kept) {
+      program.nodes.pop_back();
+      program.values.pop_back();
+      program.results.clear();
+      compute_lifetimes(program);
+      write_numbers(program);
+    }
+    verify(program);
+    return program;
+  };
+  for (const bool is_kept : {false, true}) {
+    check_same_meaning(copying({2, 1}, is_kept), copying({2, 1}, is_kept));
+    EXPECT_THROW(check_same_meaning(copying({2, 1}, is_kept), copying({1, 2}, is_kept)), Error) << is_kept;
+  }
+}
+
+TEST(Meaning, TablesHaveOne) {
+  const auto reading = [](const std::function<void(Program&)>& change) {
+    Program program = program_of(0, 4);
+    for (ValueId v = 0; v < 3; ++v) program.values[static_cast<std::size_t>(v)].source = v % 2;
+    program.values[0].kind = program.values[1].kind = ValueKind::constant;
+    program.values[2].kind = ValueKind::unit;
+    program.constants = {{.bytes = "", .hash = 17}, {.bytes = "", .hash = 18}};
+    program.units = {"a full", "b full"};
+    program.settings = {{"a", "divides by 2"}};
+    program.layouts = {"{0: dp} on mesh(dp=2)"};
+    add(program, op::sub, {whole(0), whole(1)}, {whole(3)});
+    add(program, op::add, {whole(3), whole(2)}, {whole(3)});
+    finish(program, {whole(3)});
+    change(program);
+    verify(program);
+    return program;
+  };
+  const Program before = reading([](Program&) {});
+  const Meanings meanings(before);
+  check_same_meaning(meanings, before);
+  const std::pair<const char*, std::function<void(Program&)>> changes[] = {
+      {"constants", [](Program& p) { p.constants[1].hash = 19; }},
+      {"result 0", [](Program& p) { std::swap(p.values[0].source, p.values[1].source); }},
+      {"result 0", [](Program& p) { p.values[2].source = 1; }},
+      {"units", [](Program& p) { p.units[0] = "c full"; }},
+      {"settings", [](Program& p) { p.settings[0].text = "divides by 4"; }},
+      {"settings", [](Program& p) { p.settings[0].name = "b"; }},
+      {"layouts", [](Program& p) { p.layouts[0] = "{0: dp} on mesh(dp=4)"; }}};
+  for (const auto& [what, change] : changes)
+    expect_error([&] { check_same_meaning(meanings, reading(change)); }, {"does not mean what it did", what});
 }
 
 }  // namespace
