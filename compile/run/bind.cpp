@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "compile/ir/parse.h"
 #include "compile/ir/print.h"
@@ -30,7 +32,21 @@ ConstantContent content_of(const Ref<Storage>& storage) {
 class Binder {
  public:
   Binder(const Program& program, const Names& names)
-      : program_(program), names_(names), slots_(names.slots.empty() ? RankContext::current().slots : names.slots) {}
+      : program_(program),
+        slots_(names.slots.empty() ? RankContext::current().slots : names.slots),
+        units_(program.units.size()),
+        constants_(program.constants.size()) {
+    for (Slot* slot : slots_) by_name_[slot->name()].push_back(slot);
+    for (const GraphSlot& slot : program.slots)
+      if (!slot.is_local) wanted_.insert(slot.name);
+    for (const Value& value : program.values) {
+      const auto source = static_cast<std::size_t>(value.source);
+      if (value.kind == ValueKind::unit) units_[source] = &value;
+      if (value.kind == ValueKind::constant) constants_[source] = &value;
+    }
+    if (!program.constants.empty())
+      for (const Ref<Storage>& storage : names.constants) given_.push_back({storage, content_of(storage).hash});
+  }
 
   Live run() {
     check_arguments();
@@ -59,10 +75,9 @@ class Binder {
     }
   }
 
-  std::vector<Slot*> slots_called(std::string_view name) const {
-    std::vector<Slot*> found = slots_;
-    std::erase_if(found, [&](const Slot* slot) { return slot->name() != name; });
-    return found;
+  std::span<Slot* const> slots_called(const std::string& name) const {
+    const auto found = by_name_.find(name);
+    return found == by_name_.end() ? std::span<Slot* const>() : found->second;
   }
 
   // Slots of one name are "w", "w~2", ... in the order in which they were made.
@@ -79,7 +94,7 @@ class Binder {
     }
     std::size_t namesakes = 1;
     while (is_numbered(fmt::format("{}~{}", name, namesakes + 1))) ++namesakes;
-    const std::vector<Slot*> found = slots_called(name);
+    const std::span<Slot* const> found = slots_called(name);
     if (found.empty())
       fail("the program uses slot \"{}\", which is not on this rank{}", wanted.name, did_you_mean(wanted.name));
     check(found.size() == namesakes,
@@ -90,10 +105,7 @@ class Binder {
   }
 
   // Whether the program has a slot of that name, and no slot here is called so itself.
-  bool is_numbered(const std::string& name) const {
-    return std::ranges::any_of(program_.slots, [&](const GraphSlot& s) { return !s.is_local && s.name == name; }) &&
-           slots_called(name).empty();
-  }
+  bool is_numbered(const std::string& name) const { return wanted_.contains(name) && slots_called(name).empty(); }
 
   std::string did_you_mean(const std::string& name) const {
     std::vector<std::string> known;
@@ -118,32 +130,25 @@ class Binder {
     return found;
   }
 
-  // The first value that is entry `index` of the kind's table; null if none is.
-  const Value* value_of(ValueKind kind, std::size_t index) const {
-    const auto found = std::ranges::find_if(
-        program_.values, [&](const Value& v) { return v.kind == kind && v.source == static_cast<int>(index); });
-    return found == program_.values.end() ? nullptr : &*found;
-  }
-
   Ref<Storage> unit(std::size_t index) const {
     const std::string& name = program_.units[index];
     Ref<Storage> storage = find_storage(name);
     if (!storage) fail("the program uses the storage \"{}\" of a unit, which is not on this rank", name);
-    if (const Value* value = value_of(ValueKind::unit, index))
+    if (const Value* value = units_[index])
       check(storage->bytes() == value->bytes && storage->device() == value->device,
             "the storage \"{}\" has {} bytes on {}, in the program it has {} on {}", name, storage->bytes(),
             to_string(storage->device()), value->bytes, to_string(value->device));
     return storage;
   }
 
-  Ref<Storage> constant(std::size_t index) const {
+  Ref<Storage> constant(std::size_t index) {
     const ConstantContent& content = program_.constants[index];
-    const Value* const value = value_of(ValueKind::constant, index);
+    const Value* const value = constants_[index];
     if (!value) return Storage::allocate(0, MemoryCategory::activations);
-    for (const Ref<Storage>& storage : names_.constants)
-      if (storage->bytes() == value->bytes && storage->device() == value->device && content.hash != 0 &&
-          content_of(storage).hash == content.hash)
-        return storage;
+    for (Given& given : given_)
+      if (given.storage && given.storage->bytes() == value->bytes && given.storage->device() == value->device &&
+          content.hash != 0 && given.hash == content.hash)
+        return std::exchange(given.storage, {});  // equal ones stay apart: the step may write into one
     if (RankContext::current().is_ghost() || value->bytes == 0)
       return Storage::allocate(value->bytes, value->category, value->device);
     check(static_cast<std::int64_t>(content.bytes.size()) == value->bytes,
@@ -157,9 +162,16 @@ class Binder {
     return there;
   }
 
+  struct Given {
+    Ref<Storage> storage;  // none: it is a constant already
+    std::uint64_t hash;
+  };
   const Program& program_;
-  const Names& names_;
   const std::vector<Slot*> slots_;
+  std::unordered_map<std::string, std::vector<Slot*>> by_name_;
+  std::unordered_set<std::string_view> wanted_;  // names of the program's slots
+  std::vector<const Value*> units_, constants_;  // by entry; null: no value is that
+  std::vector<Given> given_;
 };
 
 // What the names of a graph's program were recorded as.

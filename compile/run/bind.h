@@ -12,7 +12,7 @@ namespace sherd {
 struct Names {
   /// Instead of all slots of this rank, in the order in which they were made.
   std::vector<Slot*> slots{};
-  /// Storages among which constants that are too large for a program are found by their contents.
+  /// Storages among which constants that are too large for a program are found by their contents, each for one.
   std::vector<Ref<Storage>> constants{};
   /// By index of the program's table, for who knows: meshes that look alike have layouts that are called alike.
   std::vector<const Distributed*> layouts{};

@@ -112,6 +112,18 @@ TEST(Bind, ConstantsAreMadeAnewOrFoundByTheirContents) {
   expect_error([&] { bind(graph.program, {.slots = {}, .constants = {same.storage()}}); }, {"does not carry constant"});
 }
 
+// Constants of equal contents are storages of their own: the step may write into one and read the other.
+TEST(Bind, EqualConstantsStayApart) {
+  const Tensor first = drawn({100}, "large"), second = first + 0.0;
+  const Program program = parse(text(lower(recorded({}, [&]() -> std::vector<Tensor> { return {first * second}; }))));
+  ASSERT_EQ(program.constants.size(), 2u);
+  ASSERT_EQ(program.constants[0], program.constants[1]);
+  expect_error([&] { bind(program, {.slots = {}, .constants = {first.storage()}}); }, {"Names::constants"});
+  const Graph bound = bind(program, {.slots = {}, .constants = {first.storage(), second.storage()}});
+  EXPECT_EQ(bound.live.constants[0].get(), first.storage().get());
+  EXPECT_EQ(bound.live.constants[1].get(), second.storage().get());
+}
+
 TEST(Bind, AnArgumentIsNotReadBeyondItsEnd) {
   const Tensor x[] = {drawn({4}, "x")};
   Program program = lower(recorded(x, [&]() -> std::vector<Tensor> { return {x[0] + 1.0}; }));
