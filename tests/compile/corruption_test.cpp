@@ -19,10 +19,10 @@ constexpr int kRefusals = 60;  // of each of five programs
 
 enum class Verdict { not_applied, refused_by_node, refused_by_verify, refused_by_meaning, accepted };
 
-Verdict judge(const Program& sound, const Corruption& corruption, Draw& draw, Program& wrong) {
+Verdict judge(const Program& sound, const Corruption& corruption, Dice& dice, Program& wrong) {
   wrong = sound;
   try {
-    if (!corruption.apply(wrong, draw)) return Verdict::not_applied;
+    if (!corruption.apply(wrong, dice)) return Verdict::not_applied;
   } catch (const Error&) { return Verdict::refused_by_node; }
   try {
     verify(wrong);
@@ -49,12 +49,12 @@ Tally corrupt(const RecordedStep& step, std::uint64_t seed) {
   const Program& sound = step.complete();
   verify(sound);
   const Outcome expected = step.run(sound);
-  Draw draw(seed);
+  Dice dice(seed);
   Tally tally;
   std::map<std::string, Tally> kinds;
   for (int attempt = 0; tally.refused() < kRefusals && attempt < 100 * kRefusals; ++attempt) {
-    const Corruption& corruption = corruptions()[draw.below(corruptions().size())];
-    Draw own(seed + 1 + static_cast<std::uint64_t>(attempt));
+    const Corruption& corruption = corruptions()[dice.below(corruptions().size())];
+    Dice own(seed + 1 + static_cast<std::uint64_t>(attempt));
     Program wrong;
     const Verdict verdict = judge(sound, corruption, own, wrong);
     const bool refused = verdict != Verdict::not_applied && verdict != Verdict::accepted;

@@ -9,9 +9,9 @@
 
 namespace sherd::testing {
 
-class Draw {
+class Dice {
  public:
-  explicit Draw(std::uint64_t seed) : engine_(seed) {}
+  explicit Dice(std::uint64_t seed) : engine_(seed) {}
   std::size_t below(std::size_t count) { return std::uniform_int_distribution<std::size_t>(0, count - 1)(engine_); }
 
  private:
@@ -23,7 +23,7 @@ struct Corruption {
   /// Whether verify() must refuse it without knowing the sound program.
   bool is_of_order;
   /// False if this draw hits nothing that it could change.
-  bool (*apply)(Program& program, Draw& draw);
+  bool (*apply)(Program& program, Dice& dice);
 };
 
 const std::vector<Corruption>& corruptions();

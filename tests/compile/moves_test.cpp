@@ -7,6 +7,8 @@
 #include "compile/ir/meaning.h"
 #include "compile/ir/order.h"
 #include "compile/ir/verify.h"
+#include "compile/passes/place_eager.h"
+#include "compile/passes/ssa.h"
 #include "tests/compile/corruptions.h"
 #include "tests/compile/recorded_step.h"
 
@@ -45,10 +47,10 @@ struct Move {
 };
 
 // A random node, as far as a random step takes it past independent neighbours.
-std::optional<Move> draw_independent(const Program& program, Draw& draw) {
-  const std::size_t node = draw.below(program.nodes.size());
-  const std::size_t most = 1 + draw.below(40);
-  const bool up = draw.below(2) != 0;
+std::optional<Move> draw_independent(const Program& program, Dice& dice) {
+  const std::size_t node = dice.below(program.nodes.size());
+  const std::size_t most = 1 + dice.below(40);
+  const bool up = dice.below(2) != 0;
   std::size_t to = node;
   while (to != (up ? 0 : program.nodes.size() - 1) && (up ? node - to : to - node) < most &&
          are_independent(program.nodes[node], program.nodes[up ? to - 1 : to + 1]))
@@ -57,14 +59,14 @@ std::optional<Move> draw_independent(const Program& program, Draw& draw) {
 }
 
 // Anywhere that the order allows; waits and collectives too. All ranks move alike or not at all.
-std::optional<Move> draw_allowed(const Order& order, std::size_t nodes, Draw& draw) {
-  const std::size_t node = draw.below(nodes);
+std::optional<Move> draw_allowed(const Order& order, std::size_t nodes, Dice& dice) {
+  const std::size_t node = dice.below(nodes);
   const std::size_t first = order.earliest(node), last = order.latest(node);
-  const std::size_t to = first + draw.below(last - first + 1);
+  const std::size_t to = first + dice.below(last - first + 1);
   return to == node ? std::nullopt : std::optional(Move{node, to});
 }
 
-int move_about(const RecordedStep& step, Draw& draw) {
+int move_about(const RecordedStep& step, Dice& dice) {
   const Program& sound = step.complete();
   const Outcome expected = step.run(sound);
   Program program = sound;
@@ -73,7 +75,7 @@ int move_about(const RecordedStep& step, Draw& draw) {
     const Order order(program);
     const bool is_independent = attempt % 2 == 0;
     const std::optional<Move> move =
-        is_independent ? draw_independent(program, draw) : draw_allowed(order, program.nodes.size(), draw);
+        is_independent ? draw_independent(program, dice) : draw_allowed(order, program.nodes.size(), dice);
     if (!move) continue;
     EXPECT_TRUE(order.may_move(move->node, move->to)) << "node " << move->node << " to " << move->to;
     move_node(program, move->node, move->to);
@@ -87,13 +89,37 @@ int move_about(const RecordedStep& step, Draw& draw) {
 TEST(Program, IndependentNodesMoveFreely) {
   std::atomic<int> moves = 0;
   for_each_step([&](const StepCase& c, const RecordedStep& step) {
-    Draw draw(kSeed);
-    const int here = move_about(step, draw);
+    Dice dice(kSeed);
+    const int here = move_about(step, dice);
     if (step.group().rank() != 0) return;
     fmt::print("{}, seed {}: {} moves\n", c.name, kSeed, here);
     moves += here;
   });
   EXPECT_EQ(moves, 300);
+}
+
+// Values that moves have made to overlap in time, or that a queue still uses, keep storages of their own.
+TEST(Program, MovedNodesGetTheirStoragesBack) {
+  for_each_step([](const StepCase& c, const RecordedStep& step) {
+    const Program& sound = step.complete();
+    const Outcome expected = step.run(sound);
+    Program program = sound;
+    ssa(program);
+    const std::size_t apart = program.values.size();
+    Dice dice(kSeed);
+    for (int moves = 0, attempt = 0; moves < kMoves && attempt < 100 * kMoves; ++attempt) {
+      const std::optional<Move> move = draw_allowed(Order(program), program.nodes.size(), dice);
+      if (!move) continue;
+      move_node(program, move->node, move->to);
+      ++moves;
+    }
+    EXPECT_NO_THROW(verify(program));
+    place_eager(program);
+    EXPECT_LT(program.values.size(), apart);
+    EXPECT_NO_THROW(verify(program)) << c.name;
+    EXPECT_NO_THROW(check_same_meaning(sound, program));
+    EXPECT_TRUE(step.run(program).same_bits_as(expected));
+  });
 }
 
 // Orders that are bounded by nothing but a write after a read, or by a loan.

@@ -8,8 +8,10 @@
 #include "compile/ir/verify.h"
 #include "compile/passes/place_waits.h"
 #include "compile/passes/ssa.h"
+#include "runtime/comm/group/ghost_group.h"
 #include "runtime/op/collective_attrs.h"
 #include "runtime/op/optimizer_attrs.h"
+#include "runtime/op/unit.h"
 #include "runtime/op/wait_attrs.h"
 #include "tests/compile/hand_made.h"
 #include "tests/support/expect_error.h"
@@ -102,6 +104,30 @@ TEST(Verify, ANodeReadsTheVersionItWasRecordedToRead) {
   move_node(program, 1, 0);
   expect_error([&] { verify(program); },
                {"input 6 comes after 0 writes of its bytes, it was recorded after 1", "adamw"});
+}
+
+// A count of writes does not tell which: here as many come before the node in the middle, of other bytes.
+TEST(Verify, PartsAreWrittenByTheNodesThatWroteThem) {
+  Program program = program_of(2, 2);
+  add(program, op::relu, {whole(0)}, {whole(2)});
+  add(program, op::exp, {row_of(1, 0)}, {row_of(2, 0)});
+  add(program, op::neg, {whole(2)}, {whole(3)});
+  add(program, op::exp, {row_of(1, 1)}, {row_of(2, 1)});
+  finish(program, {whole(2), whole(3)});
+  verify(program);
+  EXPECT_GE(program.nodes[2].numbers[0], kMixed);
+  std::swap(program.nodes[1], program.nodes[3]);
+  expect_error([&] { verify(program); }, {"input 0 comes after other writes of its bytes", "neg"});
+}
+
+TEST(Verify, NumbersDoNotChangeUnderLegalMoves) {
+  Program program = program_of(1, 2);
+  add(program, op::relu, {row_of(0, 0)}, {row_of(1, 0)});
+  add(program, op::relu, {row_of(0, 1)}, {row_of(1, 1)});
+  add(program, op::neg, {whole(1)}, {whole(2)});
+  finish(program, {whole(2)});
+  std::swap(program.nodes[0], program.nodes[1]);
+  verify(program);
 }
 
 TEST(Verify, ScratchIsATemporaryOfEnoughBytes) {
@@ -204,6 +230,75 @@ TEST(Waits, AWriterWaitsForReadersAndAFullQueueForItsOldest) {
   verify(program);
 }
 
+// Two queues, of which each holds one item: who writes what the other uses comes after it, and a wait for it ends both.
+TEST(Waits, AnItemIsOverWithTheOneThatFollowsIt) {
+  static constinit const Op send_a{.name = "send_a",
+                                   .infer = infer_same,
+                                   .traits = {.collective = true, .issues = true},
+                                   .no_gradient = "test",
+                                   .queue = [](AttrsView) { return QueueUse{"a", 1}; }};
+  static constinit const Op send_b{.name = "send_b",
+                                   .infer = infer_same,
+                                   .traits = {.collective = true, .issues = true},
+                                   .no_gradient = "test",
+                                   .queue = [](AttrsView) { return QueueUse{"b", 1}; }};
+  Program program = program_of(1, 3);
+  add(program, op::relu, {whole(0)}, {whole(2)});
+  add(program, send_a, {whole(0)}, {whole(1)});
+  add(program, send_b, {whole(2)}, {whole(1)});
+  add(program, send_b, {whole(2)}, {whole(0)});
+  add(program, send_a, {whole(2)}, {whole(3)});
+  finish(program, {whole(0), whole(1), whole(3)});
+  place_waits(program);
+  verify(program);
+  EXPECT_EQ(rows_of_program(program),
+            (std::vector<std::string>{"relu", "send_a", "send_b", "wait 1", "send_b", "send_a"}));
+  // Its own queue is full too, and only who follows it knows the first item.
+  Program longer = program_of(1, 3);
+  add(longer, op::relu, {whole(0)}, {whole(2)});
+  add(longer, send_a, {whole(0)}, {whole(1)});
+  static constinit const Op send_c{.name = "send_c",
+                                   .infer = infer_same,
+                                   .traits = {.collective = true, .issues = true},
+                                   .no_gradient = "test",
+                                   .queue = [](AttrsView) { return QueueUse{"c", 8}; }};
+  add(longer, send_c, {whole(2)}, {whole(1)});
+  add(longer, send_c, {whole(2)}, {whole(0)});
+  add(longer, send_a, {whole(2)}, {whole(3)});
+  finish(longer, {whole(0), whole(1), whole(3)});
+  place_waits(longer);
+  verify(longer);
+  EXPECT_EQ(rows_of_program(longer),
+            (std::vector<std::string>{"relu", "send_a", "send_c", "send_c", "wait 0", "send_a"}));
+}
+
+TEST(Waits, ACallMaySubmitSeveralItems) {
+  static constinit const Op send_two{.name = "send_two",
+                                     .infer = infer_same,
+                                     .traits = {.collective = true, .issues = true},
+                                     .no_gradient = "test",
+                                     .queue = [](AttrsView) { return QueueUse{"link", 3, 2}; }};
+  Program program = program_of(1, 3);
+  for (const ValueId out : {1, 2, 3}) add(program, send_two, {whole(0)}, {whole(out)});
+  finish(program, {whole(1), whole(2), whole(3)});
+  place_waits(program);
+  EXPECT_EQ(rows_of_program(program),
+            (std::vector<std::string>{"send_two", "wait 1", "send_two", "wait 2", "send_two"}));
+  verify(program);
+}
+
+// Sums and averages of one call go one after the other.
+TEST(Waits, AReductionOfSumsAndAveragesIsTwoItems) {
+  UnitReduceAttrs attrs{.unit = UnitLayout::intern({.name = "two", .shards = 2}), .in_flight = 1};
+  for (const auto& [kinds, items] :
+       {std::pair(std::vector{ReduceKind::avg, ReduceKind::avg}, 1u), std::pair(std::vector{ReduceKind::sum}, 1u),
+        std::pair(std::vector{ReduceKind::sum, ReduceKind::avg, ReduceKind::sum}, 2u)}) {
+    attrs.pieces.clear();
+    for (const ReduceKind kind : kinds) attrs.pieces.push_back({.kind = kind});
+    EXPECT_EQ(op::reduce_start.queue(attrs).items, items);
+  }
+}
+
 TEST(Waits, WhatIsLentAtTheEndIsLeftToTheQueue) {
   Program program = program_of(1, 2);
   add(program, op::relu, {whole(0)}, {whole(1)});
@@ -213,6 +308,33 @@ TEST(Waits, WhatIsLentAtTheEndIsLeftToTheQueue) {
   EXPECT_EQ(rows_of_program(program), (std::vector<std::string>{"relu", "send"}));
   EXPECT_EQ(lent_at_end(program), (std::vector<ValueId>{1, 2}));
   verify(program);
+}
+
+// The second kernel of a queue waits for the first itself; a wait for the second ends both, so their order is seen.
+TEST(Order, GroupsShareAQueue) {
+  const auto world = make_ghost_group(0, 4), other = make_ghost_group(0, 2);
+  Program program = program_of(2, 4);
+  add(program, op::all_reduce, {whole(0)}, {whole(2)}, CollectiveAttrs{.group = world.get()});
+  add(program, op::all_reduce, {whole(1)}, {whole(3)}, CollectiveAttrs{.group = other.get()});
+  add(program, op::relu, {whole(3)}, {whole(4)});
+  add(program, op::relu, {whole(2)}, {whole(5)});
+  finish(program, {whole(4), whole(5)});
+  place_waits(program);
+  EXPECT_EQ(rows_of_program(program),
+            (std::vector<std::string>{"all_reduce", "all_reduce", "wait 3", "relu frees 3", "relu frees 2"}));
+  verify(program);
+  const Order order(program);
+  EXPECT_FALSE(order.may_move(1, 0)) << "on another rank they may stay as they are";
+  for (std::size_t node = 0; node < program.nodes.size(); ++node)
+    for (std::size_t to = 0; to < program.nodes.size(); ++to) {
+      Program moved = program;
+      move_node(moved, node, to);
+      bool is_sound = true;
+      try {
+        verify(moved);
+      } catch (const Error&) { is_sound = false; }
+      EXPECT_EQ(order.may_move(node, to), is_sound) << "node " << node << " to " << to;
+    }
 }
 
 TEST(Order, CallsOfOneChannelKeepTheirOrder) {

@@ -4,8 +4,13 @@
 #include <chrono>
 #include <cstdlib>
 
+#include "compile/ir/meaning.h"
+#include "compile/ir/order.h"
 #include "compile/passes/pass.h"
+#include "compile/passes/place_eager.h"
+#include "compile/passes/ssa.h"
 #include "tests/compile/mutate.h"
+#include "tests/compile/recorded_step.h"
 #include "tests/compile/training_step.h"
 #include "tests/support/expect_error.h"
 
@@ -129,6 +134,7 @@ TEST(ProgramText, EveryFieldCounts) {
   differs([](Program& p) { p.values[0].category = MemoryCategory::workspace; });
   differs([](Program& p) { p.values[1].device = Device::cuda(1); });
   differs([](Program& p) { p.values.back().home.offset = 1; });
+  differs([](Program& p) { p.values[0].is_absent = true; });
   differs([](Program& p) { p.nodes[0].phase = StepPhase::optimizer; });
   differs([](Program& p) { p.nodes[0].module = kNoModule; });
   differs([](Program& p) { p.nodes[0].accumulate = true; });
@@ -214,6 +220,13 @@ TEST(ProgramText, ErrorsSayWhere) {
   refused("sum($0)", "sum($1)", "line 10, column 16", "there is no such value");
   refused("dims=3", "dims=x", "line 10, column 20", "dims = x is no");
   refused("false}", "false", "line 10, column 20", "the brace is not closed");
+  refused("module blocks.0\n", "module a\nmodule a\n", "line 3, column", "\"a\" stands there twice");
+  refused("argument f32[2,2]\n", "unit \"a\"\nunit \"a\"\nargument f32[2,2]\n", "line 4, column",
+          "\"a\" stands there twice");
+  refused("argument f32[2,2]\n", "setting \"a\" \"1\"\nsetting \"a\" \"2\"\nargument f32[2,2]\n", "line 4, column",
+          "\"a\" stands there twice");
+  refused("value %0 f32[] activations", "value $1 f32[2,2] activations source 0", "line 8, column 7",
+          "another value is entry 0 of its table");
   refused("# blocks.0", "# blocks.1", "line 10, column 43", "\"blocks.1\" is not declared");
   refused("return %0", "retrun %0", "line 11, column 1", "retrun");
   refused("end\n", "end", "line 12, column 1", "expected \"@\", found \"end\"");
@@ -227,7 +240,8 @@ TEST(ProgramText, ATruncatedTextIsAnErrorWithItsPlace) {
     ASSERT_TRUE(error_of(whole.substr(0, length)).starts_with("program text, line ")) << whole.substr(0, length);
 }
 
-// What is read at all is sound or refused by verify(), and is written as it was read.
+// What is read at all is sound or refused by verify(), and is written as it was read. What is sound can be asked about,
+// taken apart and put together.
 void expect_refused_or_sound(const std::string& broken) {
   Program program;
   try {
@@ -242,24 +256,56 @@ void expect_refused_or_sound(const std::string& broken) {
     verify(program);
   } catch (const Error&) { return; }
   (void)to_string(program);
+  const Order order(program);
+  const Meanings meanings(program);
+  const auto expect_same = [&](const Program& changed) {
+    ASSERT_NO_THROW(verify(changed)) << broken;
+    ASSERT_NO_THROW(check_same_meaning(meanings, changed)) << broken;
+  };
+  Program changed = program;
+  ssa(changed);
+  expect_same(changed);
+  place_eager(changed);
+  expect_same(changed);
 }
 
-// tools/soak/programs.py runs this for longer, from other seeds.
-TEST(ProgramText, AnAlteredTextIsRefusedOrIsAnotherProgram) {
-  const char* const seed_text = std::getenv("SHERD_SOAK_SEED");
-  const char* const seconds_text = std::getenv("SHERD_SOAK_SECONDS");
-  const std::uint64_t seed = seed_text ? std::stoull(seed_text) : 1;
-  const std::chrono::duration<double> limit(seconds_text ? std::stod(seconds_text) : 60);
-  const std::uint64_t trials = seconds_text ? ~0ull : 4000;
-  const std::string whole[] = {text(tiny_step()), text(odd_step()), text(gpt_step()), text(passed_step())};
-  const auto start = std::chrono::steady_clock::now();
-  std::uint64_t trial = 0;
-  for (; trial < trials && std::chrono::steady_clock::now() - start < limit; ++trial) {
-    SCOPED_TRACE(fmt::format("seed {} trial {}", seed, trial));
-    expect_refused_or_sound(Mutator(seed * 1'000'003 + trial).damaged(whole[trial % std::size(whole)]));
-    if (HasFatalFailure()) return;
+struct Soak {
+  std::uint64_t seed = 1, trials;
+  std::chrono::duration<double> limit{60};
+  // tools/soak/programs.py sets these.
+  explicit Soak(std::uint64_t usual_trials) : trials(usual_trials) {
+    if (const char* const text = std::getenv("SHERD_SOAK_SEED")) seed = std::stoull(text);
+    if (const char* const text = std::getenv("SHERD_SOAK_SECONDS")) {
+      limit = std::chrono::duration<double>(std::stod(text));
+      trials = ~0ull;
+    }
   }
-  fmt::print("seed {}: {} altered texts\n", seed, trial);
+  void run(std::string_view what, std::span<const std::string> texts) const {
+    const auto start = std::chrono::steady_clock::now();
+    std::uint64_t trial = 0;
+    for (; trial < trials && std::chrono::steady_clock::now() - start < limit; ++trial) {
+      SCOPED_TRACE(fmt::format("seed {} trial {}", seed, trial));
+      expect_refused_or_sound(Mutator(seed * 1'000'003 + trial).damaged(texts[trial % texts.size()]));
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+    fmt::print("seed {}: {} altered texts of {}\n", seed, trial, what);
+  }
+};
+
+TEST(ProgramText, AnAlteredTextIsRefusedOrIsAnotherProgram) {
+  const std::string whole[] = {text(tiny_step()), text(odd_step()), text(gpt_step()), text(passed_step())};
+  Soak(4000).run("steps of one rank", whole);
+}
+
+// With waits, scratch, units and groups, whose names mean something on the rank that has them.
+TEST(ProgramText, AnAlteredTextOfAShardedStepIsRefusedOrIsAnotherProgram) {
+  for_each_step([](const StepCase& c, const RecordedStep& step) {
+    if (c.ranks == 1 || step.group().rank() != 0) return;
+    Program apart = step.complete();
+    ssa(apart);
+    const std::string whole[] = {text(step.complete()), text(apart)};
+    Soak(200).run(c.name, whole);
+  });
 }
 
 }  // namespace

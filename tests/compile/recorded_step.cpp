@@ -37,6 +37,27 @@ std::vector<Bits> bits_of_slots() {
   return state;
 }
 
+std::vector<Bits> bits_of_gradients() {
+  std::vector<Bits> gradients;
+  for (const Slot* slot : RankContext::current().slots)
+    gradients.push_back(slot->grad().defined() ? bits_of(slot->grad()) : Bits());
+  return gradients;
+}
+
+std::vector<Bits> bits_of_all(std::span<const Tensor> tensors) {
+  std::vector<Bits> all;
+  for (const Tensor& tensor : tensors) all.push_back(tensor.defined() ? bits_of(tensor) : Bits());
+  return all;
+}
+
+void put(const Bits& bits, const Tensor& local) {
+  ASSERT_TRUE(local.is_contiguous());
+  ASSERT_EQ(static_cast<std::size_t>(local.bytes()), bits.size());
+  if (bits.empty()) return;
+  std::memcpy(local.storage()->write() + local.offset() * byte_size(local.dtype()), bits.data(), bits.size());
+  local.storage()->bump_version();
+}
+
 struct Training {
   std::unique_ptr<nn::AdamW> optimizer;
   std::vector<Tensor> finish(const Tensor& loss) const {
@@ -96,6 +117,7 @@ RecordedStep::RecordedStep(Function step, std::vector<Tensor> arguments, Group g
   for (int i = 0; i < 2; ++i) step_(arguments_);
   RankContext::current().drain_queues();
   state_ = bits_of_slots();
+  given_bits_ = bits_of_all(arguments_);
   Recorder recorder(arguments_);
   const std::vector<Tensor> results = step_(arguments_);
   Graph graph = recorder.finish(results);
@@ -110,15 +132,10 @@ void RecordedStep::restore() const {
   RankContext& context = RankContext::current();
   context.drain_queues();
   for (std::size_t i = 0; i < state_.size(); ++i) {
-    if (!context.slots[i]->has_value()) continue;
-    const Tensor local = context.slots[i]->value().local();
-    ASSERT_TRUE(local.is_contiguous());
-    ASSERT_EQ(static_cast<std::size_t>(local.bytes()), state_[i].size());
-    if (state_[i].empty()) continue;
-    std::memcpy(local.storage()->write() + local.offset() * byte_size(local.dtype()), state_[i].data(),
-                state_[i].size());
-    local.storage()->bump_version();
+    if (context.slots[i]->has_value()) put(state_[i], context.slots[i]->value().local());
+    context.slots[i]->clear_grad();
   }
+  for (std::size_t i = 0; i < arguments_.size(); ++i) put(given_bits_[i], arguments_[i].local());
 }
 
 Outcome RecordedStep::run(const Program& program) const {
@@ -133,8 +150,10 @@ Outcome RecordedStep::run(const Program& program) const {
   outcome.peaks = accounting.peak();
   outcome.peak = accounting.total_peak();
   context.drain_queues();
-  for (const Tensor& result : results) outcome.results.push_back(bits_of(result));
+  outcome.results = bits_of_all(results);
   outcome.slots = bits_of_slots();
+  outcome.gradients = bits_of_gradients();
+  outcome.arguments = bits_of_all(arguments_);
   return outcome;
 }
 

@@ -15,10 +15,13 @@ namespace sherd::testing {
 
 /// What a run leaves, in bits, and what it held at most.
 struct Outcome {
-  std::vector<std::vector<std::byte>> results, slots;
+  std::vector<std::vector<std::byte>> results, slots, gradients, arguments;
   CategoryBytes peaks{};
   std::int64_t peak = 0;
-  bool same_bits_as(const Outcome& other) const { return results == other.results && slots == other.slots; }
+  bool same_bits_as(const Outcome& other) const {
+    return results == other.results && slots == other.slots && gradients == other.gradients &&
+           arguments == other.arguments;
+  }
 };
 
 class RecordedStep {
@@ -33,9 +36,8 @@ class RecordedStep {
   const Program& complete() const { return complete_; }
   /// Collective: from the state before the recorded call.
   Outcome run(const Program& program) const;
-  /// Collective: whether it is so on all ranks; on none.
+  /// Collective: whether it is so on all ranks.
   bool on_all(bool here) const { return count(here) == group_->size(); }
-  bool on_none(bool here) const { return count(here) == 0; }
   ProcessGroup& group() const { return *group_; }
 
  private:
@@ -46,8 +48,9 @@ class RecordedStep {
   std::vector<Tensor> arguments_;
   std::shared_ptr<ProcessGroup> group_;
   Program recorded_, complete_;
-  Live live_;                                  // of both
-  std::vector<std::vector<std::byte>> state_;  // by slot of the rank context
+  Live live_;                                       // of both
+  std::vector<std::vector<std::byte>> state_;       // by slot of the rank context
+  std::vector<std::vector<std::byte>> given_bits_;  // by argument
 };
 
 struct StepCase {
