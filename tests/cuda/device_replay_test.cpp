@@ -31,7 +31,7 @@ void expect_same_slots(const TinyNet& a, const TinyNet& b) {
   EXPECT_EQ(a.step.value().item<float>(), b.step.value().item<float>());
 }
 
-TEST_F(DeviceReplayTest, TenTrainingStepsAreBitwiseTheEagerOnes) {
+TEST_F(DeviceReplayTest, F181_TenTrainingStepsAreBitwiseTheEagerOnes) {
   TinyNet eager(kCuda), captured(kCuda), host;
   auto step = compile([&](const Tensor& x, const Tensor& y) { return captured.train(x, y); });
   for (int i = 0; i < 10; ++i) {

@@ -17,7 +17,7 @@ namespace {
 
 using EmulatedStaged = cuda::CudaTest;
 
-TEST_F(EmulatedStaged, AStepWaitsOnceForItsLoss) {
+TEST_F(EmulatedStaged, F179_AStepWaitsOnceForItsLoss) {
   run_ranks(2, [](const std::shared_ptr<ProcessGroup>& host) {
     const Device there = Device::cuda(0);
     Net net({6, 10, 7, 9, 5});

@@ -9,7 +9,7 @@ namespace {
 
 using StagedHazards = cuda::CudaTest;
 
-TEST_F(StagedHazards, EveryRemovedEdgeIsFoundAndNamesBufferAndQueues) {
+TEST_F(StagedHazards, F177_EveryRemovedEdgeIsFoundAndNamesBufferAndQueues) {
   expect_every_removed_edge_is_found(Device::cuda(0), make_staged_group);
 }
 

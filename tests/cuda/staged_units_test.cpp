@@ -68,23 +68,23 @@ void expect_as_on_the_host(int ranks, const Options& options, double slack = 1) 
   });
 }
 
-TEST_F(StagedUnits, TrainAsOnTheHost) {
+TEST_F(StagedUnits, F176_TrainAsOnTheHost) {
   expect_as_on_the_host(2, {});
   expect_as_on_the_host(2, {.unit = {.reshard_after_forward = nn::ReshardAfterForward(false)}});
   expect_as_on_the_host(3, {});
 }
 
-TEST_F(StagedUnits, CastAndReduceInOtherTypes) {
+TEST_F(StagedUnits, F176_CastAndReduceInOtherTypes) {
   const nn::MixedPrecision bf16{.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
   expect_as_on_the_host(2, {.unit = {.mp_policy = bf16}}, 2000);
 }
 
-TEST_F(StagedUnits, AddUpOverReplicas) {
+TEST_F(StagedUnits, F176_AddUpOverReplicas) {
   expect_as_on_the_host(4, {.replicas = 2});
   expect_as_on_the_host(2, {.replicas = 2});
 }
 
-TEST_F(StagedUnits, HaveNoHazards) {
+TEST_F(StagedUnits, F177_HaveNoHazards) {
   run_ranks(2, [](const Group& host) {
     HazardChecker checker;
     train(make_staged_group(host), kCuda, {});
@@ -94,7 +94,7 @@ TEST_F(StagedUnits, HaveNoHazards) {
 }
 
 // Rank 1 does not begin its step before rank 0 has queued all of its own: nothing waits on rank 0's thread.
-TEST_F(StagedUnits, AStepWaitsForNobodyOnTheRanksThread) {
+TEST_F(StagedUnits, F179_AStepWaitsForNobodyOnTheRanksThread) {
   std::promise<void> is_queued;
   const std::shared_future<void> queued = is_queued.get_future().share();
   run_ranks(2, [&](const Group& host) {

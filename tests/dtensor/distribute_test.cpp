@@ -131,7 +131,7 @@ TEST(Distribute, RefusalsNameWhatIsWrong) {
   });
 }
 
-TEST(FullTensor, PartialValuesAreReduced) {
+TEST(FullTensor, F123_PartialValuesAreReduced) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [=](const Group& group) {
       const DeviceMesh mesh(group);

@@ -295,7 +295,7 @@ TEST(DistLayer, PowerSumSeesEachRanksOwnElements) {
 }
 
 // Updates of shards and of full tensors must give the same bits: every element is updated by itself.
-TEST(DistLayer, F145_OptimizerRowsOnShardsEqualThoseOnTheWhole) {
+TEST(DistLayer, F76_F145_OptimizerRowsOnShardsEqualThoseOnTheWhole) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
       const DeviceMesh mesh(group);

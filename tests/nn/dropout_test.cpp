@@ -61,7 +61,7 @@ TEST(Dropout, AnotherStepCallOrPathIsAnotherMaskTheSameIsTheSame) {
   EXPECT_FALSE(same_bits(masks_at(other, 1)[0], step1[0])) << "two seeds";
 }
 
-TEST(Dropout, RanksDrawTheMaskOfTheWholeBatch) {
+TEST(Dropout, F143_RanksDrawTheMaskOfTheWholeBatch) {
   std::vector<Tensor> whole[2];
   const RankScope rank;
   set_seed({5});

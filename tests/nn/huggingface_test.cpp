@@ -116,7 +116,7 @@ TEST_P(HuggingFace, IsWrittenBackTheSame) {
   expect_equal_directories(dir_ / "copy", weights_.dir());
 }
 
-TEST_P(HuggingFace, ShardsLoadAndAreWrittenBackTheSame) {
+TEST_P(HuggingFace, F24_F167_ShardsLoadAndAreWrittenBackTheSame) {
   const Tensor expected = (*loaded(weights_))(golden("in.tokens"), Tensor());
   for (const int ranks : {2, 3, 5}) {
     const std::string copy = dir_ / fmt::format("copy-{}", ranks);
@@ -135,7 +135,7 @@ TEST_P(HuggingFace, ShardsLoadAndAreWrittenBackTheSame) {
 }
 
 // Columns of a matrix on one rank, rows of those on another; of a transposed GPT-2 weight the other way round.
-TEST_P(HuggingFace, PartsOfTwoAxesLoadAndAreWrittenBackTheSame) {
+TEST_P(HuggingFace, F24_F167_PartsOfTwoAxesLoadAndAreWrittenBackTheSame) {
   const int tp = std::holds_alternative<GptConfig>(weights_.config()) ? 3 : 2;  // divides the heads
   run_ranks(2 * tp, [&](const Group& group) {
     const DeviceMesh root(group, {{"dp", 2}, {"tp", tp}});
@@ -153,7 +153,7 @@ TEST_P(HuggingFace, PartsOfTwoAxesLoadAndAreWrittenBackTheSame) {
   expect_equal_directories(dir_ / "copy", weights_.dir());
 }
 
-TEST_P(HuggingFace, ANewDirectoryHoldsTheSameModel) {
+TEST_P(HuggingFace, F167_ANewDirectoryHoldsTheSameModel) {
   const auto model = loaded(weights_);
   for (const std::int64_t limit : {std::int64_t{1} << 40, std::int64_t{10'000}}) {
     const std::string path = dir_ / fmt::format("new-{}", limit);
@@ -274,7 +274,7 @@ TEST_F(BadHuggingFace, TheIndexStaysInTheDirectory) {
   expect_refused({"weight_map"});
 }
 
-TEST_F(BadHuggingFace, TheIndexAndTheFilesMustAgree) {
+TEST_F(BadHuggingFace, F167_TheIndexAndTheFilesMustAgree) {
   const json index = read("model.safetensors.index.json");
   json bad = index;
   bad["weight_map"].erase("model.norm.weight");

@@ -77,7 +77,7 @@ TEST(Init, SixteenBitParametersAreTheRoundedDraws) {
   EXPECT_TRUE(same_bits(narrow, cast(wide, DType::bf16)));
 }
 
-TEST(Init, TheSameBitsOnAnyNumberOfRanks) {
+TEST(Init, F22_F144_TheSameBitsOnAnyNumberOfRanks) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
       const DeviceMesh mesh(group);
@@ -95,7 +95,7 @@ TEST(Init, TheSameBitsOnAnyNumberOfRanks) {
 }
 
 // Columns sharded over one axis and rows over another, one dim over both in either order: each rank draws its own box.
-TEST(Init, TheSameBitsOnAMeshOfTwoAxes) {
+TEST(Init, F22_F144_TheSameBitsOnAMeshOfTwoAxes) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
     const Shape shape{7, 5};

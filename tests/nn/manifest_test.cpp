@@ -97,7 +97,7 @@ class Checkpoint : public ::testing::Test {
   float scalar_ = 0.5f;
 };
 
-TEST_F(Checkpoint, RowsComeBackFromAnySplit) {
+TEST_F(Checkpoint, F160_RowsComeBackFromAnySplit) {
   save(120);
   for (std::int64_t from = 0; from <= kRows; ++from)
     for (std::int64_t rows = 0; from + rows <= kRows; ++rows) {
@@ -112,7 +112,7 @@ TEST_F(Checkpoint, RowsComeBackFromAnySplit) {
 }
 
 // Boxes of two and three dims, split in any way, against picking element by element.
-TEST_F(Checkpoint, AnyBoxComesBackFromAnyBoxes) {
+TEST_F(Checkpoint, F160_AnyBoxComesBackFromAnyBoxes) {
   const Shape shape{5, 4, 3};
   std::vector<float> whole(60);
   std::iota(whole.begin(), whole.end(), 0.0f);
@@ -242,7 +242,7 @@ TEST_F(Checkpoint, SavesLieBesideOneAnother) {
   EXPECT_EQ(out[0], first);
 }
 
-TEST_F(Checkpoint, SavingTheSameStepAgainDoesNotTouchTheGoodOne) {
+TEST_F(Checkpoint, F162_SavingTheSameStepAgainDoesNotTouchTheGoodOne) {
   save(3);
   w_[0] = -1;
   const Manifest second = write_files(3);
@@ -251,7 +251,7 @@ TEST_F(Checkpoint, SavingTheSameStepAgainDoesNotTouchTheGoodOne) {
   EXPECT_EQ(load_rows("param", 0, 1)[0], -1.0f) << "the later one of two saves of one step";
 }
 
-TEST_F(Checkpoint, UncommittedSaveDoesNotCount) {
+TEST_F(Checkpoint, F162_UncommittedSaveDoesNotCount) {
   save(1);
   w_[0] = -1;
   write_files(2);  // the process dies before commit()
@@ -279,7 +279,7 @@ TEST_F(Checkpoint, FullDiskWhileSavingKeepsTheGoodOne) {
   EXPECT_EQ(load_rows("param", 0, kRows), w_);
 }
 
-TEST_F(Checkpoint, MissingAndTruncatedFilesAreNamed) {
+TEST_F(Checkpoint, F162_MissingAndTruncatedFilesAreNamed) {
   expect_error([&] { CheckpointReader reader(dir_.path()); }, {"no checkpoint", "manifest.json"});
   save(1);
   const std::string file = file_of_rank(1), bytes = dir_.read(file);
@@ -373,7 +373,7 @@ TEST_F(Checkpoint, OtherNumberOfRanksIsNoBitwiseResume) {
   expect_error([&] { reader.require_world_size(4); }, {"2 ranks", "has 4", "bitwise"});
 }
 
-TEST_F(Checkpoint, MissingAndExtraKeysAreListed) {
+TEST_F(Checkpoint, F163_MissingAndExtraKeysAreListed) {
   save(1);
   const CheckpointReader reader(dir_.path());
   EXPECT_NO_THROW(reader.require_exactly({{"param", "w"}, {"param", "s"}, {"optim.m", "w"}}));
@@ -382,7 +382,7 @@ TEST_F(Checkpoint, MissingAndExtraKeysAreListed) {
   expect_error([&] { reader.describe("param", "v"); }, {"param \"v\""});
 }
 
-TEST_F(Checkpoint, OtherShapeOrDTypeIsRefused) {
+TEST_F(Checkpoint, F163_OtherShapeOrDTypeIsRefused) {
   save(1);
   const CheckpointReader reader(dir_.path());
   std::vector<float> out(15);
@@ -395,7 +395,7 @@ TEST_F(Checkpoint, OtherShapeOrDTypeIsRefused) {
                {"[4:6, 0:3]", "[5,3]"});
 }
 
-TEST_F(Checkpoint, PiecesMustCoverTheirTensor) {
+TEST_F(Checkpoint, F163_PiecesMustCoverTheirTensor) {
   const Manifest good = write_files(1);
   const auto expect_refused = [&](auto&& damage, std::initializer_list<std::string_view> parts) {
     Manifest bad = good;

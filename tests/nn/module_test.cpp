@@ -215,7 +215,7 @@ TEST(ModuleHooks, MaterializeTellsParentsFirst) {
   EXPECT_EQ(h.log, (std::vector<std::string>{"r*", "a*blocks.0", "b*blocks.0"}));
 }
 
-TEST(ModuleHooks, OutputsAreFoundInPairsTuplesVectorsAndOptionals) {
+TEST(ModuleHooks, F67_OutputsAreFoundInPairsTuplesVectorsAndOptionals) {
   struct Many : Layer<Many> {
     std::tuple<Tensor, std::vector<Tensor>, std::pair<Tensor, std::optional<Tensor>>> forward(const Tensor& x) {
       return {x, {x, x}, {Tensor(), x}};
@@ -276,7 +276,7 @@ TEST(Materialize, LoadedValuesAreKept) {
   EXPECT_TRUE(same_bits(net.gain.value(), loaded));
 }
 
-TEST(Materialize, AModelWithoutValuesSaysSoWhenItIsUsed) {
+TEST(Materialize, F22_AModelWithoutValuesSaysSoWhenItIsUsed) {
   Net net;
   expect_error([&] { net(input()); }, {"cpu and meta", "f32[6,4](meta)", "module  blocks.0.up"});
 }

@@ -82,7 +82,7 @@ TEST_F(Safetensors, ReadsAFileMadeByHand) {
   expect_error([&] { file.at("c"); }, {"x.safetensors", "\"c\""});
 }
 
-TEST_F(Safetensors, WritesWhatTheSpecificationSays) {
+TEST_F(Safetensors, F167_WritesWhatTheSpecificationSays) {
   const std::string path = dir_ / "w.safetensors";
   write_safetensors(path,
                     std::vector{tensor("u", DType::u8, {3}, "xyz"), tensor("h", DType::bf16, {2}, "ABCD"),

@@ -79,7 +79,7 @@ Values values_of(Training& training) {
   return values;
 }
 
-TEST(TrainingState, NamesParametersBuffersAndOptimizer) {
+TEST(TrainingState, F164_NamesParametersBuffersAndOptimizer) {
   run_ranks(1, [](const Group& group) {
     Training training(group, 1);
     std::set<std::string> names;
@@ -93,7 +93,7 @@ TEST(TrainingState, NamesParametersBuffersAndOptimizer) {
   });
 }
 
-TEST(TrainingState, RoundTripIsBitwiseAndSoAreTheNextSteps) {
+TEST(TrainingState, F169_RoundTripIsBitwiseAndSoAreTheNextSteps) {
   for (int ranks : {1, 2, 3, 4}) {
     const TempDir dir;
     run_ranks(ranks, [&](const Group& group) {
@@ -113,7 +113,7 @@ TEST(TrainingState, RoundTripIsBitwiseAndSoAreTheNextSteps) {
   }
 }
 
-TEST(TrainingState, WhatIsGatheredIsReshardedBeforeItIsSavedOrLoaded) {
+TEST(TrainingState, F101_WhatIsGatheredIsReshardedBeforeItIsSavedOrLoaded) {
   const TempDir dir;
   run_ranks(2, [&](const Group& group) {
     Training first(group, 1), second(group, 2);
@@ -128,7 +128,7 @@ TEST(TrainingState, WhatIsGatheredIsReshardedBeforeItIsSavedOrLoaded) {
 }
 
 // The first two steps train half of the parameters. A checkpoint without counts of their own is one from before them.
-TEST(TrainingState, CountsOfParametersThatMissedStepsComeBack) {
+TEST(TrainingState, F164_CountsOfParametersThatMissedStepsComeBack) {
   for (const bool with_counts : {true, false}) {
     const TempDir dir;
     run_ranks(2, [&](const Group& group) {
@@ -229,7 +229,7 @@ TEST(TrainingState, TensorsThatAreNotDenseComeBack) {
   });
 }
 
-TEST(TrainingState, AnyNumberOfRanksReadsWhatAnyOtherWrote) {
+TEST(TrainingState, F102_F160_F164_AnyNumberOfRanksReadsWhatAnyOtherWrote) {
   for (int writers : {1, 3, 4}) {
     const TempDir dir;
     Values saved;
@@ -252,7 +252,7 @@ TEST(TrainingState, AnyNumberOfRanksReadsWhatAnyOtherWrote) {
   }
 }
 
-TEST(TrainingState, ShardsAreWrittenByTheirOwnersPlainTensorsByRankZero) {
+TEST(TrainingState, F161_ShardsAreWrittenByTheirOwnersPlainTensorsByRankZero) {
   const TempDir dir;
   run_ranks(4, [&](const Group& group) { Training(group, 1).save(dir.path(), 1); });
   std::map<std::string, std::set<std::string>> files;
@@ -268,7 +268,7 @@ TEST(TrainingState, ShardsAreWrittenByTheirOwnersPlainTensorsByRankZero) {
   EXPECT_EQ(files.at("optim.m/net.head.weight"), (Files{file(0), file(1), file(2)})) << "3 rows on 4 ranks";
 }
 
-TEST(TrainingState, ReplicatedTensorsAreWrittenOnce) {
+TEST(TrainingState, F161_ReplicatedTensorsAreWrittenOnce) {
   const TempDir dir;
   run_ranks(3, [&](const Group& group) {
     const DeviceMesh mesh(group);
@@ -286,7 +286,7 @@ TEST(TrainingState, ReplicatedTensorsAreWrittenOnce) {
 }
 
 // Saved in one layout of one mesh, loaded in another of another; every element is written once.
-TEST(TrainingState, AnyLayoutReadsWhatAnyOtherWrote) {
+TEST(TrainingState, F160_F161_AnyLayoutReadsWhatAnyOtherWrote) {
   struct Layout {
     std::vector<DeviceMesh::Axis> axes;
     std::vector<Placement> placements;
@@ -332,7 +332,7 @@ TEST(TrainingState, AnyLayoutReadsWhatAnyOtherWrote) {
   }
 }
 
-TEST(TrainingState, PartialTensorsAreRefusedByName) {
+TEST(TrainingState, F168_PartialTensorsAreRefusedByName) {
   const TempDir dir;
   run_ranks(2, [&](const Group& group) {
     const DeviceMesh mesh(group);
@@ -381,7 +381,7 @@ TEST(TrainingState, ARankThatCannotWriteFailsTheSaveOnEveryRank) {
   expect_still_good(dir.path(), saved);
 }
 
-TEST(TrainingState, AFullDiskKeepsThePreviousCheckpoint) {
+TEST(TrainingState, F162_AFullDiskKeepsThePreviousCheckpoint) {
   const TempDir dir;
   const Values saved = save_then_fail(dir.path(), [&](Training& t) {
     t.group->host().barrier();
@@ -412,7 +412,7 @@ TEST(TrainingState, AFolderBelowAFileIsNamed) {
   });
 }
 
-TEST(TrainingState, WhatDoesNotFitIsNamed) {
+TEST(TrainingState, F163_WhatDoesNotFitIsNamed) {
   const TempDir dir;
   run_ranks(2, [&](const Group& group) {
     Training training(group, 1);

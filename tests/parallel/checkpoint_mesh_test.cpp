@@ -80,12 +80,12 @@ void expect_round_trips(const Grid3& from, std::initializer_list<Grid3> others) 
   }
 }
 
-TEST(FullyShard, F156_CheckpointsOfAnyMeshLoadOnAnyOther) {
+TEST(FullyShard, F102_F156_F160_CheckpointsOfAnyMeshLoadOnAnyOther) {
   expect_round_trips({1, 2, 2}, {{1, 1, 1}, {1, 4, 1}, {1, 1, 2}});
   expect_round_trips({2, 1, 2}, {{1, 2, 3}});
 }
 
-TEST(FullyShard, F156_ReplicasAreWrittenOnce) {
+TEST(FullyShard, F156_F161_ReplicasAreWrittenOnce) {
   const TempDir dir;
   run_ranks(8, [&](const Group& group) { Training(group, {2, 2, 2}, 1).save(dir.path()); });
   std::map<std::string, std::vector<std::string>> files;

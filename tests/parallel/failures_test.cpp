@@ -141,7 +141,7 @@ TEST(FullyShard, RankThatDiesWithWorkInFlightIsReported) {
   EXPECT_EQ(ends[0].status, 0) << ends[0].message;
 }
 
-TEST(FullyShard, ModelCanGoWhileItsReductionsAreInFlight) {
+TEST(FullyShard, F42_ModelCanGoWhileItsReductionsAreInFlight) {
   for (int ranks : {2, 3})
     run_ranks(ranks, [](const Group& group) {
       group->host().shape_link({.bytes_per_second = 1e9, .seconds = 2e-3});
@@ -160,7 +160,7 @@ TEST(FullyShard, ModelCanGoWhileItsReductionsAreInFlight) {
 }
 
 // A replay is left by an exception on one rank while gathers of the same step are in flight on all.
-TEST(FullyShard, AbandonedReplayIsLeftByAllAndGoesOnAfterAReset) {
+TEST(FullyShard, F43_AbandonedReplayIsLeftByAllAndGoesOnAfterAReset) {
   run_ranks(2, [](const Group& group) {
     Net net(kSizes);
     shard(net, DeviceMesh(group));

@@ -16,7 +16,7 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 
-TEST(FullyShardHazards, NoneInTraining) {
+TEST(FullyShardHazards, F177_NoneInTraining) {
   for (int ranks : {2, 3, 4})
     for (bool reshard : {true, false})
       run_ranks(ranks, [&](const Group& group) {
@@ -32,7 +32,7 @@ TEST(FullyShardHazards, NoneInTraining) {
       });
 }
 
-TEST(FullyShardHazards, NoneInATransformerWithATiedHead) {
+TEST(FullyShardHazards, F177_NoneInATransformerWithATiedHead) {
   run_ranks(2, [](const Group& group) {
     HazardChecker checker;
     nn::Gpt model({.vocabulary = 17, .tokens = 8, .layers = 3, .heads = 2, .width = 16});
@@ -51,7 +51,7 @@ TEST(FullyShardHazards, NoneInATransformerWithATiedHead) {
   });
 }
 
-TEST(FullyShardHazards, NoneInReplays) {
+TEST(FullyShardHazards, F177_NoneInReplays) {
   run_ranks(2, [](const Group& group) {
     HazardChecker checker;
     HazardTraining t(group);
@@ -68,12 +68,12 @@ TEST(FullyShardHazards, NoneInReplays) {
   });
 }
 
-TEST(FullyShardHazards, EveryRemovedEdgeIsFound) {
+TEST(FullyShardHazards, F177_EveryRemovedEdgeIsFound) {
   expect_every_removed_edge_is_found(Device::cpu(), [](const Group& host) { return host; });
 }
 
 // One of the two ways to keep the input of a reduction is enough.
-TEST(FullyShardHazards, FreeingAnInputThatNobodyHoldsWaits) {
+TEST(FullyShardHazards, F177_FreeingAnInputThatNobodyHoldsWaits) {
   run_ranks(2, [](const Group& group) {
     HazardChecker checker;
     checker.remove({QueueEdge::hold, "reduce"});

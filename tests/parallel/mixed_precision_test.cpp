@@ -254,7 +254,7 @@ TEST(FullyShard, PoliciesOfOtherTypesAreRefused) {
 }
 
 // Two backward passes before a step add up in f32.
-TEST(FullyShard, MicroBatchesAddUpInF32) {
+TEST(FullyShard, F79_MicroBatchesAddUpInF32) {
   for (int ranks : {1, 2})
     run_ranks(ranks, [](const Group& group) {
       Net net(kSizes);

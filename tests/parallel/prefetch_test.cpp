@@ -312,7 +312,7 @@ TEST(FullyShard, PrefetchListsNeedWrappedModules) {
 }
 
 // Branches, repeated modules and modules that do not run: guesses go wrong, results and memory do not.
-TEST(FullyShard, PrefetchSurvivesBranchesAndRepeats) {
+TEST(FullyShard, F64_F65_PrefetchSurvivesBranchesAndRepeats) {
   const std::vector<std::vector<std::size_t>> paths{{0, 1, 2}, {0, 2}, {2, 1, 0}, {0, 0, 1, 1}, {1}, {}, {0, 1, 2}};
   for (int ranks : {2, 3})
     run_ranks(ranks, [&](const Group& group) {
@@ -339,7 +339,7 @@ TEST(FullyShard, PrefetchSurvivesBranchesAndRepeats) {
     });
 }
 
-TEST(FullyShard, PrefetchWithTwoForwardsAndAReplayedBackward) {
+TEST(FullyShard, F68_PrefetchWithTwoForwardsAndAReplayedBackward) {
   run_ranks(2, [](const Group& group) {
     Stack net, reference;
     shard_stack(net, group, {}, {});

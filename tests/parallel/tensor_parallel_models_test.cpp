@@ -132,7 +132,7 @@ TEST(TensorParallel, F157_OneAndFourRanksAndProcesses) {
   run_processes(2, parity);
 }
 
-TEST(TensorParallel, HeadsThatDoNotDivideAreRefused) {
+TEST(TensorParallel, F154_HeadsThatDoNotDivideAreRefused) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group, "tp");
     nn::LlamaConfig config = llama_config();
@@ -149,7 +149,7 @@ TEST(TensorParallel, HeadsThatDoNotDivideAreRefused) {
   });
 }
 
-TEST(TensorParallel, BlocksCommunicateTwiceEachWay) {
+TEST(TensorParallel, F151_BlocksCommunicateTwiceEachWay) {
   for (bool tied : {false, true})
     run_ranks(2, [&](const Group& group) {
       nn::LlamaConfig config = llama_config();
@@ -173,7 +173,7 @@ TEST(TensorParallel, BlocksCommunicateTwiceEachWay) {
     });
 }
 
-TEST(TensorParallel, SequenceParallelBlocksGatherAndScatterTwiceEachWay) {
+TEST(TensorParallel, F152_SequenceParallelBlocksGatherAndScatterTwiceEachWay) {
   run_ranks(2, [](const Group& group) {
     const nn::LlamaConfig config = llama_config();
     nn::Llama model(config);

@@ -78,7 +78,7 @@ TEST_F(SaveFolder, ARerunIsRefusedAndLosesNothing) {
   EXPECT_NE(run_at(2), run);
 }
 
-TEST_F(SaveFolder, OverwritingRemovesNothingBeforeItHasSaved) {
+TEST_F(SaveFolder, F162_OverwritingRemovesNothingBeforeItHasSaved) {
   train_tiny(config_, 1);
   config_.overwrite = true;
   run_ranks(1, [&](const Group& group) {

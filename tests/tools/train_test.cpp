@@ -67,7 +67,7 @@ TEST_F(TrainProgram, GivesTheNumbersOfTheTrainerOnAnyKindOfGroup) {
   EXPECT_EQ(report_.find("DIFFERS"), std::string::npos) << report_;
 }
 
-TEST_F(TrainProgram, SavesAndResumesBitForBit) {
+TEST_F(TrainProgram, F169_SavesAndResumesBitForBit) {
   const std::vector<double> whole = losses_of(metrics_of(2, {"--steps", "6"}));
   const std::string checkpoint = dir_ / "checkpoint";
   std::vector<double> parts = losses_of(metrics_of(2, {"--steps", "3", "--save", checkpoint}));

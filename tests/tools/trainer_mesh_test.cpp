@@ -41,7 +41,7 @@ double largest_difference(const std::vector<double>& actual, const std::vector<d
   return largest;
 }
 
-TEST_F(TrainerMesh, NumbersDoNotDependOnTheMesh) {
+TEST_F(TrainerMesh, F156_NumbersDoNotDependOnTheMesh) {
   gpt_.model.dropout = 0.2;  // the masks are those of the global batch
   for (const TrainConfig& base : {gpt_, llama_}) {
     const TinyRun one = train_tiny(base, 1);
@@ -90,7 +90,7 @@ TEST_F(TrainerMesh, CompiledStepsAndMicroBatchesAreBitwiseTheEagerOnes) {
     }
 }
 
-TEST_F(TrainerMesh, AResumedRunContinuesOnThisMeshAndOnAnother) {
+TEST_F(TrainerMesh, F160_F169_AResumedRunContinuesOnThisMeshAndOnAnother) {
   const TempDir checkpoint;
   TrainConfig config = llama_;
   config.mesh = "dp=2,tp=2";
@@ -113,7 +113,7 @@ TEST_F(TrainerMesh, AResumedRunContinuesOnThisMeshAndOnAnother) {
 }
 
 // The figure of nn/parallel/README.md.
-TEST_F(TrainerMesh, FiftyStepsOfALlama) {
+TEST_F(TrainerMesh, F156_FiftyStepsOfALlama) {
   llama_.steps = 50;
   llama_.optimizer.decay_steps = 50;
   const TinyRun one = train_tiny(llama_, 1);

@@ -31,7 +31,7 @@ void expect_close(const std::vector<double>& actual, const std::vector<double>& 
     EXPECT_NEAR(actual[i], expected[i], relative * std::abs(expected[i])) << what << ", step " << i + 1;
 }
 
-TEST_F(TrainerTest, InitialBitsDoNotDependOnTheNumberOfRanks) {
+TEST_F(TrainerTest, F22_InitialBitsDoNotDependOnTheNumberOfRanks) {
   for (TrainConfig config : {gpt_, llama_}) {
     config.steps = 1;
     const Values expected = train_tiny(config, 1).initial;
@@ -60,7 +60,7 @@ TEST_F(TrainerTest, ASteadyStepTakesNothingFromTheSystem) {
       }
 }
 
-TEST_F(TrainerTest, LossesDoNotDependOnTheNumberOfRanks) {
+TEST_F(TrainerTest, F78_LossesDoNotDependOnTheNumberOfRanks) {
   gpt_.model.dropout = 0.2;  // the masks are those of the global batch
   for (const TrainConfig& config : {gpt_, llama_}) {
     const TinyRun one = train_tiny(config, 1);
@@ -84,7 +84,7 @@ TEST_F(TrainerTest, LearnsTheText) {
   EXPECT_LT(run.val_loss, 0.7 * run.losses.front());
 }
 
-TEST_F(TrainerTest, TwoRunsAreBitIdentical) {
+TEST_F(TrainerTest, F77_TwoRunsAreBitIdentical) {
   gpt_.model.dropout = 0.2;
   const TinyRun first = train_tiny(gpt_, 2), second = train_tiny(gpt_, 2);
   EXPECT_EQ(first.losses, second.losses);
@@ -125,7 +125,7 @@ TEST_F(TrainerTest, CompiledMicroBatchesAreBitwiseTheEagerOnes) {
   EXPECT_EQ(compiled.final, eager.final);
 }
 
-TEST_F(TrainerTest, AResumedRunIsBitwiseTheUninterruptedOne) {
+TEST_F(TrainerTest, F169_AResumedRunIsBitwiseTheUninterruptedOne) {
   gpt_.model.dropout = 0.2;  // its masks continue too
   gpt_.steps = 10;
   for (int ranks : {1, 2, 3})
@@ -168,7 +168,7 @@ TEST_F(TrainerTest, AConfigMadeInCodeIsResolved) {
   });
 }
 
-TEST_F(TrainerTest, MicroBatchesGiveTheGradientOfTheWhole) {
+TEST_F(TrainerTest, F79_MicroBatchesGiveTheGradientOfTheWhole) {
   const TinyRun whole = train_tiny(gpt_, 1);
   for (int ranks : {1, 2})
     for (std::int64_t accumulate : {2, 3}) {
@@ -180,7 +180,7 @@ TEST_F(TrainerTest, MicroBatchesGiveTheGradientOfTheWhole) {
     }
 }
 
-TEST_F(TrainerTest, DropoutInMicroBatchesDoesNotDependOnTheNumberOfRanks) {
+TEST_F(TrainerTest, F143_DropoutInMicroBatchesDoesNotDependOnTheNumberOfRanks) {
   gpt_.accumulate = 2;
   gpt_.model.dropout = 0.2;
   const TinyRun one = train_tiny(gpt_, 1);

@@ -24,7 +24,7 @@ class LimitAtForward final : public nn::ModuleHook {
   int left_;
 };
 
-TEST_F(TrainingOnCuda, GivesTheLossesOfTheCpu) {
+TEST_F(TrainingOnCuda, F176_GivesTheLossesOfTheCpu) {
   gpt_.model.dropout = 0.2;  // the same masks
   for (const TrainConfig& config : {gpt_, llama_}) {
     const TinyRun cpu = train_tiny(config, 1), cuda = train_tiny(on_cuda(config), 1);
@@ -35,7 +35,7 @@ TEST_F(TrainingOnCuda, GivesTheLossesOfTheCpu) {
   }
 }
 
-TEST_F(TrainingOnCuda, MixedPrecisionAndMicroBatchesGiveTheLossesOfTheCpu) {
+TEST_F(TrainingOnCuda, F176_MixedPrecisionAndMicroBatchesGiveTheLossesOfTheCpu) {
   llama_.accumulate = 2;
   for (const auto& [param, reduce] : {std::pair("bf16", "f32"), std::pair("bf16", "bf16"), std::pair("f32", "bf16")}) {
     llama_.param_dtype = param;
@@ -79,7 +79,7 @@ TEST_F(TrainingOnCuda, RunsRepeatBitForBitWhateverTheOrder) {
   EXPECT_EQ(first.final, second.final);
 }
 
-TEST_F(TrainingOnCuda, CompiledStepsAreBitwiseTheEagerOnes) {
+TEST_F(TrainingOnCuda, F181_CompiledStepsAreBitwiseTheEagerOnes) {
   gpt_.model.dropout = 0.2;
   llama_.param_dtype = "bf16";
   for (TrainConfig config : {gpt_, llama_}) {
@@ -93,7 +93,7 @@ TEST_F(TrainingOnCuda, CompiledStepsAreBitwiseTheEagerOnes) {
   }
 }
 
-TEST_F(TrainingOnCuda, AResumedRunIsBitwiseTheUninterruptedOne) {
+TEST_F(TrainingOnCuda, F169_AResumedRunIsBitwiseTheUninterruptedOne) {
   const TempDir checkpoint;
   TrainConfig config = on_cuda(gpt_);
   config.save = checkpoint.path();
@@ -116,7 +116,7 @@ TEST_F(TrainingOnCuda, AResumedRunIsBitwiseTheUninterruptedOne) {
 }
 
 // All memory is allocated after three steps, and between two losses the host never waits for the device.
-TEST_F(TrainingOnCuda, ASteadyStepWaitsForNothingAndAllocatesNothing) {
+TEST_F(TrainingOnCuda, F179_F180_ASteadyStepWaitsForNothingAndAllocatesNothing) {
   llama_.param_dtype = "bf16";
   for (TrainConfig config : {gpt_, llama_}) {
     for (const bool compiled : {false, true}) {
