@@ -10,6 +10,7 @@
 #include "runtime/comm/group/host_group.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/near.h"
+#include "tests/support/processes.h"
 #include "tests/support/ranks.h"
 
 namespace sherd::testing {
@@ -36,19 +37,24 @@ double norm_of(nn::Module& reference, double p) {
   return std::isinf(p) ? total : std::pow(total, 1 / p);
 }
 
+void expect_norms_of_the_reference(const Group& group) {
+  Net net(kSizes), reference(kSizes);
+  shard(net, DeviceMesh(group));
+  make_gradients(net, reference);
+  for (double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    const std::int64_t before = group->counts().all_reduce.calls;
+    const double norm = nn::grad_norm(net.parameters(), p).item<double>();
+    EXPECT_NEAR(norm, norm_of(reference, p), 1e-5 * norm) << "p = " << p;
+    EXPECT_EQ(group->counts().all_reduce.calls - before, group->size() > 1 ? 1 : 0);
+  }
+}
+
 TEST(FullyShard, F98_NormsOfAnyOrderEqualTheReference) {
-  for (int ranks : {1, 2, 3, 4})
-    run_ranks(ranks, [](const Group& group) {
-      Net net(kSizes), reference(kSizes);
-      shard(net, DeviceMesh(group));
-      make_gradients(net, reference);
-      for (double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
-        const std::int64_t before = group->host().counts().all_reduce.calls;
-        const double norm = nn::grad_norm(net.parameters(), p).item<double>();
-        EXPECT_NEAR(norm, norm_of(reference, p), 1e-5 * norm) << "p = " << p;
-        EXPECT_EQ(group->host().counts().all_reduce.calls - before, group->size() > 1 ? 1 : 0);
-      }
-    });
+  for (int ranks : {1, 2, 3, 4}) run_ranks(ranks, expect_norms_of_the_reference);
+}
+
+TEST(FullyShard, F98_NormsOfAnyOrderWithProcesses) {
+  for (int ranks : {2, 4}) run_processes(ranks, expect_norms_of_the_reference);
 }
 
 TEST(FullyShard, F99_ClippingScalesAllShardsAlike) {

@@ -52,33 +52,40 @@ TEST(FullyShard, F60_HsdpTrainsLikeOneRankWithProcesses) {
   run_processes(4, [](const Group& group) { expect_parity(group, {2, 2}); });
 }
 
+void expect_reductions(const Group& group, Grid grid) {
+  const DeviceMesh mesh = mesh_of(group, grid);
+  Net net(kUneven);
+  shard(net, mesh);
+  net.materialize();
+  const CommCounts shards = settled_counts(mesh.group("dp")), replicas = settled_counts(mesh.group("replicate")),
+                   all = settled_counts(*group);
+  backward(sum(net(batch_of(2, 5, 0, "x"))));
+  CommCounts in_shards = settled_counts(mesh.group("dp")), in_replicas = settled_counts(mesh.group("replicate"));
+  in_shards -= shards;
+  in_replicas -= replicas;
+  EXPECT_EQ(in_shards.reduce_scatter.calls, grid.shards > 1 ? kGroups : 0);
+  EXPECT_EQ(in_shards.all_gather.calls, grid.shards > 1 ? 2 * kGroups - 1 : 0);  // the root's stay
+  EXPECT_EQ(in_shards.all_reduce.calls, 0);
+  EXPECT_EQ(in_replicas.all_reduce.calls, grid.replicas > 1 ? kGroups : 0);
+  EXPECT_EQ(in_replicas.all_gather.calls + in_replicas.reduce_scatter.calls, 0);
+  std::int64_t own = 0;  // bytes of this rank's shards
+  for (const nn::Parameter* p : net.parameters()) own += p->value().local().bytes();
+  EXPECT_EQ(in_replicas.all_reduce.bytes, grid.replicas > 1 ? own : 0);
+  CommCounts whole_job = settled_counts(*group);
+  whole_job -= all;
+  if (grid.shards > 1 && grid.replicas > 1) {
+    EXPECT_EQ(whole_job.all_gather.calls + whole_job.reduce_scatter.calls + whole_job.all_reduce.calls, 0);
+  }
+}
+
 TEST(FullyShard, F47_ReductionsOverShardsThenOverReplicas) {
   for (const Grid grid : kGrids)
-    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
-      const DeviceMesh mesh = mesh_of(group, grid);
-      Net net(kUneven);
-      shard(net, mesh);
-      net.materialize();
-      const CommCounts shards = settled_counts(mesh.group("dp")), replicas = settled_counts(mesh.group("replicate")),
-                       all = settled_counts(*group);
-      backward(sum(net(batch_of(2, 5, 0, "x"))));
-      CommCounts in_shards = settled_counts(mesh.group("dp")), in_replicas = settled_counts(mesh.group("replicate"));
-      in_shards -= shards;
-      in_replicas -= replicas;
-      EXPECT_EQ(in_shards.reduce_scatter.calls, grid.shards > 1 ? kGroups : 0);
-      EXPECT_EQ(in_shards.all_gather.calls, grid.shards > 1 ? 2 * kGroups - 1 : 0);  // the root's stay
-      EXPECT_EQ(in_shards.all_reduce.calls, 0);
-      EXPECT_EQ(in_replicas.all_reduce.calls, grid.replicas > 1 ? kGroups : 0);
-      EXPECT_EQ(in_replicas.all_gather.calls + in_replicas.reduce_scatter.calls, 0);
-      std::int64_t own = 0;  // bytes of this rank's shards
-      for (const nn::Parameter* p : net.parameters()) own += p->value().local().bytes();
-      EXPECT_EQ(in_replicas.all_reduce.bytes, grid.replicas > 1 ? own : 0);
-      CommCounts whole_job = settled_counts(*group);
-      whole_job -= all;
-      if (grid.shards > 1 && grid.replicas > 1) {
-        EXPECT_EQ(whole_job.all_gather.calls + whole_job.reduce_scatter.calls + whole_job.all_reduce.calls, 0);
-      }
-    });
+    run_ranks(grid.replicas * grid.shards, [=](const Group& group) { expect_reductions(group, grid); });
+}
+
+TEST(FullyShard, F47_ReductionsOverShardsThenOverReplicasWithProcesses) {
+  for (const Grid grid : {Grid{2, 2}, Grid{3, 1}})
+    run_processes(grid.replicas * grid.shards, [=](const Group& group) { expect_reductions(group, grid); });
 }
 
 // verl #7493: with one rank per shard group the gradients of replicas were never synchronised, silently.

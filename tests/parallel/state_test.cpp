@@ -9,6 +9,7 @@
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
+#include "tests/support/processes.h"
 #include "tests/support/ranks.h"
 
 namespace sherd::testing {
@@ -197,6 +198,31 @@ TEST(FullyShard, F37_WeightsChangedBetweenForwardAndBackwardAreNoticed) {
   });
 }
 
+// On one rank they are, unless gathered parameters have another type: the shards are the full tensors.
+TEST(FullyShard, F38_WritesToGatheredParametersAreLost) {
+  for (const int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      Net net(kSizes);
+      nn::FullyShardOptions options;
+      if (group->size() == 1) options.mp_policy = {.param_dtype = DType::bf16};
+      shard(net, DeviceMesh(group), options, options);
+      net.materialize(nn::Seed{2});
+      const nn::Parameter& weight = net.head.weight;
+      const auto shard_before = weight.value().local().to_vector<float>();
+      nn::unshard(net);
+      const auto gathered = weight.value().to_vector<float>();
+      {
+        const GradMode off(false);
+        fill_into(weight.value().detach(), 7);
+      }
+      EXPECT_EQ(weight.value().to_vector<float>()[0], 7);
+      nn::reshard(net);
+      EXPECT_EQ(weight.value().local().to_vector<float>(), shard_before);
+      nn::unshard(net);
+      EXPECT_EQ(weight.value().to_vector<float>(), gathered);
+    });
+}
+
 TEST(FullyShard, F41_AfterAdamFourShardsAfterClearingThree) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
@@ -309,29 +335,34 @@ TEST(FullyShard, F4_ModulesOfOneGroupMayRunInAnyNumber) {
       });
 }
 
+void expect_evaluation_leaves_shards(const Group& group) {
+  Net net(kSizes), reference(kSizes);
+  shard(net, DeviceMesh(group));
+  net.materialize(nn::Seed{4});
+  reference.materialize(nn::Seed{4});
+  const Tensor x = batch_of(4, 6, 0, "x"), y = batch_of(4, 5, 0, "y");
+  nn::AdamW optimizer(net.parameters(), {.lr = 0.1}), reference_optimizer(reference.parameters(), {.lr = 0.1});
+  for (int step = 0; step < 2; ++step) {
+    {
+      GradMode off(false);
+      EXPECT_TRUE(near(net(x), reference(x)));
+    }
+    EXPECT_TRUE(all_sharded(net));
+    EXPECT_EQ(unsharded_bytes(), 0);
+    backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group)));
+    backward(mean_square(reference(x), y));
+    optimizer.step_and_clear();
+    reference_optimizer.step_and_clear();
+    EXPECT_TRUE(near(whole(net.head.weight.value()), reference.head.weight.value()));
+  }
+}
+
 TEST(FullyShard, F72_EvaluationLeavesParametersSharded) {
-  for (int ranks : {1, 2, 4})
-    run_ranks(ranks, [](const Group& group) {
-      Net net(kSizes), reference(kSizes);
-      shard(net, DeviceMesh(group));
-      net.materialize(nn::Seed{4});
-      reference.materialize(nn::Seed{4});
-      const Tensor x = batch_of(4, 6, 0, "x"), y = batch_of(4, 5, 0, "y");
-      nn::AdamW optimizer(net.parameters(), {.lr = 0.1}), reference_optimizer(reference.parameters(), {.lr = 0.1});
-      for (int step = 0; step < 2; ++step) {
-        {
-          GradMode off(false);
-          EXPECT_TRUE(near(net(x), reference(x)));
-        }
-        EXPECT_TRUE(all_sharded(net));
-        EXPECT_EQ(unsharded_bytes(), 0);
-        backward(mean_square(net(slice_of(x, *group)), slice_of(y, *group)));
-        backward(mean_square(reference(x), y));
-        optimizer.step_and_clear();
-        reference_optimizer.step_and_clear();
-        EXPECT_TRUE(near(whole(net.head.weight.value()), reference.head.weight.value()));
-      }
-    });
+  for (int ranks : {1, 2, 4}) run_ranks(ranks, expect_evaluation_leaves_shards);
+}
+
+TEST(FullyShard, F72_EvaluationLeavesParametersShardedWithProcesses) {
+  for (int ranks : {2, 3}) run_processes(ranks, expect_evaluation_leaves_shards);
 }
 
 }  // namespace
