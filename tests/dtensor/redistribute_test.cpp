@@ -181,9 +181,9 @@ TEST(Redistribute, F207_OnlyFloatsTravelInAnotherType) {
     expect_error([&] { to_all(x, {.forward_dtype = DType::i32}); }, {"f32[4]{0: dp}", "travel as i32"});
     expect_error([&] { to_all(x, {.backward_dtype = DType::i32}); }, {"f32[4]{0: dp}", "travel as i32"});
     EXPECT_EQ(redistribute(x, {Shard(0)}).impl(), x.impl()) << "nothing to do";
-    const CommCounts before = group->counts();
+    const CommCounts before = group->host().counts();
     EXPECT_EQ(describe(redistribute(x, {Shard(0)}, {.forward_dtype = DType::bf16})), "bf16[4]{0: dp}");
-    EXPECT_EQ(group->counts().all_gather.calls, before.all_gather.calls);
+    EXPECT_EQ(group->host().counts().all_gather.calls, before.all_gather.calls);
   });
 }
 

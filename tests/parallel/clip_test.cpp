@@ -42,10 +42,10 @@ void expect_norms_of_the_reference(const Group& group) {
   shard(net, DeviceMesh(group));
   make_gradients(net, reference);
   for (double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
-    const std::int64_t before = group->counts().all_reduce.calls;
+    const std::int64_t before = group->host().counts().all_reduce.calls;
     const double norm = nn::grad_norm(net.parameters(), p).item<double>();
     EXPECT_NEAR(norm, norm_of(reference, p), 1e-5 * norm) << "p = " << p;
-    EXPECT_EQ(group->counts().all_reduce.calls - before, group->size() > 1 ? 1 : 0);
+    EXPECT_EQ(group->host().counts().all_reduce.calls - before, group->size() > 1 ? 1 : 0);
   }
 }
 

@@ -106,6 +106,70 @@ TEST(FullyShard, F46_BytesAreThoseOfRealElements) {
     });
 }
 
+// A gather of one rank would be a copy of what is there: full tensors are the shards, before and after a load.
+TEST(FullyShard, F172_OnOneRankFullTensorsAreTheShards) {
+  for (const bool is_frozen : {true, false})
+    run_ranks(1, [=](const Group& group) {
+      Net net(kSizes), other(kSizes);
+      shard(net, DeviceMesh(group), {.reshard_after_forward = false});
+      net.materialize(nn::Seed{1});
+      other.materialize(nn::Seed{2});
+      const auto parameters = net.parameters(), values = other.parameters();
+      for (nn::Parameter* p : parameters) p->set_requires_grad(!is_frozen);
+      std::vector<Ref<Storage>> shards;
+      for (const nn::Parameter* p : parameters) shards.push_back(p->sharded_value().local().storage());
+      const Tensor x = batch_of(2, 6, 0, "x");
+      for (int load = 0; load < 2; ++load) {
+        const Tensor y = net(x);
+        for (std::size_t i = 0; i < shards.size(); ++i) {
+          EXPECT_FALSE(parameters[i]->value().is_distributed());
+          EXPECT_TRUE(parameters[i]->value().storage() == shards[i]) << parameters[i]->name();
+        }
+        EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+        if (load == 1) { EXPECT_TRUE(same_bits(y, other(x))); }
+        if (!is_frozen) backward(sum(y));
+        for (std::size_t i = 0; i < shards.size(); ++i) parameters[i]->assign(values[i]->value());
+      }
+    });
+}
+
+/// Parameters of three types, used in f32.
+struct Mixed : nn::Layer<Mixed> {
+  nn::Parameter &weight, &scale, &shift;
+  Mixed()
+      : weight(add_parameter("weight", {5, 4}, nn::Init::normal(0.5))),
+        scale(add_parameter("scale", {5}, nn::Init::normal(1), DType::bf16)),
+        shift(add_parameter("shift", {5}, nn::Init::normal(1), DType::f64)) {}
+  Tensor forward(const Tensor& x) { return linear(x, weight) * cast(scale, DType::f32) + cast(shift, DType::f32); }
+};
+
+TEST(FullyShard, F49_F94_F185_AUnitOfSeveralTypesIsOneLaunch) {
+  for (const int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      Mixed net, reference;
+      nn::fully_shard(net, DeviceMesh(group));
+      net.materialize(nn::Seed{1});
+      reference.materialize(nn::Seed{1});
+      const CommCounts start = settled_counts(*group);
+      const Tensor x = batch_of(3, 4, 0, "x");  // the same on all ranks, so the mean is each one's
+      const Tensor y = net(x), expected = reference(x);
+      const auto a = net.parameters(), e = reference.parameters();
+      for (std::size_t i = 0; i < a.size(); ++i)
+        EXPECT_TRUE(same_bits(a[i]->value(), e[i]->value())) << a[i]->name() << " is gathered";
+      EXPECT_TRUE(same_bits(y, expected));
+      backward(sum(square(y)));
+      backward(sum(square(expected)));
+      CommCounts used = settled_counts(*group);
+      used -= start;
+      EXPECT_EQ(used.all_gather.calls, group->size() > 1 ? 1 : 0);
+      EXPECT_EQ(used.reduce_scatter.calls, group->size() > 1 ? 1 : 0);
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        EXPECT_EQ(a[i]->grad().dtype(), a[i]->value().dtype()) << a[i]->name();
+        EXPECT_TRUE(near(whole(a[i]->grad()), e[i]->grad())) << a[i]->name();
+      }
+    });
+}
+
 TEST(FullyShard, CommCounterAgreesWithTheGroupAndNamesModules) {
   for (const bool is_mixed : {false, true})
     run_ranks(3, [=](const Group& group) {

@@ -258,7 +258,7 @@ TEST(FullState, F208_WhatAUserThrowsEndsItOnEveryRank) {
     source.value = [](const std::string&) { return zeros({1}); };
     expect_error([&] { nn::load_full_state(state, *group, source); },
                  {"\"in.weight\" is f32[1], offered was f32[5,3]"});
-    group->barrier();  // nobody is left in a transfer
+    group->host().barrier();  // nobody is left in a transfer
   });
 }
 

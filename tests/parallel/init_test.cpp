@@ -88,6 +88,20 @@ TEST(FullyShard, F5_ZeroDimParametersAreRefusedAndOneElementOnesAreNot) {
   });
 }
 
+TEST(FullyShard, F6_ValuesThatAreViewsAreTakenOver) {
+  for (const int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      nn::Linear layer(5, 7, {.bias = false});
+      layer.materialize();
+      const Tensor columns = transpose(batch_of(5, 7, 0, "columns"), 0, 1);
+      EXPECT_FALSE(columns.is_contiguous());
+      layer.weight.set(columns);
+      nn::fully_shard(layer, DeviceMesh(group));
+      EXPECT_TRUE(layer.weight.value().local().is_contiguous());
+      EXPECT_TRUE(same_bits(whole(layer.weight.value()), columns));
+    });
+}
+
 TEST(FullyShard, F8_ReshardIntegerOneIsFalseAllRanksIsTrue) {
   EXPECT_FALSE(nn::ReshardAfterForward(1).resolve(4));
   EXPECT_TRUE(nn::ReshardAfterForward(4).resolve(4));
@@ -205,6 +219,18 @@ TEST(FullyShard, F15_BuffersStayWhole) {
     EXPECT_FALSE(model.shift.value().is_distributed());
     backward(sum(model(ones({2, 3}))));
     EXPECT_TRUE(same_bits(model.shift.value(), Tensor::from<float>({1, 2, 3}, {3})));
+  });
+}
+
+TEST(FullyShard, F17_AWrappedModuleKeepsItsTypeAndIsNotCopied) {
+  static_assert(!std::is_copy_constructible_v<Net> && !std::is_copy_assignable_v<Net>);
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes);
+    const nn::Module& module = net;
+    nn::fully_shard(net, DeviceMesh(group));
+    EXPECT_TRUE(typeid(module) == typeid(Net));
+    EXPECT_TRUE(nn::is_fully_sharded(net));
+    EXPECT_FALSE(nn::is_fully_sharded(net.head));
   });
 }
 

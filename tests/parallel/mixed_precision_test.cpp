@@ -147,6 +147,25 @@ TEST(FullyShard, F88_F16Works) {
   });
 }
 
+// FSDP2 divides f16 gradients before and after their sum. Here the sum is one of f32, scaled once: neither the largest
+// numbers overflow nor the smallest vanish.
+TEST(FullyShard, F84_SumsOfF16NeitherOverflowNorVanish) {
+  struct Scale : nn::Layer<Scale> {
+    nn::Parameter& weight;
+    Scale() : weight(add_parameter("weight", {4}, nn::Init::ones())) {}
+    Tensor forward(const Tensor& x) { return cast(x * weight, DType::f32); }
+  };
+  for (const int ranks : {1, 2, 3, 4})
+    run_ranks(ranks, [](const Group& group) {
+      Scale net;
+      nn::fully_shard(net, DeviceMesh(group), {.mp_policy = {.param_dtype = DType::f16, .reduce_dtype = DType::f16}});
+      net.materialize();
+      const Tensor gradients = Tensor::from<float>({40000, -60000, 1, 0x1p-24f}, {4});
+      backward(sum(net(gradients)));
+      EXPECT_TRUE(same_bits(whole(net.weight.grad()), gradients));
+    });
+}
+
 /// Notes what it was given.
 struct Probe : nn::Layer<Probe> {
   nn::Linear& linear;

@@ -167,14 +167,13 @@ TEST(FullyShard, F60_PrefetchTrainsLikeOneRank) {
 
 struct Memory {
   CategoryBytes forward, step;
-  std::int64_t root = 0, neighbours = 0, largest = 0;
+  std::int64_t root = 0, neighbours = 0, largest = 0, all = 0;
 };
 
 // Peaks of a steady step: of its forward alone, and of all of it.
-Memory memory_of(const Group& group, const std::optional<LinkShape>& link, bool prefetch) {
+Memory memory_of(const Group& group, const std::optional<LinkShape>& link, const nn::FullyShardOptions& options) {
   if (link) group->host().shape_link(*link);
   Net net({32, 64, 48, 80, 40, 8});
-  const nn::FullyShardOptions options{.prefetch = prefetch};
   shard(net, DeviceMesh(group), options, options);
   net.materialize();
   nn::AdamW optimizer(net.parameters());
@@ -194,8 +193,10 @@ Memory memory_of(const Group& group, const std::optional<LinkShape>& link, bool 
     seen.neighbours = std::max(seen.neighbours, before + bytes);
     seen.largest = std::max(seen.largest, bytes);
     before = bytes;
+    seen.all += bytes;
   }
   seen.root = nn::unit_of(net).gathered_bytes();
+  seen.all += seen.root;
   return seen;
 }
 
@@ -209,7 +210,7 @@ TEST(FullyShard, F39_PeakIsTheRootAndTwoNeighbours) {
   std::vector<Memory> all;
   for (const auto& link : links)
     run_ranks(2, [&](const Group& group) {
-      const Memory seen = memory_of(group, link, true);
+      const Memory seen = memory_of(group, link, {});
       EXPECT_EQ(at(seen.forward, MemoryCategory::unsharded), seen.root + seen.neighbours);
       EXPECT_EQ(at(seen.step, MemoryCategory::unsharded), seen.root + seen.neighbours);
       EXPECT_EQ(at(seen.step, MemoryCategory::communication), seen.largest);
@@ -224,9 +225,21 @@ TEST(FullyShard, F39_PeakIsTheRootAndTwoNeighbours) {
 
 TEST(FullyShard, F39_WithoutPrefetchPeakIsTheRootAndOne) {
   run_ranks(2, [](const Group& group) {
-    const Memory seen = memory_of(group, {}, false);
+    const Memory seen = memory_of(group, {}, {.prefetch = false});
     EXPECT_EQ(at(seen.step, MemoryCategory::unsharded), seen.root + seen.largest);
   });
+}
+
+// Besides shards and their gradients: every unit once, and in backward one unit's full gradients.
+TEST(FullyShard, F40_WithoutReshardPeakIsAllUnitsAndOneReduction) {
+  for (const bool prefetch : {true, false})
+    run_ranks(2, [=](const Group& group) {
+      const Memory seen = memory_of(group, {}, {.reshard_after_forward = false, .prefetch = prefetch});
+      EXPECT_EQ(at(seen.forward, MemoryCategory::unsharded), seen.all);
+      EXPECT_EQ(at(seen.forward, MemoryCategory::communication), 0);
+      EXPECT_EQ(at(seen.step, MemoryCategory::unsharded), seen.all);
+      EXPECT_EQ(at(seen.step, MemoryCategory::communication), seen.largest);
+    });
 }
 
 TEST(FullyShard, F57_ReductionsInFlightAreLimited) {
