@@ -142,6 +142,21 @@ Tensor Tensor::distributed(const Shape& shape, const Distributed* layout, const 
   return t;
 }
 
+Tensor Tensor::distributed_like(const Tensor& like, const Tensor& local) {
+  const TensorImpl& of = *like.impl_;
+  const bool lies_alike = local.is_contiguous() ? of.local->contiguous : local.strides() == of.local->meta.strides;
+  if (local.shape() != of.local->meta.shape || !lies_alike)
+    fail("{} with strides {} does not lie as the local tensor of {}", local, local.strides(), like);
+  Ref<TensorImpl> impl =
+      Ref<TensorImpl>::fresh(Pool<TensorImpl>::make(of.meta.shape, of.meta.strides, 0, local.dtype(), local.device()));
+  impl->numel = of.numel;
+  impl->contiguous = of.contiguous;
+  impl->flags |= TensorImpl::kDistributed;
+  impl->meta.layout = of.meta.layout;
+  impl->local = local.impl_;
+  return Tensor(std::move(impl));
+}
+
 template <class T>
 Tensor Tensor::from(std::span<const T> values, const Shape& shape) {
   check(static_cast<std::int64_t>(values.size()) == sherd::numel(shape), "{} values do not fill shape {} ({} elements)",

@@ -57,6 +57,8 @@ class Tensor {
                      DType dtype);
   /// This rank's `local` tensor as a distributed tensor of global `shape`.
   static Tensor distributed(const Shape& shape, const Distributed* layout, const Tensor& local);
+  /// The same, in shape, layout and strides those of the distributed tensor `like`; the local tensors lie alike.
+  static Tensor distributed_like(const Tensor& like, const Tensor& local);
   /// Copies host values: Tensor::from<float>({1, 2, 3, 4}, {2, 2}).
   template <class T>
   static Tensor from(std::span<const T> values, const Shape& shape);

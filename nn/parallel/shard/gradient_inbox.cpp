@@ -294,7 +294,7 @@ void GradientInbox::deliver(std::size_t i, const Tensor& shard) {
   const bool had_unsummed = e.has_unsummed();
   if (had_unsummed) e.aside->clear_grad();
   if (had_unsummed && p.grad().defined()) copy_into(p.grad().local().detach(), shard, true);
-  else p.set_grad(Tensor::distributed(p.shape(), layout, shard));
+  else p.set_grad(Tensor::distributed_like(p.sharded_value(), shard));
 }
 
 /// One reduction: what its rows are called with.
