@@ -14,6 +14,7 @@
 #include "nn/checkpoint/shared_scalars.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 
@@ -167,7 +168,7 @@ std::vector<std::vector<Source>> plan_sources(const std::vector<StateEntry>& sta
   return sources;
 }
 
-Tensor receive_full(const StateEntry& entry, const std::vector<Source>& sources, ProcessGroup& group,
+Tensor receive_full(const StateEntry& entry, const std::vector<Source>& sources, HostGroup& group,
                     std::int64_t chunk_bytes) {
   const Tensor& value = state_tensor(entry);
   const std::int64_t element = byte_size(value.dtype());
@@ -183,7 +184,7 @@ Tensor receive_full(const StateEntry& entry, const std::vector<Source>& sources,
         std::memcpy(to, bytes_of(own) + std::exchange(at, at + bytes), static_cast<std::size_t>(bytes));
       else {
         const FlatPart part = part_of(to, bytes);
-        group.recv({&part, 1}, source.rank)->wait();
+        group.recv({&part, 1}, source.rank);
       }
     });
     for_each_run(source.box, source.box, whole, [&](std::int64_t, std::int64_t to, std::int64_t count) {
@@ -193,10 +194,10 @@ Tensor receive_full(const StateEntry& entry, const std::vector<Source>& sources,
   return full;
 }
 
-void send_piece(const StateEntry& entry, ProcessGroup& group, std::int64_t chunk_bytes) {
+void send_piece(const StateEntry& entry, HostGroup& group, std::int64_t chunk_bytes) {
   send_in_chunks(on_host(state_tensor(entry).local()), chunk_bytes, [&](std::byte* data, std::int64_t bytes) {
     const FlatPart part = part_of(data, bytes);
-    group.send({&part, 1}, 0)->wait();
+    group.send({&part, 1}, 0);
   });
 }
 
@@ -302,7 +303,7 @@ Tensor given(const FullStateSource& source, const std::string& key, const FullSt
 }
 
 /// Scalars that others share, and those that may: every rank gets rank 0's, by name.
-std::map<std::string, float> share_scalars(const std::vector<StateEntry>& state, ProcessGroup& group,
+std::map<std::string, float> share_scalars(const std::vector<StateEntry>& state, HostGroup& group,
                                            const FullStateSource& source, const Infos& offered) {
   std::set<const Slot*> defaults;
   for (const StateEntry& entry : state)
@@ -327,7 +328,7 @@ std::map<std::string, float> share_scalars(const std::vector<StateEntry>& state,
 }
 
 /// Keeps this rank's box of the tensor that rank 0 broadcasts; `full` is that tensor there.
-void receive_shard(const StateEntry& entry, const Tensor& full, ProcessGroup& group, std::int64_t chunk_bytes) {
+void receive_shard(const StateEntry& entry, const Tensor& full, HostGroup& group, std::int64_t chunk_bytes) {
   const Tensor& value = state_tensor(entry);
   const Tensor local = value.local().detach();
   const bool in_place = local.device() == Device::cpu() && local.is_contiguous();
@@ -337,7 +338,7 @@ void receive_shard(const StateEntry& entry, const Tensor& full, ProcessGroup& gr
   const std::byte* const mine = full.defined() && bytes > 0 ? bytes_of(full) : nullptr;
   const auto broadcast = [&](std::byte* data, std::int64_t count) {
     const FlatPart part = part_of(data, count);
-    group.broadcast({&part, 1}, 0)->wait();
+    group.broadcast({&part, 1}, 0);
   };
   if (full.defined()) send_in_chunks(full, chunk_bytes, broadcast);
   ChunkStream stream(bytes, chunk_bytes, broadcast);
@@ -371,7 +372,7 @@ void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, 
   });
   const Infos offered = read_offer(gather_text(group, offer)[0]);
   together(group, [&] { check_fits(state, offered, options.strict); });
-  const std::map<std::string, float> values = share_scalars(state, group, source, offered);
+  const std::map<std::string, float> values = share_scalars(state, group.host(), source, offered);
   SharedScalars scalars(state, [&](const StateEntry& entry) -> std::optional<float> {
     const auto found = values.find(key_of(entry));
     return found == values.end() ? std::nullopt : std::optional(found->second);

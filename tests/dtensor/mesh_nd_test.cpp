@@ -153,9 +153,9 @@ TEST(DeviceMesh, F207_UnflattenSplitsAnAxis) {
     EXPECT_EQ(fine.slice({"dp", "tp"}).ranks(), mesh.ranks());
     EXPECT_EQ(fine.flatten({"replicate", "shard"}, "dp"), fine["dp"]);
     EXPECT_EQ(fine.root(), fine);
-    const CommCounts before = world->counts();
+    const CommCounts before = world->host().counts();
     EXPECT_EQ(mesh.unflatten("dp", {{"replicate", 2}, {"shard", 2}}), fine) << "found again";
-    EXPECT_EQ(world->counts().all_gather.calls, before.all_gather.calls) << "without communication";
+    EXPECT_EQ(world->host().counts().all_gather.calls, before.all_gather.calls) << "without communication";
     const Tensor values = random_normal({8, 3}, 5);
     EXPECT_TRUE(same_bits(full_tensor(distribute(values, fine, {Shard(0), Shard(0), Shard(1)})), values));
   });
@@ -208,20 +208,20 @@ TEST(DeviceMesh, F207_AxesThatCannotBeSplitSo) {
     expect_error([&] { flat.unflatten("dp_tp", {{"a", 2}, {"b", 2}}); },
                  {"flattened from mesh(dp=2,tp=2)", "not into mesh(a=2,b=2)"});
     EXPECT_EQ(flat.unflatten("dp_tp", {{"dp", 2}, {"tp", 2}}), two);
-    world->barrier();
+    world->host().barrier();
   });
 }
 
 TEST(DeviceMesh, F207_ConcatenateJoinsSlicesOfOneMesh) {
   run_ranks(8, [](const Group& world) {
     const DeviceMesh mesh(world, Axes{{"pp", 2}, {"dp", 2}, {"tp", 2}});
-    const CommCounts before = world->counts();
+    const CommCounts before = world->host().counts();
     const DeviceMesh both = DeviceMesh::concatenate({mesh["pp"], mesh["tp"]});
     EXPECT_EQ(both, mesh.slice({"pp", "tp"}));
     EXPECT_EQ(&both.group("tp"), &mesh.group("tp"));
     EXPECT_EQ(DeviceMesh::concatenate({mesh["pp"], mesh.slice({"dp", "tp"})}), mesh);
     EXPECT_EQ(DeviceMesh::concatenate({mesh["dp"]}), mesh["dp"]);
-    EXPECT_EQ(world->counts().all_gather.calls, before.all_gather.calls) << "it is local";
+    EXPECT_EQ(world->host().counts().all_gather.calls, before.all_gather.calls) << "it is local";
     const DeviceMesh flat = mesh.flatten({"dp", "tp"}, "inner");
     EXPECT_EQ(DeviceMesh::concatenate({mesh["pp"], flat}).describe(), "mesh(pp=2,inner=4)");
     expect_error([] { DeviceMesh::concatenate({}); }, {"at least one mesh"});
