@@ -65,6 +65,8 @@ Tensor greater_equal(Tensor a, Tensor b);
 Tensor logical_and(Tensor a, Tensor b);
 Tensor logical_or(Tensor a, Tensor b);
 Tensor logical_not(Tensor x);
+/// bool: neither NaN nor infinite. Of floating-point tensors.
+Tensor isfinite(Tensor x);
 /// Where `condition` (bool) holds, a, else b; all three broadcast.
 Tensor where(Tensor condition, Tensor a, Tensor b);
 Tensor cast(Tensor x, DType dtype);  ///< no-op (the same tensor) for an equal dtype

@@ -287,6 +287,10 @@ Tensor greater(Tensor a, Tensor b) { return call(op::less, {}, std::move(b), std
 Tensor greater_equal(Tensor a, Tensor b) { return call(op::less_equal, {}, std::move(b), std::move(a)); }
 Tensor logical_and(Tensor a, Tensor b) { return call(op::logical_and, {}, std::move(a), std::move(b)); }
 Tensor logical_or(Tensor a, Tensor b) { return call(op::logical_or, {}, std::move(a), std::move(b)); }
+Tensor isfinite(Tensor x) {
+  const Tensor zero = mul(std::move(x), 0);  // or NaN, which equals nothing
+  return equal(zero, zero);
+}
 
 Tensor swiglu(Tensor gate, Tensor up) { return call(op::swiglu, {}, std::move(gate), std::move(up)); }
 

@@ -252,6 +252,17 @@ TEST(Pointwise, TwoResultRowsWorkOverADonatedInput) {
   EXPECT_TRUE(same_bits(actual[1], expected[1]));
 }
 
+TEST(Pointwise, IsfiniteSeesEveryKindOfNumber) {
+  using Limits = std::numeric_limits<float>;
+  const std::vector<float> values{0, -0.0f, 1, Limits::max(), Limits::denorm_min(), kInf, -kInf, kNan, -kNan};
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+    const bool max_fits = byte_size(dtype) > 2;  // in 16 bits it rounds to infinity
+    EXPECT_EQ(isfinite(cast(Tensor::from<float>(values, {9}), dtype)).to_vector<bool>(),
+              (Bools{true, true, true, max_fits, true, false, false, false, false}))
+        << name(dtype);
+  }
+}
+
 TEST(Pointwise, GradientsOfBroadcastInputsAreSummed) {
   const Tensor inputs[] = {cast(random_normal({2, 3, 4}, 1), DType::f64), cast(random_normal({3, 1}, 2), DType::f64),
                            cast(add(random_uniform({4}, 3), 0.5), DType::f64)};
