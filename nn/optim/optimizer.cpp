@@ -4,8 +4,6 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
-#include "runtime/op/create_attrs.h"
-#include "runtime/op/dispatch.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -87,9 +85,10 @@ std::vector<Optimizer::Cohort> Optimizer::cohorts_of(const std::vector<std::size
   return cohorts;
 }
 
-// Counts go up in place, so a step of all parameters is one addition. A parameter that misses a step gets a copy first;
-// a captured step notices by the storage that its slots share.
-std::vector<Optimizer::Cohort> Optimizer::count(const std::vector<std::size_t>& active) {
+// Counts go up in place by one, or by nothing where `keep` (0-d bool) is false: a step of all parameters is one
+// addition. A parameter that misses a step gets a copy first; a captured step notices by the storage that its slots
+// share.
+std::vector<Optimizer::Cohort> Optimizer::count(const std::vector<std::size_t>& active, const Tensor& keep) {
   std::vector<Cohort> cohorts = cohorts_of(active);
   for (const Cohort& cohort : cohorts) {
     if (cohort.active.empty() && &cohort != &cohorts[0]) continue;
@@ -97,7 +96,7 @@ std::vector<Optimizer::Cohort> Optimizer::count(const std::vector<std::size_t>& 
       const Tensor kept = add(cohort.count, 0);
       for (const std::size_t i : cohort.idle) counts_[i]->set(kept);
     }
-    call_op_into(op::full, {}, FullAttrs{{}, 1, cohort.count.dtype(), cohort.count.device()}, cohort.count, true);
+    copy_into(cohort.count, keep, /*accumulate=*/true);
   }
   std::erase_if(cohorts, [](const Cohort& cohort) { return cohort.active.empty(); });
   return cohorts;
@@ -118,7 +117,8 @@ void Optimizer::step() {
   }
   ensure_counts();
   has_stepped_ = true;
-  for (const Cohort& cohort : count(active)) update(cohort.active, lr_.value(), cohort.count, scale_.value());
+  for (const Cohort& cohort : count(active, isfinite(scale_.value())))
+    update(cohort.active, lr_.value(), cohort.count, scale_.value());
   fill_into(scale_.value(), 1);
   // What is gathered of the old values is stale. A backward that runs, whose hook has called this, is still to read it.
   if (in_backward()) return;

@@ -40,14 +40,14 @@ class Optimizer {
   /// Outside of a captured step; the captured step reads the slot. Does not block.
   void set_lr(double lr);
   /// Gradients are multiplied by this 0-d tensor in the next step(): clipping without a pass of its own. Copied, as
-  /// f32, into a slot, so a captured step follows it. If it is not finite, step() counts a step and leaves parameters
-  /// and their state as they are. Does not block.
+  /// f32, into a slot, so a captured step follows it. If it is not finite, step() leaves parameters, their state and
+  /// all counts as they are, to the bit, whatever the gradients hold. Does not block.
   void set_gradient_scale(const Tensor& scale);
   const std::vector<Parameter*>& parameters() const { return parameters_; }
 
   /// State of all parameters, made now if there was no step yet; part of a checkpoint.
   std::vector<OptimizerState> state();
-  /// Number of steps taken, as a 0-d f32 slot; part of a checkpoint.
+  /// Number of steps that have updated something, as a 0-d f32 slot; part of a checkpoint.
   Slot& step_slot() { return step_; }
   /// Number of steps that have updated each parameter, kind "step", made now if there was no step yet: slots that share
   /// the bytes of step_slot() while the parameter has missed none. Empty where the rule does not ask.
@@ -74,7 +74,7 @@ class Optimizer {
   void ensure_state(std::size_t parameter);
   void ensure_counts();
   std::vector<Cohort> cohorts_of(const std::vector<std::size_t>& active) const;
-  std::vector<Cohort> count(const std::vector<std::size_t>& active);
+  std::vector<Cohort> count(const std::vector<std::size_t>& active, const Tensor& keep);
   void move_scalars(Device device);
 
   std::vector<Parameter*> parameters_;

@@ -221,10 +221,12 @@ TEST(Optimizer, AStepWhoseNormIsNotFiniteChangesNoParameter) {
       expect_values(a->value(), {1, 2}, "a");
       expect_values(b->value(), {3}, "b, whose own gradient is finite");
     }
+  EXPECT_EQ(optimizer.step_slot().value().item<double>(), 0) << "nor are they counted";
   give_gradient(*b, {5});  // the next one counts in full: no limit
   clip_grad_norm(optimizer, kInfinity);
   optimizer.step();
   expect_values(b->value(), {-2}, "b");
+  EXPECT_EQ(optimizer.step_slot().value().item<double>(), 1);
 }
 
 TEST(Optimizer, ParametersWithoutGradientStayAsTheyAre) {
