@@ -4,6 +4,8 @@
 //   mesh(dp=2,tp=2)      f32[8,4]{0: tp,dp}     on one rank       the full sum
 //                        f32[8]{0: dp}          on the tp ranks   half of it each
 //                        plain, f32[8]{}        on all ranks      added after the reduction
+//
+// Where all ranks are to agree on what they hold several times, every axis reduces, and plain gradients are replicas.
 #include "nn/optim/clip.h"
 
 #include <algorithm>
@@ -57,7 +59,16 @@ struct NormParts {
   std::vector<NormPart> sharded;
 };
 
-NormParts split_by_mesh(const std::vector<Parameter*>& parameters) {
+enum class ReduceOver : std::uint8_t { sharding_axes, all_axes };
+
+std::vector<int> all_axes(const DeviceMesh& root) {
+  std::vector<int> axes(static_cast<std::size_t>(root.ndim()));
+  std::iota(axes.begin(), axes.end(), 0);
+  return axes;
+}
+
+NormParts split_by_mesh(const std::vector<Parameter*>& parameters, ReduceOver over) {
+  const bool over_all = over == ReduceOver::all_axes;
   NormParts parts;
   for (const Parameter* p : parameters) {
     const Tensor& grad = p->grad();
@@ -74,14 +85,19 @@ NormParts split_by_mesh(const std::vector<Parameter*>& parameters) {
     const DeviceMesh root = spec.mesh().root();
     std::vector<int> axes = sharding_axes(spec, root);
     const Tensor local = grad.local().detach();
-    if (axes.empty()) {
+    if (axes.empty() && (!over_all || root.num_ranks() == 1)) {
       parts.replicated.push_back(local);
       continue;
     }
     std::vector<NormPart>& sharded = parts.sharded;
     auto part = std::find_if(sharded.begin(), sharded.end(), [&](const NormPart& n) { return n.root == root; });
-    if (part == sharded.end()) part = sharded.insert(sharded.end(), NormPart{root, {}, {}});
+    if (part == sharded.end())
+      part = sharded.insert(sharded.end(), NormPart{root, over_all ? all_axes(root) : std::vector<int>{}, {}});
     part->add(std::move(axes), local);
+  }
+  if (over_all && !parts.sharded.empty()) {
+    for (const Tensor& plain : parts.replicated) parts.sharded[0].add({}, plain);
+    parts.replicated.clear();
   }
   return parts;
 }
@@ -102,8 +118,7 @@ ProcessGroup& reducing_group(const NormPart& part, std::vector<int>& axes) {
   axes = part.axes;
   if (axes.size() == 1) return part.root.group(axes[0]);
   if (ProcessGroup* group = part.root.joint_group(axes)) return *group;
-  axes.resize(static_cast<std::size_t>(part.root.ndim()));
-  std::iota(axes.begin(), axes.end(), 0);
+  axes = all_axes(part.root);
   return *part.root.joint_group(axes);
 }
 
@@ -121,13 +136,11 @@ Tensor reduced(const NormPart& part, double p) {
   return all_reduce(std::move(total), group, is_max ? ReduceKind::max : ReduceKind::sum);
 }
 
-}  // namespace
-
-Tensor grad_norm(const std::vector<Parameter*>& parameters, double p) {
+Tensor norm_over(const std::vector<Parameter*>& parameters, double p, ReduceOver over) {
   GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
   const bool is_max = std::isinf(p);
-  const NormParts parts = split_by_mesh(parameters);
+  const NormParts parts = split_by_mesh(parameters, over);
   Tensor total;
   if (!parts.replicated.empty()) total = power_sum(parts.replicated, p);
   for (const NormPart& part : parts.sharded) total = combine(std::move(total), reduced(part, p), is_max);
@@ -137,13 +150,27 @@ Tensor grad_norm(const std::vector<Parameter*>& parameters, double p) {
   return cast(std::move(total), DType::f32);
 }
 
+}  // namespace
+
+Tensor grad_norm(const std::vector<Parameter*>& parameters, double p) {
+  return norm_over(parameters, p, ReduceOver::sharding_axes);
+}
+
+Tensor agreed_grad_norm(const std::vector<Parameter*>& parameters, double p) {
+  return norm_over(parameters, p, ReduceOver::all_axes);
+}
+
+Tensor clip_factor(const Tensor& norm, double max_norm) {
+  check(max_norm > 0, "the norm of gradients is to be limited to max_norm, which must be above 0, got {}", max_norm);
+  const Tensor factor = clamp(mul(reciprocal(add(norm, 1e-6)), max_norm), 0, 1);
+  return add(factor, mul(norm, 0));  // 0 x infinity is NaN
+}
+
 Tensor clip_grad_norm(Optimizer& optimizer, double max_norm, double p) {
-  check(max_norm > 0, "clip_grad_norm: max_norm must be above 0, got {}", max_norm);
   GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
   Tensor norm = grad_norm(optimizer.parameters(), p);
-  const Tensor scale = clamp(mul(reciprocal(add(norm, 1e-6)), max_norm), 0, 1);
-  optimizer.set_gradient_scale(add(scale, mul(norm, 0)));  // 0 x infinity is NaN: the step is left out
+  optimizer.set_gradient_scale(clip_factor(norm, max_norm));
   return norm;
 }
 

@@ -12,9 +12,17 @@ namespace sherd::nn {
 /// gradients.
 Tensor grad_norm(const std::vector<Parameter*>& parameters, double p = 2);
 
+/// The same number, reduced over all ranks of the meshes instead of the axes that shard: where a gradient is not finite
+/// on any rank, though others hold a replica that is, the norm of every rank says so.
+Tensor agreed_grad_norm(const std::vector<Parameter*>& parameters, double p = 2);
+
+/// What gradients of this norm are multiplied by to limit it: min(1, max_norm / (norm + 1e-6)); NaN if the norm is not
+/// finite, with which Optimizer::step() changes nothing. Error: max_norm not above 0.
+Tensor clip_factor(const Tensor& norm, double max_norm);
+
 /// Limits the norm of what the next optimizer.step() applies: gradients are scaled by min(1, max_norm / (norm + 1e-6))
-/// inside the update. A norm that is not finite makes that step change no parameter and no state. max_norm = infinity
-/// does only this. Returns the norm before clipping.
+/// inside the update. A norm that is not finite makes that step change nothing. max_norm = infinity does only this.
+/// Returns the norm before clipping.
 Tensor clip_grad_norm(Optimizer& optimizer, double max_norm, double p = 2);
 
 }  // namespace sherd::nn
