@@ -53,13 +53,15 @@ bool is_usual(const StateEntry& entry) {
   return entry.usually && entry.slot->value().storage() == entry.usually->value().storage();
 }
 
-std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer) {
+std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer, LossScaler* scaler) {
   std::vector<StateEntry> state;
   for (const auto& [name, p] : model.named_parameters()) {
     p->reshard();
     state.push_back({name, "param", p, p});
   }
   for (const auto& [name, b] : model.named_buffers()) state.push_back({name, "buffer", b});
+  if (scaler)
+    for (const LossScalerState& s : scaler->state()) state.push_back({s.name, "loss_scaler", s.slot});
   if (!optimizer) return state;
   for (const OptimizerState& s : optimizer->state()) state.push_back({s.parameter, "optim." + s.kind, s.slot});
   state.push_back({"step", "optim", &optimizer->step_slot()});

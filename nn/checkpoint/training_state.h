@@ -9,6 +9,7 @@
 #include "nn/checkpoint/rank_file.h"
 #include "nn/checkpoint/saves.h"
 #include "nn/module.h"
+#include "nn/optim/loss_scaler.h"
 #include "nn/optim/optimizer.h"
 #include "runtime/comm/group/process_group.h"
 
@@ -28,9 +29,10 @@ const Tensor& state_tensor(const StateEntry& entry);
 /// Whether the entry is its default: it shares that one's bytes, and is not saved.
 bool is_usual(const StateEntry& entry);
 
-/// Parameters, buffers and, with an optimizer, its state and step count. Reshards the units of fully_shard first, so
-/// that the slots hold shards. The entries stay current; saving and loading mean the shards, gathered or not.
-std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nullptr);
+/// Parameters, buffers and, with an optimizer, its state and step count, with a scaler its scale and counts. Reshards
+/// the units of fully_shard first, so that the slots hold shards. The entries stay current; saving and loading mean the
+/// shards, gathered or not.
+std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nullptr, LossScaler* scaler = nullptr);
 
 /// Writes a save into the folder `dir` and commits it; `manifest` has everything but the pieces. Shards are written by
 /// their owners, one of their replicas, plain tensors by rank 0; tensors on a device, or not dense, are copied one by
