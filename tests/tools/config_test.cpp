@@ -292,6 +292,9 @@ TEST(TrainConfig, RangesAreChecked) {
   refused({"--deadline", "nan"}, {"deadline", "got nan"});
   refused({"--param-dtype", "i32"}, {"param_dtype", "f32, bf16, f16", "i32"});
   refused({"--reduce-dtype", "half"}, {"reduce_dtype", "half"});
+  refused({"--loss-scale", "static"}, {"loss_scale", "auto, dynamic, none", "\"static\""});
+  for (const char* scale : {"0", "-1", "inf", "nan", "1e39", ""})
+    refused({"--loss-scale", scale}, {"loss_scale", "a positive number"});
   refused({"--param-dtype", "bf16", "--fully-shard", "false"}, {"param_dtype = bf16", "fully_shard"});
   refused({"--group", "nccl"}, {"group", "shm, thread"});
   refused({"--optimizer.lr", "nan"}, {"optimizer.lr"});
@@ -300,6 +303,32 @@ TEST(TrainConfig, RangesAreChecked) {
   refused({"--memory-limit", "-1"}, {"memory_limit"});
   refused({"other.toml"}, {"one config file", "other.toml"});
   expect_error([] { load({}); }, {"one config file", "none"});
+}
+
+TEST(TrainConfig, TheLossIsScaledForF16OrWhenAsked) {
+  const auto scaling = [](const char* param, const char* reduce, const char* scale) {
+    TrainConfig config;
+    config.param_dtype = param;
+    config.reduce_dtype = reduce;
+    config.loss_scale = scale;
+    return loss_scaler_options(config);
+  };
+  EXPECT_EQ(TrainConfig().loss_scale, "auto");
+  EXPECT_FALSE(scaling("f32", "f32", "auto"));
+  EXPECT_FALSE(scaling("bf16", "f32", "auto"));
+  EXPECT_FALSE(scaling("f16", "f16", "none"));
+  for (const auto& options :
+       {scaling("f16", "f32", "auto"), scaling("f32", "f16", "auto"), scaling("f32", "f32", "dynamic")}) {
+    ASSERT_TRUE(options);
+    EXPECT_EQ(options->init_scale, 65536);
+    EXPECT_EQ(options->growth_interval, 2000);
+    EXPECT_EQ(options->min_scale, 1);
+  }
+  const auto fixed = scaling("bf16", "f32", "1024.5");
+  ASSERT_TRUE(fixed);
+  EXPECT_EQ(fixed->init_scale, 1024.5);
+  EXPECT_EQ(fixed->growth_factor, 1);
+  EXPECT_EQ(fixed->backoff_factor, 1);
 }
 
 TEST(TrainConfig, HelpIsAskedForNotAnError) {

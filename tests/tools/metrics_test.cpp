@@ -68,6 +68,16 @@ TEST(Metrics, ValidationLossOnlyAfterAnEvaluation) {
   EXPECT_EQ(json::parse(step_line(m))["val_loss"], 1.9);
 }
 
+TEST(Metrics, LossScaleOnlyWhereTheLossIsScaled) {
+  StepMetrics m = example();
+  for (const char* key : {"loss_scale", "skipped_steps"}) EXPECT_FALSE(json::parse(step_line(m)).contains(key));
+  m.loss_scale = 32768;
+  m.skipped_steps = 1;
+  const json line = json::parse(step_line(m));
+  EXPECT_EQ(line["loss_scale"], 32768);
+  EXPECT_EQ(line["skipped_steps"], 1);
+}
+
 TEST(Metrics, DivergedRunIsStillJson) {
   StepMetrics m = example();
   m.loss = std::nan("");

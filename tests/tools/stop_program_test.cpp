@@ -90,5 +90,16 @@ TEST_F(StopProgram, ADivergedRunEndsWithItsStatusOnAnyNumberOfRanks) {
   }
 }
 
+TEST_F(StopProgram, StepsThatALossScaleSkipsAreNoDivergenceUntilThereAreManyInARow) {
+  const std::vector<std::string> overflows = {"--param-dtype", "f16", "--loss-scale", "1e30", "--steps"};
+  for (const auto& [steps, status] : {std::pair("3", kDone), std::pair("40", kDiverged)}) {
+    std::vector<std::string> flags = overflows;
+    flags.emplace_back(steps);
+    const ProgramEnd end = train(2, flags);
+    EXPECT_EQ(end.status, status) << end.err;
+    if (status == kDiverged) expect_within(end.err, {"diverged in step 33", "after 33 skipped steps"});
+  }
+}
+
 }  // namespace
 }  // namespace sherd::testing

@@ -160,6 +160,53 @@ TEST_F(Stop, ARunThatDivergesByItselfKeepsItsLastSave) {
   }
 }
 
+// Parameters that are broken give no step that could be taken; at a scale of 1 there is nothing left to try.
+TEST_F(Stop, ALossScaleThatCannotBackOffAnyMoreIsDivergence) {
+  config_.steps = 40;
+  config_.loss_scale = "dynamic";
+  for (const int ranks : {1, 2})
+    for (const bool compile : {false, true}) {
+      config_.compile = compile;
+      std::vector<double> losses;
+      const std::string message = divergence_of(
+          config_, ranks,
+          [](Trainer& trainer) {
+            const Tensor weight = trainer.model().parameter("blocks.1.mlp.up.weight").value().local();
+            fill_into(weight.detach(), std::nan(""));
+          },
+          &losses);
+      expect_parts(message, {"diverged in step 17:", "at a loss scale of 1 and after 17 skipped steps",
+                             "the output of \"blocks.1.mlp.up\""});
+      EXPECT_EQ(losses.size(), 17u) << "from 65536 to 1 it takes 16 halvings";
+    }
+}
+
+TEST_F(Stop, SkippedStepsEndARunOnlyWhenThereAreManyInARow) {
+  config_.param_dtype = "f16";
+  config_.loss_scale = "1e30";  // overflows f16 in every step
+  for (const int ranks : {1, 2}) {
+    config_.steps = 8;
+    std::vector<std::int64_t> skipped;
+    run_ranks(ranks, [&](const Group& group) {
+      Trainer trainer(config_, group);
+      const Values before = values_of(trainer.model());
+      const TrainSummary summary = trainer.run([&](const StepMetrics& m) {
+        EXPECT_TRUE(std::isfinite(m.loss));
+        EXPECT_FALSE(std::isfinite(m.grad_norm));
+        EXPECT_EQ(m.loss_scale, static_cast<double>(1e30F));
+        if (group->rank() == 0) skipped.push_back(m.skipped_steps);
+      });
+      EXPECT_EQ(values_of(trainer.model()), before);
+      EXPECT_EQ(summary.skipped_steps, 8);
+    });
+    EXPECT_EQ(skipped, (std::vector<std::int64_t>{1, 2, 3, 4, 5, 6, 7, 8}));
+    skipped.clear();
+    config_.steps = 40;
+    expect_parts(divergence_of(config_, ranks, [](Trainer&) {}),
+                 {"diverged in step 33:", "after 33 skipped steps", "the gradient of"});
+  }
+}
+
 TEST(StopSignals, NoteAndForget) {
   {
     const StopSignals outer;

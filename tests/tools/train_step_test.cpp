@@ -100,6 +100,28 @@ TEST(TrainStep, WithoutMetricsNothingIsReducedAndTheUpdateIsTheSame) {
   }
 }
 
+// A power of two changes no bit of an f32 training, with micro-batches too.
+TEST(TrainStep, AScaledLossGivesTheBitsOfTheUpdate) {
+  for (const int ranks : {1, 2})
+    for (const bool metrics : {true, false}) {
+      TrainConfig config = tiny_model();
+      config.accumulate = 2;
+      run_ranks(ranks, [&](const Group& group) {
+        const Trained plain = train(config, group, 4, {.metrics = metrics});
+        TrainConfig scaled = config;
+        for (const char* scale : {"1024", "dynamic"})
+          for (const bool compile : {false, true}) {
+            scaled.loss_scale = scale;
+            scaled.compile = compile;
+            const Trained run = train(scaled, group, 4, {.metrics = metrics});
+            EXPECT_EQ(run.losses, plain.losses);
+            EXPECT_EQ(run.norms, plain.norms);
+            EXPECT_EQ(run.values, plain.values);
+          }
+      });
+    }
+}
+
 TEST(TrainStep, ClippingNeedsTheNorm) {
   TrainConfig config = tiny_model();
   config.optimizer.clip = 0.001;

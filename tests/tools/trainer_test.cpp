@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -150,6 +151,48 @@ TEST_F(TrainerTest, F169_AResumedRunIsBitwiseTheUninterruptedOne) {
       EXPECT_EQ(tail.final, whole.final) << ranks << " ranks";
       EXPECT_EQ(tail.val_loss, whole.val_loss);
     }
+}
+
+TEST_F(TrainerTest, F16IsScaledAndResumesBitForBit) {
+  for (TrainConfig config : {gpt_, llama_}) {
+    config.steps = 6;
+    const TinyRun f32 = train_tiny(config, 1);
+    config.param_dtype = "f16";
+    for (const int ranks : {1, 2})
+      for (const bool compile : {false, true}) {
+        const TempDir checkpoint;
+        config.compile = compile;
+        config.save = checkpoint.path();
+        config.resume.clear();
+        config.overwrite = true;
+        const auto train = [&](std::int64_t steps) {
+          config.steps = steps;
+          std::vector<std::array<double, 3>> seen;
+          run_ranks(ranks, [&](const Group& group) {
+            Trainer(config, group).run([&](const StepMetrics& m) {
+              ASSERT_TRUE(m.loss_scale);
+              // Each skipped step has halved it.
+              EXPECT_LE(*m.loss_scale, 65536);
+              EXPECT_GT(*m.loss_scale, 256);
+              EXPECT_GE(std::ldexp(*m.loss_scale, static_cast<int>(m.skipped_steps)), 65536);
+              if (group->rank() == 0) seen.push_back({m.loss, *m.loss_scale, static_cast<double>(m.skipped_steps)});
+            });
+          });
+          return seen;
+        };
+        const auto whole = train(6);
+        for (std::size_t i = 0; i < 6; ++i) EXPECT_NEAR(whole[i][0], f32.losses[i], 1e-2 * f32.losses[i]) << i;
+        auto parts = train(3);
+        config.resume = checkpoint.path();
+        config.overwrite = false;
+        const auto rest = train(6);
+        parts.insert(parts.end(), rest.begin(), rest.end());
+        EXPECT_EQ(parts, whole) << config.model.style << " on " << ranks << " ranks";
+        config.loss_scale = "1024";
+        expect_error([&] { train(6); }, {"loss_scale = \"auto\"", "\"1024\""});
+        config.loss_scale = "auto";
+      }
+  }
 }
 
 TEST_F(TrainerTest, AConfigMadeInCodeIsResolved) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -97,6 +98,10 @@ void bind_parallel(ConfigTable& table, TrainConfig::Parallel& p) {
 void bind_precision(ConfigTable& table, TrainConfig& c) {
   table.add("param_dtype", &c.param_dtype, "type to compute in and to gather parameters as: f32, bf16 or f16");
   table.add("reduce_dtype", &c.reduce_dtype, "type that gradients are rounded to when they are reduced");
+  table.add(
+      "loss_scale", &c.loss_scale,
+      "what the loss is multiplied by so that gradients of f16 do not underflow: dynamic (from 65536, halved when "
+      "a step overflows and is skipped), a number, none; auto: dynamic where a type is f16");
 }
 
 void bind_model(ConfigTable& table, TrainConfig::Model& m) {
@@ -161,6 +166,7 @@ void check_run(const TrainConfig& c) {
   check(c.fully_shard || (c.param_dtype == "f32" && c.reduce_dtype == "f32"),
         "param_dtype = {} and reduce_dtype = {} are settings of fully_shard; leave it on", c.param_dtype,
         c.reduce_dtype);
+  loss_scaler_options(c);
   check(c.deadline > 0 && c.deadline < 1e9, "deadline must be a positive number of seconds, got {}", c.deadline);
 }
 
@@ -226,6 +232,17 @@ std::optional<LinkShape> link_shape(const TrainConfig& config) {
         "got \"{}\"",
         text);
   return LinkShape{*rate, *latency};
+}
+
+std::optional<nn::LossScalerOptions> loss_scaler_options(const TrainConfig& config) {
+  const std::string& text = config.loss_scale;
+  const bool has_f16 = config.param_dtype == "f16" || config.reduce_dtype == "f16";
+  if (text == "none" || (text == "auto" && !has_f16)) return std::nullopt;
+  if (text == "dynamic" || text == "auto") return nn::LossScalerOptions{};
+  const std::optional<double> scale = number(text);
+  check(scale && *scale > 0 && *scale <= std::numeric_limits<float>::max(),
+        "loss_scale must be auto, dynamic, none or a positive number, got \"{}\"", text);
+  return nn::LossScalerOptions::fixed(*scale);
 }
 
 ConfigTable bind(TrainConfig& config) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "nn/optim/loss_scaler.h"
 #include "runtime/comm/group/host_group.h"
 #include "tools/train/flags.h"
 
@@ -51,6 +52,7 @@ struct TrainConfig {
   bool prefetch = true;
   std::string param_dtype = "f32";
   std::string reduce_dtype = "f32";
+  std::string loss_scale = "auto";
 
   struct Parallel {
     bool sequence = false;
@@ -107,6 +109,9 @@ std::string train_help();
 
 /// `link` = "BYTES_PER_S,SECONDS"; nothing if it is empty. Throws Error for any other text.
 std::optional<LinkShape> link_shape(const TrainConfig& config);
+
+/// What `loss_scale` asks for; nothing where the loss is not scaled. Throws Error for other text.
+std::optional<nn::LossScalerOptions> loss_scaler_options(const TrainConfig& config);
 
 /// For checkpoints: text that train_config_from_toml() reads back to the same values. `source` names it in errors.
 std::string to_toml(const TrainConfig& config);

@@ -20,8 +20,10 @@ struct StepMetrics {
   std::int64_t tokens = 0;  ///< of this step, over all ranks
   double tokens_per_second = 0;
   double step_seconds = 0;
-  double exposed_comm_seconds = 0;  ///< the rank's thread waited for collectives: until all ranks had come, and then
-  double exposed_skew_seconds = 0;  ///< for their transfers; this is the first part
+  double exposed_comm_seconds = 0;   ///< the rank's thread waited for collectives: until all ranks had come, and then
+  double exposed_skew_seconds = 0;   ///< for their transfers; this is the first part
+  std::optional<double> loss_scale;  ///< of this step, if the loss is scaled
+  std::int64_t skipped_steps = 0;    ///< by the scaler, this one and those before a resume included
   CategoryBytes memory_bytes{};
   std::optional<double> val_loss;  ///< of steps with an evaluation
 };
@@ -29,8 +31,8 @@ struct StepMetrics {
 /// {"config": {...}, "seed", "ranks", "version"}; keys with a section are nested objects. One line, no newline.
 std::string header_line(const TrainConfig& config, int ranks);
 /// {"step", "loss", ..., "exposed_comm_seconds" and its parts "exposed_transfer_seconds" and "exposed_skew_seconds",
-/// "memory_bytes": {category: bytes}, "val_loss"}. Numbers read back to the same bits; NaN and
-/// infinity, which JSON lacks, are null.
+/// "memory_bytes": {category: bytes}, "loss_scale", "skipped_steps", "val_loss"}; the last three where there are such.
+/// Numbers read back to the same bits; NaN and infinity, which JSON lacks, are null.
 std::string step_line(const StepMetrics& metrics);
 
 /// Writes lines to a file, each at once, so that the file can be followed and survives a crash.

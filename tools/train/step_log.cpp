@@ -18,28 +18,35 @@ double now_seconds() {
 
 }  // namespace
 
-StepLog::StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_step, const Observer& observe)
-    : group_(group), memory_(memory), first_step_(first_step), observe_(observe) {}
+StepLog::StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_step, double min_loss_scale,
+                 const Observer& observe)
+    : group_(group), memory_(memory), first_step_(first_step), min_loss_scale_(min_loss_scale), observe_(observe) {}
 
 void StepLog::begin() {
   memory_.reset_peaks();
   begun_ = {now_seconds(), counts_with_subgroups(group_), comm_times(group_)};
 }
 
-void StepLog::end(const StepMetrics& known, const Tensor& loss, const Tensor& norm) {
+void StepLog::end(const StepMetrics& known, const TrainStep::Result& out) {
   StepMetrics metrics = known;
   metrics.memory_bytes = memory_.peak();
-  reads_.push({loss, norm}, [this, metrics, begun = begun_](std::span<const double> values) {
-    arrived(metrics, begun, values[0], values[1]);
-  });
+  const HostReads::Consumer use = [this, metrics, begun = begun_](std::span<const double> values) {
+    arrived(metrics, begun, values);
+  };
+  if (out.loss_scale.defined()) reads_.push({out.loss, out.grad_norm, out.loss_scale, out.skipped_steps}, use);
+  else reads_.push({out.loss, out.grad_norm}, use);
 }
 
 // A step that was issued while the one before ran has taken the time since that one was done.
-void StepLog::arrived(StepMetrics metrics, const Begun& begun, double loss, double norm) {
+void StepLog::arrived(StepMetrics metrics, const Begun& begun, std::span<const double> values) {
   const double now = now_seconds();
   const CommTimes comm = comm_times(group_) - begun.times;
-  metrics.loss = loss;
-  metrics.grad_norm = norm;
+  metrics.loss = values[0];
+  metrics.grad_norm = values[1];
+  if (values.size() > 2) {
+    summary_.loss_scale = metrics.loss_scale = values[2];
+    summary_.skipped_steps = metrics.skipped_steps = static_cast<std::int64_t>(values[3]);
+  }
   metrics.step_seconds = now - std::max(begun.seconds, last_arrival_);
   metrics.tokens_per_second = static_cast<double>(metrics.tokens) / metrics.step_seconds;
   metrics.exposed_comm_seconds = comm.exposed;
@@ -51,13 +58,21 @@ void StepLog::arrived(StepMetrics metrics, const Begun& begun, double loss, doub
   summary_.step_comm -= begun.counts;
   for (std::size_t c = 0; c < metrics.memory_bytes.size(); ++c)
     summary_.peak_bytes[c] = std::max(summary_.peak_bytes[c], metrics.memory_bytes[c]);
-  if (metrics.step == first_step_ + 1) summary_.first_loss = loss;
-  last_losses_.push_back(loss);
+  if (metrics.step == first_step_ + 1) summary_.first_loss = metrics.loss;
+  last_losses_.push_back(metrics.loss);
   if (last_losses_.size() > 10) last_losses_.pop_front();
   summary_.last_losses_mean =
       std::accumulate(last_losses_.begin(), last_losses_.end(), 0.0) / static_cast<double>(last_losses_.size());
-  if (!diverged_ && !(std::isfinite(loss) && std::isfinite(norm))) diverged_ = metrics;
+  if (has_diverged(metrics) && !diverged_) diverged_ = metrics;
   done_.push_back(metrics);
+}
+
+// A norm that is not finite is what the scaler skips for; the loss of such a step may be anything.
+bool StepLog::has_diverged(const StepMetrics& metrics) {
+  const bool is_skip = metrics.loss_scale && !std::isfinite(metrics.grad_norm);
+  skips_in_a_row_ = is_skip ? skips_in_a_row_ + 1 : 0;
+  if (is_skip) return *metrics.loss_scale <= min_loss_scale_ || skips_in_a_row_ > kMostSkips;
+  return !(std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm));
 }
 
 void StepLog::report(const StepMetrics& metrics) {

@@ -4,11 +4,13 @@
 #include <deque>
 #include <functional>
 #include <optional>
+#include <span>
 
 #include "runtime/comm/board/exposed.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/op/host_reads.h"
 #include "tools/train/metrics.h"
+#include "tools/train/train_step.h"
 
 namespace sherd {
 
@@ -20,22 +22,29 @@ struct TrainSummary {
   CommCounts step_comm{};      ///< collectives of the last training step
   CommTimes comm{};            ///< of all steps but the first two, in which orders are recorded
   double seconds = 0;
-  std::int64_t steps = 0;  ///< updates made, those before this run included
-  int stopped_by = 0;      ///< the signal that ended the run before its last step; 0: none did
+  std::int64_t steps = 0;            ///< updates made, those before this run included
+  std::optional<double> loss_scale;  ///< of the last step, if the loss is scaled
+  std::int64_t skipped_steps = 0;    ///< by the scaler, those before this run included
+  int stopped_by = 0;                ///< the signal that ended the run before its last step; 0: none did
 };
+
+/// Steps that a loss scaler may skip one after another: more than it takes from the first scale, 2^16, to the last.
+inline constexpr int kMostSkips = 32;
 
 class StepLog {
  public:
   using Observer = std::function<void(const StepMetrics& metrics)>;
 
-  /// `memory` is that of the tensors, `first_step` the number of steps made before this run.
-  StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_step, const Observer& observe);
+  /// `memory` is that of the tensors, `first_step` the number of steps made before this run. A step that is skipped at
+  /// a loss scale of `min_loss_scale` or less counts as diverged.
+  StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_step, double min_loss_scale,
+          const Observer& observe);
 
   /// A step is about to run.
   void begin();
-  /// It has been issued: starts to read its loss and gradient norm. `known` holds step, lr and tokens. Blocks only
-  /// while the numbers of more than four steps are on their way.
-  void end(const StepMetrics& known, const Tensor& loss, const Tensor& norm);
+  /// It has been issued: starts to read its loss, gradient norm and loss scale. `known` holds step, lr and tokens.
+  /// Blocks only while the numbers of more than four steps are on their way.
+  void end(const StepMetrics& known, const TrainStep::Result& out);
   /// Reports the steps that are done. Does not block.
   void poll();
   /// Blocks until all steps are done and reports them.
@@ -46,7 +55,8 @@ class StepLog {
   /// On the way out with an error: reports what is done, whatever else fails.
   void finish_quietly() noexcept;
   const TrainSummary& summary() const { return summary_; }
-  /// The first step known to have a loss or a gradient norm that is not finite.
+  /// The first step known to have a loss or a gradient norm that is not finite, those left out that the loss scaler has
+  /// skipped while it still can back off: at most kMostSkips in a row.
   const std::optional<StepMetrics>& diverged() const { return diverged_; }
 
  private:
@@ -55,17 +65,20 @@ class StepLog {
     CommCounts counts{};
     CommTimes times{};
   };
-  void arrived(StepMetrics metrics, const Begun& begun, double loss, double norm);
+  void arrived(StepMetrics metrics, const Begun& begun, std::span<const double> values);
+  bool has_diverged(const StepMetrics& metrics);
 
   ProcessGroup& group_;
   Accounting& memory_;
   const std::int64_t first_step_;
+  const double min_loss_scale_;
   const Observer& observe_;
   TrainSummary summary_;
   std::optional<StepMetrics> diverged_;
   std::deque<double> last_losses_;
   Begun begun_;
   double last_arrival_ = 0;
+  int skips_in_a_row_ = 0;
   HostReads reads_;
   std::deque<StepMetrics> done_;  // arrived, not reported
 };

@@ -94,6 +94,8 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
   std::string text = fmt::format("loss {:.4f} at the first step, {:.4f} mean of the last 10", summary.first_loss,
                                  summary.last_losses_mean);
   if (summary.val_loss) text += fmt::format(", validation {:.4f}", *summary.val_loss);
+  if (summary.loss_scale)
+    text += fmt::format("; loss scale {}, {} steps skipped", *summary.loss_scale, summary.skipped_steps);
   text += fmt::format("; {:.1f} s\n", summary.seconds) + memory_table(trainer, summary);
   if (trainer.group().size() > 1) {
     text += "collectives of the last step\n" + collectives(trainer, config, summary.step_comm);

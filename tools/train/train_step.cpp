@@ -15,8 +15,6 @@ namespace sherd {
 
 namespace {
 
-TrainStep::Result result_of(const std::vector<Tensor>& out) { return {out[0], out.size() > 1 ? out[1] : Tensor()}; }
-
 nn::AdamWOptions adamw_options(const TrainConfig::Optimizer& o) {
   return {.lr = o.lr,
           .beta1 = o.beta1,
@@ -46,6 +44,7 @@ TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device devi
   spread(architecture);
   model_->materialize(seed, device);
   optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(), adamw_options(o));
+  if (const auto scaling = loss_scaler_options(config_)) scaler_.emplace(*scaling);
   schedule_ = {o.lr, o.min_lr, o.warmup, o.decay_steps};
   if (config_.compile)
     compiled_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return run(in); },
@@ -85,7 +84,7 @@ Tensor TrainStep::forward_backward(const Tensor& tokens, const Tensor& targets) 
     const Tensor out = whole ? targets : narrow(targets, 0, m * micro, micro);
     Tensor loss = (*model_)(in, out);
     if (!whole) loss = mul(loss, 1.0 / static_cast<double>(parts));
-    backward(loss);
+    backward(scaler_ ? scaler_->scale(loss) : loss);
     loss = loss.local().detach();  // every rank of the tp axis has the whole of it
     mean_loss = mean_loss.defined() ? add(mean_loss, loss) : loss;
   }
@@ -96,15 +95,31 @@ Tensor TrainStep::forward_backward(const Tensor& tokens, const Tensor& targets) 
 std::vector<Tensor> TrainStep::run(std::span<const Tensor> in) {
   Tensor loss = forward_backward(in[0], in[1]);
   GradMode off(false);
-  if (!options_.metrics) {
-    optimizer_->step_and_clear();
-    return {loss};
+  const double clip = config_.optimizer.clip, max_norm = clip > 0 ? clip : std::numeric_limits<double>::infinity();
+  Tensor norm, scale;
+  if (scaler_) {
+    scale = add(scaler_->current_scale(), 0);
+    norm = scaler_->unscale(*optimizer_, max_norm);
+  } else if (options_.metrics) {
+    norm = nn::clip_grad_norm(*optimizer_, max_norm);
   }
-  const double clip = config_.optimizer.clip;
-  Tensor norm = nn::clip_grad_norm(*optimizer_, clip > 0 ? clip : std::numeric_limits<double>::infinity());
   optimizer_->step_and_clear();
-  if (mesh_.num_data_ranks() > 1) loss = all_reduce(loss, mesh_.data_group(), ReduceKind::avg);
-  return {loss, norm};
+  if (scaler_) scaler_->update();
+  if (options_.metrics && mesh_.num_data_ranks() > 1) loss = all_reduce(loss, mesh_.data_group(), ReduceKind::avg);
+  std::vector<Tensor> out{loss};
+  if (options_.metrics) out.push_back(norm);
+  if (scaler_) out.insert(out.end(), {scale, add(scaler_->skipped_steps(), 0)});
+  return out;
+}
+
+TrainStep::Result TrainStep::result_of(const std::vector<Tensor>& out) const {
+  Result result;
+  result.loss = out[0];
+  if (options_.metrics) result.grad_norm = out[1];
+  if (!scaler_) return result;
+  result.loss_scale = out[out.size() - 2];
+  result.skipped_steps = out.back();
+  return result;
 }
 
 TrainStep::Result TrainStep::update(const Tensor& tokens, const Tensor& targets) {

@@ -5,9 +5,10 @@
 //   TrainStep step(config, JobMesh(config.mesh, group), Device::cpu(), data.vocabulary().size());
 //   for (std::int64_t i = 0; i < config.steps; ++i) {
 //     step.set_step(i);
-//     const auto [loss, grad_norm] = step.update(tokens, targets);  // i32 [B, T], this rank's part of the batch
+//     const TrainStep::Result out = step.update(tokens, targets);  // i32 [B, T], this rank's part of the batch
 //   }
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "compile/compile.h"
 #include "nn/models/model_config.h"
 #include "nn/optim/adamw.h"
+#include "nn/optim/loss_scaler.h"
 #include "nn/optim/schedule.h"
 #include "tools/train/config.h"
 #include "tools/train/job_mesh.h"
@@ -24,18 +26,21 @@ namespace sherd {
 struct TrainStepOptions {
   /// What a log of the job wants of an update: the loss averaged over the ranks with data of their own, and the norm of
   /// the gradients; one all-reduce of one number each. Off: the loss is that of this rank's tokens, there is no norm,
-  /// so no clipping (optimizer.clip must be 0), and gradients that are not finite are applied like any others.
+  /// so no clipping (optimizer.clip must be 0), and without a loss scale gradients that are not finite are applied like
+  /// any others.
   bool metrics = true;
 };
 
 /// Of `config` it takes what makes the numbers and the layout: seed, accumulate, compile, fully_shard and what belongs
-/// to it, [parallel], [model], [optimizer]. One per rank, on the rank's thread.
+/// to it, loss_scale, [parallel], [model], [optimizer]. One per rank, on the rank's thread.
 class TrainStep {
  public:
-  /// Both 0-d, on the device of the model.
+  /// All 0-d, on the device of the model.
   struct Result {
-    Tensor loss;       ///< mean nats per token: of the job, or of this rank (TrainStepOptions::metrics)
-    Tensor grad_norm;  ///< before clipping; undefined without metrics
+    Tensor loss;           ///< mean nats per token, not scaled: of the job, or of this rank (TrainStepOptions::metrics)
+    Tensor grad_norm;      ///< before clipping, not scaled; undefined without metrics
+    Tensor loss_scale;     ///< of this update; undefined if config.loss_scale asks for none
+    Tensor skipped_steps;  ///< this one included; undefined as well
   };
 
   /// Builds the model that config.model describes, for `data_vocabulary` tokens where it leaves that open; shards
@@ -55,8 +60,9 @@ class TrainStep {
 
   /// One update by this rank's part of the batch: tokens and targets, i32 or i64 [B, T] on the model's device; B is a
   /// multiple of config.accumulate, T at most the model's positions. If config.compile is set, updates are captured
-  /// and replayed, with the same bits. A norm that is not finite leaves parameters and optimizer state as they are.
-  /// Collective over the mesh; ranks that differ along tp give the same batch. Does not wait for the device.
+  /// and replayed, with the same bits. A norm that is not finite leaves parameters and optimizer state as they are;
+  /// with a loss scale such an update is skipped on all ranks and the scale backs off. Collective over the mesh; ranks
+  /// that differ along tp give the same batch. Does not wait for the device.
   Result update(const Tensor& tokens, const Tensor& targets);
   /// The same, neither captured nor replayed.
   Result update_eagerly(const Tensor& tokens, const Tensor& targets);
@@ -70,16 +76,20 @@ class TrainStep {
   double learning_rate(std::int64_t step) const { return schedule_.at(step); }
   nn::LanguageModel& model() { return *model_; }
   nn::AdamW& optimizer() { return *optimizer_; }
+  /// Null if the loss is not scaled.
+  nn::LossScaler* scaler() { return scaler_ ? &*scaler_ : nullptr; }
 
  private:
   void spread(const nn::LanguageModelConfig& architecture);
   std::vector<Tensor> run(std::span<const Tensor> in);
+  Result result_of(const std::vector<Tensor>& out) const;
 
   TrainConfig config_;
   JobMesh mesh_;
   TrainStepOptions options_;
   std::unique_ptr<nn::LanguageModel> model_;
   std::unique_ptr<nn::AdamW> optimizer_;
+  std::optional<nn::LossScaler> scaler_;
   nn::CosineSchedule schedule_;
   std::unique_ptr<CompiledStep> compiled_;
 };

@@ -145,7 +145,7 @@ void Trainer::build() {
 
 void Trainer::resume() {
   together(*group_, [&] {
-    const auto state = nn::training_state(step_->model(), &step_->optimizer());
+    const auto state = nn::training_state(step_->model(), &step_->optimizer(), step_->scaler());
     std::set<std::pair<std::string, std::string>> wanted;
     for (const nn::StateEntry& entry : state)
       if (!entry.usually || resumed_->contains(entry.kind, entry.name)) wanted.emplace(entry.kind, entry.name);
@@ -228,8 +228,8 @@ void Trainer::save(std::int64_t step) {
   manifest.vocabulary = data_->vocabulary().to_text();
   manifest.state["data"] = std::to_string(data_->files().fingerprint());
   manifest.run = run_;
-  nn::save_checkpoint(config_.save, std::move(manifest), nn::training_state(step_->model(), &step_->optimizer()),
-                      *group_, retention_);
+  nn::save_checkpoint(config_.save, std::move(manifest),
+                      nn::training_state(step_->model(), &step_->optimizer(), step_->scaler()), *group_, retention_);
   retention_.replace = false;
 }
 
@@ -252,11 +252,14 @@ void Trainer::fail_diverged(const StepMetrics& metrics) {
     where = where.empty() ? "computed once more, everything is finite: what came after it has changed the parameters"
                           : fmt::format("the first value that is not finite is in {}", where);
   } catch (const std::exception& error) { where = fmt::format("where it began is not known: {}", error.what()); }
+  const std::string scale = metrics.loss_scale ? fmt::format(", at a loss scale of {} and after {} skipped steps",
+                                                             *metrics.loss_scale, metrics.skipped_steps)
+                                               : "";
   throw ExitError(kDiverged,
-                  fmt::format("the run has diverged in step {}: the loss is {}, the gradient norm {}; {}. "
+                  fmt::format("the run has diverged in step {}: the loss is {}, the gradient norm {}{}; {}. "
                               "Nothing was saved since; a lower optimizer.lr, a longer optimizer.warmup or a "
                               "smaller optimizer.clip may help",
-                              metrics.step, metrics.loss, metrics.grad_norm, where));
+                              metrics.step, metrics.loss, metrics.grad_norm, scale, where));
 }
 
 void Trainer::save_and_stop(std::int64_t step, int signal) {
@@ -279,7 +282,7 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const S
     known.step = step + 1;
     known.lr = step_->learning_rate(step);
     known.tokens = config_.batch * config_.model.sequence;
-    log.end(known, out.loss, out.grad_norm);
+    log.end(known, out);
   }
   if (is_due(config_.eval_every)) {
     StepMetrics metrics = log.finish_but_last();
@@ -300,7 +303,9 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const S
 
 TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop) {
   StepTrace trace(config_.trace, config_.trace_steps, first_step_, config_.steps, *group_);
-  StepLog log(*group_, RankContext::current().allocator(device_).accounting(), first_step_, observe);
+  const nn::LossScaler* scaler = step_->scaler();
+  StepLog log(*group_, RankContext::current().allocator(device_).accounting(), first_step_,
+              scaler ? scaler->options().min_scale : 0, observe);
   const auto start = std::chrono::steady_clock::now();
   int signal = 0;
   std::int64_t step = first_step_;

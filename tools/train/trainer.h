@@ -48,7 +48,8 @@ class Trainer {
   /// Trains up to config.steps, evaluating and saving as configured. With `stop`, on all ranks or on none, the ranks
   /// ask one another after each step, and end together after the step in which one of them was asked to, saved if
   /// config.save is set; an evaluation is left for it. Collective. Throws ExitError, on every rank: kDiverged when a
-  /// loss or a gradient norm is not finite, which names the step and where it began, and is never saved;
+  /// loss or a gradient norm is not finite, which names the step and where it began, and is never saved (where the loss
+  /// is scaled, when the scaler has skipped more than kMostSkips steps in a row, or one at its smallest scale);
   /// kStoppedWithoutSave when that last save fails.
   TrainSummary run(const StepObserver& observe, const StopPoll& stop = {});
 

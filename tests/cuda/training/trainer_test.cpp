@@ -37,7 +37,8 @@ TEST_F(TrainingOnCuda, F176_GivesTheLossesOfTheCpu) {
 
 TEST_F(TrainingOnCuda, F176_MixedPrecisionAndMicroBatchesGiveTheLossesOfTheCpu) {
   llama_.accumulate = 2;
-  for (const auto& [param, reduce] : {std::pair("bf16", "f32"), std::pair("bf16", "bf16"), std::pair("f32", "bf16")}) {
+  for (const auto& [param, reduce] :
+       {std::pair("bf16", "f32"), std::pair("bf16", "bf16"), std::pair("f32", "bf16"), std::pair("f16", "f32")}) {
     llama_.param_dtype = param;
     llama_.reduce_dtype = reduce;
     const TinyRun cpu = train_tiny(llama_, 1), cuda = train_tiny(on_cuda(llama_), 1);
