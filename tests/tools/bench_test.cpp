@@ -154,6 +154,14 @@ TEST_F(Bench, AnotherBuildIsTheOnlyPeerAndNoTargetHolds) {
   }
 }
 
+TEST_F(Bench, F16IsComparedWithBf16) {
+  const auto end = sherd({"bench", "loss.mini.f16", "--smoke", "--python", "none", "--json"});
+  EXPECT_EQ(end.status, 0) << end.err;
+  const auto all = figures(end);
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_LT(all[0].at("value"), 0.02) << "after four steps little can differ";
+}
+
 TEST_F(Bench, ABuildTrainsLikeItself) {  // the same bits, through the figure that compares losses
   const auto end = sherd({"bench", "loss.mini.f32", "--smoke", "--against", SHERD_PROGRAM, "--json"});
   EXPECT_EQ(figures(end).at(0).at("value"), 0) << end.out;

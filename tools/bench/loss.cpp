@@ -1,9 +1,11 @@
 // loss.*, gpu.loss.*: does training go where PyTorch's goes? Both start from the same weights and see the same batches
 // (loss_child.cpp writes them to a file); the figure is how far the losses of all steps lie apart, on average and as a
 // share. Of f32 that is rounding. Of bf16 the limit is what bf16 does to PyTorch itself: how far its bf16 losses lie
-// from its own f32 ones; two that are both that good lie at most twice as far from each other.
+// from its own f32 ones; two that are both that good lie at most twice as far from each other. loss.mini.f16 asks our
+// side alone: f16 with a loss scale must end where bf16 does.
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -21,6 +23,7 @@ struct LossCase {
   Target target;
 };
 constexpr double kMillion = 1e6;
+constexpr int kF16Steps = 300, kF16LastSteps = 20;
 // Steps of llama1b take PyTorch some 3 s in f32.
 const LossCase kCases[] = {
     {"loss.mini.f32", "mini", "tiny", "f32", "cpu", 100, {Rule::value_at_most, 100}},
@@ -107,6 +110,22 @@ void measure(Figure& figure, const LossCase& c, BenchRun& run) {
   add_note(figure, fmt::format("{} {}", other.name, other.settings));
 }
 
+// From the same start on the same batches; the other build, if there is one, in the place of bf16.
+void measure_f16(Figure& figure, BenchRun& run) {
+  const Folder folder;
+  const int steps = run.sized(kF16Steps, 4), last = run.sized(kF16LastSteps, 2);
+  const auto end_of = [&](const Contestant& side) {
+    const std::vector<double> losses = losses_of(answers_of(side), steps);
+    return std::accumulate(losses.end() - last, losses.end(), 0.0) / last;
+  };
+  const LossCase c{"", "mini", "tiny", "f16", "cpu", kF16Steps, {}};
+  const auto other = run.other_build(ours(c, "f16", folder, run));
+  const double f16 = end_of(ours(c, "f16", folder, run)), bf16 = end_of(other ? *other : ours(c, "bf16", folder, run));
+  figure.value = std::abs(f16 - bf16);
+  figure.detail["steps"] = steps;
+  figure.detail["losses"] = {f16, bf16};
+}
+
 }  // namespace
 
 std::vector<Benchmark> loss_benchmarks() {
@@ -122,6 +141,14 @@ std::vector<Benchmark> loss_benchmarks() {
     row.measure = [&c](Figure& figure, BenchRun& run) { measure(figure, c, run); };
     rows.push_back(std::move(row));
   }
+  rows.push_back(
+      {.name = "loss.mini.f16",
+       .summary = fmt::format("{} steps of mini in f16 with a loss scale: distance of the mean of the last {} "
+                              "losses from that in bf16",
+                              kF16Steps, kF16LastSteps),
+       .unit = {"nats", Better::lower, 4},
+       .target = {Rule::value_at_most, 0.02},
+       .measure = measure_f16});
   return rows;
 }
 

@@ -86,7 +86,7 @@ int run_loss_child(std::span<const std::string_view> args) {
   LossFlags flags;
   ConfigTable table;
   table.add("model", &flags.model, "one of models.cpp");
-  table.add("dtype", &flags.dtype, "f32, or bf16 by mixed precision");
+  table.add("dtype", &flags.dtype, "f32, or bf16 or f16 by mixed precision; f16 with a loss scale");
   table.add("device", &flags.device, "cpu, or cuda for the first GPU");
   table.add("threads", &flags.threads, "of the host");
   table.add("steps", &flags.steps, "batches in the file");

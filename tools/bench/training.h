@@ -10,7 +10,7 @@
 namespace sherd::bench {
 
 struct TrainingOptions {
-  std::string dtype = "f32";  ///< bf16: by fully_shard's policy, with f32 masters and reductions, on one rank too
+  std::string dtype = "f32";  ///< bf16, f16: by fully_shard's policy, with f32 masters and reductions, on one rank too
   std::string device = "cpu";
   bool captured = true;          ///< replay a recording
   bool prefetch = true;          ///< gather the next group while one computes
