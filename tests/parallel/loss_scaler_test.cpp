@@ -138,7 +138,7 @@ TEST(FullyShard, F97_AgreeingIsOneAllReduceOfOneNumber) {
     const auto counts_so_far = [&] {
       const int all[] = {0, 1, 2};
       CommCounts counts = settled_counts(*training.root.joint_group(all));
-      for (const char* axis : {"dp", "tp"}) counts += training.root.group(axis).counts();
+      for (const char* axis : {"dp", "tp"}) counts += training.root.group(axis).host().counts();
       return counts;
     };
     const CommCounts before = counts_so_far();
