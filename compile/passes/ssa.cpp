@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "compile/ir/loans.h"
 #include "compile/ir/numbers.h"
 
 namespace sherd {
@@ -15,7 +16,8 @@ class Splitter {
   }
 
   void run() {
-    for (GraphNode& node : program_.nodes) split(node);
+    const std::vector<bool> follows = follows_another_queue(program_);
+    for (std::size_t i = 0; i < program_.nodes.size(); ++i) split(program_.nodes[i], follows[i]);
     for (GraphResult& result : program_.results) rename(result.local);
     for (SlotUpdate& update : program_.updates) rename(update.result.local);
     compute_lifetimes(program_);
@@ -23,12 +25,25 @@ class Splitter {
   }
 
  private:
+  // By node: its work waits for that of another queue. A wait for it ends both, as long as they share the bytes.
+  static std::vector<bool> follows_another_queue(const Program& program) {
+    std::vector<bool> follows(program.nodes.size(), false);
+    if (!program.has_waits) return follows;
+    Loans loans(program);
+    for (std::size_t i = 0; i < program.nodes.size(); ++i) {
+      const int before = loans.num_items();
+      loans.pass(i);
+      if (loans.num_items() > before) follows[i] = !loans.item(before).follows.empty();
+    }
+    return follows;
+  }
+
   // What it reads are the versions of before.
-  void split(GraphNode& node) {
+  void split(GraphNode& node, bool follows_another_queue) {
     SmallVec<TensorRef, 3> in = node.in;
     for (TensorRef& ref : in) rename(ref);
     for (TensorRef& out : node.out) {
-      if (writes_anew(node, out)) begin_value(out);
+      if (!follows_another_queue && writes_anew(node, out)) begin_value(out);
       else rename(out);
       is_written_[static_cast<std::size_t>(out.value)] = true;
     }

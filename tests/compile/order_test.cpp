@@ -270,6 +270,19 @@ TEST(Waits, AnItemIsOverWithTheOneThatFollowsIt) {
   verify(longer);
   EXPECT_EQ(rows_of_program(longer),
             (std::vector<std::string>{"relu", "send_a", "send_c", "send_c", "wait 0", "send_a"}));
+  // What is read of the first item's rests on a wait for the second, so they go on sharing bytes.
+  Program shared = program_of(1, 4);
+  add(shared, op::relu, {whole(0)}, {whole(1)});
+  add(shared, send_a, {whole(1)}, {whole(2)});
+  add(shared, send_b, {whole(0)}, {whole(1)});
+  add(shared, op::relu, {whole(1)}, {whole(3)});
+  add(shared, op::relu, {whole(2)}, {whole(4)});
+  finish(shared, {whole(3), whole(4)});
+  place_waits(shared);
+  EXPECT_EQ(rows_of_program(shared),
+            (std::vector<std::string>{"relu", "send_a", "send_b", "wait 1", "relu frees 1", "relu frees 2"}));
+  ssa(shared);
+  verify(shared);
 }
 
 TEST(Waits, ACallMaySubmitSeveralItems) {
