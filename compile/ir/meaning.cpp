@@ -138,7 +138,11 @@ Meaning Meanings::row(std::size_t node) const {
   }
   for (const TensorRef& ref : n.in)  // units' storages are places to the rows that fill and release them
     if (ref.defined() && n.op->traits.effect && program_.value(ref.value).kind == ValueKind::unit)
-      hash.number(static_cast<int>(ref.dtype)).sizes(ref.shape).sizes(ref.strides).number(ref.offset);
+      hash.number(program_.value(ref.value).source)
+          .number(static_cast<int>(ref.dtype))
+          .sizes(ref.shape)
+          .sizes(ref.strides)
+          .number(ref.offset);
   return hash.take();
 }
 

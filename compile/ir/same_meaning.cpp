@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <compare>
 #include <unordered_set>
 
 #include "compile/ir/meaning.h"
@@ -66,6 +68,24 @@ void check_entries(std::string_view what, const List& before, const List& after)
   check_lists(what, before, after, [](const auto& a, const auto& b) { return a == b; });
 }
 
+/// What a value demands of what it is bound to.
+struct Outside {
+  ValueKind kind;
+  int source;
+  std::int64_t bytes;
+  bool is_absent;
+  friend auto operator<=>(const Outside&, const Outside&) = default;
+};
+
+// By kind and entry, as values may have other names.
+std::vector<Outside> values_from_outside(const Program& program) {
+  std::vector<Outside> all;
+  for (const Value& v : program.values)
+    if (v.kind != ValueKind::temporary) all.push_back({v.kind, v.source, v.bytes, v.is_absent});
+  std::ranges::sort(all);
+  return all;
+}
+
 // What is no value: when the program may run, and the form of what it leaves.
 void check_interface(const Program& before, const Program& after) {
   check_entries("arguments", before.arguments, after.arguments);
@@ -74,9 +94,11 @@ void check_interface(const Program& before, const Program& after) {
     return a.slot == b.slot && a.gradient == b.gradient && a.held_by_slot_only == b.held_by_slot_only &&
            a.tensor == b.tensor;
   });
-  const auto same_form = [](const GraphResult& a, const GraphResult& b) {
-    return a.shape == b.shape && a.layout == b.layout && a.local.defined() == b.local.defined() &&
-           a.local.dtype == b.local.dtype && a.local.shape == b.local.shape;
+  check_entries("values from outside", values_from_outside(before), values_from_outside(after));
+  const auto same_form = [&](const GraphResult& a, const GraphResult& b) {
+    if (a.shape != b.shape || a.layout != b.layout || a.local.defined() != b.local.defined()) return false;
+    return !a.local.defined() || (a.local.dtype == b.local.dtype && a.local.shape == b.local.shape &&
+                                  before.value(a.local.value).device == after.value(b.local.value).device);
   };
   check_lists("results", before.results, after.results, same_form);
   check_lists("updates", before.updates, after.updates, [&](const SlotUpdate& a, const SlotUpdate& b) {
@@ -94,7 +116,7 @@ void check_interface(const Program& before, const Program& after) {
 void check_same_meaning(const Meanings& was, const Program& after) {
   check_interface(was.program(), after);
   const Meanings is(after);
-  check_lists("values from outside", was.finals(), is.finals(),
+  check_lists("things left", was.finals(), is.finals(),
               [](const Meanings::Final&, const Meanings::Final&) { return true; });
   for (std::size_t i = 0; i < was.finals().size(); ++i) check_final(was, is, i, after);
 }

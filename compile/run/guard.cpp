@@ -122,7 +122,7 @@ std::vector<Outside> storages_from_outside(const Graph& graph, std::span<const T
     }
     if (storage && storage->bytes() > 0) all.push_back({storage, static_cast<ValueId>(v)});
   }
-  std::ranges::sort(all, std::less<>(), &Outside::storage);
+  std::ranges::stable_sort(all, std::less<>(), &Outside::storage);
   return all;
 }
 

@@ -454,7 +454,7 @@ const std::vector<Corruption>& corruptions() {
       {"waits for readers, or no longer", true, toggle_to_write},
       {"names another entry of a table", false, name_another_source},
       {"swaps two entries of a table", false, swap_sources},
-      {"moves a value to another device", true, move_to_another_device},
+      {"moves a value to another device", false, move_to_another_device},
       {"takes another place", true, take_another_place},
       {"says that data is absent, or is not", false, toggle_presence},
       {"changes a name", false, change_a_name},

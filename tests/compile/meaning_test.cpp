@@ -159,6 +159,7 @@ TEST(Meaning, TablesHaveOne) {
     add(program, op::add, {whole(3), whole(2)}, {whole(3)});
     finish(program, {whole(3)});
     change(program);
+    write_numbers(program);
     verify(program);
     return program;
   };
@@ -168,7 +169,12 @@ TEST(Meaning, TablesHaveOne) {
   const std::pair<const char*, std::function<void(Program&)>> changes[] = {
       {"constants", [](Program& p) { p.constants[1].hash = 19; }},
       {"result 0", [](Program& p) { std::swap(p.values[0].source, p.values[1].source); }},
-      {"result 0", [](Program& p) { p.values[2].source = 1; }},
+      {"values from outside", [](Program& p) { p.values[2].source = 1; }},
+      {"values from outside",
+       [](Program& p) {
+         p.values[2].is_absent = true;
+         p.nodes.back().restores = {2};
+       }},
       {"units", [](Program& p) { p.units[0] = "c full"; }},
       {"settings", [](Program& p) { p.settings[0].text = "divides by 4"; }},
       {"settings", [](Program& p) { p.settings[0].name = "b"; }},

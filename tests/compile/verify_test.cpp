@@ -349,7 +349,7 @@ TEST(Verify, APlaceIsATemporaryOfTheSameBytes) {
   for (const ValueId place : {0, 2, 3}) {
     program = sound();
     program.values[2].place = place;
-    expect_broken(program, {"a place is"});
+    expect_broken(program, {"place is"});
   }
 }
 
