@@ -1,4 +1,5 @@
 // The one symbol that libsherd.so looks for, and what this host offers.
+#include <cstdlib>
 #include <memory>
 
 #include <cublasLt.h>
@@ -25,9 +26,16 @@ std::string text(cudaError_t status) {
   return fmt::format("{}: {}", cudaGetErrorName(status), cudaGetErrorString(status));
 }
 
+// CUDA's first call. Streams that wait for the host must not stand before others in the device's queues, also where
+// ranks are threads: as many queues as there are, unless somebody has set the number.
+cudaError_t count_devices(int* count) {
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  return cudaGetDeviceCount(count);
+}
+
 class CudaBackend final : public Backend {
  public:
-  CudaBackend() : status_(cudaGetDeviceCount(&num_devices_)) {
+  CudaBackend() : status_(count_devices(&num_devices_)) {
     if (status_ == cudaSuccess) return;
     num_devices_ = 0;
     (void)cudaGetLastError();

@@ -54,7 +54,9 @@ class Host:
         environment["LD_LIBRARY_PATH"] = join(self.bundle / "lib", emulated, wheels, "/usr/local/cuda/lib64", "/usr/local/nvidia/lib64",
                                               os.environ.get("LD_LIBRARY_PATH"))
         environment["PATH"] = join(self.bundle / "bin", os.environ.get("PATH"), "/usr/local/cuda/bin")
+        # Streams that wait for the host must not stand before others, and a first launch not wait for them to load its code.
         environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
+        environment["CUDA_MODULE_LOADING"] = "EAGER"
         environment["SHERD_CACHE"] = str(self.out / "cache")  # what was found out about this card, and nothing of another run
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(self.out / "inductor")  # a second call need not compile again
         if self.dry:

@@ -18,10 +18,10 @@ def step(name, seconds, action, **args):
 # named here (the test program says what it has) come last.
 SUITES = [
     "CudaLibrary", "OpenedLibrary", "CudaNumbers", "CudaWarp", "CudaDevice", "CudaWalk", "ReducePlan", "GemmPlan",
-    "LossChunks", "AttentionChoice", "CudaContext", "CudaFaults", "CudaTrace", "CudaCopy", "CudaElementwise", "CudaRandom",
+    "LossChunks", "AttentionChoice", "CudaContext", "CudaFaults", "DeviceQueues", "CudaTrace", "CudaCopy", "CudaElementwise", "CudaRandom",
     "CudaOpTable", "CudaIndex", "CudaGather", "CudaReduce", "CudaVar", "CudaTopK", "CudaSoftmax", "CudaNorm",
     "CudaRope", "CudaLoss", "CudaOptimizer", "CudaGemm", "CudaMatmul", "OwnAttention", "Kernels/CudaAttention",
-    "DeviceReplayTest", "CudaCollectives", "Row/CudaOpSweep",
+    "DeviceReplayTest", "CudaCollectives", "StagedGroups", "StagedUnits", "StagedHazards", "Row/CudaOpSweep",
 ]
 # A dry run's tests: a few suites of the program whose kernels the emulated GPU can run.
 DRY_SUITES = ["CudaNumbers", "CudaContext", "CudaFaults", "CudaCopy"]
