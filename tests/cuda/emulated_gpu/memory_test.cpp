@@ -1,5 +1,10 @@
 // Device and pinned memory of the emulated GPU.
+#include <atomic>
 #include <cmath>
+#include <memory>
+#include <thread>
+
+#include <cuda.h>
 
 #include <gtest/gtest.h>
 
@@ -91,6 +96,42 @@ TEST_F(EmulatedMemory, PinnedStagingThatIsWrittenTooSoonGivesWrongValues) {
     EXPECT_EQ(b.read(stream)[0], 2);
   }
   EXPECT_TRUE(wrong);
+}
+
+void wait_for_word(cudaStream_t stream, const std::atomic<std::uint32_t>* word, std::uint32_t value) {
+  void* function = nullptr;
+  check(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &function, 12000, cudaEnableDefault, nullptr), "entry");
+  using WaitValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+  ASSERT_EQ(reinterpret_cast<WaitValue>(function)(reinterpret_cast<CUstream>(stream),
+                                                  reinterpret_cast<CUdeviceptr>(word), value, CU_STREAM_WAIT_VALUE_GEQ),
+            CUDA_SUCCESS);
+}
+
+// As on a device, where a thread that frees what its own host work needs to go on would hang.
+TEST_F(EmulatedMemory, FreeingWaitsForStreamsThatWaitForTheHost) {
+  emulated::Configuration configuration;
+  for (const bool comes : {true, false}) {
+    configuration.patience = std::chrono::milliseconds(comes ? 20'000 : 50);
+    emulated::reset(configuration);
+    const TestStream stream;
+    PinnedFloats memory(1);
+    auto* const word = std::construct_at(reinterpret_cast<std::atomic<std::uint32_t>*>(memory.data()), 3u);
+    void *of_device = nullptr, *of_other = nullptr;
+    check(cudaMalloc(&of_device, 16), "cudaMalloc");
+    check(cudaSetDevice(1), "cudaSetDevice");
+    check(cudaMalloc(&of_other, 16), "cudaMalloc");
+    check(cudaSetDevice(0), "cudaSetDevice");
+    wait_for_word(stream, word, 5);
+    EXPECT_EQ(cudaFree(of_other), cudaSuccess) << "nothing runs on that device";
+    std::thread host([&] {
+      if (comes) *word = 5;
+    });
+    EXPECT_EQ(cudaFree(of_device), comes ? cudaSuccess : cudaErrorLaunchTimeout);
+    host.join();
+    if (comes) continue;
+    for (const char* part : {"cudaFree waits for device 0: stream 1 waits for the word at ", "to become 5; it is 3"})
+      EXPECT_NE(emulated::report().find(part), std::string::npos) << emulated::report();
+  }
 }
 
 TEST_F(EmulatedMemory, PinnedMemoryIsReadByKernels) {

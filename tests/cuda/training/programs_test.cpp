@@ -134,7 +134,8 @@ TEST_F(CudaProgram, WhatAHostLacksIsNamed) {
   expect_failed(train_on_gpu({}, {"SHERD_EMULATED_GPU_STATE=none"}), {"cuda:0", "no CUDA-capable device"});
   expect_failed(train_on_gpu({}, {"SHERD_EMULATED_GPU_CAPABILITY=70"}),
                 {"compute capability 7.0", "no code", "SHERD_CUDA_ARCHITECTURES=70-real", "8.0, Ampere"});
-  expect_failed(train_on_gpu({"--device", "cuda:3"}), {"cuda:3", "this host has 1 CUDA device"});
+  expect_failed(train_on_gpu({"--device", "cuda:3"}, {"SHERD_EMULATED_GPU_DEVICES=1"}),
+                {"cuda:3", "this host has 1 CUDA device"});
   expect_failed(
       sherd({"train", config_file_, "--device", "cuda"}, {std::string("SHERD_CUDA_LIB=") + SHERD_CORE_LIBRARY}),
       {"exports no sherd_backend"});

@@ -11,7 +11,7 @@ void reset(const Configuration& configuration) {
   g.events.clear();
   g.graphs.clear();
   g.executables.clear();
-  for (const auto& [p, bytes] : g.pinned) {
+  for (const auto& [p, block] : g.pinned) {
     device_memory().remove_pinned(p);
     ::operator delete(p, std::align_val_t{4096});
   }
@@ -22,11 +22,14 @@ void reset(const Configuration& configuration) {
   g.broken = cudaSuccess;
   g.report.clear();
   g.launched = 0;
+  g.contexts.clear();
+  g.num_streams = 0;
   g.configuration = configuration;
   g.random = Random(configuration.seed);
   device_memory().release_all();
   device_memory().set_capacity(configuration.capacity);
   last_error() = cudaSuccess;
+  current_device() = 0;
 }
 
 void set_seed(std::uint64_t seed) {
@@ -68,6 +71,11 @@ std::size_t used_bytes() {
 std::size_t live_allocations() {
   const std::lock_guard guard(gpu().lock);
   return device_memory().allocations();
+}
+
+std::set<int> contexts() {
+  const std::lock_guard guard(gpu().lock);
+  return gpu().contexts;
 }
 
 std::size_t pending() {

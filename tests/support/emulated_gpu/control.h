@@ -1,8 +1,9 @@
 #pragma once
-// What tests set and read of the emulated GPU. Programs that load the library set the same by environment variables,
+// What tests set and read of the emulated GPUs. Programs that load the library set the same by environment variables,
 // read once when it is first used:
 //   SHERD_EMULATED_GPU_SEED      order of everything that may happen in any order (default 1)
-//   SHERD_EMULATED_GPU_CAPACITY  bytes of device memory (default 4 GiB)
+//   SHERD_EMULATED_GPU_CAPACITY  bytes of memory of each device (default 4 GiB)
+//   SHERD_EMULATED_GPU_DEVICES   how many there are (default 4)
 //   SHERD_EMULATED_GPU_CAPABILITY  compute capability, 80 for 8.0 (default 90)
 //   SHERD_EMULATED_GPU_DRIVER    version that the driver says it is for, 12040 for 12.4 (default 13000)
 //   SHERD_EMULATED_GPU_STATE     present (default), none (cudaErrorNoDevice), no_driver (cudaErrorInsufficientDriver)
@@ -13,9 +14,11 @@
 // kernel
 // ("scale_kernel", "cublasLtMatmul", "cudnn_graph"), or the test that is running ("CudaFaults" for all of a suite,
 // "CudaFaults.AReadIsAWait" for one). A name stands for every launch that has it.
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 
 #include <cuda_runtime_api.h>
@@ -38,6 +41,7 @@ enum class Present { yes, no_device, no_driver };
 
 struct Configuration {
   std::uint64_t seed = 1;
+  int devices = 4;  // alike, each with memory of its own
   std::size_t capacity = std::size_t{4} << 30;
   Present present = Present::yes;
   int major = 9, minor = 0;  // compute capability
@@ -45,7 +49,10 @@ struct Configuration {
   int driver_version = 13000;
   std::string illegal_address, hang;  // a LAUNCH each; empty: none
   bool launch_blocking = false;
-  bool early = true;  // work may run before something waits for it
+  bool early = true;            // work may run before something waits for it
+  bool waits_for_words = true;  // the driver has cuStreamWaitValue32
+  /// How long a call that waits for a whole device does, before it counts as a hang.
+  std::chrono::milliseconds patience{20'000};
 };
 
 /// Configuration of the environment variables above.
@@ -67,6 +74,8 @@ std::int64_t host_syncs_here();
 /// Bytes and number of live device allocations.
 std::size_t used_bytes();
 std::size_t live_allocations();
+/// Devices on which a thread of this process has made a context, by any call that needs one.
+std::set<int> contexts();
 /// Operations that were queued and have not run.
 std::size_t pending();
 /// What was wrong with the first kernel, copy or call that broke a rule; "" if none did.

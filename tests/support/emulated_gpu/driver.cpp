@@ -18,10 +18,8 @@ CUresult wait_value(CUstream handle, CUdeviceptr address, cuuint32_t value, unsi
     if (!stream || flags != CU_STREAM_WAIT_VALUE_GEQ || address % 4 != 0) return cudaErrorInvalidValue;
     if (!device_memory().in_pinned(word, 4)) return cudaErrorInvalidValue;
     if (stream->capture) return cudaErrorStreamCaptureUnsupported;
-    const auto has_come = [word, value] {
-      return static_cast<std::int32_t>(word->load(std::memory_order_acquire) - value) >= 0;
-    };
-    if (const auto op = g.enqueue(*stream, nullptr, {}, has_come); !op) return cudaErrorInvalidValue;
+    if (stream->device != current_device()) return cudaErrorInvalidResourceHandle;
+    if (const auto op = g.enqueue(*stream, nullptr, {}, {word, value}); !op) return cudaErrorInvalidValue;
     return g.broken;
   });
   return status == cudaSuccess ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -31,8 +29,8 @@ CUresult wait_value(CUstream handle, CUdeviceptr address, cuuint32_t value, unsi
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
-  return call("cudaGetDriverEntryPointByVersion", [&](Gpu&) {
-    const bool found = std::strcmp(symbol, "cuStreamWaitValue32") == 0;
+  return call("cudaGetDriverEntryPointByVersion", [&](Gpu& g) {
+    const bool found = g.configuration.waits_for_words && std::strcmp(symbol, "cuStreamWaitValue32") == 0;
     *function = found ? reinterpret_cast<void*>(&wait_value) : nullptr;
     if (result) *result = found ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
+#include <string_view>
 
 #include <unistd.h>
 
@@ -15,6 +17,9 @@ namespace sherd::cuda::emulated {
 
 namespace {
 
+// What asks about devices alone.
+constexpr std::string_view kWithoutContext[] = {"cudaGetDeviceCount", "cudaGetDevice", "cudaGetDeviceProperties",
+                                                "cudaGetDriverEntryPointByVersion"};
 constexpr std::size_t kQueueLimit = 1024;  // a real device too makes the host wait when a stream is this far behind
 
 const char* variable(const char* name) { return std::getenv(name); }
@@ -30,6 +35,8 @@ Configuration default_configuration() {
   Configuration c;
   if (const char* text = variable("SHERD_EMULATED_GPU_SEED")) c.seed = std::strtoull(text, nullptr, 10);
   if (const char* text = variable("SHERD_EMULATED_GPU_CAPACITY")) c.capacity = std::strtoull(text, nullptr, 10);
+  if (const char* text = variable("SHERD_EMULATED_GPU_DEVICES"))
+    c.devices = static_cast<int>(std::strtol(text, nullptr, 10));
   if (const char* text = variable("SHERD_EMULATED_GPU_STATE")) {
     const std::string state = text;
     c.present = state == "none" ? Present::no_device : state == "no_driver" ? Present::no_driver : Present::yes;
@@ -55,6 +62,15 @@ Gpu& gpu() {
     return made;
   }();
   return *the_gpu;
+}
+
+int& current_device() {
+  thread_local int device = 0;
+  return device;
+}
+
+bool makes_context(const char* function) {
+  return std::ranges::find(kWithoutContext, std::string_view(function)) == std::end(kWithoutContext);
 }
 
 cudaError_t& last_error() {
@@ -129,7 +145,7 @@ void Gpu::launch(Stream& stream, const std::string& name, std::function<void()> 
 }
 
 std::shared_ptr<Op> Gpu::enqueue(Stream& stream, std::function<void()> run, std::vector<std::shared_ptr<Op>> after,
-                                 std::function<bool()> may_run) {
+                                 HostWait wait) {
   if (stream.capture) {
     std::vector<Node>& nodes = stream.capture->graph->nodes;
     nodes.push_back({std::move(run), stream.tail});
@@ -139,7 +155,7 @@ std::shared_ptr<Op> Gpu::enqueue(Stream& stream, std::function<void()> run, std:
   auto op = std::make_shared<Op>();
   op->run = std::move(run);
   op->after = std::move(after);
-  op->may_run = std::move(may_run);
+  op->wait = wait;
   op->stream = &stream;
   stream.queue.push_back(op);
   if (configuration.early && random.once_in(8))
@@ -153,7 +169,7 @@ bool Gpu::ready(const Stream& stream) const {
   const Op& op = *stream.queue.front();
   const bool others_done =
       std::all_of(op.after.begin(), op.after.end(), [](const auto& before) { return before->done; });
-  return others_done && (!op.may_run || broken != cudaSuccess || op.may_run());
+  return others_done && (broken != cudaSuccess || op.wait.is_over());
 }
 
 void Gpu::run_head(Stream& stream) {
@@ -164,7 +180,6 @@ void Gpu::run_head(Stream& stream) {
              std::chrono::duration_cast<std::chrono::steady_clock::duration>(extra_seconds_);
   op->done = true;
   op->run = nullptr;
-  op->may_run = nullptr;
   op->after.clear();
   if (stream.destroyed && stream.queue.empty()) streams.erase(&stream);
 }
@@ -220,9 +235,37 @@ void Gpu::run_all() {
   while (run_something()) {}
 }
 
-void Gpu::complete_all() {
-  const auto is_empty = [](const auto& stream) { return stream.second->queue.empty(); };
-  for (run_all(); !std::all_of(streams.begin(), streams.end(), is_empty); run_all()) let_host_go_on();
+void Gpu::complete_all(const char* function, int device) {
+  const auto until = std::chrono::steady_clock::now() + configuration.patience;
+  for (;;) {
+    run_all();
+    const auto waiting = std::ranges::find_if(
+        streams, [&](const auto& entry) { return entry.second->device == device && !entry.second->queue.empty(); });
+    if (waiting == streams.end()) return;
+    if (broken == cudaSuccess && std::chrono::steady_clock::now() > until)
+      lose(cudaErrorLaunchTimeout, std::string(function) + " waits for device " + std::to_string(device) + ": " +
+                                       why_it_waits(*waiting->second));
+    let_host_go_on();
+  }
+}
+
+// Along the waits of streams for streams, to the one that waits for the host.
+std::string Gpu::why_it_waits(const Stream& stream) const {
+  const Op* op = stream.queue.front().get();
+  std::string text;
+  for (;;) {
+    text += "stream " + std::to_string(op->stream->number);
+    const auto before =
+        std::find_if(op->after.begin(), op->after.end(), [](const auto& other) { return !other->done; });
+    if (before == op->after.end()) break;
+    text += " waits for ";
+    op = (*before)->stream->queue.front().get();
+  }
+  char word[100] = "";
+  if (op->wait.word)
+    std::snprintf(word, sizeof word, " waits for the word at %p to become %u; it is %u",
+                  static_cast<const void*>(op->wait.word), op->wait.value, op->wait.word->load());
+  return text + word + ". Nobody but the calling thread may be there to store it";
 }
 
 void Gpu::run_nodes(const std::vector<Node>& nodes) {

@@ -1,11 +1,13 @@
 #pragma once
-// The emulated device's state: streams of queued work, what may run next, errors, counters.
+// The emulated devices' state: streams of queued work, what may run next, errors, counters.
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,11 +20,20 @@
 
 namespace sherd::cuda::emulated {
 
+/// A word of the host that a stream waits for: that it is `value` or has passed it, modulo 2^32.
+struct HostWait {
+  const std::atomic<std::uint32_t>* word = nullptr;  // null: none
+  std::uint32_t value = 0;
+  bool is_over() const {
+    return !word || static_cast<std::int32_t>(word->load(std::memory_order_acquire) - value) >= 0;
+  }
+};
+
 /// One queued piece of work. It may run when all before it in its stream, and all of `after`, have.
 struct Op {
   std::function<void()> run;  // may be null: a point in time
   std::vector<std::shared_ptr<Op>> after;
-  std::function<bool()> may_run;  // of what the host decides; may be null
+  HostWait wait;
   bool done = false;
   std::chrono::steady_clock::time_point when{};
   struct Stream* stream = nullptr;
@@ -48,6 +59,7 @@ struct Capture {
 };
 
 struct Stream {
+  int device = 0, number = 0;  // number: in the order of making
   std::deque<std::shared_ptr<Op>> queue;
   int priority = 0;
   bool destroyed = false;
@@ -56,6 +68,7 @@ struct Stream {
 };
 
 struct Event {
+  int device = 0;
   std::shared_ptr<Op> record;  // null: never recorded, which counts as done
   bool timed = true;
   std::shared_ptr<Capture> capture;  // recorded in a capture: no op, but a place in its graph
@@ -75,7 +88,11 @@ struct Gpu {
   std::map<Event*, std::unique_ptr<Event>> events;
   std::map<Graph*, std::shared_ptr<Graph>> graphs;
   std::map<Executable*, std::shared_ptr<Executable>> executables;
-  std::map<void*, std::size_t> pinned;      // from cudaMallocHost
+  struct Pinned {
+    std::size_t bytes;
+    int device;  // the current one when it was made
+  };
+  std::map<void*, Pinned> pinned;           // from cudaMallocHost
   std::map<const void*, int> shared_limit;  // kernel -> bytes it opted in to
   struct Failing {
     cudaError_t status;
@@ -86,6 +103,8 @@ struct Gpu {
   cudaError_t broken = cudaSuccess;  // after a fault every call returns it, as with a lost context
   std::string report;
   std::int64_t launched = 0;  // kernels and products
+  std::set<int> contexts;     // devices that some thread has made a context on
+  int num_streams = 0;        // made so far
   std::string running_test;   // "Suite.Name"
 
   /// Queues the kernel or product `name`, or what the configuration wants in its place.
@@ -93,12 +112,14 @@ struct Gpu {
   /// Queues `run` on a stream, or makes it a node (and returns null) if the stream is in a capture. Now and then runs
   /// something at once.
   std::shared_ptr<Op> enqueue(Stream& stream, std::function<void()> run, std::vector<std::shared_ptr<Op>> after = {},
-                              std::function<bool()> may_run = nullptr);
+                              HostWait wait = {});
   /// Runs until `op` has run, in a random order that the streams and events allow. While the host must do something
   /// first, other threads may call.
   void complete(const std::shared_ptr<Op>& op);
   void complete(Stream& stream);
-  void complete_all();
+  /// Runs everything that was queued on a device, for `function`, which frees memory there or the like. Where it waits
+  /// for the host in vain for Configuration::patience, the device is lost, with a report: a real one would hang.
+  void complete_all(const char* function, int device);
   /// Runs what may run without the host: all but streams that wait for it.
   void run_all();
   /// Runs one thing that may run now; false if there is none.
@@ -121,16 +142,21 @@ struct Gpu {
   bool ready(const Stream& stream) const;
   bool is_named(const std::string& where, const std::string& kernel) const;
   Stream* next_towards(const std::shared_ptr<Op>& op);
+  std::string why_it_waits(const Stream& stream) const;
   void let_host_go_on();
   std::chrono::duration<double> extra_seconds_{0};
 };
 
 Gpu& gpu();
 
+/// The device that this thread has chosen.
+int& current_device();
 /// The error that cudaGetLastError returns on this thread.
 cudaError_t& last_error();
 /// True while this thread runs a function of cudaLaunchHostFunc, which may call nothing of CUDA.
 bool& in_host_function();
+/// Whether a call makes a context on the thread's device, if it has none yet.
+bool makes_context(const char* function);
 /// Called with the lock held, before anything else a function does: the reason why it cannot be served, or success.
 cudaError_t refusal(const char* function);
 /// Keeps the error of a call for cudaGetLastError.
@@ -146,7 +172,9 @@ cudaError_t call(const char* function, Body body) {
   const std::lock_guard guard(gpu().lock);
   ++gpu().counters.calls;
   if (const cudaError_t status = refusal(function); status != cudaSuccess) return remember(status);
-  return remember(body(gpu()));
+  const cudaError_t status = remember(body(gpu()));
+  if (makes_context(function)) gpu().contexts.insert(current_device());
+  return status;
 }
 
 }  // namespace sherd::cuda::emulated

@@ -31,8 +31,24 @@ Memory::Memory() {
   free_[base_] = kReservedBytes;
 }
 
-void* Memory::allocate(std::size_t bytes) {
-  if (bytes == 0 || bytes > capacity_ - std::min(used_, capacity_)) return nullptr;
+std::size_t Memory::used(int device) const {
+  const auto found = used_.find(device);
+  return found == used_.end() ? 0 : found->second;
+}
+
+std::size_t Memory::used() const {
+  std::size_t total = 0;
+  for (const auto& [device, bytes] : used_) total += bytes;
+  return total;
+}
+
+int Memory::device_of(const void* p) const {
+  const auto after = allocations_.upper_bound(address(p));
+  return in_allocation(p, 1) ? devices_.at(std::prev(after)->first) : -1;
+}
+
+void* Memory::allocate(std::size_t bytes, int device) {
+  if (bytes == 0 || bytes > capacity_ - std::min(used(device), capacity_)) return nullptr;
   const auto found =
       std::find_if(free_.begin(), free_.end(), [&](const auto& range) { return range.second >= taken(bytes); });
   if (found == free_.end()) return nullptr;
@@ -40,7 +56,8 @@ void* Memory::allocate(std::size_t bytes) {
   free_.erase(found);
   if (size > taken(bytes)) free_[start + taken(bytes)] = size - taken(bytes);
   allocations_[start] = bytes;
-  used_ += bytes;
+  devices_[start] = device;
+  used_[device] += bytes;
   const std::size_t end = round_up(start + taken(bytes) - base_, kGrainBytes);
   if (end > high_water_) {
     if (open_) mprotect(pointer(base_ + high_water_), end - high_water_, PROT_READ | PROT_WRITE);
@@ -58,7 +75,8 @@ bool Memory::release(void* p) {
   if (found == allocations_.end()) return false;
   auto [start, bytes] = *found;
   allocations_.erase(found);
-  used_ -= bytes;
+  used_[devices_.at(start)] -= bytes;
+  devices_.erase(start);
   open();
   std::memset(p, kPoison, taken(bytes));
   close();

@@ -1,5 +1,5 @@
 #pragma once
-// Device memory: one reserved range that host code cannot touch, except while a kernel or a copy runs.
+// Device memory: a reserved range that host code cannot touch, except while a kernel or a copy runs.
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -11,8 +11,8 @@ namespace sherd::cuda::emulated {
 class Memory {
  public:
   Memory();
-  /// Filled with poison, aligned to 512; null if the capacity does not allow it.
-  void* allocate(std::size_t bytes);
+  /// Filled with poison, aligned to 512; null if the device's capacity does not allow it.
+  void* allocate(std::size_t bytes, int device);
   /// False if `p` is no allocation. The bytes are poisoned.
   bool release(void* p);
   void release_all();
@@ -23,6 +23,8 @@ class Memory {
   bool in_pool(const void* p) const { return address(p) >= base_ && address(p) < base_ + kReservedBytes; }
   /// All of the bytes lie in one live allocation.
   bool in_allocation(const void* p, std::size_t bytes) const { return inside(allocations_, p, bytes); }
+  /// Whose memory `p` is in; -1: no device's.
+  int device_of(const void* p) const;
   bool in_pinned(const void* p, std::size_t bytes) const { return inside(pinned_, p, bytes); }
   bool accessible(const void* p, std::size_t bytes) const { return in_allocation(p, bytes) || in_pinned(p, bytes); }
   /// Address and size of the device allocation or pinned memory that holds the bytes; {0, 0} if none does.
@@ -36,7 +38,8 @@ class Memory {
 
   std::size_t capacity() const { return capacity_; }
   void set_capacity(std::size_t bytes) { capacity_ = bytes; }
-  std::size_t used() const { return used_; }
+  std::size_t used(int device) const;
+  std::size_t used() const;
   std::size_t allocations() const { return allocations_.size(); }
 
  private:
@@ -46,12 +49,14 @@ class Memory {
   static bool inside(const Ranges& ranges, const void* p, std::size_t bytes);
 
   std::uintptr_t base_ = 0;
-  std::size_t capacity_ = std::size_t{4} << 30, used_ = 0, high_water_ = 0;
-  Ranges allocations_, free_, pinned_;
+  std::size_t capacity_ = std::size_t{4} << 30, high_water_ = 0;
+  std::map<int, std::size_t> used_;        // by device
+  Ranges allocations_, free_, pinned_;     // of all devices
+  std::map<std::uintptr_t, int> devices_;  // of allocations
   int open_ = 0;
 };
 
-/// The memory of the one emulated device; guarded by the lock of the API.
+/// The memory of the emulated devices, one range of addresses; guarded by the lock of the API.
 Memory& device_memory();
 
 }  // namespace sherd::cuda::emulated

@@ -1,4 +1,4 @@
-// The runtime API of the emulated device: devices, versions, errors.
+// The runtime API of the emulated devices: devices, versions, errors.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -88,19 +88,23 @@ cudaError_t cudaPeekAtLastError() {
 
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
-  return call("cudaGetDeviceCount", [&](Gpu&) {
-    *count = 1;
+  return call("cudaGetDeviceCount", [&](Gpu& g) {
+    *count = g.configuration.devices;
     return cudaSuccess;
   });
 }
 
 cudaError_t cudaSetDevice(int device) {
-  return call("cudaSetDevice", [&](Gpu&) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; });
+  return call("cudaSetDevice", [&](Gpu& g) {
+    if (device < 0 || device >= g.configuration.devices) return cudaErrorInvalidDevice;
+    current_device() = device;
+    return cudaSuccess;
+  });
 }
 
 cudaError_t cudaGetDevice(int* device) {
   return call("cudaGetDevice", [&](Gpu&) {
-    *device = 0;
+    *device = current_device();
     return cudaSuccess;
   });
 }
@@ -118,7 +122,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return call("cudaGetDeviceProperties", [&](Gpu& g) {
-    if (device != 0) return cudaErrorInvalidDevice;
+    if (device < 0 || device >= g.configuration.devices) return cudaErrorInvalidDevice;
     *properties = {};
     std::strncpy(properties->name, "emulated GPU", sizeof properties->name - 1);
     properties->totalGlobalMem = g.configuration.capacity;
@@ -175,7 +179,7 @@ cudaError_t cudaDeviceSynchronize() {
       return cudaErrorStreamCaptureUnsupported;
     }
     g.count_sync();
-    g.complete_all();
+    g.complete_all("cudaDeviceSynchronize", current_device());
     return g.broken;
   });
 }

@@ -30,7 +30,7 @@ cudaError_t check_shape(const Gpu& g, const void* kernel, dim3 blocks, unsigned 
   return shared_bytes > allowed ? cudaErrorInvalidValue : cudaSuccess;
 }
 
-void run(Gpu& g, const KernelCall& kernel) {
+void run(Gpu& g, const KernelCall& kernel, int device) {
   ++g.counters.kernels;
   ++g.counters.launches[kernel.name];
   // One past the end is where an empty tensor may point.
@@ -42,6 +42,10 @@ void run(Gpu& g, const KernelCall& kernel) {
                     memory.in_pool(p) ? "freed" : "host");
       return g.lose(cudaErrorIllegalAddress, "kernel " + kernel.name + text);
     }
+  for (const void* p : kernel.pointers)
+    if (const int other = memory.device_of(p); other >= 0 && other != device)
+      return g.lose(cudaErrorIllegalAddress, "kernel " + kernel.name + " of device " + std::to_string(device) +
+                                                 ": an argument points to memory of device " + std::to_string(other));
   device_memory().open();
   KernelResult result = run_kernel(kernel, g.random.next());
   if (result.status == cudaSuccess)
@@ -59,11 +63,11 @@ cudaError_t enqueue(cudaStream_t stream, const void* kernel, dim3 blocks, unsign
                     std::vector<const void*> pointers, std::function<void()> body) {
   return call("cudaLaunchKernelExC", [&](Gpu& g) {
     Stream* queue = g.find(stream);
-    if (!queue) return cudaErrorInvalidResourceHandle;
+    if (!queue || queue->device != current_device()) return cudaErrorInvalidResourceHandle;
     if (const cudaError_t bad = check_shape(g, kernel, blocks, threads, shared_bytes); bad != cudaSuccess) return bad;
     const std::string name = readable_name(kernel);
     KernelCall launched{name, blocks, threads, shared_bytes, std::move(pointers), std::move(body)};
-    g.launch(*queue, name, [&g, launched = std::move(launched)] { run(g, launched); });
+    g.launch(*queue, name, [&g, launched = std::move(launched), on = queue->device] { run(g, launched, on); });
     return g.broken;
   });
 }

@@ -20,14 +20,16 @@ cudaError_t refuse_in_capture(Gpu& g) {
   return cudaErrorStreamCaptureUnsupported;
 }
 
+// Freeing waits for all streams of the device, also for what they wait for.
 cudaError_t free_pinned(Gpu& g, void* p) {
   const auto found = g.pinned.find(p);
   if (found == g.pinned.end()) return cudaErrorInvalidValue;
-  g.run_all();
-  std::memset(p, kPoison, found->second);
+  const Gpu::Pinned block = found->second;
+  g.complete_all("cudaFreeHost", block.device);
+  std::memset(p, kPoison, block.bytes);
   device_memory().remove_pinned(p);
   ::operator delete(p, kPage);
-  g.pinned.erase(found);
+  g.pinned.erase(p);
   return cudaSuccess;
 }
 
@@ -44,7 +46,7 @@ cudaError_t cudaMalloc(void** p, std::size_t bytes) {
     if (const cudaError_t refused = refuse_in_capture(g); refused != cudaSuccess) return refused;
     if (bytes == 0) return cudaSuccess;
     ++g.counters.allocations;
-    *p = device_memory().allocate(bytes);
+    *p = device_memory().allocate(bytes, current_device());
     return *p ? cudaSuccess : cudaErrorMemoryAllocation;
   });
 }
@@ -53,7 +55,7 @@ cudaError_t cudaFree(void* p) {
   return call("cudaFree", [&](Gpu& g) {
     if (!p) return cudaSuccess;
     if (const cudaError_t refused = refuse_in_capture(g); refused != cudaSuccess) return refused;
-    g.run_all();
+    if (const int device = device_memory().device_of(p); device >= 0) g.complete_all("cudaFree", device);
     ++g.counters.frees;
     return device_memory().release(p) ? g.broken : cudaErrorInvalidValue;
   });
@@ -62,7 +64,7 @@ cudaError_t cudaFree(void* p) {
 cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
   return call("cudaMemGetInfo", [&](Gpu&) {
     *total_bytes = device_memory().capacity();
-    *free_bytes = *total_bytes - std::min(*total_bytes, device_memory().used());
+    *free_bytes = *total_bytes - std::min(*total_bytes, device_memory().used(current_device()));
     return cudaSuccess;
   });
 }
@@ -76,7 +78,7 @@ cudaError_t cudaMallocHost(void** p, std::size_t bytes) {
     if (!*p) return cudaErrorMemoryAllocation;
     std::memset(*p, kPoison, bytes);
     ++g.counters.pinned_allocations;
-    g.pinned[*p] = bytes;
+    g.pinned[*p] = {bytes, current_device()};
     device_memory().add_pinned(*p, bytes);
     return cudaSuccess;
   });
@@ -104,7 +106,7 @@ cudaError_t cudaHostRegister(void* p, std::size_t bytes, unsigned) {
 cudaError_t cudaHostUnregister(void* p) {
   return call("cudaHostUnregister", [&](Gpu& g) {
     if (const cudaError_t refused = refuse_in_capture(g); refused != cudaSuccess) return refused;
-    g.run_all();
+    g.complete_all("cudaHostUnregister", current_device());
     return device_memory().remove_pinned(p) ? cudaSuccess : cudaErrorInvalidValue;
   });
 }
@@ -114,7 +116,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
     *attributes = {};
     const bool device = device_memory().in_allocation(p, 1), pinned = device_memory().in_pinned(p, 1);
     attributes->type = device ? cudaMemoryTypeDevice : pinned ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
-    attributes->device = device || pinned ? 0 : -2;
+    attributes->device = device ? device_memory().device_of(p) : pinned ? current_device() : -2;
     if (device || pinned) attributes->devicePointer = const_cast<void*>(p);
     if (!device) attributes->hostPointer = const_cast<void*>(p);
     return cudaSuccess;
@@ -170,6 +172,8 @@ cudaError_t cudaMemsetAsync(void* p, int value, std::size_t bytes, cudaStream_t 
     if (!stream) return cudaErrorInvalidResourceHandle;
     if (bytes == 0) return cudaSuccess;
     if (!device_memory().accessible(p, bytes)) return cudaErrorInvalidValue;
+    if (const int device = device_memory().device_of(p); device >= 0 && device != stream->device)
+      return cudaErrorInvalidValue;
     g.enqueue(*stream, [&g, p, value, bytes] {
       const Opened opened;
       if (!device_memory().accessible(p, bytes))

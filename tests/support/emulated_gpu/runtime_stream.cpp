@@ -27,6 +27,8 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* handle, unsigned flags, i
   return call("cudaStreamCreateWithPriority", [&](Gpu& g) {
     if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;
     auto stream = std::make_unique<Stream>();
+    stream->device = current_device();
+    stream->number = ++g.num_streams;
     stream->priority = std::clamp(priority, -5, 0);
     Stream* made = stream.get();
     g.streams[made] = std::move(stream);
@@ -86,6 +88,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned flags) {
   return call("cudaEventCreateWithFlags", [&](Gpu& g) {
     auto event = std::make_unique<Event>();
+    event->device = current_device();
     event->timed = (flags & cudaEventDisableTiming) == 0;
     Event* made = event.get();
     g.events[made] = std::move(event);
@@ -109,7 +112,7 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
   return call("cudaEventRecord", [&](Gpu& g) {
     Event* event = g.find(handle);
     Stream* stream = g.find(stream_handle);
-    if (!event || !stream) return cudaErrorInvalidResourceHandle;
+    if (!event || !stream || event->device != stream->device) return cudaErrorInvalidResourceHandle;
     event->capture = stream->capture;
     if (stream->capture) {
       event->nodes = stream->tail;
