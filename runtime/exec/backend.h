@@ -48,9 +48,9 @@ class DeviceGraph {
 class DeviceMark {
  public:
   virtual ~DeviceMark() = default;
-  /// Whether everything before it has run. Of a lost device: true.
+  /// Whether everything before it has run. Of a lost device: false, because nobody knows; await() says so.
   virtual bool is_reached() = 0;
-  /// Blocks until it is. Throws what failed on the device before.
+  /// Blocks until it is. Throws if the device is lost.
   virtual void await() = 0;
 };
 
@@ -59,7 +59,7 @@ class DeviceMark {
 class DeviceStream {
  public:
   virtual ~DeviceStream() = default;
-  /// Everything that was put here so far.
+  /// Everything that was put here so far. The mark of before, if that was nothing.
   virtual std::shared_ptr<DeviceMark> mark() = 0;
   /// What is put here from now on starts after the mark, of any stream of this kind of device.
   virtual void wait(const DeviceMark& mark) = 0;
@@ -69,7 +69,7 @@ class DeviceStream {
   /// Between the device and memory of DeviceContext::pinned(), which lives until this has run.
   virtual void to_host(void* to, const void* from, std::int64_t bytes) = 0;
   virtual void to_device(void* to, const void* from, std::int64_t bytes) = 0;
-  /// Blocks until everything has run. Throws what failed there.
+  /// Blocks until everything has run. Throws if the device is lost.
   virtual void synchronize() = 0;
 };
 
@@ -112,8 +112,14 @@ class DeviceContext {
 
   /// Notes work of the host that some stream waits for: whoever waits for the device next is told what failed there.
   void note_host_work(const Event& event) { host_work_.push_back(event); }
-  /// Throws what failed in noted work that is over, and lets go of it. Called after every wait for the device.
+  /// Lets go of all noted work that is over, and throws what failed there first. Called after every wait for the
+  /// device.
   void throw_failed_host_work();
+  /// After everything has run: what failed in noted work or was found wrong on the device is nobody's any more.
+  virtual void drop_failures() noexcept = 0;
+
+ protected:
+  void drop_host_work() noexcept;
 
  private:
   std::vector<Event> host_work_;

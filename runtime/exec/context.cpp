@@ -70,7 +70,7 @@ void RankContext::join_queues(Device device) {
   Queue* const compute = find_queue(kComputeQueue, device);
   if (!compute) return;
   for (const Ref<Queue>& queue : queues_)
-    if (queue->device() == device) compute->wait(queue->record());
+    if (queue.get() != compute && queue->device() == device) compute->wait(queue->record());
 }
 
 void RankContext::drain_queues() noexcept {

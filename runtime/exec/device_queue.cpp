@@ -10,16 +10,26 @@
 
 namespace sherd {
 
+// One failure skips what is queued behind it, and all of that has the same error: it is told once.
 void DeviceContext::throw_failed_host_work() {
-  for (std::size_t i = 0; i < host_work_.size();) {
-    if (!host_work_[i].is_reached()) {
-      ++i;
+  std::exception_ptr first;
+  for (Event& event : std::exchange(host_work_, {})) {
+    if (!event.is_reached()) {
+      host_work_.push_back(std::move(event));
       continue;
     }
-    const Event event = std::move(host_work_[i]);
-    host_work_.erase(host_work_.begin() + static_cast<std::ptrdiff_t>(i));
-    event.wait();  // lets go of it, or throws
+    try {
+      event.wait();  // lets go of it
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
   }
+  if (first) std::rethrow_exception(first);
+}
+
+void DeviceContext::drop_host_work() noexcept {
+  for (const Event& event : std::exchange(host_work_, {}))
+    if (event.is_reached()) event.settle();
 }
 
 DeviceQueue::DeviceQueue(std::string_view name, int index, DeviceContext& context)
@@ -51,7 +61,11 @@ Event DeviceQueue::submit(QueueWork work) {
   if (!is_compute()) wait(compute.record());
   item.after = std::exchange(after_, {});
   if (rank.hazards) rank.hazards->submitted(*this, item, work.loans);
-  if (work.run) work.run();
+  // Where it throws, what it has put on the stream runs all the same, and uses what it was lent.
+  std::exception_ptr failure;
+  try {
+    if (work.run) work.run();
+  } catch (...) { failure = std::current_exception(); }
 
   Place place{.sequence = item.sequence, .run = std::move(work.run), .abort = std::move(work.abort)};
   for (const Loan& loan : work.loans)  // compute's own order is the allocator's
@@ -59,11 +73,24 @@ Event DeviceQueue::submit(QueueWork work) {
       place.held.push_back(loan.storage);
   const Event event = add(std::move(place));
   for (const Loan& loan : work.loans) loan.storage->lend(event, loan.writes);
+  if (failure) std::rethrow_exception(failure);
   return event;
 }
 
+// Nobody could wait for what is on the stream without a mark: it ends here.
+std::shared_ptr<DeviceMark> DeviceQueue::mark() {
+  try {
+    return stream_->mark();
+  } catch (const Error&) {
+    try {
+      stream_->synchronize();
+    } catch (const Error&) {}  // of a lost device, on which nothing runs
+    throw;
+  }
+}
+
 Event DeviceQueue::add(Place place) {
-  place.mark = stream_->mark();
+  if (!place.mark) place.mark = mark();
   const std::lock_guard lock(mutex_);
   place.sequence = ++submitted_;
   places_.push_back(std::move(place));
@@ -73,7 +100,9 @@ Event DeviceQueue::add(Place place) {
 Event DeviceQueue::record() {
   if (!is_compute() || !stream_ || context_.is_recording()) return Event(this, submitted_);
   prune();
-  return add({});  // kernels go to the stream without being submitted here
+  Place place{.mark = mark()};  // kernels go to the stream without being submitted here
+  if (!places_.empty() && places_.back().mark == place.mark) return Event(this, submitted_);
+  return add(std::move(place));
 }
 
 // Of a host queue by its progress word, of a device queue by its mark; not again if this stream comes after it anyway.
@@ -115,11 +144,15 @@ bool DeviceQueue::is_done(std::uint64_t sequence) const {
   if (sequence <= done_.load(std::memory_order_acquire)) return true;
   const std::shared_ptr<DeviceMark> mark = mark_of(sequence);
   if (mark && !mark->is_reached()) return false;
-  for (std::uint64_t done = done_.load(); done < sequence && !done_.compare_exchange_weak(done, sequence);) {}
+  set_done(sequence);
   return true;
 }
 
-// Errors of the device stay for rethrow(): who only has to outlast the work does not ask.
+void DeviceQueue::set_done(std::uint64_t sequence) const {
+  for (std::uint64_t done = done_.load(); done < sequence && !done_.compare_exchange_weak(done, sequence);) {}
+}
+
+// That the device is lost stays for rethrow(): who only has to outlast the work does not ask.
 void DeviceQueue::await(std::uint64_t sequence) {
   if (!is_done(sequence)) {
     const TraceSpan waiting(kWaitName, SpanKind::wait);
@@ -130,6 +163,7 @@ void DeviceQueue::await(std::uint64_t sequence) {
       const std::lock_guard lock(mutex_);
       if (!failure_) failure_ = std::current_exception();
     }
+    set_done(sequence);
   }
   if (!is_owner() || is_running_work()) return;  // as HostQueue::await
   if (RankContext* const rank = RankContext::current_or_null(); rank && rank->hazards)
@@ -138,8 +172,9 @@ void DeviceQueue::await(std::uint64_t sequence) {
   prune();
 }
 
+// Work of a host queue that waits for this one fails if the device is lost, and not for what other host work did.
 void DeviceQueue::rethrow(std::uint64_t) {
-  if (is_owner() && stream_) context_.throw_failed_host_work();
+  if (is_owner() && stream_ && !is_running_work()) context_.throw_failed_host_work();
   std::exception_ptr failure;
   {
     const std::lock_guard lock(mutex_);
@@ -158,7 +193,7 @@ void DeviceQueue::prune() {
       over = std::move(places_.front());
       places_.pop_front();
     }
-    is_done(over.sequence);
+    set_done(over.sequence);
   }
 }
 
@@ -179,11 +214,14 @@ void DeviceQueue::retire(std::uint64_t sequence) {
 
 void DeviceQueue::drain() noexcept {
   if (!stream_) return;
+  std::exception_ptr lost;
   try {
     stream_->synchronize();
-  } catch (...) {
+  } catch (...) { lost = std::current_exception(); }
+  context_.drop_failures();
+  {
     const std::lock_guard lock(mutex_);
-    if (!failure_) failure_ = std::current_exception();
+    failure_ = lost;
   }
   done_ = submitted_;
   retire(submitted_);

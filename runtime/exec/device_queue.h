@@ -1,7 +1,7 @@
 #pragma once
 // A queue over one stream of a device. Work is put on the stream inside of submit(), on the rank's thread and in the
-// order of the program; it runs later, beside the device's compute. Nothing here blocks the rank's thread but await(),
-// drain() and close().
+// order of the program; it runs later, beside the device's compute. What blocks the rank's thread is await(), drain()
+// and close(); a device that cannot say where it stands (DeviceStream::mark) is waited for too.
 //
 //   rank's thread   submit(a) . kernels . . . submit(b) . . touches a's bytes . . kernels
 //   compute                   [kernels ...............]       waits for a         [kernels]     (the device waits)
@@ -25,7 +25,8 @@ namespace sherd {
 /// (DeviceContext::progress); a host queue waits for a device on its own thread, before the work that wants it.
 ///
 /// What work reads is kept until compute has waited for the work: its memory then goes back to the allocator, whose
-/// order is compute's. Failures of the device are thrown where the host waits for it.
+/// order is compute's. What fails in work of the host that a stream waits for is thrown where the host next waits for
+/// the device; a lost device fails every wait, also those of host queues.
 class DeviceQueue final : public Queue {
  public:
   /// `name` "compute" is the context's own stream.
@@ -59,7 +60,9 @@ class DeviceQueue final : public Queue {
   bool is_compute() const { return name() == kComputeQueue; }
   bool is_owner() const { return std::this_thread::get_id() == owner_; }
   std::shared_ptr<DeviceMark> mark_of(std::uint64_t sequence) const;
+  std::shared_ptr<DeviceMark> mark();
   Event add(Place place);
+  void set_done(std::uint64_t sequence) const;
   void prune();
   void retire(std::uint64_t sequence);
 
@@ -68,7 +71,7 @@ class DeviceQueue final : public Queue {
   std::unique_ptr<DeviceStream> stream_;  // none after close()
   mutable std::mutex mutex_;              // of places_ and failure_: threads of host queues wait here too
   std::deque<Place> places_;              // the last has sequence submitted_; those that were pruned are over
-  std::exception_ptr failure_;
+  std::exception_ptr failure_;            // the device is lost
   std::uint64_t submitted_ = 0, retired_ = 0;
   mutable std::atomic<std::uint64_t> done_{0};
   std::vector<std::uint64_t> seen_;       // by queue: what this stream comes after

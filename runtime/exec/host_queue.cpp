@@ -91,7 +91,11 @@ std::unique_ptr<QueueItem> HostQueue::make_item(QueueWork& work) {
   for (const Loan& loan : work.loans)
     if (!loan.writes && !(context.hazards && context.hazards->is_removed(QueueEdge::hold, name())))
       item->held.push_back(loan.storage);
-  for (Event& event : next_after_) item->after.push_back({std::move(event), false});
+  // Errors of a host queue's work belong to who uses what it wrote; a lost device has done nothing of its work.
+  for (Event& event : next_after_) {
+    const bool is_of_device = event.queue()->device() != Device::cpu();
+    item->after.push_back({std::move(event), is_of_device});
+  }
   next_after_.clear();
   return item;
 }
@@ -100,6 +104,7 @@ Event HostQueue::submit(QueueWork work) {
   RankContext& context = RankContext::current();
   check(is_owner() && !is_closing_, "work \"{}\" was submitted to the queue {} of another rank, or after its end",
         work.name, name());
+  check(!work.begin == !work.is_ready, "work \"{}\" has only one of begin and is_ready; give both or none", work.name);
   while (num_in_flight() >= work.max_in_flight) await(retired_ + 1);
 
   auto item = make_item(work);
@@ -137,17 +142,22 @@ bool HostQueue::is_idle() {
   return done_ == submitted_;
 }
 
-bool HostQueue::begin(const QueueWork& work, const QueueItem& item) {
+bool HostQueue::begin(const QueueWork& work, QueueItem& item) {
   if (!work.begin || is_running_work() || !is_idle()) return false;
   {
     const std::lock_guard lock(mutex_);
     if (is_failed(item.sequence)) return false;
   }
   if (!std::ranges::all_of(item.after, [](const auto& before) { return before.event.is_reached(); })) return false;
+  bool has_begun = true;
+  auto* const outer_skews = std::exchange(skews_of_item, &item.skews);  // this thread runs the item
   try {
+    for (const auto& [event, wrote] : item.after)
+      if (wrote) event.queue()->rethrow(event.sequence());
     work.begin();
-  } catch (const Error&) { return false; }  // `run` meets it again, where its errors belong
-  return true;
+  } catch (const std::exception&) { has_begun = false; }  // `run` meets it again, where its errors belong
+  skews_of_item = outer_skews;
+  return has_begun;
 }
 
 void HostQueue::wait(const Event& event) {

@@ -59,7 +59,7 @@ class HostQueue final : public Queue {
   std::unique_ptr<QueueItem> make_item(QueueWork& work);
   bool may_run_next() const;
   bool is_idle();
-  bool begin(const QueueWork& work, const QueueItem& item);
+  bool begin(const QueueWork& work, QueueItem& item);
   void run_thread();
   void run_next(std::unique_lock<std::mutex>& lock);
   bool is_failed(std::uint64_t sequence) const;

@@ -43,11 +43,11 @@ struct QueueWork {
   std::span<const Loan> loans{};  ///< all bytes that `run` touches
   /// Makes a `run` that waits for other ranks raise; for a rank that ends by an exception.
   std::function<void(std::string_view reason)> abort{};
-  /// First waits until fewer than this many items hold their storages.
+  /// First waits until fewer than this many items hold their storages: of a device queue, the device's compute waits.
   std::size_t max_in_flight = kUnlimited;
-  /// Of host queues, for work of two short halves with a wait for other ranks between them. If nothing is before it,
-  /// `begin` runs inside of submit(), and no thread is woken: `run`, the second half, is left to who waits. Otherwise,
-  /// and if begin throws an Error, `run` is all of it. `is_ready`: whether the second half would not wait.
+  /// Of host queues, both or none, for work of two short halves with a wait for other ranks between them. If nothing is
+  /// before it, `begin` runs inside of submit(), and no thread is woken: `run`, the second half, is left to who waits.
+  /// Otherwise, and if begin throws, `run` is all of it. `is_ready`: whether the second half would not wait.
   std::function<void()> begin{};
   std::function<bool()> is_ready{};
 };
@@ -71,10 +71,10 @@ class Queue : public RefCounted {
   /// Where its work runs.
   Device device() const { return device_; }
 
-  /// Queues work and lends it the storages; blocks only for max_in_flight. The work starts after what was submitted
-  /// here before and after work of other queues that conflicts with it: a reader after the last writer, a writer
-  /// after all. On a ghost rank it never runs. Throws what failed there, or Error if an active hazard check finds a
-  /// missing edge.
+  /// Queues work and lends it the storages; blocks only for max_in_flight of a host queue. The work starts after what
+  /// was submitted here before and after work of other queues that conflicts with it: a reader after the last writer, a
+  /// writer after all. On a ghost rank it never runs. Throws what failed there, or Error if an active hazard check
+  /// finds a missing edge.
   virtual Event submit(QueueWork work) = 0;
   /// Work submitted from now on starts after `event`, of any queue of this rank. Does not block.
   virtual void wait(const Event& event) = 0;

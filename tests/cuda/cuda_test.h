@@ -23,4 +23,12 @@ class CudaTest : public ::testing::Test {
   RankScope rank_;
 };
 
+/// The device of a rank that is a thread: its own, where there are as many.
+inline Device device_of_rank(int rank) {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0
+             ? Device::cuda(static_cast<std::uint8_t>(rank % devices))
+             : Device::cuda(0);
+}
+
 }  // namespace sherd::cuda

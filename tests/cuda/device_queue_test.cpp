@@ -5,7 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdlib>
 #include <future>
+#include <mutex>
+#include <string>
 #include <vector>
 
 #include "runtime/exec/hazards.h"
@@ -239,6 +242,129 @@ TEST_F(DeviceQueues, FailuresOfTheHostAreThrownWhereTheHostWaitsForTheDevice) {
   bool ran = false;
   rank().queue("disk").submit({.name = "load", .run = [&ran] { ran = true; }}).wait();
   EXPECT_TRUE(ran) << "new work runs again";
+}
+
+// One failure skips the work behind it, and the device waits for all of that too.
+TEST_F(DeviceQueues, AFailureIsToldOnceAndForgottenByADrain) {
+  const Pinned from = Pinned().fill(1);
+  const Tensor x = on_device(0);
+  const auto load_twenty = [&] {
+    for (int i = 0; i < 20; ++i) {
+      queue().wait(rank().queue("disk").submit({.name = "load", .run = [i] { check(i != 3, "the disk is empty"); }}));
+      write_from(from, x);
+    }
+  };
+  load_twenty();
+  expect_error([&] { (void)x.to_vector<float>(); }, {"the disk is empty"});
+  EXPECT_EQ(on_device(2).to_vector<float>()[0], 2);
+  load_twenty();
+  rank().drain_queues();
+  EXPECT_EQ(on_device(2).to_vector<float>()[0], 2);
+  queue().record().wait();
+  queue().wait(rank().queue("disk").submit({.name = "load", .run = [] {}}));
+  write_from(from, x).wait();
+  EXPECT_EQ(x.to_vector<float>()[0], 1);
+}
+
+// What kernels found wrong in a step that was given up is not the next one's.
+TEST_F(DeviceQueues, ADrainForgetsWhatKernelsFound) {
+  const Tensor table = full({kCount, 1}, 1.0, DType::f32, kCuda), ids = to(full({3}, 2.0 * kCount, DType::i64), kCuda);
+  queue();
+  (void)embedding(table, ids);
+  rank().drain_queues();
+  EXPECT_EQ(on_device(2).to_vector<float>()[0], 2);
+}
+
+// As a program of hours would have it: words have 32 bits.
+TEST_F(DeviceQueues, WordsPassTheEndOfTheirNumbers) {
+  DeviceContext& context = rank().device(kCuda);
+  const std::unique_ptr<DeviceStream> stream = context.open_stream(/*is_compute=*/false);
+  std::atomic<std::uint32_t>& word = context.progress(Queue::kMaxPerRank - 1);
+  word = 0xfffffffe;
+  stream->wait(word, 1);
+  const auto mark = stream->mark();
+  for (const std::uint32_t early : {0xffffffffu, 0u}) {
+    EXPECT_FALSE(mark->is_reached());
+    word = early;
+  }
+  EXPECT_FALSE(mark->is_reached());
+  word = 1;
+  mark->await();
+  EXPECT_TRUE(mark->is_reached());
+  stream->wait(word, 0xffffffff);  // has passed
+  stream->mark()->await();
+}
+
+TEST_F(DeviceQueues, WaitForThoseOfOtherDevices) {
+  const Device other = cuda::device_of_rank(1);
+  if (other == kCuda) GTEST_SKIP() << "one device";
+  for (int repeat = 0; repeat < 10; ++repeat) {
+    const Accounting& memory = rank().device(kCuda).allocator().accounting();
+    queue();
+    const std::int64_t before = memory.total();
+    const Pinned between;
+    const Tensor y = full({kCount}, 0.0, DType::f32, other);
+    Event read;
+    {
+      const Tensor x = on_device(repeat);
+      read = read_to(between, x);
+    }
+    auto& there = static_cast<DeviceQueue&>(rank().queue("offload", other));
+    there.wait(read);
+    write_from(between, y, there);
+    rank().queue(kComputeQueue, other).wait(read);
+    EXPECT_GT(memory.total(), before) << "the allocator's order is that of its own device's compute";
+    EXPECT_EQ(y.to_vector<float>(), std::vector<float>(kCount, static_cast<float>(repeat)));
+    read.outlast(kCuda);
+    EXPECT_EQ(memory.total(), before);
+  }
+}
+
+// Its peers wait for what it will not come to: all is told to give up, and nothing is waited for that does not.
+TEST_F(DeviceQueues, ARankThatEndsByAnExceptionAbortsWhatIsInFlight) {
+  if (requested_device_memory() == "separate") GTEST_SKIP() << "each block is given back to the device, which waits";
+  std::promise<void> entered, gives_up;
+  std::vector<std::string> reasons;
+  std::mutex mutex;
+  const auto told = [&](std::string_view reason) {
+    const std::lock_guard lock(mutex);
+    reasons.emplace_back(reason);
+  };
+  const auto step = [&] {
+    RankScope scope("rank 7");
+    const Tensor x = on_device(1);
+    queue().wait(rank().queue("disk").submit({.name = "meet",
+                                              .run =
+                                                  [&] {
+                                                    entered.set_value();
+                                                    gives_up.get_future().wait();
+                                                    fail("given up");
+                                                  },
+                                              .abort =
+                                                  [&](std::string_view reason) {
+                                                    told(reason);
+                                                    gives_up.set_value();
+                                                  }}));
+    queue().submit({.name = "behind it", .run = [] {}, .abort = told});
+    const Loan loan{x.storage(), true};
+    queue().submit(
+        {.name = "fetch",
+         .run = [from = Pinned(), to = address(x)] { queue().stream().to_device(to, from.data(), kCount * 4); },
+         .loans = {&loan, 1}});
+    (void)add(x, 1.0);  // compute waits too
+    entered.get_future().wait();
+    fail("out of luck");
+  };
+  expect_error(step, {"out of luck"});
+  ASSERT_EQ(reasons.size(), 2u);
+  for (const std::string& reason : reasons) EXPECT_EQ(reason, "rank 7 ended by an exception");
+}
+
+TEST_F(DeviceQueues, AskForManyQueuesOfTheHardware) {
+  rank().device(kCuda);
+  const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  ASSERT_NE(connections, nullptr);
+  EXPECT_STRNE(connections, "");
 }
 
 TEST_F(DeviceQueues, EndWithTheirRank) {

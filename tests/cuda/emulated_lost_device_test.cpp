@@ -8,6 +8,7 @@
 #include "runtime/cuda/attention/attention.h"
 #include "runtime/cuda/device/context.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/device_queue.h"
 #include "runtime/op/attention_attrs.h"
 #include "runtime/op/ops.h"
 #include "tests/cuda/cuda_test.h"
@@ -55,6 +56,15 @@ class LostDevice : public cuda::CudaTest {
     const cudaStream_t stream = context().stream();
     (void)softmax(x, -1);
     (void)cudaStreamSynchronize(stream);
+  }
+  // Copies a tensor to the host on a queue beside compute.
+  static Event evict(const Tensor& t, const std::shared_ptr<std::byte>& to) {
+    auto& queue = static_cast<DeviceQueue&>(RankContext::current().queue("offload", Device::cuda(0)));
+    const Loan loan{t.storage(), false};
+    return queue.submit({.name = "evict",
+                         .run = [&queue, to, from = t.storage()->address(),
+                                 bytes = t.bytes()] { queue.stream().to_host(to.get(), from, bytes); },
+                         .loans = {&loan, 1}});
   }
   static std::vector<std::string> list_in(const std::string& text) {
     std::vector<std::string> list;
@@ -176,6 +186,31 @@ TEST_F(LostDevice, ALaunchThatIsWaitedForNamesItself) {
   EXPECT_EQ(text.find("EARLIER"), std::string::npos) << text;
   ASSERT_FALSE(list_in(text).empty()) << text;
   EXPECT_TRUE(list_in(text).back().starts_with("softmax: softmax_rows_kernel<")) << text;
+}
+
+// A copy that was queued in time and never ran: asking whether it has run must not say so.
+TEST_F(LostDevice, WaitsForAQueueThrow) {
+  const Tensor y = softmax(draw_there({4, 32}), -1);
+  const std::shared_ptr<std::byte> to = context().pinned(y.bytes());
+  const Event copied = evict(y, to);
+  (void)cudaDeviceSynchronize();
+  EXPECT_FALSE(copied.is_reached());
+  for (int i = 0; i < 2; ++i) expect_said(thrown_by([&] { copied.wait(); }), {"cudaErrorIllegalAddress"});
+  RankContext::current().drain_queues();
+  expect_said(thrown_by([&] { copied.wait(); }), {"cudaErrorIllegalAddress"});
+}
+
+// What a file or a peer would be given is what was there before.
+TEST_F(LostDevice, HostWorkBehindAQueueFails) {
+  const Tensor y = softmax(draw_there({4, 32}), -1);
+  const std::shared_ptr<std::byte> to = context().pinned(y.bytes());
+  const Event copied = evict(y, to);
+  Queue& disk = RankContext::current().queue("disk");
+  disk.wait(copied);
+  bool is_saved = false;
+  const Event saved = disk.submit({.name = "save", .run = [&is_saved] { is_saved = true; }});
+  expect_said(thrown_by([&] { saved.wait(); }), {"cudaErrorIllegalAddress", "disk save"});
+  EXPECT_FALSE(is_saved);
 }
 
 // Libraries have statuses of their own, which hide it.

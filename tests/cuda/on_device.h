@@ -4,9 +4,8 @@
 
 namespace sherd::testing {
 
-/// `t` on the first CUDA device behind the same strides, offset and neighbours.
-inline Tensor on_device(const Tensor& t) {
-  const Device cuda = Device::cuda(0);
+/// `t` on a CUDA device behind the same strides, offset and neighbours.
+inline Tensor on_device(const Tensor& t, Device cuda = Device::cuda(0)) {
   if (!t.defined() || t.numel() == 0 || t.is_contiguous()) return t.defined() ? to(t, cuda) : t;
   const std::int64_t elements = t.storage()->bytes() / byte_size(t.dtype());
   const Tensor all = to(Tensor::over(t.storage(), {elements}, {1}, 0, t.dtype()), cuda);

@@ -268,6 +268,37 @@ TEST(Queue, LimitOfItemsInFlightWaitsForTheOldest) {
   }
 }
 
+// The writer fails between the submit and the first half, which would show peers what was never written.
+TEST(Queue, WorkDoesNotBeginOnBytesWhoseWriterFailed) {
+  RankScope scope;
+  const Tensor x = buffer();
+  Gate gate;
+  const Event written = submit(queue("disk"), {{x.storage(), true}}, gate.then([] { fail("the disk is empty"); }));
+  gate.await_entered();
+  const auto second_half = [&] {  // runs inside of the next submit
+    gate.open();
+    while (!written.is_reached()) std::this_thread::yield();
+  };
+  queue().submit({.name = "first", .run = second_half, .begin = [] {}, .is_ready = [] { return true; }});
+  bool has_begun = false, has_run = false;
+  const Loan loan{x.storage(), false};
+  const Event read = queue().submit({.name = "second",
+                                     .run = [&] { has_run = true; },
+                                     .loans = {&loan, 1},
+                                     .begin = [&] { has_begun = true; },
+                                     .is_ready = [] { return true; }});
+  EXPECT_TRUE(written.is_reached());
+  EXPECT_FALSE(has_begun);
+  expect_error([&] { read.wait(); }, {"the disk is empty"});
+  EXPECT_FALSE(has_run);
+}
+
+TEST(Queue, HalvesComeWithTheQuestionWhetherTheyAreReady) {
+  RankScope scope;
+  expect_error([] { queue().submit({.name = "half", .run = [] {}, .begin = [] {}}); },
+               {"\"half\"", "only one of begin and is_ready"});
+}
+
 TEST(Queue, FreeingLentBytesWaits) {
   RankScope scope;
   Tensor x = buffer();

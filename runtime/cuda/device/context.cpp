@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "runtime/cuda/attention/attention.h"
+#include "runtime/cuda/device/event_pool.h"
 #include "runtime/cuda/device/faults.h"
 #include "runtime/cuda/device/graph.h"
 #include "runtime/cuda/device/memory.h"
@@ -60,7 +61,7 @@ class PinnedRead final : public HostRead {
       context_->log_.ended(queued_);
       context_->check_faults();
     }
-    return block_.data;
+    return block_.data();
   }
   /// The context ends first, and all its work has. `failed`: what there is to throw.
   void let_go(const std::exception_ptr& failed) {
@@ -81,8 +82,9 @@ Context::Context(int index) : index_(index), log_(index) {
   check(cudaGetDeviceProperties(&properties_, index), "asking for the device's properties");
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
   log_.set_stream(stream_);
+  events_ = std::make_shared<EventPool>(index);
   faults_ = std::make_unique<Faults>(stream_);
-  allocator_ = new DeviceAllocator(std::make_unique<DeviceMemory>(index, stream_),
+  allocator_ = new DeviceAllocator(std::make_unique<DeviceMemory>(index, stream_, num_fills_),
                                    {.separate = maps_blocks_separately(requested_device_memory())});
 }
 
@@ -146,8 +148,8 @@ void Context::upload(void* to, const void* from, std::int64_t bytes) {
     const std::int64_t size = std::min(kChunk, bytes - done);
     const PinnedBlock block = pinned_.take(size);
     log_.add("copy to the device");
-    std::memcpy(block.data, static_cast<const std::byte*>(from) + done, static_cast<std::size_t>(size));
-    check(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, block.data, static_cast<std::size_t>(size),
+    std::memcpy(block.data(), static_cast<const std::byte*>(from) + done, static_cast<std::size_t>(size));
+    check(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, block.data(), static_cast<std::size_t>(size),
                           cudaMemcpyHostToDevice, stream),
           "copying to the device");
     check(cudaEventRecord(block.event, stream), "recording an event");
@@ -181,7 +183,7 @@ std::unique_ptr<HostRead> Context::start_read(const void* from, std::int64_t byt
   const PinnedBlock block = pinned_.take(std::max<std::int64_t>(bytes, 1));
   log_.add("copy from the device");
   auto read = std::make_unique<PinnedRead>(*this, block);
-  check(cudaMemcpyAsync(block.data, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream),
+  check(cudaMemcpyAsync(block.data(), from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost, stream),
         "copying from the device");
   check(cudaEventRecord(block.event, stream), "recording an event");
   return read;
@@ -208,6 +210,13 @@ void Context::synchronize() {
 void Context::check_faults() {
   throw_failed_host_work();
   faults_->check(stream(), device());
+}
+
+void Context::drop_failures() noexcept {
+  drop_host_work();
+  try {
+    faults_->check(stream(), device());
+  } catch (const Error&) {}
 }
 
 std::unique_ptr<DeviceStream> Context::open_stream(bool is_compute) {

@@ -18,6 +18,7 @@ namespace sherd::cuda {
 
 class Attention;
 class Blas;
+class EventPool;
 class Faults;
 class Graph;
 class GraphMemory;
@@ -44,10 +45,15 @@ class Context final : public DeviceContext {
   std::atomic<std::uint32_t>& progress(int queue_index) override;
   std::unique_ptr<DeviceGraph> record(const std::function<void()>& work) override;
   bool is_recording() const override { return recording_ != nullptr; }
+  void drop_failures() noexcept override;
 
   /// The stream of this rank's kernels. Makes the device the thread's current one, as launches need. Throws if the
   /// device is lost.
   cudaStream_t stream();
+  /// Grows with everything that is put on that stream, but for waits.
+  std::uint64_t num_queued() const { return log_.queued() + *num_fills_; }
+  /// Of the marks of this rank's streams there.
+  const std::shared_ptr<EventPool>& events() const { return events_; }
   /// What was queued last.
   LaunchLog& log() { return log_; }
   const cudaDeviceProp& properties() const { return properties_; }
@@ -74,6 +80,9 @@ class Context final : public DeviceContext {
   LaunchLog log_;
   cudaDeviceProp properties_{};
   cudaStream_t stream_ = nullptr;
+  std::shared_ptr<EventPool> events_;
+  const std::shared_ptr<std::uint64_t> num_fills_ =
+      std::make_shared<std::uint64_t>(0);  // by allocators, in debug builds
   DeviceAllocator* allocator_;
   DeviceAllocator* recording_ = nullptr;  // memory of graphs, while one is recorded
   std::unique_ptr<GraphMemory> graph_memory_;

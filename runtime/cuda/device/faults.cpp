@@ -3,6 +3,7 @@
 #include <new>
 
 #include "runtime/cuda/device/check.h"
+#include "runtime/cuda/device/pinned.h"
 
 namespace sherd::cuda {
 
@@ -25,8 +26,8 @@ Faults::Faults(cudaStream_t stream) {
   void* memory = nullptr;
   cuda::check(cudaMalloc(&memory, sizeof(FaultRecord)), "allocating device memory");
   record_.reset(static_cast<FaultRecord*>(memory));
-  cuda::check(cudaMallocHost(&memory, sizeof(Host)), "allocating pinned memory");
-  host_.reset(new (memory) Host{});
+  const std::shared_ptr<std::byte> pinned = allocate_pinned(sizeof(Host));
+  host_ = {pinned, new (pinned.get()) Host{}};
   forget(stream);
 }
 

@@ -86,12 +86,11 @@ class Faults {
   };
   struct Free {  // nothing that reports may be in flight
     void operator()(FaultRecord* device) const { (void)cudaFree(device); }
-    void operator()(Host* pinned) const { (void)cudaFreeHost(pinned); }
   };
   void forget(cudaStream_t stream);
 
   std::unique_ptr<FaultRecord, Free> record_;
-  std::unique_ptr<Host, Free> host_;
+  std::shared_ptr<Host> host_;  // pinned
   std::uint64_t order_ = 0;
 };
 

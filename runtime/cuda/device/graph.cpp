@@ -45,9 +45,9 @@ class Capture {
 
 }  // namespace
 
-GraphMemory::GraphMemory(int device, cudaStream_t stream)
+GraphMemory::GraphMemory(int device, cudaStream_t stream, std::shared_ptr<std::uint64_t> num_fills)
     : pool_(new DeviceAllocator(
-          std::make_unique<DeviceMemory>(device, stream),
+          std::make_unique<DeviceMemory>(device, stream, std::move(num_fills)),
           {.keeps_segments = true, .separate = maps_blocks_separately(requested_device_memory())})) {}
 
 GraphMemory::~GraphMemory() { pool_->abandon(); }
@@ -92,7 +92,8 @@ void Graph::let_go() {
 std::unique_ptr<DeviceGraph> Graph::record(Context& context, const std::function<void()>& work) {
   const cudaStream_t stream = context.stream();
   std::unique_ptr<Graph> graph(new Graph(context));
-  if (!context.graph_memory_) context.graph_memory_ = std::make_unique<GraphMemory>(context.index_, stream);
+  if (!context.graph_memory_)
+    context.graph_memory_ = std::make_unique<GraphMemory>(context.index_, stream, context.num_fills_);
   GraphMemory& memory = *context.graph_memory_;
   // The recording asks for what the program has just freed; both at once may not fit.
   context.allocator_->release_unused();

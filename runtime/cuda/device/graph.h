@@ -20,7 +20,7 @@ class Context;
 /// share it; what a step hands out is copied. Segments stay until the last graph has gone.
 class GraphMemory {
  public:
-  GraphMemory(int device, cudaStream_t stream);
+  GraphMemory(int device, cudaStream_t stream, std::shared_ptr<std::uint64_t> num_fills);
   ~GraphMemory();
   GraphMemory(const GraphMemory&) = delete;
   GraphMemory& operator=(const GraphMemory&) = delete;

@@ -31,6 +31,7 @@ void DeviceMemory::fill(void* block, std::uint8_t value, std::int64_t bytes) noe
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   // Recorded, it would poison whoever has the block when the graph runs.
   if (cudaStreamIsCapturing(stream_, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone) return;
+  ++*num_fills_;
   (void)cudaMemsetAsync(block, value, static_cast<std::size_t>(bytes), stream_);
 }
 

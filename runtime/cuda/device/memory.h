@@ -1,5 +1,9 @@
 #pragma once
 // The device's memory as segments for DeviceAllocator.
+#include <cstdint>
+#include <memory>
+#include <utility>
+
 #include <cuda_runtime_api.h>
 
 #include "runtime/memory/device_allocator.h"
@@ -12,7 +16,9 @@ bool maps_blocks_separately(const std::string& asked);
 
 class DeviceMemory final : public MemorySource {
  public:
-  DeviceMemory(int index, cudaStream_t stream) : index_(index), stream_(stream) {}
+  /// `num_fills` counts what this puts on the stream; it may end after the stream.
+  DeviceMemory(int index, cudaStream_t stream, std::shared_ptr<std::uint64_t> num_fills)
+      : index_(index), stream_(stream), num_fills_(std::move(num_fills)) {}
   std::string name() const override;
   void* map(std::int64_t bytes) override;
   void unmap(void* segment, std::int64_t bytes) noexcept override;
@@ -22,6 +28,7 @@ class DeviceMemory final : public MemorySource {
  private:
   const int index_;
   const cudaStream_t stream_;
+  const std::shared_ptr<std::uint64_t> num_fills_;
 };
 
 }  // namespace sherd::cuda

@@ -15,21 +15,19 @@ std::int64_t size_of_block(std::int64_t bytes) {
 }
 
 PinnedBlock make_block(std::int64_t bytes) {
-  PinnedBlock block{.bytes = bytes};
-  void* data = nullptr;
-  check(cudaMallocHost(&data, static_cast<std::size_t>(bytes)), "allocating pinned memory");
-  block.data = static_cast<std::byte*>(data);
-  const cudaError_t status = cudaEventCreateWithFlags(&block.event, cudaEventDisableTiming);
-  if (status != cudaSuccess) (void)cudaFreeHost(data);
-  check(status, "creating an event");
+  PinnedBlock block{.memory = allocate_pinned(bytes), .bytes = bytes};
+  check(cudaEventCreateWithFlags(&block.event, cudaEventDisableTiming), "creating an event");
   return block;
 }
 }  // namespace
 
-void PinnedPool::destroy(const PinnedBlock& block) {
-  (void)cudaEventDestroy(block.event);
-  (void)cudaFreeHost(block.data);
+std::shared_ptr<std::byte> allocate_pinned(std::int64_t bytes) {
+  void* data = nullptr;
+  check(cudaMallocHost(&data, static_cast<std::size_t>(bytes)), "allocating pinned memory");
+  return {static_cast<std::byte*>(data), [](std::byte* memory) { (void)cudaFreeHost(memory); }};
 }
+
+void PinnedPool::destroy(const PinnedBlock& block) { (void)cudaEventDestroy(block.event); }
 
 PinnedPool::~PinnedPool() {
   for (const PinnedBlock& block : free_) destroy(block);

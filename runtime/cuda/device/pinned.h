@@ -11,11 +11,15 @@
 
 namespace sherd::cuda {
 
+/// Pinned memory, not initialised; freed with its last handle, which waits for the device.
+std::shared_ptr<std::byte> allocate_pinned(std::int64_t bytes);
+
 /// A pinned buffer and the event of its last copy.
 struct PinnedBlock {
-  std::byte* data = nullptr;
+  std::shared_ptr<std::byte> memory{};
   std::int64_t bytes = 0;
   cudaEvent_t event = nullptr;
+  std::byte* data() const { return memory.get(); }
 };
 
 /// One per context, used on the rank's thread only.
@@ -30,7 +34,7 @@ class PinnedPool {
   PinnedBlock take(std::int64_t bytes);
   /// Gives a block back whose event was recorded after its last copy.
   void give_back(PinnedBlock block);
-  /// Ends a block that does not come back; nothing of it may be in flight.
+  /// Ends the event of a block that does not come back; nothing of it may be in flight.
   static void destroy(const PinnedBlock& block);
 
  private:

@@ -1,9 +1,12 @@
 #include "runtime/cuda/device/stream.h"
 
+#include <utility>
+
 #include <cuda.h>
 
 #include "runtime/cuda/device/check.h"
 #include "runtime/cuda/device/context.h"
+#include "runtime/cuda/device/event_pool.h"
 
 namespace sherd::cuda {
 
@@ -27,35 +30,33 @@ WaitValue find_wait_value() {
   return reinterpret_cast<WaitValue>(function);
 }
 
-WaitValue wait_value() {
-  static const WaitValue function = find_wait_value();
-  return function;
-}
-
 class EventMark final : public DeviceMark {
  public:
-  // A thread that waits for it sleeps: it is a host queue's, and the ranks need the cores.
-  explicit EventMark(cudaStream_t stream) {
-    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming | cudaEventBlockingSync), "creating an event");
+  EventMark(std::shared_ptr<EventPool> events, cudaStream_t stream)
+      : events_(std::move(events)), event_(events_->take()) {
     const cudaError_t status = cudaEventRecord(event_, stream);
-    if (status != cudaSuccess) (void)cudaEventDestroy(event_);
+    if (status != cudaSuccess) events_->give_back(event_);
     check(status, "recording an event");
   }
-  ~EventMark() override { (void)cudaEventDestroy(event_); }
+  ~EventMark() override { events_->give_back(event_); }
   EventMark(const EventMark&) = delete;
   EventMark& operator=(const EventMark&) = delete;
 
   bool is_reached() override {
-    const cudaError_t status = cudaEventQuery(event_);
-    if (status == cudaSuccess) return true;
+    events_->enter();
+    if (cudaEventQuery(event_) == cudaSuccess) return true;
     (void)cudaGetLastError();  // no error of anybody's, or of a lost device, which await() reports
-    return status != cudaErrorNotReady;
+    return false;
   }
-  void await() override { check(cudaEventSynchronize(event_), "waiting for a queue of the device"); }
+  void await() override {
+    events_->enter();
+    check(cudaEventSynchronize(event_), "waiting for a queue of the device");
+  }
   cudaEvent_t event() const { return event_; }
 
  private:
-  cudaEvent_t event_ = nullptr;
+  const std::shared_ptr<EventPool> events_;
+  const cudaEvent_t event_;
 };
 
 }  // namespace
@@ -75,21 +76,28 @@ Stream::~Stream() {
 
 void Stream::enter() const { (void)context_.stream(); }
 
+// Compute is marked whenever another queue is given work, often several times in a row.
 std::shared_ptr<DeviceMark> Stream::mark() {
   enter();
-  return std::make_shared<EventMark>(stream_);
+  const std::uint64_t put_here = context_.num_queued() + num_waits_;
+  if (last_mark_ && !is_own_ && put_here == marked_) return last_mark_;
+  last_mark_ = std::make_shared<EventMark>(context_.events(), stream_);
+  marked_ = put_here;
+  return last_mark_;
 }
 
 void Stream::wait(const DeviceMark& mark) {
   enter();
+  ++num_waits_;
   check(cudaStreamWaitEvent(stream_, static_cast<const EventMark&>(mark).event(), 0), "waiting for another queue");
 }
 
 void Stream::wait(const std::atomic<std::uint32_t>& word, std::uint32_t value) {
   enter();
+  if (!wait_value_) wait_value_ = reinterpret_cast<void*>(find_wait_value());
   context_.log().add("wait for the host");
-  const CUresult status = wait_value()(reinterpret_cast<CUstream>(stream_), reinterpret_cast<CUdeviceptr>(&word), value,
-                                       CU_STREAM_WAIT_VALUE_GEQ);
+  const CUresult status = reinterpret_cast<WaitValue>(wait_value_)(
+      reinterpret_cast<CUstream>(stream_), reinterpret_cast<CUdeviceptr>(&word), value, CU_STREAM_WAIT_VALUE_GEQ);
   check(status == CUDA_SUCCESS, "waiting for the host on the device: cuStreamWaitValue32 returns {}",
         static_cast<int>(status));
 }
@@ -111,13 +119,6 @@ void Stream::to_device(void* to, const void* from, std::int64_t bytes) {
 void Stream::synchronize() {
   enter();
   check(cudaStreamSynchronize(stream_), "waiting for a queue of the device");
-  context_.check_faults();
-}
-
-std::shared_ptr<std::byte> allocate_pinned(std::int64_t bytes) {
-  void* data = nullptr;
-  check(cudaMallocHost(&data, static_cast<std::size_t>(bytes)), "allocating pinned memory");
-  return {static_cast<std::byte*>(data), [](std::byte* memory) { (void)cudaFreeHost(memory); }};
 }
 
 }  // namespace sherd::cuda

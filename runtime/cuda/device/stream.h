@@ -8,7 +8,11 @@
 // The last one is the driver's: the device looks at the word by itself, so no thread of the host waits or is called.
 // (cudaLaunchHostFunc is no way: its functions may be run one after another by one thread of the driver, so one that
 // blocked until another rank came could keep out the copy that this rank is waiting for.) It cannot deadlock as long as
-// what the word waits for was put on the device before the wait, which the order of the program gives.
+// what the word waits for was put on the device before the wait, which the order of the program gives, and as long as
+// no stream stands behind another in the device's own queues. Those are CUDA_DEVICE_MAX_CONNECTIONS for all streams of
+// a process (8 if unset, which ranks that are threads soon fill): the backend asks for 32. And a kernel's first launch
+// may load its code, which waits for the device: where the host's work waits for a later launch, as in tests that hold
+// it back, CUDA_MODULE_LOADING=EAGER loads all code at the start.
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -46,9 +50,9 @@ class Stream final : public DeviceStream {
   Context& context_;
   cudaStream_t stream_ = nullptr;
   const bool is_own_;
+  void* wait_value_ = nullptr;  // the driver's function, once it was asked for
+  std::shared_ptr<DeviceMark> last_mark_;
+  std::uint64_t marked_ = 0, num_waits_ = 0;  // what had been put here by the last mark; waits for marks among it
 };
-
-/// Pinned memory, freed with its last handle.
-std::shared_ptr<std::byte> allocate_pinned(std::int64_t bytes);
 
 }  // namespace sherd::cuda

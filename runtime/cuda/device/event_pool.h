@@ -1,0 +1,34 @@
+#pragma once
+// Events of one rank on one device, used again when the marks that had them are gone. A mark is asked for at every
+// piece of work that goes to a queue of the device, and outlives its stream and the context.
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+namespace sherd::cuda {
+
+/// Made on the rank's thread, used from any.
+class EventPool {
+ public:
+  explicit EventPool(int device) : device_(device), owner_(std::this_thread::get_id()) {}
+  ~EventPool();
+  EventPool(const EventPool&) = delete;
+  EventPool& operator=(const EventPool&) = delete;
+
+  /// An event without times; a thread that waits for it sleeps, because the ranks need the cores.
+  cudaEvent_t take();
+  void give_back(cudaEvent_t event);
+  /// Before a thread asks CUDA for anything: that of a host queue would otherwise make a context on the first device,
+  /// which costs memory there and belongs to nobody. The rank's thread has one, whichever device is current.
+  void enter() const;
+
+ private:
+  const int device_;
+  const std::thread::id owner_;
+  std::mutex mutex_;
+  std::vector<cudaEvent_t> free_;
+};
+
+}  // namespace sherd::cuda
