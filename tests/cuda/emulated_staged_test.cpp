@@ -19,7 +19,7 @@ using EmulatedStaged = cuda::CudaTest;
 
 TEST_F(EmulatedStaged, F179_AStepWaitsOnceForItsLoss) {
   run_ranks(2, [](const std::shared_ptr<ProcessGroup>& host) {
-    const Device there = Device::cuda(0);
+    const Device there = cuda::device_of_rank(host->rank());
     Net net({6, 10, 7, 9, 5});
     shard(net, DeviceMesh(make_staged_group(host), "dp"));
     net.materialize(nn::Seed{3}, there);

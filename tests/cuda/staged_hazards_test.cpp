@@ -10,7 +10,8 @@ namespace {
 using StagedHazards = cuda::CudaTest;
 
 TEST_F(StagedHazards, F177_EveryRemovedEdgeIsFoundAndNamesBufferAndQueues) {
-  expect_every_removed_edge_is_found(Device::cuda(0), make_staged_group);
+  expect_every_removed_edge_is_found(cuda::device_of_rank,
+                                     [](const std::shared_ptr<ProcessGroup>& host) { return make_staged_group(host); });
 }
 
 }  // namespace

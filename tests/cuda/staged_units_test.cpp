@@ -24,7 +24,6 @@ namespace {
 using StagedUnits = cuda::CudaTest;
 using Group = std::shared_ptr<ProcessGroup>;
 
-const Device kCuda = Device::cuda(0);
 const std::vector<std::int64_t> kSizes{6, 10, 7, 9, 5};
 
 struct Options {
@@ -61,7 +60,7 @@ std::vector<Tensor> train(const Group& group, Device device, const Options& opti
 void expect_as_on_the_host(int ranks, const Options& options, double slack = 1) {
   run_ranks(ranks, [&](const Group& host) {
     const std::vector<Tensor> expected = train(host, Device::cpu(), options);
-    const std::vector<Tensor> got = train(make_staged_group(host), kCuda, options);
+    const std::vector<Tensor> got = train(make_staged_group(host), cuda::device_of_rank(host->rank()), options);
     ASSERT_EQ(got.size(), expected.size());
     for (std::size_t i = 0; i < got.size(); ++i)
       EXPECT_TRUE(near(got[i], expected[i], slack * tolerance(DType::f32))) << "parameter " << i;
@@ -87,7 +86,7 @@ TEST_F(StagedUnits, F176_AddUpOverReplicas) {
 TEST_F(StagedUnits, F177_HaveNoHazards) {
   run_ranks(2, [](const Group& host) {
     HazardChecker checker;
-    train(make_staged_group(host), kCuda, {});
+    train(make_staged_group(host), cuda::device_of_rank(host->rank()), {});
     EXPECT_TRUE(checker.found().empty()) << checker.found()[0];
     EXPECT_GT(checker.num_checked(), 200);
   });
@@ -99,12 +98,13 @@ TEST_F(StagedUnits, F179_AStepWaitsForNobodyOnTheRanksThread) {
   const std::shared_future<void> queued = is_queued.get_future().share();
   run_ranks(2, [&](const Group& host) {
     const Group group = make_staged_group(host);
+    const Device there = cuda::device_of_rank(group->rank());
     Net net(kSizes);
     shard(net, DeviceMesh(group, "dp"));
-    net.materialize(nn::Seed{3}, kCuda);
+    net.materialize(nn::Seed{3}, there);
     nn::AdamW optimizer(net.parameters(), nn::AdamWOptions{.lr = 0.01});
     const auto step = [&] {
-      const Tensor x = to(batch_of(4, 6, 1, "x"), kCuda), y = to(batch_of(4, 5, 1, "y"), kCuda);
+      const Tensor x = to(batch_of(4, 6, 1, "x"), there), y = to(batch_of(4, 5, 1, "y"), there);
       const Tensor loss = mean_square(net(x), y);
       backward(loss);
       nn::clip_grad_norm(optimizer, 1.0);
@@ -120,11 +120,55 @@ TEST_F(StagedUnits, F179_AStepWaitsForNobodyOnTheRanksThread) {
   });
 }
 
+// The step that fails is left by both ranks; from the next one on it is as if there had been none.
+TEST_F(StagedUnits, AStepAfterAnErrorIsAsIfThereHadBeenNone) {
+  run_ranks(2, [](const Group& host) {
+    const Group group = make_staged_group(host);
+    const Device there = cuda::device_of_rank(group->rank());
+    const auto train = [&](bool has_error) {
+      Net net(kSizes);
+      shard(net, DeviceMesh(group, "dp"));
+      net.materialize(nn::Seed{3}, there);
+      nn::AdamW optimizer(net.parameters(), nn::AdamWOptions{.lr = 0.01});
+      const auto loss_of = [&](std::uint64_t step) {
+        const Tensor x = to(batch_of(4, 6, step, "x"), there), y = to(batch_of(4, 5, step, "y"), there);
+        const Tensor loss = mean_square(net(x), y);
+        backward(loss);
+        return loss;
+      };
+      for (std::uint64_t step = 0; step < 4; ++step) {
+        if (has_error && step > 0) {
+          RankContext::current().drain_queues();
+          host->host().barrier();  // what is in flight is of this step
+          if (group->rank() == static_cast<int>(step % 2)) group->abort("enough");
+          expect_error(
+              [&] {
+                (void)loss_of(step).item<float>();
+                for (nn::Parameter* p : net.parameters()) (void)p->grad().local().to_vector<float>();
+              },
+              {"enough"});
+          optimizer.clear_gradients();
+          nn::reset_after_error(net);
+        }
+        EXPECT_GT(loss_of(step).item<float>(), 0);
+        nn::clip_grad_norm(optimizer, 1.0);
+        optimizer.step_and_clear();
+      }
+      std::vector<Tensor> values;
+      for (nn::Parameter* p : net.parameters()) values.push_back(to(full_tensor(p->sharded_value()), Device::cpu()));
+      return values;
+    };
+    const std::vector<Tensor> expected = train(false), got = train(true);
+    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(same_bits(got[i], expected[i])) << "parameter " << i;
+  });
+}
+
 TEST_F(StagedUnits, AreRefusedOnGroupsThatMoveHostMemory) {
   run_ranks(2, [](const Group& host) {
     Net net(kSizes);
     shard(net, DeviceMesh(host, "dp"));
-    expect_error([&] { net.materialize(nn::Seed{3}, kCuda); }, {"2 ranks on cuda:0", "NCCL", "staged_group.h"});
+    expect_error([&] { net.materialize(nn::Seed{3}, Device::cuda(0)); },
+                 {"2 ranks on cuda:0", "NCCL", "staged_group.h"});
   });
 }
 

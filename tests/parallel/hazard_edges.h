@@ -114,7 +114,8 @@ inline std::vector<HazardEdge> hazard_edges() {
 /// name the buffer and both works. A step runs on each rank until its check throws, or a peer's did; freed memory is
 /// only noted.
 inline void expect_every_removed_edge_is_found(
-    Device device, const std::function<std::shared_ptr<ProcessGroup>(std::shared_ptr<ProcessGroup>)>& group_of) {
+    const std::function<Device(int rank)>& device_of,
+    const std::function<std::shared_ptr<ProcessGroup>(std::shared_ptr<ProcessGroup>)>& group_of) {
   for (const HazardEdge& edge : hazard_edges()) {
     SCOPED_TRACE(edge.name);
     std::atomic<int> found = 0;
@@ -129,7 +130,7 @@ inline void expect_every_removed_edge_is_found(
               ++found;
         };
         try {
-          HazardTraining t(group_of(host), device);
+          HazardTraining t(group_of(host), device_of(host->rank()));
           edge.program(t);
         } catch (...) {
           look();

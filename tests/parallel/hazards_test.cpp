@@ -69,7 +69,7 @@ TEST(FullyShardHazards, F177_NoneInReplays) {
 }
 
 TEST(FullyShardHazards, F177_EveryRemovedEdgeIsFound) {
-  expect_every_removed_edge_is_found(Device::cpu(), [](const Group& host) { return host; });
+  expect_every_removed_edge_is_found([](int) { return Device::cpu(); }, [](const Group& host) { return host; });
 }
 
 // One of the two ways to keep the input of a reduction is enough.

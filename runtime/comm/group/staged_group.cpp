@@ -1,12 +1,12 @@
 #include "runtime/comm/group/staged_group.h"
 
 #include <algorithm>
-#include <bit>
 #include <functional>
 #include <utility>
 #include <vector>
 
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/group/staging_pool.h"
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/device_queue.h"
@@ -17,41 +17,6 @@ namespace sherd {
 namespace {
 
 using comm::CommOp;
-
-/// Pinned blocks, each in use until its last handle goes. On the rank's thread.
-class StagingPool {
- public:
-  std::shared_ptr<std::byte> take(DeviceContext& device, std::int64_t bytes) {
-    const auto size = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(bytes, kSmallest))));
-    const auto found = std::ranges::find(state_->free, size, &Block::bytes);
-    Block block{size, nullptr};
-    if (found != state_->free.end()) {
-      block = std::move(*found);
-      state_->free.erase(found);
-    } else {
-      block.memory = device.pinned(size);
-    }
-    state_->in_use += size;
-    std::byte* const address = block.memory.get();
-    return {address, [state = state_, block = std::move(block)](std::byte*) mutable {
-              state->in_use -= block.bytes;
-              state->free.push_back(std::move(block));
-            }};
-  }
-  std::int64_t in_use() const { return state_->in_use; }
-
- private:
-  static constexpr std::int64_t kSmallest = 4096;
-  struct Block {
-    std::int64_t bytes;
-    std::shared_ptr<std::byte> memory;
-  };
-  struct State {
-    std::vector<Block> free;
-    std::int64_t in_use = 0;
-  };
-  std::shared_ptr<State> state_ = std::make_shared<State>();
-};
 
 struct Copy {
   void* to;
@@ -135,7 +100,7 @@ GroupFacts facts_over(const ProcessGroup& host) {
 
 class StagedGroup final : public ProcessGroup {
  public:
-  StagedGroup(std::shared_ptr<ProcessGroup> host, StagingPool pool)
+  StagedGroup(std::shared_ptr<ProcessGroup> host, std::shared_ptr<comm::StagingPool> pool)
       : ProcessGroup(facts_over(*host)), host_(std::move(host)), pool_(std::move(pool)) {}
 
   bool supports(Device device) const override { return device.kind == Device::Kind::cuda || host_->supports(device); }
@@ -151,7 +116,7 @@ class StagedGroup final : public ProcessGroup {
 
  private:
   const std::shared_ptr<ProcessGroup> host_;
-  StagingPool pool_;
+  const std::shared_ptr<comm::StagingPool> pool_;  // of all subgroups
 };
 
 void StagedGroup::issue(Collective call, const CollectiveSite& site) {
@@ -165,8 +130,8 @@ void StagedGroup::issue(Collective call, const CollectiveSite& site) {
   HostGroup& lane = host_->host().lane(queue.name());
 
   const Layout layout = layout_of(call, rank());
-  if (pool_.in_use() > 0 && pool_.in_use() + layout.bytes > kMaxStagedBytes) queue.record().wait();
-  std::shared_ptr<std::byte> memory = pool_.take(queue.context(), layout.bytes);
+  // Each of the three items keeps it: an error between them leaves those before running.
+  std::shared_ptr<std::byte> memory = pool_->take(queue.context(), layout.bytes);
   Staged staged = stage(call, rank(), layout, memory.get());
   const std::int64_t bytes = call.bytes();
 
@@ -176,37 +141,41 @@ void StagedGroup::issue(Collective call, const CollectiveSite& site) {
                                      .subject = site.subject,
                                      .bytes = bytes,
                                      .run =
-                                         [&queue, copies = std::move(staged.before)] {
+                                         [&queue, memory, copies = std::move(staged.before)] {
                                            for (const Copy& c : copies) queue.stream().to_host(c.to, c.from, c.bytes);
                                          },
                                      .loans = site.loans,
                                      .max_in_flight = limit});
   host_queue.wait(copied);
-  const Event moved =
-      host_queue.submit({.name = site.name,
-                         .subject = site.subject,
-                         .bytes = bytes,
-                         .run =
-                             [&lane, call = std::move(staged.call), subject = std::string(site.subject)] {
-                               const comm::SubjectScope scope(subject);
-                               comm::run_on_host(lane, call);
-                             },
-                         .abort = [&lane](std::string_view reason) { lane.abort(reason); }});
+  const Event moved = host_queue.submit(
+      {.name = site.name,
+       .subject = site.subject,
+       .bytes = bytes,
+       .run =
+           [&lane, memory, call = std::move(staged.call), subject = std::string(site.subject)]() mutable {
+             const comm::SubjectScope scope(subject);
+             comm::run_on_host(lane, call);
+             memory.reset();  // the item itself stays until it is waited for
+           },
+       .abort = [&lane](std::string_view reason) { lane.abort(reason); }});
   queue.wait(moved);
-  queue.submit({.name = site.name,
-                .subject = site.subject,
-                .bytes = bytes,
-                .run =
-                    [&queue, copies = std::move(staged.after), memory = std::move(memory)] {
-                      for (const Copy& c : copies) queue.stream().to_device(c.to, c.from, c.bytes);
-                    },
-                .loans = site.loans});
+  const Event ended = queue.submit({.name = site.name,
+                                    .subject = site.subject,
+                                    .bytes = bytes,
+                                    .run =
+                                        [&queue, memory, copies = std::move(staged.after)] {
+                                          for (const Copy& c : copies) queue.stream().to_device(c.to, c.from, c.bytes);
+                                        },
+                                    .loans = site.loans});
+  pool_->start(memory, moved, ended);
 }
 
 }  // namespace
 
-std::shared_ptr<ProcessGroup> make_staged_group(std::shared_ptr<ProcessGroup> host) {
-  return std::make_shared<StagedGroup>(std::move(host), StagingPool());
+std::shared_ptr<ProcessGroup> make_staged_group(std::shared_ptr<ProcessGroup> host, StagedOptions options) {
+  check(options.max_bytes > 0, "a staged group with at most {} bytes of staging memory; give more than none",
+        options.max_bytes);
+  return std::make_shared<StagedGroup>(std::move(host), std::make_shared<comm::StagingPool>(options.max_bytes));
 }
 
 }  // namespace sherd
