@@ -129,6 +129,36 @@ TEST_P(Issue, LendsWhatItUses) {
   });
 }
 
+// What moving the elements writes: a copy where the input is elsewhere, and no tables of counts.
+TEST_P(Issue, CountsTheBytesThatItWrites) {
+  run(2, [](HostGroup& group) {
+    std::vector<float> in(100, 1), out(100, -1);
+    std::vector<double> from(6, 2), to(6, -1);
+    const CollectiveSite site{.queue = queue(kReduceQueue), .name = "reduce"};
+    const auto copied = [&](Collective call, auto item) {
+      const std::int64_t before = (group.counts().*item).copied;
+      group.issue(std::move(call), site);
+      site.queue.record().wait();
+      return (group.counts().*item).copied - before;
+    };
+    const auto flat = [&](CommOp op, std::vector<float>& source) {
+      return Collective{.op = op, .parts = {{.in = buffer(source), .out = buffer(out), .counts = {100}}}, .peer = 1};
+    };
+    for (const CommOp op : {CommOp::all_reduce, CommOp::broadcast}) {
+      const auto item = op == CommOp::all_reduce ? &CommCounts::all_reduce : &CommCounts::broadcast;
+      const std::int64_t in_place = copied(flat(op, out), item), apart = copied(flat(op, in), item);
+      const bool has_input = op == CommOp::all_reduce || group.rank() == 1;
+      EXPECT_EQ(apart - in_place, has_input ? 400 : 0) << static_cast<int>(op);
+    }
+    EXPECT_EQ(out, std::vector<float>(100, 1)) << "the root's";
+    const Collective swap{
+        .op = CommOp::all_to_all,
+        .parts = {
+            {.in = buffer(from), .out = buffer(to), .dtype = DType::f64, .counts = {3, 3}, .out_counts = {3, 3}}}};
+    EXPECT_EQ(copied(swap, &CommCounts::all_to_all), 2 * 6 * 8) << "to memory that peers read and from there";
+  });
+}
+
 /// A gather of `shard`s to `gathered`, both small.
 Collective gather_of(const Tensor& shard, const Tensor& gathered, int ranks) {
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(ranks), shard.numel());
@@ -275,6 +305,26 @@ TEST(IssueErrors, BuffersMustFitAndLieWhereTheGroupMoves) {
     EXPECT_FALSE(group->supports(Device::cuda(0)));
     expect_error([&] { issue(part, there, {2, 2}); }, {"on cuda:0 in a thread group", "it moves host memory", "to()"});
     issue(half, whole, {2, 2});  // nothing was sent before
+    queue(kGatherQueue).record().wait();
+  });
+}
+
+// The cast of the last elements would overwrite those of the middle before they are read.
+TEST(IssueErrors, WhatIsCastMayNotLieInItsResult) {
+  run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
+    std::vector<float> all(64);
+    const auto issue = [&](CommOp op, Buffer in, Buffer out, DType from, DType to) {
+      group->issue({.op = op, .parts = {{.in = in, .out = out, .dtype = from, .counts = {32, 32}, .out_dtype = to}}},
+                   {.queue = queue(kGatherQueue), .name = "gather"});
+    };
+    const Buffer whole = buffer(all), half = buffer(all, 0, 32), quarter = buffer(all, 16, 16);
+    expect_error([&] { issue(CommOp::all_gather, quarter, whole, DType::bf16, DType::f32); },
+                 {"all_gather: tensor 0 is cast from bf16 to f32", "its input lies in its output", "of its own"});
+    expect_error([&] { issue(CommOp::reduce_scatter, half, half, DType::bf16, DType::f32); },
+                 {"reduce_scatter", "cast"});
+    issue(CommOp::all_gather, half, whole, DType::f32, DType::f32);
+    std::vector<float> own(16);
+    issue(CommOp::all_gather, buffer(own), whole, DType::bf16, DType::f32);
     queue(kGatherQueue).record().wait();
   });
 }

@@ -241,6 +241,7 @@ void BoardGroup::all_reduce(std::span<const FlatPart> parts, ReduceOptions optio
     std::vector<const std::byte*> inputs(static_cast<std::size_t>(size()));
     const int own_lane = is_small ? 0 : rank();
     const bool streams = num_bytes >= kStreamBytes;
+    copy_sources(board_, parts);
     while (exchange.next()) {
       for (int lane = 0; std::cmp_less(lane, lanes.num_lanes()); ++lane)
         if (is_small || lane != own_lane) exchange.show(lane);
@@ -274,6 +275,7 @@ void BoardGroup::broadcast(std::span<const FlatPart> parts, int root) {
   });
   return run(CommOp::broadcast, call, lanes.num_bytes(), [&] {
     Exchange exchange(board_, lanes, 1);
+    if (rank() == root) copy_sources(board_, parts);
     while (exchange.next()) {
       if (rank() == root) exchange.show(0);
       exchange.meet();

@@ -41,6 +41,12 @@ void copy_sources(Board& board, std::span<const GatherPart> parts, const Lanes& 
   }
 }
 
+void copy_sources(Board& board, std::span<const FlatPart> parts) {
+  for (const FlatPart& part : parts)
+    if (part.source != nullptr)
+      board.count_copied(copy(part.data, part.dtype, part.source, part.dtype, part.count, false));
+}
+
 void read_gather(Board& board, const Exchange& exchange, std::span<const GatherPart> parts, const Lanes& lanes) {
   const bool streams = lanes.num_bytes() >= kStreamBytes;
   for (int peer = 0; peer < board.size(); ++peer)

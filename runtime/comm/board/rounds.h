@@ -29,6 +29,8 @@ void copy_lane(Board& board, const Exchange& exchange, int from, int lane, std::
 
 /// all_gather. Puts the own parts in place before they are staged, once per call.
 void copy_sources(Board& board, std::span<const GatherPart> parts, const Lanes& lanes);
+/// The same of all_reduce and of broadcast's root.
+void copy_sources(Board& board, std::span<const FlatPart> parts);
 /// Reads what all ranks have shown.
 void read_gather(Board& board, const Exchange& exchange, std::span<const GatherPart> parts, const Lanes& lanes);
 

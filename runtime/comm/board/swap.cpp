@@ -65,6 +65,7 @@ ByteStream stream_of(std::span<const Part> parts, std::size_t rank, auto&& data,
 void swap_parts(Board& board, std::span<const SwapPart> parts) {
   const auto size = static_cast<std::size_t>(board.size()), me = static_cast<std::size_t>(board.rank());
   const SendCounts counts(board, parts);
+  board.take_copied();  // what was written so far are counts, not elements
   for (std::size_t from = 0; from < size; ++from)
     for (std::size_t p = 0; p < parts.size(); ++p)
       if (counts.at(from, p, me) != parts[p].out_counts[from])

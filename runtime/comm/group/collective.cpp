@@ -29,6 +29,20 @@ void check_counts(const Collective& call, const std::vector<std::int64_t>& count
     check(count >= 0, "{}: tensor {} has a count of {}; counts must not be negative", comm::name(call.op), part, count);
 }
 
+bool intersect(const void* a, std::int64_t a_bytes, const void* b, std::int64_t b_bytes) {
+  const auto first = reinterpret_cast<std::uintptr_t>(a), other = reinterpret_cast<std::uintptr_t>(b);
+  return first < other + static_cast<std::uintptr_t>(b_bytes) && other < first + static_cast<std::uintptr_t>(a_bytes);
+}
+
+// A cast writes elements where others have yet to be read.
+void check_cast(const Collective& call, const CollectivePart& part, const CollectiveExtent& extent, std::size_t i) {
+  const DType out = part.out_dtype.value_or(part.dtype);
+  if (out == part.dtype || extent.in == 0 || extent.out == 0) return;
+  if (intersect(part.in.address, extent.in, part.out.address, extent.out))
+    fail("{}: tensor {} is cast from {} to {} and its input lies in its output; give a buffer of its own",
+         comm::name(call.op), i, name(part.dtype), name(out));
+}
+
 }  // namespace
 
 std::string_view name(ReduceKind kind) {
@@ -55,6 +69,7 @@ CollectiveExtent extent_of(const Collective& call, const CollectivePart& part, i
     case CommOp::all_to_all: return {in * sum(part.counts), out * sum(part.out_counts)};
     case CommOp::send: return {in * part.counts[0], 0};
     case CommOp::recv: return {0, out * part.counts[0]};
+    case CommOp::broadcast: return {rank == call.peer ? in * part.counts[0] : 0, out * part.counts[0]};
     default: return {in * part.counts[0], out * part.counts[0]};
   }
 }
@@ -79,6 +94,7 @@ Device check_buffers(const Collective& call, int rank, int size, Device otherwis
              to_string(buffer.device), to_string(device));
       device = buffer.device;
     }
+    check_cast(call, part, extent, i);
   }
   return device;
 }

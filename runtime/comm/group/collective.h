@@ -30,8 +30,10 @@ struct Buffer {
 ///                   out: sum(counts) of `out_dtype`
 ///   reduce_scatter  in: sum(counts) of `dtype`, out: counts[rank] of `out_dtype`, perhaps the own part of `in`. Inputs
 ///                   and result are rounded to `wire`, and with `accumulate` added to what `out` holds
-///   all_reduce, broadcast   counts[0] elements from `in` to `out`, which may be `in`
+///   all_reduce      counts[0] elements from `in` to `out`, which may be `in`
+///   broadcast       counts[0] elements from the root's `in` to every rank's `out`, which may be `in`
 ///   all_to_all      in: counts[r] elements for each rank, out: out_counts[r] from each; they must not overlap
+/// What is cast on its way must not overlap either.
 ///   send, recv      counts[0] elements of `in`, of `out`
 struct CollectivePart {
   Buffer in{}, out{};
@@ -58,8 +60,9 @@ struct CollectiveExtent {
 };
 CollectiveExtent extent_of(const Collective& call, const CollectivePart& part, int rank);
 
-/// Throws Error, naming the tensor, unless every buffer has room for its elements, all lie on one device, and there is
-/// one count per rank where ranks have parts. Returns that device; `otherwise` if there are no bytes.
+/// Throws Error, naming the tensor, unless every buffer has room for its elements, all lie on one device, no cast
+/// overlaps, and there is one count per rank where ranks have parts. Returns that device; `otherwise` if there are no
+/// bytes.
 Device check_buffers(const Collective& call, int rank, int size, Device otherwise);
 
 /// Where a collective is queued, and how it is called in messages and traces.

@@ -1,6 +1,5 @@
 #include "runtime/comm/group/host_group.h"
 
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -73,10 +72,7 @@ std::vector<FlatPart> flat_parts(const Collective& call) {
   std::vector<FlatPart> parts;
   for (const CollectivePart& p : call.parts) {
     void* const at = call.op == CommOp::send ? p.in.address : p.out.address;
-    const auto bytes = static_cast<std::size_t>(p.counts[0] * byte_size(p.dtype));
-    const bool is_apart = call.op == CommOp::all_reduce || call.op == CommOp::broadcast;
-    if (is_apart && bytes > 0 && p.in.address != at) std::memcpy(at, p.in.address, bytes);
-    parts.push_back({at, p.dtype, p.counts[0]});
+    parts.push_back({at, p.dtype, p.counts[0], p.in.address != at ? p.in.address : nullptr});
   }
   return parts;
 }

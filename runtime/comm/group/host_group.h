@@ -40,11 +40,13 @@ struct ScatterPart {
   std::optional<DType> out_dtype{};
 };
 
-/// `count` elements, reduced or overwritten in place.
+/// `count` elements, reduced or overwritten in place. all_reduce, and broadcast on the root: with `source` they are
+/// there before the call, which puts them in place.
 struct FlatPart {
   void* data;
   DType dtype;
   std::int64_t count;
+  const void* source = nullptr;
 };
 
 /// all_to_all: `in` holds in_counts[r] elements for each rank r, in rank order; `out` receives out_counts[r] from each,
