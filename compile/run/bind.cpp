@@ -33,6 +33,7 @@ class Binder {
  public:
   Binder(const Program& program, const Names& names)
       : program_(program),
+        names_(names),
         slots_(names.slots.empty() ? RankContext::current().slots : names.slots),
         units_(program.units.size()),
         constants_(program.constants.size()) {
@@ -167,6 +168,7 @@ class Binder {
     std::uint64_t hash;
   };
   const Program& program_;
+  const Names& names_;
   const std::vector<Slot*> slots_;
   std::unordered_map<std::string, std::vector<Slot*>> by_name_;
   std::unordered_set<std::string_view> wanted_;  // names of the program's slots

@@ -327,8 +327,8 @@ TEST(Waits, WhatIsLentAtTheEndIsLeftToTheQueue) {
 TEST(Order, GroupsShareAQueue) {
   const auto world = make_ghost_group(0, 4), other = make_ghost_group(0, 2);
   Program program = program_of(2, 4);
-  add(program, op::all_reduce, {whole(0)}, {whole(2)}, CollectiveAttrs{.group = world.get()});
-  add(program, op::all_reduce, {whole(1)}, {whole(3)}, CollectiveAttrs{.group = other.get()});
+  add(program, op::all_reduce, {whole(0)}, {whole(2)}, CollectiveAttrs{.group = name_group(world)});
+  add(program, op::all_reduce, {whole(1)}, {whole(3)}, CollectiveAttrs{.group = name_group(other)});
   add(program, op::relu, {whole(3)}, {whole(4)});
   add(program, op::relu, {whole(2)}, {whole(5)});
   finish(program, {whole(4), whole(5)});

@@ -112,7 +112,7 @@ TEST(CollectiveRows, DestinationsThatAreAddedToWaitForWhoReadsThem) {
     opened.set_value();
   });
   Tensor in[] = {full({4}, 1.0)};
-  call_op_into(op::all_reduce, in, CollectiveAttrs{.group = group->name()}, sum, true);
+  call_op_into(op::all_reduce, in, CollectiveAttrs{.group = name_group(group)}, sum, true);
   opener.get();
   EXPECT_EQ(seen, 5) << "written while it was read";
   EXPECT_EQ(sum.to_vector<float>(), (std::vector<float>{6, 6, 6, 6}));
