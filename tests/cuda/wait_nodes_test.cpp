@@ -120,7 +120,7 @@ TEST_F(WaitNodes, AGraphOfTheDeviceHoldsNoneAndWaitsForQueuesThatUseItsBytes) {
 struct ShardedTraining {
   explicit ShardedTraining(const Group& group) : mesh(group, "dp") {
     shard(net, mesh);
-    net.materialize(nn::Seed{3}, kCuda);
+    net.materialize(nn::Seed{3}, cuda::device_of_rank(group->rank()));
     optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01});
   }
   Tensor step(const Tensor& x, const Tensor& y) {
@@ -138,11 +138,12 @@ struct ShardedTraining {
 TEST_F(WaitNodes, WaitForQueuesOfTheDeviceInAStepOfSeveralRanks) {
   run_ranks(2, [](const Group& host) {
     const Group group = make_staged_group(host);
+    const Device there = cuda::device_of_rank(group->rank());
     ShardedTraining eager(group), captured(group);
     auto step = compile([&](const Tensor& x, const Tensor& y) { return captured.step(x, y).detach(); });
     for (std::uint64_t i = 0; i < 5; ++i) {
       const std::uint64_t at = 10 * i + static_cast<std::uint64_t>(group->rank());
-      const Tensor x = to(batch_of(4, 6, at, "x"), kCuda), y = to(batch_of(4, 5, at, "y"), kCuda);
+      const Tensor x = to(batch_of(4, 6, at, "x"), there), y = to(batch_of(4, 5, at, "y"), there);
       EXPECT_TRUE(same_values(step(x, y), eager.step(x, y))) << "step " << i << " " << step.why();
     }
     EXPECT_EQ(step.mode(), Mode::replay) << step.why();

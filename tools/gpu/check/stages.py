@@ -21,7 +21,7 @@ SUITES = [
     "LossChunks", "AttentionChoice", "CudaContext", "CudaFaults", "DeviceQueues", "CudaTrace", "CudaCopy", "CudaElementwise", "CudaRandom",
     "CudaOpTable", "CudaIndex", "CudaGather", "CudaReduce", "CudaVar", "CudaTopK", "CudaSoftmax", "CudaNorm",
     "CudaRope", "CudaLoss", "CudaOptimizer", "CudaGemm", "CudaMatmul", "OwnAttention", "Kernels/CudaAttention",
-    "DeviceReplayTest", "CudaCollectives", "StagedGroups", "StagedUnits", "StagedHazards", "Row/CudaOpSweep",
+    "DeviceReplayTest", "CudaCollectives", "StagedGroups", "StagedUnits", "StagedHazards", "WaitNodes", "Row/CudaOpSweep",
 ]
 # A dry run's tests: a few suites of the program whose kernels the emulated GPU can run.
 DRY_SUITES = ["CudaNumbers", "CudaContext", "CudaFaults", "CudaCopy"]
