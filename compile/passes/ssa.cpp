@@ -39,11 +39,11 @@ class Splitter {
   }
 
   // What it reads are the versions of before.
-  void split(GraphNode& node, bool follows_another_queue) {
+  void split(GraphNode& node, bool is_follower) {
     SmallVec<TensorRef, 3> in = node.in;
     for (TensorRef& ref : in) rename(ref);
     for (TensorRef& out : node.out) {
-      if (!follows_another_queue && writes_anew(node, out)) begin_value(out);
+      if (!is_follower && writes_anew(node, out)) begin_value(out);
       else rename(out);
       is_written_[static_cast<std::size_t>(out.value)] = true;
     }
