@@ -90,7 +90,7 @@ TEST(Verify, ValuesAreWrittenBeforeTheyAreRead) {
   expect_broken(program, {"input 0 is read before anything was written"});
   program = sound();
   program.nodes[0].accumulate = true;
-  expect_broken(program, {"an output is read before anything was written"});
+  expect_broken(program, {"output 0 is read before anything was written"});
   program = sound();
   program.values.push_back(temporary(kShape));
   program.results.push_back({ref(3), kShape});

@@ -178,7 +178,8 @@ TEST(DistLayer, F146_APlainTensorThatMayBeAPartOrBroadcastIsRefused) {
       EXPECT_TRUE(same_bits(full_tensor(x - row), values({size, 4}, "x") - row));
     });
   run_ranks(2, [](const Group& group) {  // no rank holds one row of six
-    const Tensor x = distribute(values({6, 4}, "x"), DeviceMesh(group), Shard(0)), row = values({1, 4}, "y");
+    const DeviceMesh mesh(group);
+    const Tensor x = distribute(values({6, 4}, "x"), mesh, Shard(0)), row = values({1, 4}, "y");
     EXPECT_TRUE(same_bits(full_tensor(x - row), values({6, 4}, "x") - row));
   });
 }

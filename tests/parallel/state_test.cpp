@@ -362,7 +362,7 @@ TEST(FullyShard, F72_EvaluationLeavesParametersSharded) {
 }
 
 TEST(FullyShard, F72_EvaluationLeavesParametersShardedWithProcesses) {
-  for (int ranks : {2, 3}) run_processes(ranks, expect_evaluation_leaves_shards);
+  for (int ranks : {2, 4}) run_processes(ranks, expect_evaluation_leaves_shards);
 }
 
 }  // namespace
