@@ -37,6 +37,7 @@ GradientInbox::GradientInbox(UnitBuffers& buffers, const DataMesh& data)
   reduction_changed();
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Parameter& p = *buffers.parameter(i);
+    entries_[i].bytes = align(sherd::numel(piece(i).shape) * byte_size(piece(i).full_dtype));
     if (const Spec* gathered = buffers.placement(i).gathered; gathered && gathered->num_axes() == 1)
       if (gathered->is_replicated() && gathered->axis_size(0) > 1)
         entries_[i].partial_gradients = PartialGradients::of(gathered->mesh());
@@ -49,11 +50,12 @@ GradientInbox::~GradientInbox() {
   for (Parameter* p : buffers_.parameters()) p->set_sink(nullptr);
 }
 
-std::size_t GradientInbox::index_of(const Slot& slot) const {
+std::size_t GradientInbox::index_of(const Slot& slot) {
+  if (buffers_.parameter(recent_) == &slot) return recent_;
   const std::size_t i = buffers_.find(slot);
   if (i >= entries_.size())
     fail("group \"{}\" got a gradient of \"{}\", which is not its parameter", buffers_.layout().name, slot.name());
-  return i;
+  return recent_ = i;
 }
 
 // ---- arriving ----
@@ -70,10 +72,11 @@ void GradientInbox::make_buffer() {
   std::int64_t bytes = 0;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const Parameter* const p = buffers_.parameter(i);
-    entries_[i].offset = kNoPlace;
-    if (!p || !(p->requires_grad() || p->leaf()->expected > 0 || entries_[i].has_unsummed())) continue;
-    entries_[i].offset = bytes;
-    bytes += align(sherd::numel(piece(i).shape) * byte_size(piece(i).full_dtype));
+    Entry& e = entries_[i];
+    e.offset = kNoPlace;
+    if (!p || !(p->requires_grad() || p->leaf()->expected > 0 || e.has_unsummed())) continue;
+    e.offset = bytes;
+    bytes += e.bytes;
   }
   gradients_ = gradient_buffer(bytes, buffers_.device());
 }

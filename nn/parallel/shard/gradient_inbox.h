@@ -75,7 +75,8 @@ class GradientInbox final : public GradSink {
   enum class Pending : std::uint8_t { none, average, sum, in_place };
   struct Entry {
     Pending pending = Pending::none;
-    std::int64_t offset = kNoPlace;  // of its full gradient in the buffer
+    std::int64_t bytes = 0;          // of its full gradient, with padding
+    std::int64_t offset = kNoPlace;  // of it in the buffer
     Tensor full{};                   // that gradient, once somebody has asked for it
     // Its grad() is this rank's shard of the passes that were not summed over replicas: a slot, so that one captured
     // step can leave it to another. Null where there are no replicas.
@@ -91,7 +92,7 @@ class GradientInbox final : public GradSink {
   static constexpr std::int64_t kNoPlace = -1;
   struct Launch;
 
-  std::size_t index_of(const Slot& slot) const;
+  std::size_t index_of(const Slot& slot);
   const UnitPiece& piece(std::size_t i) const { return buffers_.layout().pieces[i]; }
   bool adds_in_place(std::size_t i) const;
   const Tensor& full_view(std::size_t i);
@@ -117,6 +118,7 @@ class GradientInbox final : public GradSink {
   UnitBuffers& buffers_;
   DataMesh data_;
   std::vector<Entry> entries_;  // by piece
+  std::size_t recent_ = 0;      // piece that was asked for last: most ask twice
   Tensor gradients_;            // u8, or undefined
   std::shared_ptr<BackwardEnd> end_;
   double divide_factor_;
