@@ -165,11 +165,13 @@ TEST_F(EmulatedQueues, MarksOfNothingNewAreNotMadeAnew) {
   const Event second = compute.record();
   EXPECT_GT(second.sequence(), first.sequence());
   std::promise<void> opened;
-  queue().wait(
-      RankContext::current().queue("disk").submit({.name = "load", .run = [&opened] { opened.get_future().wait(); }}));
+  const Event loaded =
+      RankContext::current().queue("disk").submit({.name = "load", .run = [&opened] { opened.get_future().wait(); }});
+  queue().wait(loaded);
   compute.wait(queue().submit({.name = "nothing", .run = [] {}}));
   EXPECT_GT(compute.record().sequence(), second.sequence()) << "it comes after the wait";
   opened.set_value();
+  loaded.wait();
 }
 
 }  // namespace
