@@ -40,7 +40,7 @@ std::vector<int> root_axes_of(const DeviceMesh& mesh) {
 
 }  // namespace
 
-DataMesh::DataMesh(const DeviceMesh& mesh) : mesh_(mesh) {
+DataMesh::DataMesh(const DeviceMesh& mesh, ShardedOver over) : mesh_(mesh) {
   check(mesh.ndim() <= 2,
         "fully_shard over {}: give it one axis, which shards, or two, of which the first replicates (HSDP): "
         "mesh.slice({{..}})",
@@ -48,6 +48,29 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : mesh_(mesh) {
   std::vector<int> all(static_cast<std::size_t>(mesh.root().ndim()));
   std::iota(all.begin(), all.end(), 0);
   root_group_ = mesh.root().joint_group(all);
+  for (int axis = 0; axis < mesh.ndim(); ++axis) {
+    const bool shards = over == ShardedOver::all || (over == ShardedOver::shards && axis == mesh.ndim() - 1);
+    (shards ? sharding_ : replicating_).push_back(axis);
+  }
+  for (const int axis : sharding_) {
+    num_shards_ *= mesh.size(axis);
+    shard_ = shard_ * mesh.size(axis) + mesh.coordinate(axis);
+  }
+  shard_group_ = group_over(sharding_);
+  replica_group_ = group_over(replicating_);
+}
+
+// Axes of one rank add none. Null if that leaves this rank alone.
+ProcessGroup* DataMesh::group_over(const std::vector<int>& axes) const {
+  std::vector<int> list;
+  for (const int axis : axes)
+    if (mesh_.size(axis) > 1) list.push_back(axis);
+  if (list.empty()) return nullptr;
+  if (list.size() == 1) return &mesh_.group(list[0]);
+  ProcessGroup* const group = mesh_.joint_group(list);
+  check(group != nullptr, "fully_shard over {}: its ranks have no group; call flatten({{\"{}\", \"{}\"}}) on the mesh",
+        mesh_.describe(), mesh_.axis_name(list[0]), mesh_.axis_name(list[1]));
+  return group;
 }
 
 ShardPlacement DataMesh::place(const Parameter& parameter) const {
@@ -55,13 +78,14 @@ ShardPlacement DataMesh::place(const Parameter& parameter) const {
   check(shape.size() > 0, "fully_shard: parameter \"{}\" is 0-d and has no dim to shard; make it a 1-element vector",
         parameter.name());
   ShardPlacement to;
-  std::vector<int> sizes{num_shards()};
+  std::vector<int> sizes;  // of what splits dim 0 further, outermost first
   if (parameter.value().is_distributed()) {
     place_distributed(to, parameter);
-    sizes.clear();
-    for (const int axis : mesh_.root_axes(shard_axis())) sizes.push_back(mesh_.root().size(axis));
+    for (const int axis : sharding_)
+      for (const int a : mesh_.root_axes(axis)) sizes.push_back(mesh_.root().size(a));
   } else {
     place_plain(to, shape);
+    for (const int axis : sharding_) sizes.push_back(mesh_.size(axis));
   }
   to.local_shape = to.sharded->local_shape(shape);
   const std::vector<Spec::Range> chunks = split_rows(to.full_shape[0], sizes);
@@ -73,12 +97,12 @@ ShardPlacement DataMesh::place(const Parameter& parameter) const {
 
 void DataMesh::place_plain(ShardPlacement& to, const Shape& shape) const {
   std::vector<Placement> placements(static_cast<std::size_t>(mesh_.ndim()), Replicate());
-  placements.back() = Shard(0);
+  for (const int axis : sharding_) placements[static_cast<std::size_t>(axis)] = Shard(0);
   to.sharded = Spec::of(mesh_, placements);
   to.full_shape = shape;
 }
 
-// On the root mesh. The parameter's own axes stay the outer splits, the data axis becomes the innermost.
+// On the root mesh. The parameter's own axes stay the outer splits, the data axes become the innermost.
 void DataMesh::place_distributed(ShardPlacement& to, const Parameter& parameter) const {
   const Tensor& value = parameter.value();
   const Spec& own = Spec::from(value);
@@ -104,10 +128,11 @@ void DataMesh::place_distributed(ShardPlacement& to, const Parameter& parameter)
   }
   std::vector<int> order;
   for (const int axis : own.order()) order.push_back(theirs.root_axes(axis)[0]);
-  for (const int axis : mesh_.root_axes(shard_axis())) {
-    placements[static_cast<std::size_t>(axis)] = Shard(0);
-    order.push_back(axis);
-  }
+  for (const int sharding : sharding_)
+    for (const int axis : mesh_.root_axes(sharding)) {
+      placements[static_cast<std::size_t>(axis)] = Shard(0);
+      order.push_back(axis);
+    }
   to.sharded = Spec::of(root, placements, order);
   to.gathered = &own;
   to.full_shape = own.local_shape(parameter.shape());

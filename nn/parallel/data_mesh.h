@@ -1,9 +1,12 @@
 #pragma once
 // How fully_shard lays out a parameter. The last axis of its mesh shards dim 0 of the parameter's local tensor; an axis
-// before it replicates the shards (HSDP). The parameter may be distributed by tensor parallelism already:
+// before it replicates the shards (HSDP). A strategy may shard over no axis, or over all of them. The parameter may be
+// distributed by tensor parallelism already:
 //
 //   mesh(dp=2)                 f32[8,4]           f32[8,4]{0: dp}            gathered: plain
+//            sharded over none                    f32[8,4]{}                 plain
 //   mesh(replicate=2,dp=2)     f32[8,4]           f32[8,4]{0: dp}            gathered: plain
+//            sharded over all                     f32[8,4]{0: replicate,dp}  gathered: plain
 //   mesh(dp=2,tp=2)["dp"]      f32[8,4]{0: tp}    f32[8,4]{0: tp,dp}         gathered: f32[8,4]{0: tp}
 //                              f32[8,4]{1: tp}    f32[8,4]{0: dp; 1: tp}     gathered: f32[8,4]{1: tp}
 //                              f32[8]{}           f32[8]{0: dp}              gathered: f32[8]{}
@@ -16,6 +19,9 @@
 #include "nn/module.h"
 
 namespace sherd::nn {
+
+/// Which of the axes with data of their own shard something: none of them, the last one, or every one, replicas too.
+enum class ShardedOver : std::uint8_t { none, shards, all };
 
 /// Layouts of one parameter.
 struct ShardPlacement {
@@ -30,16 +36,18 @@ struct ShardPlacement {
 /// The mesh that a unit is sharded over.
 class DataMesh {
  public:
-  /// Error unless it has one axis, or two: replicas, then shards.
-  explicit DataMesh(const DeviceMesh& mesh);
+  /// Error unless it has one axis, or two: replicas, then shards. Error naming flatten() if both axes shard, or none
+  /// does, and the mesh has no group of their ranks.
+  explicit DataMesh(const DeviceMesh& mesh, ShardedOver over = ShardedOver::shards);
 
-  int num_shards() const { return mesh_.size(shard_axis()); }
+  int num_shards() const { return num_shards_; }
   int num_replicas() const { return num_ranks() / num_shards(); }
   int num_ranks() const { return mesh_.num_ranks(); }
-  int shard() const { return mesh_.coordinate(shard_axis()); }
-  ProcessGroup& shard_group() const { return mesh_.group(shard_axis()); }
+  int shard() const { return shard_; }
+  /// Only if num_shards() > 1.
+  ProcessGroup& shard_group() const { return *shard_group_; }
   /// The ranks with replicas of this rank's shard; only if num_replicas() > 1.
-  ProcessGroup& replica_group() const { return mesh_.group(0); }
+  ProcessGroup& replica_group() const { return *replica_group_; }
   /// All ranks of the mesh that this one is a slice of: they fail together.
   ProcessGroup& root_group() const { return *root_group_; }
   const DeviceMesh& mesh() const { return mesh_; }
@@ -49,11 +57,13 @@ class DataMesh {
   ShardPlacement place(const Parameter& parameter) const;
 
  private:
-  int shard_axis() const { return mesh_.ndim() - 1; }
+  ProcessGroup* group_over(const std::vector<int>& axes) const;
   void place_plain(ShardPlacement& to, const Shape& shape) const;
   void place_distributed(ShardPlacement& to, const Parameter& parameter) const;
   DeviceMesh mesh_;
-  ProcessGroup* root_group_;
+  std::vector<int> sharding_, replicating_;  // axes of mesh_
+  int num_shards_ = 1, shard_ = 0;
+  ProcessGroup *root_group_, *shard_group_ = nullptr, *replica_group_ = nullptr;
 };
 
 }  // namespace sherd::nn
