@@ -22,16 +22,6 @@
 
 namespace sherd::nn {
 
-bool ReshardAfterForward::resolve(int ranks) const {
-  if (is_bool_) return value_ != 0;
-  check(value_ >= 1 && value_ <= ranks && ranks % value_ == 0,
-        "reshard_after_forward = {}: it must divide the {} ranks of the mesh and lie in 1..{}", value_, ranks, ranks);
-  check(value_ == 1 || value_ == ranks,
-        "reshard_after_forward = {} would keep shards of {} ranks after forward, which there is not; use true or false",
-        value_, value_);
-  return value_ == ranks && ranks > 1;
-}
-
 // All wrapped modules below one root share this.
 struct ShardTree {
   std::vector<FullyShardHook*> hooks;  // by UnitId, in module order; null once its modules were destroyed
@@ -59,11 +49,15 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
  public:
   FullyShardHook(std::string name, std::vector<Module*> modules, const DeviceMesh& mesh,
                  const std::vector<Parameter*>& parameters, const FullyShardOptions& options)
-      : name_(std::move(name)), modules_(std::move(modules)), policy_(options.mp_policy), mesh_(mesh) {
+      : name_(std::move(name)),
+        modules_(std::move(modules)),
+        policy_(options.mp_policy),
+        mesh_(mesh, options.optimizer) {
     if (options.reshard_after_forward)
       reshard_after_forward_ = options.reshard_after_forward->resolve(mesh_.num_shards());
     prefetches_ = options.prefetch;
     if (!parameters.empty()) unit = std::make_unique<Unit>(name_, mesh_, parameters, policy_);
+    if (unit && options.parameters == ShardedOver::none) unit->buffers.keep_gathered();
   }
   ~FullyShardHook() override {
     if (tree_) tree_->hooks[static_cast<std::size_t>(id_)] = nullptr;
@@ -365,7 +359,7 @@ void FullyShardHook::before_backward(ForwardCall& call) {
 
 UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, const FullyShardOptions& options) {
   check(!modules.empty(), "fully_shard: the list of modules is empty");
-  check_policy(options.mp_policy);
+  check_policy(options, mesh);
   std::set<Parameter*> seen;
   std::vector<Parameter*> parameters;
   std::string name;
@@ -519,7 +513,7 @@ void reset_after_error(Module& root) {
     if (!each->unit) continue;
     each->unit->inbox.discard_pending();
     each->unit->inbox.discard_unsummed();
-    each->unit->buffers.reshard();
+    each->unit->buffers.drop();
     if (reset.insert(&each->root_group()).second) each->root_group().reset();
   }
 }

@@ -4,8 +4,8 @@
 // does not change.
 //
 //   parallelize(model, mesh["tp"], plan);                             // or not: see tensor_parallel.h
-//   for (Module* block : model.blocks()) fully_shard(*block, mesh["dp"]);
-//   UnitHandle root = fully_shard(model, mesh["dp"]);                 // settings of a unit: root.set_...()
+//   for (Module* block : model.blocks()) fully_shard(*block, mesh["dp"]);  // or with strategy("shard_grad_op"):
+//   policy.h UnitHandle root = fully_shard(model, mesh["dp"]);                 // settings of a unit: root.set_...()
 //   model.materialize(Seed{42});
 //   AdamW opt(model.parameters(), {...});
 //
@@ -14,13 +14,12 @@
 // Plain gradients, and those of tensor-parallel parameters, count as averages over the data axes (local batches);
 // gradients on the data axes themselves are reduced by their Partial op.
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "dtensor/mesh.h"
 #include "nn/module.h"
-#include "nn/parallel/mixed_precision.h"
+#include "nn/parallel/shard/policy.h"
 #include "runtime/op/unit_layout.h"
 
 namespace sherd::nn {
@@ -28,31 +27,7 @@ namespace sherd::nn {
 class FullyShardHook;
 class UnshardHandle;
 
-/// After forward: free the gathered parameters (true), keep them until backward has used them (false), or reshard to
-/// groups of k ranks. k = 1 means false, k = all ranks of the shard axis means true; k in between is an Error.
-class ReshardAfterForward {
- public:
-  template <class T>
-    requires(std::is_same_v<T, bool> || std::is_same_v<T, int>)
-  ReshardAfterForward(T value)  // NOLINT: {.reshard_after_forward = false}
-      : value_(static_cast<int>(value)), is_bool_(std::is_same_v<T, bool>) {}
-  /// The bool it means on `ranks` ranks; Error unless k divides them.
-  bool resolve(int ranks) const;
-
- private:
-  int value_;
-  bool is_bool_;
-};
-
-struct FullyShardOptions {
-  /// Default: true, but false for the root, whose parameters backward needs first.
-  std::optional<ReshardAfterForward> reshard_after_forward{};
-  /// Dtypes to compute and reduce in; unset: the parameters' own.
-  MixedPrecision mp_policy{};
-  /// While this module computes, gather the unit that ran after it in the last forward (in backward: the next one in
-  /// reverse order). Off: every unit is gathered when it is needed.
-  bool prefetch = true;
-};
+using FullyShardOptions = UnitPolicy;
 
 /// The unit that a call of fully_shard() has made. A value: copies speak of the same unit. It does not keep the unit
 /// alive, which goes with its modules; then every call but is_alive() is an Error.
@@ -98,8 +73,8 @@ class UnitHandle {
 /// Shards the parameters of `module` over `mesh`: of two axes the first replicates (HSDP), gradients are then averaged
 /// over both. Parameters distributed over other axes of the same root mesh are sharded further, see data_mesh.h.
 /// Errors, on every rank: a container without a forward, a module that is wrapped already, a 0-d parameter,
-/// a mesh of three axes. No communication: values are made by materialize(), or each rank keeps its rows of existing
-/// values (which must be equal on all ranks).
+/// a mesh of three axes, those of check_policy() (policy.h). No communication: values are made by materialize(), or
+/// each rank keeps its rows of existing values (which must be equal on all ranks).
 UnitHandle fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 /// Over all ranks of the job.
 UnitHandle fully_shard(Module& module, const FullyShardOptions& options = {});

@@ -403,7 +403,7 @@ void GradientInbox::abandon(std::string_view reason) noexcept {
   if (data_.root_group().size() > 1) data_.root_group().abort(reason);
   discard_pending();
   discard_unsummed();
-  buffers_.reshard();
+  buffers_.drop();
 }
 
 void GradientInbox::discard_unsummed() {

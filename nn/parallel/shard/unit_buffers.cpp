@@ -161,7 +161,13 @@ void UnitBuffers::reshard() {
 }
 
 void UnitBuffers::drop_unused() {
-  if (!is_unsharded_ && is_gathered()) release_unit(*layout_, gathered_);
+  if (is_unsharded_ || !is_gathered()) return;
+  if (!keeps_gathered_ || !is_current()) release_unit(*layout_, gathered_);
+}
+
+void UnitBuffers::drop() {
+  register_shards();
+  if (is_gathered()) release_unit(*layout_, gathered_);
 }
 
 void UnitBuffers::ensure_present(Storage&) {

@@ -6,7 +6,8 @@
 //   gathered   | p0 ............ full | p1 ............ full | ...     present between gather and release
 //
 // A gather puts every rank's rows at their final address, cast to the type the module computes in. On one shard without
-// casts the two are one buffer, and nothing is ever gathered.
+// casts the two are one buffer, and nothing is ever gathered. A strategy whose parameters are not sharded keeps what
+// was gathered until the shards are written: one gather for any number of passes.
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -47,6 +48,8 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   /// Whether the gathered tensors are registered. A prefetched buffer is gathered and not registered.
   bool is_unsharded() const { return is_unsharded_; }
   bool is_gathered() const { return !is_shard_full_ && gathered_.defined() && gathered_.storage()->is_present(); }
+  /// From now on reshard() and drop_unused() leave what is gathered there as long as it is of the shards' values.
+  void keep_gathered() { keeps_gathered_ = true; }
   /// Whether the tape keeps gathered tensors for a backward pass.
   bool has_readers() const { return !is_shard_full_ && gathered_.defined() && gathered_.storage()->num_saved > 0; }
 
@@ -65,6 +68,8 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   void reshard() override;
   /// Frees a gathered buffer that is not registered. Local.
   void drop_unused();
+  /// reshard(), and frees the gathered buffer also where it is kept: a gather that failed has left anything in it.
+  void drop();
   /// The local tensor of a gathered parameter as modules see it: plain, or wrapped as a distributed tensor.
   Tensor as_gathered(std::size_t piece, const Tensor& local) const;
   /// Gathers that started only when backward unpacked a saved tensor, because no module hook had run before.
@@ -100,6 +105,7 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   std::shared_ptr<const NamedStorage> gathered_name_;
   int late_gathers_ = 0;
   bool is_unsharded_ = false;
+  bool keeps_gathered_ = false;
 };
 
 }  // namespace sherd::nn

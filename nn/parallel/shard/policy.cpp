@@ -1,0 +1,100 @@
+#include "nn/parallel/shard/policy.h"
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "runtime/tensor/error.h"
+#include "runtime/tensor/nearest.h"
+
+namespace sherd::nn {
+
+namespace {
+
+struct Preset {
+  std::string_view name;
+  ShardedOver parameters, gradients, optimizer;
+  bool needs_replicas = false;
+  std::optional<bool> reshards{};  ///< after forward; nothing: all but the root
+};
+
+// The first of equal presets is the one that they are called by.
+constexpr std::array<Preset, 7> presets() {
+  using enum ShardedOver;
+  return {{{"full_shard", shards, shards, shards},
+           {"shard_grad_op", shards, shards, shards, false, false},
+           {"shard_optimizer", none, none, shards},
+           {"no_shard", none, none, none},
+           {"replicate", none, none, none},
+           {"hybrid_shard", shards, shards, shards, true},
+           {"hybrid_shard_grad_op", shards, shards, shards, true, false}}};
+}
+
+std::string_view text(ShardedOver over) {
+  return over == ShardedOver::none ? "none" : over == ShardedOver::shards ? "shards" : "all";
+}
+
+}  // namespace
+
+bool ReshardAfterForward::resolve(int ranks) const {
+  if (is_bool_) return value_ != 0;
+  check(value_ >= 1 && value_ <= ranks && ranks % value_ == 0,
+        "reshard_after_forward = {}: it must divide the {} ranks of the mesh and lie in 1..{}", value_, ranks, ranks);
+  check(value_ == 1 || value_ == ranks,
+        "reshard_after_forward = {} would keep shards of {} ranks after forward, which there is not; use true or false",
+        value_, value_);
+  return value_ == ranks && ranks > 1;
+}
+
+std::span<const std::string> strategy_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> list;
+    for (const Preset& preset : presets()) list.emplace_back(preset.name);
+    return list;
+  }();
+  return names;
+}
+
+UnitPolicy strategy(std::string_view name) {
+  for (const Preset& preset : presets()) {
+    if (preset.name != name) continue;
+    UnitPolicy policy{.parameters = preset.parameters,
+                      .gradients = preset.gradients,
+                      .optimizer = preset.optimizer,
+                      .needs_replicas = preset.needs_replicas};
+    if (preset.reshards) policy.reshard_after_forward = ReshardAfterForward(*preset.reshards);
+    return policy;
+  }
+  fail("there is no strategy \"{}\" (did you mean \"{}\"?); there are {}", name, nearest(name, strategy_names()),
+       fmt::join(strategy_names(), ", "));
+}
+
+std::string_view strategy_name(const UnitPolicy& policy, bool has_replicas) {
+  const bool reshards = !policy.reshard_after_forward || !policy.reshard_after_forward->is_off();
+  const bool is_sharded = policy.parameters != ShardedOver::none;
+  for (const Preset& preset : presets())
+    if (preset.parameters == policy.parameters && preset.gradients == policy.gradients &&
+        preset.optimizer == policy.optimizer && (!is_sharded || preset.needs_replicas == has_replicas) &&
+        (!is_sharded || preset.reshards.value_or(true) == reshards))
+      return preset.name;
+  return "";
+}
+
+void check_policy(const UnitPolicy& policy, const DeviceMesh& mesh) {
+  check_policy(policy.mp_policy);
+  check(policy.parameters <= policy.gradients && policy.gradients <= policy.optimizer,
+        "fully_shard: parameters are sharded over {}, gradients over {}, the optimizer over {}; each is sharded over "
+        "as much as the one before it, or over more: none, shards, all",
+        text(policy.parameters), text(policy.gradients), text(policy.optimizer));
+  check(!policy.needs_replicas || mesh.ndim() > 1,
+        "fully_shard over {}: a hybrid strategy needs an axis that replicates before the one that shards, as "
+        "{{replicate: 2, dp: 2}} (--mesh replicate=2,dp=2)",
+        mesh.describe());
+  const bool is_one = mesh.ndim() == 1 && policy.parameters != ShardedOver::none;
+  check(is_one || policy.parameters == ShardedOver::none || policy.parameters == policy.optimizer,
+        "fully_shard over {}: parameters over {} with an optimizer over {} is not built yet; shard both alike, or "
+        "parameters over none",
+        mesh.describe(), text(policy.parameters), text(policy.optimizer));
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,71 @@
+#pragma once
+// What a call of fully_shard() is told, as one value, and the strategies that people know by name as presets of it.
+//
+//                         parameters   gradients   optimizer
+//   no_shard, replicate   whole        whole       whole         gradients are averaged: data parallelism
+//   shard_optimizer       whole        whole       1/d           ZeRO-1: gathered once per update
+//   shard_grad_op         1/d          1/d         1/d           ZeRO-2: gathered once per forward and backward
+//   full_shard            1/d          1/d         1/d           ZeRO-3: gathered for forward, again for backward
+//   hybrid_shard, hybrid_shard_grad_op: the last two over the axis that shards, on a mesh with replicas of the shards
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "nn/parallel/data_mesh.h"
+#include "nn/parallel/mixed_precision.h"
+
+namespace sherd::nn {
+
+/// After forward: free the gathered parameters (true), keep them until backward has used them (false), or reshard to
+/// groups of k ranks. k = 1 means false, k = all ranks of the shard axis means true; k in between is an Error.
+class ReshardAfterForward {
+ public:
+  template <class T>
+    requires(std::is_same_v<T, bool> || std::is_same_v<T, int>)
+  ReshardAfterForward(T value)  // NOLINT: {.reshard_after_forward = false}
+      : value_(static_cast<int>(value)), is_bool_(std::is_same_v<T, bool>) {}
+  /// The bool it means on `ranks` ranks; Error unless k divides them.
+  bool resolve(int ranks) const;
+  /// Whether it means false on any number of ranks.
+  bool is_off() const { return value_ == (is_bool_ ? 0 : 1); }
+
+ private:
+  int value_;
+  bool is_bool_;
+};
+
+/// Over one axis `shards` and `all` say the same.
+struct UnitPolicy {
+  /// Between updates: `none` keeps what was gathered until the optimizer has written the shards.
+  ShardedOver parameters = ShardedOver::shards;
+  /// Where micro-batches accumulate that are not reduced yet; grad() lies as the optimizer's state does.
+  ShardedOver gradients = ShardedOver::shards;
+  /// Of the values that the optimizer updates (masters), of grad() and of its state.
+  ShardedOver optimizer = ShardedOver::shards;
+  /// An Error on a mesh of one axis: the strategy is about replicas.
+  bool needs_replicas = false;
+  /// Default: true, but false for the root, whose parameters backward needs first.
+  std::optional<ReshardAfterForward> reshard_after_forward{};
+  /// Dtypes to compute and reduce in; unset: the parameters' own.
+  MixedPrecision mp_policy{};
+  /// While this module computes, gather the unit that ran after it in the last forward (in backward: the next one in
+  /// reverse order). Off: every unit is gathered when it is needed.
+  bool prefetch = true;
+};
+
+/// The preset of that name. Error naming the nearest for an unknown one.
+UnitPolicy strategy(std::string_view name);
+/// Of all presets.
+std::span<const std::string> strategy_names();
+/// The preset that places parameters, gradients and optimizer state like `policy` and reshards like it; "" if none
+/// does. Of a mesh with `replicas` the names are those of hybrid strategies.
+std::string_view strategy_name(const UnitPolicy& policy, bool has_replicas);
+
+/// Throws Error, the same on every rank, for dtypes as check_policy(MixedPrecision) and unless each of parameters,
+/// gradients and optimizer is sharded over as much as the one before it or more; for a strategy of replicas on a mesh
+/// of one axis; and for parameters that are sharded over fewer axes than the optimizer, but over some.
+void check_policy(const UnitPolicy& policy, const DeviceMesh& mesh);
+
+}  // namespace sherd::nn
