@@ -13,6 +13,7 @@
 #include "tools/cli/cpu_share.h"
 #include "tools/cli/progress.h"
 #include "tools/train/exit_status.h"
+#include "tools/train/sharding.h"
 #include "tools/train/stop_signals.h"
 #include "tools/train/train_report.h"
 
@@ -36,9 +37,9 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
     file.emplace(config.metrics, header_line(config, trainer.group().size()), trainer.first_step());
   }
   print(stderr,
-        fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}\n",
+        fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}, {}\n",
                     trainer.model().num_parameters(), trainer.data().num_train(), trainer.data().num_validation(),
-                    trainer.group().size(), trainer.group().size() == 1 ? "" : "s"));
+                    trainer.group().size(), trainer.group().size() == 1 ? "" : "s", sharding_text(config)));
   TrainSummary summary;
   {
     Progress progress(stderr, ::isatty(STDERR_FILENO) != 0);

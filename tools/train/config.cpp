@@ -12,6 +12,7 @@
 #include "runtime/tensor/error.h"
 #include "tools/train/device_flag.h"
 #include "tools/train/job_mesh.h"
+#include "tools/train/sharding.h"
 #include "tools/train/step_trace.h"
 #include "tools/train/weights.h"
 
@@ -81,10 +82,20 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("link", &c.link, "BYTES_PER_S,SECONDS: collectives take as long as on a link like that; empty: as they are",
             run);
   table.add("deadline", &c.deadline, "seconds a collective may take", run);
-  table.add("fully_shard", &c.fully_shard,
-            "shard parameters, gradients and optimizer state if there are several ranks");
-  table.add("reshard_after_forward", &c.reshard_after_forward, "free gathered parameters between forward and backward",
+}
+
+void bind_sharding(ConfigTable& table, TrainConfig& c) {
+  using enum KeyRole;
+  table.add("fully_shard", &c.fully_shard, "shard the model as strategy says; false: one rank with data, not sharded");
+  table.add("strategy", &c.strategy,
+            fmt::format("what is sharded over dp: {}; hybrid ones need replicate in the mesh",
+                        fmt::join(nn::strategy_names(), ", ")),
             run);
+  table.add("units", &c.units,
+            "what is gathered at a time: a block; fine: attention and feed-forward part apart; coarse: the whole model",
+            run);
+  table.add("reshard_after_forward", &c.reshard_after_forward,
+            "free gathered parameters between forward and backward; false: full_shard becomes shard_grad_op", run);
   table.add("prefetch", &c.prefetch, "gather the next block's parameters while a block computes", run);
 }
 
@@ -163,6 +174,7 @@ void check_run(const TrainConfig& c) {
   constexpr std::array<std::string_view, 3> kTypes{"f32", "bf16", "f16"};
   check_choice("param_dtype", c.param_dtype, kTypes);
   check_choice("reduce_dtype", c.reduce_dtype, kTypes);
+  check_sharding(c);
   check(c.fully_shard || (c.param_dtype == "f32" && c.reduce_dtype == "f32"),
         "param_dtype = {} and reduce_dtype = {} are settings of fully_shard; leave it on", c.param_dtype,
         c.reduce_dtype);
@@ -248,6 +260,7 @@ std::optional<nn::LossScalerOptions> loss_scaler_options(const TrainConfig& conf
 ConfigTable bind(TrainConfig& config) {
   ConfigTable table;
   bind_run(table, config);
+  bind_sharding(table, config);
   bind_precision(table, config);
   bind_parallel(table, config.parallel);
   bind_model(table, config.model);

@@ -48,6 +48,8 @@ struct TrainConfig {
   std::string link;
   double deadline = 300;
   bool fully_shard = true;
+  std::string strategy = "full_shard";
+  std::string units = "block";
   bool reshard_after_forward = true;
   bool prefetch = true;
   std::string param_dtype = "f32";

@@ -2,23 +2,27 @@
 
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/comm/group/host_group.h"
+#include "tools/train/sharding.h"
 
 namespace sherd {
 
 namespace {
 
-// What one step should communicate: every group is gathered for forward, resharding groups again for backward, and
-// every group's gradients are reduced once per micro-batch; then one number for the norm and one for the loss.
+// What one step should communicate where parameters are sharded: every group is gathered for forward, resharding groups
+// again for backward, and every group's gradients are reduced once per micro-batch; then one number for the norm and
+// one for the loss.
 CommCounts formula(Trainer& trainer, const TrainConfig& config) {
   CommCounts expected;
   if (trainer.group().size() == 1) return expected;
+  const auto& after_forward = unit_policy(config).reshard_after_forward;
+  const bool reshards = !after_forward || !after_forward->is_off();
   const auto units = nn::units(trainer.model());
   for (const nn::UnitHandle& unit : units) {
     std::int64_t bytes = 0;  // of what is gathered, and of gradients, which are made in its type
     for (const nn::Parameter* p : unit.parameters())
       bytes += p->numel() * byte_size(dtype_from_name(config.param_dtype));
     const bool is_root = unit == nn::unit_of(trainer.model());
-    const std::int64_t gathers = (!is_root && config.reshard_after_forward ? 2 : 1) * config.accumulate;
+    const std::int64_t gathers = (!is_root && reshards ? 2 : 1) * config.accumulate;
     expected.all_gather.calls += gathers;
     expected.all_gather.bytes += gathers * bytes;
     expected.reduce_scatter.calls += config.accumulate;
@@ -38,9 +42,9 @@ std::string comm_line(std::string_view what, const CommCounts::Item& seen, const
                      seen.calls == expected.calls && seen.bytes == expected.bytes ? "" : "   DIFFERS");
 }
 
-// The formula is that of one axis.
+// The formula is that of one axis, and of parameters that are gathered in every pass.
 std::string collectives(Trainer& trainer, const TrainConfig& config, const CommCounts& seen) {
-  if (trainer.mesh().root().ndim() > 1)
+  if (trainer.mesh().root().ndim() > 1 || unit_policy(config).parameters == nn::ShardedOver::none)
     return comm_line("all_gather", seen.all_gather) + comm_line("reduce_scatter", seen.reduce_scatter) +
            comm_line("all_reduce", seen.all_reduce);
   const CommCounts expected = formula(trainer, config);

@@ -4,12 +4,12 @@
 
 #include "nn/layers/dropout.h"
 #include "nn/optim/clip.h"
-#include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/tensor_parallel.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 #include "tools/train/model_factory.h"
+#include "tools/train/sharding.h"
 
 namespace sherd {
 
@@ -30,8 +30,11 @@ TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device devi
                      const TrainStepOptions& options)
     : config_(config), mesh_(mesh), options_(options) {
   resolve(config_);
-  check(config_.fully_shard || mesh_.num_data_ranks() == 1,
-        "fully_shard = false on {0} ranks would train {0} separate models; leave it on", mesh_.num_data_ranks());
+  check(
+      config_.fully_shard || mesh_.num_data_ranks() == 1,
+      "fully_shard = false on {0} ranks would train {0} separate models; leave it on, and pass --strategy no_shard for "
+      "whole copies",
+      mesh_.num_data_ranks());
   const TrainConfig::Optimizer& o = config_.optimizer;
   check(options_.metrics || o.clip == 0, "optimizer.clip = {} needs the gradient norm, which is one of the metrics",
         o.clip);
@@ -57,15 +60,7 @@ void TrainStep::spread(const nn::LanguageModelConfig& architecture) {
     nn::parallelize(*model_, *mesh_.tensor(),
                     nn::make_plan(architecture, {.sequence_parallel = config_.parallel.sequence,
                                                  .loss_parallel = config_.parallel.loss}));
-  if (!config_.fully_shard) return;
-  const nn::MixedPrecision policy{.param_dtype = dtype_from_name(config_.param_dtype),
-                                  .reduce_dtype = dtype_from_name(config_.reduce_dtype)};
-  const nn::FullyShardOptions block_options{
-      .reshard_after_forward = nn::ReshardAfterForward(config_.reshard_after_forward),
-      .mp_policy = policy,
-      .prefetch = config_.prefetch};
-  for (nn::Module* block : model_->blocks()) nn::fully_shard(*block, mesh_.data(), block_options);
-  nn::fully_shard(*model_, mesh_.data(), {.mp_policy = policy, .prefetch = config_.prefetch});
+  shard_model(*model_, config_, mesh_.data());
 }
 
 void TrainStep::set_step(std::int64_t step) {

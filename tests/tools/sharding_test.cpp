@@ -1,0 +1,109 @@
+// How a run shards: names of strategies, flags that stand for one, sizes of units. Oracles: one rank, and counts.
+#include "tools/train/sharding.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "nn/parallel/shard/fully_shard.h"
+#include "tests/support/expect_error.h"
+#include "tests/tools/tiny_run.h"
+
+namespace sherd::testing {
+namespace {
+
+class Sharding : public ::testing::Test {
+ protected:
+  TempDir dir_;
+  TrainConfig config_ = tiny_config(dir_.write("text.txt", tiny_text()));
+
+  void refused(const TrainConfig& config, std::initializer_list<std::string_view> parts) {
+    expect_error([&] { check_sharding(config); }, parts);
+  }
+};
+
+TEST_F(Sharding, FlagsAndTheMeshComeToAStrategy) {
+  const auto text = [&](const char* strategy, const char* mesh, bool reshards) {
+    config_.strategy = strategy;
+    config_.mesh = mesh;
+    config_.reshard_after_forward = reshards;
+    check_sharding(config_);
+    return sharding_text(config_);
+  };
+  EXPECT_EQ(text("full_shard", "", true), "strategy full_shard");
+  EXPECT_EQ(text("full_shard", "", false), "strategy shard_grad_op (reshard_after_forward = false)");
+  EXPECT_EQ(text("full_shard", "replicate=2,dp=2", true), "strategy hybrid_shard");
+  EXPECT_EQ(text("hybrid_shard", "replicate=2,dp=2", false),
+            "strategy hybrid_shard_grad_op (reshard_after_forward = false)");
+  EXPECT_EQ(text("replicate", "", true), "strategy no_shard");
+  config_.units = "fine";
+  EXPECT_EQ(text("shard_optimizer", "dp=2", true), "strategy shard_optimizer, fine units");
+  config_.strategy = "full_shard";
+  config_.fully_shard = false;
+  EXPECT_EQ(sharding_text(config_), "not sharded (fully_shard = false)");
+}
+
+TEST_F(Sharding, WhatDoesNotFitIsRefused) {
+  TrainConfig config = config_;
+  config.strategy = "fullshard";
+  refused(config, {"no strategy \"fullshard\"", "did you mean \"full_shard\""});
+  expect_error([&] { resolve(config); }, {"no strategy \"fullshard\""});
+  config.strategy = "hybrid_shard";
+  refused(config, {"strategy = hybrid_shard", "--mesh replicate=2,dp=2"});
+  config.strategy = "no_shard";
+  config.fully_shard = false;
+  refused(config, {"strategy = no_shard", "leave fully_shard on"});
+  config = config_;
+  config.units = "layer";
+  refused(config, {"units must be one of coarse, block, fine", "\"layer\""});
+}
+
+double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double largest = a.size() == b.size() ? 0 : INFINITY;
+  for (std::size_t i = 0; i < a.size() && i < b.size(); ++i)
+    largest = std::max(largest, std::abs(a[i] - b[i]) / std::abs(b[i]));
+  return largest;
+}
+
+TEST_F(Sharding, F60_NumbersDoNotDependOnTheStrategy) {
+  const TinyRun one = train_tiny(config_, 1);
+  for (const char* strategy : {"no_shard", "shard_optimizer", "shard_grad_op"})
+    for (const bool is_compiled : {false, true}) {
+      config_.strategy = strategy;
+      config_.compile = is_compiled;
+      const TinyRun two = train_tiny(config_, 2);
+      EXPECT_EQ(two.initial, one.initial) << strategy;
+      EXPECT_LE(largest_difference(two.losses, one.losses), 1e-5) << strategy;
+      EXPECT_LE(largest_difference(two.norms, one.norms), 1e-4) << strategy;
+      EXPECT_NEAR(two.val_loss, one.val_loss, 1e-5) << strategy;
+    }
+}
+
+TEST_F(Sharding, StrategiesOnAMeshWithReplicasAndMatricesThatAreSharded) {
+  const TinyRun one = train_tiny(config_, 1);
+  for (const char* strategy : {"no_shard", "shard_optimizer", "hybrid_shard", "hybrid_shard_grad_op"}) {
+    config_.strategy = strategy;
+    config_.mesh = "replicate=2,dp=2";
+    EXPECT_LE(largest_difference(train_tiny(config_, 4).losses, one.losses), 1e-5) << strategy;
+  }
+  config_.mesh = "dp=2,tp=2";
+  for (const char* strategy : {"no_shard", "shard_optimizer"}) {
+    config_.strategy = strategy;
+    EXPECT_LE(largest_difference(train_tiny(config_, 4).losses, one.losses), 1e-5) << strategy;
+  }
+}
+
+// Two blocks of a GPT.
+TEST_F(Sharding, UnitsAreCoarseBlocksOrFine) {
+  const TinyRun one = train_tiny(config_, 1);
+  for (const auto& [units, count] : {std::pair("coarse", 1u), std::pair("block", 3u), std::pair("fine", 7u)}) {
+    config_.units = units;
+    const TinyRun two = train_tiny(config_, 2, [&, expected = count](Trainer& trainer) {
+      EXPECT_EQ(nn::units(trainer.model()).size(), expected);
+    });
+    EXPECT_LE(largest_difference(two.losses, one.losses), 1e-5) << units;
+  }
+}
+
+}  // namespace
+}  // namespace sherd::testing

@@ -1,0 +1,70 @@
+#include "tools/train/sharding.h"
+
+#include <algorithm>
+#include <array>
+
+#include "nn/parallel/shard/fully_shard.h"
+
+namespace sherd {
+
+namespace {
+
+constexpr std::array<std::string_view, 3> kUnits{"coarse", "block", "fine"};
+
+bool has_replicas(const TrainConfig& config) {
+  return std::ranges::any_of(parse_mesh(config.mesh, 1),
+                             [](const DeviceMesh::Axis& axis) { return axis.name == "replicate"; });
+}
+
+bool has_matrix(const nn::Module& module) {
+  return std::ranges::any_of(module.parameters(), [](const nn::Parameter* p) { return p->shape().size() > 1; });
+}
+
+}  // namespace
+
+nn::UnitPolicy unit_policy(const TrainConfig& config) {
+  nn::UnitPolicy policy = nn::strategy(config.strategy);
+  if (!config.reshard_after_forward) policy.reshard_after_forward = nn::ReshardAfterForward(false);
+  policy.mp_policy = {.param_dtype = dtype_from_name(config.param_dtype),
+                      .reduce_dtype = dtype_from_name(config.reduce_dtype)};
+  policy.prefetch = config.prefetch;
+  return policy;
+}
+
+void check_sharding(const TrainConfig& config) {
+  const nn::UnitPolicy policy = nn::strategy(config.strategy);
+  check(std::ranges::find(kUnits, config.units) != kUnits.end(), "units must be one of {}, got \"{}\"",
+        fmt::join(kUnits, ", "), config.units);
+  check(config.fully_shard || config.strategy == "full_shard",
+        "strategy = {} is a setting of fully_shard; leave fully_shard on", config.strategy);
+  check(!policy.needs_replicas || has_replicas(config),
+        "strategy = {} copies the shards over an axis of the mesh, and mesh = \"{}\" names none: pass --mesh "
+        "replicate=2,dp=2",
+        config.strategy, config.mesh);
+}
+
+std::string sharding_text(const TrainConfig& config) {
+  if (!config.fully_shard) return "not sharded (fully_shard = false)";
+  const std::string_view name = nn::strategy_name(unit_policy(config), has_replicas(config));
+  std::string text = fmt::format("strategy {}", name.empty() ? config.strategy : name);
+  if (!config.reshard_after_forward) text += " (reshard_after_forward = false)";
+  if (config.units != "block") text += fmt::format(", {} units", config.units);
+  return text;
+}
+
+void shard_model(nn::LanguageModel& model, const TrainConfig& config, const DeviceMesh& data) {
+  if (!config.fully_shard) return;
+  const nn::UnitPolicy policy = unit_policy(config);
+  if (config.units != "coarse") {
+    for (nn::Module* block : model.blocks()) {
+      for (const auto& child : block->children())
+        if (config.units == "fine" && has_matrix(*child)) nn::fully_shard(*child, data, policy);
+      nn::fully_shard(*block, data, policy);
+    }
+  }
+  nn::UnitPolicy root = policy;
+  root.reshard_after_forward.reset();  // what the model itself owns is what backward needs first
+  nn::fully_shard(model, data, root);
+}
+
+}  // namespace sherd

@@ -1,0 +1,22 @@
+#pragma once
+// How a training run shards its model over the ranks with data of their own: `--strategy`, `--units`, and the flags
+// that stand for a strategy.
+#include <string>
+
+#include "nn/models/language_model.h"
+#include "nn/parallel/shard/policy.h"
+#include "tools/train/config.h"
+#include "tools/train/job_mesh.h"
+
+namespace sherd {
+
+/// What fully_shard is told. Error naming the nearest for an unknown strategy.
+nn::UnitPolicy unit_policy(const TrainConfig& config);
+/// Throws Error for an unknown strategy or size of units, and for a hybrid strategy on a mesh without `replicate`.
+void check_sharding(const TrainConfig& config);
+/// The strategy that flags and mesh come to, and from what: "strategy shard_grad_op (reshard_after_forward = false)".
+std::string sharding_text(const TrainConfig& config);
+/// Makes the units of config.units, blocks before the model. No-op if config.fully_shard is off. No communication.
+void shard_model(nn::LanguageModel& model, const TrainConfig& config, const DeviceMesh& data);
+
+}  // namespace sherd
