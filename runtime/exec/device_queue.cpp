@@ -71,6 +71,8 @@ Event DeviceQueue::submit(QueueWork work) {
   for (const Loan& loan : work.loans)  // compute's own order is the allocator's
     if (!loan.writes && !is_compute() && !(rank.hazards && rank.hazards->is_removed(QueueEdge::hold, name())))
       place.held.push_back(loan.storage);
+  for (const auto& [before, wrote] : item.after)
+    if (before.queue()->device() == device() && before.queue()->name() != kComputeQueue) place.after.push_back(before);
   const Event event = add(std::move(place));
   for (const Loan& loan : work.loans) loan.storage->lend(event, loan.writes);
   if (failure) std::rethrow_exception(failure);
@@ -189,7 +191,8 @@ void DeviceQueue::prune() {
     Place over;
     {
       const std::lock_guard lock(mutex_);
-      if (places_.empty() || !places_.front().held.empty() || !places_.front().mark->is_reached()) return;
+      if (places_.empty() || !places_.front().held.empty() || !places_.front().after.empty()) return;
+      if (!places_.front().mark->is_reached()) return;
       over = std::move(places_.front());
       places_.pop_front();
     }
@@ -197,19 +200,24 @@ void DeviceQueue::prune() {
   }
 }
 
-// Compute has waited for this work, or the host has: memory that only it has kept goes back to the allocator now.
+// Compute has waited for this work, or the host has: memory that only it has kept, or work of other queues that it came
+// after, goes back to the allocator now.
 void DeviceQueue::retire(std::uint64_t sequence) {
   if (sequence <= retired_) return;
   std::vector<Ref<Storage>> free;
+  std::vector<Event> after;
   {
     const std::lock_guard lock(mutex_);
     for (Place& place : places_) {
       if (place.sequence > sequence) break;
       for (Ref<Storage>& storage : place.held) free.push_back(std::move(storage));
       place.held.clear();
+      after.insert(after.end(), place.after.begin(), place.after.end());
+      place.after.clear();
     }
   }
   retired_ = sequence;
+  for (const Event& event : after) static_cast<DeviceQueue*>(event.queue())->retire(event.sequence());
 }
 
 void DeviceQueue::drain() noexcept {

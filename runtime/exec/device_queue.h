@@ -48,6 +48,7 @@ class DeviceQueue final : public Queue {
     std::uint64_t sequence = 0;
     std::shared_ptr<DeviceMark> mark{};
     std::vector<Ref<Storage>> held{};
+    std::vector<Event> after{};   // of other queues of the device that hold storages
     std::function<void()> run{};  // has run; what it captured may be in use until the mark is reached
     std::function<void(std::string_view)> abort{};
   };

@@ -280,7 +280,8 @@ void HostQueue::sleep_until_done(std::unique_lock<std::mutex>& lock, std::uint64
   has_finished_.wait(lock, [&] { return is_done(sequence) || running_ != running; });
 }
 
-// Lets go of finished items up to `sequence`. Their memory is given back outside of the lock.
+// Lets go of finished items up to `sequence`, and of those of other queues that they came after: who has waited for a
+// sum waits for none of its terms again. Their memory is given back outside of the lock.
 void HostQueue::retire(std::uint64_t sequence) {
   RankContext* context = RankContext::current_or_null();
   if (context && context->hazards) context->hazards->waited(*this, sequence);
@@ -294,6 +295,8 @@ void HostQueue::retire(std::uint64_t sequence) {
       ++retired_;
     }
     if (context && context->trace) record(*context->trace, *item);
+    for (const auto& [event, wrote] : item->after)
+      if (event.queue()->device() == Device::cpu()) static_cast<HostQueue*>(event.queue())->retire(event.sequence());
   }
 }
 

@@ -310,8 +310,8 @@ void submit_sums(const ReplicaSumAttrs& attrs, ReplicaSum sums, std::int64_t byt
   for (const AlonePart& p : sums.stores)
     stores.push_back(
         {address_of(p.in), address_of(p.out), p.out.numel(), p.in.dtype(), p.wire, p.out.dtype(), p.accumulate});
-  HostGroup& lane = group.host().lane(kReduceQueue);
-  queue_of(kReduceQueue, Device::cpu())
+  HostGroup& lane = group.host().lane(kReplicateQueue);
+  queue_of(kReplicateQueue, Device::cpu())
       .submit({.name = "replica_sum",
                .subject = unit.name,
                .bytes = bytes,
@@ -343,7 +343,7 @@ void run_replica_sum(const KernelCall& c) {
   // On a device sums are written, and compute stores them: it waits there.
   std::vector<Loan> loans;
   for (std::size_t m = 0; m < attrs.pieces.size(); ++m) lend_once(loans, c.in[m].storage(), true);
-  group.issue(std::move(sums.call), {.queue = queue_of(kReduceQueue, device),
+  group.issue(std::move(sums.call), {.queue = queue_of(kReplicateQueue, device),
                                      .name = "replica_sum",
                                      .subject = unit.name,
                                      .loans = loans,
@@ -364,7 +364,7 @@ QueueUse queue_of_reduction(AttrsView attrs) {
 }
 QueueUse queue_of_replica_sum(AttrsView attrs) {
   const auto& a = attrs.as<ReplicaSumAttrs>();
-  return a.unit->replicas == 1 ? QueueUse{} : QueueUse{kReduceQueue, most_in_flight(a.in_flight)};
+  return a.unit->replicas == 1 ? QueueUse{} : QueueUse{kReplicateQueue, most_in_flight(a.in_flight)};
 }
 
 constexpr Traits kCommunicates{.collective = true, .issues = true, .effect = true};

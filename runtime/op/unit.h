@@ -5,7 +5,8 @@
 //   gather_start(shards, full)           every rank's shards at their place in `full`, cast; on the queue "gather"
 //   release(full)                        frees the bytes of `full`; handles stay
 //   reduce_start(out..., gradients)      full gradients summed over shards, each rank's part into `out`; on "reduce"
-//   replica_sum_start(sum..., out...)    those parts summed over replicas (HSDP), after it on the same queue
+//   replica_sum_start(sum..., out...)    those parts summed over replicas (HSDP), after it; on "replicate", so that the
+//                                        next unit's reduction does not wait for a sum over a slower link
 //
 // Nothing here waits for what it starts: who touches the bytes does (memory/storage.h).
 #include <cstdint>
@@ -84,7 +85,7 @@ struct SummedPiece {
 };
 struct ReplicaSumAttrs {
   const UnitLayout* unit = nullptr;
-  int in_flight = 0;  ///< as of a reduction; 0: any number, where the reductions before them are limited
+  int in_flight = 0;  ///< as of a reduction; 0: any number, where all sums lie in the gradients
   std::vector<SummedPiece> pieces{};
   static constexpr AttrField fields[] = {attr<&ReplicaSumAttrs::unit>("unit"),
                                          attr<&ReplicaSumAttrs::in_flight>("in_flight").optional(),

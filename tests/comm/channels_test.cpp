@@ -38,11 +38,11 @@ TEST_P(Channels, BelongToQueues) {
     EXPECT_EQ(&channel_of(group, "gather"), &group.channel(1));
     EXPECT_EQ(&channel_of(group, kReduceQueue), &group.channel(2));
     EXPECT_EQ(&channel_of(group, "collective"), &group.channel(3));
-    EXPECT_EQ(&channel_of(group, "replicate"), &group.channel(4)) << "others by their first use";
+    EXPECT_EQ(&channel_of(group, "experts"), &group.channel(5)) << "others by their first use";
+    EXPECT_EQ(&channel_of(group, kReplicateQueue), &group.channel(4));
     EXPECT_EQ(&channel_of(group, "experts"), &group.channel(5));
-    EXPECT_EQ(&channel_of(group, "replicate"), &group.channel(4));
     expect_error([&] { channel_of(group, "disk"); },
-                 {"\"disk\" cannot communicate", "5 lanes", "gather, reduce, collective, experts, replicate"});
+                 {"\"disk\" cannot communicate", "5 lanes", "gather, reduce, collective, replicate, experts"});
   });
 }
 

@@ -26,9 +26,10 @@ struct HazardTraining {
   Device device;
 
   explicit HazardTraining(const std::shared_ptr<ProcessGroup>& group, Device on = Device::cpu(),
-                          const nn::FullyShardOptions& options = {})
+                          const nn::FullyShardOptions& options = {}, int replicas = 1)
       : device(on) {
-    shard(net, DeviceMesh(group, "dp"), options);
+    shard(net, replicas == 1 ? DeviceMesh(group, "dp") : DeviceMesh(group, {{"replicate", replicas}, {"dp", 2}}),
+          options);
     net.materialize(nn::Seed{3}, device);
     optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01});
   }
@@ -47,11 +48,17 @@ inline void train_steps(HazardTraining& t) {
   }
 }
 
+inline void gathers_gradients_after_backward(HazardTraining& t) {
+  t.backward_of_a_batch(0);
+  for (const nn::Parameter* p : t.net.parameters()) full_tensor(p->grad());
+}
+
 struct HazardEdge {
   std::string_view name;
   std::vector<RemovedEdge> removed;
   void (*program)(HazardTraining&);
   std::string_view work, after;  ///< in the message
+  int replicas = 1;              ///< of two shards
 };
 
 inline std::vector<HazardEdge> hazard_edges() {
@@ -72,10 +79,6 @@ inline std::vector<HazardEdge> hazard_edges() {
     nn::set_reduce_scatter_max_input_buffers(t.net, 100);
     t.backward_of_a_batch(0);
     t.backward_of_a_batch(1);
-  };
-  const auto gathers_gradients_after_backward = [](HazardTraining& t) {
-    t.backward_of_a_batch(0);
-    for (const nn::Parameter* p : t.net.parameters()) full_tensor(p->grad());
   };
   return {
       {"E1 compute -> gather", {{QueueEdge::submit, kGather}}, train_steps, "gather unshard", kAfterCompute},
@@ -107,12 +110,18 @@ inline std::vector<HazardEdge> hazard_edges() {
        gathers_gradients_after_backward,
        "collective all_gather",
        kAfterReduction},
+      {"E10 reduction -> sum over replicas",
+       {{QueueEdge::depend, kReduce}},
+       train_steps,
+       "replicate replica_sum",
+       kAfterReduction,
+       2},
   };
 }
 
-/// Takes each edge away on two ranks, over what `group_of` makes of a group of the host: the check must find it, and
-/// name the buffer and both works. A step runs on each rank until its check throws, or a peer's did; freed memory is
-/// only noted.
+/// Takes each edge away on two ranks, or two times two, over what `group_of` makes of a group of the host: the check
+/// must find it, and name the buffer and both works. A step runs on each rank until its check throws, or a peer's did;
+/// freed memory is only noted.
 inline void expect_every_removed_edge_is_found(
     const std::function<Device(int rank)>& device_of,
     const std::function<std::shared_ptr<ProcessGroup>(std::shared_ptr<ProcessGroup>)>& group_of) {
@@ -120,7 +129,7 @@ inline void expect_every_removed_edge_is_found(
     SCOPED_TRACE(edge.name);
     std::atomic<int> found = 0;
     try {
-      run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& host) {
+      run_ranks(2 * edge.replicas, [&](const std::shared_ptr<ProcessGroup>& host) {
         HazardChecker checker;
         for (const RemovedEdge& removed : edge.removed) checker.remove(removed);
         const auto look = [&] {
@@ -130,7 +139,7 @@ inline void expect_every_removed_edge_is_found(
               ++found;
         };
         try {
-          HazardTraining t(group_of(host), device_of(host->rank()));
+          HazardTraining t(group_of(host), device_of(host->rank()), {}, edge.replicas);
           edge.program(t);
         } catch (...) {
           look();

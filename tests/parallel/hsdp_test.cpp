@@ -7,6 +7,7 @@
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/hazards.h"
 #include "tests/parallel/nets.h"
@@ -86,6 +87,25 @@ TEST(FullyShard, F47_ReductionsOverShardsThenOverReplicas) {
 TEST(FullyShard, F47_ReductionsOverShardsThenOverReplicasWithProcesses) {
   for (const Grid grid : {Grid{2, 2}, Grid{3, 1}})
     run_processes(grid.replicas * grid.shards, [=](const Group& group) { expect_reductions(group, grid); });
+}
+
+// The next unit's reduction need not wait for a sum over a slower link: it is on another queue, and another lane.
+TEST(FullyShard, F205_SumsOverReplicasHaveAQueueOfTheirOwn) {
+  for (const Grid grid : {Grid{2, 2}, Grid{3, 1}})
+    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
+      const DeviceMesh mesh = mesh_of(group, grid);
+      Net net(kUneven);
+      shard(net, mesh);
+      net.materialize();
+      const auto sums_on = [&](std::string_view queue) {
+        RankContext::current().drain_queues();
+        return channel_of(mesh.group("replicate"), queue).counts().all_reduce.calls;
+      };
+      const std::int64_t before = sums_on(kReplicateQueue), others = sums_on(kReduceQueue);
+      for (int micro = 0; micro < 2; ++micro) backward(sum(net(batch_of(2, 5, 0, "x"))));
+      EXPECT_EQ(sums_on(kReplicateQueue) - before, 2 * kGroups);
+      EXPECT_EQ(sums_on(kReduceQueue) - others, 0);
+    });
 }
 
 // verl #7493: with one rank per shard group the gradients of replicas were never synchronised, silently.
@@ -185,6 +205,24 @@ TEST(FullyShard, F175_SumsThatLieAsideAreFreed) {
   run_ranks(4, [&](const Group& group) { few[static_cast<std::size_t>(group->rank())] = peak(group, 3); });
   run_ranks(4, [&](const Group& group) { many[static_cast<std::size_t>(group->rank())] = peak(group, 9); });
   EXPECT_EQ(few, many);
+}
+
+// Who waits for a sum over replicas lets go of the reductions before it too, though they are of another queue.
+TEST(FullyShard, F175_NothingOfAReductionStaysAfterTheUpdate) {
+  for (const std::optional<DType> type : {std::optional<DType>(), std::optional<DType>(DType::bf16)})
+    run_ranks(4, [=](const Group& group) {
+      Net net(kUneven);
+      const nn::MixedPrecision policy{.param_dtype = type};
+      shard(net, mesh_of(group, {2, 2}), {.mp_policy = policy}, {.mp_policy = policy});
+      net.materialize();
+      nn::AdamW optimizer(net.parameters(), {.lr = 1e-2});
+      for (int step = 0; step < 2; ++step) {
+        backward(sum(net(batch_of(2, 5, 0, "x"))));
+        optimizer.step_and_clear();
+        EXPECT_EQ(held(MemoryCategory::communication), 0);
+        EXPECT_EQ(held(MemoryCategory::gradients), 0);
+      }
+    });
 }
 
 // Gradients in bf16 are rounded on their way over both axes, their sum is kept in f32.

@@ -388,9 +388,7 @@ void GradientInbox::launch() {
   const bool sums_replicas = data_.num_replicas() > 1 && !leaves_unsummed();
   if (sums_replicas) {
     sum_apart(launch);
-    // Each is two items of the queue, and the last one's stays; with one shard only the sums are queued.
-    if (data_.num_shards() > 1) launch.reduce.in_flight = 2 * max_reductions_ - 1;
-    else launch.sum.in_flight = max_reductions_;
+    if (!launch.apart.empty()) launch.sum.in_flight = max_reductions_;  // they hold memory of their own
   }
   start_reduce(launch.reduce, gradients_, launch.out);
   if (sums_replicas) start_replica_sum(launch.sum, launch.out, launch.apart);

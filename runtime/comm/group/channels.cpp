@@ -9,7 +9,7 @@
 namespace sherd {
 
 namespace {
-constexpr std::string_view kUsual[] = {kGatherQueue, kReduceQueue, kCollectiveQueue};
+constexpr std::string_view kUsual[] = {kGatherQueue, kReduceQueue, kCollectiveQueue, kReplicateQueue};
 static_assert(std::size(kUsual) < HostGroup::kNumChannels);
 }  // namespace
 

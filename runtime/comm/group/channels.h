@@ -11,7 +11,8 @@ namespace sherd {
 
 /// The queues whose work usually communicates: their lanes are there from the beginning. Channel 0 is the rank's
 /// thread's.
-inline constexpr std::string_view kGatherQueue = "gather", kReduceQueue = "reduce", kCollectiveQueue = "collective";
+inline constexpr std::string_view kGatherQueue = "gather", kReduceQueue = "reduce", kCollectiveQueue = "collective",
+                                  kReplicateQueue = "replicate";
 
 /// The lane for work of this queue, see HostGroup::lane(). Error as check_fits_rank() (ghost_group.h).
 HostGroup& channel_of(ProcessGroup& group, std::string_view queue);
