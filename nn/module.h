@@ -1,12 +1,12 @@
 #pragma once
 // Modules: a named tree that owns parameters and buffers, and one door to forward() where hooks run. A model file is
 // plain mathematics; parallelism, casting and sharding attach from outside through the hooks.
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -72,38 +72,6 @@ class Buffer final : public Slot {
   Buffer(std::string name, const Tensor& value) : Slot(std::move(name)) { set(value); }
   operator const Tensor&() const { return value(); }  // NOLINT
 };
-
-using TensorVisitor = std::function<void(const Tensor&)>;
-// Finds the tensors in what forward() returns or takes: tensors, vectors, pairs, tuples, optionals of them.
-inline void visit_tensors(const Tensor& t, const TensorVisitor& visit) {
-  if (t.defined()) visit(t);
-}
-// Declared first: each may hold any of the others.
-template <class T>
-void visit_tensors(const std::vector<T>& items, const TensorVisitor& visit);
-template <class T>
-void visit_tensors(const std::optional<T>& item, const TensorVisitor& visit);
-template <class... T>
-void visit_tensors(const std::tuple<T...>& items, const TensorVisitor& visit);
-template <class A, class B>
-void visit_tensors(const std::pair<A, B>& items, const TensorVisitor& visit);
-template <class T>
-void visit_tensors(const std::vector<T>& items, const TensorVisitor& visit) {
-  for (const T& item : items) visit_tensors(item, visit);
-}
-template <class T>
-void visit_tensors(const std::optional<T>& item, const TensorVisitor& visit) {
-  if (item) visit_tensors(*item, visit);
-}
-template <class... T>
-void visit_tensors(const std::tuple<T...>& items, const TensorVisitor& visit) {
-  std::apply([&](const T&... item) { (visit_tensors(item, visit), ...); }, items);
-}
-template <class A, class B>
-void visit_tensors(const std::pair<A, B>& items, const TensorVisitor& visit) {
-  visit_tensors(items.first, visit);
-  visit_tensors(items.second, visit);
-}
 
 /// A hook on a module. Calls nest in order of registration before forward, in reverse after it.
 class ModuleHook {
@@ -172,6 +140,11 @@ class Module {
   }
   const std::vector<std::shared_ptr<ModuleHook>>& hooks() const { return hooks_; }
 
+  /// `fn(args...)` between the hooks, as forward() is called: they see and may replace the tensors in its arguments and
+  /// its result, and errors learn the module's path. For other methods use call_hooked().
+  template <class Fn, class... Args>
+  auto run_hooked(Fn&& fn, Args&&... args);
+
  protected:
   template <class M, class... Args>
   M& add(std::string name, Args&&... args) {
@@ -223,6 +196,40 @@ class Module {
   bool training_ = true;
 };
 
+template <class Fn, class... Args>
+auto Module::run_hooked(Fn&& fn, Args&&... args) {
+  ForwardScope scope(*this);
+  try {
+    const TensorMap* const map = scope.input_map();
+    const auto call = [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return std::invoke(std::forward<Fn>(fn), MappedArgument<Args>(args, map, {I, sizeof...(Args)}).get()...);
+    };
+    using Result = decltype(call(std::index_sequence_for<Args...>{}));
+    if constexpr (std::is_void_v<Result>) {
+      call(std::index_sequence_for<Args...>{});
+      scope.finish([](const TensorVisitor&) {});
+    } else {
+      Result result = call(std::index_sequence_for<Args...>{});
+      if (const TensorMap* out = scope.output_map()) map_result(result, *out);
+      scope.finish([&](const TensorVisitor& visit) { visit_tensors(result, visit); });
+      return result;
+    }
+  } catch (...) {
+    scope.fail();
+    throw;
+  }
+}
+
+/// Calls another method than forward() with all that a call of the module has, so that fully_shard gathers and
+/// reshards, casts and styles apply, and backward finds its way: `call_hooked(model.encoder, &Encoder::embed, ids)`. A
+/// module without hooks is called as it is.
+template <class M, class Method, class... Args>
+  requires std::derived_from<M, Module> && std::is_member_function_pointer_v<Method>
+auto call_hooked(M& module, Method method, Args&&... args) {
+  const auto call = [&module, method](auto&&... in) { return (module.*method)(std::forward<decltype(in)>(in)...); };
+  return module.run_hooked(call, std::forward<Args>(args)...);
+}
+
 /// Base of a module with `forward`: `struct Mlp : nn::Layer<Mlp> { Tensor forward(const Tensor& x); }`. Calling the
 /// module is the only way in; hooks run here and errors learn the module's path.
 template <class Self>
@@ -230,19 +237,10 @@ class Layer : public Module {
  public:
   template <class... Args>
   auto operator()(Args&&... args) {
-    ForwardScope scope(*this);
-    try {
-      const TensorMap* const map = scope.input_map();
-      auto result = [&]<std::size_t... I>(std::index_sequence<I...>) {
-        return static_cast<Self*>(this)->forward(MappedArgument<Args>(args, map, {I, sizeof...(Args)}).get()...);
-      }(std::index_sequence_for<Args...>{});
-      if (const TensorMap* out = scope.output_map()) map_result(result, *out);
-      scope.finish([&](const TensorVisitor& visit) { visit_tensors(result, visit); });
-      return result;
-    } catch (...) {
-      scope.fail();
-      throw;
-    }
+    const auto call = [this](auto&&... in) {
+      return static_cast<Self*>(this)->forward(std::forward<decltype(in)>(in)...);
+    };
+    return run_hooked(call, std::forward<Args>(args)...);
   }
 };
 

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <unordered_map>
+
 #include "dtensor/api.h"
 #include "nn/layers/linear.h"
 #include "nn/module_list.h"
@@ -226,6 +229,57 @@ TEST(ModuleHooks, F67_OutputsAreFoundInPairsTuplesVectorsAndOptionals) {
   many.add_hook(std::make_shared<Recorder>("m", log));
   many(input());
   EXPECT_EQ(log.back(), "m< 4");  // undefined ones are left out
+}
+
+struct Losses {
+  Tensor total;
+  std::optional<Tensor> auxiliary;
+  int count = 0;
+  static constexpr std::tuple tensor_members{&Losses::total, &Losses::auxiliary, &Losses::count};
+};
+
+TEST(ModuleHooks, F67_F204_OutputsAreFoundInStructsAndMaps) {
+  struct Many : Layer<Many> {
+    std::tuple<Losses, std::map<std::string, Tensor>, std::unordered_map<int, std::vector<Losses>>, std::string>
+    forward(const Tensor& x) {
+      return {{x, x, 2}, {{"a", x}, {"b", Tensor()}}, {{7, {{x, {}, 0}}}}, "text"};
+    }
+  };
+  Many many;
+  std::vector<std::string> log;
+  many.add_hook(std::make_shared<Recorder>("m", log));
+  many(input());
+  EXPECT_EQ(log.back(), "m< 4");  // two of the struct, one of each map
+}
+
+struct Encoder : Layer<Encoder> {
+  Linear& inner;
+  int calls = 0;
+  Encoder() : inner(add<Linear>("inner", 4, 4)) {}
+  Tensor forward(const Tensor& x) { return call_hooked(*this, &Encoder::embed, x); }
+  Tensor embed(const Tensor& x) { return inner(x); }
+  void count() { ++calls; }
+  Tensor refuse(const Tensor& x) const {
+    check(x.ndim() == 7, "no op has run yet");
+    return x;
+  }
+};
+
+TEST(ModuleHooks, F74_OtherMethodsAreCalledBetweenHooksToo) {
+  Encoder encoder;
+  encoder.materialize();
+  const Tensor plain = call_hooked(encoder, &Encoder::embed, input());  // without hooks
+  std::vector<std::string> log;
+  encoder.add_hook(std::make_shared<Recorder>("e", log));
+  EXPECT_TRUE(same_bits(call_hooked(encoder, &Encoder::embed, input()), plain));
+  EXPECT_EQ(log.size(), 2u);
+  EXPECT_EQ(log.back(), "e< 1");
+  call_hooked(encoder, &Encoder::count);
+  EXPECT_EQ(encoder.calls, 1);
+  EXPECT_EQ(log.back(), "e< 0");
+  EXPECT_TRUE(same_bits(encoder(input()), plain));  // forward calls the method between hooks of its own
+  EXPECT_EQ(log.size(), 8u);
+  expect_error([&] { call_hooked(encoder, &Encoder::refuse, input()); }, {"no op has run", "(model)"});
 }
 
 TEST(ModuleErrors, NameTheModuleThatFailed) {

@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+#include <unordered_map>
+
 #include "nn/module.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
@@ -47,6 +51,40 @@ struct Adding : ModuleHook {
 };
 
 Tensor number(double value) { return Tensor::scalar(value); }
+
+struct Scores {
+  Tensor value;
+  double weight = 0;
+  std::unordered_map<std::string, Tensor> by_name;
+  static constexpr std::tuple tensor_members{&Scores::value, &Scores::weight, &Scores::by_name};
+};
+
+// Of a struct's members each has its place, and within a map the keys' order is that of the visits.
+TEST(TensorMap, F204_StructsAndMapsAreMapped) {
+  struct Scoring : Layer<Scoring> {
+    Scores forward(const Scores& in) { return in; }
+  };
+  struct Naming : Layer<Naming> {
+    std::map<int, Tensor> forward(const Tensor& x) { return {{9, x + 2}, {4, x + 1}}; }
+  };
+  Scoring scoring;
+  std::vector<Call> calls;
+  scoring.add_hook(std::make_shared<Adding>(10, &calls));
+  const Scores in{number(1), 0.5, {{"z", number(4)}, {"a", number(2)}, {"m", number(3)}}};
+  const Scores out = scoring(in);
+  EXPECT_EQ(out.value.item<double>(), (1 + 10) * 10);
+  EXPECT_EQ(out.weight, 0.5);
+  EXPECT_EQ(out.by_name.at("z").item<double>(), (4 + 10) * 10);
+  EXPECT_EQ(in.value.item<double>(), 1) << "arguments are copied before they are mapped";
+  const std::vector<Call> expected{{'i', 0, 1, 1},  {'i', 0, 1, 2},  {'i', 0, 1, 3},  {'i', 0, 1, 4},
+                                   {'o', 0, 3, 11}, {'o', 2, 3, 12}, {'o', 2, 3, 13}, {'o', 2, 3, 14}};
+  EXPECT_EQ(calls, expected);
+  calls.clear();
+  Naming naming;
+  naming.add_hook(std::make_shared<Adding>(10, &calls));
+  EXPECT_EQ(naming(number(0)).at(9).item<double>(), (2 + 10) * 10);
+  EXPECT_EQ(calls, (std::vector<Call>{{'i', 0, 1, 0}, {'o', 0, 2, 11}, {'o', 1, 2, 12}}));
+}
 
 TEST(TensorMap, ArgumentsAndResultsAreShownWithTheirPlaces) {
   Mixed module;
