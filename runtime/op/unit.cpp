@@ -150,6 +150,21 @@ Buffer buffer_at(const Tensor& t, std::int64_t offset, std::int64_t count, DType
   return {start ? start + offset : nullptr, count * byte_size(dtype), t.device()};
 }
 
+/// Which pieces take part, for ranks to compare: empty for all, else "without bias", or "of weight alone", whichever
+/// list is shorter.
+std::string part_of(const UnitLayout& unit, const std::vector<bool>& takes_part) {
+  const auto there = std::ranges::count(takes_part, true), missing = std::ranges::ssize(takes_part) - there;
+  if (missing == 0) return "";
+  const bool lists_missing = missing <= there;
+  std::string names;
+  for (std::size_t i = 0; i < takes_part.size(); ++i) {
+    if (takes_part[i] == lists_missing) continue;
+    const std::string& name = unit.pieces[i].name;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", name.empty() ? fmt::format("piece {}", i) : name);
+  }
+  return lists_missing ? "without " + names : "of " + names + " alone";
+}
+
 Queue& queue_of(std::string_view name, Device device) { return RankContext::current().queue(name, device); }
 
 std::size_t most_in_flight(int items) { return items > 0 ? static_cast<std::size_t>(items) : QueueWork::kUnlimited; }
@@ -220,6 +235,13 @@ void reduce_here(const Reduction& r) {
   reduce_alone(joined(std::move(parts)), r.scale());
 }
 
+std::string part_of(const Reduction& r) {
+  std::vector<bool> takes_part(r.unit.pieces.size());
+  for (const ReducedPiece& p : r.attrs.pieces)
+    if (p.kind == r.kind) takes_part[static_cast<std::size_t>(p.piece)] = true;
+  return part_of(r.unit, takes_part);
+}
+
 /// The parts of a reduction, and what they borrow.
 struct ReduceParts {
   std::vector<CollectivePart> parts;
@@ -257,10 +279,12 @@ void submit_reduce(const Reduction& r) {
                     .module = unit.name,
                     .ranks = unit.shards,
                     .bytes = call.bytes()});
+  const std::string part = part_of(r);
   group_of(unit, unit.shard_axis, device)
       .issue(std::move(call), {.queue = queue_of(kReduceQueue, device),
                                .name = kReduceWork,
                                .subject = unit.name,
+                               .part = part,
                                .loans = loans,
                                .max_in_flight = most_in_flight(r.attrs.in_flight)});
 }
@@ -283,13 +307,16 @@ struct ReplicaSum {
   Collective call{.op = comm::CommOp::all_reduce};
   std::vector<AlonePart> stores;
   std::vector<Loan> loans;
+  std::string part;  ///< see part_of()
 };
 
 ReplicaSum sums_of(const KernelCall& c, const ReplicaSumAttrs& attrs) {
   ReplicaSum result;
+  std::vector<bool> takes_part(attrs.unit->pieces.size());
   std::size_t next = attrs.pieces.size();
   for (std::size_t m = 0; m < attrs.pieces.size(); ++m) {
     const SummedPiece& p = attrs.pieces[m];
+    takes_part[static_cast<std::size_t>(p.piece)] = true;
     const Tensor& sum = c.in[m];
     const Buffer buffer = buffer_at(sum, 0, sum.numel(), sum.dtype());
     result.call.parts.push_back({.in = buffer, .out = buffer, .dtype = sum.dtype(), .counts = {sum.numel()}});
@@ -300,6 +327,7 @@ ReplicaSum sums_of(const KernelCall& c, const ReplicaSumAttrs& attrs) {
     result.stores.push_back({flat(sum), flat(out), sum.dtype(), p.add_to != AddTo::nothing});
     lend_once(result.loans, out.storage(), true);
   }
+  result.part = part_of(*attrs.unit, takes_part);
   return result;
 }
 
@@ -312,18 +340,19 @@ void submit_sums(const ReplicaSumAttrs& attrs, ReplicaSum sums, std::int64_t byt
         {address_of(p.in), address_of(p.out), p.out.numel(), p.in.dtype(), p.wire, p.out.dtype(), p.accumulate});
   HostGroup& lane = group.host().lane(kReplicateQueue);
   queue_of(kReplicateQueue, Device::cpu())
-      .submit({.name = "replica_sum",
-               .subject = unit.name,
-               .bytes = bytes,
-               .run =
-                   [&lane, call = std::move(sums.call), stores = std::move(stores), &unit] {
-                     const comm::SubjectScope subject(unit.name);
-                     comm::run_on_host(lane, call);
-                     for (const HostPart& store : stores) reduce_on_host(store, 1);
-                   },
-               .loans = sums.loans,
-               .abort = [&lane](std::string_view reason) { lane.abort(reason); },
-               .max_in_flight = most_in_flight(attrs.in_flight)});
+      .submit(
+          {.name = "replica_sum",
+           .subject = unit.name,
+           .bytes = bytes,
+           .run =
+               [&lane, call = std::move(sums.call), stores = std::move(stores), part = std::move(sums.part), &unit] {
+                 const comm::SubjectScope subject(unit.name, part);
+                 comm::run_on_host(lane, call);
+                 for (const HostPart& store : stores) reduce_on_host(store, 1);
+               },
+           .loans = sums.loans,
+           .abort = [&lane](std::string_view reason) { lane.abort(reason); },
+           .max_in_flight = most_in_flight(attrs.in_flight)});
 }
 
 void run_replica_sum(const KernelCall& c) {
@@ -346,6 +375,7 @@ void run_replica_sum(const KernelCall& c) {
   group.issue(std::move(sums.call), {.queue = queue_of(kReplicateQueue, device),
                                      .name = "replica_sum",
                                      .subject = unit.name,
+                                     .part = sums.part,
                                      .loans = loans,
                                      .max_in_flight = most_in_flight(attrs.in_flight)});
   reduce_alone(sums.stores, 1);

@@ -25,6 +25,7 @@ struct UnitPiece {
   std::int64_t shard_offset = 0;
   std::int64_t full_offset = 0;
   std::vector<std::int64_t> rows{};  ///< of dim 0, per shard; empty: the chunk rule (comm/group/chunks.h)
+  std::string name{};                ///< for messages: the parameter's path below the unit
 
   static constexpr AttrField fields[] = {attr<&UnitPiece::shape>("shape"),
                                          attr<&UnitPiece::dtype>("dtype"),
@@ -32,7 +33,8 @@ struct UnitPiece {
                                          attr<&UnitPiece::wire>("wire"),
                                          attr<&UnitPiece::shard_offset>("shard_offset").local(),
                                          attr<&UnitPiece::full_offset>("full_offset").local(),
-                                         attr<&UnitPiece::rows>("rows").local().optional()};
+                                         attr<&UnitPiece::rows>("rows").local().optional(),
+                                         attr<&UnitPiece::name>("name").optional()};
 };
 
 /// Interned and immortal: equal layouts are one object, so comparing is comparing pointers.

@@ -50,6 +50,23 @@ TEST(Fingerprint, NamesWhatItActsOn) {
   EXPECT_LT(of(path + layer).text().size(), 100u);
 }
 
+TEST(Fingerprint, F192_NamesThePartOfTheSubject) {
+  const auto of = [](std::string_view subject, std::string_view part) {
+    const SubjectScope scope(subject, part);
+    return gather(4, {1, 2});
+  };
+  EXPECT_EQ(of("blocks.1", "without bias").text(), "all_gather #4 for blocks.1 without bias [bf16 x 1,2]");
+  EXPECT_EQ(of("blocks.1", "").hash(), [] {
+    const SubjectScope scope("blocks.1");
+    return gather(4, {1, 2}).hash();
+  }());
+  EXPECT_NE(of("a", "without b").hash(), of("a", "without c").hash());
+  EXPECT_NE(of("a", "without b").hash(), of("a", "").hash());
+  const std::string many(500, 'm');
+  EXPECT_NE(of("a", many + "b").hash(), of("a", many + "c").hash());
+  EXPECT_LT(of("a", many).text().size(), 130u);
+}
+
 TEST(Fingerprint, LongListsAreClippedButHashed) {
   const std::vector<std::int64_t> wide(250, std::numeric_limits<std::int64_t>::max());
   Fingerprint one(CommOp::reduce_scatter, std::numeric_limits<std::int64_t>::max()), other = one;

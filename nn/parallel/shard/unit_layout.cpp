@@ -28,6 +28,8 @@ PlacedUnit place_unit(const std::string& name, const DataMesh& data, const Mixed
   for (const Parameter* parameter : parameters) {
     const ShardPlacement& at = unit.placements.emplace_back(data.place(*parameter));
     UnitPiece piece = piece_of(at, parameter->value().dtype(), policy);
+    piece.name =
+        parameter->name().starts_with(name + ".") ? parameter->name().substr(name.size() + 1) : parameter->name();
     piece.shard_offset = layout.shard_bytes;
     piece.full_offset = layout.full_bytes;
     layout.shard_bytes += align(sherd::numel(at.local_shape) * byte_size(piece.dtype));

@@ -81,13 +81,13 @@ void BoardGroup::issue(Collective call, const CollectiveSite& site) {
   if (!SplitCall::fits(call, lane)) return issue_on_host(*this, std::move(call), site);
   QueueWork work = work_of(lane, call, site);
   const auto split = std::make_shared<SplitCall>(std::move(call), lane);
-  work.begin = [split, subject = site.subject] {  // runs inside of submit()
-    const SubjectScope scope(subject);
+  work.begin = [split, subject = site.subject, part = site.part] {  // runs inside of submit()
+    const SubjectScope scope(subject, part);
     split->begin();
   };
   work.is_ready = [split] { return split->is_ready(); };
-  work.run = [split, subject = std::string(site.subject)] {
-    const SubjectScope scope(subject);
+  work.run = [split, subject = std::string(site.subject), part = std::string(site.part)] {
+    const SubjectScope scope(subject, part);
     split->finish();
   };
   site.queue.submit(std::move(work));

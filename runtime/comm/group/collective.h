@@ -70,6 +70,7 @@ struct CollectiveSite {
   Queue& queue;                   ///< of the device where the buffers are
   std::string_view name;          ///< a literal or the name of an op: "unshard"
   std::string_view subject{};     ///< what it acts on: "blocks.3"; copied. Ranks compare it, see comm::SubjectScope
+  std::string_view part{};        ///< of the subject, where not all of it takes part: "without bias"; copied, compared
   std::span<const Loan> loans{};  ///< all bytes that the buffers name
   std::size_t max_in_flight = QueueWork::kUnlimited;
 };

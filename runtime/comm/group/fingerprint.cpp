@@ -9,9 +9,10 @@
 namespace sherd::comm {
 
 namespace {
-constexpr std::size_t kSubjectSize = 48;  // of a longer one the end is shown
-constexpr std::size_t kPartsEnd = 160;    // parts beyond this are counted, not spelled out
-constexpr std::size_t kCountsEnd = 190;   // room stays for the number of hidden parts and the reduction
+constexpr std::size_t kSubjectSize = 48;      // of a longer one the end is shown
+constexpr std::size_t kSubjectPartSize = 72;  // of a longer one the start is shown
+constexpr std::size_t kPartsEnd = 160;        // parts beyond this are counted, not spelled out
+constexpr std::size_t kCountsEnd = 190;       // room stays for the number of hidden parts and the reduction
 }  // namespace
 
 std::string_view name(CommOp op) {
@@ -45,17 +46,26 @@ void Fingerprint::name_call(CommOp op, std::int64_t sequence, int channel, std::
     append(" of channel ");
     append(std::int64_t{channel});
   }
-  name_subject(current_subject());
+  name_subject(current_subject(), current_part());
 }
 
-void Fingerprint::name_subject(std::string_view subject) {
+void Fingerprint::name_subject(std::string_view subject, std::string_view part) {
   if (subject.empty()) return;
-  std::uint64_t hash = 0;
-  for (const char c : subject) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  mix(hash);
+  mix_text(subject);
   append(" for ");
   if (subject.size() > kSubjectSize) append("...");
   append(subject.substr(subject.size() - std::min(subject.size(), kSubjectSize)));
+  if (part.empty()) return;
+  mix_text(part);
+  append(" ");
+  append(part.substr(0, kSubjectPartSize));
+  if (part.size() > kSubjectPartSize) append("...");
+}
+
+void Fingerprint::mix_text(std::string_view text) {
+  std::uint64_t hash = 0;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  mix(hash);
 }
 
 void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts, DType source_dtype) {

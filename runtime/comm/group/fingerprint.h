@@ -11,7 +11,8 @@
 namespace sherd::comm {
 
 /// Built up part by part, without allocating: "all_gather #12 [f32 x 4,4; bf16 x 3,2]", or "all_gather #12 of channel 1
-/// [...]"; of a subgroup "all_gather #12 of ranks 1,3 [...]"; in a SubjectScope "all_gather #12 for blocks.3 [...]".
+/// [...]"; of a subgroup "all_gather #12 of ranks 1,3 [...]"; in a SubjectScope "all_gather #12 for blocks.3 [...]",
+/// or "all_gather #12 for blocks.3 without bias [...]".
 /// The text is clipped after about 200 characters; the hash covers everything.
 class Fingerprint {
  public:
@@ -34,7 +35,8 @@ class Fingerprint {
 
  private:
   void name_call(CommOp op, std::int64_t sequence, int channel, std::string_view members);
-  void name_subject(std::string_view subject);
+  void name_subject(std::string_view subject, std::string_view part);
+  void mix_text(std::string_view text);
   void mix(std::uint64_t word);
   void append(std::string_view text);
   void append(std::int64_t number);

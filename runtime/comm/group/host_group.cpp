@@ -114,8 +114,8 @@ void issue_on_host(HostGroup& group, Collective call, const CollectiveSite& site
   check_issue(group, call, site);
   HostGroup& lane = group.lane(site.queue.name());
   QueueWork work = work_of(lane, call, site);
-  work.run = [&lane, call = std::move(call), subject = std::string(site.subject)] {
-    const SubjectScope scope(subject);
+  work.run = [&lane, call = std::move(call), subject = std::string(site.subject), part = std::string(site.part)] {
+    const SubjectScope scope(subject, part);
     run_on_host(lane, call);
   };
   site.queue.submit(std::move(work));

@@ -147,17 +147,18 @@ void StagedGroup::issue(Collective call, const CollectiveSite& site) {
                                      .loans = site.loans,
                                      .max_in_flight = limit});
   host_queue.wait(copied);
-  const Event moved = host_queue.submit(
-      {.name = site.name,
-       .subject = site.subject,
-       .bytes = bytes,
-       .run =
-           [&lane, memory, call = std::move(staged.call), subject = std::string(site.subject)]() mutable {
-             const comm::SubjectScope scope(subject);
-             comm::run_on_host(lane, call);
-             memory.reset();  // the item itself stays until it is waited for
-           },
-       .abort = [&lane](std::string_view reason) { lane.abort(reason); }});
+  const Event moved =
+      host_queue.submit({.name = site.name,
+                         .subject = site.subject,
+                         .bytes = bytes,
+                         .run =
+                             [&lane, memory, call = std::move(staged.call), subject = std::string(site.subject),
+                              part = std::string(site.part)]() mutable {
+                               const comm::SubjectScope scope(subject, part);
+                               comm::run_on_host(lane, call);
+                               memory.reset();  // the item itself stays until it is waited for
+                             },
+                         .abort = [&lane](std::string_view reason) { lane.abort(reason); }});
   queue.wait(moved);
   const Event ended = queue.submit({.name = site.name,
                                     .subject = site.subject,

@@ -5,13 +5,18 @@
 namespace sherd::comm {
 
 namespace {
-thread_local std::string_view innermost;
+thread_local std::string_view innermost, innermost_part;
 }  // namespace
 
-SubjectScope::SubjectScope(std::string_view subject) : outer_(std::exchange(innermost, subject)) {}
+SubjectScope::SubjectScope(std::string_view subject, std::string_view part)
+    : outer_(std::exchange(innermost, subject)), outer_part_(std::exchange(innermost_part, part)) {}
 
-SubjectScope::~SubjectScope() { innermost = outer_; }
+SubjectScope::~SubjectScope() {
+  innermost = outer_;
+  innermost_part = outer_part_;
+}
 
 std::string_view current_subject() { return innermost; }
+std::string_view current_part() { return innermost_part; }
 
 }  // namespace sherd::comm

@@ -1,23 +1,26 @@
 #pragma once
-// What the collectives of a thread act on, for a scope: "blocks.3". Ranks compare it with everything else about a call,
-// so those that are at different units of equal shapes are told so instead of mixing them, and errors name the unit.
+// What the collectives of a thread act on, for a scope: "blocks.3", and which part of it takes part: "without bias".
+// Ranks compare both with everything else about a call, so those that are at different units, or tensors of one unit,
+// of equal shapes are told so instead of mixing them, and errors name the unit.
 #include <string_view>
 
 namespace sherd::comm {
 
-/// `subject` is borrowed until the scope ends. Scopes nest; the innermost counts.
+/// Both texts are borrowed until the scope ends. Scopes nest; the innermost counts.
 class SubjectScope {
  public:
-  explicit SubjectScope(std::string_view subject);
+  explicit SubjectScope(std::string_view subject, std::string_view part = {});
   ~SubjectScope();
   SubjectScope(const SubjectScope&) = delete;
   SubjectScope& operator=(const SubjectScope&) = delete;
 
  private:
-  std::string_view outer_;
+  std::string_view outer_, outer_part_;
 };
 
 /// Empty outside of all scopes.
 std::string_view current_subject();
+/// Empty where all of the subject takes part.
+std::string_view current_part();
 
 }  // namespace sherd::comm
