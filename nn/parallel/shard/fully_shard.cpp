@@ -12,6 +12,7 @@
 #include "nn/parallel/shard/fully_shard.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "nn/module_list.h"
@@ -58,6 +59,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
     prefetches_ = options.prefetch;
     if (!parameters.empty()) unit = std::make_unique<Unit>(name_, mesh_, parameters, policy_);
     if (unit && options.parameters == ShardedOver::none) unit->buffers.keep_gathered();
+    if (unit && options.reduce_unused) unit->inbox.set_reduces_unused(true);
   }
   ~FullyShardHook() override {
     if (tree_) tree_->hooks[static_cast<std::size_t>(id_)] = nullptr;
@@ -65,7 +67,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
 
   void before_forward(Module& module) override;
   void after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) override;
-  void abandon_forward(Module&, std::string_view reason) noexcept override;
+  void abandon_forward(Module& module, std::string_view reason) noexcept override;
   void before_materialize(Module&, Device device) override {
     if (unit) unit->buffers.materialize(device);
   }
@@ -100,9 +102,18 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
     std::uint64_t begun;     // nodes of its own have larger numbers
     std::uint64_t pass = 0;  // the backward that has reached it last
   };
+  /// A forward that runs, or another method in its place.
+  struct Running {
+    const Module* module;
+    std::uint64_t begun;  // nodes of its own have larger numbers
+  };
   void join_or_make_tree(Module& module);
+  void join_or_tell(Module& module);
   void become_root(Module& module);
   void enter_forward(bool begins);
+  bool is_running(const Module& module) const {
+    return std::ranges::find(running_, &module, &Running::module) != running_.end();
+  }
   UnitSchedule::Call leave_forward(Module& module);
   void hook_outputs(UnitSchedule::Call call, std::uint64_t begun,
                     const std::function<void(const TensorVisitor&)>& visit_outputs);
@@ -116,9 +127,9 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   std::shared_ptr<ShardTree> tree_;
   UnitId id_ = kNoUnit;
   std::optional<bool> reshard_after_forward_;
-  UnitSchedule::Call forward_call_;   // the last that began
-  std::vector<std::uint64_t> begun_;  // per forward that runs: nodes of its own have larger numbers
-  std::vector<Module*> awaited_;      // of the list: those that have not run since the first did
+  UnitSchedule::Call forward_call_;  // the last that began
+  std::vector<Running> running_;     // the innermost last
+  std::vector<Module*> awaited_;     // of the list: those that have not run since the first did
   bool is_root_ = false;
   bool prefetches_ = true;
 };
@@ -180,6 +191,21 @@ void collect_free(Module& module, std::set<Parameter*>& seen, std::vector<Parame
     if (!p.parameter->shard_keeper() && seen.insert(p.parameter).second) out.push_back(p.parameter);
   for (const auto& child : module.children())
     if (!hook_of(*child)) collect_free(*child, seen, out);
+}
+
+// Wrapping goes from the inside out. Error if a unit above `wrapped` has taken a parameter of it.
+void check_inside_out(const Module& wrapped, const Module& module) {
+  for (const Module::NamedParameter& p : module.own_parameters()) {
+    const ShardKeeper* const owner = p.parameter->shard_keeper();
+    for (const Module* above = owner ? wrapped.parent() : nullptr; above; above = above->parent())
+      if (const FullyShardHook* hook = hook_of(*above); hook && hook->unit && owner == &hook->unit->buffers)
+        fail(
+            "fully_shard: module \"{}\" comes after \"{}\", which is above it and has taken its parameter \"{}\" "
+            "already; wrap from the inside out: inner modules first, the model last",
+            label(wrapped), hook->name(), p.parameter->name());
+  }
+  for (const auto& child : module.children())
+    if (!hook_of(*child)) check_inside_out(wrapped, *child);
 }
 
 // A tied parameter must be gathered wherever it is used: the innermost wrapped module of each user must own it.
@@ -253,8 +279,20 @@ void FullyShardHook::become_root(Module& module) {
   is_root_ = true;
 }
 
+// Without a tree nobody else tells the peers, who are on their way into the first gather.
+void FullyShardHook::join_or_tell(Module& module) {
+  try {
+    join_or_make_tree(module);
+  } catch (...) {
+    const std::string reason = current_exception_text();
+    for (FullyShardHook* hook : hooks_below(module))
+      if (hook->root_group().size() > 1) hook->root_group().abort(reason);
+    throw;
+  }
+}
+
 void FullyShardHook::before_forward(Module& module) {
-  if (!tree_) join_or_make_tree(module);
+  if (!tree_) join_or_tell(module);
   const bool begins = awaited_.empty();
   try {
     enter_forward(begins);
@@ -263,7 +301,7 @@ void FullyShardHook::before_forward(Module& module) {
     throw;
   }
   ++tree_->depth;
-  begun_.push_back(RankContext::current().next_id());
+  running_.push_back({&module, RankContext::current().next_id()});
   if (begins) awaited_ = modules_;
 }
 
@@ -296,8 +334,8 @@ void FullyShardHook::prefetch(const std::vector<std::weak_ptr<FullyShardHook>>& 
 
 void FullyShardHook::after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) {
   --tree_->depth;
-  const std::uint64_t begun = begun_.back();
-  begun_.pop_back();
+  const std::uint64_t begun = running_.back().begun;
+  running_.pop_back();
   try {
     const UnitSchedule::Call call = leave_forward(module);
     if (RankContext::current().grad_enabled) hook_outputs(call, begun, visit_outputs);
@@ -308,6 +346,7 @@ void FullyShardHook::after_forward(Module& module, const std::function<void(cons
 }
 
 UnitSchedule::Call FullyShardHook::leave_forward(Module& module) {
+  if (is_running(module)) return {};  // it called itself
   std::erase(awaited_, &module);
   const bool is_done = awaited_.empty();
   if (is_done) {
@@ -339,10 +378,11 @@ void FullyShardHook::hook_outputs(UnitSchedule::Call call, std::uint64_t begun,
 
 // An exception that leaves the outermost forward ends the step, for all ranks. One that leaves an inner forward may be
 // handled by the model.
-void FullyShardHook::abandon_forward(Module&, std::string_view reason) noexcept {
+void FullyShardHook::abandon_forward(Module& module, std::string_view reason) noexcept {
   if (!tree_) return;
-  begun_.pop_back();
+  running_.pop_back();
   if (--tree_->depth == 0) return tree_->abandon(reason);
+  if (is_running(module)) return;  // it called itself
   awaited_.clear();
   if (unit) unit->buffers.reshard();
 }
@@ -370,6 +410,7 @@ UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& me
           "as a list to make one group",
           label(*module));
     check(hook_of(*module) == nullptr, "fully_shard: module \"{}\" is wrapped already", label(*module));
+    check_inside_out(*module, *module);
     collect_free(*module, seen, parameters);
     name += (name.empty() ? "" : "+") + label(*module);
   }
@@ -442,12 +483,16 @@ void UnitHandle::reshard() const {
 }
 
 void UnitHandle::set_gradient_divide_factor(double factor) const {
-  check(factor > 0, "the gradient divide factor must be above 0, got {}", factor);
+  check(factor > 0 && std::isfinite(factor), "the gradient divide factor must be a number above 0, got {}", factor);
   if (Unit* unit = hook().unit.get()) unit->inbox.set_divide_factor(factor);
 }
 
 void UnitHandle::set_requires_all_reduce(bool on) const {
   if (Unit* unit = hook().unit.get()) unit->inbox.set_all_reduces(on);
+}
+
+void UnitHandle::set_reduce_unused(bool on) const {
+  if (Unit* unit = hook().unit.get()) unit->inbox.set_reduces_unused(on);
 }
 
 void UnitHandle::set_reshard_after_forward(bool reshard) const { hook().set_reshards(reshard); }
@@ -486,6 +531,12 @@ void set_reshard_after_forward(Module& module, bool reshard, bool recurse) {
   unit_of(module).set_reshard_after_forward(reshard);
   if (!recurse) return;
   for (FullyShardHook* hook : hooks_below(module)) hook->set_reshards(reshard);
+}
+
+void set_reduce_unused(Module& module, bool on, bool recurse) {
+  unit_of(module).set_reduce_unused(on);
+  if (!recurse) return;
+  for (const UnitHandle& unit : units(module)) unit.set_reduce_unused(on);
 }
 
 void set_modules_to_forward_prefetch(Module& module, const std::vector<Module*>& modules) {

@@ -59,6 +59,7 @@ class UnitHandle {
   void set_gradient_divide_factor(double factor) const;
   void set_requires_all_reduce(bool on) const;
   void set_reshard_after_forward(bool reshard) const;
+  void set_reduce_unused(bool on) const;
   void set_max_reductions(int count) const;
   /// Instead of the unit that the recorded order suggests, gather these while its modules compute forward (backward).
   /// An empty list restores the default; units that are gone by then are left out.
@@ -72,9 +73,9 @@ class UnitHandle {
 
 /// Shards the parameters of `module` over `mesh`: of two axes the first replicates (HSDP), gradients are then averaged
 /// over both. Parameters distributed over other axes of the same root mesh are sharded further, see data_mesh.h.
-/// Errors, on every rank: a container without a forward, a module that is wrapped already, a 0-d parameter,
-/// a mesh of three axes, those of check_policy() (policy.h). No communication: values are made by materialize(), or
-/// each rank keeps its rows of existing values (which must be equal on all ranks).
+/// Errors, on every rank: a container without a forward, a module that is wrapped already or lies below one that has
+/// taken its parameters, a 0-d parameter, a mesh of three axes, those of check_policy() (policy.h). No communication:
+/// values are made by materialize(), or each rank keeps its rows of existing values (which must be equal on all ranks).
 UnitHandle fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 /// Over all ranks of the job.
 UnitHandle fully_shard(Module& module, const FullyShardOptions& options = {});
@@ -109,11 +110,15 @@ UnshardHandle unshard_async(Module& module);
 /// parameters are lost.
 void reshard(Module& module);
 /// Divides summed gradients of this module's unit by `factor` instead of the number of ranks, replicas included.
+/// Error unless it is finite and above 0.
 void set_gradient_divide_factor(Module& module, double factor);
 /// HSDP: off, backward passes reduce over the shard axis only and accumulate apart from grad(); the next pass with it
 /// on all-reduces the accumulated sum over replicas. For all but the last micro-batch of a step.
 void set_requires_all_reduce(Module& module, bool on, bool recurse = true);
 void set_reshard_after_forward(Module& module, bool reshard, bool recurse = true);
+/// As FullyShardOptions::reduce_unused. Then grad() of a trainable parameter is there after every backward pass, zero
+/// where no rank has used it. On all ranks alike.
+void set_reduce_unused(Module& module, bool on, bool recurse = true);
 /// While `module` computes its forward (backward), gather the units of these modules, instead of the one that the
 /// recorded order suggests. Takes effect within one forward or backward; an empty list restores the default.
 /// Error if a module is not wrapped. Two and more need memory for as many gathered units.

@@ -1,6 +1,7 @@
 #include "nn/parallel/shard/gradient_inbox.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "dtensor/redistribute.h"
 #include "runtime/autograd/autograd.h"
@@ -157,7 +158,7 @@ Tensor GradientInbox::local_gradient(std::size_t i, Tensor gradient) {
   if (!gradient.is_distributed() || Spec::from(gradient).mesh_id() != gathered->mesh_id())
     fail("parameter \"{}\" is gathered as {}, its gradient is {}: on another mesh, or plain",
          buffers_.parameter(i)->name(), gathered->describe(), gradient);
-  const bool may_wait = e.partial_gradients && !leaves_unsummed() && !e.has_unsummed();
+  const bool may_wait = e.partial_gradients && !reduces_unused_ && !leaves_unsummed() && !e.has_unsummed();
   if (may_wait && Spec::from(gradient).placement(0).is_partial(ReduceKind::sum) &&
       (e.is_partial || e.pending == Pending::none)) {
     e.is_partial = true;
@@ -175,13 +176,21 @@ void GradientInbox::reduce_partial_now(std::size_t i) {
   entries_[i].is_partial = false;
 }
 
+// Those that are not reached get no gradient: the others complete the unit, in the same order of units on all ranks.
+std::size_t GradientInbox::num_reached() const {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < entries_.size(); ++i)
+    if (const Parameter* p = buffers_.parameter(i)) count += p->leaf()->visited == backward_pass() ? 1 : 0;
+  return count;
+}
+
 // What was gathered stays while the tape has readers for it: frozen parameters, or a use behind detach(). The backward
 // of the module before this one tells when that is over (UnitSchedule::begin_backward). Where the shards are what is
 // read, hooks wait too: they may write them.
 void GradientInbox::finish(Slot&) {
-  if (finished_ == 0) trainable_ = buffers_.num_trainable();
-  if (++finished_ != trainable_) return;
-  const bool is_read = buffers_.is_shard_full() ? trainable_ < entries_.size() : buffers_.has_readers();
+  if (finished_ == 0) reached_ = num_reached();
+  if (++finished_ != reached_) return;
+  const bool is_read = buffers_.is_shard_full() ? reached_ < entries_.size() : buffers_.has_readers();
   if (!is_read) buffers_.reshard();
   reduce_pending();
   if (!is_read || !buffers_.is_shard_full()) run_hooks();
@@ -210,14 +219,19 @@ void GradientInbox::set_all_reduces(bool on) {
   reduction_changed();
 }
 
+void GradientInbox::set_reduces_unused(bool on) {
+  reduces_unused_ = on;
+  reduction_changed();
+}
+
 void GradientInbox::reduction_changed() {
   is_gradient_reduced_ =
       data_.num_ranks() == 1 && buffers_.is_shard_full() && !rounds(buffers_.layout()) && divide_factor_ == 1;
   const char* const over_replicas = data_.num_replicas() == 1 ? ""
                                     : all_reduces_            ? " and adds them up over replicas"
                                                               : " and does not add them up over replicas";
-  reduction_->text =
-      fmt::format("group \"{}\" divides gradients by {}{}", buffers_.layout().name, divide_factor_, over_replicas);
+  reduction_->text = fmt::format("group \"{}\" divides gradients by {}{}{}", buffers_.layout().name, divide_factor_,
+                                 over_replicas, reduces_unused_ ? ", unused ones too" : "");
   if (CaptureSink* capture = RankContext::current().capture) capture->setting_changed(reduction_);
 }
 
@@ -227,6 +241,7 @@ void GradientInbox::reduce_pending() {
   if (CaptureSink* capture = RankContext::current().capture) capture->setting_read(reduction_);
   finished_ = 0;
   add_zeros_to_unsummed();
+  add_zeros_for_unused();
   if (!has_pending_) return drop_buffer();
   for (std::size_t i = 0; i < entries_.size(); ++i)
     if (!buffers_.parameter(i)) entries_[i].pending = Pending::none;
@@ -260,12 +275,24 @@ void GradientInbox::run_hooks() {
 void GradientInbox::add_zeros_to_unsummed() {
   if (!all_reduces_ || buffers_.layout().replicas == 1) return;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    Entry& e = entries_[i];
-    if (!e.has_unsummed() || e.pending != Pending::none || !buffers_.parameter(i)) continue;
-    fill_into(full_view(i), 0);
-    e.pending = Pending::average;
-    has_pending_ = true;
+    const Entry& e = entries_[i];
+    if (e.has_unsummed() && e.pending == Pending::none && buffers_.parameter(i)) add_zeros(i);
   }
+}
+
+// Once in a pass: what arrives after that is reduced for itself.
+void GradientInbox::add_zeros_for_unused() {
+  if (!reduces_unused_ || !in_backward() || std::exchange(zeros_pass_, backward_pass()) == backward_pass()) return;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const Parameter* const p = buffers_.parameter(i);
+    if (p && p->requires_grad() && entries_[i].pending == Pending::none) add_zeros(i);
+  }
+}
+
+void GradientInbox::add_zeros(std::size_t i) {
+  fill_into(full_view(i), 0);
+  entries_[i].pending = Pending::average;
+  has_pending_ = true;
 }
 
 // The full gradients are the reduced ones. Those that were Partial at first were not added in place, see

@@ -62,6 +62,9 @@ class GradientInbox final : public GradSink {
   void set_divide_factor(double factor);
   /// Off: a backward pass reduces over the shard axis only, and its sum is kept until a pass with it on.
   void set_all_reduces(bool on);
+  /// On: parameters that a pass does not reach count as zero, and every pass that reaches a parameter of the tree
+  /// reduces the unit.
+  void set_reduces_unused(bool on);
 
   // GradSink
   Destination destination(Slot& slot) override;
@@ -107,6 +110,9 @@ class GradientInbox final : public GradSink {
   void keep_gradients();
   bool leaves_unsummed() const { return !all_reduces_ && data_.num_replicas() > 1; }
   void add_zeros_to_unsummed();
+  void add_zeros_for_unused();
+  void add_zeros(std::size_t i);
+  std::size_t num_reached() const;
   Tensor earlier_sum(std::size_t i) const;
   void deliver(std::size_t i, const Tensor& shard);
   void launch();
@@ -122,14 +128,16 @@ class GradientInbox final : public GradSink {
   Tensor gradients_;            // u8, or undefined
   std::shared_ptr<BackwardEnd> end_;
   double divide_factor_;
-  const std::shared_ptr<StepSetting> reduction_ = std::make_shared<StepSetting>();  // the factor and all_reduces_
+  const std::shared_ptr<StepSetting> reduction_ = std::make_shared<StepSetting>();  // the factor and what is summed
   int max_reductions_ = 1;
   std::size_t finished_ = 0;          // parameters whose gradient is complete in this pass
-  std::size_t trainable_ = 0;         // of how many, counted with the first
+  std::size_t reached_ = 0;           // of how many that this pass reaches, counted with the first
+  std::uint64_t zeros_pass_ = 0;      // the pass that has counted what it does not reach as zero
   std::vector<std::size_t> reduced_;  // pieces whose hooks are still to run
   bool is_gradient_reduced_ = false;  // the full gradients are the reduced ones: one rank, no cast, rounding or scaling
   bool has_pending_ = false;
   bool all_reduces_ = true;
+  bool reduces_unused_ = false;
 };
 
 }  // namespace sherd::nn

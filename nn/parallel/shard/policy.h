@@ -53,6 +53,9 @@ struct UnitPolicy {
   /// While this module computes, gather the unit that ran after it in the last forward (in backward: the next one in
   /// reverse order). Off: every unit is gathered when it is needed.
   bool prefetch = true;
+  /// Ranks may use different parameters: those that a rank's backward does not reach count as zero in the average, and
+  /// every pass reduces this unit. Off: ranks that use different ones raise CommError with their names.
+  bool reduce_unused = false;
 };
 
 /// The preset of that name. Error naming the nearest for an unknown one.

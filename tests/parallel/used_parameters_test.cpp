@@ -1,0 +1,206 @@
+// Ranks that use different parameters of one unit: a named error, or zeros on request. Methods other than forward, and
+// what is wrong before the first step. Values are compared with a model that is whole on every rank.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include "runtime/autograd/autograd.h"
+#include "tests/parallel/nets.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/near.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+
+/// Two linears of equal shapes, of which a call uses one, and a third that nobody uses.
+struct Choosing : nn::Layer<Choosing> {
+  nn::Linear &a, &b, &never;
+  bool uses_a = true;
+  Choosing() : a(add<nn::Linear>("a", 6, 6)), b(add<nn::Linear>("b", 6, 6)), never(add<nn::Linear>("never", 6, 6)) {}
+  Tensor forward(const Tensor& x) { return relu(uses_a ? a(x) : b(x)); }
+};
+
+struct ChoosingNet : nn::Layer<ChoosingNet> {
+  nn::ModuleList<Choosing>& blocks;
+  nn::Linear& head;
+  ChoosingNet() : blocks(add<nn::ModuleList<Choosing>>("blocks")), head(add<nn::Linear>("head", 6, 3)) {
+    for (int i = 0; i < 3; ++i) blocks.append();
+  }
+  Tensor forward(Tensor x) {
+    for (Choosing* block : blocks.items()) x = (*block)(x);
+    return head(x);
+  }
+};
+
+Tensor loss_of(ChoosingNet& net, const Tensor& x) { return mean(square(net(x))); }
+
+TEST(FullyShard, F192_RanksThatUseDifferentParametersAreToldWhich) {
+  for (const int ranks : {2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      ChoosingNet net, reference;
+      shard(net, DeviceMesh(group));
+      net.materialize(nn::Seed{3});
+      reference.materialize(nn::Seed{3});
+      Choosing& block = *net.blocks.items()[1];
+      block.uses_a = group->rank() == 0;
+      const Tensor x = batch_of(12, 6, 0, "x");
+      expect_error(
+          [&] {
+            backward(loss_of(net, slice_of(x, *group)));
+            RankContext::current().drain_queues();
+            for (const nn::Parameter* p : net.parameters())
+              if (p->grad().defined()) (void)p->grad().local().raw();
+          },
+          {"for blocks.1 of a.weight, a.bias alone", "for blocks.1 of b.weight, b.bias alone"});
+      EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+      for (nn::Parameter* p : net.parameters()) p->clear_grad();
+      nn::reset_after_error(net);
+      block.uses_a = true;
+      backward(loss_of(net, slice_of(x, *group)));
+      backward(loss_of(reference, x));
+      EXPECT_TRUE(near(whole(block.a.weight.grad()), reference.blocks.items()[1]->a.weight.grad(), 1e-5));
+      EXPECT_FALSE(block.b.weight.grad().defined());
+    });
+}
+
+TEST(FullyShard, F66_UnusedParametersCountAsZeroOnRequest) {
+  for (const int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      ChoosingNet net, reference;
+      shard(net, DeviceMesh(group), {.reduce_unused = true});
+      nn::set_reduce_unused(net, true);
+      net.materialize(nn::Seed{3});
+      reference.materialize(nn::Seed{3});
+      const auto choose = [](ChoosingNet& model, int rank, std::uint64_t step) {
+        for (std::size_t i = 0; i < 3; ++i)
+          model.blocks.items()[i]->uses_a = (static_cast<std::uint64_t>(rank) + i + step) % 2 == 0;
+      };
+      for (std::uint64_t step = 0; step < 3; ++step) {
+        const Tensor x = batch_of(12, 6, step, "x");
+        choose(net, group->rank(), step);
+        const CommCounts before = settled_counts(*group);
+        backward(loss_of(net, slice_of(x, *group)));
+        if (group->size() > 1) {
+          EXPECT_EQ(settled_counts(*group).reduce_scatter.calls - before.reduce_scatter.calls, 4);
+        }
+        const std::int64_t rows = 12 / group->size();
+        for (int rank = 0; rank < group->size(); ++rank) {
+          choose(reference, rank, step);
+          backward(loss_of(reference, narrow(x, 0, rank * rows, rows)) * (1.0 / group->size()));
+        }
+        const auto own = net.parameters(), expected = reference.parameters();
+        for (std::size_t i = 0; i < own.size(); ++i) {
+          ASSERT_TRUE(own[i]->grad().defined()) << own[i]->name();
+          const Tensor average = expected[i]->grad().defined() ? expected[i]->grad().detach() : zeros(own[i]->shape());
+          EXPECT_TRUE(near(own[i]->grad().local(), part_of(average, own[i]->grad()), 1e-5)) << own[i]->name();
+          own[i]->clear_grad();
+          expected[i]->clear_grad();
+        }
+        EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+      }
+    });
+}
+
+// ---- F74: methods other than forward ----
+
+struct Encoder : nn::Layer<Encoder> {
+  nn::Linear& inner;
+  Encoder() : inner(add<nn::Linear>("inner", 6, 6)) {}
+  Tensor forward(const Tensor& x) { return relu(inner(x)); }
+  Tensor embed(const Tensor& x) { return square(inner(x)); }
+};
+
+struct EncodingNet : nn::Layer<EncodingNet> {
+  Encoder& encoder;
+  nn::Linear& head;
+  EncodingNet() : encoder(add<Encoder>("encoder")), head(add<nn::Linear>("head", 6, 3)) {}
+  Tensor forward(const Tensor& x) { return head(encoder(x)); }
+  Tensor features(const Tensor& x) { return head(nn::call_hooked(encoder, &Encoder::embed, x)); }
+  /// Calls a method of its own between hooks of its own.
+  Tensor both(const Tensor& x) { return nn::call_hooked(*this, &EncodingNet::features, x) + head(x); }
+};
+
+TEST(FullyShard, F74_OtherMethodsGatherAndReshard) {
+  for (const int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      EncodingNet net, reference;
+      const DeviceMesh mesh(group);
+      const nn::UnitHandle encoder = nn::fully_shard(net.encoder, mesh);
+      const nn::UnitHandle root = nn::fully_shard(net, mesh);
+      net.materialize(nn::Seed{3});
+      reference.materialize(nn::Seed{3});
+      for (std::uint64_t step = 0; step < 4; ++step) {
+        const Tensor x = batch_of(12, 6, step, "x");
+        const auto method = step % 2 == 0 ? &EncodingNet::features : &EncodingNet::both;
+        const CommCounts before = settled_counts(*group);
+        backward(mean(square(nn::call_hooked(net, method, slice_of(x, *group)))));
+        const CommCounts after = settled_counts(*group);
+        if (group->size() > 1) {
+          EXPECT_EQ(after.all_gather.calls - before.all_gather.calls, 3) << "the encoder's twice";
+          EXPECT_EQ(after.reduce_scatter.calls - before.reduce_scatter.calls, 2);
+        }
+        backward(mean(square((reference.*method)(x))));
+        expect_same_gradients(net, reference);
+        EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+        for (nn::Module* m : {static_cast<nn::Module*>(&net), static_cast<nn::Module*>(&reference)})
+          for (nn::Parameter* p : m->parameters()) p->clear_grad();
+      }
+      EXPECT_EQ(encoder.late_gathers() + root.late_gathers(), 0);
+      const GradMode off(false);
+      const Tensor x = batch_of(3, 6, 9, "x");
+      EXPECT_TRUE(near(nn::call_hooked(net, &EncodingNet::features, x), reference.features(x), 1e-5));
+      EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+    });
+}
+
+// ---- F200 to F202 ----
+
+TEST(FullyShard, F200_WrappingFromTheRootDownIsRefusedForItsOwnReason) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    Net net({6, 10, 5});
+    nn::fully_shard(net, mesh);
+    expect_error([&] { nn::fully_shard(*net.blocks.items()[0], mesh); },
+                 {"\"blocks.0\"", "\"(model)\"", "\"blocks.0.linear.weight\"", "inside out"});
+    EXPECT_FALSE(nn::is_fully_sharded(*net.blocks.items()[0]));
+    net.materialize();
+    backward(sum(net(batch_of(2, 6, 0, "x"))));  // as it was
+    EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+  });
+}
+
+TEST(FullyShard, F201_AnErrorInTheFirstForwardOfOneRankReachesAll) {
+  for (const int ranks : {2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      Net net({6, 10, 5});
+      shard(net, DeviceMesh(group));
+      if (group->rank() != 1) net.materialize(nn::Seed{3});
+      const Tensor x = batch_of(2, 6, 0, "x");
+      const auto start = std::chrono::steady_clock::now();
+      expect_error([&] { (void)net(x).raw(); }, {"no values yet", "blocks.0.linear.weight"});
+      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+      nn::reset_after_error(net);
+      net.materialize(nn::Seed{3});
+      Net reference({6, 10, 5});
+      reference.materialize(nn::Seed{3});
+      const GradMode off(false);
+      EXPECT_TRUE(near(net(x), reference(x), 1e-5));
+    });
+}
+
+TEST(FullyShard, F202_ADivideFactorThatIsNoNumberIsRefused) {
+  run_ranks(1, [](const Group& group) {
+    Net net({6, 10, 5});
+    shard(net, DeviceMesh(group));
+    for (const double factor : {std::numeric_limits<double>::infinity(), std::nan(""), 0.0, -1.0})
+      expect_error([&] { nn::set_gradient_divide_factor(net, factor); }, {"divide factor", "above 0"});
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing
