@@ -13,7 +13,8 @@ struct MixedPrecision {
   /// Of gathered parameters, hence of the all-gather; of gradients before they are reduced; and of the inputs.
   std::optional<DType> param_dtype{};
   /// Gradients are rounded to it before they are summed, and the result once more; sums are accumulated in f32. Unset:
-  /// the gradients' dtype. f32 for bf16 gradients sends bf16 and loses nothing.
+  /// the dtype that the parameter was made with, whatever param_dtype is, as in PyTorch 2.15. Gradients travel in the
+  /// narrower of it and their own dtype: f32 for bf16 gradients sends bf16 and loses nothing, bf16 also rounds the sum.
   std::optional<DType> reduce_dtype{};
   /// Of the module's outputs.
   std::optional<DType> output_dtype{};

@@ -66,7 +66,7 @@ class FullyShardReplay : public ::testing::TestWithParam<int> {};
 
 TEST_P(FullyShardReplay, MixedPrecisionIsBitwiseEager) {
   run_ranks(GetParam(), [](const Group& group) {
-    for (const std::optional<DType> reduce : {std::optional<DType>(DType::f32), std::optional<DType>()}) {
+    for (const std::optional<DType> reduce : {std::optional<DType>(DType::bf16), std::optional<DType>()}) {
       const nn::FullyShardOptions options{
           .mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = reduce, .output_dtype = DType::f32}};
       Training eager(group, true, options), captured(group, true, options);

@@ -195,7 +195,7 @@ TEST(FullyShard, F175_SumsThatLieAsideAreFreed) {
   const auto peak = [](const Group& group, int layers) {
     std::vector<std::int64_t> sizes(static_cast<std::size_t>(layers) + 2, 32);
     Net net(sizes);
-    const nn::MixedPrecision policy{.param_dtype = DType::bf16};
+    const nn::MixedPrecision policy{.param_dtype = DType::bf16, .reduce_dtype = DType::bf16};
     shard(net, mesh_of(group, {2, 2}), {.mp_policy = policy}, {.mp_policy = policy});
     net.materialize();
     for (int micro = 0; micro < 2; ++micro) backward(sum(net(batch_of(2, 32, 0, "x"))));
@@ -225,9 +225,9 @@ TEST(FullyShard, F175_NothingOfAReductionStaysAfterTheUpdate) {
     });
 }
 
-// Gradients in bf16 are rounded on their way over both axes, their sum is kept in f32.
+// Gradients in bf16, whose sum over both axes is rounded to bf16 or, by default, is one of f32.
 TEST(FullyShard, F88_HsdpWithBf16GradientsIsCloseToF32) {
-  for (const std::optional<DType> reduce : {std::optional<DType>(DType::f32), std::optional<DType>()})
+  for (const std::optional<DType> reduce : {std::optional<DType>(DType::bf16), std::optional<DType>()})
     run_ranks(4, [=](const Group& group) {
       Net net(kUneven), reference(kUneven);
       const nn::MixedPrecision policy{.param_dtype = DType::bf16, .reduce_dtype = reduce};

@@ -129,10 +129,16 @@ TEST(FullyShard, F88_GathersMoveHalfTheBytesAndStateStaysF32) {
   });
 }
 
-TEST(FullyShard, F89_ReduceDtypeUnsetRoundsTheMeanToTheParameterType) {
+TEST(FullyShard, F89_F183_ReduceDtypeUnsetKeepsTheMeanInTheParametersOwnType) {
   for (int ranks : {1, 3, 4})
-    run_ranks(ranks,
-              [](const Group& group) { expect_step(group, {.param_dtype = DType::bf16}, DType::bf16, DType::bf16); });
+    run_ranks(ranks, [](const Group& group) { expect_step(group, {.param_dtype = DType::bf16}, DType::bf16, {}); });
+}
+
+TEST(FullyShard, F89_ABf16WireRoundsTheMean) {
+  for (int ranks : {1, 3, 4})
+    run_ranks(ranks, [](const Group& group) {
+      expect_step(group, {.param_dtype = DType::bf16, .reduce_dtype = DType::bf16}, DType::bf16, DType::bf16);
+    });
 }
 
 TEST(FullyShard, F90_F32ParametersReducedInBf16) {

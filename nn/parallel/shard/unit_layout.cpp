@@ -13,7 +13,7 @@ UnitPiece piece_of(const ShardPlacement& at, DType dtype, const MixedPrecision& 
   UnitPiece piece{.shape = at.full_shape, .dtype = dtype, .full_dtype = dtype, .wire = dtype, .rows = at.row_counts};
   if (!is_floating(dtype)) return piece;
   piece.full_dtype = policy.param_dtype.value_or(dtype);
-  piece.wire = policy.reduce_dtype.value_or(piece.full_dtype);
+  piece.wire = policy.reduce_dtype.value_or(dtype);
   return piece;
 }
 
