@@ -312,6 +312,7 @@ TEST(FullyShard, F22_MetaInitialisationEqualsDirect) {
       shard(wrapped_on_meta, mesh);
       expect_error([&] { wrapped_on_meta(batch_of(2, 6, 0, "x")); },
                    {"materialize", "head.weight", "blocks.0.linear.weight"});
+      nn::reset_after_error(wrapped_on_meta);
       wrapped_on_meta.materialize(nn::Seed{42});
       wrapped_with_values.materialize(nn::Seed{42});
       shard(wrapped_with_values, mesh);
