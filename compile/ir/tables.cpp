@@ -34,13 +34,8 @@ class TableChecker {
   }
 
  private:
-  bool is_value(ValueId id) const { return id >= 0 && static_cast<std::size_t>(id) < program_.values.size(); }
-  bool is_slot(int slot) const {
-    return slot >= 0 && static_cast<std::size_t>(slot) < program_.slots.size() && !program_.slot(slot).is_local;
-  }
   void check_layout(LayoutId id) const {
-    demand(id >= kPlain && id < static_cast<LayoutId>(program_.layouts.size()), "layout {} of {}", id,
-           program_.layouts.size());
+    demand(has_layout(program_, id), "layout {} of {}", id, program_.layouts.size());
   }
 
   // ---- names ----
@@ -65,7 +60,8 @@ class TableChecker {
   void check_bindings() const {
     std::vector<std::uint8_t> bound(program_.slots.size(), 0);  // bit 0: its value, bit 1: its gradient
     for (const Binding& b : program_.bindings) {
-      demand(is_slot(b.slot) && is_value(b.value), "a binding names slot {} and value {}", b.slot, b.value);
+      demand(has_slot(program_, b.slot) && has_value(program_, b.value), "a binding names slot {} and value {}", b.slot,
+             b.value);
       check_layout(b.tensor.layout);
       const std::uint8_t bit = b.gradient ? 2 : 1;
       std::uint8_t& bits = bound[static_cast<std::size_t>(b.slot)];
@@ -116,7 +112,7 @@ class TableChecker {
   }
 
   void check_place(const Value& v) const {
-    demand(is_value(v.place), "a place is value {} of {}", v.place, program_.values.size());
+    demand(has_value(program_, v.place), "a place is value {} of {}", v.place, program_.values.size());
     const Value& place = program_.value(v.place);
     demand(
         v.kind == ValueKind::temporary && place.kind == ValueKind::temporary && place.place == kNoValue && &place != &v,

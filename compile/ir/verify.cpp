@@ -31,7 +31,7 @@ class Verifier {
     for (at_ = 0; at_ < program_.nodes.size(); ++at_) check_node(program_.nodes[at_]);
     for (const GraphResult& result : program_.results) check_handed_back(result, "a result");
     for (const SlotUpdate& update : program_.updates) {
-      demand(is_slot(update.slot), "an update names slot {} of {}", update.slot, program_.slots.size());
+      demand(has_slot(program_, update.slot), "an update names slot {} of {}", update.slot, program_.slots.size());
       check_handed_back(update.result, "what a slot gets");
     }
     check_all_freed();
@@ -50,10 +50,10 @@ class Verifier {
   std::string printed(std::size_t index) const {
     const auto sound = [&](std::span<const TensorRef> refs) {
       return std::all_of(refs.begin(), refs.end(),
-                         [&](const TensorRef& r) { return !r.defined() || is_value(r.value); });
+                         [&](const TensorRef& r) { return !r.defined() || has_value(program_, r.value); });
     };
     const auto exist = [&](const std::vector<ValueId>& list) {
-      return std::all_of(list.begin(), list.end(), [&](ValueId v) { return is_value(v); });
+      return std::all_of(list.begin(), list.end(), [&](ValueId v) { return has_value(program_, v); });
     };
     const GraphNode& node = program_.nodes[index];
     if (!node.op) return "without an op";
@@ -62,18 +62,13 @@ class Verifier {
     });
     return printable ? describe_node(program_, index) : std::string(node.op->name);
   }
-  bool is_value(ValueId id) const { return id >= 0 && static_cast<std::size_t>(id) < program_.values.size(); }
-  bool is_slot(int slot) const {
-    return slot >= 0 && static_cast<std::size_t>(slot) < program_.slots.size() && !program_.slot(slot).is_local;
-  }
   void check_layout(LayoutId id) const {
-    demand(id >= kPlain && id < static_cast<LayoutId>(program_.layouts.size()), "layout {} of {}", id,
-           program_.layouts.size());
+    demand(has_layout(program_, id), "layout {} of {}", id, program_.layouts.size());
   }
   State& state(ValueId id) { return states_[static_cast<std::size_t>(id)]; }
 
   void check_ref(const TensorRef& ref) const {
-    demand(is_value(ref.value), "a ref names value {} of {}", ref.value, program_.values.size());
+    demand(has_value(program_, ref.value), "a ref names value {} of {}", ref.value, program_.values.size());
     demand(ref.shape.size() == ref.strides.size(), "a ref has shape {} and strides {}", ref.shape, ref.strides);
     const auto [first, last] = ref.extent();
     demand(first >= 0 && last <= program_.value(ref.value).bytes, "bytes {} to {} of a value that has {}", first, last,
@@ -199,7 +194,7 @@ class Verifier {
 
   void check_scratch(const GraphNode& node, const SmallVec<TensorMeta, 4>& in) {
     if (node.scratch == kNoValue) return;
-    demand(is_value(node.scratch) && state(node.scratch) == State::unwritten,
+    demand(has_value(program_, node.scratch) && state(node.scratch) == State::unwritten,
            "scratch is a temporary that nothing else uses; value {} is none", node.scratch);
     const Device device = device_of(program_, node);
     demand(!device.is_meta(), "a node without a kernel has scratch");
@@ -231,11 +226,13 @@ class Verifier {
   }
 
   void check_presence(ValueId v) const {
-    demand(is_value(v) && program_.value(v).kind == ValueKind::unit, "value {} has no data to release or restore", v);
+    demand(has_value(program_, v) && program_.value(v).kind == ValueKind::unit,
+           "value {} has no data to release or restore", v);
   }
 
   void check_free(const GraphNode& node, ValueId v) {
-    demand(is_value(v) && program_.value(v).kind == ValueKind::temporary, "value {} is freed and is no temporary", v);
+    demand(has_value(program_, v) && program_.value(v).kind == ValueKind::temporary,
+           "value {} is freed and is no temporary", v);
     demand(state(v) == State::live || (state(v) == State::scratch && v == node.scratch),
            "value {} is freed and is not live", v);
     state(v) = State::freed;

@@ -70,7 +70,7 @@ TEST(Strategies, AreCalledByTheirNames) {
     EXPECT_EQ(nn::strategy_name(policy, policy.needs_replicas), name == "replicate" ? "no_shard" : name);
   }
   EXPECT_EQ(nn::strategy_name({.reshard_after_forward = nn::ReshardAfterForward(false)}, true), "hybrid_shard_grad_op");
-  EXPECT_EQ(nn::strategy_name({.parameters = none, .gradients = shards}, false), "");
+  EXPECT_EQ(nn::strategy_name({.parameters = none, .optimizer = all}, false), "");
   expect_error([] { nn::strategy("shard_gradop"); },
                {"no strategy \"shard_gradop\"", "did you mean \"shard_grad_op\""});
 }
@@ -81,8 +81,8 @@ TEST(Strategies, WhatDoesNotFitIsRefused) {
     const DeviceMesh line(group), grid = grid_of(group);
     expect_error([&] { nn::fully_shard(net, line, nn::strategy("hybrid_shard")); },
                  {"mesh(dp=4)", "--mesh replicate=2,dp=2"});
-    expect_error([&] { nn::fully_shard(net, line, {.parameters = shards, .gradients = none}); },
-                 {"parameters are sharded over shards, gradients over none"});
+    expect_error([&] { nn::fully_shard(net, line, {.parameters = shards, .optimizer = none}); },
+                 {"parameters are sharded over shards, the optimizer over none"});
     expect_error([&] { nn::fully_shard(net, grid, {.optimizer = all}); },
                  {"parameters over shards", "optimizer over all", "not built yet"});
     nn::fully_shard(net, grid, nn::strategy("hybrid_shard"));
@@ -117,7 +117,7 @@ TEST(FullyShard, F60_StrategiesTrainLikeOneRankWithProcesses) {
 TEST(FullyShard, F60_ShardsOverReplicasTrainLikeOneRank) {
   for (const nn::ShardedOver parameters : {none, all})
     run_ranks(4, [=](const Group& group) {
-      const nn::UnitPolicy policy{.parameters = parameters, .gradients = parameters, .optimizer = all};
+      const nn::UnitPolicy policy{.parameters = parameters, .optimizer = all};
       expect_parity(group, grid_of(group), policy);
     });
 }

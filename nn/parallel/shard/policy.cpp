@@ -13,7 +13,7 @@ namespace {
 
 struct Preset {
   std::string_view name;
-  ShardedOver parameters, gradients, optimizer;
+  ShardedOver parameters, optimizer;
   bool needs_replicas = false;
   std::optional<bool> reshards{};  ///< after forward; nothing: all but the root
 };
@@ -21,13 +21,13 @@ struct Preset {
 // The first of equal presets is the one that they are called by.
 constexpr std::array<Preset, 7> presets() {
   using enum ShardedOver;
-  return {{{"full_shard", shards, shards, shards},
-           {"shard_grad_op", shards, shards, shards, false, false},
-           {"shard_optimizer", none, none, shards},
-           {"no_shard", none, none, none},
-           {"replicate", none, none, none},
-           {"hybrid_shard", shards, shards, shards, true},
-           {"hybrid_shard_grad_op", shards, shards, shards, true, false}}};
+  return {{{"full_shard", shards, shards},
+           {"shard_grad_op", shards, shards, false, false},
+           {"shard_optimizer", none, shards},
+           {"no_shard", none, none},
+           {"replicate", none, none},
+           {"hybrid_shard", shards, shards, true},
+           {"hybrid_shard_grad_op", shards, shards, true, false}}};
 }
 
 std::string_view text(ShardedOver over) {
@@ -58,10 +58,8 @@ std::span<const std::string> strategy_names() {
 UnitPolicy strategy(std::string_view name) {
   for (const Preset& preset : presets()) {
     if (preset.name != name) continue;
-    UnitPolicy policy{.parameters = preset.parameters,
-                      .gradients = preset.gradients,
-                      .optimizer = preset.optimizer,
-                      .needs_replicas = preset.needs_replicas};
+    UnitPolicy policy{
+        .parameters = preset.parameters, .optimizer = preset.optimizer, .needs_replicas = preset.needs_replicas};
     if (preset.reshards) policy.reshard_after_forward = ReshardAfterForward(*preset.reshards);
     return policy;
   }
@@ -73,8 +71,8 @@ std::string_view strategy_name(const UnitPolicy& policy, bool has_replicas) {
   const bool reshards = !policy.reshard_after_forward || !policy.reshard_after_forward->is_off();
   const bool is_sharded = policy.parameters != ShardedOver::none;
   for (const Preset& preset : presets())
-    if (preset.parameters == policy.parameters && preset.gradients == policy.gradients &&
-        preset.optimizer == policy.optimizer && (!is_sharded || preset.needs_replicas == has_replicas) &&
+    if (preset.parameters == policy.parameters && preset.optimizer == policy.optimizer &&
+        (!is_sharded || preset.needs_replicas == has_replicas) &&
         (!is_sharded || preset.reshards.value_or(true) == reshards))
       return preset.name;
   return "";
@@ -82,10 +80,10 @@ std::string_view strategy_name(const UnitPolicy& policy, bool has_replicas) {
 
 void check_policy(const UnitPolicy& policy, const DeviceMesh& mesh) {
   check_policy(policy.mp_policy);
-  check(policy.parameters <= policy.gradients && policy.gradients <= policy.optimizer,
-        "fully_shard: parameters are sharded over {}, gradients over {}, the optimizer over {}; each is sharded over "
-        "as much as the one before it, or over more: none, shards, all",
-        text(policy.parameters), text(policy.gradients), text(policy.optimizer));
+  check(policy.parameters <= policy.optimizer,
+        "fully_shard: parameters are sharded over {}, the optimizer over {}; it is sharded over as much, or over more: "
+        "none, shards, all",
+        text(policy.parameters), text(policy.optimizer));
   check(!policy.needs_replicas || mesh.ndim() > 1,
         "fully_shard over {}: a hybrid strategy needs an axis that replicates before the one that shards, as "
         "{{replicate: 2, dp: 2}} (--mesh replicate=2,dp=2)",

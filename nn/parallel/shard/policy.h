@@ -1,11 +1,11 @@
 #pragma once
 // What a call of fully_shard() is told, as one value, and the strategies that people know by name as presets of it.
 //
-//                         parameters   gradients   optimizer
-//   no_shard, replicate   whole        whole       whole         gradients are averaged: data parallelism
-//   shard_optimizer       whole        whole       1/d           ZeRO-1: gathered once per update
-//   shard_grad_op         1/d          1/d         1/d           ZeRO-2: gathered once per forward and backward
-//   full_shard            1/d          1/d         1/d           ZeRO-3: gathered for forward, again for backward
+//                         parameters   gradients, optimizer
+//   no_shard, replicate   whole        whole       gradients are averaged: data parallelism
+//   shard_optimizer       whole        1/d         ZeRO-1's state: gathered once per update, reduced in each backward
+//   shard_grad_op         1/d          1/d         ZeRO-2: gathered once per forward and backward
+//   full_shard            1/d          1/d         ZeRO-3: gathered for forward, again for backward
 //   hybrid_shard, hybrid_shard_grad_op: the last two over the axis that shards, on a mesh with replicas of the shards
 #include <optional>
 #include <span>
@@ -40,8 +40,6 @@ class ReshardAfterForward {
 struct UnitPolicy {
   /// Between updates: `none` keeps what was gathered until the optimizer has written the shards.
   ShardedOver parameters = ShardedOver::shards;
-  /// Where micro-batches accumulate that are not reduced yet; grad() lies as the optimizer's state does.
-  ShardedOver gradients = ShardedOver::shards;
   /// Of the values that the optimizer updates (masters), of grad() and of its state.
   ShardedOver optimizer = ShardedOver::shards;
   /// An Error on a mesh of one axis: the strategy is about replicas.
@@ -62,13 +60,13 @@ struct UnitPolicy {
 UnitPolicy strategy(std::string_view name);
 /// Of all presets.
 std::span<const std::string> strategy_names();
-/// The preset that places parameters, gradients and optimizer state like `policy` and reshards like it; "" if none
+/// The preset that shards parameters and optimizer state like `policy` and reshards like it; "" if none
 /// does. Of a mesh with `replicas` the names are those of hybrid strategies.
 std::string_view strategy_name(const UnitPolicy& policy, bool has_replicas);
 
-/// Throws Error, the same on every rank, for dtypes as check_policy(MixedPrecision) and unless each of parameters,
-/// gradients and optimizer is sharded over as much as the one before it or more; for a strategy of replicas on a mesh
-/// of one axis; and for parameters that are sharded over fewer axes than the optimizer, but over some.
+/// Throws Error, the same on every rank, for dtypes as check_policy(MixedPrecision); unless the optimizer is sharded over
+/// as much as parameters or more; for a strategy of replicas on a mesh of one axis; and for parameters that are sharded
+/// over fewer axes than the optimizer, but over some.
 void check_policy(const UnitPolicy& policy, const DeviceMesh& mesh);
 
 }  // namespace sherd::nn

@@ -58,13 +58,6 @@ std::vector<Parameter*> UnitBuffers::parameters() const {
   return living;
 }
 
-std::size_t UnitBuffers::num_trainable() const {
-  return static_cast<std::size_t>(std::ranges::count_if(pieces_, [](const Piece& piece) {
-    const Parameter* const p = parameter_of(piece);
-    return p && p->requires_grad();
-  }));
-}
-
 void UnitBuffers::materialize(Device device) {
   if (shards_.defined()) return;
   check_groups(*layout_, device);

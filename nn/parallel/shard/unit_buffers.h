@@ -33,7 +33,6 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   /// The parameter of a piece; null once it was destroyed, with its module.
   Parameter* parameter(std::size_t piece) const { return parameter_of(pieces_[piece]); }
   std::vector<Parameter*> parameters() const;
-  std::size_t num_trainable() const;
   const ShardPlacement& placement(std::size_t piece) const { return pieces_[piece].at; }
   /// The piece of this parameter; size() if it has none.
   std::size_t find(const Slot& slot) const {
