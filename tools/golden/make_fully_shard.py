@@ -7,7 +7,8 @@ Usage: make_fully_shard.py            writes the file (in the environment of `to
 
 A case is "<model>.<numbers>.<mesh>". Each rank takes its rows of `in.x` and `in.cotangent`, rounded to bf16, and gradients
 are the means over all ranks. "integers" are small, so that every number on the way is exact and gradients have one value;
-"normals" are rounded at every step.
+the first half of their cotangents is 256 times as large: each rank's gradient is a bf16 number, their mean in f32 is not,
+so rounding it on its way shows. "normals" are rounded at every step.
 """
 import os
 import sys
@@ -87,7 +88,10 @@ def inputs_of(model, numbers):
     else:
         x, width = draw(f"{key}.x", numbers, ROWS, SIZES[model][0]), SIZES[model][-1]
     values = {name: draw(f"{key}.{name}", numbers, *p.shape) for name, p in net.named_parameters()}
-    return x, draw(f"{key}.cotangent", numbers, ROWS, width), values
+    cotangent = draw(f"{key}.cotangent", numbers, ROWS, width)
+    if numbers == "integers":
+        cotangent[:ROWS // 2] *= 256
+    return x, cotangent, values
 
 
 def gradients(model, numbers, mesh):
