@@ -252,7 +252,7 @@ std::vector<Tensor> DeviceReplay::run(std::span<const Tensor> arguments) {
   for (std::size_t i = 0; i < updates.size(); ++i) fill(updates[i], late_updates_[i].value);
 
   for (std::size_t i = 0; i < program_.slots.size(); ++i)
-    if (program_.slots[i].drops_grad_first) live_.slot(static_cast<int>(i))->clear_grad();
+    if (program_.slots[i].drops_grad_first) live_.slot(static_cast<int>(i))->set_grad({});
   if (!is_new)  // recording ran the nodes' host side
     for (const std::size_t i : written_) bound_tensor(graph_, program_.bindings[i]).local().storage()->bump_version();
   for (const int slot : slots_in_place_) live_.slot(slot)->value().local().storage()->bump_version();

@@ -96,7 +96,7 @@ void Interpreter::bind(std::span<const Tensor> arguments) {
     }
   }
   for (std::size_t i = 0; i < program_.slots.size(); ++i)
-    if (program_.slots[i].drops_grad_first) live_.slot(static_cast<int>(i))->clear_grad();
+    if (program_.slots[i].drops_grad_first) live_.slot(static_cast<int>(i))->set_grad({});
 }
 
 // Puts the storage of a ref's value into its tensor handle: allocated at a temporary's first appearance.

@@ -108,6 +108,11 @@ void Optimizer::step() {
   std::vector<std::size_t> active;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = *parameters_[i];
+    if (!in_backward() && p.sink().holds_more(p))
+      fail(
+          "parameter \"{}\": gradients of earlier backward passes are not reduced yet: run the last one of the step "
+          "with set_requires_gradient_sync(model, true), or call finalize_backward(model), before step()",
+          p.name());
     if (!p.grad().defined()) continue;
     if (p.grad().layout() != p.sharded_value().layout())
       fail("parameter \"{}\" is {} but its gradient is {}: call step() after backward, or redistribute() the gradient",

@@ -95,6 +95,11 @@ void Slot::set_grad(Tensor grad) {
   grad_ = std::move(grad);
 }
 
+void Slot::clear_grad() {
+  sink_->cleared(*this);
+  set_grad({});
+}
+
 void Slot::set_sink(GradSink* sink) { sink_ = sink ? sink : default_sink(); }
 
 void Slot::run_grad_hooks() {

@@ -29,6 +29,10 @@ class GradSink {
   virtual void finish(Slot& slot) = 0;
   /// The backward pass was left by an exception; contributions may be missing.
   virtual void abandon(Slot& slot, std::string_view reason) noexcept { (void)slot, (void)reason; }
+  /// The slot's gradient is about to be cleared: what the sink has for it of earlier passes goes too.
+  virtual void cleared(Slot& slot) { (void)slot; }
+  /// Whether the sink has gradients of earlier passes that are not in slot.grad() yet.
+  virtual bool holds_more(const Slot& slot) const { return (void)slot, false; }
 
  protected:
   ~GradSink() = default;
@@ -61,7 +65,8 @@ class Slot {
   /// All three are seen by capture: a replay holds for slots whose gradient was there, or was not, as in the recording.
   const Tensor& grad() const;
   void set_grad(Tensor grad);
-  void clear_grad() { set_grad({}); }
+  /// Also what the sink has for it of earlier passes.
+  void clear_grad();
 
   GradSink& sink() const { return *sink_; }
   /// Null restores the default sink.

@@ -44,7 +44,7 @@ std::pair<Tensor, Tensor> batch_of(int rank, std::int64_t step) {
 struct Trained {
   std::vector<double> losses, norms;  ///< a norm for each update that has one
   std::vector<std::string> how;
-  std::int64_t all_reduces = 0;
+  std::int64_t all_reduces = 0, reduce_scatters = 0;
   Values values;
 };
 
@@ -53,7 +53,7 @@ Trained train(const TrainConfig& config, const Group& group, std::int64_t update
               const std::vector<std::int64_t>& eager = {}) {
   TrainStep step(config, JobMesh(config.mesh, group), Device::cpu(), kVocabulary, options);
   Trained result;
-  const std::int64_t before = group->host().counts().all_reduce.calls;
+  const CommCounts before = group->host().counts();
   for (std::int64_t i = 0; i < updates; ++i) {
     step.set_step(i);
     const auto [tokens, targets] = batch_of(group->rank(), i);
@@ -63,7 +63,8 @@ Trained train(const TrainConfig& config, const Group& group, std::int64_t update
     if (out.grad_norm.defined()) result.norms.push_back(out.grad_norm.item<double>());
     result.how.push_back(is_eager ? "" : step.how().substr(0, step.how().find(':')));
   }
-  result.all_reduces = group->host().counts().all_reduce.calls - before;
+  result.all_reduces = group->host().counts().all_reduce.calls - before.all_reduce.calls;
+  result.reduce_scatters = group->host().counts().reduce_scatter.calls - before.reduce_scatter.calls;
   result.values = values_of(step.model());
   return result;
 }
@@ -146,6 +147,28 @@ TEST(TrainStep, OneUpdateMayBeEagerAmongReplays) {
         EXPECT_EQ(mixed.norms, eager.norms);
         EXPECT_EQ(mixed.values, eager.values);
       });
+}
+
+// Two blocks and the rest; captured or not the same bits, and nearly those of the whole batch.
+TEST(TrainStep, F79_MicroBatchesAreReducedOncePerUnit) {
+  for (const int ranks : {1, 2})
+    run_ranks(ranks, [&](const Group& group) {
+      TrainConfig config = tiny_model();
+      const Trained whole = train(config, group, 4);
+      config.accumulate = 4;
+      const Trained eager = train(config, group, 4);
+      EXPECT_EQ(eager.reduce_scatters, whole.reduce_scatters);
+      EXPECT_EQ(eager.reduce_scatters, ranks == 1 ? 0 : 3 * 4);
+      for (std::size_t i = 0; i < whole.losses.size(); ++i) EXPECT_NEAR(eager.losses[i], whole.losses[i], 1e-4);
+      config.compile = true;
+      const Trained captured = train(config, group, 4);
+      EXPECT_EQ(captured.how.back(), "replayed");
+      EXPECT_EQ(captured.losses, eager.losses);
+      EXPECT_EQ(captured.norms, eager.norms);
+      EXPECT_EQ(captured.values, eager.values);
+      config.accumulate_shards = true;
+      EXPECT_EQ(train(config, group, 4).reduce_scatters, ranks == 1 ? 0 : 4 * 3 * 4);
+    });
 }
 
 TEST(TrainStep, MicroBatchesMustDivideTheBatch) {

@@ -97,6 +97,8 @@ void bind_sharding(ConfigTable& table, TrainConfig& c) {
   table.add("reshard_after_forward", &c.reshard_after_forward,
             "free gathered parameters between forward and backward; false: full_shard becomes shard_grad_op", run);
   table.add("prefetch", &c.prefetch, "gather the next block's parameters while a block computes", run);
+  table.add("accumulate_shards", &c.accumulate_shards,
+            "reduce the gradients of every micro-batch, to add up shards: less memory for more communication");
 }
 
 void bind_parallel(ConfigTable& table, TrainConfig::Parallel& p) {

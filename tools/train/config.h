@@ -52,6 +52,7 @@ struct TrainConfig {
   std::string units = "block";
   bool reshard_after_forward = true;
   bool prefetch = true;
+  bool accumulate_shards = false;
   std::string param_dtype = "f32";
   std::string reduce_dtype = "f32";
   std::string loss_scale = "auto";

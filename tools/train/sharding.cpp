@@ -28,6 +28,7 @@ nn::UnitPolicy unit_policy(const TrainConfig& config) {
   policy.mp_policy = {.param_dtype = dtype_from_name(config.param_dtype),
                       .reduce_dtype = dtype_from_name(config.reduce_dtype)};
   policy.prefetch = config.prefetch;
+  if (config.accumulate_shards) policy.gradients = nn::ShardedOver::shards;
   return policy;
 }
 

@@ -1,5 +1,7 @@
 #include "tools/train/train_report.h"
 
+#include <algorithm>
+
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/comm/group/host_group.h"
 #include "tools/train/sharding.h"
@@ -9,24 +11,27 @@ namespace sherd {
 namespace {
 
 // What one step should communicate where parameters are sharded: every group is gathered for forward, resharding groups
-// again for backward, and every group's gradients are reduced once per micro-batch; then one number for the norm and
-// one for the loss.
+// again for backward, and every group's gradients are reduced once, after the last micro-batch, or once for each; then
+// one number for the norm and one for the loss.
 CommCounts formula(Trainer& trainer, const TrainConfig& config) {
   CommCounts expected;
   if (trainer.group().size() == 1) return expected;
   const auto& after_forward = unit_policy(config).reshard_after_forward;
   const bool reshards = !after_forward || !after_forward->is_off();
   const auto units = nn::units(trainer.model());
+  // Sums of several micro-batches have the type of the reduction, where that is the wider one.
+  const std::int64_t reductions = config.accumulate_shards ? config.accumulate : 1;
+  const std::int64_t made = byte_size(dtype_from_name(config.param_dtype)),
+                     summed = std::max<std::int64_t>(made, byte_size(dtype_from_name(config.reduce_dtype)));
   for (const nn::UnitHandle& unit : units) {
-    std::int64_t bytes = 0;  // of what is gathered, and of gradients, which are made in its type
-    for (const nn::Parameter* p : unit.parameters())
-      bytes += p->numel() * byte_size(dtype_from_name(config.param_dtype));
+    std::int64_t elements = 0;
+    for (const nn::Parameter* p : unit.parameters()) elements += p->numel();
     const bool is_root = unit == nn::unit_of(trainer.model());
     const std::int64_t gathers = (!is_root && reshards ? 2 : 1) * config.accumulate;
     expected.all_gather.calls += gathers;
-    expected.all_gather.bytes += gathers * bytes;
-    expected.reduce_scatter.calls += config.accumulate;
-    expected.reduce_scatter.bytes += config.accumulate * bytes;
+    expected.all_gather.bytes += gathers * elements * made;
+    expected.reduce_scatter.calls += reductions;
+    expected.reduce_scatter.bytes += reductions * elements * (reductions < config.accumulate ? summed : made);
   }
   expected.all_reduce = {2, 8 + 4};  // the squared norm in f64, the loss in f32
   return expected;

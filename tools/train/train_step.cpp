@@ -4,6 +4,7 @@
 
 #include "nn/layers/dropout.h"
 #include "nn/optim/clip.h"
+#include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/tensor_parallel.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
@@ -79,6 +80,7 @@ Tensor TrainStep::forward_backward(const Tensor& tokens, const Tensor& targets) 
     const Tensor out = whole ? targets : narrow(targets, 0, m * micro, micro);
     Tensor loss = (*model_)(in, out);
     if (!whole) loss = mul(loss, 1.0 / static_cast<double>(parts));
+    if (!whole && config_.fully_shard) nn::set_requires_gradient_sync(*model_, m == parts - 1);
     backward(scaler_ ? scaler_->scale(loss) : loss);
     loss = loss.local().detach();  // every rank of the tp axis has the whole of it
     mean_loss = mean_loss.defined() ? add(mean_loss, loss) : loss;

@@ -27,13 +27,14 @@ namespace sherd::nn {
 struct ShardTree {
   std::vector<FullyShardHook*> hooks;  // by UnitId, in module order; null once its modules were destroyed
   UnitSchedule schedule;
-  std::shared_ptr<BackwardEnd> end = std::make_shared<BackwardEnd>([this] { end_backward(); });
-  int depth = 0;  // of wrapped forwards that run
+  std::shared_ptr<BackwardEnd> end = std::make_shared<BackwardEnd>([this] { end_backward(is_last); });
+  int depth = 0;        // of wrapped forwards that run
+  bool is_last = true;  // the next backward, of those that belong together
 
   void add(FullyShardHook& hook);
   void drop_unused() const;
   void close_rounds() const;
-  void end_backward();
+  void end_backward(bool is_last_of_all);
   void abandon(std::string_view reason) noexcept;
 };
 
@@ -57,9 +58,11 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
     if (options.reshard_after_forward)
       reshard_after_forward_ = options.reshard_after_forward->resolve(mesh_.num_shards());
     prefetches_ = options.prefetch;
-    if (!parameters.empty()) unit = std::make_unique<Unit>(name_, mesh_, parameters, policy_);
-    if (unit && options.parameters == ShardedOver::none) unit->buffers.keep_gathered();
-    if (unit && options.reduce_unused) unit->inbox.set_reduces_unused(true);
+    if (parameters.empty()) return;
+    unit = std::make_unique<Unit>(name_, mesh_, parameters, policy_);
+    if (options.parameters == ShardedOver::none) unit->buffers.keep_gathered();
+    unit->inbox.set_accumulates_shards(options.gradients != ShardedOver::none);
+    if (options.reduce_unused) unit->inbox.set_reduces_unused(true);
   }
   ~FullyShardHook() override {
     if (tree_) tree_->hooks[static_cast<std::size_t>(id_)] = nullptr;
@@ -79,6 +82,10 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   const std::string& name() const { return name_; }
   bool reshards() const { return reshard_after_forward_.value_or(!is_root_); }
   void set_reshards(bool value) { reshard_after_forward_ = value; }
+  void set_is_last(bool value) {
+    is_last_ = value;
+    if (tree_) tree_->is_last = value;
+  }
   bool is_root() const { return is_root_; }
   const std::shared_ptr<ShardTree>& tree() const { return tree_; }
   /// Error naming the module if no parameters are its own.
@@ -131,6 +138,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   std::vector<Running> running_;     // the innermost last
   std::vector<Module*> awaited_;     // of the list: those that have not run since the first did
   bool is_root_ = false;
+  bool is_last_ = true;
   bool prefetches_ = true;
 };
 
@@ -150,8 +158,8 @@ void ShardTree::close_rounds() const {
     if (hook && !hook->awaited_.empty()) hook->close_round();
 }
 
-void ShardTree::end_backward() {
-  schedule.end_backward();
+void ShardTree::end_backward(bool is_last_of_all) {
+  if (is_last_of_all) schedule.end_backward();
   for (auto hook = hooks.rbegin(); hook != hooks.rend(); ++hook) {
     if (!*hook) continue;
     (*hook)->awaited_.clear();
@@ -277,6 +285,7 @@ void FullyShardHook::become_root(Module& module) {
     hook->tree_ = tree;
   }
   is_root_ = true;
+  tree->is_last = is_last_;
 }
 
 // Without a tree nobody else tells the peers, who are on their way into the first gather.
@@ -495,7 +504,15 @@ void UnitHandle::set_reduce_unused(bool on) const {
   if (Unit* unit = hook().unit.get()) unit->inbox.set_reduces_unused(on);
 }
 
+void UnitHandle::set_requires_gradient_sync(bool on) const {
+  if (Unit* unit = hook().unit.get()) unit->inbox.set_syncs(on);
+}
+
 void UnitHandle::set_reshard_after_forward(bool reshard) const { hook().set_reshards(reshard); }
+
+void UnitHandle::set_reshard_after_backward(bool reshard) const {
+  if (Unit* unit = hook().unit.get()) unit->inbox.set_reshards(reshard);
+}
 
 void UnitHandle::set_max_reductions(int count) const {
   check(count >= 1, "at least one gradient buffer must be allowed to be in reduction, got {}", count);
@@ -527,6 +544,18 @@ void set_requires_all_reduce(Module& module, bool on, bool recurse) {
   for (const UnitHandle& unit : units(module)) unit.set_requires_all_reduce(on);
 }
 
+void set_requires_gradient_sync(Module& module, bool on, bool recurse) {
+  unit_of(module).set_requires_gradient_sync(on);
+  if (!recurse) return;
+  for (const UnitHandle& unit : units(module)) unit.set_requires_gradient_sync(on);
+}
+
+void set_reshard_after_backward(Module& module, bool reshard, bool recurse) {
+  unit_of(module).set_reshard_after_backward(reshard);
+  if (!recurse) return;
+  for (const UnitHandle& unit : units(module)) unit.set_reshard_after_backward(reshard);
+}
+
 void set_reshard_after_forward(Module& module, bool reshard, bool recurse) {
   unit_of(module).set_reshard_after_forward(reshard);
   if (!recurse) return;
@@ -551,19 +580,47 @@ void set_reduce_scatter_max_input_buffers(Module& root, int count) {
   for (const UnitHandle& unit : units(root)) unit.set_max_reductions(count);
 }
 
-void reset_after_error(Module& root) {
-  const FullyShardHook& hook = wrapped(root);
+namespace {
+
+FullyShardHook& root_hook(Module& root, std::string_view call) {
+  FullyShardHook& hook = wrapped(root);
   check(hook.is_root() || !hook.tree(),
-        "reset_after_error: module \"{}\" is not the root of its fully_shard tree; reset the module whose forward is "
-        "called",
+        "{}: module \"{}\" is not the root of its fully_shard tree; name the module whose forward is called", call,
         label(root));
+  return hook;
+}
+
+}  // namespace
+
+void set_is_last_backward(Module& root, bool is_last) { root_hook(root, "set_is_last_backward").set_is_last(is_last); }
+
+GradientReduction finalize_backward(Module& root) {
+  check(!in_backward(), "finalize_backward: a backward pass is running; call it after the last one");
+  const FullyShardHook& hook = root_hook(root, "finalize_backward");
+  const GradMode off(false);
+  const PhaseScope phase(StepPhase::backward);
+  if (hook.tree()) hook.tree()->end_backward(true);
+  return GradientReduction(units(root));
+}
+
+void GradientReduction::wait() const {
+  for (const UnitHandle& unit : units_) {
+    if (!unit.is_alive()) continue;
+    for (const Parameter* p : unit.parameters())
+      if (const Tensor& gradient = p->grad(); gradient.defined() && gradient.local().storage())
+        gradient.local().storage()->wait_to_read();
+  }
+}
+
+void reset_after_error(Module& root) {
+  const FullyShardHook& hook = root_hook(root, "reset_after_error");
   RankContext::current().drain_queues();
   if (hook.tree()) hook.tree()->schedule.forget();
   std::set<const ProcessGroup*> reset;
   for (FullyShardHook* each : hooks_below(root)) {
     if (!each->unit) continue;
     each->unit->inbox.discard_pending();
-    each->unit->inbox.discard_unsummed();
+    each->unit->inbox.discard_earlier();
     each->unit->buffers.drop();
     if (reset.insert(&each->root_group()).second) each->root_group().reset();
   }

@@ -58,8 +58,10 @@ class UnitHandle {
   void reshard() const;
   void set_gradient_divide_factor(double factor) const;
   void set_requires_all_reduce(bool on) const;
+  void set_requires_gradient_sync(bool on) const;
   void set_reshard_after_forward(bool reshard) const;
   void set_reduce_unused(bool on) const;
+  void set_reshard_after_backward(bool reshard) const;
   void set_max_reductions(int count) const;
   /// Instead of the unit that the recorded order suggests, gather these while its modules compute forward (backward).
   /// An empty list restores the default; units that are gone by then are left out.
@@ -115,10 +117,42 @@ void set_gradient_divide_factor(Module& module, double factor);
 /// HSDP: off, backward passes reduce over the shard axis only and accumulate apart from grad(); the next pass with it
 /// on all-reduces the accumulated sum over replicas. For all but the last micro-batch of a step.
 void set_requires_all_reduce(Module& module, bool on, bool recurse = true);
+/// Off, for all but the last micro-batch of a step: backward passes reduce nothing. Their full gradients add up in the
+/// type of the reduction, apart from grad(), in memory accounted as gradients, until a pass with it on reduces the sum,
+/// over replicas too unless set_requires_all_reduce() is off; so m micro-batches cost the reductions of one. A unit
+/// that such a pass does not use is reduced at its end. A sum over the axes of tensor parallelism is not put off.
+/// Clearing a gradient drops what waits for it, as reset_after_error() does; an optimizer's step() while something
+/// waits is an Error that names the parameter. A captured step may leave gradients to another.
+/// UnitPolicy::gradients makes it accumulate shards instead.
+void set_requires_gradient_sync(Module& module, bool on, bool recurse = true);
 void set_reshard_after_forward(Module& module, bool reshard, bool recurse = true);
 /// As FullyShardOptions::reduce_unused. Then grad() of a trainable parameter is there after every backward pass, zero
 /// where no rank has used it. On all ranks alike.
 void set_reduce_unused(Module& module, bool on, bool recurse = true);
+/// Off: parameters stay gathered after backward, until the optimizer has written their shards, or reshard(). With
+/// reshard_after_forward off too, a step of m micro-batches gathers each unit once.
+void set_reshard_after_backward(Module& module, bool reshard, bool recurse = true);
+/// Off: backward passes leave the recorded order of calls to the next one, which may be that of an earlier forward.
+/// Error on a module that is not the root of its tree, as of finalize_backward().
+void set_is_last_backward(Module& root, bool is_last);
+
+/// Result of finalize_backward().
+class GradientReduction {
+ public:
+  explicit GradientReduction(std::vector<UnitHandle> units) : units_(std::move(units)) {}
+  /// Blocks until the gradients are reduced; throws the reduction's error. May be called any number of times, or never:
+  /// reading a gradient waits too.
+  void wait() const;
+
+ private:
+  std::vector<UnitHandle> units_;
+};
+
+/// Ends several backward passes by hand, those with set_requires_gradient_sync() off and set_is_last_backward() off: as
+/// the end of a last pass does, it reshards, forgets the recorded order, reduces what waits in units whose gradients
+/// are to be synchronised, and runs their gradient hooks. Collective; returns before the reductions are done. Nothing
+/// to do is no error. Error within a backward pass.
+GradientReduction finalize_backward(Module& root);
 /// While `module` computes its forward (backward), gather the units of these modules, instead of the one that the
 /// recorded order suggests. Takes effect within one forward or backward; an empty list restores the default.
 /// Error if a module is not wrapped. Two and more need memory for as many gathered units.

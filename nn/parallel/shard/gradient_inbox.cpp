@@ -32,6 +32,7 @@ GradientInbox::GradientInbox(UnitBuffers& buffers, const DataMesh& data)
     : buffers_(buffers),
       data_(data),
       entries_(buffers.size()),
+      unit_of_gradients_(&buffers.layout()),
       end_(std::make_shared<BackwardEnd>([this] { finish_backward(); })),
       divide_factor_(data.num_ranks()) {
   name_setting(reduction_, label_of(buffers.layout()));
@@ -65,21 +66,41 @@ std::size_t GradientInbox::index_of(const Slot& slot) {
 bool GradientInbox::adds_in_place(std::size_t i) const {
   const Entry& e = entries_[i];
   const bool fresh = e.pending == Pending::none || e.pending == Pending::in_place;
-  return is_gradient_reduced_ && fresh && !e.is_partial && buffers_.parameter(i)->grad().defined();
+  return is_gradient_reduced_ && fresh && !e.is_partial && !holds() && !is_held(i) &&
+         buffers_.parameter(i)->grad().defined();
 }
 
-// Of the parameters that train, or did when the tape was recorded, and of those that wait for a sum over replicas.
-void GradientInbox::make_buffer() {
-  std::int64_t bytes = 0;
+// Parameters that train, or did when the tape was recorded, and those of which something waits.
+bool GradientInbox::has_place(std::size_t i) const {
+  const Parameter* const p = buffers_.parameter(i);
+  return is_held(i) || (p && (p->requires_grad() || p->leaf()->expected > 0 || entries_[i].has_unsummed()));
+}
+
+GradientInbox::Places GradientInbox::places(const UnitLayout& layout) const {
+  Places at{.offsets = std::vector<std::int64_t>(entries_.size(), kNoPlace)};
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const Parameter* const p = buffers_.parameter(i);
-    Entry& e = entries_[i];
-    e.offset = kNoPlace;
-    if (!p || !(p->requires_grad() || p->leaf()->expected > 0 || e.has_unsummed())) continue;
-    e.offset = bytes;
-    bytes += e.bytes;
+    if (!has_place(i)) continue;
+    at.offsets[i] = at.bytes;
+    at.bytes += align(sherd::numel(layout.pieces[i].shape) * byte_size(layout.pieces[i].full_dtype));
   }
-  gradients_ = gradient_buffer(bytes, buffers_.device());
+  return at;
+}
+
+void GradientInbox::check_held(std::int64_t bytes) const {
+  for (std::size_t i = 0; i < entries_.size(); ++i) held_->check_place(i, entries_[i].offset, bytes);
+}
+
+// What is held is added to where it lies, unless it has another type.
+void GradientInbox::make_buffer() {
+  unit_of_gradients_ = &buffers_.layout();
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < entries_.size(); ++i)
+    entries_[i].offset = has_place(i) ? std::exchange(bytes, bytes + entries_[i].bytes) : kNoPlace;
+  if (held_ && !held_->is_apart()) {
+    check_held(bytes);
+    gradients_ = held_->bytes();
+  }
+  if (!gradients_.defined()) gradients_ = gradient_buffer(bytes, buffers_.device());
 }
 
 const Tensor& GradientInbox::full_view(std::size_t i) {
@@ -87,7 +108,7 @@ const Tensor& GradientInbox::full_view(std::size_t i) {
   Entry& e = entries_[i];
   if (e.full.defined()) return e.full;
   if (e.offset == kNoPlace) fail("parameter \"{}\" got a gradient and is frozen", buffers_.parameter(i)->name());
-  return e.full = view_at(gradients_, piece(i).shape, e.offset, piece(i).full_dtype);
+  return e.full = view_at(gradients_, piece(i).shape, e.offset, unit_of_gradients_->pieces[i].full_dtype);
 }
 
 void GradientInbox::drop_buffer() {
@@ -106,15 +127,17 @@ GradSink::Destination GradientInbox::destination(Slot& slot) {
 
 GradSink::Destination GradientInbox::local_destination(std::size_t i) {
   if (adds_in_place(i)) return {buffers_.parameter(i)->grad().local().detach(), true};
-  return {full_view(i), entries_[i].pending != Pending::none};
+  const Tensor& full = full_view(i);
+  return {full, entries_[i].pending != Pending::none || (is_held(i) && !held_->is_apart())};
 }
 
 void GradientInbox::note(std::size_t i, Pending kind) {
   Entry& e = entries_[i];
-  if (e.pending != Pending::none && e.pending != kind)
+  const bool is_other_held = is_held(i) && !held_->has(i, kind == Pending::sum ? ReduceKind::sum : ReduceKind::avg);
+  if ((e.pending != Pending::none && e.pending != kind) || is_other_held)
     fail(
         "parameter \"{}\" got both a plain gradient (an average over ranks) and a Partial(sum) one in one backward "
-        "pass",
+        "pass, or in passes that are reduced together",
         buffers_.parameter(i)->name());
   e.pending = kind;
   has_pending_ = true;
@@ -158,7 +181,8 @@ Tensor GradientInbox::local_gradient(std::size_t i, Tensor gradient) {
   if (!gradient.is_distributed() || Spec::from(gradient).mesh_id() != gathered->mesh_id())
     fail("parameter \"{}\" is gathered as {}, its gradient is {}: on another mesh, or plain",
          buffers_.parameter(i)->name(), gathered->describe(), gradient);
-  const bool may_wait = e.partial_gradients && !reduces_unused_ && !leaves_unsummed() && !e.has_unsummed();
+  const bool may_wait =
+      e.partial_gradients && !reduces_unused_ && !holds() && !is_held(i) && !leaves_unsummed() && !e.has_unsummed();
   if (may_wait && Spec::from(gradient).placement(0).is_partial(ReduceKind::sum) &&
       (e.is_partial || e.pending == Pending::none)) {
     e.is_partial = true;
@@ -191,18 +215,18 @@ void GradientInbox::finish(Slot&) {
   if (finished_ == 0) reached_ = num_reached();
   if (++finished_ != reached_) return;
   const bool is_read = buffers_.is_shard_full() ? reached_ < entries_.size() : buffers_.has_readers();
-  if (!is_read) buffers_.reshard();
+  if (!is_read && reshards_) buffers_.reshard();
   reduce_pending();
   if (!is_read || !buffers_.is_shard_full()) run_hooks();
 }
 
 void GradientInbox::leave_backward() {
-  if (buffers_.is_unsharded()) buffers_.reshard();
+  if (reshards_ && buffers_.is_unsharded()) buffers_.reshard();
   run_hooks();
 }
 
 void GradientInbox::finish_backward() {
-  buffers_.reshard();
+  if (reshards_) buffers_.reshard();
   reduce_pending();
   run_hooks();
 }
@@ -224,14 +248,27 @@ void GradientInbox::set_reduces_unused(bool on) {
   reduction_changed();
 }
 
+void GradientInbox::set_syncs(bool on) {
+  syncs_ = on;
+  if (holds() && !held_) held_ = std::make_unique<HeldGradients>(buffers_);
+  reduction_changed();
+}
+
+void GradientInbox::set_accumulates_shards(bool on) {
+  accumulates_shards_ = on;
+  set_syncs(syncs_);
+}
+
 void GradientInbox::reduction_changed() {
   is_gradient_reduced_ =
       data_.num_ranks() == 1 && buffers_.is_shard_full() && !rounds(buffers_.layout()) && divide_factor_ == 1;
   const char* const over_replicas = data_.num_replicas() == 1 ? ""
-                                    : all_reduces_            ? " and adds them up over replicas"
+                                    : !leaves_unsummed()      ? " and adds them up over replicas"
                                                               : " and does not add them up over replicas";
-  reduction_->text = fmt::format("group \"{}\" divides gradients by {}{}{}", buffers_.layout().name, divide_factor_,
-                                 over_replicas, reduces_unused_ ? ", unused ones too" : "");
+  // A step that was recorded before there was anywhere to hold gradients does not look for them.
+  const char* const when = !held_ ? "" : holds() ? ", in a later pass" : ", with those of passes that did not";
+  reduction_->text = fmt::format("group \"{}\" divides gradients by {}{}{}{}", buffers_.layout().name, divide_factor_,
+                                 over_replicas, reduces_unused_ ? ", unused ones too" : "", when);
   if (CaptureSink* capture = RankContext::current().capture) capture->setting_changed(reduction_);
 }
 
@@ -240,13 +277,15 @@ void GradientInbox::reduction_changed() {
 void GradientInbox::reduce_pending() {
   if (CaptureSink* capture = RankContext::current().capture) capture->setting_read(reduction_);
   finished_ = 0;
+  for (std::size_t i = 0; i < entries_.size(); ++i)
+    if (!buffers_.parameter(i)) entries_[i].pending = Pending::none;
+  if (holds()) return hold();
+  take_held();
   add_zeros_to_unsummed();
   add_zeros_for_unused();
   if (!has_pending_) return drop_buffer();
-  for (std::size_t i = 0; i < entries_.size(); ++i)
-    if (!buffers_.parameter(i)) entries_[i].pending = Pending::none;
   if (gradients_.defined()) {
-    if (is_gradient_reduced_) keep_gradients();
+    if (is_gradient_reduced_ && unit_of_gradients_ == &buffers_.layout()) keep_gradients();
     else launch();
   }
   drop_buffer();
@@ -258,6 +297,48 @@ void GradientInbox::reduce_pending() {
     const bool is_complete = !e.is_partial && !e.has_unsummed();
     e.is_partial = false;
     if (is_complete) reduced_.push_back(i);
+  }
+  if (held_) held_->drop_all();
+}
+
+// Leaves the gradients of this pass to a later one.
+void GradientInbox::hold() {
+  std::vector<HeldGradients::Member> members;
+  const Places at = has_pending_ ? places(held_->layout()) : Places();
+  for (std::size_t i = 0; has_pending_ && i < entries_.size(); ++i) {
+    Entry& e = entries_[i];
+    held_->check_place(i, at.offsets[i], at.bytes);
+    if (e.waits()) {
+      if (e.is_partial) reduce_partial_now(i);
+      members.push_back({.piece = i,
+                         .kind = e.pending == Pending::sum ? ReduceKind::sum : ReduceKind::avg,
+                         .held_offset = at.offsets[i],
+                         .pass_offset = e.offset});
+    }
+    e.pending = Pending::none;
+  }
+  if (!members.empty()) held_->add(members, gradients_, at.bytes);
+  drop_buffer();
+  has_pending_ = false;
+}
+
+// What is held is reduced now, together with the gradients of this pass if there are any.
+void GradientInbox::take_held() {
+  if (!held_ || !held_->bytes().defined()) return;
+  if (held_->is_apart()) {
+    hold();
+    const Places at = places(held_->layout());
+    for (std::size_t i = 0; i < entries_.size(); ++i) entries_[i].offset = at.offsets[i];
+    check_held(at.bytes);
+    unit_of_gradients_ = &held_->layout();
+    gradients_ = held_->bytes();
+  } else if (!gradients_.defined()) {
+    make_buffer();
+  }
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (!is_held(i) || !buffers_.parameter(i)) continue;
+    entries_[i].pending = held_->has(i, ReduceKind::sum) ? Pending::sum : Pending::average;
+    has_pending_ = true;
   }
 }
 
@@ -273,7 +354,7 @@ void GradientInbox::run_hooks() {
 
 // Sums that earlier passes left are all-reduced over replicas now, also for parameters without a gradient in this pass.
 void GradientInbox::add_zeros_to_unsummed() {
-  if (!all_reduces_ || buffers_.layout().replicas == 1) return;
+  if (leaves_unsummed() || buffers_.layout().replicas == 1) return;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const Entry& e = entries_[i];
     if (e.has_unsummed() && e.pending == Pending::none && buffers_.parameter(i)) add_zeros(i);
@@ -338,7 +419,7 @@ struct GradientInbox::Launch {
 };
 
 GradientInbox::Launch GradientInbox::members_to_launch() const {
-  const UnitLayout& layout = buffers_.layout();
+  const UnitLayout& layout = *unit_of_gradients_;
   Launch launch;
   launch.reduce = {.unit = &layout, .scale = 1 / divide_factor_, .in_flight = max_reductions_};
   launch.sum.unit = &layout;
@@ -427,16 +508,19 @@ void GradientInbox::launch() {
 void GradientInbox::abandon(std::string_view reason) noexcept {
   if (data_.root_group().size() > 1) data_.root_group().abort(reason);
   discard_pending();
-  discard_unsummed();
+  discard_earlier();
   buffers_.drop();
 }
 
-void GradientInbox::discard_unsummed() {
+void GradientInbox::discard_earlier() {
   for (const Entry& e : entries_)
     if (e.aside) e.aside->clear_grad();
+  if (held_) held_->drop_all();
 }
 
+// Such a pass may have added to what is held, where it lies.
 void GradientInbox::discard_pending() {
+  if (has_pending_ && held_) held_->drop_all();
   drop_buffer();
   has_pending_ = false;
   finished_ = 0;

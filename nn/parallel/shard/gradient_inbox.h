@@ -6,7 +6,8 @@
 //   shards     | p0 rows of this rank | p2 rows of this rank | ...     grad() of the parameters
 //        replica_sum_start, where there are replicas (HSDP)
 //
-// The reduction reads gradients where backward wrote them, and casts back.
+// The reduction reads gradients where backward wrote them, and casts back. A pass that does not synchronise leaves them
+// to a later one (held_gradients.h).
 #include <functional>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 
 #include "nn/parallel/data_mesh.h"
 #include "nn/parallel/partial_gradients.h"
+#include "nn/parallel/shard/held_gradients.h"
 #include "nn/parallel/shard/unit_buffers.h"
 #include "runtime/op/capture_sink.h"
 #include "runtime/op/unit.h"
@@ -50,8 +52,8 @@ class GradientInbox final : public GradSink {
   void leave_backward();
   /// Drops gradients of a pass that failed. Local.
   void discard_pending();
-  /// Drops sums of earlier passes that are not summed over replicas yet. Local.
-  void discard_unsummed();
+  /// Drops sums of earlier passes that are not reduced, or not summed over replicas, yet. Local.
+  void discard_earlier();
   /// After an exception in a step: returns to the state between steps, without communication. Peers that wait for this
   /// rank raise CommError with `reason`; so does every further collective until the group's reset().
   void abandon(std::string_view reason) noexcept;
@@ -65,6 +67,12 @@ class GradientInbox final : public GradSink {
   /// On: parameters that a pass does not reach count as zero, and every pass that reaches a parameter of the tree
   /// reduces the unit.
   void set_reduces_unused(bool on);
+  /// Off: a backward pass reduces nothing, and its gradients are reduced by the next pass with it on, or by
+  /// finish_backward(). If shards are accumulated, it is as set_all_reduces().
+  void set_syncs(bool on);
+  void set_accumulates_shards(bool on);
+  /// Off: gathered parameters stay registered when backward is done with them.
+  void set_reshards(bool on) { reshards_ = on; }
 
   // GradSink
   Destination destination(Slot& slot) override;
@@ -72,6 +80,10 @@ class GradientInbox final : public GradSink {
   void accept(Slot& slot, Tensor gradient) override;
   void finish(Slot& slot) override;
   void abandon(Slot&, std::string_view reason) noexcept override { abandon(reason); }
+  void cleared(Slot& slot) override {
+    if (held_) held_->drop(index_of(slot));
+  }
+  bool holds_more(const Slot& slot) const override { return held_ && is_held(buffers_.find(slot)); }
 
  private:
   // Gradient of this backward pass: none; a full one to average or to sum; on one rank, added to grad() already.
@@ -94,11 +106,19 @@ class GradientInbox final : public GradSink {
   };
   static constexpr std::int64_t kNoPlace = -1;
   struct Launch;
+  /// Of full gradients in a buffer: kNoPlace for those that have none.
+  struct Places {
+    std::vector<std::int64_t> offsets{};
+    std::int64_t bytes = 0;
+  };
 
   std::size_t index_of(const Slot& slot);
   const UnitPiece& piece(std::size_t i) const { return buffers_.layout().pieces[i]; }
   bool adds_in_place(std::size_t i) const;
   const Tensor& full_view(std::size_t i);
+  bool has_place(std::size_t i) const;
+  Places places(const UnitLayout& layout) const;
+  void check_held(std::int64_t bytes) const;
   void make_buffer();
   void drop_buffer();
   Destination local_destination(std::size_t i);
@@ -108,7 +128,11 @@ class GradientInbox final : public GradSink {
   void reduce_pending();
   void run_hooks();
   void keep_gradients();
-  bool leaves_unsummed() const { return !all_reduces_ && data_.num_replicas() > 1; }
+  bool is_held(std::size_t i) const { return held_ && held_->has(i); }
+  bool holds() const { return !syncs_ && !accumulates_shards_; }
+  void hold();
+  void take_held();
+  bool leaves_unsummed() const { return !(all_reduces_ && syncs_) && data_.num_replicas() > 1; }
   void add_zeros_to_unsummed();
   void add_zeros_for_unused();
   void add_zeros(std::size_t i);
@@ -123,12 +147,14 @@ class GradientInbox final : public GradSink {
 
   UnitBuffers& buffers_;
   DataMesh data_;
-  std::vector<Entry> entries_;  // by piece
-  std::size_t recent_ = 0;      // piece that was asked for last: most ask twice
-  Tensor gradients_;            // u8, or undefined
+  std::vector<Entry> entries_;           // by piece
+  std::size_t recent_ = 0;               // piece that was asked for last: most ask twice
+  Tensor gradients_;                     // u8, or undefined
+  const UnitLayout* unit_of_gradients_;  // has the types of the full gradients in it
+  std::unique_ptr<HeldGradients> held_;  // null until a pass was to leave gradients
   std::shared_ptr<BackwardEnd> end_;
   double divide_factor_;
-  const std::shared_ptr<StepSetting> reduction_ = std::make_shared<StepSetting>();  // the factor and what is summed
+  const std::shared_ptr<StepSetting> reduction_ = std::make_shared<StepSetting>();  // the factor and what is reduced
   int max_reductions_ = 1;
   std::size_t finished_ = 0;          // parameters whose gradient is complete in this pass
   std::size_t reached_ = 0;           // of how many that this pass reaches, counted with the first
@@ -136,8 +162,9 @@ class GradientInbox final : public GradSink {
   std::vector<std::size_t> reduced_;  // pieces whose hooks are still to run
   bool is_gradient_reduced_ = false;  // the full gradients are the reduced ones: one rank, no cast, rounding or scaling
   bool has_pending_ = false;
-  bool all_reduces_ = true;
+  bool all_reduces_ = true, syncs_ = true, accumulates_shards_ = false;
   bool reduces_unused_ = false;
+  bool reshards_ = true;
 };
 
 }  // namespace sherd::nn

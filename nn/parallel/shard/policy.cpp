@@ -84,6 +84,9 @@ void check_policy(const UnitPolicy& policy, const DeviceMesh& mesh) {
         "fully_shard: parameters are sharded over {}, the optimizer over {}; it is sharded over as much, or over more: "
         "none, shards, all",
         text(policy.parameters), text(policy.optimizer));
+  check(policy.gradients <= policy.optimizer,
+        "fully_shard: gradients accumulate sharded over {}, the optimizer is sharded over {}: it cannot be over less",
+        text(policy.gradients), text(policy.optimizer));
   check(!policy.needs_replicas || mesh.ndim() > 1,
         "fully_shard over {}: a hybrid strategy needs an axis that replicates before the one that shards, as "
         "{{replicate: 2, dp: 2}} (--mesh replicate=2,dp=2)",

@@ -42,6 +42,9 @@ struct UnitPolicy {
   ShardedOver parameters = ShardedOver::shards;
   /// Of the values that the optimizer updates (masters), of grad() and of its state.
   ShardedOver optimizer = ShardedOver::shards;
+  /// Where gradients of passes with set_requires_gradient_sync(false) add up: `none` keeps full gradients and
+  /// communicates nothing; `shards` reduces every pass over the shard axis all the same, for 1/s of the memory.
+  ShardedOver gradients = ShardedOver::none;
   /// An Error on a mesh of one axis: the strategy is about replicas.
   bool needs_replicas = false;
   /// Default: true, but false for the root, whose parameters backward needs first.
@@ -64,9 +67,9 @@ std::span<const std::string> strategy_names();
 /// does. Of a mesh with `replicas` the names are those of hybrid strategies.
 std::string_view strategy_name(const UnitPolicy& policy, bool has_replicas);
 
-/// Throws Error, the same on every rank, for dtypes as check_policy(MixedPrecision); unless the optimizer is sharded over
-/// as much as parameters or more; for a strategy of replicas on a mesh of one axis; and for parameters that are sharded
-/// over fewer axes than the optimizer, but over some.
+/// Throws Error, the same on every rank, for dtypes as check_policy(MixedPrecision); unless the optimizer is sharded
+/// over as much as parameters and gradients, or more; for a strategy of replicas on a mesh of one axis; and for
+/// parameters that are sharded over fewer axes than the optimizer, but over some.
 void check_policy(const UnitPolicy& policy, const DeviceMesh& mesh);
 
 }  // namespace sherd::nn
