@@ -57,6 +57,43 @@ Interpreter::Interpreter(const Graph& graph)
     for (const TensorRef& ref : node.in) handles.in.push_back(handle(ref));
     for (const TensorRef& ref : node.out) handles.out.push_back(handle(ref));
   }
+  find_changes();
+}
+
+void Interpreter::find_changes() {
+  std::vector<bool> is_changed(program_.values.size());
+  for (std::size_t i = 0; i < program_.nodes.size(); ++i) {
+    const GraphNode& node = program_.nodes[i];
+    if (node.phase != StepPhase::optimizer) continue;
+    const auto note = [&](const TensorRef& ref) {
+      if (!ref.defined() || program_.value(ref.value).kind != ValueKind::slot) return;
+      if (first_change_ == kNever) first_change_ = i;
+      last_change_ = i;
+      is_changed[static_cast<std::size_t>(ref.value)] = true;
+    };
+    for (std::size_t m = 0; m < static_cast<std::size_t>(node.num_mutated); ++m) note(node.in[m]);
+    for (const TensorRef& ref : node.out) note(ref);
+  }
+  for (const Binding& binding : program_.bindings)
+    if (!binding.gradient && is_changed[static_cast<std::size_t>(binding.value)] &&
+        live_.slots[static_cast<std::size_t>(binding.slot)])
+      changed_slots_.push_back(binding.slot);
+}
+
+// The optimizer's waits, before it changes anything: what failed in a queue by then leaves the state whole.
+void Interpreter::await_changes() const {
+  for (std::size_t i = first_change_; i <= last_change_; ++i)
+    if (const GraphNode& node = program_.nodes[i]; node.op->traits.waits)
+      for (const TensorRef& ref : node.in)
+        if (ref.defined())
+          if (const Ref<Storage>& storage = storages_[static_cast<std::size_t>(ref.value)])
+            if (storage->is_lent_for_writing()) storage->wait_to_read();
+}
+
+void Interpreter::tear_changed(std::string_view reason) const {
+  const std::string text = fmt::format("a replayed step was left in the midst of its updates: {}", reason);
+  for (const int index : changed_slots_)
+    if (Slot* slot = live_.slot(index)) slot->mark_torn(text);
 }
 
 Tensor Interpreter::tensor_of(const TensorRef& ref) const {
@@ -95,6 +132,9 @@ void Interpreter::bind(std::span<const Tensor> arguments) {
       case ValueKind::temporary: break;
     }
   }
+  for (const int index : changed_slots_)
+    if (const Slot* slot = live_.slot(index); slot && !slot->torn().empty())
+      fail("the step is refused: \"{}\" is torn: {}; load a checkpoint first", slot->name(), slot->torn());
   for (std::size_t i = 0; i < program_.slots.size(); ++i)
     if (program_.slots[i].drops_grad_first) live_.slot(static_cast<int>(i))->set_grad({});
 }
@@ -184,12 +224,21 @@ std::vector<Tensor> Interpreter::run(std::span<const Tensor> arguments) {
 
 void Interpreter::run(std::span<const Tensor> arguments, const std::function<void()>& finish) {
   Running running(*this);
+  bool is_changing = false;
   try {
     bind(arguments);
-    for (std::size_t i = 0; i < program_.nodes.size(); ++i) execute(i);
+    for (std::size_t i = 0; i < program_.nodes.size(); ++i) {
+      if (i == first_change_) {
+        await_changes();
+        is_changing = true;
+      }
+      execute(i);
+      if (i == last_change_) is_changing = false;
+    }
     finish();
     running.finish();
   } catch (...) {
+    if (is_changing) tear_changed(current_exception_text());
     running.abandon(current_exception_text());
     throw;
   }

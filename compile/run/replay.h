@@ -3,6 +3,7 @@
 // as the recorded run, so the results are those of the program bit for bit.
 #include <functional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "compile/ir/graph.h"
@@ -17,7 +18,8 @@ class Interpreter {
 
   /// Arguments and slots must fit the graph (guard.h). Temporaries are allocated when first written, in their account,
   /// and freed after their last use; slots get their tensors and gradients at the end. An error carries the node; it
-  /// leaves no temporary behind and no slot with another tensor. What ops wrote in place by then stays written.
+  /// leaves no temporary behind and no slot with another tensor. What ops wrote in place by then stays written; if that
+  /// is some of what the optimizer writes and not all, its slots are marked torn. Error if a slot is torn already.
   std::vector<Tensor> run(std::span<const Tensor> arguments);
   /// Runs every node, then `finish` while the values of the step are still present; slots are left alone.
   void run(std::span<const Tensor> arguments, const std::function<void()>& finish);
@@ -26,6 +28,9 @@ class Interpreter {
 
  private:
   class Running;
+  void find_changes();
+  void await_changes() const;
+  void tear_changed(std::string_view reason) const;
   void bind(std::span<const Tensor> arguments);
   void execute(std::size_t index);
   void present(const GraphNode& node, const TensorRef& ref, const Tensor& handle);
@@ -45,6 +50,10 @@ class Interpreter {
   };
   std::vector<Handles> handles_;  // by node: tensors without a storage, but for the node that runs
   std::size_t at_ = 0;            // the node that runs
+  /// Nodes of the optimizer that write slots in place; what those slots are.
+  std::size_t first_change_ = kNever, last_change_ = kNever;
+  std::vector<int> changed_slots_;
+  static constexpr std::size_t kNever = static_cast<std::size_t>(-1);
 };
 
 }  // namespace sherd

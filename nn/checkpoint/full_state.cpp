@@ -122,6 +122,7 @@ std::string own_pieces(const std::vector<StateEntry>& state, int rank) {
   std::vector<PieceEntry> pieces;
   for (const StateEntry& entry : state) {
     check_has_memory(entry);
+    check_whole(entry);
     const Tensor& value = state_tensor(entry);
     const Box box = local_box(value);  // on every rank: a Partial value is refused
     if (gives_piece(entry, rank))
@@ -384,7 +385,10 @@ void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, 
     const std::string key = key_of(entry);
     if (entry.usually) {  // without its default it keeps what it has, as that does
       const auto usual = default_of(entry);
-      if (values.contains(key) || (usual != state.end() && values.contains(key_of(*usual)))) scalars.load(entry);
+      if (values.contains(key) || (usual != state.end() && values.contains(key_of(*usual)))) {
+        scalars.load(entry);
+        entry.slot->mark_whole();
+      }
       continue;
     }
     const auto info = offered.find(key);
@@ -394,6 +398,7 @@ void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, 
       if (group.rank() == 0) full = given(source, key, info->second);
     });
     transfer(group, [&] { receive_shard(entry, full, group.host(), options.chunk_bytes); });
+    entry.slot->mark_whole();
     if (!entry.parameter) continue;
     entry.parameter->reshard();  // what is gathered of the old values is stale
     entry.parameter->mark_initialised();

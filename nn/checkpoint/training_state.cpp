@@ -32,6 +32,7 @@ std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
   const auto staging = std::make_shared<Tensor>();
   std::vector<Piece> pieces;
   for (const StateEntry& entry : state) {
+    check_whole(entry);
     const Tensor& value = state_tensor(entry);
     if (is_usual(entry)) continue;
     if (!saves_box(value, rank)) continue;
@@ -47,6 +48,11 @@ std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
 
 const Tensor& state_tensor(const StateEntry& entry) {
   return entry.parameter ? entry.parameter->sharded_value() : entry.slot->value();
+}
+
+void check_whole(const StateEntry& entry) {
+  check(entry.slot->torn().empty(), "\"{}\" ({}) is torn and not saved: {}; load a checkpoint first", entry.name,
+        entry.kind, entry.slot->torn());
 }
 
 bool is_usual(const StateEntry& entry) {
@@ -158,6 +164,7 @@ void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntr
   for (const StateEntry& entry : state) {
     if (entry.usually) {
       scalars.load(entry);
+      entry.slot->mark_whole();
       continue;
     }
     const Tensor& value = state_tensor(entry);
@@ -171,6 +178,7 @@ void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntr
       reader.read_box(entry.kind, entry.name, value.dtype(), value.shape(), box,
                       {static_cast<std::byte*>(loaded.raw()), static_cast<std::size_t>(loaded.bytes())});
     if (loaded.numel() > 0) copy_into(local, std::move(loaded));
+    entry.slot->mark_whole();
     if (!entry.parameter) continue;
     entry.parameter->reshard();  // what is gathered of the old values is stale
     entry.parameter->mark_initialised();

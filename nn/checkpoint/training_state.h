@@ -26,6 +26,8 @@ struct StateEntry {
 
 /// The shards hold the state, also while a unit of fully_shard is gathered.
 const Tensor& state_tensor(const StateEntry& entry);
+/// Error naming the entry if a step was left while it changed the value.
+void check_whole(const StateEntry& entry);
 /// Whether the entry is its default: it shares that one's bytes, and is not saved.
 bool is_usual(const StateEntry& entry);
 
@@ -38,7 +40,7 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nul
 /// their owners, one of their replicas, plain tensors by rank 0; tensors on a device, or not dense, are copied one by
 /// one. Older saves are removed by `retention`. Collective; blocks on the disk. On any failure (disk full, a directory
 /// that cannot be written) every rank throws Error and the older saves stay. Error on a ghost rank, which has no
-/// values.
+/// values, and on every rank if a step was left half done and nothing was loaded since.
 void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
                      ProcessGroup& group, const Retention& retention = {});
 

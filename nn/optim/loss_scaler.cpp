@@ -43,6 +43,7 @@ LossScaler::LossScaler(const LossScalerOptions& options)
       finite_("loss_scaler.finite") {
   check_options(options_);
   scale_.set(Tensor::scalar(options_.init_scale));
+  finite_.set_of_step();
   good_steps_.set(Tensor::scalar(0));
   skipped_steps_.set(Tensor::scalar(0));
   finite_.set(ones({}, DType::boolean));

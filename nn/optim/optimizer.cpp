@@ -8,6 +8,13 @@
 
 namespace sherd::nn {
 
+namespace {
+// State of the rank context.
+struct LivingOptimizers {
+  std::vector<Optimizer*> list;
+};
+}  // namespace
+
 Optimizer::Optimizer(std::vector<Parameter*> parameters, double lr)
     : parameters_(std::move(parameters)),
       state_(parameters_.size()),
@@ -19,8 +26,16 @@ Optimizer::Optimizer(std::vector<Parameter*> parameters, double lr)
   lr_.set(Tensor::scalar(lr));
   step_.set(Tensor::scalar(0));
   scale_.set(Tensor::scalar(1));
+  scale_.set_of_step();
   move_scalars(parameters_[0]->sharded_value().local().device());
+  RankContext::current().state<LivingOptimizers>().list.push_back(this);
 }
+
+Optimizer::~Optimizer() {
+  if (RankContext* context = RankContext::current_or_null()) std::erase(context->state<LivingOptimizers>().list, this);
+}
+
+const std::vector<Optimizer*>& Optimizer::living() { return RankContext::current().state<LivingOptimizers>().list; }
 
 void Optimizer::move_scalars(Device device) {
   if (device.is_meta()) return;
@@ -102,9 +117,8 @@ std::vector<Optimizer::Cohort> Optimizer::count(const std::vector<std::size_t>& 
   return cohorts;
 }
 
-void Optimizer::step() {
-  GradMode off(false);
-  const PhaseScope phase(StepPhase::optimizer);
+// Those with a gradient. Reductions in flight are waited for here, so that what failed there leaves the state whole.
+std::vector<std::size_t> Optimizer::ready_parameters() {
   std::vector<std::size_t> active;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = *parameters_[i];
@@ -120,6 +134,30 @@ void Optimizer::step() {
     ensure_state(i);
     active.push_back(i);
   }
+  for (const std::size_t i : active) {
+    if (const auto storage = parameters_[i]->grad().local().storage()) storage->wait_to_read();
+    if (const auto storage = parameters_[i]->sharded_value().local().storage()) storage->wait_to_write();
+  }
+  return active;
+}
+
+void Optimizer::step() {
+  GradMode off(false);
+  const PhaseScope phase(StepPhase::optimizer);
+  if (const std::string reason = torn(); !reason.empty())
+    fail("optimizer.step() is refused: {}; load a checkpoint of the model and the optimizer first", reason);
+  const std::vector<std::size_t> active = ready_parameters();
+  try {
+    apply(active);
+  } catch (...) {
+    const std::string reason = current_exception_text();
+    mark_torn(fmt::format("a step of the optimizer was left half done: {}", reason));
+    abandon(torn());
+    throw;
+  }
+}
+
+void Optimizer::apply(const std::vector<std::size_t>& active) {
   ensure_counts();
   has_stepped_ = true;
   for (const Cohort& cohort : count(active, isfinite(scale_.value())))
@@ -129,6 +167,35 @@ void Optimizer::step() {
   if (in_backward()) return;
   for (const std::size_t i : active) parameters_[i]->reshard();
 }
+
+// ---- steps that are left ----
+
+void Optimizer::for_each_changed(const std::function<void(Slot&)>& visit) const {
+  for (Parameter* p : parameters_) visit(*p);
+  for (const auto& kinds : state_)
+    for (const auto& slot : kinds) visit(*slot);
+  for (const auto& count : counts_)
+    if (count) visit(*count);
+}
+
+std::string Optimizer::torn() const {
+  std::string reason = step_.torn().empty() ? "" : fmt::format("the count of steps is torn: {}", step_.torn());
+  for_each_changed([&](const Slot& slot) {
+    if (reason.empty() && !slot.torn().empty()) reason = fmt::format("\"{}\" is torn: {}", slot.name(), slot.torn());
+  });
+  return reason;
+}
+
+void Optimizer::mark_torn(std::string_view reason) {
+  step_.mark_torn(reason);
+  for_each_changed([&](Slot& slot) { slot.mark_torn(reason); });
+}
+
+void Optimizer::abandon(std::string_view reason) noexcept {
+  for (Parameter* p : parameters_) p->sink().abandon(*p, reason);
+}
+
+void Optimizer::reset_gradient_scale() { fill_into(scale_.value(), 1); }
 
 void Optimizer::clear_gradients() {
   for (Parameter* p : parameters_) p->clear_grad();

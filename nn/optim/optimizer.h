@@ -1,9 +1,11 @@
 #pragma once
 // Optimizers see lists of local extents: one fused pass over all parameters of a rank, sharded or not, without a
 // dispatch per tensor and without communication.
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "nn/module.h"
@@ -23,13 +25,17 @@ struct OptimizerState {
 /// changes.
 class Optimizer {
  public:
-  virtual ~Optimizer() = default;
+  virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
   /// Updates every parameter that has a gradient, in place, then resets the gradient scale. Of parameters that
   /// fully_shard has gathered it updates the shard and drops what is gathered; during a backward pass, from a gradient
   /// hook, that stays what the forward has read until the pass is over.
+  ///
+  /// Errors of gradients are thrown before anything changes. An exception after that marks parameters, state and counts
+  /// as torn, and ends the step for all ranks that fully_shard's groups reach; then step() is refused, and so are
+  /// saves, until a checkpoint is loaded.
   void step();
   void clear_gradients();
   void step_and_clear() {
@@ -44,6 +50,16 @@ class Optimizer {
   /// all counts as they are, to the bit, whatever the gradients hold. Does not block.
   void set_gradient_scale(const Tensor& scale);
   const std::vector<Parameter*>& parameters() const { return parameters_; }
+
+  /// Why there is a value among parameters, state and counts that is not whole; empty if all are.
+  std::string torn() const;
+  void mark_torn(std::string_view reason);
+  /// A step was left: peers that wait for this rank raise CommError with `reason`, where fully_shard's groups or those
+  /// of tensor parallelism reach them. Local.
+  void abandon(std::string_view reason) noexcept;
+  void reset_gradient_scale();
+  /// Those of this rank that live, in the order in which they were made.
+  static const std::vector<Optimizer*>& living();
 
   /// State of all parameters, made now if there was no step yet; part of a checkpoint.
   std::vector<OptimizerState> state();
@@ -71,6 +87,9 @@ class Optimizer {
     Tensor count;
     std::vector<std::size_t> active, idle;  // with a gradient in this step, and without
   };
+  std::vector<std::size_t> ready_parameters();
+  void apply(const std::vector<std::size_t>& active);
+  void for_each_changed(const std::function<void(Slot&)>& visit) const;
   void ensure_state(std::size_t parameter);
   void ensure_counts();
   std::vector<Cohort> cohorts_of(const std::vector<std::size_t>& active) const;

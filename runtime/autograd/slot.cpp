@@ -68,6 +68,7 @@ Tensor Slot::attach(const Tensor& tensor) const {
 
 void Slot::set(const Tensor& tensor) {
   value_ = attach(tensor);
+  mark_whole();
   if (CaptureSink* capture = RankContext::current().capture) capture->slot_assigned(*this);
 }
 
@@ -78,6 +79,7 @@ void Slot::assign(const Tensor& values) {
   const Tensor source = values.local();
   check(target.shape() == source.shape(), "assign to \"{}\": {} does not fit {}", name_, values, value_);
   copy_into(target, source.dtype() == target.dtype() ? source.detach() : cast(source.detach(), target.dtype()));
+  mark_whole();
 }
 
 void Slot::set_requires_grad(bool on) {

@@ -60,6 +60,16 @@ class Slot {
   /// The tensor with this slot's leaf, for present().
   Tensor attach(const Tensor& tensor) const;
 
+  /// Torn: a step was left while it changed this value and others; `torn()` says why, empty if it is whole. set(),
+  /// assign(), and a load make it whole.
+  const std::string& torn() const { return torn_; }
+  void mark_torn(std::string_view reason) {
+    if (!is_of_step_) torn_ = reason;
+  }
+  void mark_whole() { torn_.clear(); }
+  /// Its value is of one step, not kept from step to step: never torn.
+  void set_of_step() { is_of_step_ = true; }
+
   bool requires_grad() const { return requires_grad_; }
   void set_requires_grad(bool on);
   /// All three are seen by capture: a replay holds for slots whose gradient was there, or was not, as in the recording.
@@ -90,6 +100,8 @@ class Slot {
   };
   std::vector<Hook> hooks_;
   bool requires_grad_;
+  bool is_of_step_ = false;
+  std::string torn_;
 };
 
 }  // namespace sherd

@@ -16,6 +16,7 @@
 #include <set>
 
 #include "nn/module_list.h"
+#include "nn/optim/agree_on_updates.h"
 #include "nn/parallel/shard/gradient_inbox.h"
 #include "nn/parallel/shard/unit_schedule.h"
 #include "runtime/autograd/autograd.h"
@@ -624,6 +625,7 @@ void reset_after_error(Module& root) {
     each->unit->buffers.drop();
     if (reset.insert(&each->root_group()).second) each->root_group().reset();
   }
+  agree_on_updates(root.parameters(), hook.root_group());
 }
 
 }  // namespace sherd::nn

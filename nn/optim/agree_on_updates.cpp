@@ -1,0 +1,75 @@
+#include "nn/optim/agree_on_updates.h"
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "runtime/comm/group/agree.h"
+#include "runtime/exec/context.h"
+#include "runtime/tensor/error.h"
+
+namespace sherd::nn {
+
+namespace {
+
+/// What a rank says of an optimizer, as one line: the number of updates, and why it is torn, if it is.
+struct Report {
+  std::string updates, torn;
+};
+
+std::string report_of(Optimizer& optimizer) {
+  std::string torn = optimizer.torn(), updates = "?";
+  try {
+    updates = fmt::format("{}", optimizer.step_slot().value().item<float>());
+  } catch (const std::exception& error) {
+    if (torn.empty()) torn = fmt::format("its count of steps cannot be read: {}", error.what());
+  }
+  std::ranges::replace(torn, '\n', ' ');
+  return fmt::format("{} {}\n", updates, torn);
+}
+
+std::vector<Report> read_reports(const std::string& text) {
+  std::vector<Report> reports;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t space = line.find(' ');
+    reports.push_back({line.substr(0, space), line.substr(space + 1)});
+  }
+  return reports;
+}
+
+std::string torn_anywhere(const std::vector<std::vector<Report>>& by_rank, std::size_t optimizer) {
+  for (std::size_t r = 0; r < by_rank.size(); ++r)
+    if (const std::string& torn = by_rank[r][optimizer].torn; !torn.empty()) return fmt::format("rank {}: {}", r, torn);
+  const std::string& first = by_rank[0][optimizer].updates;
+  for (std::size_t r = 1; r < by_rank.size(); ++r)
+    if (const std::string& updates = by_rank[r][optimizer].updates; updates != first)
+      return fmt::format("a step was left that rank 0 or rank {} had finished: they have made {} and {} updates", r,
+                         first, updates);
+  return "";
+}
+
+}  // namespace
+
+void agree_on_updates(const std::vector<Parameter*>& parameters, ProcessGroup& group) {
+  const std::set<Parameter*> known(parameters.begin(), parameters.end());
+  std::vector<Optimizer*> optimizers;
+  for (Optimizer* optimizer : Optimizer::living())
+    if (std::ranges::any_of(optimizer->parameters(), [&](Parameter* p) { return known.contains(p); }))
+      optimizers.push_back(optimizer);
+  for (Optimizer* optimizer : optimizers) optimizer->reset_gradient_scale();
+  if (group.size() == 1 || RankContext::current().is_ghost()) return;
+
+  std::string own;
+  for (Optimizer* optimizer : optimizers) own += report_of(*optimizer);
+  std::vector<std::vector<Report>> by_rank;
+  for (const std::string& text : gather_text(group, own)) by_rank.push_back(read_reports(text));
+  for (std::size_t r = 1; r < by_rank.size(); ++r)
+    check(by_rank[r].size() == by_rank[0].size(),
+          "rank 0 has {} optimizers of the model and rank {} has {}: make the same on all ranks", by_rank[0].size(), r,
+          by_rank[r].size());
+  for (std::size_t i = 0; i < optimizers.size(); ++i)
+    if (const std::string reason = torn_anywhere(by_rank, i); !reason.empty()) optimizers[i]->mark_torn(reason);
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,16 @@
+#pragma once
+// After a step that was left by an exception: do all ranks still have the same model?
+#include <vector>
+
+#include "nn/optim/optimizer.h"
+#include "runtime/comm/group/process_group.h"
+
+namespace sherd::nn {
+
+/// Ranks tell each other whether the optimizers of `parameters` are whole and how many updates they have made. If one
+/// of a rank is torn, or has made more updates than another rank's, it is marked torn on every rank, with the reason.
+/// Gradient scales are 1 again. Collective, and blocks; local on one rank and on ghosts. Error, on every rank, if ranks
+/// have different numbers of optimizers.
+void agree_on_updates(const std::vector<Parameter*>& parameters, ProcessGroup& group);
+
+}  // namespace sherd::nn

@@ -1,0 +1,172 @@
+// Steps that are left by an exception at any op, on one rank or on all: the next step is that of a run in which nothing
+// happened, bit for bit, or the state is torn and says so on every rank until it is loaded. The exceptions are
+// injected.
+#include <gtest/gtest.h>
+
+#include "nn/checkpoint/full_state.h"
+#include "nn/optim/adamw.h"
+#include "nn/optim/clip.h"
+#include "runtime/autograd/autograd.h"
+#include "tests/parallel/nets.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/op_trap.h"
+#include "tests/support/ranks.h"
+#include "tests/support/temp_dir.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+
+/// A small net in training, with clipping.
+struct Training {
+  Net net{std::vector<std::int64_t>{6, 5, 3}};
+  std::unique_ptr<nn::AdamW> optimizer;
+  Group group;
+
+  Training(const Group& ranks, const DeviceMesh& mesh) : group(ranks) {
+    shard(net, mesh);
+    net.materialize(nn::Seed{3});
+    optimizer =
+        std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01, .decay_matrices_only = true});
+  }
+  void forward_and_backward(std::uint64_t step) {
+    backward(
+        mean_square(net(slice_of(batch_of(12, 6, step, "x"), *group)), slice_of(batch_of(12, 3, step, "y"), *group)));
+  }
+  /// Waits until no rank is in a collective any more.
+  void settle() const {
+    RankContext::current().drain_queues();
+    group->host().barrier();
+  }
+  void step(std::uint64_t index) {
+    forward_and_backward(index);
+    nn::clip_grad_norm(*optimizer, 0.1);
+    optimizer->step_and_clear();
+  }
+  /// What this rank holds of parameters, their state and the counts of steps.
+  std::vector<std::vector<float>> values() {
+    std::vector<std::vector<float>> all;
+    for (const nn::StateEntry& entry : nn::training_state(net, optimizer.get()))
+      all.push_back(nn::state_tensor(entry).local().detach().to_vector<float>());
+    return all;
+  }
+  double updates() { return optimizer->step_slot().value().item<double>(); }
+  nn::FullState save() { return nn::full_state_dict(net, *group, optimizer.get()); }
+  void load(const nn::FullState& saved) { nn::load_full_state_dict(net, *group, saved, optimizer.get()); }
+};
+
+/// The model's part of a full state.
+nn::FullState model_of(nn::FullState state) {
+  std::erase_if(state, [](const auto& entry) { return entry.first.starts_with("optim"); });
+  return state;
+}
+
+void expect_recovery_at_every_op(const Group& group, const DeviceMesh& mesh) {
+  Training training(group, mesh);
+  training.step(0);
+  const nn::FullState saved = training.save();
+  std::int64_t num_ops = 0;
+  {
+    const OpTrap counting(-1);
+    training.step(1);
+    num_ops = counting.count();
+  }
+  const auto expected = training.values();
+  EXPECT_GT(num_ops, 20);
+  for (std::int64_t at = 0; at < num_ops; ++at)
+    for (const bool on_all : {false, true}) {
+      if (on_all && group->size() == 1) continue;
+      SCOPED_TRACE(fmt::format("op {} on {}", at, on_all ? "all ranks" : "one rank"));
+      training.load(saved);
+      const bool is_victim = on_all || group->rank() == static_cast<int>(at) % group->size();
+      try {
+        const OpTrap trap(is_victim ? at : -1);
+        training.step(1);
+      } catch (const Error&) {}
+      training.optimizer->clear_gradients();
+      nn::reset_after_error(training.net);
+      EXPECT_EQ(held(MemoryCategory::unsharded) + held(MemoryCategory::gradients), 0);
+      if (!training.optimizer->torn().empty()) {  // some rank was in the optimizer, or beyond
+        expect_error([&] { training.optimizer->step(); }, {"refused", "torn"});
+        expect_error([&] { training.save(); }, {"torn"});
+        training.load(saved);
+        EXPECT_EQ(training.optimizer->torn(), "");
+      }
+      if (training.updates() < 2) training.step(1);  // else the trap's op did not come, and all have finished
+      EXPECT_EQ(training.values(), expected);
+    }
+}
+
+TEST(FullyShard, F191_AfterAnExceptionAtAnyOpTheNextStepIsAFreshOne) {
+  for (const int ranks : {1, 2, 4})
+    run_ranks(ranks, [](const Group& group) { expect_recovery_at_every_op(group, DeviceMesh(group)); });
+}
+
+TEST(FullyShard, F191_AfterAnExceptionAtAnyOpOfHsdpTheNextStepIsAFreshOne) {
+  run_ranks(4, [](const Group& group) {
+    expect_recovery_at_every_op(group, DeviceMesh(group, {{"replicate", 2}, {"dp", 2}}));
+  });
+}
+
+TEST(FullyShard, AnExceptionInsideTheOptimizerTearsTheStateOnAllRanks) {
+  for (const int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      Training training(group, DeviceMesh(group));
+      training.step(0);
+      const nn::FullState saved = training.save();
+      training.step(1);
+      const auto expected = training.values();
+      training.load(saved);
+      training.forward_and_backward(1);
+      training.settle();
+      if (group->rank() == group->size() - 1) {
+        const OpTrap trap("adamw");
+        expect_error([&] { training.optimizer->step(); }, {"the trap", "adamw"});
+        EXPECT_NE(training.optimizer->torn(), "");
+      } else {
+        training.optimizer->step();
+        expect_error([&] { (void)training.net(batch_of(2, 6, 0, "x")).raw(); }, {"left half done", "the trap"});
+      }
+      training.optimizer->clear_gradients();
+      nn::reset_after_error(training.net);
+
+      training.forward_and_backward(1);  // gradients may be looked at
+      expect_error([&] { training.optimizer->step(); }, {"refused", "torn", "left half done", "load a checkpoint"});
+      training.optimizer->clear_gradients();
+      const TempDir dir;
+      expect_error(
+          [&] {
+            nn::save_checkpoint(dir.path(), {}, nn::training_state(training.net, training.optimizer.get()), *group);
+          },
+          {"torn", "not saved"});
+      expect_error([&] { training.save(); }, {"torn", "not saved"});
+      nn::load_full_state_dict(training.net, *group, model_of(saved), nullptr);
+      expect_error([&] { training.optimizer->step(); }, {"refused"});  // its own state is torn yet
+      training.load(saved);
+      EXPECT_EQ(training.optimizer->torn(), "");
+      training.step(1);
+      EXPECT_EQ(training.values(), expected);
+    });
+}
+
+// Rank 1 leaves the step when the others have made it.
+TEST(FullyShard, AStepThatNotAllRanksHaveMadeTearsTheState) {
+  for (const int ranks : {2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      Training training(group, DeviceMesh(group));
+      training.step(0);
+      const nn::FullState saved = training.save();
+      training.forward_and_backward(1);
+      training.settle();
+      if (group->rank() != 1) training.optimizer->step();
+      training.optimizer->clear_gradients();
+      nn::reset_after_error(training.net);
+      expect_error([&] { training.optimizer->step(); }, {"refused", "rank 1", "updates"});
+      training.load(saved);
+      training.step(1);
+    });
+}
+
+}  // namespace
+}  // namespace sherd::testing
