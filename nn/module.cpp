@@ -20,6 +20,11 @@ std::string Module::path() const {
   return above.empty() ? name_ : above + "." + name_;
 }
 
+std::string Module::label() const {
+  const std::string own = path();
+  return own.empty() ? "(model)" : own;
+}
+
 namespace {
 // Dots separate the parts of a path.
 void check_name(std::string_view what, const std::string& name) {

@@ -104,6 +104,8 @@ class Module {
   /// Own name within the parent ("" for a root) and the full path "blocks.3.mlp".
   const std::string& name() const { return name_; }
   std::string path() const;
+  /// What messages call it: its path, "(model)" for a root without a name.
+  std::string label() const;
   Module* parent() const { return parent_; }
   const std::vector<std::unique_ptr<Module>>& children() const { return children_; }
 

@@ -19,8 +19,6 @@ const Spec* LayoutTable::at(std::size_t index, int ndim) {
 
 namespace {
 
-std::string label(const Module& module) { return module.path().empty() ? "(model)" : module.path(); }
-
 void check_entries(const std::string& style, const Module& module, const char* what, const Layouts& layouts,
                    std::size_t count) {
   const bool fits = layouts.is_open() ? layouts.size() <= count : layouts.size() == count;
@@ -28,7 +26,7 @@ void check_entries(const std::string& style, const Module& module, const char* w
   fail(
       "style {} of module \"{}\" has {} {} layouts for {} {}{}; give one per {}, or none (std::nullopt) to let "
       "it pass",
-      style, label(module), layouts.size(), what, count, what, count == 1 ? "" : "s", what);
+      style, module.label(), layouts.size(), what, count, what, count == 1 ? "" : "s", what);
 }
 
 // The vjp of such a row redistributes the accumulated gradient itself.
@@ -59,12 +57,12 @@ void StyleHook::map(const Module& module, const Side& side, Tensor& x, TensorPla
       fail(
           "{} {} of module \"{}\" is the plain tensor {}, and style {} gives it no layout on {}: set `{}` for it, or "
           "pass a distributed tensor",
-          side.what, place.index, label(module), x, style_, mesh_.describe(), side.from_key);
+          side.what, place.index, module.label(), x, style_, mesh_.describe(), side.from_key);
     x = from_local(std::move(x), from);
   } else if (Spec::from(x).mesh_id() != mesh_.id()) {
     if (!to) return;
     fail("{} {} of module \"{}\" is on {}, its style {} is for {}; move it there with full_tensor() and distribute()",
-         side.what, place.index, label(module), Spec::from(x).mesh().describe(), style_, mesh_.describe());
+         side.what, place.index, module.label(), Spec::from(x).mesh().describe(), style_, mesh_.describe());
   }
   if (!to) return;
   if (x.layout() != to) x = redistribute(std::move(x), to);

@@ -38,8 +38,6 @@ bool is_marked(const Module& module) {
                      [](const auto& hook) { return dynamic_cast<const Parallelized*>(hook.get()) != nullptr; });
 }
 
-std::string label(const Module& module) { return module.path().empty() ? "(model)" : module.path(); }
-
 struct Part {
   std::string path;  // below the module that is parallelized
   Module* module;
@@ -79,7 +77,7 @@ const ModuleLayout& layout_for(const Style& style, const Module& module) {
   if (is_linear && style.linear) return *style.linear;
   if (is_embedding && style.embedding) return *style.embedding;
   check(style.any.has_value(), "style {} is for Linear and Embedding modules; \"{}\" is neither", style.name,
-        label(module));
+        module.label());
   return *style.any;
 }
 
@@ -95,7 +93,7 @@ void apply_patterns(const Plan& plan, std::vector<Part>& parts) {
     std::vector<std::string> paths;
     for (const Part& part : parts) paths.push_back(part.path);
     fail("the plan's pattern \"{}\" (style {}) matches no module below \"{}\"; the nearest path is \"{}\"", pattern,
-         style.name, label(*parts[0].module), nearest(pattern, paths));
+         style.name, parts[0].module->label(), nearest(pattern, paths));
   }
 }
 
@@ -114,7 +112,7 @@ std::string names_of(const std::vector<Module::NamedParameter>& parameters) {
 
 void add_placement(const Part& part, const Part::Use& use, const ModuleLayout::Cut& wanted,
                    ParameterPlacements& placements) {
-  const std::string by = fmt::format("style {} of module \"{}\"", *use.style, label(*part.module));
+  const std::string by = fmt::format("style {} of module \"{}\"", *use.style, part.module->label());
   const auto& own = part.module->own_parameters();
   const auto found =
       std::find_if(own.begin(), own.end(), [&](const Module::NamedParameter& p) { return p.name == wanted.parameter; });
@@ -159,7 +157,7 @@ void check_heads(const Attention& attention, const DeviceMesh& mesh, const Param
     check(
         count % mesh.size() == 0,
         "attention \"{}\": {} {} do not divide among the {} ranks of axis \"{}\"; use an axis whose size divides them",
-        label(attention), count, what, mesh.size(), mesh.axis_name());
+        attention.label(), count, what, mesh.size(), mesh.axis_name());
   };
   check_count(attention.options().heads, "heads");
   check_count(attention.options().kv_heads, "key-value heads");
@@ -172,7 +170,7 @@ void check_ties(const Module& module, const std::set<const Module*>& inside, con
       check(!taken.contains(p.parameter),
             "parameter \"{}\" is also used by module \"{}\", which this call does not parallelize: call it on a module "
             "above both",
-            p.parameter->name(), label(module));
+            p.parameter->name(), module.label());
   for (const auto& child : module.children()) check_ties(*child, inside, taken);
 }
 
@@ -222,9 +220,9 @@ bool is_parallelized(const Module& module) {
 
 void parallelize(Module& module, const DeviceMesh& mesh, const Plan& plan) {
   check(mesh.ndim() == 1, "parallelize \"{}\": a plan speaks of one mesh axis, and this is {}; pass one, mesh[\"tp\"]",
-        label(module), mesh.describe());
+        module.label(), mesh.describe());
   check(!is_parallelized(module), "parallelize: module \"{}\", or one above it, is parallelized already",
-        label(module));
+        module.label());
   std::vector<Part> parts;
   collect(module, "", parts);
   apply_patterns(plan, parts);

@@ -1,0 +1,246 @@
+#include "nn/parallel/shard/fully_shard_hook.h"
+
+#include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
+
+namespace sherd::nn {
+
+void ShardTree::add(FullyShardHook& hook) {
+  hook.id_ = static_cast<UnitId>(hooks.size());
+  hooks.push_back(&hook);
+  if (hook.unit) hook.unit->inbox.set_end(end);
+}
+
+void ShardTree::drop_unused() const {
+  for (FullyShardHook* hook : hooks)
+    if (hook && hook->unit) hook->unit->buffers.drop_unused();
+}
+
+void ShardTree::close_rounds() const {
+  for (FullyShardHook* hook : hooks)
+    if (hook && !hook->awaited_.empty()) hook->close_round();
+}
+
+void ShardTree::end_backward(bool is_last_of_all) {
+  if (is_last_of_all) schedule.end_backward();
+  for (auto hook = hooks.rbegin(); hook != hooks.rend(); ++hook) {
+    if (!*hook) continue;
+    (*hook)->awaited_.clear();
+    if ((*hook)->unit) (*hook)->unit->inbox.finish_backward();
+  }
+}
+
+void ShardTree::abandon(std::string_view reason) noexcept {
+  schedule.end_forward();
+  schedule.end_backward();
+  for (FullyShardHook* hook : hooks) {
+    if (!hook) continue;
+    hook->awaited_.clear();
+    if (hook->unit) hook->unit->inbox.abandon(reason);
+  }
+}
+
+FullyShardHook* hook_of(const Module& module) {
+  for (const auto& hook : module.hooks())
+    if (auto* h = dynamic_cast<FullyShardHook*>(hook.get())) return h;
+  return nullptr;
+}
+
+FullyShardHook& wrapped(Module& module) {
+  FullyShardHook* hook = hook_of(module);
+  if (!hook) fail("module \"{}\" is not wrapped by fully_shard", module.path());
+  return *hook;
+}
+
+std::vector<FullyShardHook*> hooks_below(Module& root) {
+  std::vector<FullyShardHook*> hooks;
+  root.for_each_module([&](Module& m) {
+    FullyShardHook* hook = hook_of(m);
+    if (hook && std::find(hooks.begin(), hooks.end(), hook) == hooks.end()) hooks.push_back(hook);
+  });
+  return hooks;
+}
+
+namespace {
+
+// A tied parameter must be gathered wherever it is used: the innermost wrapped module of each user must own it.
+void check_tied(Module& module, const Unit* unit) {
+  if (const FullyShardHook* hook = hook_of(module)) unit = hook->unit.get();
+  for (const Module::NamedParameter& p : module.own_parameters()) {
+    const ShardKeeper* const owner = p.parameter->shard_keeper();
+    check(!owner || (unit && owner == &unit->buffers),
+          "parameter \"{}\" is used by module \"{}\", whose fully_shard group \"{}\" does not own it: tied weights "
+          "need both users in one group; wrap their common parent instead of one of them",
+          p.parameter->name(), module.label(), unit ? unit->buffers.layout().name : "none");
+  }
+  for (const auto& child : module.children()) check_tied(*child, unit);
+}
+
+void check_materialized(Module& module) {
+  std::string names;
+  int count = 0;
+  for (const Parameter* p : module.parameters())
+    if (p->value().local().is_meta() && ++count <= 8) names += (names.empty() ? "" : ", ") + p->name();
+  check(count == 0,
+        "{} parameters have no values yet ({}{}): call model.materialize(seed), or load a checkpoint, before the first "
+        "forward",
+        count, names, count > 8 ? ", ..." : "");
+}
+
+// The tree of the nearest wrapped module above that is in one.
+const std::shared_ptr<ShardTree>* tree_above(const Module& module) {
+  for (const Module* above = module.parent(); above; above = above->parent())
+    if (const FullyShardHook* hook = hook_of(*above); hook && hook->tree()) return &hook->tree();
+  return nullptr;
+}
+
+}  // namespace
+
+// A module that was wrapped after the root's first forward, in place of another perhaps, joins.
+void FullyShardHook::join_or_make_tree(Module& module) {
+  const std::shared_ptr<ShardTree>* const above = tree_above(module);
+  if (!above) return become_root(module);
+  check_materialized(module);
+  check_tied(module, nullptr);
+  tree_ = *above;
+  tree_->add(*this);
+}
+
+void FullyShardHook::become_root(Module& module) {
+  check_materialized(module);
+  check_tied(module, nullptr);
+  const std::vector<FullyShardHook*> found = hooks_below(module);
+  for (const FullyShardHook* hook : found)
+    if (hook->tree_)
+      fail(
+          "fully_shard: module \"{}\" ran by itself before \"{}\", so it is a root of its own; run the whole model "
+          "first",
+          hook->name_, module.label());
+  const auto tree = std::make_shared<ShardTree>();
+  for (FullyShardHook* hook : found) {
+    tree->add(*hook);
+    hook->tree_ = tree;
+  }
+  is_root_ = true;
+  tree->is_last = is_last_;
+}
+
+// Without a tree nobody else tells the peers, who are on their way into the first gather.
+void FullyShardHook::join_or_tell(Module& module) {
+  try {
+    join_or_make_tree(module);
+  } catch (...) {
+    const std::string reason = current_exception_text();
+    for (FullyShardHook* hook : hooks_below(module))
+      if (hook->root_group().size() > 1) hook->root_group().abort(reason);
+    throw;
+  }
+}
+
+void FullyShardHook::before_forward(Module& module) {
+  if (!tree_) join_or_tell(module);
+  const bool begins = awaited_.empty();
+  try {
+    enter_forward(begins);
+  } catch (...) {
+    if (tree_->depth == 0) tree_->abandon(current_exception_text());
+    throw;
+  }
+  ++tree_->depth;
+  running_.push_back({&module, RankContext::current().next_id()});
+  if (begins) awaited_ = modules_;
+}
+
+void FullyShardHook::enter_forward(bool begins) {
+  if (begins && is_root_ && !in_backward()) {
+    tree_->schedule.begin_forward();
+    tree_->close_rounds();  // of modules that were called by themselves
+    for (FullyShardHook* hook : tree_->hooks)
+      if (hook && hook->unit) hook->unit->inbox.discard_pending();  // left by a backward that failed
+  }
+  if (unit) unit->buffers.unshard();
+  if (begins) forward_call_ = tree_->schedule.begin();
+  if (begins) prefetch(forward_prefetch, unit ? tree_->schedule.enter(id_) : kNoUnit);
+}
+
+// Without grad mode there is no backward that would reshard later.
+void FullyShardHook::close_round() {
+  awaited_.clear();
+  if (unit && (reshards() || !RankContext::current().grad_enabled)) unit->buffers.reshard();
+}
+
+// Submitted before the module computes, so that it runs beside it.
+void FullyShardHook::prefetch(const std::vector<std::weak_ptr<FullyShardHook>>& listed, UnitId expected) const {
+  for (const auto& weak : listed)
+    if (const auto next = weak.lock(); next && next->unit) next->unit->buffers.prefetch();
+  if (!listed.empty() || !prefetches_ || expected == kNoUnit) return;
+  if (const FullyShardHook* next = tree_->hooks[static_cast<std::size_t>(expected)]; next && next->unit)
+    next->unit->buffers.prefetch();
+}
+
+void FullyShardHook::after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) {
+  --tree_->depth;
+  const std::uint64_t begun = running_.back().begun;
+  running_.pop_back();
+  try {
+    const UnitSchedule::Call call = leave_forward(module);
+    if (RankContext::current().grad_enabled) hook_outputs(call, begun, visit_outputs);
+  } catch (...) {
+    if (tree_->depth == 0) tree_->abandon(current_exception_text());
+    throw;
+  }
+}
+
+UnitSchedule::Call FullyShardHook::leave_forward(Module& module) {
+  if (is_running(module)) return {};  // it called itself
+  std::erase(awaited_, &module);
+  const bool is_done = awaited_.empty();
+  if (is_done) {
+    close_round();
+    if (is_root_ && !in_backward()) {
+      tree_->schedule.end_forward();
+      tree_->close_rounds();  // the rest of their lists does not run
+      tree_->drop_unused();
+    }
+  }
+  if (!unit || !is_done || !RankContext::current().grad_enabled) return {};
+  return tree_->schedule.leave(id_, forward_call_);
+}
+
+// Of the outputs those that this call has made: one that was an input too is reached when the call's backward is over.
+void FullyShardHook::hook_outputs(UnitSchedule::Call call, std::uint64_t begun,
+                                  const std::function<void(const TensorVisitor&)>& visit_outputs) {
+  const auto shared = std::make_shared<ForwardCall>(ForwardCall{weak_from_this(), call, begun});
+  visit_outputs([&shared](const Tensor& t) {
+    if (!t.requires_grad() || t.grad_node()->kind != Node::Kind::op || t.grad_node()->sequence < shared->begun) return;
+    register_grad_hook(t,
+                       [shared](const Tensor&) {
+                         if (const auto self = shared->hook.lock()) self->before_backward(*shared);
+                         return Tensor();
+                       },
+                       {.capturable = true});  // gathers are rows: replay issues them without the hook
+  });
+}
+
+// An exception that leaves the outermost forward ends the step, for all ranks. One that leaves an inner forward may be
+// handled by the model.
+void FullyShardHook::abandon_forward(Module& module, std::string_view reason) noexcept {
+  if (!tree_) return;
+  running_.pop_back();
+  if (--tree_->depth == 0) return tree_->abandon(reason);
+  if (is_running(module)) return;  // it called itself
+  awaited_.clear();
+  if (unit) unit->buffers.reshard();
+}
+
+void FullyShardHook::before_backward(ForwardCall& call) {
+  tree_->end->expect();
+  if (std::exchange(call.pass, backward_pass()) == backward_pass()) return;  // another output was reached before
+  const UnitSchedule::Backward plan = tree_->schedule.begin_backward(id_, call.call);
+  for (const UnitId over : plan.over)
+    if (const FullyShardHook* hook = tree_->hooks[static_cast<std::size_t>(over)]) hook->unit->inbox.leave_backward();
+  if (unit) unit->buffers.unshard();
+  prefetch(backward_prefetch, plan.next);
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,152 @@
+#pragma once
+// Wiring: which hook does what when. What is done then is a function of the recorded calls (unit_schedule.h); bytes are
+// moved by unit_buffers.h, gradients by gradient_inbox.h.
+//
+//   before forward   first module to run becomes the root of the tree; gather, register full tensors; gather the next
+//   after forward    reshard as configured; hook the outputs' gradients
+//   output gradient  (the backward of a call begins) reshard units whose backward is over; gather again if resharded;
+//                    gather the next
+//   last gradient    of the unit: reduce; reshard, unless the tape still has readers of gathered parameters
+//   end of backward  reduce the gradients of units that did not complete, reshard everything
+//
+// "Gather the next" is what hides communication: it is submitted before the module computes and overlaps with it.
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/gradient_inbox.h"
+#include "nn/parallel/shard/unit_schedule.h"
+
+namespace sherd::nn {
+
+// All wrapped modules below one root share this.
+struct ShardTree {
+  std::vector<FullyShardHook*> hooks;  // by UnitId, in module order; null once its modules were destroyed
+  UnitSchedule schedule;
+  std::shared_ptr<BackwardEnd> end = std::make_shared<BackwardEnd>([this] { end_backward(is_last); });
+  int depth = 0;        // of wrapped forwards that run
+  bool is_last = true;  // the next backward, of those that belong together
+
+  void add(FullyShardHook& hook);
+  void drop_unused() const;
+  void close_rounds() const;
+  void end_backward(bool is_last_of_all);
+  void abandon(std::string_view reason) noexcept;
+};
+
+/// The parameters of one call.
+struct Unit {
+  UnitBuffers buffers;
+  GradientInbox inbox;
+  Unit(const std::string& name, const DataMesh& data, const std::vector<Parameter*>& parameters,
+       const MixedPrecision& policy)
+      : buffers(place_unit(name, data, policy, parameters), parameters), inbox(buffers, data) {}
+};
+
+class FullyShardHook final : public ModuleHook, public std::enable_shared_from_this<FullyShardHook> {
+ public:
+  FullyShardHook(std::string name, std::vector<Module*> modules, const DeviceMesh& mesh,
+                 const std::vector<Parameter*>& parameters, const FullyShardOptions& options)
+      : name_(std::move(name)),
+        modules_(std::move(modules)),
+        policy_(options.mp_policy),
+        mesh_(mesh, options.optimizer) {
+    if (options.reshard_after_forward)
+      reshard_after_forward_ = options.reshard_after_forward->resolve(mesh_.num_shards());
+    prefetches_ = options.prefetch;
+    if (parameters.empty()) return;
+    unit = std::make_unique<Unit>(name_, mesh_, parameters, policy_);
+    if (options.parameters == ShardedOver::none) unit->buffers.keep_gathered();
+    unit->inbox.set_accumulates_shards(options.gradients != ShardedOver::none);
+    if (options.reduce_unused) unit->inbox.set_reduces_unused(true);
+  }
+  ~FullyShardHook() override {
+    if (tree_) tree_->hooks[static_cast<std::size_t>(id_)] = nullptr;
+  }
+
+  void before_forward(Module& module) override;
+  void after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) override;
+  void abandon_forward(Module& module, std::string_view reason) noexcept override;
+  void before_materialize(Module&, Device device) override {
+    if (unit) unit->buffers.materialize(device);
+  }
+  bool maps_inputs() const override { return policy_.cast_forward_inputs && policy_.param_dtype; }
+  bool maps_outputs() const override { return policy_.output_dtype.has_value(); }
+  void map_input(Module&, Tensor& tensor, TensorPlace) override { cast_floating(tensor, *policy_.param_dtype); }
+  void map_output(Module&, Tensor& tensor, TensorPlace) override { cast_floating(tensor, *policy_.output_dtype); }
+
+  const std::string& name() const { return name_; }
+  bool reshards() const { return reshard_after_forward_.value_or(!is_root_); }
+  void set_reshards(bool value) { reshard_after_forward_ = value; }
+  void set_is_last(bool value) {
+    is_last_ = value;
+    if (tree_) tree_->is_last = value;
+  }
+  bool is_root() const { return is_root_; }
+  const std::shared_ptr<ShardTree>& tree() const { return tree_; }
+  /// Error naming the module if no parameters are its own.
+  Unit& own_unit() const {
+    check(unit != nullptr, "module \"{}\" has no parameters of its own: inner calls of fully_shard own them", name_);
+    return *unit;
+  }
+  void close_round();
+  ProcessGroup& root_group() const { return mesh_.root_group(); }
+
+  std::unique_ptr<Unit> unit;
+  // Replace the recorded order where they are not empty.
+  std::vector<std::weak_ptr<FullyShardHook>> forward_prefetch, backward_prefetch;
+
+ private:
+  friend struct ShardTree;
+  /// A forward call, as its outputs remember it.
+  struct ForwardCall {
+    std::weak_ptr<FullyShardHook> hook;
+    UnitSchedule::Call call;
+    std::uint64_t begun;     // nodes of its own have larger numbers
+    std::uint64_t pass = 0;  // the backward that has reached it last
+  };
+  /// A forward that runs, or another method in its place.
+  struct Running {
+    const Module* module;
+    std::uint64_t begun;  // nodes of its own have larger numbers
+  };
+  void join_or_make_tree(Module& module);
+  void join_or_tell(Module& module);
+  void become_root(Module& module);
+  void enter_forward(bool begins);
+  bool is_running(const Module& module) const {
+    return std::ranges::find(running_, &module, &Running::module) != running_.end();
+  }
+  UnitSchedule::Call leave_forward(Module& module);
+  void hook_outputs(UnitSchedule::Call call, std::uint64_t begun,
+                    const std::function<void(const TensorVisitor&)>& visit_outputs);
+  void before_backward(ForwardCall& call);
+  void prefetch(const std::vector<std::weak_ptr<FullyShardHook>>& listed, UnitId expected) const;
+
+  std::string name_;
+  std::vector<Module*> modules_;  // their addresses only: they may be gone
+  MixedPrecision policy_;
+  DataMesh mesh_;
+  std::shared_ptr<ShardTree> tree_;
+  UnitId id_ = kNoUnit;
+  std::optional<bool> reshard_after_forward_;
+  UnitSchedule::Call forward_call_;  // the last that began
+  std::vector<Running> running_;     // the innermost last
+  std::vector<Module*> awaited_;     // of the list: those that have not run since the first did
+  bool is_root_ = false;
+  bool is_last_ = true;
+  bool prefetches_ = true;
+};
+
+/// The hook of a wrapped module, or null.
+FullyShardHook* hook_of(const Module& module);
+/// Error unless the module is wrapped.
+FullyShardHook& wrapped(Module& module);
+/// Those of the subtree in module order, each once: several modules may be one unit.
+std::vector<FullyShardHook*> hooks_below(Module& root);
+
+}  // namespace sherd::nn

@@ -1,0 +1,79 @@
+#include <cmath>
+
+#include "nn/parallel/shard/fully_shard_hook.h"
+
+namespace sherd::nn {
+
+FullyShardHook& UnitHandle::hook() const {
+  const auto hook = hook_.lock();
+  check(hook != nullptr, "the modules of this fully_shard unit were destroyed");
+  return *hook;  // kept by its modules, which nobody destroys within a call
+}
+
+const std::string& UnitHandle::name() const { return hook().name(); }
+bool UnitHandle::has_parameters() const { return hook().unit != nullptr; }
+std::vector<Parameter*> UnitHandle::parameters() const { return hook().own_unit().buffers.parameters(); }
+const UnitLayout& UnitHandle::layout() const { return hook().own_unit().buffers.layout(); }
+std::int64_t UnitHandle::gathered_bytes() const { return layout().full_bytes; }
+bool UnitHandle::is_unsharded() const { return hook().own_unit().buffers.is_unsharded(); }
+bool UnitHandle::is_gathered() const { return hook().own_unit().buffers.is_gathered(); }
+int UnitHandle::late_gathers() const { return hook().own_unit().buffers.late_gathers(); }
+
+void UnitHandle::unshard() const {
+  if (Unit* unit = hook().unit.get()) unit->buffers.unshard();
+}
+
+UnshardHandle UnitHandle::unshard_async() const {
+  unshard();
+  return UnshardHandle(hook().shared_from_this());
+}
+
+void UnshardHandle::wait() const {
+  if (hook_->unit) hook_->unit->buffers.wait();
+}
+
+void UnitHandle::reshard() const {
+  if (Unit* unit = hook().unit.get()) unit->buffers.reshard();
+}
+
+void UnitHandle::set_gradient_divide_factor(double factor) const {
+  check(factor > 0 && std::isfinite(factor), "the gradient divide factor must be a number above 0, got {}", factor);
+  if (Unit* unit = hook().unit.get()) unit->inbox.set_divide_factor(factor);
+}
+
+void UnitHandle::set_requires_all_reduce(bool on) const {
+  if (Unit* unit = hook().unit.get()) unit->inbox.set_all_reduces(on);
+}
+
+void UnitHandle::set_reduce_unused(bool on) const {
+  if (Unit* unit = hook().unit.get()) unit->inbox.set_reduces_unused(on);
+}
+
+void UnitHandle::set_requires_gradient_sync(bool on) const {
+  if (Unit* unit = hook().unit.get()) unit->inbox.set_syncs(on);
+}
+
+void UnitHandle::set_reshard_after_forward(bool reshard) const { hook().set_reshards(reshard); }
+
+void UnitHandle::set_reshard_after_backward(bool reshard) const {
+  if (Unit* unit = hook().unit.get()) unit->inbox.set_reshards(reshard);
+}
+
+void UnitHandle::set_max_reductions(int count) const {
+  check(count >= 1, "at least one gradient buffer must be allowed to be in reduction, got {}", count);
+  if (Unit* unit = hook().unit.get()) unit->inbox.set_max_reductions(count);
+}
+
+void UnitHandle::set_forward_prefetch(const std::vector<UnitHandle>& units) const {
+  auto& list = hook().forward_prefetch;
+  list.clear();
+  for (const UnitHandle& unit : units) list.push_back(unit.hook_);
+}
+
+void UnitHandle::set_backward_prefetch(const std::vector<UnitHandle>& units) const {
+  auto& list = hook().backward_prefetch;
+  list.clear();
+  for (const UnitHandle& unit : units) list.push_back(unit.hook_);
+}
+
+}  // namespace sherd::nn
