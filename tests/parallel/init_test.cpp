@@ -193,14 +193,33 @@ TEST(FullyShard, F13_TiedParametersInsideAGroupAreOneSlot) {
     });
 }
 
-TEST(FullyShard, F14_TiedParametersAcrossGroupsAreNamed) {
+TEST(FullyShard, F14_TiedWeightsOfTwoUnitsTrainLikeOneRank) {
+  for (const bool wraps_second : {false, true})
+    for (int ranks : {1, 2, 3})
+      run_ranks(ranks, [&](const Group& group) {
+        Tied tied, reference;
+        const DeviceMesh mesh(group);
+        const nn::UnitHandle owner = nn::fully_shard(tied.first, mesh);
+        if (wraps_second) nn::fully_shard(tied.second, mesh);
+        nn::fully_shard(tied, mesh);
+        tied.materialize(nn::Seed{3});
+        reference.materialize(nn::Seed{3});
+        expect_trains_alike(on_slices(tied, *group, 5, 5), on_batches(reference, 5, 5), {.steps = 4});
+        EXPECT_FALSE(owner.is_gathered());
+        GradMode off(false);
+        tied(batch_of(2, 5, 0, "x"));
+        EXPECT_FALSE(owner.is_gathered()) << "resharded by the last that used it";
+      });
+}
+
+TEST(FullyShard, F14_TiedWeightsOfTwoRootsAreNamed) {
   run_ranks(2, [](const Group& group) {
     Tied tied;
     const DeviceMesh mesh(group);
     nn::fully_shard(tied.first, mesh);
-    nn::fully_shard(tied, mesh);
+    nn::fully_shard(tied.second, mesh);
     tied.materialize();
-    expect_error([&] { tied(batch_of(2, 5, 0, "x")); }, {"first.weight", "second", "one group"});
+    expect_error([&] { tied(batch_of(2, 5, 0, "x")); }, {"first.weight", "second", "common parent"});
   });
 }
 

@@ -5,6 +5,7 @@
 #include "nn/module_list.h"
 #include "nn/optim/agree_on_updates.h"
 #include "nn/parallel/shard/fully_shard_hook.h"
+#include "nn/parallel/shard/unit_members.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 
@@ -13,7 +14,7 @@ namespace sherd::nn {
 namespace {
 
 // Parameters used below `module` that no unit owns yet, each once.
-void collect_free(Module& module, std::set<Parameter*>& seen, std::vector<Parameter*>& out) {
+void collect_free(Module& module, std::set<const Parameter*>& seen, std::vector<Parameter*>& out) {
   for (const Module::NamedParameter& p : module.own_parameters())
     if (!p.parameter->shard_keeper() && seen.insert(p.parameter).second) out.push_back(p.parameter);
   for (const auto& child : module.children())
@@ -25,7 +26,7 @@ void check_inside_out(const Module& wrapped, const Module& module) {
   for (const Module::NamedParameter& p : module.own_parameters()) {
     const ShardKeeper* const owner = p.parameter->shard_keeper();
     for (const Module* above = owner ? wrapped.parent() : nullptr; above; above = above->parent())
-      if (const FullyShardHook* hook = hook_of(*above); hook && hook->unit && owner == &hook->unit->buffers)
+      if (const FullyShardHook* hook = hook_of(*above); hook && hook->owns(*owner))
         fail(
             "fully_shard: module \"{}\" comes after \"{}\", which is above it and has taken its parameter \"{}\" "
             "already; wrap from the inside out: inner modules first, the model last",
@@ -40,7 +41,8 @@ void check_inside_out(const Module& wrapped, const Module& module) {
 UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, const FullyShardOptions& options) {
   check(!modules.empty(), "fully_shard: the list of modules is empty");
   check_policy(options, mesh);
-  std::set<Parameter*> seen;
+  check_ignored(options.ignored);
+  std::set<const Parameter*> seen(options.ignored.begin(), options.ignored.end());
   std::vector<Parameter*> parameters;
   std::string name;
   for (Module* module : modules) {
@@ -54,7 +56,9 @@ UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& me
     collect_free(*module, seen, parameters);
     name += (name.empty() ? "" : "+") + module->label();
   }
-  const auto hook = std::make_shared<FullyShardHook>(std::move(name), modules, mesh, parameters, options);
+  const DataMesh data(mesh, options.optimizer);
+  const std::vector<UnitMembers> members = unit_members(name, parameters, mesh, options);
+  const auto hook = std::make_shared<FullyShardHook>(std::move(name), modules, data, members, options);
   for (Module* module : modules) module->add_hook(hook);
   return UnitHandle(hook);
 }
@@ -84,7 +88,7 @@ std::vector<UnitHandle> handles_of(const std::vector<Module*>& modules) {
 std::vector<UnitHandle> units(Module& root) {
   std::vector<UnitHandle> handles;
   for (FullyShardHook* hook : hooks_below(root))
-    if (hook->unit) handles.emplace_back(hook->shared_from_this());
+    if (!hook->units.empty()) handles.emplace_back(hook->shared_from_this());
   return handles;
 }
 
@@ -175,11 +179,12 @@ void reset_after_error(Module& root) {
   if (hook.tree()) hook.tree()->schedule.forget();
   std::set<const ProcessGroup*> reset;
   for (FullyShardHook* each : hooks_below(root)) {
-    if (!each->unit) continue;
-    each->unit->inbox.discard_pending();
-    each->unit->inbox.discard_earlier();
-    each->unit->buffers.drop();
-    if (reset.insert(&each->root_group()).second) each->root_group().reset();
+    for (const auto& unit : each->units) {
+      unit->inbox.discard_pending();
+      unit->inbox.discard_earlier();
+      unit->buffers.drop();
+      if (reset.insert(&unit->data.root_group()).second) unit->data.root_group().reset();
+    }
   }
   agree_on_updates(root.parameters(), hook.root_group());
 }

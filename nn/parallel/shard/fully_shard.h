@@ -42,13 +42,18 @@ class UnitHandle {
   /// Whether any parameters are its own. The calls from here to late_gathers() are an Error if none are.
   bool has_parameters() const;
   std::vector<Parameter*> parameters() const;
+  /// Of the first of layouts(): of all its parameters, but those on another mesh and those that stay replicated.
   const UnitLayout& layout() const;
+  std::vector<const UnitLayout*> layouts() const;
   /// Of all its gathered parameters on this rank.
   std::int64_t gathered_bytes() const;
   /// Whether the gathered tensors are registered; whether they are there or on their way, as prefetched ones are
   /// before they are registered. On one shard without casts the shards are the full tensors: never gathered.
   bool is_unsharded() const;
   bool is_gathered() const;
+  bool reshards_after_forward() const;
+  /// When it ran in the last forward of its root, counted from 0, each call; empty before the first.
+  std::vector<int> order_in_forward() const;
   /// Gathers that started only when backward asked for a saved tensor, because no module hook had run before.
   int late_gathers() const;
 
@@ -76,7 +81,8 @@ class UnitHandle {
 /// Shards the parameters of `module` over `mesh`: of two axes the first replicates (HSDP), gradients are then averaged
 /// over both. Parameters distributed over other axes of the same root mesh are sharded further, see data_mesh.h.
 /// Errors, on every rank: a container without a forward, a module that is wrapped already or lies below one that has
-/// taken its parameters, a 0-d parameter, a mesh of three axes, those of check_policy() (policy.h). No communication:
+/// taken its parameters, a 0-d parameter, a mesh of three axes, those of check_policy() (policy.h), an ignored
+/// parameter that a unit has. No communication:
 /// values are made by materialize(), or each rank keeps its rows of existing values (which must be equal on all ranks).
 UnitHandle fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 /// Over all ranks of the job.

@@ -5,15 +5,21 @@
 
 namespace sherd::nn {
 
+namespace {
+constexpr int kNoLimit = 1 << 20;
+}
+
 void ShardTree::add(FullyShardHook& hook) {
   hook.id_ = static_cast<UnitId>(hooks.size());
   hooks.push_back(&hook);
-  if (hook.unit) hook.unit->inbox.set_end(end);
+  for (const auto& unit : hook.units) unit->inbox.set_end(end);
 }
 
 void ShardTree::drop_unused() const {
-  for (FullyShardHook* hook : hooks)
-    if (hook && hook->unit) hook->unit->buffers.drop_unused();
+  for (FullyShardHook* hook : hooks) {
+    if (!hook) continue;
+    for (const auto& unit : hook->units) unit->buffers.drop_unused();
+  }
 }
 
 void ShardTree::close_rounds() const {
@@ -25,8 +31,8 @@ void ShardTree::end_backward(bool is_last_of_all) {
   if (is_last_of_all) schedule.end_backward();
   for (auto hook = hooks.rbegin(); hook != hooks.rend(); ++hook) {
     if (!*hook) continue;
-    (*hook)->awaited_.clear();
-    if ((*hook)->unit) (*hook)->unit->inbox.finish_backward();
+    (*hook)->leave_round();
+    for (const auto& unit : (*hook)->units) unit->inbox.finish_backward();
   }
 }
 
@@ -35,8 +41,8 @@ void ShardTree::abandon(std::string_view reason) noexcept {
   schedule.end_backward();
   for (FullyShardHook* hook : hooks) {
     if (!hook) continue;
-    hook->awaited_.clear();
-    if (hook->unit) hook->unit->inbox.abandon(reason);
+    hook->leave_round();
+    for (const auto& unit : hook->units) unit->inbox.abandon(reason);
   }
 }
 
@@ -63,17 +69,22 @@ std::vector<FullyShardHook*> hooks_below(Module& root) {
 
 namespace {
 
-// A tied parameter must be gathered wherever it is used: the innermost wrapped module of each user must own it.
-void check_tied(Module& module, const Unit* unit) {
-  if (const FullyShardHook* hook = hook_of(module)) unit = hook->unit.get();
+// A tied parameter is gathered wherever it is used: by the unit that has it, and while modules of another one compute
+// that use it, for them.
+void link_tied(Module& module, FullyShardHook* user, const std::vector<FullyShardHook*>& tree) {
+  if (FullyShardHook* hook = hook_of(module)) user = hook;
   for (const Module::NamedParameter& p : module.own_parameters()) {
-    const ShardKeeper* const owner = p.parameter->shard_keeper();
-    check(!owner || (unit && owner == &unit->buffers),
-          "parameter \"{}\" is used by module \"{}\", whose fully_shard group \"{}\" does not own it: tied weights "
-          "need both users in one group; wrap their common parent instead of one of them",
-          p.parameter->name(), module.label(), unit ? unit->buffers.layout().name : "none");
+    const ShardKeeper* const keeper = p.parameter->shard_keeper();
+    if (!keeper || (user && user->owns(*keeper))) continue;
+    const auto owner = std::ranges::find_if(tree, [&](FullyShardHook* hook) { return hook && hook->owns(*keeper); });
+    check(
+        user && owner != tree.end(),
+        "parameter \"{}\" is used by module \"{}\", and its fully_shard unit belongs to no module of this model: tied "
+        "weights need both users below one root; wrap their common parent",
+        p.parameter->name(), module.label());
+    user->borrow(**owner, *(*owner)->unit_of(*keeper));
   }
-  for (const auto& child : module.children()) check_tied(*child, unit);
+  for (const auto& child : module.children()) link_tied(*child, user, tree);
 }
 
 void check_materialized(Module& module) {
@@ -96,19 +107,65 @@ const std::shared_ptr<ShardTree>* tree_above(const Module& module) {
 
 }  // namespace
 
+Unit::Unit(const UnitMembers& members, const UnitPolicy& policy)
+    : data(members.data),
+      buffers(place_unit(members.name, data, policy.mp_policy, members.parameters), members.parameters),
+      inbox(buffers, data),
+      is_replicated(members.is_replicated) {
+  if (is_replicated || policy.parameters == ShardedOver::none) buffers.keep_gathered();
+  // They are small: none waits until the reduction of the large ones ends.
+  if (is_replicated) inbox.set_max_reductions(kNoLimit);
+  else inbox.set_accumulates_shards(policy.gradients != ShardedOver::none);
+  if (policy.reduce_unused) inbox.set_reduces_unused(true);
+}
+
+FullyShardHook::FullyShardHook(std::string name, std::vector<Module*> modules, const DataMesh& mesh,
+                               const std::vector<UnitMembers>& members, const UnitPolicy& policy)
+    : name_(std::move(name)), modules_(std::move(modules)), policy_(policy.mp_policy), mesh_(mesh) {
+  if (policy.reshard_after_forward) reshard_after_forward_ = policy.reshard_after_forward->resolve(mesh_.num_shards());
+  prefetches_ = policy.prefetch;
+  for (const UnitMembers& each : members) units.push_back(std::make_unique<Unit>(each, policy));
+}
+
+const std::vector<std::unique_ptr<Unit>>& FullyShardHook::own_units() const {
+  check(!units.empty(), "module \"{}\" has no parameters of its own: inner calls of fully_shard own them", name_);
+  return units;
+}
+
+Unit* FullyShardHook::unit_of(const ShardKeeper& keeper) const {
+  for (const auto& unit : units)
+    if (&unit->buffers == &keeper) return unit.get();
+  return nullptr;
+}
+
+void FullyShardHook::borrow(FullyShardHook& owner, Unit& unit) {
+  if (std::ranges::find(borrowed_, &unit, &Borrowed::unit) == borrowed_.end())
+    borrowed_.push_back({owner.weak_from_this(), &unit});
+}
+
+std::vector<int> FullyShardHook::order_in_forward() const {
+  std::vector<int> places;
+  if (!tree_) return places;
+  const std::vector<UnitId>& order = tree_->schedule.order();
+  for (std::size_t i = 0; i < order.size(); ++i)
+    if (order[i] == id_) places.push_back(static_cast<int>(i));
+  return places;
+}
+
 // A module that was wrapped after the root's first forward, in place of another perhaps, joins.
 void FullyShardHook::join_or_make_tree(Module& module) {
   const std::shared_ptr<ShardTree>* const above = tree_above(module);
   if (!above) return become_root(module);
   check_materialized(module);
-  check_tied(module, nullptr);
+  std::vector<FullyShardHook*> tree = (*above)->hooks;
+  tree.push_back(this);
+  link_tied(module, nullptr, tree);
   tree_ = *above;
   tree_->add(*this);
 }
 
 void FullyShardHook::become_root(Module& module) {
   check_materialized(module);
-  check_tied(module, nullptr);
   const std::vector<FullyShardHook*> found = hooks_below(module);
   for (const FullyShardHook* hook : found)
     if (hook->tree_)
@@ -116,6 +173,7 @@ void FullyShardHook::become_root(Module& module) {
           "fully_shard: module \"{}\" ran by itself before \"{}\", so it is a root of its own; run the whole model "
           "first",
           hook->name_, module.label());
+  link_tied(module, nullptr, found);
   const auto tree = std::make_shared<ShardTree>();
   for (FullyShardHook* hook : found) {
     tree->add(*hook);
@@ -148,34 +206,64 @@ void FullyShardHook::before_forward(Module& module) {
   }
   ++tree_->depth;
   running_.push_back({&module, RankContext::current().next_id()});
-  if (begins) awaited_ = modules_;
+  if (begins) begin_round();
 }
 
 void FullyShardHook::enter_forward(bool begins) {
   if (begins && is_root_ && !in_backward()) {
     tree_->schedule.begin_forward();
     tree_->close_rounds();  // of modules that were called by themselves
-    for (FullyShardHook* hook : tree_->hooks)
-      if (hook && hook->unit) hook->unit->inbox.discard_pending();  // left by a backward that failed
+    for (FullyShardHook* hook : tree_->hooks) {
+      if (!hook) continue;
+      for (const auto& unit : hook->units) unit->inbox.discard_pending();  // left by a backward that failed
+    }
   }
-  if (unit) unit->buffers.unshard();
+  unshard();
   if (begins) forward_call_ = tree_->schedule.begin();
-  if (begins) prefetch(forward_prefetch, unit ? tree_->schedule.enter(id_) : kNoUnit);
+  if (begins) prefetch(forward_prefetch, units.empty() ? kNoUnit : tree_->schedule.enter(id_));
+}
+
+void FullyShardHook::unshard() const {
+  for (const auto& unit : units) unit->buffers.unshard();
+  for (const Borrowed& borrowed : borrowed_)
+    if (const auto owner = borrowed.owner.lock()) borrowed.unit->buffers.unshard();
+}
+
+void FullyShardHook::begin_round() {
+  awaited_ = modules_;
+  for (const auto& unit : units) ++unit->users;
+  for (const Borrowed& borrowed : borrowed_)
+    if (const auto owner = borrowed.owner.lock()) ++borrowed.unit->users;
+}
+
+void FullyShardHook::leave_round() {
+  if (awaited_.empty()) return;
+  awaited_.clear();
+  for (const auto& unit : units) --unit->users;
+  for (const Borrowed& borrowed : borrowed_)
+    if (const auto owner = borrowed.owner.lock()) --borrowed.unit->users;
 }
 
 // Without grad mode there is no backward that would reshard later.
 void FullyShardHook::close_round() {
-  awaited_.clear();
-  if (unit && (reshards() || !RankContext::current().grad_enabled)) unit->buffers.reshard();
+  leave_round();
+  const bool has_backward = RankContext::current().grad_enabled;
+  if (reshards() || !has_backward)
+    for (const auto& unit : units)
+      if (unit->users == 0) unit->buffers.reshard();
+  for (const Borrowed& borrowed : borrowed_)
+    if (const auto owner = borrowed.owner.lock(); owner && borrowed.unit->users == 0)
+      if (owner->reshards() || !has_backward) borrowed.unit->buffers.reshard();
 }
 
 // Submitted before the module computes, so that it runs beside it.
 void FullyShardHook::prefetch(const std::vector<std::weak_ptr<FullyShardHook>>& listed, UnitId expected) const {
   for (const auto& weak : listed)
-    if (const auto next = weak.lock(); next && next->unit) next->unit->buffers.prefetch();
+    if (const auto next = weak.lock())
+      for (const auto& unit : next->units) unit->buffers.prefetch();
   if (!listed.empty() || !prefetches_ || expected == kNoUnit) return;
-  if (const FullyShardHook* next = tree_->hooks[static_cast<std::size_t>(expected)]; next && next->unit)
-    next->unit->buffers.prefetch();
+  if (const FullyShardHook* next = tree_->hooks[static_cast<std::size_t>(expected)])
+    for (const auto& unit : next->units) unit->buffers.prefetch();
 }
 
 void FullyShardHook::after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) {
@@ -193,9 +281,10 @@ void FullyShardHook::after_forward(Module& module, const std::function<void(cons
 
 UnitSchedule::Call FullyShardHook::leave_forward(Module& module) {
   if (is_running(module)) return {};  // it called itself
-  std::erase(awaited_, &module);
-  const bool is_done = awaited_.empty();
-  if (is_done) {
+  const bool is_done = awaited_.size() == 1 ? awaited_[0] == &module : awaited_.empty();
+  if (!is_done) {
+    std::erase(awaited_, &module);
+  } else {
     close_round();
     if (is_root_ && !in_backward()) {
       tree_->schedule.end_forward();
@@ -203,7 +292,7 @@ UnitSchedule::Call FullyShardHook::leave_forward(Module& module) {
       tree_->drop_unused();
     }
   }
-  if (!unit || !is_done || !RankContext::current().grad_enabled) return {};
+  if (units.empty() || !is_done || !RankContext::current().grad_enabled) return {};
   return tree_->schedule.leave(id_, forward_call_);
 }
 
@@ -229,8 +318,9 @@ void FullyShardHook::abandon_forward(Module& module, std::string_view reason) no
   running_.pop_back();
   if (--tree_->depth == 0) return tree_->abandon(reason);
   if (is_running(module)) return;  // it called itself
-  awaited_.clear();
-  if (unit) unit->buffers.reshard();
+  leave_round();
+  for (const auto& unit : units)
+    if (unit->users == 0) unit->buffers.reshard();
 }
 
 void FullyShardHook::before_backward(ForwardCall& call) {
@@ -238,8 +328,9 @@ void FullyShardHook::before_backward(ForwardCall& call) {
   if (std::exchange(call.pass, backward_pass()) == backward_pass()) return;  // another output was reached before
   const UnitSchedule::Backward plan = tree_->schedule.begin_backward(id_, call.call);
   for (const UnitId over : plan.over)
-    if (const FullyShardHook* hook = tree_->hooks[static_cast<std::size_t>(over)]) hook->unit->inbox.leave_backward();
-  if (unit) unit->buffers.unshard();
+    if (const FullyShardHook* hook = tree_->hooks[static_cast<std::size_t>(over)])
+      for (const auto& unit : hook->units) unit->inbox.leave_backward();
+  unshard();
   prefetch(backward_prefetch, plan.next);
 }
 

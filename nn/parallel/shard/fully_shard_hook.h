@@ -19,6 +19,7 @@
 
 #include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/shard/gradient_inbox.h"
+#include "nn/parallel/shard/unit_members.h"
 #include "nn/parallel/shard/unit_schedule.h"
 
 namespace sherd::nn {
@@ -38,32 +39,20 @@ struct ShardTree {
   void abandon(std::string_view reason) noexcept;
 };
 
-/// The parameters of one call.
+/// Parameters that are gathered and reduced together.
 struct Unit {
+  DataMesh data;
   UnitBuffers buffers;
   GradientInbox inbox;
-  Unit(const std::string& name, const DataMesh& data, const std::vector<Parameter*>& parameters,
-       const MixedPrecision& policy)
-      : buffers(place_unit(name, data, policy, parameters), parameters), inbox(buffers, data) {}
+  int users = 0;  // calls that run and read its gathered parameters
+  const bool is_replicated;
+  Unit(const UnitMembers& members, const UnitPolicy& policy);
 };
 
 class FullyShardHook final : public ModuleHook, public std::enable_shared_from_this<FullyShardHook> {
  public:
-  FullyShardHook(std::string name, std::vector<Module*> modules, const DeviceMesh& mesh,
-                 const std::vector<Parameter*>& parameters, const FullyShardOptions& options)
-      : name_(std::move(name)),
-        modules_(std::move(modules)),
-        policy_(options.mp_policy),
-        mesh_(mesh, options.optimizer) {
-    if (options.reshard_after_forward)
-      reshard_after_forward_ = options.reshard_after_forward->resolve(mesh_.num_shards());
-    prefetches_ = options.prefetch;
-    if (parameters.empty()) return;
-    unit = std::make_unique<Unit>(name_, mesh_, parameters, policy_);
-    if (options.parameters == ShardedOver::none) unit->buffers.keep_gathered();
-    unit->inbox.set_accumulates_shards(options.gradients != ShardedOver::none);
-    if (options.reduce_unused) unit->inbox.set_reduces_unused(true);
-  }
+  FullyShardHook(std::string name, std::vector<Module*> modules, const DataMesh& mesh,
+                 const std::vector<UnitMembers>& members, const UnitPolicy& policy);
   ~FullyShardHook() override {
     if (tree_) tree_->hooks[static_cast<std::size_t>(id_)] = nullptr;
   }
@@ -72,7 +61,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   void after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) override;
   void abandon_forward(Module& module, std::string_view reason) noexcept override;
   void before_materialize(Module&, Device device) override {
-    if (unit) unit->buffers.materialize(device);
+    for (const auto& unit : units) unit->buffers.materialize(device);
   }
   bool maps_inputs() const override { return policy_.cast_forward_inputs && policy_.param_dtype; }
   bool maps_outputs() const override { return policy_.output_dtype.has_value(); }
@@ -89,14 +78,21 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   bool is_root() const { return is_root_; }
   const std::shared_ptr<ShardTree>& tree() const { return tree_; }
   /// Error naming the module if no parameters are its own.
-  Unit& own_unit() const {
-    check(unit != nullptr, "module \"{}\" has no parameters of its own: inner calls of fully_shard own them", name_);
-    return *unit;
-  }
+  const std::vector<std::unique_ptr<Unit>>& own_units() const;
+  bool owns(const ShardKeeper& keeper) const { return unit_of(keeper) != nullptr; }
+  Unit* unit_of(const ShardKeeper& keeper) const;
+  /// Gathers a unit of another hook, too, while its own modules compute: they share a parameter.
+  void borrow(FullyShardHook& owner, Unit& unit);
+  void begin_round();
+  /// Reshards as configured what no other call uses.
   void close_round();
+  void leave_round();
+  /// Places of its calls in the last forward of the root.
+  std::vector<int> order_in_forward() const;
   ProcessGroup& root_group() const { return mesh_.root_group(); }
 
-  std::unique_ptr<Unit> unit;
+  /// One for all parameters of the call, but those on other meshes and those that stay replicated.
+  std::vector<std::unique_ptr<Unit>> units;
   // Replace the recorded order where they are not empty.
   std::vector<std::weak_ptr<FullyShardHook>> forward_prefetch, backward_prefetch;
 
@@ -114,6 +110,12 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
     const Module* module;
     std::uint64_t begun;  // nodes of its own have larger numbers
   };
+  /// A unit with a parameter that modules of this hook use too.
+  struct Borrowed {
+    std::weak_ptr<FullyShardHook> owner;  // has the unit
+    Unit* unit;
+  };
+  void unshard() const;
   void join_or_make_tree(Module& module);
   void join_or_tell(Module& module);
   void become_root(Module& module);
@@ -133,6 +135,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   DataMesh mesh_;
   std::shared_ptr<ShardTree> tree_;
   UnitId id_ = kNoUnit;
+  std::vector<Borrowed> borrowed_;
   std::optional<bool> reshard_after_forward_;
   UnitSchedule::Call forward_call_;  // the last that began
   std::vector<Running> running_;     // the innermost last

@@ -7,11 +7,14 @@
 //   shard_grad_op         1/d          1/d         ZeRO-2: gathered once per forward and backward
 //   full_shard            1/d          1/d         ZeRO-3: gathered for forward, again for backward
 //   hybrid_shard, hybrid_shard_grad_op: the last two over the axis that shards, on a mesh with replicas of the shards
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "nn/parallel/data_mesh.h"
 #include "nn/parallel/mixed_precision.h"
@@ -57,6 +60,17 @@ struct UnitPolicy {
   /// Ranks may use different parameters: those that a rank's backward does not reach count as zero in the average, and
   /// every pass reduces this unit. Off: ranks that use different ones raise CommError with their names.
   bool reduce_unused = false;
+  /// Parameters that take fewer bytes (of this rank's full tensor, in the parameter's dtype) stay replicated where the
+  /// mesh shards: they are never gathered, their gradients and state are whole on every rank, and gradients are
+  /// averaged over all ranks in one launch for those of a unit.
+  std::int64_t replicate_below_bytes = 0;
+  /// The mesh of a parameter, where it is not that of the call: those of each mesh are gathered and reduced together.
+  /// The same on all ranks.
+  std::function<std::optional<DeviceMesh>(const Parameter&)> mesh_of{};
+  /// Left as they are: no unit takes them, their gradients stay on this rank, materialize() gives them values where
+  /// they have none. Who trains them keeps ranks alike. Checkpoints save what is plain from rank 0. May name parameters
+  /// that are not of the module; Error if a unit has one of them already.
+  std::vector<const Parameter*> ignored{};
 };
 
 /// The preset of that name. Error naming the nearest for an unknown one.

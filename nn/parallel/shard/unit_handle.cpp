@@ -11,16 +11,44 @@ FullyShardHook& UnitHandle::hook() const {
 }
 
 const std::string& UnitHandle::name() const { return hook().name(); }
-bool UnitHandle::has_parameters() const { return hook().unit != nullptr; }
-std::vector<Parameter*> UnitHandle::parameters() const { return hook().own_unit().buffers.parameters(); }
-const UnitLayout& UnitHandle::layout() const { return hook().own_unit().buffers.layout(); }
-std::int64_t UnitHandle::gathered_bytes() const { return layout().full_bytes; }
-bool UnitHandle::is_unsharded() const { return hook().own_unit().buffers.is_unsharded(); }
-bool UnitHandle::is_gathered() const { return hook().own_unit().buffers.is_gathered(); }
-int UnitHandle::late_gathers() const { return hook().own_unit().buffers.late_gathers(); }
+bool UnitHandle::has_parameters() const { return !hook().units.empty(); }
+
+std::vector<Parameter*> UnitHandle::parameters() const {
+  std::vector<Parameter*> all;
+  for (const auto& unit : hook().own_units()) {
+    const std::vector<Parameter*> own = unit->buffers.parameters();
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return all;
+}
+
+const UnitLayout& UnitHandle::layout() const { return hook().own_units().front()->buffers.layout(); }
+
+std::vector<const UnitLayout*> UnitHandle::layouts() const {
+  std::vector<const UnitLayout*> all;
+  for (const auto& unit : hook().own_units()) all.push_back(&unit->buffers.layout());
+  return all;
+}
+
+std::int64_t UnitHandle::gathered_bytes() const {
+  std::int64_t bytes = 0;
+  for (const UnitLayout* layout : layouts()) bytes += layout->full_bytes;
+  return bytes;
+}
+
+bool UnitHandle::is_unsharded() const { return hook().own_units().front()->buffers.is_unsharded(); }
+bool UnitHandle::is_gathered() const { return hook().own_units().front()->buffers.is_gathered(); }
+bool UnitHandle::reshards_after_forward() const { return hook().reshards(); }
+std::vector<int> UnitHandle::order_in_forward() const { return hook().order_in_forward(); }
+
+int UnitHandle::late_gathers() const {
+  int count = 0;
+  for (const auto& unit : hook().own_units()) count += unit->buffers.late_gathers();
+  return count;
+}
 
 void UnitHandle::unshard() const {
-  if (Unit* unit = hook().unit.get()) unit->buffers.unshard();
+  for (const auto& unit : hook().units) unit->buffers.unshard();
 }
 
 UnshardHandle UnitHandle::unshard_async() const {
@@ -29,39 +57,40 @@ UnshardHandle UnitHandle::unshard_async() const {
 }
 
 void UnshardHandle::wait() const {
-  if (hook_->unit) hook_->unit->buffers.wait();
+  for (const auto& unit : hook_->units) unit->buffers.wait();
 }
 
 void UnitHandle::reshard() const {
-  if (Unit* unit = hook().unit.get()) unit->buffers.reshard();
+  for (const auto& unit : hook().units) unit->buffers.reshard();
 }
 
 void UnitHandle::set_gradient_divide_factor(double factor) const {
   check(factor > 0 && std::isfinite(factor), "the gradient divide factor must be a number above 0, got {}", factor);
-  if (Unit* unit = hook().unit.get()) unit->inbox.set_divide_factor(factor);
+  for (const auto& unit : hook().units) unit->inbox.set_divide_factor(factor);
 }
 
 void UnitHandle::set_requires_all_reduce(bool on) const {
-  if (Unit* unit = hook().unit.get()) unit->inbox.set_all_reduces(on);
+  for (const auto& unit : hook().units) unit->inbox.set_all_reduces(on);
 }
 
 void UnitHandle::set_reduce_unused(bool on) const {
-  if (Unit* unit = hook().unit.get()) unit->inbox.set_reduces_unused(on);
+  for (const auto& unit : hook().units) unit->inbox.set_reduces_unused(on);
 }
 
 void UnitHandle::set_requires_gradient_sync(bool on) const {
-  if (Unit* unit = hook().unit.get()) unit->inbox.set_syncs(on);
+  for (const auto& unit : hook().units) unit->inbox.set_syncs(on);
 }
 
 void UnitHandle::set_reshard_after_forward(bool reshard) const { hook().set_reshards(reshard); }
 
 void UnitHandle::set_reshard_after_backward(bool reshard) const {
-  if (Unit* unit = hook().unit.get()) unit->inbox.set_reshards(reshard);
+  for (const auto& unit : hook().units) unit->inbox.set_reshards(reshard);
 }
 
 void UnitHandle::set_max_reductions(int count) const {
   check(count >= 1, "at least one gradient buffer must be allowed to be in reduction, got {}", count);
-  if (Unit* unit = hook().unit.get()) unit->inbox.set_max_reductions(count);
+  for (const auto& unit : hook().units)
+    if (!unit->is_replicated) unit->inbox.set_max_reductions(count);
 }
 
 void UnitHandle::set_forward_prefetch(const std::vector<UnitHandle>& units) const {

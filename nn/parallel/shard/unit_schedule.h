@@ -27,6 +27,9 @@ class UnitSchedule {
   /// `unit` is about to run; returns the unit that ran after it last time, or none.
   UnitId enter(UnitId unit);
 
+  /// Units in the order in which they were entered in the forward that runs, or the last one.
+  const std::vector<UnitId>& order() const { return now_.empty() ? last_ : now_; }
+
   /// A forward call whose backward is pending. Calls of several forwards may be.
   struct Call {
     std::uint64_t epoch = 0;  // changes when a backward ends; 0: no call
