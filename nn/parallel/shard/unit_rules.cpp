@@ -1,0 +1,245 @@
+// Rules walk the module tree from the leaves up, keeping the parameters that no unit has taken yet. A module may be
+// wrapped only if no module outside of it uses one of these: a parameter is gathered for the modules of one unit.
+#include "nn/parallel/shard/unit_rules.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+
+#include "nn/module_list.h"
+#include "runtime/tensor/nearest.h"
+
+namespace sherd::nn {
+
+namespace {
+
+using Parameters = std::set<const Parameter*>;
+
+bool is_container(const Module& m) { return dynamic_cast<const ModuleContainer*>(&m) != nullptr; }
+
+bool is_below(const Module* m, const Module& above) {
+  for (; m; m = m->parent())
+    if (m == &above) return true;
+  return false;
+}
+
+/// The parameters of a model that units may take.
+class FreeParameters {
+ public:
+  FreeParameters(Module& model, const FullyShardOptions& options) : options_(options) {
+    model.for_each_module([this](Module& m) {
+      for (const Module::NamedParameter& p : m.own_parameters()) users_[p.parameter].push_back(&m);
+    });
+  }
+  /// Those that `m` itself names.
+  Parameters own(const Module& m) const {
+    Parameters result;
+    for (const Module::NamedParameter& p : m.own_parameters())
+      if (!p.parameter->shard_keeper() && std::ranges::find(options_.ignored, p.parameter) == options_.ignored.end())
+        result.insert(p.parameter);
+    return result;
+  }
+  /// Those that `m` and the modules below name; modules that are wrapped aside.
+  Parameters below(const Module& m) const {
+    if (is_fully_sharded(m)) return {};
+    Parameters result = own(m);
+    for (const auto& child : m.children()) result.merge(below(*child));
+    return result;
+  }
+  /// Whether the unit of `m` may have them.
+  bool are_used_in(const Module& m, const Parameters& parameters) const {
+    return std::ranges::all_of(parameters, [&](const Parameter* p) {
+      return std::ranges::all_of(users_.at(p), [&](const Module* user) { return is_below(user, m); });
+    });
+  }
+  /// Bytes on this rank when they are gathered.
+  std::int64_t bytes(const Parameters& parameters) const {
+    std::int64_t sum = 0;
+    for (const Parameter* p : parameters) {
+      const DType dtype = p->value().dtype();
+      const bool is_cast = is_floating(dtype) && options_.mp_policy.param_dtype;
+      sum += p->value().local().numel() * byte_size(is_cast ? *options_.mp_policy.param_dtype : dtype);
+    }
+    return sum;
+  }
+
+ private:
+  const FullyShardOptions& options_;
+  std::map<const Parameter*, std::vector<const Module*>> users_;
+};
+
+// ---- by number of parameters ----
+
+// Returns what is left for the units around `m`.
+Parameters find_by_count(Module& m, const Module& model, std::int64_t count, const FreeParameters& free,
+                         std::vector<UnitModules>& units) {
+  if (is_fully_sharded(m)) return {};
+  Parameters left = free.own(m);
+  for (const auto& child : m.children()) left.merge(find_by_count(*child, model, count, free, units));
+  std::int64_t elements = 0;
+  for (const Parameter* p : left) elements += p->numel();
+  if (&m == &model || is_container(m) || elements < count || !free.are_used_in(m, left)) return left;
+  units.push_back({&m});
+  return {};
+}
+
+// ---- by bytes ----
+
+/// A module that goes into a unit whole, but for what earlier ones have taken.
+struct Part {
+  Module* module;
+  std::int64_t bytes;
+};
+
+Parameters find_parts(Module& m, const Module& model, std::int64_t budget, const FreeParameters& free,
+                      std::vector<Part>& parts) {
+  if (is_fully_sharded(m)) return {};
+  const bool may_be_one = &m != &model && !is_container(m);
+  Parameters left = free.below(m);
+  if (left.empty()) return {};
+  if (const std::int64_t bytes = free.bytes(left); may_be_one && bytes <= budget && free.are_used_in(m, left)) {
+    parts.push_back({&m, bytes});
+    return {};
+  }
+  left = free.own(m);
+  for (const auto& child : m.children()) left.merge(find_parts(*child, model, budget, free, parts));
+  if (!may_be_one || left.empty() || !free.are_used_in(m, left)) return left;
+  parts.push_back({&m, free.bytes(left)});
+  return {};
+}
+
+// Neighbours together as long as they fit.
+std::vector<UnitModules> join(const std::vector<Part>& parts, std::int64_t most) {
+  std::vector<UnitModules> units;
+  std::int64_t bytes = 0;
+  for (const Part& part : parts) {
+    if (units.empty() || bytes + part.bytes > most) {
+      units.emplace_back();
+      bytes = 0;
+    }
+    units.back().push_back(part.module);
+    bytes += part.bytes;
+  }
+  return units;
+}
+
+// The smallest limit that needs no more units than the budget does.
+std::int64_t balanced_limit(const std::vector<Part>& parts, std::int64_t budget) {
+  const std::size_t units = join(parts, budget).size();
+  std::int64_t too_small = 0, enough = budget;
+  while (enough - too_small > 1) {
+    const std::int64_t middle = too_small + (enough - too_small) / 2;
+    (join(parts, middle).size() <= units ? enough : too_small) = middle;
+  }
+  return enough;
+}
+
+// ---- by name ----
+
+// The modules in lists; lists inside of them are theirs.
+void find_blocks(Module& m, std::vector<Module*>& blocks) {
+  for (const auto& child : m.children()) {
+    if (is_container(m) && !is_container(*child)) blocks.push_back(child.get());
+    else find_blocks(*child, blocks);
+  }
+}
+
+std::vector<Module*> blocks_of(Module& model, std::string_view rule) {
+  std::vector<Module*> blocks;
+  find_blocks(model, blocks);
+  check(!blocks.empty(), "units \"{}\": the model has no list of modules (ModuleList) whose items would be the units",
+        rule);
+  return blocks;
+}
+
+void add_block(Module& block, bool is_fine, const FreeParameters& free, std::vector<UnitModules>& units) {
+  Parameters left = free.below(block);
+  if (left.empty()) return;
+  if (is_fine)
+    for (const auto& child : block.children()) {
+      const Parameters inner = free.below(*child);
+      const bool has_matrix = std::ranges::any_of(inner, [](const Parameter* p) { return p->shape().size() > 1; });
+      if (!has_matrix || is_container(*child) || !free.are_used_in(*child, inner)) continue;
+      units.push_back({child.get()});
+      for (const Parameter* p : inner) left.erase(p);
+    }
+  if (!left.empty() && free.are_used_in(block, left)) units.push_back({&block});
+}
+
+UnitRule units_by_block(std::string_view name, bool is_fine) {
+  return {std::string(name), [name, is_fine](Module& model, const FullyShardOptions& options) {
+            const FreeParameters free(model, options);
+            std::vector<UnitModules> units;
+            for (Module* block : blocks_of(model, name)) add_block(*block, is_fine, free, units);
+            return units;
+          }};
+}
+
+void find_where(Module& m, const std::function<bool(const Module&)>& is_unit, std::vector<UnitModules>& units) {
+  for (const auto& child : m.children()) {
+    if (is_fully_sharded(*child)) continue;
+    find_where(*child, is_unit, units);
+    if (is_unit(*child)) units.push_back({child.get()});
+  }
+}
+
+}  // namespace
+
+UnitRule units_where(std::string what, std::function<bool(const Module&)> is_unit) {
+  return {what, [what, is_unit = std::move(is_unit)](Module& model, const FullyShardOptions&) {
+            std::vector<UnitModules> units;
+            find_where(model, is_unit, units);
+            check(!units.empty(), "no unit of fully_shard: the model has no {}", what);
+            return units;
+          }};
+}
+
+UnitRule units_of_parameters(std::int64_t count) {
+  check(count >= 1, "a unit must have at least one parameter, got {}", count);
+  return {fmt::format("modules of {} parameters and more", count),
+          [count](Module& model, const FullyShardOptions& options) {
+            std::vector<UnitModules> units;
+            find_by_count(model, model, count, FreeParameters(model, options), units);
+            return units;
+          }};
+}
+
+UnitRule units_of_bytes(std::int64_t bytes) {
+  check(bytes >= 1, "the budget of a unit must be at least one byte, got {}", bytes);
+  return {fmt::format("units of {} bytes", bytes), [bytes](Module& model, const FullyShardOptions& options) {
+            std::vector<Part> parts;
+            find_parts(model, model, bytes, FreeParameters(model, options), parts);
+            return join(parts, balanced_limit(parts, bytes));
+          }};
+}
+
+UnitRule units_of_modules(std::vector<UnitModules> units) {
+  return {"units that were listed", [units = std::move(units)](Module& model, const FullyShardOptions&) {
+            for (const UnitModules& unit : units)
+              check(std::ranges::find(unit, &model) == unit.end(),
+                    "units that were listed: the model itself is among them; shard_units() adds it, last");
+            return units;
+          }};
+}
+
+UnitRule units_by(std::string_view name) {
+  if (name == "block") return units_by_block("block", false);
+  if (name == "fine") return units_by_block("fine", true);
+  if (name == "coarse") return {"coarse", [](Module&, const FullyShardOptions&) { return std::vector<UnitModules>(); }};
+  const std::array<std::string, 3> names{"coarse", "block", "fine"};
+  fail("no rule \"{}\" makes units; did you mean \"{}\"? There are coarse, block and fine", name, nearest(name, names));
+}
+
+std::vector<UnitHandle> shard_units(Module& model, const DeviceMesh& mesh, const UnitRule& rule,
+                                    const FullyShardOptions& options) {
+  check(!is_fully_sharded(model), "shard_units: the model is wrapped by fully_shard already");
+  std::vector<UnitHandle> handles;
+  for (const UnitModules& modules : rule.find(model, options)) handles.push_back(fully_shard(modules, mesh, options));
+  FullyShardOptions of_root = options;
+  of_root.reshard_after_forward.reset();
+  handles.push_back(fully_shard(model, mesh, of_root));
+  return handles;
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,166 @@
+// Rules that make units: which modules they name on small trees, worked out by hand, and that what they make trains as
+// one rank does.
+#include <gtest/gtest.h>
+
+#include "nn/models/gpt.h"
+#include "nn/parallel/shard/unit_rules.h"
+#include "runtime/autograd/autograd.h"
+#include "tests/parallel/nets.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/near.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+using Names = std::vector<std::string>;
+const std::vector<std::int64_t> kSizes{6, 10, 7, 5};            // 70, 77 and, in the head, 40 parameters
+const std::vector<std::int64_t> kEqualSizes{4, 4, 4, 4, 4, 4};  // four blocks and the head, 20 each
+
+Names names_of(const std::vector<nn::UnitHandle>& units) {
+  Names names;
+  for (const nn::UnitHandle& unit : units) names.push_back(unit.name());
+  return names;
+}
+
+/// Units of a fresh net by `rule`, after training it beside one rank's.
+Names trained(const Group& group, const std::vector<std::int64_t>& sizes, const nn::UnitRule& rule,
+              const nn::FullyShardOptions& options = {}) {
+  Net net(sizes), reference(sizes);
+  const Names names = names_of(nn::shard_units(net, DeviceMesh(group), rule, options));
+  net.materialize(nn::Seed{5});
+  reference.materialize(nn::Seed{5});
+  expect_trains_alike(on_slices(net, *group, sizes.front(), sizes.back()),
+                      on_batches(reference, sizes.front(), sizes.back()), {});
+  return names;
+}
+
+TEST(UnitRules, ATypeOrAPredicateNamesUnitsAndTheRootIsLast) {
+  for (const int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      EXPECT_EQ(trained(group, kSizes, nn::units_of_type<Block>()), (Names{"blocks.0", "blocks.1", "(model)"}));
+      EXPECT_EQ(trained(group, kSizes, nn::units_of_type<nn::Linear>()),
+                (Names{"blocks.0.linear", "blocks.1.linear", "head", "(model)"}));
+      EXPECT_EQ(trained(group, kSizes, nn::units_where("head", [](const nn::Module& m) { return m.name() == "head"; })),
+                (Names{"head", "(model)"}));
+    });
+}
+
+TEST(UnitRules, InnerUnitsAreMadeBeforeThoseAroundThem) {
+  run_ranks(2, [](const Group& group) {
+    const auto any = [](const nn::Module& m) { return dynamic_cast<const nn::ModuleContainer*>(&m) == nullptr; };
+    EXPECT_EQ(trained(group, kSizes, nn::units_where("modules", any)),
+              (Names{"blocks.0.linear", "blocks.0", "blocks.1.linear", "blocks.1", "head", "(model)"}));
+  });
+}
+
+TEST(UnitRules, NumbersOfParametersCountWhatInnerUnitsLeave) {
+  run_ranks(2, [](const Group& group) {
+    EXPECT_EQ(trained(group, kSizes, nn::units_of_parameters(71)), (Names{"blocks.1.linear", "(model)"}));
+    EXPECT_EQ(trained(group, kSizes, nn::units_of_parameters(40)),
+              (Names{"blocks.0.linear", "blocks.1.linear", "head", "(model)"}));
+    // The list has 147, and no forward.
+    EXPECT_EQ(trained(group, kSizes, nn::units_of_parameters(147)), (Names{"(model)"}));
+  });
+}
+
+TEST(UnitRules, BytesFillUnitsInOrderAndBalanceThem) {
+  run_ranks(2, [](const Group& group) {
+    // Four modules of 80 bytes fit, so two units do: three and two of them.
+    const Names balanced{"blocks.0+blocks.1+blocks.2", "blocks.3+head", "(model)"};
+    EXPECT_EQ(trained(group, kEqualSizes, nn::units_of_bytes(320)), balanced);
+    Net half(kEqualSizes);
+    EXPECT_EQ(names_of(nn::shard_units(half, DeviceMesh(group), nn::units_of_bytes(160),
+                                       {.mp_policy = {.param_dtype = DType::bf16}})),
+              balanced);
+    // A block is taken apart, and its linear is larger still.
+    EXPECT_EQ(trained(group, {4, 4, 4}, nn::units_of_bytes(79)), (Names{"blocks.0.linear", "head", "(model)"}));
+    EXPECT_EQ(trained(group, {4, 4, 4}, nn::units_of_bytes(1 << 20)), (Names{"blocks.0+head", "(model)"}));
+  });
+}
+
+struct TiedEnds : nn::Layer<TiedEnds> {
+  struct User : nn::Layer<User> {
+    nn::Parameter& weight;
+    explicit User(nn::Parameter& tied) : weight(share_parameter("weight", tied)) {}
+    Tensor forward(const Tensor& x) { return linear(x, weight); }
+  };
+  nn::Linear &first, &middle;
+  User& last;
+  TiedEnds()
+      : first(add<nn::Linear>("first", 5, 5, nn::LinearOptions{.bias = false})),
+        middle(add<nn::Linear>("middle", 5, 5)),
+        last(add<User>("last", first.weight)) {}
+  Tensor forward(const Tensor& x) { return last(middle(first(x))); }
+};
+
+TEST(UnitRules, F14_TiedParametersGoToTheUnitAroundTheirUsers) {
+  for (const nn::UnitRule& rule : {nn::units_of_parameters(1), nn::units_of_bytes(100)})
+    run_ranks(2, [&rule](const Group& group) {
+      TiedEnds net, reference;
+      EXPECT_EQ(names_of(nn::shard_units(net, DeviceMesh(group), rule)), (Names{"middle", "(model)"})) << rule.name;
+      net.materialize(nn::Seed{6});
+      reference.materialize(nn::Seed{6});
+      expect_trains_alike(on_slices(net, *group, 5, 5), on_batches(reference, 5, 5), {});
+    });
+}
+
+TEST(UnitRules, NamesMakeUnitsOfModels) {
+  run_ranks(2, [](const Group& group) {
+    const nn::GptConfig config{.vocabulary = 16, .tokens = 8, .layers = 2, .heads = 2, .width = 8};
+    nn::Gpt reference(config);
+    reference.materialize(nn::Seed{3});
+    const Tensor tokens = Tensor::from<std::int64_t>({3, 1, 4, 1, 5, 9, 2, 6}, {1, 8});
+    const double expected = reference(tokens, tokens).item<double>();
+    const auto units_by = [&](std::string_view name) {
+      nn::Gpt model(config);
+      const Names names = names_of(nn::shard_units(model, DeviceMesh(group), nn::units_by(name)));
+      model.materialize(nn::Seed{3});
+      const Tensor loss = model(tokens, tokens);
+      backward(loss);
+      EXPECT_NEAR(loss.item<double>(), expected, 1e-5) << name;
+      return names;
+    };
+    EXPECT_EQ(units_by("coarse"), (Names{"(model)"}));
+    EXPECT_EQ(units_by("block"), (Names{"blocks.0", "blocks.1", "(model)"}));
+    EXPECT_EQ(units_by("fine"), (Names{"blocks.0.attn", "blocks.0.mlp", "blocks.0", "blocks.1.attn", "blocks.1.mlp",
+                                       "blocks.1", "(model)"}));
+  });
+}
+
+TEST(UnitRules, ListsAreTakenAsTheyAreAndSettingsHold) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes);
+    const DeviceMesh mesh(group);
+    const auto blocks = net.blocks.items();
+    const auto units =
+        nn::shard_units(net, mesh, nn::units_of_modules({{blocks[0], blocks[1]}}), {.reshard_after_forward = false});
+    EXPECT_EQ(names_of(units), (Names{"blocks.0+blocks.1", "(model)"}));
+    net.materialize();
+    sum(net(batch_of(2, 6, 0, "x")));
+    EXPECT_TRUE(units[0].is_unsharded());
+  });
+}
+
+TEST(UnitRules, MistakesAreNamed) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    Net net(kSizes);
+    expect_error([&] { nn::units_by("blok"); }, {"blok", "block", "coarse"});
+    expect_error([&] { nn::units_of_parameters(0); }, {"at least one", "0"});
+    expect_error([&] { nn::units_of_bytes(-1); }, {"at least one byte", "-1"});
+    expect_error([&] { nn::shard_units(net, mesh, nn::units_where("norms", [](const nn::Module&) { return false; })); },
+                 {"the model has no norms"});
+    expect_error([&] { nn::shard_units(net, mesh, nn::units_of_type<nn::ModuleContainer>()); },
+                 {"blocks", "container"});
+    expect_error([&] { nn::shard_units(net, mesh, nn::units_of_modules({{&net}})); }, {"the model itself"});
+    nn::Linear layer(3, 3);
+    expect_error([&] { nn::shard_units(layer, mesh, nn::units_by("fine")); }, {"fine", "no list of modules"});
+    nn::shard_units(net, mesh, nn::units_by("block"));
+    expect_error([&] { nn::shard_units(net, mesh, nn::units_by("block")); }, {"already"});
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing
