@@ -1,0 +1,27 @@
+#pragma once
+// What the units of a model hold, as a table to read:
+//
+//   unit                 ran  gathered  on this rank  of          type         reduced in  after forward
+//   blocks.0               1   2.05 KB       1.02 KB  2 shards    f32 as bf16  f32         reshard
+//     blocks.0.attn.wq.weight  f32[16,16]{0: dp}
+//   blocks.0/replicated    2         -         128 B  2 replicas  f32          f32         stays
+#include <iosfwd>
+#include <string>
+
+#include "nn/module.h"
+
+namespace sherd::nn {
+
+struct PrintUnitsOptions {
+  bool parameters = true;  ///< a line for each parameter under its unit
+};
+
+/// The units of `model` and of the modules below, in module order: their modules, when they ran in the last forward
+/// (counted from 0; "-" before the first), bytes gathered and on this rank with padding, how many shards and replicas
+/// there are, in which types parameters lie, compute and travel as gradients, and whether they reshard after forward.
+/// Parameters that stay replicated are units of their own; those that no unit has, as ignored ones, are listed below.
+/// Shapes are global. Local; does not wait for work in flight.
+std::string print_units(Module& model, const PrintUnitsOptions& options = {});
+void print_units(std::ostream& out, Module& model, const PrintUnitsOptions& options = {});
+
+}  // namespace sherd::nn

@@ -1,0 +1,69 @@
+// What print_units() says of small models, compared as a whole: bytes are worked out by hand, with every tensor of a
+// unit's buffers beginning at a multiple of 64.
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "nn/parallel/shard/print_units.h"
+#include "nn/parallel/shard/unit_rules.h"
+#include "runtime/autograd/autograd.h"
+#include "tests/parallel/nets.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+const std::vector<std::int64_t> kSizes{16, 16, 16};  // a block and a head of 16 x 16 and 16
+
+TEST(PrintUnits, SaysWhatUnitsHoldAndWhenTheyRan) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes);
+    nn::shard_units(net, DeviceMesh(group), nn::units_by("block"),
+                    {.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32}});
+    EXPECT_EQ(nn::print_units(net),
+              "unit      ran  gathered  on this rank  of        type         reduced in  after forward\n"
+              "(model)     -     576 B         576 B  2 shards  f32 as bf16  f32         reshard\n"
+              "  head.weight  f32[16,16]{0: dp}\n"
+              "  head.bias  f32[16]{0: dp}\n"
+              "blocks.0    -     576 B         576 B  2 shards  f32 as bf16  f32         reshard\n"
+              "  blocks.0.linear.weight  f32[16,16]{0: dp}\n"
+              "  blocks.0.linear.bias  f32[16]{0: dp}\n"
+              "2 units: 1.15 KB gathered if all are, 1.15 KB of shards on this rank\n");
+    net.materialize();
+    net(batch_of(2, 16, 0, "x"));
+    const std::string text = nn::print_units(net, {.parameters = false});
+    EXPECT_EQ(text,
+              "unit      ran  gathered  on this rank  of        type         reduced in  after forward\n"
+              "(model)     0     576 B         576 B  2 shards  f32 as bf16  f32         keep\n"
+              "blocks.0    1     576 B         576 B  2 shards  f32 as bf16  f32         reshard\n"
+              "2 units: 1.15 KB gathered if all are, 1.15 KB of shards on this rank\n");
+    std::ostringstream out;
+    nn::print_units(out, net, {.parameters = false});
+    EXPECT_EQ(out.str(), text);
+  });
+}
+
+TEST(PrintUnits, F16_ListsReplicatedIgnoredAndFrozenParameters) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes);
+    net.blocks.items()[0]->linear_layer.weight.set_requires_grad(false);
+    nn::shard_units(net, DeviceMesh(group), nn::units_by("block"),
+                    {.replicate_below_bytes = 65, .ignored = {&net.head.weight}});
+    EXPECT_EQ(nn::print_units(net),
+              "unit                 ran  gathered  on this rank  of          type  reduced in  after forward\n"
+              "(model)/replicated     -         -          64 B  2 replicas  f32   f32         stays\n"
+              "  head.bias  f32[16]{}\n"
+              "blocks.0               -   1.02 KB         512 B  2 shards    f32   f32         reshard\n"
+              "  blocks.0.linear.weight  f32[16,16]{0: dp}  frozen\n"
+              "blocks.0/replicated    -         -          64 B  2 replicas  f32   f32         stays\n"
+              "  blocks.0.linear.bias  f32[16]{}\n"
+              "in no unit\n"
+              "  head.weight  f32[16,16]\n"
+              "3 units: 1.02 KB gathered if all are, 640 B of shards on this rank\n"
+              "1 parameter in no unit: 1.02 KB on this rank, its gradients are not reduced by units\n");
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing
