@@ -27,6 +27,9 @@ class ShardKeeper {
   /// Registers the shards and frees what was gathered. Local; no-op between steps.
   virtual void reshard() = 0;
 
+  /// Full tensors are in the slots (shard/summon.h): gathering is an Error.
+  bool is_summoned = false;
+
  protected:
   ~ShardKeeper() = default;
 };

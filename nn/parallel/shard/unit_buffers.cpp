@@ -120,6 +120,10 @@ void UnitBuffers::prefetch() {
 }
 
 void UnitBuffers::unshard() {
+  check(!is_summoned,
+        "fully_shard: group \"{}\" has its full parameters summoned: end the scope of FullParameters before a forward "
+        "or unshard()",
+        layout_->name);
   if (is_unsharded_ && !is_shard_full_ && !needs_gather()) return;
   prefetch();
   is_unsharded_ = true;

@@ -1,0 +1,125 @@
+#include "nn/parallel/shard/summon.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "dtensor/api.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/ops.h"
+
+namespace sherd::nn {
+
+namespace {
+
+// Those that units have, each once.
+std::vector<Parameter*> kept_parameters(Module& module, bool recurse) {
+  std::vector<Parameter*> parameters;
+  if (recurse) parameters = module.parameters();
+  else
+    for (const Module::NamedParameter& p : module.own_parameters()) parameters.push_back(p.parameter);
+  std::erase_if(parameters, [](const Parameter* p) { return p->shard_keeper() == nullptr; });
+  return parameters;
+}
+
+void check_may_begin(const std::vector<Parameter*>& parameters) {
+  const RankContext& context = RankContext::current();
+  check(!context.capture && !in_backward() && !context.module_path,
+        "full parameters are summoned between steps, not in a forward, a backward or a step that is recorded");
+  for (const Parameter* p : parameters) {
+    check(!p->sharded_value().local().is_meta(), "full parameters: \"{}\" has no values; call model.materialize(seed)",
+          p->name());
+    check(!p->shard_keeper()->is_summoned, "full parameters: \"{}\" is in another scope that summoned it", p->name());
+  }
+}
+
+// Of its own, also where this rank has everything.
+Tensor full_copy(const Tensor& value) {
+  Tensor full = Tensor::empty(value.shape(), value.dtype(), value.local().device(), MemoryCategory::unsharded);
+  copy_into(full, full_tensor(value.detach()).detach());
+  return full;
+}
+
+}  // namespace
+
+Parameter* FullParameters::Held::parameter() const {
+  return static_cast<Parameter*>(static_cast<const Leaf*>(leaf.get())->slot);
+}
+
+FullParameters::FullParameters(Module& module, const FullParametersOptions& options)
+    : writes_(options.write_back), exceptions_(std::uncaught_exceptions()) {
+  const std::vector<Parameter*> parameters = kept_parameters(module, options.recurse);
+  check_may_begin(parameters);
+  const GradMode off(false);
+  std::vector<Held> held;
+  for (Parameter* p : parameters) {
+    p->reshard();
+    const Tensor& shard = p->sharded_value();
+    held.push_back({NodeRef(p->leaf()), full_copy(shard), shard.local().storage()->version()});
+  }
+  for (const Held& h : held) h.full.storage()->wait_to_read();
+  held_ = std::move(held);
+  for (const Held& h : held_) {
+    h.parameter()->present(h.parameter()->attach(h.full));
+    h.parameter()->shard_keeper()->is_summoned = true;
+  }
+}
+
+FullParameters::~FullParameters() noexcept(false) {
+  if (std::uncaught_exceptions() > exceptions_) writes_ = false;
+  close();
+}
+
+void FullParameters::close() {
+  const std::string why_not = writes_ ? obstacle() : std::string();
+  release();
+  if (writes_ && why_not.empty()) write_back();
+  held_.clear();
+  if (!why_not.empty()) fail("{}", why_not);
+}
+
+// Shards of a unit share a version, so all are asked before the first is written.
+std::string FullParameters::obstacle() const {
+  for (const Held& h : held_) {
+    const Parameter* const p = h.parameter();
+    if (!p) continue;
+    if (p->value().is_distributed() || p->value().storage() != h.full.storage())
+      return fmt::format(
+          "full parameters: another tensor was put into \"{}\", so nothing was written back; write to the tensor that "
+          "is there, as assign() does",
+          p->name());
+    if (p->sharded_value().local().storage()->version() != h.shard_version)
+      return fmt::format(
+          "full parameters: the shard of \"{}\" was written in between, so nothing was written back; end the scope "
+          "before optimizer steps and loads",
+          p->name());
+  }
+  return {};
+}
+
+void FullParameters::release() noexcept {
+  for (const Held& h : held_) {
+    Parameter* const p = h.parameter();
+    if (!p) continue;
+    if (ShardKeeper* const keeper = p->shard_keeper()) keeper->is_summoned = false;
+    p->present(p->sharded_value());
+  }
+}
+
+void FullParameters::write_back() const {
+  const GradMode off(false);
+  for (const Held& h : held_) {
+    const Parameter* const p = h.parameter();
+    if (!p) continue;
+    const Tensor& shard = p->sharded_value();
+    const Spec& spec = Spec::from(shard);
+    Tensor part = h.full;
+    for (int d = 0; d < shard.ndim(); ++d) {
+      const Spec::Range range = spec.local_range(d, shard.size(d));
+      part = narrow(part, d, range.begin, range.size());
+    }
+    copy_into(shard.local().detach(), part);
+  }
+}
+
+}  // namespace sherd::nn

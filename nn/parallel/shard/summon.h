@@ -1,0 +1,59 @@
+#pragma once
+// The full parameters of a wrapped model, to look at or to change by hand (FSDP1's summon_full_params):
+//
+//   {
+//     const FullParameters full(model, {.write_back = true});
+//     fill_into(model.head.weight.value().detach(), 0);   // plain, whole, in the parameter's own dtype, on every rank
+//   }                                                     // this rank's part is in its shard again
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nn/module.h"
+
+namespace sherd::nn {
+
+struct FullParametersOptions {
+  bool recurse = true;      ///< the units of modules below too; off: of parameters the module itself names
+  bool write_back = false;  ///< put what the tensors hold at the end into the shards; else writes are lost
+};
+
+/// While it lives, value() of every parameter below `module` that a unit of fully_shard has is a plain full tensor, of
+/// all axes, replicas and tensor parallelism included: memory of its own, in the parameter's dtype whatever the policy.
+/// Optimizers and checkpoints go on to see the shards.
+///
+/// The constructor is collective over the meshes of the parameters, blocks, and takes memory for all of them on every
+/// rank; the end is local. With write_back all ranks must write the same values, or replicas differ after. Nothing is
+/// written back where an exception ends the scope.
+///
+/// Errors: parameters without values, a scope around this one that has some of them, a forward or backward pass or the
+/// recording of a step that runs. While it lives, a forward or unshard() of these units is an Error; at the end, with
+/// write_back, a shard that was written in between (by an optimizer or a load), or another tensor in the slot.
+class FullParameters {
+ public:
+  explicit FullParameters(Module& module, const FullParametersOptions& options = {});
+  /// close(), where that was not called.
+  ~FullParameters() noexcept(false);
+  FullParameters(const FullParameters&) = delete;
+  FullParameters& operator=(const FullParameters&) = delete;
+
+  /// Ends it: writes back if asked to, and value() is the shard again. No-op the second time.
+  void close();
+
+ private:
+  struct Held {
+    NodeRef leaf;  // of the parameter: knows whether that still exists
+    Tensor full;
+    std::uint32_t shard_version;
+    Parameter* parameter() const;
+  };
+  std::string obstacle() const;
+  void release() noexcept;
+  void write_back() const;
+
+  std::vector<Held> held_;
+  bool writes_;
+  int exceptions_;  // in flight when it began
+};
+
+}  // namespace sherd::nn

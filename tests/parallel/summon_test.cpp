@@ -1,0 +1,158 @@
+// Full parameters by hand: what is read and written within the scope, on every kind of mesh. Oracle: the same model
+// without sharding, bit by bit.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <stdexcept>
+
+#include "nn/optim/sgd.h"
+#include "nn/parallel/shard/summon.h"
+#include "runtime/autograd/autograd.h"
+#include "tests/parallel/two_dim_net.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/near.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+using nn::FullParameters;
+const std::vector<std::int64_t> kSizes{6, 10, 7, 5};
+
+void expect_full(const nn::Module& net, const nn::Module& reference) {
+  const auto a = net.parameters(), e = reference.parameters();
+  ASSERT_EQ(a.size(), e.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_FALSE(a[i]->value().is_distributed()) << a[i]->name();
+    EXPECT_TRUE(same_bits(a[i]->value().detach(), e[i]->value().detach())) << a[i]->name();
+  }
+}
+
+// Reads the values of seed 3, writes those of seed 4, and throws writes away.
+void expect_scopes(nn::Module& net, nn::Module& before, nn::Module& after) {
+  net.materialize(nn::Seed{3});
+  before.materialize(nn::Seed{3});
+  after.materialize(nn::Seed{4});
+  const auto parameters = net.parameters(), values = after.parameters();
+  const auto write = [&] {
+    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i]->assign(values[i]->value().detach());
+  };
+  const std::int64_t held_before = held(MemoryCategory::unsharded);
+  {
+    const FullParameters full(net);
+    expect_full(net, before);
+    write();
+    expect_full(net, after);
+  }
+  expect_same_bits(net, before);
+  EXPECT_EQ(held(MemoryCategory::unsharded), held_before);
+  {
+    const FullParameters full(net, {.write_back = true});
+    write();
+  }
+  expect_same_bits(net, after);
+  { const FullParameters full(net, {.write_back = true}); }
+  expect_same_bits(net, after);
+}
+
+TEST(FullParameters, AreReadAndWrittenOnAnyNumberOfRanks) {
+  for (const int ranks : {1, 2, 3, 4})
+    run_ranks(ranks, [](const Group& group) {
+      Net net(kSizes), before(kSizes), after(kSizes);
+      shard(net, DeviceMesh(group));
+      expect_scopes(net, before, after);
+      expect_trains_alike(on_slices(net, *group, 6, 5), on_batches(after, 6, 5), {});
+    });
+}
+
+TEST(FullParameters, AreReadAndWrittenOverReplicasAndTensorParallelism) {
+  run_ranks(4, [](const Group& group) {
+    Net net(kSizes), before(kSizes), after(kSizes);
+    shard(net, DeviceMesh(group, {{"replicate", 2}, {"dp", 2}}));
+    expect_scopes(net, before, after);
+  });
+  for (const Grid3& grid : {Grid3{1, 2, 2}, Grid3{1, 3, 2}})
+    run_ranks(grid.ranks(), [&](const Group& group) {
+      const DeviceMesh root = grid.mesh(group);
+      ResidualNet net(5, 7), before(5, 7), after(5, 7);
+      shard_2d(net, root, grid, true);
+      expect_scopes(net, before, after);
+      expect_trains_alike(on_rows(net, root, *group), on_all_rows(after), {.value_limit = 2e-5});
+    });
+}
+
+TEST(FullParameters, HaveTheParametersDtypeWhateverThePolicy) {
+  for (const int ranks : {1, 2})
+    run_ranks(ranks, [](const Group& group) {
+      Net net(kSizes), before(kSizes), after(kSizes);
+      const nn::FullyShardOptions options{.mp_policy = {.param_dtype = DType::bf16}, .replicate_below_bytes = 64};
+      shard(net, DeviceMesh(group), options, options);
+      expect_scopes(net, before, after);
+    });
+}
+
+TEST(FullParameters, OfOneModuleOnly) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes);
+    shard(net, DeviceMesh(group));
+    net.materialize();
+    const FullParameters full(net.head, {.recurse = false});
+    EXPECT_FALSE(net.head.weight.value().is_distributed());
+    EXPECT_TRUE(net.blocks.items()[0]->linear_layer.weight.value().is_distributed());
+    EXPECT_TRUE(net.head.weight.sharded_value().is_distributed());
+    const FullParameters none(net, {.recurse = false});  // names no parameter itself
+  });
+}
+
+TEST(FullParameters, MistakesAreNamedAndLeaveTheShards) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes), reference(kSizes);
+    shard(net, DeviceMesh(group));
+    expect_error([&] { const FullParameters full(net); }, {"has no values", "materialize"});
+    net.materialize(nn::Seed{3});
+    reference.materialize(nn::Seed{3});
+    const Tensor x = batch_of(2, 6, 0, "x");
+    {
+      const FullParameters full(net);
+      expect_error([&] { net(x); }, {"summoned", "end the scope"});
+      expect_error([&] { const FullParameters again(net); }, {"another scope"});
+      EXPECT_FALSE(net.head.weight.value().is_distributed()) << "still as it was";
+    }
+    nn::reset_after_error(net);
+    const auto leave = [&] {
+      const FullParameters full(net, {.write_back = true});
+      net.head.weight.assign(zeros({5, 7}));
+      throw std::runtime_error("left");
+    };
+    EXPECT_THROW(leave(), std::runtime_error);
+    expect_same_bits(net, reference);
+    {
+      FullParameters full(net, {.write_back = true});
+      net.head.weight.set(zeros({5, 7}));
+      expect_error([&] { full.close(); }, {"another tensor", "head.weight"});
+    }
+    expect_same_bits(net, reference);
+  });
+}
+
+TEST(FullParameters, AStepInBetweenIsNotOverwritten) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kSizes), reference(kSizes);
+    shard(net, DeviceMesh(group));
+    net.materialize(nn::Seed{3});
+    reference.materialize(nn::Seed{3});
+    nn::Sgd optimizer(net.parameters(), {.lr = 0.1}), expected(reference.parameters(), {.lr = 0.1});
+    const Tensor x = batch_of(4, 6, 0, "x");
+    backward(sum(net(x)));
+    backward(sum(reference(x)));
+    FullParameters full(net, {.write_back = true});
+    optimizer.step();
+    expected.step();
+    expect_error([&] { full.close(); }, {"was written in between"});
+    expect_same_values(net, reference);
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing
