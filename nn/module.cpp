@@ -156,6 +156,37 @@ void Module::materialize(Seed seed, Device device) {
   }
 }
 
+namespace {
+// The same tensor in another dtype, in memory of its own.
+Tensor in_dtype(const Tensor& value, DType dtype) {
+  const Tensor from = value.local().detach();
+  const Tensor local = from.is_meta() ? Tensor::empty(from.shape(), dtype, Device::meta())
+                                      : Tensor::empty(from.shape(), dtype, from.device(), MemoryCategory::parameters);
+  if (!from.is_meta()) copy_into(local, from);
+  return value.is_distributed() ? Tensor::distributed(value.shape(), value.layout(), local) : local;
+}
+}  // namespace
+
+void Module::cast_to(DType dtype) {
+  check(is_floating(dtype), "cast_to({}): parameters can be f64, f32, bf16 or f16", sherd::name(dtype));
+  const auto is_other = [dtype](const Slot& s) { return is_floating(s.value().dtype()) && s.value().dtype() != dtype; };
+  for (const Parameter* p : parameters())
+    check(!p->grad().defined(), "cast_to({}): parameter \"{}\" has a gradient of the old dtype; clear it",
+          sherd::name(dtype), p->name());
+  for_each_module([&](Module& m) {
+    for (const auto& hook : m.hooks_) hook->before_cast(m, dtype);
+    for (const auto& buffer : m.buffers_)
+      if (buffer->has_value() && is_other(*buffer)) buffer->set(in_dtype(buffer->value(), dtype));
+  });
+  for (Parameter* p : parameters()) {
+    if (!is_other(*p)) continue;
+    check(!p->shard_keeper(),
+          "cast_to({}): parameter \"{}\" is of a unit of fully_shard that was wrapped above \"{}\"; cast that module",
+          sherd::name(dtype), p->name(), path());
+    p->set(in_dtype(p->value(), dtype));
+  }
+}
+
 void Module::train(bool on) {
   for_each_module([on](Module& m) { m.training_ = on; });
 }

@@ -95,6 +95,8 @@ class ModuleHook {
   virtual void map_output(Module&, Tensor& tensor, TensorPlace place) { (void)tensor, (void)place; }
   /// Allocate parameters on `device` now; called top-down before initial values are drawn.
   virtual void before_materialize(Module&, Device device) { (void)device; }
+  /// Give floating-point parameters this dtype now; called top-down by Module::cast_to().
+  virtual void before_cast(Module&, DType dtype) { (void)dtype; }
 };
 
 class Module {
@@ -134,6 +136,11 @@ class Module {
   /// any layout and any number of ranks the same seed gives the same bits: they are drawn on the host. Parameters that
   /// have values keep them, and their device.
   void materialize(Seed seed = {}, Device device = Device::cpu());
+  /// Gives all floating-point parameters and buffers of the subtree another dtype: values are rounded once, those on
+  /// meta are drawn in it. For wrapped modules too, before their first forward; before an optimizer is made. Local.
+  /// Error if `dtype` is not floating-point, a parameter has a gradient, a wrapped module ran already, or a parameter
+  /// is of a unit that was wrapped above this module.
+  void cast_to(DType dtype);
   /// Training mode for the subtree (dropout is on); modules start in training mode.
   void train(bool on = true);
   bool training() const { return training_; }

@@ -32,7 +32,7 @@ TEST(FullyShard, SmallParametersStayReplicatedAndTrainLikeOneRank) {
       expect_same_bits(net, reference);
       const bool is_split = group->size() > 1;
       EXPECT_EQ(Spec::from(net.head.bias->value()).is_replicated(), is_split);
-      EXPECT_EQ(nn::unit_of(net).layouts().size(), is_split ? 2u : 1u);
+      EXPECT_EQ(nn::unit_of(net).parts().size(), is_split ? 2u : 1u);
       EXPECT_EQ(nn::unit_of(net).parameters().size(), 2u);
       expect_trains_alike(on_slices(net, *group, 6, 5), on_batches(reference, 6, 5),
                           {.steps = 6, .max_norm = 0.1, .gradient_limit = 1e-5});

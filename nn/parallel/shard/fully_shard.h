@@ -42,9 +42,15 @@ class UnitHandle {
   /// Whether any parameters are its own. The calls from here to late_gathers() are an Error if none are.
   bool has_parameters() const;
   std::vector<Parameter*> parameters() const;
-  /// Of the first of layouts(): of all its parameters, but those on another mesh and those that stay replicated.
+  /// Parameters that are gathered and reduced together.
+  struct Part {
+    const UnitLayout* layout;
+    std::vector<Parameter*> parameters;
+  };
+  /// The first has all its parameters, but those on another mesh and those that stay replicated.
+  std::vector<Part> parts() const;
+  /// Of the first part.
   const UnitLayout& layout() const;
-  std::vector<const UnitLayout*> layouts() const;
   /// Of all its gathered parameters on this rank.
   std::int64_t gathered_bytes() const;
   /// Whether the gathered tensors are registered; whether they are there or on their way, as prefetched ones are

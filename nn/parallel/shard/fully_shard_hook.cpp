@@ -127,6 +127,14 @@ FullyShardHook::FullyShardHook(std::string name, std::vector<Module*> modules, c
   for (const UnitMembers& each : members) units.push_back(std::make_unique<Unit>(each, policy));
 }
 
+void FullyShardHook::before_cast(Module&, DType dtype) {
+  check(!tree_, "module \"{}\" ran already, and its dtype changes before the first forward only", name_);
+  for (const auto& unit : units) {
+    unit->buffers.cast_to(*with_dtype(unit->buffers.layout(), dtype, policy_));
+    unit->inbox.layout_changed();
+  }
+}
+
 const std::vector<std::unique_ptr<Unit>>& FullyShardHook::own_units() const {
   check(!units.empty(), "module \"{}\" has no parameters of its own: inner calls of fully_shard own them", name_);
   return units;

@@ -63,6 +63,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   void before_materialize(Module&, Device device) override {
     for (const auto& unit : units) unit->buffers.materialize(device);
   }
+  void before_cast(Module&, DType dtype) override;
   bool maps_inputs() const override { return policy_.cast_forward_inputs && policy_.param_dtype; }
   bool maps_outputs() const override { return policy_.output_dtype.has_value(); }
   void map_input(Module&, Tensor& tensor, TensorPlace) override { cast_floating(tensor, *policy_.param_dtype); }

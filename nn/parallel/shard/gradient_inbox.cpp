@@ -36,16 +36,22 @@ GradientInbox::GradientInbox(UnitBuffers& buffers, const DataMesh& data)
       end_(std::make_shared<BackwardEnd>([this] { finish_backward(); })),
       divide_factor_(data.num_ranks()) {
   name_setting(reduction_, label_of(buffers.layout()));
-  reduction_changed();
+  layout_changed();
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Parameter& p = *buffers.parameter(i);
-    entries_[i].bytes = align(sherd::numel(piece(i).shape) * byte_size(piece(i).full_dtype));
     if (const Spec* gathered = buffers.placement(i).gathered; gathered && gathered->num_axes() == 1)
       if (gathered->is_replicated() && gathered->axis_size(0) > 1)
         entries_[i].partial_gradients = PartialGradients::of(gathered->mesh());
     if (data_.num_replicas() > 1) entries_[i].aside = std::make_unique<Slot>(p.name() + ".unsummed");
     p.set_sink(this);
   }
+}
+
+void GradientInbox::layout_changed() {
+  for (std::size_t i = 0; i < entries_.size(); ++i)
+    entries_[i].bytes = align(sherd::numel(piece(i).shape) * byte_size(piece(i).full_dtype));
+  held_.reset();
+  set_syncs(syncs_);
 }
 
 GradientInbox::~GradientInbox() {

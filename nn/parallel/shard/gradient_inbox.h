@@ -58,6 +58,8 @@ class GradientInbox final : public GradSink {
   /// rank raise CommError with `reason`; so does every further collective until the group's reset().
   void abandon(std::string_view reason) noexcept;
 
+  /// The buffers have another layout; there are no gradients yet. Local.
+  void layout_changed();
   /// How many reductions may hold their input at a time; the next one waits. Captured steps keep what it was.
   void set_max_reductions(int count) { max_reductions_ = count; }
   /// Divides the sum over ranks by `factor` instead of the number of ranks, replicas included.

@@ -97,22 +97,23 @@ std::string line_of(const Parameter& p) {
 }  // namespace
 
 std::string print_units(Module& model, const PrintUnitsOptions& options) {
-  const std::vector<UnitHandle> all = units(model);
   Table table;
   table.row({"unit", "ran", "gathered", "on this rank", "of", "type", "reduced in", "after forward"});
-  std::int64_t gathered = 0, here = 0;
-  for (const UnitHandle& unit : all) {
-    const UnitLayout& layout = unit.layout();
-    const bool is_gathered = layout.shards > 1 || casts(layout);  // else the shards are the full tensors
-    if (is_gathered) gathered += layout.full_bytes;
-    here += layout.shard_bytes;
-    table.row({unit.name(), order(unit), is_gathered ? format_bytes(layout.full_bytes) : "-",
-               format_bytes(layout.shard_bytes), ranks(layout), types(layout), wires(layout),
-               !is_gathered                    ? "stays"
-               : unit.reshards_after_forward() ? "reshard"
-                                               : "keep"});
-    if (!options.parameters) continue;
-    for (const Parameter* p : unit.parameters()) table.text(line_of(*p));
+  std::int64_t gathered = 0, here = 0, count = 0;
+  for (const UnitHandle& unit : units(model)) {
+    for (const auto& [layout, parameters] : unit.parts()) {
+      const bool is_gathered = layout->shards > 1 || casts(*layout);  // else the shards are the full tensors
+      if (is_gathered) gathered += layout->full_bytes;
+      here += layout->shard_bytes;
+      ++count;
+      table.row({layout->name, order(unit), is_gathered ? format_bytes(layout->full_bytes) : "-",
+                 format_bytes(layout->shard_bytes), ranks(*layout), types(*layout), wires(*layout),
+                 !is_gathered                    ? "stays"
+                 : unit.reshards_after_forward() ? "reshard"
+                                                 : "keep"});
+      if (!options.parameters) continue;
+      for (const Parameter* p : parameters) table.text(line_of(*p));
+    }
   }
   std::int64_t num_ignored = 0, ignored_bytes = 0;
   for (const Parameter* p : model.parameters()) {
@@ -122,8 +123,8 @@ std::string print_units(Module& model, const PrintUnitsOptions& options) {
     ignored_bytes += local.bytes();
     table.text(line_of(*p));
   }
-  table.text(fmt::format("{} unit{}: {} gathered if all are, {} of shards on this rank", all.size(),
-                         all.size() == 1 ? "" : "s", format_bytes(gathered), format_bytes(here)));
+  table.text(fmt::format("{} unit{}: {} gathered if all are, {} of shards on this rank", count, count == 1 ? "" : "s",
+                         format_bytes(gathered), format_bytes(here)));
   if (num_ignored > 0)
     table.text(fmt::format("{} parameter{} in no unit: {} on this rank, {} gradients are not reduced by units",
                            num_ignored, num_ignored == 1 ? "" : "s", format_bytes(ignored_bytes),

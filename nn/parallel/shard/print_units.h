@@ -4,7 +4,7 @@
 //   unit                 ran  gathered  on this rank  of          type         reduced in  after forward
 //   blocks.0               1   2.05 KB       1.02 KB  2 shards    f32 as bf16  f32         reshard
 //     blocks.0.attn.wq.weight  f32[16,16]{0: dp}
-//   blocks.0/replicated    2         -         128 B  2 replicas  f32          f32         stays
+//   blocks.0/replicated    1         -         128 B  2 replicas  f32          f32         stays
 #include <iosfwd>
 #include <string>
 

@@ -35,17 +35,25 @@ UnitBuffers::UnitBuffers(PlacedUnit unit, const std::vector<Parameter*>& paramet
     take_values(values);
     return;
   }
-  for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    const ShardPlacement& at = pieces_[i].at;
-    parameters[i]->set(Tensor::distributed(parameters[i]->shape(), at.sharded,
-                                           Tensor::empty(at.local_shape, values[i].dtype(), Device::meta())));
-    parameters[i]->keep_shard({}, this);
-  }
+  for (std::size_t i = 0; i < pieces_.size(); ++i) put_on_meta(i);
+}
+
+void UnitBuffers::put_on_meta(std::size_t index) {
+  Parameter* const p = parameter(index);
+  if (!p) return;
+  const ShardPlacement& at = pieces_[index].at;
+  p->set(Tensor::distributed(p->shape(), at.sharded,
+                             Tensor::empty(at.local_shape, layout_->pieces[index].dtype, Device::meta())));
+  p->keep_shard({}, this);
 }
 
 UnitBuffers::~UnitBuffers() {
   for (const Piece& piece : pieces_)
     if (Parameter* p = parameter_of(piece)) p->keep_shard({}, nullptr);
+  drop_gathered();
+}
+
+void UnitBuffers::drop_gathered() {
   if (!gathered_.defined() || is_shard_full_) return;
   gathered_.storage()->owner = nullptr;
   gathered_.storage()->release_data();
@@ -74,6 +82,27 @@ void UnitBuffers::materialize(Device device) {
   attach_all();
   for (const Piece& piece : pieces_)
     if (Parameter* p = parameter_of(piece)) p->present(p->sharded_value());
+}
+
+void UnitBuffers::cast_to(const UnitLayout& layout) {
+  if (&layout == layout_) return;
+  reshard();
+  std::vector<Tensor> values;
+  for (std::size_t i = 0; i < pieces_.size(); ++i)
+    values.push_back(parameter(i) ? parameter(i)->sharded_value().local().detach() : Tensor());
+  drop_gathered();
+  layout_ = &layout;
+  is_shard_full_ = layout.shards == 1 && !casts(layout);
+  if (is_meta()) {
+    for (std::size_t i = 0; i < pieces_.size(); ++i) put_on_meta(i);
+    return;
+  }
+  const Device device = shards_.device();
+  shards_ = gathered_ = Tensor();
+  materialize(device);
+  const GradMode off(false);
+  for (std::size_t i = 0; i < pieces_.size(); ++i)
+    if (values[i].defined()) copy_into(parameter(i)->sharded_value().local().detach(), values[i]);
 }
 
 void UnitBuffers::attach(Piece& piece, std::size_t index) {

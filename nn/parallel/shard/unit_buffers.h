@@ -55,6 +55,8 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   /// Allocates the shards on `device`; no-op when allocated. Error if there are several ranks and their groups do
   /// not move memory of that device.
   void materialize(Device device);
+  /// Moves values, or what is on meta, into buffers of another layout, which differs in types only. Local.
+  void cast_to(const UnitLayout& layout);
   /// Starts a gather unless the gathered buffer is current or being gathered; registers nothing. Collective on the
   /// queue "gather"; does not wait.
   void prefetch();
@@ -93,11 +95,13 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   bool needs_gather() const;
   void attach(Piece& piece, std::size_t index);
   void attach_all();
+  void put_on_meta(std::size_t index);
+  void drop_gathered();
   void register_shards();
   void take_values(const std::vector<Tensor>& values);
 
   const UnitLayout* layout_;
-  const bool is_shard_full_;
+  bool is_shard_full_;
   std::vector<Piece> pieces_;
   std::unordered_map<const Node*, std::size_t> by_leaf_;  // pieces: a gradient knows its parameter only
   Tensor shards_, gathered_;                              // u8 [bytes]

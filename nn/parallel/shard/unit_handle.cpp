@@ -13,26 +13,23 @@ FullyShardHook& UnitHandle::hook() const {
 const std::string& UnitHandle::name() const { return hook().name(); }
 bool UnitHandle::has_parameters() const { return !hook().units.empty(); }
 
+std::vector<UnitHandle::Part> UnitHandle::parts() const {
+  std::vector<Part> all;
+  for (const auto& unit : hook().own_units()) all.push_back({&unit->buffers.layout(), unit->buffers.parameters()});
+  return all;
+}
+
 std::vector<Parameter*> UnitHandle::parameters() const {
   std::vector<Parameter*> all;
-  for (const auto& unit : hook().own_units()) {
-    const std::vector<Parameter*> own = unit->buffers.parameters();
-    all.insert(all.end(), own.begin(), own.end());
-  }
+  for (const Part& part : parts()) all.insert(all.end(), part.parameters.begin(), part.parameters.end());
   return all;
 }
 
 const UnitLayout& UnitHandle::layout() const { return hook().own_units().front()->buffers.layout(); }
 
-std::vector<const UnitLayout*> UnitHandle::layouts() const {
-  std::vector<const UnitLayout*> all;
-  for (const auto& unit : hook().own_units()) all.push_back(&unit->buffers.layout());
-  return all;
-}
-
 std::int64_t UnitHandle::gathered_bytes() const {
   std::int64_t bytes = 0;
-  for (const UnitLayout* layout : layouts()) bytes += layout->full_bytes;
+  for (const Part& part : parts()) bytes += part.layout->full_bytes;
   return bytes;
 }
 

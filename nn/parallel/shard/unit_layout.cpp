@@ -9,12 +9,20 @@ namespace sherd::nn {
 
 namespace {
 
-UnitPiece piece_of(const ShardPlacement& at, DType dtype, const MixedPrecision& policy) {
-  UnitPiece piece{.shape = at.full_shape, .dtype = dtype, .full_dtype = dtype, .wire = dtype, .rows = at.row_counts};
-  if (!is_floating(dtype)) return piece;
+void set_types(UnitPiece& piece, DType dtype, const MixedPrecision& policy) {
+  piece.dtype = piece.full_dtype = piece.wire = dtype;
+  if (!is_floating(dtype)) return;
   piece.full_dtype = policy.param_dtype.value_or(dtype);
   piece.wire = policy.reduce_dtype.value_or(dtype);
-  return piece;
+}
+
+// Behind the pieces that are there.
+void append(UnitLayout& layout, UnitPiece piece) {
+  piece.shard_offset = layout.shard_bytes;
+  piece.full_offset = layout.full_bytes;
+  layout.shard_bytes += align(layout.count_here(piece) * byte_size(piece.dtype));
+  layout.full_bytes += align(sherd::numel(piece.shape) * byte_size(piece.full_dtype));
+  layout.pieces.push_back(std::move(piece));
 }
 
 }  // namespace
@@ -27,17 +35,26 @@ PlacedUnit place_unit(const std::string& name, const DataMesh& data, const Mixed
   if (layout.replicas > 1) layout.replica_axis = name_of_group(data.replica_group());
   for (const Parameter* parameter : parameters) {
     const ShardPlacement& at = unit.placements.emplace_back(data.place(*parameter));
-    UnitPiece piece = piece_of(at, parameter->value().dtype(), policy);
-    piece.name =
-        parameter->name().starts_with(name + ".") ? parameter->name().substr(name.size() + 1) : parameter->name();
-    piece.shard_offset = layout.shard_bytes;
-    piece.full_offset = layout.full_bytes;
-    layout.shard_bytes += align(sherd::numel(at.local_shape) * byte_size(piece.dtype));
-    layout.full_bytes += align(sherd::numel(at.full_shape) * byte_size(piece.full_dtype));
-    layout.pieces.push_back(std::move(piece));
+    const std::string& path = parameter->name();
+    UnitPiece piece{.shape = at.full_shape,
+                    .rows = at.row_counts,
+                    .name = path.starts_with(name + ".") ? path.substr(name.size() + 1) : path};
+    set_types(piece, parameter->value().dtype(), policy);
+    append(layout, std::move(piece));
   }
   unit.layout = UnitLayout::intern(std::move(layout));
   return unit;
+}
+
+const UnitLayout* with_dtype(const UnitLayout& unit, DType dtype, const MixedPrecision& policy) {
+  UnitLayout layout = unit;
+  layout.pieces.clear();
+  layout.shard_bytes = layout.full_bytes = 0;
+  for (UnitPiece piece : unit.pieces) {
+    set_types(piece, is_floating(piece.dtype) ? dtype : piece.dtype, policy);
+    append(layout, std::move(piece));
+  }
+  return UnitLayout::intern(std::move(layout));
 }
 
 bool casts(const UnitLayout& layout) {

@@ -20,6 +20,9 @@ struct PlacedUnit {
 PlacedUnit place_unit(const std::string& name, const DataMesh& data, const MixedPrecision& policy,
                       std::span<Parameter* const> parameters);
 
+/// The same unit with parameters of `dtype`, where they are floating-point; the other types follow from `policy`.
+const UnitLayout* with_dtype(const UnitLayout& unit, DType dtype, const MixedPrecision& policy);
+
 /// Whether full tensors have other types than their shards; whether gradients travel in less than their parameter's.
 bool casts(const UnitLayout& layout);
 bool rounds(const UnitLayout& layout);
