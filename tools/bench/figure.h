@@ -1,6 +1,7 @@
 #pragma once
 // A figure: one named number beside what it is compared with. What it must reach is a rule over these, judged in one
 // place, so that no measurement passes itself.
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>

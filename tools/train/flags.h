@@ -3,6 +3,7 @@
 // `[model] layers = 4` is `--model.layers 4`. The table knows types, defaults and documentation, so parsing, error
 // messages, --help and the printed config all come from it.
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <set>
 #include <span>

@@ -4,6 +4,7 @@
 //
 //   BoardHeader | channel 0: RankCell x size | channel 1: ... | per channel size x size Mails
 //               | windows: per channel size x 3 x window_bytes
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
