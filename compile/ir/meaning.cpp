@@ -164,42 +164,57 @@ Meaning Meanings::written(const Versions::Use& use, Meaning row) const {
   return Hash("sum").meaning(of(use)).meaning(result).take();
 }
 
+Meanings::Final& Meanings::add_final(ValueId value, int operand, std::span<const Part> parts) {
+  Final& final = finals_.emplace_back(
+      Final{.value = value, .operand = operand, .first_version = static_cast<std::uint32_t>(final_versions_.size())});
+  for (const Part& part : parts) final_versions_.push_back(part.version);
+  final.num_versions = static_cast<std::uint32_t>(parts.size());
+  return final;
+}
+
 void Meanings::add_finals() {
   const auto end = versions_.uses_of(versions_.end());
   std::size_t next = 0;  // of those, which come in the order of their operands
-  const auto add = [&](std::string name, int operand) {
-    Final final{std::move(name), Hash("none").take(), {}};
-    if (next < end.size() && end[next].access.operand == operand) {
-      final.meaning = of(end[next]);
-      for (const Part& part : versions_.parts_of(end[next])) final.versions.push_back(part.version);
-      ++next;
+  const auto num_operands = static_cast<int>(program_.results.size() + program_.updates.size());
+  for (int operand = 0; operand < num_operands; ++operand) {
+    if (next == end.size() || end[next].access.operand != operand) {
+      add_final(kNoValue, operand, {}).meaning = Hash("none").take();
+      continue;
     }
-    finals_.push_back(std::move(final));
-  };
-  int operand = 0;
-  for (std::size_t i = 0; i < program_.results.size(); ++i) add(fmt::format("result {}", i), operand++);
-  for (const SlotUpdate& update : program_.updates)
-    add(fmt::format("@{}{}", program_.slot(update.slot).name, update.gradient ? ".grad" : ""), operand++);
+    add_final(kNoValue, operand, versions_.parts_of(end[next])).meaning = of(end[next]);
+    ++next;
+  }
   for (std::size_t v = 0; v < program_.values.size(); ++v) {
     const auto id = static_cast<ValueId>(v);
-    const Value& value = program_.values[v];
-    if (value.kind == ValueKind::temporary || value.kind == ValueKind::unit || versions_.roots().root(id) != id)
-      continue;
-    Hash hash("bytes");
-    Final final{.name = {}, .meaning = {}, .versions = {}};
-    for (const Part& part : versions_.final_parts(id)) {
-      hash.number(part.bytes.first).number(part.bytes.second).meaning(bytes_of(part.version, part.bytes.first));
-      final.versions.push_back(part.version);
-    }
-    final.meaning = hash.take();
-    final.name = "the bytes of ";
-    if (value.kind == ValueKind::argument) final.name += fmt::format("argument {}", value.source);
-    else if (value.kind == ValueKind::constant) final.name += fmt::format("constant {}", value.source);
-    else
-      final.name += "@" + program_.slot(program_.bindings[static_cast<std::size_t>(value.source)].slot).name +
-                    (value.kind == ValueKind::gradient ? ".grad" : "");
-    finals_.push_back(std::move(final));
+    const ValueKind kind = program_.values[v].kind;
+    if (kind != ValueKind::temporary && kind != ValueKind::unit && versions_.roots().root(id) == id)
+      add_final_bytes(id);
   }
+}
+
+void Meanings::add_final_bytes(ValueId root) {
+  const std::vector<Part> parts = versions_.final_parts(root);
+  Hash hash("bytes");
+  for (const Part& part : parts)
+    hash.number(part.bytes.first).number(part.bytes.second).meaning(bytes_of(part.version, part.bytes.first));
+  add_final(root, -1, parts).meaning = hash.take();
+}
+
+std::string Meanings::name(const Final& final) const {
+  const auto slot = [&](int index, bool gradient) {
+    return fmt::format("@{}{}", program_.slot(index).name, gradient ? ".grad" : "");
+  };
+  if (final.value == kNoValue) {
+    const auto operand = static_cast<std::size_t>(final.operand), num_results = program_.results.size();
+    if (operand < num_results) return fmt::format("result {}", operand);
+    const SlotUpdate& update = program_.updates[operand - num_results];
+    return slot(update.slot, update.gradient);
+  }
+  const Value& value = program_.value(final.value);
+  if (value.kind == ValueKind::argument) return fmt::format("the bytes of argument {}", value.source);
+  if (value.kind == ValueKind::constant) return fmt::format("the bytes of constant {}", value.source);
+  return "the bytes of " +
+         slot(program_.bindings[static_cast<std::size_t>(value.source)].slot, value.kind == ValueKind::gradient);
 }
 
 }  // namespace sherd

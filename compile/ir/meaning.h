@@ -12,6 +12,7 @@
 // bytes are there in time (order.h, verify.h) and what kernels really do.
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,11 +41,18 @@ class Meanings {
   /// What the step leaves: each result, each new tensor of a slot or gradient, and the bytes of every argument, slot,
   /// gradient and constant, written or not.
   struct Final {
-    std::string name;  ///< "result 0", "@w", "@w.grad", "the bytes of argument 1"
-    Meaning meaning;
-    std::vector<VersionId> versions;  ///< that it is made of
+    ValueId value;  ///< whose bytes it is; kNoValue: a result, or what a slot gets
+    int operand;    ///< then: its number among those, results first; else -1
+    Meaning meaning{};
+    std::uint32_t first_version, num_versions = 0;
   };
   const std::vector<Final>& finals() const { return finals_; }
+  /// "result 0", "@w", "@w.grad", "the bytes of argument 1"
+  std::string name(const Final& final) const;
+  /// What it is made of.
+  std::span<const VersionId> versions_of(const Final& final) const {
+    return std::span(final_versions_).subspan(final.first_version, final.num_versions);
+  }
 
  private:
   void read_node(std::size_t node);
@@ -55,6 +63,8 @@ class Meanings {
   Meaning bytes_of(VersionId id, std::int64_t first) const;
   Meaning written(const Versions::Use& use, Meaning row) const;
   void add_finals();
+  void add_final_bytes(ValueId root);
+  Final& add_final(ValueId value, int operand, std::span<const Part> parts);
   Meaning initial(ValueId root) const;
 
   const Program& program_;
@@ -63,6 +73,7 @@ class Meanings {
   std::vector<Meaning> of_version_, of_use_;
   std::vector<Meaning> around_;  // by version: what is between its elements; none: they are dense
   std::vector<Final> finals_;
+  std::vector<VersionId> final_versions_;
 };
 
 /// Throws Error naming what the step leaves differently, and the first node that does something that `before` does

@@ -24,8 +24,8 @@ std::vector<Pass> standard_passes();
 
 /// Runs the passes one after the other. Error naming the pass, and the node where there is one, if the program that it
 /// leaves is not sound (verify.h), does not mean what the recorded one does (meaning.h), or has other tables of names,
-/// by which a rank knows what they stand for. Without passes it is verify(). A failed call leaves the program as the
-/// pass left it.
+/// by which a rank knows what they stand for. A pass that leaves the recorded program, as it was or again, leaves
+/// nothing to prove. Without passes it is verify(). A failed call leaves the program as the pass left it.
 void run_passes(Program& program, std::span<const Pass> passes);
 
 }  // namespace sherd

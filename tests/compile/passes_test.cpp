@@ -56,6 +56,10 @@ TEST(Passes, SsaUndoesDonationAndPlaceEagerPutsItBack) {
     EXPECT_TRUE(actual.same_bits_as(expected));
     EXPECT_EQ(actual.peaks, expected.peaks);
     EXPECT_EQ(actual.peak, expected.peak);
+    Program recorded = step.recorded();
+    ssa(recorded);
+    place_eager(recorded);
+    EXPECT_TRUE(recorded == step.recorded()) << "run_passes() would prove it once more";
   });
 }
 
