@@ -52,6 +52,7 @@ bool handles_data_of(const Program& program, const GraphNode& node, ValueId valu
 
 ByteRoots::ByteRoots(const Program& program) {
   std::vector<ValueId> arguments(program.arguments.size(), kNoValue);
+  roots_.reserve(program.values.size());
   for (std::size_t v = 0; v < program.values.size(); ++v) {
     const Value& value = program.values[v];
     roots_.push_back({static_cast<ValueId>(v), 0});

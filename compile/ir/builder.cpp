@@ -5,18 +5,11 @@
 namespace sherd {
 
 GraphNode node_beside(const GraphNode& node, const Op& op, Attrs attrs) {
-  GraphNode fresh = node;  // for what it says of its place in the program
+  GraphNode fresh;
   fresh.op = &op;
   fresh.attrs = std::move(attrs);
-  fresh.in.clear();
-  fresh.out.clear();
-  fresh.accumulate = false;
-  fresh.num_mutated = 0;
-  fresh.restores.clear();
-  fresh.releases.clear();
-  fresh.frees.clear();
-  fresh.scratch = kNoValue;
-  fresh.numbers.clear();
+  fresh.module = node.module;
+  fresh.phase = node.phase;
   return fresh;
 }
 
@@ -32,16 +25,15 @@ TensorRef add_temporary(Program& program, const Shape& shape, DType dtype, Devic
 
 SmallVec<TensorMeta, 4> metas_of(const Program& program, const GraphNode& node) {
   SmallVec<TensorMeta, 4> metas;
+  metas.reserve(node.in.size());
   for (const TensorRef& ref : node.in) {
     if (!ref.defined()) {
       metas.push_back(kAbsent);
       continue;
     }
-    metas.push_back({.shape = ref.shape,
-                     .dtype = ref.dtype,
-                     .device = program.value(ref.value).device,
-                     .strides = ref.strides,
-                     .offset = ref.offset});
+    TensorMeta& meta = metas.emplace_back(ref.shape, ref.dtype, program.value(ref.value).device);
+    meta.strides = ref.strides;
+    meta.offset = ref.offset;
   }
   return metas;
 }

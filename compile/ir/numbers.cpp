@@ -33,7 +33,10 @@ class WriteCounts {
   }
 
   void add(const ByteRanges::Range& bytes) {
-    if (parts_.empty()) parts_.push_back({std::numeric_limits<std::int64_t>::min(), 0});
+    if (parts_.empty()) {
+      parts_.reserve(3);  // most bytes are written whole: before, these, after
+      parts_.push_back({std::numeric_limits<std::int64_t>::min(), 0});
+    }
     const std::size_t first = cut(bytes.first), last = cut(bytes.second);
     for (std::size_t i = first; i < last; ++i) ++parts_[i].writes;
   }
@@ -63,11 +66,11 @@ class Counter {
  public:
   explicit Counter(const Program& program) : program_(program), roots_(program), writes_(program.values.size()) {}
 
-  /// The numbers of the next node in execution order.
-  std::vector<std::int32_t> next(const GraphNode& node) {
+  /// The numbers of the next node in execution order, in place of what `numbers` holds.
+  void next(const GraphNode& node, std::vector<std::int32_t>& numbers) {
     list_.clear();
     append_accesses(program_, roots_, node, list_);
-    std::vector<std::int32_t> numbers(node.in.size() + node.out.size() + node.restores.size() + node.releases.size());
+    numbers.assign(node.in.size() + node.out.size() + node.restores.size() + node.releases.size(), 0);
     for (const Access& access : list_) {
       if (access.kind == AccessKind::awaited) continue;
       const std::int32_t number = writes_[static_cast<std::size_t>(access.root)].number_of(access.bytes);
@@ -77,12 +80,11 @@ class Counter {
     }
     for (const Access& access : list_)
       if (access.writes) writes_[static_cast<std::size_t>(access.root)].add(access.bytes);
-    if (node.op->traits.waits) return numbers;
+    if (node.op->traits.waits) return;
     const std::string_view channel = channel_of(node);
     const std::int32_t calls = channel.empty() ? 0 : num_calls_[channel]++;
     if (node.op->traits.effect) numbers.push_back(num_effects_++);
     else if (!channel.empty()) numbers.push_back(calls);
-    return numbers;
   }
 
  private:
@@ -130,7 +132,7 @@ std::string_view channel_of(const GraphNode& node) {
 
 void write_numbers(Program& program) {
   Counter counter(program);
-  for (GraphNode& node : program.nodes) node.numbers = counter.next(node);
+  for (GraphNode& node : program.nodes) counter.next(node, node.numbers);
 }
 
 void check_numbers(const Program& program) {
@@ -138,9 +140,10 @@ void check_numbers(const Program& program) {
                                        [](const GraphNode& node) { return !node.numbers.empty(); });
   if (!has_numbers) return;
   Counter counter(program);
+  std::vector<std::int32_t> found;
   for (std::size_t n = 0; n < program.nodes.size(); ++n) {
     const GraphNode& node = program.nodes[n];
-    const std::vector<std::int32_t> found = counter.next(node);
+    counter.next(node, found);
     const auto fail_with = [&](std::string text) {
       Error error("the captured graph is broken: " + text);
       error.add("node", fmt::format("{}: {}", n, describe_node(program, n)));

@@ -69,7 +69,7 @@ bool share_bytes(const TensorRef& a, const TensorRef& b, std::int64_t shift) {
 }
 
 bool repeats_bytes(const TensorRef& ref) {
-  if (numel(ref.shape) < 2) return false;
+  if (numel(ref.shape) < 2 || is_contiguous(ref.shape, ref.strides)) return false;
   SmallVec<std::pair<std::int64_t, std::int64_t>, kMaxDims> dims;  // step, what it spans
   for (int i = 0; i < ref.shape.size(); ++i)
     if (ref.shape[i] > 1) dims.push_back({std::abs(ref.strides[i]), std::abs(ref.strides[i]) * (ref.shape[i] - 1)});

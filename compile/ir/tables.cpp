@@ -43,6 +43,7 @@ class TableChecker {
   template <class List, class NameOf>
   static void check_unique(std::string_view what, const List& list, const NameOf& name_of, bool may_be_unnamed) {
     std::unordered_set<std::string_view> seen;
+    seen.reserve(list.size());
     for (const auto& entry : list)
       if (const std::string& name = name_of(entry); !(may_be_unnamed && name.empty()))
         demand(seen.insert(name).second, "two {} are called {}", what, quoted(name));

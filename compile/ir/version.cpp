@@ -13,9 +13,14 @@ Versions::Versions(const Program& program) : program_(program), roots_(program),
   for (std::size_t v = 0; v < program.values.size(); ++v) {
     const auto id = static_cast<ValueId>(v);
     if (roots_.root(id) != id) continue;
+    segments_[v].reserve(3);  // most bytes are used whole: before, these, after
     segments_[v].push_back({kAll, static_cast<VersionId>(versions_.size()), {}});
     versions_.push_back({.root = id, .bytes = kAll});
   }
+  std::size_t num_refs = program.results.size() + program.updates.size();
+  for (const GraphNode& node : program.nodes)
+    num_refs += node.in.size() + node.out.size() + node.restores.size() + node.releases.size();
+  uses_.reserve(num_refs);
   std::vector<Access> list;
   for (std::size_t i = 0; i < program.nodes.size(); ++i) {
     first_use_.push_back(uses_.size());

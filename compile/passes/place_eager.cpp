@@ -57,6 +57,7 @@ bool may_follow(const Program& program, ValueId old, ValueId next, const std::ve
 void rename_all(Program& program, const std::vector<ValueId>& holder) {
   std::vector<ValueId> number(holder.size(), kNoValue);
   std::vector<Value> values;
+  values.reserve(holder.size());
   for (std::size_t v = 0; v < holder.size(); ++v) {
     if (holder[v] != static_cast<ValueId>(v)) continue;
     number[v] = static_cast<ValueId>(values.size());

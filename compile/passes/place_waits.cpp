@@ -23,13 +23,14 @@ class Placer {
         loans_(program) {}
 
   void run() {
+    program_.nodes.reserve(recorded_.size());
     for (std::size_t i = 0; i < recorded_.size(); ++i) {
-      program_.nodes.push_back(recorded_[i]);
+      program_.nodes.push_back(std::move(recorded_[i]));
       const std::vector<int> needed = loans_.needs(program_.nodes.size() - 1);
-      make_room(recorded_[i]);
-      wait_for(needed, recorded_[i]);
+      make_room();
+      wait_for(needed);
       loans_.pass(program_.nodes.size() - 1);
-      wait_for_unused(i);
+      wait_for_unused(static_cast<int>(i));
     }
     program_.has_waits = true;
     compute_lifetimes(program_);
@@ -43,14 +44,14 @@ class Placer {
   }
 
   // The node is the last one; waits go before it. One node waits for what is read, one for what is written.
-  void wait_for(const std::vector<int>& items, const GraphNode& beside) {
+  void wait_for(const std::vector<int>& items) {
     std::vector<ValueId> to_read, to_write;
     for (const int item : newest_of_each_queue(items)) {
       const auto [value, writes] = name_for(item);
       (writes ? to_write : to_read).push_back(value);
     }
-    put_before_last(to_read, false, beside);
-    put_before_last(to_write, true, beside);
+    put_before_last(to_read, false);
+    put_before_last(to_write, true);
   }
 
   // A wait for an item ends those before it in the queue.
@@ -75,18 +76,18 @@ class Placer {
     return {of.reads.empty() ? of.writes.front() : of.reads.front(), true};
   }
 
-  void put_before_last(std::vector<ValueId>& values, bool to_write, const GraphNode& beside) {
+  void put_before_last(std::vector<ValueId>& values, bool to_write) {
     std::sort(values.begin(), values.end());
     values.erase(std::unique(values.begin(), values.end()), values.end());
     if (values.empty()) return;
-    GraphNode wait = node_beside(beside, op::wait, WaitAttrs{to_write});
+    GraphNode wait = node_beside(program_.nodes.back(), op::wait, WaitAttrs{to_write});
     for (const ValueId v : values) wait.in.push_back(program_.value(v).home);
     program_.nodes.insert(program_.nodes.end() - 1, std::move(wait));
     loans_.pass(program_.nodes.size() - 2);
   }
 
-  void make_room(const GraphNode& node) {
-    const QueueUse queue = queue_of(node);
+  void make_room() {
+    const QueueUse queue = queue_of(program_.nodes.back());
     if (queue.name.empty()) return;
     const auto is_full = [&] {
       const std::size_t open = loans_.open_items(queue.name).size();
@@ -94,7 +95,7 @@ class Placer {
     };
     while (is_full()) {
       const int oldest = loans_.open_items(queue.name).front();
-      wait_for({oldest}, node);
+      wait_for({oldest});
       check(loans_.item(oldest).is_over(), "no wait can be placed for an item of queue {}: its values have no layout",
             queue.name);
     }
@@ -102,13 +103,13 @@ class Placer {
 
   // Dropping a result that a queue writes waits for it. What is written in place the queue keeps as long as it needs
   // it.
-  void wait_for_unused(std::size_t recorded) {
-    const GraphNode& node = recorded_[recorded];
+  void wait_for_unused(int recorded) {
+    const GraphNode& node = program_.nodes.back();
     if (queue_of(node).name.empty()) return;
     std::vector<ValueId> unused;
     for (const TensorRef& out : node.out)
       if (out.defined() && program_.value(out.value).kind == ValueKind::temporary &&
-          last_[static_cast<std::size_t>(out.value)] == static_cast<int>(recorded))
+          last_[static_cast<std::size_t>(out.value)] == recorded)
         unused.push_back(out.value);
     if (unused.empty()) return;
     GraphNode wait = node_beside(node, op::wait, WaitAttrs{});
@@ -118,9 +119,9 @@ class Placer {
   }
 
   Program& program_;
-  const std::vector<int> last_;  // by value: recorded node that mentions it last
-  std::vector<GraphNode> recorded_;
-  Loans loans_;  // of program_.nodes as they grow
+  const std::vector<int> last_;      // by value: recorded node that mentions it last
+  std::vector<GraphNode> recorded_;  // moves to the program's nodes, one after the other
+  Loans loans_;                      // of program_.nodes as they grow
 };
 
 }  // namespace

@@ -40,14 +40,12 @@ class Splitter {
 
   // What it reads are the versions of before.
   void split(GraphNode& node, bool is_follower) {
-    SmallVec<TensorRef, 3> in = node.in;
-    for (TensorRef& ref : in) rename(ref);
+    for (TensorRef& ref : node.in) rename(ref);
     for (TensorRef& out : node.out) {
       if (!is_follower && writes_anew(node, out)) begin_value(out);
       else rename(out);
       is_written_[static_cast<std::size_t>(out.value)] = true;
     }
-    node.in = std::move(in);
     if (node.scratch != kNoValue) node.scratch = now_[static_cast<std::size_t>(node.scratch)];
   }
 

@@ -1,16 +1,25 @@
 #include "compile/passes/temporaries.h"
 
+#include <algorithm>
+
 #include "compile/ir/builder.h"
 #include "compile/ir/numbers.h"
 #include "runtime/op/ops.h"
 
 namespace sherd {
 
+namespace {
+
+bool is_sum_apart(const GraphNode& node) { return node.accumulate && !node.op->traits.accumulates; }
+
+}  // namespace
+
 void accumulate_apart(Program& program) {
+  if (std::ranges::none_of(program.nodes, is_sum_apart)) return;
   std::vector<GraphNode> nodes;
   nodes.reserve(program.nodes.size());
   for (GraphNode& node : program.nodes) {
-    if (!node.accumulate || node.op->traits.accumulates) {
+    if (!is_sum_apart(node)) {
       nodes.push_back(std::move(node));
       continue;
     }
@@ -34,6 +43,7 @@ void accumulate_apart(Program& program) {
 }
 
 void scratch_as_values(Program& program) {
+  const std::size_t num_values = program.values.size();
   for (GraphNode& node : program.nodes) {
     if (node.scratch != kNoValue) continue;
     const Device device = device_of(program, node);
@@ -43,7 +53,7 @@ void scratch_as_values(Program& program) {
     if (bytes <= 0) continue;
     node.scratch = add_temporary(program, {bytes}, DType::u8, device, MemoryCategory::workspace).value;
   }
-  compute_lifetimes(program);
+  if (program.values.size() > num_values) compute_lifetimes(program);
 }
 
 }  // namespace sherd
