@@ -56,10 +56,10 @@ void Recorder::add_argument(const Tensor& argument) {
   check(!argument.requires_grad(),
         "argument {} of the captured step, {}, carries autograd history from outside of the step, which a replay would "
         "not run: pass argument.detach()",
-        index, describe(argument));
+        index, argument);
   const Tensor local = argument.local();
   check(local.storage().get() != nullptr, "argument {} of the captured step, {}, has no bytes; materialize it first",
-        index, describe(argument));
+        index, argument);
   ArgumentGuard guard{guard_of(argument)};
   guard.tensor.layout = layout_id(layout_of(argument));
   const std::int64_t base = base_bytes(local);
@@ -119,13 +119,16 @@ ValueId Recorder::add_value(ValueKind kind, const Tensor& tensor) {
 
 ModuleId Recorder::module_id(const std::string* path) {
   if (!path || path->empty()) return kNoModule;
-  path = context_.intern(*path);
-  const auto [found, is_new] = module_ids_.try_emplace(path, static_cast<ModuleId>(program_.modules.size()));
+  if (const auto known = module_ids_.find(path); known != module_ids_.end()) return known->second;
+  const std::string* const interned = context_.intern(*path);  // looks at all paths, hence once for each
+  const auto [found, is_new] = module_ids_.try_emplace(interned, static_cast<ModuleId>(program_.modules.size()));
+  const ModuleId id = found->second;
   if (is_new) {
-    program_.modules.push_back(*path);
-    live_.modules.push_back(path);
+    program_.modules.push_back(*interned);
+    live_.modules.push_back(interned);
   }
-  return found->second;
+  module_ids_[path] = id;
+  return id;
 }
 
 LayoutId Recorder::layout_id(const Distributed* layout) {
@@ -150,7 +153,7 @@ void Recorder::check_within_argument(const Tensor& tensor) const {
     check(argument_storages_[i] != tensor.storage()->id() || last <= begin || end <= first,
           "{} lies partly in argument {} of the captured step and partly beside it, so a replay could not tell what of "
           "it to read from the argument: pass all of it as an argument, or use a copy",
-          describe(tensor), i);
+          tensor, i);
   }
 }
 
@@ -182,7 +185,7 @@ ValueId Recorder::argument_of(const Tensor& tensor) const {
 
 ValueId Recorder::value_of(const Tensor& tensor) {
   check(tensor.storage().get() != nullptr,
-        "{} has no bytes: a captured step runs on real tensors; materialize the model first", describe(tensor));
+        "{} has no bytes: a captured step runs on real tensors; materialize the model first", tensor);
   check_one_origin(tensor);
   if (const ValueId argument = argument_of(tensor); argument != kNoValue) return argument;
   const auto found = by_storage_.find(tensor.storage()->id());
@@ -275,7 +278,7 @@ void Recorder::record(const Op& op, AttrsView attrs, std::span<const Tensor> in,
 
 TensorRef Recorder::write_to(const Op& op, const Tensor& tensor, bool accumulate) {
   check(tensor.storage().get() != nullptr,
-        "{} has no bytes: a captured step runs on real tensors; materialize the model first", describe(tensor));
+        "{} has no bytes: a captured step runs on real tensors; materialize the model first", tensor);
   const std::uint64_t id = tensor.storage()->id();
   const bool is_new = id > start_id_ && !by_storage_.contains(id) && !tensor.storage()->owner;
   if (!is_new) {
@@ -288,7 +291,7 @@ TensorRef Recorder::write_to(const Op& op, const Tensor& tensor, bool accumulate
   check(!accumulate,
         "{} adds to {}, which the step made but no op has written: a replay would not find what the program put there; "
         "make it with zeros() or full()",
-        op.name, describe(tensor));
+        op.name, tensor);
   const ValueId value = add_value(ValueKind::temporary, tensor);
   by_storage_[id] = value;
   const TensorRef ref = reference(tensor, value);
@@ -304,7 +307,7 @@ TensorRef Recorder::read_from(const Tensor& tensor, std::string_view reader) {
   check(partly == partly_written_.end() || partly->second.cover(ref.extent()),
         "{} reads {}, of which ops of the step have written a part only: a replay would not find what the program put "
         "into the rest on the host; make it with an op such as zeros() or full(), or outside of the step",
-        reader, describe(tensor));
+        reader, tensor);
   return ref;
 }
 
@@ -313,7 +316,7 @@ void Recorder::check_writable(const Op& op, ValueId id) const {
   check(value.kind != ValueKind::constant || live_.storage(value)->id() <= start_id_ || value.bytes == 0,
         "{} writes into a tensor that the step filled on the host ({}{}): a replay would find it written already; make "
         "it with an op such as zeros() or full()",
-        op.name, name(value.home.dtype), to_string(value.home.shape));
+        op.name, name(value.home.dtype), value.home.shape);
 }
 
 void Recorder::note_presence(GraphNode& node) {
@@ -459,7 +462,7 @@ void Recorder::refuse_read(const Tensor& tensor, std::string_view what) {
       "{} on {} inside a captured step: it is {}, and a replay does not run the code that would look at the value. "
       "Return "
       "the tensor from the step and read it outside, or express the choice with where()",
-      what, describe(tensor), origin(tensor));
+      what, tensor, origin(tensor));
 }
 
 }  // namespace sherd
