@@ -100,19 +100,20 @@ std::vector<Optimizer::Cohort> Optimizer::cohorts_of(const std::vector<std::size
   return cohorts;
 }
 
-// Counts go up in place by one, or by nothing where `keep` (0-d bool) is false: a step of all parameters is one
-// addition. A parameter that misses a step gets a copy first; a captured step notices by the storage that its slots
-// share.
-std::vector<Optimizer::Cohort> Optimizer::count(const std::vector<std::size_t>& active, const Tensor& keep) {
+// Counts go up in place by one, or by nothing if the gradient scale is not finite: one row for all of them. A parameter
+// that misses a step gets a copy first; a captured step notices by the storage that its slots share.
+std::vector<Optimizer::Cohort> Optimizer::count(const std::vector<std::size_t>& active) {
   std::vector<Cohort> cohorts = cohorts_of(active);
+  std::vector<Tensor> increased;
   for (const Cohort& cohort : cohorts) {
     if (cohort.active.empty() && &cohort != &cohorts[0]) continue;
     if (!cohort.idle.empty()) {
       const Tensor kept = add(cohort.count, 0);
       for (const std::size_t i : cohort.idle) counts_[i]->set(kept);
     }
-    copy_into(cohort.count, keep, /*accumulate=*/true);
+    increased.push_back(cohort.count);
   }
+  count_step(increased, scale_.value());
   std::erase_if(cohorts, [](const Cohort& cohort) { return cohort.active.empty(); });
   return cohorts;
 }
@@ -160,8 +161,7 @@ void Optimizer::step() {
 void Optimizer::apply(const std::vector<std::size_t>& active) {
   ensure_counts();
   has_stepped_ = true;
-  for (const Cohort& cohort : count(active, isfinite(scale_.value())))
-    update(cohort.active, lr_.value(), cohort.count, scale_.value());
+  for (const Cohort& cohort : count(active)) update(cohort.active, lr_.value(), cohort.count, scale_.value());
   fill_into(scale_.value(), 1);
   // What is gathered of the old values is stale. A backward that runs, whose hook has called this, is still to read it.
   if (in_backward()) return;

@@ -93,7 +93,7 @@ class Optimizer {
   void ensure_state(std::size_t parameter);
   void ensure_counts();
   std::vector<Cohort> cohorts_of(const std::vector<std::size_t>& active) const;
-  std::vector<Cohort> count(const std::vector<std::size_t>& active, const Tensor& keep);
+  std::vector<Cohort> count(const std::vector<std::size_t>& active);
   void move_scalars(Device device);
 
   std::vector<Parameter*> parameters_;

@@ -132,6 +132,16 @@ void sgd(const KernelCall& call) {
   });
 }
 
+// ---- counts of steps ----
+
+void count_step(const KernelCall& call) {
+  const auto n = static_cast<std::size_t>(call.attrs.as<CountStepAttrs>().count);
+  if (!std::isfinite(scalar(call.in[n]))) return;
+  for (const Tensor& count : call.in.first(n))
+    if (count.dtype() == DType::f64) *count.mutable_data<double>() += 1;
+    else *count.mutable_data<float>() += 1;
+}
+
 // ---- sum of powers ----
 
 constexpr std::int64_t kLanes = 32;  // four vectors, which hides the latency of the adder
@@ -207,6 +217,7 @@ void power_sum(const KernelCall& call) {
 void register_optimizer(OpTable& table) {
   table.kernel(op::adamw, Device::Kind::cpu, adamw);
   table.kernel(op::sgd, Device::Kind::cpu, sgd);
+  table.kernel(op::count_step, Device::Kind::cpu, count_step);
   table.kernel(op::power_sum, Device::Kind::cpu, power_sum);
 }
 

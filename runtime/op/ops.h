@@ -174,6 +174,9 @@ void adamw_step(std::span<const Tensor> params, std::span<const Tensor> m, std::
                 const AdamWAttrs& options);
 void sgd_step(std::span<const Tensor> params, std::span<const Tensor> momenta, std::span<const Tensor> grads,
               const Tensor& lr, const Tensor& scale, const SgdAttrs& options);
+/// Adds 1 to each of these 0-d tensors, in place, or nothing if the 0-d `scale`, by which gradients are multiplied, is
+/// not finite: then the rows above change nothing either.
+void count_step(std::span<const Tensor> counts, const Tensor& scale);
 /// 0-d f64: sum over all elements of all tensors of |x|^p (max |x| for p = infinity), each rank's own elements only.
 Tensor power_sum(std::span<const Tensor> tensors, double p);
 

@@ -76,6 +76,16 @@ int mutated_sgd(const InferCall& call) {
   return a.momentum != 0 ? 2 * a.count : a.count;
 }
 
+Metas infer_count_step(const InferCall& call) {
+  const int count = call.attrs.as<CountStepAttrs>().count;
+  check_count(call, count, 1, 1);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) check_scalar(required(call, i), "a count");
+  check_scalar(required(call, static_cast<std::size_t>(count)), "scale");
+  return {};
+}
+
+int mutated_count_step(const InferCall& call) { return call.attrs.as<CountStepAttrs>().count; }
+
 Metas infer_power_sum(const InferCall& call) {
   const double p = call.attrs.as<PowerSumAttrs>().p;
   check(p > 0, "power_sum needs p > 0 (infinity for the maximum), got {}", p);
@@ -108,6 +118,8 @@ double sgd_flops(const InferCall& call) {
   const int momentum = a.momentum == 0 ? 0 : a.nesterov ? 4 : 2;
   return list_flops(call, static_cast<std::size_t>(a.count), 5 + momentum);
 }
+// An addition.
+double count_step_flops(const InferCall& call) { return call.attrs.as<CountStepAttrs>().count; }
 // A power and a sum.
 double power_sum_flops(const InferCall& call) { return list_flops(call, call.in.size(), 2); }
 
@@ -159,6 +171,19 @@ constinit const Op op::sgd{
     .flops = sgd_flops,
 };
 
+constinit const Op op::count_step{
+    .name = "count_step",
+    .doc =
+        "Adds 1 to each of a list of 0-d counts (written in place); a 0-d scale follows. If it is not finite: nothing "
+        "is written.",
+    .attrs = &attr_kind<CountStepAttrs>,
+    .infer = infer_count_step,
+    .traits = {.effect = true, .local_extents = true},
+    .no_gradient = "effect",
+    .mutated = mutated_count_step,
+    .flops = count_step_flops,
+};
+
 constinit const Op op::power_sum{
     .name = "power_sum",
     .doc = "0-d f64 sum of |x|^p over a list of tensors (max |x| for p = infinity), this rank's elements.",
@@ -170,7 +195,7 @@ constinit const Op op::power_sum{
 };
 
 void register_optimizer(OpTable& table) {
-  table.add({&op::adamw, &op::sgd, &op::power_sum});
+  table.add({&op::adamw, &op::sgd, &op::count_step, &op::power_sum});
   table.scratch(op::power_sum, Device::Kind::cpu, scratch_power_sum);
 }
 
@@ -211,6 +236,14 @@ void sgd_step(std::span<const Tensor> params, std::span<const Tensor> momenta, s
   SgdAttrs attrs = options;
   attrs.count = static_cast<int>(params.size());
   call_op(op::sgd, inputs, attrs);
+}
+
+void count_step(std::span<const Tensor> counts, const Tensor& scale) {
+  std::vector<Tensor> inputs;
+  inputs.reserve(counts.size() + 1);
+  append(inputs, counts);
+  inputs.push_back(scale);
+  call_op(op::count_step, inputs, CountStepAttrs{static_cast<int>(counts.size())});
 }
 
 Tensor power_sum(std::span<const Tensor> tensors, double p) {

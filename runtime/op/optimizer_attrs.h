@@ -24,6 +24,11 @@ struct SgdAttrs {
                                          attr<&SgdAttrs::weight_decay>("weight_decay"),
                                          attr<&SgdAttrs::nesterov>("nesterov")};
 };
+/// count_step over a list: n 0-d counts, each with bytes of its own, then the 0-d gradient scale.
+struct CountStepAttrs {
+  int count = 0;
+  static constexpr AttrField fields[] = {attr<&CountStepAttrs::count>("count")};
+};
 /// Elements of one partial sum of power_sum; partials combine in index order.
 inline constexpr std::int64_t kPowerSumBlock = 8192;
 struct PowerSumAttrs {  ///< sum of |x|^p over a list; p = infinity takes the maximum

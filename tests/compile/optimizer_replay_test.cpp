@@ -60,6 +60,22 @@ TEST(OptimizerReplay, TheGradientScaleIsThatOfTheCall) {
   }
 }
 
+// A row is a call on the host and a launch on a device: one for the counts, the update, the scale that is used up.
+TEST(OptimizerReplay, AStepIsThreeRows) {
+  for (const bool adam : {false, true}) {
+    Training training(adam);
+    auto update = compile([&] { training.optimizer->step_and_clear(); });
+    for (int i = 0; i < 3; ++i) {
+      training.pass(i, true);
+      update();
+    }
+    ASSERT_EQ(update.mode(), Mode::replay) << update.why();
+    std::vector<std::string_view> rows;
+    for (const GraphNode& node : update.graph()->program.nodes) rows.push_back(node.op->name);
+    EXPECT_EQ(rows, (std::vector<std::string_view>{"count_step", adam ? "adamw" : "sgd", "full"}));
+  }
+}
+
 TEST(OptimizerReplay, AParameterWithItsFirstGradientAfterTheRecordingIsUpdated) {
   for (const bool adam : {false, true}) {
     Training eager(adam), captured(adam);

@@ -134,6 +134,14 @@ TEST_F(CudaOptimizer, SgdWithNesterovsMomentum) {
   expect_values(m[0], em, 1e-6, "momentum");
 }
 
+TEST_F(CudaOptimizer, CountsOfStepsGoUpUnlessTheScaleIsNotFinite) {
+  std::vector<Tensor> counts;
+  for (int i = 0; i < 170; ++i) counts.push_back(scalar_on_device(i, i % 3 == 0 ? DType::f64 : DType::f32));
+  for (const double scale : {0.5, std::nan(""), std::numeric_limits<double>::infinity(), 0.0})
+    count_step(counts, scalar_on_device(scale, DType::f32));
+  for (std::size_t i = 0; i < counts.size(); ++i) EXPECT_EQ(counts[i].item<double>(), static_cast<double>(i) + 2) << i;
+}
+
 double reference_power_sum(const std::vector<Tensor>& tensors, double p) {
   double total = 0;
   for (const Tensor& t : tensors)

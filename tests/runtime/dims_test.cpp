@@ -172,6 +172,9 @@ TEST(Dims, CostOfOptimizersIsThatOfTheirListsAndWhatTheyWrite) {
   EXPECT_EQ(cost(op::sgd, {a, b, a, b, one, one}, plain).bytes, 4 * (3 * 10 + 2));
   EXPECT_EQ(cost(op::sgd, {a, b, a, b, a, b, one, one}, heavy).flops, 7 * 10);
   EXPECT_EQ(cost(op::sgd, {a, b, a, b, a, b, one, one}, nesterov).flops, 9 * 10);
+  const OpCost counts = cost(op::count_step, {one, one, one}, CountStepAttrs{.count = 2});
+  EXPECT_EQ(counts.flops, 2);
+  EXPECT_EQ(counts.bytes, 4 * (2 * 2 + 1));
   EXPECT_EQ(cost(op::power_sum, {a, b}, PowerSumAttrs{}).flops, 2 * 10);
 }
 

@@ -213,6 +213,31 @@ TEST(AdamW, WrongCallsSayWhat) {
   expect_error([&] { sgd_step(p, {}, p, one, one, {.nesterov = true}); }, {"momentum > 0"});
 }
 
+// ---- count_step ----
+
+TEST(CountStep, AddsOneUnlessTheScaleIsNotFinite) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const DType dtype : {DType::f32, DType::f64}) {
+    const std::vector<Tensor> counts = {Tensor::scalar(3), Tensor::scalar(0, DType::f64), Tensor::scalar(41)};
+    const auto expect = [&](const std::vector<double>& expected) {
+      for (std::size_t i = 0; i < counts.size(); ++i) EXPECT_EQ(counts[i].item<double>(), expected[i]) << i;
+    };
+    for (const double bad : {std::nan(""), kInfinity, -kInfinity}) count_step(counts, Tensor::scalar(bad, dtype));
+    expect({3, 0, 41});
+    for (const double good : {1.0, 0.0, -2.5e-30}) count_step(counts, Tensor::scalar(good, dtype));
+    expect({6, 3, 44});
+    EXPECT_EQ(counts[0].storage()->version(), 6u);
+  }
+  count_step({}, Tensor::scalar(1));
+}
+
+TEST(CountStep, WrongCallsSayWhat) {
+  const std::vector<Tensor> pair = {zeros({2})}, whole = {zeros({}, DType::i64)}, one = {zeros({})};
+  expect_error([&] { count_step(pair, Tensor::scalar(1)); }, {"a count is f32[2]", "one-element"});
+  expect_error([&] { count_step(whole, Tensor::scalar(1)); }, {"a count is i64[]", "f32 or f64"});
+  expect_error([&] { count_step(one, ones({3})); }, {"scale is f32[3]"});
+}
+
 // ---- power_sum ----
 
 double power_sum_reference(const std::vector<Tensor>& list, double p) {

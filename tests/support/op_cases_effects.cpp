@@ -59,6 +59,16 @@ void add_optimizer_cases(OpCases& cases) {
     append(power.args, shapes, normal);
     cases.push_back(power);
   }
+  for (const auto& [name, n] : {std::pair("none", 0), std::pair("one", 1), std::pair("many", 170)}) {
+    OpCase counts{.op = "count_step",
+                  .name = name,
+                  .args = {},
+                  .attrs = CountStepAttrs{.count = n},
+                  .dense_only = true,
+                  .floats_only_f64_f32 = true};
+    append(counts.args, std::vector<Shape>(static_cast<std::size_t>(n) + 1), normal);
+    cases.push_back(counts);
+  }
 }
 
 void add_collective_cases(OpCases& cases) {

@@ -256,6 +256,35 @@ void sgd(const KernelCall& call) {
   else sgd_with<0>(call);
 }
 
+// ---- counts of steps ----
+
+/// The 0-d f32 or f64 tensors of one launch.
+struct Counts {
+  void* at[kBatchExtents];
+  bool is_double[kBatchExtents];
+  std::int32_t size = 0;
+};
+
+__global__ void count_step_kernel(Counts counts, Scalar scale) {
+  if (!std::isfinite(scale.read())) return;
+  for (int i = thread_index(); i < counts.size; i += block_threads())
+    if (counts.is_double[i]) *static_cast<double*>(counts.at[i]) += 1;
+    else *static_cast<float*>(counts.at[i]) += 1;
+}
+
+void count_step(const KernelCall& call) {
+  const auto n = static_cast<std::size_t>(call.attrs.as<CountStepAttrs>().count);
+  const cudaStream_t stream = context_of(call).stream();
+  for (std::size_t i = 0; i < n;) {
+    Counts counts{};
+    for (; i < n && counts.size < kBatchExtents; ++i) {
+      counts.at[counts.size] = call.in[i].raw_to_write();
+      counts.is_double[counts.size++] = call.in[i].dtype() == DType::f64;
+    }
+    launch(stream, count_step_kernel, {.threads = kWarp}, counts, Scalar(call.in[n]));
+  }
+}
+
 // ---- sum of powers: a partial sum per block in f64, then one block adds the partials in order ----
 
 struct PowerScratch {
@@ -346,7 +375,8 @@ void power_sum(const KernelCall& call) {
   else power_sum_of<false>(call, {p});
 }
 
-constexpr KernelEntry kEntries[] = {{op::adamw, adamw}, {op::sgd, sgd}, {op::power_sum, power_sum}};
+constexpr KernelEntry kEntries[] = {
+    {op::adamw, adamw}, {op::sgd, sgd}, {op::count_step, count_step}, {op::power_sum, power_sum}};
 
 }  // namespace
 
