@@ -13,6 +13,7 @@ void AdamW::update(const std::vector<std::size_t>& active, const Tensor& lr, con
   };
   for (const bool decay : {true, false}) {
     std::vector<Tensor> params, m, v, grads;
+    for (std::vector<Tensor>* list : {&params, &m, &v, &grads}) list->reserve(active.size());
     for (std::size_t i : active) {
       if (decays(i) != decay) continue;
       params.push_back(parameters()[i]->sharded_value());

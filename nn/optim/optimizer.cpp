@@ -13,6 +13,11 @@ namespace {
 struct LivingOptimizers {
   std::vector<Optimizer*> list;
 };
+
+// This rank's, or null. Takes no handle, because a step asks for the bytes of every parameter.
+const Storage* bytes_of(const Tensor& t) {
+  return t.is_distributed() ? t.impl()->local->storage.get() : t.storage().get();
+}
 }  // namespace
 
 Optimizer::Optimizer(std::vector<Parameter*> parameters, double lr)
@@ -121,23 +126,26 @@ std::vector<Optimizer::Cohort> Optimizer::count(const std::vector<std::size_t>& 
 // Those with a gradient. Reductions in flight are waited for here, so that what failed there leaves the state whole.
 std::vector<std::size_t> Optimizer::ready_parameters() {
   std::vector<std::size_t> active;
+  active.reserve(parameters_.size());
+  const bool is_in_backward = in_backward();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = *parameters_[i];
-    if (!in_backward() && p.sink().holds_more(p))
+    if (!is_in_backward && p.sink().holds_more(p))
       fail(
           "parameter \"{}\": gradients of earlier backward passes are not reduced yet: run the last one of the step "
           "with set_requires_gradient_sync(model, true), or call finalize_backward(model), before step()",
           p.name());
-    if (!p.grad().defined()) continue;
-    if (p.grad().layout() != p.sharded_value().layout())
+    const Tensor& grad = p.grad();
+    if (!grad.defined()) continue;
+    if (grad.layout() != p.sharded_value().layout())
       fail("parameter \"{}\" is {} but its gradient is {}: call step() after backward, or redistribute() the gradient",
-           p.name(), describe(p.sharded_value()), describe(p.grad()));
+           p.name(), p.sharded_value(), grad);
     ensure_state(i);
     active.push_back(i);
   }
   for (const std::size_t i : active) {
-    if (const auto storage = parameters_[i]->grad().local().storage()) storage->wait_to_read();
-    if (const auto storage = parameters_[i]->sharded_value().local().storage()) storage->wait_to_write();
+    if (const Storage* const gradient = bytes_of(parameters_[i]->grad())) gradient->wait_to_read();
+    if (const Storage* const value = bytes_of(parameters_[i]->sharded_value())) value->wait_to_write();
   }
   return active;
 }
@@ -170,7 +178,8 @@ void Optimizer::apply(const std::vector<std::size_t>& active) {
 
 // ---- steps that are left ----
 
-void Optimizer::for_each_changed(const std::function<void(Slot&)>& visit) const {
+template <class Visit>
+void Optimizer::for_each_changed(const Visit& visit) const {
   for (Parameter* p : parameters_) visit(*p);
   for (const auto& kinds : state_)
     for (const auto& slot : kinds) visit(*slot);

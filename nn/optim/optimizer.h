@@ -1,7 +1,6 @@
 #pragma once
 // Optimizers see lists of local extents: one fused pass over all parameters of a rank, sharded or not, without a
 // dispatch per tensor and without communication.
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -89,7 +88,8 @@ class Optimizer {
   };
   std::vector<std::size_t> ready_parameters();
   void apply(const std::vector<std::size_t>& active);
-  void for_each_changed(const std::function<void(Slot&)>& visit) const;
+  template <class Visit>
+  void for_each_changed(const Visit& visit) const;
   void ensure_state(std::size_t parameter);
   void ensure_counts();
   std::vector<Cohort> cohorts_of(const std::vector<std::size_t>& active) const;

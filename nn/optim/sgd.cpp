@@ -15,6 +15,7 @@ std::vector<std::string> Sgd::state_kinds() const {
 
 void Sgd::update(const std::vector<std::size_t>& active, const Tensor& lr, const Tensor&, const Tensor& scale) {
   std::vector<Tensor> params, momenta, grads;
+  for (std::vector<Tensor>* list : {&params, &momenta, &grads}) list->reserve(active.size());
   for (std::size_t i : active) {
     params.push_back(parameters()[i]->sharded_value());
     if (options_.momentum != 0) momenta.push_back(state_slot(i, 0).value());
