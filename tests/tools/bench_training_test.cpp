@@ -50,6 +50,11 @@ TEST(BenchTraining, ItIsShardedWhereThereAreRanksOrCasts) {
   EXPECT_TRUE(mixed.fully_shard);
   EXPECT_EQ(mixed.param_dtype, "bf16");
   EXPECT_EQ(mixed.reduce_dtype, "f32");
+  EXPECT_TRUE(train_config(tiny, {.strategy = "no_shard"}, 1).fully_shard);
+  const TrainConfig hybrid = train_config(
+      tiny, {.strategy = "hybrid_shard", .mesh = "replicate=2,dp=2", .link = "dp=2e9,0;replicate=2e8,0"}, 4);
+  EXPECT_EQ(std::tuple(hybrid.strategy, hybrid.mesh, hybrid.link),
+            std::tuple("hybrid_shard", "replicate=2,dp=2", "dp=2e9,0;replicate=2e8,0"));
 }
 
 // i32 [batch, tokens], other ones on every rank.
@@ -66,7 +71,7 @@ std::vector<double> losses_of_the_loop(const BenchModel& m, const TrainingOption
   if (options.tensor_parallel) {
     nn::parallelize(*model, mesh, nn::make_plan(config_of(m.name), {.sequence_parallel = true}));
   } else if (group->size() > 1 || options.dtype == "bf16") {
-    nn::FullyShardOptions units;
+    nn::UnitPolicy units = nn::strategy(options.strategy);
     if (options.dtype == "bf16") units.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
     for (nn::Module* block : model->blocks()) nn::fully_shard(*block, mesh, units);
     nn::fully_shard(*model, mesh, units);
@@ -94,6 +99,8 @@ TEST(BenchTraining, TheStepIsThePlainLoopBitForBit) {
                         {1, {.dtype = "bf16"}},
                         {2, {}},
                         {2, {.dtype = "bf16", .prefetch = false}},
+                        {2, {.strategy = "no_shard"}},
+                        {2, {.dtype = "bf16", .strategy = "no_shard"}},
                         {2, {.tensor_parallel = true}}};
   for (const std::string_view name : {"tiny", "tiny_llama"})
     for (const Case& c : cases) {

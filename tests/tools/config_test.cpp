@@ -7,7 +7,6 @@
 
 #include <gtest/gtest.h>
 
-#include "runtime/comm/group/host_group.h"
 #include "runtime/tensor/nearest.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/source_path.h"
@@ -244,13 +243,10 @@ TEST(TrainConfig, TheNumberOfTheGpuIsNoPartOfTheRecipe) {
 
 TEST(TrainConfig, ALinkIsARateAndALatency) {
   const std::string path = config_path("quickstart.toml");
-  EXPECT_FALSE(link_shape(load({path})).has_value());
-  const std::optional<LinkShape> link = link_shape(load({path, "--link", "2.5e9,20e-6"}));
-  ASSERT_TRUE(link.has_value());
-  EXPECT_EQ(link->bytes_per_second, 2.5e9);
-  EXPECT_EQ(link->seconds, 20e-6);
+  EXPECT_EQ(load({path}).link, "");
+  EXPECT_EQ(load({path, "--link", "dp=2e9,0;replicate=2e8,0"}).link, "dp=2e9,0;replicate=2e8,0");
   for (const std::string_view text :
-       {"1e9", "1e9,", ",1", "0,1", "-1,0", "1e9,-1", "1e9,nan", "inf,0", "1e9,1,2", "fast"})
+       {"1e9", "1e9,", ",1", "0,1", "-1,0", "1e9,-1", "1e9,nan", "inf,0", "1e9,1,2", "fast", "dp=1e9", "dp=1e9,0;"})
     expect_error([&] { load({path, "--link", text}); }, {"link must be BYTES_PER_S,SECONDS", text});
 }
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+
 #include "runtime/comm/group/host_group.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"
@@ -45,6 +47,44 @@ TEST(JobMesh, DataRanksAreThoseThatDifferInTheirData) {
     EXPECT_EQ(mesh.group(), group);
     EXPECT_EQ(&mesh.data_group(), group.get());
     EXPECT_EQ(mesh.rank_text(), fmt::format("rank {} of 2", group->rank()));
+  });
+}
+
+TEST(JobMesh, AGroupOfSeveralAxesHasTheSlowestOfTheirLinks) {
+  const Axes axes = mesh_of("replicate=2,dp=2,tp=2", 8), flat = mesh_of("replicate=1,dp=8", 8);
+  const auto over = [](const char* links, const Axes& of) { return link_over(parse_links(links), of); };
+  const auto expect_link = [](const std::optional<LinkShape>& link, double rate, double seconds) {
+    ASSERT_TRUE(link.has_value());
+    EXPECT_EQ(link->bytes_per_second, rate);
+    EXPECT_EQ(link->seconds, seconds);
+  };
+  for (const Axes& of : {axes, flat, Axes{axes[1]}}) expect_link(over("2.5e9,20e-6", of), 2.5e9, 20e-6);
+  const char* const apart = "dp=2e9,3e-6;replicate=2e8,1e-6";
+  expect_link(over(apart, {axes[0]}), 2e8, 1e-6);
+  expect_link(over(apart, {axes[1]}), 2e9, 3e-6);
+  expect_link(over(apart, axes), 2e8, 3e-6);
+  expect_link(over(apart, flat), 2e9, 3e-6);
+  EXPECT_FALSE(over(apart, {axes[2]}).has_value());
+  EXPECT_FALSE(over("", axes).has_value());
+  for (const char* twice : {"dp=1,0;dp=2,0", "1,0;dp=2,0", "1,0;2,0", "dp=2,0;1,0"})
+    expect_error([&] { parse_links(twice); }, {twice, "two links"});
+  expect_error([] { parse_links("replica=1,0"); }, {"no axis \"replica\"", "did you mean \"replicate\""});
+}
+
+// Lower bounds cannot fail by chance: a hundred calls within an axis would take 5 s on the link between the others.
+TEST(JobMesh, LinksShapeTheAxesApart) {
+  run_ranks(4, [](const Group& group) {
+    using Clock = std::chrono::steady_clock;
+    const JobMesh mesh("replicate=2,dp=2", group, "dp=1e12,0;replicate=1e12,50e-3");
+    const auto seconds = [](ProcessGroup& over, int calls) {
+      const auto start = Clock::now();
+      for (int i = 0; i < calls; ++i) over.host().barrier();
+      return std::chrono::duration<double>(Clock::now() - start).count();
+    };
+    EXPECT_LT(seconds(mesh.root().group("dp"), 100), 5);
+    EXPECT_GE(seconds(mesh.root().group("replicate"), 1), 50e-3);
+    EXPECT_GE(seconds(mesh.data_group(), 1), 150e-3) << "three steps of four ranks";
+    expect_error([&] { JobMesh("replicate=2,dp=2", group, "tp=1,0"); }, {"the axis tp", "mesh(replicate=2,dp=2)"});
   });
 }
 

@@ -1,13 +1,12 @@
-// `--child step`: training steps of a benchmark model on one rank or, under `sherd run`, on several: fully sharded,
-// each with its batch, or tensor parallel, on one batch. A request is a number of steps. The answer holds of each step
-// its seconds, exposed_seconds of them that it waited for communication, skew_seconds of those until the last rank had
-// come, and computing_seconds that it did not wait;
-// comm_bytes per step; the last loss; growth_bytes (peak of resident memory over the program's start); and, per
-// category of the accounting, what is held between steps, the peak of each, and what was held at the moment of the
-// total's peak. On a GPU steps are queued together and waited for once, so the sample is their mean; device_peak_bytes
-// is the peak of its memory, and a request may be "eager N" for steps that are not replayed, or "ops" for one eager
-// step that waits for each op: "ops" of the answer holds [name, inputs, calls, seconds of all calls], the longest
-// first.
+// `--child step`: training steps of a benchmark model on one rank or, under `sherd run`, on several: sharded by a
+// strategy, each with its batch, or tensor parallel, on one batch. A request is a number of steps. The answer holds of
+// each step its seconds, exposed_seconds of them that it waited for communication, skew_seconds of those until the last
+// rank had come, and computing_seconds that it did not wait; comm_bytes per step of gathers and reductions, sum_bytes
+// of all-reduces; the last loss; growth_bytes (peak of resident memory over the program's start); and, per category of
+// the accounting, what is held between steps, the peak of each, and what was held at the moment of the total's peak. On
+// a GPU steps are queued together and waited for once, so the sample is their mean; device_peak_bytes is the peak of
+// its memory, and a request may be "eager N" for steps that are not replayed, or "ops" for one eager step that waits
+// for each op: "ops" of the answer holds [name, inputs, calls, seconds of all calls], the longest first.
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -37,7 +36,7 @@ struct StepFlags {
   std::int64_t threads = 1;
   std::int64_t batch = 0, tokens = 0, layers = 0;  ///< of each rank; 0: the model's
   bool captured = true, prefetch = true, tensor_parallel = false, profile = false;
-  std::string link, device = "cpu";
+  std::string strategy = "full_shard", mesh, link, device = "cpu";
 };
 
 BenchModel model_of(const StepFlags& flags) {
@@ -66,7 +65,10 @@ class StepRun {
                           .device = flags.device,
                           .captured = flags.captured,
                           .prefetch = flags.prefetch,
-                          .tensor_parallel = flags.tensor_parallel},
+                          .tensor_parallel = flags.tensor_parallel,
+                          .strategy = flags.strategy,
+                          .mesh = flags.mesh,
+                          .link = flags.link},
                          group_)) {
     std::tie(tokens_, targets_) =
         random_batch(bench_model(flags.model), flags, flags.tensor_parallel ? 0 : group_->rank());
@@ -97,14 +99,14 @@ class StepRun {
       skew.push_back(times.skew);
       computing.push_back(seconds.back() - exposed.back());
     }
-    const CommCounts after = counts_with_subgroups(*group_);
-    const std::int64_t bytes =
-        after.all_gather.bytes - before.all_gather.bytes + after.reduce_scatter.bytes - before.reduce_scatter.bytes;
+    CommCounts moved = counts_with_subgroups(*group_);
+    moved -= before;
     return {{"seconds", seconds},
             {"exposed_seconds", exposed},
             {"skew_seconds", skew},
             {"computing_seconds", computing},
-            {"comm_bytes", static_cast<double>(bytes) / steps},
+            {"comm_bytes", static_cast<double>(moved.all_gather.bytes + moved.reduce_scatter.bytes) / steps},
+            {"sum_bytes", static_cast<double>(moved.all_reduce.bytes) / steps},
             {"loss", loss},
             {"growth_bytes", process_memory_bytes("VmHWM") - start_bytes_},
             {"held_bytes", by_category(memory.current())},
@@ -184,15 +186,14 @@ int run_step_child(std::span<const std::string_view> args) {
   table.add("layers", &flags.layers, "of the model; 0: its own");
   table.add("profile", &flags.profile, "a profiler that waits records the steps that are asked for, and only those");
   table.add("tokens", &flags.tokens, "of each sequence; 0: the model's");
-  table.add("link", &flags.link, "BYTES_PER_S,SECONDS: shapes the link between the ranks");
+  table.add("strategy", &flags.strategy, "what is sharded over dp");
+  table.add("mesh", &flags.mesh, "ranks as axes: replicate=2,dp=2; empty: dp over all");
+  table.add("link", &flags.link, "BYTES_PER_S,SECONDS: shapes the links between the ranks; dp=...;replicate=... apart");
   table.add("prefetch", &flags.prefetch, "gather the next group while one computes");
   table.add("tensor_parallel", &flags.tensor_parallel, "ranks share one batch and shard the model's matrices");
   table.add("captured", &flags.captured, "replay a recording");
   apply_flags(table, parse_command_line(table, args));
   const std::shared_ptr<ProcessGroup> group = world_group();
-  TrainConfig config;
-  config.link = flags.link;
-  if (const std::optional<LinkShape> link = link_shape(config)) group->host().shape_link(*link);
   if (group->size() > 1) pin_to_cpu(group->rank());
   set_threads(static_cast<int>(flags.threads));
   StepRun run(flags, group);

@@ -13,8 +13,11 @@ TrainConfig train_config(const BenchModel& model, const TrainingOptions& options
   config.compile = options.captured;
   config.prefetch = options.prefetch;
   config.param_dtype = options.dtype;
-  config.fully_shard = options.dtype != "f32" || (ranks > 1 && !options.tensor_parallel);
-  if (options.tensor_parallel) config.mesh = fmt::format("tp={}", ranks);
+  config.strategy = options.strategy;
+  config.fully_shard = options.dtype != "f32" || options.strategy != TrainingOptions().strategy ||
+                       (ranks > 1 && !options.tensor_parallel);
+  config.mesh = options.tensor_parallel ? fmt::format("tp={}", ranks) : options.mesh;
+  config.link = options.link;
   config.parallel.sequence = true;
   config.model = model_section(model);
   config.optimizer = {.lr = 3e-4, .min_lr = 3e-4, .warmup = 0, .decay_matrices_only = false, .clip = 0};
@@ -25,7 +28,7 @@ TrainConfig train_config(const BenchModel& model, const TrainingOptions& options
 TrainStep train_step(const BenchModel& model, const TrainingOptions& options,
                      const std::shared_ptr<ProcessGroup>& group) {
   const TrainConfig config = train_config(model, options, group->size());
-  return TrainStep(config, JobMesh(config.mesh, group), parse_device(config.device), model.vocabulary,
+  return TrainStep(config, JobMesh(config.mesh, group, config.link), parse_device(config.device), model.vocabulary,
                    {.metrics = false});
 }
 

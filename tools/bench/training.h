@@ -12,12 +12,13 @@ namespace sherd::bench {
 struct TrainingOptions {
   std::string dtype = "f32";  ///< bf16, f16: by fully_shard's policy, with f32 masters and reductions, on one rank too
   std::string device = "cpu";
-  bool captured = true;          ///< replay a recording
-  bool prefetch = true;          ///< gather the next group while one computes
-  bool tensor_parallel = false;  ///< ranks share one batch and shard the model's matrices
+  bool captured = true;                                 ///< replay a recording
+  bool prefetch = true;                                 ///< gather the next group while one computes
+  bool tensor_parallel = false;                         ///< ranks share one batch and shard the model's matrices
+  std::string strategy = "full_shard", mesh{}, link{};  ///< as the keys of TrainConfig; tensor parallelism has its mesh
 };
 
-/// The run on `ranks` ranks, resolved: on several fully sharded, or tensor parallel.
+/// The run on `ranks` ranks, resolved: on several sharded as the strategy says, or tensor parallel.
 TrainConfig train_config(const BenchModel& model, const TrainingOptions& options, int ranks);
 /// Its step, materialised from seed 1; loss and work are those of this rank alone (no TrainStepOptions::metrics).
 /// Collective if tensor parallel.

@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>
 
-#include "runtime/comm/group/host_group.h"
 #include "runtime/tensor/error.h"
 #include "tools/train/device_flag.h"
 #include "tools/train/job_mesh.h"
@@ -79,7 +76,9 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("mesh", &c.mesh,
             "ranks as axes, slowest first: replicate=2,dp=2,tp=2; dp shards, tp shards matrices; empty: dp over all",
             run);
-  table.add("link", &c.link, "BYTES_PER_S,SECONDS: collectives take as long as on a link like that; empty: as they are",
+  table.add("link", &c.link,
+            "BYTES_PER_S,SECONDS: collectives take as long as on a link like that; dp=2e9,0;replicate=2e8,0 gives axes "
+            "of the mesh links of their own; empty: as they are",
             run);
   table.add("deadline", &c.deadline, "seconds a collective may take", run);
 }
@@ -170,7 +169,7 @@ void check_run(const TrainConfig& c) {
   }
   check(c.save_every == 0 || !c.save.empty(), "save_every = {} needs a folder: pass --save DIR", c.save_every);
   check_choice("group", c.group, std::array<std::string_view, 2>{"shm", "thread"});
-  link_shape(c);
+  parse_links(c.link);
   parse_mesh(c.mesh, 1);
   parse_device(c.device);
   constexpr std::array<std::string_view, 3> kTypes{"f32", "bf16", "f16"};
@@ -225,35 +224,14 @@ void check_optimizer(const TrainConfig::Optimizer& o) {
   check(o.clip >= 0, "optimizer.clip must not be negative, got {}", o.clip);
 }
 
-// The whole of `text` as a number.
-std::optional<double> number(std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
 }  // namespace
-
-std::optional<LinkShape> link_shape(const TrainConfig& config) {
-  if (config.link.empty()) return std::nullopt;
-  const std::string_view text = config.link;
-  const std::size_t comma = text.find(',');
-  const std::optional<double> rate = number(text.substr(0, comma));
-  const std::optional<double> latency = comma == text.npos ? std::nullopt : number(text.substr(comma + 1));
-  check(rate && latency && std::isfinite(*rate) && *rate > 0 && *latency >= 0 && *latency < 1e6,
-        "link must be BYTES_PER_S,SECONDS with a positive rate and a latency of at least 0, for example 1e9,20e-6; "
-        "got \"{}\"",
-        text);
-  return LinkShape{*rate, *latency};
-}
 
 std::optional<nn::LossScalerOptions> loss_scaler_options(const TrainConfig& config) {
   const std::string& text = config.loss_scale;
   const bool has_f16 = config.param_dtype == "f16" || config.reduce_dtype == "f16";
   if (text == "none" || (text == "auto" && !has_f16)) return std::nullopt;
   if (text == "dynamic" || text == "auto") return nn::LossScalerOptions{};
-  const std::optional<double> scale = number(text);
+  const std::optional<double> scale = number_of(text);
   check(scale && *scale > 0 && *scale <= std::numeric_limits<float>::max(),
         "loss_scale must be auto, dynamic, none or a positive number, got \"{}\"", text);
   return nn::LossScalerOptions::fixed(*scale);

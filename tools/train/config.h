@@ -9,7 +9,6 @@
 #include <string_view>
 
 #include "nn/optim/loss_scaler.h"
-#include "runtime/comm/group/host_group.h"
 #include "tools/train/flags.h"
 
 namespace sherd {
@@ -109,9 +108,6 @@ void resolve(TrainConfig& config);
 std::optional<TrainConfig> load_train_config(std::span<const std::string_view> args);
 /// Usage, and a line for every key: its type, what it means, its default.
 std::string train_help();
-
-/// `link` = "BYTES_PER_S,SECONDS"; nothing if it is empty. Throws Error for any other text.
-std::optional<LinkShape> link_shape(const TrainConfig& config);
 
 /// What `loss_scale` asks for; nothing where the loss is not scaled. Throws Error for other text.
 std::optional<nn::LossScalerOptions> loss_scaler_options(const TrainConfig& config);

@@ -47,6 +47,11 @@ std::string quote(std::string_view text) {
 
 }  // namespace
 
+std::optional<double> number_of(std::string_view text) {
+  double value = 0;
+  return parse_number(text, value) ? std::optional(value) : std::nullopt;
+}
+
 std::string to_string(const ConfigValue& value) {
   if (const auto* text = std::get_if<std::string>(&value)) return quote(*text);
   if (const auto* number = std::get_if<double>(&value)) {

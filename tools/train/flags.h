@@ -63,6 +63,9 @@ class ConfigTable {
   std::set<std::string, std::less<>> given_;
 };
 
+/// The whole of `text` as a number.
+std::optional<double> number_of(std::string_view text);
+
 /// "4", "0.001", "true", "\"text\"": as TOML spells it.
 std::string to_string(const ConfigValue& value);
 

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 
 #include "runtime/tensor/nearest.h"
+#include "tools/train/flags.h"
 
 namespace sherd {
 
@@ -15,19 +17,42 @@ using Axes = std::vector<DeviceMesh::Axis>;
 const std::vector<std::string> kAxes{"replicate", "dp", "tp"};
 constexpr const char* kExample = "for example dp=2,tp=2, slowest first";
 
+/// `key` and `whole` name the setting that names the axis.
+void check_axis(const std::string& name, std::string_view key, std::string_view whole) {
+  check(std::find(kAxes.begin(), kAxes.end(), name) != kAxes.end(),
+        "{} = \"{}\": there is no axis \"{}\" (did you mean \"{}\"?); the axes are {}", key, whole, name,
+        nearest(name, kAxes), fmt::join(kAxes, ", "));
+}
+
 DeviceMesh::Axis parse_axis(std::string_view text, std::string_view whole) {
   const std::size_t equals = text.find('=');
   check(equals != text.npos, "mesh = \"{}\": \"{}\" is no axis=size; {}", whole, text, kExample);
   const std::string name(text.substr(0, equals));
   const std::string_view size = text.substr(equals + 1);
-  check(std::find(kAxes.begin(), kAxes.end(), name) != kAxes.end(),
-        "mesh = \"{}\": there is no axis \"{}\" (did you mean \"{}\"?); the axes are {}", whole, name,
-        nearest(name, kAxes), fmt::join(kAxes, ", "));
+  check_axis(name, "mesh", whole);
   int number = 0;
   const auto [end, error] = std::from_chars(size.data(), size.data() + size.size(), number);
   check(error == std::errc{} && end == size.data() + size.size() && number >= 1,
         "mesh = \"{}\": {} must have a size of at least 1, got \"{}\"", whole, name, size);
   return {name, number};
+}
+
+AxisLink parse_link(std::string_view text, std::string_view whole) {
+  AxisLink link;
+  if (const std::size_t equals = text.find('='); equals != text.npos) {
+    link.axis = text.substr(0, equals);
+    check_axis(link.axis, "link", whole);
+    text.remove_prefix(equals + 1);
+  }
+  const std::size_t comma = text.find(',');
+  const std::optional<double> rate = number_of(text.substr(0, comma));
+  const std::optional<double> latency = comma == text.npos ? std::nullopt : number_of(text.substr(comma + 1));
+  check(rate && latency && std::isfinite(*rate) && *rate > 0 && *latency >= 0 && *latency < 1e6,
+        "link must be BYTES_PER_S,SECONDS with a positive rate and a latency of at least 0, for example 1e9,20e-6, or "
+        "one of each axis, dp=2e9,0;replicate=2e8,0; got \"{}\"",
+        whole);
+  link.shape = {*rate, *latency};
+  return link;
 }
 
 std::size_t position(const Axes& axes, std::string_view name) {
@@ -85,13 +110,55 @@ int count_data_ranks(const Axes& axes) {
   return count;
 }
 
-JobMesh::JobMesh(std::string_view text, std::shared_ptr<ProcessGroup> group)
+std::vector<AxisLink> parse_links(std::string_view text) {
+  std::vector<AxisLink> links;
+  for (std::size_t start = 0; !text.empty() && start <= text.size();) {
+    const std::size_t end = std::min(text.find(';', start), text.size());
+    AxisLink link = parse_link(text.substr(start, end - start), text);
+    for (const AxisLink& other : links)
+      check(!other.axis.empty() && !link.axis.empty() && other.axis != link.axis,
+            "link = \"{}\" gives {} two links: name every axis once, or give one link without a name for all", text,
+            link.axis.empty() || other.axis.empty() ? "an axis" : link.axis);
+    links.push_back(std::move(link));
+    start = end + 1;
+  }
+  return links;
+}
+
+std::optional<LinkShape> link_over(std::span<const AxisLink> links, std::span<const DeviceMesh::Axis> axes) {
+  std::optional<LinkShape> slowest;
+  for (const DeviceMesh::Axis& axis : axes)
+    for (const AxisLink& link : links) {
+      if (axis.size == 1 || (!link.axis.empty() && link.axis != axis.name)) continue;
+      if (!slowest) slowest = link.shape;
+      slowest->bytes_per_second = std::min(slowest->bytes_per_second, link.shape.bytes_per_second);
+      slowest->seconds = std::max(slowest->seconds, link.shape.seconds);
+    }
+  return slowest;
+}
+
+JobMesh::JobMesh(std::string_view text, std::shared_ptr<ProcessGroup> group, std::string_view links)
     : group_(std::move(group)),
       root_(group_, mesh_of(text, group_->size())),
       data_(data_slice(root_)),
       tensor_(slice_if(root_, "tp")) {
   if (data_.ndim() > 1) flat_data_ = root_.flatten({"replicate", "dp"});
   data_group_ = flat_data_ ? &flat_data_->group() : &data_.group();
+  shape_links(links);
+}
+
+void JobMesh::shape_links(std::string_view text) const {
+  const std::vector<AxisLink> links = parse_links(text);
+  for (const AxisLink& link : links)
+    check(link.axis.empty() || root_.has_axis(link.axis), "link = \"{}\" shapes the axis {}, which {} does not have",
+          text, link.axis, root_.describe());
+  const auto shape = [&links](ProcessGroup& over, std::span<const DeviceMesh::Axis> axes) {
+    if (const std::optional<LinkShape> link = link_over(links, axes)) over.host().shape_link(*link);
+  };
+  shape(*group_, root_.axes());
+  for (int axis = 0; axis < root_.ndim(); ++axis)
+    shape(root_.group(axis), std::span(root_.axes()).subspan(static_cast<std::size_t>(axis), 1));
+  shape(*data_group_, data_.axes());
 }
 
 std::string JobMesh::rank_text() const {

@@ -5,10 +5,13 @@
 //   tp                ranks that compute one batch together: each has a part of every matrix
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "dtensor/mesh.h"
+#include "runtime/comm/group/host_group.h"
 
 namespace sherd {
 
@@ -20,13 +23,26 @@ std::vector<DeviceMesh::Axis> mesh_of(std::string_view text, int ranks);
 /// Ranks with data of their own: all but those that differ along tp only.
 int count_data_ranks(const std::vector<DeviceMesh::Axis>& axes);
 
-/// A cheap value handle, as DeviceMesh. `group` and its deadline and link shape are those of the job; groups of several
-/// axes take them over when the mesh is made.
+/// A link to measure with, of one axis.
+struct AxisLink {
+  std::string axis;  ///< empty: of every axis
+  LinkShape shape;
+};
+/// `--link`: "2e9,20e-6" shapes all axes, "dp=2e9,0;replicate=2e8,0" each its own; "" none. Throws Error for other
+/// text, for an axis that no mesh has, or that is named twice.
+std::vector<AxisLink> parse_links(std::string_view text);
+/// What a group over these axes communicates on: the slowest of their links, as a ring passes them all. Axes of one
+/// rank have none. Nothing if no link is shaped.
+std::optional<LinkShape> link_over(std::span<const AxisLink> links, std::span<const DeviceMesh::Axis> axes);
+
+/// A cheap value handle, as DeviceMesh. `group` and its deadline are those of the job; groups of axes take it over when
+/// the mesh is made.
 class JobMesh {
  public:
-  /// Of the ranks of `group`, laid out by `text` as mesh_of() reads it. Collective if there are several axes. Errors,
-  /// the same on every rank, as mesh_of().
-  JobMesh(std::string_view text, std::shared_ptr<ProcessGroup> group);
+  /// Of the ranks of `group`, laid out by `text` as mesh_of() reads it. Collective if there are several axes. `links`
+  /// shapes the groups of the mesh (parse_links()), before their first call. Errors, the same on every rank, as
+  /// mesh_of(), as parse_links(), and for the link of an axis that the mesh does not have.
+  JobMesh(std::string_view text, std::shared_ptr<ProcessGroup> group, std::string_view links = {});
 
   /// All ranks.
   const std::shared_ptr<ProcessGroup>& group() const { return group_; }
@@ -43,6 +59,7 @@ class JobMesh {
   std::string rank_text() const;
 
  private:
+  void shape_links(std::string_view text) const;
   std::shared_ptr<ProcessGroup> group_;
   DeviceMesh root_, data_;
   std::optional<DeviceMesh> tensor_, flat_data_;

@@ -47,8 +47,7 @@ Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
   agree_on_config();
   retention_.keep = static_cast<int>(std::min<std::int64_t>(config_.keep, std::numeric_limits<int>::max()));
   together(*group_, [&] { device_ = open_device(config_.device, group_->size(), config_.memory_limit); });
-  if (const std::optional<LinkShape> link = link_shape(config_)) group_->host().shape_link(*link);
-  mesh_.emplace(config_.mesh, group_);  // its groups have the link and the deadline of this one
+  mesh_.emplace(config_.mesh, group_, config_.link);  // its groups have the deadline of this one
   if (group_->size() > 1) RankContext::current().rank_text = mesh_->rank_text();
   local_batch_ = config_.batch / mesh_->num_data_ranks();
   if (!config_.resume.empty())
