@@ -1,5 +1,5 @@
-// fsdp.*, tp.*: tokens per second of a fully sharded or tensor parallel model on several ranks; memory.*: bytes of
-// state of one of them.
+// fsdp.*, ddp.*, tp.*: tokens per second of a model on several ranks: fully sharded, replicated, tensor parallel;
+// memory.*: bytes of state of one of them.
 #include <fmt/format.h>
 
 #include "tools/bench/bench.h"
@@ -11,33 +11,64 @@ namespace sherd::bench {
 
 namespace {
 
-// DDP first, which is the faster of the two on CPUs; bf16 is FSDP2's mixed precision and DDP's autocast.
-std::vector<Contestant> torches(const std::string& model, const std::string& dtype, BenchRun& run) {
-  std::vector<Contestant> all;
-  for (const char* kind : {"ddp", "fsdp2"}) {
-    const bool casts = dtype == "bf16" && std::string_view(kind) == "ddp";
-    const auto peers = run.torch_contestants("sharded_step.py", {kind, model, "2", casts ? "autocast" : dtype}, "2");
-    for (Contestant& one : in_variants(peers, {{"eager", {"eager"}}, {"torch.compile", {"compile"}}}))
-      all.push_back(std::move(one));
-  }
-  return all;
+/// A strategy beside what does the same in PyTorch, or beside another of ours.
+struct StrategyCase {
+  std::string_view name, strategy, dtype, peer;  ///< `peer`: a kind of peers/sharded_step.py, or a strategy of ours
+  double least;                                  ///< how many times the peer's tokens per second
+};
+constexpr std::string_view kOurs = "no_shard";
+constexpr StrategyCase kStrategies[] = {
+    {"fsdp.bigger.r2", "full_shard", "f32", "fsdp2", 1.38},
+    {"fsdp.bigger.bf16.r2", "full_shard", "bf16", "fsdp2", 1.75},
+    {"fsdp.bigger.r2.no_shard", "full_shard", "f32", kOurs, 0.95},
+    {"ddp.bigger.r2", "no_shard", "f32", "ddp", 1.25},
+    {"ddp.bigger.bf16.r2", "no_shard", "bf16", "ddp", 1.5},
+};
+
+Contestant side_of(std::string_view strategy, std::string_view dtype, const std::string& model) {
+  return {child("step", {"--model", model, "--dtype", std::string(dtype), "--strategy", std::string(strategy)}, 2),
+          "2"};
 }
 
-Benchmark fully_shard_benchmark(const std::string& dtype, Target target) {
+// bf16 is FSDP2's mixed precision and DDP's autocast.
+std::vector<Contestant> peers_of(const StrategyCase& c, const std::string& model, BenchRun& run) {
+  if (c.peer == kOurs) {
+    Contestant other = side_of(c.peer, c.dtype, model);
+    other.name = "sherd no_shard";
+    return {other};
+  }
+  const std::string dtype(c.dtype == "bf16" && c.peer == "ddp" ? "autocast" : c.dtype);
+  const auto peers = run.torch_contestants("sharded_step.py", {std::string(c.peer), model, "2", dtype}, "2");
+  return in_variants(peers, {{"eager", {"eager"}}, {"torch.compile", {"compile"}}});
+}
+
+double sum_of(const nlohmann::json& bytes, std::initializer_list<const char*> categories) {
+  double sum = 0;
+  for (const char* category : categories) sum += bytes.at(category).get<double>();
+  return sum;
+}
+
+Benchmark strategy_benchmark(const StrategyCase& c) {
   Benchmark row;
-  row.name = dtype == "f32" ? "fsdp.bigger.r2" : fmt::format("fsdp.bigger.{}.r2", dtype);
-  row.summary = "fully_shard on 2 ranks of one thread beside DDP and FSDP2 over gloo, 8 sequences per rank";
+  row.name = c.name;
+  row.summary = fmt::format("{} in {} on 2 ranks of one thread beside {}, 8 sequences per rank", c.strategy, c.dtype,
+                            c.peer == kOurs ? "our no_shard" : fmt::format("{} over gloo", c.peer));
   row.unit = {"tokens/s", Better::higher, 0};
-  row.target = target;
-  row.measure = [dtype](Figure& figure, BenchRun& run) {
+  row.target = {Rule::ratio_at_least, c.least};
+  row.measure = [c](Figure& figure, BenchRun& run) {
     const std::string model = run.sized<std::string>("bigger", "tiny");
-    const Outcome outcome = run.hold({.ours = {child("step", {"--model", model, "--dtype", dtype}, 2), "2"},
-                                      .peers = torches(model, dtype, run),
-                                      .rounds = run.sized(4, 1)});
+    const Outcome outcome = run.hold(
+        {.ours = side_of(c.strategy, c.dtype, model), .peers = peers_of(c, model, run), .rounds = run.sized(4, 1)});
     const auto tokens = static_cast<double>(2 * bench_model(model).tokens_per_step());
     fill(figure, outcome, [&](double seconds) { return tokens / seconds; });
     figure.detail["step_ms"] = outcome.ours.median() * 1e3;
     figure.detail["loss"] = outcome.ours.answers.back().at("loss");
+    const auto state = [](const Answers& side) {
+      return sum_of(side.answers.back().at("held_bytes"), {"parameters", "optimizer"}) / 1e6;
+    };
+    figure.detail["state_megabytes"] = state(outcome.ours);
+    for (const Answers& peer : outcome.peers)
+      if (c.peer == kOurs && peer.ok()) figure.detail["peer_state_megabytes"] = state(peer);
   };
   return row;
 }
@@ -64,12 +95,6 @@ Benchmark tensor_parallel_benchmark() {
       if (peer.ok()) figure.detail["peer_loss"] = peer.answers.back().at("loss");
   };
   return row;
-}
-
-double sum_of(const nlohmann::json& bytes, std::initializer_list<const char*> categories) {
-  double sum = 0;
-  for (const char* category : categories) sum += bytes.at(category).get<double>();
-  return sum;
 }
 
 // Bytes of state per rank do not depend on the batch, so one token per rank is enough; then the moment of the total's
@@ -119,15 +144,14 @@ Benchmark state_benchmark(int ranks, bool peak, Target target) {
 }  // namespace
 
 std::vector<Benchmark> ranks_benchmarks() {
-  return {
-      fully_shard_benchmark("f32", {Rule::ratio_at_least, 1.2}),
-      fully_shard_benchmark("bf16", {}),
-      tensor_parallel_benchmark(),
-      state_benchmark(1, true, {Rule::limit_factor_at_most, 1.0}),
-      state_benchmark(2, true, {Rule::ratio_at_least, 1 / 0.65}),
-      state_benchmark(2, false, {Rule::ratio_at_least, 1 / 0.50}),
-      state_benchmark(4, true, {Rule::limit_factor_at_most, 1.0}),
-  };
+  std::vector<Benchmark> rows;
+  for (const StrategyCase& c : kStrategies) rows.push_back(strategy_benchmark(c));
+  rows.push_back(tensor_parallel_benchmark());
+  rows.push_back(state_benchmark(1, true, {Rule::limit_factor_at_most, 1.0}));
+  rows.push_back(state_benchmark(2, true, {Rule::ratio_at_least, 1 / 0.65}));
+  rows.push_back(state_benchmark(2, false, {Rule::ratio_at_least, 1 / 0.50}));
+  rows.push_back(state_benchmark(4, true, {Rule::limit_factor_at_most, 1.0}));
+  return rows;
 }
 
 }  // namespace sherd::bench

@@ -20,7 +20,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Figures of a group read the same contests, so they are measured in one call. The file is written after each.
-GROUPS = [["step", "flops", "rss"], ["fsdp", "tp", "memory"], ["units"], ["shm"], ["overlap"],
+GROUPS = [["step", "flops", "rss"], ["fsdp", "ddp", "tp", "memory"], ["units"], ["shm"], ["overlap", "hsdp"],
           ["dispatch", "dtensor", "program"], ["ghost"], ["binding"], ["loss.mini", "loss.llama"], ["gemm"]]
 # The README's table: what a row says, and the figures in it.
 SUMMARY = [
@@ -31,14 +31,17 @@ SUMMARY = [
     ("the same as a share of the cores' multiply-add peak", ["flops.bigger.f32.t1", "flops.bigger.f32.t2"]),
     ("the same in bf16", ["step.bigger.bf16.t1", "step.bigger.bf16.t2"]),
     ("the same model's growth of resident memory, f32", ["rss.bigger"]),
-    ("the same model, fully sharded over 2 ranks of one thread, f32", ["fsdp.bigger.r2"]),
-    ("the same in bf16", ["fsdp.bigger.bf16.r2"]),
+    ("the same model, fully sharded over 2 ranks of one thread beside FSDP2, f32 and bf16", ["fsdp.bigger.r2", "fsdp.bigger.bf16.r2"]),
+    ("the same under no_shard beside DDP, f32 and bf16", ["ddp.bigger.r2", "ddp.bigger.bf16.r2"]),
+    ("fully sharded beside our no_shard, f32", ["fsdp.bigger.r2.no_shard"]),
     ("its state per rank, between steps and at the peak, f32", ["memory.bigger.r2.persistent", "memory.bigger.r2"]),
     ("32 small units, forward and backward: not sharded, sharded on 1 and on 2 ranks", ["units.plain", "units.r1", "units.r2"]),
     ("all_gather, reduce_scatter of 64 MB between 2 processes", ["shm.all_gather.64MB", "shm.reduce_scatter.64MB"]),
     ("all_gather of 64 KB", ["shm.all_gather.64KB"]),
     ("exposed communication on a link that takes half of the compute time: with and without prefetch, eager",
      ["overlap.prefetch_on", "overlap.prefetch_off", "overlap.eager"]),
+    ("hybrid_shard on 2 x 2 ranks, the outer link ten times slower, beside full_shard", ["hsdp.overlap"]),
+    ("the same as a share of what the links allow", ["hsdp.overlap.share"]),
     ("one-element add through the dispatcher, plain and recorded", ["dispatch.plain", "dispatch.recording"]),
     ("overhead of an op on distributed tensors: cached plan, new plan", ["dtensor.hit", "dtensor.miss"]),
     ("the 10.8 M model, tensor parallel over 2 ranks of one thread", ["tp.bigger.r2"]),
