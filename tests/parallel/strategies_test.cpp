@@ -218,57 +218,6 @@ TEST(Strategies, ShardOptimizerGathersOncePerUpdate) {
   });
 }
 
-struct Held {
-  std::int64_t parameters, unsharded, gradients, optimizer;
-};
-Held held_now() {
-  return {held(MemoryCategory::parameters), held(MemoryCategory::unsharded), held(MemoryCategory::gradients),
-          held(MemoryCategory::optimizer)};
-}
-void expect_held(const Held& seen, const Held& expected, const std::string& what) {
-  const auto is_within = [&](std::int64_t bytes, std::int64_t formula, const char* category) {
-    EXPECT_GE(bytes, formula) << what << " " << category;
-    EXPECT_LE(static_cast<double>(bytes), 1.01 * static_cast<double>(formula)) << what << " " << category;
-  };
-  is_within(seen.parameters, expected.parameters, "parameters");
-  is_within(seen.unsharded, expected.unsharded, "unsharded");
-  is_within(seen.gradients, expected.gradients, "gradients");
-  is_within(seen.optimizer, expected.optimizer, "optimizer");
-}
-
-// N elements on d ranks. Before the optimizer, and after the last pass: what is there between transient units.
-TEST(Strategies, BytesPerCategory) {
-  const std::vector<std::int64_t> sizes{64, 96, 128, 48};  // d = 4 divides their rows
-  for (int d : {2, 4})
-    for (const char* name : {"no_shard", "shard_optimizer", "shard_grad_op", "full_shard"})
-      for (const bool is_bf16 : {false, true})
-        run_ranks(d, [&](const Group& group) {
-          const std::string what = fmt::format("{} in {} on {}", name, is_bf16 ? "bf16" : "f32", d);
-          const std::string_view strategy = name;
-          const nn::UnitPolicy policy = is_bf16 ? in_bf16(nn::strategy(name)) : nn::strategy(name);
-          Net net(sizes);
-          shard(net, DeviceMesh(group), policy, policy);
-          net.materialize();
-          nn::AdamW optimizer(net.parameters());
-          const std::int64_t n = net.num_parameters(), one = strategy == "no_shard" ? 1 : d;
-          const std::int64_t gathered = (is_bf16 ? 2 : 4) * n;
-          const bool has_full = strategy != "no_shard" || is_bf16, keeps = strategy == "shard_optimizer" || one == 1;
-          for (int step = 0; step < 2; ++step) {
-            const std::int64_t state = step > 0 ? 8 * n / one : held(MemoryCategory::optimizer);
-            Tensor loss = sum(net(batch_of(2, 64, 0, "x")));
-            if (strategy != "full_shard")
-              expect_held(held_now(), {4 * n / one, has_full ? gathered : 0, 0, state}, what + " after forward");
-            backward(loss);
-            RankContext::current().drain_queues();
-            expect_held(held_now(), {4 * n / one, keeps && has_full ? gathered : 0, 4 * n / one, state},
-                        what + " after backward");
-            optimizer.step();
-            optimizer.clear_gradients();
-            expect_held(held_now(), {4 * n / one, 0, 0, 8 * n / one}, what + " after the update");
-          }
-        });
-}
-
 TEST(Strategies, F77_ReplayBitwiseWhatEagerDoes) {
   for (const char* name : {"no_shard", "shard_optimizer", "shard_grad_op"})
     for (const bool is_bf16 : {false, true})

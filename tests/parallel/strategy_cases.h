@@ -1,0 +1,75 @@
+#pragma once
+// The strategies as rows of what they hold, and the meshes and dtypes to try them on. A new strategy is a row.
+#include <string>
+#include <vector>
+
+#include "tests/parallel/nets.h"
+
+namespace sherd::testing {
+
+/// How long gathered parameters stay: a unit at a time, until backward is over, until the optimizer writes.
+enum class Stays : std::uint8_t { never, through_backward, until_update };
+
+/// Over which ranks the bytes of a category are divided, of one rank per element 4 of parameters and gradients and 8 of
+/// optimizer state. `none` of parameters means that full tensors are the parameters, gathered only if they are cast.
+struct StrategyRow {
+  const char* name;
+  nn::ShardedOver parameters, gradients, optimizer;
+  Stays stays;
+  double seven_billion;  ///< 1e9 bytes per rank of a model of 6.74e9 parameters in bf16 on 16 ranks, see its test
+};
+
+inline constexpr StrategyRow kStrategyRows[] = {
+    {"no_shard", nn::ShardedOver::none, nn::ShardedOver::none, nn::ShardedOver::none, Stays::until_update, 121.3},
+    {"shard_optimizer", nn::ShardedOver::shards, nn::ShardedOver::shards, nn::ShardedOver::shards, Stays::until_update,
+     20.2},
+    {"shard_grad_op", nn::ShardedOver::shards, nn::ShardedOver::shards, nn::ShardedOver::shards,
+     Stays::through_backward, 20.2},
+    {"full_shard", nn::ShardedOver::shards, nn::ShardedOver::shards, nn::ShardedOver::shards, Stays::never, 6.7},
+    {"hybrid_shard", nn::ShardedOver::shards, nn::ShardedOver::shards, nn::ShardedOver::shards, Stays::never, 13.5},
+    {"hybrid_shard_grad_op", nn::ShardedOver::shards, nn::ShardedOver::shards, nn::ShardedOver::shards,
+     Stays::through_backward, 27.0},
+};
+
+struct StrategyCase {
+  const StrategyRow* row;
+  int replicas = 1, shards = 1;  ///< sizes of the axes
+  bool bf16 = false;
+
+  int ranks() const { return replicas * shards; }
+  std::string text() const {
+    return fmt::format("{} in {} on {} x {} ranks", row->name, bf16 ? "bf16" : "f32", replicas, shards);
+  }
+  DeviceMesh mesh(const std::shared_ptr<ProcessGroup>& group) const {
+    return replicas > 1 ? DeviceMesh(group, {{"replicate", replicas}, {"dp", shards}}) : DeviceMesh(group);
+  }
+  nn::UnitPolicy policy() const {
+    nn::UnitPolicy policy = nn::strategy(row->name);
+    if (bf16) policy.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
+    return policy;
+  }
+  /// Of `elements`, how many one rank has where they are divided so.
+  std::int64_t part(nn::ShardedOver over, std::int64_t elements) const {
+    return elements / (over == nn::ShardedOver::none ? 1 : over == nn::ShardedOver::shards ? shards : ranks());
+  }
+  /// Bytes of a full element.
+  std::int64_t full_bytes() const { return bf16 ? 2 : 4; }
+  /// Whether full tensors are others than the parameters.
+  bool gathers() const { return row->parameters != nn::ShardedOver::none || bf16; }
+};
+
+/// Every strategy in both dtypes: on lines of 2 and 4 ranks, on 2 x 2 if it is about replicas.
+inline std::vector<StrategyCase> strategy_cases() {
+  std::vector<StrategyCase> cases;
+  for (const StrategyRow& row : kStrategyRows)
+    for (const bool bf16 : {false, true}) {
+      if (nn::strategy(row.name).needs_replicas) {
+        cases.push_back({&row, 2, 2, bf16});
+        continue;
+      }
+      for (const int shards : {2, 4}) cases.push_back({&row, 1, shards, bf16});
+    }
+  return cases;
+}
+
+}  // namespace sherd::testing

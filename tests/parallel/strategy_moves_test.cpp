@@ -1,0 +1,140 @@
+// What a step moves under each strategy, and that it takes nothing from the system. Oracles: formulas of N elements;
+// the least that a transport can move: every element is written once, where it belongs and in its type.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "compile/compile.h"
+#include "nn/models/model_config.h"
+#include "nn/optim/adamw.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/comm/board/exposed.h"
+#include "runtime/comm/group/comm_counter.h"
+#include "runtime/comm/job/world.h"
+#include "tests/parallel/strategy_cases.h"
+#include "tests/support/processes.h"
+#include "tests/support/ranks.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+
+/// A net in training.
+struct Training {
+  Net net;
+  std::unique_ptr<nn::AdamW> optimizer;
+  Training(const std::vector<std::int64_t>& sizes, const StrategyCase& c, const Group& group) : net(sizes) {
+    shard(net, c.mesh(group), c.policy(), c.policy());
+    net.materialize(nn::Seed{5});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters());
+  }
+  Tensor step(const Tensor& x) {
+    const Tensor loss = sum(net(x));
+    backward(loss);
+    optimizer->step_and_clear();
+    return loss.detach();
+  }
+};
+
+// A gather casts as it puts shards in place, a reduction reads gradients where backward has written them, a sum over
+// replicas works in place. Units are large enough not to be staged (kSmallBytes).
+void expect_moved_once(const Group& group, const StrategyCase& c) {
+  SCOPED_TRACE(c.text());
+  const std::vector<std::int64_t> sizes{128, 128, 192, 128};
+  constexpr std::int64_t kHead = 192 * 128 + 128;  // the root's, kept from forward to backward
+  Training t(sizes, c, group);
+  const Tensor x = batch_of(2, sizes[0], 0, "x");
+  const auto counts = [&] {
+    RankContext::current().drain_queues();
+    return counts_with_subgroups(*group);
+  };
+  for (int step = 0; step < 2; ++step) t.step(x);
+  const CommCounts before = counts();
+  t.step(x);
+  CommCounts seen = counts();
+  seen -= before;
+
+  const std::int64_t n = t.net.num_parameters(), own = c.part(c.row->parameters, n);
+  const bool is_sharded = own < n;
+  const std::int64_t gathered = !is_sharded ? 0 : c.row->stays == Stays::never ? 2 * n - kHead : n;
+  const std::int64_t summed = own * c.ranks() > n ? own : 0;  // over replicas
+  EXPECT_EQ(seen.all_gather.bytes, c.full_bytes() * gathered);
+  EXPECT_EQ(seen.all_gather.copied, seen.all_gather.bytes);
+  EXPECT_EQ(seen.reduce_scatter.bytes, is_sharded ? c.full_bytes() * n : 0);
+  EXPECT_EQ(seen.reduce_scatter.copied, is_sharded ? 4 * own : 0);
+  EXPECT_EQ(seen.all_reduce.bytes, 4 * summed);
+  EXPECT_EQ(seen.all_reduce.copied, seen.all_reduce.bytes);
+  EXPECT_EQ(seen.broadcast.calls + seen.all_to_all.calls + seen.send.calls, 0);
+}
+
+TEST(Strategies, F46_BytesAreMovedOnceToWhereTheyBelong) {
+  for (const StrategyCase& c : strategy_cases())
+    run_ranks(c.ranks(), [&](const Group& group) { expect_moved_once(group, c); });
+}
+
+// Parameters and gradients lie in the heaps of the job's group, where peers read them in place.
+TEST(Strategies, F46_BytesAreMovedOnceToWhereTheyBelongWithProcesses) {
+  for (const StrategyCase& c : strategy_cases()) {
+    if (c.ranks() > 2 && c.replicas == 1) continue;
+    run_processes(c.ranks(), [&](const Group& group) {
+      const RankScope scope;
+      set_world_group(group);
+      expect_moved_once(group, c);
+    });
+  }
+}
+
+// L blocks and the root.
+TEST(Strategies, F44_GathersOfATransformer) {
+  constexpr std::int64_t kLayers = 3;
+  nn::GptConfig config{.vocabulary = 13, .tokens = 7, .layers = kLayers, .heads = 2};
+  config.width = 8;
+  for (const StrategyCase& c : strategy_cases())
+    run_ranks(c.ranks(), [&](const Group& group) {
+      SCOPED_TRACE(c.text());
+      const auto model = nn::make_language_model(config);
+      shard(*model, c.mesh(group), c.policy(), c.policy());
+      model->materialize(nn::Seed{5});
+      nn::AdamW optimizer(model->parameters());
+      const Tensor ids = Tensor::from<std::int32_t>(std::vector<std::int32_t>(14, 3), {2, 7});
+      const bool is_sharded = c.row->parameters != nn::ShardedOver::none;
+      for (int step = 0; step < 3; ++step) {
+        const CommCounter counter;
+        backward((*model)(ids, ids));
+        optimizer.step_and_clear();
+        EXPECT_EQ(counter.of(comm::CommOp::all_gather).calls, !is_sharded                    ? 0
+                                                              : c.row->stays == Stays::never ? 2 * kLayers + 1
+                                                                                             : kLayers + 1);
+        EXPECT_EQ(counter.of(comm::CommOp::reduce_scatter).calls, is_sharded ? kLayers + 1 : 0);
+        EXPECT_EQ(counter.of(comm::CommOp::all_reduce).calls, !is_sharded || c.replicas > 1 ? kLayers + 1 : 0);
+      }
+    });
+}
+
+// The third step finds all the blocks that later ones need.
+TEST(Strategies, F180_ASteadyStepTakesNothingFromTheSystem) {
+  for (const StrategyCase& c : strategy_cases())
+    for (const bool is_captured : {false, true})
+      run_ranks(c.ranks(), [&](const Group& group) {
+        SCOPED_TRACE(c.text() + (is_captured ? ", captured" : ""));
+        Training t({256, 512, 512, 256}, c, group);  // units of many pages
+        auto step = compile([&](const Tensor& x) { return t.step(x); }, CompileOptions{.group = group});
+        const Allocator& memory = RankContext::current().allocator();
+        std::vector<std::int64_t> calls, bytes;
+        for (std::uint64_t i = 0; i < 7; ++i) {
+          const Tensor x = batch_of(2, 256, i, "x");
+          if (is_captured) step(x);
+          else t.step(x);
+          calls.push_back(memory.system_calls());
+          bytes.push_back(memory.reserved_bytes());
+        }
+        EXPECT_EQ(calls[6], calls[3]);
+        EXPECT_EQ(bytes[6], bytes[3]);
+        if (is_captured) { EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why(); }
+      });
+}
+
+}  // namespace
+}  // namespace sherd::testing
