@@ -215,13 +215,33 @@ void HostQueue::run_next(std::unique_lock<std::mutex>& lock) {
   item.ended = now();
   skews_of_item = outer_skews;
   lock.lock();
-  if (error) failures_.push_back({item.sequence, kOpen, error});
+  if (error) add_failure(item.sequence, error);
   running_ = nullptr;
   done_.store(item.sequence, std::memory_order_release);
   for (std::atomic<std::uint32_t>* word : words_)
     word->store(static_cast<std::uint32_t>(item.sequence), std::memory_order_release);
   has_finished_.notify_all();
   if (started_ < submitted_) has_work_.notify_one();
+}
+
+void HostQueue::add_failure(std::uint64_t first, std::exception_ptr error) {
+  failures_.push_back({first, kOpen, std::move(error)});
+  has_failures_.store(true, std::memory_order_relaxed);
+}
+
+// Failures are asked for by events. Where there is none, and nothing is left to skip, a long run must not keep them:
+// each has the text of an error. Only this thread makes events and lets them go.
+void HostQueue::forget_failures() {
+  if (!has_failures_.load(std::memory_order_relaxed) || use_count() > 1) return;  // the rank has one
+  const std::lock_guard lock(mutex_);
+  if (done_ != submitted_ || failures_.back().last == kOpen) return;
+  failures_.clear();
+  has_failures_.store(false, std::memory_order_relaxed);
+}
+
+std::size_t HostQueue::num_failures() const {
+  const std::lock_guard lock(mutex_);
+  return failures_.size();
 }
 
 bool HostQueue::is_failed(std::uint64_t sequence) const {
@@ -342,8 +362,7 @@ void HostQueue::abort(const std::string& reason) noexcept {
   std::function<void(std::string_view)> abort_running;
   {
     const std::lock_guard lock(mutex_);
-    if (done_.load() < submitted_)
-      failures_.push_back({done_.load() + 1, kOpen, std::make_exception_ptr(CommError(reason))});
+    if (done_.load() < submitted_) add_failure(done_.load() + 1, std::make_exception_ptr(CommError(reason)));
     if (running_) abort_running = running_->abort;
   }
   if (abort_running) abort_running(reason);

@@ -43,6 +43,8 @@ class HostQueue final : public Queue {
   void hurry();
   /// Items that still hold their storages.
   std::size_t num_in_flight() const;
+  /// Failures that are remembered: as long as an event of the queue is anywhere, and until the next submit.
+  std::size_t num_failures() const;
 
  private:
   struct Failure {
@@ -63,6 +65,8 @@ class HostQueue final : public Queue {
   void run_thread();
   void run_next(std::unique_lock<std::mutex>& lock);
   bool is_failed(std::uint64_t sequence) const;
+  void add_failure(std::uint64_t first, std::exception_ptr error);
+  void forget_failures();
   void sleep_until_done(std::unique_lock<std::mutex>& lock, std::uint64_t sequence);
   void explain_wait(std::int64_t start, std::uint64_t first, std::uint64_t last);
   void retire(std::uint64_t sequence);
@@ -84,6 +88,7 @@ class HostQueue final : public Queue {
   std::vector<Event> next_after_;  // what the next item waits for: wait()
   // Sequences that failed or were skipped; the last entry is open (`last` = all) until somebody has waited.
   std::vector<Failure> failures_;
+  std::atomic<bool> has_failures_{false};  // asked at every submit, without the lock
 };
 
 }  // namespace sherd

@@ -395,6 +395,26 @@ TEST(Queue, DroppedResultsDropTheirErrors) {
   EXPECT_EQ(y.data<float>()[0], 2);
 }
 
+// A run of many steps, some of which fail, must not keep an error of each.
+TEST(Queue, FailuresAreForgottenWithTheBytesThatKnowThem) {
+  RankScope scope;
+  const auto& host = static_cast<const HostQueue&>(queue());
+  const auto fail_once = [](std::string_view reason) {
+    const Tensor x = buffer();
+    submit(queue(), {{x.storage(), true}}, [reason] { fail("no such peer: {}", reason); });
+    expect_error([&] { (void)x.raw(); }, {reason});
+  };
+  for (int i = 0; i < 20; ++i) fail_once("first");
+  EXPECT_LE(host.num_failures(), 1U);
+
+  const Tensor kept = buffer();
+  submit(queue(), {{kept.storage(), true}}, [] { fail("the one that is kept"); });
+  expect_error([&] { (void)kept.raw(); }, {"the one that is kept"});
+  for (int i = 0; i < 3; ++i) fail_once("later");
+  EXPECT_GE(host.num_failures(), 3U);
+  expect_error([&] { (void)kept.raw(); }, {"the one that is kept"});
+}
+
 TEST(Queue, OtherThreadsCannotSubmit) {
   RankScope scope;
   Queue& mine = queue();
