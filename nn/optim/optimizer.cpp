@@ -62,13 +62,15 @@ void Optimizer::ensure_state(std::size_t i) {
   const Tensor local = value.local();
   check(!local.is_meta(), "parameter \"{}\" has no values; materialize the model before the first step", p.name());
   move_scalars(local.device());
+  std::vector<std::unique_ptr<Slot>> slots;  // kept when all are made: the memory for one of them may be refused
   for (const std::string& kind : state_kinds()) {
     auto slot = std::make_unique<Slot>(p.name() + "." + kind);
     Tensor zero = Tensor::empty(local.shape(), local.dtype(), local.device(), MemoryCategory::optimizer);
     fill_into(zero, 0);
     slot->set(value.is_distributed() ? Tensor::distributed(value.shape(), value.layout(), zero) : zero);
-    state_[i].push_back(std::move(slot));
+    slots.push_back(std::move(slot));
   }
+  state_[i] = std::move(slots);
 }
 
 // Parameters whose state is new share a count: step_slot()'s as long as no step was missed.

@@ -14,6 +14,7 @@
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
+#include "tests/support/op_trap.h"
 #include "tests/support/ranks.h"
 
 namespace sherd::nn {
@@ -273,6 +274,25 @@ TEST(Optimizer, RefusalsNameWhatIsWrong) {
     AdamW mixed({&q});
     expect_error([&] { mixed.step(); }, {"\"q\"", "f32[4]{0: dp}", "f32[4]", "after backward"});
   });
+}
+
+// The first step makes the state; the memory for some of it may be refused.
+TEST(AdamW, AFirstStepThatIsLeftBeforeItsUpdateIsMadeByTheNextCall) {
+  const auto values_after_step_left_at = [](std::int64_t at) {
+    const auto p = parameter("w", {1, 2, 3, 4}, {4});
+    AdamW optimizer({p.get()}, {.lr = 0.1});
+    give_gradient(*p, kGradients[0]);
+    if (at >= 0) {
+      const testing::OpTrap trap(at);
+      expect_error([&] { optimizer.step(); }, {"the trap"});
+    }
+    EXPECT_EQ(optimizer.torn(), "") << "op " << at;
+    optimizer.step();
+    EXPECT_EQ(optimizer.state().size(), 2U);
+    return p->value().detach().to_vector<float>();
+  };
+  const auto expected = values_after_step_left_at(-1);
+  for (const std::int64_t at : {0, 1}) EXPECT_EQ(values_after_step_left_at(at), expected);  // zeros of m, of v
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // Throws in the midst of a step: at the n-th op of a scope, or at the first of a name. It stands where a recorder of
 // steps would, which is told of every op before it runs, those of backward, the optimizer and communication included.
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -16,7 +17,8 @@ namespace sherd::testing {
 
 class OpTrap final : public CaptureSink {
  public:
-  /// Throws Error "the trap at ..." there, once; -1: nowhere, it counts.
+  /// Throws Error "the trap at ..." there, once; -1: nowhere, it counts. Not while another exception is on its way: the
+  /// ops that go back to the state between steps are not counted.
   explicit OpTrap(std::int64_t at) : OpTrap(at, "") {}
   explicit OpTrap(std::string_view op) : OpTrap(-1, op) {}
   ~OpTrap() { RankContext::current().capture = outer_; }
@@ -25,6 +27,7 @@ class OpTrap final : public CaptureSink {
   std::int64_t count() const { return count_; }
 
   void prepare(const Op& op, std::span<const Tensor>) override {
+    if (std::uncaught_exceptions() > 0 || std::current_exception()) return;
     const std::int64_t index = count_++;
     if (index != at_ && (op_.empty() || has_thrown_ || op.name != op_)) return;
     has_thrown_ = true;
