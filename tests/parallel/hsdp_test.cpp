@@ -190,6 +190,32 @@ TEST(FullyShard, F81_UnusedInTheLastMicroBatch) {
   });
 }
 
+// What waits for the sum over replicas belongs to the step: it is not left out of the update, nor taken into the next.
+TEST(FullyShard, F81_AStepBeforeTheSumOverReplicasIsRefusedAndClearingDropsWhatWaits) {
+  for (const Grid grid : {Grid{2, 2}, Grid{2, 1}})
+    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
+      const DeviceMesh mesh = mesh_of(group, grid);
+      Net net(kUneven), other(kUneven);
+      for (Net* each : {&net, &other}) {
+        shard(*each, mesh);
+        each->materialize(nn::Seed{2});
+      }
+      nn::AdamW optimizer(net.parameters(), {.lr = 0.01});
+      nn::set_requires_all_reduce(net, false);
+      backward(sum(net(slice_of(batch_of(12, 5, 0, "x"), *group))));
+      expect_error([&] { optimizer.step(); },
+                   {"\"blocks.0.linear.weight\"", "not reduced yet", "set_requires_all_reduce"});
+      EXPECT_EQ(optimizer.torn(), "");
+      optimizer.clear_gradients();
+      EXPECT_EQ(held(MemoryCategory::gradients), 0);
+      nn::set_requires_all_reduce(net, true);
+      for (Net* each : {&net, &other}) backward(sum((*each)(slice_of(batch_of(12, 5, 1, "x"), *group))));
+      const auto a = net.parameters(), e = other.parameters();
+      for (std::size_t i = 0; i < a.size(); ++i)
+        EXPECT_TRUE(same_bits(a[i]->grad().local(), e[i]->grad().local())) << a[i]->name();
+    });
+}
+
 // Memory of a reduction does not grow with the number of layers, though gradients travel in another type.
 TEST(FullyShard, F175_SumsThatLieAsideAreFreed) {
   const auto peak = [](const Group& group, int layers) {

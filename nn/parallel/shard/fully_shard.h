@@ -127,7 +127,8 @@ void reshard(Module& module);
 /// Error unless it is finite and above 0.
 void set_gradient_divide_factor(Module& module, double factor);
 /// HSDP: off, backward passes reduce over the shard axis only and accumulate apart from grad(); the next pass with it
-/// on all-reduces the accumulated sum over replicas. For all but the last micro-batch of a step.
+/// on all-reduces the accumulated sum over replicas. For all but the last micro-batch of a step: clearing a gradient
+/// drops what waits for it, and an optimizer's step() while something waits is an Error that names the parameter.
 void set_requires_all_reduce(Module& module, bool on, bool recurse = true);
 /// Off, for all but the last micro-batch of a step: backward passes reduce nothing. Their full gradients add up in the
 /// type of the reduction, apart from grad(), in memory accounted as gradients, until a pass with it on reduces the sum,

@@ -518,6 +518,13 @@ void GradientInbox::abandon(std::string_view reason) noexcept {
   buffers_.drop();
 }
 
+// Of one parameter: a step that is given up must not reach into the next one.
+void GradientInbox::cleared(Slot& slot) {
+  const std::size_t i = index_of(slot);
+  if (held_) held_->drop(i);
+  if (entries_[i].has_unsummed()) entries_[i].aside->clear_grad();
+}
+
 void GradientInbox::discard_earlier() {
   for (const Entry& e : entries_)
     if (e.aside) e.aside->clear_grad();

@@ -82,10 +82,11 @@ class GradientInbox final : public GradSink {
   void accept(Slot& slot, Tensor gradient) override;
   void finish(Slot& slot) override;
   void abandon(Slot&, std::string_view reason) noexcept override { abandon(reason); }
-  void cleared(Slot& slot) override {
-    if (held_) held_->drop(index_of(slot));
+  void cleared(Slot& slot) override;
+  bool holds_more(const Slot& slot) const override {
+    const std::size_t i = buffers_.find(slot);
+    return is_held(i) || entries_[i].has_unsummed();
   }
-  bool holds_more(const Slot& slot) const override { return held_ && is_held(buffers_.find(slot)); }
 
  private:
   // Gradient of this backward pass: none; a full one to average or to sum; on one rank, added to grad() already.
