@@ -68,6 +68,37 @@ TEST(FullyShard, F192_RanksThatUseDifferentParametersAreToldWhich) {
     });
 }
 
+/// Ranks, blocks and steps take turns.
+void choose(ChoosingNet& model, int rank, std::uint64_t step) {
+  for (std::size_t i = 0; i < 3; ++i)
+    model.blocks.items()[i]->uses_a = (static_cast<std::uint64_t>(rank) + i + step) % 2 == 0;
+}
+
+/// Backward of a step on this rank's rows; of the reference on all, in the way of each rank.
+void backward_both(ChoosingNet& net, ChoosingNet& reference, const ProcessGroup& group, std::uint64_t step) {
+  const Tensor x = batch_of(12, 6, step, "x");
+  choose(net, group.rank(), step);
+  backward(loss_of(net, slice_of(x, group)));
+  const std::int64_t rows = 12 / group.size();
+  for (int rank = 0; rank < group.size(); ++rank) {
+    choose(reference, rank, step);
+    backward(loss_of(reference, narrow(x, 0, rank * rows, rows)) * (1.0 / group.size()));
+  }
+}
+
+/// The gradients are the reference's, or zero, and cleared.
+void expect_and_clear(ChoosingNet& net, ChoosingNet& reference) {
+  const auto own = net.parameters(), expected = reference.parameters();
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    ASSERT_TRUE(own[i]->grad().defined()) << own[i]->name();
+    const Tensor average = expected[i]->grad().defined() ? expected[i]->grad().detach() : zeros(own[i]->shape());
+    EXPECT_TRUE(near(own[i]->grad().local(), part_of(average, own[i]->grad()), 1e-5)) << own[i]->name();
+    own[i]->clear_grad();
+    expected[i]->clear_grad();
+  }
+  EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+}
+
 TEST(FullyShard, F66_UnusedParametersCountAsZeroOnRequest) {
   for (const int ranks : {1, 2, 3})
     run_ranks(ranks, [](const Group& group) {
@@ -76,34 +107,41 @@ TEST(FullyShard, F66_UnusedParametersCountAsZeroOnRequest) {
       nn::set_reduce_unused(net, true);
       net.materialize(nn::Seed{3});
       reference.materialize(nn::Seed{3});
-      const auto choose = [](ChoosingNet& model, int rank, std::uint64_t step) {
-        for (std::size_t i = 0; i < 3; ++i)
-          model.blocks.items()[i]->uses_a = (static_cast<std::uint64_t>(rank) + i + step) % 2 == 0;
-      };
       for (std::uint64_t step = 0; step < 3; ++step) {
-        const Tensor x = batch_of(12, 6, step, "x");
-        choose(net, group->rank(), step);
         const CommCounts before = settled_counts(*group);
-        backward(loss_of(net, slice_of(x, *group)));
+        backward_both(net, reference, *group, step);
         if (group->size() > 1) {
           EXPECT_EQ(settled_counts(*group).reduce_scatter.calls - before.reduce_scatter.calls, 4);
         }
-        const std::int64_t rows = 12 / group->size();
-        for (int rank = 0; rank < group->size(); ++rank) {
-          choose(reference, rank, step);
-          backward(loss_of(reference, narrow(x, 0, rank * rows, rows)) * (1.0 / group->size()));
-        }
-        const auto own = net.parameters(), expected = reference.parameters();
-        for (std::size_t i = 0; i < own.size(); ++i) {
-          ASSERT_TRUE(own[i]->grad().defined()) << own[i]->name();
-          const Tensor average = expected[i]->grad().defined() ? expected[i]->grad().detach() : zeros(own[i]->shape());
-          EXPECT_TRUE(near(own[i]->grad().local(), part_of(average, own[i]->grad()), 1e-5)) << own[i]->name();
-          own[i]->clear_grad();
-          expected[i]->clear_grad();
-        }
-        EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+        expect_and_clear(net, reference);
       }
     });
+}
+
+// No pass reduces, so each leaves zeros for what it does not use: finalize_backward() reduces the same on all ranks.
+TEST(FullyShard, F66_F86_UnusedParametersOfPassesThatWaitCountAsZeroToo) {
+  for (const bool is_grid : {false, true})
+    for (const bool is_by_hand : {false, true})
+      run_ranks(4, [=](const Group& group) {
+        ChoosingNet net, reference;
+        shard(net, is_grid ? DeviceMesh(group, {{"replicate", 2}, {"dp", 2}}) : DeviceMesh(group));
+        nn::set_reduce_unused(net, true);
+        net.materialize(nn::Seed{3});
+        reference.materialize(nn::Seed{3});
+        for (std::uint64_t step = 0; step < 2; ++step) {
+          nn::set_requires_gradient_sync(net, false);
+          nn::set_is_last_backward(net, !is_by_hand);
+          backward_both(net, reference, *group, step);  // twice in the same way: a rank uses half of each block
+          if (!is_by_hand) nn::set_requires_gradient_sync(net, true);
+          backward_both(net, reference, *group, step);
+          if (is_by_hand) {
+            nn::set_requires_gradient_sync(net, true);
+            nn::set_is_last_backward(net, true);
+            nn::finalize_backward(net);
+          }
+          expect_and_clear(net, reference);
+        }
+      });
 }
 
 // ---- F74: methods other than forward ----

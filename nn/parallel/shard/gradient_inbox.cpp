@@ -285,7 +285,10 @@ void GradientInbox::reduce_pending() {
   finished_ = 0;
   for (std::size_t i = 0; i < entries_.size(); ++i)
     if (!buffers_.parameter(i)) entries_[i].pending = Pending::none;
-  if (holds()) return hold();
+  if (holds()) {
+    add_zeros_for_unused();
+    return hold();
+  }
   take_held();
   add_zeros_to_unsummed();
   add_zeros_for_unused();
@@ -367,12 +370,13 @@ void GradientInbox::add_zeros_to_unsummed() {
   }
 }
 
-// Once in a pass: what arrives after that is reduced for itself.
+// Once in a pass: what arrives after that is reduced for itself. Passes that are held need them too:
+// finalize_backward() reduces what is held, and that must be the same on all ranks.
 void GradientInbox::add_zeros_for_unused() {
   if (!reduces_unused_ || !in_backward() || std::exchange(zeros_pass_, backward_pass()) == backward_pass()) return;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const Parameter* const p = buffers_.parameter(i);
-    if (p && p->requires_grad() && entries_[i].pending == Pending::none) add_zeros(i);
+    if (p && p->requires_grad() && entries_[i].pending == Pending::none && !is_held(i)) add_zeros(i);
   }
 }
 

@@ -58,7 +58,8 @@ struct UnitPolicy {
   /// reverse order). Off: every unit is gathered when it is needed.
   bool prefetch = true;
   /// Ranks may use different parameters: those that a rank's backward does not reach count as zero in the average, and
-  /// every pass reduces this unit. Off: ranks that use different ones raise CommError with their names.
+  /// every pass reduces this unit. Off: ranks that use different ones raise CommError with their names. Units are to be
+  /// reached by the passes of all ranks alike, by some parameter: they are gathered and reduced in that order.
   bool reduce_unused = false;
   /// Parameters that take fewer bytes (of this rank's full tensor, in the parameter's dtype) stay replicated where the
   /// mesh shards: they are never gathered, their gradients and state are whole on every rank, and gradients are
