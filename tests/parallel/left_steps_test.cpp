@@ -168,5 +168,32 @@ TEST(FullyShard, AStepThatNotAllRanksHaveMadeTearsTheState) {
     });
 }
 
+// Passes that waited are reduced outside of any: that too is a step which ends for all.
+TEST(FullyShard, F191_AnExceptionInFinalizeBackwardIsHeardByAll) {
+  for (const int ranks : {2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      Training training(group, DeviceMesh(group));
+      training.step(0);
+      nn::set_requires_gradient_sync(training.net, false);
+      nn::set_is_last_backward(training.net, false);
+      training.forward_and_backward(1);
+      nn::set_requires_gradient_sync(training.net, true);
+      nn::set_is_last_backward(training.net, true);
+      training.settle();
+      if (group->rank() == 1) {
+        const OpTrap trap("reduce_start");
+        expect_error([&] { nn::finalize_backward(training.net); }, {"the trap", "reduce_start"});
+        EXPECT_EQ(held(MemoryCategory::unsharded) + held(MemoryCategory::gradients), 0);
+      } else {
+        expect_error([&] { nn::finalize_backward(training.net).wait(); }, {"the trap", "reduce_start"});
+      }
+      training.optimizer->clear_gradients();
+      nn::reset_after_error(training.net);
+      EXPECT_EQ(training.optimizer->torn(), "");
+      training.step(1);
+      EXPECT_EQ(training.updates(), 2);
+    });
+}
+
 }  // namespace
 }  // namespace sherd::testing

@@ -160,7 +160,14 @@ GradientReduction finalize_backward(Module& root) {
   const FullyShardHook& hook = root_hook(root, "finalize_backward");
   const GradMode off(false);
   const PhaseScope phase(StepPhase::backward);
-  if (hook.tree()) hook.tree()->end_backward(true);
+  if (hook.tree()) {
+    try {
+      hook.tree()->end_backward(true);
+    } catch (...) {  // as one that leaves a backward pass: peers wait in the reductions
+      hook.tree()->abandon(current_exception_text());
+      throw;
+    }
+  }
   return GradientReduction(units(root));
 }
 
