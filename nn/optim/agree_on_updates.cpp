@@ -4,6 +4,7 @@
 #include <set>
 #include <sstream>
 
+#include "nn/optim/loss_scaler.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
 #include "runtime/tensor/error.h"
@@ -12,7 +13,8 @@ namespace sherd::nn {
 
 namespace {
 
-/// What a rank says of an optimizer, as one line: the number of updates, and why it is torn, if it is.
+/// What a rank says of an optimizer, as one line: the number of updates, and why it is torn, if it is. Of a loss
+/// scaler: its scale and counts.
 struct Report {
   std::string updates, torn;
 };
@@ -26,6 +28,23 @@ std::string report_of(Optimizer& optimizer) {
   }
   std::ranges::replace(torn, '\n', ' ');
   return fmt::format("{} {}\n", updates, torn);
+}
+
+std::string report_of(LossScaler& scaler) {
+  std::string values;
+  for (const LossScalerState& s : scaler.state())
+    values += fmt::format("{}{}", values.empty() ? "" : ",", s.slot->value().item<float>());
+  return values + " \n";
+}
+
+void take_values(LossScaler& scaler, const std::string& values) {
+  std::istringstream text(values);
+  for (const LossScalerState& s : scaler.state()) {
+    float value = 0;
+    text >> value;
+    text.ignore();  // the comma
+    s.slot->assign(Tensor::scalar(value));
+  }
 }
 
 std::vector<Report> read_reports(const std::string& text) {
@@ -57,19 +76,26 @@ void agree_on_updates(const std::vector<Parameter*>& parameters, ProcessGroup& g
   for (Optimizer* optimizer : Optimizer::living())
     if (std::ranges::any_of(optimizer->parameters(), [&](Parameter* p) { return known.contains(p); }))
       optimizers.push_back(optimizer);
+  const std::vector<LossScaler*>& scalers = LossScaler::living();  // of which models they do not know
   for (Optimizer* optimizer : optimizers) optimizer->reset_gradient_scale();
+  for (LossScaler* scaler : scalers) scaler->forget_step();
   if (group.size() == 1 || RankContext::current().is_ghost()) return;
 
   std::string own;
   for (Optimizer* optimizer : optimizers) own += report_of(*optimizer);
+  for (LossScaler* scaler : scalers) own += report_of(*scaler);
   std::vector<std::vector<Report>> by_rank;
   for (const std::string& text : gather_text(group, own)) by_rank.push_back(read_reports(text));
   for (std::size_t r = 1; r < by_rank.size(); ++r)
     check(by_rank[r].size() == by_rank[0].size(),
-          "rank 0 has {} optimizers of the model and rank {} has {}: make the same on all ranks", by_rank[0].size(), r,
-          by_rank[r].size());
+          "rank 0 has {} optimizers of the model and loss scalers, rank {} has {}: make the same on all ranks",
+          by_rank[0].size(), r, by_rank[r].size());
   for (std::size_t i = 0; i < optimizers.size(); ++i)
     if (const std::string reason = torn_anywhere(by_rank, i); !reason.empty()) optimizers[i]->mark_torn(reason);
+  const std::vector<Report>& mine = by_rank[static_cast<std::size_t>(group.rank())];
+  for (std::size_t i = 0; i < scalers.size(); ++i)
+    if (const std::size_t at = optimizers.size() + i; by_rank[0][at].updates != mine[at].updates)
+      take_values(*scalers[i], by_rank[0][at].updates);
 }
 
 }  // namespace sherd::nn

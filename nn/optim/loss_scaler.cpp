@@ -6,6 +6,7 @@
 //   yes                  scale                                   + 1
 #include "nn/optim/loss_scaler.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "nn/optim/clip.h"
@@ -33,6 +34,11 @@ void check_options(const LossScalerOptions& o) {
         "LossScaler: min_scale must be from 0 to init_scale = {}, got {}", o.init_scale, o.min_scale);
 }
 
+// State of the rank context.
+struct LivingScalers {
+  std::vector<LossScaler*> list;
+};
+
 }  // namespace
 
 LossScaler::LossScaler(const LossScalerOptions& options)
@@ -47,7 +53,16 @@ LossScaler::LossScaler(const LossScalerOptions& options)
   good_steps_.set(Tensor::scalar(0));
   skipped_steps_.set(Tensor::scalar(0));
   finite_.set(ones({}, DType::boolean));
+  RankContext::current().state<LivingScalers>().list.push_back(this);
 }
+
+LossScaler::~LossScaler() {
+  if (RankContext* context = RankContext::current_or_null()) std::erase(context->state<LivingScalers>().list, this);
+}
+
+const std::vector<LossScaler*>& LossScaler::living() { return RankContext::current().state<LivingScalers>().list; }
+
+void LossScaler::forget_step() { fill_into(finite_.value(), 1); }
 
 void LossScaler::move_to(Device device) {
   if (device.is_meta() || device == scale_.value().device()) return;

@@ -45,6 +45,7 @@ class LossScaler {
  public:
   /// Error naming the option that is out of range.
   explicit LossScaler(const LossScalerOptions& options = {});
+  ~LossScaler();
   LossScaler(const LossScaler&) = delete;
   LossScaler& operator=(const LossScaler&) = delete;
 
@@ -68,6 +69,10 @@ class LossScaler {
   const Tensor& skipped_steps() const { return skipped_steps_.value(); }
   /// Part of a checkpoint, between steps.
   std::vector<LossScalerState> state();
+  /// A step was left: what unscale() has seen in it does not count. Local.
+  void forget_step();
+  /// Those of this rank that live, in the order in which they were made.
+  static const std::vector<LossScaler*>& living();
 
  private:
   void move_to(Device device);

@@ -13,6 +13,8 @@
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/replay.h"
 #include "tests/parallel/two_dim_net.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/op_trap.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
 
@@ -126,6 +128,43 @@ TEST(FullyShard, F97_ACapturedStepSkipsWithoutABranch) {
         EXPECT_EQ(each->scaler->current_scale().item<double>(), scales().back());
         EXPECT_EQ(each->scaler->skipped_steps().item<double>(), 4);
       }
+    });
+}
+
+/// The scale and its counts.
+std::vector<double> numbers_of(nn::LossScaler& scaler) {
+  std::vector<double> numbers;
+  for (const nn::LossScalerState& s : scaler.state()) numbers.push_back(s.slot->value().item<double>());
+  return numbers;
+}
+
+// Ranks with different scales would mix their gradients.
+TEST(FullyShard, F97_F191_AStepThatIsLeftLeavesOneScaleOnAllRanks) {
+  for (const int victim : {0, 1})
+    run_ranks(2, [=](const Group& group) {
+      Training training(group, {1, 2, 1}, true);
+      for (std::uint64_t i = 0; i < 2; ++i) {
+        const auto [x, y] = training.batch(i);
+        training.step(x, y);
+      }
+      EXPECT_EQ(numbers_of(*training.scaler), (std::vector<double>{2048, 0, 0}));
+      const auto [x, y] = training.batch(2);  // bad
+      backward(training.scaler->scale(mean_square(cast(training.net(x), DType::f32), y)));
+      training.scaler->unscale(*training.optimizer);
+      training.optimizer->step_and_clear();
+      if (group->rank() == victim) {
+        const OpTrap trap(0);
+        expect_error([&] { training.scaler->update(); }, {"the trap"});
+      } else {
+        training.scaler->update();
+      }
+      nn::reset_after_error(training.net);
+      EXPECT_EQ(training.optimizer->torn(), "");
+      const double scale = victim == 0 ? 2048 : 1024;  // rank 0's
+      EXPECT_EQ(numbers_of(*training.scaler), (std::vector<double>{scale, 0, victim == 0 ? 0.0 : 1.0}));
+      const auto [good_x, good_y] = training.batch(1);  // what the bad batch was seen to be does not count now
+      training.step(good_x, good_y);
+      EXPECT_EQ(numbers_of(*training.scaler), (std::vector<double>{scale, 1, victim == 0 ? 0.0 : 1.0}));
     });
 }
 
