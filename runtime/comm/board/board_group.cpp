@@ -148,26 +148,30 @@ void BoardGroup::count(CommOp op, std::int64_t num_bytes, Board::Clock::time_poi
   skew_seconds_ += std::chrono::duration<double>(last_arrival - start).count();
 }
 
-void BoardGroup::check_counts(std::span<const std::int64_t> counts) const {
+void BoardGroup::check_counts(std::span<const std::int64_t> counts, std::int64_t blocks) const {
   check(std::cmp_equal(counts.size(), size()), "counts has {} entries, the group has {} ranks; give one count per rank",
         counts.size(), size());
-  for (const std::int64_t count : counts) check(count >= 0, "a count is {}; counts must not be negative", count);
+  check(blocks >= 1, "a tensor of {} blocks; there is at least one", blocks);
+  for (const std::int64_t count : counts)
+    check(count >= 0 && count % blocks == 0,
+          "a count is {}, of {} blocks; counts must not be negative, and blocks must divide them", count, blocks);
 }
 
 OpenedCall BoardGroup::open(std::span<const GatherPart> parts) {
   OpenedCall opened{board_.open_call(CommOp::all_gather), Lanes(size())};
   checked(CommOp::all_gather, [&] {
     for (const GatherPart& part : parts) {
-      check_counts(part.counts);
+      check_counts(part.counts, part.blocks);
       check_data(part.data, sum(part.counts));
+      check(part.source != nullptr || part.blocks == 1, "a gather into {} blocks needs a source", part.blocks);
       if (part.source == nullptr) {
         opened.call.add_part(part.dtype, part.counts);
         opened.lanes.add(part.data, part.dtype, part.counts);
         continue;
       }
       check_source(part);
-      opened.call.add_part(part.dtype, part.counts, part.source_dtype);
-      opened.lanes.add(part.data, part.dtype, part.counts, rank(), part.source, part.source_dtype);
+      opened.call.add_part(part.dtype, part.counts, part.source_dtype, part.blocks);
+      opened.lanes.add(part.data, part.dtype, part.counts, rank(), part.source, part.source_dtype, part.blocks);
     }
     opened.call.close();
   });
@@ -193,13 +197,13 @@ OpenedCall BoardGroup::open(std::span<const ScatterPart> parts, const ReduceOpti
   OpenedCall opened{board_.open_call(CommOp::reduce_scatter), Lanes(size())};
   checked(CommOp::reduce_scatter, [&] {
     for (const ScatterPart& part : parts) {
-      check_counts(part.counts);
+      check_counts(part.counts, part.blocks);
       check_data(part.in, sum(part.counts));
       check_data(part.out, part.counts[static_cast<std::size_t>(rank())]);
       check_reducible(part.dtype, options);
       check_scatter_types(part);
-      opened.call.add_part(part.wire.value_or(part.dtype), part.counts, part.dtype);
-      opened.lanes.add(part.in, part.dtype, part.counts);
+      opened.call.add_part(part.wire.value_or(part.dtype), part.counts, part.dtype, part.blocks);
+      opened.lanes.add(part.in, part.dtype, part.counts, part.blocks);
       opened.num_bytes += sum(part.counts) * wire_size(part);
     }
     opened.call.close_with_reduction(options);

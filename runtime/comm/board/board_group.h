@@ -72,7 +72,7 @@ class BoardGroup final : public HostGroup {
   OpenedCall open(std::span<const ScatterPart> parts, const ReduceOptions& options);
   void count(CommOp op, std::int64_t num_bytes, Board::Clock::time_point start);
   void run_pair(CommOp op, std::span<const FlatPart> parts, int peer);
-  void check_counts(std::span<const std::int64_t> counts) const;
+  void check_counts(std::span<const std::int64_t> counts, std::int64_t blocks = 1) const;
 
   Division division_;  // of channel 0
   BoardGroup& group_;  // channel 0, maybe this

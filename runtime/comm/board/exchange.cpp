@@ -99,7 +99,8 @@ const std::byte* Exchange::at(int rank, int lane, const Piece& piece) const {
     readable = board_.options().is_one_process ? static_cast<const Strip*>(board_.strips(rank))[piece.strip].readable
                                                : reinterpret_cast<std::intptr_t>(board_.heap(rank)) +
                                                      heap_table(board_, rank, heap_round_)[piece.strip];
-  return reinterpret_cast<const std::byte*>(readable + piece.first * byte_size(own.readable_dtype));
+  const std::int64_t first = own.is_packed ? piece.packed : piece.first;
+  return reinterpret_cast<const std::byte*>(readable + first * byte_size(own.readable_dtype));
 }
 
 void Exchange::finish() {

@@ -4,8 +4,9 @@
 
 namespace sherd::comm {
 
-void Lanes::add(const void* data, DType dtype, std::span<const std::int64_t> counts) {
-  strips_.push_back({static_cast<const std::byte*>(data), dtype, reinterpret_cast<std::intptr_t>(data), dtype});
+void Lanes::add(const void* data, DType dtype, std::span<const std::int64_t> counts, std::int64_t blocks) {
+  strips_.push_back(
+      {static_cast<const std::byte*>(data), dtype, reinterpret_cast<std::intptr_t>(data), dtype, blocks, false});
   std::int64_t start = 0;
   starts_.push_back(start);
   for (const std::int64_t count : counts) starts_.push_back(start += count);
@@ -13,12 +14,13 @@ void Lanes::add(const void* data, DType dtype, std::span<const std::int64_t> cou
 }
 
 void Lanes::add(const void* data, DType dtype, std::span<const std::int64_t> counts, int own, const void* source,
-                DType source_dtype) {
-  add(data, dtype, counts);
+                DType source_dtype, std::int64_t blocks) {
+  add(data, dtype, counts, blocks);
   Strip& strip = strips_.back();
   const std::int64_t before = start(strips_.size() - 1, static_cast<std::size_t>(own));
   strip.readable = reinterpret_cast<std::intptr_t>(source) - before * byte_size(source_dtype);
   strip.readable_dtype = source_dtype;
+  strip.is_packed = true;
 }
 
 void Lanes::add_even(const void* data, DType dtype, std::int64_t count) {
@@ -50,19 +52,29 @@ std::span<const Piece> Rounds::pieces(std::size_t lane) const {
   return std::span(pieces_).subspan(begin, ends_[lane] - begin);
 }
 
+// What is left of the lane's run that the cursor is in: of its part of the strip, or of one block of it.
+Piece Rounds::run_at(const Cursor& cursor, std::size_t lane, std::size_t offset) const {
+  const Strip& strip = lanes_.strips()[cursor.strip];
+  const std::int64_t start = lanes_.start(cursor.strip, lane), size = lanes_.start(cursor.strip, lane + 1) - start;
+  Piece run{cursor.strip, strip.dtype, start + cursor.done, size - cursor.done, offset, start + cursor.done};
+  if (strip.blocks == 1) return run;
+  const std::int64_t row = size / strip.blocks, block = lanes_.start(cursor.strip, lanes_.num_lanes()) / strip.blocks;
+  const std::int64_t within = cursor.done % row;
+  run.first = cursor.done / row * block + start / strip.blocks + within;
+  run.count = row - within;
+  return run;
+}
+
 void Rounds::take(std::size_t lane) {
   Cursor& cursor = cursors_[lane];
   std::size_t used = 0;
   while (cursor.strip < lanes_.strips().size() && used < slot_bytes_) {
-    const DType dtype = lanes_.strips()[cursor.strip].dtype;
-    const std::int64_t begin = lanes_.start(cursor.strip, lane) + cursor.done;
-    const std::int64_t left = lanes_.start(cursor.strip, lane + 1) - begin;
-    const std::size_t room = (slot_bytes_ - used) / static_cast<std::size_t>(byte_size(dtype));
-    const auto count = static_cast<std::int64_t>(std::min(static_cast<std::size_t>(left), room));
-    const Piece piece{cursor.strip, dtype, begin, count, used};
+    Piece piece = run_at(cursor, lane, used);
+    const std::size_t room = (slot_bytes_ - used) / static_cast<std::size_t>(byte_size(piece.dtype));
+    piece.count = static_cast<std::int64_t>(std::min(static_cast<std::size_t>(piece.count), room));
     pieces_.push_back(piece);
     used += (piece.byte_count() + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
-    cursor.done += count;
+    cursor.done += piece.count;
     skip_finished(lane);
   }
 }

@@ -5,6 +5,8 @@
 //
 //   tensor 0   | lane 0 | lane 1 | lane 2 |          round 0: pieces of each lane that fit
 //   tensor 1   |lane 0|lane 1|lane 2|                round 1: the next ones ...
+//
+// A tensor of several blocks has a run of each lane in every block; each run is a piece.
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -16,21 +18,26 @@
 namespace sherd::comm {
 
 /// One tensor of the launch on this rank. Peers that can read it in place do so at `readable`, the address that
-/// element 0 of the full tensor has or would have: of a tensor with a source only this rank's shard is there.
+/// element 0 of the full tensor has or would have: of a tensor with a source only this rank's shard is there, dense, as
+/// if lanes lay one after the other.
 struct Strip {
   const std::byte* data;
   DType dtype;
   std::intptr_t readable;
   DType readable_dtype;
+  std::int64_t blocks = 1;
+  bool is_packed = false;  ///< what is readable is the source
 };
 
-/// Elements [first, first + count) of a strip; `offset` is their place in the staging slot.
+/// Elements [first, first + count) of a strip; `offset` is their place in the staging slot, `packed` what `first` would
+/// be if lanes lay one after the other: the same, of one block.
 struct Piece {
   std::size_t strip;
   DType dtype;
   std::int64_t first;
   std::int64_t count;
   std::size_t offset;
+  std::int64_t packed;
 
   std::size_t byte_first() const { return static_cast<std::size_t>(first * byte_size(dtype)); }
   std::size_t byte_count() const { return static_cast<std::size_t>(count * byte_size(dtype)); }
@@ -39,17 +46,17 @@ struct Piece {
 class Lanes {
  public:
   explicit Lanes(int num_lanes) : num_lanes_(static_cast<std::size_t>(num_lanes)) {}
-  /// Lane l owns counts[l] elements; counts.size() is the number of lanes.
-  void add(const void* data, DType dtype, std::span<const std::int64_t> counts);
+  /// Lane l owns counts[l] elements, equally many of each block; counts.size() is the number of lanes.
+  void add(const void* data, DType dtype, std::span<const std::int64_t> counts, std::int64_t blocks = 1);
   /// The same; `source` is the address of lane `own` on this rank, of type `source_dtype`.
   void add(const void* data, DType dtype, std::span<const std::int64_t> counts, int own, const void* source,
-           DType source_dtype);
+           DType source_dtype, std::int64_t blocks = 1);
   /// Splits `count` elements evenly, the first lanes taking one more.
   void add_even(const void* data, DType dtype, std::int64_t count);
 
   std::size_t num_lanes() const { return num_lanes_; }
   std::span<const Strip> strips() const { return strips_; }
-  /// First element of a lane in a strip; lane may be num_lanes().
+  /// First element of a lane in a strip, as if lanes lay one after the other; lane may be num_lanes().
   std::int64_t start(std::size_t strip, std::size_t lane) const { return starts_[strip * (num_lanes_ + 1) + lane]; }
   /// Bytes of all full tensors.
   std::int64_t num_bytes() const { return num_bytes_; }
@@ -80,6 +87,7 @@ class Rounds {
     std::int64_t done = 0;  // elements of this lane in this strip that earlier pieces hold
   };
   void take(std::size_t lane);
+  Piece run_at(const Cursor& cursor, std::size_t lane, std::size_t offset) const;
   void skip_finished(std::size_t lane);
 
   const Lanes& lanes_;

@@ -36,8 +36,13 @@ void copy_sources(Board& board, std::span<const GatherPart> parts, const Lanes& 
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const GatherPart& part = parts[i];
     if (part.source == nullptr) continue;
-    auto* to = static_cast<std::byte*>(part.data) + lanes.start(i, lane) * byte_size(part.dtype);
-    board.count_copied(copy(to, part.dtype, part.source, part.source_dtype, part.counts[lane], false));
+    const std::int64_t count = part.counts[lane] / part.blocks;  // of each block
+    const std::int64_t block = lanes.start(i, lanes.num_lanes()) / part.blocks;
+    auto* to = static_cast<std::byte*>(part.data) + lanes.start(i, lane) / part.blocks * byte_size(part.dtype);
+    const auto* from = static_cast<const std::byte*>(part.source);
+    for (std::int64_t b = 0; b < part.blocks; ++b)
+      board.count_copied(copy(to + b * block * byte_size(part.dtype), part.dtype,
+                              from + b * count * byte_size(part.source_dtype), part.source_dtype, count, false));
   }
 }
 
@@ -64,7 +69,7 @@ void read_scatter(Board& board, const Exchange& exchange, std::span<const Scatte
   for (const Piece& piece : exchange.pieces(board.rank())) {
     const ScatterPart& part = parts[piece.strip];
     const Reduction reduction = reduction_of(options, board.size(), part);
-    const std::int64_t at = piece.first - lanes.start(piece.strip, static_cast<std::size_t>(board.rank()));
+    const std::int64_t at = piece.packed - lanes.start(piece.strip, static_cast<std::size_t>(board.rank()));
     reduce_piece(board, exchange, board.rank(), piece, inputs,
                  static_cast<std::byte*>(part.out) + at * byte_size(reduction.out), reduction,
                  lanes.num_bytes() >= kStreamBytes);

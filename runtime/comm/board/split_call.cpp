@@ -14,9 +14,10 @@ bool SplitCall::fits(const Collective& call, const BoardGroup& lane) {
     std::size_t bytes = 0;
     for (const CollectivePart& part : call.parts) {
       const DType dtype = gathers ? part.out_dtype.value_or(part.dtype) : part.dtype;
-      const auto piece = static_cast<std::size_t>(part.counts[rank] * byte_size(dtype));
-      total += piece;
-      bytes += (piece + Rounds::kPieceAlignment - 1) / Rounds::kPieceAlignment * Rounds::kPieceAlignment;
+      const auto run = static_cast<std::size_t>(part.counts[rank] / part.blocks * byte_size(dtype));
+      const auto blocks = static_cast<std::size_t>(part.blocks);
+      total += blocks * run;
+      bytes += blocks * ((run + Rounds::kPieceAlignment - 1) / Rounds::kPieceAlignment * Rounds::kPieceAlignment);
     }
     if (bytes > slot) return false;
   }

@@ -34,13 +34,24 @@ bool intersect(const void* a, std::int64_t a_bytes, const void* b, std::int64_t 
   return first < other + static_cast<std::uintptr_t>(b_bytes) && other < first + static_cast<std::uintptr_t>(a_bytes);
 }
 
-// A cast writes elements where others have yet to be read.
-void check_cast(const Collective& call, const CollectivePart& part, const CollectiveExtent& extent, std::size_t i) {
+void check_blocks(const Collective& call, const CollectivePart& part, std::size_t i) {
+  if (part.blocks == 1) return;
+  if (part.blocks < 1 || (call.op != CommOp::all_gather && call.op != CommOp::reduce_scatter))
+    fail("{}: tensor {} is of {} blocks; gathers and reductions to shards take several, others one",
+         comm::name(call.op), i, part.blocks);
+  for (const std::int64_t count : part.counts)
+    check(count % part.blocks == 0, "{}: tensor {} has a count of {}, which {} blocks do not divide",
+          comm::name(call.op), i, count, part.blocks);
+}
+
+// A cast, and shards that are strewn over the full tensor, write elements where others have yet to be read.
+void check_apart(const Collective& call, const CollectivePart& part, const CollectiveExtent& extent, std::size_t i) {
   const DType out = part.out_dtype.value_or(part.dtype);
-  if (out == part.dtype || extent.in == 0 || extent.out == 0) return;
+  if ((out == part.dtype && part.blocks == 1) || extent.in == 0 || extent.out == 0) return;
   if (intersect(part.in.address, extent.in, part.out.address, extent.out))
-    fail("{}: tensor {} is cast from {} to {} and its input lies in its output; give a buffer of its own",
-         comm::name(call.op), i, name(part.dtype), name(out));
+    fail("{}: tensor {} is {} and its input lies in its output; give a buffer of its own", comm::name(call.op), i,
+         out == part.dtype ? fmt::format("in {} blocks", part.blocks)
+                           : fmt::format("cast from {} to {}", name(part.dtype), name(out)));
 }
 
 }  // namespace
@@ -80,6 +91,7 @@ Device check_buffers(const Collective& call, int rank, int size, Device otherwis
   for (std::size_t i = 0; i < call.parts.size(); ++i) {
     const CollectivePart& part = call.parts[i];
     check_counts(call, part.counts, i, size);
+    check_blocks(call, part, i);
     if (call.op == CommOp::all_to_all) check_counts(call, part.out_counts, i, size);
     const CollectiveExtent extent = extent_of(call, part, rank);
     const std::pair<const Buffer&, std::int64_t> buffers[] = {{part.in, extent.in}, {part.out, extent.out}};
@@ -94,7 +106,7 @@ Device check_buffers(const Collective& call, int rank, int size, Device otherwis
              to_string(buffer.device), to_string(device));
       device = buffer.device;
     }
-    check_cast(call, part, extent, i);
+    check_apart(call, part, extent, i);
   }
   return device;
 }

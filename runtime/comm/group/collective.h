@@ -35,6 +35,10 @@ struct Buffer {
 ///   all_to_all      in: counts[r] elements for each rank, out: out_counts[r] from each; they must not overlap
 /// What is cast on its way must not overlap either.
 ///   send, recv      counts[0] elements of `in`, of `out`
+/// With several `blocks`, all_gather and reduce_scatter of a tensor that is sharded along an inner dim: the full tensor
+/// is as many equal blocks, each of counts[r] / blocks elements of every rank r in rank order; a shard is dense, and
+/// lies apart from the full tensor:
+///   full    | r0 | r1 | r0 | r1 | r0 | r1 |      shard of r1    | r1 | r1 | r1 |
 struct CollectivePart {
   Buffer in{}, out{};
   DType dtype = DType::f32;
@@ -42,6 +46,7 @@ struct CollectivePart {
   std::optional<DType> out_dtype{}, wire{};  ///< unset: `dtype`
   bool accumulate = false;
   std::vector<std::int64_t> out_counts{};
+  std::int64_t blocks = 1;
 };
 
 struct Collective {
@@ -60,9 +65,9 @@ struct CollectiveExtent {
 };
 CollectiveExtent extent_of(const Collective& call, const CollectivePart& part, int rank);
 
-/// Throws Error, naming the tensor, unless every buffer has room for its elements, all lie on one device, no cast
-/// overlaps, and there is one count per rank where ranks have parts. Returns that device; `otherwise` if there are no
-/// bytes.
+/// Throws Error, naming the tensor, unless every buffer has room for its elements, all lie on one device, what must lie
+/// apart does not overlap, and there is one count per rank where ranks have parts. Returns that device; `otherwise` if
+/// there are no bytes.
 Device check_buffers(const Collective& call, int rank, int size, Device otherwise);
 
 /// Where a collective is queued, and how it is called in messages and traces.

@@ -68,10 +68,11 @@ void Fingerprint::mix_text(std::string_view text) {
   mix(hash);
 }
 
-void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts, DType source_dtype) {
+void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts, DType source_dtype, std::int64_t blocks) {
   mix(static_cast<std::uint64_t>(dtype) << 8 | static_cast<std::uint64_t>(source_dtype));
   mix(counts.size());
   for (const std::int64_t count : counts) mix(static_cast<std::uint64_t>(count));
+  if (blocks != 1) mix(static_cast<std::uint64_t>(blocks));
 
   const bool is_first = num_parts_++ == 0;
   if (size_ > kPartsEnd) {
@@ -83,6 +84,11 @@ void Fingerprint::add_part(DType dtype, std::span<const std::int64_t> counts, DT
   if (source_dtype != dtype) {
     append(" from ");
     append(sherd::name(source_dtype));
+  }
+  if (blocks != 1) {
+    append(" in ");
+    append(blocks);
+    append(" blocks");
   }
   if (!counts.empty()) append(" x ");
   for (std::size_t i = 0; i < counts.size(); ++i) {

@@ -24,7 +24,8 @@ class Fingerprint {
   static Fingerprint of_pair(CommOp op, std::int64_t sequence, int channel, int peer, std::string_view members = {});
   void add_part(DType dtype, std::span<const std::int64_t> counts) { add_part(dtype, counts, dtype); }
   /// `source_dtype` differs where elements are cast on their way: "bf16 from f32 x 4,4". No counts: of the type only.
-  void add_part(DType dtype, std::span<const std::int64_t> counts, DType source_dtype);
+  /// Several blocks: "f32 in 2 blocks x 4,4".
+  void add_part(DType dtype, std::span<const std::int64_t> counts, DType source_dtype, std::int64_t blocks = 1);
   /// Closes the list; exactly one of these three comes last.
   void close();
   void close_with_root(int root);

@@ -38,15 +38,16 @@ namespace comm {
 std::vector<GatherPart> gather_parts(const Collective& call, int rank) {
   std::vector<GatherPart> parts;
   for (const CollectivePart& p : call.parts)
-    parts.push_back({p.out.address, p.out_dtype.value_or(p.dtype), p.counts, p.in.address, p.dtype});
+    parts.push_back({p.out.address, p.out_dtype.value_or(p.dtype), p.counts, p.in.address, p.dtype, p.blocks});
   for (GatherPart& part : parts) {
     std::int64_t before = 0;
     for (std::size_t r = 0; r < static_cast<std::size_t>(rank); ++r) before += part.counts[r];
     const auto* place = static_cast<const std::byte*>(part.data) + before * byte_size(part.dtype);
-    if (part.source == place && part.source_dtype == part.dtype) part.source = nullptr;  // there already
-    // An empty part has no address, and its rank too must say that parts are cast.
+    const bool is_plain = part.source_dtype == part.dtype && part.blocks == 1;
+    if (part.source == place && is_plain) part.source = nullptr;  // there already
+    // An empty part has no address, and its rank too must say that parts are cast, or strewn over blocks.
     static constexpr std::byte kNowhere{};
-    if (part.source == nullptr && part.source_dtype != part.dtype) part.source = &kNowhere;
+    if (part.source == nullptr && !is_plain) part.source = &kNowhere;
   }
   return parts;
 }
@@ -54,7 +55,7 @@ std::vector<GatherPart> gather_parts(const Collective& call, int rank) {
 std::vector<ScatterPart> scatter_parts(const Collective& call) {
   std::vector<ScatterPart> parts;
   for (const CollectivePart& p : call.parts)
-    parts.push_back({p.in.address, p.out.address, p.dtype, p.counts, p.accumulate, p.wire, p.out_dtype});
+    parts.push_back({p.in.address, p.out.address, p.dtype, p.counts, p.accumulate, p.wire, p.out_dtype, p.blocks});
   return parts;
 }
 

@@ -17,13 +17,14 @@ namespace sherd {
 /// One tensor of a grouped launch: `counts[r]` elements belong to rank r and lie in rank order from `data`.
 /// Counts may be uneven or zero. all_gather: the own part is already in place, the others are filled in; or, with
 /// `source`, the own part is there as counts[rank] elements of source_dtype, and the call puts all parts in place and
-/// casts them in the same pass.
+/// casts them in the same pass. Of several `blocks` (collective.h) there is always a source.
 struct GatherPart {
   void* data;
   DType dtype;
   std::span<const std::int64_t> counts;
   const void* source = nullptr;
   DType source_dtype = DType::f32;
+  std::int64_t blocks = 1;
 };
 
 /// reduce_scatter: `in` holds sum(counts) elements on every rank, `out` receives counts[rank] reduced ones.
@@ -38,6 +39,7 @@ struct ScatterPart {
   bool accumulate = false;
   std::optional<DType> wire{};
   std::optional<DType> out_dtype{};
+  std::int64_t blocks = 1;  ///< of `in`, see collective.h; `out` then lies apart
 };
 
 /// `count` elements, reduced or overwritten in place. all_reduce, and broadcast on the root: with `source` they are
