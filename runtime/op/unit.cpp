@@ -178,7 +178,8 @@ void issue_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& fu
                           .out = buffer_at(full, p.full_offset, numel(p.shape), p.full_dtype),
                           .dtype = p.dtype,
                           .counts = unit.counts(p),
-                          .out_dtype = p.full_dtype});
+                          .out_dtype = p.full_dtype,
+                          .blocks = UnitLayout::blocks(p)});
   const Loan loans[] = {{shards.storage(), false}, {full.storage(), true}};
   count_collective({.kind = comm::CommOp::all_gather,
                     .op = kUnshardWork,
@@ -261,7 +262,8 @@ ReduceParts parts_of(const Reduction& r) {
                             .counts = r.unit.counts(piece),
                             .out_dtype = out.dtype(),
                             .wire = piece.wire,
-                            .accumulate = p.add_to != AddTo::nothing});
+                            .accumulate = p.add_to != AddTo::nothing,
+                            .blocks = UnitLayout::blocks(piece)});
     lend_once(result.loans, out.storage(), true);
   }
   return result;

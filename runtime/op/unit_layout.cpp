@@ -1,5 +1,6 @@
 #include "runtime/op/unit_layout.h"
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -55,7 +56,8 @@ void check_piece(const UnitLayout& unit, std::size_t index) {
   demand(!p.shape.empty() && full_bytes_of(p) >= 0, "has no dim to shard, or more elements than memory has bytes");
   demand(p.rows.empty() || p.rows.size() == static_cast<std::size_t>(unit.shards),
          "lists rows for another number of shards than there are");
-  std::int64_t left = p.shape[0];
+  demand(p.dim >= 0 && p.dim < p.shape.size(), "has no such dim to shard as it names");
+  std::int64_t left = p.shape[p.dim];
   for (const std::int64_t here : p.rows) {
     demand(here >= 0 && here <= left, "does not have as many rows as its shards");
     left -= here;
@@ -104,10 +106,16 @@ const UnitLayout* UnitLayout::intern(UnitLayout layout) {
 
 std::int64_t UnitLayout::count(const UnitPiece& p, int of_shard) const {
   std::int64_t row = 1;
-  for (int d = 1; d < p.shape.size(); ++d) row *= p.shape[d];
+  for (int d = 0; d < p.shape.size(); ++d) row *= d == p.dim ? 1 : p.shape[d];
   const std::int64_t rows =
-      p.rows.empty() ? chunk_size(p.shape[0], shards, of_shard) : p.rows[static_cast<std::size_t>(of_shard)];
+      p.rows.empty() ? chunk_size(p.shape[p.dim], shards, of_shard) : p.rows[static_cast<std::size_t>(of_shard)];
   return rows * row;
+}
+
+std::int64_t UnitLayout::blocks(const UnitPiece& p) {
+  std::int64_t blocks = 1;
+  for (int d = 0; d < p.dim; ++d) blocks *= p.shape[d];
+  return std::max(blocks, std::int64_t{1});  // of no elements
 }
 
 std::vector<std::int64_t> UnitLayout::counts(const UnitPiece& p) const {

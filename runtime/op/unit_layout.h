@@ -2,7 +2,7 @@
 // A unit: parameters that are gathered, released and reduced together. Its layout is data: which tensors lie where in
 // its two buffers, in which types they travel, and by which groups of ranks.
 //
-//   shards  | piece 0, this rank's rows | piece 1, ... |     updated by the optimizer
+//   shards  | piece 0, this rank's rows | piece 1, ... |     updated by the optimizer; each piece dense
 //   full    | piece 0 ............ full | piece 1, ... |     while modules compute
 //
 // Rows of unit.h carry a pointer to a layout, which is all that they know of a unit: any program, on any rank, can be
@@ -18,13 +18,14 @@ namespace sherd {
 
 /// One tensor of a unit. Offsets are bytes from the start of a buffer.
 struct UnitPiece {
-  Shape shape;                    ///< full, of this rank's local tensor; at least one dim, which is sharded
+  Shape shape;                    ///< full, of this rank's local tensor; at least one dim
   DType dtype = DType::f32;       ///< of the shard and of its gradient
   DType full_dtype = DType::f32;  ///< of the full tensor and of its gradient
   DType wire = DType::f32;        ///< gradients are rounded to it before they are summed, and once more after
   std::int64_t shard_offset = 0;
   std::int64_t full_offset = 0;
-  std::vector<std::int64_t> rows{};  ///< of dim 0, per shard; empty: the chunk rule (comm/group/chunks.h)
+  int dim = 0;                       ///< the one that is sharded
+  std::vector<std::int64_t> rows{};  ///< of `dim`, per shard; empty: the chunk rule (comm/group/chunks.h)
   std::string name{};                ///< for messages: the parameter's path below the unit
 
   static constexpr AttrField fields[] = {attr<&UnitPiece::shape>("shape"),
@@ -33,6 +34,7 @@ struct UnitPiece {
                                          attr<&UnitPiece::wire>("wire"),
                                          attr<&UnitPiece::shard_offset>("shard_offset").local(),
                                          attr<&UnitPiece::full_offset>("full_offset").local(),
+                                         attr<&UnitPiece::dim>("dim").optional(),
                                          attr<&UnitPiece::rows>("rows").local().optional(),
                                          attr<&UnitPiece::name>("name").optional()};
 };
@@ -56,6 +58,8 @@ struct UnitLayout {
   std::int64_t count(const UnitPiece& p, int of_shard) const;
   std::int64_t count_here(const UnitPiece& p) const { return count(p, shard); }
   std::vector<std::int64_t> counts(const UnitPiece& p) const;
+  /// Of the full piece, each with rows of every shard: one for each index of the dims before the one that is sharded.
+  static std::int64_t blocks(const UnitPiece& p);
   /// All of it as text; parse_unit_layout() reads it.
   std::string print() const;
 
