@@ -1,6 +1,9 @@
 // from_local and to_local only wrap and unwrap local tensors, in backward too; all data movement is a redistribute.
 #include "dtensor/api.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "dtensor/below.h"
 #include "dtensor/check_parts.h"
 #include "dtensor/redistribute.h"
@@ -66,6 +69,9 @@ const Spec* spec_of_gradient(std::string_view what, const Spec& spec, int ndim,
                              const std::optional<std::vector<Placement>>& grad_placements) {
   if (!grad_placements) return gradient_spec(&spec);
   const Spec* grad = Spec::of(spec.mesh(), normalize_placements(*grad_placements, ndim), spec.order());
+  for (int d = 0; d < ndim; ++d)
+    if (!spec.rows_of(d).empty() && std::ranges::equal(spec.axes_of(d), grad->axes_of(d)))
+      grad = grad->with_rows(d, spec.rows_of(d));
   for (int a = 0; a < spec.num_axes(); ++a) {
     const Placement &x = spec.placement(a), &g = grad->placement(a);
     if (x.is_shard() ? g != x : g.is_shard())
@@ -81,9 +87,13 @@ const Spec* spec_of_gradient(std::string_view what, const Spec& spec, int ndim,
 }
 
 Shape global_shape(const Tensor& local, const Spec& spec, const FromLocalOptions& options) {
+  constexpr std::int64_t kNone = 0;
   Shape shape = local.shape();
   if (!options.shape) {
-    for (int d = 0; d < shape.size(); ++d) shape[d] *= spec.num_shards(d);
+    for (int d = 0; d < shape.size(); ++d) {
+      const std::span<const std::int64_t> rows = spec.rows_of(d);
+      shape[d] = rows.empty() ? shape[d] * spec.num_shards(d) : std::accumulate(rows.begin(), rows.end(), kNone);
+    }
   } else {
     shape = *options.shape;
     if (shape.size() != local.ndim() || spec.local_shape(shape) != local.shape())

@@ -173,6 +173,33 @@ Signatures signatures_of(const RuleCall& call, const ShardingRule& rule) {
   return signatures;
 }
 
+// Signatures speak of the chunk rule. A pointwise row whose operands all have one layout that lists the sizes of shards
+// keeps it; null: signatures decide, and what is listed is gathered.
+const Spec* common_listed_layout(const CallPlan& plan) {
+  if (!plan.op->traits.pointwise || plan.rule->attrs || plan.rule->run) return nullptr;
+  const Spec* common = nullptr;
+  for (const Spec* from : plan.from) common = common ? common : from;
+  if (!common->lists_rows() || common->is_partial()) return nullptr;
+  for (std::size_t i = 0; i < plan.from.size(); ++i) {
+    const TensorMeta& in = plan.in_metas[i];
+    const bool fits =
+        plan.from[i] ? plan.from[i] == common && in.shape == plan.out_metas[0].shape : in.absent || in.numel() == 1;
+    if (!fits) return nullptr;
+  }
+  return common;
+}
+
+Choice choose(const CallPlan& plan, const OpCall& call, const DeviceMesh& mesh) {
+  if (const Spec* common = common_listed_layout(plan)) {
+    Choice choice;
+    for (const Spec* from : plan.from) choice.in.push_back(from);
+    for (std::size_t i = 0; i < plan.out_metas.size(); ++i) choice.out.push_back(common);
+    return choice;
+  }
+  const RuleCall rule_call{call.op, plan.in_metas, call.attrs, plan.out_metas};
+  return choose_layouts(rule_call, signatures_of(rule_call, *plan.rule), mesh, plan.from, plan.wanted);
+}
+
 // What a plan depends on: not how the parts lie in memory, nor where.
 TensorMeta planned_meta(const Tensor& t) {
   if (!t.defined()) return kAbsent;
@@ -199,8 +226,7 @@ std::unique_ptr<CallPlan> make_plan(const OpCall& call) {
       "one",
       call.op.name);
   plan->out_metas = infer_global(call, plan->in_metas);
-  const RuleCall rule_call{call.op, plan->in_metas, call.attrs, plan->out_metas};
-  Choice choice = choose_layouts(rule_call, signatures_of(rule_call, *plan->rule), mesh, plan->from, plan->wanted);
+  Choice choice = choose(*plan, call, mesh);
   const Spec* whole = Spec::replicate(mesh);
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     const Spec* now = plan->from[i] ? plan->from[i] : whole;

@@ -79,11 +79,9 @@ void add_placement_rows() {
 }
 
 const Spec* gradient_spec(const Spec* spec) {
-  if (!spec->is_partial()) return spec;
-  std::vector<Placement> placements(spec->placements().begin(), spec->placements().end());
-  for (Placement& p : placements)
-    if (p.is_partial()) p = Replicate();
-  return Spec::of(spec->mesh(), placements, spec->order());
+  for (int a = 0; a < spec->num_axes(); ++a)
+    if (spec->placement(a).is_partial()) spec = spec->with(a, Replicate());
+  return spec;
 }
 
 std::vector<Placement> normalize_placements(std::span<const Placement> placements, int ndim) {

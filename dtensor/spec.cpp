@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <numeric>
 
 #include "runtime/op/step_names.h"
 #include "runtime/op/tensor.h"
@@ -57,29 +58,34 @@ Spec::Range chunk_range(std::int64_t n, int parts, int r) {
 const Spec* Spec::of(const DeviceMesh& mesh, std::span<const Placement> placements, std::span<const int> order) {
   if (static_cast<int>(placements.size()) != mesh.ndim()) [[unlikely]]
     fail("{} placements for {}: give one per axis", placements.size(), mesh.describe());
-  AxesOfDim dims = split_dims(placements, complete_order(mesh, order));
+  return intern(mesh, placements, split_dims(placements, complete_order(mesh, order)), {});
+}
+
+const Spec* Spec::intern(const DeviceMesh& mesh, std::span<const Placement> placements, AxesOfDim dims, Rows rows) {
   struct Key {
     std::uint64_t mesh;
     AxesOfDim dims;
     std::vector<int> partial;
+    Rows rows;
     auto operator<=>(const Key&) const = default;
   };
   static std::mutex mutex;
   static std::map<Key, std::unique_ptr<const Spec>> interned;  // immortal by design
-  Key key{mesh.id(), dims, {}};
+  Key key{mesh.id(), dims, {}, rows};
   for (const Placement& p : placements) key.partial.push_back(p.is_partial() ? static_cast<int>(p.reduce) : -1);
   std::lock_guard lock(mutex);
   auto& entry = interned[std::move(key)];
-  if (!entry) entry.reset(new Spec(mesh, placements, std::move(dims)));
+  if (!entry) entry.reset(new Spec(mesh, placements, std::move(dims), std::move(rows)));
   return entry.get();
 }
 
-Spec::Spec(const DeviceMesh& mesh, std::span<const Placement> placements, AxesOfDim axes_of_dim)
+Spec::Spec(const DeviceMesh& mesh, std::span<const Placement> placements, AxesOfDim axes_of_dim, Rows rows_of_dim)
     : mesh_(mesh.impl_),
       mesh_id_(mesh.id()),
       axes_(mesh.impl_->axes),
       coordinates_(mesh.impl_->coordinates),
-      axes_of_dim_(std::move(axes_of_dim)) {
+      axes_of_dim_(std::move(axes_of_dim)),
+      rows_of_dim_(std::move(rows_of_dim)) {
   for (Placement p : placements) {
     if (!p.is_shard()) p.dim = 0;
     if (!p.is_partial()) p.reduce = ReduceKind::sum;
@@ -135,10 +141,56 @@ const Spec* Spec::with(int axis, Placement placement) const {
   std::vector<int> axes = order();
   std::erase(axes, axis);
   axes.push_back(axis);
-  return of(mesh(), placements, axes);
+  const Spec* result = of(mesh(), placements, axes);
+  for (int d = 0; d < static_cast<int>(rows_of_dim_.size()); ++d)
+    if (!rows_of(d).empty() && std::ranges::equal(axes_of(d), result->axes_of(d)))
+      result = result->with_rows(d, rows_of(d));
+  return result;
+}
+
+const Spec* Spec::with_rows(int dim, std::span<const std::int64_t> rows) const {
+  const auto is_negative = [](std::int64_t n) { return n < 0; };
+  if (std::ranges::ssize(rows) != num_shards(dim) || std::ranges::any_of(rows, is_negative))
+    fail("shards of {} rows for dim {} of {}: it has {} shards; give a size for each, not below 0",
+         fmt::join(rows, ", "), dim, describe(), num_shards(dim));
+  const std::int64_t size = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+  std::vector<int> at(placements_.size());
+  bool is_chunked = true;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    auto left = static_cast<int>(r);
+    for (std::size_t a = axes_of(dim).size(); a-- > 0;) {
+      const int axis = axes_of(dim)[a];
+      at[static_cast<std::size_t>(axis)] = left % axis_size(axis);
+      left /= axis_size(axis);
+    }
+    is_chunked &= nested_chunk(dim, size, at).size() == rows[r];
+  }
+  Rows lists = rows_of_dim_;
+  const auto d = static_cast<std::size_t>(dim);
+  if (lists.size() <= d) lists.resize(d + 1);
+  lists[d].assign(rows.begin(), is_chunked ? rows.begin() : rows.end());
+  while (!lists.empty() && lists.back().empty()) lists.pop_back();
+  return intern(mesh(), placements_, axes_of_dim_, std::move(lists));
+}
+
+std::span<const std::int64_t> Spec::rows_of(int dim) const {
+  if (static_cast<std::size_t>(dim) >= rows_of_dim_.size()) return {};
+  return rows_of_dim_[static_cast<std::size_t>(dim)];
 }
 
 Spec::Range Spec::range_at(int dim, std::int64_t size, std::span<const int> coordinates) const {
+  const std::span<const std::int64_t> rows = rows_of(dim);
+  if (rows.empty()) return nested_chunk(dim, size, coordinates);
+  int shard = 0;
+  for (int axis : axes_of(dim)) shard = shard * axis_size(axis) + coordinates[static_cast<std::size_t>(axis)];
+  const std::int64_t total = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+  if (total != size) [[unlikely]]
+    fail("placement {} lists {} rows of dim {}; a tensor with {} of them cannot have it", describe(), total, dim, size);
+  const std::int64_t begin = std::accumulate(rows.begin(), rows.begin() + shard, std::int64_t{0});
+  return {begin, begin + rows[static_cast<std::size_t>(shard)]};
+}
+
+Spec::Range Spec::nested_chunk(int dim, std::int64_t size, std::span<const int> coordinates) const {
   Range range{0, size};
   for (int axis : axes_of(dim)) {
     const auto a = static_cast<std::size_t>(axis);
@@ -171,7 +223,9 @@ std::string Spec::describe() const {
     if (axes_of_dim_[d].empty()) continue;
     std::string axes;
     for (int a : axes_of_dim_[d]) axes += (axes.empty() ? "" : ",") + axes_[static_cast<std::size_t>(a)].name;
-    text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", d, axes);
+    const std::span<const std::int64_t> rows = rows_of(static_cast<int>(d));
+    const std::string sizes = rows.empty() ? "" : fmt::format("({})", fmt::join(rows, ","));
+    text += fmt::format("{}{}: {}{}", text.empty() ? "" : "; ", d, axes, sizes);
   }
   for (std::size_t a = 0; a < placements_.size(); ++a) {
     if (!placements_[a].is_partial()) continue;

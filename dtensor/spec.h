@@ -5,6 +5,12 @@
 //   f32[8]{0: tp,dp} on mesh(dp=2,tp=2)      tp splits first     tp 0          tp 1
 //                                            dp 0 holds      rows 0 1      rows 4 5
 //                                            dp 1 holds      rows 2 3      rows 6 7
+//
+// Shards of a dim have the sizes of the chunk rule, or those of an explicit list, which makes a layout one of tensors
+// of that many rows:
+//
+//   f32[8,4]{0: dp(1,7)} on mesh(dp=2)       dp 0 holds row 0, dp 1 rows 1 to 7
+//   f32[8,4]{0: dp(0,8)}                     dp 1 owns the matrix
 #include <initializer_list>
 #include <memory>
 #include <span>
@@ -18,7 +24,7 @@
 namespace sherd {
 
 /// Interned and immortal: equal layouts on one mesh are one object, so comparing is comparing pointers. A Spec holds no
-/// shape, so a program has few of them.
+/// shape, unless sizes of shards are listed, so a program has few of them.
 class Spec final : public Distributed {
  public:
   /// One placement per mesh axis. Shard dims must be >= 0 (normalised by the caller). Axes that shard the same dim
@@ -50,8 +56,16 @@ class Spec final : public Distributed {
   /// Error if the mesh is gone.
   const Distributed* replicated() const override;
 
-  /// This layout with another placement along one axis. A new Shard is the innermost split of its dim.
+  /// This layout with another placement along one axis. A new Shard is the innermost split of its dim. A dim that other
+  /// axes split then has shards by the chunk rule.
   const Spec* with(int axis, Placement placement) const;
+  /// This layout with shards of `dim` of these sizes, row-major over axes_of(dim). Sizes by the chunk rule give the
+  /// layout without a list. Error unless there is one per shard, none negative.
+  const Spec* with_rows(int dim, std::span<const std::int64_t> rows) const;
+  /// That list; empty where the chunk rule holds.
+  std::span<const std::int64_t> rows_of(int dim) const;
+  /// Whether any dim has one.
+  bool lists_rows() const { return !rows_of_dim_.empty(); }
   /// An `order` with which of() gives this layout again.
   std::vector<int> order() const;
 
@@ -60,7 +74,8 @@ class Spec final : public Distributed {
     std::int64_t size() const { return end - begin; }
     friend bool operator==(const Range&, const Range&) = default;
   };
-  /// The range of dim `dim` (of `size` elements) that this rank, or the rank at `coordinates`, holds.
+  /// The range of dim `dim` (of `size` elements) that this rank, or the rank at `coordinates`, holds. Error if the
+  /// shards of the dim are listed and have another number of elements.
   Range local_range(int dim, std::int64_t size) const;
   Range range_at(int dim, std::int64_t size, std::span<const int> coordinates) const;
   /// Index of this rank's first element per dim.
@@ -71,7 +86,12 @@ class Spec final : public Distributed {
   std::string name() const override;
 
  private:
-  Spec(const DeviceMesh& mesh, std::span<const Placement> placements, std::vector<std::vector<int>> axes_of_dim);
+  using Rows = std::vector<std::vector<std::int64_t>>;  // per tensor dim, up to the last one that has a list
+  static const Spec* intern(const DeviceMesh& mesh, std::span<const Placement> placements,
+                            std::vector<std::vector<int>> axes_of_dim, Rows rows_of_dim);
+  Spec(const DeviceMesh& mesh, std::span<const Placement> placements, std::vector<std::vector<int>> axes_of_dim,
+       Rows rows_of_dim);
+  Range nested_chunk(int dim, std::int64_t size, std::span<const int> coordinates) const;
 
   std::weak_ptr<const DeviceMesh::Impl> mesh_;  // a layout does not keep the group alive
   std::uint64_t mesh_id_;
@@ -79,6 +99,7 @@ class Spec final : public Distributed {
   std::vector<int> coordinates_;
   std::vector<Placement> placements_;          // per mesh axis
   std::vector<std::vector<int>> axes_of_dim_;  // per tensor dim, up to the last one that is split
+  Rows rows_of_dim_;
   bool is_partial_ = false, is_replicated_ = true;
 };
 

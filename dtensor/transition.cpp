@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <unordered_map>
 
 #include "dtensor/below.h"
+#include "dtensor/listed_splits.h"
 #include "dtensor/propagate.h"
 #include "dtensor/transition_search.h"
 #include "runtime/exec/context.h"
@@ -158,11 +161,15 @@ std::vector<int> dims_to_search(const Searched& mesh, const Shape& shape) {
   return dims;
 }
 
+AxisCost cost_of(const DeviceMesh& mesh, int axis) {
+  const auto cost = axis_costs().find(mesh.axis_name(axis));
+  return cost == axis_costs().end() ? AxisCost{} : cost->second;
+}
+
 // The price is infinite if there is no plan.
-Transition make_plan(const PlanKey& key) {
+Transition search_plan(const PlanKey& key) {
   Transition plan;
   plan.seconds = std::numeric_limits<double>::infinity();
-  if (!is_possible(key.from, key.to, key.shape)) return plan;
   const Searched mesh(key.from, key.to);
   if (mesh.axes.size() > kMaxSearchAxes)
     fail("{} has {} axes of more than one rank; transitions are planned for {} at most", mesh.mesh.describe(),
@@ -176,10 +183,9 @@ Transition make_plan(const PlanKey& key) {
       .has_group = [&mesh](const AxisList& axes) { return mesh.mesh.joint_group(mesh.mesh_axes(axes)) != nullptr; }};
   for (int i = 0; i < static_cast<int>(mesh.axes.size()); ++i) {
     const int axis = mesh.axes[static_cast<std::size_t>(i)];
-    const auto cost = axis_costs().find(mesh.mesh.axis_name(axis));
     const bool fixed = problem.from.at(i) == problem.to.at(i) && !problem.from.is_shard(i);
     problem.axes.push_back({.size = key.from->axis_size(axis),
-                            .cost = cost == axis_costs().end() ? AxisCost{} : cost->second,
+                            .cost = cost_of(mesh.mesh, axis),
                             .kind = key.from->placement(axis).reduce,
                             .fixed = fixed});
   }
@@ -198,6 +204,41 @@ Transition make_plan(const PlanKey& key) {
     plan.seconds += s.seconds;
     plan.bytes += s.bytes;
   }
+  return plan;
+}
+
+// Elements are gathered padded, and copied once more without the padding.
+double gather_seconds(const TransitionStep& step) {
+  const AxisCost cost = cost_of(step.result->mesh(), step.axes[0]);
+  const auto ranks = static_cast<double>(step.rows.size());
+  return cost.call_seconds + (ranks - 1) * cost.peer_seconds +
+         2 * static_cast<double>(step.bytes) * (ranks - 1) / ranks / cost.bytes_per_second;
+}
+
+// The search's plan between the layouts without listed sizes.
+Transition make_plan(const PlanKey& key) {
+  Transition plan;
+  plan.seconds = std::numeric_limits<double>::infinity();
+  if (!is_possible(key.from, key.to, key.shape)) return plan;
+  if (!key.from->lists_rows() && !key.to->lists_rows()) return search_plan(key);
+  for (const Spec* spec : {key.from, key.to}) (void)spec->local_shape(key.shape);  // Error if they list other sizes
+  const std::vector<ListedSplit> gathered = listed_splits(key.from), made = listed_splits(key.to);
+  const PlanKey between{gathered.empty() ? key.from : gathered.back().joined,
+                        made.empty() ? key.to : made.back().joined, key.shape, key.dtype};
+  Transition middle;
+  if (between.from != between.to) middle = search_plan(between);
+  if (std::isinf(middle.seconds)) return plan;
+  plan.seconds = middle.seconds;
+  plan.bytes = middle.bytes;
+  for (const ListedSplit& split : gathered) {
+    if (split.rows.size() == 1) continue;
+    const TransitionStep& step = plan.steps.emplace_back(gather_step(split, key.shape, key.dtype));
+    plan.seconds += gather_seconds(step);
+    plan.bytes += step.bytes;
+  }
+  std::ranges::move(middle.steps, std::back_inserter(plan.steps));
+  for (auto split = made.rbegin(); split != made.rend(); ++split)
+    if (split->rows.size() > 1) plan.steps.push_back(slice_step(*split));
   return plan;
 }
 
@@ -220,14 +261,19 @@ const Transition& find_plan(const Spec* from, const Spec* to, const Shape& shape
 
 Tensor run_slice(Tensor x, const TransitionStep& step) {
   for (int axis : step.axes) {
-    const Spec::Range part =
-        chunk_range(x.size(step.to_dim), step.result->axis_size(axis), step.result->coordinate(axis));
+    const int at = step.result->coordinate(axis);
+    Spec::Range part = chunk_range(x.size(step.to_dim), step.result->axis_size(axis), at);
+    if (!step.rows.empty()) {
+      part.begin = std::accumulate(step.rows.begin(), step.rows.begin() + at, std::int64_t{0});
+      part.end = part.begin + step.rows[static_cast<std::size_t>(at)];
+    }
     x = below(op::narrow, NarrowAttrs{step.to_dim, part.begin, part.size()}, std::move(x));
   }
   return x;
 }
 
 Tensor run_collective(Tensor x, const Shape& shape, const TransitionStep& step) {
+  if (!step.rows.empty()) return gather_listed(std::move(x), step);
   const DeviceMesh mesh = step.result->mesh();
   const bool joins = step.kind == Kind::all_gather || step.kind == Kind::all_to_all;
   ProcessGroup* const group = step.axes.size() == 1 ? &mesh.group(step.axes[0]) : mesh.joint_group(step.axes);

@@ -9,6 +9,7 @@
 //   reduce_scatter   P -> S   a new innermost split
 //   all_reduce       P -> R
 //
+// Splits with listed sizes are gathered first and sliced last (listed_splits.h).
 // Replicate -> Partial and Shard -> Partial do not exist: a value becomes Partial by ops only. Where several axes are
 // Partial by kinds that do not commute (a sum of maxima), later axes reduce first.
 #include <cstdint>
@@ -29,7 +30,8 @@ struct TransitionStep {
   int from_dim = 0, to_dim = 0;  ///< the dim that is gathered, the dim that is split
   ReduceKind reduce = ReduceKind::sum;
   const Spec* result = nullptr;
-  std::int64_t bytes = 0;  ///< of the full buffer on the rank with the largest local tensor; 0 for a slice
+  std::int64_t bytes = 0;            ///< of the full buffer on the rank with the largest local tensor; 0 for a slice
+  std::vector<std::int64_t> rows{};  ///< of the dim, per rank of the axis, where a layout lists them; else empty
 };
 
 struct Transition {
