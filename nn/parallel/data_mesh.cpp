@@ -1,6 +1,7 @@
 #include "nn/parallel/data_mesh.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 namespace sherd::nn {
@@ -20,6 +21,28 @@ std::vector<Spec::Range> split_rows(std::int64_t rows, std::span<const int> size
     chunks = std::move(finer);
   }
   return chunks;
+}
+
+std::vector<Spec::Range> ranges_of(const std::vector<std::int64_t>& sizes) {
+  std::vector<Spec::Range> ranges;
+  std::int64_t begin = 0;
+  for (const std::int64_t size : sizes) {
+    ranges.push_back({begin, begin + size});
+    begin += size;
+  }
+  return ranges;
+}
+
+int dim_of(const ShardPlan& plan, const Parameter& parameter) {
+  const Shape& shape = parameter.shape();
+  check(shape.size() > 0, "fully_shard: parameter \"{}\" is 0-d and has no dim to shard; make it a 1-element vector",
+        parameter.name());
+  check(plan.dim >= -shape.size() && plan.dim < shape.size(),
+        "fully_shard: parameter \"{}\" is {}{} and has no dim {} to shard", parameter.name(),
+        name(parameter.value().dtype()), shape, plan.dim);
+  check(plan.rows.empty() || plan.owner == ShardPlan::kNobody,
+        "fully_shard: the plan for parameter \"{}\" lists rows and names an owner; give one of them", parameter.name());
+  return plan.dim < 0 ? plan.dim + shape.size() : plan.dim;
 }
 
 /// Whether the chunk rule over as many ranks gives these.
@@ -73,13 +96,37 @@ ProcessGroup* DataMesh::group_over(const std::vector<int>& axes) const {
   return group;
 }
 
-ShardPlacement DataMesh::place(const Parameter& parameter) const {
+// Sizes of the shards of so many rows of the plan's dim; empty: by the chunk rule.
+std::vector<std::int64_t> DataMesh::listed_rows(const ShardPlan& plan, const Parameter& parameter,
+                                                std::int64_t rows) const {
+  if (sharding_.empty()) return {};
+  if (plan.owner == ShardPlan::kNobody) {
+    const bool fits = std::ssize(plan.rows) == num_shards_ &&
+                      std::accumulate(plan.rows.begin(), plan.rows.end(), std::int64_t{0}) == rows &&
+                      std::ranges::all_of(plan.rows, [](std::int64_t n) { return n >= 0; });
+    check(
+        plan.rows.empty() || fits,
+        "fully_shard over {}: parameter \"{}\" is to be sharded in {} rows of dim {}, of which a local tensor has {}: "
+        "give one number for each of {} shards, which add up to it",
+        mesh_.describe(), parameter.name(), fmt::join(plan.rows, ", "), plan.dim, rows, num_shards_);
+    return plan.rows;
+  }
+  check(plan.owner >= 0 && plan.owner < num_shards_,
+        "fully_shard over {}: parameter \"{}\" is to be owned by shard {}; there are {}", mesh_.describe(),
+        parameter.name(), plan.owner, num_shards_);
+  std::vector<std::int64_t> owned(static_cast<std::size_t>(num_shards_));
+  owned[static_cast<std::size_t>(plan.owner)] = rows;
+  return owned;
+}
+
+ShardPlacement DataMesh::place(const Parameter& parameter, const ShardPlan& plan) const {
   const Shape& shape = parameter.shape();
-  check(shape.size() > 0, "fully_shard: parameter \"{}\" is 0-d and has no dim to shard; make it a 1-element vector",
-        parameter.name());
   ShardPlacement to;
-  std::vector<int> sizes;  // of what splits dim 0 further, outermost first
+  to.dim = dim_of(plan, parameter);
+  std::vector<int> outer, sizes;  // of what splits the dim before the data axes, and of those, outermost first
   if (parameter.value().is_distributed()) {
+    const Spec& own = Spec::from(parameter.value());
+    for (const int axis : own.axes_of(to.dim)) outer.push_back(own.axis_size(axis));
     place_distributed(to, parameter);
     for (const int axis : sharding_)
       for (const int a : mesh_.root_axes(axis)) sizes.push_back(mesh_.root().size(a));
@@ -87,9 +134,15 @@ ShardPlacement DataMesh::place(const Parameter& parameter) const {
     place_plain(to, shape);
     for (const int axis : sharding_) sizes.push_back(mesh_.size(axis));
   }
+  const std::int64_t rows = to.full_shape[to.dim];
+  std::vector<std::int64_t> listed;  // of the shards of all ranks
+  for (const Spec::Range& part : split_rows(shape[to.dim], outer))
+    std::ranges::copy(listed_rows(plan, parameter, part.size()), std::back_inserter(listed));
+  if (!listed.empty()) to.sharded = to.sharded->with_rows(to.dim, listed);
   to.local_shape = to.sharded->local_shape(shape);
-  const std::vector<Spec::Range> chunks = split_rows(to.full_shape[0], sizes);
-  if (!are_chunks_of(to.full_shape[0], chunks))
+  const std::vector<Spec::Range> chunks =
+      listed.empty() ? split_rows(rows, sizes) : ranges_of(listed_rows(plan, parameter, rows));
+  if (!are_chunks_of(rows, chunks))
     for (const Spec::Range& chunk : chunks) to.row_counts.push_back(chunk.size());
   to.rows = chunks[static_cast<std::size_t>(shard())];
   return to;
@@ -97,7 +150,7 @@ ShardPlacement DataMesh::place(const Parameter& parameter) const {
 
 void DataMesh::place_plain(ShardPlacement& to, const Shape& shape) const {
   std::vector<Placement> placements(static_cast<std::size_t>(mesh_.ndim()), Replicate());
-  for (const int axis : sharding_) placements[static_cast<std::size_t>(axis)] = Shard(0);
+  for (const int axis : sharding_) placements[static_cast<std::size_t>(axis)] = Shard(to.dim);
   to.sharded = Spec::of(mesh_, placements);
   to.full_shape = shape;
 }
@@ -114,6 +167,8 @@ void DataMesh::place_distributed(ShardPlacement& to, const Parameter& parameter)
       mesh_.describe(), parameter.name(), sherd::describe(value), theirs.describe());
   check(!own.is_partial(), "fully_shard: parameter \"{}\" is {}; a parameter cannot be Partial", parameter.name(),
         sherd::describe(value));
+  check(!own.lists_rows(), "fully_shard: parameter \"{}\" is {}, shards of listed sizes; they are not sharded further",
+        parameter.name(), sherd::describe(value));
   const std::vector<int> data = root_axes_of(mesh_);
   std::vector<Placement> placements(static_cast<std::size_t>(root.ndim()), Replicate());
   for (int axis = 0; axis < theirs.ndim(); ++axis) {
@@ -130,7 +185,7 @@ void DataMesh::place_distributed(ShardPlacement& to, const Parameter& parameter)
   for (const int axis : own.order()) order.push_back(theirs.root_axes(axis)[0]);
   for (const int sharding : sharding_)
     for (const int axis : mesh_.root_axes(sharding)) {
-      placements[static_cast<std::size_t>(axis)] = Shard(0);
+      placements[static_cast<std::size_t>(axis)] = Shard(to.dim);
       order.push_back(axis);
     }
   to.sharded = Spec::of(root, placements, order);

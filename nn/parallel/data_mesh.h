@@ -1,7 +1,7 @@
 #pragma once
-// How fully_shard lays out a parameter. The last axis of its mesh shards dim 0 of the parameter's local tensor; an axis
-// before it replicates the shards (HSDP). A strategy may shard over no axis, or over all of them. The parameter may be
-// distributed by tensor parallelism already:
+// How fully_shard lays out a parameter. The last axis of its mesh shards a dim of the parameter's local tensor, dim 0
+// unless its plan says otherwise (shard_plan.h); an axis before it replicates the shards (HSDP). A strategy may shard
+// over no axis, or over all of them. The parameter may be distributed by tensor parallelism already:
 //
 //   mesh(dp=2)                 f32[8,4]           f32[8,4]{0: dp}            gathered: plain
 //            sharded over none                    f32[8,4]{}                 plain
@@ -17,6 +17,7 @@
 
 #include "dtensor/spec.h"
 #include "nn/module.h"
+#include "nn/parallel/shard_plan.h"
 
 namespace sherd::nn {
 
@@ -28,6 +29,7 @@ struct ShardPlacement {
   const Spec* sharded = nullptr;   ///< between steps
   const Spec* gathered = nullptr;  ///< while its module computes; null: a plain tensor
   Shape full_shape, local_shape;   ///< of the local tensor when gathered, and of this rank's shard of it
+  int dim = 0;                     ///< that the data axes shard
   /// Of the gathered local tensor, per rank of the shard group, where the chunk rule does not say the same.
   std::vector<std::int64_t> row_counts;
   Spec::Range rows;  ///< those that are this rank's shard
@@ -52,12 +54,15 @@ class DataMesh {
   ProcessGroup& root_group() const { return *root_group_; }
   const DeviceMesh& mesh() const { return mesh_; }
 
-  /// Error naming the parameter if it is 0-d, Partial, or distributed over axes of this mesh, over a mesh of another
-  /// root or over flattened axes.
-  ShardPlacement place(const Parameter& parameter) const;
+  /// Of a mesh that shards nothing the plan's dim counts only. Error naming the parameter if it is 0-d, Partial, or
+  /// distributed over axes of this mesh, over a mesh of another root, over flattened axes or in shards of listed sizes;
+  /// and where the plan does not fit: it has no such dim, there is no such shard to own it, or the rows are not one
+  /// number for each shard that add up to those of the local tensor, on every rank of the other axes.
+  ShardPlacement place(const Parameter& parameter, const ShardPlan& plan = {}) const;
 
  private:
   ProcessGroup* group_over(const std::vector<int>& axes) const;
+  std::vector<std::int64_t> listed_rows(const ShardPlan& plan, const Parameter& parameter, std::int64_t rows) const;
   void place_plain(ShardPlacement& to, const Shape& shape) const;
   void place_distributed(ShardPlacement& to, const Parameter& parameter) const;
   DeviceMesh mesh_;

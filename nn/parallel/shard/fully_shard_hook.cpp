@@ -109,7 +109,8 @@ const std::shared_ptr<ShardTree>* tree_above(const Module& module) {
 
 Unit::Unit(const UnitMembers& members, const UnitPolicy& policy)
     : data(members.data),
-      buffers(place_unit(members.name, data, policy.mp_policy, members.parameters), members.parameters),
+      buffers(place_unit(members.name, data, policy.mp_policy, members.parameters, policy.placement),
+              members.parameters),
       inbox(buffers, data),
       is_replicated(members.is_replicated) {
   if (is_replicated || policy.parameters == ShardedOver::none) buffers.keep_gathered();

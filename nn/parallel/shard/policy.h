@@ -68,6 +68,9 @@ struct UnitPolicy {
   /// The mesh of a parameter, where it is not that of the call: those of each mesh are gathered and reduced together.
   /// The same on all ranks.
   std::function<std::optional<DeviceMesh>(const Parameter&)> mesh_of{};
+  /// Which part of a parameter each rank has (shard_plan.h); unset: an equal share of dim 0. Shards of an inner dim
+  /// cost no copy, but their communication is a run of bytes for each index of the dims before it.
+  ShardPlanner placement{};
   /// Left as they are: no unit takes them, their gradients stay on this rank, materialize() gives them values where
   /// they have none. Who trains them keeps ranks alike. Checkpoints save what is plain from rank 0. May name parameters
   /// that are not of the module; Error if a unit has one of them already.

@@ -127,7 +127,7 @@ void UnitBuffers::take_values(const std::vector<Tensor>& values) {
   GradMode off(false);
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     const ShardPlacement& at = pieces_[i].at;
-    copy_into(parameter(i)->sharded_value().local().detach(), narrow(values[i], 0, at.rows.begin, at.rows.size()));
+    copy_into(parameter(i)->sharded_value().local().detach(), narrow(values[i], at.dim, at.rows.begin, at.rows.size()));
   }
 }
 

@@ -28,15 +28,18 @@ void append(UnitLayout& layout, UnitPiece piece) {
 }  // namespace
 
 PlacedUnit place_unit(const std::string& name, const DataMesh& data, const MixedPrecision& policy,
-                      std::span<Parameter* const> parameters) {
+                      std::span<Parameter* const> parameters, const ShardPlanner& planner) {
   PlacedUnit unit;
   UnitLayout layout{.name = name, .shards = data.num_shards(), .shard = data.shard(), .replicas = data.num_replicas()};
   if (layout.shards > 1) layout.shard_axis = name_of_group(data.shard_group());
   if (layout.replicas > 1) layout.replica_axis = name_of_group(data.replica_group());
-  for (const Parameter* parameter : parameters) {
-    const ShardPlacement& at = unit.placements.emplace_back(data.place(*parameter));
+  const std::vector<ShardPlan> plans = plan_shards(name, parameters, planner, layout.shards);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter* const parameter = parameters[i];
+    const ShardPlacement& at = unit.placements.emplace_back(data.place(*parameter, plans[i]));
     const std::string& path = parameter->name();
     UnitPiece piece{.shape = at.full_shape,
+                    .dim = at.dim,
                     .rows = at.row_counts,
                     .name = path.starts_with(name + ".") ? path.substr(name.size() + 1) : path};
     set_types(piece, parameter->value().dtype(), policy);

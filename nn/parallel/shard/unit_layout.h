@@ -15,10 +15,10 @@ struct PlacedUnit {
   std::vector<ShardPlacement> placements{};  ///< of its pieces
 };
 
-/// Lays out `parameters` one after the other, each as DataMesh::place says; gathered tensors and gradients have the
-/// types of `policy`. Equal arguments give the same layout. Errors: those of place().
+/// Lays out `parameters` one after the other, each as DataMesh::place says of its plan; gathered tensors and gradients
+/// have the types of `policy`. Equal arguments give the same layout. Errors: those of place().
 PlacedUnit place_unit(const std::string& name, const DataMesh& data, const MixedPrecision& policy,
-                      std::span<Parameter* const> parameters);
+                      std::span<Parameter* const> parameters, const ShardPlanner& planner = {});
 
 /// The same unit with parameters of `dtype`, where they are floating-point; the other types follow from `policy`.
 const UnitLayout* with_dtype(const UnitLayout& unit, DType dtype, const MixedPrecision& policy);
