@@ -83,6 +83,11 @@ TEST_F(StagedUnits, F176_AddUpOverReplicas) {
   expect_as_on_the_host(2, {.replicas = 2});
 }
 
+TEST_F(StagedUnits, F176_PlaceParametersInOtherWays) {
+  expect_as_on_the_host(2, {.unit = {.placement = [](const nn::Parameter&) { return nn::shard_dim(-1); }}});
+  expect_as_on_the_host(3, {.unit = {.placement = [](const nn::Parameter&) { return nn::owned(); }}});
+}
+
 TEST_F(StagedUnits, F177_HaveNoHazards) {
   run_ranks(2, [](const Group& host) {
     HazardChecker checker;

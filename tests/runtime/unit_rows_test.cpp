@@ -60,7 +60,17 @@ TEST(UnitLayout, IsReadFromWhatItPrints) {
                                                        .full_bytes = 64,
                                                        .pieces = {{.shape = {5}, .rows = {1, 4}}}});
   EXPECT_EQ(listed->counts(listed->piece(0)), (std::vector<std::int64_t>{1, 4}));
-  for (const UnitLayout* layout : {even, listed, UnitLayout::intern(two_pieces())})
+  const UnitLayout* const columns = UnitLayout::intern({.name = "columns",
+                                                        .shard_axis = "dp#2",
+                                                        .shards = 4,
+                                                        .shard = 1,
+                                                        .shard_bytes = 48,
+                                                        .full_bytes = 168,
+                                                        .pieces = {{.shape = {2, 3, 7}, .dim = 2}}});
+  EXPECT_EQ(columns->counts(columns->piece(0)), (std::vector<std::int64_t>{12, 12, 12, 6}));
+  EXPECT_EQ(UnitLayout::blocks(columns->piece(0)), 6);
+  EXPECT_EQ(UnitLayout::blocks(even->piece(0)), 1);
+  for (const UnitLayout* layout : {even, listed, columns, UnitLayout::intern(two_pieces())})
     EXPECT_EQ(UnitLayout::intern(parse_unit_layout(layout->print())), layout) << layout->print();
 }
 
@@ -97,6 +107,8 @@ TEST(UnitLayout, WhatDoesNotAddUpIsNamed) {
   refuse([](UnitLayout& u) { u.pieces[0].rows = {1}; }, {"piece 0", "more rows than its shards"});
   refuse([](UnitLayout& u) { u.pieces[0].rows = {1, 1}; }, {"piece 0", "another number of shards"});
   refuse([](UnitLayout& u) { u.pieces[1].shape = {}; }, {"piece 1", "no dim to shard"});
+  refuse([](UnitLayout& u) { u.pieces[1].dim = 1; }, {"piece 1", "no such dim to shard"});
+  refuse([](UnitLayout& u) { u.pieces[0].dim = -1; }, {"piece 0", "no such dim to shard"});
   refuse([](UnitLayout& u) { u.pieces[1].shape = {std::int64_t{1} << 40, std::int64_t{1} << 40}; },
          {"piece 1", "more elements than memory"});
   expect_error([] { parse_unit_layout("name=x shard_bytes=0 full_bytes=0 pieces=[{shape=[2]}]"); },

@@ -9,10 +9,10 @@
 //   model.materialize(Seed{42});
 //   AdamW opt(model.parameters(), {...});
 //
-// Between steps parameters are distributed tensors, sharded along dim 0 of each rank's local tensor; inside a wrapped
-// forward they are unsharded: plain tensors, or distributed over the axis of tensor parallelism.
-// Plain gradients, and those of tensor-parallel parameters, count as averages over the data axes (local batches);
-// gradients on the data axes themselves are reduced by their Partial op.
+// Between steps parameters are distributed tensors, sharded along dim 0 of each rank's local tensor, or as
+// UnitPolicy::placement says; inside a wrapped forward they are unsharded: plain tensors, or distributed over the axis
+// of tensor parallelism. Plain gradients, and those of tensor-parallel parameters, count as averages over the data axes
+// (local batches); gradients on the data axes themselves are reduced by their Partial op.
 #include <memory>
 #include <string>
 #include <vector>
