@@ -56,7 +56,7 @@ Metas infer_gather(const InferCall& call) {
   return {};
 }
 
-Metas infer_release(const InferCall& call) {
+Metas infer_presence(const InferCall& call) {
   check_buffer(call, 0, unit_of(call, call.attrs.as<UnitAttrs>().unit).full_bytes, "its full tensors");
   return {};
 }
@@ -200,6 +200,13 @@ void run_gather(const KernelCall& c) {
   if (unit.shards == 1) gather_here(unit, shards, full);
   else issue_gather(unit, shards, full);
   bytes.set_version(shards.storage()->version());
+}
+
+void run_restore(const KernelCall& c) {
+  Storage& bytes = *c.in[0].storage();
+  if (bytes.is_present()) return;
+  bytes.restore_data();
+  bytes.bump_version();  // what was gathered before is gone
 }
 
 void run_release(const KernelCall& c) { c.in[0].storage()->release_data(); }
@@ -387,6 +394,7 @@ void run_replica_sum(const KernelCall& c) {
 QueueUse queue_of_gather(AttrsView attrs) {
   return attrs.as<UnitAttrs>().unit->shards == 1 ? QueueUse{} : QueueUse{kGatherQueue};
 }
+QueueUse no_queue(AttrsView) { return {}; }  // the column says that the row fills what it names (ir/access.cpp)
 QueueUse queue_of_reduction(AttrsView attrs) {
   const auto& a = attrs.as<UnitReduceAttrs>();
   if (a.unit->shards == 1) return {};
@@ -441,11 +449,21 @@ constinit const Op op::gather_start{
     .queue = queue_of_gather,
 };
 
+constinit const Op op::restore{
+    .name = "restore",
+    .doc = "Makes the bytes of a unit's full tensors u8[full bytes] present, not initialised.",
+    .attrs = &attr_kind<UnitAttrs>,
+    .infer = infer_presence,
+    .traits = {.issues = true, .effect = true},
+    .no_gradient = "effect",
+    .queue = no_queue,
+};
+
 constinit const Op op::release{
     .name = "release",
     .doc = "Frees the bytes of a unit's full tensors u8[full bytes].",
     .attrs = &attr_kind<UnitAttrs>,
-    .infer = infer_release,
+    .infer = infer_presence,
     .traits = {.issues = true, .effect = true},
     .no_gradient = "effect",
 };
@@ -496,9 +514,10 @@ constinit const Op op::replica_sum_start{
 
 void register_unit(OpTable& table) {
   const std::pair<const Op*, Kernel> rows[] = {
-      {&op::gather_start, run_gather},     {&op::release, run_release},
-      {&op::gradient_buffer, leave_as_is}, {&op::communication_buffer, leave_as_is},
-      {&op::reduce_start, run_reduce},     {&op::replica_sum_start, run_replica_sum}};
+      {&op::gather_start, run_gather},     {&op::restore, run_restore},
+      {&op::release, run_release},         {&op::gradient_buffer, leave_as_is},
+      {&op::reduce_start, run_reduce},     {&op::communication_buffer, leave_as_is},
+      {&op::replica_sum_start, run_replica_sum}};
   for (const auto& [row, kernel] : rows) {
     table.add({row});
     for (const auto backend : {Device::Kind::cpu, Device::Kind::cuda}) table.kernel(*row, backend, kernel);
@@ -513,6 +532,11 @@ void check_groups(const UnitLayout& unit, Device device) {
 void start_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
   Tensor in[] = {shards, full};
   call_op(op::gather_start, in, UnitAttrs{&unit});
+}
+
+void restore_unit(const UnitLayout& unit, const Tensor& full) {
+  Tensor in[] = {full};
+  call_op(op::restore, in, UnitAttrs{&unit});
 }
 
 void release_unit(const UnitLayout& unit, const Tensor& full) {

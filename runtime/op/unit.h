@@ -3,6 +3,7 @@
 // layout (unit_layout.h) and lists of pieces. They are never differentiated.
 //
 //   gather_start(shards, full)           every rank's shards at their place in `full`, cast; on the queue "gather"
+//   restore(full)                        makes the bytes of `full` present, for gathers that rows of their own fill
 //   release(full)                        frees the bytes of `full`; handles stay
 //   reduce_start(out..., gradients)      full gradients summed over shards, each rank's part into `out`; on "reduce"
 //   replica_sum_start(sum..., out...)    those parts summed over replicas (HSDP), after it; on "replicate", so that the
@@ -20,7 +21,7 @@
 
 namespace sherd {
 
-/// Of gather_start and release.
+/// Of gather_start, restore and release.
 struct UnitAttrs {
   const UnitLayout* unit = nullptr;
   static constexpr AttrField fields[] = {attr<&UnitAttrs::unit>("unit")};
@@ -101,6 +102,9 @@ void check_groups(const UnitLayout& unit, Device device);
 /// submits the gather that fills them; on one shard casts here, on the device that they are on. No-op if `full` is
 /// present and of the version of `shards`, so a graph that gathers is valid with whatever is gathered before it.
 void start_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& full);
+/// Makes the bytes of `full` present: what is in them is undefined until rows have written it, and no gather takes them
+/// for what it would put there. No-op if they are present.
+void restore_unit(const UnitLayout& unit, const Tensor& full);
 /// Frees the bytes of `full`; waits for a gather that fills them.
 void release_unit(const UnitLayout& unit, const Tensor& full);
 /// A fresh u8 tensor of `bytes`, not initialised: in the account of gradients, or in that of communication.

@@ -159,6 +159,25 @@ TEST(UnitRows, GatherCastsUnlessItIsCurrent) {
   EXPECT_TRUE(same_bits(view_at(full, {5}, 64, DType::f32), sherd::full({5}, 9)));
 }
 
+// Bytes that came back hold nothing, though the shards are those of before.
+TEST(UnitRows, WhatIsRestoredIsNotCurrent) {
+  const UnitLayout& unit = *UnitLayout::intern(two_pieces());
+  const Tensor shards = bytes(128), full = bytes(128);
+  start_gather(unit, shards, full);
+  restore_unit(unit, full);
+  EXPECT_EQ(full.storage()->version(), shards.storage()->version()) << "they were there";
+  release_unit(unit, full);
+  restore_unit(unit, full);
+  EXPECT_TRUE(full.storage()->is_present());
+  fill_into(view_at(shards, {5}, 64, DType::f32), 9);
+  release_unit(unit, full);
+  start_gather(unit, shards, full);
+  release_unit(unit, full);
+  restore_unit(unit, full);
+  start_gather(unit, shards, full);
+  EXPECT_TRUE(same_bits(view_at(full, {5}, 64, DType::f32), sherd::full({5}, 9)));
+}
+
 // Sums and averages, stored and added, of a buffer that holds some of the pieces in another order.
 TEST(UnitRows, ReduceScalesAveragesAndAdds) {
   const UnitLayout& unit = *UnitLayout::intern(two_pieces());

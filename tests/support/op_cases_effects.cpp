@@ -98,6 +98,7 @@ void add_unit_cases(OpCases& cases) {
   };
   const Arg bytes{.draw = Draw::bytes, .shape = {0}};
   add("gather_start", {bytes, bytes}, UnitAttrs{unit});
+  add("restore", {bytes}, UnitAttrs{unit});
   add("release", {bytes}, UnitAttrs{unit});
   add("gradient_buffer", {}, BufferAttrs{{0}});
   add("communication_buffer", {}, BufferAttrs{{0}});
