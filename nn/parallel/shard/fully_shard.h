@@ -20,6 +20,7 @@
 #include "dtensor/mesh.h"
 #include "nn/module.h"
 #include "nn/parallel/shard/policy.h"
+#include "nn/parallel/shard/unit_gather.h"
 #include "runtime/op/unit_layout.h"
 
 namespace sherd::nn {
@@ -78,6 +79,14 @@ class UnitHandle {
   /// An empty list restores the default; units that are gone by then are left out.
   void set_forward_prefetch(const std::vector<UnitHandle>& units) const;
   void set_backward_prefetch(const std::vector<UnitHandle>& units) const;
+  /// Communication of the user's own (unit_gather.h); null: the usual one. A gather, or a transform in its place, is
+  /// set before the unit is first gathered, the others between steps: a captured step with another one is not replayed.
+  /// Parameters that stay replicated are reduced as ever, and are one more reduction for the hook. Local; on all ranks
+  /// alike. Error if the unit's parameters lie on several meshes; for a transform as of TransformedGather.
+  void set_custom_gather(std::shared_ptr<UnitGather> gather) const;
+  void set_gather_transform(GatherTransform transform) const;
+  void set_custom_reduce(UnitReduce reduce) const;
+  void set_all_reduce_hook(AllReduceHook hook) const;
 
  private:
   FullyShardHook& hook() const;

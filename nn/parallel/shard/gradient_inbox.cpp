@@ -187,8 +187,8 @@ Tensor GradientInbox::local_gradient(std::size_t i, Tensor gradient) {
   if (!gradient.is_distributed() || Spec::from(gradient).mesh_id() != gathered->mesh_id())
     fail("parameter \"{}\" is gathered as {}, its gradient is {}: on another mesh, or plain",
          buffers_.parameter(i)->name(), gathered->describe(), gradient);
-  const bool may_wait =
-      e.partial_gradients && !reduces_unused_ && !holds() && !is_held(i) && !leaves_unsummed() && !e.has_unsummed();
+  const bool may_wait = e.partial_gradients && !hook_ && !reduces_unused_ && !holds() && !is_held(i) &&
+                        !leaves_unsummed() && !e.has_unsummed();
   if (may_wait && Spec::from(gradient).placement(0).is_partial(ReduceKind::sum) &&
       (e.is_partial || e.pending == Pending::none)) {
     e.is_partial = true;
@@ -265,16 +265,29 @@ void GradientInbox::set_accumulates_shards(bool on) {
   set_syncs(syncs_);
 }
 
+void GradientInbox::set_reduce(UnitReduce reduce) {
+  reduce_ = std::move(reduce);
+  ++num_extensions_;
+  reduction_changed();
+}
+
+void GradientInbox::set_all_reduce_hook(AllReduceHook hook) {
+  hook_ = std::move(hook);
+  ++num_extensions_;
+  reduction_changed();
+}
+
 void GradientInbox::reduction_changed() {
   is_gradient_reduced_ =
-      data_.num_ranks() == 1 && buffers_.is_shard_full() && !rounds(buffers_.layout()) && divide_factor_ == 1;
+      data_.num_ranks() == 1 && buffers_.is_shard_full() && !rounds(buffers_.layout()) && divide_factor_ == 1 && !hook_;
   const char* const over_replicas = data_.num_replicas() == 1 ? ""
                                     : !leaves_unsummed()      ? " and adds them up over replicas"
                                                               : " and does not add them up over replicas";
   // A step that was recorded before there was anywhere to hold gradients does not look for them.
   const char* const when = !held_ ? "" : holds() ? ", in a later pass" : ", with those of passes that did not";
-  reduction_->text = fmt::format("group \"{}\" divides gradients by {}{}{}{}", buffers_.layout().name, divide_factor_,
-                                 over_replicas, reduces_unused_ ? ", unused ones too" : "", when);
+  const std::string by_users = num_extensions_ == 0 ? "" : fmt::format(", by extension {}", num_extensions_);
+  reduction_->text = fmt::format("group \"{}\" divides gradients by {}{}{}{}{}", buffers_.layout().name, divide_factor_,
+                                 over_replicas, reduces_unused_ ? ", unused ones too" : "", when, by_users);
   if (CaptureSink* capture = RankContext::current().capture) capture->setting_changed(reduction_);
 }
 
@@ -398,10 +411,12 @@ void GradientInbox::keep_gradients() {
   }
 }
 
-// The tensor that the reduction accumulates onto: this rank's shard of an earlier sum, or none.
+// The tensor that the reduction accumulates onto: this rank's shard of an earlier sum, or none. A hook sees this pass
+// alone, which is added after it.
 Tensor GradientInbox::earlier_sum(std::size_t i) const {
   const Entry& e = entries_[i];
   if (e.is_partial || e.has_unsummed() || leaves_unsummed()) return e.unsummed();
+  if (hook_) return {};
   const Tensor& gradient = buffers_.parameter(i)->grad();
   return gradient.defined() ? gradient.local().detach() : Tensor();
 }
@@ -414,7 +429,7 @@ void GradientInbox::deliver(std::size_t i, const Tensor& shard) {
   if (leaves_unsummed()) return e.aside->set_grad(shard);
   const bool had_unsummed = e.has_unsummed();
   if (had_unsummed) e.aside->clear_grad();
-  if (had_unsummed && p.grad().defined()) copy_into(p.grad().local().detach(), shard, true);
+  if ((had_unsummed || hook_) && p.grad().defined()) copy_into(p.grad().local().detach(), shard, true);
   else p.set_grad(Tensor::distributed_like(p.sharded_value(), shard));
 }
 
@@ -508,8 +523,10 @@ void GradientInbox::launch() {
     sum_apart(launch);
     if (!launch.apart.empty()) launch.sum.in_flight = max_reductions_;  // they hold memory of their own
   }
-  start_reduce(launch.reduce, gradients_, launch.out);
+  if (reduce_ && buffers_.layout().shards > 1) reduce_(launch.reduce, gradients_, launch.out);
+  else start_reduce(launch.reduce, gradients_, launch.out);
   if (sums_replicas) start_replica_sum(launch.sum, launch.out, launch.apart);
+  if (hook_ && !leaves_unsummed()) hook_({*launch.reduce.unit, launch.reduce.pieces, launch.gradients});
   for (std::size_t m = 0; m < launch.members.size(); ++m) deliver(launch.members[m], launch.gradients[m]);
 }
 

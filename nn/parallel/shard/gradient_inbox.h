@@ -18,6 +18,7 @@
 #include "nn/parallel/partial_gradients.h"
 #include "nn/parallel/shard/held_gradients.h"
 #include "nn/parallel/shard/unit_buffers.h"
+#include "nn/parallel/shard/unit_gather.h"
 #include "runtime/op/capture_sink.h"
 #include "runtime/op/unit.h"
 
@@ -73,6 +74,10 @@ class GradientInbox final : public GradSink {
   /// finish_backward(). If shards are accumulated, it is as set_all_reduces().
   void set_syncs(bool on);
   void set_accumulates_shards(bool on);
+  /// Reduces over the shards by `reduce` from now on; null: as other units do. On one shard it is not called.
+  void set_reduce(UnitReduce reduce);
+  /// Called with every reduction that ends in grad(); null: none is.
+  void set_all_reduce_hook(AllReduceHook hook);
   /// Off: gathered parameters stay registered when backward is done with them.
   void set_reshards(bool on) { reshards_ = on; }
 
@@ -156,6 +161,9 @@ class GradientInbox final : public GradSink {
   const UnitLayout* unit_of_gradients_;  // has the types of the full gradients in it
   std::unique_ptr<HeldGradients> held_;  // null until a pass was to leave gradients
   std::shared_ptr<BackwardEnd> end_;
+  UnitReduce reduce_;
+  AllReduceHook hook_;
+  int num_extensions_ = 0;  // that were set: a captured step knows by it whether another one is
   double divide_factor_;
   const std::shared_ptr<StepSetting> reduction_ = std::make_shared<StepSetting>();  // the factor and what is reduced
   int max_reductions_ = 1;

@@ -132,7 +132,8 @@ void UnitBuffers::take_values(const std::vector<Tensor>& values) {
 }
 
 bool UnitBuffers::is_current() const {
-  return is_gathered() && gathered_.storage()->version() == shards_.storage()->version();
+  if (custom_) return has_full() && custom_->is_current(shards_, gathered_);
+  return has_full() && gathered_.storage()->version() == shards_.storage()->version();
 }
 
 // A captured step gathers what it uses even if it is gathered at the time: in replay it may be released.
@@ -142,10 +143,21 @@ bool UnitBuffers::needs_gather() const {
   return !is_current() || (capture && !capture->has_seen(*gathered_.storage()));
 }
 
+void UnitBuffers::set_gather(std::shared_ptr<UnitGather> gather) {
+  check(!has_gathered_,
+        "fully_shard: unit \"{}\" has been gathered already, and captured steps go on as they were recorded; set its "
+        "gather before the first forward",
+        layout_->name);
+  custom_ = gather && layout_->shards > 1 ? std::make_unique<CustomGather>(std::move(gather)) : nullptr;
+}
+
 void UnitBuffers::prefetch() {
   check(!is_meta(), "fully_shard: group \"{}\" has no values to gather; call model.materialize(seed) first",
         layout_->name);
-  if (needs_gather()) start_gather(*layout_, shards_, gathered_);
+  if (!needs_gather()) return;
+  has_gathered_ = true;
+  if (custom_) custom_->start(*layout_, shards_, gathered_);
+  else start_gather(*layout_, shards_, gathered_);
 }
 
 void UnitBuffers::unshard() {
@@ -155,6 +167,7 @@ void UnitBuffers::unshard() {
         layout_->name);
   if (is_unsharded_ && !is_shard_full_ && !needs_gather()) return;
   prefetch();
+  if (custom_ && needs_gather()) custom_->finish(*layout_, shards_, gathered_);
   is_unsharded_ = true;
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     Piece& piece = pieces_[i];
@@ -167,7 +180,7 @@ void UnitBuffers::unshard() {
 }
 
 void UnitBuffers::wait() {
-  if (is_gathered()) gathered_.storage()->wait_to_read();
+  if (has_full()) gathered_.storage()->wait_to_read();
 }
 
 void UnitBuffers::register_shards() {
@@ -187,19 +200,27 @@ void UnitBuffers::reshard() {
 }
 
 void UnitBuffers::drop_unused() {
-  if (is_unsharded_ || !is_gathered()) return;
+  if (is_unsharded_) return;
+  if (custom_) custom_->cancel();
+  if (!has_full()) return;
   if (!keeps_gathered_ || !is_current()) release_unit(*layout_, gathered_);
 }
 
 void UnitBuffers::drop() {
   register_shards();
-  if (is_gathered()) release_unit(*layout_, gathered_);
+  if (custom_) custom_->drop();
+  if (has_full()) release_unit(*layout_, gathered_);
 }
 
 void UnitBuffers::ensure_present(Storage&) {
-  if (is_unsharded_ && is_gathered()) return;
+  if (is_unsharded_ && has_full()) return;
   ++late_gathers_;
   unshard();
+}
+
+void UnitBuffers::begin_replay(Storage&) {
+  register_shards();
+  if (custom_) custom_->cancel();
 }
 
 // The sink of the parameters knows what else a step leaves behind.

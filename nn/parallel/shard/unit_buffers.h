@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "nn/module.h"
+#include "nn/parallel/shard/custom_gather.h"
 #include "nn/parallel/shard/unit_layout.h"
 #include "runtime/memory/storage.h"
 #include "runtime/op/step_names.h"
@@ -46,7 +47,8 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   bool is_meta() const { return !shards_.defined(); }
   /// Whether the gathered tensors are registered. A prefetched buffer is gathered and not registered.
   bool is_unsharded() const { return is_unsharded_; }
-  bool is_gathered() const { return !is_shard_full_ && gathered_.defined() && gathered_.storage()->is_present(); }
+  /// There, or on its way.
+  bool is_gathered() const { return has_full() || (custom_ && custom_->is_started()); }
   /// From now on reshard() and drop_unused() leave what is gathered there as long as it is of the shards' values.
   void keep_gathered() { keeps_gathered_ = true; }
   /// Whether the tape keeps gathered tensors for a backward pass.
@@ -57,11 +59,15 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   void materialize(Device device);
   /// Moves values, or what is on meta, into buffers of another layout, which differs in types only. Local.
   void cast_to(const UnitLayout& layout);
+  /// Gathers by `gather` from now on; null: as other units do. On one shard it is not called. Error if the unit has
+  /// been gathered: a captured step would go on as before. Local.
+  void set_gather(std::shared_ptr<UnitGather> gather);
   /// Starts a gather unless the gathered buffer is current or being gathered; registers nothing. Collective on the
   /// queue "gather"; does not wait.
   void prefetch();
   /// prefetch(), and registers the gathered tensors: plain, or distributed over the axes of tensor parallelism. Their
-  /// first access waits for the gather. Error if there are no values yet.
+  /// first access waits for the gather, or this call, where a custom gather ends by reading it. Error if there are no
+  /// values yet.
   void unshard();
   /// Waits for the gather and throws its error.
   void wait();
@@ -78,7 +84,7 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
 
   // StorageOwner
   void ensure_present(Storage& storage) override;
-  void begin_replay(Storage&) override { register_shards(); }
+  void begin_replay(Storage&) override;
   void abandon_replay(Storage& storage, std::string_view reason) noexcept override;
 
  private:
@@ -91,6 +97,7 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   static Parameter* parameter_of(const Piece& piece) {
     return static_cast<Parameter*>(static_cast<const Leaf*>(piece.leaf.get())->slot);
   }
+  bool has_full() const { return !is_shard_full_ && gathered_.defined() && gathered_.storage()->is_present(); }
   bool is_current() const;
   bool needs_gather() const;
   void attach(Piece& piece, std::size_t index);
@@ -107,6 +114,8 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   Tensor shards_, gathered_;                              // u8 [bytes]
   std::shared_ptr<const NamedStorage> gathered_name_;
   int late_gathers_ = 0;
+  std::unique_ptr<CustomGather> custom_;  // null: one row does it
+  bool has_gathered_ = false;
   bool is_unsharded_ = false;
   bool keeps_gathered_ = false;
 };

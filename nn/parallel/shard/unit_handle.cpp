@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <cmath>
 
 #include "nn/parallel/shard/fully_shard_hook.h"
+#include "nn/parallel/shard/gather_transform.h"
 
 namespace sherd::nn {
 
@@ -100,6 +102,40 @@ void UnitHandle::set_backward_prefetch(const std::vector<UnitHandle>& units) con
   auto& list = hook().backward_prefetch;
   list.clear();
   for (const UnitHandle& unit : units) list.push_back(unit.hook_);
+}
+
+namespace {
+
+// The unit that communications of the user's own are for; null if there is none.
+Unit* sharded_unit(const FullyShardHook& hook, std::string_view call) {
+  const auto is_sharded = [](const auto& unit) { return !unit->is_replicated; };
+  check(std::ranges::count_if(hook.units, is_sharded) <= 1,
+        "{}: the parameters of unit \"{}\" lie on several meshes, and one communication cannot serve them; call "
+        "fully_shard on the modules of each mesh apart",
+        call, hook.name());
+  const auto found = std::ranges::find_if(hook.units, is_sharded);
+  return found == hook.units.end() ? nullptr : found->get();
+}
+
+}  // namespace
+
+void UnitHandle::set_custom_gather(std::shared_ptr<UnitGather> gather) const {
+  if (Unit* unit = sharded_unit(hook(), "set_custom_gather")) unit->buffers.set_gather(std::move(gather));
+}
+
+void UnitHandle::set_gather_transform(GatherTransform transform) const {
+  Unit* const unit = sharded_unit(hook(), "set_gather_transform");
+  if (!unit) return;
+  unit->buffers.set_gather(std::make_shared<TransformedGather>(std::move(transform), unit->buffers.layout()));
+}
+
+void UnitHandle::set_custom_reduce(UnitReduce reduce) const {
+  if (Unit* unit = sharded_unit(hook(), "set_custom_reduce")) unit->inbox.set_reduce(std::move(reduce));
+}
+
+void UnitHandle::set_all_reduce_hook(AllReduceHook all_reduce_hook) const {
+  sharded_unit(hook(), "set_all_reduce_hook");
+  for (const auto& unit : hook().units) unit->inbox.set_all_reduce_hook(all_reduce_hook);
 }
 
 }  // namespace sherd::nn
