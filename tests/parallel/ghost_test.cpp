@@ -6,6 +6,8 @@
 
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
+#include "nn/parallel/extensions/int8_gather.h"
+#include "nn/parallel/extensions/int8_reduce.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/comm/group/ghost_group.h"
@@ -21,10 +23,11 @@ using Group = std::shared_ptr<ProcessGroup>;
 
 struct Case {
   Grid3 grid{1, 1, 1};
-  bool shards = true, sequence = false, bf16 = false;
+  bool shards = true, sequence = false, bf16 = false, int8 = false;
   std::string text() const {
-    return fmt::format("replicate={} dp={} tp={}{}{}{}", grid.replicas, grid.dp, grid.tp, shards ? " fully_shard" : "",
-                       sequence ? " sequence" : "", bf16 ? " bf16" : "");
+    return fmt::format("replicate={} dp={} tp={}{}{}{}{}", grid.replicas, grid.dp, grid.tp,
+                       shards ? " fully_shard" : "", sequence ? " sequence" : "", bf16 ? " bf16" : "",
+                       int8 ? " int8" : "");
   }
 };
 
@@ -47,6 +50,11 @@ void prepare(ResidualNet& net, const DeviceMesh& root, const Case& c) {
   if (c.bf16) options.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
   if (c.grid.tp > 1) nn::parallelize(net, root["tp"], plan_of(c.sequence));
   if (c.shards) shard(net, c.grid.data(root), options, {.mp_policy = options.mp_policy});
+  if (c.int8)
+    for (const nn::UnitHandle& unit : nn::units(net)) {
+      unit.set_gather_transform(nn::int8_gather());
+      unit.set_custom_reduce(nn::int8_reduce());
+    }
   net.materialize(nn::Seed{11});
 }
 
@@ -102,6 +110,14 @@ TEST(GhostStep, ReplicatesShardsLikeThreads) {
   for (const bool bf16 : {false, true}) {
     expect_ghosts_are_like_threads({.grid = {2, 2, 1}, .bf16 = bf16});
     expect_ghosts_are_like_threads({.grid = {2, 1, 1}, .bf16 = bf16});
+  }
+}
+
+TEST(GhostStep, F96_CommunicatesIn8BitsLikeThreads) {
+  for (const bool bf16 : {false, true}) {
+    expect_ghosts_are_like_threads({.grid = {1, 2, 1}, .bf16 = bf16, .int8 = true});
+    expect_ghosts_are_like_threads({.grid = {1, 4, 1}, .bf16 = bf16, .int8 = true});
+    expect_ghosts_are_like_threads({.grid = {2, 2, 1}, .bf16 = bf16, .int8 = true});
   }
 }
 

@@ -1,0 +1,25 @@
+#pragma once
+// Gradients reduced in 8 bits, as ZeRO++ does (Wang et al. 2023): an example of a reduction of the user's, and of a row
+// that works on a queue.
+//
+//   for (const UnitHandle& unit : units(model)) unit.set_custom_reduce(int8_reduce());
+//
+//   full gradients of this rank   | for rank 0 ... | for rank 1 ... |      8-bit values and a scale for each block
+//   (blocks.h)
+//                                        all_to_all
+//   from rank 0, from rank 1 ...  | values, scales | values, scales |      added in f32 in rank order, scaled, stored:
+//   out
+//
+// Each contribution is rounded once, sums are not: the result is off by at most the sum over ranks of half a step,
+// times the scale. Of N elements in b blocks 1 N + 4 b bytes move, where an f32 reduction moves 4 N. All of it,
+// arithmetic included, runs on the queue "reduce" beside compute. Over replicas gradients are summed as without it.
+#include "nn/parallel/extensions/blocks.h"
+#include "nn/parallel/shard/unit_gather.h"
+
+namespace sherd::nn {
+
+/// Of a unit with f64 gradients: start_reduce(). On the host only: on a device the row has no kernel, which is an Error
+/// that names it. Error as quantize_blocks() for `block`.
+UnitReduce int8_reduce(int block = kQuantizationBlock);
+
+}  // namespace sherd::nn
