@@ -38,6 +38,9 @@ TEST_F(Sharding, FlagsAndTheMeshComeToAStrategy) {
   EXPECT_EQ(text("replicate", "", true), "strategy no_shard");
   config_.units = "fine";
   EXPECT_EQ(text("shard_optimizer", "dp=2", true), "strategy shard_optimizer, fine units");
+  config_.gather = config_.reduce = "int8";
+  EXPECT_EQ(text("full_shard", "", true), "strategy full_shard, int8 gathers, int8 reductions, fine units");
+  config_.gather = config_.reduce = "exact";
   config_.strategy = "full_shard";
   config_.fully_shard = false;
   EXPECT_EQ(sharding_text(config_), "not sharded (fully_shard = false)");
@@ -56,6 +59,13 @@ TEST_F(Sharding, WhatDoesNotFitIsRefused) {
   config = config_;
   config.units = "layer";
   refused(config, {"units must be one of coarse, block, fine", "\"layer\""});
+  config = config_;
+  config.gather = "8bit";
+  refused(config, {"gather must be one of exact, int8", "\"8bit\""});
+  config.gather = "exact";
+  config.reduce = "int8";
+  config.fully_shard = false;
+  refused(config, {"reduce = int8", "leave fully_shard on"});
 }
 
 double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
@@ -77,6 +87,17 @@ TEST_F(Sharding, F60_NumbersDoNotDependOnTheStrategy) {
       EXPECT_LE(largest_difference(two.norms, one.norms), 1e-4) << strategy;
       EXPECT_NEAR(two.val_loss, one.val_loss, 1e-5) << strategy;
     }
+}
+
+TEST_F(Sharding, F96_EightBitsOnTheWireTrainAlmostAlike) {
+  const TinyRun exact = train_tiny(config_, 2);
+  config_.gather = config_.reduce = "int8";
+  const TinyRun eager = train_tiny(config_, 2);
+  EXPECT_EQ(eager.initial, exact.initial);
+  EXPECT_LE(largest_difference(eager.losses, exact.losses), 0.02);
+  EXPECT_NE(eager.losses, exact.losses);
+  config_.compile = true;
+  EXPECT_EQ(train_tiny(config_, 2).losses, eager.losses);
 }
 
 TEST_F(Sharding, StrategiesOnAMeshWithReplicasAndMatricesThatAreSharded) {

@@ -110,6 +110,8 @@ void bind_parallel(ConfigTable& table, TrainConfig::Parallel& p) {
 void bind_precision(ConfigTable& table, TrainConfig& c) {
   table.add("param_dtype", &c.param_dtype, "type to compute in and to gather parameters as: f32, bf16 or f16");
   table.add("reduce_dtype", &c.reduce_dtype, "type that gradients are rounded to when they are reduced");
+  table.add("gather", &c.gather, "how parameters travel: exact, or int8: matrices in 8 bits, with a scale per block");
+  table.add("reduce", &c.reduce, "how gradients travel over dp: exact, or int8: in 8 bits, with a scale per block");
   table.add(
       "loss_scale", &c.loss_scale,
       "what the loss is multiplied by so that gradients of f16 do not underflow: dynamic (from 65536, halved when "

@@ -54,6 +54,8 @@ struct TrainConfig {
   bool accumulate_shards = false;
   std::string param_dtype = "f32";
   std::string reduce_dtype = "f32";
+  std::string gather = "exact";
+  std::string reduce = "exact";
   std::string loss_scale = "auto";
 
   struct Parallel {

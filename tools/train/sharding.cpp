@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
+#include "nn/parallel/extensions/int8_gather.h"
+#include "nn/parallel/extensions/int8_reduce.h"
 #include "nn/parallel/shard/fully_shard.h"
 
 namespace sherd {
@@ -10,6 +13,8 @@ namespace sherd {
 namespace {
 
 constexpr std::array<std::string_view, 3> kUnits{"coarse", "block", "fine"};
+
+constexpr std::array<std::string_view, 2> kTravels{"exact", "int8"};
 
 bool has_replicas(const TrainConfig& config) {
   return std::ranges::any_of(parse_mesh(config.mesh, 1),
@@ -38,6 +43,11 @@ void check_sharding(const TrainConfig& config) {
         fmt::join(kUnits, ", "), config.units);
   check(config.fully_shard || config.strategy == "full_shard",
         "strategy = {} is a setting of fully_shard; leave fully_shard on", config.strategy);
+  for (const auto& [key, how] : {std::pair("gather", config.gather), std::pair("reduce", config.reduce)}) {
+    check(std::ranges::find(kTravels, how) != kTravels.end(), "{} must be one of {}, got \"{}\"", key,
+          fmt::join(kTravels, ", "), how);
+    check(config.fully_shard || how == "exact", "{} = {} is a setting of fully_shard; leave fully_shard on", key, how);
+  }
   check(!policy.needs_replicas || has_replicas(config),
         "strategy = {} copies the shards over an axis of the mesh, and mesh = \"{}\" names none: pass --mesh "
         "replicate=2,dp=2",
@@ -49,6 +59,8 @@ std::string sharding_text(const TrainConfig& config) {
   const std::string_view name = nn::strategy_name(unit_policy(config), has_replicas(config));
   std::string text = fmt::format("strategy {}", name.empty() ? config.strategy : name);
   if (!config.reshard_after_forward) text += " (reshard_after_forward = false)";
+  if (config.gather != "exact") text += fmt::format(", {} gathers", config.gather);
+  if (config.reduce != "exact") text += fmt::format(", {} reductions", config.reduce);
   if (config.units != "block") text += fmt::format(", {} units", config.units);
   return text;
 }
@@ -66,6 +78,10 @@ void shard_model(nn::LanguageModel& model, const TrainConfig& config, const Devi
   nn::UnitPolicy root = policy;
   root.reshard_after_forward.reset();  // what the model itself owns is what backward needs first
   nn::fully_shard(model, data, root);
+  for (const nn::UnitHandle& unit : nn::units(model)) {
+    if (config.gather == "int8") unit.set_gather_transform(nn::int8_gather());
+    if (config.reduce == "int8") unit.set_custom_reduce(nn::int8_reduce());
+  }
 }
 
 }  // namespace sherd
