@@ -433,6 +433,26 @@ TEST(FullyShard, F96_AnIdentityTransformHasTheBitsOfNone) {
         });
 }
 
+// Of inner dims, and of matrices that one rank has.
+TEST(FullyShard, F50_F96_AnIdentityTransformServesAnyPlacement) {
+  for (const bool is_owned : {true, false})
+    run_ranks(2, [=](const Group& group) {
+      const DeviceMesh mesh(group);
+      nn::FullyShardOptions options;
+      options.placement = [=](const nn::Parameter& p) {
+        return p.shape().size() < 2 ? nn::ShardPlan{} : is_owned ? nn::owned() : nn::shard_dim(1);
+      };
+      Training with(mesh, options, [](const nn::UnitHandle& unit) { unit.set_gather_transform(identity()); });
+      Training without(mesh, options, [](const nn::UnitHandle&) {});
+      for (std::uint64_t i = 0; i < 3; ++i) {
+        const Tensor x = slice_of(batch_of(12, 5, i, "x"), *group), y = slice_of(batch_of(12, 2, i, "y"), *group);
+        const Tensor loss = with.step(x, y);
+        EXPECT_TRUE(same_bits(loss, without.step(x, y)));
+      }
+      expect_same_local_bits(with.net, without.net);
+    });
+}
+
 TEST(FullyShard, F96_F77_AnIdentityTransformReplaysBitwise) {
   for (const Grid& grid : {Grid{1, 2}, Grid{1, 3}, Grid{2, 2}})
     expect_replays(grid, [](const nn::UnitHandle& unit, const DeviceMesh&) { unit.set_gather_transform(identity()); });

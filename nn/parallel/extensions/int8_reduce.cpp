@@ -148,6 +148,8 @@ Metas infer_reduce(const InferCall& call) {
     const std::int64_t size = byte_size(piece.full_dtype);
     check(is_quantizable(piece.full_dtype), "{}: piece {} is {}; it reduces f32, bf16 and f16", call.op.name, p.piece,
           name(piece.full_dtype));
+    check(UnitLayout::blocks(piece) == 1, "{}: piece {} is sharded along dim {}; it reduces rows", call.op.name,
+          p.piece, piece.dim);
     check(p.offset >= 0 && p.offset % size == 0 && numel(piece.shape) * size <= full.numel() - p.offset,
           "{}: the gradient of piece {} lies at byte {} of {}", call.op.name, p.piece, p.offset, full);
     const TensorMeta& out = required(call, m);
@@ -281,8 +283,11 @@ UnitReduce int8_reduce(int block) {
   check_block(block, "int8_reduce");
   add_rows(register_int8_reduce);
   return [block](const UnitReduceAttrs& attrs, const Tensor& gradients, std::span<const Tensor> out) {
-    const auto is_wide = [&](const ReducedPiece& p) { return !is_quantizable(attrs.unit->piece(p.piece).full_dtype); };
-    if (std::ranges::any_of(attrs.pieces, is_wide)) return start_reduce(attrs, gradients, out);
+    const auto is_other = [&](const ReducedPiece& p) {
+      const UnitPiece& piece = attrs.unit->piece(p.piece);
+      return !is_quantizable(piece.full_dtype) || UnitLayout::blocks(piece) != 1;
+    };
+    if (std::ranges::any_of(attrs.pieces, is_other)) return start_reduce(attrs, gradients, out);
     const Int8ReduceAttrs a{attrs.unit, attrs.scale, attrs.in_flight, block, attrs.pieces};
     std::vector<Tensor> in(out.begin(), out.end());
     in.push_back(communication_buffer(work_memory(a).bytes, gradients.device()));

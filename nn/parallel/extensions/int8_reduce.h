@@ -18,8 +18,8 @@
 
 namespace sherd::nn {
 
-/// Of a unit with f64 gradients: start_reduce(). On the host only: on a device the row has no kernel, which is an Error
-/// that names it. Error as quantize_blocks() for `block`.
+/// Of a unit with f64 gradients, or shards of inner dims: start_reduce(). On the host only: on a device the row has no
+/// kernel, which is an Error that names it. Error as quantize_blocks() for `block`.
 UnitReduce int8_reduce(int block = kQuantizationBlock);
 
 }  // namespace sherd::nn

@@ -7,15 +7,11 @@ namespace sherd::nn {
 
 namespace {
 
-std::int64_t rows_of(const UnitLayout& unit, const UnitPiece& piece, int shard) {
-  std::int64_t row = 1;
-  for (int d = 1; d < piece.shape.size(); ++d) row *= piece.shape[d];
-  return row == 0 ? 0 : unit.count(piece, shard) / row;
-}
-
 Shape shard_shape(const UnitLayout& unit, const UnitPiece& piece, int shard) {
   Shape shape = piece.shape;
-  shape[0] = rows_of(unit, piece, shard);
+  shape[piece.dim] = 1;
+  const std::int64_t row = numel(shape);
+  shape[piece.dim] = row == 0 ? 0 : unit.count(piece, shard) / row;
   return shape;
 }
 
@@ -124,7 +120,8 @@ void TransformedGather::start(const UnitLayout& unit, const Tensor& shards, cons
 
 void TransformedGather::decode(const UnitLayout& unit, std::size_t piece, const Tensor& full) const {
   const UnitPiece& to = unit.pieces[piece];
-  std::int64_t offset = to.full_offset;
+  const Tensor whole = view_at(full, to.shape, to.full_offset, to.full_dtype);
+  std::int64_t begin = 0;                                // of a shard's rows
   std::vector<std::int64_t> from(parts_[piece].size());  // bytes of each part that earlier shards have
   std::vector<Tensor> tensors(from.size());
   for (int r = 0; r < unit.shards; ++r) {
@@ -134,8 +131,8 @@ void TransformedGather::decode(const UnitLayout& unit, std::size_t piece, const 
       tensors[k] = view_at(encoded_, part.shapes[static_cast<std::size_t>(r)], at.full_offset + from[k], at.dtype);
       from[k] += tensors[k].bytes();
     }
-    const Tensor rows = view_at(full, shard_shape(unit, to, r), offset, to.full_dtype);
-    offset += rows.bytes();
+    const Tensor rows = narrow(whole, to.dim, begin, shard_shape(unit, to, r)[to.dim]);
+    begin += rows.size(to.dim);
     if (rows.numel() > 0) transform_.decode(tensors, rows);
   }
 }

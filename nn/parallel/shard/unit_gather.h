@@ -60,11 +60,13 @@ using AllReduceHook = std::function<void(const ReducedUnit& reduced)>;
 /// gathered, and each rank decodes all shards. Gradients and the values that the optimizer updates are not touched.
 struct GatherTransform {
   std::string name{};  ///< for messages: "int8"
-  /// From a shard, [own rows, ...] in the parameter's type, to one or more tensors of any type and shape. Called with
-  /// tensors on meta too, of all ranks' shapes: what it returns may depend on shape and dtype alone in number, shapes
-  /// and dtypes. Shards may differ in rows, and have none: nothing is padded.
+  /// From a shard, [own rows, ...], or [.., own part of the dim that is sharded, ..], in the parameter's type, to one
+  /// or more tensors of any type and shape. Called with tensors on meta too, of all ranks' shapes: what it returns may
+  /// depend on shape and dtype alone in number, shapes and dtypes. Shards may differ in rows, and have none: nothing is
+  /// padded.
   std::function<std::vector<Tensor>(const Tensor& shard)> encode{};
-  /// Writes into `rows`, [that rank's rows, ...] of the full parameter in the type that modules compute in, what
+  /// Writes into `rows`, that rank's part of the full parameter, dense if it is of dim 0, in the type that modules
+  /// compute in, what
   /// `encoded`, one rank's tensors, stand for. Not called where there are no rows.
   std::function<void(std::span<const Tensor> encoded, const Tensor& rows)> decode{};
 };
