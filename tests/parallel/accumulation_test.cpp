@@ -383,9 +383,11 @@ struct MicroBatches {
   Net net{kUneven};
   std::unique_ptr<nn::AdamW> optimizer;
   MicroBatches(const DeviceMesh& mesh, bool is_bf16) {
-    nn::FullyShardOptions options;
-    if (is_bf16) options.mp_policy = {.param_dtype = DType::bf16, .output_dtype = DType::f32};
-    shard(net, mesh, options, options);
+    nn::FullyShardOptions blocks;
+    if (is_bf16) blocks.mp_policy = {.param_dtype = DType::bf16};
+    nn::FullyShardOptions root = blocks;
+    if (is_bf16) root.mp_policy.output_dtype = DType::f32;
+    shard(net, mesh, blocks, root);
     net.materialize(nn::Seed{5});
     optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
   }

@@ -59,7 +59,7 @@ TEST(PrintUnits, F16_ListsReplicatedIgnoredAndFrozenParameters) {
               "blocks.0/replicated    -         -          64 B  2 replicas  f32   f32         stays\n"
               "  blocks.0.linear.bias  f32[16]{}\n"
               "in no unit\n"
-              "  head.weight  f32[16,16]\n"
+              "  head.weight  f32[16,16](meta)\n"
               "3 units: 1.02 KB gathered if all are, 640 B of shards on this rank\n"
               "1 parameter in no unit: 1.02 KB on this rank, its gradients are not reduced by units\n");
   });
