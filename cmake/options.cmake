@@ -3,6 +3,8 @@ set(SHERD_ONEDNN AUTO CACHE STRING "Build libsherd_onednn.so: AUTO (if oneDNN is
 set_property(CACHE SHERD_ONEDNN PROPERTY STRINGS AUTO ON OFF)
 set(SHERD_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them: address,undefined or thread")
 
+option(SHERD_UNITY "Compile sources of a folder eight at a time: a cold build is faster, one after a change is not" ON)
+
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)

@@ -129,8 +129,8 @@ class CompiledFunction<R(Args...)> {
 template <class Fn>
 auto compile(Fn function, CompileOptions options = {}) {
   std::function typed(std::move(function));
-  using Signature = decltype([]<class S>(const std::function<S>&) -> S* { return nullptr; }(typed));
-  return CompiledFunction<std::remove_pointer_t<Signature>>(std::move(typed), std::move(options));
+  using Called = decltype([]<class S>(const std::function<S>&) -> S* { return nullptr; }(typed));
+  return CompiledFunction<std::remove_pointer_t<Called>>(std::move(typed), std::move(options));
 }
 
 }  // namespace sherd

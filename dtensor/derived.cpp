@@ -16,23 +16,22 @@ namespace sherd {
 
 namespace {
 
-using Kind = ReduceKind;
-
-constexpr Kind kEveryKind[] = {Kind::sum, Kind::avg, Kind::max, Kind::min, Kind::product};
+constexpr ReduceKind kEveryKind[] = {ReduceKind::sum, ReduceKind::avg, ReduceKind::max, ReduceKind::min,
+                                     ReduceKind::product};
 
 void add(Signatures& signatures, SmallVec<Placement, 4> in, std::size_t outs, Placement out) {
   signatures.push_back({std::move(in), all<2>(outs, out), 0});
 }
 
 // Input i Partial of `kind`, the others replicated.
-void add_one(const RuleCall& call, std::size_t i, Kind in_kind, Kind out_kind, Signatures& signatures) {
+void add_one(const RuleCall& call, std::size_t i, ReduceKind in_kind, ReduceKind out_kind, Signatures& signatures) {
   if (!call.has(i)) return;
   SmallVec<Placement, 4> in = all(call.in.size(), Replicate());
   in[i] = Partial(in_kind);
   add(signatures, std::move(in), call.out.size(), Partial(out_kind));
 }
 
-void add_all(const RuleCall& call, Kind kind, Signatures& signatures) {
+void add_all(const RuleCall& call, ReduceKind kind, Signatures& signatures) {
   add(signatures, all(call.in.size(), Partial(kind)), call.out.size(), Partial(kind));
 }
 
@@ -47,8 +46,8 @@ bool is_promoted(const RuleCall& call, std::size_t i) {
 // Averages of integers are truncated, so that they are linear in nothing.
 void add_sums(const RuleCall& call, std::size_t i, Signatures& signatures) {
   if (call.has(i) && is_promoted(call, i)) return;
-  add_one(call, i, Kind::sum, Kind::sum, signatures);
-  if (is_floating_call(call)) add_one(call, i, Kind::avg, Kind::avg, signatures);
+  add_one(call, i, ReduceKind::sum, ReduceKind::sum, signatures);
+  if (is_floating_call(call)) add_one(call, i, ReduceKind::avg, ReduceKind::avg, signatures);
 }
 
 // Integers wrap: what increases elsewhere may jump down. Numbers other than 0 and 1 are no truth values: "is not zero"
@@ -63,31 +62,31 @@ bool keeps_extrema(const RuleCall& call, Algebra algebra) {
 
 // Sums of both inputs, or one of them that the other shifts.
 void add_joint(const RuleCall& call, bool minus, Signatures& signatures) {
-  if (!is_promoted(call, 0) && !is_promoted(call, 1)) add_all(call, Kind::sum, signatures);
-  if (is_floating_call(call)) add_all(call, Kind::avg, signatures);
+  if (!is_promoted(call, 0) && !is_promoted(call, 1)) add_all(call, ReduceKind::sum, signatures);
+  if (is_floating_call(call)) add_all(call, ReduceKind::avg, signatures);
   const bool extrema = keeps_extrema(call, Algebra::joint);
   for (std::size_t i = 0; i < 2; ++i) {
     const bool turned = minus && i == 1;
-    if (is_floating_call(call)) add_one(call, i, Kind::avg, Kind::avg, signatures);
+    if (is_floating_call(call)) add_one(call, i, ReduceKind::avg, ReduceKind::avg, signatures);
     if (!extrema) continue;
-    add_one(call, i, Kind::max, turned ? Kind::min : Kind::max, signatures);
-    add_one(call, i, Kind::min, turned ? Kind::max : Kind::min, signatures);
+    add_one(call, i, ReduceKind::max, turned ? ReduceKind::min : ReduceKind::max, signatures);
+    add_one(call, i, ReduceKind::min, turned ? ReduceKind::max : ReduceKind::min, signatures);
   }
 }
 
 // The other branch is what all ranks have: its average and extrema are itself.
 void add_branches(const RuleCall& call, Signatures& signatures) {
-  for (Kind kind : kEveryKind) add(signatures, {Replicate(), Partial(kind), Partial(kind)}, 1, Partial(kind));
+  for (ReduceKind kind : kEveryKind) add(signatures, {Replicate(), Partial(kind), Partial(kind)}, 1, Partial(kind));
   for (std::size_t i : {1, 2})
-    for (Kind kind : {Kind::avg, Kind::max, Kind::min})
-      if (kind != Kind::avg || is_floating_call(call)) add_one(call, i, kind, kind, signatures);
+    for (ReduceKind kind : {ReduceKind::avg, ReduceKind::max, ReduceKind::min})
+      if (kind != ReduceKind::avg || is_floating_call(call)) add_one(call, i, kind, kind, signatures);
 }
 
 // max(min(x, y), whole) = min(max(x, whole), max(y, whole)): either kind passes a whole operand.
-void add_extremum(const RuleCall& call, Kind own, Signatures& signatures) {
+void add_extremum(const RuleCall& call, ReduceKind own, Signatures& signatures) {
   add_all(call, own, signatures);
   for (std::size_t i = 0; i < 2; ++i)
-    for (Kind kind : {Kind::max, Kind::min}) add_one(call, i, kind, kind, signatures);
+    for (ReduceKind kind : {ReduceKind::max, ReduceKind::min}) add_one(call, i, kind, kind, signatures);
 }
 
 // One member of the set.
@@ -103,26 +102,26 @@ void add_algebra(const RuleCall& call, Algebra algebra, Signatures& signatures) 
     case Algebra::joint_minus: return add_joint(call, true, signatures);
     case Algebra::branches: return add_branches(call, signatures);
     case Algebra::shift:
-      if (is_floating_call(call)) add_one(call, 0, Kind::avg, Kind::avg, signatures);
+      if (is_floating_call(call)) add_one(call, 0, ReduceKind::avg, ReduceKind::avg, signatures);
       [[fallthrough]];
     case Algebra::increasing:
       if (!keeps_extrema(call, algebra)) return;
-      add_one(call, 0, Kind::max, Kind::max, signatures);
-      add_one(call, 0, Kind::min, Kind::min, signatures);
+      add_one(call, 0, ReduceKind::max, ReduceKind::max, signatures);
+      add_one(call, 0, ReduceKind::min, ReduceKind::min, signatures);
       return;
     case Algebra::decreasing:
       if (!keeps_extrema(call, algebra)) return;
-      add_one(call, 0, Kind::max, Kind::min, signatures);
-      add_one(call, 0, Kind::min, Kind::max, signatures);
+      add_one(call, 0, ReduceKind::max, ReduceKind::min, signatures);
+      add_one(call, 0, ReduceKind::min, ReduceKind::max, signatures);
       return;
     case Algebra::larger:
-      if (keeps_extrema(call, algebra)) add_extremum(call, Kind::max, signatures);
+      if (keeps_extrema(call, algebra)) add_extremum(call, ReduceKind::max, signatures);
       return;
     case Algebra::smaller:
-      if (keeps_extrema(call, algebra)) add_extremum(call, Kind::min, signatures);
+      if (keeps_extrema(call, algebra)) add_extremum(call, ReduceKind::min, signatures);
       return;
     case Algebra::moves:
-      for (Kind kind : kEveryKind) add_all(call, kind, signatures);
+      for (ReduceKind kind : kEveryKind) add_all(call, kind, signatures);
       return;
     case Algebra::none:
     case Algebra::between_floats: return;
@@ -193,8 +192,8 @@ void add_linear_signatures(const RuleCall& call, std::size_t i, Signatures& sign
 }
 
 void add_jointly_linear_signatures(const RuleCall& call, std::uint32_t inputs, Signatures& signatures) {
-  for (Kind kind : {Kind::sum, Kind::avg}) {
-    if (kind == Kind::avg && !is_floating_call(call)) continue;
+  for (ReduceKind kind : {ReduceKind::sum, ReduceKind::avg}) {
+    if (kind == ReduceKind::avg && !is_floating_call(call)) continue;
     SmallVec<Placement, 4> in = all(call.in.size(), Replicate());
     for (std::size_t i = 0; i < in.size(); ++i)
       if ((i < 32 ? inputs >> i & 1u : inputs == ~0u) && call.has(i)) in[i] = Partial(kind);

@@ -21,28 +21,28 @@ namespace sherd {
 namespace {
 
 /// Where a box begins or ends along one dim.
-struct Edge {
+struct BoxEdge {
   std::int64_t at = 0;
   const Box* box = nullptr;
   int sign = 0;
 };
 
 /// The first element over dims dim.. at which the signed boxes do not add up to 0, and what they add up to.
-std::optional<Miscount> first_nonzero(std::span<const Edge> boxes, int dim) {
+std::optional<Miscount> first_nonzero(std::span<const BoxEdge> boxes, int dim) {
   if (dim == boxes[0].box->shape.size()) {
     std::int64_t sum = 0;
-    for (const Edge& edge : boxes) sum += edge.sign;
+    for (const BoxEdge& edge : boxes) sum += edge.sign;
     return sum == 0 ? std::nullopt : std::optional(Miscount{{}, sum});
   }
-  std::vector<Edge> edges;
+  std::vector<BoxEdge> edges;
   edges.reserve(2 * boxes.size());
   for (const auto& [at, box, sign] : boxes) {
     edges.push_back({box->offset[dim], box, sign});
     edges.push_back({box->offset[dim] + box->shape[dim], box, -sign});
   }
-  std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.at < b.at; });
+  std::sort(edges.begin(), edges.end(), [](const BoxEdge& a, const BoxEdge& b) { return a.at < b.at; });
   for (auto begin = edges.begin(); begin != edges.end();) {
-    const auto end = std::find_if(begin, edges.end(), [&](const Edge& edge) { return edge.at != begin->at; });
+    const auto end = std::find_if(begin, edges.end(), [&](const BoxEdge& edge) { return edge.at != begin->at; });
     if (auto found = first_nonzero({begin, end}, dim + 1)) {
       found->element.insert(0, begin->at);
       return found;
@@ -56,7 +56,7 @@ std::optional<Miscount> first_nonzero(std::span<const Edge> boxes, int dim) {
 
 std::optional<Miscount> first_miscount(std::span<const Box* const> boxes, const Shape& shape) {
   const Box full = whole_box(shape);
-  std::vector<Edge> signed_boxes;
+  std::vector<BoxEdge> signed_boxes;
   signed_boxes.reserve(boxes.size() + 1);
   for (const Box* box : boxes)
     if (numel(*box) > 0) signed_boxes.push_back({0, box, 1});

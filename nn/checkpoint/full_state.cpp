@@ -29,7 +29,7 @@ void refuse_ghosts(std::string_view what) {
 }
 
 /// The bytes of a dense tensor of the host.
-std::byte* bytes_of(const Tensor& dense) { return static_cast<std::byte*>(dense.raw_to_write()); }
+std::byte* raw_bytes(const Tensor& dense) { return static_cast<std::byte*>(dense.raw_to_write()); }
 
 /// The same values, dense and on the host; the tensor itself if it is so already.
 Tensor on_host(const Tensor& tensor) { return to(contiguous(tensor.detach()), Device::cpu()); }
@@ -56,7 +56,7 @@ class ChunkStream {
       }
       if (at_ == end_) refill(next);
       const std::int64_t count = std::min(bytes, end_ - at_);
-      std::memcpy(out, bytes_of(buffer_) + at_, static_cast<std::size_t>(count));
+      std::memcpy(out, raw_bytes(buffer_) + at_, static_cast<std::size_t>(count));
       at_ += count;
       out += count;
       bytes -= count;
@@ -74,7 +74,7 @@ class ChunkStream {
  private:
   void refill(std::int64_t bytes) {
     if (!buffer_.defined()) buffer_ = Tensor::empty({chunk_}, DType::u8, Device::cpu(), MemoryCategory::communication);
-    fetch_(bytes_of(buffer_), bytes);
+    fetch_(raw_bytes(buffer_), bytes);
     left_ -= bytes;
     at_ = 0;
     end_ = bytes;
@@ -89,7 +89,7 @@ class ChunkStream {
 /// Calls send(data, bytes) for the chunks of a dense tensor of the host.
 void send_in_chunks(const Tensor& dense, std::int64_t chunk_bytes,
                     const std::function<void(std::byte*, std::int64_t)>& send) {
-  std::byte* data = dense.bytes() > 0 ? bytes_of(dense) : nullptr;
+  std::byte* data = dense.bytes() > 0 ? raw_bytes(dense) : nullptr;
   for (std::int64_t at = 0; at < dense.bytes(); at += chunk_bytes)
     send(data + at, std::min(chunk_bytes, dense.bytes() - at));
 }
@@ -175,14 +175,14 @@ Tensor receive_full(const StateEntry& entry, const std::vector<Source>& sources,
   const std::int64_t element = byte_size(value.dtype());
   Tensor full = Tensor::empty(value.shape(), value.dtype());
   if (full.numel() == 0) return full;
-  std::byte* const out = bytes_of(full);
+  std::byte* const out = raw_bytes(full);
   const Box whole = whole_box(value.shape());
   for (const Source& source : sources) {
     const Tensor own = source.rank == group.rank() ? on_host(value.local()) : Tensor();
     std::int64_t at = 0;
     ChunkStream stream(numel(source.box) * element, chunk_bytes, [&](std::byte* to, std::int64_t bytes) {
       if (own.defined())
-        std::memcpy(to, bytes_of(own) + std::exchange(at, at + bytes), static_cast<std::size_t>(bytes));
+        std::memcpy(to, raw_bytes(own) + std::exchange(at, at + bytes), static_cast<std::size_t>(bytes));
       else {
         const FlatPart part = part_of(to, bytes);
         group.recv({&part, 1}, source.rank);
@@ -335,8 +335,8 @@ void receive_shard(const StateEntry& entry, const Tensor& full, HostGroup& group
   const bool in_place = local.device() == Device::cpu() && local.is_contiguous();
   const Tensor shard = in_place ? local : Tensor::empty(local.shape(), local.dtype());
   const std::int64_t element = byte_size(value.dtype()), bytes = value.numel() * element;
-  std::byte* const out = shard.bytes() > 0 ? bytes_of(shard) : nullptr;
-  const std::byte* const mine = full.defined() && bytes > 0 ? bytes_of(full) : nullptr;
+  std::byte* const out = shard.bytes() > 0 ? raw_bytes(shard) : nullptr;
+  const std::byte* const mine = full.defined() && bytes > 0 ? raw_bytes(full) : nullptr;
   const auto broadcast = [&](std::byte* data, std::int64_t count) {
     const FlatPart part = part_of(data, count);
     group.broadcast({&part, 1}, 0);

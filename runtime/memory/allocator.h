@@ -12,6 +12,9 @@
 
 namespace sherd {
 
+/// The least multiple of `unit` that is not below `bytes`.
+constexpr std::int64_t round_up(std::int64_t bytes, std::int64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
 /// Only the thread that made it allocates. release() from another thread parks the block until the owner's next
 /// allocation.
 class Allocator {

@@ -23,8 +23,6 @@ constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kRegionBytes = std::int64_t{1} << 30;  // of addresses
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 47;    // more than any address space here
 
-constexpr std::int64_t round_up(std::int64_t bytes, std::int64_t unit) { return (bytes + unit - 1) / unit * unit; }
-
 bool is_read_by_peers(MemoryCategory category) {
   return category == MemoryCategory::parameters || category == MemoryCategory::gradients;
 }

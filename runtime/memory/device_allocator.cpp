@@ -11,8 +11,6 @@ namespace {
 
 constexpr std::int64_t kMediumSegment = std::int64_t{20} << 20;  // for requests between small and half of it
 
-constexpr std::int64_t round_up(std::int64_t bytes, std::int64_t unit) { return (bytes + unit - 1) / unit * unit; }
-
 }  // namespace
 
 std::int64_t DeviceAllocator::size_of_block(std::int64_t bytes) const {

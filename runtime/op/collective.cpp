@@ -59,7 +59,7 @@ Metas infer_same(const InferCall& call) {
   return infer_like_first(call);
 }
 
-Metas infer_broadcast(const InferCall& call) {
+Metas infer_from_root(const InferCall& call) {
   const auto& a = attrs_of(call);
   const int ranks = group_of(a).size();
   check(a.root >= 0 && a.root < ranks, "root {} is not a rank of a group of {}", a.root, ranks);
@@ -180,7 +180,7 @@ constinit const Op op::broadcast{
     .name = "broadcast",
     .doc = "The root's x on every rank.",
     .attrs = &attr_kind<CollectiveAttrs>,
-    .infer = infer_broadcast,
+    .infer = infer_from_root,
     .traits = kCollective,
     .no_gradient = "distributes values before training",
     .queue = queue_of_collective,

@@ -135,14 +135,11 @@ void clamp_vjp(VjpCall& c) { c.give(0, op::clamp_backward, c.attrs, c.grad(), c.
 void cast_vjp(VjpCall& c) { c.give(0, op::cast, CastAttrs{c.in_dtype(0)}, c.grad()); }
 
 constexpr std::string_view kBackward = "derivative row; there is no double backward";
-constexpr Traits kPointwise{.pointwise = true};
-constexpr Traits kLinear{.pointwise = true, .linear = true};
 constexpr std::string_view kBinary = "...,...->...";
 constexpr std::string_view kTernary = "...,...,...->...";
 constexpr std::string_view kUnary = "...->...";
 
 constexpr Needs kBoth{.inputs = 0b11};
-constexpr Needs kInput{.inputs = 0b1};
 
 // The doc lines of rows that broadcast and promote do not say so each time.
 constexpr Op binary(std::string_view name, std::string_view doc, Infer infer, Algebra algebra, Needs needs, Vjp vjp,

@@ -7,6 +7,11 @@ namespace sherd {
 /// Functions of one tensor, and their fused derivatives; part of register_pointwise().
 void register_pointwise_unary(OpTable& table);
 
+/// What these rows are, and what their derivatives need.
+inline constexpr Traits kPointwise{.pointwise = true};
+inline constexpr Traits kLinear{.pointwise = true, .linear = true};
+inline constexpr Needs kInput{.inputs = 0b1};
+
 /// Broadcasts all inputs; dtypes promote. Input 0 of three is a condition and does not count for the dtype.
 inline Metas infer_broadcast(const InferCall& call) {
   const std::size_t first = call.in.size() == 3 ? 1 : 0;

@@ -45,10 +45,7 @@ void silu_vjp(VjpCall& c) { c.give(0, op::silu_backward, {}, c.take_grad(), c.in
 void gelu_vjp(VjpCall& c) { c.give(0, op::gelu_backward, {}, c.take_grad(), c.in(0)); }
 void gelu_tanh_vjp(VjpCall& c) { c.give(0, op::gelu_tanh_backward, {}, c.take_grad(), c.in(0)); }
 
-constexpr Needs kInput{.inputs = 0b1};
 constexpr Needs kResult{.outputs = 0b1};
-constexpr Traits kPointwise{.pointwise = true};
-constexpr Traits kLinear{.pointwise = true, .linear = true};
 
 constexpr Op unary(std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp,
                    Algebra algebra = Algebra::none, Traits traits = kPointwise) {

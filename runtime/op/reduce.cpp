@@ -147,8 +147,8 @@ Tensor reduce(const Op& op, Tensor x, const std::vector<int>& dims, bool keep_di
   return call(op, ReduceAttrs{mask, keep_dims}, std::move(x));
 }
 
-constexpr Needs kInput{.inputs = 0b1};
-constexpr Needs kBoth{.inputs = 0b1, .outputs = 0b1};
+constexpr Needs kOfInput{.inputs = 0b1};
+constexpr Needs kOfBoth{.inputs = 0b1, .outputs = 0b1};
 constexpr std::string_view kNoSlope = "integer or bool result";
 
 constexpr Op reduction(std::string_view name, std::string_view doc, Infer infer, Needs needs, Vjp vjp) {
@@ -193,11 +193,11 @@ constinit const Op op::var{
 };
 
 constinit const Op op::max =
-    reduction("max", "x -> largest value over dims; NaN wins.", infer_extremum, kBoth, extremum_vjp);
+    reduction("max", "x -> largest value over dims; NaN wins.", infer_extremum, kOfBoth, extremum_vjp);
 constinit const Op op::min =
-    reduction("min", "x -> smallest value over dims; NaN wins.", infer_extremum, kBoth, extremum_vjp);
+    reduction("min", "x -> smallest value over dims; NaN wins.", infer_extremum, kOfBoth, extremum_vjp);
 constinit const Op op::prod =
-    reduction("prod", "x -> product over dims; bool and integers multiply to i64.", infer_sum, kInput, prod_vjp);
+    reduction("prod", "x -> product over dims; bool and integers multiply to i64.", infer_sum, kOfInput, prod_vjp);
 constinit const Op op::any = reduction("any", "x -> bool: some element is not zero.", infer_bool, {}, nullptr);
 constinit const Op op::all = reduction("all", "x -> bool: no element is zero.", infer_bool, {}, nullptr);
 constinit const Op op::argmax = reduction(

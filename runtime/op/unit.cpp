@@ -513,11 +513,13 @@ constinit const Op op::replica_sum_start{
 };
 
 void register_unit(OpTable& table) {
-  const std::pair<const Op*, Kernel> rows[] = {
-      {&op::gather_start, run_gather},     {&op::restore, run_restore},
-      {&op::release, run_release},         {&op::gradient_buffer, leave_as_is},
-      {&op::reduce_start, run_reduce},     {&op::communication_buffer, leave_as_is},
-      {&op::replica_sum_start, run_replica_sum}};
+  const std::pair<const Op*, Kernel> rows[] = {{&op::gather_start, run_gather},
+                                               {&op::restore, run_restore},
+                                               {&op::release, run_release},
+                                               {&op::gradient_buffer, leave_as_is},
+                                               {&op::reduce_start, run_reduce},
+                                               {&op::communication_buffer, leave_as_is},
+                                               {&op::replica_sum_start, run_replica_sum}};
   for (const auto& [row, kernel] : rows) {
     table.add({row});
     for (const auto backend : {Device::Kind::cpu, Device::Kind::cuda}) table.kernel(*row, backend, kernel);

@@ -19,9 +19,9 @@ namespace {
 
 constexpr int kCalls = 500;  // of a window: some hundred microseconds
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 struct Operands {
   Tensor a, b;
@@ -59,7 +59,7 @@ constexpr Row kRows[] = {
 Operands local(const Operands& of) { return {of.a.local(), of.b.local()}; }
 
 double seconds_per_call(const Row& row, const Operands& of) {
-  const Clock::time_point start = Clock::now();
+  const std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   for (int i = 0; i < kCalls; ++i) Tensor result = row.call(of);
   return seconds_since(start) / kCalls;
 }
@@ -95,11 +95,11 @@ Samples misses(const Row& row, const DeviceMesh& mesh, int calls) {
   for (int i = 0; i < calls; ++i) {
     const Operands operands = row.make(mesh, ++n), plain = local(operands);
     const std::int64_t made = plan_counts().made;
-    Clock::time_point start = Clock::now();
+    std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
     Tensor result = row.call(operands);
     const double of_distributed = seconds_since(start);
     check(plan_counts().made == made + 1, "{} found a plan at a call that is new", row.name);
-    start = Clock::now();
+    start = std::chrono::steady_clock::now();
     result = row.call(plain);
     samples.add(of_distributed, seconds_since(start));
   }

@@ -18,8 +18,6 @@ namespace sherd::bench {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 struct ProbeRun {
   DeviceContext& device;
   bool small;
@@ -27,10 +25,10 @@ struct ProbeRun {
   template <class Work>
   double seconds_of(const Work& work) const {
     device.synchronize();
-    const Clock::time_point start = Clock::now();
+    const std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
     work();
     device.synchronize();
-    return std::chrono::duration<double>(Clock::now() - start).count();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
   Tensor normal(const Shape& shape, std::string_view name) const {
     return random_normal(shape, random_key(1, name, "probe"), 0, 1, 0, DType::bf16, {}, device.device());
@@ -50,7 +48,7 @@ nlohmann::json faults(const ProbeRun& run) {
   const Tensor table = run.normal({8, 16}, "table");
   const Tensor ids = full({n}, 9, DType::i32, run.device.device());
   run.device.synchronize();
-  const Clock::time_point start = Clock::now();
+  const std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   std::string text;
   try {
     const Tensor rows = embedding(table, ids);
@@ -58,7 +56,7 @@ nlohmann::json faults(const ProbeRun& run) {
   } catch (const Error& error) { text = error.what(); }
   check(text.find("is outside of") != std::string::npos, "{} ids outside of the table were not reported: \"{}\"", n,
         text);
-  return {{"bad_ids", n}, {"seconds", std::chrono::duration<double>(Clock::now() - start).count()}};
+  return {{"bad_ids", n}, {"seconds", std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()}};
 }
 
 // A product of cuBLASLt and an attention of cuDNN, recorded into one graph, against the same calls outside of it.
@@ -95,11 +93,11 @@ nlohmann::json launches(const ProbeRun& run) {
     for (int i = 0; i < calls; ++i) y = add(y, x);
   };
   run.seconds_of(work);
-  Clock::time_point queued;
-  const Clock::time_point start = Clock::now();
+  std::chrono::steady_clock::time_point queued;
+  const std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   const double eager = run.seconds_of([&] {
     work();
-    queued = Clock::now();
+    queued = std::chrono::steady_clock::now();
   });
   const std::unique_ptr<DeviceGraph> recorded = run.device.record(work);
   recorded->launch();

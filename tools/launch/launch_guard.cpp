@@ -18,7 +18,6 @@
 namespace sherd {
 namespace {
 
-constexpr std::chrono::milliseconds kKillLimit{10'000};
 constexpr std::array kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 
 /// Blocks SIGCHLD and the stop signals that the process does not ignore (nohup), and undoes it.

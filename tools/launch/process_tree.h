@@ -21,6 +21,9 @@ std::vector<ProcessEntry> descendants();
 /// Sends `signal` to all descendants, and SIGCONT to those that are stopped, or they would not notice.
 void signal_descendants(int signal);
 
+/// How long launchers wait for what they have killed.
+inline constexpr std::chrono::milliseconds kKillLimit{10'000};
+
 /// Kills all descendants, again until none appears any more, and reaps them. Gives up after `limit` (a process may
 /// be stuck in the kernel); returns whether none is left.
 bool kill_descendants(std::chrono::milliseconds limit);

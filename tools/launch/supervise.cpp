@@ -40,7 +40,6 @@ using std::chrono::milliseconds;
 constexpr std::size_t kTailLines = 20;
 constexpr milliseconds kLinger{200};  // what ranks leave behind may be about to end
 constexpr milliseconds kKillAgain{50};
-constexpr milliseconds kKillLimit{10'000};
 
 struct Stream {
   Descriptor fd;  // closed: at its end, or the rank writes to our own descriptor
