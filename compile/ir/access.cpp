@@ -41,11 +41,13 @@ int operand_of(const GraphNode& node, ValueId value) {
   return -1;
 }
 
-// Of rows with effects that name a unit's storage and touch no bytes: one that has a queue fills it, one that has none
-// lets its data go, also where the recorded run found it filled, or gone.
+// Of rows with effects whose last input is a unit's storage and that touch no bytes of it: one that has a queue fills
+// it, one that has none lets its data go, also where the recorded run found it filled, or gone. The inputs before it
+// are read, units' storages or not.
 bool handles_data_of(const Program& program, const GraphNode& node, ValueId value) {
   const Traits& traits = node.op->traits;
-  return traits.effect && traits.issues && program.value(value).kind == ValueKind::unit;
+  return traits.effect && traits.issues && program.value(value).kind == ValueKind::unit &&
+         node.in[node.in.size() - 1].value == value;
 }
 
 }  // namespace

@@ -52,7 +52,8 @@ const TensorMeta& check_part(const InferCall& call, std::size_t i, const UnitLay
 Metas infer_gather(const InferCall& call) {
   const UnitLayout& unit = unit_of(call, call.attrs.as<UnitAttrs>().unit);
   check_buffer(call, 0, unit.shard_bytes, "its shards");
-  check_buffer(call, 1, unit.full_bytes, "its full tensors");
+  if (unit.in_place) check_buffer(call, 1, 0, "full tensors in place, which are its shards' buffer,");
+  else check_buffer(call, 1, unit.full_bytes, "its full tensors");
   return {};
 }
 
@@ -167,20 +168,25 @@ std::string part_of(const UnitLayout& unit, const std::vector<bool>& takes_part)
 
 Queue& queue_of(std::string_view name, Device device) { return RankContext::current().queue(name, device); }
 
+std::string_view queue_name(const UnitReduceAttrs& attrs) {
+  return attrs.over_replicas ? kReplicateQueue : kReduceQueue;
+}
+
 std::size_t most_in_flight(int items) { return items > 0 ? static_cast<std::size_t>(items) : QueueWork::kUnlimited; }
 
 // Addresses are taken here, without a wait; the collective runs on the queue.
 void issue_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
   ProcessGroup& group = group_of(unit, unit.shard_axis, full.device());
+  const Tensor& to = unit.in_place ? shards : full;
   Collective call{.op = comm::CommOp::all_gather};
   for (const UnitPiece& p : unit.pieces)
     call.parts.push_back({.in = buffer_at(shards, p.shard_offset, unit.count_here(p), p.dtype),
-                          .out = buffer_at(full, p.full_offset, numel(p.shape), p.full_dtype),
+                          .out = buffer_at(to, p.full_offset, numel(p.shape), p.full_dtype),
                           .dtype = p.dtype,
                           .counts = unit.counts(p),
                           .out_dtype = p.full_dtype,
                           .blocks = UnitLayout::blocks(p)});
-  const Loan loans[] = {{shards.storage(), false}, {full.storage(), true}};
+  const Loan loans[] = {{shards.storage(), unit.in_place}, {full.storage(), true}};
   count_collective({.kind = comm::CommOp::all_gather,
                     .op = kUnshardWork,
                     .module = unit.name,
@@ -197,8 +203,8 @@ void run_gather(const KernelCall& c) {
   Storage& bytes = *full.storage();
   if (bytes.is_present() && bytes.version() == shards.storage()->version()) return;
   bytes.restore_data();
-  if (unit.shards == 1) gather_here(unit, shards, full);
-  else issue_gather(unit, shards, full);
+  if (unit.shards > 1) issue_gather(unit, shards, full);
+  else if (!unit.in_place) gather_here(unit, shards, full);
   bytes.set_version(shards.storage()->version());
 }
 
@@ -290,7 +296,7 @@ void submit_reduce(const Reduction& r) {
                     .bytes = call.bytes()});
   const std::string part = part_of(r);
   group_of(unit, unit.shard_axis, device)
-      .issue(std::move(call), {.queue = queue_of(kReduceQueue, device),
+      .issue(std::move(call), {.queue = queue_of(queue_name(r.attrs), device),
                                .name = kReduceWork,
                                .subject = unit.name,
                                .part = part,
@@ -400,7 +406,7 @@ QueueUse queue_of_reduction(AttrsView attrs) {
   if (a.unit->shards == 1) return {};
   const auto sums = std::ranges::count(a.pieces, ReduceKind::sum, &ReducedPiece::kind);
   const bool has_both = sums > 0 && sums < std::ranges::ssize(a.pieces);  // averages are an item of their own
-  return {kReduceQueue, most_in_flight(a.in_flight), has_both ? 2u : 1u};
+  return {queue_name(a), most_in_flight(a.in_flight), has_both ? 2u : 1u};
 }
 QueueUse queue_of_replica_sum(AttrsView attrs) {
   const auto& a = attrs.as<ReplicaSumAttrs>();

@@ -7,7 +7,8 @@
 //   release(full)                        frees the bytes of `full`; handles stay
 //   reduce_start(out..., gradients)      full gradients summed over shards, each rank's part into `out`; on "reduce"
 //   replica_sum_start(sum..., out...)    those parts summed over replicas (HSDP), after it; on "replicate", so that the
-//                                        next unit's reduction does not wait for a sum over a slower link
+//                                        next unit's reduction does not wait for a sum over a slower link. A second
+//                                        reduce_start with `over_replicas` is the same for a rank that owns a part
 //
 // Nothing here waits for what it starts: who touches the bytes does (memory/storage.h).
 #include <cstdint>
@@ -67,11 +68,13 @@ struct ReducedPiece {
 };
 struct UnitReduceAttrs {
   const UnitLayout* unit = nullptr;
-  double scale = 1;   ///< of averages
-  int in_flight = 1;  ///< waits until fewer items of the queue hold their buffers
+  double scale = 1;            ///< of averages
+  int in_flight = 1;           ///< waits until fewer items of the queue hold their buffers
+  bool over_replicas = false;  ///< on the queue "replicate": what is reduced are shards of another reduction
   std::vector<ReducedPiece> pieces{};
   static constexpr AttrField fields[] = {attr<&UnitReduceAttrs::unit>("unit"), attr<&UnitReduceAttrs::scale>("scale"),
                                          attr<&UnitReduceAttrs::in_flight>("in_flight").optional(),
+                                         attr<&UnitReduceAttrs::over_replicas>("over_replicas").optional(),
                                          attr<&UnitReduceAttrs::pieces>("pieces")};
 };
 
@@ -101,6 +104,8 @@ void check_groups(const UnitLayout& unit, Device device);
 /// `shards` and `full` are the unit's buffers, u8 [shard_bytes] and u8 [full_bytes]. Allocates the bytes of `full` and
 /// submits the gather that fills them; on one shard casts here, on the device that they are on. No-op if `full` is
 /// present and of the version of `shards`, so a graph that gathers is valid with whatever is gathered before it.
+/// Of a layout in place `shards` is both buffers, and `full` is u8[0]: it keeps the version that was gathered. The rows
+/// of other ranks are written then, which nothing reads but a gather of the next layout.
 void start_gather(const UnitLayout& unit, const Tensor& shards, const Tensor& full);
 /// Makes the bytes of `full` present: what is in them is undefined until rows have written it, and no gather takes them
 /// for what it would put there. No-op if they are present.

@@ -69,6 +69,11 @@ void check_piece(const UnitLayout& unit, std::size_t index) {
   };
   demand(fits(p.shard_offset, unit.count_here(p), p.dtype, unit.shard_bytes), "leaves the shards");
   demand(fits(p.full_offset, numel(p.shape), p.full_dtype, unit.full_bytes), "leaves the full tensors");
+  if (!unit.in_place) return;
+  std::int64_t before = 0;  // elements of the ranks before this one
+  for (int r = 0; r < unit.shard; ++r) before += unit.count(p, r);
+  demand(p.dim == 0 && p.dtype == p.full_dtype && p.shard_offset == p.full_offset + before * byte_size(p.dtype),
+         "is in place, and its shard is not what the full tensor has there");
 }
 
 constexpr int kMostRanks = 1 << 20;
@@ -85,6 +90,9 @@ const UnitLayout* UnitLayout::intern(UnitLayout layout) {
       layout.shard_axis.empty() == (layout.shards == 1) && layout.replica_axis.empty() == (layout.replicas == 1),
       "unit \"{}\": {} shards over the group \"{}\", {} replicas over \"{}\": a group is named where there are several",
       layout.name, layout.shards, layout.shard_axis, layout.replicas, layout.replica_axis);
+  check(!layout.in_place || layout.shard_bytes == layout.full_bytes,
+        "unit \"{}\": {} bytes of shards and {} of full tensors are not one buffer", layout.name, layout.shard_bytes,
+        layout.full_bytes);
   for (std::size_t i = 0; i < layout.pieces.size(); ++i) check_piece(layout, i);
   const std::uint64_t hash = hash_attrs(attr_kind<UnitLayout>, &layout);
   const UnitLayout* result = nullptr;

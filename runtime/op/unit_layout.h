@@ -5,6 +5,10 @@
 //   shards  | piece 0, this rank's rows | piece 1, ... |     updated by the optimizer; each piece dense
 //   full    | piece 0 ............ full | piece 1, ... |     while modules compute
 //
+// Layouts chain: what is full in one may be the shards of the next, and the two buffers of a layout may be one:
+//
+//   in place  | piece 0, .. rows of this rank .. | piece 1, ... |
+//
 // Rows of unit.h carry a pointer to a layout, which is all that they know of a unit: any program, on any rank, can be
 // read, priced and moved from its text and the layouts that it names.
 #include <cstdint>
@@ -47,6 +51,7 @@ struct UnitLayout {
   int shards = 1, shard = 0;   ///< how many there are, and which is this rank's
   int replicas = 1;
   std::int64_t shard_bytes = 0, full_bytes = 0;  ///< of the buffers
+  bool in_place = false;  ///< they are one buffer: this rank's shards lie at their place in the full tensors
   std::vector<UnitPiece> pieces{};
 
   /// The layout of this content, known by its label on this rank from now on. Error naming the unit and the piece if
@@ -71,6 +76,7 @@ struct UnitLayout {
                                          attr<&UnitLayout::replicas>("replicas").optional(),
                                          attr<&UnitLayout::shard_bytes>("shard_bytes").local(),
                                          attr<&UnitLayout::full_bytes>("full_bytes").local(),
+                                         attr<&UnitLayout::in_place>("in_place").optional(),
                                          attr<&UnitLayout::pieces>("pieces")};
 };
 

@@ -7,6 +7,7 @@
 #include <random>
 #include <utility>
 
+#include "compile/ir/access.h"
 #include "compile/ir/overlap.h"
 #include "compile/ir/print.h"
 #include "runtime/op/attrs.h"
@@ -173,6 +174,38 @@ TEST(Verify, AbsentDataIsNotUsed) {
   Program program = sound();
   program.values[1].is_absent = true;
   expect_broken(program, {"a value without an owner has no data"});
+}
+
+// A row that fills one unit's storage from another's: only the last input is a place.
+TEST(Verify, AStorageThatIsGatheredFromIsThere) {
+  static const Op gather{.name = "gather",
+                         .infer = [](const InferCall&) { return Metas{}; },
+                         .traits = {.issues = true, .effect = true},
+                         .queue = [](AttrsView) { return QueueUse{}; }};
+  const auto with = [](std::size_t absent) {
+    Program program;
+    program.units = {"blocks.0 slices", "blocks.0 full"};
+    for (int i = 0; i < 2; ++i) {
+      Value& value = program.values.emplace_back(argument(kShape));
+      value.kind = ValueKind::unit;
+      value.source = i;
+    }
+    program.values[absent].is_absent = true;
+    GraphNode& node = program.nodes.emplace_back();
+    node.op = &gather;
+    node.in.push_back(ref(0));
+    node.in.push_back(ref(1));
+    if (absent == 1) node.restores = {1};
+    return program;
+  };
+  verify(with(1));
+  expect_broken(with(0), {"input 0 is used after its data was released", "gather"});
+  const Program program = with(1);
+  std::vector<Access> accesses;
+  append_accesses(program, ByteRoots(program), program.nodes[0], accesses);
+  ASSERT_EQ(accesses.size(), 2u);
+  EXPECT_EQ(accesses[0].kind, AccessKind::input);
+  EXPECT_EQ(accesses[1].kind, AccessKind::restored);
 }
 
 TEST(Verify, InferAgreesWithTheOutputs) {

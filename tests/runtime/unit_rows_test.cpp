@@ -109,6 +109,13 @@ TEST(UnitLayout, WhatDoesNotAddUpIsNamed) {
   refuse([](UnitLayout& u) { u.pieces[1].shape = {}; }, {"piece 1", "no dim to shard"});
   refuse([](UnitLayout& u) { u.pieces[1].dim = 1; }, {"piece 1", "no such dim to shard"});
   refuse([](UnitLayout& u) { u.pieces[0].dim = -1; }, {"piece 0", "no such dim to shard"});
+  refuse([](UnitLayout& u) { u.in_place = true; }, {"piece 0", "is in place"});
+  refuse(
+      [](UnitLayout& u) {
+        u.in_place = true;
+        u.shard_bytes = 192;
+      },
+      {"192 bytes of shards", "are not one buffer"});
   refuse([](UnitLayout& u) { u.pieces[1].shape = {std::int64_t{1} << 40, std::int64_t{1} << 40}; },
          {"piece 1", "more elements than memory"});
   expect_error([] { parse_unit_layout("name=x shard_bytes=0 full_bytes=0 pieces=[{shape=[2]}]"); },
@@ -128,10 +135,37 @@ TEST(UnitRows, AttributesNameUnitsByTheirLabels) {
                               "{{piece=0 offset=0 kind=avg add_to=gradient}}]",
                               label_of(*unit)));
   EXPECT_TRUE(parse_attrs(op::reduce_start, text) == AttrsView(attrs));
+  const UnitReduceAttrs second{.unit = unit, .over_replicas = true, .pieces = {}};
+  EXPECT_TRUE(parse_attrs(op::reduce_start, AttrsView(second).print()) == AttrsView(second));
   expect_error([] { parse_attrs(op::gather_start, "unit=nobody"); },
                {"gather_start: unit = nobody: no unit of that name is known on this rank"});
   expect_error([&] { parse_attrs(op::reduce_start, "unit=blocks.3 scale=1 pieces=[{piece=0 offset=0 kind=mean}]"); },
                {"kind = mean", "is no reduction (sum, avg, max, min, product)"});
+}
+
+/// Rank 1 of 2 has the last two of five elements, in the buffer where all of them lie.
+UnitLayout in_place() {
+  return {.name = "blocks.4",
+          .shard_axis = "replicate#1",
+          .shards = 2,
+          .shard = 1,
+          .shard_bytes = 64,
+          .full_bytes = 64,
+          .in_place = true,
+          .pieces = {{.shape = {5}, .shard_offset = 12}}};
+}
+
+TEST(UnitLayout, ShardsMayLieInTheFullTensors) {
+  const UnitLayout* const unit = UnitLayout::intern(in_place());
+  EXPECT_EQ(unit->count_here(unit->piece(0)), 2);
+  EXPECT_EQ(UnitLayout::intern(parse_unit_layout(unit->print())), unit) << unit->print();
+  UnitLayout elsewhere = in_place();
+  elsewhere.pieces[0].shard_offset = 0;
+  expect_error([&] { UnitLayout::intern(elsewhere); }, {"blocks.4", "piece 0", "its shard is not what"});
+  UnitLayout cast = in_place();
+  cast.pieces[0].full_dtype = DType::bf16;
+  expect_error([&] { UnitLayout::intern(cast); }, {"piece 0", "is in place"});
+  expect_error([&] { start_gather(*unit, bytes(64), bytes(64)); }, {"gather_start", "input 1 is u8[64]", "u8[0]"});
 }
 
 TEST(UnitRows, GatherCastsUnlessItIsCurrent) {
