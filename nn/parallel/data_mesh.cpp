@@ -45,12 +45,27 @@ int dim_of(const ShardPlan& plan, const Parameter& parameter) {
   return plan.dim < 0 ? plan.dim + shape.size() : plan.dim;
 }
 
-/// Whether the chunk rule over as many ranks gives these.
-bool are_chunks_of(std::int64_t rows, const std::vector<Spec::Range>& chunks) {
-  const int ranks = static_cast<int>(chunks.size());
-  for (int r = 0; r < ranks; ++r)
-    if (chunks[static_cast<std::size_t>(r)].size() != chunk_range(rows, ranks, r).size()) return false;
-  return true;
+/// Their sizes; empty if the chunk rule over as many ranks gives the same.
+std::vector<std::int64_t> sizes_of(const std::vector<Spec::Range>& chunks, std::int64_t rows) {
+  std::vector<std::int64_t> sizes;
+  bool are_chunks = true;
+  for (const Spec::Range& chunk : chunks) {
+    const auto rank = static_cast<int>(sizes.size());
+    are_chunks = are_chunks && chunk.size() == chunk_range(rows, static_cast<int>(chunks.size()), rank).size();
+    sizes.push_back(chunk.size());
+  }
+  return are_chunks ? std::vector<std::int64_t>() : sizes;
+}
+
+// Its shards split along dim 0 over one more axis.
+const Spec* divided(const Spec& shards, int axis) {
+  const Spec* const finer = shards.with(axis, Shard(0));
+  if (shards.rows_of(0).empty()) return finer;
+  std::vector<std::int64_t> rows;
+  for (const std::int64_t size : shards.rows_of(0))
+    for (int r = 0; r < shards.axis_size(axis); ++r)
+      rows.push_back(chunk_range(size, shards.axis_size(axis), r).size());
+  return finer->with_rows(0, rows);
 }
 
 bool has(std::span<const int> list, int value) { return std::find(list.begin(), list.end(), value) != list.end(); }
@@ -63,7 +78,7 @@ std::vector<int> root_axes_of(const DeviceMesh& mesh) {
 
 }  // namespace
 
-DataMesh::DataMesh(const DeviceMesh& mesh, ShardedOver over) : mesh_(mesh) {
+DataMesh::DataMesh(const DeviceMesh& mesh, ShardedOver over, ShardedOver owned_over) : mesh_(mesh) {
   check(mesh.ndim() <= 2,
         "fully_shard over {}: give it one axis, which shards, or two, of which the first replicates (HSDP): "
         "mesh.slice({{..}})",
@@ -75,12 +90,19 @@ DataMesh::DataMesh(const DeviceMesh& mesh, ShardedOver over) : mesh_(mesh) {
     const bool shards = over == ShardedOver::all || (over == ShardedOver::shards && axis == mesh.ndim() - 1);
     (shards ? sharding_ : replicating_).push_back(axis);
   }
-  for (const int axis : sharding_) {
-    num_shards_ *= mesh.size(axis);
-    shard_ = shard_ * mesh.size(axis) + mesh.coordinate(axis);
-  }
+  for (const int axis : sharding_) num_shards_ *= mesh.size(axis);
+  shard_ = index_on(sharding_);
+  replica_ = index_on(replicating_);
   shard_group_ = group_over(sharding_);
   replica_group_ = group_over(replicating_);
+  divides_shards_ = over == ShardedOver::shards && owned_over == ShardedOver::all && num_replicas() > 1;
+}
+
+// Row-major.
+int DataMesh::index_on(const std::vector<int>& axes) const {
+  int index = 0;
+  for (const int axis : axes) index = index * mesh_.size(axis) + mesh_.coordinate(axis);
+  return index;
 }
 
 // Axes of one rank add none. Null if that leaves this rank alone.
@@ -142,10 +164,27 @@ ShardPlacement DataMesh::place(const Parameter& parameter, const ShardPlan& plan
   to.local_shape = to.sharded->local_shape(shape);
   const std::vector<Spec::Range> chunks =
       listed.empty() ? split_rows(rows, sizes) : ranges_of(listed_rows(plan, parameter, rows));
-  if (!are_chunks_of(rows, chunks))
-    for (const Spec::Range& chunk : chunks) to.row_counts.push_back(chunk.size());
+  to.row_counts = sizes_of(chunks, rows);
   to.rows = chunks[static_cast<std::size_t>(shard())];
   return to;
+}
+
+std::vector<std::int64_t> DataMesh::divide(ShardPlacement& placement, const Parameter& parameter) const {
+  std::vector<int> sizes;
+  const auto split = [&](int axis) {
+    sizes.push_back(placement.sharded->axis_size(axis));
+    placement.sharded = divided(*placement.sharded, axis);
+  };
+  for (const int axis : replicating_) {
+    if (!parameter.value().is_distributed()) split(axis);
+    else
+      for (const int a : mesh_.root_axes(axis)) split(a);
+  }
+  const std::int64_t rows = placement.local_shape[0];
+  const std::vector<Spec::Range> parts = split_rows(rows, sizes);
+  placement.owned = parts[static_cast<std::size_t>(replica())];
+  placement.local_shape = placement.sharded->local_shape(parameter.shape());
+  return sizes_of(parts, rows);
 }
 
 void DataMesh::place_plain(ShardPlacement& to, const Shape& shape) const {

@@ -1,12 +1,14 @@
 #pragma once
 // How fully_shard lays out a parameter. The last axis of its mesh shards a dim of the parameter's local tensor, dim 0
-// unless its plan says otherwise (shard_plan.h); an axis before it replicates the shards (HSDP). A strategy may shard
-// over no axis, or over all of them. The parameter may be distributed by tensor parallelism already:
+// unless its plan says otherwise (shard_plan.h); an axis before it replicates the shards (HSDP), or divides them once
+// more, along dim 0: then each replica owns a part of the shard, whose values it updates. A strategy may shard over no
+// axis, or over all of them. The parameter may be distributed by tensor parallelism already:
 //
 //   mesh(dp=2)                 f32[8,4]           f32[8,4]{0: dp}            gathered: plain
 //            sharded over none                    f32[8,4]{}                 plain
 //   mesh(replicate=2,dp=2)     f32[8,4]           f32[8,4]{0: dp}            gathered: plain
 //            sharded over all                     f32[8,4]{0: replicate,dp}  gathered: plain
+//            over shards, owned over all          f32[8,4]{0: dp,replicate}  its shard: f32[8,4]{0: dp}
 //   mesh(dp=2,tp=2)["dp"]      f32[8,4]{0: tp}    f32[8,4]{0: tp,dp}         gathered: f32[8,4]{0: tp}
 //                              f32[8,4]{1: tp}    f32[8,4]{0: dp; 1: tp}     gathered: f32[8,4]{1: tp}
 //                              f32[8]{}           f32[8]{0: dp}              gathered: f32[8]{}
@@ -33,19 +35,27 @@ struct ShardPlacement {
   /// Of the gathered local tensor, per rank of the shard group, where the chunk rule does not say the same.
   std::vector<std::int64_t> row_counts;
   Spec::Range rows;  ///< those that are this rank's shard
+  /// Where replicas divide the shards: of dim 0 of this rank's, what it owns. `sharded` and `local_shape` are of that.
+  Spec::Range owned{};
 };
 
 /// The mesh that a unit is sharded over.
 class DataMesh {
  public:
+  /// Parameters are sharded `over` these axes; values that the optimizer updates are `owned_over` more, or as many.
   /// Error unless it has one axis, or two: replicas, then shards. Error naming flatten() if both axes shard, or none
   /// does, and the mesh has no group of their ranks.
-  explicit DataMesh(const DeviceMesh& mesh, ShardedOver over = ShardedOver::shards);
+  explicit DataMesh(const DeviceMesh& mesh, ShardedOver over = ShardedOver::shards,
+                    ShardedOver owned_over = ShardedOver::none);
 
   int num_shards() const { return num_shards_; }
   int num_replicas() const { return num_ranks() / num_shards(); }
   int num_ranks() const { return mesh_.num_ranks(); }
   int shard() const { return shard_; }
+  /// Among the replicas of this rank's shard.
+  int replica() const { return replica_; }
+  /// Whether each replica owns a part of the shard.
+  bool divides_shards() const { return divides_shards_; }
   /// Only if num_shards() > 1.
   ProcessGroup& shard_group() const { return *shard_group_; }
   /// The ranks with replicas of this rank's shard; only if num_replicas() > 1.
@@ -59,15 +69,20 @@ class DataMesh {
   /// and where the plan does not fit: it has no such dim, there is no such shard to own it, or the rows are not one
   /// number for each shard that add up to those of the local tensor, on every rank of the other axes.
   ShardPlacement place(const Parameter& parameter, const ShardPlan& plan = {}) const;
+  /// Where replicas divide the shards: makes the placement of a shard that of what this rank owns of it. Returns how
+  /// many rows of dim 0 each replica owns, where the chunk rule does not say the same.
+  std::vector<std::int64_t> divide(ShardPlacement& placement, const Parameter& parameter) const;
 
  private:
   ProcessGroup* group_over(const std::vector<int>& axes) const;
+  int index_on(const std::vector<int>& axes) const;
   std::vector<std::int64_t> listed_rows(const ShardPlan& plan, const Parameter& parameter, std::int64_t rows) const;
   void place_plain(ShardPlacement& to, const Shape& shape) const;
   void place_distributed(ShardPlacement& to, const Parameter& parameter) const;
   DeviceMesh mesh_;
   std::vector<int> sharding_, replicating_;  // axes of mesh_
-  int num_shards_ = 1, shard_ = 0;
+  int num_shards_ = 1, shard_ = 0, replica_ = 0;
+  bool divides_shards_ = false;
   ProcessGroup *root_group_, *shard_group_ = nullptr, *replica_group_ = nullptr;
 };
 
