@@ -26,6 +26,9 @@ class ShardKeeper {
  public:
   /// Registers the shards and frees what was gathered. Local; no-op between steps.
   virtual void reshard() = 0;
+  /// The same, and nothing that was gathered is used again: on all ranks somebody has written the shards, where they
+  /// have any. Local.
+  virtual void shards_written() { reshard(); }
 
   /// Full tensors are in the slots (shard/summon.h): gathering is an Error.
   bool is_summoned = false;
@@ -58,7 +61,7 @@ class Parameter final : public Slot {
   ShardKeeper* shard_keeper() const { return keeper_; }
   /// Makes value() the shard. For those who have written the shard: what was gathered of it is stale. Local.
   void reshard() const {
-    if (keeper_) keeper_->reshard();
+    if (keeper_) keeper_->shards_written();
   }
 
  private:

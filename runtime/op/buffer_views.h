@@ -8,6 +8,12 @@ namespace sherd {
 inline constexpr std::int64_t kBufferAlign = 64;
 constexpr std::int64_t align(std::int64_t bytes) { return (bytes + kBufferAlign - 1) / kBufferAlign * kBufferAlign; }
 
+/// All bytes of a storage, u8.
+inline Tensor bytes_over(Ref<Storage> storage) {
+  const Shape shape{storage->bytes()};
+  return Tensor::over(std::move(storage), shape, contiguous_strides(shape), 0, DType::u8);
+}
+
 inline Tensor view_at(const Tensor& buffer, const Shape& shape, std::int64_t byte_offset, DType dtype) {
   return Tensor::make(buffer.storage(), shape, contiguous_strides(shape), byte_offset / byte_size(dtype), dtype,
                       buffer.device());

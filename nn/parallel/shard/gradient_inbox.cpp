@@ -50,6 +50,7 @@ GradientInbox::GradientInbox(UnitBuffers& buffers, const DataMesh& data)
 void GradientInbox::layout_changed() {
   for (std::size_t i = 0; i < entries_.size(); ++i)
     entries_[i].bytes = align(sherd::numel(piece(i).shape) * byte_size(piece(i).full_dtype));
+  if (const UnitLayout* owned = buffers_.owned()) owned_.emplace(*owned);
   held_.reset();
   set_syncs(syncs_);
 }
@@ -429,7 +430,7 @@ void GradientInbox::deliver(std::size_t i, const Tensor& shard) {
   if (leaves_unsummed()) return e.aside->set_grad(shard);
   const bool had_unsummed = e.has_unsummed();
   if (had_unsummed) e.aside->clear_grad();
-  if ((had_unsummed || hook_) && p.grad().defined()) copy_into(p.grad().local().detach(), shard, true);
+  if (((had_unsummed && !owned_) || hook_) && p.grad().defined()) copy_into(p.grad().local().detach(), shard, true);
   else p.set_grad(Tensor::distributed_like(p.sharded_value(), shard));
 }
 
@@ -464,25 +465,28 @@ GradientInbox::Launch GradientInbox::members_to_launch() const {
   return launch;
 }
 
-// A rank whose shards are empty issues the row too, with empty tensors: all ranks issue the same rows.
-void GradientInbox::make_room(Launch& launch) const {
-  const UnitLayout& layout = buffers_.layout();
-  const auto bytes_of = [&](std::size_t i) { return align(layout.count_here(piece(i)) * byte_size(piece(i).dtype)); };
+// Of what this rank owns, or of its shards, for gradients that are new. A rank of which they are empty issues the row
+// too, with empty tensors: all ranks issue the same rows.
+void GradientInbox::make_room(const std::vector<std::size_t>& members, std::vector<Tensor>& gradients,
+                              bool is_owned) const {
+  const auto shape_of = [&](std::size_t i) -> const Shape& {
+    return is_owned ? buffers_.placement(i).local_shape : buffers_.shard_shape(i);
+  };
+  const auto bytes_of = [&](std::size_t i) { return align(sherd::numel(shape_of(i)) * byte_size(piece(i).dtype)); };
   std::int64_t bytes = 0;
   bool any_fresh = false;
-  for (std::size_t m = 0; m < launch.members.size(); ++m) {
-    if (launch.gradients[m].defined()) continue;
+  for (std::size_t m = 0; m < members.size(); ++m) {
+    if (gradients[m].defined()) continue;
     any_fresh = true;
-    bytes += bytes_of(launch.members[m]);
+    bytes += bytes_of(members[m]);
   }
   if (!any_fresh) return;
   const Tensor fresh = gradient_buffer(bytes, buffers_.device());
   std::int64_t offset = 0;
-  for (std::size_t m = 0; m < launch.members.size(); ++m) {
-    const std::size_t i = launch.members[m];
-    if (launch.gradients[m].defined()) continue;
-    launch.gradients[m] = view_at(fresh, buffers_.placement(i).local_shape, offset, piece(i).dtype);
-    offset += bytes_of(i);
+  for (std::size_t m = 0; m < members.size(); ++m) {
+    if (gradients[m].defined()) continue;
+    gradients[m] = view_at(fresh, shape_of(members[m]), offset, piece(members[m]).dtype);
+    offset += bytes_of(members[m]);
   }
 }
 
@@ -513,19 +517,45 @@ void GradientInbox::sum_apart(Launch& launch) const {
   }
 }
 
-void GradientInbox::launch() {
-  Launch launch = members_to_launch();
-  if (launch.members.empty()) return;
-  make_room(launch);
+void GradientInbox::reduce(const Launch& launch) const {
+  if (reduce_ && buffers_.layout().shards > 1) reduce_(launch.reduce, gradients_, launch.out);
+  else start_reduce(launch.reduce, gradients_, launch.out);
+}
+
+// To the whole of this rank's shard, apart or onto what replicas have not summed; then to what this rank owns of it.
+void GradientInbox::launch_owned(Launch& launch) const {
+  std::vector<OwnedGradients::Member> members =
+      owned_->make_room(launch.reduce.pieces, launch.gradients, buffers_.device());
+  for (std::size_t m = 0; m < members.size(); ++m) {
+    const std::size_t i = launch.members[m];
+    launch.out.push_back(members[m].shard);
+    const Tensor& gradient = buffers_.parameter(i)->grad();
+    const bool adds = gradient.defined() && !entries_[i].is_partial && !hook_;
+    launch.gradients[m] = adds ? gradient.local().detach() : Tensor();
+    if (adds) members[m].add_to = AddTo::gradient;
+  }
+  reduce(launch);
+  make_room(launch.members, launch.gradients, /*is_owned=*/true);
+  owned_->reduce(members, launch.gradients, max_reductions_);
+}
+
+void GradientInbox::launch_shards(Launch& launch, bool sums_replicas) const {
+  make_room(launch.members, launch.gradients, /*is_owned=*/false);
   launch.out = launch.gradients;
-  const bool sums_replicas = data_.num_replicas() > 1 && !leaves_unsummed();
   if (sums_replicas) {
     sum_apart(launch);
     if (!launch.apart.empty()) launch.sum.in_flight = max_reductions_;  // they hold memory of their own
   }
-  if (reduce_ && buffers_.layout().shards > 1) reduce_(launch.reduce, gradients_, launch.out);
-  else start_reduce(launch.reduce, gradients_, launch.out);
+  reduce(launch);
   if (sums_replicas) start_replica_sum(launch.sum, launch.out, launch.apart);
+}
+
+void GradientInbox::launch() {
+  Launch launch = members_to_launch();
+  if (launch.members.empty()) return;
+  const bool sums_replicas = data_.num_replicas() > 1 && !leaves_unsummed();
+  if (sums_replicas && owned_) launch_owned(launch);
+  else launch_shards(launch, sums_replicas);
   if (hook_ && !leaves_unsummed()) hook_({*launch.reduce.unit, launch.reduce.pieces, launch.gradients});
   for (std::size_t m = 0; m < launch.members.size(); ++m) deliver(launch.members[m], launch.gradients[m]);
 }

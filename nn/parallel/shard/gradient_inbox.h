@@ -4,7 +4,8 @@
 //   gradients  | p0 ............ full | p2 ............ full | ...     of the pieces that train, written there by vjps
 //        reduce_start, when the last one is complete, or at the end of the pass
 //   shards     | p0 rows of this rank | p2 rows of this rank | ...     grad() of the parameters
-//        replica_sum_start, where there are replicas (HSDP)
+//        replica_sum_start, where there are replicas (HSDP); where those divide the shards, a second reduce_start to
+//        what this rank owns of them (owned_gradients.h), which is grad() then
 //
 // The reduction reads gradients where backward wrote them, and casts back. A pass that does not synchronise leaves them
 // to a later one (held_gradients.h).
@@ -17,6 +18,7 @@
 #include "nn/parallel/data_mesh.h"
 #include "nn/parallel/partial_gradients.h"
 #include "nn/parallel/shard/held_gradients.h"
+#include "nn/parallel/shard/owned_gradients.h"
 #include "nn/parallel/shard/unit_buffers.h"
 #include "nn/parallel/shard/unit_gather.h"
 #include "runtime/op/capture_sink.h"
@@ -149,8 +151,11 @@ class GradientInbox final : public GradSink {
   void deliver(std::size_t i, const Tensor& shard);
   void launch();
   Launch members_to_launch() const;
-  void make_room(Launch& launch) const;
+  void make_room(const std::vector<std::size_t>& members, std::vector<Tensor>& gradients, bool is_owned) const;
   void sum_apart(Launch& launch) const;
+  void reduce(const Launch& launch) const;
+  void launch_owned(Launch& launch) const;
+  void launch_shards(Launch& launch, bool sums_replicas) const;
   void reduction_changed();
 
   UnitBuffers& buffers_;
@@ -160,6 +165,7 @@ class GradientInbox final : public GradSink {
   Tensor gradients_;                     // u8, or undefined
   const UnitLayout* unit_of_gradients_;  // has the types of the full gradients in it
   std::unique_ptr<HeldGradients> held_;  // null until a pass was to leave gradients
+  std::optional<OwnedGradients> owned_;  // where replicas divide the shards
   std::shared_ptr<BackwardEnd> end_;
   UnitReduce reduce_;
   AllReduceHook hook_;

@@ -12,14 +12,13 @@
 namespace sherd::nn {
 
 namespace {
-Tensor bytes_over(Ref<Storage> storage) {
-  const Shape shape{storage->bytes()};
-  return Tensor::over(std::move(storage), shape, contiguous_strides(shape), 0, DType::u8);
-}
+constexpr std::uint32_t kNoVersion = ~std::uint32_t{0};  // of bytes that nobody can write so often
 }  // namespace
 
 UnitBuffers::UnitBuffers(PlacedUnit unit, const std::vector<Parameter*>& parameters)
-    : layout_(unit.layout), is_shard_full_(unit.layout->shards == 1 && !casts(*unit.layout)) {
+    : layout_(unit.layout),
+      owned_(unit.owned),
+      is_shard_full_(unit.layout->shards == 1 && !casts(*unit.layout) && !unit.owned) {
   std::vector<Tensor> values;  // of this rank
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     pieces_.push_back({NodeRef(parameters[i]->leaf()), std::move(unit.placements[i])});
@@ -57,6 +56,7 @@ void UnitBuffers::drop_gathered() {
   if (!gathered_.defined() || is_shard_full_) return;
   gathered_.storage()->owner = nullptr;
   gathered_.storage()->release_data();
+  if (shard_version_.defined()) shard_version_.storage()->owner = nullptr;
 }
 
 std::vector<Parameter*> UnitBuffers::parameters() const {
@@ -69,16 +69,19 @@ std::vector<Parameter*> UnitBuffers::parameters() const {
 void UnitBuffers::materialize(Device device) {
   if (shards_.defined()) return;
   check_groups(*layout_, device);
+  names_.clear();
   shards_ = bytes_over(Storage::allocate(layout_->shard_bytes, MemoryCategory::parameters, device));
   fill_into(shards_, 0);
   if (is_shard_full_) {
     gathered_ = shards_;
   } else {
-    Ref<Storage> storage = Storage::released(layout_->full_bytes, MemoryCategory::unsharded, device);
-    storage->owner = this;
-    gathered_ = bytes_over(std::move(storage));
-    gathered_name_ = name_storage(label_of(*layout_) + " full", gathered_.storage());
+    gathered_ = add_place(layout_->full_bytes, " full");
   }
+  if (owned_) {
+    shard_version_ = add_place(0, " shards");
+    shard_version_.storage()->set_version(kNoVersion);
+  }
+  if (slices_) slices_->materialize(*this, device);
   attach_all();
   for (const Piece& piece : pieces_)
     if (Parameter* p = parameter_of(piece)) p->present(p->sharded_value());
@@ -92,24 +95,35 @@ void UnitBuffers::cast_to(const UnitLayout& layout) {
     values.push_back(parameter(i) ? parameter(i)->sharded_value().local().detach() : Tensor());
   drop_gathered();
   layout_ = &layout;
-  is_shard_full_ = layout.shards == 1 && !casts(layout);
+  if (owned_) owned_ = owned_parts(*owned_, layout);
+  is_shard_full_ = layout.shards == 1 && !casts(layout) && !owned_;
+  if (slices_) set_slices(slices_->split());
   if (is_meta()) {
     for (std::size_t i = 0; i < pieces_.size(); ++i) put_on_meta(i);
     return;
   }
   const Device device = shards_.device();
-  shards_ = gathered_ = Tensor();
+  shards_ = gathered_ = shard_version_ = Tensor();
   materialize(device);
   const GradMode off(false);
   for (std::size_t i = 0; i < pieces_.size(); ++i)
     if (values[i].defined()) copy_into(parameter(i)->sharded_value().local().detach(), values[i]);
 }
 
+// A storage without bytes that a step may name.
+Tensor UnitBuffers::add_place(std::int64_t bytes, std::string_view what) {
+  Ref<Storage> storage = Storage::released(bytes, MemoryCategory::unsharded, device());
+  storage->owner = this;
+  names_.push_back(name_storage(fmt::format("{}{}", label_of(*layout_), what), storage));
+  return bytes_over(std::move(storage));
+}
+
 void UnitBuffers::attach(Piece& piece, std::size_t index) {
   Parameter* const p = parameter_of(piece);
   if (!p) return;
   const UnitPiece& at = layout_->pieces[index];
-  const Tensor local = view_at(shards_, piece.at.local_shape, at.shard_offset, at.dtype);
+  const std::int64_t offset = owned_ ? owned_->pieces[index].shard_offset : at.shard_offset;
+  const Tensor local = view_at(shards_, piece.at.local_shape, offset, at.dtype);
   p->keep_shard(p->attach(Tensor::distributed(p->shape(), piece.at.sharded, local)), this);
   piece.gathered = p->attach(as_gathered(index, view_at(gathered_, at.shape, at.full_offset, at.full_dtype)));
 }
@@ -127,35 +141,51 @@ void UnitBuffers::take_values(const std::vector<Tensor>& values) {
   GradMode off(false);
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     const ShardPlacement& at = pieces_[i].at;
-    copy_into(parameter(i)->sharded_value().local().detach(), narrow(values[i], at.dim, at.rows.begin, at.rows.size()));
+    Tensor own = narrow(values[i], at.dim, at.rows.begin, at.rows.size());
+    if (owned_) own = narrow(own, 0, at.owned.begin, at.owned.size());
+    copy_into(parameter(i)->sharded_value().local().detach(), std::move(own));
   }
+}
+
+bool UnitBuffers::is_of_shards(const Tensor& bytes) const {
+  return bytes.storage()->is_present() && bytes.storage()->version() == shards_.storage()->version();
 }
 
 bool UnitBuffers::is_current() const {
   if (custom_) return has_full() && custom_->is_current(shards_, gathered_);
-  return has_full() && gathered_.storage()->version() == shards_.storage()->version();
+  return has_full() && is_of_shards(gathered_);
 }
 
-// A captured step gathers what it uses even if it is gathered at the time: in replay it may be released.
-bool UnitBuffers::needs_gather() const {
-  if (is_shard_full_) return false;
+// A captured step gathers what it uses even if it is gathered at the time: in replay it may be released, or older.
+bool UnitBuffers::is_known(const Tensor& bytes) {
   const CaptureSink* capture = RankContext::current().capture;
-  return !is_current() || (capture && !capture->has_seen(*gathered_.storage()));
+  return !capture || capture->has_seen(*bytes.storage());
 }
+
+bool UnitBuffers::needs_gather() const { return !is_shard_full_ && !(is_current() && is_known(gathered_)); }
+bool UnitBuffers::may_use(const Tensor& level) const { return is_of_shards(level) && is_known(level); }
 
 void UnitBuffers::set_gather(std::shared_ptr<UnitGather> gather) {
   check(!has_gathered_,
         "fully_shard: unit \"{}\" has been gathered already, and captured steps go on as they were recorded; set its "
         "gather before the first forward",
         layout_->name);
+  check(!gather || !slices_,
+        "fully_shard: unit \"{}\" reshards to {} ranks after forward, and a gather of the user's own is one of all "
+        "ranks: reshard to all, or to none",
+        layout_->name, slices());
   custom_ = gather && layout_->shards > 1 ? std::make_unique<CustomGather>(std::move(gather)) : nullptr;
 }
 
+// From the nearest level that is there: the slices that forward has left, or the shards, of which each replica may have
+// updated a part only.
 void UnitBuffers::prefetch() {
   check(!is_meta(), "fully_shard: group \"{}\" has no values to gather; call model.materialize(seed) first",
         layout_->name);
   if (!needs_gather()) return;
   has_gathered_ = true;
+  if (slices_ && may_use(slices_->bytes())) return slices_->gather(gathered_);
+  if (owned_ && !may_use(shard_version_)) start_gather(*owned_, shards_, shard_version_);
   if (custom_) custom_->start(*layout_, shards_, gathered_);
   else start_gather(*layout_, shards_, gathered_);
 }
@@ -165,10 +195,10 @@ void UnitBuffers::unshard() {
         "fully_shard: group \"{}\" has its full parameters summoned: end the scope of FullParameters before a forward "
         "or unshard()",
         layout_->name);
-  if (is_unsharded_ && !is_shard_full_ && !needs_gather()) return;
+  if (is_unsharded() && !is_shard_full_ && !needs_gather()) return;
   prefetch();
   if (custom_ && needs_gather()) custom_->finish(*layout_, shards_, gathered_);
-  is_unsharded_ = true;
+  registered_ = Registered::full;
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     Piece& piece = pieces_[i];
     Parameter* const p = parameter_of(piece);
@@ -184,36 +214,81 @@ void UnitBuffers::wait() {
 }
 
 void UnitBuffers::register_shards() {
-  if (!is_unsharded_) return;
+  if (registered_ == Registered::shards) return;
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     Parameter* const p = parameter(i);
     if (!p) continue;
     if (p->sharded_value().requires_grad() != p->requires_grad()) attach(pieces_[i], i);
     p->present(p->sharded_value());
   }
-  is_unsharded_ = false;
+  registered_ = Registered::shards;
+}
+
+void UnitBuffers::set_slices(const std::optional<DeviceMesh>& split) {
+  check(!split || !custom_,
+        "fully_shard: unit \"{}\" has a gather of the user's own, which is one of all ranks: reshard after forward to "
+        "all of them, or to none",
+        layout_->name);
+  drop_slices();
+  slices_.reset();
+  for (Piece& piece : pieces_) piece.slice = Tensor();
+  if (!split) return;
+  std::vector<const Spec*> gathered;
+  for (const Piece& piece : pieces_) gathered.push_back(piece.at.gathered);
+  slices_ = std::make_unique<UnitSlices>(*layout_, gathered, *split);
+  if (!is_meta()) slices_->materialize(*this, device());
+}
+
+void UnitBuffers::drop_slices() {
+  if (registered_ == Registered::slices) register_shards();
+  if (slices_) slices_->release();
+}
+
+void UnitBuffers::reshard_after_forward() {
+  if (!slices_ || keeps_gathered_ || !is_unsharded() || !is_current()) return reshard();
+  slices_->cut(gathered_);
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    Parameter* const p = parameter(i);
+    if (!p) continue;
+    Tensor& slice = pieces_[i].slice;
+    if (!slice.defined() || slice.requires_grad() != p->requires_grad())
+      slice = p->attach(slices_->slice(i, p->shape()));
+    p->present(slice);
+  }
+  registered_ = Registered::slices;
+  drop_unused();
 }
 
 void UnitBuffers::reshard() {
   register_shards();
+  drop_slices();
   drop_unused();
 }
 
 void UnitBuffers::drop_unused() {
-  if (is_unsharded_) return;
+  if (is_unsharded()) return;
   if (custom_) custom_->cancel();
   if (!has_full()) return;
   if (!keeps_gathered_ || !is_current()) release_unit(*layout_, gathered_);
 }
 
+void UnitBuffers::shards_written() {
+  reshard();
+  if (has_full()) release_unit(*layout_, gathered_);
+  if (shard_version_.defined()) shard_version_.storage()->set_version(kNoVersion);
+}
+
+// A gather that failed may have left the other replicas' part of the shards wrong.
 void UnitBuffers::drop() {
   register_shards();
+  drop_slices();
   if (custom_) custom_->drop();
   if (has_full()) release_unit(*layout_, gathered_);
+  if (shard_version_.defined()) shard_version_.storage()->set_version(kNoVersion);
 }
 
 void UnitBuffers::ensure_present(Storage&) {
-  if (is_unsharded_ && has_full()) return;
+  if (is_unsharded() && has_full()) return;
   ++late_gathers_;
   unshard();
 }

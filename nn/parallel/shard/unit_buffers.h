@@ -8,6 +8,17 @@
 // A gather puts every rank's rows at their final address, cast to the type the module computes in. On one shard without
 // casts the two are one buffer, and nothing is ever gathered. A strategy whose parameters are not sharded keeps what
 // was gathered until the shards are written: one gather for any number of passes.
+//
+// There may be a level below the shards, and one between the two:
+//
+//   owned      | .. this rank's part of them .. |     what the optimizer updates where replicas divide the shards: in
+//                                                     the buffer of the shards, which the replicas gather in place
+//   slices     | p0 rows of 1 of k ranks | ...  |     from forward to backward, where it reshards to k (unit_slices.h)
+//
+// Whether a level is of the values below is told by the versions of their storages. The owned parts and the shards are
+// one storage, so an empty one beside them has the version that was gathered.
+#include <cstdint>
+#include <memory>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -15,6 +26,7 @@
 #include "nn/module.h"
 #include "nn/parallel/shard/custom_gather.h"
 #include "nn/parallel/shard/unit_layout.h"
+#include "nn/parallel/shard/unit_slices.h"
 #include "runtime/memory/storage.h"
 #include "runtime/op/step_names.h"
 
@@ -30,6 +42,12 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   UnitBuffers& operator=(const UnitBuffers&) = delete;
 
   const UnitLayout& layout() const { return *layout_; }
+  /// From what this rank owns to its shards; null if that is the same.
+  const UnitLayout* owned() const { return owned_; }
+  /// Of this rank's shard of a piece, of which it may own a part.
+  const Shape& shard_shape(std::size_t piece) const {
+    return owned_ ? owned_->pieces[piece].shape : pieces_[piece].at.local_shape;
+  }
   std::size_t size() const { return pieces_.size(); }
   /// The parameter of a piece; null once it was destroyed, with its module.
   Parameter* parameter(std::size_t piece) const { return parameter_of(pieces_[piece]); }
@@ -46,7 +64,7 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
 
   bool is_meta() const { return !shards_.defined(); }
   /// Whether the gathered tensors are registered. A prefetched buffer is gathered and not registered.
-  bool is_unsharded() const { return is_unsharded_; }
+  bool is_unsharded() const { return registered_ == Registered::full; }
   /// There, or on its way.
   bool is_gathered() const { return has_full() || (custom_ && custom_->is_started()); }
   /// From now on reshard() and drop_unused() leave what is gathered there as long as it is of the shards' values.
@@ -71,8 +89,17 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   void unshard();
   /// Waits for the gather and throws its error.
   void wait();
+  /// From now on reshard_after_forward() leaves slices of the ranks of this mesh's last axis (split_for_slices); unset:
+  /// it leaves shards.
+  void set_slices(const std::optional<DeviceMesh>& split);
+  /// Over how many ranks parameters are sharded between forward and backward where it leaves slices; else 0.
+  int slices() const { return slices_ ? slices_->ranks() : 0; }
+  /// As reshard(), where backward is to come: if there are slices, cuts this rank's out of the gathered buffer and
+  /// registers them. They stay until reshard(), and what gathers until then gathers them. Local.
+  void reshard_after_forward();
   /// Registers the sharded tensors and frees the gathered buffer, even if it was prefetched and never used. Local.
   void reshard() override;
+  void shards_written() override;
   /// Frees a gathered buffer that is not registered. Local.
   void drop_unused();
   /// reshard(), and frees the gathered buffer also where it is kept: a gather that failed has left anything in it.
@@ -91,32 +118,41 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   struct Piece {
     NodeRef leaf;  // of the parameter: knows whether that still exists
     ShardPlacement at;
-    Tensor gathered{};  // with the slot's leaf
+    Tensor gathered{}, slice{};  // with the slot's leaf
   };
   // Modules of one unit may be destroyed one by one, with their parameters.
   static Parameter* parameter_of(const Piece& piece) {
     return static_cast<Parameter*>(static_cast<const Leaf*>(piece.leaf.get())->slot);
   }
+  enum class Registered : std::uint8_t { shards, slices, full };
   bool has_full() const { return !is_shard_full_ && gathered_.defined() && gathered_.storage()->is_present(); }
+  bool is_of_shards(const Tensor& bytes) const;
   bool is_current() const;
+  static bool is_known(const Tensor& bytes);
   bool needs_gather() const;
+  bool may_use(const Tensor& level) const;
+  Tensor add_place(std::int64_t bytes, std::string_view what);
   void attach(Piece& piece, std::size_t index);
   void attach_all();
   void put_on_meta(std::size_t index);
+  void drop_slices();
   void drop_gathered();
   void register_shards();
   void take_values(const std::vector<Tensor>& values);
 
   const UnitLayout* layout_;
+  const UnitLayout* owned_;
   bool is_shard_full_;
   std::vector<Piece> pieces_;
   std::unordered_map<const Node*, std::size_t> by_leaf_;  // pieces: a gradient knows its parameter only
   Tensor shards_, gathered_;                              // u8 [bytes]
-  std::shared_ptr<const NamedStorage> gathered_name_;
+  Tensor shard_version_;  // u8 [0]: of the shards when replicas have gathered what each owns
+  std::unique_ptr<UnitSlices> slices_;
+  std::vector<std::shared_ptr<const NamedStorage>> names_;
   int late_gathers_ = 0;
+  Registered registered_ = Registered::shards;
   std::unique_ptr<CustomGather> custom_;  // null: one row does it
   bool has_gathered_ = false;
-  bool is_unsharded_ = false;
   bool keeps_gathered_ = false;
 };
 

@@ -33,10 +33,15 @@ PlacedUnit place_unit(const std::string& name, const DataMesh& data, const Mixed
   UnitLayout layout{.name = name, .shards = data.num_shards(), .shard = data.shard(), .replicas = data.num_replicas()};
   if (layout.shards > 1) layout.shard_axis = name_of_group(data.shard_group());
   if (layout.replicas > 1) layout.replica_axis = name_of_group(data.replica_group());
+  UnitLayout owned{.name = name,
+                   .shard_axis = layout.replica_axis,
+                   .shards = layout.replicas,
+                   .shard = data.replica(),
+                   .in_place = true};
   const std::vector<ShardPlan> plans = plan_shards(name, parameters, planner, layout.shards);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const Parameter* const parameter = parameters[i];
-    const ShardPlacement& at = unit.placements.emplace_back(data.place(*parameter, plans[i]));
+    ShardPlacement& at = unit.placements.emplace_back(data.place(*parameter, plans[i]));
     const std::string& path = parameter->name();
     UnitPiece piece{.shape = at.full_shape,
                     .dim = at.dim,
@@ -44,9 +49,27 @@ PlacedUnit place_unit(const std::string& name, const DataMesh& data, const Mixed
                     .name = path.starts_with(name + ".") ? path.substr(name.size() + 1) : path};
     set_types(piece, parameter->value().dtype(), policy);
     append(layout, std::move(piece));
+    if (!data.divides_shards()) continue;
+    UnitPiece& shard = owned.pieces.emplace_back(UnitPiece{.shape = at.local_shape});
+    shard.rows = data.divide(at, *parameter);
   }
   unit.layout = UnitLayout::intern(std::move(layout));
+  if (data.divides_shards()) unit.owned = owned_parts(std::move(owned), *unit.layout);
   return unit;
+}
+
+const UnitLayout* owned_parts(UnitLayout owned, const UnitLayout& unit) {
+  owned.shard_bytes = owned.full_bytes = unit.shard_bytes;
+  for (std::size_t i = 0; i < owned.pieces.size(); ++i) {
+    UnitPiece& p = owned.pieces[i];
+    const UnitPiece& shard = unit.pieces[i];
+    p.dtype = p.full_dtype = shard.dtype;
+    p.wire = shard.wire;
+    p.name = shard.name;
+    p.shard_offset = p.full_offset = shard.shard_offset;
+    for (int r = 0; r < owned.shard; ++r) p.shard_offset += owned.count(p, r) * byte_size(p.dtype);
+  }
+  return UnitLayout::intern(std::move(owned));
 }
 
 const UnitLayout* with_dtype(const UnitLayout& unit, DType dtype, const MixedPrecision& policy) {
@@ -58,6 +81,24 @@ const UnitLayout* with_dtype(const UnitLayout& unit, DType dtype, const MixedPre
     append(layout, std::move(piece));
   }
   return UnitLayout::intern(std::move(layout));
+}
+
+const UnitLayout* layout_of_owned_gradients(const UnitLayout& owned) {
+  UnitLayout layout = owned;
+  layout.in_place = false;
+  layout.full_bytes = 0;
+  for (UnitPiece& p : layout.pieces) {
+    p.full_dtype = p.wire;
+    p.full_offset = layout.full_bytes;
+    layout.full_bytes += align(numel(p.shape) * byte_size(p.wire));
+  }
+  return UnitLayout::intern(std::move(layout));
+}
+
+std::int64_t row_bytes(const Shape& shape, DType dtype) {
+  std::int64_t bytes = byte_size(dtype);
+  for (int d = 1; d < shape.size(); ++d) bytes *= shape[d];
+  return bytes;
 }
 
 bool casts(const UnitLayout& layout) {

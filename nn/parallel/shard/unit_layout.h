@@ -12,7 +12,9 @@ namespace sherd::nn {
 
 struct PlacedUnit {
   const UnitLayout* layout = nullptr;
-  std::vector<ShardPlacement> placements{};  ///< of its pieces
+  std::vector<ShardPlacement> placements{};  ///< of its pieces: of the shards, or of what this rank owns of them
+  /// Where replicas divide the shards (DataMesh::divides_shards): from what this rank owns to its shard, in place.
+  const UnitLayout* owned = nullptr;
 };
 
 /// Lays out `parameters` one after the other, each as DataMesh::place says of its plan; gathered tensors and gradients
@@ -22,6 +24,15 @@ PlacedUnit place_unit(const std::string& name, const DataMesh& data, const Mixed
 
 /// The same unit with parameters of `dtype`, where they are floating-point; the other types follow from `policy`.
 const UnitLayout* with_dtype(const UnitLayout& unit, DType dtype, const MixedPrecision& policy);
+/// Of `owned`, which says how replicas divide the shards of a unit: with the types and the places that these have in
+/// `unit`.
+const UnitLayout* owned_parts(UnitLayout owned, const UnitLayout& unit);
+/// The layout by which gradients of this rank's shard are reduced to what it owns of it, in the type that they travel
+/// in.
+const UnitLayout* layout_of_owned_gradients(const UnitLayout& owned);
+
+/// Of one row of dim 0.
+std::int64_t row_bytes(const Shape& shape, DType dtype);
 
 /// Whether full tensors have other types than their shards; whether gradients travel in less than their parameter's.
 bool casts(const UnitLayout& layout);
