@@ -109,7 +109,11 @@ TEST(FullyShard, F8_ReshardIntegerOneIsFalseAllRanksIsTrue) {
   EXPECT_FALSE(nn::ReshardAfterForward(false).resolve(4));
   for (int wrong : {0, -1, 3, 5, 8})
     expect_error([&] { nn::ReshardAfterForward(wrong).resolve(4); }, {"divide the 4 ranks"});
-  expect_error([&] { nn::ReshardAfterForward(2).resolve(4); }, {"shards of 2 ranks", "true or false"});
+  EXPECT_TRUE(nn::ReshardAfterForward(2).resolve(4));
+  EXPECT_EQ(nn::ReshardAfterForward(2).slices(4), 2);
+  for (const nn::ReshardAfterForward ends : {nn::ReshardAfterForward(1), nn::ReshardAfterForward(4),
+                                             nn::ReshardAfterForward(true), nn::ReshardAfterForward(false)})
+    EXPECT_EQ(ends.slices(4), 0);
 }
 
 TEST(FullyShard, F10_InnerGroupsKeepTheirParameters) {

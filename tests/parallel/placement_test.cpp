@@ -193,11 +193,25 @@ TEST(FullyShard, F50_EveryPlacementTrainsToTheBitsOfDim0OverReplicas) {
       const auto policy = [&](nn::UnitPolicy p) { return is_bf16 ? in_bf16(p) : p; };
       const Values expected = trained(group, grid, policy(nn::strategy("hybrid_shard")));
       for (const Way& way : ways())
-        EXPECT_EQ(trained(group, grid, policy(placed(way, 2, nn::strategy("hybrid_shard")))), expected) << way.name;
+        for (const char* strategy : {"hybrid_shard", "hybrid_shard_state"})
+          EXPECT_EQ(trained(group, grid, policy(placed(way, 2, nn::strategy(strategy)))), expected)
+              << way.name << " under " << strategy;
     }
     const nn::UnitPolicy both{.parameters = nn::ShardedOver::all, .optimizer = nn::ShardedOver::all};
     const Values expected = trained(group, grid, both);
     for (const Way& way : ways()) EXPECT_EQ(trained(group, grid, placed(way, 4, both)), expected) << way.name;
+  });
+}
+
+TEST(FullyShard, F50_EveryPlacementTrainsToTheBitsOfDim0BesideSlices) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Values expected = trained(group, mesh, {});
+    for (const Way& way : ways()) {
+      nn::UnitPolicy policy = placed(way, 4);
+      policy.reshard_after_forward = 2;
+      EXPECT_EQ(trained(group, mesh, policy), expected) << way.name;
+    }
   });
 }
 

@@ -83,8 +83,9 @@ TEST(Strategies, WhatDoesNotFitIsRefused) {
                  {"mesh(dp=4)", "--mesh replicate=2,dp=2"});
     expect_error([&] { nn::fully_shard(net, line, {.parameters = shards, .optimizer = none}); },
                  {"parameters are sharded over shards, the optimizer over none"});
-    expect_error([&] { nn::fully_shard(net, grid, {.optimizer = all}); },
-                 {"parameters over shards", "optimizer over all", "not built yet"});
+    expect_error([&] { nn::fully_shard(net, line, nn::strategy("hybrid_shard_state")); }, {"mesh(dp=4)"});
+    nn::fully_shard(*net.blocks.items()[0], grid, nn::strategy("hybrid_shard_state"));
+    EXPECT_EQ(describe(net.blocks.items()[0]->linear_layer.weight.value()), "f32[7,5]{0: dp,replicate}");
     nn::fully_shard(net, grid, nn::strategy("hybrid_shard"));
     EXPECT_EQ(describe(net.head.weight.value()), "f32[2,3]{0: dp}");
   });

@@ -29,6 +29,7 @@ inline constexpr StrategyRow kStrategyRows[] = {
     {"hybrid_shard", nn::ShardedOver::shards, nn::ShardedOver::shards, nn::ShardedOver::shards, Stays::never, 13.5},
     {"hybrid_shard_grad_op", nn::ShardedOver::shards, nn::ShardedOver::shards, nn::ShardedOver::shards,
      Stays::through_backward, 27.0},
+    {"hybrid_shard_state", nn::ShardedOver::shards, nn::ShardedOver::all, nn::ShardedOver::all, Stays::never, 8.4},
 };
 
 struct StrategyCase {
@@ -52,6 +53,8 @@ struct StrategyCase {
   std::int64_t part(nn::ShardedOver over, std::int64_t elements) const {
     return elements / (over == nn::ShardedOver::none ? 1 : over == nn::ShardedOver::shards ? shards : ranks());
   }
+  /// Whether each replica owns a part of its shard.
+  bool divides_shards() const { return row->parameters < row->optimizer && replicas > 1; }
   /// Bytes of a full element.
   std::int64_t full_bytes() const { return bf16 ? 2 : 4; }
   /// Whether full tensors are others than the parameters.

@@ -35,6 +35,7 @@ TEST_F(Sharding, FlagsAndTheMeshComeToAStrategy) {
   EXPECT_EQ(text("full_shard", "replicate=2,dp=2", true), "strategy hybrid_shard");
   EXPECT_EQ(text("hybrid_shard", "replicate=2,dp=2", false),
             "strategy hybrid_shard_grad_op (reshard_after_forward = false)");
+  EXPECT_EQ(text("hybrid_shard_state", "replicate=2,dp=2", true), "strategy hybrid_shard_state");
   EXPECT_EQ(text("replicate", "", true), "strategy no_shard");
   config_.units = "fine";
   EXPECT_EQ(text("shard_optimizer", "dp=2", true), "strategy shard_optimizer, fine units");
@@ -102,7 +103,8 @@ TEST_F(Sharding, F96_EightBitsOnTheWireTrainAlmostAlike) {
 
 TEST_F(Sharding, StrategiesOnAMeshWithReplicasAndMatricesThatAreSharded) {
   const TinyRun one = train_tiny(config_, 1);
-  for (const char* strategy : {"no_shard", "shard_optimizer", "hybrid_shard", "hybrid_shard_grad_op"}) {
+  for (const char* strategy :
+       {"no_shard", "shard_optimizer", "hybrid_shard", "hybrid_shard_grad_op", "hybrid_shard_state"}) {
     config_.strategy = strategy;
     config_.mesh = "replicate=2,dp=2";
     EXPECT_LE(largest_difference(train_tiny(config_, 4).losses, one.losses), 1e-5) << strategy;

@@ -56,7 +56,7 @@ UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& me
     collect_free(*module, seen, parameters);
     name += (name.empty() ? "" : "+") + module->label();
   }
-  const DataMesh data(mesh, options.optimizer);
+  const DataMesh data = data_mesh(mesh, options);
   const std::vector<UnitMembers> members = unit_members(name, parameters, mesh, options);
   const auto hook = std::make_shared<FullyShardHook>(std::move(name), modules, data, members, options);
   for (Module* module : modules) module->add_hook(hook);
@@ -117,10 +117,10 @@ void set_reshard_after_backward(Module& module, bool reshard, bool recurse) {
   for (const UnitHandle& unit : units(module)) unit.set_reshard_after_backward(reshard);
 }
 
-void set_reshard_after_forward(Module& module, bool reshard, bool recurse) {
+void set_reshard_after_forward(Module& module, ReshardAfterForward reshard, bool recurse) {
   unit_of(module).set_reshard_after_forward(reshard);
   if (!recurse) return;
-  for (FullyShardHook* hook : hooks_below(module)) hook->set_reshards(reshard);
+  for (FullyShardHook* hook : hooks_below(module)) hook->set_reshard_after_forward(reshard);
 }
 
 void set_reduce_unused(Module& module, bool on, bool recurse) {

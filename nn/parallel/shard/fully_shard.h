@@ -47,6 +47,7 @@ class UnitHandle {
   struct Part {
     const UnitLayout* layout;
     std::vector<Parameter*> parameters;
+    int slices = 0;  ///< ranks that it reshards to after forward; 0: as all or none of them
   };
   /// The first has all its parameters, but those on another mesh and those that stay replicated.
   std::vector<Part> parts() const;
@@ -71,7 +72,7 @@ class UnitHandle {
   void set_gradient_divide_factor(double factor) const;
   void set_requires_all_reduce(bool on) const;
   void set_requires_gradient_sync(bool on) const;
-  void set_reshard_after_forward(bool reshard) const;
+  void set_reshard_after_forward(ReshardAfterForward reshard) const;
   void set_reduce_unused(bool on) const;
   void set_reshard_after_backward(bool reshard) const;
   void set_max_reductions(int count) const;
@@ -82,7 +83,8 @@ class UnitHandle {
   /// Communication of the user's own (unit_gather.h); null: the usual one. A gather, or a transform in its place, is
   /// set before the unit is first gathered, the others between steps: a captured step with another one is not replayed.
   /// Parameters that stay replicated are reduced as ever, and are one more reduction for the hook. Local; on all ranks
-  /// alike. Error if the unit's parameters lie on several meshes; for a transform as of TransformedGather.
+  /// alike. Error if the unit's parameters lie on several meshes; of a gather, if it reshards to some of its ranks
+  /// after forward; for a transform as of TransformedGather.
   void set_custom_gather(std::shared_ptr<UnitGather> gather) const;
   void set_gather_transform(GatherTransform transform) const;
   void set_custom_reduce(UnitReduce reduce) const;
@@ -97,8 +99,9 @@ class UnitHandle {
 /// over both. Parameters distributed over other axes of the same root mesh are sharded further, see data_mesh.h.
 /// Errors, on every rank: a container without a forward, a module that is wrapped already or lies below one that has
 /// taken its parameters, a 0-d parameter, a mesh of three axes, those of check_policy() (policy.h), an ignored
-/// parameter that a unit has. No communication:
-/// values are made by materialize(), or each rank keeps its rows of existing values (which must be equal on all ranks).
+/// parameter that a unit has. No communication, but where reshard_after_forward is a number of ranks whose groups are
+/// new: values are made by materialize(), or each rank keeps its rows of existing values (which must be equal on all
+/// ranks).
 UnitHandle fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 /// Over all ranks of the job.
 UnitHandle fully_shard(Module& module, const FullyShardOptions& options = {});
@@ -147,7 +150,9 @@ void set_requires_all_reduce(Module& module, bool on, bool recurse = true);
 /// waits is an Error that names the parameter. A captured step may leave gradients to another.
 /// UnitPolicy::gradients makes it accumulate shards instead.
 void set_requires_gradient_sync(Module& module, bool on, bool recurse = true);
-void set_reshard_after_forward(Module& module, bool reshard, bool recurse = true);
+/// Means what UnitPolicy::reshard_after_forward does, a number of ranks too: then the groups of ranks are made at the
+/// first call with it, collectively over the root mesh. Between steps. Error as there.
+void set_reshard_after_forward(Module& module, ReshardAfterForward reshard, bool recurse = true);
 /// As FullyShardOptions::reduce_unused. Then grad() of a trainable parameter is there after every backward pass, zero
 /// where no rank has used it. On all ranks alike.
 void set_reduce_unused(Module& module, bool on, bool recurse = true);

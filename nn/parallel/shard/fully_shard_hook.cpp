@@ -105,6 +105,13 @@ const std::shared_ptr<ShardTree>* tree_above(const Module& module) {
   return nullptr;
 }
 
+// The mesh whose last axis a unit reshards to after forward; unset: to all ranks, or not at all.
+std::optional<DeviceMesh> split_of(const DataMesh& data, bool is_replicated, ReshardAfterForward value) {
+  const int ranks = is_replicated ? 0 : value.slices(data.num_shards());
+  if (ranks == 0) return std::nullopt;
+  return split_for_slices(data.mesh(), ranks);
+}
+
 }  // namespace
 
 Unit::Unit(const UnitMembers& members, const UnitPolicy& policy)
@@ -123,9 +130,23 @@ Unit::Unit(const UnitMembers& members, const UnitPolicy& policy)
 FullyShardHook::FullyShardHook(std::string name, std::vector<Module*> modules, const DataMesh& mesh,
                                const std::vector<UnitMembers>& members, const UnitPolicy& policy)
     : name_(std::move(name)), modules_(std::move(modules)), policy_(policy.mp_policy), mesh_(mesh) {
-  if (policy.reshard_after_forward) reshard_after_forward_ = policy.reshard_after_forward->resolve(mesh_.num_shards());
   prefetches_ = policy.prefetch;
-  for (const UnitMembers& each : members) units.push_back(std::make_unique<Unit>(each, policy));
+  std::vector<std::optional<DeviceMesh>> splits(members.size());  // all errors come before there are units
+  if (const auto& reshard = policy.reshard_after_forward) {
+    reshard_after_forward_ = reshard->resolve(mesh_.num_shards());
+    for (std::size_t i = 0; i < members.size(); ++i)
+      splits[i] = split_of(members[i].data, members[i].is_replicated, *reshard);
+  }
+  for (std::size_t i = 0; i < members.size(); ++i)
+    units.emplace_back(std::make_unique<Unit>(members[i], policy))->buffers.set_slices(splits[i]);
+}
+
+void FullyShardHook::set_reshard_after_forward(ReshardAfterForward value) {
+  const bool reshards = value.resolve(mesh_.num_shards());
+  std::vector<std::optional<DeviceMesh>> splits;
+  for (const auto& unit : units) splits.push_back(split_of(unit->data, unit->is_replicated, value));
+  for (std::size_t i = 0; i < units.size(); ++i) units[i]->buffers.set_slices(splits[i]);
+  reshard_after_forward_ = reshards;
 }
 
 void FullyShardHook::before_cast(Module&, DType dtype) {
@@ -257,12 +278,14 @@ void FullyShardHook::leave_round() {
 void FullyShardHook::close_round() {
   leave_round();
   const bool has_backward = RankContext::current().grad_enabled;
-  if (reshards() || !has_backward)
-    for (const auto& unit : units)
-      if (unit->users == 0) unit->buffers.reshard();
+  const auto close = [&](Unit& unit, bool reshards) {
+    if (unit.users > 0) return;
+    if (!has_backward) unit.buffers.reshard();
+    else if (reshards) unit.buffers.reshard_after_forward();
+  };
+  for (const auto& unit : units) close(*unit, reshards());
   for (const Borrowed& borrowed : borrowed_)
-    if (const auto owner = borrowed.owner.lock(); owner && borrowed.unit->users == 0)
-      if (owner->reshards() || !has_backward) borrowed.unit->buffers.reshard();
+    if (const auto owner = borrowed.owner.lock()) close(*borrowed.unit, owner->reshards());
 }
 
 // Submitted before the module computes, so that it runs beside it.

@@ -71,7 +71,8 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
 
   const std::string& name() const { return name_; }
   bool reshards() const { return reshard_after_forward_.value_or(!is_root_); }
-  void set_reshards(bool value) { reshard_after_forward_ = value; }
+  /// Collective where it makes groups of ranks, see fully_shard.h.
+  void set_reshard_after_forward(ReshardAfterForward value);
   void set_is_last(bool value) {
     is_last_ = value;
     if (tree_) tree_->is_last = value;

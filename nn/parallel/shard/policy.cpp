@@ -19,7 +19,7 @@ struct Preset {
 };
 
 // The first of equal presets is the one that they are called by.
-constexpr std::array<Preset, 7> presets() {
+constexpr std::array<Preset, 8> presets() {
   using enum ShardedOver;
   return {{{"full_shard", shards, shards},
            {"shard_grad_op", shards, shards, false, false},
@@ -27,7 +27,8 @@ constexpr std::array<Preset, 7> presets() {
            {"no_shard", none, none},
            {"replicate", none, none},
            {"hybrid_shard", shards, shards, true},
-           {"hybrid_shard_grad_op", shards, shards, true, false}}};
+           {"hybrid_shard_grad_op", shards, shards, true, false},
+           {"hybrid_shard_state", shards, all, true}}};
 }
 
 std::string_view text(ShardedOver over) {
@@ -40,11 +41,10 @@ bool ReshardAfterForward::resolve(int ranks) const {
   if (is_bool_) return value_ != 0;
   check(value_ >= 1 && value_ <= ranks && ranks % value_ == 0,
         "reshard_after_forward = {}: it must divide the {} ranks of the mesh and lie in 1..{}", value_, ranks, ranks);
-  check(value_ == 1 || value_ == ranks,
-        "reshard_after_forward = {} would keep shards of {} ranks after forward, which there is not; use true or false",
-        value_, value_);
-  return value_ == ranks && ranks > 1;
+  return value_ > 1;
 }
+
+int ReshardAfterForward::slices(int ranks) const { return resolve(ranks) && !is_bool_ && value_ < ranks ? value_ : 0; }
 
 std::span<const std::string> strategy_names() {
   static const std::vector<std::string> names = [] {
@@ -91,11 +91,12 @@ void check_policy(const UnitPolicy& policy, const DeviceMesh& mesh) {
         "fully_shard over {}: a hybrid strategy needs an axis that replicates before the one that shards, as "
         "{{replicate: 2, dp: 2}} (--mesh replicate=2,dp=2)",
         mesh.describe());
-  const bool is_one = mesh.ndim() == 1 && policy.parameters != ShardedOver::none;
-  check(is_one || policy.parameters == ShardedOver::none || policy.parameters == policy.optimizer,
-        "fully_shard over {}: parameters over {} with an optimizer over {} is not built yet; shard both alike, or "
-        "parameters over none",
-        mesh.describe(), text(policy.parameters), text(policy.optimizer));
+}
+
+// What is sharded over none is gathered from what the optimizer updates, and kept.
+DataMesh data_mesh(const DeviceMesh& mesh, const UnitPolicy& policy) {
+  if (policy.parameters == ShardedOver::none) return DataMesh(mesh, policy.optimizer);
+  return DataMesh(mesh, policy.parameters, policy.optimizer);
 }
 
 }  // namespace sherd::nn

@@ -7,6 +7,7 @@
 //   shard_grad_op         1/d          1/d         ZeRO-2: gathered once per forward and backward
 //   full_shard            1/d          1/d         ZeRO-3: gathered for forward, again for backward
 //   hybrid_shard, hybrid_shard_grad_op: the last two over the axis that shards, on a mesh with replicas of the shards
+//   hybrid_shard_state: the same parameters as in hybrid_shard; each replica has 1/o of their gradients and state
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -22,15 +23,19 @@
 namespace sherd::nn {
 
 /// After forward: free the gathered parameters (true), keep them until backward has used them (false), or reshard to
-/// groups of k ranks. k = 1 means false, k = all ranks of the shard axis means true; k in between is an Error.
+/// k consecutive ranks of the axis that shards: each keeps 1/k of what was gathered, and backward gathers among them.
+/// k = 1 means false, k = all ranks that parameters are sharded over means true.
 class ReshardAfterForward {
  public:
   template <class T>
     requires(std::is_same_v<T, bool> || std::is_same_v<T, int>)
   ReshardAfterForward(T value)  // NOLINT: {.reshard_after_forward = false}
       : value_(static_cast<int>(value)), is_bool_(std::is_same_v<T, bool>) {}
-  /// The bool it means on `ranks` ranks; Error unless k divides them.
+  /// Whether the gathered parameters are freed, where there are `ranks` shards; Error unless k divides them.
   bool resolve(int ranks) const;
+  /// Over how many ranks parameters are sharded then, if that is neither none nor all of `ranks`; else 0. Error as
+  /// above.
+  int slices(int ranks) const;
   /// Whether it means false on any number of ranks.
   bool is_off() const { return value_ == (is_bool_ ? 0 : 1); }
 
@@ -50,7 +55,8 @@ struct UnitPolicy {
   ShardedOver gradients = ShardedOver::none;
   /// An Error on a mesh of one axis: the strategy is about replicas.
   bool needs_replicas = false;
-  /// Default: true, but false for the root, whose parameters backward needs first.
+  /// Default: true, but false for the root, whose parameters backward needs first. Where parameters are sharded over
+  /// none, gathered ones stay whatever it says.
   std::optional<ReshardAfterForward> reshard_after_forward{};
   /// Dtypes to compute and reduce in; unset: the parameters' own.
   MixedPrecision mp_policy{};
@@ -86,8 +92,9 @@ std::span<const std::string> strategy_names();
 std::string_view strategy_name(const UnitPolicy& policy, bool has_replicas);
 
 /// Throws Error, the same on every rank, for dtypes as check_policy(MixedPrecision); unless the optimizer is sharded
-/// over as much as parameters and gradients, or more; for a strategy of replicas on a mesh of one axis; and for
-/// parameters that are sharded over fewer axes than the optimizer, but over some.
+/// over as much as parameters and gradients, or more; and for a strategy of replicas on a mesh of one axis.
 void check_policy(const UnitPolicy& policy, const DeviceMesh& mesh);
+/// How a unit of that policy lies on `mesh`. Errors of DataMesh.
+DataMesh data_mesh(const DeviceMesh& mesh, const UnitPolicy& policy);
 
 }  // namespace sherd::nn

@@ -101,7 +101,7 @@ std::string print_units(Module& model, const PrintUnitsOptions& options) {
   table.row({"unit", "ran", "gathered", "on this rank", "of", "type", "reduced in", "after forward"});
   std::int64_t gathered = 0, here = 0, count = 0;
   for (const UnitHandle& unit : units(model)) {
-    for (const auto& [layout, parameters] : unit.parts()) {
+    for (const auto& [layout, parameters, slices] : unit.parts()) {
       const bool is_gathered = layout->shards > 1 || casts(*layout);  // else the shards are the full tensors
       if (is_gathered) gathered += layout->full_bytes;
       here += layout->shard_bytes;
@@ -109,6 +109,7 @@ std::string print_units(Module& model, const PrintUnitsOptions& options) {
       table.row({layout->name, order(unit), is_gathered ? format_bytes(layout->full_bytes) : "-",
                  format_bytes(layout->shard_bytes), ranks(*layout), types(*layout), wires(*layout),
                  !is_gathered                    ? "stays"
+                 : slices > 0                    ? fmt::format("reshard to {}", slices)
                  : unit.reshards_after_forward() ? "reshard"
                                                  : "keep"});
       if (!options.parameters) continue;

@@ -78,7 +78,8 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   /// Moves values, or what is on meta, into buffers of another layout, which differs in types only. Local.
   void cast_to(const UnitLayout& layout);
   /// Gathers by `gather` from now on; null: as other units do. On one shard it is not called. Error if the unit has
-  /// been gathered: a captured step would go on as before. Local.
+  /// been gathered: a captured step would go on as before; or if it leaves slices, as set_slices() where it has one.
+  /// Local.
   void set_gather(std::shared_ptr<UnitGather> gather);
   /// Starts a gather unless the gathered buffer is current or being gathered; registers nothing. Collective on the
   /// queue "gather"; does not wait.

@@ -17,7 +17,8 @@ bool UnitHandle::has_parameters() const { return !hook().units.empty(); }
 
 std::vector<UnitHandle::Part> UnitHandle::parts() const {
   std::vector<Part> all;
-  for (const auto& unit : hook().own_units()) all.push_back({&unit->buffers.layout(), unit->buffers.parameters()});
+  for (const auto& unit : hook().own_units())
+    all.push_back({&unit->buffers.layout(), unit->buffers.parameters(), unit->buffers.slices()});
   return all;
 }
 
@@ -80,7 +81,9 @@ void UnitHandle::set_requires_gradient_sync(bool on) const {
   for (const auto& unit : hook().units) unit->inbox.set_syncs(on);
 }
 
-void UnitHandle::set_reshard_after_forward(bool reshard) const { hook().set_reshards(reshard); }
+void UnitHandle::set_reshard_after_forward(ReshardAfterForward reshard) const {
+  hook().set_reshard_after_forward(reshard);
+}
 
 void UnitHandle::set_reshard_after_backward(bool reshard) const {
   for (const auto& unit : hook().units) unit->inbox.set_reshards(reshard);

@@ -35,9 +35,10 @@ std::vector<UnitMembers> unit_members(const std::string& name, const std::vector
     std::string own = name;
     if (on != mesh) own += "/" + axes_of(on);
     if (is_replicated) own += "/replicated";
-    return units.emplace_back(UnitMembers{.name = std::move(own),
-                                          .data = DataMesh(on, is_replicated ? ShardedOver::none : policy.optimizer),
-                                          .is_replicated = is_replicated});
+    return units.emplace_back(
+        UnitMembers{.name = std::move(own),
+                    .data = is_replicated ? DataMesh(on, ShardedOver::none) : data_mesh(on, policy),
+                    .is_replicated = is_replicated});
   };
   for (Parameter* p : parameters) {
     const std::optional<DeviceMesh> own = policy.mesh_of ? policy.mesh_of(*p) : std::nullopt;
