@@ -169,14 +169,14 @@ TEST(ShmGroup, MissingRanksAreNamedAfterTheDeadline) {
 TEST(ShmGroup, ADeathDuringTheRendezvousIsNoticed) {
   std::string message;
   // Rank 1 must have said hello before it is killed; on a busy machine that takes a while.
-  for (const int milliseconds : {20, 200, 900}) {
-    message = fork_ranks(2,
-                         [&](Store& store, int rank) {
-                           if (rank == 1) kill_self_after(std::chrono::milliseconds(milliseconds));
-                           make_shm_group(store, rank, 3,
-                                          {.rendezvous_deadline = std::chrono::milliseconds(milliseconds + 1000)});
-                         })[0]
-                  .message;
+  for (const int delay : {20, 200, 900}) {
+    message =
+        fork_ranks(2,
+                   [&](Store& store, int rank) {
+                     if (rank == 1) kill_self_after(std::chrono::milliseconds(delay));
+                     make_shm_group(store, rank, 3, {.rendezvous_deadline = std::chrono::milliseconds(delay + 1000)});
+                   })[0]
+            .message;
     if (message.find("died") != std::string::npos) break;
   }
   EXPECT_THAT(message, HasSubstr("rank 1 died before all ranks had come"));

@@ -22,11 +22,11 @@ struct TwoLayers : nn::Layer<TwoLayers> {
   Tensor forward(const Tensor& x, bool uses_b) { return uses_b ? b(relu(a(x))) : a(x); }
 };
 
-struct Training {
+struct OptimizerTraining {
   TwoLayers net;
   std::unique_ptr<nn::Optimizer> optimizer;
 
-  explicit Training(bool adam) {
+  explicit OptimizerTraining(bool adam) {
     net.materialize(nn::Seed{3});
     if (adam) optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
     else optimizer = std::make_unique<nn::Sgd>(net.parameters(), nn::SgdOptions{.lr = 0.1});
@@ -34,7 +34,7 @@ struct Training {
   void pass(int index, bool uses_b) { backward(mean(square(net(TinyNet::x(index), uses_b) - TinyNet::y(index)))); }
 };
 
-void expect_same_parameters(const Training& a, const Training& b, int call) {
+void expect_same_parameters(const OptimizerTraining& a, const OptimizerTraining& b, int call) {
   const auto left = a.net.parameters(), right = b.net.parameters();
   for (std::size_t i = 0; i < left.size(); ++i)
     EXPECT_TRUE(same_bits(left[i]->value(), right[i]->value())) << left[i]->name() << " after call " << call;
@@ -42,7 +42,7 @@ void expect_same_parameters(const Training& a, const Training& b, int call) {
 
 TEST(OptimizerReplay, TheGradientScaleIsThatOfTheCall) {
   for (const bool adam : {false, true}) {
-    Training eager(adam), captured(adam);
+    OptimizerTraining eager(adam), captured(adam);
     auto update = compile([&] { captured.optimizer->step_and_clear(); });
     for (int i = 0; i < 8; ++i) {
       eager.pass(i, true);
@@ -63,7 +63,7 @@ TEST(OptimizerReplay, TheGradientScaleIsThatOfTheCall) {
 // A row is a call on the host and a launch on a device: one for the counts, the update, the scale that is used up.
 TEST(OptimizerReplay, AStepIsThreeRows) {
   for (const bool adam : {false, true}) {
-    Training training(adam);
+    OptimizerTraining training(adam);
     auto update = compile([&] { training.optimizer->step_and_clear(); });
     for (int i = 0; i < 3; ++i) {
       training.pass(i, true);
@@ -78,7 +78,7 @@ TEST(OptimizerReplay, AStepIsThreeRows) {
 
 TEST(OptimizerReplay, AParameterWithItsFirstGradientAfterTheRecordingIsUpdated) {
   for (const bool adam : {false, true}) {
-    Training eager(adam), captured(adam);
+    OptimizerTraining eager(adam), captured(adam);
     auto update = compile([&] { captured.optimizer->step_and_clear(); });
     for (int i = 0; i < 9; ++i) {
       const bool uses_b = i > 3 && i != 7;
@@ -94,11 +94,11 @@ TEST(OptimizerReplay, AParameterWithItsFirstGradientAfterTheRecordingIsUpdated) 
 }
 
 TEST(OptimizerReplay, AParameterThawedAfterTheRecordingIsUpdated) {
-  Training eager(false), captured(false);
-  for (Training* each : {&eager, &captured}) each->net.b.weight.set_requires_grad(false);
+  OptimizerTraining eager(false), captured(false);
+  for (OptimizerTraining* each : {&eager, &captured}) each->net.b.weight.set_requires_grad(false);
   auto update = compile([&] { captured.optimizer->step_and_clear(); });
   for (int i = 0; i < 7; ++i) {
-    for (Training* each : {&eager, &captured}) {
+    for (OptimizerTraining* each : {&eager, &captured}) {
       if (i == 4) each->net.b.weight.set_requires_grad(true);
       each->pass(i, true);
     }
@@ -128,11 +128,12 @@ TEST(OptimizerReplay, GradientsThatWereNotThereAreCleared) {
 
 // The layer that sits steps out has a count of its own from then on: graphs of before do not fit, later ones settle.
 TEST(OptimizerReplay, CountsOfUpdatesAreThoseOfTheEagerSteps) {
-  Training eager(true), captured(true);
+  OptimizerTraining eager(true), captured(true);
   auto update = compile([&] { captured.optimizer->step_and_clear(); });
   const std::string uses_b = "1111001101101111";
   for (int i = 0; i < static_cast<int>(uses_b.size()); ++i) {
-    for (Training* training : {&eager, &captured}) training->pass(i, uses_b[static_cast<std::size_t>(i)] == '1');
+    for (OptimizerTraining* training : {&eager, &captured})
+      training->pass(i, uses_b[static_cast<std::size_t>(i)] == '1');
     eager.optimizer->step_and_clear();
     update();
     expect_same_parameters(captured, eager, i);

@@ -47,13 +47,13 @@ TEST(DeviceMesh, WorldIsAllRanksOfTheJob) {
 
 TEST(DeviceMesh, RefusalsNameWhatIsWrong) {
   run_ranks(2, [](const Group& group) {
-    using Axes = std::vector<DeviceMesh::Axis>;
-    expect_error([&] { DeviceMesh(group, Axes{}); }, {"at least one axis"});
-    expect_error([&] { DeviceMesh(group, Axes{{"", 2}}); }, {"needs a name"});
-    expect_error([&] { DeviceMesh(group, Axes{{"dp", 0}}); }, {"\"dp\"", "size 0", "least is 1"});
-    expect_error([&] { DeviceMesh(group, Axes{{"dp", 3}}); }, {"3 places", "2 ranks"});
-    expect_error([&] { DeviceMesh(group, Axes{{"dp", 2}, {"tp", 2}}); }, {"4 places", "2 ranks"});
-    expect_error([&] { DeviceMesh(group, Axes{{"dp", 2}, {"dp", 1}}); }, {"two axes", "\"dp\""});
+    using AxisList = std::vector<DeviceMesh::Axis>;
+    expect_error([&] { DeviceMesh(group, AxisList{}); }, {"at least one axis"});
+    expect_error([&] { DeviceMesh(group, AxisList{{"", 2}}); }, {"needs a name"});
+    expect_error([&] { DeviceMesh(group, AxisList{{"dp", 0}}); }, {"\"dp\"", "size 0", "least is 1"});
+    expect_error([&] { DeviceMesh(group, AxisList{{"dp", 3}}); }, {"3 places", "2 ranks"});
+    expect_error([&] { DeviceMesh(group, AxisList{{"dp", 2}, {"tp", 2}}); }, {"4 places", "2 ranks"});
+    expect_error([&] { DeviceMesh(group, AxisList{{"dp", 2}, {"dp", 1}}); }, {"two axes", "\"dp\""});
     expect_error([&] { DeviceMesh(group, "dp").group(1); }, {"axis 1", "mesh(dp=2)"});
     expect_error([&] { DeviceMesh(nullptr, "dp"); }, {"needs a process group"});
   });

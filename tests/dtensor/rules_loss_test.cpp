@@ -74,13 +74,13 @@ void for_each_layout(const DeviceMesh& mesh, const std::vector<Placement>& choic
   }
 }
 
-void on_meshes(const std::function<void(const DeviceMesh&, ProcessGroup&)>& body) {
+void on_groups(const std::function<void(const DeviceMesh&, ProcessGroup&)>& body) {
   for (int ranks : {1, 2, 3}) run_ranks(ranks, [&](const Group& group) { body(DeviceMesh(group, "tp"), *group); });
   run_ranks(4, [&](const Group& group) { body(DeviceMesh(group, {{"dp", 2}, {"tp", 2}}), *group); });
 }
 
 TEST(IndexRules, F138_EmbeddingByRowsColumnsAndBatch) {
-  on_meshes([](const DeviceMesh& mesh, ProcessGroup&) {
+  on_groups([](const DeviceMesh& mesh, ProcessGroup&) {
     const Tensor table = values({7, 5}, "table"), grad = values({3, 4, 5}, "grad");
     const Tensor ids = Tensor::from<std::int64_t>({0, 6, 3, 3, 1, 2, 4, 5, 6, 0, 0, 3}, {3, 4});
     const auto lookup = [](const std::vector<Tensor>& in) { return embedding(in[0], in[1]); };
@@ -139,7 +139,7 @@ TEST(IndexRules, F138_BatchAndColumnsCommunicateNothing) {
 }
 
 TEST(LossRules, F135_CrossEntropyOverCutRowsAndClasses) {
-  on_meshes([](const DeviceMesh& mesh, ProcessGroup&) {
+  on_groups([](const DeviceMesh& mesh, ProcessGroup&) {
     const Tensor logits = mul(values({5, 3, 7}, "logits"), 4);
     const Tensor targets = Tensor::from<std::int64_t>({0, 6, 3, 3, -100, 2, 4, 5, 6, 0, 0, -100, 1, 1, 2}, {5, 3});
     const auto loss = [](const std::vector<Tensor>& in) { return cross_entropy(in[0], in[1]); };
@@ -232,7 +232,7 @@ TEST(LossRules, F135_CutClassesAreNeverGathered) {
 const auto kLinearLoss = [](const std::vector<Tensor>& in) { return linear_cross_entropy(in[0], in[1], in[2]); };
 
 TEST(LossRules, F135_LinearCrossEntropyOverCutRowsAndClasses) {
-  on_meshes([](const DeviceMesh& mesh, ProcessGroup&) {
+  on_groups([](const DeviceMesh& mesh, ProcessGroup&) {
     const Tensor x = values({5, 3, 4}, "x"), weight = values({7, 4}, "weight");
     const Tensor targets = Tensor::from<std::int64_t>({0, 6, 3, 3, -100, 2, 4, 5, 6, 0, 0, -100, 1, 1, 2}, {5, 3});
     const Outcome whole = run({x, weight, targets}, kLinearLoss);
@@ -312,7 +312,7 @@ TEST(LossRules, F135_CutRowsAreReplayedAsTheyRan) {
 }
 
 TEST(RandomRules, F143_DropoutDrawsTheSameMaskInEveryLayout) {
-  on_meshes([](const DeviceMesh& mesh, ProcessGroup&) {
+  on_groups([](const DeviceMesh& mesh, ProcessGroup&) {
     const Tensor x = values({5, 3, 7}, "x"), grad = values({5, 3, 7}, "grad");
     const auto drop = [](const std::vector<Tensor>& in) {
       return dropout(in[0], 0.4, 77, Tensor::scalar(3, DType::i64), 11);

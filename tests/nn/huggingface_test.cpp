@@ -38,7 +38,7 @@ using Group = std::shared_ptr<ProcessGroup>;
 
 std::string directory_of(const std::string& name) { return testing::source_path("tests/golden/huggingface/" + name); }
 
-Tensor tensor_of(const testing::GoldenTensor& golden) {
+Tensor plain_tensor(const testing::GoldenTensor& golden) {
   const Shape shape{std::span<const std::int64_t>(golden.shape)};
   return golden.dtype == "I64" ? Tensor::from<std::int64_t>(golden.i64, shape) : Tensor::from<float>(golden.f32, shape);
 }
@@ -76,7 +76,7 @@ void expect_equal_directories(const std::string& actual, const std::string& expe
 
 class HuggingFace : public ::testing::TestWithParam<std::string> {
  protected:
-  Tensor golden(const std::string& key) const { return tensor_of(golden_.at(key)); }
+  Tensor golden(const std::string& key) const { return plain_tensor(golden_.at(key)); }
   double number(const char* key) const { return golden_.number(GetParam(), key); }
 
   Golden golden_{"huggingface/" + GetParam()};

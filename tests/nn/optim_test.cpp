@@ -32,7 +32,7 @@ std::unique_ptr<Parameter> parameter(const std::string& name, const Vector& valu
   return p;
 }
 
-void give_gradient(Parameter& p, const Vector& values) {
+void give_grad(Parameter& p, const Vector& values) {
   p.set_grad(Tensor::from<float>(std::vector<float>(values.begin(), values.end()), p.shape()));
 }
 
@@ -67,7 +67,7 @@ TEST(AdamW, FollowsThePaperWithAChangingRate) {
   const double rates[] = {0.1, 0.05, 0.2};
   for (int t = 1; t <= 3; ++t) {
     const Vector& g = kGradients[t - 1];
-    give_gradient(*p, g);
+    give_grad(*p, g);
     optimizer.set_lr(rates[t - 1]);
     optimizer.step_and_clear();
     EXPECT_FALSE(p->grad().defined());
@@ -102,7 +102,7 @@ TEST(AdamW, CountsTheUpdatesOfEachParameter) {
       for (std::size_t i = 0; i < parameters.size(); ++i) {
         if (steps_of[i][t] == '0') continue;
         const double g = kGradients[t % 3][i % 4] + 0.5;
-        give_gradient(*parameters[i], {g});
+        give_grad(*parameters[i], {g});
         oracle[i].step(g, ++updates[i], options.lr, options, options.weight_decay);
       }
       optimizer.step_and_clear();
@@ -125,9 +125,9 @@ TEST(AdamW, ParametersOfTheSameStepsShareOneCount) {
        later = parameter("later", {1}, {1});
   AdamW optimizer({a.get(), b.get(), late.get(), later.get()});
   for (int step = 0; step < 4; ++step) {
-    for (Parameter* p : {a.get(), b.get()}) give_gradient(*p, {1});
+    for (Parameter* p : {a.get(), b.get()}) give_grad(*p, {1});
     for (Parameter* p : {late.get(), later.get()})
-      if (step >= 2) give_gradient(*p, {1});
+      if (step >= 2) give_grad(*p, {1});
     optimizer.step_and_clear();
   }
   const std::vector<OptimizerState> counts = optimizer.counts();
@@ -144,7 +144,7 @@ TEST(AdamW, DecaysMatricesOnlyWhenAsked) {
     const AdamWOptions options{.lr = 0.1, .weight_decay = 0.5, .decay_matrices_only = matrices_only};
     auto matrix = parameter("matrix", {1, 1, 1, 1}, {2, 2}), vector = parameter("vector", {1, 1, 1, 1}, {4});
     AdamW optimizer({matrix.get(), vector.get()}, options);
-    for (Parameter* p : optimizer.parameters()) give_gradient(*p, {0, 0, 0, 0});  // only the decay moves them
+    for (Parameter* p : optimizer.parameters()) give_grad(*p, {0, 0, 0, 0});  // only the decay moves them
     optimizer.step();
     expect_values(matrix->value(), Vector(4, 1 - 0.1 * 0.5), "matrix");
     expect_values(vector->value(), Vector(4, matrices_only ? 1.0 : 1 - 0.1 * 0.5), "vector");
@@ -158,7 +158,7 @@ TEST(Sgd, FollowsTheHeavyBallWithDecay) {
     auto p = parameter("w", x, {4});
     Sgd optimizer({p.get()}, options);
     for (const Vector& g : kGradients) {
-      give_gradient(*p, g);
+      give_grad(*p, g);
       optimizer.step_and_clear();
       for (std::size_t i = 0; i < 4; ++i) {
         const double d = g[i] + 0.3 * x[i];
@@ -173,7 +173,7 @@ TEST(Sgd, FollowsTheHeavyBallWithDecay) {
 TEST(Sgd, WithoutMomentumKeepsNoState) {
   auto p = parameter("w", {1, 2, 3, 4}, {4});
   Sgd optimizer({p.get()}, {.lr = 0.5});
-  give_gradient(*p, {1, 1, 1, -1});
+  give_grad(*p, {1, 1, 1, -1});
   optimizer.step();
   expect_values(p->value(), {0.5, 1.5, 2.5, 4.5}, "plain");
   EXPECT_TRUE(optimizer.state().empty());
@@ -183,7 +183,7 @@ TEST(Optimizer, ScaleHoldsForOneStep) {
   auto p = parameter("w", {0, 0, 0, 0}, {4});
   Sgd optimizer({p.get()}, {.lr = 1});
   optimizer.set_gradient_scale(Tensor::scalar(0.5));
-  give_gradient(*p, {2, 2, 2, 2});
+  give_grad(*p, {2, 2, 2, 2});
   optimizer.step();
   expect_values(p->value(), Vector(4, -1), "scaled");
   optimizer.step();
@@ -193,15 +193,15 @@ TEST(Optimizer, ScaleHoldsForOneStep) {
 TEST(Optimizer, ClippingScalesByTheNormOverAllParameters) {
   auto a = parameter("a", {0, 0, 0, 0}, {4}), b = parameter("b", {0}, {1});
   Sgd optimizer({a.get(), b.get()}, {.lr = 1});
-  give_gradient(*a, {2, 2, 2, 2});
-  give_gradient(*b, {3});
+  give_grad(*a, {2, 2, 2, 2});
+  give_grad(*b, {3});
   EXPECT_NEAR(clip_grad_norm(optimizer, 1).item<double>(), 5, 1e-6);  // sqrt(16 + 9)
   optimizer.step();
   expect_values(a->value(), Vector(4, -0.4), "a");
   expect_values(b->value(), {-0.6}, "b");
   // A norm below the limit changes nothing, and no gradients have norm 0.
-  give_gradient(*a, {0.1, 0, 0, 0});
-  give_gradient(*b, {0});
+  give_grad(*a, {0.1, 0, 0, 0});
+  give_grad(*b, {0});
   clip_grad_norm(optimizer, 1);
   optimizer.step_and_clear();
   expect_values(a->value(), {-0.5, -0.4, -0.4, -0.4}, "below the limit");
@@ -210,21 +210,21 @@ TEST(Optimizer, ClippingScalesByTheNormOverAllParameters) {
 }
 
 TEST(Optimizer, AStepWhoseNormIsNotFiniteChangesNoParameter) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr double kInf = std::numeric_limits<double>::infinity();
   auto a = parameter("a", {1, 2}, {2}), b = parameter("b", {3}, {1});
   Sgd optimizer({a.get(), b.get()}, {.lr = 1});
-  for (const double bad : {std::nan(""), kInfinity})
-    for (const double max_norm : {1.0, kInfinity}) {
-      give_gradient(*a, {bad, 1});
-      give_gradient(*b, {1});
+  for (const double bad : {std::nan(""), kInf})
+    for (const double max_norm : {1.0, kInf}) {
+      give_grad(*a, {bad, 1});
+      give_grad(*b, {1});
       EXPECT_FALSE(std::isfinite(clip_grad_norm(optimizer, max_norm).item<double>()));
       optimizer.step_and_clear();
       expect_values(a->value(), {1, 2}, "a");
       expect_values(b->value(), {3}, "b, whose own gradient is finite");
     }
   EXPECT_EQ(optimizer.step_slot().value().item<double>(), 0) << "nor are they counted";
-  give_gradient(*b, {5});  // the next one counts in full: no limit
-  clip_grad_norm(optimizer, kInfinity);
+  give_grad(*b, {5});  // the next one counts in full: no limit
+  clip_grad_norm(optimizer, kInf);
   optimizer.step();
   expect_values(b->value(), {-2}, "b");
   EXPECT_EQ(optimizer.step_slot().value().item<double>(), 1);
@@ -234,7 +234,7 @@ TEST(Optimizer, ParametersWithoutGradientStayAsTheyAre) {
   auto used = parameter("used", {1, 1}, {2}), unused = parameter("unused", {1, 1}, {2});
   AdamW optimizer({used.get(), unused.get()}, {.lr = 0.1, .weight_decay = 0.5});
   for (int step = 0; step < 2; ++step) {
-    give_gradient(*used, {1, 1});
+    give_grad(*used, {1, 1});
     optimizer.step_and_clear();
   }
   expect_values(unused->value(), {1, 1}, "unused");
@@ -281,7 +281,7 @@ TEST(AdamW, AFirstStepThatIsLeftBeforeItsUpdateIsMadeByTheNextCall) {
   const auto values_after_step_left_at = [](std::int64_t at) {
     const auto p = parameter("w", {1, 2, 3, 4}, {4});
     AdamW optimizer({p.get()}, {.lr = 0.1});
-    give_gradient(*p, kGradients[0]);
+    give_grad(*p, kGradients[0]);
     if (at >= 0) {
       const testing::OpTrap trap(at);
       expect_error([&] { optimizer.step(); }, {"the trap"});

@@ -17,9 +17,9 @@
 namespace sherd::testing {
 namespace {
 
-constexpr std::string_view kGather = "gather", kReduce = "reduce";
+constexpr std::string_view kOne = "gather", kOther = "reduce";
 
-Queue& queue(std::string_view name = kGather) { return RankContext::current().queue(name); }
+Queue& queue(std::string_view name = kOne) { return RankContext::current().queue(name); }
 
 Tensor buffer(std::int64_t elements = 4) { return zeros({elements}); }
 
@@ -62,7 +62,7 @@ TEST(Queue, WaitsWithoutAnAddressEndTheSameLoans) {
   RankScope scope;
   const Tensor x = buffer();
   submit(queue(), {{x.storage(), true}}, [] {});
-  submit(queue(kReduce), {{x.storage(), false}}, [] {});
+  submit(queue(kOther), {{x.storage(), false}}, [] {});
   x.storage()->wait_to_read();
   EXPECT_FALSE(x.storage()->is_lent_for_writing());
   EXPECT_TRUE(x.storage()->is_lent()) << "a reader does not wait for a reader";
@@ -129,8 +129,8 @@ TEST(Queue, WorkOnBytesOfAnotherQueueStartsAfterIt) {
   RankScope scope;
   const Tensor x = buffer(), y = buffer();
   Gate gate;
-  submit(queue(kGather), {{x.storage(), true}}, gate.then([p = address(x)] { p[0] = 3; }));
-  submit(queue(kReduce), {{x.storage(), false}, {y.storage(), true}},
+  submit(queue(kOne), {{x.storage(), true}}, gate.then([p = address(x)] { p[0] = 3; }));
+  submit(queue(kOther), {{x.storage(), false}, {y.storage(), true}},
          [from = address(x), to = address(y)] { to[0] = from[0] + 1; });
   gate.open();
   EXPECT_EQ(y.data<float>()[0], 4);
@@ -145,7 +145,7 @@ TEST(Queue, WorkThatReadsDelaysNoReaderAndEveryWriter) {
   submit(queue("disk"), {{w.storage(), false}}, disk.then([p = address(w), &saved] { saved = p[0]; }));
   disk.await_entered();
   // These calls would not return if they waited for it.
-  submit(queue(kGather), {{w.storage(), false}, {gathered.storage(), true}},
+  submit(queue(kOne), {{w.storage(), false}, {gathered.storage(), true}},
          [from = address(w), to = address(gathered)] { std::copy_n(from, 4, to); });
   EXPECT_EQ(gathered.data<float>()[3], 2);
   EXPECT_EQ(power_sum(std::array{w}, 2).item<double>(), 16);
@@ -185,9 +185,9 @@ TEST(Queue, MemoryIsNotFreedInsideOfWorkThatAWaiterRuns) {
   for (int repeat = 0; repeat < 500; ++repeat) {  // either thread may take the second item
     Tensor x = buffer();
     submit(queue("disk"), {{x.storage(), false}}, [] {});
-    submit(queue(kGather), {{x.storage(), true}}, [] {});
+    submit(queue(kOne), {{x.storage(), true}}, [] {});
     x = {};  // held by the first, lent to the second
-    queue(kGather).drain();
+    queue(kOne).drain();
   }
 }
 
@@ -196,10 +196,10 @@ TEST(Queue, SkippedWorkIsOverAfterWhatItCameAfter) {
   const Tensor x = buffer(), bad = buffer();
   bool has_written = false;
   Gate gate;
-  submit(queue(kGather), {{x.storage(), true}}, gate.then([&] { has_written = true; }));
+  submit(queue(kOne), {{x.storage(), true}}, gate.then([&] { has_written = true; }));
   gate.await_entered();
-  submit(queue(kReduce), {{bad.storage(), true}}, [] { fail("lost"); });
-  const Event skipped = submit(queue(kReduce), {{x.storage(), true}}, [] { FAIL() << "ran after a failure"; });
+  submit(queue(kOther), {{bad.storage(), true}}, [] { fail("lost"); });
+  const Event skipped = submit(queue(kOther), {{x.storage(), true}}, [] { FAIL() << "ran after a failure"; });
   auto opener = std::async(std::launch::async, [&gate, rank = ::gettid()] {
     await_sleep(rank);
     gate.open();
@@ -228,13 +228,13 @@ TEST(Queue, WaitsForEventsOfOtherQueues) {
   Gate first;
   submit(queue("disk"), {}, first.then([&] { order.push_back("disk"); }));
   const Event saved = queue("disk").record();
-  queue(kReduce).wait(saved);
-  const Event reduced = submit(queue(kReduce), {}, [&] { order.push_back("reduce"); });
+  queue(kOther).wait(saved);
+  const Event reduced = submit(queue(kOther), {}, [&] { order.push_back("reduce"); });
   first.open();
   reduced.wait();
   EXPECT_EQ(order, (std::vector<std::string>{"disk", "reduce"}));
   EXPECT_TRUE(saved.is_reached());
-  EXPECT_EQ(queue(kReduce).index(), 1);
+  EXPECT_EQ(queue(kOther).index(), 1);
   EXPECT_EQ(&queue("disk"), &queue(std::string("di") + "sk"));
 }
 
@@ -341,7 +341,7 @@ TEST(Queue, BytesThatFailedWorkOnlyReadAreAsTheyWere) {
   const Tensor input = full({4}, 2.0), output = buffer();
   submit(queue(), {{input.storage(), false}, {output.storage(), true}}, [] { fail("half way"); });
   EXPECT_EQ(input.data<float>()[0], 2);
-  submit(queue(kReduce), {{input.storage(), false}}, [] {});
+  submit(queue(kOther), {{input.storage(), false}}, [] {});
   expect_error([&] { (void)output.raw(); }, {"half way"});
 }
 
@@ -362,8 +362,8 @@ TEST(Queue, ErrorsReachWorkOfOtherQueues) {
   RankScope scope;
   const Tensor x = buffer(), y = buffer();
   Gate gate;
-  submit(queue(kGather), {{x.storage(), true}}, gate.then([] { fail("no such peer"); }));
-  submit(queue(kReduce), {{x.storage(), false}, {y.storage(), true}}, [] { FAIL() << "ran on bytes that failed"; });
+  submit(queue(kOne), {{x.storage(), true}}, gate.then([] { fail("no such peer"); }));
+  submit(queue(kOther), {{x.storage(), false}, {y.storage(), true}}, [] { FAIL() << "ran on bytes that failed"; });
   gate.open();
   expect_error([&] { (void)y.raw(); }, {"no such peer", "gather work"});
 }
@@ -371,10 +371,10 @@ TEST(Queue, ErrorsReachWorkOfOtherQueues) {
 // The bytes are read by other work before the rank's thread has asked for them.
 TEST(Queue, ErrorsStayWithBytesThatAreHandedOn) {
   RankScope scope;
-  for (const std::string_view next : {kGather, kReduce}) {
+  for (const std::string_view next : {kOne, kOther}) {
     const Tensor x = buffer(), y = buffer(), z = buffer();
     Gate gate;
-    submit(queue(kGather), {{x.storage(), true}}, gate.then([] { fail("no such peer"); }));
+    submit(queue(kOne), {{x.storage(), true}}, gate.then([] { fail("no such peer"); }));
     submit(queue(next), {{x.storage(), false}, {y.storage(), true}}, [] { FAIL() << "ran on bytes that failed"; });
     submit(queue("collective"), {{x.storage(), false}, {z.storage(), true}},
            [] { FAIL() << "ran on bytes that failed"; });
@@ -469,9 +469,9 @@ TEST(Queue, WaitingTimeIsCountedOnce) {
   (void)x.raw();
   EXPECT_EQ(context.waited_seconds, before);  // it was there
   Gate gate;
-  submit(queue(kGather), {{x.storage(), true}}, gate.then());
+  submit(queue(kOne), {{x.storage(), true}}, gate.then());
   gate.await_entered();
-  submit(queue(kReduce), {{x.storage(), false}, {y.storage(), true}}, [] {});
+  submit(queue(kOther), {{x.storage(), false}, {y.storage(), true}}, [] {});
   const auto start = std::chrono::steady_clock::now();
   auto opener = std::async(std::launch::async, [&] { gate.open(); });
   (void)y.raw();  // waits for the reduction, inside of which it waits for the gather
@@ -553,9 +553,9 @@ TEST(Queue, ALateRankIsKnownThroughAnotherQueue) {
   const Tensor x = buffer(), y = buffer();
   const double before = waited_skew_seconds();
   LateItem gather(::gettid());
-  submit(queue(kGather), {{x.storage(), true}}, gather.run());
+  submit(queue(kOne), {{x.storage(), true}}, gather.run());
   gather.await_begun();
-  submit(queue(kReduce), {{x.storage(), false}, {y.storage(), true}}, [] {});
+  submit(queue(kOther), {{x.storage(), false}, {y.storage(), true}}, [] {});
   const std::int64_t start = nanoseconds_now();
   (void)y.raw();  // waits for the reduction, inside of which it waits for the gather
   EXPECT_GT(waited_skew_seconds(), before);

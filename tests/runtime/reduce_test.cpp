@@ -19,8 +19,8 @@ using testing::same_bits;
 using Ints = std::vector<std::int64_t>;
 using Doubles = std::vector<double>;
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
 Tensor numbered(const Shape& shape) { return reshape(arange(numel(shape)), shape); }
 
@@ -133,7 +133,7 @@ TEST(Reduce, OverNothing) {
 }
 
 TEST(Reduce, ExtremesAndNan) {
-  const Tensor x = Tensor::from<float>({1, -3, 2, 7, kNan, 5}, {2, 3});
+  const Tensor x = Tensor::from<float>({1, -3, 2, 7, kNotANumber, 5}, {2, 3});
   EXPECT_EQ(max(select(x, 0, 0)).item<double>(), 2);
   EXPECT_EQ(min(select(x, 0, 0)).item<double>(), -3);
   EXPECT_TRUE(std::isnan(max(x).item<double>()));
@@ -141,11 +141,11 @@ TEST(Reduce, ExtremesAndNan) {
   EXPECT_EQ(argmax(x, 1).to_vector<std::int64_t>(), (Ints{2, 1})) << "NaN is the largest";
   EXPECT_EQ(argmax(x, 0).to_vector<std::int64_t>(), (Ints{1, 1, 1}));
   EXPECT_EQ(argmax(Tensor::from<float>({4, 9, 9, 1}, {4}), 0, true).to_vector<std::int64_t>(), (Ints{1}));
-  EXPECT_EQ(max(full({4}, -kInf)).item<double>(), -kInf);
+  EXPECT_EQ(max(full({4}, -kInfinite)).item<double>(), -kInfinite);
 }
 
 TEST(Reduce, AnyAndAll) {
-  const Tensor x = Tensor::from<float>({0, 0, 0, -0.5f, 1, kNan}, {2, 3});
+  const Tensor x = Tensor::from<float>({0, 0, 0, -0.5f, 1, kNotANumber}, {2, 3});
   EXPECT_EQ(any(x, {1}).to_vector<bool>(), (std::vector<bool>{false, true}));
   EXPECT_EQ(all(x, {1}).to_vector<bool>(), (std::vector<bool>{false, true}));
   EXPECT_EQ(any(x, {0}).to_vector<bool>(), (std::vector<bool>{true, true, true}));

@@ -31,7 +31,7 @@ inline void expect_golden(const Golden& golden, const std::string& test_case, co
     std::vector<Tensor> values;
     for (const std::string& input : inputs) values.push_back(golden_tensor(golden, test_case + ".in." + input, dtype));
     EXPECT_TRUE(near(fn(values), golden_tensor(golden, test_case + ".out", dtype), limit));
-    const auto grads = gradients(fn, values, golden_tensor(golden, test_case + ".cotangent", dtype));
+    const auto grads = sherd::testing::gradients(fn, values, golden_tensor(golden, test_case + ".cotangent", dtype));
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const Tensor expected = golden_tensor(golden, test_case + ".grad." + inputs[i], dtype);
       if (!expected.defined()) continue;
