@@ -107,6 +107,7 @@ Event HostQueue::submit(QueueWork work) {
   check(!work.begin == !work.is_ready, "work \"{}\" has only one of begin and is_ready; give both or none", work.name);
   while (num_in_flight() >= work.max_in_flight) await(retired_ + 1);
 
+  forget_failures();
   auto item = make_item(work);
   item->sequence = submitted_ + 1;
   if (context.hazards) context.hazards->submitted(*this, *item, work.loans);

@@ -284,7 +284,9 @@ struct Training {
   std::unique_ptr<nn::AdamW> optimizer;
   template <class Prepare>
   Training(const DeviceMesh& mesh, const nn::FullyShardOptions& options, const Prepare& prepare) {
-    shard(net, mesh, options, options);
+    nn::FullyShardOptions blocks = options;
+    blocks.mp_policy.output_dtype.reset();  // of the model's output alone
+    shard(net, mesh, blocks, options);
     extend(net, prepare);
     net.materialize(nn::Seed{5});
     optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});

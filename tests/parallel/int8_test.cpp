@@ -247,7 +247,9 @@ struct Training {
   Net net{kSizes};
   std::unique_ptr<nn::AdamW> optimizer;
   Training(const DeviceMesh& mesh, const nn::FullyShardOptions& options, bool in_8_bits) {
-    shard(net, mesh, options, options);
+    nn::FullyShardOptions blocks = options;
+    blocks.mp_policy.output_dtype.reset();  // of the model's output alone
+    shard(net, mesh, blocks, options);
     if (in_8_bits)
       for (const nn::UnitHandle& unit : nn::units(net)) {
         unit.set_gather_transform(nn::int8_gather());

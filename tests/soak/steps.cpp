@@ -76,7 +76,9 @@ struct Training {
   /// Whole without a mesh.
   Training(const PhasePlan& plan, const DeviceMesh* mesh) {
     if (mesh) {
-      shard(net, *mesh, plan.policy, plan.policy);
+      nn::FullyShardOptions blocks = plan.policy;
+      blocks.mp_policy.output_dtype.reset();  // of the model's output alone
+      shard(net, *mesh, blocks, plan.policy);
       nn::set_reshard_after_backward(net, !plan.keeps_gathered);
     }
     net.materialize(nn::Seed{plan.seed});
