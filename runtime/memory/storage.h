@@ -90,6 +90,9 @@ class Storage final : public RefCounted {
   /// From now until `event` is reached a queue reads the bytes, or writes them. Called by Queue::submit, which has
   /// ordered this work after conflicting work of before.
   void lend(const Event& event, bool writes);
+  /// Waits while a queue uses the bytes, and forgets what failed to write them: for who writes them again, or knows
+  /// which of them are whole.
+  void settle() noexcept;
   bool is_lent() const { return guard_ & (kBeingWritten | kBeingRead); }
   bool is_lent_for_writing() const { return guard_ & kBeingWritten; }
   /// The last write that nobody has waited for; of no queue if there is none.
@@ -127,7 +130,6 @@ class Storage final : public RefCounted {
   void check_bytes() const;
   void await_write() const;
   void await_all() const;
-  void settle() noexcept;
   void forget_loans() const;
 
   std::byte* data_ = nullptr;

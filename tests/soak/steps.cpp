@@ -208,6 +208,9 @@ class Phase {
     const auto at = static_cast<std::int64_t>(plan.at * ops_per_pass_ * static_cast<double>(plan.passes.size()));
     const bool is_victim = (plan.victims >> group_.rank() & 1U) != 0;
     say(fmt::format("the subject {} at op {}", is_victim ? "throws" : "is left", at));
+    // An exception reaches peers wherever they are, which may be in the step before: meet in this one.
+    RankContext::current().drain_queues();
+    group_.host().barrier();
     const auto start = Clock::now();
     try {
       const OpTrap trap(is_victim ? at : -1);
@@ -324,7 +327,12 @@ int soak(const Options& options) {
     Watchdog watchdog(what, kHangs);
     run_ranks(kRanks, [&](const Group& group) {
       Tally own;
-      run_phases(group, options, watchdog, group->rank() == 0 ? tally : own, resident);
+      try {
+        run_phases(group, options, watchdog, group->rank() == 0 ? tally : own, resident);
+      } catch (const std::exception& error) {
+        fmt::print(stderr, "soak: rank {}: {}\n", group->rank(), error.what());  // the first is the cause
+        throw;
+      }
     });
   } catch (const std::exception& error) { wrong = error.what(); }
   const auto slope = resident.slope();

@@ -278,13 +278,17 @@ void UnitBuffers::shards_written() {
   if (shard_version_.defined()) shard_version_.storage()->set_version(kNoVersion);
 }
 
-// A gather that failed may have left the other replicas' part of the shards wrong.
+// A gather that failed may have left the other replicas' part of the shards wrong: it is gathered again. Their own part
+// is whole.
 void UnitBuffers::drop() {
   register_shards();
   drop_slices();
   if (custom_) custom_->drop();
   if (has_full()) release_unit(*layout_, gathered_);
-  if (shard_version_.defined()) shard_version_.storage()->set_version(kNoVersion);
+  if (!shard_version_.defined()) return;
+  shards_.storage()->settle();
+  shard_version_.storage()->settle();
+  shard_version_.storage()->set_version(kNoVersion);
 }
 
 void UnitBuffers::ensure_present(Storage&) {
