@@ -246,13 +246,11 @@ void GradientInbox::set_divide_factor(double factor) {
 }
 
 void GradientInbox::set_all_reduces(bool on) {
-  all_reduces_ = on;
-  reduction_changed();
+  if (std::exchange(all_reduces_, on) != on) reduction_changed();
 }
 
 void GradientInbox::set_reduces_unused(bool on) {
-  reduces_unused_ = on;
-  reduction_changed();
+  if (std::exchange(reduces_unused_, on) != on) reduction_changed();
 }
 
 void GradientInbox::set_syncs(bool on) {

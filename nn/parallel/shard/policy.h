@@ -67,7 +67,7 @@ struct UnitPolicy {
   /// every pass reduces this unit. Off: ranks that use different ones raise CommError with their names. Units are to be
   /// reached by the passes of all ranks alike, by some parameter: they are gathered and reduced in that order.
   bool reduce_unused = false;
-  /// Parameters that take fewer bytes (of this rank's full tensor, in the parameter's dtype) stay replicated where the
+  /// Parameters that take fewer bytes (of a rank's full tensor, in the parameter's dtype) stay replicated where the
   /// mesh shards: they are never gathered, their gradients and state are whole on every rank, and gradients are
   /// averaged over all ranks in one launch for those of a unit.
   std::int64_t replicate_below_bytes = 0;

@@ -16,6 +16,17 @@ std::string axes_of(const DeviceMesh& mesh) {
 
 }  // namespace
 
+std::int64_t elements_per_rank(const Parameter& parameter) {
+  const Tensor& value = parameter.value();
+  std::int64_t parts = 1;
+  if (value.is_distributed()) {
+    const Spec& spec = Spec::from(value);
+    for (int axis = 0; axis < spec.num_axes(); ++axis)
+      if (spec.placement(axis).is_shard()) parts *= spec.axis_size(axis);
+  }
+  return (parameter.numel() + parts - 1) / parts;
+}
+
 void check_ignored(const std::vector<const Parameter*>& ignored) {
   for (const Parameter* p : ignored) {
     check(p != nullptr, "fully_shard: a null pointer is among the ignored parameters");
@@ -45,7 +56,7 @@ std::vector<UnitMembers> unit_members(const std::string& name, const std::vector
     const DeviceMesh& on = own ? *own : mesh;
     if (on != mesh) check_policy(policy, on);
     UnitMembers& sharded = unit_for(on, false);
-    const bool is_small = p->value().local().bytes() < policy.replicate_below_bytes;
+    const bool is_small = elements_per_rank(*p) * byte_size(p->value().dtype()) < policy.replicate_below_bytes;
     (is_small && sharded.data.num_shards() > 1 ? unit_for(on, true) : sharded).parameters.push_back(p);
   }
   std::erase_if(units, [](const UnitMembers& each) { return each.parameters.empty(); });

@@ -1,5 +1,6 @@
 #pragma once
 // Which parameters of a call of fully_shard become which units, and which are left alone.
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,10 @@ struct UnitMembers {
   std::vector<Parameter*> parameters{};
   bool is_replicated = false;  ///< over its whole mesh, because they are small
 };
+
+/// Elements of a parameter's gathered tensor, on average over the ranks that its layout splits it over and rounded up:
+/// the same number on all of them, where their own parts may differ by a row.
+std::int64_t elements_per_rank(const Parameter& parameter);
 
 /// Throws Error if a unit has one of the parameters already, or one is null.
 void check_ignored(const std::vector<const Parameter*>& ignored);

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "nn/module_list.h"
+#include "nn/parallel/shard/unit_members.h"
 #include "runtime/tensor/nearest.h"
 
 namespace sherd::nn {
@@ -53,13 +54,13 @@ class FreeParameters {
       return std::ranges::all_of(users_.at(p), [&](const Module* user) { return is_below(user, m); });
     });
   }
-  /// Bytes on this rank when they are gathered.
+  /// Bytes on a rank when they are gathered, the same number on all.
   std::int64_t bytes(const Parameters& parameters) const {
     std::int64_t sum = 0;
     for (const Parameter* p : parameters) {
       const DType dtype = p->value().dtype();
       const bool is_cast = is_floating(dtype) && options_.mp_policy.param_dtype;
-      sum += p->value().local().numel() * byte_size(is_cast ? *options_.mp_policy.param_dtype : dtype);
+      sum += elements_per_rank(*p) * byte_size(is_cast ? *options_.mp_policy.param_dtype : dtype);
     }
     return sum;
   }
