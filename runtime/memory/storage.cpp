@@ -1,6 +1,7 @@
 #include "runtime/memory/storage.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/memory/rank_memory.h"
 #include "runtime/tensor/error.h"
@@ -39,20 +40,32 @@ Ref<Storage> Storage::borrow(void* data, std::int64_t bytes, std::function<void(
 void Storage::destroy(Storage* storage) { Pool<Storage>::destroy(storage); }
 
 Storage::~Storage() {
+  keeps_memory_ = false;
   release_data();
+  if (kept_) give_back_kept();
   if (on_release_) (*on_release_)();
 }
 
 void Storage::retag(MemoryCategory category) {
-  if (allocator_ && data_) allocator_->accounting().retag(category_, category, bytes_);
+  if (allocator_ && (data_ || kept_)) allocator_->accounting().retag(category_, category, bytes_);
   category_ = category;
 }
 
 void Storage::release_data() {
   if (guard_ & ~kGhost) settle();
   if (!allocator_ || !data_) return;
-  allocator_->release(data_, bytes_, category_);
+  if (keeps_memory_) kept_ = data_;
+  else allocator_->release(data_, bytes_, category_);
   data_ = nullptr;
+}
+
+void Storage::give_back_kept() {
+  if (std::byte* const memory = std::exchange(kept_, nullptr)) allocator_->release(memory, bytes_, category_);
+}
+
+void Storage::set_keeps_memory(bool on) {
+  keeps_memory_ = on;
+  if (!on) give_back_kept();
 }
 
 // A reader does not hide the write before it: bytes that failed to be written raise the error whoever asks for them.
@@ -140,6 +153,10 @@ void Storage::settle() noexcept {
 
 void Storage::restore_data() {
   if (data_ || bytes_ == 0) return;
+  if (kept_) {
+    data_ = std::exchange(kept_, nullptr);
+    return;
+  }
   // While a graph is recorded, memory of the device comes from the graph.
   if (device_.kind != Device::Kind::cpu) allocator_ = &RankMemory::current().allocator(device_);
   data_ = static_cast<std::byte*>(allocator_->allocate(bytes_, category_));

@@ -86,6 +86,9 @@ class Storage final : public RefCounted {
   void release_data();
   /// Allocates again (contents undefined). No-op when present.
   void restore_data();
+  /// On: release_data() keeps the memory, on the account of its category, and restore_data() takes it again: one
+  /// address for as long as it is on. Off: what is kept and not present is given back.
+  void set_keeps_memory(bool on);
 
   /// From now until `event` is reached a queue reads the bytes, or writes them. Called by Queue::submit, which has
   /// ordered this work after conflicting work of before.
@@ -125,6 +128,7 @@ class Storage final : public RefCounted {
   static constexpr int kStays = kWatched | kGhost;  // when loans end
   Storage(std::int64_t bytes, std::uint64_t id) : bytes_(bytes), id_(id) {}
   ~Storage();
+  void give_back_kept();
   void prepare_read() const;
   void prepare_write() const;
   void check_bytes() const;
@@ -133,6 +137,7 @@ class Storage final : public RefCounted {
   void forget_loans() const;
 
   std::byte* data_ = nullptr;
+  std::byte* kept_ = nullptr;  // while it is released and keeps its memory
   std::int64_t bytes_ = 0;
   std::uint64_t id_ = 0;
   Allocator* allocator_ = nullptr;
@@ -141,6 +146,7 @@ class Storage final : public RefCounted {
   Device device_;
   MemoryCategory category_ = MemoryCategory::activations;
   mutable std::uint8_t guard_ = 0;
+  bool keeps_memory_ = false;
   mutable Event last_write_;
   std::unique_ptr<std::vector<Event>> last_reads_;  // made when a queue first reads the bytes: few storages have any
 };

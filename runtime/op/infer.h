@@ -4,10 +4,15 @@
 
 namespace sherd {
 
+[[noreturn]] inline void fail_undefined(const InferCall& call, std::size_t i) {
+  fail("input {} of {} is undefined", i, call.op.name);
+}
+
 /// Input i of the call; throws Error if it is undefined.
 inline const TensorMeta& required(const InferCall& call, std::size_t i) {
   const TensorMeta& meta = call.in[i];
-  check(meta.defined(), "input {} of {} is undefined", i, call.op.name);
+  if (!meta.defined()) [[unlikely]]
+    fail_undefined(call, i);
   return meta;
 }
 

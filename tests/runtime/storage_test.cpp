@@ -46,6 +46,33 @@ TEST(Storage, ReleaseAndRestoreUnderLivingHandles) {
   EXPECT_EQ(account().current(unsharded), before);
 }
 
+TEST(Storage, KeepsItsMemoryWhileItIsReleased) {
+  const std::int64_t before = account().current(unsharded), others = account().current(parameters);
+  {
+    const Ref<Storage> s = Storage::released(4000, unsharded);
+    s->set_keeps_memory(true);
+    EXPECT_EQ(account().current(unsharded), before) << "nothing to keep yet";
+    s->restore_data();
+    const std::byte* const address = s->address();
+    s->release_data();
+    EXPECT_FALSE(s->is_present());
+    EXPECT_EQ(s->address(), nullptr) << "what is kept is not to be read";
+    EXPECT_EQ(account().current(unsharded), before + 4000);
+    s->restore_data();
+    EXPECT_EQ(s->address(), address);
+    s->release_data();
+    s->retag(parameters);
+    EXPECT_EQ(account().current(parameters), others + 4000);
+    s->set_keeps_memory(false);
+    EXPECT_EQ(account().current(parameters), others);
+    s->set_keeps_memory(true);
+    s->restore_data();
+    s->release_data();
+  }
+  EXPECT_EQ(account().current(unsharded), before);
+  EXPECT_EQ(account().current(parameters), others) << "kept memory goes with the last handle";
+}
+
 TEST(Storage, EmptyIsAlwaysPresent) {
   const Ref<Storage> s = Storage::allocate(0, activations);
   EXPECT_TRUE(s->is_present());
