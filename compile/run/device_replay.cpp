@@ -6,6 +6,7 @@
 #include "compile/run/device_replay.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "compile/ir/builder.h"
 #include "compile/ir/print.h"
@@ -226,19 +227,43 @@ bool DeviceReplay::is_current() const {
                      [&](int slot) { return is_sole_owner(live_.slot(slot)->value()); });
 }
 
-// Memory for a tensor of the recording that the program keeps: allocated before the launch, so that running out of
-// memory is an error before it. Tensors other than temporaries are the program's already.
-Tensor DeviceReplay::room_for(const Tensor& tensor, ValueId value) const {
-  if (!tensor.defined() || program_.value(value).kind != ValueKind::temporary) return tensor;
-  Tensor local = Tensor::empty(tensor.local().shape(), tensor.dtype(), device_);
-  return tensor.is_distributed() ? Tensor::distributed(tensor.shape(), tensor.layout(), local) : local;
-}
+namespace {
+
+// Memory for tensors of a recording that the program keeps: allocated before the launch, so that running out of memory
+// is an error before it. Tensors that share a storage of the recording share one here, at the same offsets: gradients
+// of a unit that wait for a reduction are read as one buffer.
+class Rooms {
+ public:
+  Tensor room_for(const Tensor& tensor) {
+    const Tensor local = tensor.local();
+    const Ref<Storage>& old = local.storage();
+    if (!local.is_contiguous()) return like(tensor, Tensor::empty(local.shape(), local.dtype(), local.device()));
+    Ref<Storage>& storage = by_storage_[old.get()];
+    if (!storage) storage = Storage::allocate(old->bytes(), old->category(), local.device());
+    return like(tensor, Tensor::make(storage, local.shape(), contiguous_strides(local.shape()), local.offset(),
+                                     local.dtype(), local.device()));
+  }
+
+ private:
+  static Tensor like(const Tensor& tensor, const Tensor& local) {
+    return tensor.is_distributed() ? Tensor::distributed(tensor.shape(), tensor.layout(), local) : local;
+  }
+
+  std::unordered_map<const Storage*, Ref<Storage>> by_storage_;
+};
+
+}  // namespace
 
 std::vector<Tensor> DeviceReplay::run(std::span<const Tensor> arguments) {
   const TraceSpan span("device graph");
+  interpreter_.check_whole();
   hold_arguments(arguments);
   const bool is_new = !is_current();
   if (is_new) record();
+  Rooms rooms;
+  const auto room_for = [&](const Tensor& tensor, ValueId value) {  // tensors but temporaries are the program's already
+    return tensor.defined() && program_.value(value).kind == ValueKind::temporary ? rooms.room_for(tensor) : tensor;
+  };
   std::vector<Tensor> results, updates;
   for (std::size_t i = 0; i < results_.size(); ++i)
     results.push_back(room_for(results_[i], program_.results[i].local.value));

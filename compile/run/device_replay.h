@@ -52,7 +52,6 @@ class DeviceReplay {
   void keep_what_remains();
   bool is_updated_in_place(const SlotUpdate& update) const;
   bool is_current() const;
-  Tensor room_for(const Tensor& tensor, ValueId value) const;
 
   const Graph& graph_;
   const Program& program_;

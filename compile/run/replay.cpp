@@ -8,6 +8,8 @@
 #include "runtime/op/dispatch.h"
 #include "runtime/op/wait_attrs.h"
 
+#include <set>
+
 namespace sherd {
 
 // Cleans up however a run ends.
@@ -60,24 +62,27 @@ Interpreter::Interpreter(const Graph& graph)
   find_changes();
 }
 
+// Slots of one step, as the scale of the gradients, are no state that can be torn.
 void Interpreter::find_changes() {
-  std::vector<bool> is_changed(program_.values.size());
+  std::vector<int> slot_of(program_.values.size(), -1);
+  for (const Binding& binding : program_.bindings)
+    if (const Slot* slot = binding.gradient ? nullptr : live_.slot(binding.slot); slot && !slot->is_of_step())
+      slot_of[static_cast<std::size_t>(binding.value)] = binding.slot;
+  std::set<int> changed;
   for (std::size_t i = 0; i < program_.nodes.size(); ++i) {
     const GraphNode& node = program_.nodes[i];
     if (node.phase != StepPhase::optimizer) continue;
     const auto note = [&](const TensorRef& ref) {
-      if (!ref.defined() || program_.value(ref.value).kind != ValueKind::slot) return;
+      const int slot = ref.defined() ? slot_of[static_cast<std::size_t>(ref.value)] : -1;
+      if (slot < 0) return;
       if (first_change_ == kNever) first_change_ = i;
       last_change_ = i;
-      is_changed[static_cast<std::size_t>(ref.value)] = true;
+      changed.insert(slot);
     };
     for (std::size_t m = 0; m < static_cast<std::size_t>(node.num_mutated); ++m) note(node.in[m]);
     for (const TensorRef& ref : node.out) note(ref);
   }
-  for (const Binding& binding : program_.bindings)
-    if (!binding.gradient && is_changed[static_cast<std::size_t>(binding.value)] &&
-        live_.slots[static_cast<std::size_t>(binding.slot)])
-      changed_slots_.push_back(binding.slot);
+  changed_slots_.assign(changed.begin(), changed.end());
 }
 
 // The optimizer's waits, before it changes anything: what failed in a queue by then leaves the state whole.
@@ -88,6 +93,12 @@ void Interpreter::await_changes() const {
         if (ref.defined())
           if (const Ref<Storage>& storage = storages_[static_cast<std::size_t>(ref.value)])
             if (storage->is_lent_for_writing()) storage->wait_to_read();
+}
+
+void Interpreter::check_whole() const {
+  for (const int index : changed_slots_)
+    if (const Slot* slot = live_.slot(index); slot && !slot->torn().empty())
+      fail("the step is refused: \"{}\" is torn: {}; load a checkpoint first", slot->name(), slot->torn());
 }
 
 void Interpreter::tear_changed(std::string_view reason) const {
@@ -132,9 +143,7 @@ void Interpreter::bind(std::span<const Tensor> arguments) {
       case ValueKind::temporary: break;
     }
   }
-  for (const int index : changed_slots_)
-    if (const Slot* slot = live_.slot(index); slot && !slot->torn().empty())
-      fail("the step is refused: \"{}\" is torn: {}; load a checkpoint first", slot->name(), slot->torn());
+  check_whole();
   for (std::size_t i = 0; i < program_.slots.size(); ++i)
     if (program_.slots[i].drops_grad_first) live_.slot(static_cast<int>(i))->set_grad({});
 }

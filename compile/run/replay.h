@@ -23,6 +23,8 @@ class Interpreter {
   std::vector<Tensor> run(std::span<const Tensor> arguments);
   /// Runs every node, then `finish` while the values of the step are still present; slots are left alone.
   void run(std::span<const Tensor> arguments, const std::function<void()>& finish);
+  /// Error if a slot that the optimizer changes is torn.
+  void check_whole() const;
   /// Within `finish`: a tensor that the step returns, or leaves in a slot.
   Tensor result(const GraphResult& result) const;
 

@@ -69,6 +69,7 @@ class Slot {
   void mark_whole() { torn_.clear(); }
   /// Its value is of one step, not kept from step to step: never torn.
   void set_of_step() { is_of_step_ = true; }
+  bool is_of_step() const { return is_of_step_; }
 
   bool requires_grad() const { return requires_grad_; }
   void set_requires_grad(bool on);

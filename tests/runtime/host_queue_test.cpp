@@ -473,7 +473,10 @@ TEST(Queue, WaitingTimeIsCountedOnce) {
   gate.await_entered();
   submit(queue(kOther), {{x.storage(), false}, {y.storage(), true}}, [] {});
   const auto start = std::chrono::steady_clock::now();
-  auto opener = std::async(std::launch::async, [&] { gate.open(); });
+  auto opener = std::async(std::launch::async, [&, waiter = ::gettid()] {
+    await_sleep(waiter);
+    gate.open();
+  });
   (void)y.raw();  // waits for the reduction, inside of which it waits for the gather
   const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   EXPECT_GT(context.waited_seconds, before);
