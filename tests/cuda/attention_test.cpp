@@ -10,14 +10,13 @@
 #include "runtime/op/attention_attrs.h"
 #include "runtime/op/ops.h"
 #include "tests/cuda/cuda_test.h"
+#include "tests/cuda/on_device.h"
 #include "tests/support/draw.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 
 namespace sherd::testing {
 namespace {
-
-const Device kCuda = Device::cuda(0);
 
 using cuda::AttentionChoice;
 
@@ -67,11 +66,6 @@ Tensors backward(std::vector<Tensor> in, const AttentionAttrs& attrs) {
   return call_op(op::scaled_dot_product_attention_backward, in, attrs);
 }
 
-std::vector<Tensor> on_device(const std::vector<Tensor>& in) {
-  std::vector<Tensor> moved;
-  for (const Tensor& t : in) moved.push_back(to(t, kCuda));
-  return moved;
-}
 std::vector<Tensor> exact(const std::vector<Tensor>& in) {
   std::vector<Tensor> converted_in;
   for (const Tensor& t : in) converted_in.push_back(converted(t, DType::f64));
@@ -79,7 +73,6 @@ std::vector<Tensor> exact(const std::vector<Tensor>& in) {
 }
 // [B, H, T, K] and [B, T, H, K], each viewed as the other.
 Tensor positions_first(const Tensor& t) { return permute(t, {0, 2, 1, 3}); }
-Tensor on_host(const Tensor& t) { return to(t, Device::cpu()); }
 
 // q, k, v and the gradient of the result.
 std::vector<Tensor> drawn(const Sizes& n, DType dtype) {
@@ -90,7 +83,7 @@ std::vector<Tensor> drawn(const Sizes& n, DType dtype) {
 void expect_equals_cpu(const Sizes& n, DType dtype, bool causal) {
   SCOPED_TRACE(fmt::format("{} q {} k {} causal={}", name(dtype), to_string(n.q()), to_string(n.kv()), causal));
   const AttentionAttrs attrs{.scale = 1 / std::sqrt(static_cast<double>(n.k)), .causal = causal};
-  const std::vector<Tensor> in = drawn(n, dtype), in64 = exact(in), there = on_device(in);
+  const std::vector<Tensor> in = drawn(n, dtype), in64 = exact(in), there = all_to_device(in);
   const Tensors expected = forward({in64[0], in64[1], in64[2]}, attrs);
   const Tensors out = forward({there[0], there[1], there[2]}, attrs);
   const double limit = 2 * tolerance(dtype);
@@ -153,7 +146,7 @@ TEST_F(OwnAttention, ProjectionsAreReadWhereTheyAre) {
 // Elements of a row may be apart: keys [B, G, K, Tk] seen as [B, G, Tk, K].
 TEST_F(OwnAttention, ElementsOfARowMayBeApart) {
   const Sizes n{1, 2, 1, 40, 40, 24};
-  const std::vector<Tensor> in = on_device(drawn(n, DType::bf16));
+  const std::vector<Tensor> in = all_to_device(drawn(n, DType::bf16));
   const Tensor turned = to(dense_copy(transpose(drawn(n, DType::bf16)[1], 2, 3)), kCuda);
   const AttentionAttrs attrs{.scale = 0.2, .causal = true};
   const Tensors expected = forward({in[0], in[1], in[2]}, attrs);
@@ -162,7 +155,7 @@ TEST_F(OwnAttention, ElementsOfARowMayBeApart) {
 
 TEST_P(CudaAttention, AQueryThatSeesNoKeyGivesZeros) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
-    const std::vector<Tensor> in = on_device(drawn({1, 1, 1, 5, 2, 8}, dtype));
+    const std::vector<Tensor> in = all_to_device(drawn({1, 1, 1, 5, 2, 8}, dtype));
     const Tensors out = forward({in[0], in[1], in[2]}, AttentionAttrs{.scale = 1, .causal = true});
     const std::vector<double> values = out[0].to_vector<double>(), lse = out[1].to_vector<double>();
     for (std::size_t i = 0; i < 24; ++i) EXPECT_EQ(values[i], 0);
@@ -178,7 +171,7 @@ TEST_P(CudaAttention, AQueryThatSeesNoKeyGivesZeros) {
 TEST_P(CudaAttention, NoKeysAndNoQueries) {
   for (const DType dtype : {DType::bf16, DType::f32})
     for (const Sizes& n : std::vector<Sizes>{{1, 2, 1, 3, 0, 8}, {1, 2, 1, 0, 3, 8}, {0, 2, 1, 3, 3, 8}}) {
-      const std::vector<Tensor> in = on_device(drawn(n, dtype));
+      const std::vector<Tensor> in = all_to_device(drawn(n, dtype));
       const AttentionAttrs attrs{.scale = 1, .causal = false};
       const Tensors out = forward({in[0], in[1], in[2]}, attrs);
       for (const double x : out[0].to_vector<double>()) EXPECT_EQ(x, 0);
@@ -204,7 +197,7 @@ TEST_P(CudaAttention, NanStaysWithThoseThatSeeIt) {
 TEST_P(CudaAttention, LargeScoresDoNotOverflow) {
   for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
     for (const double scale : {300.0, -300.0}) {
-      const std::vector<Tensor> in = drawn({1, 1, 1, 8, 8, 16}, dtype), there = on_device(in), in64 = exact(in);
+      const std::vector<Tensor> in = drawn({1, 1, 1, 8, 8, 16}, dtype), there = all_to_device(in), in64 = exact(in);
       const AttentionAttrs attrs{.scale = scale, .causal = false};
       const Tensors expected = forward({in64[0], in64[1], in64[2]}, attrs);
       const Tensors out = forward({there[0], there[1], there[2]}, attrs);
@@ -214,7 +207,7 @@ TEST_P(CudaAttention, LargeScoresDoNotOverflow) {
 
 TEST_F(OwnAttention, ARecordedGraphRepeatsIt) {
   DeviceContext& context = RankContext::current().device(kCuda);
-  const std::vector<Tensor> in = on_device(drawn({1, 2, 1, 20, 20, 16}, DType::bf16));
+  const std::vector<Tensor> in = all_to_device(drawn({1, 2, 1, 20, 20, 16}, DType::bf16));
   const AttentionAttrs attrs{.scale = 0.25, .causal = true};
   const auto step = [&] {
     const Tensors out = forward({in[0], in[1], in[2]}, attrs);

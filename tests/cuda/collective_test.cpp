@@ -17,8 +17,6 @@ namespace {
 using CudaCollectives = cuda::CudaTest;
 using Group = std::shared_ptr<ProcessGroup>;
 
-const Device kCuda = Device::cuda(0);
-
 TEST_F(CudaCollectives, OfOneRankAreCopies) {
   const Group group = make_single_group();
   for (const DType dtype : {DType::f32, DType::bf16, DType::i64}) {

@@ -11,8 +11,6 @@
 namespace sherd::testing {
 namespace {
 
-const Device kCuda = Device::cuda(0);
-
 using CudaContext = cuda::CudaTest;
 
 TEST_F(CudaContext, ValuesSurviveTheWayThereAndBack) {

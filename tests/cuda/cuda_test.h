@@ -32,3 +32,9 @@ inline Device device_of_rank(int rank) {
 }
 
 }  // namespace sherd::cuda
+
+namespace sherd::testing {
+
+inline const Device kCuda = Device::cuda(0);
+
+}  // namespace sherd::testing

@@ -22,12 +22,11 @@ namespace {
 
 using DeviceQueues = cuda::CudaTest;
 
-const Device kCuda = Device::cuda(0);
 constexpr std::int64_t kCount = 1000;
 
 RankContext& rank() { return RankContext::current(); }
 DeviceQueue& queue(std::string_view name = "offload") { return static_cast<DeviceQueue&>(rank().queue(name, kCuda)); }
-Tensor on_device(double value) { return full({kCount}, value, DType::f32, kCuda); }
+Tensor filled(double value) { return full({kCount}, value, DType::f32, kCuda); }
 void* address(const Tensor& t) { return t.storage()->address(); }
 
 /// Floats of pinned memory.
@@ -80,7 +79,7 @@ TEST_F(DeviceQueues, HaveNamesAndOneComputeOfTheDevice) {
 }
 
 TEST_F(DeviceQueues, ReadersDelayReadersNeverAndWritersAlways) {
-  Tensor x = on_device(2);
+  Tensor x = filled(2);
   const Pinned before;
   const Event read = read_to(before, x);
   EXPECT_TRUE(x.storage()->is_lent());
@@ -96,7 +95,7 @@ TEST_F(DeviceQueues, ReadersDelayReadersNeverAndWritersAlways) {
 
 TEST_F(DeviceQueues, ComputeWaitsForWhatAQueueWrites) {
   for (int repeat = 0; repeat < 20; ++repeat) {
-    const Tensor x = on_device(1);
+    const Tensor x = filled(1);
     const Tensor before = add(x, 0.5);  // queued before: the queue comes after it
     const Pinned from = Pinned().fill(static_cast<float>(repeat));
     write_from(from, x);
@@ -108,7 +107,7 @@ TEST_F(DeviceQueues, ComputeWaitsForWhatAQueueWrites) {
 
 TEST_F(DeviceQueues, WorkOfTwoQueuesOnTheSameBytesComesInOrder) {
   for (int repeat = 0; repeat < 20; ++repeat) {
-    const Tensor x = on_device(0);
+    const Tensor x = filled(0);
     const Pinned first = Pinned().fill(1), second = Pinned().fill(2), seen;
     write_from(first, x, queue("gather"));
     const Event read = read_to(seen, x, queue("offload"));
@@ -127,14 +126,14 @@ TEST_F(DeviceQueues, MemoryThatIsReadGoesBackWhenComputeHasWaited) {
   Event event;
   std::int64_t with = 0;
   {
-    const Tensor x = on_device(3);
+    const Tensor x = filled(3);
     with = memory.total();
     event = read_to(to, x);
   }
   EXPECT_EQ(memory.total(), with) << "given back while it is read";
   event.outlast(kCuda);  // the device waits
   EXPECT_EQ(memory.total(), before);
-  const Tensor other = on_device(9);  // in the same place
+  const Tensor other = filled(9);  // in the same place
   event.wait();
   EXPECT_EQ(to.data()[0], 3);
 }
@@ -145,7 +144,7 @@ TEST_F(DeviceQueues, LimitOfItemsInFlightIsKeptByTheDevice) {
   const std::int64_t before = memory.total();
   const Pinned to;
   for (int i = 0; i < 10; ++i) {
-    const Tensor x = on_device(i);
+    const Tensor x = filled(i);
     const Loan loan{x.storage(), false};
     queue().submit({.name = "evict",
                     .run = [&to, at = address(x)] { queue().stream().to_host(to.data(), at, kCount * 4); },
@@ -163,7 +162,7 @@ TEST_F(DeviceQueues, ADeviceWaitsForTheHostAndTheRankDoesNot) {
   for (int repeat = 0; repeat < 5; ++repeat) {
     Gate disk;
     const Pinned from = Pinned().fill(-1);
-    const Tensor x = on_device(0);
+    const Tensor x = filled(0);
     const Event loaded =
         rank().queue("disk").submit({.name = "load", .run = disk.then([from] { Pinned(from).fill(5); })});
     queue().wait(loaded);
@@ -180,7 +179,7 @@ TEST_F(DeviceQueues, ADeviceWaitsForTheHostAndTheRankDoesNot) {
 }
 
 TEST_F(DeviceQueues, TheHostWaitsForADeviceOnItsOwnThread) {
-  const Tensor x = on_device(4);
+  const Tensor x = filled(4);
   const Pinned to;
   Queue& disk = rank().queue("disk");
   disk.wait(read_to(to, x));
@@ -194,7 +193,7 @@ TEST_F(DeviceQueues, TheHostWaitsForADeviceOnItsOwnThread) {
 // A checkpoint that is slow to read the parameters. The one thread that could end its read does everything else first.
 TEST_F(DeviceQueues, ASlowReadDelaysNeitherAGatherNorANormButAdamw) {
   if (requested_device_memory() == "separate") GTEST_SKIP() << "each block is given back to the device, which waits";
-  const auto there = [](double value) { return on_device(value); };
+  const auto there = [](double value) { return filled(value); };
   const Tensor w = there(2), m = there(0), v = there(0), grad = there(1);
   const Pinned saved, gathered;
   Gate disk;
@@ -216,7 +215,7 @@ TEST_F(DeviceQueues, ASlowReadDelaysNeitherAGatherNorANormButAdamw) {
 
 // A chain over both, as a staged collective is, many times and without a wait in between.
 TEST_F(DeviceQueues, AlternateWithTheHost) {
-  Tensor x = on_device(0);
+  Tensor x = filled(0);
   Queue& host = rank().queue("collective");
   DeviceQueue& device = queue("collective");
   std::vector<Pinned> staging(30);
@@ -232,13 +231,13 @@ TEST_F(DeviceQueues, AlternateWithTheHost) {
 }
 
 TEST_F(DeviceQueues, FailuresOfTheHostAreThrownWhereTheHostWaitsForTheDevice) {
-  const Tensor x = on_device(0);
+  const Tensor x = filled(0);
   const Pinned from = Pinned().fill(1);
   queue().wait(rank().queue("disk").submit({.name = "load", .run = [] { fail("the disk is empty"); }}));
   write_from(from, x);
   const Tensor y = add(x, 1.0);
   expect_error([&] { (void)y.to_vector<float>(); }, {"the disk is empty"});
-  EXPECT_EQ(on_device(2).to_vector<float>()[0], 2) << "once";
+  EXPECT_EQ(filled(2).to_vector<float>()[0], 2) << "once";
   bool ran = false;
   rank().queue("disk").submit({.name = "load", .run = [&ran] { ran = true; }}).wait();
   EXPECT_TRUE(ran) << "new work runs again";
@@ -247,7 +246,7 @@ TEST_F(DeviceQueues, FailuresOfTheHostAreThrownWhereTheHostWaitsForTheDevice) {
 // One failure skips the work behind it, and the device waits for all of that too.
 TEST_F(DeviceQueues, AFailureIsToldOnceAndForgottenByADrain) {
   const Pinned from = Pinned().fill(1);
-  const Tensor x = on_device(0);
+  const Tensor x = filled(0);
   const auto load_twenty = [&] {
     for (int i = 0; i < 20; ++i) {
       queue().wait(rank().queue("disk").submit({.name = "load", .run = [i] { check(i != 3, "the disk is empty"); }}));
@@ -256,10 +255,10 @@ TEST_F(DeviceQueues, AFailureIsToldOnceAndForgottenByADrain) {
   };
   load_twenty();
   expect_error([&] { (void)x.to_vector<float>(); }, {"the disk is empty"});
-  EXPECT_EQ(on_device(2).to_vector<float>()[0], 2);
+  EXPECT_EQ(filled(2).to_vector<float>()[0], 2);
   load_twenty();
   rank().drain_queues();
-  EXPECT_EQ(on_device(2).to_vector<float>()[0], 2);
+  EXPECT_EQ(filled(2).to_vector<float>()[0], 2);
   queue().record().wait();
   queue().wait(rank().queue("disk").submit({.name = "load", .run = [] {}}));
   write_from(from, x).wait();
@@ -272,7 +271,7 @@ TEST_F(DeviceQueues, ADrainForgetsWhatKernelsFound) {
   queue();
   (void)embedding(table, ids);
   rank().drain_queues();
-  EXPECT_EQ(on_device(2).to_vector<float>()[0], 2);
+  EXPECT_EQ(filled(2).to_vector<float>()[0], 2);
 }
 
 // As a program of hours would have it: words have 32 bits.
@@ -306,7 +305,7 @@ TEST_F(DeviceQueues, WaitForThoseOfOtherDevices) {
     const Tensor y = full({kCount}, 0.0, DType::f32, other);
     Event read;
     {
-      const Tensor x = on_device(repeat);
+      const Tensor x = filled(repeat);
       read = read_to(between, x);
     }
     auto& there = static_cast<DeviceQueue&>(rank().queue("offload", other));
@@ -332,7 +331,7 @@ TEST_F(DeviceQueues, ARankThatEndsByAnExceptionAbortsWhatIsInFlight) {
   };
   const auto step = [&] {
     RankScope scope("rank 7");
-    const Tensor x = on_device(1);
+    const Tensor x = filled(1);
     queue().wait(rank().queue("disk").submit({.name = "meet",
                                               .run =
                                                   [&] {
@@ -373,7 +372,7 @@ TEST_F(DeviceQueues, EndWithTheirRank) {
   Event event;
   {
     RankScope scope;
-    const Tensor x = on_device(1);
+    const Tensor x = filled(1);
     const Pinned memory;
     read_to(memory, x);
     queue().wait(rank().queue("disk").submit({.name = "load", .run = disk.then()}));
@@ -388,7 +387,7 @@ TEST_F(DeviceQueues, AreCheckedForHazards) {
   HazardChecker checker;
   const Pinned memory = Pinned().fill(1);
   {
-    Tensor x = on_device(0);
+    Tensor x = filled(0);
     write_from(memory, x, queue("gather"));
     read_to(memory, x);
     fill_into(x, 1);
@@ -397,17 +396,17 @@ TEST_F(DeviceQueues, AreCheckedForHazards) {
   EXPECT_TRUE(checker.found().empty());
   EXPECT_GT(checker.num_checked(), 0);
   checker.remove({QueueEdge::touch, "gather", true});
-  const Tensor y = on_device(0);
+  const Tensor y = filled(0);
   write_from(memory, y, queue("gather"));
   expect_error([&] { (void)add(y, 1.0); }, {"hazard", "gather fetch", "writes"});
   checker.remove({QueueEdge::depend, "offload"});
-  const Tensor z = on_device(0);
+  const Tensor z = filled(0);
   read_to(memory, z);
   expect_error([&] { write_from(memory, z, queue("gather")); }, {"hazard", "gather fetch", "offload evict"});
 }
 
 TEST_F(DeviceQueues, RefuseARecordedGraph) {
-  const Tensor x = on_device(1);
+  const Tensor x = filled(1);
   const Pinned memory;
   queue();
   DeviceContext& context = rank().device(kCuda);

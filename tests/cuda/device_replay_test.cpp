@@ -5,8 +5,13 @@
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
+#include "nn/optim/sgd.h"
+#include "nn/parallel/shard/fully_shard.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/process_group.h"
 #include "tests/compile/tiny_net.h"
 #include "tests/cuda/cuda_test.h"
+#include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 
@@ -15,8 +20,6 @@ namespace {
 
 using DeviceReplayTest = cuda::CudaTest;
 using Mode = CompiledStep::Mode;
-
-const Device kCuda = Device::cuda(0);
 
 bool same_values(const Tensor& a, const Tensor& b) {
   return same_bits(to(a.local(), Device::cpu()), to(b.local(), Device::cpu()));
@@ -88,6 +91,66 @@ TEST_F(DeviceReplayTest, GradientsLeftInSlotsAreThoseOfTheStep) {
     step(full({3}, i, DType::f32, kCuda));
     ASSERT_TRUE(w.grad().defined());
     EXPECT_EQ(w.grad().to_vector<float>(), std::vector<float>(3, static_cast<float>(i))) << step.why();
+  }
+}
+
+TEST_F(DeviceReplayTest, TornStateRefusesTheStep) {
+  Net net(kTwoBlocks);
+  net.materialize(nn::Seed{3}, kCuda);
+  nn::Sgd optimizer(net.parameters(), {.lr = 0.1});
+  auto step = compile([&](const Tensor& x) {
+    const Tensor loss = sum(square(net(x)));
+    backward(loss);
+    optimizer.step_and_clear();
+    return loss.detach();
+  });
+  const Tensor x = to(batch_of(4, 6, 0, "x"), kCuda);
+  for (int i = 0; i < 3; ++i) step(x);
+  ASSERT_NE(step.why().find("in one call"), std::string::npos) << step.why();
+  nn::Parameter& weight = net.head.weight;
+  const Tensor before = to(weight.value().detach(), Device::cpu());
+  weight.mark_torn("a test");
+  expect_error([&] { step(x); }, {"\"head.weight\" is torn: a test", "load a checkpoint"});
+  EXPECT_TRUE(same_values(weight.value(), before));
+  weight.assign(to(before, kCuda));
+  step(x);
+  EXPECT_FALSE(same_values(weight.value(), before));
+}
+
+// Sums that wait for a later pass are read by its reduction as one buffer.
+TEST_F(DeviceReplayTest, GradientsOfAUnitThatWaitAreLeftInOneBuffer) {
+  for (const DType full : {DType::f32, DType::bf16}) {
+    const DeviceMesh mesh(make_single_group());
+    const nn::UnitPolicy policy{.mp_policy = {.param_dtype = full, .reduce_dtype = DType::f32}};
+    Net eager(kTwoBlocks), captured(kTwoBlocks);
+    for (Net* net : {&eager, &captured}) {
+      shard(*net, mesh, policy, policy);
+      net->materialize(nn::Seed{3}, kCuda);
+    }
+    auto pass = compile([&](const Tensor& x) {
+      const Tensor loss = sum(square(captured(x)));
+      backward(loss);
+      return loss.detach();
+    });
+    for (int update = 0; update < 5; ++update) {
+      for (Net* net : {&eager, &captured}) nn::set_requires_gradient_sync(*net, false);
+      for (std::uint64_t micro = 0; micro < 3; ++micro) {
+        const Tensor x = to(batch_of(4, 6, micro, "x"), kCuda);
+        backward(sum(square(eager(x))));
+        pass(x);
+      }
+      for (Net* net : {&eager, &captured}) {
+        nn::set_requires_gradient_sync(*net, true);
+        nn::finalize_backward(*net).wait();
+      }
+      const auto mine = captured.parameters(), theirs = eager.parameters();
+      for (std::size_t i = 0; i < mine.size(); ++i) {
+        EXPECT_TRUE(same_values(mine[i]->grad(), theirs[i]->grad())) << mine[i]->name() << " of update " << update;
+        mine[i]->clear_grad();
+        theirs[i]->clear_grad();
+      }
+    }
+    EXPECT_NE(pass.why().find("in one call"), std::string::npos) << pass.why();
   }
 }
 

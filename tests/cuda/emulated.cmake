@@ -11,6 +11,9 @@ set_source_files_properties(${test_kernels} ${emulator_test_kernels} PROPERTIES
   COMPILE_OPTIONS -march=x86-64-v3 SKIP_PRECOMPILE_HEADERS ON)
 
 add_library(sherd_cuda_emulated SHARED ${emulator} ${backend})
+set(host_sources ${emulator} ${backend})
+list(FILTER host_sources INCLUDE REGEX "\\.cpp$")
+sherd_compile_together(sherd_cuda_emulated ${host_sources})
 # `#pragma unroll` is nvcc's.
 target_compile_options(sherd_cuda_emulated PRIVATE -march=x86-64-v3 -Wno-unknown-pragmas)
 target_link_options(sherd_cuda_emulated PRIVATE -Wl,-Bsymbolic-functions)
@@ -34,6 +37,7 @@ set(emulated_test_sources ${test_sources})
 list(FILTER emulated_test_sources INCLUDE REGEX "/emulated_[^/]*$")  # tests of the emulated GPU itself
 list(REMOVE_ITEM test_sources ${emulated_test_sources})
 add_library(test_cuda_objects OBJECT ${test_sources})
+sherd_compile_together(test_cuda_objects ${test_sources})
 target_link_libraries(test_cuda_objects PUBLIC sherd_test_support)
 target_include_directories(test_cuda_objects SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS}
                            $<$<BOOL:${CUDNN_INCLUDE_DIR}>:${CUDNN_INCLUDE_DIR}>)
@@ -41,6 +45,7 @@ set_target_properties(test_cuda_objects PROPERTIES POSITION_INDEPENDENT_CODE OFF
 target_compile_options(test_cuda_objects PRIVATE -fPIE)
 
 add_executable(test_cuda ${emulated_test_sources} ${test_kernels})
+sherd_compile_together(test_cuda ${emulated_test_sources})
 set_source_files_properties(cuda/emulated_library.cpp PROPERTIES
   COMPILE_DEFINITIONS SHERD_EMULATED_LIBRARY="$<TARGET_FILE:sherd_cuda_emulated>")
 target_link_libraries(test_cuda PRIVATE test_cuda_objects sherd_cuda_emulated)
@@ -48,6 +53,7 @@ target_link_libraries(test_cuda PRIVATE test_cuda_objects sherd_cuda_emulated)
 # The emulated GPU itself.
 file(GLOB emulator_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/emulated_gpu/*.cpp)
 add_executable(test_emulated_gpu ${emulator_tests} ${emulator_test_kernels} cuda/device_kernels.cu)
+sherd_compile_together(test_emulated_gpu ${emulator_tests})
 target_link_libraries(test_emulated_gpu PRIVATE sherd_test_support sherd_cuda_emulated)
 
 # Whole training runs, in the test's process and as the program.

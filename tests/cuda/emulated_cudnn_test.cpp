@@ -17,7 +17,6 @@ namespace {
 
 namespace emulated = cuda::emulated;
 using cuda::AttentionChoice;
-const Device kCuda = Device::cuda(0);
 
 class EmulatedCudnn : public cuda::CudaTest {
  protected:

@@ -22,8 +22,6 @@ namespace {
 using EmulatedReductions = cuda::CudaTest;
 namespace emulated = cuda::emulated;
 
-const Device kCuda = Device::cuda(0);
-
 Tensors results_of_all() {
   const Tensor x = to(draw(normal({50, 520}), DType::f32, 1), kCuda),
                y = to(draw(normal({50, 520}), DType::f32, 2), kCuda);

@@ -16,8 +16,6 @@
 namespace sherd::testing {
 namespace {
 
-const Device kCuda = Device::cuda(0);
-
 class CudaFaults : public cuda::CudaTest {
  protected:
   static cuda::Context& context() { return static_cast<cuda::Context&>(RankContext::current().device(kCuda)); }

@@ -13,17 +13,15 @@
 namespace sherd::testing {
 namespace {
 
-const Device kCuda = Device::cuda(0);
-
 class CudaMatmul : public cuda::CudaTest {};
 
-using View = std::function<Tensor(Tensor)>;
-const View kAsItIs = [](Tensor t) { return t; };
+using MatrixView = std::function<Tensor(Tensor)>;
+const MatrixView kAsItIs = [](Tensor t) { return t; };
 
 struct Way {
   const char* name;
-  Shape a, b;           // as stored
-  View view_a, view_b;  // to the operands
+  Shape a, b;                 // as stored
+  MatrixView view_a, view_b;  // to the operands
 };
 
 // Views of both kinds: those that an engine reads in place, and those that need a copy.
@@ -90,8 +88,8 @@ TEST_F(CudaMatmul, OperandsInEveryLayout) {
 
 TEST_F(CudaMatmul, RowsOfLinearInEveryLayout) {
   const auto swap = [](Tensor t) { return transpose(std::move(t), 0, 1); };
-  const View views[] = {kAsItIs, [=](Tensor t) { return swap(std::move(t)); },
-                        [](Tensor t) { return narrow(std::move(t), 2, 1, 4); }};
+  const MatrixView views[] = {kAsItIs, [=](Tensor t) { return swap(std::move(t)); },
+                              [](Tensor t) { return narrow(std::move(t), 2, 1, 4); }};
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
     for (std::size_t v = 0; v < std::size(views); ++v)
       for (const bool transposed : {false, true}) {

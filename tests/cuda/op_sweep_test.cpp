@@ -14,8 +14,6 @@
 namespace sherd::testing {
 namespace {
 
-const Device kCuda = Device::cuda(0);
-
 // Rows without inputs say in their attributes where they run.
 Attrs on_cuda(const OpCase& c) {
   const auto moved = [&]<class A>(A attrs) {

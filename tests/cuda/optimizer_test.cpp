@@ -8,22 +8,16 @@
 #include "runtime/op/ops.h"
 #include "runtime/op/optimizer_attrs.h"
 #include "tests/cuda/cuda_test.h"
+#include "tests/cuda/on_device.h"
 #include "tests/support/draw.h"
 #include "tests/support/near.h"
 
 namespace sherd::testing {
 namespace {
 
-const Device kCuda = Device::cuda(0);
 using CudaOptimizer = cuda::CudaTest;
 
 using Values = std::vector<double>;
-
-std::vector<Tensor> on_device(const std::vector<Tensor>& tensors) {
-  std::vector<Tensor> result;
-  for (const Tensor& t : tensors) result.push_back(to(t, kCuda));
-  return result;
-}
 
 std::vector<Tensor> drawn(const std::vector<Shape>& shapes, Arg (*kind)(const Shape&), DType dtype,
                           std::uint64_t seed) {
@@ -58,9 +52,9 @@ void expect_values(const Tensor& actual, const Values& expected, double limit, c
 void check_adamw(const std::vector<Shape>& shapes, DType dtype, DType grad_dtype, DType scalar_dtype,
                  std::int64_t skip) {
   const AdamWAttrs attrs{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
-  const std::vector<Tensor> p = on_device(drawn(shapes, normal, dtype, 1)),
-                            m = on_device(drawn(shapes, normal, dtype, 100)),
-                            v = on_device(drawn(shapes, positive, dtype, 200));
+  const std::vector<Tensor> p = all_to_device(drawn(shapes, normal, dtype, 1)),
+                            m = all_to_device(drawn(shapes, normal, dtype, 100)),
+                            v = all_to_device(drawn(shapes, positive, dtype, 200));
   std::vector<Tensor> g;
   for (const Tensor& t : p) {
     const Tensor flat = to(draw(normal({t.numel() + skip}), grad_dtype, 300 + g.size()), kCuda);
@@ -155,7 +149,7 @@ TEST_F(CudaOptimizer, PowerSumOfMixedLists) {
   tensors.push_back(draw(normal({8195}), DType::bf16, 10));
   tensors.push_back(draw(normal({12}), DType::f64, 11));
   for (int i = 0; i < 90; ++i) tensors.push_back(draw(normal({5}), DType::f32, 20 + static_cast<std::uint64_t>(i)));
-  const std::vector<Tensor> x = on_device(tensors);
+  const std::vector<Tensor> x = all_to_device(tensors);
   for (double p : {2.0, 1.0, 3.0, 2.5, std::numeric_limits<double>::infinity()}) {
     const double expected = reference_power_sum(tensors, p);
     EXPECT_NEAR(power_sum(x, p).item<double>(), expected, 1e-11 * expected) << "p = " << p;
@@ -173,7 +167,7 @@ TEST_F(CudaOptimizer, PowerSumKeepsNaN) {
 TEST_F(CudaOptimizer, AScaleThatIsNotFiniteChangesNothing) {
   const std::vector<Shape> shapes = {{1000}, {7}};
   for (const double scale : {std::nan(""), std::numeric_limits<double>::infinity()}) {
-    const auto draws = [&](std::uint64_t seed) { return on_device(drawn(shapes, normal, DType::f32, seed)); };
+    const auto draws = [&](std::uint64_t seed) { return all_to_device(drawn(shapes, normal, DType::f32, seed)); };
     const auto p = draws(1), m = draws(2), v = draws(3), g = draws(4);
     const Tensor lr = scalar_on_device(0.1, DType::f32), bad = scalar_on_device(scale, DType::f32);
     adamw_step(p, m, v, g, lr, scalar_on_device(1, DType::f32), bad, {});

@@ -16,7 +16,6 @@
 namespace sherd::testing {
 namespace {
 
-const Device kCuda = Device::cuda(0);
 constexpr std::uint64_t kKey = 0x853c49e6748fea9b;
 
 class CudaRandom : public cuda::CudaTest {};

@@ -16,13 +16,13 @@ using CudaReduce = cuda::CudaTest;
 
 constexpr double kLongSum = 10;  // sums of thousands of values of either sign
 
-struct Form {
+struct ReduceForm {
   Shape shape;
   std::uint64_t mask;
 };
 
 // Teams of one thread to a block; vectors with and without a tail; columns; several parts; no elements.
-const std::vector<Form> kForms = {
+const std::vector<ReduceForm> kReduceForms = {
     {{5}, 1},
     {{300, 3}, 0b10},
     {{7, 40}, 0b10},
@@ -42,13 +42,13 @@ const std::vector<Form> kForms = {
 };
 
 TEST_F(CudaReduce, SumsOfEveryForm) {
-  for (const Form& f : kForms)
+  for (const ReduceForm& f : kReduceForms)
     for (DType dtype : {DType::f32, DType::bf16, DType::f64})
       expect_as_on_cpu("sum", {draw(normal(f.shape), dtype, 1)}, ReduceAttrs{f.mask, false}, kLongSum);
 }
 
 TEST_F(CudaReduce, ExtremesOfEveryForm) {
-  for (const Form& f : kForms) {
+  for (const ReduceForm& f : kReduceForms) {
     if (numel(f.shape) == 0) continue;
     for (const char* row : {"max", "min"})
       expect_as_on_cpu(row, {draw(normal(f.shape), DType::f16, 1)}, ReduceAttrs{f.mask, true});

@@ -13,25 +13,25 @@ namespace {
 
 using CudaSoftmax = cuda::CudaTest;
 
-struct Form {
+struct SoftmaxForm {
   Shape shape;
   int dim;
 };
 
 // Teams of a lane, of a warp, of a block; rows held and not (17'000 of 16 bits is more than a block holds); columns.
-const std::vector<Form> kForms = {{{3, 7}, 1},      {{50, 24}, 1},    {{5, 1}, 1},      {{3, 1032}, 1},
-                                  {{2, 4104}, 1},   {{2, 17'001}, 1}, {{1, 20'000}, 1}, {{40, 70}, 0},
-                                  {{3, 100, 5}, 1}, {{2, 3, 33}, 1},  {{0, 3}, 1}};
+const std::vector<SoftmaxForm> kSoftmaxForms = {{{3, 7}, 1},      {{50, 24}, 1},    {{5, 1}, 1},      {{3, 1032}, 1},
+                                                {{2, 4104}, 1},   {{2, 17'001}, 1}, {{1, 20'000}, 1}, {{40, 70}, 0},
+                                                {{3, 100, 5}, 1}, {{2, 3, 33}, 1},  {{0, 3}, 1}};
 
 TEST_F(CudaSoftmax, EveryForm) {
-  for (const Form& f : kForms)
+  for (const SoftmaxForm& f : kSoftmaxForms)
     for (DType dtype : {DType::f32, DType::bf16, DType::f64})
       for (const char* row : {"softmax", "log_softmax"})
         expect_as_on_cpu(row, {draw(normal(f.shape), dtype, 1)}, DimAttrs{f.dim});
 }
 
 TEST_F(CudaSoftmax, DerivativesOfEveryForm) {
-  for (const Form& f : kForms)
+  for (const SoftmaxForm& f : kSoftmaxForms)
     for (DType dtype : {DType::f32, DType::f16, DType::f64})
       for (const char* row : {"softmax_backward", "log_softmax_backward"})
         expect_as_on_cpu(row, {draw(normal(f.shape), dtype, 1), draw(unit(f.shape), dtype, 2)}, DimAttrs{f.dim}, 20);

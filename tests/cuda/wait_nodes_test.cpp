@@ -26,8 +26,6 @@ using WaitNodes = cuda::CudaTest;
 using Group = std::shared_ptr<ProcessGroup>;
 using Mode = CompiledStep::Mode;
 
-const Device kCuda = Device::cuda(0);
-
 bool same_values(const Tensor& a, const Tensor& b) {
   return same_bits(to(a.local(), Device::cpu()), to(b.local(), Device::cpu()));
 }

@@ -13,14 +13,6 @@ namespace sherd::testing {
 
 namespace {
 
-struct Entry {
-  std::array<char, 64> key{};
-  std::array<char, 256> value{};
-  std::uint32_t value_size = 0;
-  std::int64_t counter = 0;
-  bool is_set = false;
-};
-
 class SpinLock {
  public:
   explicit SpinLock(std::atomic<std::uint32_t>& word) : word_(word) {
@@ -37,6 +29,14 @@ class SpinLock {
 }  // namespace
 
 struct PageStore::Page {
+  struct Entry {
+    std::array<char, 64> key{};
+    std::array<char, 256> value{};
+    std::uint32_t value_size = 0;
+    std::int64_t counter = 0;
+    bool is_set = false;
+  };
+
   std::atomic<std::uint32_t> lock{0};
   std::array<Entry, 64> entries{};
 
@@ -60,7 +60,7 @@ PageStore::~PageStore() { ::munmap(page_, sizeof(Page)); }
 
 void PageStore::set(std::string_view key, std::string_view value) {
   const SpinLock lock(page_->lock);
-  Entry& entry = page_->entry(key);
+  Page::Entry& entry = page_->entry(key);
   check(value.size() <= entry.value.size(), "value of {} bytes is too long for the page store", value.size());
   std::memcpy(entry.value.data(), value.data(), value.size());
   entry.value_size = static_cast<std::uint32_t>(value.size());
@@ -72,7 +72,7 @@ std::string PageStore::get(std::string_view key, std::chrono::milliseconds deadl
   for (;;) {
     {
       const SpinLock lock(page_->lock);
-      const Entry& entry = page_->entry(key);
+      const Page::Entry& entry = page_->entry(key);
       if (entry.is_set) return {entry.value.data(), entry.value_size};
     }
     if (std::chrono::steady_clock::now() >= until)
@@ -83,7 +83,7 @@ std::string PageStore::get(std::string_view key, std::chrono::milliseconds deadl
 
 std::int64_t PageStore::add(std::string_view key, std::int64_t amount) {
   const SpinLock lock(page_->lock);
-  Entry& entry = page_->entry(key);
+  Page::Entry& entry = page_->entry(key);
   return entry.counter += amount;
 }
 

@@ -20,7 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Between fork and exec only calls that are safe in a child of a program with threads.
-[[noreturn]] void run_child(char* const* words, char* const* variables, int out, int err) {
+[[noreturn]] void become_program(char* const* words, char* const* variables, int out, int err) {
   ::setpgid(0, 0);
   const int nothing = ::open("/dev/null", O_RDONLY);
   ::dup2(nothing, STDIN_FILENO);
@@ -77,7 +77,7 @@ ProgramEnd run_program(const std::vector<std::string>& command, const std::vecto
   check(::pipe2(out.data(), O_CLOEXEC) == 0 && ::pipe2(err.data(), O_CLOEXEC) == 0, "pipe: {}", std::strerror(errno));
   const pid_t child = ::fork();
   check(child >= 0, "cannot fork: {}", std::strerror(errno));
-  if (child == 0) run_child(words.data(), variable_words.data(), out[1], err[1]);
+  if (child == 0) become_program(words.data(), variable_words.data(), out[1], err[1]);
   ::setpgid(child, child);  // also here: whoever comes first
   ::close(out[1]);
   ::close(err[1]);

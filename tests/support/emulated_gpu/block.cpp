@@ -28,8 +28,7 @@ Coordinates here;
 namespace {
 
 constexpr int kWarpLanes = 32;
-constexpr int kPoison = 0xff;              // NaN in every float format, -1 in every integer
-constexpr std::size_t kFenceBytes = 1024;  // after shared memory; a write there is found after the block
+constexpr std::size_t kSharedFenceBytes = 1024;  // after shared memory; a write there is found after the block
 
 enum class At { start, ready, barrier, warp, end };
 
@@ -185,8 +184,8 @@ void Machine::run_block() {
 
 void Machine::check_fence() {
   const std::byte* end = here.shared + here.shared_bytes;
-  const auto* hit = std::find_if(end, end + kFenceBytes, [](std::byte b) { return b != std::byte{kPoison}; });
-  if (hit == end + kFenceBytes || failed_) return;
+  const auto* hit = std::find_if(end, end + kSharedFenceBytes, [](std::byte b) { return b != std::byte{kPoison}; });
+  if (hit == end + kSharedFenceBytes || failed_) return;
   char text[120];
   std::snprintf(text, sizeof text, "wrote %td bytes beyond its %zu bytes of shared memory", hit - end + 1,
                 here.shared_bytes);
@@ -308,7 +307,7 @@ KernelResult Machine::run(const KernelCall& call, std::uint64_t seed) {
   status_ = cudaSuccess;
   report_.clear();
   exchange_.resize((call.threads + kWarpLanes - 1) / kWarpLanes * 2 * kWarpLanes * kLaneBytes);
-  shared_.resize(call.shared_bytes + 16 + kFenceBytes);
+  shared_.resize(call.shared_bytes + 16 + kSharedFenceBytes);
   const auto misaligned = reinterpret_cast<std::uintptr_t>(shared_.data()) % 16;
   here.shared = shared_.data() + (misaligned ? 16 - misaligned : 0);
   here.shared_bytes = call.shared_bytes;

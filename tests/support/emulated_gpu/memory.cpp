@@ -13,8 +13,7 @@ namespace {
 constexpr std::size_t kAlignment = 512;
 constexpr std::size_t kFenceBytes = 512;  // after each allocation; writes there are found after the kernel
 constexpr std::size_t kGrainBytes = std::size_t{2} << 20;
-constexpr int kPoison = 0xff;  // NaN in every float format, -1 in every integer
-constexpr int kFence = 0xfd;   // a NaN too, but not the poison
+constexpr int kFence = 0xfd;  // a NaN too, but not the poison
 
 std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 std::size_t taken(std::size_t bytes) { return round_up(bytes, kAlignment) + kFenceBytes; }

@@ -8,6 +8,10 @@
 
 namespace sherd::cuda::emulated {
 
+/// The byte that memory holds which nothing has written, or nothing may read any more: NaN in every float format, -1 in
+/// every integer.
+inline constexpr int kPoison = 0xff;
+
 class Memory {
  public:
   Memory();

@@ -10,7 +10,6 @@ using namespace sherd::cuda::emulated;
 namespace {
 
 constexpr std::align_val_t kPage{4096};
-constexpr int kPoison = 0xff;
 
 // cudaMalloc, cudaFree and their like wait for the device, which no capture allows.
 cudaError_t refuse_in_capture(Gpu& g) {
