@@ -226,7 +226,7 @@ void visit_full_state(const std::vector<StateEntry>& state, ProcessGroup& group,
       else if (gives_piece(state[i], group.rank())) send_piece(state[i], group.host(), options.chunk_bytes);
     });
     together(group, [&] {
-      if (group.rank() == 0) visit(key_of(state[i]), std::move(full));
+      if (group.rank() == 0) visit(key_of(state[i]), view(std::move(full), state_shape(state[i])));
     });
   }
 }
@@ -282,9 +282,9 @@ void check_fits(const std::vector<StateEntry>& state, const Infos& offered, bool
     const auto found = offered.find(key);
     if (found == offered.end()) {
       if (!entry.usually && strict) missing.push_back(fmt::format("\"{}\"", key));
-    } else if (const auto& [dtype, shape] = found->second; dtype != value.dtype() || shape != value.shape()) {
+    } else if (const auto& [dtype, shape] = found->second; dtype != value.dtype() || shape != state_shape(entry)) {
       other.push_back(fmt::format("\"{}\" is {}{} and has to be {}{}", key, name(dtype), shape, name(value.dtype()),
-                                  value.shape()));
+                                  state_shape(entry)));
     }
   }
   for (const auto& [name, info] : offered)

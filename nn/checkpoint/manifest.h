@@ -28,6 +28,7 @@ struct PieceEntry {
   std::string file;  ///< inside the save's folder
   std::uint64_t checksum = 0;
   std::int64_t bytes = 0;
+  int part = 0;  ///< among the boxes of the tensor in its file; most ranks have one
   friend bool operator==(const PieceEntry&, const PieceEntry&) = default;
 };
 

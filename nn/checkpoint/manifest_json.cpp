@@ -46,10 +46,11 @@ void append_pieces(const Pieces& pieces, std::string_view separator, std::string
   for (const PieceEntry& piece : pieces) {
     fmt::format_to(std::back_inserter(text),
                    R"({}{{"bytes":{},"checksum":"{}","dtype":"{}","extent":[{}],"file":{},"kind":{},"name":{},)"
-                   R"("offset":[{}],"shape":[{}]}})",
+                   R"("offset":[{}],{}"shape":[{}]}})",
                    before, piece.bytes, checksum_text(piece.checksum), name(piece.dtype),
                    fmt::join(piece.box.shape, ","), json_text(piece.file), json_text(piece.kind), json_text(piece.name),
-                   fmt::join(piece.box.offset, ","), fmt::join(piece.shape, ","));
+                   fmt::join(piece.box.offset, ","), piece.part > 0 ? fmt::format("\"part\":{},", piece.part) : "",
+                   fmt::join(piece.shape, ","));
     before = separator;
   }
 }
@@ -98,6 +99,13 @@ StateValue read_state(const std::string& key, const json& value) {
   return text == "-inf" ? -kInfinity : std::numeric_limits<double>::quiet_NaN();
 }
 
+/// One box of a tensor is enough for most ranks, and then it is not counted.
+int read_part(const json& object) {
+  const std::int64_t part = read_integer(object, "part");
+  check(part > 0 && part <= std::numeric_limits<int>::max(), "\"part\" is {}", part);
+  return static_cast<int>(part);
+}
+
 PieceEntry read_piece(const json& object) {
   PieceEntry piece;
   piece.name = read_string(object, "name");
@@ -110,6 +118,7 @@ PieceEntry read_piece(const json& object) {
                     ? whole_box(piece.shape)
                     : rows_box(piece.shape, read_integer(object, "row_offset"), read_integer(object, "rows"));
   else piece.box = {read_dims(object, "offset"), read_dims(object, "extent")};
+  if (object.contains("part")) piece.part = read_part(object);
   piece.file = read_string(object, "file");
   piece.checksum = checksum_from_text(read_string(object, "checksum"));
   piece.bytes = read_integer(object, "bytes");

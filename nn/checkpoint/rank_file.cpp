@@ -28,8 +28,9 @@ std::string list(const std::vector<std::pair<std::string, std::string>>& keys) {
 
 }  // namespace
 
-std::string stored_name(const std::string& kind, const std::string& name) {
-  return kind == "param" ? name : kind + "/" + name;
+std::string stored_name(const std::string& kind, const std::string& name, int part) {
+  const std::string stored = kind == "param" ? name : kind + "/" + name;
+  return part == 0 ? stored : fmt::format("{}#{}", stored, part);
 }
 
 std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::string& save, int rank,
@@ -46,7 +47,7 @@ std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::strin
     check(is_inside(piece.box, piece.shape), "{} \"{}\": the elements {} do not exist in shape {}", piece.kind,
           piece.name, to_string(piece.box), to_string(piece.shape));
     order.push_back(infos.size());
-    infos.push_back({stored_name(piece.kind, piece.name), piece.dtype, piece.box.shape});
+    infos.push_back({stored_name(piece.kind, piece.name, piece.part), piece.dtype, piece.box.shape});
   }
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
     return std::tuple(-byte_size(infos[a].dtype), std::string_view(infos[a].name)) <
@@ -65,8 +66,8 @@ std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::strin
     check(static_cast<std::int64_t>(bytes.size()) == needed, "\"{}\": tensor \"{}\" has {} bytes, {}{} needs {}", path,
           infos[i].name, bytes.size(), sherd::name(piece.dtype), to_string(infos[i].shape), needed);
     writer.write(bytes);
-    entries[i] = {piece.name, piece.kind,           piece.dtype,     piece.shape,
-                  piece.box,  rank_file_name(rank), checksum(bytes), needed};
+    entries[i] = {piece.name,           piece.kind,      piece.dtype, piece.shape, piece.box,
+                  rank_file_name(rank), checksum(bytes), needed,      piece.part};
   }
   writer.commit();
   return entries;
@@ -83,7 +84,7 @@ CheckpointReader::CheckpointReader(const std::string& path) : dir_(newest_save(p
   std::map<std::string, std::size_t> listed;
   for (const PieceEntry& piece : manifest_.pieces) {
     const SafetensorsFile& file = files_.at(piece.file);
-    const TensorEntry& tensor = file.at(stored_name(piece.kind, piece.name));
+    const TensorEntry& tensor = file.at(stored_name(piece.kind, piece.name, piece.part));
     const Shape& shape = piece.box.shape;
     check(tensor.dtype == piece.dtype && tensor.shape == shape, "\"{}\": tensor \"{}\" is {}{}, the manifest says {}{}",
           file.path(), tensor.name, sherd::name(tensor.dtype), to_string(tensor.shape), sherd::name(piece.dtype),
@@ -118,7 +119,7 @@ void CheckpointReader::require_exactly(const std::set<std::pair<std::string, std
 void CheckpointReader::compare_checksum(const PieceEntry& piece) const {
   constexpr std::int64_t kPartBytes = 1 << 20;
   const SafetensorsFile& file = files_.at(piece.file);
-  const TensorEntry& tensor = file.at(stored_name(piece.kind, piece.name));
+  const TensorEntry& tensor = file.at(stored_name(piece.kind, piece.name, piece.part));
   std::vector<std::byte> part(static_cast<std::size_t>(std::min(kPartBytes, tensor.bytes)));
   Checksum sum;
   for (std::int64_t at = 0; at < tensor.bytes; at += kPartBytes) {
@@ -194,7 +195,7 @@ void CheckpointReader::read_box(const std::string& kind, const std::string& name
     if (!part || numel(*part) == 0) continue;
     if (!verified_) compare_checksum(*piece);
     const SafetensorsFile& file = files_.at(piece->file);
-    RunReader reader(file, file.at(stored_name(kind, name)));
+    RunReader reader(file, file.at(stored_name(kind, name, piece->part)));
     for_each_run(*part, piece->box, box, [&](std::int64_t from, std::int64_t to, std::int64_t count) {
       reader.read(from * element,
                   out.subspan(static_cast<std::size_t>(to * element), static_cast<std::size_t>(count * element)));

@@ -39,11 +39,12 @@ struct Piece {
   Shape shape;  ///< global
   Box box;
   PieceBytes bytes;
+  int part = 0;  ///< among the boxes that this rank saves of the tensor
 };
 
-/// A tensor's name in its rank file: a parameter's own, else "optim.m/NAME". Parameter names use dots, so the slash
-/// keeps kinds apart.
-std::string stored_name(const std::string& kind, const std::string& name);
+/// A tensor's name in its rank file: a parameter's own, else "optim.m/NAME"; of a second box of it "NAME#1", and so on.
+/// Parameter names use dots, so slash and # keep kinds and parts apart.
+std::string stored_name(const std::string& kind, const std::string& name, int part = 0);
 
 /// Writes DIR/SAVE/rank-NNNNN.safetensors and returns its entries for the manifest. Makes the folders. Blocks on the
 /// disk; throws Error naming the file (disk full, bytes that do not fit the box) and leaves no partial file.

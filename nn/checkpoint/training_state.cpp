@@ -36,10 +36,12 @@ std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
     const Tensor& value = state_tensor(entry);
     if (is_usual(entry)) continue;
     if (!saves_box(value, rank)) continue;
-    const Box box = local_box(value);
-    if (numel(box) == 0 && value.numel() > 0) continue;  // a tensor without elements is saved all the same
-    pieces.push_back(
-        {entry.name, entry.kind, value.dtype(), value.shape(), box, saved_bytes(value.local().detach(), staging)});
+    int parts = 0;
+    for (const LocalPart& part : local_parts(value, state_shape(entry))) {
+      if (numel(part.box) == 0 && value.numel() > 0) continue;  // a tensor without elements is saved all the same
+      pieces.push_back({entry.name, entry.kind, value.dtype(), state_shape(entry), part.box,
+                        saved_bytes(part.values, staging), parts++});
+    }
   }
   return pieces;
 }
@@ -48,6 +50,11 @@ std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
 
 const Tensor& state_tensor(const StateEntry& entry) {
   return entry.parameter ? entry.parameter->sharded_value() : entry.slot->value();
+}
+
+const Shape& state_shape(const StateEntry& entry) {
+  const Tensor& value = state_tensor(entry);
+  return entry.like && entry.like->numel() == value.numel() ? entry.like->shape() : value.shape();
 }
 
 void check_whole(const StateEntry& entry) {
@@ -63,16 +70,17 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer, Loss
   std::vector<StateEntry> state;
   for (const auto& [name, p] : model.named_parameters()) {
     p->reshard();
-    state.push_back({name, "param", p, p});
+    state.push_back({name, "param", p, p, p});
   }
   for (const auto& [name, b] : model.named_buffers()) state.push_back({name, "buffer", b});
   if (scaler)
     for (const LossScalerState& s : scaler->state()) state.push_back({s.name, "loss_scaler", s.slot});
   if (!optimizer) return state;
-  for (const OptimizerState& s : optimizer->state()) state.push_back({s.parameter, "optim." + s.kind, s.slot});
+  for (const OptimizerState& s : optimizer->state())
+    state.push_back({s.parameter, "optim." + s.kind, s.slot, nullptr, s.like});
   state.push_back({"step", "optim", &optimizer->step_slot()});
   for (const OptimizerState& s : optimizer->counts())
-    state.push_back({s.parameter, "optim." + s.kind, s.slot, nullptr, &optimizer->step_slot()});
+    state.push_back({s.parameter, "optim." + s.kind, s.slot, nullptr, nullptr, &optimizer->step_slot()});
   return state;
 }
 
@@ -168,16 +176,18 @@ void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntr
       continue;
     }
     const Tensor& value = state_tensor(entry);
-    const Box box = local_box(value);
-    const Tensor local = value.local().detach();
-    check(!local.is_meta(), "\"{}\" has no memory to load its values into; call model.materialize() first", entry.name);
-    // A rank without elements reads none, and a ghost has nothing to read into; both check name, dtype and shape.
-    Tensor loaded = Tensor::empty(local.shape(), local.dtype());
-    if (loaded.is_ghost()) reader.check_box(entry.kind, entry.name, value.dtype(), value.shape(), box);
-    else
-      reader.read_box(entry.kind, entry.name, value.dtype(), value.shape(), box,
-                      {static_cast<std::byte*>(loaded.raw()), static_cast<std::size_t>(loaded.bytes())});
-    if (loaded.numel() > 0) copy_into(local, std::move(loaded));
+    const Shape& shape = state_shape(entry);
+    check(!value.local().is_meta(), "\"{}\" has no memory to load its values into; call model.materialize() first",
+          entry.name);
+    for (const LocalPart& part : local_parts(value, shape)) {
+      // A rank without elements reads none, and a ghost has nothing to read into; both check name, dtype and shape.
+      Tensor loaded = Tensor::empty(part.box.shape, value.dtype());
+      if (loaded.is_ghost()) reader.check_box(entry.kind, entry.name, value.dtype(), shape, part.box);
+      else
+        reader.read_box(entry.kind, entry.name, value.dtype(), shape, part.box,
+                        {static_cast<std::byte*>(loaded.raw()), static_cast<std::size_t>(loaded.bytes())});
+      if (loaded.numel() > 0) copy_into(part.values, std::move(loaded));
+    }
     entry.slot->mark_whole();
     if (!entry.parameter) continue;
     entry.parameter->reshard();  // what is gathered of the old values is stale

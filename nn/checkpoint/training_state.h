@@ -19,13 +19,16 @@ namespace sherd::nn {
 struct StateEntry {
   std::string name, kind;
   Slot* slot;
-  Parameter* parameter = nullptr;  ///< marked initialised when its values are loaded
+  Parameter* parameter = nullptr;   ///< marked initialised when its values are loaded
+  const Parameter* like = nullptr;  ///< its shape is that of this parameter, where it has as many elements
   /// The default where the checkpoint has no entry: `slot` is saved only if it does not share this slot's bytes.
   Slot* usually = nullptr;
 };
 
 /// The shards hold the state, also while a unit of fully_shard is gathered.
 const Tensor& state_tensor(const StateEntry& entry);
+/// In which the tensor is saved: the parameter's, also where shards are of one with merged dims (shard_merged).
+const Shape& state_shape(const StateEntry& entry);
 /// Error naming the entry if a step was left while it changed the value.
 void check_whole(const StateEntry& entry);
 /// Whether the entry is its default: it shares that one's bytes, and is not saved.

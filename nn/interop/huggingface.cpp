@@ -223,15 +223,16 @@ void HuggingFaceWeights::load(LanguageModel& model) const {
     const auto source = sources_.find(name);
     check(source != sources_.end() && source->second.shape == parameter->shape(),
           "\"{}\" holds no {}{}, which the model to be loaded has", dir_, name, to_string(parameter->shape()));
-    const Box box = local_box(parameter->sharded_value());
-    const Tensor local = parameter->sharded_value().local().detach();
-    check(!local.is_meta(), "\"{}\" has no memory to load its values into; call model.materialize() first", name);
-    if (numel(box) > 0) {
-      Tensor part = read_rows(source->second, box.offset[0], box.shape[0]);
-      for (int d = 1; d < part.ndim(); ++d) part = narrow(std::move(part), d, box.offset[d], box.shape[d]);
-      copy_into(local, std::move(part));
+    check(!parameter->sharded_value().local().is_meta(),
+          "\"{}\" has no memory to load its values into; call model.materialize() first", name);
+    for (const auto& [box, values] : local_parts(parameter->sharded_value(), parameter->shape())) {
+      if (numel(box) > 0) {
+        Tensor part = read_rows(source->second, box.offset[0], box.shape[0]);
+        for (int d = 1; d < part.ndim(); ++d) part = narrow(std::move(part), d, box.offset[d], box.shape[d]);
+        copy_into(values, std::move(part));
+      }
+      if (tied_head_ && name == "tok.weight") check_tied_head(source->second, box.offset[0], box.shape[0]);
     }
-    if (tied_head_ && name == "tok.weight") check_tied_head(source->second, box.offset[0], box.shape[0]);
     parameter->reshard();  // what is gathered of the old values is stale
     parameter->mark_initialised();
   }

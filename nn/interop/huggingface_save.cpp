@@ -127,8 +127,9 @@ void write_text(const std::string& path, std::string_view text) {
 Tensor assemble(const PlannedTensor& tensor, const Parameters& parameters) {
   std::vector<Tensor> parts;
   for (const std::string& name : tensor.ours) {
-    const Tensor& value = parameters.at(name)->sharded_value();
-    parts.push_back(to(value.is_distributed() ? full_tensor(value) : value.detach(), Device::cpu()));
+    const Parameter& p = *parameters.at(name);
+    const Tensor& value = p.sharded_value();
+    parts.push_back(to(value.is_distributed() ? view(full_tensor(value), p.shape()) : value.detach(), Device::cpu()));
   }
   Tensor full = parts.size() == 1 ? parts[0] : cat(std::move(parts), 0);
   if (tensor.transposed) full = transpose(std::move(full), 0, 1);

@@ -219,7 +219,7 @@ std::vector<OptimizerState> Optimizer::state() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     ensure_state(i);
     for (std::size_t k = 0; k < kinds.size(); ++k)
-      result.push_back({parameters_[i]->name(), kinds[k], state_[i][k].get()});
+      result.push_back({parameters_[i]->name(), kinds[k], state_[i][k].get(), parameters_[i]});
   }
   ensure_counts();
   return result;
@@ -229,7 +229,7 @@ std::vector<OptimizerState> Optimizer::counts() {
   state();
   std::vector<OptimizerState> result;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (counts_[i]) result.push_back({parameters_[i]->name(), "step", counts_[i].get()});
+    if (counts_[i]) result.push_back({parameters_[i]->name(), "step", counts_[i].get(), parameters_[i]});
   return result;
 }
 

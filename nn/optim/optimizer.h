@@ -16,6 +16,7 @@ struct OptimizerState {
   std::string parameter;
   std::string kind;
   Slot* slot;
+  const Parameter* like;  ///< whose shape it has, if it has as many elements
 };
 
 /// Base of AdamW and Sgd. Build it after fully_shard: state has the layout of the parameters

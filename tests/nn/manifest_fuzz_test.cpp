@@ -26,15 +26,17 @@ Manifest sample() {
   manifest.vocabulary = "chars \n\u00e9";
   manifest.state = {{"loss", 2.5}, {"seed", std::int64_t{7}}, {"tag", std::string("a\"b")}, {"bad", 0.1}};
   for (const char* kind : {"param", "optim.m"})
-    for (std::int64_t rank = 0; rank < 2; ++rank)
-      manifest.pieces.push_back({.name = "blocks.0.w",
-                                 .kind = kind,
-                                 .dtype = DType::f32,
-                                 .shape = {4, 3},
-                                 .box = {{2 * rank, 0}, {2, 3}},
-                                 .file = "rank-0000" + std::to_string(rank) + ".safetensors",
-                                 .checksum = 0x1234,
-                                 .bytes = 24});
+    for (const int rank : {0, 1})
+      for (int part = 0; part <= rank; ++part)  // the second rank's rows are two boxes
+        manifest.pieces.push_back({.name = "blocks.0.w",
+                                   .kind = kind,
+                                   .dtype = DType::f32,
+                                   .shape = {4, 3},
+                                   .box = {{2 * rank + part, 0}, {2 - rank, 3}},
+                                   .file = "rank-0000" + std::to_string(rank) + ".safetensors",
+                                   .checksum = 0x1234,
+                                   .bytes = 24 - 12 * rank,
+                                   .part = part});
   return manifest;
 }
 
@@ -90,6 +92,7 @@ void expect_same(const Manifest& read, const json& text) {
     EXPECT_EQ(piece.file, entry["file"]);
     EXPECT_EQ(piece.checksum, checksum_from_text(entry["checksum"].get<std::string>()));
     EXPECT_EQ(piece.bytes, entry["bytes"]);
+    EXPECT_EQ(json(piece.part), entry.value("part", json(0)));
   }
 }
 
