@@ -93,6 +93,10 @@ Shape global_shape(const Tensor& local, const Spec& spec, const FromLocalOptions
     for (int d = 0; d < shape.size(); ++d) {
       const std::span<const std::int64_t> rows = spec.rows_of(d);
       shape[d] = rows.empty() ? shape[d] * spec.num_shards(d) : std::accumulate(rows.begin(), rows.end(), kNone);
+      const std::int64_t own = spec.local_range(d, shape[d]).size();
+      check(rows.empty() || own == local.size(d),
+            "from_local: {} has {} rows of dim {}, and placement {} gives this rank {}", local, local.size(d), d,
+            spec.describe(), own);
     }
   } else {
     shape = *options.shape;

@@ -77,13 +77,19 @@ void agree_on_updates(const std::vector<Parameter*>& parameters, ProcessGroup& g
     if (std::ranges::any_of(optimizer->parameters(), [&](Parameter* p) { return known.contains(p); }))
       optimizers.push_back(optimizer);
   const std::vector<LossScaler*>& scalers = LossScaler::living();  // of which models they do not know
-  for (Optimizer* optimizer : optimizers) optimizer->reset_gradient_scale();
-  for (LossScaler* scaler : scalers) scaler->forget_step();
-  if (group.size() == 1 || RankContext::current().is_ghost()) return;
+  std::string own, failure;
+  try {
+    for (Optimizer* optimizer : optimizers) optimizer->reset_gradient_scale();
+    for (LossScaler* scaler : scalers) scaler->forget_step();
+    for (Optimizer* optimizer : optimizers) own += report_of(*optimizer);
+    for (LossScaler* scaler : scalers) own += report_of(*scaler);
+  } catch (const std::exception& error) { failure = error.what(); }
+  if (RankContext::current().is_ghost()) return;
+  const std::vector<std::string> failures = gather_text(group, failure);
+  for (std::size_t r = 0; r < failures.size(); ++r)
+    check(failures[r].empty(), "optimizers cannot go back to the state between steps on rank {}: {}", r, failures[r]);
+  if (group.size() == 1) return;
 
-  std::string own;
-  for (Optimizer* optimizer : optimizers) own += report_of(*optimizer);
-  for (LossScaler* scaler : scalers) own += report_of(*scaler);
   std::vector<std::vector<Report>> by_rank;
   for (const std::string& text : gather_text(group, own)) by_rank.push_back(read_reports(text));
   for (std::size_t r = 1; r < by_rank.size(); ++r)

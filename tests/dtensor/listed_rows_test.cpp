@@ -79,6 +79,17 @@ TEST(Spec, ListsTheSizesOfNestedShards) {
   });
 }
 
+TEST(FromLocal, WantsTheListedRows) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Spec* const spec = Spec::of(mesh, Shard(0))->with_rows(0, Rows{1, 4});
+    const Tensor whole = counting({5, 2});
+    EXPECT_TRUE(same_bits(full_tensor(from_local(listed_part(whole, 0, {1, 4}, group->rank()), spec)), whole));
+    const std::string own = group->rank() == 0 ? "gives this rank 1" : "gives this rank 4";
+    expect_error([&] { from_local(counting({3, 2}), spec); }, {"from_local", "3 rows of dim 0", "{0: dp(1,4)}", own});
+  });
+}
+
 TEST(Redistribute, FromAndToListedShards) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
