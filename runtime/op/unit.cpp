@@ -86,9 +86,9 @@ Metas infer_reduce(const InferCall& call) {
     check(p.kind == ReduceKind::sum || p.kind == ReduceKind::avg, "{}: gradients are summed or averaged, not {}",
           call.op.name, sherd::name(p.kind));
     const TensorMeta& out = check_part(call, m, unit, piece);
-    check(out.dtype == piece.dtype || (out.dtype == piece.wire && p.add_to == AddTo::nothing),
-          "{}: piece {} is {} and travels as {}, its result is {}", call.op.name, p.piece, sherd::name(piece.dtype),
-          sherd::name(piece.wire), out);
+    check(out.dtype == piece.gradient_dtype() || (out.dtype == piece.wire && p.add_to == AddTo::nothing),
+          "{}: the gradient of piece {} is {} and travels as {}, its result is {}", call.op.name, p.piece,
+          sherd::name(piece.gradient_dtype()), sherd::name(piece.wire), out);
   }
   return {};
 }
@@ -102,12 +102,12 @@ Metas infer_replica_sum(const InferCall& call) {
     const SummedPiece& p = a.pieces[m];
     const UnitPiece& piece = piece_of(call, unit, p.piece);
     const TensorMeta& sum = check_part(call, m, unit, piece);
-    check(sum.dtype == (p.is_apart ? piece.wire : piece.dtype), "{}: the sum of piece {} is {}", call.op.name, p.piece,
-          sum);
+    check(sum.dtype == (p.is_apart ? piece.wire : piece.gradient_dtype()), "{}: the sum of piece {} is {}",
+          call.op.name, p.piece, sum);
     if (!p.is_apart) continue;
     const TensorMeta& out = check_part(call, next++, unit, piece);
-    check(out.dtype == piece.dtype, "{}: piece {} is {}, its result is {}", call.op.name, p.piece,
-          sherd::name(piece.dtype), out);
+    check(out.dtype == piece.gradient_dtype(), "{}: the gradient of piece {} is {}, its result is {}", call.op.name,
+          p.piece, sherd::name(piece.gradient_dtype()), out);
   }
   check(call.in.size() == next, "{}: {} tensors for {} pieces", call.op.name, call.in.size(), a.pieces.size());
   return {};

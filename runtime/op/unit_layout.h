@@ -12,6 +12,7 @@
 // Rows of unit.h carry a pointer to a layout, which is all that they know of a unit: any program, on any rank, can be
 // read, priced and moved from its text and the layouts that it names.
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,17 +21,33 @@
 
 namespace sherd {
 
+/// For optional fields, which are left out of the text when they are unset.
+template <>
+struct AttrValue<std::optional<DType>> {
+  static void print(const std::optional<DType>& value, AttrWriter& out) {
+    if (value) AttrValue<DType>::print(*value, out);
+  }
+  static void read(std::optional<DType>& value, AttrReader& in) { AttrValue<DType>::read(value.emplace(), in); }
+  static bool equal(const std::optional<DType>& a, const std::optional<DType>& b) { return a == b; }
+  static std::uint64_t hash(const std::optional<DType>& value) {
+    return value ? 1 + AttrValue<DType>::hash(*value) : 0;
+  }
+};
+
 /// One tensor of a unit. Offsets are bytes from the start of a buffer.
 struct UnitPiece {
   Shape shape;                    ///< full, of this rank's local tensor; at least one dim
-  DType dtype = DType::f32;       ///< of the shard and of its gradient
+  DType dtype = DType::f32;       ///< of the shard, and of its gradient unless grad_dtype is set
   DType full_dtype = DType::f32;  ///< of the full tensor and of its gradient
   DType wire = DType::f32;        ///< gradients are rounded to it before they are summed, and once more after
   std::int64_t shard_offset = 0;
   std::int64_t full_offset = 0;
-  int dim = 0;                       ///< the one that is sharded
-  std::vector<std::int64_t> rows{};  ///< of `dim`, per shard; empty: the chunk rule (comm/group/chunks.h)
-  std::string name{};                ///< for messages: the parameter's path below the unit
+  int dim = 0;                        ///< the one that is sharded
+  std::vector<std::int64_t> rows{};   ///< of `dim`, per shard; empty: the chunk rule (comm/group/chunks.h)
+  std::string name{};                 ///< for messages: the parameter's path below the unit
+  std::optional<DType> grad_dtype{};  ///< of the shard's gradient, where that is not the shard's
+
+  DType gradient_dtype() const { return grad_dtype.value_or(dtype); }
 
   static constexpr AttrField fields[] = {attr<&UnitPiece::shape>("shape"),
                                          attr<&UnitPiece::dtype>("dtype"),
@@ -40,7 +57,8 @@ struct UnitPiece {
                                          attr<&UnitPiece::full_offset>("full_offset").local(),
                                          attr<&UnitPiece::dim>("dim").optional(),
                                          attr<&UnitPiece::rows>("rows").local().optional(),
-                                         attr<&UnitPiece::name>("name").optional()};
+                                         attr<&UnitPiece::name>("name").optional(),
+                                         attr<&UnitPiece::grad_dtype>("grad_dtype").optional()};
 };
 
 /// Interned and immortal: equal layouts are one object, so comparing is comparing pointers.

@@ -114,10 +114,10 @@ std::optional<DeviceMesh> split_of(const DataMesh& data, bool is_replicated, Res
 
 }  // namespace
 
-Unit::Unit(const UnitMembers& members, const UnitPolicy& policy)
+Unit::Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& policy)
     : data(members.data),
-      buffers(place_unit(members.name, data, policy.mp_policy, members.parameters, policy.placement),
-              members.parameters),
+      types(members.types),
+      buffers(std::move(placed), members.parameters),
       inbox(buffers, data),
       is_replicated(members.is_replicated) {
   if (is_replicated || policy.parameters == ShardedOver::none) buffers.keep_gathered();
@@ -137,8 +137,11 @@ FullyShardHook::FullyShardHook(std::string name, std::vector<Module*> modules, c
     for (std::size_t i = 0; i < members.size(); ++i)
       splits[i] = split_of(members[i].data, members[i].is_replicated, *reshard);
   }
+  std::vector<PlacedUnit> placed;
+  for (const UnitMembers& each : members)
+    placed.push_back(place_unit(each.name, each.data, each.types, each.parameters, policy.placement));
   for (std::size_t i = 0; i < members.size(); ++i)
-    units.emplace_back(std::make_unique<Unit>(members[i], policy))->buffers.set_slices(splits[i]);
+    units.emplace_back(std::make_unique<Unit>(members[i], std::move(placed[i]), policy))->buffers.set_slices(splits[i]);
 }
 
 void FullyShardHook::set_reshard_after_forward(ReshardAfterForward value) {
@@ -152,7 +155,7 @@ void FullyShardHook::set_reshard_after_forward(ReshardAfterForward value) {
 void FullyShardHook::before_cast(Module&, DType dtype) {
   check(!tree_, "module \"{}\" ran already, and its dtype changes before the first forward only", name_);
   for (const auto& unit : units) {
-    unit->buffers.cast_to(*with_dtype(unit->buffers.layout(), dtype, policy_));
+    unit->buffers.cast_to(*with_dtype(unit->buffers.layout(), dtype, unit->types));
     unit->inbox.layout_changed();
   }
 }
@@ -169,6 +172,7 @@ Unit* FullyShardHook::unit_of(const ShardKeeper& keeper) const {
 }
 
 void FullyShardHook::borrow(FullyShardHook& owner, Unit& unit) {
+  std::erase_if(borrowed_, [](const Borrowed& borrowed) { return borrowed.owner.expired(); });
   if (std::ranges::find(borrowed_, &unit, &Borrowed::unit) == borrowed_.end())
     borrowed_.push_back({owner.weak_from_this(), &unit});
 }
@@ -253,39 +257,36 @@ void FullyShardHook::enter_forward(bool begins) {
   if (begins) prefetch(forward_prefetch, units.empty() ? kNoUnit : tree_->schedule.enter(id_));
 }
 
-void FullyShardHook::unshard() const {
-  for (const auto& unit : units) unit->buffers.unshard();
+void FullyShardHook::each_unit(const std::function<void(Unit&, const FullyShardHook& owner)>& visit) const {
+  for (const auto& unit : units) visit(*unit, *this);
   for (const Borrowed& borrowed : borrowed_)
-    if (const auto owner = borrowed.owner.lock()) borrowed.unit->buffers.unshard();
+    if (const auto owner = borrowed.owner.lock()) visit(*borrowed.unit, *owner);
+}
+
+void FullyShardHook::unshard() const {
+  each_unit([](Unit& unit, const FullyShardHook&) { unit.buffers.unshard(); });
 }
 
 void FullyShardHook::begin_round() {
   awaited_ = modules_;
-  for (const auto& unit : units) ++unit->users;
-  for (const Borrowed& borrowed : borrowed_)
-    if (const auto owner = borrowed.owner.lock()) ++borrowed.unit->users;
+  each_unit([](Unit& unit, const FullyShardHook&) { ++unit.users; });
 }
 
 void FullyShardHook::leave_round() {
   if (awaited_.empty()) return;
   awaited_.clear();
-  for (const auto& unit : units) --unit->users;
-  for (const Borrowed& borrowed : borrowed_)
-    if (const auto owner = borrowed.owner.lock()) --borrowed.unit->users;
+  each_unit([](Unit& unit, const FullyShardHook&) { --unit.users; });
 }
 
 // Without grad mode there is no backward that would reshard later.
 void FullyShardHook::close_round() {
   leave_round();
   const bool has_backward = RankContext::current().grad_enabled;
-  const auto close = [&](Unit& unit, bool reshards) {
+  each_unit([has_backward](Unit& unit, const FullyShardHook& owner) {
     if (unit.users > 0) return;
     if (!has_backward) unit.buffers.reshard();
-    else if (reshards) unit.buffers.reshard_after_forward();
-  };
-  for (const auto& unit : units) close(*unit, reshards());
-  for (const Borrowed& borrowed : borrowed_)
-    if (const auto owner = borrowed.owner.lock()) close(*borrowed.unit, owner->reshards());
+    else if (owner.reshards()) unit.buffers.reshard_after_forward();
+  });
 }
 
 // Submitted before the module computes, so that it runs beside it.
@@ -351,8 +352,9 @@ void FullyShardHook::abandon_forward(Module& module, std::string_view reason) no
   if (--tree_->depth == 0) return tree_->abandon(reason);
   if (is_running(module)) return;  // it called itself
   leave_round();
-  for (const auto& unit : units)
-    if (unit->users == 0) unit->buffers.reshard();
+  each_unit([](Unit& unit, const FullyShardHook&) {
+    if (unit.users == 0) unit.buffers.reshard();
+  });
 }
 
 void FullyShardHook::before_backward(ForwardCall& call) {

@@ -42,11 +42,12 @@ struct ShardTree {
 /// Parameters that are gathered and reduced together.
 struct Unit {
   DataMesh data;
+  const std::vector<ParameterTypes> types;  ///< of its pieces
   UnitBuffers buffers;
   GradientInbox inbox;
   int users = 0;  // calls that run and read its gathered parameters
   const bool is_replicated;
-  Unit(const UnitMembers& members, const UnitPolicy& policy);
+  Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& policy);
 };
 
 class FullyShardHook final : public ModuleHook, public std::enable_shared_from_this<FullyShardHook> {
@@ -117,6 +118,8 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
     std::weak_ptr<FullyShardHook> owner;  // has the unit
     Unit* unit;
   };
+  /// Its own units and those it borrows, each with the hook that has it.
+  void each_unit(const std::function<void(Unit&, const FullyShardHook& owner)>& visit) const;
   void unshard() const;
   void join_or_make_tree(Module& module);
   void join_or_tell(Module& module);

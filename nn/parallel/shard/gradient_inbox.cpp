@@ -52,7 +52,7 @@ void GradientInbox::layout_changed() {
     entries_[i].bytes = align(sherd::numel(piece(i).shape) * byte_size(piece(i).full_dtype));
   if (const UnitLayout* owned = buffers_.owned()) owned_.emplace(*owned);
   held_.reset();
-  set_syncs(syncs_);
+  holding_changed();
 }
 
 GradientInbox::~GradientInbox() {
@@ -77,10 +77,11 @@ bool GradientInbox::adds_in_place(std::size_t i) const {
          buffers_.parameter(i)->grad().defined();
 }
 
-// Parameters that train, or did when the tape was recorded, and those of which something waits.
+// Parameters that train, or did when the tape was recorded, and those of which something is there or waits.
 bool GradientInbox::has_place(std::size_t i) const {
   const Parameter* const p = buffers_.parameter(i);
-  return is_held(i) || (p && (p->requires_grad() || p->leaf()->expected > 0 || entries_[i].has_unsummed()));
+  const Entry& e = entries_[i];
+  return is_held(i) || (p && (p->requires_grad() || p->leaf()->expected > 0 || e.waits() || e.has_unsummed()));
 }
 
 GradientInbox::Places GradientInbox::places(const UnitLayout& layout) const {
@@ -115,7 +116,8 @@ const Tensor& GradientInbox::full_view(std::size_t i) {
   Entry& e = entries_[i];
   if (e.full.defined()) return e.full;
   if (e.offset == kNoPlace) fail("parameter \"{}\" got a gradient and is frozen", buffers_.parameter(i)->name());
-  return e.full = view_at(gradients_, piece(i).shape, e.offset, unit_of_gradients_->pieces[i].full_dtype);
+  const Shape& shape = buffers_.placement(i).used_shape;
+  return e.full = view_at(gradients_, shape, e.offset, unit_of_gradients_->pieces[i].full_dtype);
 }
 
 void GradientInbox::drop_buffer() {
@@ -133,7 +135,7 @@ GradSink::Destination GradientInbox::destination(Slot& slot) {
 }
 
 GradSink::Destination GradientInbox::local_destination(std::size_t i) {
-  if (adds_in_place(i)) return {buffers_.parameter(i)->grad().local().detach(), true};
+  if (adds_in_place(i)) return {buffers_.as_used(i, buffers_.parameter(i)->grad().local().detach()), true};
   const Tensor& full = full_view(i);
   return {full, entries_[i].pending != Pending::none || (is_held(i) && !held_->is_apart())};
 }
@@ -254,14 +256,16 @@ void GradientInbox::set_reduces_unused(bool on) {
 }
 
 void GradientInbox::set_syncs(bool on) {
-  syncs_ = on;
-  if (holds() && !held_) held_ = std::make_unique<HeldGradients>(buffers_);
-  reduction_changed();
+  if (std::exchange(syncs_, on) != on) holding_changed();
 }
 
 void GradientInbox::set_accumulates_shards(bool on) {
-  accumulates_shards_ = on;
-  set_syncs(syncs_);
+  if (std::exchange(accumulates_shards_, on) != on) holding_changed();
+}
+
+void GradientInbox::holding_changed() {
+  if (holds() && !held_) held_ = std::make_unique<HeldGradients>(buffers_);
+  reduction_changed();
 }
 
 void GradientInbox::set_reduce(UnitReduce reduce) {
@@ -277,8 +281,8 @@ void GradientInbox::set_all_reduce_hook(AllReduceHook hook) {
 }
 
 void GradientInbox::reduction_changed() {
-  is_gradient_reduced_ =
-      data_.num_ranks() == 1 && buffers_.is_shard_full() && !rounds(buffers_.layout()) && divide_factor_ == 1 && !hook_;
+  is_gradient_reduced_ = data_.num_ranks() == 1 && buffers_.is_shard_full() && !casts_gradients(buffers_.layout()) &&
+                         divide_factor_ == 1 && !hook_;
   const char* const over_replicas = data_.num_replicas() == 1 ? ""
                                     : !leaves_unsummed()      ? " and adds them up over replicas"
                                                               : " and does not add them up over replicas";
@@ -405,8 +409,9 @@ void GradientInbox::keep_gradients() {
     if (!entries_[i].waits()) continue;
     const Tensor& full = full_view(i);
     const Tensor& gradient = buffers_.parameter(i)->grad();
-    if (!entries_[i].is_partial && gradient.defined()) copy_into(gradient.local().detach(), full, true);
-    else deliver(i, full);
+    if (!entries_[i].is_partial && gradient.defined())
+      copy_into(buffers_.as_used(i, gradient.local().detach()), full, true);
+    else deliver(i, view(full, buffers_.placement(i).full_shape));
   }
 }
 
@@ -430,132 +435,6 @@ void GradientInbox::deliver(std::size_t i, const Tensor& shard) {
   if (had_unsummed) e.aside->clear_grad();
   if (((had_unsummed && !owned_) || hook_) && p.grad().defined()) copy_into(p.grad().local().detach(), shard, true);
   else p.set_grad(Tensor::distributed_like(p.sharded_value(), shard));
-}
-
-/// One reduction: what its rows are called with.
-struct GradientInbox::Launch {
-  std::vector<std::size_t> members{};  // pieces
-  UnitReduceAttrs reduce{};
-  std::vector<Tensor> gradients{};  // of the members: where their shards end
-  std::vector<Tensor> out{};        // of the members: where the reduction over shards puts them
-  ReplicaSumAttrs sum{};
-  std::vector<Tensor> apart{};  // of the members that are summed over replicas apart: their gradients
-};
-
-GradientInbox::Launch GradientInbox::members_to_launch() const {
-  const UnitLayout& layout = *unit_of_gradients_;
-  Launch launch;
-  launch.reduce = {.unit = &layout, .scale = 1 / divide_factor_, .in_flight = max_reductions_};
-  launch.sum.unit = &layout;
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const Entry& e = entries_[i];
-    if (!e.waits()) continue;
-    launch.members.push_back(i);
-    const Tensor& earlier = launch.gradients.emplace_back(earlier_sum(i));
-    const AddTo add_to = !earlier.defined()                      ? AddTo::nothing
-                         : e.has_unsummed() || leaves_unsummed() ? AddTo::unsummed
-                                                                 : AddTo::gradient;
-    launch.reduce.pieces.push_back({.piece = static_cast<int>(i),
-                                    .offset = e.offset,
-                                    .kind = e.pending == Pending::sum ? ReduceKind::sum : ReduceKind::avg,
-                                    .add_to = add_to});
-  }
-  return launch;
-}
-
-// Of what this rank owns, or of its shards, for gradients that are new. A rank of which they are empty issues the row
-// too, with empty tensors: all ranks issue the same rows.
-void GradientInbox::make_room(const std::vector<std::size_t>& members, std::vector<Tensor>& gradients,
-                              bool is_owned) const {
-  const auto shape_of = [&](std::size_t i) -> const Shape& {
-    return is_owned ? buffers_.placement(i).local_shape : buffers_.shard_shape(i);
-  };
-  const auto bytes_of = [&](std::size_t i) { return align(sherd::numel(shape_of(i)) * byte_size(piece(i).dtype)); };
-  std::int64_t bytes = 0;
-  bool any_fresh = false;
-  for (std::size_t m = 0; m < members.size(); ++m) {
-    if (gradients[m].defined()) continue;
-    any_fresh = true;
-    bytes += bytes_of(members[m]);
-  }
-  if (!any_fresh) return;
-  const Tensor fresh = gradient_buffer(bytes, buffers_.device());
-  std::int64_t offset = 0;
-  for (std::size_t m = 0; m < members.size(); ++m) {
-    if (gradients[m].defined()) continue;
-    gradients[m] = view_at(fresh, shape_of(members[m]), offset, piece(members[m]).dtype);
-    offset += bytes_of(members[m]);
-  }
-}
-
-// Gradients that are summed over replicas already take no unsummed part; and a type wider than the wire's would be
-// rounded too early. Those are reduced and summed in memory of their own, and stored after.
-void GradientInbox::sum_apart(Launch& launch) const {
-  const UnitLayout& layout = buffers_.layout();
-  std::vector<std::int64_t> offsets;
-  std::int64_t bytes = 0;
-  bool any_apart = false;
-  for (ReducedPiece& p : launch.reduce.pieces) {
-    const UnitPiece& at = layout.piece(p.piece);
-    const bool in_place = p.add_to == AddTo::unsummed || (p.add_to == AddTo::nothing && at.wire == at.dtype);
-    launch.sum.pieces.push_back({.piece = p.piece, .is_apart = !in_place});
-    offsets.push_back(bytes);
-    if (in_place) continue;
-    any_apart = true;
-    launch.sum.pieces.back().add_to = std::exchange(p.add_to, AddTo::nothing);
-    bytes += align(layout.count_here(at) * byte_size(at.wire));
-  }
-  if (!any_apart) return;
-  const Tensor memory = communication_buffer(bytes, buffers_.device());
-  for (std::size_t m = 0; m < launch.members.size(); ++m) {
-    const UnitPiece& at = piece(launch.members[m]);
-    if (!launch.sum.pieces[m].is_apart) continue;
-    launch.out[m] = run_at(memory, layout.count_here(at), offsets[m], at.wire);
-    launch.apart.push_back(launch.gradients[m]);
-  }
-}
-
-void GradientInbox::reduce(const Launch& launch) const {
-  if (reduce_ && buffers_.layout().shards > 1) reduce_(launch.reduce, gradients_, launch.out);
-  else start_reduce(launch.reduce, gradients_, launch.out);
-}
-
-// To the whole of this rank's shard, apart or onto what replicas have not summed; then to what this rank owns of it.
-void GradientInbox::launch_owned(Launch& launch) const {
-  std::vector<OwnedGradients::Member> members =
-      owned_->make_room(launch.reduce.pieces, launch.gradients, buffers_.device());
-  for (std::size_t m = 0; m < members.size(); ++m) {
-    const std::size_t i = launch.members[m];
-    launch.out.push_back(members[m].shard);
-    const Tensor& gradient = buffers_.parameter(i)->grad();
-    const bool adds = gradient.defined() && !entries_[i].is_partial && !hook_;
-    launch.gradients[m] = adds ? gradient.local().detach() : Tensor();
-    if (adds) members[m].add_to = AddTo::gradient;
-  }
-  reduce(launch);
-  make_room(launch.members, launch.gradients, /*is_owned=*/true);
-  owned_->reduce(members, launch.gradients, max_reductions_);
-}
-
-void GradientInbox::launch_shards(Launch& launch, bool sums_replicas) const {
-  make_room(launch.members, launch.gradients, /*is_owned=*/false);
-  launch.out = launch.gradients;
-  if (sums_replicas) {
-    sum_apart(launch);
-    if (!launch.apart.empty()) launch.sum.in_flight = max_reductions_;  // they hold memory of their own
-  }
-  reduce(launch);
-  if (sums_replicas) start_replica_sum(launch.sum, launch.out, launch.apart);
-}
-
-void GradientInbox::launch() {
-  Launch launch = members_to_launch();
-  if (launch.members.empty()) return;
-  const bool sums_replicas = data_.num_replicas() > 1 && !leaves_unsummed();
-  if (sums_replicas && owned_) launch_owned(launch);
-  else launch_shards(launch, sums_replicas);
-  if (hook_ && !leaves_unsummed()) hook_({*launch.reduce.unit, launch.reduce.pieces, launch.gradients});
-  for (std::size_t m = 0; m < launch.members.size(); ++m) deliver(launch.members[m], launch.gradients[m]);
 }
 
 // ---- errors ----

@@ -83,6 +83,11 @@ class GradientInbox final : public GradSink {
   /// Off: gathered parameters stay registered when backward is done with them.
   void set_reshards(bool on) { reshards_ = on; }
 
+  /// What earlier passes have left (pending_gradients.h): in full, null if none was to; and this rank's shard of a
+  /// piece, undefined if replicas have summed it.
+  const HeldGradients* held() const { return held_.get(); }
+  Tensor unsummed(std::size_t piece) const { return entries_[piece].unsummed(); }
+
   // GradSink
   Destination destination(Slot& slot) override;
   void wrote(Slot& slot) override;
@@ -156,6 +161,7 @@ class GradientInbox final : public GradSink {
   void reduce(const Launch& launch) const;
   void launch_owned(Launch& launch) const;
   void launch_shards(Launch& launch, bool sums_replicas) const;
+  void holding_changed();
   void reduction_changed();
 
   UnitBuffers& buffers_;

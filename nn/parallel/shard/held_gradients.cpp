@@ -31,6 +31,7 @@ const UnitLayout* layout_of_adding(UnitLayout layout) {
   layout.shard_bytes = 0;
   for (UnitPiece& p : layout.pieces) {
     p.dtype = p.wire = held_dtype(p);
+    p.grad_dtype.reset();
     p.rows.clear();
     p.shard_offset = layout.shard_bytes;
     layout.shard_bytes += align(numel(p.shape) * byte_size(p.dtype));
@@ -64,8 +65,8 @@ void HeldGradients::check_place(std::size_t piece, std::int64_t offset, std::int
     if (!held.defined()) continue;
     if (held.offset() * byte_size(held.dtype()) != offset || held.storage()->bytes() != bytes)
       fail(
-          "parameters of the unit \"{}\" were thawed while gradients of earlier backward passes wait to be reduced: "
-          "reduce them first, with set_requires_gradient_sync() on or finalize_backward()",
+          "parameters of the unit \"{}\" were frozen or thawed while gradients of earlier backward passes wait to "
+          "be reduced: reduce them first, with set_requires_gradient_sync() on or finalize_backward()",
           buffers_.layout().name);
   }
 }

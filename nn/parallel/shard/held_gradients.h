@@ -23,7 +23,8 @@ class HeldGradients {
 
   /// Whether a sum of this piece waits; whether it is one of averages, or of terms of a Partial(sum).
   bool has(std::size_t piece) const { return has(piece, ReduceKind::avg) || has(piece, ReduceKind::sum); }
-  bool has(std::size_t piece, ReduceKind kind) const { return slot(piece, kind).grad().defined(); }
+  bool has(std::size_t piece, ReduceKind kind) const { return gradient(piece, kind).defined(); }
+  const Tensor& gradient(std::size_t piece, ReduceKind kind) const { return slot(piece, kind).grad(); }
   /// All that is held, u8; undefined if nothing is.
   Tensor bytes() const;
 

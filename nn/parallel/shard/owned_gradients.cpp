@@ -7,7 +7,8 @@
 
 namespace sherd::nn {
 
-OwnedGradients::OwnedGradients(const UnitLayout& owned) : owned_(&owned), apart_(layout_of_owned_gradients(owned)) {}
+OwnedGradients::OwnedGradients(const UnitLayout& owned)
+    : sums_(layout_of_owned_sums(owned)), apart_(layout_of_owned_gradients(owned)) {}
 
 std::vector<OwnedGradients::Member> OwnedGradients::make_room(std::span<ReducedPiece> pieces,
                                                               std::span<const Tensor> earlier, Device device) const {
@@ -42,7 +43,7 @@ void OwnedGradients::reduce(std::span<const Member> members, std::span<const Ten
     if (std::ranges::find(reduced, storage.get()) != reduced.end()) continue;
     reduced.push_back(storage.get());
     UnitReduceAttrs attrs{
-        .unit = first.is_apart ? apart_ : owned_, .in_flight = in_flight, .over_replicas = true, .pieces = {}};
+        .unit = first.is_apart ? apart_ : sums_, .in_flight = in_flight, .over_replicas = true, .pieces = {}};
     std::vector<Tensor> out;
     for (std::size_t m = 0; m < members.size(); ++m) {
       const Tensor& shard = members[m].shard;

@@ -32,7 +32,7 @@ class OwnedGradients {
   void reduce(std::span<const Member> members, std::span<const Tensor> gradients, int in_flight) const;
 
  private:
-  const UnitLayout* owned_;
+  const UnitLayout* sums_;   // from the type of grad(), in which sums of earlier passes wait
   const UnitLayout* apart_;  // from the type of the wire
 };
 

@@ -9,11 +9,13 @@ namespace sherd::nn {
 
 namespace {
 
-void set_types(UnitPiece& piece, DType dtype, const MixedPrecision& policy) {
+void set_types(UnitPiece& piece, DType dtype, const ParameterTypes& types) {
   piece.dtype = piece.full_dtype = piece.wire = dtype;
+  piece.grad_dtype.reset();
   if (!is_floating(dtype)) return;
-  piece.full_dtype = policy.param_dtype.value_or(dtype);
-  piece.wire = policy.reduce_dtype.value_or(dtype);
+  if (types.grad_dtype && *types.grad_dtype != dtype) piece.grad_dtype = types.grad_dtype;
+  piece.full_dtype = types.param_dtype.value_or(dtype);
+  piece.wire = types.reduce_dtype.value_or(piece.gradient_dtype());
 }
 
 // Behind the pieces that are there.
@@ -27,7 +29,7 @@ void append(UnitLayout& layout, UnitPiece piece) {
 
 }  // namespace
 
-PlacedUnit place_unit(const std::string& name, const DataMesh& data, const MixedPrecision& policy,
+PlacedUnit place_unit(const std::string& name, const DataMesh& data, std::span<const ParameterTypes> types,
                       std::span<Parameter* const> parameters, const ShardPlanner& planner) {
   PlacedUnit unit;
   UnitLayout layout{.name = name, .shards = data.num_shards(), .shard = data.shard(), .replicas = data.num_replicas()};
@@ -47,7 +49,7 @@ PlacedUnit place_unit(const std::string& name, const DataMesh& data, const Mixed
                     .dim = at.dim,
                     .rows = at.row_counts,
                     .name = path.starts_with(name + ".") ? path.substr(name.size() + 1) : path};
-    set_types(piece, parameter->value().dtype(), policy);
+    set_types(piece, parameter->value().dtype(), types[i]);
     append(layout, std::move(piece));
     if (!data.divides_shards()) continue;
     UnitPiece& shard = owned.pieces.emplace_back(UnitPiece{.shape = at.local_shape});
@@ -65,6 +67,7 @@ const UnitLayout* owned_parts(UnitLayout owned, const UnitLayout& unit) {
     const UnitPiece& shard = unit.pieces[i];
     p.dtype = p.full_dtype = shard.dtype;
     p.wire = shard.wire;
+    p.grad_dtype = shard.grad_dtype;
     p.name = shard.name;
     p.shard_offset = p.full_offset = shard.shard_offset;
     for (int r = 0; r < owned.shard; ++r) p.shard_offset += owned.count(p, r) * byte_size(p.dtype);
@@ -72,27 +75,41 @@ const UnitLayout* owned_parts(UnitLayout owned, const UnitLayout& unit) {
   return UnitLayout::intern(std::move(owned));
 }
 
-const UnitLayout* with_dtype(const UnitLayout& unit, DType dtype, const MixedPrecision& policy) {
+const UnitLayout* with_dtype(const UnitLayout& unit, DType dtype, std::span<const ParameterTypes> types) {
   UnitLayout layout = unit;
   layout.pieces.clear();
   layout.shard_bytes = layout.full_bytes = 0;
-  for (UnitPiece piece : unit.pieces) {
-    set_types(piece, is_floating(piece.dtype) ? dtype : piece.dtype, policy);
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
+    UnitPiece piece = unit.pieces[i];
+    set_types(piece, is_floating(piece.dtype) ? dtype : piece.dtype, types[i]);
     append(layout, std::move(piece));
   }
   return UnitLayout::intern(std::move(layout));
 }
 
-const UnitLayout* layout_of_owned_gradients(const UnitLayout& owned) {
-  UnitLayout layout = owned;
+namespace {
+
+// Reductions read gradients of a shard in its place of the full tensors.
+const UnitLayout* with_gradients_of(UnitLayout layout, DType (*type_of)(const UnitPiece&)) {
   layout.in_place = false;
   layout.full_bytes = 0;
   for (UnitPiece& p : layout.pieces) {
-    p.full_dtype = p.wire;
+    p.full_dtype = type_of(p);
     p.full_offset = layout.full_bytes;
-    layout.full_bytes += align(numel(p.shape) * byte_size(p.wire));
+    layout.full_bytes += align(numel(p.shape) * byte_size(p.full_dtype));
   }
   return UnitLayout::intern(std::move(layout));
+}
+
+}  // namespace
+
+const UnitLayout* layout_of_owned_gradients(const UnitLayout& owned) {
+  return with_gradients_of(owned, [](const UnitPiece& p) { return p.wire; });
+}
+
+const UnitLayout* layout_of_owned_sums(const UnitLayout& owned) {
+  if (std::ranges::none_of(owned.pieces, [](const UnitPiece& p) { return p.grad_dtype.has_value(); })) return &owned;
+  return with_gradients_of(owned, [](const UnitPiece& p) { return p.gradient_dtype(); });
 }
 
 std::int64_t row_bytes(const Shape& shape, DType dtype) {
@@ -105,8 +122,10 @@ bool casts(const UnitLayout& layout) {
   return std::ranges::any_of(layout.pieces, [](const UnitPiece& p) { return p.full_dtype != p.dtype; });
 }
 
-bool rounds(const UnitLayout& layout) {
-  return std::ranges::any_of(layout.pieces, [](const UnitPiece& p) { return byte_size(p.wire) < byte_size(p.dtype); });
+bool casts_gradients(const UnitLayout& layout) {
+  return std::ranges::any_of(layout.pieces, [](const UnitPiece& p) {
+    return p.full_dtype != p.gradient_dtype() || byte_size(p.wire) < byte_size(p.full_dtype);
+  });
 }
 
 }  // namespace sherd::nn

@@ -18,24 +18,26 @@ struct PlacedUnit {
 };
 
 /// Lays out `parameters` one after the other, each as DataMesh::place says of its plan; gathered tensors and gradients
-/// have the types of `policy`. Equal arguments give the same layout. Errors: those of place().
-PlacedUnit place_unit(const std::string& name, const DataMesh& data, const MixedPrecision& policy,
+/// have its `types`. Equal arguments give the same layout. Errors: those of place().
+PlacedUnit place_unit(const std::string& name, const DataMesh& data, std::span<const ParameterTypes> types,
                       std::span<Parameter* const> parameters, const ShardPlanner& planner = {});
 
-/// The same unit with parameters of `dtype`, where they are floating-point; the other types follow from `policy`.
-const UnitLayout* with_dtype(const UnitLayout& unit, DType dtype, const MixedPrecision& policy);
+/// The same unit with parameters of `dtype`, where they are floating-point; the other types follow from `types`.
+const UnitLayout* with_dtype(const UnitLayout& unit, DType dtype, std::span<const ParameterTypes> types);
 /// Of `owned`, which says how replicas divide the shards of a unit: with the types and the places that these have in
 /// `unit`.
 const UnitLayout* owned_parts(UnitLayout owned, const UnitLayout& unit);
-/// The layout by which gradients of this rank's shard are reduced to what it owns of it, in the type that they travel
-/// in.
+/// The layouts by which gradients of this rank's shard are reduced to what it owns of it: in the type that they travel
+/// in, and in that of grad(), in which sums of earlier passes wait.
 const UnitLayout* layout_of_owned_gradients(const UnitLayout& owned);
+const UnitLayout* layout_of_owned_sums(const UnitLayout& owned);
 
 /// Of one row of dim 0.
 std::int64_t row_bytes(const Shape& shape, DType dtype);
 
-/// Whether full tensors have other types than their shards; whether gradients travel in less than their parameter's.
+/// Whether full tensors have other types than their shards.
 bool casts(const UnitLayout& layout);
-bool rounds(const UnitLayout& layout);
+/// Whether gradients are made in another type than that of grad(), or travel in less.
+bool casts_gradients(const UnitLayout& layout);
 
 }  // namespace sherd::nn

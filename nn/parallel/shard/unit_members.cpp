@@ -57,7 +57,9 @@ std::vector<UnitMembers> unit_members(const std::string& name, const std::vector
     if (on != mesh) check_policy(policy, on);
     UnitMembers& sharded = unit_for(on, false);
     const bool is_small = elements_per_rank(*p) * byte_size(p->value().dtype()) < policy.replicate_below_bytes;
-    (is_small && sharded.data.num_shards() > 1 ? unit_for(on, true) : sharded).parameters.push_back(p);
+    UnitMembers& unit = is_small && sharded.data.num_shards() > 1 ? unit_for(on, true) : sharded;
+    unit.parameters.push_back(p);
+    unit.types.push_back(types_for(policy.mp_policy, *p));
   }
   std::erase_if(units, [](const UnitMembers& each) { return each.parameters.empty(); });
   std::ranges::stable_partition(units, [&](const UnitMembers& each) { return each.data.mesh() == mesh; });

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cmath>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "nn/module_list.h"
@@ -59,8 +62,8 @@ class FreeParameters {
     std::int64_t sum = 0;
     for (const Parameter* p : parameters) {
       const DType dtype = p->value().dtype();
-      const bool is_cast = is_floating(dtype) && options_.mp_policy.param_dtype;
-      sum += elements_per_rank(*p) * byte_size(is_cast ? *options_.mp_policy.param_dtype : dtype);
+      const DType full = types_for(options_.mp_policy, *p).param_dtype.value_or(dtype);
+      sum += elements_per_rank(*p) * byte_size(is_floating(dtype) ? full : dtype);
     }
     return sum;
   }
@@ -224,12 +227,31 @@ UnitRule units_of_modules(std::vector<UnitModules> units) {
           }};
 }
 
+namespace {
+
+// The number in a rule's name, as 32e6 in "bytes=32e6"; nothing if the name is another rule's.
+std::optional<std::int64_t> number_in(std::string_view name, std::string_view rule) {
+  if (!name.starts_with(rule)) return std::nullopt;
+  const std::string_view text = name.substr(rule.size());
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool is_number = error == std::errc() && end == text.data() + text.size();
+  check(is_number && number >= 1 && number <= 1e15 && number == std::floor(number),
+        "units \"{}\": {} takes a whole number from 1, as {}32e6", name, rule, rule);
+  return static_cast<std::int64_t>(number);
+}
+
+}  // namespace
+
 UnitRule units_by(std::string_view name) {
   if (name == "block") return units_by_block("block", false);
   if (name == "fine") return units_by_block("fine", true);
   if (name == "coarse") return {"coarse", [](Module&, const FullyShardOptions&) { return std::vector<UnitModules>(); }};
-  const std::array<std::string, 3> names{"coarse", "block", "fine"};
-  fail("no rule \"{}\" makes units; did you mean \"{}\"? There are coarse, block and fine", name, nearest(name, names));
+  if (const auto count = number_in(name, "parameters=")) return units_of_parameters(*count);
+  if (const auto bytes = number_in(name, "bytes=")) return units_of_bytes(*bytes);
+  const std::array<std::string, 5> names{"coarse", "block", "fine", "parameters=N", "bytes=N"};
+  fail("no rule \"{}\" makes units; did you mean \"{}\"? There are {}", name, nearest(name, names),
+       fmt::join(names, ", "));
 }
 
 std::vector<UnitHandle> shard_units(Module& model, const DeviceMesh& mesh, const UnitRule& rule,

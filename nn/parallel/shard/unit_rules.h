@@ -46,6 +46,7 @@ UnitRule units_of_modules(std::vector<UnitModules> units);
 ///   coarse  the model is one unit: fewest launches, all of it is gathered at a time
 ///   block   a unit per block, the modules in the model's lists
 ///   fine    a unit per module of a block that holds a matrix (attention, MLP), what is left of a block is one more
+///   parameters=N, bytes=N  units_of_parameters(N), units_of_bytes(N): bytes=32e6
 /// Error that names the nearest one for other names. Error when applied: block or fine of a model without a list.
 UnitRule units_by(std::string_view name);
 

@@ -63,6 +63,7 @@ UnitSlices::UnitSlices(const UnitLayout& unit, std::span<const Spec* const> gath
     specs_.push_back(spec_of(split_, gathered[i]));
     UnitPiece& whole = gather.pieces.emplace_back(unit.pieces[i]);
     whole.dtype = whole.wire = whole.full_dtype;
+    whole.grad_dtype.reset();
     whole.dim = 0;  // of what is gathered, however shards lie
     whole.rows.clear();
     whole.shard_offset = gather.shard_bytes;

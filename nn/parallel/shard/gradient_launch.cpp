@@ -1,0 +1,139 @@
+// The launch of a reduction: which rows, with which pieces, from where to where.
+#include <utility>
+#include <vector>
+
+#include "nn/parallel/shard/gradient_inbox.h"
+#include "runtime/op/buffer_views.h"
+#include "runtime/op/unit.h"
+
+namespace sherd::nn {
+
+/// One reduction: what its rows are called with.
+struct GradientInbox::Launch {
+  std::vector<std::size_t> members{};  // pieces
+  UnitReduceAttrs reduce{};
+  std::vector<Tensor> gradients{};  // of the members: where their shards end
+  std::vector<Tensor> out{};        // of the members: where the reduction over shards puts them
+  ReplicaSumAttrs sum{};
+  std::vector<Tensor> apart{};  // of the members that are summed over replicas apart: their gradients
+};
+
+GradientInbox::Launch GradientInbox::members_to_launch() const {
+  const UnitLayout& layout = *unit_of_gradients_;
+  Launch launch;
+  launch.reduce = {.unit = &layout, .scale = 1 / divide_factor_, .in_flight = max_reductions_};
+  launch.sum.unit = &layout;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const Entry& e = entries_[i];
+    if (!e.waits()) continue;
+    launch.members.push_back(i);
+    const Tensor& earlier = launch.gradients.emplace_back(earlier_sum(i));
+    const AddTo add_to = !earlier.defined()                      ? AddTo::nothing
+                         : e.has_unsummed() || leaves_unsummed() ? AddTo::unsummed
+                                                                 : AddTo::gradient;
+    launch.reduce.pieces.push_back({.piece = static_cast<int>(i),
+                                    .offset = e.offset,
+                                    .kind = e.pending == Pending::sum ? ReduceKind::sum : ReduceKind::avg,
+                                    .add_to = add_to});
+  }
+  return launch;
+}
+
+// Of what this rank owns, or of its shards, for gradients that are new. A rank of which they are empty issues the row
+// too, with empty tensors: all ranks issue the same rows.
+void GradientInbox::make_room(const std::vector<std::size_t>& members, std::vector<Tensor>& gradients,
+                              bool is_owned) const {
+  const auto shape_of = [&](std::size_t i) -> const Shape& {
+    return is_owned ? buffers_.placement(i).local_shape : buffers_.shard_shape(i);
+  };
+  const auto bytes_of = [&](std::size_t i) {
+    return align(sherd::numel(shape_of(i)) * byte_size(piece(i).gradient_dtype()));
+  };
+  std::int64_t bytes = 0;
+  bool any_fresh = false;
+  for (std::size_t m = 0; m < members.size(); ++m) {
+    if (gradients[m].defined()) continue;
+    any_fresh = true;
+    bytes += bytes_of(members[m]);
+  }
+  if (!any_fresh) return;
+  const Tensor fresh = gradient_buffer(bytes, buffers_.device());
+  std::int64_t offset = 0;
+  for (std::size_t m = 0; m < members.size(); ++m) {
+    if (gradients[m].defined()) continue;
+    gradients[m] = view_at(fresh, shape_of(members[m]), offset, piece(members[m]).gradient_dtype());
+    offset += bytes_of(members[m]);
+  }
+}
+
+// Gradients that are summed over replicas already take no unsummed part; and a type wider than the wire's would be
+// rounded too early. Those are reduced and summed in memory of their own, and stored after.
+void GradientInbox::sum_apart(Launch& launch) const {
+  const UnitLayout& layout = buffers_.layout();
+  std::vector<std::int64_t> offsets;
+  std::int64_t bytes = 0;
+  bool any_apart = false;
+  for (ReducedPiece& p : launch.reduce.pieces) {
+    const UnitPiece& at = layout.piece(p.piece);
+    const bool in_place = p.add_to == AddTo::unsummed || (p.add_to == AddTo::nothing && at.wire == at.gradient_dtype());
+    launch.sum.pieces.push_back({.piece = p.piece, .is_apart = !in_place});
+    offsets.push_back(bytes);
+    if (in_place) continue;
+    any_apart = true;
+    launch.sum.pieces.back().add_to = std::exchange(p.add_to, AddTo::nothing);
+    bytes += align(layout.count_here(at) * byte_size(at.wire));
+  }
+  if (!any_apart) return;
+  const Tensor memory = communication_buffer(bytes, buffers_.device());
+  for (std::size_t m = 0; m < launch.members.size(); ++m) {
+    const UnitPiece& at = piece(launch.members[m]);
+    if (!launch.sum.pieces[m].is_apart) continue;
+    launch.out[m] = run_at(memory, layout.count_here(at), offsets[m], at.wire);
+    launch.apart.push_back(launch.gradients[m]);
+  }
+}
+
+void GradientInbox::reduce(const Launch& launch) const {
+  if (reduce_ && buffers_.layout().shards > 1) reduce_(launch.reduce, gradients_, launch.out);
+  else start_reduce(launch.reduce, gradients_, launch.out);
+}
+
+// To the whole of this rank's shard, apart or onto what replicas have not summed; then to what this rank owns of it.
+void GradientInbox::launch_owned(Launch& launch) const {
+  std::vector<OwnedGradients::Member> members =
+      owned_->make_room(launch.reduce.pieces, launch.gradients, buffers_.device());
+  for (std::size_t m = 0; m < members.size(); ++m) {
+    const std::size_t i = launch.members[m];
+    launch.out.push_back(members[m].shard);
+    const Tensor& gradient = buffers_.parameter(i)->grad();
+    const bool adds = gradient.defined() && !entries_[i].is_partial && !hook_;
+    launch.gradients[m] = adds ? gradient.local().detach() : Tensor();
+    if (adds) members[m].add_to = AddTo::gradient;
+  }
+  reduce(launch);
+  make_room(launch.members, launch.gradients, /*is_owned=*/true);
+  owned_->reduce(members, launch.gradients, max_reductions_);
+}
+
+void GradientInbox::launch_shards(Launch& launch, bool sums_replicas) const {
+  make_room(launch.members, launch.gradients, /*is_owned=*/false);
+  launch.out = launch.gradients;
+  if (sums_replicas) {
+    sum_apart(launch);
+    if (!launch.apart.empty()) launch.sum.in_flight = max_reductions_;  // they hold memory of their own
+  }
+  reduce(launch);
+  if (sums_replicas) start_replica_sum(launch.sum, launch.out, launch.apart);
+}
+
+void GradientInbox::launch() {
+  Launch launch = members_to_launch();
+  if (launch.members.empty()) return;
+  const bool sums_replicas = data_.num_replicas() > 1 && !leaves_unsummed();
+  if (sums_replicas && owned_) launch_owned(launch);
+  else launch_shards(launch, sums_replicas);
+  if (hook_ && !leaves_unsummed()) hook_({*launch.reduce.unit, launch.reduce.pieces, launch.gradients});
+  for (std::size_t m = 0; m < launch.members.size(); ++m) deliver(launch.members[m], launch.gradients[m]);
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,28 @@
+#include "nn/parallel/shard/pending_gradients.h"
+
+#include "nn/parallel/shard/fully_shard_hook.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/op/ops.h"
+
+namespace sherd::nn {
+
+std::vector<PendingGradient> pending_gradients(Module& module) {
+  check(!in_backward(), "pending_gradients: a backward pass is running; look between passes");
+  std::vector<PendingGradient> pending;
+  for (const FullyShardHook* hook : hooks_below(module))
+    for (const auto& unit : hook->units)
+      for (std::size_t i = 0; i < unit->buffers.size(); ++i) {
+        const HeldGradients* const held = unit->inbox.held();
+        PendingGradient gradient{.parameter = unit->buffers.parameter(i), .shard = unit->inbox.unsummed(i)};
+        if (held && held->has(i)) {
+          gradient.kind = held->has(i, ReduceKind::sum) ? ReduceKind::sum : ReduceKind::avg;
+          const Tensor& full = held->gradient(i, gradient.kind);
+          gradient.full = unit->buffers.as_gathered(i, unit->buffers.as_used(i, full));
+        }
+        const bool waits = gradient.full.defined() || gradient.shard.defined();
+        if (gradient.parameter && waits) pending.push_back(std::move(gradient));
+      }
+  return pending;
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,37 @@
+#pragma once
+// Gradients that no reduction has seen yet, or not the one over replicas: to look at and to change between passes.
+//
+//   set_requires_gradient_sync(model, false);
+//   for (...) backward(...);                                        // full gradients add up, nothing is sent
+//   for (PendingGradient& g : pending_gradients(model)) ...g.full   // may be written
+//   set_requires_gradient_sync(model, true);
+//   finalize_backward(model);                                       // reduces what waits; nothing if called again
+#include <vector>
+
+#include "nn/module.h"
+#include "runtime/comm/group/reduce_kind.h"
+
+namespace sherd::nn {
+
+/// What earlier passes have left of one parameter's gradient to a later one.
+struct PendingGradient {
+  Parameter* parameter = nullptr;
+  /// Of passes with set_requires_gradient_sync() off: the sum of this rank's full gradients, placed as the parameter is
+  /// when gathered (plain, or distributed over the axis of tensor parallelism), in the type of the reduction; a view of
+  /// it where leading dims are merged (shard_merged). Undefined if none waits.
+  Tensor full{};
+  /// What the reduction makes of `full`: an average over the data ranks, or, of gradients that were Partial, a sum.
+  ReduceKind kind = ReduceKind::avg;
+  /// Of passes with set_requires_all_reduce() off: this rank's shard, a plain tensor, reduced and scaled, but not
+  /// summed over replicas. Undefined if none waits.
+  Tensor shard{};
+};
+
+/// Of the units of `module` and of the modules below, those parameters of which something waits, unit by unit in module
+/// order. Local, without communication; reading a tensor waits for work in flight. A parameter's tensor (if
+/// distributed, its local one) is the same object after every further pass until it is reduced, or dropped: by clearing
+/// the parameter's gradient, as Optimizer::clear_gradients() does, or by reset_after_error(). What is written into it
+/// counts; a copy that is kept keeps its unit's bytes. Error within a backward pass, whose gradients are not complete.
+std::vector<PendingGradient> pending_gradients(Module& module);
+
+}  // namespace sherd::nn
