@@ -40,9 +40,26 @@ int dim_of(const ShardPlan& plan, const Parameter& parameter) {
   check(plan.dim >= -shape.size() && plan.dim < shape.size(),
         "fully_shard: parameter \"{}\" is {}{} and has no dim {} to shard", parameter.name(),
         name(parameter.value().dtype()), shape, plan.dim);
+  check(plan.merged >= 1 && plan.merged <= shape.size() && (plan.merged == 1 || plan.dim == 0),
+        "fully_shard: parameter \"{}\" is {}{} and cannot be sharded along dim {} with {} leading dims merged; merge "
+        "1 to {} of them and shard dim 0",
+        parameter.name(), name(parameter.value().dtype()), shape, plan.dim, plan.merged, shape.size());
+  check(plan.merged == 1 || !parameter.value().is_distributed(),
+        "fully_shard: parameter \"{}\" is {} and cannot be sharded with {} leading dims merged: tensor parallelism has "
+        "split it; shard one dim",
+        parameter.name(), sherd::describe(parameter.value()), plan.merged);
   check(plan.rows.empty() || plan.owner == ShardPlan::kNobody,
         "fully_shard: the plan for parameter \"{}\" lists rows and names an owner; give one of them", parameter.name());
   return plan.dim < 0 ? plan.dim + shape.size() : plan.dim;
+}
+
+/// With so many leading dims as one.
+Shape with_merged(const Shape& shape, int dims) {
+  Shape merged{1};
+  for (int d = 0; d < shape.size(); ++d)
+    if (d < dims) merged[0] *= shape[d];
+    else merged.push_back(shape[d]);
+  return merged;
 }
 
 /// Their sizes; empty if the chunk rule over as many ranks gives the same.
@@ -76,16 +93,39 @@ std::vector<int> root_axes_of(const DeviceMesh& mesh) {
   return axes;
 }
 
+DeviceMesh one_axis_of(const DeviceMesh& mesh, const std::vector<std::string>& names) {
+  return names.size() == 1 ? mesh[names[0]] : mesh.flatten(names);
+}
+
 }  // namespace
+
+ProcessGroup& root_group_of(const DeviceMesh& mesh) {
+  std::vector<int> all(static_cast<std::size_t>(mesh.root().ndim()));
+  std::iota(all.begin(), all.end(), 0);
+  return *mesh.root().joint_group(all);
+}
+
+DeviceMesh mesh_of_data(const DeviceMesh& mesh, const DataAxes& axes) {
+  check(!axes.shard.empty() || !axes.replicate.empty(),
+        "fully_shard over {}: data_axes names no axis; list those with data of their own, as {{.shard = {{\"{}\"}}}}",
+        mesh.describe(), mesh.axis_name(0));
+  for (const std::string& shard : axes.shard)
+    for (const std::string& replica : axes.replicate)
+      check(mesh.axis(replica) < mesh.axis(shard),
+            "fully_shard over {}: axis \"{}\" replicates and is not before \"{}\", which shards; make the mesh with "
+            "all axes that replicate first, and name each once",
+            mesh.describe(), replica, shard);
+  if (axes.shard.empty()) return one_axis_of(mesh, axes.replicate);
+  if (axes.replicate.empty()) return one_axis_of(mesh, axes.shard);
+  return DeviceMesh::concatenate({one_axis_of(mesh, axes.replicate), one_axis_of(mesh, axes.shard)});
+}
 
 DataMesh::DataMesh(const DeviceMesh& mesh, ShardedOver over, ShardedOver owned_over) : mesh_(mesh) {
   check(mesh.ndim() <= 2,
         "fully_shard over {}: give it one axis, which shards, or two, of which the first replicates (HSDP): "
         "mesh.slice({{..}})",
         mesh.describe());
-  std::vector<int> all(static_cast<std::size_t>(mesh.root().ndim()));
-  std::iota(all.begin(), all.end(), 0);
-  root_group_ = mesh.root().joint_group(all);
+  root_group_ = &root_group_of(mesh);
   for (int axis = 0; axis < mesh.ndim(); ++axis) {
     const bool shards = over == ShardedOver::all || (over == ShardedOver::shards && axis == mesh.ndim() - 1);
     (shards ? sharding_ : replicating_).push_back(axis);
@@ -142,9 +182,9 @@ std::vector<std::int64_t> DataMesh::listed_rows(const ShardPlan& plan, const Par
 }
 
 ShardPlacement DataMesh::place(const Parameter& parameter, const ShardPlan& plan) const {
-  const Shape& shape = parameter.shape();
   ShardPlacement to;
   to.dim = dim_of(plan, parameter);
+  const Shape shape = to.shape = plan.merged > 1 ? with_merged(parameter.shape(), plan.merged) : parameter.shape();
   std::vector<int> outer, sizes;  // of what splits the dim before the data axes, and of those, outermost first
   if (parameter.value().is_distributed()) {
     const Spec& own = Spec::from(parameter.value());
@@ -156,6 +196,7 @@ ShardPlacement DataMesh::place(const Parameter& parameter, const ShardPlan& plan
     place_plain(to, shape);
     for (const int axis : sharding_) sizes.push_back(mesh_.size(axis));
   }
+  to.used_shape = plan.merged > 1 ? parameter.shape() : to.full_shape;
   const std::int64_t rows = to.full_shape[to.dim];
   std::vector<std::int64_t> listed;  // of the shards of all ranks
   for (const Spec::Range& part : split_rows(shape[to.dim], outer))
@@ -183,7 +224,7 @@ std::vector<std::int64_t> DataMesh::divide(ShardPlacement& placement, const Para
   const std::int64_t rows = placement.local_shape[0];
   const std::vector<Spec::Range> parts = split_rows(rows, sizes);
   placement.owned = parts[static_cast<std::size_t>(replica())];
-  placement.local_shape = placement.sharded->local_shape(parameter.shape());
+  placement.local_shape = placement.sharded->local_shape(placement.shape);
   return sizes_of(parts, rows);
 }
 

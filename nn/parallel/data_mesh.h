@@ -15,6 +15,7 @@
 //
 // When sharded, the last three are tensors on the root mesh(dp=2,tp=2).
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "dtensor/spec.h"
@@ -26,11 +27,25 @@ namespace sherd::nn {
 /// Which of the axes with data of their own shard something: none of them, the last one, or every one, replicas too.
 enum class ShardedOver : std::uint8_t { none, shards, all };
 
+/// The axes of a mesh that have data of their own, by name; those of a list count as one axis. None to shard over:
+/// every rank has whole parameters.
+struct DataAxes {
+  std::vector<std::string> shard{}, replicate{};
+};
+
+/// The mesh of these axes of `mesh`, for DataMesh: one axis, or replicas and shards. Lists of several are flattened
+/// under their names joined by "_", collectively over the root mesh at the first call with them (DeviceMesh::flatten).
+/// Error if both lists are empty, an axis is unknown or named twice, those of a list are not in the mesh's order, or
+/// one that replicates does not come before all that shard.
+DeviceMesh mesh_of_data(const DeviceMesh& mesh, const DataAxes& axes);
+
 /// Layouts of one parameter.
 struct ShardPlacement {
   const Spec* sharded = nullptr;   ///< between steps
   const Spec* gathered = nullptr;  ///< while its module computes; null: a plain tensor
+  Shape shape;                     ///< global, of `sharded`: the parameter's, or with leading dims merged
   Shape full_shape, local_shape;   ///< of the local tensor when gathered, and of this rank's shard of it
+  Shape used_shape;                ///< full_shape, as modules see it: with the dims that the plan merges
   int dim = 0;                     ///< that the data axes shard
   /// Of the gathered local tensor, per rank of the shard group, where the chunk rule does not say the same.
   std::vector<std::int64_t> row_counts;
@@ -38,6 +53,9 @@ struct ShardPlacement {
   /// Where replicas divide the shards: of dim 0 of this rank's, what it owns. `sharded` and `local_shape` are of that.
   Spec::Range owned{};
 };
+
+/// Of all ranks of the mesh that `mesh` is a slice of: they fail together.
+ProcessGroup& root_group_of(const DeviceMesh& mesh);
 
 /// The mesh that a unit is sharded over.
 class DataMesh {

@@ -5,6 +5,8 @@
 //   shard_rows({1,7})      f32[8,6]{0: dp(1,7)}    row intervals
 //   owned_by(1)            f32[8,6]{0: dp(0,8)}    a whole matrix on one rank, as optimizers that look at all of it
 //   owned()                                        want (Muon, Shampoo); the rank with the fewest bytes of the unit
+//   shard_merged(2)        f32[48]{0: dp}          dims 0 and 1 as one: cuts go through rows, and of expert weights
+//                                                  [experts, out, in] through experts, so that no rank is left without
 //
 // A fully_shard() call asks its policy's `placement` for the plan of each parameter.
 #include <cstdint>
@@ -25,6 +27,9 @@ struct ShardPlan {
   int dim = 0;                       ///< that is sharded; negative: counted from the end
   std::vector<std::int64_t> rows{};  ///< of it, per shard; empty: equal shares, the last ones smaller
   int owner = kNobody;               ///< the shard that has all of it, or kBalanced
+  /// Leading dims that are one while it is sharded: shards, gradients and state are of a tensor of fewer dims. `dim` is
+  /// 0 and `rows` count its rows. Saves hold the tensor as it is. Not of parameters that tensor parallelism has split.
+  int merged = 1;
 };
 
 inline ShardPlan shard_dim(int dim) { return {.dim = dim}; }
@@ -32,6 +37,7 @@ inline ShardPlan shard_rows(std::vector<std::int64_t> rows, int dim = 0) {
   return {.dim = dim, .rows = std::move(rows)};
 }
 inline ShardPlan owned_by(int shard) { return {.owner = shard}; }
+inline ShardPlan shard_merged(int dims) { return {.merged = dims}; }
 inline ShardPlan owned() { return {.owner = ShardPlan::kBalanced}; }
 
 /// The plan of a parameter. The same on all ranks.

@@ -39,6 +39,7 @@ void check_inside_out(const Module& wrapped, const Module& module) {
 }  // namespace
 
 UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  if (options.data_axes) return fully_shard(modules, mesh_of_data(mesh, *options.data_axes), on_data_axes(options));
   check(!modules.empty(), "fully_shard: the list of modules is empty");
   check_policy(options, mesh);
   check_ignored(options.ignored);
@@ -115,6 +116,12 @@ void set_reshard_after_backward(Module& module, bool reshard, bool recurse) {
   unit_of(module).set_reshard_after_backward(reshard);
   if (!recurse) return;
   for (const UnitHandle& unit : units(module)) unit.set_reshard_after_backward(reshard);
+}
+
+void set_keep_unsharded_storage(Module& module, bool keep, bool recurse) {
+  unit_of(module).set_keep_unsharded_storage(keep);
+  if (!recurse) return;
+  for (const UnitHandle& unit : units(module)) unit.set_keep_unsharded_storage(keep);
 }
 
 void set_reshard_after_forward(Module& module, ReshardAfterForward reshard, bool recurse) {

@@ -75,6 +75,7 @@ class UnitHandle {
   void set_reshard_after_forward(ReshardAfterForward reshard) const;
   void set_reduce_unused(bool on) const;
   void set_reshard_after_backward(bool reshard) const;
+  void set_keep_unsharded_storage(bool keep) const;
   void set_max_reductions(int count) const;
   /// Instead of the unit that the recorded order suggests, gather these while its modules compute forward (backward).
   /// An empty list restores the default; units that are gone by then are left out.
@@ -96,12 +97,13 @@ class UnitHandle {
 };
 
 /// Shards the parameters of `module` over `mesh`: of two axes the first replicates (HSDP), gradients are then averaged
-/// over both. Parameters distributed over other axes of the same root mesh are sharded further, see data_mesh.h.
+/// over both. Of a mesh of more axes UnitPolicy::data_axes names these. Parameters distributed over other axes of the
+/// same root mesh are sharded further, see data_mesh.h.
 /// Errors, on every rank: a container without a forward, a module that is wrapped already or lies below one that has
 /// taken its parameters, a 0-d parameter, a mesh of three axes, those of check_policy() (policy.h), an ignored
-/// parameter that a unit has. No communication, but where reshard_after_forward is a number of ranks whose groups are
-/// new: values are made by materialize(), or each rank keeps its rows of existing values (which must be equal on all
-/// ranks).
+/// parameter that a unit has. No communication, but where data_axes or a number of ranks to reshard to need groups that
+/// are new: values are made by materialize(), or each rank keeps its rows of existing values (which must be equal on
+/// all ranks).
 UnitHandle fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 /// Over all ranks of the job.
 UnitHandle fully_shard(Module& module, const FullyShardOptions& options = {});
@@ -159,6 +161,11 @@ void set_reduce_unused(Module& module, bool on, bool recurse = true);
 /// Off: parameters stay gathered after backward, until the optimizer has written their shards, or reshard(). With
 /// reshard_after_forward off too, a step of m micro-batches gathers each unit once.
 void set_reshard_after_backward(Module& module, bool reshard, bool recurse = true);
+/// On: resharding keeps the memory of gathered parameters, so that they come back at the same address, for who has
+/// noted it (a graph of a device). It stays accounted as unsharded; what is kept is not read as values: each gather
+/// fills it again. Of other levels (slices) nothing is kept. Off: what is kept is freed, now or at the next reshard.
+/// Between steps; a step that was captured holds either way. Local.
+void set_keep_unsharded_storage(Module& module, bool keep, bool recurse = true);
 /// Off: backward passes leave the recorded order of calls to the next one, which may be that of an earlier forward.
 /// Error on a module that is not the root of its tree, as of finalize_backward().
 void set_is_last_backward(Module& root, bool is_last);

@@ -78,6 +78,18 @@ std::string_view strategy_name(const UnitPolicy& policy, bool has_replicas) {
   return "";
 }
 
+UnitPolicy on_data_axes(UnitPolicy policy) {
+  if (!policy.data_axes) return policy;
+  if (policy.data_axes->shard.empty()) {
+    check(!policy.needs_replicas,
+          "fully_shard: data_axes names no axis to shard over, and a hybrid strategy has replicas of shards; name one "
+          "in .shard, or take the strategy \"no_shard\"");
+    policy.parameters = policy.optimizer = policy.gradients = ShardedOver::none;
+  }
+  policy.data_axes.reset();
+  return policy;
+}
+
 void check_policy(const UnitPolicy& policy, const DeviceMesh& mesh) {
   check_policy(policy.mp_policy);
   check(policy.parameters <= policy.optimizer,

@@ -71,6 +71,9 @@ struct UnitPolicy {
   /// mesh shards: they are never gathered, their gradients and state are whole on every rank, and gradients are
   /// averaged over all ranks in one launch for those of a unit.
   std::int64_t replicate_below_bytes = 0;
+  /// Which axes of the call's mesh have data of their own, by name, where it has others too; unset: all have. Is as
+  /// the call with mesh_of_data(). None to shard over is no_shard, whatever is said above.
+  std::optional<DataAxes> data_axes{};
   /// The mesh of a parameter, where it is not that of the call: those of each mesh are gathered and reduced together.
   /// The same on all ranks.
   std::function<std::optional<DeviceMesh>(const Parameter&)> mesh_of{};
@@ -90,6 +93,10 @@ std::span<const std::string> strategy_names();
 /// The preset that shards parameters and optimizer state like `policy` and reshards like it; "" if none
 /// does. Of a mesh with `replicas` the names are those of hybrid strategies.
 std::string_view strategy_name(const UnitPolicy& policy, bool has_replicas);
+
+/// The policy on the mesh of its data_axes alone, which has none to name any more. Error if it shards over none of them
+/// and needs replicas of shards.
+UnitPolicy on_data_axes(UnitPolicy policy);
 
 /// Throws Error, the same on every rank, for dtypes as check_policy(MixedPrecision); unless the optimizer is sharded
 /// over as much as parameters and gradients, or more; and for a strategy of replicas on a mesh of one axis.

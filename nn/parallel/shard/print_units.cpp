@@ -91,7 +91,9 @@ std::string order(const UnitHandle& unit) {
 }
 
 std::string line_of(const Parameter& p) {
-  return fmt::format("  {}  {}{}", p.name(), describe(p.sharded_value()), p.requires_grad() ? "" : "  frozen");
+  const bool is_merged = p.sharded_value().shape() != p.shape();
+  return fmt::format("  {}  {}{}{}", p.name(), describe(p.sharded_value()),
+                     is_merged ? fmt::format(" of {}", p.shape()) : "", p.requires_grad() ? "" : "  frozen");
 }
 
 }  // namespace

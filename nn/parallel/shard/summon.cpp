@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "dtensor/api.h"
+#include "nn/parallel/data_mesh.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
@@ -34,9 +35,10 @@ void check_may_begin(const std::vector<Parameter*>& parameters) {
 }
 
 // Of its own, also where this rank has everything.
-Tensor full_copy(const Tensor& value) {
-  Tensor full = Tensor::empty(value.shape(), value.dtype(), value.local().device(), MemoryCategory::unsharded);
-  copy_into(full, full_tensor(value.detach()).detach());
+Tensor full_copy(const Parameter& p) {
+  const Tensor& value = p.sharded_value();
+  Tensor full = Tensor::empty(p.shape(), value.dtype(), value.local().device(), MemoryCategory::unsharded);
+  copy_into(full, view(full_tensor(value.detach()).detach(), p.shape()));
   return full;
 }
 
@@ -46,19 +48,32 @@ Parameter* FullParameters::Held::parameter() const {
   return static_cast<Parameter*>(static_cast<const Leaf*>(leaf.get())->slot);
 }
 
+std::vector<FullParameters::Held> FullParameters::gather(const std::vector<Parameter*>& parameters) {
+  const GradMode off(false);
+  std::vector<Held> held;
+  try {
+    for (Parameter* p : parameters) {
+      p->reshard();
+      const Tensor& shard = p->sharded_value();
+      held.push_back({NodeRef(p->leaf()), full_copy(*p), shard.local().storage()->version()});
+    }
+    for (const Held& h : held) h.full.storage()->wait_to_read();
+  } catch (...) {  // peers are on their way into the next gather
+    const std::string reason = current_exception_text();
+    for (const Parameter* p : parameters) {
+      ProcessGroup& group = root_group_of(Spec::from(p->sharded_value()).mesh());
+      if (group.size() > 1) group.abort(reason);
+    }
+    throw;
+  }
+  return held;
+}
+
 FullParameters::FullParameters(Module& module, const FullParametersOptions& options)
     : writes_(options.write_back), exceptions_(std::uncaught_exceptions()) {
   const std::vector<Parameter*> parameters = kept_parameters(module, options.recurse);
   check_may_begin(parameters);
-  const GradMode off(false);
-  std::vector<Held> held;
-  for (Parameter* p : parameters) {
-    p->reshard();
-    const Tensor& shard = p->sharded_value();
-    held.push_back({NodeRef(p->leaf()), full_copy(shard), shard.local().storage()->version()});
-  }
-  for (const Held& h : held) h.full.storage()->wait_to_read();
-  held_ = std::move(held);
+  held_ = gather(parameters);
   for (const Held& h : held_) {
     h.parameter()->present(h.parameter()->attach(h.full));
     h.parameter()->shard_keeper()->is_summoned = true;
@@ -113,7 +128,7 @@ void FullParameters::write_back() const {
     if (!p) continue;
     const Tensor& shard = p->sharded_value();
     const Spec& spec = Spec::from(shard);
-    Tensor part = h.full;
+    Tensor part = view(h.full, shard.shape());
     for (int d = 0; d < shard.ndim(); ++d) {
       const Spec::Range range = spec.local_range(d, shard.size(d));
       part = narrow(part, d, range.begin, range.size());

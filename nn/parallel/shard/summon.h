@@ -47,6 +47,7 @@ class FullParameters {
     std::uint32_t shard_version;
     Parameter* parameter() const;
   };
+  static std::vector<Held> gather(const std::vector<Parameter*>& parameters);
   std::string obstacle() const;
   void release() noexcept;
   void write_back() const;

@@ -41,7 +41,7 @@ void UnitBuffers::put_on_meta(std::size_t index) {
   Parameter* const p = parameter(index);
   if (!p) return;
   const ShardPlacement& at = pieces_[index].at;
-  p->set(Tensor::distributed(p->shape(), at.sharded,
+  p->set(Tensor::distributed(at.shape, at.sharded,
                              Tensor::empty(at.local_shape, layout_->pieces[index].dtype, Device::meta())));
   p->keep_shard({}, this);
 }
@@ -55,6 +55,7 @@ UnitBuffers::~UnitBuffers() {
 void UnitBuffers::drop_gathered() {
   if (!gathered_.defined() || is_shard_full_) return;
   gathered_.storage()->owner = nullptr;
+  gathered_.storage()->set_keeps_memory(false);
   gathered_.storage()->release_data();
   if (shard_version_.defined()) shard_version_.storage()->owner = nullptr;
 }
@@ -76,6 +77,7 @@ void UnitBuffers::materialize(Device device) {
     gathered_ = shards_;
   } else {
     gathered_ = add_place(layout_->full_bytes, " full");
+    gathered_.storage()->set_keeps_memory(keeps_memory_);
   }
   if (owned_) {
     shard_version_ = add_place(0, " shards");
@@ -110,6 +112,11 @@ void UnitBuffers::cast_to(const UnitLayout& layout) {
     if (values[i].defined()) copy_into(parameter(i)->sharded_value().local().detach(), values[i]);
 }
 
+void UnitBuffers::set_keeps_memory(bool on) {
+  keeps_memory_ = on;
+  if (gathered_.defined() && !is_shard_full_) gathered_.storage()->set_keeps_memory(on);
+}
+
 // A storage without bytes that a step may name.
 Tensor UnitBuffers::add_place(std::int64_t bytes, std::string_view what) {
   Ref<Storage> storage = Storage::released(bytes, MemoryCategory::unsharded, device());
@@ -124,8 +131,9 @@ void UnitBuffers::attach(Piece& piece, std::size_t index) {
   const UnitPiece& at = layout_->pieces[index];
   const std::int64_t offset = owned_ ? owned_->pieces[index].shard_offset : at.shard_offset;
   const Tensor local = view_at(shards_, piece.at.local_shape, offset, at.dtype);
-  p->keep_shard(p->attach(Tensor::distributed(p->shape(), piece.at.sharded, local)), this);
-  piece.gathered = p->attach(as_gathered(index, view_at(gathered_, at.shape, at.full_offset, at.full_dtype)));
+  p->keep_shard(p->attach(Tensor::distributed(piece.at.shape, piece.at.sharded, local)), this);
+  const Tensor gathered = view_at(gathered_, piece.at.used_shape, at.full_offset, at.full_dtype);
+  piece.gathered = p->attach(as_gathered(index, gathered));
 }
 
 void UnitBuffers::attach_all() {
@@ -137,11 +145,16 @@ Tensor UnitBuffers::as_gathered(std::size_t piece, const Tensor& local) const {
   return spec ? Tensor::distributed(parameter(piece)->shape(), spec, local) : local;
 }
 
+Tensor UnitBuffers::as_used(std::size_t piece, const Tensor& full) const {
+  const Shape& shape = pieces_[piece].at.used_shape;
+  return full.shape() == shape ? full : view(full, shape);
+}
+
 void UnitBuffers::take_values(const std::vector<Tensor>& values) {
   GradMode off(false);
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     const ShardPlacement& at = pieces_[i].at;
-    Tensor own = narrow(values[i], at.dim, at.rows.begin, at.rows.size());
+    Tensor own = narrow(view(contiguous(values[i]), at.full_shape), at.dim, at.rows.begin, at.rows.size());
     if (owned_) own = narrow(own, 0, at.owned.begin, at.owned.size());
     copy_into(parameter(i)->sharded_value().local().detach(), std::move(own));
   }
@@ -252,7 +265,7 @@ void UnitBuffers::reshard_after_forward() {
     if (!p) continue;
     Tensor& slice = pieces_[i].slice;
     if (!slice.defined() || slice.requires_grad() != p->requires_grad())
-      slice = p->attach(slices_->slice(i, p->shape()));
+      slice = p->attach(slices_->slice(i, pieces_[i].at.shape));
     p->present(slice);
   }
   registered_ = Registered::slices;

@@ -69,6 +69,9 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   bool is_gathered() const { return has_full() || (custom_ && custom_->is_started()); }
   /// From now on reshard() and drop_unused() leave what is gathered there as long as it is of the shards' values.
   void keep_gathered() { keeps_gathered_ = true; }
+  /// On: the memory of gathered parameters is kept when they are released, and they are gathered to the same address.
+  /// It counts as unsharded all along. Nothing to keep where the shards are the full tensors.
+  void set_keeps_memory(bool on);
   /// Whether the tape keeps gathered tensors for a backward pass.
   bool has_readers() const { return !is_shard_full_ && gathered_.defined() && gathered_.storage()->num_saved > 0; }
 
@@ -107,6 +110,9 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   void drop();
   /// The local tensor of a gathered parameter as modules see it: plain, or wrapped as a distributed tensor.
   Tensor as_gathered(std::size_t piece, const Tensor& local) const;
+  /// A full local tensor, or the shard of one rank, in the shape that modules see: itself, or a view where leading dims
+  /// are merged (shard_merged).
+  Tensor as_used(std::size_t piece, const Tensor& full) const;
   /// Gathers that started only when backward unpacked a saved tensor, because no module hook had run before.
   int late_gathers() const { return late_gathers_; }
 
@@ -155,6 +161,7 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   std::unique_ptr<CustomGather> custom_;  // null: one row does it
   bool has_gathered_ = false;
   bool keeps_gathered_ = false;
+  bool keeps_memory_ = false;
 };
 
 }  // namespace sherd::nn

@@ -89,6 +89,10 @@ void UnitHandle::set_reshard_after_backward(bool reshard) const {
   for (const auto& unit : hook().units) unit->inbox.set_reshards(reshard);
 }
 
+void UnitHandle::set_keep_unsharded_storage(bool keep) const {
+  for (const auto& unit : hook().units) unit->buffers.set_keeps_memory(keep);
+}
+
 void UnitHandle::set_max_reductions(int count) const {
   check(count >= 1, "at least one gradient buffer must be allowed to be in reduction, got {}", count);
   for (const auto& unit : hook().units)
