@@ -66,10 +66,9 @@ function(sherd_label label target)
   add_dependencies(tests_${label} ${target})
 endfunction()
 
-# sherd_test(folder [ALONE] [LABELS ...] [EXCEPT regex]): one test program from all .cpp files of a test folder. ALONE: each
-# is compiled by itself, as they give the same names to different things.
+# sherd_test(folder [LABELS ...] [EXCEPT regex]): one test program from all .cpp files of a test folder.
 function(sherd_test name)
-  cmake_parse_arguments(ARG "ALONE" "EXCEPT" "LABELS;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "" "EXCEPT" "LABELS;LIBRARIES" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cpp)
   if(ARG_EXCEPT)
     list(FILTER sources EXCLUDE REGEX ${ARG_EXCEPT})
@@ -78,9 +77,7 @@ function(sherd_test name)
     return()
   endif()
   add_executable(test_${name} ${sources})
-  if(NOT ARG_ALONE)
-    sherd_compile_together(test_${name} ${sources})
-  endif()
+  sherd_compile_together(test_${name} ${sources})
   target_link_libraries(test_${name} PRIVATE sherd_test_support ${ARG_LIBRARIES})
   target_precompile_headers(test_${name} REUSE_FROM sherd_test_support)
   gtest_discover_tests(test_${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS "${ARG_LABELS}"

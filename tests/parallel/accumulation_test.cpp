@@ -10,6 +10,7 @@
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/replay.h"
 #include "tests/parallel/two_dim_net.h"
+#include "tests/parallel/uneven_net.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
@@ -18,16 +19,9 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-const std::vector<std::int64_t> kUneven{5, 7, 3, 2};
-constexpr std::int64_t kUnits = 3;  // two blocks and the root
 constexpr int kMicroBatches = 4;
 
-struct Grid {
-  int replicas, shards;
-  int ranks() const { return replicas * shards; }
-  DeviceMesh mesh(const Group& group) const { return DeviceMesh(group, {{"replicate", replicas}, {"dp", shards}}); }
-};
-constexpr Grid kGrids[] = {{1, 1}, {1, 2}, {2, 2}, {1, 3}, {3, 1}, {2, 1}};
+constexpr Grid kAccumulationGrids[] = {{1, 1}, {1, 2}, {2, 2}, {1, 3}, {3, 1}, {2, 1}};
 
 /// A sharded net and its reference, and micro-batches for both.
 struct Pair {
@@ -57,34 +51,34 @@ bool has_gradients(const nn::Module& net) {
   return false;
 }
 
-CommCounts counts_of(const DeviceMesh& mesh, std::string_view axis) { return settled_counts(mesh.group(axis)); }
+CommCounts axis_counts(const DeviceMesh& mesh, std::string_view axis) { return settled_counts(mesh.group(axis)); }
 
 void expect_one_reduction(const Group& group, const Grid& grid) {
   const DeviceMesh mesh = grid.mesh(group);
   Pair pair(group, mesh);
   for (int step = 0; step < 2; ++step) {  // the second adds to the first's gradients
-    const CommCounts dp = counts_of(mesh, "dp"), replicas = counts_of(mesh, "replicate");
+    const CommCounts dp = axis_counts(mesh, "dp"), replicas = axis_counts(mesh, "replicate");
     for (int micro = 0; micro < kMicroBatches; ++micro) {
       const bool is_last = micro == kMicroBatches - 1;
       nn::set_requires_gradient_sync(pair.net, is_last);
       pair.backward_both(step * kMicroBatches + micro);
       if (is_last) continue;
-      EXPECT_EQ(counts_of(mesh, "dp").reduce_scatter.calls, dp.reduce_scatter.calls);
-      EXPECT_EQ(counts_of(mesh, "replicate").all_reduce.calls, replicas.all_reduce.calls);
+      EXPECT_EQ(axis_counts(mesh, "dp").reduce_scatter.calls, dp.reduce_scatter.calls);
+      EXPECT_EQ(axis_counts(mesh, "replicate").all_reduce.calls, replicas.all_reduce.calls);
       EXPECT_EQ(has_gradients(pair.net), step > 0) << "what waits is not in grad()";
       EXPECT_EQ(held(MemoryCategory::unsharded), 0);
       if (step > 0) continue;
       EXPECT_GE(held(MemoryCategory::gradients), 4 * pair.net.num_parameters()) << "it is accounted as gradients";
     }
-    EXPECT_EQ(counts_of(mesh, "dp").reduce_scatter.calls - dp.reduce_scatter.calls, grid.shards > 1 ? kUnits : 0);
-    EXPECT_EQ(counts_of(mesh, "replicate").all_reduce.calls - replicas.all_reduce.calls,
+    EXPECT_EQ(axis_counts(mesh, "dp").reduce_scatter.calls - dp.reduce_scatter.calls, grid.shards > 1 ? kUnits : 0);
+    EXPECT_EQ(axis_counts(mesh, "replicate").all_reduce.calls - replicas.all_reduce.calls,
               grid.replicas > 1 ? kUnits : 0);
   }
   expect_same_gradients(pair.net, pair.reference);
 }
 
 TEST(FullyShard, F79_MicroBatchesAreReducedOnce) {
-  for (const Grid& grid : kGrids)
+  for (const Grid& grid : kAccumulationGrids)
     run_ranks(grid.ranks(), [&](const Group& group) { expect_one_reduction(group, grid); });
 }
 
@@ -99,14 +93,15 @@ TEST(FullyShard, F79_F81_WaitingForShardsAndWaitingForReplicasCombine) {
     run_ranks(grid.ranks(), [&](const Group& group) {
       const DeviceMesh mesh = grid.mesh(group);
       Pair pair(group, mesh);
-      const CommCounts dp = counts_of(mesh, "dp"), replicas = counts_of(mesh, "replicate");
+      const CommCounts dp = axis_counts(mesh, "dp"), replicas = axis_counts(mesh, "replicate");
       for (int micro = 0; micro < kMicroBatches; ++micro) {
         nn::set_requires_gradient_sync(pair.net, micro % 2 == 1);
         nn::set_requires_all_reduce(pair.net, micro == kMicroBatches - 1);
         pair.backward_both(micro);
       }
-      EXPECT_EQ(counts_of(mesh, "dp").reduce_scatter.calls - dp.reduce_scatter.calls, grid.shards > 1 ? 2 * kUnits : 0);
-      EXPECT_EQ(counts_of(mesh, "replicate").all_reduce.calls - replicas.all_reduce.calls, kUnits);
+      EXPECT_EQ(axis_counts(mesh, "dp").reduce_scatter.calls - dp.reduce_scatter.calls,
+                grid.shards > 1 ? 2 * kUnits : 0);
+      EXPECT_EQ(axis_counts(mesh, "replicate").all_reduce.calls - replicas.all_reduce.calls, kUnits);
       expect_same_gradients(pair.net, pair.reference);
     });
 }
@@ -116,13 +111,13 @@ TEST(FullyShard, F79_ShardsMayAccumulateInstead) {
     run_ranks(grid.ranks(), [&](const Group& group) {
       const DeviceMesh mesh = grid.mesh(group);
       Pair pair(group, mesh, {.gradients = nn::ShardedOver::shards});
-      const CommCounts dp = counts_of(mesh, "dp"), replicas = counts_of(mesh, "replicate");
+      const CommCounts dp = axis_counts(mesh, "dp"), replicas = axis_counts(mesh, "replicate");
       for (int micro = 0; micro < kMicroBatches; ++micro) {
         nn::set_requires_gradient_sync(pair.net, micro == kMicroBatches - 1);
         pair.backward_both(micro);
       }
-      EXPECT_EQ(counts_of(mesh, "dp").reduce_scatter.calls - dp.reduce_scatter.calls, kMicroBatches * kUnits);
-      EXPECT_EQ(counts_of(mesh, "replicate").all_reduce.calls - replicas.all_reduce.calls,
+      EXPECT_EQ(axis_counts(mesh, "dp").reduce_scatter.calls - dp.reduce_scatter.calls, kMicroBatches * kUnits);
+      EXPECT_EQ(axis_counts(mesh, "replicate").all_reduce.calls - replicas.all_reduce.calls,
                 grid.replicas > 1 ? kUnits : 0);
       expect_same_gradients(pair.net, pair.reference);
     });
@@ -281,7 +276,7 @@ void expect_finalized_once(const Group& group, const Grid& grid) {
       EXPECT_TRUE(slot.grad().is_distributed());
     });
   nn::finalize_backward(pair.net).wait();  // there was no forward yet
-  const CommCounts dp = counts_of(mesh, "dp"), replicas = counts_of(mesh, "replicate");
+  const CommCounts dp = axis_counts(mesh, "dp"), replicas = axis_counts(mesh, "replicate");
   nn::set_requires_gradient_sync(pair.net, false);
   nn::set_is_last_backward(pair.net, false);
   for (int micro = 0; micro < kMicroBatches; ++micro) pair.backward_both(micro);
@@ -291,8 +286,9 @@ void expect_finalized_once(const Group& group, const Grid& grid) {
   reduction.wait();
   reduction.wait();
   nn::finalize_backward(pair.net);  // nothing is left
-  EXPECT_EQ(counts_of(mesh, "dp").reduce_scatter.calls - dp.reduce_scatter.calls, grid.shards > 1 ? kUnits : 0);
-  EXPECT_EQ(counts_of(mesh, "replicate").all_reduce.calls - replicas.all_reduce.calls, grid.replicas > 1 ? kUnits : 0);
+  EXPECT_EQ(axis_counts(mesh, "dp").reduce_scatter.calls - dp.reduce_scatter.calls, grid.shards > 1 ? kUnits : 0);
+  EXPECT_EQ(axis_counts(mesh, "replicate").all_reduce.calls - replicas.all_reduce.calls,
+            grid.replicas > 1 ? kUnits : 0);
   EXPECT_EQ(hooks.size(), pair.net.parameters().size());
   for (const auto& [name, calls] : hooks) EXPECT_EQ(calls, 1) << name;
   expect_same_gradients(pair.net, pair.reference);

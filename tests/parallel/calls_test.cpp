@@ -17,7 +17,6 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-const std::vector<std::int64_t> kUneven{5, 7, 3, 2};
 
 /// A sum over this rank's rows whose gradient, averaged over the ranks, is that of the sum over all rows.
 Tensor as_mean(const Tensor& own_sum, const ProcessGroup& group) {

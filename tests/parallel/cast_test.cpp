@@ -13,7 +13,6 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-const std::vector<std::int64_t> kSizes{6, 10, 7, 5};
 
 // Steps of both on this rank's rows and on all; optimizers update f64 and no bf16, of which gradients are compared.
 void expect_steps_alike(Net& net, Net& reference, const Group& group, DType dtype, double limit) {
@@ -38,7 +37,7 @@ TEST(FullyShard, F29_ChangingTheDtypeAfterWrappingTrainsToParity) {
     for (const bool has_values : {false, true})
       for (const int ranks : {1, 2, 3})
         run_ranks(ranks, [&](const Group& group) {
-          Net net(kSizes), reference(kSizes);
+          Net net(kTwoBlocks), reference(kTwoBlocks);
           if (has_values) net.materialize(nn::Seed{7});
           shard(net, DeviceMesh(group));
           if (has_values) reference.materialize(nn::Seed{7});
@@ -54,7 +53,7 @@ TEST(FullyShard, F29_ChangingTheDtypeAfterWrappingTrainsToParity) {
 
 TEST(FullyShard, F29_ReplicatedIgnoredAndTensorParallelParametersFollow) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     const nn::FullyShardOptions options{.replicate_below_bytes = 64, .ignored = {&net.head.weight}};
     shard(net, DeviceMesh(group), options, options);
     net.cast_to(DType::f64);
@@ -82,7 +81,7 @@ TEST(FullyShard, F29_ReplicatedIgnoredAndTensorParallelParametersFollow) {
 TEST(FullyShard, F29_ThePolicyStays) {
   for (const int ranks : {1, 2})
     run_ranks(ranks, [](const Group& group) {
-      Net net(kSizes);
+      Net net(kTwoBlocks);
       const nn::FullyShardOptions options{.mp_policy = {.param_dtype = DType::f32}};
       shard(net, DeviceMesh(group), options, options);
       net.materialize(nn::Seed{7});
@@ -98,7 +97,7 @@ TEST(FullyShard, F29_ThePolicyStays) {
 
 TEST(FullyShard, F29_MistakesAreNamed) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     nn::fully_shard(net, DeviceMesh(group));
     net.materialize();
     expect_error([&] { net.cast_to(DType::i64); }, {"cast_to(i64)", "f32"});

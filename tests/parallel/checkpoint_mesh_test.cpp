@@ -19,14 +19,14 @@ namespace {
 using Group = std::shared_ptr<ProcessGroup>;
 using Values = std::map<std::string, std::vector<float>>;
 
-struct Training {
+struct CheckpointTraining {
   Grid3 grid;
   DeviceMesh root;
   ResidualNet net{5, 7};
   std::unique_ptr<nn::AdamW> optimizer;
   Group group;
 
-  Training(const Group& g, const Grid3& on, std::uint64_t seed) : grid(on), root(on.mesh(g)), group(g) {
+  CheckpointTraining(const Group& g, const Grid3& on, std::uint64_t seed) : grid(on), root(on.mesh(g)), group(g) {
     shard_2d(net, root, grid, true);
     net.materialize(nn::Seed{seed});
     optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01});
@@ -41,7 +41,7 @@ struct Training {
   void load(const std::string& dir) { nn::load_checkpoint(CheckpointReader(dir), state()); }
 };
 
-Values values_of(Training& training) {
+Values values_of(CheckpointTraining& training) {
   Values values;
   for (const nn::StateEntry& entry : training.state())
     values[entry.kind + "/" + entry.name] = whole(entry.slot->value()).to_vector<float>();
@@ -54,7 +54,7 @@ void expect_round_trips(const Grid3& from, std::initializer_list<Grid3> others) 
   Values saved;
   std::mutex mutex;
   run_ranks(from.ranks(), [&](const Group& group) {
-    Training training(group, from, 1);
+    CheckpointTraining training(group, from, 1);
     for (std::uint64_t i = 0; i < 2; ++i) training.step(i);
     training.save(dir.path());
     Values own = values_of(training);
@@ -64,13 +64,13 @@ void expect_round_trips(const Grid3& from, std::initializer_list<Grid3> others) 
   });
   for (const Grid3& to : others) {
     run_ranks(to.ranks(), [&](const Group& group) {
-      Training training(group, to, 2);
+      CheckpointTraining training(group, to, 2);
       training.load(dir.path());
       EXPECT_EQ(values_of(training), saved);
       training.save(back.path());
     });
     run_ranks(from.ranks(), [&](const Group& group) {
-      Training training(group, from, 3), same(group, from, 4);
+      CheckpointTraining training(group, from, 3), same(group, from, 4);
       training.load(back.path());
       same.load(dir.path());
       EXPECT_EQ(values_of(training), saved);
@@ -87,7 +87,7 @@ TEST(FullyShard, F102_F156_F160_CheckpointsOfAnyMeshLoadOnAnyOther) {
 
 TEST(FullyShard, F156_F161_ReplicasAreWrittenOnce) {
   const TempDir dir;
-  run_ranks(8, [&](const Group& group) { Training(group, {2, 2, 2}, 1).save(dir.path()); });
+  run_ranks(8, [&](const Group& group) { CheckpointTraining(group, {2, 2, 2}, 1).save(dir.path()); });
   std::map<std::string, std::vector<std::string>> files;
   std::map<std::string, std::int64_t> elements;
   std::vector<std::int64_t> first_rows;  // of one weight's pieces
@@ -132,7 +132,7 @@ TEST(FullyShard, F124_PiecesOfACheckpointCoverEveryElementOnce) {
 
 TEST(FullyShard, F101_StateHasPlainNamesAndIsTheShards) {
   run_ranks(4, [](const Group& group) {
-    Training training(group, {1, 2, 2}, 1);
+    CheckpointTraining training(group, {1, 2, 2}, 1);
     const ResidualNet plain(5, 7);
     const auto names = plain.named_parameters();
     const auto forward = training.net(rows_of(batch3(4, 3, 0, "x"), training.root));
@@ -150,7 +150,7 @@ TEST(FullyShard, F101_StateHasPlainNamesAndIsTheShards) {
 
 TEST(FullyShard, F104_StateStaysCurrent) {
   run_ranks(4, [](const Group& group) {
-    Training training(group, {1, 2, 2}, 1);
+    CheckpointTraining training(group, {1, 2, 2}, 1);
     const std::vector<nn::StateEntry> state = nn::training_state(training.net);
     const Values before = values_of(training);
     training.step(0);
@@ -165,7 +165,7 @@ TEST(FullyShard, F104_StateStaysCurrent) {
 // Full values that one rank has become everybody's shards.
 TEST(FullyShard, F103_FullValuesOfOneRankReachEveryShard) {
   run_ranks(4, [](const Group& group) {
-    Training training(group, {1, 2, 2}, 1);
+    CheckpointTraining training(group, {1, 2, 2}, 1);
     for (nn::Parameter* p : training.net.parameters()) {
       const Tensor value = random_normal(p->shape(), random_key(9, p->name(), "value"));
       const Tensor given = group->rank() == 0 ? value : full(p->shape(), -7.0);

@@ -57,9 +57,9 @@ const Spec* on(const DeviceMesh& mesh, std::initializer_list<Placement> placemen
 }
 
 /// Every way a gradient may lie under data, tensor and replica axes; some shards are empty.
-struct Mixed : Gradients {
+struct MixedLayouts : Gradients {
   DeviceMesh root, dp, tp, data;
-  Mixed(const Group& group, int replicas, int dps, int tps)
+  MixedLayouts(const Group& group, int replicas, int dps, int tps)
       : root(group, {{"replicate", replicas}, {"dp", dps}, {"tp", tps}}),
         dp(root["dp"]),
         tp(root["tp"]),
@@ -89,7 +89,7 @@ constexpr int kMeshes[][3] = {{1, 1, 1}, {1, 2, 2}, {1, 1, 3}, {1, 3, 1}, {2, 1,
 TEST(FullyShard, F98_OneNormOverMixedMeshes) {
   for (const auto& [replicas, dps, tps] : kMeshes)
     run_ranks(replicas * dps * tps, [=, r = replicas, d = dps, t = tps](const Group& group) {
-      const Mixed mixed(group, r, d, t);
+      const MixedLayouts mixed(group, r, d, t);
       for (const double p : {1.0, 2.0, 3.0, kInfinity}) {
         const std::int64_t before = mixed.all_reduces();
         const Tensor norm = nn::grad_norm(mixed.parameters, p);
@@ -129,7 +129,7 @@ TEST(FullyShard, F100_PartialGradientsHaveNoNorm) {
 // The program is the same on all ranks, so a captured step has it too.
 TEST(FullyShard, F99_ClippingOnAMeshIsCaptured) {
   run_ranks(4, [](const Group& group) {
-    Mixed eager(group, 1, 2, 2), captured(group, 1, 2, 2);
+    MixedLayouts eager(group, 1, 2, 2), captured(group, 1, 2, 2);
     nn::Sgd eager_optimizer(eager.parameters, {.lr = 0.5}), captured_optimizer(captured.parameters, {.lr = 0.5});
     std::vector<Tensor> grads;
     for (const nn::Parameter* p : captured.parameters) grads.push_back(p->grad());

@@ -17,7 +17,6 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-const std::vector<std::int64_t> kSizes{5, 7, 3, 2};  // on 4 ranks some shards are empty
 
 // Equal values, and one backward of both on one batch.
 void make_gradients(Net& net, Net& reference) {
@@ -38,7 +37,7 @@ double norm_of(nn::Module& reference, double p) {
 }
 
 void expect_norms_of_the_reference(const Group& group) {
-  Net net(kSizes), reference(kSizes);
+  Net net(kUneven), reference(kUneven);
   shard(net, DeviceMesh(group));
   make_gradients(net, reference);
   for (double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
@@ -60,7 +59,7 @@ TEST(FullyShard, F98_NormsOfAnyOrderWithProcesses) {
 TEST(FullyShard, F99_ClippingScalesAllShardsAlike) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
-      Net net(kSizes), reference(kSizes);
+      Net net(kUneven), reference(kUneven);
       shard(net, DeviceMesh(group));
       make_gradients(net, reference);
       nn::Sgd optimizer(net.parameters(), {.lr = 1});
@@ -81,7 +80,7 @@ TEST(FullyShard, F99_ClippingScalesAllShardsAlike) {
 
 TEST(FullyShard, F100_ShardedAndPlainParametersGiveOneNorm) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes), reference(kSizes);
+    Net net(kUneven), reference(kUneven);
     nn::fully_shard(*net.blocks.items()[0], DeviceMesh(group));  // the rest stays plain, equal on all ranks
     make_gradients(net, reference);
     const double norm = nn::grad_norm(net.parameters()).item<double>();

@@ -16,8 +16,7 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-const std::vector<std::int64_t> kSizes{6, 10, 7, 9, 5};
-constexpr std::int64_t kGroups = 4;  // three blocks and the root
+constexpr std::int64_t kCommUnits = 4;  // three blocks and the root
 
 struct Counted {
   std::int64_t forward_gathers, backward_gathers, reductions, others;
@@ -37,7 +36,7 @@ Counted count_step(Net& net, ProcessGroup& group) {
 void expect_counts(const Group& group) {
   const DeviceMesh mesh(group);
   const auto run = [&](std::optional<bool> blocks, std::optional<bool> root, std::int64_t backward_gathers) {
-    Net net(kSizes);
+    Net net(kThreeBlocks);
     nn::FullyShardOptions block_options, root_options;
     if (blocks) block_options.reshard_after_forward = nn::ReshardAfterForward(*blocks);
     if (root) root_options.reshard_after_forward = nn::ReshardAfterForward(*root);
@@ -45,17 +44,17 @@ void expect_counts(const Group& group) {
     net.materialize();
     for (int step = 0; step < 2; ++step) {
       const Counted c = count_step(net, *group);
-      EXPECT_EQ(c.forward_gathers, kGroups);
+      EXPECT_EQ(c.forward_gathers, kCommUnits);
       EXPECT_EQ(c.backward_gathers, backward_gathers);
-      EXPECT_EQ(c.reductions, kGroups);
+      EXPECT_EQ(c.reductions, kCommUnits);
       EXPECT_EQ(c.others, 0);
       for (nn::Parameter* p : net.parameters()) p->clear_grad();
     }
     for (const nn::UnitHandle& g : nn::units(net)) EXPECT_EQ(g.late_gathers(), 0) << g.name();
   };
-  run({}, {}, kGroups - 1);  // root decides for itself: kept
-  run(true, true, kGroups);  // all resharded
-  run(false, false, 0);      // none
+  run({}, {}, kCommUnits - 1);  // root decides for itself: kept
+  run(true, true, kCommUnits);  // all resharded
+  run(false, false, 0);         // none
 }
 
 TEST(FullyShard, F44_CollectivesPerStep) {
@@ -68,7 +67,7 @@ TEST(FullyShard, F44_CollectivesPerStepWithProcesses) {
 
 TEST(FullyShard, F45_OneRankCommunicatesNothingAndIsBitwiseTheReference) {
   run_ranks(1, [](const Group& group) {
-    Net net(kSizes), reference(kSizes);
+    Net net(kThreeBlocks), reference(kThreeBlocks);
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{1});
     reference.materialize(nn::Seed{1});
@@ -97,7 +96,7 @@ TEST(FullyShard, F45_OneRankCommunicatesNothingAndIsBitwiseTheReference) {
 TEST(FullyShard, F46_BytesAreThoseOfRealElements) {
   for (int ranks : {2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
-      Net net(kSizes);  // 10, 7, 9 and 5 rows: uneven on every number of ranks but one
+      Net net(kThreeBlocks);  // 10, 7, 9 and 5 rows: uneven on every number of ranks but one
       shard(net, DeviceMesh(group), {}, {.reshard_after_forward = true});
       net.materialize();
       backward(sum(net(batch_of(2, 6, 0, "x"))));
@@ -110,7 +109,7 @@ TEST(FullyShard, F46_BytesAreThoseOfRealElements) {
 TEST(FullyShard, F172_OnOneRankFullTensorsAreTheShards) {
   for (const bool is_frozen : {true, false})
     run_ranks(1, [=](const Group& group) {
-      Net net(kSizes), other(kSizes);
+      Net net(kThreeBlocks), other(kThreeBlocks);
       shard(net, DeviceMesh(group), {.reshard_after_forward = false});
       net.materialize(nn::Seed{1});
       other.materialize(nn::Seed{2});
@@ -134,9 +133,9 @@ TEST(FullyShard, F172_OnOneRankFullTensorsAreTheShards) {
 }
 
 /// Parameters of three types, used in f32.
-struct Mixed : nn::Layer<Mixed> {
+struct MixedTypes : nn::Layer<MixedTypes> {
   nn::Parameter &weight, &scale, &shift;
-  Mixed()
+  MixedTypes()
       : weight(add_parameter("weight", {5, 4}, nn::Init::normal(0.5))),
         scale(add_parameter("scale", {5}, nn::Init::normal(1), DType::bf16)),
         shift(add_parameter("shift", {5}, nn::Init::normal(1), DType::f64)) {}
@@ -146,7 +145,7 @@ struct Mixed : nn::Layer<Mixed> {
 TEST(FullyShard, F49_F94_F185_AUnitOfSeveralTypesIsOneLaunch) {
   for (const int ranks : {1, 2, 3})
     run_ranks(ranks, [](const Group& group) {
-      Mixed net, reference;
+      MixedTypes net, reference;
       nn::fully_shard(net, DeviceMesh(group));
       net.materialize(nn::Seed{1});
       reference.materialize(nn::Seed{1});
@@ -173,7 +172,7 @@ TEST(FullyShard, F49_F94_F185_AUnitOfSeveralTypesIsOneLaunch) {
 TEST(FullyShard, CommCounterAgreesWithTheGroupAndNamesModules) {
   for (const bool is_mixed : {false, true})
     run_ranks(3, [=](const Group& group) {
-      Net net(kSizes);
+      Net net(kThreeBlocks);
       nn::FullyShardOptions options;
       if (is_mixed) options.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
       shard(net, DeviceMesh(group), options, options);
@@ -185,7 +184,7 @@ TEST(FullyShard, CommCounterAgreesWithTheGroupAndNamesModules) {
       const CommCounter::Item gathers = counter.of_op("unshard"), reductions = counter.of_op("reduce");
       EXPECT_EQ(gathers.calls, end.all_gather.calls - start.all_gather.calls);
       EXPECT_EQ(gathers.bytes, end.all_gather.bytes - start.all_gather.bytes);
-      EXPECT_EQ(reductions.calls, kGroups);
+      EXPECT_EQ(reductions.calls, kCommUnits);
       EXPECT_EQ(reductions.bytes, end.reduce_scatter.bytes - start.reduce_scatter.bytes);
       EXPECT_EQ(counter.of_module("blocks.1").calls, 3) << counter.describe();
       EXPECT_EQ(counter.total().calls, gathers.calls + reductions.calls);

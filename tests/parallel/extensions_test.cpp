@@ -7,8 +7,8 @@
 #include "nn/optim/adamw.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/buffer_views.h"
-#include "tests/parallel/nets.h"
 #include "tests/parallel/replay.h"
+#include "tests/parallel/uneven_net.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
@@ -18,14 +18,6 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-const std::vector<std::int64_t> kUneven{5, 7, 3, 2};
-constexpr std::int64_t kUnits = 3;  // two blocks and the root
-
-struct Grid {
-  int replicas, shards;
-  int ranks() const { return replicas * shards; }
-  DeviceMesh mesh(const Group& group) const { return DeviceMesh(group, {{"replicate", replicas}, {"dp", shards}}); }
-};
 
 /// What a user's gather and reduction were called.
 struct Calls {
@@ -279,11 +271,11 @@ TEST(FullyShard, F54_AHookWaitsForThePassThatSynchronises) {
 }
 
 /// A training with extensions that `prepare` sets.
-struct Training {
+struct ExtendedTraining {
   Net net{kUneven};
   std::unique_ptr<nn::AdamW> optimizer;
   template <class Prepare>
-  Training(const DeviceMesh& mesh, const nn::FullyShardOptions& options, const Prepare& prepare) {
+  ExtendedTraining(const DeviceMesh& mesh, const nn::FullyShardOptions& options, const Prepare& prepare) {
     nn::FullyShardOptions blocks = options;
     blocks.mp_policy.output_dtype.reset();  // of the model's output alone
     shard(net, mesh, blocks, options);
@@ -314,7 +306,7 @@ void expect_replays(const Grid& grid, const Prepare& prepare) {
       if (is_bf16)
         options.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32, .output_dtype = DType::f32};
       const auto of_mesh = [&](const nn::UnitHandle& unit) { prepare(unit, mesh); };
-      Training eager(mesh, options, of_mesh), captured(mesh, options, of_mesh);
+      ExtendedTraining eager(mesh, options, of_mesh), captured(mesh, options, of_mesh);
       expect_replays_bitwise(group, eager, captured, 6, [&](std::uint64_t i) {
         return std::pair(slice_of(batch_of(12, 5, i, "x"), *group), slice_of(batch_of(12, 2, i, "y"), *group));
       });
@@ -420,8 +412,9 @@ TEST(FullyShard, F96_AnIdentityTransformHasTheBitsOfNone) {
           const DeviceMesh mesh = grid.mesh(group);
           nn::FullyShardOptions options{.reshard_after_forward = nn::ReshardAfterForward(reshards)};
           if (is_bf16) options.mp_policy = {.param_dtype = DType::bf16, .output_dtype = DType::f32};
-          Training with(mesh, options, [](const nn::UnitHandle& unit) { unit.set_gather_transform(identity()); });
-          Training without(mesh, options, [](const nn::UnitHandle&) {});
+          ExtendedTraining with(mesh, options,
+                                [](const nn::UnitHandle& unit) { unit.set_gather_transform(identity()); });
+          ExtendedTraining without(mesh, options, [](const nn::UnitHandle&) {});
           for (std::uint64_t i = 0; i < 4; ++i) {
             const Tensor x = slice_of(batch_of(12, 5, i, "x"), *group), y = slice_of(batch_of(12, 2, i, "y"), *group);
             const std::int64_t before = settled_counts(mesh.group("dp")).all_gather.calls;
@@ -444,8 +437,8 @@ TEST(FullyShard, F50_F96_AnIdentityTransformServesAnyPlacement) {
       options.placement = [=](const nn::Parameter& p) {
         return p.shape().size() < 2 ? nn::ShardPlan{} : is_owned ? nn::owned() : nn::shard_dim(1);
       };
-      Training with(mesh, options, [](const nn::UnitHandle& unit) { unit.set_gather_transform(identity()); });
-      Training without(mesh, options, [](const nn::UnitHandle&) {});
+      ExtendedTraining with(mesh, options, [](const nn::UnitHandle& unit) { unit.set_gather_transform(identity()); });
+      ExtendedTraining without(mesh, options, [](const nn::UnitHandle&) {});
       for (std::uint64_t i = 0; i < 3; ++i) {
         const Tensor x = slice_of(batch_of(12, 5, i, "x"), *group), y = slice_of(batch_of(12, 2, i, "y"), *group);
         const Tensor loss = with.step(x, y);
@@ -531,10 +524,10 @@ TEST(FullyShard, F96_OneSidedAndInconstantTransformsAreRefused) {
 TEST(FullyShard, F43_F96_AfterAnErrorTheNextStepIsRight) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
-    Training with(mesh, {}, [](const nn::UnitHandle& unit) { unit.set_gather_transform(identity()); });
-    Training without(mesh, {}, [](const nn::UnitHandle&) {});
+    ExtendedTraining with(mesh, {}, [](const nn::UnitHandle& unit) { unit.set_gather_transform(identity()); });
+    ExtendedTraining without(mesh, {}, [](const nn::UnitHandle&) {});
     const Tensor x = slice_of(batch_of(12, 5, 0, "x"), *group), y = slice_of(batch_of(12, 2, 0, "y"), *group);
-    for (Training* each : {&with, &without}) {
+    for (ExtendedTraining* each : {&with, &without}) {
       each->step(x, y);
       expect_error(
           [&] {

@@ -25,7 +25,6 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 using Clock = std::chrono::steady_clock;
-const std::vector<std::int64_t> kSizes{6, 10, 7, 9, 5};
 
 // Raises where it is told to, on the rank it is told to.
 struct Trap {
@@ -83,7 +82,7 @@ TEST(FullyShard, F43_StepLeftByOneProcessIsLeftByAll) {
 
 TEST(FullyShard, F43_ResetIsForTheRoot) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kThreeBlocks);
     shard(net, DeviceMesh(group));
     net.materialize();
     net(batch_of(2, 6, 0, "x"));
@@ -149,7 +148,7 @@ TEST(FullyShard, F42_ModelCanGoWhileItsReductionsAreInFlight) {
       const Accounting& memory = RankContext::current().allocator().accounting();
       const std::int64_t before = memory.total();
       {
-        Net net(kSizes);
+        Net net(kThreeBlocks);
         shard(net, DeviceMesh(group));
         net.materialize();
         nn::set_reduce_scatter_max_input_buffers(net, 10);
@@ -163,7 +162,7 @@ TEST(FullyShard, F42_ModelCanGoWhileItsReductionsAreInFlight) {
 // A replay is left by an exception on one rank while gathers of the same step are in flight on all.
 TEST(FullyShard, F43_AbandonedReplayIsLeftByAllAndGoesOnAfterAReset) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kThreeBlocks);
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{5});
     nn::AdamW optimizer(net.parameters(), {.lr = 0.01});

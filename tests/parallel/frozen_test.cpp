@@ -18,11 +18,11 @@ namespace {
 using Group = std::shared_ptr<ProcessGroup>;
 
 /// The root owns what comes before the blocks and behind them.
-struct Stack : nn::Layer<Stack> {
+struct FrozenStack : nn::Layer<FrozenStack> {
   nn::Linear& embed;
   nn::ModuleList<Adapted>& blocks;
   nn::Linear& head;
-  Stack()
+  FrozenStack()
       : embed(add<nn::Linear>("embed", 6, 32)),
         blocks(add<nn::ModuleList<Adapted>>("blocks")),
         head(add<nn::Linear>("head", 16, 5)) {
@@ -38,7 +38,7 @@ struct Stack : nn::Layer<Stack> {
 enum class Frozen { nothing, blocks, all_but_adapters, root };
 constexpr Frozen kFrozen[] = {Frozen::nothing, Frozen::blocks, Frozen::all_but_adapters, Frozen::root};
 
-void freeze(Stack& net, Frozen frozen) {
+void freeze(FrozenStack& net, Frozen frozen) {
   for (nn::Linear* layer : {&net.embed, &net.head})
     for (nn::Parameter* p : layer->parameters())
       p->set_requires_grad(frozen == Frozen::nothing || frozen == Frozen::blocks);
@@ -49,7 +49,7 @@ void freeze(Stack& net, Frozen frozen) {
   }
 }
 
-std::int64_t trainable_groups(Stack& net) {
+std::int64_t trainable_groups(FrozenStack& net) {
   std::int64_t count = 0;
   for (const nn::UnitHandle& group : nn::units(net)) {
     bool any = false;
@@ -59,7 +59,7 @@ std::int64_t trainable_groups(Stack& net) {
   return count;
 }
 
-std::int64_t trainable_bytes(Stack& net) {
+std::int64_t trainable_bytes(FrozenStack& net) {
   std::int64_t bytes = 0;
   for (const nn::Parameter* p : net.parameters())
     if (p->requires_grad()) bytes += p->numel() * 4;
@@ -70,7 +70,7 @@ void expect_released_when_backward_is_over(const Group& group) {
   for (const Frozen frozen : kFrozen)
     for (const bool prefetch : {true, false}) {
       SCOPED_TRACE(fmt::format("frozen {} prefetch {}", static_cast<int>(frozen), prefetch));
-      Stack net;
+      FrozenStack net;
       shard(net, DeviceMesh(group), {.prefetch = prefetch}, {.prefetch = prefetch});
       net.materialize();
       freeze(net, frozen);
@@ -110,7 +110,7 @@ TEST(FullyShard, F51_FrozenParametersAreReleasedWithProcesses) {
 
 // Two forwards and one backward; what is frozen changes from step to step.
 void expect_gradients_of_one_rank(const Group& group) {
-  Stack net, reference;
+  FrozenStack net, reference;
   shard(net, DeviceMesh(group));
   net.materialize(nn::Seed{3});
   reference.materialize(nn::Seed{3});
@@ -141,10 +141,10 @@ TEST(FullyShard, F52_FreezingBetweenStepsWithProcesses) {
   for (const int ranks : {2, 3}) run_processes(ranks, expect_gradients_of_one_rank);
 }
 
-struct Training {
-  Stack net;
+struct FrozenTraining {
+  FrozenStack net;
   std::unique_ptr<nn::AdamW> optimizer;
-  Training(const Group& group, Frozen frozen) {
+  FrozenTraining(const Group& group, Frozen frozen) {
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{5});
     freeze(net, frozen);
@@ -161,7 +161,7 @@ struct Training {
 TEST(FullyShard, F51_FrozenParametersReplayBitwise) {
   for (const Frozen frozen : kFrozen)
     run_ranks(2, [=](const Group& group) {
-      Training eager(group, frozen), captured(group, frozen);
+      FrozenTraining eager(group, frozen), captured(group, frozen);
       expect_replays_bitwise(group, eager, captured, 5, [&](std::uint64_t i) {
         return std::pair(slice_of(batch_of(12, 6, i, "x"), *group), slice_of(batch_of(12, 5, i, "y"), *group));
       });

@@ -18,11 +18,11 @@ namespace {
 using Group = std::shared_ptr<ProcessGroup>;
 
 /// An embedding whose table is the head's weight too.
-struct Tied : nn::Layer<Tied> {
+struct TiedTable : nn::Layer<TiedTable> {
   nn::Embedding& table;
   nn::Linear& middle;
   nn::Parameter& head;
-  Tied()
+  TiedTable()
       : table(add<nn::Embedding>("table", 7, 4)),
         middle(add<nn::Linear>("middle", 4, 4)),
         head(share_parameter("head", table.weight)) {}
@@ -74,7 +74,7 @@ void expect_as_fsdp2(const Group& group, const DeviceMesh& mesh, const std::stri
                      const std::string& numbers) {
   const Golden golden("fully_shard");
   Net even({8, 8, 4}), uneven({5, 7, 3});
-  Tied tied;
+  TiedTable tied;
   expect_gradients(even, mesh, group, golden, "even." + numbers, mesh_name);
   expect_gradients(uneven, mesh, group, golden, "uneven." + numbers, mesh_name);
   expect_gradients(tied, mesh, group, golden, "tied." + numbers, mesh_name);

@@ -21,15 +21,15 @@ using Group = std::shared_ptr<ProcessGroup>;
 using nn::FullState;
 
 // 1-D, HSDP, TP x dp, all three; sizes that nothing divides, so that shards are uneven or empty.
-constexpr Grid3 kGrids[] = {{1, 1, 1}, {1, 4, 1}, {2, 2, 1}, {1, 1, 3}, {1, 2, 2}, {2, 1, 2}};
+constexpr Grid3 kStateGrids[] = {{1, 1, 1}, {1, 4, 1}, {2, 2, 1}, {1, 1, 3}, {1, 2, 2}, {2, 1, 2}};
 
-struct Training {
+struct StateTraining {
   DeviceMesh root;
   ResidualNet net{5, 7};
   std::unique_ptr<nn::AdamW> optimizer;
   Group group;
 
-  Training(const Group& g, const Grid3& grid, std::uint64_t seed) : root(grid.mesh(g)), group(g) {
+  StateTraining(const Group& g, const Grid3& grid, std::uint64_t seed) : root(grid.mesh(g)), group(g) {
     shard_2d(net, root, grid, true);
     net.materialize(nn::Seed{seed});
     optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01});
@@ -55,7 +55,7 @@ std::string key_of(const nn::StateEntry& entry) {
 }
 
 // What every rank finds by gathering each slot over its mesh.
-FullState gathered(Training& training) {
+FullState gathered(StateTraining& training) {
   FullState full;
   for (const nn::StateEntry& entry : nn::training_state(training.net, training.optimizer.get()))
     if (!nn::is_usual(entry)) full[key_of(entry)] = contiguous(whole(entry.slot->value()));
@@ -71,9 +71,9 @@ void expect_same_state(const FullState& actual, const FullState& expected) {
 }
 
 TEST(FullState, F165_RankZeroHasAllAndTheOthersNothing) {
-  for (const Grid3& grid : kGrids)
+  for (const Grid3& grid : kStateGrids)
     run_ranks(grid.ranks(), [&](const Group& group) {
-      Training training(group, grid, 1);
+      StateTraining training(group, grid, 1);
       training.step(0);
       training.step(1, /*without_head=*/true);  // its count of steps is its own now
       const FullState expected = gathered(training);
@@ -90,10 +90,10 @@ TEST(FullState, F165_RankZeroHasAllAndTheOthersNothing) {
 }
 
 TEST(FullState, F103_TensorsOfRankZeroReachEveryShard) {
-  for (const Grid3& grid : kGrids)
+  for (const Grid3& grid : kStateGrids)
     for (const std::int64_t chunk_bytes : {3, 64, 1 << 20})
       run_ranks(grid.ranks(), [&](const Group& group) {
-        Training training(group, grid, 1);
+        StateTraining training(group, grid, 1);
         const auto drawn = [](const nn::Parameter& p) {
           return random_normal(p.shape(), random_key(9, p.name(), "value"));
         };
@@ -108,9 +108,9 @@ TEST(FullState, F103_TensorsOfRankZeroReachEveryShard) {
 
 // What a model gives makes another one the same, the optimizer's state included: both train on alike.
 TEST(FullState, F208_RoundTripsOnEveryMesh) {
-  for (const Grid3& grid : kGrids)
+  for (const Grid3& grid : kStateGrids)
     run_ranks(grid.ranks(), [&](const Group& group) {
-      Training first(group, grid, 1), second(group, grid, 2);
+      StateTraining first(group, grid, 1), second(group, grid, 2);
       first.step(0);
       first.step(1, /*without_head=*/true);
       second.step(7);
@@ -126,13 +126,13 @@ TEST(FullState, F208_FromOneMeshIntoAnother) {
   std::map<std::string, std::vector<float>> values;
   const Grid3 from{1, 2, 2};
   run_ranks(from.ranks(), [&](const Group& group) {
-    Training training(group, from, 1);
+    StateTraining training(group, from, 1);
     training.step(0);
     for (const auto& [name, tensor] : training.get()) values[name] = tensor.to_vector<float>();  // on rank 0 only
   });
-  for (const Grid3& to : kGrids)
+  for (const Grid3& to : kStateGrids)
     run_ranks(to.ranks(), [&](const Group& group) {
-      Training training(group, to, 2);
+      StateTraining training(group, to, 2);
       FullState full;
       const FullState own = gathered(training);
       if (group->rank() == 0)
@@ -146,7 +146,7 @@ TEST(FullState, F208_FromOneMeshIntoAnother) {
 TEST(FullState, F208_WithProcesses) {
   run_processes(4, [](const Group& group) {
     const Grid3 grid{1, 2, 2};
-    Training first(group, grid, 1), second(group, grid, 2);
+    StateTraining first(group, grid, 1), second(group, grid, 2);
     first.step(0);
     const FullState expected = gathered(first), full = first.get({.chunk_bytes = 16});
     if (group->rank() == 0) expect_same_state(full, expected);
@@ -204,7 +204,7 @@ TEST(FullState, F208_NobodyHoldsMoreThanItsShardsAndOneTensor) {
 TEST(FullState, F208_WhatDoesNotFitIsNamedOnEveryRank) {
   for (const Grid3& grid : {Grid3{1, 1, 1}, Grid3{1, 3, 1}, Grid3{2, 2, 1}, Grid3{1, 2, 2}})
     run_ranks(grid.ranks(), [&](const Group& group) {
-      Training training(group, grid, 1);
+      StateTraining training(group, grid, 1);
       training.step(0);
       const FullState before = gathered(training);
       const auto refused = [&](const auto& change, std::initializer_list<std::string_view> words) {
@@ -231,7 +231,7 @@ TEST(FullState, F208_WhatDoesNotFitIsNamedOnEveryRank) {
 
 TEST(FullState, F208_NotStrictLoadsWhatFits) {
   run_ranks(4, [](const Group& group) {
-    Training training(group, {1, 2, 2}, 1);
+    StateTraining training(group, {1, 2, 2}, 1);
     training.step(0);
     FullState expected = gathered(training), some;
     if (group->rank() == 0) some = {{"head.weight", full({2, 5}, 3)}, {"no.such", zeros({2})}};
@@ -245,7 +245,7 @@ TEST(FullState, F208_NotStrictLoadsWhatFits) {
 
 TEST(FullState, F208_WhatAUserThrowsEndsItOnEveryRank) {
   run_ranks(4, [](const Group& group) {
-    Training training(group, {1, 2, 2}, 1);
+    StateTraining training(group, {1, 2, 2}, 1);
     const std::vector<nn::StateEntry> state = nn::training_state(training.net);
     int seen = 0;
     const auto visit = [&](const std::string& name, const Tensor&) { check(++seen < 3, "no room for \"{}\"", name); };

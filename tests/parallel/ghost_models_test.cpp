@@ -27,33 +27,33 @@ using Group = std::shared_ptr<ProcessGroup>;
 
 /// Small ones are odd wherever heads allow, so that ranks hold different numbers of rows, and some none; in large ones
 /// kernels work block by block.
-struct Sizes {
+struct TokenSizes {
   std::int64_t vocabulary, tokens, width, hidden;
 };
-constexpr Sizes kSmallGpt{13, 7, 6, 11}, kSmallLlama{13, 7, 16, 17}, kLarge{601, 80, 128, 352};
+constexpr TokenSizes kSmallGpt{13, 7, 6, 11}, kSmallLlama{13, 7, 16, 17}, kLarge{601, 80, 128, 352};
 constexpr std::int64_t kSequences = 2;
 
-nn::LanguageModelConfig gpt_config(const Sizes& sizes) {
+nn::LanguageModelConfig gpt_config(const TokenSizes& sizes) {
   nn::GptConfig c{.vocabulary = sizes.vocabulary, .tokens = sizes.tokens, .layers = 3, .heads = 2};
   c.width = sizes.width;
   c.hidden = sizes.hidden;
   c.dropout = 0.1;
   return c;
 }
-nn::LanguageModelConfig llama_config(const Sizes& sizes) {
+nn::LanguageModelConfig llama_config(const TokenSizes& sizes) {
   nn::LlamaConfig c{.vocabulary = sizes.vocabulary, .tokens = sizes.tokens, .layers = 3, .heads = 4, .kv_heads = 2};
   c.width = sizes.width;
   c.hidden = sizes.hidden;
   return c;
 }
 
-struct Case {
+struct ModelCase {
   Grid3 grid{1, 1, 1};
   bool llama = false, bf16 = false;
   bool shards = true, sequence = true;
   bool frozen = false;  ///< the embedding and the first block
   bool captured = false, large = false;
-  Sizes sizes() const { return large ? kLarge : llama ? kSmallLlama : kSmallGpt; }
+  TokenSizes sizes() const { return large ? kLarge : llama ? kSmallLlama : kSmallGpt; }
   nn::LanguageModelConfig config() const { return llama ? llama_config(sizes()) : gpt_config(sizes()); }
   std::string text() const {
     return fmt::format("{}{} {} replicate={} dp={} tp={}{}{}{}{}", large ? "large " : "", llama ? "Llama" : "GPT",
@@ -72,7 +72,7 @@ struct Bytes {
 /// A rank's model in training.
 class ModelRun {
  public:
-  ModelRun(const Group& group, const Case& c) : group_(group), root_(c.grid.mesh(group)), sizes_(c.sizes()) {
+  ModelRun(const Group& group, const ModelCase& c) : group_(group), root_(c.grid.mesh(group)), sizes_(c.sizes()) {
     const nn::LanguageModelConfig config = c.config();
     nn::set_seed({3});
     model_ = nn::make_language_model(config);
@@ -130,7 +130,7 @@ class ModelRun {
 
   Group group_;
   DeviceMesh root_;
-  Sizes sizes_;
+  TokenSizes sizes_;
   std::unique_ptr<nn::LanguageModel> model_;
   std::unique_ptr<nn::AdamW> optimizer_;
   std::optional<CompiledStep> compiled_;
@@ -140,7 +140,7 @@ class ModelRun {
 
 /// `train` on threads, then on a ghost of each of them: all that they note must be equal.
 template <class Train>
-void expect_ghosts_hold_what_threads_hold(const Case& c, const Train& train) {
+void expect_ghosts_hold_what_threads_hold(const ModelCase& c, const Train& train) {
   SCOPED_TRACE(c.text());
   const auto ranks = static_cast<std::size_t>(c.grid.ranks());
   std::vector<std::vector<Bytes>> expected(ranks);
@@ -171,13 +171,13 @@ void expect_ghosts_hold_what_threads_hold(const Case& c, const Train& train) {
 }
 
 /// The first steps, of which the last is settled: the order of modules is known, optimizer state is there.
-std::vector<Bytes> train_three_steps(const Group& group, const Case& c) {
+std::vector<Bytes> train_three_steps(const Group& group, const ModelCase& c) {
   ModelRun run(group, c);
   for (int i = 0; i < 3; ++i) run.step();
   return run.bytes();
 }
 
-void expect_trains_alike(Case c) {
+void expect_models_train_alike(ModelCase c) {
   for (const bool llama : {false, true})
     for (const bool bf16 : {false, true}) {
       if (bf16 && !c.shards) continue;  // the policy is fully_shard's
@@ -188,29 +188,29 @@ void expect_trains_alike(Case c) {
 }
 
 TEST(GhostModels, ShardedOverOneAxis) {
-  for (const int ranks : {1, 2, 4}) expect_trains_alike({.grid = {1, ranks, 1}});
+  for (const int ranks : {1, 2, 4}) expect_models_train_alike({.grid = {1, ranks, 1}});
 }
 
 TEST(GhostModels, OfASizeThatKernelsDivide) {
-  expect_trains_alike({.grid = {1, 2, 1}, .large = true});
-  expect_trains_alike({.grid = {1, 1, 2}, .large = true});
+  expect_models_train_alike({.grid = {1, 2, 1}, .large = true});
+  expect_models_train_alike({.grid = {1, 1, 2}, .large = true});
 }
 
-TEST(GhostModels, ShardedAndReplicated) { expect_trains_alike({.grid = {2, 2, 1}}); }
+TEST(GhostModels, ShardedAndReplicated) { expect_models_train_alike({.grid = {2, 2, 1}}); }
 
 TEST(GhostModels, TensorParallel) {
   for (const bool shards : {false, true})
     for (const bool sequence : {false, true})
-      expect_trains_alike({.grid = {1, 1, 2}, .shards = shards, .sequence = sequence});
+      expect_models_train_alike({.grid = {1, 1, 2}, .shards = shards, .sequence = sequence});
 }
 
 TEST(GhostModels, ShardedAndTensorParallel) {
-  for (const bool sequence : {false, true}) expect_trains_alike({.grid = {1, 2, 2}, .sequence = sequence});
+  for (const bool sequence : {false, true}) expect_models_train_alike({.grid = {1, 2, 2}, .sequence = sequence});
 }
 
 TEST(GhostModels, WithFrozenParameters) {
   for (const Grid3& grid : {Grid3{1, 2, 1}, Grid3{2, 2, 1}, Grid3{1, 2, 2}})
-    expect_trains_alike({.grid = grid, .frozen = true});
+    expect_models_train_alike({.grid = grid, .frozen = true});
 }
 
 // The first step runs eagerly, the second is recorded, the others replay it.
@@ -218,7 +218,7 @@ TEST(GhostModels, Captured) {
   for (const Grid3& grid : {Grid3{1, 1, 1}, Grid3{1, 2, 1}, Grid3{1, 2, 2}})
     for (const bool llama : {false, true})
       expect_ghosts_hold_what_threads_hold({.grid = grid, .llama = llama, .bf16 = true, .captured = true},
-                                           [](const Group& group, const Case& c) {
+                                           [](const Group& group, const ModelCase& c) {
                                              ModelRun run(group, c);
                                              for (int i = 0; i < 4; ++i) run.step();
                                              EXPECT_EQ(run.how().substr(0, 8), "replayed") << run.how();
@@ -230,8 +230,8 @@ TEST(GhostModels, Captured) {
 TEST(GhostModels, ResumedFromACheckpoint) {
   for (const Grid3& grid : {Grid3{1, 2, 1}, Grid3{1, 2, 2}})
     for (const bool frozen : {false, true}) {  // what was frozen has missed steps, and has counts of its own
-      const Case c{.grid = grid, .llama = true, .bf16 = true};
-      Case saved = c;
+      const ModelCase c{.grid = grid, .llama = true, .bf16 = true};
+      ModelCase saved = c;
       saved.frozen = frozen;
       const TempDir dir;
       run_ranks(grid.ranks(), [&](const Group& group) {
@@ -239,7 +239,7 @@ TEST(GhostModels, ResumedFromACheckpoint) {
         for (int i = 0; i < 2; ++i) run.step();
         run.save(dir.path());
       });
-      expect_ghosts_hold_what_threads_hold(c, [&](const Group& group, const Case& of) {
+      expect_ghosts_hold_what_threads_hold(c, [&](const Group& group, const ModelCase& of) {
         ModelRun run(group, of);
         run.load(dir.path());
         for (int i = 0; i < 3; ++i) run.step();

@@ -21,7 +21,7 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 
-struct Case {
+struct GhostCase {
   Grid3 grid{1, 1, 1};
   bool shards = true, sequence = false, bf16 = false, int8 = false;
   std::string text() const {
@@ -45,7 +45,7 @@ std::vector<std::string> lines_of(const CommCounter& counter) {
   return lines;
 }
 
-void prepare(ResidualNet& net, const DeviceMesh& root, const Case& c) {
+void prepare(ResidualNet& net, const DeviceMesh& root, const GhostCase& c) {
   nn::FullyShardOptions options;
   if (c.bf16) options.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
   if (c.grid.tp > 1) nn::parallelize(net, root["tp"], plan_of(c.sequence));
@@ -59,7 +59,7 @@ void prepare(ResidualNet& net, const DeviceMesh& root, const Case& c) {
 }
 
 /// Of a rank's first step and its third.
-std::vector<StepRecord> records_of(const Group& group, const Case& c) {
+std::vector<StepRecord> records_of(const Group& group, const GhostCase& c) {
   const DeviceMesh root = c.grid.mesh(group);
   ResidualNet net(5, 8);
   prepare(net, root, c);
@@ -78,7 +78,7 @@ std::vector<StepRecord> records_of(const Group& group, const Case& c) {
   return records;
 }
 
-void expect_ghosts_are_like_threads(const Case& c) {
+void expect_ghosts_are_like_threads(const GhostCase& c) {
   SCOPED_TRACE(c.text());
   const int ranks = c.grid.ranks();
   std::vector<std::vector<StepRecord>> expected(static_cast<std::size_t>(ranks));

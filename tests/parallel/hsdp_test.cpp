@@ -10,8 +10,8 @@
 #include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/hazards.h"
-#include "tests/parallel/nets.h"
 #include "tests/parallel/replay.h"
+#include "tests/parallel/uneven_net.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
@@ -21,40 +21,21 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-const std::vector<std::int64_t> kUneven{5, 7, 3, 2};
-constexpr std::int64_t kGroups = 3;  // two blocks and the root
-
-struct Grid {
-  int replicas, shards;
-};
-constexpr Grid kGrids[] = {{2, 2}, {1, 3}, {3, 1}, {2, 1}, {2, 3}};
-
-DeviceMesh mesh_of(const Group& group, Grid grid) {
-  return DeviceMesh(group, {{"replicate", grid.replicas}, {"dp", grid.shards}});
-}
-
-void expect_parity(const Group& group, Grid grid, const nn::FullyShardOptions& options = {}) {
-  Net net(kUneven), reference(kUneven);
-  shard(net, mesh_of(group, grid), options, options);
-  net.materialize(nn::Seed{11});
-  reference.materialize(nn::Seed{11});
-  expect_trains_alike(on_slices(net, *group, 5, 2), on_batches(reference, 5, 2), {.steps = 6, .max_norm = 0.1});
-}
 
 TEST(FullyShard, F60_HsdpTrainsLikeOneRank) {
-  for (const Grid grid : kGrids)
+  for (const Grid grid : kReplicaGrids)
     for (bool reshard : {true, false})
-      run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
-        expect_parity(group, grid, {.reshard_after_forward = nn::ReshardAfterForward(reshard)});
+      run_ranks(grid.ranks(), [=](const Group& group) {
+        expect_parity(group, grid.mesh(group), {.reshard_after_forward = nn::ReshardAfterForward(reshard)});
       });
 }
 
 TEST(FullyShard, F60_HsdpTrainsLikeOneRankWithProcesses) {
-  run_processes(4, [](const Group& group) { expect_parity(group, {2, 2}); });
+  run_processes(4, [](const Group& group) { expect_parity(group, Grid{2, 2}.mesh(group), {}); });
 }
 
 void expect_reductions(const Group& group, Grid grid) {
-  const DeviceMesh mesh = mesh_of(group, grid);
+  const DeviceMesh mesh = grid.mesh(group);
   Net net(kUneven);
   shard(net, mesh);
   net.materialize();
@@ -64,10 +45,10 @@ void expect_reductions(const Group& group, Grid grid) {
   CommCounts in_shards = settled_counts(mesh.group("dp")), in_replicas = settled_counts(mesh.group("replicate"));
   in_shards -= shards;
   in_replicas -= replicas;
-  EXPECT_EQ(in_shards.reduce_scatter.calls, grid.shards > 1 ? kGroups : 0);
-  EXPECT_EQ(in_shards.all_gather.calls, grid.shards > 1 ? 2 * kGroups - 1 : 0);  // the root's stay
+  EXPECT_EQ(in_shards.reduce_scatter.calls, grid.shards > 1 ? kUnits : 0);
+  EXPECT_EQ(in_shards.all_gather.calls, grid.shards > 1 ? 2 * kUnits - 1 : 0);  // the root's stay
   EXPECT_EQ(in_shards.all_reduce.calls, 0);
-  EXPECT_EQ(in_replicas.all_reduce.calls, grid.replicas > 1 ? kGroups : 0);
+  EXPECT_EQ(in_replicas.all_reduce.calls, grid.replicas > 1 ? kUnits : 0);
   EXPECT_EQ(in_replicas.all_gather.calls + in_replicas.reduce_scatter.calls, 0);
   std::int64_t own = 0;  // bytes of this rank's shards
   for (const nn::Parameter* p : net.parameters()) own += p->value().local().bytes();
@@ -80,20 +61,20 @@ void expect_reductions(const Group& group, Grid grid) {
 }
 
 TEST(FullyShard, F47_ReductionsOverShardsThenOverReplicas) {
-  for (const Grid grid : kGrids)
-    run_ranks(grid.replicas * grid.shards, [=](const Group& group) { expect_reductions(group, grid); });
+  for (const Grid grid : kReplicaGrids)
+    run_ranks(grid.ranks(), [=](const Group& group) { expect_reductions(group, grid); });
 }
 
 TEST(FullyShard, F47_ReductionsOverShardsThenOverReplicasWithProcesses) {
   for (const Grid grid : {Grid{2, 2}, Grid{3, 1}})
-    run_processes(grid.replicas * grid.shards, [=](const Group& group) { expect_reductions(group, grid); });
+    run_processes(grid.ranks(), [=](const Group& group) { expect_reductions(group, grid); });
 }
 
 // The next unit's reduction need not wait for a sum over a slower link: it is on another queue, and another lane.
 TEST(FullyShard, F205_SumsOverReplicasHaveAQueueOfTheirOwn) {
   for (const Grid grid : {Grid{2, 2}, Grid{3, 1}})
-    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
-      const DeviceMesh mesh = mesh_of(group, grid);
+    run_ranks(grid.ranks(), [=](const Group& group) {
+      const DeviceMesh mesh = grid.mesh(group);
       Net net(kUneven);
       shard(net, mesh);
       net.materialize();
@@ -103,7 +84,7 @@ TEST(FullyShard, F205_SumsOverReplicasHaveAQueueOfTheirOwn) {
       };
       const std::int64_t before = sums_on(kReplicateQueue), others = sums_on(kReduceQueue);
       for (int micro = 0; micro < 2; ++micro) backward(sum(net(batch_of(2, 5, 0, "x"))));
-      EXPECT_EQ(sums_on(kReplicateQueue) - before, 2 * kGroups);
+      EXPECT_EQ(sums_on(kReplicateQueue) - before, 2 * kUnits);
       EXPECT_EQ(sums_on(kReduceQueue) - others, 0);
     });
 }
@@ -112,7 +93,7 @@ TEST(FullyShard, F205_SumsOverReplicasHaveAQueueOfTheirOwn) {
 TEST(FullyShard, F47_OneShardManyReplicasAverageTheirGradients) {
   run_ranks(3, [](const Group& group) {
     Net net(kUneven), reference(kUneven);
-    shard(net, mesh_of(group, {3, 1}));
+    shard(net, Grid{3, 1}.mesh(group));
     net.materialize(nn::Seed{4});
     reference.materialize(nn::Seed{4});
     const Tensor x = batch_of(6, 5, 0, "x");
@@ -123,10 +104,10 @@ TEST(FullyShard, F47_OneShardManyReplicasAverageTheirGradients) {
 }
 
 TEST(FullyShard, F79_HsdpMicroBatchesAddUp) {
-  for (const Grid grid : kGrids)
-    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
+  for (const Grid grid : kReplicaGrids)
+    run_ranks(grid.ranks(), [=](const Group& group) {
       Net net(kUneven), reference(kUneven);
-      shard(net, mesh_of(group, grid));
+      shard(net, grid.mesh(group));
       net.materialize(nn::Seed{2});
       reference.materialize(nn::Seed{2});
       for (std::uint64_t micro = 0; micro < 3; ++micro) {
@@ -139,9 +120,9 @@ TEST(FullyShard, F79_HsdpMicroBatchesAddUp) {
 }
 
 TEST(FullyShard, F81_AllReduceOnlyForTheLastMicroBatch) {
-  for (const Grid grid : kGrids)
-    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
-      const DeviceMesh mesh = mesh_of(group, grid);
+  for (const Grid grid : kReplicaGrids)
+    run_ranks(grid.ranks(), [=](const Group& group) {
+      const DeviceMesh mesh = grid.mesh(group);
       Net net(kUneven), reference(kUneven);
       shard(net, mesh);
       net.materialize(nn::Seed{2});
@@ -158,9 +139,9 @@ TEST(FullyShard, F81_AllReduceOnlyForTheLastMicroBatch) {
           if (!is_last && step == 0 && grid.replicas > 1) { EXPECT_FALSE(net.head.weight.grad().defined()); }
         }
         EXPECT_EQ(settled_counts(mesh.group("dp")).reduce_scatter.calls - before.reduce_scatter.calls,
-                  grid.shards > 1 ? kGroups * kMicroBatches : 0);
+                  grid.shards > 1 ? kUnits * kMicroBatches : 0);
         EXPECT_EQ(settled_counts(mesh.group("replicate")).all_reduce.calls - replicas.all_reduce.calls,
-                  grid.replicas > 1 ? kGroups : 0);
+                  grid.replicas > 1 ? kUnits : 0);
       }
       expect_same_gradients(net, reference);
     });
@@ -176,7 +157,7 @@ TEST(FullyShard, F81_UnusedInTheLastMicroBatch) {
   };
   run_ranks(4, [](const Group& group) {
     Branches net, reference;
-    nn::fully_shard(net, mesh_of(group, {2, 2}));
+    nn::fully_shard(net, Grid{2, 2}.mesh(group));
     net.materialize(nn::Seed{2});
     reference.materialize(nn::Seed{2});
     for (const bool is_last : {false, true}) {
@@ -193,8 +174,8 @@ TEST(FullyShard, F81_UnusedInTheLastMicroBatch) {
 // What waits for the sum over replicas belongs to the step: it is not left out of the update, nor taken into the next.
 TEST(FullyShard, F81_AStepBeforeTheSumOverReplicasIsRefusedAndClearingDropsWhatWaits) {
   for (const Grid grid : {Grid{2, 2}, Grid{2, 1}})
-    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
-      const DeviceMesh mesh = mesh_of(group, grid);
+    run_ranks(grid.ranks(), [=](const Group& group) {
+      const DeviceMesh mesh = grid.mesh(group);
       Net net(kUneven), other(kUneven);
       for (Net* each : {&net, &other}) {
         shard(*each, mesh);
@@ -222,7 +203,7 @@ TEST(FullyShard, F175_SumsThatLieAsideAreFreed) {
     std::vector<std::int64_t> sizes(static_cast<std::size_t>(layers) + 2, 32);
     Net net(sizes);
     const nn::MixedPrecision policy{.param_dtype = DType::bf16, .reduce_dtype = DType::bf16};
-    shard(net, mesh_of(group, {2, 2}), {.mp_policy = policy}, {.mp_policy = policy});
+    shard(net, Grid{2, 2}.mesh(group), {.mp_policy = policy}, {.mp_policy = policy});
     net.materialize();
     for (int micro = 0; micro < 2; ++micro) backward(sum(net(batch_of(2, 32, 0, "x"))));
     return RankContext::current().allocator().accounting().peak(MemoryCategory::communication);
@@ -239,7 +220,7 @@ TEST(FullyShard, F175_NothingOfAReductionStaysAfterTheUpdate) {
     run_ranks(4, [=](const Group& group) {
       Net net(kUneven);
       const nn::MixedPrecision policy{.param_dtype = type};
-      shard(net, mesh_of(group, {2, 2}), {.mp_policy = policy}, {.mp_policy = policy});
+      shard(net, Grid{2, 2}.mesh(group), {.mp_policy = policy}, {.mp_policy = policy});
       net.materialize();
       nn::AdamW optimizer(net.parameters(), {.lr = 1e-2});
       for (int step = 0; step < 2; ++step) {
@@ -257,7 +238,7 @@ TEST(FullyShard, F88_HsdpWithBf16GradientsIsCloseToF32) {
     run_ranks(4, [=](const Group& group) {
       Net net(kUneven), reference(kUneven);
       const nn::MixedPrecision policy{.param_dtype = DType::bf16, .reduce_dtype = reduce};
-      shard(net, mesh_of(group, {2, 2}), {.mp_policy = policy}, {.mp_policy = policy});
+      shard(net, Grid{2, 2}.mesh(group), {.mp_policy = policy}, {.mp_policy = policy});
       net.materialize(nn::Seed{2});
       reference.materialize(nn::Seed{2});
       for (std::uint64_t micro = 0; micro < 2; ++micro) {
@@ -281,7 +262,7 @@ TEST(FullyShard, F89_HsdpOfBf16GradientsInF32RoundsOnce) {
     constexpr double kSmall = 1.0 / 256;
     constexpr std::array<double, 4> kGradients{1, kSmall, kSmall, 0};
     Scale net;
-    nn::fully_shard(net, mesh_of(group, {2, 2}), {.mp_policy = {.reduce_dtype = DType::f32}});
+    nn::fully_shard(net, Grid{2, 2}.mesh(group), {.mp_policy = {.reduce_dtype = DType::f32}});
     net.materialize();
     backward(sum(net(full({4}, kGradients[static_cast<std::size_t>(group->rank())], DType::bf16))));
     EXPECT_TRUE(same_bits(net.weight.grad().local(), full({2}, (1 + 2 * kSmall) / 4, DType::bf16)));
@@ -289,10 +270,10 @@ TEST(FullyShard, F89_HsdpOfBf16GradientsInF32RoundsOnce) {
 }
 
 // Only the second micro-batch's gradients are summed over replicas.
-struct TwoMicroBatches {
+struct HsdpTraining {
   Net net{kUneven};
   std::unique_ptr<nn::AdamW> optimizer;
-  explicit TwoMicroBatches(const DeviceMesh& mesh) {
+  explicit HsdpTraining(const DeviceMesh& mesh) {
     shard(net, mesh);
     net.materialize(nn::Seed{5});
     optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
@@ -312,8 +293,8 @@ struct TwoMicroBatches {
 
 TEST(FullyShard, F77_HsdpReplaysBitwiseWhatEagerDoes) {
   for (const Grid grid : {Grid{2, 2}, Grid{2, 1}})
-    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
-      TwoMicroBatches eager(mesh_of(group, grid)), captured(mesh_of(group, grid));
+    run_ranks(grid.ranks(), [=](const Group& group) {
+      HsdpTraining eager(grid.mesh(group)), captured(grid.mesh(group));
       expect_replays_bitwise(group, eager, captured, 8, [&](std::uint64_t i) {
         return std::pair(slice_of(batch_of(12, 5, i, "x"), *group), slice_of(batch_of(12, 2, i, "y"), *group));
       });
@@ -323,16 +304,16 @@ TEST(FullyShard, F77_HsdpReplaysBitwiseWhatEagerDoes) {
 // What a micro-batch leaves unsummed is there when the next captured call begins, and is not added twice.
 TEST(FullyShard, F77_MicroBatchesOfHsdpMayBeCapturedApart) {
   for (const Grid grid : {Grid{2, 2}, Grid{2, 1}, Grid{1, 2}})
-    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
-      TwoMicroBatches eager(mesh_of(group, grid)), captured(mesh_of(group, grid));
-      const auto micro_of = [](TwoMicroBatches& t) {
+    run_ranks(grid.ranks(), [=](const Group& group) {
+      HsdpTraining eager(grid.mesh(group)), captured(grid.mesh(group));
+      const auto micro_of = [](HsdpTraining& t) {
         return [&t](const Tensor& x, const Tensor& y) {
           const Tensor loss = mean_square(t.net(x), y);
           backward(loss);
           return loss.detach();
         };
       };
-      const auto last_of = [&](TwoMicroBatches& t) {
+      const auto last_of = [&](HsdpTraining& t) {
         return [&t, micro = micro_of(t)](const Tensor& x, const Tensor& y) {
           const Tensor loss = micro(x, y);
           t.optimizer->step_and_clear();
@@ -368,10 +349,10 @@ TEST(FullyShard, F77_MicroBatchesOfHsdpMayBeCapturedApart) {
 // recording.
 TEST(FullyShardReplay, HowGradientsAreReducedIsAGuard) {
   for (const Grid grid : {Grid{1, 1}, Grid{1, 2}, Grid{2, 1}, Grid{2, 2}})
-    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
+    run_ranks(grid.ranks(), [=](const Group& group) {
       Net eager(kUneven), captured(kUneven);
       for (Net* net : {&eager, &captured}) {
-        shard(*net, mesh_of(group, grid));
+        shard(*net, grid.mesh(group));
         net->materialize(nn::Seed{2});
       }
       const auto of = [](Net& net) {
@@ -406,7 +387,7 @@ TEST(FullyShardReplay, HowGradientsAreReducedIsAGuard) {
 TEST(FullyShardReplay, WhetherReplicasAreAddedUpIsAGuard) {
   run_ranks(2, [](const Group& group) {
     Net net(kUneven);
-    shard(net, mesh_of(group, {2, 1}));
+    shard(net, Grid{2, 1}.mesh(group));
     net.materialize(nn::Seed{2});
     auto step = compile([&](const Tensor& x) {
       const Tensor loss = sum(net(x));
@@ -427,11 +408,11 @@ TEST(FullyShardReplay, WhetherReplicasAreAddedUpIsAGuard) {
 
 TEST(FullyShard, F182_HsdpHasNoHazards) {
   for (const Grid grid : {Grid{2, 2}, Grid{2, 1}})
-    run_ranks(grid.replicas * grid.shards, [=](const Group& group) {
+    run_ranks(grid.ranks(), [=](const Group& group) {
       HazardChecker checker;
       {
         Net net(kUneven);
-        shard(net, mesh_of(group, grid));
+        shard(net, grid.mesh(group));
         net.materialize();
         nn::AdamW optimizer(net.parameters(), {.lr = 1e-2});
         for (std::uint64_t step = 0; step < 3; ++step) {
@@ -454,7 +435,7 @@ TEST(FullyShard, F182_HsdpReadsNothingThatWasReleased) {
     group->host().shape_link({.bytes_per_second = 1e9, .seconds = 5e-4});
     RankContext::current().allocator().set_poison(is_poisoned);
     Net net(kUneven);
-    shard(net, mesh_of(group, {2, 2}), {.mp_policy = policy}, {.mp_policy = policy});
+    shard(net, Grid{2, 2}.mesh(group), {.mp_policy = policy}, {.mp_policy = policy});
     net.materialize(nn::Seed{5});
     nn::AdamW optimizer(net.parameters(), {.lr = 0.05});
     for (std::uint64_t step = 0; step < 3; ++step) {
@@ -485,7 +466,7 @@ TEST(FullyShard, F182_HsdpReadsNothingThatWasReleased) {
 TEST(FullyShard, F8_HsdpReshardsWithinItsShards) {
   run_ranks(4, [](const Group& group) {
     Net net(kUneven);
-    const DeviceMesh mesh = mesh_of(group, {2, 2});
+    const DeviceMesh mesh = Grid{2, 2}.mesh(group);
     expect_error([&] { nn::fully_shard(net, mesh, {.reshard_after_forward = 4}); }, {"must divide the 2 ranks"});
     nn::fully_shard(net, mesh, {.reshard_after_forward = 2});
     EXPECT_EQ(describe(net.head.weight.value()), "f32[2,3]{0: dp}");

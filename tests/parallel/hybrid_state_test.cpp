@@ -11,6 +11,7 @@
 #include "runtime/exec/hazards.h"
 #include "tests/parallel/replay.h"
 #include "tests/parallel/two_dim_net.h"
+#include "tests/parallel/uneven_net.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
@@ -19,53 +20,15 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-const std::vector<std::int64_t> kUneven{5, 7, 3, 2};
-const std::vector<std::int64_t> kEven{64, 96, 128, 48};  // 4 ranks divide their rows
-constexpr std::int64_t kUnits = 3;                       // two blocks and the root
-
-struct Grid {
-  int replicas, shards;
-  int ranks() const { return replicas * shards; }
-  DeviceMesh mesh(const Group& group) const { return DeviceMesh(group, {{"replicate", replicas}, {"dp", shards}}); }
-};
-constexpr Grid kGrids[] = {{2, 2}, {1, 3}, {3, 1}, {2, 1}, {2, 3}};
 
 nn::UnitPolicy policy_of(const char* strategy, bool is_bf16) {
-  nn::UnitPolicy policy = nn::strategy(strategy);
-  if (is_bf16) policy.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
-  return policy;
+  return is_bf16 ? in_bf16(nn::strategy(strategy)) : nn::strategy(strategy);
 }
 
-struct Training {
-  Net net;
-  std::unique_ptr<nn::AdamW> optimizer;
-  Training(const DeviceMesh& mesh, const nn::UnitPolicy& policy, const std::vector<std::int64_t>& sizes = kUneven)
-      : net(sizes) {
-    shard(net, mesh, policy, policy);
-    net.materialize(nn::Seed{5});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
-  }
-  /// Two micro-batches.
-  Tensor accumulate(const Tensor& x) {
-    Tensor loss;
-    for (const double factor : {1.0, 0.5}) {
-      loss = sum(square(net(mul(x, factor))));
-      backward(loss);
-    }
-    return loss.detach();
-  }
-  Tensor step(const Tensor& x, const Tensor&) {
-    const Tensor loss = accumulate(x);
-    optimizer->step_and_clear();
-    return loss;
-  }
-  Tensor output(const Tensor& x) {
-    const GradMode off(false);
-    return net(x).detach();
-  }
-};
-
-Tensor own_rows(const Group& group, std::uint64_t step) { return slice_of(batch_of(12, 5, step, "x"), *group); }
+Tensor output_of(Net& net, const Tensor& x) {
+  const GradMode off(false);
+  return net(x).detach();
+}
 
 void expect_same_wholes(const Net& a, const Net& b) {
   const auto actual = a.parameters(), expected = b.parameters();
@@ -73,37 +36,24 @@ void expect_same_wholes(const Net& a, const Net& b) {
     EXPECT_TRUE(same_bits(whole(actual[i]->value()), whole(expected[i]->value()))) << actual[i]->name();
 }
 
-CommCounts since(const CommCounts& before, const DeviceMesh& mesh, std::string_view axis) {
-  CommCounts counts = settled_counts(mesh.group(axis));
-  counts -= before;
-  return counts;
-}
-
-void expect_parity(const Group& group, const Grid& grid, bool prefetch) {
-  Net net(kUneven), reference(kUneven);
-  nn::UnitPolicy policy = nn::strategy("hybrid_shard_state");
-  policy.prefetch = prefetch;
-  shard(net, grid.mesh(group), policy, policy);
-  net.materialize(nn::Seed{11});
-  reference.materialize(nn::Seed{11});
-  expect_trains_alike(on_slices(net, *group, 5, 2), on_batches(reference, 5, 2), {.steps = 6, .max_norm = 0.1});
-}
-
 TEST(FullyShard, F60_HybridShardStateTrainsLikeOneRank) {
-  for (const Grid& grid : kGrids)
+  for (const Grid& grid : kReplicaGrids)
     for (const bool prefetch : {true, false})
-      run_ranks(grid.ranks(), [&](const Group& group) { expect_parity(group, grid, prefetch); });
+      run_ranks(grid.ranks(), [&](const Group& group) {
+        expect_parity(group, grid.mesh(group), nn::strategy("hybrid_shard_state"), prefetch);
+      });
 }
 
 TEST(FullyShard, F60_HybridShardStateTrainsLikeOneRankWithProcesses) {
-  run_processes(4, [](const Group& group) { expect_parity(group, {2, 2}, true); });
+  run_processes(
+      4, [](const Group& group) { expect_parity(group, Grid{2, 2}.mesh(group), nn::strategy("hybrid_shard_state")); });
 }
 
 // Rows are split by dp, and each replica owns a part of what it has of them.
 TEST(HybridState, MastersGradientsAndStateAreShardedOverBothAxes) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh = Grid{2, 2}.mesh(group);
-    Training t(mesh, nn::strategy("hybrid_shard_state"));
+    PolicyTraining t(mesh, nn::strategy("hybrid_shard_state"));
     const nn::Parameter& weight = t.net.blocks.items()[0]->linear_layer.weight;  // [7, 5]
     EXPECT_EQ(describe(weight.value()), "f32[7,5]{0: dp,replicate}");
     const std::int64_t dp = mesh.coordinate(1), replica = mesh.coordinate(0);
@@ -120,10 +70,10 @@ TEST(HybridState, GradientsAreThoseOfHybridShardBitForBit) {
   for (const Grid& grid : {Grid{2, 2}, Grid{2, 1}, Grid{2, 3}})
     for (const bool is_bf16 : {false, true})
       run_ranks(grid.ranks(), [&](const Group& group) {
-        Training state(grid.mesh(group), policy_of("hybrid_shard_state", is_bf16)),
+        PolicyTraining state(grid.mesh(group), policy_of("hybrid_shard_state", is_bf16)),
             whole_shards(grid.mesh(group), policy_of("hybrid_shard", is_bf16));
         const Tensor x = own_rows(group, 3);
-        for (Training* t : {&state, &whole_shards}) t->accumulate(x);
+        for (PolicyTraining* t : {&state, &whole_shards}) t->accumulate(x);
         const auto a = state.net.parameters(), b = whole_shards.net.parameters();
         for (std::size_t i = 0; i < a.size(); ++i)
           EXPECT_TRUE(same_bits(whole(a[i]->grad()), whole(b[i]->grad()))) << a[i]->name();
@@ -134,13 +84,14 @@ TEST(HybridState, GradientsAreThoseOfHybridShardBitForBit) {
 TEST(HybridState, GathersOverReplicasOncePerUpdate) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh = Grid{2, 2}.mesh(group);
-    Training t(mesh, nn::strategy("hybrid_shard_state"), kEven);
+    PolicyTraining t(mesh, nn::strategy("hybrid_shard_state"), kEven);
     const auto x = [&](std::uint64_t step) { return slice_of(batch_of(12, 64, step, "x"), *group); };
     const std::int64_t shard_bytes = 4 * t.net.num_parameters() / 2;
     for (std::uint64_t step = 0; step < 3; ++step) {
       const CommCounts dp = settled_counts(mesh.group("dp")), replicas = settled_counts(mesh.group("replicate"));
       t.step(x(step), {});
-      const CommCounts in_shards = since(dp, mesh, "dp"), over_replicas = since(replicas, mesh, "replicate");
+      const CommCounts in_shards = counts_since(dp, mesh.group("dp")),
+                       over_replicas = counts_since(replicas, mesh.group("replicate"));
       EXPECT_EQ(in_shards.all_gather.calls, 2 * (2 * kUnits - 1));
       EXPECT_EQ(in_shards.reduce_scatter.calls, 2 * kUnits);
       EXPECT_EQ(over_replicas.all_gather.calls, kUnits);
@@ -150,16 +101,16 @@ TEST(HybridState, GathersOverReplicasOncePerUpdate) {
       EXPECT_EQ(over_replicas.all_reduce.calls + in_shards.all_reduce.calls, 0);
     }
     const CommCounts replicas = settled_counts(mesh.group("replicate"));
-    for (std::uint64_t i = 0; i < 3; ++i) t.output(x(i));
+    for (std::uint64_t i = 0; i < 3; ++i) output_of(t.net, x(i));
     t.step(x(0), {});
-    EXPECT_EQ(since(replicas, mesh, "replicate").all_gather.calls, kUnits);
+    EXPECT_EQ(counts_since(replicas, mesh.group("replicate")).all_gather.calls, kUnits);
   });
 }
 
 TEST(HybridState, F205_ReductionsOverReplicasAreOnTheirQueue) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh = Grid{2, 2}.mesh(group);
-    Training t(mesh, nn::strategy("hybrid_shard_state"));
+    PolicyTraining t(mesh, nn::strategy("hybrid_shard_state"));
     const auto on = [&](std::string_view queue) {
       RankContext::current().drain_queues();
       return channel_of(mesh.group("replicate"), queue).counts().reduce_scatter.calls;
@@ -180,7 +131,7 @@ void expect_held(MemoryCategory category, std::int64_t formula, const std::strin
 TEST(HybridState, BytesPerCategory) {
   for (const bool is_bf16 : {false, true})
     run_ranks(4, [&](const Group& group) {
-      Training t(Grid{2, 2}.mesh(group), policy_of("hybrid_shard_state", is_bf16), kEven);
+      PolicyTraining t(Grid{2, 2}.mesh(group), policy_of("hybrid_shard_state", is_bf16), kEven);
       const std::int64_t n = t.net.num_parameters(), s = 2, o = 2;
       for (int step = 0; step < 3; ++step) {
         const std::string what = fmt::format("{} step {}", is_bf16 ? "bf16" : "f32", step);
@@ -220,7 +171,7 @@ TEST(HybridState, F81_SumsOverReplicasMayWait) {
             backward(sum(reference(x)));
             if (micro < 3 && step == 0) { EXPECT_FALSE(net.head.weight.grad().defined()); }
           }
-          EXPECT_EQ(since(replicas, mesh, "replicate").reduce_scatter.calls, kUnits);
+          EXPECT_EQ(counts_since(replicas, mesh.group("replicate")).reduce_scatter.calls, kUnits);
         }
         expect_same_gradients(net, reference);
       });
@@ -254,14 +205,14 @@ TEST(HybridState, F81_UnusedInTheLastMicroBatch) {
 TEST(HybridState, ShardsAreNeverStale) {
   for (const Grid& grid : {Grid{2, 2}, Grid{2, 1}})
     run_ranks(grid.ranks(), [&](const Group& group) {
-      Training t(grid.mesh(group), nn::strategy("hybrid_shard_state"));
-      const Tensor x = own_rows(group, 0), before = t.output(x);
-      EXPECT_TRUE(same_bits(t.output(x), before));
+      PolicyTraining t(grid.mesh(group), nn::strategy("hybrid_shard_state"));
+      const Tensor x = own_rows(group, 0), before = output_of(t.net, x);
+      EXPECT_TRUE(same_bits(output_of(t.net, x), before));
       nn::reset_after_error(t.net);
-      EXPECT_TRUE(same_bits(t.output(x), before));
+      EXPECT_TRUE(same_bits(output_of(t.net, x), before));
       for (const nn::Parameter* p : {&t.net.head.weight, t.net.head.bias})
         fill_into(p->sharded_value().local().detach(), 0);
-      EXPECT_TRUE(same_bits(t.output(x), full(before.shape(), 0, DType::f32)));
+      EXPECT_TRUE(same_bits(output_of(t.net, x), full(before.shape(), 0, DType::f32)));
       // A rank that owns nothing of a unit writes nothing when values are loaded, and gathers with the others.
       nn::FullState values;
       if (group->rank() == 0)
@@ -270,7 +221,7 @@ TEST(HybridState, ShardsAreNeverStale) {
       Net ones(kUneven);
       ones.materialize();
       for (const nn::Parameter* p : ones.parameters()) fill_into(p->value().detach(), 1);
-      EXPECT_TRUE(near(t.output(x), ones(x).detach(), 1e-5));
+      EXPECT_TRUE(near(output_of(t.net, x), ones(x).detach(), 1e-5));
     });
 }
 
@@ -279,7 +230,7 @@ TEST(HybridState, F77_ReplaysBitwiseWhatEagerDoes) {
     for (const bool is_bf16 : {false, true})
       run_ranks(grid.ranks(), [&](const Group& group) {
         const nn::UnitPolicy policy = policy_of("hybrid_shard_state", is_bf16);
-        Training eager(grid.mesh(group), policy), captured(grid.mesh(group), policy);
+        PolicyTraining eager(grid.mesh(group), policy), captured(grid.mesh(group), policy);
         expect_replays_bitwise(group, eager, captured, 6,
                                [&](std::uint64_t i) { return std::pair(own_rows(group, i), own_rows(group, i)); });
       });
@@ -289,16 +240,16 @@ TEST(HybridState, F77_ReplaysBitwiseWhatEagerDoes) {
 TEST(HybridState, F77_RecordedEvaluationSeesUpdates) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh = Grid{2, 2}.mesh(group);
-    Training t(mesh, nn::strategy("hybrid_shard_state"));
-    auto evaluate = compile([&](const Tensor& x) { return t.output(x); }, {.group = group});
+    PolicyTraining t(mesh, nn::strategy("hybrid_shard_state"));
+    auto evaluate = compile([&](const Tensor& x) { return output_of(t.net, x); }, {.group = group});
     const Tensor x = own_rows(group, 9);
-    t.output(x);
+    output_of(t.net, x);
     for (std::uint64_t i = 0; i < 6; ++i) {
       if (i > 2) t.step(own_rows(group, i), {});
       const CommCounts replicas = settled_counts(mesh.group("replicate"));
       const Tensor y = evaluate(x);
-      EXPECT_EQ(since(replicas, mesh, "replicate").all_gather.calls, i > 2 ? kUnits : 0) << "call " << i;
-      EXPECT_TRUE(same_bits(y, t.output(x))) << "call " << i;
+      EXPECT_EQ(counts_since(replicas, mesh.group("replicate")).all_gather.calls, i > 2 ? kUnits : 0) << "call " << i;
+      EXPECT_TRUE(same_bits(y, output_of(t.net, x))) << "call " << i;
     }
     EXPECT_EQ(evaluate.mode(), CompiledStep::Mode::replay) << evaluate.why();
   });
@@ -308,7 +259,7 @@ TEST(HybridState, F177_HasNoHazards) {
   run_ranks(4, [](const Group& group) {
     HazardChecker checker;
     {
-      Training t(Grid{2, 2}.mesh(group), nn::strategy("hybrid_shard_state"));
+      PolicyTraining t(Grid{2, 2}.mesh(group), nn::strategy("hybrid_shard_state"));
       for (std::uint64_t step = 0; step < 3; ++step) t.step(own_rows(group, step), {});
     }
     EXPECT_TRUE(checker.found().empty()) << checker.found()[0];
@@ -318,9 +269,9 @@ TEST(HybridState, F177_HasNoHazards) {
 
 TEST(HybridState, F43_AStepThatIsLeftIsLeftByAll) {
   run_ranks(4, [](const Group& group) {
-    Training t(Grid{2, 2}.mesh(group), nn::strategy("hybrid_shard_state")),
+    PolicyTraining t(Grid{2, 2}.mesh(group), nn::strategy("hybrid_shard_state")),
         other(Grid{2, 2}.mesh(group), nn::strategy("hybrid_shard_state"));
-    for (Training* each : {&t, &other}) each->step(own_rows(group, 0), {});
+    for (PolicyTraining* each : {&t, &other}) each->step(own_rows(group, 0), {});
     expect_left_by_all(
         t.net, *t.optimizer,
         [&] {
@@ -329,7 +280,7 @@ TEST(HybridState, F43_AStepThatIsLeftIsLeftByAll) {
           backward(mul(loss, 1));
         },
         "the trap");
-    for (Training* each : {&t, &other}) each->step(own_rows(group, 2), {});
+    for (PolicyTraining* each : {&t, &other}) each->step(own_rows(group, 2), {});
     expect_same_wholes(t.net, other.net);
   });
 }
@@ -349,16 +300,16 @@ TEST(FullyShard, F156_HybridShardStateBesideTensorParallelismTrainsLikeOneRank) 
 
 TEST(HybridState, F208_FullStateGoesFromAndToIt) {
   run_ranks(4, [](const Group& group) {
-    Training state(Grid{2, 2}.mesh(group), nn::strategy("hybrid_shard_state")),
+    PolicyTraining state(Grid{2, 2}.mesh(group), nn::strategy("hybrid_shard_state")),
         sharded(DeviceMesh(group), nn::strategy("full_shard"));
     state.step(own_rows(group, 0), {});
     const nn::FullState full = nn::full_state_dict(state.net, *group, state.optimizer.get());
     nn::load_full_state_dict(sharded.net, *group, full, sharded.optimizer.get());
     expect_same_wholes(sharded.net, state.net);
-    Training back(Grid{2, 2}.mesh(group), nn::strategy("hybrid_shard_state"));
+    PolicyTraining back(Grid{2, 2}.mesh(group), nn::strategy("hybrid_shard_state"));
     nn::load_full_state_dict(back.net, *group, nn::full_state_dict(sharded.net, *group, sharded.optimizer.get()),
                              back.optimizer.get());
-    for (Training* each : {&state, &back}) each->step(own_rows(group, 1), {});
+    for (PolicyTraining* each : {&state, &back}) each->step(own_rows(group, 1), {});
     expect_same_wholes(back.net, state.net);
   });
 }

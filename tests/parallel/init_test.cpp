@@ -15,12 +15,11 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-const std::vector<std::int64_t> kSizes{6, 10, 7, 5};
 
 TEST(FullyShard, F1_ParametersAreShardedOnDimZero) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
-      Net net(kSizes);
+      Net net(kTwoBlocks);
       const DeviceMesh mesh(group);
       shard(net, mesh);
       for (const nn::Parameter* p : net.parameters()) {
@@ -36,7 +35,7 @@ TEST(FullyShard, F1_ParametersAreShardedOnDimZero) {
 
 TEST(FullyShard, F2_DefaultMeshIsOneAxisOverAllRanks) {
   run_ranks(3, [](const Group&) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     nn::fully_shard(net);
     const DeviceMesh mesh = Spec::from(net.head.weight.value()).mesh();
     EXPECT_EQ(mesh.ndim(), 1);
@@ -46,7 +45,7 @@ TEST(FullyShard, F2_DefaultMeshIsOneAxisOverAllRanks) {
 
 TEST(FullyShard, F3_MeshesOfMoreAxesAreRefused) {
   run_ranks(4, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     const DeviceMesh mesh(group, {{"a", 2}, {"b", 2}, {"c", 1}});
     expect_error([&] { nn::fully_shard(net, mesh); }, {"mesh(a=2,b=2,c=1)", "one axis", "two", "HSDP", "slice"});
     expect_error([&] { DeviceMesh(group, {{"", 4}}); }, {"needs a name"});
@@ -56,7 +55,7 @@ TEST(FullyShard, F3_MeshesOfMoreAxesAreRefused) {
 
 TEST(FullyShard, F4_ContainersAreRefusedAndListsAreOneGroup) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     const DeviceMesh mesh(group);
     expect_error([&] { nn::fully_shard(net.blocks, mesh); }, {"blocks", "container"});
     nn::fully_shard(std::vector<nn::Module*>{net.blocks.items()[0], net.blocks.items()[1]}, mesh);
@@ -118,7 +117,7 @@ TEST(FullyShard, F8_ReshardIntegerOneIsFalseAllRanksIsTrue) {
 
 TEST(FullyShard, F10_InnerGroupsKeepTheirParameters) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     shard(net, DeviceMesh(group));
     const auto groups = nn::units(net);
     ASSERT_EQ(groups.size(), 3u);  // root, two blocks
@@ -132,13 +131,13 @@ TEST(FullyShard, F10_InnerGroupsKeepTheirParameters) {
 }
 
 TEST(FullyShard, F11_ModuleWithoutParametersOfItsOwnCommunicatesNothing) {
-  struct Outer : nn::Layer<Outer> {
+  struct OuterNet : nn::Layer<OuterNet> {
     Net& net;
-    Outer() : net(add<Net>("net", kSizes)) {}
+    OuterNet() : net(add<Net>("net", kTwoBlocks)) {}
     Tensor forward(const Tensor& x) { return net(x); }
   };
   run_ranks(2, [](const Group& group) {
-    Outer outer;
+    OuterNet outer;
     const DeviceMesh mesh(group);
     shard(outer.net, mesh);
     nn::fully_shard(outer, mesh);
@@ -157,14 +156,14 @@ TEST(FullyShard, F11_ModuleWithoutParametersOfItsOwnCommunicatesNothing) {
 
 TEST(FullyShard, F12_WrappingTwiceIsRefused) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     const DeviceMesh mesh(group);
     nn::fully_shard(*net.blocks.items()[0], mesh);
     expect_error([&] { nn::fully_shard(*net.blocks.items()[0], mesh); }, {"blocks.0", "already"});
   });
 }
 
-struct Tied : nn::Layer<Tied> {
+struct TiedLinears : nn::Layer<TiedLinears> {
   struct User : nn::Layer<User> {
     nn::Parameter& weight;
     explicit User(nn::Parameter& tied) : weight(share_parameter("weight", tied)) {}
@@ -172,7 +171,7 @@ struct Tied : nn::Layer<Tied> {
   };
   nn::Linear& first;
   User& second;
-  Tied()
+  TiedLinears()
       : first(add<nn::Linear>("first", 5, 5, nn::LinearOptions{.bias = false})),
         second(add<User>("second", first.weight)) {}
   Tensor forward(const Tensor& x) { return second(first(x)); }
@@ -181,7 +180,7 @@ struct Tied : nn::Layer<Tied> {
 TEST(FullyShard, F13_TiedParametersInsideAGroupAreOneSlot) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
-      Tied tied, reference;
+      TiedLinears tied, reference;
       nn::fully_shard(tied, DeviceMesh(group));
       tied.materialize(nn::Seed{3});
       reference.materialize(nn::Seed{3});
@@ -201,7 +200,7 @@ TEST(FullyShard, F14_TiedWeightsOfTwoUnitsTrainLikeOneRank) {
   for (const bool wraps_second : {false, true})
     for (int ranks : {1, 2, 3})
       run_ranks(ranks, [&](const Group& group) {
-        Tied tied, reference;
+        TiedLinears tied, reference;
         const DeviceMesh mesh(group);
         const nn::UnitHandle owner = nn::fully_shard(tied.first, mesh);
         if (wraps_second) nn::fully_shard(tied.second, mesh);
@@ -218,7 +217,7 @@ TEST(FullyShard, F14_TiedWeightsOfTwoUnitsTrainLikeOneRank) {
 
 TEST(FullyShard, F14_TiedWeightsOfTwoRootsAreNamed) {
   run_ranks(2, [](const Group& group) {
-    Tied tied;
+    TiedLinears tied;
     const DeviceMesh mesh(group);
     nn::fully_shard(tied.first, mesh);
     nn::fully_shard(tied.second, mesh);
@@ -248,7 +247,7 @@ TEST(FullyShard, F15_BuffersStayWhole) {
 TEST(FullyShard, F17_AWrappedModuleKeepsItsTypeAndIsNotCopied) {
   static_assert(!std::is_copy_constructible_v<Net> && !std::is_copy_assignable_v<Net>);
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     const nn::Module& module = net;
     nn::fully_shard(net, DeviceMesh(group));
     EXPECT_TRUE(typeid(module) == typeid(Net));
@@ -288,7 +287,7 @@ void expect_gaps_are_zero(nn::Module& module) {
 
 TEST(FullyShard, F19_GapsStayZero) {
   run_ranks(3, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{1});
     expect_gaps_are_zero(net);
@@ -316,7 +315,7 @@ TEST(FullyShard, F20_FullValuesAreReleasedAtWrapTime) {
 TEST(FullyShard, F21_ShardsCoverEveryElementOnce) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
-      Net net(kSizes);
+      Net net(kTwoBlocks);
       shard(net, DeviceMesh(group));
       std::int64_t own = 0;
       for (const nn::Parameter* p : net.parameters()) own += p->value().local().numel();
@@ -329,7 +328,7 @@ TEST(FullyShard, F21_ShardsCoverEveryElementOnce) {
 TEST(FullyShard, F22_MetaInitialisationEqualsDirect) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
-      Net direct(kSizes), wrapped_on_meta(kSizes), wrapped_with_values(kSizes);
+      Net direct(kTwoBlocks), wrapped_on_meta(kTwoBlocks), wrapped_with_values(kTwoBlocks);
       const DeviceMesh mesh(group);
       direct.materialize(nn::Seed{42});
       shard(wrapped_on_meta, mesh);

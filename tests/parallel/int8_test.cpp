@@ -10,8 +10,8 @@
 #include "nn/parallel/extensions/int8_reduce.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/comm_counter.h"
-#include "tests/parallel/nets.h"
 #include "tests/parallel/replay.h"
+#include "tests/parallel/uneven_net.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
@@ -21,14 +21,7 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-const std::vector<std::int64_t> kSizes{40, 67, 33, 5};  // shards that are no whole blocks
-constexpr int kUnits = 3;
-
-struct Grid {
-  int replicas, shards;
-  int ranks() const { return replicas * shards; }
-  DeviceMesh mesh(const Group& group) const { return DeviceMesh(group, {{"replicate", replicas}, {"dp", shards}}); }
-};
+const std::vector<std::int64_t> kPartialBlocks{40, 67, 33, 5};  // shards that are no whole blocks
 
 // ---- blocks ----
 
@@ -102,7 +95,7 @@ TEST(Int8, F96_WrongCallsAreRefused) {
 // ---- what moves ----
 
 /// Elements that each of `shards` ranks has of a tensor, by the chunk rule.
-std::vector<std::int64_t> counts_of(const Shape& shape, std::int64_t shards) {
+std::vector<std::int64_t> chunk_counts(const Shape& shape, std::int64_t shards) {
   const std::int64_t chunk = (shape[0] + shards - 1) / shards;
   std::vector<std::int64_t> counts;
   for (std::int64_t r = 0; r < shards; ++r)
@@ -112,7 +105,7 @@ std::vector<std::int64_t> counts_of(const Shape& shape, std::int64_t shards) {
 /// Values and scales of all shards.
 std::int64_t bytes_in_8_bits(const Shape& shape, std::int64_t shards) {
   std::int64_t bytes = 0;
-  for (const std::int64_t count : counts_of(shape, shards)) bytes += count + 4 * ((count + 255) / 256);
+  for (const std::int64_t count : chunk_counts(shape, shards)) bytes += count + 4 * ((count + 255) / 256);
   return bytes;
 }
 std::int64_t gathered_bytes(const nn::Module& net, std::int64_t shards) {
@@ -124,7 +117,7 @@ std::int64_t gathered_bytes(const nn::Module& net, std::int64_t shards) {
 
 void expect_bytes_of_the_formula(const Group& group, const Grid& grid) {
   const DeviceMesh mesh = grid.mesh(group);
-  Net net(kSizes);
+  Net net(kPartialBlocks);
   const nn::FullyShardOptions options{.reshard_after_forward = nn::ReshardAfterForward(false)};
   shard(net, mesh, options, options);
   for (const nn::UnitHandle& unit : nn::units(net)) {
@@ -178,7 +171,7 @@ TEST(FullyShard, F96_ModulesComputeWithTheDecodedShardsAndGradientsAreExact) {
         unit.unshard();
         const Tensor weight = whole(net.weight.sharded_value()).detach();
         std::int64_t row = 0;
-        for (const std::int64_t count : counts_of({67, 40}, ranks)) {
+        for (const std::int64_t count : chunk_counts({67, 40}, ranks)) {
           const Tensor shard = narrow(weight, 0, row, count / 40);
           const Tensor expected = back(nn::quantize_blocks(shard), contiguous(shard), nn::kQuantizationBlock);
           EXPECT_TRUE(same_bits(narrow(net.weight.value().detach(), 0, row, count / 40),
@@ -203,7 +196,7 @@ TEST(FullyShard, F96_AnEightBitReductionIsOffByTheMeanOfHalfSteps) {
   for (const Grid& grid : {Grid{1, 2}, Grid{1, 3}, Grid{2, 2}})
     for (const int passes : {1, 2})
       run_ranks(grid.ranks(), [&](const Group& group) {
-        Net net(kSizes), exact(kSizes), local(kSizes);
+        Net net(kPartialBlocks), exact(kPartialBlocks), local(kPartialBlocks);
         for (Net* each : {&net, &exact}) shard(*each, grid.mesh(group));
         for (Net* each : {&net, &exact, &local}) each->materialize(nn::Seed{2});
         for (const nn::UnitHandle& unit : nn::units(net)) unit.set_custom_reduce(nn::int8_reduce());
@@ -243,10 +236,10 @@ TEST(FullyShard, F96_F97_AnEightBitReductionKeepsWhatIsNotFinite) {
 
 // ---- training ----
 
-struct Training {
-  Net net{kSizes};
+struct Int8Training {
+  Net net{kPartialBlocks};
   std::unique_ptr<nn::AdamW> optimizer;
-  Training(const DeviceMesh& mesh, const nn::FullyShardOptions& options, bool in_8_bits) {
+  Int8Training(const DeviceMesh& mesh, const nn::FullyShardOptions& options, bool in_8_bits) {
     nn::FullyShardOptions blocks = options;
     blocks.mp_policy.output_dtype.reset();  // of the model's output alone
     shard(net, mesh, blocks, options);
@@ -284,7 +277,7 @@ TEST(FullyShard, F96_F77_EightBitStepsReplayBitwise) {
     for (const bool is_bf16 : {false, true})
       run_ranks(grid.ranks(), [&](const Group& group) {
         const DeviceMesh mesh = grid.mesh(group);
-        Training eager(mesh, options_of(is_bf16), true), captured(mesh, options_of(is_bf16), true);
+        Int8Training eager(mesh, options_of(is_bf16), true), captured(mesh, options_of(is_bf16), true);
         expect_replays_bitwise(group, eager, captured, 6, [&](std::uint64_t i) {
           return std::pair(slice_of(batch_of(12, 40, i, "x"), *group), slice_of(batch_of(12, 5, i, "y"), *group));
         });
@@ -295,7 +288,7 @@ TEST(FullyShard, F96_EightBitTrainingFollowsTheExactOne) {
   for (const Grid& grid : {Grid{1, 2}, Grid{2, 2}})
     run_ranks(grid.ranks(), [&](const Group& group) {
       const DeviceMesh mesh = grid.mesh(group);
-      Training with(mesh, {}, true), without(mesh, {}, false);
+      Int8Training with(mesh, {}, true), without(mesh, {}, false);
       double first = 0, in_8_bits = 0, exact = 0;
       for (std::uint64_t i = 0; i < 30; ++i) {
         const Tensor x = slice_of(batch_of(12, 40, i % 3, "x"), *group),

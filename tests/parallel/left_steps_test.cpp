@@ -19,12 +19,12 @@ namespace {
 using Group = std::shared_ptr<ProcessGroup>;
 
 /// A small net in training, with clipping.
-struct Training {
+struct LeftTraining {
   Net net{std::vector<std::int64_t>{6, 5, 3}};
   std::unique_ptr<nn::AdamW> optimizer;
   Group group;
 
-  Training(const Group& ranks, const DeviceMesh& mesh) : group(ranks) {
+  LeftTraining(const Group& ranks, const DeviceMesh& mesh) : group(ranks) {
     shard(net, mesh);
     net.materialize(nn::Seed{3});
     optimizer =
@@ -63,7 +63,7 @@ nn::FullState model_of(nn::FullState state) {
 }
 
 void expect_recovery_at_every_op(const Group& group, const DeviceMesh& mesh) {
-  Training training(group, mesh);
+  LeftTraining training(group, mesh);
   training.step(0);
   const nn::FullState saved = training.save();
   std::int64_t num_ops = 0;
@@ -112,7 +112,7 @@ TEST(FullyShard, F191_AfterAnExceptionAtAnyOpOfHsdpTheNextStepIsAFreshOne) {
 TEST(FullyShard, AnExceptionInsideTheOptimizerTearsTheStateOnAllRanks) {
   for (const int ranks : {1, 2, 3})
     run_ranks(ranks, [](const Group& group) {
-      Training training(group, DeviceMesh(group));
+      LeftTraining training(group, DeviceMesh(group));
       training.step(0);
       const nn::FullState saved = training.save();
       training.step(1);
@@ -154,7 +154,7 @@ TEST(FullyShard, AnExceptionInsideTheOptimizerTearsTheStateOnAllRanks) {
 TEST(FullyShard, AStepThatNotAllRanksHaveMadeTearsTheState) {
   for (const int ranks : {2, 3})
     run_ranks(ranks, [](const Group& group) {
-      Training training(group, DeviceMesh(group));
+      LeftTraining training(group, DeviceMesh(group));
       training.step(0);
       const nn::FullState saved = training.save();
       training.forward_and_backward(1);
@@ -172,7 +172,7 @@ TEST(FullyShard, AStepThatNotAllRanksHaveMadeTearsTheState) {
 TEST(FullyShard, F191_AnExceptionInFinalizeBackwardIsHeardByAll) {
   for (const int ranks : {2, 3})
     run_ranks(ranks, [](const Group& group) {
-      Training training(group, DeviceMesh(group));
+      LeftTraining training(group, DeviceMesh(group));
       training.step(0);
       nn::set_requires_gradient_sync(training.net, false);
       nn::set_is_last_backward(training.net, false);

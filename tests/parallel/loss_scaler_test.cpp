@@ -22,8 +22,9 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr Grid3 kGrids[] = {{1, 1, 1}, {1, 2, 1}, {1, 3, 1}, {2, 2, 1}, {1, 1, 2}, {1, 2, 2}, {2, 1, 2}, {2, 2, 2}};
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr Grid3 kScalerGrids[] = {{1, 1, 1}, {1, 2, 1}, {1, 3, 1}, {2, 2, 1},
+                                  {1, 1, 2}, {1, 2, 2}, {2, 1, 2}, {2, 2, 2}};
 constexpr nn::LossScalerOptions kOptions{.init_scale = 1024, .growth_interval = 2};
 const std::string kScript = "..x.xx...x..";
 
@@ -32,15 +33,15 @@ std::vector<double> scales() { return {1024, 1024, 2048, 1024, 1024, 512, 256, 2
 
 /// Cut by tensor parallelism and fully_shard. The batch of step i is bad on the data rank i % ranks where the script
 /// says so.
-struct Training {
+struct ScaledTraining {
   Grid3 grid;
   DeviceMesh root;
   ResidualNet net{6, 8};
   std::unique_ptr<nn::AdamW> optimizer;
   std::unique_ptr<nn::LossScaler> scaler;
-  double max_norm = kInfinity;
+  double max_norm = kInf;
 
-  Training(const Group& group, const Grid3& g, bool scaled, const nn::FullyShardOptions& options = {})
+  ScaledTraining(const Group& group, const Grid3& g, bool scaled, const nn::FullyShardOptions& options = {})
       : grid(g), root(g.mesh(group)) {
     shard_2d(net, root, grid, false, options);
     net.materialize(nn::Seed{3});
@@ -53,7 +54,7 @@ struct Training {
   }
   std::pair<Tensor, Tensor> batch(std::uint64_t step) const {
     Tensor x = rows_of(batch3(12, 3, step, "x"), root);
-    if (is_bad_here(step)) x = mul(x, step % 2 == 0 ? 1e30 : kInfinity);
+    if (is_bad_here(step)) x = mul(x, step % 2 == 0 ? 1e30 : kInf);
     return {x, rows_of(batch3(12, 2, step, "y"), root)};
   }
   /// Returns the loss, the unscaled norm and the scale it was made with.
@@ -84,7 +85,7 @@ void expect_same(const std::vector<Tensor>& a, const std::vector<Tensor>& b, con
 
 /// One rank's part of the test, on ranks of any kind.
 void expect_script(const Group& group, const Grid3& grid) {
-  Training scaled(group, grid, true), plain(group, grid, false);
+  ScaledTraining scaled(group, grid, true), plain(group, grid, false);
   scaled.everything();  // makes the optimizers' state
   plain.everything();
   for (std::uint64_t i = 0; i < kScript.size(); ++i) {
@@ -108,7 +109,8 @@ void expect_script(const Group& group, const Grid3& grid) {
 }
 
 TEST(FullyShard, F97_AnOverflowOnOneRankSkipsTheStepOnAll) {
-  for (const Grid3& grid : kGrids) run_ranks(grid.ranks(), [&](const Group& group) { expect_script(group, grid); });
+  for (const Grid3& grid : kScalerGrids)
+    run_ranks(grid.ranks(), [&](const Group& group) { expect_script(group, grid); });
 }
 
 TEST(FullyShard, F97_WithProcesses) {
@@ -117,14 +119,14 @@ TEST(FullyShard, F97_WithProcesses) {
 }
 
 TEST(FullyShard, F97_ACapturedStepSkipsWithoutABranch) {
-  for (const Grid3& grid : kGrids)
+  for (const Grid3& grid : kScalerGrids)
     run_ranks(grid.ranks(), [&](const Group& group) {
-      Training eager(group, grid, true), captured(group, grid, true);
+      ScaledTraining eager(group, grid, true), captured(group, grid, true);
       eager.max_norm = captured.max_norm = 0.5;
       expect_replays_bitwise(group, eager, captured, static_cast<int>(kScript.size()),
                              [&](std::uint64_t i) { return eager.batch(i); });
       expect_same(captured.everything(), eager.everything(), "after the last step");
-      for (const Training* each : {&eager, &captured}) {
+      for (const ScaledTraining* each : {&eager, &captured}) {
         EXPECT_EQ(each->scaler->current_scale().item<double>(), scales().back());
         EXPECT_EQ(each->scaler->skipped_steps().item<double>(), 4);
       }
@@ -142,7 +144,7 @@ std::vector<double> numbers_of(nn::LossScaler& scaler) {
 TEST(FullyShard, F97_F191_AStepThatIsLeftLeavesOneScaleOnAllRanks) {
   for (const int victim : {0, 1})
     run_ranks(2, [=](const Group& group) {
-      Training training(group, {1, 2, 1}, true);
+      ScaledTraining training(group, {1, 2, 1}, true);
       for (std::uint64_t i = 0; i < 2; ++i) {
         const auto [x, y] = training.batch(i);
         training.step(x, y);
@@ -171,7 +173,7 @@ TEST(FullyShard, F97_F191_AStepThatIsLeftLeavesOneScaleOnAllRanks) {
 // The decision travels with the norm.
 TEST(FullyShard, F97_AgreeingIsOneAllReduceOfOneNumber) {
   run_ranks(4, [](const Group& group) {
-    Training training(group, {1, 2, 2}, true);
+    ScaledTraining training(group, {1, 2, 2}, true);
     const auto [x, y] = training.batch(0);
     backward(training.scaler->scale(mean_square(training.net(x), y)));
     const auto counts_so_far = [&] {
@@ -207,8 +209,8 @@ TEST(FullyShard, F97_AReplicaThatIsNotFiniteIsSeenByAll) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh root(group, {{"dp", 2}, {"tp", 2}});
     for (int bad = -1; bad < 4; ++bad)
-      for (const double p : {1.0, 2.0, kInfinity})
-        for (const double value : {std::nan(""), kInfinity}) {
+      for (const double p : {1.0, 2.0, kInf})
+        for (const double value : {std::nan(""), kInf}) {
           const double g = group->rank() == bad ? value : 2;
           const auto both = given(root, {Replicate(), Replicate()}, g), tp = given(root, {Shard(0), Replicate()}, g),
                      dp = given(root["tp"], {Replicate()}, g), data = given(root["dp"], {Shard(0)}, 2);
@@ -220,7 +222,7 @@ TEST(FullyShard, F97_AReplicaThatIsNotFiniteIsSeenByAll) {
           for (const auto& list : lists) {
             nn::Sgd optimizer(list, {.lr = 1});
             nn::LossScaler scaler(nn::LossScalerOptions::fixed(1));
-            const double norm = scaler.unscale(optimizer, kInfinity, p).item<double>();
+            const double norm = scaler.unscale(optimizer, kInf, p).item<double>();
             EXPECT_EQ(std::isfinite(norm), bad < 0) << "rank " << bad << ", p = " << p;
             const double elements = 4 * static_cast<double>(list.size());
             if (bad < 0) { EXPECT_NEAR(norm, std::isinf(p) ? 2 : 2 * std::pow(elements, 1 / p), 1e-6 * norm); }
@@ -234,8 +236,8 @@ TEST(FullyShard, F97_F16FindsItsScaleAndLearns) {
   for (const Grid3 grid : {Grid3{1, 1, 1}, Grid3{1, 2, 1}, Grid3{2, 2, 1}, Grid3{1, 2, 2}})
     run_ranks(grid.ranks(), [&](const Group& group) {
       const nn::FullyShardOptions options{.mp_policy = {.param_dtype = DType::f16, .reduce_dtype = DType::f32}};
-      Training eager(group, grid, true, options), captured(group, grid, true, options);
-      for (Training* each : {&eager, &captured})
+      ScaledTraining eager(group, grid, true, options), captured(group, grid, true, options);
+      for (ScaledTraining* each : {&eager, &captured})
         each->scaler = std::make_unique<nn::LossScaler>(nn::LossScalerOptions{.init_scale = 0x1p24});
       const auto batch = [&](std::uint64_t) {
         return std::pair(rows_of(batch3(12, 3, 0, "x"), eager.root), rows_of(batch3(12, 2, 0, "y"), eager.root));

@@ -21,7 +21,6 @@ namespace {
 using Group = std::shared_ptr<ProcessGroup>;
 using nn::MixedPrecision;
 
-const std::vector<std::int64_t> kSizes{6, 10, 7, 5};  // uneven on 2, 3 and 4 ranks
 constexpr std::int64_t kRows = 12;
 
 /// Every module of the net under one policy.
@@ -38,7 +37,7 @@ Tensor rounded(const Tensor& x, std::optional<DType> dtype) { return dtype ? cas
 
 /// Gradients of the unsharded net in `compute` type, reduced by hand.
 struct Reference {
-  Net net{kSizes};
+  Net net{kTwoBlocks};
   std::vector<Tensor> masters;
 
   Reference() {
@@ -69,11 +68,11 @@ struct Reference {
 
 /// One step under `policy` against the reference; the effective types are given by hand.
 void expect_step(const Group& group, const MixedPrecision& policy, DType compute, std::optional<DType> wire) {
-  Net net(kSizes);
+  Net net(kTwoBlocks);
   shard_all(net, DeviceMesh(group), policy);
   net.materialize(nn::Seed{5});
   Reference reference;
-  const Tensor x = batch_of(kRows, kSizes.front(), 0, "x"), y = batch_of(kRows, kSizes.back(), 0, "y");
+  const Tensor x = batch_of(kRows, kTwoBlocks.front(), 0, "x"), y = batch_of(kRows, kTwoBlocks.back(), 0, "y");
   const Tensor own_x = slice_of(x, *group), own_y = cast(slice_of(y, *group), compute);
   const Tensor out = net(own_x);
   EXPECT_EQ(out.dtype(), compute);
@@ -107,14 +106,14 @@ TEST(FullyShard, F88_GathersMoveHalfTheBytesAndStateStaysF32) {
   run_ranks(2, [](const Group& group) {
     std::int64_t bytes[2], reduced[2];
     for (const bool is_bf16 : {false, true}) {
-      Net net(kSizes);
+      Net net(kTwoBlocks);
       MixedPrecision policy;
       if (is_bf16) policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
       shard_all(net, DeviceMesh(group), policy);
       net.materialize(nn::Seed{5});
       nn::AdamW optimizer(net.parameters(), {.lr = 0.01});
       const CommCounts before = group->host().counts();
-      backward(mean(square(net(batch_of(4, kSizes.front(), 0, "x")))));
+      backward(mean(square(net(batch_of(4, kTwoBlocks.front(), 0, "x")))));
       optimizer.step_and_clear();
       CommCounts counts = group->host().counts();
       counts -= before;
@@ -173,20 +172,20 @@ TEST(FullyShard, F84_SumsOfF16NeitherOverflowNorVanish) {
 }
 
 /// Notes what it was given.
-struct Probe : nn::Layer<Probe> {
+struct DTypeProbe : nn::Layer<DTypeProbe> {
   nn::Linear& linear;
   DType seen = DType::f64;
-  Probe() : linear(add<nn::Linear>("linear", 4, 4)) {}
+  DTypeProbe() : linear(add<nn::Linear>("linear", 4, 4)) {}
   Tensor forward(const Tensor& x) {
     seen = x.dtype();
     return x.dtype() == linear.weight.value().dtype() ? linear(x) : x;
   }
 };
 struct Outer : nn::Layer<Outer> {
-  Probe& inner;
+  DTypeProbe& inner;
   nn::Linear& linear;
   DType between = DType::f64;
-  Outer() : inner(add<Probe>("inner")), linear(add<nn::Linear>("linear", 4, 4)) {}
+  Outer() : inner(add<DTypeProbe>("inner")), linear(add<nn::Linear>("linear", 4, 4)) {}
   Tensor forward(const Tensor& x) {
     const Tensor h = inner(linear(x));
     between = h.dtype();
@@ -272,7 +271,7 @@ TEST(FullyShard, F93_ANormKeptInF32ByItsOwnWrap) {
 
 TEST(FullyShard, PoliciesOfOtherTypesAreRefused) {
   run_ranks(1, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     expect_error([&] { nn::fully_shard(net, DeviceMesh(group), {.mp_policy = {.param_dtype = DType::i32}}); },
                  {"mp_policy", "param_dtype is i32", "bf16"});
   });
@@ -282,13 +281,14 @@ TEST(FullyShard, PoliciesOfOtherTypesAreRefused) {
 TEST(FullyShard, F79_MicroBatchesAddUpInF32) {
   for (int ranks : {1, 2})
     run_ranks(ranks, [](const Group& group) {
-      Net net(kSizes);
+      Net net(kTwoBlocks);
       shard_all(net, DeviceMesh(group), {.param_dtype = DType::bf16, .reduce_dtype = DType::f32});
       net.materialize(nn::Seed{5});
       Reference reference;
       std::vector<Tensor> sums;
       for (const std::uint64_t micro : {0U, 1U}) {
-        const Tensor x = batch_of(kRows, kSizes.front(), micro, "x"), y = batch_of(kRows, kSizes.back(), micro, "y");
+        const Tensor x = batch_of(kRows, kTwoBlocks.front(), micro, "x"),
+                     y = batch_of(kRows, kTwoBlocks.back(), micro, "y");
         backward(mean_square(net(slice_of(x, *group)), cast(slice_of(y, *group), DType::bf16)));
         const std::vector<Tensor> g = reference.gradients(x, y, group->size(), DType::bf16, {});
         for (std::size_t i = 0; i < g.size(); ++i)

@@ -55,7 +55,7 @@ std::string short_name(const std::string& attrs) {
   return {letter, attrs[block + 7]};
 }
 
-std::string events(const Program& program) {
+std::string signed_events(const Program& program) {
   std::string text;
   for (const GraphNode& node : program.nodes) {
     const bool is_gather = node.op == &op::gather_start;
@@ -82,12 +82,12 @@ TEST(FullyShard, F48_EventOrderOfNestedModules) {
       const std::string before = "+R +E +e0 +e1 +D +d0 +d1 ";
       const std::string after = prefetches ? "+D -R +d1 -D +d0 -d1 +E -d0 +e1 -E +e0 -e1 -e0"
                                            : "-R +D -D +d1 -d1 +d0 -d0 +E -E +e1 -e1 +e0 -e0";
-      EXPECT_EQ(events(step.graph()->program), before + after);
+      EXPECT_EQ(signed_events(step.graph()->program), before + after);
     }
   });
 }
 
-struct Variant {
+struct NestedVariant {
   const char* name;
   bool reshards = true, prefetches = true, has_lists = false;
   int max_reductions = 1;
@@ -112,7 +112,7 @@ void apply_lists(Nested& net) {
   }
 }
 
-std::vector<float> train(const Group& group, const Variant& variant) {
+std::vector<float> train(const Group& group, const NestedVariant& variant) {
   Nested net;
   shard_nested(net, group,
                {.reshard_after_forward = nn::ReshardAfterForward(variant.reshards), .prefetch = variant.prefetches});
@@ -135,15 +135,15 @@ std::vector<float> train(const Group& group, const Variant& variant) {
 // Prefetch of block i - 1 and reduction of block i on one communicator hang where ranks start them in different orders.
 // They have channels of their own here, and on each all ranks call in the order of the program; the deadline is for a
 // test that would wait for ever.
-void expect_same_bits(const Group& group) {
+void expect_same_bits_of_variants(const Group& group) {
   group->set_deadline(std::chrono::seconds(60));
-  const Variant variants[] = {{"on demand", true, false},
-                              {"implicit"},
-                              {"kept", false},
-                              {"lists of two", true, true, true},
-                              {"lists, three reductions in flight", true, true, true, 3}};
+  const NestedVariant variants[] = {{"on demand", true, false},
+                                    {"implicit"},
+                                    {"kept", false},
+                                    {"lists of two", true, true, true},
+                                    {"lists, three reductions in flight", true, true, true, 3}};
   const std::vector<float> expected = train(group, variants[0]);
-  for (const Variant& variant : variants) EXPECT_EQ(train(group, variant), expected) << variant.name;
+  for (const NestedVariant& variant : variants) EXPECT_EQ(train(group, variant), expected) << variant.name;
   const CommCounts gathers = channel_of(*group, kGatherQueue).counts(),
                    reductions = channel_of(*group, kReduceQueue).counts();
   EXPECT_EQ(gathers.reduce_scatter.calls, 0);
@@ -155,8 +155,8 @@ void expect_same_bits(const Group& group) {
 }
 
 TEST(FullyShard, F60_NestedPrefetchNeverChangesABit) {
-  for (const int ranks : {1, 2, 3}) run_ranks(ranks, expect_same_bits);
-  run_processes(2, expect_same_bits);
+  for (const int ranks : {1, 2, 3}) run_ranks(ranks, expect_same_bits_of_variants);
+  run_processes(2, expect_same_bits_of_variants);
 }
 
 TEST(FullyShard, F60_NestedModulesTrainLikeOneRank) {

@@ -39,6 +39,12 @@ struct Net : nn::Layer<Net> {
   }
 };
 
+/// Sizes of nets, two blocks if not said otherwise.
+inline const std::vector<std::int64_t> kUneven{5, 7, 3, 2};      ///< on 4 ranks some shards are empty
+inline const std::vector<std::int64_t> kEven{64, 96, 128, 48};   ///< 4 ranks divide all rows
+inline const std::vector<std::int64_t> kTwoBlocks{6, 10, 7, 5};  ///< 70, 77 and, in the head, 40 parameters
+inline const std::vector<std::int64_t> kThreeBlocks{6, 10, 7, 9, 5};
+
 /// relu(W x + up(down(x))): a linear beside an adapter of rank 2. Backward meets the adapter's weights before W.
 struct Adapted : nn::Layer<Adapted> {
   nn::Linear &base, &down, &up;
@@ -68,6 +74,10 @@ void shard(Model& model, const DeviceMesh& mesh, const nn::FullyShardOptions& bl
 inline CommCounts settled_counts(ProcessGroup& group) {
   RankContext::current().drain_queues();
   return group.host().counts();
+}
+inline CommCounts counts_since(const CommCounts& before, ProcessGroup& group) {
+  CommCounts counts = settled_counts(group);
+  return counts -= before;
 }
 
 /// Bytes of this rank, now.
@@ -107,6 +117,7 @@ Side on_batches(Model& model, std::int64_t in, std::int64_t out) {
 
 /// What this rank holds of a tensor that lies like `like`, cut out of the whole. Local.
 inline Tensor part_of(Tensor whole, const Tensor& like) {
+  if (whole.shape() != like.shape()) whole = view(contiguous(whole), like.shape());  // nn::shard_merged
   const Spec& spec = Spec::from(like);
   for (int d = 0; d < like.ndim(); ++d) {
     const Spec::Range range = spec.local_range(d, like.size(d));

@@ -19,15 +19,14 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-const std::vector<std::int64_t> kSizes{6, 10, 7, 9, 5};  // three blocks and the head
 
 // A root whose own parameters are used first and last, as a transformer's are.
-struct Stack : nn::Layer<Stack> {
+struct StemStack : nn::Layer<StemStack> {
   nn::Linear& stem;
   nn::ModuleList<Block>& blocks;
   nn::Linear& head;
   std::vector<std::size_t> path{0, 1, 2};  // which blocks run, in this order
-  Stack()
+  StemStack()
       : stem(add<nn::Linear>("stem", 6, 8)),
         blocks(add<nn::ModuleList<Block>>("blocks")),
         head(add<nn::Linear>("head", 8, 5)) {
@@ -40,7 +39,7 @@ struct Stack : nn::Layer<Stack> {
   }
 };
 
-void shard_stack(Stack& net, const Group& group, std::optional<bool> blocks, std::optional<bool> root) {
+void shard_stack(StemStack& net, const Group& group, std::optional<bool> blocks, std::optional<bool> root) {
   nn::FullyShardOptions block_options, root_options;
   if (blocks) block_options.reshard_after_forward = nn::ReshardAfterForward(*blocks);
   if (root) root_options.reshard_after_forward = nn::ReshardAfterForward(*root);
@@ -49,7 +48,7 @@ void shard_stack(Stack& net, const Group& group, std::optional<bool> blocks, std
 }
 
 // The order in which the rows of fully_shard were issued: "unshard 1  reduce 2 ...", R for the root.
-std::string events(const Program& program) {
+std::string unit_events(const Program& program) {
   std::string text;
   for (const GraphNode& node : program.nodes) {
     EXPECT_EQ(node.op, &find_op(node.op->name));
@@ -64,7 +63,7 @@ std::string events(const Program& program) {
 }
 
 std::string events_of_a_step(const Group& group, std::optional<bool> blocks, std::optional<bool> root) {
-  Stack net;
+  StemStack net;
   shard_stack(net, group, blocks, root);
   auto step = compile([&](const Tensor& x) {
     const Tensor loss = sum(net(x));
@@ -73,7 +72,7 @@ std::string events_of_a_step(const Group& group, std::optional<bool> blocks, std
     return loss;
   });
   for (int i = 0; i < 2; ++i) step(batch_of(2, 6, 0, "x"));
-  return events(step.graph()->program);
+  return unit_events(step.graph()->program);
 }
 
 // FSDP2's order: in backward the next group is gathered before the present one computes.
@@ -87,7 +86,7 @@ TEST(FullyShard, F48_EventOrder) {
   });
 }
 
-struct Variant {
+struct PrefetchVariant {
   std::string name;
   bool reshard = true, prefetch = true;
   int explicit_depth = 0;  // modules in every explicit list
@@ -108,8 +107,8 @@ void apply_lists(Net& net, int depth) {
 }
 
 // All weights after a few steps with two micro-batches each, clipping and an evaluation in between.
-std::vector<float> train(const Group& group, const Variant& variant) {
-  Net net(kSizes);
+std::vector<float> train(const Group& group, const PrefetchVariant& variant) {
+  Net net(kThreeBlocks);
   nn::FullyShardOptions options{.reshard_after_forward = nn::ReshardAfterForward(variant.reshard),
                                 .prefetch = variant.prefetch};
   shard(net, DeviceMesh(group), options, {.prefetch = variant.prefetch});
@@ -133,18 +132,18 @@ std::vector<float> train(const Group& group, const Variant& variant) {
   return weights;
 }
 
-const Variant kVariants[] = {{"on demand", true, false},
-                             {"implicit", true, true},
-                             {"kept, on demand", false, false},
-                             {"kept, implicit", false, true},
-                             {"lists of one", true, true, 1},
-                             {"lists of two", true, false, 2},
-                             {"kept, lists of two", false, true, 2},
-                             {"three reductions in flight", true, true, 0, 3}};
+const PrefetchVariant kVariants[] = {{"on demand", true, false},
+                                     {"implicit", true, true},
+                                     {"kept, on demand", false, false},
+                                     {"kept, implicit", false, true},
+                                     {"lists of one", true, true, 1},
+                                     {"lists of two", true, false, 2},
+                                     {"kept, lists of two", false, true, 2},
+                                     {"three reductions in flight", true, true, 0, 3}};
 
 void expect_same_bits_however_prefetched(const Group& group) {
   const std::vector<float> expected = train(group, kVariants[0]);
-  for (const Variant& variant : kVariants) EXPECT_EQ(train(group, variant), expected) << variant.name;
+  for (const PrefetchVariant& variant : kVariants) EXPECT_EQ(train(group, variant), expected) << variant.name;
 }
 
 TEST(FullyShard, F60_PrefetchNeverChangesABit) {
@@ -157,7 +156,7 @@ TEST(FullyShard, F60_PrefetchNeverChangesABitWithProcesses) {
 
 TEST(FullyShard, F60_PrefetchTrainsLikeOneRank) {
   run_ranks(3, [](const Group& group) {
-    Net net(kSizes), reference(kSizes);
+    Net net(kThreeBlocks), reference(kThreeBlocks);
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{3});
     reference.materialize(nn::Seed{3});
@@ -264,7 +263,7 @@ TEST(FullyShard, F57_ReductionsInFlightAreLimited) {
 
 TEST(FullyShard, F73_GathersAfterTheOptimizerSeeNewWeightsAndItWaitedOnce) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes), reference(kSizes);
+    Net net(kThreeBlocks), reference(kThreeBlocks);
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{3});
     reference.materialize(nn::Seed{3});
@@ -296,7 +295,7 @@ TEST(FullyShard, F73_GathersAfterTheOptimizerSeeNewWeightsAndItWaitedOnce) {
 TEST(FullyShard, F36_HandleWaitsAndReadingWaitsToo) {
   run_ranks(2, [](const Group& group) {
     group->host().shape_link({.bytes_per_second = 1e9, .seconds = 5e-3});
-    Net net(kSizes), reference(kSizes);
+    Net net(kThreeBlocks), reference(kThreeBlocks);
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{3});
     reference.materialize(nn::Seed{3});
@@ -314,7 +313,7 @@ TEST(FullyShard, F36_HandleWaitsAndReadingWaitsToo) {
 
 TEST(FullyShard, PrefetchListsNeedWrappedModules) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kThreeBlocks);
     shard(net, DeviceMesh(group));
     Block& block = *net.blocks.items()[0];
     expect_error([&] { nn::set_modules_to_forward_prefetch(block, {&block.linear_layer}); },
@@ -329,7 +328,7 @@ TEST(FullyShard, F64_F65_PrefetchSurvivesBranchesAndRepeats) {
   const std::vector<std::vector<std::size_t>> paths{{0, 1, 2}, {0, 2}, {2, 1, 0}, {0, 0, 1, 1}, {1}, {}, {0, 1, 2}};
   for (int ranks : {2, 3})
     run_ranks(ranks, [&](const Group& group) {
-      Stack net, reference;
+      StemStack net, reference;
       shard_stack(net, group, {}, {});
       reference.materialize(nn::Seed{3});
       nn::AdamW optimizer(net.parameters(), {.lr = 0.01}), expected(reference.parameters(), {.lr = 0.01});
@@ -354,12 +353,12 @@ TEST(FullyShard, F64_F65_PrefetchSurvivesBranchesAndRepeats) {
 
 TEST(FullyShard, F68_PrefetchWithTwoForwardsAndAReplayedBackward) {
   run_ranks(2, [](const Group& group) {
-    Stack net, reference;
+    StemStack net, reference;
     shard_stack(net, group, {}, {});
     reference.materialize(nn::Seed{3});
     for (int step = 0; step < 2; ++step) {
       const Tensor x = batch_of(2, 6, 0, "x"), y = batch_of(2, 6, 1, "x");
-      const auto run = [&](Stack& model) {
+      const auto run = [&](StemStack& model) {
         for (nn::Parameter* p : model.parameters()) p->clear_grad();
         const Tensor loss = sum(square(model(x))) + sum(square(model(y)));
         backward(loss, {.retain_graph = true});

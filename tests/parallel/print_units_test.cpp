@@ -14,11 +14,11 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-const std::vector<std::int64_t> kSizes{16, 16, 16};  // a block and a head of 16 x 16 and 16
+const std::vector<std::int64_t> kSquares{16, 16, 16};  // a block and a head of 16 x 16 and 16
 
 TEST(PrintUnits, SaysWhatUnitsHoldAndWhenTheyRan) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kSquares);
     nn::shard_units(net, DeviceMesh(group), nn::units_by("block"),
                     {.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32}});
     EXPECT_EQ(nn::print_units(net),
@@ -46,7 +46,7 @@ TEST(PrintUnits, SaysWhatUnitsHoldAndWhenTheyRan) {
 
 TEST(PrintUnits, F16_ListsReplicatedIgnoredAndFrozenParameters) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kSquares);
     net.blocks.items()[0]->linear_layer.weight.set_requires_grad(false);
     nn::shard_units(net, DeviceMesh(group), nn::units_by("block"),
                     {.replicate_below_bytes = 65, .ignored = {&net.head.weight}});

@@ -12,6 +12,7 @@
 #include "runtime/exec/hazards.h"
 #include "tests/parallel/replay.h"
 #include "tests/parallel/two_dim_net.h"
+#include "tests/parallel/uneven_net.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
@@ -21,45 +22,13 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-const std::vector<std::int64_t> kUneven{5, 7, 3, 2};
-const std::vector<std::int64_t> kEven{64, 96, 128, 48};
-constexpr std::int64_t kUnits = 3;  // two blocks and the root
 
 nn::UnitPolicy to_ranks(nn::ReshardAfterForward k, bool is_bf16 = false) {
-  nn::UnitPolicy policy{.reshard_after_forward = k};
-  if (is_bf16) policy.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
-  return policy;
+  const nn::UnitPolicy policy{.reshard_after_forward = k};
+  return is_bf16 ? in_bf16(policy) : policy;
 }
 
-/// The root reshards as the blocks do.
-struct Training {
-  Net net;
-  std::unique_ptr<nn::AdamW> optimizer;
-  Training(const DeviceMesh& mesh, const nn::UnitPolicy& policy, const std::vector<std::int64_t>& sizes = kUneven)
-      : net(sizes) {
-    shard(net, mesh, policy, policy);
-    net.materialize(nn::Seed{5});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
-  }
-  Tensor step(const Tensor& x, const Tensor&) {
-    Tensor loss;
-    for (const double factor : {1.0, 0.5}) {
-      loss = sum(square(net(mul(x, factor))));
-      backward(loss);
-    }
-    optimizer->step_and_clear();
-    return loss.detach();
-  }
-  nn::Parameter& weight() { return net.blocks.items()[0]->linear_layer.weight; }
-};
-
-Tensor own_rows(const Group& group, std::uint64_t step) { return slice_of(batch_of(12, 5, step, "x"), *group); }
-
-CommCounts since(const CommCounts& before, ProcessGroup& group) {
-  CommCounts counts = settled_counts(group);
-  counts -= before;
-  return counts;
-}
+nn::Parameter& first_weight(const PolicyTraining& t) { return t.net.blocks.items()[0]->linear_layer.weight; }
 
 TEST(FullyShard, F8_NumbersOfRanksThatDoNotDivideAreRefused) {
   run_ranks(4, [](const Group& group) {
@@ -79,11 +48,11 @@ TEST(FullyShard, F8_NumbersOfRanksThatDoNotDivideAreRefused) {
 // What is set later means what the option means, where FSDP2 takes a number for true.
 TEST(FullyShard, F9_F202_WhatIsSetAfterTheCallMeansWhatTheOptionMeans) {
   run_ranks(4, [](const Group& group) {
-    Training t(DeviceMesh(group), {});
+    PolicyTraining t(DeviceMesh(group), {});
     const Tensor x = own_rows(group, 0);
     const auto after_forward = [&] {
       const Tensor loss = sum(t.net(x));
-      const std::string placed = describe(t.weight().value());
+      const std::string placed = describe(first_weight(t).value());
       backward(loss);
       t.optimizer->clear_gradients();
       return placed;
@@ -97,7 +66,7 @@ TEST(FullyShard, F9_F202_WhatIsSetAfterTheCallMeansWhatTheOptionMeans) {
     nn::set_reshard_after_forward(t.net, 2);
     const Tensor loss = sum(t.net(x));
     nn::set_reshard_after_forward(t.net, true);  // slices that are there go
-    EXPECT_EQ(describe(t.weight().value()), "f32[7,5]{0: dp}");
+    EXPECT_EQ(describe(first_weight(t).value()), "f32[7,5]{0: dp}");
     backward(loss);
     EXPECT_EQ(after_forward(), "f32[7,5]{0: dp}");
   });
@@ -107,25 +76,25 @@ TEST(FullyShard, F9_F202_WhatIsSetAfterTheCallMeansWhatTheOptionMeans) {
 TEST(FullyShard, F32_AfterForwardShardsOfKRanksAreRegistered) {
   for (const bool is_bf16 : {false, true})
     run_ranks(4, [&](const Group& group) {
-      Training t(DeviceMesh(group), to_ranks(2, is_bf16));
-      const Tensor expected = whole(t.weight().value());
+      PolicyTraining t(DeviceMesh(group), to_ranks(2, is_bf16));
+      const Tensor expected = whole(first_weight(t).value());
       const Tensor loss = sum(t.net(own_rows(group, 0)));
-      const Tensor slice = t.weight().value();
+      const Tensor slice = first_weight(t).value();
       EXPECT_EQ(describe(slice), is_bf16 ? "bf16[7,5]{0: dp_inner}" : "f32[7,5]{0: dp_inner}");
       const bool is_first = group->rank() % 2 == 0;
       EXPECT_TRUE(same_bits(slice.local().detach(),
                             cast(narrow(expected, 0, is_first ? 0 : 4, is_first ? 4 : 3), slice.dtype())));
-      EXPECT_EQ(describe(t.weight().sharded_value()), "f32[7,5]{0: dp}");
+      EXPECT_EQ(describe(first_weight(t).sharded_value()), "f32[7,5]{0: dp}");
       for (const nn::UnitHandle& unit : nn::units(t.net)) EXPECT_FALSE(unit.is_gathered()) << unit.name();
       backward(loss);
-      EXPECT_EQ(describe(t.weight().value()), "f32[7,5]{0: dp}");
+      EXPECT_EQ(describe(first_weight(t).value()), "f32[7,5]{0: dp}");
       EXPECT_EQ(held(MemoryCategory::unsharded), 0);
     });
 }
 
 void expect_gathers(const Group& group) {
   const DeviceMesh mesh(group);
-  Training t(mesh, to_ranks(2));
+  PolicyTraining t(mesh, to_ranks(2));
   const DeviceMesh split = nn::split_for_slices(mesh, 2);
   EXPECT_EQ(split.group("dp_inner").size(), 2);
   EXPECT_EQ(split.coordinate(1), group->rank() % 2) << "consecutive ranks";
@@ -133,17 +102,17 @@ void expect_gathers(const Group& group) {
     CommCounts all = settled_counts(*group), inner = settled_counts(split.group("dp_inner"));
     const CommCounts outer = settled_counts(split.group("dp_outer"));
     const Tensor loss = sum(square(t.net(own_rows(group, step))));
-    EXPECT_EQ(since(all, *group).all_gather.calls, kUnits);
-    EXPECT_EQ(since(inner, split.group("dp_inner")).all_gather.calls, 0);
+    EXPECT_EQ(counts_since(all, *group).all_gather.calls, kUnits);
+    EXPECT_EQ(counts_since(inner, split.group("dp_inner")).all_gather.calls, 0);
     all = settled_counts(*group);
     backward(loss);
-    EXPECT_EQ(since(all, *group).all_gather.calls, 0) << "backward stays in its group";
-    EXPECT_EQ(since(all, *group).reduce_scatter.calls, kUnits) << "one reduction over all ranks";
-    const CommCounts within = since(inner, split.group("dp_inner"));
+    EXPECT_EQ(counts_since(all, *group).all_gather.calls, 0) << "backward stays in its group";
+    EXPECT_EQ(counts_since(all, *group).reduce_scatter.calls, kUnits) << "one reduction over all ranks";
+    const CommCounts within = counts_since(inner, split.group("dp_inner"));
     EXPECT_EQ(within.all_gather.calls, kUnits);
     EXPECT_EQ(within.all_gather.bytes, 4 * t.net.num_parameters());
     EXPECT_EQ(within.reduce_scatter.calls, 0);
-    const CommCounts across = since(outer, split.group("dp_outer"));
+    const CommCounts across = counts_since(outer, split.group("dp_outer"));
     EXPECT_EQ(across.all_gather.calls + across.reduce_scatter.calls, 0);
     t.optimizer->step_and_clear();
   }
@@ -157,7 +126,7 @@ TEST(FullyShard, F32_BackwardGathersAmongKConsecutiveRanksWithProcesses) { run_p
 TEST(FullyShard, F32_BytesAfterForward) {
   for (const bool is_bf16 : {false, true})
     run_ranks(4, [&](const Group& group) {
-      Training t(DeviceMesh(group), to_ranks(2, is_bf16), kEven);
+      PolicyTraining t(DeviceMesh(group), to_ranks(2, is_bf16), kEven);
       const std::int64_t n = t.net.num_parameters(), bytes = (is_bf16 ? 2 : 4) * n / 2;
       for (int step = 0; step < 2; ++step) {
         const Tensor loss = sum(t.net(batch_of(2, 64, 0, "x")));
@@ -176,22 +145,14 @@ TEST(FullyShard, F60_ReshardingToKRanksNeverChangesABit) {
   for (const auto& [ranks, k] : {std::pair(4, 2), {6, 2}, {6, 3}})
     for (const bool is_bf16 : {false, true})
       run_ranks(ranks, [&, k = k](const Group& group) {
-        Training slices(DeviceMesh(group), to_ranks(k, is_bf16)), shards(DeviceMesh(group), to_ranks(true, is_bf16));
+        PolicyTraining slices(DeviceMesh(group), to_ranks(k, is_bf16)),
+            shards(DeviceMesh(group), to_ranks(true, is_bf16));
         for (std::uint64_t step = 0; step < 3; ++step)
-          for (Training* t : {&slices, &shards}) t->step(own_rows(group, step), {});
+          for (PolicyTraining* t : {&slices, &shards}) t->step(own_rows(group, step), {});
         const auto a = slices.net.parameters(), b = shards.net.parameters();
         for (std::size_t i = 0; i < a.size(); ++i)
           EXPECT_TRUE(same_bits(a[i]->value().local(), b[i]->value().local())) << a[i]->name();
       });
-}
-
-void expect_parity(const Group& group, const DeviceMesh& mesh, nn::UnitPolicy policy, bool prefetch) {
-  Net net(kUneven), reference(kUneven);
-  policy.prefetch = prefetch;
-  shard(net, mesh, policy, policy);
-  net.materialize(nn::Seed{11});
-  reference.materialize(nn::Seed{11});
-  expect_trains_alike(on_slices(net, *group, 5, 2), on_batches(reference, 5, 2), {.steps = 6, .max_norm = 0.1});
 }
 
 TEST(FullyShard, F60_ReshardingToKRanksTrainsLikeOneRank) {
@@ -204,7 +165,7 @@ TEST(FullyShard, F60_ReshardingToKRanksTrainsLikeOneRank) {
 }
 
 TEST(FullyShard, F60_ReshardingToKRanksTrainsLikeOneRankWithProcesses) {
-  run_processes(4, [](const Group& group) { expect_parity(group, DeviceMesh(group), to_ranks(2), true); });
+  run_processes(4, [](const Group& group) { expect_parity(group, DeviceMesh(group), to_ranks(2)); });
 }
 
 // Beside replicas, which may own parts of the shards, and beside tensor parallelism: both levels at once.
@@ -254,7 +215,7 @@ TEST(FullyShard, F68_SlicesServeAllForwardsBeforeABackward) {
     const auto forward = [&](std::uint64_t i) { return mul(sum(net(own_rows(group, i))), 4); };
     const CommCounts before = settled_counts(*group);
     const Tensor first = forward(0), second = forward(1);
-    EXPECT_EQ(since(before, *group).all_gather.calls, kUnits);
+    EXPECT_EQ(counts_since(before, *group).all_gather.calls, kUnits);
     {
       const GradMode off(false);
       net(own_rows(group, 2));
@@ -272,7 +233,7 @@ TEST(FullyShard, F68_SlicesServeAllForwardsBeforeABackward) {
 TEST(FullyShard, F77_ReshardingToKRanksReplaysBitwise) {
   for (const bool is_bf16 : {false, true})
     run_ranks(4, [&](const Group& group) {
-      Training eager(DeviceMesh(group), to_ranks(2, is_bf16)), captured(DeviceMesh(group), to_ranks(2, is_bf16));
+      PolicyTraining eager(DeviceMesh(group), to_ranks(2, is_bf16)), captured(DeviceMesh(group), to_ranks(2, is_bf16));
       expect_replays_bitwise(group, eager, captured, 6,
                              [&](std::uint64_t i) { return std::pair(own_rows(group, i), own_rows(group, i)); });
       for (const nn::UnitHandle& unit : nn::units(captured.net)) EXPECT_EQ(unit.late_gathers(), 0) << unit.name();
@@ -282,12 +243,12 @@ TEST(FullyShard, F77_ReshardingToKRanksReplaysBitwise) {
 // A recorded step that begins with slices of an eager forward, or leaves some to one.
 TEST(FullyShard, F77_SlicesLeftBeforeTheStepAreOfNoUse) {
   run_ranks(4, [](const Group& group) {
-    Training eager(DeviceMesh(group), to_ranks(2)), captured(DeviceMesh(group), to_ranks(2));
+    PolicyTraining eager(DeviceMesh(group), to_ranks(2)), captured(DeviceMesh(group), to_ranks(2));
     auto step = compile([&](const Tensor& x, const Tensor& y) { return captured.step(x, y); }, {.group = group});
     for (std::uint64_t i = 0; i < 9; ++i) {
       const Tensor x = own_rows(group, i);
       if (i % 2 == 1)
-        for (Training* t : {&eager, &captured}) (void)t->net(x);
+        for (PolicyTraining* t : {&eager, &captured}) (void)t->net(x);
       const Tensor expected = eager.step(x, x);
       EXPECT_TRUE(same_bits(step(x, x), expected)) << "step " << i << " " << step.why();
       EXPECT_EQ(held(MemoryCategory::unsharded), 0) << "step " << i;
@@ -303,7 +264,7 @@ TEST(FullyShard, F177_ReshardingToKRanksHasNoHazards) {
   run_ranks(4, [](const Group& group) {
     HazardChecker checker;
     {
-      Training t(DeviceMesh(group), to_ranks(2));
+      PolicyTraining t(DeviceMesh(group), to_ranks(2));
       for (std::uint64_t step = 0; step < 3; ++step) t.step(own_rows(group, step), {});
     }
     EXPECT_TRUE(checker.found().empty()) << checker.found()[0];
@@ -313,8 +274,8 @@ TEST(FullyShard, F177_ReshardingToKRanksHasNoHazards) {
 
 TEST(FullyShard, F43_SlicesOfAStepThatIsLeftAreGone) {
   run_ranks(4, [](const Group& group) {
-    Training t(DeviceMesh(group), to_ranks(2)), other(DeviceMesh(group), to_ranks(2));
-    for (Training* each : {&t, &other}) each->step(own_rows(group, 0), {});
+    PolicyTraining t(DeviceMesh(group), to_ranks(2)), other(DeviceMesh(group), to_ranks(2));
+    for (PolicyTraining* each : {&t, &other}) each->step(own_rows(group, 0), {});
     expect_left_by_all(
         t.net, *t.optimizer,
         [&] {
@@ -323,7 +284,7 @@ TEST(FullyShard, F43_SlicesOfAStepThatIsLeftAreGone) {
           backward(mul(loss, 1));
         },
         "the trap");
-    for (Training* each : {&t, &other}) each->step(own_rows(group, 2), {});
+    for (PolicyTraining* each : {&t, &other}) each->step(own_rows(group, 2), {});
     const auto a = t.net.parameters(), e = other.net.parameters();
     for (std::size_t i = 0; i < a.size(); ++i)
       EXPECT_TRUE(same_bits(a[i]->value().local(), e[i]->value().local())) << a[i]->name();

@@ -16,7 +16,6 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-const std::vector<std::int64_t> kSizes{6, 10, 7, 5};
 
 std::int64_t unsharded_bytes() { return held(MemoryCategory::unsharded); }
 
@@ -28,7 +27,7 @@ bool all_sharded(nn::Module& root) {
 
 TEST(FullyShard, F25_ChildThatRanAsRootIsNamed) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     shard(net, DeviceMesh(group));
     net.materialize();
     // The first rank to notice tells the others, who may be in the block yet.
@@ -43,7 +42,7 @@ TEST(FullyShard, F25_ChildThatRanAsRootIsNamed) {
 
 TEST(FullyShard, F26_RootKeepsItsParametersChildrenDoNot) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     shard(net, DeviceMesh(group));
     net.materialize();
     const Tensor y = net(batch_of(2, 6, 0, "x"));
@@ -55,7 +54,7 @@ TEST(FullyShard, F26_RootKeepsItsParametersChildrenDoNot) {
 
 TEST(FullyShard, F30_AfterForwardWithReshardNothingIsGathered) {
   run_ranks(3, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     shard(net, DeviceMesh(group), {}, {.reshard_after_forward = true});
     net.materialize();
     const Tensor y = net(batch_of(3, 6, 0, "x"));
@@ -67,7 +66,7 @@ TEST(FullyShard, F30_AfterForwardWithReshardNothingIsGathered) {
 TEST(FullyShard, F31_AfterForwardWithoutReshardFullValuesAreRegistered) {
   for (int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
-      Net net(kSizes), reference(kSizes);
+      Net net(kTwoBlocks), reference(kTwoBlocks);
       shard(net, DeviceMesh(group), {.reshard_after_forward = false});
       net.materialize(nn::Seed{5});
       reference.materialize(nn::Seed{5});
@@ -83,7 +82,7 @@ TEST(FullyShard, F31_AfterForwardWithoutReshardFullValuesAreRegistered) {
 TEST(FullyShard, F33_AfterBackwardEverythingIsSharded) {
   for (bool reshard_after_forward : {true, false})
     run_ranks(2, [=](const Group& group) {
-      Net net(kSizes);
+      Net net(kTwoBlocks);
       shard(net, DeviceMesh(group), {.reshard_after_forward = reshard_after_forward});
       net.materialize();
       backward(sum(net(batch_of(2, 6, 0, "x"))));
@@ -94,8 +93,8 @@ TEST(FullyShard, F33_AfterBackwardEverythingIsSharded) {
 }
 
 // Runs before and after every wrapped forward of the tree.
-struct Probe final : nn::ModuleHook {
-  explicit Probe(nn::Module& r) : root(r) {}
+struct StateProbe final : nn::ModuleHook {
+  explicit StateProbe(nn::Module& r) : root(r) {}
   void before_forward(nn::Module&) override { look(); }
   void after_forward(nn::Module&, const std::function<void(const nn::TensorVisitor&)>&) override { look(); }
   void look() {
@@ -118,10 +117,10 @@ struct Probe final : nn::ModuleHook {
 TEST(FullyShard, F34_RegisteredSetIsAllocatedSet) {
   for (bool reshard_after_forward : {true, false})
     run_ranks(2, [=](const Group& group) {
-      Net net(kSizes);
+      Net net(kTwoBlocks);
       shard(net, DeviceMesh(group), {.reshard_after_forward = reshard_after_forward});
       net.materialize();
-      auto probe = std::make_shared<Probe>(net);
+      auto probe = std::make_shared<StateProbe>(net);
       net.for_each_module([&](nn::Module& m) { m.add_hook(probe); });
       nn::AdamW optimizer(net.parameters());
       for (int step = 0; step < 2; ++step) {
@@ -137,7 +136,7 @@ TEST(FullyShard, F34_RegisteredSetIsAllocatedSet) {
 
 TEST(FullyShard, F35_UnshardAndReshardActOnOneModule) {
   run_ranks(3, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{2});
     Block& block = *net.blocks.items()[0];
@@ -155,7 +154,7 @@ TEST(FullyShard, F35_UnshardAndReshardActOnOneModule) {
 
 TEST(FullyShard, F36_AsyncUnshardReturnsAHandle) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes), reference(kSizes);
+    Net net(kTwoBlocks), reference(kTwoBlocks);
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{2});
     reference.materialize(nn::Seed{2});
@@ -168,7 +167,7 @@ TEST(FullyShard, F36_AsyncUnshardReturnsAHandle) {
 
 TEST(FullyShard, F37_UnshardedTensorsAreTheSameObjectsEveryStep) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     shard(net, DeviceMesh(group));
     net.materialize();
     nn::AdamW optimizer(net.parameters(), {.lr = 0.1});
@@ -191,7 +190,7 @@ TEST(FullyShard, F37_UnshardedTensorsAreTheSameObjectsEveryStep) {
 
 TEST(FullyShard, F37_WeightsChangedBetweenForwardAndBackwardAreNoticed) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     shard(net, DeviceMesh(group));
     net.materialize();
     nn::AdamW optimizer(net.parameters(), {.lr = 0.1});
@@ -207,7 +206,7 @@ TEST(FullyShard, F37_WeightsChangedBetweenForwardAndBackwardAreNoticed) {
 TEST(FullyShard, F38_WritesToGatheredParametersAreLost) {
   for (const int ranks : {1, 2, 3})
     run_ranks(ranks, [](const Group& group) {
-      Net net(kSizes);
+      Net net(kTwoBlocks);
       nn::FullyShardOptions options;
       if (group->size() == 1) options.mp_policy = {.param_dtype = DType::bf16};
       shard(net, DeviceMesh(group), options, options);
@@ -260,7 +259,7 @@ TEST(FullyShard, F42_DestroyingTheModelFreesEverything) {
     const Accounting& memory = RankContext::current().allocator().accounting();
     const std::int64_t before = memory.total();
     {
-      Net net(kSizes);
+      Net net(kTwoBlocks);
       shard(net, DeviceMesh(group));
       net.materialize();
       nn::AdamW optimizer(net.parameters());
@@ -341,7 +340,7 @@ TEST(FullyShard, F4_ModulesOfOneGroupMayRunInAnyNumber) {
 }
 
 void expect_evaluation_leaves_shards(const Group& group) {
-  Net net(kSizes), reference(kSizes);
+  Net net(kTwoBlocks), reference(kTwoBlocks);
   shard(net, DeviceMesh(group));
   net.materialize(nn::Seed{4});
   reference.materialize(nn::Seed{4});

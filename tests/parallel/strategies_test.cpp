@@ -10,8 +10,8 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/hazards.h"
-#include "tests/parallel/nets.h"
 #include "tests/parallel/replay.h"
+#include "tests/parallel/uneven_net.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
@@ -22,41 +22,6 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 using enum nn::ShardedOver;
-const std::vector<std::int64_t> kUneven{5, 7, 3, 2};
-constexpr std::int64_t kUnits = 3;  // two blocks and the root
-
-DeviceMesh grid_of(const Group& group) { return DeviceMesh(group, {{"replicate", 2}, {"dp", 2}}); }
-
-nn::UnitPolicy in_bf16(nn::UnitPolicy policy) {
-  policy.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
-  return policy;
-}
-
-/// A net in training, two micro-batches per update.
-struct Training {
-  Net net{kUneven};
-  std::unique_ptr<nn::AdamW> optimizer;
-  Training(const DeviceMesh& mesh, const nn::UnitPolicy& policy) {
-    shard(net, mesh, policy, policy);
-    net.materialize(nn::Seed{5});
-    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
-  }
-  Tensor accumulate(const Tensor& x) {
-    Tensor loss;
-    for (const double factor : {1.0, 0.5}) {
-      loss = sum(square(net(mul(x, factor))));
-      backward(loss);
-    }
-    return loss.detach();
-  }
-  Tensor step(const Tensor& x, const Tensor&) {
-    const Tensor loss = accumulate(x);
-    optimizer->step_and_clear();
-    return loss;
-  }
-};
-
-Tensor rows_of(const Group& group, std::uint64_t step) { return slice_of(batch_of(12, 5, step, "x"), *group); }
 
 TEST(Strategies, AreCalledByTheirNames) {
   EXPECT_EQ(nn::strategy("no_shard").optimizer, none);
@@ -78,7 +43,7 @@ TEST(Strategies, AreCalledByTheirNames) {
 TEST(Strategies, WhatDoesNotFitIsRefused) {
   run_ranks(4, [](const Group& group) {
     Net net(kUneven);
-    const DeviceMesh line(group), grid = grid_of(group);
+    const DeviceMesh line(group), grid = Grid{2, 2}.mesh(group);
     expect_error([&] { nn::fully_shard(net, line, nn::strategy("hybrid_shard")); },
                  {"mesh(dp=4)", "--mesh replicate=2,dp=2"});
     expect_error([&] { nn::fully_shard(net, line, {.parameters = shards, .optimizer = none}); },
@@ -91,22 +56,14 @@ TEST(Strategies, WhatDoesNotFitIsRefused) {
   });
 }
 
-void expect_parity(const Group& group, const DeviceMesh& mesh, const nn::UnitPolicy& policy) {
-  Net net(kUneven), reference(kUneven);
-  shard(net, mesh, policy, policy);
-  net.materialize(nn::Seed{11});
-  reference.materialize(nn::Seed{11});
-  expect_trains_alike(on_slices(net, *group, 5, 2), on_batches(reference, 5, 2), {.steps = 6, .max_norm = 0.1});
-}
-
 TEST(FullyShard, F60_StrategiesTrainLikeOneRank) {
   for (const char* name : {"no_shard", "shard_optimizer", "shard_grad_op", "full_shard"}) {
     for (int ranks : {1, 2, 3})
       run_ranks(ranks, [=](const Group& group) { expect_parity(group, DeviceMesh(group), nn::strategy(name)); });
-    run_ranks(4, [=](const Group& group) { expect_parity(group, grid_of(group), nn::strategy(name)); });
+    run_ranks(4, [=](const Group& group) { expect_parity(group, Grid{2, 2}.mesh(group), nn::strategy(name)); });
   }
   for (const char* name : {"hybrid_shard", "hybrid_shard_grad_op"})
-    run_ranks(4, [=](const Group& group) { expect_parity(group, grid_of(group), nn::strategy(name)); });
+    run_ranks(4, [=](const Group& group) { expect_parity(group, Grid{2, 2}.mesh(group), nn::strategy(name)); });
 }
 
 TEST(FullyShard, F60_StrategiesTrainLikeOneRankWithProcesses) {
@@ -119,7 +76,7 @@ TEST(FullyShard, F60_ShardsOverReplicasTrainLikeOneRank) {
   for (const nn::ShardedOver parameters : {none, all})
     run_ranks(4, [=](const Group& group) {
       const nn::UnitPolicy policy{.parameters = parameters, .optimizer = all};
-      expect_parity(group, grid_of(group), policy);
+      expect_parity(group, Grid{2, 2}.mesh(group), policy);
     });
 }
 
@@ -131,7 +88,7 @@ TEST(FullyShard, F188_ReplicateKeepsAllOnEveryRank) {
     net.materialize(nn::Seed{2});
     EXPECT_EQ(describe(net.head.weight.value()), "f32[2,3]{}");
     EXPECT_EQ(net.head.weight.value().local().shape(), (Shape{2, 3}));
-    backward(sum(net(rows_of(group, 0))));
+    backward(sum(net(own_rows(group, 0))));
     EXPECT_EQ(net.head.weight.grad().local().shape(), (Shape{2, 3}));
     for (const nn::UnitHandle& unit : nn::units(net)) {
       EXPECT_EQ(unit.layout().shards, 1);
@@ -145,9 +102,10 @@ TEST(FullyShard, F188_GradientsOfReplicateAreThoseOfShardsBitForBit) {
   run_ranks(2, [](const Group& group) {
     for (const bool is_bf16 : {false, true}) {
       const auto policy = [&](const char* name) { return is_bf16 ? in_bf16(nn::strategy(name)) : nn::strategy(name); };
-      Training replicated(DeviceMesh(group), policy("no_shard")), sharded(DeviceMesh(group), policy("full_shard"));
-      const Tensor x = rows_of(group, 3);
-      for (Training* t : {&replicated, &sharded}) backward(sum(square(t->net(x))));
+      PolicyTraining replicated(DeviceMesh(group), policy("no_shard")),
+          sharded(DeviceMesh(group), policy("full_shard"));
+      const Tensor x = own_rows(group, 3);
+      for (PolicyTraining* t : {&replicated, &sharded}) backward(sum(square(t->net(x))));
       const auto a = replicated.net.parameters(), b = sharded.net.parameters();
       for (std::size_t i = 0; i < a.size(); ++i)
         EXPECT_TRUE(same_bits(a[i]->grad().local(), whole(b[i]->grad()))) << a[i]->name();
@@ -162,8 +120,8 @@ TEST(Strategies, KeepingParametersNeverChangesABit) {
       for (const bool is_bf16 : {false, true}) {
         const auto trained = [&](const char* name) {
           const nn::UnitPolicy policy = nn::strategy(name);
-          Training t(DeviceMesh(group), is_bf16 ? in_bf16(policy) : policy);
-          for (std::uint64_t step = 0; step < 3; ++step) t.step(rows_of(group, step), {});
+          PolicyTraining t(DeviceMesh(group), is_bf16 ? in_bf16(policy) : policy);
+          for (std::uint64_t step = 0; step < 3; ++step) t.step(own_rows(group, step), {});
           std::vector<Tensor> values;
           for (const nn::Parameter* p : t.net.parameters()) values.push_back(p->value().local().detach());
           return values;
@@ -190,10 +148,10 @@ TEST(Strategies, GatherAndReduceAsOftenAsTheyMust) {
                             {"shard_grad_op", 2 * kG, 2 * kG, 0},
                             {"full_shard", 2 * (2 * kG - 1), 2 * kG, 0}})
     run_ranks(2, [&](const Group& group) {
-      Training t(DeviceMesh(group), nn::strategy(e.name));
+      PolicyTraining t(DeviceMesh(group), nn::strategy(e.name));
       for (std::uint64_t step = 0; step < 3; ++step) {
         const CommCounts before = settled_counts(*group);
-        t.step(rows_of(group, step), {});
+        t.step(own_rows(group, step), {});
         CommCounts seen = settled_counts(*group);
         seen -= before;
         EXPECT_EQ(seen.all_gather.calls, e.gathers) << e.name;
@@ -207,14 +165,14 @@ TEST(Strategies, GatherAndReduceAsOftenAsTheyMust) {
 // One gather serves evaluation and the passes of the next update.
 TEST(Strategies, ShardOptimizerGathersOncePerUpdate) {
   run_ranks(2, [](const Group& group) {
-    Training t(DeviceMesh(group), nn::strategy("shard_optimizer"));
-    t.step(rows_of(group, 0), {});
+    PolicyTraining t(DeviceMesh(group), nn::strategy("shard_optimizer"));
+    t.step(own_rows(group, 0), {});
     const CommCounts before = settled_counts(*group);
     {
       GradMode off(false);
-      for (std::uint64_t i = 0; i < 3; ++i) t.net(rows_of(group, i));
+      for (std::uint64_t i = 0; i < 3; ++i) t.net(own_rows(group, i));
     }
-    t.step(rows_of(group, 1), {});
+    t.step(own_rows(group, 1), {});
     EXPECT_EQ(settled_counts(*group).all_gather.calls - before.all_gather.calls, kUnits);
   });
 }
@@ -224,9 +182,9 @@ TEST(Strategies, F77_ReplayBitwiseWhatEagerDoes) {
     for (const bool is_bf16 : {false, true})
       run_ranks(2, [&](const Group& group) {
         const nn::UnitPolicy policy = is_bf16 ? in_bf16(nn::strategy(name)) : nn::strategy(name);
-        Training eager(DeviceMesh(group), policy), captured(DeviceMesh(group), policy);
+        PolicyTraining eager(DeviceMesh(group), policy), captured(DeviceMesh(group), policy);
         expect_replays_bitwise(group, eager, captured, 6,
-                               [&](std::uint64_t i) { return std::pair(rows_of(group, i), rows_of(group, i)); });
+                               [&](std::uint64_t i) { return std::pair(own_rows(group, i), own_rows(group, i)); });
       });
 }
 
@@ -236,8 +194,8 @@ TEST(Strategies, F177_HaveNoHazards) {
       run_ranks(2, [&](const Group& group) {
         HazardChecker checker;
         {
-          Training t(DeviceMesh(group), is_bf16 ? in_bf16(nn::strategy(name)) : nn::strategy(name));
-          for (std::uint64_t step = 0; step < 3; ++step) t.step(rows_of(group, step), {});
+          PolicyTraining t(DeviceMesh(group), is_bf16 ? in_bf16(nn::strategy(name)) : nn::strategy(name));
+          for (std::uint64_t step = 0; step < 3; ++step) t.step(own_rows(group, step), {});
         }
         EXPECT_TRUE(checker.found().empty()) << checker.found()[0];
         EXPECT_GT(checker.num_checked(), 100);
@@ -247,8 +205,8 @@ TEST(Strategies, F177_HaveNoHazards) {
 // What is kept is written over, or gone, once it may be wrong.
 TEST(Strategies, KeptParametersAreNeverStale) {
   run_ranks(2, [](const Group& group) {
-    Training t(DeviceMesh(group), nn::strategy("shard_optimizer"));
-    const Tensor x = rows_of(group, 0);
+    PolicyTraining t(DeviceMesh(group), nn::strategy("shard_optimizer"));
+    const Tensor x = own_rows(group, 0);
     const auto output = [&] {
       GradMode off(false);
       return t.net(x).detach();

@@ -37,13 +37,13 @@ struct StepBytes {
 };
 
 /// Elements of a model, and bytes of its units when they are gathered.
-struct Sizes {
+struct ModelSizes {
   std::int64_t elements = 0, all = 0, root = 0, neighbours = 0, largest = 0;
-  friend bool operator==(const Sizes&, const Sizes&) = default;
+  friend bool operator==(const ModelSizes&, const ModelSizes&) = default;
 };
 
-Sizes sizes_of(nn::Module& model) {
-  Sizes sizes{.elements = model.num_parameters()};
+ModelSizes sizes_of(nn::Module& model) {
+  ModelSizes sizes{.elements = model.num_parameters()};
   std::int64_t before = 0;
   for (const nn::UnitHandle& unit : nn::units(model)) {
     const std::int64_t bytes = unit.gathered_bytes();
@@ -61,7 +61,7 @@ Sizes sizes_of(nn::Module& model) {
 
 /// What a rank has seen of its training: three steps, of which the last is settled.
 struct Trained {
-  Sizes sizes;
+  ModelSizes sizes;
   std::vector<StepBytes> steps{};
   friend bool operator==(const Trained&, const Trained&) = default;
 };
@@ -90,11 +90,11 @@ Trained train(Model& model, const StrategyCase& c, const Group& group, const Los
   return seen;
 }
 
-const std::vector<std::int64_t> kSizes{64, 96, 128, 96, 64, 48};  // four shards divide all rows
+const std::vector<std::int64_t> kDivided{64, 96, 128, 96, 64, 48};  // four shards divide all rows
 
 Trained train_net(const Group& group, const StrategyCase& c) {
-  Net net(kSizes);
-  return train(net, c, group, [&] { return sum(net(batch_of(2, kSizes[0], 0, "x"))); });
+  Net net(kDivided);
+  return train(net, c, group, [&] { return sum(net(batch_of(2, kDivided[0], 0, "x"))); });
 }
 
 /// `body(group)` on a ghost of each rank; results by rank.
@@ -109,7 +109,7 @@ auto on_ghosts(const StrategyCase& c, const Body& body) {
   return results;
 }
 
-std::int64_t at(const CategoryBytes& bytes, MemoryCategory category) {
+std::int64_t bytes_of(const CategoryBytes& bytes, MemoryCategory category) {
   return bytes[static_cast<std::size_t>(category)];
 }
 
@@ -130,7 +130,7 @@ void expect_within(const Held& seen, const Held& formulas, const char* when) {
 // The root's full parameters stay from forward to backward under any strategy: backward needs them first.
 void expect_formulas(const StrategyCase& c, const Trained& seen) {
   const StrategyRow& row = *c.row;
-  const Sizes& sizes = seen.sizes;
+  const ModelSizes& sizes = seen.sizes;
   const std::int64_t n = sizes.elements, whole = c.gathers() ? c.full_bytes() * n : 0;
   const std::int64_t parameters = 4 * c.part(row.parameters, n), gradients = 4 * c.part(row.gradients, n),
                      optimizer = 8 * c.part(row.optimizer, n);
@@ -140,24 +140,25 @@ void expect_formulas(const StrategyCase& c, const Trained& seen) {
     expect_within(bytes.after_forward, {parameters, kept, 0, optimizer}, "after forward");
     expect_within(bytes.after_backward,
                   {parameters, row.stays == Stays::until_update ? whole : 0, gradients, optimizer}, "after backward");
-    expect_within(at(bytes.after_update, MemoryCategory::parameters), parameters, "parameters after the update");
-    expect_within(at(bytes.after_update, MemoryCategory::optimizer), optimizer, "optimizer after the update");
+    expect_within(bytes_of(bytes.after_update, MemoryCategory::parameters), parameters, "parameters after the update");
+    expect_within(bytes_of(bytes.after_update, MemoryCategory::optimizer), optimizer, "optimizer after the update");
     for (const MemoryCategory none_left :
          {MemoryCategory::unsharded, MemoryCategory::gradients, MemoryCategory::communication})
-      EXPECT_EQ(at(bytes.after_update, none_left), 0) << name(none_left);
+      EXPECT_EQ(bytes_of(bytes.after_update, none_left), 0) << name(none_left);
 
-    EXPECT_EQ(at(bytes.peak, MemoryCategory::unsharded), !c.gathers()                ? 0
-                                                         : row.stays == Stays::never ? sizes.root + sizes.neighbours
-                                                                                     : sizes.all);
+    EXPECT_EQ(bytes_of(bytes.peak, MemoryCategory::unsharded), !c.gathers() ? 0
+                                                               : row.stays == Stays::never
+                                                                   ? sizes.root + sizes.neighbours
+                                                                   : sizes.all);
     // Full gradients of one unit are being made, and those of a root that is used first and last; one's, accounted as
     // communication, are in reduction.
-    EXPECT_LE(static_cast<double>(at(bytes.peak, MemoryCategory::gradients)),
+    EXPECT_LE(static_cast<double>(bytes_of(bytes.peak, MemoryCategory::gradients)),
               1.01 * static_cast<double>(gradients + sizes.root + sizes.largest));
     // Where replicas divide the shards, those of a unit are apart until they are reduced, and the next unit's are made.
     const std::int64_t apart = c.divides_shards() ? 2 * c.part(shards, 4 * sizes.largest / c.full_bytes()) : 0;
     const std::int64_t most = row.parameters == none ? 0 : sizes.largest;
-    EXPECT_GE(at(bytes.peak, MemoryCategory::communication), most);
-    EXPECT_LE(static_cast<double>(at(bytes.peak, MemoryCategory::communication)),
+    EXPECT_GE(bytes_of(bytes.peak, MemoryCategory::communication), most);
+    EXPECT_LE(static_cast<double>(bytes_of(bytes.peak, MemoryCategory::communication)),
               static_cast<double>(most) + 1.01 * static_cast<double>(apart));
   }
 }

@@ -22,10 +22,10 @@ namespace {
 using Group = std::shared_ptr<ProcessGroup>;
 
 /// A net in training.
-struct Training {
+struct MovedTraining {
   Net net;
   std::unique_ptr<nn::AdamW> optimizer;
-  Training(const std::vector<std::int64_t>& sizes, const StrategyCase& c, const Group& group) : net(sizes) {
+  MovedTraining(const std::vector<std::int64_t>& sizes, const StrategyCase& c, const Group& group) : net(sizes) {
     shard(net, c.mesh(group), c.policy(), c.policy());
     net.materialize(nn::Seed{5});
     optimizer = std::make_unique<nn::AdamW>(net.parameters());
@@ -45,7 +45,7 @@ void expect_moved_once(const Group& group, const StrategyCase& c, bool are_proce
   SCOPED_TRACE(c.text());
   const std::vector<std::int64_t> sizes{128, 128, 192, 128};
   constexpr std::int64_t kHead = 192 * 128 + 128;  // the root's, kept from forward to backward
-  Training t(sizes, c, group);
+  MovedTraining t(sizes, c, group);
   const Tensor x = batch_of(2, sizes[0], 0, "x");
   const auto counts = [&] {
     RankContext::current().drain_queues();
@@ -124,7 +124,7 @@ TEST(Strategies, F180_ASteadyStepTakesNothingFromTheSystem) {
     for (const bool is_captured : {false, true})
       run_ranks(c.ranks(), [&](const Group& group) {
         SCOPED_TRACE(c.text() + (is_captured ? ", captured" : ""));
-        Training t({256, 512, 512, 256}, c, group);  // units of many pages
+        MovedTraining t({256, 512, 512, 256}, c, group);  // units of many pages
         auto step = compile([&](const Tensor& x) { return t.step(x); }, CompileOptions{.group = group});
         const Allocator& memory = RankContext::current().allocator();
         std::vector<std::int64_t> calls, bytes;

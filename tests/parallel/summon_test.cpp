@@ -18,7 +18,6 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 using nn::FullParameters;
-const std::vector<std::int64_t> kSizes{6, 10, 7, 5};
 
 void expect_full(const nn::Module& net, const nn::Module& reference) {
   const auto a = net.parameters(), e = reference.parameters();
@@ -59,7 +58,7 @@ void expect_scopes(nn::Module& net, nn::Module& before, nn::Module& after) {
 TEST(FullParameters, AreReadAndWrittenOnAnyNumberOfRanks) {
   for (const int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
-      Net net(kSizes), before(kSizes), after(kSizes);
+      Net net(kTwoBlocks), before(kTwoBlocks), after(kTwoBlocks);
       shard(net, DeviceMesh(group));
       expect_scopes(net, before, after);
       expect_trains_alike(on_slices(net, *group, 6, 5), on_batches(after, 6, 5), {});
@@ -68,7 +67,7 @@ TEST(FullParameters, AreReadAndWrittenOnAnyNumberOfRanks) {
 
 TEST(FullParameters, AreReadAndWrittenOverReplicasAndTensorParallelism) {
   run_ranks(4, [](const Group& group) {
-    Net net(kSizes), before(kSizes), after(kSizes);
+    Net net(kTwoBlocks), before(kTwoBlocks), after(kTwoBlocks);
     shard(net, DeviceMesh(group, {{"replicate", 2}, {"dp", 2}}));
     expect_scopes(net, before, after);
   });
@@ -85,7 +84,7 @@ TEST(FullParameters, AreReadAndWrittenOverReplicasAndTensorParallelism) {
 TEST(FullParameters, HaveTheParametersDtypeWhateverThePolicy) {
   for (const int ranks : {1, 2})
     run_ranks(ranks, [](const Group& group) {
-      Net net(kSizes), before(kSizes), after(kSizes);
+      Net net(kTwoBlocks), before(kTwoBlocks), after(kTwoBlocks);
       const nn::FullyShardOptions options{.mp_policy = {.param_dtype = DType::bf16}, .replicate_below_bytes = 64};
       shard(net, DeviceMesh(group), options, options);
       expect_scopes(net, before, after);
@@ -94,7 +93,7 @@ TEST(FullParameters, HaveTheParametersDtypeWhateverThePolicy) {
 
 TEST(FullParameters, OfOneModuleOnly) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     shard(net, DeviceMesh(group));
     net.materialize();
     const FullParameters full(net.head, {.recurse = false});
@@ -107,7 +106,7 @@ TEST(FullParameters, OfOneModuleOnly) {
 
 TEST(FullParameters, MistakesAreNamedAndLeaveTheShards) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes), reference(kSizes);
+    Net net(kTwoBlocks), reference(kTwoBlocks);
     shard(net, DeviceMesh(group));
     expect_error([&] { const FullParameters full(net); }, {"has no values", "materialize"});
     net.materialize(nn::Seed{3});
@@ -138,7 +137,7 @@ TEST(FullParameters, MistakesAreNamedAndLeaveTheShards) {
 
 TEST(FullParameters, AStepInBetweenIsNotOverwritten) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes), reference(kSizes);
+    Net net(kTwoBlocks), reference(kTwoBlocks);
     shard(net, DeviceMesh(group));
     net.materialize(nn::Seed{3});
     reference.materialize(nn::Seed{3});

@@ -59,10 +59,10 @@ std::int64_t calls(const CommCounter& counter, comm::CommOp kind, std::string_vi
   return n;
 }
 
-struct Expected {
+struct ExpectedCalls {
   std::int64_t all_gather = 0, reduce_scatter = 0, all_reduce = 0;
 };
-void expect_calls(const CommCounter& counter, std::string_view module, const Expected& expected) {
+void expect_calls(const CommCounter& counter, std::string_view module, const ExpectedCalls& expected) {
   EXPECT_EQ(calls(counter, comm::CommOp::all_gather, module), expected.all_gather) << module << counter.describe();
   EXPECT_EQ(calls(counter, comm::CommOp::reduce_scatter, module), expected.reduce_scatter)
       << module << counter.describe();
@@ -70,8 +70,8 @@ void expect_calls(const CommCounter& counter, std::string_view module, const Exp
 }
 
 // Trains both for some steps on the same batches.
-void expect_parity(nn::LanguageModel& model, nn::LanguageModel& reference, const DeviceMesh& mesh, const nn::Plan& plan,
-                   std::int64_t vocabulary, std::int64_t tokens) {
+void expect_plan_parity(nn::LanguageModel& model, nn::LanguageModel& reference, const DeviceMesh& mesh,
+                        const nn::Plan& plan, std::int64_t vocabulary, std::int64_t tokens) {
   nn::parallelize(model, mesh, plan);
   model.materialize(nn::Seed{3});
   reference.materialize(nn::Seed{3});
@@ -102,8 +102,8 @@ TEST(TensorParallel, F157_LlamaWithRopeGroupedQueriesAndLossParallel) {
           nn::Llama model(config), reference(config);
           const Options options{.sequence_parallel = sequence, .loss_parallel = loss};
           SCOPED_TRACE(fmt::format("sequence {} loss {} tied {}", sequence, loss, tied));
-          expect_parity(model, reference, DeviceMesh(group, "tp"), nn::llama_plan(config, options), config.vocabulary,
-                        5);
+          expect_plan_parity(model, reference, DeviceMesh(group, "tp"), nn::llama_plan(config, options),
+                             config.vocabulary, 5);
         });
 }
 
@@ -116,7 +116,8 @@ TEST(TensorParallel, F157_GptWithBiasesPositionsDropoutAndTiedHead) {
         nn::Gpt model(config), reference(config);
         const Options options{.sequence_parallel = sequence, .loss_parallel = loss};
         SCOPED_TRACE(fmt::format("sequence {} loss {}", sequence, loss));
-        expect_parity(model, reference, DeviceMesh(group, "tp"), nn::gpt_plan(config, options), config.vocabulary, 7);
+        expect_plan_parity(model, reference, DeviceMesh(group, "tp"), nn::gpt_plan(config, options), config.vocabulary,
+                           7);
       });
 }
 
@@ -125,8 +126,8 @@ TEST(TensorParallel, F157_OneAndFourRanksAndProcesses) {
     nn::LlamaConfig config = llama_config();
     config.kv_heads = 4;
     nn::Llama model(config), reference(config);
-    expect_parity(model, reference, DeviceMesh(group, "tp"), nn::llama_plan(config, {.sequence_parallel = true}),
-                  config.vocabulary, 5);
+    expect_plan_parity(model, reference, DeviceMesh(group, "tp"), nn::llama_plan(config, {.sequence_parallel = true}),
+                       config.vocabulary, 5);
   };
   for (int ranks : {1, 4}) run_ranks(ranks, parity);
   run_processes(2, parity);

@@ -285,7 +285,7 @@ TEST(TensorParallel, F154_InnerModulesFirst) {
   });
 }
 
-struct Tied : nn::Layer<Tied> {
+struct TiedNet : nn::Layer<TiedNet> {
   nn::Embedding& in;
   struct Head : nn::Layer<Head> {
     nn::Parameter& weight;
@@ -293,7 +293,7 @@ struct Tied : nn::Layer<Tied> {
     Tensor forward(const Tensor& x) { return linear(x, weight); }
   };
   Head& head;
-  Tied() : in(add<nn::Embedding>("in", 6, 4)), head(add<Head>("head", in.weight)) {}
+  TiedNet() : in(add<nn::Embedding>("in", 6, 4)), head(add<Head>("head", in.weight)) {}
   Tensor forward(const Tensor& ids) { return head(in(ids)); }
 };
 nn::Style head_cut(Placement weight) {
@@ -303,7 +303,7 @@ nn::Style head_cut(Placement weight) {
 TEST(TensorParallel, F154_TiedParametersAreCutOnce) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group, "tp");
-    Tied tied, reference;
+    TiedNet tied, reference;
     expect_error([&] { nn::parallelize(tied, mesh, {{"in", nn::rowwise()}, {"head", head_cut(Shard(1))}}); },
                  {"\"in.weight\"", "S0", "\"in\"", "S1", "\"head\""});
     expect_error([&] { nn::parallelize(tied.in, mesh, {{"", nn::rowwise()}}); },

@@ -236,7 +236,7 @@ TEST(FullyShard, F39_PeakOfTwoDimensionsIsTheRootAndTwoNeighbours) {
 }
 
 // Raises between two blocks, in forward or in backward.
-struct Trap : nn::Layer<Trap> {
+struct TrapLayer : nn::Layer<TrapLayer> {
   enum Place { nowhere, forward_pass, backward_pass } place = nowhere;
   Tensor forward(const Tensor& x) {
     check(place != forward_pass, "the trap");
@@ -245,17 +245,19 @@ struct Trap : nn::Layer<Trap> {
     return y;
   }
 };
-struct TrappedNet : nn::Layer<TrappedNet> {
+struct TrappedResidualNet : nn::Layer<TrappedResidualNet> {
   ResidualNet &first, &second;
-  Trap& trap;
-  TrappedNet()
-      : first(add<ResidualNet>("first", 5, 8)), second(add<ResidualNet>("second", 5, 8)), trap(add<Trap>("trap")) {}
+  TrapLayer& trap;
+  TrappedResidualNet()
+      : first(add<ResidualNet>("first", 5, 8)),
+        second(add<ResidualNet>("second", 5, 8)),
+        trap(add<TrapLayer>("trap")) {}
   Tensor forward(const Tensor& x) { return second(cat({trap(first(x)), narrow(x, 2, 0, 1)}, 2)); }
 };
 
-void expect_recovery(const Group& group, const Grid3& grid, Trap::Place place) {
+void expect_recovery(const Group& group, const Grid3& grid, TrapLayer::Place place) {
   const DeviceMesh root = grid.mesh(group);
-  TrappedNet net, reference;
+  TrappedResidualNet net, reference;
   if (grid.tp > 1) nn::parallelize(net.first, root["tp"], plan_of(true));
   if (grid.tp > 1) nn::parallelize(net.second, root["tp"], plan_of(true));
   for (ResidualNet* part : {&net.first, &net.second})
@@ -270,19 +272,19 @@ void expect_recovery(const Group& group, const Grid3& grid, Trap::Place place) {
     group->host().barrier();  // or a rank that is quick fails while others are still in the last step
     if (group->rank() == 1) net.trap.place = place;
     expect_left_by_all(net, optimizer, [&] { backward(spread.loss(step)); }, "the trap");
-    net.trap.place = Trap::nowhere;
+    net.trap.place = TrapLayer::nowhere;
   };
   expect_trains_alike(spread, on_all_rows(reference), {.steps = 3, .value_limit = 2e-5, .before_step = leave_one_step});
 }
 
 TEST(FullyShard, F43_AStepLeftByOneRankIsLeftByTheWholeMesh) {
   for (const Grid3& grid : {Grid3{1, 2, 2}, Grid3{2, 2, 1}, Grid3{2, 1, 2}})
-    for (const Trap::Place place : {Trap::forward_pass, Trap::backward_pass})
+    for (const TrapLayer::Place place : {TrapLayer::forward_pass, TrapLayer::backward_pass})
       run_ranks(4, [&](const Group& group) { expect_recovery(group, grid, place); });
 }
 
 TEST(FullyShard, F43_AStepLeftByOneProcessIsLeftByTheWholeMesh) {
-  for (const Trap::Place place : {Trap::forward_pass, Trap::backward_pass})
+  for (const TrapLayer::Place place : {TrapLayer::forward_pass, TrapLayer::backward_pass})
     run_processes(4, [&](const Group& group) { expect_recovery(group, {1, 2, 2}, place); });
 }
 

@@ -24,17 +24,17 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-constexpr Grid3 kGrids[] = {{1, 1, 2}, {1, 2, 1}, {1, 2, 2}, {1, 2, 3}, {1, 3, 2}, {2, 1, 2}, {2, 2, 2}};
+constexpr Grid3 kTwoDimGrids[] = {{1, 1, 2}, {1, 2, 1}, {1, 2, 2}, {1, 2, 3}, {1, 3, 2}, {2, 1, 2}, {2, 2, 2}};
 constexpr std::int64_t kBatch = 12;
 
-struct Case {
+struct TwoDimCase {
   std::int64_t width = 5, hidden = 8;
   bool sequence = false;
   int steps = 4;
   nn::FullyShardOptions options{};
 };
 
-void expect_parity(const Group& group, const Grid3& grid, const Case& c) {
+void expect_two_dim_parity(const Group& group, const Grid3& grid, const TwoDimCase& c) {
   const DeviceMesh root = grid.mesh(group);
   ResidualNet net(c.width, c.hidden), reference(c.width, c.hidden);
   shard_2d(net, root, grid, c.sequence, c.options);
@@ -46,9 +46,9 @@ void expect_parity(const Group& group, const Grid3& grid, const Case& c) {
 }
 
 TEST(FullyShard, F156_TensorParallelThenShardedTrainsLikeOneRank) {
-  for (const Grid3& grid : kGrids)
+  for (const Grid3& grid : kTwoDimGrids)
     for (const bool sequence : {false, true})
-      run_ranks(grid.ranks(), [&](const Group& group) { expect_parity(group, grid, {.sequence = sequence}); });
+      run_ranks(grid.ranks(), [&](const Group& group) { expect_two_dim_parity(group, grid, {.sequence = sequence}); });
 }
 
 TEST(FullyShard, F156_HiddenSizesThatNothingDivides) {
@@ -56,19 +56,19 @@ TEST(FullyShard, F156_HiddenSizesThatNothingDivides) {
     for (const std::int64_t width : {3, 5, 16, 17})
       for (const bool sequence : {false, true})
         run_ranks(grid.ranks(), [&](const Group& group) {
-          expect_parity(group, grid, {.width = width, .hidden = width, .sequence = sequence, .steps = 2});
+          expect_two_dim_parity(group, grid, {.width = width, .hidden = width, .sequence = sequence, .steps = 2});
         });
 }
 
 TEST(FullyShard, F156_WithProcesses) {
-  run_processes(4, [](const Group& group) { expect_parity(group, {1, 2, 2}, {.sequence = true}); });
+  run_processes(4, [](const Group& group) { expect_two_dim_parity(group, {1, 2, 2}, {.sequence = true}); });
 }
 
 TEST(FullyShard, F156_WithAndWithoutReshardAfterForward) {
   for (const bool reshard : {true, false})
     run_ranks(4, [&](const Group& group) {
-      expect_parity(group, {1, 2, 2},
-                    {.sequence = true, .options = {.reshard_after_forward = nn::ReshardAfterForward(reshard)}});
+      expect_two_dim_parity(group, {1, 2, 2},
+                            {.sequence = true, .options = {.reshard_after_forward = nn::ReshardAfterForward(reshard)}});
     });
 }
 
@@ -233,10 +233,10 @@ TEST(FullyShard, F88_TwoDimensionalInBf16IsCloseToF32) {
   });
 }
 
-struct TwoMicroBatches {
+struct TwoDimTraining {
   ResidualNet net{5, 7};
   std::unique_ptr<nn::AdamW> optimizer;
-  TwoMicroBatches(const DeviceMesh& root, const Grid3& grid) {
+  TwoDimTraining(const DeviceMesh& root, const Grid3& grid) {
     shard_2d(net, root, grid, true);
     net.materialize(nn::Seed{5});
     optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.05});
@@ -257,7 +257,7 @@ TEST(FullyShard, F77_TwoDimensionalStepsReplayBitwise) {
   for (const Grid3& grid : {Grid3{1, 2, 2}, Grid3{1, 1, 2}, Grid3{1, 2, 3}})
     run_ranks(grid.ranks(), [&](const Group& group) {
       const DeviceMesh root = grid.mesh(group);
-      TwoMicroBatches eager(root, grid), captured(root, grid);
+      TwoDimTraining eager(root, grid), captured(root, grid);
       expect_replays_bitwise(group, eager, captured, 8, [&](std::uint64_t i) {
         return std::pair(rows_of(batch3(kBatch, 3, i, "x"), root), rows_of(batch3(kBatch, 2, i, "y"), root));
       });

@@ -17,14 +17,13 @@ namespace sherd::testing {
 namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
-const std::vector<std::int64_t> kSizes{6, 10, 7, 5};
 constexpr std::int64_t kBiases = 10 + 7 + 5, kWeights = 60 + 70 + 35;
 constexpr std::int64_t kThreshold = 64;  // bytes: more than any bias has, fewer than any weight
 
 TEST(FullyShard, SmallParametersStayReplicatedAndTrainLikeOneRank) {
   for (const int ranks : {1, 2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
-      Net net(kSizes), reference(kSizes);
+      Net net(kTwoBlocks), reference(kTwoBlocks);
       const nn::FullyShardOptions options{.replicate_below_bytes = kThreshold};
       shard(net, DeviceMesh(group), options, options);
       net.materialize(nn::Seed{11});
@@ -42,7 +41,7 @@ TEST(FullyShard, SmallParametersStayReplicatedAndTrainLikeOneRank) {
 TEST(FullyShard, SmallParametersAreReducedInOneLaunchPerUnit) {
   for (const int ranks : {2, 3, 4})
     run_ranks(ranks, [](const Group& group) {
-      Net net(kSizes);
+      Net net(kTwoBlocks);
       const nn::FullyShardOptions options{.replicate_below_bytes = kThreshold};
       shard(net, DeviceMesh(group), options, options);
       net.materialize();
@@ -62,7 +61,7 @@ TEST(FullyShard, SmallParametersAreReducedInOneLaunchPerUnit) {
 TEST(FullyShard, SmallParametersAreAveragedOverReplicasToo) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, {{"replicate", 2}, {"dp", 2}});
-    Net net(kSizes), reference(kSizes);
+    Net net(kTwoBlocks), reference(kTwoBlocks);
     const nn::FullyShardOptions options{.replicate_below_bytes = kThreshold};
     shard(net, mesh, options, options);
     net.materialize(nn::Seed{11});
@@ -94,11 +93,28 @@ TEST(FullyShard, SmallParametersUnderTensorParallelism) {
       });
 }
 
+// 7 rows on two ranks of tensor parallelism: 4 and 3. Whether they are small is one answer for both.
+TEST(FullyShard, SmallParametersOfUnevenShardsAreTheSameOnAllRanks) {
+  const Grid3 grid{1, 2, 2};
+  run_ranks(grid.ranks(), [&](const Group& group) {
+    const DeviceMesh root = grid.mesh(group);
+    ResidualNet net(5, 7), reference(5, 7);
+    shard_2d(net, root, grid, true, {.replicate_below_bytes = 4 * 4});  // f32[7]: 16 bytes on one, 12 on the other
+    net.materialize(nn::Seed{11});
+    reference.materialize(nn::Seed{11});
+    const nn::Parameter& bias = *net.blocks.items()[0]->up.bias;
+    EXPECT_EQ(bias.shape(), (Shape{7}));
+    EXPECT_EQ(describe(bias.sharded_value()), "f32[7]{0: tp,dp}");
+    expect_trains_alike(on_rows(net, root, *group), on_all_rows(reference),
+                        {.steps = 2, .max_norm = 0.1, .gradient_limit = 2e-5, .value_limit = 2e-5});
+  });
+}
+
 TEST(FullyShard, SmallParametersTakeThePolicysTypes) {
   run_ranks(2, [](const Group& group) {
     const nn::MixedPrecision policy{.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
     const auto gradients = [&](std::int64_t bytes) {
-      Net net(kSizes);
+      Net net(kTwoBlocks);
       const nn::FullyShardOptions options{.mp_policy = policy, .replicate_below_bytes = bytes};
       shard(net, DeviceMesh(group), options, options);
       net.materialize(nn::Seed{11});
@@ -120,7 +136,7 @@ TEST(FullyShard, SmallParametersTakeThePolicysTypes) {
 TEST(FullyShard, F16_IgnoredParametersStayAsTheyAre) {
   for (const int ranks : {1, 2, 3})
     run_ranks(ranks, [](const Group& group) {
-      Net net(kSizes), reference(kSizes), local(kSizes);
+      Net net(kTwoBlocks), reference(kTwoBlocks), local(kTwoBlocks);
       for (Net* model : {&net, &reference, &local}) model->materialize(nn::Seed{4});
       nn::Parameter& ignored = net.head.weight;
       const Ref<Storage> storage = ignored.value().storage();
@@ -156,7 +172,7 @@ TEST(FullyShard, F16_IgnoredParametersStayAsTheyAre) {
 
 TEST(FullyShard, F16_IgnoredParametersOnMetaGetTheirInitialValues) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes), reference(kSizes);
+    Net net(kTwoBlocks), reference(kTwoBlocks);
     const nn::FullyShardOptions options{.ignored = {&net.head.weight}};
     shard(net, DeviceMesh(group), options, options);
     net.materialize(nn::Seed{4});
@@ -169,7 +185,7 @@ TEST(FullyShard, F16_IgnoredParametersOnMetaGetTheirInitialValues) {
 TEST(FullyShard, F16_IgnoredAndReplicatedParametersAreSavedOnce) {
   const TempDir dir;
   run_ranks(2, [&](const Group& group) {
-    Net saved(kSizes), loaded(kSizes);
+    Net saved(kTwoBlocks), loaded(kTwoBlocks);
     const nn::FullyShardOptions options{.replicate_below_bytes = kThreshold, .ignored = {&saved.head.weight}};
     shard(saved, DeviceMesh(group), options, options);
     shard(loaded, DeviceMesh(group));
@@ -185,7 +201,7 @@ TEST(FullyShard, F16_IgnoredAndReplicatedParametersAreSavedOnce) {
 
 TEST(FullyShard, F16_MistakesWithIgnoredAndSmallParametersAreNamed) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     const DeviceMesh mesh(group);
     expect_error([&] { nn::fully_shard(net, mesh, {.replicate_below_bytes = -1}); }, {"replicate_below_bytes", "-1"});
     expect_error([&] { nn::fully_shard(net, mesh, {.ignored = {nullptr}}); }, {"null"});

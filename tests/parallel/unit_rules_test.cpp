@@ -15,7 +15,6 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 using Names = std::vector<std::string>;
-const std::vector<std::int64_t> kSizes{6, 10, 7, 5};            // 70, 77 and, in the head, 40 parameters
 const std::vector<std::int64_t> kEqualSizes{4, 4, 4, 4, 4, 4};  // four blocks and the head, 20 each
 
 Names names_of(const std::vector<nn::UnitHandle>& units) {
@@ -39,29 +38,30 @@ Names trained(const Group& group, const std::vector<std::int64_t>& sizes, const 
 TEST(UnitRules, ATypeOrAPredicateNamesUnitsAndTheRootIsLast) {
   for (const int ranks : {1, 2, 3})
     run_ranks(ranks, [](const Group& group) {
-      EXPECT_EQ(trained(group, kSizes, nn::units_of_type<Block>()), (Names{"blocks.0", "blocks.1", "(model)"}));
-      EXPECT_EQ(trained(group, kSizes, nn::units_of_type<nn::Linear>()),
+      EXPECT_EQ(trained(group, kTwoBlocks, nn::units_of_type<Block>()), (Names{"blocks.0", "blocks.1", "(model)"}));
+      EXPECT_EQ(trained(group, kTwoBlocks, nn::units_of_type<nn::Linear>()),
                 (Names{"blocks.0.linear", "blocks.1.linear", "head", "(model)"}));
-      EXPECT_EQ(trained(group, kSizes, nn::units_where("head", [](const nn::Module& m) { return m.name() == "head"; })),
-                (Names{"head", "(model)"}));
+      EXPECT_EQ(
+          trained(group, kTwoBlocks, nn::units_where("head", [](const nn::Module& m) { return m.name() == "head"; })),
+          (Names{"head", "(model)"}));
     });
 }
 
 TEST(UnitRules, InnerUnitsAreMadeBeforeThoseAroundThem) {
   run_ranks(2, [](const Group& group) {
     const auto any = [](const nn::Module& m) { return dynamic_cast<const nn::ModuleContainer*>(&m) == nullptr; };
-    EXPECT_EQ(trained(group, kSizes, nn::units_where("modules", any)),
+    EXPECT_EQ(trained(group, kTwoBlocks, nn::units_where("modules", any)),
               (Names{"blocks.0.linear", "blocks.0", "blocks.1.linear", "blocks.1", "head", "(model)"}));
   });
 }
 
 TEST(UnitRules, NumbersOfParametersCountWhatInnerUnitsLeave) {
   run_ranks(2, [](const Group& group) {
-    EXPECT_EQ(trained(group, kSizes, nn::units_of_parameters(71)), (Names{"blocks.1.linear", "(model)"}));
-    EXPECT_EQ(trained(group, kSizes, nn::units_of_parameters(40)),
+    EXPECT_EQ(trained(group, kTwoBlocks, nn::units_of_parameters(71)), (Names{"blocks.1.linear", "(model)"}));
+    EXPECT_EQ(trained(group, kTwoBlocks, nn::units_of_parameters(40)),
               (Names{"blocks.0.linear", "blocks.1.linear", "head", "(model)"}));
     // The list has 147, and no forward.
-    EXPECT_EQ(trained(group, kSizes, nn::units_of_parameters(147)), (Names{"(model)"}));
+    EXPECT_EQ(trained(group, kTwoBlocks, nn::units_of_parameters(147)), (Names{"(model)"}));
   });
 }
 
@@ -131,7 +131,7 @@ TEST(UnitRules, NamesMakeUnitsOfModels) {
 
 TEST(UnitRules, ListsAreTakenAsTheyAreAndSettingsHold) {
   run_ranks(2, [](const Group& group) {
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     const DeviceMesh mesh(group);
     const auto blocks = net.blocks.items();
     const auto units =
@@ -146,8 +146,12 @@ TEST(UnitRules, ListsAreTakenAsTheyAreAndSettingsHold) {
 TEST(UnitRules, MistakesAreNamed) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);
-    Net net(kSizes);
+    Net net(kTwoBlocks);
     expect_error([&] { nn::units_by("blok"); }, {"blok", "block", "coarse"});
+    expect_error([&] { nn::units_by("bytes=0"); }, {"\"bytes=0\"", "a whole number from 1", "bytes=32e6"});
+    expect_error([&] { nn::units_by("parameters=1.5"); }, {"\"parameters=1.5\"", "a whole number from 1"});
+    EXPECT_EQ(nn::units_by("bytes=32e6").name, nn::units_of_bytes(32'000'000).name);
+    EXPECT_EQ(nn::units_by("parameters=40").name, nn::units_of_parameters(40).name);
     expect_error([&] { nn::units_of_parameters(0); }, {"at least one", "0"});
     expect_error([&] { nn::units_of_bytes(-1); }, {"at least one byte", "-1"});
     expect_error([&] { nn::shard_units(net, mesh, nn::units_where("norms", [](const nn::Module&) { return false; })); },
