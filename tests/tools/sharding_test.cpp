@@ -38,9 +38,9 @@ TEST_F(Sharding, FlagsAndTheMeshComeToAStrategy) {
   EXPECT_EQ(text("hybrid_shard_state", "replicate=2,dp=2", true), "strategy hybrid_shard_state");
   EXPECT_EQ(text("replicate", "", true), "strategy no_shard");
   config_.units = "fine";
-  EXPECT_EQ(text("shard_optimizer", "dp=2", true), "strategy shard_optimizer, fine units");
+  EXPECT_EQ(text("shard_optimizer", "dp=2", true), "strategy shard_optimizer, units fine");
   config_.gather = config_.reduce = "int8";
-  EXPECT_EQ(text("full_shard", "", true), "strategy full_shard, int8 gathers, int8 reductions, fine units");
+  EXPECT_EQ(text("full_shard", "", true), "strategy full_shard, int8 gathers, int8 reductions, units fine");
   config_.gather = config_.reduce = "exact";
   config_.strategy = "full_shard";
   config_.fully_shard = false;
@@ -59,7 +59,9 @@ TEST_F(Sharding, WhatDoesNotFitIsRefused) {
   refused(config, {"strategy = no_shard", "leave fully_shard on"});
   config = config_;
   config.units = "layer";
-  refused(config, {"units must be one of coarse, block, fine", "\"layer\""});
+  refused(config, {"no rule \"layer\" makes units", "coarse, block, fine, parameters=N, bytes=N"});
+  config.units = "bytes=half";
+  refused(config, {"\"bytes=half\"", "a whole number"});
   config = config_;
   config.gather = "8bit";
   refused(config, {"gather must be one of exact, int8", "\"8bit\""});
@@ -116,10 +118,11 @@ TEST_F(Sharding, StrategiesOnAMeshWithReplicasAndMatricesThatAreSharded) {
   }
 }
 
-// Two blocks of a GPT.
-TEST_F(Sharding, UnitsAreCoarseBlocksOrFine) {
+// Two blocks of a GPT of width 16: 3.3 k parameters each, of which the feed-forward part has 2.1 k, attention 1.1 k.
+TEST_F(Sharding, UnitsAreMadeByTheRuleOfThatName) {
   const TinyRun one = train_tiny(config_, 1);
-  for (const auto& [units, count] : {std::pair("coarse", 1u), std::pair("block", 3u), std::pair("fine", 7u)}) {
+  for (const auto& [units, count] : {std::pair("coarse", 1u), std::pair("block", 3u), std::pair("fine", 7u),
+                                     std::pair("parameters=2000", 3u), std::pair("bytes=1e9", 2u)}) {
     config_.units = units;
     const TinyRun two = train_tiny(config_, 2, [&, expected = count](Trainer& trainer) {
       EXPECT_EQ(nn::units(trainer.model()).size(), expected);

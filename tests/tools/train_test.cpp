@@ -86,6 +86,19 @@ TEST_F(TrainProgram, HelpListsTheFlags) {
   expect_within(end.out, {"CONFIG.toml", "--model.layers", "--save-every", "--memory-limit"});
 }
 
+// Once, by rank 0.
+TEST_F(TrainProgram, PrintsItsUnits) {
+  for (const int ranks : {1, 2}) {
+    metrics_of(ranks, {"--print-units", "--units", "bytes=14e3"});
+    const std::size_t first = report_.find("reduced in");
+    expect_within(report_, {"gathered", "blocks.0", "blocks.1.mlp", "(model)"});
+    EXPECT_NE(first, std::string::npos);
+    EXPECT_EQ(report_.find("reduced in", first + 1), std::string::npos);
+  }
+  metrics_of(2, {});
+  EXPECT_EQ(report_.find("reduced in"), std::string::npos);
+}
+
 TEST_F(TrainProgram, TheMemoryLimitEndsTheRun) {
   for (int ranks : {1, 2}) {
     const ProgramEnd end = train(ranks, {"--memory-limit", "100000"});

@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include "nn/parallel/shard/print_units.h"
 #include "runtime/comm/board/thread_group.h"
 #include "runtime/comm/job/rank.h"
 #include "runtime/comm/job/world.h"
@@ -40,6 +41,7 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
         fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}, {}\n",
                     trainer.model().num_parameters(), trainer.data().num_train(), trainer.data().num_validation(),
                     trainer.group().size(), trainer.group().size() == 1 ? "" : "s", sharding_text(config)));
+  if (config.print_units) print(stdout, nn::print_units(trainer.model()));
   TrainSummary summary;
   {
     Progress progress(stderr, ::isatty(STDERR_FILENO) != 0);

@@ -91,7 +91,10 @@ void bind_sharding(ConfigTable& table, TrainConfig& c) {
                         fmt::join(nn::strategy_names(), ", ")),
             run);
   table.add("units", &c.units,
-            "what is gathered at a time: a block; fine: attention and feed-forward part apart; coarse: the whole model",
+            "what is gathered at a time: block; fine: attention and feed-forward part apart; coarse: the whole model; "
+            "parameters=N: modules of N parameters and more; bytes=N: modules that fit N bytes together, as bytes=32e6",
+            run);
+  table.add("print_units", &c.print_units, "print what each unit holds, and of which parameters, before the first step",
             run);
   table.add("reshard_after_forward", &c.reshard_after_forward,
             "free gathered parameters between forward and backward; false: full_shard becomes shard_grad_op", run);

@@ -49,6 +49,7 @@ struct TrainConfig {
   bool fully_shard = true;
   std::string strategy = "full_shard";
   std::string units = "block";
+  bool print_units = false;
   bool reshard_after_forward = true;
   bool prefetch = true;
   bool accumulate_shards = false;

@@ -7,22 +7,17 @@
 #include "nn/parallel/extensions/int8_gather.h"
 #include "nn/parallel/extensions/int8_reduce.h"
 #include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/unit_rules.h"
 
 namespace sherd {
 
 namespace {
-
-constexpr std::array<std::string_view, 3> kUnits{"coarse", "block", "fine"};
 
 constexpr std::array<std::string_view, 2> kTravels{"exact", "int8"};
 
 bool has_replicas(const TrainConfig& config) {
   return std::ranges::any_of(parse_mesh(config.mesh, 1),
                              [](const DeviceMesh::Axis& axis) { return axis.name == "replicate"; });
-}
-
-bool has_matrix(const nn::Module& module) {
-  return std::ranges::any_of(module.parameters(), [](const nn::Parameter* p) { return p->shape().size() > 1; });
 }
 
 }  // namespace
@@ -39,8 +34,7 @@ nn::UnitPolicy unit_policy(const TrainConfig& config) {
 
 void check_sharding(const TrainConfig& config) {
   const nn::UnitPolicy policy = nn::strategy(config.strategy);
-  check(std::ranges::find(kUnits, config.units) != kUnits.end(), "units must be one of {}, got \"{}\"",
-        fmt::join(kUnits, ", "), config.units);
+  nn::units_by(config.units);  // throws if there is no such rule
   check(config.fully_shard || config.strategy == "full_shard",
         "strategy = {} is a setting of fully_shard; leave fully_shard on", config.strategy);
   for (const auto& [key, how] : {std::pair("gather", config.gather), std::pair("reduce", config.reduce)}) {
@@ -61,24 +55,13 @@ std::string sharding_text(const TrainConfig& config) {
   if (!config.reshard_after_forward) text += " (reshard_after_forward = false)";
   if (config.gather != "exact") text += fmt::format(", {} gathers", config.gather);
   if (config.reduce != "exact") text += fmt::format(", {} reductions", config.reduce);
-  if (config.units != "block") text += fmt::format(", {} units", config.units);
+  if (config.units != "block") text += fmt::format(", units {}", config.units);
   return text;
 }
 
 void shard_model(nn::LanguageModel& model, const TrainConfig& config, const DeviceMesh& data) {
   if (!config.fully_shard) return;
-  const nn::UnitPolicy policy = unit_policy(config);
-  if (config.units != "coarse") {
-    for (nn::Module* block : model.blocks()) {
-      for (const auto& child : block->children())
-        if (config.units == "fine" && has_matrix(*child)) nn::fully_shard(*child, data, policy);
-      nn::fully_shard(*block, data, policy);
-    }
-  }
-  nn::UnitPolicy root = policy;
-  root.reshard_after_forward.reset();  // what the model itself owns is what backward needs first
-  nn::fully_shard(model, data, root);
-  for (const nn::UnitHandle& unit : nn::units(model)) {
+  for (const nn::UnitHandle& unit : nn::shard_units(model, data, nn::units_by(config.units), unit_policy(config))) {
     if (config.gather == "int8") unit.set_gather_transform(nn::int8_gather());
     if (config.reduce == "int8") unit.set_custom_reduce(nn::int8_reduce());
   }

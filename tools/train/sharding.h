@@ -12,11 +12,12 @@ namespace sherd {
 
 /// What fully_shard is told. Error naming the nearest for an unknown strategy.
 nn::UnitPolicy unit_policy(const TrainConfig& config);
-/// Throws Error for an unknown strategy or size of units, and for a hybrid strategy on a mesh without `replicate`.
+/// Throws Error for an unknown strategy or rule of units, and for a hybrid strategy on a mesh without `replicate`.
 void check_sharding(const TrainConfig& config);
 /// The strategy that flags and mesh come to, and from what: "strategy shard_grad_op (reshard_after_forward = false)".
 std::string sharding_text(const TrainConfig& config);
-/// Makes the units of config.units, blocks before the model. No-op if config.fully_shard is off. No communication.
+/// Makes the units of config.units, a rule by name (nn/parallel/shard/unit_rules.h), the model's last. No-op if
+/// config.fully_shard is off. No communication.
 void shard_model(nn::LanguageModel& model, const TrainConfig& config, const DeviceMesh& data);
 
 }  // namespace sherd
