@@ -72,7 +72,8 @@ foreach(program test_cuda test_emulated_gpu test_cuda_training)
   if(TARGET emulated_cudnn)
     add_dependencies(${program} emulated_cudnn)
   endif()
-  gtest_discover_tests(${program} TEST_PREFIX emulated. DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS unit)
+  gtest_discover_tests(${program} TEST_PREFIX emulated. DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300 LABELS unit
+                       ENVIRONMENT SHERD_CHECK_PROGRAMS=1)  # as in sherd_test()
   sherd_label(unit ${program})
 endforeach()
 

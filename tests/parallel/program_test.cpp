@@ -2,6 +2,7 @@
 // units, groups and settings, and run: the bits of the eager step.
 #include <gtest/gtest.h>
 
+#include "nn/models/llama_plan.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
 #include "runtime/autograd/autograd.h"
@@ -52,6 +53,50 @@ TEST(ShardedProgram, HsdpFromItsTextIsBitwiseTheEagerStep) {
     const DeviceMesh mesh(group, {{"replicate", 2}, {"dp", 2}});
     expect_bound_step_is_eager([&] { return std::make_unique<ShardedTraining>(group, mesh, nn::FullyShardOptions{}); });
   });
+}
+
+struct LlamaOnTwoAxes {
+  static constexpr nn::LlamaConfig kConfig{
+      .vocabulary = 11, .tokens = 6, .layers = 2, .heads = 4, .kv_heads = 2, .width = 8, .hidden = 10};
+  nn::Llama net{kConfig};
+  std::unique_ptr<nn::AdamW> optimizer;
+  DeviceMesh mesh;
+
+  LlamaOnTwoAxes(const DeviceMesh& root, const nn::TensorParallelOptions& style) : mesh(root) {
+    nn::parallelize(net, mesh["tp"], nn::llama_plan(kConfig, style));
+    shard(net, mesh["dp"]);
+    net.materialize(nn::Seed{1});
+    optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
+  }
+  /// i64 [4, 6], twice: this data rank's rows.
+  std::vector<Tensor> batch(int index) const {
+    std::vector<std::int64_t> ids, next;
+    for (std::int64_t i = 0; i < 4 * 6; ++i) {
+      const std::int64_t at = 4 * 6 * mesh.coordinate(0) + i;
+      ids.push_back((at * 7 + index) % kConfig.vocabulary);
+      next.push_back((at * 5 + 3 * index) % kConfig.vocabulary);
+    }
+    return {Tensor::from<std::int64_t>(ids, {4, 6}), Tensor::from<std::int64_t>(next, {4, 6})};
+  }
+  std::vector<Tensor> step(std::span<const Tensor> in) {
+    const Tensor loss = net(in[0], in[1]);
+    backward(loss);
+    const Tensor norm = nn::clip_grad_norm(*optimizer, 0.5);
+    optimizer->step_and_clear();
+    return {full_tensor(loss).detach(), norm};
+  }
+  std::vector<nn::Parameter*> parameters() { return net.parameters(); }
+};
+
+// 11 words and 10 hidden features are uneven; layouts of the mesh and of its slices are found by name.
+TEST(ShardedProgram, LlamaOnTwoAxesFromItsTextIsBitwiseTheEagerStep) {
+  for (const bool sequence : {false, true})
+    run_ranks(4, [&](const Group& group) {
+      const DeviceMesh root(group, {{"dp", 2}, {"tp", 2}});
+      expect_bound_step_is_eager([&] {
+        return std::make_unique<LlamaOnTwoAxes>(root, nn::TensorParallelOptions{.sequence_parallel = sequence});
+      });
+    });
 }
 
 }  // namespace
