@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "compile/ir/access.h"
 #include "compile/ir/builder.h"
 #include "compile/ir/loans.h"
 #include "compile/ir/numbers.h"
@@ -115,6 +116,7 @@ class Verifier {
     for (std::size_t i = 0; i < node.in.size(); ++i)
       if (node.in[i].defined()) check_input(node, i);
     for (std::size_t i = 0; i < node.out.size(); ++i) check_output(node, i);
+    check_residency(node);
     const SmallVec<TensorMeta, 4> in = metas_of(program_, node);
     check_infer(node, in);
     check_effects(node, in);
@@ -228,6 +230,27 @@ class Verifier {
   void check_presence(ValueId v) const {
     demand(has_value(program_, v) && program_.value(v).kind == ValueKind::unit,
            "value {} has no data to release or restore", v);
+  }
+
+  // A node says what its row restores of what was gone, and releases of what was there. Storages of no bytes are there.
+  void check_residency(const GraphNode& node) {
+    if (!node.op->traits.effect && node.restores.empty() && node.releases.empty()) return;
+    std::vector<Access> accesses;
+    append_accesses(program_, roots_, node, accesses);
+    const auto check_changes = [&](AccessKind kind, State from, const std::vector<ValueId>& listed,
+                                   std::string_view what, std::string_view was) {
+      std::size_t changed = 0;
+      for (const Access& access : accesses) {
+        if (access.kind != kind || program_.value(access.value).bytes == 0 || state(access.value) != from) continue;
+        ++changed;
+        demand(std::ranges::find(listed, access.value) != listed.end(),
+               "input {} is {} before the node, which does not say that it {} it", access.operand, was, what);
+      }
+      demand(changed == listed.size(), "the node says that it {} the data of {} values, and does so to {}", what,
+             listed.size(), changed);
+    };
+    check_changes(AccessKind::restored, State::released, node.restores, "restores", "absent");
+    check_changes(AccessKind::released, State::live, node.releases, "releases", "present");
   }
 
   void check_free(const GraphNode& node, ValueId v) {

@@ -9,7 +9,7 @@ namespace sherd {
 ///   2. bytes of a temporary are written before they are read, added to or returned
 ///   3. a temporary is freed once, after its last use, unless the step returns it; nothing else is freed
 ///   4. the data of a unit's storage is not used while it is gone: before the node that restores it, after the one that
-///      releases it
+///      releases it; a node says what it restores of what was gone, and releases of what was there
 ///   5. the op's infer, given the inputs, agrees with the outputs; views are not nodes; outputs are dense or lie as
 ///      infer says, unless the kernel takes any strides, and no two elements of what is written share bytes
 ///   6. apart from effects, a node writes no bytes that it also reads, except element by element

@@ -434,7 +434,7 @@ const std::vector<Corruption>& corruptions() {
       {"repeats a node", false, repeat_a_node},
       {"changes the row", false, change_the_row},
       {"turns = into += or back", false, toggle_accumulate},
-      {"forgets what a node restores or releases", false, forget_presence},
+      {"forgets what a node restores or releases", true, forget_presence},
       {"changes how many inputs are written", true, change_num_mutated},
       {"halves scratch", true, shrink_scratch},
       {"takes the attributes of another node", false, take_attributes_of_another},

@@ -171,6 +171,15 @@ TEST(Verify, AbsentDataIsNotUsed) {
   verify(with({&fill, &fill, &look, &let_go, &let_go}, true));
   expect_broken(with({&look}, true), {"input 0 is used after its data was released", "look"});
   expect_broken(with({&let_go, &look}, false), {"input 0 is used after its data was released", "look"});
+  Program forgets = with({&let_go, &fill, &look}, false);
+  forgets.nodes[0].releases.clear();
+  expect_broken(forgets, {"input 0 is present before the node, which does not say that it releases it", "let_go"});
+  forgets = with({&let_go, &fill, &look}, false);
+  forgets.nodes[1].restores.clear();
+  expect_broken(forgets, {"input 0 is absent before the node, which does not say that it restores it", "fill"});
+  Program invents = with({&fill, &look}, false);
+  invents.nodes[0].restores = {0};
+  expect_broken(invents, {"says that it restores the data of 1 values, and does so to 0", "fill"});
   Program program = sound();
   program.values[1].is_absent = true;
   expect_broken(program, {"a value without an owner has no data"});
