@@ -270,25 +270,32 @@ void expect_refused_or_sound(const std::string& broken) {
 }
 
 struct Soak {
-  std::uint64_t seed = 1, trials;
+  std::vector<std::uint64_t> seeds{1, 20261126, 77'003'141, 4'000'000'007};
+  std::uint64_t trials;  // of each seed
   std::chrono::duration<double> limit{60};
   // tools/soak/programs.py sets these.
-  explicit Soak(std::uint64_t usual_trials) : trials(usual_trials) {
-    if (const char* const text = std::getenv("SHERD_SOAK_SEED")) seed = std::stoull(text);
+  explicit Soak(std::uint64_t usual_trials) : trials(usual_trials / seeds.size()) {
+    if (const char* const text = std::getenv("SHERD_SOAK_SEED")) {
+      seeds = {std::stoull(text)};
+      trials = usual_trials;
+    }
     if (const char* const text = std::getenv("SHERD_SOAK_SECONDS")) {
+      seeds.resize(1);
       limit = std::chrono::duration<double>(std::stod(text));
       trials = ~0ull;
     }
   }
   void run(std::string_view what, std::span<const std::string> texts) const {
     const auto start = std::chrono::steady_clock::now();
-    std::uint64_t trial = 0;
-    for (; trial < trials && std::chrono::steady_clock::now() - start < limit; ++trial) {
-      SCOPED_TRACE(fmt::format("seed {} trial {}", seed, trial));
-      expect_refused_or_sound(Mutator(seed * 1'000'003 + trial).damaged(texts[trial % texts.size()]));
-      if (::testing::Test::HasFatalFailure()) return;
+    for (const std::uint64_t seed : seeds) {
+      std::uint64_t trial = 0;
+      for (; trial < trials && std::chrono::steady_clock::now() - start < limit; ++trial) {
+        SCOPED_TRACE(fmt::format("seed {} trial {}", seed, trial));
+        expect_refused_or_sound(Mutator(seed * 1'000'003 + trial).damaged(texts[trial % texts.size()]));
+        if (::testing::Test::HasFatalFailure()) return;
+      }
+      fmt::print("seed {}: {} altered texts of {}\n", seed, trial, what);
     }
-    fmt::print("seed {}: {} altered texts of {}\n", seed, trial, what);
   }
 };
 
