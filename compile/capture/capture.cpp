@@ -213,8 +213,8 @@ ValueId Recorder::add_external(const Tensor& tensor) {
 // Slots with tensors in it before the step get other tensors when it is released: they are guarded, not bound.
 ValueId Recorder::add_unit(const Tensor& tensor) {
   const ValueId value = add_value(ValueKind::unit, tensor);
-  presence_.emplace_back(value, tensor.storage()->is_present());
-  program_.value(value).is_absent = !tensor.storage()->is_present();
+  is_present_[value] = tensor.storage()->is_present();
+  program_.value(value).is_absent = !is_present_[value];
   if (const auto places = slot_storages_.find(tensor.storage()->id()); places != slot_storages_.end())
     for (const Place& place : places->second)
       if (Slot* slot = static_cast<Leaf*>(before_[static_cast<std::size_t>(place.before)].leaf.get())->slot)
@@ -272,7 +272,7 @@ void Recorder::record(const Op& op, AttrsView attrs, std::span<const Tensor> in,
     writers_[ref.value] = index;
   }
   for (const TensorRef& ref : node.out) writers_[ref.value] = index;
-  if (op.traits.effect) note_presence(node);
+  note_residency(node);
   program_.nodes.push_back(std::move(node));
 }
 
@@ -319,12 +319,18 @@ void Recorder::check_writable(const Op& op, ValueId id) const {
         op.name, name(value.home.dtype), value.home.shape);
 }
 
-void Recorder::note_presence(GraphNode& node) {
-  for (auto& [value, present] : presence_) {
-    const bool now = live_.storage(program_.value(value))->is_present();
-    if (now == present) continue;
-    (now ? node.restores : node.releases).push_back(value);
-    present = now;
+// By the row's column, and not by a look at the storages. Those of no bytes are always there.
+void Recorder::note_residency(GraphNode& node) {
+  const ResidencyChange& change = node.op->residency;
+  if ((change.restores | change.releases) == 0) return;
+  for (std::size_t i = 0; i < node.in.size(); ++i) {
+    const bool restores = change.restores_input(i);
+    if (!restores && !change.releases_input(i)) continue;
+    const ValueId value = node.in[i].value;
+    const auto present = is_present_.find(value);
+    if (present == is_present_.end() || program_.value(value).bytes == 0) continue;
+    if (std::exchange(present->second, restores) != restores)
+      (restores ? node.restores : node.releases).push_back(value);
   }
 }
 

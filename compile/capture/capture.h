@@ -68,7 +68,7 @@ class Recorder final : public CaptureSink {
   TensorRef write_to(const Op& op, const Tensor& tensor, bool accumulate);
   TensorRef read_from(const Tensor& tensor, std::string_view reader);
   void check_writable(const Op& op, ValueId id) const;
-  void note_presence(GraphNode& node);
+  void note_residency(GraphNode& node);
   ModuleId module_id(const std::string* path);
   LayoutId layout_id(const Distributed* layout);  // kPlain for null
   int slot_index(const Slot& slot);
@@ -94,7 +94,7 @@ class Recorder final : public CaptureSink {
   std::unordered_map<std::uint64_t, std::vector<Place>> slot_storages_;
   std::unordered_map<const Leaf*, int> before_indices_, slot_indices_;  // into before_ and program_.slots
   std::unordered_map<const std::string*, ModuleId> module_ids_;
-  std::vector<std::pair<ValueId, bool>> presence_;          // unit values and whether their data is present
+  std::unordered_map<ValueId, bool> is_present_;            // of unit values
   std::unordered_map<ValueId, int> writers_;                // last node that wrote a value
   std::unordered_map<ValueId, ByteRanges> partly_written_;  // temporaries, first written in part
 };

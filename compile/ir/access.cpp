@@ -1,12 +1,10 @@
 #include "compile/ir/access.h"
 
+#include <optional>
+
 namespace sherd {
 
 namespace {
-
-bool names(const std::vector<ValueId>& list, ValueId value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
 
 // Empty tensors have no bytes. They count as reading the value, so that they come after what makes it; of an empty
 // value, as using its one imaginary byte.
@@ -26,28 +24,13 @@ Access access_to(const Program& program, const ByteRoots& roots, const TensorRef
   return access;
 }
 
-Access whole_access(const Program& program, const ByteRoots& roots, ValueId value, AccessKind kind, int operand) {
-  return {.kind = kind,
-          .operand = operand,
-          .value = value,
-          .root = roots.root(value),
-          .bytes = {0, std::max<std::int64_t>(program.value(value).bytes, 1)},
-          .writes = true};
-}
-
-int operand_of(const GraphNode& node, ValueId value) {
-  for (std::size_t i = 0; i < node.in.size(); ++i)
-    if (node.in[i].value == value) return static_cast<int>(i);
-  return -1;
-}
-
-// Of rows with effects whose last input is a unit's storage and that touch no bytes of it: one that has a queue fills
-// it, one that has none lets its data go, also where the recorded run found it filled, or gone. The inputs before it
-// are read, units' storages or not.
-bool handles_data_of(const Program& program, const GraphNode& node, ValueId value) {
-  const Traits& traits = node.op->traits;
-  return traits.effect && traits.issues && program.value(value).kind == ValueKind::unit &&
-         node.in[node.in.size() - 1].value == value;
+// What a row does to the data of a unit's storage that it takes as a place; nothing: it is an operand as any other.
+std::optional<AccessKind> residency_change(const Program& program, const GraphNode& node, std::size_t input) {
+  const ResidencyChange& change = node.op->residency;
+  const bool restores = change.restores_input(input);
+  if (!restores && !change.releases_input(input)) return {};
+  if (program.value(node.in[input].value).kind != ValueKind::unit) return {};
+  return restores ? AccessKind::restored : AccessKind::released;
 }
 
 }  // namespace
@@ -73,15 +56,18 @@ ByteRoots::ByteRoots(const Program& program) {
 void append_accesses(const Program& program, const ByteRoots& roots, const GraphNode& node, std::vector<Access>& list) {
   for (std::size_t i = 0; i < node.in.size(); ++i) {
     const TensorRef& ref = node.in[i];
-    if (!ref.defined() || names(node.restores, ref.value) || names(node.releases, ref.value)) continue;
+    if (!ref.defined()) continue;
     const bool mutated = static_cast<int>(i) < node.num_mutated;
     const auto operand = static_cast<int>(i);
     if (node.op->traits.waits) {
       list.push_back(access_to(program, roots, ref, AccessKind::awaited, operand));
-    } else if (handles_data_of(program, node, ref.value)) {
-      const AccessKind kind = node.op->queue ? AccessKind::restored : AccessKind::released;
-      list.push_back(access_to(program, roots, ref, kind, operand));
-      list.back().ref = nullptr;
+    } else if (const std::optional<AccessKind> change = residency_change(program, node, i)) {
+      list.push_back({.kind = *change,
+                      .operand = operand,
+                      .value = ref.value,
+                      .root = roots.root(ref.value),
+                      .bytes = {0, std::max<std::int64_t>(program.value(ref.value).bytes, 1)},
+                      .writes = true});
     } else {
       list.push_back(access_to(program, roots, ref, mutated ? AccessKind::mutated : AccessKind::input, operand));
     }
@@ -89,15 +75,10 @@ void append_accesses(const Program& program, const ByteRoots& roots, const Graph
   const AccessKind output = node.accumulate ? AccessKind::accumulated : AccessKind::output;
   for (std::size_t i = 0; i < node.out.size(); ++i)
     if (node.out[i].defined()) list.push_back(access_to(program, roots, node.out[i], output, static_cast<int>(i)));
-  for (const ValueId v : node.restores)
-    list.push_back(whole_access(program, roots, v, AccessKind::restored, operand_of(node, v)));
-  for (const ValueId v : node.releases)
-    list.push_back(whole_access(program, roots, v, AccessKind::released, operand_of(node, v)));
 }
 
-bool needs_no_data(const Program& program, const GraphNode& node, ValueId value) {
-  return node.op->traits.waits || handles_data_of(program, node, value) || names(node.restores, value) ||
-         names(node.releases, value);
+bool needs_no_data(const Program& program, const GraphNode& node, std::size_t input) {
+  return node.op->traits.waits || residency_change(program, node, input).has_value();
 }
 
 Access read_at_end(const Program& program, const ByteRoots& roots, const TensorRef& ref, int operand) {

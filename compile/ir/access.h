@@ -4,7 +4,7 @@
 //
 //   %2 += linear_weight_grad(%1, $0)     reads %1, reads $0, adds to %2
 //   adamw(@w!, %2, @lr) {..}             changes @w, reads %2, reads @lr
-//   unshard(@s, &0) restores &0          reads @s, restores &0: all bytes of it are new
+//   gather_start(@s, &0) restores &0     reads @s, restores &0: all bytes of it are new
 //   wait(&0)                             awaits &0: no bytes are read or written
 #include <algorithm>
 #include <cstdint>
@@ -20,14 +20,14 @@ enum class AccessKind : std::uint8_t {
   mutated,      ///< an input that the kernel writes in place: read and written
   output,       ///< written
   accumulated,  ///< an output that is added to: read and written
-  restored,     ///< the value's data comes, all of it: written
+  restored,     ///< the value's data comes, all of it: written; also if it is there already
   released,     ///< its data goes: written, by nothing that can be read; also if it is gone already
   awaited,      ///< neither: queues are waited for
 };
 
 struct Access {
   AccessKind kind = AccessKind::input;
-  int operand = 0;                 ///< index among the inputs or outputs; of restores and releases without one: -1
+  int operand = 0;                 ///< index among the inputs or outputs
   ValueId value = kNoValue;        ///< as the ref names it
   ValueId root = kNoValue;         ///< whose bytes they are: arguments that share memory have one root
   ByteRanges::Range bytes{};       ///< of the root; never empty
@@ -51,11 +51,13 @@ class ByteRoots {
   std::vector<Root> roots_;
 };
 
-/// The accesses of one node in the order: inputs, outputs, restores, releases. Refs must name values that exist.
+/// The accesses of one node: of its inputs, then of its outputs. Which inputs come and go is said by the row's column
+/// residency, whatever the node says that it found of it. Refs must name values that exist.
 void append_accesses(const Program& program, const ByteRoots& roots, const GraphNode& node, std::vector<Access>& list);
 
-/// Whether the node uses a value as a place only, so that its data may be absent: it restores or releases it, or waits.
-bool needs_no_data(const Program& program, const GraphNode& node, ValueId value);
+/// Whether the node takes a defined input as a place only, so that its data may be absent: it restores or releases it,
+/// or waits.
+bool needs_no_data(const Program& program, const GraphNode& node, std::size_t input);
 
 /// A tensor that is looked at when the step has ended.
 Access read_at_end(const Program& program, const ByteRoots& roots, const TensorRef& ref, int operand);

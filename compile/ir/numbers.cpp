@@ -100,7 +100,7 @@ class Counter {
         if (v == access.value) numbers[at] = number;
         ++at;
       }
-    if (access.operand >= 0) numbers[static_cast<std::size_t>(access.operand)] = number;
+    numbers[static_cast<std::size_t>(access.operand)] = number;
   }
 
   const Program& program_;

@@ -94,7 +94,7 @@ class Verifier {
   void check_input(const GraphNode& node, std::size_t i) {
     const TensorRef& ref = node.in[i];
     check_ref(ref);
-    const char* const problem = obstacle(ref, true, needs_no_data(program_, node, ref.value));
+    const char* const problem = obstacle(ref, true, needs_no_data(program_, node, i));
     if (problem) [[unlikely]]
       demand(false, "input {} is {}", i, problem);
     demand(static_cast<int>(i) >= node.num_mutated || !repeats_bytes(ref),
@@ -232,7 +232,8 @@ class Verifier {
            "value {} has no data to release or restore", v);
   }
 
-  // A node says what its row restores of what was gone, and releases of what was there. Storages of no bytes are there.
+  // A node says what its row's column brings of what was gone, and frees of what was there. Storages of no bytes are
+  // always there.
   void check_residency(const GraphNode& node) {
     if (!node.op->traits.effect && node.restores.empty() && node.releases.empty()) return;
     std::vector<Access> accesses;

@@ -50,6 +50,14 @@ struct Needs {
   std::uint32_t inputs = 0, outputs = 0;
 };
 
+/// The inputs whose bytes a call makes present, or frees, as bit masks. It takes them as places: what it finds present,
+/// or gone, it reads nothing of, and all that was in the bytes is gone after it. Of storages with an owner.
+struct ResidencyChange {
+  std::uint32_t restores = 0, releases = 0;
+  bool restores_input(std::size_t i) const { return i < 32 && (restores >> i & 1) != 0; }
+  bool releases_input(std::size_t i) const { return i < 32 && (releases >> i & 1) != 0; }
+};
+
 /// What infer, scratch and mutated see of a call: no bytes, no tape, nothing of the calling thread.
 struct InferCall {
   const Op& op;
@@ -116,6 +124,7 @@ struct Op {
   Device (*device)(AttrsView) = nullptr;                  ///< where outputs are made, if inputs do not say
   Flops flops = nullptr;                                  ///< of a call, if op_cost() cannot count them by dims
   QueueOf queue = nullptr;                                ///< where the work goes; null: it is done on return
+  ResidencyChange residency{};                            ///< the inputs whose bytes come or go
   /// No column but a cache: the row's entry in the process's table, null until the row is added. See kernels_of().
   mutable std::atomic<const RowKernels*> kernels{nullptr};
 };

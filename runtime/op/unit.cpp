@@ -400,7 +400,6 @@ void run_replica_sum(const KernelCall& c) {
 QueueUse queue_of_gather(AttrsView attrs) {
   return attrs.as<UnitAttrs>().unit->shards == 1 ? QueueUse{} : QueueUse{kGatherQueue};
 }
-QueueUse no_queue(AttrsView) { return {}; }  // the column says that the row fills what it names (ir/access.cpp)
 QueueUse queue_of_reduction(AttrsView attrs) {
   const auto& a = attrs.as<UnitReduceAttrs>();
   if (a.unit->shards == 1) return {};
@@ -453,6 +452,7 @@ constinit const Op op::gather_start{
     .traits = kCommunicates,
     .no_gradient = "effect",
     .queue = queue_of_gather,
+    .residency = {.restores = 1u << 1},
 };
 
 constinit const Op op::restore{
@@ -462,7 +462,7 @@ constinit const Op op::restore{
     .infer = infer_presence,
     .traits = {.issues = true, .effect = true},
     .no_gradient = "effect",
-    .queue = no_queue,
+    .residency = {.restores = 1u << 0},
 };
 
 constinit const Op op::release{
@@ -472,6 +472,7 @@ constinit const Op op::release{
     .infer = infer_presence,
     .traits = {.issues = true, .effect = true},
     .no_gradient = "effect",
+    .residency = {.releases = 1u << 0},
 };
 
 constinit const Op op::gradient_buffer{

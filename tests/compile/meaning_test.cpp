@@ -172,8 +172,14 @@ TEST(Meaning, TablesHaveOne) {
       {"values from outside", [](Program& p) { p.values[2].source = 1; }},
       {"values from outside",
        [](Program& p) {
+         static constinit const Op fill{.name = "fill",
+                                        .infer = [](const InferCall&) { return Metas{}; },
+                                        .traits = {.effect = true},
+                                        .residency = {.restores = 1u << 0}};
          p.values[2].is_absent = true;
-         p.nodes.back().restores = {2};
+         add(p, fill, {whole(2)}, {}).restores = {2};
+         std::swap(p.nodes[0], p.nodes.back());
+         std::swap(p.nodes[1], p.nodes.back());
        }},
       {"units", [](Program& p) { p.units[0] = "c full"; }},
       {"settings", [](Program& p) { p.settings[0].text = "divides by 4"; }},

@@ -340,40 +340,34 @@ class FakeUnit final : public StorageOwner {
   int rescues = 0, abandoned = 0;
 };
 
-struct FakeAttrs {
-  bool restore = false;
-  static constexpr AttrField fields[] = {attr<&FakeAttrs::restore>("restore")};
-};
+constinit const Op kFakeGather{.name = "fake_gather",
+                               .infer = [](const InferCall&) { return Metas{}; },
+                               .traits = {.effect = true},
+                               .no_gradient = "effect",
+                               .residency = {.restores = 1u << 0}};
+constinit const Op kFakeRelease{.name = "fake_release",
+                                .infer = [](const InferCall&) { return Metas{}; },
+                                .traits = {.effect = true},
+                                .no_gradient = "effect",
+                                .residency = {.releases = 1u << 0}};
 
-constinit const Op kFakeUnit{
-    .name = "fake_unit",
-    .attrs = &attr_kind<FakeAttrs>,
-    .infer = [](const InferCall&) { return Metas{}; },
-    .traits = {.effect = true},
-    .no_gradient = "effect",
-};
-
-void run_fake_unit(const KernelCall& call) {
-  auto& unit = static_cast<FakeUnit&>(*call.in[0].storage()->owner);
-  if (call.attrs.as<FakeAttrs>().restore) unit.gather();
-  else unit.storage->release_data();
-}
-
-void issue(FakeUnit& unit, bool restore) {
+void issue(FakeUnit& unit, const Op& row) {
   add_rows([](OpTable& table) {
-    table.add({&kFakeUnit});
-    table.kernel(kFakeUnit, Device::Kind::cpu, run_fake_unit);
+    table.add({&kFakeGather, &kFakeRelease});
+    table.kernel(kFakeGather, Device::Kind::cpu,
+                 [](const KernelCall& call) { static_cast<FakeUnit&>(*call.in[0].storage()->owner).gather(); });
+    table.kernel(kFakeRelease, Device::Kind::cpu, [](const KernelCall& call) { call.in[0].storage()->release_data(); });
   });
   Tensor in[] = {unit.gathered};
-  call_op(kFakeUnit, in, FakeAttrs{restore});
+  call_op(row, in, {});
 }
 
 TEST(Replay, UnitsBytesComeAndGoByEffectRows) {
   FakeUnit unit;
   auto step = compile([&](const Tensor& ids) {
-    issue(unit, true);
+    issue(unit, kFakeGather);
     const Tensor rows = embedding(view(unit.gathered, {2, 1}), ids);
-    issue(unit, false);
+    issue(unit, kFakeRelease);
     return sum(rows);
   });
   const Tensor ids = Tensor::from<std::int64_t>({0, 1, 1}, {3});
@@ -386,9 +380,9 @@ TEST(Replay, UnitsBytesComeAndGoByEffectRows) {
   EXPECT_EQ(to_string(step.graph()->program),
             "$0 i64[3]\n"
             "&0 f32[2]\n"
-            "fake_unit(&0) {restore=true} restores &0\n"
+            "fake_gather(&0) restores &0\n"
             "%0 f32[3,1] = embedding(&0:f32[2,1], $0)\n"
-            "fake_unit(&0) {restore=false} releases &0\n"
+            "fake_release(&0) releases &0\n"
             "%1 f32[] = sum(%0) {dims=3 keep=false}\n"
             "return %1\n");
   EXPECT_THROW(step(Tensor::from<std::int64_t>({0, 1, 2}, {3})), Error);

@@ -117,39 +117,44 @@ TEST(Verify, TemporariesAreFreedOnceAfterTheirLastUse) {
   expect_broken(program, {"a result is used after it was freed"});
 }
 
+// Rows that let a unit's storage go, and that fill it.
+constinit const Op kLetGo{.name = "let_go",
+                          .infer = [](const InferCall&) { return Metas{}; },
+                          .traits = {.issues = true, .effect = true},
+                          .residency = {.releases = 1u << 0}};
+constinit const Op kFill{.name = "fill",
+                         .infer = [](const InferCall&) { return Metas{}; },
+                         .traits = {.issues = true, .effect = true},
+                         .residency = {.restores = 1u << 0}};
+
+GraphNode residency_node(const Op& op) {
+  GraphNode node;
+  node.op = &op;
+  node.in.push_back(ref(0));
+  if (&op == &kLetGo) node.releases = {0};
+  if (&op == &kFill) node.restores = {0};
+  return node;
+}
+
 TEST(Verify, ReleasedDataIsNotUsed) {
-  const auto with_unit = [](bool restored) {
-    Program program = sound();
-    program.values[0].kind = ValueKind::unit;
-    program.units.emplace_back("blocks.0 full");
-    program.arguments.clear();
-    program.nodes[0].releases = {0};
-    if (!restored) return program;
-    static const Op restore{
-        .name = "restore", .infer = [](const InferCall&) { return Metas{}; }, .traits = {.effect = true}};
-    GraphNode again;
-    again.op = &restore;
-    again.in.push_back(ref(0));
-    again.restores = {0};
-    program.nodes.insert(program.nodes.begin() + 1, again);
-    return program;
-  };
-  expect_broken(with_unit(false), {"input 1 is used after its data was released"});
-  verify(with_unit(true));
   Program program = sound();
   program.nodes[0].releases = {0};
   expect_broken(program, {"value 0 has no data to release"});
+  program.values[0].kind = ValueKind::unit;
+  program.units.emplace_back("blocks.0 full");
+  program.arguments.clear();
+  expect_broken(program, {"says that it releases the data of 1 values, and does so to 0", "add"});
+  program.nodes[0].releases.clear();
+  verify(program);
+  program.nodes.insert(program.nodes.begin() + 1, residency_node(kLetGo));
+  expect_broken(program, {"input 1 is used after its data was released"});
+  program.nodes.insert(program.nodes.begin() + 2, residency_node(kFill));
+  verify(program);
 }
 
 // What was absent when the step began comes by a node, and rows with effects read what is there as all do.
 TEST(Verify, AbsentDataIsNotUsed) {
   static const Op look{.name = "look", .infer = [](const InferCall&) { return Metas{}; }, .traits = {.effect = true}};
-  static const Op fill{.name = "fill",
-                       .infer = [](const InferCall&) { return Metas{}; },
-                       .traits = {.issues = true, .effect = true},
-                       .queue = [](AttrsView) { return QueueUse{}; }};
-  static const Op let_go{
-      .name = "let_go", .infer = [](const InferCall&) { return Metas{}; }, .traits = {.issues = true, .effect = true}};
   const auto with = [](std::initializer_list<const Op*> rows, bool is_absent) {
     Program program;
     program.values = {argument(kShape)};
@@ -158,26 +163,24 @@ TEST(Verify, AbsentDataIsNotUsed) {
     program.units = {"blocks.0 full"};
     bool is_present = !is_absent;
     for (const Op* row : rows) {
-      GraphNode& node = program.nodes.emplace_back();
-      node.op = row;
-      node.in.push_back(ref(0));
-      if (row == &fill && !std::exchange(is_present, true)) node.restores = {0};
-      if (row == &let_go && std::exchange(is_present, false)) node.releases = {0};
+      GraphNode& node = program.nodes.emplace_back(residency_node(*row));
+      if (row == &kFill && std::exchange(is_present, true)) node.restores.clear();
+      if (row == &kLetGo && !std::exchange(is_present, false)) node.releases.clear();
     }
     return program;
   };
-  verify(with({&look, &let_go, &fill, &look}, false));
-  verify(with({&let_go, &fill, &look}, true));
-  verify(with({&fill, &fill, &look, &let_go, &let_go}, true));
+  verify(with({&look, &kLetGo, &kFill, &look}, false));
+  verify(with({&kLetGo, &kFill, &look}, true));
+  verify(with({&kFill, &kFill, &look, &kLetGo, &kLetGo}, true));
   expect_broken(with({&look}, true), {"input 0 is used after its data was released", "look"});
-  expect_broken(with({&let_go, &look}, false), {"input 0 is used after its data was released", "look"});
-  Program forgets = with({&let_go, &fill, &look}, false);
+  expect_broken(with({&kLetGo, &look}, false), {"input 0 is used after its data was released", "look"});
+  Program forgets = with({&kLetGo, &kFill, &look}, false);
   forgets.nodes[0].releases.clear();
   expect_broken(forgets, {"input 0 is present before the node, which does not say that it releases it", "let_go"});
-  forgets = with({&let_go, &fill, &look}, false);
+  forgets = with({&kLetGo, &kFill, &look}, false);
   forgets.nodes[1].restores.clear();
   expect_broken(forgets, {"input 0 is absent before the node, which does not say that it restores it", "fill"});
-  Program invents = with({&fill, &look}, false);
+  Program invents = with({&kFill, &look}, false);
   invents.nodes[0].restores = {0};
   expect_broken(invents, {"says that it restores the data of 1 values, and does so to 0", "fill"});
   Program program = sound();
@@ -185,12 +188,12 @@ TEST(Verify, AbsentDataIsNotUsed) {
   expect_broken(program, {"a value without an owner has no data"});
 }
 
-// A row that fills one unit's storage from another's: only the last input is a place.
+// A row that fills one unit's storage from another's: only the input of its column is a place.
 TEST(Verify, AStorageThatIsGatheredFromIsThere) {
   static const Op gather{.name = "gather",
                          .infer = [](const InferCall&) { return Metas{}; },
                          .traits = {.issues = true, .effect = true},
-                         .queue = [](AttrsView) { return QueueUse{}; }};
+                         .residency = {.restores = 1u << 1}};
   const auto with = [](std::size_t absent) {
     Program program;
     program.units = {"blocks.0 slices", "blocks.0 full"};
