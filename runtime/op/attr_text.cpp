@@ -72,17 +72,17 @@ void AttrWriter::name(std::string_view name) {
 
 // ---- reading ----
 
-Attrs parse_attrs(const AttrKind& kind, std::string_view text) {
+Attrs parse_attrs(const AttrKind& kind, std::string_view text, const UnitFinder& units) {
   Ref<AttrBlock> block = AttrBlock::make(kind, kind.defaults());
-  AttrReader reader(text);
+  AttrReader reader(text, units);
   reader.fields(kind, block->object());
   check(reader.is_at_end(), "attributes end in a brace that none opens: {}", text);
   return Attrs(std::move(block));
 }
 
-Attrs parse_attrs(const Op& row, std::string_view text) {
+Attrs parse_attrs(const Op& row, std::string_view text, const UnitFinder& units) {
   try {
-    if (row.attrs) return parse_attrs(*row.attrs, text);
+    if (row.attrs) return parse_attrs(*row.attrs, text, units);
     check(text.empty(), "it carries no attributes, and the text has \"{}\"", text);
     return {};
   } catch (const Error& error) { throw Error(fmt::format("{}: {}", row.name, error.message())); }

@@ -4,6 +4,7 @@
 //   attributes  fields separated by spaces: name=value
 //   value       3   -0.5   inf   true   f32   cuda:1   dp#1   "any text"   [2,3]   {piece=0 offset=64}
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,21 +16,30 @@
 namespace sherd {
 
 struct Op;
+struct UnitLayout;
+
+/// What a text calls the layouts of units, and which one it means by a name, null for none: for texts that list layouts
+/// themselves. In others they go by their labels on this rank (unit_layout.h).
+using UnitNamer = std::function<std::string(const UnitLayout& unit)>;
+using UnitFinder = std::function<const UnitLayout*(const std::string& name)>;
 
 /// Attributes of a kind from their text; fields may come in any order. Error naming the field, what was expected and
 /// what was found, for a text that is not of that kind, a field that the kind does not have, a missing field, and a
 /// value that no text can express.
-Attrs parse_attrs(const AttrKind& kind, std::string_view text);
+Attrs parse_attrs(const AttrKind& kind, std::string_view text, const UnitFinder& units = {});
 
 /// The same for the row, which the error names. A row without attributes has an empty text.
-Attrs parse_attrs(const Op& row, std::string_view text);
+Attrs parse_attrs(const Op& row, std::string_view text, const UnitFinder& units = {});
 
 /// Writes values, for AttrValue<T>::print.
 class AttrWriter {
  public:
-  explicit AttrWriter(bool is_rank_neutral) : is_rank_neutral_(is_rank_neutral) {}
+  explicit AttrWriter(bool is_rank_neutral, UnitNamer units = {})
+      : is_rank_neutral_(is_rank_neutral), units_(std::move(units)) {}
   /// Whether to leave out fields whose values differ between ranks that run one program.
   bool is_rank_neutral() const { return is_rank_neutral_; }
+  /// Empty: units go by their labels.
+  const UnitNamer& units() const { return units_; }
   /// Writes the text unchanged.
   void raw(std::string_view text) { text_ += text; }
   /// Writes a name, in quotes unless it can be read back without them.
@@ -39,13 +49,14 @@ class AttrWriter {
 
  private:
   bool is_rank_neutral_;
+  UnitNamer units_;
   std::string text_;
 };
 
 /// Reads values one after the other, for AttrValue<T>::read.
 class AttrReader {
  public:
-  explicit AttrReader(std::string_view text) : text_(text) {}
+  explicit AttrReader(std::string_view text, UnitFinder units = {}) : text_(text), units_(std::move(units)) {}
 
   /// The text up to the next space, comma, bracket, brace, quote, = or the end; may be empty.
   std::string_view word();
@@ -65,6 +76,8 @@ class AttrReader {
   /// Reads fields up to a brace or the end. Fields that are not in the text keep their values.
   void fields(const AttrKind& kind, void* object);
   bool is_at_end() const { return at_ == text_.size(); }
+  /// Empty: units go by their labels.
+  const UnitFinder& units() const { return units_; }
 
   /// "start = 3x is no integer; attributes are dim, start, length".
   [[noreturn]] void refuse(std::string_view what) const;
@@ -92,6 +105,7 @@ class AttrReader {
   std::string_view value_text() const;
 
   std::string_view text_;
+  UnitFinder units_;
   std::size_t at_ = 0;
   Now now_;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <unordered_map>
 
 #include "runtime/comm/group/chunks.h"
@@ -36,16 +37,31 @@ struct KnownUnits {
   }
 };
 
-// Row counts of a text may be anything; products of what passes fit 64 bits.
+// Sizes of a text may be anything; products of what passes fit 64 bits, also of the other dims where one is empty.
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 50;
+constexpr int kMostRanks = 1 << 20;
 
-std::int64_t full_bytes_of(const UnitPiece& p) {
-  std::int64_t bytes = byte_size(p.full_dtype) > byte_size(p.dtype) ? byte_size(p.full_dtype) : byte_size(p.dtype);
+bool fits_memory(const UnitPiece& p) {
+  std::int64_t bytes = std::max(byte_size(p.full_dtype), byte_size(p.dtype));
   for (const std::int64_t size : p.shape) {
-    if (size < 0 || size > kMostBytes || bytes > kMostBytes / (size > 0 ? size : 1)) return -1;
-    bytes *= size;
+    const std::int64_t factor = std::max(size, std::int64_t{1});
+    if (size < 0 || bytes > kMostBytes / factor) return false;
+    bytes *= factor;
   }
-  return bytes;
+  return true;
+}
+
+// Elements for each index of the dim that is sharded.
+std::int64_t row_elements(const UnitPiece& p) {
+  std::int64_t row = 1;
+  for (int d = 0; d < p.shape.size(); ++d) row *= d == p.dim ? 1 : p.shape[d];
+  return row;
+}
+
+// Rows of the shards before this rank's.
+std::int64_t rows_before(const UnitLayout& unit, const UnitPiece& p) {
+  if (p.rows.empty()) return chunk_begin(p.shape[p.dim], unit.shards, unit.shard);
+  return std::accumulate(p.rows.begin(), p.rows.begin() + unit.shard, std::int64_t{0});
 }
 
 void check_piece(const UnitLayout& unit, std::size_t index) {
@@ -53,7 +69,7 @@ void check_piece(const UnitLayout& unit, std::size_t index) {
   const auto demand = [&](bool holds, std::string_view what) {
     check(holds, "unit \"{}\": piece {}, {}{}, {}", unit.name, index, sherd::name(p.dtype), p.shape, what);
   };
-  demand(!p.shape.empty() && full_bytes_of(p) >= 0, "has no dim to shard, or more elements than memory has bytes");
+  demand(!p.shape.empty() && fits_memory(p), "has no dim to shard, or more elements than memory has bytes");
   demand(p.rows.empty() || p.rows.size() == static_cast<std::size_t>(unit.shards),
          "lists rows for another number of shards than there are");
   demand(p.dim >= 0 && p.dim < p.shape.size(), "has no such dim to shard as it names");
@@ -70,54 +86,49 @@ void check_piece(const UnitLayout& unit, std::size_t index) {
   demand(fits(p.shard_offset, unit.count_here(p), p.dtype, unit.shard_bytes), "leaves the shards");
   demand(fits(p.full_offset, numel(p.shape), p.full_dtype, unit.full_bytes), "leaves the full tensors");
   if (!unit.in_place) return;
-  std::int64_t before = 0;  // elements of the ranks before this one
-  for (int r = 0; r < unit.shard; ++r) before += unit.count(p, r);
-  demand(p.dim == 0 && p.dtype == p.full_dtype && p.shard_offset == p.full_offset + before * byte_size(p.dtype),
+  const std::int64_t bytes_before = rows_before(unit, p) * row_elements(p) * byte_size(p.dtype);
+  demand(p.dim == 0 && p.dtype == p.full_dtype && p.shard_offset == p.full_offset + bytes_before,
          "is in place, and its shard is not what the full tensor has there");
 }
 
-constexpr int kMostRanks = 1 << 20;
-
 }  // namespace
 
-const UnitLayout* UnitLayout::intern(UnitLayout layout) {
-  check(!layout.name.empty(), "a unit needs a name");
-  check(layout.shards >= 1 && layout.shards <= kMostRanks && layout.shard >= 0 && layout.shard < layout.shards &&
-            layout.replicas >= 1,
-        "unit \"{}\": shard {} of {} on {} replicas is none", layout.name, layout.shard, layout.shards,
-        layout.replicas);
+void UnitLayout::check_sound() const {
+  check(!name.empty(), "a unit needs a name");
+  check(shards >= 1 && shards <= kMostRanks && shard >= 0 && shard < shards && replicas >= 1 && replicas <= kMostRanks,
+        "unit \"{}\": shard {} of {} on {} replicas is none", name, shard, shards, replicas);
   check(
-      layout.shard_axis.empty() == (layout.shards == 1) && layout.replica_axis.empty() == (layout.replicas == 1),
+      shard_axis.empty() == (shards == 1) && replica_axis.empty() == (replicas == 1),
       "unit \"{}\": {} shards over the group \"{}\", {} replicas over \"{}\": a group is named where there are several",
-      layout.name, layout.shards, layout.shard_axis, layout.replicas, layout.replica_axis);
-  check(!layout.in_place || layout.shard_bytes == layout.full_bytes,
-        "unit \"{}\": {} bytes of shards and {} of full tensors are not one buffer", layout.name, layout.shard_bytes,
-        layout.full_bytes);
-  for (std::size_t i = 0; i < layout.pieces.size(); ++i) check_piece(layout, i);
-  const std::uint64_t hash = hash_attrs(attr_kind<UnitLayout>, &layout);
-  const UnitLayout* result = nullptr;
-  {
-    Interned& all = interned();
-    const std::lock_guard lock(all.mutex);
-    const auto [first, last] = all.by_hash.equal_range(hash);
-    for (auto known = first; known != last && !result; ++known)
-      if (equal_attrs(attr_kind<UnitLayout>, known->second.get(), &layout)) result = known->second.get();
-    if (!result) {
-      auto owned = std::make_unique<const UnitLayout>(std::move(layout));
-      result = owned.get();
-      all.by_hash.emplace(hash, std::move(owned));
-    }
-  }
+      name, shards, shard_axis, replicas, replica_axis);
+  check(shard_bytes >= 0 && full_bytes >= 0, "unit \"{}\": {} bytes of shards and {} of full tensors are none", name,
+        shard_bytes, full_bytes);
+  check(!in_place || shard_bytes == full_bytes,
+        "unit \"{}\": {} bytes of shards and {} of full tensors are not one buffer", name, shard_bytes, full_bytes);
+  for (std::size_t i = 0; i < pieces.size(); ++i) check_piece(*this, i);
+}
+
+const UnitLayout* UnitLayout::intern(UnitLayout layout) {
+  const UnitLayout* const result = of_content(std::move(layout));
   RankContext::current().state<KnownUnits>().add(result);
   return result;
 }
 
+const UnitLayout* UnitLayout::of_content(UnitLayout layout) {
+  layout.check_sound();
+  const std::uint64_t hash = hash_attrs(attr_kind<UnitLayout>, &layout);
+  Interned& all = interned();
+  const std::lock_guard lock(all.mutex);
+  const auto [first, last] = all.by_hash.equal_range(hash);
+  for (auto known = first; known != last; ++known)
+    if (equal_attrs(attr_kind<UnitLayout>, known->second.get(), &layout)) return known->second.get();
+  return all.by_hash.emplace(hash, std::make_unique<const UnitLayout>(std::move(layout)))->second.get();
+}
+
 std::int64_t UnitLayout::count(const UnitPiece& p, int of_shard) const {
-  std::int64_t row = 1;
-  for (int d = 0; d < p.shape.size(); ++d) row *= d == p.dim ? 1 : p.shape[d];
   const std::int64_t rows =
       p.rows.empty() ? chunk_size(p.shape[p.dim], shards, of_shard) : p.rows[static_cast<std::size_t>(of_shard)];
-  return rows * row;
+  return rows * row_elements(p);
 }
 
 std::int64_t UnitLayout::blocks(const UnitPiece& p) {
@@ -151,14 +162,25 @@ std::string label_of(const UnitLayout& layout) {
 void AttrValue<const UnitLayout*>::print(const UnitLayout* const& layout, AttrWriter& out) {
   // Labels count the layouts of a rank, and what is two layouts on one may be the same on another.
   if (!layout) out.name("");
+  else if (out.units()) out.name(out.units()(*layout));
   else out.name(out.is_rank_neutral() ? layout->name : label_of(*layout));
 }
 
 void AttrValue<const UnitLayout*>::read(const UnitLayout*& layout, AttrReader& in) {
+  const std::string name = in.name();
+  if (in.units()) {
+    layout = in.units()(name);
+    if (!layout) in.fail_because("the text has no layout of a unit of that name");
+    return;
+  }
   const auto& by_label = RankContext::current().state<KnownUnits>().by_label;
-  const auto found = by_label.find(in.name());
+  const auto found = by_label.find(name);
   if (found == by_label.end()) in.fail_because("no unit of that name is known on this rank");
   layout = found->second;
+}
+
+std::uint64_t AttrValue<const UnitLayout*>::hash(const UnitLayout* const& layout) {
+  return layout ? hash_attrs(attr_kind<UnitLayout>, layout) : 0;
 }
 
 }  // namespace sherd

@@ -72,9 +72,12 @@ struct UnitLayout {
   bool in_place = false;  ///< they are one buffer: this rank's shards lie at their place in the full tensors
   std::vector<UnitPiece> pieces{};
 
-  /// The layout of this content, known by its label on this rank from now on. Error naming the unit and the piece if
-  /// pieces leave their buffers or rows do not add up.
+  /// The layout of this content, known by its label on this rank from now on. Error as check_sound().
   static const UnitLayout* intern(UnitLayout layout);
+  /// The same without a label, for what a text brings: the labels of this rank's own units stay what they would be.
+  static const UnitLayout* of_content(UnitLayout layout);
+  /// Error naming the unit and the piece if pieces leave their buffers or rows do not add up.
+  void check_sound() const;
 
   const UnitPiece& piece(int index) const { return pieces[static_cast<std::size_t>(index)]; }
   /// Elements of a piece on a shard, on this rank's, on each.
@@ -98,19 +101,22 @@ struct UnitLayout {
                                          attr<&UnitLayout::pieces>("pieces")};
 };
 
-/// The layout that a text from UnitLayout::print() describes; UnitLayout::intern() checks its content and keeps it.
-/// Error saying what is wrong in the text.
+/// The layout that a text from UnitLayout::print() describes; interning checks its content and keeps it. Error saying
+/// what is wrong in the text.
 UnitLayout parse_unit_layout(std::string_view text);
 
-/// What attributes call a layout on this rank: its name, with "~2" after it if another layout of that name was interned
+/// What attributes call a layout on this rank: its name, with "~2" after it if another layout of that name got a label
 /// here before. Ranks that intern alike use the same labels.
 std::string label_of(const UnitLayout& layout);
 
-/// Written as its label, and read by it.
+/// Written as its label, and read by it, unless the text has names of its own. Equal ones are one object; their hash is
+/// of the content, the same in every process.
 template <>
-struct AttrValue<const UnitLayout*> : AttrIdentity<const UnitLayout*> {
+struct AttrValue<const UnitLayout*> {
   static void print(const UnitLayout* const& layout, AttrWriter& out);
   static void read(const UnitLayout*& layout, AttrReader& in);
+  static bool equal(const UnitLayout* const& a, const UnitLayout* const& b) { return a == b; }
+  static std::uint64_t hash(const UnitLayout* const& layout);
 };
 
 }  // namespace sherd

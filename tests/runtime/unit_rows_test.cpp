@@ -42,6 +42,43 @@ TEST(UnitLayout, EqualOnesAreOneObject) {
   }
 }
 
+// A text brings layouts that no unit of this rank has: what units are called here does not depend on it.
+TEST(UnitLayout, OfATextTakesNoLabel) {
+  UnitLayout read = two_pieces(), own = two_pieces();
+  read.name = own.name = "read.0";
+  own.pieces[1].wire = DType::bf16;
+  const UnitLayout* const of_text = UnitLayout::of_content(read);
+  const UnitLayout* const of_rank = UnitLayout::intern(own);
+  EXPECT_EQ(label_of(*of_rank), "read.0");
+  EXPECT_EQ(UnitLayout::intern(read), of_text);
+  EXPECT_EQ(label_of(*of_text), "read.0~2");
+}
+
+TEST(UnitLayout, AttributesThatNameItAreHashedByItsContent) {
+  const UnitLayout* const interned = UnitLayout::intern(two_pieces());
+  const UnitLayout elsewhere = two_pieces();  // as another process has it
+  const UnitAttrs here{interned}, there{&elsewhere};
+  EXPECT_EQ(AttrsView(here).hash(), AttrsView(there).hash());
+  UnitLayout other = two_pieces();
+  other.pieces[1].wire = DType::bf16;
+  const UnitAttrs different{&other};
+  EXPECT_NE(AttrsView(here).hash(), AttrsView(different).hash());
+  EXPECT_NE(AttrsView(here).hash(), AttrsView(UnitAttrs{}).hash());
+}
+
+TEST(UnitLayout, ATextMayHaveNamesOfItsOwn) {
+  const UnitLayout* const unit = UnitLayout::intern(two_pieces());
+  const UnitAttrs attrs{unit};
+  AttrWriter out(false, [&](const UnitLayout& named) { return &named == unit ? "the unit" : "another"; });
+  out.fields(attr_kind<UnitAttrs>, &attrs);
+  const std::string text = out.take();
+  EXPECT_EQ(text, "unit=\"the unit\"");
+  const UnitFinder find = [&](const std::string& name) { return name == "the unit" ? unit : nullptr; };
+  EXPECT_EQ(parse_attrs(op::release, text, find).as<UnitAttrs>().unit, unit);
+  expect_error([&] { parse_attrs(op::release, "unit=" + label_of(*unit), find); },
+               {"release: unit = ", "the text has no layout of a unit of that name"});
+}
+
 TEST(UnitLayout, IsReadFromWhatItPrints) {
   const UnitLayout* const even = UnitLayout::intern({.name = "(model)",
                                                      .shard_axis = "dp#2",
@@ -118,6 +155,10 @@ TEST(UnitLayout, WhatDoesNotAddUpIsNamed) {
       {"192 bytes of shards", "are not one buffer"});
   refuse([](UnitLayout& u) { u.pieces[1].shape = {std::int64_t{1} << 40, std::int64_t{1} << 40}; },
          {"piece 1", "more elements than memory"});
+  refuse([](UnitLayout& u) { u.pieces[1].shape = {0, std::int64_t{1} << 40, std::int64_t{1} << 40}; },
+         {"piece 1", "more elements than memory"});
+  refuse([](UnitLayout& u) { u.full_bytes = -1; }, {"blocks.3", "-1 of full tensors are none"});
+  refuse([](UnitLayout& u) { u.replicas = 1 << 30; }, {"blocks.3", "replicas is none"});
   expect_error([] { parse_unit_layout("name=x shard_bytes=0 full_bytes=0 pieces=[{shape=[2]}]"); },
                {"dtype is missing"});
 }
