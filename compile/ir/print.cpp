@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 
+#include "compile/ir/unit_table.h"
 #include "compile/ir/words.h"
+#include "runtime/op/attr_text.h"
 
 namespace sherd {
 
@@ -13,7 +15,10 @@ enum class Form : std::uint8_t { short_form, rank_neutral, complete };
 
 class Printer {
  public:
-  Printer(const Program& program, Form form) : program_(program), form_(form) { name_values(); }
+  Printer(const Program& program, Form form)
+      : program_(program), form_(form), units_(form == Form::complete ? UnitTable(program) : UnitTable()) {
+    name_values();
+  }
 
   std::vector<std::string> short_lines() {
     std::vector<std::string> lines;
@@ -103,6 +108,8 @@ class Printer {
     for (const GraphSetting& s : program_.settings)
       lines.push_back(fmt::format("setting {} {}", quoted(s.name), quoted(s.text)));
     for (const std::string& name : program_.units) lines.push_back("unit " + quoted(name));
+    for (const UnitTable::Entry& unit : units_.entries())
+      lines.push_back(fmt::format("unit_layout {} {{{}}}", plain_or_quoted(unit.name), unit.layout->print()));
     for (const ConstantContent& c : program_.constants) lines.push_back("constant" + content(c));
     for (const ArgumentGuard& a : program_.arguments)
       lines.push_back(fmt::format("argument {}{}", guard(a.tensor),
@@ -210,7 +217,11 @@ class Printer {
   }
 
   std::string attributes(const GraphNode& n) const {
-    return form_ == Form::rank_neutral ? n.attrs.print_rank_neutral() : n.attrs.print();
+    if (form_ == Form::rank_neutral) return n.attrs.print_rank_neutral();
+    if (form_ == Form::short_form || n.attrs.empty()) return n.attrs.print();
+    AttrWriter out(false, [this](const UnitLayout& layout) { return units_.name_of(layout); });
+    out.fields(*n.attrs.kind(), AttrsView(n.attrs).object());
+    return out.take();
   }
 
   std::string list(std::string_view what, const std::vector<ValueId>& values) const {
@@ -221,6 +232,7 @@ class Printer {
 
   const Program& program_;
   const Form form_;
+  const UnitTable units_;            // of the complete form
   std::vector<std::string> names_;   // by value
   std::vector<std::size_t> makers_;  // by value: the first node that writes it
 };

@@ -11,7 +11,10 @@
 //   @step = %4                                                       slots after the step
 //
 // The complete form, text(), has all that a program consists of: its tables, values, guards and lifetimes stand before
-// the nodes. parse.h reads it.
+// the nodes, and so does each layout of a unit that nodes name (unit_table.h). parse.h reads it.
+//
+//   unit_layout blocks.0 {name=blocks.0 shard_axis=dp#2 shards=2 ... pieces=[{shape=[8,4] dtype=f32 ...}]}
+//   gather_start(@s, &0) {unit=blocks.0} restores &0
 #include <cstdint>
 #include <string>
 #include <string_view>

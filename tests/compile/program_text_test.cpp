@@ -9,6 +9,8 @@
 #include "compile/passes/pass.h"
 #include "compile/passes/place_eager.h"
 #include "compile/passes/ssa.h"
+#include "runtime/op/attr_text.h"
+#include "runtime/op/unit.h"
 #include "tests/compile/mutate.h"
 #include "tests/compile/recorded_step.h"
 #include "tests/compile/training_step.h"
@@ -173,6 +175,75 @@ TEST(ProgramText, EveryFieldCounts) {
   differs([](Program& p) { p.results.pop_back(); });
 }
 
+// Gathers of two units of one name, whose second piece travels in another type.
+Program unit_step(const std::string& name) {
+  const auto unit = [&](DType wire) {
+    return UnitLayout::intern({.name = name,
+                               .shard_bytes = 128,
+                               .full_bytes = 128,
+                               .pieces = {{.shape = {2, 3}, .full_dtype = DType::bf16, .wire = DType::bf16},
+                                          {.shape = {5}, .wire = wire, .shard_offset = 64, .full_offset = 64}}});
+  };
+  const Tensor in[] = {Tensor::empty({128}, DType::u8), Tensor::empty({128}, DType::u8)};
+  return captured(in, [&]() -> std::vector<Tensor> {
+    start_gather(*unit(DType::f32), in[0], in[1]);
+    start_gather(*unit(DType::bf16), in[0], in[1]);
+    start_gather(*unit(DType::f32), in[0], in[1]);
+    return {};
+  });
+}
+
+std::string replaced(std::string text, std::string_view from, std::string_view into) {
+  for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + into.size()))
+    text.replace(at, from.size(), into);
+  return text;
+}
+
+TEST(ProgramText, ListsTheLayoutsOfUnitsThatNodesName) {
+  const Program program = unit_step("text.0");
+  EXPECT_EQ(text(program),
+            "program 1\n"
+            "unit_layout text.0 {name=text.0 shard_bytes=128 full_bytes=128 pieces=["
+            "{shape=[2,3] dtype=f32 full_dtype=bf16 wire=bf16 shard_offset=0 full_offset=0},"
+            "{shape=[5] dtype=f32 full_dtype=f32 wire=f32 shard_offset=64 full_offset=64}]}\n"
+            "unit_layout text.0~2 {name=text.0 shard_bytes=128 full_bytes=128 pieces=["
+            "{shape=[2,3] dtype=f32 full_dtype=bf16 wire=bf16 shard_offset=0 full_offset=0},"
+            "{shape=[5] dtype=f32 full_dtype=f32 wire=bf16 shard_offset=64 full_offset=64}]}\n"
+            "argument u8[128]\n"
+            "argument u8[128]\n"
+            "value $0 u8[128] activations\n"
+            "value $1 u8[128] activations\n"
+            "nodes\n"
+            "gather_start($0, $1) {unit=text.0} numbers 0,0,0\n"
+            "gather_start($0, $1) {unit=text.0~2} numbers 0,0,1\n"
+            "gather_start($0, $1) {unit=text.0} numbers 0,0,2\n"
+            "return\n"
+            "end\n");
+  EXPECT_TRUE(parse(text(program)) == program);
+}
+
+// As in a process that never built the model: nobody here has interned these layouts.
+TEST(ProgramText, BringsLayoutsOfUnitsThatNobodyHasMade) {
+  const std::string foreign = replaced(text(unit_step("text.1")), "text.1", "nobody.1");
+  const Program program = parse(foreign);
+  verify(program);
+  EXPECT_EQ(text(program), foreign);
+  EXPECT_TRUE(parse(foreign) == program);
+  const auto unit_of = [&](std::size_t node) { return program.nodes[node].attrs.as<UnitAttrs>().unit; };
+  EXPECT_EQ(unit_of(0)->name, "nobody.1");
+  EXPECT_EQ(unit_of(0)->pieces[1].wire, DType::f32);
+  EXPECT_EQ(unit_of(1)->pieces[1].wire, DType::bf16);
+  EXPECT_EQ(unit_of(2), unit_of(0));
+  expect_error([] { parse_attrs(op::gather_start, "unit=nobody.1"); }, {"no unit of that name is known on this rank"});
+}
+
+TEST(ProgramText, UnitsMayHaveAnyName) {
+  for (const char* name : {"a \"unit\"", "w.grad", "x{y", "\\", "\x01\xff", "~2"}) {
+    const Program program = unit_step(name);
+    EXPECT_TRUE(parse(text(program)) == program) << text(program);
+  }
+}
+
 std::string error_of(std::string_view broken) {
   try {
     parse(broken);
@@ -234,10 +305,32 @@ TEST(ProgramText, ErrorsSayWhere) {
   refused("end\n", "end\n\n", "line 13, column 1", "expected the end of the text");
 }
 
+TEST(ProgramText, ErrorsInLayoutsOfUnitsSayWhere) {
+  const std::string whole = text(unit_step("text.2"));
+  ASSERT_EQ(error_of(whole), "no error");
+  const auto refused = [&](std::string_view from, std::string_view into, std::string_view position,
+                           std::string_view problem) {
+    std::string broken = whole;
+    const std::size_t at = broken.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    broken.replace(at, from.size(), into);
+    expect_error([&] { parse(broken); }, {"program text, ", position, problem});
+  };
+  refused("layout text.2 {", "layout other {", "line 9, column 22", "the text has no layout of a unit of that name");
+  refused("layout text.2~2", "layout text.2", "line 3, column 13", "\"text.2\" stands there twice");
+  refused("layout text.2 {", "layout {", "line 2, column 13", "expected a name");
+  refused("full_bytes=128", "full_bytes=80", "line 2, column 20", "piece 1, f32[5], leaves the full tensors");
+  refused("full_bytes=128", "full_bytes=-1", "line 2, column 20", "are none");
+  refused("dtype=f32", "dtype=f31", "line 2, column 20", "dtype = f31 is no dtype");
+  refused("shape=[5]", "shape=[99999999999,99999999999]", "line 2, column 20", "more elements than memory has bytes");
+  refused("shard_bytes=128 ", "shard_bytes=128 shards=2000000 shard_axis=dp ", "line 2, column 20", "is none");
+  refused("]}\n", "]\n", "line 2, column 20", "the brace is not closed");
+}
+
 TEST(ProgramText, ATruncatedTextIsAnErrorWithItsPlace) {
-  const std::string whole = text(odd_step());
-  for (std::size_t length = 0; length < whole.size(); ++length)
-    ASSERT_TRUE(error_of(whole.substr(0, length)).starts_with("program text, line ")) << whole.substr(0, length);
+  for (const std::string& whole : {text(odd_step()), text(unit_step("text.3"))})
+    for (std::size_t length = 0; length < whole.size(); ++length)
+      ASSERT_TRUE(error_of(whole.substr(0, length)).starts_with("program text, line ")) << whole.substr(0, length);
 }
 
 // What is read at all is sound or refused by verify(), and is written as it was read. What is sound can be asked about,
@@ -300,7 +393,8 @@ struct Soak {
 };
 
 TEST(ProgramText, AnAlteredTextIsRefusedOrIsAnotherProgram) {
-  const std::string whole[] = {text(tiny_step()), text(odd_step()), text(gpt_step()), text(passed_step())};
+  const std::string whole[] = {text(tiny_step()), text(odd_step()), text(gpt_step()), text(passed_step()),
+                               text(unit_step("text.4"))};
   Soak(4000).run("steps of one rank", whole);
 }
 
