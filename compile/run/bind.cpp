@@ -7,8 +7,10 @@
 
 #include "compile/ir/parse.h"
 #include "compile/ir/print.h"
+#include "compile/ir/unit_table.h"
 #include "compile/ir/verify.h"
 #include "runtime/autograd/slot.h"
+#include "runtime/comm/group/group_names.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/step_names.h"
 #include "runtime/tensor/nearest.h"
@@ -51,6 +53,7 @@ class Binder {
 
   Live run() {
     check_arguments();
+    check_unit_layouts();
     Live live;
     for (std::size_t i = 0; i < program_.slots.size(); ++i) live.slots.push_back(slot(i));
     for (const std::string& path : program_.modules) live.modules.push_back(RankContext::current().intern(path));
@@ -74,6 +77,33 @@ class Binder {
       check(value.bytes <= bytes, "argument {} has {} bytes, and the program uses {} of them", value.source, bytes,
             value.bytes);
     }
+  }
+
+  // The numbers of a layout are those of one rank: the program is for a rank that has that shard.
+  void check_unit_layouts() const {
+    const UnitTable table(program_);
+    for (const auto& [name, layout] : table.entries()) {
+      if (!layout->shard_axis.empty()) {
+        const ProcessGroup& group = group_of(name, layout->shard_axis);
+        check(group.size() == layout->shards && group.rank() == layout->shard,
+              "unit \"{}\" of the program is shard {} of {} over the group \"{}\", and this rank has shard {} of {}",
+              name, layout->shard, layout->shards, layout->shard_axis, group.rank(), group.size());
+      }
+      if (!layout->replica_axis.empty()) {
+        const ProcessGroup& group = group_of(name, layout->replica_axis);
+        check(group.size() == layout->replicas,
+              "unit \"{}\" of the program has {} replicas over the group \"{}\", and here it has {}", name,
+              layout->replicas, layout->replica_axis, group.size());
+      }
+    }
+  }
+
+  static const ProcessGroup& group_of(const std::string& unit, const std::string& axis) {
+    const ProcessGroup* const group = find_group(axis);
+    check(group != nullptr,
+          "unit \"{}\" of the program lies on the group \"{}\", which is not on this rank: make its mesh first", unit,
+          axis);
+    return *group;
   }
 
   std::span<Slot* const> slots_called(const std::string& name) const {

@@ -23,9 +23,10 @@ struct Names {
 Program lower(const Graph& graph);
 
 /// What the program's names stand for on this rank: its slots and interned module paths, storages of units and settings
-/// (step_names.h), layouts of meshes that are there; constants that the program carries are made anew. Error naming
-/// what is missing, or what has a name that several have; or if the program is not sound (verify.h). Whether slots hold
-/// what the program expects is for the guards to say (guard.h).
+/// (step_names.h), layouts of meshes that are there; constants that the program carries are made anew. Layouts of units
+/// stay the program's: this rank must have the shard that they say it has. Error naming what is missing, or what has a
+/// name that several have; or if the program is not sound (verify.h). Whether slots hold what the program expects is
+/// for the guards to say (guard.h).
 Graph bind(Program program, const Names& names = {});
 
 /// Error unless the graph's program, lowered, is what its text reads back as, and binds here to what the graph holds.

@@ -2,12 +2,15 @@
 // units, groups and settings, and run: the bits of the eager step.
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "nn/models/llama_plan.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/compile/training_step.h"
 #include "tests/parallel/nets.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"
 
 namespace sherd::testing {
@@ -52,6 +55,33 @@ TEST(ShardedProgram, HsdpFromItsTextIsBitwiseTheEagerStep) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh(group, {{"replicate", 2}, {"dp", 2}});
     expect_bound_step_is_eager([&] { return std::make_unique<ShardedTraining>(group, mesh, nn::FullyShardOptions{}); });
+  });
+}
+
+// Of even shards, so that all sizes fit: only the layouts tell the ranks apart.
+TEST(ShardedProgram, ATextIsForARankThatHasItsShards) {
+  std::array<std::string, 2> texts;
+  run_ranks(2, [&](const Group& group) {
+    const DeviceMesh mesh(group);
+    Net net(kEven);
+    shard(net, mesh);
+    net.materialize(nn::Seed{5});
+    const Tensor x = batch_of(4, 64, 0, "x");
+    const auto step = [&]() -> std::vector<Tensor> {
+      const GradMode off(false);
+      return {sum(net(x))};
+    };
+    step();
+    const Graph graph = recorded({}, step);
+    const auto rank = static_cast<std::size_t>(group->rank());
+    texts[rank] = text(lower(graph));
+    group->host().barrier();
+    const std::vector<Ref<Storage>> constants = graph.live.constants;
+    EXPECT_NO_THROW(bind(parse(texts[rank]), {.slots = {}, .constants = constants}));
+    expect_error([&] { bind(parse(texts[1 - rank]), {.slots = {}, .constants = constants}); },
+                 {"unit \"", fmt::format("is shard {} of 2 over the group \"", 1 - rank),
+                  fmt::format("and this rank has shard {} of 2", rank)});
+    group->host().barrier();  // texts are read until here
   });
 }
 
