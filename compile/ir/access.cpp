@@ -29,7 +29,8 @@ std::optional<AccessKind> residency_change(const Program& program, const GraphNo
   const ResidencyChange& change = node.op->residency;
   const bool restores = change.restores_input(input);
   if (!restores && !change.releases_input(input)) return {};
-  if (program.value(node.in[input].value).kind != ValueKind::unit) return {};
+  const ValueId value = node.in[input].value;
+  if (value == kNoValue || program.value(value).kind != ValueKind::unit) return {};
   return restores ? AccessKind::restored : AccessKind::released;
 }
 

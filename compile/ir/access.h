@@ -55,8 +55,8 @@ class ByteRoots {
 /// residency, whatever the node says that it found of it. Refs must name values that exist.
 void append_accesses(const Program& program, const ByteRoots& roots, const GraphNode& node, std::vector<Access>& list);
 
-/// Whether the node takes a defined input as a place only, so that its data may be absent: it restores or releases it,
-/// or waits.
+/// Whether the node takes an input as a place only, so that its data may be absent: it restores or releases it, or
+/// waits.
 bool needs_no_data(const Program& program, const GraphNode& node, std::size_t input);
 
 /// A tensor that is looked at when the step has ended.

@@ -1,6 +1,8 @@
 #include "compile/run/replay.h"
 
+#include "compile/ir/access.h"
 #include "compile/ir/builder.h"
+#include "compile/ir/words.h"
 #include "compile/run/guard.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/process_group.h"
@@ -149,17 +151,27 @@ void Interpreter::bind(std::span<const Tensor> arguments) {
 }
 
 // Puts the storage of a ref's value into its tensor handle: allocated at a temporary's first appearance.
-void Interpreter::present(const GraphNode& node, const TensorRef& ref, const Tensor& handle) {
+void Interpreter::present(const TensorRef& ref, const Tensor& handle) {
   if (!ref.defined()) return;
   Ref<Storage>& storage = storages_[static_cast<std::size_t>(ref.value)];
   const Value& value = program_.value(ref.value);
   if (!storage) storage = Storage::allocate(value.bytes, value.category, value.device);
   else if (value.kind == ValueKind::argument)
     handle.impl()->meta.offset = ref.offset + bases_[static_cast<std::size_t>(ref.value)] / byte_size(ref.dtype);
-  else if (value.kind == ValueKind::unit && !node.op->traits.effect && !storage->is_present() && storage->owner)
-    storage->owner->ensure_present(*storage);
   handle.impl()->storage = storage;
   handle.impl()->meta.device = storage->device();
+}
+
+// verify() knows that the node does not come after a release. So what is absent was gathered before the recorded step,
+// and by none of its nodes: a late gather is one.
+void Interpreter::check_is_there(const TensorRef& ref) const {
+  if (!ref.defined() || program_.value(ref.value).kind != ValueKind::unit) return;
+  if (storages_[static_cast<std::size_t>(ref.value)]->is_present()) return;
+  const std::string& name = program_.units[static_cast<std::size_t>(program_.value(ref.value).source)];
+  fail(
+      "the storage{} of a unit is absent: it was not gathered in the recorded step, which found its data there; gather "
+      "it inside of the step, by a forward or unshard()",
+      name.empty() ? "" : " " + quoted(name));
 }
 
 // As the row's kernel does it, without a call: of most values no queue uses the bytes any more, or has on this rank.
@@ -200,8 +212,11 @@ void Interpreter::execute(std::size_t index) {
     if (node.op->traits.waits) {
       wait_for(node);
     } else {
-      for (std::size_t i = 0; i < node.in.size(); ++i) present(node, node.in[i], handles.in[i]);
-      for (std::size_t i = 0; i < node.out.size(); ++i) present(node, node.out[i], handles.out[i]);
+      for (std::size_t i = 0; i < node.in.size(); ++i) present(node.in[i], handles.in[i]);
+      for (std::size_t i = 0; i < node.out.size(); ++i) present(node.out[i], handles.out[i]);
+      for (std::size_t i = 0; i < node.in.size(); ++i)
+        if (!needs_no_data(program_, node, i)) check_is_there(node.in[i]);
+      for (const TensorRef& ref : node.out) check_is_there(ref);
       if (node.scratch != kNoValue) call.scratch = &room_for_scratch(node.scratch);
       device_layer(call);
     }

@@ -16,10 +16,11 @@ class Interpreter {
   /// The graph's program is verified; the graph outlives this object and neither moves nor changes.
   explicit Interpreter(const Graph& graph);
 
-  /// Arguments and slots must fit the graph (guard.h). Temporaries are allocated when first written, in their account,
-  /// and freed after their last use; slots get their tensors and gradients at the end. An error carries the node; it
-  /// leaves no temporary behind and no slot with another tensor. What ops wrote in place by then stays written; if that
-  /// is some of what the optimizer writes and not all, its slots are marked torn. Error if a slot is torn already.
+  /// Arguments and slots must fit the graph (guard.h), and data of units that no node gathers must be there.
+  /// Temporaries are allocated when first written, in their account, and freed after their last use; slots get their
+  /// tensors and gradients at the end. An error carries the node; it leaves no temporary behind and no slot with
+  /// another tensor. What ops wrote in place by then stays written; if that is some of what the optimizer writes and
+  /// not all, its slots are marked torn. Error if a slot is torn already.
   std::vector<Tensor> run(std::span<const Tensor> arguments);
   /// Runs every node, then `finish` while the values of the step are still present; slots are left alone.
   void run(std::span<const Tensor> arguments, const std::function<void()>& finish);
@@ -35,7 +36,8 @@ class Interpreter {
   void tear_changed(std::string_view reason) const;
   void bind(std::span<const Tensor> arguments);
   void execute(std::size_t index);
-  void present(const GraphNode& node, const TensorRef& ref, const Tensor& handle);
+  void present(const TensorRef& ref, const Tensor& handle);
+  void check_is_there(const TensorRef& ref) const;
   void wait_for(const GraphNode& node) const;
   Storage& room_for_scratch(ValueId id);
   void let_go(std::size_t index);

@@ -21,9 +21,12 @@ class Storage;
 /// Whoever releases and restores a storage's data (a unit of fully_shard).
 class StorageOwner {
  public:
-  /// Makes the data present again; called before a saved tensor of this storage is used.
+  /// Makes the data present again; called before a saved tensor of this storage is used. A replay never asks: what it
+  /// needs, the step's nodes restore.
   virtual void ensure_present(Storage& storage) = 0;
-  /// A replayed step that uses this storage begins; its nodes restore and release the data. Local.
+  // The next two are about what surrounds a replay and is in no program: what the owner has registered or left half
+  // done between steps, and peers that wait for the rest of one. Its nodes alone restore and release the data.
+  /// A replayed step that uses this storage begins. Local.
   virtual void begin_replay(Storage& storage) { (void)storage; }
   /// A replayed step that uses this storage was left by an exception: go back to the state between steps, without
   /// communication, and let peers know the reason.

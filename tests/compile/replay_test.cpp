@@ -7,6 +7,7 @@
 #include "compile/compile.h"
 #include "compile/ir/print.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/step_names.h"
 #include "tests/compile/tiny_net.h"
 #include "tests/support/expect_error.h"
 
@@ -390,15 +391,21 @@ TEST(Replay, UnitsBytesComeAndGoByEffectRows) {
   EXPECT_FALSE(unit.storage->is_present());
 }
 
-TEST(Replay, AbsentBytesAreAskedForFromTheirOwner) {
+// The step uses what was gathered before it. A late gather is a node, so a replay does not ask the owner for one.
+TEST(Replay, BytesThatTheStepDoesNotGatherMustBeThere) {
   FakeUnit unit;
+  const auto named = name_storage("fake full", unit.storage);
   unit.gather();
   auto step = compile([&](const Tensor& x) { return unit.gathered * x; });
   const Tensor x = Tensor::from<float>({2, 3}, {2});
-  for (int i = 0; i < 3; ++i) step(x);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(step(x).to_vector<float>(), (std::vector<float>{2, 3}));
   unit.storage->release_data();
+  expect_error([&] { step(x); }, {"\"fake full\" of a unit", "was not gathered in the recorded step", "unshard()"});
+  EXPECT_EQ(unit.rescues, 0);
+  EXPECT_EQ(unit.abandoned, 1);
+  unit.gather();
   EXPECT_EQ(step(x).to_vector<float>(), (std::vector<float>{2, 3}));
-  EXPECT_EQ(unit.rescues, 1);
+  EXPECT_EQ(step.mode(), Mode::replay) << step.why();
 }
 
 }  // namespace
