@@ -1,6 +1,8 @@
 // `sherd bench` as a user sees it, in tiny sizes, with shell scripts in the place of a Python that has torch.
 #include <filesystem>
+#include <map>
 #include <sstream>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -145,11 +147,12 @@ TEST_F(Bench, AnotherBuildIsTheOnlyPeerAndNoTargetHolds) {
   const auto end = sherd({"bench", "dispatch.plain", "step.mini.f32.t1", "rss", "memory.bigger.r2", "overlap",
                           "units.r2", "--smoke", "--against", SHERD_PROGRAM, "--json"});
   EXPECT_EQ(end.status, 0) << end.out;
-  EXPECT_EQ(figures(end).size(), 10u);
+  EXPECT_EQ(figures(end).size(), 11u);
   for (const nlohmann::json& figure : figures(end)) {
     ASSERT_EQ(figure.value("peers", nlohmann::json::array()).size(), 1u) << figure;
     EXPECT_EQ(figure.at("peer"), std::filesystem::canonical(SHERD_PROGRAM).string());
-    EXPECT_GT(figure.at("ratio"), 0);
+    const bool is_difference = figure.at("name") == "units.r2.overhead";  // in tiny sizes of any sign
+    EXPECT_TRUE(is_difference || figure.at("ratio") > 0) << figure;
     EXPECT_TRUE(figure.at("target").is_null() && !figure.contains("note")) << figure;
   }
 }
@@ -175,7 +178,25 @@ TEST_F(Bench, AnotherBuildIsAskedInTheSameWords) {
   EXPECT_EQ(figures(end).at(0).at("peer_value"), 1'000);
   EXPECT_EQ(dir_.read("words"),
             "bench --child step --model tiny --dtype f32 --threads 1 --captured false\nrun -n 2 -- " + other +
-                " bench --child units --sharded true\n");
+                " bench --child units --sharded true\nbench --child units --sharded false\n");
+}
+
+TEST_F(Bench, OverheadOfUnitsIsADifferenceOfEachSidesFigures) {
+  const std::string peer =
+      python("peer", settings("fake"),
+             "case \"$*\" in *\" plain 1\") s=0.064;; *\" fsdp2 1\") s=0.096;; *) s=0.128;; esac; "
+             "echo '{\"peer\": \"fake\"}'; while read r; do echo \"{\\\"seconds\\\": [$s]}\"; done");
+  const auto end = sherd({"bench", "units.plain", "units.r1", "units.r2", "--smoke", "--python", peer, "--json"});
+  EXPECT_EQ(end.status, 0) << end.err;
+  std::map<std::string, nlohmann::json> by_name;
+  for (const nlohmann::json& figure : figures(end)) by_name[figure.at("name")] = figure;
+  const double plain = by_name.at("units.plain").at("value");
+  for (const auto& [name, of_peer] : {std::pair("units.r1", 1000.0), std::pair("units.r2", 2000.0)}) {
+    const nlohmann::json& overhead = by_name.at(std::string(name) + ".overhead");
+    EXPECT_NEAR(overhead.at("value").get<double>(), (by_name.at(name).at("value").get<double>() - plain) * 1e3 / 32,
+                1e-6);
+    EXPECT_NEAR(overhead.at("peer_value").get<double>(), of_peer, 1e-6);
+  }
 }
 
 TEST_F(Bench, ABuildThatAnswersOtherwiseIsNoted) {
@@ -206,6 +227,7 @@ TEST_F(Bench, HelpListsEveryFigureWithItsTarget) {
   const auto end = sherd({"bench", "--help"});
   EXPECT_EQ(end.status, 0);
   expect_within(end.out, {"step.mini.f32.t1", "ratio >= 1.4", "--peer-python"});
+  expect_within(end.out, {"units.r1.overhead ", ": value <= 1\n", "units.r2.overhead ", ": value <= 25\n"});
 }
 
 TEST_F(Bench, WrongWordsAreErrors) {

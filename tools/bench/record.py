@@ -36,6 +36,7 @@ SUMMARY = [
     ("fully sharded beside our no_shard, f32", ["fsdp.bigger.r2.no_shard"]),
     ("its state per rank, between steps and at the peak, f32", ["memory.bigger.r2.persistent", "memory.bigger.r2"]),
     ("32 small units, forward and backward: not sharded, sharded on 1 and on 2 ranks", ["units.plain", "units.r1", "units.r2"]),
+    ("what fully_shard adds to each of these units, on 1 and on 2 ranks", ["units.r1.overhead", "units.r2.overhead"]),
     ("all_gather, reduce_scatter of 64 MB between 2 processes", ["shm.all_gather.64MB", "shm.reduce_scatter.64MB"]),
     ("all_gather of 64 KB", ["shm.all_gather.64KB"]),
     ("exposed communication on a link that takes half of the compute time: with and without prefetch, eager",

@@ -1,6 +1,8 @@
 // units.*: host overhead of sharding: 32 small sharded units, forward and backward, and AdamW over their 128
 // parameters. Nothing is captured, as in PyTorch's usual loop. On two ranks the peer's messages go over loopback TCP,
 // ours through shared memory; on one rank ours has nothing to copy.
+#include <utility>
+
 #include <fmt/format.h>
 
 #include "tools/bench/bench.h"
@@ -11,31 +13,70 @@ namespace sherd::bench {
 
 namespace {
 
+constexpr int kNumUnits = 32;  // of units_child.cpp and peers/units.py
+
 struct UnitsCase {
   const char* name;
   int ranks;
   bool sharded;
 };
-constexpr UnitsCase kCases[] = {{"plain", 1, false}, {"r1", 1, true}, {"r2", 2, true}};
+constexpr UnitsCase kPlain{"plain", 1, false}, kOneRank{"r1", 1, true}, kTwoRanks{"r2", 2, true};
+
+std::string name_of(const UnitsCase& c, bool optimizer) {
+  return fmt::format("units.{}{}", optimizer ? "adamw." : "", c.name);
+}
+
+std::string ranks_of(const UnitsCase& c) { return fmt::format("{} rank{}", c.ranks, c.ranks > 1 ? "s" : ""); }
+
+// Held once for a case's own figure and for those that subtract it.
+const Outcome& outcome_of(const UnitsCase& c, bool optimizer, BenchRun& run) {
+  return run.shared(name_of(c, optimizer), [&] {
+    const auto request = [&](int count) {
+      return fmt::format("{} {}", optimizer ? "adamw" : "step", run.sized(count, 2));
+    };
+    const std::vector<std::string> words = {c.sharded ? "fsdp2" : "plain", std::to_string(c.ranks)};
+    std::vector<Contestant> torches = run.torch_contestants("units.py", words, request(20));
+    if (optimizer) torches = in_variants(torches, {{"foreach", {"foreach"}}, {"fused", {"fused"}}});
+    return Contest{.ours = {child("units", {"--sharded", c.sharded ? "true" : "false"}, c.ranks), request(50)},
+                   .peers = std::move(torches),
+                   .rounds = run.sized(7, 1)};
+  });
+}
 
 Benchmark units_benchmark(const UnitsCase& c, bool optimizer) {
   Benchmark row;
-  row.name = fmt::format("units.{}{}", optimizer ? "adamw." : "", c.name);
+  row.name = name_of(c, optimizer);
   row.summary =
       fmt::format("{}, {}, eager",
                   optimizer ? "AdamW over 128 small parameters" : "32 units of two 16x16 linears, forward and backward",
-                  c.sharded ? fmt::format("fully_shard on {} rank{}", c.ranks, c.ranks > 1 ? "s" : "") : "not sharded");
+                  c.sharded ? "fully_shard on " + ranks_of(c) : "not sharded");
   row.unit = {"ms", Better::lower, 3};
   row.measure = [c, optimizer](Figure& figure, BenchRun& run) {
-    const std::string request = fmt::format("{} {}", optimizer ? "adamw" : "step", run.sized(20, 2));
-    const std::vector<std::string> words = {c.sharded ? "fsdp2" : "plain", std::to_string(c.ranks)};
-    std::vector<Contestant> torches = run.torch_contestants("units.py", words, request);
-    if (optimizer) torches = in_variants(torches, {{"foreach", {"foreach"}}, {"fused", {"fused"}}});
-    const Outcome outcome =
-        run.hold({.ours = {child("units", {"--sharded", c.sharded ? "true" : "false"}, c.ranks), request},
-                  .peers = torches,
-                  .rounds = run.sized(5, 1)});
-    fill(figure, outcome, [](double seconds) { return seconds * 1e3; });
+    fill(figure, outcome_of(c, optimizer, run), [](double seconds) { return seconds * 1e3; });
+  };
+  return row;
+}
+
+// Of each side by itself: a peer's overhead is over the same peer's model without sharding.
+Benchmark overhead_benchmark(const UnitsCase& c, double most_us) {
+  Benchmark row;
+  row.name = name_of(c, false) + ".overhead";
+  row.summary = fmt::format("what fully_shard on {} adds to each unit: ({} - {}) / {}", ranks_of(c), name_of(c, false),
+                            name_of(kPlain, false), kNumUnits);
+  row.unit = {"us", Better::lower, 2};
+  row.target = {Rule::value_at_most, most_us};
+  row.measure = [c](Figure& figure, BenchRun& run) {
+    const Outcome &without = outcome_of(kPlain, false, run), &with = outcome_of(c, false, run);
+    const auto per_unit = [](const Answers& sharded, const Answers& plain) {
+      return (sharded.median() - plain.median()) * 1e6 / kNumUnits;
+    };
+    figure.value = per_unit(with.ours, without.ours);
+    for (std::size_t i = 0; i < with.peers.size(); ++i) {
+      const Answers &sharded = with.peers[i], &plain = without.peers[i];
+      if (sharded.ok() && plain.ok())
+        figure.peers.push_back({sharded.name, per_unit(sharded, plain), sharded.settings});
+      else add_note(figure, "no peer: " + (sharded.ok() ? plain : sharded).error);
+    }
   };
   return row;
 }
@@ -45,7 +86,9 @@ Benchmark units_benchmark(const UnitsCase& c, bool optimizer) {
 std::vector<Benchmark> units_benchmarks() {
   std::vector<Benchmark> rows;
   for (const bool optimizer : {false, true})
-    for (const UnitsCase& c : kCases) rows.push_back(units_benchmark(c, optimizer));
+    for (const UnitsCase& c : {kPlain, kOneRank, kTwoRanks}) rows.push_back(units_benchmark(c, optimizer));
+  rows.push_back(overhead_benchmark(kOneRank, 1));
+  rows.push_back(overhead_benchmark(kTwoRanks, 25));
   return rows;
 }
 
