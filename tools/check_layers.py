@@ -4,10 +4,11 @@
   includes   "folder/file.h" exists, and its folder is one that the including folder may see
   rooms      inside a folder of ORDER, a room includes itself and those before it
   headers    `#pragma once` stands in every header exactly once
-  length     no file of code has more than 600 lines, no function more than 60
+  length     no file of code has more than 600 lines, no function more than 60 (clang-tidy checks functions too)
   README     every folder has a README.md, but for those below tests/golden, which are as other programs write them
   ASCII      code is ASCII text
   variables  getenv appears only in tools/ and runtime/os/settings.cpp (tests may set variables)
+  op names   outside of runtime/op no code compares ops by name: what differs is a column (tests may pick ops by name)
 
 Usage: check_layers.py [ROOT]   (ROOT is the repository, by default the one this file is in.) Exit status 1 on a breach.
 """
@@ -43,6 +44,11 @@ NO_CODE = re.compile(
     re.S | re.M)
 NO_FUNCTION = re.compile(r"\b(requires|alignas|decltype|noexcept|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)")
 GETENV = re.compile(r"\bgetenv\s*\(|\benviron\b")
+# op.name, node.op->name, row->name; `row.name` is a figure's in tools/bench.
+OP_NAME = r"\b(?:\w+_)?(?:op_?(?:\(\))?(?:\.|->)|row_?->)name\b"
+COMPARED_OP = re.compile(
+    rf"{OP_NAME}\s*(?:==|!=|\.\s*(?:starts_with|ends_with|find|compare)\b)"
+    rf"|(?:==|!=)\s*(?:[\w:()\[\]]+(?:\.|->))*{OP_NAME}(?!\s*[.(])")
 
 
 def check_include(root, folder, target):
@@ -71,9 +77,13 @@ def check_rooms(where, target):
     return None
 
 
+def code_of(text):
+    """The text with blanks for what is no code, so that every place stays where it is."""
+    return NO_CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+
+
 def function_lengths(text):
-    """Yields (first line, number of lines) of each function body that stands in no other."""
-    text = NO_CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    """Yields (first line, number of lines) of each function body that stands in no other, of what code_of() returns."""
     open_braces = []  # (kind, where the head starts)
     head_start = 0
     for brace in re.finditer(r"[{};]", text):
@@ -95,9 +105,14 @@ def function_lengths(text):
 
 def check_cxx(root, path, folder, lines):
     """Yields (line number, breach) for one C++ file."""
-    for number, length in function_lengths("\n".join(lines)):
+    code = code_of("\n".join(lines))
+    for number, length in function_lengths(code):
         if length > MAX_FUNCTION_LINES:
             yield number, f"a function of {length} lines; the limit is {MAX_FUNCTION_LINES}"
+    if folder != "tests" and root / "runtime/op" not in path.parents:
+        for match in COMPARED_OP.finditer(code):
+            yield (code.count("\n", 0, match.start()) + 1,
+                   "an op is compared by name; ask for a column of its row (runtime/op/op.h), or compare rows")
     for number, line in enumerate(lines, 1):
         match = INCLUDE.match(line)
         breach = match and (check_include(root, folder, match.group(1))

@@ -80,6 +80,18 @@ class CheckLayers(unittest.TestCase):
     def test_not_ascii(self):
         self.expect({"nn/b.cpp": "// \u00e9\n"}, "nn/b.cpp:1: not ASCII")
 
+    def test_ops_compared_by_name(self):
+        breach = "nn/b.cpp:2: an op is compared by name"
+        for text in ('call.op.name == "add"', "node.op->name != other", 'name ==\n  node.at(i).op->name', 'last_op().name=="add"',
+                     "row->name == name", 'op.name.starts_with("unit_")', 'this_op_.name == "add"'):
+            self.expect({"nn/b.cpp": f"\nbool b = {text};\n"}, breach)
+        for text in ("&call.op == &op::add", "axis.name == label", "loop.name == x", 'f(op.name, "==")', "x; // op.name == y",
+                     "a == op.name.size()", "figure_row.name == name"):
+            self.assertEqual(self.run_on({"nn/b.cpp": f"\nbool b = {text};\n"})[0], 0, text)
+        for place in ("runtime/op", "tests/op"):
+            readmes = {f"{folder}/README.md": "" for folder in (place, place.split("/")[0])}
+            self.assertEqual(self.run_on({**readmes, f"{place}/x.cpp": 'bool b = op.name == "add";\n'})[0], 0)
+
     def test_environment(self):
         self.expect({"nn/b.cpp": 'auto* x = getenv("X");\n'}, "environment variables")
 
