@@ -105,9 +105,9 @@ std::optional<std::string> HazardChecker::check(const Storage& storage, Access a
     if ((access.agent == 0 && b.agent == 0) || (!access.writes && !b.writes) ||
         (b.agent < clock.size() && b.time <= clock[b.agent]))
       continue;
-    hazard = fmt::format("hazard: nothing orders \"{}\", which {} storage {} ({} of {}), after \"{}\", which {} it",
-                         access.who, access.writes ? "writes or frees" : "reads", storage.id(),
-                         format_bytes(storage.bytes()), name(storage.category()), b.who, b.writes ? "writes" : "reads");
+    hazard = fmt::format("hazard: nothing orders \"{}\", which {} {}, after \"{}\", which {} it", access.who,
+                         access.writes ? "writes or frees" : "reads", describe(storage), b.who,
+                         b.writes ? "writes" : "reads");
     found_.push_back(*hazard);
     return hazard;  // as if it had not happened
   }

@@ -41,8 +41,8 @@ struct RemovedEdge {
 };
 
 /// Checks the current rank for a scope. Accesses of the rank's thread are those through Storage::read() and write();
-/// those of work are its loans. A missing edge throws Error naming both works, their queues and the storage;
-/// where memory is freed, which must not throw, it is only noted.
+/// those of work are its loans. A missing edge throws Error naming both works, their queues and the storage by
+/// its name; where memory is freed, which must not throw, it is only noted.
 class HazardChecker final : public AccessWatcher {
  public:
   HazardChecker();

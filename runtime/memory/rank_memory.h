@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -63,6 +64,9 @@ class RankMemory {
 
   /// Storages made or lent from now on report to it; null: to nobody.
   AccessWatcher* watcher = nullptr;
+  /// What a storage is known by on this rank, for messages: "blocks.3 full", or empty. Set while some have a name, by
+  /// who keeps the names (op/step_names.h).
+  std::string (*storage_name)(const Storage& storage) = nullptr;
 
  protected:
   explicit RankMemory(RankOptions options);

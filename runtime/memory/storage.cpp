@@ -91,8 +91,7 @@ void Storage::forget_loans() const {
 }
 
 void Storage::check_bytes() const {
-  if (is_ghost() && bytes_ > 0)
-    fail("storage {} ({} of {}) has no bytes: this rank is a ghost", id_, format_bytes(bytes_), name(category_));
+  if (is_ghost() && bytes_ > 0) fail("{} has no bytes: this rank is a ghost", describe(*this));
 }
 
 void Storage::prepare_read() const {
@@ -160,6 +159,13 @@ void Storage::restore_data() {
   // While a graph is recorded, memory of the device comes from the graph.
   if (device_.kind != Device::Kind::cpu) allocator_ = &RankMemory::current().allocator(device_);
   data_ = static_cast<std::byte*>(allocator_->allocate(bytes_, category_));
+}
+
+std::string describe(const Storage& storage) {
+  const RankMemory* const rank = RankMemory::current_or_null();
+  const std::string known = rank && rank->storage_name ? rank->storage_name(storage) : std::string();
+  return fmt::format("storage {} ({}{}{} of {})", storage.id(), known, known.empty() ? "" : ", ",
+                     format_bytes(storage.bytes()), name(storage.category()));
 }
 
 }  // namespace sherd

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -153,5 +154,8 @@ class Storage final : public RefCounted {
   mutable Event last_write_;
   std::unique_ptr<std::vector<Event>> last_reads_;  // made when a queue first reads the bytes: few storages have any
 };
+
+/// "storage 17 (blocks.3 full, 4 KB of unsharded)"; without a name if it has none on this rank.
+std::string describe(const Storage& storage);
 
 }  // namespace sherd

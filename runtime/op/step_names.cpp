@@ -10,6 +10,10 @@ namespace {
 
 // State of the rank context. Nothing here keeps anything alive.
 struct KnownNames {
+  KnownNames() { RankContext::current().storage_name = &name_of; }  // messages of lower layers say the names
+  ~KnownNames() { RankContext::current().storage_name = nullptr; }
+  KnownNames(const KnownNames&) = delete;
+  KnownNames& operator=(const KnownNames&) = delete;
   std::vector<std::weak_ptr<const NamedStorage>> storages;
   std::vector<std::weak_ptr<const StepSetting>> settings;
   std::vector<const Distributed*> layouts;

@@ -8,6 +8,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/host_queue.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/step_names.h"
 #include "tests/support/expect_error.h"
 
 namespace sherd::testing {
@@ -83,6 +84,18 @@ TEST(Hazards, BytesThatWorkOnlyReadsMustNotBeWritten) {
   const Tensor shard = zeros({4}), full = zeros({8});
   submit(kGather, {{shard.storage(), false}, {full.storage(), true}}, "first");
   expect_error([&] { fill_into(shard, 1); }, {"the rank's thread", "gather work first", "which reads it"});
+}
+
+TEST(Hazards, SayTheNameOfTheBuffer) {
+  RankScope scope;
+  HazardChecker checker;
+  checker.remove({QueueEdge::touch, kGather, true});
+  const Tensor full = zeros({8});
+  const auto named = name_storage("blocks.3 full", full.storage());
+  submit(kGather, {{full.storage(), true}}, "blocks.3");
+  expect_error([&] { (void)full.raw(); }, {"reads storage " + std::to_string(full.storage()->id()) +
+                                               " (blocks.3 full, 32 B of activations), after",
+                                           "\"gather work blocks.3\", which writes it"});
 }
 
 TEST(Hazards, EndWithTheScope) {

@@ -1,6 +1,7 @@
 // Names of what a step uses: known while it lives, on its rank, once.
 #include "runtime/op/step_names.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -23,6 +24,17 @@ TEST(StepNames, StoragesAreKnownWhileTheyAreNamed) {
   EXPECT_EQ(find_storage("blocks.0 full").get(), nullptr);
   EXPECT_EQ(name_of(*a), "");
   EXPECT_EQ(find_storage("blocks.0 full~2").get(), b.get());
+}
+
+TEST(StepNames, MessagesOfLowerLayersSayThem) {
+  const RankScope rank;
+  const Ref<Storage> bytes = Storage::allocate(4000, MemoryCategory::unsharded);
+  const std::string unnamed = fmt::format("storage {} (4 KB of unsharded)", bytes->id());
+  EXPECT_EQ(describe(*bytes), unnamed);
+  auto named = name_storage("blocks.3 full", bytes);
+  EXPECT_EQ(describe(*bytes), fmt::format("storage {} (blocks.3 full, 4 KB of unsharded)", bytes->id()));
+  named.reset();
+  EXPECT_EQ(describe(*bytes), unnamed);
 }
 
 TEST(StepNames, SettingsAreKnownByNameWhateverTheirText) {
