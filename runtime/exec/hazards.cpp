@@ -3,6 +3,8 @@
 #include "runtime/exec/hazards.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "runtime/exec/context.h"
 #include "runtime/exec/host_queue.h"
@@ -12,6 +14,15 @@ namespace sherd {
 
 namespace {
 std::size_t agent_of(const Queue& queue) { return 1 + static_cast<std::size_t>(queue.index()); }
+
+std::string_view verb_of(bool writes) { return writes ? "writes or frees" : "reads"; }
+
+// From where to where; nothing while it has no memory, or that of somebody else, which others may have mapped too.
+std::pair<std::uintptr_t, std::uintptr_t> memory_of(const Storage& storage) {
+  const auto first = reinterpret_cast<std::uintptr_t>(storage.address());
+  if (first == 0 || storage.is_borrowed()) return {};
+  return {first, first + static_cast<std::uintptr_t>(storage.bytes())};
+}
 }  // namespace
 
 HazardChecker::HazardChecker() : outer_(RankContext::current().hazards) {
@@ -63,23 +74,27 @@ HazardChecker::Access HazardChecker::rank_access(bool writes) const {
 
 void HazardChecker::submitted(const Queue& queue, const QueueItem& item, std::span<const Loan> loans) {
   const std::size_t self = agent_of(queue);
-  Clock clock{};
-  if (!is_removed(QueueEdge::submit, queue.name())) clock = rank_;
+  Clock without_submit{};
   if (!is_removed(QueueEdge::order, queue.name()) && item.sequence > 1) {
-    join(clock, clock_of(queue, item.sequence - 1));
-    see(clock, self, item.sequence - 1);
+    join(without_submit, clock_of(queue, item.sequence - 1));
+    see(without_submit, self, item.sequence - 1);
   }
   for (const auto& [event, wrote] : item.after) {
     const Queue& other = *event.queue();
     if (is_removed(QueueEdge::depend, other.name())) continue;
-    join(clock, clock_of(other, event.sequence()));
-    see(clock, agent_of(other), event.sequence());
+    join(without_submit, clock_of(other, event.sequence()));
+    see(without_submit, agent_of(other), event.sequence());
   }
+  Clock clock = without_submit;
+  if (!is_removed(QueueEdge::submit, queue.name())) join(clock, rank_);
+  const Clock& reuse = is_removed(QueueEdge::reuse, queue.name()) ? without_submit : clock;
   if (items_.size() < self) items_.resize(self);
   items_[self - 1].push_back({item.sequence, clock});
   for (const Loan& loan : loans)
-    if (const auto hazard = check(*loan.storage, {self, item.sequence, loan.writes, describe(item)}, clock))
-      throw Error(*hazard);
+    if (const std::string hazard =
+            check(*loan.storage, {self, item.sequence, loan.writes, describe(item)}, clock, reuse);
+        !hazard.empty())
+      throw Error(hazard);
   ++rank_[0];
 }
 
@@ -92,30 +107,82 @@ void HazardChecker::waited(const Queue& queue, std::uint64_t sequence) {
 }
 
 void HazardChecker::accessed(const Storage& storage, Kind kind) {
-  if (const auto hazard = check(storage, rank_access(kind == Kind::write), rank_)) throw Error(*hazard);
+  if (const std::string hazard = check(storage, rank_access(kind == Kind::write), rank_, rank_); !hazard.empty())
+    throw Error(hazard);
 }
 
-void HazardChecker::released(const Storage& storage) noexcept { check(storage, rank_access(true), rank_); }
+void HazardChecker::released(const Storage& storage) noexcept { check(storage, rank_access(true), rank_, rank_); }
 
-std::optional<std::string> HazardChecker::check(const Storage& storage, Access access, const Clock& clock) {
+bool HazardChecker::is_ordered(const Access& before, const Access& access, const Clock& clock) {
+  return (access.agent == 0 && before.agent == 0) ||
+         (before.agent < clock.size() && before.time <= clock[before.agent]);
+}
+
+void HazardChecker::note(std::vector<Access>& accesses, const Access& access) {
+  const auto same = std::ranges::find_if(
+      accesses, [&](const Access& b) { return b.agent == access.agent && b.writes == access.writes; });
+  if (same == accesses.end()) accesses.push_back(access);
+  else *same = access;
+}
+
+std::string HazardChecker::check(const Storage& storage, const Access& access, const Clock& clock, const Clock& reuse) {
   ++num_checked_;
-  std::optional<std::string> hazard;
-  std::vector<Access>& before = accesses_[storage.id()];
-  for (const Access& b : before) {
-    if ((access.agent == 0 && b.agent == 0) || (!access.writes && !b.writes) ||
-        (b.agent < clock.size() && b.time <= clock[b.agent]))
-      continue;
-    hazard = fmt::format("hazard: nothing orders \"{}\", which {} {}, after \"{}\", which {} it", access.who,
-                         access.writes ? "writes or frees" : "reads", describe(storage), b.who,
-                         b.writes ? "writes" : "reads");
-    found_.push_back(*hazard);
+  std::string hazard = find_hazard(storage, access, clock);
+  if (hazard.empty()) hazard = find_hazard_of_reuse(storage, access, reuse);
+  if (!hazard.empty()) {
+    found_.push_back(hazard);
     return hazard;  // as if it had not happened
   }
-  const auto same = std::find_if(before.begin(), before.end(),
-                                 [&](const Access& b) { return b.agent == access.agent && b.writes == access.writes; });
-  if (same == before.end()) before.push_back(std::move(access));
-  else *same = std::move(access);
+  note(accesses_[storage.id()], access);
+  note_tenant(storage, access);
   return hazard;
+}
+
+std::string HazardChecker::find_hazard(const Storage& storage, const Access& access, const Clock& clock) {
+  for (const Access& b : accesses_[storage.id()])
+    if ((access.writes || b.writes) && !is_ordered(b, access, clock))
+      return fmt::format("hazard: nothing orders \"{}\", which {} {}, after \"{}\", which {} it", access.who,
+                         verb_of(access.writes), describe(storage), b.who, b.writes ? "writes" : "reads");
+  return {};
+}
+
+// What is in memory when it is given away is nobody's, so reads are no exception.
+std::string HazardChecker::find_hazard_of_reuse(const Storage& storage, const Access& access, const Clock& clock) {
+  const auto [first, end] = memory_of(storage);
+  for (auto at = first_tenant(first); at != tenants_.end() && at->first < end; ++at) {
+    const Tenant& tenant = at->second;
+    if (tenant.storage == storage.id()) continue;
+    for (const Access& b : tenant.accesses)
+      if (!is_ordered(b, access, clock))
+        return fmt::format("hazard: nothing orders \"{}\", which {} {}, after \"{}\", which {} {} in the same memory",
+                           access.who, verb_of(access.writes), describe(storage), b.who, b.writes ? "writes" : "reads",
+                           tenant.text);
+  }
+  return {};
+}
+
+// The first that does not end before this address.
+std::map<std::uintptr_t, HazardChecker::Tenant>::iterator HazardChecker::first_tenant(std::uintptr_t first) {
+  const auto next = tenants_.upper_bound(first);
+  if (next == tenants_.begin()) return next;
+  const auto before = std::prev(next);
+  return before->second.end > first ? before : next;
+}
+
+// Of those who had the memory before, what it has not taken is left.
+void HazardChecker::note_tenant(const Storage& storage, const Access& access) {
+  const auto [first, end] = memory_of(storage);
+  if (first == end) return;
+  auto at = first_tenant(first);
+  if (at != tenants_.end() && at->first == first && at->second.end == end && at->second.storage == storage.id())
+    return note(at->second.accesses, access);
+  while (at != tenants_.end() && at->first < end) {
+    auto old = tenants_.extract(at++);
+    if (old.mapped().end > end) tenants_.emplace(end, old.mapped());
+    old.mapped().end = first;
+    if (old.key() < first) tenants_.insert(std::move(old));
+  }
+  tenants_.emplace(first, Tenant{end, storage.id(), describe(storage), {access}});
 }
 
 }  // namespace sherd

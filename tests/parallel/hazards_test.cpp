@@ -22,7 +22,8 @@ TEST(FullyShardHazards, F177_NoneInTraining) {
       run_ranks(ranks, [&](const Group& group) {
         HazardChecker checker;
         {
-          HazardTraining t(group, Device::cpu(), {.reshard_after_forward = nn::ReshardAfterForward(reshard)});
+          HazardTraining t(group, Device::cpu(),
+                           {.blocks = {.reshard_after_forward = nn::ReshardAfterForward(reshard)}});
           train_steps(t);
           GradMode off(false);
           t.net(batch_of(4, 6, 0, "x"));

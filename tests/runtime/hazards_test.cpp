@@ -86,6 +86,53 @@ TEST(Hazards, BytesThatWorkOnlyReadsMustNotBeWritten) {
   expect_error([&] { fill_into(shard, 1); }, {"the rank's thread", "gather work first", "which reads it"});
 }
 
+// What one storage has given back another is given, at the same address.
+TEST(Hazards, MemoryIsTheSameBytesAsAnotherStorage) {
+  for (const bool is_removed : {false, true}) {
+    RankScope scope;
+    HazardChecker checker;
+    if (is_removed) checker.remove({QueueEdge::reuse, kGather});
+    Tensor first = zeros({8});
+    const std::uint64_t old = first.storage()->id();
+    const std::byte* const address = first.storage()->address();
+    first = Tensor();
+    const Tensor second = Tensor::empty({8}, DType::f32);
+    ASSERT_EQ(second.storage()->address(), address);
+    const auto gather = [&] { submit(kGather, {{second.storage(), true}}, "second"); };
+    if (!is_removed) {
+      gather();
+      (void)second.raw();
+      EXPECT_TRUE(checker.found().empty()) << checker.found()[0];
+    } else {
+      expect_error(gather, {"\"gather work second\", which writes or frees storage " +
+                                std::to_string(second.storage()->id()) + " (32 B of activations)",
+                            "after \"the rank's thread\", which writes storage " + std::to_string(old) +
+                                " (32 B of activations) in the same memory"});
+    }
+  }
+}
+
+TEST(Hazards, MemoryIsReusedInParts) {
+  constexpr std::int64_t kHalf = 1 << 20;  // so large that any place serves that holds it
+  RankScope scope;
+  HazardChecker checker;
+  checker.remove({QueueEdge::reuse, kGather});
+  Tensor whole = zeros({2 * kHalf});
+  const std::uint64_t old = whole.storage()->id();
+  const std::byte* const address = whole.storage()->address();
+  whole = Tensor();
+  const Tensor left = Tensor::empty({kHalf}, DType::f32), right = Tensor::empty({kHalf}, DType::f32);
+  ASSERT_EQ(left.storage()->address(), address);
+  ASSERT_EQ(right.storage()->address(), address + kHalf * 4);
+  submit(kReduce, {{left.storage(), true}}, "left");
+  EXPECT_TRUE(checker.found().empty()) << checker.found()[0];
+  expect_error(
+      [&] {
+        submit(kGather, {{right.storage(), true}}, "right");
+      },
+      {"\"gather work right\"", "which writes storage " + std::to_string(old), "in the same memory"});
+}
+
 TEST(Hazards, SayTheNameOfTheBuffer) {
   RankScope scope;
   HazardChecker checker;
