@@ -1,5 +1,5 @@
-// Sharding read off the op table. A letter of the dims column is a dim of the iteration space: cut along it, every
-// operand that has the letter is cut there, and what has no such letter is whole on every rank.
+// Sharding read off the op table. A letter of the dims column is a dim of the iteration space: sharded along it, every
+// operand that has the letter is sharded there, and what has no such letter is replicated.
 //
 //   "...mk,...kn->...mn"   letter n:   R  S(-1) -> S(-1)         letter k:   S(-1)  S(-2) -> P, as the row is linear
 //   "...[d],[d]->...[d]"   letter d:   nothing, every rank needs all of it
@@ -139,7 +139,8 @@ int position(const DimsTerm& term, int ndim, char letter, int e) {
   return i == std::string::npos ? -1 : ndim - letters + static_cast<int>(i);
 }
 
-// One candidate: the factor is cut in every operand that has it. Operands of one element there are broadcast: whole.
+// One candidate: every operand that has the factor is sharded along it. Operands of one element there are broadcast:
+// replicated.
 void add_factor(const RuleCall& call, const DimsSpec& spec, char letter, int e, Signatures& signatures) {
   Signature s{all(call.in.size(), Replicate()), all<2>(call.out.size(), Replicate()), 0};
   std::int64_t size = 1;
@@ -152,7 +153,7 @@ void add_factor(const RuleCall& call, const DimsSpec& spec, char letter, int e, 
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     if (!call.has(i)) continue;
     const int at = position(spec.inputs[i], call.ndim(i), letter, e);
-    // A size of 1 among larger ones is broadcast; 0 against 1 too, then there is nothing to cut.
+    // A size of 1 among larger ones is broadcast; 0 against 1 too, then there is nothing to shard.
     if (at < 0 || (letter == '.' && call.shape(i)[at] == 1 && size != 1)) continue;
     s.in[i] = Shard(at);
     is_cut = true;

@@ -25,8 +25,8 @@ namespace sherd {
 struct Signature {
   SmallVec<Placement, 4> in;   ///< per input; of one that is absent: Replicate
   SmallVec<Placement, 2> out;  ///< per output
-  /// Unless 0, the number of parts into which all axes together cut the sharded dim must divide this: where a dim is
-  /// cut together with others (views, grouped heads) ranks must hold whole groups.
+  /// Unless 0, the number of parts into which all axes together shard the dim must divide this: where a dim is
+  /// sharded together with others (views, grouped heads) ranks must hold whole groups.
   std::int64_t even = 0;
 };
 using Signatures = std::vector<Signature>;
@@ -92,7 +92,7 @@ SmallVec<Placement, N> all(std::size_t count, Placement placement) {
   for (std::size_t i = 0; i < count; ++i) list.push_back(placement);
   return list;
 }
-/// The signatures of the dims column: every letter that is not whole, cut in all operands that have it; a result
+/// The signatures of the dims column: every letter that is not whole, sharded in all operands that have it; a result
 /// without it becomes Partial, if the row is linear.
 void add_dims_signatures(const RuleCall& call, std::string_view dims, Signatures& signatures);
 /// Partial through a row that is linear in input i for given others: sum and avg.

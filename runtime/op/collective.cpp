@@ -167,7 +167,7 @@ constinit const Op op::reduce_scatter{
 constinit const Op op::all_to_all{
     .name = "all_to_all",
     .doc =
-        "From x [..., own part, ..., S, ...], cut along one dim, to [..., size, ..., own chunk of S, ...], cut "
+        "From x [..., own part, ..., S, ...], sharded along one dim, to [..., size, ..., own chunk of S, ...], sharded "
         "along another.",
     .attrs = &attr_kind<CollectiveAttrs>,
     .infer = infer_all_to_all,

@@ -1,7 +1,7 @@
 #pragma once
-// A tensor that a collective row cuts over ranks, seen along that dim:
+// A tensor that a collective row shards along a dim, seen along that dim:
 //
-//   x [outer, n, inner]    | part 0 | part 1 |      a dim that is not the outermost is cut across the memory
+//   x [outer, n, inner]    | part 0 | part 1 |      shards of a dim that is not the outermost are not contiguous
 //                          | part 0 | part 1 |
 #include <cstdint>
 #include <vector>
@@ -13,7 +13,7 @@
 
 namespace sherd {
 
-/// A dense tensor seen along one dim, cut over ranks by the chunk rule.
+/// A dense tensor seen along one dim, sharded over ranks by the chunk rule.
 struct Cut {
   Cut(const Shape& shape, int dim, DType dtype, int ranks) : n(shape[dim]), size(byte_size(dtype)), parts(ranks) {
     for (int d = 0; d < dim; ++d) outer *= shape[d];

@@ -183,7 +183,7 @@ Tensor Tensor::scalar(double value, DType dtype) {
 
 namespace {
 void check_readable(const Tensor& t, std::string_view what) {
-  check(!t.is_distributed(), "{}: {} is spread over ranks; use full_tensor() or local()", what, t);
+  check(!t.is_distributed(), "{}: {} is distributed over ranks; use full_tensor() or local()", what, t);
   check(!t.is_meta(), "{}: {} is on the meta device and has no values; materialize the model first", what, t);
   check(!t.is_ghost(), "{}: {} has no bytes: this rank is a ghost", what, t);
   if (CaptureSink* capture = RankContext::current().capture) capture->refuse_read(t, what);
@@ -198,7 +198,7 @@ Tensor on_host(const Tensor& t) {
 
 void Tensor::refuse_bytes() const {
   if (is_distributed())
-    fail("{} is spread over ranks and has no address; ask its local() part, or full_tensor()", *this);
+    fail("{} is distributed over ranks and has no address; ask its local() part, or full_tensor()", *this);
   fail("{} has no bytes on this rank", *this);
 }
 

@@ -17,7 +17,7 @@ namespace {
 
 using Group = std::shared_ptr<ProcessGroup>;
 
-// x [2, 4, inner] -> gathered along dim 1, swapped to a cut along dim 2, reduced along dim 1, joined again. `group` is
+// x [2, 4, inner] -> gathered along dim 1, moved to shards along dim 2, reduced along dim 1, joined again. `group` is
 // half of the ranks.
 Tensor step(const Tensor& x, Slot& weight, ProcessGroup& group) {
   const std::int64_t inner = x.size(2);

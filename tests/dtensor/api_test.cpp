@@ -178,7 +178,7 @@ TEST(FromLocal, MaximaHaveNoDerivative) {
 TEST(ToLocal, OnlyAPartHasAnAddress) {
   run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
     const Tensor x = from_local(ones({2, 3}), DeviceMesh(group, "dp"), {Shard(0)});
-    expect_error([&] { x.data<float>(); }, {"f32[4,3]", "spread over ranks", "local()", "full_tensor()"});
+    expect_error([&] { x.data<float>(); }, {"f32[4,3]", "distributed over ranks", "local()", "full_tensor()"});
     EXPECT_EQ(x.local().data<float>()[0], 1);
   });
 }

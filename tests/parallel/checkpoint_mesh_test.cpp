@@ -1,4 +1,4 @@
-// State of models that are cut along several axes: names, values, files. Bitwise.
+// State of models that are sharded along several axes: names, values, files. Bitwise.
 #include <gtest/gtest.h>
 
 #include <map>

@@ -107,7 +107,7 @@ TEST(Tensor, DistributedShowsTheGlobalShapeAndHoldsTheLocalPart) {
   EXPECT_EQ(t.local().raw(), local.raw());
   EXPECT_EQ(describe(t), "f32[4,2]{0: dp}");
   EXPECT_EQ(describe(t.alias()), "f32[4,2]{0: dp}");
-  expect_error([&] { t.to_vector<float>(); }, {"is spread over ranks; use full_tensor() or local()"});
+  expect_error([&] { t.to_vector<float>(); }, {"is distributed over ranks; use full_tensor() or local()"});
   expect_error([&] { Tensor::distributed({6, 2}, &layout, local); }, {"has local shape [3,2] here, got"});
 }
 

@@ -45,7 +45,7 @@ TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device devi
   nn::set_step(0);
   const nn::LanguageModelConfig architecture = model_config(config_.model, data_vocabulary);
   model_ = nn::make_language_model(architecture);
-  spread(architecture);
+  shard(architecture);
   model_->materialize(seed, device);
   optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(), adamw_options(o));
   if (const auto scaling = loss_scaler_options(config_)) scaler_.emplace(*scaling);
@@ -55,8 +55,8 @@ TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device devi
                                                CompileOptions{.group = mesh_.group()});
 }
 
-// Matrices are cut before fully_shard cuts what is left of them.
-void TrainStep::spread(const nn::LanguageModelConfig& architecture) {
+// Tensor parallelism shards matrices before fully_shard shards what each rank has of them.
+void TrainStep::shard(const nn::LanguageModelConfig& architecture) {
   if (mesh_.tensor())
     nn::parallelize(*model_, *mesh_.tensor(),
                     nn::make_plan(architecture, {.sequence_parallel = config_.parallel.sequence,

@@ -80,7 +80,7 @@ class TrainStep {
   nn::LossScaler* scaler() { return scaler_ ? &*scaler_ : nullptr; }
 
  private:
-  void spread(const nn::LanguageModelConfig& architecture);
+  void shard(const nn::LanguageModelConfig& architecture);
   std::vector<Tensor> run(std::span<const Tensor> in);
   Result result_of(const std::vector<Tensor>& out) const;
 
