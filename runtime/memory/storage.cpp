@@ -91,7 +91,7 @@ void Storage::forget_loans() const {
 }
 
 void Storage::check_bytes() const {
-  if (is_ghost() && bytes_ > 0) fail("{} has no bytes: this rank is a ghost", describe(*this));
+  if (residency() == Residency::ghost && bytes_ > 0) fail("{} has no bytes: this rank is a ghost", describe(*this));
 }
 
 void Storage::prepare_read() const {

@@ -11,6 +11,7 @@
 
 #include "runtime/memory/accounting.h"
 #include "runtime/memory/event.h"
+#include "runtime/memory/residency.h"
 #include "runtime/tensor/device.h"
 #include "runtime/tensor/intrusive.h"
 
@@ -86,6 +87,12 @@ class Storage final : public RefCounted {
   /// Memory of someone else (perhaps read-only): never reused for a result.
   bool is_borrowed() const { return allocator_ == nullptr; }
   bool is_present() const { return data_ != nullptr || bytes_ == 0; }
+  /// All of it in one value. A ghost's is ghost whatever it is beside; a storage of no bytes is never released.
+  Residency residency() const {
+    if (is_ghost()) return Residency::ghost;
+    if (is_lent()) return Residency::lent;
+    return is_present() ? Residency::present : Residency::released;
+  }
   /// Gives the memory back; handles stay. No-op when absent. Waits while a queue uses the bytes.
   void release_data();
   /// Allocates again (contents undefined). No-op when present.

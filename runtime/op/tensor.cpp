@@ -185,8 +185,13 @@ namespace {
 void check_readable(const Tensor& t, std::string_view what) {
   check(!t.is_distributed(), "{}: {} is distributed over ranks; use full_tensor() or local()", what, t);
   check(!t.is_meta(), "{}: {} is on the meta device and has no values; materialize the model first", what, t);
-  check(!t.is_ghost(), "{}: {} has no bytes: this rank is a ghost", what, t);
+  const Storage* const bytes = t.storage().get();
+  const Residency residency = bytes ? bytes->residency() : Residency::present;
+  if (residency == Residency::ghost) fail("{}: {} has no bytes: this rank is a ghost", what, t);
   if (CaptureSink* capture = RankContext::current().capture) capture->refuse_read(t, what);
+  if (residency == Residency::released && t.numel() > 0)
+    fail("{}: {} has no bytes now: {} is {}; gather it by unshard(), or read the sharded parameter", what, t,
+         describe(*bytes), name(residency));
 }
 
 // Not recorded: reading values is no part of a step.

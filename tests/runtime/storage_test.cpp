@@ -5,7 +5,9 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/queue.h"
 #include "runtime/op/ops.h"
+#include "tests/support/expect_error.h"
 
 namespace sherd {
 namespace {
@@ -73,6 +75,28 @@ TEST(Storage, KeepsItsMemoryWhileItIsReleased) {
   EXPECT_EQ(account().current(parameters), others) << "kept memory goes with the last handle";
 }
 
+TEST(Storage, ResidencySaysWhereTheBytesAre) {
+  const RankScope rank;
+  const Ref<Storage> s = Storage::released(4, unsharded);
+  EXPECT_EQ(s->residency(), Residency::released);
+  s->restore_data();
+  EXPECT_EQ(s->residency(), Residency::present);
+  for (const bool writes : {false, true}) {
+    const Loan loans[] = {{s, writes}};
+    RankContext::current().queue("gather").submit({.name = "work", .run = [] {}, .loans = loans});
+    EXPECT_EQ(s->residency(), Residency::lent);
+    s->wait_to_write();
+    EXPECT_EQ(s->residency(), Residency::present);
+  }
+  s->set_keeps_memory(true);
+  s->release_data();
+  EXPECT_EQ(s->residency(), Residency::released) << "what is kept is not to be read";
+  EXPECT_EQ(Storage::released(0, unsharded)->residency(), Residency::present);
+  const RankScope ghost("", {.ghost = true});
+  EXPECT_EQ(Storage::released(4, unsharded)->residency(), Residency::ghost);
+  EXPECT_EQ(Storage::allocate(4, unsharded)->residency(), Residency::ghost);
+}
+
 TEST(Storage, EmptyIsAlwaysPresent) {
   const Ref<Storage> s = Storage::allocate(0, activations);
   EXPECT_TRUE(s->is_present());
@@ -122,6 +146,17 @@ class Unit final : public StorageOwner {
  private:
   Ref<Storage> storage_;
 };
+
+TEST(Storage, AReadOfReleasedBytesIsAnError) {
+  Unit unit;
+  unit.gather();
+  const Tensor values = unit.tensor();
+  EXPECT_EQ(values.to_vector<double>(), (std::vector<double>{1, 2, 3}));
+  unit.release();
+  testing::expect_error([&] { values.to_vector<double>(); },
+                        {"to_vector(): f64[3] has no bytes now", "24 B of unsharded) is released", "unshard()"});
+  EXPECT_EQ(unit.asked, 0) << "only saved tensors ask the owner";
+}
 
 TEST(Storage, ASavedTensorAsksItsOwnerForTheBytes) {
   Unit unit;
