@@ -106,6 +106,11 @@ Metas infer_linear_cross_entropy_parts(const InferCall& c) {
   return part_metas(c.in[2], c.in[0].dtype);
 }
 
+// The logits' product.
+double linear_loss_flops(const InferCall& c) {
+  return 2 * static_cast<double>(c.in[0].numel()) * static_cast<double>(c.in[1].size(0));
+}
+
 // If rows are sharded over ranks, they stay where they are; otherwise each chunk's weight gradient is added straight
 // to its destination.
 void linear_cross_entropy_vjp(VjpCall& c) {
@@ -163,6 +168,7 @@ constinit const Op op::linear_cross_entropy{
     .infer = infer_linear_cross_entropy,
     .needs = {.inputs = 0b111, .outputs = 0b110},
     .vjp = linear_cross_entropy_vjp,
+    .flops = linear_loss_flops,
 };
 
 constinit const Op op::cross_entropy_parts{
@@ -183,6 +189,7 @@ constinit const Op op::linear_cross_entropy_parts{
     .attrs = &attr_kind<CrossEntropyAttrs>,
     .infer = infer_linear_cross_entropy_parts,
     .no_gradient = kStep,
+    .flops = linear_loss_flops,
 };
 
 void register_loss(OpTable& table) {

@@ -4,6 +4,7 @@
 
 #include "runtime/op/attention_attrs.h"
 #include "runtime/op/index_attrs.h"
+#include "runtime/op/loss_attrs.h"
 #include "runtime/op/norm_attrs.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/optimizer_attrs.h"
@@ -119,6 +120,10 @@ TEST(Dims, CostOfProductsPointwiseViewsAndLookUps) {
   EXPECT_EQ(product.bytes, 4 * (2 * 3 * 5 + 2 * 5 * 7 + 2 * 3 * 7));
   EXPECT_EQ(cost(op::linear, {meta({4, 3, 5}), meta({7, 5}), Tensor()}).flops, 2.0 * 4 * 3 * 5 * 7);
   EXPECT_EQ(cost(op::linear_weight_grad, {meta({4, 3, 7}), meta({4, 3, 5})}).flops, 2.0 * 4 * 3 * 5 * 7);
+  EXPECT_EQ(
+      cost(op::linear_cross_entropy, {meta({4, 3, 5}), meta({7, 5}), meta({4, 3}, DType::i64)}, CrossEntropyAttrs{})
+          .flops,
+      2.0 * 4 * 3 * 5 * 7);
   EXPECT_EQ(cost(op::mul, {meta({4, 3}), meta({3})}).flops, 12);  // linear in both, but nothing is summed
   EXPECT_EQ(cost(op::sum, {meta({4, 3}, DType::bf16)}, ReduceAttrs{0b11, false}).bytes, 2 * 12 + 2);
   EXPECT_EQ(cost(op::permute, {meta({4, 3})}, PermuteAttrs{{1, 0}}).flops, 0);
