@@ -199,6 +199,15 @@ TEST_F(Bench, OverheadOfUnitsIsADifferenceOfEachSidesFigures) {
   }
 }
 
+TEST_F(Bench, NodesOfACapturedStepAddUpToTheFormula) {
+  const auto end = sherd({"bench", "program.flops", "--smoke", "--python", "none", "--json"});
+  const nlohmann::json figure = figures(end).at(0);
+  EXPECT_GT(figure.at("value"), 0.9) << "a row of products does not count them";
+  EXPECT_LT(figure.at("value"), 1.2);
+  const nlohmann::json& detail = figure.at("detail");
+  EXPECT_DOUBLE_EQ(figure.at("value"), detail.at("flops").get<double>() / detail.at("formula_flops").get<double>());
+}
+
 TEST_F(Bench, ABuildThatAnswersOtherwiseIsNoted) {
   struct Case {
     std::string script, note;
