@@ -44,7 +44,6 @@ constinit const Op op::linear_cross_entropy_backward{
     .doc = "grad, x, weight, targets, log-sum-exp, count -> the gradients of x and of the weight.",
     .attrs = &attr_kind<LossGradientAttrs>,
     .infer = infer_loss_gradient,
-    .traits = {.distributed_only = true},
     .no_gradient = "first derivatives only",
 };
 

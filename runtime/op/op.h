@@ -41,7 +41,6 @@ struct Traits {
   bool any_strides = false;    ///< the kernel writes outputs of any strides; others write dense ones, or as infer says
   bool placement = false;      ///< changes the layout (redistribute, from_local): the dist layer runs it
   bool local_extents = false;  ///< on distributed tensors it works on each rank's own elements (optimizer, norms)
-  bool distributed_only = false;  ///< no kernel: its sharding rule runs it as a program of rows
 };
 
 /// Which inputs and outputs the vjp reads, as bit masks; kAll for lists. The tape keeps nothing else.

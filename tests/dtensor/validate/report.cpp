@@ -15,7 +15,7 @@ const MeshShape kMeshes[] = {{{2}}, {{3}}, {{2, 2}}};
 
 std::string why_skipped(const Op& op) {
   if (op.traits.placement) return "moves tensors itself";
-  if (op.traits.distributed_only) return "is run by its rule only";
+  if (is_run_by_dtensor(op)) return "is run by its rule only";
   if (op.traits.collective) return "is communication itself";
   if (op.traits.local_extents) return "works on each rank's own elements";
   if (op.traits.effect) return "changes memory in place";
