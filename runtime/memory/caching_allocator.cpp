@@ -24,7 +24,8 @@ constexpr std::int64_t kRegionBytes = std::int64_t{1} << 30;  // of addresses
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 47;    // more than any address space here
 
 bool is_read_by_peers(MemoryCategory category) {
-  return category == MemoryCategory::parameters || category == MemoryCategory::gradients;
+  return category == MemoryCategory::parameters || category == MemoryCategory::gradients ||
+         category == MemoryCategory::communication;
 }
 bool is_lasting(MemoryCategory category) {
   return category == MemoryCategory::parameters || category == MemoryCategory::optimizer;

@@ -2,8 +2,8 @@
 // Host memory of one rank. What is freed stays here, so that a steady training step neither takes memory from the
 // system nor gives any back (first touch of fresh pages costs more than the kernels that use them). Small blocks wait
 // in the free list of their size class; large ones are cut from ranges of huge pages, where any freed place serves any
-// request that fits. What peers read, parameters and gradients, comes from memory that they can read in place if the
-// rank's group offers some.
+// request that fits. What peers read, parameters, gradients and what collectives work in, comes from memory that they
+// can read in place if the rank's group offers some.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@ class CachingAllocator final : public Allocator {
 
   CachingAllocator() = default;
 
-  /// Parameters and gradients allocated from now on lie in `memory`, which the allocator divides; other memory serves
+  /// What peers read and is allocated from now on lies in `memory`, which the allocator divides; other memory serves
   /// when it is used up. No-op when it is in use already. Aligned to 2 MiB.
   void use_shared_heap(std::shared_ptr<std::byte> memory, std::size_t bytes);
 

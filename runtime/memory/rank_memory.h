@@ -55,7 +55,7 @@ class RankMemory {
       return *allocator_;
     return is_ghost_ ? ghost_allocator(device) : device_allocator(device);
   }
-  /// Parameters and gradients of the host lie in `memory` from now on, see CachingAllocator. No-op on a ghost rank.
+  /// On the host what peers read lies in `memory` from now on, see CachingAllocator. No-op on a ghost rank.
   void use_shared_heap(std::shared_ptr<std::byte> memory, std::size_t bytes) {
     if (!is_ghost_) static_cast<CachingAllocator&>(*allocator_).use_shared_heap(std::move(memory), bytes);
   }

@@ -240,8 +240,8 @@ TEST_P(SharedHeaps, IntegersAreNotCast) {
   });
 }
 
-// The allocator that a rank with a heap uses: parameters and gradients lie in it, the rest does not.
-TEST(SharedHeap, ServesParametersAndGradients) {
+// The allocator that a rank with a heap uses: what peers read lies in it, the rest does not.
+TEST(SharedHeap, ServesWhatPeersRead) {
   constexpr std::size_t kBytes = std::size_t{4} << 20;
   const std::shared_ptr<std::byte> heap(static_cast<std::byte*>(std::aligned_alloc(2 << 20, kBytes)), std::free);
   const auto is_in_heap = [&](void* block) { return block >= heap.get() && block < heap.get() + kBytes; };
@@ -252,9 +252,11 @@ TEST(SharedHeap, ServesParametersAndGradients) {
   scope.context().use_shared_heap(heap, kBytes);
   void* parameters = allocator.allocate(1000, MemoryCategory::parameters);
   void* gradients = allocator.allocate(1 << 20, MemoryCategory::gradients);
+  void* between = allocator.allocate(1000, MemoryCategory::communication);
   void* activations = allocator.allocate(1000, MemoryCategory::activations);
   EXPECT_TRUE(is_in_heap(parameters));
   EXPECT_TRUE(is_in_heap(gradients));
+  EXPECT_TRUE(is_in_heap(between));
   EXPECT_FALSE(is_in_heap(activations));
   EXPECT_NE(activations, before);
   // The heap is used up: other memory serves.
@@ -271,6 +273,7 @@ TEST(SharedHeap, ServesParametersAndGradients) {
   allocator.release(large, 3 << 20, MemoryCategory::gradients);
   allocator.release(before, 1000, MemoryCategory::parameters);
   allocator.release(activations, 1000, MemoryCategory::activations);
+  allocator.release(between, 1000, MemoryCategory::communication);
   allocator.release(parameters, 1000, MemoryCategory::parameters);
   EXPECT_EQ(allocator.accounting().total(), 0);
 }
