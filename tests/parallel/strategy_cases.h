@@ -1,6 +1,8 @@
 #pragma once
-// The strategies as rows of what they hold, and the meshes and dtypes to try them on. A new strategy is a row.
+// The strategies as rows of what they hold, and the meshes and dtypes to try them on. A new strategy is a row. So is
+// what a step may do besides, of which tests look at memory only.
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/parallel/nets.h"
@@ -71,6 +73,51 @@ inline std::vector<StrategyCase> strategy_cases() {
         continue;
       }
       for (const int shards : {2, 4}) cases.push_back({&row, 1, shards, bf16});
+    }
+  return cases;
+}
+
+/// What a step does besides training under its strategy.
+struct StepExtras {
+  const char* text = "";
+  int slices = 0;               ///< reshard_after_forward; 0: as the strategy says
+  bool in_8_bits = false;       ///< gathers and reductions
+  bool keeps_storage = false;   ///< set_keep_unsharded_storage()
+  int micro_batches = 1;        ///< all but the last wait for it
+  bool adds_up_shards = false;  ///< they wait as shards
+  bool clips = false;
+
+  nn::UnitPolicy of(nn::UnitPolicy policy) const {
+    if (slices > 0) policy.reshard_after_forward = slices;
+    if (adds_up_shards) policy.gradients = nn::ShardedOver::shards;
+    return policy;
+  }
+};
+
+inline constexpr StepExtras kStepExtras[] = {
+    {.text = "resharding to 2 ranks", .slices = 2},
+    {.text = "in 8 bits", .in_8_bits = true},
+    {.text = "keeping unsharded storage", .keeps_storage = true},
+    {.text = "micro-batches that wait", .micro_batches = 3},
+    {.text = "micro-batches that add up shards", .micro_batches = 3, .adds_up_shards = true},
+    {.text = "clipping", .clips = true},
+};
+
+struct ExtendedCase {
+  StrategyCase strategy;
+  StepExtras extras{};
+  std::string text() const { return fmt::format("{} {}", strategy.text(), extras.text); }
+};
+
+/// Every strategy as it is; with each of the extras the usual one, on 4 ranks, and the one of most levels (slices want
+/// more than 2 shards).
+inline std::vector<ExtendedCase> extended_cases() {
+  std::vector<ExtendedCase> cases;
+  for (const StrategyCase& c : strategy_cases()) cases.push_back({c});
+  for (const StepExtras& extras : kStepExtras)
+    for (const StrategyCase& c : strategy_cases()) {
+      const bool is_usual = c.row->name == std::string_view("full_shard") && c.shards == 4;
+      if (is_usual || (c.divides_shards() && extras.slices == 0)) cases.push_back({c, extras});
     }
   return cases;
 }
