@@ -30,8 +30,9 @@ class ShardKeeper {
   /// have any. Local.
   virtual void shards_written() { reshard(); }
 
-  /// Full tensors are in the slots (shard/summon.h): gathering is an Error.
-  bool is_summoned = false;
+  /// A scope has put full tensors into the slots (shard/summon.h): gathering is an Error.
+  bool is_summoned() const { return !summoned.expired(); }
+  std::weak_ptr<const void> summoned{};  ///< of the scope, which may outlive parameters and keepers
 
  protected:
   ~ShardKeeper() = default;

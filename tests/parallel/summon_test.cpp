@@ -153,5 +153,59 @@ TEST(FullParameters, AStepInBetweenIsNotOverwritten) {
   });
 }
 
+TEST(FullParameters, OutliveTheirModel) {
+  run_ranks(2, [](const Group& group) {
+    auto net = std::make_unique<Net>(kTwoBlocks);
+    shard(*net, DeviceMesh(group));
+    net->materialize();
+    FullParameters full(*net, {.write_back = true});
+    net.reset();
+    full.close();
+    full.close();
+    EXPECT_EQ(held(MemoryCategory::unsharded) + held(MemoryCategory::parameters), 0);
+  });
+}
+
+// What is left of a unit is not held up by a scope of modules that are gone.
+TEST(FullParameters, OfAModuleThatGoesLeaveTheRestOfItsUnit) {
+  run_ranks(2, [](const Group& group) {
+    Block stays(6, 6);
+    auto goes = std::make_unique<Block>(6, 6);
+    const nn::UnitHandle unit = nn::fully_shard(std::vector<nn::Module*>{&stays, goes.get()}, DeviceMesh(group));
+    stays.materialize(nn::Seed{3});
+    goes->materialize(nn::Seed{3});
+    {
+      const FullParameters full(*goes, {.write_back = true});
+      expect_error([&] { unit.unshard(); }, {"summoned", "end the scope"});
+      goes.reset();
+    }
+    unit.unshard();
+    EXPECT_FALSE(stays.linear_layer.weight.value().is_distributed());
+    unit.reshard();
+  });
+}
+
+/// Uses a parameter of another module.
+struct Borrowing : nn::Layer<Borrowing> {
+  explicit Borrowing(nn::Parameter& weight) { share_parameter("weight", weight); }
+  Tensor forward(const Tensor& x) { return x; }
+};
+
+// The unit goes with the module that was wrapped, the parameter stays with the one that has it: whole, as it is then.
+TEST(FullParameters, OfAUnitThatGoesAreLeftToTheOwner) {
+  run_ranks(2, [](const Group& group) {
+    nn::Linear owner(6, 6);
+    auto user = std::make_unique<Borrowing>(owner.weight);
+    nn::fully_shard(*user, DeviceMesh(group));
+    user->materialize(nn::Seed{3});
+    FullParameters full(*user, {.write_back = true});
+    owner.weight.assign(ones({6, 6}));
+    user.reset();
+    full.close();
+    EXPECT_FALSE(owner.weight.value().is_distributed());
+    EXPECT_TRUE(same_bits(owner.weight.value().detach(), ones({6, 6})));
+  });
+}
+
 }  // namespace
 }  // namespace sherd::testing

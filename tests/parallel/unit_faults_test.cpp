@@ -372,5 +372,46 @@ TEST(FullyShard, F203_AModuleThatIsReplacedIsForgotten) {
   });
 }
 
+// What they are to wait for is in flight when the model goes, which waits for it; they keep no memory.
+TEST(FullyShard, F203_HandlesOutliveTheirModules) {
+  run_ranks(2, [](const Group& group) {
+    group->host().shape_link({.bytes_per_second = 1e9, .seconds = 2e-3});
+    const Accounting& memory = RankContext::current().allocator().accounting();
+    const std::int64_t before = memory.total();
+    auto net = std::make_unique<Net>(kTwoBlocks);
+    shard(*net, DeviceMesh(group));  // the only handles of the mesh: the last one waits for work in flight
+    net->materialize(nn::Seed{3});
+    nn::set_requires_gradient_sync(*net, false);
+    backward(sum((*net)(batch_of(2, 6, 0, "x"))));
+    nn::set_requires_gradient_sync(*net, true);
+    const nn::GradientReduction reduction = nn::finalize_backward(*net);
+    const nn::UnshardHandle gather = nn::unshard_async(*net);
+    const nn::UnitHandle unit = nn::unit_of(*net);
+    net.reset();
+    EXPECT_EQ(memory.total(), before);
+    reduction.wait();
+    gather.wait();
+    expect_error([&] { unit.unshard_async(); }, {"were destroyed"});
+  });
+}
+
+// The unit goes with the last of its modules.
+TEST(FullyShard, F203_AHandleWaitsForTheModulesThatAreLeft) {
+  run_ranks(2, [](const Group& group) {
+    Block stays(6, 6);
+    auto goes = std::make_unique<Block>(6, 6);
+    const nn::UnitHandle unit = nn::fully_shard(std::vector<nn::Module*>{&stays, goes.get()}, DeviceMesh(group));
+    stays.materialize(nn::Seed{3});
+    goes->materialize(nn::Seed{3});
+    const Tensor expected = whole(stays.linear_layer.weight.value());
+    const nn::UnshardHandle gather = unit.unshard_async();
+    goes.reset();
+    gather.wait();
+    EXPECT_TRUE(same_bits(stays.linear_layer.weight.value().detach(), expected.detach()));
+    unit.reshard();
+    EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+  });
+}
+
 }  // namespace
 }  // namespace sherd::testing

@@ -117,16 +117,16 @@ UnitHandle unit_of(Module& module);
 /// Units of the subtree that have parameters of their own, in module order.
 std::vector<UnitHandle> units(Module& root);
 
-/// Result of unshard_async().
+/// Result of unshard_async(). As a UnitHandle it does not keep the unit alive.
 class UnshardHandle {
  public:
-  explicit UnshardHandle(std::shared_ptr<FullyShardHook> hook) : hook_(std::move(hook)) {}
+  explicit UnshardHandle(const std::shared_ptr<FullyShardHook>& hook) : hook_(hook) {}
   /// Blocks until the parameters are gathered; throws the gather's error. May be called any number of times, or never:
-  /// reading a parameter waits too.
+  /// reading a parameter waits too. No-op once the modules were destroyed: that has waited.
   void wait() const;
 
  private:
-  std::shared_ptr<FullyShardHook> hook_;
+  std::weak_ptr<FullyShardHook> hook_;
 };
 
 /// Registers the unsharded parameters of this module's unit only. Collective; returns before the gather is done, the
@@ -175,7 +175,7 @@ class GradientReduction {
  public:
   explicit GradientReduction(std::vector<UnitHandle> units) : units_(std::move(units)) {}
   /// Blocks until the gradients are reduced; throws the reduction's error. May be called any number of times, or never:
-  /// reading a gradient waits too.
+  /// reading a gradient waits too. Units that are gone by then are left out.
   void wait() const;
 
  private:

@@ -30,7 +30,7 @@ void check_may_begin(const std::vector<Parameter*>& parameters) {
   for (const Parameter* p : parameters) {
     check(!p->sharded_value().local().is_meta(), "full parameters: \"{}\" has no values; call model.materialize(seed)",
           p->name());
-    check(!p->shard_keeper()->is_summoned, "full parameters: \"{}\" is in another scope that summoned it", p->name());
+    check(!p->shard_keeper()->is_summoned(), "full parameters: \"{}\" is in another scope that summoned it", p->name());
   }
 }
 
@@ -45,7 +45,8 @@ Tensor full_copy(const Parameter& p) {
 }  // namespace
 
 Parameter* FullParameters::Held::parameter() const {
-  return static_cast<Parameter*>(static_cast<const Leaf*>(leaf.get())->slot);
+  auto* const p = static_cast<Parameter*>(static_cast<const Leaf*>(leaf.get())->slot);
+  return p && p->shard_keeper() ? p : nullptr;
 }
 
 std::vector<FullParameters::Held> FullParameters::gather(const std::vector<Parameter*>& parameters) {
@@ -70,13 +71,13 @@ std::vector<FullParameters::Held> FullParameters::gather(const std::vector<Param
 }
 
 FullParameters::FullParameters(Module& module, const FullParametersOptions& options)
-    : writes_(options.write_back), exceptions_(std::uncaught_exceptions()) {
+    : scope_(std::make_shared<int>(0)), writes_(options.write_back), exceptions_(std::uncaught_exceptions()) {
   const std::vector<Parameter*> parameters = kept_parameters(module, options.recurse);
   check_may_begin(parameters);
   held_ = gather(parameters);
   for (const Held& h : held_) {
     h.parameter()->present(h.parameter()->attach(h.full));
-    h.parameter()->shard_keeper()->is_summoned = true;
+    h.parameter()->shard_keeper()->summoned = scope_;
   }
 }
 
@@ -113,12 +114,9 @@ std::string FullParameters::obstacle() const {
 }
 
 void FullParameters::release() noexcept {
-  for (const Held& h : held_) {
-    Parameter* const p = h.parameter();
-    if (!p) continue;
-    if (ShardKeeper* const keeper = p->shard_keeper()) keeper->is_summoned = false;
-    p->present(p->sharded_value());
-  }
+  scope_.reset();
+  for (const Held& h : held_)
+    if (Parameter* const p = h.parameter()) p->present(p->sharded_value());
 }
 
 void FullParameters::write_back() const {

@@ -6,6 +6,7 @@
 //     fill_into(model.head.weight.value().detach(), 0);   // plain, whole, in the parameter's own dtype, on every rank
 //   }                                                     // this rank's part is in its shard again
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,8 @@ struct FullParametersOptions {
 ///
 /// Errors: parameters without values, a scope around this one that has some of them, a forward or backward pass or the
 /// recording of a step that runs. While it lives, a forward or unshard() of these units is an Error; at the end, with
-/// write_back, a shard that was written in between (by an optimizer or a load), or another tensor in the slot.
+/// write_back, a shard that was written in between (by an optimizer or a load), or another tensor in the slot. Of
+/// modules that were destroyed in between nothing is written back.
 class FullParameters {
  public:
   explicit FullParameters(Module& module, const FullParametersOptions& options = {});
@@ -45,7 +47,7 @@ class FullParameters {
     NodeRef leaf;  // of the parameter: knows whether that still exists
     Tensor full;
     std::uint32_t shard_version;
-    Parameter* parameter() const;
+    Parameter* parameter() const;  // null once it or its unit was destroyed
   };
   static std::vector<Held> gather(const std::vector<Parameter*>& parameters);
   std::string obstacle() const;
@@ -53,6 +55,7 @@ class FullParameters {
   void write_back() const;
 
   std::vector<Held> held_;
+  std::shared_ptr<const void> scope_;  // keepers know it
   bool writes_;
   int exceptions_;  // in flight when it began
 };

@@ -204,7 +204,7 @@ void UnitBuffers::prefetch() {
 }
 
 void UnitBuffers::unshard() {
-  check(!is_summoned,
+  check(!is_summoned(),
         "fully_shard: group \"{}\" has its full parameters summoned: end the scope of FullParameters before a forward "
         "or unshard()",
         layout_->name);

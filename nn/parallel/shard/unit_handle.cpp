@@ -57,7 +57,8 @@ UnshardHandle UnitHandle::unshard_async() const {
 }
 
 void UnshardHandle::wait() const {
-  for (const auto& unit : hook_->units) unit->buffers.wait();
+  if (const auto hook = hook_.lock())
+    for (const auto& unit : hook->units) unit->buffers.wait();
 }
 
 void UnitHandle::reshard() const {
