@@ -1,8 +1,12 @@
-// A replay that is left between the updates of two optimizers: some slots are of the next step, others are not.
+// A replay that is left between the updates of two optimizers: some slots are of the next step, others are not. One
+// that is left before them, or when only loss scalers have made theirs, leaves parameters whole.
 #include <gtest/gtest.h>
+
+#include <memory>
 
 #include "compile/compile.h"
 #include "nn/layers/linear.h"
+#include "nn/optim/loss_scaler.h"
 #include "nn/optim/sgd.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/ops.h"
@@ -56,6 +60,69 @@ TEST(CompiledStep, AReplayLeftInTheMidstOfItsUpdatesTearsTheState) {
   EXPECT_EQ(first.torn() + second.torn(), "");
   EXPECT_TRUE(same_bits(step(x, good), expected));
   EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
+}
+
+/// A training with a loss scaler, which raises on a bad id when the scaler has looked at the gradients.
+struct ScaledLinears {
+  TwoLinears net;
+  nn::LossScaler scaler{nn::LossScalerOptions{.init_scale = 1024, .growth_interval = 2}};
+  std::unique_ptr<nn::Sgd> optimizer;
+  ScaledLinears() {
+    net.materialize(nn::Seed{5});
+    optimizer = std::make_unique<nn::Sgd>(net.parameters(), nn::SgdOptions{.lr = 0.1, .momentum = 0.9});
+  }
+  Tensor step(const Tensor& x, const Tensor& ids) {
+    const Tensor loss = sum(square(net(x)));
+    backward(scaler.scale(loss));
+    scaler.unscale(*optimizer, 1);
+    const Tensor row = embedding(x, ids);
+    optimizer->step_and_clear();
+    scaler.update();
+    return (loss + sum(row)).detach();
+  }
+};
+
+// The scale of the gradients and whether they are finite are of one step, which the next one finds again: nothing that
+// lasts has changed. Oracle: the same training, in which nothing happens.
+TEST(CompiledStep, AReplayLeftBeforeTheFirstUpdateTearsNothing) {
+  ScaledLinears captured, undisturbed;
+  auto step = compile([&](const Tensor& x, const Tensor& ids) { return captured.step(x, ids); });
+  const Tensor x = ones({3, 4});
+  const Tensor good = Tensor::from<std::int64_t>({2}, {1}), bad = Tensor::from<std::int64_t>({3}, {1});
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(step(x, good), undisturbed.step(x, good))) << i;
+  ASSERT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
+  expect_error([&] { step(x, bad); }, {"outside of"});
+  EXPECT_EQ(captured.optimizer->torn(), "");
+  for (const nn::LossScalerState& s : captured.scaler.state()) EXPECT_EQ(s.slot->torn(), "") << s.name;
+  captured.optimizer->clear_gradients();
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(same_bits(step(x, good), undisturbed.step(x, good))) << i;
+  EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
+  const auto a = captured.net.parameters(), e = undisturbed.net.parameters();
+  for (std::size_t i = 0; i < a.size(); ++i)
+    EXPECT_TRUE(same_bits(a[i]->value().detach(), e[i]->value().detach())) << a[i]->name();
+}
+
+TEST(CompiledStep, AnUpdateOfLossScalersAloneTearsNoParameters) {
+  ScaledLinears training;
+  nn::LossScaler other;
+  auto update = compile([&](const Tensor& x, const Tensor& ids) {
+    training.scaler.update();
+    const Tensor row = embedding(x, ids);
+    other.update();
+    return sum(row);
+  });
+  const Tensor x = ones({3, 4});
+  const Tensor good = Tensor::from<std::int64_t>({2}, {1}), bad = Tensor::from<std::int64_t>({3}, {1});
+  training.step(x, good);
+  for (int i = 0; i < 3; ++i) update(x, good);
+  ASSERT_EQ(update.mode(), CompiledStep::Mode::replay) << update.why();
+  expect_error([&] { update(x, bad); }, {"outside of"});
+  EXPECT_EQ(training.optimizer->torn(), "");
+  for (const nn::LossScalerState& s : other.state()) EXPECT_NE(s.slot->torn(), "") << s.name;
+  expect_error([&] { update(x, good); }, {"refused", "\"loss_scaler.", "is torn"});
+  training.step(x, good);  // its values are written again
+  other.update();
+  update(x, good);
 }
 
 }  // namespace

@@ -5,7 +5,9 @@
 
 #include "nn/checkpoint/full_state.h"
 #include "nn/optim/adamw.h"
+#include "nn/optim/agree_on_updates.h"
 #include "nn/optim/clip.h"
+#include "nn/optim/loss_scaler.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
@@ -188,6 +190,25 @@ TEST(FullyShard, F191_AnExceptionInFinalizeBackwardIsHeardByAll) {
         expect_error([&] { nn::finalize_backward(training.net).wait(); }, {"the trap", "reduce_start"});
       }
       training.optimizer->clear_gradients();
+      nn::reset_after_error(training.net);
+      EXPECT_EQ(training.optimizer->torn(), "");
+      training.step(1);
+      EXPECT_EQ(training.updates(), 2);
+    });
+}
+
+// What ranks do before they compare may fail on one of them: the optimizer's part, or the loss scaler's behind it.
+TEST(FullyShard, F191_AnErrorWhileRanksAgreeIsHeardByAll) {
+  for (const int ranks : {2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      LeftTraining training(group, DeviceMesh(group));
+      const nn::LossScaler scaler;
+      training.step(0);
+      for (const std::int64_t at : {0, 1}) {
+        const OpTrap trap(group->rank() == 1 ? at : -1);
+        expect_error([&] { nn::agree_on_updates(training.net.parameters(), *group); },
+                     {"state between steps on rank 1", fmt::format("the trap at op {}", at)});
+      }
       nn::reset_after_error(training.net);
       EXPECT_EQ(training.optimizer->torn(), "");
       training.step(1);
