@@ -1,16 +1,24 @@
 // soak_steps [--steps N] [--seconds N] [--seed N] [--only PHASE]: training steps of which many are left by an exception
-// at a random op, on one rank or on several, under every strategy, with random micro-batches and unused parameters.
+// at a random op, on one rank or on several, under every strategy, with random micro-batches, and units and parameters
+// that are unused or frozen.
 //
-//   subject   on 4 ranks; is left, reset, loaded where it is torn, and makes the step then
+//   subject   on 4 ranks; is left, reset, loaded where it is torn, and makes the step then; may be captured
 //   twin      the same, and nothing ever happens to it                the same bits after every step
 //   whole     all of the batch on one rank, in f32                    as near as the precision allows
 //
-// Nobody may hang or keep memory. Prints one line, and where a step went wrong its seed and phase, which repeat it.
+// Nobody may hang or keep memory. Prints one line, and where a step went wrong its seed and phase, which repeat it, and
+// what was drawn for them.
 #include <charconv>
+#include <limits>
 
+#include "compile/compile.h"
 #include "nn/checkpoint/full_state.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
+#include "nn/optim/loss_scaler.h"
+#include "nn/parallel/extensions/int8_gather.h"
+#include "nn/parallel/extensions/int8_reduce.h"
+#include "nn/parallel/shard/unit_slices.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "tests/parallel/nets.h"
@@ -28,7 +36,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t kStepsPerPhase = 10, kBatchesPerStep = 8;
 constexpr std::int64_t kIn = 6, kOut = 3, kRows = 2;  // rows of a rank
-constexpr double kMaxNorm = 0.1;
+constexpr double kMaxNorm = 0.1, kNoLimit = std::numeric_limits<double>::infinity();
+constexpr nn::LossScalerOptions kScale{.init_scale = 16, .growth_interval = 4};  // no gradient overflows: none skips
 constexpr std::chrono::seconds kSoon{20};  // a step that is left, and the reset: on a machine that is busy
 constexpr std::chrono::seconds kHangs{60};
 constexpr double kSlopeLimit = 0.1, kNoise = 700;  // KB a step; KB in all, below which a short run cannot tell
@@ -41,7 +50,7 @@ struct Options {
 
 /// What has happened so far.
 struct Tally {
-  std::uint64_t steps = 0, phases = 0, left = 0, torn = 0, dropped = 0;
+  std::uint64_t steps = 0, phases = 0, left = 0, torn = 0, dropped = 0, replayed = 0;
 };
 
 /// silu of one of two linears: smooth, so that rounding nowhere decides.
@@ -55,23 +64,33 @@ struct Choosing : nn::Layer<Choosing> {
 struct ChoosingNet : nn::Layer<ChoosingNet> {
   nn::ModuleList<Choosing>& blocks;
   nn::Linear& head;
+  bool skips_last = false;
   ChoosingNet() : blocks(add<nn::ModuleList<Choosing>>("blocks")), head(add<nn::Linear>("head", 5, kOut)) {
-    blocks.append(kIn, 7);
-    blocks.append(7, 5);
+    for (const auto& [in, out] : {std::pair{kIn, 7L}, {7L, 5L}, {5L, 5L}}) blocks.append(in, out);
   }
   Tensor forward(Tensor x) {
-    for (Choosing* block : blocks.items()) x = (*block)(x);
+    for (int b = 0; b < kBlocks - (skips_last ? 1 : 0); ++b) x = block(b)(x);
     return head(x);
   }
-  void choose(std::uint32_t uses) {
-    for (std::size_t b = 0; b < blocks.items().size(); ++b) blocks.items()[b]->uses_a = (uses >> b & 1U) != 0;
+  void choose(const PassPlan& pass, int rank) {
+    skips_last = pass.skips_last;
+    for (int b = 0; b < kBlocks; ++b) block(b).uses_a = (pass.uses[static_cast<std::size_t>(rank)] >> b & 1U) != 0;
   }
+  void freeze(std::uint32_t frozen) {
+    for (int b = 0; b < kBlocks; ++b)
+      for (int i = 0; i < 2; ++i)
+        for (nn::Parameter* p : (i == 0 ? block(b).a : block(b).b).parameters())
+          if (const bool trains = (frozen >> (2 * b + i) & 1U) == 0; p->requires_grad() != trains)
+            p->set_requires_grad(trains);
+  }
+  Choosing& block(int b) { return *blocks.items()[static_cast<std::size_t>(b)]; }
 };
 
 /// A model in training.
 struct Training {
   ChoosingNet net;
   std::unique_ptr<nn::AdamW> optimizer;
+  std::unique_ptr<nn::LossScaler> scaler;  // null: the loss is not scaled
 
   /// Whole without a mesh.
   Training(const PhasePlan& plan, const DeviceMesh* mesh) {
@@ -80,19 +99,30 @@ struct Training {
       blocks.mp_policy.output_dtype.reset();  // of the model's output alone
       shard(net, *mesh, blocks, plan.policy);
       nn::set_reshard_after_backward(net, !plan.keeps_gathered);
+      if (plan.in_8_bits) communicate_in_8_bits();
+      if (plan.scales_loss) scaler = std::make_unique<nn::LossScaler>(kScale);
     }
     net.materialize(nn::Seed{plan.seed});
     optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01, .eps = 1e-3});
   }
+  void communicate_in_8_bits() {
+    for (const nn::UnitHandle& unit : nn::units(net)) {
+      unit.set_gather_transform(nn::int8_gather());
+      unit.set_custom_reduce(nn::int8_reduce());
+    }
+  }
+  Tensor scaled(const Tensor& loss) { return scaler ? scaler->scale(loss) : loss; }
   void update(bool clips) {
-    if (clips) nn::clip_grad_norm(*optimizer, kMaxNorm);
+    if (scaler) scaler->unscale(*optimizer, clips ? kMaxNorm : kNoLimit);
+    else if (clips) nn::clip_grad_norm(*optimizer, kMaxNorm);
     optimizer->step_and_clear();
+    if (scaler) scaler->update();
   }
   double updates() { return optimizer->step_slot().value().item<double>(); }
-  /// This rank's parameters, their state and counts.
+  /// This rank's parameters, their state, counts and the scale.
   std::vector<std::vector<float>> state() {
     std::vector<std::vector<float>> all;
-    for (const nn::StateEntry& entry : nn::training_state(net, optimizer.get()))
+    for (const nn::StateEntry& entry : nn::training_state(net, optimizer.get(), scaler.get()))
       all.push_back(nn::state_tensor(entry).local().detach().to_vector<float>());
     return all;
   }
@@ -112,7 +142,7 @@ bool is_refused(const std::function<void()>& call) {
 /// One phase on one rank.
 class Phase {
  public:
-  Phase(ProcessGroup& group, const DeviceMesh& mesh, const Options& options, std::uint64_t number, Watchdog& watchdog)
+  Phase(const Group& group, const DeviceMesh& mesh, const Options& options, std::uint64_t number, Watchdog& watchdog)
       : group_(group),
         number_(number),
         watchdog_(watchdog),
@@ -120,44 +150,53 @@ class Phase {
         plan_(draw_.phase()),
         subject_(plan_, &mesh),
         twin_(plan_, &mesh),
-        whole_(plan_, nullptr) {}
+        whole_(plan_, nullptr),
+        captured_([this](std::span<const Tensor> in) { return step_that_may_raise(in); }) {}
 
   void run(Tally& tally) {
     try {
-      for (step_ = 0; step_ < kStepsPerPhase; ++step_, ++tally.steps) make_step(tally);
+      for (step_ = 0; step_ < kStepsPerPhase; ++step_, ++tally.steps) {
+        now_ = draw_.step();
+        make_step(tally);
+      }
       say("compares the state");
       check(subject_.state() == twin_.state(), "the optimizer's state differs from that of the run without exceptions");
     } catch (Error& error) {
-      error.add("soak", fmt::format("phase {} ({}), step {}", number_, plan_.name(), step_));
+      error.add("soak", place());
       throw;
     }
     ++tally.phases;
   }
 
  private:
-  void say(std::string_view what) {
-    watchdog_.at(group_.rank(), fmt::format("phase {} ({}), step {}: {}", number_, plan_.name(), step_, what));
+  std::string place() const {
+    return fmt::format("phase {} ({}), step {} ({})", number_, plan_.name(), step_, now_.text());
   }
+  void say(std::string_view what) { watchdog_.at(group_->rank(), fmt::format("{}: {}", place(), what)); }
 
   void make_step(Tally& tally) {
-    const StepPlan plan = draw_.step();
-    if (plan.evaluates) evaluate();
-    if (plan.is_dropped) drop(plan, tally);
-    if (plan.is_left) leave(plan, tally);
-    if (subject_.updates() == twin_.updates()) {  // else it was over before the exception
+    for (ChoosingNet* net : {&subject_.net, &twin_.net, &whole_.net}) net->freeze(now_.work.frozen);
+    if (now_.evaluates) evaluate();
+    if (now_.is_dropped) drop(tally);
+    if (now_.is_left) leave(tally);
+    const bool is_over = subject_.updates() != twin_.updates();  // it was before the exception
+    if (!is_over) {
       say("the subject trains");
-      make_passes(subject_, plan, plan.passes.size());
-      subject_.update(plan.clips);
+      if (!plan_.is_captured) train(subject_);
+      else if (train_captured(0) == CompiledStep::Mode::replay) ++tally.replayed;
     }
     say("the twin trains");
     {
+      const std::vector<Tensor> in = inputs(group_->rank());
+      const std::int64_t before = held(MemoryCategory::unsharded);
       const OpTrap counting(-1);
-      make_passes(twin_, plan, plan.passes.size());
-      twin_.update(plan.clips);
-      ops_per_pass_ = static_cast<double>(counting.count()) / static_cast<double>(plan.passes.size());
+      train(twin_, in);
+      ops_per_pass_ = static_cast<double>(counting.count()) / static_cast<double>(now_.work.passes.size());
+      twin_holds_ += held(MemoryCategory::unsharded) - before;
     }
+    if (is_over) take_scale();
     say("the whole model trains");
-    train_whole(plan);
+    train_whole();
     compare();
   }
 
@@ -165,38 +204,69 @@ class Phase {
     const std::uint64_t batch = (number_ * kStepsPerPhase + step_) * kBatchesPerStep + pass;
     return narrow(batch_of(kRanks * kRows, width, batch, what), 0, rank * kRows, kRows);
   }
-  Tensor loss(ChoosingNet& net, const StepPlan& plan, std::size_t pass, int rank) const {
-    net.choose(plan.passes[pass].uses[static_cast<std::size_t>(rank)]);
-    return mean_square(net(rows("x", kIn, pass, rank)), rows("y", kOut, pass, rank));
+  /// Of a rank's passes: x, y, x, y, ...
+  std::vector<Tensor> inputs(int rank) const {
+    std::vector<Tensor> in;
+    for (std::size_t i = 0; i < now_.work.passes.size(); ++i) {
+      in.push_back(rows("x", kIn, i, rank));
+      in.push_back(rows("y", kOut, i, rank));
+    }
+    return in;
+  }
+  Tensor loss(ChoosingNet& net, std::size_t pass, int rank, std::span<const Tensor> in) const {
+    net.choose(now_.work.passes[pass], rank);
+    return mean_square(net(in[2 * pass]), in[2 * pass + 1]);
   }
 
   /// The first `count` passes, and what ends them if these are all.
-  void make_passes(Training& training, const StepPlan& plan, std::size_t count) const {
+  void make_passes(Training& training, std::span<const Tensor> in, std::size_t count) const {
+    const StepWork& work = now_.work;
     ChoosingNet& net = training.net;
-    nn::set_reduce_unused(net, plan.reduces_unused);
-    nn::set_is_last_backward(net, !plan.ends_by_hand);
+    nn::set_reduce_unused(net, work.reduces_unused);
+    nn::set_is_last_backward(net, !work.ends_by_hand);
     for (std::size_t i = 0; i < count; ++i) {
-      nn::set_requires_gradient_sync(net, plan.passes[i].syncs);
-      nn::set_requires_all_reduce(net, plan.passes[i].all_reduces);
-      backward(loss(net, plan, i, group_.rank()));
+      nn::set_requires_gradient_sync(net, work.passes[i].syncs);
+      nn::set_requires_all_reduce(net, work.passes[i].all_reduces);
+      backward(training.scaled(loss(net, i, group_->rank(), in)));
     }
-    if (!plan.ends_by_hand || count < plan.passes.size()) return;
+    if (!work.ends_by_hand || count < work.passes.size()) return;
     nn::set_requires_gradient_sync(net, true);
     nn::set_requires_all_reduce(net, true);
     nn::set_is_last_backward(net, true);
     nn::finalize_backward(net);
   }
+  void train(Training& training, std::span<const Tensor> in) const {
+    make_passes(training, in, now_.work.passes.size());
+    training.update(now_.work.clips);
+  }
+  void train(Training& training) const { train(training, inputs(group_->rank())); }
+
+  /// The subject's step with a row number behind its inputs: one that is not there raises before the update, in a
+  /// replay too.
+  std::vector<Tensor> step_that_may_raise(std::span<const Tensor> in) {
+    make_passes(subject_, in, now_.work.passes.size());
+    const Tensor row = embedding(in[0], in.back());
+    subject_.update(now_.work.clips);
+    return {sum(row)};
+  }
+  CompiledStep::Mode train_captured(std::int64_t row) {
+    std::vector<Tensor> in = inputs(group_->rank());
+    in.push_back(Tensor::from<std::int64_t>({row}, {1}));
+    captured_(in);
+    return captured_.mode();
+  }
 
   void evaluate() {
     say("the subject is evaluated");
     const GradMode off(false);
-    (void)subject_.net(rows("x", kIn, kBatchesPerStep - 1, group_.rank())).to_vector<float>();
+    subject_.net.choose({}, group_->rank());  // the same units on all ranks
+    (void)subject_.net(rows("x", kIn, kBatchesPerStep - 1, group_->rank())).to_vector<float>();
   }
 
   /// Gradients that are cleared leave nothing to the step after them.
-  void drop(const StepPlan& plan, Tally& tally) {
+  void drop(Tally& tally) {
     say("the subject drops its gradients");
-    make_passes(subject_, plan, std::max<std::size_t>(1, plan.passes.size() - 1));
+    make_passes(subject_, inputs(group_->rank()), std::max<std::size_t>(1, now_.work.passes.size() - 1));
     subject_.optimizer->clear_gradients();
     RankContext::current().drain_queues();
     check(held(MemoryCategory::gradients) == 0, "{} bytes of gradients are held when all are cleared",
@@ -204,41 +274,65 @@ class Phase {
     ++tally.dropped;
   }
 
-  void leave(const StepPlan& plan, Tally& tally) {
-    const auto at = static_cast<std::int64_t>(plan.at * ops_per_pass_ * static_cast<double>(plan.passes.size()));
-    const bool is_victim = (plan.victims >> group_.rank() & 1U) != 0;
+  void try_step() {
+    const bool is_victim = (now_.victims >> group_->rank() & 1U) != 0;
+    if (now_.in_replay && captured_.mode() == CompiledStep::Mode::replay) {
+      say(fmt::format("the subject {} in a replay", is_victim ? "throws" : "is left"));
+      train_captured(is_victim ? kRows : 0);
+      return;
+    }
+    const auto at = static_cast<std::int64_t>(now_.at * ops_per_pass_ * static_cast<double>(now_.work.passes.size()));
     say(fmt::format("the subject {} at op {}", is_victim ? "throws" : "is left", at));
+    const std::vector<Tensor> in = inputs(group_->rank());
+    const OpTrap trap(is_victim ? at : -1);
+    train(subject_, in);
+  }
+
+  void leave(Tally& tally) {
     // An exception reaches peers wherever they are, which may be in the step before: meet in this one.
     RankContext::current().drain_queues();
-    group_.host().barrier();
+    group_->host().barrier();
     const auto start = Clock::now();
     try {
-      const OpTrap trap(is_victim ? at : -1);
-      make_passes(subject_, plan, plan.passes.size());
-      subject_.update(plan.clips);
+      try_step();
     } catch (const Error&) {}  // of the trap, or of a rank that has met one
     subject_.optimizer->clear_gradients();
     nn::reset_after_error(subject_.net);
     check(Clock::now() - start < kSoon, "it takes more than {} s to leave a step", kSoon.count());
-    for (const MemoryCategory c : {MemoryCategory::unsharded, MemoryCategory::gradients, MemoryCategory::communication})
+    check(held(MemoryCategory::unsharded) == twin_holds_,
+          "{} bytes of unsharded are held after a step that was left, the twin holds {}",
+          held(MemoryCategory::unsharded), twin_holds_);
+    for (const MemoryCategory c : {MemoryCategory::gradients, MemoryCategory::communication})
       check(held(c) == 0, "{} bytes of {} are held after a step that was left", held(c), name(c));
     ++tally.left;
     if (subject_.optimizer->torn().empty()) return;
     ++tally.torn;
     check(is_refused([&] { subject_.optimizer->step(); }), "a torn optimizer makes a step");
     say("the subject is loaded");
-    nn::load_full_state_dict(subject_.net, group_, nn::full_state_dict(twin_.net, group_, twin_.optimizer.get()),
+    nn::load_full_state_dict(subject_.net, *group_, nn::full_state_dict(twin_.net, *group_, twin_.optimizer.get()),
                              subject_.optimizer.get());
+    take_scale();
     check(subject_.optimizer->torn().empty(), "it is torn after a load: {}", subject_.optimizer->torn());
+    twin_holds_ = held(MemoryCategory::unsharded);  // it was resharded to be read, as the subject is
   }
 
-  void train_whole(const StepPlan& plan) {
-    for (std::size_t i = 0; i < plan.passes.size(); ++i)
-      for (int rank = 0; rank < kRanks; ++rank) backward(loss(whole_.net, plan, i, rank) * (1.0 / kRanks));
-    if (plan.reduces_unused)
+  /// The subject's scale and its counts are the twin's, as of a checkpoint: its last update may have been left.
+  void take_scale() {
+    if (!subject_.scaler) return;
+    const auto from = twin_.scaler->state(), to = subject_.scaler->state();
+    for (std::size_t i = 0; i < to.size(); ++i) to[i].slot->assign(from[i].slot->value());
+  }
+
+  void train_whole() {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const std::vector<Tensor> in = inputs(rank);
+      for (std::size_t i = 0; i < now_.work.passes.size(); ++i)
+        backward(loss(whole_.net, i, rank, in) * (1.0 / kRanks));
+    }
+    if (now_.work.reduces_unused)
       for (nn::Parameter* p : whole_.net.parameters())
-        if (!p->grad().defined()) p->set_grad(zeros(p->shape()));
-    whole_.update(plan.clips);
+        if (p->requires_grad() && !p->grad().defined()) p->set_grad(zeros(p->shape()));
+    whole_.update(now_.work.clips);
   }
 
   void compare() {
@@ -251,14 +345,17 @@ class Phase {
     }
   }
 
-  ProcessGroup& group_;
+  const Group group_;
   const std::uint64_t number_;
   Watchdog& watchdog_;
   Draw draw_;
   const PhasePlan plan_;
   Training subject_, twin_, whole_;
+  CompiledStep captured_;  // of the subject; ranks that use different linears have different programs
   std::uint64_t step_ = 0;
-  double ops_per_pass_ = 60;  // until the twin has counted them
+  StepPlan now_;  // of that step
+  double ops_per_pass_ = 60;     // until the twin has counted them
+  std::int64_t twin_holds_ = 0;  // gathered, of units that no update has written: frozen, or unused
 };
 
 /// What a rank holds between phases.
@@ -276,10 +373,11 @@ struct Held {
 void run_phases(const Group& group, const Options& options, Watchdog& watchdog, Tally& tally, Resident& resident) {
   const auto start = Clock::now();
   const DeviceMesh line(group), grid(group, {{"replicate", 2}, {"dp", 2}});
+  const DeviceMesh split = nn::split_for_slices(line, 2);  // its groups are made once
   Held usual;
   for (std::uint64_t number = options.first_phase;; ++number) {
     const bool is_grid = phases()[number % phases().size()].is_grid;
-    Phase(*group, is_grid ? grid : line, options, number, watchdog).run(tally);
+    Phase(group, is_grid ? grid : line, options, number, watchdog).run(tally);
     const Held now = Held::now();
     if (tally.phases <= phases().size()) usual = now;
     check(now.bytes == usual.bytes && now.slots == usual.slots,
@@ -339,8 +437,9 @@ int soak(const Options& options) {
   if (wrong.empty() && slope && slope->kb_per_step > kSlopeLimit && slope->kb_per_step * slope->steps > kNoise)
     wrong = "memory grows";
   fmt::print(
-      "{}: {} steps in {} phases on {} ranks, {} left ({} torn), {} dropped; memory {} KB a step; {:.0f} s: {}\n", what,
-      tally.steps, tally.phases, kRanks, tally.left, tally.torn, tally.dropped,
+      "{}: {} steps in {} phases on {} ranks, {} replayed, {} left ({} torn), {} dropped; memory {} KB a step; "
+      "{:.0f} s: {}\n",
+      what, tally.steps, tally.phases, kRanks, tally.replayed, tally.left, tally.torn, tally.dropped,
       slope ? fmt::format("{:+.3f}", slope->kb_per_step) : "not measured: too few",
       std::chrono::duration<double>(Clock::now() - start).count(), wrong.empty() ? "passed" : wrong);
   return wrong.empty() ? 0 : 1;
