@@ -10,8 +10,6 @@
 #include "runtime/op/dispatch.h"
 #include "runtime/op/wait_attrs.h"
 
-#include <set>
-
 namespace sherd {
 
 // Cleans up however a run ends.
@@ -64,27 +62,31 @@ Interpreter::Interpreter(const Graph& graph)
   find_changes();
 }
 
-// Slots of one step, as the scale of the gradients, are no state that can be torn.
+// Slots of one step, as the scale of the gradients, are no state that can be torn. Several slots may share a value, as
+// the shards of a unit do: where one of them is changed, none is known to be whole.
 void Interpreter::find_changes() {
-  std::vector<int> slot_of(program_.values.size(), -1);
+  const auto is_state = [&](const Binding& binding) {
+    const Slot* const slot = binding.gradient ? nullptr : live_.slot(binding.slot);
+    return slot && !slot->is_of_step();
+  };
+  std::vector<bool> has_state(program_.values.size()), is_changed(program_.values.size());
   for (const Binding& binding : program_.bindings)
-    if (const Slot* slot = binding.gradient ? nullptr : live_.slot(binding.slot); slot && !slot->is_of_step())
-      slot_of[static_cast<std::size_t>(binding.value)] = binding.slot;
-  std::set<int> changed;
+    if (is_state(binding)) has_state[static_cast<std::size_t>(binding.value)] = true;
   for (std::size_t i = 0; i < program_.nodes.size(); ++i) {
     const GraphNode& node = program_.nodes[i];
     if (node.phase != StepPhase::optimizer) continue;
     const auto note = [&](const TensorRef& ref) {
-      const int slot = ref.defined() ? slot_of[static_cast<std::size_t>(ref.value)] : -1;
-      if (slot < 0) return;
+      if (!ref.defined() || !has_state[static_cast<std::size_t>(ref.value)]) return;
       if (first_change_ == kNever) first_change_ = i;
       last_change_ = i;
-      changed.insert(slot);
+      is_changed[static_cast<std::size_t>(ref.value)] = true;
     };
     for (std::size_t m = 0; m < static_cast<std::size_t>(node.num_mutated); ++m) note(node.in[m]);
     for (const TensorRef& ref : node.out) note(ref);
   }
-  changed_slots_.assign(changed.begin(), changed.end());
+  for (const Binding& binding : program_.bindings)
+    if (is_changed[static_cast<std::size_t>(binding.value)] && is_state(binding))
+      changed_slots_.push_back(binding.slot);
 }
 
 // The optimizer's waits, before it changes anything: what failed in a queue by then leaves the state whole.

@@ -8,10 +8,12 @@
 #include "nn/layers/linear.h"
 #include "nn/optim/loss_scaler.h"
 #include "nn/optim/sgd.h"
+#include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
+#include "tests/support/ranks.h"
 
 namespace sherd::testing {
 namespace {
@@ -22,18 +24,54 @@ struct TwoLinears : nn::Layer<TwoLinears> {
   Tensor forward(const Tensor& x) { return second(first(x)); }
 };
 
-TEST(CompiledStep, AReplayLeftInTheMidstOfItsUpdatesTearsTheState) {
-  TwoLinears net;
-  net.materialize(nn::Seed{5});
-  nn::Sgd first(net.first.parameters(), {.lr = 0.1}), second(net.second.parameters(), {.lr = 0.1});
-  auto step = compile([&](const Tensor& x, const Tensor& ids) {
+/// An update of each, and between them something that raises on a bad id.
+struct TwoUpdates {
+  TwoLinears& net;
+  nn::Sgd first, second;
+  explicit TwoUpdates(TwoLinears& model)
+      : net(model), first(model.first.parameters(), {.lr = 0.1}), second(model.second.parameters(), {.lr = 0.1}) {}
+  Tensor step(const Tensor& x, const Tensor& ids) {
     const Tensor loss = sum(square(net(x)));
     backward(loss);
     first.step_and_clear();
-    const Tensor row = embedding(x, ids);  // raises on a bad id
+    const Tensor row = embedding(x, ids);
     second.step_and_clear();
     return loss + sum(row);
+  }
+};
+
+// The shards of a unit are one storage: that of one is as torn as those of the others.
+TEST(CompiledStep, AReplayLeftInTheMidstOfItsUpdatesTearsAllOfAUnit) {
+  run_ranks(1, [](const std::shared_ptr<ProcessGroup>& group) {
+    TwoLinears net;
+    nn::fully_shard(net, DeviceMesh(group));
+    net.materialize(nn::Seed{5});
+    const auto storage_of = [](const nn::Parameter& p) { return p.value().local().storage().get(); };
+    ASSERT_EQ(storage_of(net.first.weight), storage_of(net.second.weight));
+    TwoUpdates training(net);
+    auto step = compile([&](const Tensor& x, const Tensor& ids) { return training.step(x, ids); });
+    const Tensor x = ones({3, 4});
+    const Tensor good = Tensor::from<std::int64_t>({2}, {1}), bad = Tensor::from<std::int64_t>({3}, {1});
+    for (int i = 0; i < 3; ++i) step(x, good);
+    ASSERT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
+    expect_error([&] { step(x, bad); }, {"outside of"});
+    for (const nn::Parameter* p : net.parameters()) EXPECT_NE(p->torn(), "") << p->name();
+    // What was loaded in part is still refused.
+    training.first.clear_gradients();
+    training.second.clear_gradients();
+    for (nn::Optimizer* each : {&training.first, &training.second}) each->step_slot().assign(Tensor::scalar(3));
+    for (nn::Parameter* p : net.parameters())
+      if (p != &net.first.weight) p->assign(add(p->value().detach(), 0));
+    expect_error([&] { step(x, good); }, {"\"first.weight\" is torn", "load a checkpoint"});
   });
+}
+
+TEST(CompiledStep, AReplayLeftInTheMidstOfItsUpdatesTearsTheState) {
+  TwoLinears net;
+  net.materialize(nn::Seed{5});
+  TwoUpdates training(net);
+  nn::Sgd &first = training.first, &second = training.second;
+  auto step = compile([&](const Tensor& x, const Tensor& ids) { return training.step(x, ids); });
   const Tensor x = ones({3, 4});
   const Tensor good = Tensor::from<std::int64_t>({2}, {1}), bad = Tensor::from<std::int64_t>({3}, {1});
   for (int i = 0; i < 3; ++i) step(x, good);
