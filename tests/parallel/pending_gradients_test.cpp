@@ -237,6 +237,50 @@ TEST(FullyShard, F170_BesideTensorParallelismWhatWaitsIsDistributed) {
   });
 }
 
+/// Adds what a block gives that is not below it, and that may be destroyed.
+struct WithOneBeside : nn::Layer<WithOneBeside> {
+  Block& own;
+  std::unique_ptr<Block> beside = std::make_unique<Block>(6, 8);
+  WithOneBeside() : own(add<Block>("own", 6, 8)) {}
+  Tensor forward(const Tensor& x) { return own(x) + (*beside)(x); }
+};
+
+// One unit has both blocks, and holds gradients for both until they are reduced.
+TEST(FullyShard, F170_F203_NothingWaitsForParametersThatWereDestroyed) {
+  const Grid3 grid{1, 2, 2};
+  run_ranks(grid.ranks(), [&](const Group& group) {
+    const DeviceMesh root = grid.mesh(group);
+    WithOneBeside net, reference;
+    const nn::Plan plan{{"linear", nn::colwise()}, {"", nn::prepare_output({.to = Replicate(), .local = true})}};
+    for (Block* block : {&net.own, net.beside.get()}) nn::parallelize(*block, root["tp"], plan);
+    nn::fully_shard(std::vector<nn::Module*>{&net.own, net.beside.get()}, root["dp"]);
+    nn::fully_shard(net, root["dp"]);
+    for (WithOneBeside* each : {&net, &reference}) {
+      each->materialize(nn::Seed{2});
+      each->beside->materialize(nn::Seed{2});
+    }
+    nn::set_requires_gradient_sync(net, false);
+    const Tensor x = batch_of(4, 6, 0, "x");
+    backward(sum(square(net(x))));
+    backward(sum(square(reference(x))));
+    EXPECT_EQ(nn::pending_gradients(net).size(), 4u);
+    net.beside.reset();
+    const std::vector<nn::PendingGradient> pending = nn::pending_gradients(net);
+    EXPECT_EQ(pending.size(), 2u);
+    for (const nn::PendingGradient& g : pending) {
+      const nn::Linear &mine = net.own.linear_layer, &theirs = reference.own.linear_layer;
+      ASSERT_TRUE(g.parameter == &mine.weight || g.parameter == mine.bias);
+      const nn::Parameter& expected = g.parameter == mine.bias ? *theirs.bias : theirs.weight;
+      ASSERT_TRUE(g.full.is_distributed());
+      EXPECT_TRUE(near(g.full.local(), part_of(expected.grad().detach(), g.full), 1e-5)) << expected.name();
+    }
+    nn::set_requires_gradient_sync(net, true);
+    nn::finalize_backward(net).wait();
+    EXPECT_TRUE(nn::pending_gradients(net).empty());
+    expect_same_gradients(net, reference);
+  });
+}
+
 TEST(FullyShard, F170_WhatWaitsIsSeenBetweenPassesOnly) {
   run_ranks(1, [](const Group& group) {
     WaitingNets nets(group, DeviceMesh(group));

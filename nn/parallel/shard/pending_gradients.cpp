@@ -14,13 +14,13 @@ std::vector<PendingGradient> pending_gradients(Module& module) {
       for (std::size_t i = 0; i < unit->buffers.size(); ++i) {
         const HeldGradients* const held = unit->inbox.held();
         PendingGradient gradient{.parameter = unit->buffers.parameter(i), .shard = unit->inbox.unsummed(i)};
+        if (!gradient.parameter) continue;  // it was destroyed, and what the unit holds for it is nobody's
         if (held && held->has(i)) {
           gradient.kind = held->has(i, ReduceKind::sum) ? ReduceKind::sum : ReduceKind::avg;
           const Tensor& full = held->gradient(i, gradient.kind);
           gradient.full = unit->buffers.as_gathered(i, unit->buffers.as_used(i, full));
         }
-        const bool waits = gradient.full.defined() || gradient.shard.defined();
-        if (gradient.parameter && waits) pending.push_back(std::move(gradient));
+        if (gradient.full.defined() || gradient.shard.defined()) pending.push_back(std::move(gradient));
       }
   return pending;
 }
