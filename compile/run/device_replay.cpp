@@ -190,6 +190,19 @@ void DeviceReplay::keep_what_remains() {
   }
 }
 
+// A recording gathers into the memory that a unit keeps, and into its own for other units. What a unit is yet to keep
+// must outlast the recording, so it is allocated before.
+void DeviceReplay::note_kept_memory() {
+  kept_.clear();
+  for (const Ref<Storage>& unit : live_.units) {
+    if (unit->keeps_memory()) {
+      unit->restore_data();
+      unit->release_data();
+    }
+    kept_.push_back(unit->kept_address());
+  }
+}
+
 void DeviceReplay::record() {
   recorded_.reset();
   results_.clear();
@@ -207,6 +220,7 @@ void DeviceReplay::record() {
     places_.push_back({storage->id(), storage->address()});
     versions.push_back(storage->version());
   }
+  note_kept_memory();
   recorded_ = RankContext::current().device(device_).record(
       [this] { interpreter_.run(arguments_, [this] { keep_what_remains(); }); });
   ++num_recordings_;
@@ -223,6 +237,8 @@ bool DeviceReplay::is_current() const {
     const Ref<Storage>& now = bound_tensor(graph_, program_.bindings[i]).local().storage();
     if (now->id() != places_[i].storage_id || now->address() != places_[i].address) return false;
   }
+  for (std::size_t i = 0; i < kept_.size(); ++i)
+    if (kept_[i] && live_.units[i]->kept_address() != kept_[i]) return false;  // somebody else may have it by now
   return std::all_of(slots_in_place_.begin(), slots_in_place_.end(),
                      [&](int slot) { return is_sole_owner(live_.slot(slot)->value()); });
 }

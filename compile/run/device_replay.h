@@ -20,9 +20,9 @@ Device device_of(const Program& program);
 /// it with to() before the step". Empty if it can.
 std::string device_obstacle(const Graph& graph);
 
-/// One graph on one device. The recording has fixed addresses: if a slot's bytes have moved, or another handle shares a
-/// tensor that the recording would overwrite, it is recorded again. Same bits as the interpreter's: the same kernels in
-/// the same order.
+/// One graph on one device. The recording has fixed addresses: if a slot's bytes have moved, a unit no longer keeps the
+/// memory that it kept (Storage::set_keeps_memory), or another handle shares a tensor that the recording would
+/// overwrite, it is recorded again. Same bits as the interpreter's: the same kernels in the same order.
 class DeviceReplay {
  public:
   /// `graph` has no obstacle; both stay where they are.
@@ -49,6 +49,7 @@ class DeviceReplay {
   };
   void hold_arguments(std::span<const Tensor> arguments);
   void record();
+  void note_kept_memory();
   void keep_what_remains();
   bool is_updated_in_place(const SlotUpdate& update) const;
   bool is_current() const;
@@ -63,6 +64,7 @@ class DeviceReplay {
   std::vector<LateUpdate> late_updates_;
   std::vector<int> slots_in_place_;        // slots whose bytes the recording overwrites with their new value
   std::vector<Place> places_;              // by binding
+  std::vector<const std::byte*> kept_;     // by unit: memory that it kept, which the recording uses; or null
   std::vector<std::size_t> written_;       // bindings whose bytes nodes write in place
   std::unique_ptr<DeviceGraph> recorded_;  // declared after the tensors in its memory, so that it is destroyed first
   int num_recordings_ = 0;

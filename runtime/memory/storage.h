@@ -100,6 +100,9 @@ class Storage final : public RefCounted {
   /// On: release_data() keeps the memory, on the account of its category, and restore_data() takes it again: one
   /// address for as long as it is on. Off: what is kept and not present is given back.
   void set_keeps_memory(bool on);
+  bool keeps_memory() const { return keeps_memory_; }
+  /// Where released bytes will be present again; null if they are present, or nothing is kept.
+  const std::byte* kept_address() const { return kept_; }
 
   /// From now until `event` is reached a queue reads the bytes, or writes them. Called by Queue::submit, which has
   /// ordered this work after conflicting work of before.

@@ -4,11 +4,17 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <utility>
+
+#include "compile/capture/capture.h"
 #include "compile/compile.h"
+#include "compile/passes/pass.h"
 #include "nn/optim/sgd.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/process_group.h"
+#include "runtime/os/settings.h"
 #include "tests/compile/tiny_net.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/parallel/nets.h"
@@ -152,6 +158,122 @@ TEST_F(DeviceReplayTest, GradientsOfAUnitThatWaitAreLeftInOneBuffer) {
     }
     EXPECT_NE(pass.why().find("in one call"), std::string::npos) << pass.why();
   }
+}
+
+// ---- memory that units keep ----
+
+/// A net in training whose parameters are gathered in bf16, hence in memory of their own.
+struct InBf16 {
+  Net net{kTwoBlocks};
+  std::unique_ptr<nn::Sgd> optimizer;
+  explicit InBf16(const DeviceMesh& mesh) {
+    const nn::UnitPolicy policy{.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32}};
+    shard(net, mesh, policy, policy);
+    net.materialize(nn::Seed{3}, kCuda);
+    optimizer = std::make_unique<nn::Sgd>(net.parameters(), nn::SgdOptions{.lr = 0.01});
+  }
+  Tensor step(const Tensor& x) {
+    const Tensor loss = sum(square(net(x)));
+    backward(loss);
+    optimizer->step_and_clear();
+    return loss.detach();
+  }
+};
+
+/// A step beside the eager one; the device's recording of it is made when it first runs.
+struct KeptMemory {
+  DeviceMesh mesh{make_single_group()};
+  InBf16 eager{mesh}, captured{mesh};
+  const Tensor x = to(batch_of(4, 6, 0, "x"), kCuda);
+  Graph graph = record();
+  Interpreter interpreter{graph};
+  std::unique_ptr<DeviceReplay> replay;
+
+  Graph record() {
+    for (int i = 0; i < 3; ++i) (void)eager.step(x);
+    for (int i = 0; i < 2; ++i) (void)captured.step(x);
+    Recorder recorder(std::span<const Tensor>(&x, 1));
+    const std::vector<Tensor> results{captured.step(x)};
+    Graph recorded = recorder.finish(results);
+    run_passes(recorded.program, standard_passes());
+    return recorded;
+  }
+  void keep(bool on) { nn::set_keep_unsharded_storage(captured.net, on); }
+  void expect_step(int recordings) {
+    ASSERT_TRUE(replay->fits_units());
+    const Tensor expected = eager.step(x), got = replay->run(std::span<const Tensor>(&x, 1))[0];
+    EXPECT_TRUE(same_values(got, expected));
+    EXPECT_EQ(replay->num_recordings(), recordings);
+  }
+  /// Gathers, and says where the parameters of a unit were.
+  std::pair<const std::byte*, std::int64_t> place_of(const nn::UnitHandle& unit) {
+    unit.unshard();
+    const Tensor gathered = unit.parameters()[0]->value().local();
+    const std::pair place(static_cast<const std::byte*>(gathered.storage()->address()), gathered.storage()->bytes());
+    unit.reshard();
+    return place;
+  }
+};
+
+/// Fresh tensors of ones, of as many bytes, until one lies where these do.
+std::vector<Tensor> ones_over(const std::byte* address, std::int64_t bytes) {
+  const std::size_t most = requested_device_memory() == "separate" ? 1 : 10'000;  // there each is mapped alone
+  std::vector<Tensor> all;
+  const auto lies_there = [&](const Tensor& t) {
+    return t.storage()->address() < address + bytes && address < t.storage()->address() + t.storage()->bytes();
+  };
+  while (all.size() < most && (all.empty() || !lies_there(all.back())))
+    all.push_back(full({bytes / 4}, 1, DType::f32, kCuda));
+  EXPECT_TRUE(most == 1 || lies_there(all.back()));
+  return all;
+}
+
+TEST_F(DeviceReplayTest, F187_MemoryThatIsNoLongerKeptIsNotWritten) {
+  KeptMemory run;
+  ASSERT_EQ(device_obstacle(run.graph), "");
+  run.keep(true);
+  const nn::UnitHandle unit = nn::unit_of(*run.captured.net.blocks.items()[1]);
+  const auto [address, bytes] = run.place_of(unit);
+  run.replay = std::make_unique<DeviceReplay>(run.graph, run.interpreter);
+  for (int i = 0; i < 3; ++i) run.expect_step(1);
+  EXPECT_EQ(run.place_of(unit).first, address) << "the recording has the memory that is kept";
+  run.expect_step(1);
+
+  run.keep(false);
+  const std::vector<Tensor> others = ones_over(address, bytes);
+  for (int i = 0; i < 3; ++i) run.expect_step(2);
+  const Tensor expected = full({bytes / 4}, 1);
+  for (const Tensor& other : others) ASSERT_TRUE(same_values(other, expected));
+
+  // Now the recording has memory of its own, whatever is kept beside it.
+  run.keep(true);
+  run.expect_step(2);
+  EXPECT_NE(run.place_of(unit).first, nullptr);
+  run.expect_step(2);
+  run.keep(false);
+  run.expect_step(2);
+  for (const Tensor& other : others) ASSERT_TRUE(same_values(other, expected));
+}
+
+// It is not the recording's, though the recording is the first that gathers.
+TEST_F(DeviceReplayTest, F187_MemoryThatIsKeptFromARecordingOnOutlastsIt) {
+  KeptMemory run;
+  run.keep(true);
+  run.replay = std::make_unique<DeviceReplay>(run.graph, run.interpreter);
+  for (int i = 0; i < 2; ++i) run.expect_step(1);
+  const nn::UnitHandle unit = nn::unit_of(*run.captured.net.blocks.items()[1]);
+  const auto [address, bytes] = run.place_of(unit);
+  run.keep(false);
+  run.keep(true);
+  const std::vector<Tensor> others = ones_over(address, bytes);
+  for (int i = 0; i < 2; ++i) run.expect_step(2);
+  const std::byte* const kept = run.place_of(unit).first;
+  run.replay.reset();
+  run.replay = std::make_unique<DeviceReplay>(run.graph, run.interpreter);
+  for (int i = 0; i < 2; ++i) run.expect_step(1);
+  EXPECT_EQ(run.place_of(unit).first, kept) << "still there when its first recording is gone";
+  const Tensor expected = full({bytes / 4}, 1);
+  for (const Tensor& other : others) ASSERT_TRUE(same_values(other, expected));
 }
 
 TEST_F(DeviceReplayTest, AValueOfTheHostIsNamedAndTheStepStillRuns) {

@@ -54,9 +54,12 @@ TEST(Storage, KeepsItsMemoryWhileItIsReleased) {
     const Ref<Storage> s = Storage::released(4000, unsharded);
     s->set_keeps_memory(true);
     EXPECT_EQ(account().current(unsharded), before) << "nothing to keep yet";
+    EXPECT_EQ(s->kept_address(), nullptr);
     s->restore_data();
     const std::byte* const address = s->address();
+    EXPECT_EQ(s->kept_address(), nullptr) << "it is present";
     s->release_data();
+    EXPECT_EQ(s->kept_address(), address);
     EXPECT_FALSE(s->is_present());
     EXPECT_EQ(s->address(), nullptr) << "what is kept is not to be read";
     EXPECT_EQ(account().current(unsharded), before + 4000);
@@ -66,6 +69,7 @@ TEST(Storage, KeepsItsMemoryWhileItIsReleased) {
     s->retag(parameters);
     EXPECT_EQ(account().current(parameters), others + 4000);
     s->set_keeps_memory(false);
+    EXPECT_EQ(s->kept_address(), nullptr);
     EXPECT_EQ(account().current(parameters), others);
     s->set_keeps_memory(true);
     s->restore_data();

@@ -164,7 +164,8 @@ void set_reshard_after_backward(Module& module, bool reshard, bool recurse = tru
 /// On: resharding keeps the memory of gathered parameters, so that they come back at the same address, for who has
 /// noted it (a graph of a device). It stays accounted as unsharded; what is kept is not read as values: each gather
 /// fills it again. Of other levels (slices) nothing is kept. Off: what is kept is freed, now or at the next reshard.
-/// Between steps; a step that was captured holds either way. Local.
+/// Between steps; a step that was captured holds either way: a device records it again where it had used what is freed.
+/// Local.
 void set_keep_unsharded_storage(Module& module, bool keep, bool recurse = true);
 /// Off: backward passes leave the recorded order of calls to the next one, which may be that of an earlier forward.
 /// Error on a module that is not the root of its tree, as of finalize_backward().
