@@ -91,11 +91,13 @@ void round_to(DType dtype, Block<A>& values, Length length) {
   });
 }
 
+// An output that is wider than the sum, f64 of f32, is added to in its own type.
 template <class U, class A, class Length>
 void store(const Block<A>& acc, U* out, Length length, bool accumulate) {
+  using Wider = std::conditional_t<(sizeof(U) > sizeof(A)), U, A>;
   for (std::int64_t i = 0; i < length; ++i) {
-    const A value = acc[static_cast<std::size_t>(i)];
-    out[i] = convert<U>(accumulate ? Sum::apply(convert<A>(out[i]), value) : value);
+    const Wider value = convert<Wider>(acc[static_cast<std::size_t>(i)]);
+    out[i] = convert<U>(accumulate ? Sum::apply(convert<Wider>(out[i]), value) : value);
   }
 }
 

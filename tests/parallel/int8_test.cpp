@@ -221,6 +221,18 @@ TEST(FullyShard, F96_AnEightBitReductionIsOffByTheMeanOfHalfSteps) {
       });
 }
 
+// A gradient of equal elements is exact in 8 bits. f32 has no 127 * 2^17 + 127 / 2^9.
+TEST(FullyShard, F96_F185_EightBitReductionsAddUpInTheTypeOfTheGradient) {
+  run_ranks(2, [](const Group& group) {
+    nn::Linear net(8, 4, {.bias = false});
+    nn::fully_shard(net, DeviceMesh(group), {.mp_policy = {.grad_dtype = DType::f64}});
+    nn::unit_of(net).set_custom_reduce(nn::int8_reduce());
+    net.materialize();
+    for (const double element : {127 * 0x1p17, 127 * 0x1p-9}) backward(sum(net(full({1, 8}, element))));
+    EXPECT_TRUE(same_bits(whole(net.weight.grad()), full({4, 8}, 127 * 0x1p17 + 127 * 0x1p-9, DType::f64)));
+  });
+}
+
 // What is not finite on one rank is on every rank that gets a part of its block: loss scaling sees it.
 TEST(FullyShard, F96_F97_AnEightBitReductionKeepsWhatIsNotFinite) {
   run_ranks(2, [](const Group& group) {

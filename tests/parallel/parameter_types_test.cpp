@@ -168,6 +168,29 @@ TEST(FullyShard, F185_AGradientTypeOfAParameterHoldsOverReplicas) {
     });
 }
 
+// f32 has no 16777217: what passes add up to is kept in the type of the gradient, whatever they compute in.
+void expect_sums_in_f64(const Group& group, const char* strategy, First first) {
+  Terms net;
+  nn::UnitPolicy policy = nn::strategy(strategy);
+  policy.mp_policy.grad_dtype = DType::f64;
+  nn::fully_shard(net, DeviceMesh(group), policy);
+  net.materialize();
+  if (first == First::unsynced) nn::set_requires_gradient_sync(net, false);
+  backward(sum(net(full({4}, 16777216))));
+  nn::set_requires_gradient_sync(net, true);
+  backward(sum(net(ones({4}))));
+  for (const nn::Parameter* p : net.parameters())
+    EXPECT_TRUE(same_bits(whole(p->grad()), full({4}, 16777217, DType::f64))) << p->name() << " " << strategy;
+}
+
+TEST(FullyShard, F185_PassesAddUpInTheTypeOfTheGradient) {
+  for (const int ranks : {1, 2})
+    run_ranks(ranks, [](const Group& group) {
+      for (const char* strategy : {"full_shard", "shard_optimizer", "no_shard"})
+        for (const First first : {First::synced, First::unsynced}) expect_sums_in_f64(group, strategy, first);
+    });
+}
+
 TEST(FullyShard, F185_GradientsTakeTheBytesOfTheirType) {
   for (const bool is_bf16 : {false, true})
     run_ranks(2, [=](const Group& group) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <type_traits>
 #include <utility>
 
 #include "runtime/comm/group/channels.h"
@@ -99,11 +100,13 @@ void quantize(const PieceWork& p, int block) {
   }
 }
 
+// As comm::reduce: f64 is added to in f64, narrower types in f32.
 template <class T>
 void store(const float* sum, std::int64_t count, float scale, bool accumulate, T* out) {
+  using Wider = std::conditional_t<std::is_same_v<T, double>, double, float>;
   for (std::int64_t i = 0; i < count; ++i) {
-    const float value = sum[i] * scale;
-    out[i] = convert<T>(accumulate ? convert<float>(out[i]) + value : value);
+    const Wider value = convert<Wider>(sum[i] * scale);
+    out[i] = convert<T>(accumulate ? convert<Wider>(out[i]) + value : value);
   }
 }
 

@@ -21,9 +21,9 @@ struct Reduction {
 void check_reducible(DType dtype, const ReduceOptions& options);
 
 /// out[i] = round((in_0[i] op in_1[i] op ...) * factor [+ out[i]]) for `count` elements. Floats of 16 bits accumulate
-/// in f32, all others in their own type; a NaN in any input is the maximum and the minimum. `out` may be one of the
-/// inputs. Where types differ, all are floats. `streams` writes past the caches. The bits depend neither on it nor on
-/// how a range is split into calls.
+/// in f32, all others in their own type; what `out` holds is added in the wider of that and its own type. A NaN in any
+/// input is the maximum and the minimum. `out` may be one of the inputs. Where types differ, all are floats. `streams`
+/// writes past the caches. The bits depend neither on it nor on how a range is split into calls.
 void reduce(std::span<const std::byte* const> inputs, std::byte* out, std::int64_t count, const Reduction& reduction,
             bool streams);
 

@@ -30,7 +30,8 @@ struct GatherPart {
 /// reduce_scatter: `in` holds sum(counts) elements on every rank, `out` receives counts[rank] reduced ones.
 /// `out` may lie inside `in` at the own part. With `accumulate` the result is added to what `out` holds. Floats may
 /// travel and arrive in other types: every input and the result are rounded to `wire`, sums are kept in f32 (f64 of
-/// f64), and `out` is of type `out_dtype`; unset, both are `dtype`. A wider wire than the inputs moves no more bytes.
+/// f64), and `out` is of type `out_dtype`, f64 added to in f64; unset, both are `dtype`. A wider wire than the inputs
+/// moves no more bytes.
 struct ScatterPart {
   const void* in;
   void* out;
