@@ -117,7 +117,11 @@ DeviceMesh mesh_of_data(const DeviceMesh& mesh, const DataAxes& axes) {
             mesh.describe(), replica, shard);
   if (axes.shard.empty()) return one_axis_of(mesh, axes.replicate);
   if (axes.replicate.empty()) return one_axis_of(mesh, axes.shard);
-  return DeviceMesh::concatenate({one_axis_of(mesh, axes.replicate), one_axis_of(mesh, axes.shard)});
+  const DeviceMesh data = DeviceMesh::concatenate({one_axis_of(mesh, axes.replicate), one_axis_of(mesh, axes.shard)});
+  // What is whole on all ranks, small parameters or all of them, is averaged over replicas and shards in one group.
+  const int both[] = {0, 1};
+  if (data.size(0) > 1 && data.size(1) > 1 && !data.joint_group(both)) data.flatten();
+  return data;
 }
 
 DataMesh::DataMesh(const DeviceMesh& mesh, ShardedOver over, ShardedOver owned_over) : mesh_(mesh) {
@@ -152,10 +156,14 @@ ProcessGroup* DataMesh::group_over(const std::vector<int>& axes) const {
     if (mesh_.size(axis) > 1) list.push_back(axis);
   if (list.empty()) return nullptr;
   if (list.size() == 1) return &mesh_.group(list[0]);
-  ProcessGroup* const group = mesh_.joint_group(list);
-  check(group != nullptr, "fully_shard over {}: its ranks have no group; call flatten({{\"{}\", \"{}\"}}) on the mesh",
-        mesh_.describe(), mesh_.axis_name(list[0]), mesh_.axis_name(list[1]));
-  return group;
+  if (ProcessGroup* const group = mesh_.joint_group(list)) return group;
+  const DeviceMesh root = mesh_.root();  // which does not know flattened axes by their names
+  std::string names;
+  for (const int axis : list)
+    for (const int a : mesh_.root_axes(axis))
+      names += fmt::format("{}\"{}\"", names.empty() ? "" : ", ", root.axis_name(a));
+  fail("fully_shard over {}: its ranks have no group; call flatten({{{}}}) on {}", mesh_.describe(), names,
+       root.describe());
 }
 
 // Sizes of the shards of so many rows of the plan's dim; empty: by the chunk rule.

@@ -34,7 +34,8 @@ struct DataAxes {
 };
 
 /// The mesh of these axes of `mesh`, for DataMesh: one axis, or replicas and shards. Lists of several are flattened
-/// under their names joined by "_", collectively over the root mesh at the first call with them (DeviceMesh::flatten).
+/// under their names joined by "_", and where both lists are given so are all of them, which DataMesh may need a group
+/// of: collectively over the root mesh at the first call with them (DeviceMesh::flatten).
 /// Error if both lists are empty, an axis is unknown or named twice, those of a list are not in the mesh's order, or
 /// one that replicates does not come before all that shard.
 DeviceMesh mesh_of_data(const DeviceMesh& mesh, const DataAxes& axes);
@@ -61,8 +62,8 @@ ProcessGroup& root_group_of(const DeviceMesh& mesh);
 class DataMesh {
  public:
   /// Parameters are sharded `over` these axes; values that the optimizer updates are `owned_over` more, or as many.
-  /// Error unless it has one axis, or two: replicas, then shards. Error naming flatten() if both axes shard, or none
-  /// does, and the mesh has no group of their ranks.
+  /// Error unless it has one axis, or two: replicas, then shards. Error naming flatten() of axes of the root mesh if
+  /// both axes shard, or none does, and there is no group of their ranks.
   explicit DataMesh(const DeviceMesh& mesh, ShardedOver over = ShardedOver::shards,
                     ShardedOver owned_over = ShardedOver::none);
 

@@ -97,6 +97,45 @@ TEST(FullyShard, F189_NamesBesideTensorParallelism) {
   });
 }
 
+// Of four axes three have data: what is whole on their ranks is averaged over replicas and shards in one group, which
+// the whole mesh does not have by itself.
+TEST(FullyShard, F189_WhatIsWholeOnAllRanksBesideAFurtherAxis) {
+  run_ranks(8, [](const Group& group) {
+    for (const bool is_small : {true, false}) {
+      const DeviceMesh root(group, {{"replicate", 2}, {"dp", 2}, {"cp", 1}, {"tp", 2}});
+      ResidualNet net(5, 9), reference(5, 9);
+      nn::parallelize(net, root["tp"], plan_of(true));
+      FullyShardOptions top = is_small ? FullyShardOptions() : nn::strategy("no_shard");
+      top.data_axes = DataAxes{.shard = {"dp", "cp"}, .replicate = {"replicate"}};
+      FullyShardOptions blocks = top;
+      if (is_small) blocks.replicate_below_bytes = 64;  // more than gains and biases have, fewer than other weights
+      shard(net, root, blocks, top);
+      net.materialize(nn::Seed{3});
+      reference.materialize(nn::Seed{3});
+      const ResidualBlock& block = *net.blocks.items()[0];
+      EXPECT_TRUE(Spec::from(block.gain.weight.sharded_value()).is_replicated());
+      EXPECT_EQ(nn::unit_of(*net.blocks.items()[0]).layout().shards, is_small ? 2 : 1);
+      expect_trains_alike(on_rows(net, root, *group), on_all_rows(reference),
+                          {.steps = 2, .max_norm = 0.1, .value_limit = 2e-5});
+    }
+  });
+}
+
+// A mesh that was put together by hand: the remedy names axes that the whole mesh has, and is one.
+TEST(FullyShard, F189_AGroupThatIsMissingIsNamedByAxesOfTheWholeMesh) {
+  run_ranks(8, [](const Group& group) {
+    const DeviceMesh root(group, {{"replicate", 2}, {"dp", 2}, {"cp", 1}, {"tp", 2}});
+    const DeviceMesh data = root.concatenate({root["replicate"], root.flatten({"dp", "cp"})});
+    Net net(kUneven);
+    const auto wrap = [&] { nn::fully_shard(net, data, nn::strategy("no_shard")); };
+    expect_error(wrap, {"mesh(replicate=2,dp_cp=2)", "flatten({\"replicate\", \"dp\", \"cp\"}) on mesh(replicate=2"});
+    EXPECT_FALSE(nn::is_fully_sharded(net));
+    root.flatten({"replicate", "dp", "cp"});
+    wrap();
+    EXPECT_EQ(nn::unit_of(net).layout().replicas, 4);
+  });
+}
+
 /// A net that has made an update, and what it moved between the ranks of each axis.
 struct Updated {
   Net net{kUneven};
@@ -131,13 +170,14 @@ TEST(FullyShard, F189_NamesGiveTheBitsAndTheCountsOfASlice) {
   });
 }
 
-// Nothing is gathered, and gradients are averaged over all ranks in one launch per unit.
+// Nothing is gathered, and gradients are averaged over all ranks in one launch per unit, whatever else is said.
 TEST(FullyShard, F189_NoneToShardIsNoShard) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh root(group, {{"a", 2}, {"b", 2}});
     const DeviceMesh flat = root.flatten({"a", "b"});
     Net net(kUneven);
-    const FullyShardOptions options{.data_axes = DataAxes{.replicate = {"a", "b"}}};
+    const FullyShardOptions options{.reshard_after_forward = nn::ReshardAfterForward(2),
+                                    .data_axes = DataAxes{.replicate = {"a", "b"}}};
     shard(net, root, options, options);
     net.materialize(nn::Seed{4});
     const CommCounts before = settled_counts(flat.group());

@@ -85,6 +85,7 @@ UnitPolicy on_data_axes(UnitPolicy policy) {
           "fully_shard: data_axes names no axis to shard over, and a hybrid strategy has replicas of shards; name one "
           "in .shard, or take the strategy \"no_shard\"");
     policy.parameters = policy.optimizer = policy.gradients = ShardedOver::none;
+    policy.reshard_after_forward.reset();  // it speaks of ranks that shard
   }
   policy.data_axes.reset();
   return policy;
