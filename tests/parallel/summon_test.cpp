@@ -135,6 +135,49 @@ TEST(FullParameters, MistakesAreNamedAndLeaveTheShards) {
   });
 }
 
+// Found before anything is gathered: nobody waits, and no group has to be reset.
+TEST(FullParameters, MemoryThatOneRankLacksIsMissedByAll) {
+  for (const bool everywhere : {false, true})
+    run_ranks(2, [=](const Group& group) {
+      Net net(kTwoBlocks), reference(kTwoBlocks);
+      shard(net, DeviceMesh(group));
+      net.materialize(nn::Seed{3});
+      reference.materialize(nn::Seed{3});
+      Allocator& memory = RankContext::current().allocator();
+      const std::int64_t before = memory.accounting().total();
+      if (everywhere || group->rank() == 1) memory.set_limit(before + 2 * net.num_parameters());  // half of them
+      expect_error([&] { const FullParameters full(net); }, {"full parameters: out of memory", "unsharded"});
+      memory.set_limit(0);
+      EXPECT_EQ(memory.accounting().total(), before);
+      {
+        const FullParameters full(net);
+        expect_full(net, reference);
+      }
+      expect_trains_alike(on_slices(net, *group, 6, 5), on_batches(reference, 6, 5), {});
+    });
+}
+
+// Peers are in a gather by then.
+TEST(FullParameters, AnErrorWhileTheyAreGatheredSaysWhatToDo) {
+  for (const bool everywhere : {false, true})
+    run_ranks(2, [=](const Group& group) {
+      Net net(kTwoBlocks), reference(kTwoBlocks);
+      shard(net, DeviceMesh(group));
+      net.materialize(nn::Seed{3});
+      reference.materialize(nn::Seed{3});
+      Allocator& memory = RankContext::current().allocator();
+      const std::int64_t all = memory.accounting().total() + 4 * net.num_parameters();  // and none on its way
+      if (everywhere || group->rank() == 1) memory.set_limit(all + 4);
+      const auto summon = [&] { const FullParameters full(net); };
+      expect_error(summon, {"out of memory", "FullParameters", "reset_after_error(model)"});
+      memory.set_limit(0);
+      expect_error(summon, {"aborted the group", "reset_after_error(model)"});
+      nn::reset_after_error(net);
+      EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+      expect_trains_alike(on_slices(net, *group, 6, 5), on_batches(reference, 6, 5), {});
+    });
+}
+
 TEST(FullParameters, AStepInBetweenIsNotOverwritten) {
   run_ranks(2, [](const Group& group) {
     Net net(kTwoBlocks), reference(kTwoBlocks);

@@ -6,6 +6,7 @@
 #include "dtensor/api.h"
 #include "nn/parallel/data_mesh.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 
@@ -34,12 +35,63 @@ void check_may_begin(const std::vector<Parameter*>& parameters) {
   }
 }
 
-// Of its own, also where this rank has everything.
-Tensor full_copy(const Parameter& p) {
-  const Tensor& value = p.sharded_value();
-  Tensor full = Tensor::empty(p.shape(), value.dtype(), value.local().device(), MemoryCategory::unsharded);
-  copy_into(full, view(full_tensor(value.detach()).detach(), p.shape()));
+// Each once, in the order of the parameters, which is that of all ranks.
+std::vector<ProcessGroup*> root_groups_of(const std::vector<Parameter*>& parameters) {
+  std::vector<ProcessGroup*> groups;
+  for (const Parameter* p : parameters) {
+    ProcessGroup* const group = &root_group_of(Spec::from(p->sharded_value()).mesh());
+    if (std::ranges::find(groups, group) == groups.end()) groups.push_back(group);
+  }
+  return groups;
+}
+
+// One of its own for each, also where this rank has everything.
+std::vector<Tensor> full_tensors(const std::vector<Parameter*>& parameters) {
+  for (const Parameter* p : parameters) p->reshard();  // what was gathered makes room
+  std::vector<Tensor> full;
+  try {
+    for (const Parameter* p : parameters) {
+      const Tensor& value = p->sharded_value();
+      full.push_back(Tensor::empty(p->shape(), value.dtype(), value.local().device(), MemoryCategory::unsharded));
+    }
+  } catch (const OutOfMemory& error) { throw OutOfMemory(fmt::format("full parameters: {}", error.what())); }
   return full;
+}
+
+// The same on all ranks, or an Error on all, after which nobody waits for anybody.
+std::vector<Tensor> agreed_full_tensors(const std::vector<Parameter*>& parameters,
+                                        const std::vector<ProcessGroup*>& groups) {
+  std::vector<Tensor> full;
+  std::exception_ptr failure;
+  try {
+    full = full_tensors(parameters);
+  } catch (...) { failure = std::current_exception(); }
+  for (ProcessGroup* group : groups) {  // what one of them says is said to the next
+    try {
+      together(*group, [&] {
+        if (failure) std::rethrow_exception(failure);
+      });
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+  return full;
+}
+
+void gather_into(const std::vector<Tensor>& full, const std::vector<Parameter*>& parameters) {
+  try {
+    for (std::size_t i = 0; i < full.size(); ++i) {
+      const Parameter& p = *parameters[i];
+      copy_into(full[i], view(full_tensor(p.sharded_value().detach()).detach(), p.shape()));
+    }
+    for (const Tensor& t : full) t.storage()->wait_to_read();
+  } catch (const CommError&) {
+    throw;  // the rank that failed has said what to do
+  } catch (Error& error) {
+    error.add("remedy", "FullParameters was left while ranks gather: call reset_after_error(model) on all of them");
+    throw;
+  }
 }
 
 }  // namespace
@@ -51,21 +103,20 @@ Parameter* FullParameters::Held::parameter() const {
 
 std::vector<FullParameters::Held> FullParameters::gather(const std::vector<Parameter*>& parameters) {
   const GradMode off(false);
-  std::vector<Held> held;
+  const std::vector<ProcessGroup*> groups = root_groups_of(parameters);
+  const std::vector<Tensor> full = agreed_full_tensors(parameters, groups);
   try {
-    for (Parameter* p : parameters) {
-      p->reshard();
-      const Tensor& shard = p->sharded_value();
-      held.push_back({NodeRef(p->leaf()), full_copy(*p), shard.local().storage()->version()});
-    }
-    for (const Held& h : held) h.full.storage()->wait_to_read();
+    gather_into(full, parameters);
   } catch (...) {  // peers are on their way into the next gather
     const std::string reason = current_exception_text();
-    for (const Parameter* p : parameters) {
-      ProcessGroup& group = root_group_of(Spec::from(p->sharded_value()).mesh());
-      if (group.size() > 1) group.abort(reason);
-    }
+    for (ProcessGroup* group : groups)
+      if (group->size() > 1) group->abort(reason);
     throw;
+  }
+  std::vector<Held> held;
+  for (std::size_t i = 0; i < full.size(); ++i) {
+    const Parameter& p = *parameters[i];
+    held.push_back({NodeRef(p.leaf()), full[i], p.sharded_value().local().storage()->version()});
   }
   return held;
 }
