@@ -323,11 +323,13 @@ DeviceMesh DeviceMesh::with_parts(int axis, const std::vector<Axis>& parts) cons
     root->coordinates = coordinates_at(root_axes, old.group->rank());
     for (const auto& [list, group] : old.groups) root->groups[finer(list)] = group;
     for (const auto& [name, list] : old.flattened) root->flattened[name] = finer(list);
-    for (int a = split; a <= split + more; ++a) {
-      auto& group = root->groups[{a}];
+    // Divided from the ranks of the axis, whose deadline and link they take over: the job's are those of all axes.
+    ProcessGroup& whole = *old.groups.at({split});
+    const std::vector<int> place = coordinates_at(parts, whole.rank());
+    for (int i = 0; i <= more; ++i) {
+      auto& group = root->groups[{split + i}];
       if (group) continue;
-      group = old.group->subgroup(ranks_along(root_axes, root->coordinates, {&a, 1}),
-                                  root_axes[static_cast<std::size_t>(a)].name);
+      group = whole.subgroup(ranks_along(parts, place, {&i, 1}), parts[static_cast<std::size_t>(i)].name);
       name_group(group);
     }
     roots.push_back(root);

@@ -4,6 +4,7 @@
 
 #include <chrono>
 
+#include "nn/parallel/shard/unit_slices.h"
 #include "runtime/comm/group/host_group.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/ranks.h"
@@ -71,20 +72,34 @@ TEST(JobMesh, AGroupOfSeveralAxesHasTheSlowestOfTheirLinks) {
   expect_error([] { parse_links("replica=1,0"); }, {"no axis \"replica\"", "did you mean \"replicate\""});
 }
 
+/// What so many calls take.
+double seconds_of_barriers(ProcessGroup& over, int calls) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  for (int i = 0; i < calls; ++i) over.host().barrier();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
 // Lower bounds cannot fail by chance: a hundred calls within an axis would take 5 s on the link between the others.
 TEST(JobMesh, LinksShapeTheAxesApart) {
   run_ranks(4, [](const Group& group) {
-    using Clock = std::chrono::steady_clock;
     const JobMesh mesh("replicate=2,dp=2", group, "dp=1e12,0;replicate=1e12,50e-3");
-    const auto seconds = [](ProcessGroup& over, int calls) {
-      const auto start = Clock::now();
-      for (int i = 0; i < calls; ++i) over.host().barrier();
-      return std::chrono::duration<double>(Clock::now() - start).count();
-    };
-    EXPECT_LT(seconds(mesh.root().group("dp"), 100), 5);
-    EXPECT_GE(seconds(mesh.root().group("replicate"), 1), 50e-3);
-    EXPECT_GE(seconds(mesh.data_group(), 1), 150e-3) << "three steps of four ranks";
+    EXPECT_LT(seconds_of_barriers(mesh.root().group("dp"), 100), 5);
+    EXPECT_GE(seconds_of_barriers(mesh.root().group("replicate"), 1), 50e-3);
+    EXPECT_GE(seconds_of_barriers(mesh.data_group(), 1), 150e-3) << "three steps of four ranks";
     expect_error([&] { JobMesh("replicate=2,dp=2", group, "tp=1,0"); }, {"the axis tp", "mesh(replicate=2,dp=2)"});
+  });
+}
+
+// What a unit reshards to is a part of dp, and communicates on its link, not on the slowest of the job.
+TEST(JobMesh, GroupsWithinAnAxisHaveItsLink) {
+  run_ranks(4, [](const Group& group) {
+    const JobMesh mesh("replicate=2,dp=2", group, "dp=1e12,1e-3;replicate=1e12,50e-3");
+    const DeviceMesh split = nn::split_for_slices(mesh.data(), 2);
+    ASSERT_EQ(split.group("dp_inner").size(), 2);
+    const double taken = seconds_of_barriers(split.group("dp_inner"), 100);
+    EXPECT_GE(taken, 99e-3);
+    EXPECT_LT(taken, 5);
   });
 }
 
