@@ -166,5 +166,50 @@ TEST(UnitRules, MistakesAreNamed) {
   });
 }
 
+// What is wrong with the third block is found before the first is wrapped.
+TEST(UnitRules, ErrorsComeBeforeTheFirstModuleIsWrapped) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group);
+    Net net(kThreeBlocks), reference(kThreeBlocks);
+    const auto blocks = net.blocks.items();
+    const auto refused = [&](const nn::UnitRule& rule, const nn::UnitPolicy& policy,
+                             std::initializer_list<std::string_view> parts) {
+      expect_error([&] { nn::shard_units(net, mesh, rule, policy); }, parts);
+      net.for_each_module([](nn::Module& m) { EXPECT_FALSE(nn::is_fully_sharded(m)) << m.path(); });
+      for (const nn::Parameter* p : net.parameters()) EXPECT_FALSE(p->value().is_distributed()) << p->name();
+    };
+    const auto is_in_third = [](const nn::Parameter& p) { return p.name() == "blocks.2.linear.weight"; };
+    nn::UnitPolicy placed, typed;
+    placed.placement = [&](const nn::Parameter& p) { return nn::shard_dim(is_in_third(p) ? 5 : 0); };
+    typed.mp_policy.types_of = [&](const nn::Parameter& p) {
+      return is_in_third(p) ? nn::ParameterTypes{.grad_dtype = DType::i64} : nn::ParameterTypes{};
+    };
+    refused(nn::units_by("block"), placed, {"\"blocks.2.linear.weight\"", "no dim 5"});
+    refused(nn::units_by("block"), typed, {"\"blocks.2.linear.weight\"", "i64"});
+    refused(nn::units_of_modules({{blocks[0]}, {blocks[1]}, {blocks[0]}}), {}, {"\"blocks.0\" is wrapped already"});
+    refused(nn::units_of_modules({{blocks[0]}, {&blocks[0]->linear_layer}}), {},
+            {"\"blocks.0.linear\"", "\"blocks.0\"", "inside out"});
+    net.materialize(nn::Seed{5});
+    reference.materialize(nn::Seed{5});
+    refused(nn::units_by("block"), placed, {"no dim 5"});
+    for (std::size_t i = 0; i < net.parameters().size(); ++i)
+      EXPECT_TRUE(same_bits(net.parameters()[i]->value().detach(), reference.parameters()[i]->value().detach()));
+    EXPECT_EQ(names_of(nn::shard_units(net, mesh, nn::units_by("block"))),
+              (Names{"blocks.0", "blocks.1", "blocks.2", "(model)"}));
+    expect_trains_alike(on_slices(net, *group, 6, 5), on_batches(reference, 6, 5), {});
+  });
+}
+
+TEST(UnitRules, ValuesAreThereInAllOfAUnitOrInNone) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kTwoBlocks);
+    nn::Linear& second = net.blocks.items()[1]->linear_layer;
+    second.weight.set(zeros({7, 10}));
+    expect_error([&] { nn::shard_units(net, DeviceMesh(group), nn::units_by("block")); },
+                 {"\"blocks.1.linear.bias\" is on meta", "all or none"});
+    EXPECT_FALSE(nn::is_fully_sharded(*net.blocks.items()[0]));
+  });
+}
+
 }  // namespace
 }  // namespace sherd::testing

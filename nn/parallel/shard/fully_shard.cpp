@@ -2,66 +2,18 @@
 
 #include <set>
 
-#include "nn/module_list.h"
 #include "nn/optim/agree_on_updates.h"
 #include "nn/parallel/shard/fully_shard_hook.h"
-#include "nn/parallel/shard/unit_members.h"
+#include "nn/parallel/shard/unit_plan.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 
 namespace sherd::nn {
 
-namespace {
-
-// Parameters used below `module` that no unit owns yet, each once.
-void collect_free(Module& module, std::set<const Parameter*>& seen, std::vector<Parameter*>& out) {
-  for (const Module::NamedParameter& p : module.own_parameters())
-    if (!p.parameter->shard_keeper() && seen.insert(p.parameter).second) out.push_back(p.parameter);
-  for (const auto& child : module.children())
-    if (!hook_of(*child)) collect_free(*child, seen, out);
-}
-
-// Wrapping goes from the inside out. Error if a unit above `wrapped` has taken a parameter of it.
-void check_inside_out(const Module& wrapped, const Module& module) {
-  for (const Module::NamedParameter& p : module.own_parameters()) {
-    const ShardKeeper* const owner = p.parameter->shard_keeper();
-    for (const Module* above = owner ? wrapped.parent() : nullptr; above; above = above->parent())
-      if (const FullyShardHook* hook = hook_of(*above); hook && hook->owns(*owner))
-        fail(
-            "fully_shard: module \"{}\" comes after \"{}\", which is above it and has taken its parameter \"{}\" "
-            "already; wrap from the inside out: inner modules first, the model last",
-            wrapped.label(), hook->name(), p.parameter->name());
-  }
-  for (const auto& child : module.children())
-    if (!hook_of(*child)) check_inside_out(wrapped, *child);
-}
-
-}  // namespace
-
 UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, const FullyShardOptions& options) {
-  if (options.data_axes) return fully_shard(modules, mesh_of_data(mesh, *options.data_axes), on_data_axes(options));
-  check(!modules.empty(), "fully_shard: the list of modules is empty");
-  check_policy(options, mesh);
-  check_ignored(options.ignored);
-  std::set<const Parameter*> seen(options.ignored.begin(), options.ignored.end());
-  std::vector<Parameter*> parameters;
-  std::string name;
-  for (Module* module : modules) {
-    check(dynamic_cast<ModuleContainer*>(module) == nullptr,
-          "fully_shard: \"{}\" is a container without a forward, so its hooks would never run; wrap its children one "
-          "by one, or pass them "
-          "as a list to make one group",
-          module->label());
-    check(hook_of(*module) == nullptr, "fully_shard: module \"{}\" is wrapped already", module->label());
-    check_inside_out(*module, *module);
-    collect_free(*module, seen, parameters);
-    name += (name.empty() ? "" : "+") + module->label();
-  }
-  const DataMesh data = data_mesh(mesh, options);
-  const std::vector<UnitMembers> members = unit_members(name, parameters, mesh, options);
-  const auto hook = std::make_shared<FullyShardHook>(std::move(name), modules, data, members, options);
-  for (Module* module : modules) module->add_hook(hook);
-  return UnitHandle(hook);
+  UnitPlans plans;
+  plans.add(modules, mesh, options);
+  return plans.wrap().front();
 }
 
 UnitHandle fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {

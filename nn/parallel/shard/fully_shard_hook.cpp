@@ -1,5 +1,6 @@
 #include "nn/parallel/shard/fully_shard_hook.h"
 
+#include "nn/parallel/shard/unit_plan.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 
@@ -105,13 +106,6 @@ const std::shared_ptr<ShardTree>* tree_above(const Module& module) {
   return nullptr;
 }
 
-// The mesh whose last axis a unit reshards to after forward; unset: to all ranks, or not at all.
-std::optional<DeviceMesh> split_of(const DataMesh& data, bool is_replicated, ReshardAfterForward value) {
-  const int ranks = is_replicated ? 0 : value.slices(data.num_shards());
-  if (ranks == 0) return std::nullopt;
-  return split_for_slices(data.mesh(), ranks);
-}
-
 }  // namespace
 
 Unit::Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& policy)
@@ -127,21 +121,17 @@ Unit::Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& poli
   if (policy.reduce_unused) inbox.set_reduces_unused(true);
 }
 
-FullyShardHook::FullyShardHook(std::string name, std::vector<Module*> modules, const DataMesh& mesh,
-                               const std::vector<UnitMembers>& members, const UnitPolicy& policy)
-    : name_(std::move(name)), modules_(std::move(modules)), policy_(policy.mp_policy), mesh_(mesh) {
-  prefetches_ = policy.prefetch;
-  std::vector<std::optional<DeviceMesh>> splits(members.size());  // all errors come before there are units
-  if (const auto& reshard = policy.reshard_after_forward) {
+FullyShardHook::FullyShardHook(PlannedCall call)
+    : name_(std::move(call.name)),
+      modules_(std::move(call.modules)),
+      policy_(call.policy.mp_policy),
+      mesh_(call.data),
+      prefetches_(call.policy.prefetch) {
+  if (const auto& reshard = call.policy.reshard_after_forward)
     reshard_after_forward_ = reshard->resolve(mesh_.num_shards());
-    for (std::size_t i = 0; i < members.size(); ++i)
-      splits[i] = split_of(members[i].data, members[i].is_replicated, *reshard);
-  }
-  std::vector<PlacedUnit> placed;
-  for (const UnitMembers& each : members)
-    placed.push_back(place_unit(each.name, each.data, each.types, each.parameters, policy.placement));
-  for (std::size_t i = 0; i < members.size(); ++i)
-    units.emplace_back(std::make_unique<Unit>(members[i], std::move(placed[i]), policy))->buffers.set_slices(splits[i]);
+  for (PlannedCall::Part& part : call.parts)
+    units.emplace_back(std::make_unique<Unit>(part.members, std::move(part.placed), call.policy))
+        ->buffers.set_slices(part.split);
 }
 
 void FullyShardHook::set_reshard_after_forward(ReshardAfterForward value) {

@@ -24,6 +24,8 @@
 
 namespace sherd::nn {
 
+struct PlannedCall;
+
 // All wrapped modules below one root share this.
 struct ShardTree {
   std::vector<FullyShardHook*> hooks;  // by UnitId, in module order; null once its modules were destroyed
@@ -52,8 +54,8 @@ struct Unit {
 
 class FullyShardHook final : public ModuleHook, public std::enable_shared_from_this<FullyShardHook> {
  public:
-  FullyShardHook(std::string name, std::vector<Module*> modules, const DataMesh& mesh,
-                 const std::vector<UnitMembers>& members, const UnitPolicy& policy);
+  /// Makes its units; its modules have it as a hook after that.
+  explicit FullyShardHook(PlannedCall call);
   ~FullyShardHook() override {
     if (tree_) tree_->hooks[static_cast<std::size_t>(id_)] = nullptr;
   }

@@ -25,11 +25,7 @@ UnitBuffers::UnitBuffers(PlacedUnit unit, const std::vector<Parameter*>& paramet
     by_leaf_.emplace(parameters[i]->leaf(), i);
     values.push_back(parameters[i]->value().local().detach());
   }
-  if (std::ranges::any_of(values, [](const Tensor& t) { return !t.is_meta(); })) {
-    for (std::size_t i = 0; i < values.size(); ++i)
-      check(!values[i].is_meta(),
-            "fully_shard: parameter \"{}\" is on meta but others of its group have values; materialize all or none",
-            parameters[i]->name());
+  if (!values.empty() && !values[0].is_meta()) {
     materialize(values[0].device());
     take_values(values);
     return;

@@ -35,7 +35,7 @@ namespace sherd::nn {
 class UnitBuffers final : public StorageOwner, public ShardKeeper {
  public:
   /// Becomes the keeper of `parameters`, the pieces of `unit` in this order. Of existing values this rank keeps its
-  /// rows; parameters on meta stay there until materialize(). Error if some have values and others not.
+  /// rows; parameters on meta stay there until materialize(). Either all have values or none.
   UnitBuffers(PlacedUnit unit, const std::vector<Parameter*>& parameters);
   ~UnitBuffers();
   UnitBuffers(const UnitBuffers&) = delete;

@@ -12,6 +12,7 @@
 
 #include "nn/module_list.h"
 #include "nn/parallel/shard/unit_members.h"
+#include "nn/parallel/shard/unit_plan.h"
 #include "runtime/tensor/nearest.h"
 
 namespace sherd::nn {
@@ -257,12 +258,12 @@ UnitRule units_by(std::string_view name) {
 std::vector<UnitHandle> shard_units(Module& model, const DeviceMesh& mesh, const UnitRule& rule,
                                     const FullyShardOptions& options) {
   check(!is_fully_sharded(model), "shard_units: the model is wrapped by fully_shard already");
-  std::vector<UnitHandle> handles;
-  for (const UnitModules& modules : rule.find(model, options)) handles.push_back(fully_shard(modules, mesh, options));
+  UnitPlans plans;
+  for (const UnitModules& modules : rule.find(model, options)) plans.add(modules, mesh, options);
   FullyShardOptions of_root = options;
   of_root.reshard_after_forward.reset();
-  handles.push_back(fully_shard(model, mesh, of_root));
-  return handles;
+  plans.add({&model}, mesh, of_root);
+  return plans.wrap();
 }
 
 }  // namespace sherd::nn
