@@ -136,6 +136,21 @@ TEST(FullParameters, MistakesAreNamedAndLeaveTheShards) {
 }
 
 // Found before anything is gathered: nobody waits, and no group has to be reset.
+TEST(FullParameters, AMistakeOfOneRankReachesAll) {
+  for (const int ranks : {2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      Net net(kTwoBlocks), reference(kTwoBlocks);
+      shard(net, DeviceMesh(group));
+      if (group->rank() != 1) net.materialize(nn::Seed{3});
+      expect_error([&] { const FullParameters full(net); }, {"has no values", "materialize"});
+      EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+      if (group->rank() == 1) net.materialize(nn::Seed{3});
+      reference.materialize(nn::Seed{3});
+      const FullParameters full(net);
+      expect_full(net, reference);
+    });
+}
+
 TEST(FullParameters, MemoryThatOneRankLacksIsMissedByAll) {
   for (const bool everywhere : {false, true})
     run_ranks(2, [=](const Group& group) {

@@ -64,6 +64,7 @@ std::vector<Tensor> agreed_full_tensors(const std::vector<Parameter*>& parameter
   std::vector<Tensor> full;
   std::exception_ptr failure;
   try {
+    check_may_begin(parameters);
     full = full_tensors(parameters);
   } catch (...) { failure = std::current_exception(); }
   for (ProcessGroup* group : groups) {  // what one of them says is said to the next
@@ -124,7 +125,6 @@ std::vector<FullParameters::Held> FullParameters::gather(const std::vector<Param
 FullParameters::FullParameters(Module& module, const FullParametersOptions& options)
     : scope_(std::make_shared<int>(0)), writes_(options.write_back), exceptions_(std::uncaught_exceptions()) {
   const std::vector<Parameter*> parameters = kept_parameters(module, options.recurse);
-  check_may_begin(parameters);
   held_ = gather(parameters);
   for (const Held& h : held_) {
     h.parameter()->present(h.parameter()->attach(h.full));

@@ -28,8 +28,8 @@ struct FullParametersOptions {
 /// replicas differ after. Nothing is written back where an exception ends the scope.
 ///
 /// Errors: parameters without values, a scope around this one that has some of them, a forward or backward pass or the
-/// recording of a step that runs; memory that a rank lacks: on all ranks, before anything is gathered, and they may go
-/// on. What fails later, on any rank, ends the communication of all until reset_after_error(model), as the error says.
+/// recording of a step that runs; memory that a rank lacks. Whichever rank meets these, all get the error, before
+/// anything is gathered, and may go on. What fails later, on any rank, ends the communication of all until reset_after_error(model), as the error says.
 /// While it lives, a forward or unshard() of these units is an Error; at the end, with write_back, a shard that was
 /// written in between (by an optimizer or a load), or another tensor in the slot. Of modules that were destroyed in
 /// between nothing is written back.
