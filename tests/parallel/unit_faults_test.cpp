@@ -413,5 +413,85 @@ TEST(FullyShard, F203_AHandleWaitsForTheModulesThatAreLeft) {
   });
 }
 
+// ---- F14: modules that are wrapped after the first forward ----
+
+/// x W^T with the weight of another module.
+struct Tied : nn::Layer<Tied> {
+  nn::Parameter& weight;
+  explicit Tied(nn::Parameter& other) : weight(share_parameter("weight", other)) {}
+  Tensor forward(const Tensor& x) { return linear(x, weight); }
+};
+
+/// Two layers with one weight.
+struct TiedPair : nn::Layer<TiedPair> {
+  nn::Linear& first;
+  Tied& second;
+  TiedPair()
+      : first(add<nn::Linear>("first", 6, 6, nn::LinearOptions{.bias = false})),
+        second(add<Tied>("second", first.weight)) {}
+  Tensor forward(const Tensor& x) { return second(relu(first(x))); }
+};
+
+/// A layer, and another with the weight of a module elsewhere, from when it is told which.
+struct Learner : nn::Layer<Learner> {
+  nn::Linear& own;
+  nn::Parameter* other = nullptr;
+  Learner() : own(add<nn::Linear>("own", 6, 6)) {}
+  void use(nn::Parameter& weight) { other = &share_parameter("other", weight); }
+  Tensor forward(const Tensor& x) {
+    const Tensor y = relu(own(x));
+    return other ? linear(y, *other) : y;
+  }
+};
+
+/// Learners run before pairs.
+struct Growing : nn::Layer<Growing> {
+  nn::ModuleList<Learner>& learners;
+  nn::ModuleList<TiedPair>& pairs;
+  nn::Linear& head;
+  Growing()
+      : learners(add<nn::ModuleList<Learner>>("learners")),
+        pairs(add<nn::ModuleList<TiedPair>>("pairs")),
+        head(add<nn::Linear>("head", 6, 6)) {
+    learners.append();
+  }
+  Tensor forward(Tensor x) {
+    for (Learner* learner : learners.items()) x = (*learner)(x);
+    for (TiedPair* pair : pairs.items()) x = (*pair)(x);
+    return head(x);
+  }
+  /// Stage 0 adds a pair, 1 one that the first learner uses, 2 one that a learner of its own uses.
+  void grow(int stage) {
+    if (stage == 2) learners.append();
+    TiedPair& pair = pairs.append();
+    if (stage > 0) learners.items().back()->use(pair.first.weight);
+  }
+};
+
+TEST(FullyShard, F14_ModulesThatAreWrappedLaterShareWeightsWithOthers) {
+  for (const int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      const DeviceMesh mesh(group);
+      Growing net, reference;
+      nn::fully_shard(*net.learners.items()[0], mesh);
+      nn::fully_shard(net, mesh);
+      const auto train = [&] {
+        for (Growing* model : {&net, &reference}) model->materialize(nn::Seed{3});
+        expect_trains_alike(on_slices(net, *group, 6, 6), on_batches(reference, 6, 6), {.steps = 2});
+        EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+      };
+      train();
+      for (const int stage : {0, 1, 2}) {
+        SCOPED_TRACE(stage);
+        for (Growing* model : {&net, &reference}) model->grow(stage);
+        TiedPair& pair = *net.pairs.items().back();
+        if (stage == 0) nn::fully_shard(pair.first, mesh);  // whose weight `second` uses
+        nn::fully_shard(pair, mesh);
+        if (stage == 2) nn::fully_shard(*net.learners.items().back(), mesh);
+        train();
+      }
+    });
+}
+
 }  // namespace
 }  // namespace sherd::testing

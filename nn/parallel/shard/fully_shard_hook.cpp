@@ -1,5 +1,7 @@
 #include "nn/parallel/shard/fully_shard_hook.h"
 
+#include <iterator>
+
 #include "nn/parallel/shard/unit_plan.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
@@ -99,11 +101,19 @@ void check_materialized(Module& module) {
         count, names, count > 8 ? ", ..." : "");
 }
 
-// The tree of the nearest wrapped module above that is in one.
-const std::shared_ptr<ShardTree>* tree_above(const Module& module) {
+// The tree of the nearest wrapped module above that is in one; else null.
+std::shared_ptr<ShardTree> tree_above(const Module& module) {
   for (const Module* above = module.parent(); above; above = above->parent())
-    if (const FullyShardHook* hook = hook_of(*above); hook && hook->tree()) return &hook->tree();
+    if (const FullyShardHook* hook = hook_of(*above); hook && hook->tree()) return hook->tree();
   return nullptr;
+}
+
+// The topmost of this module and those above that are in the tree.
+Module& top_in(Module& module, const std::shared_ptr<ShardTree>& tree) {
+  Module* top = &module;
+  for (Module* above = module.parent(); above; above = above->parent())
+    if (const FullyShardHook* hook = hook_of(*above); hook && hook->tree() == tree) top = above;
+  return *top;
 }
 
 }  // namespace
@@ -132,6 +142,8 @@ FullyShardHook::FullyShardHook(PlannedCall call)
   for (PlannedCall::Part& part : call.parts)
     units.emplace_back(std::make_unique<Unit>(part.members, std::move(part.placed), call.policy))
         ->buffers.set_slices(part.split);
+  for (const Module* module : modules_)
+    if (const std::shared_ptr<ShardTree> above = tree_above(*module)) above->is_whole = false;
 }
 
 void FullyShardHook::set_reshard_after_forward(ReshardAfterForward value) {
@@ -163,8 +175,13 @@ Unit* FullyShardHook::unit_of(const ShardKeeper& keeper) const {
 
 void FullyShardHook::borrow(FullyShardHook& owner, Unit& unit) {
   std::erase_if(borrowed_, [](const Borrowed& borrowed) { return borrowed.owner.expired(); });
-  if (std::ranges::find(borrowed_, &unit, &Borrowed::unit) == borrowed_.end())
-    borrowed_.push_back({owner.weak_from_this(), &unit});
+  if (std::ranges::find(borrowed_, &unit, &Borrowed::unit) != borrowed_.end()) return;
+  borrowed_.push_back({owner.weak_from_this(), &unit});
+  if (!awaited_.empty()) ++unit.users;  // leave_round() will count it
+}
+
+bool FullyShardHook::has_values() const {
+  return std::ranges::none_of(units, [](const auto& unit) { return unit->buffers.is_meta(); });
 }
 
 std::vector<int> FullyShardHook::order_in_forward() const {
@@ -176,16 +193,30 @@ std::vector<int> FullyShardHook::order_in_forward() const {
   return places;
 }
 
-// A module that was wrapped after the root's first forward, in place of another perhaps, joins.
 void FullyShardHook::join_or_make_tree(Module& module) {
-  const std::shared_ptr<ShardTree>* const above = tree_above(module);
-  if (!above) return become_root(module);
-  check_materialized(module);
-  std::vector<FullyShardHook*> tree = (*above)->hooks;
-  tree.push_back(this);
-  link_tied(module, nullptr, tree);
-  tree_ = *above;
-  tree_->add(*this);
+  if (const std::shared_ptr<ShardTree> tree = tree_ ? tree_ : tree_above(module)) join(module, tree);
+  else become_root(module);
+}
+
+// Modules that were wrapped after the root's first forward, in place of others perhaps, join its tree: this one, and
+// all that have values. They may share weights with older ones and with each other, so the whole tree is linked again.
+void FullyShardHook::join(Module& module, const std::shared_ptr<ShardTree>& tree) {
+  if (!tree_) check_materialized(module);
+  Module& top = top_in(module, tree);
+  const std::vector<FullyShardHook*> below = hooks_below(top);
+  std::vector<FullyShardHook*> all = tree->hooks;
+  std::ranges::copy_if(below, std::back_inserter(all), [](const FullyShardHook* hook) { return !hook->tree_; });
+  link_tied(top, nullptr, all);
+  tree->is_whole = true;
+  for (FullyShardHook* hook : below) {
+    if (hook->tree_) continue;
+    if (hook != this && !hook->has_values()) {
+      tree->is_whole = false;
+      continue;
+    }
+    tree->add(*hook);
+    hook->tree_ = tree;
+  }
 }
 
 void FullyShardHook::become_root(Module& module) {
@@ -220,7 +251,7 @@ void FullyShardHook::join_or_tell(Module& module) {
 }
 
 void FullyShardHook::before_forward(Module& module) {
-  if (!tree_) join_or_tell(module);
+  if (!tree_ || (!tree_->is_whole && tree_->depth == 0)) join_or_tell(module);
   const bool begins = awaited_.empty();
   try {
     enter_forward(begins);

@@ -31,8 +31,9 @@ struct ShardTree {
   std::vector<FullyShardHook*> hooks;  // by UnitId, in module order; null once its modules were destroyed
   UnitSchedule schedule;
   std::shared_ptr<BackwardEnd> end = std::make_shared<BackwardEnd>([this] { end_backward(is_last); });
-  int depth = 0;        // of wrapped forwards that run
-  bool is_last = true;  // the next backward, of those that belong together
+  int depth = 0;         // of wrapped forwards that run
+  bool is_last = true;   // the next backward, of those that belong together
+  bool is_whole = true;  // every wrapped module below the root is in it
 
   void add(FullyShardHook& hook);
   void drop_unused() const;
@@ -123,8 +124,10 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   /// Its own units and those it borrows, each with the hook that has it.
   void each_unit(const std::function<void(Unit&, const FullyShardHook& owner)>& visit) const;
   void unshard() const;
+  bool has_values() const;
   void join_or_make_tree(Module& module);
   void join_or_tell(Module& module);
+  void join(Module& module, const std::shared_ptr<ShardTree>& tree);
   void become_root(Module& module);
   void enter_forward(bool begins);
   bool is_running(const Module& module) const {
