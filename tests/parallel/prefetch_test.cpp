@@ -1,6 +1,8 @@
 // Prefetch: what is gathered when, that it never changes a bit, and that memory does not depend on how fast a link is.
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "compile/compile.h"
 #include "nn/models/gpt.h"
 #include "nn/optim/adamw.h"
@@ -369,6 +371,115 @@ TEST(FullyShard, F68_PrefetchWithTwoForwardsAndAReplayedBackward) {
       EXPECT_TRUE(near(whole(net.stem.weight.grad()), reference.stem.weight.grad(), 1e-5));
     }
   });
+}
+
+/// One weight at both ends: one of them has it, the other is wrapped without a parameter of its own.
+struct TiedStack : nn::Layer<TiedStack> {
+  using Look = std::function<void()>;
+  /// Looks when backward has used the weight and has not left it yet.
+  struct End : nn::Layer<End> {
+    nn::Parameter& weight;
+    Look look = [] {};
+    End() : weight(add_parameter("weight", {6, 6}, nn::Init::normal(0.3))) {}
+    explicit End(nn::Parameter& other) : weight(share_parameter("weight", other)) {}
+    Tensor forward(const Tensor& x) {
+      const Tensor input = mul(x, 0.5);
+      if (input.requires_grad())
+        register_grad_hook(input, [this](const Tensor&) {
+          look();
+          return Tensor();
+        });
+      return linear(input, weight);
+    }
+  };
+  /// Looks when it computes.
+  struct Middle : nn::Layer<Middle> {
+    nn::Linear& inner;
+    Look look = [] {};
+    Middle() : inner(add<nn::Linear>("inner", 6, 6)) {}
+    Tensor forward(const Tensor& x) {
+      look();
+      return relu(inner(x));
+    }
+  };
+  End &owner, &borrower;
+  nn::ModuleList<Middle>& blocks;
+  const bool owner_is_first;
+  TiedStack(int num_blocks, bool is_owner_first)
+      : owner(add<End>("owner")),
+        borrower(add<End>("borrower", owner.weight)),
+        blocks(add<nn::ModuleList<Middle>>("blocks")),
+        owner_is_first(is_owner_first) {
+    for (int i = 0; i < num_blocks; ++i) blocks.append();
+  }
+  Tensor forward(Tensor x) {
+    x = (owner_is_first ? owner : borrower)(x);
+    for (Middle* block : blocks.items()) x = (*block)(x);
+    return (owner_is_first ? borrower : owner)(x);
+  }
+};
+
+void shard_ends(TiedStack& net, const Group& group, bool prefetch = true) {
+  for (nn::Module* end : {&net.owner, &net.borrower}) nn::fully_shard(*end, DeviceMesh(group), {.prefetch = prefetch});
+  shard(net, DeviceMesh(group), {.prefetch = prefetch}, {.prefetch = prefetch});
+  net.materialize(nn::Seed{3});
+}
+
+// The block before the end that borrows starts its gather, and in backward that end the gather of the block.
+TEST(FullyShard, F14_AWeightIsPrefetchedForWhoBorrowsIt) {
+  run_ranks(2, [](const Group& group) {
+    TiedStack net(2, /*is_owner_first=*/true);
+    shard_ends(net, group);
+    const nn::UnitHandle weight = nn::unit_of(net.owner), last = nn::unit_of(*net.blocks.items()[1]);
+    std::vector<bool> in_forward, in_backward;
+    for (TiedStack::Middle* block : net.blocks.items())
+      block->look = [&] { in_forward.push_back(weight.is_gathered()); };
+    net.borrower.look = [&] { in_backward.push_back(last.is_gathered()); };
+    for (int step = 0; step < 3; ++step) backward(sum(net(batch_of(2, 6, 0, "x"))));
+    EXPECT_EQ(in_forward, (std::vector<bool>{false, false, false, true, false, true})) << "the first tells the order";
+    EXPECT_EQ(in_backward, (std::vector<bool>{true, true, true}));
+  });
+  // Where it comes first, and last in backward, a block starts the gather for it.
+  run_ranks(2, [](const Group& group) {
+    TiedStack net(2, /*is_owner_first=*/false);
+    shard_ends(net, group);
+    const nn::UnitHandle weight = nn::unit_of(net.owner);
+    std::vector<bool> is_gathered;
+    for (TiedStack::Middle* block : net.blocks.items())
+      block->inner.weight.on_grad_accumulated([&](Slot&) { is_gathered.push_back(weight.is_gathered()); });
+    for (int step = 0; step < 2; ++step) backward(sum(net(batch_of(2, 6, 0, "x"))));
+    EXPECT_EQ(is_gathered, (std::vector<bool>{false, true, false, true}));
+  });
+}
+
+TEST(FullyShard, F14_F44_WhatIsBorrowedIsGatheredAsOftenWithPrefetch) {
+  struct Case {
+    int blocks;
+    bool owner_is_first;
+    std::int64_t gathers;  // of forward, where both ends gather the weight, and of backward
+  };
+  // In backward the weight stays until its gradient is complete, unless its owner's backward is over before.
+  constexpr Case kCases[] = {{2, true, 4 + 3}, {2, false, 4 + 4}, {0, true, 2 + 1}, {0, false, 2 + 1}};
+  for (const auto& [blocks, owner_is_first, gathers] : kCases)
+    for (const bool prefetch : {true, false})
+      run_ranks(2, [&, blocks = blocks, owner_is_first = owner_is_first, gathers = gathers](const Group& group) {
+        SCOPED_TRACE(fmt::format("{} blocks, owner first {}, prefetch {}", blocks, owner_is_first, prefetch));
+        TiedStack net(blocks, owner_is_first), reference(blocks, owner_is_first);
+        shard_ends(net, group, prefetch);
+        reference.materialize(nn::Seed{3});
+        for (std::uint64_t step = 0; step < 3; ++step) {
+          const Tensor x = batch_of(12, 6, step, "x");
+          const CommCounts before = settled_counts(*group);
+          backward(mean(square(net(slice_of(x, *group)))));
+          const CommCounts used = counts_since(before, *group);
+          EXPECT_EQ(used.all_gather.calls, gathers) << "step " << step;
+          EXPECT_EQ(used.reduce_scatter.calls, 1 + blocks);
+          EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+          backward(mean(square(reference(x))));
+        }
+        expect_same_gradients(net, reference);
+        for (const nn::UnitHandle& unit : nn::units(net)) EXPECT_EQ(unit.late_gathers(), 0) << unit.name();
+      });
 }
 
 TEST(UnitSchedule, FollowsTheForwardBefore) {

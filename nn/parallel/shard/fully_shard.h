@@ -60,7 +60,8 @@ class UnitHandle {
   bool is_unsharded() const;
   bool is_gathered() const;
   bool reshards_after_forward() const;
-  /// When it ran in the last forward of its root, counted from 0, each call; empty before the first.
+  /// When it ran in the last forward of its root, counted from 0 with the calls of all units, and of wrapped modules
+  /// that use a parameter of one; each call. Empty before the first.
   std::vector<int> order_in_forward() const;
   /// Gathers that started only when backward asked for a saved tensor, because no module hook had run before.
   int late_gathers() const;

@@ -175,9 +175,14 @@ Unit* FullyShardHook::unit_of(const ShardKeeper& keeper) const {
 
 void FullyShardHook::borrow(FullyShardHook& owner, Unit& unit) {
   std::erase_if(borrowed_, [](const Borrowed& borrowed) { return borrowed.owner.expired(); });
-  if (std::ranges::find(borrowed_, &unit, &Borrowed::unit) != borrowed_.end()) return;
+  if (borrows(unit)) return;
   borrowed_.push_back({owner.weak_from_this(), &unit});
   if (!awaited_.empty()) ++unit.users;  // leave_round() will count it
+}
+
+bool FullyShardHook::borrows(const Unit& unit) const {
+  return std::ranges::any_of(
+      borrowed_, [&](const Borrowed& borrowed) { return borrowed.unit == &unit && !borrowed.owner.expired(); });
 }
 
 bool FullyShardHook::has_values() const {
@@ -275,7 +280,7 @@ void FullyShardHook::enter_forward(bool begins) {
   }
   unshard();
   if (begins) forward_call_ = tree_->schedule.begin();
-  if (begins) prefetch(forward_prefetch, units.empty() ? kNoUnit : tree_->schedule.enter(id_));
+  if (begins) prefetch(forward_prefetch, uses_none() ? kNoUnit : tree_->schedule.enter(id_));
 }
 
 void FullyShardHook::each_unit(const std::function<void(Unit&, const FullyShardHook& owner)>& visit) const {
@@ -312,12 +317,13 @@ void FullyShardHook::close_round() {
 
 // Submitted before the module computes, so that it runs beside it.
 void FullyShardHook::prefetch(const std::vector<std::weak_ptr<FullyShardHook>>& listed, UnitId expected) const {
+  const auto start = [](const FullyShardHook& next) {
+    next.each_unit([](Unit& unit, const FullyShardHook&) { unit.buffers.prefetch(); });
+  };
   for (const auto& weak : listed)
-    if (const auto next = weak.lock())
-      for (const auto& unit : next->units) unit->buffers.prefetch();
+    if (const auto next = weak.lock()) start(*next);
   if (!listed.empty() || !prefetches_ || expected == kNoUnit) return;
-  if (const FullyShardHook* next = tree_->hooks[static_cast<std::size_t>(expected)])
-    for (const auto& unit : next->units) unit->buffers.prefetch();
+  if (const FullyShardHook* next = tree_->hooks[static_cast<std::size_t>(expected)]) start(*next);
 }
 
 void FullyShardHook::after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) {
@@ -346,7 +352,7 @@ UnitSchedule::Call FullyShardHook::leave_forward(Module& module) {
       tree_->drop_unused();
     }
   }
-  if (units.empty() || !is_done || !RankContext::current().grad_enabled) return {};
+  if (uses_none() || !is_done || !RankContext::current().grad_enabled) return {};
   return tree_->schedule.leave(id_, forward_call_);
 }
 
@@ -384,7 +390,8 @@ void FullyShardHook::before_backward(ForwardCall& call) {
   const UnitSchedule::Backward plan = tree_->schedule.begin_backward(id_, call.call);
   for (const UnitId over : plan.over)
     if (const FullyShardHook* hook = tree_->hooks[static_cast<std::size_t>(over)])
-      for (const auto& unit : hook->units) unit->inbox.leave_backward();
+      for (const auto& unit : hook->units)
+        if (!borrows(*unit)) unit->inbox.leave_backward();  // else this call is its next user
   unshard();
   prefetch(backward_prefetch, plan.next);
 }
