@@ -86,7 +86,7 @@ Metas infer_reduce(const InferCall& call) {
     check(p.kind == ReduceKind::sum || p.kind == ReduceKind::avg, "{}: gradients are summed or averaged, not {}",
           call.op.name, sherd::name(p.kind));
     const TensorMeta& out = check_part(call, m, unit, piece);
-    check(out.dtype == piece.gradient_dtype() || (out.dtype == piece.wire && p.add_to == AddTo::nothing),
+    check(out.dtype == piece.gradient_dtype() || (out.dtype == piece.wire && p.add_to != AddTo::gradient),
           "{}: the gradient of piece {} is {} and travels as {}, its result is {}", call.op.name, p.piece,
           sherd::name(piece.gradient_dtype()), sherd::name(piece.wire), out);
   }

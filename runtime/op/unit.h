@@ -116,9 +116,9 @@ void release_unit(const UnitLayout& unit, const Tensor& full);
 Tensor gradient_buffer(std::int64_t bytes, Device device);
 Tensor communication_buffer(std::int64_t bytes, Device device);
 /// Reduces the full gradients in `full`, u8, into `out`: one dense tensor for each of attrs.pieces, of this rank's part
-/// of that piece, in its gradient's dtype or its wire's. Of one shard it is done here, on the device that they are on.
-/// Over several it waits for earlier reductions only, as attrs.in_flight says, and while it runs `full` counts as
-/// communication.
+/// of that piece, in its gradient's dtype, or in its wire's if it is added to no gradient. Of one shard it is done
+/// here, on the device that they are on. Over several it waits for earlier reductions only, as attrs.in_flight says,
+/// and while it runs `full` counts as communication.
 void start_reduce(const UnitReduceAttrs& attrs, const Tensor& full, std::span<const Tensor> out);
 /// Sums `sums`, one dense tensor for each of attrs.pieces, over replicas in place, and puts those that are apart into
 /// `out`, one for each of them.

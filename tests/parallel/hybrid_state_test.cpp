@@ -12,6 +12,7 @@
 #include "tests/parallel/replay.h"
 #include "tests/parallel/two_dim_net.h"
 #include "tests/parallel/uneven_net.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
@@ -177,7 +178,7 @@ TEST(HybridState, F81_SumsOverReplicasMayWait) {
       });
 }
 
-// What only the first micro-batch uses is summed over replicas with the last one's: from two buffers, by two rows.
+// What only the first micro-batch uses is summed over replicas with the last one's, in one row.
 TEST(HybridState, F81_UnusedInTheLastMicroBatch) {
   struct Branches : nn::Layer<Branches> {
     nn::Linear &a, &b;
@@ -200,6 +201,88 @@ TEST(HybridState, F81_UnusedInTheLastMicroBatch) {
       }
       expect_same_gradients(net, reference);
     });
+}
+
+/// A layer, and one beside it that not every call uses.
+struct BesideNet : nn::Layer<BesideNet> {
+  nn::Linear &a, &b;
+  bool both = true;
+  BesideNet() : a(add<nn::Linear>("a", 3, 5)), b(add<nn::Linear>("b", 3, 5)) {}
+  Tensor forward(const Tensor& x) { return both ? a(x) + b(x) : a(x); }
+};
+
+/// A rank's input in a pass: whole numbers, so that all sums are exact in bf16 too.
+Tensor whole_numbers(int rank, int pass) {
+  return Tensor::from<float>({static_cast<float>(rank + 1), static_cast<float>(pass + 2), 5}, {1, 3});
+}
+
+enum class Zeros { always, in_the_last_pass, never };  // set_reduce_unused()
+
+// Of three passes the last is summed over replicas. Before it they use different parameters, so that their earlier sums
+// are of different parameters, or in other buffers.
+void expect_sum_over_replicas(const Group& group, const Grid& grid, const nn::UnitPolicy& policy, Zeros zeros) {
+  constexpr int kLast = 2;
+  BesideNet net, reference;
+  nn::fully_shard(net, grid.mesh(group), policy);
+  net.materialize(nn::Seed{2});
+  reference.materialize(nn::Seed{2});
+  const auto uses_both = [&](int rank, int pass) {
+    const bool is_first = rank < grid.shards;  // of the replicas
+    return zeros == Zeros::never ? pass == kLast || is_first == (pass == 1) : pass < kLast && !is_first;
+  };
+  for (int pass = 0; pass <= kLast; ++pass) {
+    nn::set_requires_all_reduce(net, pass == kLast);
+    nn::set_reduce_unused(net, zeros == Zeros::always || (zeros == Zeros::in_the_last_pass && pass == kLast));
+    net.both = uses_both(group->rank(), pass);
+    backward(mul(sum(net(whole_numbers(group->rank(), pass))), group->size()));
+    for (int rank = 0; rank < group->size(); ++rank) {
+      reference.both = uses_both(rank, pass);
+      backward(sum(reference(whole_numbers(rank, pass))));
+    }
+  }
+  expect_same_gradients(net, reference);
+  for (nn::Parameter* p : net.parameters()) p->clear_grad();
+  RankContext::current().drain_queues();
+  EXPECT_EQ(held(MemoryCategory::gradients) + held(MemoryCategory::communication), 0);
+}
+
+TEST(HybridState, F66_F81_ReplicasMayUseDifferentParametersBeforeTheirSum) {
+  // Types of the wire and of grad(): equal, the first narrower, the first wider.
+  const nn::MixedPrecision policies[] = {
+      {}, {.reduce_dtype = DType::bf16}, {.reduce_dtype = DType::f32, .grad_dtype = DType::bf16}};
+  for (const nn::MixedPrecision& types : policies)
+    for (const Zeros zeros : {Zeros::always, Zeros::in_the_last_pass, Zeros::never})
+      for (const Grid& grid : {Grid{2, 2}, Grid{2, 1}, Grid{3, 1}})
+        run_ranks(grid.ranks(), [&](const Group& group) {
+          SCOPED_TRACE(fmt::format("zeros {}, {} x {}", static_cast<int>(zeros), grid.replicas, grid.shards));
+          nn::UnitPolicy policy = nn::strategy("hybrid_shard_state");
+          policy.mp_policy = types;
+          expect_sum_over_replicas(group, grid, policy, zeros);
+        });
+}
+
+TEST(HybridState, F66_F192_ReplicasWithSumsOfDifferentParametersAreToldWhich) {
+  run_ranks(4, [](const Group& group) {
+    BesideNet net;
+    nn::fully_shard(net, Grid{2, 2}.mesh(group), nn::strategy("hybrid_shard_state"));
+    net.materialize(nn::Seed{2});
+    nn::set_requires_all_reduce(net, false);
+    net.both = group->rank() < 2;
+    backward(sum(net(whole_numbers(group->rank(), 0))));
+    nn::set_requires_all_reduce(net, true);
+    net.both = false;
+    expect_error(
+        [&] {
+          backward(sum(net(whole_numbers(group->rank(), 1))));
+          RankContext::current().drain_queues();
+          for (const nn::Parameter* p : net.parameters())
+            if (p->grad().defined()) (void)p->grad().local().raw();
+        },
+        {"for (model) [", "for (model) without b.weight, b.bias ["});
+    for (nn::Parameter* p : net.parameters()) p->clear_grad();
+    nn::reset_after_error(net);
+    EXPECT_EQ(held(MemoryCategory::gradients), 0);
+  });
 }
 
 TEST(HybridState, ShardsAreNeverStale) {

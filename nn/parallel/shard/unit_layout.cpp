@@ -87,29 +87,18 @@ const UnitLayout* with_dtype(const UnitLayout& unit, DType dtype, std::span<cons
   return UnitLayout::intern(std::move(layout));
 }
 
-namespace {
-
 // Reductions read gradients of a shard in its place of the full tensors.
-const UnitLayout* with_gradients_of(UnitLayout layout, DType (*type_of)(const UnitPiece&)) {
+const UnitLayout* layout_of_owned_gradients(const UnitLayout& owned) {
+  UnitLayout layout = owned;
   layout.in_place = false;
   layout.full_bytes = 0;
   for (UnitPiece& p : layout.pieces) {
-    p.full_dtype = type_of(p);
+    const DType sums = p.gradient_dtype();
+    p.full_dtype = byte_size(sums) > byte_size(p.wire) ? sums : p.wire;
     p.full_offset = layout.full_bytes;
     layout.full_bytes += align(numel(p.shape) * byte_size(p.full_dtype));
   }
   return UnitLayout::intern(std::move(layout));
-}
-
-}  // namespace
-
-const UnitLayout* layout_of_owned_gradients(const UnitLayout& owned) {
-  return with_gradients_of(owned, [](const UnitPiece& p) { return p.wire; });
-}
-
-const UnitLayout* layout_of_owned_sums(const UnitLayout& owned) {
-  if (std::ranges::none_of(owned.pieces, [](const UnitPiece& p) { return p.grad_dtype.has_value(); })) return &owned;
-  return with_gradients_of(owned, [](const UnitPiece& p) { return p.gradient_dtype(); });
 }
 
 std::int64_t row_bytes(const Shape& shape, DType dtype) {

@@ -27,10 +27,9 @@ const UnitLayout* with_dtype(const UnitLayout& unit, DType dtype, std::span<cons
 /// Of `owned`, which says how replicas divide the shards of a unit: with the types and the places that these have in
 /// `unit`.
 const UnitLayout* owned_parts(UnitLayout owned, const UnitLayout& unit);
-/// The layouts by which gradients of this rank's shard are reduced to what it owns of it: in the type that they travel
-/// in, and in that of grad(), in which sums of earlier passes wait.
+/// The layout by which gradients of this rank's shard are reduced to what it owns of it: its full tensors are those, in
+/// the type that they travel in, or that of grad(), in which sums of earlier passes wait, if that is wider.
 const UnitLayout* layout_of_owned_gradients(const UnitLayout& owned);
-const UnitLayout* layout_of_owned_sums(const UnitLayout& owned);
 
 /// Of one row of dim 0.
 std::int64_t row_bytes(const Shape& shape, DType dtype);
