@@ -374,6 +374,57 @@ TEST(FullyShard, F79_ThawingWhileSomethingWaitsIsRefused) {
   });
 }
 
+/// x early + y late, where y is x or 3 x: backward reaches the threshold, which gets no gradient.
+struct Deciding : nn::Layer<Deciding> {
+  nn::Parameter &threshold, &early, &late;
+  Deciding()
+      : threshold(add_parameter("threshold", {4}, nn::Init::ones())),
+        early(add_parameter("early", {4}, nn::Init::ones())),
+        late(add_parameter("late", {4}, nn::Init::ones())) {}
+  Tensor forward(const Tensor& x) {
+    return cast(x * early + where(less(x, threshold), x, mul(x, 3)) * late, DType::f32);
+  }
+};
+
+// Of three passes the first is recorded before the threshold and `early` are frozen, and runs backward after it.
+void freeze_before_backward(Deciding& net, const Group& group, bool is_by_hand) {
+  for (int pass = 0; pass < 3; ++pass) {
+    nn::set_requires_gradient_sync(net, pass == 2 && !is_by_hand);
+    const auto rank = static_cast<float>(group->rank()), scale = static_cast<float>(pass + 1);
+    const Tensor loss = sum(net(Tensor::from<float>({rank * scale, 2, -3 * scale, 1}, {4})));
+    if (pass == 0)
+      for (nn::Parameter* p : {&net.threshold, &net.early}) p->set_requires_grad(false);
+    backward(mul(loss, group->size()));
+  }
+  if (!is_by_hand) return;
+  nn::set_requires_gradient_sync(net, true);
+  nn::finalize_backward(net);
+}
+
+// All sums are exact: the bits are those of shards that are added up pass by pass.
+TEST(FullyShard, F52_F79_FreezingBetweenForwardAndBackwardMovesNothingThatWaits) {
+  for (const bool is_bf16 : {false, true})
+    for (const bool is_by_hand : {false, true})
+      for (const int ranks : {1, 2})
+        run_ranks(ranks, [=](const Group& group) {
+          nn::FullyShardOptions waiting;
+          if (is_bf16) waiting.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
+          nn::FullyShardOptions added = waiting;
+          added.gradients = nn::ShardedOver::shards;
+          Deciding net, other;
+          nn::fully_shard(net, DeviceMesh(group), waiting);
+          nn::fully_shard(other, DeviceMesh(group), added);
+          for (Deciding* each : {&net, &other}) {
+            each->materialize();
+            freeze_before_backward(*each, group, is_by_hand);
+            EXPECT_FALSE(each->threshold.grad().defined());
+          }
+          EXPECT_TRUE(same_bits(whole(net.early.grad()), whole(other.early.grad())));
+          EXPECT_TRUE(same_bits(whole(net.late.grad()), whole(other.late.grad())));
+          if (ranks == 1) { EXPECT_TRUE(same_bits(whole(net.early.grad()), Tensor::from<float>({0, 2, -3, 1}, {4}))); }
+        });
+}
+
 /// A training whose micro-batches may be calls, or one step.
 struct MicroBatches {
   Net net{kUneven};

@@ -48,8 +48,6 @@ GradientInbox::GradientInbox(UnitBuffers& buffers, const DataMesh& data)
 }
 
 void GradientInbox::layout_changed() {
-  for (std::size_t i = 0; i < entries_.size(); ++i)
-    entries_[i].bytes = align(sherd::numel(piece(i).shape) * byte_size(piece(i).full_dtype));
   if (const UnitLayout* owned = buffers_.owned()) owned_.emplace(*owned);
   held_.reset();
   holding_changed();
@@ -84,31 +82,31 @@ bool GradientInbox::has_place(std::size_t i) const {
   return is_held(i) || (p && (p->requires_grad() || p->leaf()->expected > 0 || e.waits() || e.has_unsummed()));
 }
 
+// One after the other. What is held stays where it lies, whatever was frozen meanwhile, and others lie between.
 GradientInbox::Places GradientInbox::places(const UnitLayout& layout) const {
+  const Tensor earlier = held_ && &held_->layout() == &layout ? held_->bytes() : Tensor();
   Places at{.offsets = std::vector<std::int64_t>(entries_.size(), kNoPlace)};
+  const auto move_on_to = [&](std::int64_t offset) {
+    if (at.bytes > offset) held_->refuse_thawed();
+    at.bytes = offset;
+  };
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     if (!has_place(i)) continue;
+    if (earlier.defined() && is_held(i)) move_on_to(held_->offset(i));
     at.offsets[i] = at.bytes;
     at.bytes += align(sherd::numel(layout.pieces[i].shape) * byte_size(layout.pieces[i].full_dtype));
   }
+  if (earlier.defined()) move_on_to(earlier.numel());
   return at;
-}
-
-void GradientInbox::check_held(std::int64_t bytes) const {
-  for (std::size_t i = 0; i < entries_.size(); ++i) held_->check_place(i, entries_[i].offset, bytes);
 }
 
 // What is held is added to where it lies, unless it has another type.
 void GradientInbox::make_buffer() {
   unit_of_gradients_ = &buffers_.layout();
-  std::int64_t bytes = 0;
-  for (std::size_t i = 0; i < entries_.size(); ++i)
-    entries_[i].offset = has_place(i) ? std::exchange(bytes, bytes + entries_[i].bytes) : kNoPlace;
-  if (held_ && !held_->is_apart()) {
-    check_held(bytes);
-    gradients_ = held_->bytes();
-  }
-  if (!gradients_.defined()) gradients_ = gradient_buffer(bytes, buffers_.device());
+  const Places at = places(*unit_of_gradients_);
+  for (std::size_t i = 0; i < entries_.size(); ++i) entries_[i].offset = at.offsets[i];
+  if (held_ && !held_->is_apart()) gradients_ = held_->bytes();
+  if (!gradients_.defined()) gradients_ = gradient_buffer(at.bytes, buffers_.device());
 }
 
 const Tensor& GradientInbox::full_view(std::size_t i) {
@@ -326,18 +324,18 @@ void GradientInbox::reduce_pending() {
   if (held_) held_->drop_all();
 }
 
-// Leaves the gradients of this pass to a later one.
+// Leaves the gradients of this pass to a later one: where backward has put them, unless they are held apart.
 void GradientInbox::hold() {
   std::vector<HeldGradients::Member> members;
-  const Places at = has_pending_ ? places(held_->layout()) : Places();
+  const bool is_apart = held_->is_apart();
+  const Places at = has_pending_ && is_apart ? places(held_->layout()) : Places();
   for (std::size_t i = 0; has_pending_ && i < entries_.size(); ++i) {
     Entry& e = entries_[i];
-    held_->check_place(i, at.offsets[i], at.bytes);
     if (e.waits()) {
       if (e.is_partial) reduce_partial_now(i);
       members.push_back({.piece = i,
                          .kind = e.pending == Pending::sum ? ReduceKind::sum : ReduceKind::avg,
-                         .held_offset = at.offsets[i],
+                         .held_offset = is_apart ? at.offsets[i] : e.offset,
                          .pass_offset = e.offset});
     }
     e.pending = Pending::none;
@@ -354,7 +352,6 @@ void GradientInbox::take_held() {
     hold();
     const Places at = places(held_->layout());
     for (std::size_t i = 0; i < entries_.size(); ++i) entries_[i].offset = at.offsets[i];
-    check_held(at.bytes);
     unit_of_gradients_ = &held_->layout();
     gradients_ = held_->bytes();
   } else if (!gradients_.defined()) {

@@ -105,8 +105,7 @@ class GradientInbox final : public GradSink {
   enum class Pending : std::uint8_t { none, average, sum, in_place };
   struct Entry {
     Pending pending = Pending::none;
-    std::int64_t bytes = 0;          // of its full gradient, with padding
-    std::int64_t offset = kNoPlace;  // of it in the buffer
+    std::int64_t offset = kNoPlace;  // of its full gradient in the buffer
     Tensor full{};                   // that gradient, once somebody has asked for it
     // Its grad() is this rank's shard of the passes that were not summed over replicas: a slot, so that one captured
     // step can leave it to another. Null where there are no replicas.
@@ -133,7 +132,6 @@ class GradientInbox final : public GradSink {
   const Tensor& full_view(std::size_t i);
   bool has_place(std::size_t i) const;
   Places places(const UnitLayout& layout) const;
-  void check_held(std::int64_t bytes) const;
   void make_buffer();
   void drop_buffer();
   Destination local_destination(std::size_t i);

@@ -59,16 +59,16 @@ Tensor HeldGradients::bytes() const {
   return {};
 }
 
-void HeldGradients::check_place(std::size_t piece, std::int64_t offset, std::int64_t bytes) const {
-  for (const ReduceKind kind : {ReduceKind::avg, ReduceKind::sum}) {
-    const Tensor& held = slot(piece, kind).grad();
-    if (!held.defined()) continue;
-    if (held.offset() * byte_size(held.dtype()) != offset || held.storage()->bytes() != bytes)
-      fail(
-          "parameters of the unit \"{}\" were frozen or thawed while gradients of earlier backward passes wait to "
-          "be reduced: reduce them first, with set_requires_gradient_sync() on or finalize_backward()",
-          buffers_.layout().name);
-  }
+std::int64_t HeldGradients::offset(std::size_t piece) const {
+  const Tensor& held = gradient(piece, has(piece, ReduceKind::sum) ? ReduceKind::sum : ReduceKind::avg);
+  return held.offset() * byte_size(held.dtype());
+}
+
+void HeldGradients::refuse_thawed() const {
+  fail(
+      "parameters of the unit \"{}\" were thawed while gradients of earlier backward passes wait to be reduced: reduce "
+      "them first, with set_requires_gradient_sync() on or finalize_backward()",
+      buffers_.layout().name);
 }
 
 void HeldGradients::add(std::span<const Member> members, const Tensor& pass, std::int64_t bytes) {

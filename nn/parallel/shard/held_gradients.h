@@ -40,11 +40,12 @@ class HeldGradients {
     std::int64_t held_offset = 0, pass_offset = 0;
   };
   /// Adds the full gradients of a pass, u8 `pass`, to what is held; of one that is apart, in one launch. A first pass
-  /// makes a buffer of `bytes`, or leaves its own. Error if what is held lies elsewhere: parameters of the unit were
-  /// thawed meanwhile.
+  /// makes a buffer of `bytes`, or leaves its own.
   void add(std::span<const Member> members, const Tensor& pass, std::int64_t bytes);
-  /// Error, as above, unless what is held of a piece lies at `offset` of `bytes`.
-  void check_place(std::size_t piece, std::int64_t offset, std::int64_t bytes) const;
+  /// Where what is held of a piece lies in bytes().
+  std::int64_t offset(std::size_t piece) const;
+  /// Throws Error: a piece has no place there, because its parameter was thawed meanwhile.
+  [[noreturn]] void refuse_thawed() const;
 
   void drop(std::size_t piece);
   void drop_all();
