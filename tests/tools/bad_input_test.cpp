@@ -100,6 +100,41 @@ TEST_F(BadInput, UnknownCommandsNameTheNearest) {
   expect_failed(sherd({"train"}), {"one config file"});
 }
 
+// Scripts tell a slip of the pen, which no retry mends, from what may have gone well.
+TEST_F(BadInput, AWrongCommandLineEndsWithAStatusOfItsOwn) {
+  const auto refused = [](const ProgramEnd& end, std::initializer_list<std::string_view> parts) {
+    EXPECT_FALSE(end.timed_out);
+    EXPECT_EQ(end.status, kUsage) << end.err;
+    expect_within(end.err, parts);
+  };
+  refused(sherd({}), {"sherd train CONFIG.toml"});
+  refused(sherd({"trian"}), {"\"trian\"", "train"});
+  for (const char* command : {"run", "train", "sample", "eval", "export", "info", "bench"})
+    refused(sherd({command, "--nonsense"}), {"--nonsense"});
+  refused(train(2, {"--nonsense"}), {"--nonsense"});
+  refused(train(1, {"--steps"}), {"--steps needs a value"});
+  refused(train(1, {"--steps", "ten"}), {"--steps", "an integer", "\"ten\""});
+  refused(train(1, {"--steps", "0"}), {"steps must be at least 1"});
+  refused(train(1, {"--strategy", "fullshard"}), {"\"fullshard\"", "full_shard"});
+  refused(sherd({"train"}), {"one config file"});
+  refused(sherd({"run", "-n", "two", "--", "true"}), {"-n 'two'"});
+  refused(sherd({"run", "-n", "2"}), {"command is missing"});
+  refused(sherd({"sample", dir_.path(), "--device", "gpu"}), {"\"gpu\""});
+  refused(sherd({"eval", dir_.path(), "--tokens", "x", "--device", "gpu"}), {"\"gpu\""});
+  refused(sherd({"export", dir_.path(), dir_ / "out", "--dtype", "f8"}), {"f8"});
+  refused(sherd({"bench", "steps.", "--smoke"}), {"\"steps.\""});
+}
+
+TEST_F(BadInput, OtherErrorsDoNotPassForAWrongCommandLine) {
+  EXPECT_EQ(train(1, {"--data", dir_ / "nothing.txt"}).status, kFailed);
+  EXPECT_EQ(train(2, {"--mesh", "dp=3"}).status, kFailed);
+  EXPECT_EQ(sherd({"sample", dir_ / "nothing"}).status, kFailed);
+  dir_.write("tiny.toml", "steps = 0\n");
+  EXPECT_EQ(train(1, {}).status, kFailed);
+  EXPECT_EQ(train(1, {"--seed", "3"}).status, kFailed);
+  EXPECT_EQ(sherd({"train", dir_ / "nothing.toml"}).status, kFailed);
+}
+
 // ---- what only the trainer can see, on every rank ----
 
 TEST_F(BadInput, MissingOrEmptyDataIsNamedOnEveryRank) {

@@ -70,7 +70,7 @@ TEST_F(Bench, FiguresOfSeveralPrefixesComeInTheirOrderOnce) {
 
 TEST_F(Bench, UnknownPrefixNamesTheNearest) {
   const auto end = sherd({"bench", "dispatch.plane"});
-  EXPECT_EQ(end.status, 1);
+  EXPECT_EQ(end.status, kUsage);
   expect_within(end.err, {"\"dispatch.plane\"", "did you mean dispatch.plain?"});
 }
 

@@ -12,6 +12,7 @@
 #include "tests/support/source_path.h"
 #include "tests/support/temp_dir.h"
 #include "tools/train/device_flag.h"
+#include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
 #include "tools/train/version.h"
 
@@ -299,6 +300,28 @@ TEST(TrainConfig, RangesAreChecked) {
   refused({"--memory-limit", "-1"}, {"memory_limit"});
   refused({"other.toml"}, {"one config file", "other.toml"});
   expect_error([] { load({}); }, {"one config file", "none"});
+}
+
+// A file that is good by itself leaves the flags.
+TEST(TrainConfig, MistakesOfTheCommandLineAreThoseOfUsage) {
+  const TempDir dir;
+  const std::string good = dir.write("good.toml", "steps = 5\n"), bad = dir.write("bad.toml", "steps = 0\n");
+  const auto status = [](const Args& args) -> int {
+    try {
+      load_train_config(args);
+    } catch (const ExitError& error) { return error.status(); } catch (const Error&) {
+      return kFailed;
+    }
+    return kDone;
+  };
+  EXPECT_EQ(status({good, "--steps", "6"}), kDone);
+  for (const Args& args : {Args{}, Args{good, "more"}, Args{good, "--stesp", "5"}, Args{good, "--steps", "x"},
+                           Args{good, "--steps", "0"}, Args{good, "--mesh", "dp=0"}})
+    EXPECT_EQ(status(args), kUsage) << fmt::format("{}", fmt::join(args, " "));
+  EXPECT_EQ(status({bad}), kFailed);
+  EXPECT_EQ(status({bad, "--seed", "1"}), kFailed);
+  EXPECT_EQ(status({bad, "--steps", "3"}), kDone) << "a flag mends the file";
+  EXPECT_EQ(status({dir / "none.toml"}), kFailed);
 }
 
 TEST(TrainConfig, TheLossIsScaledForF16OrWhenAsked) {

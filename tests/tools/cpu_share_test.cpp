@@ -91,7 +91,7 @@ TEST_F(CpuShareProgram, AnOpenMpLibraryThatIsLoadedWithItDoesNotBindIt) {
 
 TEST_F(CpuShareProgram, AnAbsurdNumberOfThreadsIsRefused) {
   const ProgramEnd end = train(1, {"--threads", "1073741824"});
-  EXPECT_EQ(end.status, 1);
+  EXPECT_EQ(end.status, kUsage);
   expect_within(end.err, {"--threads 1073741824; give 1 to 1024"});
 }
 
@@ -102,7 +102,7 @@ TEST_F(CpuShareProgram, EveryCommandHasHelp) {
       EXPECT_EQ(end.status, 0) << command << ": " << end.err;
       expect_within(end.out, {std::string("sherd ") + command});
     }
-  EXPECT_EQ(sherd({"info", "--nonsense"}).status, 1);
+  EXPECT_EQ(sherd({"info", "--nonsense"}).status, kUsage);
   expect_within(sherd({"info", "more"}).err, {"takes no arguments, got \"more\""});
 }
 

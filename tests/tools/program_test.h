@@ -9,6 +9,7 @@
 
 #include "tests/support/program.h"
 #include "tests/tools/tiny_run.h"
+#include "tools/train/exit_status.h"
 
 namespace sherd::testing {
 

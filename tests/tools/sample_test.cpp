@@ -70,16 +70,16 @@ TEST_F(SampleProgram, TheSeedDecidesTheText) {
 }
 
 TEST_F(SampleProgram, RefusalsNameWhatIsWrong) {
-  const auto refused = [](const ProgramEnd& end, std::initializer_list<std::string_view> parts) {
-    EXPECT_EQ(end.status, 1);
+  const auto refused = [](int status, const ProgramEnd& end, std::initializer_list<std::string_view> parts) {
+    EXPECT_EQ(end.status, status) << end.err;
     expect_within(end.err, parts);
   };
-  refused(sample({"--prompt", "the Quick"}), {"'Q'"});
-  refused(sample({"--tokens", "-1"}), {"--tokens", "-1"});
-  refused(sample({"--temperature", "-0.5"}), {"--temperature", "-0.5"});
-  refused(sample({"--token", "3"}), {"--token", "tokens"});
-  refused(sherd({"sample"}), {"one checkpoint folder"});
-  refused(sherd({"sample", dir_ / "nothing"}), {"nothing", "manifest.json"});
+  refused(kFailed, sample({"--prompt", "the Quick"}), {"'Q'"});
+  refused(kUsage, sample({"--tokens", "-1"}), {"--tokens", "-1"});
+  refused(kUsage, sample({"--temperature", "-0.5"}), {"--temperature", "-0.5"});
+  refused(kUsage, sample({"--token", "3"}), {"--token", "tokens"});
+  refused(kUsage, sherd({"sample"}), {"one checkpoint folder"});
+  refused(kFailed, sherd({"sample", dir_ / "nothing"}), {"nothing", "manifest.json"});
   EXPECT_EQ(sherd({"sample", "--help"}).status, 0);
 }
 

@@ -141,7 +141,7 @@ TEST(Info, SaysWhatTheBuildAndTheMachineHave) {
   const ProgramEnd broken = run_program({SHERD_PROGRAM, "info"}, {"RANK=1"});
   EXPECT_EQ(broken.status, 0);
   expect_within(broken.out, {"not usable", "WORLD_SIZE"});
-  EXPECT_EQ(run_program({SHERD_PROGRAM, "info", "more"}).status, 1);
+  EXPECT_EQ(run_program({SHERD_PROGRAM, "info", "more"}).status, kUsage);
 }
 
 }  // namespace

@@ -73,8 +73,9 @@ class WeightsProgram : public ProgramTest {
     train_tiny(config, ranks);
     return config.save;
   }
-  static void expect_refused(const ProgramEnd& end, std::initializer_list<std::string_view> parts) {
-    EXPECT_EQ(end.status, 1);
+  static void expect_refused(const ProgramEnd& end, std::initializer_list<std::string_view> parts,
+                             int status = kFailed) {
+    EXPECT_EQ(end.status, status) << end.err;
     EXPECT_FALSE(end.timed_out);
     expect_within(end.err, parts);
   }
@@ -113,16 +114,16 @@ TEST_F(WeightsProgram, EvalReadsCheckpoints) {
 
 TEST_F(WeightsProgram, EvalRefusesWhatItCannotRead) {
   const std::string model = huggingface("gpt2"), good = write_tokens({1, 2, 3, 4}, {2, 2});
-  const auto refused = [&](const Words& words, std::initializer_list<std::string_view> parts) {
-    expect_refused(eval(1, words), parts);
-    expect_refused(eval(2, words), parts);
+  const auto refused = [&](const Words& words, std::initializer_list<std::string_view> parts, int status = kFailed) {
+    expect_refused(eval(1, words), parts, status);
+    expect_refused(eval(2, words), parts, status);
   };
-  refused({model}, {"--tokens"});
-  refused({"--tokens", good}, {"one folder"});
+  refused({model}, {"--tokens"}, kUsage);
+  refused({"--tokens", good}, {"one folder"}, kUsage);
   refused({dir_ / "nothing", "--tokens", good}, {"nothing", "manifest.json", "config.json"});
   refused({model, "--tokens", dir_ / "none.safetensors"}, {"none.safetensors", "No such file"});
   refused({model, "--tokens", good, "--logits", dir_ / "no/where"}, {"no/where", "No such file"});
-  refused({model, "--tokens", good, "--token", "3"}, {"--token", "--tokens"});
+  refused({model, "--tokens", good, "--token", "3"}, {"--token", "--tokens"}, kUsage);
   refused({model, "--tokens", write_tokens({1, 2, 3, 67}, {2, 2})}, {"token 1 of sequence 1 is 67", "67 tokens"});
   refused({model, "--tokens", write_tokens({1, 2, -1, 3}, {2, 2})}, {"token 0 of sequence 1 is -1"});
   refused({model, "--tokens", write_tokens({1, 2, 3, 4}, {4})},
@@ -146,8 +147,8 @@ TEST_F(WeightsProgram, ExportGoesThereAndBack) {
     EXPECT_TRUE(dir_.read("again/" + name) == dir_.read("hf/" + name)) << name;
   }
   expect_refused(sherd({"export", checkpoint, dir_ / "hf"}), {"hf", "not an empty folder"});
-  expect_refused(sherd({"export", checkpoint, dir_ / "f8", "--dtype", "f8"}), {"f8"});
-  expect_refused(sherd({"export", checkpoint}), {"two folders"});
+  expect_refused(sherd({"export", checkpoint, dir_ / "f8", "--dtype", "f8"}), {"f8"}, kUsage);
+  expect_refused(sherd({"export", checkpoint}), {"two folders"}, kUsage);
   expect_refused(sherd({"sample", dir_ / "hf"}), {"hf", "Hugging Face", "text"});
 }
 

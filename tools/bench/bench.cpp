@@ -9,10 +9,10 @@
 #include <unistd.h>
 
 #include "runtime/op/device_library.h"
-#include "runtime/tensor/error.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/bench/child.h"
 #include "tools/cli/command.h"
+#include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
 
 namespace sherd {
@@ -44,9 +44,9 @@ std::vector<Benchmark> matching(const std::vector<std::string>& prefixes) {
   for (const Benchmark& row : all) names.push_back(row.name);
   for (const std::string& prefix : prefixes) {
     const auto matches = [&](const Benchmark& row) { return row.name.starts_with(prefix); };
-    check(std::ranges::any_of(names, [&](const auto& name) { return name.starts_with(prefix); }),
-          "no figure's name starts with \"{}\"; did you mean {}? `sherd bench --help` lists all", prefix,
-          nearest(prefix, names));
+    check_usage(std::ranges::any_of(names, [&](const auto& name) { return name.starts_with(prefix); }),
+                "no figure's name starts with \"{}\"; did you mean {}? `sherd bench --help` lists all", prefix,
+                nearest(prefix, names));
     std::ranges::copy_if(all, std::back_inserter(chosen), matches);
     std::erase_if(all, matches);
   }
@@ -112,8 +112,8 @@ int run_bench(std::span<const std::string_view> args) {
       for (std::string& word : words_of(flag.text)) options.pythons.push_back(std::move(word));
   apply_flags(table, line);
   if (!options.against.empty()) {
-    check(!table.is_given("python") && options.pythons.empty(),
-          "--against makes the other build the only peer; leave out --python and --peer-python");
+    check_usage(!table.is_given("python") && options.pythons.empty(),
+                "--against makes the other build the only peer; leave out --python and --peer-python");
     options.against = program_of_build(options.against);
     first_python = "none";
   }

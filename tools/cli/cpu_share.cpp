@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "runtime/comm/group/host_group.h"
-#include "runtime/tensor/error.h"
+#include "tools/train/exit_status.h"
 
 namespace sherd {
 
@@ -109,8 +109,8 @@ CpuShare share_cpus(std::span<const RankCpus> ranks, int rank) {
 }
 
 CpuShare share_cpus(ProcessGroup& group, std::int64_t asked) {
-  check(asked >= 0 && asked <= kMaxThreads, "--threads {}; give 1 to {}, or 0 for a share of the CPUs", asked,
-        kMaxThreads);
+  check_usage(asked >= 0 && asked <= kMaxThreads, "--threads {}; give 1 to {}, or 0 for a share of the CPUs", asked,
+              kMaxThreads);
   const auto ranks = static_cast<std::size_t>(group.size()), own = static_cast<std::size_t>(group.rank());
   std::vector<std::int64_t> all(ranks * kFacts);
   std::ranges::copy(facts_of({allowed_cpus(), static_cast<int>(asked)}),

@@ -14,6 +14,7 @@
 #include "tools/cli/command.h"
 #include "tools/cli/cpu_share.h"
 #include "tools/train/device_flag.h"
+#include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
 #include "tools/train/weights.h"
 
@@ -133,8 +134,9 @@ int run_eval(std::span<const std::string_view> args) {
                                        "sherd eval DIR --tokens FILE [flags]: prints the mean next-token loss (nats) "
                                        "of the model in DIR, a checkpoint or a Hugging Face directory");
   if (!words) return 0;
-  check(words->size() == 1, "sherd eval takes one folder, got {} words", words->size());
-  check(!options.tokens.empty(), "sherd eval needs --tokens FILE, a safetensors file with i64 \"tokens\"");
+  check_usage(words->size() == 1, "sherd eval takes one folder, got {} words", words->size());
+  check_usage(!options.tokens.empty(), "sherd eval needs --tokens FILE, a safetensors file with i64 \"tokens\"");
+  as_usage([&] { return parse_device(options.device); });
   options.dir = words->front();
 
   const std::shared_ptr<ProcessGroup> group = world_group();

@@ -3,6 +3,7 @@
 
 #include "runtime/comm/group/process_group.h"
 #include "tools/cli/command.h"
+#include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
 #include "tools/train/weights.h"
 
@@ -17,16 +18,16 @@ int run_export(std::span<const std::string_view> args) {
   const auto words =
       read_command_line(table, args, "sherd export DIR OUT [flags]: writes a model as a Hugging Face directory");
   if (!words) return 0;
-  check(words->size() == 2, "sherd export takes two folders, from and to, got {} words", words->size());
-  check(max_file_bytes > 0, "--max-file-bytes must be positive, got {}", max_file_bytes);
+  check_usage(words->size() == 2, "sherd export takes two folders, from and to, got {} words", words->size());
+  check_usage(max_file_bytes > 0, "--max-file-bytes must be positive, got {}", max_file_bytes);
+  nn::HuggingFaceSaveOptions options{.max_file_bytes = max_file_bytes};
+  if (!dtype.empty()) options.dtype = as_usage([&] { return dtype_from_name(dtype); });
 
   const Weights weights((*words)[0]);
   const auto model = nn::make_language_model(weights.config());
   model->materialize();
   weights.load(*model);
-  nn::HuggingFaceSaveOptions options{.max_file_bytes = max_file_bytes};
   if (dtype.empty()) options.like = weights.huggingface();
-  else options.dtype = dtype_from_name(dtype);
   nn::save_huggingface((*words)[1], weights.config(), *model, *make_single_group(), options);
   return 0;
 }

@@ -13,6 +13,7 @@
 #include "runtime/os/instruction_level.h"
 #include "tools/cli/command.h"
 #include "tools/cli/cpu_share.h"
+#include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
 #include "tools/train/version.h"
 
@@ -62,7 +63,7 @@ int run_info(std::span<const std::string_view> args) {
   ConfigTable table;
   const auto words = read_command_line(table, args, "sherd info: prints what this build and this machine offer");
   if (!words) return 0;
-  check(words->empty(), "sherd info takes no arguments, got \"{}\"", words->empty() ? "" : words->front());
+  check_usage(words->empty(), "sherd info takes no arguments, got \"{}\"", words->empty() ? "" : words->front());
   const std::string cpus = describe(allowed_cpus());  // before oneDNN brings an OpenMP library
   const std::int64_t memory = static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
   std::fputs(fmt::format("sherd            {}\n"

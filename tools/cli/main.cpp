@@ -37,7 +37,7 @@ void print_help(std::FILE* out) {
 int run_command(std::span<const std::string_view> args) {
   if (args.empty()) {
     print_help(stderr);
-    return 2;
+    return kUsage;
   }
   if (args[0] == "help" || args[0] == "--help" || args[0] == "-h") {
     print_help(stdout);
@@ -52,7 +52,8 @@ int run_command(std::span<const std::string_view> args) {
     if (command.name == args[0]) return command.run(args.subspan(1));
     names.emplace_back(command.name);
   }
-  fail("unknown command \"{}\"; did you mean {}? `sherd help` lists all", args[0], nearest(args[0], names));
+  throw ExitError(kUsage, fmt::format("unknown command \"{}\"; did you mean {}? `sherd help` lists all", args[0],
+                                      nearest(args[0], names)));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "runtime/op/ops.h"
 #include "tools/cli/command.h"
 #include "tools/train/device_flag.h"
+#include "tools/train/exit_status.h"
 #include "tools/train/flags.h"
 #include "tools/train/weights.h"
 
@@ -68,9 +69,10 @@ int run_sample(std::span<const std::string_view> args) {
   table.add("device", &options.device, kDeviceHelp);
   const auto words = read_command_line(table, args, "sherd sample DIR [flags]: generates text from a checkpoint");
   if (!words) return 0;
-  check(words->size() == 1, "sherd sample takes one checkpoint folder, got {} words", words->size());
-  check(options.tokens >= 0, "--tokens must not be negative, got {}", options.tokens);
-  check(options.temperature >= 0, "--temperature must not be negative, got {}", options.temperature);
+  check_usage(words->size() == 1, "sherd sample takes one checkpoint folder, got {} words", words->size());
+  check_usage(options.tokens >= 0, "--tokens must not be negative, got {}", options.tokens);
+  check_usage(options.temperature >= 0, "--temperature must not be negative, got {}", options.temperature);
+  as_usage([&] { return parse_device(options.device); });
 
   const Device device = open_device(options.device, 1);
   const Weights weights(words->front());

@@ -4,13 +4,13 @@
 #include <cstdio>
 #include <optional>
 
-#include "runtime/tensor/error.h"
 #include "tools/launch/supervise.h"
+#include "tools/train/exit_status.h"
 
 namespace sherd {
 namespace {
 
-constexpr std::string_view kUsage =
+constexpr std::string_view kHelp =
     "usage: sherd run -n N [--] COMMAND [ARGUMENTS...]\n"
     "\n"
     "Starts COMMAND as N ranks on this host and waits for all of them.\n"
@@ -26,8 +26,8 @@ constexpr int kMaxRanks = 4096;
 int parse_ranks(std::string_view text) {
   int ranks = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);
-  check(error == std::errc() && end == text.data() + text.size() && ranks >= 1 && ranks <= kMaxRanks,
-        "run: -n '{}' is no number of ranks from 1 to {}", text, kMaxRanks);
+  check_usage(error == std::errc() && end == text.data() + text.size() && ranks >= 1 && ranks <= kMaxRanks,
+              "run: -n '{}' is no number of ranks from 1 to {}", text, kMaxRanks);
   return ranks;
 }
 
@@ -41,16 +41,17 @@ int run_launch(std::span<const std::string_view> args) {
     args = args.subspan(1);
     if (flag == "--") break;
     if (flag == "-h" || flag == "--help") {
-      fmt::print("{}", kUsage);
+      fmt::print("{}", kHelp);
       return 0;
     }
-    check(flag == "-n", "run: unknown flag '{}'; known are -n and --help, and what follows -- is the command", flag);
-    check(!args.empty(), "run: -n needs the number of ranks after it");
+    check_usage(flag == "-n", "run: unknown flag '{}'; known are -n and --help, and what follows -- is the command",
+                flag);
+    check_usage(!args.empty(), "run: -n needs the number of ranks after it");
     ranks = parse_ranks(args[0]);
     args = args.subspan(1);
   }
-  check(ranks.has_value(), "run: the number of ranks is missing: sherd run -n N -- COMMAND");
-  check(!args.empty(), "run: the command is missing: sherd run -n {} -- COMMAND", *ranks);
+  check_usage(ranks.has_value(), "run: the number of ranks is missing: sherd run -n N -- COMMAND");
+  check_usage(!args.empty(), "run: the command is missing: sherd run -n {} -- COMMAND", *ranks);
   options.ranks = *ranks;
   options.command.assign(args.begin(), args.end());
   return supervise(options);

@@ -5,8 +5,8 @@
 
 namespace sherd {
 
-/// `args` are those after `run`. Returns the exit status of the program `sherd`; throws Error for wrong arguments and
-/// a command that cannot be run.
+/// `args` are those after `run`. Returns the exit status of the program `sherd`; throws ExitError of kUsage for
+/// wrong arguments, Error for a command that cannot be run.
 int run_launch(std::span<const std::string_view> args);
 
 }  // namespace sherd

@@ -8,6 +8,7 @@
 
 #include "runtime/tensor/error.h"
 #include "tools/train/device_flag.h"
+#include "tools/train/exit_status.h"
 #include "tools/train/job_mesh.h"
 #include "tools/train/sharding.h"
 #include "tools/train/step_trace.h"
@@ -229,6 +230,13 @@ void check_optimizer(const TrainConfig::Optimizer& o) {
   check(o.clip >= 0, "optimizer.clip must not be negative, got {}", o.clip);
 }
 
+bool is_good(TrainConfig config) {
+  try {
+    resolve(config);
+    return true;
+  } catch (const Error&) { return false; }
+}
+
 }  // namespace
 
 std::optional<nn::LossScalerOptions> loss_scaler_options(const TrainConfig& config) {
@@ -275,16 +283,24 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   ConfigTable table = bind(config);
   const CommandLine line = parse_command_line(table, args);
   if (line.help) return std::nullopt;
-  check(line.words.size() == 1, "sherd train needs one config file, got {}; usage: sherd train CONFIG.toml [flags]",
-        line.words.empty() ? "none" : fmt::format("\"{}\"", fmt::join(line.words, "\" and \"")));
+  check_usage(line.words.size() == 1,
+              "sherd train needs one config file, got {}; usage: sherd train CONFIG.toml [flags]",
+              line.words.empty() ? "none" : fmt::format("\"{}\"", fmt::join(line.words, "\" and \"")));
   load_toml_file(table, line.words[0]);
+  const TrainConfig of_file = config;
   apply_flags(table, line);
   // A run that resumes has the model of its checkpoint, whatever the first one of its kind started from.
   if (!config.init_from.empty())
     take_model(
         Weights(config.resume.empty() ? config.init_from : config.resume, *make_single_group(), nn::Verify::headers),
         table);
-  resolve(config);
+  try {
+    resolve(config);
+  } catch (const Error& error) {
+    // A file that is good by itself leaves the flags.
+    if (line.flags.empty() || !is_good(of_file)) throw;
+    throw ExitError(kUsage, error.message());
+  }
   return config;
 }
 

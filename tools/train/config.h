@@ -107,7 +107,8 @@ ConfigTable bind(TrainConfig& config);
 void resolve(TrainConfig& config);
 
 /// The config of `CONFIG.toml [flags]`, resolved; a flag beats the file. Nothing if the command line asks for --help.
-/// Throws Error for anything unknown, of a wrong type or out of range, for a missing file or an extra word.
+/// Throws Error for anything unknown, of a wrong type or out of range, and for a missing file; ExitError of kUsage
+/// where it is the command line that is wrong: its flags if the file without them is good.
 std::optional<TrainConfig> load_train_config(std::span<const std::string_view> args);
 /// Usage, and a line for every key: its type, what it means, its default.
 std::string train_help();

@@ -10,7 +10,7 @@ namespace sherd {
 enum ExitStatus : int {
   kDone = 0,
   kFailed = 1,
-  kUsage = 2,
+  kUsage = 2,               ///< the command line is wrong: an unknown flag, a bad value, a missing argument
   kDiverged = 3,            ///< the loss or the gradient norm was not finite
   kStoppedAndSaved = 4,     ///< ended by SIGTERM or SIGINT, after a save
   kStoppedWithoutSave = 5,  ///< ended by SIGTERM or SIGINT, and the save failed
@@ -25,5 +25,21 @@ class ExitError : public Error {
  private:
   ExitStatus status_;
 };
+
+/// Throws ExitError of kUsage with the formatted message unless `condition` holds.
+template <class... Args>
+void check_usage(bool condition, fmt::format_string<Args...> format, Args&&... args) {
+  if (!condition) throw ExitError(kUsage, fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// Returns what `read` makes of the command line; its Error is one of usage.
+template <class Read>
+decltype(auto) as_usage(Read&& read) {
+  try {
+    return read();
+  } catch (const ExitError&) { throw; } catch (const Error& error) {
+    throw ExitError(kUsage, error.message());
+  }
+}
 
 }  // namespace sherd

@@ -8,6 +8,7 @@
 #include "nn/data/utf8.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/nearest.h"
+#include "tools/train/exit_status.h"
 
 namespace sherd {
 
@@ -201,7 +202,8 @@ CommandLine parse_command_line(const ConfigTable& table, std::span<const std::st
     std::string key(spelled.substr(std::min<std::size_t>(spelled.find_first_not_of('-'), spelled.size())));
     std::replace(key.begin(), key.end(), '-', '_');
     if (!spelled.starts_with("--") || !table.contains(key))
-      fail("unknown flag {}; did you mean {}?", spelled, flag_name(nearest(key, table.keys())));
+      throw ExitError(kUsage,
+                      fmt::format("unknown flag {}; did you mean {}?", spelled, flag_name(nearest(key, table.keys()))));
     const bool has_next = i + 1 < args.size();
     if (equals != std::string_view::npos) {
       line.flags.push_back({key, std::string(arg.substr(equals + 1)), spelled});
@@ -209,7 +211,7 @@ CommandLine parse_command_line(const ConfigTable& table, std::span<const std::st
       const bool spelled_out = has_next && (args[i + 1] == "true" || args[i + 1] == "false");
       line.flags.push_back({key, spelled_out ? std::string(args[++i]) : "true", spelled});
     } else {
-      check(has_next && !args[i + 1].starts_with("--"), "{} needs a value", spelled);
+      check_usage(has_next && !args[i + 1].starts_with("--"), "{} needs a value", spelled);
       line.flags.push_back({key, std::string(args[++i]), spelled});
     }
   }
@@ -217,7 +219,9 @@ CommandLine parse_command_line(const ConfigTable& table, std::span<const std::st
 }
 
 void apply_flags(ConfigTable& table, const CommandLine& line) {
-  for (const CommandLine::Flag& flag : line.flags) table.set_text(flag.key, flag.text, flag.spelled);
+  as_usage([&] {
+    for (const CommandLine::Flag& flag : line.flags) table.set_text(flag.key, flag.text, flag.spelled);
+  });
 }
 
 std::optional<std::vector<std::string>> read_command_line(ConfigTable& table, std::span<const std::string_view> args,

@@ -81,8 +81,10 @@ struct CommandLine {
 };
 
 /// Splits `--key value`, `--key=value`, `--bool`, `--bool false`; dashes in a flag stand for the key's underscores, and
-/// "--" ends the flags. Throws Error for an unknown flag (naming the nearest) or a missing value. Sets nothing.
+/// "--" ends the flags. Throws ExitError of kUsage for an unknown flag (naming the nearest) or a missing value. Sets
+/// nothing.
 CommandLine parse_command_line(const ConfigTable& table, std::span<const std::string_view> args);
+/// Throws ExitError of kUsage, with the message of ConfigTable::set().
 void apply_flags(ConfigTable& table, const CommandLine& line);
 /// Both, for a command of words and flags: its words. With --help it prints `usage` and the flags instead, and nothing
 /// is returned.
