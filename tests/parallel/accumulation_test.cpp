@@ -82,7 +82,7 @@ TEST(FullyShard, F79_MicroBatchesAreReducedOnce) {
     run_ranks(grid.ranks(), [&](const Group& group) { expect_one_reduction(group, grid); });
 }
 
-TEST(FullyShard, F79_MicroBatchesAreReducedOnceWithProcesses) {
+TEST(FullyShard, F79_F206_MicroBatchesAreReducedOnceWithProcesses) {
   for (const Grid& grid : {Grid{1, 2}, Grid{2, 2}})
     run_processes(grid.ranks(), [&](const Group& group) { expect_one_reduction(group, grid); });
 }

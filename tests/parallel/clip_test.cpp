@@ -52,7 +52,7 @@ TEST(FullyShard, F98_NormsOfAnyOrderEqualTheReference) {
   for (int ranks : {1, 2, 3, 4}) run_ranks(ranks, expect_norms_of_the_reference);
 }
 
-TEST(FullyShard, F98_NormsOfAnyOrderWithProcesses) {
+TEST(FullyShard, F98_F206_NormsOfAnyOrderWithProcesses) {
   for (int ranks : {2, 4}) run_processes(ranks, expect_norms_of_the_reference);
 }
 

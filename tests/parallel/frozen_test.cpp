@@ -104,7 +104,7 @@ TEST(FullyShard, F51_FrozenParametersAreReleasedWhenTheirBackwardIsOver) {
   run_ranks(2, expect_released_when_backward_is_over);
 }
 
-TEST(FullyShard, F51_FrozenParametersAreReleasedWithProcesses) {
+TEST(FullyShard, F51_F206_FrozenParametersAreReleasedWithProcesses) {
   run_processes(2, expect_released_when_backward_is_over);
 }
 
@@ -137,7 +137,7 @@ TEST(FullyShard, F52_FreezingBetweenStepsGivesTheGradientsOfOneRank) {
   for (const int ranks : {1, 2, 3}) run_ranks(ranks, expect_gradients_of_one_rank);
 }
 
-TEST(FullyShard, F52_FreezingBetweenStepsWithProcesses) {
+TEST(FullyShard, F52_F206_FreezingBetweenStepsWithProcesses) {
   for (const int ranks : {2, 3}) run_processes(ranks, expect_gradients_of_one_rank);
 }
 

@@ -65,7 +65,7 @@ TEST(FullyShard, F47_ReductionsOverShardsThenOverReplicas) {
     run_ranks(grid.ranks(), [=](const Group& group) { expect_reductions(group, grid); });
 }
 
-TEST(FullyShard, F47_ReductionsOverShardsThenOverReplicasWithProcesses) {
+TEST(FullyShard, F47_F206_ReductionsOverShardsThenOverReplicasWithProcesses) {
   for (const Grid grid : {Grid{2, 2}, Grid{3, 1}})
     run_processes(grid.ranks(), [=](const Group& group) { expect_reductions(group, grid); });
 }

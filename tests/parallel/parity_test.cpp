@@ -122,7 +122,7 @@ void expect_hooks_once(const Group& group) {
 
 TEST(FullyShard, F75_PostAccumulateHooksSeeTheReducedShardOnce) { run_ranks(3, expect_hooks_once); }
 
-TEST(FullyShard, F75_PostAccumulateHooksWithProcesses) { run_processes(3, expect_hooks_once); }
+TEST(FullyShard, F75_F206_PostAccumulateHooksWithProcesses) { run_processes(3, expect_hooks_once); }
 
 std::vector<float> train_bits(const Group& group) {
   Net net(kUneven);

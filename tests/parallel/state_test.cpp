@@ -365,7 +365,7 @@ TEST(FullyShard, F72_EvaluationLeavesParametersSharded) {
   for (int ranks : {1, 2, 4}) run_ranks(ranks, expect_evaluation_leaves_shards);
 }
 
-TEST(FullyShard, F72_EvaluationLeavesParametersShardedWithProcesses) {
+TEST(FullyShard, F72_F206_EvaluationLeavesParametersShardedWithProcesses) {
   for (int ranks : {2, 4}) run_processes(ranks, expect_evaluation_leaves_shards);
 }
 
