@@ -173,6 +173,36 @@ TEST_F(Flags, HelpShowsDefaultsNotPresentValues) {
     EXPECT_NE(help.find(part), std::string::npos) << part << " is not in\n" << help;
 }
 
+TEST(SwitchOrNumber, IsASwitchThatMayHaveANumber) {
+  using Words = std::vector<std::string>;
+  const SwitchOrNumber four = std::int64_t{4};
+  SwitchOrNumber keep = true;
+  ConfigTable table;
+  table.add("keep_it", &keep, "what it keeps");
+  const auto words_of = [&](const Args& args) {
+    const CommandLine line = parse_command_line(table, args);
+    apply_flags(table, line);
+    return line.words;
+  };
+  EXPECT_EQ(words_of({"--keep-it", "false", "a"}), Words{"a"});
+  EXPECT_TRUE(keep == SwitchOrNumber(false));
+  EXPECT_EQ(words_of({"--keep-it", "a"}), Words{"a"}) << "alone it means true";
+  EXPECT_TRUE(keep == SwitchOrNumber(true));
+  EXPECT_EQ(words_of({"--keep-it", "4", "a"}), Words{"a"});
+  EXPECT_TRUE(keep == four);
+  EXPECT_EQ(table.to_toml(), "keep_it = 4\n");
+  load_toml_text(table, "keep_it = false\n", "a.toml");
+  EXPECT_EQ(table.to_toml(), "keep_it = false\n");
+  load_toml_text(table, "keep_it = 4\n", "a.toml");
+  EXPECT_TRUE(keep == four);
+  expect_error([&] { words_of({"--keep-it=flase"}); },
+               {"--keep-it: keep_it must be true, false or an integer", "\"flase\""});
+  for (const char* value : {"1.5", "\"4\"", "[4]"})
+    expect_error([&] { load_toml_text(table, fmt::format("keep_it = {}\n", value), "a.toml"); },
+                 {"a.toml:1: keep_it must be true, false or an integer"});
+  EXPECT_NE(table.help().find("--keep-it [false|N]"), std::string::npos) << table.help();
+}
+
 // ---- the training config ----
 
 std::string config_path(const std::string& name) { return testing::source_path("tools/configs/" + name); }
@@ -348,6 +378,32 @@ TEST(TrainConfig, TheLossIsScaledForF16OrWhenAsked) {
   EXPECT_EQ(fixed->init_scale, 1024.5);
   EXPECT_EQ(fixed->growth_factor, 1);
   EXPECT_EQ(fixed->backoff_factor, 1);
+}
+
+TEST(TrainConfig, ReshardingAfterForwardIsASwitchOrANumberOfRanks) {
+  const std::string path = config_path("quickstart.toml");
+  const SwitchOrNumber two = std::int64_t{2};
+  EXPECT_TRUE(load({path}).reshard_after_forward == SwitchOrNumber(true));
+  EXPECT_TRUE(load({"--reshard-after-forward", path}).reshard_after_forward == SwitchOrNumber(true));
+  EXPECT_TRUE(load({path, "--reshard-after-forward", "false"}).reshard_after_forward == SwitchOrNumber(false));
+  const TrainConfig config = load({path, "--reshard-after-forward", "2"});
+  EXPECT_TRUE(config.reshard_after_forward == two);
+  EXPECT_EQ(config_difference(config, "a", train_config_from_toml(to_toml(config), "manifest"), "b"), "");
+  EXPECT_EQ(config_difference(load({path}), "a", config, "b"), "a has reshard_after_forward = true, b has 2");
+  const TrainConfig old = train_config_from_toml("reshard_after_forward = false\n", "manifest");
+  EXPECT_TRUE(old.reshard_after_forward == SwitchOrNumber(false)) << "as checkpoints have it since it was a switch";
+
+  const auto refused = [&](const Args& flags, std::initializer_list<std::string_view> parts) {
+    Args args = {path, "--reshard-after-forward"};
+    args.insert(args.end(), flags.begin(), flags.end());
+    expect_error([&] { load(args); }, parts);
+  };
+  for (const char* ranks : {"1", "0", "-2", "3000000000"})
+    refused({ranks}, {"reshard_after_forward must be true, false or a number of ranks from 2", ranks});
+  for (const char* strategy : {"shard_grad_op", "shard_optimizer", "no_shard"})
+    refused({"2", "--strategy", strategy}, {"reshard_after_forward = 2 needs a strategy", strategy});
+  refused({"2", "--gather", "int8"}, {"gather = int8 with reshard_after_forward = 2"});
+  refused({"2", "--fully-shard", "false"}, {"reshard_after_forward = 2 is a setting of fully_shard"});
 }
 
 TEST(TrainConfig, HelpIsAskedForNotAnError) {

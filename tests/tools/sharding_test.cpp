@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/print_units.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/tiny_run.h"
 
@@ -23,7 +24,7 @@ class Sharding : public ::testing::Test {
 };
 
 TEST_F(Sharding, FlagsAndTheMeshComeToAStrategy) {
-  const auto text = [&](const char* strategy, const char* mesh, bool reshards) {
+  const auto text = [&](const char* strategy, const char* mesh, SwitchOrNumber reshards) {
     config_.strategy = strategy;
     config_.mesh = mesh;
     config_.reshard_after_forward = reshards;
@@ -35,6 +36,7 @@ TEST_F(Sharding, FlagsAndTheMeshComeToAStrategy) {
   EXPECT_EQ(text("full_shard", "replicate=2,dp=2", true), "strategy hybrid_shard");
   EXPECT_EQ(text("hybrid_shard", "replicate=2,dp=2", false),
             "strategy hybrid_shard_grad_op (reshard_after_forward = false)");
+  EXPECT_EQ(text("full_shard", "", std::int64_t{2}), "strategy full_shard (reshard_after_forward = 2)");
   EXPECT_EQ(text("hybrid_shard_state", "replicate=2,dp=2", true), "strategy hybrid_shard_state");
   EXPECT_EQ(text("replicate", "", true), "strategy no_shard");
   config_.units = "fine";
@@ -116,6 +118,23 @@ TEST_F(Sharding, StrategiesOnAMeshWithReplicasAndMatricesThatAreSharded) {
     config_.strategy = strategy;
     EXPECT_LE(largest_difference(train_tiny(config_, 4).losses, one.losses), 1e-5) << strategy;
   }
+}
+
+TEST_F(Sharding, ReshardingToSomeRanksAfterForward) {
+  const TinyRun one = train_tiny(config_, 1), all = train_tiny(config_, 4);
+  config_.reshard_after_forward = std::int64_t{2};
+  for (const bool is_compiled : {false, true}) {
+    config_.compile = is_compiled;
+    const TinyRun four = train_tiny(config_, 4, [](Trainer& trainer) {
+      const std::string units = nn::print_units(trainer.model(), {.parameters = false});
+      EXPECT_NE(units.find("reshard to 2"), std::string::npos) << units;
+    });
+    EXPECT_EQ(four.losses, all.losses);
+    EXPECT_LE(largest_difference(four.losses, one.losses), 1e-5);
+  }
+  run_ranks(3, [&](const std::shared_ptr<ProcessGroup>& group) {
+    expect_error([&] { Trainer trainer(config_, group); }, {"reshard_after_forward = 2", "must divide the 3 ranks"});
+  });
 }
 
 // Two blocks of a GPT of width 16: 3.3 k parameters each, of which the feed-forward part has 2.1 k, attention 1.1 k.

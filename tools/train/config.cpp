@@ -98,7 +98,9 @@ void bind_sharding(ConfigTable& table, TrainConfig& c) {
   table.add("print_units", &c.print_units, "print what each unit holds, and of which parameters, before the first step",
             run);
   table.add("reshard_after_forward", &c.reshard_after_forward,
-            "free gathered parameters between forward and backward; false: full_shard becomes shard_grad_op", run);
+            "free gathered parameters between forward and backward; false: full_shard becomes shard_grad_op; a number "
+            "k: k ranks in a row keep 1/k of them each, and backward gathers among these",
+            run);
   table.add("prefetch", &c.prefetch, "gather the next block's parameters while a block computes", run);
   table.add("accumulate_shards", &c.accumulate_shards,
             "reduce the gradients of every micro-batch, to add up shards: less memory for more communication");

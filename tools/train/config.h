@@ -50,7 +50,7 @@ struct TrainConfig {
   std::string strategy = "full_shard";
   std::string units = "block";
   bool print_units = false;
-  bool reshard_after_forward = true;
+  SwitchOrNumber reshard_after_forward = true;
   bool prefetch = true;
   bool accumulate_shards = false;
   std::string param_dtype = "f32";

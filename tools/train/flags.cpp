@@ -15,11 +15,41 @@ namespace sherd {
 namespace {
 
 // By the index of the alternative in ConfigValue and ConfigTarget.
-constexpr std::string_view kExpected[] = {"an integer", "a number", "true or false", "a string"};
-constexpr std::string_view kPlaceholder[] = {" INTEGER", " NUMBER", "", " TEXT"};
+constexpr std::string_view kExpected[] = {"an integer", "a number", "true or false", "a string",
+                                          "true, false or an integer"};
+constexpr std::string_view kPlaceholder[] = {" INTEGER", " NUMBER", "", " TEXT", " [false|N]"};
+
+ConfigValue value_of(const SwitchOrNumber& field) {
+  return std::visit([](auto value) -> ConfigValue { return value; }, field);
+}
+template <class T>
+ConfigValue value_of(const T& field) {
+  return field;
+}
 
 ConfigValue read_target(const ConfigTarget& target) {
-  return std::visit([](auto* field) -> ConfigValue { return *field; }, target);
+  return std::visit([](auto* field) { return value_of(*field); }, target);
+}
+
+/// Whether the field takes a value of this type, which it then has.
+bool store(const ConfigValue& value, SwitchOrNumber* field) {
+  if (const auto* flag = std::get_if<bool>(&value)) *field = *flag;
+  else if (const auto* number = std::get_if<std::int64_t>(&value)) *field = *number;
+  else return false;
+  return true;
+}
+template <class T>
+bool store(const ConfigValue& value, T* field) {
+  if (const auto* same = std::get_if<T>(&value)) {
+    *field = *same;
+    return true;
+  }
+  if constexpr (std::is_same_v<T, double>)
+    if (const auto* integer = std::get_if<std::int64_t>(&value)) {
+      *field = static_cast<double>(*integer);
+      return true;
+    }
+  return false;
 }
 
 std::string flag_name(std::string_view key) {
@@ -89,20 +119,8 @@ void ConfigTable::set(std::string_view key, const ConfigValue& value, std::strin
   if (row == nullptr) fail_unknown(key, where);
   if (const auto* text = std::get_if<std::string>(&value))
     check(find_invalid_utf8(*text) == std::string::npos, "{}: the value of {} is not valid UTF-8", where, key);
-  const auto store = [&](auto* field) {
-    using Field = std::remove_reference_t<decltype(*field)>;
-    if (const auto* same = std::get_if<Field>(&value)) {
-      *field = *same;
-      return true;
-    }
-    if constexpr (std::is_same_v<Field, double>)
-      if (const auto* integer = std::get_if<std::int64_t>(&value)) {
-        *field = static_cast<double>(*integer);
-        return true;
-      }
-    return false;
-  };
-  if (!std::visit(store, row->target)) fail_type(key, to_string(value), where);
+  if (!std::visit([&](auto* field) { return store(value, field); }, row->target))
+    fail_type(key, to_string(value), where);
   given_.emplace(key);
 }
 
@@ -116,6 +134,11 @@ void ConfigTable::set_text(std::string_view key, std::string_view text, std::str
     } else if constexpr (std::is_same_v<Field, bool>) {
       if (text != "true" && text != "false") fail_type(key, quote(text), where);
       *field = text == "true";
+    } else if constexpr (std::is_same_v<Field, SwitchOrNumber>) {
+      std::int64_t number = 0;
+      if (parse_number(text, number)) *field = number;
+      else if (text == "true" || text == "false") *field = text == "true";
+      else fail_type(key, quote(text), where);
     } else {
       Field value{};
       if (!parse_number(text, value)) fail_type(key, quote(text), where);
@@ -131,9 +154,17 @@ bool ConfigTable::has_section(std::string_view name) const {
   return std::any_of(rows_.begin(), rows_.end(), [&](const Row& row) { return row.key.starts_with(prefix); });
 }
 
-bool ConfigTable::is_bool(std::string_view key) const {
+bool ConfigTable::is_switch(std::string_view key) const {
   const Row* row = find(key);
-  return row != nullptr && std::holds_alternative<bool*>(row->target);
+  return row != nullptr &&
+         (std::holds_alternative<bool*>(row->target) || std::holds_alternative<SwitchOrNumber*>(row->target));
+}
+
+bool ConfigTable::is_switch_value(std::string_view key, std::string_view text) const {
+  const Row* row = find(key);
+  const bool takes_number = row != nullptr && std::holds_alternative<SwitchOrNumber*>(row->target);
+  std::int64_t number = 0;
+  return text == "true" || text == "false" || (takes_number && parse_number(text, number));
 }
 
 std::vector<std::string> ConfigTable::keys() const {
@@ -207,8 +238,8 @@ CommandLine parse_command_line(const ConfigTable& table, std::span<const std::st
     const bool has_next = i + 1 < args.size();
     if (equals != std::string_view::npos) {
       line.flags.push_back({key, std::string(arg.substr(equals + 1)), spelled});
-    } else if (table.is_bool(key)) {
-      const bool spelled_out = has_next && (args[i + 1] == "true" || args[i + 1] == "false");
+    } else if (table.is_switch(key)) {
+      const bool spelled_out = has_next && table.is_switch_value(key, args[i + 1]);
       line.flags.push_back({key, spelled_out ? std::string(args[++i]) : "true", spelled});
     } else {
       check_usage(has_next && !args[i + 1].starts_with("--"), "{} needs a value", spelled);

@@ -15,8 +15,11 @@
 
 namespace sherd {
 
+/// A switch that may have a number instead: `true`, `false` or `2`.
+using SwitchOrNumber = std::variant<bool, std::int64_t>;
+
 using ConfigValue = std::variant<std::int64_t, double, bool, std::string>;
-using ConfigTarget = std::variant<std::int64_t*, double*, bool*, std::string*>;
+using ConfigTarget = std::variant<std::int64_t*, double*, bool*, std::string*, SwitchOrNumber*>;
 
 /// Whether a key decides the numbers of a run (its recipe) or only where, when and how fast it runs.
 enum class KeyRole : std::uint8_t { recipe, run };
@@ -38,7 +41,9 @@ class ConfigTable {
   /// Whether set() or set_text() has given it a value: what is not given is at its default.
   bool is_given(std::string_view key) const { return given_.contains(key); }
   bool has_section(std::string_view name) const;
-  bool is_bool(std::string_view key) const;
+  /// Whether a flag may name the key without a value, for true; and whether `text` is one that may follow.
+  bool is_switch(std::string_view key) const;
+  bool is_switch_value(std::string_view key, std::string_view text) const;
   std::vector<std::string> keys() const;
   /// Present values in the order of add(); `role` filters.
   std::vector<std::pair<std::string, ConfigValue>> values() const;
@@ -80,9 +85,9 @@ struct CommandLine {
   bool help = false;  ///< --help or -h
 };
 
-/// Splits `--key value`, `--key=value`, `--bool`, `--bool false`; dashes in a flag stand for the key's underscores, and
-/// "--" ends the flags. Throws ExitError of kUsage for an unknown flag (naming the nearest) or a missing value. Sets
-/// nothing.
+/// Splits `--key value`, `--key=value`, `--switch`, `--switch false`; dashes in a flag stand for the key's underscores,
+/// and "--" ends the flags. Throws ExitError of kUsage for an unknown flag (naming the nearest) or a missing value.
+/// Sets nothing.
 CommandLine parse_command_line(const ConfigTable& table, std::span<const std::string_view> args);
 /// Throws ExitError of kUsage, with the message of ConfigTable::set().
 void apply_flags(ConfigTable& table, const CommandLine& line);

@@ -20,11 +20,30 @@ bool has_replicas(const TrainConfig& config) {
                              [](const DeviceMesh::Axis& axis) { return axis.name == "replicate"; });
 }
 
+/// `policy` is that of the strategy alone: what it says itself a number of ranks would contradict.
+void check_reshard(const TrainConfig& config, const nn::UnitPolicy& policy) {
+  const auto* const ranks = std::get_if<std::int64_t>(&config.reshard_after_forward);
+  if (!ranks) return;
+  check(*ranks >= 2 && std::in_range<int>(*ranks),
+        "reshard_after_forward must be true, false or a number of ranks from 2, got {}", *ranks);
+  check(config.fully_shard, "reshard_after_forward = {} is a setting of fully_shard; leave fully_shard on", *ranks);
+  check(policy.parameters != nn::ShardedOver::none && !policy.reshard_after_forward,
+        "reshard_after_forward = {} needs a strategy that reshards after forward, as full_shard and hybrid_shard do; "
+        "strategy = {} keeps what was gathered",
+        *ranks, config.strategy);
+  check(config.gather == "exact",
+        "gather = {} with reshard_after_forward = {}: what travels so is gathered among all ranks; leave one of them "
+        "out",
+        config.gather, *ranks);
+}
+
 }  // namespace
 
 nn::UnitPolicy unit_policy(const TrainConfig& config) {
   nn::UnitPolicy policy = nn::strategy(config.strategy);
-  if (!config.reshard_after_forward) policy.reshard_after_forward = nn::ReshardAfterForward(false);
+  if (const auto* const ranks = std::get_if<std::int64_t>(&config.reshard_after_forward))
+    policy.reshard_after_forward = nn::ReshardAfterForward(static_cast<int>(*ranks));
+  else if (!std::get<bool>(config.reshard_after_forward)) policy.reshard_after_forward = nn::ReshardAfterForward(false);
   policy.mp_policy = {.param_dtype = dtype_from_name(config.param_dtype),
                       .reduce_dtype = dtype_from_name(config.reduce_dtype)};
   policy.prefetch = config.prefetch;
@@ -42,6 +61,7 @@ void check_sharding(const TrainConfig& config) {
           fmt::join(kTravels, ", "), how);
     check(config.fully_shard || how == "exact", "{} = {} is a setting of fully_shard; leave fully_shard on", key, how);
   }
+  check_reshard(config, policy);
   check(!policy.needs_replicas || has_replicas(config),
         "strategy = {} copies the shards over an axis of the mesh, and mesh = \"{}\" names none: pass --mesh "
         "replicate=2,dp=2",
@@ -52,7 +72,9 @@ std::string sharding_text(const TrainConfig& config) {
   if (!config.fully_shard) return "not sharded (fully_shard = false)";
   const std::string_view name = nn::strategy_name(unit_policy(config), has_replicas(config));
   std::string text = fmt::format("strategy {}", name.empty() ? config.strategy : name);
-  if (!config.reshard_after_forward) text += " (reshard_after_forward = false)";
+  if (config.reshard_after_forward != SwitchOrNumber(true))
+    text += std::visit([](auto value) { return fmt::format(" (reshard_after_forward = {})", value); },
+                       config.reshard_after_forward);
   if (config.gather != "exact") text += fmt::format(", {} gathers", config.gather);
   if (config.reduce != "exact") text += fmt::format(", {} reductions", config.reduce);
   if (config.units != "block") text += fmt::format(", units {}", config.units);

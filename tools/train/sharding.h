@@ -12,7 +12,8 @@ namespace sherd {
 
 /// What fully_shard is told. Error naming the nearest for an unknown strategy.
 nn::UnitPolicy unit_policy(const TrainConfig& config);
-/// Throws Error for an unknown strategy or rule of units, and for a hybrid strategy on a mesh without `replicate`.
+/// Throws Error for an unknown strategy or rule of units, for a number of ranks in reshard_after_forward that
+/// contradicts other keys, and for a hybrid strategy on a mesh without `replicate`.
 void check_sharding(const TrainConfig& config);
 /// The strategy that flags and mesh come to, and from what: "strategy shard_grad_op (reshard_after_forward = false)".
 std::string sharding_text(const TrainConfig& config);
