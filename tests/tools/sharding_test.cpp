@@ -29,7 +29,7 @@ TEST_F(Sharding, FlagsAndTheMeshComeToAStrategy) {
     config_.mesh = mesh;
     config_.reshard_after_forward = reshards;
     check_sharding(config_);
-    return sharding_text(config_);
+    return sharding_text(config_, 4);
   };
   EXPECT_EQ(text("full_shard", "", true), "strategy full_shard");
   EXPECT_EQ(text("full_shard", "", false), "strategy shard_grad_op (reshard_after_forward = false)");
@@ -46,7 +46,25 @@ TEST_F(Sharding, FlagsAndTheMeshComeToAStrategy) {
   config_.gather = config_.reduce = "exact";
   config_.strategy = "full_shard";
   config_.fully_shard = false;
-  EXPECT_EQ(sharding_text(config_), "not sharded (fully_shard = false)");
+  EXPECT_EQ(sharding_text(config_, 1), "not sharded (fully_shard = false)");
+}
+
+TEST_F(Sharding, MicroBatchesSayWhatTheirGradientsTake) {
+  const auto text = [&](const char* strategy, int data_ranks) {
+    config_.strategy = strategy;
+    return sharding_text(config_, data_ranks);
+  };
+  EXPECT_EQ(text("full_shard", 2), "strategy full_shard") << "one micro-batch";
+  config_.accumulate = 3;
+  EXPECT_EQ(text("full_shard", 2),
+            "strategy full_shard, full gradients of 3 micro-batches wait (4 bytes x parameters more per rank)");
+  EXPECT_EQ(text("full_shard", 1), "strategy full_shard") << "the shard is all";
+  EXPECT_EQ(text("no_shard", 2), "strategy no_shard") << "whole they are anyway";
+  config_.param_dtype = config_.reduce_dtype = "bf16";
+  EXPECT_EQ(text("shard_grad_op", 2),
+            "strategy shard_grad_op, full gradients of 3 micro-batches wait (2 bytes x parameters more per rank)");
+  config_.accumulate_shards = true;
+  EXPECT_EQ(text("full_shard", 2), "strategy full_shard, shards of the gradients of 3 micro-batches add up");
 }
 
 TEST_F(Sharding, WhatDoesNotFitIsRefused) {

@@ -40,7 +40,8 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
   print(stderr,
         fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}, {}\n",
                     trainer.model().num_parameters(), trainer.data().num_train(), trainer.data().num_validation(),
-                    trainer.group().size(), trainer.group().size() == 1 ? "" : "s", sharding_text(config)));
+                    trainer.group().size(), trainer.group().size() == 1 ? "" : "s",
+                    sharding_text(trainer.config(), trainer.mesh().num_data_ranks())));
   if (config.print_units) print(stdout, nn::print_units(trainer.model()));
   TrainSummary summary;
   {

@@ -37,6 +37,16 @@ void check_reshard(const TrainConfig& config, const nn::UnitPolicy& policy) {
         config.gather, *ranks);
 }
 
+// Where every rank has whole gradients anyway, waiting takes no more.
+std::string accumulation_text(const TrainConfig& config, int data_ranks) {
+  const nn::UnitPolicy policy = unit_policy(config);
+  if (config.accumulate == 1 || data_ranks == 1 || policy.optimizer == nn::ShardedOver::none) return "";
+  if (policy.gradients != nn::ShardedOver::none)
+    return fmt::format(", shards of the gradients of {} micro-batches add up", config.accumulate);
+  return fmt::format(", full gradients of {} micro-batches wait ({} bytes x parameters more per rank)",
+                     config.accumulate, waiting_gradient_bytes(config));
+}
+
 }  // namespace
 
 nn::UnitPolicy unit_policy(const TrainConfig& config) {
@@ -68,7 +78,11 @@ void check_sharding(const TrainConfig& config) {
         config.strategy, config.mesh);
 }
 
-std::string sharding_text(const TrainConfig& config) {
+std::int64_t waiting_gradient_bytes(const TrainConfig& config) {
+  return std::max(byte_size(dtype_from_name(config.param_dtype)), byte_size(dtype_from_name(config.reduce_dtype)));
+}
+
+std::string sharding_text(const TrainConfig& config, int data_ranks) {
   if (!config.fully_shard) return "not sharded (fully_shard = false)";
   const std::string_view name = nn::strategy_name(unit_policy(config), has_replicas(config));
   std::string text = fmt::format("strategy {}", name.empty() ? config.strategy : name);
@@ -78,7 +92,7 @@ std::string sharding_text(const TrainConfig& config) {
   if (config.gather != "exact") text += fmt::format(", {} gathers", config.gather);
   if (config.reduce != "exact") text += fmt::format(", {} reductions", config.reduce);
   if (config.units != "block") text += fmt::format(", units {}", config.units);
-  return text;
+  return text + accumulation_text(config, data_ranks);
 }
 
 void shard_model(nn::LanguageModel& model, const TrainConfig& config, const DeviceMesh& data) {

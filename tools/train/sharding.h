@@ -15,8 +15,12 @@ nn::UnitPolicy unit_policy(const TrainConfig& config);
 /// Throws Error for an unknown strategy or rule of units, for a number of ranks in reshard_after_forward that
 /// contradicts other keys, and for a hybrid strategy on a mesh without `replicate`.
 void check_sharding(const TrainConfig& config);
-/// The strategy that flags and mesh come to, and from what: "strategy shard_grad_op (reshard_after_forward = false)".
-std::string sharding_text(const TrainConfig& config);
+/// The strategy that flags and mesh come to, and from what: "strategy shard_grad_op (reshard_after_forward = false)";
+/// of several micro-batches also what their gradients take until the last one, where `data_ranks` share them.
+std::string sharding_text(const TrainConfig& config, int data_ranks);
+/// Bytes of an element of the gradients that wait for the last micro-batch: they add up in the type of the reduction,
+/// where that is the wider one.
+std::int64_t waiting_gradient_bytes(const TrainConfig& config);
 /// Makes the units of config.units, a rule by name (nn/parallel/shard/unit_rules.h), the model's last. No-op if
 /// config.fully_shard is off. No communication.
 void shard_model(nn::LanguageModel& model, const TrainConfig& config, const DeviceMesh& data);

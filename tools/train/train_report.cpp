@@ -19,10 +19,8 @@ CommCounts formula(Trainer& trainer, const TrainConfig& config) {
   const auto& after_forward = unit_policy(config).reshard_after_forward;
   const bool reshards = !after_forward || !after_forward->is_off();
   const auto units = nn::units(trainer.model());
-  // Sums of several micro-batches have the type of the reduction, where that is the wider one.
   const std::int64_t reductions = config.accumulate_shards ? config.accumulate : 1;
-  const std::int64_t made = byte_size(dtype_from_name(config.param_dtype)),
-                     summed = std::max<std::int64_t>(made, byte_size(dtype_from_name(config.reduce_dtype)));
+  const std::int64_t made = byte_size(dtype_from_name(config.param_dtype)), summed = waiting_gradient_bytes(config);
   for (const nn::UnitHandle& unit : units) {
     std::int64_t elements = 0;
     for (const nn::Parameter* p : unit.parameters()) elements += p->numel();
