@@ -1,0 +1,17 @@
+#pragma once
+// On how many hosts are the ranks? Launchers tell each rank how many share its host, so the ranks ask one another.
+#include <span>
+
+#include "runtime/comm/group/process_group.h"
+#include "runtime/comm/job/rank.h"
+
+namespace sherd {
+
+/// Of a job whose rank r was told `ranks[r]`; 1 if these are not the launcher's ranks, but threads of one process.
+/// Error unless all hosts have equally many ranks, numbered host by host: then rank / (ranks per host) is the host.
+int count_hosts(std::span<const RankInfo> ranks);
+
+/// Of the ranks of `group`, of which this one was told `own`. Collective. The same on every rank, errors too.
+int count_hosts(ProcessGroup& group, const RankInfo& own);
+
+}  // namespace sherd
