@@ -27,6 +27,25 @@ TEST(JobMesh, TextSaysTheAxes) {
   expect_error([] { mesh_of("dp=2000000,tp=2000000", 4); }, {"more ranks than the 4"});
 }
 
+TEST(JobMesh, HostsAreTheReplicasWhereTheTextNamesNone) {
+  const auto text = [](const char* given, int ranks, int hosts) {
+    return mesh_with_replicas(given, ranks, hosts, "hybrid_shard");
+  };
+  EXPECT_EQ(text("", 8, 2), "replicate=2,dp=4");
+  EXPECT_EQ(text("", 3, 3), "replicate=3,dp=1");
+  EXPECT_EQ(text("dp=2,tp=2", 8, 2), "replicate=2,dp=2,tp=2");
+  EXPECT_EQ(text("tp=4", 8, 2), "replicate=2,dp=1,tp=4");
+  EXPECT_EQ(mesh_of(text("dp=2,tp=2", 8, 2), 8), (Axes{{"replicate", 2}, {"dp", 2}, {"tp", 2}}));
+  for (const int hosts : {1, 2}) EXPECT_EQ(text("replicate=4,dp=2", 8, hosts), "replicate=4,dp=2");
+  for (const char* given : {"", "dp=4", "dp=2,tp=2"})
+    expect_error([&] { text(given, 4, 1); }, {"strategy = hybrid_shard", fmt::format("mesh = \"{}\"", given),
+                                              "all ranks are on one host", "--mesh replicate=2,dp=2"});
+  expect_error([&] { text("tp=2,dp=2", 8, 2); }, {"mesh = \"tp=2,dp=2\"", "another axis before dp"});
+  expect_error([&] { text("dp=8", 8, 2); }, {"2 hosts of 4 ranks", "mesh = \"dp=8\"", "for 8 ranks"});
+  expect_error([&] { text("dp=2000000,tp=2000000", 8, 2); }, {"2 hosts of 4 ranks"});
+  expect_error([&] { text("", 5, 2); }, {"5 ranks on 2 hosts"});
+}
+
 TEST(JobMesh, DataRanksAreThoseThatDifferInTheirData) {
   run_ranks(8, [](const Group& group) {
     const int rank = group->rank();

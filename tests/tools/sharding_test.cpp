@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 
 #include "nn/parallel/shard/fully_shard.h"
@@ -72,8 +73,6 @@ TEST_F(Sharding, WhatDoesNotFitIsRefused) {
   config.strategy = "fullshard";
   refused(config, {"no strategy \"fullshard\"", "did you mean \"full_shard\""});
   expect_error([&] { resolve(config); }, {"no strategy \"fullshard\""});
-  config.strategy = "hybrid_shard";
-  refused(config, {"strategy = hybrid_shard", "--mesh replicate=2,dp=2"});
   config.strategy = "no_shard";
   config.fully_shard = false;
   refused(config, {"strategy = no_shard", "leave fully_shard on"});
@@ -89,6 +88,29 @@ TEST_F(Sharding, WhatDoesNotFitIsRefused) {
   config.reduce = "int8";
   config.fully_shard = false;
   refused(config, {"reduce = int8", "leave fully_shard on"});
+}
+
+// Whether there are replicas is known when the hosts are: before that nothing is refused.
+TEST_F(Sharding, OnOneHostAHybridStrategyNeedsReplicasInTheMesh) {
+  for (const char* strategy : {"hybrid_shard", "hybrid_shard_grad_op", "hybrid_shard_state"}) {
+    config_.strategy = strategy;
+    config_.mesh = "";
+    EXPECT_NO_THROW(check_sharding(config_));
+    EXPECT_TRUE(lacks_replicas(config_));
+    EXPECT_EQ(sharding_text(config_, 4), fmt::format("strategy {}", strategy));
+    std::atomic<int> errors = 0;
+    run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+      expect_error([&] { Trainer trainer(config_, group); },
+                   {fmt::format("strategy = {}", strategy), "all ranks are on one host", "--mesh replicate=2,dp=2"});
+      ++errors;
+    });
+    EXPECT_EQ(errors, 2);
+    config_.mesh = "replicate=2,dp=2";
+    EXPECT_FALSE(lacks_replicas(config_));
+  }
+  config_.mesh = "";
+  config_.strategy = "full_shard";
+  EXPECT_FALSE(lacks_replicas(config_));
 }
 
 double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {

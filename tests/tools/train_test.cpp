@@ -21,6 +21,9 @@ class TrainProgram : public ProgramTest {
     const ProgramEnd end = train(ranks, words);
     EXPECT_EQ(end.status, 0) << end.err;
     report_ = end.out;
+    return read_metrics();
+  }
+  std::vector<json> read_metrics() const {
     std::vector<json> lines;
     std::istringstream text(dir_.read("metrics.jsonl"));
     for (std::string line; std::getline(text, line);) lines.push_back(json::parse(line));
@@ -97,6 +100,29 @@ TEST_F(TrainProgram, PrintsItsUnits) {
   }
   metrics_of(2, {});
   EXPECT_EQ(report_.find("reduced in"), std::string::npos);
+}
+
+// Two hosts of two ranks each, as far as ranks can tell: launchers say it by variables.
+TEST_F(TrainProgram, AHybridStrategyHasAReplicaOnEachHost) {
+  const auto script = [&](std::string_view variables) {
+    return fmt::format("{}; exec \"$0\" train \"$1\" --strategy hybrid_shard --metrics {}", variables,
+                       dir_ / "metrics.jsonl");
+  };
+  const auto named = losses_of(metrics_of(4, {"--strategy", "hybrid_shard", "--mesh", "replicate=2,dp=2"}));
+  const ProgramEnd hosts =
+      train_by_script(4, script("export SHERD_LOCAL_WORLD_SIZE=2 SHERD_LOCAL_RANK=$((SHERD_RANK % 2))"));
+  EXPECT_EQ(hosts.status, 0) << hosts.err;
+  expect_within(hosts.err, {"4 ranks, strategy hybrid_shard"});
+  EXPECT_EQ(losses_of(read_metrics()), named);
+  const ProgramEnd uneven =
+      train_by_script(4, script("export SHERD_LOCAL_WORLD_SIZE=3 SHERD_LOCAL_RANK=$SHERD_RANK; "
+                                "if [ $SHERD_RANK = 3 ]; then export SHERD_LOCAL_WORLD_SIZE=1 SHERD_LOCAL_RANK=0; fi"));
+  EXPECT_EQ(uneven.status, kFailed);
+  EXPECT_FALSE(uneven.timed_out);
+  expect_within(uneven.err, {"different numbers of ranks", "3 are on the host of rank 0, 1 on that of rank 3"});
+  const ProgramEnd one = train(4, {"--strategy", "hybrid_shard"});
+  EXPECT_EQ(one.status, kFailed);
+  expect_within(one.err, {"strategy = hybrid_shard", "all ranks are on one host", "--mesh replicate=2,dp=2"});
 }
 
 TEST_F(TrainProgram, TheMemoryLimitEndsTheRun) {

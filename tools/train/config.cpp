@@ -87,10 +87,12 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
 void bind_sharding(ConfigTable& table, TrainConfig& c) {
   using enum KeyRole;
   table.add("fully_shard", &c.fully_shard, "shard the model as strategy says; false: one rank with data, not sharded");
-  table.add("strategy", &c.strategy,
-            fmt::format("what is sharded over dp: {}; hybrid ones need replicate in the mesh",
-                        fmt::join(nn::strategy_names(), ", ")),
-            run);
+  table.add(
+      "strategy", &c.strategy,
+      fmt::format("what is sharded over dp: {}; hybrid ones copy over replicate, or where the mesh names none over "
+                  "the hosts",
+                  fmt::join(nn::strategy_names(), ", ")),
+      run);
   table.add("units", &c.units,
             "what is gathered at a time: block; fine: attention and feed-forward part apart; coarse: the whole model; "
             "parameters=N: modules of N parameters and more; bytes=N: modules that fit N bytes together, as bytes=32e6",

@@ -103,6 +103,31 @@ Axes mesh_of(std::string_view text, int ranks) {
   return axes;
 }
 
+std::string mesh_with_replicas(std::string_view text, int ranks, int hosts, std::string_view strategy) {
+  check(hosts >= 1 && ranks % hosts == 0, "strategy = {}: {} ranks on {} hosts are not equally many on each", strategy,
+        ranks, hosts);
+  const Axes axes = parse_mesh(text, ranks / hosts);
+  if (has(axes, "replicate")) return std::string(text);
+  check(hosts > 1,
+        "strategy = {} copies the shards over an axis of the mesh, mesh = \"{}\" names none, and all ranks are on one "
+        "host: pass --mesh replicate=2,dp=2",
+        strategy, text);
+  check(axes.front().name == "dp",
+        "strategy = {} on {} hosts: mesh = \"{}\" has another axis before dp, so it must say where replicate comes",
+        strategy, hosts, text);
+  std::string result = fmt::format("replicate={}", hosts);
+  std::int64_t of_a_host = 1;
+  for (const DeviceMesh::Axis& axis : axes) {
+    result += fmt::format(",{}={}", axis.name, axis.size);
+    of_a_host = std::min(of_a_host * axis.size, std::int64_t{1} << 31);
+  }
+  check(of_a_host == ranks / hosts,
+        "strategy = {} on {} hosts of {} ranks: mesh = \"{}\" names no replicate, so it is that of one host, and it is "
+        "for {} ranks",
+        strategy, hosts, ranks / hosts, text, of_a_host);
+  return result;
+}
+
 int count_data_ranks(const Axes& axes) {
   int count = 1;
   for (const DeviceMesh::Axis& axis : axes)

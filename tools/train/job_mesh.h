@@ -20,6 +20,11 @@ namespace sherd {
 std::vector<DeviceMesh::Axis> parse_mesh(std::string_view text, int ranks);
 /// As parse_mesh(); Error naming both unless the axes' product is `ranks`.
 std::vector<DeviceMesh::Axis> mesh_of(std::string_view text, int ranks);
+/// The text of a mesh for a strategy that has replicas of its shards, on `ranks` ranks of `hosts` hosts, numbered host
+/// by host: `text` if it names replicate; else replicate over the hosts, and the axes of `text` within a host, "" being
+/// dp over its ranks. Throws Error that names the strategy: on one host; if hosts have different numbers of ranks; if
+/// `text` is not for those of a host, or another axis than dp is the slowest one there. Else as parse_mesh().
+std::string mesh_with_replicas(std::string_view text, int ranks, int hosts, std::string_view strategy);
 /// Ranks with data of their own: all but those that differ along tp only.
 int count_data_ranks(const std::vector<DeviceMesh::Axis>& axes);
 

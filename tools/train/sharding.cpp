@@ -72,10 +72,10 @@ void check_sharding(const TrainConfig& config) {
     check(config.fully_shard || how == "exact", "{} = {} is a setting of fully_shard; leave fully_shard on", key, how);
   }
   check_reshard(config, policy);
-  check(!policy.needs_replicas || has_replicas(config),
-        "strategy = {} copies the shards over an axis of the mesh, and mesh = \"{}\" names none: pass --mesh "
-        "replicate=2,dp=2",
-        config.strategy, config.mesh);
+}
+
+bool lacks_replicas(const TrainConfig& config) {
+  return config.fully_shard && nn::strategy(config.strategy).needs_replicas && !has_replicas(config);
 }
 
 std::int64_t waiting_gradient_bytes(const TrainConfig& config) {
@@ -84,7 +84,8 @@ std::int64_t waiting_gradient_bytes(const TrainConfig& config) {
 
 std::string sharding_text(const TrainConfig& config, int data_ranks) {
   if (!config.fully_shard) return "not sharded (fully_shard = false)";
-  const std::string_view name = nn::strategy_name(unit_policy(config), has_replicas(config));
+  const nn::UnitPolicy policy = unit_policy(config);
+  const std::string_view name = nn::strategy_name(policy, policy.needs_replicas || has_replicas(config));
   std::string text = fmt::format("strategy {}", name.empty() ? config.strategy : name);
   if (config.reshard_after_forward != SwitchOrNumber(true))
     text += std::visit([](auto value) { return fmt::format(" (reshard_after_forward = {})", value); },

@@ -13,6 +13,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/comm/job/hosts.h"
 #include "runtime/comm/store/hmac.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
@@ -20,6 +21,7 @@
 #include "runtime/op/ops.h"
 #include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
+#include "tools/train/sharding.h"
 #include "tools/train/stop_signals.h"
 
 namespace sherd {
@@ -68,11 +70,23 @@ void Trainer::agree_on_config() {
                             train_config_from_toml(texts[r], "another rank"), fmt::format("rank {}", r));
       check(difference.empty(), "the ranks have different configs: {}", difference);
     }
+  });
+  place_replicas();
+  together(*group_, [&] {
     const std::int64_t ranks = count_data_ranks(mesh_of(config_.mesh, group_->size()));
     check(config_.batch % (ranks * config_.accumulate) == 0,
           "batch = {} does not divide into {} ranks x {} micro-batches; make it a multiple of {}", config_.batch, ranks,
           config_.accumulate, ranks * config_.accumulate);
   });
+}
+
+// Of a hybrid strategy whose mesh names no axis for them.
+void Trainer::place_replicas() {
+  if (!lacks_replicas(config_)) return;
+  RankInfo own;
+  together(*group_, [&] { own = discover_rank(); });
+  const int hosts = count_hosts(*group_, own);
+  config_.mesh = mesh_with_replicas(config_.mesh, group_->size(), hosts, config_.strategy);
 }
 
 void Trainer::open_data() {

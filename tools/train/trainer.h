@@ -38,9 +38,9 @@ class Trainer {
   /// Resolves the config, opens the data, builds, shards and initialises (by `init_from`, or resumes) the model. Gives
   /// `group` the config's deadline and link, this rank its memory limit and its threads (0: as many as it has; it is
   /// `sherd train` that shares the CPUs of a host among ranks). Collective over `group`. Throws
-  /// Error, on every rank: ranks with different configs, those of resolve(), a batch that does not divide by the ranks,
-  /// data that cannot be read, a checkpoint that does not fit, a folder that holds another run's saves, a device that
-  /// is not there.
+  /// Error, on every rank: ranks with different configs, those of resolve(), a hybrid strategy without replicas
+  /// (mesh_with_replicas()), a batch that does not divide by the ranks, data that cannot be read, a checkpoint that
+  /// does not fit, a folder that holds another run's saves, a device that is not there.
   Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group);
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
@@ -63,7 +63,7 @@ class Trainer {
   void save(std::int64_t step);
 
   nn::LanguageModel& model() { return step_->model(); }
-  /// Resolved.
+  /// Resolved; its mesh names replicate if the hosts are replicas.
   const TrainConfig& config() const { return config_; }
   const TokenData& data() const { return *data_; }
   ProcessGroup& group() { return *group_; }
@@ -73,6 +73,7 @@ class Trainer {
 
  private:
   void agree_on_config();
+  void place_replicas();
   void open_data();
   void open_initial();
   void claim_save_folder();
