@@ -44,6 +44,38 @@ TEST(PrintUnits, SaysWhatUnitsHoldAndWhenTheyRan) {
   });
 }
 
+/// Its modules run in another order than they are in, and one does not run.
+struct Shuffled : nn::Layer<Shuffled> {
+  nn::Linear &a, &b, &c;
+  Shuffled() : a(add<nn::Linear>("a", 16, 16)), b(add<nn::Linear>("b", 16, 16)), c(add<nn::Linear>("c", 16, 16)) {}
+  Tensor forward(const Tensor& x) { return a(c(x)); }
+};
+
+TEST(PrintUnits, UnitsComeInTheOrderInWhichTheyRan) {
+  run_ranks(2, [](const Group& group) {
+    Shuffled net;
+    const DeviceMesh mesh(group);
+    for (nn::Linear* each : {&net.a, &net.b, &net.c}) nn::fully_shard(*each, mesh);
+    nn::fully_shard(net, mesh);
+    const std::string header = "unit  ran  gathered  on this rank  of        type  reduced in  after forward\n",
+                      sum = "3 units: 3.26 KB gathered if all are, 1.73 KB of shards on this rank\n";
+    EXPECT_EQ(nn::print_units(net, {.parameters = false}),
+              header +
+                  "a       -   1.09 KB         576 B  2 shards  f32   f32         reshard\n"
+                  "b       -   1.09 KB         576 B  2 shards  f32   f32         reshard\n"
+                  "c       -   1.09 KB         576 B  2 shards  f32   f32         reshard\n" +
+                  sum);
+    net.materialize();
+    net(batch_of(2, 16, 0, "x"));
+    EXPECT_EQ(nn::print_units(net, {.parameters = false}),
+              header +
+                  "c       0   1.09 KB         576 B  2 shards  f32   f32         reshard\n"
+                  "a       1   1.09 KB         576 B  2 shards  f32   f32         reshard\n"
+                  "b       -   1.09 KB         576 B  2 shards  f32   f32         reshard\n" +
+                  sum);
+  });
+}
+
 TEST(PrintUnits, F16_ListsReplicatedIgnoredAndFrozenParameters) {
   run_ranks(2, [](const Group& group) {
     Net net(kSquares);

@@ -29,6 +29,19 @@ class TrainProgram : public ProgramTest {
     for (std::string line; std::getline(text, line);) lines.push_back(json::parse(line));
     return lines;
   }
+  /// When units ran in forward, each the first time, as they are printed; -1 of one that did not.
+  std::vector<int> places_of_units() const {
+    std::vector<int> places;
+    std::istringstream text(report_);
+    for (std::string line; std::getline(text, line) && line.find(" units: ") == std::string::npos;) {
+      std::istringstream words(line.starts_with("[0] ") ? line.substr(4) : line);
+      const bool is_parameter = words.peek() == ' ';
+      std::string name, ran;
+      words >> name >> ran;
+      if (!is_parameter && name != "unit") places.push_back(ran == "-" ? -1 : std::stoi(ran));
+    }
+    return places;
+  }
   static std::vector<double> losses_of(const std::vector<json>& lines) {
     std::vector<double> losses;
     for (const json& line : lines)
@@ -89,14 +102,21 @@ TEST_F(TrainProgram, HelpListsTheFlags) {
   expect_within(end.out, {"CONFIG.toml", "--model.layers", "--save-every", "--memory-limit"});
 }
 
-// Once, by rank 0.
+// Once, by rank 0, when the first step has shown their order.
 TEST_F(TrainProgram, PrintsItsUnits) {
   for (const int ranks : {1, 2}) {
-    metrics_of(ranks, {"--print-units", "--units", "bytes=14e3"});
-    const std::size_t first = report_.find("reduced in");
-    expect_within(report_, {"gathered", "blocks.0", "blocks.1.mlp", "(model)"});
-    EXPECT_NE(first, std::string::npos);
-    EXPECT_EQ(report_.find("reduced in", first + 1), std::string::npos);
+    for (const Words& more : {Words{}, Words{"--compile"}, Words{"--accumulate", "2", "--eval-every", "1"}}) {
+      Words words{"--print-units", "--units", "bytes=14e3"};
+      words.insert(words.end(), more.begin(), more.end());
+      metrics_of(ranks, words);
+      const std::size_t first = report_.find("reduced in");
+      expect_within(report_, {"gathered", "blocks.0", "blocks.1.mlp", "(model)"});
+      EXPECT_NE(first, std::string::npos);
+      EXPECT_EQ(report_.find("reduced in", first + 1), std::string::npos);
+      const std::vector<int> places = places_of_units();
+      ASSERT_GE(places.size(), 2u) << report_;
+      for (std::size_t i = 0; i < places.size(); ++i) EXPECT_EQ(places[i], static_cast<int>(i)) << report_;
+    }
   }
   metrics_of(2, {});
   EXPECT_EQ(report_.find("reduced in"), std::string::npos);

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <exception>
 #include <thread>
+#include <utility>
 
 #include <unistd.h>
 
@@ -42,11 +43,15 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
                     trainer.model().num_parameters(), trainer.data().num_train(), trainer.data().num_validation(),
                     trainer.group().size(), trainer.group().size() == 1 ? "" : "s",
                     sharding_text(trainer.config(), trainer.mesh().num_data_ranks())));
-  if (config.print_units) print(stdout, nn::print_units(trainer.model()));
+  bool prints_units = config.print_units;  // after a step, which knows their order; or after a run without one
+  const auto print_units_once = [&] {
+    if (std::exchange(prints_units, false)) print(stdout, nn::print_units(trainer.model()));
+  };
   TrainSummary summary;
   {
     Progress progress(stderr, ::isatty(STDERR_FILENO) != 0);
     const auto observe = [&](const StepMetrics& m) {
+      print_units_once();
       if (file) file->write(step_line(m));
       std::int64_t memory = 0;
       for (std::int64_t bytes : m.memory_bytes) memory += bytes;
@@ -55,6 +60,7 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
     };
     summary = trainer.run(observe, stop_poll(config));
   }
+  print_units_once();
   print(stdout, train_report(trainer, config, summary));
   if (summary.stopped_by != 0)
     print(stderr, fmt::format("stopped by {} after step {} of {}; --resume {} goes on from there\n",

@@ -97,8 +97,10 @@ void bind_sharding(ConfigTable& table, TrainConfig& c) {
             "what is gathered at a time: block; fine: attention and feed-forward part apart; coarse: the whole model; "
             "parameters=N: modules of N parameters and more; bytes=N: modules that fit N bytes together, as bytes=32e6",
             run);
-  table.add("print_units", &c.print_units, "print what each unit holds, and of which parameters, before the first step",
-            run);
+  table.add(
+      "print_units", &c.print_units,
+      "print what each unit holds, and of which parameters, in the order in which units run, after the first step",
+      run);
   table.add("reshard_after_forward", &c.reshard_after_forward,
             "free gathered parameters between forward and backward; false: full_shard becomes shard_grad_op; a number "
             "k: k ranks in a row keep 1/k of them each, and backward gathers among these",

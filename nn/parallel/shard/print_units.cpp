@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <ostream>
 
 #include "nn/parallel/shard/fully_shard.h"
@@ -84,6 +85,15 @@ std::string ranks(const UnitLayout& layout) {
   return layout.shards == 1 ? replicas : shards + " x " + replicas;
 }
 
+std::vector<UnitHandle> units_as_they_ran(Module& model) {
+  std::vector<UnitHandle> all = units(model);
+  std::ranges::stable_sort(all, {}, [](const UnitHandle& unit) {
+    const std::vector<int> places = unit.order_in_forward();
+    return places.empty() ? std::numeric_limits<int>::max() : places.front();
+  });
+  return all;
+}
+
 std::string order(const UnitHandle& unit) {
   std::vector<std::string> places;
   for (const int place : unit.order_in_forward()) places.push_back(std::to_string(place));
@@ -102,7 +112,7 @@ std::string print_units(Module& model, const PrintUnitsOptions& options) {
   Table table;
   table.row({"unit", "ran", "gathered", "on this rank", "of", "type", "reduced in", "after forward"});
   std::int64_t gathered = 0, here = 0, count = 0;
-  for (const UnitHandle& unit : units(model)) {
+  for (const UnitHandle& unit : units_as_they_ran(model)) {
     for (const auto& [layout, parameters, slices] : unit.parts()) {
       const bool is_gathered = layout->shards > 1 || casts(*layout);  // else the shards are the full tensors
       if (is_gathered) gathered += layout->full_bytes;

@@ -16,11 +16,12 @@ struct PrintUnitsOptions {
   bool parameters = true;  ///< a line for each parameter under its unit
 };
 
-/// The units of `model` and of the modules below, in module order: their modules, when they ran in the last forward
-/// (counted from 0; "-" before the first), bytes gathered and on this rank with padding, how many shards and replicas
-/// there are, in which types parameters lie, compute and travel as gradients, and whether they reshard after forward,
-/// and to how many ranks where not to all. Parameters that stay replicated are units of their own; those that no unit
-/// has, as ignored ones, are listed below. Shapes are global. Local; does not wait for work in flight.
+/// The units of `model` and of the modules below, in the order in which they first ran in the last forward, then those
+/// that did not, in module order: their modules, when they ran (counted from 0; "-" if they did not), bytes gathered
+/// and on this rank with padding, how many shards and replicas there are, in which types parameters lie, compute and
+/// travel as gradients, and whether they reshard after forward, and to how many ranks where not to all. Parameters that
+/// stay replicated are units of their own; those that no unit has, as ignored ones, are listed below. Shapes are
+/// global. Local; does not wait for work in flight.
 std::string print_units(Module& model, const PrintUnitsOptions& options = {});
 void print_units(std::ostream& out, Module& model, const PrintUnitsOptions& options = {});
 
