@@ -1,9 +1,11 @@
 // `sherd train` and `sherd info` as programs: the same numbers as the trainer inside the test, in the files that the
 // contract describes.
+#include <algorithm>
 #include <sstream>
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/memory/accounting.h"
 #include "runtime/os/instruction_level.h"
 #include "tests/tools/program_test.h"
 
@@ -81,6 +83,49 @@ TEST_F(TrainProgram, GivesTheNumbersOfTheTrainerOnAnyKindOfGroup) {
   EXPECT_EQ(report_.find("DIFFERS"), std::string::npos) << report_;
   metrics_of(2, {"--param-dtype", "bf16"});
   EXPECT_EQ(report_.find("DIFFERS"), std::string::npos) << report_;
+}
+
+// Of one tensor: a byte for each element, four for each block of 256 that begins on a rank. Rows are cut into chunks.
+std::int64_t bytes_in_8_bits(const Shape& shape, std::int64_t ranks) {
+  std::int64_t bytes = 0;
+  const std::int64_t rows = shape[0], chunk = (rows + ranks - 1) / ranks;
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    const std::int64_t count = std::max<std::int64_t>(std::min(chunk, rows - r * chunk), 0) * (numel(shape) / rows);
+    bytes += count + 4 * ((count + 255) / 256);
+  }
+  return bytes;
+}
+
+TEST_F(TrainProgram, ReportsWhatTravelsInEightBits) {
+  const std::int64_t ranks = 3;
+  std::int64_t gathered = 0, reduced = 0;  // matrices are gathered so, blocks twice; and all gradients reduced
+  train_tiny(tiny_config(data_), 1, [&](Trainer& trainer) {
+    for (const auto& [name, p] : trainer.model().named_parameters()) {
+      const std::int64_t in_8_bits = bytes_in_8_bits(p->shape(), ranks);
+      gathered += (name.starts_with("blocks.") ? 2 : 1) * (p->shape().size() > 1 ? in_8_bits : 4 * p->numel());
+      reduced += in_8_bits;
+    }
+  });
+  const auto line = [](const char* kind, std::int64_t calls, std::int64_t bytes) {
+    return fmt::format("  {:<15} {:>4} calls {:>9}   formula", kind, calls, format_bytes(bytes));
+  };
+  metrics_of(3, {"--gather", "int8", "--reduce", "int8"});
+  expect_within(report_,
+                {line("all_gather", 5, gathered), line("reduce_scatter", 0, 0), line("all_to_all", 3, reduced)});
+  EXPECT_EQ(report_.find("DIFFERS"), std::string::npos) << report_;
+  metrics_of(2, {"--gather", "int8", "--reduce", "int8", "--param-dtype", "bf16", "--accumulate", "2"});
+  EXPECT_EQ(report_.find("DIFFERS"), std::string::npos) << report_;
+  metrics_of(2, {"--reduce", "int8", "--accumulate", "2", "--accumulate-shards"});
+  EXPECT_EQ(report_.find("DIFFERS"), std::string::npos) << report_;
+}
+
+TEST_F(TrainProgram, ReportsNoFormulaWhereThereIsNone) {
+  for (const Words& words :
+       {Words{"--strategy", "no_shard"}, Words{"--reshard-after-forward", "2"}, Words{"--mesh", "dp=2,tp=2"}}) {
+    metrics_of(4, words);
+    expect_within(report_, {"  all_gather", "  all_to_all", "  all_reduce"});
+    EXPECT_EQ(report_.find("formula"), std::string::npos) << report_;
+  }
 }
 
 TEST_F(TrainProgram, F169_SavesAndResumesBitForBit) {

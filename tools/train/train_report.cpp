@@ -1,7 +1,10 @@
 #include "tools/train/train_report.h"
 
 #include <algorithm>
+#include <array>
+#include <optional>
 
+#include "nn/parallel/extensions/blocks.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/comm/group/host_group.h"
 #include "tools/train/sharding.h"
@@ -9,6 +12,23 @@
 namespace sherd {
 
 namespace {
+
+// Values of one byte and a scale for each block of each shard (nn/parallel/extensions). Vectors are gathered as the
+// optimizer has them, but reduced like all others.
+std::int64_t bytes_in_8_bits(const UnitLayout& unit, bool has_vectors) {
+  std::int64_t bytes = 0;
+  for (const UnitPiece& piece : unit.pieces)
+    for (const std::int64_t count : unit.counts(piece))
+      bytes += piece.shape.size() > 1 || has_vectors ? count + 4 * nn::num_blocks(count, nn::kQuantizationBlock)
+                                                     : count * byte_size(piece.dtype);
+  return bytes;
+}
+
+// The formula is that of one axis, and of parameters that are gathered in every pass, among all its ranks.
+bool has_formula(const Trainer& trainer, const TrainConfig& config) {
+  return trainer.mesh().root().ndim() == 1 && unit_policy(config).parameters != nn::ShardedOver::none &&
+         std::holds_alternative<bool>(config.reshard_after_forward);
+}
 
 // What one step should communicate where parameters are sharded: every group is gathered for forward, resharding groups
 // again for backward, and every group's gradients are reduced once, after the last micro-batch, or once for each; then
@@ -21,39 +41,43 @@ CommCounts formula(Trainer& trainer, const TrainConfig& config) {
   const auto units = nn::units(trainer.model());
   const std::int64_t reductions = config.accumulate_shards ? config.accumulate : 1;
   const std::int64_t made = byte_size(dtype_from_name(config.param_dtype)), summed = waiting_gradient_bytes(config);
+  const bool gathers_8_bits = config.gather == "int8", reduces_8_bits = config.reduce == "int8";
+  CommCounts::Item& reduction = reduces_8_bits ? expected.all_to_all : expected.reduce_scatter;
   for (const nn::UnitHandle& unit : units) {
     std::int64_t elements = 0;
     for (const nn::Parameter* p : unit.parameters()) elements += p->numel();
     const bool is_root = unit == nn::unit_of(trainer.model());
     const std::int64_t gathers = (!is_root && reshards ? 2 : 1) * config.accumulate;
     expected.all_gather.calls += gathers;
-    expected.all_gather.bytes += gathers * elements * made;
-    expected.reduce_scatter.calls += reductions;
-    expected.reduce_scatter.bytes += reductions * elements * (reductions < config.accumulate ? summed : made);
+    expected.all_gather.bytes += gathers * (gathers_8_bits ? bytes_in_8_bits(unit.layout(), false) : elements * made);
+    reduction.calls += reductions;
+    reduction.bytes += reductions * (reduces_8_bits ? bytes_in_8_bits(unit.layout(), true)
+                                                    : elements * (reductions < config.accumulate ? summed : made));
   }
   expected.all_reduce = {2, 8 + 4};  // the squared norm in f64, the loss in f32
   return expected;
 }
 
-std::string comm_line(std::string_view what, const CommCounts::Item& seen) {
-  return fmt::format("  {:<15} {:>4} calls {:>9}\n", what, seen.calls, format_bytes(seen.bytes));
-}
-
-std::string comm_line(std::string_view what, const CommCounts::Item& seen, const CommCounts::Item& expected) {
-  return fmt::format("  {:<15} {:>4} calls {:>9}   formula {:>4} calls {:>9}{}\n", what, seen.calls,
-                     format_bytes(seen.bytes), expected.calls, format_bytes(expected.bytes),
+std::string beside_formula(const CommCounts::Item& seen, const CommCounts::Item& expected) {
+  return fmt::format("   formula {:>4} calls {:>9}{}", expected.calls, format_bytes(expected.bytes),
                      seen.calls == expected.calls && seen.bytes == expected.bytes ? "" : "   DIFFERS");
 }
 
-// The formula is that of one axis, and of parameters that are gathered in every pass.
 std::string collectives(Trainer& trainer, const TrainConfig& config, const CommCounts& seen) {
-  if (trainer.mesh().root().ndim() > 1 || unit_policy(config).parameters == nn::ShardedOver::none)
-    return comm_line("all_gather", seen.all_gather) + comm_line("reduce_scatter", seen.reduce_scatter) +
-           comm_line("all_reduce", seen.all_reduce);
-  const CommCounts expected = formula(trainer, config);
-  return comm_line("all_gather", seen.all_gather, expected.all_gather) +
-         comm_line("reduce_scatter", seen.reduce_scatter, expected.reduce_scatter) +
-         comm_line("all_reduce", seen.all_reduce, expected.all_reduce);
+  struct Kind {
+    std::string_view name;
+    CommCounts::Item CommCounts::*item;
+  };
+  constexpr std::array kKinds{Kind{"all_gather", &CommCounts::all_gather},
+                              Kind{"reduce_scatter", &CommCounts::reduce_scatter},
+                              Kind{"all_to_all", &CommCounts::all_to_all}, Kind{"all_reduce", &CommCounts::all_reduce}};
+  std::optional<CommCounts> expected;
+  if (has_formula(trainer, config)) expected = formula(trainer, config);
+  std::string text;
+  for (const auto& [name, item] : kKinds)
+    text += fmt::format("  {:<15} {:>4} calls {:>9}{}\n", name, (seen.*item).calls, format_bytes((seen.*item).bytes),
+                        expected ? beside_formula(seen.*item, (*expected).*item) : "");
+  return text;
 }
 
 std::vector<CategoryBytes> gather_peaks(ProcessGroup& group, const CategoryBytes& own) {
