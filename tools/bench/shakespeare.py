@@ -2,8 +2,11 @@
 """Repeats the README's Shakespeare figures: nanoGPT's CPU recipe on one rank with three seeds, then seed 1 on two and
 four ranks, then two ranks once more to compare bits.
 
-Usage: tools/bench/shakespeare.py INPUT.txt [--sherd build/release/bin/sherd] [--out DIR]
+Usage: tools/bench/shakespeare.py INPUT.txt [--sherd build/release/bin/sherd] [--out DIR] [--int8] [--f16] [--steps N]
 INPUT.txt is Karpathy's tinyshakespeare. Takes about a quarter of an hour on two cores.
+
+With --int8 or --f16 it compares precisions instead, on two ranks from seed 1: the validation loss after N steps (2000)
+in bf16 beside that with gathers and reductions in 8 bits, and beside that in f16 with a loss scale.
 """
 import argparse
 import json
@@ -14,14 +17,16 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TIMES = ("tokens_per_second", "step_seconds", "exposed_comm_seconds", "exposed_transfer_seconds",
          "exposed_skew_seconds")
+BF16 = ["--param-dtype", "bf16"]
+BESIDE_BF16 = {"int8": [*BF16, "--gather", "int8", "--reduce", "int8"], "f16": ["--param-dtype", "f16"]}
 
 
-def run(args, ranks, seed, name):
+def run(args, ranks, seed, name, flags=()):
     """Trains once; returns the metrics lines of the steps."""
     metrics = args.out / f"{name}.jsonl"
     sherd = str(args.sherd)
     train = [sherd, "train", str(ROOT / "tools/configs/shakespeare-char.toml"), "--data", args.input, "--seed", str(seed),
-             "--metrics", str(metrics)]
+             "--metrics", str(metrics), *flags]
     command = train if ranks == 1 else [sherd, "run", "-n", str(ranks), "--", *train]
     with open(args.out / f"{name}.log", "w") as log:
         subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
@@ -37,11 +42,25 @@ def relative(a, b, steps):
     return max(abs(x["loss"] - y["loss"]) / x["loss"] for x, y in zip(a[:steps], b[:steps]))
 
 
+def compare_precisions(args, forms, report):
+    def train(form, flags):
+        return run(args, 2, 1, f"r2-{form}", [*flags, "--steps", str(args.steps)])[-1]["val_loss"]
+    expected = train("bf16", BF16)
+    for form in forms:
+        loss = train(form, BESIDE_BF16[form])
+        gap = abs(loss - expected)
+        report(f"2 ranks, {args.steps} steps: validation loss {expected:.4f} in bf16, {loss:.4f} with {form}, "
+               f"{gap:.4f} apart (<= 0.02)", gap <= 0.02)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input")
     parser.add_argument("--sherd", type=pathlib.Path, default=ROOT / "build/release/bin/sherd")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/shakespeare")
+    for form in BESIDE_BF16:
+        parser.add_argument(f"--{form}", action="append_const", const=form, dest="forms")
+    parser.add_argument("--steps", type=int, default=2000)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     failed = []
@@ -50,6 +69,10 @@ def main():
         print(f"{text}  {'ok' if ok else 'MISSED'}", flush=True)
         if not ok:
             failed.append(text)
+
+    if args.forms:
+        compare_precisions(args, args.forms, report)
+        sys.exit(1 if failed else 0)
 
     one = {seed: run(args, 1, seed, f"r1-seed{seed}") for seed in (1, 2, 3)}
     val = {seed: lines[-1]["val_loss"] for seed, lines in one.items()}
