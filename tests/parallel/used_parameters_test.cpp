@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "dtensor/scopes.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
@@ -140,6 +141,41 @@ TEST(FullyShard, F66_F86_UnusedParametersOfPassesThatWaitCountAsZeroToo) {
             nn::finalize_backward(net);
           }
           expect_and_clear(net, reference);
+        }
+      });
+}
+
+// A batch that lies on the ranks makes gradients that are sums over them, where plain ones count as averages.
+TEST(FullyShard, F66_F79_ZerosThatWaitTakeTheKindOfWhatIsAdded) {
+  for (const bool is_bf16 : {false, true})
+    for (const int ranks : {1, 2, 3})
+      run_ranks(ranks, [=](const Group& group) {
+        const DeviceMesh mesh(group);
+        nn::UnitPolicy waiting;
+        waiting.reduce_unused = true;
+        if (is_bf16) waiting.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
+        nn::UnitPolicy added = waiting;  // pass by pass
+        added.gradients = nn::ShardedOver::shards;
+        ChoosingNet net, other, reference;
+        shard(net, mesh, waiting, waiting);
+        shard(other, mesh, added, added);
+        const ImplicitReplication implicit;
+        for (ChoosingNet* each : {&net, &other, &reference}) {
+          each->materialize(nn::Seed{3});
+          for (std::uint64_t pass = 0; pass < 3; ++pass) {
+            for (Choosing* block : each->blocks.items()) block->uses_a = pass != 1;
+            const Tensor x = batch_of(12, 6, pass, "x");
+            if (each != &reference) nn::set_requires_gradient_sync(*each, pass == 2);
+            backward(sum(square((*each)(each == &reference ? x : distribute(x, mesh, Shard(0))))));
+          }
+        }
+        const auto a = net.parameters(), b = other.parameters(), e = reference.parameters();
+        for (std::size_t i = 0; i < a.size(); ++i) {
+          ASSERT_TRUE(a[i]->grad().defined() && b[i]->grad().defined()) << a[i]->name();
+          EXPECT_TRUE(near(a[i]->grad().local(), b[i]->grad().local(), 1e-5)) << a[i]->name();
+          const Tensor expected = e[i]->grad().defined() ? e[i]->grad().detach() : zeros(e[i]->shape());
+          if (is_bf16) continue;
+          EXPECT_TRUE(near(a[i]->grad().local(), part_of(expected, a[i]->grad()), 1e-5)) << a[i]->name();
         }
       });
 }

@@ -140,8 +140,8 @@ GradSink::Destination GradientInbox::local_destination(std::size_t i) {
 
 void GradientInbox::note(std::size_t i, Pending kind) {
   Entry& e = entries_[i];
-  const bool is_other_held = is_held(i) && !held_->has(i, kind == Pending::sum ? ReduceKind::sum : ReduceKind::avg);
-  if ((e.pending != Pending::none && e.pending != kind) || is_other_held)
+  const ReduceKind other = kind == Pending::sum ? ReduceKind::avg : ReduceKind::sum;
+  if ((e.pending != Pending::none && e.pending != kind) || (held_ && held_->kind(i) == other))
     fail(
         "parameter \"{}\" got both a plain gradient (an average over ranks) and a Partial(sum) one in one backward "
         "pass, or in passes that are reduced together",
@@ -324,6 +324,11 @@ void GradientInbox::reduce_pending() {
   if (held_) held_->drop_all();
 }
 
+std::optional<ReduceKind> GradientInbox::kind_of(Pending pending) {
+  if (pending == Pending::zeros) return std::nullopt;
+  return pending == Pending::sum ? ReduceKind::sum : ReduceKind::avg;
+}
+
 // Leaves the gradients of this pass to a later one: where backward has put them, unless they are held apart.
 void GradientInbox::hold() {
   std::vector<HeldGradients::Member> members;
@@ -334,7 +339,7 @@ void GradientInbox::hold() {
     if (e.waits()) {
       if (e.is_partial) reduce_partial_now(i);
       members.push_back({.piece = i,
-                         .kind = e.pending == Pending::sum ? ReduceKind::sum : ReduceKind::avg,
+                         .kind = kind_of(e.pending),
                          .held_offset = is_apart ? at.offsets[i] : e.offset,
                          .pass_offset = e.offset});
     }
@@ -359,7 +364,9 @@ void GradientInbox::take_held() {
   }
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     if (!is_held(i) || !buffers_.parameter(i)) continue;
-    entries_[i].pending = held_->has(i, ReduceKind::sum) ? Pending::sum : Pending::average;
+    Pending& pending = entries_[i].pending;
+    if (const auto kind = held_->kind(i)) pending = *kind == ReduceKind::sum ? Pending::sum : Pending::average;
+    else if (pending == Pending::none) pending = Pending::zeros;
     has_pending_ = true;
   }
 }
@@ -395,7 +402,7 @@ void GradientInbox::add_zeros_for_unused() {
 
 void GradientInbox::add_zeros(std::size_t i) {
   fill_into(full_view(i), 0);
-  entries_[i].pending = Pending::average;
+  entries_[i].pending = Pending::zeros;
   has_pending_ = true;
 }
 

@@ -101,8 +101,9 @@ class GradientInbox final : public GradSink {
   }
 
  private:
-  // Gradient of this backward pass: none; a full one to average or to sum; on one rank, added to grad() already.
-  enum class Pending : std::uint8_t { none, average, sum, in_place };
+  // Gradient of this backward pass: none; a full one to average or to sum, or zeros, of which either is the same; on
+  // one rank, added to grad() already.
+  enum class Pending : std::uint8_t { none, average, sum, zeros, in_place };
   struct Entry {
     Pending pending = Pending::none;
     std::int64_t offset = kNoPlace;  // of its full gradient in the buffer
@@ -116,7 +117,7 @@ class GradientInbox final : public GradSink {
     bool is_partial = false;  // the pending gradient, over the tensor-parallel axis
     Tensor unsummed() const { return aside ? aside->grad() : Tensor(); }
     bool has_unsummed() const { return aside && aside->grad().defined(); }
-    bool waits() const { return pending == Pending::average || pending == Pending::sum; }  // to be reduced
+    bool waits() const { return pending != Pending::none && pending != Pending::in_place; }  // to be reduced
   };
   static constexpr std::int64_t kNoPlace = -1;
   struct Launch;
@@ -143,6 +144,7 @@ class GradientInbox final : public GradSink {
   void keep_gradients();
   bool is_held(std::size_t i) const { return held_ && held_->has(i); }
   bool holds() const { return !syncs_ && !accumulates_shards_; }
+  static std::optional<ReduceKind> kind_of(Pending pending);
   void hold();
   void take_held();
   bool leaves_unsummed() const { return !(all_reduces_ && syncs_) && data_.num_replicas() > 1; }

@@ -45,22 +45,34 @@ HeldGradients::HeldGradients(const UnitBuffers& buffers) : buffers_(buffers) {
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     const Parameter* const p = buffers.parameter(i);
     const std::string name = p ? p->name() : fmt::format("{}.{}", buffers.layout().name, i);
-    pieces_.push_back({std::make_unique<Slot>(name + ".held"), std::make_unique<Slot>(name + ".held_terms")});
+    pieces_.push_back({std::make_unique<Slot>(name + ".held"), std::make_unique<Slot>(name + ".held_terms"),
+                       std::make_unique<Slot>(name + ".held_zeros")});
   }
   if (std::ranges::none_of(buffers.layout().pieces, is_narrow)) return;
   wide_ = layout_of_held(buffers.layout());
   local_ = layout_of_adding(buffers.layout());
 }
 
+const Tensor& HeldGradients::gradient(std::size_t piece) const {
+  const auto slots = pieces_[piece].slots();
+  const auto held = std::ranges::find_if(slots, [](const Slot* slot) { return slot->grad().defined(); });
+  return (held == slots.end() ? slots[0] : *held)->grad();
+}
+
+std::optional<ReduceKind> HeldGradients::kind(std::size_t piece) const {
+  if (pieces_[piece].average->grad().defined()) return ReduceKind::avg;
+  if (pieces_[piece].sum->grad().defined()) return ReduceKind::sum;
+  return std::nullopt;
+}
+
 Tensor HeldGradients::bytes() const {
-  for (const Piece& p : pieces_)
-    for (const Slot* slot : {p.average.get(), p.sum.get()})
-      if (const Tensor& held = slot->grad(); held.defined()) return run_at(held, held.storage()->bytes(), 0, DType::u8);
+  for (std::size_t i = 0; i < pieces_.size(); ++i)
+    if (const Tensor& held = gradient(i); held.defined()) return run_at(held, held.storage()->bytes(), 0, DType::u8);
   return {};
 }
 
 std::int64_t HeldGradients::offset(std::size_t piece) const {
-  const Tensor& held = gradient(piece, has(piece, ReduceKind::sum) ? ReduceKind::sum : ReduceKind::avg);
+  const Tensor& held = gradient(piece);
   return held.offset() * byte_size(held.dtype());
 }
 
@@ -85,14 +97,23 @@ void HeldGradients::add(std::span<const Member> members, const Tensor& pass, std
                             .add_to = has(m.piece) ? AddTo::gradient : AddTo::nothing});
   }
   if (is_apart()) start_reduce(attrs, pass, out);
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    Slot& slot = this->slot(members[i].piece, members[i].kind);
-    if (!slot.grad().defined()) slot.set_grad(std::move(out[i]));
+  for (std::size_t i = 0; i < members.size(); ++i) keep(members[i], std::move(out[i]));
+}
+
+// Zeros take the kind of what was added to them, and stay the same tensor.
+void HeldGradients::keep(const Member& member, Tensor sum) {
+  const Piece& p = pieces_[member.piece];
+  Slot& slot = !member.kind ? *p.zeros : *member.kind == ReduceKind::sum ? *p.sum : *p.average;
+  if (slot.grad().defined()) return;
+  if (p.zeros->grad().defined()) {
+    sum = p.zeros->grad();
+    p.zeros->clear_grad();
   }
+  slot.set_grad(std::move(sum));
 }
 
 void HeldGradients::drop(std::size_t piece) {
-  for (Slot* slot : {pieces_[piece].average.get(), pieces_[piece].sum.get()})
+  for (Slot* slot : pieces_[piece].slots())
     if (slot->grad().defined()) slot->clear_grad();
 }
 

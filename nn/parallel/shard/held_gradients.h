@@ -6,8 +6,10 @@
 //
 // They lie in the buffer that backward wrote them into, and later passes add to it in place. Where gradients are made
 // in a narrower type than they are reduced in, the buffer is another one, to which each pass is added when it ends.
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -21,10 +23,11 @@ class HeldGradients {
   /// Of the unit of `buffers`, which outlives this. Ranks that do so alike use the same names.
   explicit HeldGradients(const UnitBuffers& buffers);
 
-  /// Whether a sum of this piece waits; whether it is one of averages, or of terms of a Partial(sum).
-  bool has(std::size_t piece) const { return has(piece, ReduceKind::avg) || has(piece, ReduceKind::sum); }
-  bool has(std::size_t piece, ReduceKind kind) const { return gradient(piece, kind).defined(); }
-  const Tensor& gradient(std::size_t piece, ReduceKind kind) const { return slot(piece, kind).grad(); }
+  /// Whether a sum of this piece waits; and that sum.
+  bool has(std::size_t piece) const { return gradient(piece).defined(); }
+  const Tensor& gradient(std::size_t piece) const;
+  /// Whether it is one of averages, or of terms of a Partial(sum); none: of zeros, which may become either.
+  std::optional<ReduceKind> kind(std::size_t piece) const;
   /// All that is held, u8; undefined if nothing is.
   Tensor bytes() const;
 
@@ -36,7 +39,7 @@ class HeldGradients {
   /// One sum: where it lies in the buffer of held gradients, and in that of the pass.
   struct Member {
     std::size_t piece = 0;
-    ReduceKind kind = ReduceKind::avg;
+    std::optional<ReduceKind> kind{};  ///< as of kind()
     std::int64_t held_offset = 0, pass_offset = 0;
   };
   /// Adds the full gradients of a pass, u8 `pass`, to what is held; of one that is apart, in one launch. A first pass
@@ -52,13 +55,12 @@ class HeldGradients {
 
  private:
   // Slots, so that one captured step may leave what they hold to another: which pieces are held is known by them alone.
+  // One of a piece's holds the sum, and tells the kind.
   struct Piece {
-    std::unique_ptr<Slot> average, sum;
+    std::unique_ptr<Slot> average, sum, zeros;
+    std::array<Slot*, 3> slots() const { return {average.get(), sum.get(), zeros.get()}; }
   };
-  Slot& slot(std::size_t piece, ReduceKind kind) const {
-    const Piece& p = pieces_[piece];
-    return kind == ReduceKind::sum ? *p.sum : *p.average;
-  }
+  void keep(const Member& member, Tensor sum);
 
   const UnitBuffers& buffers_;
   std::vector<Piece> pieces_;

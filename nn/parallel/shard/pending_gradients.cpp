@@ -16,9 +16,8 @@ std::vector<PendingGradient> pending_gradients(Module& module) {
         PendingGradient gradient{.parameter = unit->buffers.parameter(i), .shard = unit->inbox.unsummed(i)};
         if (!gradient.parameter) continue;  // it was destroyed, and what the unit holds for it is nobody's
         if (held && held->has(i)) {
-          gradient.kind = held->has(i, ReduceKind::sum) ? ReduceKind::sum : ReduceKind::avg;
-          const Tensor& full = held->gradient(i, gradient.kind);
-          gradient.full = unit->buffers.as_gathered(i, unit->buffers.as_used(i, full));
+          gradient.kind = held->kind(i).value_or(ReduceKind::avg);
+          gradient.full = unit->buffers.as_gathered(i, unit->buffers.as_used(i, held->gradient(i)));
         }
         if (gradient.full.defined() || gradient.shard.defined()) pending.push_back(std::move(gradient));
       }

@@ -20,7 +20,8 @@ struct PendingGradient {
   /// when gathered (plain, or distributed over the axis of tensor parallelism), in the type of the reduction; a view of
   /// it where leading dims are merged (shard_merged). Undefined if none waits.
   Tensor full{};
-  /// What the reduction makes of `full`: an average over the data ranks, or, of gradients that were Partial, a sum.
+  /// What the reduction makes of `full`: an average over the data ranks, or, of gradients that were Partial, a sum. Of
+  /// zeros for a parameter that was not used (reduce_unused) it is what the first gradient that is added to them says.
   ReduceKind kind = ReduceKind::avg;
   /// Of passes with set_requires_all_reduce() off: this rank's shard, a plain tensor, reduced and scaled, but not
   /// summed over replicas. Undefined if none waits.
