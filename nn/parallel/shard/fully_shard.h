@@ -3,9 +3,9 @@
 // unit of the parameters that no inner call has taken: they are gathered, released and reduced together. The model file
 // does not change.
 //
-//   parallelize(model, mesh["tp"], plan);                             // or not: see tensor_parallel.h
-//   for (Module* block : model.blocks()) fully_shard(*block, mesh["dp"]);  // or with strategy("shard_grad_op"):
-//   policy.h UnitHandle root = fully_shard(model, mesh["dp"]);                 // settings of a unit: root.set_...()
+//   parallelize(model, mesh["tp"], plan);                                  // or not: tensor_parallel.h
+//   for (Module* block : model.blocks()) fully_shard(*block, mesh["dp"]);  // or with a strategy: policy.h
+//   UnitHandle root = fully_shard(model, mesh["dp"]);                      // settings of a unit: root.set_...()
 //   model.materialize(Seed{42});
 //   AdamW opt(model.parameters(), {...});
 //
