@@ -35,7 +35,7 @@ std::vector<std::int64_t> members(HostGroup& group, int number) {
   return data;
 }
 
-void gather(HostGroup& group, std::int64_t count_per_rank) {
+void all_gather_floats(HostGroup& group, std::int64_t count_per_rank) {
   std::vector<float> data(static_cast<std::size_t>(count_per_rank * group.size()));
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()), count_per_rank);
   const GatherPart part{data.data(), DType::f32, counts};
@@ -119,8 +119,8 @@ TEST_P(Subgroups, KeepTheirChannelsCountsAndLargeCallsApart) {
   run(4, [](HostGroup& group) {
     const Group pair = pair_of(group);
     const CommCounts before = group.counts();
-    std::thread other([&] { gather(pair->host().channel(1), 30'000); });
-    gather(pair->host(), 50'000);
+    std::thread other([&] { all_gather_floats(pair->host().channel(1), 30'000); });
+    all_gather_floats(pair->host(), 50'000);
     other.join();
     std::vector<double> data(40'000, group.rank());
     const FlatPart part{data.data(), DType::f64, 40'000};
@@ -225,7 +225,7 @@ TEST_P(Subgroups, FailWithTheWholeGroupAndAreResetWithIt) {
       // Whichever of its groups a rank resets, it is the whole.
       (group.rank() == 0 ? *pair : group).reset();
       EXPECT_EQ(sum(pair->host(), 1), 2);
-      gather(pair->host(), 20'000);
+      all_gather_floats(pair->host(), 20'000);
       EXPECT_EQ(sum(group, 1), 4);
     }
     const Group later = pair_of(group);  // made after resets
@@ -322,7 +322,7 @@ TEST(ShmSubgroup, ARankKilledInsideACallIsNamedEverywhere) {
     if (rank == 3) std::raise(SIGKILL);
     const auto start = std::chrono::steady_clock::now();
     const std::string error = error_of([&] {
-      if (rank == 2) gather(pair->host(), 10);
+      if (rank == 2) all_gather_floats(pair->host(), 10);
       if (rank == 0) pair->host().barrier();  // rank 1 is not in it
       group->host().barrier();
     });
