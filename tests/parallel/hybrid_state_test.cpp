@@ -241,7 +241,8 @@ void expect_sum_over_replicas(const Group& group, const Grid& grid, const nn::Un
     }
   }
   expect_same_gradients(net, reference);
-  for (nn::Parameter* p : net.parameters()) p->clear_grad();
+  for (nn::Module* each : {static_cast<nn::Module*>(&net), static_cast<nn::Module*>(&reference)})
+    for (nn::Parameter* p : each->parameters()) p->clear_grad();
   RankContext::current().drain_queues();
   EXPECT_EQ(held(MemoryCategory::gradients) + held(MemoryCategory::communication), 0);
 }

@@ -212,6 +212,13 @@ std::string ConfigTable::help() const {
   return text;
 }
 
+namespace {
+std::string hint(std::string_view key, const ConfigTable& table) {
+  const std::vector<std::string> keys = table.keys();
+  return keys.empty() ? "there are none here" : fmt::format("did you mean {}?", flag_name(nearest(key, keys)));
+}
+}  // namespace
+
 CommandLine parse_command_line(const ConfigTable& table, std::span<const std::string_view> args) {
   CommandLine line;
   for (std::size_t i = 0; i < args.size(); ++i) {
@@ -233,8 +240,7 @@ CommandLine parse_command_line(const ConfigTable& table, std::span<const std::st
     std::string key(spelled.substr(std::min<std::size_t>(spelled.find_first_not_of('-'), spelled.size())));
     std::replace(key.begin(), key.end(), '-', '_');
     if (!spelled.starts_with("--") || !table.contains(key))
-      throw ExitError(kUsage,
-                      fmt::format("unknown flag {}; did you mean {}?", spelled, flag_name(nearest(key, table.keys()))));
+      throw ExitError(kUsage, fmt::format("unknown flag {}; {}", spelled, hint(key, table)));
     const bool has_next = i + 1 < args.size();
     if (equals != std::string_view::npos) {
       line.flags.push_back({key, std::string(arg.substr(equals + 1)), spelled});

@@ -24,6 +24,9 @@ std::vector<Parameter*> kept_parameters(Module& module, bool recurse) {
   return parameters;
 }
 
+// Once a gather has failed on one rank the groups are out of use on all.
+constexpr const char* kRemedy = "FullParameters was left while ranks gather: call reset_after_error(model) on all of them";
+
 void check_may_begin(const std::vector<Parameter*>& parameters) {
   const RankContext& context = RankContext::current();
   check(!context.capture && !in_backward() && !context.module_path,
@@ -72,6 +75,9 @@ std::vector<Tensor> agreed_full_tensors(const std::vector<Parameter*>& parameter
       together(*group, [&] {
         if (failure) std::rethrow_exception(failure);
       });
+    } catch (CommError& error) {  // the group was out of use before
+      error.add("remedy", kRemedy);
+      if (!failure) failure = std::current_exception();
     } catch (...) {
       if (!failure) failure = std::current_exception();
     }
@@ -87,10 +93,8 @@ void gather_into(const std::vector<Tensor>& full, const std::vector<Parameter*>&
       copy_into(full[i], view(full_tensor(p.sharded_value().detach()).detach(), p.shape()));
     }
     for (const Tensor& t : full) t.storage()->wait_to_read();
-  } catch (const CommError&) {
-    throw;  // the rank that failed has said what to do
   } catch (Error& error) {
-    error.add("remedy", "FullParameters was left while ranks gather: call reset_after_error(model) on all of them");
+    error.add("remedy", kRemedy);
     throw;
   }
 }

@@ -35,10 +35,12 @@ int count_hosts(std::span<const RankInfo> ranks) {
     if (const RankInfo& info = ranks[static_cast<std::size_t>(r)]; info.rank != r || info.world_size != size) return 1;
   const int per_host = ranks[0].local_world_size;
   for (const RankInfo& info : ranks)
-    check(info.local_world_size == per_host && size % per_host == 0,
+    check(info.local_world_size == per_host,
           "hosts have different numbers of ranks: of {} ranks, {} {} on the host of rank 0, {} on that of rank {}; "
           "start equally many on each",
           size, per_host, per_host == 1 ? "is" : "are", info.local_world_size, info.rank);
+  check(size % per_host == 0, "{} ranks cannot lie on hosts of {} each, as every rank says; start equally many on each",
+        size, per_host);
   for (const RankInfo& info : ranks)
     check(info.local_rank == info.rank % per_host,
           "ranks are not numbered host by host: rank {} is number {} of the {} on its host, where number {} was "
