@@ -2,9 +2,9 @@
 // feed a node was created after it, so when a node is on top of the heap its gradients are complete. Only leaves need
 // counts (how many recorded uses are still to come), because sinks must know when the last contribution is in.
 #include <algorithm>
-#include <unordered_map>
 
 #include "runtime/autograd/autograd.h"
+#include "runtime/autograd/recomputed.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
@@ -14,7 +14,6 @@
 namespace sherd {
 
 namespace {
-bool is_recomputed(const OpNode& node, std::size_t i) { return i < 32 && (node.recomputed_inputs >> i & 1u); }
 bool is_distributed(const Tensor& t) { return t.defined() && t.is_distributed(); }
 
 // Only the sink knows what a distributed gradient is to a plain buffer: its accept() gets it.
@@ -97,22 +96,7 @@ class BackwardPass {
     std::push_heap(heap_.begin(), heap_.end(), by_sequence);
   }
 
-  /// Output 0 of a node whose row recomputes it. All who read it ran later than its maker and run now before it.
-  const Tensor& recomputed(OpNode& maker) {
-    Tensor& result = recomputed_[&maker].result;
-    if (result.defined()) return result;
-    check_not_freed(maker);
-    const std::string* const reader_path = std::exchange(context_.module_path, maker.module_path);
-    result = maker.op->recompute(VjpCall(maker, *this));
-    context_.module_path = reader_path;
-    return result;
-  }
-  /// The same for one of its readers; the last one gets the only handle.
-  Tensor take_recomputed(OpNode& maker) {
-    Tensor result = recomputed(maker);
-    if (--recomputed_[&maker].readers <= 0) recomputed_.erase(&maker);
-    return result;
-  }
+  RecomputedValues& recomputed() { return recomputed_; }
   bool retains_graph() const { return options_.retain_graph; }
   std::uint64_t id() const { return id_; }
 
@@ -137,24 +121,15 @@ class BackwardPass {
       if (node->visited == id_) continue;
       node->visited = id_;
       const auto* op_node = static_cast<const OpNode*>(node);
-      for (std::size_t i = 0; i < op_node->next.size(); ++i) {
-        Node* maker = op_node->next[i].node.get();
-        if (maker == nullptr) continue;
-        stack.push_back(maker);
-        if (is_recomputed(*op_node, i)) ++recomputed_[static_cast<const OpNode*>(maker)].readers;
-      }
+      recomputed_.count(*op_node);
+      for (const Edge& edge : op_node->next)
+        if (edge.node) stack.push_back(edge.node.get());
     }
-  }
-
-  static void check_not_freed(const OpNode& node) {
-    check(!node.freed,
-          "backward through {} a second time: its saved tensors were freed; pass retain_graph to the first backward",
-          node.op->name);
   }
 
   void apply(OpNode& node) {
     check_not_freed(node);
-    recomputed_.erase(&node);
+    recomputed_.begin_turn(node);
     run_hooks(node);
     VjpCall call(node, *this);
     try {
@@ -167,6 +142,7 @@ class BackwardPass {
       throw;
     }
     node.pending.clear();
+    recomputed_.end_turn(node, call.taken_);
     if (options_.retain_graph) return;
     node.freed = true;
     node.saved_inputs.clear();
@@ -218,11 +194,7 @@ class BackwardPass {
   NodeRef start_, current_;
   std::vector<OpNode*> heap_;  // kept alive by the nodes that point to them, ultimately by start_
   std::vector<NodeRef> leaves_;
-  struct Recomputed {
-    int readers = 0;  // that this pass reaches and that have not taken it yet
-    Tensor result;
-  };
-  std::unordered_map<const OpNode*, Recomputed> recomputed_;  // until the maker's own turn
+  RecomputedValues recomputed_;
   std::vector<std::function<void()>> callbacks_;
 };
 
@@ -298,7 +270,7 @@ VjpCall::VjpCall(OpNode& node, BackwardPass& pass) : attrs(node.attrs), node_(no
 
 std::size_t VjpCall::num_inputs() const { return node_.next.size(); }
 std::size_t VjpCall::num_outputs() const { return node_.output_metas.size(); }
-const Tensor& VjpCall::out(std::size_t i) const { return node_.saved_outputs[i].unpack(); }
+const Tensor& VjpCall::out(std::size_t i) const { return pass_.recomputed().value(node_, i); }
 const Shape& VjpCall::in_shape(std::size_t i) const { return node_.input_metas[i].shape; }
 DType VjpCall::in_dtype(std::size_t i) const { return node_.input_metas[i].dtype; }
 Device VjpCall::in_device(std::size_t i) const { return node_.input_metas[i].device; }
@@ -307,7 +279,8 @@ bool VjpCall::has_grad(std::size_t i) const { return i < node_.pending.size() &&
 bool VjpCall::wants(std::size_t i) const { return static_cast<bool>(node_.next[i].node); }
 
 const Tensor& VjpCall::in(std::size_t i) const {
-  return is_recomputed(node_, i) ? recomputed_in(i) : node_.saved_inputs[i].unpack();
+  if (!is_recomputed(node_, i)) return node_.saved_inputs[i].unpack();
+  return pass_.recomputed().value(maker_of(node_, i), output_of(node_, i));
 }
 
 Tensor VjpCall::grad(std::size_t i) const {
@@ -323,21 +296,15 @@ Tensor VjpCall::take_grad(std::size_t i) {
   return std::move(node_.pending[i]);
 }
 
-Tensor VjpCall::run_again() const {
-  SmallVec<Tensor, 3> inputs;
-  for (std::size_t i = 0; i < num_inputs(); ++i) inputs.push_back(in(i));
-  return std::move(call_op(*node_.op, inputs, attrs)[0]);
-}
-
 Tensor VjpCall::take_in(std::size_t i) {
-  if (is_recomputed(node_, i)) return pass_.take_recomputed(*static_cast<OpNode*>(node_.next[i].node.get()));
+  if (is_recomputed(node_, i)) {
+    taken_ |= 1u << i;
+    return pass_.recomputed().take(maker_of(node_, i), output_of(node_, i));
+  }
   Tensor result = in(i);
-  if (!pass_.retains_graph()) node_.saved_inputs[i] = SavedTensor();
+  const bool may_run_again = node_.segment != 0 && node_.op->needs.outputs != 0;  // for a result that this vjp reads
+  if (!pass_.retains_graph() && !may_run_again) node_.saved_inputs[i] = SavedTensor();
   return result;
-}
-
-const Tensor& VjpCall::recomputed_in(std::size_t i) const {
-  return pass_.recomputed(*static_cast<OpNode*>(node_.next[i].node.get()));
 }
 
 void VjpCall::give(std::size_t i, Tensor gradient) {

@@ -80,14 +80,15 @@ class OpNode final : public Node {
   const Op* op = nullptr;
   Attrs attrs;
   SmallVec<Edge, 3> next;                 // per input
-  SmallVec<SavedTensor, 3> saved_inputs;  // per input; undefined where the row needs none or its maker recomputes it
+  SmallVec<SavedTensor, 3> saved_inputs;  // per input; undefined where nobody reads it or its maker recomputes it
   SmallVec<SavedTensor, 1> saved_outputs;
   SmallVec<TensorMeta, 3> input_metas;
   SmallVec<TensorMeta, 1> output_metas;
   const std::string* module_path = nullptr;
   std::unique_ptr<std::vector<TensorHook>> hooks;
   SmallVec<Tensor, 1> pending;          // gradients of the outputs, during a pass
-  std::uint32_t recomputed_inputs = 0;  // bit mask: what the vjp reads of them is computed again
+  std::uint64_t segment = 0;            // of the calls that it may run again with; 0: of none
+  std::uint32_t recomputed_inputs = 0;  // bit mask: their makers compute them again
   bool queued = false, freed = false;
 };
 

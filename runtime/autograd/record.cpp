@@ -1,6 +1,9 @@
 // The autograd layer: runs the call below and, when an input wants gradients, puts one node on the tape. Saved are
-// only the tensors the row's `needs` names. Also the ownership of nodes: long chains are freed without recursion.
+// only the tensors the row's `needs` names, and fewer in a segment. Also the ownership of nodes: long chains are freed
+// without recursion.
 #include "runtime/autograd/autograd.h"
+#include "runtime/autograd/saved_policy.h"
+#include "runtime/autograd/segment.h"
 #include "runtime/exec/context.h"
 #include "runtime/tensor/pool.h"
 
@@ -13,38 +16,107 @@ void destroy_one(Node* node) {
   else delete static_cast<Leaf*>(node);
 }
 
-bool needed(std::uint32_t mask, std::size_t i) { return i < 31 ? (mask >> i) & 1u : mask == Needs::kAll; }
-
 template <std::size_t N>
 void push_meta(SmallVec<TensorMeta, N>& metas, const Tensor& t) {
   if (t.defined()) metas.emplace_back(t.shape(), t.dtype(), t.device()).layout = t.layout();
   else metas.push_back(kAbsent);
 }
 
-// Whether the maker of `t` can compute it again: then backward asks it, and the bytes need not be kept.
-bool is_recomputed(const Tensor& t) {
-  if (!t.requires_grad() || t.output_index() != 0 || t.grad_node()->kind != Node::Kind::op) return false;
-  return static_cast<const OpNode*>(t.grad_node())->op->recompute != nullptr;
+// ---- what the tape keeps ----
+
+// Bytes that somebody wrote after their maker are none that it can make again.
+bool is_written(const Tensor& t) {
+  const Ref<Storage>& bytes = SavedTensor::bytes_of(t);
+  return bytes && bytes->version() != 0;
 }
 
-OpNode* make_node(const OpCall& call) {
-  RankContext& context = RankContext::current();
-  OpNode* node = Pool<OpNode>::make();
+// Whether `t` is cheap to compute again, see the column `recompute`: then backward asks its maker, and the bytes need
+// not be kept. One in a segment is asked by that segment only: others would start it early.
+bool is_cheap(const Tensor& t, std::uint64_t segment) {
+  if (!t.requires_grad() || t.output_index() != 0 || t.grad_node()->kind != Node::Kind::op) return false;
+  const auto& maker = *static_cast<const OpNode*>(t.grad_node());
+  return maker.op->recompute && (maker.segment == 0 || maker.segment == segment) && !is_written(t);
+}
+
+// Whether `t` was made in this segment, so that backward can run it from the segment's inputs again.
+bool is_made_in(std::uint64_t segment, const Tensor& t) {
+  if (segment == 0 || !t.requires_grad() || t.grad_node()->kind != Node::Kind::op) return false;
+  return static_cast<const OpNode*>(t.grad_node())->segment == segment && !is_written(t);
+}
+
+constexpr std::size_t kMostRecomputed = 32;  // inputs of a call: as many as the node's mask has bits
+
+/// What the vjp reads.
+struct SaveNeeds {
+  void input(OpNode& node, SavedTensor& saved, const Tensor& t, std::size_t i) const {
+    if (!node.op->needs.input(i)) return;
+    if (i < kMostRecomputed && is_cheap(t, 0)) node.recomputed_inputs |= 1u << i;
+    else saved = SavedTensor(t);
+  }
+  // A handle of its own: the output's handle points back to its node.
+  void output(const OpNode& node, SavedTensor& saved, const Tensor& t, std::size_t i) const {
+    if (node.op->needs.output(i)) saved = SavedTensor(t.alias());
+  }
+};
+
+/// In a segment, or by a policy.
+struct SaveByPolicy {
+  SavedPolicy* policy;
+  std::uint64_t segment;
+  Saves saves;
+
+  SavedTensor save(const Tensor& t) const {
+    const Ref<Storage>& bytes = SavedTensor::bytes_of(t);
+    if (policy && bytes && !bytes->owner)
+      if (auto packed = policy->pack(t)) return SavedTensor(std::move(packed));
+    return SavedTensor(t);
+  }
+  // A call that may run again needs all of its inputs; those that its vjp does not read as well.
+  void input(OpNode& node, SavedTensor& saved, const Tensor& t, std::size_t i) const {
+    const bool is_read = node.op->needs.input(i), may_run_again = segment != 0 && saves != Saves::results;
+    if (!is_read && !may_run_again) return;
+    const bool is_expensive_too = !is_read || saves == Saves::nothing;
+    const bool is_made_again = is_cheap(t, segment) || (is_expensive_too && is_made_in(segment, t));
+    if (is_made_again && i < kMostRecomputed) node.recomputed_inputs |= 1u << i;
+    else saved = save(t);
+  }
+  void output(const OpNode& node, SavedTensor& saved, const Tensor& t, std::size_t i) const {
+    const bool is_kept = saves == Saves::results ? is_floating(t.dtype()) || node.op->needs.output(i)
+                                                 : saves == Saves::needs && node.op->needs.output(i);
+    if (is_kept) saved = save(t.alias());
+  }
+};
+
+SaveByPolicy saving_of(const OpCall& call, const RankContext& context) {
+  if (context.segment == 0) return {context.saved_policy, 0, Saves::needs};
+  if (call.op.traits.collective)
+    fail(
+        "{} in a recomputed segment: backward would run it again, at a time of its own; leave the module that "
+        "communicates out of recomputation, or use distributed tensors",
+        call.op.name);
+  return {context.saved_policy, context.segment, context.segment_policy->saves(call.op)};
+}
+
+// ---- nodes ----
+
+template <class How>
+NodeRef make_node(const OpCall& call, RankContext& context, const How& how) {
+  NodeRef made = NodeRef::fresh(Pool<OpNode>::make());
+  auto* const node = static_cast<OpNode*>(made.get());
   node->op = &call.op;
   node->attrs = call.attrs.keep();
   node->sequence = context.next_id();
   node->module_path = context.module_path;
+  node->segment = context.segment;
   for (std::size_t i = 0; i < call.in.size(); ++i) {
     const Tensor& t = call.in[i];
     push_meta(node->input_metas, t);
     if (t.defined() && t.requires_grad()) node->next.emplace_back(NodeRef(t.grad_node()), t.output_index());
     else node->next.emplace_back();
     SavedTensor& saved = node->saved_inputs.emplace_back();
-    if (!t.defined() || !needed(call.op.needs.inputs, i)) continue;
-    if (i < 32 && is_recomputed(t)) node->recomputed_inputs |= 1u << i;
-    else saved = SavedTensor(t);
+    if (t.defined()) how.input(*node, saved, t, i);
   }
-  return node;
+  return made;
 }
 
 // A node's destructor releases its neighbours, which come back here and are queued, not nested.
@@ -72,21 +144,29 @@ void Tensor::set_grad_node(NodeRef node, int output_index) {
 }
 
 namespace {
-Tensors record(OpCall& call) {
-  NodeRef node = NodeRef::fresh(make_node(call));
+
+template <class How>
+Tensors record_as(OpCall& call, RankContext& context, const How& how) {
+  NodeRef node = make_node(call, context, how);  // before the call: what is saved is not donated to it
   auto* op_node = static_cast<OpNode*>(node.get());
   Tensors out = call_below_autograd(call);
   for (std::size_t i = 0; i < out.size(); ++i) {
     push_meta(op_node->output_metas, out[i]);
-    op_node->saved_outputs.emplace_back();
-    // A handle of its own: the output's handle points back to this node.
-    if (needed(call.op.needs.outputs, i)) op_node->saved_outputs.back() = SavedTensor(out[i].alias());
+    how.output(*op_node, op_node->saved_outputs.emplace_back(), out[i], i);
     if (!is_floating(out[i].dtype())) continue;
     const bool is_last = i + 1 == out.size();
     out[i].set_grad_node(is_last ? std::move(node) : node, static_cast<int>(i));
   }
   return out;
 }
+
+Tensors record(OpCall& call) {
+  RankContext& context = RankContext::current();
+  if (context.saved_policy || context.segment) [[unlikely]]
+    return record_as(call, context, saving_of(call, context));
+  return record_as(call, context, SaveNeeds());
+}
+
 }  // namespace
 
 Tensors autograd_layer(OpCall& call) {

@@ -2,23 +2,27 @@
 
 namespace sherd {
 
-namespace {
-// The bytes are the local part's when the tensor is distributed; none on meta.
-const Ref<Storage>& bytes_of(const Tensor& t) { return t.is_distributed() ? t.impl()->local->storage : t.storage(); }
-}  // namespace
-
 SavedTensor::SavedTensor(const Tensor& tensor) : tensor_(tensor) {
   const Ref<Storage>& storage = bytes_of(tensor);
   if (!storage) return;
   version_ = storage->version();
   if (!storage->owner) return;
-  is_owned_ = true;
+  form_ = Form::owned;
   ++storage->num_saved;
 }
 
-void SavedTensor::forget() noexcept { --bytes_of(tensor_)->num_saved; }
+void SavedTensor::forget() noexcept {
+  if (form_ == Form::packed) {
+    delete packed_;
+    return;
+  }
+  --bytes_of(tensor_)->num_saved;
+  tensor_.~Tensor();
+}
 
-const Tensor& SavedTensor::unpack() const {
+const Tensor& SavedTensor::unpack() {
+  if (form_ == Form::packed) [[unlikely]]
+    *this = SavedTensor(packed_->unpack());
   if (!tensor_.defined()) return tensor_;  // an optional input that was not given
   const Ref<Storage>& storage = bytes_of(tensor_);
   if (!storage) return tensor_;

@@ -2,37 +2,67 @@
 // What the tape keeps of a tensor: a handle and the version of its bytes. (An output is saved without its history,
 // which would be a cycle.) Bytes that belong to a
 // unit (gathered parameters) are not kept alive; using them asks the owner to make them present.
+#include <memory>
 #include <utility>
 
 #include "runtime/op/tensor.h"
 
 namespace sherd {
 
+/// A saved tensor in another form, until it is used. See saved_policy.h.
+class PackedTensor {
+ public:
+  virtual ~PackedTensor() = default;
+  /// The tensor again: the same bits, shape and strides. Called once.
+  virtual Tensor unpack() = 0;
+};
+
 class SavedTensor {
  public:
-  SavedTensor() = default;
+  SavedTensor() : tensor_() {}
   explicit SavedTensor(const Tensor& tensor);
+  explicit SavedTensor(std::unique_ptr<PackedTensor> packed) : packed_(packed.release()), form_(Form::packed) {}
   SavedTensor(SavedTensor&& other) noexcept
-      : tensor_(std::move(other.tensor_)), version_(other.version_), is_owned_(std::exchange(other.is_owned_, false)) {}
+      : tensor_(), version_(other.version_), form_(std::exchange(other.form_, Form::plain)) {
+    if (form_ == Form::packed) [[unlikely]] {
+      packed_ = other.packed_;
+      std::construct_at(&other.tensor_);
+    } else {
+      tensor_ = std::move(other.tensor_);
+    }
+  }
   SavedTensor& operator=(SavedTensor&& other) noexcept {
-    std::swap(tensor_, other.tensor_);
-    std::swap(version_, other.version_);
-    std::swap(is_owned_, other.is_owned_);
-    return *this;
+    if (this == &other) return *this;
+    std::destroy_at(this);
+    return *std::construct_at(this, std::move(other));
   }
   ~SavedTensor() {
-    if (is_owned_) [[unlikely]]
+    if (form_ != Form::plain) [[unlikely]]
       forget();
+    else tensor_.~Tensor();
   }
-  bool defined() const { return tensor_.defined(); }
+  /// Where the bytes of a tensor are, those of the local part if it is distributed; null on meta.
+  static const Ref<Storage>& bytes_of(const Tensor& t) {
+    return t.is_distributed() ? t.impl()->local->storage : t.storage();
+  }
+  bool defined() const { return form_ == Form::packed || tensor_.defined(); }
   /// The tensor, present. Throws Error if its bytes were written since it was saved.
-  const Tensor& unpack() const;
+  const Tensor& unpack();
 
  private:
+  enum class Form : std::uint8_t {
+    plain,
+    owned,  // counted in Storage::num_saved
+    packed,
+  };
   void forget() noexcept;
-  Tensor tensor_;
+  // One word: nodes have several of these.
+  union {
+    Tensor tensor_;
+    PackedTensor* packed_;
+  };
   std::uint32_t version_ = 0;
-  bool is_owned_ = false;  // counted in Storage::num_saved
+  Form form_ = Form::plain;
 };
 
 }  // namespace sherd

@@ -18,6 +18,8 @@ namespace sherd {
 class Slot;
 class CaptureSink;
 class BackwardPass;
+class SavedPolicy;
+class SegmentPolicy;
 class ProcessGroup;
 class CommCounter;
 class HazardChecker;
@@ -57,6 +59,12 @@ class RankContext final : public RankMemory {
   bool grad_enabled = true;
   CaptureSink* capture = nullptr;
   BackwardPass* backward = nullptr;
+  /// How the tape keeps the bytes it saves, null: as they are; and of the segment that is recorded now its number and
+  /// what the tape keeps of it, 0 and null outside of one. See autograd/saved_policy.h and autograd/segment.h.
+  SavedPolicy* saved_policy = nullptr;
+  const SegmentPolicy* segment_policy = nullptr;
+  std::uint64_t segment = 0;
+  bool records_segment() const { return segment != 0 && grad_enabled; }
   StepPhase phase = StepPhase::forward;
   /// Where this thread writes down what it does, or null; see trace.h.
   Trace* trace = nullptr;

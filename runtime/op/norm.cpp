@@ -5,7 +5,6 @@
 #include "runtime/op/norm_attrs.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/view_attrs.h"
-#include "runtime/op/vjp.h"
 #include "runtime/op/vjp_call.h"
 
 namespace sherd {
@@ -158,7 +157,7 @@ constinit const Op op::layer_norm{
     .dims = "...[d],[d],[d]->...[d],...,...",
     .needs = {.inputs = 0b111, .outputs = 0b110},
     .vjp = layer_norm_vjp,
-    .recompute = run_again,
+    .recompute = true,
     .flops = layer_norm_flops,
 };
 
@@ -180,7 +179,7 @@ constinit const Op op::rms_norm{
     .dims = "...[d],[d]->...[d],...",
     .needs = {.inputs = 0b11, .outputs = 0b10},
     .vjp = rms_norm_vjp,
-    .recompute = run_again,
+    .recompute = true,
     .flops = rms_norm_flops,
 };
 

@@ -47,6 +47,11 @@ struct Traits {
 struct Needs {
   static constexpr std::uint32_t kAll = ~0u;
   std::uint32_t inputs = 0, outputs = 0;
+  bool input(std::size_t i) const { return has(inputs, i); }
+  bool output(std::size_t i) const { return has(outputs, i); }
+
+ private:
+  static bool has(std::uint32_t mask, std::size_t i) { return i < 31 ? (mask >> i) & 1u : mask == kAll; }
 };
 
 /// The inputs whose bytes a call makes present, or frees, as bit masks. It takes them as places: what it finds present,
@@ -85,7 +90,6 @@ struct KernelCall {
 using Infer = Metas (*)(const InferCall&);
 using Kernel = void (*)(const KernelCall&);
 using Vjp = void (*)(VjpCall&);
-using Recompute = Tensor (*)(const VjpCall&);
 using Scratch = std::int64_t (*)(const InferCall&);
 using Flops = double (*)(const InferCall&);
 
@@ -116,8 +120,8 @@ struct Op {
   Algebra algebra = Algebra::none;  ///< what rows that have dims do with Partial inputs
   Needs needs{};
   Vjp vjp = nullptr;
-  Recompute recompute = nullptr;   ///< output 0 again, the same bits, from what the vjp reads: the tape keeps no copy
-  std::string_view no_gradient{};  ///< why there is no vjp: "integer result", "effect"
+  bool recompute = false;  ///< cheap, and the vjp reads all inputs: the tape keeps no copy of output 0, it runs again
+  std::string_view no_gradient{};                         ///< why there is no vjp: "integer result", "effect"
   int (*mutated)(const InferCall&) = nullptr;             ///< how many of the first inputs the kernel writes in place
   MemoryCategory category = MemoryCategory::activations;  ///< which account fresh outputs are charged to
   Device (*device)(AttrsView) = nullptr;                  ///< where outputs are made, if inputs do not say

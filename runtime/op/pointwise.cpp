@@ -201,7 +201,7 @@ constinit const Op op::swiglu{
     .algebra = Algebra::last,
     .needs = kBoth,
     .vjp = swiglu_vjp,
-    .recompute = run_again,
+    .recompute = true,
 };
 
 constinit const Op op::swiglu_backward{

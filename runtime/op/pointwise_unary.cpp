@@ -68,7 +68,7 @@ constexpr Op activation(std::string_view name, std::string_view doc, Vjp vjp) {
           .traits = kPointwise,
           .needs = kInput,
           .vjp = vjp,
-          .recompute = run_again};
+          .recompute = true};
 }
 
 // Linear in the gradient, which comes first.

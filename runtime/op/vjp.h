@@ -13,9 +13,6 @@ inline void give_back(VjpCall& c, std::size_t i, Tensor gradient) {
   c.give(i, op::cast, CastAttrs{c.in_dtype(i)}, sum_to(std::move(gradient), c.in_shape(i)));
 }
 
-/// The recompute column of rows whose vjp reads all their inputs: makes the same call again.
-inline Tensor run_again(const VjpCall& c) { return c.run_again(); }
-
 /// Gives op(in...), a pointwise row's result; straight to its destination unless it must be summed or cast.
 template <class... In>
 void give_pointwise(VjpCall& c, std::size_t i, const Op& op, AttrsView attrs, In&&... in) {

@@ -34,9 +34,6 @@ class VjpCall {
   bool has_grad(std::size_t i) const;
   bool wants(std::size_t i) const;
 
-  /// Makes the node's own call again and returns its first output. All inputs must be in the row's `needs`.
-  Tensor run_again() const;
-
   /// Gradient of input i, finished. Shape and dtype must be the input's. No-op unless wanted.
   void give(std::size_t i, Tensor gradient);
   /// Gradient of input i as the result of one more op: written straight to its destination when there is one.
@@ -50,10 +47,11 @@ class VjpCall {
   void give_summed(std::size_t i, Tensor gradient);
 
  private:
-  const Tensor& recomputed_in(std::size_t i) const;
+  friend class BackwardPass;
   void give_call(std::size_t i, const Op& op, std::span<Tensor> in, AttrsView op_attrs);
   OpNode& node_;
   BackwardPass& pass_;
+  std::uint32_t taken_ = 0;  // bit mask: inputs that take_in() gave
 };
 
 }  // namespace sherd

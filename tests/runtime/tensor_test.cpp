@@ -114,7 +114,7 @@ TEST(Tensor, DistributedShowsTheGlobalShapeAndHoldsTheLocalPart) {
 TEST(Tensor, SavedDistributedTensorsCheckTheVersionOfTheirLocalBytes) {
   const SecondHalf layout;
   const Tensor local = Tensor::from<float>({5, 6, 7, 8}, {2, 2});
-  const SavedTensor saved(Tensor::distributed({4, 2}, &layout, local));
+  SavedTensor saved(Tensor::distributed({4, 2}, &layout, local));
   EXPECT_NO_THROW(saved.unpack());
   fill_into(local, 0);
   expect_error([&] { saved.unpack(); }, {"has been written since (version 0, now 1)"});

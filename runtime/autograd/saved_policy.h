@@ -1,0 +1,36 @@
+#pragma once
+// In which form the tape keeps the bytes it saves: by a handle, unless a policy packs them (on the host, in a file,
+// compressed). Which bytes it saves is another matter, see segment.h.
+#include <memory>
+
+#include "runtime/autograd/saved_tensor.h"
+#include "runtime/exec/context.h"
+
+namespace sherd {
+
+class SavedPolicy {
+ public:
+  /// What the tape keeps in place of `tensor`, which a call is about to read or has made; null: the tensor itself. A
+  /// tensor may be saved by several calls, and with it others over the same storage. Never asked for bytes of a unit.
+  virtual std::unique_ptr<PackedTensor> pack(const Tensor& tensor) = 0;
+
+ protected:
+  ~SavedPolicy() = default;
+};
+
+/// Calls that are recorded on this thread in a scope save by `policy`, which outlives the scope; of scopes inside each
+/// other the innermost counts.
+class SavedScope {
+ public:
+  explicit SavedScope(SavedPolicy& policy)
+      : context_(RankContext::current()), outer_(std::exchange(context_.saved_policy, &policy)) {}
+  ~SavedScope() { context_.saved_policy = outer_; }
+  SavedScope(const SavedScope&) = delete;
+  SavedScope& operator=(const SavedScope&) = delete;
+
+ private:
+  RankContext& context_;
+  SavedPolicy* const outer_;
+};
+
+}  // namespace sherd
