@@ -8,6 +8,16 @@
 
 namespace sherd {
 
+void check_may_read(const Tensor& tensor, std::string_view what) {
+  const RankContext& context = RankContext::current();
+  if (context.capture) context.capture->refuse_read(tensor, what);
+  if (context.records_segment())
+    fail(
+        "{} on {} in module \"{}\", whose forward is recomputed: backward runs its ops again and not the code that "
+        "looks at the value; read it outside, or leave the module out of recomputation",
+        what, tensor, context.module_path ? *context.module_path : "");
+}
+
 void HostReads::push(std::initializer_list<Tensor> scalars, Consumer use) {
   RankContext& context = RankContext::current();
   Waiting waiting{{}, std::move(use)};
@@ -15,7 +25,7 @@ void HostReads::push(std::initializer_list<Tensor> scalars, Consumer use) {
     check(t.numel() == 1 && !t.is_distributed() && !t.is_meta(), "a read takes plain tensors of one element, got {}",
           t);
     check(!t.is_ghost(), "a read: {} has no bytes: this rank is a ghost", t);
-    if (context.capture) context.capture->refuse_read(t, "a read");
+    check_may_read(t, "a read");
     if (t.device() == Device::cpu()) waiting.parts.push_back({nullptr, t.dtype(), t.item<double>()});
     else waiting.parts.push_back({context.device(t.device()).start_read(t.raw(), t.bytes()), t.dtype(), 0});
   }

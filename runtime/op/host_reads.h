@@ -6,12 +6,17 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "runtime/exec/backend.h"
 #include "runtime/op/tensor.h"
 
 namespace sherd {
+
+/// Error if the host may not read a value here: in a captured step, and in a segment (autograd/segment.h), where it
+/// would not be read again. `what` reads it.
+void check_may_read(const Tensor& tensor, std::string_view what);
 
 /// A queue of reads, each with a function that takes its values, in the order of the calls. One rank, one thread.
 class HostReads {
@@ -25,7 +30,7 @@ class HostReads {
 
   /// Starts to read plain one-element tensors (those of the host are read now); `use` gets their values in this order,
   /// in a later call of push(), poll() or finish(). Those throw what `use` throws, and what failed on the device: that
-  /// read is dropped then, and all later ones, whose numbers mean nothing. Error inside a captured step.
+  /// read is dropped then, and all later ones, whose numbers mean nothing. Error where check_may_read() says so.
   void push(std::initializer_list<Tensor> scalars, Consumer use);
   /// Uses what has arrived. Does not block.
   void poll();

@@ -4,9 +4,8 @@
 #include <array>
 #include <numeric>
 
-#include "runtime/exec/context.h"
-#include "runtime/op/capture_sink.h"
 #include "runtime/op/grad_mode.h"
+#include "runtime/op/host_reads.h"
 #include "runtime/op/ops.h"
 #include "runtime/tensor/pool.h"
 
@@ -188,7 +187,7 @@ void check_readable(const Tensor& t, std::string_view what) {
   const Storage* const bytes = t.storage().get();
   const Residency residency = bytes ? bytes->residency() : Residency::present;
   if (residency == Residency::ghost) fail("{}: {} has no bytes: this rank is a ghost", what, t);
-  if (CaptureSink* capture = RankContext::current().capture) capture->refuse_read(t, what);
+  check_may_read(t, what);
   if (residency == Residency::released && t.numel() > 0)
     fail("{}: {} has no bytes now: {} is {}; gather it by unshard(), or read the sharded parameter", what, t,
          describe(*bytes), name(residency));

@@ -115,7 +115,8 @@ class Tensor {
   T* mutable_data() const {
     return static_cast<T*>(raw_to_write());
   }
-  /// The value of a one-element tensor. Of a device: waits for it. Inside a captured step: an Error.
+  /// The value of a one-element tensor. Of a device: waits for it. In a captured step and a recomputed module: an
+  /// Error.
   template <class T>
   T item() const {
     return convert<T>(item_as_double());
