@@ -1,7 +1,11 @@
 #include "nn/module.h"
 
+#include <cxxabi.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <set>
+#include <typeinfo>
 
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
@@ -191,6 +195,24 @@ void Module::train(bool on) {
   for_each_module([on](Module& m) { m.training_ = on; });
 }
 
+namespace {
+std::string class_name(const ModuleHook& hook) {
+  const char* const symbol = typeid(hook).name();
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(symbol, nullptr, nullptr, &status), std::free);
+  return text ? text.get() : symbol;
+}
+}  // namespace
+
+void Module::check_recomputable() const {
+  for (const auto& hook : hooks_)
+    if (!hook->can_recompute())
+      fail(
+          "module \"{}\" is recomputed in backward, which runs its ops again and not its hook {}: mark the hook "
+          "can_recompute() if that is right, or leave the module out of recomputation",
+          label(), class_name(*hook));
+}
+
 Module::ForwardScope::ForwardScope(Module& module) : module_(module), outer_path_(RankContext::current().module_path) {
   RankContext& context = RankContext::current();
   if (!module.interned_path_) {
@@ -199,6 +221,8 @@ Module::ForwardScope::ForwardScope(Module& module) : module_(module), outer_path
   }
   context.module_path = module.interned_path_;
   try {
+    if (context.records_segment()) [[unlikely]]
+      module.check_recomputable();
     for (; entered_ < module.hooks_.size(); ++entered_) module.hooks_[entered_]->before_forward(module);
   } catch (...) {
     const std::string reason = current_exception_text();

@@ -101,6 +101,9 @@ class ModuleHook {
   virtual void before_materialize(Module&, Device device) { (void)device; }
   /// Give floating-point parameters this dtype now; called top-down by Module::cast_to().
   virtual void before_cast(Module&, DType dtype) { (void)dtype; }
+  /// Whether the module's forward may be recomputed in backward (recompute.h): recorded ops run again, and no hook
+  /// does. True where all that a hook does to values goes through such ops, and the rest need not be repeated.
+  virtual bool can_recompute() const { return false; }
 };
 
 class Module {
@@ -155,6 +158,8 @@ class Module {
     std::erase_if(hooks_, [&](const auto& own) { return own.get() == &hook; });
   }
   const std::vector<std::shared_ptr<ModuleHook>>& hooks() const { return hooks_; }
+  /// Error naming the first hook that is not marked can_recompute().
+  void check_recomputable() const;
 
   /// `fn(args...)` between the hooks, as forward() is called: they see and may replace the tensors in its arguments and
   /// its result, and errors learn the module's path. For other methods use call_hooked().
@@ -240,7 +245,7 @@ auto Module::run_hooked(Fn&& fn, Args&&... args) {
 /// reshards, casts and styles apply, and backward finds its way: `call_hooked(model.encoder, &Encoder::embed, ids)`. A
 /// module without hooks is called as it is.
 template <class M, class Method, class... Args>
-  requires std::derived_from<M, Module> && std::is_member_function_pointer_v<Method>
+requires std::derived_from<M, Module> && std::is_member_function_pointer_v<Method>
 auto call_hooked(M& module, Method method, Args&&... args) {
   const auto call = [&module, method](auto&&... in) { return (module.*method)(std::forward<decltype(in)>(in)...); };
   return module.run_hooked(call, std::forward<Args>(args)...);

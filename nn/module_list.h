@@ -1,4 +1,8 @@
 #pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "nn/module.h"
 
 namespace sherd::nn {
@@ -20,5 +24,10 @@ class ModuleList : public ModuleContainer {
  private:
   std::vector<M*> items_;
 };
+
+bool is_container(const Module& module);
+/// The items of a model's lists in its order, its blocks; lists inside of items are theirs. Error if there is none:
+/// `who` asks.
+std::vector<Module*> listed_modules(Module& model, std::string_view who);
 
 }  // namespace sherd::nn

@@ -55,6 +55,7 @@ class OutputWatch final : public ModuleHook {
       }
     });
   }
+  bool can_recompute() const override { return true; }  // recomputed outputs have the bits that were looked at
   const Finding& found() const { return found_; }
 
  private:

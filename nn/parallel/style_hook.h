@@ -35,6 +35,7 @@ class StyleHook final : public ModuleHook {
   }
   void map_input(Module& module, Tensor& tensor, TensorPlace place) override;
   void map_output(Module& module, Tensor& tensor, TensorPlace place) override;
+  bool can_recompute() const override { return true; }
 
  private:
   struct Side {

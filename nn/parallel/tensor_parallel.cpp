@@ -27,6 +27,7 @@ class Parallelized final : public ModuleHook {
   void abandon_forward(Module&, std::string_view reason) noexcept override {
     if (mesh_.size() > 1) mesh_.group().abort(reason);
   }
+  bool can_recompute() const override { return true; }
 
  private:
   DeviceMesh mesh_;

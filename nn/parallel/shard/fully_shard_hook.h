@@ -72,6 +72,8 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   bool maps_outputs() const override { return policy_.output_dtype.has_value(); }
   void map_input(Module&, Tensor& tensor, TensorPlace) override { cast_floating(tensor, *policy_.param_dtype); }
   void map_output(Module&, Tensor& tensor, TensorPlace) override { cast_floating(tensor, *policy_.output_dtype); }
+  /// What is gathered for the module's backward is there when its ops run again.
+  bool can_recompute() const override { return true; }
 
   const std::string& name() const { return name_; }
   bool reshards() const { return reshard_after_forward_.value_or(!is_root_); }

@@ -21,8 +21,6 @@ namespace {
 
 using Parameters = std::set<const Parameter*>;
 
-bool is_container(const Module& m) { return dynamic_cast<const ModuleContainer*>(&m) != nullptr; }
-
 bool is_below(const Module* m, const Module& above) {
   for (; m; m = m->parent())
     if (m == &above) return true;
@@ -142,22 +140,6 @@ std::int64_t balanced_limit(const std::vector<Part>& parts, std::int64_t budget)
 
 // ---- by name ----
 
-// The modules in lists; lists inside of them are theirs.
-void find_blocks(Module& m, std::vector<Module*>& blocks) {
-  for (const auto& child : m.children()) {
-    if (is_container(m) && !is_container(*child)) blocks.push_back(child.get());
-    else find_blocks(*child, blocks);
-  }
-}
-
-std::vector<Module*> blocks_of(Module& model, std::string_view rule) {
-  std::vector<Module*> blocks;
-  find_blocks(model, blocks);
-  check(!blocks.empty(), "units \"{}\": the model has no list of modules (ModuleList) whose items would be the units",
-        rule);
-  return blocks;
-}
-
 void add_block(Module& block, bool is_fine, const FreeParameters& free, std::vector<UnitModules>& units) {
   Parameters left = free.below(block);
   if (left.empty()) return;
@@ -176,7 +158,8 @@ UnitRule units_by_block(std::string_view name, bool is_fine) {
   return {std::string(name), [name, is_fine](Module& model, const FullyShardOptions& options) {
             const FreeParameters free(model, options);
             std::vector<UnitModules> units;
-            for (Module* block : blocks_of(model, name)) add_block(*block, is_fine, free, units);
+            for (Module* block : listed_modules(model, fmt::format("units \"{}\"", name)))
+              add_block(*block, is_fine, free, units);
             return units;
           }};
 }

@@ -1,0 +1,46 @@
+#pragma once
+// Activation checkpointing: of a module's forward the tape keeps little, and backward computes the rest again.
+//
+//   recompute_blocks(model, {Recompute::full});                  // the items of the model's lists
+//   recompute(model.head, {Recompute::selective, {&op::linear}}); // one module; the results of products are kept
+//
+// The recorded ops run again (runtime/autograd/segment.h), not the module: bits, random draws and hooks are as without.
+// Before or after parallelize() and fully_shard(), whose gathers it does not repeat.
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "nn/module.h"
+#include "runtime/op/rows.h"
+
+namespace sherd::nn {
+
+/// What the tape keeps of a module's forward.
+enum class Recompute : std::uint8_t {
+  none,       ///< what backward reads; of a part of a module that is recomputed: of this part
+  selective,  ///< what comes from outside, and what calls of some rows read and give
+  full,       ///< what comes from outside: inputs, parameters, random draws
+};
+
+struct RecomputePolicy {
+  Recompute mode = Recompute::full;
+  /// Rows of selective, whose calls do not run again. Attention's q, k, v and result: then all before it is not needed
+  /// again, and what follows it is cheap to compute for its bytes. With &op::redistribute what is distributed does not
+  /// communicate again in backward.
+  std::vector<const Op*> keeps{&op::scaled_dot_product_attention};
+};
+
+/// By name: none, selective, full. Error naming the nearest for other names.
+RecomputePolicy recompute_policy(std::string_view name);
+
+/// Recomputes `module` in backward from now on. One inside of another is a part of it that keeps more or less. Local.
+/// Errors: a container, which has no forward; a module that has a policy already. Errors of its forward, on every rank
+/// that gets there, before anything communicates: a hook of it, or below, that is not marked
+/// ModuleHook::can_recompute(); a host read of a tensor; a collective of its own (all_reduce() and the like), where the
+/// tape would record it. Those of distributed tensors run again.
+void recompute(Module& module, RecomputePolicy policy = {});
+/// recompute() of the items of the model's lists, its blocks. Error if it has none, and the model stays as it is if one
+/// has a policy already.
+void recompute_blocks(Module& model, const RecomputePolicy& policy = {});
+
+}  // namespace sherd::nn
