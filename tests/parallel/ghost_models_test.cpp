@@ -12,6 +12,7 @@
 #include "nn/models/model_config.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
+#include "nn/recompute.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/job/world.h"
@@ -53,13 +54,14 @@ struct ModelCase {
   bool shards = true, sequence = true;
   bool frozen = false;  ///< the embedding and the first block
   bool captured = false, large = false;
+  const char* recompute = "none";
   TokenSizes sizes() const { return large ? kLarge : llama ? kSmallLlama : kSmallGpt; }
   nn::LanguageModelConfig config() const { return llama ? llama_config(sizes()) : gpt_config(sizes()); }
   std::string text() const {
-    return fmt::format("{}{} {} replicate={} dp={} tp={}{}{}{}{}", large ? "large " : "", llama ? "Llama" : "GPT",
+    return fmt::format("{}{} {} replicate={} dp={} tp={}{}{}{}{} recompute {}", large ? "large " : "", llama ? "Llama" : "GPT",
                        bf16 ? "bf16" : "f32", grid.replicas, grid.dp, grid.tp, shards ? "" : " not sharded",
                        grid.tp > 1 && sequence ? " sequence" : "", frozen ? " frozen" : "",
-                       captured ? " captured" : "");
+                       captured ? " captured" : "", recompute);
   }
 };
 
@@ -80,6 +82,7 @@ class ModelRun {
     nn::FullyShardOptions options;
     if (c.bf16) options.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
     if (c.shards) shard(*model_, c.grid.data(root_), options, options);
+    nn::recompute_blocks(*model_, nn::recompute_policy(c.recompute));
     model_->materialize(nn::Seed{11});
     if (c.frozen) freeze();
     optimizer_ = std::make_unique<nn::AdamW>(model_->parameters());
@@ -211,6 +214,12 @@ TEST(GhostModels, ShardedAndTensorParallel) {
 TEST(GhostModels, WithFrozenParameters) {
   for (const Grid3& grid : {Grid3{1, 2, 1}, Grid3{2, 2, 1}, Grid3{1, 2, 2}})
     expect_models_train_alike({.grid = grid, .frozen = true});
+}
+
+TEST(GhostModels, Recomputed) {
+  for (const char* recompute : {"selective", "full"})
+    for (const Grid3& grid : {Grid3{1, 2, 1}, Grid3{1, 2, 2}})
+      expect_models_train_alike({.grid = grid, .recompute = recompute});
 }
 
 // The first step runs eagerly, the second is recorded, the others replay it.
