@@ -46,8 +46,10 @@ TEST_F(Sharding, FlagsAndTheMeshComeToAStrategy) {
   EXPECT_EQ(text("full_shard", "", true), "strategy full_shard, int8 gathers, int8 reductions, units fine");
   config_.gather = config_.reduce = "exact";
   config_.strategy = "full_shard";
+  config_.recompute = "full";
+  EXPECT_EQ(text("full_shard", "", true), "strategy full_shard, units fine, recompute full");
   config_.fully_shard = false;
-  EXPECT_EQ(sharding_text(config_, 1), "not sharded (fully_shard = false)");
+  EXPECT_EQ(sharding_text(config_, 1), "not sharded (fully_shard = false), recompute full");
 }
 
 TEST_F(Sharding, MicroBatchesSayWhatTheirGradientsTake) {
@@ -81,6 +83,9 @@ TEST_F(Sharding, WhatDoesNotFitIsRefused) {
   refused(config, {"no rule \"layer\" makes units", "coarse, block, fine, parameters=N, bytes=N"});
   config.units = "bytes=half";
   refused(config, {"\"bytes=half\"", "a whole number"});
+  config = config_;
+  config.recompute = "half";
+  refused(config, {"recompute = \"half\"", "none, selective, full"});
   config = config_;
   config.gather = "8bit";
   refused(config, {"gather must be one of exact, int8", "\"8bit\""});
@@ -132,6 +137,23 @@ TEST_F(Sharding, F60_NumbersDoNotDependOnTheStrategy) {
       EXPECT_LE(largest_difference(two.norms, one.norms), 1e-4) << strategy;
       EXPECT_NEAR(two.val_loss, one.val_loss, 1e-5) << strategy;
     }
+}
+
+TEST_F(Sharding, F70_RecomputationChangesNoBit) {
+  for (const int ranks : {1, 2}) {
+    config_.recompute = "none";
+    const TinyRun none = train_tiny(config_, ranks);
+    for (const char* recompute : {"selective", "full"})
+      for (const bool is_compiled : {false, true}) {
+        config_.recompute = recompute;
+        config_.compile = is_compiled;
+        const TinyRun run = train_tiny(config_, ranks);
+        EXPECT_EQ(run.losses, none.losses) << recompute;
+        EXPECT_EQ(run.norms, none.norms) << recompute;
+        EXPECT_EQ(run.val_loss, none.val_loss) << recompute;
+      }
+    config_.compile = false;
+  }
 }
 
 TEST_F(Sharding, F96_EightBitsOnTheWireTrainAlmostAlike) {

@@ -97,6 +97,10 @@ void bind_sharding(ConfigTable& table, TrainConfig& c) {
             "what is gathered at a time: block; fine: attention and feed-forward part apart; coarse: the whole model; "
             "parameters=N: modules of N parameters and more; bytes=N: modules that fit N bytes together, as bytes=32e6",
             run);
+  table.add("recompute", &c.recompute,
+            "what blocks compute again in backward instead of keeping it: none; selective: all but q, k, v and the "
+            "result of attention; full: all but their input",
+            run);
   table.add(
       "print_units", &c.print_units,
       "print what each unit holds, and of which parameters, in the order in which units run, after the first step",

@@ -50,6 +50,7 @@ struct TrainConfig {
   std::string strategy = "full_shard";
   std::string units = "block";
   bool print_units = false;
+  std::string recompute = "none";
   SwitchOrNumber reshard_after_forward = true;
   bool prefetch = true;
   bool accumulate_shards = false;

@@ -8,6 +8,7 @@
 #include "nn/parallel/extensions/int8_reduce.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/shard/unit_rules.h"
+#include "nn/recompute.h"
 
 namespace sherd {
 
@@ -64,6 +65,7 @@ nn::UnitPolicy unit_policy(const TrainConfig& config) {
 void check_sharding(const TrainConfig& config) {
   const nn::UnitPolicy policy = nn::strategy(config.strategy);
   nn::units_by(config.units);  // throws if there is no such rule
+  nn::recompute_policy(config.recompute);
   check(config.fully_shard || config.strategy == "full_shard",
         "strategy = {} is a setting of fully_shard; leave fully_shard on", config.strategy);
   for (const auto& [key, how] : {std::pair("gather", config.gather), std::pair("reduce", config.reduce)}) {
@@ -83,7 +85,8 @@ std::int64_t waiting_gradient_bytes(const TrainConfig& config) {
 }
 
 std::string sharding_text(const TrainConfig& config, int data_ranks) {
-  if (!config.fully_shard) return "not sharded (fully_shard = false)";
+  const std::string recomputed = config.recompute == "none" ? "" : fmt::format(", recompute {}", config.recompute);
+  if (!config.fully_shard) return "not sharded (fully_shard = false)" + recomputed;
   const nn::UnitPolicy policy = unit_policy(config);
   const std::string_view name = nn::strategy_name(policy, policy.needs_replicas || has_replicas(config));
   std::string text = fmt::format("strategy {}", name.empty() ? config.strategy : name);
@@ -93,7 +96,7 @@ std::string sharding_text(const TrainConfig& config, int data_ranks) {
   if (config.gather != "exact") text += fmt::format(", {} gathers", config.gather);
   if (config.reduce != "exact") text += fmt::format(", {} reductions", config.reduce);
   if (config.units != "block") text += fmt::format(", units {}", config.units);
-  return text + accumulation_text(config, data_ranks);
+  return text + recomputed + accumulation_text(config, data_ranks);
 }
 
 void shard_model(nn::LanguageModel& model, const TrainConfig& config, const DeviceMesh& data) {

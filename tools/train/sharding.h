@@ -12,13 +12,14 @@ namespace sherd {
 
 /// What fully_shard is told. Error naming the nearest for an unknown strategy.
 nn::UnitPolicy unit_policy(const TrainConfig& config);
-/// Throws Error for an unknown strategy or rule of units, for a number of ranks in reshard_after_forward that
-/// contradicts other keys.
+/// Throws Error for an unknown strategy, rule of units or way to recompute, and for a number of ranks in
+/// reshard_after_forward that contradicts other keys.
 void check_sharding(const TrainConfig& config);
 /// Whether the strategy copies its shards and the mesh names no axis for that: then hosts do (mesh_with_replicas()).
 bool lacks_replicas(const TrainConfig& config);
-/// The strategy that flags and mesh come to, and from what: "strategy shard_grad_op (reshard_after_forward = false)";
-/// of several micro-batches also what their gradients take until the last one, where `data_ranks` share them.
+/// The strategy that flags and mesh come to, and from what: "strategy shard_grad_op (reshard_after_forward = false)",
+/// and what is recomputed; of several micro-batches also what their gradients take until the last one, where `data_ranks`
+/// share them.
 std::string sharding_text(const TrainConfig& config, int data_ranks);
 /// Bytes of an element of the gradients that wait for the last micro-batch: they add up in the type of the reduction,
 /// where that is the wider one.

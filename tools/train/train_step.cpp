@@ -6,6 +6,7 @@
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/tensor_parallel.h"
+#include "nn/recompute.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
@@ -61,6 +62,7 @@ void TrainStep::shard(const nn::LanguageModelConfig& architecture) {
     nn::parallelize(*model_, *mesh_.tensor(),
                     nn::make_plan(architecture, {.sequence_parallel = config_.parallel.sequence,
                                                  .loss_parallel = config_.parallel.loss}));
+  if (config_.recompute != "none") nn::recompute_blocks(*model_, nn::recompute_policy(config_.recompute));
   shard_model(*model_, config_, mesh_.data());
 }
 
