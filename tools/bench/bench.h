@@ -85,19 +85,20 @@ struct Benchmark {
   std::function<void(Figure& figure, BenchRun& run)> measure{};
 };
 
-std::vector<Benchmark> step_benchmarks();      // step.cpp
-std::vector<Benchmark> gemm_benchmarks();      // gemm.cpp
-std::vector<Benchmark> dispatch_benchmarks();  // dispatch.cpp
-std::vector<Benchmark> dtensor_benchmarks();   // dtensor.cpp
-std::vector<Benchmark> shm_benchmarks();       // shm.cpp
-std::vector<Benchmark> ranks_benchmarks();     // ranks.cpp
-std::vector<Benchmark> overlap_benchmarks();   // overlap.cpp
-std::vector<Benchmark> units_benchmarks();     // units.cpp
-std::vector<Benchmark> ghost_benchmarks();     // ghost.cpp
-std::vector<Benchmark> binding_benchmarks();   // binding.cpp
-std::vector<Benchmark> program_benchmarks();   // program.cpp
-std::vector<Benchmark> gpu_benchmarks();       // gpu.cpp
-std::vector<Benchmark> loss_benchmarks();      // loss.cpp
+std::vector<Benchmark> step_benchmarks();       // step.cpp
+std::vector<Benchmark> recompute_benchmarks();  // recompute.cpp
+std::vector<Benchmark> gemm_benchmarks();       // gemm.cpp
+std::vector<Benchmark> dispatch_benchmarks();   // dispatch.cpp
+std::vector<Benchmark> dtensor_benchmarks();    // dtensor.cpp
+std::vector<Benchmark> shm_benchmarks();        // shm.cpp
+std::vector<Benchmark> ranks_benchmarks();      // ranks.cpp
+std::vector<Benchmark> overlap_benchmarks();    // overlap.cpp
+std::vector<Benchmark> units_benchmarks();      // units.cpp
+std::vector<Benchmark> ghost_benchmarks();      // ghost.cpp
+std::vector<Benchmark> binding_benchmarks();    // binding.cpp
+std::vector<Benchmark> program_benchmarks();    // program.cpp
+std::vector<Benchmark> gpu_benchmarks();        // gpu.cpp
+std::vector<Benchmark> loss_benchmarks();       // loss.cpp
 
 /// Absolute: `path` is a program, or a build's folder with bin/sherd in it. Error if neither.
 std::string program_of_build(const std::string& path);

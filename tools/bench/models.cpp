@@ -15,6 +15,7 @@ constexpr std::array kModels = {
     BenchModel{"tiny", 1, 2, 16, 8, 2, 17},
     BenchModel{"mini", 4, 4, 128, 64, 12, 65},
     BenchModel{"bigger", 6, 6, 384, 256, 8, 256},
+    BenchModel{"bigger8", 8, 6, 384, 256, 8, 256},
     BenchModel{"blocks16", 16, 4, 256, 128, 4, 256},
     BenchModel{"gpt124m", 12, 12, 768, 256, 4, 50257},
     BenchModel{"tiny_llama", 1, 2, 16, 8, 2, 17, 1, 32},

@@ -31,6 +31,8 @@ SUMMARY = [
     ("the same as a share of the cores' multiply-add peak", ["flops.bigger.f32.t1", "flops.bigger.f32.t2"]),
     ("the same in bf16", ["step.bigger.bf16.t1", "step.bigger.bf16.t2"]),
     ("the same model's growth of resident memory, f32", ["rss.bigger"]),
+    ("with 8 blocks, recompute selective and full beside none: time", ["step.bigger8.selective", "step.bigger8.full"]),
+    ("the same: peak of activations", ["step.bigger8.selective.activations", "step.bigger8.full.activations"]),
     ("the same model, fully sharded over 2 ranks of one thread beside FSDP2, f32 and bf16", ["fsdp.bigger.r2", "fsdp.bigger.bf16.r2"]),
     ("the same under no_shard beside DDP, f32 and bf16", ["ddp.bigger.r2", "ddp.bigger.bf16.r2"]),
     ("fully sharded beside our no_shard, f32", ["fsdp.bigger.r2.no_shard"]),

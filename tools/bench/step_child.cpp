@@ -36,7 +36,7 @@ struct StepFlags {
   std::int64_t threads = 1;
   std::int64_t batch = 0, tokens = 0, layers = 0;  ///< of each rank; 0: the model's
   bool captured = true, prefetch = true, tensor_parallel = false, profile = false;
-  std::string strategy = "full_shard", mesh, link, device = "cpu";
+  std::string strategy = "full_shard", mesh, link, device = "cpu", recompute = "none";
 };
 
 BenchModel model_of(const StepFlags& flags) {
@@ -68,7 +68,8 @@ class StepRun {
                           .tensor_parallel = flags.tensor_parallel,
                           .strategy = flags.strategy,
                           .mesh = flags.mesh,
-                          .link = flags.link},
+                          .link = flags.link,
+                          .recompute = flags.recompute},
                          group_)) {
     std::tie(tokens_, targets_) =
         random_batch(bench_model(flags.model), flags, flags.tensor_parallel ? 0 : group_->rank());
@@ -189,6 +190,7 @@ int run_step_child(std::span<const std::string_view> args) {
   table.add("strategy", &flags.strategy, "what is sharded over dp");
   table.add("mesh", &flags.mesh, "ranks as axes: replicate=2,dp=2; empty: dp over all");
   table.add("link", &flags.link, "BYTES_PER_S,SECONDS: shapes the links between the ranks; dp=...;replicate=... apart");
+  table.add("recompute", &flags.recompute, "what blocks compute again in backward: none, selective, full");
   table.add("prefetch", &flags.prefetch, "gather the next group while one computes");
   table.add("tensor_parallel", &flags.tensor_parallel, "ranks share one batch and shard the model's matrices");
   table.add("captured", &flags.captured, "replay a recording");

@@ -18,6 +18,7 @@ TrainConfig train_config(const BenchModel& model, const TrainingOptions& options
                        (ranks > 1 && !options.tensor_parallel);
   config.mesh = options.tensor_parallel ? fmt::format("tp={}", ranks) : options.mesh;
   config.link = options.link;
+  config.recompute = options.recompute;
   config.parallel.sequence = true;
   config.model = model_section(model);
   config.optimizer = {.lr = 3e-4, .min_lr = 3e-4, .warmup = 0, .decay_matrices_only = false, .clip = 0};

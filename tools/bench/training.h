@@ -16,6 +16,7 @@ struct TrainingOptions {
   bool prefetch = true;                                 ///< gather the next group while one computes
   bool tensor_parallel = false;                         ///< ranks share one batch and shard the model's matrices
   std::string strategy = "full_shard", mesh{}, link{};  ///< as the keys of TrainConfig; tensor parallelism has its mesh
+  std::string recompute = "none";                       ///< as the key of TrainConfig
 };
 
 /// The run on `ranks` ranks, resolved: on several sharded as the strategy says, or tensor parallel.
