@@ -546,5 +546,28 @@ TEST(FullyShard, F43_F96_AfterAnErrorTheNextStepIsRight) {
   });
 }
 
+// Backward does not come to a unit whose outputs need no gradient.
+TEST(FullyShard, F43_F64_WhatBackwardGatheredAndDidNotUseIsDropped) {
+  for (const bool encodes : {false, true})
+    run_ranks(2, [=](const Group& group) {
+      Net net(kThreeBlocks);
+      shard(net, DeviceMesh(group));
+      nn::set_reshard_after_backward(net, false);
+      const nn::UnitHandle first = nn::unit_of(*net.blocks.items()[0]);
+      if (encodes) first.set_gather_transform(identity());
+      net.materialize(nn::Seed{3});
+      for (nn::Parameter* p : first.parameters()) p->set_requires_grad(false);
+      nn::AdamW optimizer(net.parameters(), {.lr = 0.01});
+      for (int step = 0; step < 2; ++step) {
+        backward(sum(net(batch_of(2, 6, 0, "x"))));
+        RankContext::current().drain_queues();
+        EXPECT_FALSE(first.is_gathered());
+        EXPECT_EQ(held(MemoryCategory::communication), 0);
+        optimizer.step_and_clear();
+        EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+      }
+    });
+}
+
 }  // namespace
 }  // namespace sherd::testing

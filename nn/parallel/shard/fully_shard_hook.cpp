@@ -18,6 +18,14 @@ void ShardTree::add(FullyShardHook& hook) {
   for (const auto& unit : hook.units) unit->inbox.set_end(end);
 }
 
+// Whether there are modules that may join.
+bool ShardTree::has_news() const {
+  return !is_whole || std::ranges::any_of(late, [](const std::weak_ptr<FullyShardHook>& weak) {
+    const auto hook = weak.lock();
+    return hook && !hook->tree_ && hook->has_values();
+  });
+}
+
 void ShardTree::drop_unused() const {
   for (FullyShardHook* hook : hooks) {
     if (!hook) continue;
@@ -37,6 +45,7 @@ void ShardTree::end_backward(bool is_last_of_all) {
     (*hook)->leave_round();
     for (const auto& unit : (*hook)->units) unit->inbox.finish_backward();
   }
+  if (is_last_of_all) drop_unused();  // gathered for a backward that did not come
 }
 
 void ShardTree::abandon(std::string_view reason) noexcept {
@@ -211,12 +220,15 @@ void FullyShardHook::join(Module& module, const std::shared_ptr<ShardTree>& tree
   const std::vector<FullyShardHook*> below = hooks_below(top);
   std::vector<FullyShardHook*> all = tree->hooks;
   std::ranges::copy_if(below, std::back_inserter(all), [](const FullyShardHook* hook) { return !hook->tree_; });
+  for (FullyShardHook* hook : all)
+    if (hook && hook->awaited_.empty()) hook->borrowed_.clear();  // modules may have been replaced
   link_tied(top, nullptr, all);
   tree->is_whole = true;
+  tree->late.clear();
   for (FullyShardHook* hook : below) {
     if (hook->tree_) continue;
     if (hook != this && !hook->has_values()) {
-      tree->is_whole = false;
+      tree->late.push_back(hook->weak_from_this());
       continue;
     }
     tree->add(*hook);
@@ -256,7 +268,7 @@ void FullyShardHook::join_or_tell(Module& module) {
 }
 
 void FullyShardHook::before_forward(Module& module) {
-  if (!tree_ || (!tree_->is_whole && tree_->depth == 0)) join_or_tell(module);
+  if (!tree_ || (tree_->depth == 0 && tree_->has_news())) join_or_tell(module);
   const bool begins = awaited_.empty();
   try {
     enter_forward(begins);

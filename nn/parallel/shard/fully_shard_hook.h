@@ -33,9 +33,11 @@ struct ShardTree {
   std::shared_ptr<BackwardEnd> end = std::make_shared<BackwardEnd>([this] { end_backward(is_last); });
   int depth = 0;         // of wrapped forwards that run
   bool is_last = true;   // the next backward, of those that belong together
-  bool is_whole = true;  // every wrapped module below the root is in it
+  bool is_whole = true;  // no module was wrapped below the root since it was linked
+  std::vector<std::weak_ptr<FullyShardHook>> late;  // those that were without values then
 
   void add(FullyShardHook& hook);
+  bool has_news() const;
   void drop_unused() const;
   void close_rounds() const;
   void end_backward(bool is_last_of_all);

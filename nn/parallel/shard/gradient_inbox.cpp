@@ -83,9 +83,11 @@ bool GradientInbox::has_place(std::size_t i) const {
 }
 
 // One after the other. What is held stays where it lies, whatever was frozen meanwhile, and others lie between.
-GradientInbox::Places GradientInbox::places(const UnitLayout& layout) const {
+const GradientInbox::Places& GradientInbox::places(const UnitLayout& layout) {
   const Tensor earlier = held_ && &held_->layout() == &layout ? held_->bytes() : Tensor();
-  Places at{.offsets = std::vector<std::int64_t>(entries_.size(), kNoPlace)};
+  Places& at = places_;
+  at.bytes = 0;
+  at.offsets.assign(entries_.size(), kNoPlace);
   const auto move_on_to = [&](std::int64_t offset) {
     if (at.bytes > offset) held_->refuse_thawed();
     at.bytes = offset;
@@ -103,7 +105,7 @@ GradientInbox::Places GradientInbox::places(const UnitLayout& layout) const {
 // What is held is added to where it lies, unless it has another type.
 void GradientInbox::make_buffer() {
   unit_of_gradients_ = &buffers_.layout();
-  const Places at = places(*unit_of_gradients_);
+  const Places& at = places(*unit_of_gradients_);
   for (std::size_t i = 0; i < entries_.size(); ++i) entries_[i].offset = at.offsets[i];
   if (held_ && !held_->is_apart()) gradients_ = held_->bytes();
   if (!gradients_.defined()) gradients_ = gradient_buffer(at.bytes, buffers_.device());
@@ -355,7 +357,7 @@ void GradientInbox::take_held() {
   if (!held_ || !held_->bytes().defined()) return;
   if (held_->is_apart()) {
     hold();
-    const Places at = places(held_->layout());
+    const Places& at = places(held_->layout());
     for (std::size_t i = 0; i < entries_.size(); ++i) entries_[i].offset = at.offsets[i];
     unit_of_gradients_ = &held_->layout();
     gradients_ = held_->bytes();

@@ -132,7 +132,7 @@ class GradientInbox final : public GradSink {
   bool adds_in_place(std::size_t i) const;
   const Tensor& full_view(std::size_t i);
   bool has_place(std::size_t i) const;
-  Places places(const UnitLayout& layout) const;
+  const Places& places(const UnitLayout& layout);
   void make_buffer();
   void drop_buffer();
   Destination local_destination(std::size_t i);
@@ -169,6 +169,7 @@ class GradientInbox final : public GradSink {
   std::vector<Entry> entries_;           // by piece
   std::size_t recent_ = 0;               // piece that was asked for last: most ask twice
   Tensor gradients_;                     // u8, or undefined
+  Places places_;                        // what places() found last: keeps its memory
   const UnitLayout* unit_of_gradients_;  // has the types of the full gradients in it
   std::unique_ptr<HeldGradients> held_;  // null until a pass was to leave gradients
   std::optional<OwnedGradients> owned_;  // where replicas divide the shards
