@@ -8,6 +8,7 @@
 #include "nn/optim/sgd.h"
 #include "nn/parallel/shard/summon.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/agree.h"
 #include "tests/parallel/two_dim_net.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
@@ -149,6 +150,34 @@ TEST(FullParameters, AMistakeOfOneRankReachesAll) {
       const FullParameters full(net);
       expect_full(net, reference);
     });
+}
+
+// Stages have models of their own: the ranks of one meet, the others do not come.
+TEST(FullParameters, OfAStageNeedNoOtherStage) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh root(group, {{"pp", 2}, {"dp", 2}});
+    Net net(kTwoBlocks), before(kTwoBlocks), after(kTwoBlocks);
+    shard(net, root["dp"]);
+    if (root.coordinate(0) == 0) expect_scopes(net, before, after);
+    together(*group, [] {});  // none goes while another one is at work
+  });
+}
+
+// From axis to axis: rank 0 shares no axis with rank 3.
+TEST(FullParameters, AMistakeOfOneRankReachesAllOfItsStage) {
+  run_ranks(8, [](const Group& group) {
+    const DeviceMesh root(group, {{"pp", 2}, {"dp", 2}, {"tp", 2}});
+    ResidualNet net(5, 7), before(5, 7), after(5, 7);
+    nn::parallelize(net, root["tp"], plan_of(true));
+    shard(net, root["dp"]);
+    if (root.coordinate(0) == 0) {
+      if (group->rank() != 3) net.materialize(nn::Seed{3});
+      const std::string_view who = group->rank() == 3 ? "full parameters" : "rank 3: full parameters";
+      expect_error([&] { const FullParameters full(net); }, {who, "has no values", "materialize"});
+      expect_scopes(net, before, after);
+    }
+    together(*group, [] {});
+  });
 }
 
 TEST(FullParameters, MemoryThatOneRankLacksIsMissedByAll) {

@@ -5,6 +5,7 @@
 
 #include "dtensor/api.h"
 #include "nn/parallel/data_mesh.h"
+#include "nn/parallel/shard/unit_buffers.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
@@ -25,7 +26,8 @@ std::vector<Parameter*> kept_parameters(Module& module, bool recurse) {
 }
 
 // Once a gather has failed on one rank the groups are out of use on all.
-constexpr const char* kRemedy = "FullParameters was left while ranks gather: call reset_after_error(model) on all of them";
+constexpr const char* kRemedy =
+    "FullParameters was left while ranks gather: call reset_after_error(model) on all of them";
 
 void check_may_begin(const std::vector<Parameter*>& parameters) {
   const RankContext& context = RankContext::current();
@@ -48,6 +50,18 @@ std::vector<ProcessGroup*> root_groups_of(const std::vector<Parameter*>& paramet
   return groups;
 }
 
+// In which the ranks of the parameters' own meshes meet, one after the other: ranks of the root that have other
+// parameters, as the stages of a pipeline, need not come.
+std::vector<ProcessGroup*> groups_of(const std::vector<Parameter*>& parameters) {
+  std::vector<ProcessGroup*> groups;
+  for (const Parameter* p : parameters) {
+    const auto& unit = static_cast<const UnitBuffers&>(*p->shard_keeper());  // there is no other kind of keeper
+    for (ProcessGroup* group : unit.groups_of(unit.find(*p)))
+      if (std::ranges::find(groups, group) == groups.end()) groups.push_back(group);
+  }
+  return groups;
+}
+
 // One of its own for each, also where this rank has everything.
 std::vector<Tensor> full_tensors(const std::vector<Parameter*>& parameters) {
   for (const Parameter* p : parameters) p->reshard();  // what was gathered makes room
@@ -61,28 +75,30 @@ std::vector<Tensor> full_tensors(const std::vector<Parameter*>& parameters) {
   return full;
 }
 
-// The same on all ranks, or an Error on all, after which nobody waits for anybody.
-std::vector<Tensor> agreed_full_tensors(const std::vector<Parameter*>& parameters,
-                                        const std::vector<ProcessGroup*>& groups) {
+// The same on all ranks, or an Error on all, after which nobody waits for anybody. This one is `rank` in messages.
+std::vector<Tensor> agreed_full_tensors(const std::vector<Parameter*>& parameters, int rank) {
   std::vector<Tensor> full;
-  std::exception_ptr failure;
+  std::exception_ptr failure;  // of this rank
+  std::string told;            // the first that this rank has heard of
+  const auto note_failure = [&] {
+    if (!failure) failure = std::current_exception();
+    if (told.empty()) told = fmt::format("rank {}: {}", rank, current_exception_text());
+  };
   try {
     check_may_begin(parameters);
     full = full_tensors(parameters);
-  } catch (...) { failure = std::current_exception(); }
-  for (ProcessGroup* group : groups) {  // what one of them says is said to the next
+  } catch (...) { note_failure(); }
+  for (ProcessGroup* group : groups_of(parameters)) {  // what is told in one is told in the next, so it reaches all
     try {
-      together(*group, [&] {
-        if (failure) std::rethrow_exception(failure);
-      });
+      for (const std::string& text : gather_text(*group, told))
+        if (told.empty()) told = text;
     } catch (CommError& error) {  // the group was out of use before
       error.add("remedy", kRemedy);
-      if (!failure) failure = std::current_exception();
-    } catch (...) {
-      if (!failure) failure = std::current_exception();
-    }
+      note_failure();
+    } catch (...) { note_failure(); }
   }
   if (failure) std::rethrow_exception(failure);
+  if (!told.empty()) fail("{}", told);
   return full;
 }
 
@@ -108,13 +124,13 @@ Parameter* FullParameters::Held::parameter() const {
 
 std::vector<FullParameters::Held> FullParameters::gather(const std::vector<Parameter*>& parameters) {
   const GradMode off(false);
-  const std::vector<ProcessGroup*> groups = root_groups_of(parameters);
-  const std::vector<Tensor> full = agreed_full_tensors(parameters, groups);
+  const std::vector<ProcessGroup*> roots = root_groups_of(parameters);
+  const std::vector<Tensor> full = agreed_full_tensors(parameters, roots.empty() ? 0 : roots[0]->rank());
   try {
     gather_into(full, parameters);
   } catch (...) {  // peers are on their way into the next gather
     const std::string reason = current_exception_text();
-    for (ProcessGroup* group : groups)
+    for (ProcessGroup* group : roots)
       if (group->size() > 1) group->abort(reason);
     throw;
   }

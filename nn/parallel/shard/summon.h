@@ -23,13 +23,15 @@ struct FullParametersOptions {
 /// all axes, replicas and tensor parallelism included: memory of its own, in the parameter's dtype whatever the policy.
 /// Optimizers and checkpoints go on to see the shards.
 ///
-/// The constructor is collective over the meshes of the parameters, blocks, and takes memory for all of them on every
+/// The constructor is collective over the meshes of the parameters, those of tensor parallelism included, and no others
+/// of their root: one stage of a pipeline may summon alone. It blocks, and takes memory for all parameters on every
 /// rank, and for one more while it gathers; the end is local. With write_back all ranks must write the same values, or
 /// replicas differ after. Nothing is written back where an exception ends the scope.
 ///
 /// Errors: parameters without values, a scope around this one that has some of them, a forward or backward pass or the
-/// recording of a step that runs; memory that a rank lacks. Whichever rank meets these, all get the error, before
-/// anything is gathered, and may go on. What fails later, on any rank, ends the communication of all until reset_after_error(model), as the error says.
+/// recording of a step that runs; memory that a rank lacks. Whichever rank meets these, all of these meshes get the
+/// error, before anything is gathered, and may go on. What fails later, on any rank, ends the communication of the
+/// whole root mesh until reset_after_error(model), as the error says.
 /// While it lives, a forward or unshard() of these units is an Error; at the end, with write_back, a shard that was
 /// written in between (by an optimizer or a load), or another tensor in the slot. Of modules that were destroyed in
 /// between nothing is written back.

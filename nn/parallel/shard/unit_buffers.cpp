@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/group_names.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/buffer_views.h"
 #include "runtime/op/capture_sink.h"
@@ -61,6 +62,18 @@ std::vector<Parameter*> UnitBuffers::parameters() const {
   for (const Piece& piece : pieces_)
     if (Parameter* p = parameter_of(piece)) living.push_back(p);
   return living;
+}
+
+std::vector<ProcessGroup*> UnitBuffers::groups_of(std::size_t piece) const {
+  std::vector<ProcessGroup*> groups;
+  if (layout_->shards > 1) groups.push_back(&group_named(layout_->shard_axis));
+  if (layout_->replicas > 1) groups.push_back(&group_named(layout_->replica_axis));
+  if (const Spec* const gathered = pieces_[piece].at.gathered) {
+    const DeviceMesh theirs = gathered->mesh();
+    for (int axis = 0; axis < theirs.ndim(); ++axis)
+      if (theirs.size(axis) > 1) groups.push_back(&theirs.group(axis));
+  }
+  return groups;
 }
 
 void UnitBuffers::materialize(Device device) {

@@ -53,6 +53,9 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   Parameter* parameter(std::size_t piece) const { return parameter_of(pieces_[piece]); }
   std::vector<Parameter*> parameters() const;
   const ShardPlacement& placement(std::size_t piece) const { return pieces_[piece].at; }
+  /// The groups that a parameter's ranks meet in, those of more than one rank: who holds its shards, who holds this one
+  /// too, and of each axis of tensor parallelism. From any rank one after the other they reach all. Local.
+  std::vector<ProcessGroup*> groups_of(std::size_t piece) const;
   /// The piece of this parameter; size() if it has none.
   std::size_t find(const Slot& slot) const {
     const auto found = by_leaf_.find(slot.leaf());
