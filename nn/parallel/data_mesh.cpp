@@ -117,11 +117,7 @@ DeviceMesh mesh_of_data(const DeviceMesh& mesh, const DataAxes& axes) {
             mesh.describe(), replica, shard);
   if (axes.shard.empty()) return one_axis_of(mesh, axes.replicate);
   if (axes.replicate.empty()) return one_axis_of(mesh, axes.shard);
-  const DeviceMesh data = DeviceMesh::concatenate({one_axis_of(mesh, axes.replicate), one_axis_of(mesh, axes.shard)});
-  // What is whole on all ranks, small parameters or all of them, is averaged over replicas and shards in one group.
-  const int both[] = {0, 1};
-  if (data.size(0) > 1 && data.size(1) > 1 && !data.joint_group(both)) data.flatten();
-  return data;
+  return DeviceMesh::concatenate({one_axis_of(mesh, axes.replicate), one_axis_of(mesh, axes.shard)});
 }
 
 DataMesh::DataMesh(const DeviceMesh& mesh, ShardedOver over, ShardedOver owned_over) : mesh_(mesh) {

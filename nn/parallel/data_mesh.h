@@ -34,8 +34,8 @@ struct DataAxes {
 };
 
 /// The mesh of these axes of `mesh`, for DataMesh: one axis, or replicas and shards. Lists of several are flattened
-/// under their names joined by "_", and where both lists are given so are all of them, which DataMesh may need a group
-/// of: collectively over the root mesh at the first call with them (DeviceMesh::flatten).
+/// under their names joined by "_": collectively over the root mesh at the first call with them (DeviceMesh::flatten).
+/// Where both lists are given there may be no group of all their ranks; some policies need one (join_for, policy.h).
 /// Error if both lists are empty, an axis is unknown or named twice, those of a list are not in the mesh's order, or
 /// one that replicates does not come before all that shard.
 DeviceMesh mesh_of_data(const DeviceMesh& mesh, const DataAxes& axes);

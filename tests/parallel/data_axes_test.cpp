@@ -121,6 +121,32 @@ TEST(FullyShard, F189_WhatIsWholeOnAllRanksBesideAFurtherAxis) {
   });
 }
 
+// A group of its own costs memory and a call of the whole mesh: it is there only for strategies that communicate in it.
+TEST(FullyShard, F189_AllDataAxesAreJoinedOnlyWhereTheStrategyNeedsIt) {
+  struct Joined {
+    const char* strategy;
+    std::int64_t replicate_below_bytes;
+    bool expected;
+  };
+  const Joined cases[] = {{"hybrid_shard", 0, false},
+                          {"hybrid_shard_state", 0, false},
+                          {"shard_optimizer", 0, false},
+                          {"hybrid_shard", 64, true},
+                          {"no_shard", 0, true}};
+  for (const Joined& c : cases)
+    run_ranks(8, [&](const Group& group) {
+      const DeviceMesh root(group, {{"replicate", 2}, {"dp", 2}, {"cp", 1}, {"tp", 2}});
+      FullyShardOptions options = nn::strategy(c.strategy);
+      options.replicate_below_bytes = c.replicate_below_bytes;
+      options.data_axes = DataAxes{.shard = {"dp", "cp"}, .replicate = {"replicate"}};
+      Net net(kUneven);
+      nn::fully_shard(net, root, options);
+      const DeviceMesh data = DeviceMesh::concatenate({root["replicate"], root["dp_cp"]});
+      const int both[] = {0, 1};
+      EXPECT_EQ(data.joint_group(both) != nullptr, c.expected) << c.strategy;
+    });
+}
+
 // A mesh that was put together by hand: the remedy names axes that the whole mesh has, and is one.
 TEST(FullyShard, F189_AGroupThatIsMissingIsNamedByAxesOfTheWholeMesh) {
   run_ranks(8, [](const Group& group) {

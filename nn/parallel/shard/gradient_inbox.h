@@ -101,8 +101,8 @@ class GradientInbox final : public GradSink {
   }
 
  private:
-  // Gradient of this backward pass: none; a full one to average or to sum, or zeros, of which either is the same; on
-  // one rank, added to grad() already.
+  // Gradient of this backward pass: none; a full one to average or to sum; zeros, which here are either, but are
+  // launched as an average, so peers must not sum; on one rank, added to grad() already.
   enum class Pending : std::uint8_t { none, average, sum, zeros, in_place };
   struct Entry {
     Pending pending = Pending::none;

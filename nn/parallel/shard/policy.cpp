@@ -35,6 +35,11 @@ std::string_view text(ShardedOver over) {
   return over == ShardedOver::none ? "none" : over == ShardedOver::shards ? "shards" : "all";
 }
 
+// What is sharded over none is gathered from what the optimizer updates, and kept.
+ShardedOver sharded_over(const UnitPolicy& policy) {
+  return policy.parameters == ShardedOver::none ? policy.optimizer : policy.parameters;
+}
+
 }  // namespace
 
 bool ReshardAfterForward::resolve(int ranks) const {
@@ -91,6 +96,13 @@ UnitPolicy on_data_axes(UnitPolicy policy) {
   return policy;
 }
 
+void join_for(const UnitPolicy& policy, const DeviceMesh& data) {
+  if (data.ndim() < 2 || data.size(0) == 1 || data.size(1) == 1) return;
+  const int both[] = {0, 1};
+  const bool is_split = sharded_over(policy) == ShardedOver::shards && policy.replicate_below_bytes <= 0;
+  if (!is_split && !data.joint_group(both)) data.flatten();
+}
+
 void check_policy(const UnitPolicy& policy, const DeviceMesh& mesh) {
   check_policy(policy.mp_policy);
   check(policy.parameters <= policy.optimizer,
@@ -106,10 +118,8 @@ void check_policy(const UnitPolicy& policy, const DeviceMesh& mesh) {
         mesh.describe());
 }
 
-// What is sharded over none is gathered from what the optimizer updates, and kept.
 DataMesh data_mesh(const DeviceMesh& mesh, const UnitPolicy& policy) {
-  if (policy.parameters == ShardedOver::none) return DataMesh(mesh, policy.optimizer);
-  return DataMesh(mesh, policy.parameters, policy.optimizer);
+  return DataMesh(mesh, sharded_over(policy), policy.optimizer);
 }
 
 }  // namespace sherd::nn

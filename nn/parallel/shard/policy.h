@@ -65,14 +65,16 @@ struct UnitPolicy {
   bool prefetch = true;
   /// Ranks may use different parameters: those that a rank's backward does not reach count as zero in the average, and
   /// every pass reduces this unit. Off: ranks that use different ones raise CommError with their names. Units are to be
-  /// reached by the passes of all ranks alike, by some parameter: they are gathered and reduced in that order.
+  /// reached by the passes of all ranks alike, by some parameter: they are gathered and reduced in that order. Zeros go
+  /// into an average: a parameter whose gradient is Partial(sum) over the data axes goes into a sum, and is to be used
+  /// by all ranks alike; else they raise CommError.
   bool reduce_unused = false;
   /// Parameters that take fewer bytes (of a rank's full tensor, in the parameter's dtype) stay replicated where the
   /// mesh shards: they are never gathered, their gradients and state are whole on every rank, and gradients are
   /// averaged over all ranks in one launch for those of a unit.
   std::int64_t replicate_below_bytes = 0;
   /// Which axes of the call's mesh have data of their own, by name, where it has others too; unset: all have. Is as
-  /// the call with mesh_of_data(). None to shard over is no_shard, whatever is said above.
+  /// the call with mesh_of_data(), joined by join_for(). None to shard over is no_shard, whatever is said above.
   std::optional<DataAxes> data_axes{};
   /// The mesh of a parameter, where it is not that of the call: those of each mesh are gathered and reduced together.
   /// The same on all ranks.
@@ -97,6 +99,11 @@ std::string_view strategy_name(const UnitPolicy& policy, bool has_replicas);
 /// The policy on the mesh of its data_axes alone, which has none to name any more. Error if it shards over none of them
 /// and needs replicas of shards.
 UnitPolicy on_data_axes(UnitPolicy policy);
+
+/// Makes the group of all ranks of `data`, a mesh_of_data(), if `policy` needs one and there is none: for what is whole
+/// on all of them (`none`, replicate_below_bytes), or sharded over all of them. Then it is collective over the root
+/// mesh (DeviceMesh::flatten).
+void join_for(const UnitPolicy& policy, const DeviceMesh& data);
 
 /// Throws Error, the same on every rank, for dtypes as check_policy(MixedPrecision); unless the optimizer is sharded
 /// over as much as parameters and gradients, or more; and for a strategy of replicas on a mesh of one axis.

@@ -74,7 +74,12 @@ void UnitPlans::collect_free(Module& module, std::set<const Parameter*>& seen, s
 }
 
 void UnitPlans::add(const std::vector<Module*>& modules, const DeviceMesh& mesh, const UnitPolicy& policy) {
-  if (policy.data_axes) return add(modules, mesh_of_data(mesh, *policy.data_axes), on_data_axes(policy));
+  if (policy.data_axes) {
+    const DeviceMesh data = mesh_of_data(mesh, *policy.data_axes);
+    const UnitPolicy of_data = on_data_axes(policy);
+    join_for(of_data, data);
+    return add(modules, data, of_data);
+  }
   check(!modules.empty(), "fully_shard: the list of modules is empty");
   check_policy(policy, mesh);
   check_ignored(policy.ignored);
