@@ -36,7 +36,7 @@ Trainer::StopPoll stop_poll(const TrainConfig& config) {
 TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
   std::optional<MetricsFile> file;
   if (!config.metrics.empty()) {
-    file.emplace(config.metrics, header_line(config, trainer.group().size()), trainer.first_step());
+    file.emplace(config.metrics, header_line(trainer.config(), trainer.group().size()), trainer.first_step());
   }
   print(stderr,
         fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}, {}\n",

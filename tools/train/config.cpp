@@ -75,7 +75,8 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
       run);
   table.add("group", &c.group, "how ranks talk: shm (processes of one host) or thread", run);
   table.add("mesh", &c.mesh,
-            "ranks as axes, slowest first: replicate=2,dp=2,tp=2; dp shards, tp shards matrices; empty: dp over all",
+            "ranks as axes, slowest first: replicate=2,dp=2,tp=2; dp shards, tp shards matrices; empty: dp over all, "
+            "for hybrid strategies over those of a host",
             run);
   table.add("link", &c.link,
             "BYTES_PER_S,SECONDS: collectives take as long as on a link like that; dp=2e9,0;replicate=2e8,0 gives axes "

@@ -18,14 +18,15 @@ void check_sharding(const TrainConfig& config);
 /// Whether the strategy copies its shards and the mesh names no axis for that: then hosts do (mesh_with_replicas()).
 bool lacks_replicas(const TrainConfig& config);
 /// The strategy that flags and mesh come to, and from what: "strategy shard_grad_op (reshard_after_forward = false)",
-/// and what is recomputed; of several micro-batches also what their gradients take until the last one, where `data_ranks`
-/// share them.
+/// and what is recomputed; of several micro-batches also what their gradients take until the last one, where
+/// `data_ranks` share them.
 std::string sharding_text(const TrainConfig& config, int data_ranks);
 /// Bytes of an element of the gradients that wait for the last micro-batch: they add up in the type of the reduction,
 /// where that is the wider one.
 std::int64_t waiting_gradient_bytes(const TrainConfig& config);
 /// Makes the units of config.units, a rule by name (nn/parallel/shard/unit_rules.h), the model's last. No-op if
-/// config.fully_shard is off. No communication.
+/// config.fully_shard is off. Collective where reshard_after_forward is a number of ranks, whose groups it makes; else
+/// no communication.
 void shard_model(nn::LanguageModel& model, const TrainConfig& config, const DeviceMesh& data);
 
 }  // namespace sherd
