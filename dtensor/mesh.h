@@ -79,8 +79,8 @@ class DeviceMesh {
   /// the mesh has a root of its own: its tensors do not mix with this mesh's. The other axes and the ranks of the whole
   /// axis, which goes by its old name in slices, keep their groups; those of the new axes are divided from the latter,
   /// and take over its deadline and the shape of its link. Of a flattened axis the result is a slice of this mesh's
-  /// root, and `parts` must be the axes it was made of. Collective over the root mesh at the first call with these
-  /// parts, unless the axis is flattened. Error if another axis has one of the names.
+  /// root, and `parts` must be the axes it was made of. Collective over the group of the axis at the first call with
+  /// these parts, unless the axis is flattened. Error if another axis has one of the names.
   DeviceMesh unflatten(std::string_view axis, std::vector<Axis> parts) const;
   /// The mesh of all axes of several meshes of one root, which share no axis and are named in the root's order: shares
   /// their groups. Local.

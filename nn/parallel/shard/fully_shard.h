@@ -154,7 +154,7 @@ void set_requires_all_reduce(Module& module, bool on, bool recurse = true);
 /// UnitPolicy::gradients makes it accumulate shards instead.
 void set_requires_gradient_sync(Module& module, bool on, bool recurse = true);
 /// Means what UnitPolicy::reshard_after_forward does, a number of ranks too: then the groups of ranks are made at the
-/// first call with it, collectively over the root mesh. Between steps. Error as there.
+/// first call with it, collectively over the axis that shards. Between steps. Error as there.
 void set_reshard_after_forward(Module& module, ReshardAfterForward reshard, bool recurse = true);
 /// As FullyShardOptions::reduce_unused. Then grad() of a trainable parameter is there after every backward pass, zero
 /// where no rank has used it. On all ranks alike.

@@ -28,7 +28,7 @@ struct PlannedCall;
 
 // All wrapped modules below one root share this.
 struct ShardTree {
-  std::vector<FullyShardHook*> hooks;  // by UnitId, in module order; null once its modules were destroyed
+  std::vector<FullyShardHook*> hooks;  // by UnitId: in module order, then who joined later; null once destroyed
   UnitSchedule schedule;
   std::shared_ptr<BackwardEnd> end = std::make_shared<BackwardEnd>([this] { end_backward(is_last); });
   int depth = 0;         // of wrapped forwards that run

@@ -1,6 +1,6 @@
 #pragma once
 // Calls of fully_shard() in two halves: they are planned, which finds every error, and then their modules are wrapped.
-// So of several calls (shard_units) either all wrap or none does.
+// So of several calls (shard_units) either all wrap or none does; unless memory runs out while they wrap.
 #include <cstddef>
 #include <map>
 #include <optional>
@@ -34,7 +34,8 @@ class UnitPlans {
   /// One more call, as if those before it had wrapped their modules; their `ignored` parameters are the same. Errors
   /// and communication: those of fully_shard(). Values are looked at, and stay as they are.
   void add(const std::vector<Module*>& modules, const DeviceMesh& mesh, const UnitPolicy& policy);
-  /// Makes the units of all calls, in their order. Local.
+  /// Makes the units of all calls, in their order. Local. OutOfMemory where parameters have values and there is no
+  /// memory for their shards: then those before it stay.
   std::vector<UnitHandle> wrap();
 
  private:

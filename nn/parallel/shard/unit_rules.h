@@ -53,7 +53,9 @@ UnitRule units_by(std::string_view name);
 /// fully_shard() on what `rule` finds, then on the model, with the same options; but reshard_after_forward is that of
 /// inner units, the root keeps its default. Returns the handles in this order, the root's last. Modules that are
 /// wrapped already stay as they are. Errors, on every rank: those of the rule and of fully_shard(), a model that is
-/// wrapped already; all come before the first module is wrapped. Communication: that of fully_shard().
+/// wrapped already; all come before the first module is wrapped. Not so OutOfMemory, for shards of parameters that have
+/// values: it is of the rank that lacks memory, and leaves a model in part wrapped, to be made anew, on meta at best.
+/// Communication: that of fully_shard().
 std::vector<UnitHandle> shard_units(Module& model, const DeviceMesh& mesh, const UnitRule& rule,
                                     const FullyShardOptions& options = {});
 

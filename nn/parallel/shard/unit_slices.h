@@ -19,7 +19,7 @@
 namespace sherd::nn {
 
 /// The mesh whose last axis, k consecutive ranks of the last one of `data`, is resharded to: mesh(dp=4) and k = 2 give
-/// mesh(dp_outer=2,dp_inner=2). Collective over the root mesh at the first call with this k while a result lives. Error
+/// mesh(dp_outer=2,dp_inner=2). Collective over that axis at the first call with this k while a result lives. Error
 /// unless k divides the axis, or if it is flattened from several.
 DeviceMesh split_for_slices(const DeviceMesh& data, int k);
 
