@@ -58,10 +58,10 @@ struct ModelCase {
   TokenSizes sizes() const { return large ? kLarge : llama ? kSmallLlama : kSmallGpt; }
   nn::LanguageModelConfig config() const { return llama ? llama_config(sizes()) : gpt_config(sizes()); }
   std::string text() const {
-    return fmt::format("{}{} {} replicate={} dp={} tp={}{}{}{}{} recompute {}", large ? "large " : "", llama ? "Llama" : "GPT",
-                       bf16 ? "bf16" : "f32", grid.replicas, grid.dp, grid.tp, shards ? "" : " not sharded",
-                       grid.tp > 1 && sequence ? " sequence" : "", frozen ? " frozen" : "",
-                       captured ? " captured" : "", recompute);
+    return fmt::format("{}{} {} replicate={} dp={} tp={}{}{}{}{} recompute {}", large ? "large " : "",
+                       llama ? "Llama" : "GPT", bf16 ? "bf16" : "f32", grid.replicas, grid.dp, grid.tp,
+                       shards ? "" : " not sharded", grid.tp > 1 && sequence ? " sequence" : "",
+                       frozen ? " frozen" : "", captured ? " captured" : "", recompute);
   }
 };
 

@@ -1,5 +1,6 @@
 #pragma once
-// The two sides of a parity test: a model distributed over ranks, and the same model whole on every rank as its reference.
+// The two sides of a parity test: a model distributed over ranks, and the same model whole on every rank as its
+// reference.
 #include <functional>
 
 #include "nn/optim/optimizer.h"

@@ -284,8 +284,8 @@ Collectives of_one_block(const Group& group, bool llama, bool sequence, const nn
   return result;
 }
 
-// The gradients of the matrices read what was gathered for attention and for the MLP, h is what attention's last product
-// gave: these are communicated again, and not what nobody reads, the result of the MLP.
+// The gradients of the matrices read what was gathered for attention and for the MLP, h is what attention's last
+// product gave: these are communicated again, and not what nobody reads, the result of the MLP.
 TEST(TensorParallel, F70_WhatABlockCommunicatesAgain) {
   struct Expected {
     nn::RecomputePolicy policy;
