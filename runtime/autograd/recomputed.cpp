@@ -93,7 +93,7 @@ void RecomputedValues::run_again(OpNode& node, const OpNode& wanted) {
   RankContext& context = RankContext::current();
   Results& results = results_of(node);
   const std::string* const reader_path = std::exchange(context.module_path, node.module_path);
-  const bool is_first_time = !std::exchange(results.has_run, true);
+  const bool is_first_time = results.runs++ == 0;
   SmallVec<Tensor, 3> in;
   for (std::size_t i = 0; i < node.next.size(); ++i) in.push_back(take_input(node, i, is_first_time, wanted));
   const Tensors out = call_op(*node.op, in, node.attrs);
@@ -116,8 +116,8 @@ Tensor RecomputedValues::take_input(OpNode& node, std::size_t i, bool is_first_t
   if (maker.saved_outputs[output].defined()) return maker.saved_outputs[output].unpack();
   Tensor result = held.tensor.unpack();
   if (held.waiting > 0) return result;
-  const bool is_held_for_later =
-      held.readers > 0 && !(was_waiting && &maker != &wanted && is_cheap_again(maker, output));
+  const bool may_run_twice = was_waiting && &maker != &wanted && results_of(maker).runs == 1;
+  const bool is_held_for_later = held.readers > 0 && !(may_run_twice && is_cheap_again(maker, output));
   if (!is_held_for_later) held.tensor = SavedTensor();
   return result;
 }
@@ -142,23 +142,23 @@ Tensor RecomputedValues::take(OpNode& maker, std::size_t output) {
 
 // What is left is for readers that get no turn in this pass.
 void RecomputedValues::begin_turn(const OpNode& node) {
-  if (results_.empty()) return;
+  turn_ = nullptr;
+  if (const bool may_run_again = node.segment != 0 || node.op->recompute; !may_run_again) return;
   const auto found = results_.find(&node);
   if (found == results_.end()) return;
+  turn_ = &found->second;
   for (std::size_t i = 0; i < found->second.values.size(); ++i)
     if (!reads_own(node, i)) found->second.values[i].tensor = SavedTensor();
 }
 
 void RecomputedValues::end_turn(const OpNode& node, std::uint32_t taken) {
-  if (results_.empty()) return;
-  const auto found = results_.find(&node);
-  const bool has_run = found != results_.end() && found->second.has_run;
+  const bool has_run = turn_ && turn_->runs > 0;
   if (node.recomputed_inputs != 0)
     for (std::size_t i = 0; i < node.next.size(); ++i) {
       if (!is_recomputed(node, i) || (i < 32 && (taken >> i & 1u))) continue;
       if (node.op->needs.input(i) || !has_run) let_go(node, i);
     }
-  results_.erase(&node);
+  if (std::exchange(turn_, nullptr)) results_.erase(&node);
 }
 
 }  // namespace sherd

@@ -8,7 +8,8 @@
 //
 // Readers run later than their makers in forward and earlier in backward, so whoever is asked has had no turn yet and
 // still has what the tape keeps for it. A call whose results can be had runs again at most once; one of a row with the
-// column `recompute` at most twice: between its uses it is held only if that spares more than its own call.
+// column `recompute` at most twice: what the first run gives is held between its uses only if that spares more than its
+// own call, what the second gives until its last reader has had its turn.
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
@@ -48,7 +49,7 @@ class RecomputedValues {
   struct Results {
     SmallVec<Held, 1> values;  // per output
     bool is_planned = false;   // its call is about to run again
-    bool has_run = false;      // again, in this pass
+    int runs = 0;              // again, in this pass
   };
   Results& results_of(const OpNode& maker);
   Held& input_of(const OpNode& node, std::size_t i);
@@ -60,6 +61,7 @@ class RecomputedValues {
   void let_go(const OpNode& node, std::size_t i);
 
   std::unordered_map<const OpNode*, Results> results_;  // until the maker's turn is over; addresses are stable
+  const Results* turn_ = nullptr;                       // of the node whose turn it is, null: it has none
 };
 
 }  // namespace sherd

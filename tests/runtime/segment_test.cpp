@@ -156,6 +156,46 @@ TEST_F(SegmentTest, ExpensiveRowsRunAtMostOnceAndCheapOnesAtMostTwice) {
   EXPECT_EQ(outside.kept_bytes, 3 * 192);
 }
 
+// What comes of the norm is asked for three times: by mul's vjp for each factor, by the second product's for the norm
+// itself. Its second run gives the last two what they read, and the first product's vjp as well.
+TEST_F(SegmentTest, ACheapRowOfManyReadersRunsAtMostTwice) {
+  const Function f = [](const std::vector<Tensor>& in) {
+    const Tensor n = rms_norm(in[0], in[3]);
+    return mul(gelu(linear(n, in[1])), linear(n, in[2]));
+  };
+  std::vector<Tensor> inputs = diamond_inputs();
+  inputs.push_back(draw(normal({8}), DType::f32, 4));
+  const Pass outside = run(f, inputs, nullptr), inside = run(f, inputs, &nothing_);
+  expect_same(inside, outside);
+  EXPECT_EQ(inside.calls.at("linear"), 2);
+  EXPECT_LE(inside.calls.at("rms_norm"), 2);
+  EXPECT_LE(inside.calls.at("gelu"), 2);
+}
+
+// The norms' own vjps read what the products gave, whether or not the attention's inputs are kept: the products run
+// again, once, unless the norms are kept as well.
+TEST_F(SegmentTest, NormsBetweenProductsAndAKeptRow) {
+  std::vector<Tensor> inputs{draw(normal({2, 2, 5, 4}), DType::f32, 1)};
+  for (const std::uint64_t seed : {2, 3, 4}) inputs.push_back(draw(normal({4, 4}), DType::f32, seed));
+  inputs.push_back(draw(normal({4}), DType::f32, 5));
+  const Function f = [](const std::vector<Tensor>& in) {
+    Tensor attention_in[] = {rms_norm(linear(in[0], in[1]), in[4]), rms_norm(linear(in[0], in[2]), in[4]),
+                             linear(in[0], in[3])};
+    return call_op(op::scaled_dot_product_attention, attention_in, AttentionAttrs{0.5, true})[0];
+  };
+  const FixedSaves attention(Saves::nothing, {&op::scaled_dot_product_attention}),
+      norms_too(Saves::nothing, {&op::scaled_dot_product_attention, &op::rms_norm});
+  const Pass outside = run(f, inputs, nullptr), inside = run(f, inputs, &attention), kept = run(f, inputs, &norms_too);
+  expect_same(inside, outside);
+  expect_same(kept, outside);
+  EXPECT_FALSE(outside.calls.contains("linear"));
+  EXPECT_EQ(inside.calls.at("linear"), 2) << "of q and k; v is kept";
+  EXPECT_EQ(inside.calls.at("rms_norm"), 2);
+  EXPECT_FALSE(kept.calls.contains("linear"));
+  EXPECT_FALSE(kept.calls.contains("rms_norm"));
+  EXPECT_LT(inside.kept_bytes, kept.kept_bytes);
+}
+
 TEST_F(SegmentTest, RowsWhoseResultsAreKeptDoNotRunAgain) {
   const FixedSaves selective(Saves::nothing, {&op::linear});
   const Pass outside = run(diamond, diamond_inputs(), nullptr), inside = run(diamond, diamond_inputs(), &selective);
