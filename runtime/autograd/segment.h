@@ -3,6 +3,7 @@
 // from outside (and what the policy says), and backward computes results within it from that, each when a vjp first
 // reads it. The tape itself is complete: no module, hook or recording runs a second time.
 #include <cstdint>
+#include <utility>
 
 #include "runtime/exec/context.h"
 
@@ -46,6 +47,26 @@ class SegmentScope {
   RankContext& context_;
   const SegmentPolicy* const outer_policy_;
   const std::uint64_t outer_;
+};
+
+/// What is called in such a scope belongs to no segment: communication that is not repeated, and what users do in it.
+class OutsideSegment {
+ public:
+  OutsideSegment()
+      : context_(RankContext::current()),
+        policy_(std::exchange(context_.segment_policy, nullptr)),
+        segment_(std::exchange(context_.segment, 0)) {}
+  ~OutsideSegment() {
+    context_.segment_policy = policy_;
+    context_.segment = segment_;
+  }
+  OutsideSegment(const OutsideSegment&) = delete;
+  OutsideSegment& operator=(const OutsideSegment&) = delete;
+
+ private:
+  RankContext& context_;
+  const SegmentPolicy* const policy_;
+  const std::uint64_t segment_;
 };
 
 }  // namespace sherd

@@ -351,6 +351,11 @@ TEST_F(SegmentTest, EffectsAreRefusedByName) {
     expect_error([&] { all_reduce(mul(x.value(), 2), *group); }, {"all_reduce in a recomputed segment", "blocks.3"});
     expect_error([&] { sum(x.value()).item<float>(); }, {"item() on f32[]", "\"blocks.3\"", "recomputed"});
     expect_error([&] { x.value().to_vector<float>(); }, {"to_vector() on f32[3]", "\"blocks.3\""});
+    {
+      const OutsideSegment outside;
+      EXPECT_EQ(sum(x.value()).item<float>(), 1.5f);
+    }
+    EXPECT_NE(context.segment, 0u);
     const GradMode off(false);  // what is not recorded does not run again
     EXPECT_EQ(sum(x.value()).item<float>(), 1.5f);
     all_reduce(mul(x.value(), 2), *group);

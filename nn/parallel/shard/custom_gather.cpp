@@ -1,5 +1,6 @@
 #include "nn/parallel/shard/custom_gather.h"
 
+#include "runtime/autograd/segment.h"
 #include "runtime/exec/context.h"
 
 namespace sherd::nn {
@@ -13,6 +14,7 @@ bool CustomGather::is_current(const Tensor& shards, const Tensor& full) const {
 void CustomGather::start(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
   const Started now{shards.storage()->version(), RankContext::current().capture};
   if (started_ && started_->shards == now.shards && started_->recording == now.recording) return;
+  const OutsideSegment outside;  // of a module that is recomputed: no gather is repeated
   cancel();
   gathered_.reset();
   started_ = now;  // before it runs: if it fails, cancel() frees what it holds
@@ -21,6 +23,7 @@ void CustomGather::start(const UnitLayout& unit, const Tensor& shards, const Ten
 
 void CustomGather::finish(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
   start(unit, shards, full);
+  const OutsideSegment outside;
   gather_->finish(unit, shards, full);
   started_.reset();
   check(full.storage()->is_present(),
