@@ -17,6 +17,7 @@
 #include "nn/parallel/shard/unit_rules.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/comm_counter.h"
+#include "runtime/exec/trace.h"
 #include "tests/parallel/strategy_cases.h"
 #include "tests/parallel/two_dim_net.h"
 #include "tests/support/expect_error.h"
@@ -180,6 +181,8 @@ TEST(FullyShard, F70_TwoDimensionsTrainToTheBitsOfNone) {
     for (const bool llama : {false, true})
       for (const bool sequence : {false, true})
         expect_bits_on_threads({.grid = grid, .llama = llama, .sequence = sequence, .steps = 20});
+  for (const Grid3& grid : {Grid3{1, 1, 2}, Grid3{1, 2, 2}})
+    for (const bool llama : {false, true}) expect_bits_on_threads({.grid = grid, .llama = llama, .before = true});
   nn::UnitPolicy in_bf16 = nn::strategy("full_shard");
   in_bf16.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
   expect_bits_on_threads({.grid = {1, 2, 2}, .llama = true, .captured = true, .policy = in_bf16});
@@ -197,11 +200,11 @@ TEST(FullyShard, F70_MicroBatchesFrozenAndTiedParametersAndOrdersOfCalls) {
   }
 }
 
-/// What a settled step moves and holds.
+/// What a settled step moves and holds, and calls of rows in its backward.
 struct Moved {
   CommCounter::Item gathers, reductions;
   std::int64_t peak_unsharded = 0;
-  int late_gathers = 0;
+  int late_gathers = 0, attention = 0, linear = 0;
 };
 
 Moved moved_by(const Group& group, const RecomputeCase& c, const char* policy) {
@@ -211,9 +214,19 @@ Moved moved_by(const Group& group, const RecomputeCase& c, const char* policy) {
   Accounting& memory = RankContext::current().allocator().accounting();
   memory.reset_peaks();
   CommCounter counter;
-  training.step(2);
+  Trace trace(1 << 14);
+  {
+    const TraceRecording recording(trace);
+    training.step(2);
+  }
   RankContext::current().drain_queues();
-  Moved moved{counter.of_op("unshard"), counter.of_op("reduce"), memory.peak(MemoryCategory::unsharded), 0};
+  Moved moved{counter.of_op("unshard"), counter.of_op("reduce"), memory.peak(MemoryCategory::unsharded)};
+  for (const Span& span : trace.spans()) {
+    if (span.kind != SpanKind::op || span.phase != StepPhase::backward) continue;
+    moved.attention += span.name == op::scaled_dot_product_attention.name;
+    moved.linear += span.name == op::linear.name;
+  }
+  EXPECT_EQ(trace.dropped(), 0);
   for (const nn::UnitHandle& unit : nn::units(*training.model)) moved.late_gathers += unit.late_gathers();
   EXPECT_EQ(held(MemoryCategory::unsharded), 0);
   return moved;
@@ -228,11 +241,14 @@ TEST(FullyShard, F70_NoUnitIsGatheredTwiceInBackward) {
           RecomputeCase c{.grid = {1, ranks, 1}, .frozen = frozen, .units = units};
           const Moved none = moved_by(group, c, "none");
           if (std::string_view(units) == "block") { EXPECT_EQ(none.gathers.calls, 4 + 3); }
+          EXPECT_EQ(none.attention, 0);
           for (const char* policy : {"selective", "full"})
             for (const bool before : {false, true}) {
               c.before = before;
               SCOPED_TRACE(fmt::format("{} {}", policy, c.text()));
               const Moved moved = moved_by(group, c, policy);
+              EXPECT_EQ(moved.attention, std::string_view(policy) == "full" ? 3 : 0);
+              EXPECT_GT(moved.linear, none.linear);
               EXPECT_EQ(moved.gathers.calls, none.gathers.calls);
               EXPECT_EQ(moved.gathers.bytes, none.gathers.bytes);
               EXPECT_EQ(moved.reductions.calls, none.reductions.calls);
@@ -332,38 +348,87 @@ TEST(FullyShard, F70_ARetainedGraphRunsAgainTwice) {
   });
 }
 
+// In backward attention is called only where it runs again.
 TEST(FullyShard, F70_AnExceptionWhileOpsRunAgainEndsTheStepOnAllRanks) {
-  for (const int ranks : {1, 2, 3})
-    run_ranks(ranks, [=](const Group& group) {
-      const RecomputeCase c{.grid = {1, ranks, 1}, .llama = true};
+  constexpr std::string_view attention = "scaled_dot_product_attention";
+  for (const RecomputeCase& c : {RecomputeCase{.grid = {1, 1, 1}, .llama = true},
+                                 {.grid = {1, 2, 1}, .llama = true},
+                                 {.grid = {1, 3, 1}, .llama = true},
+                                 {.grid = {1, 2, 1}, .llama = true, .units = "fine"},
+                                 {.grid = {1, 1, 2}, .llama = true},
+                                 {.grid = {1, 2, 2}, .llama = true}}) {
+    SCOPED_TRACE(c.text());
+    run_ranks(c.grid.ranks(), [&](const Group& group) {
       RecomputedTraining training(group, c, {nn::Recompute::full}), undisturbed(group, c, {nn::Recompute::full});
       for (RecomputedTraining* each : {&training, &undisturbed}) each->step(0);
       const std::vector<Tensor> in = training.batch(1);
+      {
+        RecomputedTraining none(group, c, {nn::Recompute::none});
+        const Tensor loss = (*none.model)(in[0], in[1]);
+        const OpTrap trap(attention);
+        EXPECT_NO_THROW(backward(loss));
+        RankContext::current().drain_queues();
+      }
       expect_left_by_all(
           *training.model, *training.optimizer,
           [&] {
             const Tensor loss = (*training.model)(in[0], in[1]);
             std::optional<OpTrap> trap;
-            if (group->rank() == group->size() - 1) trap.emplace(std::string_view("linear"));
+            if (group->rank() == group->size() - 1) trap.emplace(attention);
             backward(loss);
           },
           "the trap");
       for (int i = 1; i < 3; ++i) EXPECT_TRUE(same_bits(training.step(i), undisturbed.step(i))) << i;
     });
+  }
+}
+
+// A gather is not repeated, so what it does on the host is its own affair. A power of two changes no bit.
+TEST(FullyShard, F70_AGatherOfTheUsersMayReadOnTheHost) {
+  run_ranks(2, [](const Group& group) {
+    const auto trained = [&](const RecomputeCase& c, const char* policy, bool is_scaled) {
+      RecomputedTraining training(group, c, nn::recompute_policy(policy));
+      const Tensor scale = full({}, 2.0);
+      int reads = 0;
+      const auto read = [&] { return ++reads, static_cast<double>(scale.item<float>()); };
+      const nn::GatherTransform scaled{
+          .name = "scaled",
+          .encode = [&](const Tensor& shard) { return std::vector{mul(shard, shard.is_meta() ? 1.0 : read())}; },
+          .decode = [&](std::span<const Tensor> encoded,
+                        const Tensor& rows) { copy_into(rows, mul(encoded[0], 1 / read())); }};
+      if (is_scaled)
+        for (const nn::UnitHandle& unit : nn::units(*training.model)) unit.set_gather_transform(scaled);
+      std::vector<Tensor> result;
+      for (int i = 0; i < 3; ++i) result.push_back(training.step(i));
+      for (Tensor& value : training.values()) result.push_back(std::move(value));
+      EXPECT_EQ(reads > 0, is_scaled);
+      return result;
+    };
+    for (const char* units : {"block", "fine"})
+      for (const bool before : {false, true}) {
+        const RecomputeCase c{.before = before, .units = units};
+        SCOPED_TRACE(c.text());
+        const std::vector<Tensor> expected = trained(c, "none", false), actual = trained(c, "full", true);
+        for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << i;
+      }
+  });
 }
 
 struct UnmarkedWatch final : nn::ModuleHook {};
 
+// By each of them, or by one of two: the other one hears of it where it waits.
 TEST(FullyShard, F70_WhatCannotBeRecomputedIsRefusedOnEveryRank) {
   run_ranks(2, [](const Group& group) {
-    for (const bool before : {false, true}) {
+    for (const auto& [before, is_on_all] : {std::pair(false, true), {true, true}, {false, false}, {true, false}}) {
+      SCOPED_TRACE(fmt::format("before {} on all {}", before, is_on_all));
       RecomputedTraining training(group, {.llama = true, .before = before}, {nn::Recompute::full});
       const auto hook = std::make_shared<UnmarkedWatch>();
       nn::Module& part = *training.model->blocks()[1]->children()[0];
-      part.add_hook(hook);
+      const bool has_hook = is_on_all || group->rank() == 1;
+      if (has_hook) part.add_hook(hook);
       expect_left_by_all(
           *training.model, *training.optimizer, [&] { training.step(0); }, "UnmarkedWatch");
-      part.remove_hook(*hook);
+      if (has_hook) part.remove_hook(*hook);
       training.step(0);
     }
   });

@@ -21,6 +21,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 #include "tests/support/op_cases.h"
+#include "tests/support/op_trap.h"
 
 namespace sherd::testing {
 namespace {
@@ -319,6 +320,48 @@ TEST_F(SegmentTest, ASecondPassNeedsTheGraph) {
   }
   backward(y);
   expect_error([&] { backward(y); }, {"a second time"});
+}
+
+// The product is the second of three calls that run again for the square's vjp.
+TEST_F(SegmentTest, AnExceptionInTheMiddleOfAPlanLeavesNothingBehind) {
+  RankContext& context = RankContext::current();
+  Slot x("x", true), w("w", true);
+  x.set(draw(normal({4, 8}), DType::f32, 1));
+  w.set(draw(normal({8, 8}), DType::f32, 2));
+  const auto loss = [&] { return sum(square(gelu(linear(sin(x.value()), w.value())))); };
+  const auto recomputed = [&] {
+    const std::string* const outer = std::exchange(context.module_path, context.intern("blocks.3"));
+    Tensor y;
+    {
+      const SegmentScope scope(nothing_);
+      y = loss();
+    }
+    context.module_path = outer;
+    return y;
+  };
+  const auto gradients = [&](const Tensor& y) {
+    x.clear_grad(), w.clear_grad();
+    backward(y);
+    return std::pair(x.grad(), w.grad());
+  };
+  const auto expected = gradients(loss());
+  x.clear_grad(), w.clear_grad();
+  const Tensor y = recomputed();
+  const std::int64_t before = activation_bytes();
+  const std::string* const path = context.module_path;
+  {
+    const OpTrap trap(std::string_view("linear"));
+    expect_error([&] { backward(y, {.retain_graph = true}); }, {"the trap", "linear", "blocks.3"});
+  }
+  EXPECT_EQ(context.module_path, path);
+  EXPECT_EQ(context.segment, 0u);
+  EXPECT_FALSE(in_backward());
+  EXPECT_EQ(activation_bytes(), before) << "what had run again by then";
+  for (const Tensor& root : {y, recomputed()}) {
+    const auto [of_x, of_w] = gradients(root);
+    EXPECT_TRUE(same_bits(of_x, expected.first));
+    EXPECT_TRUE(same_bits(of_w, expected.second));
+  }
 }
 
 TEST_F(SegmentTest, OnlyWhatThePassReadsRunsAgain) {
