@@ -74,6 +74,7 @@ inline Values values_of(nn::Module& model) {
 struct TinyRun {
   std::vector<double> losses, norms;
   double val_loss = 0;
+  std::int64_t peak_activations = 0;  ///< bytes, of all steps
   Values initial, final;
 };
 
@@ -92,6 +93,7 @@ inline TinyRun train_tiny(const TrainConfig& config, int ranks, const std::funct
       own.norms.push_back(metrics.grad_norm);
     });
     own.val_loss = summary.val_loss.value_or(0);
+    own.peak_activations = summary.peak_bytes[static_cast<std::size_t>(MemoryCategory::activations)];
     own.final = values_of(trainer.model());
     const std::lock_guard lock(mutex);
     losses[static_cast<std::size_t>(group->rank())] = own.losses;
