@@ -25,8 +25,9 @@ enum class Recompute : std::uint8_t {
 struct RecomputePolicy {
   Recompute mode = Recompute::full;
   /// Rows of selective, whose calls do not run again. Attention's q, k, v and result: then all before it is not needed
-  /// again, and what follows it is cheap to compute for its bytes. With &op::redistribute what is distributed does not
-  /// communicate again in backward.
+  /// again, and what follows it is cheap to compute for its bytes. A norm in between, of q and k, reads what the
+  /// product before it gave when its own vjp runs: with &op::rms_norm that is kept, too. With &op::redistribute what is
+  /// distributed does not communicate again in backward.
   std::vector<const Op*> keeps{&op::scaled_dot_product_attention};
 };
 
@@ -34,10 +35,11 @@ struct RecomputePolicy {
 RecomputePolicy recompute_policy(std::string_view name);
 
 /// Recomputes `module` in backward from now on. One inside of another is a part of it that keeps more or less. Local.
-/// Errors: a container, which has no forward; a module that has a policy already. Errors of its forward, on every rank
-/// that gets there, before anything communicates: a hook of it, or below, that is not marked
+/// Errors: a container, which has no forward; a module that has a policy already. Errors of its forward, which end the
+/// step as others do, so that all ranks of a sharded model get one: a hook of it, or below, that is not marked
 /// ModuleHook::can_recompute(); a host read of a tensor; a collective of its own (all_reduce() and the like), where the
-/// tape would record it. Those of distributed tensors run again.
+/// tape would record it. Gathers of fully_shard are not part of the forward and may do either. Collectives of
+/// distributed tensors run again. What a module makes without a gradient and its rows read (a mask) stays on the tape.
 void recompute(Module& module, RecomputePolicy policy = {});
 /// recompute() of the items of the model's lists, its blocks. Error if it has none, and the model stays as it is if one
 /// has a policy already.
