@@ -194,6 +194,12 @@ bool FullyShardHook::borrows(const Unit& unit) const {
       borrowed_, [&](const Borrowed& borrowed) { return borrowed.unit == &unit && !borrowed.owner.expired(); });
 }
 
+void FullyShardHook::each_unit(const auto& visit) const {
+  for (const auto& unit : units) visit(*unit, *this);
+  for (const Borrowed& borrowed : borrowed_)
+    if (const auto owner = borrowed.owner.lock()) visit(*borrowed.unit, *owner);
+}
+
 bool FullyShardHook::has_values() const {
   return std::ranges::none_of(units, [](const auto& unit) { return unit->buffers.is_meta(); });
 }
@@ -293,12 +299,6 @@ void FullyShardHook::enter_forward(bool begins) {
   unshard();
   if (begins) forward_call_ = tree_->schedule.begin();
   if (begins) prefetch(forward_prefetch, uses_none() ? kNoUnit : tree_->schedule.enter(id_));
-}
-
-void FullyShardHook::each_unit(const std::function<void(Unit&, const FullyShardHook& owner)>& visit) const {
-  for (const auto& unit : units) visit(*unit, *this);
-  for (const Borrowed& borrowed : borrowed_)
-    if (const auto owner = borrowed.owner.lock()) visit(*borrowed.unit, *owner);
 }
 
 void FullyShardHook::unshard() const {

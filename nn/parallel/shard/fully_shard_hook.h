@@ -126,7 +126,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
     Unit* unit;
   };
   /// Its own units and those it borrows, each with the hook that has it.
-  void each_unit(const std::function<void(Unit&, const FullyShardHook& owner)>& visit) const;
+  void each_unit(const auto& visit) const;
   bool borrows(const Unit& unit) const;
   bool uses_none() const { return units.empty() && borrowed_.empty(); }
   void unshard() const;

@@ -417,7 +417,7 @@ void GradientInbox::keep_gradients() {
     const Tensor& gradient = buffers_.parameter(i)->grad();
     if (!entries_[i].is_partial && gradient.defined())
       copy_into(buffers_.as_used(i, gradient.local().detach()), full, true);
-    else deliver(i, view(full, buffers_.placement(i).full_shape));
+    else deliver(i, buffers_.as_sharded(i, full));
   }
 }
 

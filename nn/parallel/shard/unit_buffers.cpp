@@ -154,9 +154,15 @@ Tensor UnitBuffers::as_gathered(std::size_t piece, const Tensor& local) const {
   return spec ? Tensor::distributed(parameter(piece)->shape(), spec, local) : local;
 }
 
+// A view that changes nothing would go through the dispatcher all the same.
 Tensor UnitBuffers::as_used(std::size_t piece, const Tensor& full) const {
   const Shape& shape = pieces_[piece].at.used_shape;
   return full.shape() == shape ? full : view(full, shape);
+}
+
+Tensor UnitBuffers::as_sharded(std::size_t piece, const Tensor& used) const {
+  const Shape& shape = pieces_[piece].at.full_shape;
+  return used.shape() == shape ? used : view(used, shape);
 }
 
 void UnitBuffers::take_values(const std::vector<Tensor>& values) {

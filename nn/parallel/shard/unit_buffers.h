@@ -116,6 +116,8 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   /// A full local tensor, or the shard of one rank, in the shape that modules see: itself, or a view where leading dims
   /// are merged (shard_merged).
   Tensor as_used(std::size_t piece, const Tensor& full) const;
+  /// The reverse: what modules see, in the shape whose dims are sharded.
+  Tensor as_sharded(std::size_t piece, const Tensor& used) const;
   /// Gathers that started only when backward unpacked a saved tensor, because no module hook had run before.
   int late_gathers() const { return late_gathers_; }
 
