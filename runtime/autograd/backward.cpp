@@ -150,15 +150,14 @@ class BackwardPass {
   }
 
   void run_hooks(OpNode& node) {
-    if (!node.hooks) return;
-    for (const TensorHook& hook : *node.hooks) {
-      const auto at = static_cast<std::size_t>(hook.index);
+    for (TensorHook* hook = node.hooks.get(); hook; hook = hook->next.get()) {
+      const auto at = static_cast<std::size_t>(hook->index);
       if (at >= node.pending.size() || !node.pending[at].defined()) continue;
-      check(hook.options.capturable || !context_.capture,
+      check(hook->options.capturable || !context_.capture,
             "a gradient hook on the result of {} is not marked capturable, and a replayed step would not run it: "
             "register it with {{.capturable = true}} if all it does goes through ops and slots",
             node.op->name);
-      Tensor replaced = hook.function(node.pending[at]);
+      Tensor replaced = hook->run(node.pending[at]);
       if (!replaced.defined()) continue;
       check(replaced.shape() == node.pending[at].shape() && replaced.dtype() == node.pending[at].dtype(),
             "a gradient hook on the result of {} was given {} and returned {}", node.op->name, node.pending[at],
@@ -256,14 +255,26 @@ void at_end_of_backward(std::function<void()> callback) {
   pass->add_callback(std::move(callback));
 }
 
-void register_grad_hook(const Tensor& tensor, GradHook hook, HookOptions options) {
+void register_grad_hook(const Tensor& tensor, std::unique_ptr<TensorHook> hook) {
   check(tensor.requires_grad(), "a gradient hook needs a tensor that requires a gradient, got {}", tensor);
   check(
       tensor.grad_node()->kind == Node::Kind::op,
       "a gradient hook on a parameter: use its slot's on_grad_accumulated(), which runs once the gradient is complete");
-  auto* node = static_cast<OpNode*>(tensor.grad_node());
-  if (!node->hooks) node->hooks = std::make_unique<std::vector<TensorHook>>();
-  node->hooks->push_back({tensor.output_index(), std::move(hook), options});
+  std::unique_ptr<TensorHook>* place = &static_cast<OpNode*>(tensor.grad_node())->hooks;
+  while (*place) place = &(*place)->next;
+  *place = std::move(hook);
+}
+
+namespace {
+struct FunctionHook final : TensorHook {
+  FunctionHook(int output, HookOptions how, GradHook f) : TensorHook(output, how), function(std::move(f)) {}
+  Tensor run(const Tensor& grad) override { return function(grad); }
+  GradHook function;
+};
+}  // namespace
+
+void register_grad_hook(const Tensor& tensor, GradHook hook, HookOptions options) {
+  register_grad_hook(tensor, std::make_unique<FunctionHook>(tensor.output_index(), options, std::move(hook)));
 }
 
 VjpCall::VjpCall(OpNode& node, BackwardPass& pass) : attrs(node.attrs), node_(node), pass_(pass) {}

@@ -67,11 +67,16 @@ using GradHook = std::function<Tensor(const Tensor& grad)>;
 struct HookOptions {
   bool capturable = false;
 };
-/// A hook on output `index` of a node.
+/// A hook on output `index` of a node, and those that were registered after it. One allocation each: fully_shard has
+/// one on every output of every call.
 struct TensorHook {
-  int index = 0;
-  GradHook function;
-  HookOptions options;
+  TensorHook(int output, HookOptions how) : index(output), options(how) {}
+  virtual ~TensorHook() = default;
+  /// May return another gradient of the same shape and dtype; undefined: it stays.
+  virtual Tensor run(const Tensor& grad) = 0;
+  const int index;
+  const HookOptions options;
+  std::unique_ptr<TensorHook> next;
 };
 
 class OpNode final : public Node {
@@ -85,7 +90,7 @@ class OpNode final : public Node {
   SmallVec<TensorMeta, 3> input_metas;
   SmallVec<TensorMeta, 1> output_metas;
   const std::string* module_path = nullptr;
-  std::unique_ptr<std::vector<TensorHook>> hooks;
+  std::unique_ptr<TensorHook> hooks;    // in the order of registration
   SmallVec<Tensor, 1> pending;          // gradients of the outputs, during a pass
   std::uint64_t segment = 0;            // of the calls that it may run again with; 0: of none
   std::uint32_t recomputed_inputs = 0;  // bit mask: their makers compute them again

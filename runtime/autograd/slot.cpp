@@ -102,7 +102,10 @@ void Slot::clear_grad() {
   set_grad({});
 }
 
-void Slot::set_sink(GradSink* sink) { sink_ = sink ? sink : default_sink(); }
+void Slot::set_sink(GradSink* sink, std::size_t place) {
+  sink_ = sink ? sink : default_sink();
+  sink_place_ = place;
+}
 
 void Slot::run_grad_hooks() {
   for (const Hook& hook : hooks_) {

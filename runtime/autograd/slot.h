@@ -80,12 +80,14 @@ class Slot {
   void clear_grad();
 
   GradSink& sink() const { return *sink_; }
-  /// Null restores the default sink.
-  void set_sink(GradSink* sink);
+  /// Null restores the default sink. `place` is the sink's own: where it keeps what belongs to this slot.
+  void set_sink(GradSink* sink, std::size_t place = 0);
+  std::size_t sink_place() const { return sink_place_; }
   /// Runs after the gradient of a backward pass is complete (and reduced).
   void on_grad_accumulated(std::function<void(Slot&)> hook, HookOptions options = {}) {
     hooks_.push_back({std::move(hook), options});
   }
+  bool has_grad_hooks() const { return !hooks_.empty(); }
   /// Error while a step is being captured if a hook is not capturable.
   void run_grad_hooks();
   Leaf* leaf() const { return static_cast<Leaf*>(leaf_.get()); }
@@ -95,6 +97,7 @@ class Slot {
   Tensor value_, grad_;
   NodeRef leaf_;
   GradSink* sink_;
+  std::size_t sink_place_ = 0;
   struct Hook {
     std::function<void(Slot&)> function;
     HookOptions options;

@@ -15,8 +15,7 @@ inline Tensor bytes_over(Ref<Storage> storage) {
 }
 
 inline Tensor view_at(const Tensor& buffer, const Shape& shape, std::int64_t byte_offset, DType dtype) {
-  return Tensor::make(buffer.storage(), shape, contiguous_strides(shape), byte_offset / byte_size(dtype), dtype,
-                      buffer.device());
+  return Tensor::make_dense(buffer.storage(), shape, dtype, buffer.device(), byte_offset / byte_size(dtype));
 }
 /// `count` contiguous elements of `buffer`.
 inline Tensor run_at(const Tensor& buffer, std::int64_t count, std::int64_t byte_offset, DType dtype) {

@@ -71,8 +71,9 @@ Tensor Tensor::make(Ref<Storage> storage, const Shape& shape, const Strides& str
   return Tensor(std::move(impl));
 }
 
-Tensor Tensor::make_dense(Ref<Storage> storage, const Shape& shape, DType dtype, Device device) {
+Tensor Tensor::make_dense(Ref<Storage> storage, const Shape& shape, DType dtype, Device device, std::int64_t offset) {
   Ref<TensorImpl> impl = dense_impl(shape, dtype, device, false);
+  impl->meta.offset = offset;
   impl->storage = std::move(storage);
   return Tensor(std::move(impl));
 }

@@ -142,8 +142,9 @@ class Tensor {
   /// Fresh metadata over `storage`, without the checks of over().
   static Tensor make(Ref<Storage> storage, const Shape& shape, const Strides& strides, std::int64_t offset, DType dtype,
                      Device device);
-  /// The same for a whole dense tensor, from the storage's first byte on.
-  static Tensor make_dense(Ref<Storage> storage, const Shape& shape, DType dtype, Device device);
+  /// The same for a whole dense tensor that begins at this element of the storage.
+  static Tensor make_dense(Ref<Storage> storage, const Shape& shape, DType dtype, Device device,
+                           std::int64_t offset = 0);
 
  private:
   double item_as_double() const;

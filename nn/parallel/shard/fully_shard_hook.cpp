@@ -368,18 +368,23 @@ UnitSchedule::Call FullyShardHook::leave_forward(Module& module) {
   return tree_->schedule.leave(id_, forward_call_);
 }
 
+// Tells when the backward of a call begins. Gathers are rows: replay issues them without the hook.
+struct FullyShardHook::OutputHook final : TensorHook {
+  OutputHook(int output, std::shared_ptr<ForwardCall> of) : TensorHook(output, {.capturable = true}), call(std::move(of)) {}
+  Tensor run(const Tensor&) override {
+    if (const auto hook = call->hook.lock()) hook->before_backward(*call);
+    return {};
+  }
+  const std::shared_ptr<ForwardCall> call;
+};
+
 // Of the outputs those that this call has made: one that was an input too is reached when the call's backward is over.
 void FullyShardHook::hook_outputs(UnitSchedule::Call call, std::uint64_t begun,
                                   const std::function<void(const TensorVisitor&)>& visit_outputs) {
   const auto shared = std::make_shared<ForwardCall>(ForwardCall{weak_from_this(), call, begun});
   visit_outputs([&shared](const Tensor& t) {
     if (!t.requires_grad() || t.grad_node()->kind != Node::Kind::op || t.grad_node()->sequence < shared->begun) return;
-    register_grad_hook(t,
-                       [shared](const Tensor&) {
-                         if (const auto self = shared->hook.lock()) self->before_backward(*shared);
-                         return Tensor();
-                       },
-                       {.capturable = true});  // gathers are rows: replay issues them without the hook
+    register_grad_hook(t, std::make_unique<OutputHook>(t.output_index(), shared));
   });
 }
 

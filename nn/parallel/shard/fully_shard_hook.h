@@ -115,6 +115,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
     std::uint64_t begun;     // nodes of its own have larger numbers
     std::uint64_t pass = 0;  // the backward that has reached it last
   };
+  struct OutputHook;
   /// A forward that runs, or another method in its place.
   struct Running {
     const Module* module;

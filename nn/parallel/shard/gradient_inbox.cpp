@@ -43,7 +43,7 @@ GradientInbox::GradientInbox(UnitBuffers& buffers, const DataMesh& data)
       if (gathered->is_replicated() && gathered->axis_size(0) > 1)
         entries_[i].partial_gradients = PartialGradients::of(gathered->mesh());
     if (data_.num_replicas() > 1) entries_[i].aside = std::make_unique<Slot>(p.name() + ".unsummed");
-    p.set_sink(this);
+    p.set_sink(this, i);
   }
 }
 
@@ -57,12 +57,11 @@ GradientInbox::~GradientInbox() {
   for (Parameter* p : buffers_.parameters()) p->set_sink(nullptr);
 }
 
-std::size_t GradientInbox::index_of(const Slot& slot) {
-  if (buffers_.parameter(recent_) == &slot) return recent_;
-  const std::size_t i = buffers_.find(slot);
-  if (i >= entries_.size())
+std::size_t GradientInbox::index_of(const Slot& slot) const {
+  const std::size_t i = slot.sink_place();
+  if (i >= entries_.size() || buffers_.parameter(i) != &slot)
     fail("group \"{}\" got a gradient of \"{}\", which is not its parameter", buffers_.layout().name, slot.name());
-  return recent_ = i;
+  return i;
 }
 
 // ---- arriving ----
@@ -135,7 +134,8 @@ GradSink::Destination GradientInbox::destination(Slot& slot) {
 }
 
 GradSink::Destination GradientInbox::local_destination(std::size_t i) {
-  if (adds_in_place(i)) return {buffers_.as_used(i, buffers_.parameter(i)->grad().local().detach()), true};
+  const bool in_place = entries_[i].writes_in_place = adds_in_place(i);
+  if (in_place) return {buffers_.as_used(i, buffers_.parameter(i)->grad().local().detach()), true};
   const Tensor& full = full_view(i);
   return {full, entries_[i].pending != Pending::none || (is_held(i) && !held_->is_apart())};
 }
@@ -155,7 +155,7 @@ void GradientInbox::note(std::size_t i, Pending kind) {
 
 void GradientInbox::wrote(Slot& slot) {
   const std::size_t i = index_of(slot);
-  note(i, adds_in_place(i) ? Pending::in_place : Pending::average);
+  note(i, entries_[i].writes_in_place ? Pending::in_place : Pending::average);
 }
 
 void GradientInbox::accept(Slot& slot, Tensor gradient) {
@@ -176,8 +176,8 @@ void GradientInbox::accept(Slot& slot, Tensor gradient) {
     if (all_of(spec, is_sum)) kind = Pending::sum;
     gradient = gradient.local();
   }
-  if (adds_in_place(i)) kind = Pending::in_place;
   const Destination to = local_destination(i);
+  if (entries_[i].writes_in_place) kind = Pending::in_place;
   copy_into(to.buffer, std::move(gradient), to.accumulate);
   note(i, kind);
 }
@@ -321,7 +321,7 @@ void GradientInbox::reduce_pending() {
     e.pending = Pending::none;
     const bool is_complete = !e.is_partial && !e.has_unsummed();
     e.is_partial = false;
-    if (is_complete) reduced_.push_back(i);
+    if (is_complete && buffers_.parameter(i)->has_grad_hooks()) reduced_.push_back(i);
   }
   if (held_) held_->drop_all();
 }

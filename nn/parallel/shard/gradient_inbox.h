@@ -96,7 +96,7 @@ class GradientInbox final : public GradSink {
   void abandon(Slot&, std::string_view reason) noexcept override { abandon(reason); }
   void cleared(Slot& slot) override;
   bool holds_more(const Slot& slot) const override {
-    const std::size_t i = buffers_.find(slot);
+    const std::size_t i = slot.sink_place();
     return is_held(i) || entries_[i].has_unsummed();
   }
 
@@ -114,7 +114,8 @@ class GradientInbox final : public GradSink {
     // Set where the parameter is replicated over a tensor-parallel axis: its gradient may be Partial over that axis. It
     // is reduced over the data axes first, and its shard over that axis, together with those of other units.
     std::shared_ptr<PartialGradients> partial_gradients{};
-    bool is_partial = false;  // the pending gradient, over the tensor-parallel axis
+    bool is_partial = false;       // the pending gradient, over the tensor-parallel axis
+    bool writes_in_place = false;  // the destination that was asked for last is grad()
     Tensor unsummed() const { return aside ? aside->grad() : Tensor(); }
     bool has_unsummed() const { return aside && aside->grad().defined(); }
     bool waits() const { return pending != Pending::none && pending != Pending::in_place; }  // to be reduced
@@ -127,7 +128,7 @@ class GradientInbox final : public GradSink {
     std::int64_t bytes = 0;
   };
 
-  std::size_t index_of(const Slot& slot);
+  std::size_t index_of(const Slot& slot) const;
   const UnitPiece& piece(std::size_t i) const { return buffers_.layout().pieces[i]; }
   bool adds_in_place(std::size_t i) const;
   const Tensor& full_view(std::size_t i);
@@ -167,7 +168,6 @@ class GradientInbox final : public GradSink {
   UnitBuffers& buffers_;
   DataMesh data_;
   std::vector<Entry> entries_;           // by piece
-  std::size_t recent_ = 0;               // piece that was asked for last: most ask twice
   Tensor gradients_;                     // u8, or undefined
   Places places_;                        // what places() found last: keeps its memory
   const UnitLayout* unit_of_gradients_;  // has the types of the full gradients in it

@@ -23,7 +23,6 @@ UnitBuffers::UnitBuffers(PlacedUnit unit, const std::vector<Parameter*>& paramet
   std::vector<Tensor> values;  // of this rank
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     pieces_.push_back({NodeRef(parameters[i]->leaf()), std::move(unit.placements[i])});
-    by_leaf_.emplace(parameters[i]->leaf(), i);
     values.push_back(parameters[i]->value().local().detach());
   }
   if (!values.empty() && !values[0].is_meta()) {

@@ -20,7 +20,6 @@
 #include <cstdint>
 #include <memory>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "nn/module.h"
@@ -56,11 +55,6 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   /// The groups that a parameter's ranks meet in, those of more than one rank: who holds its shards, who holds this one
   /// too, and of each axis of tensor parallelism. From any rank one after the other they reach all. Local.
   std::vector<ProcessGroup*> groups_of(std::size_t piece) const;
-  /// The piece of this parameter; size() if it has none.
-  std::size_t find(const Slot& slot) const {
-    const auto found = by_leaf_.find(slot.leaf());
-    return found == by_leaf_.end() ? size() : found->second;
-  }
   Device device() const { return shards_.device(); }
   /// Whether shards and gathered parameters are one buffer.
   bool is_shard_full() const { return is_shard_full_; }
@@ -156,9 +150,8 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   const UnitLayout* owned_;
   bool is_shard_full_;
   std::vector<Piece> pieces_;
-  std::unordered_map<const Node*, std::size_t> by_leaf_;  // pieces: a gradient knows its parameter only
-  Tensor shards_, gathered_;                              // u8 [bytes]
-  Tensor shard_version_;  // u8 [0]: of the shards when replicas have gathered what each owns
+  Tensor shards_, gathered_;  // u8 [bytes]
+  Tensor shard_version_;      // u8 [0]: of the shards when replicas have gathered what each owns
   std::unique_ptr<UnitSlices> slices_;
   std::vector<std::shared_ptr<const NamedStorage>> names_;
   int late_gathers_ = 0;
