@@ -124,9 +124,10 @@ void remove_older_saves(const std::string& dir, const std::string& name, const R
     int kept = 1;
     for (const Found& found : find_folders(dir)) {
       if (found.folder.filename() == name) continue;
-      const bool stays =
-          found.is_committed && own && found.name.step < own->step && !retention.replace && kept < retention.keep;
-      if (stays) ++kept;
+      const bool is_older = found.is_committed && own && found.name.step < own->step;
+      const bool is_new = kept < retention.keep;
+      const bool is_marked = retention.keep_every > 0 && found.name.step % retention.keep_every == 0;
+      if (is_older && !retention.replace && (is_new || is_marked)) ++kept;
       else remove_save(found.folder);
     }
     std::error_code ignored;

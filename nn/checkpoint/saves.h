@@ -29,8 +29,9 @@ std::string new_save_name(const std::string& dir, std::int64_t step);
 
 /// Which of the older saves stay when a new one is committed.
 struct Retention {
-  int keep = 3;          ///< saves in all, the new one included; at least 1
-  bool replace = false;  ///< none of the older ones
+  int keep = 3;                 ///< the newest saves, the new one included; at least 1
+  std::int64_t keep_every = 0;  ///< those at multiples of this step stay as well; 0: none
+  bool replace = false;         ///< none of the older ones
 };
 
 /// After the save `name` is committed, removes from `dir` the saves that `retention` does not keep, other saves of the

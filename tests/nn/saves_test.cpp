@@ -79,6 +79,17 @@ TEST_F(Saves, TheLastOnesStayAndWhatIsNoSaveOfOursToo) {
   EXPECT_FALSE(fs::exists(dir_ / "step-000001/rank-00000.safetensors"));
 }
 
+TEST_F(Saves, ThoseAtMultiplesOfAStepStayToo) {
+  for (int step = 1; step <= 9; ++step) make(fmt::format("step-{:06}", step));
+  make("step-000010", false);
+  remove_older_saves(dir_.path(), "step-000009", {.keep = 2, .keep_every = 3});
+  EXPECT_EQ(names(), (Names{"step-000009", "step-000008", "step-000006", "step-000003"}));
+  remove_older_saves(dir_.path(), "step-000009", {.keep = 1, .keep_every = 4});
+  EXPECT_EQ(names(), (Names{"step-000009", "step-000008"}));
+  remove_older_saves(dir_.path(), "step-000009", {.keep = 1, .keep_every = 4, .replace = true});
+  EXPECT_EQ(names(), Names{"step-000009"});
+}
+
 TEST_F(Saves, ANewOneReplacesThoseOfItsStepAndOfLaterOnes) {
   for (const char* name : {"step-000001", "step-000002", "step-000002.1", "step-000003"}) make(name);
   remove_older_saves(dir_.path(), "step-000002.1", {.keep = 3});

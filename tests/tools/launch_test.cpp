@@ -496,6 +496,9 @@ TEST(RunLaunch, WrongArgumentsAreErrors) {
   for (const auto* number : {"0", "-1", "x", "2x", "", "4097", "99999999999"})
     expect_within(message_of({"-n", number, "--", "true"}), {"-n", fmt::format("'{}'", number), "from 1"});
   expect_within(message_of({"-n"}), {"-n needs the number"});
+  expect_within(message_of({"--save-grace"}), {"--save-grace needs the number of seconds"});
+  for (const auto* seconds : {"-1", "x", "5s", "", "nan", "inf", "100000"})
+    expect_within(message_of({"-n", "1", "--save-grace", seconds}), {fmt::format("'{}'", seconds), "from 0 to 86400"});
   expect_within(message_of({"--", "true"}), {"number of ranks is missing", "-n N"});
   expect_within(message_of({"-n", "2"}), {"command is missing"});
   expect_within(message_of({"-n", "2", "--"}), {"command is missing"});

@@ -64,6 +64,26 @@ TEST_F(SaveFolder, TheLastSavesStay) {
   EXPECT_EQ(steps(), (Steps{7, 6}));
 }
 
+TEST_F(SaveFolder, SavesAtMultiplesOfAStepStay) {
+  config_.keep = 1;
+  config_.keep_every = 2;
+  train_tiny(config_, 2);
+  EXPECT_EQ(steps(), (Steps{5, 4, 2}));
+}
+
+TEST_F(SaveFolder, SavesAreDueByTime) {
+  config_.save_every = 0;
+  config_.save_minutes = 1e-9;  // at every step boundary
+  const TinyRun timed = train_tiny(config_, 2);
+  EXPECT_EQ(steps(), (Steps{5, 4, 3}));
+  fs::remove_all(folder_);
+  config_.save_minutes = 0;
+  const TinyRun whole = train_tiny(config_, 2);
+  EXPECT_EQ(steps(), Steps{5});
+  EXPECT_EQ(timed.losses, whole.losses);
+  EXPECT_EQ(timed.final, whole.final);
+}
+
 TEST_F(SaveFolder, ARerunIsRefusedAndLosesNothing) {
   train_tiny(config_, 2);
   const std::string run = run_at(5);

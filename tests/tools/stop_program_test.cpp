@@ -57,6 +57,26 @@ TEST_F(StopProgram, ThreadRanksStopTogether) {
   EXPECT_EQ(end.status, kStoppedAndSaved) << end.err;
 }
 
+TEST_F(StopProgram, SigusrSavesAndTheRunGoesOn) {
+  for (const int ranks : {1, 2}) {
+    // The second signal finds a run that goes on: only then is there a second save.
+    const std::string save_then_stop = fmt::format(
+        "kill -USR1 $pid\n"
+        "until ls {}/step-*/manifest.json > /dev/null 2>&1; do kill -0 $pid || break; done\n"
+        "kill -TERM $pid",
+        checkpoint_);
+    const ProgramEnd end = stopped_by(ranks, save_then_stop, save_);
+    EXPECT_EQ(end.status, kStoppedAndSaved) << end.err;
+    EXPECT_EQ(list_saves(checkpoint_).size(), 2u) << end.err;
+    fs::remove_all(checkpoint_);
+  }
+}
+
+TEST_F(StopProgram, SignalsEndTheRunAsEverWhereTheyShallNotSave) {
+  EXPECT_EQ(stopped_by(2, "kill -TERM $pid", save_ + " --save-on-signal false").status, 128 + SIGTERM);
+  EXPECT_TRUE(list_saves(checkpoint_).empty());
+}
+
 TEST_F(StopProgram, RanksWhosePeerWasKilledDoNotSave) {
   const ProgramEnd end =
       stopped_by(2, "inner=$(ps -o pid= --ppid $pid); kill -KILL $(ps -o pid= --ppid $inner | tail -1)", save_);

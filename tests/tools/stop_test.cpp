@@ -51,6 +51,28 @@ TEST_F(Stop, AllRanksSaveAndEndAfterTheStepInWhichOneIsAsked) {
     }
 }
 
+TEST_F(Stop, AllRanksSaveAfterTheStepInWhichOneIsAskedToAndGoOn) {
+  config_.steps = 5;
+  for (const int ranks : {1, 3}) {
+    config_.save.clear();
+    const TinyRun whole = train_tiny(config_, ranks);
+    const TempDir folder;
+    config_.save = folder.path();
+    run_ranks(ranks, [&](const Group& group) {
+      Trainer trainer(config_, group);
+      int boundary = 0;
+      const TrainSummary summary =
+          trainer.run([](const StepMetrics&) {}, {}, [&] { return ++boundary == 2 && group->rank() == ranks - 1; });
+      EXPECT_EQ(summary.stopped_by, 0);
+      EXPECT_EQ(summary.steps, 5);
+      EXPECT_EQ(values_of(trainer.model()), whole.final) << ranks << " ranks";
+    });
+    std::vector<std::int64_t> steps;
+    for (const SavePlace& save : list_saves(folder.path())) steps.push_back(save.step);
+    EXPECT_EQ(steps, (std::vector<std::int64_t>{5, 2}));
+  }
+}
+
 TEST_F(Stop, AnEvaluationIsLeftAndTheLastStepEndsAsEver) {
   config_.steps = 2;
   config_.save = checkpoint_.path();
@@ -219,7 +241,14 @@ TEST(StopSignals, NoteAndForget) {
     }
     ::raise(SIGINT);
     EXPECT_EQ(StopSignals::noted(), SIGINT);
+    EXPECT_FALSE(StopSignals::take_save());
+    ::raise(SIGUSR1);
+    EXPECT_EQ(StopSignals::noted(), SIGINT);
+    EXPECT_TRUE(StopSignals::take_save());
+    EXPECT_FALSE(StopSignals::take_save());
+    ::raise(SIGUSR1);
   }
+  EXPECT_FALSE(StopSignals::take_save());
   EXPECT_EQ(StopSignals::noted(), 0);
   struct sigaction action{};
   ::sigaction(SIGTERM, nullptr, &action);

@@ -29,8 +29,11 @@ void print(std::FILE* out, const std::string& text) {
 }
 
 /// Signals are asked for where there is a folder to save to; without one they end the process as ever.
-Trainer::StopPoll stop_poll(const TrainConfig& config) {
-  return config.save.empty() ? Trainer::StopPoll() : StopSignals::noted;
+bool notes_signals(const TrainConfig& config) { return !config.save.empty() && config.save_on_signal; }
+
+TrainSummary run(Trainer& trainer, const TrainConfig& config, const Trainer::StepObserver& observe) {
+  if (!notes_signals(config)) return trainer.run(observe);
+  return trainer.run(observe, StopSignals::noted, StopSignals::take_save);
 }
 
 TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
@@ -58,7 +61,7 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
       progress.show({m.step, config.steps, m.loss, m.tokens_per_second, memory}, Progress::Clock::now());
       if (m.val_loss) progress.message(fmt::format("step {}  validation loss {:.4f}", m.step, *m.val_loss));
     };
-    summary = trainer.run(observe, stop_poll(config));
+    summary = run(trainer, config, observe);
   }
   print_units_once();
   print(stdout, train_report(trainer, config, summary));
@@ -77,12 +80,12 @@ int train_rank(TrainConfig config, const std::shared_ptr<ProcessGroup>& group) {
     if (group->rank() == 0) print(stderr, cpus.lines());
     Trainer trainer(config, group);
     std::optional<StopSignals> signals;
-    if (stop_poll(config)) signals.emplace();
+    if (notes_signals(config)) signals.emplace();
     TrainSummary summary;
     if (group->rank() == 0) {
       summary = train_as_rank_zero(trainer, config);
     } else {
-      summary = trainer.run([](const StepMetrics&) {}, stop_poll(config));
+      summary = run(trainer, config, [](const StepMetrics&) {});
       train_report(trainer, config, summary);
     }
     return summary.stopped_by == 0 ? kDone : kStoppedAndSaved;

@@ -18,15 +18,15 @@
 namespace sherd {
 namespace {
 
-constexpr std::array kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1};
 
-/// Blocks SIGCHLD and the stop signals that the process does not ignore (nohup), and undoes it.
+/// Blocks SIGCHLD and the signals to pass on, those left out that the process ignores (nohup), and undoes it.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
     ::sigemptyset(&set_);
     ::sigaddset(&set_, SIGCHLD);
-    for (const int signal : kStopSignals) {
+    for (const int signal : kSignals) {
       struct sigaction action{};
       ::sigaction(signal, nullptr, &action);
       if (action.sa_handler != SIG_IGN) ::sigaddset(&set_, signal);

@@ -109,6 +109,7 @@ class Supervision {
   void start_rank(int rank);
   void wait_for_events();
   void read_control();
+  void pass_on(int signal) const;
   void reap();
   milliseconds patience_after(const Rank& failed) const;
   bool read_some(Stream& stream);
@@ -229,11 +230,18 @@ void Supervision::read_control() {
     err_.close();
   }
   if (!has_children_) return;
+  if (launcher_lives_ && signal == SIGUSR1) return pass_on(signal);
   if (stopping_ || !launcher_lives_) return kill_all();
   user_signal_ = signal;
   say(fmt::format("{}: stopping {} rank{}; once more kills at once", signal_name(signal), options_.ranks,
                   options_.ranks == 1 ? "" : "s"));
   stop(signal, options_.save_grace);
+}
+
+/// To the ranks alone: what they have started may not expect it.
+void Supervision::pass_on(int signal) const {
+  for (const auto& rank : ranks_)
+    if (!rank->status) ::kill(rank->pid, signal);
 }
 
 /// Takes note of the ranks that have ended, and buries what they had left to us.

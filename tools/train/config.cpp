@@ -63,9 +63,16 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("trace", &c.trace, "file for a timeline of a few steps on all ranks, for ui.perfetto.dev", run);
   table.add("trace_steps", &c.trace_steps, "the steps in it, FIRST:LAST; empty: five, after ten to settle", run);
   table.add("save", &c.save,
-            "folder for checkpoints: one after the last step, and one when SIGTERM or Ctrl-C ends the run before", run);
-  table.add("save_every", &c.save_every, "steps between checkpoints; 0: only after the last step", run);
+            "folder for checkpoints: one after the last step, and others as the keys below say", run);
+  table.add("save_every", &c.save_every, "steps between checkpoints; 0: none is due by the number of steps", run);
+  table.add("save_minutes", &c.save_minutes,
+            "a checkpoint is due when the last one, or the start, is so long ago; 0: none is due by time", run);
+  table.add("save_on_signal", &c.save_on_signal,
+            "SIGTERM and Ctrl-C save after the step that runs, then end; SIGUSR1 saves and goes on; false: they end the "
+            "run as ever",
+            run);
   table.add("keep", &c.keep, "how many of the newest checkpoints stay in the folder", run);
+  table.add("keep_every", &c.keep_every, "those at multiples of so many steps stay too; 0: none", run);
   table.add("overwrite", &c.overwrite, "the first checkpoint takes the place of those of another run in the folder",
             run);
   table.add("resume", &c.resume, "checkpoint folder, or one step in it, to continue from, bit for bit", run);
@@ -178,7 +185,9 @@ void check_run(const TrainConfig& c) {
   check_at_least("threads", c.threads, 0);
   check_at_least("memory_limit", c.memory_limit, 0);
   check_at_least("save_every", c.save_every, 0);
+  check(c.save_minutes >= 0, "save_minutes must be at least 0, got {}", c.save_minutes);
   check_at_least("keep", c.keep, 1);
+  check_at_least("keep_every", c.keep_every, 0);
   check(!c.overwrite || !c.save.empty(), "overwrite is about the folder of checkpoints: pass --save DIR");
   if (!c.trace_steps.empty()) {
     parse_steps(c.trace_steps);

@@ -36,7 +36,10 @@ struct TrainConfig {
   std::string trace_steps;
   std::string save;
   std::int64_t save_every = 0;
+  double save_minutes = 15;
+  bool save_on_signal = true;
   std::int64_t keep = 3;
+  std::int64_t keep_every = 0;
   bool overwrite = false;
   std::string resume;
   std::string init_from;

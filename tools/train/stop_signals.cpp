@@ -13,38 +13,44 @@ namespace sherd {
 
 namespace {
 
-constexpr std::array kStopSignals = {SIGTERM, SIGINT};
+constexpr std::array kSignals = {SIGTERM, SIGINT, SIGUSR1};
 
 std::atomic<int> noted_signal{0};
-static_assert(std::atomic<int>::is_always_lock_free, "written by a signal handler");
+std::atomic<bool> noted_save{false};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free,
+              "written by a signal handler");
 
 // Who lives, and what each signal did before the first of them.
 std::mutex mutex;
 int living = 0;
-std::array<struct sigaction, kStopSignals.size()> actions_before{};
+std::array<struct sigaction, kSignals.size()> actions_before{};
 
-void note(int signal) { noted_signal.store(signal, std::memory_order_relaxed); }
+void note(int signal) {
+  if (signal == SIGUSR1) noted_save.store(true, std::memory_order_relaxed);
+  else noted_signal.store(signal, std::memory_order_relaxed);
+}
 
 }  // namespace
 
 StopSignals::StopSignals() {
   const std::lock_guard lock(mutex);
   if (living++ > 0) return;
-  for (std::size_t i = 0; i < kStopSignals.size(); ++i) {
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
     struct sigaction noting{};
     noting.sa_handler = note;
     noting.sa_flags = SA_RESTART;
-    if (kStopSignals[i] == SIGINT) noting.sa_flags |= static_cast<int>(SA_RESETHAND);  // the second finds the default
-    ::sigaction(kStopSignals[i], nullptr, &actions_before[i]);
-    if (actions_before[i].sa_handler != SIG_IGN) ::sigaction(kStopSignals[i], &noting, nullptr);
+    if (kSignals[i] == SIGINT) noting.sa_flags |= static_cast<int>(SA_RESETHAND);  // the second finds the default
+    ::sigaction(kSignals[i], nullptr, &actions_before[i]);
+    if (actions_before[i].sa_handler != SIG_IGN) ::sigaction(kSignals[i], &noting, nullptr);
   }
 }
 
 StopSignals::~StopSignals() {
   const std::lock_guard lock(mutex);
   if (--living > 0) return;
-  for (std::size_t i = 0; i < kStopSignals.size(); ++i) ::sigaction(kStopSignals[i], &actions_before[i], nullptr);
+  for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &actions_before[i], nullptr);
   noted_signal = 0;
+  noted_save = false;
 }
 
 std::string signal_name(int signal) {
@@ -53,5 +59,7 @@ std::string signal_name(int signal) {
 }
 
 int StopSignals::noted() noexcept { return noted_signal.load(std::memory_order_relaxed); }
+
+bool StopSignals::take_save() noexcept { return noted_save.exchange(false, std::memory_order_relaxed); }
 
 }  // namespace sherd

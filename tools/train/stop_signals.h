@@ -1,5 +1,6 @@
 #pragma once
-// SIGTERM and SIGINT as a wish that the training loop asks for at its step boundaries.
+// SIGTERM and SIGINT as a wish to end, SIGUSR1 as a wish to save and go on: the training loop asks for them at its
+// step boundaries.
 
 #include <string>
 
@@ -8,7 +9,7 @@ namespace sherd {
 /// "SIGTERM"; "signal 77" for a number without a name.
 std::string signal_name(int signal);
 
-/// While one lives, SIGTERM and SIGINT are noted instead of ending the process. A second SIGINT ends it at once;
+/// While one lives, SIGTERM, SIGINT and SIGUSR1 are noted instead of ending the process. A second SIGINT ends it at once;
 /// further SIGTERMs do not, since Slurm and systemd signal the launcher, which passes it on, and the ranks as well.
 /// Signals that are ignored (nohup) stay ignored. Several may live at once, of rank threads; what was noted is of the
 /// process and is forgotten with the last of them.
@@ -19,8 +20,10 @@ class StopSignals {
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  /// The last signal noted, 0 if there was none. From any thread.
+  /// The last of SIGTERM and SIGINT that was noted, 0 if there was none. From any thread.
   static int noted() noexcept;
+  /// Whether SIGUSR1 was noted since the last call, of any thread.
+  static bool take_save() noexcept;
 };
 
 }  // namespace sherd

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 #include <limits>
+#include <ratio>
 
 #include <unistd.h>
 
@@ -48,6 +49,7 @@ Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(config_.deadline)));
   agree_on_config();
   retention_.keep = static_cast<int>(std::min<std::int64_t>(config_.keep, std::numeric_limits<int>::max()));
+  retention_.keep_every = config_.keep_every;
   together(*group_, [&] { device_ = open_device(config_.device, group_->size(), config_.memory_limit); });
   mesh_.emplace(config_.mesh, group_, config_.link);  // its groups have the deadline of this one
   if (group_->size() > 1) RankContext::current().rank_text = mesh_->rank_text();
@@ -244,14 +246,32 @@ void Trainer::save(std::int64_t step) {
   nn::save_checkpoint(config_.save, std::move(manifest),
                       nn::training_state(step_->model(), &step_->optimizer(), step_->scaler()), *group_, retention_);
   retention_.replace = false;
+  saved_at_ = std::chrono::steady_clock::now();
 }
 
-int Trainer::agreed_stop(const StopPoll& stop) {
-  if (!stop) return 0;
-  std::int64_t signal = stop();
-  const FlatPart part{&signal, DType::i64, 1};
+// What one rank is asked for, all do.
+Trainer::Wishes Trainer::agreed(Wishes own) {
+  std::int64_t wishes[] = {own.stop, own.save ? 1 : 0};
+  const FlatPart part{wishes, DType::i64, 2};
   group_->host().all_reduce({&part, 1}, {.kind = ReduceKind::max});
-  return static_cast<int>(signal);
+  return {static_cast<int>(wishes[0]), wishes[1] != 0};
+}
+
+int Trainer::agreed_stop(const StopPoll& stop) { return stop ? agreed({.stop = stop()}).stop : 0; }
+
+Trainer::Wishes Trainer::agreed_wishes(const Polls& polls) {
+  const bool saves_by_time = !config_.save.empty() && config_.save_minutes > 0;
+  if (!polls.stop && !polls.save && !saves_by_time) return {};
+  Wishes own;
+  if (polls.stop) own.stop = polls.stop();
+  if (polls.save) own.save = polls.save();
+  if (saves_by_time && group_->rank() == 0) own.save = own.save || is_time_to_save();
+  return agreed(own);
+}
+
+bool Trainer::is_time_to_save() const {
+  const std::chrono::duration<double, std::ratio<60>> since = std::chrono::steady_clock::now() - saved_at_;
+  return since.count() >= config_.save_minutes;
 }
 
 void Trainer::fail_diverged(const StepMetrics& metrics) {
@@ -284,7 +304,7 @@ void Trainer::save_and_stop(std::int64_t step, int signal) {
   }
 }
 
-int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const StopPoll& stop) {
+int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const Polls& polls) {
   const bool is_last = step + 1 == config_.steps;
   const auto is_due = [&](std::int64_t every) { return is_last || (every > 0 && (step + 1) % every == 0); };
   log.begin();
@@ -299,31 +319,32 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const S
   }
   if (is_due(config_.eval_every)) {
     StepMetrics metrics = log.finish_but_last();
-    if (!log.diverged()) metrics.val_loss = evaluate_unless_stopped(stop);
+    if (!log.diverged()) metrics.val_loss = evaluate_unless_stopped(polls.stop);
     log.report(metrics);
   } else {
     log.poll();
   }
   trace.after(step + 1);
-  const int signal = is_last ? 0 : agreed_stop(stop);
-  const bool saves = !config_.save.empty() && (is_due(config_.save_every) || signal != 0);
+  const Wishes wishes = is_last ? Wishes() : agreed_wishes(polls);
+  const bool saves = !config_.save.empty() && (is_due(config_.save_every) || wishes.save || wishes.stop != 0);
   if (saves) log.finish();
   if (log.diverged()) fail_diverged(*log.diverged());
-  if (signal != 0) save_and_stop(step + 1, signal);
+  if (wishes.stop != 0) save_and_stop(step + 1, wishes.stop);
   else if (saves) save(step + 1);
-  return signal;
+  return wishes.stop;
 }
 
-TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop) {
+TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, const SavePoll& save) {
   StepTrace trace(config_.trace, config_.trace_steps, first_step_, config_.steps, *group_);
   const nn::LossScaler* scaler = step_->scaler();
   StepLog log(*group_, RankContext::current().allocator(device_).accounting(), first_step_,
               scaler ? scaler->options().min_scale : 0, observe);
   const auto start = std::chrono::steady_clock::now();
+  saved_at_ = start;
   int signal = 0;
   std::int64_t step = first_step_;
   try {
-    while (step < config_.steps && signal == 0) signal = run_step(step++, trace, log, stop);
+    while (step < config_.steps && signal == 0) signal = run_step(step++, trace, log, {stop, save});
   } catch (...) {
     log.finish_quietly();
     throw;

@@ -6,6 +6,7 @@
 //   config.data = "input.txt";
 //   Trainer trainer(config, world_group());
 //   trainer.run([](const StepMetrics& m) { fmt::print("{} {}\n", m.step, m.loss); });
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -34,6 +35,8 @@ class Trainer {
   /// Called at every step boundary: the number of the signal that asks this rank to stop, 0 if none does. See
   /// StopSignals::noted.
   using StopPoll = std::function<int()>;
+  /// Called at every step boundary: whether this rank is asked to save and go on. See StopSignals::take_save.
+  using SavePoll = std::function<bool()>;
 
   /// Resolves the config, opens the data, builds, shards and initialises (by `init_from`, or resumes) the model. Gives
   /// `group` the config's deadline and link, this rank its memory limit and its threads (0: as many as it has; it is
@@ -45,13 +48,14 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// Trains up to config.steps, evaluating and saving as configured. With `stop`, on all ranks or on none, the ranks
-  /// ask one another after each step, and end together after the step in which one of them was asked to, saved if
-  /// config.save is set; an evaluation is left for it. Collective. Throws ExitError, on every rank: kDiverged when a
+  /// Trains up to config.steps, evaluating and saving as configured. With `stop` or `save`, on all ranks or on none, the
+  /// ranks ask one another after each step, and end together after the step in which one of them was asked to, saved if
+  /// config.save is set, for which an evaluation is left; or save together and go on. By the clock of rank 0 they save
+  /// every config.save_minutes. Collective. Throws ExitError, on every rank: kDiverged when a
   /// loss or a gradient norm is not finite, which names the step and where it began, and is never saved (where the loss
   /// is scaled, when the scaler has skipped more than kMostSkips steps in a row, or one at its smallest scale);
   /// kStoppedWithoutSave when that last save fails.
-  TrainSummary run(const StepObserver& observe, const StopPoll& stop = {});
+  TrainSummary run(const StepObserver& observe, const StopPoll& stop = {}, const SavePoll& save = {});
 
   /// One update, by the batch of step `step`, counted from 0; run() is the way to make them all. Returns the mean loss
   /// over the global batch and the gradient norm before clipping. Collective. Does not wait for the device.
@@ -79,8 +83,20 @@ class Trainer {
   void claim_save_folder();
   void build();
   void resume();
-  int run_step(std::int64_t step, StepTrace& trace, StepLog& log, const StopPoll& stop);
+  /// What ranks are asked for at a step boundary; of all ranks together, once they have agreed.
+  struct Wishes {
+    int stop = 0;  ///< the number of a signal
+    bool save = false;
+  };
+  struct Polls {
+    const StopPoll& stop;
+    const SavePoll& save;
+  };
+  int run_step(std::int64_t step, StepTrace& trace, StepLog& log, const Polls& polls);
+  Wishes agreed(Wishes own);
+  Wishes agreed_wishes(const Polls& polls);
   int agreed_stop(const StopPoll& stop);
+  bool is_time_to_save() const;
   std::optional<double> evaluate_unless_stopped(const StopPoll& stop);
   void save_and_stop(std::int64_t step, int signal);
   [[noreturn]] void fail_diverged(const StepMetrics& metrics);
@@ -94,6 +110,7 @@ class Trainer {
   std::optional<FolderLock> save_lock_;  // rank 0's
   std::string run_;                      // rank 0's: names the run in its saves, and is kept by who resumes
   Retention retention_;
+  std::chrono::steady_clock::time_point saved_at_ = std::chrono::steady_clock::now();  // or when the run began
   std::unique_ptr<Weights> initial_;
   std::optional<TokenData> data_;
   std::optional<TrainStep> step_;
