@@ -75,6 +75,14 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("keep_every", &c.keep_every, "those at multiples of so many steps stay too; 0: none", run);
   table.add("overwrite", &c.overwrite, "the first checkpoint takes the place of those of another run in the folder",
             run);
+  table.add("on_nonfinite", &c.on_nonfinite,
+            "what follows a step whose loss or gradients are not finite: stop, with an error; skip: the update is left "
+            "out, on all ranks, at most 32 times in a row; rollback: to the last checkpoint, and without that step's batch",
+            run);
+  table.add("spike", &c.spike,
+            "a loss above the median of the last 100 steps by more than this many median deviations is treated the same "
+            "way; 0: none is",
+            run);
   table.add("resume", &c.resume, "checkpoint folder, or one step in it, to continue from, bit for bit", run);
   table.add(
       "init_from", &c.init_from,
@@ -188,6 +196,12 @@ void check_run(const TrainConfig& c) {
   check(c.save_minutes >= 0, "save_minutes must be at least 0, got {}", c.save_minutes);
   check_at_least("keep", c.keep, 1);
   check_at_least("keep_every", c.keep_every, 0);
+  check_choice("on_nonfinite", c.on_nonfinite, std::array<std::string_view, 3>{"stop", "skip", "rollback"});
+  check(c.on_nonfinite != "rollback" || !c.save.empty(), "on_nonfinite = rollback needs a folder: pass --save DIR");
+  check(c.spike >= 0, "spike must be at least 0, got {}", c.spike);
+  check(c.spike == 0 || c.on_nonfinite != "skip",
+        "spike = {} is noticed when the update is made, so it cannot be skipped: on_nonfinite must be stop or rollback",
+        c.spike);
   check(!c.overwrite || !c.save.empty(), "overwrite is about the folder of checkpoints: pass --save DIR");
   if (!c.trace_steps.empty()) {
     parse_steps(c.trace_steps);

@@ -41,6 +41,8 @@ struct TrainConfig {
   std::int64_t keep = 3;
   std::int64_t keep_every = 0;
   bool overwrite = false;
+  std::string on_nonfinite = "stop";
+  double spike = 0;
   std::string resume;
   std::string init_from;
 

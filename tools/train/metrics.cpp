@@ -68,10 +68,8 @@ std::string step_line(const StepMetrics& metrics) {
                        {"exposed_transfer_seconds", metrics.exposed_comm_seconds - metrics.exposed_skew_seconds},
                        {"exposed_skew_seconds", metrics.exposed_skew_seconds},
                        {"memory_bytes", std::move(memory)}};
-  if (metrics.loss_scale) {
-    line["loss_scale"] = *metrics.loss_scale;
-    line["skipped_steps"] = metrics.skipped_steps;
-  }
+  if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
+  if (metrics.loss_scale || metrics.skipped_steps > 0) line["skipped_steps"] = metrics.skipped_steps;
   if (metrics.val_loss) line["val_loss"] = *metrics.val_loss;
   return line.dump();
 }

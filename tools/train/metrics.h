@@ -23,7 +23,7 @@ struct StepMetrics {
   double exposed_comm_seconds = 0;   ///< the rank's thread waited for collectives: until all ranks had come, and then
   double exposed_skew_seconds = 0;   ///< for their transfers; this is the first part
   std::optional<double> loss_scale;  ///< of this step, if the loss is scaled
-  std::int64_t skipped_steps = 0;    ///< by the scaler, this one and those before a resume included
+  std::int64_t skipped_steps = 0;    ///< without an update, this one and those before a resume included
   CategoryBytes memory_bytes{};
   std::optional<double> val_loss;  ///< of steps with an evaluation
 };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <exception>
 #include <numeric>
 
@@ -18,9 +17,11 @@ double now_seconds() {
 
 }  // namespace
 
-StepLog::StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_step, double min_loss_scale,
-                 const Observer& observe)
-    : group_(group), memory_(memory), first_step_(first_step), min_loss_scale_(min_loss_scale), observe_(observe) {}
+StepLog::StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_step, std::int64_t skipped_steps,
+                 const DivergenceRule& rule, const Observer& observe)
+    : group_(group), memory_(memory), first_step_(first_step), observe_(observe), watch_(rule) {
+  summary_.skipped_steps = skipped_steps;
+}
 
 void StepLog::begin() {
   memory_.reset_peaks();
@@ -63,16 +64,18 @@ void StepLog::arrived(StepMetrics metrics, const Begun& begun, std::span<const d
   if (last_losses_.size() > 10) last_losses_.pop_front();
   summary_.last_losses_mean =
       std::accumulate(last_losses_.begin(), last_losses_.end(), 0.0) / static_cast<double>(last_losses_.size());
-  if (has_diverged(metrics) && !diverged_) diverged_ = metrics;
+  using enum DivergenceWatch::Verdict;
+  const DivergenceWatch::Verdict verdict = diverged_ ? good : watch_.judge(metrics);  // nothing after it is known
+  if (!metrics.loss_scale) metrics.skipped_steps = summary_.skipped_steps += verdict == skipped ? 1 : 0;
+  if (verdict == not_finite || verdict == spike) diverged_ = watch_.describe(metrics, verdict);
   done_.push_back(metrics);
 }
 
-// A norm that is not finite is what the scaler skips for; the loss of such a step may be anything.
-bool StepLog::has_diverged(const StepMetrics& metrics) {
-  const bool is_skip = metrics.loss_scale && !std::isfinite(metrics.grad_norm);
-  skips_in_a_row_ = is_skip ? skips_in_a_row_ + 1 : 0;
-  if (is_skip) return *metrics.loss_scale <= min_loss_scale_ || skips_in_a_row_ > kMostSkips;
-  return !(std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm));
+void StepLog::roll_back() {
+  diverged_.reset();
+  watch_.forget();
+  last_losses_.clear();
+  ++summary_.rollbacks;
 }
 
 void StepLog::report(const StepMetrics& metrics) {

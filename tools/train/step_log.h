@@ -9,6 +9,7 @@
 #include "runtime/comm/board/exposed.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/op/host_reads.h"
+#include "tools/train/divergence.h"
 #include "tools/train/metrics.h"
 #include "tools/train/train_step.h"
 
@@ -24,21 +25,19 @@ struct TrainSummary {
   double seconds = 0;
   std::int64_t steps = 0;            ///< updates made, those before this run included
   std::optional<double> loss_scale;  ///< of the last step, if the loss is scaled
-  std::int64_t skipped_steps = 0;    ///< by the scaler, those before this run included
+  std::int64_t skipped_steps = 0;    ///< without an update, those before this run included
+  std::int64_t rollbacks = 0;        ///< to an earlier save, in this run
   int stopped_by = 0;                ///< the signal that ended the run before its last step; 0: none did
 };
-
-/// Steps that a loss scaler may skip one after another: more than it takes from the first scale, 2^16, to the last.
-inline constexpr int kMostSkips = 32;
 
 class StepLog {
  public:
   using Observer = std::function<void(const StepMetrics& metrics)>;
 
-  /// `memory` is that of the tensors, `first_step` the number of steps made before this run. A step that is skipped at
-  /// a loss scale of `min_loss_scale` or less counts as diverged.
-  StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_step, double min_loss_scale,
-          const Observer& observe);
+  /// `memory` is that of the tensors. Of steps before this run, `first_step` were made, of which `skipped_steps` were
+  /// skipped by `rule`.
+  StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_step, std::int64_t skipped_steps,
+          const DivergenceRule& rule, const Observer& observe);
 
   /// A step is about to run.
   void begin();
@@ -55,9 +54,10 @@ class StepLog {
   /// On the way out with an error: reports what is done, whatever else fails.
   void finish_quietly() noexcept;
   const TrainSummary& summary() const { return summary_; }
-  /// The first step known to have a loss or a gradient norm that is not finite, those left out that the loss scaler has
-  /// skipped while it still can back off: at most kMostSkips in a row.
-  const std::optional<StepMetrics>& diverged() const { return diverged_; }
+  /// The first step that is known to have diverged by the rule.
+  const std::optional<Divergence>& diverged() const { return diverged_; }
+  /// After finish(): the run goes on from an earlier step, as if it had not diverged.
+  void roll_back();
 
  private:
   struct Begun {
@@ -66,19 +66,17 @@ class StepLog {
     CommTimes times{};
   };
   void arrived(StepMetrics metrics, const Begun& begun, std::span<const double> values);
-  bool has_diverged(const StepMetrics& metrics);
 
   ProcessGroup& group_;
   Accounting& memory_;
   const std::int64_t first_step_;
-  const double min_loss_scale_;
   const Observer& observe_;
   TrainSummary summary_;
-  std::optional<StepMetrics> diverged_;
+  DivergenceWatch watch_;
+  std::optional<Divergence> diverged_;
   std::deque<double> last_losses_;
   Begun begun_;
   double last_arrival_ = 0;
-  int skips_in_a_row_ = 0;
   HostReads reads_;
   std::deque<StepMetrics> done_;  // arrived, not reported
 };

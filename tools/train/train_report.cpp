@@ -127,6 +127,8 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
   if (summary.val_loss) text += fmt::format(", validation {:.4f}", *summary.val_loss);
   if (summary.loss_scale)
     text += fmt::format("; loss scale {}, {} steps skipped", *summary.loss_scale, summary.skipped_steps);
+  else if (summary.skipped_steps > 0) text += fmt::format("; {} steps skipped", summary.skipped_steps);
+  if (summary.rollbacks > 0) text += fmt::format("; went back to a save {} times", summary.rollbacks);
   text += fmt::format("; {:.1f} s\n", summary.seconds) + memory_table(trainer, summary);
   if (trainer.group().size() > 1) {
     text += "collectives of the last step\n" + collectives(trainer, config, summary.step_comm);

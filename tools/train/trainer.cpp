@@ -166,7 +166,11 @@ void Trainer::resume() {
       if (!entry.usually || resumed_->contains(entry.kind, entry.name)) wanted.emplace(entry.kind, entry.name);
     resumed_->require_exactly(wanted);
     nn::load_checkpoint(*resumed_, state);
-    first_step_ = resumed_->manifest().step;
+    const Manifest& manifest = resumed_->manifest();
+    first_step_ = manifest.step;
+    if (manifest.state.contains("skipped_steps")) skipped_steps_ = manifest.state_value<std::int64_t>("skipped_steps");
+    if (manifest.state.contains("skipped_batches"))
+      skipped_ = SkippedBatches(manifest.state_value<std::string>("skipped_batches"), config_.resume);
     check(first_step_ <= config_.steps, "resume from {}: it has made {} steps, this run asks for {} in all",
           config_.resume, first_step_, config_.steps);
   });
@@ -175,11 +179,12 @@ void Trainer::resume() {
 
 std::pair<Tensor, Tensor> Trainer::training_batch(std::int64_t step) {
   const std::int64_t sequence = config_.model.sequence, micro = local_batch_ / config_.accumulate;
+  const std::int64_t batch = skipped_.batch_of(step);
   std::vector<std::int32_t> windows(static_cast<std::size_t>(local_batch_ * (sequence + 1)));
   for (std::int64_t i = 0; i < local_batch_; ++i) {
     // Micro-batch m of all ranks together is the same run of samples on any number of ranks, or dropout would differ.
     const std::int64_t sample = (i / micro * mesh_->num_data_ranks() + mesh_->data_rank()) * micro + i % micro;
-    data_->training_window(static_cast<std::uint64_t>(config_.seed), step, sample,
+    data_->training_window(static_cast<std::uint64_t>(config_.seed), batch, sample,
                            std::span(windows).subspan(static_cast<std::size_t>(i * (sequence + 1)),
                                                       static_cast<std::size_t>(sequence + 1)));
   }
@@ -243,6 +248,8 @@ void Trainer::save(std::int64_t step) {
   manifest.vocabulary = data_->vocabulary().to_text();
   manifest.state["data"] = std::to_string(data_->files().fingerprint());
   manifest.run = run_;
+  if (skipped_steps_ > 0) manifest.state["skipped_steps"] = skipped_steps_;
+  if (skipped_.count() > 0) manifest.state["skipped_batches"] = skipped_.text();
   nn::save_checkpoint(config_.save, std::move(manifest),
                       nn::training_state(step_->model(), &step_->optimizer(), step_->scaler()), *group_, retention_);
   retention_.replace = false;
@@ -274,7 +281,45 @@ bool Trainer::is_time_to_save() const {
   return since.count() >= config_.save_minutes;
 }
 
-void Trainer::fail_diverged(const StepMetrics& metrics) {
+DivergenceRule Trainer::divergence_rule() {
+  const nn::LossScaler* const scaler = step_->scaler();
+  return {.skips = config_.on_nonfinite == "skip",
+          .min_loss_scale = scaler ? scaler->options().min_scale : 0,
+          .spike = config_.spike};
+}
+
+// A run that may have to go back needs something to go back to.
+void Trainer::save_before_the_first_step() {
+  if (config_.on_nonfinite != "rollback") return;
+  const bool is_lacking = group_->rank() == 0 && (retention_.replace || list_saves(config_.save).empty());
+  if (agreed({.save = is_lacking}).save) save(first_step_);
+}
+
+// The state of the last good save, and the batches after it but the one that was too much. Returns its step.
+std::int64_t Trainer::roll_back(StepLog& log) {
+  const Divergence found = *log.diverged();
+  log.finish();
+  const auto reader = nn::open_newest_good(config_.save, *group_, nn::Verify::bytes, say_on_stderr);
+  const std::int64_t step = reader->manifest().step;
+  rollbacks_in_a_row_ = step == rolled_back_to_ ? rollbacks_in_a_row_ + 1 : 1;
+  rolled_back_to_ = step;
+  if (rollbacks_in_a_row_ > kMostRollbacks) fail_diverged(found);
+  together(*group_, [&] {
+    nn::load_checkpoint(*reader, nn::training_state(step_->model(), &step_->optimizer(), step_->scaler()));
+  });
+  skipped_.skip_batch_of(found.metrics.step - 1);
+  if (group_->rank() == 0)
+    say_on_stderr(fmt::format("step {} has diverged: {}; back to step {}, and on without the batch of step {}",
+                              found.metrics.step, found.what, step, found.metrics.step));
+  log.roll_back();
+  return step;
+}
+
+void Trainer::fail_diverged(const Divergence& found) {
+  const StepMetrics& metrics = found.metrics;
+  if (found.is_spike)
+    throw ExitError(kDiverged, fmt::format("the run has diverged in step {}: {}. Nothing was saved since", metrics.step,
+                                           found.what));
   std::string where;
   try {
     step_->set_step(metrics.step - 1);
@@ -285,14 +330,10 @@ void Trainer::fail_diverged(const StepMetrics& metrics) {
     where = where.empty() ? "computed once more, everything is finite: what came after it has changed the parameters"
                           : fmt::format("the first value that is not finite is in {}", where);
   } catch (const std::exception& error) { where = fmt::format("where it began is not known: {}", error.what()); }
-  const std::string scale = metrics.loss_scale ? fmt::format(", at a loss scale of {} and after {} skipped steps",
-                                                             *metrics.loss_scale, metrics.skipped_steps)
-                                               : "";
   throw ExitError(kDiverged,
-                  fmt::format("the run has diverged in step {}: the loss is {}, the gradient norm {}{}; {}. "
-                              "Nothing was saved since; a lower optimizer.lr, a longer optimizer.warmup or a "
-                              "smaller optimizer.clip may help",
-                              metrics.step, metrics.loss, metrics.grad_norm, scale, where));
+                  fmt::format("the run has diverged in step {}: {}; {}. Nothing was saved since; a lower optimizer.lr, a "
+                              "longer optimizer.warmup or a smaller optimizer.clip may help",
+                              metrics.step, found.what, where));
 }
 
 void Trainer::save_and_stop(std::int64_t step, int signal) {
@@ -328,7 +369,11 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const P
   const Wishes wishes = is_last ? Wishes() : agreed_wishes(polls);
   const bool saves = !config_.save.empty() && (is_due(config_.save_every) || wishes.save || wishes.stop != 0);
   if (saves) log.finish();
-  if (log.diverged()) fail_diverged(*log.diverged());
+  skipped_steps_ = step_->scaler() ? 0 : log.summary().skipped_steps;  // a scaler's are in its own state
+  if (log.diverged()) {
+    if (config_.on_nonfinite == "rollback") return wishes.stop;  // run() goes back
+    fail_diverged(*log.diverged());
+  }
   if (wishes.stop != 0) save_and_stop(step + 1, wishes.stop);
   else if (saves) save(step + 1);
   return wishes.stop;
@@ -336,15 +381,18 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const P
 
 TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, const SavePoll& save) {
   StepTrace trace(config_.trace, config_.trace_steps, first_step_, config_.steps, *group_);
-  const nn::LossScaler* scaler = step_->scaler();
-  StepLog log(*group_, RankContext::current().allocator(device_).accounting(), first_step_,
-              scaler ? scaler->options().min_scale : 0, observe);
+  StepLog log(*group_, RankContext::current().allocator(device_).accounting(), first_step_, skipped_steps_,
+              divergence_rule(), observe);
   const auto start = std::chrono::steady_clock::now();
   saved_at_ = start;
   int signal = 0;
   std::int64_t step = first_step_;
   try {
-    while (step < config_.steps && signal == 0) signal = run_step(step++, trace, log, {stop, save});
+    save_before_the_first_step();
+    while (step < config_.steps && signal == 0) {
+      signal = run_step(step++, trace, log, {stop, save});
+      if (log.diverged()) step = roll_back(log);
+    }
   } catch (...) {
     log.finish_quietly();
     throw;

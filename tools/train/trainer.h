@@ -19,12 +19,16 @@
 #include "runtime/comm/group/process_group.h"
 #include "tools/train/config.h"
 #include "tools/train/job_mesh.h"
+#include "tools/train/skipped_batches.h"
 #include "tools/train/step_log.h"
 #include "tools/train/step_trace.h"
 #include "tools/train/train_step.h"
 #include "tools/train/weights.h"
 
 namespace sherd {
+
+/// A run that comes back to the same save more often has diverged.
+inline constexpr int kMostRollbacks = 10;
 
 class Trainer {
  public:
@@ -51,10 +55,10 @@ class Trainer {
   /// Trains up to config.steps, evaluating and saving as configured. With `stop` or `save`, on all ranks or on none, the
   /// ranks ask one another after each step, and end together after the step in which one of them was asked to, saved if
   /// config.save is set, for which an evaluation is left; or save together and go on. By the clock of rank 0 they save
-  /// every config.save_minutes. Collective. Throws ExitError, on every rank: kDiverged when a
-  /// loss or a gradient norm is not finite, which names the step and where it began, and is never saved (where the loss
-  /// is scaled, when the scaler has skipped more than kMostSkips steps in a row, or one at its smallest scale);
-  /// kStoppedWithoutSave when that last save fails.
+  /// every config.save_minutes. Collective. A step that has diverged (divergence.h) is never saved:
+  /// config.on_nonfinite skips it, or goes back to the last save, at most kMostRollbacks times to the same one. Throws
+  /// ExitError, on every rank: kDiverged, which names the step and where it began; kStoppedWithoutSave when that last
+  /// save fails.
   TrainSummary run(const StepObserver& observe, const StopPoll& stop = {}, const SavePoll& save = {});
 
   /// One update, by the batch of step `step`, counted from 0; run() is the way to make them all. Returns the mean loss
@@ -99,7 +103,10 @@ class Trainer {
   bool is_time_to_save() const;
   std::optional<double> evaluate_unless_stopped(const StopPoll& stop);
   void save_and_stop(std::int64_t step, int signal);
-  [[noreturn]] void fail_diverged(const StepMetrics& metrics);
+  [[noreturn]] void fail_diverged(const Divergence& found);
+  DivergenceRule divergence_rule();
+  void save_before_the_first_step();
+  std::int64_t roll_back(StepLog& log);
   std::pair<Tensor, Tensor> training_batch(std::int64_t step);
 
   TrainConfig config_;
@@ -115,6 +122,10 @@ class Trainer {
   std::optional<TokenData> data_;
   std::optional<TrainStep> step_;
   std::int64_t first_step_ = 0, local_batch_ = 0;
+  std::int64_t skipped_steps_ = 0;  // without an update, by config.on_nonfinite, those before this run included
+  SkippedBatches skipped_;
+  std::int64_t rolled_back_to_ = -1;  // the step of the save
+  int rollbacks_in_a_row_ = 0;        // to that save
 };
 
 }  // namespace sherd

@@ -1,0 +1,29 @@
+#pragma once
+// Which batches of the data a run has left out, after they made it diverge.
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+
+namespace sherd {
+
+/// Steps take the batches 0, 1, 2, ... in their order, without those that are skipped.
+class SkippedBatches {
+ public:
+  SkippedBatches() = default;
+  /// From text(); Error for other text, which `source` names.
+  SkippedBatches(std::string_view text, const std::string& source);
+
+  /// The batch of a step counted from 0.
+  std::int64_t batch_of(std::int64_t step) const;
+  /// Leaves out the batch of that step: it takes the next one, and so do those after it.
+  void skip_batch_of(std::int64_t step) { batches_.insert(batch_of(step)); }
+  std::size_t count() const { return batches_.size(); }
+  /// "37,112", for checkpoints; empty if there are none.
+  std::string text() const;
+
+ private:
+  std::set<std::int64_t> batches_;
+};
+
+}  // namespace sherd
