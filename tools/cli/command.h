@@ -16,6 +16,7 @@ int run_train(std::span<const std::string_view> args);   // train.cpp
 int run_sample(std::span<const std::string_view> args);  // sample.cpp
 int run_eval(std::span<const std::string_view> args);    // eval.cpp
 int run_export(std::span<const std::string_view> args);  // export.cpp
+int run_ckpt(std::span<const std::string_view> args);    // ckpt.cpp
 int run_info(std::span<const std::string_view> args);    // info.cpp
 int run_bench(std::span<const std::string_view> args);   // bench.cpp
 

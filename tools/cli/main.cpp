@@ -24,6 +24,7 @@ constexpr std::array kCommands = {
     Command{"sample", "print text from a checkpoint: sherd sample DIR [flags]", run_sample},
     Command{"eval", "mean loss of a model over given tokens: sherd eval DIR --tokens FILE", run_eval},
     Command{"export", "write a model as a Hugging Face directory: sherd export DIR OUT", run_export},
+    Command{"ckpt", "look into folders of saves: sherd ckpt ls|show|verify|diff|convert DIR", run_ckpt},
     Command{"info", "print what this build and this machine offer", run_info},
     Command{"bench", "measure: sherd bench [NAME-PREFIX]", run_bench},
 };

@@ -1,0 +1,244 @@
+// `sherd ckpt ls|show|verify|diff|convert`: what lies in folders of saves, without a model and without a GPU.
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <map>
+#include <vector>
+
+#include <sys/stat.h>
+
+#include <nlohmann/json.hpp>
+
+#include "nn/checkpoint/compare.h"
+#include "nn/checkpoint/training_state.h"
+#include "runtime/comm/group/process_group.h"
+#include "runtime/memory/accounting.h"
+#include "runtime/tensor/nearest.h"
+#include "tools/cli/command.h"
+#include "tools/train/exit_status.h"
+#include "tools/train/flags.h"
+#include "tools/train/weights.h"
+
+namespace sherd {
+
+namespace {
+
+using nlohmann::ordered_json;
+using Words = std::vector<std::string>;
+
+void print(const std::string& text) { std::fputs(text.c_str(), stdout); }
+
+/// A save as `ls` sees it: what its manifest says, or why that cannot be read.
+struct Listed {
+  SavePlace place;
+  Manifest manifest;
+  std::string damage;
+  std::int64_t bytes = 0;
+  std::int64_t age_seconds = 0;
+};
+
+std::int64_t age_of(const std::string& folder) {
+  struct stat status{};
+  if (::stat((folder + "/manifest.json").c_str(), &status) != 0) return 0;
+  return std::max<std::int64_t>(0, ::time(nullptr) - status.st_mtime);
+}
+
+Listed list(const SavePlace& place) {
+  Listed save{.place = place};
+  save.age_seconds = age_of(place.folder);
+  try {
+    const CheckpointReader reader(place.folder);  // its files are there, in full
+    save.manifest = reader.manifest();
+  } catch (const Error& error) { save.damage = error.message(); }
+  for (const PieceEntry& piece : save.manifest.pieces) save.bytes += piece.bytes;
+  return save;
+}
+
+std::vector<SavePlace> saves_at(const std::string& path) {
+  std::vector<SavePlace> saves = list_saves(path);
+  if (saves.empty()) (void)newest_save(path);  // says what is missing
+  return saves;
+}
+
+std::string age_text(std::int64_t seconds) {
+  if (seconds < 120) return fmt::format("{} s", seconds);
+  if (seconds < 7200) return fmt::format("{} min", seconds / 60);
+  return seconds < 2 * 86400 ? fmt::format("{} h", seconds / 3600) : fmt::format("{} days", seconds / 86400);
+}
+
+int run_ls(const Words& words, bool json) {
+  int status = kDone;
+  ordered_json all = ordered_json::array();
+  if (!json) print(fmt::format("{:>10}  {:>5}  {:>10}  {:>8}  {:<12}  {}\n", "step", "ranks", "bytes", "age", "run", "folder"));
+  for (const SavePlace& place : saves_at(words[0])) {
+    const Listed save = list(place);
+    if (!save.damage.empty()) status = kFailed;
+    if (json) {
+      all.push_back({{"folder", place.folder}, {"step", place.step}, {"age_seconds", save.age_seconds}});
+      if (save.damage.empty())
+        all.back().update({{"ranks", save.manifest.world_size}, {"bytes", save.bytes}, {"run", save.manifest.run}});
+      else all.back()["damage"] = save.damage;
+    } else if (save.damage.empty()) {
+      print(fmt::format("{:>10}  {:>5}  {:>10}  {:>8}  {:<12}  {}\n", place.step, save.manifest.world_size,
+                        format_bytes(save.bytes), age_text(save.age_seconds), save.manifest.run.substr(0, 12),
+                        place.folder));
+    } else {
+      print(fmt::format("{:>10}  damaged: {}\n", place.step, save.damage));
+    }
+  }
+  if (json) print(all.dump(2) + "\n");
+  return status;
+}
+
+std::string state_text(const StateValue& value) {
+  return std::visit([](const auto& v) { return fmt::format("{}", v); }, value);
+}
+
+/// The tensors of a save, whoever holds their pieces.
+struct Tensors {
+  PieceEntry first;  // dtype and shape are those of all
+  int pieces = 0;
+  std::int64_t bytes = 0;
+};
+
+int run_show(const Words& words, bool json) {
+  const Manifest manifest = CheckpointReader(words[0]).manifest();
+  std::map<std::pair<std::string, std::string>, Tensors> tensors;
+  for (const PieceEntry& piece : manifest.pieces) {
+    Tensors& tensor = tensors[{piece.kind, piece.name}];
+    if (tensor.pieces++ == 0) tensor.first = piece;
+    tensor.bytes += piece.bytes;
+  }
+  if (json) {
+    ordered_json list = ordered_json::array();
+    for (const auto& [id, t] : tensors)
+      list.push_back({{"kind", id.first},
+                      {"name", id.second},
+                      {"dtype", name(t.first.dtype)},
+                      {"shape", std::vector<std::int64_t>(t.first.shape.begin(), t.first.shape.end())},
+                      {"pieces", t.pieces},
+                      {"bytes", t.bytes}});
+    ordered_json state = ordered_json::object();
+    for (const auto& [key, value] : manifest.state)
+      std::visit([&, &key = key](const auto& v) { state[key] = v; }, value);
+    print(ordered_json{{"step", manifest.step}, {"ranks", manifest.world_size}, {"run", manifest.run},
+                       {"state", state}, {"config", manifest.config}, {"tensors", list}}
+              .dump(2) +
+          "\n");
+    return kDone;
+  }
+  print(fmt::format("step {}, {} ranks, run {}\n", manifest.step, manifest.world_size, manifest.run));
+  for (const auto& [key, value] : manifest.state) print(fmt::format("state {} = {}\n", key, state_text(value)));
+  print(fmt::format("\n{}\n", manifest.config));
+  for (const auto& [id, t] : tensors)
+    print(fmt::format("{:<10} {:<44} {:<20} {:>3} pieces {:>10}\n", id.first, id.second,
+                      fmt::format("{}{}", name(t.first.dtype), t.first.shape), t.pieces, format_bytes(t.bytes)));
+  return kDone;
+}
+
+int run_verify(const Words& words, bool) {
+  int status = kDone;
+  for (const SavePlace& place : saves_at(words[0])) {
+    try {
+      CheckpointReader(place.folder).verify();
+      print(fmt::format("{}: good\n", place.folder));
+    } catch (const Error& error) {
+      status = kFailed;
+      print(fmt::format("{}: damaged: {}\n", place.folder, error.message()));
+    }
+  }
+  return status;
+}
+
+std::string difference_text(const TensorDifference& d) {
+  const std::string tensor = fmt::format("{} {}", d.kind, d.name);
+  switch (d.likeness) {
+    case Likeness::equal: return fmt::format("{}: equal, {}", tensor, d.forms);
+    case Likeness::values:
+      return fmt::format("{}: {} of {} elements differ, by {:.6g} at most", tensor, d.different, d.elements, d.largest);
+    case Likeness::form: return fmt::format("{}: {}", tensor, d.forms);
+    case Likeness::only_first: return fmt::format("{}: only in the first, {}", tensor, d.forms);
+    case Likeness::only_second: return fmt::format("{}: only in the second, {}", tensor, d.forms);
+  }
+  return tensor;
+}
+
+int run_diff(const Words& words, bool json) {
+  const CheckpointReader first(words[0]), second(words[1]);
+  std::int64_t equal = 0, all = 0;
+  ordered_json list = ordered_json::array();
+  compare_saves(first, second, [&](const TensorDifference& d) {
+    ++all;
+    if (d.likeness == Likeness::equal) ++equal;
+    if (json) list.push_back({{"kind", d.kind}, {"name", d.name}, {"equal", d.likeness == Likeness::equal},
+                              {"different", d.different}, {"largest", d.largest}, {"forms", d.forms}});
+    else if (d.likeness != Likeness::equal) print(difference_text(d) + "\n");
+  });
+  if (json) print(list.dump(2) + "\n");
+  else print(fmt::format("{} of {} tensors are equal (steps {} and {})\n", equal, all, first.manifest().step,
+                         second.manifest().step));
+  return equal == all ? kDone : kFailed;
+}
+
+// A checkpoint becomes a Hugging Face directory, and the other way round a save without optimizer state: for
+// --init-from, eval and sample, whose text is bytes.
+int run_convert(const Words& words, bool) {
+  if (!list_saves(words[0]).empty()) return run_export(std::vector<std::string_view>{words[0], words[1]});
+  const Weights weights(words[0]);
+  check(list_saves(words[1]).empty(), "\"{}\" holds saves already; convert into another folder", words[1]);
+  const auto model = nn::make_language_model(weights.config());
+  model->materialize();
+  weights.load(*model);
+  TrainConfig config;
+  config.model = weights.model();
+  Manifest manifest;
+  manifest.config = to_toml(config);
+  manifest.vocabulary = Vocabulary::bytes().to_text();
+  nn::save_checkpoint(words[1], std::move(manifest), nn::training_state(*model), *make_single_group());
+  return kDone;
+}
+
+struct Action {
+  std::string_view name, usage;
+  std::size_t words;
+  int (*run)(const Words& words, bool json);
+};
+constexpr Action kActions[] = {
+    {"ls", "ls DIR: steps, ranks, sizes, ages and runs of the saves, and which are damaged", 1, run_ls},
+    {"show", "show DIR: what the newest save, or DIR/step-000120, holds", 1, run_show},
+    {"verify", "verify DIR: reads every byte of every save and compares the checksums", 1, run_verify},
+    {"diff", "diff DIR DIR: which tensors of two saves differ, and by how much", 2, run_diff},
+    {"convert", "convert FROM TO: a checkpoint to a Hugging Face directory, or back", 2, run_convert},
+};
+
+std::string usage() {
+  std::string text = "sherd ckpt ACTION DIR [--json true]: looks into folders of saves\n";
+  for (const Action& action : kActions) text += fmt::format("\n  sherd ckpt {}", action.usage);
+  return text + "\n\nThe exit status is 1 where a save is damaged, or where two differ.";
+}
+
+const Action& find_action(const std::string& name) {
+  std::vector<std::string> names;
+  for (const Action& action : kActions) {
+    if (action.name == name) return action;
+    names.emplace_back(action.name);
+  }
+  throw ExitError(kUsage, fmt::format("sherd ckpt: unknown action \"{}\"; did you mean {}?", name, nearest(name, names)));
+}
+
+}  // namespace
+
+int run_ckpt(std::span<const std::string_view> args) {
+  bool json = false;
+  ConfigTable table;
+  table.add("json", &json, "print JSON: of ls, show and diff");
+  auto words = read_command_line(table, args, usage());
+  if (!words) return kDone;
+  check_usage(!words->empty(), "sherd ckpt: the action is missing: ls, show, verify, diff or convert");
+  const Action& action = find_action(words->front());
+  words->erase(words->begin());
+  check_usage(words->size() == action.words, "usage: sherd ckpt {}; got {} words", action.usage, words->size());
+  return action.run(*words, json);
+}
+
+}  // namespace sherd
