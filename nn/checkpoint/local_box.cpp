@@ -63,17 +63,23 @@ std::vector<LocalPart> local_parts(const Tensor& value, const Shape& shape) {
   return parts;
 }
 
-bool saves_box(const Tensor& value, int rank) {
-  if (!value.is_distributed()) return rank == 0;
+std::vector<int> replica_axes(const Tensor& value) {
   const Spec& spec = Spec::from(value);
   const DeviceMesh mesh = spec.mesh(), root = mesh.root();
   std::vector<bool> shards(static_cast<std::size_t>(root.ndim()), false);  // by root axis
   for (int a = 0; a < mesh.ndim(); ++a)
     if (spec.placement(a).is_shard())
       for (const int r : mesh.root_axes(a)) shards[static_cast<std::size_t>(r)] = true;
+  std::vector<int> axes;
   for (int r = 0; r < root.ndim(); ++r)
-    if (!shards[static_cast<std::size_t>(r)] && root.coordinate(r) != 0) return false;
-  return true;
+    if (!shards[static_cast<std::size_t>(r)] && root.size(r) > 1) axes.push_back(r);
+  return axes;
+}
+
+bool saves_box(const Tensor& value, int rank) {
+  if (!value.is_distributed()) return rank == 0;
+  const DeviceMesh root = Spec::from(value).mesh().root();
+  return std::ranges::all_of(replica_axes(value), [&](int axis) { return root.coordinate(axis) == 0; });
 }
 
 }  // namespace sherd::nn

@@ -20,6 +20,9 @@ struct LocalPart {
 /// `value` (nn::shard_merged), the boxes that make up this rank's rows, in their order. Error as of local_box().
 std::vector<LocalPart> local_parts(const Tensor& value, const Shape& shape);
 
+/// The axes of a distributed tensor's root mesh, of more than one rank, along which ranks hold the same box.
+std::vector<int> replica_axes(const Tensor& value);
+
 /// Whether this rank saves its box. Of replicas one is saved: of a plain tensor rank 0's, of a distributed one that
 /// with coordinate 0 along all axes of the root mesh that do not shard it.
 bool saves_box(const Tensor& value, int rank);

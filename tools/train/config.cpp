@@ -75,6 +75,8 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("keep_every", &c.keep_every, "those at multiples of so many steps stay too; 0: none", run);
   table.add("overwrite", &c.overwrite, "the first checkpoint takes the place of those of another run in the folder",
             run);
+  table.add("check_replicas", &c.check_replicas,
+            "steps between comparisons of what ranks hold copies of, by hashes: a difference ends the run; 0: never", run);
   table.add("on_nonfinite", &c.on_nonfinite,
             "what follows a step whose loss or gradients are not finite: stop, with an error; skip: the update is left "
             "out, on all ranks, at most 32 times in a row; rollback: to the last checkpoint, and without that step's batch",
@@ -196,6 +198,7 @@ void check_run(const TrainConfig& c) {
   check(c.save_minutes >= 0, "save_minutes must be at least 0, got {}", c.save_minutes);
   check_at_least("keep", c.keep, 1);
   check_at_least("keep_every", c.keep_every, 0);
+  check_at_least("check_replicas", c.check_replicas, 0);
   check_choice("on_nonfinite", c.on_nonfinite, std::array<std::string_view, 3>{"stop", "skip", "rollback"});
   check(c.on_nonfinite != "rollback" || !c.save.empty(), "on_nonfinite = rollback needs a folder: pass --save DIR");
   check(c.spike >= 0, "spike must be at least 0, got {}", c.spike);

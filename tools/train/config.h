@@ -41,6 +41,7 @@ struct TrainConfig {
   std::int64_t keep = 3;
   std::int64_t keep_every = 0;
   bool overwrite = false;
+  std::int64_t check_replicas = 100;
   std::string on_nonfinite = "stop";
   double spike = 0;
   std::string resume;

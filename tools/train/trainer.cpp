@@ -10,6 +10,7 @@
 
 #include <unistd.h>
 
+#include "nn/checkpoint/replicas.h"
 #include "nn/non_finite.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
@@ -336,6 +337,12 @@ void Trainer::fail_diverged(const Divergence& found) {
                               metrics.step, found.what, where));
 }
 
+// Before a save of the same step, which would keep what has changed by itself.
+void Trainer::compare_replicas(std::int64_t step) {
+  nn::check_replicas(nn::training_state(step_->model(), &step_->optimizer(), step_->scaler()),
+                     fmt::format("step {}, without batches {}", step, skipped_.text()), *group_);
+}
+
 void Trainer::save_and_stop(std::int64_t step, int signal) {
   try {
     save(step);
@@ -374,6 +381,7 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const P
     if (config_.on_nonfinite == "rollback") return wishes.stop;  // run() goes back
     fail_diverged(*log.diverged());
   }
+  if (config_.check_replicas > 0 && (step + 1) % config_.check_replicas == 0) compare_replicas(step + 1);
   if (wishes.stop != 0) save_and_stop(step + 1, wishes.stop);
   else if (saves) save(step + 1);
   return wishes.stop;

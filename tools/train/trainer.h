@@ -55,7 +55,7 @@ class Trainer {
   /// Trains up to config.steps, evaluating and saving as configured. With `stop` or `save`, on all ranks or on none, the
   /// ranks ask one another after each step, and end together after the step in which one of them was asked to, saved if
   /// config.save is set, for which an evaluation is left; or save together and go on. By the clock of rank 0 they save
-  /// every config.save_minutes. Collective. A step that has diverged (divergence.h) is never saved:
+  /// every config.save_minutes. Replicas are compared as configured: Error naming the ranks that differ. Collective. A step that has diverged (divergence.h) is never saved:
   /// config.on_nonfinite skips it, or goes back to the last save, at most kMostRollbacks times to the same one. Throws
   /// ExitError, on every rank: kDiverged, which names the step and where it began; kStoppedWithoutSave when that last
   /// save fails.
@@ -101,6 +101,7 @@ class Trainer {
   Wishes agreed_wishes(const Polls& polls);
   int agreed_stop(const StopPoll& stop);
   bool is_time_to_save() const;
+  void compare_replicas(std::int64_t step);
   std::optional<double> evaluate_unless_stopped(const StopPoll& stop);
   void save_and_stop(std::int64_t step, int signal);
   [[noreturn]] void fail_diverged(const Divergence& found);

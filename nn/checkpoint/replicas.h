@@ -1,0 +1,16 @@
+#pragma once
+// A guard against silent corruption: what ranks hold copies of must have the same bits.
+#include <string_view>
+#include <vector>
+
+#include "nn/checkpoint/training_state.h"
+
+namespace sherd::nn {
+
+/// Compares hashes of what several ranks hold: plain tensors, replicas of distributed ones, and `other`, text that must
+/// be the same on all ranks. Reads all bytes of it once; what one rank alone holds is not read. Collective over `group`,
+/// the ranks of the state; blocks. Throws Error, the same on every rank, naming the tensor and the ranks that differ from
+/// the most of its holders. Nothing is compared on a ghost rank.
+void check_replicas(const std::vector<StateEntry>& state, std::string_view other, ProcessGroup& group);
+
+}  // namespace sherd::nn
