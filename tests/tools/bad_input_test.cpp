@@ -260,15 +260,6 @@ TEST_F(BadCheckpoint, ADamagedManifestIsNamedOnEveryRank) {
   refused(config_, {"manifest.json"});
 }
 
-TEST_F(BadCheckpoint, AnotherNumberOfRanksIsRefusedOnEveryRank) {
-  for (int ranks : {1, 2, 4})
-    run_ranks(ranks, [&](const Group& group) {
-      expect_error([&] { Trainer trainer(config_, group); },
-                   {"saved by 3 ranks", fmt::format("has {}", ranks), "start 3 ranks"});
-    });
-  expect_failed(train(2, {"--resume", checkpoint()}), {"saved by 3 ranks"});
-}
-
 TEST_F(BadCheckpoint, AnotherRecipeOrOtherDataIsRefusedOnEveryRank) {
   TrainConfig other = config_;
   other.model.width = 32;

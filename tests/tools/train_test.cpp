@@ -141,6 +141,33 @@ TEST_F(TrainProgram, F169_SavesAndResumesBitForBit) {
   EXPECT_EQ(std::vector<double>(all.begin(), all.begin() + 3), parts);
 }
 
+TEST_F(TrainProgram, AResumeTakesItsConfigFromTheSave) {
+  const std::string checkpoint = dir_ / "checkpoint";
+  const Words recipe = {"--optimizer.lr", "5e-3", "--model.dropout", "0.1", "--optimizer.decay-steps", "4"};
+  const auto with = [&](Words words) {
+    words.insert(words.end(), recipe.begin(), recipe.end());
+    return words;
+  };
+  const std::vector<double> whole = losses_of(metrics_of(2, with({"--steps", "6"})));
+  metrics_of(2, with({"--steps", "3", "--save", checkpoint}));
+  // Neither the file nor its flags are said again. --steps alone goes on at the end of the schedule.
+  ProgramEnd end = sherd({"run", "-n", "2", "--", SHERD_PROGRAM, "train", "--resume", checkpoint, "--steps", "6"});
+  EXPECT_EQ(end.status, 0) << end.err;
+  EXPECT_EQ(losses_of(read_metrics()), whole) << "in the same file";
+  EXPECT_EQ(end.err.find("differ"), std::string::npos) << end.err;
+  // A new plan, other ranks: said.
+  end = sherd({"train", "--resume", checkpoint + "/step-000003", "--steps", "8", "--optimizer.decay-steps", "8",
+               "--save", dir_ / "other"});
+  EXPECT_EQ(end.status, 0) << end.err;
+  expect_within(end.err, {"saved by 2 ranks, and gone on with by 1", "optimizer.decay_steps was 4 and is 8 now",
+                          "learning rates differ from step 4 on"});
+  // What contradicts the save is refused.
+  end = sherd({"train", "--resume", checkpoint, "--steps", "8", "--optimizer.lr", "1e-3"});
+  EXPECT_NE(end.status, 0);
+  expect_within(end.err, {"resume from", "optimizer.lr", "0.005", "0.001"});
+  EXPECT_EQ(sherd({"train", "--steps", "8"}).status, kUsage);
+}
+
 TEST_F(TrainProgram, HelpListsTheFlags) {
   const ProgramEnd end = sherd({"train", "--help"});
   EXPECT_EQ(end.status, 0);

@@ -153,6 +153,33 @@ TEST_F(TrainerTest, F169_AResumedRunIsBitwiseTheUninterruptedOne) {
     }
 }
 
+TEST_F(TrainerTest, ARunGoesOnOnAnyNumberOfRanksWithTheSameStateAndData) {
+  gpt_.model.dropout = 0.2;
+  gpt_.steps = 6;
+  const TinyRun whole = train_tiny(gpt_, 1);
+  for (const int before : {1, 2, 3}) {
+    const TempDir checkpoint;
+    TrainConfig config = gpt_;
+    config.steps = 3;
+    config.save = checkpoint.path();
+    const TinyRun head = train_tiny(config, before);
+    config.save.clear();
+    config.steps = 6;
+    config.resume = checkpoint.path();
+    for (const int after : {1, 2, 3, 4}) {
+      const TinyRun tail = train_tiny(config, after);
+      EXPECT_EQ(tail.initial, head.final) << before << " to " << after << " ranks";
+      ASSERT_EQ(tail.losses.size(), 3u);
+      for (std::size_t i = 0; i < 3; ++i)
+        EXPECT_NEAR(tail.losses[i], whole.losses[i + 3], 1e-5 * whole.losses[i + 3]) << before << " to " << after;
+    }
+    for (const char* strategy : {"no_shard", "shard_grad_op", "shard_optimizer"}) {
+      config.strategy = strategy;
+      EXPECT_EQ(train_tiny(config, 2).initial, head.final) << strategy;
+    }
+  }
+}
+
 TEST_F(TrainerTest, F16IsScaledAndResumesBitForBit) {
   for (TrainConfig config : {gpt_, llama_}) {
     config.steps = 6;

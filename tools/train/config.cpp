@@ -57,7 +57,7 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("eval_batches", &c.eval_batches, "batches per evaluation; 0: the whole validation part", run);
   table.add("threads", &c.threads, "threads per rank; 0: the allowed CPUs shared among the ranks", run);
   table.add("memory_limit", &c.memory_limit, "bytes of tensors per rank; 0: none", run);
-  table.add("device", &c.device, kDeviceHelp);
+  table.add("device", &c.device, kDeviceHelp, run);
   table.add("compile", &c.compile, "record one step and replay it; the same bits as without", run);
   table.add("metrics", &c.metrics, "file for one JSON object per step", run);
   table.add("trace", &c.trace, "file for a timeline of a few steps on all ranks, for ui.perfetto.dev", run);
@@ -267,6 +267,17 @@ void check_optimizer(const TrainConfig::Optimizer& o) {
   check(o.clip >= 0, "optimizer.clip must not be negative, got {}", o.clip);
 }
 
+// About one invocation, not about the run.
+constexpr std::array<std::string_view, 6> kOfInvocation = {"resume",      "overwrite", "init_from",
+                                                           "trace_steps", "trace",     "print_units"};
+
+void take_saved(ConfigTable& table, const std::string& dir) {
+  const auto save = nn::open_newest_good(dir, *make_single_group(), nn::Verify::headers, [](const std::string&) {});
+  TrainConfig saved = train_config_from_toml(save->manifest().config, dir);
+  for (const auto& [key, value] : bind(saved).values())
+    if (!table.is_given(key) && std::ranges::find(kOfInvocation, key) == kOfInvocation.end()) table.set(key, value, dir);
+}
+
 bool is_good(TrainConfig config) {
   try {
     resolve(config);
@@ -320,17 +331,18 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   ConfigTable table = bind(config);
   const CommandLine line = parse_command_line(table, args);
   if (line.help) return std::nullopt;
-  check_usage(line.words.size() == 1,
-              "sherd train needs one config file, got {}; usage: sherd train CONFIG.toml [flags]",
+  const bool resumes = std::ranges::find(line.flags, "resume", &CommandLine::Flag::key) != line.flags.end();
+  check_usage(line.words.size() == 1 || (line.words.empty() && resumes),
+              "sherd train needs one config file, got {}; usage: sherd train CONFIG.toml [flags], or to go on with a run "
+              "as it is, sherd train --resume DIR [flags]",
               line.words.empty() ? "none" : fmt::format("\"{}\"", fmt::join(line.words, "\" and \"")));
-  load_toml_file(table, line.words[0]);
+  if (!line.words.empty()) load_toml_file(table, line.words[0]);
   const TrainConfig of_file = config;
   apply_flags(table, line);
   // A run that resumes has the model of its checkpoint, whatever the first one of its kind started from.
-  if (!config.init_from.empty())
-    take_model(
-        Weights(config.resume.empty() ? config.init_from : config.resume, *make_single_group(), nn::Verify::headers),
-        table);
+  if (!config.resume.empty()) take_saved(table, config.resume);
+  else if (!config.init_from.empty())
+    take_model(Weights(config.init_from, *make_single_group(), nn::Verify::headers), table);
   try {
     resolve(config);
   } catch (const Error& error) {
@@ -343,7 +355,7 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
 
 std::string train_help() {
   TrainConfig config;
-  return "usage: sherd train CONFIG.toml [flags]\n\nEvery flag is also a key of the file: --model.layers is layers "
+  return "usage: sherd train CONFIG.toml [flags]\n       sherd train --resume DIR [flags]\n\nEvery flag is also a key of the file: --model.layers is layers "
          "under [model].\n\n" +
          bind(config).help();
 }
@@ -364,8 +376,7 @@ TrainConfig train_config_from_toml(std::string_view text, const std::string& sou
 std::string recipe_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,
                               std::string_view b_name) {
   TrainConfig copy_a = a, copy_b = b;
-  for (TrainConfig* config : {&copy_a, &copy_b})  // which GPU decides nothing
-    if (parse_device(config->device).kind == Device::Kind::cuda) config->device = "cuda";
+  copy_a.optimizer.decay_steps = copy_b.optimizer.decay_steps;  // a plan for later steps
   return difference(bind(copy_a).values(KeyRole::recipe), a_name, bind(copy_b).values(KeyRole::recipe), b_name);
 }
 

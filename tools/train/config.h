@@ -113,7 +113,9 @@ ConfigTable bind(TrainConfig& config);
 /// data is left to the trainer.
 void resolve(TrainConfig& config);
 
-/// The config of `CONFIG.toml [flags]`, resolved; a flag beats the file. Nothing if the command line asks for --help.
+/// The config of `CONFIG.toml [flags]`, resolved; a flag beats the file. With --resume DIR what neither gives is as in
+/// the newest save there, and the file may be left out; of the keys that are about one invocation (overwrite, trace,
+/// ...) nothing is taken. Nothing if the command line asks for --help.
 /// Throws Error for anything unknown, of a wrong type or out of range, and for a missing file; ExitError of kUsage
 /// where it is the command line that is wrong: its flags if the file without them is good.
 std::optional<TrainConfig> load_train_config(std::span<const std::string_view> args);
@@ -127,8 +129,8 @@ std::optional<nn::LossScalerOptions> loss_scaler_options(const TrainConfig& conf
 std::string to_toml(const TrainConfig& config);
 TrainConfig train_config_from_toml(std::string_view text, const std::string& source);
 
-/// Empty if both give the same numbers, that is if they differ only in keys of the run (files, threads, group, eager or
-/// compiled, where the data is) or in the number of the GPU; else one line that names the first key that differs and
+/// Empty if both give the same numbers up to the schedule's end, that is if they differ only in keys of the run (files,
+/// threads, group, device, eager or compiled, where the data is) or in optimizer.decay_steps; else one line that names the first key that differs and
 /// both values. For a resume: recipe_difference(saved, "the checkpoint", now, "this run").
 std::string recipe_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,
                               std::string_view b_name);

@@ -28,6 +28,11 @@ nn::AdamWOptions adamw_options(const TrainConfig::Optimizer& o) {
 
 }  // namespace
 
+nn::CosineSchedule schedule_of(const TrainConfig& config) {
+  const TrainConfig::Optimizer& o = config.optimizer;
+  return {o.lr, o.min_lr, o.warmup, o.decay_steps};
+}
+
 TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device device, std::int64_t data_vocabulary,
                      const TrainStepOptions& options)
     : config_(config), mesh_(mesh), options_(options) {
@@ -50,7 +55,7 @@ TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device devi
   model_->materialize(seed, device);
   optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(), adamw_options(o));
   if (const auto scaling = loss_scaler_options(config_)) scaler_.emplace(*scaling);
-  schedule_ = {o.lr, o.min_lr, o.warmup, o.decay_steps};
+  schedule_ = schedule_of(config_);
   if (config_.compile)
     compiled_ = std::make_unique<CompiledStep>([this](std::span<const Tensor> in) { return run(in); },
                                                CompileOptions{.group = mesh_.group()});

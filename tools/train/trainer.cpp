@@ -97,10 +97,10 @@ void Trainer::open_data() {
   together(*group_, [&] {
     check(!config_.data.empty(), "there is no text to train on: set `data` in the config or pass --data PATH");
     if (resumed_) {
-      resumed_->require_world_size(group_->size());
       const TrainConfig saved = train_config_from_toml(resumed_->manifest().config, config_.resume);
       const std::string difference = recipe_difference(saved, "the checkpoint", config_, "this run");
       check(difference.empty(), "resume from {}: {}", config_.resume, difference);
+      say_what_changes(saved);
       data_.emplace(TokenData::open(config_.data, Vocabulary::from_text(resumed_->manifest().vocabulary)));
       check(std::to_string(data_->files().fingerprint()) == resumed_->manifest().state_value<std::string>("data"),
             "resume from {}: the data at {} is not what the checkpoint was trained on", config_.resume, config_.data);
@@ -115,6 +115,25 @@ void Trainer::open_data() {
   for (std::size_t r = 1; r < prints.size(); ++r)
     check(prints[r] == prints[0], "rank {} sees other data at {} than rank 0; all ranks need the same files", r,
           config_.data);
+}
+
+// The state, the order of the data and the keys of dropout are those of the save on any number of ranks; sums are not.
+void Trainer::say_what_changes(const TrainConfig& saved) {
+  if (group_->rank() != 0) return;
+  const Manifest& save = resumed_->manifest();
+  const auto say = [&](const std::string& what) { say_on_stderr(fmt::format("resume from {}: {}", config_.resume, what)); };
+  if (save.world_size != group_->size() || saved.mesh != config_.mesh || saved.strategy != config_.strategy ||
+      saved.device != config_.device)
+    say(fmt::format("saved by {} rank{}, and gone on with by {}: the state is the same, later steps differ by rounding",
+                    save.world_size, save.world_size == 1 ? "" : "s", group_->size()));
+  const std::int64_t before = saved.optimizer.decay_steps, now = config_.optimizer.decay_steps;
+  if (before == now) return;
+  std::int64_t step = save.step;
+  const nn::CosineSchedule planned = schedule_of(saved), replanned = schedule_of(config_);
+  while (step < config_.steps && planned.at(step) == replanned.at(step)) ++step;
+  if (step < config_.steps)
+    say(fmt::format("optimizer.decay_steps was {} and is {} now: learning rates differ from step {} on", before, now,
+                    step + 1));
 }
 
 void Trainer::open_initial() {

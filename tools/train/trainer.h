@@ -83,6 +83,7 @@ class Trainer {
   void agree_on_config();
   void place_replicas();
   void open_data();
+  void say_what_changes(const TrainConfig& saved);
   void open_initial();
   void claim_save_folder();
   void build();
