@@ -42,7 +42,7 @@ void count_differences(const std::vector<std::byte>& a, const std::vector<std::b
     T x, y;
     std::memcpy(&x, a.data() + at, sizeof(T));
     std::memcpy(&y, b.data() + at, sizeof(T));
-    const double distance = std::abs(static_cast<double>(x) - static_cast<double>(y));
+    const double distance = std::abs(convert<double>(x) - convert<double>(y));
     found.largest = std::max(found.largest, std::isnan(distance) ? std::numeric_limits<double>::infinity() : distance);
   }
 }
@@ -69,7 +69,9 @@ void compare_saves(const CheckpointReader& first, const CheckpointReader& second
   std::set<TensorId> all = tensors_of(first);
   all.merge(tensors_of(second));
   for (const auto& [kind, name] : all) {
-    TensorDifference found{.kind = kind, .name = name};
+    TensorDifference found;
+    found.kind = kind;
+    found.name = name;
     if (!first.contains(kind, name) || !second.contains(kind, name)) {
       const CheckpointReader& has = first.contains(kind, name) ? first : second;
       found.likeness = &has == &first ? Likeness::only_first : Likeness::only_second;

@@ -44,7 +44,8 @@ std::int64_t age_of(const std::string& folder) {
 }
 
 Listed list(const SavePlace& place) {
-  Listed save{.place = place};
+  Listed save;
+  save.place = place;
   save.age_seconds = age_of(place.folder);
   try {
     const CheckpointReader reader(place.folder);  // its files are there, in full
