@@ -426,9 +426,13 @@ void GradientInbox::keep_gradients() {
 Tensor GradientInbox::earlier_sum(std::size_t i) const {
   const Entry& e = entries_[i];
   if (e.is_partial || e.has_unsummed() || leaves_unsummed()) return e.unsummed();
-  if (hook_) return {};
+  return gradient_to_add_to(i);
+}
+
+// The gradient of earlier passes, if the sum of this one is added to it by the row that makes it.
+Tensor GradientInbox::gradient_to_add_to(std::size_t i) const {
   const Tensor& gradient = buffers_.parameter(i)->grad();
-  return gradient.defined() ? gradient.local().detach() : Tensor();
+  return gradient.defined() && !entries_[i].is_partial && !hook_ ? gradient.local().detach() : Tensor();
 }
 
 void GradientInbox::deliver(std::size_t i, const Tensor& shard) {
@@ -437,9 +441,11 @@ void GradientInbox::deliver(std::size_t i, const Tensor& shard) {
   const Spec* const layout = buffers_.placement(i).sharded;
   if (e.is_partial) return e.partial_gradients->add(p, shard, p.shape(), layout);
   if (leaves_unsummed()) return e.aside->set_grad(shard);
-  const bool had_unsummed = e.has_unsummed();
-  if (had_unsummed) e.aside->clear_grad();
-  if (((had_unsummed && !owned_) || hook_) && p.grad().defined()) copy_into(p.grad().local().detach(), shard, true);
+  if (e.has_unsummed()) e.aside->clear_grad();
+  const auto is_gradient = [&](const Tensor& t) {
+    return t.storage() == shard.storage() && t.offset() == shard.offset();
+  };
+  if (p.grad().defined() && !is_gradient(p.grad().local())) copy_into(p.grad().local().detach(), shard, true);
   else p.set_grad(Tensor::distributed_like(p.sharded_value(), shard));
 }
 

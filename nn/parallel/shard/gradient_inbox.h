@@ -154,6 +154,7 @@ class GradientInbox final : public GradSink {
   void add_zeros(std::size_t i);
   std::size_t num_reached() const;
   Tensor earlier_sum(std::size_t i) const;
+  Tensor gradient_to_add_to(std::size_t i) const;
   void deliver(std::size_t i, const Tensor& shard);
   void launch();
   Launch members_to_launch() const;

@@ -1,9 +1,10 @@
 // The launch of a reduction: which rows, with which pieces, from where to where.
-#include <utility>
+#include <algorithm>
 #include <vector>
 
 #include "nn/parallel/shard/gradient_inbox.h"
 #include "runtime/op/buffer_views.h"
+#include "runtime/op/ops.h"
 #include "runtime/op/unit.h"
 
 namespace sherd::nn {
@@ -66,30 +67,33 @@ void GradientInbox::make_room(const std::vector<std::size_t>& members, std::vect
   }
 }
 
-// Gradients that are summed over replicas already take no unsummed part; and a type wider than the wire's would be
-// rounded too early. Those are reduced and summed in memory of their own, and stored after.
+// Gradients that are summed over replicas already take no unsummed part; and those of another type than the wire's must
+// be sent in the wire's, whatever this replica has used in which pass: replicas make one call. Both are reduced and
+// summed in memory of their own, and stored after.
 void GradientInbox::sum_apart(Launch& launch) const {
   const UnitLayout& layout = buffers_.layout();
+  launch.out.resize(launch.members.size());
   std::vector<std::int64_t> offsets;
   std::int64_t bytes = 0;
-  bool any_apart = false;
-  for (ReducedPiece& p : launch.reduce.pieces) {
+  for (const ReducedPiece& p : launch.reduce.pieces) {
     const UnitPiece& at = layout.piece(p.piece);
-    const bool in_place = p.add_to == AddTo::unsummed || (p.add_to == AddTo::nothing && at.wire == at.gradient_dtype());
-    launch.sum.pieces.push_back({.piece = p.piece, .is_apart = !in_place});
+    const bool is_apart = p.add_to == AddTo::gradient || at.wire != at.gradient_dtype();
+    launch.sum.pieces.push_back({.piece = p.piece, .is_apart = is_apart});
     offsets.push_back(bytes);
-    if (in_place) continue;
-    any_apart = true;
-    launch.sum.pieces.back().add_to = std::exchange(p.add_to, AddTo::nothing);
-    bytes += align(layout.count_here(at) * byte_size(at.wire));
+    if (is_apart) bytes += align(layout.count_here(at) * byte_size(at.wire));
   }
-  if (!any_apart) return;
+  if (std::ranges::none_of(launch.sum.pieces, &SummedPiece::is_apart)) return;
   const Tensor memory = communication_buffer(bytes, buffers_.device());
   for (std::size_t m = 0; m < launch.members.size(); ++m) {
-    const UnitPiece& at = piece(launch.members[m]);
     if (!launch.sum.pieces[m].is_apart) continue;
+    const UnitPiece& at = piece(launch.members[m]);
+    AddTo& add_to = launch.reduce.pieces[m].add_to;
     launch.out[m] = run_at(memory, layout.count_here(at), offsets[m], at.wire);
-    launch.apart.push_back(launch.gradients[m]);
+    if (add_to == AddTo::unsummed) {
+      copy_into(launch.out[m], cast(flat(launch.gradients[m]), at.wire));
+      launch.gradients[m] = gradient_to_add_to(launch.members[m]);
+    } else add_to = AddTo::nothing;
+    launch.sum.pieces[m].add_to = launch.gradients[m].defined() ? AddTo::gradient : AddTo::nothing;
   }
 }
 
@@ -105,10 +109,8 @@ void GradientInbox::launch_owned(Launch& launch) const {
   for (std::size_t m = 0; m < members.size(); ++m) {
     const std::size_t i = launch.members[m];
     launch.out.push_back(members[m].shard);
-    const Tensor& gradient = buffers_.parameter(i)->grad();
-    const bool adds = gradient.defined() && !entries_[i].is_partial && !hook_;
-    launch.gradients[m] = adds ? gradient.local().detach() : Tensor();
-    if (adds) members[m].add_to = AddTo::gradient;
+    launch.gradients[m] = gradient_to_add_to(i);
+    if (launch.gradients[m].defined()) members[m].add_to = AddTo::gradient;
   }
   reduce(launch);
   make_room(launch.members, launch.gradients, /*is_owned=*/true);
@@ -116,12 +118,14 @@ void GradientInbox::launch_owned(Launch& launch) const {
 }
 
 void GradientInbox::launch_shards(Launch& launch, bool sums_replicas) const {
+  if (sums_replicas) sum_apart(launch);
   make_room(launch.members, launch.gradients, /*is_owned=*/false);
-  launch.out = launch.gradients;
-  if (sums_replicas) {
-    sum_apart(launch);
-    if (!launch.apart.empty()) launch.sum.in_flight = max_reductions_;  // they hold memory of their own
+  if (!sums_replicas) launch.out = launch.gradients;
+  for (std::size_t m = 0; sums_replicas && m < launch.members.size(); ++m) {
+    if (launch.sum.pieces[m].is_apart) launch.apart.push_back(launch.gradients[m]);
+    else launch.out[m] = launch.gradients[m];
   }
+  if (!launch.apart.empty()) launch.sum.in_flight = max_reductions_;  // they hold memory of their own
   reduce(launch);
   if (sums_replicas) start_replica_sum(launch.sum, launch.out, launch.apart);
 }
