@@ -9,6 +9,7 @@
 #include "compile/run/guard.h"
 #include "compile/run/replay.h"
 #include "compile/run/same_program.h"
+#include "runtime/exec/left_steps.h"
 #include "runtime/os/settings.h"
 
 namespace sherd {
@@ -57,9 +58,10 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
     reason_ = "it is part of another captured step";
     return run_eagerly(arguments);
   }
+  forget_before_reset();
   compare_programs();
   if (mode_ == Mode::none) {
-    reason_ = "lazy state settles in the first call";
+    reason_ = num_left_ == 0 ? "lazy state settles in the first call" : "it is the first call after a step that was left";
     return run_eagerly(arguments);
   }
   Entry* const entry = find(arguments);
@@ -69,6 +71,17 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
     return run_eagerly(arguments);
   }
   return replay(*entry, arguments);
+}
+
+// A rank that has left a step may find that its graph fits, where another's has other settings or none. One that replays
+// need not communicate in the order of one that records: it predicted, when it recorded, what to gather early.
+void CompiledStep::forget_before_reset() {
+  const std::uint64_t now = num_left_steps();
+  if (std::exchange(num_left_, now) == now) return;
+  entries_.clear();
+  mode_ = Mode::none;
+  num_calls_ = 0;
+  is_compared_ = false;
 }
 
 // Whether a recording fits may differ between ranks (one's batch may be smaller), so whether to compare must not depend

@@ -1,6 +1,7 @@
 #pragma once
 // compile(step): the first call runs the step eagerly (lazy state settles), the second records it while it runs, and
-// from the third on the recording, as passes left it, is replayed, bit for bit equal, as long as its guards hold.
+// from the third on the recording, as passes left it, is replayed, bit for bit equal, as long as its guards hold. After
+// nn::reset_after_error() it starts over: all ranks run it eagerly, record and replay again.
 //
 //   auto step = sherd::compile([&](const Tensor& tokens, const Tensor& targets) {
 //     Tensor loss = cross_entropy(model(tokens), targets);
@@ -69,6 +70,7 @@ class CompiledStep {
   std::vector<Tensor> record(std::span<const Tensor> arguments);
   std::vector<Tensor> replay(Entry& entry, std::span<const Tensor> arguments);
   void choose_executor(Entry& entry);
+  void forget_before_reset();
   void compare_programs();
   /// The recording that fits this call, or null and `reason_`.
   Entry* find(std::span<const Tensor> arguments);
@@ -80,6 +82,7 @@ class CompiledStep {
   std::string reason_;
   std::int64_t num_calls_ = 0;  // until graphs are compared
   bool is_compared_ = false;
+  std::uint64_t num_left_ = 0;  // num_left_steps() of the last call
 };
 
 template <class Signature>

@@ -209,8 +209,10 @@ TEST(FullyShardReplayError, AFailedReplayFreesWhatWasGathered) {
     const Accounting& accounting = RankContext::current().allocator().accounting();
     EXPECT_EQ(accounting.current(MemoryCategory::unsharded), 0);
     EXPECT_EQ(accounting.current(MemoryCategory::gradients), 0);
-    EXPECT_TRUE(same_bits(step(x, good), expected));
-    EXPECT_EQ(step.mode(), CompiledStep::Mode::replay);
+    for (const auto mode : {CompiledStep::Mode::eager, CompiledStep::Mode::record, CompiledStep::Mode::replay}) {
+      EXPECT_TRUE(same_bits(step(x, good), expected));
+      EXPECT_EQ(step.mode(), mode) << step.why();
+    }
   });
 }
 

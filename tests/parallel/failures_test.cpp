@@ -193,8 +193,38 @@ TEST(FullyShard, F43_AbandonedReplayIsLeftByAllAndGoesOnAfterAReset) {
     nn::reset_after_error(net);
     EXPECT_EQ(held(MemoryCategory::unsharded) + held(MemoryCategory::gradients), 0);
     nn::load_full_state_dict(net, *group, saved, &optimizer);  // rank 0 may have finished what rank 1 has left
-    step(x, good).item<float>();
-    EXPECT_EQ(step.mode(), CompiledStep::Mode::replay) << step.why();
+    for (const auto mode : {CompiledStep::Mode::eager, CompiledStep::Mode::record, CompiledStep::Mode::replay}) {
+      step(x, good).item<float>();
+      EXPECT_EQ(step.mode(), mode) << step.why();
+    }
+  });
+}
+
+// Where a step sets and reads a setting, ranks that have left it at different places have different ones. One that
+// replayed would communicate in the order of its recording, the other as it finds: with units that reshard to k ranks
+// that is two groups, each of which would wait for the other.
+TEST(FullyShard, F43_RanksThatLeftAtDifferentPlacesRecordTogether) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kThreeBlocks);
+    shard(net, DeviceMesh(group));
+    net.materialize(nn::Seed{5});
+    nn::AdamW optimizer(net.parameters(), {.lr = 0.01});
+    CompiledStep step([&](std::span<const Tensor> in) -> std::vector<Tensor> {
+      for (const bool is_last : {false, true}) {
+        nn::set_requires_gradient_sync(net, is_last);
+        backward(sum(square(net(in[0]))));
+      }
+      optimizer.step_and_clear();
+      return {};
+    });
+    const std::vector<Tensor> in{batch_of(4, 6, 0, "x")};
+    for (int i = 0; i < 2; ++i) step(in);
+    nn::set_requires_gradient_sync(net, group->rank() == 0);  // rank 1 left in the first pass, rank 0 in the second
+    nn::reset_after_error(net);
+    for (const auto mode : {CompiledStep::Mode::eager, CompiledStep::Mode::record, CompiledStep::Mode::replay}) {
+      step(in);
+      EXPECT_EQ(step.mode(), mode) << step.why();
+    }
   });
 }
 

@@ -7,6 +7,7 @@
 #include "nn/parallel/shard/unit_plan.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/left_steps.h"
 
 namespace sherd::nn {
 
@@ -152,6 +153,7 @@ void reset_after_error(Module& root) {
       if (reset.insert(&unit->data.root_group()).second) unit->data.root_group().reset();
     }
   }
+  count_left_step();
   agree_on_updates(root.parameters(), hook.root_group());
 }
 

@@ -200,7 +200,8 @@ void set_reduce_scatter_max_input_buffers(Module& root, int count);
 /// After an exception in a step: waits for work in flight, drops pending gradients, reshards, and resets the process
 /// groups. Then ranks compare their optimizers of these parameters (agree_on_updates.h): if a step was left between the
 /// first update of the first rank and the last of the last one, steps and saves are refused on all until a checkpoint
-/// is loaded. What grad() holds stays: clear it. Collective. Error on a module that is not the root of its tree.
+/// is loaded. What grad() holds stays: clear it. Captured steps start over: a call runs eagerly, the next one records.
+/// Collective. Error on a module that is not the root of its tree.
 void reset_after_error(Module& root);
 
 }  // namespace sherd::nn
