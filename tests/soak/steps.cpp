@@ -1,13 +1,14 @@
-// soak_steps [--steps N] [--seconds N] [--seed N] [--only PHASE]: training steps of which many are left by an exception
-// at a random op, on one rank or on several, under every strategy, with random micro-batches, and units and parameters
-// that are unused or frozen.
+// soak_steps [--steps N] [--seconds N] [--seed N] [--only PHASE] [--group thread|shm]: training steps of which many are
+// left by an exception at a random op, on one rank or on several, under every strategy, with random micro-batches, and
+// units and parameters that are unused or frozen.
 //
-//   subject   on 4 ranks; is left, reset, loaded where it is torn, and makes the step then; may be captured
+//   subject   on 4 ranks, threads or processes; is left, reset, loaded where it is torn, and makes the step then; may be captured
 //   twin      the same, and nothing ever happens to it                the same bits after every step
 //   whole     all of the batch on one rank, in f32                    as near as the precision allows
 //
 // Nobody may hang or keep memory. Prints one line, and where a step went wrong its seed and phase, which repeat it, and
 // what was drawn for them.
+#include <algorithm>
 #include <charconv>
 #include <limits>
 
@@ -20,12 +21,15 @@
 #include "nn/parallel/extensions/int8_reduce.h"
 #include "nn/parallel/shard/unit_slices.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/board/shm_group.h"
 #include "runtime/comm/group/agree.h"
 #include "tests/parallel/nets.h"
 #include "tests/soak/plan.h"
 #include "tests/soak/watch.h"
 #include "tests/support/near.h"
 #include "tests/support/op_trap.h"
+#include "tests/support/page_store.h"
+#include "tests/support/processes.h"
 #include "tests/support/ranks.h"
 
 namespace sherd::testing {
@@ -46,6 +50,8 @@ struct Options {
   std::uint64_t steps = 10'000, seed = 1, first_phase = 0;
   std::chrono::seconds time = std::chrono::hours(24);
   bool is_only_one = false;
+  bool in_processes = false;
+  std::string name() const { return fmt::format("soak: seed {}", seed); }
 };
 
 /// What has happened so far.
@@ -369,8 +375,9 @@ struct Held {
   }
 };
 
-/// All phases on one rank; rank 0's say what has happened, and when it is time to end.
-void run_phases(const Group& group, const Options& options, Watchdog& watchdog, Tally& tally, Resident& resident) {
+/// All phases on one rank; rank 0's say what has happened, and when it is time to end. `resident` is null where another
+/// rank of the process samples.
+void run_phases(const Group& group, const Options& options, Watchdog& watchdog, Tally& tally, Resident* resident) {
   const auto start = Clock::now();
   const DeviceMesh line(group), grid(group, {{"replicate", 2}, {"dp", 2}});
   const DeviceMesh split = nn::split_for_slices(line, 2);  // its groups are made once
@@ -385,7 +392,7 @@ void run_phases(const Group& group, const Options& options, Watchdog& watchdog, 
           now.bytes, now.slots, usual.bytes, usual.slots);
     const bool is_over = options.is_only_one || tally.steps >= options.steps || Clock::now() - start >= options.time;
     const bool ends = !gather_text(*group, is_over ? "over" : "")[0].empty();
-    if (tally.phases % phases().size() == 0 && group->rank() == 0) resident.sample(static_cast<double>(tally.steps));
+    if (tally.phases % phases().size() == 0 && resident) resident->sample(static_cast<double>(tally.steps));
     group->host().barrier();  // where the others are meanwhile
     if (ends) return;
   }
@@ -403,6 +410,12 @@ Options parse(std::span<char* const> args) {
   for (std::size_t i = 0; i < args.size(); i += 2) {
     const std::string flag = args[i];
     check(i + 1 < args.size(), "{} wants a value", flag);
+    if (flag == "--group") {
+      const std::string group = args[i + 1];
+      check(group == "thread" || group == "shm", "--group is thread or shm, not \"{}\"", group);
+      options.in_processes = group == "shm";
+      continue;
+    }
     const std::uint64_t value = number_of(args[i + 1]);
     if (flag == "--steps") options.steps = value;
     else if (flag == "--seconds") options.time = std::chrono::seconds(value);
@@ -410,40 +423,90 @@ Options parse(std::span<char* const> args) {
     else if (flag == "--only") {
       options.first_phase = value;
       options.is_only_one = true;
-    } else fail("soak_steps has no flag \"{}\": --steps N --seconds N --seed N --only PHASE", flag);
+    } else fail("soak_steps has no flag \"{}\": --steps N --seconds N --seed N --only PHASE --group thread|shm", flag);
   }
   return options;
 }
 
-int soak(const Options& options) {
+/// run_phases(); what goes wrong is said at once: the first rank to say so is the cause.
+void run_rank(const Group& group, const Options& options, Watchdog& watchdog, Tally& tally, Resident* resident) {
+  try {
+    run_phases(group, options, watchdog, tally, resident);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "soak: rank {}: {}\n", group->rank(), error.what());
+    throw;
+  }
+}
+
+bool grows(const std::optional<Resident::Slope>& slope) {
+  return slope && slope->kb_per_step > kSlopeLimit && slope->kb_per_step * slope->steps > kNoise;
+}
+
+std::string text_of(const std::optional<Resident::Slope>& slope) {
+  return slope ? fmt::format("{:+.3f}", slope->kb_per_step) : "not measured: too few";
+}
+
+/// `memory` is what it says of each process.
+void report(const Options& options, const Tally& tally, std::string_view memory, Clock::time_point start,
+            std::string_view end) {
+  fmt::print(
+      "{}: {} steps in {} phases on {} {}, {} replayed, {} left ({} torn), {} dropped; memory {} KB a step; {:.0f} s: "
+      "{}\n",
+      options.name(), tally.steps, tally.phases, kRanks, options.in_processes ? "processes" : "ranks", tally.replayed,
+      tally.left, tally.torn, tally.dropped, memory, std::chrono::duration<double>(Clock::now() - start).count(), end);
+}
+
+int soak_threads(const Options& options) {
   const auto start = Clock::now();
-  const std::string what = fmt::format("soak: seed {}", options.seed);
   Tally tally;  // rank 0's
   Resident resident;
   std::string wrong;
   try {
-    Watchdog watchdog(what, kHangs);
+    Watchdog watchdog(options.name(), kHangs);
     run_ranks(kRanks, [&](const Group& group) {
       Tally own;
-      try {
-        run_phases(group, options, watchdog, group->rank() == 0 ? tally : own, resident);
-      } catch (const std::exception& error) {
-        fmt::print(stderr, "soak: rank {}: {}\n", group->rank(), error.what());  // the first is the cause
-        throw;
-      }
+      const bool is_first = group->rank() == 0;
+      run_rank(group, options, watchdog, is_first ? tally : own, is_first ? &resident : nullptr);
     });
   } catch (const std::exception& error) { wrong = error.what(); }
   const auto slope = resident.slope();
-  if (wrong.empty() && slope && slope->kb_per_step > kSlopeLimit && slope->kb_per_step * slope->steps > kNoise)
-    wrong = "memory grows";
-  fmt::print(
-      "{}: {} steps in {} phases on {} ranks, {} replayed, {} left ({} torn), {} dropped; memory {} KB a step; "
-      "{:.0f} s: {}\n",
-      what, tally.steps, tally.phases, kRanks, tally.replayed, tally.left, tally.torn, tally.dropped,
-      slope ? fmt::format("{:+.3f}", slope->kb_per_step) : "not measured: too few",
-      std::chrono::duration<double>(Clock::now() - start).count(), wrong.empty() ? "passed" : wrong);
+  if (wrong.empty() && grows(slope)) wrong = "memory grows";
+  report(options, tally, text_of(slope), start, wrong.empty() ? "passed" : wrong);
   return wrong.empty() ? 0 : 1;
 }
+
+/// One rank of soak_processes(). Rank 0 reports for all.
+void soak_process(const Group& group, const Options& options) {
+  const auto start = Clock::now();
+  Tally tally;
+  Resident resident;
+  Watchdog watchdog(options.name(), kHangs);
+  run_rank(group, options, watchdog, tally, &resident);
+  const auto slope = resident.slope();
+  std::string memory;
+  for (const std::string& of_rank : gather_text(*group, text_of(slope)))
+    memory += fmt::format("{}{}", memory.empty() ? "" : ", ", of_rank);
+  const std::vector<std::string> grow = gather_text(*group, grows(slope) ? "grows" : "");
+  const bool is_good = std::ranges::all_of(grow, &std::string::empty);
+  if (group->rank() == 0) report(options, tally, memory, start, is_good ? "passed" : "memory grows");
+  if (!is_good) fail("memory grows");
+}
+
+int soak_processes(const Options& options) {
+  PageStore store;
+  const std::vector<RankEnd> ends = fork_ranks(
+      store, kRanks, [&](Store& shared, int rank) { soak_process(make_shm_group(shared, rank, kRanks), options); },
+      std::chrono::seconds(0));
+  bool is_good = true;
+  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+    if (ends[rank].status == 0) continue;
+    is_good = false;
+    fmt::print("{}: rank {} ended with status {}: {}\n", options.name(), rank, ends[rank].status, ends[rank].message);
+  }
+  return is_good ? 0 : 1;
+}
+
+int soak(const Options& options) { return options.in_processes ? soak_processes(options) : soak_threads(options); }
 
 }  // namespace
 }  // namespace sherd::testing

@@ -21,7 +21,7 @@
 
 namespace sherd::testing {
 
-/// Ends the process, saying where every rank is, when none of them has moved for `limit`.
+/// Ends the process, saying where each of its ranks is, when none of them has moved for `limit`.
 class Watchdog {
  public:
   Watchdog(std::string what, std::chrono::seconds limit)
@@ -51,7 +51,7 @@ class Watchdog {
       if (moves_ != seen) continue;
       fmt::print(stderr, "{}: hangs for {} s\n", what_, limit_.count());
       for (std::size_t rank = 0; rank < places_.size(); ++rank)
-        fmt::print(stderr, "  rank {}: {}\n", rank, places_[rank]);
+        if (!places_[rank].empty()) fmt::print(stderr, "  rank {}: {}\n", rank, places_[rank]);
       std::fflush(stderr);
       std::_Exit(1);
     }

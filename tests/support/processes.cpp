@@ -19,7 +19,6 @@ namespace sherd::testing {
 
 namespace {
 
-constexpr unsigned kMaxSeconds = 60;
 constexpr int kFailedExpectation = 2;
 constexpr int kThrew = 3;
 using Text = std::array<char, 4096>;
@@ -43,10 +42,10 @@ class Messages {
 };
 
 [[noreturn]] void run_child(Store& store, int rank, pid_t parent, const std::function<void(Store&, int)>& body,
-                            Text& message) {
+                            std::chrono::seconds limit, Text& message) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
-  ::alarm(kMaxSeconds);
+  ::alarm(static_cast<unsigned>(limit.count()));
   int status = 0;
   try {
     body(store, rank);
@@ -66,7 +65,8 @@ std::vector<RankEnd> fork_ranks(int count, const std::function<void(Store& store
   return fork_ranks(store, count, body);
 }
 
-std::vector<RankEnd> fork_ranks(PageStore& store, int count, const std::function<void(Store& store, int rank)>& body) {
+std::vector<RankEnd> fork_ranks(PageStore& store, int count, const std::function<void(Store& store, int rank)>& body,
+                                std::chrono::seconds limit) {
   Messages messages(static_cast<std::size_t>(count));
   std::fflush(nullptr);
   const pid_t parent = ::getpid();
@@ -74,7 +74,7 @@ std::vector<RankEnd> fork_ranks(PageStore& store, int count, const std::function
   for (int rank = 0; rank < count; ++rank) {
     const pid_t child = ::fork();
     check(child >= 0, "cannot fork rank {}", rank);
-    if (child == 0) run_child(store, rank, parent, body, messages[static_cast<std::size_t>(rank)]);
+    if (child == 0) run_child(store, rank, parent, body, limit, messages[static_cast<std::size_t>(rank)]);
     children.push_back(child);
   }
   std::vector<RankEnd> ends;

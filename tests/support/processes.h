@@ -1,6 +1,7 @@
 #pragma once
 // Ranks as processes: forked children of the test, with a store in a shared page. EXPECT and ASSERT work in the
 // children: a failed one is printed there and fails the rank. Call it from a test that has no other threads.
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -18,8 +19,10 @@ struct RankEnd {
   std::string message;
 };
 
-/// Runs body(store, rank) in `count` children and waits for all. A child that takes more than a minute is killed.
-std::vector<RankEnd> fork_ranks(PageStore& store, int count, const std::function<void(Store& store, int rank)>& body);
+/// Runs body(store, rank) in `count` children and waits for all. A child that takes longer than `limit` is killed; 0: none
+/// is.
+std::vector<RankEnd> fork_ranks(PageStore& store, int count, const std::function<void(Store& store, int rank)>& body,
+                                std::chrono::seconds limit = std::chrono::minutes(1));
 std::vector<RankEnd> fork_ranks(int count, const std::function<void(Store& store, int rank)>& body);
 
 /// The same with a shm group; throws std::runtime_error with the failed ranks' messages unless all end well.

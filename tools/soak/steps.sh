@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Training steps of which many are left by an exception, beside the same steps undisturbed (tests/soak/README.md).
-# Usage: tools/soak/steps.sh [--seed N] [--steps 10000] [--seconds N] [--only PHASE]
+# Usage: tools/soak/steps.sh [--seed N] [--steps 10000] [--seconds N] [--only PHASE] [--group thread|shm]
 # The seed is a random one unless it is given, and printed; --seed S --only P repeats phase P of a run.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
