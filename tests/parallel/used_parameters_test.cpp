@@ -69,6 +69,50 @@ TEST(FullyShard, F192_RanksThatUseDifferentParametersAreToldWhich) {
     });
 }
 
+/// Two linears, in either order.
+struct Swapping : nn::Layer<Swapping> {
+  nn::Linear &a, &b;
+  bool swaps = false;
+  explicit Swapping(std::int64_t width)
+      : a(add<nn::Linear>("a", width, width)), b(add<nn::Linear>("b", width, width)) {}
+  Tensor forward(const Tensor& x) { return swaps ? a(b(x)) : b(a(x)); }
+};
+
+// In a first step, and in one whose order was recorded; small gathers, which take no thread, and large ones.
+TEST(FullyShard, F192_RanksThatCallUnitsInAnotherOrderAreToldWhich) {
+  for (const std::string& strategy : nn::strategy_names())
+    for (const int recorded : {0, 2})
+      for (const std::int64_t width : {8, 200}) {
+        const bool is_grid = nn::strategy(strategy).needs_replicas;
+        run_ranks(is_grid ? 4 : 2, [&](const Group& group) {
+          SCOPED_TRACE(fmt::format("{}, {} steps before, width {}", strategy, recorded, width));
+          const DeviceMesh mesh = is_grid ? DeviceMesh(group, {{"replicate", 2}, {"dp", 2}}) : DeviceMesh(group);
+          Swapping net(width);
+          for (nn::Module* module : {static_cast<nn::Module*>(&net.a), static_cast<nn::Module*>(&net.b),
+                                     static_cast<nn::Module*>(&net)})
+            nn::fully_shard(*module, mesh, nn::strategy(strategy));
+          net.materialize(nn::Seed{3});
+          const auto step = [&] {
+            backward(sum(net(batch_of(2, width, 0, "x"))));
+            RankContext::current().drain_queues();
+            for (nn::Parameter* p : net.parameters()) (void)p->grad().local().raw();
+          };
+          const auto clear = [&] {
+            for (nn::Parameter* p : net.parameters()) p->clear_grad();
+          };
+          for (int i = 0; i < recorded; ++i) step();
+          net.swaps = group->rank() == 1;
+          expect_error(step, {"for a [", "for b [", "the same calls in the same order"});
+          clear();
+          nn::reset_after_error(net);
+          net.swaps = false;
+          step();
+          clear();
+          EXPECT_EQ(held(MemoryCategory::gradients), 0);
+        });
+      }
+}
+
 /// Ranks, blocks and steps take turns.
 void choose(ChoosingNet& model, int rank, std::uint64_t step) {
   for (std::size_t i = 0; i < 3; ++i)
