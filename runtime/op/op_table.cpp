@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "runtime/exec/backend.h"
+#include "runtime/op/offload.h"
 #include "runtime/tensor/nearest.h"
 
 namespace sherd {
@@ -88,6 +89,7 @@ class ProcessTable {
  public:
   ProcessTable() {
     register_families(table_);
+    register_offload(table_);
     register_cpu(table_);
     publish();
   }

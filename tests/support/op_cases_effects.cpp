@@ -1,5 +1,6 @@
 #include "runtime/comm/group/process_group.h"
 #include "runtime/op/collective_attrs.h"
+#include "runtime/op/offload.h"
 #include "runtime/op/optimizer_attrs.h"
 #include "runtime/op/unit.h"
 #include "runtime/op/wait_attrs.h"
@@ -104,6 +105,16 @@ void add_unit_cases(OpCases& cases) {
   add("communication_buffer", {}, BufferAttrs{{0}});
   add("reduce_start", {bytes}, UnitReduceAttrs{.unit = unit, .scale = 0.5});
   add("replica_sum_start", {}, ReplicaSumAttrs{.unit = unit});
+  // Homes that are memory of the host; files are in offload_test.
+  const auto home = [](std::int64_t n) { return Arg{.draw = Draw::bytes, .shape = {n}}; };
+  cases.push_back(
+      {.op = "fetch", .name = "two", .args = {home(64), home(5)}, .attrs = OffloadAttrs{}, .dense_only = true});
+  cases.push_back({.op = "fetch", .name = "empty", .args = {home(0)}, .attrs = OffloadAttrs{}, .dense_only = true});
+  cases.push_back({.op = "evict",
+                   .name = "two",
+                   .args = {home(64), home(5), home(128)},
+                   .attrs = OffloadAttrs{},
+                   .dense_only = true});
 }
 
 }  // namespace sherd::testing

@@ -1,0 +1,150 @@
+// The file's addresses are reserved once, without memory; as the file grows it is mapped over them, so that an address
+// says which byte of the file it is. Pages that somebody has looked at count as memory of the process until the next
+// write of them by position, or until the system wants them: they are the page cache's.
+#include "runtime/memory/offload_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "runtime/memory/allocator.h"
+#include "runtime/memory/rank_memory.h"
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+namespace {
+
+constexpr std::int64_t kReserved = std::int64_t{1} << 42;  // addresses; x86-64 has 2^47
+constexpr std::int64_t kFilePage = 4096, kFileGrowth = std::int64_t{1} << 20, kHomeAlignment = 64;
+
+// Of the process: items of queues, which run on any thread, and ranks that are threads all ask by an address.
+struct OpenFiles {
+  std::mutex mutex;
+  std::vector<OffloadFile*> list;
+};
+OpenFiles& open_files() {
+  static OpenFiles& files = *new OpenFiles;
+  return files;
+}
+
+// O_TMPFILE where the file system has it, else a file that loses its name at once.
+Descriptor unnamed_file(const std::string& folder) {
+  std::error_code error;
+  check(std::filesystem::is_directory(folder, error),
+        "offload: \"{}\" is not a folder: name one that is there, on a disk with room for what is offloaded", folder);
+  if (const int fd = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600); fd >= 0) return Descriptor(fd);
+  std::string path = folder + "/sherd-offload-XXXXXX";
+  const int fd = ::mkostemp(path.data(), O_CLOEXEC);
+  check(fd >= 0, "offload: cannot make a file in the folder \"{}\": {}; name one that can be written", folder,
+        std::strerror(errno));
+  ::unlink(path.c_str());
+  return Descriptor(fd);
+}
+
+}  // namespace
+
+std::shared_ptr<OffloadFile> OffloadFile::in(const std::string& folder) {
+  return std::shared_ptr<OffloadFile>(new OffloadFile(folder, RankMemory::current().is_ghost()));
+}
+
+OffloadFile::OffloadFile(std::string folder, bool is_ghost) : folder_(std::move(folder)) {
+  if (!is_ghost) file_ = unnamed_file(folder_);
+  void* const base = ::mmap(nullptr, kReserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  check(base != MAP_FAILED, "offload: the system has no {} of addresses left: {}", format_bytes(kReserved),
+        std::strerror(errno));
+  base_ = static_cast<std::byte*>(base);
+  OpenFiles& files = open_files();
+  const std::lock_guard lock(files.mutex);
+  files.list.push_back(this);
+}
+
+OffloadFile::~OffloadFile() {
+  {
+    OpenFiles& files = open_files();
+    const std::lock_guard lock(files.mutex);
+    std::erase(files.list, this);
+  }
+  ::munmap(base_, kReserved);
+}
+
+OffloadFile* OffloadFile::of(const std::byte* address) {
+  OpenFiles& files = open_files();
+  const std::lock_guard lock(files.mutex);
+  const auto found = std::ranges::find_if(
+      files.list, [&](const OffloadFile* file) { return address >= file->base_ && address < file->base_ + kReserved; });
+  return found == files.list.end() ? nullptr : *found;
+}
+
+Ref<Storage> OffloadFile::allocate(std::int64_t bytes) {
+  const std::int64_t at = round_up(used_, kHomeAlignment);
+  if (at + bytes > size_) grow(at + bytes - size_);
+  used_ = at + bytes;
+  return Storage::borrow(base_ + at, bytes, [self = shared_from_this()] {});
+}
+
+// Blocks are taken here, where it can be said what is missing: a full disk met through the mapping kills the process.
+void OffloadFile::grow(std::int64_t bytes) {
+  const std::int64_t more = round_up(bytes, kFileGrowth);
+  const auto refuse = [&](int error) {
+    fail(
+        "offload: \"{}\" has no room for {} beside {} that are offloaded: {}; name a folder on a larger disk, or "
+        "offload less",
+        folder_, format_bytes(bytes), format_bytes(used_), std::strerror(error));
+  };
+  if (size_ + more > kReserved) refuse(EFBIG);
+  if (file_) {
+    int error = ::fallocate(file_.get(), 0, size_, more) == 0 ? 0 : errno;
+    if (error == EOPNOTSUPP) error = ::posix_fallocate(file_.get(), size_, more);
+    if (error != 0) refuse(error);
+    void* const at = base_ + size_;
+    if (::mmap(at, static_cast<std::size_t>(more), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_.get(),
+               size_) == MAP_FAILED)
+      refuse(errno);
+  }
+  size_ += more;
+}
+
+template <class Move>
+void OffloadFile::move(const char* verb, const std::byte* home, std::int64_t bytes, const Move& move_some) const {
+  const auto start = std::chrono::steady_clock::now();
+  for (std::int64_t done = 0; done < bytes;) {
+    const ssize_t count = move_some(done, static_cast<off_t>(home - base_ + done));
+    if (count < 0 && errno == EINTR) continue;
+    check(count > 0, "offload: cannot {} {} at byte {} of the file in \"{}\": {}", verb, format_bytes(bytes - done),
+          home - base_ + done, folder_, count < 0 ? std::strerror(errno) : "it ends there");
+    done += count;
+  }
+  if (rate_ > 0)
+    std::this_thread::sleep_until(
+        start + std::chrono::nanoseconds(static_cast<std::int64_t>(1e9 * static_cast<double>(bytes) / rate_)));
+}
+
+void OffloadFile::read(const std::byte* home, std::span<std::byte> to) const {
+  move("read", home, static_cast<std::int64_t>(to.size()), [&](std::int64_t done, off_t at) {
+    const auto from = static_cast<std::size_t>(done);
+    return ::pread(file_.get(), to.data() + from, to.size() - from, at);
+  });
+}
+
+void OffloadFile::write(std::byte* home, std::span<const std::byte> from) const {
+  move("write", home, static_cast<std::int64_t>(from.size()), [&](std::int64_t done, off_t at) {
+    const auto to = static_cast<std::size_t>(done);
+    return ::pwrite(file_.get(), from.data() + to, from.size() - to, at);
+  });
+  // Whole pages in the range that were looked at by their address are no longer this process's memory.
+  const std::int64_t first = round_up(home - base_, kFilePage);
+  const std::int64_t last = (home - base_ + static_cast<std::int64_t>(from.size())) / kFilePage * kFilePage;
+  if (first < last) ::madvise(base_ + first, static_cast<std::size_t>(last - first), MADV_DONTNEED);
+}
+
+}  // namespace sherd

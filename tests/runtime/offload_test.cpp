@@ -1,0 +1,151 @@
+// Offloaded bytes: the file, and the rows that move them beside compute. Oracle: the bytes that were put there.
+#include "runtime/op/offload.h"
+
+#include <gtest/gtest.h>
+
+#include <dirent.h>
+#include <numeric>
+
+#include "runtime/exec/context.h"
+#include "runtime/exec/hazards.h"
+#include "runtime/op/ops.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/file_size_limit.h"
+#include "tests/support/near.h"
+#include "tests/support/temp_dir.h"
+
+namespace sherd::testing {
+namespace {
+
+Tensor counted(std::int64_t n, float from) {
+  std::vector<float> values(static_cast<std::size_t>(n));
+  std::iota(values.begin(), values.end(), from);
+  return Tensor::from<float>(values, {n});
+}
+
+// Bytes of this process's memory that are of `what` ("RssFile", "RssAnon").
+std::int64_t resident(const std::string& what) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with(what + ":")) return 1024 * std::stoll(line.substr(what.size() + 1));
+  return -1;
+}
+
+TEST(OffloadFile, HoldsZerosThenWhatWasWrittenByAddressOrByPosition) {
+  const TempDir dir;
+  OffloadStore store(Device::cpu(), dir.path());
+  const Tensor home = store.allocate({1000}, DType::f32);
+  EXPECT_TRUE(same_bits(home, zeros({1000})));
+  copy_into(home, counted(1000, 3));
+  std::vector<float> read(1000);
+  store.file()->read(home.storage()->address(), std::as_writable_bytes(std::span(read)));
+  EXPECT_EQ(read[999], 1002);
+  read[0] = -1;
+  store.file()->write(home.storage()->write(), std::as_bytes(std::span(read)));
+  EXPECT_EQ(home.to_vector<float>()[0], -1);
+}
+
+TEST(OffloadFile, LeavesNothingBehindAndTakesNoMemory) {
+  const TempDir dir;
+  const std::int64_t account = RankContext::current().allocator().accounting().total(), before = resident("RssFile");
+  OffloadStore store(Device::cpu(), dir.path());
+  const std::int64_t n = 8 << 20;
+  const Tensor home = store.allocate({n}, DType::f32);
+  {
+    std::vector<std::byte> chunk(1 << 20, std::byte{1});
+    for (std::int64_t at = 0; at < home.bytes(); at += 1 << 20)
+      store.file()->write(home.storage()->address() + at, chunk);
+  }
+  EXPECT_EQ(RankContext::current().allocator().accounting().total(), account);
+  EXPECT_LT(resident("RssFile") - before, 4 << 20);
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path())) << "the file has a name";
+}
+
+TEST(OffloadFile, ErrorsNameTheFolderAndWhatIsMissing) {
+  const TempDir dir;
+  expect_error([&] { OffloadStore(Device::cpu(), dir / "missing"); }, {"is not a folder", "missing"});
+  expect_error([&] { OffloadStore(Device::cpu(), dir.write("file", "")); }, {"is not a folder"});
+  expect_error([&] { OffloadStore(Device::cpu(), ""); }, {"name a folder"});
+  expect_error([&] { OffloadStore(Device::cpu(), "/proc/self"); }, {"cannot make a file in the folder \"/proc/self\""});
+  OffloadStore store(Device::cpu(), dir.path());
+  const FileSizeLimit limit(2 << 20);
+  const Tensor fits = store.allocate({256 << 10}, DType::f32);
+  expect_error([&] { store.allocate({1 << 20}, DType::f32); },
+               {"has no room for", "beside 1.05 MB that are offloaded", dir.path()});
+  EXPECT_TRUE(same_bits(fits, zeros({256 << 10})));
+}
+
+TEST(Offload, FetchBringsHomesAndEvictTakesThemBack) {
+  const TempDir dir;
+  OffloadStore store(Device::cpu(), dir.path());
+  const std::vector<Tensor> homes{store.allocate({7}, DType::f32), store.allocate({2, 16}, DType::f32),
+                                  store.allocate({0}, DType::f32), store.allocate({3}, DType::i64)};
+  copy_into(homes[0], counted(7, 1));
+  copy_into(homes[1], reshape(counted(32, 100), {2, 16}));
+  for (int round = 0; round < 3; ++round) {
+    const Tensor here = fetch(homes, {});
+    EXPECT_EQ(here.numel(), fetched_bytes(homes));
+    EXPECT_EQ(here.storage()->category(), MemoryCategory::optimizer);
+    const std::vector<Tensor> parts = parts_of(here, homes);
+    for (std::size_t i = 0; i < homes.size(); ++i) EXPECT_TRUE(same_bits(parts[i], homes[i])) << i;
+    copy_into(parts[1], mul(parts[1], 2.0));
+    evict(homes, here, {});
+    EXPECT_TRUE(same_bits(homes[1], mul(reshape(counted(32, 100), {2, 16}), std::pow(2.0, round + 1)))) << round;
+    EXPECT_TRUE(same_bits(homes[0], counted(7, 1)));
+  }
+}
+
+// A fetch reads what the evict before it writes, though nobody waits in between; what they use is freed in bounds.
+TEST(Offload, FetchesFollowEvictsAndFewAreInFlight) {
+  const TempDir dir;
+  OffloadStore store(Device::cpu(), dir.path());
+  const Tensor home[] = {store.allocate({1 << 16}, DType::f32)};
+  HazardChecker checker;
+  Accounting& memory = RankContext::current().allocator().accounting();
+  const std::int64_t before = memory.current(MemoryCategory::optimizer);
+  memory.reset_peaks();
+  for (int i = 0; i < 20; ++i) {
+    const Tensor here = fetch(home, {});
+    const Tensor values = parts_of(here, home)[0];
+    copy_into(values, add(values, 1.0));
+    evict(home, here, {});
+  }
+  EXPECT_TRUE(same_bits(home[0], full({1 << 16}, 20.0)));
+  EXPECT_LE(memory.peak(MemoryCategory::optimizer) - before, 3 * home[0].bytes());
+}
+
+TEST(Offload, HomesMayBeMemoryOfSomebodyElse) {
+  std::vector<float> memory(100, 2);
+  const Tensor home[] = {Tensor::make_dense(Storage::borrow(memory.data(), 400, {}), {100}, DType::f32, Device::cpu())};
+  const Tensor here = fetch(home, {});
+  copy_into(parts_of(here, home)[0], counted(100, 0));
+  evict(home, here, {});
+  EXPECT_TRUE(same_bits(home[0], counted(100, 0)));
+}
+
+TEST(Offload, AWriteThatFailsIsTheErrorOfWhoReadsTheHome) {
+  const TempDir dir;
+  OffloadStore store(Device::cpu(), dir.path());
+  const Tensor home[] = {store.allocate({1 << 10}, DType::f32)};
+  const Tensor here = fetch(home, {});
+  here.storage()->wait_to_read();
+  {
+    const FileSizeLimit limit(64);
+    evict(home, here, {});
+    RankContext::current().queue(kDiskQueue).record().outlast();
+  }
+  expect_error([&] { home[0].to_vector<float>(); }, {"cannot write", dir.path(), "evict"});
+  home[0].storage()->settle();
+}
+
+TEST(Offload, RowsRefuseWhatDoesNotFit) {
+  const Tensor bytes = Tensor::empty({64}, DType::u8);
+  std::vector<Tensor> floats{ones({4})}, wrong{bytes, Tensor::empty({100}, DType::u8)};
+  expect_error([&] { call_op(op::fetch, floats, OffloadAttrs{}); }, {"homes are u8[n]"});
+  expect_error([&] { call_op(op::evict, wrong, OffloadAttrs{}); }, {"they take u8[64]"});
+  std::vector<Tensor> one{bytes};
+  expect_error([&] { call_op(op::fetch, one, OffloadAttrs{.in_flight = 0}); }, {"the least is 1"});
+}
+
+}  // namespace
+}  // namespace sherd::testing
