@@ -7,19 +7,19 @@ namespace sherd::nn {
 AdamW::AdamW(std::vector<Parameter*> parameters, const AdamWOptions& options)
     : Optimizer(std::move(parameters), options.lr), options_(options) {}
 
-void AdamW::update(const std::vector<std::size_t>& active, const Tensor& lr, const Tensor& step, const Tensor& scale) {
-  const auto decays = [&](std::size_t i) {
-    return !options_.decay_matrices_only || parameters()[i]->shape().size() >= 2;
+void AdamW::update(std::vector<UpdatedPart> parts, const Tensor& lr, const Tensor& step, const Tensor& scale) {
+  const auto decays = [&](const UpdatedPart& part) {
+    return !options_.decay_matrices_only || parameters()[part.parameter]->shape().size() >= 2;
   };
   for (const bool decay : {true, false}) {
     std::vector<Tensor> params, m, v, grads;
-    for (std::vector<Tensor>* list : {&params, &m, &v, &grads}) list->reserve(active.size());
-    for (std::size_t i : active) {
-      if (decays(i) != decay) continue;
-      params.push_back(parameters()[i]->sharded_value());
-      m.push_back(state_slot(i, 0).value());
-      v.push_back(state_slot(i, 1).value());
-      grads.push_back(parameters()[i]->grad());
+    for (std::vector<Tensor>* list : {&params, &m, &v, &grads}) list->reserve(parts.size());
+    for (UpdatedPart& part : parts) {
+      if (decays(part) != decay) continue;
+      params.push_back(std::move(part.value));
+      m.push_back(std::move(part.state[0]));
+      v.push_back(std::move(part.state[1]));
+      grads.push_back(std::move(part.gradient));
     }
     if (params.empty()) continue;
     AdamWAttrs attrs;

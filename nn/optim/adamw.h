@@ -20,8 +20,7 @@ class AdamW final : public Optimizer {
  private:
   std::vector<std::string> state_kinds() const override { return {"m", "v"}; }
   bool counts_updates() const override { return true; }
-  void update(const std::vector<std::size_t>& active, const Tensor& lr, const Tensor& step,
-              const Tensor& scale) override;
+  void update(std::vector<UpdatedPart> parts, const Tensor& lr, const Tensor& step, const Tensor& scale) override;
   AdamWOptions options_;
 };
 

@@ -36,7 +36,7 @@ Optimizer::Optimizer(std::vector<Parameter*> parameters, double lr)
   RankContext::current().state<LivingOptimizers>().list.push_back(this);
 }
 
-Optimizer::~Optimizer() {
+void Optimizer::forget() noexcept {
   if (RankContext* context = RankContext::current_or_null()) std::erase(context->state<LivingOptimizers>().list, this);
 }
 
@@ -65,8 +65,13 @@ void Optimizer::ensure_state(std::size_t i) {
   std::vector<std::unique_ptr<Slot>> slots;  // kept when all are made: the memory for one of them may be refused
   for (const std::string& kind : state_kinds()) {
     auto slot = std::make_unique<Slot>(p.name() + "." + kind);
-    Tensor zero = Tensor::empty(local.shape(), local.dtype(), local.device(), MemoryCategory::optimizer);
-    fill_into(zero, 0);
+    Tensor zero;
+    if (offloaded_) {
+      zero = offloaded_->allocate(local.shape(), local.dtype());
+    } else {
+      zero = Tensor::empty(local.shape(), local.dtype(), local.device(), MemoryCategory::optimizer);
+      fill_into(zero, 0);
+    }
     slot->set(value.is_distributed() ? Tensor::distributed(value.shape(), value.layout(), zero) : zero);
     slots.push_back(std::move(slot));
   }
@@ -139,7 +144,10 @@ std::vector<std::size_t> Optimizer::ready_parameters() {
           "finalize_backward(model) with both on, before step()",
           p.name());
     const Tensor& grad = p.grad();
-    if (!grad.defined()) continue;
+    if (!grad.defined()) {
+      if (is_updated(i)) active.push_back(i);  // and cleared
+      continue;
+    }
     if (grad.layout() != p.sharded_value().layout())
       fail("parameter \"{}\" is {} but its gradient is {}: call step() after backward, or redistribute() the gradient",
            p.name(), p.sharded_value(), grad);
@@ -147,6 +155,7 @@ std::vector<std::size_t> Optimizer::ready_parameters() {
     active.push_back(i);
   }
   for (const std::size_t i : active) {
+    if (is_updated(i)) continue;
     if (const Storage* const gradient = bytes_of(parameters_[i]->grad())) gradient->wait_to_read();
     if (const Storage* const value = bytes_of(parameters_[i]->sharded_value())) value->wait_to_write();
   }
@@ -156,11 +165,18 @@ std::vector<std::size_t> Optimizer::ready_parameters() {
 void Optimizer::step() {
   GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
-  if (const std::string reason = torn(); !reason.empty())
+  if (const std::string reason = torn(); !reason.empty() && !has_begun())
     fail("optimizer.step() is refused: {}; load a checkpoint of the model and the optimizer first", reason);
   const std::vector<std::size_t> active = ready_parameters();
-  try {
+  or_tear([&] {
     apply(active);
+    end_in_backward();
+  });
+}
+
+void Optimizer::or_tear(const std::function<void()>& change) {
+  try {
+    change();
   } catch (...) {
     const std::string reason = current_exception_text();
     mark_torn(fmt::format("a step of the optimizer was left half done: {}", reason));
@@ -170,19 +186,35 @@ void Optimizer::step() {
 }
 
 void Optimizer::apply(const std::vector<std::size_t>& active) {
+  finish_pieces();
   ensure_counts();
   has_stepped_ = true;
-  for (const Cohort& cohort : count(active)) update(cohort.active, lr_.value(), cohort.count, scale_.value());
+  for (Cohort& cohort : count(active)) {
+    std::erase_if(cohort.active, [this](std::size_t i) { return is_updated(i); });
+    if (cohort.active.empty()) continue;
+    if (offloaded_) update_in_pieces(cohort);
+    else update_all(cohort);
+  }
   fill_into(scale_.value(), 1);
   // What is gathered of the old values is stale. A backward that runs, whose hook has called this, is still to read it.
   if (in_backward()) return;
   for (const std::size_t i : active) parameters_[i]->reshard();
 }
 
+void Optimizer::update_all(const Cohort& cohort) {
+  std::vector<UpdatedPart> parts;
+  parts.reserve(cohort.active.size());
+  for (const std::size_t i : cohort.active) {
+    UpdatedPart& part = parts.emplace_back(
+        UpdatedPart{.parameter = i, .value = parameters_[i]->sharded_value(), .gradient = parameters_[i]->grad()});
+    for (const auto& slot : state_[i]) part.state.push_back(slot->value());
+  }
+  update(std::move(parts), lr_.value(), cohort.count, scale_.value());
+}
+
 // ---- steps that are left ----
 
-template <class Visit>
-void Optimizer::for_each_changed(const Visit& visit) const {
+void Optimizer::for_each_slot(const std::function<void(Slot&)>& visit) const {
   for (Parameter* p : parameters_) visit(*p);
   for (const auto& kinds : state_)
     for (const auto& slot : kinds) visit(*slot);
@@ -192,7 +224,7 @@ void Optimizer::for_each_changed(const Visit& visit) const {
 
 std::string Optimizer::torn() const {
   std::string reason = step_.torn().empty() ? "" : fmt::format("the count of steps is torn: {}", step_.torn());
-  for_each_changed([&](const Slot& slot) {
+  for_each_slot([&](const Slot& slot) {
     if (reason.empty() && !slot.torn().empty()) reason = fmt::format("\"{}\" is torn: {}", slot.name(), slot.torn());
   });
   return reason;
@@ -200,7 +232,7 @@ std::string Optimizer::torn() const {
 
 void Optimizer::mark_torn(std::string_view reason) {
   step_.mark_torn(reason);
-  for_each_changed([&](Slot& slot) { slot.mark_torn(reason); });
+  for_each_slot([&](Slot& slot) { slot.mark_torn(reason); });
 }
 
 void Optimizer::abandon(std::string_view reason) noexcept {

@@ -1,6 +1,7 @@
 #pragma once
 // Optimizers see lists of local extents: one fused pass over all parameters of a rank, sharded or not, without a
 // dispatch per tensor and without communication.
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -8,6 +9,8 @@
 #include <vector>
 
 #include "nn/module.h"
+#include "nn/optim/offloaded_state.h"
+#include "runtime/tensor/small_vec.h"
 
 namespace sherd::nn {
 
@@ -17,6 +20,19 @@ struct OptimizerState {
   std::string kind;
   Slot* slot;
   const Parameter* like;  ///< whose shape it has, if it has as many elements
+};
+
+/// What one update changes of a parameter: this rank's elements, or a run of them. All tensors have one shape.
+struct UpdatedPart {
+  std::size_t parameter;  ///< index into parameters()
+  Tensor value;
+  SmallVec<Tensor, 2> state{};  ///< by kind
+  Tensor gradient;
+};
+
+struct StepInBackward {
+  /// A gradient is cleared when its parameter has been updated.
+  bool clears_gradients = false;
 };
 
 /// Base of AdamW and Sgd. Build it after fully_shard: state has the layout of the parameters
@@ -37,11 +53,24 @@ class Optimizer {
   /// as torn, and ends the step for all ranks that fully_shard's groups reach; then step() is refused, and so are
   /// saves, until a checkpoint is loaded.
   void step();
+  /// The step to come begins within backward: from now on each parameter is updated once its gradient of a pass is
+  /// complete, reduced or on its way, while the pass goes on, and step() updates the others. To call before the last
+  /// pass of a step. The gradient scale that counts is that of now, so there is no clipping; gradients that are not
+  /// finite are applied. Until step() has returned all is torn: a pass that is left leaves parameters of two steps.
+  /// Error if it was called and no step() since; if something is torn.
+  void step_in_backward(const StepInBackward& options = {});
   void clear_gradients();
   void step_and_clear() {
     step();
     clear_gradients();
   }
+
+  /// Keeps the state outside of the memory of the parameters' device, see offloaded_state.h: step() brings it in
+  /// pieces, to the same bits. Slots of state then hold tensors of the host. Before the first step and the first
+  /// state(). Error if there is state already, and those of OffloadStore. Local.
+  void offload(const OffloadOptions& options);
+  /// Null: the state is in memory.
+  const OffloadedState* offloaded() const { return offloaded_.get(); }
 
   /// Outside of a captured step; the captured step reads the slot. Does not block.
   void set_lr(double lr);
@@ -75,11 +104,9 @@ class Optimizer {
   virtual std::vector<std::string> state_kinds() const = 0;
   /// Whether update() depends on how often a parameter has been updated.
   virtual bool counts_updates() const { return false; }
-  /// `active` are indices into parameters() of those that have gradients and, if the rule counts updates, have had
-  /// `step` of them, this one included; then there is a call for each number.
-  virtual void update(const std::vector<std::size_t>& active, const Tensor& lr, const Tensor& step,
-                      const Tensor& scale) = 0;
-  Slot& state_slot(std::size_t parameter, std::size_t kind) { return *state_[parameter][kind]; }
+  /// `parts` are of parameters that have gradients and, if the rule counts updates, have had `step` of them, this one
+  /// included; then there is a call for each number. Where state is offloaded there is one for each piece.
+  virtual void update(std::vector<UpdatedPart> parts, const Tensor& lr, const Tensor& step, const Tensor& scale) = 0;
 
  private:
   /// Parameters that share one count.
@@ -89,8 +116,26 @@ class Optimizer {
   };
   std::vector<std::size_t> ready_parameters();
   void apply(const std::vector<std::size_t>& active);
-  template <class Visit>
-  void for_each_changed(const Visit& visit) const;
+  void update_all(const Cohort& cohort);
+  void update_in_pieces(const Cohort& cohort);
+  std::int64_t state_bytes() const;
+  std::vector<Tensor> homes_of(const StatePiece& piece) const;
+  void add_update(std::size_t parameter, const Tensor& count);
+  void start_piece(StatePiece piece);
+  void update_oldest_piece();
+  void finish_pieces();
+  /// Of a step in backward: whether it has changed something; whether it has updated this parameter.
+  bool has_begun() const;
+  bool is_updated(std::size_t parameter) const;
+  /// Marks all as torn, and ends the step for others, if `change` throws.
+  void or_tear(const std::function<void()>& change);
+  void gradient_is_complete(std::size_t parameter);
+  void begin_in_backward();
+  void end_in_backward();
+  Tensor count_of_step(std::size_t parameter);
+  /// Of parameters, state and counts.
+  void for_each_slot(const std::function<void(Slot&)>& visit) const;
+  void forget() noexcept;
   void ensure_state(std::size_t parameter);
   void ensure_counts();
   std::vector<Cohort> cohorts_of(const std::vector<std::size_t>& active) const;
@@ -100,6 +145,12 @@ class Optimizer {
   std::vector<Parameter*> parameters_;
   std::vector<std::vector<std::unique_ptr<Slot>>> state_;  // [parameter][kind]
   std::vector<std::unique_ptr<Slot>> counts_;              // [parameter], null before its state is made
+  std::unique_ptr<OffloadedState> offloaded_;              // null: state is in memory
+  struct PiecesInFlight;
+  std::unique_ptr<PiecesInFlight> pieces_;  // of the step that is made; null: none
+  struct InBackward;
+  std::unique_ptr<InBackward> in_backward_;                      // null: no step of a backward pass was ever wanted
+  std::shared_ptr<const int> alive_ = std::make_shared<int>(0);  // for hooks of parameters, which live on
   Slot lr_, step_, scale_;
   bool has_stepped_ = false;
 };

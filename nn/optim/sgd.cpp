@@ -13,13 +13,13 @@ std::vector<std::string> Sgd::state_kinds() const {
   return options_.momentum != 0 ? std::vector<std::string>{"momentum"} : std::vector<std::string>{};
 }
 
-void Sgd::update(const std::vector<std::size_t>& active, const Tensor& lr, const Tensor&, const Tensor& scale) {
+void Sgd::update(std::vector<UpdatedPart> parts, const Tensor& lr, const Tensor&, const Tensor& scale) {
   std::vector<Tensor> params, momenta, grads;
-  for (std::vector<Tensor>* list : {&params, &momenta, &grads}) list->reserve(active.size());
-  for (std::size_t i : active) {
-    params.push_back(parameters()[i]->sharded_value());
-    if (options_.momentum != 0) momenta.push_back(state_slot(i, 0).value());
-    grads.push_back(parameters()[i]->grad());
+  for (std::vector<Tensor>* list : {&params, &momenta, &grads}) list->reserve(parts.size());
+  for (UpdatedPart& part : parts) {
+    params.push_back(std::move(part.value));
+    if (options_.momentum != 0) momenta.push_back(std::move(part.state[0]));
+    grads.push_back(std::move(part.gradient));
   }
   if (params.empty()) return;
   SgdAttrs attrs;

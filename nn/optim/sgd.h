@@ -17,8 +17,7 @@ class Sgd final : public Optimizer {
 
  private:
   std::vector<std::string> state_kinds() const override;
-  void update(const std::vector<std::size_t>& active, const Tensor& lr, const Tensor& step,
-              const Tensor& scale) override;
+  void update(std::vector<UpdatedPart> parts, const Tensor& lr, const Tensor& step, const Tensor& scale) override;
   SgdOptions options_;
 };
 

@@ -1,0 +1,63 @@
+#include "nn/optim/offloaded_state.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "dtensor/spec.h"
+#include "runtime/memory/allocator.h"
+#include "runtime/op/buffer_views.h"
+
+namespace sherd::nn {
+
+namespace {
+constexpr std::int64_t kPiecesInFlight = 3, kLeastInFlight = 4096;
+// Of a small state no more than a quarter is in memory either, as long as a piece is worth a call.
+constexpr std::int64_t kLeastPieces = 4 * kPiecesInFlight, kWorthACall = 16 << 10;
+}  // namespace
+
+std::int64_t bytes_per_rank(const Tensor& value) {
+  std::int64_t shards = 1;
+  if (value.is_distributed())
+    for (int dim = 0; dim < value.ndim(); ++dim) shards *= Spec::from(value).num_shards(dim);
+  return (value.numel() + shards - 1) / shards * byte_size(value.dtype());
+}
+
+Tensor elements_of(const Tensor& tensor, const StateRun& run) {
+  const Tensor local = tensor.local();
+  return run_at(local, run.count, (local.offset() + run.first) * byte_size(local.dtype()), local.dtype());
+}
+
+OffloadedState::OffloadedState(Device device, const OffloadOptions& options)
+    : store_(device, options.folder), most_piece_bytes_(options.bytes_in_flight / kPiecesInFlight) {
+  check(options.bytes_in_flight >= kLeastInFlight,
+        "offload: {} bytes of optimizer state in memory at a time are too few; give at least {}",
+        options.bytes_in_flight, kLeastInFlight);
+}
+
+std::int64_t OffloadedState::piece_bytes(std::int64_t state_bytes) const {
+  return std::min(most_piece_bytes_, std::max(state_bytes / kLeastPieces, kWorthACall));
+}
+
+// Runs begin at multiples of a cache line, as homes do.
+std::vector<StatePiece> StatePieces::add(std::size_t parameter, const Tensor& value) {
+  std::vector<StatePiece> full;
+  const std::int64_t kinds = std::max<std::int64_t>(static_cast<std::int64_t>(kinds_), 1);
+  const std::int64_t bytes = kinds * bytes_per_rank(value),
+                     runs = std::max<std::int64_t>((bytes + piece_bytes_ - 1) / piece_bytes_, 1);
+  const std::int64_t count = value.local().numel(), line = kBufferAlign / byte_size(value.dtype());
+  const std::int64_t of_run = round_up((count + runs - 1) / runs, line);
+  for (std::int64_t i = 0; i < runs; ++i) {
+    if (bytes / runs > left_ && !open_.empty()) full.push_back(take_rest());
+    const std::int64_t first = std::min(i * of_run, count);
+    open_.push_back({parameter, first, std::min(of_run, count - first), i + 1 == runs});
+    left_ -= bytes / runs;
+  }
+  return full;
+}
+
+StatePiece StatePieces::take_rest() {
+  left_ = piece_bytes_;
+  return std::exchange(open_, {});
+}
+
+}  // namespace sherd::nn

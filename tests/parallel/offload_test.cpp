@@ -1,0 +1,274 @@
+// Optimizer state outside of memory: the bits of a training that holds it, under every strategy, eager and captured,
+// from checkpoints to checkpoints. Oracles: the same training in memory, and its bytes by the formula.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+
+#include "compile/compile.h"
+#include "nn/checkpoint/training_state.h"
+#include "nn/models/model_config.h"
+#include "nn/optim/adamw.h"
+#include "nn/optim/clip.h"
+#include "nn/optim/sgd.h"
+#include "nn/parallel/shard/unit_rules.h"
+#include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/agree.h"
+#include "runtime/exec/hazards.h"
+#include "tests/parallel/strategy_cases.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/near.h"
+#include "tests/support/ranks.h"
+#include "tests/support/temp_dir.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+
+struct OffloadCase {
+  nn::UnitPolicy policy = nn::strategy("full_shard");
+  bool is_sharded = true, captured = false, clips = false, sgd = false;
+  bool in_backward = false, clears = false;  ///< of what is offloaded
+  int accumulate = 1, steps = 5;
+  std::int64_t bytes_in_flight = 12 << 10;  // pieces of 4 KiB: several, of which some split a matrix
+};
+
+/// A rank's model in training.
+class OffloadTraining {
+ public:
+  OffloadTraining(const Group& group, const DeviceMesh& mesh, const OffloadCase& c, const std::string& folder)
+      : case_(c), rank_(group->rank()), is_offloaded_(!folder.empty()) {
+    nn::set_seed({3});
+    model = nn::make_language_model(nn::GptConfig{
+        .vocabulary = 13, .tokens = 8, .layers = 2, .heads = 2, .width = 16, .bias = true, .tied_head = true});
+    if (c.is_sharded) nn::shard_units(*model, mesh, nn::units_by("block"), c.policy);
+    model->materialize(nn::Seed{11});
+    if (c.sgd) optimizer = std::make_unique<nn::Sgd>(model->parameters(), nn::SgdOptions{.lr = 0.1, .momentum = 0.9});
+    else optimizer = std::make_unique<nn::AdamW>(model->parameters(), nn::AdamWOptions{.lr = 0.01});
+    if (!folder.empty()) optimizer->offload({.folder = folder, .bytes_in_flight = c.bytes_in_flight});
+    compiled.emplace([this](std::span<const Tensor> in) { return std::vector<Tensor>{update(in)}; },
+                     CompileOptions{.group = group});
+  }
+  Tensor step(std::int64_t index) {
+    const std::vector<Tensor> in = batch(index);
+    return case_.captured ? (*compiled)(in)[0] : update(in);
+  }
+  std::vector<Tensor> values() {
+    std::vector<Tensor> result;
+    for (const nn::StateEntry& entry : nn::training_state(*model, optimizer.get()))
+      result.push_back(nn::state_tensor(entry).local().detach() + 0.0);
+    return result;
+  }
+
+  std::unique_ptr<nn::LanguageModel> model;
+  std::unique_ptr<nn::Optimizer> optimizer;
+  std::optional<CompiledStep> compiled;
+
+ private:
+  std::vector<Tensor> batch(std::int64_t index) const {
+    std::vector<Tensor> result;
+    for (int i = 0; i < 2 * case_.accumulate; ++i) {
+      std::vector<std::int32_t> ids;
+      for (std::int64_t at = 0; at < 16; ++at)
+        ids.push_back(static_cast<std::int32_t>((7 * at + at * at + index + 3 * rank_ + 5 * i) % 13));
+      result.push_back(Tensor::from<std::int32_t>(ids, {2, 8}));
+    }
+    return result;
+  }
+  Tensor update(std::span<const Tensor> in) {
+    Tensor total;
+    for (int m = 0; m < case_.accumulate; ++m) {
+      const auto at = static_cast<std::size_t>(2 * m);
+      const Tensor loss = (*model)(in[at], in[at + 1]);
+      total = total.defined() ? add(total, loss.local().detach()) : loss.local().detach();
+      if (case_.accumulate > 1 && case_.is_sharded) nn::set_requires_gradient_sync(*model, m + 1 == case_.accumulate);
+      if (case_.in_backward && is_offloaded_ && m + 1 == case_.accumulate)
+        optimizer->step_in_backward({.clears_gradients = case_.clears});
+      backward(loss);
+    }
+    if (case_.clips) nn::clip_grad_norm(*optimizer, 0.05);
+    optimizer->step_and_clear();
+    return total;
+  }
+  OffloadCase case_;
+  std::int64_t rank_;
+  bool is_offloaded_;
+};
+
+void expect_same_values(OffloadTraining& a, OffloadTraining& b) {
+  const std::vector<Tensor> actual = a.values(), expected = b.values();
+  ASSERT_EQ(actual.size(), expected.size());
+  for (std::size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << "entry " << i;
+}
+
+void expect_bits_of_none(const Group& group, const DeviceMesh& mesh, const OffloadCase& c) {
+  const TempDir dir;
+  OffloadTraining held(group, mesh, c, ""), offloaded(group, mesh, c, dir.path());
+  for (std::int64_t i = 0; i < c.steps; ++i)
+    EXPECT_TRUE(same_bits(offloaded.step(i), held.step(i))) << "step " << i << " " << offloaded.compiled->why();
+  if (c.captured) { EXPECT_EQ(offloaded.compiled->mode(), CompiledStep::Mode::replay) << offloaded.compiled->why(); }
+  expect_same_values(offloaded, held);
+}
+
+TEST(Offload, BitsOfTheStateInMemoryOnOneRank) {
+  const Group group = make_single_group();
+  for (const bool is_sharded : {false, true})
+    for (const bool captured : {false, true})
+      for (const bool clips : {false, true})
+        for (const bool sgd : {false, true}) {
+          SCOPED_TRACE(fmt::format("sharded {} captured {} clips {} sgd {}", is_sharded, captured, clips, sgd));
+          expect_bits_of_none(
+              group, DeviceMesh(group),
+              {.is_sharded = is_sharded, .captured = captured, .clips = clips, .sgd = sgd, .accumulate = sgd ? 2 : 1});
+        }
+}
+
+// Every strategy in f32 and bf16 on as many ranks as it takes.
+TEST(Offload, F95_BitsOfTheStateInMemoryUnderEveryStrategy) {
+  for (const StrategyCase& c : strategy_cases()) {
+    if (c.shards > 2) continue;
+    run_ranks(c.ranks(), [&](const Group& group) {
+      for (const bool captured : {false, true}) {
+        SCOPED_TRACE(fmt::format("{} captured {}", c.text(), captured));
+        expect_bits_of_none(group, c.mesh(group), {.policy = c.policy(), .captured = captured, .clips = captured});
+      }
+    });
+  }
+}
+
+TEST(Offload, BitsOfAStepAfterBackwardWhereItIsMadeWithin) {
+  const Group alone = make_single_group();
+  for (const bool captured : {false, true})
+    for (const bool clears : {false, true}) {
+      for (const bool is_sharded : {false, true})
+        for (const int accumulate : {1, 2}) {
+          SCOPED_TRACE(
+              fmt::format("sharded {} captured {} clears {} accumulate {}", is_sharded, captured, clears, accumulate));
+          expect_bits_of_none(alone, DeviceMesh(alone),
+                              {.is_sharded = is_sharded,
+                               .captured = captured,
+                               .in_backward = true,
+                               .clears = clears,
+                               .accumulate = accumulate});
+        }
+      for (const StrategyCase& c : strategy_cases()) {
+        if (c.shards > 2) continue;
+        SCOPED_TRACE(fmt::format("{} captured {} clears {}", c.text(), captured, clears));
+        run_ranks(c.ranks(), [&](const Group& group) {
+          expect_bits_of_none(group, c.mesh(group),
+                              {.policy = c.policy(), .captured = captured, .in_backward = true, .clears = clears});
+        });
+      }
+    }
+}
+
+// Shards of 3 ranks differ in size, and some are empty: their programs are equal all the same.
+TEST(Offload, RanksOfUnevenShardsCutAlike) {
+  run_ranks(3, [&](const Group& group) {
+    for (const bool in_backward : {false, true})
+      expect_bits_of_none(group, DeviceMesh(group), {.captured = true, .in_backward = in_backward});
+  });
+}
+
+TEST(Offload, APassThatIsLeftAfterAnUpdateLeavesAllTorn) {
+  const Group group = make_single_group();
+  const TempDir dir;
+  OffloadTraining training(group, DeviceMesh(group), {.in_backward = true}, dir.path());
+  training.step(0);
+  EXPECT_EQ(training.optimizer->torn(), "");
+  bool is_bad = true;
+  training.model->parameters()[0]->on_grad_accumulated([&](Slot&) { check(!is_bad, "a hook that fails"); });
+  expect_error([&] { training.step(1); }, {"a hook that fails"});
+  EXPECT_NE(training.optimizer->torn(), "");
+  expect_error(
+      [&] {
+        training.values();
+        nn::check_whole(nn::training_state(*training.model)[0]);
+      },
+      {"torn"});
+  expect_error([&] { training.optimizer->step_in_backward(); }, {"was not ended by step()"});
+}
+
+TEST(Offload, MemoryHoldsWhatIsInFlightAndNothingBetweenSteps) {
+  run_ranks(2, [](const Group& group) {
+    for (const bool captured : {false, true}) {
+      const TempDir dir;
+      const OffloadCase c{.captured = captured};
+      OffloadTraining training(group, DeviceMesh(group), c, dir.path());
+      Accounting& memory = RankContext::current().allocator().accounting();
+      memory.reset_peaks();
+      std::int64_t state = 0;
+      for (std::int64_t i = 0; i < c.steps; ++i) training.step(i);
+      for (const nn::OptimizerState& s : training.optimizer->state()) state += s.slot->value().local().bytes();
+      EXPECT_GT(state, 2 * c.bytes_in_flight) << "the model is too small to show anything";
+      EXPECT_LE(memory.peak(MemoryCategory::optimizer), c.bytes_in_flight) << "captured " << captured;
+      EXPECT_GE(training.optimizer->offloaded()->store().bytes(), state);
+    }
+  });
+}
+
+TEST(Offload, CheckpointsGoEitherWayAndTheRunGoesOnWithTheSameBits) {
+  run_ranks(2, [](const Group& group) {
+    const TempDir dir;
+    const std::string saves = gather_text(*group, dir.path())[0];
+    const OffloadCase c;
+    OffloadTraining held(group, DeviceMesh(group), c, ""), offloaded(group, DeviceMesh(group), c, dir.path());
+    for (std::int64_t i = 0; i < 3; ++i) held.step(i), offloaded.step(i);
+    Manifest manifest;
+    manifest.step = 3;
+    nn::save_checkpoint(saves + "/offloaded", manifest, nn::training_state(*offloaded.model, offloaded.optimizer.get()),
+                        *group);
+    nn::save_checkpoint(saves + "/held", manifest, nn::training_state(*held.model, held.optimizer.get()), *group);
+    OffloadTraining in_memory(group, DeviceMesh(group), c, ""), in_file(group, DeviceMesh(group), c, dir.path());
+    const auto load = [&](OffloadTraining& training, const std::string& from) {
+      const auto reader = nn::open_newest_good(from, *group, nn::Verify::bytes, [](const std::string&) {});
+      nn::load_checkpoint(*reader, nn::training_state(*training.model, training.optimizer.get()));
+    };
+    load(in_memory, saves + "/offloaded");
+    load(in_file, saves + "/held");
+    for (std::int64_t i = 3; i < 6; ++i) {
+      const Tensor expected = held.step(i);
+      for (OffloadTraining* training : {&offloaded, &in_memory, &in_file})
+        EXPECT_TRUE(same_bits(training->step(i), expected)) << "step " << i;
+    }
+    for (OffloadTraining* training : {&offloaded, &in_memory, &in_file}) expect_same_values(*training, held);
+  });
+}
+
+TEST(Offload, NoAccessIsUnordered) {
+  const Group group = make_single_group();
+  const TempDir dir;
+  OffloadTraining training(group, DeviceMesh(group), {}, dir.path());
+  const HazardChecker checker;
+  for (std::int64_t i = 0; i < 3; ++i) training.step(i);
+}
+
+TEST(Offload, AStepWhoseNormIsNotFiniteChangesNothing) {
+  const Group group = make_single_group();
+  const TempDir dir;
+  OffloadTraining training(group, DeviceMesh(group), {.clips = true}, dir.path());
+  for (std::int64_t i = 0; i < 2; ++i) training.step(i);
+  const std::vector<Tensor> before = training.values();
+  for (nn::Parameter* p : training.model->parameters())
+    p->set_grad((p->sharded_value().detach() * std::numeric_limits<double>::quiet_NaN()).detach());
+  nn::clip_grad_norm(*training.optimizer, 1.0);
+  training.optimizer->step_and_clear();
+  const std::vector<Tensor> after = training.values();
+  for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(same_bits(after[i], before[i])) << i;
+}
+
+TEST(Offload, RefusalsNameWhatIsWrong) {
+  const Group group = make_single_group();
+  const TempDir dir;
+  OffloadTraining training(group, DeviceMesh(group), {}, "");
+  expect_error([&] { training.optimizer->offload({.folder = dir / "missing"}); }, {"is not a folder", "missing"});
+  expect_error([&] { training.optimizer->offload({.folder = dir.path(), .bytes_in_flight = 100}); },
+               {"100 bytes", "at least 4096"});
+  training.step(0);
+  expect_error([&] { training.optimizer->offload({.folder = dir.path()}); },
+               {"is in memory already", "before its first step"});
+}
+
+}  // namespace
+}  // namespace sherd::testing
