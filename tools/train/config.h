@@ -57,6 +57,7 @@ struct TrainConfig {
   std::string units = "block";
   bool print_units = false;
   std::string recompute = "none";
+  std::string offload = "none";
   SwitchOrNumber reshard_after_forward = true;
   bool prefetch = true;
   bool accumulate_shards = false;

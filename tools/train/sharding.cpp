@@ -85,8 +85,9 @@ std::int64_t waiting_gradient_bytes(const TrainConfig& config) {
 }
 
 std::string sharding_text(const TrainConfig& config, int data_ranks) {
-  const std::string recomputed = config.recompute == "none" ? "" : fmt::format(", recompute {}", config.recompute);
-  if (!config.fully_shard) return "not sharded (fully_shard = false)" + recomputed;
+  std::string memory = config.recompute == "none" ? "" : fmt::format(", recompute {}", config.recompute);
+  if (config.offload != "none") memory += fmt::format(", offload {}", config.offload);
+  if (!config.fully_shard) return "not sharded (fully_shard = false)" + memory;
   const nn::UnitPolicy policy = unit_policy(config);
   const std::string_view name = nn::strategy_name(policy, policy.needs_replicas || has_replicas(config));
   std::string text = fmt::format("strategy {}", name.empty() ? config.strategy : name);
@@ -96,7 +97,7 @@ std::string sharding_text(const TrainConfig& config, int data_ranks) {
   if (config.gather != "exact") text += fmt::format(", {} gathers", config.gather);
   if (config.reduce != "exact") text += fmt::format(", {} reductions", config.reduce);
   if (config.units != "block") text += fmt::format(", units {}", config.units);
-  return text + recomputed + accumulation_text(config, data_ranks);
+  return text + memory + accumulation_text(config, data_ranks);
 }
 
 void shard_model(nn::LanguageModel& model, const TrainConfig& config, const DeviceMesh& data) {

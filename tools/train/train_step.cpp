@@ -11,6 +11,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 #include "tools/train/model_factory.h"
+#include "tools/train/offload_flag.h"
 #include "tools/train/sharding.h"
 
 namespace sherd {
@@ -54,6 +55,8 @@ TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device devi
   shard(architecture);
   model_->materialize(seed, device);
   optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(), adamw_options(o));
+  if (const OffloadChoice offload = parse_offload(config_.offload); offload.optimizer)
+    optimizer_->offload(offload_options(offload, device, config_.memory_limit));
   if (const auto scaling = loss_scaler_options(config_)) scaler_.emplace(*scaling);
   schedule_ = schedule_of(config_);
   if (config_.compile)
@@ -77,6 +80,10 @@ void TrainStep::set_step(std::int64_t step) {
 }
 
 Tensor TrainStep::forward_backward(const Tensor& tokens, const Tensor& targets) {
+  return micro_batches(tokens, targets, false);
+}
+
+Tensor TrainStep::micro_batches(const Tensor& tokens, const Tensor& targets, bool steps_in_backward) {
   const std::int64_t parts = config_.accumulate, micro = tokens.size(0) / parts;
   check(tokens.size(0) == micro * parts, "a batch of {} sequences does not divide into accumulate = {} micro-batches",
         tokens.size(0), parts);
@@ -87,6 +94,7 @@ Tensor TrainStep::forward_backward(const Tensor& tokens, const Tensor& targets) 
     const Tensor out = whole ? targets : narrow(targets, 0, m * micro, micro);
     Tensor loss = (*model_)(in, out);
     if (!whole) loss = mul(loss, 1.0 / static_cast<double>(parts));
+    if (m == parts - 1 && steps_in_backward) optimizer_->step_in_backward({.clears_gradients = !options_.metrics});
     if (!whole && config_.fully_shard) nn::set_requires_gradient_sync(*model_, m == parts - 1);
     backward(scaler_ ? scaler_->scale(loss) : loss);
     loss = loss.local().detach();  // every rank of the tp axis has the whole of it
@@ -95,15 +103,23 @@ Tensor TrainStep::forward_backward(const Tensor& tokens, const Tensor& targets) 
   return mean_loss;
 }
 
+// Transfers of offloaded state then hide behind backward. Clipping and a scale that may skip a step want all gradients
+// first.
+bool TrainStep::steps_in_backward() const {
+  return optimizer_->offloaded() && config_.optimizer.clip == 0 && !scaler_;
+}
+
 // A norm that is not finite leaves the parameters alone, so who looks for where it began finds them as they were.
 std::vector<Tensor> TrainStep::run(std::span<const Tensor> in) {
-  Tensor loss = forward_backward(in[0], in[1]);
+  Tensor loss = micro_batches(in[0], in[1], steps_in_backward());
   GradMode off(false);
   const double clip = config_.optimizer.clip, max_norm = clip > 0 ? clip : std::numeric_limits<double>::infinity();
   Tensor norm, scale;
   if (scaler_) {
     scale = add(scaler_->current_scale(), 0);
     norm = scaler_->unscale(*optimizer_, max_norm);
+  } else if (options_.metrics && steps_in_backward()) {
+    norm = nn::grad_norm(model_->parameters());
   } else if (options_.metrics) {
     norm = nn::clip_grad_norm(*optimizer_, max_norm);
   }

@@ -83,6 +83,8 @@ class TrainStep {
   nn::LossScaler* scaler() { return scaler_ ? &*scaler_ : nullptr; }
 
  private:
+  bool steps_in_backward() const;
+  Tensor micro_batches(const Tensor& tokens, const Tensor& targets, bool steps_in_backward);
   void shard(const nn::LanguageModelConfig& architecture);
   std::vector<Tensor> run(std::span<const Tensor> in);
   Result result_of(const std::vector<Tensor>& out) const;

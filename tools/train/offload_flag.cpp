@@ -1,0 +1,32 @@
+#include "tools/train/offload_flag.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "runtime/tensor/error.h"
+
+namespace sherd {
+
+OffloadChoice parse_offload(std::string_view text) {
+  const std::size_t colon = text.find(':');
+  const std::string_view what = text.substr(0, colon);
+  OffloadChoice choice{.optimizer = what == "optimizer"};
+  check(choice.optimizer || what == "none", "offload must be none, optimizer or optimizer:DIR, got \"{}\"", text);
+  if (colon == text.npos) return choice;
+  choice.folder = text.substr(colon + 1);
+  check(choice.optimizer, "offload = {}: none needs no folder", text);
+  check(!choice.folder.empty(), "offload = {}: the folder after the colon is empty", text);
+  return choice;
+}
+
+nn::OffloadOptions offload_options(const OffloadChoice& choice, Device device, std::int64_t memory_limit) {
+  nn::OffloadOptions options;
+  if (memory_limit > 0)
+    options.bytes_in_flight = std::clamp<std::int64_t>(memory_limit / 8, 4096, options.bytes_in_flight);
+  options.folder = choice.folder;
+  if (device == Device::cpu() && choice.folder.empty())
+    options.folder = std::filesystem::temp_directory_path().string();
+  return options;
+}
+
+}  // namespace sherd
