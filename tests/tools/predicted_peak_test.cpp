@@ -1,0 +1,163 @@
+// What ghosts predict of a training run. Oracle: the accounts of runs that train, on ranks that are threads, byte by
+// byte and by category.
+#include "tools/train/predicted_peak.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "nn/parallel/shard/policy.h"
+#include "runtime/exec/context.h"
+#include "tests/support/expect_error.h"
+#include "tests/tools/tiny_run.h"
+
+namespace sherd::testing {
+namespace {
+
+using Group = std::shared_ptr<ProcessGroup>;
+
+class PredictedPeakTest : public ::testing::Test {
+ protected:
+  TempDir dir_;
+  std::string data_ = dir_.write("text.txt", tiny_text());
+  TrainConfig gpt_ = tiny_config(data_), llama_ = tiny_llama(data_);
+};
+
+constexpr std::int64_t kVocabulary = 29;
+
+std::string text_of(const TrainConfig& c, int ranks) {
+  return fmt::format("{} on {} ranks, mesh \"{}\", {}, units {}, recompute {}, accumulate {}, prefetch {}, {}, {}",
+                     c.model.style, ranks, c.mesh, c.fully_shard ? c.strategy : "not sharded", c.units, c.recompute,
+                     c.accumulate, c.prefetch, c.param_dtype, c.compile ? "captured" : "eager");
+}
+
+/// What any step of the run has held at most, by category, of which one comes after an evaluation; and what was held
+/// after the second.
+void expect_as_predicted(TrainConfig config, int ranks) {
+  SCOPED_TRACE(text_of(config, ranks));
+  config.steps = config.compile ? 5 : 4;
+  config.eval_every = config.steps - 1;
+  run_ranks(ranks, [&](const Group& group) {
+    const int rank = group->rank();
+    const PredictedPeak predicted = predict_peak(config, rank, ranks, kVocabulary);
+    Trainer trainer(config, group);
+    CategoryBytes peak{}, held{};
+    const TrainSummary summary = trainer.run([&](const StepMetrics& m) {
+      for (std::size_t c = 0; c < kNumCategories; ++c) peak[c] = std::max(peak[c], m.memory_bytes[c]);
+      if (m.step == 2) held = RankContext::current().allocator().accounting().current();
+    });
+    EXPECT_EQ(summary.peak_bytes, peak);
+    EXPECT_EQ(describe(predicted.held), describe(held));
+    for (std::size_t c = 0; c < kNumCategories; ++c)
+      EXPECT_EQ(predicted.peak[c], peak[c]) << name(static_cast<MemoryCategory>(c)) << " of rank " << rank;
+  });
+}
+
+/// The run works with what was predicted as its limit, and not with a byte less.
+void expect_least_limit(TrainConfig config, int ranks) {
+  SCOPED_TRACE(text_of(config, ranks));
+  config.steps = config.compile ? 5 : 4;
+  config.eval_every = config.steps - 1;
+  std::int64_t least = 0;
+  for (int rank = 0; rank < ranks; ++rank)
+    least = std::max(least, predict_peak(config, rank, ranks, kVocabulary).bytes);
+  config.memory_limit = least;
+  EXPECT_NO_THROW(train_tiny(config, ranks));
+  config.memory_limit = least - 1;
+  EXPECT_ANY_THROW(train_tiny(config, ranks));
+  EXPECT_THROW(
+      {
+        for (int rank = 0; rank < ranks; ++rank)
+          predict_peak(config, rank, ranks, kVocabulary, {.memory_limit = least - 1});
+      },
+      OutOfMemory);
+}
+
+TEST_F(PredictedPeakTest, IsThatOfARunUnderEveryStrategy) {
+  for (TrainConfig config : {gpt_, llama_})
+    for (const std::string_view strategy : nn::strategy_names()) {
+      config.strategy = strategy;
+      config.mesh = nn::strategy(strategy).needs_replicas ? "replicate=2,dp=2" : "";
+      expect_as_predicted(config, config.mesh.empty() ? 3 : 4);
+    }
+}
+
+TEST_F(PredictedPeakTest, IsThatOfARunWithEveryOtherLever) {
+  for (const char* recompute : {"selective", "full"}) {
+    llama_.recompute = recompute;
+    expect_as_predicted(llama_, 2);
+  }
+  llama_.recompute = "none";
+  for (const char* units : {"fine", "coarse"}) {
+    llama_.units = units;
+    expect_as_predicted(llama_, 2);
+  }
+  llama_.units = "block";
+  llama_.prefetch = false;
+  expect_as_predicted(llama_, 2);
+  llama_.prefetch = true;
+  llama_.accumulate = 2;
+  for (const bool shards : {false, true}) {
+    llama_.accumulate_shards = shards;
+    expect_as_predicted(llama_, 2);
+  }
+  llama_.param_dtype = "bf16";
+  expect_as_predicted(llama_, 2);
+  llama_.param_dtype = "f16";  // the loss is scaled
+  expect_as_predicted(llama_, 2);
+}
+
+TEST_F(PredictedPeakTest, IsThatOfARunOnAnyMesh) {
+  for (TrainConfig config : {gpt_, llama_}) {
+    config.model.kv_heads = 2;
+    expect_as_predicted(config, 1);
+    config.fully_shard = false;
+    expect_as_predicted(config, 1);
+    config.fully_shard = true;
+    config.mesh = "dp=2,tp=2";
+    expect_as_predicted(config, 4);
+    config.parallel.sequence = true;
+    expect_as_predicted(config, 4);
+  }
+}
+
+TEST_F(PredictedPeakTest, IsThatOfACapturedRun) {
+  for (TrainConfig config : {gpt_, llama_}) {
+    config.compile = true;
+    for (const int ranks : {1, 2}) expect_as_predicted(config, ranks);
+  }
+}
+
+TEST_F(PredictedPeakTest, IsTheLeastLimit) {
+  expect_least_limit(gpt_, 1);
+  expect_least_limit(llama_, 2);
+  llama_.compile = true;
+  expect_least_limit(llama_, 2);
+  llama_.compile = false;
+  llama_.recompute = "full";
+  llama_.batch = 48;  // an evaluation takes it at once
+  llama_.accumulate = 24;
+  llama_.model.layers = 1;
+  expect_least_limit(llama_, 2);
+  EXPECT_EQ(predict_peak(llama_, 0, 2, kVocabulary).when, "evaluation");
+}
+
+TEST_F(PredictedPeakTest, LeavesTheRankThatAsksAsItWas) {
+  const RankScope scope("rank 5");
+  const std::int64_t before = RankContext::current().allocator().accounting().total_peak();
+  int calls = 0;
+  predict_peak(llama_, 1, 2, kVocabulary, {.observe = [&](TrainStep&, int updates) { EXPECT_EQ(updates, calls++); }});
+  EXPECT_EQ(calls, 5);
+  EXPECT_EQ(RankContext::current().rank_text, "rank 5");
+  EXPECT_EQ(RankContext::current().allocator().accounting().total_peak(), before);
+}
+
+TEST_F(PredictedPeakTest, BadInput) {
+  expect_error([&] { predict_peak(llama_, 2, 2, kVocabulary); }, {"rank 2 of a ghost group of 2"});
+  expect_error([&] { predict_peak(llama_, 0, 5, kVocabulary); }, {"batch = 12", "5 ranks", "multiple of 5"});
+  llama_.mesh = "dp=3";
+  expect_error([&] { predict_peak(llama_, 0, 2, kVocabulary); }, {"dp=3", "2 there are"});
+}
+
+}  // namespace
+}  // namespace sherd::testing

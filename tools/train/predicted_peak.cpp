@@ -1,0 +1,110 @@
+// A ghost rank lives for the time of a prediction, with a context, a world and a mesh of its own; the rank that asks
+// goes on as it was. The order of allocations is the Trainer's: a batch is there while its update runs, and the numbers
+// of an update until the next one begins.
+#include "tools/train/predicted_peak.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "runtime/comm/group/ghost_group.h"
+#include "runtime/comm/job/world.h"
+#include "runtime/exec/context.h"
+#include "runtime/op/grad_mode.h"
+#include "tools/train/device_flag.h"
+#include "tools/train/job_mesh.h"
+
+namespace sherd {
+
+namespace {
+
+class Prediction {
+ public:
+  Prediction(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary,
+             const PredictOptions& options)
+      : config_(config),
+        options_(options),
+        scope_(fmt::format("rank {} of {}", rank, ranks), {.ghost = true}),
+        device_(parse_device(config.device)),
+        memory_(RankContext::current().allocator(device_)) {
+    set_world_group(make_ghost_group(rank, ranks));
+    memory_.set_limit(options.memory_limit);
+    const JobMesh mesh(config_.mesh, world_group(), config_.link);
+    if (ranks > 1) RankContext::current().rank_text = mesh.rank_text();
+    const std::int64_t parts = mesh.num_data_ranks() * config_.accumulate;
+    check(config_.batch % parts == 0,
+          "batch = {} does not divide into {} ranks x {} micro-batches; make it a multiple of {}", config_.batch,
+          mesh.num_data_ranks(), config_.accumulate, parts);
+    local_batch_ = config_.batch / mesh.num_data_ranks();
+    step_.emplace(config_, mesh, device_, data_vocabulary);
+    note("building the model");
+  }
+
+  PredictedPeak run() {
+    if (options_.observe) options_.observe(*step_, 0);
+    const int steps = config_.compile ? 4 : 3;  // an order is recorded in the first, a program in the second
+    for (int i = 0; i < steps; ++i) update(fmt::format("step {}", i + 1));
+    predicted_.held = memory_.accounting().current();
+    if (options_.evaluates) {
+      memory_.accounting().reset_peaks();
+      evaluate();
+      note("evaluation");
+      update("a step after an evaluation");  // which may leave parameters gathered
+    }
+    return std::move(predicted_);
+  }
+
+ private:
+  // Tokens or targets: i32 [B, T]
+  Tensor batch() const { return Tensor::empty({local_batch_, config_.model.sequence}, DType::i32, device_); }
+
+  void update(std::string when) {
+    memory_.accounting().reset_peaks();
+    {
+      step_->set_step(updates_);
+      const Tensor tokens = batch(), targets = batch();
+      const TrainStep::Result result = step_->update(tokens, targets);
+    }
+    note(std::move(when));
+    for (std::size_t c = 0; c < kNumCategories; ++c)
+      predicted_.peak[c] = std::max(predicted_.peak[c], memory_.accounting().peak()[c]);
+    ++updates_;
+    if (options_.observe) options_.observe(*step_, updates_);
+  }
+
+  void evaluate() {
+    const GradMode off(false);
+    step_->model().train(false);
+    const Tensor loss = step_->model()(batch(), batch()).local();
+    step_->model().train(true);
+  }
+
+  void note(std::string when) {
+    const Accounting& account = memory_.accounting();
+    if (account.total_peak() <= predicted_.bytes) return;
+    predicted_.bytes = account.total_peak();
+    predicted_.at_peak = account.at_peak();
+    predicted_.when = std::move(when);
+  }
+
+  TrainConfig config_;
+  const PredictOptions& options_;
+  const RankScope scope_;
+  const Device device_;
+  Allocator& memory_;
+  std::int64_t local_batch_ = 0;
+  int updates_ = 0;
+  std::optional<TrainStep> step_;
+  PredictedPeak predicted_;
+};
+
+}  // namespace
+
+PredictedPeak predict_peak(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary,
+                           const PredictOptions& options) {
+  return Prediction(config, rank, ranks, data_vocabulary, options).run();
+}
+
+}  // namespace sherd

@@ -1,0 +1,40 @@
+#pragma once
+// What a rank of a training run will hold, before there is one: the run's own step on a ghost rank
+// (runtime/memory/README.md), whose accounts are those of a rank that computes, to the byte.
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "runtime/memory/accounting.h"
+#include "tools/train/config.h"
+#include "tools/train/train_step.h"
+
+namespace sherd {
+
+/// Of one rank, on the device that it trains on.
+struct PredictedPeak {
+  CategoryBytes peak{};     ///< most of each category in any step, as TrainSummary::peak_bytes; their moments differ
+  CategoryBytes at_peak{};  ///< at the moment of `bytes`
+  CategoryBytes held{};     ///< between steps, once all state is there
+  std::int64_t bytes = 0;   ///< most of all together, building and evaluation included: the least memory_limit
+  std::string when{};       ///< where that is: "building the model", "step 1", "step 3", "evaluation"
+};
+
+struct PredictOptions {
+  std::int64_t memory_limit = 0;  ///< of the ghost; 0: none. Over it predict_peak() throws OutOfMemory, as the run does
+  bool evaluates = true;          ///< forwards of a whole batch without a tape, as the run's evaluations
+  /// Called on the ghost with its step: before the first update, and after each, with the number of updates made.
+  std::function<void(TrainStep& step, int updates)> observe{};
+};
+
+/// Of rank `rank` of `ranks` that train as `config` says, from its strategy to batch, recomputation and device, with
+/// the Trainer's loop: building, a first step, settled steps (recorded and replayed if config.compile is on), an
+/// evaluation. config.mesh names replicate where the strategy has replicas. The text has `data_vocabulary` tokens.
+/// Weights and states that are loaded, saves, and the scratch that kernels keep per thread are in no account. Takes the
+/// time of the program without its kernels, and no memory of the model's size; touches no device and communicates with
+/// nobody. Throws as resolve(), as JobMesh and as TrainStep, and Error for a batch that does not divide by the ranks
+/// with data of their own.
+PredictedPeak predict_peak(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary,
+                           const PredictOptions& options = {});
+
+}  // namespace sherd
