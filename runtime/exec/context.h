@@ -23,6 +23,7 @@ class SegmentPolicy;
 class ProcessGroup;
 class CommCounter;
 class HazardChecker;
+class MemoryLog;
 class Trace;
 
 /// Which part of a training step runs; traces group ops by it.
@@ -68,6 +69,8 @@ class RankContext final : public RankMemory {
   StepPhase phase = StepPhase::forward;
   /// Where this thread writes down what it does, or null; see trace.h.
   Trace* trace = nullptr;
+  /// Who writes down what takes memory, or null; see memory_log.h.
+  MemoryLog* memory_log = nullptr;
 
   /// The innermost scope that counts collectives, or null; see comm/group/comm_counter.h.
   CommCounter* comm_counter = nullptr;

@@ -23,7 +23,22 @@ void Allocator::drain_foreign() {
   has_foreign_.store(false, std::memory_order_relaxed);
 }
 
+void* Allocator::allocate_watched(std::int64_t bytes, MemoryCategory category) {
+  void* block = nullptr;
+  try {
+    block = take(bytes, category);
+  } catch (const OutOfMemory&) {
+    watcher_->refused(bytes, category);
+    throw;
+  }
+  ++live_blocks_;
+  accounting_.add(category, bytes);
+  watcher_->taken(block, bytes, category);
+  return block;
+}
+
 void Allocator::fail_limit(std::int64_t bytes, MemoryCategory category) const {
+  if (watcher_) watcher_->refused(bytes, category);
   throw OutOfMemory(
       fmt::format("out of memory: {} asked for {}, {} of the limit of {} are in use\n  owners  {}\n  peak    {}",
                   format_bytes(bytes), name(category), format_bytes(accounting_.total()), format_bytes(limit_),

@@ -15,6 +15,25 @@ namespace sherd {
 /// The least multiple of `unit` that is not below `bytes`.
 constexpr std::int64_t round_up(std::int64_t bytes, std::int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
+class Storage;
+
+/// Told of every change of an allocator's accounts, after it, on the thread that allocates (exec/memory_log.h). Blocks
+/// are known by their addresses while they are taken.
+class AllocationWatcher {
+ public:
+  /// `block` is null for bytes that are only charged, fewer of them if `bytes` is negative.
+  virtual void taken(const void* block, std::int64_t bytes, MemoryCategory category) noexcept = 0;
+  virtual void given_back(const void* block, std::int64_t bytes, MemoryCategory category) noexcept = 0;
+  virtual void retagged(const void* block, std::int64_t bytes, MemoryCategory from, MemoryCategory to) noexcept = 0;
+  /// The block that was taken last is `storage`'s.
+  virtual void is_of(const void* block, const Storage& storage) noexcept = 0;
+  /// So many bytes are about to be refused.
+  virtual void refused(std::int64_t bytes, MemoryCategory category) noexcept = 0;
+
+ protected:
+  ~AllocationWatcher() = default;
+};
+
 /// Only the thread that made it allocates. release() from another thread parks the block until the owner's next
 /// allocation.
 class Allocator {
@@ -29,6 +48,8 @@ class Allocator {
       drain_foreign();
     if (limit_ > 0 && accounting_.total() + bytes > limit_) [[unlikely]]
       fail_limit(bytes, category);
+    if (watcher_) [[unlikely]]
+      return allocate_watched(bytes, category);
     void* block = take(bytes, category);
     ++live_blocks_;
     accounting_.add(category, bytes);
@@ -39,6 +60,21 @@ class Allocator {
       return park({block, bytes, category});
     take_back({block, bytes, category});
   }
+  /// Moves a block to another account.
+  void retag(const void* block, std::int64_t bytes, MemoryCategory from, MemoryCategory to) noexcept {
+    accounting_.retag(from, to, bytes);
+    if (watcher_) [[unlikely]]
+      watcher_->retagged(block, bytes, from, to);
+  }
+  /// Bytes that come from elsewhere and belong on this account; negative ones leave it. No limit holds for them.
+  void charge(MemoryCategory category, std::int64_t bytes) noexcept {
+    accounting_.add(category, bytes);
+    if (watcher_) [[unlikely]]
+      watcher_->taken(nullptr, bytes, category);
+  }
+  /// Null: nobody. On the thread that allocates.
+  void set_watcher(AllocationWatcher* watcher) { watcher_ = watcher; }
+  AllocationWatcher* watcher() const { return watcher_; }
 
   Accounting& accounting() { return accounting_; }
   /// Limit on bytes in use by this rank; 0 = none.
@@ -75,13 +111,17 @@ class Allocator {
     put_back(f.block, f.bytes);
     --live_blocks_;
     accounting_.add(f.category, -f.bytes);
+    if (watcher_) [[unlikely]]
+      watcher_->given_back(f.block, f.bytes, f.category);
   }
+  void* allocate_watched(std::int64_t bytes, MemoryCategory category);
   void park(Foreign f) noexcept;
   void drain_foreign();
   [[noreturn]] void fail_limit(std::int64_t bytes, MemoryCategory category) const;
 
   Accounting accounting_;
   std::int64_t limit_ = 0, live_blocks_ = 0;
+  AllocationWatcher* watcher_ = nullptr;
   bool poison_ = false, abandoned_ = false;
   const std::thread::id owner_ = std::this_thread::get_id();
   std::atomic<bool> has_foreign_{false};

@@ -9,6 +9,15 @@
 
 namespace sherd {
 
+namespace {
+std::byte* take_memory(Allocator& allocator, const Storage& storage) {
+  auto* const block = static_cast<std::byte*>(allocator.allocate(storage.bytes(), storage.category()));
+  if (AllocationWatcher* const watcher = allocator.watcher()) [[unlikely]]
+    watcher->is_of(block, storage);
+  return block;
+}
+}  // namespace
+
 Ref<Storage> Storage::released(std::int64_t bytes, MemoryCategory category, Device device) {
   if (bytes < 0) [[unlikely]]
     fail("a storage cannot have {} bytes", bytes);
@@ -26,7 +35,7 @@ Ref<Storage> Storage::released(std::int64_t bytes, MemoryCategory category, Devi
 
 Ref<Storage> Storage::allocate(std::int64_t bytes, MemoryCategory category, Device device) {
   Ref<Storage> storage = released(bytes, category, device);
-  if (bytes > 0) storage->data_ = static_cast<std::byte*>(storage->allocator_->allocate(bytes, category));
+  if (bytes > 0) storage->data_ = take_memory(*storage->allocator_, *storage);
   return storage;
 }
 
@@ -47,7 +56,7 @@ Storage::~Storage() {
 }
 
 void Storage::retag(MemoryCategory category) {
-  if (allocator_ && (data_ || kept_)) allocator_->accounting().retag(category_, category, bytes_);
+  if (allocator_ && (data_ || kept_)) allocator_->retag(data_ ? data_ : kept_, bytes_, category_, category);
   category_ = category;
 }
 
@@ -158,7 +167,7 @@ void Storage::restore_data() {
   }
   // While a graph is recorded, memory of the device comes from the graph.
   if (device_.kind != Device::Kind::cpu) allocator_ = &RankMemory::current().allocator(device_);
-  data_ = static_cast<std::byte*>(allocator_->allocate(bytes_, category_));
+  data_ = take_memory(*allocator_, *this);
 }
 
 std::string describe(const Storage& storage) {

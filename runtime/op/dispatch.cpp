@@ -4,6 +4,7 @@
 
 #include "runtime/comm/group/channels.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/memory_log.h"
 #include "runtime/exec/queue.h"
 #include "runtime/op/capture_sink.h"
 #include "runtime/op/trace_op.h"
@@ -227,7 +228,8 @@ Tensors run_on_device(const OpCall& call, Device device) {
   return {};
 }
 
-Tensors run_traced(const OpCall& call) {
+Tensors run_observed(const OpCall& call) {
+  const MemoryLog::OpScope scope(RankContext::current().memory_log, call.op.name);
   OpSpan span(call);
   Tensors out = run_on_device(call, device_of(call));
   span.queued();
@@ -237,8 +239,8 @@ Tensors run_traced(const OpCall& call) {
 // ---- the layers, for who has looked at the flags of the inputs and at the rank's modes already ----
 
 inline Tensors run(const OpCall& call, const RankContext& context) {
-  if (context.trace && !call.op.traits.view) [[unlikely]]
-    return run_traced(call);
+  if ((context.trace || context.memory_log) && !call.op.traits.view) [[unlikely]]
+    return run_observed(call);
   return run_on_device(call, device_of(call));
 }
 

@@ -128,7 +128,7 @@ void Board::check_usable(const Fingerprint& call) {
 
 void Board::enter(const Fingerprint& call, Clock::time_point arrived) {
   check_usable(call);
-  last_arrival_ = arrived;
+  first_arrival_ = last_arrival_ = arrived;
   if (suspended_ != 0)
     fail_call(fmt::format("rank {} calls {} and has left {} unfinished", root_rank(), call.text(),
                           own().notes[sequence_ % 2].text.load()));
@@ -181,8 +181,10 @@ bool Board::have_all_come() const {
 }
 
 void Board::note_arrival(const std::atomic<std::int64_t>& arrived) {
-  const std::chrono::nanoseconds time(arrived.load(std::memory_order_relaxed));
-  last_arrival_ = std::max(last_arrival_, Clock::time_point(std::chrono::duration_cast<Clock::duration>(time)));
+  const std::chrono::nanoseconds nanoseconds(arrived.load(std::memory_order_relaxed));
+  const Clock::time_point time(std::chrono::duration_cast<Clock::duration>(nanoseconds));
+  first_arrival_ = std::min(first_arrival_, time);
+  last_arrival_ = std::max(last_arrival_, time);
 }
 
 void Board::sleep_until(Clock::time_point time) {

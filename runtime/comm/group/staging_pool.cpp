@@ -72,7 +72,7 @@ void StagingPool::account(std::int64_t change) {
   RankMemory* const rank = RankMemory::current_or_null();
   if (!rank_) rank_ = rank;
   bytes_ += change;
-  if (rank && rank == rank_) rank->allocator().accounting().add(MemoryCategory::communication, change);
+  if (rank && rank == rank_) rank->allocator().charge(MemoryCategory::communication, change);
 }
 
 }  // namespace sherd::comm
