@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "nn/memory_names.h"
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/context.h"
@@ -22,8 +23,7 @@ namespace {
 
 class Prediction {
  public:
-  Prediction(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary,
-             const PredictOptions& options)
+  Prediction(const TrainConfig& config, int rank, int ranks, const PredictOptions& options)
       : config_(config),
         options_(options),
         scope_(fmt::format("rank {} of {}", rank, ranks), {.ghost = true}),
@@ -38,11 +38,28 @@ class Prediction {
           "batch = {} does not divide into {} ranks x {} micro-batches; make it a multiple of {}", config_.batch,
           mesh.num_data_ranks(), config_.accumulate, parts);
     local_batch_ = config_.batch / mesh.num_data_ranks();
-    step_.emplace(config_, mesh, device_, data_vocabulary);
-    note("building the model");
+    mesh_.emplace(mesh);
   }
 
-  PredictedPeak run() {
+  PredictedPeak run(std::int64_t data_vocabulary) {
+    if (!options_.look) return train(data_vocabulary);
+    const MemoryLog log(memory_, [this](MemoryPicture& picture) {
+      nn::name_by_slots(picture, step_ ? &step_->model() : nullptr);
+    });
+    try {
+      PredictedPeak predicted = train(data_vocabulary);
+      options_.look(log, &*step_);
+      return predicted;
+    } catch (const OutOfMemory&) {
+      options_.look(log, step_ ? &*step_ : nullptr);
+      throw;
+    }
+  }
+
+ private:
+  PredictedPeak train(std::int64_t data_vocabulary) {
+    step_.emplace(config_, *mesh_, device_, data_vocabulary);
+    note("building the model");
     if (options_.observe) options_.observe(*step_, 0);
     const int steps = config_.compile ? 4 : 3;  // an order is recorded in the first, a program in the second
     for (int i = 0; i < steps; ++i) update(fmt::format("step {}", i + 1));
@@ -56,7 +73,6 @@ class Prediction {
     return std::move(predicted_);
   }
 
- private:
   // Tokens or targets: i32 [B, T]
   Tensor batch() const { return Tensor::empty({local_batch_, config_.model.sequence}, DType::i32, device_); }
 
@@ -96,6 +112,7 @@ class Prediction {
   Allocator& memory_;
   std::int64_t local_batch_ = 0;
   int updates_ = 0;
+  std::optional<JobMesh> mesh_;
   std::optional<TrainStep> step_;
   PredictedPeak predicted_;
 };
@@ -104,7 +121,7 @@ class Prediction {
 
 PredictedPeak predict_peak(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary,
                            const PredictOptions& options) {
-  return Prediction(config, rank, ranks, data_vocabulary, options).run();
+  return Prediction(config, rank, ranks, options).run(data_vocabulary);
 }
 
 }  // namespace sherd

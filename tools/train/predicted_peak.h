@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "runtime/exec/memory_log.h"
 #include "runtime/memory/accounting.h"
 #include "tools/train/config.h"
 #include "tools/train/train_step.h"
@@ -25,6 +26,9 @@ struct PredictOptions {
   bool evaluates = true;          ///< forwards of a whole batch without a tape, as the run's evaluations
   /// Called on the ghost with its step: before the first update, and after each, with the number of updates made.
   std::function<void(TrainStep& step, int updates)> observe{};
+  /// If set, a log watches the ghost's memory, and this looks at it: in the end, or as OutOfMemory is thrown. `step` is
+  /// null if there was no memory to build one.
+  std::function<void(const MemoryLog& log, TrainStep* step)> look{};
 };
 
 /// Of rank `rank` of `ranks` that train as `config` says, from its strategy to batch, recomputation and device, with
