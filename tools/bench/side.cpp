@@ -143,17 +143,22 @@ void Side::fail_ended() {
   fail("{} {}{}", joined(command_.words), how, last_words());
 }
 
+// An Error goes on in indented lines, which say where it happened. A launcher quotes one below a line with a colon.
 std::string Side::last_words() const {
-  std::string_view text = errors_;
+  std::string_view text = errors_, after;
   for (;;) {
     while (!text.empty() && text.back() == '\n') text.remove_suffix(1);
     if (text.empty()) return {};
     const std::size_t before = text.rfind('\n');
     const std::string_view line = before == std::string_view::npos ? text : text.substr(before + 1);
-    // An Error goes on in indented lines, which say where it happened.
-    if (!line.starts_with(' ') || before == std::string_view::npos)
-      return fmt::format("; its last line on stderr: {}", line);
-    text = text.substr(0, before);
+    if (line.starts_with(' ') && before != std::string_view::npos) {
+      after = line;
+      text = text.substr(0, before);
+      continue;
+    }
+    const bool quotes = line.ends_with(':') && !after.empty();
+    return fmt::format("; its last line on stderr: {}{}", line,
+                       quotes ? after.substr(after.find_first_not_of(' ') - 1) : std::string_view());
   }
 }
 
