@@ -1,0 +1,66 @@
+#pragma once
+// What closed formulas say of a row, from the sizes of its units alone: bytes that a rank holds at most, what it
+// communicates in a step, and how long that takes on a link.
+//
+// Of N elements of 4 bytes on s shards and o replicas, R of them the root's and u a unit's (nn/parallel/README.md):
+//
+//   parameters     4 N / s, or whole                      unsharded      R + two neighbours, or all that stays
+//   gradients      shards so far + the full ones of the   communication  the largest unit in reduction
+//                  root and of the unit that is made      optimizer      8 N / s, or / (s o)
+//
+// Rows are shared as they divide: a rank may have one more of each parameter.
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nn/models/language_model.h"
+#include "runtime/comm/group/host_group.h"
+#include "runtime/memory/accounting.h"
+#include "tools/train/config.h"
+#include "tools/train/job_mesh.h"
+
+namespace sherd::walk {
+
+/// A unit of fully_shard: the local tensors of its parameters when they are gathered, as rows of dim 0.
+struct UnitSize {
+  struct Piece {
+    std::int64_t rows = 0, row_elements = 0;
+  };
+  std::string name{};
+  std::vector<Piece> pieces{};
+  bool is_root = false;
+
+  std::int64_t elements() const;
+  /// Of the rank with most rows of each piece, where `parts` ranks share them, and each part is shared by `owners`.
+  std::int64_t part(int parts, int owners = 1) const;
+};
+/// In module order, which is that of forward.
+std::vector<UnitSize> unit_sizes(nn::LanguageModel& model);
+
+struct RowFormula {
+  /// Of the rank that holds most; none where there is no closed form, as of activations.
+  std::array<std::optional<std::int64_t>, kNumCategories> memory{};
+  /// Of all collectives but those of tensor parallelism; none with these.
+  std::optional<CommCounts> comm{};
+  /// Seconds that the step's collectives take on the busiest link, and of those which nothing can hide; none without a
+  /// link.
+  std::optional<double> busy_seconds{}, floor_seconds{};
+};
+
+/// `config` is resolved, its mesh names its ranks.
+RowFormula formula_of(const TrainConfig& config, const std::vector<UnitSize>& units);
+
+/// How much a step computes beside one without recomputation: of the multiplications in a block, forward and twice as
+/// many in backward, those that run again.
+double recompute_factor(const TrainConfig& config);
+
+/// A step and how long it waits for transfers, if it computes for `compute_seconds`: links and compute work at the same
+/// time, but for the floor.
+struct StepTimes {
+  double step = 0, exposed = 0;
+};
+std::optional<StepTimes> step_times(const RowFormula& formula, double compute_seconds);
+
+}  // namespace sherd::walk

@@ -1,0 +1,240 @@
+// A setting is a key of the config's table and a value, so that a row is the same config that a user would write. What
+// a setting does is said beside it.
+#include "tools/walk/rows.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+
+#include "nn/parallel/shard/policy.h"
+#include "runtime/tensor/error.h"
+#include "tools/train/job_mesh.h"
+#include "tools/train/sharding.h"
+
+namespace sherd::walk {
+
+namespace {
+
+struct Setting {
+  std::string_view key, value, why;
+  std::string_view also_key{}, also_value{};  ///< of a setting that is one of another key's too
+};
+
+// "K" is a number of ranks that divides the shards.
+constexpr std::array kSettings{
+    Setting{"strategy", "full_shard",
+            "a unit's parameters are gathered for its forward and again for its backward, all else is sharded"},
+    Setting{"strategy", "no_shard", "every rank holds all state, nothing is gathered, gradients are all-reduced"},
+    Setting{"strategy", "shard_optimizer", "what is gathered stays until the optimizer has written the shards"},
+    Setting{"strategy", "shard_grad_op",
+            "what is gathered stays until backward is over, so backward gathers nothing again"},
+    Setting{"strategy", "full_shard",
+            "after forward each of K neighbouring ranks keeps 1/K of a unit, and backward gathers among these",
+            "reshard_after_forward", "K"},
+    Setting{"strategy", "hybrid_shard",
+            "shards are copied over replicas, so that gathers stay within dp and shards of gradients alone cross"},
+    Setting{"strategy", "hybrid_shard_grad_op", "the same, and what is gathered stays until backward is over"},
+    Setting{"strategy", "hybrid_shard_state",
+            "as hybrid_shard, but each replica updates its own part of a shard, for one more gather over replicas"},
+    Setting{"recompute", "none", "the tape keeps what backward reads"},
+    Setting{"recompute", "selective",
+            "of a block its input, q, k, v and attention's result stay, what follows attention runs again"},
+    Setting{"recompute", "full", "of a block its input alone stays, and its forward runs again in backward"},
+    Setting{"offload", "none", "all state stays in memory"},
+    Setting{"offload", "optimizer", "optimizer state leaves memory between updates"},
+    Setting{"prefetch", "true", "the next unit is gathered while one computes"},
+    Setting{"prefetch", "false",
+            "a unit is gathered when it is needed: one less is there at a time, and nothing hides the transfer"},
+    Setting{"units", "coarse",
+            "the model is one unit: fewest calls, all of it is gathered at a time, nothing is left to overlap with"},
+    Setting{"units", "block", "a block is a unit"},
+    Setting{"units", "fine",
+            "attention and MLP are units of their own: less is gathered at a time, in more and smaller calls"},
+};
+constexpr std::array<std::string_view, 5> kKnobs{"strategy", "recompute", "offload", "prefetch", "units"};
+
+std::string text_of(const ConfigValue& value) {
+  return std::visit([](const auto& v) { return fmt::format("{}", v); }, value);
+}
+
+std::map<std::string, std::string> values_of(TrainConfig config) {
+  std::map<std::string, std::string> values;
+  for (const auto& [key, value] : bind(config).values()) values[key] = text_of(value);
+  return values;
+}
+
+struct Axes {
+  int replicate = 1, dp = 1;
+  std::string rest;  ///< ",tp=2": what no strategy changes
+  int data() const { return replicate * dp; }
+};
+
+Axes axes_of(const std::string& mesh, int ranks) {
+  Axes axes;
+  for (const DeviceMesh::Axis& axis : mesh_of(mesh, ranks)) {
+    if (axis.name == "replicate") axes.replicate = axis.size;
+    else if (axis.name == "dp") axes.dp = axis.size;
+    else axes.rest += fmt::format(",{}={}", axis.name, axis.size);
+  }
+  return axes;
+}
+
+/// With replicas where strategies have them: those of the mesh, or two.
+Axes with_replicas(Axes axes) {
+  if (axes.replicate == 1 && axes.dp % 2 == 0 && axes.dp >= 4) axes = {2, axes.dp / 2, axes.rest};
+  return axes;
+}
+
+int slices_of(int shards) {
+  for (int k = 2; k < shards; ++k)
+    if (shards % k == 0) return k;
+  return 0;
+}
+
+std::string replaced(std::string text, const std::string& k) {
+  for (std::size_t at; (at = text.find('K')) != std::string::npos;) text.replace(at, 1, k);
+  return text;
+}
+
+void put_on_mesh(RowPlan& row, const Axes& axes) {
+  if (!nn::strategy(row.config.strategy).needs_replicas) {
+    row.config.mesh = fmt::format("dp={}{}", axes.data(), axes.rest);
+    return;
+  }
+  const Axes grid = with_replicas(axes);
+  if (grid.replicate == 1)
+    row.left_out = fmt::format("replicas of shards take four ranks with data of their own, there are {}", axes.data());
+  row.config.mesh = fmt::format("replicate={},dp={}{}", grid.replicate, grid.dp, grid.rest);
+}
+
+/// One way to set the knobs: a setting of each.
+using Choice = std::vector<const Setting*>;
+
+// The settings of a knob, if the table of configs knows it.
+std::vector<const Setting*> settings_of(std::string_view knob, const std::map<std::string, std::string>& base) {
+  std::vector<const Setting*> settings;
+  for (const Setting& setting : kSettings)
+    if (setting.key == knob && base.contains(std::string(knob))) settings.push_back(&setting);
+  return settings;
+}
+
+bool is_of(const Setting& setting, const std::map<std::string, std::string>& base) {
+  const bool reshards = setting.key != "strategy" || base.at("reshard_after_forward") == "true";
+  return reshards && setting.also_key.empty() && base.at(std::string(setting.key)) == setting.value;
+}
+
+void apply(RowPlan& row, const Setting& setting, const Axes& axes) {
+  ConfigTable table = bind(row.config);
+  table.set_text(setting.key, setting.value, "sherd walk");
+  if (setting.key == "strategy") row.config.reshard_after_forward = true;
+  if (setting.also_key.empty()) return;
+  const int k = slices_of(axes.data());
+  if (k > 0) table.set_text(setting.also_key, std::to_string(k), "sherd walk");
+  else row.left_out = fmt::format("{} shards have no smaller number of ranks to reshard to", axes.data());
+}
+
+std::string name_of(const Setting& setting, const Axes& axes) {
+  if (setting.also_key == "reshard_after_forward") {
+    const int k = slices_of(axes.data());
+    return fmt::format("full_shard, reshard to {}", k > 0 ? std::to_string(k) : "fewer");
+  }
+  return setting.key == "strategy" ? std::string(setting.value) : fmt::format("{} {}", setting.key, setting.value);
+}
+
+RowPlan row_of(const TrainConfig& base, const Choice& changes, const Axes& axes) {
+  RowPlan row{.config = base};
+  for (const Setting* setting : changes) {
+    row.knob = row.knob.empty() ? std::string(setting->key) : "all";
+    row.name += (row.name.empty() ? "" : ", ") + name_of(*setting, axes);
+    row.why +=
+        (row.why.empty() ? "" : "; ") + replaced(std::string(setting->why), std::to_string(slices_of(axes.data())));
+    apply(row, *setting, axes);
+  }
+  put_on_mesh(row, axes);
+  const auto values = values_of(row.config);
+  for (const std::string_view key : kKnobs)
+    if (const auto at = values.find(std::string(key)); at != values.end()) row.settings.emplace_back(*at);
+  row.settings.emplace_back("reshard_after_forward", values.at("reshard_after_forward"));
+  row.settings.emplace_back("mesh", row.config.mesh);
+  return row;
+}
+
+std::vector<Choice> combinations(const std::vector<std::vector<const Setting*>>& knobs) {
+  std::vector<Choice> all{{}};
+  for (const auto& settings : knobs) {
+    std::vector<Choice> longer;
+    for (const Choice& choice : all)
+      for (const Setting* setting : settings) {
+        longer.push_back(choice);
+        longer.back().push_back(setting);
+      }
+    all = std::move(longer);
+  }
+  return all;
+}
+
+// "full_shard, recompute full (default)"
+RowPlan default_row(const TrainConfig& base, const Axes& axes, const std::map<std::string, std::string>& values) {
+  RowPlan row = row_of(base, {}, axes);
+  row.name = sharding_text(row.config, axes.data()) + " (default)";
+  if (row.name.starts_with("strategy ")) row.name.erase(0, std::string_view("strategy ").size());
+  row.knob = "default";
+  for (const Setting& setting : kSettings)
+    if (setting.key == "strategy" && is_of(setting, values)) row.why = setting.why;
+  return row;
+}
+
+}  // namespace
+
+std::vector<RowPlan> plan_rows(const TrainConfig& base, int ranks, bool all) {
+  const Axes axes = axes_of(base.mesh, ranks);
+  check(axes.data() > 1,
+        "sherd walk compares how ranks share a model, and {} has data of its own; give --ranks 2 or more, or --mesh",
+        ranks == 1 ? "one rank" : fmt::format("of the mesh \"{}\" one rank", base.mesh));
+  const auto values = values_of(base);
+  const auto is_own = [&values](const Setting* setting) { return is_of(*setting, values); };
+  const auto changes_of = [&is_own](Choice choice) {
+    std::erase_if(choice, is_own);
+    return choice;
+  };
+  std::vector<std::vector<const Setting*>> knobs;
+  for (const std::string_view knob : kKnobs)
+    if (auto settings = settings_of(knob, values); !settings.empty()) knobs.push_back(std::move(settings));
+  std::vector<RowPlan> rows{default_row(base, axes, values)};
+  if (all) {
+    for (const Choice& choice : combinations(knobs))
+      if (const Choice changes = changes_of(choice); !changes.empty()) {
+        rows.push_back(row_of(base, changes, axes));
+        rows.back().knob = "all";
+      }
+    return rows;
+  }
+  for (const auto& settings : knobs)
+    for (const Setting* setting : settings)
+      if (!is_own(setting)) rows.push_back(row_of(base, {setting}, axes));
+  return rows;
+}
+
+void set_link(std::vector<RowPlan>& rows, const TrainConfig& base, int ranks, const std::string& link) {
+  const std::vector<AxisLink> links = parse_links(link);
+  const bool is_named = !links.empty() && !links[0].axis.empty();
+  const Axes grid = with_replicas(axes_of(base.mesh, ranks));
+  const std::vector<DeviceMesh::Axis> data{{"replicate", grid.replicate}, {"dp", grid.dp}};
+  for (RowPlan& row : rows) {
+    row.config.link = link;
+    if (is_named && !nn::strategy(row.config.strategy).needs_replicas) {  // one axis over both
+      row.config.link.clear();
+      const auto add = [&row](std::string_view axis, const LinkShape& shape) {
+        row.config.link +=
+            fmt::format("{}{}={},{}", row.config.link.empty() ? "" : ";", axis, shape.bytes_per_second, shape.seconds);
+      };
+      if (const auto slowest = link_over(links, data)) add("dp", *slowest);
+      for (const AxisLink& own : links)
+        if (own.axis == "tp") add("tp", own.shape);
+    }
+    std::erase_if(row.settings, [](const auto& setting) { return setting.first == "link"; });
+    row.settings.emplace_back("link", row.config.link);
+  }
+}
+
+}  // namespace sherd::walk

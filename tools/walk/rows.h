@@ -1,0 +1,30 @@
+#pragma once
+// Which runs a walk makes: the default one, and others that differ from it in one setting each, or in all ways.
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tools/train/config.h"
+
+namespace sherd::walk {
+
+struct RowPlan {
+  std::string name{};
+  std::string knob{};  ///< the key whose value it tries; "default" of the first row, "all" of combinations
+  std::string why{};   ///< what the settings do, in words: parts of sentences joined by "; "
+  TrainConfig config{};
+  std::vector<std::pair<std::string, std::string>> settings{};
+  std::string left_out{};  ///< why the setting is not for these ranks; else empty
+};
+
+/// The rows of `base`, resolved, of which mesh and link may be empty; the first is `base` itself. A strategy without
+/// replicas is tried on one axis over replicate and dp, whose link is the slower of both; one with replicas on
+/// base.mesh, or where that names no replicate on two halves of dp. A key that the config does not have makes no rows.
+/// `all`: every combination. Throws Error as mesh_of(), and where fewer than two ranks have data of their own.
+std::vector<RowPlan> plan_rows(const TrainConfig& base, int ranks, bool all);
+
+/// `links` as the key of a TrainConfig, for all rows.
+void set_link(std::vector<RowPlan>& rows, const TrainConfig& base, int ranks, const std::string& link);
+
+}  // namespace sherd::walk
