@@ -30,7 +30,7 @@ ORDER = {
     "runtime": ["os", "tensor", "memory", "exec", "comm", "op", "autograd", "cpu cuda"],
     "runtime/comm": ["group", "store", "board", "job"],
     "compile": ["ir", "passes", "capture", "run"],
-    "tools": ["train", "launch", "cli", "bench"],
+    "tools": ["train", "launch", "cli", "bench", "walk"],
 }
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 60

@@ -19,5 +19,6 @@ int run_export(std::span<const std::string_view> args);  // export.cpp
 int run_ckpt(std::span<const std::string_view> args);    // ckpt.cpp
 int run_info(std::span<const std::string_view> args);    // info.cpp
 int run_bench(std::span<const std::string_view> args);   // bench.cpp
+int run_walk(std::span<const std::string_view> args);    // walk.cpp
 
 }  // namespace sherd

@@ -26,6 +26,7 @@ constexpr std::array kCommands = {
     Command{"export", "write a model as a Hugging Face directory: sherd export DIR OUT", run_export},
     Command{"ckpt", "look into folders of saves: sherd ckpt ls|show|verify|diff|convert DIR", run_ckpt},
     Command{"info", "print what this build and this machine offer", run_info},
+    Command{"walk", "compare strategies and levers of memory: sherd walk [CONFIG.toml]", run_walk},
     Command{"bench", "measure: sherd bench [NAME-PREFIX]", run_bench},
 };
 

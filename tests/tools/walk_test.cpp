@@ -1,0 +1,223 @@
+// `sherd walk` as a user sees it, in tiny sizes: what runs have held and moved beside formulas and ghosts. Oracles: the
+// arithmetic written out here, for the strategies of a GPT of known sizes; for all rows that measured, formula and
+// predicted agree, which no part of walk decides alone.
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/tools/program_test.h"
+
+namespace sherd {
+namespace {
+
+using nlohmann::json;
+using testing::expect_within;
+
+constexpr std::int64_t kLayers = 3, kWidth = 64, kVocabulary = 256, kSequence = 32;
+// Elements: four matrices of attention, two of the MLP, two norms; embeddings and the last norm, with a tied head.
+constexpr std::int64_t kBlock = 12 * kWidth * kWidth + 2 * kWidth;
+constexpr std::int64_t kRoot = (kVocabulary + kSequence + 1) * kWidth;
+constexpr std::int64_t kAll = kLayers * kBlock + kRoot;
+
+class Walk : public testing::ProgramTest {
+ protected:
+  struct Result {
+    testing::ProgramEnd end;
+    json about;
+    std::vector<json> rows;
+    const json& row(const std::string& name) const {
+      for (const json& row : rows)
+        if (row.at("name") == name) return row;
+      ADD_FAILURE() << "there is no row " << name;
+      return rows.at(0);
+    }
+  };
+  /// Of `sherd walk` on a tiny model.
+  static Result walk(Words words) {
+    words.insert(words.begin(), {"walk", "--json", "--measured", "1", "--layers", "3", "--width", "64", "--heads", "2",
+                                 "--sequence", "32"});
+    Result result{.end = sherd(words), .about = {}, .rows = {}};
+    std::istringstream lines(result.end.out);
+    for (std::string line; std::getline(lines, line);) {
+      if (result.about.is_null()) result.about = json::parse(line);
+      else result.rows.push_back(json::parse(line));
+    }
+    EXPECT_FALSE(result.rows.empty()) << result.end.err;
+    return result;
+  }
+};
+
+/// Bytes within 1 %, calls exactly, and no category of a run without its formula where `formula` has one.
+void expect_formulas(const json& row) {
+  SCOPED_TRACE(row.at("name"));
+  for (const auto& [category, bytes] : row.at("formula_memory_bytes").items())
+    EXPECT_NEAR(row.at("memory_bytes").at(category), bytes, 0.01 * bytes.get<double>()) << category;
+  for (const char* kind : {"all_gather", "reduce_scatter", "all_reduce"}) {
+    EXPECT_EQ(row.at("calls").at(kind), row.at("formula_calls").at(kind)) << kind;
+    EXPECT_NEAR(row.at("bytes").at(kind), row.at("formula_bytes").at(kind),
+                0.01 * row.at("formula_bytes").at(kind).get<double>())
+        << kind;
+  }
+}
+
+void expect_predicted(const json& row) {
+  SCOPED_TRACE(row.at("name"));
+  EXPECT_FALSE(row.at("ranks").empty());
+  for (const json& rank : row.at("ranks")) {
+    EXPECT_EQ(rank.at("memory_bytes"), rank.at("predicted_memory_bytes"));
+    EXPECT_EQ(rank.at("memory_at_peak_bytes"), rank.at("predicted_memory_at_peak_bytes"));
+  }
+}
+
+void expect_all(const std::vector<json>& rows) {
+  for (const json& row : rows) {
+    EXPECT_FALSE(row.contains("failure")) << row;
+    if (!row.contains("memory_bytes")) continue;  // not for these ranks
+    expect_formulas(row);
+    expect_predicted(row);
+    EXPECT_GT(row.at("tokens_per_second"), 0);
+    expect_within(row.at("sentence"), {row.at("name").get<std::string>()});
+  }
+}
+
+TEST_F(Walk, EveryByteAndCallIsThatOfFormulasAndGhosts) {
+  const Result result = walk({});
+  EXPECT_EQ(result.end.status, 0) << result.end.err;
+  expect_all(result.rows);
+  std::vector<std::string> names;
+  for (const json& row : result.rows) names.push_back(row.at("name"));
+  const std::vector<std::string> strategies{
+      "full_shard (default)",     "no_shard",     "shard_optimizer",      "shard_grad_op",
+      "full_shard, reshard to 2", "hybrid_shard", "hybrid_shard_grad_op", "hybrid_shard_state"};
+  for (const std::string& name : strategies) EXPECT_TRUE(std::ranges::count(names, name) == 1) << name;
+  for (const char* name : {"recompute selective", "recompute full", "prefetch false", "units coarse", "units fine"})
+    EXPECT_TRUE(std::ranges::count(names, name) == 1) << name;
+}
+
+TEST_F(Walk, NumbersOfStrategiesAreThoseOfArithmetic) {
+  const Result result = walk({});
+  struct Expected {
+    const char* name;
+    std::int64_t parts_of_parameters, parts_of_state, unsharded, gathers, gathered, reductions;
+  };
+  const std::int64_t pair = 4 * (kRoot + 2 * kBlock), twice = 4 * (2 * kAll - kRoot);
+  for (const Expected& e :
+       {Expected{"full_shard (default)", 4, 4, pair, 2 * kLayers + 1, twice, kLayers + 1},
+        Expected{"no_shard", 1, 1, 0, 0, 0, 0},
+        Expected{"shard_optimizer", 4, 4, 4 * kAll, kLayers + 1, 4 * kAll, kLayers + 1},
+        Expected{"shard_grad_op", 4, 4, 4 * kAll, kLayers + 1, 4 * kAll, kLayers + 1},
+        Expected{"hybrid_shard", 2, 2, pair, 2 * kLayers + 1, twice, kLayers + 1},
+        Expected{"hybrid_shard_state", 2, 4, pair, 3 * kLayers + 2, twice + 2 * kAll, 2 * (kLayers + 1)},
+        Expected{"recompute full", 4, 4, pair, 2 * kLayers + 1, twice, kLayers + 1},
+        Expected{"prefetch false", 4, 4, 4 * (kRoot + kBlock), 2 * kLayers + 1, twice, kLayers + 1},
+        Expected{"units coarse", 4, 4, 4 * kAll, 1, 4 * kAll, 1}}) {
+    SCOPED_TRACE(e.name);
+    const json& row = result.row(e.name);
+    const json& memory = row.at("memory_bytes");
+    const auto near = [](const json& seen, std::int64_t bytes) {
+      EXPECT_NEAR(seen.get<double>(), static_cast<double>(bytes), 0.01 * static_cast<double>(bytes));
+    };
+    near(memory.at("parameters"), 4 * kAll / e.parts_of_parameters);
+    near(memory.at("optimizer"), 8 * kAll / e.parts_of_state);
+    near(memory.at("unsharded"), e.unsharded);
+    EXPECT_EQ(row.at("calls").at("all_gather"), e.gathers);
+    near(row.at("bytes").at("all_gather"), e.gathered);
+    EXPECT_EQ(row.at("calls").at("reduce_scatter"), e.reductions);
+  }
+}
+
+TEST_F(Walk, OtherMeshesTypesAndModels) {
+  for (const Words& words :
+       {Words{"--ranks", "3", "--batch", "6"},
+        {"--mesh", "replicate=2,dp=3", "--batch", "6"},
+        {"--model", "llama", "--ranks", "2", "--compile"},
+        {"--ranks", "4", "--param-dtype", "bf16"},
+        {"--ranks", "4", "--link", "none", "--units", "fine", "--recompute", "full", "--strategy", "hybrid_shard"}}) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(words, " ")));
+    const Result result = walk(words);
+    EXPECT_EQ(result.end.status, 0) << result.end.err;
+    expect_all(result.rows);
+  }
+}
+
+TEST_F(Walk, EveryCombination) {
+  const Result result = walk({"--all", "--layers", "2", "--link", "none"});
+  EXPECT_EQ(result.end.status, 0) << result.end.err;
+  EXPECT_GE(result.rows.size(), 8u * 3 * 2 * 3);
+  expect_all(result.rows);
+}
+
+// With tensor parallelism there are no formulas of what it communicates; ghosts predict all the same.
+TEST_F(Walk, TensorParallelismIsPredicted) {
+  const Result result = walk({"--mesh", "dp=2,tp=2"});
+  EXPECT_EQ(result.end.status, 0) << result.end.err;
+  for (const json& row : result.rows)
+    if (row.contains("memory_bytes")) expect_predicted(row);
+  EXPECT_FALSE(result.row("full_shard (default)").contains("formula_calls"));
+}
+
+// A strategy without replicas is on one axis over both, which is as slow as the slower one.
+TEST_F(Walk, LinksOfAxesApart) {
+  const Result result = walk({"--mesh", "replicate=2,dp=2", "--link", "dp=1e9,0;replicate=1e8,0"});
+  EXPECT_EQ(result.row("hybrid_shard").at("link"), "dp=1e9,0;replicate=1e8,0");
+  EXPECT_EQ(result.row("hybrid_shard").at("mesh"), "replicate=2,dp=2");
+  EXPECT_EQ(result.row("no_shard").at("mesh"), "dp=4");
+  EXPECT_EQ(result.row("no_shard").at("link"), "dp=100000000,0");
+}
+
+TEST_F(Walk, ARunThatDoesNotFitIsAResult) {
+  const Result all = walk({"--ranks", "2"});
+  const auto peak = [&](const char* name) { return all.row(name).at("memory_bytes").at("total").get<std::int64_t>(); };
+  const std::int64_t limit = (peak("recompute full") + peak("full_shard (default)")) / 2;
+  const Result limited = walk({"--ranks", "2", "--memory-limit", std::to_string(limit)});
+  EXPECT_EQ(limited.end.status, 0) << limited.end.err;
+  expect_within(limited.row("full_shard (default)").at("failure"), {"out of memory", "of the limit of"});
+  expect_within(limited.row("full_shard (default)").at("sentence"), {"did not run", "ghost steps say"});
+  EXPECT_FALSE(limited.row("recompute full").contains("failure"));
+}
+
+TEST_F(Walk, AConfigAndItsTextAreWalked) {
+  const auto end = sherd({"walk", config_file_, "--ranks", "2", "--measured", "1", "--svg", dir_ / "walk.svg"});
+  EXPECT_EQ(end.status, 0) << end.err;
+  expect_within(end.out, {"gpt2, 2 layers, width 16", "full_shard (default)", "formula", "tokens/s",
+                          "units fine: ", "Ghost steps have predicted the peaks of", "hybrid_shard: not run: "});
+  const std::string svg = dir_.read("walk.svg");
+  EXPECT_TRUE(svg.starts_with("<svg ")) << svg.substr(0, 80);
+  expect_within(svg, {"activations", "no_shard", "tokens per second", "</svg>"});
+}
+
+TEST_F(Walk, BadInput) {
+  struct Bad {
+    Words words;
+    int status;
+    std::vector<std::string> parts;
+  };
+  const std::vector<Bad> all{{{"--model", "gtp"}, kUsage, {"\"gtp\"", "did you mean gpt?", "llama"}},
+                             {{"--model", "gpt", config_file_}, kUsage, {"--model", config_file_}},
+                             {{config_file_, config_file_}, kUsage, {"one config file"}},
+                             {{"--mesh", "dp=3", "--ranks", "4"}, kFailed, {"dp=3", "this run has 4"}},
+                             {{"--ranks", "3"}, kFailed, {"batch = 8", "3 ranks", "multiple of 3"}},
+                             {{"--ranks", "1"}, kFailed, {"one rank", "--ranks 2 or more"}},
+                             {{"--ranks", "65"}, kUsage, {"--ranks", "64", "65"}},
+                             {{"--measured", "0"}, kUsage, {"--measured", "0"}},
+                             {{"--svg", dir_ / "none/x.svg"}, kFailed, {"none/x.svg", "No such file"}},
+                             {{"--link", "fast"}, kFailed, {"BYTES_PER_S", "\"fast\""}},
+                             {{"--strategy", "fulshard"}, kUsage, {"fulshard", "full_shard"}},
+                             {{"--resume", "there"}, kUsage, {"fresh weights", "resume"}},
+                             {{"--data", dir_ / "none"}, kFailed, {"no data at"}},
+                             {{dir_ / "none.toml"}, kFailed, {"none.toml"}},
+                             {{"--lairs", "2"}, kUsage, {"--lairs", "--layers"}}};
+  for (const Bad& bad : all) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(bad.words, " ")));
+    Words words{"walk"};
+    words.insert(words.end(), bad.words.begin(), bad.words.end());
+    const auto end = sherd(words);
+    EXPECT_EQ(end.status, bad.status) << end.err;
+    for (const std::string& part : bad.parts) expect_within(end.err, {part});
+  }
+}
+
+}  // namespace
+}  // namespace sherd

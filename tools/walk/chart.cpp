@@ -1,0 +1,152 @@
+// Three panels of bars beside the rows' names. Lengths are of the largest number in a panel.
+#include "tools/walk/chart.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include <fmt/format.h>
+
+namespace sherd::walk {
+
+namespace {
+
+constexpr std::array<std::string_view, kNumCategories> kColors{"#3b6ea8", "#8fb8de", "#c8553d", "#6a4c93",
+                                                               "#e0a93b", "#5a9367", "#a0a0a0"};
+constexpr int kNames = 250, kTop = 92, kRow = 26, kBar = 16, kGap = 40, kMargin = 16;
+
+struct Panel {
+  std::string_view title, key;
+  int width;
+  double unit;  ///< divides numbers for people
+  int left = 0;
+};
+
+std::string escaped(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    if (c == '&') result += "&amp;";
+    else if (c == '<') result += "&lt;";
+    else if (c == '>') result += "&gt;";
+    else if (c == '"') result += "&quot;";
+    else result += c;
+  }
+  return result;
+}
+
+std::string text_at(double x, double y, std::string_view text, std::string_view more = "") {
+  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" {}>{}</text>\n", x, y, more, escaped(text));
+}
+
+std::string bar(double x, double y, double width, std::string_view color, const std::string& tip) {
+  return fmt::format(
+      "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{}\" fill=\"{}\"><title>{}</title></rect>\n", x, y,
+      width, kBar, color, escaped(tip));
+}
+
+/// The rank that holds most; a plan that has not run is drawn as predicted.
+const PeakBytes* fullest(const Row& row) {
+  const PeakBytes* most = nullptr;
+  for (const RankBytes& rank : row.ranks) {
+    const PeakBytes& bytes = row.has_run() ? rank.measured : rank.predicted;
+    if (!most || bytes.total > most->total) most = &bytes;
+  }
+  return most;
+}
+
+double value_of(const Row& row, const Panel& panel) {
+  if (panel.key.empty()) return fullest(row) ? static_cast<double>(fullest(row)->total) : 0;
+  const Cell& cell = row.at(panel.key);
+  return cell.measured.value_or(cell.formula.value_or(0));
+}
+
+std::string stack(const Row& row, const Panel& panel, double y, double scale) {
+  std::string text;
+  double x = panel.left;
+  const PeakBytes& bytes = *fullest(row);
+  for (int c = 0; c < kNumCategories; ++c) {
+    const std::int64_t part = bytes.at_peak[static_cast<std::size_t>(c)];
+    if (part == 0) continue;
+    const double width = static_cast<double>(part) * scale;
+    text += bar(x, y, width, kColors[static_cast<std::size_t>(c)],
+                fmt::format("{}: {} {}", row.name, name(static_cast<MemoryCategory>(c)), format_bytes(part)));
+    x += width;
+  }
+  return text;
+}
+
+std::string row_of(const Row& row, const Panel& panel, double y, double scale) {
+  const double value = value_of(row, panel);
+  if (value == 0 && !row.has_run()) return "";
+  std::string text = panel.key.empty()
+                         ? stack(row, panel, y, scale)
+                         : bar(panel.left, y, value * scale, "#4a4a4a", fmt::format("{}: {}", row.name, panel.title));
+  if (!panel.key.empty() && row.at(panel.key).formula) {
+    const double x = panel.left + std::min<double>(*row.at(panel.key).formula * scale, panel.width);
+    text += fmt::format(
+        "<line x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1:.1f}\" y2=\"{2:.1f}\" stroke=\"#d62728\" stroke-width=\"2\"/>\n",
+        x, y - 2, y + kBar + 2);
+  }
+  return text + text_at(panel.left + value * scale + 5, y + kBar - 4,
+                        fmt::format("{:.{}f}", value / panel.unit, value / panel.unit < 99.95 ? 1 : 0), "class=\"n\"");
+}
+
+std::string legend() {
+  std::string text;
+  double x = kNames;
+  for (int c = 0; c < kNumCategories; ++c) {
+    const std::string_view category = name(static_cast<MemoryCategory>(c));
+    text += fmt::format("<rect x=\"{}\" y=\"40\" width=\"11\" height=\"11\" fill=\"{}\"/>\n", x,
+                        kColors[static_cast<std::size_t>(c)]);
+    text += text_at(x + 15, 50, category);
+    x += 30 + 6.6 * static_cast<double>(category.size());
+  }
+  return text +
+         fmt::format("<line x1=\"{0}\" x2=\"{0}\" y1=\"38\" y2=\"53\" stroke=\"#d62728\" stroke-width=\"2\"/>\n", x) +
+         text_at(x + 6, 50, "what the formula says");
+}
+
+}  // namespace
+
+std::string to_svg(const Table& table) {
+  std::array panels{Panel{"memory of the fullest rank at its peak, MB", "", 460, 1e6},
+                    Panel{"waiting for transfers, ms", "exposed_transfer_seconds", 150, 1e-3},
+                    Panel{"tokens per second", "tokens_per_second", 150, 1}};
+  int right = kNames;
+  for (Panel& panel : panels) {
+    panel.left = right;
+    right += panel.width + 60 + kGap;
+  }
+  const int height = kTop + kRow * static_cast<int>(table.rows.size()) + kMargin;
+  std::string text = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
+      "font-family=\"sans-serif\" "
+      "font-size=\"12\">\n<style>.n{{font-size:11px;fill:#333}}.t{{font-weight:bold}}</style>\n"
+      "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
+      right - kGap + kMargin, height);
+  std::string about;
+  for (const auto& [key, value] : table.about) about += fmt::format("{}{}: {}", about.empty() ? "" : "; ", key, value);
+  text += text_at(kMargin, 24, about) + legend();
+  for (const Panel& panel : panels) {
+    double most = 0;
+    for (const Row& row : table.rows) most = std::max(most, value_of(row, panel));
+    const double scale = most > 0 ? panel.width / most : 0;
+    text += text_at(panel.left, kTop - 12, panel.title, "class=\"t\"");
+    double y = kTop;
+    for (const Row& row : table.rows) {
+      text += row_of(row, panel, y, scale);
+      y += kRow;
+    }
+  }
+  double y = kTop;
+  for (const Row& row : table.rows) {
+    text += text_at(kNames - 10, y + kBar - 4, row.has_run() || fullest(row) ? row.name : row.name + ": not run",
+                    "text-anchor=\"end\"");
+    if (row.knob != "default" && !row.has_run() && !row.failure.empty())
+      text += text_at(panels[1].left, y + kBar - 4, "did not run", "class=\"n\"");
+    y += kRow;
+  }
+  return text + "</svg>\n";
+}
+
+}  // namespace sherd::walk

@@ -1,0 +1,148 @@
+#include "tools/walk/measure.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "tools/bench/child.h"
+#include "tools/bench/side.h"
+#include "tools/train/predicted_peak.h"
+
+namespace sherd::walk {
+
+namespace {
+
+constexpr std::chrono::hours kPatience{2};
+
+std::string memory_key(int category) {
+  return fmt::format("memory_bytes.{}", name(static_cast<MemoryCategory>(category)));
+}
+
+void raise(std::optional<double>& most, std::int64_t bytes) {
+  most = std::max(most.value_or(0), static_cast<double>(bytes));
+}
+
+double tokens_of(const RowPlan& plan) { return static_cast<double>(plan.config.batch * plan.config.model.sequence); }
+
+CategoryBytes bytes_of(const nlohmann::json& object) {
+  CategoryBytes bytes{};
+  for (int c = 0; c < kNumCategories; ++c)
+    bytes[static_cast<std::size_t>(c)] = object.at(std::string(name(static_cast<MemoryCategory>(c))));
+  return bytes;
+}
+
+/// Its collectives, by the columns of both.
+struct Kind {
+  std::string_view name;
+  CommCounts::Item CommCounts::*item;
+};
+constexpr std::array kKinds{Kind{"all_gather", &CommCounts::all_gather},
+                            Kind{"reduce_scatter", &CommCounts::reduce_scatter},
+                            Kind{"all_reduce", &CommCounts::all_reduce}};
+
+// Times are those of the fastest step: what else happens on the machine only adds to them.
+void fill_measured(Row& row, const RowPlan& plan, const nlohmann::json& answer) {
+  const std::vector<double> seconds = answer.at("seconds");
+  const auto fastest = static_cast<std::size_t>(std::ranges::min_element(seconds) - seconds.begin());
+  double exposed = 0, skew = 0;
+  const nlohmann::json& ranks = answer.at("ranks");
+  row.ranks.resize(ranks.size());
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    PeakBytes& own = row.ranks[r].measured;
+    own = {bytes_of(ranks[r].at("peak_bytes")), bytes_of(ranks[r].at("bytes_at_peak")),
+           ranks[r].at("total_peak_bytes")};
+    for (int c = 0; c < kNumCategories; ++c)
+      raise(row.at(memory_key(c)).measured, own.peak[static_cast<std::size_t>(c)]);
+    raise(row.at("memory_bytes.total").measured, own.total);
+    const auto share = 1 / static_cast<double>(ranks.size());
+    exposed += share * ranks[r].at("exposed_seconds").at(fastest).get<double>();
+    skew += share * ranks[r].at("skew_seconds").at(fastest).get<double>();
+  }
+  for (const auto& [name, item] : kKinds)
+    for (const char* of : {"calls", "bytes"})
+      row.at(fmt::format("{}.{}", of, name)).measured = answer.at(of).at(std::string(name)).get<double>();
+  const double step = seconds[fastest];
+  row.at("step_seconds").measured = step;
+  row.at("exposed_transfer_seconds").measured = std::max(0.0, exposed - skew);
+  row.at("exposed_skew_seconds").measured = skew;
+  row.at("tokens_per_second").measured = tokens_of(plan) / step;
+}
+
+}  // namespace
+
+ScratchFolder::ScratchFolder() {
+  std::string path = (std::filesystem::temp_directory_path() / "sherd-walk-XXXXXX").string();
+  check(::mkdtemp(path.data()) != nullptr, "cannot create a folder like {}: {}", path, std::strerror(errno));
+  path_ = path;
+}
+
+ScratchFolder::~ScratchFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+std::string ScratchFolder::write(const std::string& name, const std::string& text) const {
+  const std::string path = (std::filesystem::path(path_) / name).string();
+  std::ofstream file(path, std::ios::binary);
+  file << text << std::flush;
+  check(file.good(), "cannot write {}: {}", path, std::strerror(errno));
+  return path;
+}
+
+std::string made_up_text(std::int64_t sequence) {
+  std::minstd_rand draw(1);
+  std::string text(static_cast<std::size_t>(std::max<std::int64_t>(1 << 16, 20 * (sequence + 1))), ' ');
+  for (char& c : text) c = static_cast<char>('!' + draw() % 65);
+  return text;
+}
+
+PredictedRow predicted_row(const RowPlan& plan, int ranks, std::int64_t data_vocabulary) {
+  PredictedRow result{.row = {.name = plan.name, .knob = plan.knob, .settings = plan.settings}};
+  Row& row = result.row;
+  PredictOptions options{.evaluates = false};
+  options.observe = [&result](TrainStep& step, int updates) {
+    if (updates == 0) result.units = unit_sizes(step.model());
+  };
+  for (int rank = 0; rank < ranks; ++rank) {
+    const PredictedPeak predicted = predict_peak(plan.config, rank, ranks, data_vocabulary, options);
+    row.ranks.push_back({.predicted = {predicted.peak, predicted.at_peak, predicted.bytes}});
+    for (int c = 0; c < kNumCategories; ++c)
+      raise(row.at(memory_key(c)).predicted, predicted.peak[static_cast<std::size_t>(c)]);
+    raise(row.at("memory_bytes.total").predicted, predicted.bytes);
+  }
+  return result;
+}
+
+void fill_formula(Row& row, const RowPlan& plan, const RowFormula& formula, double compute_seconds) {
+  for (int c = 0; c < kNumCategories; ++c)
+    if (const auto& bytes = formula.memory[static_cast<std::size_t>(c)])
+      row.at(memory_key(c)).formula = static_cast<double>(*bytes);
+  if (const auto times = step_times(formula, compute_seconds); times && compute_seconds > 0) {
+    row.at("step_seconds").formula = times->step;
+    row.at("exposed_transfer_seconds").formula = times->exposed;
+    row.at("tokens_per_second").formula = tokens_of(plan) / times->step;
+  }
+  if (!formula.comm) return;
+  for (const auto& [name, item] : kKinds) {
+    row.at(fmt::format("calls.{}", name)).formula = static_cast<double>(((*formula.comm).*item).calls);
+    row.at(fmt::format("bytes.{}", name)).formula = static_cast<double>(((*formula.comm).*item).bytes);
+  }
+}
+
+void measure(Row& row, const RowPlan& plan, int ranks, int steps, const ScratchFolder& scratch) {
+  try {
+    const std::string config = scratch.write("row.toml", to_toml(plan.config));
+    bench::Side side(bench::child("train", {config}, ranks), kPatience);
+    fill_measured(row, plan, side.ask(std::to_string(steps)));
+  } catch (const Error& error) {
+    row.failure = error.message();
+    // What the program says is the end of what the launcher tells of it.
+    for (const std::string_view before : {"its last line on stderr: ", "sherd: "})
+      if (const std::size_t at = row.failure.rfind(before); at != std::string::npos)
+        row.failure.erase(0, at + before.size());
+  }
+}
+
+}  // namespace sherd::walk

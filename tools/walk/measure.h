@@ -1,0 +1,45 @@
+#pragma once
+// One row of a walk: what ghosts and formulas say of it, and the run that measures it.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/walk/formulas.h"
+#include "tools/walk/rows.h"
+#include "tools/walk/table.h"
+
+namespace sherd::walk {
+
+/// A folder for configs and text, removed with what it holds.
+class ScratchFolder {
+ public:
+  /// Error naming the place if it cannot be made.
+  ScratchFolder();
+  ~ScratchFolder();
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  std::string write(const std::string& name, const std::string& text) const;
+
+ private:
+  std::string path_;
+};
+
+/// Letters in no order, of 65 kinds, enough for sequences of so many tokens.
+std::string made_up_text(std::int64_t sequence);
+
+/// The row's settings and predicted bytes of every rank: of `plan` on `ranks` ranks, whose text has so many tokens.
+struct PredictedRow {
+  Row row;
+  std::vector<UnitSize> units{};
+};
+/// Throws what predict_peak() throws.
+PredictedRow predicted_row(const RowPlan& plan, int ranks, std::int64_t data_vocabulary);
+
+/// Fills what formulas say; their times if a step computes for `compute_seconds`, unless that is 0.
+void fill_formula(Row& row, const RowPlan& plan, const RowFormula& formula, double compute_seconds);
+
+/// Runs the plan as `ranks` processes of `sherd run`, alone on this machine: some steps to settle, then `steps` of
+/// which the fastest is what times are of. Fills what is measured, or row.failure with what the run says.
+void measure(Row& row, const RowPlan& plan, int ranks, int steps, const ScratchFolder& scratch);
+
+}  // namespace sherd::walk

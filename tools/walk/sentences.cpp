@@ -1,0 +1,131 @@
+#include "tools/walk/sentences.h"
+
+#include <array>
+#include <cmath>
+
+namespace sherd::walk {
+
+namespace {
+
+constexpr double kByteTolerance = 0.01, kSmallChange = 0.005;
+
+std::string percent(double now, double before) { return fmt::format("{:+.0f} %", 100 * (now / before - 1)); }
+
+// "gathers 9 -> 5", of a number that has changed.
+std::string change(std::string_view what, double before, double now, const std::string& before_text,
+                   const std::string& now_text) {
+  if (std::abs(now - before) <= kSmallChange * std::abs(before)) return "";
+  const std::string by = before > 0 && now > 0 ? fmt::format(" ({})", percent(now, before)) : "";
+  return fmt::format("{} {} -> {}{}", what, before_text, now_text, by);
+}
+
+std::string bytes_change(const Row& row, const Row& base, std::string_view key, std::string_view what) {
+  const Cell &now = row.at(key), &before = base.at(key);
+  if (!now.measured || !before.measured) return "";
+  const auto text = [](double bytes) { return format_bytes(std::llround(bytes)); };
+  return change(what, *before.measured, *now.measured, text(*before.measured), text(*now.measured));
+}
+
+std::string calls_change(const Row& row, const Row& base, std::string_view kind, std::string_view what) {
+  const Cell &now = row.at(fmt::format("calls.{}", kind)), &before = base.at(fmt::format("calls.{}", kind));
+  const Cell &now_bytes = row.at(fmt::format("bytes.{}", kind)), &before_bytes = base.at(fmt::format("bytes.{}", kind));
+  if (!now.measured || !before.measured) return "";
+  if (*now.measured == *before.measured && *now_bytes.measured == *before_bytes.measured) return "";
+  const auto text = [](const Cell& calls, const Cell& bytes) {
+    return fmt::format("{:.0f} of {}", *calls.measured, format_bytes(std::llround(*bytes.measured)));
+  };
+  return fmt::format("{} {} -> {}", what, text(before, before_bytes), text(now, now_bytes));
+}
+
+std::string times_change(const Row& row, const Row& base) {
+  const Cell &now = row.at("tokens_per_second"), &before = base.at("tokens_per_second");
+  if (!now.measured || !before.measured) return "";
+  return fmt::format("waits {:.0f} -> {:.0f} ms for transfers, tokens/s {}",
+                     1e3 * *base.at("exposed_transfer_seconds").measured,
+                     1e3 * *row.at("exposed_transfer_seconds").measured, percent(*now.measured, *before.measured));
+}
+
+/// The category whose peak has changed most, which is where the peak of all together comes from.
+std::string largest_change(const Row& row, const Row& base) {
+  double most = 0;
+  std::string text;
+  for (int c = 0; c < kNumCategories; ++c) {
+    const auto category = name(static_cast<MemoryCategory>(c));
+    const std::string key = fmt::format("memory_bytes.{}", category);
+    const double by = std::abs(row.at(key).measured.value_or(0) - base.at(key).measured.value_or(0));
+    if (by <= most) continue;
+    most = by;
+    text = bytes_change(row, base, key, category);
+  }
+  return text;
+}
+
+std::string default_sentence(const Row& row, const RowPlan& plan) {
+  if (!row.at("memory_bytes.total").measured) return fmt::format("{}: {}.", row.name, plan.why);
+  return fmt::format("{}: {}. At the peak a rank holds {}; it issues {:.0f} gathers and {:.0f} reductions per step.",
+                     row.name, plan.why, format_bytes(std::llround(*row.at("memory_bytes.total").measured)),
+                     *row.at("calls.all_gather").measured,
+                     *row.at("calls.reduce_scatter").measured + *row.at("calls.all_reduce").measured);
+}
+
+bool is_counted(const Column& column) {
+  return column.quantity == Quantity::bytes || column.quantity == Quantity::calls;
+}
+
+bool holds(const Column& column, const Cell& cell) {
+  const double tolerance = column.quantity == Quantity::calls ? 0 : kByteTolerance * *cell.formula;
+  return std::abs(*cell.measured - *cell.formula) <= tolerance;
+}
+
+}  // namespace
+
+std::string sentence_of(const Row& row, const RowPlan& plan, const Row& base) {
+  if (!plan.left_out.empty()) return fmt::format("{}: not run: {}.", row.name, plan.left_out);
+  if (!row.failure.empty()) {
+    const auto& predicted = row.at("memory_bytes.total").predicted;
+    return fmt::format(
+        "{}: did not run: {}{}.", row.name, row.failure,
+        predicted ? fmt::format("; ghost steps say that it holds {}", format_bytes(std::llround(*predicted))) : "");
+  }
+  if (&row == &base || !base.failure.empty()) return default_sentence(row, plan);
+  std::string changes;
+  for (const std::string& part :
+       {bytes_change(row, base, "memory_bytes.total", "peak"), largest_change(row, base),
+        calls_change(row, base, "all_gather", "gathers"), calls_change(row, base, "reduce_scatter", "reduce-scatters"),
+        calls_change(row, base, "all_reduce", "all-reduces"), times_change(row, base)})
+    if (!part.empty()) changes += (changes.empty() ? "" : ", ") + part;
+  return fmt::format("{}: {}: {}.", row.name, plan.why, changes);
+}
+
+std::string verdict_of(const Table& table) {
+  std::string unforeseen, wrong;
+  int ranks = 0, formulas = 0;
+  for (const Row& row : table.rows) {
+    if (!row.has_run()) continue;
+    for (std::size_t r = 0; r < row.ranks.size(); ++r) {
+      const RankBytes& rank = row.ranks[r];
+      ++ranks;
+      if (rank.measured != rank.predicted)
+        unforeseen += fmt::format("\n  {}: rank {} holds at most {}, not {}", row.name, r, describe(rank.measured.peak),
+                                  describe(rank.predicted.peak));
+    }
+    for (std::size_t i = 0; i < columns().size(); ++i) {
+      if (!row.cells[i].formula || !is_counted(columns()[i])) continue;
+      ++formulas;
+      if (!holds(columns()[i], row.cells[i]))
+        wrong += fmt::format("\n  {}: {} is {:.0f}, the formula says {:.0f}", row.name, columns()[i].key,
+                             *row.cells[i].measured, *row.cells[i].formula);
+    }
+  }
+  const std::string ghosts = unforeseen.empty()
+                                 ? fmt::format("Ghost steps have predicted the peaks of {} ranks to the byte.", ranks)
+                                 : "Ghost steps have predicted other peaks:" + unforeseen;
+  const std::string forms =
+      wrong.empty() ? fmt::format("{} formulas of bytes (within 1 %) and calls hold.", formulas)
+                    : "Formulas say something else; they leave out that each parameter's shard is padded to 64 bytes, "
+                      "which shows in tiny models:" +
+                          wrong;
+  return ghosts + "\n" + forms;
+}
+
+}  // namespace sherd::walk

@@ -1,0 +1,259 @@
+// `sherd walk [CONFIG.toml | --model gpt|llama] [flags]`: runs one small transformer under every strategy and with
+// every other lever of memory, one setting at a time, and prints what each holds, moves and takes beside what closed
+// formulas and ghost steps say.
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <thread>
+#include <utility>
+
+#include <unistd.h>
+
+#include "nn/data/token_data.h"
+#include "runtime/tensor/nearest.h"
+#include "tools/cli/command.h"
+#include "tools/train/exit_status.h"
+#include "tools/train/version.h"
+#include "tools/walk/chart.h"
+#include "tools/walk/measure.h"
+#include "tools/walk/sentences.h"
+
+namespace sherd {
+
+namespace {
+
+using namespace walk;
+
+constexpr std::string_view kUsageText =
+    "usage: sherd walk [CONFIG.toml | --model gpt|llama] [--ranks N | --mesh ...] [--link ...] [--all] [--json] [--svg "
+    "FILE]\n\nRuns one model under every strategy and with recomputation, offload, prefetch and units changed one at a "
+    "time,\nand prints what each run holds, moves and takes beside what formulas say. Text is made up where `data` is "
+    "empty.\nFlags are those of `sherd train`, which say what the default run is, and:\n\n";
+
+struct WalkFlags {
+  std::string model, svg;
+  std::int64_t ranks = 0, measured = 5;
+  bool json = false, all = false;
+};
+
+// A walk's own keys, and short names for sizes of the model.
+void bind_walk(ConfigTable& table, WalkFlags& flags, TrainConfig& config) {
+  table.add("model", &flags.model, "gpt or llama: a small transformer, where there is no config file");
+  table.add("layers", &config.model.layers, "of that model, as --model.layers");
+  table.add("width", &config.model.width, "as --model.width");
+  table.add("heads", &config.model.heads, "as --model.heads");
+  table.add("sequence", &config.model.sequence, "as --model.sequence");
+  table.add("ranks", &flags.ranks, "processes of each run; 0: those of --mesh, else 4");
+  table.add("measured", &flags.measured, "steps of each run after a few to settle; times are those of the fastest");
+  table.add("all", &flags.all, "every combination of settings instead of one change at a time");
+  table.add("json", &flags.json, "one JSON object per row");
+  table.add("svg", &flags.svg, "file for a picture of the table");
+}
+
+constexpr int kMostRanks = 64;
+
+// About 4.8 million parameters: enough for units of megabytes, little enough for 3 minutes on two cores.
+void take_small_model(const std::string& name, TrainConfig& config) {
+  const std::vector<std::string> names{"gpt", "llama"};
+  check_usage(std::ranges::find(names, name) != names.end(),
+              "there is no model \"{}\" to walk; did you mean {}? there are {}", name, nearest(name, names),
+              fmt::join(names, " and "));
+  config.model = {.style = name == "llama" ? "llama" : "gpt2",
+                  .layers = 6,
+                  .heads = 4,
+                  .width = 256,
+                  .sequence = 128,
+                  .tied_head = name != "llama"};
+  config.batch = 8;
+}
+
+void check_flags(const TrainConfig& c) {
+  check_usage(c.init_from.empty() && c.resume.empty(), "sherd walk starts from fresh weights; leave out {}",
+              c.init_from.empty() ? "resume" : "init_from");
+  check_usage(c.device == "cpu", "sherd walk runs on CPUs for now, got device = {}", c.device);
+}
+
+/// Nothing but the steps: no files, no evaluations; ranks that are processes.
+void leave_steps_only(TrainConfig& c) {
+  c.metrics.clear(), c.trace.clear(), c.save.clear();
+  c.print_units = false;
+  c.fully_shard = true;
+  c.group = "shm";
+  c.steps = std::int64_t{1} << 20;
+}
+
+std::int64_t vocabulary_size(const TrainConfig& config) {
+  const TokenData data = TokenData::open(config.data, vocabulary_kind_from_name(config.vocabulary));
+  data.check_sequence(config.model.sequence);
+  return data.vocabulary().size();
+}
+
+std::string cpu_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  return "a CPU without a name";
+}
+
+int ranks_of(const WalkFlags& flags, const std::string& mesh) {
+  check_usage(flags.ranks >= 0 && flags.ranks <= kMostRanks, "--ranks must be from 1 to {}, got {}", kMostRanks,
+              flags.ranks);
+  if (flags.ranks > 0) return static_cast<int>(flags.ranks);
+  if (mesh.empty()) return 4;
+  int ranks = 1;
+  for (const DeviceMesh::Axis& axis : parse_mesh(mesh, 1)) ranks *= axis.size;
+  return ranks;
+}
+
+/// What is asked for, and the file for the picture, which is opened before anything runs.
+class Walk {
+ public:
+  /// `link` is the flag: a TrainConfig's, "none", or empty for one that walk chooses.
+  Walk(TrainConfig config, const WalkFlags& flags, std::string link)
+      : config_(std::move(config)), flags_(flags), link_(std::move(link)), ranks_(ranks_of(flags, config_.mesh)) {
+    if (!flags_.svg.empty()) {
+      svg_.open(flags_.svg, std::ios::binary);
+      check(svg_.good(), "cannot write the picture \"{}\": {}", flags_.svg, std::strerror(errno));
+    }
+    if (config_.data.empty()) config_.data = scratch_.write("text.txt", made_up_text(config_.model.sequence));
+    const std::int64_t vocabulary = vocabulary_size(config_);
+    plans_ = plan_rows(config_, ranks_, flags_.all);
+    set_link(plans_, config_, ranks_, is_chosen() || link_ == "none" ? "" : link_);
+    for (const RowPlan& plan : plans_)
+      rows_.push_back(plan.left_out.empty()
+                          ? predicted_row(plan, ranks_, vocabulary)
+                          : PredictedRow{.row = {.name = plan.name, .knob = plan.knob, .settings = plan.settings}});
+  }
+
+  /// Returns the exit status.
+  int run() {
+    const double compute = link_ == "none" ? 0 : seconds_without_link();
+    if (is_chosen()) choose_link(compute);
+    Table table;
+    for (std::size_t i = 0; i < plans_.size(); ++i) table.rows.push_back(measured(i, compute));
+    show(plans_.size());
+    describe(table, compute);
+    for (std::size_t i = 0; i < plans_.size(); ++i)
+      table.rows[i].sentence = sentence_of(table.rows[i], plans_[i], table.rows[0]);
+    print(table);
+    return status(table);
+  }
+
+ private:
+  bool is_chosen() const { return link_.empty(); }
+
+  // How long the default run's step takes where nothing is slower than this machine.
+  double seconds_without_link() {
+    RowPlan plan = plans_[0];
+    plan.config.link.clear();
+    Row row{.name = plan.name};
+    show(0);
+    measure(row, plan, ranks_, static_cast<int>(flags_.measured), scratch_);
+    return row.at("step_seconds").measured.value_or(0);
+  }
+
+  // One on which the default run's collectives take half of what its step takes without.
+  void choose_link(double compute) {
+    TrainConfig on_unit_link = plans_[0].config;
+    on_unit_link.link = "1,0";
+    const auto seconds = formula_of(on_unit_link, rows_[0].units).busy_seconds;
+    if (seconds && compute > 0) set_link(plans_, config_, ranks_, fmt::format("{:.3g},0", *seconds / (compute / 2)));
+  }
+
+  Row measured(std::size_t i, double compute) {
+    const RowPlan& plan = plans_[i];
+    Row row = rows_[i].row;
+    row.settings = plan.settings;
+    if (!plan.left_out.empty()) return row;
+    const double factor = recompute_factor(plan.config) / recompute_factor(plans_[0].config);
+    fill_formula(row, plan, formula_of(plan.config, rows_[i].units), compute * factor);
+    show(i);
+    measure(row, plan, ranks_, static_cast<int>(flags_.measured), scratch_);
+    return row;
+  }
+
+  void show(std::size_t i) const {
+    if (::isatty(STDERR_FILENO) == 0) return;
+    if (i == plans_.size()) fmt::print(stderr, "\r\033[K");
+    else fmt::print(stderr, "\r\033[K[{}/{}] {} ...", i + 1, plans_.size(), plans_[i].name);
+  }
+
+  void describe(Table& table, double compute) const {
+    const TrainConfig::Model& m = config_.model;
+    std::int64_t parameters = 0;
+    for (const UnitSize& unit : rows_[0].units) parameters += unit.elements();
+    table.about = {
+        {"version", std::string(kVersion)},
+        {"model", fmt::format("{}, {} layers, width {}, {} heads, {} parameters, {} sequences of {} tokens per step",
+                              m.style, m.layers, m.width, m.heads, parameters, config_.batch, m.sequence)},
+        {"ranks", fmt::format("{} processes, mesh {}, {}", ranks_, plans_[0].config.mesh, config_.param_dtype)},
+        {"link", plans_[0].config.link.empty() ? "none: what this machine's memory gives"
+                 : is_chosen()
+                     ? fmt::format("{} (BYTES_PER_S,SECONDS): the default run's collectives take half of what "
+                                   "its step takes without, {:.0f} ms",
+                                   plans_[0].config.link, compute * 1e3)
+                     : link_},
+        {"machine", fmt::format("{}, {} threads", cpu_name(), std::thread::hardware_concurrency())}};
+  }
+
+  void print(const Table& table) {
+    if (flags_.json) fmt::print("{}", to_json(table));
+    else fmt::print("{}\n{}\n", to_text(table), verdict_of(table));
+    if (!svg_.is_open()) return;
+    svg_ << to_svg(table) << std::flush;
+    check(svg_.good(), "cannot write the picture \"{}\": {}", flags_.svg, std::strerror(errno));
+  }
+
+  // A run that does not fit is a result; one that fails in another way is not.
+  static int status(const Table& table) {
+    for (const Row& row : table.rows)
+      if (!row.failure.empty() && !row.failure.starts_with("out of memory")) return kFailed;
+    return kDone;
+  }
+
+  TrainConfig config_;
+  const WalkFlags flags_;
+  const std::string link_;
+  const int ranks_;
+  std::ofstream svg_;
+  ScratchFolder scratch_;
+  std::vector<RowPlan> plans_;
+  std::vector<PredictedRow> rows_;
+};
+
+}  // namespace
+
+int run_walk(std::span<const std::string_view> args) {
+  TrainConfig config;
+  WalkFlags flags;
+  take_small_model("gpt", config);
+  ConfigTable table = bind(config);
+  bind_walk(table, flags, config);
+  const CommandLine line = parse_command_line(table, args);
+  if (line.help) {
+    fmt::print("{}{}", kUsageText, table.help());
+    return 0;
+  }
+  check_usage(line.words.size() <= 1, "sherd walk takes one config file, got \"{}\"",
+              fmt::join(line.words, "\" and \""));
+  for (const CommandLine::Flag& flag : line.flags)
+    if (flag.key == "model") take_small_model(flag.text, config);
+  if (!line.words.empty()) {
+    check_usage(std::ranges::find(line.flags, "model", &CommandLine::Flag::key) == line.flags.end(),
+                "--model names a model, and {} has one; leave out one of them", line.words[0]);
+    config = TrainConfig();
+    ConfigTable of_file = bind(config);
+    load_toml_file(of_file, line.words[0]);
+  }
+  apply_flags(table, line);
+  check_flags(config);
+  leave_steps_only(config);
+  const std::string link = std::exchange(config.link, "");
+  as_usage([&] { resolve(config); });
+  check_usage(flags.measured >= 1, "--measured must be at least 1, got {}", flags.measured);
+  std::signal(SIGPIPE, SIG_IGN);  // a run that has ended is an Error with its last words
+  return Walk(std::move(config), flags, link).run();
+}
+
+}  // namespace sherd
