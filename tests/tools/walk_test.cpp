@@ -36,8 +36,8 @@ class Walk : public testing::ProgramTest {
   };
   /// Of `sherd walk` on a tiny model.
   static Result walk(Words words) {
-    words.insert(words.begin(), {"walk", "--json", "--measured", "1", "--layers", "3", "--width", "64", "--heads", "2",
-                                 "--sequence", "32"});
+    words.insert(words.begin(), {"walk", "--json", "--measured", "1", "--rounds", "1", "--layers", "3", "--width", "64",
+                                 "--heads", "2", "--sequence", "32"});
     Result result{.end = sherd(words), .about = {}, .rows = {}};
     std::istringstream lines(result.end.out);
     for (std::string line; std::getline(lines, line);) {
@@ -158,20 +158,39 @@ TEST_F(Walk, TensorParallelismIsPredicted) {
   EXPECT_FALSE(result.row("full_shard (default)").contains("formula_calls"));
 }
 
-// A strategy without replicas is on one axis over both, which is as slow as the slower one.
+// A strategy without replicas is on one axis over both, which is as slow as the slower one. Oracle: the seconds that
+// the links take, by hand (runtime/comm/group/link.h); no step is shorter.
 TEST_F(Walk, LinksOfAxesApart) {
-  const Result result = walk({"--mesh", "replicate=2,dp=2", "--link", "dp=1e9,0;replicate=1e8,0"});
-  EXPECT_EQ(result.row("hybrid_shard").at("link"), "dp=1e9,0;replicate=1e8,0");
-  EXPECT_EQ(result.row("hybrid_shard").at("mesh"), "replicate=2,dp=2");
-  EXPECT_EQ(result.row("no_shard").at("mesh"), "dp=4");
-  EXPECT_EQ(result.row("no_shard").at("link"), "dp=100000000,0");
+  constexpr double kInner = 1e8, kOuter = 5e6;
+  const Result result =
+      walk({"--mesh", "replicate=2,dp=2", "--link", "dp=1e8,0;replicate=5e6,0", "--only", "hybrid_shard"});
+  const json &flat = result.row("full_shard (default)"), &hybrid = result.row("hybrid_shard");
+  EXPECT_EQ(hybrid.at("link"), "dp=1e8,0;replicate=5e6,0");
+  EXPECT_EQ(hybrid.at("mesh"), "replicate=2,dp=2");
+  EXPECT_EQ(flat.at("mesh"), "dp=4");
+  EXPECT_EQ(flat.at("link"), "dp=5000000,0");
+  const double gathered = 4.0 * (2 * kAll - kRoot), reduced = 4.0 * kAll;
+  const double flat_seconds = (gathered + reduced) * 3 / 4 / kOuter, sums = 2 * (reduced / 2) / 2 / kOuter;
+  EXPECT_GT(sums, (gathered + reduced) / 2 / kInner);  // the outer link is the busier one
+  EXPECT_GE(flat.at("step_seconds"), flat_seconds);
+  EXPECT_GE(hybrid.at("step_seconds"), sums);
+  EXPECT_NEAR(flat.at("formula_step_seconds").get<double>(), flat_seconds, 0.05 * flat_seconds);
+  EXPECT_GE(hybrid.at("formula_step_seconds"), sums);
+}
+
+TEST_F(Walk, OnlySomeRows) {
+  const Result result = walk({"--only", "recompute,no_shard", "--ranks", "2", "--link", "none"});
+  std::vector<std::string> names;
+  for (const json& row : result.rows) names.push_back(row.at("name"));
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"full_shard (default)", "recompute selective", "recompute full", "no_shard"}));
 }
 
 TEST_F(Walk, ARunThatDoesNotFitIsAResult) {
-  const Result all = walk({"--ranks", "2"});
+  const Result all = walk({"--ranks", "2", "--only", "recompute full"});
   const auto peak = [&](const char* name) { return all.row(name).at("memory_bytes").at("total").get<std::int64_t>(); };
   const std::int64_t limit = (peak("recompute full") + peak("full_shard (default)")) / 2;
-  const Result limited = walk({"--ranks", "2", "--memory-limit", std::to_string(limit)});
+  const Result limited = walk({"--ranks", "2", "--only", "recompute full", "--memory-limit", std::to_string(limit)});
   EXPECT_EQ(limited.end.status, 0) << limited.end.err;
   expect_within(limited.row("full_shard (default)").at("failure"), {"out of memory", "of the limit of"});
   expect_within(limited.row("full_shard (default)").at("sentence"), {"did not run", "ghost steps say"});
@@ -179,7 +198,8 @@ TEST_F(Walk, ARunThatDoesNotFitIsAResult) {
 }
 
 TEST_F(Walk, AConfigAndItsTextAreWalked) {
-  const auto end = sherd({"walk", config_file_, "--ranks", "2", "--measured", "1", "--svg", dir_ / "walk.svg"});
+  const auto end =
+      sherd({"walk", config_file_, "--ranks", "2", "--measured", "1", "--rounds", "1", "--svg", dir_ / "walk.svg"});
   EXPECT_EQ(end.status, 0) << end.err;
   expect_within(end.out, {"gpt2, 2 layers, width 16", "full_shard (default)", "formula", "tokens/s",
                           "units fine: ", "Ghost steps have predicted the peaks of", "hybrid_shard: not run: "});
@@ -202,12 +222,14 @@ TEST_F(Walk, BadInput) {
                              {{"--ranks", "1"}, kFailed, {"one rank", "--ranks 2 or more"}},
                              {{"--ranks", "65"}, kUsage, {"--ranks", "64", "65"}},
                              {{"--measured", "0"}, kUsage, {"--measured", "0"}},
+                             {{"--rounds", "0"}, kUsage, {"--rounds", "0"}},
                              {{"--svg", dir_ / "none/x.svg"}, kFailed, {"none/x.svg", "No such file"}},
                              {{"--link", "fast"}, kFailed, {"BYTES_PER_S", "\"fast\""}},
                              {{"--strategy", "fulshard"}, kUsage, {"fulshard", "full_shard"}},
                              {{"--resume", "there"}, kUsage, {"fresh weights", "resume"}},
                              {{"--data", dir_ / "none"}, kFailed, {"no data at"}},
                              {{dir_ / "none.toml"}, kFailed, {"none.toml"}},
+                             {{"--only", "hybrid_shards"}, kUsage, {"\"hybrid_shards\"", "hybrid_shard"}},
                              {{"--lairs", "2"}, kUsage, {"--lairs", "--layers"}}};
   for (const Bad& bad : all) {
     SCOPED_TRACE(fmt::format("{}", fmt::join(bad.words, " ")));

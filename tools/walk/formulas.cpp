@@ -24,6 +24,7 @@ struct Setup {
   std::int64_t micro_batches = 1;
   std::int64_t made = 4;  ///< bytes of a full element
   bool computes_again = false;
+  double recompute_factor = 1;
 
   /// Of a unit, where it is sharded over this much: elements of the rank that has most.
   std::int64_t part(const UnitSize& unit, ShardedOver over) const {
@@ -60,6 +61,7 @@ Setup setup_of(const TrainConfig& config, const Units& units) {
   setup.micro_batches = config.accumulate;
   setup.made = byte_size(dtype_from_name(config.param_dtype));
   setup.computes_again = config.recompute != "none";
+  setup.recompute_factor = walk::recompute_factor(config);
   return setup;
 }
 
@@ -169,43 +171,40 @@ Moves moves_of(const Setup& s, const TrainConfig& config) {
 }
 
 // The formula of runtime/comm/group/link.h.
-double seconds_on(const LinkShape& link, int ranks, const CommCounts& counts) {
+LinkTimes::Axis seconds_on(const std::optional<LinkShape>& link, int ranks, const CommCounts& counts) {
+  if (!link || ranks == 1) return {};
   const auto once = [&](const CommCounts::Item& item) {
-    return static_cast<double>(item.calls) * (ranks - 1) * link.seconds +
-           static_cast<double>(item.bytes) * (ranks - 1) / ranks / link.bytes_per_second;
+    return static_cast<double>(item.calls) * (ranks - 1) * link->seconds +
+           static_cast<double>(item.bytes) * (ranks - 1) / ranks / link->bytes_per_second;
   };
-  return once(counts.all_gather) + once(counts.reduce_scatter) + 2 * once(counts.all_reduce);
+  return {once(counts.all_gather), once(counts.reduce_scatter) + 2 * once(counts.all_reduce)};
 }
 
-// Nothing hides the root's gather, which comes first, and its reduction, which is the last; without prefetch, no
-// transfer of the axis that shards.
-void add_seconds(RowFormula& formula, const Setup& s, const TrainConfig& config) {
+double share_before_reduction(const Setup& s) {
+  double blocks = 0;
+  for (const UnitSize& unit : s.units)
+    if (!unit.is_root) blocks += static_cast<double>(unit.elements());
+  const double last = s.units.size() > 1 ? static_cast<double>(s.units.back().elements()) / blocks : 1;
+  const double forward = 1 / (3 * s.recompute_factor);
+  return forward + (1 - forward) * last;
+}
+
+std::optional<LinkTimes> link_times(const Setup& s, const TrainConfig& config) {
   const std::vector<AxisLink> links = parse_links(config.link);
-  const std::vector<DeviceMesh::Axis> axes = parse_mesh(config.mesh, 1);
-  std::vector<DeviceMesh::Axis> data;
-  for (const DeviceMesh::Axis& axis : axes)
-    if (axis.name != "tp") data.push_back(axis);
-  const auto both = link_over(links, data);
-  if (!both || s.tp > 1) return;
-  const auto over = [&](std::string_view name, int ranks, const CommCounts& counts) {
-    if (ranks == 1) return 0.0;
-    const DeviceMesh::Axis axis{std::string(name), ranks};
-    const auto link = link_over(links, {&axis, 1});
-    return link ? seconds_on(*link, ranks, counts) : 0.0;
+  const std::vector<DeviceMesh::Axis> axes{{"dp", s.shards}, {"replicate", s.replicas}};
+  if (s.tp > 1 || !link_over(links, axes)) return std::nullopt;
+  const auto on_links = [&](const Moves& moves) {
+    const std::span all(axes);
+    return std::array{seconds_on(link_over(links, all.first(1)), s.shards, moves.shards),
+                      seconds_on(link_over(links, all.last(1)), s.replicas, moves.replicas),
+                      seconds_on(link_over(links, all), s.shards * s.replicas, moves.all)};
   };
-  const auto floor_of = [&](const Moves& m) {
-    return over("dp", s.shards, m.shards) + over("replicate", s.replicas, m.replicas) +
-           seconds_on(*both, s.shards * s.replicas, m.all);
-  };
-  const Moves moves = moves_of(s, config);
-  const double all = seconds_on(*both, s.shards * s.replicas, moves.all);
-  const double of_shards = over("dp", s.shards, moves.shards),
-               of_replicas = over("replicate", s.replicas, moves.replicas);
-  formula.busy_seconds = std::max({of_shards, of_replicas, all});
+  LinkTimes times{.axes = on_links(moves_of(s, config)), .first_reduction = share_before_reduction(s)};
   const Units root{s.units.front()};
   Setup alone{.policy = s.policy, .units = root, .replicas = s.replicas, .shards = s.shards, .made = s.made};
-  formula.floor_seconds = floor_of(moves_of(alone, config));
-  if (!s.policy.prefetch && s.is_sharded()) formula.floor_seconds = std::max(*formula.floor_seconds, of_shards);
+  for (const LinkTimes::Axis& axis : on_links(moves_of(alone, config))) times.floor += axis.gathers + axis.reductions;
+  if (!s.policy.prefetch) times.floor = std::max(times.floor, times.axes[0].gathers + times.axes[0].reductions);
+  return times;
 }
 
 }  // namespace
@@ -254,7 +253,7 @@ RowFormula formula_of(const TrainConfig& config, const Units& units) {
   formula.comm.emplace(moves.shards);
   *formula.comm += moves.replicas;
   *formula.comm += moves.all;
-  add_seconds(formula, s, config);
+  formula.link = link_times(s, config);
   return formula;
 }
 
@@ -276,10 +275,17 @@ double recompute_factor(const TrainConfig& config) {
   return 1 + again / (3 * forward);
 }
 
-std::optional<StepTimes> step_times(const RowFormula& formula, double compute_seconds) {
-  if (!formula.busy_seconds) return std::nullopt;
-  const double step = std::max(compute_seconds + *formula.floor_seconds, *formula.busy_seconds);
-  return StepTimes{step, step - compute_seconds};
+double LinkTimes::busiest() const {
+  double most = 0;
+  for (const Axis& axis : axes) most = std::max(most, axis.gathers + axis.reductions);
+  return most;
+}
+
+double LinkTimes::step_seconds(double compute_seconds) const {
+  double most = std::max(compute_seconds + floor, busiest());
+  for (const Axis& axis : axes)
+    if (axis.reductions > 0) most = std::max(most, first_reduction * compute_seconds + axis.reductions);
+  return most;
 }
 
 }  // namespace sherd::walk

@@ -39,14 +39,31 @@ struct UnitSize {
 /// In module order, which is that of forward.
 std::vector<UnitSize> unit_sizes(nn::LanguageModel& model);
 
+/// Seconds of a step's collectives on shaped links.
+struct LinkTimes {
+  struct Axis {
+    double gathers = 0, reductions = 0;
+  };
+  std::array<Axis, 3> axes{};  ///< dp, replicate, both as one: links that work at the same time
+  /// What nothing can hide: the root's gather, which comes first, its reduction, which is the last; without prefetch
+  /// all of dp.
+  double floor = 0;
+  /// The share of computing that comes before the first reduction: forward, and backward of the last unit.
+  double first_reduction = 0;
+
+  /// Of the link that is busy longest.
+  double busiest() const;
+  /// Of a step that computes for so long: no shorter than that and the floor, than any link takes, and than a link
+  /// takes to reduce from the first reduction on.
+  double step_seconds(double compute_seconds) const;
+};
+
 struct RowFormula {
   /// Of the rank that holds most; none where there is no closed form, as of activations.
   std::array<std::optional<std::int64_t>, kNumCategories> memory{};
   /// Of all collectives but those of tensor parallelism; none with these.
   std::optional<CommCounts> comm{};
-  /// Seconds that the step's collectives take on the busiest link, and of those which nothing can hide; none without a
-  /// link.
-  std::optional<double> busy_seconds{}, floor_seconds{};
+  std::optional<LinkTimes> link{};  ///< none without a link
 };
 
 /// `config` is resolved, its mesh names its ranks.
@@ -55,12 +72,5 @@ RowFormula formula_of(const TrainConfig& config, const std::vector<UnitSize>& un
 /// How much a step computes beside one without recomputation: of the multiplications in a block, forward and twice as
 /// many in backward, those that run again.
 double recompute_factor(const TrainConfig& config);
-
-/// A step and how long it waits for transfers, if it computes for `compute_seconds`: links and compute work at the same
-/// time, but for the floor.
-struct StepTimes {
-  double step = 0, exposed = 0;
-};
-std::optional<StepTimes> step_times(const RowFormula& formula, double compute_seconds);
 
 }  // namespace sherd::walk

@@ -39,7 +39,8 @@ PredictedRow predicted_row(const RowPlan& plan, int ranks, std::int64_t data_voc
 void fill_formula(Row& row, const RowPlan& plan, const RowFormula& formula, double compute_seconds);
 
 /// Runs the plan as `ranks` processes of `sherd run`, alone on this machine: some steps to settle, then `steps` of
-/// which the fastest is what times are of. Fills what is measured, or row.failure with what the run says.
+/// which the fastest is what times are of. Fills what is measured, or row.failure with what the run says; of a
+/// row that has been measured before the faster times stay.
 void measure(Row& row, const RowPlan& plan, int ranks, int steps, const ScratchFolder& scratch);
 
 }  // namespace sherd::walk

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <ranges>
 #include <thread>
 #include <utility>
 
@@ -32,8 +33,8 @@ constexpr std::string_view kUsageText =
     "empty.\nFlags are those of `sherd train`, which say what the default run is, and:\n\n";
 
 struct WalkFlags {
-  std::string model, svg;
-  std::int64_t ranks = 0, measured = 5;
+  std::string model, svg, only;
+  std::int64_t ranks = 0, measured = 4, rounds = 2;
   bool json = false, all = false;
 };
 
@@ -46,7 +47,9 @@ void bind_walk(ConfigTable& table, WalkFlags& flags, TrainConfig& config) {
   table.add("sequence", &config.model.sequence, "as --model.sequence");
   table.add("ranks", &flags.ranks, "processes of each run; 0: those of --mesh, else 4");
   table.add("measured", &flags.measured, "steps of each run after a few to settle; times are those of the fastest");
+  table.add("rounds", &flags.rounds, "times that each run is made, in turns with the others; times are of the fastest");
   table.add("all", &flags.all, "every combination of settings instead of one change at a time");
+  table.add("only", &flags.only, "rows whose names begin so, joined by commas, beside the default one; empty: all");
   table.add("json", &flags.json, "one JSON object per row");
   table.add("svg", &flags.svg, "file for a picture of the table");
 }
@@ -106,6 +109,25 @@ int ranks_of(const WalkFlags& flags, const std::string& mesh) {
   return ranks;
 }
 
+// The default row, and those whose names begin as one of `prefixes`.
+std::vector<RowPlan> chosen(std::vector<RowPlan> plans, const std::string& prefixes) {
+  if (prefixes.empty()) return plans;
+  std::vector<std::string> names;
+  for (const RowPlan& plan : plans) names.push_back(plan.name);
+  std::vector<RowPlan> result{plans[0]};
+  for (const auto part : std::views::split(prefixes, ',')) {
+    const std::string prefix(part.begin(), part.end());
+    const auto matches = [&prefix](const RowPlan& plan) { return plan.name.starts_with(prefix); };
+    check_usage(std::ranges::any_of(plans, matches), "--only: no row is called \"{}\"; did you mean \"{}\"?", prefix,
+                nearest(prefix, names));
+    for (std::size_t i = 1; i < plans.size(); ++i) {
+      const bool is_new = std::ranges::find(result, plans[i].name, &RowPlan::name) == result.end();
+      if (matches(plans[i]) && is_new) result.push_back(plans[i]);
+    }
+  }
+  return result;
+}
+
 /// What is asked for, and the file for the picture, which is opened before anything runs.
 class Walk {
  public:
@@ -118,7 +140,7 @@ class Walk {
     }
     if (config_.data.empty()) config_.data = scratch_.write("text.txt", made_up_text(config_.model.sequence));
     const std::int64_t vocabulary = vocabulary_size(config_);
-    plans_ = plan_rows(config_, ranks_, flags_.all);
+    plans_ = chosen(plan_rows(config_, ranks_, flags_.all), flags_.only);
     set_link(plans_, config_, ranks_, is_chosen() || link_ == "none" ? "" : link_);
     for (const RowPlan& plan : plans_)
       rows_.push_back(plan.left_out.empty()
@@ -128,12 +150,21 @@ class Walk {
 
   /// Returns the exit status.
   int run() {
-    const double compute = link_ == "none" ? 0 : seconds_without_link();
+    double compute = link_ == "none" ? 0 : seconds_without_link();
     if (is_chosen()) choose_link(compute);
     Table table;
-    for (std::size_t i = 0; i < plans_.size(); ++i) table.rows.push_back(measured(i, compute));
+    for (std::size_t i = 0; i < plans_.size(); ++i) table.rows.push_back(rows_[i].row);
+    for (int round = 0; round < flags_.rounds; ++round) {
+      if (round > 0 && compute > 0) compute = std::min(compute, seconds_without_link());
+      for (std::size_t i = 0; i < plans_.size(); ++i)
+        if (plans_[i].left_out.empty() && table.rows[i].failure.empty()) {
+          show(i);
+          measure(table.rows[i], plans_[i], ranks_, static_cast<int>(flags_.measured), scratch_);
+        }
+    }
     show(plans_.size());
     describe(table, compute);
+    for (std::size_t i = 0; i < plans_.size(); ++i) complete(table.rows[i], i, compute);
     for (std::size_t i = 0; i < plans_.size(); ++i)
       table.rows[i].sentence = sentence_of(table.rows[i], plans_[i], table.rows[0]);
     print(table);
@@ -157,20 +188,17 @@ class Walk {
   void choose_link(double compute) {
     TrainConfig on_unit_link = plans_[0].config;
     on_unit_link.link = "1,0";
-    const auto seconds = formula_of(on_unit_link, rows_[0].units).busy_seconds;
-    if (seconds && compute > 0) set_link(plans_, config_, ranks_, fmt::format("{:.3g},0", *seconds / (compute / 2)));
+    const auto seconds = formula_of(on_unit_link, rows_[0].units).link;
+    if (seconds && compute > 0)
+      set_link(plans_, config_, ranks_, fmt::format("{:.3g},0", seconds->busiest() / (compute / 2)));
   }
 
-  Row measured(std::size_t i, double compute) {
+  void complete(Row& row, std::size_t i, double compute) const {
     const RowPlan& plan = plans_[i];
-    Row row = rows_[i].row;
     row.settings = plan.settings;
-    if (!plan.left_out.empty()) return row;
+    if (!plan.left_out.empty()) return;
     const double factor = recompute_factor(plan.config) / recompute_factor(plans_[0].config);
     fill_formula(row, plan, formula_of(plan.config, rows_[i].units), compute * factor);
-    show(i);
-    measure(row, plan, ranks_, static_cast<int>(flags_.measured), scratch_);
-    return row;
   }
 
   void show(std::size_t i) const {
@@ -251,6 +279,7 @@ int run_walk(std::span<const std::string_view> args) {
   leave_steps_only(config);
   const std::string link = std::exchange(config.link, "");
   as_usage([&] { resolve(config); });
+  check_usage(flags.rounds >= 1, "--rounds must be at least 1, got {}", flags.rounds);
   check_usage(flags.measured >= 1, "--measured must be at least 1, got {}", flags.measured);
   std::signal(SIGPIPE, SIG_IGN);  // a run that has ended is an Error with its last words
   return Walk(std::move(config), flags, link).run();
