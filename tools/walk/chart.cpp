@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::array<std::string_view, kNumCategories> kColors{"#3b6ea8", "#8fb8de", "#c8553d", "#6a4c93",
                                                                "#e0a93b", "#5a9367", "#a0a0a0"};
-constexpr int kNames = 250, kTop = 92, kRow = 26, kBar = 16, kGap = 40, kMargin = 16;
+constexpr int kNames = 250, kTop = 68, kRow = 26, kBar = 16, kGap = 40, kMargin = 16, kLine = 16;
 
 struct Panel {
   std::string_view title, key;
@@ -96,14 +96,14 @@ std::string legend() {
   double x = kNames;
   for (int c = 0; c < kNumCategories; ++c) {
     const std::string_view category = name(static_cast<MemoryCategory>(c));
-    text += fmt::format("<rect x=\"{}\" y=\"40\" width=\"11\" height=\"11\" fill=\"{}\"/>\n", x,
+    text += fmt::format("<rect x=\"{}\" y=\"16\" width=\"11\" height=\"11\" fill=\"{}\"/>\n", x,
                         kColors[static_cast<std::size_t>(c)]);
-    text += text_at(x + 15, 50, category);
+    text += text_at(x + 15, 26, category);
     x += 30 + 6.6 * static_cast<double>(category.size());
   }
   return text +
-         fmt::format("<line x1=\"{0}\" x2=\"{0}\" y1=\"38\" y2=\"53\" stroke=\"#d62728\" stroke-width=\"2\"/>\n", x) +
-         text_at(x + 6, 50, "what the formula says");
+         fmt::format("<line x1=\"{0}\" x2=\"{0}\" y1=\"14\" y2=\"29\" stroke=\"#d62728\" stroke-width=\"2\"/>\n", x) +
+         text_at(x + 6, 26, "what the formula says");
 }
 
 }  // namespace
@@ -117,16 +117,15 @@ std::string to_svg(const Table& table) {
     panel.left = right;
     right += panel.width + 60 + kGap;
   }
-  const int height = kTop + kRow * static_cast<int>(table.rows.size()) + kMargin;
+  const int about_top = kTop + kRow * static_cast<int>(table.rows.size()) + kMargin;
+  const int height = about_top + kLine * static_cast<int>(table.about.size()) + kMargin;
   std::string text = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
       "font-family=\"sans-serif\" "
       "font-size=\"12\">\n<style>.n{{font-size:11px;fill:#333}}.t{{font-weight:bold}}</style>\n"
       "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
       right - kGap + kMargin, height);
-  std::string about;
-  for (const auto& [key, value] : table.about) about += fmt::format("{}{}: {}", about.empty() ? "" : "; ", key, value);
-  text += text_at(kMargin, 24, about) + legend();
+  text += legend();
   for (const Panel& panel : panels) {
     double most = 0;
     for (const Row& row : table.rows) most = std::max(most, value_of(row, panel));
@@ -146,6 +145,9 @@ std::string to_svg(const Table& table) {
       text += text_at(panels[1].left, y + kBar - 4, "did not run", "class=\"n\"");
     y += kRow;
   }
+  double about = about_top;
+  for (const auto& [key, value] : table.about)
+    text += text_at(kMargin, about += kLine, fmt::format("{}: {}", key, value), "class=\"n\"");
   return text + "</svg>\n";
 }
 
