@@ -12,6 +12,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/hazards.h"
 #include "runtime/exec/trace.h"
+#include "runtime/exec/work_times.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -36,6 +37,8 @@ class WaitClock {
     context_->is_waiting = false;
     context_->waited_seconds += static_cast<double>(now() - start_) * 1e-9;
   }
+  /// Whether this is a wait of the rank's thread, and not within another.
+  bool counts() const { return context_ != nullptr; }
   WaitClock(const WaitClock&) = delete;
   WaitClock& operator=(const WaitClock&) = delete;
 
@@ -137,7 +140,9 @@ bool HostQueue::is_idle() {
     const QueueItem& last = *items_.back();
     if (last.has_begun && last.is_ready()) {
       const WaitClock clock(true);
+      const std::int64_t start = now();
       run_next(lock);
+      if (clock.counts()) items_.back()->exposed += now() - start;
     }
   }
   return done_ == submitted_;
@@ -264,7 +269,7 @@ void HostQueue::await(std::uint64_t sequence) {
       if (is_owner && !running_) run_next(lock);
       else sleep_until_done(lock, sequence);
     }
-    explain_wait(start, first, sequence);
+    explain_wait(start, first, sequence, clock.counts());
   }
   // Not inside of an item that this thread runs: memory would be freed where it is not when the queue's thread runs it,
   // and what it frees may be what the item writes.
@@ -272,17 +277,24 @@ void HostQueue::await(std::uint64_t sequence) {
 }
 
 // How much of a wait for these items, which ends now, went by in their skews. A wait inside of an item is that item's
-// to tell. Called with the lock held; when another thread than the owner comes, items may be retired.
-void HostQueue::explain_wait(std::int64_t start, std::uint64_t first, std::uint64_t last) {
+// to tell; `is_exposed` says that nobody else does. Called with the lock held; when another thread than the owner
+// comes, items may be retired.
+void HostQueue::explain_wait(std::int64_t start, std::uint64_t first, std::uint64_t last, bool is_exposed) {
   const std::int64_t end = now();
-  for (std::uint64_t sequence = std::max(first, retired_ + 1); sequence <= last; ++sequence)
-    for (const Skew& skew : items_[sequence - retired_ - 1]->skews) {
+  std::int64_t from = start;  // items come one after the other: each is waited for until it has ended
+  for (std::uint64_t sequence = std::max(first, retired_ + 1); sequence <= last; ++sequence) {
+    QueueItem& item = *items_[sequence - retired_ - 1];
+    const std::int64_t until = sequence == last ? end : std::clamp(item.ended, from, end);
+    if (is_exposed) item.exposed += until - std::exchange(from, until);
+    for (const Skew& skew : item.skews) {
       const Skew shared{std::max(skew.from, start), std::min(skew.until, end)};
       if (shared.from >= shared.until) continue;
+      if (is_exposed) item.exposed_skew += shared.until - shared.from;
       if (skews_of_item) skews_of_item->push_back(shared);
       else if (RankContext* const context = is_owner() ? RankContext::current_or_null() : nullptr)
         context->waited_skew_seconds += static_cast<double>(shared.until - shared.from) * 1e-9;
     }
+  }
 }
 
 void HostQueue::sleep_until_done(std::unique_lock<std::mutex>& lock, std::uint64_t sequence) {
@@ -315,6 +327,7 @@ void HostQueue::retire(std::uint64_t sequence) {
       items_.pop_front();
       ++retired_;
     }
+    if (context && !context->is_ghost()) context->state<WorkTimes>().add(*item);
     if (context && context->trace) record(*context->trace, *item);
     for (const auto& [event, wrote] : item->after)
       if (event.queue()->device() == Device::cpu()) static_cast<HostQueue*>(event.queue())->retire(event.sequence());

@@ -68,7 +68,7 @@ class HostQueue final : public Queue {
   void add_failure(std::uint64_t first, std::exception_ptr error);
   void forget_failures();
   void sleep_until_done(std::unique_lock<std::mutex>& lock, std::uint64_t sequence);
-  void explain_wait(std::int64_t start, std::uint64_t first, std::uint64_t last);
+  void explain_wait(std::int64_t start, std::uint64_t first, std::uint64_t last, bool is_exposed);
   void retire(std::uint64_t sequence);
   void record(Trace& trace, const QueueItem& item);
 

@@ -32,6 +32,7 @@ struct QueueItem {
   std::vector<Before> after;  // work of other queues
   std::vector<Skew> skews;    // of its collectives and of what it waited for
   std::int64_t submitted = 0, started = 0, ended = 0;
+  std::int64_t exposed = 0, exposed_skew = 0;  // nanoseconds that the rank's thread has waited for it; see work_times.h
 };
 /// "gather unshard blocks.3".
 std::string describe(const QueueItem& item);

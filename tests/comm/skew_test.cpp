@@ -2,6 +2,7 @@
 // purpose, once the others are seen asleep in the call.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <deque>
 
 #include "runtime/comm/board/exposed.h"
@@ -83,6 +84,41 @@ TEST(Skew, OfALateSenderAndOfALateReceiver) {
       if (group.rank() == sender) group.send(std::span(&part, 1), 1 - sender);
       else group.recv(std::span(&part, 1), sender);
     });
+}
+
+TEST(Skew, TheLateRankKnowsHowLateItWas) {
+  for (const Backend& backend : all_backends()) {
+    std::deque<SharedFlag> begins(3);
+    const auto errors = backend.run(3, [&](HostGroup& group) {
+      threads_of(group);  // groups count from their first call on
+      const Lateness before = lateness_of(group);
+      times_of_late_call(group, begins, [](HostGroup& g) { g.barrier(); });
+      Lateness lateness = lateness_of(group);
+      lateness -= before;
+      // The agreement on threads, in which anybody may be late, and the barrier: two very late calls more make the
+      // later of these two the median.
+      check(lateness.calls() == 2, "{} calls were seen", lateness.calls());
+      for (int i = 0; i < 2; ++i) lateness.add(60'000'000'000);
+      lateness.add(0);
+      if (group.rank() == 2)
+        check(lateness.median_seconds() >= 0.87 * kAtLeast, "{} s late", lateness.median_seconds());
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "") << backend.name;
+  }
+}
+
+TEST(Lateness, AMedianIsRightToAnEighth) {
+  EXPECT_EQ(Lateness().median_seconds(), 0);
+  for (double nanoseconds = 1; nanoseconds < 1e12; nanoseconds *= 1.7) {
+    Lateness lateness;
+    for (const double factor : {0.01, 0.5, 1.0, 3.0, 100.0})
+      lateness.add(static_cast<std::int64_t>(std::ceil(factor * nanoseconds)));
+    EXPECT_EQ(lateness.calls(), 5);
+    EXPECT_NEAR(lateness.median_seconds(), std::ceil(nanoseconds) * 1e-9, 0.13 * std::ceil(nanoseconds) * 1e-9);
+  }
+  Lateness mostly_first;
+  for (const std::int64_t late : {0, 0, 5}) mostly_first.add(late);
+  EXPECT_EQ(mostly_first.median_seconds(), 0);
 }
 
 TEST(Skew, OneRankHasNone) {

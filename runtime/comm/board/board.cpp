@@ -128,7 +128,7 @@ void Board::check_usable(const Fingerprint& call) {
 
 void Board::enter(const Fingerprint& call, Clock::time_point arrived) {
   check_usable(call);
-  first_arrival_ = last_arrival_ = arrived;
+  first_arrival_ = last_arrival_ = own_arrival_ = arrived;
   if (suspended_ != 0)
     fail_call(fmt::format("rank {} calls {} and has left {} unfinished", root_rank(), call.text(),
                           own().notes[sequence_ % 2].text.load()));

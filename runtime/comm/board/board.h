@@ -112,8 +112,8 @@ class Board {
   /// When the last of its ranks came to the present call, known from its first meeting on: a rank that came earlier
   /// has waited until then. Read off the ranks' own clocks, which on one host are the same.
   Clock::time_point last_arrival() const { return last_arrival_; }
-  /// When the first of them came.
-  Clock::time_point first_arrival() const { return first_arrival_; }
+  /// How much later than the first of them this rank came.
+  std::chrono::nanoseconds lateness() const { return own_arrival_ - first_arrival_; }
   /// Sleeps until then; throws if the group is poisoned before.
   void sleep_until(Clock::time_point time);
   /// Ends the call, also after an error.
@@ -215,7 +215,7 @@ class Board {
   std::atomic<std::chrono::nanoseconds> deadline_{std::chrono::seconds(300)};
   Clock::time_point waiting_since_;  // start of the present wait
   Clock::time_point met_at_;
-  Clock::time_point last_arrival_, first_arrival_;
+  Clock::time_point last_arrival_, first_arrival_, own_arrival_;
 
   Fingerprint call_;
   bool is_compared_ = false;

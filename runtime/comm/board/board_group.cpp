@@ -146,6 +146,7 @@ void BoardGroup::count(CommOp op, std::int64_t num_bytes, Board::Clock::time_poi
   item.copied += board_.take_copied();
   counts_.seconds += std::chrono::duration<double>(end - start).count();
   skew_seconds_ += std::chrono::duration<double>(last_arrival - start).count();
+  if (op != CommOp::send && op != CommOp::recv) lateness_.add(board_.lateness().count());
 }
 
 void BoardGroup::check_counts(std::span<const std::int64_t> counts, std::int64_t blocks) const {
@@ -392,6 +393,16 @@ CommCounts BoardGroup::counts() const {
 double BoardGroup::skew_seconds() const {
   std::lock_guard lock(counts_mutex_);
   return skew_seconds_;
+}
+
+Lateness BoardGroup::lateness() const {
+  Lateness lateness;
+  {
+    const std::lock_guard lock(counts_mutex_);
+    lateness = lateness_;
+  }
+  for (const auto& channel : channels_) lateness += channel->lateness();
+  return lateness;
 }
 
 SharedHeap BoardGroup::shared_heap() const {

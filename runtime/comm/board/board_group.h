@@ -7,6 +7,7 @@
 
 #include "runtime/comm/board/board.h"
 #include "runtime/comm/board/lanes.h"
+#include "runtime/comm/board/lateness.h"
 #include "runtime/comm/group/channels.h"
 #include "runtime/comm/group/division.h"
 #include "runtime/comm/group/host_group.h"
@@ -55,6 +56,8 @@ class BoardGroup final : public HostGroup {
   CommCounts counts() const override;
   /// Of counts().seconds of this channel alone: how long this rank waited because another had not come to the call.
   double skew_seconds() const;
+  /// Of this rank, over all channels, calls of all ranks only.
+  Lateness lateness() const;
   void shape_link(const LinkShape& shape) override;
   SharedHeap shared_heap() const override;
 
@@ -86,6 +89,7 @@ class BoardGroup final : public HostGroup {
   mutable std::mutex counts_mutex_;
   CommCounts counts_;
   double skew_seconds_ = 0;
+  Lateness lateness_;
 };
 
 }  // namespace sherd::comm

@@ -12,7 +12,7 @@ Fingerprint Board::open_pair_call(CommOp op, int peer) const {
 
 void Board::enter_pair_call(const Fingerprint& call, CommOp op, int peer, Clock::time_point arrived) {
   check_usable(call);
-  first_arrival_ = last_arrival_ = arrived;
+  first_arrival_ = last_arrival_ = own_arrival_ = arrived;
   own().pair_call.store(call.text());
   own().activity.store(Activity::in_pair_call, std::memory_order_relaxed);
   tell_root();

@@ -33,6 +33,14 @@ CommCounts counts_with_subgroups(ProcessGroup& any) {
   return counts;
 }
 
+Lateness lateness_of(ProcessGroup& any) {
+  HostGroup& group = any.host();
+  Lateness lateness;
+  if (const auto* board = dynamic_cast<const BoardGroup*>(&group)) lateness += board->lateness();
+  for (const auto& part : subgroups_of(group)) lateness += part->lateness();
+  return lateness;
+}
+
 CommTimes comm_times(ProcessGroup& any) {
   HostGroup& group = any.host();
   CommTimes times = times_of_calls(group);

@@ -1,5 +1,6 @@
 #pragma once
 // How much of the communication hides behind compute.
+#include "runtime/comm/board/lateness.h"
 #include "runtime/comm/group/host_group.h"
 
 namespace sherd {
@@ -30,6 +31,8 @@ struct CommTimes {
 /// The times of `group` and of the subgroups divided from it that are alive: those of a mesh. On the rank's thread;
 /// its queues should work for no other groups.
 CommTimes comm_times(ProcessGroup& group);
+/// How late this rank comes to the collectives of the same groups, its queues' too.
+Lateness lateness_of(ProcessGroup& group);
 /// The counts of the same groups, added up.
 CommCounts counts_with_subgroups(ProcessGroup& group);
 

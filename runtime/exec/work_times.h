@@ -1,0 +1,45 @@
+#pragma once
+// How long the work of a rank's host queues takes, by what it is and what it acts on, and how much of that the rank's
+// thread has waited for: the gathers of a unit, its reductions. Always counted: a few additions per item of work.
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sherd {
+
+struct QueueItem;
+
+/// Of all work with one queue, name and subject. Seconds.
+struct WorkTime {
+  std::string queue{}, name{}, subject{};  ///< "gather", "unshard", "blocks.3"
+  std::int64_t calls = 0;
+  double seconds = 0;  ///< on the queue, from the start of an item to its end
+  double exposed = 0;  ///< the rank's thread waited for it, or ran it because it would have to wait
+  double skew = 0;     ///< of that, until the last rank had come
+
+  double transfer() const { return exposed - skew; }
+  WorkTime& operator+=(const WorkTime& other);
+  WorkTime& operator-=(const WorkTime& other);
+};
+
+/// What a rank has counted, in no order that means anything.
+class WorkTimes {
+ public:
+  /// An item that is over and that the rank has let go of.
+  void add(const QueueItem& item);
+  std::vector<WorkTime> list() const;
+
+ private:
+  using Key = std::string;  // the three texts
+  std::map<Key, WorkTime, std::less<>> by_work_;
+  Key key_;  // room to look up by
+};
+
+/// Of the calling thread's rank, since it began; work that nobody has waited for yet is not in it. Work of device
+/// queues, which the host does not see running, never is.
+std::vector<WorkTime> work_times();
+
+}  // namespace sherd
