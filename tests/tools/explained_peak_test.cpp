@@ -11,8 +11,6 @@
 namespace sherd::testing {
 namespace {
 
-constexpr std::int64_t kVocabulary = 29;
-
 std::int64_t held(const CategoryBytes& bytes, MemoryCategory category) {
   return bytes[static_cast<std::size_t>(category)];
 }
@@ -30,7 +28,7 @@ TEST_F(ExplainedPeakTest, ThePictureIsThatOfTheAccounts) {
       for (const bool compile : {false, true}) {
         config.recompute = recompute;
         config.compile = compile;
-        const ExplainedPeak explained = explain_peak(config, 1, 2, kVocabulary);
+        const ExplainedPeak explained = explain_peak(config, 1, 2, kTinyVocabulary);
         EXPECT_EQ(explained.peak.total, explained.predicted.bytes);
         EXPECT_EQ(describe(explained.peak.bytes), describe(explained.predicted.at_peak));
         std::int64_t blocks = 0;
@@ -42,14 +40,14 @@ TEST_F(ExplainedPeakTest, ThePictureIsThatOfTheAccounts) {
 }
 
 TEST_F(ExplainedPeakTest, NamesWhatIsHeld) {
-  const std::string text = print_picture(explain_peak(llama_, 0, 2, kVocabulary).peak, 100);
+  const std::string text = print_picture(explain_peak(llama_, 0, 2, kTinyVocabulary).peak, 100);
   for (const char* part : {"tok.weight", "blocks.1 full", "blocks.0.", ".m", "module ", "op ", "step "})
     EXPECT_NE(text.find(part), std::string::npos) << part << " is not in\n" << text;
 }
 
 TEST_F(ExplainedPeakTest, ARefusalIsWhereTheRunWouldFail) {
-  llama_.memory_limit = predict_peak(llama_, 0, 1, kVocabulary).bytes - 1;
-  const ExplainedPeak explained = explain_peak(llama_, 0, 1, kVocabulary);
+  llama_.memory_limit = predict_peak(llama_, 0, 1, kTinyVocabulary).bytes - 1;
+  const ExplainedPeak explained = explain_peak(llama_, 0, 1, kTinyVocabulary);
   ASSERT_TRUE(explained.refusal);
   EXPECT_EQ(explained.refusal->held.total + explained.refusal->bytes, explained.predicted.bytes);
   EXPECT_EQ(describe(explained.refusal->held.moment), describe(explained.peak.moment));
@@ -64,7 +62,7 @@ const std::map<std::string, std::int64_t> kLlamaElements{
 
 TEST_F(ExplainedPeakTest, ModulesHoldWhatTheirLayersSay) {
   for (const int ranks : {1, 2}) {
-    const ExplainedPeak explained = explain_peak(llama_, 0, ranks, kVocabulary);
+    const ExplainedPeak explained = explain_peak(llama_, 0, ranks, kTinyVocabulary);
     std::map<std::string, ModuleMemory> rows;
     ModuleMemory sum;
     for (const ModuleMemory& row : explained.modules) {
@@ -95,7 +93,7 @@ TEST_F(ExplainedPeakTest, RecomputedBlocksSaveTheirInputOnly) {
   const auto saved_in_block = [&](const char* recompute) {
     llama_.recompute = recompute;
     std::int64_t bytes = 0;
-    for (const ModuleMemory& row : explain_peak(llama_, 0, 1, kVocabulary).modules)
+    for (const ModuleMemory& row : explain_peak(llama_, 0, 1, kTinyVocabulary).modules)
       if (row.path.starts_with("blocks.0")) bytes += row.saved;
     return bytes;
   };
@@ -109,7 +107,7 @@ TEST_F(ExplainedPeakTest, RecomputedBlocksSaveTheirInputOnly) {
 
 TEST_F(ExplainedPeakTest, EqualBlocksAreOneLine) {
   llama_.model.layers = 4;
-  const std::string table = print_module_memory(explain_peak(llama_, 0, 2, kVocabulary).modules);
+  const std::string table = print_module_memory(explain_peak(llama_, 0, 2, kTinyVocabulary).modules);
   for (const char* part : {"module", "saved activations", "(model)", "each", "wq"})
     EXPECT_NE(table.find(part), std::string::npos) << part << " is not in\n" << table;
   const std::size_t first = table.find("wq");

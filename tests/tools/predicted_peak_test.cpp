@@ -23,7 +23,6 @@ class PredictedPeakTest : public ::testing::Test {
   TrainConfig gpt_ = tiny_config(data_), llama_ = tiny_llama(data_);
 };
 
-constexpr std::int64_t kVocabulary = 29;
 
 std::string text_of(const TrainConfig& c, int ranks) {
   return fmt::format("{} on {} ranks, mesh \"{}\", {}, units {}, recompute {}, accumulate {}, prefetch {}, {}, {}",
@@ -39,7 +38,7 @@ void expect_as_predicted(TrainConfig config, int ranks) {
   config.eval_every = config.steps - 1;
   run_ranks(ranks, [&](const Group& group) {
     const int rank = group->rank();
-    const PredictedPeak predicted = predict_peak(config, rank, ranks, kVocabulary);
+    const PredictedPeak predicted = predict_peak(config, rank, ranks, kTinyVocabulary);
     Trainer trainer(config, group);
     CategoryBytes peak{}, held{};
     const TrainSummary summary = trainer.run([&](const StepMetrics& m) {
@@ -60,7 +59,7 @@ void expect_least_limit(TrainConfig config, int ranks) {
   config.eval_every = config.steps - 1;
   std::int64_t least = 0;
   for (int rank = 0; rank < ranks; ++rank)
-    least = std::max(least, predict_peak(config, rank, ranks, kVocabulary).bytes);
+    least = std::max(least, predict_peak(config, rank, ranks, kTinyVocabulary).bytes);
   config.memory_limit = least;
   EXPECT_NO_THROW(train_tiny(config, ranks));
   config.memory_limit = least - 1;
@@ -68,7 +67,7 @@ void expect_least_limit(TrainConfig config, int ranks) {
   EXPECT_THROW(
       {
         for (int rank = 0; rank < ranks; ++rank)
-          predict_peak(config, rank, ranks, kVocabulary, {.memory_limit = least - 1});
+          predict_peak(config, rank, ranks, kTinyVocabulary, {.memory_limit = least - 1});
       },
       OutOfMemory);
 }
@@ -139,24 +138,25 @@ TEST_F(PredictedPeakTest, IsTheLeastLimit) {
   llama_.accumulate = 24;
   llama_.model.layers = 1;
   expect_least_limit(llama_, 2);
-  EXPECT_EQ(predict_peak(llama_, 0, 2, kVocabulary).when, "evaluation");
+  EXPECT_EQ(predict_peak(llama_, 0, 2, kTinyVocabulary).when, "evaluation");
 }
 
 TEST_F(PredictedPeakTest, LeavesTheRankThatAsksAsItWas) {
   const RankScope scope("rank 5");
   const std::int64_t before = RankContext::current().allocator().accounting().total_peak();
   int calls = 0;
-  predict_peak(llama_, 1, 2, kVocabulary, {.observe = [&](TrainStep&, int updates) { EXPECT_EQ(updates, calls++); }});
+  const auto count = [&](TrainStep&, int updates) { EXPECT_EQ(updates, calls++); };
+  predict_peak(llama_, 1, 2, kTinyVocabulary, {.observe = count});
   EXPECT_EQ(calls, 5);
   EXPECT_EQ(RankContext::current().rank_text, "rank 5");
   EXPECT_EQ(RankContext::current().allocator().accounting().total_peak(), before);
 }
 
 TEST_F(PredictedPeakTest, BadInput) {
-  expect_error([&] { predict_peak(llama_, 2, 2, kVocabulary); }, {"rank 2 of a ghost group of 2"});
-  expect_error([&] { predict_peak(llama_, 0, 5, kVocabulary); }, {"batch = 12", "5 ranks", "multiple of 5"});
+  expect_error([&] { predict_peak(llama_, 2, 2, kTinyVocabulary); }, {"rank 2 of a ghost group of 2"});
+  expect_error([&] { predict_peak(llama_, 0, 5, kTinyVocabulary); }, {"batch = 12", "5 ranks", "multiple of 5"});
   llama_.mesh = "dp=3";
-  expect_error([&] { predict_peak(llama_, 0, 2, kVocabulary); }, {"dp=3", "2 there are"});
+  expect_error([&] { predict_peak(llama_, 0, 2, kTinyVocabulary); }, {"dp=3", "2 there are"});
 }
 
 }  // namespace

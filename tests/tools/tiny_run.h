@@ -22,6 +22,9 @@ inline std::string tiny_text() {
   return text;
 }
 
+/// Tokens of its vocabulary.
+inline constexpr std::int64_t kTinyVocabulary = 29;
+
 /// A GPT of 2 blocks over `data`. The batch divides by 1, 2, 3, 4 and 6.
 inline TrainConfig tiny_config(const std::string& data) {
   TrainConfig config;

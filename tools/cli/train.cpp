@@ -15,6 +15,7 @@
 #include "tools/cli/cpu_share.h"
 #include "tools/cli/progress.h"
 #include "tools/train/exit_status.h"
+#include "tools/train/explained_peak.h"
 #include "tools/train/sharding.h"
 #include "tools/train/stop_signals.h"
 #include "tools/train/train_report.h"
@@ -46,6 +47,10 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
                     trainer.model().num_parameters(), trainer.data().num_train(), trainer.data().num_validation(),
                     trainer.group().size(), trainer.group().size() == 1 ? "" : "s",
                     sharding_text(trainer.config(), trainer.mesh().num_data_ranks())));
+  if (config.memory_by_module)
+    print(stdout, print_module_memory(explain_peak(trainer.config(), 0, trainer.group().size(),
+                                                   trainer.data().vocabulary().size())
+                                          .modules));
   bool prints_units = config.print_units;  // after a step, which knows their order; or after a run without one
   const auto print_units_once = [&] {
     if (std::exchange(prints_units, false)) print(stdout, nn::print_units(trainer.model()));

@@ -58,6 +58,11 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("eval_batches", &c.eval_batches, "batches per evaluation; 0: the whole validation part", run);
   table.add("threads", &c.threads, "threads per rank; 0: the allowed CPUs shared among the ranks", run);
   table.add("memory_limit", &c.memory_limit, "bytes of tensors per rank; 0: none", run);
+  table.add("memory_by_module", &c.memory_by_module,
+            "print first what parameters, gradients, optimizer state and saved activations of each module will hold",
+            run);
+  table.add("explain_peak", &c.explain_peak,
+            "print in the end when memory was at its peak, and the largest tensors that rank 0 held then", run);
   table.add("device", &c.device, kDeviceHelp, run);
   table.add("compile", &c.compile, "record one step and replay it; the same bits as without", run);
   table.add("metrics", &c.metrics, "file for one JSON object per step", run);
@@ -275,8 +280,8 @@ void check_optimizer(const TrainConfig::Optimizer& o) {
 }
 
 // About one invocation, not about the run.
-constexpr std::array<std::string_view, 6> kOfInvocation = {"resume",      "overwrite", "init_from",
-                                                           "trace_steps", "trace",     "print_units"};
+constexpr std::array<std::string_view, 8> kOfInvocation = {
+    "resume", "overwrite", "init_from", "trace_steps", "trace", "print_units", "memory_by_module", "explain_peak"};
 
 void take_saved(ConfigTable& table, const std::string& dir) {
   const auto save = nn::open_newest_good(dir, *make_single_group(), nn::Verify::headers, [](const std::string&) {});

@@ -27,6 +27,8 @@ struct TrainConfig {
   std::int64_t eval_batches = 0;
   std::int64_t threads = 0;
   std::int64_t memory_limit = 0;
+  bool memory_by_module = false;
+  bool explain_peak = false;
   std::string device = "cpu";
   bool compile = false;
 

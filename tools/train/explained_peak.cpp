@@ -64,8 +64,8 @@ std::string print_picture(const MemoryPicture& picture, std::size_t most, std::s
     else if (kinds.size() < most) kinds.push_back({what, block.category, block.bytes, 1});
   }
   for (const Kind& kind : kinds)
-    text += fmt::format("{}      {:>9}  {:<13} {}{}\n", indent, format_bytes(kind.bytes), name(kind.category), kind.what,
-                        kind.count > 1 ? fmt::format(", {} times", kind.count) : "");
+    text += fmt::format("{}      {:>9}  {:<13} {}{}\n", indent, format_bytes(kind.bytes), name(kind.category),
+                        kind.what, kind.count > 1 ? fmt::format(", {} times", kind.count) : "");
   return text;
 }
 

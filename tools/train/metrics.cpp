@@ -29,6 +29,28 @@ ordered_json config_to_json(const TrainConfig& config) {
   return object;
 }
 
+ordered_json part_to_json(const UnitTime::Part& part) {
+  return {{"calls", part.calls},
+          {"seconds", part.seconds},
+          {"exposed_transfer_seconds", part.exposed_transfer},
+          {"exposed_skew_seconds", part.exposed_skew}};
+}
+
+ordered_json times_to_json(const RunTimes& times) {
+  ordered_json ranks = ordered_json::array(), units = ordered_json::array();
+  for (const RankLateness& r : times.ranks)
+    ranks.push_back(
+        {{"rank", r.rank}, {"host", r.host}, {"calls", r.calls}, {"median_lateness_seconds", r.median_seconds}});
+  for (const UnitTime& u : times.units)
+    units.push_back({{"unit", u.unit}, {"gather", part_to_json(u.gather)}, {"reduce", part_to_json(u.reduce)}});
+  const StepJitter& s = times.steps;
+  return {{"steps", s.count},
+          {"step_seconds", {{"p50", s.p50}, {"p95", s.p95}, {"max", s.max}, {"mad", s.mad}}},
+          {"ranks", std::move(ranks)},
+          {"stragglers", times.stragglers},
+          {"units", std::move(units)}};
+}
+
 /// Bytes of the lines up to that of step `last`, with the header before them; 0 if the file does not begin with one.
 std::uintmax_t bytes_until(const std::string& path, std::int64_t last) {
   std::ifstream file(path, std::ios::binary);
@@ -71,6 +93,7 @@ std::string step_line(const StepMetrics& metrics) {
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.loss_scale || metrics.skipped_steps > 0) line["skipped_steps"] = metrics.skipped_steps;
   if (metrics.val_loss) line["val_loss"] = *metrics.val_loss;
+  if (metrics.times) line["run_times"] = times_to_json(*metrics.times);
   return line.dump();
 }
 

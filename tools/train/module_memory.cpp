@@ -78,7 +78,9 @@ struct Branch {
              return a->name == b->name && a->holds_as(*b);
            });
   }
-  bool is_item() const { return !name.empty() && std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; }); }
+  bool is_item() const {
+    return !name.empty() && std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
+  }
 };
 
 void add(Branch& root, const ModuleMemory& row) {
@@ -109,7 +111,8 @@ void list(const Branch& node, const std::string& label, int depth, std::vector<L
     while (first.is_item() && end < node.children.size() && node.children[end]->is_item() &&
            node.children[end]->holds_as(first))
       ++end;
-    const std::string name = end == i + 1 ? first.name : fmt::format("{}-{} each", first.name, node.children[end - 1]->name);
+    const std::string name =
+        end == i + 1 ? first.name : fmt::format("{}-{} each", first.name, node.children[end - 1]->name);
     list(first, name, depth + 1, lines);
     i = end;
   }

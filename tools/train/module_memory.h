@@ -26,8 +26,8 @@ struct ModuleMemory {
 /// parameters have now. `before_backward` is the picture of a log that has seen a step.
 std::vector<ModuleMemory> module_memory(TrainStep& step, const MemoryPicture& before_backward);
 
-/// A table, each line with all that is below its module; modules of a list that hold the same are one line, "0-11 each".
-/// Gathered bytes are of all units at once: a step gathers some at a time.
+/// A table, each line with all that is below its module; modules of a list that hold the same are one line, "0-11
+/// each". Gathered bytes are of all units at once: a step gathers some at a time.
 std::string print_module_memory(const std::vector<ModuleMemory>& modules);
 
 }  // namespace sherd

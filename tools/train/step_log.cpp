@@ -19,11 +19,12 @@ double now_seconds() {
 
 StepLog::StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_step, std::int64_t skipped_steps,
                  const DivergenceRule& rule, const Observer& observe)
-    : group_(group), memory_(memory), first_step_(first_step), observe_(observe), watch_(rule) {
+    : group_(group), memory_(memory), first_step_(first_step), observe_(observe), watch_(rule), clock_(group) {
   summary_.skipped_steps = skipped_steps;
 }
 
 void StepLog::begin() {
+  if (num_begun_++ == kSettlingSteps) clock_.start();
   memory_.reset_peaks();
   begun_ = {now_seconds(), counts_with_subgroups(group_), comm_times(group_)};
 }
@@ -54,7 +55,10 @@ void StepLog::arrived(StepMetrics metrics, const Begun& begun, std::span<const d
   metrics.exposed_skew_seconds = comm.skew;
   last_arrival_ = now;
 
-  if (metrics.step > first_step_ + kSettlingSteps) summary_.comm += comm;
+  if (metrics.step > first_step_ + kSettlingSteps) {
+    summary_.comm += comm;
+    clock_.add_step(metrics.step_seconds);
+  }
   summary_.step_comm = counts_with_subgroups(group_);
   summary_.step_comm -= begun.counts;
   for (std::size_t c = 0; c < metrics.memory_bytes.size(); ++c)

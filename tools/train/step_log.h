@@ -8,6 +8,7 @@
 
 #include "runtime/comm/board/exposed.h"
 #include "runtime/comm/group/host_group.h"
+#include "runtime/exec/memory_log.h"
 #include "runtime/op/host_reads.h"
 #include "tools/train/divergence.h"
 #include "tools/train/metrics.h"
@@ -20,6 +21,8 @@ struct TrainSummary {
   double first_loss = 0, last_losses_mean = 0;  ///< first step; mean of the last 10 steps of this run
   std::optional<double> val_loss;
   CategoryBytes peak_bytes{};  ///< this rank's peak per category over all steps
+  std::optional<MemoryPicture> peak{};  ///< rank 0's, if config.explain_peak asks for it
+  RunTimes times{};  ///< of all steps but the first two
   CommCounts step_comm{};      ///< collectives of the last training step
   CommTimes comm{};            ///< of all steps but the first two, in which orders are recorded
   double seconds = 0;
@@ -53,6 +56,8 @@ class StepLog {
   void report(const StepMetrics& metrics);
   /// On the way out with an error: reports what is done, whatever else fails.
   void finish_quietly() noexcept;
+  /// The settled steps; also what evaluations and saves pause.
+  RunClock& clock() { return clock_; }
   const TrainSummary& summary() const { return summary_; }
   /// The first step that is known to have diverged by the rule.
   const std::optional<Divergence>& diverged() const { return diverged_; }
@@ -76,6 +81,8 @@ class StepLog {
   std::optional<Divergence> diverged_;
   std::deque<double> last_losses_;
   Begun begun_;
+  RunClock clock_;
+  std::int64_t num_begun_ = 0;
   double last_arrival_ = 0;
   HostReads reads_;
   std::deque<StepMetrics> done_;  // arrived, not reported

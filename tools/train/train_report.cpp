@@ -7,6 +7,7 @@
 #include "nn/parallel/extensions/blocks.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/comm/group/host_group.h"
+#include "tools/train/explained_peak.h"
 #include "tools/train/sharding.h"
 
 namespace sherd {
@@ -130,6 +131,7 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
   else if (summary.skipped_steps > 0) text += fmt::format("; {} steps skipped", summary.skipped_steps);
   if (summary.rollbacks > 0) text += fmt::format("; went back to a save {} times", summary.rollbacks);
   text += fmt::format("; {:.1f} s\n", summary.seconds) + memory_table(trainer, summary);
+  if (summary.peak) text += "memory of rank 0 at its peak\n" + print_picture(*summary.peak, 12);
   if (trainer.group().size() > 1) {
     text += "collectives of the last step\n" + collectives(trainer, config, summary.step_comm);
     if (summary.comm.total > 0)
@@ -139,6 +141,7 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
           summary.comm.total, summary.comm.exposed, 100 * summary.comm.exposed / summary.comm.total,
           summary.comm.transfer(), summary.comm.skew);
   }
+  text += print_run_times(summary.times);
   if (!config.metrics.empty()) text += fmt::format("metrics     {}\n", config.metrics);
   if (!config.trace.empty()) text += fmt::format("trace       {}\n", config.trace);
   if (!config.save.empty()) text += fmt::format("checkpoint  {}\n", config.save);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "nn/checkpoint/replicas.h"
+#include "nn/memory_names.h"
 #include "nn/non_finite.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
@@ -23,6 +24,7 @@
 #include "runtime/op/ops.h"
 #include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
+#include "tools/train/memory_advice.h"
 #include "tools/train/sharding.h"
 #include "tools/train/stop_signals.h"
 
@@ -173,9 +175,24 @@ void Trainer::claim_save_folder() {
 }
 
 void Trainer::build() {
-  step_.emplace(config_, *mesh_, device_, data_->vocabulary().size());
+  Allocator& memory = RankContext::current().allocator(device_);
+  if (config_.explain_peak && group_->rank() == 0)
+    memory_log_.emplace(
+        memory, [this](MemoryPicture& picture) { nn::name_by_slots(picture, step_ ? &step_->model() : nullptr); });
+  try {
+    step_.emplace(config_, *mesh_, device_, data_->vocabulary().size());
+  } catch (OutOfMemory& error) {
+    explain(error);
+    throw;
+  }
   if (initial_) together(*group_, [&] { initial_->load(step_->model()); });
   initial_.reset();
+}
+
+// What the device had room for is what was held at the peak.
+void Trainer::explain(OutOfMemory& error) noexcept {
+  explain_out_of_memory(error, config_, *group_, data_->vocabulary().size(),
+                        RankContext::current().allocator(device_).accounting().total_peak());
 }
 
 void Trainer::resume() {
@@ -386,7 +403,11 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const P
   }
   if (is_due(config_.eval_every)) {
     StepMetrics metrics = log.finish_but_last();
-    if (!log.diverged()) metrics.val_loss = evaluate_unless_stopped(polls.stop);
+    {
+      const RunClock::Pause pause(log.clock());
+      if (!log.diverged()) metrics.val_loss = evaluate_unless_stopped(polls.stop);
+      metrics.times = log.clock().times();
+    }
     log.report(metrics);
   } else {
     log.poll();
@@ -420,11 +441,17 @@ TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, con
       signal = run_step(step++, trace, log, {stop, save});
       if (log.diverged()) step = roll_back(log);
     }
+  } catch (OutOfMemory& error) {
+    log.finish_quietly();
+    explain(error);
+    throw;
   } catch (...) {
     log.finish_quietly();
     throw;
   }
   TrainSummary summary = log.summary();
+  summary.times = log.clock().times();
+  if (memory_log_) summary.peak = memory_log_->peak();
   summary.stopped_by = signal;
   summary.steps = step;
   summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -17,6 +17,7 @@
 #include "nn/checkpoint/training_state.h"
 #include "nn/data/token_data.h"
 #include "runtime/comm/group/process_group.h"
+#include "runtime/exec/memory_log.h"
 #include "tools/train/config.h"
 #include "tools/train/job_mesh.h"
 #include "tools/train/skipped_batches.h"
@@ -55,10 +56,11 @@ class Trainer {
   /// Trains up to config.steps, evaluating and saving as configured. With `stop` or `save`, on all ranks or on none, the
   /// ranks ask one another after each step, and end together after the step in which one of them was asked to, saved if
   /// config.save is set, for which an evaluation is left; or save together and go on. By the clock of rank 0 they save
-  /// every config.save_minutes. Replicas are compared as configured: Error naming the ranks that differ. Collective. A step that has diverged (divergence.h) is never saved:
-  /// config.on_nonfinite skips it, or goes back to the last save, at most kMostRollbacks times to the same one. Throws
-  /// ExitError, on every rank: kDiverged, which names the step and where it began; kStoppedWithoutSave when that last
-  /// save fails.
+  /// every config.save_minutes. Replicas are compared as configured: Error naming the ranks that differ. A step that has
+  /// diverged (divergence.h) is never saved: config.on_nonfinite skips it, or goes back to the last save, at most
+  /// kMostRollbacks times to the same one. Collective. Throws ExitError, on every rank: kDiverged, which names the step
+  /// and where it began; kStoppedWithoutSave when that last save fails; OutOfMemory, which says what would fit
+  /// (memory_advice.h).
   TrainSummary run(const StepObserver& observe, const StopPoll& stop = {}, const SavePoll& save = {});
 
   /// One update, by the batch of step `step`, counted from 0; run() is the way to make them all. Returns the mean loss
@@ -87,6 +89,7 @@ class Trainer {
   void open_initial();
   void claim_save_folder();
   void build();
+  void explain(OutOfMemory& error) noexcept;
   void resume();
   /// What ranks are asked for at a step boundary; of all ranks together, once they have agreed.
   struct Wishes {
@@ -122,6 +125,7 @@ class Trainer {
   std::chrono::steady_clock::time_point saved_at_ = std::chrono::steady_clock::now();  // or when the run began
   std::unique_ptr<Weights> initial_;
   std::optional<TokenData> data_;
+  std::optional<MemoryLog> memory_log_;
   std::optional<TrainStep> step_;
   std::int64_t first_step_ = 0, local_batch_ = 0;
   std::int64_t skipped_steps_ = 0;  // without an update, by config.on_nonfinite, those before this run included

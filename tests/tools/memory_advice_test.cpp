@@ -1,0 +1,189 @@
+// What a run says that does not fit its limit. Oracles: a watcher of the test's own, which sees where a run without a
+// limit first holds more; and the settings that are suggested, tried.
+#include "tools/train/memory_advice.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <regex>
+
+#include "runtime/exec/context.h"
+#include "runtime/memory/storage.h"
+#include "tests/support/expect_error.h"
+#include "tests/tools/program_test.h"
+#include "tools/train/predicted_peak.h"
+
+namespace sherd::testing {
+namespace {
+
+constexpr int kCases = 20;
+
+TrainConfig drawn(const std::string& data, std::mt19937& random, int& ranks) {
+  const auto one_of = [&random](auto... values) {
+    const std::array all{values...};
+    return all[random() % all.size()];
+  };
+  TrainConfig config = random() % 2 ? tiny_config(data) : tiny_llama(data);
+  ranks = one_of(1, 2, 2, 4);
+  config.model.layers = one_of(1, 2, 3, 5);
+  config.model.width = one_of(16, 32, 64);
+  config.model.hidden = 4 * config.model.width;
+  config.model.sequence = one_of(12, 24, 48);
+  config.batch = one_of(8, 16, 24);
+  config.strategy = one_of("no_shard", "shard_optimizer", "shard_grad_op", "full_shard");
+  config.recompute = one_of("none", "none", "selective");
+  config.steps = 4;
+  config.eval_every = 3;
+  return config;
+}
+
+/// Where a rank without a limit first holds more than one.
+class FirstOver final : public AllocationWatcher {
+ public:
+  FirstOver(Allocator& allocator, std::int64_t limit) : allocator_(allocator), limit_(limit) {
+    allocator_.set_watcher(this);
+  }
+  ~FirstOver() { allocator_.set_watcher(nullptr); }
+  std::optional<MemoryCategory> category;
+  std::string module;
+
+ private:
+  void taken(const void*, std::int64_t, MemoryCategory of) noexcept override {
+    if (category || allocator_.accounting().total() <= limit_) return;
+    category = of;
+    if (const std::string* path = RankContext::current().module_path) module = *path;
+  }
+  void given_back(const void*, std::int64_t, MemoryCategory) noexcept override {}
+  void retagged(const void*, std::int64_t, MemoryCategory, MemoryCategory) noexcept override {}
+  void is_of(const void*, const Storage&) noexcept override {}
+  void refused(std::int64_t, MemoryCategory) noexcept override {}
+  Allocator& allocator_;
+  const std::int64_t limit_;
+};
+
+struct Place {
+  std::optional<MemoryCategory> category;
+  std::string module;
+};
+
+std::vector<Place> places_over(TrainConfig config, int ranks) {
+  const std::int64_t limit = std::exchange(config.memory_limit, 0);
+  std::vector<Place> places(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
+    const FirstOver over(RankContext::current().allocator(), limit);
+    Trainer trainer(config, group);
+    trainer.run([](const StepMetrics&) {});
+    places[static_cast<std::size_t>(group->rank())] = {over.category, over.module};
+  });
+  return places;
+}
+
+/// The error of the lowest rank that ran out of memory by itself.
+std::string failure_of(const TrainConfig& config, int ranks, int& rank) {
+  std::map<int, std::string> texts;
+  std::mutex mutex;
+  try {
+    run_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
+      try {
+        Trainer trainer(config, group);
+        trainer.run([](const StepMetrics&) {});
+      } catch (const OutOfMemory& error) {
+        const std::lock_guard lock(mutex);
+        texts[group->rank()] = error.what();
+        throw;
+      }
+    });
+  } catch (const Error&) {}
+  if (texts.empty()) return "";
+  rank = texts.begin()->first;
+  return texts.begin()->second;
+}
+
+std::vector<std::string> suggested(const std::string& text) {
+  std::vector<std::string> flags;
+  const std::regex line(R"(\n    (--.*?) +[0-9.]+ [KMG]?B \(([0-9]+) bytes\))");
+  for (std::sregex_iterator it(text.begin(), text.end(), line), end; it != end; ++it) flags.push_back((*it)[1]);
+  return flags;
+}
+
+TrainConfig with_flags(TrainConfig config, const std::string& flags) {
+  ConfigTable table = bind(config);
+  std::vector<std::string> words;
+  std::istringstream stream(flags);
+  for (std::string word; stream >> word;) words.push_back(word);
+  const std::vector<std::string_view> views(words.begin(), words.end());
+  apply_flags(table, parse_command_line(table, views));
+  return config;
+}
+
+class MemoryAdvice : public ProgramTest {};
+
+TEST_F(MemoryAdvice, TwentyRunsThatDoNotFitSayWhereAndWhatWould) {
+  for (unsigned seed = 1; seed <= kCases; ++seed) {
+    std::mt19937 random(seed);
+    int ranks = 1, rank = -1;
+    TrainConfig config = drawn(data_, random, ranks);
+    std::int64_t most = 0;
+    for (int r = 0; r < ranks; ++r) most = std::max(most, predict_peak(config, r, ranks, kTinyVocabulary).bytes);
+    config.memory_limit = most * static_cast<std::int64_t>(75 + random() % 23) / 100;
+    SCOPED_TRACE(fmt::format("seed {}: {} of {} layers, width {}, batch {}, {}, recompute {}, {} ranks, limit {} of {}",
+                             seed, config.model.style, config.model.layers, config.model.width, config.batch,
+                             config.strategy, config.recompute, ranks, config.memory_limit, most));
+    const std::vector<Place> places = places_over(config, ranks);
+    const std::string text = failure_of(config, ranks, rank);
+    ASSERT_GE(rank, 0) << "no rank ran out of memory";
+    const Place& place = places[static_cast<std::size_t>(rank)];
+    ASSERT_TRUE(place.category);
+    EXPECT_TRUE(std::regex_search(text, std::regex(fmt::format("asked for {},", name(*place.category))))) << text;
+    EXPECT_NE(text.find(place.module), std::string::npos) << place.module << "\n" << text;
+    const std::vector<std::string> flags = suggested(text);
+    ASSERT_FALSE(flags.empty()) << text;
+    for (const std::string& each : flags) EXPECT_NO_THROW(train_tiny(with_flags(config, each), ranks)) << each;
+  }
+}
+
+TEST_F(MemoryAdvice, ALimitThatNothingMeetsSaysTheLeastAndWhatHoldsIt) {
+  TrainConfig config = tiny_llama(data_);
+  config.memory_limit = 20'000;
+  int rank = -1;
+  const std::string text = failure_of(config, 1, rank);
+  expect_within(text, {"no setting meets a limit of 20 KB", "the least is", "optimizer", "parameters", "tok.weight"});
+  std::smatch found;
+  const std::regex least(R"(the least is .*\(([0-9]+) bytes\), by (--[^,]*),)");
+  ASSERT_TRUE(std::regex_search(text, found, least)) << text;
+  config.memory_limit = std::stoll(found[1]);
+  EXPECT_NO_THROW(train_tiny(with_flags(config, found[2]), 1));
+  config.memory_limit -= 1;
+  EXPECT_THROW(train_tiny(with_flags(config, found[2]), 1), OutOfMemory);
+}
+
+TEST_F(MemoryAdvice, ThereMayBeNoTime) {
+  TrainConfig config = tiny_llama(data_);
+  const Advice advice = advise_on_memory(config, 1, kTinyVocabulary, 20'000, std::chrono::milliseconds(0));
+  EXPECT_FALSE(advice.is_complete);
+  EXPECT_TRUE(advice.fits.empty());
+}
+
+// Both ranks run out of memory: one of them says what would fit.
+TEST_F(MemoryAdvice, TheProgramSaysItOnce) {
+  for (const int ranks : {1, 2}) {
+    const ProgramEnd end = train(ranks, {"--memory-limit", ranks == 1 ? "160000" : "130000"});
+    EXPECT_EQ(end.status, 1) << end.err;
+    expect_within(end.err, {"out of memory", "asked for", "needs", "modules", "fits", "at most per rank"});
+    const std::size_t first = end.err.find("saved activations");
+    EXPECT_EQ(end.err.find("saved activations", first + 1), std::string::npos) << end.err;
+  }
+}
+
+TEST_F(MemoryAdvice, TheProgramExplainsItsMemory) {
+  const ProgramEnd end = train(2, {"--memory-by-module", "--explain-peak"});
+  EXPECT_EQ(end.status, 0) << end.err;
+  expect_within(end.out, {"saved activations", "(model)", "blocks", "0-1 each", "memory of rank 0 at its peak", "held",
+                          "blocks.0 full", "step time", "straggler"});
+}
+
+}  // namespace
+}  // namespace sherd::testing

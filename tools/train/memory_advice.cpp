@@ -1,0 +1,237 @@
+// A lever is a key of the config with values from mild to strong. Levers are tried alone, then together: all at their
+// strongest, and if that fits each is taken back as far as it may be, the one that costs most first.
+#include "tools/train/memory_advice.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+
+#include "tools/train/explained_peak.h"
+#include "tools/train/job_mesh.h"
+#include "tools/train/predicted_peak.h"
+#include "tools/train/stop_signals.h"
+
+namespace sherd {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Lever {
+  std::string key;
+  std::vector<std::string> values;  // mild to strong, all stronger than the config's
+};
+
+std::vector<std::string> after(std::initializer_list<std::string_view> ladder, std::string_view now) {
+  const auto* const place = std::ranges::find(ladder, now);
+  if (place == ladder.end()) return {};
+  return {place + 1, ladder.end()};
+}
+
+// Multiples of `now` by which `batch` divides, and of the batch that are left of it.
+std::vector<std::string> finer_parts(std::int64_t now, std::int64_t whole) {
+  std::vector<std::string> parts;
+  for (std::int64_t n = now + 1; n <= whole; ++n)
+    if (whole % n == 0) parts.push_back(std::to_string(n));
+  return parts;
+}
+
+std::vector<std::string> smaller_batches(std::int64_t batch, std::int64_t unit) {
+  std::vector<std::string> batches;
+  for (std::int64_t n = batch / 2 / unit * unit; n >= unit; n = n / 2 / unit * unit)
+    batches.push_back(std::to_string(n));
+  return batches;
+}
+
+// In the order in which they are taken back: what costs most comes first, the batch, another recipe, before all.
+std::vector<Lever> levers_of(TrainConfig config, int ranks) {
+  const int data_ranks = count_data_ranks(mesh_of(config.mesh, ranks));
+  std::vector<Lever> levers{{"batch", smaller_batches(config.batch, data_ranks)}};
+  if (bind(config).contains("offload")) levers.push_back({"offload", {"optimizer", "all"}});
+  levers.push_back({"units", config.fully_shard ? after({"coarse", "block", "fine"}, config.units)
+                                                : std::vector<std::string>{}});
+  if (config.fully_shard && config.accumulate > 1 && data_ranks > 1 && !config.accumulate_shards)
+    levers.push_back({"accumulate_shards", {"true"}});
+  levers.push_back({"accumulate", finer_parts(config.accumulate, config.batch / data_ranks)});
+  levers.push_back({"recompute", after({"none", "selective", "full"}, config.recompute)});
+  if (config.fully_shard && data_ranks > 1) {
+    std::vector<std::string> values = after({"no_shard", "shard_optimizer", "shard_grad_op", "full_shard"},
+                                            config.strategy == "replicate" ? "no_shard" : config.strategy);
+    if (values.empty()) values = after({"hybrid_shard_grad_op", "hybrid_shard", "hybrid_shard_state"}, config.strategy);
+    levers.push_back({"strategy", values});
+  }
+  std::erase_if(levers, [](const Lever& lever) { return lever.values.empty(); });
+  return levers;
+}
+
+class Search {
+ public:
+  Search(const TrainConfig& config, int ranks, std::int64_t data_vocabulary, std::int64_t limit, Clock::time_point end)
+      : config_(config), ranks_(ranks), data_vocabulary_(data_vocabulary), limit_(limit), end_(end),
+        levers_(levers_of(config, ranks)) {
+    config_.memory_limit = 0;
+  }
+
+  Advice run() {
+    for (auto lever = levers_.rbegin(); lever != levers_.rend(); ++lever)  // what costs least comes first
+      if (lever->key != "batch") try_alone(*lever);
+    for (const bool changes_batch : {false, true})
+      if (advice_.fits.empty()) try_together(changes_batch);
+    return std::move(advice_);
+  }
+
+ private:
+  using Choice = std::map<std::string, std::string>;  // values of levers by key
+
+  void try_alone(const Lever& lever) {
+    for (const std::string& value : lever.values)
+      if (const auto suggestion = tried({{lever.key, value}}); suggestion && suggestion->bytes <= limit_) {
+        advice_.fits.push_back(*suggestion);
+        return;
+      }
+  }
+
+  void try_together(bool changes_batch) {
+    Choice choice;
+    for (const Lever& lever : levers_)
+      if (changes_batch || lever.key != "batch") choice[lever.key] = lever.values.back();
+    if (changes_batch && choice.contains("batch")) choice.erase("accumulate");  // a sequence is one part
+    std::optional<Suggestion> best = tried(choice);
+    if (!best || best->bytes > limit_) return;
+    for (const Lever& lever : levers_) {
+      if (!choice.contains(lever.key)) continue;
+      const std::string strongest = choice[lever.key];
+      choice.erase(lever.key);
+      const auto fits = [&] {
+        const auto now = tried(choice);
+        if (!now || now->bytes > limit_) return false;
+        best = now;
+        return true;
+      };
+      bool is_settled = fits();
+      for (std::size_t i = 0; !is_settled && i < lever.values.size(); ++i) {
+        choice[lever.key] = lever.values[i];
+        is_settled = fits();
+      }
+      if (!is_settled) choice[lever.key] = strongest;
+    }
+    advice_.fits.push_back(*best);
+  }
+
+  // Nothing: it is no valid config, or there is no time.
+  std::optional<Suggestion> tried(const Choice& choice) {
+    if (Clock::now() >= end_) {
+      advice_.is_complete = false;
+      return std::nullopt;
+    }
+    Suggestion suggestion{.config = config_};
+    ConfigTable table = bind(suggestion.config);
+    for (const auto& [key, value] : choice) {
+      table.set_text(key, value, key);
+      std::string flag = key;
+      std::ranges::replace(flag, '_', '-');
+      suggestion.flags += fmt::format("{}--{}{}", suggestion.flags.empty() ? "" : " ", flag,
+                                      table.is_switch(key) ? "" : " " + value);
+    }
+    try {
+      suggestion.bytes = most_bytes(suggestion.config);
+    } catch (const Error&) { return std::nullopt; }
+    if (advice_.smallest.bytes == 0 || suggestion.bytes < advice_.smallest.bytes) advice_.smallest = suggestion;
+    return suggestion;
+  }
+
+  std::int64_t most_bytes(const TrainConfig& config) const {
+    std::vector<int> of;
+    if (ranks_ <= 8)
+      for (int rank = 0; rank < ranks_; ++rank) of.push_back(rank);
+    else of = {0, ranks_ / 2, ranks_ - 1};
+    std::int64_t most = 0;
+    for (const int rank : of) {
+      most = std::max(most, predict_peak(config, rank, ranks_, data_vocabulary_).bytes);
+      if (most > limit_ && most > advice_.smallest.bytes && advice_.smallest.bytes > 0) break;  // no use already
+    }
+    return most;
+  }
+
+  TrainConfig config_;
+  const int ranks_;
+  const std::int64_t data_vocabulary_, limit_;
+  const Clock::time_point end_;
+  const std::vector<Lever> levers_;
+  Advice advice_;
+};
+
+// Whether `rank` runs out of memory too, by prediction.
+bool runs_out(const TrainConfig& config, int rank, int ranks, std::int64_t data_vocabulary) {
+  try {
+    predict_peak(config, rank, ranks, data_vocabulary, {.memory_limit = config.memory_limit});
+    return false;
+  } catch (const OutOfMemory&) { return true; }
+}
+
+std::string indented(const std::string& text) {
+  std::string result;
+  for (std::size_t start = 0; start < text.size();) {
+    const std::size_t end = std::min(text.find('\n', start), text.size());
+    result += "\n    " + text.substr(start, end - start);
+    start = end + 1;
+  }
+  return result;
+}
+
+std::string text_of(const Advice& advice, int ranks, std::int64_t data_vocabulary, std::int64_t limit) {
+  if (!advice.fits.empty()) {
+    std::string text;
+    for (const Suggestion& s : advice.fits)
+      text += fmt::format("{:<40} {:>9} ({} bytes) at most per rank\n", s.flags, format_bytes(s.bytes), s.bytes);
+    return text;
+  }
+  if (advice.smallest.bytes == 0) return "no other setting was tried\n";
+  const std::string so_far = advice.is_complete ? "" : " (of those that there was time to try)";
+  return fmt::format("no setting meets a limit of {}: the least{} is {} ({} bytes), by {}, which holds\n{}",
+                     format_bytes(limit), so_far, format_bytes(advice.smallest.bytes), advice.smallest.bytes,
+                     advice.smallest.flags,
+                     print_picture(explain_peak(advice.smallest.config, 0, ranks, data_vocabulary).peak));
+}
+
+void explain(OutOfMemory& error, const TrainConfig& config, const ProcessGroup& group, std::int64_t data_vocabulary,
+             std::int64_t most_bytes) {
+  const int rank = group.rank(), ranks = group.size();
+  for (int lower = 0; config.memory_limit > 0 && lower < std::min(rank, 8); ++lower)
+    if (runs_out(config, lower, ranks, data_vocabulary))
+      return error.add("fits", fmt::format("rank {} runs out of memory too, and says what would fit", lower));
+  const std::int64_t limit = config.memory_limit > 0 ? config.memory_limit : most_bytes;
+  const ExplainedPeak explained = explain_peak(config, rank, ranks, data_vocabulary);
+  if (explained.refusal)
+    error.add("when", fmt::format("{} for {}, by a prediction of this rank, with\n{}",
+                                  format_bytes(explained.refusal->bytes), name(explained.refusal->category),
+                                  print_picture(explained.refusal->held, 8, "    ")));
+  error.add("needs", fmt::format("{} ({} bytes) at the peak, in {}, with\n{}", format_bytes(explained.predicted.bytes),
+                                 explained.predicted.bytes, explained.predicted.when,
+                                 print_picture(explained.peak, 8, "    ")));
+  error.add("modules", indented(print_module_memory(explained.modules)));
+  error.add("fits", indented(text_of(advise_on_memory(config, ranks, data_vocabulary, limit), ranks, data_vocabulary,
+                                     limit)));
+}
+
+}  // namespace
+
+Advice advise_on_memory(const TrainConfig& config, int ranks, std::int64_t data_vocabulary, std::int64_t limit,
+                        std::chrono::milliseconds time) {
+  return Search(config, ranks, data_vocabulary, limit, Clock::now() + time).run();
+}
+
+void explain_out_of_memory(OutOfMemory& error, const TrainConfig& config, const ProcessGroup& group,
+                           std::int64_t data_vocabulary, std::int64_t most_bytes) noexcept {
+  try {
+    const StopSignals held_back;  // a launcher ends the ranks when the first of them has ended
+    explain(error, config, group, data_vocabulary, most_bytes);
+  } catch (const std::exception& failure) {
+    try {
+      error.add("fits", fmt::format("unknown: {}", failure.what()));
+    } catch (const std::exception&) {}  // there is no memory for words
+  }
+}
+
+}  // namespace sherd
