@@ -34,6 +34,7 @@ constexpr std::array kChildren = {
     Child{"units", run_units_child},
     Child{"train", run_train_child},
     Child{"ghost", run_ghost_child},
+    Child{"offload", run_offload_child},
     Child{"program", run_program_child},
 };
 

@@ -53,6 +53,8 @@ VARIANTS = {
     "bf16": (2, ["--param-dtype", "bf16"]),
     "tp": (2, ["--mesh", "tp=2"]),
     "two_axes": (4, ["--mesh", "dp=2,tp=2"]),
+    "offload": (2, ["--offload", "optimizer"]),
+    "offload_backward": (2, ["--offload", "optimizer", "--optimizer.clip", "0", "--compile"]),
     "hsdp": (4, ["--mesh", "replicate=2,dp=2", "--compile"]),
 }
 
