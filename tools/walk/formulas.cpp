@@ -180,13 +180,12 @@ LinkTimes::Axis seconds_on(const std::optional<LinkShape>& link, int ranks, cons
   return {once(counts.all_gather), once(counts.reduce_scatter) + 2 * once(counts.all_reduce)};
 }
 
-double share_before_reduction(const Setup& s) {
+// Of backward, until the last unit's gradients are complete.
+double share_of_last_unit(const Units& units) {
   double blocks = 0;
-  for (const UnitSize& unit : s.units)
+  for (const UnitSize& unit : units)
     if (!unit.is_root) blocks += static_cast<double>(unit.elements());
-  const double last = s.units.size() > 1 ? static_cast<double>(s.units.back().elements()) / blocks : 1;
-  const double forward = 1 / (3 * s.recompute_factor);
-  return forward + (1 - forward) * last;
+  return units.size() > 1 ? static_cast<double>(units.back().elements()) / blocks : 1;
 }
 
 std::optional<LinkTimes> link_times(const Setup& s, const TrainConfig& config) {
@@ -199,10 +198,16 @@ std::optional<LinkTimes> link_times(const Setup& s, const TrainConfig& config) {
                       seconds_on(link_over(links, all.last(1)), s.replicas, moves.replicas),
                       seconds_on(link_over(links, all), s.shards * s.replicas, moves.all)};
   };
-  LinkTimes times{.axes = on_links(moves_of(s, config)), .first_reduction = share_before_reduction(s)};
-  const Units root{s.units.front()};
-  Setup alone{.policy = s.policy, .units = root, .replicas = s.replicas, .shards = s.shards, .made = s.made};
-  for (const LinkTimes::Axis& axis : on_links(moves_of(alone, config))) times.floor += axis.gathers + axis.reductions;
+  LinkTimes times{.axes = on_links(moves_of(s, config)), .forward = 1 / (3 * s.recompute_factor)};
+  times.first_reduction = times.forward + (1 - times.forward) * share_of_last_unit(s.units);
+  const auto of_one = [&](const UnitSize& unit) {
+    const Units alone{unit};
+    Setup one{.policy = s.policy, .units = alone, .replicas = s.replicas, .shards = s.shards, .made = s.made};
+    return on_links(moves_of(one, config));
+  };
+  for (const LinkTimes::Axis& axis : of_one(s.units.front())) times.floor += axis.gathers + axis.reductions;
+  const LinkTimes::Axis last = of_one(s.units.back())[0];
+  times.before_replicas = last.gathers + last.reductions;
   if (!s.policy.prefetch) times.floor = std::max(times.floor, times.axes[0].gathers + times.axes[0].reductions);
   return times;
 }
@@ -283,8 +288,13 @@ double LinkTimes::busiest() const {
 
 double LinkTimes::step_seconds(double compute_seconds) const {
   double most = std::max(compute_seconds + floor, busiest());
-  for (const Axis& axis : axes)
-    if (axis.reductions > 0) most = std::max(most, first_reduction * compute_seconds + axis.reductions);
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    if (axes[i].reductions == 0) continue;
+    const bool is_over_replicas = i == 1;
+    const double forward_over = std::max(forward * compute_seconds, is_over_replicas ? axes[i].gathers : 0);
+    most = std::max(most, forward_over + (first_reduction - forward) * compute_seconds +
+                              (is_over_replicas ? before_replicas : 0) + axes[i].reductions);
+  }
   return most;
 }
 

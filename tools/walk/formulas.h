@@ -48,13 +48,16 @@ struct LinkTimes {
   /// What nothing can hide: the root's gather, which comes first, its reduction, which is the last; without prefetch
   /// all of dp.
   double floor = 0;
-  /// The share of computing that comes before the first reduction: forward, and backward of the last unit.
-  double first_reduction = 0;
+  /// Shares of computing: of forward, and of what comes before the first reduction, forward and the last unit's
+  /// backward.
+  double forward = 0, first_reduction = 0;
+  /// Of dp, before the first reduction over replicas: what the last unit communicates there.
+  double before_replicas = 0;
 
   /// Of the link that is busy longest.
   double busiest() const;
   /// Of a step that computes for so long: no shorter than that and the floor, than any link takes, and than a link
-  /// takes to reduce from the first reduction on.
+  /// takes from the first reduction on, before which forward is over, and what it gathers over replicas.
   double step_seconds(double compute_seconds) const;
 };
 

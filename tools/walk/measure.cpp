@@ -118,10 +118,14 @@ PredictedRow predicted_row(const RowPlan& plan, int ranks, std::int64_t data_voc
 }
 
 void fill_formula(Row& row, const RowPlan& plan, const RowFormula& formula, double compute_seconds) {
-  for (int c = 0; c < kNumCategories; ++c)
-    if (const auto& bytes = formula.memory[static_cast<std::size_t>(c)])
+  const bool moves_state = std::ranges::any_of(
+      plan.settings, [](const auto& setting) { return setting.first == "offload" && setting.second != "none"; });
+  for (int c = 0; c < kNumCategories; ++c) {
+    const bool is_elsewhere = moves_state && static_cast<MemoryCategory>(c) == MemoryCategory::optimizer;
+    if (const auto& bytes = formula.memory[static_cast<std::size_t>(c)]; bytes && !is_elsewhere)
       row.at(memory_key(c)).formula = static_cast<double>(*bytes);
-  if (formula.link && compute_seconds > 0) {
+  }
+  if (formula.link && compute_seconds > 0 && !moves_state) {
     const double step = formula.link->step_seconds(compute_seconds);
     row.at("step_seconds").formula = step;
     row.at("tokens_per_second").formula = tokens_of(plan) / step;

@@ -142,10 +142,7 @@ class Walk {
     const std::int64_t vocabulary = vocabulary_size(config_);
     plans_ = chosen(plan_rows(config_, ranks_, flags_.all), flags_.only);
     set_link(plans_, config_, ranks_, is_chosen() || link_ == "none" ? "" : link_);
-    for (const RowPlan& plan : plans_)
-      rows_.push_back(plan.left_out.empty()
-                          ? predicted_row(plan, ranks_, vocabulary)
-                          : PredictedRow{.row = {.name = plan.name, .knob = plan.knob, .settings = plan.settings}});
+    for (RowPlan& plan : plans_) rows_.push_back(predicted(plan, vocabulary));
   }
 
   /// Returns the exit status.
@@ -172,6 +169,17 @@ class Walk {
   }
 
  private:
+  // What these ranks cannot do in one setting is no reason to leave out the others.
+  PredictedRow predicted(RowPlan& plan, std::int64_t vocabulary) const {
+    try {
+      if (plan.left_out.empty()) return predicted_row(plan, ranks_, vocabulary);
+    } catch (const Error& error) {
+      if (plan.knob == "default") throw;
+      plan.left_out = error.message();
+    }
+    return {.row = {.name = plan.name, .knob = plan.knob, .settings = plan.settings}};
+  }
+
   bool is_chosen() const { return link_.empty(); }
 
   // How long the default run's step takes where nothing is slower than this machine.
