@@ -248,12 +248,14 @@ RowFormula formula_of(const TrainConfig& config, const Units& units) {
     memory(MemoryCategory::gradients) = gradient_bytes(s);
     memory(MemoryCategory::communication) = communication_bytes(s);
   }
-  if (s.tp > 1) {  // activations are communicated and reduced in memory of their own
-    memory(MemoryCategory::gradients).reset();
-    memory(MemoryCategory::communication).reset();
+  // Tensor parallelism communicates activations, and gradients that it reduces in memory of its own; what is encoded
+  // travels in buffers of its own.
+  if (s.tp > 1 || config.gather != "exact" || config.reduce != "exact") {
+    for (const MemoryCategory category :
+         {MemoryCategory::unsharded, MemoryCategory::gradients, MemoryCategory::communication})
+      memory(category).reset();
+    return formula;
   }
-  const bool is_exact = config.gather == "exact" && config.reduce == "exact";
-  if (s.tp > 1 || !is_exact) return formula;
   const Moves moves = moves_of(s, config);
   formula.comm.emplace(moves.shards);
   *formula.comm += moves.replicas;
