@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <fstream>
+#include <memory>
 #include <optional>
 #include <random>
 #include <thread>
@@ -347,8 +349,10 @@ TEST(TcpStore, MoreConnectionsThanAllowedAreTold) {
   {
     TcpStore b(client_of(server));
     a.set("a", ""), b.set("b", "");
-    EXPECT_THROW(TcpStore{client_of(server)}, CommError);
-    expect_within(message_of([&] { TcpStore{client_of(server)}; }), {"as many connections as it may"});
+    auto hurried = client_of(server);
+    hurried.connect_deadline = 100ms;
+    EXPECT_THROW(TcpStore{hurried}, CommError);
+    expect_within(message_of([&] { TcpStore{hurried}; }), {"as many connections as it may", "max_connections"});
   }
   // The slot of `b` is free again once the server has seen it leave.
   const auto until = Clock::now() + 5s;
@@ -360,6 +364,56 @@ TEST(TcpStore, MoreConnectionsThanAllowedAreTold) {
     } catch (const CommError& error) { last = error.what(); }
   }
   EXPECT_EQ(last, "");
+}
+
+TEST(TcpStore, AFullStoreIsTriedAgain) {
+  auto options = default_server();
+  options.max_connections = 1;
+  const TcpStoreServer server(options);
+  auto first = std::make_optional<TcpStore>(client_of(server));
+  auto patient = client_of(server);
+  // Told when an attempt has failed; only then is there room.
+  patient.notice = {.after = 0ms, .say = [&](const std::string& text) {
+                      expect_within(text, {"no connection for ", "still trying"});
+                      first.reset();
+                    }};
+  TcpStore(patient).set("a", "b");
+  EXPECT_FALSE(first.has_value());
+}
+
+TEST(TcpStore, ManyWhoOnlyConnectKeepNobodyOut) {
+  auto options = default_server();
+  options.max_connections = 2;
+  options.max_unproven = 4;
+  const TcpStoreServer server(options);
+  std::vector<std::unique_ptr<RawPeer>> idle;
+  for (int i = 0; i < 40; ++i) idle.push_back(std::make_unique<RawPeer>(server.port()));
+  TcpStore a(client_of(server)), b(client_of(server));
+  a.set("key", "value");
+  EXPECT_EQ(b.get("key", 1s), "value");
+  // Long before the deadline of peers the oldest have given way.
+  for (std::size_t i = 0; i < 34; ++i) EXPECT_TRUE(idle[i]->is_closed_by_server()) << i;
+}
+
+std::size_t resident_bytes() {
+  std::size_t all = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> all >> resident;
+  return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+TEST(TcpStore, AnAnnouncedValueTakesNoMemoryBeforeItComes) {
+  const TcpStoreServer server(default_server());
+  const std::size_t before = resident_bytes();
+  std::vector<std::unique_ptr<RawPeer>> peers;
+  for (int i = 0; i < 100; ++i) {
+    peers.push_back(std::make_unique<RawPeer>(server.port()));
+    ASSERT_TRUE(peers.back()->authenticate(kSecret));
+    peers.back()->send_header(wire::Op::set, 1, wire::kMaxValue);
+    peers.back()->send("k0123456789");
+  }
+  TcpStore honest(client_of(server));
+  for (int i = 0; i < 3; ++i) honest.set("a", "b");  // what came before has been read
+  EXPECT_LT(resident_bytes(), before + (std::size_t{32} << 20)) << "100 values of 1 MiB are announced";
 }
 
 TEST(TcpStore, SilentAndSlowPeersAreCutOffAndBlockNobody) {

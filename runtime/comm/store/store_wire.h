@@ -2,7 +2,7 @@
 // What the store's two ends say to each other; integers are little-endian.
 //
 //   client                                server
-//     <---- hello: magic 8, status 1, nonce 32          status `full`: no free connection, then closed
+//     <---- hello: magic 8, status 1, nonce 32          status `full`, here or below: no free connection, then closed
 //     ----> proof: nonce 32, hmac 32                    hmac(secret, "client" + server nonce + client nonce)
 //     <---- proof: status 1, hmac 32                    hmac(secret, "server" + server nonce + client nonce)
 //     ----> request: op 1, key size 2, value size 4, argument 8, key, value

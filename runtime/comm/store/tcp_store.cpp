@@ -31,6 +31,9 @@ using std::chrono::milliseconds;
 /// The server answers a get() at its deadline; the client allows this much more for the answer to arrive.
 constexpr milliseconds kAnswerTime{5'000};
 
+/// Stands for a store that serves as many connections as it may: one of them may leave, so it is tried again.
+const error_code kFull = asio::error::no_buffer_space;
+
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 }  // namespace
@@ -100,8 +103,7 @@ error_code TcpStore::Connection::authenticate(Clock::time_point until) {
   if (const error_code error = read(&hello, sizeof hello)) return error;
   check(std::string_view(hello.magic.data(), hello.magic.size()) == wire::kMagic,
         "{}: what listens there is no store of this version of Sherd; is the address (SHERD_STORE) right?", name);
-  if (hello.status != wire::Status::ok)
-    throw CommError(fmt::format("{}: it serves as many connections as it may; raise its max_connections", name));
+  if (hello.status == wire::Status::full) return kFull;
 
   wire::ClientProof proof{};
   const std::string nonce = random_hex(16);
@@ -112,6 +114,7 @@ error_code TcpStore::Connection::authenticate(Clock::time_point until) {
     return error;
   wire::ServerProof other{};
   if (const error_code error = read(&other, sizeof other)) return error;
+  if (other.status == wire::Status::full) return kFull;
   const bool known = other.status == wire::Status::ok &&
                      equal_digests(other.digest, wire::proof(options.secret, "server", hello.nonce, proof.nonce));
   check(known, "{}: this rank and the store have different secrets; give all ranks the same SHERD_SECRET", name);
@@ -131,14 +134,23 @@ void TcpStore::Connection::connect() {
         "{}: a store on another host needs a secret; give all ranks the same SHERD_SECRET", name);
 
   error_code reason = asio::error::timed_out;
+  NoticeClock notice(start, options.notice.after);
   for (milliseconds pause{5};; pause = std::min(2 * pause, milliseconds(100))) {
     error = connect_once(endpoints, until);
     if (!error) error = authenticate(until);
     if (!error) return;
     if (error != asio::error::timed_out) reason = error;  // An attempt that our deadline cuts short says nothing new.
     if (Clock::now() + pause >= until) break;
+    if (options.notice.say && notice.is_due(Clock::now()))
+      options.notice.say(fmt::format("{}: no connection for {:.1f} s ({}); still trying", name, seconds_since(start),
+                                     reason.message()));
     std::this_thread::sleep_for(pause);  // Whoever hosts the store may not have started yet.
   }
+  if (reason == kFull)
+    throw CommError(
+        fmt::format("{}: no connection within {:.3g} s: it serves as many connections as it may; raise its "
+                    "max_connections",
+                    name, seconds_since(start)));
   throw CommError(
       fmt::format("{}: no connection within {:.3g} s ({}); does the process that hosts it run, and is the "
                   "address right?",

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/comm/group/wait_notice.h"
 #include "runtime/comm/store/store.h"
 
 namespace sherd {
@@ -20,6 +21,8 @@ struct TcpStoreOptions {
   std::chrono::milliseconds connect_deadline{300'000};
   /// Limit on one set() or add(), which wait for nothing but the server's answer.
   std::chrono::milliseconds call_deadline{30'000};
+  /// Of the time until it is connected.
+  WaitNotice notice = {};
 };
 
 /// One connection. Values set by add() read as decimal text, so get() waits for a counter too. Keys of 1 to 256

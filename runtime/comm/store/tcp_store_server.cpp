@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <list>
 #include <map>
 #include <optional>
 #include <thread>
@@ -149,6 +150,7 @@ struct TcpStoreServer::Service {
   ~Service();
 
   awaitable<void> accept_peers();
+  void cut_off_oldest();
   awaitable<void> serve(std::shared_ptr<Peer> peer);
   awaitable<bool> authenticate(std::shared_ptr<Peer> peer);
   awaitable<std::optional<Request>> read_request(std::shared_ptr<Peer> peer);
@@ -160,9 +162,10 @@ struct TcpStoreServer::Service {
   const TcpStoreServerOptions options;
   std::map<std::string, std::string> values;
   std::multimap<std::string, asio::steady_timer*> waiting;  // the parked get() calls by key
-  int connections = 0;
+  int connections = 0;                                      // that have proved the secret
   // Below what coroutines refer to: the loop's destruction ends those that are suspended.
   asio::io_context io{1};
+  std::list<std::shared_ptr<Peer>> unproven;  // the oldest first; their sockets end before the loop
   tcp::acceptor acceptor;
   const int port;
   std::thread thread;
@@ -191,7 +194,10 @@ awaitable<void> TcpStoreServer::Service::accept_peers() {
     tcp::socket socket = co_await acceptor.async_accept(asio::redirect_error(use_awaitable, error));
     if (!error) {
       tune(socket);
-      asio::co_spawn(io, serve(std::make_shared<Peer>(std::move(socket))), asio::detached);
+      const auto peer = std::make_shared<Peer>(std::move(socket));
+      unproven.push_back(peer);
+      cut_off_oldest();
+      asio::co_spawn(io, serve(peer), asio::detached);
       continue;
     }
     // Mostly: no free file descriptor. The caller stays in the queue until one is.
@@ -200,14 +206,25 @@ awaitable<void> TcpStoreServer::Service::accept_peers() {
   }
 }
 
+void TcpStoreServer::Service::cut_off_oldest() {
+  while (unproven.size() > static_cast<std::size_t>(options.max_unproven)) {
+    error_code ignored;
+    unproven.front()->socket.close(ignored);  // which fails what waits on it
+    unproven.pop_front();
+  }
+}
+
 awaitable<void> TcpStoreServer::Service::serve(std::shared_ptr<Peer> peer) {
   struct Counted {
     int& count;
     explicit Counted(int& number) : count(++number) {}
     ~Counted() { --count; }
-  } const counted(connections);
+  };
   try {
-    if (!co_await authenticate(peer)) co_return;
+    const bool known = co_await authenticate(peer);
+    unproven.remove(peer);
+    if (!known) co_return;
+    const Counted counted(connections);
     while (std::optional<Request> request = co_await read_request(peer)) {
       const Reply reply = co_await answer(peer, *request);
       const auto header = encode(wire::ReplyHeader{reply.status, static_cast<std::uint32_t>(reply.value.size())});
@@ -217,6 +234,7 @@ awaitable<void> TcpStoreServer::Service::serve(std::shared_ptr<Peer> peer) {
     }
   } catch (const boost::system::system_error&) {
     // The peer left or was cut off. Its own end of the connection tells it; nobody else is concerned.
+    unproven.remove(peer);
   }
 }
 
@@ -224,20 +242,20 @@ awaitable<bool> TcpStoreServer::Service::authenticate(std::shared_ptr<Peer> peer
   const PeerDeadline deadline(peer, options.peer_deadline);
   wire::Hello hello{};
   std::copy(wire::kMagic.begin(), wire::kMagic.end(), hello.magic.begin());
-  const bool full = connections > options.max_connections;
-  hello.status = full ? wire::Status::full : wire::Status::ok;
+  const auto is_full = [this] { return connections >= options.max_connections; };
+  hello.status = is_full() ? wire::Status::full : wire::Status::ok;
   hello.nonce = make_nonce();
   co_await asio::async_write(peer->socket, asio::buffer(&hello, sizeof hello), use_awaitable);
-  if (full) co_return false;
+  if (hello.status == wire::Status::full) co_return false;
 
   wire::ClientProof proof{};
   co_await asio::async_read(peer->socket, asio::buffer(&proof, sizeof proof), use_awaitable);
   const bool known = equal_digests(proof.digest, wire::proof(options.secret, "client", hello.nonce, proof.nonce));
   wire::ServerProof own{};
-  own.status = known ? wire::Status::ok : wire::Status::refused;
+  own.status = !known ? wire::Status::refused : is_full() ? wire::Status::full : wire::Status::ok;
   if (known) own.digest = wire::proof(options.secret, "server", hello.nonce, proof.nonce);
   co_await asio::async_write(peer->socket, asio::buffer(&own, sizeof own), use_awaitable);
-  co_return known;
+  co_return own.status == wire::Status::ok;
 }
 
 awaitable<std::optional<Request>> TcpStoreServer::Service::read_request(std::shared_ptr<Peer> peer) {
@@ -252,9 +270,14 @@ awaitable<std::optional<Request>> TcpStoreServer::Service::read_request(std::sha
   if (!known || header.key_size == 0 || header.key_size > wire::kMaxKey || header.value_size > wire::kMaxValue)
     co_return std::nullopt;
   request.key.resize(header.key_size);
-  request.value.resize(header.value_size);
-  const std::array<asio::mutable_buffer, 2> buffers = {asio::buffer(request.key), asio::buffer(request.value)};
-  co_await asio::async_read(peer->socket, buffers, use_awaitable);
+  co_await asio::async_read(peer->socket, asio::buffer(request.key), use_awaitable);
+  // Memory by what has come, not by what the header announces.
+  constexpr std::size_t kPiece = 4096;
+  for (std::size_t at = 0; at < header.value_size; at = request.value.size()) {
+    request.value.resize(std::min<std::size_t>(header.value_size, at + std::max(kPiece, at)));
+    co_await asio::async_read(peer->socket, asio::buffer(request.value.data() + at, request.value.size() - at),
+                              use_awaitable);
+  }
   co_return request;
 }
 

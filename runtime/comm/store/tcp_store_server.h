@@ -12,8 +12,11 @@ struct TcpStoreServerOptions {
   /// 0: the system picks a free one; see port().
   int port = 0;
   std::string secret = {};
-  /// A connection beyond these is told that the store is full.
+  /// A connection beyond these is told that the store is full; clients try again.
   int max_connections = 4096;
+  /// Connections that have not proved the secret yet, at most: one more cuts off the oldest of them. A rank proves it
+  /// in a moment, and one that is cut off tries again, so nobody who only connects can keep ranks out.
+  int max_unproven = 64;
   /// A peer that does not prove its secret, finish a request it began, or take a reply in this time is cut off.
   /// Idle connections may stay; TCP keepalive finds those whose host is gone.
   std::chrono::milliseconds peer_deadline{10'000};
