@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,9 +14,12 @@
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <thread>
 
+#include "runtime/comm/board/segment.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/store/unix_socket.h"
+#include "tests/comm/backends.h"
 #include "tests/support/processes.h"
 
 namespace sherd::testing {
@@ -163,7 +167,7 @@ TEST(ShmGroup, MissingRanksAreNamedAfterTheDeadline) {
   EXPECT_THAT(ends[0].message,
               AllOf(HasSubstr("shm_group world: ranks "), HasSubstr("2, 3 have not come within 0.3 s")));
   // On a busy machine rank 1 may come when rank 0 has already gone.
-  EXPECT_THAT(ends[1].message, AnyOf(HasSubstr("rank 0 gave up"), HasSubstr("cannot connect")));
+  EXPECT_THAT(ends[1].message, AnyOf(HasSubstr("ranks 2, 3 have not come within 0.3 s"), HasSubstr("cannot connect")));
 }
 
 TEST(ShmGroup, ADeathDuringTheRendezvousIsNoticed) {
@@ -186,14 +190,36 @@ TEST(ShmGroup, TwoProcessesWithOneRankAreRefused) {
   const std::vector<RankEnd> ends = fork_ranks(3, [](Store& store, int rank) {
     make_shm_group(store, std::min(rank, 1), 3, {.rendezvous_deadline = std::chrono::seconds(5)});
   });
-  EXPECT_THAT(ends[0].message, HasSubstr("two processes say they are rank 1"));
+  for (const RankEnd& end : ends)
+    EXPECT_THAT(end.message, AllOf(HasSubstr("two processes say they are rank 1: "), HasSubstr(" and ")));
+}
+
+TEST(ShmGroup, TwoProcessesThatAreRankZeroAreBothTold) {
+  const std::vector<RankEnd> ends = fork_ranks(
+      2, [](Store& store, int) { make_shm_group(store, 0, 2, {.rendezvous_deadline = std::chrono::seconds(5)}); });
+  for (const RankEnd& end : ends) EXPECT_THAT(end.message, HasSubstr("two processes say they are rank 0: "));
+}
+
+TEST(ShmGroup, ProgramsOfARankMayMeetOneAfterTheOther) {
+  for (PageStore store; const int program : {1, 2}) {
+    const std::vector<RankEnd> ends =
+        fork_ranks(store, 1, [](Store& shared, int rank) { make_shm_group(shared, rank, 1)->host().barrier(); });
+    EXPECT_EQ(ends[0].status, 0) << program << ends[0].message;
+    // Of two ranks, where nobody listens any more.
+    const RankEnd alone = fork_ranks(store, 1, [](Store& shared, int) {
+      make_shm_group(shared, 0, 2, {.rendezvous_deadline = std::chrono::milliseconds(50)});
+    })[0];
+    EXPECT_THAT(alone.message, HasSubstr("ranks 1 have not come within 0.05 s"));
+  }
 }
 
 TEST(ShmGroup, SizesThatDifferAreRefused) {
   const std::vector<RankEnd> ends = fork_ranks(2, [](Store& store, int rank) {
     make_shm_group(store, rank, rank == 0 ? 2 : 3, {.rendezvous_deadline = std::chrono::seconds(5)});
   });
-  EXPECT_THAT(ends[1].message, HasSubstr("rank 0 has a group of 2 ranks, rank 1 one of 3"));
+  for (const RankEnd& end : ends)
+    EXPECT_THAT(end.message, AllOf(HasSubstr("rank 0 has a group of 2 ranks, rank 1 (process "),
+                                   HasSubstr(") one of 3; start all ranks with the same number of ranks")));
 }
 
 TEST(ShmGroup, RanksOutOfRangeAreRefused) {
@@ -216,6 +242,85 @@ TEST(ShmGroup, StrangersAtTheRendezvousAreIgnored) {
     }
     make_shm_group(store, rank, 2)->host().barrier();
   });
+  for (const RankEnd& end : ends) EXPECT_EQ(end.status, 0) << end.message;
+}
+
+TEST(ShmGroup, AStrangerThatSaysNothingIsNotWaitedFor) {
+  const std::vector<RankEnd> ends = fork_ranks(2, [](Store& store, int rank) {
+    std::vector<Descriptor> silent;
+    if (rank == 1)
+      for (int i = 0; i < 100; ++i) silent.push_back(comm::connect_abstract(socket_name(store)));
+    make_shm_group(store, rank, 2, {.rendezvous_deadline = std::chrono::seconds(10)})->host().barrier();
+  });
+  for (const RankEnd& end : ends) EXPECT_EQ(end.status, 0) << end.message;
+}
+
+TEST(ShmGroup, RanksThatDieTogetherAreBothNamed) {
+  const std::vector<RankEnd> ends = fork_ranks(3, [&](Store& store, int rank) {
+    const std::shared_ptr<ProcessGroup> group = make_shm_group(store, rank, 3);
+    store.set(fmt::format("process {}", rank), std::to_string(::getpid()));
+    group->host().barrier();
+    if (rank != 0) std::raise(SIGKILL);
+    for (const int dead : {1, 2}) {  // until both have ended; their parent buries rank 0 first
+      const std::string process = store.get(fmt::format("process {}", dead), std::chrono::seconds(1));
+      while (text_of("/proc/" + process + "/stat").find(") Z ") == std::string::npos) std::this_thread::yield();
+    }
+    EXPECT_THAT(error_of([&] { gather(group->host(), 10); }),
+                AllOf(HasSubstr("rank 1 (process "), HasSubstr(") died while rank 0 waits for it in all_gather #2"),
+                      HasSubstr("; rank 2 (process "), HasSubstr(") died too")));
+  });
+  EXPECT_EQ(ends[0].status, 0) << ends[0].message;
+}
+
+// ---- address space ----
+
+constexpr std::size_t kGiB = std::size_t{1} << 30;
+
+TEST(ShmGroup, HeapsFitIntoTheAddressSpace) {
+  EXPECT_EQ(comm::heap_bytes_for(2, 64 * kGiB, 1 << 20), 0U) << "nothing is left";
+  EXPECT_EQ(comm::heap_bytes_for(2, 64 * kGiB, 131072 * kGiB), 64 * kGiB) << "as much as the host has";
+  for (const int ranks : {1, 2, 64, 252})
+    for (const std::size_t memory : {16 * kGiB, 2048 * kGiB, 32768 * kGiB})
+      for (const std::size_t space : {8 * kGiB, 131072 * kGiB}) {
+        const std::size_t heap = comm::heap_bytes_for(ranks, memory, space);
+        EXPECT_LE(heap * static_cast<std::size_t>(ranks), space / 2) << ranks << " ranks";
+        EXPECT_GE(heap, std::min(memory, space / 2 / static_cast<std::size_t>(ranks)) - (std::size_t{2} << 20));
+      }
+  EXPECT_GT(comm::default_heap_bytes(2), 0U);
+}
+
+/// To `bytes` more than it uses.
+void limit_address_space(std::size_t bytes) {
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const rlimit limit{pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) + bytes, RLIM_INFINITY};
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);
+}
+
+TEST(ShmGroup, ALimitOnAddressSpaceMakesHeapsSmaller) {
+  const std::vector<RankEnd> ends = fork_ranks(2, [](Store& store, int rank) {
+    limit_address_space(kGiB);
+    const auto group = make_shm_group(store, rank, 2);
+    group->host().barrier();
+    const std::size_t heap = group->host().shared_heap().bytes;
+    EXPECT_GT(heap, kGiB / 8);
+    EXPECT_LE(heap, kGiB / 4);
+  });
+  for (const RankEnd& end : ends) EXPECT_EQ(end.status, 0) << end.message;
+}
+
+TEST(ShmGroup, AnAddressSpaceThatIsTooSmallIsNamedWithTheRemedy) {
+  const std::vector<RankEnd> ends = fork_ranks(1, [](Store& store, int) {
+    limit_address_space(kGiB);
+    make_shm_group(store, 0, 2, {.heap_bytes = kGiB});
+  });
+  EXPECT_THAT(ends[0].message, AllOf(HasSubstr("no room for a memory segment of "), HasSubstr("ulimit -v"),
+                                     HasSubstr("start fewer ranks")));
+}
+
+TEST(ShmGroup, SixtyFourRanksMeet) {
+  const std::vector<RankEnd> ends = fork_ranks(
+      64, [](Store& store, int rank) { make_shm_group(store, rank, 64, {.window_bytes = 4096})->host().barrier(); });
   for (const RankEnd& end : ends) EXPECT_EQ(end.status, 0) << end.message;
 }
 

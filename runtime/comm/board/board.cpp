@@ -293,7 +293,10 @@ void Board::await(const Wait& wait) {
   bool is_first = true;
   for (int peer = 0; peer < size(); ++peer) {
     if (has_come(wait, peer)) continue;
-    if (std::exchange(is_first, false)) waiting_since_ = Clock::now();
+    if (std::exchange(is_first, false)) {
+      waiting_since_ = Clock::now();
+      notice_clock_ = {waiting_since_, options_.notice.after};
+    }
     await_one(peer, wait);
   }
 }
@@ -314,6 +317,7 @@ void Board::await_one(int peer, const Wait& wait) {
     own().waiting_for.store(static_cast<std::uint32_t>(peer) + 1, std::memory_order_seq_cst);
     if (has_come(wait, peer)) break;
     check_peers(wait);
+    say_missing(wait);
     const std::chrono::nanoseconds left = waiting_since_ + deadline_.load() - Clock::now();
     futex_wait(bell, seen, std::clamp<std::chrono::nanoseconds>(left, std::chrono::nanoseconds(0), kNap));
   }
@@ -335,11 +339,7 @@ void Board::check_peers(const Wait& wait) {
   const auto waited = Clock::now() - waiting_since_;
   const std::chrono::nanoseconds deadline = deadline_;
   if (waited < deadline) return;
-  std::string missing;
-  for (int peer = 0; peer < size(); ++peer) {
-    if (has_come(wait, peer)) continue;
-    missing += fmt::format("{}rank {} ({})", missing.empty() ? "" : ", ", root_rank(peer), describe(peer));
-  }
+  const std::string missing = missing_ranks(wait);
   if (missing.empty()) return;
   fail_group(wait, fmt::format("rank {} waited {:.3g} s in {} (deadline {:.3g} s){}; not there: {}", root_rank(),
                                seconds(waited), own_activity(wait), seconds(deadline), other_calls(rank()), missing));
@@ -355,12 +355,13 @@ void Board::check_presence(const Wait& wait) {
       other.presence = Presence::died;
     const Presence presence = std::max(other.presence.load(), root_head(peer).presence.load());
     if (presence == Presence::here || has_come(wait, peer)) continue;
-    const std::int32_t process = other.process;
-    const std::string who = process == 0 ? fmt::format("rank {}", root_rank(peer))
-                                         : fmt::format("rank {} (process {})", root_rank(peer), process);
-    fail_group(wait, fmt::format("{} {} while rank {} waits for it in {}; {}", who,
+    std::string others;  // that ended at the same time: which of them was first is not known
+    for (int also = peer + 1; also < size(); ++also)
+      if (also != rank() && options_.has_died && options_.has_died(also))
+        others += fmt::format("; {} died too", casualty(also));
+    fail_group(wait, fmt::format("{} {} while rank {} waits for it in {}; {}{}", casualty(peer),
                                  presence == Presence::died ? "died" : "has left the group", root_rank(),
-                                 own_activity(wait), describe(peer)));
+                                 own_activity(wait), describe(peer), others));
   }
 }
 

@@ -13,6 +13,7 @@
 
 #include "runtime/comm/board/board_memory.h"
 #include "runtime/comm/group/fingerprint.h"
+#include "runtime/comm/group/wait_notice.h"
 
 namespace sherd::comm {
 
@@ -49,6 +50,7 @@ struct BoardOptions {
   std::shared_ptr<BoardSource> source{};    // none for one rank
   std::shared_ptr<const BoardRoot> root{};  // of a subgroup
   std::uint64_t epoch = 0;                  // of a subgroup: resets that the root has completed
+  WaitNotice notice{};                      // subgroups and channels have the same
 };
 
 /// One rank's handle to one channel of the board. One thread at a time calls it, except for poison() and
@@ -199,6 +201,9 @@ class Board {
   bool may_spin() const;
   void check_peers(const Wait& wait);
   void check_presence(const Wait& wait);
+  void say_missing(const Wait& wait);
+  std::string missing_ranks(const Wait& wait) const;
+  std::string casualty(int rank) const;
   void compare_calls();
   void note_arrival(const std::atomic<std::int64_t>& arrived);
   std::string call_of(int rank, int channel) const;
@@ -214,6 +219,7 @@ class Board {
   const int exceptions_at_start_;
   std::atomic<std::chrono::nanoseconds> deadline_{std::chrono::seconds(300)};
   Clock::time_point waiting_since_;  // start of the present wait
+  NoticeClock notice_clock_;         // of the present wait
   Clock::time_point met_at_;
   Clock::time_point last_arrival_, first_arrival_, own_arrival_;
 

@@ -92,6 +92,35 @@ std::string Board::describe(int rank) const {
                      last, other_calls(rank));
 }
 
+std::string Board::casualty(int rank) const {
+  const std::int32_t process = head(rank).process;
+  return process == 0 ? fmt::format("rank {}", root_rank(rank))
+                      : fmt::format("rank {} (process {})", root_rank(rank), process);
+}
+
+std::string Board::missing_ranks(const Wait& wait) const {
+  std::string missing;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (has_come(wait, peer)) continue;
+    missing += fmt::format("{}rank {} ({})", missing.empty() ? "" : ", ", root_rank(peer), describe(peer));
+  }
+  return missing;
+}
+
+// All ranks that have come wait for the same: the lowest of those that sleep speaks for them.
+void Board::say_missing(const Wait& wait) {
+  if (!options_.notice.say || Clock::now() < notice_clock_.next()) return;
+  for (int peer = 0; peer < rank() && !wait.mail; ++peer)
+    if (has_come(wait, peer) && cell(peer).waiting_for.load(std::memory_order_relaxed) != 0) return;
+  notice_clock_.is_due(Clock::now());
+  const std::string missing = missing_ranks(wait);
+  if (missing.empty()) return;
+  options_.notice.say(fmt::format("rank {} has waited {:.1f} s in {}{} (deadline {:.3g} s); not there: {}", root_rank(),
+                                  std::chrono::duration<double>(Clock::now() - waiting_since_).count(),
+                                  own_activity(wait), other_calls(rank()),
+                                  std::chrono::duration<double>(deadline()).count(), missing));
+}
+
 std::string Board::own_activity(const Wait& wait) const {
   return wait.counter == &RankCell::meetings ? std::string(call()) : std::string("reset()");
 }

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "runtime/comm/group/process_group.h"
+#include "runtime/comm/group/wait_notice.h"
 #include "runtime/comm/store/store.h"
 
 namespace sherd {
@@ -19,15 +20,18 @@ struct ShmGroupOptions {
   std::chrono::milliseconds rendezvous_deadline = std::chrono::seconds(60);
   /// Staging memory: each rank has two windows of this size per channel. Rank 0's value holds for all.
   std::size_t window_bytes = std::size_t{1} << 20;
-  /// Address space of each rank's shared heap; pages come when they are touched. Unset: the memory of the host; 0:
-  /// none. Rank 0's value holds for all.
+  /// Address space of each rank's shared heap; pages come when they are touched. Unset: the memory of the host, or what
+  /// the address space has room for (default_heap_bytes); 0: none. Rank 0's value holds for all.
   std::optional<std::size_t> heap_bytes{};
+  /// Waits that take long say so, also those of collectives later.
+  WaitNotice notice{};
 };
 
 /// Collective over the processes 0..size-1, which must run as the same user in the same network namespace. Blocks until
 /// all have come. A rank that dies later is noticed by its socket within a second. A rank that forks without exec
 /// must not outlive its group in the child: the child would keep the socket open. Throws Error for a rank or size
-/// out of range (at most 252 ranks), CommError naming what is missing when the ranks do not come together.
+/// out of range (at most 252 ranks), CommError naming what is missing, or who does not fit, when the ranks do not come
+/// together: the same on all that have come.
 std::shared_ptr<ProcessGroup> make_shm_group(Store& store, int rank, int size, const ShmGroupOptions& options = {});
 
 }  // namespace sherd

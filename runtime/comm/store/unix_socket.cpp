@@ -107,6 +107,11 @@ bool is_hung_up(const Descriptor& socket) {
   return ::poll(&state, 1, 0) > 0 && (state.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
 }
 
+bool is_readable(const Descriptor& socket) {
+  pollfd state{.fd = socket.get(), .events = POLLIN, .revents = 0};
+  return ::poll(&state, 1, 0) > 0;
+}
+
 void send_message(const Descriptor& socket, std::string_view bytes, std::span<const int> fds) {
   check(bytes.size() <= kMaxMessage && fds.size() <= kMaxPassedFds,
         "a message of {} bytes and {} descriptors is too large", bytes.size(), fds.size());

@@ -32,6 +32,8 @@ bool is_same_user(const Descriptor& socket);
 /// Two connected ends: closing one, also by the death of its process, is seen at the other.
 std::pair<Descriptor, Descriptor> socket_pair();
 bool is_hung_up(const Descriptor& socket);
+/// Whether receive_message() would not wait: a message has come, or the other end has closed.
+bool is_readable(const Descriptor& socket);
 
 void send_message(const Descriptor& socket, std::string_view bytes, std::span<const int> fds);
 /// Waits for one message of at most 4 KiB; empty when the other end has closed. Throws CommError after `until`.
