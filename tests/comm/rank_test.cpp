@@ -309,7 +309,7 @@ TEST_F(ConnectStore, AnAddressForAllNeedsASecret) {
 
 TEST_F(ConnectStore, FileIsPrivateAndCompleteAndHoldsTheSecret) {
   const auto store = connect_store(rank(0, 2), 5s);
-  struct stat status{};
+  struct stat status {};
   ASSERT_EQ(::stat(only_file().c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0600u);
   ASSERT_EQ(::stat((folder_ + "/sherd").c_str(), &status), 0);
@@ -318,6 +318,23 @@ TEST_F(ConnectStore, FileIsPrivateAndCompleteAndHoldsTheSecret) {
   const std::string content{std::istreambuf_iterator<char>(file), {}};
   for (const std::string& part : {fmt::format("pid {}\n", ::getpid()), std::string("port "), std::string("secret ")})
     EXPECT_NE(content.find(part), std::string::npos) << "'" << part << "' is not in: " << content;
+}
+
+TEST_F(ConnectStore, TheFileGoesWhenAllHaveConnected) {
+  const auto host = connect_store(rank(0, 2), 5s), peer = connect_store(rank(1, 2), 5s);
+  only_file();
+  peer->all_have_connected();  // which is rank 0's to act on
+  only_file();
+  host->all_have_connected();
+  EXPECT_TRUE(fs::is_empty(folder_ + "/sherd"));
+  peer->set("still", "served");
+  EXPECT_EQ(host->get("still", 1s), "served");
+}
+
+TEST_F(ConnectStore, AFolderThatCannotBeMadeSaysWhy) {
+  // A folder of this user in which none can be made: the reason is the one of this call, not what errno was before.
+  errno = 0;
+  expect_error([&] { rendezvous_folder("/proc/self"); }, {"cannot make the folder /proc/self/sherd: No such file"});
 }
 
 TEST_F(ConnectStore, FileOfADeadProcessIsIgnoredThenReplaced) {

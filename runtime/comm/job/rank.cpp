@@ -181,6 +181,8 @@ class HostedStore final : public Store {
     return client_->get(key, deadline);
   }
   std::int64_t add(std::string_view key, std::int64_t amount) override { return client_->add(key, amount); }
+  // So that no file with a secret in it is left, however the job ends from here on.
+  void all_have_connected() override { published_.reset(); }
 
  private:
   TcpStoreServer server_;
@@ -217,8 +219,10 @@ RankInfo discover_rank(const Environment& environment) {
 
 RankInfo discover_rank() { return discover_rank(process_environment()); }
 
-std::unique_ptr<Store> connect_store(const RankInfo& rank, std::chrono::milliseconds deadline) {
+std::unique_ptr<Store> connect_store(const RankInfo& rank, std::chrono::milliseconds deadline,
+                                     const WaitNotice& notice) {
   TcpStoreOptions client;
+  client.notice = notice;
   client.connect_deadline = deadline;
   client.secret = rank.secret;
   const bool hosts = rank.rank == 0 && rank.source != "sherd run";
@@ -246,7 +250,7 @@ std::unique_ptr<Store> connect_store(const RankInfo& rank, std::chrono::millisec
     client.secret = random_hex(16);
     return std::make_unique<HostedStore>(rank, TcpStoreServerOptions{.secret = client.secret}, client);
   }
-  const StoreAddress address = await_address(rendezvous_folder(rank.runtime_folder), rank.job, deadline);
+  const StoreAddress address = await_address(rendezvous_folder(rank.runtime_folder), rank.job, deadline, notice);
   client.port = address.port;
   client.secret = address.secret;
   return std::make_unique<TcpStore>(client);

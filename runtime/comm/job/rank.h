@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "runtime/comm/group/wait_notice.h"
 #include "runtime/comm/store/store.h"
 #include "runtime/os/settings.h"
 
@@ -42,7 +43,8 @@ RankInfo discover_rank();
 /// other ranks learn from a private file (rendezvous_file.h). Ranks on several hosts without SHERD_STORE are an
 /// Error on every rank, as is a SHERD_STORE that is not on loopback without SHERD_SECRET. Blocks until connected,
 /// at most `deadline`, then CommError.
-std::unique_ptr<Store> connect_store(const RankInfo& rank, std::chrono::milliseconds deadline);
+std::unique_ptr<Store> connect_store(const RankInfo& rank, std::chrono::milliseconds deadline,
+                                     const WaitNotice& notice = {});
 std::unique_ptr<Store> connect_store(const RankInfo& rank);  // 300 s
 
 }  // namespace sherd

@@ -1,5 +1,7 @@
 #include "runtime/comm/job/world.h"
 
+#include <cstdio>
+
 #include "runtime/comm/board/shm_group.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/ghost_group.h"
@@ -29,21 +31,27 @@ void check_same_level(ProcessGroup& group) {
           levels[0], r, levels[r]);
 }
 
-std::shared_ptr<ProcessGroup> connect_world() {
+std::shared_ptr<ProcessGroup> connect_world(const WorldOptions& options) {
   const RankInfo rank = discover_rank();
   if (rank.world_size == 1) return make_single_group();
   auto world = std::make_shared<ConnectedWorld>();
-  world->store = connect_store(rank);
-  world->group = make_shm_group(*world->store, rank.rank, rank.world_size);
+  const auto deadline = std::chrono::ceil<std::chrono::milliseconds>(options.deadline);
+  world->store = connect_store(rank, deadline, options.notice);
+  world->group = make_shm_group(*world->store, rank.rank, rank.world_size,
+                                {.rendezvous_deadline = deadline, .notice = options.notice});
+  world->store->all_have_connected();
+  world->group->set_deadline(options.deadline);
   check_same_level(*world->group);
   return {world, world->group.get()};
 }
 
 }  // namespace
 
-std::shared_ptr<ProcessGroup> world_group() {
+void say_on_stderr(const std::string& text) { fmt::print(stderr, "sherd: {}\n", text); }
+
+std::shared_ptr<ProcessGroup> world_group(const WorldOptions& options) {
   RankContext& context = RankContext::current();
-  if (!context.world) set_world_group(connect_world());
+  if (!context.world) set_world_group(connect_world(options));
   return context.world;
 }
 

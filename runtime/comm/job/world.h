@@ -1,15 +1,26 @@
 #pragma once
 // The group of all ranks of the job.
+#include <chrono>
 #include <memory>
 
 #include "runtime/comm/group/process_group.h"
+#include "runtime/comm/group/wait_notice.h"
 
 namespace sherd {
 
+/// "sherd: " and the text, on a line of its own on stderr.
+void say_on_stderr(const std::string& text);
+
+struct WorldOptions {
+  /// Limit on the time until all ranks have come, and the deadline of the group.
+  std::chrono::nanoseconds deadline = std::chrono::seconds(300);
+  WaitNotice notice{.say = say_on_stderr};
+};
+
 /// This rank's handle on the whole job. Ranks that are threads get it from whoever started them; a process finds its
 /// launcher (rank.h), meets its peers at the store and makes a shm_group on first use. One rank without a launcher.
-/// Blocks until all ranks have come, at most the deadline.
-std::shared_ptr<ProcessGroup> world_group();
+/// Blocks until all ranks have come, at most the deadline. The options count for the call that makes the group.
+std::shared_ptr<ProcessGroup> world_group(const WorldOptions& options = {});
 
 /// Sets it for the current rank context: rank threads, ghosts, tests. Error if a ghost's world is a real group or the
 /// reverse (check_fits_rank).

@@ -88,7 +88,7 @@ std::string file_name(const std::string& job) {
 Descriptor open_folder(const std::string& path) {
   Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   check(folder.get() >= 0, "cannot open the folder {}, in which ranks find each other: {}", path, std::strerror(errno));
-  struct stat status{};
+  struct stat status {};
   check(
       ::fstat(folder.get(), &status) == 0 && status.st_uid == ::geteuid() && (status.st_mode & 077) == 0,
       "the folder {}, in which ranks find each other, is not private to user {}; remove it, or set XDG_RUNTIME_DIR to "
@@ -141,13 +141,13 @@ void write_whole(int folder, const std::string& path, const std::string& name, c
 }  // namespace
 
 std::string rendezvous_folder(const std::string& runtime_folder) {
-  struct stat status{};
+  struct stat status {};
   // Batch systems pass on the variable of the login host, whose folder need not exist here.
   const bool usable = !runtime_folder.empty() && ::stat(runtime_folder.c_str(), &status) == 0 &&
                       S_ISDIR(status.st_mode) && status.st_uid == ::geteuid();
   const std::string path = usable ? runtime_folder + "/sherd" : fmt::format("/tmp/sherd-{}", ::geteuid());
-  check(::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST, "cannot make the folder {}: {}", path,
-        std::strerror(errno));
+  const bool is_there = ::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST;
+  check(is_there, "cannot make the folder {}: {}", path, std::strerror(errno));
   open_folder(path);
   return path;
 }
@@ -175,8 +175,10 @@ PublishedAddress::~PublishedAddress() {
   if (read_at(directory.get(), name_) == content_) ::unlinkat(directory.get(), name_.c_str(), 0);
 }
 
-StoreAddress await_address(const std::string& folder, const std::string& job, std::chrono::milliseconds deadline) {
+StoreAddress await_address(const std::string& folder, const std::string& job, std::chrono::milliseconds deadline,
+                           const WaitNotice& notice) {
   const auto start = std::chrono::steady_clock::now();
+  NoticeClock clock(start, notice.after);
   const Descriptor directory = open_folder(folder);
   const std::string name = file_name(job);
   std::string seen = "no file is there";
@@ -188,6 +190,9 @@ StoreAddress await_address(const std::string& folder, const std::string& job, st
                     : "the file there is not readable";
     }
     const auto waited = std::chrono::steady_clock::now() - start;
+    if (notice.say && clock.is_due(start + waited))
+      notice.say(fmt::format("waiting for {:.1f} s for rank 0 to publish its store in {}/{} ({})",
+                             std::chrono::duration<double>(waited).count(), folder, name, seen));
     if (waited >= deadline)
       throw CommError(
           fmt::format("rank 0 of job '{}' has not published its store in {}/{} within {:.3g} s ({}); does "

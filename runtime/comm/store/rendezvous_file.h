@@ -5,6 +5,8 @@
 #include <chrono>
 #include <string>
 
+#include "runtime/comm/group/wait_notice.h"
+
 namespace sherd {
 
 struct StoreAddress {
@@ -31,6 +33,7 @@ class PublishedAddress {
 };
 
 /// Blocks until a live process has published for `job`; CommError after `deadline`.
-StoreAddress await_address(const std::string& folder, const std::string& job, std::chrono::milliseconds deadline);
+StoreAddress await_address(const std::string& folder, const std::string& job, std::chrono::milliseconds deadline,
+                           const WaitNotice& notice = {});
 
 }  // namespace sherd

@@ -17,6 +17,8 @@ class Store {
   virtual std::string get(std::string_view key, std::chrono::milliseconds deadline) = 0;
   /// Adds to a counter that starts at 0; returns the new value.
   virtual std::int64_t add(std::string_view key, std::int64_t amount) = 0;
+  /// Every rank has connected: what told them where the store is may go.
+  virtual void all_have_connected() {}
 };
 
 }  // namespace sherd
