@@ -29,7 +29,10 @@ std::string write_save(const std::string& dir, int ranks, const std::vector<Stor
     std::vector<Piece> pieces;
     for (const Stored& t : tensors) {
       const std::int64_t rows = t.shape[0], part = (rows + ranks - 1) / ranks, row = std::min(rows, rank * part);
-      Piece piece{.name = t.name, .dtype = t.dtype, .shape = t.shape};
+      Piece piece;
+      piece.name = t.name;
+      piece.dtype = t.dtype;
+      piece.shape = t.shape;
       piece.box = rows_box(t.shape, row, std::min(part, rows - row));
       const std::int64_t per_row = numel(t.shape) / rows;
       piece.bytes = std::as_bytes(std::span(t.values).subspan(static_cast<std::size_t>(row * per_row),
