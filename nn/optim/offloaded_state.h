@@ -28,6 +28,7 @@ struct StateRun {
   std::size_t parameter;
   std::int64_t first, count;
   bool is_last;  ///< of the parameter's
+  friend bool operator==(const StateRun&, const StateRun&) = default;
 };
 using StatePiece = std::vector<StateRun>;
 

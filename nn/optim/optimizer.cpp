@@ -165,6 +165,7 @@ std::vector<std::size_t> Optimizer::ready_parameters() {
 void Optimizer::step() {
   GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
+  forget_step_that_was_left();
   if (const std::string reason = torn(); !reason.empty() && !has_begun())
     fail("optimizer.step() is refused: {}; load a checkpoint of the model and the optimizer first", reason);
   const std::vector<std::size_t> active = ready_parameters();

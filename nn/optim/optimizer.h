@@ -55,9 +55,10 @@ class Optimizer {
   void step();
   /// The step to come begins within backward: from now on each parameter is updated once its gradient of a pass is
   /// complete, reduced or on its way, while the pass goes on, and step() updates the others. To call before the last
-  /// pass of a step. The gradient scale that counts is that of now, so there is no clipping; gradients that are not
-  /// finite are applied. Until step() has returned all is torn: a pass that is left leaves parameters of two steps.
-  /// Error if it was called and no step() since; if something is torn.
+  /// pass of a step, best before its forward: offloaded state that is wanted first is on its way from here on. The
+  /// gradient scale that counts is that of now, so there is no clipping; gradients that are not finite are applied.
+  /// Until step() has returned all is torn: a pass that is left leaves parameters of two steps. Error if it was called
+  /// and no step() since; if something is torn.
   void step_in_backward(const StepInBackward& options = {});
   void clear_gradients();
   void step_and_clear() {
@@ -130,7 +131,10 @@ class Optimizer {
   /// Marks all as torn, and ends the step for others, if `change` throws.
   void or_tear(const std::function<void()>& change);
   void gradient_is_complete(std::size_t parameter);
+  void fetch_ahead();
+  Tensor take_ahead(const StatePiece& piece);
   void begin_in_backward();
+  void forget_step_that_was_left();
   void end_in_backward();
   Tensor count_of_step(std::size_t parameter);
   /// Of parameters, state and counts.

@@ -15,6 +15,10 @@
 
 namespace sherd::nn {
 
+namespace {
+constexpr std::size_t kAhead = 2;  // pieces that are fetched before the first gradient
+}  // namespace
+
 /// What the step of now has begun, in the order in which it is to be updated.
 struct Optimizer::PiecesInFlight {
   struct Fetched {
@@ -33,6 +37,9 @@ struct Optimizer::InBackward {
   StepInBackward options{};
   std::vector<bool> is_updated{};                   // by parameter
   std::vector<std::pair<Tensor, Tensor>> counts{};  // of cohorts: before the step, and in it
+  std::vector<StatePiece> order{};                  // of the step before: what comes first is fetched ahead
+  std::vector<StatePiece> order_now{};
+  std::deque<std::pair<StatePiece, Tensor>> ahead{};
 };
 
 Optimizer::~Optimizer() { forget(); }
@@ -78,7 +85,10 @@ void Optimizer::start_piece(StatePiece piece) {
   if (piece.empty()) return;
   PiecesInFlight::Fetched next{.piece = std::move(piece), .count = pieces_->count, .homes = {}, .here = {}};
   next.homes = homes_of(next.piece);
-  if (offloaded_ && !next.homes.empty()) next.here = fetch(next.homes, {.device = offloaded_->device()});
+  if (offloaded_ && !next.homes.empty()) next.here = take_ahead(next.piece);
+  if (offloaded_ && !next.homes.empty() && !next.here.defined())
+    next.here = fetch(next.homes, {.device = offloaded_->device()});
+  if (has_begun() && in_backward_->order_now.size() < kAhead) in_backward_->order_now.push_back(next.piece);
   pieces_->fetched.push_back(std::move(next));
   if (pieces_->fetched.size() > 1) update_oldest_piece();
 }
@@ -118,13 +128,33 @@ void Optimizer::update_in_pieces(const Cohort& cohort) {
 
 // ---- a step in backward ----
 
+// The disk has nothing to do in forward: the first pieces of the step come then, if they are those of the step before.
+void Optimizer::fetch_ahead() {
+  InBackward& now = *in_backward_;
+  now.ahead.clear();
+  if (!offloaded_) return;
+  for (StatePiece& piece : now.order)
+    if (const std::vector<Tensor> homes = homes_of(piece); !homes.empty())
+      now.ahead.emplace_back(std::move(piece), fetch(homes, {.device = offloaded_->device()}));
+  now.order.clear();
+}
+
+Tensor Optimizer::take_ahead(const StatePiece& piece) {
+  if (!has_begun() || in_backward_->ahead.empty()) return {};
+  auto [next, here] = std::move(in_backward_->ahead.front());
+  in_backward_->ahead.pop_front();
+  if (next == piece) return here;
+  in_backward_->ahead.clear();
+  return {};
+}
+
 bool Optimizer::has_begun() const { return in_backward_ && in_backward_->has_begun; }
 bool Optimizer::is_updated(std::size_t i) const { return has_begun() && in_backward_->is_updated[i]; }
 
 void Optimizer::step_in_backward(const StepInBackward& options) {
-  check(!has_begun(), "step_in_backward(): the step before has begun in backward and was not ended by step()");
   if (const std::string reason = torn(); !reason.empty())
     fail("step_in_backward() is refused: {}; load a checkpoint of the model and the optimizer first", reason);
+  forget_step_that_was_left();
   if (!in_backward_) {
     in_backward_ = std::make_unique<InBackward>();
     for (std::size_t i = 0; i < parameters_.size(); ++i)
@@ -136,6 +166,9 @@ void Optimizer::step_in_backward(const StepInBackward& options) {
   }
   in_backward_->is_wanted = true;
   in_backward_->options = options;
+  const GradMode off(false);
+  const PhaseScope phase(StepPhase::optimizer);
+  fetch_ahead();
 }
 
 void Optimizer::gradient_is_complete(std::size_t i) {
@@ -159,6 +192,14 @@ void Optimizer::begin_in_backward() {
   mark_torn("a backward pass that updates parameters was left, or step() was not called after it");
 }
 
+// Somebody has loaded a checkpoint since: all is whole, and nothing of that step counts.
+void Optimizer::forget_step_that_was_left() {
+  if (!has_begun() || !torn().empty()) return;
+  pieces_.reset();
+  in_backward_->order_now.clear();
+  end_in_backward();
+}
+
 // Counts themselves go up in step(), which knows all parameters of the step.
 Tensor Optimizer::count_of_step(std::size_t i) {
   ensure_counts();
@@ -172,6 +213,8 @@ void Optimizer::end_in_backward() {
   if (!in_backward_) return;
   in_backward_->is_wanted = false;
   in_backward_->counts.clear();
+  in_backward_->ahead.clear();
+  in_backward_->order = std::exchange(in_backward_->order_now, {});
   if (!std::exchange(in_backward_->has_begun, false)) return;
   step_.mark_whole();
   for_each_slot([](Slot& slot) { slot.mark_whole(); });

@@ -80,11 +80,11 @@ class OffloadTraining {
     Tensor total;
     for (int m = 0; m < case_.accumulate; ++m) {
       const auto at = static_cast<std::size_t>(2 * m);
+      if (case_.in_backward && is_offloaded_ && m + 1 == case_.accumulate)
+        optimizer->step_in_backward({.clears_gradients = case_.clears});
       const Tensor loss = (*model)(in[at], in[at + 1]);
       total = total.defined() ? add(total, loss.local().detach()) : loss.local().detach();
       if (case_.accumulate > 1 && case_.is_sharded) nn::set_requires_gradient_sync(*model, m + 1 == case_.accumulate);
-      if (case_.in_backward && is_offloaded_ && m + 1 == case_.accumulate)
-        optimizer->step_in_backward({.clears_gradients = case_.clears});
       backward(loss);
     }
     if (case_.clips) nn::clip_grad_norm(*optimizer, 0.05);
@@ -171,23 +171,33 @@ TEST(Offload, RanksOfUnevenShardsCutAlike) {
   });
 }
 
-TEST(Offload, APassThatIsLeftAfterAnUpdateLeavesAllTorn) {
+// A load makes it whole again, and the run goes on as one that was never left.
+TEST(Offload, APassThatIsLeftAfterAnUpdateLeavesAllTornUntilALoad) {
   const Group group = make_single_group();
   const TempDir dir;
-  OffloadTraining training(group, DeviceMesh(group), {.in_backward = true}, dir.path());
+  const OffloadCase c{.in_backward = true};
+  OffloadTraining training(group, DeviceMesh(group), c, dir.path()), undisturbed(group, DeviceMesh(group), c, "");
+  bool is_bad = false;
+  training.model->parameters()[0]->on_grad_accumulated([&](Slot&) { check(!is_bad, "a hook that fails"); });
   training.step(0);
   EXPECT_EQ(training.optimizer->torn(), "");
-  bool is_bad = true;
-  training.model->parameters()[0]->on_grad_accumulated([&](Slot&) { check(!is_bad, "a hook that fails"); });
+  const auto state = [&] { return nn::training_state(*training.model, training.optimizer.get()); };
+  Manifest manifest;
+  manifest.step = 1;
+  nn::save_checkpoint(dir / "saves", manifest, state(), *group);
+  is_bad = true;
   expect_error([&] { training.step(1); }, {"a hook that fails"});
   EXPECT_NE(training.optimizer->torn(), "");
-  expect_error(
-      [&] {
-        training.values();
-        nn::check_whole(nn::training_state(*training.model)[0]);
-      },
-      {"torn"});
-  expect_error([&] { training.optimizer->step_in_backward(); }, {"was not ended by step()"});
+  expect_error([&] { nn::check_whole(state()[0]); }, {"torn"});
+  expect_error([&] { training.step(1); }, {"step_in_backward() is refused", "load a checkpoint"});
+  is_bad = false;
+  nn::reset_after_error(*training.model);
+  training.optimizer->clear_gradients();
+  const auto reader = nn::open_newest_good(dir / "saves", *group, nn::Verify::bytes, [](const std::string&) {});
+  nn::load_checkpoint(*reader, state());
+  undisturbed.step(0);
+  for (int i = 1; i < 4; ++i) EXPECT_TRUE(same_bits(training.step(i), undisturbed.step(i))) << i;
+  expect_same_values(training, undisturbed);
 }
 
 TEST(Offload, MemoryHoldsWhatIsInFlightAndNothingBetweenSteps) {

@@ -92,9 +92,9 @@ Tensor TrainStep::micro_batches(const Tensor& tokens, const Tensor& targets, boo
     const bool whole = parts == 1;
     const Tensor in = whole ? tokens : narrow(tokens, 0, m * micro, micro);
     const Tensor out = whole ? targets : narrow(targets, 0, m * micro, micro);
+    if (m == parts - 1 && steps_in_backward) optimizer_->step_in_backward({.clears_gradients = !options_.metrics});
     Tensor loss = (*model_)(in, out);
     if (!whole) loss = mul(loss, 1.0 / static_cast<double>(parts));
-    if (m == parts - 1 && steps_in_backward) optimizer_->step_in_backward({.clears_gradients = !options_.metrics});
     if (!whole && config_.fully_shard) nn::set_requires_gradient_sync(*model_, m == parts - 1);
     backward(scaler_ ? scaler_->scale(loss) : loss);
     loss = loss.local().detach();  // every rank of the tp axis has the whole of it
@@ -105,9 +105,7 @@ Tensor TrainStep::micro_batches(const Tensor& tokens, const Tensor& targets, boo
 
 // Transfers of offloaded state then hide behind backward. Clipping and a scale that may skip a step want all gradients
 // first.
-bool TrainStep::steps_in_backward() const {
-  return optimizer_->offloaded() && config_.optimizer.clip == 0 && !scaler_;
-}
+bool TrainStep::steps_in_backward() const { return optimizer_->offloaded() && config_.optimizer.clip == 0 && !scaler_; }
 
 // A norm that is not finite leaves the parameters alone, so who looks for where it began finds them as they were.
 std::vector<Tensor> TrainStep::run(std::span<const Tensor> in) {
