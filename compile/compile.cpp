@@ -61,7 +61,8 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
   forget_before_reset();
   compare_programs();
   if (mode_ == Mode::none) {
-    reason_ = num_left_ == 0 ? "lazy state settles in the first call" : "it is the first call after a step that was left";
+    reason_ =
+        num_left_ == 0 ? "lazy state settles in the first call" : "it is the first call after a step that was left";
     return run_eagerly(arguments);
   }
   Entry* const entry = find(arguments);
@@ -73,8 +74,8 @@ std::vector<Tensor> CompiledStep::operator()(std::span<const Tensor> arguments) 
   return replay(*entry, arguments);
 }
 
-// A rank that has left a step may find that its graph fits, where another's has other settings or none. One that replays
-// need not communicate in the order of one that records: it predicted, when it recorded, what to gather early.
+// A rank that has left a step may find that its graph fits, where another's has other settings or none. One that
+// replays need not communicate in the order of one that records: it predicted, when it recorded, what to gather early.
 void CompiledStep::forget_before_reset() {
   const std::uint64_t now = num_left_steps();
   if (std::exchange(num_left_, now) == now) return;

@@ -19,8 +19,8 @@ struct RankEnd {
   std::string message;
 };
 
-/// Runs body(store, rank) in `count` children and waits for all. A child that takes longer than `limit` is killed; 0: none
-/// is.
+/// Runs body(store, rank) in `count` children and waits for all. A child that takes longer than `limit` is killed; 0:
+/// none is.
 std::vector<RankEnd> fork_ranks(PageStore& store, int count, const std::function<void(Store& store, int rank)>& body,
                                 std::chrono::seconds limit = std::chrono::minutes(1));
 std::vector<RankEnd> fork_ranks(int count, const std::function<void(Store& store, int rank)>& body);
