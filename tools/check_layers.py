@@ -8,6 +8,7 @@
   README     every folder has a README.md, but for those below tests/golden, which are as other programs write them
   ASCII      code is ASCII text
   variables  getenv appears only in tools/ and runtime/os/settings.cpp (tests may set variables)
+  errno      a check() that prints errno does not call the system in its condition: which of the two comes first is open
   op names   outside of runtime/op no code compares ops by name: what differs is a column (tests may pick ops by name)
 
 Usage: check_layers.py [ROOT]   (ROOT is the repository, by default the one this file is in.) Exit status 1 on a breach.
@@ -46,6 +47,8 @@ NO_FUNCTION = re.compile(r"\b(requires|alignas|decltype|noexcept|__attribute__)\
 GETENV = re.compile(r"\bgetenv\s*\(|\benviron\b")
 # op.name, node.op->name, row->name; `row.name` is a figure's in tools/bench.
 OP_NAME = r"\b(?:\w+_)?(?:op_?(?:\(\))?(?:\.|->)|row_?->)name\b"
+CHECK = re.compile(r"\bcheck(?:_usage)?\s*\(")
+SYSTEM_CALL = re.compile(r"(?<![\w>])::\s*[a-z]\w*\s*\(|\bstd::(?:f\w+|rename|remove)\s*\(")
 COMPARED_OP = re.compile(
     rf"{OP_NAME}\s*(?:==|!=|\.\s*(?:starts_with|ends_with|find|compare)\b)"
     rf"|(?:==|!=)\s*(?:[\w:()\[\]]+(?:\.|->))*{OP_NAME}(?!\s*[.(])")
@@ -103,12 +106,39 @@ def function_lengths(text):
             head_start = brace.end()
 
 
+def arguments_of(code, start):
+    """The text of the arguments of the call whose parenthesis opens just before `start`, split at its own commas."""
+    depth, begin, arguments = 1, start, []
+    for match in re.compile(r"[()\[\]{},]").finditer(code, start):
+        if match[0] in "([{":
+            depth += 1
+        elif match[0] in ")]}":
+            depth -= 1
+        if depth == 0 or (depth == 1 and match[0] == ","):
+            arguments.append(code[begin:match.start()])
+            begin = match.end()
+        if depth == 0:
+            break
+    return arguments
+
+
+def late_errno(code):
+    """Yields the places of checks whose message reads errno, maybe before their condition has set it."""
+    for match in CHECK.finditer(code):
+        condition, *message = arguments_of(code, match.end()) or [""]
+        if SYSTEM_CALL.search(condition) and any(re.search(r"\berrno\b", part) for part in message):
+            yield match.start()
+
+
 def check_cxx(root, path, folder, lines):
     """Yields (line number, breach) for one C++ file."""
     code = code_of("\n".join(lines))
     for number, length in function_lengths(code):
         if length > MAX_FUNCTION_LINES:
             yield number, f"a function of {length} lines; the limit is {MAX_FUNCTION_LINES}"
+    for at in late_errno(code):
+        yield (code.count("\n", 0, at) + 1,
+               "errno may be read before the call in the condition has failed; call first, then check")
     if folder != "tests" and root / "runtime/op" not in path.parents:
         for match in COMPARED_OP.finditer(code):
             yield (code.count("\n", 0, match.start()) + 1,

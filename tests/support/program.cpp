@@ -74,7 +74,8 @@ ProgramEnd run_program(const std::vector<std::string>& command, const std::vecto
   const std::vector<std::string> variables = merged(environment);
   const std::vector<char*> words = pointers(command), variable_words = pointers(variables);
   std::array<int, 2> out{}, err{};
-  check(::pipe2(out.data(), O_CLOEXEC) == 0 && ::pipe2(err.data(), O_CLOEXEC) == 0, "pipe: {}", std::strerror(errno));
+  const bool made = ::pipe2(out.data(), O_CLOEXEC) == 0 && ::pipe2(err.data(), O_CLOEXEC) == 0;
+  check(made, "pipe: {}", std::strerror(errno));
   const pid_t child = ::fork();
   check(child >= 0, "cannot fork: {}", std::strerror(errno));
   if (child == 0) become_program(words.data(), variable_words.data(), out[1], err[1]);

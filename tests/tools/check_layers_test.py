@@ -92,6 +92,17 @@ class CheckLayers(unittest.TestCase):
             readmes = {f"{folder}/README.md": "" for folder in (place, place.split("/")[0])}
             self.assertEqual(self.run_on({**readmes, f"{place}/x.cpp": 'bool b = op.name == "add";\n'})[0], 0)
 
+    def test_errno_before_the_call(self):
+        breach = "nn/b.cpp:2: errno may be read before the call"
+        for text in ('check(::mkdir(p, 0700) == 0 || errno == EEXIST, "{}", std::strerror(errno));',
+                     'check(std::fwrite(a, 1, n, f) == n,\n      "{}", std::strerror(errno));',
+                     'check_usage(::pipe2(ends, O_CLOEXEC) == 0, "a, b {}", errno);'):
+            self.expect({"nn/b.cpp": f"\n{text}\n"}, breach)
+        for text in ('const bool made = ::mkdir(p, 0700) == 0;\ncheck(made, "{}", std::strerror(errno));',
+                     'check(file.is_open(), "{}", std::strerror(errno));', 'check(::stat(p, &s) == 0, "no {}", p);',
+                     'check(sherd::fine(x), "{}", errno);'):
+            self.assertEqual(self.run_on({"nn/b.cpp": f"\n{text}\n"})[0], 0, text)
+
     def test_environment(self):
         self.expect({"nn/b.cpp": 'auto* x = getenv("X");\n'}, "environment variables")
 

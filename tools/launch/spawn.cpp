@@ -46,8 +46,8 @@ std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
 
 Pipe make_pipe() {
   int ends[2];
-  check(::pipe2(ends, O_CLOEXEC) == 0, "cannot make a pipe to a rank: {}; raise the limit on open files (ulimit -n)",
-        std::strerror(errno));
+  const bool made = ::pipe2(ends, O_CLOEXEC) == 0;
+  check(made, "cannot make a pipe to a rank: {}; raise the limit on open files (ulimit -n)", std::strerror(errno));
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
