@@ -9,7 +9,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "nn/checkpoint/atomic_file.h"
+#include "nn/checkpoint/folders.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -17,14 +17,6 @@ namespace sherd {
 namespace {
 
 namespace fs = std::filesystem;
-
-void make_folder(const std::string& dir) {
-  std::error_code error;
-  const bool is_new = fs::create_directories(dir, error);
-  check(!error && fs::is_directory(dir), "cannot make the folder \"{}\": {}", dir,
-        error ? error.message() : "there is a file of that name");
-  if (is_new) sync_folder(fs::absolute(dir).lexically_normal().parent_path().string());
-}
 
 std::string text_of(int file) {
   std::string text(512, '\0');
@@ -35,7 +27,8 @@ std::string text_of(int file) {
 
 /// The file that is open is still the one of that name: its last holder may have removed it.
 bool is_at(int file, const std::string& path) {
-  struct stat open{}, named{};
+  struct stat open {
+  }, named{};
   return ::fstat(file, &open) == 0 && ::stat(path.c_str(), &named) == 0 && open.st_dev == named.st_dev &&
          open.st_ino == named.st_ino;
 }
@@ -43,7 +36,7 @@ bool is_at(int file, const std::string& path) {
 }  // namespace
 
 FolderLock::FolderLock(const std::string& dir, const std::string& holder) : path_((fs::path(dir) / "lock").string()) {
-  make_folder(dir);
+  make_folders(dir);
   do {
     file_ = Descriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
     const int error = errno;

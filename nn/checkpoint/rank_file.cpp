@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "nn/checkpoint/checksum.h"
+#include "nn/checkpoint/folders.h"
 #include "nn/checkpoint/saves.h"
 #include "runtime/tensor/error.h"
 
@@ -36,9 +37,7 @@ std::string stored_name(const std::string& kind, const std::string& name, int pa
 std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::string& save, int rank,
                                         std::span<const Piece> pieces) {
   const fs::path folder = fs::path(dir) / save;
-  std::error_code error;
-  fs::create_directories(folder, error);
-  check(!error, "cannot create the checkpoint folder \"{}\": {}", folder.string(), error.message());
+  make_folders(folder.string());
 
   // Wide dtypes first, then by name, as write_safetensors() has them.
   std::vector<TensorInfo> infos;

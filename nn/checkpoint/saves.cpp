@@ -8,6 +8,7 @@
 #include <system_error>
 #include <tuple>
 
+#include "nn/checkpoint/folders.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -89,7 +90,7 @@ void remove_save(const fs::path& folder) {
 std::vector<SavePlace> list_saves(const std::string& path) {
   std::vector<SavePlace> saves;
   std::error_code error;
-  if (!fs::is_directory(path, error)) return saves;
+  if (!is_file_there(path) || !fs::is_directory(path, error)) return saves;
   try {
     for (const Found& found : find_folders(path))
       if (found.is_committed) saves.push_back({found.folder.string(), found.name.step});

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "nn/checkpoint/bounded_json.h"
+#include "nn/checkpoint/folders.h"
 #include "nn/checkpoint/input_file.h"
 #include "nn/checkpoint/local_box.h"
 #include "nn/interop/huggingface_config.h"
@@ -81,15 +82,15 @@ HuggingFaceWeights::HuggingFaceWeights(std::string dir) : dir_(std::move(dir)) {
 void HuggingFaceWeights::open_files() {
   const std::string single = path_in(dir_, "model.safetensors"), path = path_in(dir_, "model.safetensors.index.json");
   Index index;
-  if (fs::exists(single)) {
+  if (is_file_there(single)) {
     files_.push_back(SafetensorsFile::open(single));
   } else {
-    check(fs::exists(path), "\"{}\" holds neither model.safetensors nor model.safetensors.index.json{}", dir_,
-          fs::exists(path_in(dir_, "pytorch_model.bin")) ? "; save its pytorch_model.bin as safetensors first" : "");
+    check(is_file_there(path), "\"{}\" holds neither model.safetensors nor model.safetensors.index.json{}", dir_,
+          is_file_there(path_in(dir_, "pytorch_model.bin")) ? "; save its pytorch_model.bin as safetensors first" : "");
     index_text_ = read_text(InputFile(path), kMaxTextBytes);
     index = parse_index(path, index_text_);
     for (const std::string& name : index.files) {
-      check(fs::exists(path_in(dir_, name)), "\"{}\" names the file \"{}\", which is not there", path, name);
+      check(is_file_there(path_in(dir_, name)), "\"{}\" names the file \"{}\", which is not there", path, name);
       files_.push_back(SafetensorsFile::open(path_in(dir_, name)));
     }
   }

@@ -7,6 +7,7 @@
 
 #include "dtensor/api.h"
 #include "nn/checkpoint/atomic_file.h"
+#include "nn/checkpoint/folders.h"
 #include "nn/interop/huggingface.h"
 #include "nn/interop/huggingface_config.h"
 #include "nn/interop/huggingface_names.h"
@@ -193,9 +194,9 @@ void save_huggingface(const std::string& dir, const LanguageModelConfig& config,
       files = plan_files(std::move(tensors), options.max_file_bytes);
     }
     if (group.rank() != 0) return;
-    check(!fs::exists(dir) || (fs::is_directory(dir) && fs::is_empty(dir)),
-          "\"{}\" exists and is not an empty folder; give the model a new one", dir);
     std::error_code error;
+    check(!is_file_there(dir) || (fs::is_directory(dir, error) && fs::is_empty(dir, error)),
+          "\"{}\" exists and is not an empty folder; give the model a new one", dir);
     fs::remove_all(folder, error);  // what a killed save left
     fs::create_directories(folder, error);
     check(!error, "cannot create the folder \"{}\": {}", folder, error.message());
