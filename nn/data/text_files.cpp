@@ -1,6 +1,7 @@
 #include "nn/data/text_files.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -80,6 +81,44 @@ void TextFiles::read(std::int64_t offset, std::span<char> out) const {
     out = out.subspan(here);
     offset += static_cast<std::int64_t>(here);
   }
+}
+
+std::string ContentHash::to_text() const {
+  return checksum_text(value) + (is_sampled() ? fmt::format(" of {} bytes", hashed_bytes) : "");
+}
+
+ContentHash TextFiles::content_hash(std::int64_t whole_bytes) const {
+  constexpr std::int64_t kReadBytes = 1 << 20;  // a multiple of what a checksum takes in parts
+  ContentHash hash{.all_bytes = bytes()};
+  Checksum sum;
+  std::vector<char> buffer(static_cast<std::size_t>(std::min(bytes(), kReadBytes)));
+  const auto add = [&](std::int64_t offset, std::int64_t count) {
+    const std::span<char> block = std::span(buffer).first(static_cast<std::size_t>(count));
+    read(offset, block);
+    sum.add(std::as_bytes(block));
+    hash.hashed_bytes += count;
+  };
+  if (bytes() <= std::max(whole_bytes, kSampledBlocks * kBlockBytes)) {
+    for (std::int64_t at = 0; at < bytes(); at += kReadBytes) add(at, std::min(kReadBytes, bytes() - at));
+  } else {
+    const std::int64_t last = bytes() - kBlockBytes, gaps = kSampledBlocks - 1;
+    for (std::int64_t i = 0; i <= gaps; ++i) add(last / gaps * i + last % gaps * i / gaps, kBlockBytes);
+  }
+  hash.value = sum.value();
+  return hash;
+}
+
+std::uint64_t TextFiles::identity() const {
+  std::string text;
+  for (const File& file : files_) {
+    struct stat status {};
+    const bool seen = ::stat(file.path.c_str(), &status) == 0;
+    check(seen, "cannot look at the data file \"{}\": {}", file.path, std::strerror(errno));
+    text +=
+        fmt::format("{} {} {} {}.{} {}.{} {}\n", status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
+                    status.st_mtim.tv_nsec, status.st_ctim.tv_sec, status.st_ctim.tv_nsec, file.name);
+  }
+  return checksum(text);
 }
 
 std::uint64_t TextFiles::fingerprint() const {

@@ -8,6 +8,15 @@
 
 namespace sherd {
 
+/// What stands for the content of files when ranks and runs compare it.
+struct ContentHash {
+  std::uint64_t value = 0;
+  std::int64_t hashed_bytes = 0, all_bytes = 0;
+  bool is_sampled() const { return hashed_bytes < all_bytes; }
+  /// "0123456789abcdef", or "0123456789abcdef of 67108864 bytes": for manifests.
+  std::string to_text() const;
+};
+
 /// Read by pread into the caller's buffer: if a file was truncated meanwhile, the read is short, which is an Error,
 /// where a mapping would give SIGBUS. The page cache serves both alike. No file stays open, so the number and the size
 /// of files do not matter. Safe to read from several threads.
@@ -37,6 +46,13 @@ class TextFiles {
 
   /// Changes when a file is added, removed, renamed or resized: tells a resume that the data is not the same.
   std::uint64_t fingerprint() const;
+  /// XXH64 of the bytes: of all of them up to `whole_bytes`, else of kSampledBlocks blocks of kBlockBytes, evenly
+  /// spread from the first byte to the last. Reads them. Throws Error as read() does.
+  ContentHash content_hash(std::int64_t whole_bytes = std::int64_t{1} << 30) const;
+  static constexpr std::int64_t kSampledBlocks = 1024, kBlockBytes = 1 << 16;
+  /// What the system knows of the files on this host: device, inode, size and times of each. Processes of one host that
+  /// see the same need not all read the files to know that they are equal.
+  std::uint64_t identity() const;
 
  private:
   std::string path_;

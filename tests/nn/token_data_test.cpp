@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <set>
 
 #include <gtest/gtest.h>
 
+#include "nn/checkpoint/checksum.h"
 #include "nn/data/utf8.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
@@ -119,6 +121,70 @@ TEST(TextFiles, FingerprintSeesNamesAndSizes) {
   fs::rename(dir / "d/a", dir / "d/b");
   EXPECT_NE(resized, first);
   EXPECT_NE(print(), resized);
+}
+
+// The published value of XXH64 for no bytes, and for "abc" (xxhash.com), is that of the checksum's own test.
+TEST(TextFiles, TheContentHashSeesEveryByteOfSmallData) {
+  const TempDir dir;
+  const std::string text = fmt::format("{:0>3000000}", 7);  // more than two reads
+  dir.write("d/a", text.substr(0, 1'500'001));
+  dir.write("d/b", text.substr(1'500'001));
+  const auto hash = [&] { return TextFiles::open(dir / "d").content_hash(); };
+  const ContentHash first = hash();
+  EXPECT_FALSE(first.is_sampled());
+  EXPECT_EQ(first.value, checksum(text)) << "of the run of bytes, whatever the files";
+  EXPECT_EQ(first.to_text(), checksum_text(first.value));
+  for (const std::size_t at : {std::size_t{0}, std::size_t{777'777}, std::size_t{1'048'576}, std::size_t{1'500'000}}) {
+    std::string changed = text.substr(0, 1'500'001);
+    changed[at] = 'x';
+    dir.write("d/a", changed);
+    EXPECT_NE(hash().value, first.value) << at;
+    EXPECT_EQ(hash().hashed_bytes, first.hashed_bytes);
+  }
+}
+
+TEST(TextFiles, TheContentHashOfHugeDataIsOfSpreadBlocks) {
+  const TempDir dir;
+  constexpr std::int64_t kSampled = TextFiles::kSampledBlocks * TextFiles::kBlockBytes, kSize = kSampled + (8 << 20);
+  const std::string path = dir.write("t.txt", "first");
+  fs::resize_file(path, kSize);  // the rest is a hole
+  const auto data = TextFiles::open(path);
+  const ContentHash hash = data.content_hash(/*whole_bytes=*/1 << 20);
+  EXPECT_TRUE(hash.is_sampled());
+  EXPECT_EQ(hash.hashed_bytes, kSampled);
+  EXPECT_EQ(hash.all_bytes, kSize);
+  EXPECT_EQ(hash.to_text(), checksum_text(hash.value) + " of 67108864 bytes");
+  EXPECT_EQ(data.content_hash(kSize).hashed_bytes, kSize) << "what may be read whole is";
+  const auto changed_at = [&](std::int64_t at) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(at).put('x').flush();
+    const bool is_seen = data.content_hash(1 << 20).value != hash.value;
+    file.seekp(at).put(at < 5 ? "first"[at] : '\0');
+    return is_seen;
+  };
+  EXPECT_TRUE(changed_at(4));
+  EXPECT_TRUE(changed_at(kSize - 1));
+  int seen = 0;  // of changes everywhere as many as the share of the bytes that is hashed
+  for (int i = 1; i <= 20; ++i) seen += changed_at(kSize / 21 * i + 31 * i) ? 1 : 0;
+  EXPECT_GT(seen, 12);
+  EXPECT_EQ(data.content_hash(1 << 20).value, hash.value);
+}
+
+TEST(TextFiles, IdentityChangesWithTheFileNotWithThePath) {
+  const TempDir dir;
+  const std::string path = dir.write("d/t.txt", "some text");
+  dir.write("e/t.txt", "some text");
+  const std::uint64_t first = TextFiles::open(path).identity();
+  EXPECT_EQ(TextFiles::open(dir / "d").identity(), first);
+  EXPECT_NE(TextFiles::open(dir / "e/t.txt").identity(), first) << "a copy";
+  const auto before = fs::last_write_time(path);
+  dir.write("d/t.txt", "same size");
+  fs::last_write_time(path, before);
+  EXPECT_NE(TextFiles::open(path).identity(), first) << "the system notes that the time was set";
+  const TextFiles open = TextFiles::open(path);
+  fs::remove(path);
+  expect_error([&] { open.identity(); }, {"t.txt", "No such file"});
+  expect_error([&] { open.content_hash(); }, {"t.txt", "No such file"});
 }
 
 TEST(TextFiles, BadPlacesAreNamed) {
