@@ -313,6 +313,16 @@ TEST(TrainConfig, RangesAreChecked) {
   refused({"--model.norm-eps", "nan"}, {"model.norm_eps", "nan"});
   refused({"--vocabulary", "words"}, {"vocabulary", "bytes, chars"});
   refused({"--steps", "0"}, {"steps", "at least 1"});
+  const std::string huge = "4611686018427387904";
+  for (const char* key :
+       {"steps", "batch", "accumulate", "eval_every", "eval_batches", "threads", "memory_limit", "save_every", "keep",
+        "model.layers", "model.heads", "model.kv_heads", "model.width", "model.hidden", "model.sequence",
+        "model.positions", "model.vocabulary", "optimizer.warmup", "optimizer.decay_steps"}) {
+    refused({fmt::format("--{}={}", key, huge)}, {key, "must be at most ", huge});
+    refused({fmt::format("--{}=-1", key)}, {key, "must be at least ", "got -1"});
+  }
+  refused({"--threads", "1073741824"}, {"threads must be at most 4096, got 1073741824"});
+  refused({"--batch", "100000000"}, {"batch = 100000000", "model.sequence = ", "tokens in a step"});
   refused({"--batch", "7", "--accumulate", "2"}, {"batch = 7", "accumulate = 2"});
   refused({"--save-every", "5"}, {"save_every = 5", "--save"});
   refused({"--deadline", "0"}, {"deadline", "got 0"});

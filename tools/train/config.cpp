@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -27,9 +28,24 @@ void check_choice(std::string_view key, const std::string& value, const std::arr
   fail("{} must be one of {}, got \"{}\"", key, fmt::join(choices, ", "), value);
 }
 
-void check_at_least(std::string_view key, std::int64_t value, std::int64_t least) {
-  check(value >= least, "{} must be at least {}, got {}", key, least, value);
+struct IntegerRange {
+  std::string_view key;
+  std::int64_t value, least, most;
+};
+
+void check_ranges(std::initializer_list<IntegerRange> ranges) {
+  for (const auto& [key, value, least, most] : ranges) {
+    check(value >= least, "{} must be at least {}, got {}", key, least, value);
+    check(value <= most, "{} must be at most {}, got {}", key, most, value);
+  }
 }
+
+// Far above anything that is trained, and low enough that sizes computed from several of them do not overflow, and that
+// modules are made in seconds: the memory they ask for is another matter.
+constexpr std::int64_t kMostSteps = std::int64_t{1} << 48;
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 28;  // of a step
+constexpr std::int64_t kMostWidth = std::int64_t{1} << 20;
+constexpr std::int64_t kMostLayers = 10'000;
 
 void check_divides(std::string_view key, std::int64_t value, std::string_view by_key, std::int64_t by) {
   check(value % by == 0, "{} = {} must be a multiple of {} = {}", key, value, by_key, by);
@@ -195,33 +211,40 @@ void bind_optimizer(ConfigTable& table, TrainConfig::Optimizer& o) {
   table.add("optimizer.clip", &o.clip, "largest norm of all gradients together; 0: no clipping");
 }
 
-void check_run(const TrainConfig& c) {
-  check_choice("vocabulary", c.vocabulary, std::array<std::string_view, 2>{"bytes", "chars"});
-  check_at_least("steps", c.steps, 1);
-  check_at_least("batch", c.batch, 1);
-  check_at_least("accumulate", c.accumulate, 1);
-  check_divides("batch", c.batch, "accumulate", c.accumulate);
-  check_at_least("eval_every", c.eval_every, 0);
-  check_at_least("eval_batches", c.eval_batches, 0);
-  check_at_least("threads", c.threads, 0);
-  check_at_least("memory_limit", c.memory_limit, 0);
-  check_at_least("save_every", c.save_every, 0);
+void check_saves(const TrainConfig& c) {
+  check_ranges({{"save_every", c.save_every, 0, kMostSteps},
+                {"keep", c.keep, 1, std::numeric_limits<int>::max()},
+                {"keep_every", c.keep_every, 0, kMostSteps},
+                {"check_replicas", c.check_replicas, 0, kMostSteps}});
   check(c.save_minutes >= 0, "save_minutes must be at least 0, got {}", c.save_minutes);
-  check_at_least("keep", c.keep, 1);
-  check_at_least("keep_every", c.keep_every, 0);
-  check_at_least("check_replicas", c.check_replicas, 0);
+  check(c.save_every == 0 || !c.save.empty(), "save_every = {} needs a folder: pass --save DIR", c.save_every);
+  check(!c.overwrite || !c.save.empty(), "overwrite is about the folder of checkpoints: pass --save DIR");
   check_choice("on_nonfinite", c.on_nonfinite, std::array<std::string_view, 3>{"stop", "skip", "rollback"});
   check(c.on_nonfinite != "rollback" || !c.save.empty(), "on_nonfinite = rollback needs a folder: pass --save DIR");
   check(c.spike >= 0, "spike must be at least 0, got {}", c.spike);
   check(c.spike == 0 || c.on_nonfinite != "skip",
         "spike = {} is noticed when the update is made, so it cannot be skipped: on_nonfinite must be stop or rollback",
         c.spike);
-  check(!c.overwrite || !c.save.empty(), "overwrite is about the folder of checkpoints: pass --save DIR");
+}
+
+void check_run(const TrainConfig& c) {
+  check_choice("vocabulary", c.vocabulary, std::array<std::string_view, 2>{"bytes", "chars"});
+  check_ranges({{"steps", c.steps, 1, kMostSteps},
+                {"batch", c.batch, 1, kMostTokens},
+                {"accumulate", c.accumulate, 1, kMostTokens},
+                {"eval_every", c.eval_every, 0, kMostSteps},
+                {"eval_batches", c.eval_batches, 0, std::int64_t{1} << 32},
+                {"threads", c.threads, 0, kMostThreads},
+                {"memory_limit", c.memory_limit, 0, std::int64_t{1} << 60}});
+  check_divides("batch", c.batch, "accumulate", c.accumulate);
+  check(c.batch <= kMostTokens / (c.model.sequence + 1),
+        "batch = {} sequences of model.sequence = {} tokens are {:.3g} tokens in a step; at most {} are possible",
+        c.batch, c.model.sequence, static_cast<double>(c.batch) * static_cast<double>(c.model.sequence), kMostTokens);
+  check_saves(c);
   if (!c.trace_steps.empty()) {
     parse_steps(c.trace_steps);
     check(!c.trace.empty(), "trace_steps = {} needs a file: pass --trace FILE", c.trace_steps);
   }
-  check(c.save_every == 0 || !c.save.empty(), "save_every = {} needs a folder: pass --save DIR", c.save_every);
   check_choice("group", c.group, std::array<std::string_view, 2>{"shm", "thread"});
   parse_links(c.link);
   parse_mesh(c.mesh, 1);
@@ -241,11 +264,10 @@ void check_run(const TrainConfig& c) {
 void check_model(const TrainConfig::Model& m) {
   check_choice("model.style", m.style, std::array<std::string_view, 2>{"gpt2", "llama"});
   check_choice("model.gelu", m.gelu, std::array<std::string_view, 2>{"erf", "tanh"});
-  check_at_least("model.layers", m.layers, 1);
-  check_at_least("model.sequence", m.sequence, 1);
-  check_at_least("model.hidden", m.hidden, 1);
-  check_at_least("model.vocabulary", m.vocabulary, 0);
-  check_at_least("model.positions", m.positions, 0);
+  check_ranges({{"model.layers", m.layers, 1, kMostLayers},
+                {"model.hidden", m.hidden, 1, 8 * kMostWidth},
+                {"model.vocabulary", m.vocabulary, 0, std::int64_t{1} << 28},
+                {"model.positions", m.positions, 0, kMostTokens}});
   check(m.positions == 0 || m.sequence <= m.positions, "model.sequence = {} is longer than model.positions = {}",
         m.sequence, m.positions);
   check_divides("model.width", m.width, "model.heads", m.heads);
@@ -270,8 +292,8 @@ void check_optimizer(const TrainConfig::Optimizer& o) {
   check(o.lr > 0, "optimizer.lr must be positive, got {}", o.lr);
   check(o.min_lr >= 0 && o.min_lr <= o.lr, "optimizer.min_lr must be from 0 to optimizer.lr = {}, got {}", o.lr,
         o.min_lr);
-  check_at_least("optimizer.warmup", o.warmup, 0);
-  check_at_least("optimizer.decay_steps", o.decay_steps, 1);
+  check_ranges(
+      {{"optimizer.warmup", o.warmup, 0, kMostSteps}, {"optimizer.decay_steps", o.decay_steps, 1, kMostSteps}});
   check(o.beta1 >= 0 && o.beta1 < 1, "optimizer.beta1 must be at least 0 and below 1, got {}", o.beta1);
   check(o.beta2 >= 0 && o.beta2 < 1, "optimizer.beta2 must be at least 0 and below 1, got {}", o.beta2);
   check(o.eps > 0, "optimizer.eps must be positive, got {}", o.eps);
@@ -323,12 +345,11 @@ ConfigTable bind(TrainConfig& config) {
 
 void resolve(TrainConfig& config) {
   TrainConfig::Model& m = config.model;
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // keeps products of two sizes far from overflow
-  for (const auto& [key, value] : {std::pair("model.heads", m.heads), {"model.width", m.width}}) {
-    check_at_least(key, value, 1);
-    check(value <= kMost, "{} must be at most {}, got {}", key, kMost, value);
-  }
-  check_at_least("model.kv_heads", m.kv_heads, 0);
+  // Those from which others are computed here, and by which the other checks divide.
+  check_ranges({{"model.heads", m.heads, 1, kMostWidth},
+                {"model.width", m.width, 1, kMostWidth},
+                {"model.kv_heads", m.kv_heads, 0, kMostWidth},
+                {"model.sequence", m.sequence, 1, kMostTokens - 1}});
   if (m.kv_heads == 0) m.kv_heads = m.heads;
   // SwiGLU has three matrices for GELU's two, so 8/3 gives it the same size; rounded up to a multiple of 32.
   if (m.hidden == 0) m.hidden = m.style == "gpt2" ? 4 * m.width : (8 * m.width + 95) / 96 * 32;
