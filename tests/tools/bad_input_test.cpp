@@ -5,11 +5,13 @@
 
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "nn/checkpoint/manifest.h"
 #include "runtime/comm/group/host_group.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/program_test.h"
+#include "tools/train/weights.h"
 
 namespace sherd::testing {
 namespace {
@@ -276,6 +278,46 @@ TEST_F(BadCheckpoint, AnotherRecipeOrOtherDataIsRefusedOnEveryRank) {
   other = config_;
   other.steps = 1;
   refused(other, {"2 steps", "1 in all"});
+}
+
+TEST_F(BadCheckpoint, DataOfTheSameSizeWithOtherContentIsRefusedOnEveryRank) {
+  std::string edited = tiny_text();
+  std::swap(edited[1000], edited[1001]);
+  ASSERT_NE(edited, tiny_text());
+  dir_.write("text.txt", edited);
+  refused(config_, {"resume from", "text.txt", "not what the checkpoint was trained on", "the content is not"});
+  dir_.write("text.txt", tiny_text());
+  EXPECT_EQ(train_tiny(config_, 3).losses.size(), 2u) << "a file of the same content, written anew";
+}
+
+TEST_F(BadCheckpoint, WhatAnEarlierProgramSavedOfTheDataIsEnough) {
+  Manifest manifest = read_manifest(checkpoint());
+  EXPECT_EQ(manifest.state.erase("data_content"), 1u);
+  commit(checkpoint(), "step-000002", manifest);
+  EXPECT_EQ(train_tiny(config_, 3).losses.size(), 2u);
+}
+
+TEST_F(BadCheckpoint, AModelThatTheTensorsDoNotShowIsNotBuilt) {
+  // Signed as if it were good. Built, each would take minutes or more memory than there is.
+  const Manifest good = read_manifest(checkpoint());
+  const auto with = [&](std::initializer_list<std::pair<std::string, std::string>> changes) {
+    Manifest manifest = good;
+    for (const auto& [from, to] : changes) manifest.config.replace(manifest.config.find(from), from.size(), to);
+    commit(checkpoint(), "step-000002", manifest);
+  };
+  with({{"layers = 2", "layers = 1000000000"}});
+  expect_error([&] { Weights{checkpoint()}; }, {"model.layers", "at most", "1000000000"});
+  with({{"layers = 2", "layers = 9000"}});
+  expect_error([&] { Weights{checkpoint()}; }, {"has 9000 layers", "tensors only"});
+  TrainConfig same = config_;
+  same.model.layers = 9000;
+  refused(same, {"has 9000 layers"});
+  with({{"width = 16", "width = 1048576"}, {"hidden = 64", "hidden = 4194304"}});
+  expect_error([&] { Weights{checkpoint()}; }, {"holds param ", "f32[", "not as f32["});
+  same = config_;
+  same.model.width = 1048576;
+  same.model.hidden = 4194304;
+  refused(same, {"holds param ", "not as f32["});
 }
 
 TEST_F(BadCheckpoint, AFullDiskFailsTheRunAndKeepsTheLastGoodOne) {

@@ -1,4 +1,5 @@
 // `sherd train CONFIG.toml [flags]`: ranks as processes of a launcher, or as threads of rank 0's process.
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <thread>
@@ -144,7 +145,8 @@ int run_train(std::span<const std::string_view> args) {
   if (config->group == "thread") {
     return rank.rank == 0 ? train_threads(*config, rank.world_size) : kDone;  // other processes have nothing to do
   }
-  return train_rank(*config, world_group());
+  const auto deadline = std::chrono::duration<double>(config->deadline);
+  return train_rank(*config, world_group({.deadline = std::chrono::ceil<std::chrono::nanoseconds>(deadline)}));
 }
 
 }  // namespace sherd

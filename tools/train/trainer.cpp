@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <limits>
+#include <fstream>
 #include <ratio>
 
 #include <unistd.h>
@@ -17,6 +17,7 @@
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/comm/job/hosts.h"
+#include "runtime/comm/job/world.h"
 #include "runtime/comm/store/hmac.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
@@ -25,6 +26,7 @@
 #include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/memory_advice.h"
+#include "tools/train/model_factory.h"
 #include "tools/train/sharding.h"
 #include "tools/train/stop_signals.h"
 
@@ -43,15 +45,22 @@ std::pair<Tensor, Tensor> to_tensors(std::span<const std::int32_t> windows, std:
   return {std::move(inputs), std::move(targets)};
 }
 
+/// What no two hosts have in common; a random one where the system does not tell.
+std::string host_identity() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  return id.empty() ? random_hex(16) : id;
+}
+
 }  // namespace
 
 Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
     : config_(config), group_(std::move(group)) {
+  agree_on_config();
   if (config_.threads > 0) set_threads(static_cast<int>(config_.threads));
   group_->set_deadline(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(config_.deadline)));
-  agree_on_config();
-  retention_.keep = static_cast<int>(std::min<std::int64_t>(config_.keep, std::numeric_limits<int>::max()));
+  retention_.keep = static_cast<int>(config_.keep);
   retention_.keep_every = config_.keep_every;
   together(*group_, [&] { device_ = open_device(config_.device, group_->size(), config_.memory_limit); });
   mesh_.emplace(config_.mesh, group_, config_.link);  // its groups have the deadline of this one
@@ -104,8 +113,6 @@ void Trainer::open_data() {
       check(difference.empty(), "resume from {}: {}", config_.resume, difference);
       say_what_changes(saved);
       data_.emplace(TokenData::open(config_.data, Vocabulary::from_text(resumed_->manifest().vocabulary)));
-      check(std::to_string(data_->files().fingerprint()) == resumed_->manifest().state_value<std::string>("data"),
-            "resume from {}: the data at {} is not what the checkpoint was trained on", config_.resume, config_.data);
     } else {
       const bool has_vocabulary = initial_ && initial_->vocabulary();
       data_.emplace(has_vocabulary ? TokenData::open(config_.data, *initial_->vocabulary())
@@ -113,10 +120,49 @@ void Trainer::open_data() {
     }
     data_->check_sequence(config_.model.sequence);
   });
-  const std::vector<std::string> prints = gather_text(*group_, std::to_string(data_->files().fingerprint()));
+  agree_on_data();
+  if (resumed_) check_resumed_data();
+}
+
+// Of ranks that see the same files of one host the first reads them for all.
+void Trainer::agree_on_data() {
+  const TextFiles& files = data_->files();
+  std::string seen;
+  together(*group_, [&] { seen = fmt::format("{} {}", host_identity(), files.identity()); });
+  const std::vector<std::string> all_seen = gather_text(*group_, seen);
+  const auto first = static_cast<int>(std::find(all_seen.begin(), all_seen.end(), seen) - all_seen.begin());
+  ContentHash hash;
+  together(*group_, [&] {
+    if (first == group_->rank()) hash = files.content_hash();
+  });
+  const std::vector<std::string> contents = gather_text(*group_, hash.to_text());
+  data_content_ = contents[static_cast<std::size_t>(first)];
+  const std::vector<std::string> prints =
+      gather_text(*group_, fmt::format("{} {}", files.fingerprint(), data_content_));
   for (std::size_t r = 1; r < prints.size(); ++r)
-    check(prints[r] == prints[0], "rank {} sees other data at {} than rank 0; all ranks need the same files", r,
-          config_.data);
+    check(prints[r] == prints[0], "rank {} sees other data at {} than rank 0: {}; all ranks need the same files", r,
+          config_.data,
+          prints[r].substr(0, prints[r].find(' ')) == prints[0].substr(0, prints[0].find(' '))
+              ? "names and sizes are equal, the content is not"
+              : "names or sizes of the files differ");
+  if (hash.is_sampled() && group_->rank() == 0)
+    say_on_stderr(
+        fmt::format("the data at {} has {} bytes: {} of them, evenly spread, stand for its content when "
+                    "ranks and resumes are compared",
+                    config_.data, hash.all_bytes, hash.hashed_bytes));
+}
+
+// The same on all ranks, which have agreed on the data.
+void Trainer::check_resumed_data() {
+  const Manifest& saved = resumed_->manifest();
+  check(std::to_string(data_->files().fingerprint()) == saved.state_value<std::string>("data"),
+        "resume from {}: the data at {} is not what the checkpoint was trained on: names or sizes of the files differ",
+        config_.resume, config_.data);
+  if (!saved.state.contains("data_content")) return;  // of a program that did not look into the files
+  check(data_content_ == saved.state_value<std::string>("data_content"),
+        "resume from {}: the data at {} is not what the checkpoint was trained on: names and sizes are equal, the "
+        "content is not",
+        config_.resume, config_.data);
 }
 
 // The state, the order of the data and the keys of dropout are those of the save on any number of ranks; sums are not.
@@ -175,6 +221,8 @@ void Trainer::claim_save_folder() {
 }
 
 void Trainer::build() {
+  if (resumed_)
+    together(*group_, [&] { check_parameters(*resumed_, model_config(config_.model, data_->vocabulary().size())); });
   Allocator& memory = RankContext::current().allocator(device_);
   if (config_.explain_peak && group_->rank() == 0)
     memory_log_.emplace(
@@ -284,6 +332,7 @@ void Trainer::save(std::int64_t step) {
   manifest.config = to_toml(config_);
   manifest.vocabulary = data_->vocabulary().to_text();
   manifest.state["data"] = std::to_string(data_->files().fingerprint());
+  manifest.state["data_content"] = data_content_;
   manifest.run = run_;
   if (skipped_steps_ > 0) manifest.state["skipped_steps"] = skipped_steps_;
   if (skipped_.count() > 0) manifest.state["skipped_batches"] = skipped_.text();

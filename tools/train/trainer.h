@@ -86,6 +86,8 @@ class Trainer {
   void place_replicas();
   void open_data();
   void say_what_changes(const TrainConfig& saved);
+  void agree_on_data();
+  void check_resumed_data();
   void open_initial();
   void claim_save_folder();
   void build();
@@ -126,6 +128,7 @@ class Trainer {
   std::unique_ptr<Weights> initial_;
   std::optional<TokenData> data_;
   std::optional<MemoryLog> memory_log_;
+  std::string data_content_;  // ContentHash::to_text()
   std::optional<TrainStep> step_;
   std::int64_t first_step_ = 0, local_batch_ = 0;
   std::int64_t skipped_steps_ = 0;  // without an update, by config.on_nonfinite, those before this run included

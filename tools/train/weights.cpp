@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
+#include <utility>
+#include <variant>
 
 #include "runtime/comm/group/agree.h"
+#include "runtime/comm/job/world.h"
 #include "tools/train/model_factory.h"
 
 namespace sherd {
@@ -28,8 +30,6 @@ std::vector<std::pair<std::string, ConfigValue>> model_values(const TrainConfig:
 
 }  // namespace
 
-void say_on_stderr(const std::string& text) { fmt::print(stderr, "sherd: {}\n", text); }
-
 Weights::Weights(const std::string& dir, ProcessGroup& group, nn::Verify verify) : dir_(dir) {
   bool is_checkpoint = false;
   together(group, [&] {
@@ -50,6 +50,7 @@ Weights::Weights(const std::string& dir, ProcessGroup& group, nn::Verify verify)
   model_ = saved.model;
   if (model_.vocabulary == 0) model_.vocabulary = vocabulary_->size();
   if (model_.positions == 0) model_.positions = model_.sequence;
+  together(group, [&] { check_parameters(*checkpoint_, config()); });
 }
 
 nn::LanguageModelConfig Weights::config() const { return model_config(model_, 0); }
@@ -69,6 +70,16 @@ void Weights::check_fits(const TrainConfig::Model& section) const {
     fail("{} = {}, but the weights in {} are of a model with {}; leave the key out to take theirs", key,
          to_string(value), dir_, to_string(found[i].second));
   }
+}
+
+void check_parameters(const CheckpointReader& checkpoint, const nn::LanguageModelConfig& config) {
+  const auto layers = std::visit([](const auto& c) { return c.layers; }, config);
+  check(std::cmp_less_equal(layers, checkpoint.manifest().pieces.size()),
+        "the checkpoint \"{}\" says that its model has {} layers, but holds {} tensors only", checkpoint.dir(), layers,
+        checkpoint.manifest().pieces.size());
+  const auto model = nn::make_language_model(config);
+  for (const auto& [name, p] : model->named_parameters())
+    checkpoint.check_box("param", name, p->value().dtype(), p->shape(), whole_box(p->shape()));
 }
 
 void take_model(const Weights& weights, ConfigTable& table) {

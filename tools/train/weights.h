@@ -11,9 +11,6 @@
 
 namespace sherd {
 
-/// "sherd: " and the text, on a line of its own.
-void say_on_stderr(const std::string& text);
-
 /// A checkpoint of `sherd train` or a Hugging Face directory.
 class Weights {
  public:
@@ -44,6 +41,10 @@ class Weights {
   std::optional<nn::HuggingFaceWeights> huggingface_;
   std::unique_ptr<CheckpointReader> checkpoint_;
 };
+
+/// Error unless `checkpoint` holds the parameters of a model of `config`, by their names, dtypes and shapes. Takes no
+/// memory for them, whatever the config says: to be called before anything is materialised. Local.
+void check_parameters(const CheckpointReader& checkpoint, const nn::LanguageModelConfig& config);
 
 /// Gives the keys of [model] that `table` was not given, and `vocabulary`, the values they have in `weights`.
 void take_model(const Weights& weights, ConfigTable& table);
