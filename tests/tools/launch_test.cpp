@@ -23,7 +23,6 @@
 #include "runtime/comm/job/rank.h"
 #include "runtime/comm/store/tcp_store.h"
 #include "runtime/tensor/error.h"
-#include "tools/launch/line_relay.h"
 #include "tools/launch/process_tree.h"
 #include "tools/launch/supervise.h"
 
@@ -86,7 +85,8 @@ class SherdRun : public ::testing::Test {
   }
 
   /// Starts the launcher in the folder. `prepare` runs in its process before it.
-  void start(const SuperviseOptions& options, const std::function<void()>& prepare = [] {}) {
+  void start(
+      const SuperviseOptions& options, const std::function<void()>& prepare = [] {}) {
     launcher_ = ::fork();
     ASSERT_GE(launcher_, 0);
     if (launcher_ != 0) return;
@@ -114,7 +114,8 @@ class SherdRun : public ::testing::Test {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
   }
 
-  int run(const SuperviseOptions& options, const std::function<void()>& prepare = [] {}) {
+  int run(
+      const SuperviseOptions& options, const std::function<void()>& prepare = [] {}) {
     start(options, prepare);
     return finish();
   }
@@ -251,6 +252,32 @@ TEST_F(SherdRun, TheFirstRealFailureIsBlamedNotThePeersThatNoticedIt) {
                 [] {}),
             4);
   EXPECT_TRUE(err().ends_with("stderr:\n  Error: out of range\n")) << err();
+}
+
+TEST_F(SherdRun, SurvivorsHaveTimeToSayWhatTheyWereDoing) {
+  EXPECT_EQ(run(shell(2,
+                      "echo $$ > pid.$SHERD_RANK; while ! [ -s pid.0 -a -s pid.1 ]; do :; done\n"
+                      "[ $SHERD_RANK = 0 ] && kill -KILL $$\n"
+                      "while kill -0 $(cat pid.0) 2> /dev/null; do :; done\n"
+                      "seq 1 100000 > numbers; echo 'CommError: rank 0 died; in all_reduce #7' >&2; exit 3")),
+            128 + SIGKILL);
+  expect_within(err(), {"[1] CommError: rank 0 died; in all_reduce #7\n", "rank 0 was killed by SIGKILL (Killed)"});
+  EXPECT_EQ(err().find("stopping the other ranks"), std::string::npos) << "they had ended";
+}
+
+TEST_F(SherdRun, RanksThatDieTogetherAreAllNamed) {
+  EXPECT_EQ(run(shell(4,
+                      "echo $$ > pid.$SHERD_RANK; echo from $SHERD_RANK >&2\n"
+                      "while ! [ -s pid.0 -a -s pid.1 -a -s pid.2 -a -s pid.3 ]; do :; done\n"
+                      "[ $SHERD_RANK = 1 ] && kill -KILL $$; [ $SHERD_RANK = 2 ] && kill -SEGV $$\n"
+                      "[ $SHERD_RANK = 3 ] && { echo 'CommError: rank 1 died' >&2; exit 3; }\n"
+                      "sleep 1000; true")) > 128,
+            true);
+  const std::vector<std::string> lines = lines_of(err());
+  const std::string& verdict = lines[lines.size() - 2];
+  expect_within(verdict, {"rank 1 was killed by SIGKILL (Killed)", "rank 2 was killed by SIGSEGV (Segmentation fault)",
+                          "; the end of what rank "});
+  EXPECT_EQ(verdict.find("rank 3"), std::string::npos) << "it blames a peer";
 }
 
 TEST_F(SherdRun, IfAllBlameAPeerTheFirstIsShown) {
@@ -509,70 +536,6 @@ TEST(RunLaunch, RunsTheCommandWithItsArguments) {
   const std::vector<std::string_view> args = {"-n", "2", "--", "sh", "-c", "[ \"$0 $1\" = '-n --' ] && exit 3",
                                               "-n", "--"};
   EXPECT_EQ(run_launch(args), 3);
-}
-
-TEST(RankLines, PiecesBecomeWholeLines) {
-  RankLines lines("[1] ", false, 0);
-  EXPECT_EQ(lines.feed("ab"), "");
-  EXPECT_EQ(lines.feed("c\n\nd"), "[1] abc\n[1] \n");
-  EXPECT_EQ(lines.feed("\r"), "");
-  EXPECT_EQ(lines.feed("\ne"), "[1] d\n");
-  EXPECT_EQ(lines.finish(), "[1] e\n");
-  EXPECT_EQ(lines.finish(), "");
-}
-
-TEST(RankLines, AFileSeesTheLastStateOfAProgressLine) {
-  RankLines lines("[0] ", false, 0);
-  EXPECT_EQ(lines.feed("\rstep 1\rstep 2"), "");
-  EXPECT_EQ(lines.feed("\rstep 3\ndone\n"), "[0] step 3\n[0] done\n");
-  EXPECT_EQ(lines.feed("10 %\r20 %\r"), "");
-  EXPECT_EQ(lines.finish(), "[0] 20 %\n");
-}
-
-TEST(RankLines, ATerminalSeesEveryStateInPlace) {
-  const std::string erase = "\r\x1b[K";
-  RankLines lines("[0] ", true, 0);
-  EXPECT_EQ(lines.feed("\rstep 1"), erase + "[0] step 1");
-  EXPECT_EQ(lines.feed("\rstep 2\r"), erase + "[0] step 2");
-  EXPECT_EQ(lines.feed("step 3\nplain"), erase + "[0] step 3\n");
-  EXPECT_EQ(lines.feed("\n"), erase + "[0] plain\n");
-}
-
-TEST(RankLines, AnEndlessLineIsCut) {
-  RankLines lines("[0] ", false, 1);
-  EXPECT_TRUE(lines.feed(std::string((1 << 20) + 10, 'x')) == "[0] " + std::string(1 << 20, 'x') + "\n");
-  EXPECT_EQ(lines.finish(), "[0] xxxxxxxxxx\n");
-}
-
-TEST(RankLines, TheTailHasTheLastLinesWithoutPrefix) {
-  RankLines lines("[0] ", false, 2);
-  lines.feed("a\nb\n1\r2\r\nc");
-  EXPECT_EQ(lines.tail(), (std::deque<std::string>{"b", "2"}));
-  lines.finish();
-  EXPECT_EQ(lines.tail(), (std::deque<std::string>{"2", "c"}));
-}
-
-TEST(OutputQueue, KeepsOrderAndEndsPiecesAtLineEnds) {
-  int ends[2];
-  ASSERT_EQ(::pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
-  OutputQueue queue(ends[1]);
-  std::string sent, got;
-  for (int i = 0; i < 5000; ++i) sent += fmt::format("line {}\n", i);
-  queue.append(sent);
-  char buffer[8192];
-  while (!queue.is_empty()) {
-    queue.write_some();
-    EXPECT_FALSE(queue.is_within_line());
-    const ssize_t size = ::read(ends[0], buffer, sizeof buffer);
-    ASSERT_GT(size, 0);
-    got.append(buffer, static_cast<std::size_t>(size));
-  }
-  EXPECT_EQ(got, sent);
-  queue.append(std::string(10'000, 'x'));
-  queue.write_some();
-  EXPECT_TRUE(queue.is_within_line());
-  ::close(ends[0]);
-  ::close(ends[1]);
 }
 
 }  // namespace

@@ -1,10 +1,16 @@
 // The program `sherd`: finds the subcommand, prints what it throws.
+#include <sys/resource.h>
+
 #include <array>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <span>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "runtime/os/allowed_cpus.h"
@@ -34,6 +40,30 @@ void print_help(std::FILE* out) {
   fmt::print(out, "sherd {}: trains models sharded over devices\n\n", kVersion);
   for (const Command& command : kCommands) fmt::print(out, "  sherd {:<8} {}\n", command.name, command.summary);
   fmt::print(out, "\n`sherd COMMAND --help` lists the flags of a command.\n");
+}
+
+struct Limit {
+  __rlimit_resource resource;
+  std::string_view name;
+};
+constexpr Limit kMemoryLimits[] = {{RLIMIT_AS, "ulimit -v (address space)"}, {RLIMIT_DATA, "ulimit -d (data)"}};
+constexpr Limit kThreadLimits[] = {{RLIMIT_AS, "ulimit -v (address space)"},
+                                   {RLIMIT_DATA, "ulimit -d (data, stacks of threads too)"},
+                                   {RLIMIT_NPROC, "ulimit -u (threads of the user)"}};
+
+/// Where the system has refused something: which of these limits it has, each a line, as it does not say which it was.
+void print_limits(std::span<const Limit> limits) {
+  for (const auto& [resource, name] : limits) {
+    rlimit limit{};
+    if (::getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+      fmt::print(stderr, "  limit   {} is {}; raise it if that is too low\n", name, limit.rlim_cur);
+  }
+}
+
+void print_no_thread(const std::exception& error) {
+  fmt::print(stderr, "sherd: the system gives no further thread: {}\n  fewer --threads, or fewer ranks, may do\n",
+             error.what());
+  print_limits(kThreadLimits);
 }
 
 int run_command(std::span<const std::string_view> args) {
@@ -71,11 +101,21 @@ int main(int argc, char** argv) {
     return sherd::run_command(args);
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "sherd: the system has no memory left\n");
+    sherd::print_limits(sherd::kMemoryLimits);
   } catch (const sherd::ExitError& error) {
     fmt::print(stderr, "sherd: {}\n", error.what());
     return error.status();
   } catch (const sherd::CommError& error) {  // `sherd run` looks for this word: the fault is a peer's
     fmt::print(stderr, "sherd: CommError: {}\n", error.what());
-  } catch (const std::exception& error) { fmt::print(stderr, "sherd: {}\n", error.what()); }
+  } catch (const sherd::OutOfMemory& error) {
+    fmt::print(stderr, "sherd: {}\n", error.what());
+    sherd::print_limits(sherd::kMemoryLimits);
+  } catch (const std::exception& error) {
+    // Of threads the standard library and oneTBB say different things.
+    const std::string_view text = error.what();
+    if (text.find("pthread_create") != text.npos || text == std::generic_category().message(EAGAIN))
+      sherd::print_no_thread(error);
+    else fmt::print(stderr, "sherd: {}\n", text);
+  }
   return 1;
 }

@@ -78,7 +78,8 @@ bool blames_a_peer(const Rank& rank) {
 }
 
 bool same_file(int a, int b) {
-  struct stat first{}, second{};
+  struct stat first {
+  }, second{};
   return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
          first.st_ino == second.st_ino;
 }
@@ -119,6 +120,7 @@ class Supervision {
   void stop(int signal, milliseconds grace);
   void kill_all();
   const Rank* to_blame() const;
+  std::string describe_failures() const;
   void flush(OutputQueue& queue);
   int report();
   int status_after_signal() const;
@@ -265,10 +267,10 @@ void Supervision::reap() {
   if (pid < 0 && errno == ECHILD) has_children_ = false;
 }
 
-/// How long its peers may go on: one may be about to tell the reason, and after a signal all of them end by themselves.
+/// How long its peers may go on: each may be about to tell the reason, or what it was doing; and after a signal all of
+/// them end by themselves.
 milliseconds Supervision::patience_after(const Rank& failed) const {
-  if (was_stopped(*failed.status)) return options_.grace;
-  return blames_a_peer(failed) ? options_.blame_window : milliseconds(0);
+  return was_stopped(*failed.status) ? options_.grace : options_.blame_window;
 }
 
 /// Returns whether there may be more to read right now.
@@ -303,12 +305,26 @@ const Rank* Supervision::to_blame() const {
   return failures_.empty() ? nullptr : failures_.front();
 }
 
+/// The rank to blame, and those that ended at the same time by themselves.
+std::string Supervision::describe_failures() const {
+  constexpr std::size_t kMostNamed = 8;
+  const Rank* culprit = to_blame();
+  std::string text = describe_end(*culprit);
+  std::size_t named = 1, others = 0;
+  for (const Rank* rank : failures_) {
+    if (rank == culprit || blames_a_peer(*rank)) continue;
+    if (++named <= kMostNamed) text += "; " + describe_end(*rank);
+    else ++others;
+  }
+  return others == 0 ? text : fmt::format("{}; and {} more", text, others);
+}
+
 /// Decides, after every event, whether it is time to stop or to kill what still runs.
 void Supervision::advance() {
   if (!has_children_) return;
   if (!stopping_ && Clock::now() >= stop_at_) {
     say(all_ranks_ended() ? "all ranks have ended; stopping the processes that they left behind"
-                          : fmt::format("{}; stopping the other ranks", describe_end(*to_blame())));
+                          : fmt::format("{}; stopping the other ranks", describe_failures()));
     stop(SIGTERM, options_.grace);
   }
   if (Clock::now() >= kill_at_) kill_all();
@@ -370,8 +386,10 @@ int Supervision::report() {
   if (culprit && options_.ranks == 1) say(describe_end(*culprit));
   if (culprit && options_.ranks > 1) {
     const auto& tail = culprit->err.lines.tail();
-    say(fmt::format("{}{}", describe_end(*culprit),
-                    tail.empty() ? " and wrote nothing to stderr" : "; the end of what it wrote to stderr:"));
+    const std::string failures = describe_failures();
+    const std::string who = failures == describe_end(*culprit) ? "it" : fmt::format("rank {}", culprit->rank);
+    say(tail.empty() ? fmt::format("{}{} wrote nothing to stderr", failures, who == "it" ? " and" : "; " + who)
+                     : fmt::format("{}; the end of what {} wrote to stderr:", failures, who));
     for (const std::string& line : tail) err_.append("  " + line + "\n");
   }
   flush(err_);

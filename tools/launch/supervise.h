@@ -20,7 +20,8 @@ struct SuperviseOptions {
   std::chrono::milliseconds grace{5'000};
   /// From the user's signal until SIGKILL: time to finish a step and to save. Slurm kills after 30 s by default.
   std::chrono::milliseconds save_grace{25'000};
-  /// How long to wait, after a rank failed because of a peer, for the peer itself to end.
+  /// How long, after a rank failed, its peers may go on: to say in which call they were when they lost it; and where
+  /// it failed because of a peer, for that peer itself to end.
   std::chrono::milliseconds blame_window{1'000};
 };
 
@@ -30,10 +31,10 @@ struct SuperviseOptions {
 /// SHERD_STORE (a store on loopback, served here) and SHERD_SECRET (fresh) for each rank.
 /// Input: rank 0 reads the caller's standard input unless that is a terminal; the others read nothing.
 /// Output: of one rank, straight through; of several, whole lines with "[rank] " in front.
-/// Failure: when a rank ends by a signal or with a status that is not 0, the process groups of the others get
-/// SIGTERM, and SIGKILL after `grace`. The rank to blame is the first that failed; but one whose last lines on
-/// stderr speak of a CommError failed because of a peer, so that within `blame_window` the first without is
-/// preferred. Its last lines on stderr are printed at the very end.
+/// Failure: when a rank ends by a signal or with a status that is not 0, the others have `blame_window` to end by
+/// themselves; then their process groups get SIGTERM, and SIGKILL after `grace`. The rank to blame is the first that
+/// failed; but one whose last lines on stderr speak of a CommError failed because of a peer, so that the first without
+/// is preferred. Its last lines on stderr are printed at the very end, after the names of all that failed without.
 /// Signals: SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, with SIGKILL after `save_grace`; a second
 /// one kills at once. SIGUSR1 is passed on to the ranks themselves, and nothing is stopped. If the calling process dies, by SIGKILL too, everything is killed at once.
 /// Result: 0; or the status of the rank to blame, 128 + signal if a signal ended it. After a signal:

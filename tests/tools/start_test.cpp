@@ -1,0 +1,122 @@
+// How jobs start, or fail to, as processes: ranks that meet through a file as under torchrun, ranks that do not fit
+// together, limits of the system, pipes in place of files.
+#include <sys/stat.h>
+
+#include <filesystem>
+
+#include "nn/checkpoint/manifest.h"
+#include "tests/tools/program_test.h"
+
+namespace sherd::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Start : public ProgramTest {
+ protected:
+  /// A shell script in the test's folder; $0 is the program, $1 the config. The variables are those that torchrun sets
+  /// for all ranks of a job of two.
+  ProgramEnd shell(const std::string& script) const {
+    fs::create_directories(dir_ / "runtime");
+    return run_program({"/bin/sh", "-c", "cd " + dir_.path() + "; " + script, SHERD_PROGRAM, config_file_},
+                       {"XDG_RUNTIME_DIR=" + (dir_ / "runtime"), "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2",
+                        "TORCHELASTIC_RUN_ID=start-test", "MASTER_ADDR=localhost", "MASTER_PORT=1"},
+                       kLimit);
+  }
+  /// Starts a rank in the background.
+  static std::string rank(int rank, const std::string& words = "") {
+    return fmt::format("RANK={0} LOCAL_RANK={0} $0 train $1 {1} 2> err.{0} & p{0}=$!\n", rank, words);
+  }
+  static std::string status_of(int rank) { return fmt::format("wait $p{0}; echo status {0} $?\n", rank); }
+};
+
+TEST_F(Start, NoFileWithTheSecretIsLeftAndNoneIsThereWhileTheRanksTrain) {
+  // The metrics come when all ranks have met; the run is stopped then.
+  dir_.write("long.toml", dir_.read("tiny.toml"));
+  const std::string words = "--steps 1000000 --metrics metrics --save saved";
+  const ProgramEnd end = shell(rank(0, words) + rank(1, words) +
+                               "while ! grep -q '\"step\"' metrics 2> /dev/null; do :; done\n"
+                               "ls -A runtime/sherd | wc -l; kill -TERM $p0\n" +
+                               status_of(0) + status_of(1));
+  expect_within(end.out, {"0\n", "status 0 4\n", "status 1 4\n"});
+  EXPECT_TRUE(fs::is_empty(dir_ / "runtime/sherd"));
+}
+
+TEST_F(Start, RanksOfDifferentWorldSizesAreNamedOnBoth) {
+  const auto start = std::chrono::steady_clock::now();
+  const ProgramEnd end = shell(rank(0) + "WORLD_SIZE=3; LOCAL_WORLD_SIZE=3\n" + rank(1) + status_of(0) + status_of(1));
+  expect_within(end.out, {"status 0 1\n", "status 1 1\n"});
+  for (const char* file : {"err.0", "err.1"})
+    expect_within(dir_.read(file), {"CommError", "rank 0 has a group of 2 ranks, rank 1 (process ", ") one of 3"});
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30)) << "half of any deadline";
+}
+
+TEST_F(Start, TheDeadlineIsThatOfTheStartToo) {
+  const ProgramEnd end = shell(rank(0, "--deadline 0.4") + status_of(0) + rank(1, "--deadline 0.4") + status_of(1));
+  expect_within(end.out, {"status 0 1\n", "status 1 1\n"});
+  expect_within(dir_.read("err.0"), {"ranks 1 have not come within 0.4 s"});
+  expect_within(dir_.read("err.1"), {"has not published its store", "within 0.4"});
+}
+
+TEST_F(Start, RanksThatSeeOtherTextOfTheSameSizeAreNamed) {
+  for (const char* place : {"0/text.txt", "1/text.txt"}) dir_.write(place, tiny_text());
+  const std::string script = "cd $SHERD_RANK && exec $0 train $1 --data text.txt --vocabulary bytes";
+  const auto run = [&] {
+    return shell("unset WORLD_SIZE LOCAL_WORLD_SIZE; exec $0 run -n 2 -- /bin/sh -c '" + script + "' $0 $1");
+  };
+  EXPECT_EQ(run().status, 0) << "files of their own with one content";
+  std::string edited = tiny_text();
+  edited[100] ^= 1;
+  dir_.write("1/text.txt", edited);
+  const ProgramEnd end = run();
+  EXPECT_EQ(end.status, 1);
+  for (const char* prefix : {"[0] sherd: ", "[1] sherd: "})
+    expect_within(end.err,
+                  {fmt::format("{}rank 1 sees other data at text.txt than rank 0", prefix), "the content is not"});
+}
+
+TEST_F(Start, UnderALimitOnAddressSpaceRanksTrain) {
+  // 6 GB, less than twice the memory of most hosts, which is what heaps took.
+  const ProgramEnd end = train_by_script(2, "ulimit -v 6000000; exec \"$0\" train \"$1\"");
+  EXPECT_EQ(end.status, 0) << end.err;
+}
+
+TEST_F(Start, LimitsOnMemoryAreNamedWhereThreadsOrMemoryAreRefused) {
+  // The stacks of 63 threads do not fit, then that of the first.
+  for (const char* limit : {"20000", "9000"}) {
+    const ProgramEnd end = shell(fmt::format(
+        "ulimit -d {}; unset WORLD_SIZE LOCAL_WORLD_SIZE; exec $0 train $1 --threads 64 --model.width 1024", limit));
+    EXPECT_NE(end.status, 0);
+    EXPECT_LT(end.status, 128) << end.err;
+    expect_within(end.err, {fmt::format("limit   ulimit -d (data"), fmt::format(" is {}000", limit).substr(0, 4)});
+  }
+}
+
+TEST_F(Start, PipesInPlaceOfFilesDoNotHang) {
+  ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
+  const ProgramEnd config = sherd({"train", dir_ / "pipe"});
+  EXPECT_EQ(config.status, 1);
+  expect_within(config.err, {"pipe", "nobody has written to it"});
+  for (const char* flag : {"--metrics", "--trace"}) {
+    const ProgramEnd output = train(1, {flag, dir_ / "pipe"});
+    EXPECT_EQ(output.status, 1);
+    expect_within(output.err, {"pipe", "nobody reads", "start its reader first"});
+  }
+}
+
+TEST_F(Start, PipesWithSomebodyAtTheOtherEndAreFiles) {
+  ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
+  const ProgramEnd end = shell(
+      "unset WORLD_SIZE LOCAL_WORLD_SIZE; exec 3<> pipe\n"
+      "cat $1 | $0 train /dev/stdin --metrics pipe > out 2> err; echo status $?; head -n 6 <&3");
+  expect_within(end.out, {"status 0\n", "{\"config\":", "{\"step\":5,"});
+}
+
+TEST_F(Start, ATextThatIsNoConfigIsRefusedWhereverItEnds) {
+  expect_within(sherd({"train", dir_ / "none.toml"}).err, {"cannot read the config", "none.toml", "No such file"});
+  expect_within(sherd({"train", dir_.path()}).err, {"cannot read the config", "Is a directory"});
+  expect_within(sherd({"train", "/dev/zero"}).err, {"/dev/zero", "too large to be one"});
+}
+
+}  // namespace
+}  // namespace sherd::testing
