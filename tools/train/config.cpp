@@ -84,6 +84,10 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
   table.add("metrics", &c.metrics, "file for one JSON object per step", run);
   table.add("trace", &c.trace, "file for a timeline of a few steps on all ranks, for ui.perfetto.dev", run);
   table.add("trace_steps", &c.trace_steps, "the steps in it, FIRST:LAST; empty: five, after ten to settle", run);
+}
+
+void bind_saves(ConfigTable& table, TrainConfig& c) {
+  using enum KeyRole;
   table.add("save", &c.save,
             "folder for checkpoints: one after the last step, and others as the keys below say", run);
   table.add("save_every", &c.save_every, "steps between checkpoints; 0: none is due by the number of steps", run);
@@ -107,11 +111,15 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
             "a loss above the median of the last 100 steps by more than this many median deviations is treated the same "
             "way; 0: none is",
             run);
-  table.add("resume", &c.resume, "checkpoint folder, or one step in it, to continue from, bit for bit", run);
+  table.add("resume", &c.resume, "checkpoint folder, or one step in it, to continue from; what is not given is as there", run);
   table.add(
       "init_from", &c.init_from,
       "checkpoint or Hugging Face folder with the weights to start from; keys of [model] that are not given are its",
       run);
+}
+
+void bind_ranks(ConfigTable& table, TrainConfig& c) {
+  using enum KeyRole;
   table.add("group", &c.group, "how ranks talk: shm (processes of one host) or thread", run);
   table.add("mesh", &c.mesh,
             "ranks as axes, slowest first: replicate=2,dp=2,tp=2; dp shards, tp shards matrices; empty: dp over all, "
@@ -335,6 +343,8 @@ std::optional<nn::LossScalerOptions> loss_scaler_options(const TrainConfig& conf
 ConfigTable bind(TrainConfig& config) {
   ConfigTable table;
   bind_run(table, config);
+  bind_saves(table, config);
+  bind_ranks(table, config);
   bind_sharding(table, config);
   bind_precision(table, config);
   bind_parallel(table, config.parallel);

@@ -33,8 +33,9 @@ struct CloseFile {
 void write_text(const std::string& path, std::string_view text) {
   const std::unique_ptr<std::FILE, CloseFile> file(std::fopen(path.c_str(), "we"));
   check(file != nullptr, "cannot create the trace file \"{}\": {}", path, std::strerror(errno));
-  check(std::fwrite(text.data(), 1, text.size(), file.get()) == text.size() && std::fflush(file.get()) == 0,
-        "cannot write the trace file \"{}\": {}", path, std::strerror(errno));
+  const bool is_written =
+      std::fwrite(text.data(), 1, text.size(), file.get()) == text.size() && std::fflush(file.get()) == 0;
+  check(is_written, "cannot write the trace file \"{}\": {}", path, std::strerror(errno));
 }
 
 // "run/trace.json" -> "run/trace.rank2.json"

@@ -76,7 +76,8 @@ void fill_measured(Row& row, const RowPlan& plan, const nlohmann::json& answer) 
 
 ScratchFolder::ScratchFolder() {
   std::string path = (std::filesystem::temp_directory_path() / "sherd-walk-XXXXXX").string();
-  check(::mkdtemp(path.data()) != nullptr, "cannot create a folder like {}: {}", path, std::strerror(errno));
+  const bool is_made = ::mkdtemp(path.data()) != nullptr;
+  check(is_made, "cannot create a folder like {}: {}", path, std::strerror(errno));
   path_ = path;
 }
 
