@@ -13,7 +13,7 @@ enum class Likeness { equal, values, form, only_first, only_second };
 struct TensorDifference {
   std::string kind, name;
   Likeness likeness = Likeness::equal;
-  std::string forms;           ///< both, "f32[4, 6] and bf16[4, 6]"; of one where the other save has none
+  std::string forms;           ///< both, "f32[4,6] and bf16[4,6]"; of one where the other save has none
   std::int64_t elements = 0;   ///< of the tensor
   std::int64_t different = 0;  ///< elements of other bits
   double largest = 0;          ///< difference of two elements; infinity where one is NaN or infinite

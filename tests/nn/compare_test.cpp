@@ -82,7 +82,7 @@ TEST(CompareSaves, WhatDiffersIsCountedAndMeasured) {
   EXPECT_EQ(found.at("zero").different, 1) << "other bits";
   EXPECT_EQ(found.at("zero").largest, 0);
   EXPECT_EQ(found.at("form").likeness, Likeness::form);
-  EXPECT_EQ(found.at("form").forms, "f32[2, 3] and f32[3, 2]");
+  EXPECT_EQ(found.at("form").forms, "f32[2,3] and f32[3,2]");
   EXPECT_EQ(found.at("old").likeness, Likeness::only_first);
   EXPECT_EQ(found.at("new").likeness, Likeness::only_second);
 }

@@ -296,11 +296,13 @@ class Phase {
   }
 
   void leave(Tally& tally) {
-    // An exception reaches peers wherever they are, which may be in the step before: meet in this one.
-    RankContext::current().drain_queues();
-    group_->host().barrier();
-    const auto start = Clock::now();
+    auto start = Clock::now();
     try {
+      // An exception reaches peers wherever they are, which may be in the step before: meet in this one. Who is slow to
+      // leave the barrier may find it in there.
+      RankContext::current().drain_queues();
+      group_->host().barrier();
+      start = Clock::now();
       try_step();
     } catch (const Error&) {}  // of the trap, or of a rank that has met one
     subject_.optimizer->clear_gradients();

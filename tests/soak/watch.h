@@ -81,10 +81,10 @@ class Resident {
   struct Slope {
     double kb_per_step = 0, steps = 0;
   };
-  /// By least squares, without the first fifth, in which everything is used for the first time. Nothing of fewer than
-  /// three samples.
+  /// By least squares, over the second half: in the first one caches fill and the heap finds its size. Nothing of fewer
+  /// than three samples.
   std::optional<Slope> slope() const {
-    const auto first = samples_.begin() + static_cast<std::ptrdiff_t>((samples_.size() + 4) / 5);
+    const auto first = samples_.begin() + static_cast<std::ptrdiff_t>(samples_.size() / 2);
     const auto count = static_cast<double>(samples_.end() - first);
     if (count < 3) return std::nullopt;
     double x = 0, y = 0, xx = 0, xy = 0;

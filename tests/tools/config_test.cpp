@@ -264,12 +264,14 @@ TEST(TrainConfig, ADeviceIsTheCpuOrAGpuByNumber) {
     expect_error([&] { load({path, "--device", text}); }, {"device must be", "cuda:N", text});
 }
 
-TEST(TrainConfig, TheNumberOfTheGpuIsNoPartOfTheRecipe) {
-  TrainConfig cpu, first, second;
-  first.device = "cuda";
-  second.device = "cuda:1";
-  EXPECT_EQ(recipe_difference(first, "a", second, "b"), "");
-  EXPECT_NE(recipe_difference(first, "a", cpu, "b"), "");
+TEST(TrainConfig, TheDeviceAndThePlanOfTheLearningRateAreNoPartOfTheRecipe) {
+  TrainConfig cpu, gpu, longer, faster;
+  gpu.device = "cuda:1";
+  longer.optimizer.decay_steps = 2000;
+  faster.optimizer.lr = 2e-3;
+  EXPECT_EQ(recipe_difference(cpu, "a", gpu, "b"), "");
+  EXPECT_EQ(recipe_difference(cpu, "a", longer, "b"), "");
+  EXPECT_NE(recipe_difference(cpu, "a", faster, "b"), "");
 }
 
 TEST(TrainConfig, ALinkIsARateAndALatency) {

@@ -89,6 +89,7 @@ class AfterDivergence : public ::testing::Test {
   Values after(std::initializer_list<std::int64_t> batches, int ranks) const {
     TrainConfig config = config_;
     config.save.clear();
+    config.save_every = 0;
     config.on_nonfinite = "stop";
     Values values;
     run_ranks(ranks, [&](const Group& group) {

@@ -48,7 +48,7 @@ std::vector<std::string> smaller_batches(std::int64_t batch, std::int64_t unit) 
 std::vector<Lever> levers_of(TrainConfig config, int ranks) {
   const int data_ranks = count_data_ranks(mesh_of(config.mesh, ranks));
   std::vector<Lever> levers{{"batch", smaller_batches(config.batch, data_ranks)}};
-  if (bind(config).contains("offload")) levers.push_back({"offload", {"optimizer", "all"}});
+  levers.push_back({"offload", after({"none", "optimizer"}, config.offload)});
   levers.push_back({"units", config.fully_shard ? after({"coarse", "block", "fine"}, config.units)
                                                 : std::vector<std::string>{}});
   if (config.fully_shard && config.accumulate > 1 && data_ranks > 1 && !config.accumulate_shards)
