@@ -2,10 +2,9 @@
 // How long the work of a rank's host queues takes, by what it is and what it acts on, and how much of that the rank's
 // thread has waited for: the gathers of a unit, its reductions. Always counted: a few additions per item of work.
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 namespace sherd {
@@ -34,7 +33,7 @@ class WorkTimes {
 
  private:
   using Key = std::string;  // the three texts
-  std::map<Key, WorkTime, std::less<>> by_work_;
+  std::unordered_map<Key, WorkTime> by_work_;
   Key key_;  // room to look up by
 };
 

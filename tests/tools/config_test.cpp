@@ -323,7 +323,7 @@ TEST(TrainConfig, RangesAreChecked) {
     refused({fmt::format("--{}={}", key, huge)}, {key, "must be at most ", huge});
     refused({fmt::format("--{}=-1", key)}, {key, "must be at least ", "got -1"});
   }
-  refused({"--threads", "1073741824"}, {"threads must be at most 4096, got 1073741824"});
+  refused({"--threads", "1073741824"}, {"threads must be at most 1024, got 1073741824"});
   refused({"--batch", "100000000"}, {"batch = 100000000", "model.sequence = ", "tokens in a step"});
   refused({"--batch", "7", "--accumulate", "2"}, {"batch = 7", "accumulate = 2"});
   refused({"--save-every", "5"}, {"save_every = 5", "--save"});

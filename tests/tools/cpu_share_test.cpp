@@ -92,7 +92,7 @@ TEST_F(CpuShareProgram, AnOpenMpLibraryThatIsLoadedWithItDoesNotBindIt) {
 TEST_F(CpuShareProgram, AnAbsurdNumberOfThreadsIsRefused) {
   const ProgramEnd end = train(1, {"--threads", "1073741824"});
   EXPECT_EQ(end.status, kUsage);
-  expect_within(end.err, {"threads must be at most 4096, got 1073741824"});
+  expect_within(end.err, {"threads must be at most 1024, got 1073741824"});
 }
 
 TEST_F(CpuShareProgram, EveryCommandHasHelp) {

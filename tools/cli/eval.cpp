@@ -136,8 +136,6 @@ int run_eval(std::span<const std::string_view> args) {
   if (!words) return 0;
   check_usage(words->size() == 1, "sherd eval takes one folder, got {} words", words->size());
   check_usage(!options.tokens.empty(), "sherd eval needs --tokens FILE, a safetensors file with i64 \"tokens\"");
-  check_usage(options.threads >= 0 && options.threads <= kMostThreads, "--threads must be from 0 to {}, got {}",
-              kMostThreads, options.threads);
   as_usage([&] { return parse_device(options.device); });
   options.dir = words->front();
 

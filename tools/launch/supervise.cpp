@@ -305,14 +305,14 @@ const Rank* Supervision::to_blame() const {
   return failures_.empty() ? nullptr : failures_.front();
 }
 
-/// The rank to blame, and those that ended at the same time by themselves.
+/// The rank to blame, and those that were killed at the same time: they cannot say anything themselves.
 std::string Supervision::describe_failures() const {
   constexpr std::size_t kMostNamed = 8;
   const Rank* culprit = to_blame();
   std::string text = describe_end(*culprit);
   std::size_t named = 1, others = 0;
   for (const Rank* rank : failures_) {
-    if (rank == culprit || blames_a_peer(*rank)) continue;
+    if (rank == culprit || WIFEXITED(*rank->status)) continue;
     if (++named <= kMostNamed) text += "; " + describe_end(*rank);
     else ++others;
   }

@@ -34,7 +34,7 @@ struct SuperviseOptions {
 /// Failure: when a rank ends by a signal or with a status that is not 0, the others have `blame_window` to end by
 /// themselves; then their process groups get SIGTERM, and SIGKILL after `grace`. The rank to blame is the first that
 /// failed; but one whose last lines on stderr speak of a CommError failed because of a peer, so that the first without
-/// is preferred. Its last lines on stderr are printed at the very end, after the names of all that failed without.
+/// is preferred. Its last lines on stderr are printed at the very end, after the names of all that were killed.
 /// Signals: SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, with SIGKILL after `save_grace`; a second
 /// one kills at once. SIGUSR1 is passed on to the ranks themselves, and nothing is stopped. If the calling process dies, by SIGKILL too, everything is killed at once.
 /// Result: 0; or the status of the rank to blame, 128 + signal if a signal ended it. After a signal:

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/os/allowed_cpus.h"
 #include "runtime/tensor/error.h"
 #include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
@@ -129,7 +130,7 @@ void bind_ranks(ConfigTable& table, TrainConfig& c) {
             "BYTES_PER_S,SECONDS: collectives take as long as on a link like that; dp=2e9,0;replicate=2e8,0 gives axes "
             "of the mesh links of their own; empty: as they are",
             run);
-  table.add("deadline", &c.deadline, "seconds a collective may take", run);
+  table.add("deadline", &c.deadline, "seconds to wait for other ranks, at the start and in each collective", run);
 }
 
 void bind_sharding(ConfigTable& table, TrainConfig& c) {
@@ -242,7 +243,7 @@ void check_run(const TrainConfig& c) {
                 {"accumulate", c.accumulate, 1, kMostTokens},
                 {"eval_every", c.eval_every, 0, kMostSteps},
                 {"eval_batches", c.eval_batches, 0, std::int64_t{1} << 32},
-                {"threads", c.threads, 0, kMostThreads},
+                {"threads", c.threads, 0, kMaxThreads},
                 {"memory_limit", c.memory_limit, 0, std::int64_t{1} << 60}});
   check_divides("batch", c.batch, "accumulate", c.accumulate);
   check(c.batch <= kMostTokens / (c.model.sequence + 1),

@@ -13,9 +13,6 @@
 
 namespace sherd {
 
-/// Of a rank, on any host.
-inline constexpr std::int64_t kMostThreads = 4096;
-
 struct TrainConfig {
   // ---- data ----
   std::string data;

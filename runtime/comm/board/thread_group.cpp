@@ -37,7 +37,7 @@ class HeapSource final : public comm::BoardSource {
 
 }  // namespace
 
-std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size) {
+std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size, const WaitNotice& notice) {
   constexpr int kMaxRanks = 252;  // as many as processes may be
   check(size >= 1 && size <= kMaxRanks, "a thread group of {} ranks; give 1..{}", size, kMaxRanks);
   constexpr std::size_t kWindow = comm::kSmallBytes;
@@ -45,8 +45,13 @@ std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size) {
   const auto source = std::make_shared<HeapSource>();
   std::vector<std::shared_ptr<ProcessGroup>> groups;
   for (int rank = 0; rank < size; ++rank) {
-    comm::BoardOptions options{
-        .rank = rank, .size = size, .window_bytes = kWindow, .is_one_process = true, .has_died = {}, .source = source};
+    comm::BoardOptions options{.rank = rank,
+                               .size = size,
+                               .window_bytes = kWindow,
+                               .is_one_process = true,
+                               .has_died = {},
+                               .source = source,
+                               .notice = notice};
     groups.push_back(std::make_shared<comm::BoardGroup>("thread", memory, options));
   }
   return groups;

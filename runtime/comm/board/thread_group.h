@@ -4,11 +4,13 @@
 #include <vector>
 
 #include "runtime/comm/group/process_group.h"
+#include "runtime/comm/group/wait_notice.h"
 
 namespace sherd {
 
 /// Element r is the handle of rank r. Each handle belongs to one thread; dropping it tells the peers that this rank has
-/// left, so a rank that ends early makes the others raise instead of waiting. Throws Error unless 1 <= size <= 252.
-std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size);
+/// left, so a rank that ends early makes the others raise instead of waiting. `notice` speaks of long waits, on the
+/// threads that wait. Throws Error unless 1 <= size <= 252.
+std::vector<std::shared_ptr<ProcessGroup>> make_thread_groups(int size, const WaitNotice& notice = {});
 
 }  // namespace sherd
