@@ -156,6 +156,8 @@ TEST_F(MemoryAdvice, ALimitThatNothingMeetsSaysTheLeastAndWhatHoldsIt) {
   ASSERT_TRUE(std::regex_search(text, found, least)) << text;
   config.memory_limit = std::stoll(found[1]);
   EXPECT_NO_THROW(train_tiny(with_flags(config, found[2]), 1));
+  // With offload it is an upper bound: how many pieces are in memory at a time depends on how fast the file is.
+  if (found[2].str().find("offload") != std::string::npos) return;
   config.memory_limit -= 1;
   EXPECT_THROW(train_tiny(with_flags(config, found[2]), 1), OutOfMemory);
 }

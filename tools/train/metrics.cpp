@@ -99,10 +99,13 @@ std::string step_line(const StepMetrics& metrics) {
 
 MetricsFile::MetricsFile(std::string path, const std::string& header, std::int64_t first_step)
     : path_(std::move(path)) {
-  const std::uintmax_t kept = first_step > 0 ? bytes_until(path_, first_step) : 0;
-  if (kept > 0) std::filesystem::resize_file(path_, kept);
-  file_.reset(std::fopen(path_.c_str(), kept > 0 ? "ae" : "we"));
-  check(file_ != nullptr, "cannot create the metrics file \"{}\": {}", path_, std::strerror(errno));
+  std::error_code error;
+  const bool goes_on = first_step > 0 && std::filesystem::is_regular_file(path_, error);
+  const std::uintmax_t kept = goes_on ? bytes_until(path_, first_step) : 0;
+  if (kept > 0) std::filesystem::resize_file(path_, kept, error);
+  check(!error || kept == 0, "cannot cut the metrics file \"{}\" after step {}: {}", path_, first_step,
+        error.message());
+  file_ = open_output(path_, "metrics", kept > 0 ? OutputMode::append : OutputMode::replace);
   if (kept == 0) write(header);
 }
 

@@ -1,13 +1,12 @@
 #pragma once
 // The metrics file: JSON lines, the first about the run, then one per step.
 #include <cstdint>
-#include <cstdio>
-#include <memory>
 #include <optional>
 #include <string>
 
 #include "runtime/memory/accounting.h"
 #include "tools/train/config.h"
+#include "tools/train/output_file.h"
 #include "tools/train/run_times.h"
 
 namespace sherd {
@@ -47,17 +46,14 @@ class MetricsFile {
   /// A file of a run that starts anew (`first_step` 0): an existing one is replaced and begins with `header`. A run
   /// that resumes after step `first_step` continues its file: lines of later steps, which a killed run may have left,
   /// are dropped, so that the file is that of an uninterrupted run. Without such a file it begins like a new one.
-  /// Throws Error naming the file.
+  /// A pipe may stand in place of a file, if somebody reads it. Throws Error naming the file.
   MetricsFile(std::string path, const std::string& header, std::int64_t first_step);
   /// Throws Error naming the file if it cannot be written (disk full).
   void write(const std::string& line);
 
  private:
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
   std::string path_;
-  std::unique_ptr<std::FILE, Close> file_;
+  OutputFile file_;
 };
 
 }  // namespace sherd

@@ -11,6 +11,7 @@
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/trace_json.h"
 #include "runtime/tensor/error.h"
+#include "tools/train/output_file.h"
 #include "tools/train/version.h"
 
 namespace sherd {
@@ -26,16 +27,11 @@ std::optional<std::int64_t> parse_step(std::string_view text) {
   return value;
 }
 
-struct CloseFile {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-
 void write_text(const std::string& path, std::string_view text) {
-  const std::unique_ptr<std::FILE, CloseFile> file(std::fopen(path.c_str(), "we"));
-  check(file != nullptr, "cannot create the trace file \"{}\": {}", path, std::strerror(errno));
-  const bool is_written =
+  const OutputFile file = open_output(path, "trace");
+  const bool written =
       std::fwrite(text.data(), 1, text.size(), file.get()) == text.size() && std::fflush(file.get()) == 0;
-  check(is_written, "cannot write the trace file \"{}\": {}", path, std::strerror(errno));
+  check(written, "cannot write the trace file \"{}\": {}", path, std::strerror(errno));
 }
 
 // "run/trace.json" -> "run/trace.rank2.json"

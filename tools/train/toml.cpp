@@ -1,8 +1,13 @@
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <array>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <string>
 
+#include "runtime/os/descriptor.h"
 #include "runtime/tensor/error.h"
 #include "tools/train/flags.h"
 
@@ -72,15 +77,32 @@ void load_toml_text(ConfigTable& table, std::string_view text, const std::string
   set_all(table, parse(text, source), "", 1, source);
 }
 
-void load_toml_file(ConfigTable& table, const std::string& path) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  std::string text(kMaxBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  check(file.eof(), "cannot read the config \"{}\": {}", path,
-        errno != 0 ? std::strerror(errno) : "it is too large to be one");
-  text.resize(static_cast<std::size_t>(file.gcount()));
-  load_toml_text(table, text, path);
+namespace {
+
+/// All of a file, or of what somebody writes into a pipe; nothing comes of a pipe for longer than this: Error.
+std::string read_config(const std::string& path) {
+  constexpr int kPatienceMs = 2000;
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const int error = errno;
+  check(file.is_open(), "cannot read the config \"{}\": {}", path, std::strerror(error));
+  std::string text;
+  for (std::array<char, 4096> part;;) {
+    pollfd ready{.fd = file.get(), .events = POLLIN, .revents = 0};
+    const bool is_ready = ::poll(&ready, 1, kPatienceMs) != 0;
+    check(is_ready, "cannot read the config \"{}\": it is a pipe, and nobody has written to it for {} s", path,
+          kPatienceMs / 1000);
+    const ssize_t got = ::read(file.get(), part.data(), part.size());
+    const int failure = errno;
+    if (got < 0 && (failure == EINTR || failure == EAGAIN)) continue;
+    check(got >= 0, "cannot read the config \"{}\": {}", path, std::strerror(failure));
+    if (got == 0) return text;
+    text.append(part.data(), static_cast<std::size_t>(got));
+    check(text.size() <= kMaxBytes, "cannot read the config \"{}\": it is too large to be one", path);
+  }
 }
+
+}  // namespace
+
+void load_toml_file(ConfigTable& table, const std::string& path) { load_toml_text(table, read_config(path), path); }
 
 }  // namespace sherd

@@ -112,6 +112,8 @@ TEST_F(TrainingOnCuda, F169_AResumedRunIsBitwiseTheUninterruptedOne) {
   EXPECT_EQ(tail.final, whole.final);
 
   config.device = "cpu";  // the same state, other kernels
+  config.resume = checkpoint.path() + "/step-000002";
+  config.save.clear();
   const TinyRun elsewhere = train_tiny(config, 1);
   EXPECT_EQ(elsewhere.initial, head.final);
   for (std::size_t i = 0; i < tail.losses.size(); ++i) EXPECT_NEAR(elsewhere.losses[i], tail.losses[i], 1e-4);

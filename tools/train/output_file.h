@@ -1,0 +1,21 @@
+#pragma once
+// Files that a run writes as it goes: metrics, traces.
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace sherd {
+
+struct CloseFile {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+using OutputFile = std::unique_ptr<std::FILE, CloseFile>;
+
+enum class OutputMode { replace, append };
+
+/// Opens `path` for writing; `what` names it in errors: "metrics". Never waits: a pipe that nobody reads is an Error,
+/// as is what cannot be created. Writing to a pipe later waits for its reader as ever.
+OutputFile open_output(const std::string& path, std::string_view what, OutputMode mode = OutputMode::replace);
+
+}  // namespace sherd
