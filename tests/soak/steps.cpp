@@ -45,7 +45,9 @@ constexpr double kMaxNorm = 0.1, kNoLimit = std::numeric_limits<double>::infinit
 constexpr nn::LossScalerOptions kScale{.init_scale = 16, .growth_interval = 4};  // no gradient overflows: none skips
 constexpr std::chrono::seconds kSoon{20};  // a step that is left, and the reset: on a machine that is busy
 constexpr std::chrono::seconds kHangs{60};
-constexpr double kSlopeLimit = 0.1, kNoise = 700;  // KB a step; KB in all, below which a short run cannot tell
+// KB a step; KB in all, below which a short run cannot tell: what the arenas of four threads hold of a phase comes and
+// goes by 3 MB.
+constexpr double kSlopeLimit = 0.1, kNoise = 4096;
 
 struct Options {
   std::uint64_t steps = 10'000, seed = 1, first_phase = 0;
