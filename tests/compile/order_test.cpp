@@ -89,7 +89,7 @@ TEST(Order, ArgumentsMayShareBytes) {
   expect_error([&] { verify(program); }, {"1 writes of its bytes, it was recorded after 0"});
 }
 
-// The program of issue 13: adamw before the node that writes its clip scale.
+// adamw before the node that writes its clip scale.
 TEST(Verify, ANodeReadsTheVersionItWasRecordedToRead) {
   Program program = program_of(7, 0);
   const Shape scalar{};
