@@ -33,8 +33,7 @@ void name_by_slots(MemoryPicture& picture, const Module* model) {
   }
   if (model)
     for (const Parameter* p : model->parameters())
-      if (p->has_value() && p->sharded_value().impl() != p->value().impl())
-        add(holders, p->sharded_value(), p->name());
+      if (p->has_value() && p->sharded_value().impl() != p->value().impl()) add(holders, p->sharded_value(), p->name());
   for (LiveBlock& block : picture.blocks) {
     if (!block.name.empty()) continue;
     const auto found = holders.find(block.storage);

@@ -30,8 +30,7 @@ void for_parts(const Shape& shape, std::int64_t element_bytes, const std::functi
   if (shape.empty()) return use(whole_box(shape));
   const std::int64_t row_bytes = numel(shape) / shape[0] * element_bytes;
   const std::int64_t rows = std::max<std::int64_t>(1, kPartBytes / row_bytes);
-  for (std::int64_t row = 0; row < shape[0]; row += rows)
-    use(rows_box(shape, row, std::min(rows, shape[0] - row)));
+  for (std::int64_t row = 0; row < shape[0]; row += rows) use(rows_box(shape, row, std::min(rows, shape[0] - row)));
 }
 
 template <class T>
@@ -66,6 +65,8 @@ void compare_values(const CheckpointReader& first, const CheckpointReader& secon
 
 void compare_saves(const CheckpointReader& first, const CheckpointReader& second,
                    const std::function<void(const TensorDifference&)>& use) {
+  first.verify();  // once, and not for each part that is read
+  second.verify();
   std::set<TensorId> all = tensors_of(first);
   all.merge(tensors_of(second));
   for (const auto& [kind, name] : all) {

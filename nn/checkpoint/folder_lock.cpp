@@ -27,8 +27,7 @@ std::string text_of(int file) {
 
 /// The file that is open is still the one of that name: its last holder may have removed it.
 bool is_at(int file, const std::string& path) {
-  struct stat open {
-  }, named{};
+  struct stat open{}, named{};
   return ::fstat(file, &open) == 0 && ::stat(path.c_str(), &named) == 0 && open.st_dev == named.st_dev &&
          open.st_ino == named.st_ino;
 }

@@ -31,7 +31,7 @@ std::string hashes(const std::vector<StateEntry>& state, std::string_view other)
   std::string text = fmt::format("{} {}\n", checksum_text(checksum(other)), "the position in the data");
   for (const StateEntry& entry : state) {
     const Tensor& value = state_tensor(entry);
-    if (is_usual(entry) || !has_replicas(value)) continue;
+    if (!has_replicas(value)) continue;
     for (const LocalPart& part : local_parts(value, state_shape(entry)))
       text += fmt::format("{} {} \"{}\" {}\n", checksum_text(hash_of(part.values)), entry.kind, entry.name,
                           to_string(part.box));
@@ -56,8 +56,8 @@ std::string ranks_text(const std::vector<int>& ranks) {
 }
 
 std::string describe_difference(const std::string& what, const Holders& holders) {
-  const auto most = std::ranges::max_element(
-      holders, [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+  const auto most =
+      std::ranges::max_element(holders, [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
   std::vector<int> others;
   bool is_clear = true;
   for (auto at = holders.begin(); at != holders.end(); ++at) {
@@ -80,9 +80,10 @@ void check_replicas(const std::vector<StateEntry>& state, std::string_view other
   together(group, [&] { own = hashes(state, other); });
   for (const auto& [what, holders] : by_box(gather_text(group, own)))
     if (holders.size() > 1)
-      fail("{}. A bit has flipped in memory or on the way, or an op gives other bits on that machine; go on from the "
-           "last save without it",
-           describe_difference(what, holders));
+      fail(
+          "{}. A bit has flipped in memory or on the way, or an op gives other bits on that machine; go on from the "
+          "last save without it",
+          describe_difference(what, holders));
 }
 
 }  // namespace sherd::nn

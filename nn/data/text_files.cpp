@@ -111,7 +111,7 @@ ContentHash TextFiles::content_hash(std::int64_t whole_bytes) const {
 std::uint64_t TextFiles::identity() const {
   std::string text;
   for (const File& file : files_) {
-    struct stat status {};
+    struct stat status{};
     const bool seen = ::stat(file.path.c_str(), &status) == 0;
     check(seen, "cannot look at the data file \"{}\": {}", file.path, std::strerror(errno));
     text +=

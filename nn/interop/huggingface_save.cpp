@@ -198,8 +198,7 @@ void save_huggingface(const std::string& dir, const LanguageModelConfig& config,
     check(!is_file_there(dir) || (fs::is_directory(dir, error) && fs::is_empty(dir, error)),
           "\"{}\" exists and is not an empty folder; give the model a new one", dir);
     fs::remove_all(folder, error);  // what a killed save left
-    fs::create_directories(folder, error);
-    check(!error, "cannot create the folder \"{}\": {}", folder, error.message());
+    make_folders(folder);
   });
   for (const PlannedFile& file : files) write_file(folder, file, parameters, group, options.like);
   together(group, [&] {

@@ -51,6 +51,9 @@ void Optimizer::move_scalars(Device device) {
 void Optimizer::set_lr(double lr) { lr_.assign(Tensor::scalar(lr)); }
 
 void Optimizer::set_gradient_scale(const Tensor& scale) {
+  forget_step_that_was_left();
+  check(!has_begun(),
+        "the gradient scale is set after backward has updated parameters: clip, or call step_in_backward(), not both");
   move_scalars(parameters_[0]->sharded_value().local().device());
   scale_.assign(to(scale.detach(), scale_.value().device()));
 }
@@ -241,10 +244,6 @@ void Optimizer::abandon(std::string_view reason) noexcept {
 }
 
 void Optimizer::reset_gradient_scale() { fill_into(scale_.value(), 1); }
-
-void Optimizer::clear_gradients() {
-  for (Parameter* p : parameters_) p->clear_grad();
-}
 
 std::vector<OptimizerState> Optimizer::state() {
   std::vector<OptimizerState> result;

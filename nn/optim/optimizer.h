@@ -57,9 +57,10 @@ class Optimizer {
   /// complete, reduced or on its way, while the pass goes on, and step() updates the others. To call before the last
   /// pass of a step, best before its forward: offloaded state that is wanted first is on its way from here on. The
   /// gradient scale that counts is that of now, so there is no clipping; gradients that are not finite are applied.
-  /// Until step() has returned all is torn: a pass that is left leaves parameters of two steps. Error if it was called
-  /// and no step() since; if something is torn.
+  /// Until step() has returned all is torn: a pass that is left leaves parameters of two steps. Error if something is
+  /// torn; in backward, if a parameter gets another gradient after its update.
   void step_in_backward(const StepInBackward& options = {});
+  /// Also ends what step_in_backward() has asked for.
   void clear_gradients();
   void step_and_clear() {
     step();

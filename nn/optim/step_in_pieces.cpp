@@ -16,7 +16,8 @@
 namespace sherd::nn {
 
 namespace {
-constexpr std::size_t kAhead = 2;  // pieces that are fetched before the first gradient
+constexpr std::size_t kAhead = 2;                                // pieces that are fetched before the first gradient
+constexpr std::int64_t kPieceInMemory = std::int64_t{16} << 20;  // of state that is not fetched: a call's worth
 }  // namespace
 
 /// What the step of now has begun, in the order in which it is to be updated.
@@ -72,9 +73,8 @@ std::vector<Tensor> Optimizer::homes_of(const StatePiece& piece) const {
 
 void Optimizer::add_update(std::size_t i, const Tensor& count) {
   if (!pieces_) {
-    const std::int64_t bytes = state_bytes();
-    pieces_ = std::make_unique<PiecesInFlight>(
-        PiecesInFlight{.cut = StatePieces(offloaded_ ? offloaded_->piece_bytes(bytes) : bytes, state_kinds().size())});
+    const std::int64_t bytes = offloaded_ ? offloaded_->piece_bytes(state_bytes()) : kPieceInMemory;
+    pieces_ = std::make_unique<PiecesInFlight>(PiecesInFlight{.cut = StatePieces(bytes, state_kinds().size())});
   }
   if (pieces_->count.defined() && pieces_->count.storage() != count.storage()) start_piece(pieces_->cut.take_rest());
   pieces_->count = count;
@@ -85,9 +85,10 @@ void Optimizer::start_piece(StatePiece piece) {
   if (piece.empty()) return;
   PiecesInFlight::Fetched next{.piece = std::move(piece), .count = pieces_->count, .homes = {}, .here = {}};
   next.homes = homes_of(next.piece);
-  if (offloaded_ && !next.homes.empty()) next.here = take_ahead(next.piece);
-  if (offloaded_ && !next.homes.empty() && !next.here.defined())
-    next.here = fetch(next.homes, {.device = offloaded_->device()});
+  if (offloaded_ && !next.homes.empty()) {
+    next.here = take_ahead(next.piece);
+    if (!next.here.defined()) next.here = fetch(next.homes, {.device = offloaded_->device()});
+  }
   if (has_begun() && in_backward_->order_now.size() < kAhead) in_backward_->order_now.push_back(next.piece);
   pieces_->fetched.push_back(std::move(next));
   if (pieces_->fetched.size() > 1) update_oldest_piece();
@@ -173,7 +174,11 @@ void Optimizer::step_in_backward(const StepInBackward& options) {
 
 void Optimizer::gradient_is_complete(std::size_t i) {
   Parameter& p = *parameters_[i];
-  if (!in_backward_->is_wanted || !p.grad().defined() || is_updated(i)) return;
+  if (!in_backward_->is_wanted || !p.grad().defined()) return;
+  check(!is_updated(i),
+        "parameter \"{}\" got another gradient after its update: call step_in_backward() before the last backward pass "
+        "of a step",
+        p.name());
   if (p.sharded_value().layout() != p.grad().layout()) return;  // step() says what is wrong
   const GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
@@ -190,6 +195,13 @@ void Optimizer::begin_in_backward() {
   in_backward_->has_begun = true;
   in_backward_->is_updated.assign(parameters_.size(), false);
   mark_torn("a backward pass that updates parameters was left, or step() was not called after it");
+}
+
+void Optimizer::clear_gradients() {
+  for (Parameter* p : parameters_) p->clear_grad();
+  if (!in_backward_) return;
+  in_backward_->is_wanted = false;  // of a step that was left before its backward
+  in_backward_->ahead.clear();
 }
 
 // Somebody has loaded a checkpoint since: all is whole, and nothing of that step counts.

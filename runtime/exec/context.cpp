@@ -10,6 +10,15 @@
 
 namespace sherd {
 
+std::string_view name(StepPhase phase) {
+  switch (phase) {
+    case StepPhase::forward: return "forward";
+    case StepPhase::backward: return "backward";
+    case StepPhase::optimizer: return "optimizer";
+  }
+  return "";
+}
+
 thread_local constinit RankMemory* RankMemory::current_ = nullptr;
 
 RankContext::RankContext(RankOptions options) : RankMemory(options), exceptions_at_start_(std::uncaught_exceptions()) {}

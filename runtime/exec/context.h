@@ -28,6 +28,7 @@ class Trace;
 
 /// Which part of a training step runs; traces group ops by it.
 enum class StepPhase : std::uint8_t { forward, backward, optimizer };
+std::string_view name(StepPhase phase);
 
 /// Thread-local state of one rank. The first thread that asks without having one (a plain program's main
 /// thread) is given a default context; any other thread must open a RankScope, or current() throws.

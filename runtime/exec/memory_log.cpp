@@ -14,15 +14,6 @@ namespace sherd {
 
 namespace {
 
-std::string_view name(StepPhase phase) {
-  switch (phase) {
-    case StepPhase::forward: return "forward";
-    case StepPhase::backward: return "backward";
-    case StepPhase::optimizer: return "optimizer";
-  }
-  return "";
-}
-
 std::int64_t& at(CategoryBytes& bytes, MemoryCategory category) { return bytes[static_cast<std::size_t>(category)]; }
 
 }  // namespace
@@ -108,8 +99,7 @@ void MemoryLog::mark(Mark& mark, std::int64_t score) {
 // A backward begins where the first change of its phase is about to be written.
 void MemoryLog::note_phase() {
   const StepPhase phase = context_.phase;
-  if (std::exchange(phase_, phase) == StepPhase::forward && phase == StepPhase::backward)
-    mark(saved_, activations_);
+  if (std::exchange(phase_, phase) == StepPhase::forward && phase == StepPhase::backward) mark(saved_, activations_);
 }
 
 void MemoryLog::taken(const void* block, std::int64_t bytes, MemoryCategory category) noexcept {

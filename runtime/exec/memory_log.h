@@ -146,8 +146,8 @@ class MemoryLog final : public AllocationWatcher {
   const Namer namer_;
   std::string_view op_;
   StepPhase phase_ = StepPhase::forward;
-  State before_;                 // of the first change that is kept
-  std::vector<Change> changes_;  // since then
+  State before_;                  // of the first change that is kept
+  std::vector<Change> changes_;   // since then
   std::int64_t activations_ = 0;  // after them
   Mark peak_, saved_;
   std::optional<Refusal> refusal_;

@@ -48,15 +48,6 @@ std::string_view category(SpanKind kind) {
   return "part";
 }
 
-std::string_view phase_name(StepPhase phase) {
-  switch (phase) {
-    case StepPhase::forward: return "forward";
-    case StepPhase::backward: return "backward";
-    case StepPhase::optimizer: return "optimizer";
-  }
-  return "";
-}
-
 // The spans to be open around an op: its phase, then every module down to its own. "blocks" holds the blocks and never
 // runs, so a number belongs to the word before it.
 using Chain = std::vector<std::string_view>;
@@ -64,7 +55,7 @@ void chain_of(const Span& span, Chain& chain) {
   chain.clear();
   const std::string_view path = span.module ? std::string_view(*span.module) : std::string_view();
   if (path.empty() && span.phase == StepPhase::forward) return;
-  chain.push_back(phase_name(span.phase));
+  chain.push_back(name(span.phase));
   if (path.starts_with('(')) return;  // the root module, which has no path
   for (std::size_t dot = path.find('.'); !path.empty(); dot = path.find('.', dot + 1)) {
     const std::size_t end = std::min(dot, path.size());

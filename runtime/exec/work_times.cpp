@@ -25,28 +25,26 @@ WorkTime& WorkTime::operator-=(const WorkTime& other) {
   return *this;
 }
 
+WorkTime& WorkTimes::entry(const QueueItem& item) {
+  if (const auto found = by_work_.find({item.queue, item.name, item.subject}); found != by_work_.end())
+    return *found->second;
+  WorkTime& time = all_.emplace_back();
+  time.queue = item.queue;
+  time.name = item.name;
+  time.subject = item.subject;
+  by_work_.emplace(Texts{time.queue, time.name, time.subject}, &time);
+  return time;
+}
+
 void WorkTimes::add(const QueueItem& item) {
-  key_.assign(item.queue);
-  key_.append(1, '\0').append(item.name).append(1, '\0').append(item.subject);
-  auto place = by_work_.find(key_);
-  if (place == by_work_.end())
-    place = by_work_
-                .emplace(key_, WorkTime{.queue = std::string(item.queue),
-                                        .name = std::string(item.name),
-                                        .subject = item.subject})
-                .first;
-  WorkTime& time = place->second;
+  WorkTime& time = entry(item);
   ++time.calls;
   time.seconds += seconds(item.ended - item.started);
   time.exposed += seconds(item.exposed);
   time.skew += seconds(item.exposed_skew);
 }
 
-std::vector<WorkTime> WorkTimes::list() const {
-  std::vector<WorkTime> all;
-  for (const auto& [key, time] : by_work_) all.push_back(time);
-  return all;
-}
+std::vector<WorkTime> WorkTimes::list() const { return {all_.begin(), all_.end()}; }
 
 std::vector<WorkTime> work_times() { return RankContext::current().state<WorkTimes>().list(); }
 

@@ -1,10 +1,12 @@
 #pragma once
 // How long the work of a rank's host queues takes, by what it is and what it acts on, and how much of that the rank's
-// thread has waited for: the gathers of a unit, its reductions. Always counted: a few additions per item of work.
+// thread has waited for: the gathers of a unit, its reductions. Always counted: a look-up and a few additions per item.
+#include <array>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 namespace sherd {
@@ -27,14 +29,20 @@ struct WorkTime {
 /// What a rank has counted, in no order that means anything.
 class WorkTimes {
  public:
+  WorkTimes() = default;
+  WorkTimes(const WorkTimes&) = delete;
+  WorkTimes& operator=(const WorkTimes&) = delete;
+
   /// An item that is over and that the rank has let go of.
   void add(const QueueItem& item);
   std::vector<WorkTime> list() const;
 
  private:
-  using Key = std::string;  // the three texts
-  std::unordered_map<Key, WorkTime> by_work_;
-  Key key_;  // room to look up by
+  using Texts = std::array<std::string_view, 3>;
+  WorkTime& entry(const QueueItem& item);
+
+  std::deque<WorkTime> all_;
+  std::map<Texts, WorkTime*> by_work_;  // queue, name and subject of its entries
 };
 
 /// Of the calling thread's rank, since it began; work that nobody has waited for yet is not in it. Work of device

@@ -24,7 +24,7 @@ namespace sherd {
 
 namespace {
 
-constexpr std::int64_t kReserved = std::int64_t{1} << 42;  // addresses; x86-64 has 2^47
+constexpr std::int64_t kMostReserved = std::int64_t{1} << 42;  // addresses; x86-64 has 2^47
 constexpr std::int64_t kFilePage = 4096, kFileGrowth = std::int64_t{1} << 20, kHomeAlignment = 64;
 
 // Of the process: items of queues, which run on any thread, and ranks that are threads all ask by an address.
@@ -51,17 +51,29 @@ Descriptor unnamed_file(const std::string& folder) {
   return Descriptor(fd);
 }
 
+// As many addresses as the disk has bytes: limits on address space are shared with all else.
+std::int64_t addresses_for(const std::string& folder) {
+  std::error_code error;
+  const std::filesystem::space_info disk = std::filesystem::space(folder, error);
+  if (error || disk.capacity > static_cast<std::uintmax_t>(kMostReserved)) return kMostReserved;
+  return round_up(static_cast<std::int64_t>(disk.capacity), kFileGrowth);
+}
+
 }  // namespace
 
 std::shared_ptr<OffloadFile> OffloadFile::in(const std::string& folder) {
   return std::shared_ptr<OffloadFile>(new OffloadFile(folder, RankMemory::current().is_ghost()));
 }
 
-OffloadFile::OffloadFile(std::string folder, bool is_ghost) : folder_(std::move(folder)) {
+OffloadFile::OffloadFile(std::string folder, bool is_ghost)
+    : folder_(std::move(folder)), reserved_(is_ghost ? kMostReserved : addresses_for(folder_)) {
   if (!is_ghost) file_ = unnamed_file(folder_);
-  void* const base = ::mmap(nullptr, kReserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  check(base != MAP_FAILED, "offload: the system has no {} of addresses left: {}", format_bytes(kReserved),
-        std::strerror(errno));
+  void* const base = ::mmap(nullptr, static_cast<std::size_t>(reserved_), PROT_NONE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  check(base != MAP_FAILED,
+        "offload: this process has no {} of addresses left: {}; raise its limit (ulimit -v), or offload on fewer ranks "
+        "of one process",
+        format_bytes(reserved_), std::strerror(errno));
   base_ = static_cast<std::byte*>(base);
   OpenFiles& files = open_files();
   const std::lock_guard lock(files.mutex);
@@ -74,14 +86,15 @@ OffloadFile::~OffloadFile() {
     const std::lock_guard lock(files.mutex);
     std::erase(files.list, this);
   }
-  ::munmap(base_, kReserved);
+  ::munmap(base_, static_cast<std::size_t>(reserved_));
 }
 
 OffloadFile* OffloadFile::of(const std::byte* address) {
   OpenFiles& files = open_files();
   const std::lock_guard lock(files.mutex);
-  const auto found = std::ranges::find_if(
-      files.list, [&](const OffloadFile* file) { return address >= file->base_ && address < file->base_ + kReserved; });
+  const auto found = std::ranges::find_if(files.list, [&](const OffloadFile* file) {
+    return address >= file->base_ && address < file->base_ + file->reserved_;
+  });
   return found == files.list.end() ? nullptr : *found;
 }
 
@@ -101,7 +114,7 @@ void OffloadFile::grow(std::int64_t bytes) {
         "offload less",
         folder_, format_bytes(bytes), format_bytes(used_), std::strerror(error));
   };
-  if (size_ + more > kReserved) refuse(EFBIG);
+  if (size_ + more > reserved_) refuse(EFBIG);
   if (file_) {
     int error = ::fallocate(file_.get(), 0, size_, more) == 0 ? 0 : errno;
     if (error == EOPNOTSUPP) error = ::posix_fallocate(file_.get(), size_, more);

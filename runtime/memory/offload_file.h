@@ -48,7 +48,8 @@ class OffloadFile : public std::enable_shared_from_this<OffloadFile> {
   void move(const char* verb, const std::byte* home, std::int64_t bytes, const Move& move_some) const;
 
   const std::string folder_;
-  Descriptor file_;  // none on a ghost rank
+  Descriptor file_;              // none on a ghost rank
+  const std::int64_t reserved_;  // addresses
   std::byte* base_ = nullptr;
   std::int64_t size_ = 0, used_ = 0;
   double rate_ = 0;

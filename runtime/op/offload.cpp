@@ -195,12 +195,6 @@ Tensor OffloadStore::allocate(const Shape& shape, DType dtype) {
   return Tensor::make_dense(std::move(home), shape, dtype, Device::cpu());
 }
 
-std::int64_t fetched_bytes(std::span<const Tensor> homes) {
-  std::int64_t bytes = 0;
-  for (const Tensor& home : homes) bytes += align(home.bytes());
-  return bytes;
-}
-
 Tensor fetch(std::span<const Tensor> homes, const OffloadAttrs& attrs) {
   std::vector<Tensor> in = as_bytes(homes);
   return std::move(call_op(op::fetch, in, attrs)[0]);

@@ -59,9 +59,8 @@ class OffloadStore {
   std::int64_t bytes_ = 0;
 };
 
-/// Bytes that fetch() of these homes takes.
-std::int64_t fetched_bytes(std::span<const Tensor> homes);
-/// Starts to read the homes. u8[fetched_bytes(homes)] on the device, in the account of optimizer state.
+/// Starts to read the homes, one after the other from multiples of a cache line on. u8[n] on the device, in the account
+/// of optimizer state.
 Tensor fetch(std::span<const Tensor> homes, const OffloadAttrs& attrs);
 /// Starts to write `from`, laid out as fetch() does, to the homes. Its bytes stay until that is done.
 void evict(std::span<const Tensor> homes, const Tensor& from, const OffloadAttrs& attrs);

@@ -30,16 +30,16 @@ using Metas = SmallVec<TensorMeta, 2>;
 
 /// Properties of a row that other parts of the tree act on.
 struct Traits {
-  bool pointwise = false;      ///< out[i] depends on in[i] only; may write over a donated input like the result
-  bool view = false;           ///< no kernel: infer gives shape, strides and offset of an alias of input 0
-  bool linear = false;         ///< linear in each tensor input
-  bool collective = false;     ///< communicates; its kernel takes addresses without waiting, see Exec::queue
-  bool issues = false;         ///< its kernel touches no bytes: it allocates, frees, or hands work to a queue
-  bool effect = false;         ///< does something besides its outputs: never dropped, moved or differentiated
-  bool waits = false;          ///< only waits for queues that use its inputs; has no other effect
-  bool accumulates = false;    ///< the kernel honours KernelCall::accumulate
-  bool any_strides = false;    ///< the kernel writes outputs of any strides; others write dense ones, or as infer says
-  bool placement = false;      ///< changes the layout (redistribute, from_local): the dist layer runs it
+  bool pointwise = false;    ///< out[i] depends on in[i] only; may write over a donated input like the result
+  bool view = false;         ///< no kernel: infer gives shape, strides and offset of an alias of input 0
+  bool linear = false;       ///< linear in each tensor input
+  bool collective = false;   ///< communicates, or offloads; its kernel takes addresses without waiting, see Exec::queue
+  bool issues = false;       ///< its kernel touches no bytes: it allocates, frees, or hands work to a queue
+  bool effect = false;       ///< does something besides its outputs: never dropped, moved or differentiated
+  bool waits = false;        ///< only waits for queues that use its inputs; has no other effect
+  bool accumulates = false;  ///< the kernel honours KernelCall::accumulate
+  bool any_strides = false;  ///< the kernel writes outputs of any strides; others write dense ones, or as infer says
+  bool placement = false;    ///< changes the layout (redistribute, from_local): the dist layer runs it
   bool local_extents = false;  ///< on distributed tensors it works on each rank's own elements (optimizer, norms)
 };
 

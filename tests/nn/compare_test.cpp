@@ -66,11 +66,17 @@ TEST(CompareSaves, WhatDiffersIsCountedAndMeasured) {
   const TempDir first, second;
   const float nan = std::numeric_limits<float>::quiet_NaN();
   write_save(first.path(), 2,
-             {{"w", {2, 3}, {1, 2, 3, 4, 5, 6}}, {"nan", {2}, {nan, nan}}, {"zero", {1}, {0.0F}}, {"form", {2, 3}, Values(6)},
+             {{"w", {2, 3}, {1, 2, 3, 4, 5, 6}},
+              {"nan", {2}, {nan, nan}},
+              {"zero", {1}, {0.0F}},
+              {"form", {2, 3}, Values(6)},
               {"old", {2}, {1, 2}}});
   write_save(second.path(), 1,
-             {{"w", {2, 3}, {1, 2, 3.5F, 4, 5, 5.75F}}, {"nan", {2}, {nan, 1}}, {"zero", {1}, {-0.0F}},
-              {"form", {3, 2}, Values(6)}, {"new", {2}, {1, 2}}});
+             {{"w", {2, 3}, {1, 2, 3.5F, 4, 5, 5.75F}},
+              {"nan", {2}, {nan, 1}},
+              {"zero", {1}, {-0.0F}},
+              {"form", {3, 2}, Values(6)},
+              {"new", {2}, {1, 2}}});
   const auto found = differences(first.path(), second.path());
   ASSERT_EQ(found.size(), 6u);
   EXPECT_EQ(found.at("w").likeness, Likeness::values);

@@ -363,7 +363,7 @@ TEST(HuggingFaceSave, RefusesWhatItCannotWriteOnEveryRank) {
     };
     expect_error([&] { save("full", weights.config(), {}); }, {"full", "not an empty folder"});
     expect_error([&] { save("file", weights.config(), {}); }, {"file", "not an empty folder"});
-    expect_error([&] { save("file/below", weights.config(), {}); }, {"file/below", "cannot create"});
+    expect_error([&] { save("file/below", weights.config(), {}); }, {"file/below", "cannot make"});
     expect_error([&] { save("new", weights.config(), {.dtype = DType::f64}); }, {"f64", "bf16"});
     auto other = std::get<GptConfig>(weights.config());
     other.gelu = GeluKind::erf;

@@ -262,8 +262,8 @@ TEST(HybridState, F66_F81_ReplicasMayUseDifferentParametersBeforeTheirSum) {
       for (const Zeros zeros : {Zeros::always, Zeros::in_the_last_pass, Zeros::never})
         for (const Grid& grid : {Grid{2, 2}, Grid{2, 1}, Grid{3, 1}})
           run_ranks(grid.ranks(), [&](const Group& group) {
-            SCOPED_TRACE(fmt::format("{}, zeros {}, {} x {}", strategy, static_cast<int>(zeros), grid.replicas,
-                                     grid.shards));
+            SCOPED_TRACE(
+                fmt::format("{}, zeros {}, {} x {}", strategy, static_cast<int>(zeros), grid.replicas, grid.shards));
             nn::UnitPolicy policy = nn::strategy(strategy);
             policy.mp_policy = types;
             expect_sum_over_replicas(group, grid, policy, zeros);

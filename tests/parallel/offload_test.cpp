@@ -7,6 +7,7 @@
 
 #include "compile/compile.h"
 #include "nn/checkpoint/training_state.h"
+#include "nn/layers/linear.h"
 #include "nn/models/model_config.h"
 #include "nn/optim/adamw.h"
 #include "nn/optim/clip.h"
@@ -163,6 +164,42 @@ TEST(Offload, BitsOfAStepAfterBackwardWhereItIsMadeWithin) {
     }
 }
 
+// In memory, too, parameters are updated as their gradients become complete; SGD without momentum has no state at all.
+TEST(Offload, AStepWithinBackwardNeedsNoOffload) {
+  for (const double momentum : {0.0, 0.9}) {
+    std::vector<std::vector<float>> values;
+    for (const bool in_backward : {false, true}) {
+      nn::Linear model(64, 64);
+      model.materialize(nn::Seed{1});
+      nn::Sgd optimizer(model.parameters(), nn::SgdOptions{.lr = 0.1, .momentum = momentum});
+      for (int step = 0; step < 3; ++step) {
+        if (in_backward) optimizer.step_in_backward();
+        backward(sum(model(ones({2, 64}))));
+        optimizer.step_and_clear();
+      }
+      values.push_back(model.parameters()[0]->value().to_vector<float>());
+    }
+    EXPECT_EQ(values[0], values[1]);
+  }
+}
+
+TEST(Offload, WhatDoesNotGoWithAStepWithinBackwardIsNamed) {
+  nn::Linear model(3, 3);
+  model.materialize(nn::Seed{1});
+  nn::Sgd optimizer(model.parameters(), nn::SgdOptions{.lr = 0.1});
+  const auto pass = [&] { backward(sum(model(ones({2, 3})))); };
+  // A step that was left before its backward is forgotten with its gradients.
+  optimizer.step_in_backward();
+  optimizer.clear_gradients();
+  pass();
+  EXPECT_EQ(optimizer.torn(), "");
+  optimizer.clear_gradients();
+  optimizer.step_in_backward();
+  pass();
+  expect_error([&] { nn::clip_grad_norm(optimizer, 1.0); }, {"backward has updated parameters", "not both"});
+  expect_error(pass, {"another gradient after its update", "before the last backward pass"});
+}
+
 // Shards of 3 ranks differ in size, and some are empty: their programs are equal all the same.
 TEST(Offload, RanksOfUnevenShardsCutAlike) {
   run_ranks(3, [&](const Group& group) {
@@ -202,9 +239,9 @@ TEST(Offload, APassThatIsLeftAfterAnUpdateLeavesAllTornUntilALoad) {
 
 TEST(Offload, MemoryHoldsWhatIsInFlightAndNothingBetweenSteps) {
   run_ranks(2, [](const Group& group) {
-    for (const bool captured : {false, true}) {
+    for (const auto& [captured, in_backward] : {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
       const TempDir dir;
-      const OffloadCase c{.captured = captured};
+      const OffloadCase c{.captured = captured, .in_backward = in_backward};
       OffloadTraining training(group, DeviceMesh(group), c, dir.path());
       Accounting& memory = RankContext::current().allocator().accounting();
       memory.reset_peaks();
@@ -212,7 +249,8 @@ TEST(Offload, MemoryHoldsWhatIsInFlightAndNothingBetweenSteps) {
       for (std::int64_t i = 0; i < c.steps; ++i) training.step(i);
       for (const nn::OptimizerState& s : training.optimizer->state()) state += s.slot->value().local().bytes();
       EXPECT_GT(state, 2 * c.bytes_in_flight) << "the model is too small to show anything";
-      EXPECT_LE(memory.peak(MemoryCategory::optimizer), c.bytes_in_flight) << "captured " << captured;
+      EXPECT_LE(memory.peak(MemoryCategory::optimizer), c.bytes_in_flight)
+          << "captured " << captured << ", in backward " << in_backward;
       EXPECT_GE(training.optimizer->offloaded()->store().bytes(), state);
     }
   });

@@ -88,8 +88,8 @@ TEST(FullyShard, F192_RanksThatCallUnitsInAnotherOrderAreToldWhich) {
           SCOPED_TRACE(fmt::format("{}, {} steps before, width {}", strategy, recorded, width));
           const DeviceMesh mesh = is_grid ? DeviceMesh(group, {{"replicate", 2}, {"dp", 2}}) : DeviceMesh(group);
           Swapping net(width);
-          for (nn::Module* module : {static_cast<nn::Module*>(&net.a), static_cast<nn::Module*>(&net.b),
-                                     static_cast<nn::Module*>(&net)})
+          for (nn::Module* module :
+               {static_cast<nn::Module*>(&net.a), static_cast<nn::Module*>(&net.b), static_cast<nn::Module*>(&net)})
             nn::fully_shard(*module, mesh, nn::strategy(strategy));
           net.materialize(nn::Seed{3});
           const auto step = [&] {

@@ -70,9 +70,7 @@ TEST_F(MemoryLogTest, FollowsBytesFromOneAccountToAnother) {
 TEST_F(MemoryLogTest, ForgetsWhatItNeedNotKeep) {
   const MemoryLog log(allocator());
   const Tensor kept = of(700, MemoryCategory::optimizer);
-  {
-    const Tensor most = of(5000);
-  }
+  { const Tensor most = of(5000); }
   for (int i = 0; i < 100'000; ++i) of(64);
   EXPECT_EQ(log.peak().total, 5700);
   ASSERT_EQ(log.peak().blocks.size(), 2u);

@@ -2,7 +2,8 @@
 // left by an exception at a random op, on one rank or on several, under every strategy, with random micro-batches, and
 // units and parameters that are unused or frozen.
 //
-//   subject   on 4 ranks, threads or processes; is left, reset, loaded where it is torn, and makes the step then; may be
+//   subject   on 4 ranks, threads or processes; is left, reset, loaded where it is torn, and makes the step then; may
+//   be
 //             captured
 //   twin      the same, and nothing ever happens to it                the same bits after every step
 //   whole     all of the batch on one rank, in f32                    as near as the precision allows
@@ -364,7 +365,7 @@ class Phase {
   Training subject_, twin_, whole_;
   CompiledStep captured_;  // of the subject; ranks that use different linears have different programs
   std::uint64_t step_ = 0;
-  StepPlan now_;  // of that step
+  StepPlan now_;                 // of that step
   double ops_per_pass_ = 60;     // until the twin has counted them
   std::int64_t twin_holds_ = 0;  // gathered, of units that no update has written: frozen, or unused
 };

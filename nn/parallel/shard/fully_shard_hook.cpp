@@ -370,7 +370,8 @@ UnitSchedule::Call FullyShardHook::leave_forward(Module& module) {
 
 // Tells when the backward of a call begins. Gathers are rows: replay issues them without the hook.
 struct FullyShardHook::OutputHook final : TensorHook {
-  OutputHook(int output, std::shared_ptr<ForwardCall> of) : TensorHook(output, {.capturable = true}), call(std::move(of)) {}
+  OutputHook(int output, std::shared_ptr<ForwardCall> of)
+      : TensorHook(output, {.capturable = true}), call(std::move(of)) {}
   Tensor run(const Tensor&) override {
     if (const auto hook = call->hook.lock()) hook->before_backward(*call);
     return {};

@@ -31,9 +31,9 @@ struct ShardTree {
   std::vector<FullyShardHook*> hooks;  // by UnitId: in module order, then who joined later; null once destroyed
   UnitSchedule schedule;
   std::shared_ptr<BackwardEnd> end = std::make_shared<BackwardEnd>([this] { end_backward(is_last); });
-  int depth = 0;         // of wrapped forwards that run
-  bool is_last = true;   // the next backward, of those that belong together
-  bool is_whole = true;  // no module was wrapped below the root since it was linked
+  int depth = 0;                                    // of wrapped forwards that run
+  bool is_last = true;                              // the next backward, of those that belong together
+  bool is_whole = true;                             // no module was wrapped below the root since it was linked
   std::vector<std::weak_ptr<FullyShardHook>> late;  // those that were without values then
 
   void add(FullyShardHook& hook);

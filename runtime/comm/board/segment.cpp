@@ -83,7 +83,7 @@ Descriptor new_segment(std::size_t bytes, std::size_t allocated_bytes) {
 }
 
 std::shared_ptr<std::byte> map_segment(const Descriptor& memory, std::size_t bytes) {
-  struct stat state {};
+  struct stat state{};
   if (::fstat(memory.get(), &state) != 0) fail_system("cannot look at the memory segment");
   if (!std::cmp_equal(state.st_size, bytes))
     throw CommError(fmt::format("shm_group: the memory segment has {} bytes, expected {}", state.st_size, bytes));

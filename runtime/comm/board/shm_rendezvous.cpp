@@ -135,11 +135,11 @@ Segment Host::run() {
   meeting_.store.set(meeting_.key(), name + " " + token_);
   try {
     gather();
+    send_welcome();
   } catch (const CommError& error) {
     refuse(error.message());
     throw;
   }
-  send_welcome();
   return std::move(segment_);
 }
 

@@ -88,7 +88,7 @@ std::string file_name(const std::string& job) {
 Descriptor open_folder(const std::string& path) {
   Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   check(folder.get() >= 0, "cannot open the folder {}, in which ranks find each other: {}", path, std::strerror(errno));
-  struct stat status {};
+  struct stat status{};
   check(
       ::fstat(folder.get(), &status) == 0 && status.st_uid == ::geteuid() && (status.st_mode & 077) == 0,
       "the folder {}, in which ranks find each other, is not private to user {}; remove it, or set XDG_RUNTIME_DIR to "
@@ -141,7 +141,7 @@ void write_whole(int folder, const std::string& path, const std::string& name, c
 }  // namespace
 
 std::string rendezvous_folder(const std::string& runtime_folder) {
-  struct stat status {};
+  struct stat status{};
   // Batch systems pass on the variable of the login host, whose folder need not exist here.
   const bool usable = !runtime_folder.empty() && ::stat(runtime_folder.c_str(), &status) == 0 &&
                       S_ISDIR(status.st_mode) && status.st_uid == ::geteuid();
