@@ -309,7 +309,7 @@ TEST_F(ConnectStore, AnAddressForAllNeedsASecret) {
 
 TEST_F(ConnectStore, FileIsPrivateAndCompleteAndHoldsTheSecret) {
   const auto store = connect_store(rank(0, 2), 5s);
-  struct stat status {};
+  struct stat status{};
   ASSERT_EQ(::stat(only_file().c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0600u);
   ASSERT_EQ(::stat((folder_ + "/sherd").c_str(), &status), 0);

@@ -302,7 +302,8 @@ TEST(Waits, ACallMaySubmitSeveralItems) {
 
 // Sums and averages of one call go one after the other.
 TEST(Waits, AReductionOfSumsAndAveragesIsTwoItems) {
-  UnitReduceAttrs attrs{.unit = UnitLayout::intern({.name = "two", .shard_axis = "world", .shards = 2}), .in_flight = 1};
+  UnitReduceAttrs attrs{.unit = UnitLayout::intern({.name = "two", .shard_axis = "world", .shards = 2}),
+                        .in_flight = 1};
   for (const auto& [kinds, items] :
        {std::pair(std::vector{ReduceKind::avg, ReduceKind::avg}, 1u), std::pair(std::vector{ReduceKind::sum}, 1u),
         std::pair(std::vector{ReduceKind::sum, ReduceKind::avg, ReduceKind::sum}, 2u)}) {

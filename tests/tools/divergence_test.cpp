@@ -45,7 +45,8 @@ TEST(Divergence, SkippedStepsAreCountedInARow) {
   EXPECT_EQ(watch.judge(step(kNan, 1)), Verdict::not_finite) << "its update is made";
   for (int i = 0; i < kMostSkips; ++i) EXPECT_EQ(watch.judge(step(1, kInf)), Verdict::skipped) << i;
   EXPECT_EQ(watch.judge(step(1, kInf)), Verdict::not_finite);
-  EXPECT_NE(watch.describe(step(1, kInf), Verdict::not_finite).what.find("33 skipped steps in a row"), std::string::npos);
+  EXPECT_NE(watch.describe(step(1, kInf), Verdict::not_finite).what.find("33 skipped steps in a row"),
+            std::string::npos);
 }
 
 TEST(Divergence, ASpikeIsMeasuredInMedianDeviations) {
@@ -102,8 +103,9 @@ class AfterDivergence : public ::testing::Test {
   }
   /// Makes the gradient of one rank NaN in its `broken`-th backward pass, counted from 0.
   static void break_gradient(Trainer& trainer, int broken) {
-    trainer.model().parameter("blocks.1.mlp.up.weight").on_grad_accumulated(
-        [&trainer, broken, pass = 0](Slot& slot) mutable {
+    trainer.model()
+        .parameter("blocks.1.mlp.up.weight")
+        .on_grad_accumulated([&trainer, broken, pass = 0](Slot& slot) mutable {
           if (pass++ == broken && trainer.group().rank() == 0) fill_into(slot.grad().local().detach(), kNan);
         });
   }
@@ -134,6 +136,53 @@ TEST_F(AfterDivergence, AStepIsSkippedOnAllRanksAndCounted) {
     });
     std::filesystem::remove_all(folder_.path());
   }
+}
+
+// Updates within backward would be made before anybody knows.
+TEST_F(AfterDivergence, AStepIsSkippedWhereStateIsOffloadedAndNothingIsClipped) {
+  config_.on_nonfinite = "skip";
+  config_.offload = "optimizer";
+  config_.optimizer.clip = 0;
+  const Values expected = after({0, 1, 3, 4}, 2);
+  run_ranks(2, [&](const Group& group) {
+    Trainer trainer(config_, group);
+    break_gradient(trainer, 2);
+    EXPECT_EQ(trainer.run([](const StepMetrics&) {}).skipped_steps, 1);
+    EXPECT_EQ(values_of(trainer.model()), expected);
+  });
+}
+
+TEST_F(AfterDivergence, SavesThatARunHasLeftBehindAreNoneToGoBackTo) {
+  config_.save = folder_.path();
+  config_.save_every = 1;
+  train_tiny(config_, 2);
+  const Values expected = after({0, 1, 2, 4, 5}, 2);
+  config_.resume = folder_.path() + "/step-000003";
+  config_.overwrite = true;
+  config_.on_nonfinite = "rollback";
+  config_.save_every = 0;
+  run_ranks(2, [&](const Group& group) {
+    Trainer trainer(config_, group);
+    break_gradient(trainer, 0);
+    trainer.run([](const StepMetrics&) {});
+    EXPECT_EQ(values_of(trainer.model()), expected) << "from step 3 on, not from step 5 of before";
+  });
+}
+
+TEST_F(AfterDivergence, ABitThatFlipsEndsTheRunBeforeItIsSaved) {
+  config_.strategy = "no_shard";
+  config_.save = folder_.path();
+  config_.save_every = 2;
+  run_ranks(3, [&](const Group& group) {
+    Trainer trainer(config_, group);
+    const auto flip = [&](const StepMetrics& metrics) {
+      if (metrics.step != 3 || group->rank() != 1) return;
+      const Tensor weight = trainer.model().parameter("blocks.1.mlp.up.weight").value().local().detach();
+      copy_into(weight, mul(weight, 1.0 + 1e-6));
+    };
+    expect_error([&] { trainer.run(flip); }, {"replicas differ", "rank 1 has other bits than ranks 0, 2"});
+  });
+  EXPECT_EQ(read_manifest(folder_.path()).step, 2);
 }
 
 TEST_F(AfterDivergence, ARunGoesBackToItsLastSaveAndOnWithoutTheBatch) {

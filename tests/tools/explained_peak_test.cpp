@@ -56,8 +56,12 @@ TEST_F(ExplainedPeakTest, ARefusalIsWhereTheRunWouldFail) {
 /// Width 16, two heads of 8, one for keys and values, hidden 20: elements of each module of a block.
 const std::map<std::string, std::int64_t> kLlamaElements{
     {"tok", 29 * 16},
-    {"blocks.0.attn.wq", 16 * 16}, {"blocks.0.attn.wk", 8 * 16},  {"blocks.0.attn.wv", 8 * 16},
-    {"blocks.0.attn.wo", 16 * 16}, {"blocks.1.attn.wk", 8 * 16},  {"norm", 16},
+    {"blocks.0.attn.wq", 16 * 16},
+    {"blocks.0.attn.wk", 8 * 16},
+    {"blocks.0.attn.wv", 8 * 16},
+    {"blocks.0.attn.wo", 16 * 16},
+    {"blocks.1.attn.wk", 8 * 16},
+    {"norm", 16},
 };
 
 TEST_F(ExplainedPeakTest, ModulesHoldWhatTheirLayersSay) {

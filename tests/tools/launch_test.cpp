@@ -85,8 +85,7 @@ class SherdRun : public ::testing::Test {
   }
 
   /// Starts the launcher in the folder. `prepare` runs in its process before it.
-  void start(
-      const SuperviseOptions& options, const std::function<void()>& prepare = [] {}) {
+  void start(const SuperviseOptions& options, const std::function<void()>& prepare = [] {}) {
     launcher_ = ::fork();
     ASSERT_GE(launcher_, 0);
     if (launcher_ != 0) return;
@@ -114,8 +113,7 @@ class SherdRun : public ::testing::Test {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
   }
 
-  int run(
-      const SuperviseOptions& options, const std::function<void()>& prepare = [] {}) {
+  int run(const SuperviseOptions& options, const std::function<void()>& prepare = [] {}) {
     start(options, prepare);
     return finish();
   }
@@ -444,6 +442,17 @@ TEST_F(SherdRun, PeersOfARankThatWasAskedToEndFinishToo) {
                       "while kill -0 $(cat ending) 2> /dev/null || ! [ -s ending ]; do :; done; seq 1 20000; exit 4")),
             4);
   EXPECT_NE(out().find("[1] 20000\n"), std::string::npos);
+}
+
+TEST_F(SherdRun, RanksThatDoNotHandleTheSignalToSaveGoOn) {
+  start(shell(2,
+              "if [ $SHERD_RANK = 0 ]; then trap 'echo usr > usr.0' USR1; fi; echo $$ > pid.$SHERD_RANK; "
+              "until [ -e end ]; do sleep 0.01; done"));
+  pid_in("pid.0"), pid_in("pid.1");
+  ::kill(launcher_, SIGUSR1);
+  EXPECT_EQ(note("usr.0"), "usr");
+  std::ofstream(fs::path(folder_) / "end").flush();
+  EXPECT_EQ(finish(), 0) << err();
 }
 
 TEST_F(SherdRun, AnIgnoredHangupStaysIgnored) {

@@ -23,7 +23,6 @@ class PredictedPeakTest : public ::testing::Test {
   TrainConfig gpt_ = tiny_config(data_), llama_ = tiny_llama(data_);
 };
 
-
 std::string text_of(const TrainConfig& c, int ranks) {
   return fmt::format("{} on {} ranks, mesh \"{}\", {}, units {}, recompute {}, accumulate {}, prefetch {}, {}, {}",
                      c.model.style, ranks, c.mesh, c.fully_shard ? c.strategy : "not sharded", c.units, c.recompute,
@@ -95,6 +94,9 @@ TEST_F(PredictedPeakTest, IsThatOfARunWithEveryOtherLever) {
   llama_.prefetch = false;
   expect_as_predicted(llama_, 2);
   llama_.prefetch = true;
+  llama_.offload = "optimizer";
+  expect_as_predicted(llama_, 2);
+  llama_.offload = "none";
   llama_.accumulate = 2;
   for (const bool shards : {false, true}) {
     llama_.accumulate_shards = shards;

@@ -44,10 +44,11 @@ TEST(RunTimes, StragglersAreLateForAStepAndForTheirPeers) {
 }
 
 TEST(RunTimes, UnitsAddUpTheirQueues) {
-  const std::vector<WorkTime> work{
-      {"gather", "unshard", "blocks.0", 4, 2.0, 1.0, 0.25}, {"reduce", "reduce", "blocks.0", 2, 1.0, 0.0, 0.0},
-      {"replicate", "reduce", "blocks.0", 2, 3.0, 2.0, 2.0}, {"gather", "unshard", "norm", 2, 9.0, 0.0, 0.0},
-      {"collective", "all_reduce", "", 2, 9.0, 9.0, 0.0}};
+  const std::vector<WorkTime> work{{"gather", "unshard", "blocks.0", 4, 2.0, 1.0, 0.25},
+                                   {"reduce", "reduce", "blocks.0", 2, 1.0, 0.0, 0.0},
+                                   {"replicate", "reduce", "blocks.0", 2, 3.0, 2.0, 2.0},
+                                   {"gather", "unshard", "norm", 2, 9.0, 0.0, 0.0},
+                                   {"collective", "all_reduce", "", 2, 9.0, 9.0, 0.0}};
   const std::vector<UnitTime> units = unit_times(work, 2);
   ASSERT_EQ(units.size(), 2u);
   EXPECT_EQ(units[0].unit, "blocks.0");
@@ -82,6 +83,8 @@ TEST_F(RunTimesOfRuns, UnitsAreCountedAsTheyCommunicate) {
         EXPECT_EQ(m.times.has_value(), m.val_loss.has_value());
         if (!m.times) return;
         EXPECT_EQ(m.times->steps.count, m.step - 2);
+        for (const UnitTime& u : m.times->units)
+          EXPECT_EQ(u.gather.calls, u.unit.starts_with("blocks.") ? 2 : 1) << u.unit << ", without evaluations";
         ++evaluations;
       });
       const std::lock_guard lock(mutex);

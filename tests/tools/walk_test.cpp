@@ -95,6 +95,15 @@ TEST_F(Walk, EveryByteAndCallIsThatOfFormulasAndGhosts) {
   for (const std::string& name : strategies) EXPECT_TRUE(std::ranges::count(names, name) == 1) << name;
   for (const char* name : {"recompute selective", "recompute full", "prefetch false", "units coarse", "units fine"})
     EXPECT_TRUE(std::ranges::count(names, name) == 1) << name;
+  EXPECT_TRUE(std::ranges::count(names, "offload optimizer") == 1);
+  for (const json& row : result.rows) {
+    SCOPED_TRACE(row.at("name"));
+    EXPECT_TRUE(row.contains("memory_bytes"));
+    EXPECT_TRUE(row.contains("formula_calls"));
+    EXPECT_EQ(row.at("formula_memory_bytes").size(), row.at("name") == "offload optimizer" ? 4 : 5);
+    EXPECT_NE(row.at("link"), "");
+  }
+  expect_within(result.about.at("link").get<std::string>(), {"take half of"});
 }
 
 TEST_F(Walk, NumbersOfStrategiesAreThoseOfArithmetic) {
@@ -131,7 +140,7 @@ TEST_F(Walk, NumbersOfStrategiesAreThoseOfArithmetic) {
 
 TEST_F(Walk, OtherMeshesTypesAndModels) {
   for (const Words& words :
-       {Words{"--ranks", "3", "--batch", "6"},
+       {Words{"--ranks", "3", "--batch", "6", "--rounds", "2"},
         {"--mesh", "replicate=2,dp=3", "--batch", "6"},
         {"--model", "llama", "--ranks", "2", "--compile"},
         {"--ranks", "4", "--param-dtype", "bf16"},
@@ -147,7 +156,8 @@ TEST_F(Walk, CombinationsOfSettings) {
   const Result result =
       walk({"--all", "--layers", "2", "--link", "none", "--only", "hybrid_shard_state,shard_grad_op,recompute"});
   EXPECT_EQ(result.end.status, 0) << result.end.err;
-  EXPECT_GE(result.rows.size(), 1u + 2 * 3 * 2 * 3 + 2 * 2 * 3);
+  // Strategies x recompute x offload x prefetch x units; recompute x offload x prefetch x units.
+  EXPECT_EQ(result.rows.size(), 1u + 2 * 3 * 2 * 2 * 3 + 2 * 2 * 2 * 3);
   expect_all(result.rows);
 }
 
@@ -231,6 +241,7 @@ TEST_F(Walk, BadInput) {
                              {{"--svg", dir_ / "none/x.svg"}, kFailed, {"none/x.svg", "No such file"}},
                              {{"--link", "fast"}, kFailed, {"BYTES_PER_S", "\"fast\""}},
                              {{"--strategy", "fulshard"}, kUsage, {"fulshard", "full_shard"}},
+                             {{"--device", "cuda"}, kUsage, {"ranks on CPUs", "cuda"}},
                              {{"--resume", "there"}, kUsage, {"fresh weights", "resume"}},
                              {{"--data", dir_ / "none"}, kFailed, {"no data at"}},
                              {{dir_ / "none.toml"}, kFailed, {"none.toml"}},

@@ -23,9 +23,10 @@ using namespace bench;
 
 std::vector<Benchmark> all_benchmarks() {
   std::vector<Benchmark> all;
-  for (const auto family : {step_benchmarks, recompute_benchmarks, gemm_benchmarks, dispatch_benchmarks,
-                            dtensor_benchmarks, shm_benchmarks, ranks_benchmarks, overlap_benchmarks, units_benchmarks,
-                            ghost_benchmarks, offload_benchmarks, binding_benchmarks, program_benchmarks, gpu_benchmarks, loss_benchmarks})
+  for (const auto family :
+       {step_benchmarks, recompute_benchmarks, gemm_benchmarks, dispatch_benchmarks, dtensor_benchmarks, shm_benchmarks,
+        ranks_benchmarks, overlap_benchmarks, units_benchmarks, ghost_benchmarks, offload_benchmarks,
+        binding_benchmarks, program_benchmarks, gpu_benchmarks, loss_benchmarks})
     for (Benchmark& row : family()) all.push_back(std::move(row));
   return all;
 }

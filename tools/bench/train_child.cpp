@@ -25,7 +25,7 @@ constexpr int kSettling = 4;  // orders are recorded, then a captured step, then
 
 struct CollectiveKind {
   const char* name;
-  CommCounts::Item CommCounts::*item;
+  CommCounts::Item CommCounts::* item;
 };
 constexpr std::array kCollectives{CollectiveKind{"all_gather", &CommCounts::all_gather},
                                   CollectiveKind{"reduce_scatter", &CommCounts::reduce_scatter},

@@ -6,10 +6,12 @@
 #include <vector>
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
 #include "nn/checkpoint/compare.h"
+#include "nn/checkpoint/folder_lock.h"
 #include "nn/checkpoint/training_state.h"
 #include "runtime/comm/group/process_group.h"
 #include "runtime/memory/accounting.h"
@@ -70,7 +72,8 @@ std::string age_text(std::int64_t seconds) {
 int run_ls(const Words& words, bool json) {
   int status = kDone;
   ordered_json all = ordered_json::array();
-  if (!json) print(fmt::format("{:>10}  {:>5}  {:>10}  {:>8}  {:<12}  {}\n", "step", "ranks", "bytes", "age", "run", "folder"));
+  if (!json)
+    print(fmt::format("{:>10}  {:>5}  {:>10}  {:>8}  {:<12}  {}\n", "step", "ranks", "bytes", "age", "run", "folder"));
   for (const SavePlace& place : saves_at(words[0])) {
     const Listed save = list(place);
     if (!save.damage.empty()) status = kFailed;
@@ -122,8 +125,12 @@ int run_show(const Words& words, bool json) {
     ordered_json state = ordered_json::object();
     for (const auto& [key, value] : manifest.state)
       std::visit([&, &key = key](const auto& v) { state[key] = v; }, value);
-    print(ordered_json{{"step", manifest.step}, {"ranks", manifest.world_size}, {"run", manifest.run},
-                       {"state", state}, {"config", manifest.config}, {"tensors", list}}
+    print(ordered_json{{"step", manifest.step},
+                       {"ranks", manifest.world_size},
+                       {"run", manifest.run},
+                       {"state", state},
+                       {"config", manifest.config},
+                       {"tensors", list}}
               .dump(2) +
           "\n");
     return kDone;
@@ -171,13 +178,19 @@ int run_diff(const Words& words, bool json) {
   compare_saves(first, second, [&](const TensorDifference& d) {
     ++all;
     if (d.likeness == Likeness::equal) ++equal;
-    if (json) list.push_back({{"kind", d.kind}, {"name", d.name}, {"equal", d.likeness == Likeness::equal},
-                              {"different", d.different}, {"largest", d.largest}, {"forms", d.forms}});
+    if (json)
+      list.push_back({{"kind", d.kind},
+                      {"name", d.name},
+                      {"equal", d.likeness == Likeness::equal},
+                      {"different", d.different},
+                      {"largest", d.largest},
+                      {"forms", d.forms}});
     else if (d.likeness != Likeness::equal) print(difference_text(d) + "\n");
   });
   if (json) print(list.dump(2) + "\n");
-  else print(fmt::format("{} of {} tensors are equal (steps {} and {})\n", equal, all, first.manifest().step,
-                         second.manifest().step));
+  else
+    print(fmt::format("{} of {} tensors are equal (steps {} and {})\n", equal, all, first.manifest().step,
+                      second.manifest().step));
   return equal == all ? kDone : kFailed;
 }
 
@@ -186,6 +199,7 @@ int run_diff(const Words& words, bool json) {
 int run_convert(const Words& words, bool) {
   if (!list_saves(words[0]).empty()) return run_export(std::vector<std::string_view>{words[0], words[1]});
   const Weights weights(words[0]);
+  const FolderLock lock(words[1], fmt::format("sherd ckpt convert (process {})", ::getpid()));
   check(list_saves(words[1]).empty(), "\"{}\" holds saves already; convert into another folder", words[1]);
   const auto model = nn::make_language_model(weights.config());
   model->materialize();
@@ -224,7 +238,8 @@ const Action& find_action(const std::string& name) {
     if (action.name == name) return action;
     names.emplace_back(action.name);
   }
-  throw ExitError(kUsage, fmt::format("sherd ckpt: unknown action \"{}\"; did you mean {}?", name, nearest(name, names)));
+  throw ExitError(kUsage,
+                  fmt::format("sherd ckpt: unknown action \"{}\"; did you mean {}?", name, nearest(name, names)));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
 #include <map>
 #include <utility>
 
@@ -122,6 +123,13 @@ CpuShare share_cpus(ProcessGroup& group, std::int64_t asked) {
   for (std::size_t r = 0; r < ranks; ++r)
     of_ranks.push_back(from_facts(std::span<const std::int64_t, kFacts>(all.data() + r * kFacts, kFacts)));
   return share_cpus(of_ranks, group.rank());
+}
+
+std::string cpu_model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  return "unknown";
 }
 
 }  // namespace sherd

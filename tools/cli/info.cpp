@@ -1,6 +1,5 @@
 // `sherd info`: what this build has and what this machine offers.
 #include <cstdio>
-#include <fstream>
 #include <string>
 
 #include <unistd.h>
@@ -20,13 +19,6 @@
 namespace sherd {
 
 namespace {
-
-std::string cpu_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  return "unknown";
-}
 
 std::string kernel_levels() {
   std::string text;

@@ -11,6 +11,7 @@
 #include "runtime/comm/board/thread_group.h"
 #include "runtime/comm/job/rank.h"
 #include "runtime/comm/job/world.h"
+#include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
 #include "tools/cli/command.h"
 #include "tools/cli/cpu_share.h"
@@ -49,9 +50,9 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
                     trainer.group().size(), trainer.group().size() == 1 ? "" : "s",
                     sharding_text(trainer.config(), trainer.mesh().num_data_ranks())));
   if (config.memory_by_module)
-    print(stdout, print_module_memory(explain_peak(trainer.config(), 0, trainer.group().size(),
-                                                   trainer.data().vocabulary().size())
-                                          .modules));
+    print(stdout,
+          print_module_memory(
+              explain_peak(trainer.config(), 0, trainer.group().size(), trainer.data().vocabulary().size()).modules));
   bool prints_units = config.print_units;  // after a step, which knows their order; or after a run without one
   const auto print_units_once = [&] {
     if (std::exchange(prints_units, false)) print(stdout, nn::print_units(trainer.model()));
@@ -82,7 +83,7 @@ int train_rank(TrainConfig config, const std::shared_ptr<ProcessGroup>& group) {
   set_world_group(group);
   try {
     const CpuShare cpus = share_cpus(*group, config.threads);
-    config.threads = cpus.threads;
+    set_threads(cpus.threads);
     if (group->rank() == 0) print(stderr, cpus.lines());
     Trainer trainer(config, group);
     std::optional<StopSignals> signals;

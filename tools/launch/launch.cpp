@@ -20,7 +20,7 @@ constexpr std::string_view kHelp =
     "  --save-grace SECONDS   from the first signal until the ranks are killed, 25 by default: time to save\n"
     "Lines of output carry the rank in front, unless N is 1. When a rank fails, the others are stopped and its error\n"
     "is shown last; the exit status is that of the failed rank. Ctrl-C and SIGTERM stop all ranks, which have time to\n"
-    "save; a second one kills them. SIGUSR1 is passed on: ranks that save then go on.\n";
+    "save; a second one kills them. SIGUSR1 is passed on to ranks that handle it: they save and go on.\n";
 
 // The store serves each rank over one connection, and more ranks than this on one host are surely a slip.
 constexpr int kMaxRanks = 4096;

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -78,8 +79,7 @@ bool blames_a_peer(const Rank& rank) {
 }
 
 bool same_file(int a, int b) {
-  struct stat first {
-  }, second{};
+  struct stat first{}, second{};
   return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
          first.st_ino == second.st_ino;
 }
@@ -95,6 +95,15 @@ std::vector<std::string> environment_without_ranks() {
     if (!ours) kept.emplace_back(text);
   }
   return kept;
+}
+
+/// Whether the process has a handler: a signal that it does not expect, or not yet, would end it.
+bool catches(pid_t pid, int signal) {
+  std::ifstream status(fmt::format("/proc/{}/status", pid));
+  constexpr std::string_view kKey = "SigCgt:";
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with(kKey)) return (std::stoull(line.substr(kKey.size()), nullptr, 16) >> (signal - 1) & 1) != 0;
+  return false;
 }
 
 class Supervision {
@@ -240,10 +249,10 @@ void Supervision::read_control() {
   stop(signal, options_.save_grace);
 }
 
-/// To the ranks alone: what they have started may not expect it.
+/// To the ranks that wait for it.
 void Supervision::pass_on(int signal) const {
   for (const auto& rank : ranks_)
-    if (!rank->status) ::kill(rank->pid, signal);
+    if (!rank->status && catches(rank->pid, signal)) ::kill(rank->pid, signal);
 }
 
 /// Takes note of the ranks that have ended, and buries what they had left to us.

@@ -35,8 +35,9 @@ struct SuperviseOptions {
 /// themselves; then their process groups get SIGTERM, and SIGKILL after `grace`. The rank to blame is the first that
 /// failed; but one whose last lines on stderr speak of a CommError failed because of a peer, so that the first without
 /// is preferred. Its last lines on stderr are printed at the very end, after the names of all that were killed.
-/// Signals: SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, with SIGKILL after `save_grace`; a second
-/// one kills at once. SIGUSR1 is passed on to the ranks themselves, and nothing is stopped. If the calling process dies, by SIGKILL too, everything is killed at once.
+/// Signals: SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, with SIGKILL after `save_grace`; a
+/// second one kills at once. SIGUSR1 is passed on to the ranks themselves, and nothing is stopped. If the calling
+/// process dies, by SIGKILL too, everything is killed at once.
 /// Result: 0; or the status of the rank to blame, 128 + signal if a signal ended it. After a signal:
 /// kStoppedAndSaved if ranks ended with that, kStoppedWithoutSave if one did; 128 + the signal if any failed otherwise.
 /// Error: the command cannot be run, or the system refuses processes, pipes or the port.

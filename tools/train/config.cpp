@@ -89,30 +89,36 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
 
 void bind_saves(ConfigTable& table, TrainConfig& c) {
   using enum KeyRole;
-  table.add("save", &c.save,
-            "folder for checkpoints: one after the last step, and others as the keys below say", run);
+  table.add("save", &c.save, "folder for checkpoints: one after the last step, and others as the keys below say", run);
   table.add("save_every", &c.save_every, "steps between checkpoints; 0: none is due by the number of steps", run);
   table.add("save_minutes", &c.save_minutes,
             "a checkpoint is due when the last one, or the start, is so long ago; 0: none is due by time", run);
-  table.add("save_on_signal", &c.save_on_signal,
-            "SIGTERM and Ctrl-C save after the step that runs, then end; SIGUSR1 saves and goes on; false: they end the "
-            "run as ever",
-            run);
+  table.add(
+      "save_on_signal", &c.save_on_signal,
+      "SIGTERM and Ctrl-C save after the step that runs, then end; SIGUSR1 saves and goes on; false: they end the "
+      "run as ever",
+      run);
   table.add("keep", &c.keep, "how many of the newest checkpoints stay in the folder", run);
   table.add("keep_every", &c.keep_every, "those at multiples of so many steps stay too; 0: none", run);
   table.add("overwrite", &c.overwrite, "the first checkpoint takes the place of those of another run in the folder",
             run);
-  table.add("check_replicas", &c.check_replicas,
-            "steps between comparisons of what ranks hold copies of, by hashes: a difference ends the run; 0: never", run);
-  table.add("on_nonfinite", &c.on_nonfinite,
-            "what follows a step whose loss or gradients are not finite: stop, with an error; skip: the update is left "
-            "out, on all ranks, at most 32 times in a row; rollback: to the last checkpoint, and without that step's batch",
-            run);
-  table.add("spike", &c.spike,
-            "a loss above the median of the last 100 steps by more than this many median deviations is treated the same "
-            "way; 0: none is",
-            run);
-  table.add("resume", &c.resume, "checkpoint folder, or one step in it, to continue from; what is not given is as there", run);
+  table.add(
+      "check_replicas", &c.check_replicas,
+      "steps between comparisons of what ranks hold copies of, by hashes, made before each save too: a difference ends "
+      "the run; 0: never",
+      run);
+  table.add(
+      "on_nonfinite", &c.on_nonfinite,
+      "what follows a step whose loss or gradients are not finite: stop, with an error; skip: the update is left "
+      "out, on all ranks, at most 32 times in a row; rollback: to the last checkpoint, and without that step's batch",
+      run);
+  table.add(
+      "spike", &c.spike,
+      "a loss above the median of the last 100 steps by more than this many median deviations is treated the same "
+      "way; 0: none is",
+      run);
+  table.add("resume", &c.resume,
+            "checkpoint folder, or one step in it, to continue from; what is not given is as there", run);
   table.add(
       "init_from", &c.init_from,
       "checkpoint or Hugging Face folder with the weights to start from; keys of [model] that are not given are its",
@@ -311,14 +317,15 @@ void check_optimizer(const TrainConfig::Optimizer& o) {
 }
 
 // About one invocation, not about the run.
-constexpr std::array<std::string_view, 8> kOfInvocation = {
-    "resume", "overwrite", "init_from", "trace_steps", "trace", "print_units", "memory_by_module", "explain_peak"};
+constexpr std::array<std::string_view, 8> kOfInvocation = {"resume", "overwrite",   "init_from",        "trace_steps",
+                                                           "trace",  "print_units", "memory_by_module", "explain_peak"};
 
 void take_saved(ConfigTable& table, const std::string& dir) {
   const auto save = nn::open_newest_good(dir, *make_single_group(), nn::Verify::headers, [](const std::string&) {});
   TrainConfig saved = train_config_from_toml(save->manifest().config, dir);
   for (const auto& [key, value] : bind(saved).values())
-    if (!table.is_given(key) && std::ranges::find(kOfInvocation, key) == kOfInvocation.end()) table.set(key, value, dir);
+    if (!table.is_given(key) && std::ranges::find(kOfInvocation, key) == kOfInvocation.end())
+      table.set(key, value, dir);
 }
 
 bool is_good(TrainConfig config) {
@@ -376,10 +383,11 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   const CommandLine line = parse_command_line(table, args);
   if (line.help) return std::nullopt;
   const bool resumes = std::ranges::find(line.flags, "resume", &CommandLine::Flag::key) != line.flags.end();
-  check_usage(line.words.size() == 1 || (line.words.empty() && resumes),
-              "sherd train needs one config file, got {}; usage: sherd train CONFIG.toml [flags], or to go on with a run "
-              "as it is, sherd train --resume DIR [flags]",
-              line.words.empty() ? "none" : fmt::format("\"{}\"", fmt::join(line.words, "\" and \"")));
+  check_usage(
+      line.words.size() == 1 || (line.words.empty() && resumes),
+      "sherd train needs one config file, got {}; usage: sherd train CONFIG.toml [flags], or to go on with a run "
+      "as it is, sherd train --resume DIR [flags]",
+      line.words.empty() ? "none" : fmt::format("\"{}\"", fmt::join(line.words, "\" and \"")));
   if (!line.words.empty()) load_toml_file(table, line.words[0]);
   const TrainConfig of_file = config;
   apply_flags(table, line);
@@ -399,7 +407,8 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
 
 std::string train_help() {
   TrainConfig config;
-  return "usage: sherd train CONFIG.toml [flags]\n       sherd train --resume DIR [flags]\n\nEvery flag is also a key of the file: --model.layers is layers "
+  return "usage: sherd train CONFIG.toml [flags]\n       sherd train --resume DIR [flags]\n\nEvery flag is also a key "
+         "of the file: --model.layers is layers "
          "under [model].\n\n" +
          bind(config).help();
 }

@@ -133,8 +133,9 @@ std::string to_toml(const TrainConfig& config);
 TrainConfig train_config_from_toml(std::string_view text, const std::string& source);
 
 /// Empty if both give the same numbers up to the schedule's end, that is if they differ only in keys of the run (files,
-/// threads, group, device, eager or compiled, where the data is) or in optimizer.decay_steps; else one line that names the first key that differs and
-/// both values. For a resume: recipe_difference(saved, "the checkpoint", now, "this run").
+/// threads, group, device, eager or compiled, where the data is) or in optimizer.decay_steps; else one line that names
+/// the first key that differs and both values. For a resume: recipe_difference(saved, "the checkpoint", now, "this
+/// run").
 std::string recipe_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,
                               std::string_view b_name);
 /// The same over all keys, for ranks, which must agree on everything that makes them act together.

@@ -59,8 +59,8 @@ Divergence DivergenceWatch::describe(const StepMetrics& metrics, Verdict verdict
   }
   found.what = fmt::format("the loss is {}, the gradient norm {}", metrics.loss, metrics.grad_norm);
   if (metrics.loss_scale)
-    found.what += fmt::format(", at a loss scale of {} and after {} skipped steps", *metrics.loss_scale,
-                              metrics.skipped_steps);
+    found.what +=
+        fmt::format(", at a loss scale of {} and after {} skipped steps", *metrics.loss_scale, metrics.skipped_steps);
   else if (skips_in_a_row_ > 0) found.what += fmt::format(", after {} skipped steps in a row", skips_in_a_row_);
   return found;
 }

@@ -11,7 +11,7 @@ enum ExitStatus : int {
   kDone = 0,
   kFailed = 1,
   kUsage = 2,               ///< the command line is wrong: an unknown flag, a bad value, a missing argument
-  kDiverged = 3,            ///< the loss or the gradient norm was not finite
+  kDiverged = 3,            ///< the loss or the gradient norm was not finite, or the loss had jumped
   kStoppedAndSaved = 4,     ///< ended by SIGTERM or SIGINT, after a save
   kStoppedWithoutSave = 5,  ///< ended by SIGTERM or SIGINT, and the save failed
 };

@@ -57,9 +57,8 @@ std::string print_picture(const MemoryPicture& picture, std::size_t most, std::s
   std::vector<Kind> kinds;
   for (const LiveBlock& block : picture.blocks) {
     const std::string what = what_it_is(block);
-    const auto same = std::ranges::find_if(kinds, [&](const Kind& k) {
-      return k.what == what && k.category == block.category && k.bytes == block.bytes;
-    });
+    const auto same = std::ranges::find_if(
+        kinds, [&](const Kind& k) { return k.what == what && k.category == block.category && k.bytes == block.bytes; });
     if (same != kinds.end()) ++same->count;
     else if (kinds.size() < most) kinds.push_back({what, block.category, block.bytes, 1});
   }

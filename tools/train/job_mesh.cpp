@@ -135,6 +135,14 @@ int count_data_ranks(const Axes& axes) {
   return count;
 }
 
+std::int64_t local_batch(const TrainConfig& config, std::int64_t data_ranks) {
+  const std::int64_t parts = data_ranks * config.accumulate;
+  check(config.batch % parts == 0,
+        "batch = {} does not divide into {} ranks x {} micro-batches; make it a multiple of {}", config.batch,
+        data_ranks, config.accumulate, parts);
+  return config.batch / data_ranks;
+}
+
 std::vector<AxisLink> parse_links(std::string_view text) {
   std::vector<AxisLink> links;
   for (std::size_t start = 0; !text.empty() && start <= text.size();) {

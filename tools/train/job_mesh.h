@@ -27,6 +27,8 @@ std::vector<DeviceMesh::Axis> mesh_of(std::string_view text, int ranks);
 std::string mesh_with_replicas(std::string_view text, int ranks, int hosts, std::string_view strategy);
 /// Ranks with data of their own: all but those that differ along tp only.
 int count_data_ranks(const std::vector<DeviceMesh::Axis>& axes);
+/// Sequences of a rank in a step. Error if the batch does not divide into micro-batches of all data ranks.
+std::int64_t local_batch(const TrainConfig& config, std::int64_t data_ranks);
 
 /// A link to measure with, of one axis.
 struct AxisLink {

@@ -49,8 +49,8 @@ std::vector<Lever> levers_of(TrainConfig config, int ranks) {
   const int data_ranks = count_data_ranks(mesh_of(config.mesh, ranks));
   std::vector<Lever> levers{{"batch", smaller_batches(config.batch, data_ranks)}};
   levers.push_back({"offload", after({"none", "optimizer"}, config.offload)});
-  levers.push_back({"units", config.fully_shard ? after({"coarse", "block", "fine"}, config.units)
-                                                : std::vector<std::string>{}});
+  levers.push_back(
+      {"units", config.fully_shard ? after({"coarse", "block", "fine"}, config.units) : std::vector<std::string>{}});
   if (config.fully_shard && config.accumulate > 1 && data_ranks > 1 && !config.accumulate_shards)
     levers.push_back({"accumulate_shards", {"true"}});
   levers.push_back({"accumulate", finer_parts(config.accumulate, config.batch / data_ranks)});
@@ -68,7 +68,11 @@ std::vector<Lever> levers_of(TrainConfig config, int ranks) {
 class Search {
  public:
   Search(const TrainConfig& config, int ranks, std::int64_t data_vocabulary, std::int64_t limit, Clock::time_point end)
-      : config_(config), ranks_(ranks), data_vocabulary_(data_vocabulary), limit_(limit), end_(end),
+      : config_(config),
+        ranks_(ranks),
+        data_vocabulary_(data_vocabulary),
+        limit_(limit),
+        end_(end),
         levers_(levers_of(config, ranks)) {
     config_.memory_limit = 0;
   }
@@ -131,8 +135,8 @@ class Search {
       table.set_text(key, value, key);
       std::string flag = key;
       std::ranges::replace(flag, '_', '-');
-      suggestion.flags += fmt::format("{}--{}{}", suggestion.flags.empty() ? "" : " ", flag,
-                                      table.is_switch(key) ? "" : " " + value);
+      suggestion.flags +=
+          fmt::format("{}--{}{}", suggestion.flags.empty() ? "" : " ", flag, table.is_switch(key) ? "" : " " + value);
     }
     try {
       suggestion.bytes = most_bytes(suggestion.config);
@@ -204,15 +208,15 @@ void explain(OutOfMemory& error, const TrainConfig& config, const ProcessGroup& 
   const std::int64_t limit = config.memory_limit > 0 ? config.memory_limit : most_bytes;
   const ExplainedPeak explained = explain_peak(config, rank, ranks, data_vocabulary);
   if (explained.refusal)
-    error.add("when", fmt::format("{} for {}, by a prediction of this rank, with\n{}",
-                                  format_bytes(explained.refusal->bytes), name(explained.refusal->category),
-                                  print_picture(explained.refusal->held, 8, "    ")));
-  error.add("needs", fmt::format("{} ({} bytes) at the peak, in {}, with\n{}", format_bytes(explained.predicted.bytes),
-                                 explained.predicted.bytes, explained.predicted.when,
-                                 print_picture(explained.peak, 8, "    ")));
+    error.add("when",
+              fmt::format("{} for {}, by a prediction of this rank, with\n{}", format_bytes(explained.refusal->bytes),
+                          name(explained.refusal->category), print_picture(explained.refusal->held, 8, "    ")));
+  error.add("needs",
+            fmt::format("{} ({} bytes) at the peak, in {}, with\n{}", format_bytes(explained.predicted.bytes),
+                        explained.predicted.bytes, explained.predicted.when, print_picture(explained.peak, 8, "    ")));
   error.add("modules", indented(print_module_memory(explained.modules)));
-  error.add("fits", indented(text_of(advise_on_memory(config, ranks, data_vocabulary, limit), ranks, data_vocabulary,
-                                     limit)));
+  error.add("fits",
+            indented(text_of(advise_on_memory(config, ranks, data_vocabulary, limit), ranks, data_vocabulary, limit)));
 }
 
 }  // namespace

@@ -73,8 +73,7 @@ struct Branch {
     return *children.emplace_back(std::make_unique<Branch>(Branch{.name = of, .children = {}}));
   }
   bool holds_as(const Branch& other) const {
-    return sum == other.sum &&
-           std::ranges::equal(children, other.children, [](const auto& a, const auto& b) {
+    return sum == other.sum && std::ranges::equal(children, other.children, [](const auto& a, const auto& b) {
              return a->name == b->name && a->holds_as(*b);
            });
   }

@@ -33,19 +33,14 @@ class Prediction {
     memory_.set_limit(options.memory_limit);
     const JobMesh mesh(config_.mesh, world_group(), config_.link);
     if (ranks > 1) RankContext::current().rank_text = mesh.rank_text();
-    const std::int64_t parts = mesh.num_data_ranks() * config_.accumulate;
-    check(config_.batch % parts == 0,
-          "batch = {} does not divide into {} ranks x {} micro-batches; make it a multiple of {}", config_.batch,
-          mesh.num_data_ranks(), config_.accumulate, parts);
-    local_batch_ = config_.batch / mesh.num_data_ranks();
+    local_batch_ = local_batch(config_, mesh.num_data_ranks());
     mesh_.emplace(mesh);
   }
 
   PredictedPeak run(std::int64_t data_vocabulary) {
     if (!options_.look) return train(data_vocabulary);
-    const MemoryLog log(memory_, [this](MemoryPicture& picture) {
-      nn::name_by_slots(picture, step_ ? &step_->model() : nullptr);
-    });
+    const MemoryLog log(
+        memory_, [this](MemoryPicture& picture) { nn::name_by_slots(picture, step_ ? &step_->model() : nullptr); });
     try {
       PredictedPeak predicted = train(data_vocabulary);
       options_.look(log, &*step_);

@@ -54,10 +54,10 @@ std::string line_of(const std::string& label, std::size_t width, const UnitTime&
 std::string print_units(std::span<const UnitTime> units, std::size_t most) {
   std::size_t width = std::string_view("others").size();
   for (const UnitTime& u : units.first(std::min(most, units.size()))) width = std::max(width, u.unit.size());
-  std::string text =
-      fmt::format("units, ms per step on rank 0; exposed to transfer, to skew (a rank that came late)\n"
-                  "  {0:<{1}}  {2:>9} {3:>9} {4:>9}  {5:>9} {3:>9} {4:>9}\n",
-                  "", width, "gather", "transfer", "skew", "reduce");
+  std::string text = fmt::format(
+      "units, ms per step on rank 0; exposed to transfer, to skew (a rank that came late)\n"
+      "  {0:<{1}}  {2:>9} {3:>9} {4:>9}  {5:>9} {3:>9} {4:>9}\n",
+      "", width, "gather", "transfer", "skew", "reduce");
   UnitTime others;
   for (std::size_t i = 0; i < units.size(); ++i) {
     if (i < most) {
@@ -171,9 +171,9 @@ RunTimes RunClock::times() const {
   counted -= begun_;
   times.units = unit_times(counted.work, has_started_ ? times.steps.count : 0);
   if (group_.size() == 1) return times;
-  const std::string own = has_started_ ? fmt::format("{} {} {}", counted.lateness.calls(),
-                                                     counted.lateness.median_seconds(), host_name())
-                                       : "0 0 -";
+  const std::string own =
+      has_started_ ? fmt::format("{} {} {}", counted.lateness.calls(), counted.lateness.median_seconds(), host_name())
+                   : "0 0 -";
   for (const std::string& text : gather_text(group_, own)) {
     const std::size_t first = text.find(' '), second = text.find(' ', first + 1);
     times.ranks.push_back({.rank = static_cast<int>(times.ranks.size()),

@@ -42,9 +42,9 @@ struct RankLateness {
 
 struct RunTimes {
   StepJitter steps{};
-  std::vector<UnitTime> units{};       ///< of this rank, most exposed first
-  std::vector<RankLateness> ranks{};   ///< of all ranks, by rank; empty on one
-  std::vector<int> stragglers{};       ///< those that the others wait for, the latest first
+  std::vector<UnitTime> units{};      ///< of this rank, most exposed first
+  std::vector<RankLateness> ranks{};  ///< of all ranks, by rank; empty on one
+  std::vector<int> stragglers{};      ///< those that the others wait for, the latest first
 };
 
 /// Ranks whose median lateness is at least 2 % of a step and three times that of the median rank.

@@ -26,7 +26,7 @@ StepLog::StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_ste
 void StepLog::begin() {
   if (num_begun_++ == kSettlingSteps) clock_.start();
   memory_.reset_peaks();
-  begun_ = {now_seconds(), counts_with_subgroups(group_), comm_times(group_)};
+  begun_ = {now_seconds(), counts_with_subgroups(group_), comm_times(group_), clock_.has_started()};
 }
 
 void StepLog::end(const StepMetrics& known, const TrainStep::Result& out) {
@@ -55,7 +55,7 @@ void StepLog::arrived(StepMetrics metrics, const Begun& begun, std::span<const d
   metrics.exposed_skew_seconds = comm.skew;
   last_arrival_ = now;
 
-  if (metrics.step > first_step_ + kSettlingSteps) {
+  if (begun.is_settled) {
     summary_.comm += comm;
     clock_.add_step(metrics.step_seconds);
   }

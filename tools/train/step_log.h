@@ -20,11 +20,11 @@ namespace sherd {
 struct TrainSummary {
   double first_loss = 0, last_losses_mean = 0;  ///< first step; mean of the last 10 steps of this run
   std::optional<double> val_loss;
-  CategoryBytes peak_bytes{};  ///< this rank's peak per category over all steps
+  CategoryBytes peak_bytes{};           ///< this rank's peak per category over all steps
   std::optional<MemoryPicture> peak{};  ///< rank 0's, if config.explain_peak asks for it
-  RunTimes times{};  ///< of all steps but the first two
-  CommCounts step_comm{};      ///< collectives of the last training step
-  CommTimes comm{};            ///< of all steps but the first two, in which orders are recorded
+  RunTimes times{};                     ///< of all steps but the first two
+  CommCounts step_comm{};               ///< collectives of the last training step
+  CommTimes comm{};                     ///< of all steps but the first two, in which orders are recorded
   double seconds = 0;
   std::int64_t steps = 0;            ///< updates made, those before this run included
   std::optional<double> loss_scale;  ///< of the last step, if the loss is scaled
@@ -69,6 +69,7 @@ class StepLog {
     double seconds = 0;
     CommCounts counts{};
     CommTimes times{};
+    bool is_settled = false;
   };
   void arrived(StepMetrics metrics, const Begun& begun, std::span<const double> values);
 

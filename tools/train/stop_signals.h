@@ -9,10 +9,10 @@ namespace sherd {
 /// "SIGTERM"; "signal 77" for a number without a name.
 std::string signal_name(int signal);
 
-/// While one lives, SIGTERM, SIGINT and SIGUSR1 are noted instead of ending the process. A second SIGINT ends it at once;
-/// further SIGTERMs do not, since Slurm and systemd signal the launcher, which passes it on, and the ranks as well.
-/// Signals that are ignored (nohup) stay ignored. Several may live at once, of rank threads; what was noted is of the
-/// process and is forgotten with the last of them.
+/// While one lives, SIGTERM, SIGINT and SIGUSR1 are noted instead of ending the process. A second SIGINT ends it at
+/// once; further SIGTERMs do not, since Slurm and systemd signal the launcher, which passes it on, and the ranks as
+/// well. Signals that are ignored (nohup) stay ignored. Several may live at once, of rank threads; what was noted is of
+/// the process and is forgotten with the last of them.
 class StopSignals {
  public:
   StopSignals();

@@ -67,7 +67,7 @@ std::string beside_formula(const CommCounts::Item& seen, const CommCounts::Item&
 std::string collectives(Trainer& trainer, const TrainConfig& config, const CommCounts& seen) {
   struct Kind {
     std::string_view name;
-    CommCounts::Item CommCounts::*item;
+    CommCounts::Item CommCounts::* item;
   };
   constexpr std::array kKinds{Kind{"all_gather", &CommCounts::all_gather},
                               Kind{"reduce_scatter", &CommCounts::reduce_scatter},

@@ -63,7 +63,8 @@ class TrainStep {
 
   /// One update by this rank's part of the batch: tokens and targets, i32 or i64 [B, T] on the model's device; B is a
   /// multiple of config.accumulate, T at most the model's positions. If config.compile is set, updates are captured
-  /// and replayed, with the same bits. A norm that is not finite leaves parameters and optimizer state as they are;
+  /// and replayed, with the same bits. A norm that is not finite leaves parameters and optimizer state as they are
+  /// (unless updates are made within backward: offload without clipping);
   /// with a loss scale such an update is skipped on all ranks and the scale backs off. Collective over the mesh; ranks
   /// that differ along tp give the same batch. Does not wait for the device.
   Result update(const Tensor& tokens, const Tensor& targets);

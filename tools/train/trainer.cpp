@@ -65,7 +65,6 @@ Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
   together(*group_, [&] { device_ = open_device(config_.device, group_->size(), config_.memory_limit); });
   mesh_.emplace(config_.mesh, group_, config_.link);  // its groups have the deadline of this one
   if (group_->size() > 1) RankContext::current().rank_text = mesh_->rank_text();
-  local_batch_ = config_.batch / mesh_->num_data_ranks();
   if (!config_.resume.empty())
     resumed_ = nn::open_newest_good(config_.resume, *group_, nn::Verify::bytes, say_on_stderr);
   open_data();
@@ -75,6 +74,7 @@ Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
 }
 
 void Trainer::agree_on_config() {
+  asked_mesh_ = config_.mesh;
   const std::vector<std::string> texts = gather_text(*group_, to_toml(config_));
   together(*group_, [&] {
     resolve(config_);
@@ -86,12 +86,8 @@ void Trainer::agree_on_config() {
     }
   });
   place_replicas();
-  together(*group_, [&] {
-    const std::int64_t ranks = count_data_ranks(mesh_of(config_.mesh, group_->size()));
-    check(config_.batch % (ranks * config_.accumulate) == 0,
-          "batch = {} does not divide into {} ranks x {} micro-batches; make it a multiple of {}", config_.batch, ranks,
-          config_.accumulate, ranks * config_.accumulate);
-  });
+  together(*group_,
+           [&] { local_batch_ = local_batch(config_, count_data_ranks(mesh_of(config_.mesh, group_->size()))); });
 }
 
 // Of a hybrid strategy whose mesh names no axis for them.
@@ -169,17 +165,20 @@ void Trainer::check_resumed_data() {
 void Trainer::say_what_changes(const TrainConfig& saved) {
   if (group_->rank() != 0) return;
   const Manifest& save = resumed_->manifest();
-  const auto say = [&](const std::string& what) { say_on_stderr(fmt::format("resume from {}: {}", config_.resume, what)); };
-  if (save.world_size != group_->size() || saved.mesh != config_.mesh || saved.strategy != config_.strategy ||
+  const auto say = [&](std::string_view what) {
+    say_on_stderr(fmt::format("resume from {}: {}", config_.resume, what));
+  };
+  if (save.world_size != group_->size() || saved.mesh != asked_mesh_ || saved.strategy != config_.strategy ||
       saved.device != config_.device)
     say(fmt::format("saved by {} rank{}, and gone on with by {}: the state is the same, later steps differ by rounding",
                     save.world_size, save.world_size == 1 ? "" : "s", group_->size()));
   const std::int64_t before = saved.optimizer.decay_steps, now = config_.optimizer.decay_steps;
-  if (before == now) return;
+  if (before == now || config_.optimizer.min_lr == config_.optimizer.lr) return;
+  const std::int64_t end = std::min(config_.steps, std::max(before, now) + 1);  // both plans are over there
   std::int64_t step = save.step;
   const nn::CosineSchedule planned = schedule_of(saved), replanned = schedule_of(config_);
-  while (step < config_.steps && planned.at(step) == replanned.at(step)) ++step;
-  if (step < config_.steps)
+  while (step < end && planned.at(step) == replanned.at(step)) ++step;
+  if (step < end)
     say(fmt::format("optimizer.decay_steps was {} and is {} now: learning rates differ from step {} on", before, now,
                     step + 1));
 }
@@ -243,14 +242,18 @@ void Trainer::explain(OutOfMemory& error) noexcept {
                         RankContext::current().allocator(device_).accounting().total_peak());
 }
 
+std::vector<nn::StateEntry> Trainer::state() {
+  return nn::training_state(step_->model(), &step_->optimizer(), step_->scaler());
+}
+
 void Trainer::resume() {
   together(*group_, [&] {
-    const auto state = nn::training_state(step_->model(), &step_->optimizer(), step_->scaler());
+    const std::vector<nn::StateEntry> entries = state();
     std::set<std::pair<std::string, std::string>> wanted;
-    for (const nn::StateEntry& entry : state)
+    for (const nn::StateEntry& entry : entries)
       if (!entry.usually || resumed_->contains(entry.kind, entry.name)) wanted.emplace(entry.kind, entry.name);
     resumed_->require_exactly(wanted);
-    nn::load_checkpoint(*resumed_, state);
+    nn::load_checkpoint(*resumed_, entries);
     const Manifest& manifest = resumed_->manifest();
     first_step_ = manifest.step;
     if (manifest.state.contains("skipped_steps")) skipped_steps_ = manifest.state_value<std::int64_t>("skipped_steps");
@@ -329,15 +332,16 @@ std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
 void Trainer::save(std::int64_t step) {
   Manifest manifest;
   manifest.step = step;
-  manifest.config = to_toml(config_);
+  TrainConfig asked = config_;
+  asked.mesh = asked_mesh_;
+  manifest.config = to_toml(asked);
   manifest.vocabulary = data_->vocabulary().to_text();
   manifest.state["data"] = std::to_string(data_->files().fingerprint());
   manifest.state["data_content"] = data_content_;
   manifest.run = run_;
   if (skipped_steps_ > 0) manifest.state["skipped_steps"] = skipped_steps_;
   if (skipped_.count() > 0) manifest.state["skipped_batches"] = skipped_.text();
-  nn::save_checkpoint(config_.save, std::move(manifest),
-                      nn::training_state(step_->model(), &step_->optimizer(), step_->scaler()), *group_, retention_);
+  nn::save_checkpoint(config_.save, std::move(manifest), state(), *group_, retention_);
   retention_.replace = false;
   saved_at_ = std::chrono::steady_clock::now();
 }
@@ -377,7 +381,12 @@ DivergenceRule Trainer::divergence_rule() {
 // A run that may have to go back needs something to go back to.
 void Trainer::save_before_the_first_step() {
   if (config_.on_nonfinite != "rollback") return;
-  const bool is_lacking = group_->rank() == 0 && (retention_.replace || list_saves(config_.save).empty());
+  bool is_lacking = false;
+  together(*group_, [&] {
+    if (group_->rank() != 0) return;
+    const std::vector<SavePlace> saves = list_saves(config_.save);
+    is_lacking = retention_.replace || saves.empty() || saves.front().step != first_step_;
+  });
   if (agreed({.save = is_lacking}).save) save(first_step_);
 }
 
@@ -390,9 +399,7 @@ std::int64_t Trainer::roll_back(StepLog& log) {
   rollbacks_in_a_row_ = step == rolled_back_to_ ? rollbacks_in_a_row_ + 1 : 1;
   rolled_back_to_ = step;
   if (rollbacks_in_a_row_ > kMostRollbacks) fail_diverged(found);
-  together(*group_, [&] {
-    nn::load_checkpoint(*reader, nn::training_state(step_->model(), &step_->optimizer(), step_->scaler()));
-  });
+  together(*group_, [&] { nn::load_checkpoint(*reader, state()); });
   skipped_.skip_batch_of(found.metrics.step - 1);
   if (group_->rank() == 0)
     say_on_stderr(fmt::format("step {} has diverged: {}; back to step {}, and on without the batch of step {}",
@@ -416,16 +423,16 @@ void Trainer::fail_diverged(const Divergence& found) {
     where = where.empty() ? "computed once more, everything is finite: what came after it has changed the parameters"
                           : fmt::format("the first value that is not finite is in {}", where);
   } catch (const std::exception& error) { where = fmt::format("where it began is not known: {}", error.what()); }
-  throw ExitError(kDiverged,
-                  fmt::format("the run has diverged in step {}: {}; {}. Nothing was saved since; a lower optimizer.lr, a "
-                              "longer optimizer.warmup or a smaller optimizer.clip may help",
-                              metrics.step, found.what, where));
+  throw ExitError(
+      kDiverged,
+      fmt::format("the run has diverged in step {}: {}; {}. Nothing was saved since; a lower optimizer.lr, a "
+                  "longer optimizer.warmup or a smaller optimizer.clip may help",
+                  metrics.step, found.what, where));
 }
 
 // Before a save of the same step, which would keep what has changed by itself.
 void Trainer::compare_replicas(std::int64_t step) {
-  nn::check_replicas(nn::training_state(step_->model(), &step_->optimizer(), step_->scaler()),
-                     fmt::format("step {}, without batches {}", step, skipped_.text()), *group_);
+  nn::check_replicas(state(), fmt::format("step {}, without batches {}", step, skipped_.text()), *group_);
 }
 
 void Trainer::save_and_stop(std::int64_t step, int signal) {
@@ -452,11 +459,11 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const P
   }
   if (is_due(config_.eval_every)) {
     StepMetrics metrics = log.finish_but_last();
-    {
+    if (!log.diverged()) {
       const RunClock::Pause pause(log.clock());
-      if (!log.diverged()) metrics.val_loss = evaluate_unless_stopped(polls.stop);
-      metrics.times = log.clock().times();
+      metrics.val_loss = evaluate_unless_stopped(polls.stop);
     }
+    metrics.times = log.clock().times();
     log.report(metrics);
   } else {
     log.poll();
@@ -470,7 +477,8 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const P
     if (config_.on_nonfinite == "rollback") return wishes.stop;  // run() goes back
     fail_diverged(*log.diverged());
   }
-  if (config_.check_replicas > 0 && (step + 1) % config_.check_replicas == 0) compare_replicas(step + 1);
+  if (config_.check_replicas > 0 && (saves || (step + 1) % config_.check_replicas == 0)) compare_replicas(step + 1);
+  const RunClock::Pause pause(log.clock());
   if (wishes.stop != 0) save_and_stop(step + 1, wishes.stop);
   else if (saves) save(step + 1);
   return wishes.stop;

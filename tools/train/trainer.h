@@ -53,13 +53,13 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// Trains up to config.steps, evaluating and saving as configured. With `stop` or `save`, on all ranks or on none, the
-  /// ranks ask one another after each step, and end together after the step in which one of them was asked to, saved if
-  /// config.save is set, for which an evaluation is left; or save together and go on. By the clock of rank 0 they save
-  /// every config.save_minutes. Replicas are compared as configured: Error naming the ranks that differ. A step that has
-  /// diverged (divergence.h) is never saved: config.on_nonfinite skips it, or goes back to the last save, at most
-  /// kMostRollbacks times to the same one. Collective. Throws ExitError, on every rank: kDiverged, which names the step
-  /// and where it began; kStoppedWithoutSave when that last save fails; OutOfMemory, which says what would fit
+  /// Trains up to config.steps, evaluating and saving as configured. With `stop` or `save`, on all ranks or on none,
+  /// the ranks ask one another after each step, and end together after the step in which one of them was asked to,
+  /// saved if config.save is set, for which an evaluation is left; or save together and go on. By the clock of rank 0
+  /// they save every config.save_minutes. Replicas are compared as configured: Error naming the ranks that differ. A
+  /// step that has diverged (divergence.h) is never saved: config.on_nonfinite skips it, or goes back to the last save,
+  /// at most kMostRollbacks times to the same one. Collective. Throws ExitError, on every rank: kDiverged, which names
+  /// the step and where it began; kStoppedWithoutSave when that last save fails; OutOfMemory, which says what would fit
   /// (memory_advice.h).
   TrainSummary run(const StepObserver& observe, const StopPoll& stop = {}, const SavePoll& save = {});
 
@@ -92,6 +92,7 @@ class Trainer {
   void claim_save_folder();
   void build();
   void explain(OutOfMemory& error) noexcept;
+  std::vector<nn::StateEntry> state();
   void resume();
   /// What ranks are asked for at a step boundary; of all ranks together, once they have agreed.
   struct Wishes {
@@ -117,6 +118,7 @@ class Trainer {
   std::pair<Tensor, Tensor> training_batch(std::int64_t step);
 
   TrainConfig config_;
+  std::string asked_mesh_;  // config_.mesh may name replicas that it does not: those of hosts
   std::shared_ptr<ProcessGroup> group_;
   std::optional<JobMesh> mesh_;
   Device device_;
@@ -124,7 +126,7 @@ class Trainer {
   std::optional<FolderLock> save_lock_;  // rank 0's
   std::string run_;                      // rank 0's: names the run in its saves, and is kept by who resumes
   Retention retention_;
-  std::chrono::steady_clock::time_point saved_at_ = std::chrono::steady_clock::now();  // or when the run began
+  std::chrono::steady_clock::time_point saved_at_;  // or when the run began
   std::unique_ptr<Weights> initial_;
   std::optional<TokenData> data_;
   std::optional<MemoryLog> memory_log_;

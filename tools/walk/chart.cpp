@@ -56,8 +56,7 @@ const PeakBytes* fullest(const Row& row) {
 
 double value_of(const Row& row, const Panel& panel) {
   if (panel.key.empty()) return fullest(row) ? static_cast<double>(fullest(row)->total) : 0;
-  const Cell& cell = row.at(panel.key);
-  return cell.measured.value_or(cell.formula.value_or(0));
+  return row.at(panel.key).measured.value_or(0);
 }
 
 std::string stack(const Row& row, const Panel& panel, double y, double scale) {
@@ -141,8 +140,7 @@ std::string to_svg(const Table& table) {
   for (const Row& row : table.rows) {
     text += text_at(kNames - 10, y + kBar - 4, row.has_run() || fullest(row) ? row.name : row.name + ": not run",
                     "text-anchor=\"end\"");
-    if (row.knob != "default" && !row.has_run() && !row.failure.empty())
-      text += text_at(panels[1].left, y + kBar - 4, "did not run", "class=\"n\"");
+    if (!row.failure.empty()) text += text_at(panels[1].left, y + kBar - 4, "did not run", "class=\"n\"");
     y += kRow;
   }
   double about = about_top;

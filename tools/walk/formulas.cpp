@@ -243,7 +243,7 @@ RowFormula formula_of(const TrainConfig& config, const Units& units) {
   memory(MemoryCategory::parameters) =
       4 * s.part(s.policy.parameters == ShardedOver::none ? s.policy.optimizer : s.policy.parameters);
   memory(MemoryCategory::unsharded) = unsharded_bytes(s);
-  memory(MemoryCategory::optimizer) = 8 * s.part(s.policy.optimizer);
+  if (config.offload == "none") memory(MemoryCategory::optimizer) = 8 * s.part(s.policy.optimizer);
   if (s.micro_batches == 1) {  // else they wait for each other
     memory(MemoryCategory::gradients) = gradient_bytes(s);
     memory(MemoryCategory::communication) = communication_bytes(s);
@@ -260,7 +260,7 @@ RowFormula formula_of(const TrainConfig& config, const Units& units) {
   formula.comm.emplace(moves.shards);
   *formula.comm += moves.replicas;
   *formula.comm += moves.all;
-  formula.link = link_times(s, config);
+  if (config.offload == "none") formula.link = link_times(s, config);  // else a file takes time as well
   return formula;
 }
 

@@ -1,9 +1,11 @@
 #include "tools/walk/measure.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
+#include <cerrno>
+#include <cstring>
 #include <random>
 
 #include "runtime/os/allowed_cpus.h"
@@ -37,7 +39,7 @@ CategoryBytes bytes_of(const nlohmann::json& object) {
 /// Its collectives, by the columns of both.
 struct Kind {
   std::string_view name;
-  CommCounts::Item CommCounts::*item;
+  CommCounts::Item CommCounts::* item;
 };
 constexpr std::array kKinds{Kind{"all_gather", &CommCounts::all_gather},
                             Kind{"reduce_scatter", &CommCounts::reduce_scatter},
@@ -74,25 +76,13 @@ void fill_measured(Row& row, const RowPlan& plan, const nlohmann::json& answer) 
 
 }  // namespace
 
-ScratchFolder::ScratchFolder() {
-  std::string path = (std::filesystem::temp_directory_path() / "sherd-walk-XXXXXX").string();
-  const bool is_made = ::mkdtemp(path.data()) != nullptr;
-  check(is_made, "cannot create a folder like {}: {}", path, std::strerror(errno));
-  path_ = path;
+NamelessText::NamelessText(const std::string& text) : file_(::memfd_create("sherd-walk", MFD_CLOEXEC)) {
+  const bool is_written =
+      file_.is_open() && ::write(file_.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  check(is_written, "cannot keep {} bytes of text for the runs: {}", text.size(), std::strerror(errno));
 }
 
-ScratchFolder::~ScratchFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
-std::string ScratchFolder::write(const std::string& name, const std::string& text) const {
-  const std::string path = (std::filesystem::path(path_) / name).string();
-  std::ofstream file(path, std::ios::binary);
-  file << text << std::flush;
-  check(file.good(), "cannot write {}: {}", path, std::strerror(errno));
-  return path;
-}
+std::string NamelessText::path() const { return fmt::format("/proc/{}/fd/{}", ::getpid(), file_.get()); }
 
 std::string made_up_text(std::int64_t sequence) {
   std::minstd_rand draw(1);
@@ -119,14 +109,10 @@ PredictedRow predicted_row(const RowPlan& plan, int ranks, std::int64_t data_voc
 }
 
 void fill_formula(Row& row, const RowPlan& plan, const RowFormula& formula, double compute_seconds) {
-  const bool moves_state = std::ranges::any_of(
-      plan.settings, [](const auto& setting) { return setting.first == "offload" && setting.second != "none"; });
-  for (int c = 0; c < kNumCategories; ++c) {
-    const bool is_elsewhere = moves_state && static_cast<MemoryCategory>(c) == MemoryCategory::optimizer;
-    if (const auto& bytes = formula.memory[static_cast<std::size_t>(c)]; bytes && !is_elsewhere)
+  for (int c = 0; c < kNumCategories; ++c)
+    if (const auto& bytes = formula.memory[static_cast<std::size_t>(c)])
       row.at(memory_key(c)).formula = static_cast<double>(*bytes);
-  }
-  if (formula.link && compute_seconds > 0 && !moves_state) {
+  if (formula.link && compute_seconds > 0) {
     const double step = formula.link->step_seconds(compute_seconds);
     row.at("step_seconds").formula = step;
     row.at("tokens_per_second").formula = tokens_of(plan) / step;
@@ -141,10 +127,10 @@ void fill_formula(Row& row, const RowPlan& plan, const RowFormula& formula, doub
   }
 }
 
-void measure(Row& row, const RowPlan& plan, int ranks, int steps, const ScratchFolder& scratch) {
+void measure(Row& row, const RowPlan& plan, int ranks, int steps) {
   try {
-    const std::string config = scratch.write("row.toml", to_toml(plan.config));
-    bench::Side side(bench::child("train", {config}, ranks), kPatience);
+    const NamelessText config(to_toml(plan.config));
+    bench::Side side(bench::child("train", {config.path()}, ranks), kPatience);
     fill_measured(row, plan, side.ask(std::to_string(steps)));
   } catch (const Error& error) {
     row.failure = error.message();

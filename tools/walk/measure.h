@@ -4,24 +4,21 @@
 #include <string>
 #include <vector>
 
+#include "runtime/os/descriptor.h"
 #include "tools/walk/formulas.h"
 #include "tools/walk/rows.h"
 #include "tools/walk/table.h"
 
 namespace sherd::walk {
 
-/// A folder for configs and text, removed with what it holds.
-class ScratchFolder {
+/// A text in a file without a name, which children read while it lives: nothing is left, however this program ends.
+class NamelessText {
  public:
-  /// Error naming the place if it cannot be made.
-  ScratchFolder();
-  ~ScratchFolder();
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  std::string write(const std::string& name, const std::string& text) const;
+  explicit NamelessText(const std::string& text);
+  std::string path() const;
 
  private:
-  std::string path_;
+  Descriptor file_;
 };
 
 /// Letters in no order, of 65 kinds, enough for sequences of so many tokens.
@@ -41,6 +38,6 @@ void fill_formula(Row& row, const RowPlan& plan, const RowFormula& formula, doub
 /// Runs the plan as `ranks` processes of `sherd run`, alone on this machine: some steps to settle, then `steps` of
 /// which the fastest is what times are of. Fills what is measured, or row.failure with what the run says; of a
 /// row that has been measured before the faster times stay.
-void measure(Row& row, const RowPlan& plan, int ranks, int steps, const ScratchFolder& scratch);
+void measure(Row& row, const RowPlan& plan, int ranks, int steps);
 
 }  // namespace sherd::walk

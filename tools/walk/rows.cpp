@@ -110,11 +110,10 @@ void put_on_mesh(RowPlan& row, const Axes& axes) {
 /// One way to set the knobs: a setting of each.
 using Choice = std::vector<const Setting*>;
 
-// The settings of a knob, if the table of configs knows it.
-std::vector<const Setting*> settings_of(std::string_view knob, const std::map<std::string, std::string>& base) {
+std::vector<const Setting*> settings_of(std::string_view knob) {
   std::vector<const Setting*> settings;
   for (const Setting& setting : kSettings)
-    if (setting.key == knob && base.contains(std::string(knob))) settings.push_back(&setting);
+    if (setting.key == knob) settings.push_back(&setting);
   return settings;
 }
 
@@ -144,7 +143,7 @@ std::string name_of(const Setting& setting, const Axes& axes) {
 RowPlan row_of(const TrainConfig& base, const Choice& changes, const Axes& axes) {
   RowPlan row{.config = base};
   for (const Setting* setting : changes) {
-    row.knob = row.knob.empty() ? std::string(setting->key) : "all";
+    row.knob = setting->key;
     row.name += (row.name.empty() ? "" : ", ") + name_of(*setting, axes);
     row.why +=
         (row.why.empty() ? "" : "; ") + replaced(std::string(setting->why), std::to_string(slices_of(axes.data())));
@@ -152,8 +151,7 @@ RowPlan row_of(const TrainConfig& base, const Choice& changes, const Axes& axes)
   }
   put_on_mesh(row, axes);
   const auto values = values_of(row.config);
-  for (const std::string_view key : kKnobs)
-    if (const auto at = values.find(std::string(key)); at != values.end()) row.settings.emplace_back(*at);
+  for (const std::string_view key : kKnobs) row.settings.emplace_back(key, values.at(std::string(key)));
   row.settings.emplace_back("reshard_after_forward", values.at("reshard_after_forward"));
   row.settings.emplace_back("mesh", row.config.mesh);
   return row;
@@ -198,8 +196,7 @@ std::vector<RowPlan> plan_rows(const TrainConfig& base, int ranks, bool all) {
     return choice;
   };
   std::vector<std::vector<const Setting*>> knobs;
-  for (const std::string_view knob : kKnobs)
-    if (auto settings = settings_of(knob, values); !settings.empty()) knobs.push_back(std::move(settings));
+  for (const std::string_view knob : kKnobs) knobs.push_back(settings_of(knob));
   std::vector<RowPlan> rows{default_row(base, axes, values)};
   if (all) {
     for (const Choice& choice : combinations(knobs))

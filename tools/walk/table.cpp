@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/tensor/error.h"
+#include "tools/bench/child.h"
 
 namespace sherd::walk {
 
@@ -54,7 +55,7 @@ std::string number(const std::optional<double>& value, Quantity quantity) {
 
 int width(const Column& column) { return std::max<int>(6, static_cast<int>(column.title.size())) + 1; }
 
-std::string line(const std::string& name, const Row* row, std::optional<double> Cell::*which) {
+std::string line(const std::string& name, const Row* row, std::optional<double> Cell::* which) {
   std::string text = fmt::format("{:<{}}", name, kNameWidth);
   for (std::size_t i = 0; i < kColumns.size(); ++i)
     if (kColumns[i].in_text)
@@ -102,18 +103,11 @@ ordered_json value_of(double value, Quantity quantity) {
   return value;
 }
 
-ordered_json by_name(const CategoryBytes& bytes) {
-  ordered_json object;
-  for (int c = 0; c < kNumCategories; ++c)
-    object[std::string(name(static_cast<MemoryCategory>(c)))] = bytes[static_cast<std::size_t>(c)];
-  return object;
-}
-
 void put(ordered_json& object, std::string_view prefix, const PeakBytes& bytes) {
   ordered_json& peaks = object[fmt::format("{}memory_bytes", prefix)];
-  peaks = by_name(bytes.peak);
+  peaks = bench::by_category(bytes.peak);
   peaks["total"] = bytes.total;
-  object[fmt::format("{}memory_at_peak_bytes", prefix)] = by_name(bytes.at_peak);
+  object[fmt::format("{}memory_at_peak_bytes", prefix)] = bench::by_category(bytes.at_peak);
 }
 
 ordered_json json_of(const Row& row) {

@@ -4,7 +4,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
+#include <optional>
 #include <ranges>
 #include <thread>
 #include <utility>
@@ -14,7 +14,9 @@
 #include "nn/data/token_data.h"
 #include "runtime/tensor/nearest.h"
 #include "tools/cli/command.h"
+#include "tools/cli/cpu_share.h"
 #include "tools/train/exit_status.h"
+#include "tools/train/output_file.h"
 #include "tools/train/version.h"
 #include "tools/walk/chart.h"
 #include "tools/walk/measure.h"
@@ -56,7 +58,7 @@ void bind_walk(ConfigTable& table, WalkFlags& flags, TrainConfig& config) {
 
 constexpr int kMostRanks = 64;
 
-// About 4.8 million parameters: enough for units of megabytes, little enough for 3 minutes on two cores.
+// About 4.8 million parameters: enough for units of megabytes, little enough for about a minute on two cores.
 void take_small_model(const std::string& name, TrainConfig& config) {
   const std::vector<std::string> names{"gpt", "llama"};
   check_usage(std::ranges::find(names, name) != names.end(),
@@ -74,7 +76,7 @@ void take_small_model(const std::string& name, TrainConfig& config) {
 void check_flags(const TrainConfig& c) {
   check_usage(c.init_from.empty() && c.resume.empty(), "sherd walk starts from fresh weights; leave out {}",
               c.init_from.empty() ? "resume" : "init_from");
-  check_usage(c.device == "cpu", "sherd walk runs on CPUs for now, got device = {}", c.device);
+  check_usage(c.device == "cpu", "sherd walk measures ranks on CPUs; device = {} is for sherd train", c.device);
 }
 
 /// Nothing but the steps: no files, no evaluations; ranks that are processes.
@@ -90,13 +92,6 @@ std::int64_t vocabulary_size(const TrainConfig& config) {
   const TokenData data = TokenData::open(config.data, vocabulary_kind_from_name(config.vocabulary));
   data.check_sequence(config.model.sequence);
   return data.vocabulary().size();
-}
-
-std::string cpu_name() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  return "a CPU without a name";
 }
 
 int ranks_of(const WalkFlags& flags, const std::string& mesh) {
@@ -134,11 +129,8 @@ class Walk {
   /// `link` is the flag: a TrainConfig's, "none", or empty for one that walk chooses.
   Walk(TrainConfig config, const WalkFlags& flags, std::string link)
       : config_(std::move(config)), flags_(flags), link_(std::move(link)), ranks_(ranks_of(flags, config_.mesh)) {
-    if (!flags_.svg.empty()) {
-      svg_.open(flags_.svg, std::ios::binary);
-      check(svg_.good(), "cannot write the picture \"{}\": {}", flags_.svg, std::strerror(errno));
-    }
-    if (config_.data.empty()) config_.data = scratch_.write("text.txt", made_up_text(config_.model.sequence));
+    if (!flags_.svg.empty()) svg_ = open_output(flags_.svg, "picture");
+    if (config_.data.empty()) config_.data = text_.emplace(made_up_text(config_.model.sequence)).path();
     const std::int64_t vocabulary = vocabulary_size(config_);
     plans_ = chosen(plan_rows(config_, ranks_, flags_.all), flags_.only);
     set_link(plans_, config_, ranks_, is_chosen() || link_ == "none" ? "" : link_);
@@ -156,7 +148,7 @@ class Walk {
       for (std::size_t i = 0; i < plans_.size(); ++i)
         if (plans_[i].left_out.empty() && table.rows[i].failure.empty()) {
           show(i);
-          measure(table.rows[i], plans_[i], ranks_, static_cast<int>(flags_.measured), scratch_);
+          measure(table.rows[i], plans_[i], ranks_, static_cast<int>(flags_.measured));
         }
     }
     show(plans_.size());
@@ -188,7 +180,7 @@ class Walk {
     plan.config.link.clear();
     Row row{.name = plan.name};
     show(0);
-    measure(row, plan, ranks_, static_cast<int>(flags_.measured), scratch_);
+    measure(row, plan, ranks_, static_cast<int>(flags_.measured));
     return row.at("step_seconds").measured.value_or(0);
   }
 
@@ -196,6 +188,7 @@ class Walk {
   void choose_link(double compute) {
     TrainConfig on_unit_link = plans_[0].config;
     on_unit_link.link = "1,0";
+    on_unit_link.offload = "none";  // which moves nothing over it
     const auto seconds = formula_of(on_unit_link, rows_[0].units).link;
     if (seconds && compute > 0)
       set_link(plans_, config_, ranks_, fmt::format("{:.3g},0", seconds->busiest() / (compute / 2)));
@@ -230,15 +223,17 @@ class Walk {
                                    "its step takes without, {:.0f} ms",
                                    plans_[0].config.link, compute * 1e3)
                      : link_},
-        {"machine", fmt::format("{}, {} threads", cpu_name(), std::thread::hardware_concurrency())}};
+        {"machine", fmt::format("{}, {} threads", cpu_model(), std::thread::hardware_concurrency())}};
   }
 
   void print(const Table& table) {
     if (flags_.json) fmt::print("{}", to_json(table));
     else fmt::print("{}\n{}\n", to_text(table), verdict_of(table));
-    if (!svg_.is_open()) return;
-    svg_ << to_svg(table) << std::flush;
-    check(svg_.good(), "cannot write the picture \"{}\": {}", flags_.svg, std::strerror(errno));
+    if (!svg_) return;
+    const std::string picture = to_svg(table);
+    const bool is_written =
+        std::fwrite(picture.data(), 1, picture.size(), svg_.get()) == picture.size() && std::fflush(svg_.get()) == 0;
+    check(is_written, "cannot write the picture \"{}\": {}", flags_.svg, std::strerror(errno));
   }
 
   // A run that does not fit is a result; one that fails in another way is not.
@@ -252,8 +247,8 @@ class Walk {
   const WalkFlags flags_;
   const std::string link_;
   const int ranks_;
-  std::ofstream svg_;
-  ScratchFolder scratch_;
+  OutputFile svg_;
+  std::optional<NamelessText> text_;
   std::vector<RowPlan> plans_;
   std::vector<PredictedRow> rows_;
 };
