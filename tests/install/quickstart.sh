@@ -24,6 +24,7 @@ export PATH="$work/bin:$PATH"
 
 install_and_build_outside() { cmake -DBUILD=build/release -DWORK="$work/installed" -P tests/install/check.cmake; }
 
+tools/setup
 # The same objects serve both, so this costs a configure, and the CUDA library is still not there for the quickstart.
 echo "install: without CUDA"
 cmake --preset release -DSHERD_CUDA=OFF
