@@ -9,6 +9,9 @@ namespace sherd {
 
 namespace {
 
+/// What is longer is no mistyped name: its end says nothing, and tables grow with it.
+constexpr std::size_t kLongestName = 256;
+
 std::string_view last_part(std::string_view key) { return key.substr(key.rfind('.') + 1); }
 
 /// Distance between dotted keys: the same last part under another section costs 1.
@@ -37,6 +40,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 std::string nearest(std::string_view text, std::span<const std::string> candidates) {
   check(!candidates.empty(), "there are no names to choose from");
+  text = text.substr(0, kLongestName);
   return *std::min_element(candidates.begin(), candidates.end(), [&](const std::string& a, const std::string& b) {
     return key_distance(text, a) < key_distance(text, b);
   });
