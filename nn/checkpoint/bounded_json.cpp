@@ -19,6 +19,7 @@ using Kind = JsonMembers::Kind;
 
 constexpr std::size_t kMaxDepth = 16;  // printing and comparing recurse
 constexpr std::size_t kMaxValues = 100'000;
+constexpr std::size_t kMaxString = std::size_t{2} << 20;  // bytes; the parser and messages copy one many times
 
 class Events : public json::json_sax_t {
  public:
@@ -128,7 +129,8 @@ class Events : public json::json_sax_t {
   std::size_t num_values_ = 0;   // in it
 };
 
-/// The characters of `text`. The parser takes NUL for the end of its input; here it is an error.
+/// The characters of `text`. The parser takes NUL for the end of its input; here it is an error, as is a string that
+/// is too long.
 class Characters {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -142,6 +144,7 @@ class Characters {
   explicit Characters(std::streambuf& text) : text_(&text), next_(checked(text.sgetc())) {}
   char operator*() const { return traits::to_char_type(next_); }
   Characters& operator++() {
+    measure_string();
     next_ = checked(text_->snextc());
     return *this;
   }
@@ -153,8 +156,18 @@ class Characters {
     return next;
   }
 
+  // Before the next character: what the current one means for the string that is open, if one is.
+  void measure_string() {
+    if (next_ == '"' && !is_escaped_) in_string_ = !in_string_;
+    is_escaped_ = in_string_ && next_ == '\\' && !is_escaped_;
+    length_ = in_string_ ? length_ + 1 : 0;
+    check(length_ <= kMaxString, "one of its strings has more than {} bytes", kMaxString);
+  }
+
   std::streambuf* text_ = nullptr;
   int next_ = traits::eof();
+  bool in_string_ = false, is_escaped_ = false;
+  std::size_t length_ = 0;  // of the string so far
 };
 
 void read_document(std::streambuf& text, const JsonMembers& document) {

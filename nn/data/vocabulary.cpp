@@ -10,6 +10,11 @@ namespace sherd {
 
 namespace {
 constexpr std::string_view kCharsPrefix = "chars ";
+
+void check_ascends(std::uint32_t last, std::uint32_t next) {
+  check(last < next, "the characters of a vocabulary must ascend: {} stands before {}", describe_char(last),
+        describe_char(next));
+}
 }  // namespace
 
 Vocabulary Vocabulary::bytes() {
@@ -21,9 +26,7 @@ Vocabulary Vocabulary::bytes() {
 
 Vocabulary Vocabulary::chars(std::vector<std::uint32_t> code_points) {
   check(!code_points.empty(), "a vocabulary needs at least one character");
-  for (std::size_t i = 1; i < code_points.size(); ++i)
-    check(code_points[i - 1] < code_points[i], "the characters of a vocabulary must ascend: {} stands before {}",
-          describe_char(code_points[i - 1]), describe_char(code_points[i]));
+  for (std::size_t i = 1; i < code_points.size(); ++i) check_ascends(code_points[i - 1], code_points[i]);
   check(code_points.back() <= kMaxCodePoint, "{} is no character", describe_char(code_points.back()));
   Vocabulary vocabulary;
   vocabulary.kind_ = Kind::chars;
@@ -72,6 +75,7 @@ Vocabulary Vocabulary::from_text(std::string_view text) {
   for (text.remove_prefix(kCharsPrefix.size()); !text.empty();) {
     const DecodedChar c = decode_utf8(text);
     check(c.bytes > 0, "the vocabulary is not valid UTF-8");
+    if (!code_points.empty()) check_ascends(code_points.back(), c.code_point);  // now: a long text repeats itself
     code_points.push_back(c.code_point);
     text.remove_prefix(c.bytes);
   }

@@ -78,6 +78,13 @@ TEST(BoundedJson, BoundsHold) {
   EXPECT_EQ(parse_bounded_json(many + "]").size(), 100'000u);
 }
 
+TEST(BoundedJson, AStringHasABound) {
+  const auto text = [](std::size_t bytes) { return R"({"a":")" + std::string(bytes - 1, 'x') + R"(\"","b":"y"})"; };
+  constexpr std::size_t kBound = 2 << 20;
+  EXPECT_EQ(parse_bounded_json(text(kBound - 4))["b"], "y");
+  expect_error([&] { parse_bounded_json(text(kBound + 1)); }, {"strings has more than 2097152 bytes"});
+}
+
 TEST(BoundedJson, LongValuesAreCutInMessages) {
   EXPECT_EQ(shown(json::array({1, "a"})), R"([1,"a"])");
   const std::string cut = shown(std::vector<int>(1000, 7));
