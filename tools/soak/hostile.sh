@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# 50,000 altered files, texts, flags and messages, read under AddressSanitizer and UBSan (tests/soak/README.md).
+# Usage: tools/soak/hostile.sh [--seed N] [--inputs 50000] [--only TARGET[:INPUT]]
+# The seed is a random one unless it is given, and printed; --seed S --only T:I repeats input I of target T.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+cd "$root"
+[ -e build/asan/CMakeCache.txt ] || cmake --preset asan
+cmake --build --preset asan -j "$(nproc)" --target soak_hostile >&2
+[[ " $* " == *" --seed "* ]] || set -- --seed "$RANDOM" "$@"
+exec build/asan/bin/soak_hostile "$@"
