@@ -20,6 +20,7 @@
 #include "runtime/comm/board/rounds.h"
 #include "runtime/comm/board/split_call.h"
 #include "runtime/comm/board/swap.h"
+#include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/subject.h"
 #include "runtime/exec/queue.h"
 #include "runtime/exec/trace.h"
@@ -140,10 +141,12 @@ void BoardGroup::count(CommOp op, std::int64_t num_bytes, Board::Clock::time_poi
   const auto end = Board::Clock::now(), last_arrival = std::clamp(board_.last_arrival(), start, end);
   if (last_arrival > start) note_skew({Board::nanoseconds(start), Board::nanoseconds(last_arrival)});
   std::lock_guard lock(counts_mutex_);
-  CommCounts::Item& item = counts_.*item_of(op);
-  item.calls += 1;
-  item.bytes += num_bytes;
-  item.copied += board_.take_copied();
+  if (!is_agreeing()) {
+    CommCounts::Item& item = counts_.*item_of(op);
+    item.calls += 1;
+    item.bytes += num_bytes;
+    item.copied += board_.take_copied();
+  }
   counts_.seconds += std::chrono::duration<double>(end - start).count();
   skew_seconds_ += std::chrono::duration<double>(last_arrival - start).count();
   if (op != CommOp::send && op != CommOp::recv) lateness_.add(board_.lateness().count());

@@ -8,8 +8,22 @@
 
 namespace sherd {
 
+namespace {
+thread_local int exchanges = 0;  // that this thread is in
+
+struct Agreement {
+  Agreement() { ++exchanges; }
+  ~Agreement() { --exchanges; }
+  Agreement(const Agreement&) = delete;
+  Agreement& operator=(const Agreement&) = delete;
+};
+}  // namespace
+
+bool comm::is_agreeing() { return exchanges > 0; }
+
 std::vector<std::string> gather_text(ProcessGroup& any, std::string_view text) {
   check_fits_rank(any);
+  const Agreement agreement;
   HostGroup& group = any.host();
   const auto ranks = static_cast<std::size_t>(group.size());
   const auto self = static_cast<std::size_t>(group.rank());

@@ -9,12 +9,17 @@
 
 namespace sherd {
 
-/// Every rank's text, by rank. Collective.
+/// Every rank's text, by rank. Collective. No communication of a step: CommCounts do not count it.
 std::vector<std::string> gather_text(ProcessGroup& group, std::string_view text);
 
 /// Runs `work` on every rank and waits for all. If it threw an Error on any rank, every rank throws Error with the
 /// message of the lowest one ("rank 2: ..." elsewhere), so nobody goes on alone into a collective. Collective; `work`
 /// itself must not communicate.
 void together(ProcessGroup& group, const std::function<void()>& work);
+
+namespace comm {
+/// Whether this thread is in an exchange of texts.
+bool is_agreeing();
+}  // namespace comm
 
 }  // namespace sherd
