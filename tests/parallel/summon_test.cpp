@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "nn/optim/sgd.h"
+#include "nn/parallel/extensions/int8_gather.h"
 #include "nn/parallel/shard/summon.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
@@ -269,6 +270,207 @@ TEST(FullParameters, OfAModuleThatGoesLeaveTheRestOfItsUnit) {
     unit.unshard();
     EXPECT_FALSE(stays.linear_layer.weight.value().is_distributed());
     unit.reshard();
+  });
+}
+
+// ---- scopes within scopes ----
+
+/// The strategies that fit a mesh of 2 x 2.
+void for_each_strategy(const std::function<void(const Group&, const DeviceMesh&, const nn::UnitPolicy&)>& body) {
+  for (const std::string& name : nn::strategy_names())
+    run_ranks(4, [&](const Group& group) {
+      SCOPED_TRACE(name);
+      body(group, DeviceMesh(group, {{"replicate", 2}, {"dp", 2}}), nn::strategy(name));
+    });
+}
+
+TEST(FullParameters, AreReadAndWrittenUnderEveryStrategy) {
+  for_each_strategy([](const Group& group, const DeviceMesh& mesh, const nn::UnitPolicy& policy) {
+    Net net(kTwoBlocks), before(kTwoBlocks), after(kTwoBlocks);
+    shard(net, mesh, policy, policy);
+    expect_scopes(net, before, after);
+    expect_trains_alike(on_slices(net, *group, 6, 5), on_batches(after, 6, 5), {.value_limit = 2e-5});
+    before.materialize();
+    const auto parameters = net.parameters();
+    {
+      const FullParameters full(net, {.write_back = true});  // what was gathered of a step is stale
+      for (nn::Parameter* p : parameters) p->assign(mul(p->value().detach(), 0.5));
+    }
+    for (nn::Parameter* p : after.parameters()) p->assign(mul(p->value().detach(), 0.5));
+    expect_trains_alike(on_slices(net, *group, 6, 5), on_batches(after, 6, 5), {.value_limit = 4e-5});
+  });
+}
+
+// Of modules that share a unit, too: each writes its own.
+TEST(FullParameters, OfOtherParametersMayBeNested) {
+  for (const bool inner_ends_first : {true, false})
+    for_each_strategy([=](const Group&, const DeviceMesh& mesh, const nn::UnitPolicy& policy) {
+      ResidualNet net(5, 7), reference(5, 7);
+      nn::fully_shard(net, mesh, policy);  // all are of one unit
+      net.materialize(nn::Seed{3});
+      reference.materialize(nn::Seed{3});
+      auto outer = std::make_unique<FullParameters>(net.head, nn::FullParametersOptions{.write_back = true});
+      auto inner = std::make_unique<FullParameters>(net.in, nn::FullParametersOptions{.write_back = true});
+      expect_error([&] { const FullParameters again(net.in); }, {"\"in.weight\" is in another scope"});
+      expect_error([&] { const FullParameters again(net); }, {"is in another scope"});
+      net.head.weight.assign(full({2, 5}, 2));
+      net.in.weight.assign(full({5, 3}, 3));
+      reference.head.weight.assign(full({2, 5}, 2));
+      reference.in.weight.assign(full({5, 3}, 3));
+      (inner_ends_first ? inner : outer)->close();
+      EXPECT_TRUE((inner_ends_first ? net.in : net.head).weight.value().is_distributed());
+      EXPECT_FALSE((inner_ends_first ? net.head : net.in).weight.value().is_distributed());
+      expect_error([&] { nn::unshard(net); }, {"summoned"});
+      (inner_ends_first ? outer : inner)->close();
+      expect_same_bits(net, reference);
+      nn::unshard(net);
+      nn::reshard(net);
+    });
+}
+
+TEST(FullParameters, AnExceptionInsideOfTwoScopesWritesNothing) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kTwoBlocks), reference(kTwoBlocks);
+    shard(net, DeviceMesh(group));
+    net.materialize(nn::Seed{3});
+    reference.materialize(nn::Seed{3});
+    const auto leave = [&] {
+      const FullParameters outer(net.head, {.write_back = true});
+      net.head.weight.assign(zeros({5, 7}));
+      const FullParameters inner(*net.blocks.items()[0], {.write_back = true});
+      net.blocks.items()[0]->linear_layer.weight.assign(zeros({10, 6}));
+      throw std::runtime_error("left");
+    };
+    EXPECT_THROW(leave(), std::runtime_error);
+    expect_same_bits(net, reference);
+    const auto caught = [&] {  // ended before the scope does
+      const FullParameters full(net.head, {.write_back = true});
+      net.head.weight.assign(zeros({5, 7}));
+      try {
+        throw std::runtime_error("handled");
+      } catch (const std::runtime_error&) {}
+    };
+    caught();
+    reference.head.weight.assign(zeros({5, 7}));
+    expect_same_bits(net, reference);
+    EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+  });
+}
+
+// Whether they train is a matter of the parameter, whatever is in it.
+TEST(FullParameters, FreezingAndThawingHoldsAcrossAScope) {
+  for_each_strategy([](const Group& group, const DeviceMesh& mesh, const nn::UnitPolicy& policy) {
+    Net net(kTwoBlocks), reference(kTwoBlocks);
+    shard(net, mesh, policy, policy);
+    net.materialize(nn::Seed{3});
+    reference.materialize(nn::Seed{3});
+    const auto expect_trains = [&](bool trains) {
+      EXPECT_EQ(net.head.weight.requires_grad(), trains);
+      EXPECT_EQ(net.head.weight.value().requires_grad(), trains);
+      EXPECT_EQ(net.head.weight.sharded_value().requires_grad(), trains);
+    };
+    net.head.weight.set_requires_grad(false);
+    {
+      const FullParameters full(net, {.write_back = true});
+      EXPECT_FALSE(net.head.weight.value().requires_grad());
+      EXPECT_TRUE(net.head.bias->value().requires_grad());
+    }
+    expect_trains(false);
+    {
+      const FullParameters full(net);
+      net.head.weight.set_requires_grad(true);
+    }
+    expect_trains(true);
+    {
+      const FullParameters full(net);
+      net.head.weight.set_requires_grad(false);
+    }
+    expect_trains(false);
+    reference.head.weight.set_requires_grad(false);
+    const Tensor x = batch_of(12, 6, 0, "x");
+    backward(mean(square(net(slice_of(x, *group)))));
+    backward(mean(square(reference(x))));
+    EXPECT_FALSE(net.head.weight.grad().defined());
+    EXPECT_TRUE(
+        near(net.head.bias->grad().local(), part_of(reference.head.bias->grad().detach(), net.head.bias->grad())));
+  });
+}
+
+/// What a look must not disturb.
+struct LookedAt {
+  const char* text;
+  nn::UnitPolicy policy{};
+  std::function<void(nn::Module&)> prepare = [](nn::Module&) {};
+};
+
+void expect_looks_change_nothing(const Group& group, const DeviceMesh& mesh, const LookedAt& what) {
+  SCOPED_TRACE(what.text);
+  Net net(kTwoBlocks), twin(kTwoBlocks), reference(kTwoBlocks);
+  for (Net* each : {&net, &twin}) {
+    shard(*each, mesh, what.policy, what.policy);
+    what.prepare(*each);
+    each->materialize(nn::Seed{3});
+  }
+  reference.materialize(nn::Seed{3});
+  for (int step = 0; step < 2; ++step)
+    for (const bool is_last : {false, true}) {
+      const Tensor x = slice_of(batch_of(12, 6, is_last ? 1 : 0, "x"), *group);
+      for (Net* each : {&net, &twin}) {
+        nn::set_requires_gradient_sync(*each, is_last);
+        const Tensor loss = mean(square((*each)(x)));
+        if (each == &net) {
+          const FullParameters full(net);
+          expect_full(net, reference);
+        }
+        backward(loss);
+        if (each == &net) {
+          const FullParameters full(net, {.write_back = is_last});
+          expect_full(net, reference);
+        }
+      }
+    }
+  const auto a = net.parameters(), e = twin.parameters();
+  for (std::size_t i = 0; i < a.size(); ++i)
+    EXPECT_TRUE(same_bits(a[i]->grad().local(), e[i]->grad().local())) << a[i]->name();
+  for (Net* each : {&net, &twin})
+    for (nn::Parameter* p : each->parameters()) p->reshard(), p->clear_grad();
+  EXPECT_EQ(held(MemoryCategory::gradients) + held(MemoryCategory::communication), 0);
+}
+
+// Between forward and backward, and between passes that wait.
+TEST(FullParameters, ALookInTheMiddleOfAStepChangesNothing) {
+  for_each_strategy([](const Group& group, const DeviceMesh& mesh, const nn::UnitPolicy& policy) {
+    expect_looks_change_nothing(group, mesh, {"alone", policy});
+    nn::UnitPolicy bf16 = policy;
+    bf16.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
+    expect_looks_change_nothing(group, mesh, {"bf16", bf16});
+  });
+  const auto in_8_bits = [](nn::Module& net) {
+    for (const nn::UnitHandle& unit : nn::units(net)) unit.set_gather_transform(nn::int8_gather());
+  };
+  const auto keeps_storage = [](nn::Module& net) { nn::set_keep_unsharded_storage(net, true); };
+  const auto stays = [](nn::Module& net) { nn::set_reshard_after_backward(net, false); };
+  nn::UnitPolicy slices;
+  slices.reshard_after_forward = 2;
+  run_ranks(4, [&](const Group& group) {
+    const DeviceMesh mesh(group);
+    for (const LookedAt& what : {LookedAt{"slices", slices},
+                                 {"8 bits", {}, in_8_bits},
+                                 {"storage", {}, keeps_storage},
+                                 {"gathered after backward", {}, stays}})
+      expect_looks_change_nothing(group, mesh, what);
+  });
+}
+
+TEST(FullParameters, WhatIsWrittenBetweenForwardAndBackwardIsNoticed) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kTwoBlocks);
+    shard(net, DeviceMesh(group));
+    net.materialize(nn::Seed{3});
+    const Tensor loss = mean(square(net(batch_of(2, 6, 0, "x"))));
+    { const FullParameters full(net, {.write_back = true}); }  // other values, for all that backward knows
+    expect_error([&] { backward(loss); }, {"written"});
+    nn::reset_after_error(net);
   });
 }
 

@@ -13,6 +13,11 @@
 
 namespace sherd::nn {
 
+/// Shards of a unit share a version, by which a scope knows that nobody else has written them.
+struct FullParameters::SummonedUnit {
+  mutable std::uint32_t shard_version;
+};
+
 namespace {
 
 // Those that units have, each once.
@@ -36,7 +41,9 @@ void check_may_begin(const std::vector<Parameter*>& parameters) {
   for (const Parameter* p : parameters) {
     check(!p->sharded_value().local().is_meta(), "full parameters: \"{}\" has no values; call model.materialize(seed)",
           p->name());
-    check(!p->shard_keeper()->is_summoned(), "full parameters: \"{}\" is in another scope that summoned it", p->name());
+    // Of a unit several scopes may have some, which are plain then.
+    check(!p->shard_keeper()->is_summoned() || p->value().is_distributed(),
+          "full parameters: \"{}\" is in another scope that summoned it", p->name());
   }
 }
 
@@ -137,19 +144,19 @@ std::vector<FullParameters::Held> FullParameters::gather(const std::vector<Param
   std::vector<Held> held;
   for (std::size_t i = 0; i < full.size(); ++i) {
     const Parameter& p = *parameters[i];
-    held.push_back({NodeRef(p.leaf()), full[i], p.sharded_value().local().storage()->version()});
+    auto unit = std::static_pointer_cast<const SummonedUnit>(p.shard_keeper()->summoned.lock());
+    if (!unit) unit = std::make_shared<SummonedUnit>(p.sharded_value().local().storage()->version());
+    p.shard_keeper()->summoned = unit;
+    held.push_back({NodeRef(p.leaf()), full[i], std::move(unit)});
   }
   return held;
 }
 
 FullParameters::FullParameters(Module& module, const FullParametersOptions& options)
-    : scope_(std::make_shared<int>(0)), writes_(options.write_back), exceptions_(std::uncaught_exceptions()) {
+    : writes_(options.write_back), exceptions_(std::uncaught_exceptions()) {
   const std::vector<Parameter*> parameters = kept_parameters(module, options.recurse);
   held_ = gather(parameters);
-  for (const Held& h : held_) {
-    h.parameter()->present(h.parameter()->attach(h.full));
-    h.parameter()->shard_keeper()->summoned = scope_;
-  }
+  for (const Held& h : held_) h.parameter()->present(h.parameter()->attach(h.full));
 }
 
 FullParameters::~FullParameters() noexcept(false) {
@@ -165,7 +172,7 @@ void FullParameters::close() {
   if (!why_not.empty()) fail("{}", why_not);
 }
 
-// Shards of a unit share a version, so all are asked before the first is written.
+// All are asked before the first is written.
 std::string FullParameters::obstacle() const {
   for (const Held& h : held_) {
     const Parameter* const p = h.parameter();
@@ -175,7 +182,7 @@ std::string FullParameters::obstacle() const {
           "full parameters: another tensor was put into \"{}\", so nothing was written back; write to the tensor that "
           "is there, as assign() does",
           p->name());
-    if (p->sharded_value().local().storage()->version() != h.shard_version)
+    if (p->sharded_value().local().storage()->version() != h.unit->shard_version)
       return fmt::format(
           "full parameters: the shard of \"{}\" was written in between, so nothing was written back; end the scope "
           "before optimizer steps and loads",
@@ -184,10 +191,15 @@ std::string FullParameters::obstacle() const {
   return {};
 }
 
-void FullParameters::release() noexcept {
-  scope_.reset();
-  for (const Held& h : held_)
-    if (Parameter* const p = h.parameter()) p->present(p->sharded_value());
+// Whether it trains may have changed since the shard was attached to the slot's leaf.
+void FullParameters::release() const {
+  for (const Held& h : held_) {
+    Parameter* const p = h.parameter();
+    if (!p) continue;
+    if (p->sharded_value().requires_grad() != p->requires_grad())
+      p->keep_shard(p->attach(p->sharded_value()), p->shard_keeper());
+    p->present(p->sharded_value());
+  }
 }
 
 void FullParameters::write_back() const {
@@ -204,6 +216,9 @@ void FullParameters::write_back() const {
     }
     copy_into(shard.local().detach(), part);
   }
+  for (const Held& h : held_)
+    if (const Parameter* const p = h.parameter())
+      h.unit->shard_version = p->sharded_value().local().storage()->version();
 }
 
 }  // namespace sherd::nn

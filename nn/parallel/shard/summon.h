@@ -47,19 +47,19 @@ class FullParameters {
   void close();
 
  private:
+  struct SummonedUnit;
   struct Held {
     NodeRef leaf;  // of the parameter: knows whether that still exists
     Tensor full;
-    std::uint32_t shard_version;
-    Parameter* parameter() const;  // null once it or its unit was destroyed
+    std::shared_ptr<const SummonedUnit> unit;  // its keeper knows it, and so do other scopes that have some of it
+    Parameter* parameter() const;              // null once it or its unit was destroyed
   };
   static std::vector<Held> gather(const std::vector<Parameter*>& parameters);
   std::string obstacle() const;
-  void release() noexcept;
+  void release() const;
   void write_back() const;
 
   std::vector<Held> held_;
-  std::shared_ptr<const void> scope_;  // keepers know it
   bool writes_;
   int exceptions_;  // in flight when it began
 };
