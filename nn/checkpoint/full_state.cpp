@@ -293,11 +293,15 @@ void check_fits(const std::vector<StateEntry>& state, const Infos& offered, bool
   check(wrong.empty(), "rank 0's full state does not fit{}", wrong);
 }
 
+void check_is_plain(const std::string& key, const Tensor& value) {
+  check(value.defined() && !value.is_distributed() && !value.is_meta(),
+        "the full state's \"{}\" is {}; a plain tensor with values is wanted", key, value);
+}
+
 /// Rank 0's tensor, as it was offered.
 Tensor given(const FullStateSource& source, const std::string& key, const FullStateSource::Info& info) {
   const Tensor value = source.value(key);
-  check(value.defined() && !value.is_distributed() && !value.is_meta(),
-        "the full state's \"{}\" is {}; a plain tensor with values is wanted", key, value);
+  check_is_plain(key, value);
   check(value.dtype() == info.dtype && value.shape() == info.shape, "the full state's \"{}\" is {}, offered was {}{}",
         key, value, name(info.dtype), info.shape);
   return on_host(value);
@@ -408,7 +412,13 @@ void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, 
 void load_full_state_dict(Module& model, ProcessGroup& group, const FullState& full, Optimizer* optimizer,
                           const FullStateOptions& options) {
   FullStateSource source{.tensors = {}, .value = [&](const std::string& name) { return full.at(name); }};
-  for (const auto& [name, tensor] : full) source.tensors[name] = {tensor.meta().dtype, tensor.meta().shape};
+  together(group, [&] {  // before anything is written
+    if (group.rank() != 0) return;
+    for (const auto& [name, tensor] : full) {
+      check_is_plain(name, tensor);
+      source.tensors[name] = {tensor.dtype(), tensor.shape()};
+    }
+  });
   load_full_state(training_state(model, optimizer), group, source, options);
 }
 

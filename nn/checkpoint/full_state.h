@@ -58,7 +58,7 @@ void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, 
                      const FullStateOptions& options = {});
 
 /// The same of tensors that rank 0 holds, into training_state(model, optimizer); reshards the model. Other ranks pass
-/// an empty map.
+/// an empty map. One that is undefined, distributed or on meta is named before anything is written.
 void load_full_state_dict(Module& model, ProcessGroup& group, const FullState& full, Optimizer* optimizer = nullptr,
                           const FullStateOptions& options = {});
 

@@ -224,6 +224,14 @@ TEST(FullState, F208_WhatDoesNotFitIsNamedOnEveryRank) {
       refused([](FullState& full) { full["head.weight"] = zeros({2, 5}, DType::bf16); },
               {"\"head.weight\" is bf16[2,5] and has to be f32[2,5]"});
       refused([](FullState& full) { full.clear(); }, {"it lacks", "\"in.weight\"", "more"});
+      const std::string last = "optim.v/head.bias";  // all others would be written before it
+      refused([&](FullState& full) { full[last] = Tensor::empty({2}, DType::f32, Device::meta()); },
+              {"\"optim.v/head.bias\" is f32[2]", "plain tensor with values"});
+      refused([&](FullState& full) { full[last] = Tensor(); },
+              {"\"optim.v/head.bias\" is undefined", "plain tensor with values"});
+      const DeviceMesh alone(make_single_group());
+      refused([&](FullState& full) { full[last] = distribute(full.at(last), alone, Replicate()); },
+              {"\"optim.v/head.bias\" is f32[2]{}", "plain tensor with values"});
       expect_error([&] { training.set(before, {.chunk_bytes = 0}); }, {"chunk_bytes is 0"});
       expect_error([&] { training.get({.chunk_bytes = 0}); }, {"chunk_bytes is 0"});
     });
