@@ -143,9 +143,13 @@ void GradientReduction::wait() const {
 void reset_after_error(Module& root) {
   const FullyShardHook& hook = root_hook(root, "reset_after_error");
   RankContext::current().drain_queues();
-  if (hook.tree()) hook.tree()->schedule.forget();
+  if (hook.tree()) {
+    hook.tree()->schedule.forget();
+    hook.tree()->compare_again();
+  }
   std::set<const ProcessGroup*> reset;
   for (FullyShardHook* each : hooks_below(root)) {
+    each->compare_again();
     for (const auto& unit : each->units) {
       unit->inbox.discard_pending();
       unit->inbox.discard_earlier();

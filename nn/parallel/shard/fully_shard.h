@@ -104,7 +104,8 @@ class UnitHandle {
 /// taken its parameters, a 0-d parameter, a mesh of three axes, those of check_policy() (policy.h), an ignored
 /// parameter that a unit has. No communication, but where data_axes or a number of ranks to reshard to need groups that
 /// are new: values are made by materialize(), or each rank keeps its rows of existing values (which must be equal on
-/// all ranks).
+/// all ranks). Calls that ranks do not make alike are an Error on all of them before units communicate, in a forward
+/// for example, which names the first unit and setting that differ (unit_agreement.h).
 UnitHandle fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 /// Over all ranks of the job.
 UnitHandle fully_shard(Module& module, const FullyShardOptions& options = {});

@@ -15,7 +15,21 @@ constexpr int kNoLimit = 1 << 20;
 void ShardTree::add(FullyShardHook& hook) {
   hook.id_ = static_cast<UnitId>(hooks.size());
   hooks.push_back(&hook);
+  news.push_back(hook.weak_from_this());
   for (const auto& unit : hook.units) unit->inbox.set_end(end);
+}
+
+bool ShardTree::gathers() const {
+  return std::ranges::any_of(hooks, [](const FullyShardHook* hook) { return hook && hook->gathers(); });
+}
+
+void ShardTree::agree() {
+  if (news.empty()) return;
+  std::vector<FullyShardHook*> compared;
+  for (const auto& weak : news)
+    if (const auto hook = weak.lock()) compared.push_back(hook.get());
+  agree_on_units(compared);
+  news.clear();
 }
 
 // Whether there are modules that may join.
@@ -24,6 +38,12 @@ bool ShardTree::has_news() const {
     const auto hook = weak.lock();
     return hook && !hook->tree_ && hook->has_values();
   });
+}
+
+void ShardTree::compare_again() {
+  news.clear();
+  for (FullyShardHook* hook : hooks)
+    if (hook) news.push_back(hook->weak_from_this());
 }
 
 void ShardTree::drop_unused() const {
@@ -142,6 +162,7 @@ Unit::Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& poli
 
 FullyShardHook::FullyShardHook(PlannedCall call)
     : name_(std::move(call.name)),
+      strategy_(strategy_of(call)),
       modules_(std::move(call.modules)),
       policy_(call.policy.mp_policy),
       mesh_(call.data),
@@ -198,6 +219,24 @@ void FullyShardHook::each_unit(const auto& visit) const {
   for (const auto& unit : units) visit(*unit, *this);
   for (const Borrowed& borrowed : borrowed_)
     if (const auto owner = borrowed.owner.lock()) visit(*borrowed.unit, *owner);
+}
+
+bool FullyShardHook::gathers() const {
+  return std::ranges::any_of(units, [](const auto& unit) { return unit->buffers.gathers(); });
+}
+
+bool FullyShardHook::is_agreed() const {
+  return tree_ ? std::ranges::none_of(tree_->news, [&](const auto& weak) { return weak.lock().get() == this; })
+               : is_agreed_;
+}
+
+void FullyShardHook::agree() {
+  if (tree_ ? tree_->news.empty() : is_agreed_) return;
+  if (tree_ ? !tree_->gathers() : !gathers()) return;
+  if (tree_) return tree_->agree();
+  FullyShardHook* const alone[] = {this};
+  agree_on_units(alone);
+  is_agreed_ = true;
 }
 
 bool FullyShardHook::has_values() const {
@@ -274,9 +313,12 @@ void FullyShardHook::join_or_tell(Module& module) {
 }
 
 void FullyShardHook::before_forward(Module& module) {
-  if (!tree_ || (tree_->depth == 0 && tree_->has_news())) join_or_tell(module);
+  const bool joins = !tree_ || (tree_->depth == 0 && tree_->has_news());
+  if (joins) join_or_tell(module);
   const bool begins = awaited_.empty();
   try {
+    // A model whose forward communicates nothing may run on one rank alone, until a backward reduces.
+    if ((joins || tree_->depth == 0) && !tree_->news.empty() && tree_->gathers()) tree_->agree();
     enter_forward(begins);
   } catch (...) {
     if (tree_->depth == 0) tree_->abandon(current_exception_text());
@@ -329,13 +371,14 @@ void FullyShardHook::close_round() {
 
 // Submitted before the module computes, so that it runs beside it.
 void FullyShardHook::prefetch(const std::vector<std::weak_ptr<FullyShardHook>>& listed, UnitId expected) const {
-  const auto start = [](const FullyShardHook& next) {
+  const auto start = [](FullyShardHook& next) {
+    next.agree();  // one of another tree may not have communicated yet
     next.each_unit([](Unit& unit, const FullyShardHook&) { unit.buffers.prefetch(); });
   };
   for (const auto& weak : listed)
     if (const auto next = weak.lock()) start(*next);
   if (!listed.empty() || !prefetches_ || expected == kNoUnit) return;
-  if (const FullyShardHook* next = tree_->hooks[static_cast<std::size_t>(expected)]) start(*next);
+  if (FullyShardHook* next = tree_->hooks[static_cast<std::size_t>(expected)]) start(*next);
 }
 
 void FullyShardHook::after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) {

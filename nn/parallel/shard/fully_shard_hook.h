@@ -19,6 +19,7 @@
 
 #include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/shard/gradient_inbox.h"
+#include "nn/parallel/shard/unit_agreement.h"
 #include "nn/parallel/shard/unit_members.h"
 #include "nn/parallel/shard/unit_schedule.h"
 
@@ -30,13 +31,21 @@ struct PlannedCall;
 struct ShardTree {
   std::vector<FullyShardHook*> hooks;  // by UnitId: in module order, then who joined later; null once destroyed
   UnitSchedule schedule;
-  std::shared_ptr<BackwardEnd> end = std::make_shared<BackwardEnd>([this] { end_backward(is_last); });
+  std::shared_ptr<BackwardEnd> end =
+      std::make_shared<BackwardEnd>([this] { end_backward(is_last); }, [this] { agree(); });
   int depth = 0;                                    // of wrapped forwards that run
   bool is_last = true;                              // the next backward, of those that belong together
   bool is_whole = true;                             // no module was wrapped below the root since it was linked
   std::vector<std::weak_ptr<FullyShardHook>> late;  // those that were without values then
+  std::vector<std::weak_ptr<FullyShardHook>> news;  // whose units have not been compared with other ranks'
 
   void add(FullyShardHook& hook);
+  /// Whether a forward communicates: parameters are sharded over ranks.
+  bool gathers() const;
+  /// Compares units that are new with other ranks' (unit_agreement.h). Before any of them communicates.
+  void agree();
+  /// All are new again. After an error: it may have met some ranks when they had compared, and others just before.
+  void compare_again();
   bool has_news() const;
   void drop_unused() const;
   void close_rounds() const;
@@ -100,6 +109,15 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   /// Places of its calls in the last forward of the root.
   std::vector<int> order_in_forward() const;
   ProcessGroup& root_group() const { return mesh_.root_group(); }
+  /// The mesh of its call.
+  const DataMesh& data() const { return mesh_; }
+  /// What ranks compare of it; and whether its gathers communicate.
+  UnitFacts facts() const;
+  bool gathers() const;
+  /// Before it gathers by itself, in no forward of its tree: compares it, or the tree, with other ranks', once.
+  void agree();
+  bool is_agreed() const;
+  void compare_again() { is_agreed_ = false; }
 
   /// One for all parameters of the call, but those on other meshes and those that stay replicated.
   std::vector<std::unique_ptr<Unit>> units;
@@ -146,7 +164,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   void before_backward(ForwardCall& call);
   void prefetch(const std::vector<std::weak_ptr<FullyShardHook>>& listed, UnitId expected) const;
 
-  std::string name_;
+  std::string name_, strategy_;
   std::vector<Module*> modules_;  // their addresses only: they may be gone
   MixedPrecision policy_;
   DataMesh mesh_;
@@ -160,6 +178,7 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   bool is_root_ = false;
   bool is_last_ = true;
   bool prefetches_ = true;
+  bool is_agreed_ = false;  // before it was in a tree
 };
 
 /// The hook of a wrapped module, or null.

@@ -294,6 +294,17 @@ void GradientInbox::reduction_changed() {
   if (CaptureSink* capture = RankContext::current().capture) capture->setting_changed(reduction_);
 }
 
+std::vector<std::pair<std::string, std::string>> GradientInbox::settings() const {
+  const auto text = [](bool on) { return std::string(on ? "true" : "false"); };
+  return {{"the gradient divide factor", fmt::format("{}", divide_factor_)},
+          {"requires_gradient_sync", text(syncs_)},
+          {"requires_all_reduce", text(all_reduces_)},
+          {"reduce_unused", text(reduces_unused_)},
+          {"what accumulates", accumulates_shards_ ? "shards" : "full gradients"},
+          {"its reduction", reduce_ ? "one of the user's own" : "the usual one"},
+          {"its all-reduce hook", hook_ ? "set" : "none"}};
+}
+
 // ---- leaving ----
 
 void GradientInbox::reduce_pending() {

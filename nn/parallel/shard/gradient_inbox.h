@@ -12,7 +12,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "nn/parallel/data_mesh.h"
@@ -29,12 +31,17 @@ namespace sherd::nn {
 /// Runs something once at the end of every backward pass in which somebody expects it. Shared by those who do.
 class BackwardEnd final : public std::enable_shared_from_this<BackwardEnd> {
  public:
-  explicit BackwardEnd(std::function<void()> run) : run_(std::move(run)) {}
+  /// `agree`: to be called before gradients are communicated.
+  explicit BackwardEnd(std::function<void()> run, std::function<void()> agree = {})
+      : run_(std::move(run)), agree_(std::move(agree)) {}
   /// Within a pass: it runs at its end. Cheap when it is expected already; no-op outside of a pass.
   void expect();
+  void agree() const {
+    if (agree_) agree_();
+  }
 
  private:
-  std::function<void()> run_;
+  std::function<void()> run_, agree_;
   std::uint64_t pass_ = 0;  // that was asked last
 };
 
@@ -82,6 +89,8 @@ class GradientInbox final : public GradSink {
   void set_all_reduce_hook(AllReduceHook hook);
   /// Off: gathered parameters stay registered when backward is done with them.
   void set_reshards(bool on) { reshards_ = on; }
+  /// What is to be set alike on all ranks, by name.
+  std::vector<std::pair<std::string, std::string>> settings() const;
 
   /// What earlier passes have left (pending_gradients.h): in full, null if none was to; and this rank's shard of a
   /// piece, undefined if replicas have summed it.

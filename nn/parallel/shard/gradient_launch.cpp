@@ -133,6 +133,7 @@ void GradientInbox::launch_shards(Launch& launch, bool sums_replicas) const {
 void GradientInbox::launch() {
   Launch launch = members_to_launch();
   if (launch.members.empty()) return;
+  end_->agree();
   const bool sums_replicas = data_.num_replicas() > 1 && !leaves_unsummed();
   if (sums_replicas && owned_) launch_owned(launch);
   else launch_shards(launch, sums_replicas);

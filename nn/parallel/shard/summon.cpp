@@ -5,7 +5,7 @@
 
 #include "dtensor/api.h"
 #include "nn/parallel/data_mesh.h"
-#include "nn/parallel/shard/unit_buffers.h"
+#include "nn/parallel/shard/fully_shard_hook.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
@@ -67,6 +67,23 @@ std::vector<ProcessGroup*> groups_of(const std::vector<Parameter*>& parameters) 
       if (std::ranges::find(groups, group) == groups.end()) groups.push_back(group);
   }
   return groups;
+}
+
+// Of these that no forward has compared, over the axes of the parameters alone.
+void agree_on_units_of(Module& module, const std::vector<Parameter*>& parameters) {
+  Module* top = &module;
+  while (top->parent()) top = top->parent();
+  std::vector<FullyShardHook*> hooks = hooks_below(*top);
+  std::erase_if(hooks, [&](const FullyShardHook* hook) {
+    return hook->is_agreed() ||
+           std::ranges::none_of(parameters, [&](const Parameter* p) { return hook->owns(*p->shard_keeper()); });
+  });
+  try {
+    agree_on_units(hooks, groups_of(parameters));
+  } catch (CommError& error) {  // a group was out of use before
+    error.add("remedy", kRemedy);
+    throw;
+  }
 }
 
 // One of its own for each, also where this rank has everything.
@@ -155,6 +172,7 @@ std::vector<FullParameters::Held> FullParameters::gather(const std::vector<Param
 FullParameters::FullParameters(Module& module, const FullParametersOptions& options)
     : writes_(options.write_back), exceptions_(std::uncaught_exceptions()) {
   const std::vector<Parameter*> parameters = kept_parameters(module, options.recurse);
+  agree_on_units_of(module, parameters);
   held_ = gather(parameters);
   for (const Held& h : held_) h.parameter()->present(h.parameter()->attach(h.full));
 }

@@ -30,8 +30,8 @@ struct FullParametersOptions {
 ///
 /// Errors: parameters without values, a scope around this one that has some of them, a forward or backward pass or the
 /// recording of a step that runs; memory that a rank lacks. Whichever rank meets these, all of these meshes get the
-/// error, before anything is gathered, and may go on. What fails later, on any rank, ends the communication of the
-/// whole root mesh until reset_after_error(model), as the error says.
+/// error, before anything is gathered, and may go on. Units that ranks have not made alike (unit_agreement.h), and what
+/// fails later, on any rank, end the communication of the whole root mesh until reset_after_error(model).
 /// While it lives, a forward or unshard() of these units is an Error; at the end, with write_back, a shard that was
 /// written in between (by an optimizer or a load), or another tensor in the slot. Of modules that were destroyed in
 /// between nothing is written back.

@@ -81,6 +81,9 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   /// been gathered: a captured step would go on as before; or if it leaves slices, as set_slices() where it has one.
   /// Local.
   void set_gather(std::shared_ptr<UnitGather> gather);
+  bool has_custom_gather() const { return custom_ != nullptr; }
+  /// Whether a gather communicates.
+  bool gathers() const { return layout_->shards > 1 || owned_ != nullptr; }
   /// Starts a gather unless the gathered buffer is current or being gathered; registers nothing. Collective on the
   /// queue "gather"; does not wait.
   void prefetch();

@@ -48,6 +48,7 @@ int UnitHandle::late_gathers() const {
 }
 
 void UnitHandle::unshard() const {
+  hook().agree();
   for (const auto& unit : hook().units) unit->buffers.unshard();
 }
 

@@ -29,6 +29,9 @@ struct PlannedCall {
   std::vector<Part> parts{};
 };
 
+/// The name of its policy's preset, or what it shards where there is none.
+std::string strategy_of(const PlannedCall& call);
+
 class UnitPlans {
  public:
   /// One more call, as if those before it had wrapped their modules; their `ignored` parameters are the same. Errors
