@@ -1,7 +1,11 @@
 // The dtype of parameters changes after wrapping. Oracle: the same model without sharding, cast by the same call.
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "nn/optim/sgd.h"
+#include "nn/parallel/extensions/int8_gather.h"
+#include "nn/parallel/extensions/int8_reduce.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/two_dim_net.h"
@@ -93,6 +97,51 @@ TEST(FullyShard, F29_ThePolicyStays) {
       EXPECT_EQ(net.head.weight.grad().dtype(), DType::f64);
       EXPECT_EQ(held(MemoryCategory::unsharded), 0);
     });
+}
+
+/// What a unit has beside its strategy.
+struct CastExtras {
+  const char* text;
+  std::function<void(nn::UnitPolicy&)> policy = [](nn::UnitPolicy&) {};
+  std::function<void(const nn::UnitHandle&)> unit = [](const nn::UnitHandle&) {};
+};
+const CastExtras kCastExtras[] = {
+    {"alone"},
+    {"with inner dims",
+     [](nn::UnitPolicy& p) {
+       p.placement = [](const nn::Parameter& of) { return nn::shard_dim(of.shape().size() - 1); };
+     }},
+    {"with owners", [](nn::UnitPolicy& p) { p.placement = [](const nn::Parameter&) { return nn::owned(); }; }},
+    {"with small ones whole", [](nn::UnitPolicy& p) { p.replicate_below_bytes = 64; }},
+    {"with a gather in 8 bits", [](nn::UnitPolicy&) {},
+     [](const nn::UnitHandle& unit) { unit.set_gather_transform(nn::int8_gather()); }},
+    {"with a reduction in 8 bits", [](nn::UnitPolicy&) {},
+     [](const nn::UnitHandle& unit) { unit.set_custom_reduce(nn::int8_reduce()); }},
+};
+
+// There and back, before and after there are values; f64 travels in 8 bits as it is.
+TEST(FullyShard, F29_EveryStrategyFollowsAnotherDtype) {
+  for (const std::string& name : nn::strategy_names())
+    for (const CastExtras& extras : kCastExtras)
+      for (const bool is_there : {false, true})
+        run_ranks(4, [&](const Group& group) {
+          SCOPED_TRACE(fmt::format("{} {} {}", name, extras.text, is_there));
+          Net net(kTwoBlocks), reference(kTwoBlocks);
+          nn::UnitPolicy policy = nn::strategy(name);
+          extras.policy(policy);
+          shard(net, DeviceMesh(group, {{"replicate", 2}, {"dp", 2}}), policy, policy);
+          for (const nn::UnitHandle& unit : nn::units(net)) extras.unit(unit);
+          for (Net* each : {&net, &reference}) {
+            if (is_there) each->materialize(nn::Seed{7});
+            each->cast_to(DType::bf16);
+            each->cast_to(DType::f32);
+            each->cast_to(DType::f64);
+            each->materialize(nn::Seed{7});
+          }
+          expect_same_bits(net, reference);
+          expect_steps_alike(net, reference, group, DType::f64, 1e-11);
+          EXPECT_EQ(held(MemoryCategory::unsharded) + held(MemoryCategory::gradients), 0);
+        });
 }
 
 TEST(FullyShard, F29_MistakesAreNamed) {

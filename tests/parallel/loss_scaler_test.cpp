@@ -140,6 +140,52 @@ std::vector<double> numbers_of(nn::LossScaler& scaler) {
   return numbers;
 }
 
+// Whichever of the micro-batches it is in, on whichever rank; the next step is that of a model to which it never came.
+TEST(FullyShard, F97_AnOverflowInAMicroBatchThatWaitsSkipsTheStepInEveryStrategy) {
+  constexpr std::uint64_t kPasses = 3;
+  for (const std::string& name : nn::strategy_names())
+    for (const bool adds_up_shards : {false, true})
+      for (const bool by_replicas : {false, true})
+        run_ranks(4, [&](const Group& group) {
+          nn::UnitPolicy policy = nn::strategy(name);
+          if (adds_up_shards && policy.optimizer == nn::ShardedOver::none) return;
+          if (adds_up_shards) policy.gradients = nn::ShardedOver::shards;
+          SCOPED_TRACE(fmt::format("{}, shards {}, replicas {}", name, adds_up_shards, by_replicas));
+          const Grid3 grid{2, 2, 1};
+          const DeviceMesh root = grid.mesh(group);
+          root.flatten({"replicate", "dp"});  // for what is whole on all data ranks
+          ScaledTraining scaled(group, grid, true, policy), plain(group, grid, false, policy);
+          scaled.everything();
+          plain.everything();
+          double scale = 1024;
+          for (std::uint64_t bad = 0; bad < 2 * kPasses; ++bad) {
+            const auto train = [&](ScaledTraining& training, bool is_bad) {
+              for (std::uint64_t pass = 0; pass < kPasses; ++pass) {
+                const bool waits = pass + 1 < kPasses;
+                if (by_replicas) nn::set_requires_all_reduce(training.net, !waits);
+                else nn::set_requires_gradient_sync(training.net, !waits);
+                Tensor x = rows_of(batch3(12, 3, 10 * bad + pass, "x"), training.root);
+                if (is_bad && pass == bad % kPasses && group->rank() == static_cast<int>(bad % 4)) x = mul(x, kInf);
+                const Tensor loss = mean_square(training.net(x), rows_of(batch3(12, 2, pass, "y"), training.root));
+                backward(training.scaler ? training.scaler->scale(loss) : loss);
+              }
+              if (training.scaler) training.scaler->unscale(*training.optimizer);
+              training.optimizer->step_and_clear();
+              if (training.scaler) training.scaler->update();
+            };
+            const std::vector<Tensor> before = scaled.everything();
+            train(scaled, true);
+            expect_same(scaled.everything(), before, fmt::format("skipped step {}", bad));
+            scale /= 2;
+            EXPECT_EQ(scaled.scaler->current_scale().item<double>(), scale);
+            EXPECT_EQ(held(MemoryCategory::gradients), 0);
+            train(scaled, false);
+            train(plain, false);
+            expect_same(scaled.everything(), plain.everything(), fmt::format("step {}", bad));
+          }
+        });
+}
+
 // Ranks with different scales would mix their gradients.
 TEST(FullyShard, F97_F191_AStepThatIsLeftLeavesOneScaleOnAllRanks) {
   for (const int victim : {0, 1})

@@ -395,6 +395,54 @@ TEST(FullyShard, F203_HandlesOutliveTheirModules) {
   });
 }
 
+TEST(FullyShard, F203_EveryCallOfAHandleSaysThatItsModulesAreGone) {
+  run_ranks(2, [](const Group& group) {
+    auto gone = std::make_unique<Net>(kTwoBlocks);
+    shard(*gone, DeviceMesh(group));
+    const nn::UnitHandle unit = nn::unit_of(*gone);
+    gone->materialize(nn::Seed{3});
+    backward(sum((*gone)(batch_of(2, 6, 0, "x"))));
+    Net stays(kTwoBlocks);
+    shard(stays, DeviceMesh(group));
+    stays.materialize(nn::Seed{3});
+    nn::unit_of(stays).set_forward_prefetch({unit});
+    nn::unit_of(stays).set_backward_prefetch({unit});
+    gone.reset();
+    EXPECT_FALSE(unit.is_alive());
+    const std::vector<std::function<void()>> calls = {[&] { unit.name(); },
+                                                      [&] { unit.has_parameters(); },
+                                                      [&] { unit.parameters(); },
+                                                      [&] { unit.parts(); },
+                                                      [&] { unit.layout(); },
+                                                      [&] { unit.gathered_bytes(); },
+                                                      [&] { unit.is_unsharded(); },
+                                                      [&] { unit.is_gathered(); },
+                                                      [&] { unit.reshards_after_forward(); },
+                                                      [&] { unit.order_in_forward(); },
+                                                      [&] { unit.late_gathers(); },
+                                                      [&] { unit.unshard(); },
+                                                      [&] { unit.unshard_async(); },
+                                                      [&] { unit.reshard(); },
+                                                      [&] { unit.set_gradient_divide_factor(2); },
+                                                      [&] { unit.set_requires_all_reduce(false); },
+                                                      [&] { unit.set_requires_gradient_sync(false); },
+                                                      [&] { unit.set_reshard_after_forward(2); },
+                                                      [&] { unit.set_reduce_unused(true); },
+                                                      [&] { unit.set_reshard_after_backward(false); },
+                                                      [&] { unit.set_keep_unsharded_storage(true); },
+                                                      [&] { unit.set_max_reductions(2); },
+                                                      [&] { unit.set_forward_prefetch({}); },
+                                                      [&] { unit.set_backward_prefetch({}); },
+                                                      [&] { unit.set_custom_gather(nullptr); },
+                                                      [&] { unit.set_gather_transform({}); },
+                                                      [&] { unit.set_custom_reduce({}); },
+                                                      [&] { unit.set_all_reduce_hook({}); }};
+    for (const auto& call : calls) expect_error(call, {"the modules of this fully_shard unit were destroyed"});
+    for (int step = 0; step < 2; ++step) backward(sum(stays(batch_of(2, 6, 0, "x"))));
+    EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+  });
+}
+
 // The unit goes with the last of its modules.
 TEST(FullyShard, F203_AHandleWaitsForTheModulesThatAreLeft) {
   run_ranks(2, [](const Group& group) {
