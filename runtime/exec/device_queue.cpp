@@ -1,10 +1,12 @@
 #include "runtime/exec/device_queue.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "runtime/exec/hazards.h"
 #include "runtime/exec/host_queue.h"
+#include "runtime/exec/running_op.h"
 #include "runtime/exec/trace.h"
 #include "runtime/tensor/error.h"
 
@@ -158,6 +160,8 @@ void DeviceQueue::set_done(std::uint64_t sequence) const {
 void DeviceQueue::await(std::uint64_t sequence) {
   if (!is_done(sequence)) {
     const TraceSpan waiting(kWaitName, SpanKind::wait);
+    std::optional<QueueWaitMark> shown;
+    if (is_owner()) shown.emplace();
     const std::shared_ptr<DeviceMark> mark = mark_of(sequence);
     try {
       if (mark) mark->await();

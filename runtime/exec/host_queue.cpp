@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 #include "runtime/exec/context.h"
 #include "runtime/exec/hazards.h"
+#include "runtime/exec/running_op.h"
 #include "runtime/exec/trace.h"
 #include "runtime/exec/work_times.h"
 #include "runtime/tensor/error.h"
@@ -30,7 +32,9 @@ class WaitClock {
  public:
   explicit WaitClock(bool is_rank_thread) : context_(is_rank_thread ? RankContext::current_or_null() : nullptr) {
     if (context_ && std::exchange(context_->is_waiting, true)) context_ = nullptr;
-    if (context_) start_ = now();
+    if (!context_) return;
+    mark_.emplace();
+    start_ = now();
   }
   ~WaitClock() {
     if (!context_) return;
@@ -44,6 +48,7 @@ class WaitClock {
 
  private:
   RankContext* context_;
+  std::optional<QueueWaitMark> mark_;
   std::int64_t start_ = 0;
 };
 

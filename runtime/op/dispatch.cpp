@@ -6,6 +6,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/memory_log.h"
 #include "runtime/exec/queue.h"
+#include "runtime/exec/running_op.h"
 #include "runtime/op/capture_sink.h"
 #include "runtime/op/trace_op.h"
 
@@ -138,6 +139,8 @@ void run_kernel(const OpCall& call, const RowKernels& kernels, std::span<const T
   if (device != Device::cpu() && !context.is_ghost()) kernel_call.exec.device = &context.device(device);
   if (scratch) kernel_call.exec.scratch = scratch->write();
   else if (call.scratch) kernel_call.exec.scratch = call.scratch->write();
+  if (call.op.traits.issues) return kernel(kernel_call);  // it computes nothing, and may wait for a queue
+  const KernelMark mark(*running_op(), call.op.name);
   kernel(kernel_call);
 }
 
