@@ -42,8 +42,6 @@ struct alignas(64) CacheLine {
   std::byte bytes[64];
 };
 
-double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
-
 std::string name_members(const BoardRoot* root) {
   if (root == nullptr) return {};
   constexpr std::size_t kMaxNamed = 8;
@@ -93,6 +91,10 @@ Board::~Board() {
   if (channel() != 0 || (options_.root && std::uncaught_exceptions() > exceptions_at_start_)) return;
   own().presence = Presence::left;
   ring_all();
+}
+
+LifeCell& Board::life_cell(std::byte* memory, int rank) {
+  return reinterpret_cast<RankCell*>(memory + sizeof(BoardHeader))[rank].life;  // channel 0 comes first
 }
 
 RankCell& Board::cell(int rank, int channel) const {
@@ -153,6 +155,7 @@ void Board::tell_root() {
 
 void Board::leave() {
   own().waiting_for.store(0, std::memory_order_relaxed);
+  root_cell(rank(), channel()).awaited.store(0, std::memory_order_relaxed);
   own().activity.store(Activity::outside, std::memory_order_release);
   if (options_.root) root_cell(rank(), channel()).is_in_subgroup.store(false, std::memory_order_relaxed);
 }
@@ -311,8 +314,11 @@ void Board::await_one(int peer, const Wait& wait) {
       }
     } while (Clock::now() < stop);
   }
+  RankCell& shown = root_cell(rank(), channel());
+  shown.awaited_since.store(nanoseconds(waiting_since_), std::memory_order_relaxed);
+  shown.awaited.store(static_cast<std::uint32_t>(root_rank(peer)) + 1, std::memory_order_relaxed);
   for (;;) {
-    const std::atomic<std::uint32_t>& bell = root_cell(rank(), channel()).bell;
+    const std::atomic<std::uint32_t>& bell = shown.bell;
     const std::uint32_t seen = bell.load(std::memory_order_seq_cst);
     own().waiting_for.store(static_cast<std::uint32_t>(peer) + 1, std::memory_order_seq_cst);
     if (has_come(wait, peer)) break;
@@ -322,6 +328,7 @@ void Board::await_one(int peer, const Wait& wait) {
     futex_wait(bell, seen, std::clamp<std::chrono::nanoseconds>(left, std::chrono::nanoseconds(0), kNap));
   }
   own().waiting_for.store(0, std::memory_order_relaxed);
+  shown.awaited.store(0, std::memory_order_relaxed);
 }
 
 // The reasons to stop waiting, most informative first. A peer that has already arrived may have left since: its part
@@ -335,14 +342,7 @@ void Board::check_peers(const Wait& wait) {
     }
   }
   check_presence(wait);
-
-  const auto waited = Clock::now() - waiting_since_;
-  const std::chrono::nanoseconds deadline = deadline_;
-  if (waited < deadline) return;
-  const std::string missing = missing_ranks(wait);
-  if (missing.empty()) return;
-  fail_group(wait, fmt::format("rank {} waited {:.3g} s in {} (deadline {:.3g} s){}; not there: {}", root_rank(),
-                               seconds(waited), own_activity(wait), seconds(deadline), other_calls(rank()), missing));
+  check_deadlines(wait);
 }
 
 void Board::check_presence(const Wait& wait) {
@@ -359,9 +359,9 @@ void Board::check_presence(const Wait& wait) {
     for (int also = peer + 1; also < size(); ++also)
       if (also != rank() && options_.has_died && options_.has_died(also))
         others += fmt::format("; {} died too", casualty(also));
-    fail_group(wait, fmt::format("{} {} while rank {} waits for it in {}; {}{}", casualty(peer),
+    fail_group(wait, fmt::format("{} {} while rank {} waits for it in {}; {}{}{}", casualty(peer),
                                  presence == Presence::died ? "died" : "has left the group", root_rank(),
-                                 own_activity(wait), describe(peer), others));
+                                 own_activity(wait), describe(peer), others, others_meanwhile(wait)));
   }
 }
 

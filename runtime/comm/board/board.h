@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/comm/board/board_memory.h"
+#include "runtime/comm/board/life.h"
 #include "runtime/comm/group/fingerprint.h"
 #include "runtime/comm/group/wait_notice.h"
 
@@ -51,6 +52,9 @@ struct BoardOptions {
   std::shared_ptr<const BoardRoot> root{};  // of a subgroup
   std::uint64_t epoch = 0;                  // of a subgroup: resets that the root has completed
   WaitNotice notice{};                      // subgroups and channels have the same
+  /// A rank without a sign of life is waited for so long, or as long as the deadline if that is shorter; 0: ranks give
+  /// none, as threads do not.
+  std::chrono::nanoseconds silence{0};
 };
 
 /// One rank's handle to one channel of the board. One thread at a time calls it, except for poison() and
@@ -69,6 +73,8 @@ class Board {
   /// Makes an empty board in zeroed, 64-byte aligned memory; done once, before any rank's handle.
   static void format(std::byte* memory, int size);
   const std::shared_ptr<std::byte>& memory() const { return memory_; }
+  /// Where a rank of the root gives its signs of life.
+  static LifeCell& life_cell(std::byte* memory, int rank);
   /// Private zeroed memory for ranks of one process.
   static std::shared_ptr<std::byte> heap_memory(int size, std::size_t window_bytes);
 
@@ -200,6 +206,7 @@ class Board {
   void add_cpus();
   bool may_spin() const;
   void check_peers(const Wait& wait);
+  void check_deadlines(const Wait& wait);
   void check_presence(const Wait& wait);
   void say_missing(const Wait& wait);
   std::string missing_ranks(const Wait& wait) const;
@@ -211,6 +218,16 @@ class Board {
   std::string describe_call(int rank, int channel) const;
   std::string other_calls(int rank) const;
   std::string own_activity(const Wait& wait) const;
+  // In these, ranks have their numbers in the root.
+  RankCell& at_root(int root, int channel) const;
+  Silence silence() const;
+  std::chrono::nanoseconds silence_of(int root) const;
+  bool is_frozen(int root) const;
+  const RankCell* sleeping_cell(int root) const;
+  std::string state_of(int root) const;
+  std::string activity_of(int root) const;
+  std::string end_of_chain(int root) const;
+  std::string others_meanwhile(const Wait& wait) const;
   [[noreturn]] void fail_group(const Wait& wait, const std::string& reason);
 
   std::shared_ptr<std::byte> memory_;

@@ -4,51 +4,18 @@
 //
 //   BoardHeader | channel 0: RankCell x size | channel 1: ... | per channel size x size Mails
 //               | windows: per channel size x 3 x window_bytes
-#include <algorithm>
-#include <array>
 #include <atomic>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <string>
-#include <string_view>
 
+#include "runtime/comm/board/life.h"
+#include "runtime/comm/board/shared_text.h"
 #include "runtime/comm/group/host_group.h"
 
 namespace sherd::comm {
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free,
               "atomics in shared memory must not need a lock");
-
-/// Text that one rank writes while others may read. A reader that comes in the middle sees a mixture of both
-/// texts, never undefined behaviour.
-template <std::size_t kBytes>
-class SharedText {
- public:
-  void store(std::string_view text) {
-    const std::size_t size = std::min(text.size(), kBytes);
-    for (std::size_t at = 0; at < size; at += 8) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, text.data() + at, std::min<std::size_t>(8, size - at));
-      words_[at / 8].store(word, std::memory_order_relaxed);
-    }
-    size_.store(static_cast<std::uint32_t>(size), std::memory_order_relaxed);
-  }
-  std::string load() const {
-    std::string text(std::min<std::size_t>(size_.load(std::memory_order_relaxed), kBytes), '\0');
-    for (std::size_t at = 0; at < text.size(); at += 8) {
-      const std::uint64_t word = words_[at / 8].load(std::memory_order_relaxed);
-      std::memcpy(text.data() + at, &word, std::min<std::size_t>(8, text.size() - at));
-    }
-    return text;
-  }
-
- private:
-  static_assert(kBytes % 8 == 0);
-  std::atomic<std::uint32_t> size_{0};
-  std::array<std::atomic<std::uint64_t>, kBytes / 8> words_{};
-};
 
 /// A published call. Two per rank: a rank may enter call k + 1 while a slower one still compares call k.
 struct CallNote {
@@ -80,10 +47,26 @@ struct alignas(64) RankCell {
   alignas(64) CallNote notes[2];
   SharedText<256> pair_call;  // the newest send or recv
 
-  // In the root only: the call of a subgroup that this rank is in on this channel.
+  // In the root only: the call of a subgroup that this rank is in on this channel; for whom it sleeps there or here, as
+  // 1
+  // + number in the root, 0 = it does not, and since when.
   std::atomic<bool> is_in_subgroup{false};
   SharedText<256> subgroup_call;
+  std::atomic<std::uint32_t> awaited{0};
+  std::atomic<std::int64_t> awaited_since{0};
+  LifeCell life;  // in channel 0 of the root
 };
+
+inline bool is_in_call(const RankCell& cell) {
+  const Activity activity = cell.activity.load(std::memory_order_relaxed);
+  return activity == Activity::in_call || activity == Activity::in_pair_call;
+}
+
+/// The call that a cell's rank is in on that channel, or was in last.
+inline std::string call_in(const RankCell& cell) {
+  if (cell.activity.load(std::memory_order_relaxed) == Activity::in_pair_call) return cell.pair_call.load();
+  return cell.notes[cell.calls.load(std::memory_order_acquire) % 2].text.load();
+}
 
 /// From one rank to another: how many pieces have been shown in the sender's third window, and how many were taken;
 /// and when each of the two came to the present call and the one before, because a receiver may be one call ahead.

@@ -10,16 +10,7 @@ namespace sherd::comm {
 
 namespace {
 
-bool is_in_call(const RankCell& cell) {
-  const Activity activity = cell.activity.load(std::memory_order_relaxed);
-  return activity == Activity::in_call || activity == Activity::in_pair_call;
-}
-
-/// The call that a cell's rank is in on that channel, or was in last.
-std::string call_in(const RankCell& cell) {
-  if (cell.activity.load(std::memory_order_relaxed) == Activity::in_pair_call) return cell.pair_call.load();
-  return cell.notes[cell.calls.load(std::memory_order_acquire) % 2].text.load();
-}
+constexpr std::string_view kWaiting = "waiting for rank";
 
 }  // namespace
 
@@ -65,7 +56,7 @@ std::string Board::describe_call(int rank, int channel) const {
   const std::string call = call_of(rank, channel);
   const bool is_moving = awaited == 0 || std::cmp_equal(awaited, rank + 1);  // or delaying for a shaped link
   return is_moving ? fmt::format("in {}, moving data", call)
-                   : fmt::format("in {}, waiting for rank {}", call, root_rank(static_cast<int>(awaited) - 1));
+                   : fmt::format("in {}, {} {}", call, kWaiting, root_rank(static_cast<int>(awaited) - 1));
 }
 
 /// What a rank does in other channels and groups: shows two ranks that wait for each other.
@@ -102,7 +93,10 @@ std::string Board::missing_ranks(const Wait& wait) const {
   std::string missing;
   for (int peer = 0; peer < size(); ++peer) {
     if (has_come(wait, peer)) continue;
-    missing += fmt::format("{}rank {} ({})", missing.empty() ? "" : ", ", root_rank(peer), describe(peer));
+    const std::string description = describe(peer), state = state_of(root_rank(peer));
+    const bool is_said = state.empty() || (state.starts_with(kWaiting) && description.find(kWaiting) != state.npos);
+    missing += fmt::format("{}rank {} ({}{}{}){}", missing.empty() ? "" : ", ", root_rank(peer), description,
+                           is_said ? "" : "; ", is_said ? "" : state, end_of_chain(root_rank(peer)));
   }
   return missing;
 }
@@ -111,7 +105,9 @@ std::string Board::missing_ranks(const Wait& wait) const {
 void Board::say_missing(const Wait& wait) {
   if (!options_.notice.say || Clock::now() < notice_clock_.next()) return;
   for (int peer = 0; peer < rank() && !wait.mail; ++peer)
-    if (has_come(wait, peer) && cell(peer).waiting_for.load(std::memory_order_relaxed) != 0) return;
+    if (has_come(wait, peer) && cell(peer).waiting_for.load(std::memory_order_relaxed) != 0 &&
+        !is_frozen(root_rank(peer)))
+      return;
   notice_clock_.is_due(Clock::now());
   const std::string missing = missing_ranks(wait);
   if (missing.empty()) return;

@@ -50,10 +50,10 @@ std::shared_ptr<ProcessGroup> make_shm_group(Store& store, int rank, int size, c
   constexpr auto kMaxRanks = static_cast<int>(comm::kMaxPassedFds) - 1;
   check(size >= 1 && size <= kMaxRanks, "a shm group of {} ranks; give 1..{}", size, kMaxRanks);
   check(rank >= 0 && rank < size, "rank {} of a shm group of {} ranks; give 0..{}", rank, size, size - 1);
-  const comm::Meeting meeting{store, rank, size, options, comm::SocketTime::clock::now() + options.rendezvous_deadline};
+  const comm::Meeting meeting{store, rank, size, options};
   auto segment = std::make_shared<comm::Segment>(comm::meet(meeting));
   const comm::SegmentLayout layout(size, *segment);
-  std::shared_ptr<std::byte> memory = comm::map_segment(segment->memory, layout.bytes);
+  std::shared_ptr<std::byte> memory = segment->board;
   segment->memory = Descriptor();
 
   comm::BoardOptions board{
@@ -65,7 +65,8 @@ std::shared_ptr<ProcessGroup> make_shm_group(Store& store, int rank, int size, c
       .heap_bytes = segment->heap_bytes,
       .has_died = [segment](int peer) { return comm::is_hung_up(segment->lives[static_cast<std::size_t>(peer)]); },
       .source = std::make_shared<SegmentSource>(segment),
-      .notice = options.notice};
+      .notice = options.notice,
+      .silence = options.silence};
   return std::make_shared<comm::BoardGroup>("shm", std::move(memory), board);
 }
 

@@ -17,6 +17,8 @@
 #include "runtime/comm/board/board.h"
 #include "runtime/comm/board/segment.h"
 #include "runtime/comm/store/hmac.h"
+#include "runtime/exec/context.h"
+#include "runtime/exec/running_op.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd::comm {
@@ -27,9 +29,10 @@ using Clock = SocketTime::clock;
 
 constexpr std::size_t kTokenSize = 32;
 constexpr std::size_t kMaxStrangers = 32;
-constexpr std::uint32_t kVersion = 3;
+constexpr std::uint32_t kVersion = 4;
 constexpr auto kLate = std::chrono::seconds(1);  // rank 0, which knows who is missing, is to give up first
 constexpr std::string_view kRefused = "refused: ";
+constexpr std::string_view kComplete = "complete";
 
 struct Hello {
   std::uint32_t version = kVersion;
@@ -64,27 +67,38 @@ double in_seconds(std::chrono::nanoseconds time) { return std::chrono::duration<
 /// Wakes a wait of the rendezvous in time to say that it is long.
 class LongWait {
  public:
-  explicit LongWait(const Meeting& meeting)
-      : meeting_(meeting), start_(Clock::now()), clock_(start_, meeting.options.notice.after) {}
+  LongWait(const Meeting& meeting, SocketTime deadline)
+      : meeting_(meeting), deadline_(deadline), start_(Clock::now()), clock_(start_, meeting.options.notice.after) {}
   /// The deadline, or before it the next moment to speak.
-  SocketTime until() const {
-    return meeting_.options.notice.say ? std::min(meeting_.until, clock_.next()) : meeting_.until;
-  }
-  /// Lets a moment to speak pass.
-  void skip() { clock_.is_due(Clock::now()); }
+  SocketTime until() const { return meeting_.options.notice.say ? std::min(deadline_, clock_.next()) : deadline_; }
+  bool is_due() { return clock_.is_due(Clock::now()); }
   /// `what` for: "rank 0 to open the rendezvous".
-  void say_if_due(const std::string& what) {
-    if (!meeting_.options.notice.say || !clock_.is_due(Clock::now())) return;
+  void say(const std::string& what) const {
+    if (!meeting_.options.notice.say) return;
     meeting_.options.notice.say(fmt::format("rank {} has waited {:.1f} s at the start for {} (deadline {:.3g} s)",
                                             meeting_.rank, in_seconds(Clock::now() - start_), what,
-                                            in_seconds(meeting_.options.rendezvous_deadline)));
+                                            in_seconds(deadline_ - meeting_.start)));
+  }
+  void say_if_due(const std::string& what) {
+    if (is_due()) say(what);
   }
 
  private:
   const Meeting& meeting_;
+  const SocketTime deadline_;
   SocketTime start_;
   NoticeClock clock_;
 };
+
+/// Maps the segment and gives signs of life of this rank on it from now on.
+void begin_to_live(const Meeting& meeting, Segment* segment, bool is_new) {
+  segment->board = map_segment(segment->memory, SegmentLayout(meeting.size, *segment).bytes);
+  if (is_new) Board::format(segment->board.get(), meeting.size);
+  std::shared_ptr<const RunningOp> running;
+  if (RankContext::current_or_null()) running = running_op();
+  segment->heartbeat = std::make_unique<Heartbeat>(Board::life_cell(segment->board.get(), meeting.rank), running,
+                                                   beat_interval(meeting.options.silence));
+}
 
 /// Rank 0's part.
 class Host {
@@ -97,9 +111,9 @@ class Host {
   void wait_for_events(const LongWait& wait);
   void check_lives() const;
   void hear_strangers();
-  void admit(const Hello& hello, Descriptor life);
+  void admit(const Descriptor& peer, const Hello& hello, Descriptor life);
   std::string missing_ranks() const;
-  void send_welcome();
+  void complete();
   void refuse(const std::string& reason);
   [[noreturn]] void fail(const std::string& reason) const {
     throw CommError(fmt::format("shm_group {}: {}", meeting_.options.name, reason));
@@ -121,7 +135,7 @@ Host::Host(const Meeting& meeting) : meeting_(meeting), size_(static_cast<std::s
   segment_.heap_bytes = size_ == 1 ? 0 : to_huge_pages(heap_bytes);
   const SegmentLayout layout(meeting.size, segment_);
   segment_.memory = new_segment(layout.bytes, layout.board_bytes);
-  Board::format(map_segment(segment_.memory, layout.bytes).get(), meeting.size);
+  begin_to_live(meeting, &segment_, true);
   segment_.lives.resize(size_);
   std::tie(segment_.near_end, segment_.lives[0]) = socket_pair();
   processes_.resize(size_);
@@ -135,7 +149,7 @@ Segment Host::run() {
   meeting_.store.set(meeting_.key(), name + " " + token_);
   try {
     gather();
-    send_welcome();
+    complete();
   } catch (const CommError& error) {
     refuse(error.message());
     throw;
@@ -144,13 +158,13 @@ Segment Host::run() {
 }
 
 void Host::gather() {
-  LongWait wait(meeting_);
+  LongWait wait(meeting_, meeting_.until_without_sign);
   while (peers_.size() + 1 < size_) {
-    if (Clock::now() >= meeting_.until)
-      fail(fmt::format("ranks {} have not come within {:.3g} s", missing_ranks(),
-                       in_seconds(meeting_.options.rendezvous_deadline)));
+    if (Clock::now() >= meeting_.until_without_sign)
+      fail(fmt::format("ranks {} have not come within {:.3g} s, and given no sign of life", missing_ranks(),
+                       in_seconds(meeting_.silence)));
     check_lives();
-    wait.say_if_due(fmt::format("ranks {} to come", missing_ranks()));
+    wait.say_if_due(fmt::format("ranks {} to come, which have given no sign of life yet", missing_ranks()));
     wait_for_events(wait);
     if (std::optional<Descriptor> connection = accept_same_user(listener_))
       strangers_.push_back(*std::move(connection));
@@ -185,12 +199,12 @@ void Host::hear_strangers() {
     const std::optional<Hello> hello = unpacked<Hello>(message->bytes);
     if (!hello || std::string_view(hello->token.data(), kTokenSize) != token_) continue;
     peers_.push_back(std::move(stranger));  // before it may be refused: it is told too
-    admit(*hello, std::move(message->fds[0]));
+    admit(peers_.back(), *hello, std::move(message->fds[0]));
   }
   strangers_ = std::move(silent);
 }
 
-void Host::admit(const Hello& hello, Descriptor life) {
+void Host::admit(const Descriptor& peer, const Hello& hello, Descriptor life) {
   if (hello.size != meeting_.size)
     fail(
         fmt::format("rank 0 has a group of {} ranks, rank {} (process {}) one of {}; start all ranks with the same "
@@ -204,6 +218,13 @@ void Host::admit(const Hello& hello, Descriptor life) {
                      processes_[rank], hello.process));
   segment_.lives[rank] = std::move(life);
   processes_[rank] = hello.process;
+  const Welcome welcome{
+      .size = meeting_.size, .window_bytes = segment_.window_bytes, .heap_bytes = segment_.heap_bytes};
+  const std::array<int, 1> memory{segment_.memory.get()};
+  try {
+    send_message(peer, packed(welcome), memory);
+  } catch (const CommError&) {  // It has gone meanwhile, and its life line says so.
+  }
 }
 
 std::string Host::missing_ranks() const {
@@ -213,12 +234,10 @@ std::string Host::missing_ranks() const {
   return text;
 }
 
-void Host::send_welcome() {
-  std::vector<int> fds{segment_.memory.get()};
+void Host::complete() {
+  std::vector<int> fds;
   for (const Descriptor& life : segment_.lives) fds.push_back(life.get());
-  const Welcome welcome{
-      .size = meeting_.size, .window_bytes = segment_.window_bytes, .heap_bytes = segment_.heap_bytes};
-  for (const Descriptor& peer : peers_) send_message(peer, packed(welcome), fds);
+  for (const Descriptor& peer : peers_) send_message(peer, kComplete, fds);
 }
 
 void Host::refuse(const std::string& reason) {
@@ -232,14 +251,15 @@ void Host::refuse(const std::string& reason) {
 
 /// What rank 0 has published.
 std::string await_entry(const Meeting& meeting) {
-  for (LongWait wait(meeting);;) {
+  for (LongWait wait(meeting, meeting.until_without_sign);;) {
     const SocketTime until = wait.until();
     try {
       return meeting.store.get(meeting.key(), std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()));
     } catch (const CommError&) {
-      if (until == meeting.until || Clock::now() < until) throw;  // the last part, or no matter of time
+      // The last part, or no matter of time.
+      if (until == meeting.until_without_sign || Clock::now() < until) throw;
     }
-    wait.say_if_due("rank 0 to open the rendezvous");
+    wait.say_if_due("rank 0 to open the rendezvous, which has given no sign of life yet");
   }
 }
 
@@ -253,20 +273,74 @@ Descriptor say_hello(const Meeting& meeting, const Descriptor& connection, std::
   return std::move(near_end);
 }
 
-/// Rank 0's answer; nothing if it has gone.
-std::optional<Message> await_answer(const Meeting& meeting, const Descriptor& connection) {
-  for (LongWait wait(meeting);;) {
-    const SocketTime until = std::min(wait.until(), meeting.until + kLate);
+/// Whether rank 0, which has welcomed this one, still gives signs of life: frozen it tells nobody what it waits for.
+class HostWatch {
+ public:
+  HostWatch(const Meeting& meeting, const Segment& segment)
+      : meeting_(meeting),
+        host_(Board::life_cell(segment.board.get(), 0)),
+        own_(Board::life_cell(segment.board.get(), meeting.rank)) {}
+
+  std::chrono::nanoseconds silence() const {
+    const auto read_time = [](const std::atomic<std::int64_t>& time) { return std::chrono::nanoseconds(time.load()); };
+    const auto nanoseconds = [](SocketTime time) { return std::chrono::nanoseconds(Board::nanoseconds(time)); };
+    const Silence silence{.now = nanoseconds(Clock::now()),
+                          .waiting_since = nanoseconds(start_),
+                          .own_beat = read_time(own_.beat),
+                          .own_revived = read_time(own_.revived),
+                          .patience = quiet_after(meeting_.options.silence)};
+    return silence.of(read_time(host_.beat)).value_or(std::chrono::nanoseconds(0));
+  }
+  bool is_frozen() const { return silence() > quiet_after(meeting_.options.silence); }
+  void check() const {
+    const std::chrono::nanoseconds silence = this->silence();
+    if (silence >= std::max(meeting_.silence, quiet_after(meeting_.options.silence)))
+      throw CommError(
+          fmt::format("shm_group {}: rank 0 is frozen: no sign of life for {:.3g} s (limit {:.3g} s), before "
+                      "all ranks had come",
+                      meeting_.options.name, in_seconds(silence), in_seconds(meeting_.silence)));
+  }
+
+ private:
+  const Meeting& meeting_;
+  const LifeCell &host_, &own_;
+  const SocketTime start_ = Clock::now();
+};
+
+/// Rank 0's next message, before `deadline`; nothing if it has gone.
+std::optional<Message> await_message(const Meeting& meeting, const Descriptor& connection, SocketTime deadline,
+                                     const HostWatch* watch) {
+  constexpr auto kLook = std::chrono::milliseconds(100);
+  for (LongWait wait(meeting, deadline);;) {
+    SocketTime until = wait.until();
+    if (watch) until = std::min(until, Clock::now() + kLook);
     const int number = connection.get();
     wait_readable(std::span(&number, 1), until);
     if (is_readable(connection)) return receive_message(connection, Clock::now());
-    if (Clock::now() >= meeting.until + kLate)
-      throw CommError(fmt::format("shm_group {}: rank 0 has not said within {:.3g} s that all ranks have come",
-                                  meeting.options.name, in_seconds(meeting.options.rendezvous_deadline)));
-    // Rank 0 tells for whom it waits. That rank 0 itself is stuck one rank tells for all.
-    if (meeting.rank == 1) wait.say_if_due("rank 0 to say that all ranks have come");
-    else if (Clock::now() >= until) wait.skip();
+    if (watch) watch->check();
+    if (Clock::now() >= deadline)
+      throw CommError(fmt::format("shm_group {}: rank 0 has not said within {:.3g} s that {}", meeting.options.name,
+                                  in_seconds(deadline - meeting.start),
+                                  watch ? "all ranks have come" : "this rank has come"));
+    if (!wait.is_due()) continue;
+    // Rank 0 tells for whom it waits. That rank 0 itself is stuck each says that it has not welcomed, and one for all
+    // others.
+    if (!watch) wait.say("rank 0 to answer, which has given no sign of life yet");
+    else if (meeting.rank == 1 && watch->is_frozen())
+      wait.say(fmt::format("rank 0, which waits for all ranks to come and is frozen: no sign of life for {:.1f} s",
+                           in_seconds(watch->silence())));
   }
+}
+
+/// The same, of an expected number of descriptors.
+Message expect_message(const Meeting& meeting, std::optional<Message> message, std::size_t num_fds) {
+  if (!message)
+    throw CommError(
+        fmt::format("shm_group {}: rank 0 gave up or died before all ranks had come", meeting.options.name));
+  if (message->bytes.starts_with(kRefused)) throw CommError(message->bytes.substr(kRefused.size()));
+  if (message->fds.size() != num_fds)
+    throw CommError(fmt::format("shm_group {}: rank 0 runs another version of Sherd", meeting.options.name));
+  return *std::move(message);
 }
 
 Segment join(const Meeting& meeting, const std::string& entry) {
@@ -276,18 +350,20 @@ Segment join(const Meeting& meeting, const std::string& entry) {
   const Descriptor connection = connect_abstract(std::string_view(entry).substr(0, space));
   Segment segment;
   segment.near_end = say_hello(meeting, connection, std::string_view(entry).substr(space + 1));
-  std::optional<Message> message = await_answer(meeting, connection);
-  if (!message)
-    throw CommError(
-        fmt::format("shm_group {}: rank 0 gave up or died before all ranks had come", meeting.options.name));
-  if (message->bytes.starts_with(kRefused)) throw CommError(message->bytes.substr(kRefused.size()));
-  const std::optional<Welcome> welcome = unpacked<Welcome>(message->bytes);
-  if (!welcome || welcome->size != meeting.size || !std::cmp_equal(message->fds.size(), meeting.size + 1))
+  Message message =
+      expect_message(meeting, await_message(meeting, connection, meeting.until_without_sign + kLate, nullptr), 1);
+  const std::optional<Welcome> welcome = unpacked<Welcome>(message.bytes);
+  if (!welcome || welcome->size != meeting.size)
     throw CommError(fmt::format("shm_group {}: rank 0 runs another version of Sherd", meeting.options.name));
   segment.window_bytes = welcome->window_bytes;
   segment.heap_bytes = welcome->heap_bytes;
-  segment.memory = std::move(message->fds[0]);
-  for (std::size_t i = 1; i < message->fds.size(); ++i) segment.lives.push_back(std::move(message->fds[i]));
+  segment.memory = std::move(message.fds[0]);
+  begin_to_live(meeting, &segment, false);
+
+  const HostWatch watch(meeting, segment);
+  message = expect_message(meeting, await_message(meeting, connection, meeting.until + kLate, &watch),
+                           static_cast<std::size_t>(meeting.size));
+  segment.lives = std::move(message.fds);
   return segment;
 }
 

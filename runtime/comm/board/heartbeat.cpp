@@ -1,0 +1,86 @@
+#include "runtime/comm/board/heartbeat.h"
+
+#include <signal.h>
+
+#include <string_view>
+#include <system_error>
+
+#include "runtime/tensor/error.h"
+
+namespace sherd::comm {
+
+namespace {
+
+std::int64_t nanoseconds_now() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+/// A new thread inherits the mask: signals are for the threads of the program.
+class AllSignalsBlocked {
+ public:
+  AllSignalsBlocked() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~AllSignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  AllSignalsBlocked(const AllSignalsBlocked&) = delete;
+  AllSignalsBlocked& operator=(const AllSignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+}  // namespace
+
+Heartbeat::Heartbeat(LifeCell& cell, std::shared_ptr<const RunningOp> running, std::chrono::nanoseconds interval)
+    : cell_(cell), running_(std::move(running)), interval_(interval) {
+  beat();
+  const AllSignalsBlocked blocked;
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    fail(
+        "cannot start the thread that gives this rank's signs of life: {}; raise the limits on threads and memory "
+        "(ulimit -u, ulimit -v)",
+        error.what());
+  }
+}
+
+Heartbeat::~Heartbeat() {
+  {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+  }
+  stop_.notify_one();
+  thread_.join();
+}
+
+void Heartbeat::run() {
+  std::unique_lock lock(mutex_);
+  while (!stop_.wait_for(lock, interval_, [this] { return stops_; })) beat();
+}
+
+void Heartbeat::beat() {
+  const std::int64_t now = nanoseconds_now(), last = cell_.beat.load(std::memory_order_relaxed);
+  // A thread of a busy machine may be late by a beat or two; a process that was stopped has been longer away.
+  if (last == 0 || now - last > 4 * interval_.count()) cell_.revived.store(now, std::memory_order_relaxed);
+  if (running_) {
+    const std::string_view* const kernel = running_->kernel.load(std::memory_order_relaxed);
+    const std::uint64_t begun = running_->begun.load(std::memory_order_relaxed);
+    if (!kernel) {
+      cell_.kernel_since.store(0, std::memory_order_relaxed);
+    } else if (begun != seen_ || cell_.kernel_since.load(std::memory_order_relaxed) == 0) {
+      cell_.kernel.store(*kernel);
+      cell_.kernel_since.store(now, std::memory_order_relaxed);
+    }
+    seen_ = begun;
+    cell_.waits_for_queue.store(running_->waits_for_queue.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    const char* const stage = running_->stage.load(std::memory_order_relaxed);
+    if (stage != seen_stage_) cell_.stage.store(stage ? stage : "");
+    seen_stage_ = stage;
+  }
+  cell_.beat.store(now, std::memory_order_release);
+}
+
+}  // namespace sherd::comm
