@@ -146,8 +146,10 @@ int run_train(std::span<const std::string_view> args) {
   if (config->group == "thread") {
     return rank.rank == 0 ? train_threads(*config, rank.world_size) : kDone;  // other processes have nothing to do
   }
-  const auto deadline = std::chrono::duration<double>(config->deadline);
-  return train_rank(*config, world_group({.deadline = std::chrono::ceil<std::chrono::nanoseconds>(deadline)}));
+  const auto time = [](double seconds) {
+    return std::chrono::ceil<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
+  };
+  return train_rank(*config, world_group({.deadline = time(config->deadline), .silence = time(config->frozen_after)}));
 }
 
 }  // namespace sherd

@@ -137,6 +137,10 @@ void bind_ranks(ConfigTable& table, TrainConfig& c) {
             "of the mesh links of their own; empty: as they are",
             run);
   table.add("deadline", &c.deadline, "seconds to wait for other ranks, at the start and in each collective", run);
+  table.add("frozen_after", &c.frozen_after,
+            "seconds without a sign of life, as of a stopped process, after which a rank that is waited for is given "
+            "up, at the start too; deadline if that is less",
+            run);
 }
 
 void bind_sharding(ConfigTable& table, TrainConfig& c) {
@@ -274,6 +278,8 @@ void check_run(const TrainConfig& c) {
         c.reduce_dtype);
   loss_scaler_options(c);
   check(c.deadline > 0 && c.deadline < 1e9, "deadline must be a positive number of seconds, got {}", c.deadline);
+  check(c.frozen_after > 0 && c.frozen_after < 1e9, "frozen_after must be a positive number of seconds, got {}",
+        c.frozen_after);
 }
 
 void check_model(const TrainConfig::Model& m) {

@@ -54,6 +54,7 @@ struct TrainConfig {
   std::string mesh;
   std::string link;
   double deadline = 300;
+  double frozen_after = 60;
   bool fully_shard = true;
   std::string strategy = "full_shard";
   std::string units = "block";

@@ -21,6 +21,7 @@
 #include "runtime/comm/store/hmac.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/exec/context.h"
+#include "runtime/exec/running_op.h"
 #include "runtime/op/host_reads.h"
 #include "runtime/op/ops.h"
 #include "tools/train/device_flag.h"
@@ -56,6 +57,7 @@ std::string host_identity() {
 
 Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
     : config_(config), group_(std::move(group)) {
+  const StageMark stage("start-up");
   agree_on_config();
   if (config_.threads > 0) set_threads(static_cast<int>(config_.threads));
   group_->set_deadline(
@@ -292,6 +294,7 @@ TrainStep::Result Trainer::train_step(std::int64_t step) {
 double Trainer::evaluate() { return *evaluate_unless_stopped({}); }
 
 std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
+  const StageMark stage("an evaluation");
   GradMode off(false);
   model().train(false);
   const std::int64_t sequence = config_.model.sequence;
@@ -330,6 +333,7 @@ std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
 }
 
 void Trainer::save(std::int64_t step) {
+  const StageMark stage("a save");
   Manifest manifest;
   manifest.step = step;
   TrainConfig asked = config_;

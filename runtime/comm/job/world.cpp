@@ -1,5 +1,6 @@
 #include "runtime/comm/job/world.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "runtime/comm/board/shm_group.h"
@@ -36,9 +37,11 @@ std::shared_ptr<ProcessGroup> connect_world(const WorldOptions& options) {
   if (rank.world_size == 1) return make_single_group();
   auto world = std::make_shared<ConnectedWorld>();
   const auto deadline = std::chrono::ceil<std::chrono::milliseconds>(options.deadline);
-  world->store = connect_store(rank, deadline, options.notice);
-  world->group = make_shm_group(*world->store, rank.rank, rank.world_size,
-                                {.rendezvous_deadline = deadline, .notice = options.notice});
+  const auto silence = std::min(deadline, std::chrono::ceil<std::chrono::milliseconds>(options.silence));
+  world->store = connect_store(rank, silence, options.notice);  // whoever hosts it has given no sign of life
+  world->group =
+      make_shm_group(*world->store, rank.rank, rank.world_size,
+                     {.rendezvous_deadline = deadline, .silence = options.silence, .notice = options.notice});
   world->store->all_have_connected();
   world->group->set_deadline(options.deadline);
   check_same_level(*world->group);

@@ -14,12 +14,15 @@ void say_on_stderr(const std::string& text);
 struct WorldOptions {
   /// Limit on the time until all ranks have come, and the deadline of the group.
   std::chrono::nanoseconds deadline = std::chrono::seconds(300);
+  /// The same for ranks that give no sign of life, where this is shorter (ShmGroupOptions::silence).
+  std::chrono::nanoseconds silence = std::chrono::seconds(60);
   WaitNotice notice{.say = say_on_stderr};
 };
 
 /// This rank's handle on the whole job. Ranks that are threads get it from whoever started them; a process finds its
 /// launcher (rank.h), meets its peers at the store and makes a shm_group on first use. One rank without a launcher.
-/// Blocks until all ranks have come, at most the deadline. The options count for the call that makes the group.
+/// Blocks until all ranks have come, at most the deadline, or `silence` for those that have not shown up at all. The
+/// options count for the call that makes the group.
 std::shared_ptr<ProcessGroup> world_group(const WorldOptions& options = {});
 
 /// Sets it for the current rank context: rank threads, ghosts, tests. Error if a ghost's world is a real group or the

@@ -1,0 +1,62 @@
+// Ranks that are stopped or killed, as `sherd run` and its user see it.
+#include "tests/tools/program_test.h"
+
+namespace sherd::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+class Frozen : public ProgramTest {
+ protected:
+  /// Trains two ranks until the metrics show step 3, then sends the signal to rank 1.
+  ProgramEnd train_and_strike(const std::string& signal, const std::string& flags) const {
+    const std::string script = fmt::format(
+        "\"$0\" run -n 2 -- /bin/sh -c 'echo $$ > $2.pid.$SHERD_RANK; exec $0 train $1 --steps 1000000 --metrics $2 "
+        "{}' "
+        "\"$0\" \"$1\" \"$2\" & pid=$!\n"
+        "until grep -q '\"step\":3,' \"$2\" 2> /dev/null; do kill -0 $pid || break; done\n"
+        "kill -{} $(cat \"$2.pid.1\"); wait $pid",
+        flags, signal);
+    return run_program({"/bin/sh", "-c", script, SHERD_PROGRAM, config_file_, dir_ / "metrics.jsonl"}, {}, kLimit);
+  }
+};
+
+TEST_F(Frozen, AStoppedRankEndsTheRunWithinItsDeadline) {
+  const auto start = Clock::now();
+  const ProgramEnd end = train_and_strike("STOP", "--frozen-after 6");
+  EXPECT_EQ(end.status, 1) << end.err;
+  // The first at 4.5 s.
+  expect_within(end.err, {"[0] sherd: rank 0 has waited 4.", "not there: rank 1 (", "frozen: no sign of life for ",
+                          "[0] sherd: CommError: rank 1 (process ", ") is frozen: no sign of life for 6",
+                          " s (limit 6 s) while rank 0 waits for it in ",
+                          "sherd run: rank 0 exited with status 1; the end of what it wrote to stderr:"});
+  EXPECT_LT(Clock::now() - start, 6s + 5s + 20s) << "20 s to start and to train 3 steps";
+}
+
+TEST_F(Frozen, ARankThatIsStoppedBeforeItMeetsTheOthersIsNamed) {
+  const auto start = Clock::now();
+  const ProgramEnd end =
+      train_by_script(2, "[ $SHERD_RANK = 1 ] && kill -STOP $$; exec \"$0\" train \"$1\" --frozen-after 1");
+  EXPECT_EQ(end.status, 1);
+  expect_within(end.err, {"CommError: shm_group world: ranks 1 have not come within 1 s, and given no sign of life"});
+  EXPECT_LT(Clock::now() - start, 20s) << "far below both deadlines";
+}
+
+TEST_F(Frozen, AKillDuringTheStartEndsAllRanksSoon) {
+  // Before it meets the others, and when it has.
+  for (const char* script :
+       {"[ $SHERD_RANK = 1 ] && kill -KILL $$; exec \"$0\" train \"$1\"",
+        "if [ $SHERD_RANK = 1 ]; then \"$0\" train \"$1\" & pid=$!\n"
+        "until grep -q memfd:sherd /proc/$pid/maps; do kill -0 $pid || exit 9; done; kill -KILL $pid; wait $pid; fi\n"
+        "[ $SHERD_RANK = 2 ] && exec sleep 1000; exec \"$0\" train \"$1\""}) {
+    const auto start = Clock::now();
+    const ProgramEnd end = train_by_script(3, script);
+    EXPECT_EQ(end.status, 128 + SIGKILL) << end.err;
+    expect_within(end.err, {"stopping the other ranks"});
+    EXPECT_LT(Clock::now() - start, 15s) << "5 s, and what the start takes on a busy machine";
+  }
+}
+
+}  // namespace
+}  // namespace sherd::testing
