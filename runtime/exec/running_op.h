@@ -6,6 +6,8 @@
 #include <memory>
 #include <string_view>
 
+#include "runtime/exec/context.h"
+
 namespace sherd {
 
 /// Outlives the rank's context where another thread keeps it. Written by the rank's thread.
@@ -16,8 +18,15 @@ struct RunningOp {
   std::atomic<const char*> stage{nullptr};  ///< a literal: what the program does beside training steps; null: nothing
 };
 
+/// The slot of a rank's context that keeps it.
+struct RunningOpSlot {
+  std::shared_ptr<RunningOp> running = std::make_shared<RunningOp>();
+};
+
 /// Of the rank whose context is current.
-const std::shared_ptr<RunningOp>& running_op();
+inline const std::shared_ptr<RunningOp>& running_op() {
+  return RankContext::current().state<RunningOpSlot>().running;
+}
 
 /// A kernel runs from construction to destruction. `name` lives as long as the program, as those of rows do.
 class KernelMark {

@@ -140,7 +140,7 @@ void run_kernel(const OpCall& call, const RowKernels& kernels, std::span<const T
   if (scratch) kernel_call.exec.scratch = scratch->write();
   else if (call.scratch) kernel_call.exec.scratch = call.scratch->write();
   if (call.op.traits.issues) return kernel(kernel_call);  // it computes nothing, and may wait for a queue
-  const KernelMark mark(*running_op(), call.op.name);
+  const KernelMark mark(*context.state<RunningOpSlot>().running, call.op.name);
   kernel(kernel_call);
 }
 

@@ -199,7 +199,8 @@ TEST(Life, RanksThatWaitForEachOtherAreNamed) {
     FlatPart part{const_cast<float*>(&x), DType::f32, 1};
     const std::string error = failure_of([&] { group->host().send({&part, 1}, 1 - rank); });
     EXPECT_THAT(error, AllOf(HasSubstr("in send #1 to rank "), HasSubstr(" wait for each other")));
-    EXPECT_THAT(told.text(), HasSubstr(fmt::format(", held up in a circle: the ranks {}, {} wait for each other", rank, 1 - rank)));
+    EXPECT_THAT(told.text(),
+                HasSubstr(fmt::format(", held up in a circle: the ranks {}, {} wait for each other", rank, 1 - rank)));
   });
   for (const RankEnd& end : ends) EXPECT_EQ(end.status, 0) << end.message;
 }

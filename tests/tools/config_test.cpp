@@ -329,6 +329,7 @@ TEST(TrainConfig, RangesAreChecked) {
   refused({"--save-every", "5"}, {"save_every = 5", "--save"});
   refused({"--deadline", "0"}, {"deadline", "got 0"});
   refused({"--deadline", "nan"}, {"deadline", "got nan"});
+  refused({"--frozen-after", "0"}, {"frozen_after", "got 0"});
   refused({"--param-dtype", "i32"}, {"param_dtype", "f32, bf16, f16", "i32"});
   refused({"--reduce-dtype", "half"}, {"reduce_dtype", "half"});
   refused({"--loss-scale", "static"}, {"loss_scale", "auto, dynamic, none", "\"static\""});
