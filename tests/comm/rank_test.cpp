@@ -139,6 +139,21 @@ TEST(DiscoverRank, ASlurmAllocationWithoutAStepIsNoLauncher) {
   expect_rank(discover(merge(kSherd, without(kSlurm, "SLURM_STEP_ID"))), "sherd run", 1, 4, 1, 4);
 }
 
+TEST(DiscoverRank, StartsOfAJobAreCounted) {
+  const RankInfo first = discover(kSherd);
+  EXPECT_EQ(first.restart, 0);
+  EXPECT_EQ(first.full_world_size, 4);
+  const Variables again =
+      merge(kSherd, {{"SHERD_RESTART", "3"}, {"SHERD_FULL_WORLD_SIZE", "6"}, {"SHERD_JOB", "beef"}});
+  EXPECT_EQ(discover(again).restart, 3);
+  EXPECT_EQ(discover(again).full_world_size, 6);
+  EXPECT_EQ(discover(again).job, "sherd run-beef");
+  EXPECT_EQ(discover(with(kTorchrun, "SHERD_RESTART", "3")).restart, 0) << "of a sherd run around it";
+  expect_error([] { discover(with(kSherd, "SHERD_RESTART", "-1")); }, {"SHERD_RESTART='-1'", "at least 0"});
+  expect_error([] { discover(with(kSherd, "SHERD_FULL_WORLD_SIZE", "3")); },
+               {"SHERD_FULL_WORLD_SIZE='3'", "at least 4"});
+}
+
 TEST(DiscoverRank, EveryMissingVariableIsNamed) {
   for (const auto* name :
        {"SHERD_RANK", "SHERD_WORLD_SIZE", "SHERD_LOCAL_RANK", "SHERD_LOCAL_WORLD_SIZE", "SHERD_STORE"})

@@ -177,7 +177,7 @@ TEST_F(SherdRun, RanksLearnTheirPlaceAndTheStore) {
   for (int rank = 0; rank < 3; ++rank) {
     std::map<std::string, std::string> variables;
     const auto lines = lines_of(read_file(fmt::format("{}/env.{}", folder_, rank)));
-    EXPECT_EQ(lines.size(), 6u);
+    EXPECT_EQ(lines.size(), 10u);
     for (const auto& line : lines) variables[line.substr(0, line.find('='))] = line.substr(line.find('=') + 1);
     const RankInfo info = discover_rank([&](const char* name) -> const char* {
       const auto found = variables.find(name);
@@ -187,6 +187,10 @@ TEST_F(SherdRun, RanksLearnTheirPlaceAndTheStore) {
     EXPECT_EQ(info.world_size, 3);
     EXPECT_EQ(info.local_rank, rank);
     EXPECT_EQ(info.local_world_size, 3);
+    EXPECT_EQ(info.restart, 0);
+    EXPECT_EQ(info.full_world_size, 3);
+    EXPECT_EQ(variables["SHERD_SLOT"], std::to_string(rank));
+    EXPECT_EQ(info.job, "sherd run-" + variables["SHERD_JOB"]);
     EXPECT_EQ(info.store_host, "127.0.0.1");
     EXPECT_GE(info.secret.size(), 32u);
     EXPECT_TRUE(rank == 0 || info.secret == secret);

@@ -1,10 +1,11 @@
 #include "tools/launch/launch.h"
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <optional>
+#include <iterator>
 
 #include "tools/launch/supervise.h"
 #include "tools/train/exit_status.h"
@@ -13,59 +14,101 @@ namespace sherd {
 namespace {
 
 constexpr std::string_view kHelp =
-    "usage: sherd run -n N [--save-grace SECONDS] [--] COMMAND [ARGUMENTS...]\n"
+    "usage: sherd run -n N [flags] [--] COMMAND [ARGUMENTS...]\n"
     "\n"
     "Starts COMMAND as N ranks on this host and waits for all of them.\n"
     "  -n N                   number of ranks, at least 1\n"
     "  --save-grace SECONDS   from the first signal until the ranks are killed, 25 by default: time to save\n"
+    "  --restarts N           after a failure start all ranks again, N times at most, 0 by default: `sherd train` goes\n"
+    "                         on from its newest good save, other programs see SHERD_RESTART=1, 2, ...\n"
+    "  --backoff SECONDS      before a restart, 1 by default; twice as long after each start that failed within 30 s,\n"
+    "                         up to 60\n"
+    "  --min-ranks M          leave out ranks that fail again within 30 s of a restart, while at least M remain;\n"
+    "                         `sherd train` then takes the largest mesh of the same axes that the batch divides by\n"
     "Lines of output carry the rank in front, unless N is 1. When a rank fails, the others are stopped and its error\n"
     "is shown last; the exit status is that of the failed rank. Ctrl-C and SIGTERM stop all ranks, which have time to\n"
-    "save; a second one kills them. SIGUSR1 is passed on to ranks that handle it: they save and go on.\n";
+    "save; a second one kills them. SIGUSR1 is passed on to ranks that handle it: they save and go on. What a signal\n"
+    "has ended, a wrong command line (exit status 2) and a run that has diverged (3) are not started again.\n";
 
 // The store serves each rank over one connection, and more ranks than this on one host are surely a slip.
 constexpr int kMaxRanks = 4096;
+constexpr int kMaxRestarts = 1'000'000;
 
-int parse_ranks(std::string_view text) {
-  int ranks = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);
-  check_usage(error == std::errc() && end == text.data() + text.size() && ranks >= 1 && ranks <= kMaxRanks,
-              "run: -n '{}' is no number of ranks from 1 to {}", text, kMaxRanks);
-  return ranks;
+int parse_count(std::string_view flag, std::string_view what, std::string_view text, int least, int most) {
+  int count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  check_usage(error == std::errc() && end == text.data() + text.size() && count >= least && count <= most,
+              "run: {} '{}' is no number of {} from {} to {}", flag, text, what, least, most);
+  return count;
 }
 
-std::chrono::milliseconds parse_grace(std::string_view text) {
+std::chrono::milliseconds parse_seconds(std::string_view flag, std::string_view text) {
   constexpr double kMost = 86400;
   double seconds = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
   check_usage(error == std::errc() && end == text.data() + text.size() && seconds >= 0 && seconds <= kMost,
-              "run: --save-grace '{}' is no number of seconds from 0 to {}", text, kMost);
+              "run: {} '{}' is no number of seconds from 0 to {}", flag, text, kMost);
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+/// A flag with one value: what it counts, and what it sets.
+struct Flag {
+  std::string_view name, unit;
+  void (*set)(SuperviseOptions& options, const Flag& flag, std::string_view text);
+};
+
+constexpr Flag kFlags[] = {
+    {"-n", "ranks",
+     [](auto& options, const Flag& flag, auto text) {
+       options.ranks = parse_count(flag.name, flag.unit, text, 1, kMaxRanks);
+     }},
+    {"--save-grace", "seconds",
+     [](auto& options, const Flag& flag, auto text) { options.save_grace = parse_seconds(flag.name, text); }},
+    {"--restarts", "restarts",
+     [](auto& options, const Flag& flag, auto text) {
+       options.restart.restarts = parse_count(flag.name, flag.unit, text, 0, kMaxRestarts);
+     }},
+    {"--backoff", "seconds",
+     [](auto& options, const Flag& flag, auto text) { options.restart.backoff = parse_seconds(flag.name, text); }},
+    {"--min-ranks", "ranks",
+     [](auto& options, const Flag& flag, auto text) {
+       options.restart.min_ranks = parse_count(flag.name, flag.unit, text, 1, kMaxRanks);
+     }},
+};
+
+std::string known_flags() {
+  std::string text;
+  for (const Flag& flag : kFlags) text += fmt::format("{}, ", flag.name);
+  return text + "--help";
 }
 
 }  // namespace
 
 int run_launch(std::span<const std::string_view> args) {
   SuperviseOptions options;
-  std::optional<int> ranks;
+  options.ranks = 0;
   while (!args.empty() && args[0].starts_with('-')) {
-    const std::string_view flag = args[0];
+    const std::string_view name = args[0];
     args = args.subspan(1);
-    if (flag == "--") break;
-    if (flag == "-h" || flag == "--help") {
+    if (name == "--") break;
+    if (name == "-h" || name == "--help") {
       fmt::print("{}", kHelp);
       return 0;
     }
-    check_usage(flag == "-n" || flag == "--save-grace",
-                "run: unknown flag '{}'; known are -n, --save-grace and --help, and what follows -- is the command",
-                flag);
-    check_usage(!args.empty(), "run: {} needs the number of {} after it", flag, flag == "-n" ? "ranks" : "seconds");
-    if (flag == "-n") ranks = parse_ranks(args[0]);
-    else options.save_grace = parse_grace(args[0]);
+    const Flag* const flag = std::ranges::find(kFlags, name, &Flag::name);
+    check_usage(flag != std::end(kFlags), "run: unknown flag '{}'; known are {}, and what follows -- is the command",
+                name, known_flags());
+    check_usage(!args.empty(), "run: {} needs the number of {} after it", name, flag->unit);
+    flag->set(options, *flag, args[0]);
     args = args.subspan(1);
   }
-  check_usage(ranks.has_value(), "run: the number of ranks is missing: sherd run -n N -- COMMAND");
-  check_usage(!args.empty(), "run: the command is missing: sherd run -n {} -- COMMAND", *ranks);
-  options.ranks = *ranks;
+  check_usage(options.ranks > 0, "run: the number of ranks is missing: sherd run -n N -- COMMAND");
+  check_usage(!args.empty(), "run: the command is missing: sherd run -n {} -- COMMAND", options.ranks);
+  check_usage(options.restart.min_ranks <= options.ranks, "run: --min-ranks {} is more than the {} ranks of -n",
+              options.restart.min_ranks, options.ranks);
+  check_usage(options.restart.min_ranks == 0 || options.restart.restarts > 0,
+              "run: --min-ranks {} says what a restart may leave out; give --restarts N too",
+              options.restart.min_ranks);
   options.command.assign(args.begin(), args.end());
   return supervise(options);
 }

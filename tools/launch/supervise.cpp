@@ -50,6 +50,7 @@ struct Stream {
 
 struct Rank {
   int rank;
+  int slot;  // its number in the first start
   pid_t pid;
   std::optional<int> status;  // as from waitpid, once it has ended
   Stream out, err;
@@ -89,8 +90,9 @@ std::vector<std::string> environment_without_ranks() {
   for (char** entry = ::environ; entry && *entry; ++entry) {
     const std::string_view text = *entry;
     bool ours = false;
-    for (const auto* name : {"SHERD_RANK=", "SHERD_WORLD_SIZE=", "SHERD_LOCAL_RANK=", "SHERD_LOCAL_WORLD_SIZE=",
-                             "SHERD_STORE=", "SHERD_SECRET="})
+    for (const auto* name :
+         {"SHERD_RANK=", "SHERD_WORLD_SIZE=", "SHERD_LOCAL_RANK=", "SHERD_LOCAL_WORLD_SIZE=", "SHERD_STORE=",
+          "SHERD_SECRET=", "SHERD_JOB=", "SHERD_RESTART=", "SHERD_SLOT=", "SHERD_FULL_WORLD_SIZE="})
       ours = ours || text.starts_with(name);
     if (!ours) kept.emplace_back(text);
   }
@@ -106,16 +108,40 @@ bool catches(pid_t pid, int signal) {
   return false;
 }
 
+/// One start of the ranks.
+struct Start {
+  std::string job;
+  std::vector<int> slots;  // by rank
+  int restart = 0;
+};
+
+/// How it ended.
+struct Outcome {
+  int status = 0;
+  std::optional<StartFailure> failure;  // one that a new start may mend
+};
+
+/// The program or the user wanted this end: another start would end alike, or go on against the user's will.
+bool is_meant(int status) {
+  if (WIFSIGNALED(status)) {
+    const int signal = WTERMSIG(status);
+    return signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT;
+  }
+  const int exit = WEXITSTATUS(status);
+  return exit == kUsage || exit == kDiverged || was_stopped(status);
+}
+
 class Supervision {
  public:
-  Supervision(const SuperviseOptions& options, const sigset_t& rank_mask, int control);
+  Supervision(const SuperviseOptions& options, const Start& start, const sigset_t& rank_mask, int control);
   ~Supervision();
   Supervision(const Supervision&) = delete;
   Supervision& operator=(const Supervision&) = delete;
 
-  int run();
+  Outcome run();
 
  private:
+  int num_ranks() const { return static_cast<int>(start_.slots.size()); }
   void start_rank(int rank);
   void wait_for_events();
   void read_control();
@@ -133,12 +159,14 @@ class Supervision {
   void flush(OutputQueue& queue);
   int report();
   int status_after_signal() const;
+  std::optional<StartFailure> failure() const;
   void say(std::string_view text) { err_.append(fmt::format("sherd run: {}\n", text)); }
   bool all_ranks_ended() const {
     return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return rank->status.has_value(); });
   }
 
   const SuperviseOptions& options_;
+  const Start& start_;
   const sigset_t rank_mask_;
   const int control_;
   bool launcher_lives_ = true;
@@ -155,11 +183,12 @@ class Supervision {
   Clock::time_point kill_at_ = Clock::time_point::max();
   std::optional<Clock::time_point> killed_at_;
   bool stopping_ = false;
-  int user_signal_ = 0;  // what made us stop, if it was the user
+  int user_signal_ = 0;           // what made us stop, if it was the user
+  bool was_interrupted_ = false;  // by the user, perhaps when we had stopped already
 };
 
-Supervision::Supervision(const SuperviseOptions& options, const sigset_t& rank_mask, int control)
-    : options_(options), rank_mask_(rank_mask), control_(control) {
+Supervision::Supervision(const SuperviseOptions& options, const Start& start, const sigset_t& rank_mask, int control)
+    : options_(options), start_(start), rank_mask_(rank_mask), control_(control) {
   ::signal(SIGPIPE, SIG_IGN);
   ::fcntl(control, F_SETFL, O_NONBLOCK);
   sigset_t child;
@@ -174,13 +203,17 @@ Supervision::~Supervision() {
 }
 
 void Supervision::start_rank(int rank) {
-  const int count = options_.ranks;
+  const int count = num_ranks(), slot = start_.slots[static_cast<std::size_t>(rank)];
   SpawnPlan plan{.command = options_.command, .environment = environment_without_ranks(), .mask = rank_mask_};
   for (const auto& [name, value] : {std::pair("SHERD_RANK", rank),
                                     {"SHERD_LOCAL_RANK", rank},
                                     {"SHERD_WORLD_SIZE", count},
-                                    {"SHERD_LOCAL_WORLD_SIZE", count}})
+                                    {"SHERD_LOCAL_WORLD_SIZE", count},
+                                    {"SHERD_RESTART", start_.restart},
+                                    {"SHERD_SLOT", slot},
+                                    {"SHERD_FULL_WORLD_SIZE", options_.ranks}})
     plan.environment.push_back(fmt::format("{}={}", name, value));
+  plan.environment.push_back("SHERD_JOB=" + start_.job);
   plan.environment.push_back(fmt::format("SHERD_STORE=127.0.0.1:{}", server_.port()));
   plan.environment.push_back("SHERD_SECRET=" + secret_);
 
@@ -199,6 +232,7 @@ void Supervision::start_rank(int rank) {
   has_children_ = true;
   ranks_.push_back(
       std::make_unique<Rank>(Rank{rank,
+                                  slot,
                                   pid,
                                   std::nullopt,
                                   {std::move(out.read), RankLines(prefix, ::isatty(1) != 0, 0), &out_},
@@ -236,6 +270,7 @@ void Supervision::read_control() {
   const ssize_t got = ::read(control_, &signal, 1);
   if (got < 0) return;
   if (got == 0) launcher_lives_ = false;  // Nobody waits for us: leave nothing behind, quickly.
+  was_interrupted_ = was_interrupted_ || !launcher_lives_ || signal != SIGUSR1;
   if (!has_children_ || !launcher_lives_) {
     out_.close();
     err_.close();
@@ -244,8 +279,8 @@ void Supervision::read_control() {
   if (launcher_lives_ && signal == SIGUSR1) return pass_on(signal);
   if (stopping_ || !launcher_lives_) return kill_all();
   user_signal_ = signal;
-  say(fmt::format("{}: stopping {} rank{}; once more kills at once", signal_name(signal), options_.ranks,
-                  options_.ranks == 1 ? "" : "s"));
+  say(fmt::format("{}: stopping {} rank{}; once more kills at once", signal_name(signal), num_ranks(),
+                  num_ranks() == 1 ? "" : "s"));
   stop(signal, options_.save_grace);
 }
 
@@ -392,8 +427,8 @@ int Supervision::report() {
     return status_after_signal();
   }
   const Rank* culprit = to_blame();
-  if (culprit && options_.ranks == 1) say(describe_end(*culprit));
-  if (culprit && options_.ranks > 1) {
+  if (culprit && num_ranks() == 1) say(describe_end(*culprit));
+  if (culprit && num_ranks() > 1) {
     const auto& tail = culprit->err.lines.tail();
     const std::string failures = describe_failures();
     const std::string who = failures == describe_end(*culprit) ? "it" : fmt::format("rank {}", culprit->rank);
@@ -405,8 +440,18 @@ int Supervision::report() {
   return culprit ? shell_status(*culprit->status) : 0;
 }
 
-int Supervision::run() {
-  for (int rank = 0; rank < options_.ranks; ++rank) start_rank(rank);
+/// Of ranks that ended because of a peer nothing is said of themselves.
+std::optional<StartFailure> Supervision::failure() const {
+  const Rank* culprit = to_blame();
+  if (!culprit || user_signal_ != 0 || was_interrupted_ || is_meant(*culprit->status)) return std::nullopt;
+  StartFailure failure{.what = describe_failures(), .slots = {}};
+  for (const Rank* rank : failures_)
+    if (!blames_a_peer(*rank)) failure.slots.push_back(rank->slot);
+  return failure;
+}
+
+Outcome Supervision::run() {
+  for (int rank = 0; rank < num_ranks(); ++rank) start_rank(rank);
   while (has_children_) {
     wait_for_events();
     advance();
@@ -416,7 +461,57 @@ int Supervision::run() {
       drain(*stream);
       if (stream->fd.is_open()) finish(*stream);
     }
-  return report();
+  Outcome outcome;
+  outcome.status = report();  // where the user may interrupt us yet
+  outcome.failure = failure();
+  return outcome;
+}
+
+void say_on_error_stream(const std::string& text) {
+  const std::string line = fmt::format("sherd run: {}\n", text);
+  [[maybe_unused]] const ssize_t written = ::write(2, line.data(), line.size());
+}
+
+/// Returns the signal of the user that came meanwhile, 0 if none did, -1 if the launcher is dead.
+int pause_for(milliseconds time, int control) {
+  for (const auto until = Clock::now() + time;;) {
+    pollfd poll{control, POLLIN, 0};
+    const auto left = std::chrono::ceil<milliseconds>(until - Clock::now()).count();
+    ::poll(&poll, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000)));
+    char signal = 0;
+    const ssize_t got = ::read(control, &signal, 1);
+    if (got == 0) return -1;
+    if (got == 1 && signal != SIGUSR1) return signal;
+    if (Clock::now() >= until) return 0;
+  }
+}
+
+int run_starts(const SuperviseOptions& options, const sigset_t& mask, int control) {
+  RestartPolicy policy(options.ranks, options.restart);
+  for (Start start{random_hex(16), policy.slots(), 0};; ++start.restart) {
+    const auto begin = Clock::now();
+    const Outcome outcome = Supervision(options, start, mask, control).run();
+    if (!outcome.failure || options.restart.restarts == 0) {
+      if (start.restart > 0 && outcome.status == kDone)
+        say_on_error_stream(fmt::format("done, after {} restart{}", start.restart, start.restart == 1 ? "" : "s"));
+      return outcome.status;
+    }
+    const std::optional<NextStart> next =
+        policy.after(*outcome.failure, std::chrono::duration_cast<milliseconds>(Clock::now() - begin));
+    if (!next) {
+      say_on_error_stream(fmt::format("no restart is left of {}", options.restart.restarts));
+      return outcome.status;
+    }
+    say_on_error_stream(fmt::format(
+        "restart {} of {}{}, {}", start.restart + 1, options.restart.restarts,
+        next->pause.count() == 0 ? "" : fmt::format(" in {} s", std::chrono::duration<double>(next->pause).count()),
+        next->text));
+    if (const int signal = pause_for(next->pause, control); signal != 0) {
+      if (signal > 0) say_on_error_stream(fmt::format("stopped by {}", signal_name(signal)));
+      return signal > 0 ? 128 + signal : outcome.status;
+    }
+    start.slots = policy.slots();
+  }
 }
 
 }  // namespace
@@ -424,9 +519,10 @@ int Supervision::run() {
 int supervise(const SuperviseOptions& options) {
   check(options.ranks >= 1, "there must be at least 1 rank, not {}", options.ranks);
   check(!options.command.empty(), "there is no command to run");
+  check_restarts(options.ranks, options.restart);
   sigset_t mask;
   ::pthread_sigmask(SIG_BLOCK, nullptr, &mask);
-  return run_guarded([&](int control) { return Supervision(options, mask, control).run(); });
+  return run_guarded([&](int control) { return run_starts(options, mask, control); });
 }
 
 }  // namespace sherd

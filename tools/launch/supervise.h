@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "tools/launch/restart_policy.h"
+
 namespace sherd {
 
 struct SuperviseOptions {
@@ -23,12 +25,16 @@ struct SuperviseOptions {
   /// How long, after a rank failed, its peers may go on: to say in which call they were when they lost it; and where
   /// it failed because of a peer, for that peer itself to end.
   std::chrono::milliseconds blame_window{1'000};
+  /// After a failure, how often and how all ranks are started anew (restart_policy.h).
+  RestartOptions restart{};
 };
 
 /// Returns when all ranks, and all that they started, have ended.
 ///
 /// Environment: that of the caller, with SHERD_RANK, SHERD_WORLD_SIZE, SHERD_LOCAL_RANK, SHERD_LOCAL_WORLD_SIZE,
-/// SHERD_STORE (a store on loopback, served here) and SHERD_SECRET (fresh) for each rank.
+/// SHERD_STORE (a store on loopback, served here) and SHERD_SECRET (fresh) for each rank; and SHERD_JOB, a random name
+/// that all starts of this call share, SHERD_RESTART, how many starts were before this one, SHERD_SLOT, the rank's
+/// number in the first start, and SHERD_FULL_WORLD_SIZE, the number of ranks there.
 /// Input: rank 0 reads the caller's standard input unless that is a terminal; the others read nothing.
 /// Output: of one rank, straight through; of several, whole lines with "[rank] " in front.
 /// Failure: when a rank ends by a signal or with a status that is not 0, the others have `blame_window` to end by
@@ -38,7 +44,10 @@ struct SuperviseOptions {
 /// Signals: SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, with SIGKILL after `save_grace`; a
 /// second one kills at once. SIGUSR1 is passed on to the ranks themselves, and nothing is stopped. If the calling
 /// process dies, by SIGKILL too, everything is killed at once.
-/// Result: 0; or the status of the rank to blame, 128 + signal if a signal ended it. After a signal:
+/// Restarts: a failure is followed by a new start of all ranks, when all of the old ones have ended. Not one that is a
+/// matter of the program or of the user: exit status kUsage, kDiverged, kStoppedAndSaved, kStoppedWithoutSave; ranks or
+/// launcher ended by SIGTERM, SIGINT, SIGHUP or SIGQUIT; a command that cannot be run.
+/// Result: of the last start 0; or the status of the rank to blame, 128 + signal if a signal ended it. After a signal:
 /// kStoppedAndSaved if ranks ended with that, kStoppedWithoutSave if one did; 128 + the signal if any failed otherwise.
 /// Error: the command cannot be run, or the system refuses processes, pipes or the port.
 /// To be called by a process with one thread and no other children.

@@ -138,6 +138,7 @@ std::string describe(const RankInfo& info, const Launcher& launcher) {
 std::string job_id(const Environment& environment, const RankInfo& info) {
   std::vector<const char*> names;
   // The restart count: workers that torchrun starts again must not meet those that it has just stopped.
+  if (info.source == "sherd run") names = {"SHERD_JOB"};
   if (info.source == "torchrun")
     names = {"TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"};
   if (info.source == "Open MPI") names = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"};
@@ -146,6 +147,21 @@ std::string job_id(const Environment& environment, const RankInfo& info) {
   for (const char* name : names)
     if (const char* value = environment(name)) job += fmt::format("-{}", value);
   return job.empty() ? job : info.source + job;
+}
+
+/// Of `sherd run`; torchrun starts ranks again too, but its ids need not be those of one job.
+void read_restart(const Environment& environment, RankInfo* info) {
+  info->full_world_size = info->world_size;
+  if (info->source != "sherd run") return;
+  const auto read = [&](const char* name, int least, int* value) {
+    const char* text = environment(name);
+    if (!text) return;
+    const std::optional<int> number = parse_number(text);
+    check(number && *number >= least, "{}='{}' is no integer of at least {}", name, text, least);
+    *value = *number;
+  };
+  read("SHERD_RESTART", 0, &info->restart);
+  read("SHERD_FULL_WORLD_SIZE", info->world_size, &info->full_world_size);
 }
 
 void read_store(const Environment& environment, RankInfo* info) {
@@ -213,6 +229,7 @@ RankInfo discover_rank(const Environment& environment) {
           describe(info, *chosen), describe(*found, launcher));
   }
   info.job = job_id(environment, info);
+  read_restart(environment, &info);
   read_store(environment, &info);
   return info;
 }

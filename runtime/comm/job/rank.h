@@ -25,8 +25,13 @@ struct RankInfo {
   std::string secret;
   /// Whose variables these are: "sherd run", "torchrun", "Open MPI", "Slurm" or "none".
   std::string source = "none";
-  /// What tells this job from others on the same host, from the launcher's job id; empty if it gives none.
+  /// What tells this job from others on the same host, from the launcher's job id; empty if it gives none. All starts
+  /// of one `sherd run --restarts` share it.
   std::string job;
+  /// From SHERD_RESTART: how often `sherd run` has started all ranks before this start.
+  int restart = 0;
+  /// From SHERD_FULL_WORLD_SIZE: the number of ranks of the first start; a restart may leave some out.
+  int full_world_size = 1;
   /// XDG_RUNTIME_DIR: the user's private folder for sockets and the like; empty without it.
   std::string runtime_folder;
 };

@@ -33,7 +33,13 @@ void check_same_level(ProcessGroup& group) {
 }
 
 std::shared_ptr<ProcessGroup> connect_world(const WorldOptions& options) {
-  const RankInfo rank = discover_rank();
+  RankInfo rank = discover_rank();
+  if (options.ranks > 0) {
+    check(rank.rank < options.ranks, "rank {} is none of the first {} ranks, which are the group", rank.rank,
+          options.ranks);
+    rank.world_size = std::min(rank.world_size, options.ranks);
+    rank.local_world_size = std::min(rank.local_world_size, options.ranks);
+  }
   if (rank.world_size == 1) return make_single_group();
   auto world = std::make_shared<ConnectedWorld>();
   const auto deadline = std::chrono::ceil<std::chrono::milliseconds>(options.deadline);

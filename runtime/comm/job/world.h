@@ -17,6 +17,8 @@ struct WorldOptions {
   /// The same for ranks that give no sign of life, where this is shorter (ShmGroupOptions::silence).
   std::chrono::nanoseconds silence = std::chrono::seconds(60);
   WaitNotice notice{.say = say_on_stderr};
+  /// The first so many ranks of the job are the group; 0: all. The others make none.
+  int ranks = 0;
 };
 
 /// This rank's handle on the whole job. Ranks that are threads get it from whoever started them; a process finds its
