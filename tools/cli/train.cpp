@@ -18,6 +18,7 @@
 #include "tools/cli/progress.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/explained_peak.h"
+#include "tools/train/restart.h"
 #include "tools/train/sharding.h"
 #include "tools/train/stop_signals.h"
 #include "tools/train/train_report.h"
@@ -143,13 +144,19 @@ int run_train(std::span<const std::string_view> args) {
     return 0;
   }
   const RankInfo rank = discover_rank();
+  const RanksThatFit fit = ranks_that_fit(*config, rank);
+  config->mesh = fit.mesh;
+  if (rank.rank == 0 && !fit.text.empty()) say_on_stderr(fit.text);
+  if (rank.rank >= fit.ranks) return kDone;  // left out
   if (config->group == "thread") {
-    return rank.rank == 0 ? train_threads(*config, rank.world_size) : kDone;  // other processes have nothing to do
+    return rank.rank == 0 ? train_threads(*config, fit.ranks) : kDone;  // other processes have nothing to do
   }
   const auto time = [](double seconds) {
     return std::chrono::ceil<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
   };
-  return train_rank(*config, world_group({.deadline = time(config->deadline), .silence = time(config->frozen_after)}));
+  return train_rank(
+      *config,
+      world_group({.deadline = time(config->deadline), .silence = time(config->frozen_after), .ranks = fit.ranks}));
 }
 
 }  // namespace sherd

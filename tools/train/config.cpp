@@ -13,6 +13,7 @@
 #include "tools/train/exit_status.h"
 #include "tools/train/job_mesh.h"
 #include "tools/train/offload_flag.h"
+#include "tools/train/restart.h"
 #include "tools/train/sharding.h"
 #include "tools/train/step_trace.h"
 #include "tools/train/weights.h"
@@ -397,6 +398,10 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   if (!line.words.empty()) load_toml_file(table, line.words[0]);
   const TrainConfig of_file = config;
   apply_flags(table, line);
+  if (const std::string place = saves_of_earlier_start(config, discover_rank()); !place.empty()) {
+    config.resume = place;
+    config.init_from.clear();
+  }
   // A run that resumes has the model of its checkpoint, whatever the first one of its kind started from.
   if (!config.resume.empty()) take_saved(table, config.resume);
   else if (!config.init_from.empty())

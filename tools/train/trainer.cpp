@@ -28,6 +28,7 @@
 #include "tools/train/exit_status.h"
 #include "tools/train/memory_advice.h"
 #include "tools/train/model_factory.h"
+#include "tools/train/restart.h"
 #include "tools/train/sharding.h"
 #include "tools/train/stop_signals.h"
 
@@ -201,6 +202,7 @@ void Trainer::claim_save_folder() {
     if (group_->rank() != 0) return;
     if (resumed_) run_ = resumed_->manifest().run;
     if (run_.empty()) run_ = random_hex(16);
+    if (const RankInfo rank = discover_rank(); rank.source == "sherd run") job_ = rank.job;
     save_lock_.emplace(config_.save, fmt::format("run {} (process {})", run_, ::getpid()));
     const std::vector<SavePlace> saves = list_saves(config_.save);
     if (saves.empty()) return;
@@ -343,6 +345,7 @@ void Trainer::save(std::int64_t step) {
   manifest.state["data"] = std::to_string(data_->files().fingerprint());
   manifest.state["data_content"] = data_content_;
   manifest.run = run_;
+  if (!job_.empty()) manifest.state[kJobOfSave] = job_;
   if (skipped_steps_ > 0) manifest.state["skipped_steps"] = skipped_steps_;
   if (skipped_.count() > 0) manifest.state["skipped_batches"] = skipped_.text();
   nn::save_checkpoint(config_.save, std::move(manifest), state(), *group_, retention_);

@@ -125,6 +125,7 @@ class Trainer {
   std::unique_ptr<CheckpointReader> resumed_;
   std::optional<FolderLock> save_lock_;  // rank 0's
   std::string run_;                      // rank 0's: names the run in its saves, and is kept by who resumes
+  std::string job_;                      // rank 0's: names the launch in its saves (restart.h)
   Retention retention_;
   std::chrono::steady_clock::time_point saved_at_;  // or when the run began
   std::unique_ptr<Weights> initial_;

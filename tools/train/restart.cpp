@@ -1,0 +1,91 @@
+#include "tools/train/restart.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "nn/checkpoint/manifest.h"
+#include "nn/checkpoint/saves.h"
+#include "tools/train/job_mesh.h"
+
+namespace sherd {
+
+namespace {
+
+using Axes = std::vector<DeviceMesh::Axis>;
+
+/// A save that cannot be read is no reason to fail: who resumes passes it over, and says so.
+bool has_save_of(const std::string& place, const std::string& job) {
+  for (const SavePlace& save : list_saves(place)) {
+    try {
+      const Manifest manifest = read_manifest(save.folder);
+      const auto found = manifest.state.find(kJobOfSave);
+      if (found != manifest.state.end() && found->second == StateValue(job)) return true;
+    } catch (const Error&) {}
+  }
+  return false;
+}
+
+int product(const Axes& axes) {
+  int result = 1;
+  for (const DeviceMesh::Axis& axis : axes) result *= axis.size;
+  return result;
+}
+
+int size_of(const Axes& axes, std::string_view name) {
+  for (const DeviceMesh::Axis& axis : axes)
+    if (axis.name == name) return axis.size;
+  return 1;
+}
+
+std::string text_of(const Axes& axes) {
+  std::string text;
+  for (const DeviceMesh::Axis& axis : axes)
+    text += fmt::format("{}{}={}", text.empty() ? "" : ",", axis.name, axis.size);
+  return text;
+}
+
+/// Calls `visit` with every mesh of these axes that is nowhere larger.
+template <class Visit>
+void each_smaller(const Axes& full, Axes& axes, std::size_t at, const Visit& visit) {
+  if (at == full.size()) return visit(axes);
+  for (int size = 1; size <= full[at].size; ++size) {
+    if (full[at].name == "tp" && full[at].size % size != 0) continue;
+    axes[at].size = size;
+    each_smaller(full, axes, at + 1, visit);
+  }
+}
+
+}  // namespace
+
+std::string saves_of_earlier_start(const TrainConfig& config, const RankInfo& rank) {
+  if (rank.restart == 0 || rank.job.empty()) return "";
+  const std::string above = std::filesystem::path(config.resume).parent_path();
+  for (const std::string& place : {config.save, config.resume, above})
+    if (!place.empty() && has_save_of(place, rank.job)) return place;
+  return "";
+}
+
+RanksThatFit ranks_that_fit(const TrainConfig& config, const RankInfo& rank) {
+  if (rank.world_size >= rank.full_world_size) return {rank.world_size, config.mesh, ""};
+  const Axes full = parse_mesh(config.mesh, rank.full_world_size);
+  Axes axes = full;
+  std::optional<Axes> best;
+  const auto worth = [](const Axes& mesh) {
+    return std::tuple(product(mesh), size_of(mesh, "tp"), -size_of(mesh, "replicate"));
+  };
+  each_smaller(full, axes, 0, [&](const Axes& mesh) {
+    if (product(mesh) > rank.world_size || config.batch % (count_data_ranks(mesh) * config.accumulate) != 0) return;
+    if (!best || worth(mesh) > worth(*best)) best = mesh;
+  });
+  check(best.has_value(), "batch = {} does not divide into {} micro-batches, on any number of ranks", config.batch,
+        config.accumulate);
+  RanksThatFit fit{product(*best), config.mesh.empty() ? "" : text_of(*best), ""};
+  fit.text = fmt::format("{} of the {} ranks of the first start are left: trains on {} of them, {}", rank.world_size,
+                         rank.full_world_size, fit.ranks, text_of(*best));
+  return fit;
+}
+
+}  // namespace sherd

@@ -1,0 +1,30 @@
+#pragma once
+// A training run that `sherd run --restarts` starts again: where it goes on, and with how many ranks.
+#include <string>
+
+#include "runtime/comm/job/rank.h"
+#include "tools/train/config.h"
+
+namespace sherd {
+
+/// The key of a save's state that names the launch which made it (RankInfo::job).
+inline constexpr const char* kJobOfSave = "job";
+
+/// The folder with saves that an earlier start of this job made: `config.save`, or where `config.resume` points to, or
+/// the folder of that save. Empty if this is the first start or none has saved: then the run begins as it was told to.
+/// What else lies there, such as the saves of a run that --overwrite replaces, is none of this job.
+std::string saves_of_earlier_start(const TrainConfig& config, const RankInfo& rank);
+
+struct RanksThatFit {
+  int ranks = 1;
+  std::string mesh;  ///< for as many, as TrainConfig::mesh
+  std::string text;  ///< what is different from the first start; empty: nothing
+};
+
+/// All ranks, on the config's mesh; or, if a restart has left ranks out, the largest mesh of the same axes for the
+/// remaining ones by which the batch divides. An axis becomes no longer, and tp a divisor of what it was, so that
+/// the model divides as before; of equal products that with the longest tp, then with the fewest replicas. Error for a
+/// batch that no number of ranks divides.
+RanksThatFit ranks_that_fit(const TrainConfig& config, const RankInfo& rank);
+
+}  // namespace sherd
