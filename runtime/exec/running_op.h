@@ -34,7 +34,7 @@ class KernelMark {
   KernelMark(RunningOp& running, const std::string_view& name) : running_(running) {
     // No read-modify-write: there is one writer.
     running.begun.store(running.begun.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    running.kernel.store(&name, std::memory_order_relaxed);
+    running.kernel.store(&name, std::memory_order_release);
   }
   ~KernelMark() { running_.kernel.store(nullptr, std::memory_order_relaxed); }
   KernelMark(const KernelMark&) = delete;

@@ -27,7 +27,7 @@ TEST_F(Frozen, AStoppedRankEndsTheRunWithinItsDeadline) {
   const ProgramEnd end = train_and_strike("STOP", "--frozen-after 6");
   EXPECT_EQ(end.status, 1) << end.err;
   // The first at 4.5 s.
-  expect_within(end.err, {"[0] sherd: rank 0 has waited 4.", "not there: rank 1 (", "frozen: no sign of life for ",
+  expect_within(end.err, {"[0] sherd: rank 0 has waited ", "not there: rank 1 (", "frozen: no sign of life for ",
                           "[0] sherd: CommError: rank 1 (process ", ") is frozen: no sign of life for 6",
                           " s (limit 6 s) while rank 0 waits for it in ",
                           "sherd run: rank 0 exited with status 1; the end of what it wrote to stderr:"});

@@ -299,6 +299,7 @@ void Board::await(const Wait& wait) {
     if (std::exchange(is_first, false)) {
       waiting_since_ = Clock::now();
       notice_clock_ = {waiting_since_, options_.notice.after};
+      lost_before_ = life(root_rank()).lost.load(std::memory_order_relaxed);
     }
     await_one(peer, wait);
   }
@@ -324,8 +325,9 @@ void Board::await_one(int peer, const Wait& wait) {
     if (has_come(wait, peer)) break;
     check_peers(wait);
     say_missing(wait);
+    // After a pause of this process the deadline is later than the clock says.
     const std::chrono::nanoseconds left = waiting_since_ + deadline_.load() - Clock::now();
-    futex_wait(bell, seen, std::clamp<std::chrono::nanoseconds>(left, std::chrono::nanoseconds(0), kNap));
+    futex_wait(bell, seen, left.count() > 0 ? std::min<std::chrono::nanoseconds>(left, kNap) : kNap);
   }
   own().waiting_for.store(0, std::memory_order_relaxed);
   shown.awaited.store(0, std::memory_order_relaxed);

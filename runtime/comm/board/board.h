@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -219,12 +220,24 @@ class Board {
   std::string other_calls(int rank) const;
   std::string own_activity(const Wait& wait) const;
   // In these, ranks have their numbers in the root.
+  /// A thread of a rank: the one that comes to the calls of a channel.
+  struct Place {
+    int rank, channel;
+    bool operator==(const Place&) const = default;
+  };
+  /// Where it sleeps, and for whom.
+  struct Sleep {
+    Place awaited;
+    std::chrono::nanoseconds since;
+  };
   RankCell& at_root(int root, int channel) const;
+  LifeCell& life(int root) const { return at_root(root, 0).life; }
   Silence silence() const;
-  std::chrono::nanoseconds silence_of(int root) const;
-  bool is_frozen(int root) const;
-  const RankCell* sleeping_cell(int root) const;
-  std::string state_of(int root) const;
+  std::chrono::nanoseconds patience_with(int root) const;
+  std::optional<std::chrono::nanoseconds> frozen_for(int root) const;
+  std::optional<Sleep> sleep_in(Place place) const;
+  std::optional<Sleep> sleep_that_holds_up(Place place) const;
+  std::string state_of(Place place) const;
   std::string activity_of(int root) const;
   std::string end_of_chain(int root) const;
   std::string others_meanwhile(const Wait& wait) const;
@@ -237,6 +250,7 @@ class Board {
   std::atomic<std::chrono::nanoseconds> deadline_{std::chrono::seconds(300)};
   Clock::time_point waiting_since_;  // start of the present wait
   NoticeClock notice_clock_;         // of the present wait
+  std::int64_t lost_before_ = 0;     // by this process, before the present wait
   Clock::time_point met_at_;
   Clock::time_point last_arrival_, first_arrival_, own_arrival_;
 

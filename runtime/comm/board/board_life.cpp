@@ -17,10 +17,6 @@ Time clock_time() { return Time(Board::nanoseconds(Board::Clock::now())); }
 
 Time time_in(const std::atomic<std::int64_t>& nanoseconds) { return Time(nanoseconds.load(std::memory_order_acquire)); }
 
-bool is_asleep(const RankCell& cell) { return cell.awaited.load(std::memory_order_relaxed) != 0; }
-
-int awaited_by(const RankCell& cell) { return static_cast<int>(cell.awaited.load(std::memory_order_relaxed)) - 1; }
-
 }  // namespace
 
 RankCell& Board::at_root(int root, int channel) const {
@@ -28,60 +24,73 @@ RankCell& Board::at_root(int root, int channel) const {
 }
 
 Silence Board::silence() const {
-  const LifeCell& own = at_root(root_rank(), 0).life;
+  const LifeCell& own = life(root_rank());
   return {.now = clock_time(),
           .waiting_since = Time(nanoseconds(waiting_since_)),
           .own_beat = time_in(own.beat),
-          .own_revived = time_in(own.revived),
+          .lost = time_in(own.lost) - Time(lost_before_),
           .patience = quiet_after(options_.silence)};
 }
 
-/// Since the last sign of life; 0 if ranks give none.
-Time Board::silence_of(int root) const {
-  const Time beat = time_in(at_root(root, 0).life.beat);
-  return beat == Time(0) ? beat : std::max(clock_time() - beat, Time(0));
+/// How late its sign of life may be: by its own interval and by this rank's.
+Time Board::patience_with(int root) const {
+  return std::max(4 * time_in(life(root).interval), quiet_after(options_.silence));
 }
 
-bool Board::is_frozen(int root) const { return silence_of(root) > quiet_after(options_.silence); }
+/// How long it has given no sign of life in this wait; nothing if that is not long, or not known.
+std::optional<Time> Board::frozen_for(int root) const {
+  const std::optional<Time> quiet = silence().of(time_in(life(root).beat));
+  return quiet && *quiet > patience_with(root) ? quiet : std::nullopt;
+}
 
-/// Of the channel on which the rank's thread waits: by a call of its own, or by a queue that it waits for. Null if it
-/// does not wait for other ranks. What queues wait for beside a rank that computes is not what holds it up.
-const RankCell* Board::sleeping_cell(int root) const {
-  const RankCell& first = at_root(root, 0);
-  if (is_asleep(first)) return &first;
-  if (first.life.waits_for_queue.load(std::memory_order_relaxed) == 0) return nullptr;
-  const RankCell* longest = nullptr;
+std::optional<Board::Sleep> Board::sleep_in(Place place) const {
+  const RankCell& cell = at_root(place.rank, place.channel);
+  const std::uint32_t awaited = cell.awaited.load(std::memory_order_relaxed);
+  if (awaited == 0 || std::cmp_greater(awaited, root_size())) return std::nullopt;
+  return Sleep{{static_cast<int>(awaited) - 1, place.channel}, time_in(cell.awaited_since)};
+}
+
+/// What keeps a thread from coming to a call: its own wait for other ranks, or that of the rank's thread, which gives it
+/// work; and the rank's thread may wait for a queue that waits for other ranks. What queues wait for beside a rank's
+/// thread that computes holds up nobody.
+std::optional<Board::Sleep> Board::sleep_that_holds_up(Place place) const {
+  if (const auto own = sleep_in(place)) return own;
+  if (const auto main = sleep_in({place.rank, 0})) return main;
+  if (life(place.rank).waits_for_queue.load(std::memory_order_relaxed) == 0) return std::nullopt;
+  std::optional<Sleep> only;
   for (int channel = 1; channel < kNumChannels; ++channel) {
-    const RankCell& cell = at_root(root, channel);
-    if (is_asleep(cell) && (!longest || time_in(cell.awaited_since) < time_in(longest->awaited_since))) longest = &cell;
+    const std::optional<Sleep> sleep = sleep_in({place.rank, channel});
+    if (sleep && only) return std::nullopt;  // which of the two is waited for is not known
+    if (sleep) only = sleep;
   }
-  return longest;
+  return only;
 }
 
 /// "frozen: ...", "waiting for rank 3 for 4.2 s", "busy in matmul for 4.2 s", ...; empty if nothing is known, as of
 /// threads that are in no call.
-std::string Board::state_of(int root) const {
-  if (is_frozen(root)) return fmt::format("frozen: no sign of life for {:.1f} s", seconds(silence_of(root)));
-  const auto since = [](const std::atomic<std::int64_t>& begin) { return seconds(clock_time() - time_in(begin)); };
-  if (const RankCell* cell = sleeping_cell(root))
-    return fmt::format("waiting for rank {} for {:.1f} s", awaited_by(*cell), since(cell->awaited_since));
-  const LifeCell& life = at_root(root, 0).life;
+std::string Board::state_of(Place place) const {
+  if (const auto quiet = frozen_for(place.rank))
+    return fmt::format("frozen: no sign of life for {:.1f} s", seconds(*quiet));
+  const auto age = [](Time begin) { return seconds(clock_time() - begin); };
+  if (const auto sleep = sleep_that_holds_up(place))
+    return fmt::format("waiting for rank {} for {:.1f} s", sleep->awaited.rank, age(sleep->since));
+  const LifeCell& life = this->life(place.rank);
   if (life.waits_for_queue.load(std::memory_order_relaxed) != 0) return "waiting for a queue of its own";
   const std::string stage = life.stage.load();
   const std::string in_stage = stage.empty() ? "" : fmt::format(" ({})", stage);
-  if (time_in(life.kernel_since) != Time(0))
-    return fmt::format("busy in {} for {:.1f} s{}", life.kernel.load(), since(life.kernel_since), in_stage);
+  if (const Time since = time_in(life.kernel_since); since != Time(0))
+    return fmt::format("busy in {} for {:.1f} s{}", life.kernel.load(), age(since), in_stage);
   if (time_in(life.beat) == Time(0)) return "";
   return fmt::format("alive, in no kernel{}", in_stage);
 }
 
-/// In which call it is, and its state.
+/// In which call its own thread is, and its state.
 std::string Board::activity_of(int root) const {
   const RankCell& cell = at_root(root, 0);
   std::string call;
   if (cell.is_in_subgroup.load(std::memory_order_acquire)) call = cell.subgroup_call.load();
   else if (is_in_call(cell)) call = call_in(cell);
-  const std::string state = state_of(root);
+  const std::string state = state_of({root, 0});
   if (call.empty()) return state.empty() ? "outside any collective" : state;
   return state.empty() ? "in " + call : fmt::format("in {}, {}", call, state);
 }
@@ -89,19 +98,20 @@ std::string Board::activity_of(int root) const {
 /// For whom a rank that this one waits for waits itself, and so on: who holds up all of them. Empty if that is the
 /// rank itself.
 std::string Board::end_of_chain(int root) const {
-  std::vector<int> chain{root_rank(), root};
+  std::vector<Place> chain{{root, channel()}};
   for (;;) {
-    const RankCell* cell = is_frozen(chain.back()) ? nullptr : sleeping_cell(chain.back());
-    const int next = cell ? awaited_by(*cell) : -1;
-    if (next < 0) break;
-    const auto seen = std::ranges::find(chain, next);
-    if (seen != chain.end())
-      return fmt::format(", held up in a circle: the ranks {} wait for each other",
-                         fmt::join(std::span(chain).subspan(static_cast<std::size_t>(seen - chain.begin())), ", "));
-    chain.push_back(next);
+    const auto sleep = frozen_for(chain.back().rank) ? std::nullopt : sleep_that_holds_up(chain.back());
+    if (!sleep) break;
+    const auto seen = std::ranges::find(chain, sleep->awaited);
+    if (seen != chain.end()) {
+      std::vector<int> ranks;
+      for (auto place = seen; place != chain.end(); ++place) ranks.push_back(place->rank);
+      return fmt::format(", held up in a circle: the ranks {} wait for each other", fmt::join(ranks, ", "));
+    }
+    chain.push_back(sleep->awaited);
   }
-  if (chain.size() == 2) return "";
-  return fmt::format(", held up by rank {}: {}", chain.back(), activity_of(chain.back()));
+  if (chain.size() == 1) return "";
+  return fmt::format(", held up by rank {}: {}", chain.back().rank, activity_of(chain.back().rank));
 }
 
 /// What the other ranks do while one is given up: those that are not waited for.
@@ -123,20 +133,21 @@ std::string Board::others_meanwhile(const Wait& wait) const {
 }
 
 void Board::check_deadlines(const Wait& wait) {
-  // However short the deadline: a sign is no sooner missed than it may be late.
   const Time deadline = deadline_;
-  const Time limit = std::max(std::min(options_.silence, deadline), quiet_after(options_.silence));
   const Silence silence = this->silence();
+  if (!silence.is_known()) return;
   for (int peer = 0; peer < size(); ++peer) {
-    const std::optional<Time> quiet = silence.of(time_in(at_root(root_rank(peer), 0).life.beat));
+    const int root = root_rank(peer);
+    const std::optional<Time> quiet = silence.of(time_in(life(root).beat));
+    // However short the deadline: a sign is no sooner missed than it may be late.
+    const Time limit = std::max(std::min(options_.silence, deadline), patience_with(root));
     if (peer == rank() || !quiet || *quiet < limit || has_come(wait, peer)) continue;
-    fail_group(wait,
-               fmt::format("{} is frozen: no sign of life for {:.3g} s (limit {:.3g} s) while rank {} waits for it "
-                           "in {}; {}{}",
-                           casualty(peer), seconds(silence_of(root_rank(peer))), seconds(limit), root_rank(),
-                           own_activity(wait), describe(peer), others_meanwhile(wait)));
+    fail_group(wait, fmt::format("{} is frozen: no sign of life for {:.3g} s (limit {:.3g} s) while rank {} waits for it "
+                                 "in {}; {}{}",
+                                 casualty(peer), seconds(*quiet), seconds(limit), root_rank(), own_activity(wait),
+                                 describe(peer), others_meanwhile(wait)));
   }
-  const Time waited = silence.now - silence.awake_since();
+  const Time waited = silence.waited();
   if (waited < deadline) return;
   const std::string missing = missing_ranks(wait);
   if (missing.empty()) return;

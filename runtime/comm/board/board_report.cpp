@@ -54,7 +54,8 @@ std::string Board::call_of(int rank, int channel) const { return call_in(cell(ra
 std::string Board::describe_call(int rank, int channel) const {
   const std::uint32_t awaited = cell(rank, channel).waiting_for.load(std::memory_order_relaxed);
   const std::string call = call_of(rank, channel);
-  const bool is_moving = awaited == 0 || std::cmp_equal(awaited, rank + 1);  // or delaying for a shaped link
+  // Or delaying for a shaped link. (What others write is no index before it was looked at.)
+  const bool is_moving = awaited == 0 || std::cmp_equal(awaited, rank + 1) || std::cmp_greater(awaited, size());
   return is_moving ? fmt::format("in {}, moving data", call)
                    : fmt::format("in {}, {} {}", call, kWaiting, root_rank(static_cast<int>(awaited) - 1));
 }
@@ -93,7 +94,7 @@ std::string Board::missing_ranks(const Wait& wait) const {
   std::string missing;
   for (int peer = 0; peer < size(); ++peer) {
     if (has_come(wait, peer)) continue;
-    const std::string description = describe(peer), state = state_of(root_rank(peer));
+    const std::string description = describe(peer), state = state_of({root_rank(peer), channel()});
     const bool is_said = state.empty() || (state.starts_with(kWaiting) && description.find(kWaiting) != state.npos);
     missing += fmt::format("{}rank {} ({}{}{}){}", missing.empty() ? "" : ", ", root_rank(peer), description,
                            is_said ? "" : "; ", is_said ? "" : state, end_of_chain(root_rank(peer)));
@@ -106,7 +107,7 @@ void Board::say_missing(const Wait& wait) {
   if (!options_.notice.say || Clock::now() < notice_clock_.next()) return;
   for (int peer = 0; peer < rank() && !wait.mail; ++peer)
     if (has_come(wait, peer) && cell(peer).waiting_for.load(std::memory_order_relaxed) != 0 &&
-        !is_frozen(root_rank(peer)))
+        !frozen_for(root_rank(peer)))
       return;
   notice_clock_.is_due(Clock::now());
   const std::string missing = missing_ranks(wait);

@@ -1,6 +1,7 @@
 #include "runtime/comm/board/heartbeat.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <string_view>
 #include <system_error>
@@ -34,7 +35,8 @@ class AllSignalsBlocked {
 }  // namespace
 
 Heartbeat::Heartbeat(LifeCell& cell, std::shared_ptr<const RunningOp> running, std::chrono::nanoseconds interval)
-    : cell_(cell), running_(std::move(running)), interval_(interval) {
+    : cell_(cell), running_(std::move(running)), interval_(interval), process_(::getpid()) {
+  cell_.interval.store(interval.count(), std::memory_order_relaxed);
   beat();
   const AllSignalsBlocked blocked;
   try {
@@ -47,27 +49,35 @@ Heartbeat::Heartbeat(LifeCell& cell, std::shared_ptr<const RunningOp> running, s
   }
 }
 
+// A forked child has no such thread, and what the thread held or waited for stays so for ever.
 Heartbeat::~Heartbeat() {
-  {
-    const std::lock_guard lock(mutex_);
-    stops_ = true;
+  if (::getpid() != process_) {
+    thread_.detach();
+    static_cast<void>(stop_.release());
+    return;
   }
-  stop_.notify_one();
+  {
+    const std::lock_guard lock(stop_->mutex);
+    stop_->is_asked = true;
+  }
+  stop_->bell.notify_one();
   thread_.join();
 }
 
 void Heartbeat::run() {
-  std::unique_lock lock(mutex_);
-  while (!stop_.wait_for(lock, interval_, [this] { return stops_; })) beat();
+  std::unique_lock lock(stop_->mutex);
+  while (!stop_->bell.wait_for(lock, interval_, [this] { return stop_->is_asked; })) beat();
 }
 
 void Heartbeat::beat() {
   const std::int64_t now = nanoseconds_now(), last = cell_.beat.load(std::memory_order_relaxed);
-  // A thread of a busy machine may be late by a beat or two; a process that was stopped has been longer away.
-  if (last == 0 || now - last > 4 * interval_.count()) cell_.revived.store(now, std::memory_order_relaxed);
+  const std::int64_t gap = last == 0 ? 0 : now - last, interval = interval_.count();
+  // On a busy machine it may be late by a beat or two.
+  if (gap > 4 * interval) cell_.lost.fetch_add(gap - interval, std::memory_order_relaxed);
   if (running_) {
-    const std::string_view* const kernel = running_->kernel.load(std::memory_order_relaxed);
-    const std::uint64_t begun = running_->begun.load(std::memory_order_relaxed);
+    // In this order: the name may be of a later kernel than the number, which the next beat puts right.
+    const std::uint64_t begun = running_->begun.load(std::memory_order_acquire);
+    const std::string_view* const kernel = running_->kernel.load(std::memory_order_acquire);
     if (!kernel) {
       cell_.kernel_since.store(0, std::memory_order_relaxed);
     } else if (begun != seen_ || cell_.kernel_since.load(std::memory_order_relaxed) == 0) {

@@ -1,5 +1,7 @@
 #pragma once
 // The sign of life of a rank that is a process.
+#include <sys/types.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <memory>
@@ -30,9 +32,13 @@ class Heartbeat {
   const std::chrono::nanoseconds interval_;
   std::uint64_t seen_ = 0;  // kernels begun, as of the last beat
   const char* seen_stage_ = nullptr;
-  std::mutex mutex_;
-  std::condition_variable stop_;
-  bool stops_ = false;
+  struct Stop {
+    std::mutex mutex;
+    std::condition_variable bell;
+    bool is_asked = false;
+  };
+  const pid_t process_;
+  std::unique_ptr<Stop> stop_ = std::make_unique<Stop>();
   std::thread thread_;
 };
 

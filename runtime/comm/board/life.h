@@ -23,30 +23,30 @@ inline std::chrono::nanoseconds quiet_after(std::chrono::nanoseconds silence) { 
 /// all ranks share. Zero where ranks are threads: they cannot stop apart.
 struct alignas(64) LifeCell {
   std::atomic<std::int64_t> beat{0};              // the last sign of life
-  std::atomic<std::int64_t> revived{0};           // when it began to give signs, or went on after a pause
+  std::atomic<std::int64_t> interval{0};          // between signs
+  std::atomic<std::int64_t> lost{0};              // the time without signs when they should have come: pauses of the process
   std::atomic<std::int64_t> kernel_since{0};      // 0: between kernels. Later than the truth by a beat at most
   std::atomic<std::uint32_t> waits_for_queue{0};  // whether the rank's thread waits for one of its queues
   SharedText<48> kernel;                          // name of the row
   SharedText<48> stage;                           // of the program: "start-up"; empty in training steps
 };
 
-/// From a rank that is waited for: how long there has been no sign of life. Counts from the last sign or from the
-/// beginning of the wait, whichever was later. Nothing is known while the waiting rank's own heart does not beat: a job
-/// that is stopped and goes on as a whole (Ctrl-Z, a suspended batch job) has missed nobody, so its pause counts for
-/// none of its waits.
+/// What a wait may hold against others. The time in which this process itself was stopped, or starved, counts for nobody:
+/// a job that is stopped and goes on as a whole (Ctrl-Z, a suspended batch job) has missed none. While the own heart
+/// does not beat nothing is known.
 struct Silence {
   using Time = std::chrono::nanoseconds;
   Time now, waiting_since;
-  Time own_beat, own_revived;
-  /// That is how long a heart may be late.
-  Time patience;
+  Time own_beat;  ///< 0: ranks give no signs
+  Time lost;      ///< by this process since the wait began
+  Time patience;  ///< how long a heart may be late
 
-  bool is_known() const { return now - own_beat < patience; }
-  /// Since when this rank waits and has been running all the time.
-  Time awake_since() const { return std::max(waiting_since, own_revived); }
+  bool is_known() const { return own_beat == Time(0) || now - own_beat < patience; }
+  Time waited() const { return now - waiting_since - lost; }
+  /// Of a rank that is waited for: since its last sign, or since the wait began if that was later.
   std::optional<Time> of(Time peer_beat) const {
     if (peer_beat == Time(0) || !is_known()) return std::nullopt;
-    return now - std::max(peer_beat, awake_since());
+    return std::max(now - std::max(peer_beat, waiting_since) - lost, Time(0));
   }
 };
 

@@ -287,14 +287,18 @@ class HostWatch {
     const Silence silence{.now = nanoseconds(Clock::now()),
                           .waiting_since = nanoseconds(start_),
                           .own_beat = read_time(own_.beat),
-                          .own_revived = read_time(own_.revived),
+                          .lost = read_time(own_.lost) - lost_before_,
                           .patience = quiet_after(meeting_.options.silence)};
     return silence.of(read_time(host_.beat)).value_or(std::chrono::nanoseconds(0));
   }
-  bool is_frozen() const { return silence() > quiet_after(meeting_.options.silence); }
+  /// How late rank 0's signs may be: by its own interval and by this rank's.
+  std::chrono::nanoseconds patience() const {
+    return std::max(4 * std::chrono::nanoseconds(host_.interval.load()), quiet_after(meeting_.options.silence));
+  }
+  bool is_frozen() const { return silence() > patience(); }
   void check() const {
     const std::chrono::nanoseconds silence = this->silence();
-    if (silence >= std::max(meeting_.silence, quiet_after(meeting_.options.silence)))
+    if (silence >= std::max(meeting_.silence, patience()))
       throw CommError(
           fmt::format("shm_group {}: rank 0 is frozen: no sign of life for {:.3g} s (limit {:.3g} s), before "
                       "all ranks had come",
@@ -305,6 +309,7 @@ class HostWatch {
   const Meeting& meeting_;
   const LifeCell &host_, &own_;
   const SocketTime start_ = Clock::now();
+  const std::chrono::nanoseconds lost_before_{own_.lost.load()};
 };
 
 /// Rank 0's next message, before `deadline`; nothing if it has gone.
