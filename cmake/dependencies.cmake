@@ -5,6 +5,7 @@ find_package(TBB 2021 REQUIRED)              # parallel loops inside CPU kernels
 find_package(Boost 1.74 REQUIRED)            # Asio: sockets with deadlines for the rendezvous store
 find_package(nlohmann_json 3.11 REQUIRED)    # manifests, safetensors headers, metrics
 find_package(tomlplusplus 3.3 REQUIRED)      # config files; header-only, so that its assertions become Errors
+find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)  # checksums of checkpoints and data; compiled in, so no library is needed
 if(BUILD_TESTING OR NOT DEFINED BUILD_TESTING)
   find_package(GTest 1.12 REQUIRED)          # tests
   find_package(Python3 REQUIRED COMPONENTS Interpreter)  # tools/check_layers.py

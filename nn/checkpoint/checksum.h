@@ -1,28 +1,28 @@
 #pragma once
-// The checksum of tensor bytes in checkpoints.
-#include <array>
+// The checksum of bytes in checkpoints: XXH64 with seed 0, by the xxHash library.
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
 namespace sherd {
 
-/// XXH64 with seed 0, of bytes added in parts. Own code: 60 lines, an order of magnitude faster than Boost.CRC's
-/// table, and 64 bits.
+/// Of bytes that are added in parts, of any sizes.
 class Checksum {
  public:
-  /// All parts but the last must have a multiple of 32 bytes; Error otherwise.
+  Checksum();
+  Checksum(Checksum&&) noexcept;
+  Checksum& operator=(Checksum&&) noexcept;
+  ~Checksum();
   void add(std::span<const std::byte> bytes);
+  /// Of all that was added so far.
   std::uint64_t value() const;
 
  private:
-  std::array<std::uint64_t, 4> lanes_ = kStart;
-  std::array<std::byte, 32> tail_{};  // what the last part has beyond whole stripes
-  std::size_t tail_bytes_ = 0;
-  std::uint64_t total_ = 0;
-  static const std::array<std::uint64_t, 4> kStart;
+  struct State;  // the library's, whose header users need not have
+  std::unique_ptr<State> state_;
 };
 
 /// The same in one call.

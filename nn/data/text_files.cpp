@@ -88,7 +88,7 @@ std::string ContentHash::to_text() const {
 }
 
 ContentHash TextFiles::content_hash(std::int64_t whole_bytes) const {
-  constexpr std::int64_t kReadBytes = 1 << 20;  // a multiple of what a checksum takes in parts
+  constexpr std::int64_t kReadBytes = 1 << 20;
   ContentHash hash{.all_bytes = bytes()};
   Checksum sum;
   std::vector<char> buffer(static_cast<std::size_t>(std::min(bytes(), kReadBytes)));

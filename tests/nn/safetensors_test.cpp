@@ -261,15 +261,12 @@ TEST(Checksum, PartsGiveTheSumOfTheWhole) {
   std::iota(bytes.begin(), bytes.end(), '\0');
   const auto all = std::as_bytes(std::span(bytes));
   for (std::size_t size = 0; size <= bytes.size(); ++size)
-    for (std::size_t cut = 0; cut <= size; cut += 32) {
+    for (std::size_t cut = 0; cut <= size; ++cut) {
       Checksum sum;
       sum.add(all.first(cut));
       sum.add(all.first(size).subspan(cut));
       EXPECT_EQ(sum.value(), checksum(all.first(size))) << size << " " << cut;
     }
-  Checksum sum;
-  sum.add(all.first(33));
-  EXPECT_THROW(sum.add(all.first(1)), Error);
 }
 
 TEST(Checksum, TextIsSixteenDigits) {
