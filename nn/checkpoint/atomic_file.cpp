@@ -17,8 +17,8 @@ namespace {
 constexpr std::size_t kMaxWriteBytes = std::size_t{1} << 30;  // Linux writes at most 2 GiB - 4 KiB at once.
 }  // namespace
 
-AtomicFile::AtomicFile(std::string path, std::int64_t expected_bytes)
-    : path_(std::move(path)), partial_(path_ + ".partial"), expected_bytes_(expected_bytes) {
+AtomicFile::AtomicFile(std::string path, std::int64_t expected_bytes, BlockHasher* hasher)
+    : path_(std::move(path)), partial_(path_ + ".partial"), expected_bytes_(expected_bytes), hasher_(hasher) {
   descriptor_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   check(descriptor_ >= 0, "cannot create \"{}\": {}", partial_, std::strerror(errno));
 }
@@ -30,6 +30,7 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
+  if (hasher_) hasher_->add(bytes);
   while (!bytes.empty()) {
     const ssize_t count = ::write(descriptor_, bytes.data(), std::min(bytes.size(), kMaxWriteBytes));
     if (count < 0 && errno == EINTR) continue;

@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "nn/checkpoint/rank_file.h"
+#include "nn/checkpoint/checkpoint_reader.h"
 
 namespace sherd {
 

@@ -56,8 +56,21 @@ void check_tensor(std::span<const PieceEntry* const> pieces) {
        to_string((*one)->box), (*one)->file, to_string((*other)->box), (*other)->file);
 }
 
+/// A piece lies in a file whose blocks have sums, or, of an earlier version, has a checksum of its own.
+void check_place(const Manifest& manifest, const PieceEntry& piece) {
+  if (piece.checksum) return;
+  const auto found = manifest.blocks.find(piece.file);
+  if (found == manifest.blocks.end())
+    fail("{} \"{}\": there are no checksums of its file \"{}\"", piece.kind, piece.name, piece.file);
+  const std::int64_t file_bytes = found->second.bytes;
+  if (piece.at < 0 || piece.bytes < 0 || piece.at > file_bytes || piece.bytes > file_bytes - piece.at)
+    fail("{} \"{}\": {} bytes from byte {} on are not in \"{}\", which has {}", piece.kind, piece.name, piece.bytes,
+         piece.at, piece.file, file_bytes);
+}
+
 void check_pieces(const Manifest& manifest) {
   check(manifest.files.empty() || is_plain_name(manifest.files), "\"{}\" is no folder name", manifest.files);
+  for (const auto& [file, sums] : manifest.blocks) check(is_plain_name(file), "\"{}\" is no file name", file);
   std::vector<const PieceEntry*> order;
   order.reserve(manifest.pieces.size());
   for (const PieceEntry& piece : manifest.pieces) order.push_back(&piece);
@@ -67,11 +80,17 @@ void check_pieces(const Manifest& manifest) {
   for (auto begin = order.begin(); begin != order.end();) {
     const auto end = std::find_if(begin, order.end(), [&](const PieceEntry* p) { return tensor(p) != tensor(*begin); });
     check_tensor({begin, end});
+    for (auto piece = begin; piece != end; ++piece) check_place(manifest, **piece);
     begin = end;
   }
 }
 
 }  // namespace
+
+void add(Manifest& manifest, const RankFile& file) {
+  manifest.blocks.emplace(file.name, file.blocks);
+  manifest.pieces.insert(manifest.pieces.end(), file.pieces.begin(), file.pieces.end());
+}
 
 void commit(const std::string& dir, const std::string& name, const Manifest& manifest) {
   const fs::path folder = fs::path(dir) / name;
@@ -101,6 +120,8 @@ Manifest read_manifest(const std::string& where) {
     Manifest manifest = manifest_from_json(*file);
     check_pieces(manifest);
     return manifest;
+  } catch (const NewerVersion& error) {
+    throw NewerVersion(fmt::format("\"{}\": {}", file->path(), error.message()));
   } catch (const Error& error) { fail("\"{}\" is damaged: {}", file->path(), error.message()); }
 }
 

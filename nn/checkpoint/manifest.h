@@ -7,10 +7,15 @@
 // Other saves stay untouched until then, so a crash or a full disk at any moment costs only the new one.
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
+#include <vector>
 
+#include "nn/checkpoint/block_sums.h"
 #include "nn/checkpoint/box.h"
 #include "runtime/tensor/dtype.h"
 #include "runtime/tensor/error.h"
@@ -25,11 +30,19 @@ struct PieceEntry {
   DType dtype = DType::f32;
   Shape shape;  ///< global
   Box box;
-  std::string file;  ///< inside the save's folder
-  std::uint64_t checksum = 0;
+  std::string file;     ///< inside the save's folder
+  std::int64_t at = 0;  ///< of its first byte in the file; since version 4
   std::int64_t bytes = 0;
-  int part = 0;  ///< among the boxes of the tensor in its file; most ranks have one
+  int part = 0;                                ///< among the boxes of the tensor in its file; most ranks have one
+  std::optional<std::uint64_t> checksum = {};  ///< of its bytes; until version 3, where files had no sums of blocks
   friend bool operator==(const PieceEntry&, const PieceEntry&) = default;
+};
+
+/// What one rank has written of a save.
+struct RankFile {
+  std::string name;  ///< inside the save's folder
+  BlockSums blocks;
+  std::vector<PieceEntry> pieces;
 };
 
 using StateValue = std::variant<std::int64_t, double, std::string>;
@@ -42,7 +55,8 @@ struct Manifest {
   std::string config;      ///< TOML
   std::string vocabulary;  ///< Vocabulary::to_text()
   std::map<std::string, StateValue> state;
-  std::deque<PieceEntry> pieces;  ///< grows without a copy of what it holds
+  std::deque<PieceEntry> pieces;                         ///< grows without a copy of what it holds
+  std::map<std::string, BlockSums, std::less<>> blocks;  ///< of the rank files, by name; since version 4
 
   /// The state under `key`; throws Error naming it if it is missing or of another type.
   template <class T>
@@ -55,12 +69,21 @@ struct Manifest {
   }
 };
 
+/// Puts what a rank has written into the manifest.
+void add(Manifest& manifest, const RankFile& file);
+
 /// Called by one rank when all files of the save DIR/NAME are written: checks that the pieces cover every tensor
 /// exactly, and writes the manifest. Blocks on the disk. On failure it throws Error and there is no such save.
 void commit(const std::string& dir, const std::string& name, const Manifest& manifest);
 
-/// The manifest of the newest save at `path` (list_saves). Throws Error naming the file if it is missing, damaged, of
-/// another version, or if its pieces do not cover their tensors exactly.
+/// A save of a program that is newer than this one: good, as far as can be told, and not to be passed over.
+class NewerVersion : public Error {
+ public:
+  using Error::Error;
+};
+
+/// The manifest of the newest save at `path` (list_saves). Throws Error naming the file if it is missing, damaged, or
+/// if its pieces do not cover their tensors exactly; NewerVersion, with what to do, if it is of a later version.
 Manifest read_manifest(const std::string& path);
 
 }  // namespace sherd

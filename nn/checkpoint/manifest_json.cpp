@@ -19,8 +19,9 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kFormat = "sherd checkpoint";
-constexpr std::int64_t kOldestVersion = 1, kVersion = 3;
-constexpr std::size_t kMaxStates = 100'000;
+constexpr std::int64_t kOldestVersion = 1, kVersion = 4;
+constexpr std::int64_t kFirstWithItsVersion = 4;  // in the checksum
+constexpr std::size_t kMaxStates = 100'000, kMaxFiles = 10'000'000;
 constexpr std::array<std::string_view, 6> kFields = {"config", "run", "save", "step", "vocabulary", "world_size"};
 
 // ---- writing
@@ -45,14 +46,19 @@ void append_pieces(const Pieces& pieces, std::string_view separator, std::string
   std::string_view before;
   for (const PieceEntry& piece : pieces) {
     fmt::format_to(std::back_inserter(text),
-                   R"({}{{"bytes":{},"checksum":"{}","dtype":"{}","extent":[{}],"file":{},"kind":{},"name":{},)"
+                   R"({}{{"at":{},"bytes":{},{}"dtype":"{}","extent":[{}],"file":{},"kind":{},"name":{},)"
                    R"("offset":[{}],{}"shape":[{}]}})",
-                   before, piece.bytes, checksum_text(piece.checksum), name(piece.dtype),
-                   fmt::join(piece.box.shape, ","), json_text(piece.file), json_text(piece.kind), json_text(piece.name),
-                   fmt::join(piece.box.offset, ","), piece.part > 0 ? fmt::format("\"part\":{},", piece.part) : "",
-                   fmt::join(piece.shape, ","));
+                   before, piece.at, piece.bytes,
+                   piece.checksum ? fmt::format("\"checksum\":\"{}\",", checksum_text(*piece.checksum)) : "",
+                   name(piece.dtype), fmt::join(piece.box.shape, ","), json_text(piece.file), json_text(piece.kind),
+                   json_text(piece.name), fmt::join(piece.box.offset, ","),
+                   piece.part > 0 ? fmt::format("\"part\":{},", piece.part) : "", fmt::join(piece.shape, ","));
     before = separator;
   }
+}
+
+std::string blocks_json(const std::string& file, const BlockSums& blocks) {
+  return fmt::format(R"({}:{{"bytes":{},"sums":"{}"}})", json_text(file), blocks.bytes, block_sums_text(blocks.sums));
 }
 
 // ---- reading
@@ -120,9 +126,23 @@ PieceEntry read_piece(const json& object) {
   else piece.box = {read_dims(object, "offset"), read_dims(object, "extent")};
   if (object.contains("part")) piece.part = read_part(object);
   piece.file = read_string(object, "file");
-  piece.checksum = checksum_from_text(read_string(object, "checksum"));
+  if (object.contains("checksum")) piece.checksum = checksum_from_text(read_string(object, "checksum"));
+  else piece.at = read_integer(object, "at");
   piece.bytes = read_integer(object, "bytes");
   return piece;
+}
+
+/// The sums of files' blocks, by the files' names.
+JsonMembers blocks_into(std::map<std::string, BlockSums, std::less<>>& blocks) {
+  JsonMembers files{.name = "blocks", .required = false};
+  files.each = [&blocks](const std::string& file, const json& value) {
+    check(blocks.size() < kMaxFiles, "it lists more than {} files", kMaxFiles);
+    try {
+      BlockSums sums = block_sums_from_text(read_integer(value, "bytes"), read_string(value, "sums"));
+      check(blocks.emplace(file, std::move(sums)).second, "it stands twice");
+    } catch (const Error& error) { fail("the checksums of \"{}\": {}", file, error.message()); }
+  };
+  return files;
 }
 
 /// An array of pieces, which are appended to `pieces`. Errors say which one is wrong, counted from 0.
@@ -143,14 +163,20 @@ JsonMembers pieces_into(std::deque<PieceEntry>& pieces) {
 
 /// A manifest's text, told apart without being parsed.
 struct Envelope {
-  std::string outside;         ///< what stands around the inner object, with null in its place
-  std::uint64_t checksum = 0;  ///< of the inner object without white space
+  std::string outside;  ///< what stands around the inner object, with null in its place
+  Checksum sum;         ///< of the inner object without white space
 };
+
+/// A bit that flips in the version's number must not make it another version's file.
+void add_version(Checksum& sum, std::int64_t version) {
+  if (version < kFirstWithItsVersion) return;
+  const std::string text = fmt::format("version {}", version);
+  sum.add(std::as_bytes(std::span(text)));
+}
 
 Envelope open_envelope(std::streambuf& text) {
   constexpr std::size_t kMaxOutside = 4096, kPart = 4096;
   Envelope envelope;
-  Checksum sum;
   std::string part;
   int depth = 0;
   bool in_string = false, escaped = false;
@@ -165,25 +191,29 @@ Envelope open_envelope(std::streambuf& text) {
     if (c == '"' && !escaped) in_string = !in_string;
     escaped = in_string && c == '\\' && !escaped;
     if (part.size() == kPart) {
-      sum.add(std::as_bytes(std::span(part)));
+      envelope.sum.add(std::as_bytes(std::span(part)));
       part.clear();
     }
     check(envelope.outside.size() <= kMaxOutside, "it is not a Sherd checkpoint");
   }
-  sum.add(std::as_bytes(std::span(part)));
-  envelope.checksum = sum.value();
+  envelope.sum.add(std::as_bytes(std::span(part)));
   return envelope;
 }
 
-void check_envelope(const Envelope& envelope) {
+void check_envelope(Envelope envelope) {
   const json outside = parse_bounded_json(envelope.outside);
   check(outside.is_object() && outside.contains("format") && outside["format"] == kFormat,
         "it is not a Sherd checkpoint");
   const std::int64_t version = read_integer(outside, "version");
-  check(version >= kOldestVersion && version <= kVersion, "its version is {}; this program reads versions {} to {}",
-        version, kOldestVersion, kVersion);
-  const std::string stored = read_string(outside, "checksum"), found = checksum_text(envelope.checksum);
+  check(version >= kOldestVersion, "its version is {}; the first one is {}", version, kOldestVersion);
+  add_version(envelope.sum, version);
+  const std::string stored = read_string(outside, "checksum"), found = checksum_text(envelope.sum.value());
   check(stored == found, "its checksum is {}, its contents give {}; the file was changed", stored, found);
+  if (version > kVersion)
+    throw NewerVersion(fmt::format(
+        "a newer Sherd wrote this save: its version is {}, this program reads versions {} to {}. Read it with that "
+        "Sherd or a later one; an older save can be named by its own folder",
+        version, kOldestVersion, kVersion));
 }
 
 }  // namespace
@@ -193,10 +223,16 @@ std::string manifest_to_json(const Manifest& manifest) {
   try {
     std::string text = fmt::format("{{\"checksum\":\"{}\",\"format\":\"{}\",\"version\":{},\"manifest\":{{\n",
                                    kNoChecksum, kFormat, kVersion);
-    text += fmt::format(" \"config\":{},\n \"pieces\":[\n  ", json_text(manifest.config));
+    text += " \"blocks\":{";
+    std::string_view before;
+    for (const auto& [file, blocks] : manifest.blocks) {
+      text += fmt::format("{}\n  {}", before, blocks_json(file, blocks));
+      before = ",";
+    }
+    text += fmt::format("\n }},\n \"config\":{},\n \"pieces\":[\n  ", json_text(manifest.config));
     append_pieces(manifest.pieces, ",\n  ", text);
     text += fmt::format("\n ],\n \"run\":{},\n \"state\":{{", json_text(manifest.run));
-    std::string_view before;
+    before = "";
     for (const auto& [key, value] : manifest.state) {
       text += fmt::format("{}\n  {}:{}", before, json_text(key), to_json(value));
       before = ",";
@@ -204,7 +240,9 @@ std::string manifest_to_json(const Manifest& manifest) {
     text += fmt::format("\n }},\n \"step\":{},\n \"vocabulary\":{},\n \"world_size\":{}\n}}}}\n", manifest.step,
                         json_text(manifest.vocabulary), manifest.world_size);
     TextBuffer buffer(text);
-    text.replace(text.find(kNoChecksum), kNoChecksum.size(), checksum_text(open_envelope(buffer).checksum));
+    Checksum sum = open_envelope(buffer).sum;
+    add_version(sum, kVersion);
+    text.replace(text.find(kNoChecksum), kNoChecksum.size(), checksum_text(sum.value()));
     return text;
   } catch (const json::exception& error) { fail("a text in it is not UTF-8: {}", error.what()); }
 }
@@ -224,7 +262,7 @@ Manifest manifest_from_json(const InputFile& file) {
     if (std::find(kFields.begin(), kFields.end(), key) == kFields.end()) return;
     check(fields.emplace(key, std::move(value)).second, "the name \"{}\" stands twice", key);
   };
-  inner.large = {pieces_into(manifest.pieces), state};
+  inner.large = {blocks_into(manifest.blocks), pieces_into(manifest.pieces), state};
   read_json(again, {.large = {inner}});
 
   manifest.step = read_integer(fields, "step");
@@ -239,6 +277,13 @@ Manifest manifest_from_json(const InputFile& file) {
   return manifest;
 }
 
+std::uint64_t manifest_checksum(std::string_view inner, std::int64_t version) {
+  Checksum sum;
+  sum.add(std::as_bytes(std::span(inner)));
+  add_version(sum, version);
+  return sum.value();
+}
+
 std::string pieces_to_json(std::span<const PieceEntry> pieces) {
   std::string text = "[";
   append_pieces(pieces, ",", text);
@@ -250,6 +295,15 @@ std::deque<PieceEntry> pieces_from_json(std::string_view text) {
   std::deque<PieceEntry> pieces;
   read_json(text, pieces_into(pieces));
   return pieces;
+}
+
+std::string rank_file_to_json(const RankFile& file) {
+  return fmt::format(R"({{"blocks":{{{}}},"pieces":{}}})", blocks_json(file.name, file.blocks),
+                     pieces_to_json(file.pieces));
+}
+
+void rank_file_into(Manifest& manifest, std::string_view text) {
+  read_json(text, {.large = {blocks_into(manifest.blocks), pieces_into(manifest.pieces)}});
 }
 
 }  // namespace sherd

@@ -1,12 +1,11 @@
 #pragma once
-// Writes one rank's pieces of a checkpoint, and reads any box of a tensor back from the pieces that hold it.
+// Writes one rank's pieces of a checkpoint. checkpoint_reader.h reads any box of a tensor back from such files.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -46,53 +45,11 @@ struct Piece {
 /// Parameter names use dots, so slash and # keep kinds and parts apart.
 std::string stored_name(const std::string& kind, const std::string& name, int part = 0);
 
-/// Writes DIR/SAVE/rank-NNNNN.safetensors and returns its entries for the manifest. Makes the folders. Blocks on the
+/// Whether a tensor of this type lies before another one in every rank file: wide dtypes first, then by stored name.
+bool lies_before(DType dtype, std::string_view stored, DType other_dtype, std::string_view other_stored);
+
+/// Writes DIR/SAVE/rank-NNNNN.safetensors and returns what the manifest says of it. Makes the folders. Blocks on the
 /// disk; throws Error naming the file (disk full, bytes that do not fit the box) and leaves no partial file.
-std::vector<PieceEntry> write_rank_file(const std::string& dir, const std::string& save, int rank,
-                                        std::span<const Piece> pieces);
-
-/// A committed checkpoint, opened for reading. Any rank can read any box, so the number of ranks and the sharding may
-/// differ from those that saved it; bitwise resume asks for the same number by require_world_size().
-class CheckpointReader {
- public:
-  /// `path` is one save, or a folder of saves, of which the newest is taken. Reads and checks the manifest and the
-  /// headers of all files: a missing or truncated file is an Error here, on every rank that opens the checkpoint.
-  explicit CheckpointReader(const std::string& path);
-  CheckpointReader(CheckpointReader&&) = default;
-  CheckpointReader(const CheckpointReader&) = delete;
-
-  const Manifest& manifest() const { return manifest_; }
-  /// The save's folder.
-  const std::string& dir() const { return dir_; }
-
-  /// Throws Error if the checkpoint was written by another number of ranks: a resume would not be bitwise.
-  void require_world_size(int world_size) const;
-  /// Throws Error listing the (kind, name) pairs that are missing from the checkpoint or in it but not in `wanted`.
-  void require_exactly(const std::set<std::pair<std::string, std::string>>& wanted) const;
-  /// Reads every byte and compares all checksums; throws Error naming the first file and tensor that differ. Called
-  /// before a resume by every rank, so that a flipped bit stops all of them with the same message.
-  void verify() const;
-
-  bool contains(const std::string& kind, const std::string& name) const;
-  /// Any piece of the tensor: its dtype and global shape. Throws Error naming it if it is missing.
-  const PieceEntry& describe(const std::string& kind, const std::string& name) const;
-  /// Throws Error if the tensor is missing, or is not of this dtype and shape, or the box does not lie in it. Reads no
-  /// bytes, so it says nothing of damage.
-  void check_box(const std::string& kind, const std::string& name, DType dtype, const Shape& shape,
-                 const Box& box) const;
-  /// Copies a box of the tensor to `out`, from as many pieces as hold it; the checksum of each is compared first.
-  /// Throws Error as check_box().
-  void read_box(const std::string& kind, const std::string& name, DType dtype, const Shape& shape, const Box& box,
-                std::span<std::byte> out) const;
-
- private:
-  void compare_checksum(const PieceEntry& piece) const;
-
-  std::string dir_;
-  Manifest manifest_;
-  std::map<std::pair<std::string, std::string>, std::vector<const PieceEntry*>> tensors_;
-  std::map<std::string, SafetensorsFile> files_;
-  mutable bool verified_ = false;
-};
+RankFile write_rank_file(const std::string& dir, const std::string& save, int rank, std::span<const Piece> pieces);
 
 }  // namespace sherd

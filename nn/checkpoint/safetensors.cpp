@@ -214,12 +214,12 @@ const TensorEntry& SafetensorsFile::at(std::string_view name) const {
 }
 
 SafetensorsWriter::SafetensorsWriter(const std::string& path, std::span<const TensorInfo> tensors,
-                                     const std::map<std::string, std::string>& metadata)
+                                     const std::map<std::string, std::string>& metadata, BlockHasher* hasher)
     : path_(path) {
   const std::string header = make_header(path, tensors, metadata);
   const std::uint64_t header_bytes = header.size();
   for (const TensorInfo& tensor : tensors) left_bytes_ += byte_count(tensor.dtype, tensor.shape);
-  file_.emplace(path, static_cast<std::int64_t>(kLengthBytes + header_bytes) + left_bytes_);
+  file_.emplace(path, static_cast<std::int64_t>(kLengthBytes + header_bytes) + left_bytes_, hasher);
   file_->write(std::as_bytes(std::span(&header_bytes, 1)));
   file_->write(std::as_bytes(std::span(header)));
 }

@@ -81,11 +81,14 @@ class SafetensorsFile {
 /// stays.
 class SafetensorsWriter {
  public:
-  /// The header is written now; tensors are stored in the order given.
+  /// The header is written now; tensors are stored in the order given. `hasher`, if there is one, is told of all bytes
+  /// of the file.
   SafetensorsWriter(const std::string& path, std::span<const TensorInfo> tensors,
-                    const std::map<std::string, std::string>& metadata = {});
+                    const std::map<std::string, std::string>& metadata = {}, BlockHasher* hasher = nullptr);
   /// The next bytes, of any number of tensors.
   void write(std::span<const std::byte> bytes);
+  /// In the file, of the next byte that is written.
+  std::int64_t position() const { return file_->position(); }
   /// Blocks on the disk. Error unless all bytes of all tensors were written.
   void commit();
 

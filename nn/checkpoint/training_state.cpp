@@ -1,5 +1,6 @@
 #include "nn/checkpoint/training_state.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -97,15 +98,15 @@ void save_checkpoint(const std::string& dir, Manifest manifest, const std::vecto
   std::string entries;
   together(group, [&] {
     const std::vector<Piece> pieces = own_pieces(state, group.rank());
-    entries = pieces_to_json(write_rank_file(dir, save, group.rank(), pieces));
+    entries = rank_file_to_json(write_rank_file(dir, save, group.rank(), pieces));
   });
   const std::vector<std::string> all = gather_text(group, entries);
   together(group, [&] {
     if (group.rank() != 0) return;
     manifest.world_size = group.size();
     manifest.pieces.clear();
-    for (const std::string& text : all)
-      for (PieceEntry& piece : pieces_from_json(text)) manifest.pieces.push_back(std::move(piece));
+    manifest.blocks.clear();
+    for (const std::string& text : all) rank_file_into(manifest, text);
     commit(dir, save, manifest);
     remove_older_saves(dir, save, retention);
   });
@@ -113,52 +114,44 @@ void save_checkpoint(const std::string& dir, Manifest manifest, const std::vecto
 
 namespace {
 
-/// The folders of the saves that rank 0 sees: another rank may look while a run saves there. A ghost rank, which has no
-/// rank 0 beside it, looks itself.
-std::vector<std::string> saves_of_rank_zero(const std::string& path, ProcessGroup& group) {
-  std::string text;
-  together(group, [&] {
-    if (group.rank() != 0 && !RankContext::current().is_ghost()) return;
-    for (const SavePlace& save : list_saves(path)) text += save.folder + '\0';
-    check(!text.empty(), "no checkpoint: \"{}\" holds neither manifest.json nor a folder step-... with one", path);
-  });
-  text = gather_text(group, text)[0];
-  std::vector<std::string> folders;
-  for (std::size_t begin = 0, end; (end = text.find('\0', begin)) != text.npos; begin = end + 1)
-    folders.push_back(text.substr(begin, end - begin));
-  return folders;
+/// As their bytes lie in rank files, so that those next to each other share blocks at their edges.
+std::vector<const StateEntry*> in_file_order(const std::vector<StateEntry>& state) {
+  struct Place {
+    DType dtype;
+    std::string stored;
+    const StateEntry* entry;
+  };
+  std::vector<Place> places;
+  for (const StateEntry& entry : state)
+    places.push_back({state_tensor(entry).dtype(), stored_name(entry.kind, entry.name), &entry});
+  std::ranges::stable_sort(
+      places, [](const Place& a, const Place& b) { return lies_before(a.dtype, a.stored, b.dtype, b.stored); });
+  std::vector<const StateEntry*> order;
+  for (const Place& place : places) order.push_back(place.entry);
+  return order;
 }
 
-/// The first of the ranks' failures to open the save; null and a reason, or a reader and none.
-std::pair<std::unique_ptr<CheckpointReader>, std::string> open_together(const std::string& folder, ProcessGroup& group,
-                                                                        Verify verify) {
-  std::unique_ptr<CheckpointReader> reader;
-  try {
-    together(group, [&] {
-      reader = std::make_unique<CheckpointReader>(folder);
-      if (verify == Verify::bytes) reader->verify();
-    });
-  } catch (const CommError&) { throw; } catch (const Error& error) {
-    return {nullptr, error.what()};
+void load_entry(const CheckpointReader& reader, const StateEntry& entry) {
+  const Tensor& value = state_tensor(entry);
+  const Shape& shape = state_shape(entry);
+  check(!value.local().is_meta(), "\"{}\" has no memory to load its values into; call model.materialize() first",
+        entry.name);
+  for (const LocalPart& part : local_parts(value, shape)) {
+    // A rank without elements reads none, and a ghost has nothing to read into; both check name, dtype and shape.
+    Tensor loaded = Tensor::empty(part.box.shape, value.dtype());
+    if (loaded.is_ghost()) reader.check_box(entry.kind, entry.name, value.dtype(), shape, part.box);
+    else
+      reader.read_box(entry.kind, entry.name, value.dtype(), shape, part.box,
+                      {static_cast<std::byte*>(loaded.raw()), static_cast<std::size_t>(loaded.bytes())});
+    if (loaded.numel() > 0) copy_into(part.values, std::move(loaded));
   }
-  return {std::move(reader), ""};
+  entry.slot->mark_whole();
+  if (!entry.parameter) return;
+  entry.parameter->reshard();  // what is gathered of the old values is stale
+  entry.parameter->mark_initialised();
 }
 
 }  // namespace
-
-std::unique_ptr<CheckpointReader> open_newest_good(const std::string& path, ProcessGroup& group, Verify verify,
-                                                   const std::function<void(const std::string&)>& say) {
-  std::string reasons;
-  for (const std::string& folder : saves_of_rank_zero(path, group)) {
-    auto [reader, reason] = open_together(folder, group, verify);
-    if (reader) {
-      if (!reasons.empty() && group.rank() == 0) say(fmt::format("going on with \"{}\": {}", folder, reasons));
-      return std::move(reader);
-    }
-    reasons += (reasons.empty() ? "" : "; ") + reason;
-  }
-  throw Error(reasons);
-}
 
 void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state) {
   const GradMode off(false);
@@ -169,29 +162,13 @@ void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntr
                     std::as_writable_bytes(std::span(&value, 1)));
     return value;
   });
-  for (const StateEntry& entry : state) {
-    if (entry.usually) {
-      scalars.load(entry);
-      entry.slot->mark_whole();
+  for (const StateEntry* entry : in_file_order(state)) {
+    if (!entry->usually) {
+      load_entry(reader, *entry);
       continue;
     }
-    const Tensor& value = state_tensor(entry);
-    const Shape& shape = state_shape(entry);
-    check(!value.local().is_meta(), "\"{}\" has no memory to load its values into; call model.materialize() first",
-          entry.name);
-    for (const LocalPart& part : local_parts(value, shape)) {
-      // A rank without elements reads none, and a ghost has nothing to read into; both check name, dtype and shape.
-      Tensor loaded = Tensor::empty(part.box.shape, value.dtype());
-      if (loaded.is_ghost()) reader.check_box(entry.kind, entry.name, value.dtype(), shape, part.box);
-      else
-        reader.read_box(entry.kind, entry.name, value.dtype(), shape, part.box,
-                        {static_cast<std::byte*>(loaded.raw()), static_cast<std::size_t>(loaded.bytes())});
-      if (loaded.numel() > 0) copy_into(part.values, std::move(loaded));
-    }
-    entry.slot->mark_whole();
-    if (!entry.parameter) continue;
-    entry.parameter->reshard();  // what is gathered of the old values is stale
-    entry.parameter->mark_initialised();
+    scalars.load(*entry);
+    entry->slot->mark_whole();
   }
 }
 

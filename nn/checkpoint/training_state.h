@@ -1,12 +1,10 @@
 #pragma once
 // Saving and loading a model and its optimizer: every rank writes the boxes it owns, rank 0 commits the manifest.
-#include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "nn/checkpoint/manifest.h"
-#include "nn/checkpoint/rank_file.h"
+#include "nn/checkpoint/checkpoint_reader.h"
+#include "nn/checkpoint/newest_good.h"
 #include "nn/checkpoint/saves.h"
 #include "nn/module.h"
 #include "nn/optim/loss_scaler.h"
@@ -47,21 +45,13 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer = nul
 void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
                      ProcessGroup& group, const Retention& retention = {});
 
-/// What is checked when a save is opened: its manifest and the headers of its files, or every byte of them.
-enum class Verify { headers, bytes };
-
-/// Opens the newest good save at `path`, a folder of saves or one save; the same one on all ranks, good on all. `say`
-/// is told on rank 0, in one sentence each, which newer ones were skipped and why. Collective, and with
-/// Verify::bytes every rank reads everything. Throws Error, on every rank, if no save is good, with the reasons.
-std::unique_ptr<CheckpointReader> open_newest_good(const std::string& path, ProcessGroup& group, Verify verify,
-                                                   const std::function<void(const std::string&)>& say);
-
 /// Fills the slots with the checkpoint's values, each rank its own shards; any number of ranks, in any layouts, may
-/// have written it. The model must be materialised; units that are gathered are resharded. Missing tensors, other
-/// shapes and damaged bytes are Errors; further tensors in the checkpoint are not (CheckpointReader::require_exactly
-/// checks that). Local: wrap in together() when ranks must agree. On a ghost rank names, dtypes and shapes are checked
-/// and the memory of loading is accounted; no bytes are read but the counts of steps, whose values say which slots
-/// share one, so bytes that are damaged go unnoticed.
+/// have written it. Reads and checks no other bytes than those in the blocks of these shards (read_box). The model must
+/// be materialised; units that are gathered are resharded. Missing tensors and other shapes are Errors, damaged bytes
+/// DamagedSave, after which some slots may have new values: for a use of use_newest_good(). Further tensors in the
+/// checkpoint are none (CheckpointReader::require_exactly checks that). Local: wrap in together() when ranks must
+/// agree. On a ghost rank names, dtypes and shapes are checked and the memory of loading is accounted; no bytes are
+/// read but the counts of steps, whose values say which slots share one, so bytes that are damaged go unnoticed.
 void load_checkpoint(const CheckpointReader& reader, const std::vector<StateEntry>& state);
 
 }  // namespace sherd::nn

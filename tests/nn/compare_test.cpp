@@ -39,7 +39,7 @@ std::string write_save(const std::string& dir, int ranks, const std::vector<Stor
                                                               static_cast<std::size_t>(numel(piece.box))));
       if (numel(piece.box) > 0) pieces.push_back(piece);
     }
-    for (const PieceEntry& entry : write_rank_file(dir, "step-000001", rank, pieces)) manifest.pieces.push_back(entry);
+    add(manifest, write_rank_file(dir, "step-000001", rank, pieces));
   }
   commit(dir, "step-000001", manifest);
   return dir;

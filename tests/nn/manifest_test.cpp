@@ -9,9 +9,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "nn/checkpoint/checkpoint_reader.h"
 #include "nn/checkpoint/checksum.h"
 #include "nn/checkpoint/manifest_json.h"
-#include "nn/checkpoint/rank_file.h"
 #include "nn/checkpoint/saves.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
@@ -61,10 +61,12 @@ class Checkpoint : public ::testing::Test {
       const std::int64_t from = rank == 0 ? 0 : 3, rows = rank == 0 ? 3 : 2;
       std::vector pieces = {rows_of("param", w_, from, rows), rows_of("optim.m", m_, from, rows)};
       if (rank == 0) pieces.push_back(scalar);
-      const auto entries = write_rank_file(dir_.path(), name_, rank, pieces);
-      const auto received = pieces_from_json(pieces_to_json(entries));  // as between ranks
-      EXPECT_EQ(std::vector(received.begin(), received.end()), entries);
-      manifest.pieces.insert(manifest.pieces.end(), received.begin(), received.end());
+      const RankFile file = write_rank_file(dir_.path(), name_, rank, pieces);
+      Manifest received;
+      rank_file_into(received, rank_file_to_json(file));  // as between ranks
+      EXPECT_EQ(std::vector(received.pieces.begin(), received.pieces.end()), file.pieces);
+      EXPECT_EQ(received.blocks.at(file.name), file.blocks);
+      add(manifest, file);
     }
     return manifest;
   }
@@ -135,8 +137,7 @@ TEST_F(Checkpoint, F160_AnyBoxComesBackFromAnyBoxes) {
   for (std::size_t rank = 0; rank < cuts.size(); ++rank) {
     const std::vector<float> values = pick(cuts[rank]);
     const Piece piece{"w", "param", DType::f32, shape, cuts[rank], std::as_bytes(std::span(values))};
-    const auto entries = write_rank_file(dir_.path(), name_, static_cast<int>(rank), std::span(&piece, 1));
-    manifest.pieces.insert(manifest.pieces.end(), entries.begin(), entries.end());
+    add(manifest, write_rank_file(dir_.path(), name_, static_cast<int>(rank), std::span(&piece, 1)));
   }
   commit(dir_.path(), name_, manifest);
   EXPECT_EQ(read_manifest(dir_.path()).pieces, manifest.pieces);
@@ -157,9 +158,30 @@ TEST_F(Checkpoint, FilesOfEarlierProgramsAreRead) {
   save(1);
   const Manifest saved = read_manifest(dir_.path());
   json file = json::parse(dir_.read(manifest_file()));
-  EXPECT_EQ(file["checksum"], checksum_text(checksum(file["manifest"].dump())));
+  EXPECT_EQ(file["checksum"], checksum_text(manifest_checksum(file["manifest"].dump(), 4)));
   dir_.write(manifest_file(), file.dump(1));
   EXPECT_EQ(read_manifest(dir_.path()).pieces, saved.pieces);
+
+  // Until version 3 pieces had checksums, and their files were asked where they lie.
+  file["version"] = 3;
+  file["manifest"].erase("blocks");
+  for (json& piece : file["manifest"]["pieces"]) {
+    const std::string bytes = dir_.read(name_ + "/" + piece["file"].get<std::string>());
+    piece["checksum"] = checksum_text(checksum(std::string_view(bytes).substr(piece["at"], piece["bytes"])));
+    piece.erase("at");
+  }
+  file["checksum"] = checksum_text(checksum(file["manifest"].dump()));
+  dir_.write(manifest_file(), file.dump(1));
+  const std::deque<PieceEntry> pieces = read_manifest(dir_.path()).pieces;
+  EXPECT_EQ(load_rows("param", 0, kRows), w_);
+  EXPECT_EQ(load_rows("optim.m", 2, 2), std::vector<float>(m_.begin() + 2 * kColumns, m_.begin() + 4 * kColumns));
+  EXPECT_TRUE(CheckpointReader(dir_.path()).find_damage().empty());
+  const std::string second = file_of_rank(1);
+  flip_bit(second, dir_.read(second).size() - 1);
+  expect_error([&] { CheckpointReader(dir_.path()).verify(); }, {"rank-00001.safetensors", "\"w\"", "checksum"});
+  expect_error([&] { load_rows("param", 0, kRows), load_rows("optim.m", 0, kRows); },
+               {"\"w\"", "the file was changed"});
+  flip_bit(second, dir_.read(second).size() - 1);
 
   // They kept one save, with the manifest beside its folder.
   fs::remove(dir_ / manifest_file());
@@ -168,7 +190,7 @@ TEST_F(Checkpoint, FilesOfEarlierProgramsAreRead) {
     file["checksum"] = checksum_text(checksum(file["manifest"].dump()));
     dir_.write("manifest.json", file.dump(1));
     const Manifest read = read_manifest(dir_.path());
-    EXPECT_EQ(read.pieces, saved.pieces);
+    EXPECT_EQ(read.pieces, pieces);
     EXPECT_EQ(read.files, "step-000001");
     EXPECT_EQ(load_rows("param", 0, kRows), w_);
     CheckpointReader(dir_.path()).verify();
@@ -187,9 +209,8 @@ TEST_F(Checkpoint, FilesOfEarlierProgramsAreRead) {
 
 TEST_F(Checkpoint, EmptyPiecesAreOrdinary) {
   Manifest manifest = write_files(1);
-  const auto entries = write_rank_file(dir_.path(), name_, 2,
-                                       std::vector{rows_of("param", w_, kRows, 0), rows_of("optim.m", m_, kRows, 0)});
-  manifest.pieces.insert(manifest.pieces.end(), entries.begin(), entries.end());
+  add(manifest, write_rank_file(dir_.path(), name_, 2,
+                                std::vector{rows_of("param", w_, kRows, 0), rows_of("optim.m", m_, kRows, 0)}));
   manifest.world_size = 3;
   commit(dir_.path(), name_, manifest);
   EXPECT_EQ(load_rows("param", 0, kRows), w_);
@@ -319,8 +340,26 @@ TEST_F(Checkpoint, DamagedManifestIsRefusedWhereverItIsHit) {
   expect_error([&] { read_manifest(dir_.path()); }, {"not a Sherd checkpoint"});
   dir_.write(manifest_file(), "{}");
   expect_error([&] { read_manifest(dir_.path()); }, {"not a Sherd checkpoint"});
-  dir_.write(manifest_file(), R"({"format": "sherd checkpoint", "version": 4})");
-  expect_error([&] { read_manifest(dir_.path()); }, {"version is 4", "1 to 3"});
+  dir_.write(manifest_file(), R"({"format": "sherd checkpoint", "version": 0})");
+  expect_error([&] { read_manifest(dir_.path()); }, {"version is 0"});
+}
+
+// The next version's file is whole, whatever is in it; a flipped bit in the version's digit is damage.
+TEST_F(Checkpoint, ANewerVersionIsToldFromADamagedOne) {
+  save(1);
+  const std::string inner = R"({"what":"a later program has put here"})";
+  const auto write = [&](int version, std::uint64_t sum) {
+    dir_.write(manifest_file(),
+               fmt::format(R"({{"checksum":"{}","format":"sherd checkpoint","version":{},"manifest":{}}})",
+                           checksum_text(sum), version, inner));
+  };
+  write(5, manifest_checksum(inner, 5));
+  EXPECT_THROW(read_manifest(dir_.path()), NewerVersion);
+  expect_error([&] { read_manifest(dir_.path()); },
+               {"step-000001/manifest.json", "a newer Sherd wrote this save", "its version is 5", "1 to 4",
+                "Read it with that Sherd", "an older save can be named"});
+  write(5, manifest_checksum(inner, 4));
+  expect_error([&] { read_manifest(dir_.path()); }, {"manifest.json", "damaged", "the file was changed"});
 }
 
 // Correct checksums, and contents that no program wrote.
@@ -329,7 +368,7 @@ TEST_F(Checkpoint, ContentsThatLieAreRefusedByName) {
   const json good = json::parse(dir_.read(manifest_file()));
   const auto expect_refused = [&](std::string inner, std::initializer_list<std::string_view> parts) {
     json file = good;
-    file["checksum"] = checksum_text(checksum(inner));
+    file["checksum"] = checksum_text(manifest_checksum(inner, 4));
     file["manifest"] = "INNER";
     std::string text = file.dump();
     text.replace(text.find("\"INNER\""), 7, inner);
@@ -356,6 +395,13 @@ TEST_F(Checkpoint, ContentsThatLieAreRefusedByName) {
   expect_refused(with("/step", UINT64_MAX), {"\"step\" is 18446744073709551615"});
   expect_refused(with("/pieces/1/shape/0", -5), {"piece 1 of \"w\"", "\"shape\" holds -5"});
   expect_refused(with("/pieces/2/checksum", 7), {"piece 2 of \"s\"", "\"checksum\" is 7, not a string"});
+  expect_refused(with("/pieces/2/at", "7"), {"piece 2 of \"s\"", "\"at\" is \"7\", not an integer"});
+  expect_refused(with("/pieces/2/at", -1), {"param \"s\"", "byte -1"});
+  expect_refused(with("/pieces/2/at", 1 << 30), {"param \"s\"", "byte 1073741824", "rank-00000.safetensors"});
+  expect_refused(without("blocks"), {"no checksums of its file \"rank-00000.safetensors\""});
+  expect_refused(with("/blocks/rank-00001.safetensors/sums", "0123"), {"rank-00001.safetensors", "1 blocks", "has 4"});
+  expect_refused(with("/blocks/rank-00001.safetensors/bytes", -8), {"rank-00001.safetensors", "-8 bytes"});
+  expect_refused(with("/blocks/rank-00001.safetensors/bytes", INT64_MAX), {"rank-00001.safetensors", "has 16"});
   expect_refused(with("/pieces/3", 7), {"piece 3: 7 is no object"});
   expect_refused(with("/pieces/3", {{"name", "v"}}), {"piece 3 of \"v\"", "no \"kind\""});
   expect_refused(with("/pieces/3/dtype", "f8"), {"piece 3 of \"w\"", "f8"});
@@ -377,8 +423,11 @@ TEST_F(Checkpoint, F163_MissingAndExtraKeysAreListed) {
   save(1);
   const CheckpointReader reader(dir_.path());
   EXPECT_NO_THROW(reader.require_exactly({{"param", "w"}, {"param", "s"}, {"optim.m", "w"}}));
-  expect_error([&] { reader.require_exactly({{"param", "w"}, {"param", "v"}, {"param", "s"}}); },
-               {"lacks param \"v\"", "no optim.m \"w\""});
+  expect_error(
+      [&] {
+        reader.require_exactly({{"param", "w"}, {"param", "v"}, {"param", "s"}});
+      },
+      {"lacks param \"v\"", "no optim.m \"w\""});
   expect_error([&] { reader.describe("param", "v"); }, {"param \"v\""});
 }
 
@@ -387,12 +436,21 @@ TEST_F(Checkpoint, F163_OtherShapeOrDTypeIsRefused) {
   const CheckpointReader reader(dir_.path());
   std::vector<float> out(15);
   const auto bytes = std::as_writable_bytes(std::span(out));
-  expect_error([&] { reader.read_box("param", "w", DType::f32, {3, 5}, whole_box({3, 5}), bytes); },
-               {"\"w\"", "[5,3]", "[3,5]"});
-  expect_error([&] { reader.read_box("param", "w", DType::i32, {5, 3}, whole_box({5, 3}), bytes); },
-               {"\"w\"", "f32", "i32"});
-  expect_error([&] { reader.read_box("param", "w", DType::f32, {5, 3}, {{4, 0}, {2, 3}}, bytes); },
-               {"[4:6, 0:3]", "[5,3]"});
+  expect_error(
+      [&] {
+        reader.read_box("param", "w", DType::f32, {3, 5}, whole_box({3, 5}), bytes);
+      },
+      {"\"w\"", "[5,3]", "[3,5]"});
+  expect_error(
+      [&] {
+        reader.read_box("param", "w", DType::i32, {5, 3}, whole_box({5, 3}), bytes);
+      },
+      {"\"w\"", "f32", "i32"});
+  expect_error(
+      [&] {
+        reader.read_box("param", "w", DType::f32, {5, 3}, {{4, 0}, {2, 3}}, bytes);
+      },
+      {"[4:6, 0:3]", "[5,3]"});
 }
 
 TEST_F(Checkpoint, F163_PiecesMustCoverTheirTensor) {
@@ -423,7 +481,7 @@ TEST_F(Checkpoint, FileThatDoesNotMatchTheManifestIsRefused) {
   const float value = 0;
   const TensorBytes tensor{{"w", DType::f32, {1}}, std::as_bytes(std::span(&value, 1))};
   write_safetensors(dir_ / file_of_rank(1), std::span(&tensor, 1));
-  expect_error([&] { CheckpointReader reader(dir_.path()); }, {"rank-00001.safetensors", "\"w\"", "[1]", "[2,3]"});
+  expect_error([&] { CheckpointReader reader(dir_.path()); }, {"rank-00001.safetensors", "the manifest says"});
 }
 
 TEST_F(Checkpoint, RowsThatDoNotExistAreNotSaved) {

@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "nn/checkpoint/folder_lock.h"
-#include "nn/checkpoint/rank_file.h"
+#include "nn/checkpoint/checkpoint_reader.h"
 #include "nn/checkpoint/saves.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/program_test.h"

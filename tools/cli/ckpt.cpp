@@ -147,13 +147,13 @@ int run_show(const Words& words, bool json) {
 int run_verify(const Words& words, bool) {
   int status = kDone;
   for (const SavePlace& place : saves_at(words[0])) {
+    std::vector<std::string> damage;
     try {
-      CheckpointReader(place.folder).verify();
-      print(fmt::format("{}: good\n", place.folder));
-    } catch (const Error& error) {
-      status = kFailed;
-      print(fmt::format("{}: damaged: {}\n", place.folder, error.message()));
-    }
+      damage = CheckpointReader(place.folder).find_damage();
+    } catch (const Error& error) { damage.push_back(error.message()); }
+    if (damage.empty()) print(fmt::format("{}: good\n", place.folder));
+    else status = kFailed;
+    for (const std::string& block : damage) print(fmt::format("{}: damaged: {}\n", place.folder, block));
   }
   return status;
 }
@@ -221,7 +221,7 @@ struct Action {
 constexpr Action kActions[] = {
     {"ls", "ls DIR: steps, ranks, sizes, ages and runs of the saves, and which are damaged", 1, run_ls},
     {"show", "show DIR: what the newest save, or DIR/step-000120, holds", 1, run_show},
-    {"verify", "verify DIR: reads every byte of every save and compares the checksums", 1, run_verify},
+    {"verify", "verify DIR: reads every byte of every save and names the blocks whose checksums differ", 1, run_verify},
     {"diff", "diff DIR DIR: which tensors of two saves differ, and by how much", 2, run_diff},
     {"convert", "convert FROM TO: a checkpoint to a Hugging Face directory, or back", 2, run_convert},
 };

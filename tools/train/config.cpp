@@ -328,7 +328,7 @@ constexpr std::array<std::string_view, 8> kOfInvocation = {"resume", "overwrite"
                                                            "trace",  "print_units", "memory_by_module", "explain_peak"};
 
 void take_saved(ConfigTable& table, const std::string& dir) {
-  const auto save = nn::open_newest_good(dir, *make_single_group(), nn::Verify::headers, [](const std::string&) {});
+  const auto save = nn::open_newest_good(dir, *make_single_group(), nn::Verify::files, [](const std::string&) {});
   TrainConfig saved = train_config_from_toml(save->manifest().config, dir);
   for (const auto& [key, value] : bind(saved).values())
     if (!table.is_given(key) && std::ranges::find(kOfInvocation, key) == kOfInvocation.end())
@@ -405,7 +405,7 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   // A run that resumes has the model of its checkpoint, whatever the first one of its kind started from.
   if (!config.resume.empty()) take_saved(table, config.resume);
   else if (!config.init_from.empty())
-    take_model(Weights(config.init_from, *make_single_group(), nn::Verify::headers), table);
+    take_model(Weights(config.init_from, *make_single_group(), nn::Verify::files), table);
   try {
     resolve(config);
   } catch (const Error& error) {

@@ -69,7 +69,7 @@ Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
   mesh_.emplace(config_.mesh, group_, config_.link);  // its groups have the deadline of this one
   if (group_->size() > 1) RankContext::current().rank_text = mesh_->rank_text();
   if (!config_.resume.empty())
-    resumed_ = nn::open_newest_good(config_.resume, *group_, nn::Verify::bytes, say_on_stderr);
+    resumed_ = nn::open_newest_good(config_.resume, *group_, nn::Verify::files, say_on_stderr);
   open_data();
   if (!config_.save.empty()) claim_save_folder();
   build();
@@ -107,10 +107,8 @@ void Trainer::open_data() {
   together(*group_, [&] {
     check(!config_.data.empty(), "there is no text to train on: set `data` in the config or pass --data PATH");
     if (resumed_) {
-      const TrainConfig saved = train_config_from_toml(resumed_->manifest().config, config_.resume);
-      const std::string difference = recipe_difference(saved, "the checkpoint", config_, "this run");
-      check(difference.empty(), "resume from {}: {}", config_.resume, difference);
-      say_what_changes(saved);
+      check_recipe_of(resumed_->manifest());
+      say_what_changes(train_config_from_toml(resumed_->manifest().config, config_.resume));
       data_.emplace(TokenData::open(config_.data, Vocabulary::from_text(resumed_->manifest().vocabulary)));
     } else {
       const bool has_vocabulary = initial_ && initial_->vocabulary();
@@ -120,7 +118,13 @@ void Trainer::open_data() {
     data_->check_sequence(config_.model.sequence);
   });
   agree_on_data();
-  if (resumed_) check_resumed_data();
+  if (resumed_) check_data_of(resumed_->manifest());
+}
+
+void Trainer::check_recipe_of(const Manifest& save) {
+  const TrainConfig saved = train_config_from_toml(save.config, config_.resume);
+  const std::string difference = recipe_difference(saved, "the checkpoint", config_, "this run");
+  check(difference.empty(), "resume from {}: {}", config_.resume, difference);
 }
 
 // Of ranks that see the same files of one host the first reads them for all.
@@ -152,8 +156,7 @@ void Trainer::agree_on_data() {
 }
 
 // The same on all ranks, which have agreed on the data.
-void Trainer::check_resumed_data() {
-  const Manifest& saved = resumed_->manifest();
+void Trainer::check_data_of(const Manifest& saved) {
   check(std::to_string(data_->files().fingerprint()) == saved.state_value<std::string>("data"),
         "resume from {}: the data at {} is not what the checkpoint was trained on: names or sizes of the files differ",
         config_.resume, config_.data);
@@ -250,14 +253,13 @@ std::vector<nn::StateEntry> Trainer::state() {
   return nn::training_state(step_->model(), &step_->optimizer(), step_->scaler());
 }
 
+// Damage shows where bytes are read: by then the run has been built for the save, and goes on with the one before it,
+// if that is of the same run.
 void Trainer::resume() {
+  resumed_ = nn::use_newest_good(
+      config_.resume, *group_, [this](const CheckpointReader& save) { load(save); }, say_on_stderr,
+      std::move(resumed_));
   together(*group_, [&] {
-    const std::vector<nn::StateEntry> entries = state();
-    std::set<std::pair<std::string, std::string>> wanted;
-    for (const nn::StateEntry& entry : entries)
-      if (!entry.usually || resumed_->contains(entry.kind, entry.name)) wanted.emplace(entry.kind, entry.name);
-    resumed_->require_exactly(wanted);
-    nn::load_checkpoint(*resumed_, entries);
     const Manifest& manifest = resumed_->manifest();
     first_step_ = manifest.step;
     if (manifest.state.contains("skipped_steps")) skipped_steps_ = manifest.state_value<std::int64_t>("skipped_steps");
@@ -267,6 +269,20 @@ void Trainer::resume() {
           config_.resume, first_step_, config_.steps);
   });
   resumed_.reset();
+}
+
+void Trainer::load(const CheckpointReader& save) {
+  check_recipe_of(save.manifest());
+  check_data_of(save.manifest());
+  check(save.manifest().vocabulary == data_->vocabulary().to_text(),
+        "resume from {}: \"{}\" has another vocabulary than the later saves, which are damaged; name it by its folder",
+        config_.resume, save.dir());
+  const std::vector<nn::StateEntry> entries = state();
+  std::set<std::pair<std::string, std::string>> wanted;
+  for (const nn::StateEntry& entry : entries)
+    if (!entry.usually || save.contains(entry.kind, entry.name)) wanted.emplace(entry.kind, entry.name);
+  save.require_exactly(wanted);
+  nn::load_checkpoint(save, entries);
 }
 
 std::pair<Tensor, Tensor> Trainer::training_batch(std::int64_t step) {
@@ -401,12 +417,14 @@ void Trainer::save_before_the_first_step() {
 std::int64_t Trainer::roll_back(StepLog& log) {
   const Divergence found = *log.diverged();
   log.finish();
-  const auto reader = nn::open_newest_good(config_.save, *group_, nn::Verify::bytes, say_on_stderr);
+  auto reader = nn::open_newest_good(config_.save, *group_, nn::Verify::files, say_on_stderr);
+  if (reader->manifest().step == rolled_back_to_ && rollbacks_in_a_row_ == kMostRollbacks) fail_diverged(found);
+  reader = nn::use_newest_good(
+      config_.save, *group_, [this](const CheckpointReader& save) { nn::load_checkpoint(save, state()); },
+      say_on_stderr, std::move(reader));
   const std::int64_t step = reader->manifest().step;
   rollbacks_in_a_row_ = step == rolled_back_to_ ? rollbacks_in_a_row_ + 1 : 1;
   rolled_back_to_ = step;
-  if (rollbacks_in_a_row_ > kMostRollbacks) fail_diverged(found);
-  together(*group_, [&] { nn::load_checkpoint(*reader, state()); });
   skipped_.skip_batch_of(found.metrics.step - 1);
   if (group_->rank() == 0)
     say_on_stderr(fmt::format("step {} has diverged: {}; back to step {}, and on without the batch of step {}",

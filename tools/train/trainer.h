@@ -87,13 +87,15 @@ class Trainer {
   void open_data();
   void say_what_changes(const TrainConfig& saved);
   void agree_on_data();
-  void check_resumed_data();
+  void check_recipe_of(const Manifest& save);
+  void check_data_of(const Manifest& save);
   void open_initial();
   void claim_save_folder();
   void build();
   void explain(OutOfMemory& error) noexcept;
   std::vector<nn::StateEntry> state();
   void resume();
+  void load(const CheckpointReader& save);
   /// What ranks are asked for at a step boundary; of all ranks together, once they have agreed.
   struct Wishes {
     int stop = 0;  ///< the number of a signal

@@ -1,0 +1,96 @@
+#include "nn/checkpoint/newest_good.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "nn/checkpoint/saves.h"
+#include "runtime/comm/group/agree.h"
+#include "runtime/exec/context.h"
+
+namespace sherd::nn {
+
+namespace {
+
+/// The folders of the saves that rank 0 sees: another rank may look while a run saves there. A ghost rank, which has no
+/// rank 0 beside it, looks itself.
+std::vector<std::string> saves_of_rank_zero(const std::string& path, ProcessGroup& group) {
+  std::string text;
+  together(group, [&] {
+    if (group.rank() != 0 && !RankContext::current().is_ghost()) return;
+    for (const SavePlace& save : list_saves(path)) text += save.folder + '\0';
+    check(!text.empty(), "no checkpoint: \"{}\" holds neither manifest.json nor a folder step-... with one", path);
+  });
+  text = gather_text(group, text)[0];
+  std::vector<std::string> folders;
+  for (std::size_t begin = 0, end; (end = text.find('\0', begin)) != text.npos; begin = end + 1)
+    folders.push_back(text.substr(begin, end - begin));
+  return folders;
+}
+
+constexpr char kDamaged = 'd', kWrong = 'w';
+
+/// How the use of a save ended here: empty if well, else one of the signs above and the reason.
+std::string try_use(const std::function<void()>& open, const std::function<void()>& use) {
+  try {
+    try {
+      open();
+    } catch (const NewerVersion&) { throw; } catch (const Error& error) {
+      return kDamaged + std::string(error.what());
+    }
+    use();
+  } catch (const DamagedSave& error) { return kDamaged + std::string(error.what()); } catch (const std::exception& e) {
+    return kWrong + std::string(e.what());
+  }
+  return {};
+}
+
+/// The first end of that kind, with the rank's name where it is another's; empty if no rank ended so.
+std::string first_of(const std::vector<std::string>& ends, char kind, int self) {
+  const std::string& own = ends[static_cast<std::size_t>(self)];
+  if (own.starts_with(kind)) return own.substr(1);
+  for (std::size_t rank = 0; rank < ends.size(); ++rank)
+    if (ends[rank].starts_with(kind)) return fmt::format("rank {}: {}", rank, ends[rank].substr(1));
+  return {};
+}
+
+}  // namespace
+
+std::unique_ptr<CheckpointReader> use_newest_good(const std::string& path, ProcessGroup& group, const SaveUse& use,
+                                                  const SayWhy& say, std::unique_ptr<CheckpointReader> opened) {
+  std::vector<std::string> folders = saves_of_rank_zero(path, group);
+  if (opened) {
+    const auto own = std::find(folders.begin(), folders.end(), opened->dir());
+    folders.erase(folders.begin(), own == folders.end() ? folders.begin() : own);
+  }
+  std::string reasons;
+  for (const std::string& folder : folders) {
+    std::unique_ptr<CheckpointReader> reader;
+    const std::string end = try_use(
+        [&] {
+          reader = opened && opened->dir() == folder ? std::move(opened) : std::make_unique<CheckpointReader>(folder);
+        },
+        [&] { use(*reader); });
+    const std::vector<std::string> ends = gather_text(group, end);
+    if (const std::string wrong = first_of(ends, kWrong, group.rank()); !wrong.empty()) throw Error(wrong);
+    const std::string damage = first_of(ends, kDamaged, group.rank());
+    if (damage.empty()) {
+      if (!reasons.empty() && group.rank() == 0) say(fmt::format("going on with \"{}\": {}", folder, reasons));
+      return reader;
+    }
+    reasons += (reasons.empty() ? "" : "; ") + damage;
+  }
+  throw Error(reasons);
+}
+
+std::unique_ptr<CheckpointReader> open_newest_good(const std::string& path, ProcessGroup& group, Verify verify,
+                                                   const SayWhy& say) {
+  return use_newest_good(
+      path, group,
+      [&](const CheckpointReader& save) {
+        if (verify == Verify::bytes) save.verify({group.rank(), group.size()});
+      },
+      say);
+}
+
+}  // namespace sherd::nn
