@@ -106,6 +106,16 @@ void HazardChecker::waited(const Queue& queue, std::uint64_t sequence) {
   while (!items_[at].empty() && items_[at].front().sequence < sequence) items_[at].pop_front();
 }
 
+// The copy is the rank's thread's, and so is whatever comes after it.
+void HazardChecker::let_go(const Queue& queue, const Storage& storage) {
+  const auto forget = [agent = agent_of(queue)](std::vector<Access>& accesses) {
+    std::erase_if(accesses, [agent](const Access& a) { return a.agent == agent && !a.writes; });
+  };
+  if (const auto known = accesses_.find(storage.id()); known != accesses_.end()) forget(known->second);
+  for (auto& [first, tenant] : tenants_)
+    if (tenant.storage == storage.id()) forget(tenant.accesses);
+}
+
 void HazardChecker::accessed(const Storage& storage, Kind kind) {
   if (const std::string hazard = check(storage, rank_access(kind == Kind::write), rank_, rank_); !hazard.empty())
     throw Error(hazard);

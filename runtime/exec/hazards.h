@@ -62,6 +62,8 @@ class HazardChecker final : public AccessWatcher {
 
   void submitted(const Queue& queue, const QueueItem& item, std::span<const Loan> loans);
   void waited(const Queue& queue, std::uint64_t sequence);
+  /// Work of the queue no longer looks at what it reads of the storage.
+  void let_go(const Queue& queue, const Storage& storage);
   bool looks_before_wait(const Storage& storage, Kind kind) const override;
   void accessed(const Storage& storage, Kind kind) override;
   void released(const Storage& storage) noexcept override;

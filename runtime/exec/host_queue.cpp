@@ -108,7 +108,7 @@ std::unique_ptr<QueueItem> HostQueue::make_item(QueueWork& work) {
   return item;
 }
 
-Event HostQueue::submit(QueueWork work) {
+Event HostQueue::submit(QueueWork work, LetGo let_go) {
   RankContext& context = RankContext::current();
   check(is_owner() && !is_closing_, "work \"{}\" was submitted to the queue {} of another rank, or after its end",
         work.name, name());
@@ -118,6 +118,7 @@ Event HostQueue::submit(QueueWork work) {
   forget_failures();
   auto item = make_item(work);
   item->sequence = submitted_ + 1;
+  item->let_go = std::move(let_go);
   if (context.hazards) context.hazards->submitted(*this, *item, work.loans);
   item->submitted = now();
 
@@ -135,6 +136,18 @@ Event HostQueue::submit(QueueWork work) {
   if (!has_begun) has_work_.notify_one();
   for (const Loan& loan : work.loans) loan.storage->lend(event, loan.writes);
   return event;
+}
+
+bool HostQueue::let_go(std::uint64_t sequence, const Storage& storage) {
+  if (!is_owner()) return false;
+  const QueueItem* item = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (sequence > retired_) item = items_[sequence - retired_ - 1].get();  // only this thread takes it away
+  }
+  if (!item || !item->let_go) return false;
+  if (!is_done(sequence)) item->let_go(storage);
+  return true;  // its item stays until somebody waits for it
 }
 
 // Whether everything submitted is done, or would be at once: a second half that need not wait is run now. Its item

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "runtime/exec/context.h"
@@ -30,7 +31,14 @@ class HostQueue final : public Queue {
   /// a ghost rank, where queues of devices too have no work to run.
   HostQueue(std::string_view name, int index, bool spins, Device device = Device::cpu());
 
-  Event submit(QueueWork work) override;
+  Event submit(QueueWork work) override { return submit(std::move(work), {}); }
+  /// The same for work that can go on without bytes that it reads. `let_go` is called on the rank's thread by who is
+  /// about to write or free a storage on loan, at most once for each, instead of waiting; when it returns, the work no
+  /// longer looks at the bytes there. It does not throw.
+  using LetGo = std::function<void(const Storage& storage)>;
+  Event submit(QueueWork work, LetGo let_go);
+  /// See memory/let_go.h.
+  bool let_go(std::uint64_t sequence, const Storage& storage);
   void wait(const Event& event) override;
   Event record() override { return Event(this, submitted_); }
   void drain() noexcept override;

@@ -1,7 +1,10 @@
 #include "runtime/exec/queue.h"
 
 #include "runtime/exec/context.h"
+#include "runtime/exec/hazards.h"
+#include "runtime/exec/host_queue.h"
 #include "runtime/exec/trace.h"
+#include "runtime/memory/let_go.h"
 
 namespace sherd {
 
@@ -75,6 +78,16 @@ void Event::outlast(Device device) const noexcept {
 // A device's failures are told where the host waits for it, not where work happens to be submitted.
 void Event::rethrow_if_reached() const {
   if (queue_ && queue_->device() == Device::cpu() && queue_->is_done(sequence_)) queue_->rethrow(sequence_);
+}
+
+// Queues of a ghost's devices are host queues, without work.
+bool let_go(const Event& read, const Storage& storage) {
+  Queue* const queue = read.queue();
+  if (!queue || queue->device() != Device::cpu()) return false;
+  if (!static_cast<HostQueue*>(queue)->let_go(read.sequence(), storage)) return false;
+  RankContext* const context = RankContext::current_or_null();
+  if (context && context->hazards) context->hazards->let_go(*queue, storage);
+  return true;
 }
 
 double waited_skew_seconds() { return RankContext::current().waited_skew_seconds; }

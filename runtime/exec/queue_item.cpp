@@ -1,5 +1,6 @@
 #include "runtime/exec/queue_item.h"
 
+#include "runtime/memory/let_go.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -15,8 +16,9 @@ std::vector<QueueItem::Before> work_before(const Queue& queue, std::span<const L
     written.rethrow_if_reached();
     if (written.queue() && written.queue() != &queue) before.push_back({written, true});
     if (!loan.writes) continue;
+    const bool is_written = written.is_reached();  // else nobody can copy the bytes yet
     for (const Event& read : loan.storage->last_reads())
-      if (read.queue() != &queue) before.push_back({read, false});
+      if (read.queue() != &queue && !(is_written && let_go(read, *loan.storage))) before.push_back({read, false});
   }
   return before;
 }

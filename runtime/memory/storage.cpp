@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/memory/let_go.h"
 #include "runtime/memory/rank_memory.h"
 #include "runtime/tensor/error.h"
 #include "runtime/tensor/pool.h"
@@ -140,7 +141,8 @@ void Storage::await_all() const {
   if (looks_first) watcher->accessed(*this, AccessWatcher::Kind::write);
   if (is_lent()) {
     last_write_.consume(device_);
-    for (const Event& read : last_reads()) read.outlast(device_);
+    for (const Event& read : last_reads())
+      if (!let_go(read, *this)) read.outlast(device_);
     forget_loans();
   }
   if (watcher && !looks_first) watcher->accessed(*this, AccessWatcher::Kind::write);
@@ -153,7 +155,8 @@ void Storage::settle() noexcept {
   if (looks_first) watcher->released(*this);
   if (is_lent()) {
     last_write_.settle(device_);
-    for (const Event& read : last_reads()) read.outlast(device_);
+    for (const Event& read : last_reads())
+      if (!let_go(read, *this)) read.outlast(device_);
     forget_loans();
   }
   if (watcher && !looks_first) watcher->released(*this);

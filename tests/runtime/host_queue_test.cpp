@@ -415,6 +415,33 @@ TEST(Queue, FailuresAreForgottenWithTheBytesThatKnowThem) {
   expect_error([&] { (void)kept.raw(); }, {"the one that is kept"});
 }
 
+// Who writes does not wait for work that lets go, on the rank's thread or on another queue; each storage is asked for
+// once.
+TEST(Queue, WorkThatLetsGoOfWhatItReadsIsNotWaitedFor) {
+  RankScope scope;
+  const Tensor x = buffer(), y = buffer(), z = buffer();
+  std::vector<std::uint64_t> let_go;
+  Gate gate;
+  const std::vector<Loan> loans{{x.storage(), false}, {y.storage(), false}, {z.storage(), false}};
+  const Event event = static_cast<HostQueue&>(queue()).submit(
+      {.name = "work", .run = gate.then(), .loans = loans},
+      [&](const Storage& storage) { let_go.push_back(storage.id()); });
+  gate.await_entered();
+  (void)x.data<float>();
+  EXPECT_TRUE(let_go.empty()) << "readers take nothing away";
+  fill_into(x, 1);
+  fill_into(x, 2);
+  EXPECT_EQ(let_go, (std::vector{x.storage()->id()}));
+  submit(queue(kOther), {{y.storage(), true}}, [p = address(y)] { p[0] = 4; });
+  EXPECT_EQ(y.data<float>()[0], 4);
+  EXPECT_EQ(let_go, (std::vector{x.storage()->id(), y.storage()->id()}));
+  EXPECT_FALSE(event.is_reached());
+  gate.open();
+  event.wait();
+  fill_into(z, 3);
+  EXPECT_EQ(let_go.size(), 2u) << "what is done is not asked";
+}
+
 TEST(Queue, OtherThreadsCannotSubmit) {
   RankScope scope;
   Queue& mine = queue();
