@@ -59,13 +59,20 @@ RankFile write_rank_file(const std::string& dir, const std::string& save, int ra
   file.pieces.resize(pieces.size());
   for (const std::size_t i : order) {
     const Piece& piece = pieces[i];
-    const std::span<const std::byte> bytes = piece.bytes.get();
     const std::int64_t needed = byte_count(piece.dtype, infos[i].shape);
-    check(static_cast<std::int64_t>(bytes.size()) == needed, "\"{}\": tensor \"{}\" has {} bytes, {}{} needs {}", path,
-          infos[i].name, bytes.size(), sherd::name(piece.dtype), to_string(infos[i].shape), needed);
     file.pieces[i] = {piece.name, piece.kind,        piece.dtype, piece.shape, piece.box,
                       file.name,  writer.position(), needed,      piece.part};
-    writer.write(bytes);
+    std::int64_t given = 0;
+    const auto check_size = [&](bool is_right) {
+      check(is_right, "\"{}\": tensor \"{}\" has {} bytes, {}{} needs {}", path, infos[i].name, given,
+            sherd::name(piece.dtype), to_string(infos[i].shape), needed);
+    };
+    piece.bytes.give([&](std::span<const std::byte> part) {
+      given += static_cast<std::int64_t>(part.size());
+      check_size(given <= needed);
+      writer.write(part);
+    });
+    check_size(given == needed);
   }
   writer.commit();
   file.blocks = hasher.sums();

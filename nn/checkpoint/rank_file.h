@@ -14,20 +14,23 @@
 
 namespace sherd {
 
-/// The bytes of a tensor: at hand, or fetched from a device when their turn comes, so that only one tensor's are on the
-/// host at a time.
+/// The bytes of a tensor: at hand, or given in parts when their turn comes, so that only one tensor's are brought to
+/// the host at a time.
 class PieceBytes {
  public:
-  using Fetch = std::function<std::span<const std::byte>()>;
+  using Use = std::function<void(std::span<const std::byte> part)>;
+  using Give = std::function<void(const Use& use)>;
   PieceBytes() = default;
   PieceBytes(std::span<const std::byte> bytes) : bytes_(bytes) {}  // NOLINT: borrows them
-  PieceBytes(Fetch fetch) : fetch_(std::move(fetch)) {}            // NOLINT: of what it returns
-  /// Valid until the next piece's bytes are asked for.
-  std::span<const std::byte> get() const { return fetch_ ? fetch_() : bytes_; }
+  PieceBytes(Give give) : give_(std::move(give)) {}                // NOLINT: calls `use` with all bytes, in order
+  void give(const Use& use) const {
+    if (give_) give_(use);
+    else use(bytes_);
+  }
 
  private:
   std::span<const std::byte> bytes_;
-  Fetch fetch_;
+  Give give_;
 };
 
 /// The box of one tensor that this rank saves.

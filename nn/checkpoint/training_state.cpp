@@ -6,10 +6,10 @@
 
 #include "nn/checkpoint/local_box.h"
 #include "nn/checkpoint/manifest_json.h"
+#include "nn/checkpoint/save_parts.h"
 #include "nn/checkpoint/shared_scalars.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
-#include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -20,31 +20,10 @@ std::span<const std::byte> bytes_of(const Tensor& local) {
   return {static_cast<const std::byte*>(local.raw()), static_cast<std::size_t>(local.bytes())};
 }
 
-// Tensors that must be copied first, from a device or because they are not dense, take turns in `staging`.
-PieceBytes saved_bytes(const Tensor& local, const std::shared_ptr<Tensor>& staging) {
+// Tensors that must be copied first, from a device or because they are not dense, are one after the other.
+PieceBytes saved_bytes(const Tensor& local) {
   if (local.device() == Device::cpu() && local.is_contiguous()) return bytes_of(local);
-  return PieceBytes::Fetch([local, staging] {
-    *staging = to(contiguous(local), Device::cpu());
-    return bytes_of(*staging);
-  });
-}
-
-std::vector<Piece> own_pieces(const std::vector<StateEntry>& state, int rank) {
-  const auto staging = std::make_shared<Tensor>();
-  std::vector<Piece> pieces;
-  for (const StateEntry& entry : state) {
-    check_whole(entry);
-    const Tensor& value = state_tensor(entry);
-    if (is_usual(entry)) continue;
-    if (!saves_box(value, rank)) continue;
-    int parts = 0;
-    for (const LocalPart& part : local_parts(value, state_shape(entry))) {
-      if (numel(part.box) == 0 && value.numel() > 0) continue;  // a tensor without elements is saved all the same
-      pieces.push_back({entry.name, entry.kind, value.dtype(), state_shape(entry), part.box,
-                        saved_bytes(part.values, staging), parts++});
-    }
-  }
-  return pieces;
+  return PieceBytes::Give([local](const PieceBytes::Use& use) { use(bytes_of(to(contiguous(local), Device::cpu()))); });
 }
 
 }  // namespace
@@ -87,28 +66,21 @@ std::vector<StateEntry> training_state(Module& model, Optimizer* optimizer, Loss
 
 void save_checkpoint(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
                      ProcessGroup& group, const Retention& retention) {
-  check(!RankContext::current().is_ghost(),
-        "save_checkpoint to \"{}\": this rank is a ghost, whose parameters have no values to save", dir);
+  check_has_values(dir);
   const GradMode off(false);
-  std::string save;
+  const std::string save = agreed_save_name(dir, manifest.step, group);
+  std::string file;
   together(group, [&] {
-    if (group.rank() == 0) save = new_save_name(dir, manifest.step);
+    std::vector<Piece> pieces;
+    for (OwnPiece& own : own_pieces(state, group.rank())) {
+      own.piece.bytes = saved_bytes(own.values);
+      pieces.push_back(std::move(own.piece));
+    }
+    file = rank_file_to_json(write_rank_file(dir, save, group.rank(), pieces));
   });
-  save = gather_text(group, save)[0];
-  std::string entries;
+  const std::vector<std::string> files = gather_text(group, file);
   together(group, [&] {
-    const std::vector<Piece> pieces = own_pieces(state, group.rank());
-    entries = rank_file_to_json(write_rank_file(dir, save, group.rank(), pieces));
-  });
-  const std::vector<std::string> all = gather_text(group, entries);
-  together(group, [&] {
-    if (group.rank() != 0) return;
-    manifest.world_size = group.size();
-    manifest.pieces.clear();
-    manifest.blocks.clear();
-    for (const std::string& text : all) rank_file_into(manifest, text);
-    commit(dir, save, manifest);
-    remove_older_saves(dir, save, retention);
+    if (group.rank() == 0) commit_files(dir, save, std::move(manifest), files, retention);
   });
 }
 
