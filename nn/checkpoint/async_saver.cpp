@@ -106,21 +106,17 @@ void AsyncSaver::start(const std::string& dir, Manifest manifest, const std::vec
   Snapshot& snapshot = *flight->snapshot;
   for (std::size_t i = 0; i < pieces->size(); ++i)
     (*pieces)[i].bytes = PieceBytes::Give([&snapshot, i](const PieceBytes::Use& use) { snapshot.give(i, use); });
+  const auto write = [shared = flight->snapshot, outcome = flight->outcome, pieces, dir, save = flight->save,
+                      rank = group_.rank()] {
+    try {
+      outcome->file = rank_file_to_json(write_rank_file(dir, save, rank, *pieces));
+    } catch (const std::exception& error) { outcome->failure = error.what(); }
+    shared->end();
+  };
   const std::vector<Loan> loans = snapshot.loans();
-  flight->event = save_queue().submit(
-      {.name = "save",
-       .subject = flight->save,
-       .bytes = bytes,
-       .run =
-           [snapshot = flight->snapshot, outcome = flight->outcome, pieces, dir, save = flight->save,
-            rank = group_.rank()] {
-             try {
-               outcome->file = rank_file_to_json(write_rank_file(dir, save, rank, *pieces));
-             } catch (const std::exception& error) { outcome->failure = error.what(); }
-             snapshot->end();
-           },
-       .loans = loans},
-      [&snapshot](const Storage& storage) { snapshot.let_go(storage); });
+  flight->event =
+      save_queue().submit({.name = "save", .subject = flight->save, .bytes = bytes, .run = write, .loans = loans},
+                          [&snapshot](const Storage& storage) { snapshot.let_go(storage); });
   counts_.bytes += bytes;
   flight_ = std::move(flight);
 }
@@ -132,15 +128,13 @@ void AsyncSaver::commit_together() {
   flight_->outcome = std::make_shared<Flight::Outcome>();
   flight_->event = {};
   if (group_.rank() != 0) return;
-  flight_->event = save_queue().submit(
-      {.name = "commit",
-       .subject = flight_->save,
-       .run = [outcome = flight_->outcome, files, dir = flight_->dir, save = flight_->save,
-               manifest = std::move(flight_->manifest), retention = flight_->retention]() mutable {
-         try {
-           commit_files(dir, save, std::move(manifest), files, retention);
-         } catch (const std::exception& error) { outcome->failure = error.what(); }
-       }});
+  const auto commit = [outcome = flight_->outcome, files, dir = flight_->dir, save = flight_->save,
+                       manifest = flight_->manifest, retention = flight_->retention] {
+    try {
+      commit_files(dir, save, manifest, files, retention);
+    } catch (const std::exception& error) { outcome->failure = error.what(); }
+  };
+  flight_->event = save_queue().submit({.name = "commit", .subject = flight_->save, .run = commit});
 }
 
 void AsyncSaver::end() {

@@ -43,9 +43,9 @@ class AsyncSaver {
              const Retention& retention = {});
   /// The same on all ranks.
   bool is_in_flight() const { return flight_ != nullptr; }
-  /// At a step boundary: one small all-reduce while a save is in flight, nothing else. Throws Error, on every rank at the
-  /// same call, if the save has failed on any rank: disk full, a folder that cannot be written, a mount that is gone.
-  /// The saves before it stay. Collective; waits for no disk.
+  /// At a step boundary: one small all-reduce while a save is in flight, nothing else. Throws Error, on every rank at
+  /// the same call, if the save has failed on any rank: disk full, a folder that cannot be written, a mount that is
+  /// gone. The saves before it stay. Collective; waits for no disk.
   void poll();
   /// Waits for the save in flight and commits it. Collective. Throws as poll().
   void finish();

@@ -20,8 +20,8 @@ std::vector<OwnPiece> own_pieces(const std::vector<StateEntry>& state, int rank)
 /// A folder in `dir` that no committed save has, the same on all ranks. Collective.
 std::string agreed_save_name(const std::string& dir, std::int64_t step, ProcessGroup& group);
 
-/// On one rank: commits the save of which the ranks have written `files` (rank_file_to_json), and removes the older ones
-/// that `retention` does not keep. Blocks on the disk. Throws Error, and then there is no such save.
+/// On one rank: commits the save of which the ranks have written `files` (rank_file_to_json), and removes the older
+/// ones that `retention` does not keep. Blocks on the disk. Throws Error, and then there is no such save.
 void commit_files(const std::string& dir, const std::string& save, Manifest manifest,
                   std::span<const std::string> files, const Retention& retention);
 

@@ -39,8 +39,8 @@ class Snapshot {
 
   /// All storages, for reading: to be submitted with the work that gives.
   std::vector<Loan> loans() const;
-  /// On one thread of a queue: hands the tensor's bytes over, in parts, in their order. Once for each tensor. Throws what
-  /// `use` throws, and Error if a file cannot be read.
+  /// On one thread of a queue: hands the tensor's bytes over, in parts, in their order. Once for each tensor. Throws
+  /// what `use` throws, and Error if a file cannot be read.
   void give(std::size_t tensor, const PieceBytes::Use& use);
   /// On that thread: nothing is given any more.
   void end() noexcept;

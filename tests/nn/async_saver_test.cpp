@@ -58,9 +58,7 @@ struct Training {
     manifest.step = step;
     return manifest;
   }
-  void save(const std::string& dir, std::int64_t step) {
-    nn::save_checkpoint(dir, manifest(step), state(), *group);
-  }
+  void save(const std::string& dir, std::int64_t step) { nn::save_checkpoint(dir, manifest(step), state(), *group); }
   /// Of what this rank saves.
   std::int64_t own_bytes() {
     std::int64_t bytes = 0;

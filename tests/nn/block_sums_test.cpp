@@ -287,10 +287,7 @@ TEST(NewestGood, RanksPassOverTogether) {
     auto opened = nn::open_newest_good(dir / "step-000001", *group, nn::Verify::files, say);
     EXPECT_EQ(nn::use_newest_good(dir.path(), *group, use, say, std::move(opened))->manifest().step, 1);
     expect_error(
-        [&] {
-          nn::use_newest_good(
-              dir.path(), *group, [](const CheckpointReader&) { fail("no model"); }, say);
-        },
+        [&] { nn::use_newest_good(dir.path(), *group, [](const CheckpointReader&) { fail("no model"); }, say); },
         {"no model"});
   });
 }

@@ -1,5 +1,6 @@
 // Files decide how much is read of them, not how much memory that takes: at most three times what they have, entries
-// included, and four times of manifests, whose text is shorter for what an entry holds. Sizes are such that work which grows with their square does not end before the test's time is over.
+// included, and four times of manifests, whose text is shorter for what an entry holds. Sizes are such that work which
+// grows with their square does not end before the test's time is over.
 #include <filesystem>
 
 #include <gtest/gtest.h>

@@ -423,11 +423,8 @@ TEST_F(Checkpoint, F163_MissingAndExtraKeysAreListed) {
   save(1);
   const CheckpointReader reader(dir_.path());
   EXPECT_NO_THROW(reader.require_exactly({{"param", "w"}, {"param", "s"}, {"optim.m", "w"}}));
-  expect_error(
-      [&] {
-        reader.require_exactly({{"param", "w"}, {"param", "v"}, {"param", "s"}});
-      },
-      {"lacks param \"v\"", "no optim.m \"w\""});
+  expect_error([&] { reader.require_exactly({{"param", "w"}, {"param", "v"}, {"param", "s"}}); },
+               {"lacks param \"v\"", "no optim.m \"w\""});
   expect_error([&] { reader.describe("param", "v"); }, {"param \"v\""});
 }
 
@@ -436,21 +433,12 @@ TEST_F(Checkpoint, F163_OtherShapeOrDTypeIsRefused) {
   const CheckpointReader reader(dir_.path());
   std::vector<float> out(15);
   const auto bytes = std::as_writable_bytes(std::span(out));
-  expect_error(
-      [&] {
-        reader.read_box("param", "w", DType::f32, {3, 5}, whole_box({3, 5}), bytes);
-      },
-      {"\"w\"", "[5,3]", "[3,5]"});
-  expect_error(
-      [&] {
-        reader.read_box("param", "w", DType::i32, {5, 3}, whole_box({5, 3}), bytes);
-      },
-      {"\"w\"", "f32", "i32"});
-  expect_error(
-      [&] {
-        reader.read_box("param", "w", DType::f32, {5, 3}, {{4, 0}, {2, 3}}, bytes);
-      },
-      {"[4:6, 0:3]", "[5,3]"});
+  expect_error([&] { reader.read_box("param", "w", DType::f32, {3, 5}, whole_box({3, 5}), bytes); },
+               {"\"w\"", "[5,3]", "[3,5]"});
+  expect_error([&] { reader.read_box("param", "w", DType::i32, {5, 3}, whole_box({5, 3}), bytes); },
+               {"\"w\"", "f32", "i32"});
+  expect_error([&] { reader.read_box("param", "w", DType::f32, {5, 3}, {{4, 0}, {2, 3}}, bytes); },
+               {"[4:6, 0:3]", "[5,3]"});
 }
 
 TEST_F(Checkpoint, F163_PiecesMustCoverTheirTensor) {

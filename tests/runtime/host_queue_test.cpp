@@ -423,9 +423,9 @@ TEST(Queue, WorkThatLetsGoOfWhatItReadsIsNotWaitedFor) {
   std::vector<std::uint64_t> let_go;
   Gate gate;
   const std::vector<Loan> loans{{x.storage(), false}, {y.storage(), false}, {z.storage(), false}};
-  const Event event = static_cast<HostQueue&>(queue()).submit(
-      {.name = "work", .run = gate.then(), .loans = loans},
-      [&](const Storage& storage) { let_go.push_back(storage.id()); });
+  const Event event =
+      static_cast<HostQueue&>(queue()).submit({.name = "work", .run = gate.then(), .loans = loans},
+                                              [&](const Storage& storage) { let_go.push_back(storage.id()); });
   gate.await_entered();
   (void)x.data<float>();
   EXPECT_TRUE(let_go.empty()) << "readers take nothing away";
