@@ -53,7 +53,7 @@ TEST_F(Bench, OneObjectPerFigureWithTheContractsFields) {
 
 TEST_F(Bench, EveryFigureRunsInTinySizes) {
   for (const auto* family : {"step", "flops", "rss", "gemm", "dispatch", "dtensor", "shm", "fsdp", "ddp", "tp",
-                             "memory", "overlap", "hsdp", "units", "ghost", "binding", "program"}) {
+                             "memory", "overlap", "hsdp", "units", "ghost", "save", "binding", "program"}) {
     const auto end = sherd({"bench", family, "--smoke", "--python", "none", "--json"});
     EXPECT_FALSE(figures(end).empty());
     for (const nlohmann::json& figure : figures(end)) EXPECT_FALSE(figure.at("value").is_null()) << figure;

@@ -25,7 +25,7 @@ std::vector<Benchmark> all_benchmarks() {
   std::vector<Benchmark> all;
   for (const auto family :
        {step_benchmarks, recompute_benchmarks, gemm_benchmarks, dispatch_benchmarks, dtensor_benchmarks, shm_benchmarks,
-        ranks_benchmarks, overlap_benchmarks, units_benchmarks, ghost_benchmarks, offload_benchmarks,
+        ranks_benchmarks, overlap_benchmarks, units_benchmarks, ghost_benchmarks, offload_benchmarks, save_benchmarks,
         binding_benchmarks, program_benchmarks, gpu_benchmarks, loss_benchmarks})
     for (Benchmark& row : family()) all.push_back(std::move(row));
   return all;

@@ -88,6 +88,7 @@ struct Benchmark {
 std::vector<Benchmark> step_benchmarks();       // step.cpp
 std::vector<Benchmark> recompute_benchmarks();  // recompute.cpp
 std::vector<Benchmark> offload_benchmarks();    // offload.cpp
+std::vector<Benchmark> save_benchmarks();       // save.cpp
 std::vector<Benchmark> gemm_benchmarks();       // gemm.cpp
 std::vector<Benchmark> dispatch_benchmarks();   // dispatch.cpp
 std::vector<Benchmark> dtensor_benchmarks();    // dtensor.cpp

@@ -35,6 +35,7 @@ constexpr std::array kChildren = {
     Child{"train", run_train_child},
     Child{"ghost", run_ghost_child},
     Child{"offload", run_offload_child},
+    Child{"save", run_save_child},
     Child{"program", run_program_child},
 };
 

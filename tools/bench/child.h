@@ -47,6 +47,7 @@ int run_units_child(std::span<const std::string_view> args);        // units_chi
 int run_train_child(std::span<const std::string_view> args);        // train_child.cpp
 int run_ghost_child(std::span<const std::string_view> args);        // ghost_child.cpp
 int run_offload_child(std::span<const std::string_view> args);      // offload_child.cpp
+int run_save_child(std::span<const std::string_view> args);         // save_child.cpp
 int run_loss_child(std::span<const std::string_view> args);         // loss_child.cpp
 int run_program_child(std::span<const std::string_view> args);      // program_child.cpp
 int run_gpu_op_child(std::span<const std::string_view> args);       // gpu_op_child.cpp
