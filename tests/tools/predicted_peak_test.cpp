@@ -97,6 +97,11 @@ TEST_F(PredictedPeakTest, IsThatOfARunWithEveryOtherLever) {
   llama_.offload = "optimizer";
   expect_as_predicted(llama_, 2);
   llama_.offload = "none";
+  llama_.save = dir_ / "saves";
+  llama_.save_async = llama_.overwrite = true;
+  expect_as_predicted(llama_, 2);
+  llama_.save.clear();
+  llama_.save_async = llama_.overwrite = false;
   llama_.accumulate = 2;
   for (const bool shards : {false, true}) {
     llama_.accumulate_shards = shards;

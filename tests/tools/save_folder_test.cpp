@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "nn/checkpoint/folder_lock.h"
 #include "nn/checkpoint/checkpoint_reader.h"
+#include "nn/checkpoint/folder_lock.h"
 #include "nn/checkpoint/saves.h"
 #include "tests/support/expect_error.h"
 #include "tests/tools/program_test.h"

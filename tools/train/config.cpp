@@ -94,6 +94,10 @@ void bind_saves(ConfigTable& table, TrainConfig& c) {
   table.add("save_every", &c.save_every, "steps between checkpoints; 0: none is due by the number of steps", run);
   table.add("save_minutes", &c.save_minutes,
             "a checkpoint is due when the last one, or the start, is so long ago; 0: none is due by time", run);
+  table.add("save_async", &c.save_async,
+            "checkpoints are written while training goes on; what a step changes before it is written is copied, for "
+            "which as much memory is kept as this rank saves",
+            run);
   table.add(
       "save_on_signal", &c.save_on_signal,
       "SIGTERM and Ctrl-C save after the step that runs, then end; SIGUSR1 saves and goes on; false: they end the "
@@ -238,6 +242,7 @@ void check_saves(const TrainConfig& c) {
                 {"check_replicas", c.check_replicas, 0, kMostSteps}});
   check(c.save_minutes >= 0, "save_minutes must be at least 0, got {}", c.save_minutes);
   check(c.save_every == 0 || !c.save.empty(), "save_every = {} needs a folder: pass --save DIR", c.save_every);
+  check(!c.save_async || !c.save.empty(), "save_async is about the folder of checkpoints: pass --save DIR");
   check(!c.overwrite || !c.save.empty(), "overwrite is about the folder of checkpoints: pass --save DIR");
   check_choice("on_nonfinite", c.on_nonfinite, std::array<std::string_view, 3>{"stop", "skip", "rollback"});
   check(c.on_nonfinite != "rollback" || !c.save.empty(), "on_nonfinite = rollback needs a folder: pass --save DIR");

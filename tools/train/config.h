@@ -39,6 +39,7 @@ struct TrainConfig {
   std::string save;
   std::int64_t save_every = 0;
   double save_minutes = 15;
+  bool save_async = false;
   bool save_on_signal = true;
   std::int64_t keep = 3;
   std::int64_t keep_every = 0;

@@ -93,6 +93,7 @@ std::string step_line(const StepMetrics& metrics) {
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.loss_scale || metrics.skipped_steps > 0) line["skipped_steps"] = metrics.skipped_steps;
   if (metrics.val_loss) line["val_loss"] = *metrics.val_loss;
+  if (metrics.save) line["save"] = {{"copied_bytes", metrics.save->copied_bytes}, {"seconds", metrics.save->seconds}};
   if (metrics.times) line["run_times"] = times_to_json(*metrics.times);
   return line.dump();
 }

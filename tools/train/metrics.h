@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "nn/checkpoint/snapshot.h"
 #include "runtime/memory/accounting.h"
 #include "tools/train/config.h"
 #include "tools/train/output_file.h"
@@ -26,13 +27,16 @@ struct StepMetrics {
   std::int64_t skipped_steps = 0;    ///< without an update, this one and those before a resume included
   CategoryBytes memory_bytes{};
   std::optional<double> val_loss;  ///< of steps with an evaluation
-  std::optional<RunTimes> times;   ///< of the settled steps of the run so far, at an evaluation
+  /// Of steps beside which a save was written (save_async): what that cost this rank's thread within the step.
+  std::optional<nn::SnapshotCost> save;
+  std::optional<RunTimes> times;  ///< of the settled steps of the run so far, at an evaluation
 };
 
 /// {"config": {...}, "seed", "ranks", "version"}; keys with a section are nested objects. One line, no newline.
 std::string header_line(const TrainConfig& config, int ranks);
 /// {"step", "loss", ..., "exposed_comm_seconds" and its parts "exposed_transfer_seconds" and "exposed_skew_seconds",
-/// "memory_bytes": {category: bytes}, "loss_scale", "skipped_steps", "val_loss", "run_times": {"steps", "step_seconds":
+/// "memory_bytes": {category: bytes}, "loss_scale", "skipped_steps", "val_loss", "save": {"copied_bytes", "seconds"},
+/// "run_times": {"steps", "step_seconds":
 /// {"p50", "p95", "max", "mad"}, "ranks": [{"rank", "host", "calls", "median_lateness_seconds"}], "stragglers":
 /// [rank], "units": [{"unit",
 /// "gather": {"calls", "seconds", "exposed_transfer_seconds", "exposed_skew_seconds"}, "reduce": {...}}]}}; from

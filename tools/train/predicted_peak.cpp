@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "nn/checkpoint/async_saver.h"
 #include "nn/memory_names.h"
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/job/world.h"
@@ -55,6 +56,11 @@ class Prediction {
   PredictedPeak train(std::int64_t data_vocabulary) {
     step_.emplace(config_, *mesh_, device_, data_vocabulary);
     note("building the model");
+    if (config_.save_async && device_ == Device::cpu()) {
+      saver_.emplace(*world_group());
+      saver_->reserve(nn::training_state(step_->model(), &step_->optimizer(), step_->scaler()));
+      note("taking memory for copies of what is saved");
+    }
     if (options_.observe) options_.observe(*step_, 0);
     const int steps = config_.compile ? 4 : 3;  // an order is recorded in the first, a program in the second
     for (int i = 0; i < steps; ++i) update(fmt::format("step {}", i + 1));
@@ -109,6 +115,7 @@ class Prediction {
   int updates_ = 0;
   std::optional<JobMesh> mesh_;
   std::optional<TrainStep> step_;
+  std::optional<nn::AsyncSaver> saver_;
   PredictedPeak predicted_;
 };
 

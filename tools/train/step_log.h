@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 
+#include "nn/checkpoint/async_saver.h"
 #include "runtime/comm/board/exposed.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/memory_log.h"
@@ -26,11 +27,12 @@ struct TrainSummary {
   CommCounts step_comm{};               ///< collectives of the last training step
   CommTimes comm{};                     ///< of all steps but the first two, in which orders are recorded
   double seconds = 0;
-  std::int64_t steps = 0;            ///< updates made, those before this run included
-  std::optional<double> loss_scale;  ///< of the last step, if the loss is scaled
-  std::int64_t skipped_steps = 0;    ///< without an update, those before this run included
-  std::int64_t rollbacks = 0;        ///< to an earlier save, in this run
-  int stopped_by = 0;                ///< the signal that ended the run before its last step; 0: none did
+  std::int64_t steps = 0;                         ///< updates made, those before this run included
+  std::optional<double> loss_scale;               ///< of the last step, if the loss is scaled
+  std::int64_t skipped_steps = 0;                 ///< without an update, those before this run included
+  std::int64_t rollbacks = 0;                     ///< to an earlier save, in this run
+  std::optional<nn::AsyncSaver::Counts> saves{};  ///< this rank's, if config.save_async asks for such
+  int stopped_by = 0;                             ///< the signal that ended the run before its last step; 0: none did
 };
 
 class StepLog {

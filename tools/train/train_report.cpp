@@ -144,6 +144,12 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
   text += print_run_times(summary.times);
   if (!config.metrics.empty()) text += fmt::format("metrics     {}\n", config.metrics);
   if (!config.trace.empty()) text += fmt::format("trace       {}\n", config.trace);
+  if (summary.saves)
+    text += fmt::format(
+        "saves           {} beside training, {} of rank 0: {} copied before they changed, in {:.3f} s; {:.3f} s waited "
+        "for saves\n",
+        summary.saves->saves, format_bytes(summary.saves->bytes), format_bytes(summary.saves->cost.copied_bytes),
+        summary.saves->cost.seconds, summary.saves->waited_seconds);
   if (!config.save.empty()) text += fmt::format("checkpoint  {}\n", config.save);
   return trainer.group().rank() == 0 ? text : std::string();
 }

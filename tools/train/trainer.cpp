@@ -74,6 +74,7 @@ Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
   if (!config_.save.empty()) claim_save_folder();
   build();
   if (resumed_) resume();
+  if (config_.save_async) prepare_saves();
 }
 
 void Trainer::agree_on_config() {
@@ -271,6 +272,22 @@ void Trainer::resume() {
   resumed_.reset();
 }
 
+void Trainer::prepare_saves() {
+  try {
+    saver_.emplace(*group_);
+    saver_->reserve(state());
+  } catch (OutOfMemory& error) {
+    explain(error);
+    throw;
+  }
+}
+
+nn::SnapshotCost Trainer::cost_of_saves() const { return saver_ ? saver_->counts().cost : nn::SnapshotCost(); }
+
+void Trainer::finish_save() {
+  if (saver_) saver_->finish();
+}
+
 void Trainer::load(const CheckpointReader& save) {
   check_recipe_of(save.manifest());
   check_data_of(save.manifest());
@@ -364,7 +381,8 @@ void Trainer::save(std::int64_t step) {
   if (!job_.empty()) manifest.state[kJobOfSave] = job_;
   if (skipped_steps_ > 0) manifest.state["skipped_steps"] = skipped_steps_;
   if (skipped_.count() > 0) manifest.state["skipped_batches"] = skipped_.text();
-  nn::save_checkpoint(config_.save, std::move(manifest), state(), *group_, retention_);
+  if (saver_) saver_->start(config_.save, std::move(manifest), state(), retention_);
+  else nn::save_checkpoint(config_.save, std::move(manifest), state(), *group_, retention_);
   retention_.replace = false;
   saved_at_ = std::chrono::steady_clock::now();
 }
@@ -417,6 +435,7 @@ void Trainer::save_before_the_first_step() {
 std::int64_t Trainer::roll_back(StepLog& log) {
   const Divergence found = *log.diverged();
   log.finish();
+  finish_save();
   auto reader = nn::open_newest_good(config_.save, *group_, nn::Verify::files, say_on_stderr);
   if (reader->manifest().step == rolled_back_to_ && rollbacks_in_a_row_ == kMostRollbacks) fail_diverged(found);
   reader = nn::use_newest_good(
@@ -434,6 +453,7 @@ std::int64_t Trainer::roll_back(StepLog& log) {
 }
 
 void Trainer::fail_diverged(const Divergence& found) {
+  finish_save();  // of a step before
   const StepMetrics& metrics = found.metrics;
   if (found.is_spike)
     throw ExitError(kDiverged, fmt::format("the run has diverged in step {}: {}. Nothing was saved since", metrics.step,
@@ -463,6 +483,7 @@ void Trainer::compare_replicas(std::int64_t step) {
 void Trainer::save_and_stop(std::int64_t step, int signal) {
   try {
     save(step);
+    finish_save();
   } catch (const Error& error) {
     throw ExitError(kStoppedWithoutSave, fmt::format("stopped by {} after step {}, and could not save: {}",
                                                      signal_name(signal), step, error.what()));
@@ -473,6 +494,7 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const P
   const bool is_last = step + 1 == config_.steps;
   const auto is_due = [&](std::int64_t every) { return is_last || (every > 0 && (step + 1) % every == 0); };
   log.begin();
+  const nn::SnapshotCost cost_before = cost_of_saves();
   {
     const StepTrace::Step traced(trace, step + 1);
     const TrainStep::Result out = train_step(step);
@@ -480,6 +502,10 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const P
     known.step = step + 1;
     known.lr = step_->learning_rate(step);
     known.tokens = config_.batch * config_.model.sequence;
+    if (saver_ && saver_->is_in_flight()) {
+      const nn::SnapshotCost cost = cost_of_saves();
+      known.save = {cost.copied_bytes - cost_before.copied_bytes, cost.seconds - cost_before.seconds};
+    }
     log.end(known, out);
   }
   if (is_due(config_.eval_every)) {
@@ -494,6 +520,7 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const P
     log.poll();
   }
   trace.after(step + 1);
+  if (saver_) saver_->poll();
   const Wishes wishes = is_last ? Wishes() : agreed_wishes(polls);
   const bool saves = !config_.save.empty() && (is_due(config_.save_every) || wishes.save || wishes.stop != 0);
   if (saves) log.finish();
@@ -523,6 +550,7 @@ TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, con
       signal = run_step(step++, trace, log, {stop, save});
       if (log.diverged()) step = roll_back(log);
     }
+    finish_save();
   } catch (OutOfMemory& error) {
     log.finish_quietly();
     explain(error);
@@ -534,6 +562,7 @@ TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, con
   TrainSummary summary = log.summary();
   summary.times = log.clock().times();
   if (memory_log_) summary.peak = memory_log_->peak();
+  if (saver_) summary.saves = saver_->counts();
   summary.stopped_by = signal;
   summary.steps = step;
   summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

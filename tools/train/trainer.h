@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "nn/checkpoint/async_saver.h"
 #include "nn/checkpoint/folder_lock.h"
 #include "nn/checkpoint/training_state.h"
 #include "nn/data/token_data.h"
@@ -56,7 +57,8 @@ class Trainer {
   /// Trains up to config.steps, evaluating and saving as configured. With `stop` or `save`, on all ranks or on none,
   /// the ranks ask one another after each step, and end together after the step in which one of them was asked to,
   /// saved if config.save is set, for which an evaluation is left; or save together and go on. By the clock of rank 0
-  /// they save every config.save_minutes. Replicas are compared as configured: Error naming the ranks that differ. A
+  /// they save every config.save_minutes; with config.save_async beside the steps that follow, and a failure of that is
+  /// thrown at the end of one of them. Replicas are compared as configured: Error naming the ranks that differ. A
   /// step that has diverged (divergence.h) is never saved: config.on_nonfinite skips it, or goes back to the last save,
   /// at most kMostRollbacks times to the same one. Collective. Throws ExitError, on every rank: kDiverged, which names
   /// the step and where it began; kStoppedWithoutSave when that last save fails; OutOfMemory, which says what would fit
@@ -68,9 +70,13 @@ class Trainer {
   TrainStep::Result train_step(std::int64_t step);
   /// Mean loss over validation windows (all, or the first eval_batches x batch). Collective; waits for the device.
   double evaluate();
-  /// A checkpoint of the present state in config.save, as of `step` updates. Collective. Throws Error naming the file,
-  /// on every rank.
+  /// A checkpoint of the present state in config.save, as of `step` updates. With config.save_async it is written while
+  /// the caller goes on, which may fail later: run() looks at each step's end, finish_save() waits. Collective. Throws
+  /// Error naming the file, on every rank.
   void save(std::int64_t step);
+  /// Waits for a save that is still being written. Collective; nothing without one. Throws Error, on every rank, if it
+  /// has failed.
+  void finish_save();
 
   nn::LanguageModel& model() { return step_->model(); }
   /// Resolved; its mesh names replicate if the hosts are replicas.
@@ -96,6 +102,8 @@ class Trainer {
   std::vector<nn::StateEntry> state();
   void resume();
   void load(const CheckpointReader& save);
+  void prepare_saves();
+  nn::SnapshotCost cost_of_saves() const;
   /// What ranks are asked for at a step boundary; of all ranks together, once they have agreed.
   struct Wishes {
     int stop = 0;  ///< the number of a signal
@@ -129,6 +137,7 @@ class Trainer {
   std::string run_;                      // rank 0's: names the run in its saves, and is kept by who resumes
   std::string job_;                      // rank 0's: names the launch in its saves (restart.h)
   Retention retention_;
+  std::optional<nn::AsyncSaver> saver_;             // config.save_async
   std::chrono::steady_clock::time_point saved_at_;  // or when the run began
   std::unique_ptr<Weights> initial_;
   std::optional<TokenData> data_;
