@@ -4,12 +4,14 @@
 // cost one parallel loop. Every element is independent, hence the bits do not depend on the cuts.
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <vector>
 
 #include "runtime/cpu/kernels.h"
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/optimizer_attrs.h"
 #include "runtime/op/optimizer_extents.h"
+#include "runtime/op/power_sum.h"
 
 namespace sherd::cpu {
 
@@ -187,19 +189,20 @@ double power_sum_block(const T* x, std::int64_t n, double p) {
   return top;
 }
 
-void power_sum(const KernelCall& call) {
+// Of `tensors`, in the order of their blocks, from `total` on.
+double power_sum_of(const KernelCall& call, std::span<const Tensor> tensors, double total) {
   const double p = call.attrs.as<PowerSumAttrs>().p;
   auto* partial = reinterpret_cast<double*>(call.exec.scratch);
   std::vector<std::int64_t> ends;  // blocks of tensors 0..i
   std::int64_t blocks = 0;
-  for (const Tensor& t : call.in) {
+  for (const Tensor& t : tensors) {
     if (!t.is_contiguous()) fail("power_sum of {} needs dense tensors", describe(t));
     ends.push_back(blocks += num_chunks(t.numel(), kPowerSumBlock));
   }
   parallel_for(blocks, 2, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t block = begin; block < end; ++block) {
       const auto i = static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), block) - ends.begin());
-      const Tensor& t = call.in[i];
+      const Tensor& t = tensors[i];
       const std::int64_t first = (block - (ends[i] - num_chunks(t.numel(), kPowerSumBlock))) * kPowerSumBlock;
       const std::int64_t count = std::min(kPowerSumBlock, t.numel() - first);
       visit_dtype(t.dtype(), [&]<class T>(Type<T>) {
@@ -207,9 +210,15 @@ void power_sum(const KernelCall& call) {
       });
     }
   });
-  double total = 0;
   for (std::int64_t b = 0; b < blocks; ++b) total = std::isinf(p) ? larger(total, partial[b]) : total + partial[b];
-  *call.out[0].mutable_data<double>() = total;
+  return total;
+}
+
+void power_sum(const KernelCall& call) { *call.out[0].mutable_data<double>() = power_sum_of(call, call.in, 0); }
+
+void power_sum_from(const KernelCall& call) {
+  const double before = call.in[0].defined() ? *call.in[0].data<double>() : 0;
+  *call.out[0].mutable_data<double>() = power_sum_of(call, call.in.subspan(1), before);
 }
 
 }  // namespace
@@ -219,6 +228,7 @@ void register_optimizer(OpTable& table) {
   table.kernel(op::sgd, Device::Kind::cpu, sgd);
   table.kernel(op::count_step, Device::Kind::cpu, count_step);
   table.kernel(op::power_sum, Device::Kind::cpu, power_sum);
+  table.kernel(op::power_sum_from, Device::Kind::cpu, power_sum_from);
 }
 
 }  // namespace sherd::cpu

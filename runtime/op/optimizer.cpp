@@ -5,6 +5,7 @@
 
 #include "runtime/op/infer.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/power_sum.h"
 
 namespace sherd {
 
@@ -86,13 +87,22 @@ Metas infer_count_step(const InferCall& call) {
 
 int mutated_count_step(const InferCall& call) { return call.attrs.as<CountStepAttrs>().count; }
 
-Metas infer_power_sum(const InferCall& call) {
+Metas power_sum_of_inputs(const InferCall& call, std::size_t first) {
   const double p = call.attrs.as<PowerSumAttrs>().p;
   check(p > 0, "power_sum needs p > 0 (infinity for the maximum), got {}", p);
-  for (std::size_t i = 0; i < call.in.size(); ++i)
-    check(is_floating(required(call, i).dtype), "power_sum: tensor {} is {}; it must be a floating type", i,
+  for (std::size_t i = first; i < call.in.size(); ++i)
+    check(is_floating(required(call, i).dtype), "power_sum: tensor {} is {}; it must be a floating type", i - first,
           call.in[i]);
   return {{.shape = {}, .dtype = DType::f64}};
+}
+
+Metas infer_power_sum(const InferCall& call) { return power_sum_of_inputs(call, 0); }
+
+Metas infer_power_sum_from(const InferCall& call) {
+  const TensorMeta& before = call.in[0];
+  check(!before.defined() || (before.ndim() == 0 && before.dtype == DType::f64),
+        "power_sum_from: the sum of what came before is {}; give it as 0-d f64, or none", before);
+  return power_sum_of_inputs(call, 1);
 }
 
 // One double per block of elements; runtime/cpu/optimizer.cpp splits tensors into the same blocks.
@@ -194,9 +204,21 @@ constinit const Op op::power_sum{
     .flops = power_sum_flops,
 };
 
+constinit const Op op::power_sum_from{
+    .name = "power_sum_from",
+    .doc =
+        "0-d f64 power_sum of a list and of what came before it, whose 0-d f64 sum is the first input if there is any.",
+    .attrs = &attr_kind<PowerSumAttrs>,
+    .infer = infer_power_sum_from,
+    .traits = {.local_extents = true},
+    .no_gradient = "a statistic of gradients",
+    .flops = power_sum_flops,
+};
+
 void register_optimizer(OpTable& table) {
-  table.add({&op::adamw, &op::sgd, &op::count_step, &op::power_sum});
-  table.scratch(op::power_sum, Device::Kind::cpu, scratch_power_sum);
+  table.add({&op::adamw, &op::sgd, &op::count_step, &op::power_sum, &op::power_sum_from});
+  for (const Op* const row : {&op::power_sum, &op::power_sum_from})
+    table.scratch(*row, Device::Kind::cpu, scratch_power_sum);
 }
 
 void adamw_step(std::span<const Tensor> params, std::span<const Tensor> m, std::span<const Tensor> v,
@@ -244,6 +266,13 @@ void count_step(std::span<const Tensor> counts, const Tensor& scale) {
   append(inputs, counts);
   inputs.push_back(scale);
   call_op(op::count_step, inputs, CountStepAttrs{static_cast<int>(counts.size())});
+}
+
+Tensor power_sum_from(const Tensor& before, std::span<const Tensor> tensors, double p) {
+  std::vector<Tensor> inputs{before};
+  inputs.reserve(tensors.size() + 1);
+  append_dense(inputs, tensors);
+  return std::move(call_op(op::power_sum_from, inputs, PowerSumAttrs{p})[0]);
 }
 
 Tensor power_sum(std::span<const Tensor> tensors, double p) {

@@ -7,6 +7,7 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/optimizer_attrs.h"
+#include "runtime/op/power_sum.h"
 #include "tests/support/draw.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/golden.h"
@@ -265,6 +266,24 @@ TEST(PowerSum, IsTheFormulaForEveryPowerDtypeAndThreadCount) {
       EXPECT_TRUE(same_bits(power_sum(list, p), total));
       set_threads(before);
     }
+}
+
+TEST(PowerSum, GoesOnFromAnotherOneWithTheBitsOfOneCall) {
+  for (const double p : {1.0, 2.0, 2.5, std::numeric_limits<double>::infinity()}) {
+    const auto list = drawn({{50'001}, {}, {9, 77}, {16'384}}, DType::f32, 3);
+    Tensor total;
+    for (const std::int64_t begin : {0, 8192, 40'960})
+      total = power_sum_from(total,
+                             std::vector<Tensor>{narrow(list[0], 0, begin,
+                                                        (begin == 0      ? 8192
+                                                         : begin == 8192 ? 40'960
+                                                                         : 50'001) -
+                                                            begin)},
+                             p);
+    total = power_sum_from(total, std::span(list).subspan(1), p);
+    EXPECT_TRUE(same_bits(total, power_sum(list, p))) << p;
+  }
+  expect_error([] { power_sum_from(ones({}), std::vector<Tensor>{ones({3})}, 2); }, {"0-d f64"});
 }
 
 TEST(PowerSum, OfNothingIsZeroAndNaNStays) {

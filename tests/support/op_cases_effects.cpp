@@ -59,6 +59,9 @@ void add_optimizer_cases(OpCases& cases) {
                  .large = name == "large"};
     append(power.args, shapes, normal);
     cases.push_back(power);
+    power.op = "power_sum_from";
+    power.args.insert(power.args.begin(), absent());
+    cases.push_back(power);
   }
   for (const auto& [name, n] : {std::pair("none", 0), std::pair("one", 1), std::pair("many", 170)}) {
     OpCase counts{.op = "count_step",

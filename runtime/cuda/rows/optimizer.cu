@@ -5,6 +5,7 @@
 //
 // Bytes per element: AdamW reads p, m, v, g and writes p, m, v (28 in f32); SGD with momentum 20; power_sum 1 read.
 #include <cmath>
+#include <span>
 #include <vector>
 
 #include "runtime/cuda/device/context.h"
@@ -13,6 +14,7 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/op/optimizer_attrs.h"
 #include "runtime/op/optimizer_extents.h"
+#include "runtime/op/power_sum.h"
 
 namespace sherd::cuda {
 
@@ -334,21 +336,22 @@ __global__ void power_sum_kernel(Batch batch, Power<kSquare> power, double* part
 }
 
 template <bool kSquare>
-__global__ void power_total_kernel(const double* partials, std::int64_t n, Power<kSquare> power, double* out) {
+__global__ void power_total_kernel(const double* partials, std::int64_t n, Power<kSquare> power, const double* before,
+                                   double* out) {
   auto& scratch = shared<PowerScratch>();
   const auto fold = [power](double a, double b) { return power.fold(a, b); };
   double total = 0;
 #pragma unroll 8
   for (std::int64_t i = thread_index(); i < n; i += block_threads()) total = fold(total, partials[i]);
   total = block_fold(total, 0.0, scratch.values, fold);
-  if (thread_index() == 0) *out = total;
+  if (thread_index() == 0) *out = before ? power.fold(*before, total) : total;
 }
 
 template <bool kSquare>
-void power_sum_of(const KernelCall& call, Power<kSquare> power) {
+void power_sum_of(const KernelCall& call, std::span<const Tensor> tensors, const double* before, Power<kSquare> power) {
   std::vector<Extent> extents;
   std::int64_t blocks = 0;
-  for (const Tensor& t : call.in) {
+  for (const Tensor& t : tensors) {
     if (!t.is_contiguous()) fail("power_sum of {} needs dense tensors", describe(t));
     if (t.numel() == 0) continue;
     extents.push_back({{static_cast<std::byte*>(t.raw())}, t.numel(), t.dtype(), t.dtype()});
@@ -366,17 +369,24 @@ void power_sum_of(const KernelCall& call, Power<kSquare> power) {
     to += batch_blocks;
   });
   launch(context.stream(), power_total_kernel<kSquare>, {.threads = 1024, .shared_bytes = sizeof(PowerScratch)},
-         partials.as<const double>(), blocks, power, call.out[0].mutable_data<double>());
+         partials.as<const double>(), blocks, power, before, call.out[0].mutable_data<double>());
 }
 
-void power_sum(const KernelCall& call) {
+void power_sum_of(const KernelCall& call, std::span<const Tensor> tensors, const double* before) {
   const double p = call.attrs.as<PowerSumAttrs>().p;
-  if (p == 2) power_sum_of<true>(call, {p});
-  else power_sum_of<false>(call, {p});
+  if (p == 2) power_sum_of<true>(call, tensors, before, {p});
+  else power_sum_of<false>(call, tensors, before, {p});
+}
+void power_sum(const KernelCall& call) { power_sum_of(call, call.in, nullptr); }
+void power_sum_from(const KernelCall& call) {
+  power_sum_of(call, call.in.subspan(1), call.in[0].defined() ? call.in[0].data<double>() : nullptr);
 }
 
-constexpr KernelEntry kEntries[] = {
-    {op::adamw, adamw}, {op::sgd, sgd}, {op::count_step, count_step}, {op::power_sum, power_sum}};
+constexpr KernelEntry kEntries[] = {{op::adamw, adamw},
+                                    {op::sgd, sgd},
+                                    {op::count_step, count_step},
+                                    {op::power_sum, power_sum},
+                                    {op::power_sum_from, power_sum_from}};
 
 }  // namespace
 
