@@ -154,10 +154,13 @@ void OffloadFile::write(std::byte* home, std::span<const std::byte> from) const 
     const auto to = static_cast<std::size_t>(done);
     return ::pwrite(file_.get(), from.data() + to, from.size() - to, at);
   });
-  // Whole pages in the range that were looked at by their address are no longer this process's memory.
+  leave_memory(home, static_cast<std::int64_t>(from.size()));
+}
+
+void OffloadFile::leave_memory(const std::byte* home, std::int64_t bytes) const {
   const std::int64_t first = round_up(home - base_, kFilePage);
-  const std::int64_t last = (home - base_ + static_cast<std::int64_t>(from.size())) / kFilePage * kFilePage;
-  if (first < last) ::madvise(base_ + first, static_cast<std::size_t>(last - first), MADV_DONTNEED);
+  const std::int64_t last = (home - base_ + bytes) / kFilePage * kFilePage;
+  if (file_ && first < last) ::madvise(base_ + first, static_cast<std::size_t>(last - first), MADV_DONTNEED);
 }
 
 }  // namespace sherd

@@ -1,7 +1,9 @@
 // Kernels that hand copies to queues. They run on the rank's thread, take addresses without a wait, and touch no bytes.
 #include "runtime/op/offload.h"
 
+#include <algorithm>
 #include <cstring>
+#include <unordered_map>
 #include <utility>
 
 #include "runtime/exec/context.h"
@@ -39,6 +41,20 @@ Metas infer_evict(const InferCall& call) {
   const TensorMeta& from = required(call, call.in.size() - 1);
   check(from.dtype == DType::u8 && from.ndim() == 1 && from.numel() == bytes && from.is_contiguous(),
         "evict: what goes to the homes is {}; they take u8[{}]", from, bytes);
+  return {};
+}
+
+Metas infer_fetch_shards(const InferCall& call) {
+  check(call.in.size() == 1, "fetch_shards of {} homes; it takes one", call.in.size());
+  return infer_fetch(call);
+}
+
+Metas infer_fetch_into(const InferCall& call) {
+  check(call.in.size() == 2, "fetch_into needs a home and where its bytes go");
+  check_homes(call, 1);
+  const TensorMeta &home = required(call, 0), &to = required(call, 1);
+  check(to.dtype == DType::u8 && to.ndim() == 1 && to.numel() == home.numel() && to.is_contiguous(),
+        "fetch_into: where a home u8[{}] goes is {}", home.numel(), to);
   return {};
 }
 
@@ -98,7 +114,8 @@ void submit(const KernelCall& call, std::span<const Tensor> homes, const Tensor&
   if (homes.empty()) return;
   std::vector<Loan> loans{{here.storage(), is_fetch}};
   for (const Tensor& home : homes)
-    if (loans.back().storage != home.storage()) loans.push_back({home.storage(), !is_fetch});
+    if (std::ranges::none_of(loans, [&](const Loan& loan) { return loan.storage == home.storage(); }))
+      loans.push_back({home.storage(), !is_fetch});
   const Device device = call.attrs.as<OffloadAttrs>().device;
   Queue& queue = RankContext::current().queue(use.name, device);
   std::function<void()> run;
@@ -121,7 +138,46 @@ void submit(const KernelCall& call, std::span<const Tensor> homes, const Tensor&
 }
 
 void run_fetch(const KernelCall& call) { submit(call, call.in, call.out[0], true); }
+
+void run_fetch_shards(const KernelCall& call) {
+  submit(call, call.in, call.out[0], true);
+  call.out[0].storage()->set_version(call.in[0].storage()->version());
+}
+
+void run_fetch_into(const KernelCall& call) {
+  const Tensor &home = call.in[0], &to = call.in[1];
+  Storage& bytes = *to.storage();
+  const std::uint32_t version = home.storage()->version();
+  if (bytes.is_present() && bytes.version() == version) return;
+  bytes.restore_data();
+  submit(call, call.in.first(1), to, true);
+  bytes.set_version(version);
+}
+
 void run_evict(const KernelCall& call) { submit(call, call.in.first(call.in.size() - 1), call.in.back(), false); }
+
+// ---- homes ----
+
+// State of the rank context.
+struct Homes {
+  std::unordered_map<std::uint64_t, OffloadHome> list;  // by storage
+};
+
+// Storages tell when they go, which may be after their rank.
+void forget_home(std::uint64_t id) noexcept {
+  if (RankContext* const context = RankContext::current_or_null()) context->state<Homes>().list.erase(id);
+}
+
+// State of the rank context. A store lives as long as somebody uses it.
+struct SharedStores {
+  struct Entry {
+    Device device;
+    std::string folder;
+    std::int64_t bytes_in_flight;
+    std::weak_ptr<OffloadStore> store;
+  };
+  std::vector<Entry> list;
+};
 
 // As rows see them.
 std::vector<Tensor> as_bytes(std::span<const Tensor> homes) {
@@ -146,6 +202,42 @@ constinit const Op op::fetch{
     .queue = queue_of_offload,
 };
 
+constinit const Op op::fetch_gradients{
+    .name = "fetch_gradients",
+    .doc = "Starts to read homes u8[n] of gradients into one u8[bytes].",
+    .attrs = &attr_kind<OffloadAttrs>,
+    .infer = infer_fetch,
+    .traits = {.collective = true, .issues = true},
+    .no_gradient = "moves bytes",
+    .category = MemoryCategory::gradients,
+    .device = [](AttrsView attrs) { return attrs.as<OffloadAttrs>().device; },
+    .queue = queue_of_offload,
+};
+
+constinit const Op op::fetch_shards{
+    .name = "fetch_shards",
+    .doc = "Starts to read a home u8[n] of a unit's shards into one u8[bytes] of the home's version.",
+    .attrs = &attr_kind<OffloadAttrs>,
+    .infer = infer_fetch_shards,
+    .traits = {.collective = true, .issues = true},
+    .no_gradient = "moves bytes",
+    .category = MemoryCategory::parameters,
+    .device = [](AttrsView attrs) { return attrs.as<OffloadAttrs>().device; },
+    .queue = queue_of_offload,
+};
+
+constinit const Op op::fetch_into{
+    .name = "fetch_into",
+    .doc = "Starts to read a home u8[n] into u8[n], which it makes present, unless that is of the home's version.",
+    .attrs = &attr_kind<OffloadAttrs>,
+    .infer = infer_fetch_into,
+    .traits = {.collective = true, .issues = true, .effect = true},
+    .no_gradient = "effect",
+    .device = [](AttrsView attrs) { return attrs.as<OffloadAttrs>().device; },
+    .queue = queue_of_offload,
+    .residency = {.restores = 1u << 1},
+};
+
 constinit const Op op::evict{
     .name = "evict",
     .doc = "Starts to write u8[bytes], laid out as fetch does, to homes u8[n].",
@@ -159,14 +251,47 @@ constinit const Op op::evict{
 };
 
 void register_offload(OpTable& table) {
-  table.add({&op::fetch, &op::evict});
-  for (const auto backend : {Device::Kind::cpu, Device::Kind::cuda}) {
-    table.kernel(op::fetch, backend, run_fetch);
-    table.kernel(op::evict, backend, run_evict);
+  const std::pair<const Op*, Kernel> rows[] = {{&op::fetch, run_fetch},
+                                               {&op::fetch_gradients, run_fetch},
+                                               {&op::fetch_shards, run_fetch_shards},
+                                               {&op::fetch_into, run_fetch_into},
+                                               {&op::evict, run_evict}};
+  for (const auto& [row, kernel] : rows) {
+    table.add({row});
+    for (const auto backend : {Device::Kind::cpu, Device::Kind::cuda}) table.kernel(*row, backend, kernel);
   }
 }
 
-OffloadStore::OffloadStore(Device device, const std::string& folder) : device_(device) {
+const OffloadHome* home_of(const Tensor& tensor) {
+  if (!tensor.defined()) return nullptr;
+  const Storage* const storage = tensor.is_distributed() ? tensor.impl()->local->storage.get() : tensor.storage().get();
+  if (!storage || !storage->is_borrowed()) return nullptr;
+  const auto& homes = RankContext::current().state<Homes>().list;
+  const auto found = homes.find(storage->id());
+  return found == homes.end() ? nullptr : &found->second;
+}
+
+void leave_memory(const Tensor& tensor) {
+  if (!home_of(tensor)) return;
+  const Tensor local = tensor.local();
+  const std::byte* const at = address_of(local);
+  if (const OffloadFile* const file = OffloadFile::of(at)) file->leave_memory(at, local.bytes());
+}
+
+std::shared_ptr<OffloadStore> OffloadStore::shared(Device device, const std::string& folder,
+                                                   std::int64_t bytes_in_flight) {
+  auto& stores = RankContext::current().state<SharedStores>().list;
+  std::erase_if(stores, [](const SharedStores::Entry& entry) { return entry.store.expired(); });
+  for (const SharedStores::Entry& entry : stores)
+    if (entry.device == device && entry.folder == folder && entry.bytes_in_flight == bytes_in_flight)
+      if (auto store = entry.store.lock()) return store;
+  auto store = std::make_shared<OffloadStore>(device, folder, bytes_in_flight);
+  stores.push_back({device, folder, bytes_in_flight, store});
+  return store;
+}
+
+OffloadStore::OffloadStore(Device device, const std::string& folder, std::int64_t bytes_in_flight)
+    : device_(device), bytes_in_flight_(bytes_in_flight) {
   check(device == Device::cpu() || folder.empty(),
         "offload: what lies on {} goes to memory of the host; leave out the folder \"{}\"", to_string(device), folder);
   check(device != Device::cpu() || !folder.empty(),
@@ -181,23 +306,43 @@ std::string OffloadStore::where() const {
 Tensor OffloadStore::allocate(const Shape& shape, DType dtype) {
   const std::int64_t bytes = numel(shape) * byte_size(dtype);
   bytes_ += align(bytes);
-  Ref<Storage> home;
+  std::function<void()> gives_back;
+  std::byte* at = nullptr;
   if (file_) {
-    home = file_->allocate(bytes);
-  } else if (RankContext::current().is_ghost()) {
-    home = Storage::borrow(nullptr, bytes, {});
-  } else {
+    const Ref<Storage> in_file = file_->allocate(bytes);
+    at = in_file->address();
+    gives_back = [in_file] {};
+  } else if (!RankContext::current().is_ghost()) {
     std::shared_ptr<std::byte> memory = RankContext::current().device(device_).pinned(bytes);
     std::memset(memory.get(), 0, static_cast<std::size_t>(bytes));
-    std::byte* const at = memory.get();
-    home = Storage::borrow(at, bytes, [memory = std::move(memory)] {});
+    at = memory.get();
+    gives_back = [memory = std::move(memory)] {};
   }
+  const auto id = std::make_shared<std::uint64_t>(0);
+  Ref<Storage> home = Storage::borrow(at, bytes, [id, gives_back = std::move(gives_back)] { forget_home(*id); });
+  *id = home->id();
+  RankContext::current().state<Homes>().list.emplace(home->id(), OffloadHome{device_, bytes_in_flight_});
   return Tensor::make_dense(std::move(home), shape, dtype, Device::cpu());
 }
 
 Tensor fetch(std::span<const Tensor> homes, const OffloadAttrs& attrs) {
   std::vector<Tensor> in = as_bytes(homes);
   return std::move(call_op(op::fetch, in, attrs)[0]);
+}
+
+Tensor fetch_gradients(std::span<const Tensor> homes, const OffloadAttrs& attrs) {
+  std::vector<Tensor> in = as_bytes(homes);
+  return std::move(call_op(op::fetch_gradients, in, attrs)[0]);
+}
+
+Tensor fetch_shards(const Tensor& home, const OffloadAttrs& attrs) {
+  Tensor in[] = {home};
+  return std::move(call_op(op::fetch_shards, in, attrs)[0]);
+}
+
+void fetch_into(const Tensor& home, const Tensor& to, const OffloadAttrs& attrs) {
+  Tensor in[] = {home, to};
+  call_op(op::fetch_into, in, attrs);
 }
 
 void evict(std::span<const Tensor> homes, const Tensor& from, const OffloadAttrs& attrs) {

@@ -2,6 +2,9 @@
 // Rows that bring bytes into the memory of a rank for a while, and take them back, beside its compute:
 //
 //   fetch(homes...) -> u8[bytes]      a copy of the homes, each at the next multiple of 64: a fresh tensor
+//   fetch_shards(home) -> u8[bytes]   the same in the account of parameters, of the home's version: gathers know by it
+//   fetch_gradients(homes...)         as fetch, in the account of gradients
+//   fetch_into(home, to)              makes the bytes of `to` present and fills them, unless they are of that version
 //   evict(homes..., from)             the same bytes back: the homes are written
 //
 // A home is a dense tensor of the host whose bytes are in no account: of a file (memory/offload_file.h), or of memory
@@ -25,7 +28,7 @@
 namespace sherd {
 
 namespace op {
-extern const Op fetch, evict;
+extern const Op fetch, fetch_gradients, fetch_shards, fetch_into, evict;
 }  // namespace op
 
 struct OffloadAttrs {
@@ -37,12 +40,29 @@ struct OffloadAttrs {
 
 inline constexpr std::string_view kDiskQueue = "disk", kOffloadQueue = "offload";
 
+inline constexpr std::int64_t kOffloadBytesInFlight = std::int64_t{48} << 20;
+
+/// What is known of a home on its rank.
+struct OffloadHome {
+  Device device;                 ///< on which its bytes are wanted
+  std::int64_t bytes_in_flight;  ///< how many are to be in memory at a time, where they are used in pieces
+};
+/// Of a tensor of this rank, or of the local one of a distributed tensor; null: its bytes are in memory,
+/// or the tensor is undefined.
+const OffloadHome* home_of(const Tensor& tensor);
+/// For who has looked at a home by its address: what of it is memory of this process by that is given back. No-op for
+/// what is in no file.
+void leave_memory(const Tensor& tensor);
+
 /// Where offloaded bytes are: for tensors of the host a file, for those of a device memory of the host.
 class OffloadStore {
  public:
   /// For tensors of `device`. `folder`: of the file. Error naming what is wrong with the folder, or that a device has
   /// no use for one.
-  OffloadStore(Device device, const std::string& folder);
+  OffloadStore(Device device, const std::string& folder, std::int64_t bytes_in_flight = kOffloadBytesInFlight);
+  /// This rank's for these, made at the first call: a file for all units of a model. Errors as above.
+  static std::shared_ptr<OffloadStore> shared(Device device, const std::string& folder,
+                                              std::int64_t bytes_in_flight = kOffloadBytesInFlight);
 
   Device device() const { return device_; }
   /// "a file in \"/scratch\"", "memory of the host".
@@ -55,6 +75,7 @@ class OffloadStore {
 
  private:
   const Device device_;
+  const std::int64_t bytes_in_flight_;
   std::shared_ptr<OffloadFile> file_;
   std::int64_t bytes_ = 0;
 };
@@ -62,6 +83,13 @@ class OffloadStore {
 /// Starts to read the homes, one after the other from multiples of a cache line on. u8[n] on the device, in the account
 /// of optimizer state.
 Tensor fetch(std::span<const Tensor> homes, const OffloadAttrs& attrs);
+/// The same, in the account of gradients.
+Tensor fetch_gradients(std::span<const Tensor> homes, const OffloadAttrs& attrs);
+/// Starts to read a home, u8: a fresh u8[bytes] on the device, in the account of parameters, of the home's version.
+Tensor fetch_shards(const Tensor& home, const OffloadAttrs& attrs);
+/// Starts to read a home, u8, into `to`, u8[bytes] on the device, whose bytes it makes present: then they are of the
+/// home's version. No-op if they are that already, so a graph that fetches is valid with whatever was there before.
+void fetch_into(const Tensor& home, const Tensor& to, const OffloadAttrs& attrs);
 /// Starts to write `from`, laid out as fetch() does, to the homes. Its bytes stay until that is done.
 void evict(std::span<const Tensor> homes, const Tensor& from, const OffloadAttrs& attrs);
 /// The parts of what was fetched, one for each home, as dense tensors of the homes' dtypes.

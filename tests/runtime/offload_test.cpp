@@ -8,6 +8,7 @@
 
 #include "runtime/exec/context.h"
 #include "runtime/exec/hazards.h"
+#include "runtime/op/buffer_views.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
@@ -114,6 +115,53 @@ TEST(Offload, FetchesFollowEvictsAndFewAreInFlight) {
   EXPECT_LE(memory.peak(MemoryCategory::optimizer) - before, 3 * home[0].bytes());
 }
 
+// A gather takes what was fetched for what is at home, by its version; so does a second fetch to the same place.
+TEST(Offload, ShardsAreOfTheVersionOfTheirHome) {
+  const TempDir dir;
+  OffloadStore store(Device::cpu(), dir.path());
+  const Tensor home = store.allocate({128}, DType::u8);
+  const Tensor to = bytes_over(Storage::released(128, MemoryCategory::unsharded));
+  for (int value = 1; value < 4; ++value) {
+    fill_into(home, value);
+    const Tensor here = fetch_shards(home, {});
+    EXPECT_EQ(here.storage()->category(), MemoryCategory::parameters);
+    EXPECT_EQ(here.storage()->version(), home.storage()->version());
+    EXPECT_TRUE(same_bits(here, home));
+    fetch_into(home, to, {});
+    EXPECT_EQ(to.storage()->version(), home.storage()->version());
+    EXPECT_TRUE(same_bits(to, home));
+    fetch_into(home, to, {});
+    EXPECT_FALSE(to.storage()->is_lent()) << "it was current";
+    to.storage()->release_data();
+  }
+}
+
+TEST(Offload, AHomeIsKnownForAsLongAsItLives) {
+  const TempDir dir;
+  const auto store = OffloadStore::shared(Device::cpu(), dir.path(), 1 << 20);
+  EXPECT_EQ(OffloadStore::shared(Device::cpu(), dir.path(), 1 << 20), store);
+  EXPECT_NE(OffloadStore::shared(Device::cpu(), dir.path(), 1 << 21), store);
+  const Tensor home = store->allocate({16}, DType::f32);
+  ASSERT_NE(home_of(home), nullptr);
+  EXPECT_EQ(home_of(home)->bytes_in_flight, 1 << 20);
+  EXPECT_EQ(home_of(narrow(home, 0, 4, 4)), home_of(home));
+  EXPECT_EQ(home_of(ones({3})), nullptr);
+  EXPECT_EQ(home_of(Tensor()), nullptr);
+}
+
+TEST(OffloadFile, WhatWasLookedAtLeavesMemory) {
+  const TempDir dir;
+  OffloadStore store(Device::cpu(), dir.path());
+  const Tensor home = store.allocate({4 << 20}, DType::f32);
+  const auto mapped = [] { return resident("RssFile") + resident("RssShmem"); };
+  const std::int64_t before = mapped();
+  fill_into(home, 3);
+  EXPECT_GT(mapped() - before, 12 << 20);
+  leave_memory(home);
+  EXPECT_LT(mapped() - before, 2 << 20);
+  EXPECT_EQ(narrow(home, 0, 4'000'000, 1).item<float>(), 3);
+}
+
 TEST(Offload, HomesMayBeMemoryOfSomebodyElse) {
   std::vector<float> memory(100, 2);
   const Tensor home[] = {Tensor::make_dense(Storage::borrow(memory.data(), 400, {}), {100}, DType::f32, Device::cpu())};
@@ -145,6 +193,9 @@ TEST(Offload, RowsRefuseWhatDoesNotFit) {
   expect_error([&] { call_op(op::evict, wrong, OffloadAttrs{}); }, {"they take u8[64]"});
   std::vector<Tensor> one{bytes};
   expect_error([&] { call_op(op::fetch, one, OffloadAttrs{.in_flight = 0}); }, {"the least is 1"});
+  std::vector<Tensor> two{bytes, Tensor::empty({32}, DType::u8)};
+  expect_error([&] { call_op(op::fetch_shards, two, OffloadAttrs{}); }, {"fetch_shards of 2 homes"});
+  expect_error([&] { call_op(op::fetch_into, two, OffloadAttrs{}); }, {"where a home u8[64] goes"});
 }
 
 }  // namespace

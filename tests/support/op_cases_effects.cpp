@@ -113,6 +113,15 @@ void add_unit_cases(OpCases& cases) {
   cases.push_back(
       {.op = "fetch", .name = "two", .args = {home(64), home(5)}, .attrs = OffloadAttrs{}, .dense_only = true});
   cases.push_back({.op = "fetch", .name = "empty", .args = {home(0)}, .attrs = OffloadAttrs{}, .dense_only = true});
+  cases.push_back({.op = "fetch_gradients",
+                   .name = "two",
+                   .args = {home(64), home(5)},
+                   .attrs = OffloadAttrs{},
+                   .dense_only = true});
+  cases.push_back(
+      {.op = "fetch_shards", .name = "one", .args = {home(64)}, .attrs = OffloadAttrs{}, .dense_only = true});
+  cases.push_back(
+      {.op = "fetch_into", .name = "empty", .args = {home(0), home(0)}, .attrs = OffloadAttrs{}, .dense_only = true});
   cases.push_back({.op = "evict",
                    .name = "two",
                    .args = {home(64), home(5), home(128)},
