@@ -11,11 +11,16 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "dtensor/spec.h"
+#include "nn/optim/offloaded_state.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
+#include "runtime/op/optimizer_attrs.h"
+#include "runtime/op/power_sum.h"
 
 namespace sherd::nn {
 
@@ -84,22 +89,82 @@ NormParts split_by_mesh(const std::vector<Parameter*>& parameters, ReduceOver ov
           p->name(), grad);
     const DeviceMesh root = spec.mesh().root();
     std::vector<int> axes = sharding_axes(spec, root);
-    const Tensor local = grad.local().detach();
     if (axes.empty() && (!over_all || root.num_ranks() == 1)) {
-      parts.replicated.push_back(local);
+      parts.replicated.push_back(grad);
       continue;
     }
     std::vector<NormPart>& sharded = parts.sharded;
     auto part = std::find_if(sharded.begin(), sharded.end(), [&](const NormPart& n) { return n.root == root; });
     if (part == sharded.end())
       part = sharded.insert(sharded.end(), NormPart{root, over_all ? all_axes(root) : std::vector<int>{}, {}});
-    part->add(std::move(axes), local);
+    part->add(std::move(axes), grad);
   }
   if (over_all && !parts.sharded.empty()) {
     for (const Tensor& plain : parts.replicated) parts.sharded[0].add({}, plain);
     parts.replicated.clear();
   }
   return parts;
+}
+
+// ---- gradients outside of memory ----
+
+/// A piece of a list, and what of it comes from outside of memory.
+struct NormPiece {
+  StatePiece runs;
+  std::vector<Tensor> homes{};
+  Tensor here{};
+};
+
+NormPiece fetched(StatePiece runs, std::span<const Tensor> list) {
+  NormPiece piece{.runs = std::move(runs)};
+  Device device;
+  for (const StateRun& run : piece.runs)
+    if (const OffloadHome* const home = home_of(list[run.parameter])) {
+      device = home->device;
+      piece.homes.push_back(elements_of(list[run.parameter], run));
+    }
+  if (!piece.homes.empty()) piece.here = fetch_gradients(piece.homes, {.device = device});
+  return piece;
+}
+
+std::vector<Tensor> tensors_of(const NormPiece& piece, std::span<const Tensor> list) {
+  const std::vector<Tensor> here = piece.here.defined() ? parts_of(piece.here, piece.homes) : std::vector<Tensor>();
+  auto next = here.begin();
+  std::vector<Tensor> tensors;
+  for (const StateRun& run : piece.runs) {
+    const Tensor& t = list[run.parameter];
+    tensors.push_back(home_of(t) ? *next++ : elements_of(contiguous(t.local().detach()), run));
+  }
+  return tensors;
+}
+
+// Runs are cut where power_sum cuts, so that the sum has the bits of one call; ranks cut alike. Two pieces are in
+// memory at a time: one that is summed and the next one.
+Tensor power_sum_in_pieces(std::span<const Tensor> list, std::int64_t bytes_in_flight, double p) {
+  const std::int64_t least = kPowerSumBlock * byte_size(list[0].dtype());
+  StatePieces cut(std::max(bytes_in_flight / 3, least), 1, kPowerSumBlock);
+  std::vector<StatePiece> pieces;
+  for (std::size_t i = 0; i < list.size(); ++i)
+    for (StatePiece& piece : cut.add(i, list[i])) pieces.push_back(std::move(piece));
+  pieces.push_back(cut.take_rest());
+  Tensor total;
+  NormPiece next = fetched(std::move(pieces[0]), list);
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const NormPiece now = std::exchange(next, {});
+    if (i + 1 < pieces.size()) next = fetched(std::move(pieces[i + 1]), list);
+    total = power_sum_from(total, tensors_of(now, list), p);
+  }
+  return total;
+}
+
+// Of this rank's elements.
+Tensor local_power_sum(std::span<const Tensor> list, double p) {
+  for (const Tensor& t : list)
+    if (const OffloadHome* const home = home_of(t)) return power_sum_in_pieces(list, home->bytes_in_flight, p);
+  std::vector<Tensor> locals;
+  locals.reserve(list.size());
+  for (const Tensor& t : list) locals.push_back(t.local().detach());
+  return power_sum(locals, p);
 }
 
 Tensor combine(Tensor a, Tensor b, bool is_max) {
@@ -128,7 +193,7 @@ Tensor reduced(const NormPart& part, double p) {
   ProcessGroup& group = reducing_group(part, axes);
   Tensor total;
   for (const NormPart::Sharded& list : part.by_axes) {
-    Tensor sum = power_sum(list.grads, p);
+    Tensor sum = local_power_sum(list.grads, p);
     const int replicas = ranks_along(part.root, axes) / ranks_along(part.root, list.axes);
     if (replicas > 1 && !is_max) sum = mul(std::move(sum), 1.0 / replicas);
     total = combine(std::move(total), std::move(sum), is_max);
@@ -142,7 +207,7 @@ Tensor norm_over(const std::vector<Parameter*>& parameters, double p, ReduceOver
   const bool is_max = std::isinf(p);
   const NormParts parts = split_by_mesh(parameters, over);
   Tensor total;
-  if (!parts.replicated.empty()) total = power_sum(parts.replicated, p);
+  if (!parts.replicated.empty()) total = local_power_sum(parts.replicated, p);
   for (const NormPart& part : parts.sharded) total = combine(std::move(total), reduced(part, p), is_max);
   if (!total.defined()) return zeros({});
   if (p == 2) total = sqrt(std::move(total));

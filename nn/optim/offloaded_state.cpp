@@ -15,6 +15,12 @@ constexpr std::int64_t kPiecesInFlight = 3, kLeastInFlight = 4096;
 constexpr std::int64_t kLeastPieces = 4 * kPiecesInFlight, kWorthACall = 16 << 10;
 }  // namespace
 
+Device update_device(const Parameter& parameter) {
+  const Tensor local = parameter.sharded_value().local();
+  const OffloadHome* const home = home_of(local);
+  return home ? home->device : local.device();
+}
+
 std::int64_t bytes_per_rank(const Tensor& value) {
   std::int64_t shards = 1;
   if (value.is_distributed())
@@ -28,23 +34,24 @@ Tensor elements_of(const Tensor& tensor, const StateRun& run) {
 }
 
 OffloadedState::OffloadedState(Device device, const OffloadOptions& options)
-    : store_(device, options.folder), most_piece_bytes_(options.bytes_in_flight / kPiecesInFlight) {
+    : store_(device, options.folder), bytes_in_flight_(options.bytes_in_flight) {
   check(options.bytes_in_flight >= kLeastInFlight,
         "offload: {} bytes of optimizer state in memory at a time are too few; give at least {}",
         options.bytes_in_flight, kLeastInFlight);
 }
 
-std::int64_t OffloadedState::piece_bytes(std::int64_t state_bytes) const {
-  return std::min(most_piece_bytes_, std::max(state_bytes / kLeastPieces, kWorthACall));
+std::int64_t piece_bytes(std::int64_t bytes, std::int64_t bytes_in_flight) {
+  return std::min(bytes_in_flight / kPiecesInFlight, std::max(bytes / kLeastPieces, kWorthACall));
 }
 
-// Runs begin at multiples of a cache line, as homes do.
+// Homes begin at multiples of a cache line, too.
 std::vector<StatePiece> StatePieces::add(std::size_t parameter, const Tensor& value) {
   std::vector<StatePiece> full;
   const std::int64_t kinds = std::max<std::int64_t>(static_cast<std::int64_t>(kinds_), 1);
   const std::int64_t bytes = kinds * bytes_per_rank(value),
                      runs = std::max<std::int64_t>((bytes + piece_bytes_ - 1) / piece_bytes_, 1);
-  const std::int64_t count = value.local().numel(), line = kBufferAlign / byte_size(value.dtype());
+  const std::int64_t count = value.local().numel(),
+                     line = block_ > 0 ? block_ : kBufferAlign / byte_size(value.dtype());
   const std::int64_t of_run = round_up((count + runs - 1) / runs, line);
   for (std::int64_t i = 0; i < runs; ++i) {
     if (bytes / runs > left_ && !open_.empty()) full.push_back(take_rest());

@@ -20,7 +20,7 @@ struct OffloadOptions {
   std::string folder{};
   /// State in memory at a time, at most: a third of it is a piece, or a twelfth of the state if that is less. It is in
   /// the account of optimizer state.
-  std::int64_t bytes_in_flight = std::int64_t{48} << 20;
+  std::int64_t bytes_in_flight = kOffloadBytesInFlight;
 };
 
 /// Elements [first, first + count) of this rank's part of a parameter.
@@ -32,17 +32,23 @@ struct StateRun {
 };
 using StatePiece = std::vector<StateRun>;
 
+/// Where a parameter is updated: the device of its shard, also if that lies outside of memory.
+Device update_device(const Parameter& parameter);
 /// Bytes of the tensor that a rank has on average, the same on all.
 std::int64_t bytes_per_rank(const Tensor& value);
 /// Those of a tensor of this rank, or of its local one, dense: [count].
 Tensor elements_of(const Tensor& tensor, const StateRun& run);
 
+/// Of a piece, where `bytes` are outside of memory and `bytes_in_flight` may be in it at a time.
+std::int64_t piece_bytes(std::int64_t bytes, std::int64_t bytes_in_flight);
+
 /// Cuts what comes into pieces of about equal size; a large parameter is cut into runs. All ranks cut alike, whatever
 /// their shards hold: by what a rank has on average. A run may be empty, and those of a larger shard are larger.
 class StatePieces {
  public:
-  /// `kinds`: of state that each parameter has.
-  StatePieces(std::int64_t piece_bytes, std::size_t kinds) : piece_bytes_(piece_bytes), kinds_(kinds) {}
+  /// `kinds`: of state that each parameter has. Runs begin at multiples of `block` elements; 0: of a cache line.
+  StatePieces(std::int64_t piece_bytes, std::size_t kinds, std::int64_t block = 0)
+      : piece_bytes_(piece_bytes), kinds_(kinds), block_(block) {}
   /// Appends the elements of a parameter; returns the pieces that are full.
   std::vector<StatePiece> add(std::size_t parameter, const Tensor& value);
   /// The last one, which is not full; empty if there is none.
@@ -51,6 +57,7 @@ class StatePieces {
  private:
   std::int64_t piece_bytes_;
   std::size_t kinds_;
+  std::int64_t block_;
   StatePiece open_;
   std::int64_t left_ = piece_bytes_;
 };
@@ -63,12 +70,11 @@ class OffloadedState {
   Device device() const { return store_.device(); }
   const OffloadStore& store() const { return store_; }
   Tensor allocate(const Shape& shape, DType dtype) { return store_.allocate(shape, dtype); }
-  /// Of a state of this many bytes.
-  std::int64_t piece_bytes(std::int64_t state_bytes) const;
+  std::int64_t bytes_in_flight() const { return bytes_in_flight_; }
 
  private:
   OffloadStore store_;
-  std::int64_t most_piece_bytes_;
+  std::int64_t bytes_in_flight_;
 };
 
 }  // namespace sherd::nn

@@ -32,7 +32,7 @@ Optimizer::Optimizer(std::vector<Parameter*> parameters, double lr)
   step_.set(Tensor::scalar(0));
   scale_.set(Tensor::scalar(1));
   scale_.set_of_step();
-  move_scalars(parameters_[0]->sharded_value().local().device());
+  move_scalars(update_device(*parameters_[0]));
   RankContext::current().state<LivingOptimizers>().list.push_back(this);
 }
 
@@ -54,7 +54,7 @@ void Optimizer::set_gradient_scale(const Tensor& scale) {
   forget_step_that_was_left();
   check(!has_begun(),
         "the gradient scale is set after backward has updated parameters: clip, or call step_in_backward(), not both");
-  move_scalars(parameters_[0]->sharded_value().local().device());
+  move_scalars(update_device(*parameters_[0]));
   scale_.assign(to(scale.detach(), scale_.value().device()));
 }
 
@@ -64,7 +64,7 @@ void Optimizer::ensure_state(std::size_t i) {
   const Tensor value = p.sharded_value();
   const Tensor local = value.local();
   check(!local.is_meta(), "parameter \"{}\" has no values; materialize the model before the first step", p.name());
-  move_scalars(local.device());
+  move_scalars(update_device(p));
   std::vector<std::unique_ptr<Slot>> slots;  // kept when all are made: the memory for one of them may be refused
   for (const std::string& kind : state_kinds()) {
     auto slot = std::make_unique<Slot>(p.name() + "." + kind);
@@ -72,7 +72,7 @@ void Optimizer::ensure_state(std::size_t i) {
     if (offloaded_) {
       zero = offloaded_->allocate(local.shape(), local.dtype());
     } else {
-      zero = Tensor::empty(local.shape(), local.dtype(), local.device(), MemoryCategory::optimizer);
+      zero = Tensor::empty(local.shape(), local.dtype(), update_device(p), MemoryCategory::optimizer);
       fill_into(zero, 0);
     }
     slot->set(value.is_distributed() ? Tensor::distributed(value.shape(), value.layout(), zero) : zero);
@@ -192,11 +192,12 @@ void Optimizer::or_tear(const std::function<void()>& change) {
 void Optimizer::apply(const std::vector<std::size_t>& active) {
   finish_pieces();
   ensure_counts();
+  const bool in_pieces = offloaded_ || has_homes();
   has_stepped_ = true;
   for (Cohort& cohort : count(active)) {
     std::erase_if(cohort.active, [this](std::size_t i) { return is_updated(i); });
     if (cohort.active.empty()) continue;
-    if (offloaded_) update_in_pieces(cohort);
+    if (in_pieces) update_in_pieces(cohort);
     else update_all(cohort);
   }
   fill_into(scale_.value(), 1);

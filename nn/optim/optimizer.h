@@ -67,6 +67,9 @@ class Optimizer {
     clear_gradients();
   }
 
+  /// Parameters and gradients that lie outside of memory (UnitPolicy::offload) are brought in pieces, too, whether or
+  /// not the state is in memory.
+  ///
   /// Keeps the state outside of the memory of the parameters' device, see offloaded_state.h: step() brings it in
   /// pieces, to the same bits. Slots of state then hold tensors of the host. Before the first step and the first
   /// state(). Error if there is state already, and those of OffloadStore. Local.
@@ -120,8 +123,10 @@ class Optimizer {
   void apply(const std::vector<std::size_t>& active);
   void update_all(const Cohort& cohort);
   void update_in_pieces(const Cohort& cohort);
-  std::int64_t state_bytes() const;
+  bool has_homes() const;
+  std::int64_t piece_bytes(std::size_t kinds) const;
   std::vector<Tensor> homes_of(const StatePiece& piece) const;
+  std::vector<Tensor> gradient_homes_of(const StatePiece& piece) const;
   void add_update(std::size_t parameter, const Tensor& count);
   void start_piece(StatePiece piece);
   void update_oldest_piece();

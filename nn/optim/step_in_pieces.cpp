@@ -1,9 +1,10 @@
-// Updates piece by piece: of state that is offloaded, and of parameters whose gradients become complete one after the
-// other, within backward. A piece is updated when the next one is on its way, so that neither its state nor its
-// gradients are waited for before that.
+// Updates piece by piece: of state, parameters and gradients that lie outside of memory, each of them or not, and of
+// parameters whose gradients become complete one after the other, within backward. A piece is updated when the next one
+// is on its way, so that neither its state nor its gradients are waited for before that.
 //
 //   hooks of backward    grad of w3 | grad of w2 | grad of w1 .......... step()
 //   pieces               fetch 0          | fetch 1, update 0, evict 0  | ... | update and evict the last
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <utility>
@@ -25,8 +26,10 @@ struct Optimizer::PiecesInFlight {
   struct Fetched {
     StatePiece piece;
     Tensor count;
-    std::vector<Tensor> homes;
-    Tensor here;  // undefined: state is in memory, or there is none
+    std::vector<Tensor> homes;  // of what is updated: values, state
+    Tensor here;                // undefined: all of it is in memory
+    std::vector<Tensor> gradient_homes;
+    Tensor gradients_here;
   };
   StatePieces cut;
   Tensor count{};  // of what is cut now
@@ -51,30 +54,63 @@ void Optimizer::offload(const OffloadOptions& options) {
           "the state of parameter \"{}\" is in memory already: offload an optimizer before its first step, its first "
           "state() and a load of a checkpoint",
           parameters_[i]->name());
-  const Device device = parameters_[0]->sharded_value().local().device();
+  const Device device = update_device(*parameters_[0]);
   check(!device.is_meta(), "parameter \"{}\" has no values; materialize the model before offload()",
         parameters_[0]->name());
   offloaded_ = std::make_unique<OffloadedState>(device, options);
 }
 
-std::int64_t Optimizer::state_bytes() const {
-  std::int64_t bytes = 0;
-  for (const Parameter* p : parameters_) bytes += bytes_per_rank(p->sharded_value());
-  return bytes * static_cast<std::int64_t>(state_kinds().size());
+// Units of one optimizer need not be alike: one that is replicated stays in memory.
+bool Optimizer::has_homes() const {
+  return std::ranges::any_of(parameters_, [](const Parameter* p) { return home_of(p->sharded_value()) != nullptr; });
 }
 
-// In the order of the file where pieces are whole: all kinds of a parameter, then those of the next.
+// Of what lies outside of memory, `kinds` tensors of each parameter's shape.
+std::int64_t Optimizer::piece_bytes(std::size_t kinds) const {
+  if (kinds == 0) return kPieceInMemory;
+  std::int64_t bytes = 0, most = 0;
+  for (const Parameter* p : parameters_) {
+    const Tensor& value = p->sharded_value();
+    bytes += bytes_per_rank(value) * static_cast<std::int64_t>(kinds);
+    if (const OffloadHome* const home = home_of(value)) most = home->bytes_in_flight;
+  }
+  if (offloaded_) most = offloaded_->bytes_in_flight();
+  return sherd::nn::piece_bytes(bytes, most);
+}
+
+namespace {
+void add_home(std::vector<Tensor>& homes, const Tensor& tensor, const StateRun& run) {
+  if (home_of(tensor)) homes.push_back(elements_of(tensor, run));
+}
+
+// The next part of what was fetched, if the tensor lies outside of memory; else its elements.
+Tensor part_of(const Tensor& tensor, const StateRun& run, std::vector<Tensor>::const_iterator& next) {
+  return home_of(tensor) ? *next++ : elements_of(tensor, run);
+}
+}  // namespace
+
+// In the order of the files where pieces are whole: the value, all kinds of state, then those of the next parameter.
 std::vector<Tensor> Optimizer::homes_of(const StatePiece& piece) const {
   std::vector<Tensor> homes;
-  for (const StateRun& run : piece)
-    for (const auto& slot : state_[run.parameter]) homes.push_back(elements_of(slot->value(), run));
+  for (const StateRun& run : piece) {
+    add_home(homes, parameters_[run.parameter]->sharded_value(), run);
+    for (const auto& slot : state_[run.parameter]) add_home(homes, slot->value(), run);
+  }
+  return homes;
+}
+
+std::vector<Tensor> Optimizer::gradient_homes_of(const StatePiece& piece) const {
+  std::vector<Tensor> homes;
+  for (const StateRun& run : piece) add_home(homes, parameters_[run.parameter]->grad(), run);
   return homes;
 }
 
 void Optimizer::add_update(std::size_t i, const Tensor& count) {
   if (!pieces_) {
-    const std::int64_t bytes = offloaded_ ? offloaded_->piece_bytes(state_bytes()) : kPieceInMemory;
-    pieces_ = std::make_unique<PiecesInFlight>(PiecesInFlight{.cut = StatePieces(bytes, state_kinds().size())});
+    const std::size_t of_state = offloaded_ ? state_kinds().size() : 0;
+    const std::size_t kinds = of_state + (has_homes() ? 2 : 0);  // the value and its gradient
+    pieces_ = std::make_unique<PiecesInFlight>(
+        PiecesInFlight{.cut = StatePieces(piece_bytes(kinds), kinds > 0 ? kinds : state_kinds().size())});
   }
   if (pieces_->count.defined() && pieces_->count.storage() != count.storage()) start_piece(pieces_->cut.take_rest());
   pieces_->count = count;
@@ -83,12 +119,18 @@ void Optimizer::add_update(std::size_t i, const Tensor& count) {
 
 void Optimizer::start_piece(StatePiece piece) {
   if (piece.empty()) return;
-  PiecesInFlight::Fetched next{.piece = std::move(piece), .count = pieces_->count, .homes = {}, .here = {}};
+  PiecesInFlight::Fetched next{.piece = std::move(piece),
+                               .count = pieces_->count,
+                               .homes = {},
+                               .here = {},
+                               .gradient_homes = {},
+                               .gradients_here = {}};
   next.homes = homes_of(next.piece);
-  if (offloaded_ && !next.homes.empty()) {
-    next.here = take_ahead(next.piece);
-    if (!next.here.defined()) next.here = fetch(next.homes, {.device = offloaded_->device()});
-  }
+  next.gradient_homes = gradient_homes_of(next.piece);
+  const OffloadAttrs attrs{.device = update_device(*parameters_[next.piece.front().parameter])};
+  if (!next.homes.empty()) next.here = take_ahead(next.piece);
+  if (!next.homes.empty() && !next.here.defined()) next.here = fetch(next.homes, attrs);
+  if (!next.gradient_homes.empty()) next.gradients_here = fetch_gradients(next.gradient_homes, attrs);
   if (has_begun() && in_backward_->order_now.size() < kAhead) in_backward_->order_now.push_back(next.piece);
   pieces_->fetched.push_back(std::move(next));
   if (pieces_->fetched.size() > 1) update_oldest_piece();
@@ -97,19 +139,23 @@ void Optimizer::start_piece(StatePiece piece) {
 void Optimizer::update_oldest_piece() {
   const PiecesInFlight::Fetched now = std::move(pieces_->fetched.front());
   pieces_->fetched.pop_front();
-  const std::vector<Tensor> state = now.here.defined() ? parts_of(now.here, now.homes) : now.homes;
-  auto of_run = state.begin();
+  const auto parts_here = [](const Tensor& here, std::span<const Tensor> homes) {
+    return here.defined() ? parts_of(here, homes) : std::vector<Tensor>();
+  };
+  const std::vector<Tensor> here = parts_here(now.here, now.homes),
+                            gradients = parts_here(now.gradients_here, now.gradient_homes);
+  auto next = here.begin(), next_gradient = gradients.begin();
   std::vector<UpdatedPart> parts;
   for (const StateRun& run : now.piece) {
     const Parameter& p = *parameters_[run.parameter];
-    UpdatedPart& part =
-        parts.emplace_back(UpdatedPart{.parameter = run.parameter,
-                                       .value = elements_of(p.sharded_value(), run),
-                                       .gradient = elements_of(contiguous(p.grad().local().detach()), run)});
-    for (std::size_t k = 0; k < state_[run.parameter].size(); ++k) part.state.push_back(*of_run++);
+    UpdatedPart& part = parts.emplace_back(UpdatedPart{.parameter = run.parameter, .value = {}, .gradient = {}});
+    part.value = part_of(p.sharded_value(), run, next);
+    for (const auto& slot : state_[run.parameter]) part.state.push_back(part_of(slot->value(), run, next));
+    part.gradient = home_of(p.grad()) ? *next_gradient++ : elements_of(contiguous(p.grad().local().detach()), run);
   }
   update(std::move(parts), lr_.value(), now.count, scale_.value());
-  if (now.here.defined()) evict(now.homes, now.here, {.device = offloaded_->device()});
+  if (now.here.defined())
+    evict(now.homes, now.here, {.device = update_device(*parameters_[now.piece.front().parameter])});
   if (!has_begun() || !in_backward_->options.clears_gradients) return;
   for (const StateRun& run : now.piece)
     if (run.is_last) parameters_[run.parameter]->clear_grad();
@@ -133,10 +179,12 @@ void Optimizer::update_in_pieces(const Cohort& cohort) {
 void Optimizer::fetch_ahead() {
   InBackward& now = *in_backward_;
   now.ahead.clear();
-  if (!offloaded_) return;
-  for (StatePiece& piece : now.order)
-    if (const std::vector<Tensor> homes = homes_of(piece); !homes.empty())
-      now.ahead.emplace_back(std::move(piece), fetch(homes, {.device = offloaded_->device()}));
+  for (StatePiece& piece : now.order) {
+    const std::vector<Tensor> homes = homes_of(piece);
+    if (homes.empty()) continue;
+    Tensor here = fetch(homes, {.device = update_device(*parameters_[piece.front().parameter])});
+    now.ahead.emplace_back(std::move(piece), std::move(here));
+  }
   now.order.clear();
 }
 

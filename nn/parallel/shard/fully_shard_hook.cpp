@@ -150,7 +150,7 @@ Module& top_in(Module& module, const std::shared_ptr<ShardTree>& tree) {
 Unit::Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& policy)
     : data(members.data),
       types(members.types),
-      buffers(std::move(placed), members.parameters),
+      buffers(std::move(placed), members.parameters, members.is_replicated ? std::nullopt : policy.offload),
       inbox(buffers, data),
       is_replicated(members.is_replicated) {
   if (is_replicated || policy.parameters == ShardedOver::none) buffers.keep_gathered();
@@ -158,6 +158,7 @@ Unit::Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& poli
   if (is_replicated) inbox.set_max_reductions(kNoLimit);
   else inbox.set_accumulates_shards(policy.gradients != ShardedOver::none);
   if (policy.reduce_unused) inbox.set_reduces_unused(true);
+  if (!buffers.is_meta()) inbox.materialize();
 }
 
 FullyShardHook::FullyShardHook(PlannedCall call)

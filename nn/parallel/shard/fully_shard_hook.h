@@ -76,7 +76,10 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   void after_forward(Module& module, const std::function<void(const TensorVisitor&)>& visit_outputs) override;
   void abandon_forward(Module& module, std::string_view reason) noexcept override;
   void before_materialize(Module&, Device device) override {
-    for (const auto& unit : units) unit->buffers.materialize(device);
+    for (const auto& unit : units) {
+      unit->buffers.materialize(device);
+      unit->inbox.materialize();
+    }
   }
   void before_cast(Module&, DType dtype) override;
   bool maps_inputs() const override { return policy_.cast_forward_inputs && policy_.param_dtype; }

@@ -47,7 +47,14 @@ GradientInbox::GradientInbox(UnitBuffers& buffers, const DataMesh& data)
   }
 }
 
+void GradientInbox::materialize() {
+  if (!home_ && buffers_.home() && buffers_.home()->options().gradients)
+    home_ = std::make_unique<GradientHome>(buffers_);
+  reduction_changed();
+}
+
 void GradientInbox::layout_changed() {
+  if (std::exchange(home_, nullptr)) materialize();
   if (const UnitLayout* owned = buffers_.owned()) owned_.emplace(*owned);
   held_.reset();
   holding_changed();
@@ -281,8 +288,8 @@ void GradientInbox::set_all_reduce_hook(AllReduceHook hook) {
 }
 
 void GradientInbox::reduction_changed() {
-  is_gradient_reduced_ = data_.num_ranks() == 1 && buffers_.is_shard_full() && !casts_gradients(buffers_.layout()) &&
-                         divide_factor_ == 1 && !hook_;
+  is_gradient_reduced_ = data_.num_ranks() == 1 && buffers_.is_plain() && !home_ &&
+                         !casts_gradients(buffers_.layout()) && divide_factor_ == 1 && !hook_;
   const char* const over_replicas = data_.num_replicas() == 1 ? ""
                                     : !leaves_unsummed()      ? " and adds them up over replicas"
                                                               : " and does not add them up over replicas";
@@ -426,9 +433,12 @@ void GradientInbox::keep_gradients() {
     if (!entries_[i].waits()) continue;
     const Tensor& full = full_view(i);
     const Tensor& gradient = buffers_.parameter(i)->grad();
-    if (!entries_[i].is_partial && gradient.defined())
+    if (!entries_[i].is_partial && gradient.defined()) {
       copy_into(buffers_.as_used(i, gradient.local().detach()), full, true);
-    else deliver(i, buffers_.as_sharded(i, full));
+      continue;
+    }
+    Tensor shard = buffers_.as_sharded(i, full);
+    deliver(i, shard);
   }
 }
 
@@ -442,17 +452,26 @@ Tensor GradientInbox::earlier_sum(std::size_t i) const {
 
 // The gradient of earlier passes, if the sum of this one is added to it by the row that makes it.
 Tensor GradientInbox::gradient_to_add_to(std::size_t i) const {
+  const Entry& e = entries_[i];
   const Tensor& gradient = buffers_.parameter(i)->grad();
-  return gradient.defined() && !entries_[i].is_partial && !hook_ ? gradient.local().detach() : Tensor();
+  if (!gradient.defined() || e.is_partial || hook_) return {};
+  return e.earlier.defined() ? e.earlier : gradient.local().detach();
 }
 
-void GradientInbox::deliver(std::size_t i, const Tensor& shard) {
+void GradientInbox::deliver(std::size_t i, Tensor& shard) {
   Entry& e = entries_[i];
   Parameter& p = *buffers_.parameter(i);
   const Spec* const layout = buffers_.placement(i).sharded;
   if (e.is_partial) return e.partial_gradients->add(p, shard, p.shape(), layout);
   if (leaves_unsummed()) return e.aside->set_grad(shard);
   if (e.has_unsummed()) e.aside->clear_grad();
+  if (e.goes_home) {
+    if (e.earlier.defined() && shard.storage() != e.earlier.storage()) {
+      copy_into(e.earlier, shard, true);
+      shard = e.earlier;
+    }
+    return p.set_grad(Tensor::distributed_like(p.sharded_value(), home_->of(i)));
+  }
   const auto is_gradient = [&](const Tensor& t) {
     return t.storage() == shard.storage() && t.offset() == shard.offset();
   };
@@ -492,6 +511,8 @@ void GradientInbox::discard_pending() {
   for (Entry& e : entries_) {
     e.pending = Pending::none;
     e.is_partial = false;
+    e.goes_home = false;
+    e.earlier = Tensor();
     if (e.partial_gradients) e.partial_gradients->discard();
   }
 }

@@ -19,6 +19,7 @@
 
 #include "nn/parallel/data_mesh.h"
 #include "nn/parallel/partial_gradients.h"
+#include "nn/parallel/shard/gradient_home.h"
 #include "nn/parallel/shard/held_gradients.h"
 #include "nn/parallel/shard/owned_gradients.h"
 #include "nn/parallel/shard/unit_buffers.h"
@@ -68,6 +69,8 @@ class GradientInbox final : public GradSink {
   /// rank raise CommError with `reason`; so does every further collective until the group's reset().
   void abandon(std::string_view reason) noexcept;
 
+  /// The buffers have memory now: makes the home of gradients, if they are to have one. Local.
+  void materialize();
   /// The buffers have another layout; there are no gradients yet. Local.
   void layout_changed();
   /// How many reductions may hold their input at a time; the next one waits. Captured steps keep what it was.
@@ -123,6 +126,9 @@ class GradientInbox final : public GradSink {
     // Set where the parameter is replicated over a tensor-parallel axis: its gradient may be Partial over that axis. It
     // is reduced over the data axes first, and its shard over that axis, together with those of other units.
     std::shared_ptr<PartialGradients> partial_gradients{};
+    // Within a launch: whether its grad() is to be its home, and what has come from there to be added to.
+    bool goes_home = false;
+    Tensor earlier{};
     bool is_partial = false;       // the pending gradient, over the tensor-parallel axis
     bool writes_in_place = false;  // the destination that was asked for last is grad()
     Tensor unsummed() const { return aside ? aside->grad() : Tensor(); }
@@ -164,7 +170,10 @@ class GradientInbox final : public GradSink {
   std::size_t num_reached() const;
   Tensor earlier_sum(std::size_t i) const;
   Tensor gradient_to_add_to(std::size_t i) const;
-  void deliver(std::size_t i, const Tensor& shard);
+  void fetch_earlier();
+  void send_home(const Launch& launch);
+  /// Makes `shard` the gradient, or adds it to that; then it is where the sum lies in memory.
+  void deliver(std::size_t i, Tensor& shard);
   void launch();
   Launch members_to_launch() const;
   void make_room(const std::vector<std::size_t>& members, std::vector<Tensor>& gradients, bool is_owned) const;
@@ -183,6 +192,7 @@ class GradientInbox final : public GradSink {
   const UnitLayout* unit_of_gradients_;  // has the types of the full gradients in it
   std::unique_ptr<HeldGradients> held_;  // null until a pass was to leave gradients
   std::optional<OwnedGradients> owned_;  // where replicas divide the shards
+  std::unique_ptr<GradientHome> home_;   // null: reduced gradients are in memory
   std::shared_ptr<BackwardEnd> end_;
   UnitReduce reduce_;
   AllReduceHook hook_;

@@ -1,5 +1,6 @@
 // The launch of a reduction: which rows, with which pieces, from where to where.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "nn/parallel/shard/gradient_inbox.h"
@@ -130,7 +131,36 @@ void GradientInbox::launch_shards(Launch& launch, bool sums_replicas) const {
   if (sums_replicas) start_replica_sum(launch.sum, launch.out, launch.apart);
 }
 
+// Brings the sums that this pass adds to. Stay in memory: terms of another axis, what is not summed over replicas yet,
+// and a gradient that is there already, as one that somebody has set.
+void GradientInbox::fetch_earlier() {
+  std::vector<std::size_t> members;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    Entry& e = entries_[i];
+    if (!e.waits() || e.is_partial || leaves_unsummed()) continue;
+    const Tensor& gradient = buffers_.parameter(i)->grad();
+    e.goes_home = !gradient.defined() || home_->is_home(gradient.local());
+    if (e.goes_home && gradient.defined()) members.push_back(i);
+  }
+  const std::vector<Tensor> here = home_->fetch(members);
+  for (std::size_t m = 0; m < members.size(); ++m) entries_[members[m]].earlier = here[m];
+}
+
+void GradientInbox::send_home(const Launch& launch) {
+  std::vector<std::size_t> members;
+  std::vector<Tensor> here;
+  for (std::size_t m = 0; m < launch.members.size(); ++m) {
+    Entry& e = entries_[launch.members[m]];
+    e.earlier = Tensor();
+    if (!std::exchange(e.goes_home, false)) continue;
+    members.push_back(launch.members[m]);
+    here.push_back(launch.gradients[m]);
+  }
+  home_->evict(members, here);
+}
+
 void GradientInbox::launch() {
+  if (home_) fetch_earlier();
   Launch launch = members_to_launch();
   if (launch.members.empty()) return;
   end_->agree();
@@ -139,6 +169,7 @@ void GradientInbox::launch() {
   else launch_shards(launch, sums_replicas);
   if (hook_ && !leaves_unsummed()) hook_({*launch.reduce.unit, launch.reduce.pieces, launch.gradients});
   for (std::size_t m = 0; m < launch.members.size(); ++m) deliver(launch.members[m], launch.gradients[m]);
+  if (home_) send_home(launch);
 }
 
 }  // namespace sherd::nn

@@ -112,6 +112,10 @@ void check_policy(const UnitPolicy& policy, const DeviceMesh& mesh) {
   check(policy.gradients <= policy.optimizer,
         "fully_shard: gradients accumulate sharded over {}, the optimizer is sharded over {}: it cannot be over less",
         text(policy.gradients), text(policy.optimizer));
+  check(!policy.offload || mesh.ndim() == 1 || policy.parameters != ShardedOver::shards ||
+            policy.optimizer != ShardedOver::all,
+        "fully_shard: where replicas divide the shards (hybrid_shard_state) a gather writes them, so they cannot be "
+        "offloaded; offload the optimizer alone, or take hybrid_shard");
   check(!policy.needs_replicas || mesh.ndim() > 1,
         "fully_shard over {}: a hybrid strategy needs an axis that replicates before the one that shards, as "
         "{{replicate: 2, dp: 2}} (--mesh replicate=2,dp=2)",

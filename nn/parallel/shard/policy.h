@@ -19,6 +19,7 @@
 
 #include "nn/parallel/data_mesh.h"
 #include "nn/parallel/mixed_precision.h"
+#include "runtime/op/offload.h"
 
 namespace sherd::nn {
 
@@ -28,8 +29,8 @@ namespace sherd::nn {
 class ReshardAfterForward {
  public:
   template <class T>
-    requires(std::is_same_v<T, bool> || std::is_same_v<T, int>)
-  ReshardAfterForward(T value)  // NOLINT: {.reshard_after_forward = false}
+  requires(std::is_same_v<T, bool> || std::is_same_v<T, int>)
+      ReshardAfterForward(T value)  // NOLINT: {.reshard_after_forward = false}
       : value_(static_cast<int>(value)), is_bool_(std::is_same_v<T, bool>) {}
   /// Whether the gathered parameters are freed, where there are `ranks` shards; Error unless k divides them.
   bool resolve(int ranks) const;
@@ -42,6 +43,19 @@ class ReshardAfterForward {
  private:
   int value_;
   bool is_bool_;
+};
+
+/// Shards that lie outside of memory between their uses: in a file where they are of the host, else in memory of the
+/// host. A gather fetches them first and drops them after; the optimizer brings them, their gradients and its state in
+/// pieces, to the same bits. Parameter::sharded_value() is their home: a tensor of the host, in no account of memory.
+struct ShardOffload {
+  /// Of the file. Empty for a device.
+  std::string folder{};
+  /// Reduced gradients of passes that are complete lie there too; what is not summed over replicas, and full gradients
+  /// that wait for a reduction, stay in memory.
+  bool gradients = false;
+  /// Of what is used in pieces, as much is in memory at a time.
+  std::int64_t bytes_in_flight = kOffloadBytesInFlight;
 };
 
 /// Over one axis `shards` and `all` say the same.
@@ -60,6 +74,9 @@ struct UnitPolicy {
   std::optional<ReshardAfterForward> reshard_after_forward{};
   /// Dtypes to compute and reduce in; unset: the parameters' own.
   MixedPrecision mp_policy{};
+  /// Shards outside of memory. What is replicated (replicate_below_bytes) stays in it. Error where replicas divide the
+  /// shards (hybrid_shard_state): a gather among them writes the shards.
+  std::optional<ShardOffload> offload{};
   /// While this module computes, gather the unit that ran after it in the last forward (in backward: the next one in
   /// reverse order). Off: every unit is gathered when it is needed.
   bool prefetch = true;

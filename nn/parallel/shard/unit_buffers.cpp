@@ -16,10 +16,10 @@ namespace {
 constexpr std::uint32_t kNoVersion = ~std::uint32_t{0};  // of bytes that nobody can write so often
 }  // namespace
 
-UnitBuffers::UnitBuffers(PlacedUnit unit, const std::vector<Parameter*>& parameters)
-    : layout_(unit.layout),
-      owned_(unit.owned),
-      is_shard_full_(unit.layout->shards == 1 && !casts(*unit.layout) && !unit.owned) {
+UnitBuffers::UnitBuffers(PlacedUnit unit, const std::vector<Parameter*>& parameters,
+                         const std::optional<ShardOffload>& offload)
+    : layout_(unit.layout), owned_(unit.owned), home_(offload ? std::make_unique<ShardHome>(*offload) : nullptr) {
+  is_shard_full_ = is_plain() && !home_;
   std::vector<Tensor> values;  // of this rank
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     pieces_.push_back({NodeRef(parameters[i]->leaf()), std::move(unit.placements[i])});
@@ -78,9 +78,14 @@ std::vector<ProcessGroup*> UnitBuffers::groups_of(std::size_t piece) const {
 void UnitBuffers::materialize(Device device) {
   if (shards_.defined()) return;
   check_groups(*layout_, device);
+  device_ = device;
   names_.clear();
-  shards_ = bytes_over(Storage::allocate(layout_->shard_bytes, MemoryCategory::parameters, device));
-  fill_into(shards_, 0);
+  if (home_) {
+    shards_ = home_->allocate(layout_->shard_bytes, device);
+  } else {
+    shards_ = bytes_over(Storage::allocate(layout_->shard_bytes, MemoryCategory::parameters, device));
+    fill_into(shards_, 0);
+  }
   if (is_shard_full_) {
     gathered_ = shards_;
   } else {
@@ -106,13 +111,13 @@ void UnitBuffers::cast_to(const UnitLayout& layout) {
   drop_gathered();
   layout_ = &layout;
   if (owned_) owned_ = owned_parts(*owned_, layout);
-  is_shard_full_ = layout.shards == 1 && !casts(layout) && !owned_;
+  is_shard_full_ = is_plain() && !home_;
   if (slices_) set_slices(slices_->split());
   if (is_meta()) {
     for (std::size_t i = 0; i < pieces_.size(); ++i) put_on_meta(i);
     return;
   }
-  const Device device = shards_.device();
+  const Device device = device_;
   shards_ = gathered_ = shard_version_ = Tensor();
   materialize(device);
   const GradMode off(false);
@@ -172,6 +177,7 @@ void UnitBuffers::take_values(const std::vector<Tensor>& values) {
     if (owned_) own = narrow(own, 0, at.owned.begin, at.owned.size());
     copy_into(parameter(i)->sharded_value().local().detach(), std::move(own));
   }
+  if (home_) leave_memory(shards_);
 }
 
 bool UnitBuffers::is_of_shards(const Tensor& bytes) const {
@@ -197,6 +203,11 @@ void UnitBuffers::set_gather(std::shared_ptr<UnitGather> gather) {
         "fully_shard: unit \"{}\" has been gathered already, and captured steps go on as they were recorded; set its "
         "gather before the first forward",
         layout_->name);
+  check(!gather || !home_,
+        "fully_shard: unit \"{}\" is offloaded, and a gather of the user's own reads shards that are in memory: leave "
+        "out "
+        "one of them",
+        layout_->name);
   check(!gather || !slices_,
         "fully_shard: unit \"{}\" reshards to {} ranks after forward, and a gather of the user's own is one of all "
         "ranks: reshard to all, or to none",
@@ -214,6 +225,7 @@ void UnitBuffers::prefetch() {
   if (slices_ && may_use(slices_->bytes())) return slices_->gather(gathered_);
   if (owned_ && !may_use(shard_version_)) start_gather(*owned_, shards_, shard_version_);
   if (custom_) custom_->start(*layout_, shards_, gathered_);
+  else if (home_) home_->start(*layout_, shards_, gathered_);
   else start_gather(*layout_, shards_, gathered_);
 }
 
@@ -225,6 +237,7 @@ void UnitBuffers::unshard() {
   if (is_unsharded() && !is_shard_full_ && !needs_gather()) return;
   prefetch();
   if (custom_ && needs_gather()) custom_->finish(*layout_, shards_, gathered_);
+  if (home_ && needs_gather()) home_->finish(*layout_, shards_, gathered_);
   registered_ = Registered::full;
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     Piece& piece = pieces_[i];
@@ -292,9 +305,14 @@ void UnitBuffers::reshard() {
   drop_unused();
 }
 
+void UnitBuffers::cancel_gather() {
+  if (custom_) custom_->cancel();
+  if (home_) home_->cancel();
+}
+
 void UnitBuffers::drop_unused() {
   if (is_unsharded()) return;
-  if (custom_) custom_->cancel();
+  cancel_gather();
   if (!has_full()) return;
   if (!keeps_gathered_ || !is_current()) release_unit(*layout_, gathered_);
 }
@@ -311,6 +329,7 @@ void UnitBuffers::drop() {
   register_shards();
   drop_slices();
   if (custom_) custom_->drop();
+  if (home_) home_->cancel();
   if (has_full()) release_unit(*layout_, gathered_);
   if (!shard_version_.defined()) return;
   shards_.storage()->settle();
@@ -326,7 +345,7 @@ void UnitBuffers::ensure_present(Storage&) {
 
 void UnitBuffers::begin_replay(Storage&) {
   register_shards();
-  if (custom_) custom_->cancel();
+  cancel_gather();
 }
 
 // The sink of the parameters knows what else a step leaves behind.

@@ -15,6 +15,9 @@
 //                                                     the buffer of the shards, which the replicas gather in place
 //   slices     | p0 rows of 1 of k ranks | ...  |     from forward to backward, where it reshards to k (unit_slices.h)
 //
+// Shards may be outside of memory, and come for a gather (shard_home.h): then shards and gathered parameters are never
+// one buffer.
+//
 // Whether a level is of the values below is told by the versions of their storages. The owned parts and the shards are
 // one storage, so an empty one beside them has the version that was gathered.
 #include <cstdint>
@@ -24,6 +27,7 @@
 
 #include "nn/module.h"
 #include "nn/parallel/shard/custom_gather.h"
+#include "nn/parallel/shard/shard_home.h"
 #include "nn/parallel/shard/unit_layout.h"
 #include "nn/parallel/shard/unit_slices.h"
 #include "runtime/memory/storage.h"
@@ -34,8 +38,9 @@ namespace sherd::nn {
 class UnitBuffers final : public StorageOwner, public ShardKeeper {
  public:
   /// Becomes the keeper of `parameters`, the pieces of `unit` in this order. Of existing values this rank keeps its
-  /// rows; parameters on meta stay there until materialize(). Either all have values or none.
-  UnitBuffers(PlacedUnit unit, const std::vector<Parameter*>& parameters);
+  /// rows; parameters on meta stay there until materialize(). Either all have values or none. `offload`: of the shards.
+  UnitBuffers(PlacedUnit unit, const std::vector<Parameter*>& parameters,
+              const std::optional<ShardOffload>& offload = {});
   ~UnitBuffers();
   UnitBuffers(const UnitBuffers&) = delete;
   UnitBuffers& operator=(const UnitBuffers&) = delete;
@@ -55,15 +60,22 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   /// The groups that a parameter's ranks meet in, those of more than one rank: who holds its shards, who holds this one
   /// too, and of each axis of tensor parallelism. From any rank one after the other they reach all. Local.
   std::vector<ProcessGroup*> groups_of(std::size_t piece) const;
-  Device device() const { return shards_.device(); }
+  /// Where parameters are gathered, and shards too unless they are offloaded.
+  Device device() const { return device_; }
   /// Whether shards and gathered parameters are one buffer.
   bool is_shard_full() const { return is_shard_full_; }
+  /// Whether a gathered parameter is a copy of its shard.
+  bool is_plain() const { return layout_->shards == 1 && !casts(*layout_) && !owned_; }
+  /// Null: shards are in memory.
+  const ShardHome* home() const { return home_.get(); }
 
   bool is_meta() const { return !shards_.defined(); }
   /// Whether the gathered tensors are registered. A prefetched buffer is gathered and not registered.
   bool is_unsharded() const { return registered_ == Registered::full; }
   /// There, or on its way.
-  bool is_gathered() const { return has_full() || (custom_ && custom_->is_started()); }
+  bool is_gathered() const {
+    return has_full() || (custom_ && custom_->is_started()) || (home_ && home_->is_started());
+  }
   /// From now on reshard() and drop_unused() leave what is gathered there as long as it is of the shards' values.
   void keep_gathered() { keeps_gathered_ = true; }
   /// On: the memory of gathered parameters is kept when they are released, and they are gathered to the same address.
@@ -78,8 +90,8 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   /// Moves values, or what is on meta, into buffers of another layout, which differs in types only. Local.
   void cast_to(const UnitLayout& layout);
   /// Gathers by `gather` from now on; null: as other units do. On one shard it is not called. Error if the unit has
-  /// been gathered: a captured step would go on as before; or if it leaves slices, as set_slices() where it has one.
-  /// Local.
+  /// been gathered: a captured step would go on as before; if its shards are offloaded; or if it leaves slices, as
+  /// set_slices() where it has one. Local.
   void set_gather(std::shared_ptr<UnitGather> gather);
   bool has_custom_gather() const { return custom_ != nullptr; }
   /// Whether a gather communicates.
@@ -147,6 +159,7 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   void drop_slices();
   void drop_gathered();
   void register_shards();
+  void cancel_gather();
   void take_values(const std::vector<Tensor>& values);
 
   const UnitLayout* layout_;
@@ -160,6 +173,8 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   int late_gathers_ = 0;
   Registered registered_ = Registered::shards;
   std::unique_ptr<CustomGather> custom_;  // null: one row does it
+  std::unique_ptr<ShardHome> home_;       // null: shards are in memory
+  Device device_{};
   bool has_gathered_ = false;
   bool keeps_gathered_ = false;
   bool keeps_memory_ = false;

@@ -1,0 +1,203 @@
+// Shards of parameters and gradients outside of memory: the bits of a training that holds them, under every strategy,
+// eager and captured. Oracles: the same training in memory, and its bytes by the formula.
+#include <gtest/gtest.h>
+
+#include "nn/parallel/shard/fully_shard.h"
+#include "nn/parallel/shard/summon.h"
+#include "runtime/comm/group/agree.h"
+#include "runtime/exec/hazards.h"
+#include "runtime/op/offload.h"
+#include "tests/parallel/offload_training.h"
+#include "tests/support/expect_error.h"
+
+namespace sherd::testing {
+namespace {
+
+constexpr Offloads kOfShards[] = {Offloads::parameters, Offloads::all};
+
+TEST(OffloadShards, BitsOfShardsInMemoryOnOneRank) {
+  const Group group = make_single_group();
+  for (const Offloads what : kOfShards)
+    for (const bool captured : {false, true})
+      for (const bool clips : {false, true})
+        for (const bool bf16 : {false, true})
+          for (const bool sgd : {false, true}) {
+            SCOPED_TRACE(fmt::format("all {} captured {} clips {} bf16 {} sgd {}", what == Offloads::all, captured,
+                                     clips, bf16, sgd));
+            OffloadCase c{.captured = captured, .clips = clips, .sgd = sgd, .what = what, .accumulate = sgd ? 2 : 1};
+            if (bf16) c.policy.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
+            expect_bits_of_none(group, DeviceMesh(group), c);
+          }
+}
+
+TEST(OffloadShards, F95_BitsOfShardsInMemoryUnderEveryStrategy) {
+  for (const StrategyCase& c : strategy_cases()) {
+    if (c.shards > 2 || c.divides_shards()) continue;
+    run_ranks(c.ranks(), [&](const Group& group) {
+      for (const Offloads what : kOfShards)
+        for (const bool captured : {false, true})
+          for (const int accumulate : {1, 2}) {
+            SCOPED_TRACE(fmt::format("{} all {} captured {} accumulate {}", c.text(), what == Offloads::all, captured,
+                                     accumulate));
+            expect_bits_of_none(group, c.mesh(group),
+                                {.policy = c.policy(),
+                                 .captured = captured,
+                                 .clips = captured,
+                                 .what = what,
+                                 .accumulate = accumulate});
+          }
+    });
+  }
+}
+
+// Each micro-batch is reduced and added to what is at home.
+TEST(OffloadShards, BitsOfShardsThatAddUp) {
+  run_ranks(2, [](const Group& group) {
+    for (const bool captured : {false, true})
+      for (const bool clips : {false, true}) {
+        OffloadCase c{.captured = captured, .clips = clips, .what = Offloads::all, .accumulate = 3};
+        c.policy.gradients = nn::ShardedOver::shards;
+        expect_bits_of_none(group, DeviceMesh(group), c);
+      }
+  });
+}
+
+TEST(OffloadShards, BitsOfAStepWithinBackward) {
+  for (const int ranks : {1, 2, 3})
+    run_ranks(ranks, [](const Group& group) {
+      for (const Offloads what : kOfShards)
+        for (const bool captured : {false, true})
+          for (const bool clears : {false, true})
+            expect_bits_of_none(group, DeviceMesh(group),
+                                {.captured = captured, .what = what, .in_backward = true, .clears = clears});
+    });
+}
+
+TEST(OffloadShards, BitsOfUnitsThatReshardToFewOrAreSmallOrRecomputed) {
+  run_ranks(2, [](const Group& group) {
+    for (const bool captured : {false, true}) {
+      OffloadCase c{.captured = captured, .clips = true, .what = Offloads::all};
+      c.policy.replicate_below_bytes = 512;  // norms and biases stay replicated, and in memory
+      expect_bits_of_none(group, DeviceMesh(group), c);
+      c.policy.replicate_below_bytes = 0;
+      c.policy.prefetch = false;
+      expect_bits_of_none(group, DeviceMesh(group), c);
+    }
+  });
+  run_ranks(4, [](const Group& group) {
+    for (const bool captured : {false, true}) {
+      OffloadCase c{.captured = captured, .what = Offloads::all};
+      c.policy.reshard_after_forward = nn::ReshardAfterForward(2);
+      expect_bits_of_none(group, DeviceMesh(group), c);
+    }
+  });
+}
+
+// Between steps nothing of parameters, gradients and state is in memory; within them what is fetched is there.
+TEST(OffloadShards, F95_MemoryHoldsNothingBetweenStepsAndAUnitOrTwoWithin) {
+  run_ranks(2, [](const Group& group) {
+    for (const bool captured : {false, true}) {
+      const TempDir dir;
+      const OffloadCase c{.captured = captured, .what = Offloads::all};
+      OffloadTraining training(group, DeviceMesh(group), c, dir.path());
+      Accounting& memory = RankContext::current().allocator().accounting();
+      std::int64_t shards = 0, most = 0;
+      for (const nn::UnitHandle& unit : nn::units(*training.model)) {
+        shards += unit.layout().shard_bytes;
+        most = std::max(most, unit.layout().shard_bytes);
+      }
+      memory.reset_peaks();
+      for (std::int64_t i = 0; i < c.steps; ++i) {
+        training.step(i);
+        if (i > 0) continue;
+        EXPECT_EQ(memory.current(MemoryCategory::parameters), 0);
+        EXPECT_EQ(memory.current(MemoryCategory::gradients), 0);
+      }
+      EXPECT_LE(memory.peak(MemoryCategory::parameters), 3 * most) << "of " << shards;
+      EXPECT_LE(memory.peak(MemoryCategory::optimizer), c.bytes_in_flight);
+    }
+  });
+}
+
+TEST(OffloadShards, CheckpointsGoEitherWayAndTheRunGoesOnWithTheSameBits) {
+  run_ranks(2, [](const Group& group) {
+    const TempDir dir;
+    const std::string saves = gather_text(*group, dir.path())[0];
+    const OffloadCase c{.clips = true, .what = Offloads::all};
+    OffloadTraining held(group, DeviceMesh(group), c, ""), offloaded(group, DeviceMesh(group), c, dir.path());
+    for (std::int64_t i = 0; i < 3; ++i) held.step(i), offloaded.step(i);
+    Manifest manifest;
+    manifest.step = 3;
+    for (OffloadTraining* training : {&held, &offloaded})
+      nn::save_checkpoint(saves + (training == &held ? "/held" : "/offloaded"), manifest,
+                          nn::training_state(*training->model, training->optimizer.get()), *group);
+    OffloadTraining in_memory(group, DeviceMesh(group), c, ""), in_file(group, DeviceMesh(group), c, dir.path());
+    const auto load = [&](OffloadTraining& training, const std::string& from) {
+      const auto reader = nn::open_newest_good(from, *group, nn::Verify::bytes, [](const std::string&) {});
+      nn::load_checkpoint(*reader, nn::training_state(*training.model, training.optimizer.get()));
+    };
+    load(in_memory, saves + "/offloaded");
+    load(in_file, saves + "/held");
+    for (std::int64_t i = 3; i < 6; ++i) {
+      const Tensor expected = held.step(i);
+      for (OffloadTraining* training : {&offloaded, &in_memory, &in_file})
+        EXPECT_TRUE(same_bits(training->step(i), expected)) << "step " << i;
+    }
+    for (OffloadTraining* training : {&offloaded, &in_memory, &in_file}) expect_same_values(*training, held);
+  });
+}
+
+// As in FSDP2 a shard, and with it a state dict, is a tensor of the host, valid in any state; a scope of full
+// parameters reads and writes it.
+TEST(OffloadShards, ShardsAreTensorsOfTheHostThatMayBeReadAndWritten) {
+  run_ranks(2, [](const Group& group) {
+    const TempDir dir;
+    OffloadTraining training(group, DeviceMesh(group), {.what = Offloads::all}, dir.path());
+    nn::Parameter& p = *training.model->parameters()[0];
+    ASSERT_NE(home_of(p.sharded_value()), nullptr);
+    EXPECT_EQ(p.sharded_value().local().device(), Device::cpu());
+    training.step(0);
+    {
+      const nn::FullParameters full(*training.model, {.write_back = true});
+      const GradMode off(false);
+      p.assign(mul(p.value().detach(), 2.0));
+    }
+    const float before = p.sharded_value().local().to_vector<float>()[0];
+    {
+      const nn::FullParameters full(*training.model);
+      EXPECT_EQ(p.value().to_vector<float>().size(), static_cast<std::size_t>(p.numel()));
+      if (group->rank() == 0) { EXPECT_EQ(p.value().to_vector<float>()[0], before); }
+    }
+    training.step(1);
+    EXPECT_NE(home_of(p.sharded_value()), nullptr);
+  });
+}
+
+TEST(OffloadShards, NoAccessIsUnordered) {
+  for (const int ranks : {1, 2})
+    run_ranks(ranks, [](const Group& group) {
+      for (const bool in_backward : {false, true}) {
+        const TempDir dir;
+        OffloadTraining training(group, DeviceMesh(group),
+                                 {.clips = !in_backward, .what = Offloads::all, .in_backward = in_backward},
+                                 dir.path());
+        const HazardChecker checker;
+        for (std::int64_t i = 0; i < 3; ++i) training.step(i);
+      }
+    });
+}
+
+TEST(OffloadShards, RefusalsNameWhatIsWrong) {
+  run_ranks(4, [](const Group& group) {
+    const TempDir dir;
+    OffloadCase c{.policy = nn::strategy("hybrid_shard_state"), .what = Offloads::parameters};
+    const DeviceMesh mesh(group, {{"replicate", 2}, {"dp", 2}});
+    expect_error([&] { OffloadTraining(group, mesh, c, dir.path()); },
+                 {"hybrid_shard_state", "cannot be offloaded", "hybrid_shard"});
+    c.policy = nn::strategy("hybrid_shard");
+    expect_error([&] { OffloadTraining(group, mesh, c, dir / "missing"); }, {"is not a folder", "missing"});
+  });
+}
+
+}  // namespace
+}  // namespace sherd::testing
