@@ -8,6 +8,7 @@
 #include <typeinfo>
 
 #include "runtime/exec/context.h"
+#include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 #include "runtime/tensor/nearest.h"
 
@@ -156,6 +157,7 @@ void Module::materialize(Seed seed, Device device) {
     }
     if (p->initialised()) continue;
     fill_initial(p->value(), p->init(), p->name(), seed);
+    leave_memory(p->value());
     p->mark_initialised();
   }
 }

@@ -10,6 +10,7 @@
 #include "nn/checkpoint/shared_scalars.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -20,8 +21,14 @@ std::span<const std::byte> bytes_of(const Tensor& local) {
   return {static_cast<const std::byte*>(local.raw()), static_cast<std::size_t>(local.bytes())};
 }
 
-// Tensors that must be copied first, from a device or because they are not dense, are one after the other.
+// Tensors that must be copied first, from a device or because they are not dense, are one after the other. Of a home
+// outside of memory all that was looked at would stay there: it is left as soon as its bytes are written.
 PieceBytes saved_bytes(const Tensor& local) {
+  if (home_of(local) && local.is_contiguous())
+    return PieceBytes::Give([local](const PieceBytes::Use& use) {
+      use(bytes_of(local));
+      leave_memory(local);
+    });
   if (local.device() == Device::cpu() && local.is_contiguous()) return bytes_of(local);
   return PieceBytes::Give([local](const PieceBytes::Use& use) { use(bytes_of(to(contiguous(local), Device::cpu()))); });
 }
@@ -117,6 +124,7 @@ void load_entry(const CheckpointReader& reader, const StateEntry& entry) {
                       {static_cast<std::byte*>(loaded.raw()), static_cast<std::size_t>(loaded.bytes())});
     if (loaded.numel() > 0) copy_into(part.values, std::move(loaded));
   }
+  leave_memory(value);
   entry.slot->mark_whole();
   if (!entry.parameter) return;
   entry.parameter->reshard();  // what is gathered of the old values is stale

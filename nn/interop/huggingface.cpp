@@ -15,6 +15,7 @@
 #include "nn/interop/huggingface_names.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -234,6 +235,7 @@ void HuggingFaceWeights::load(LanguageModel& model) const {
       }
       if (tied_head_ && name == "tok.weight") check_tied_head(source->second, box.offset[0], box.shape[0]);
     }
+    leave_memory(parameter->sharded_value());
     parameter->reshard();  // what is gathered of the old values is stale
     parameter->mark_initialised();
   }

@@ -7,6 +7,7 @@
 
 #include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/shard/unit_layout.h"
+#include "runtime/op/offload.h"
 
 namespace sherd {
 
@@ -117,6 +118,9 @@ void list(const Branch& node, const std::string& label, int depth, std::vector<L
   }
 }
 
+// Of what is offloaded none.
+std::int64_t bytes_in_memory(const Tensor& t) { return home_of(t) ? 0 : t.local().bytes(); }
+
 }  // namespace
 
 std::vector<ModuleMemory> module_memory(TrainStep& step, const MemoryPicture& before_backward) {
@@ -128,11 +132,11 @@ std::vector<ModuleMemory> module_memory(TrainStep& step, const MemoryPicture& be
     owners.emplace(parameter, module_of(path));
     owner_of_name.emplace(parameter->name(), module_of(path));
     ModuleMemory& row = rows.of(module_of(path));
-    row.parameters.here += parameter->sharded_value().local().bytes();
-    if (parameter->grad().defined()) row.gradients.here += parameter->grad().local().bytes();
+    row.parameters.here += bytes_in_memory(parameter->sharded_value());
+    if (parameter->grad().defined()) row.gradients.here += bytes_in_memory(parameter->grad());
   }
   for (const nn::OptimizerState& state : step.optimizer().state())
-    rows.of(owner_of_name.at(state.parameter)).optimizer += state.slot->value().local().bytes();
+    rows.of(owner_of_name.at(state.parameter)).optimizer += bytes_in_memory(state.slot->value());
   add_gathered(rows, model, owners);
   for (const LiveBlock& block : before_backward.blocks)
     if (block.category == MemoryCategory::activations && block.made.phase == StepPhase::forward && block.name.empty())

@@ -8,6 +8,7 @@
 #include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/shard/unit_layout.h"
 #include "runtime/memory/accounting.h"
+#include "runtime/op/offload.h"
 
 namespace sherd::nn {
 
@@ -114,12 +115,15 @@ std::string print_units(Module& model, const PrintUnitsOptions& options) {
   std::int64_t gathered = 0, here = 0, count = 0;
   for (const UnitHandle& unit : units_as_they_ran(model)) {
     for (const auto& [layout, parameters, slices] : unit.parts()) {
-      const bool is_gathered = layout->shards > 1 || casts(*layout);  // else the shards are the full tensors
+      const bool is_offloaded = !parameters.empty() && home_of(parameters[0]->sharded_value());
+      const bool is_gathered =
+          layout->shards > 1 || casts(*layout) || is_offloaded;  // else shards are the full tensors
       if (is_gathered) gathered += layout->full_bytes;
       here += layout->shard_bytes;
       ++count;
       table.row({layout->name, order(unit), is_gathered ? format_bytes(layout->full_bytes) : "-",
-                 format_bytes(layout->shard_bytes), ranks(*layout), types(*layout), wires(*layout),
+                 format_bytes(layout->shard_bytes) + (is_offloaded ? " offloaded" : ""), ranks(*layout), types(*layout),
+                 wires(*layout),
                  !is_gathered                    ? "stays"
                  : slices > 0                    ? fmt::format("reshard to {}", slices)
                  : unit.reshards_after_forward() ? "reshard"
