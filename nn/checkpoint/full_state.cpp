@@ -16,6 +16,7 @@
 #include "runtime/comm/group/agree.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -337,6 +338,7 @@ void receive_shard(const StateEntry& entry, const Tensor& full, HostGroup& group
   const Tensor& value = state_tensor(entry);
   const Tensor local = value.local().detach();
   const bool in_place = local.device() == Device::cpu() && local.is_contiguous();
+  if (home_of(local)) local.storage()->settle();  // all of it is written: a write that failed is no error
   const Tensor shard = in_place ? local : Tensor::empty(local.shape(), local.dtype());
   const std::int64_t element = byte_size(value.dtype()), bytes = value.numel() * element;
   std::byte* const out = shard.bytes() > 0 ? raw_bytes(shard) : nullptr;
@@ -362,6 +364,7 @@ void receive_shard(const StateEntry& entry, const Tensor& full, HostGroup& group
   if (!mine) stream.skip(bytes - at);
   if (in_place) local.storage()->bump_version();
   else if (local.numel() > 0) copy_into(local, shard);
+  leave_memory(local);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -35,6 +36,7 @@ std::string hashes(const std::vector<StateEntry>& state, std::string_view other)
     for (const LocalPart& part : local_parts(value, state_shape(entry)))
       text += fmt::format("{} {} \"{}\" {}\n", checksum_text(hash_of(part.values)), entry.kind, entry.name,
                           to_string(part.box));
+    leave_memory(value);
   }
   return text;
 }

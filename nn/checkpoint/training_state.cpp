@@ -115,6 +115,7 @@ void load_entry(const CheckpointReader& reader, const StateEntry& entry) {
   const Shape& shape = state_shape(entry);
   check(!value.local().is_meta(), "\"{}\" has no memory to load its values into; call model.materialize() first",
         entry.name);
+  if (home_of(value)) value.local().storage()->settle();  // all of it is written: a write that failed is no error
   for (const LocalPart& part : local_parts(value, shape)) {
     // A rank without elements reads none, and a ghost has nothing to read into; both check name, dtype and shape.
     Tensor loaded = Tensor::empty(part.box.shape, value.dtype());

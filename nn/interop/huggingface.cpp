@@ -227,6 +227,8 @@ void HuggingFaceWeights::load(LanguageModel& model) const {
           "\"{}\" holds no {}{}, which the model to be loaded has", dir_, name, to_string(parameter->shape()));
     check(!parameter->sharded_value().local().is_meta(),
           "\"{}\" has no memory to load its values into; call model.materialize() first", name);
+    if (const Tensor& value = parameter->sharded_value(); home_of(value))
+      value.local().storage()->settle();  // all of it is written: a write that failed is no error
     for (const auto& [box, values] : local_parts(parameter->sharded_value(), parameter->shape())) {
       if (numel(box) > 0) {
         Tensor part = read_rows(source->second, box.offset[0], box.shape[0]);

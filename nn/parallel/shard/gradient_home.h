@@ -24,6 +24,8 @@ class GradientHome {
   /// This rank's part of the gradient of a piece, dense, as a tensor over its home.
   const Tensor& of(std::size_t piece) const { return pieces_[piece]; }
   bool is_home(const Tensor& local) const { return local.storage() == bytes_.storage(); }
+  /// After a pass that was left, of whose writes some have failed: nothing of it is wanted. Waits for those under way.
+  void forget() noexcept { bytes_.storage()->settle(); }
   /// Starts to bring those of `members`; result[i] is of members[i].
   std::vector<Tensor> fetch(const std::vector<std::size_t>& members) const;
   /// Starts to write what lies in memory, `here[i]` of members[i]: dense tensors that begin at multiples of a cache

@@ -488,6 +488,14 @@ void GradientInbox::abandon(std::string_view reason) noexcept {
   buffers_.drop();
 }
 
+// Which of them are whole nobody knows: gradients at home are those of a step that is over.
+void GradientInbox::drop_home() noexcept {
+  if (!home_) return;
+  for (Parameter* p : buffers_.parameters())
+    if (p->grad().defined() && home_->is_home(p->grad().local())) p->clear_grad();
+  home_->forget();
+}
+
 // Of one parameter: a step that is given up must not reach into the next one.
 void GradientInbox::cleared(Slot& slot) {
   const std::size_t i = index_of(slot);
@@ -499,6 +507,7 @@ void GradientInbox::discard_earlier() {
   for (const Entry& e : entries_)
     if (e.aside) e.aside->clear_grad();
   if (held_) held_->drop_all();
+  drop_home();
 }
 
 // Such a pass may have added to what is held, where it lies.

@@ -63,7 +63,7 @@ class GradientInbox final : public GradSink {
   void leave_backward();
   /// Drops gradients of a pass that failed. Local.
   void discard_pending();
-  /// Drops sums of earlier passes that are not reduced, or not summed over replicas, yet. Local.
+  /// Drops sums of earlier passes that are not reduced, or not summed over replicas, yet; and gradients at home. Local.
   void discard_earlier();
   /// After an exception in a step: returns to the state between steps, without communication. Peers that wait for this
   /// rank raise CommError with `reason`; so does every further collective until the group's reset().
@@ -172,6 +172,7 @@ class GradientInbox final : public GradSink {
   Tensor gradient_to_add_to(std::size_t i) const;
   void fetch_earlier();
   void send_home(const Launch& launch);
+  void drop_home() noexcept;
   /// Makes `shard` the gradient, or adds it to that; then it is where the sum lies in memory.
   void deliver(std::size_t i, Tensor& shard);
   void launch();
