@@ -8,7 +8,7 @@ namespace {
 
 template <class Plan>
 struct Chance {
-  bool Plan::* what;
+  bool Plan::*what;
   int percent;
   const char* text;
 };
@@ -18,7 +18,9 @@ constexpr Chance<PhasePlan> kOfPhases[] = {{&PhasePlan::accumulates_shards, 30, 
                                            {&PhasePlan::replicates_small, 25, "biases whole"},
                                            {&PhasePlan::has_slices, 40, "resharded to 2 ranks"},
                                            {&PhasePlan::in_8_bits, 25, "in 8 bits"},
-                                           {&PhasePlan::is_captured, 30, "captured"}};
+                                           {&PhasePlan::is_captured, 30, "captured"},
+                                           {&PhasePlan::is_offloaded, 35, "offloaded"},
+                                           {&PhasePlan::offloads_gradients, 50, "with gradients"}};
 constexpr Chance<StepWork> kOfWork[] = {{&StepWork::reduces_unused, 40, "reduces what is unused"},
                                         {&StepWork::ends_by_hand, 25, "ends by hand"},
                                         {&StepWork::clips, 50, "clips"}};
@@ -117,6 +119,8 @@ PhasePlan Draw::phase() {
   plan.accumulates_shards = plan.accumulates_shards && is_sharded;
   plan.has_slices = plan.has_slices && !plan.is_grid && plan.policy.parameters != nn::ShardedOver::none;
   plan.in_8_bits = plan.in_8_bits && is_sharded && !plan.has_slices;  // such a gather is one of all ranks
+  plan.is_offloaded = plan.is_offloaded && !plan.in_8_bits && plan.strategy != "hybrid_shard_state";
+  plan.offloads_gradients = plan.offloads_gradients && plan.is_offloaded;
   if (plan.accumulates_shards) plan.policy.gradients = nn::ShardedOver::shards;
   plan.policy.prefetch = !plan.is_lazy;
   if (plan.replicates_small) plan.policy.replicate_below_bytes = kSmallBytes;

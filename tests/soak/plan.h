@@ -49,9 +49,10 @@ struct PhasePlan {
   double limit = 0;          // of the difference to the model on one rank: near()
   bool scales_loss = false;  // LossScaler
   bool accumulates_shards = false, is_lazy = false, keeps_gathered = false, replicates_small = false;
-  bool has_slices = false;   // reshard_after_forward = 2
-  bool in_8_bits = false;    // gathers and reductions
-  bool is_captured = false;  // the subject's steps, which all do the same work then
+  bool has_slices = false;                                // reshard_after_forward = 2
+  bool in_8_bits = false;                                 // gathers and reductions
+  bool is_offloaded = false, offloads_gradients = false;  // the subject's shards and state; the twin's are in memory
+  bool is_captured = false;                               // the subject's steps, which all do the same work then
   std::uint64_t seed = 0;
   std::string name() const;
 };

@@ -12,6 +12,7 @@
 // what was drawn for them.
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <limits>
 
 #include "compile/compile.h"
@@ -43,6 +44,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t kStepsPerPhase = 10, kBatchesPerStep = 8;
 constexpr std::int64_t kIn = 6, kOut = 3, kRows = 2;  // rows of a rank
 constexpr double kMaxNorm = 0.1, kNoLimit = std::numeric_limits<double>::infinity();
+constexpr std::int64_t kBytesInFlight = 4096;                                    // the least: the model is small
 constexpr nn::LossScalerOptions kScale{.init_scale = 16, .growth_interval = 4};  // no gradient overflows: none skips
 constexpr std::chrono::seconds kSoon{20};  // a step that is left, and the reset: on a machine that is busy
 constexpr std::chrono::seconds kHangs{60};
@@ -103,17 +105,23 @@ struct Training {
   std::unique_ptr<nn::LossScaler> scaler;  // null: the loss is not scaled
 
   /// Whole without a mesh.
-  Training(const PhasePlan& plan, const DeviceMesh* mesh) {
+  Training(const PhasePlan& plan, const DeviceMesh* mesh, bool is_offloaded = false) {
+    const std::string folder = std::filesystem::temp_directory_path().string();
     if (mesh) {
-      nn::FullyShardOptions blocks = plan.policy;
+      nn::FullyShardOptions root = plan.policy;
+      if (is_offloaded)
+        root.offload =
+            nn::ShardOffload{.folder = folder, .gradients = plan.offloads_gradients, .bytes_in_flight = kBytesInFlight};
+      nn::FullyShardOptions blocks = root;
       blocks.mp_policy.output_dtype.reset();  // of the model's output alone
-      shard(net, *mesh, blocks, plan.policy);
+      shard(net, *mesh, blocks, root);
       nn::set_reshard_after_backward(net, !plan.keeps_gathered);
       if (plan.in_8_bits) communicate_in_8_bits();
       if (plan.scales_loss) scaler = std::make_unique<nn::LossScaler>(kScale);
     }
     net.materialize(nn::Seed{plan.seed});
     optimizer = std::make_unique<nn::AdamW>(net.parameters(), nn::AdamWOptions{.lr = 0.01, .eps = 1e-3});
+    if (is_offloaded) optimizer->offload({.folder = folder, .bytes_in_flight = kBytesInFlight});
   }
   void communicate_in_8_bits() {
     for (const nn::UnitHandle& unit : nn::units(net)) {
@@ -158,7 +166,7 @@ class Phase {
         watchdog_(watchdog),
         draw_(options.seed, number),
         plan_(draw_.phase()),
-        subject_(plan_, &mesh),
+        subject_(plan_, &mesh, plan_.is_offloaded),
         twin_(plan_, &mesh),
         whole_(plan_, nullptr),
         captured_([this](std::span<const Tensor> in) { return step_that_may_raise(in); }) {}
