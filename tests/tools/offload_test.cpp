@@ -1,9 +1,16 @@
 // `--offload`: its text, and runs of the trainer with it. Oracle: the same run without.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <mutex>
+#include <optional>
+
+#include "runtime/memory/offload_file.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/file_size_limit.h"
 #include "tests/tools/tiny_run.h"
 #include "tools/train/offload_flag.h"
+#include "tools/train/sharding.h"
 
 namespace sherd::testing {
 namespace {
@@ -13,7 +20,12 @@ TEST(OffloadFlag, SaysWhatAndWhere) {
   EXPECT_TRUE(parse_offload("optimizer").optimizer);
   EXPECT_EQ(parse_offload("optimizer").folder, "");
   EXPECT_EQ(parse_offload("optimizer:/a/b:c").folder, "/a/b:c");
-  expect_error([] { parse_offload("optimiser"); }, {"none, optimizer or optimizer:DIR", "\"optimiser\""});
+  EXPECT_FALSE(parse_offload("parameters").optimizer);
+  EXPECT_TRUE(parse_offload("parameters").parameters);
+  EXPECT_FALSE(parse_offload("parameters").gradients);
+  const OffloadChoice all = parse_offload("all:/x");
+  EXPECT_TRUE(all.optimizer && all.parameters && all.gradients);
+  expect_error([] { parse_offload("optimiser"); }, {"none, optimizer, parameters or all", "\"optimiser\""});
   expect_error([] { parse_offload("optimizer:"); }, {"folder after the colon is empty"});
   expect_error([] { parse_offload("none:/a"); }, {"none needs no folder"});
 }
@@ -33,7 +45,7 @@ class OffloadRuns : public ::testing::Test {
   TrainConfig config_ = tiny_config(dir_.write("text.txt", tiny_text()));
 };
 
-TEST_F(OffloadRuns, GiveTheBitsOfNone) {
+TEST_F(OffloadRuns, F95_GiveTheBitsOfNone) {
   for (const int ranks : {1, 2})
     for (const bool compile : {false, true})
       for (const double clip : {0.0, 0.5}) {
@@ -41,13 +53,48 @@ TEST_F(OffloadRuns, GiveTheBitsOfNone) {
         config_.optimizer.clip = clip;
         config_.offload = "none";
         const TinyRun held = train_tiny(config_, ranks);
-        config_.offload = "optimizer:" + dir_.path();
-        const TinyRun offloaded = train_tiny(config_, ranks);
-        SCOPED_TRACE(fmt::format("{} ranks, compile {}, clip {}", ranks, compile, clip));
-        EXPECT_EQ(offloaded.losses, held.losses);
-        EXPECT_EQ(offloaded.norms, held.norms);
-        EXPECT_EQ(offloaded.final, held.final);
+        for (const std::string what : {"optimizer:", "parameters:", "all:"}) {
+          config_.offload = what + dir_.path();
+          const TinyRun offloaded = train_tiny(config_, ranks);
+          SCOPED_TRACE(fmt::format("{} {} ranks, compile {}, clip {}", what, ranks, compile, clip));
+          EXPECT_EQ(offloaded.losses, held.losses);
+          EXPECT_EQ(offloaded.norms, held.norms);
+          EXPECT_EQ(offloaded.final, held.final);
+        }
       }
+}
+
+// With tensor parallelism, a loss scale, recomputed blocks, and micro-batches that add up.
+TEST_F(OffloadRuns, GiveTheBitsOfNoneBesideOtherSettings) {
+  const auto expect_same = [&](TrainConfig config, int ranks) {
+    SCOPED_TRACE(fmt::format("{} ranks, mesh {}, {}, recompute {}, accumulate {}", ranks, config.mesh,
+                             config.param_dtype, config.recompute, config.accumulate));
+    config.offload = "none";
+    const TinyRun held = train_tiny(config, ranks);
+    for (const std::string what : {"parameters:", "all:"}) {
+      config.offload = what + dir_.path();
+      const TinyRun offloaded = train_tiny(config, ranks);
+      EXPECT_EQ(offloaded.losses, held.losses) << what;
+      EXPECT_EQ(offloaded.norms, held.norms) << what;
+      EXPECT_EQ(offloaded.final, held.final) << what;
+    }
+  };
+  for (const bool compile : {false, true}) {
+    TrainConfig config = config_;
+    config.compile = compile;
+    config.mesh = "dp=2,tp=2";
+    expect_same(config, 4);
+    config.mesh = "";
+    config.param_dtype = "f16";
+    expect_same(config, 2);
+    config.param_dtype = "f32";
+    config.recompute = "full";
+    expect_same(config, 1);
+    expect_same(config, 2);
+    config.accumulate = 2;
+    config.accumulate_shards = true;
+    expect_same(config, 2);
+  }
 }
 
 TEST_F(OffloadRuns, ResumeWithItOrWithoutBitForBit) {
@@ -85,11 +132,102 @@ TEST_F(OffloadRuns, TrainWithinALimitThatTheStateInMemoryExceeds) {
   EXPECT_EQ(train_tiny(config_, 1).losses, free.losses);
 }
 
-TEST_F(OffloadRuns, AFolderThatIsMissingIsRefusedOnEveryRank) {
-  config_.offload = "optimizer:" + (dir_ / "missing");
+TEST_F(OffloadRuns, AFolderThatIsMissingOrTakesNoFilesIsRefusedOnEveryRank) {
+  for (const std::string what : {"optimizer:", "parameters:", "all:"})
+    run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+      TrainConfig config = config_;
+      config.offload = what + (dir_ / "missing");
+      expect_error([&] { Trainer trainer(config, group); }, {"is not a folder", "missing"});
+      config.offload = what + "/proc/self";
+      expect_error([&] { Trainer trainer(config, group); }, {"cannot make a file in the folder \"/proc/self\""});
+    });
+}
+
+// Its blocks are taken when the model is made, so a run that has begun does not end by it.
+TEST_F(OffloadRuns, AFullDiskIsRefusedBeforeTheFirstStep) {
+  config_.model.width = 128;
+  config_.model.layers = 4;
+  resolve(config_);
+  config_.offload = "all:" + dir_.path();
+  const FileSizeLimit limit(1 << 20);
   run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
-    expect_error([&] { Trainer trainer(config_, group); }, {"is not a folder", "missing"});
+    expect_error([&] { Trainer trainer(config_, group); }, {"has no room for", "that are offloaded", dir_.path()});
   });
+}
+
+TEST_F(OffloadRuns, GoOnWhenTheFolderVanishes) {
+  config_.offload = "none";
+  const TinyRun held = train_tiny(config_, 1);
+  const TempDir other;
+  const std::string folder = other / "scratch";
+  std::filesystem::create_directory(folder);
+  config_.offload = "all:" + folder;
+  const TinyRun run = train_tiny(config_, 1, [&](Trainer&) { std::filesystem::remove_all(folder); });
+  EXPECT_EQ(run.losses, held.losses);
+  EXPECT_EQ(run.final, held.final);
+}
+
+// A disk on which a step takes many times as long: nothing waits for it wrongly, and nothing is lost.
+TEST_F(OffloadRuns, GiveTheBitsOfNoneOnASlowDisk) {
+  config_.steps = 3;
+  for (const double clip : {1.0, 0.0}) {
+    config_.optimizer.clip = clip;
+    config_.offload = "none";
+    const TinyRun expected = train_tiny(config_, 2);
+    config_.offload = "all:" + dir_.path();
+    const TinyRun run = train_tiny(config_, 2, [&](Trainer& trainer) {
+      const nn::Parameter& p = *trainer.model().parameters()[0];
+      OffloadFile::of(p.sharded_value().local().storage()->address())->set_rate(2e6);
+    });
+    EXPECT_EQ(run.losses, expected.losses);
+    EXPECT_EQ(run.final, expected.final);
+  }
+}
+
+// A disk that fails: the run ends by an error that names the folder, on every rank, and what was saved is whole.
+TEST_F(OffloadRuns, ADiskThatFailsEndsTheRunByAnError) {
+  config_.steps = 20;
+  config_.offload = "all:" + dir_.path();
+  config_.save = dir_ / "saves";
+  config_.save_every = 1;
+  std::mutex mutex;
+  std::vector<std::string> errors;
+  std::optional<FileSizeLimit> limit;
+  run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    Trainer trainer(config_, group);
+    try {
+      trainer.run([&](const StepMetrics& metrics) {
+        const std::lock_guard lock(mutex);
+        if (metrics.step == 3 && !limit) limit.emplace(512);
+      });
+    } catch (const Error& error) {
+      const std::lock_guard lock(mutex);
+      errors.push_back(error.what());
+    }
+  });
+  limit.reset();
+  ASSERT_EQ(errors.size(), 2u);
+  EXPECT_TRUE(errors[0].find(dir_.path()) != errors[0].npos || errors[1].find(dir_.path()) != errors[1].npos)
+      << errors[0] << errors[1];
+  config_.resume = config_.save;
+  config_.steps = 5;
+  const TinyRun resumed = train_tiny(config_, 2);
+  config_.resume = config_.save = "";
+  config_.save_every = 0;
+  config_.offload = "none";
+  EXPECT_EQ(train_tiny(config_, 2).final, resumed.final);
+}
+
+TEST_F(OffloadRuns, WhatDoesNotGoWithItIsNamed) {
+  config_.offload = "all";
+  config_.fully_shard = false;
+  expect_error([&] { check_sharding(config_); }, {"offload = all", "leave fully_shard on"});
+  config_.fully_shard = true;
+  config_.strategy = "hybrid_shard_state";
+  expect_error([&] { check_sharding(config_); }, {"offload = all with strategy = hybrid_shard_state", "hybrid_shard"});
+  config_.strategy = "full_shard";
+  config_.gather = "int8";
+  expect_error([&] { check_sharding(config_); }, {"offload = all with gather = int8", "leave one of them out"});
 }
 
 }  // namespace

@@ -94,8 +94,16 @@ TEST_F(PredictedPeakTest, IsThatOfARunWithEveryOtherLever) {
   llama_.prefetch = false;
   expect_as_predicted(llama_, 2);
   llama_.prefetch = true;
-  llama_.offload = "optimizer";
-  expect_as_predicted(llama_, 2);
+  for (const char* what : {"optimizer", "parameters", "all"}) {
+    llama_.offload = what;
+    for (const int ranks : {1, 2}) expect_as_predicted(llama_, ranks);
+    llama_.compile = true;
+    expect_as_predicted(llama_, 2);
+    llama_.compile = false;
+    llama_.optimizer.clip = 0;  // updates are made within backward
+    expect_as_predicted(llama_, 2);
+    llama_.optimizer.clip = gpt_.optimizer.clip;
+  }
   llama_.offload = "none";
   llama_.save = dir_ / "saves";
   llama_.save_async = llama_.overwrite = true;
@@ -131,6 +139,31 @@ TEST_F(PredictedPeakTest, IsThatOfACapturedRun) {
   for (TrainConfig config : {gpt_, llama_}) {
     config.compile = true;
     for (const int ranks : {1, 2}) expect_as_predicted(config, ranks);
+  }
+}
+
+// Pieces are smaller under a lower limit, so the least is looked for.
+TEST_F(PredictedPeakTest, IsTheLeastLimitOfARunThatIsOffloaded) {
+  for (TrainConfig config : {gpt_, llama_}) {
+    config.offload = "all";
+    config.steps = 4;
+    config.eval_every = 3;
+    const auto fits = [&](std::int64_t limit) {
+      config.memory_limit = limit;
+      try {
+        for (const int rank : {0, 1}) predict_peak(config, rank, 2, kTinyVocabulary, {.memory_limit = limit});
+        return true;
+      } catch (const OutOfMemory&) { return false; }
+    };
+    std::int64_t too_low = 1 << 10, least = 1 << 24;
+    while (least - too_low > 1) {
+      const std::int64_t middle = (least + too_low) / 2;
+      (fits(middle) ? least : too_low) = middle;
+    }
+    config.memory_limit = least;
+    EXPECT_NO_THROW(train_tiny(config, 2));
+    config.memory_limit = too_low;
+    EXPECT_ANY_THROW(train_tiny(config, 2));
   }
 }
 

@@ -12,7 +12,6 @@
 #include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/job_mesh.h"
-#include "tools/train/offload_flag.h"
 #include "tools/train/restart.h"
 #include "tools/train/sharding.h"
 #include "tools/train/step_trace.h"
@@ -166,9 +165,9 @@ void bind_sharding(ConfigTable& table, TrainConfig& c) {
             "result of attention; full: all but their input",
             run);
   table.add("offload", &c.offload,
-            "what lies outside of memory between its uses, and is brought in pieces beside the compute: none; "
-            "optimizer: its state; optimizer:DIR: in a file in DIR, else of temporary files; on a GPU in memory of "
-            "the host, without a DIR",
+            "what lies outside of memory between its uses, and is brought beside the compute: none; optimizer: its "
+            "state; parameters: their shards; all: these and the shards of gradients; all:DIR: in a file in DIR, else "
+            "of temporary files; on a GPU in memory of the host, without a DIR",
             run);
   table.add(
       "print_units", &c.print_units,
@@ -278,7 +277,6 @@ void check_run(const TrainConfig& c) {
   check_choice("param_dtype", c.param_dtype, kTypes);
   check_choice("reduce_dtype", c.reduce_dtype, kTypes);
   check_sharding(c);
-  parse_offload(c.offload);
   check(c.fully_shard || (c.param_dtype == "f32" && c.reduce_dtype == "f32"),
         "param_dtype = {} and reduce_dtype = {} are settings of fully_shard; leave it on", c.param_dtype,
         c.reduce_dtype);

@@ -48,7 +48,10 @@ std::vector<std::string> smaller_batches(std::int64_t batch, std::int64_t unit) 
 std::vector<Lever> levers_of(TrainConfig config, int ranks) {
   const int data_ranks = count_data_ranks(mesh_of(config.mesh, ranks));
   std::vector<Lever> levers{{"batch", smaller_batches(config.batch, data_ranks)}};
-  levers.push_back({"offload", after({"none", "optimizer"}, config.offload)});
+  // Where replicas divide the shards they stay in memory, and the strongest strategy of a hybrid one is that.
+  const bool may_offload_all = config.fully_shard && config.gather == "exact" && !config.strategy.starts_with("hybrid");
+  levers.push_back({"offload", may_offload_all ? after({"none", "optimizer", "all"}, config.offload)
+                                               : after({"none", "optimizer"}, config.offload)});
   levers.push_back(
       {"units", config.fully_shard ? after({"coarse", "block", "fine"}, config.units) : std::vector<std::string>{}});
   if (config.fully_shard && config.accumulate > 1 && data_ranks > 1 && !config.accumulate_shards)

@@ -10,11 +10,14 @@ namespace sherd {
 OffloadChoice parse_offload(std::string_view text) {
   const std::size_t colon = text.find(':');
   const std::string_view what = text.substr(0, colon);
-  OffloadChoice choice{.optimizer = what == "optimizer"};
-  check(choice.optimizer || what == "none", "offload must be none, optimizer or optimizer:DIR, got \"{}\"", text);
+  const bool all = what == "all";
+  OffloadChoice choice{
+      .optimizer = all || what == "optimizer", .parameters = all || what == "parameters", .gradients = all};
+  check(choice.any() || what == "none",
+        "offload must be none, optimizer, parameters or all, perhaps with a folder as in all:DIR, got \"{}\"", text);
   if (colon == text.npos) return choice;
   choice.folder = text.substr(colon + 1);
-  check(choice.optimizer, "offload = {}: none needs no folder", text);
+  check(choice.any(), "offload = {}: none needs no folder", text);
   check(!choice.folder.empty(), "offload = {}: the folder after the colon is empty", text);
   return choice;
 }
@@ -27,6 +30,13 @@ nn::OffloadOptions offload_options(const OffloadChoice& choice, Device device, s
   if (device == Device::cpu() && choice.folder.empty())
     options.folder = std::filesystem::temp_directory_path().string();
   return options;
+}
+
+std::optional<nn::ShardOffload> shard_offload(const OffloadChoice& choice, Device device, std::int64_t memory_limit) {
+  if (!choice.parameters) return std::nullopt;
+  const nn::OffloadOptions options = offload_options(choice, device, memory_limit);
+  return nn::ShardOffload{
+      .folder = options.folder, .gradients = choice.gradients, .bytes_in_flight = options.bytes_in_flight};
 }
 
 }  // namespace sherd

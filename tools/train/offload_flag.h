@@ -1,23 +1,30 @@
 #pragma once
 // `--offload`: what lies outside of memory, and where.
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "nn/optim/offloaded_state.h"
+#include "nn/parallel/shard/policy.h"
 
 namespace sherd {
 
 struct OffloadChoice {
-  bool optimizer = false;  ///< its state
-  std::string folder{};    ///< empty: that of temporary files
+  bool optimizer = false;   ///< its state
+  bool parameters = false;  ///< their shards
+  bool gradients = false;   ///< their shards, reduced
+  std::string folder{};     ///< empty: that of temporary files
+  bool any() const { return optimizer || parameters || gradients; }
 };
 
-/// "none" or "optimizer", perhaps with ":DIR". Error naming what is wrong.
+/// "none", "optimizer", "parameters" or "all", perhaps with ":DIR". Error naming what is wrong.
 OffloadChoice parse_offload(std::string_view text);
 
 /// For state of parameters on `device`: where it goes, and how much of it is in memory at a time, which is an eighth of
 /// a limit (0: none) or less. Error for a folder and a GPU, and for a limit under which no piece would fit.
 nn::OffloadOptions offload_options(const OffloadChoice& choice, Device device, std::int64_t memory_limit);
+/// The same of shards; none if they stay in memory.
+std::optional<nn::ShardOffload> shard_offload(const OffloadChoice& choice, Device device, std::int64_t memory_limit);
 
 }  // namespace sherd

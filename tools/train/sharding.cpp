@@ -9,6 +9,8 @@
 #include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/shard/unit_rules.h"
 #include "nn/recompute.h"
+#include "tools/train/device_flag.h"
+#include "tools/train/offload_flag.h"
 
 namespace sherd {
 
@@ -38,6 +40,19 @@ void check_reshard(const TrainConfig& config, const nn::UnitPolicy& policy) {
         config.gather, *ranks);
 }
 
+void check_offload(const TrainConfig& config, const nn::UnitPolicy& policy) {
+  if (!parse_offload(config.offload).parameters) return;
+  check(config.fully_shard,
+        "offload = {} is of the units of fully_shard; leave fully_shard on, or offload the optimizer", config.offload);
+  check(policy.parameters != nn::ShardedOver::shards || policy.optimizer != nn::ShardedOver::all,
+        "offload = {} with strategy = {}: where replicas divide the shards a gather writes them, so they cannot be "
+        "offloaded; take hybrid_shard, or offload the optimizer",
+        config.offload, config.strategy);
+  check(config.gather == "exact",
+        "offload = {} with gather = {}: what travels so is made of shards that are in memory; leave one of them out",
+        config.offload, config.gather);
+}
+
 // Where every rank has whole gradients anyway, waiting takes no more.
 std::string accumulation_text(const TrainConfig& config, int data_ranks) {
   const nn::UnitPolicy policy = unit_policy(config);
@@ -59,6 +74,7 @@ nn::UnitPolicy unit_policy(const TrainConfig& config) {
                       .reduce_dtype = dtype_from_name(config.reduce_dtype)};
   policy.prefetch = config.prefetch;
   if (config.accumulate_shards) policy.gradients = nn::ShardedOver::shards;
+  policy.offload = shard_offload(parse_offload(config.offload), parse_device(config.device), config.memory_limit);
   return policy;
 }
 
@@ -74,6 +90,7 @@ void check_sharding(const TrainConfig& config) {
     check(config.fully_shard || how == "exact", "{} = {} is a setting of fully_shard; leave fully_shard on", key, how);
   }
   check_reshard(config, policy);
+  check_offload(config, policy);
 }
 
 bool lacks_replicas(const TrainConfig& config) {

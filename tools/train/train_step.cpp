@@ -103,9 +103,11 @@ Tensor TrainStep::micro_batches(const Tensor& tokens, const Tensor& targets, boo
   return mean_loss;
 }
 
-// Transfers of offloaded state then hide behind backward. Clipping, and what may skip a step, want all gradients first.
+// Transfers of what is offloaded then hide behind backward. Clipping, and what may skip a step, want all gradients
+// first.
 bool TrainStep::steps_in_backward() const {
-  return optimizer_->offloaded() && config_.optimizer.clip == 0 && !scaler_ && config_.on_nonfinite != "skip";
+  return parse_offload(config_.offload).any() && config_.optimizer.clip == 0 && !scaler_ &&
+         config_.on_nonfinite != "skip";
 }
 
 // A norm that is not finite leaves the parameters alone, so who looks for where it began finds them as they were.

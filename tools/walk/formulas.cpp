@@ -248,6 +248,10 @@ RowFormula formula_of(const TrainConfig& config, const Units& units) {
     memory(MemoryCategory::gradients) = gradient_bytes(s);
     memory(MemoryCategory::communication) = communication_bytes(s);
   }
+  if (s.policy.offload)  // what is fetched is there as long as transfers take
+    for (const MemoryCategory category :
+         {MemoryCategory::parameters, MemoryCategory::unsharded, MemoryCategory::gradients})
+      memory(category).reset();
   // Tensor parallelism communicates activations, and gradients that it reduces in memory of its own; what is encoded
   // travels in buffers of its own.
   if (s.tp > 1 || config.gather != "exact" || config.reduce != "exact") {
