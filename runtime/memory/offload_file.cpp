@@ -25,7 +25,8 @@ namespace sherd {
 namespace {
 
 constexpr std::int64_t kMostReserved = std::int64_t{1} << 42;  // addresses; x86-64 has 2^47
-constexpr std::int64_t kFilePage = 4096, kFileGrowth = std::int64_t{1} << 20, kHomeAlignment = 64;
+constexpr std::int64_t kFilePage = 4096, kFaultAround = 64 << 10, kFileGrowth = std::int64_t{1} << 20,
+                       kHomeAlignment = 64;
 
 // Of the process: items of queues, which run on any thread, and ranks that are threads all ask by an address.
 struct OpenFiles {
@@ -157,9 +158,11 @@ void OffloadFile::write(std::byte* home, std::span<const std::byte> from) const 
   leave_memory(home, static_cast<std::int64_t>(from.size()));
 }
 
+// A look at one page maps those around it that the page cache has, too.
 void OffloadFile::leave_memory(const std::byte* home, std::int64_t bytes) const {
-  const std::int64_t first = round_up(home - base_, kFilePage);
-  const std::int64_t last = (home - base_ + bytes) / kFilePage * kFilePage;
+  const std::int64_t at = home - base_;
+  const std::int64_t first = std::max<std::int64_t>(at / kFilePage * kFilePage - kFaultAround, 0);
+  const std::int64_t last = std::min(round_up(at + bytes, kFilePage) + kFaultAround, size_);
   if (file_ && first < last) ::madvise(base_ + first, static_cast<std::size_t>(last - first), MADV_DONTNEED);
 }
 

@@ -37,8 +37,8 @@ class OffloadFile : public std::enable_shared_from_this<OffloadFile> {
   /// this file. Blocks; Error naming the folder if the disk fails.
   void read(const std::byte* home, std::span<std::byte> to) const;
   void write(std::byte* home, std::span<const std::byte> from) const;
-  /// Whole pages of the range that somebody has looked at are memory of this process no more; what was written there
-  /// stays. No-op on a ghost rank.
+  /// Pages of the range that somebody has looked at, and those around, are memory of this process no more; what was
+  /// written there stays. No-op on a ghost rank.
   void leave_memory(const std::byte* home, std::int64_t bytes) const;
   /// From now on reads and writes together take as long as on a disk of that many bytes per second; 0: as they are.
   /// For measurement.
