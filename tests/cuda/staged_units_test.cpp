@@ -12,6 +12,7 @@
 #include "runtime/comm/group/staged_group.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/hazards.h"
+#include "runtime/op/offload.h"
 #include "tests/cuda/cuda_test.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
@@ -86,6 +87,50 @@ TEST_F(StagedUnits, F176_AddUpOverReplicas) {
 TEST_F(StagedUnits, F176_PlaceParametersInOtherWays) {
   expect_as_on_the_host(2, {.unit = {.placement = [](const nn::Parameter&) { return nn::shard_dim(-1); }}});
   expect_as_on_the_host(3, {.unit = {.placement = [](const nn::Parameter&) { return nn::owned(); }}});
+}
+
+// Homes are memory of the host, and updates are made on the device. Without clipping: the norm adds up in another
+// order.
+TEST_F(StagedUnits, F95_OffloadedShardsHaveTheBitsOfShardsOnTheDevice) {
+  for (const int ranks : {1, 2})
+    run_ranks(ranks, [](const Group& host) {
+      const Device there = cuda::device_of_rank(host->rank());
+      const Group group = host->size() == 1 ? host : make_staged_group(host);
+      const auto shards_of = [&](bool is_offloaded, bool casts, bool clips) {
+        nn::FullyShardOptions unit;
+        if (casts) unit.mp_policy = {.param_dtype = DType::bf16, .reduce_dtype = DType::f32};
+        if (is_offloaded) unit.offload = nn::ShardOffload{.gradients = true, .bytes_in_flight = 4096};
+        Net net(kSizes);
+        shard(net, DeviceMesh(group, "dp"), unit, unit);
+        net.materialize(nn::Seed{3}, there);
+        nn::AdamW optimizer(net.parameters(), nn::AdamWOptions{.lr = 0.01});
+        if (is_offloaded) optimizer.offload({.bytes_in_flight = 4096});
+        for (std::uint64_t step = 0; step < 3; ++step) {
+          for (std::uint64_t micro = 0; micro < 2; ++micro) {
+            const std::uint64_t index = 10 * step + 2 * micro + static_cast<std::uint64_t>(group->rank());
+            const Tensor x = to(batch_of(4, 6, index, "x"), there), y = to(batch_of(4, 5, index, "y"), there);
+            backward(mean_square(net(x), y));
+          }
+          if (clips) nn::clip_grad_norm(optimizer, 1.0);
+          optimizer.step_and_clear();
+        }
+        std::vector<Tensor> values;
+        for (nn::Parameter* p : net.parameters()) {
+          EXPECT_EQ(home_of(p->sharded_value()) != nullptr, is_offloaded);
+          values.push_back(add(to(p->sharded_value().local().detach(), Device::cpu()), 0.0));
+        }
+        return values;
+      };
+      const HazardChecker checker;
+      for (const bool casts : {false, true})
+        for (const bool clips : {false, true}) {
+          const std::vector<Tensor> expected = shards_of(false, casts, clips), got = shards_of(true, casts, clips);
+          for (std::size_t i = 0; i < got.size(); ++i) {
+            if (clips) EXPECT_TRUE(near(got[i], expected[i], tolerance(DType::f32))) << "parameter " << i;
+            else EXPECT_TRUE(same_bits(got[i], expected[i])) << "parameter " << i << " casts " << casts;
+          }
+        }
+    });
 }
 
 TEST_F(StagedUnits, F177_HaveNoHazards) {
