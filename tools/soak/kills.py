@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kills trainings at random moments, resumes them, and compares the end with an undisturbed run, bit for bit.
 
-Usage: tools/soak/kills.py [--sherd build/release/bin/sherd] [--trials 300] [--seed N] [--minutes M]
+Usage: tools/soak/kills.py [--sherd build/release/bin/sherd] [--trials 300] [--seed N] [--minutes M] [--variants A,B]
 
 A trial trains a tiny model with a save every 5 steps, strikes one process of the job (a rank, the launcher or its
 second process) with SIGKILL, SIGTERM, SIGINT or SIGSTOP + SIGKILL, perhaps again after a resume, and lets the run
@@ -54,6 +54,9 @@ VARIANTS = {
     "tp": (2, ["--mesh", "tp=2"]),
     "two_axes": (4, ["--mesh", "dp=2,tp=2"]),
     "offload": (2, ["--offload", "optimizer"]),
+    "offload_all": (2, ["--offload", "all"]),
+    "offload_all_backward": (2, ["--offload", "all", "--optimizer.clip", "0", "--compile"]),
+    "offload_parameters": (2, ["--offload", "parameters", "--param-dtype", "bf16"]),
     "offload_backward": (2, ["--offload", "optimizer", "--optimizer.clip", "0", "--compile"]),
     "async": (2, ["--save-async", "true"]),
     "async_captured": (3, ["--save-async", "true", "--compile"]),
@@ -234,6 +237,7 @@ def main():
     parser.add_argument("--sherd", default=str(root / "build/release/bin/sherd"))
     parser.add_argument("--trials", type=int, default=300)
     parser.add_argument("--minutes", type=float, default=0, help="stop after so long; 0: only after all trials")
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="of these only, with commas between them")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--only", type=int, help="one trial of that seed")
     options = parser.parse_args()
@@ -245,7 +249,7 @@ def main():
         options.config = base / "tiny.toml"
         options.config.write_text(f'data = "{base / "text.txt"}"' + CONFIG.format(steps=STEPS))
         try:
-            references = {name: reference(options, name, base / name) for name in VARIANTS}
+            references = {name: reference(options, name, base / name) for name in options.variants.split(",")}
         except Failure as failure:
             sys.exit(f"soak: {failure}")
         done = struck = failed = 0
