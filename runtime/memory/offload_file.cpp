@@ -12,8 +12,10 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "runtime/memory/allocator.h"
@@ -32,6 +34,7 @@ constexpr std::int64_t kFilePage = 4096, kFaultAround = 64 << 10, kFileGrowth = 
 struct OpenFiles {
   std::mutex mutex;
   std::vector<OffloadFile*> list;
+  std::multimap<std::pair<const OffloadFile*, std::int64_t>, std::byte*> free;  // by file and size
 };
 OpenFiles& open_files() {
   static OpenFiles& files = *new OpenFiles;
@@ -50,6 +53,30 @@ Descriptor unnamed_file(const std::string& folder) {
         std::strerror(errno));
   ::unlink(path.c_str());
   return Descriptor(fd);
+}
+
+// 0, or what is wrong.
+int take_blocks(int file, std::int64_t at, std::int64_t bytes) {
+  const int error = ::fallocate(file, 0, at, bytes) == 0 ? 0 : errno;
+  return error == EOPNOTSUPP ? ::posix_fallocate(file, at, bytes) : error;
+}
+
+[[noreturn]] void refuse(const OffloadFile& file, std::int64_t bytes, int error) {
+  fail(
+      "offload: \"{}\" has no room for {} beside {} that are offloaded: {}; name a folder on a larger disk, or offload "
+      "less",
+      file.folder(), format_bytes(bytes), format_bytes(file.bytes()), std::strerror(error));
+}
+
+// A place that was given back, or null.
+std::byte* take_free(const OffloadFile* file, std::int64_t bytes) {
+  OpenFiles& files = open_files();
+  const std::lock_guard lock(files.mutex);
+  const auto found = files.free.find({file, bytes});
+  if (found == files.free.end()) return nullptr;
+  std::byte* const place = found->second;
+  files.free.erase(found);
+  return place;
 }
 
 // As many addresses as the disk has bytes: limits on address space are shared with all else.
@@ -86,6 +113,7 @@ OffloadFile::~OffloadFile() {
     OpenFiles& files = open_files();
     const std::lock_guard lock(files.mutex);
     std::erase(files.list, this);
+    std::erase_if(files.free, [this](const auto& place) { return place.first.first == this; });
   }
   ::munmap(base_, static_cast<std::size_t>(reserved_));
 }
@@ -99,31 +127,41 @@ OffloadFile* OffloadFile::of(const std::byte* address) {
   return found == files.list.end() ? nullptr : *found;
 }
 
+// What is given back is a hole of the file, which takes no blocks, until a home of the same size wants it.
 Ref<Storage> OffloadFile::allocate(std::int64_t bytes) {
+  const auto gives_back = [self = shared_from_this(), bytes](std::byte* home) {
+    return [self, bytes, home] {
+      if (self->file_ &&
+          ::fallocate(self->file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, home - self->base_, bytes) != 0)
+        return;  // a file system without holes
+      OpenFiles& files = open_files();
+      const std::lock_guard lock(files.mutex);
+      files.free.emplace(std::pair(self.get(), bytes), home);
+    };
+  };
+  if (std::byte* const home = take_free(this, bytes)) {
+    if (const int error = file_ ? take_blocks(file_.get(), home - base_, bytes) : 0; error != 0) {
+      gives_back(home)();
+      refuse(*this, bytes, error);
+    }
+    return Storage::borrow(home, bytes, gives_back(home));
+  }
   const std::int64_t at = round_up(used_, kHomeAlignment);
   if (at + bytes > size_) grow(at + bytes - size_);
   used_ = at + bytes;
-  return Storage::borrow(base_ + at, bytes, [self = shared_from_this()] {});
+  return Storage::borrow(base_ + at, bytes, bytes > 0 ? gives_back(base_ + at) : std::function<void()>());
 }
 
 // Blocks are taken here, where it can be said what is missing: a full disk met through the mapping kills the process.
 void OffloadFile::grow(std::int64_t bytes) {
   const std::int64_t more = round_up(bytes, kFileGrowth);
-  const auto refuse = [&](int error) {
-    fail(
-        "offload: \"{}\" has no room for {} beside {} that are offloaded: {}; name a folder on a larger disk, or "
-        "offload less",
-        folder_, format_bytes(bytes), format_bytes(used_), std::strerror(error));
-  };
-  if (size_ + more > reserved_) refuse(EFBIG);
+  if (size_ + more > reserved_) refuse(*this, bytes, EFBIG);
   if (file_) {
-    int error = ::fallocate(file_.get(), 0, size_, more) == 0 ? 0 : errno;
-    if (error == EOPNOTSUPP) error = ::posix_fallocate(file_.get(), size_, more);
-    if (error != 0) refuse(error);
+    if (const int error = take_blocks(file_.get(), size_, more); error != 0) refuse(*this, bytes, error);
     void* const at = base_ + size_;
     if (::mmap(at, static_cast<std::size_t>(more), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_.get(),
                size_) == MAP_FAILED)
-      refuse(errno);
+      refuse(*this, bytes, errno);
   }
   size_ += more;
 }

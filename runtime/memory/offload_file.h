@@ -27,7 +27,7 @@ class OffloadFile : public std::enable_shared_from_this<OffloadFile> {
   /// to 64; such that follow each other lie without a gap if their sizes are multiples of it. Error naming the folder
   /// and what is missing if the disk is full.
   Ref<Storage> allocate(std::int64_t bytes);
-  /// All that were allocated; what is dropped is not used again.
+  /// The file's, with what was given back: homes of the same size use that again, and it takes no blocks until then.
   std::int64_t bytes() const { return used_; }
   const std::string& folder() const { return folder_; }
 

@@ -158,15 +158,11 @@ void run_evict(const KernelCall& call) { submit(call, call.in.first(call.in.size
 
 // ---- homes ----
 
-// State of the rank context.
+// State of the rank context. Storages tell when they go, which may be after their rank, or in another one's scope.
 struct Homes {
-  std::unordered_map<std::uint64_t, OffloadHome> list;  // by storage
+  using List = std::unordered_map<std::uint64_t, OffloadHome>;  // by storage
+  std::shared_ptr<List> list = std::make_shared<List>();
 };
-
-// Storages tell when they go, which may be after their rank.
-void forget_home(std::uint64_t id) noexcept {
-  if (RankContext* const context = RankContext::current_or_null()) context->state<Homes>().list.erase(id);
-}
 
 // State of the rank context. A store lives as long as somebody uses it.
 struct SharedStores {
@@ -266,7 +262,7 @@ const OffloadHome* home_of(const Tensor& tensor) {
   if (!tensor.defined()) return nullptr;
   const Storage* const storage = tensor.is_distributed() ? tensor.impl()->local->storage.get() : tensor.storage().get();
   if (!storage || !storage->is_borrowed()) return nullptr;
-  const auto& homes = RankContext::current().state<Homes>().list;
+  const Homes::List& homes = *RankContext::current().state<Homes>().list;
   const auto found = homes.find(storage->id());
   return found == homes.end() ? nullptr : &found->second;
 }
@@ -319,9 +315,13 @@ Tensor OffloadStore::allocate(const Shape& shape, DType dtype) {
     gives_back = [memory = std::move(memory)] {};
   }
   const auto id = std::make_shared<std::uint64_t>(0);
-  Ref<Storage> home = Storage::borrow(at, bytes, [id, gives_back = std::move(gives_back)] { forget_home(*id); });
+  const std::shared_ptr<Homes::List> homes = RankContext::current().state<Homes>().list;
+  Ref<Storage> home =
+      Storage::borrow(at, bytes, [id, known = std::weak_ptr(homes), gives_back = std::move(gives_back)] {
+        if (const auto list = known.lock()) list->erase(*id);
+      });
   *id = home->id();
-  RankContext::current().state<Homes>().list.emplace(home->id(), OffloadHome{device_, bytes_in_flight_});
+  homes->emplace(home->id(), OffloadHome{device_, bytes_in_flight_});
   return Tensor::make_dense(std::move(home), shape, dtype, Device::cpu());
 }
 

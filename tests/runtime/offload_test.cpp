@@ -149,6 +149,22 @@ TEST(Offload, AHomeIsKnownForAsLongAsItLives) {
   EXPECT_EQ(home_of(Tensor()), nullptr);
 }
 
+TEST(OffloadFile, WhatIsGivenBackIsUsedAgainAndHoldsZeros) {
+  const TempDir dir;
+  OffloadStore store(Device::cpu(), dir.path());
+  const Tensor neighbour = store.allocate({16}, DType::f32);
+  fill_into(neighbour, 5);
+  for (int round = 0; round < 5; ++round) {
+    const Tensor home = store.allocate({1000}, DType::f32), after = store.allocate({7}, DType::f32);
+    EXPECT_TRUE(same_bits(home, zeros({1000}))) << round;
+    EXPECT_TRUE(same_bits(after, zeros({7}))) << round;
+    fill_into(home, 3);
+    fill_into(after, 4);
+  }
+  EXPECT_TRUE(same_bits(neighbour, full({16}, 5.0)));
+  EXPECT_EQ(store.file()->bytes(), 64 + 4032 + 28);
+}
+
 TEST(OffloadFile, WhatWasLookedAtLeavesMemory) {
   const TempDir dir;
   OffloadStore store(Device::cpu(), dir.path());
