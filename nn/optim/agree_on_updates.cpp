@@ -7,6 +7,7 @@
 #include "nn/optim/loss_scaler.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/offload.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd::nn {
@@ -19,7 +20,23 @@ struct Report {
   std::string updates, torn;
 };
 
+// A write to a home that has failed is the error of whoever reads it, until a load writes all of it.
+void tear_what_did_not_get_home(Optimizer& optimizer) {
+  const auto check_home = [&](const Tensor& tensor) {
+    if (!home_of(tensor)) return;
+    try {
+      tensor.local().storage()->wait_to_read();
+    } catch (const std::exception& error) {
+      optimizer.mark_torn(fmt::format("what was updated did not get home: {}", error.what()));
+    }
+  };
+  for (const Parameter* p : optimizer.parameters()) check_home(p->sharded_value());
+  if (optimizer.offloaded())
+    for (const OptimizerState& state : optimizer.state()) check_home(state.slot->value());
+}
+
 std::string report_of(Optimizer& optimizer) {
+  tear_what_did_not_get_home(optimizer);
   std::string torn = optimizer.torn(), updates = "?";
   try {
     updates = fmt::format("{}", optimizer.step_slot().value().item<float>());

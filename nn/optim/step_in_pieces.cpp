@@ -44,6 +44,7 @@ struct Optimizer::InBackward {
   std::vector<StatePiece> order{};                  // of the step before: what comes first is fetched ahead
   std::vector<StatePiece> order_now{};
   std::deque<std::pair<StatePiece, Tensor>> ahead{};
+  std::vector<std::pair<Ref<Storage>, std::uint32_t>> homes_ahead{};  // with their versions then
 };
 
 Optimizer::~Optimizer() { forget(); }
@@ -179,9 +180,11 @@ void Optimizer::update_in_pieces(const Cohort& cohort) {
 void Optimizer::fetch_ahead() {
   InBackward& now = *in_backward_;
   now.ahead.clear();
+  now.homes_ahead.clear();
   for (StatePiece& piece : now.order) {
     const std::vector<Tensor> homes = homes_of(piece);
     if (homes.empty()) continue;
+    for (const Tensor& home : homes) now.homes_ahead.emplace_back(home.storage(), home.storage()->version());
     Tensor here = fetch(homes, {.device = update_device(*parameters_[piece.front().parameter])});
     now.ahead.emplace_back(std::move(piece), std::move(here));
   }
@@ -241,6 +244,10 @@ void Optimizer::gradient_is_complete(std::size_t i) {
 void Optimizer::begin_in_backward() {
   if (has_begun()) return;
   in_backward_->has_begun = true;
+  const bool is_written = std::ranges::any_of(in_backward_->homes_ahead,
+                                              [](const auto& home) { return home.first->version() != home.second; });
+  if (is_written) in_backward_->ahead.clear();  // by a load, or whoever else, since they were fetched
+  in_backward_->homes_ahead.clear();
   in_backward_->is_updated.assign(parameters_.size(), false);
   mark_torn("a backward pass that updates parameters was left, or step() was not called after it");
 }
@@ -252,9 +259,11 @@ void Optimizer::clear_gradients() {
   in_backward_->ahead.clear();
 }
 
-// Somebody has loaded a checkpoint since: all is whole, and nothing of that step counts.
+// Somebody has loaded a checkpoint since: all is whole, and nothing of that step counts, whether it was left in
+// backward or in step() itself: its pieces would be evicted over what was loaded.
 void Optimizer::forget_step_that_was_left() {
-  if (!has_begun() || !torn().empty()) return;
+  if (!torn().empty()) return;
+  if (!has_begun()) return pieces_.reset();
   pieces_.reset();
   in_backward_->order_now.clear();
   end_in_backward();

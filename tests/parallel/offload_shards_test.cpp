@@ -5,10 +5,13 @@
 #include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/shard/summon.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/exec/context.h"
 #include "runtime/exec/hazards.h"
 #include "runtime/op/offload.h"
 #include "tests/parallel/offload_training.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/file_size_limit.h"
+#include "tests/support/op_trap.h"
 
 namespace sherd::testing {
 namespace {
@@ -145,6 +148,98 @@ TEST(OffloadShards, CheckpointsGoEitherWayAndTheRunGoesOnWithTheSameBits) {
     }
     for (OffloadTraining* training : {&offloaded, &in_memory, &in_file}) expect_same_values(*training, held);
   });
+}
+
+// What was fetched for the update that was left is not evicted over what was loaded.
+TEST(OffloadShards, AStepThatIsLeftInItsUpdateGoesOnFromALoadWithTheSameBits) {
+  const Group group = make_single_group();
+  for (const bool in_backward : {false, true}) {
+    const TempDir dir;
+    const OffloadCase c{.what = Offloads::all, .in_backward = in_backward};
+    OffloadTraining training(group, DeviceMesh(group), c, dir.path()), undisturbed(group, DeviceMesh(group), c, "");
+    training.step(0), undisturbed.step(0);
+    const auto state = [&] { return nn::training_state(*training.model, training.optimizer.get()); };
+    Manifest manifest;
+    manifest.step = 1;
+    nn::save_checkpoint(dir / "saves", manifest, state(), *group);
+    const auto load = [&] {
+      nn::reset_after_error(*training.model);
+      training.optimizer->clear_gradients();
+      const auto reader = nn::open_newest_good(dir / "saves", *group, nn::Verify::bytes, [](const std::string&) {});
+      nn::load_checkpoint(*reader, state());
+    };
+    std::int64_t ops = 0;
+    {
+      const OpTrap counting(-1);
+      training.step(1);
+      ops = counting.count();
+    }
+    load();
+    for (const std::int64_t back : {3, 8, 15, 24, 40}) {
+      {
+        const OpTrap trap(ops - back);
+        EXPECT_THROW(training.step(1), Error) << back;
+      }
+      load();
+    }
+    for (int i = 1; i < 4; ++i) EXPECT_TRUE(same_bits(training.step(i), undisturbed.step(i))) << i;
+    expect_same_values(training, undisturbed);
+  }
+}
+
+// Values that are written after they were fetched ahead are fetched again.
+TEST(OffloadShards, WhatIsWrittenBeforeBackwardIsUpdated) {
+  const Group group = make_single_group();
+  std::vector<Tensor> values;
+  for (const Offloads what : {Offloads::optimizer, Offloads::all}) {
+    const TempDir dir;
+    OffloadTraining training(group, DeviceMesh(group), {.what = what, .in_backward = true}, dir.path());
+    training.step(0), training.step(1);
+    training.optimizer->step_in_backward();
+    for (nn::Parameter* p : training.model->parameters()) {
+      const GradMode off(false);
+      copy_into(p->sharded_value().local().detach(), mul(p->sharded_value().local().detach(), 0.5));
+      p->reshard();
+    }
+    const std::vector<Tensor> in = training.batch(2);
+    backward((*training.model)(in[0], in[1]));
+    training.optimizer->step_and_clear();
+    const std::vector<Tensor> now = training.values();
+    for (std::size_t i = 0; i < values.size(); ++i) EXPECT_TRUE(same_bits(now[i], values[i])) << i;
+    values = now;
+  }
+}
+
+// Gradients that do not get home end the step before its update; what was updated and does not is torn. A load makes
+// all whole.
+TEST(OffloadShards, WhatDoesNotGetHomeIsToldUntilALoad) {
+  const Group group = make_single_group();
+  for (const Offloads what : kOfShards) {
+    const TempDir dir;
+    const OffloadCase c{.what = what};
+    OffloadTraining training(group, DeviceMesh(group), c, dir.path()), undisturbed(group, DeviceMesh(group), c, "");
+    training.step(0), undisturbed.step(0);
+    const auto state = [&] { return nn::training_state(*training.model, training.optimizer.get()); };
+    Manifest manifest;
+    manifest.step = 1;
+    nn::save_checkpoint(dir / "saves", manifest, state(), *group);
+    const auto train = [&] {
+      for (int i = 1; i < 4; ++i) training.step(i);
+    };
+    {
+      const FileSizeLimit limit(512);
+      EXPECT_THROW(train(), Error);
+      RankContext::current().drain_queues();
+    }
+    nn::reset_after_error(*training.model);
+    training.optimizer->clear_gradients();
+    EXPECT_EQ(training.optimizer->torn().empty(), what == Offloads::all);
+    const auto reader = nn::open_newest_good(dir / "saves", *group, nn::Verify::bytes, [](const std::string&) {});
+    nn::load_checkpoint(*reader, state());
+    EXPECT_EQ(training.optimizer->torn(), "");
+    for (int i = 1; i < 4; ++i) EXPECT_TRUE(same_bits(training.step(i), undisturbed.step(i))) << i;
+    expect_same_values(training, undisturbed);
+  }
 }
 
 // As in FSDP2 a shard, and with it a state dict, is a tensor of the host, valid in any state; a scope of full

@@ -58,6 +58,16 @@ class OffloadTraining {
     const std::vector<Tensor> in = batch(index);
     return case_.captured ? (*compiled)(in)[0] : update(in);
   }
+  std::vector<Tensor> batch(std::int64_t index) const {
+    std::vector<Tensor> result;
+    for (int i = 0; i < 2 * case_.accumulate; ++i) {
+      std::vector<std::int32_t> ids;
+      for (std::int64_t at = 0; at < 16; ++at)
+        ids.push_back(static_cast<std::int32_t>((7 * at + at * at + index + 3 * rank_ + 5 * i) % 13));
+      result.push_back(Tensor::from<std::int32_t>(ids, {2, 8}));
+    }
+    return result;
+  }
   std::vector<Tensor> values() {
     std::vector<Tensor> result;
     for (const nn::StateEntry& entry : nn::training_state(*model, optimizer.get()))
@@ -70,16 +80,6 @@ class OffloadTraining {
   std::optional<CompiledStep> compiled;
 
  private:
-  std::vector<Tensor> batch(std::int64_t index) const {
-    std::vector<Tensor> result;
-    for (int i = 0; i < 2 * case_.accumulate; ++i) {
-      std::vector<std::int32_t> ids;
-      for (std::int64_t at = 0; at < 16; ++at)
-        ids.push_back(static_cast<std::int32_t>((7 * at + at * at + index + 3 * rank_ + 5 * i) % 13));
-      result.push_back(Tensor::from<std::int32_t>(ids, {2, 8}));
-    }
-    return result;
-  }
   Tensor update(std::span<const Tensor> in) {
     Tensor total;
     for (int m = 0; m < case_.accumulate; ++m) {

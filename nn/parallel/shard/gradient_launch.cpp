@@ -131,13 +131,13 @@ void GradientInbox::launch_shards(Launch& launch, bool sums_replicas) const {
   if (sums_replicas) start_replica_sum(launch.sum, launch.out, launch.apart);
 }
 
-// Brings the sums that this pass adds to. Stay in memory: terms of another axis, what is not summed over replicas yet,
-// and a gradient that is there already, as one that somebody has set.
+// Brings the sums that this pass adds to. Stay in memory: what may be terms of another axis, what is not summed over
+// replicas yet, and a gradient that is there already, as one that somebody has set.
 void GradientInbox::fetch_earlier() {
   std::vector<std::size_t> members;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Entry& e = entries_[i];
-    if (!e.waits() || e.is_partial || leaves_unsummed()) continue;
+    if (!e.waits() || e.partial_gradients || leaves_unsummed()) continue;
     const Tensor& gradient = buffers_.parameter(i)->grad();
     e.goes_home = !gradient.defined() || home_->is_home(gradient.local());
     if (e.goes_home && gradient.defined()) members.push_back(i);

@@ -17,12 +17,13 @@ Tensor ShardHome::allocate(std::int64_t bytes, Device device) {
 void ShardHome::start(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
   const std::uint32_t version = shards.storage()->version();
   const CaptureSink* const recording = RankContext::current().capture;
-  if (started_ && started_->version == version && started_->recording == recording) return;
+  const bool is_known = started_ && (!recording || recording->has_seen(*started_->here.storage()));
+  if (is_known && started_->version == version) return;  // a step that is recorded fetches what it gathers
   started_.reset();
   const OutsideSegment outside;  // of a module that is recomputed: no gather is repeated
   if (unit.shards == 1 && !casts(unit)) return fetch_into(shards, full, attrs());
   const Tensor here = fetch_shards(shards, attrs());
-  if (unit.shards == 1) started_ = {here, version, recording};
+  if (unit.shards == 1) started_ = {here, version};
   else start_gather(unit, here, full);
 }
 

@@ -47,8 +47,7 @@ class ShardHome {
  private:
   struct Started {
     Tensor here;
-    std::uint32_t version;         // of the shards
-    const CaptureSink* recording;  // a step that is recorded fetches what it gathers
+    std::uint32_t version;  // of the shards
   };
   OffloadAttrs attrs() const;
 

@@ -9,6 +9,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -131,6 +132,7 @@ void gather_into(const std::vector<Tensor>& full, const std::vector<Parameter*>&
     for (std::size_t i = 0; i < full.size(); ++i) {
       const Parameter& p = *parameters[i];
       copy_into(full[i], view(full_tensor(p.sharded_value().detach()).detach(), p.shape()));
+      leave_memory(p.sharded_value());
     }
     for (const Tensor& t : full) t.storage()->wait_to_read();
   } catch (Error& error) {
@@ -233,6 +235,7 @@ void FullParameters::write_back() const {
       part = narrow(part, d, range.begin, range.size());
     }
     copy_into(shard.local().detach(), part);
+    leave_memory(shard);
   }
   for (const Held& h : held_)
     if (const Parameter* const p = h.parameter())

@@ -122,7 +122,11 @@ void UnitBuffers::cast_to(const UnitLayout& layout) {
   materialize(device);
   const GradMode off(false);
   for (std::size_t i = 0; i < pieces_.size(); ++i)
-    if (values[i].defined()) copy_into(parameter(i)->sharded_value().local().detach(), values[i]);
+    if (values[i].defined()) {
+      copy_into(parameter(i)->sharded_value().local().detach(), values[i]);
+      leave_memory(values[i]);
+    }
+  leave_memory(shards_);
 }
 
 void UnitBuffers::set_keeps_memory(bool on) {
@@ -177,7 +181,7 @@ void UnitBuffers::take_values(const std::vector<Tensor>& values) {
     if (owned_) own = narrow(own, 0, at.owned.begin, at.owned.size());
     copy_into(parameter(i)->sharded_value().local().detach(), std::move(own));
   }
-  if (home_) leave_memory(shards_);
+  leave_memory(shards_);
 }
 
 bool UnitBuffers::is_of_shards(const Tensor& bytes) const {
@@ -337,7 +341,8 @@ void UnitBuffers::drop() {
   shard_version_.storage()->set_version(kNoVersion);
 }
 
-void UnitBuffers::ensure_present(Storage&) {
+void UnitBuffers::ensure_present(Storage& storage) {
+  if (storage.is_borrowed()) return;  // the home of gradients, which is always there
   if (is_unsharded() && has_full()) return;
   ++late_gathers_;
   unshard();
