@@ -23,7 +23,7 @@ namespace {
 Tensor all_bytes(const Ref<Storage>& storage) { return Tensor::over(storage, {storage->bytes()}, {1}, 0, DType::u8); }
 
 ConstantContent content_of(const Ref<Storage>& storage) {
-  if (storage->is_ghost()) return {};
+  if (storage->is_ghost() || RankContext::current().is_ghost()) return {};
   const Tensor host = to(all_bytes(storage), Device::cpu());
   const std::string_view bytes(static_cast<const char*>(static_cast<const void*>(host.storage()->read())),
                                static_cast<std::size_t>(storage->bytes()));
@@ -176,12 +176,12 @@ class Binder {
     const ConstantContent& content = program_.constants[index];
     const Value* const value = constants_[index];
     if (!value) return Storage::allocate(0, MemoryCategory::activations);
+    const bool is_ghost = RankContext::current().is_ghost();  // there is nothing to tell them apart by
     for (Given& given : given_)
       if (given.storage && given.storage->bytes() == value->bytes && given.storage->device() == value->device &&
-          content.hash != 0 && given.hash == content.hash)
+          (is_ghost || (content.hash != 0 && given.hash == content.hash)))
         return std::exchange(given.storage, {});  // equal ones stay apart: the step may write into one
-    if (RankContext::current().is_ghost() || value->bytes == 0)
-      return Storage::allocate(value->bytes, value->category, value->device);
+    if (is_ghost || value->bytes == 0) return Storage::allocate(value->bytes, value->category, value->device);
     check(static_cast<std::int64_t>(content.bytes.size()) == value->bytes,
           "the program does not carry constant #{}, {}{} of {} bytes with the hash {:016x}: give its storage in "
           "Names::constants",

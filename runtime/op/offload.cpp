@@ -18,28 +18,34 @@ namespace {
 
 // ---- what calls must be ----
 
-std::int64_t check_homes(const InferCall& call, std::size_t count) {
+struct HomeBytes {
+  std::int64_t padded = 0, padding_after_the_last = 0;
+};
+
+HomeBytes check_homes(const InferCall& call, std::size_t count) {
   check(call.attrs.as<OffloadAttrs>().in_flight >= 1, "{}: {} items in flight; the least is 1", call.op.name,
         call.attrs.as<OffloadAttrs>().in_flight);
-  std::int64_t bytes = 0;
+  HomeBytes bytes;
   for (std::size_t i = 0; i < count; ++i) {
     const TensorMeta& home = required(call, i);
     check(home.dtype == DType::u8 && home.ndim() == 1 && home.is_contiguous(), "{}: input {} is {}; homes are u8[n]",
           call.op.name, i, home);
-    bytes += align(home.numel());
+    bytes.padded += align(home.numel());
+    bytes.padding_after_the_last = align(home.numel()) - home.numel();
   }
   return bytes;
 }
 
 Metas infer_fetch(const InferCall& call) {
-  return {TensorMeta{.shape = {check_homes(call, call.in.size())}, .dtype = DType::u8}};
+  return {TensorMeta{.shape = {check_homes(call, call.in.size()).padded}, .dtype = DType::u8}};
 }
 
 Metas infer_evict(const InferCall& call) {
   check(call.in.size() >= 1, "evict needs homes and what goes there");
-  const std::int64_t bytes = check_homes(call, call.in.size() - 1);
+  const auto [bytes, padding] = check_homes(call, call.in.size() - 1);
   const TensorMeta& from = required(call, call.in.size() - 1);
-  check(from.dtype == DType::u8 && from.ndim() == 1 && from.numel() == bytes && from.is_contiguous(),
+  check(from.dtype == DType::u8 && from.ndim() == 1 && from.is_contiguous() &&
+            (from.numel() == bytes || from.numel() == bytes - padding),
         "evict: what goes to the homes is {}; they take u8[{}]", from, bytes);
   return {};
 }

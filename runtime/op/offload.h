@@ -5,7 +5,7 @@
 //   fetch_shards(home) -> u8[bytes]   the same in the account of parameters, of the home's version: gathers know by it
 //   fetch_gradients(homes...)         as fetch, in the account of gradients
 //   fetch_into(home, to)              makes the bytes of `to` present and fills them, unless they are of that version
-//   evict(homes..., from)             the same bytes back: the homes are written
+//   evict(homes..., from)             the same bytes back, perhaps without the padding after the last: homes are written
 //
 // A home is a dense tensor of the host whose bytes are in no account: of a file (memory/offload_file.h), or of memory
 // that a device copies from and to by itself. What is fetched for the host is the work of the queue "disk", what is
