@@ -9,7 +9,9 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/tools/tiny_run.h"
+#include "tools/train/activation_flag.h"
 #include "tools/train/offload_flag.h"
+#include "tools/train/predicted_peak.h"
 #include "tools/train/sharding.h"
 
 namespace sherd::testing {
@@ -37,6 +39,20 @@ TEST(OffloadFlag, AFileForTheHostNoneForADeviceAndAnEighthOfALimit) {
   EXPECT_EQ(offload_options(choice, Device::cpu(), 1).bytes_in_flight, 4096);
   EXPECT_FALSE(offload_options(parse_offload("optimizer"), Device::cpu(), 0).folder.empty());
   EXPECT_TRUE(offload_options(parse_offload("optimizer"), Device{Device::Kind::cuda, 0}, 0).folder.empty());
+}
+
+TEST(OffloadFlag, SaysWhetherActivationsLeaveAndForWhere) {
+  EXPECT_FALSE(parse_offload_activations("none").of_blocks);
+  EXPECT_TRUE(parse_offload_activations("blocks").of_blocks);
+  EXPECT_EQ(parse_offload_activations("blocks:/a/b:c").folder, "/a/b:c");
+  expect_error([] { parse_offload_activations("all"); }, {"none, blocks or blocks:DIR", "\"all\""});
+  expect_error([] { parse_offload_activations("blocks:"); }, {"folder after the colon is empty"});
+  expect_error([] { parse_offload_activations("none:/a"); }, {"none needs no folder"});
+  const ActivationChoice choice = parse_offload_activations("blocks");
+  EXPECT_FALSE(activation_options(choice, Device::cpu(), 0).folder.empty());
+  EXPECT_TRUE(activation_options(choice, Device::cuda(0), 0).folder.empty());
+  EXPECT_EQ(activation_options(choice, Device::cpu(), 8 << 20).bytes_in_flight, 1 << 20);
+  EXPECT_EQ(activation_options(choice, Device::cpu(), 1).bytes_in_flight, 8192);
 }
 
 class OffloadRuns : public ::testing::Test {
@@ -130,6 +146,52 @@ TEST_F(OffloadRuns, TrainWithinALimitThatTheStateInMemoryExceeds) {
   expect_error([&] { train_tiny(config_, 1); }, {"optimizer"});
   config_.offload = "optimizer:" + dir_.path();
   EXPECT_EQ(train_tiny(config_, 1).losses, free.losses);
+}
+
+TEST_F(OffloadRuns, ActivationsLeaveAndTheBitsStay) {
+  config_.model.layers = 6;
+  config_.model.dropout = 0.1;
+  for (const int ranks : {1, 2})
+    for (const bool compile : {false, true})
+      for (const char* recompute : {"none", "selective", "full"}) {
+        SCOPED_TRACE(fmt::format("{} ranks, compile {}, recompute {}", ranks, compile, recompute));
+        config_.compile = compile;
+        config_.recompute = recompute;
+        config_.offload_activations = "none";
+        config_.memory_limit = 0;
+        const TinyRun held = train_tiny(config_, ranks);
+        config_.offload_activations = "blocks:" + dir_.path();
+        config_.memory_limit = 2'000'000;  // an eighth is in flight
+        const TinyRun offloaded = train_tiny(config_, ranks);
+        EXPECT_EQ(offloaded.losses, held.losses);
+        EXPECT_EQ(offloaded.norms, held.norms);
+        EXPECT_EQ(offloaded.final, held.final);
+        EXPECT_EQ(offloaded.val_loss, held.val_loss);
+      }
+}
+
+TEST_F(OffloadRuns, ALimitThatActivationsInMemoryExceed) {
+  config_.model.layers = 8;
+  config_.model.sequence = 64;
+  config_.batch = 12;
+  config_.steps = 3;
+  config_.recompute = "full";
+  resolve(config_);
+  const TinyRun free = train_tiny(config_, 1);
+  config_.memory_limit = 0;
+  const std::int64_t block = 4 * config_.batch * config_.model.sequence * config_.model.width;
+  const std::int64_t all = predict_peak(config_, 0, 1, kTinyVocabulary).bytes;
+  config_.memory_limit = all - 2 * block;
+  expect_error([&] { train_tiny(config_, 1); }, {"activations"});
+  config_.offload_activations = "blocks:" + dir_.path();
+  EXPECT_EQ(train_tiny(config_, 1).losses, free.losses);
+}
+
+TEST_F(OffloadRuns, AFolderForActivationsThatIsMissingIsRefusedOnEveryRank) {
+  config_.offload_activations = "blocks:" + (dir_ / "missing");
+  run_ranks(2, [&](const std::shared_ptr<ProcessGroup>& group) {
+    expect_error([&] { Trainer trainer(config_, group); }, {"is not a folder", "missing"});
+  });
 }
 
 TEST_F(OffloadRuns, AFolderThatIsMissingOrTakesNoFilesIsRefusedOnEveryRank) {

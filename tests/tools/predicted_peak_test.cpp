@@ -110,6 +110,16 @@ TEST_F(PredictedPeakTest, IsThatOfARunWithEveryOtherLever) {
   expect_as_predicted(llama_, 2);
   llama_.save.clear();
   llama_.save_async = llama_.overwrite = false;
+  llama_.offload_activations = "blocks";
+  llama_.model.layers = 5;
+  for (const char* recompute : {"none", "full"})
+    for (const bool compile : {false, true}) {
+      llama_.recompute = recompute;
+      llama_.compile = compile;
+      llama_.memory_limit = 16 * 8192;  // of bytes in flight: to a sixteenth
+      expect_as_predicted(llama_, 2);
+    }
+  llama_ = tiny_llama(data_);
   llama_.accumulate = 2;
   for (const bool shards : {false, true}) {
     llama_.accumulate_shards = shards;

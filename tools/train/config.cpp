@@ -9,6 +9,7 @@
 
 #include "runtime/os/allowed_cpus.h"
 #include "runtime/tensor/error.h"
+#include "tools/train/activation_flag.h"
 #include "tools/train/device_flag.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/job_mesh.h"
@@ -170,6 +171,12 @@ void bind_sharding(ConfigTable& table, TrainConfig& c) {
             "of temporary files; on a GPU in memory of the host, without a DIR",
             run);
   table.add(
+      "offload_activations", &c.offload_activations,
+      "what forward keeps for backward outside of memory, and fetches ahead of its use: none; blocks: what blocks "
+      "save (with recompute: their inputs); blocks:DIR: in a file in DIR, else of temporary files; on a GPU in "
+      "memory of the host, without a DIR",
+      run);
+  table.add(
       "print_units", &c.print_units,
       "print what each unit holds, and of which parameters, in the order in which units run, after the first step",
       run);
@@ -277,6 +284,7 @@ void check_run(const TrainConfig& c) {
   check_choice("param_dtype", c.param_dtype, kTypes);
   check_choice("reduce_dtype", c.reduce_dtype, kTypes);
   check_sharding(c);
+  parse_offload_activations(c.offload_activations);
   check(c.fully_shard || (c.param_dtype == "f32" && c.reduce_dtype == "f32"),
         "param_dtype = {} and reduce_dtype = {} are settings of fully_shard; leave it on", c.param_dtype,
         c.reduce_dtype);

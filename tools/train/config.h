@@ -62,6 +62,7 @@ struct TrainConfig {
   bool print_units = false;
   std::string recompute = "none";
   std::string offload = "none";
+  std::string offload_activations = "none";
   SwitchOrNumber reshard_after_forward = true;
   bool prefetch = true;
   bool accumulate_shards = false;

@@ -104,6 +104,8 @@ std::int64_t waiting_gradient_bytes(const TrainConfig& config) {
 std::string sharding_text(const TrainConfig& config, int data_ranks) {
   std::string memory = config.recompute == "none" ? "" : fmt::format(", recompute {}", config.recompute);
   if (config.offload != "none") memory += fmt::format(", offload {}", config.offload);
+  if (config.offload_activations != "none")
+    memory += fmt::format(", offload activations of {}", config.offload_activations);
   if (!config.fully_shard) return "not sharded (fully_shard = false)" + memory;
   const nn::UnitPolicy policy = unit_policy(config);
   const std::string_view name = nn::strategy_name(policy, policy.needs_replicas || has_replicas(config));

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "nn/layers/dropout.h"
+#include "nn/offload_activations.h"
 #include "nn/optim/clip.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/tensor_parallel.h"
@@ -10,6 +11,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
+#include "tools/train/activation_flag.h"
 #include "tools/train/model_factory.h"
 #include "tools/train/offload_flag.h"
 #include "tools/train/sharding.h"
@@ -57,6 +59,8 @@ TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device devi
   optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(), adamw_options(o));
   if (const OffloadChoice offload = parse_offload(config_.offload); offload.optimizer)
     optimizer_->offload(offload_options(offload, device, config_.memory_limit));
+  if (const ActivationChoice saved = parse_offload_activations(config_.offload_activations); saved.of_blocks)
+    nn::offload_activations(*model_, activation_options(saved, device, config_.memory_limit));
   if (const auto scaling = loss_scaler_options(config_)) scaler_.emplace(*scaling);
   schedule_ = schedule_of(config_);
   if (config_.compile)
