@@ -530,9 +530,10 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const P
     fail_diverged(*log.diverged());
   }
   if (config_.check_replicas > 0 && (saves || (step + 1) % config_.check_replicas == 0)) compare_replicas(step + 1);
-  const RunClock::Pause pause(log.clock());
+  if (wishes.stop == 0 && !saves) return 0;
+  const RunClock::Pause pause(log.clock());  // copies what was counted
   if (wishes.stop != 0) save_and_stop(step + 1, wishes.stop);
-  else if (saves) save(step + 1);
+  else save(step + 1);
   return wishes.stop;
 }
 
