@@ -16,6 +16,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/trace.h"
+#include "runtime/op/host_reads.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/near.h"
 
@@ -248,10 +249,26 @@ TEST_F(RecomputeModels, EffectsAreRefusedByName) {
   recompute(wrapper);
   const Tensor x = ones({4});
   const auto group = make_single_group();
-  wrapper.inner.act = [](Tensor y) { return y * static_cast<double>(sum(y).item<float>()); };
-  expect_error([&] { wrapper(x); }, {"item()", "\"inner\"", "recomputed"});
-  wrapper.inner.act = [&](Tensor y) { return all_reduce(std::move(y), *group); };
-  expect_error([&] { wrapper(x); }, {"all_reduce in a recomputed segment", "inner"});
+  using Act = std::function<Tensor(Tensor)>;
+  HostReads reads;
+  const std::pair<const char*, Act> host_reads[] = {
+      {"item() on f32[]", [](Tensor y) { return y * static_cast<double>(sum(y).item<float>()); }},
+      {"to_vector() on f32[4]", [](Tensor y) { return y.to_vector<float>(), y; }},
+      {"on f32[4]", [](Tensor y) { return to_string(y), y; }},
+      {"a read on f32[]", [&](Tensor y) { return reads.push({sum(y)}, [](std::span<const double>) {}), y; }}};
+  const std::pair<const char*, Act> collectives[] = {
+      {"all_reduce", [&](Tensor y) { return all_reduce(std::move(y), *group); }},
+      {"all_gather", [&](Tensor y) { return all_gather(std::move(y), *group, 4); }},
+      {"reduce_scatter", [&](Tensor y) { return reduce_scatter(std::move(y), *group); }},
+      {"all_to_all", [&](Tensor y) { return all_to_all(std::move(y), *group, 0, 4, 0); }}};
+  for (const auto& [says, act] : host_reads) {
+    wrapper.inner.act = act;
+    expect_error([&] { wrapper(x); }, {says, "\"inner\"", "recomputed"});
+  }
+  for (const auto& [says, act] : collectives) {
+    wrapper.inner.act = act;
+    expect_error([&] { wrapper(x); }, {fmt::format("{} in a recomputed segment", says), "inner"});
+  }
   wrapper.inner.act = [](Tensor y) { return y; };
   const auto hook = std::make_shared<UnmarkedHook>();
   for (Module* module : {static_cast<Module*>(&wrapper), static_cast<Module*>(&wrapper.inner)}) {
@@ -259,6 +276,11 @@ TEST_F(RecomputeModels, EffectsAreRefusedByName) {
     expect_error([&] { wrapper(x); }, {"module \"" + module->label() + "\"", "UnmarkedHook", "can_recompute()"});
     module->remove_hook(*hook);
   }
+  // A part that keeps all runs again with the rest of the module, and so would its hooks.
+  recompute(wrapper.inner, {.mode = Recompute::none});
+  wrapper.inner.add_hook(hook);
+  expect_error([&] { wrapper(x); }, {"module \"inner\"", "UnmarkedHook"});
+  wrapper.inner.remove_hook(*hook);
   // What was refused left nothing behind.
   EXPECT_EQ(RankContext::current().segment, 0u);
   backward(sum(wrapper(x)));
