@@ -4,15 +4,11 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
-#include <mutex>
-#include <optional>
 #include <random>
 #include <regex>
 
-#include "runtime/exec/context.h"
-#include "runtime/memory/storage.h"
 #include "tests/support/expect_error.h"
+#include "tests/tools/out_of_memory.h"
 #include "tests/tools/program_test.h"
 #include "tools/train/predicted_peak.h"
 
@@ -40,91 +36,12 @@ TrainConfig drawn(const std::string& data, std::mt19937& random, int& ranks) {
   return config;
 }
 
-/// Where a rank without a limit first holds more than one.
-class FirstOver final : public AllocationWatcher {
- public:
-  FirstOver(Allocator& allocator, std::int64_t limit) : allocator_(allocator), limit_(limit) {
-    allocator_.set_watcher(this);
-  }
-  ~FirstOver() { allocator_.set_watcher(nullptr); }
-  std::optional<MemoryCategory> category;
-  std::string module;
-
- private:
-  void taken(const void*, std::int64_t, MemoryCategory of) noexcept override {
-    if (category || allocator_.accounting().total() <= limit_) return;
-    category = of;
-    if (const std::string* path = RankContext::current().module_path) module = *path;
-  }
-  void given_back(const void*, std::int64_t, MemoryCategory) noexcept override {}
-  void retagged(const void*, std::int64_t, MemoryCategory, MemoryCategory) noexcept override {}
-  void is_of(const void*, const Storage&) noexcept override {}
-  void refused(std::int64_t, MemoryCategory) noexcept override {}
-  Allocator& allocator_;
-  const std::int64_t limit_;
-};
-
-struct Place {
-  std::optional<MemoryCategory> category;
-  std::string module;
-};
-
-std::vector<Place> places_over(TrainConfig config, int ranks) {
-  const std::int64_t limit = std::exchange(config.memory_limit, 0);
-  std::vector<Place> places(static_cast<std::size_t>(ranks));
-  run_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
-    const FirstOver over(RankContext::current().allocator(), limit);
-    Trainer trainer(config, group);
-    trainer.run([](const StepMetrics&) {});
-    places[static_cast<std::size_t>(group->rank())] = {over.category, over.module};
-  });
-  return places;
-}
-
-/// The error of the lowest rank that ran out of memory by itself.
-std::string failure_of(const TrainConfig& config, int ranks, int& rank) {
-  std::map<int, std::string> texts;
-  std::mutex mutex;
-  try {
-    run_ranks(ranks, [&](const std::shared_ptr<ProcessGroup>& group) {
-      try {
-        Trainer trainer(config, group);
-        trainer.run([](const StepMetrics&) {});
-      } catch (const OutOfMemory& error) {
-        const std::lock_guard lock(mutex);
-        texts[group->rank()] = error.what();
-        throw;
-      }
-    });
-  } catch (const Error&) {}
-  if (texts.empty()) return "";
-  rank = texts.begin()->first;
-  return texts.begin()->second;
-}
-
-std::vector<std::string> suggested(const std::string& text) {
-  std::vector<std::string> flags;
-  const std::regex line(R"(\n    (--.*?) +[0-9.]+ [KMG]?B \(([0-9]+) bytes\))");
-  for (std::sregex_iterator it(text.begin(), text.end(), line), end; it != end; ++it) flags.push_back((*it)[1]);
-  return flags;
-}
-
-TrainConfig with_flags(TrainConfig config, const std::string& flags) {
-  ConfigTable table = bind(config);
-  std::vector<std::string> words;
-  std::istringstream stream(flags);
-  for (std::string word; stream >> word;) words.push_back(word);
-  const std::vector<std::string_view> views(words.begin(), words.end());
-  apply_flags(table, parse_command_line(table, views));
-  return config;
-}
-
 class MemoryAdvice : public ProgramTest {};
 
 TEST_F(MemoryAdvice, TwentyRunsThatDoNotFitSayWhereAndWhatWould) {
   for (unsigned seed = 1; seed <= kCases; ++seed) {
     std::mt19937 random(seed);
-    int ranks = 1, rank = -1;
+    int ranks = 1;
     TrainConfig config = drawn(data_, random, ranks);
     std::int64_t most = 0;
     for (int r = 0; r < ranks; ++r) most = std::max(most, predict_peak(config, r, ranks, kTinyVocabulary).bytes);
@@ -132,16 +49,7 @@ TEST_F(MemoryAdvice, TwentyRunsThatDoNotFitSayWhereAndWhatWould) {
     SCOPED_TRACE(fmt::format("seed {}: {} of {} layers, width {}, batch {}, {}, recompute {}, {} ranks, limit {} of {}",
                              seed, config.model.style, config.model.layers, config.model.width, config.batch,
                              config.strategy, config.recompute, ranks, config.memory_limit, most));
-    const std::vector<Place> places = places_over(config, ranks);
-    const std::string text = failure_of(config, ranks, rank);
-    ASSERT_GE(rank, 0) << "no rank ran out of memory";
-    const Place& place = places[static_cast<std::size_t>(rank)];
-    ASSERT_TRUE(place.category);
-    EXPECT_TRUE(std::regex_search(text, std::regex(fmt::format("asked for {},", name(*place.category))))) << text;
-    EXPECT_NE(text.find(place.module), std::string::npos) << place.module << "\n" << text;
-    const std::vector<std::string> flags = suggested(text);
-    ASSERT_FALSE(flags.empty()) << text;
-    for (const std::string& each : flags) EXPECT_NO_THROW(train_tiny(with_flags(config, each), ranks)) << each;
+    expect_says_where_and_what_would(config, ranks);
   }
 }
 

@@ -52,6 +52,7 @@ std::vector<Lever> levers_of(TrainConfig config, int ranks) {
   const bool may_offload_all = config.fully_shard && config.gather == "exact" && !config.strategy.starts_with("hybrid");
   levers.push_back({"offload", may_offload_all ? after({"none", "optimizer", "all"}, config.offload)
                                                : after({"none", "optimizer"}, config.offload)});
+  levers.push_back({"offload_activations", after({"none", "blocks"}, config.offload_activations)});
   levers.push_back(
       {"units", config.fully_shard ? after({"coarse", "block", "fine"}, config.units) : std::vector<std::string>{}});
   if (config.fully_shard && config.accumulate > 1 && data_ranks > 1 && !config.accumulate_shards)
@@ -202,13 +203,17 @@ std::string text_of(const Advice& advice, int ranks, std::int64_t data_vocabular
                      print_picture(explain_peak(advice.smallest.config, 0, ranks, data_vocabulary).peak));
 }
 
-void explain(OutOfMemory& error, const TrainConfig& config, const ProcessGroup& group, std::int64_t data_vocabulary,
-             std::int64_t most_bytes) {
+void explain(OutOfMemory& error, TrainConfig config, const ProcessGroup& group, std::int64_t data_vocabulary,
+             HeldMemory held) {
+  if (held.of_libraries > 0)
+    error.add("beside", fmt::format("{} of workspace of the device's libraries: what follows is without it",
+                                    format_bytes(held.of_libraries)));
+  if (config.memory_limit > 0) config.memory_limit = std::max<std::int64_t>(config.memory_limit - held.of_libraries, 1);
   const int rank = group.rank(), ranks = group.size();
   for (int lower = 0; config.memory_limit > 0 && lower < std::min(rank, 8); ++lower)
     if (runs_out(config, lower, ranks, data_vocabulary))
       return error.add("fits", fmt::format("rank {} runs out of memory too, and says what would fit", lower));
-  const std::int64_t limit = config.memory_limit > 0 ? config.memory_limit : most_bytes;
+  const std::int64_t limit = config.memory_limit > 0 ? config.memory_limit : held.most - held.of_libraries;
   const ExplainedPeak explained = explain_peak(config, rank, ranks, data_vocabulary);
   if (explained.refusal)
     error.add("when",
@@ -230,10 +235,10 @@ Advice advise_on_memory(const TrainConfig& config, int ranks, std::int64_t data_
 }
 
 void explain_out_of_memory(OutOfMemory& error, const TrainConfig& config, const ProcessGroup& group,
-                           std::int64_t data_vocabulary, std::int64_t most_bytes) noexcept {
+                           std::int64_t data_vocabulary, HeldMemory held) noexcept {
   try {
     const StopSignals held_back;  // a launcher ends the ranks when the first of them has ended
-    explain(error, config, group, data_vocabulary, most_bytes);
+    explain(error, config, group, data_vocabulary, held);
   } catch (const std::exception& failure) {
     try {
       error.add("fits", fmt::format("unknown: {}", failure.what()));

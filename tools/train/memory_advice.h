@@ -32,11 +32,16 @@ struct Advice {
 Advice advise_on_memory(const TrainConfig& config, int ranks, std::int64_t data_vocabulary, std::int64_t limit,
                         std::chrono::milliseconds time = std::chrono::seconds(3));
 
+/// What a rank held when it ran out of memory.
+struct HeldMemory {
+  std::int64_t most = 0;          ///< bytes at its peak: what the device had room for, where config.memory_limit is 0
+  std::int64_t of_libraries = 0;  ///< of that, workspace of a device's libraries, which is in no prediction
+};
+
 /// Adds to the error of a run that ran out of memory: where that was and what was held, the memory of each module, and
-/// what fits, or, if nothing does, the least limit that any setting meets and what holds it. `most_bytes` is what the
-/// device had room for, where config.memory_limit is 0. Of ranks that all run out the first says it, the others name
-/// it. Meanwhile SIGTERM does not end the process. Never throws.
+/// what fits, or, if nothing does, the least limit that any setting meets and what holds it. Of ranks that all run out
+/// the first says it, the others name it. Meanwhile SIGTERM does not end the process. Never throws.
 void explain_out_of_memory(OutOfMemory& error, const TrainConfig& config, const ProcessGroup& group,
-                           std::int64_t data_vocabulary, std::int64_t most_bytes) noexcept;
+                           std::int64_t data_vocabulary, HeldMemory held) noexcept;
 
 }  // namespace sherd

@@ -244,10 +244,12 @@ void Trainer::build() {
   initial_.reset();
 }
 
-// What the device had room for is what was held at the peak.
 void Trainer::explain(OutOfMemory& error) noexcept {
+  const Accounting& account = RankContext::current().allocator(device_).accounting();
+  const bool has_libraries = device_ != Device::cpu();
   explain_out_of_memory(error, config_, *group_, data_->vocabulary().size(),
-                        RankContext::current().allocator(device_).accounting().total_peak());
+                        {.most = account.total_peak(),
+                         .of_libraries = has_libraries ? account.current(MemoryCategory::workspace) : 0});
 }
 
 std::vector<nn::StateEntry> Trainer::state() {
