@@ -8,6 +8,7 @@
 
 #include "compile/ir/numbers.h"
 #include "runtime/autograd/slot.h"
+#include "runtime/op/offload.h"
 #include "runtime/op/step_names.h"
 
 namespace sherd {
@@ -311,11 +312,11 @@ TensorRef Recorder::read_from(const Tensor& tensor, std::string_view reader) {
   return ref;
 }
 
-// (Memory of somebody else is outside of the step's: a home of what is offloaded, which is written before it is read.)
+// (A home of what is offloaded is written before it is read, and by evict alone.)
 void Recorder::check_writable(const Op& op, ValueId id) const {
   const Value& value = program_.value(id);
   check(value.kind != ValueKind::constant || live_.storage(value)->id() <= start_id_ || value.bytes == 0 ||
-            live_.storage(value)->is_borrowed(),
+            (&op == &op::evict && live_.storage(value)->is_borrowed()),
         "{} writes into a tensor that the step filled on the host ({}{}): a replay would find it written already; make "
         "it with an op such as zeros() or full()",
         op.name, name(value.home.dtype), value.home.shape);

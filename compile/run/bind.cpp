@@ -11,6 +11,7 @@
 #include "compile/ir/verify.h"
 #include "runtime/autograd/slot.h"
 #include "runtime/comm/group/group_names.h"
+#include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/step_names.h"
 #include "runtime/tensor/nearest.h"
@@ -31,6 +32,18 @@ ConstantContent content_of(const Ref<Storage>& storage) {
   return {is_carried ? std::string(bytes) : std::string(), hash_text(bytes)};
 }
 
+// By constant: whether it is a home of what the step offloads. It has no content of its own: each run writes it first.
+std::vector<bool> homes_of(const Program& program) {
+  std::vector<bool> are_homes(program.constants.size());
+  for (const GraphNode& node : program.nodes) {
+    if (node.op != &op::evict) continue;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(node.num_mutated); ++i)
+      if (const Value& home = program.value(node.in[i].value); home.kind == ValueKind::constant)
+        are_homes[static_cast<std::size_t>(home.source)] = true;
+  }
+  return are_homes;
+}
+
 class Binder {
  public:
   Binder(const Program& program, const Names& names)
@@ -38,7 +51,8 @@ class Binder {
         names_(names),
         slots_(names.slots.empty() ? RankContext::current().slots : names.slots),
         units_(program.units.size()),
-        constants_(program.constants.size()) {
+        constants_(program.constants.size()),
+        are_homes_(homes_of(program)) {
     for (Slot* slot : slots_) by_name_[slot->name()].push_back(slot);
     for (const GraphSlot& slot : program.slots)
       if (!slot.is_local) wanted_.insert(slot.name);
@@ -48,7 +62,7 @@ class Binder {
       if (value.kind == ValueKind::constant) constants_[source] = &value;
     }
     if (!program.constants.empty())
-      for (const Ref<Storage>& storage : names.constants) given_.push_back({storage, content_of(storage).hash});
+      for (const Ref<Storage>& storage : names.constants) given_.push_back({storage});
   }
 
   Live run() {
@@ -176,12 +190,13 @@ class Binder {
     const ConstantContent& content = program_.constants[index];
     const Value* const value = constants_[index];
     if (!value) return Storage::allocate(0, MemoryCategory::activations);
-    const bool is_ghost = RankContext::current().is_ghost();  // there is nothing to tell them apart by
+    const bool is_home = are_homes_[index];
     for (Given& given : given_)
       if (given.storage && given.storage->bytes() == value->bytes && given.storage->device() == value->device &&
-          (is_ghost || (content.hash != 0 && given.hash == content.hash)))
+          (is_home ? given.storage->is_borrowed() : given.has(content)))
         return std::exchange(given.storage, {});  // equal ones stay apart: the step may write into one
-    if (is_ghost || value->bytes == 0) return Storage::allocate(value->bytes, value->category, value->device);
+    if (is_home || RankContext::current().is_ghost() || value->bytes == 0)
+      return Storage::allocate(value->bytes, value->category, value->device);
     check(static_cast<std::int64_t>(content.bytes.size()) == value->bytes,
           "the program does not carry constant #{}, {}{} of {} bytes with the hash {:016x}: give its storage in "
           "Names::constants",
@@ -195,7 +210,12 @@ class Binder {
 
   struct Given {
     Ref<Storage> storage;  // none: it is a constant already
-    std::uint64_t hash;
+    std::uint64_t hash = 0;
+    bool has(const ConstantContent& content) {
+      if (content.hash == 0) return false;
+      if (hash == 0) hash = content_of(storage).hash;
+      return hash == content.hash;
+    }
   };
   const Program& program_;
   const Names& names_;
@@ -203,6 +223,7 @@ class Binder {
   std::unordered_map<std::string, std::vector<Slot*>> by_name_;
   std::unordered_set<std::string_view> wanted_;  // names of the program's slots
   std::vector<const Value*> units_, constants_;  // by entry; null: no value is that
+  const std::vector<bool> are_homes_;
   std::vector<Given> given_;
 };
 
@@ -228,7 +249,9 @@ bool has_all_names(const Graph& graph) {
 
 Program lower(const Graph& graph) {
   Program program = graph.program;
-  for (std::size_t i = 0; i < program.constants.size(); ++i) program.constants[i] = content_of(graph.live.constants[i]);
+  const std::vector<bool> are_homes = homes_of(program);
+  for (std::size_t i = 0; i < program.constants.size(); ++i)
+    if (!are_homes[i]) program.constants[i] = content_of(graph.live.constants[i]);
   return program;
 }
 

@@ -137,7 +137,8 @@ class OffloadSaved::Saves : public std::enable_shared_from_this<Saves> {
     }
     bytes.home = homes_->take(bytes.here.numel());
     Tensor in[] = {bytes.home, bytes.here};
-    call_op(op::evict, in, OffloadAttrs{.device = bytes.here.device(), .in_flight = room_for(bytes.size)});
+    call_op(op::evict, in,
+            OffloadAttrs{.device = bytes.here.device(), .in_flight = room_for(bytes.size), .activations = true});
     leave(bytes);
     bytes.here = Tensor();
     bytes.place = Bytes::Place::away;
@@ -145,7 +146,7 @@ class OffloadSaved::Saves : public std::enable_shared_from_this<Saves> {
   }
 
   // How many items may hold their bytes when this one is submitted: as many of the last ones as have room beside it,
-  // and itself. (Of work of others on the queue fewer are left.)
+  // and itself. Fetches count as well, so fewer may be left.
   int room_for(std::int64_t bytes) {
     while (!leaving_.empty() && leaving_bytes_ + bytes > half_) {
       leaving_bytes_ -= leaving_.front();
@@ -159,7 +160,8 @@ class OffloadSaved::Saves : public std::enable_shared_from_this<Saves> {
   void fetch(Bytes& bytes) {
     const Device device = homes_->store().device();
     const Tensor to = Tensor::empty({align(bytes.home.numel())}, DType::u8, device, MemoryCategory::activations);
-    call_op_into(op::fetch, {&bytes.home, 1}, OffloadAttrs{.device = device, .in_flight = kUnbounded}, to, false);
+    call_op_into(op::fetch, {&bytes.home, 1},
+                 OffloadAttrs{.device = device, .in_flight = kUnbounded, .activations = true}, to, false);
     leave(bytes);
     bytes.here = to;
     bytes.version = to.storage()->version();

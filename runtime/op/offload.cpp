@@ -68,7 +68,8 @@ int all_but_the_last(const InferCall& call) { return static_cast<int>(call.in.si
 
 QueueUse queue_of_offload(AttrsView attrs) {
   const auto& a = attrs.as<OffloadAttrs>();
-  return {a.device == Device::cpu() ? kDiskQueue : kOffloadQueue, static_cast<std::size_t>(a.in_flight)};
+  const std::string_view of_state = a.device == Device::cpu() ? kDiskQueue : kOffloadQueue;
+  return {a.activations ? kActivationsQueue : of_state, static_cast<std::size_t>(a.in_flight)};
 }
 
 // ---- the work ----

@@ -5,13 +5,14 @@
 //   fetch_shards(home) -> u8[bytes]   the same in the account of parameters, of the home's version: gathers know by it
 //   fetch_gradients(homes...)         as fetch, in the account of gradients
 //   fetch_into(home, to)              makes the bytes of `to` present and fills them, unless they are of that version
-//   evict(homes..., from)             the same bytes back, perhaps without the padding after the last: homes are written
+//   evict(homes..., from)             the same bytes back: the homes are written. `from` may end with the last byte
 //
 // A home is a dense tensor of the host whose bytes are in no account: of a file (memory/offload_file.h), or of memory
 // that a device copies from and to by itself. What is fetched for the host is the work of the queue "disk", what is
-// fetched for a device that of its queue "offload". Nothing here waits for what it starts: who touches the bytes does.
-// Homes are storages as any other: a fetch comes after the evict before it because of what it reads, and a replay finds
-// the homes in their slots.
+// fetched for a device that of its queue "offload"; activations have a queue "activations" of their own, since bounds
+// are of all work on a queue. Nothing here waits for what it starts: who touches the bytes does. Homes are storages as
+// any other: a fetch comes after the evict before it because of what it reads, and a replay finds the homes in their
+// slots.
 //
 //   rank's thread   fetch 0 | fetch 1 | update 0 | evict 0 | fetch 2 | update 1 | evict 1 ...
 //   disk            [ 0 in ][ 1 in   ]           [ 0 out  ][ 2 in   ]           [ 1 out  ]
@@ -32,13 +33,15 @@ extern const Op fetch, fetch_gradients, fetch_shards, fetch_into, evict;
 }  // namespace op
 
 struct OffloadAttrs {
-  Device device{};    ///< where the bytes are wanted, or come from
-  int in_flight = 2;  ///< waits until fewer items of the queue hold their bytes
+  Device device{};           ///< where the bytes are wanted, or come from
+  int in_flight = 2;         ///< waits until fewer items of the queue hold their bytes
+  bool activations = false;  ///< what the tape keeps, on its own queue; else what is of the model or the optimizer
   static constexpr AttrField fields[] = {attr<&OffloadAttrs::device>("device").optional(),
-                                         attr<&OffloadAttrs::in_flight>("in_flight").optional()};
+                                         attr<&OffloadAttrs::in_flight>("in_flight").optional(),
+                                         attr<&OffloadAttrs::activations>("activations").optional()};
 };
 
-inline constexpr std::string_view kDiskQueue = "disk", kOffloadQueue = "offload";
+inline constexpr std::string_view kDiskQueue = "disk", kOffloadQueue = "offload", kActivationsQueue = "activations";
 
 inline constexpr std::int64_t kOffloadBytesInFlight = std::int64_t{48} << 20;
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "compile/compile.h"
+#include "compile/run/bind.h"
 #include "nn/layers/dropout.h"
 #include "nn/models/model_config.h"
 #include "nn/offload_activations.h"
@@ -16,6 +17,7 @@
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/hazards.h"
+#include "runtime/op/offload.h"
 #include "tests/parallel/strategy_cases.h"
 #include "tests/parallel/two_dim_net.h"
 #include "tests/support/expect_error.h"
@@ -217,6 +219,28 @@ TEST(ActivationOffload, BitsOfMemoryForBatchesOfManySizes) {
   EXPECT_GE(replays, 15);
   const std::vector<Tensor> actual = offloaded.values(), expected = held.values();
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << "parameter " << i;
+}
+
+// They are written anew in every run, so a program says nothing of what is in them, and any of the size will do.
+TEST(ActivationOffload, HomesOfARecordedStepHaveNoContent) {
+  const Group group = make_single_group();
+  const TempDir dir;
+  ActivationTraining training(group, {.captured = true}, dir.path());
+  for (int i = 0; i < 3; ++i) training.step(i);
+  const Graph& graph = *training.compiled->graph();
+  const Program program = lower(graph);
+  std::size_t homes = 0;
+  for (const GraphNode& node : program.nodes)
+    if (node.op == &op::evict) {
+      ++homes;
+      const Value& home = program.value(node.in[0].value);
+      ASSERT_EQ(home.kind, ValueKind::constant);
+      EXPECT_EQ(program.constants[static_cast<std::size_t>(home.source)], ConstantContent());
+    }
+  EXPECT_GT(homes, 10u);
+  training.step(3);
+  EXPECT_EQ(bind(program, {.constants = graph.live.constants}).live.constants, graph.live.constants);
+  EXPECT_NO_THROW(bind(program)) << "homes that nobody gives are memory";
 }
 
 // In units of B x T x D, as nn/README.md has them: what a block keeps grows with the number of blocks, and with offload
