@@ -157,10 +157,11 @@ TEST_F(OffloadRuns, ActivationsLeaveAndTheBitsStay) {
         SCOPED_TRACE(fmt::format("{} ranks, compile {}, recompute {}", ranks, compile, recompute));
         config_.compile = compile;
         config_.recompute = recompute;
-        config_.offload_activations = "none";
+        config_.offload_activations = config_.offload = "none";
         config_.memory_limit = 0;
         const TinyRun held = train_tiny(config_, ranks);
         config_.offload_activations = "blocks:" + dir_.path();
+        config_.offload = compile ? "none" : "optimizer:" + dir_.path();
         config_.memory_limit = 2'000'000;  // an eighth is in flight
         const TinyRun offloaded = train_tiny(config_, ranks);
         EXPECT_EQ(offloaded.losses, held.losses);
