@@ -370,6 +370,40 @@ TEST(FullyShard, F192_StagesOfAPipelineDoNotWaitForEachOther) {
   });
 }
 
+/// The sum of so many experts, and a head that all ranks share.
+struct LocalExperts : nn::Layer<LocalExperts> {
+  nn::ModuleList<Block>& experts;
+  nn::Linear& head;
+  explicit LocalExperts(int count)
+      : experts(add<nn::ModuleList<Block>>("experts")), head(add<nn::Linear>("head", 6, 3)) {
+    for (int i = 0; i < count; ++i) experts.append(6, 6);
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor sum = x;
+    for (Block* expert : experts.items()) sum = sum + (*expert)(x);
+    return head(sum);
+  }
+};
+
+// Over the axis along which they differ they do not communicate.
+TEST(FullyShard, F192_RanksOfExpertParallelismHaveExpertsOfTheirOwn) {
+  for (const bool differs : {false, true})
+    run_ranks(4, [=](const Group& group) {
+      const DeviceMesh root(group, {{"ep", 2}, {"dp", 2}});
+      const DeviceMesh all = root.flatten();
+      LocalExperts net(root.coordinate(0) == 0 ? 3 : 2);
+      const bool is_odd = differs && group->rank() == 3;
+      for (nn::Module* expert : net.experts.items())
+        nn::fully_shard(*expert, root["dp"], nn::strategy(is_odd ? "shard_grad_op" : "full_shard"));
+      nn::fully_shard(net, all);
+      net.materialize(nn::Seed{3});
+      const auto step = [&] { backward(sum(net(batch_of(2, 6, 0, "x")))); };
+      if (differs) return expect_error(step, {"unit \"experts.0\"", "full_shard on rank 2; shard_grad_op on rank 3"});
+      step();
+      EXPECT_EQ(held(MemoryCategory::unsharded), 0);
+    });
+}
+
 TEST(FullyShard, F192_AGhostComparesWithNobody) {
   const RankScope scope("", {.ghost = true});
   Net net(kTwoBlocks);

@@ -114,8 +114,9 @@ class FullyShardHook final : public ModuleHook, public std::enable_shared_from_t
   ProcessGroup& root_group() const { return mesh_.root_group(); }
   /// The mesh of its call.
   const DataMesh& data() const { return mesh_; }
-  /// What ranks compare of it; and whether its gathers communicate.
-  UnitFacts facts() const;
+  /// What ranks of a group compare of it, of the parts that communicate over the group; nothing if it does not.
+  std::optional<UnitFacts> facts_over(const ProcessGroup& group) const;
+  /// Whether its gathers communicate.
   bool gathers() const;
   /// Before it gathers by itself, in no forward of its tree: compares it, or the tree, with other ranks', once.
   void agree();

@@ -151,18 +151,43 @@ std::string difference_in(const std::vector<std::string>& texts) {
   return first_difference(ranks, said);
 }
 
+/// Facts of the units that communicate over this group, in their order: ranks that share another axis only may have
+/// others, as the experts of expert parallelism.
+std::string text_over(std::span<FullyShardHook* const> hooks, const ProcessGroup& group) {
+  std::vector<UnitFacts> units;
+  for (const FullyShardHook* hook : hooks)
+    if (std::optional<UnitFacts> facts = hook->facts_over(group)) units.push_back(std::move(*facts));
+  return text_of(units);
+}
+
 /// What is told in one group is told in the next, so it reaches all. Empty if units are the same.
-std::string difference_over(std::span<ProcessGroup* const> groups, const std::string& own, int rank) {
-  const std::string hash = hash_of(own);
+std::string difference_over(std::span<ProcessGroup* const> groups, std::span<FullyShardHook* const> hooks) {
   std::string told;
   for (ProcessGroup* group : groups) {
-    const std::vector<std::string> said = tell_all(*group, told.empty() ? hash : kDiffers + told);
+    const std::string own = text_over(hooks, *group);
+    const std::vector<std::string> said = tell_all(*group, told.empty() ? hash_of(own) : kDiffers + told);
     if (std::ranges::all_of(said, [&](const std::string& text) { return text == said[0]; })) continue;
     const auto told_here = std::ranges::find_if(said, [](const std::string& text) { return text[0] == kDiffers; });
+    const int rank = hooks[0]->root_group().rank();
     if (told_here == said.end()) told = difference_in(tell_all(*group, fmt::format("{}{}\n{}", kRank, rank, own)));
     else if (told.empty()) told = told_here->substr(1);
   }
   return told;
+}
+
+bool has_axis(const DeviceMesh& mesh, const ProcessGroup& group) {
+  for (int axis = 0; axis < mesh.ndim(); ++axis)
+    if (&mesh.group(axis) == &group) return true;
+  return false;
+}
+
+/// Whether its gathers and reductions go over the group, or the layers of its parameters do.
+bool communicates_over(const Unit& unit, const ProcessGroup& group) {
+  if (has_axis(unit.data.mesh(), group)) return true;
+  for (std::size_t i = 0; i < unit.buffers.size(); ++i)
+    if (const Spec* const gathered = unit.buffers.placement(i).gathered)
+      if (has_axis(gathered->mesh(), group)) return true;
+  return false;
 }
 
 void add_axes(const DeviceMesh& mesh, std::vector<ProcessGroup*>& groups) {
@@ -191,9 +216,7 @@ void agree_on_units(std::span<FullyShardHook* const> hooks) { agree_on_units(hoo
 
 void agree_on_units(std::span<FullyShardHook* const> hooks, std::span<ProcessGroup* const> groups) {
   if (hooks.empty() || groups.empty() || RankContext::current().is_ghost()) return;
-  std::vector<UnitFacts> units;
-  for (const FullyShardHook* hook : hooks) units.push_back(hook->facts());
-  const std::string told = difference_over(groups, text_of(units), hooks[0]->root_group().rank());
+  const std::string told = difference_over(groups, hooks);
   if (told.empty()) return;
   const std::string reason = fmt::format(
       "fully_shard: ranks have different units; {}. Call it for the same modules with the same policy on "
@@ -260,7 +283,11 @@ std::string strategy_of(const PlannedCall& call) {
                      over[static_cast<int>(policy.optimizer)]);
 }
 
-UnitFacts FullyShardHook::facts() const {
+std::optional<UnitFacts> FullyShardHook::facts_over(const ProcessGroup& group) const {
+  std::vector<const Unit*> parts;
+  for (const auto& unit : units)
+    if (communicates_over(*unit, group)) parts.push_back(unit.get());
+  if (parts.empty() && !has_axis(mesh_.mesh(), group)) return std::nullopt;
   UnitFacts facts{name_, {}};
   const auto add = [&](std::string setting, std::string value) {
     facts.settings.emplace_back(std::move(setting), std::move(value));
@@ -275,8 +302,8 @@ UnitFacts FullyShardHook::facts() const {
   add("param_dtype", name_of(policy_.param_dtype));
   add("output_dtype", name_of(policy_.output_dtype));
   add("cast_forward_inputs", text(policy_.cast_forward_inputs));
-  add("the number of its parts", fmt::format("{}", units.size()));
-  for (const auto& unit : units) add_facts_of(*unit, unit == units.front(), facts);
+  add("the number of its parts", fmt::format("{}", parts.size()));
+  for (const Unit* unit : parts) add_facts_of(*unit, unit == units.front().get(), facts);
   return facts;
 }
 
