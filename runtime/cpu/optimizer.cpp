@@ -11,7 +11,6 @@
 #include "runtime/cpu/parallel.h"
 #include "runtime/op/optimizer_attrs.h"
 #include "runtime/op/optimizer_extents.h"
-#include "runtime/op/power_sum.h"
 
 namespace sherd::cpu {
 

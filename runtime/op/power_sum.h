@@ -2,14 +2,9 @@
 // A power sum over lists that are not in memory together.
 #include <span>
 
-#include "runtime/op/op.h"
 #include "runtime/op/tensor.h"
 
 namespace sherd {
-
-namespace op {
-extern const Op power_sum_from;
-}  // namespace op
 
 /// power_sum() of what came `before`, 0-d f64 or undefined for nothing, and of `tensors`, this rank's elements. On the
 /// host it has the bits of one call for all, where tensors are cut at multiples of kPowerSumBlock elements; on a device

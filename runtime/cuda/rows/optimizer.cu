@@ -14,7 +14,6 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/op/optimizer_attrs.h"
 #include "runtime/op/optimizer_extents.h"
-#include "runtime/op/power_sum.h"
 
 namespace sherd::cuda {
 
