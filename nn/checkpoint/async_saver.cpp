@@ -1,6 +1,8 @@
 #include "nn/checkpoint/async_saver.h"
 
 #include <chrono>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "nn/checkpoint/manifest_json.h"
@@ -22,6 +24,7 @@ struct AsyncSaver::Flight {
   std::shared_ptr<Snapshot> snapshot;
   struct Outcome {
     std::string failure, file;
+    bool is_done = false;  // set last
   };
   std::shared_ptr<Outcome> outcome = std::make_shared<Outcome>();
   Event event;  // of what was submitted last, on this rank
@@ -33,11 +36,11 @@ namespace {
 // What a step cannot change under the writer's hands is left where it is.
 bool is_in_place(const Tensor& values) { return values.device() == Device::cpu() && values.is_contiguous(); }
 
-std::vector<Tensor> in_place(const std::vector<OwnPiece>& own) {
-  std::vector<Tensor> tensors;
+std::vector<Snapshot::Value> in_place(const std::vector<OwnPiece>& own) {
+  std::vector<Snapshot::Value> values;
   for (const OwnPiece& piece : own)
-    if (is_in_place(piece.values)) tensors.push_back(piece.values);
-  return tensors;
+    if (is_in_place(piece.values)) values.push_back({piece.values});
+  return values;
 }
 
 HostQueue& save_queue() { return static_cast<HostQueue&>(RankContext::current().queue(kSaveQueue)); }
@@ -57,11 +60,7 @@ bool all_of(ProcessGroup& group, bool own) {
 
 AsyncSaver::AsyncSaver(ProcessGroup& group) : group_(group) {}
 
-AsyncSaver::~AsyncSaver() {
-  if (!flight_) return;
-  flight_->snapshot->cancel();
-  flight_->event.settle();
-}
+AsyncSaver::~AsyncSaver() { give_up(); }
 
 void AsyncSaver::reserve(const std::vector<StateEntry>& state) {
   const std::int64_t bytes = Snapshot::kept_bytes(in_place(own_pieces(state, group_.rank())));
@@ -77,13 +76,41 @@ void AsyncSaver::reserve(const std::vector<StateEntry>& state) {
 }
 
 // Copies that are made here, from a device or of what is not dense, nobody else has: the snapshot need not keep them.
-std::vector<Tensor> AsyncSaver::values_to_save(const std::vector<StateEntry>& state, std::vector<Piece>& pieces) const {
-  std::vector<Tensor> values;
+std::vector<Snapshot::Value> AsyncSaver::values_to_save(const std::vector<StateEntry>& state,
+                                                        std::vector<Piece>& pieces) const {
+  std::vector<Snapshot::Value> values;
   for (OwnPiece& own : own_pieces(state, group_.rank())) {
-    values.push_back(is_in_place(own.values) ? own.values : to(contiguous(own.values), Device::cpu()));
+    if (is_in_place(own.values)) values.push_back({own.values});
+    else values.push_back({to(contiguous(own.values), Device::cpu()), true});
     pieces.push_back(std::move(own.piece));
   }
   return values;
+}
+
+// Local, and may fail on one rank alone.
+void AsyncSaver::submit(Flight& flight, const std::vector<StateEntry>& state) {
+  auto pieces = std::make_shared<std::vector<Piece>>();
+  std::vector<Snapshot::Value> values = values_to_save(state, *pieces);
+  reserve(state);
+  std::int64_t bytes = 0;
+  for (const Snapshot::Value& value : values) bytes += value.tensor.bytes();
+  flight.snapshot = std::make_shared<Snapshot>(std::move(values), kept_);
+  Snapshot& snapshot = *flight.snapshot;
+  for (std::size_t i = 0; i < pieces->size(); ++i)
+    (*pieces)[i].bytes = PieceBytes::Give([&snapshot, i](const PieceBytes::Use& use) { snapshot.give(i, use); });
+  const auto write = [shared = flight.snapshot, outcome = flight.outcome, pieces, dir = flight.dir, save = flight.save,
+                      rank = group_.rank()] {
+    try {
+      outcome->file = rank_file_to_json(write_rank_file(dir, save, rank, *pieces));
+    } catch (const std::exception& error) { outcome->failure = error.what(); }
+    shared->end();
+    outcome->is_done = true;
+  };
+  const std::vector<Loan> loans = snapshot.loans();
+  flight.event =
+      save_queue().submit({.name = "save", .subject = flight.save, .bytes = bytes, .run = write, .loans = loans},
+                          [&snapshot](const Storage& storage) { return snapshot.let_go(storage); });
+  counts_.bytes += bytes;
 }
 
 void AsyncSaver::start(const std::string& dir, Manifest manifest, const std::vector<StateEntry>& state,
@@ -96,29 +123,32 @@ void AsyncSaver::start(const std::string& dir, Manifest manifest, const std::vec
   flight->save = agreed_save_name(dir, manifest.step, group_);
   flight->manifest = std::move(manifest);
   flight->retention = retention;
-  auto pieces = std::make_shared<std::vector<Piece>>();
-  std::vector<Tensor> values;
-  std::int64_t bytes = 0;
-  together(group_, [&] { values = values_to_save(state, *pieces); });
-  reserve(state);
-  for (const Tensor& value : values) bytes += value.bytes();
-  flight->snapshot = std::make_shared<Snapshot>(std::move(values), kept_);
-  Snapshot& snapshot = *flight->snapshot;
-  for (std::size_t i = 0; i < pieces->size(); ++i)
-    (*pieces)[i].bytes = PieceBytes::Give([&snapshot, i](const PieceBytes::Use& use) { snapshot.give(i, use); });
-  const auto write = [shared = flight->snapshot, outcome = flight->outcome, pieces, dir, save = flight->save,
-                      rank = group_.rank()] {
-    try {
-      outcome->file = rank_file_to_json(write_rank_file(dir, save, rank, *pieces));
-    } catch (const std::exception& error) { outcome->failure = error.what(); }
-    shared->end();
-  };
-  const std::vector<Loan> loans = snapshot.loans();
-  flight->event =
-      save_queue().submit({.name = "save", .subject = flight->save, .bytes = bytes, .run = write, .loans = loans},
-                          [&snapshot](const Storage& storage) { snapshot.let_go(storage); });
-  counts_.bytes += bytes;
   flight_ = std::move(flight);
+  try {
+    together(group_, [&] { submit(*flight_, state); });
+  } catch (const CommError&) {
+    give_up();
+    throw;
+  } catch (...) {
+    give_up_together();
+    throw;
+  }
+}
+
+// The file stays: another rank, which has not seen what ended the flight here, may commit it.
+void AsyncSaver::give_up() noexcept {
+  if (!flight_) return;
+  if (flight_->snapshot) flight_->snapshot->cancel();
+  flight_->event.settle();
+  end();
+}
+
+// All ranks know that it has failed. With a disk that is full its files would be in the way of the next one.
+void AsyncSaver::give_up_together() noexcept {
+  const auto file = std::filesystem::path(flight_->dir) / flight_->save / rank_file_name(group_.rank());
+  give_up();
+  std::error_code ignored;
+  std::filesystem::remove(file, ignored);
 }
 
 // All ranks have written. Rank 0 writes the manifest, on its queue; the others have nothing to wait for.
@@ -127,36 +157,48 @@ void AsyncSaver::commit_together() {
   flight_->is_committing = true;
   flight_->outcome = std::make_shared<Flight::Outcome>();
   flight_->event = {};
+  flight_->outcome->is_done = group_.rank() != 0;
   if (group_.rank() != 0) return;
   const auto commit = [outcome = flight_->outcome, files, dir = flight_->dir, save = flight_->save,
                        manifest = flight_->manifest, retention = flight_->retention] {
     try {
       commit_files(dir, save, manifest, files, retention);
     } catch (const std::exception& error) { outcome->failure = error.what(); }
+    outcome->is_done = true;
   };
   flight_->event = save_queue().submit({.name = "commit", .subject = flight_->save, .run = commit});
 }
 
-void AsyncSaver::end() {
-  counts_.cost.copied_bytes += flight_->snapshot->cost().copied_bytes;
-  counts_.cost.seconds += flight_->snapshot->cost().seconds;
+void AsyncSaver::end() noexcept {
+  if (flight_->snapshot) {
+    counts_.cost.copied_bytes += flight_->snapshot->cost().copied_bytes;
+    counts_.cost.seconds += flight_->snapshot->cost().seconds;
+  }
   flight_.reset();
 }
 
+void AsyncSaver::check_outcome() {
+  flight_->event.wait();  // it is over: lets go of what it holds, and throws if it was skipped
+  const Flight::Outcome& outcome = *flight_->outcome;
+  if (!outcome.failure.empty()) throw Error(outcome.failure);
+  check(outcome.is_done, "its work did not run");
+}
+
 void AsyncSaver::poll() {
-  if (!flight_ || !all_of(group_, flight_->event.is_reached())) return;
-  flight_->event.settle();  // it is over: lets go of what it holds
+  if (!flight_) return;
   try {
-    together(group_, [&] {
-      if (!flight_->outcome->failure.empty()) throw Error(flight_->outcome->failure);
-    });
-  } catch (const CommError&) { throw; } catch (Error& error) {
+    if (!all_of(group_, flight_->event.is_reached())) return;
+    together(group_, [&] { check_outcome(); });
+    if (!flight_->is_committing) return commit_together();
+  } catch (const CommError&) {  // ranks may have seen different ends of it
+    give_up();
+    throw;
+  } catch (const Error& error) {
     const std::string text =
         fmt::format("the save \"{}\" has failed, those before it stay: {}", flight_->save, error.message());
-    end();
+    give_up_together();
     throw Error(text);
   }
-  if (!flight_->is_committing) return commit_together();
   ++counts_.saves;
   end();
 }
@@ -164,7 +206,7 @@ void AsyncSaver::poll() {
 void AsyncSaver::finish() {
   const auto start = std::chrono::steady_clock::now();
   while (flight_) {
-    flight_->event.settle();
+    flight_->event.outlast();
     poll();
   }
   counts_.waited_seconds += seconds_since(start);
@@ -172,7 +214,7 @@ void AsyncSaver::finish() {
 
 AsyncSaver::Counts AsyncSaver::counts() const {
   Counts counts = counts_;
-  if (flight_) {
+  if (flight_ && flight_->snapshot) {
     counts.cost.copied_bytes += flight_->snapshot->cost().copied_bytes;
     counts.cost.seconds += flight_->snapshot->cost().seconds;
   }

@@ -61,9 +61,13 @@ class AsyncSaver {
 
  private:
   struct Flight;
-  std::vector<Tensor> values_to_save(const std::vector<StateEntry>& state, std::vector<Piece>& pieces) const;
+  std::vector<Snapshot::Value> values_to_save(const std::vector<StateEntry>& state, std::vector<Piece>& pieces) const;
+  void submit(Flight& flight, const std::vector<StateEntry>& state);
+  void check_outcome();
   void commit_together();
-  void end();
+  void give_up() noexcept;
+  void give_up_together() noexcept;
+  void end() noexcept;
 
   ProcessGroup& group_;
   Tensor kept_;

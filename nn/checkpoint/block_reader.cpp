@@ -12,11 +12,15 @@ void BlockReader::open(BlockFile& file) {
     for (BlockFile* other : open_) other->file.reset();
     open_.clear();
   }
-  file.file.emplace(file.path);
+  InputFile opened(file.path);
+  if (file.sums && opened.bytes() != file.sums->bytes)
+    fail("\"{}\" has {} bytes, the manifest says {}; the file is truncated or was replaced", file.path, opened.bytes(),
+         file.sums->bytes);
+  if (file.bytes >= 0 && opened.bytes() != file.bytes)
+    fail("\"{}\" has {} bytes, before it had {}; the file was replaced", file.path, opened.bytes(), file.bytes);
+  file.bytes = opened.bytes();
   open_.push_back(&file);
-  if (file.sums && file.file->bytes() != file.sums->bytes)
-    fail("\"{}\" has {} bytes, the manifest says {}; the file is truncated or was replaced", file.path,
-         file.file->bytes(), file.sums->bytes);
+  file.file.emplace(std::move(opened));
 }
 
 std::optional<BadBlock> BlockReader::read_block(BlockFile& file, std::int64_t block, std::span<std::byte> out) {

@@ -18,6 +18,7 @@ struct BlockFile {
   std::string path;
   const BlockSums* sums = nullptr;  ///< null: of a version that had none, so that nothing is compared
   std::optional<InputFile> file = {};
+  std::int64_t bytes = -1;  ///< when it was opened first
 };
 
 /// A block that is not what was written.

@@ -105,7 +105,13 @@ void commit(const std::string& dir, const std::string& name, const Manifest& man
   sync_folder(dir);  // which may have gained the folder
   AtomicFile file((folder / "manifest.json").string(), static_cast<std::int64_t>(text.size()));
   file.write(std::as_bytes(std::span(text)));
-  file.commit();
+  try {
+    file.commit();
+  } catch (...) {  // it may have its name already, without being durable
+    std::error_code ignored;
+    fs::remove(folder / "manifest.json", ignored);
+    throw;
+  }
 }
 
 Manifest read_manifest(const std::string& where) {

@@ -45,6 +45,8 @@ bool lies_before(DType dtype, std::string_view stored, DType other_dtype, std::s
   return std::tuple(-byte_size(dtype), stored) < std::tuple(-byte_size(other_dtype), other_stored);
 }
 
+std::string rank_file_name(int rank) { return fmt::format("rank-{:05}.safetensors", rank); }
+
 RankFile write_rank_file(const std::string& dir, const std::string& save, int rank, std::span<const Piece> pieces) {
   const fs::path folder = fs::path(dir) / save;
   make_folders(folder.string());
@@ -52,7 +54,7 @@ RankFile write_rank_file(const std::string& dir, const std::string& save, int ra
   std::vector<TensorInfo> ordered;
   for (const std::size_t i : order) ordered.push_back(infos[i]);
 
-  RankFile file{.name = fmt::format("rank-{:05}.safetensors", rank), .blocks = {}, .pieces = {}};
+  RankFile file{.name = rank_file_name(rank), .blocks = {}, .pieces = {}};
   const std::string path = (folder / file.name).string();
   BlockHasher hasher;
   SafetensorsWriter writer(path, ordered, {}, &hasher);

@@ -51,6 +51,9 @@ std::string stored_name(const std::string& kind, const std::string& name, int pa
 /// Whether a tensor of this type lies before another one in every rank file: wide dtypes first, then by stored name.
 bool lies_before(DType dtype, std::string_view stored, DType other_dtype, std::string_view other_stored);
 
+/// "rank-00003.safetensors".
+std::string rank_file_name(int rank);
+
 /// Writes DIR/SAVE/rank-NNNNN.safetensors and returns what the manifest says of it. Makes the folders. Blocks on the
 /// disk; throws Error naming the file (disk full, bytes that do not fit the box) and leaves no partial file.
 RankFile write_rank_file(const std::string& dir, const std::string& save, int rank, std::span<const Piece> pieces);

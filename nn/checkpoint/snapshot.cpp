@@ -17,26 +17,30 @@ std::int64_t up_to_line(std::int64_t bytes) { return (bytes + kLine - 1) / kLine
 const std::byte* address_of(const Tensor& t) { return t.storage()->address() + t.offset() * byte_size(t.dtype()); }
 
 OffloadFile* file_of(const Tensor& t) { return t.bytes() == 0 ? nullptr : OffloadFile::of(address_of(t)); }
+
+bool is_kept(const Snapshot::Value& value) { return !value.is_own && !file_of(value.tensor); }
 }  // namespace
 
-std::int64_t Snapshot::kept_bytes(std::span<const Tensor> tensors) {
+std::int64_t Snapshot::kept_bytes(std::span<const Value> values) {
   std::int64_t bytes = 0;
-  for (const Tensor& t : tensors)
-    if (!file_of(t)) bytes += up_to_line(t.bytes());
+  for (const Value& value : values)
+    if (is_kept(value)) bytes += up_to_line(value.tensor.bytes());
   return bytes;
 }
 
-Snapshot::Snapshot(std::vector<Tensor> tensors, Tensor kept)
+Snapshot::Snapshot(std::vector<Value> values, Tensor kept)
     : kept_(std::move(kept)), staging_(static_cast<std::size_t>(kBlockBytes)) {
-  std::byte* next = kept_.defined() ? kept_.storage()->write() : nullptr;
-  for (Tensor& t : tensors) {
-    OffloadFile* const file = file_of(t);
-    const std::int64_t bytes = t.bytes();
-    const std::uint64_t id = t.storage()->id();
-    const std::byte* const source = address_of(t);
-    Part& part = parts_.emplace_back(std::move(t), source, bytes, file ? nullptr : next, file);
-    if (!file) next += up_to_line(bytes);
-    if (bytes > 0) by_storage_[id].push_back(&part);
+  const std::int64_t room = kept_.defined() ? kept_.bytes() : 0, needed = kept_bytes(values);
+  check(needed <= room, "a snapshot keeps up to {} bytes; there is memory for {}", needed, room);
+  std::byte* next = room > 0 ? kept_.storage()->write() : nullptr;
+  for (Value& value : values) {
+    const bool keeps = is_kept(value);
+    const std::int64_t bytes = value.tensor.bytes();
+    const std::byte* const source = address_of(value.tensor);
+    OffloadFile* const file = file_of(value.tensor);
+    Part& part = parts_.emplace_back(std::move(value.tensor), source, bytes, keeps ? next : nullptr, file);
+    if (keeps) next += up_to_line(bytes);
+    if (bytes > 0 && !value.is_own) by_storage_[part.values.storage()->id()].push_back(&part);
   }
 }
 
@@ -64,7 +68,6 @@ void Snapshot::give(std::size_t tensor, const PieceBytes::Use& use) {
       part.given += static_cast<std::int64_t>(next.size());
       is_over = part.given == part.bytes;
     }
-    if (is_over) part.is_given.notify_all();
     use(next);
   }
 }
@@ -73,26 +76,27 @@ void Snapshot::end() noexcept {
   for (Part& part : parts_) {
     const std::lock_guard lock(part.mutex);
     part.given = part.bytes;
-    part.is_given.notify_all();
   }
 }
 
-void Snapshot::let_go(Part& part) {
-  std::unique_lock lock(part.mutex);
-  if (part.given == part.bytes || part.is_copied) return;
-  if (part.file) return part.is_given.wait(lock, [&] { return part.given == part.bytes; });
+bool Snapshot::let_go(Part& part) {
+  const std::lock_guard lock(part.mutex);
+  if (part.given == part.bytes || part.is_copied) return true;
+  if (part.file) return false;
   const std::int64_t left = part.bytes - part.given;
   std::memcpy(part.kept + part.given, part.source + part.given, static_cast<std::size_t>(left));
   part.is_copied = true;
   cost_.copied_bytes += left;
+  return true;
 }
 
-void Snapshot::let_go(const Storage& storage) noexcept {
+bool Snapshot::let_go(const Storage& storage) noexcept {
   const auto found = by_storage_.find(storage.id());
-  if (found == by_storage_.end()) return;
+  if (found == by_storage_.end()) return true;
   const auto start = std::chrono::steady_clock::now();
-  for (Part* const part : found->second) let_go(*part);
+  const bool all = std::ranges::all_of(found->second, [this](Part* part) { return let_go(*part); });
   cost_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return all;
 }
 
 }  // namespace sherd::nn

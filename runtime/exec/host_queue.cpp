@@ -138,16 +138,24 @@ Event HostQueue::submit(QueueWork work, LetGo let_go) {
   return event;
 }
 
+// The last read of a storage stands for those before it, so all items that may still look at it are asked. Only this
+// thread takes items away; those that are done stay until somebody waits for them. Whether others than such that let go
+// are waited for must not depend on how far they are: the hazard check would not see them.
 bool HostQueue::let_go(std::uint64_t sequence, const Storage& storage) {
   if (!is_owner()) return false;
-  const QueueItem* item = nullptr;
+  std::vector<const QueueItem*> readers;
   {
     const std::lock_guard lock(mutex_);
-    if (sequence > retired_) item = items_[sequence - retired_ - 1].get();  // only this thread takes it away
+    if (sequence <= retired_) return false;
+    for (const auto& item : items_) {
+      if (item->sequence > sequence) break;
+      if (item->sequence == sequence || std::ranges::find(item->held, &storage, &Ref<Storage>::get) != item->held.end())
+        readers.push_back(item.get());
+    }
   }
-  if (!item || !item->let_go) return false;
-  if (!is_done(sequence)) item->let_go(storage);
-  return true;  // its item stays until somebody waits for it
+  return std::ranges::all_of(readers, [&](const QueueItem* item) {
+    return item->let_go && (is_done(item->sequence) || item->let_go(storage));
+  });
 }
 
 // Whether everything submitted is done, or would be at once: a second half that need not wait is run now. Its item

@@ -33,9 +33,9 @@ class HostQueue final : public Queue {
 
   Event submit(QueueWork work) override { return submit(std::move(work), {}); }
   /// The same for work that can go on without bytes that it reads. `let_go` is called on the rank's thread by who is
-  /// about to write or free a storage on loan, at most once for each, instead of waiting; when it returns, the work no
-  /// longer looks at the bytes there. It does not throw.
-  using LetGo = std::function<void(const Storage& storage)>;
+  /// about to write or free a storage on loan, before it waits. True: the work no longer looks at the bytes there, and
+  /// nobody waits. False: it has to be waited for. It neither waits for the work nor throws.
+  using LetGo = std::function<bool(const Storage& storage)>;
   Event submit(QueueWork work, LetGo let_go);
   /// See memory/let_go.h.
   bool let_go(std::uint64_t sequence, const Storage& storage);

@@ -23,7 +23,7 @@ struct QueueItem {
   std::function<void()> run;
   std::function<void(std::string_view)> abort;
   std::function<bool()> is_ready;
-  std::function<void(const Storage&)> let_go;  // see HostQueue::submit
+  std::function<bool(const Storage&)> let_go;  // see HostQueue::submit
   bool has_begun = false;                      // see QueueWork::begin
   std::vector<Ref<Storage>> held;
   struct Before {

@@ -266,6 +266,54 @@ TEST(AsyncSaver, ASaveWaitsForTheOneBeforeIt) {
   EXPECT_EQ(steps_at(dir), (std::vector<std::int64_t>{3, 2, 1}));
 }
 
+// What is not dense is copied at the start, before what lies as it is: its copy needs no room for another.
+TEST(AsyncSaver, TensorsThatAreNotDenseStandBesideOthers) {
+  const TempDir waited, beside;
+  run_ranks(2, [&](const Group& group) {
+    const GradMode off(false);
+    Slot turned("a"), plain("b"), repeated("c");
+    turned.set(transpose(batch_of(300, 200, 1, "numbers"), 0, 1));
+    plain.set(batch_of(100, 30, 2, "numbers"));
+    repeated.set(expand(narrow(batch_of(5, 50, 3, "numbers"), 0, 3, 1), {60, 50}));
+    const std::vector<nn::StateEntry> state{
+        {"a", "buffer", &turned}, {"b", "buffer", &plain}, {"c", "buffer", &repeated}};
+    nn::save_checkpoint(waited.path(), Training::manifest(1), state, *group);
+    nn::AsyncSaver saver(*group);
+    {
+      HeldDisk disk;
+      saver.start(beside.path(), Training::manifest(1), state);
+      for (const nn::StateEntry& entry : state)
+        if (entry.slot != &repeated) fill_into(entry.slot->value(), 0);
+    }
+    saver.finish();
+    EXPECT_EQ(saver.counts().cost.copied_bytes, group->rank() == 0 ? 100 * 30 * 4 : 0);
+  });
+  EXPECT_EQ(files_of(beside, 1), files_of(waited, 1));
+}
+
+// Work before it in the queue may have failed: what did not run is no save.
+TEST(AsyncSaver, WorkThatDidNotRunIsAFailure) {
+  const TempDir dir;
+  run_ranks(2, [&](const Group& group) {
+    Training training(group);
+    nn::AsyncSaver saver(*group);
+    training.step(0);
+    if (group->rank() == 1) {
+      Queue& queue = RankContext::current().queue(nn::kSaveQueue);
+      queue.submit({.name = "bad", .run = [] { fail("the disk is gone"); }});
+    }
+    saver.start(dir.path(), Training::manifest(1), training.state());
+    expect_error([&] { saver.finish(); }, {"step-000001", "the disk is gone"});
+    EXPECT_FALSE(saver.is_in_flight());
+    group->host().barrier();
+    for (const int rank : {0, 1})
+      EXPECT_FALSE(fs::exists(dir / fmt::format("step-000001/rank-{:05}.safetensors", rank))) << "room for the next";
+    saver.start(dir.path(), Training::manifest(1), training.state());
+    saver.finish();
+  });
+  EXPECT_EQ(steps_at(dir), std::vector<std::int64_t>{1});
+}
+
 // As of a rank that an exception ends: half a save is none.
 TEST(AsyncSaver, WithoutItsEndASaveIsNone) {
   const TempDir dir;
@@ -312,8 +360,11 @@ TEST(Snapshot, BytesOfAFileAreWaitedForAndNotCopied) {
   OffloadStore store(Device::cpu(), dir.path());
   const Tensor home = store.allocate({300'000}, DType::f32), held = full({300'000}, 3);
   fill_into(home, 2);
-  nn::Snapshot snapshot({home, held}, Tensor::empty({nn::Snapshot::kept_bytes(std::vector{held})}, DType::u8));
-  EXPECT_EQ(nn::Snapshot::kept_bytes(std::vector{home, held}), 1'200'000);
+  const std::vector<nn::Snapshot::Value> values{{home}, {held}, {full({1000}, 4), true}};
+  EXPECT_EQ(nn::Snapshot::kept_bytes(values), 1'200'000) << "nothing for the file, and for what nobody else has";
+  expect_error([&] { nn::Snapshot small(values, Tensor::empty({1'199'999}, DType::u8)); }, {"1200000", "1199999"});
+  nn::Snapshot snapshot(values, Tensor::empty({1'200'000}, DType::u8));
+  EXPECT_EQ(snapshot.loans().size(), 2u);
   std::promise<void> begin;
   std::vector<std::vector<float>> given(2);
   std::thread disk([&] {
@@ -325,14 +376,14 @@ TEST(Snapshot, BytesOfAFileAreWaitedForAndNotCopied) {
       });
     snapshot.end();
   });
-  snapshot.let_go(*held.storage());
+  EXPECT_TRUE(snapshot.let_go(*held.storage()));
+  EXPECT_FALSE(snapshot.let_go(*home.storage())) << "its writer waits";
   EXPECT_EQ(snapshot.cost().copied_bytes, 1'200'000);
   fill_into(held, 7);
   begin.set_value();
-  snapshot.let_go(*home.storage());  // returns when it is given out
-  EXPECT_EQ(given[0].size() >= 1, true);
-  EXPECT_EQ(snapshot.cost().copied_bytes, 1'200'000);
   disk.join();
+  EXPECT_TRUE(snapshot.let_go(*home.storage())) << "it is given out";
+  EXPECT_EQ(snapshot.cost().copied_bytes, 1'200'000);
   EXPECT_EQ(given[0], std::vector<float>(300'000, 2));
   EXPECT_EQ(given[1], std::vector<float>(300'000, 3));
 }
@@ -342,7 +393,7 @@ TEST(Snapshot, OnlyTheRestIsCopied) {
   const RankScope scope;
   const GradMode off(false);
   const Tensor values = full({1 << 20}, 5);
-  nn::Snapshot snapshot({values}, Tensor::empty({nn::Snapshot::kept_bytes(std::vector{values})}, DType::u8));
+  nn::Snapshot snapshot({{values}}, Tensor::empty({4 << 20}, DType::u8));
   std::promise<void> is_under_way, go_on;
   std::vector<float> given;
   std::thread disk([&] {
@@ -356,8 +407,8 @@ TEST(Snapshot, OnlyTheRestIsCopied) {
     });
   });
   is_under_way.get_future().wait();
-  snapshot.let_go(*values.storage());
-  snapshot.let_go(*values.storage());
+  EXPECT_TRUE(snapshot.let_go(*values.storage()));
+  EXPECT_TRUE(snapshot.let_go(*values.storage()));
   fill_into(values, 9);
   go_on.set_value();
   disk.join();

@@ -423,9 +423,11 @@ TEST(Queue, WorkThatLetsGoOfWhatItReadsIsNotWaitedFor) {
   std::vector<std::uint64_t> let_go;
   Gate gate;
   const std::vector<Loan> loans{{x.storage(), false}, {y.storage(), false}, {z.storage(), false}};
-  const Event event =
-      static_cast<HostQueue&>(queue()).submit({.name = "work", .run = gate.then(), .loans = loans},
-                                              [&](const Storage& storage) { let_go.push_back(storage.id()); });
+  const Event event = static_cast<HostQueue&>(queue()).submit({.name = "work", .run = gate.then(), .loans = loans},
+                                                              [&](const Storage& storage) {
+                                                                let_go.push_back(storage.id());
+                                                                return true;
+                                                              });
   gate.await_entered();
   (void)x.data<float>();
   EXPECT_TRUE(let_go.empty()) << "readers take nothing away";
@@ -440,6 +442,22 @@ TEST(Queue, WorkThatLetsGoOfWhatItReadsIsNotWaitedFor) {
   event.wait();
   fill_into(z, 3);
   EXPECT_EQ(let_go.size(), 2u) << "what is done is not asked";
+}
+
+// An earlier item of the queue reads as well, and cannot do without: it is waited for.
+TEST(Queue, AnEarlierReaderThatDoesNotLetGoIsWaitedFor) {
+  RankScope scope;
+  const Tensor x = buffer();
+  std::atomic<bool> is_read = false;
+  Gate gate;
+  submit(queue(), {{x.storage(), false}}, gate.then([&] { is_read = true; }));
+  const std::vector<Loan> loans{{x.storage(), false}};
+  static_cast<HostQueue&>(queue()).submit({.name = "work", .run = [] {}, .loans = loans},
+                                          [](const Storage&) { return true; });
+  gate.await_entered();
+  auto opener = std::async(std::launch::async, [&] { gate.open(); });
+  fill_into(x, 1);
+  EXPECT_TRUE(is_read);
 }
 
 TEST(Queue, OtherThreadsCannotSubmit) {
