@@ -415,51 +415,6 @@ TEST(Queue, FailuresAreForgottenWithTheBytesThatKnowThem) {
   expect_error([&] { (void)kept.raw(); }, {"the one that is kept"});
 }
 
-// Who writes does not wait for work that lets go, on the rank's thread or on another queue; each storage is asked for
-// once.
-TEST(Queue, WorkThatLetsGoOfWhatItReadsIsNotWaitedFor) {
-  RankScope scope;
-  const Tensor x = buffer(), y = buffer(), z = buffer();
-  std::vector<std::uint64_t> let_go;
-  Gate gate;
-  const std::vector<Loan> loans{{x.storage(), false}, {y.storage(), false}, {z.storage(), false}};
-  const Event event = static_cast<HostQueue&>(queue()).submit({.name = "work", .run = gate.then(), .loans = loans},
-                                                              [&](const Storage& storage) {
-                                                                let_go.push_back(storage.id());
-                                                                return true;
-                                                              });
-  gate.await_entered();
-  (void)x.data<float>();
-  EXPECT_TRUE(let_go.empty()) << "readers take nothing away";
-  fill_into(x, 1);
-  fill_into(x, 2);
-  EXPECT_EQ(let_go, (std::vector{x.storage()->id()}));
-  submit(queue(kOther), {{y.storage(), true}}, [p = address(y)] { p[0] = 4; });
-  EXPECT_EQ(y.data<float>()[0], 4);
-  EXPECT_EQ(let_go, (std::vector{x.storage()->id(), y.storage()->id()}));
-  EXPECT_FALSE(event.is_reached());
-  gate.open();
-  event.wait();
-  fill_into(z, 3);
-  EXPECT_EQ(let_go.size(), 2u) << "what is done is not asked";
-}
-
-// An earlier item of the queue reads as well, and cannot do without: it is waited for.
-TEST(Queue, AnEarlierReaderThatDoesNotLetGoIsWaitedFor) {
-  RankScope scope;
-  const Tensor x = buffer();
-  std::atomic<bool> is_read = false;
-  Gate gate;
-  submit(queue(), {{x.storage(), false}}, gate.then([&] { is_read = true; }));
-  const std::vector<Loan> loans{{x.storage(), false}};
-  static_cast<HostQueue&>(queue()).submit({.name = "work", .run = [] {}, .loans = loans},
-                                          [](const Storage&) { return true; });
-  gate.await_entered();
-  auto opener = std::async(std::launch::async, [&] { gate.open(); });
-  fill_into(x, 1);
-  EXPECT_TRUE(is_read);
-}
-
 TEST(Queue, OtherThreadsCannotSubmit) {
   RankScope scope;
   Queue& mine = queue();
