@@ -27,8 +27,8 @@ struct JsonMembers {
 
 /// Reads `text`, whose outermost value is `outermost`. Throws Error, which the caller completes with the file's name,
 /// if it is not JSON (a byte order mark and NUL are not), nests deeper than 16 levels, lacks what is required, has one
-/// of `large` or a name within a member twice (parsers differ on which one counts), or a member or a string (2 MiB) is too
-/// large.
+/// of `large` or a name within a member twice (parsers differ on which one counts), or a member or a string (2 MiB) is
+/// too large.
 void read_json(std::streambuf& text, const JsonMembers& outermost);
 void read_json(std::string_view text, const JsonMembers& outermost);
 

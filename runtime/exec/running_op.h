@@ -24,9 +24,7 @@ struct RunningOpSlot {
 };
 
 /// Of the rank whose context is current.
-inline const std::shared_ptr<RunningOp>& running_op() {
-  return RankContext::current().state<RunningOpSlot>().running;
-}
+inline const std::shared_ptr<RunningOp>& running_op() { return RankContext::current().state<RunningOpSlot>().running; }
 
 /// A kernel runs from construction to destruction. `name` lives as long as the program, as those of rows do.
 class KernelMark {

@@ -11,7 +11,8 @@ namespace sherd {
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
 /// The candidate with the smallest distance to `text`, the first among equals. Names with dots are compared by their
-/// last part too, so that "layers" finds "model.layers"; of `text` the first 256 characters count. Throws Error if there are no candidates.
+/// last part too, so that "layers" finds "model.layers"; of `text` the first 256 characters count. Throws Error if
+/// there are no candidates.
 std::string nearest(std::string_view text, std::span<const std::string> candidates);
 
 }  // namespace sherd

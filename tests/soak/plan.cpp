@@ -8,7 +8,7 @@ namespace {
 
 template <class Plan>
 struct Chance {
-  bool Plan::*what;
+  bool Plan::* what;
   int percent;
   const char* text;
 };

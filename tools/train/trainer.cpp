@@ -247,9 +247,9 @@ void Trainer::build() {
 void Trainer::explain(OutOfMemory& error) noexcept {
   const Accounting& account = RankContext::current().allocator(device_).accounting();
   const bool has_libraries = device_ != Device::cpu();
-  explain_out_of_memory(error, config_, *group_, data_->vocabulary().size(),
-                        {.most = account.total_peak(),
-                         .of_libraries = has_libraries ? account.current(MemoryCategory::workspace) : 0});
+  explain_out_of_memory(
+      error, config_, *group_, data_->vocabulary().size(),
+      {.most = account.total_peak(), .of_libraries = has_libraries ? account.current(MemoryCategory::workspace) : 0});
 }
 
 std::vector<nn::StateEntry> Trainer::state() {

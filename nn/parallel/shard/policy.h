@@ -29,8 +29,8 @@ namespace sherd::nn {
 class ReshardAfterForward {
  public:
   template <class T>
-  requires(std::is_same_v<T, bool> || std::is_same_v<T, int>)
-      ReshardAfterForward(T value)  // NOLINT: {.reshard_after_forward = false}
+    requires(std::is_same_v<T, bool> || std::is_same_v<T, int>)
+  ReshardAfterForward(T value)  // NOLINT: {.reshard_after_forward = false}
       : value_(static_cast<int>(value)), is_bool_(std::is_same_v<T, bool>) {}
   /// Whether the gathered parameters are freed, where there are `ranks` shards; Error unless k divides them.
   bool resolve(int ranks) const;

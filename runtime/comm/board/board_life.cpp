@@ -50,8 +50,8 @@ std::optional<Board::Sleep> Board::sleep_in(Place place) const {
   return Sleep{{static_cast<int>(awaited) - 1, place.channel}, time_in(cell.awaited_since)};
 }
 
-/// What keeps a thread from coming to a call: its own wait for other ranks, or that of the rank's thread, which gives it
-/// work; and the rank's thread may wait for a queue that waits for other ranks. What queues wait for beside a rank's
+/// What keeps a thread from coming to a call: its own wait for other ranks, or that of the rank's thread, which gives
+/// it work; and the rank's thread may wait for a queue that waits for other ranks. What queues wait for beside a rank's
 /// thread that computes holds up nobody.
 std::optional<Board::Sleep> Board::sleep_that_holds_up(Place place) const {
   if (const auto own = sleep_in(place)) return own;
@@ -142,10 +142,11 @@ void Board::check_deadlines(const Wait& wait) {
     // However short the deadline: a sign is no sooner missed than it may be late.
     const Time limit = std::max(std::min(options_.silence, deadline), patience_with(root));
     if (peer == rank() || !quiet || *quiet < limit || has_come(wait, peer)) continue;
-    fail_group(wait, fmt::format("{} is frozen: no sign of life for {:.3g} s (limit {:.3g} s) while rank {} waits for it "
-                                 "in {}; {}{}",
-                                 casualty(peer), seconds(*quiet), seconds(limit), root_rank(), own_activity(wait),
-                                 describe(peer), others_meanwhile(wait)));
+    fail_group(wait,
+               fmt::format("{} is frozen: no sign of life for {:.3g} s (limit {:.3g} s) while rank {} waits for it "
+                           "in {}; {}{}",
+                           casualty(peer), seconds(*quiet), seconds(limit), root_rank(), own_activity(wait),
+                           describe(peer), others_meanwhile(wait)));
   }
   const Time waited = silence.waited();
   if (waited < deadline) return;

@@ -22,18 +22,18 @@ inline std::chrono::nanoseconds quiet_after(std::chrono::nanoseconds silence) { 
 /// goes on while the rank computes and stops when the process does. Times are those of the host's steady clock, which
 /// all ranks share. Zero where ranks are threads: they cannot stop apart.
 struct alignas(64) LifeCell {
-  std::atomic<std::int64_t> beat{0};              // the last sign of life
-  std::atomic<std::int64_t> interval{0};          // between signs
-  std::atomic<std::int64_t> lost{0};              // the time without signs when they should have come: pauses of the process
+  std::atomic<std::int64_t> beat{0};      // the last sign of life
+  std::atomic<std::int64_t> interval{0};  // between signs
+  std::atomic<std::int64_t> lost{0};      // the time without signs when they should have come: pauses of the process
   std::atomic<std::int64_t> kernel_since{0};      // 0: between kernels. Later than the truth by a beat at most
   std::atomic<std::uint32_t> waits_for_queue{0};  // whether the rank's thread waits for one of its queues
   SharedText<48> kernel;                          // name of the row
   SharedText<48> stage;                           // of the program: "start-up"; empty in training steps
 };
 
-/// What a wait may hold against others. The time in which this process itself was stopped, or starved, counts for nobody:
-/// a job that is stopped and goes on as a whole (Ctrl-Z, a suspended batch job) has missed none. While the own heart
-/// does not beat nothing is known.
+/// What a wait may hold against others. The time in which this process itself was stopped, or starved, counts for
+/// nobody: a job that is stopped and goes on as a whole (Ctrl-Z, a suspended batch job) has missed none. While the own
+/// heart does not beat nothing is known.
 struct Silence {
   using Time = std::chrono::nanoseconds;
   Time now, waiting_since;
