@@ -9,6 +9,7 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -85,7 +86,10 @@ Finding first_gradient(const Module& model) {
   const auto parameters = model.named_parameters();
   for (std::size_t i = parameters.size(); i-- > 0;) {
     const auto& [name, p] = parameters[i];
-    if (p->grad().defined() && !is_finite(p->grad()))
+    if (!p->grad().defined()) continue;
+    const bool all_finite = is_finite(p->grad());
+    leave_memory(p->grad());
+    if (!all_finite)
       return {parameters.size() - i, fmt::format("the gradient of \"{}\"", name)};
   }
   return {};

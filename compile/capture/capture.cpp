@@ -316,7 +316,7 @@ TensorRef Recorder::read_from(const Tensor& tensor, std::string_view reader) {
 void Recorder::check_writable(const Op& op, ValueId id) const {
   const Value& value = program_.value(id);
   check(value.kind != ValueKind::constant || live_.storage(value)->id() <= start_id_ || value.bytes == 0 ||
-            (&op == &op::evict && live_.storage(value)->is_borrowed()),
+            (&op == &op::evict && home_of(*live_.storage(value))),
         "{} writes into a tensor that the step filled on the host ({}{}): a replay would find it written already; make "
         "it with an op such as zeros() or full()",
         op.name, name(value.home.dtype), value.home.shape);

@@ -14,6 +14,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/agree.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -134,7 +135,9 @@ Tensor assemble(const PlannedTensor& tensor, const Parameters& parameters) {
   }
   Tensor full = parts.size() == 1 ? parts[0] : cat(std::move(parts), 0);
   if (tensor.transposed) full = transpose(std::move(full), 0, 1);
-  return contiguous(cast(std::move(full), tensor.info.dtype));
+  full = contiguous(cast(std::move(full), tensor.info.dtype));
+  for (const std::string& name : tensor.ours) leave_memory(parameters.at(name)->sharded_value());
+  return full;
 }
 
 void copy_stored(const HuggingFaceWeights& like, const std::string& name, SafetensorsWriter& writer) {

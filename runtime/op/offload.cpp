@@ -268,9 +268,13 @@ void register_offload(OpTable& table) {
 const OffloadHome* home_of(const Tensor& tensor) {
   if (!tensor.defined()) return nullptr;
   const Storage* const storage = tensor.is_distributed() ? tensor.impl()->local->storage.get() : tensor.storage().get();
-  if (!storage || !storage->is_borrowed()) return nullptr;
+  return storage ? home_of(*storage) : nullptr;
+}
+
+const OffloadHome* home_of(const Storage& storage) {
+  if (!storage.is_borrowed()) return nullptr;
   const Homes::List& homes = *RankContext::current().state<Homes>().list;
-  const auto found = homes.find(storage->id());
+  const auto found = homes.find(storage.id());
   return found == homes.end() ? nullptr : &found->second;
 }
 

@@ -53,6 +53,7 @@ struct OffloadHome {
 /// Of a tensor of this rank, or of the local one of a distributed tensor; null: its bytes are in memory,
 /// or the tensor is undefined.
 const OffloadHome* home_of(const Tensor& tensor);
+const OffloadHome* home_of(const Storage& storage);
 /// For who has looked at a home by its address: what of it is memory of this process by that is given back. No-op for
 /// what is in no file.
 void leave_memory(const Tensor& tensor);

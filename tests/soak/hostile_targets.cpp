@@ -11,7 +11,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "nn/checkpoint/checkpoint_reader.h"
 #include "nn/checkpoint/checksum.h"
+#include "nn/checkpoint/manifest_json.h"
 #include "nn/checkpoint/rank_file.h"
 #include "nn/checkpoint/saves.h"
 #include "nn/data/token_data.h"
@@ -71,7 +73,7 @@ class SaveReader : public HostileReader {
                           .bytes = std::as_bytes(std::span(w))});
       if (rank == 0)
         pieces.push_back({.name = "b", .shape = {7}, .box = {{0}, {7}}, .bytes = std::as_bytes(std::span(b))});
-      for (PieceEntry& entry : write_rank_file(dir_.path(), name, rank, pieces)) manifest.pieces.push_back(entry);
+      add(manifest, write_rank_file(dir_.path(), name, rank, pieces));
     }
     commit(dir_.path(), name, manifest);
     file_ = name + "/" + altered;
@@ -112,6 +114,7 @@ class SealedManifestReader : public SaveReader {
   SealedManifestReader() : SaveReader("manifest.json") {
     json outer = json::parse(good_);
     inner_ = outer["manifest"].dump();
+    version_ = outer["version"];
     outer["manifest"] = "@";
     outer["checksum"] = "#";
     outer_ = outer.dump();
@@ -120,11 +123,12 @@ class SealedManifestReader : public SaveReader {
   std::string sealed(const std::string& input) override {
     std::string text = outer_;
     text.replace(text.find("\"@\""), 3, input);
-    return text.replace(text.find("\"#\""), 3, fmt::format("\"{}\"", checksum_text(checksum(input))));
+    return text.replace(text.find("\"#\""), 3, fmt::format("\"{}\"", checksum_text(manifest_checksum(input, version_))));
   }
 
  private:
   std::string outer_, inner_;
+  std::int64_t version_ = 0;
 };
 
 class SafetensorsReader : public HostileReader {
