@@ -45,8 +45,11 @@ class AsyncSaver {
   bool is_in_flight() const { return flight_ != nullptr; }
   /// At a step boundary: one small all-reduce while a save is in flight, nothing else. Throws Error, on every rank at
   /// the same call, if the save has failed on any rank: disk full, a folder that cannot be written, a mount that is
-  /// gone. The saves before it stay. Collective; waits for no disk.
+  /// gone. The saves before it stay. After a CommError ranks may differ in what they know of the save: reset().
+  /// Collective; waits for no disk.
   void poll();
+  /// Beside reset_after_error(), on all ranks: gives up a save in flight. Local.
+  void reset() noexcept { give_up(); }
   /// Waits for the save in flight and commits it. Collective. Throws as poll().
   void finish();
 

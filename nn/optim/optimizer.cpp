@@ -4,6 +4,7 @@
 
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
+#include "runtime/op/offload.h"
 #include "runtime/op/ops.h"
 
 namespace sherd::nn {
@@ -160,7 +161,10 @@ std::vector<std::size_t> Optimizer::ready_parameters() {
   for (const std::size_t i : active) {
     if (is_updated(i)) continue;
     if (const Storage* const gradient = bytes_of(parameters_[i]->grad())) gradient->wait_to_read();
-    if (const Storage* const value = bytes_of(parameters_[i]->sharded_value())) value->wait_to_write();
+    const Storage* const value = bytes_of(parameters_[i]->sharded_value());
+    if (!value) continue;
+    if (home_of(*value)) value->wait_to_read();  // evict writes it, on a queue that waits for its readers
+    else value->wait_to_write();
   }
   return active;
 }

@@ -200,7 +200,7 @@ void OffloadFile::write(std::byte* home, std::span<const std::byte> from) const 
 void OffloadFile::leave_memory(const std::byte* home, std::int64_t bytes) const {
   const std::int64_t at = home - base_;
   const std::int64_t first = std::max<std::int64_t>(at / kFilePage * kFilePage - kFaultAround, 0);
-  const std::int64_t last = std::min(round_up(at + bytes, kFilePage) + kFaultAround, size_);
+  const std::int64_t last = std::min(round_up(at + bytes, kFilePage) + kFaultAround, size_.load());
   if (file_ && first < last) ::madvise(base_ + first, static_cast<std::size_t>(last - first), MADV_DONTNEED);
 }
 

@@ -2,6 +2,7 @@
 // Bytes that lie outside of a rank's memory, in a file without a name: it is gone with the process, however that ends,
 // and nobody else can truncate it. Work of queues reads and writes it by position; it is also mapped, so that whoever
 // wants to look at some of it, as a checkpoint does, finds it at its address.
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -54,7 +55,8 @@ class OffloadFile : public std::enable_shared_from_this<OffloadFile> {
   Descriptor file_;              // none on a ghost rank
   const std::int64_t reserved_;  // addresses
   std::byte* base_ = nullptr;
-  std::int64_t size_ = 0, used_ = 0;
+  std::atomic<std::int64_t> size_{0};  // grown by the rank's thread; queues ask what is mapped
+  std::int64_t used_ = 0;
   double rate_ = 0;
 };
 

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -73,10 +74,19 @@ std::string describe_end(const Rank& rank) {
                      meaning ? meaning : "unknown");
 }
 
-/// A rank that lost a peer says so; the peer's own error is the one to read.
+/// A rank that lost a peer says so, and so does one that was told of a peer's error ("sherd: rank 3: reason"); the
+/// peer's own error is the one to read.
 bool blames_a_peer(const Rank& rank) {
   const auto& tail = rank.err.lines.tail();
-  return std::any_of(tail.begin(), tail.end(), [](const auto& line) { return line.find("CommError") != line.npos; });
+  return std::any_of(tail.begin(), tail.end(), [&](const std::string& line) {
+    constexpr std::string_view kTold = "sherd: rank ";
+    if (line.find("CommError") != line.npos) return true;
+    if (!line.starts_with(kTold)) return false;
+    int peer = -1;
+    const char* const last = line.data() + line.size();
+    const auto [end, error] = std::from_chars(line.data() + kTold.size(), last, peer);
+    return error == std::errc() && end != last && *end == ':' && peer != rank.rank;
+  });
 }
 
 bool same_file(int a, int b) {
@@ -185,6 +195,7 @@ class Supervision {
   bool stopping_ = false;
   int user_signal_ = 0;           // what made us stop, if it was the user
   bool was_interrupted_ = false;  // by the user, perhaps when we had stopped already
+  int interrupted_by_ = 0;        // the first signal that did
 };
 
 Supervision::Supervision(const SuperviseOptions& options, const Start& start, const sigset_t& rank_mask, int control)
@@ -271,6 +282,7 @@ void Supervision::read_control() {
   if (got < 0) return;
   if (got == 0) launcher_lives_ = false;  // Nobody waits for us: leave nothing behind, quickly.
   was_interrupted_ = was_interrupted_ || !launcher_lives_ || signal != SIGUSR1;
+  if (got > 0 && signal != SIGUSR1 && interrupted_by_ == 0) interrupted_by_ = signal;
   if (!has_children_ || !launcher_lives_) {
     out_.close();
     err_.close();
@@ -444,10 +456,19 @@ int Supervision::report() {
 std::optional<StartFailure> Supervision::failure() const {
   const Rank* culprit = to_blame();
   if (!culprit || user_signal_ != 0 || was_interrupted_ || is_meant(*culprit->status)) return std::nullopt;
+  const bool has_no_reader =
+      out_.is_closed() || err_.is_closed() || (WIFSIGNALED(*culprit->status) && WTERMSIG(*culprit->status) == SIGPIPE);
+  if (has_no_reader) return std::nullopt;  // nor would another start
   StartFailure failure{.what = describe_failures(), .slots = {}};
   for (const Rank* rank : failures_)
     if (!blames_a_peer(*rank)) failure.slots.push_back(rank->slot);
+  if (num_ranks() > 1 && failure.slots.size() == ranks_.size()) failure.slots.clear();  // a fault of no rank
   return failure;
+}
+
+void say_on_error_stream(const std::string& text) {
+  const std::string line = fmt::format("sherd run: {}\n", text);
+  [[maybe_unused]] const ssize_t written = ::write(2, line.data(), line.size());
 }
 
 Outcome Supervision::run() {
@@ -464,12 +485,12 @@ Outcome Supervision::run() {
   Outcome outcome;
   outcome.status = report();  // where the user may interrupt us yet
   outcome.failure = failure();
+  // A failure that would have been mended, had the user not wanted the end since.
+  if (options_.restart.restarts > 0 && outcome.status != kDone && user_signal_ == 0 && interrupted_by_ != 0) {
+    say_on_error_stream(fmt::format("stopped by {}", signal_name(interrupted_by_)));
+    outcome.status = 128 + interrupted_by_;
+  }
   return outcome;
-}
-
-void say_on_error_stream(const std::string& text) {
-  const std::string line = fmt::format("sherd run: {}\n", text);
-  [[maybe_unused]] const ssize_t written = ::write(2, line.data(), line.size());
 }
 
 /// Returns the signal of the user that came meanwhile, 0 if none did, -1 if the launcher is dead.

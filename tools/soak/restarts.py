@@ -96,7 +96,8 @@ def undisturbed(options, folder, steps, every):
     start = time.monotonic()
     job = Job(options, folder, steps, every, [])
     try:
-        status = job.wait(None)
+        status = job.wait(600 + 60 * options.minutes)
+        kills.check(status is not None, "the undisturbed run does not end")
         kills.check(status == 0, f"the undisturbed run ends with status {status}:\n{job.text()[-2000:]}")
     finally:
         job.end()
@@ -107,11 +108,12 @@ def disturbed(options, folder, steps, every, limit, rng):
     """The number of kills."""
     job = Job(options, folder, steps, every, ["--restarts", "100", "--backoff", "0"])
     struck, end = 0, time.monotonic() + limit
+    most = min(100, max(2, int(60 * options.minutes / sum(options.kill_after))))  # a slow machine gets on, too
     try:
         while (status := job.wait(rng.uniform(*options.kill_after))) is None:
             kills.check(time.monotonic() < end, f"takes more than {limit:.0f} s")
             ranks = job.processes(ranks_only=True)
-            if ranks and struck < 100:
+            if ranks and struck < most:
                 try:
                     os.kill(rng.choice(ranks), signal.SIGKILL)
                     struck += 1

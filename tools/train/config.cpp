@@ -409,14 +409,21 @@ std::optional<TrainConfig> load_train_config(std::span<const std::string_view> a
   if (!line.words.empty()) load_toml_file(table, line.words[0]);
   const TrainConfig of_file = config;
   apply_flags(table, line);
-  if (const std::string place = saves_of_earlier_start(config, discover_rank()); !place.empty()) {
+  const RankInfo rank = discover_rank();
+  const auto go_on = [&] {
+    const std::string place = saves_of_earlier_start(config, rank);
+    if (place.empty()) return;
     config.resume = place;
     config.init_from.clear();
-  }
+  };
+  go_on();
   // A run that resumes has the model of its checkpoint, whatever the first one of its kind started from.
-  if (!config.resume.empty()) take_saved(table, config.resume);
-  else if (!config.init_from.empty())
+  if (!config.resume.empty()) {
+    take_saved(table, config.resume);
+    go_on();  // the save may name the folder to save to, in which there is more of this job
+  } else if (!config.init_from.empty()) {
     take_model(Weights(config.init_from, *make_single_group(), nn::Verify::files), table);
+  }
   try {
     resolve(config);
   } catch (const Error& error) {

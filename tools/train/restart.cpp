@@ -16,16 +16,19 @@ namespace {
 
 using Axes = std::vector<DeviceMesh::Axis>;
 
-/// A save that cannot be read is no reason to fail: who resumes passes it over, and says so.
-bool has_save_of(const std::string& place, const std::string& job) {
+/// `place` if its newest readable save is of the job, else the newest one that is; empty if none. A save that cannot be
+/// read is no reason to fail: who resumes passes it over, and says so.
+std::string saves_of(const std::string& place, const std::string& job) {
+  bool is_newest = true;
   for (const SavePlace& save : list_saves(place)) {
     try {
       const Manifest manifest = read_manifest(save.folder);
       const auto found = manifest.state.find(kJobOfSave);
-      if (found != manifest.state.end() && found->second == StateValue(job)) return true;
+      if (found != manifest.state.end() && found->second == StateValue(job)) return is_newest ? place : save.folder;
+      is_newest = false;
     } catch (const Error&) {}
   }
-  return false;
+  return "";
 }
 
 int product(const Axes& axes) {
@@ -64,7 +67,7 @@ std::string saves_of_earlier_start(const TrainConfig& config, const RankInfo& ra
   if (rank.restart == 0 || rank.job.empty()) return "";
   const std::string above = std::filesystem::path(config.resume).parent_path();
   for (const std::string& place : {config.save, config.resume, above})
-    if (!place.empty() && has_save_of(place, rank.job)) return place;
+    if (std::string saves = place.empty() ? "" : saves_of(place, rank.job); !saves.empty()) return saves;
   return "";
 }
 
@@ -76,12 +79,16 @@ RanksThatFit ranks_that_fit(const TrainConfig& config, const RankInfo& rank) {
   const auto worth = [](const Axes& mesh) {
     return std::tuple(product(mesh), size_of(mesh, "tp"), -size_of(mesh, "replicate"));
   };
+  const auto* const slices = std::get_if<std::int64_t>(&config.reshard_after_forward);
   each_smaller(full, axes, 0, [&](const Axes& mesh) {
+    if (slices && *slices > 0 && size_of(mesh, "dp") % *slices != 0) return;
     if (product(mesh) > rank.world_size || config.batch % (count_data_ranks(mesh) * config.accumulate) != 0) return;
     if (!best || worth(mesh) > worth(*best)) best = mesh;
   });
-  check(best.has_value(), "batch = {} does not divide into {} micro-batches, on any number of ranks", config.batch,
-        config.accumulate);
+  check(best.has_value(),
+        "no mesh of at most {} ranks divides batch = {} into accumulate = {} micro-batches and is divided by "
+        "reshard_after_forward",
+        rank.world_size, config.batch, config.accumulate);
   RanksThatFit fit{product(*best), config.mesh.empty() ? "" : text_of(*best), ""};
   fit.text = fmt::format("{} of the {} ranks of the first start are left: trains on {} of them, {}", rank.world_size,
                          rank.full_world_size, fit.ranks, text_of(*best));

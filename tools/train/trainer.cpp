@@ -455,11 +455,16 @@ std::int64_t Trainer::roll_back(StepLog& log) {
 }
 
 void Trainer::fail_diverged(const Divergence& found) {
-  finish_save();  // of a step before
+  std::string unsaved;
+  try {
+    finish_save();  // of a step before
+  } catch (const CommError&) { throw; } catch (const Error& error) {
+    unsaved = fmt::format(", and the save before it has failed: {}", error.message());
+  }
   const StepMetrics& metrics = found.metrics;
   if (found.is_spike)
-    throw ExitError(kDiverged, fmt::format("the run has diverged in step {}: {}. Nothing was saved since", metrics.step,
-                                           found.what));
+    throw ExitError(kDiverged, fmt::format("the run has diverged in step {}: {}. Nothing was saved since{}",
+                                           metrics.step, found.what, unsaved));
   std::string where;
   try {
     step_->set_step(metrics.step - 1);
@@ -472,9 +477,9 @@ void Trainer::fail_diverged(const Divergence& found) {
   } catch (const std::exception& error) { where = fmt::format("where it began is not known: {}", error.what()); }
   throw ExitError(
       kDiverged,
-      fmt::format("the run has diverged in step {}: {}; {}. Nothing was saved since; a lower optimizer.lr, a "
+      fmt::format("the run has diverged in step {}: {}; {}. Nothing was saved since{}; a lower optimizer.lr, a "
                   "longer optimizer.warmup or a smaller optimizer.clip may help",
-                  metrics.step, found.what, where));
+                  metrics.step, found.what, where, unsaved));
 }
 
 // Before a save of the same step, which would keep what has changed by itself.
