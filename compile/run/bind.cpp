@@ -193,7 +193,7 @@ class Binder {
     const bool is_home = are_homes_[index];
     for (Given& given : given_)
       if (given.storage && given.storage->bytes() == value->bytes && given.storage->device() == value->device &&
-          (home_of(*given.storage) != nullptr) == is_home && (is_home || given.has(content)))
+          (is_home ? home_of(*given.storage) != nullptr : given.has(content)))
         return std::exchange(given.storage, {});  // equal ones stay apart: the step may write into one
     if (is_home || RankContext::current().is_ghost() || value->bytes == 0)
       return Storage::allocate(value->bytes, value->category, value->device);
