@@ -91,7 +91,7 @@ std::string failure_of(const std::function<void()>& body) {
 
 TEST(Life, SilenceCountsFromTheLastSignOrTheWaitWithoutOnesOwnPauses) {
   const auto silence = [](const Silence& s, std::chrono::nanoseconds beat) { return s.of(beat); };
-  const Silence wait{.now = 100s, .waiting_since = 40s, .own_beat = 99s, .lost = 0s, .patience = 2s};
+  const Silence wait{.now = 100s, .waiting_since = 40s, .own_beat = 99s, .lost = 0s, .pause_end = 0s, .patience = 2s};
   EXPECT_EQ(silence(wait, 99s), 1s);
   EXPECT_EQ(silence(wait, 60s), 40s);
   EXPECT_EQ(silence(wait, 10s), 60s) << "it was silent before, but nobody waited";
@@ -103,10 +103,14 @@ TEST(Life, SilenceCountsFromTheLastSignOrTheWaitWithoutOnesOwnPauses) {
   EXPECT_EQ(silence(away, 60s), std::nullopt);
   Silence back = wait;
   back.lost = 38s;
+  back.pause_end = 98s;
   EXPECT_EQ(silence(back, 60s), 2s);
-  EXPECT_EQ(silence(back, 99s), 0s);
+  EXPECT_EQ(silence(back, 99s), 1s) << "a sign since the pause";
   EXPECT_EQ(back.waited(), 22s);
-  const Silence threads{.now = 100s, .waiting_since = 40s, .own_beat = 0s, .lost = 0s, .patience = 2s};
+  back.pause_end = 41s;  // nearly all of it before the wait, though the heart has told of it since
+  EXPECT_EQ(back.waited(), 59s);
+  EXPECT_EQ(silence(back, 60s), 40s);
+  const Silence threads{.now = 100s, .waiting_since = 40s, .own_beat = 0s, .lost = 0s, .pause_end = 0s, .patience = 2s};
   EXPECT_TRUE(threads.is_known()) << "their deadline counts";
 }
 
@@ -210,7 +214,7 @@ TEST(Life, TheEndOfAChainOfWaitsIsNamed) {
   SharedFlag named;
   const std::vector<RankEnd> ends = fork_ranks(4, [&](Store& store, int rank) {
     RankContext::current();
-    Told told({"held up by rank 3: busy"}, &named);
+    Told told({"held up by rank 3: busy"}, rank == 0 ? &named : nullptr);
     const auto world = make_shm_group(store, rank, 4, {.notice = told.notice()});
     const std::vector<int> row = rank < 2 ? std::vector{0, 1} : std::vector{2, 3};
     const std::vector<int> column = rank % 2 == 0 ? std::vector{0, 2} : std::vector{1, 3};

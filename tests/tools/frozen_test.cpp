@@ -31,7 +31,7 @@ TEST_F(Frozen, AStoppedRankEndsTheRunWithinItsDeadline) {
                           "[0] sherd: CommError: rank 1 (process ", ") is frozen: no sign of life for 6",
                           " s (limit 6 s) while rank 0 waits for it in ",
                           "sherd run: rank 0 exited with status 1; the end of what it wrote to stderr:"});
-  EXPECT_LT(FrozenClock::now() - start, 6s + 5s + 20s) << "20 s to start and to train 3 steps";
+  EXPECT_LT(FrozenClock::now() - start, 45s) << "far below the other deadline";
 }
 
 TEST_F(Frozen, ARankThatIsStoppedBeforeItMeetsTheOthersIsNamed) {
@@ -40,7 +40,7 @@ TEST_F(Frozen, ARankThatIsStoppedBeforeItMeetsTheOthersIsNamed) {
       train_by_script(2, "[ $SHERD_RANK = 1 ] && kill -STOP $$; exec \"$0\" train \"$1\" --frozen-after 1");
   EXPECT_EQ(end.status, 1);
   expect_within(end.err, {"CommError: shm_group world: ranks 1 have not come within 1 s, and given no sign of life"});
-  EXPECT_LT(FrozenClock::now() - start, 20s) << "far below both deadlines";
+  EXPECT_LT(FrozenClock::now() - start, 45s) << "far below both deadlines";
 }
 
 TEST_F(Frozen, AKillDuringTheStartEndsAllRanksSoon) {
@@ -54,7 +54,7 @@ TEST_F(Frozen, AKillDuringTheStartEndsAllRanksSoon) {
     const ProgramEnd end = train_by_script(3, script);
     EXPECT_EQ(end.status, 128 + SIGKILL) << end.err;
     expect_within(end.err, {"rank 1 was killed by SIGKILL (Killed); stopping the other ranks"});
-    EXPECT_LT(FrozenClock::now() - start, 15s) << "5 s, and what the start takes on a busy machine";
+    EXPECT_LT(FrozenClock::now() - start, 45s) << "5 s, and what the start takes on a busy machine";
   }
 }
 

@@ -41,7 +41,7 @@ class ProgramTest : public ::testing::Test {
   }
 
   /// Far below the deadline of a collective: a run that ends by it would be killed first.
-  static constexpr std::chrono::seconds kLimit{60};
+  static constexpr std::chrono::seconds kLimit{120};
   TempDir dir_;
   std::string data_ = dir_.write("text.txt", tiny_text());
   std::string config_file_ = dir_.write("tiny.toml", to_toml(tiny_config(data_)));

@@ -88,6 +88,7 @@ Board::Board(std::shared_ptr<std::byte> memory, BoardOptions options)
 // A rank of a subgroup that unwinds gives its reason by abort(), or by leaving the root: a better reason than this
 // departure.
 Board::~Board() {
+  if (options_.has_died && channel() == 0 && own().process != ::getpid()) return;  // a forked child leaves nothing
   if (channel() != 0 || (options_.root && std::uncaught_exceptions() > exceptions_at_start_)) return;
   own().presence = Presence::left;
   ring_all();

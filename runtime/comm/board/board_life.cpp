@@ -29,6 +29,7 @@ Silence Board::silence() const {
           .waiting_since = Time(nanoseconds(waiting_since_)),
           .own_beat = time_in(own.beat),
           .lost = time_in(own.lost) - Time(lost_before_),
+          .pause_end = time_in(own.pause_end),
           .patience = quiet_after(options_.silence)};
 }
 
@@ -98,12 +99,17 @@ std::string Board::activity_of(int root) const {
 /// For whom a rank that this one waits for waits itself, and so on: who holds up all of them. Empty if that is the
 /// rank itself.
 std::string Board::end_of_chain(int root) const {
+  constexpr Time kSettled = std::chrono::milliseconds(100);
   std::vector<Place> chain{{root, channel()}};
+  Time last_begin(0);
   for (;;) {
     const auto sleep = frozen_for(chain.back().rank) ? std::nullopt : sleep_that_holds_up(chain.back());
     if (!sleep) break;
+    last_begin = std::max(last_begin, sleep->since);
     const auto seen = std::ranges::find(chain, sleep->awaited);
     if (seen != chain.end()) {
+      // Ranks are looked at one after the other: a wait that has just begun may be the answer to one that is ending.
+      if (clock_time() - last_begin < kSettled) return "";
       std::vector<int> ranks;
       for (auto place = seen; place != chain.end(); ++place) ranks.push_back(place->rank);
       return fmt::format(", held up in a circle: the ranks {} wait for each other", fmt::join(ranks, ", "));

@@ -73,7 +73,10 @@ void Heartbeat::beat() {
   const std::int64_t now = nanoseconds_now(), last = cell_.beat.load(std::memory_order_relaxed);
   const std::int64_t gap = last == 0 ? 0 : now - last, interval = interval_.count();
   // On a busy machine it may be late by a beat or two.
-  if (gap > 4 * interval) cell_.lost.fetch_add(gap - interval, std::memory_order_relaxed);
+  if (gap > 4 * interval) {
+    cell_.lost.fetch_add(gap - interval, std::memory_order_relaxed);
+    cell_.pause_end.store(now, std::memory_order_relaxed);
+  }
   if (running_) {
     // In this order: the name may be of a later kernel than the number, which the next beat puts right.
     const std::uint64_t begun = running_->begun.load(std::memory_order_acquire);

@@ -288,6 +288,7 @@ class HostWatch {
                           .waiting_since = nanoseconds(start_),
                           .own_beat = read_time(own_.beat),
                           .lost = read_time(own_.lost) - lost_before_,
+                          .pause_end = read_time(own_.pause_end),
                           .patience = quiet_after(meeting_.options.silence)};
     return silence.of(read_time(host_.beat)).value_or(std::chrono::nanoseconds(0));
   }
@@ -298,11 +299,12 @@ class HostWatch {
   bool is_frozen() const { return silence() > patience(); }
   void check() const {
     const std::chrono::nanoseconds silence = this->silence();
-    if (silence >= std::max(meeting_.silence, patience()))
+    const std::chrono::nanoseconds limit = std::max(std::chrono::nanoseconds(meeting_.silence), patience());
+    if (silence >= limit)
       throw CommError(
           fmt::format("shm_group {}: rank 0 is frozen: no sign of life for {:.3g} s (limit {:.3g} s), before "
                       "all ranks had come",
-                      meeting_.options.name, in_seconds(silence), in_seconds(meeting_.silence)));
+                      meeting_.options.name, in_seconds(silence), in_seconds(limit)));
   }
 
  private:
