@@ -124,7 +124,10 @@ class Optimizer {
   void update_all(const Cohort& cohort);
   void update_in_pieces(const Cohort& cohort);
   bool has_homes() const;
-  std::int64_t piece_bytes(std::size_t kinds) const;
+  struct PieceSizes {
+    std::int64_t bytes = 0, in_flight = 0;  ///< of a piece; pieces in memory at a time, between steps
+  };
+  PieceSizes piece_sizes(std::size_t kinds) const;
   std::vector<Tensor> homes_of(const StatePiece& piece) const;
   std::vector<Tensor> gradient_homes_of(const StatePiece& piece) const;
   void add_update(std::size_t parameter, const Tensor& count);

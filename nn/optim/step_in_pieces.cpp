@@ -17,7 +17,8 @@
 namespace sherd::nn {
 
 namespace {
-constexpr std::size_t kAhead = 2;                                // pieces that are fetched before the first gradient
+constexpr std::int64_t kLeaving = 2;  // pieces of the step before, on their way out while others are fetched ahead
+constexpr std::int64_t kMostInFlight = 6;
 constexpr std::int64_t kPieceInMemory = std::int64_t{16} << 20;  // of state that is not fetched: a call's worth
 }  // namespace
 
@@ -43,6 +44,7 @@ struct Optimizer::InBackward {
   std::vector<std::pair<Tensor, Tensor>> counts{};  // of cohorts: before the step, and in it
   std::vector<StatePiece> order{};                  // of the step before: what comes first is fetched ahead
   std::vector<StatePiece> order_now{};
+  std::int64_t in_flight = 0;  // pieces in memory at a time, between steps
   std::deque<std::pair<StatePiece, Tensor>> ahead{};
   std::vector<std::pair<Ref<Storage>, std::uint32_t>> homes_ahead{};  // with their versions then
 };
@@ -67,8 +69,8 @@ bool Optimizer::has_homes() const {
 }
 
 // Of what lies outside of memory, `kinds` tensors of each parameter's shape.
-std::int64_t Optimizer::piece_bytes(std::size_t kinds) const {
-  if (kinds == 0) return kPieceInMemory;
+Optimizer::PieceSizes Optimizer::piece_sizes(std::size_t kinds) const {
+  if (kinds == 0) return {kPieceInMemory, 0};
   std::int64_t bytes = 0, most = 0;
   for (const Parameter* p : parameters_) {
     const Tensor& value = p->sharded_value();
@@ -76,7 +78,8 @@ std::int64_t Optimizer::piece_bytes(std::size_t kinds) const {
     if (const OffloadHome* const home = home_of(value)) most = home->bytes_in_flight;
   }
   if (offloaded_) most = offloaded_->bytes_in_flight();
-  return sherd::nn::piece_bytes(bytes, most);
+  const std::int64_t piece = piece_bytes(bytes, most);
+  return {piece, std::clamp(most / std::max<std::int64_t>(piece, 1), kLeaving + 1, kMostInFlight)};
 }
 
 namespace {
@@ -110,8 +113,10 @@ void Optimizer::add_update(std::size_t i, const Tensor& count) {
   if (!pieces_) {
     const std::size_t of_state = offloaded_ ? state_kinds().size() : 0;
     const std::size_t kinds = of_state + (has_homes() ? 2 : 0);  // the value and its gradient
+    const PieceSizes sizes = piece_sizes(kinds);
     pieces_ = std::make_unique<PiecesInFlight>(
-        PiecesInFlight{.cut = StatePieces(piece_bytes(kinds), kinds > 0 ? kinds : state_kinds().size())});
+        PiecesInFlight{.cut = StatePieces(sizes.bytes, kinds > 0 ? kinds : state_kinds().size())});
+    if (in_backward_) in_backward_->in_flight = sizes.in_flight;
   }
   if (pieces_->count.defined() && pieces_->count.storage() != count.storage()) start_piece(pieces_->cut.take_rest());
   pieces_->count = count;
@@ -132,7 +137,8 @@ void Optimizer::start_piece(StatePiece piece) {
   if (!next.homes.empty()) next.here = take_ahead(next.piece);
   if (!next.homes.empty() && !next.here.defined()) next.here = fetch(next.homes, attrs);
   if (!next.gradient_homes.empty()) next.gradients_here = fetch_gradients(next.gradient_homes, attrs);
-  if (has_begun() && in_backward_->order_now.size() < kAhead) in_backward_->order_now.push_back(next.piece);
+  if (has_begun() && std::ssize(in_backward_->order_now) < in_backward_->in_flight - kLeaving)
+    in_backward_->order_now.push_back(next.piece);
   pieces_->fetched.push_back(std::move(next));
   if (pieces_->fetched.size() > 1) update_oldest_piece();
 }
@@ -185,7 +191,8 @@ void Optimizer::fetch_ahead() {
     const std::vector<Tensor> homes = homes_of(piece);
     if (homes.empty()) continue;
     for (const Tensor& home : homes) now.homes_ahead.emplace_back(home.storage(), home.storage()->version());
-    Tensor here = fetch(homes, {.device = update_device(*parameters_[piece.front().parameter])});
+    Tensor here = fetch(homes, {.device = update_device(*parameters_[piece.front().parameter]),
+                                .in_flight = static_cast<int>(now.in_flight)});
     now.ahead.emplace_back(std::move(piece), std::move(here));
   }
   now.order.clear();
