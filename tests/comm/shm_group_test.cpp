@@ -255,6 +255,14 @@ TEST(ShmGroup, AStrangerThatSaysNothingIsNotWaitedFor) {
   for (const RankEnd& end : ends) EXPECT_EQ(end.status, 0) << end.message;
 }
 
+std::ptrdiff_t num_entries(const std::string& folder) {
+  std::error_code gone;
+  std::filesystem::directory_iterator at(folder, gone);
+  std::ptrdiff_t count = 0;
+  for (; at != std::filesystem::directory_iterator(); at.increment(gone)) ++count;
+  return count;
+}
+
 TEST(ShmGroup, RanksThatDieTogetherAreBothNamed) {
   const std::vector<RankEnd> ends = fork_ranks(3, [&](Store& store, int rank) {
     const std::shared_ptr<ProcessGroup> group = make_shm_group(store, rank, 3);
@@ -263,7 +271,11 @@ TEST(ShmGroup, RanksThatDieTogetherAreBothNamed) {
     if (rank != 0) std::raise(SIGKILL);
     for (const int dead : {1, 2}) {  // until both have ended; their parent buries rank 0 first
       const std::string process = store.get(fmt::format("process {}", dead), std::chrono::seconds(1));
-      while (text_of("/proc/" + process + "/stat").find(") Z ") == std::string::npos) std::this_thread::yield();
+      // With all of its threads: sockets are open until the last of them has gone.
+      const auto has_ended = [folder = "/proc/" + process] {
+        return text_of(folder + "/stat").find(") Z ") != std::string::npos && num_entries(folder + "/task") <= 1;
+      };
+      while (!has_ended()) std::this_thread::yield();
     }
     EXPECT_THAT(error_of([&] { gather(group->host(), 10); }),
                 AllOf(HasSubstr("rank 1 (process "), HasSubstr(") died while rank 0 waits for it in all_gather #2"),
