@@ -10,7 +10,10 @@
 #include <nlohmann/json.hpp>
 
 #include "nn/checkpoint/manifest.h"
+#include "nn/checkpoint/rank_file.h"
 #include "nn/checkpoint/saves.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_dir.h"
 #include "tests/tools/program_test.h"
 #include "tools/launch/restart_policy.h"
 
@@ -94,7 +97,8 @@ TEST_F(Restart, TheLastFailureCountsWhenNoRestartIsLeft) {
 }
 
 TEST_F(Restart, WhatAnotherStartCannotMendIsNotStartedAgain) {
-  for (const char* end_of_rank : {"exit 2", "exit 3", "exit 4", "exit 5", "kill -TERM $$", "kill -INT $$", "exit 0"}) {
+  for (const char* end_of_rank :
+       {"exit 2", "exit 3", "exit 4", "exit 5", "kill -TERM $$", "kill -INT $$", "kill -PIPE $$", "exit 0"}) {
     fs::remove(dir_ / "starts");
     run({"-n", "1", "--restarts", "5"}, fmt::format("echo start >> starts; {}; sleep 1000", end_of_rank));
     EXPECT_EQ(starts(), 1) << end_of_rank;
@@ -136,6 +140,26 @@ TEST_F(Restart, RanksThatFailAgainAreLeftOutAndTheOthersNumberedAnew) {
   expect_within(dir_.read("starts"), {"2 1 0 2 4\n", "2 3 1 2 4\n"});
 }
 
+// Ranks that are told of a peer's error end by it as well, and say so.
+TEST_F(Restart, RanksThatWereToldOfAnErrorAreNotLeftOut) {
+  const ProgramEnd end =
+      run({"-n", "4", "--restarts", "9", "--backoff", "0", "--min-ranks", "2"},
+          "[ $SHERD_WORLD_SIZE = 3 ] && exit 0\n"
+          "[ $SHERD_SLOT = 2 ] && { touch failed.$SHERD_RESTART; echo 'sherd: no such file' >&2; exit 1; }\n"
+          "trap '' TERM; until [ -e failed.$SHERD_RESTART ]; do :; done\n"
+          "echo 'sherd: rank 2: no such file' >&2; exit 1");
+  EXPECT_EQ(end.status, 0) << end.err;
+  expect_within(end.err, {"left out, as it failed again at once: rank 2 of the first start"});
+}
+
+TEST_F(Restart, WhereAllRanksFailNobodyIsLeftOut) {
+  const ProgramEnd end = run({"-n", "3", "--restarts", "3", "--backoff", "0", "--min-ranks", "1"},
+                             "trap '' TERM; touch up.$SHERD_RESTART.$SHERD_RANK\n"
+                             "for rank in 0 1 2; do until [ -e up.$SHERD_RESTART.$rank ]; do :; done; done; exit 7");
+  EXPECT_EQ(end.status, 7) << end.err;
+  EXPECT_EQ(end.err.find("left out"), std::string::npos) << end.err;
+}
+
 TEST_F(Restart, FlagsThatDoNotFitAreWrongUsage) {
   for (const auto& [flags, text] : std::vector<std::pair<Words, std::string>>{
            {{"-n", "2", "--restarts", "-1"}, "--restarts '-1' is no number of restarts from 0 to"},
@@ -172,6 +196,47 @@ TEST(RanksThatFit, TheLargestMeshOfTheSameAxesThatDividesTheBatch) {
   EXPECT_EQ(fit(12, "replicate=2,dp=2", 4, 2), "2 replicate=1,dp=2");
   EXPECT_EQ(fit(7, "", 4, 3), "1 ");
   EXPECT_EQ(fit(16, "tp=4", 4, 3), "2 dp=1,tp=2") << "divisors of tp only";
+}
+
+TEST(RanksThatFit, ShardsThatReshardToKRanksStayAMultipleOfK) {
+  RankInfo rank;
+  rank.world_size = 7;
+  rank.full_world_size = 8;
+  TrainConfig config = config_of(24, "");
+  EXPECT_EQ(ranks_that_fit(config, rank).ranks, 6);
+  config.reshard_after_forward = std::int64_t{4};
+  EXPECT_EQ(ranks_that_fit(config, rank).ranks, 4);
+  rank.world_size = 3;
+  expect_error([&] { ranks_that_fit(config, rank); }, {"at most 3 ranks", "reshard_after_forward"});
+}
+
+TEST(SavesOfEarlierStart, ALaterSaveOfAnotherRunIsPassedOver) {
+  const TempDir dir;
+  const auto save = [&](std::int64_t step, const std::string& job) {
+    const float value = 1;
+    const std::string name = new_save_name(dir.path(), step);
+    Manifest manifest;
+    manifest.step = step;
+    manifest.state[kJobOfSave] = job;
+    const Piece piece{.name = "w", .shape = {1}, .box = {{0}, {1}}, .bytes = std::as_bytes(std::span(&value, 1))};
+    add(manifest, write_rank_file(dir.path(), name, 0, {&piece, 1}));
+    commit(dir.path(), name, manifest);
+    return dir / name;
+  };
+  TrainConfig config;
+  config.save = dir.path();
+  RankInfo rank;
+  rank.job = "this";
+  rank.restart = 1;
+  EXPECT_EQ(saves_of_earlier_start(config, rank), "");
+  save(400, "other");
+  EXPECT_EQ(saves_of_earlier_start(config, rank), "");
+  const std::string own = save(25, "this");
+  EXPECT_EQ(saves_of_earlier_start(config, rank), own);
+  save(500, "this");
+  EXPECT_EQ(saves_of_earlier_start(config, rank), dir.path()) << "the newest is of this job";
+  rank.restart = 0;
+  EXPECT_EQ(saves_of_earlier_start(config, rank), "") << "the first start";
 }
 
 class RestartedTraining : public Restart {
@@ -224,6 +289,17 @@ TEST_F(RestartedTraining, WhatAnotherRunHasSavedIsNotGoneOnWith) {
                                  "[ $SHERD_RESTART = 0 ] && rm saves.jsonl\n" + train("saves", flags));
   ASSERT_EQ(end.status, 0) << end.err;
   EXPECT_EQ(losses("saves.jsonl"), losses("quiet.jsonl"));
+}
+
+// Where to save is known from the save that is resumed alone.
+TEST_F(RestartedTraining, GoesOnInTheFolderThatTheResumedSaveNames) {
+  ASSERT_EQ(run({"-n", "1"}, train("saves", "", 50)).status, 0);
+  fs::rename(dir_ / "saves", dir_ / "old");
+  const ProgramEnd end = run({"-n", "1", "--restarts", "1", "--backoff", "0"},
+                             kill_when(0, 0, 110, "hit.jsonl") +
+                                 "exec \"$0\" train --resume old --steps 400 --save-every 25 --metrics hit.jsonl");
+  ASSERT_EQ(end.status, 0) << end.err;
+  expect_within(end.err, {"done, after 1 restart"});
 }
 
 TEST_F(RestartedTraining, FourRanksThatLoseTwoTrainOn) {

@@ -193,9 +193,8 @@ class Supervision {
   Clock::time_point kill_at_ = Clock::time_point::max();
   std::optional<Clock::time_point> killed_at_;
   bool stopping_ = false;
-  int user_signal_ = 0;           // what made us stop, if it was the user
-  bool was_interrupted_ = false;  // by the user, perhaps when we had stopped already
-  int interrupted_by_ = 0;        // the first signal that did
+  int user_signal_ = 0;     // what made us stop, if it was the user
+  int interrupted_by_ = 0;  // the user's first signal, perhaps when we had stopped already
 };
 
 Supervision::Supervision(const SuperviseOptions& options, const Start& start, const sigset_t& rank_mask, int control)
@@ -281,7 +280,6 @@ void Supervision::read_control() {
   const ssize_t got = ::read(control_, &signal, 1);
   if (got < 0) return;
   if (got == 0) launcher_lives_ = false;  // Nobody waits for us: leave nothing behind, quickly.
-  was_interrupted_ = was_interrupted_ || !launcher_lives_ || signal != SIGUSR1;
   if (got > 0 && signal != SIGUSR1 && interrupted_by_ == 0) interrupted_by_ = signal;
   if (!has_children_ || !launcher_lives_) {
     out_.close();
@@ -455,7 +453,7 @@ int Supervision::report() {
 /// Of ranks that ended because of a peer nothing is said of themselves.
 std::optional<StartFailure> Supervision::failure() const {
   const Rank* culprit = to_blame();
-  if (!culprit || user_signal_ != 0 || was_interrupted_ || is_meant(*culprit->status)) return std::nullopt;
+  if (!culprit || interrupted_by_ != 0 || !launcher_lives_ || is_meant(*culprit->status)) return std::nullopt;
   const bool has_no_reader =
       out_.is_closed() || err_.is_closed() || (WIFSIGNALED(*culprit->status) && WTERMSIG(*culprit->status) == SIGPIPE);
   if (has_no_reader) return std::nullopt;  // nor would another start
