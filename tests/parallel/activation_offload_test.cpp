@@ -18,6 +18,7 @@
 #include "runtime/comm/job/world.h"
 #include "runtime/exec/hazards.h"
 #include "runtime/op/offload.h"
+#include "tests/parallel/block_training.h"
 #include "tests/parallel/strategy_cases.h"
 #include "tests/parallel/two_dim_net.h"
 #include "tests/support/expect_error.h"
@@ -64,77 +65,22 @@ struct ActivationCase {
 };
 
 /// A rank's model in training; with a folder its activations are offloaded.
-class ActivationTraining {
+class ActivationTraining : public BlockTraining<ActivationCase> {
  public:
-  ActivationTraining(const Group& group, const ActivationCase& c, const std::string& folder)
-      : case_(c), root_(c.grid.mesh(group)) {
-    nn::set_seed({3});
-    nn::set_step(0);
-    RankContext::current().data_coordinate = data_rank();
-    const nn::LanguageModelConfig config = c.config();
-    model = nn::make_language_model(config);
+  ActivationTraining(const Group& group, const ActivationCase& c, const std::string& folder) : BlockTraining(group, c) {
     const auto offload = [&] {
       if (!folder.empty())
         nn::offload_activations(*model, {.folder = folder, .bytes_in_flight = c.bytes_in_flight, .least_bytes = 512});
     };
     if (c.before) offload();
-    if (c.grid.tp > 1) nn::parallelize(*model, root_["tp"], nn::make_plan(config, {.sequence_parallel = c.sequence}));
+    if (c.grid.tp > 1)
+      nn::parallelize(*model, root_["tp"], nn::make_plan(c.config(), {.sequence_parallel = c.sequence}));
     nn::recompute_blocks(*model, nn::recompute_policy(c.recompute));
     nn::shard_units(*model, c.grid.data(root_), nn::units_by("block"), c.policy);
     if (!c.before) offload();
     model->materialize(nn::Seed{11});
-    optimizer = std::make_unique<nn::AdamW>(model->parameters(), nn::AdamWOptions{.lr = 0.01});
-    compiled.emplace([this](std::span<const Tensor> in) { return std::vector<Tensor>{update(in)}; },
-                     CompileOptions{.group = group});
+    start();
   }
-  Tensor step(std::int64_t index) {
-    nn::set_step(index);
-    const std::vector<Tensor> in = batch(index);
-    return case_.captured ? (*compiled)(in)[0] : update(in);
-  }
-  /// Of sequences of that many tokens; 0: of all.
-  std::vector<Tensor> batch(std::int64_t index, std::int64_t tokens = 0) const {
-    if (tokens == 0) tokens = case_.tokens;
-    std::vector<Tensor> result;
-    for (int i = 0; i < 2 * case_.accumulate; ++i) {
-      std::vector<std::int32_t> ids;
-      for (std::int64_t at = 0; at < 2 * tokens; ++at)
-        ids.push_back(static_cast<std::int32_t>((7 * at + at * at + index + 3 * data_rank() + 5 * i) % 13));
-      result.push_back(Tensor::from<std::int32_t>(ids, {2, tokens}));
-    }
-    return result;
-  }
-  Tensor update(std::span<const Tensor> in) {
-    Tensor total, waiting;
-    for (int m = 0; m < case_.accumulate; ++m) {
-      const auto at = static_cast<std::size_t>(2 * m);
-      Tensor loss = (*model)(in[at], in[at + 1]);
-      total = total.defined() ? add(total, loss.local().detach()) : loss.local().detach();
-      if (case_.in_flight) std::swap(loss, waiting);
-      if (loss.defined()) run_backward(loss, m + 1 == case_.accumulate);
-    }
-    if (waiting.defined()) run_backward(waiting, true);
-    optimizer->step_and_clear();
-    return total;
-  }
-  std::vector<Tensor> values() const {
-    std::vector<Tensor> result;
-    for (const nn::Parameter* p : model->parameters()) result.push_back(p->sharded_value().local().detach() + 0.0);
-    return result;
-  }
-
-  std::unique_ptr<nn::LanguageModel> model;
-  std::unique_ptr<nn::AdamW> optimizer;
-  std::optional<CompiledStep> compiled;
-
- private:
-  std::int64_t data_rank() const { return root_.coordinate(0) * root_.size(1) + root_.coordinate(1); }
-  void run_backward(const Tensor& loss, bool is_last) const {
-    if (case_.accumulate > 1) nn::set_requires_gradient_sync(*model, is_last);
-    backward(loss);
-  }
-  const ActivationCase case_;
-  const DeviceMesh root_;
 };
 
 std::int64_t activations() {

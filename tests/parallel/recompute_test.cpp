@@ -17,6 +17,7 @@
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/comm_counter.h"
 #include "runtime/exec/trace.h"
+#include "tests/parallel/block_training.h"
 #include "tests/parallel/strategy_cases.h"
 #include "tests/parallel/two_dim_net.h"
 #include "tests/support/expect_error.h"
@@ -48,99 +49,41 @@ struct RecomputeCase {
   }
   nn::LanguageModelConfig config() const {
     if (llama)
-      return nn::LlamaConfig{.vocabulary = kSymbols,
-                             .tokens = kPositions,
+      return nn::LlamaConfig{.vocabulary = 13,
+                             .tokens = tokens,
                              .layers = 3,
                              .heads = 4,
                              .kv_heads = 2,
                              .width = 16,
                              .hidden = 24,
                              .tied_head = tied};
-    return nn::GptConfig{.vocabulary = kSymbols,
-                         .tokens = kPositions,
-                         .layers = 3,
-                         .heads = 2,
-                         .width = 8,
-                         .tied_head = tied,
-                         .dropout = 0.2};
+    return nn::GptConfig{
+        .vocabulary = 13, .tokens = tokens, .layers = 3, .heads = 2, .width = 8, .tied_head = tied, .dropout = 0.2};
   }
-  static constexpr std::int64_t kSequences = 2, kPositions = 8, kSymbols = 13;
+  static constexpr std::int64_t tokens = 8;
 };
 
 /// A rank's model in training.
-class RecomputedTraining {
+class RecomputedTraining : public BlockTraining<RecomputeCase> {
  public:
   RecomputedTraining(const Group& group, const RecomputeCase& c, const nn::RecomputePolicy& policy)
-      : case_(c), root_(c.grid.mesh(group)) {
-    nn::set_seed({3});
-    nn::set_step(0);
-    RankContext::current().data_coordinate = data_rank();
-    const nn::LanguageModelConfig config = c.config();
-    model = nn::make_language_model(config);
+      : BlockTraining(group, c) {
     if (c.before) nn::recompute_blocks(*model, policy);
-    if (c.grid.tp > 1) nn::parallelize(*model, root_["tp"], nn::make_plan(config, {.sequence_parallel = c.sequence}));
+    if (c.grid.tp > 1)
+      nn::parallelize(*model, root_["tp"], nn::make_plan(c.config(), {.sequence_parallel = c.sequence}));
     nn::shard_units(*model, c.grid.data(root_), nn::units_by(c.units), c.policy);
     if (!c.before) nn::recompute_blocks(*model, policy);
     model->materialize(nn::Seed{11});
     if (c.frozen) freeze();
-    optimizer = std::make_unique<nn::AdamW>(model->parameters(), nn::AdamWOptions{.lr = 0.01});
-    compiled.emplace([this](std::span<const Tensor> in) { return std::vector<Tensor>{update(in)}; },
-                     CompileOptions{.group = group});
+    start();
   }
-  /// The sum of the micro-batches' losses.
-  Tensor step(std::int64_t index) {
-    nn::set_step(index);
-    const std::vector<Tensor> in = batch(index);
-    return case_.captured ? (*compiled)(in)[0] : update(in);
-  }
-  /// tokens and targets of every micro-batch
-  std::vector<Tensor> batch(std::int64_t index) const {
-    std::vector<Tensor> result;
-    for (int i = 0; i < 2 * case_.accumulate; ++i) {
-      std::vector<std::int32_t> ids;
-      for (std::int64_t at = 0; at < RecomputeCase::kSequences * RecomputeCase::kPositions; ++at)
-        ids.push_back(
-            static_cast<std::int32_t>((7 * at + at * at + index + 3 * data_rank() + 5 * i) % RecomputeCase::kSymbols));
-      result.push_back(Tensor::from<std::int32_t>(ids, {RecomputeCase::kSequences, RecomputeCase::kPositions}));
-    }
-    return result;
-  }
-  Tensor update(std::span<const Tensor> in) {
-    Tensor total, waiting;
-    for (int m = 0; m < case_.accumulate; ++m) {
-      const auto at = static_cast<std::size_t>(2 * m);
-      Tensor loss = (*model)(in[at], in[at + 1]);
-      total = total.defined() ? add(total, loss.local().detach()) : loss.local().detach();
-      if (case_.in_flight) std::swap(loss, waiting);
-      if (loss.defined()) run_backward(loss, m + 1 == case_.accumulate);
-    }
-    if (waiting.defined()) run_backward(waiting, true);
-    optimizer->step_and_clear();
-    return total;
-  }
-  std::vector<Tensor> values() const {
-    std::vector<Tensor> result;
-    for (const nn::Parameter* p : model->parameters()) result.push_back(p->sharded_value().local().detach() + 0.0);
-    return result;
-  }
-
-  std::unique_ptr<nn::LanguageModel> model;
-  std::unique_ptr<nn::AdamW> optimizer;
-  std::optional<CompiledStep> compiled;
 
  private:
-  std::int64_t data_rank() const { return root_.coordinate(0) * root_.size(1) + root_.coordinate(1); }
-  void run_backward(const Tensor& loss, bool is_last) const {
-    if (case_.accumulate > 1) nn::set_requires_gradient_sync(*model, is_last);
-    backward(loss);
-  }
   void freeze() const {
     for (nn::Parameter* p : model->blocks()[0]->parameters()) p->set_requires_grad(false);
     for (nn::Parameter* p : model->blocks()[1]->parameters())
       if (p->shape().size() == 1) p->set_requires_grad(false);
   }
-  const RecomputeCase case_;
-  const DeviceMesh root_;
 };
 
 void expect_bits_of_none(const Group& group, const RecomputeCase& c) {
@@ -435,8 +378,7 @@ TEST(FullyShard, F70_WhatCannotBeRecomputedIsRefusedOnEveryRank) {
       nn::Module& part = *training.model->blocks()[1]->children()[0];
       const bool has_hook = is_on_all || group->rank() == 1;
       if (has_hook) part.add_hook(hook);
-      expect_left_by_all(
-          *training.model, *training.optimizer, [&] { training.step(0); }, "UnmarkedWatch");
+      expect_left_by_all(*training.model, *training.optimizer, [&] { training.step(0); }, "UnmarkedWatch");
       if (has_hook) part.remove_hook(*hook);
       training.step(0);
     }
