@@ -159,34 +159,6 @@ TEST(Offload, MemoryHoldsWhatIsInFlightAndNothingBetweenSteps) {
   });
 }
 
-TEST(Offload, CheckpointsGoEitherWayAndTheRunGoesOnWithTheSameBits) {
-  run_ranks(2, [](const Group& group) {
-    const TempDir dir;
-    const std::string saves = gather_text(*group, dir.path())[0];
-    const OffloadCase c;
-    OffloadTraining held(group, DeviceMesh(group), c, ""), offloaded(group, DeviceMesh(group), c, dir.path());
-    for (std::int64_t i = 0; i < 3; ++i) held.step(i), offloaded.step(i);
-    Manifest manifest;
-    manifest.step = 3;
-    nn::save_checkpoint(saves + "/offloaded", manifest, nn::training_state(*offloaded.model, offloaded.optimizer.get()),
-                        *group);
-    nn::save_checkpoint(saves + "/held", manifest, nn::training_state(*held.model, held.optimizer.get()), *group);
-    OffloadTraining in_memory(group, DeviceMesh(group), c, ""), in_file(group, DeviceMesh(group), c, dir.path());
-    const auto load = [&](OffloadTraining& training, const std::string& from) {
-      const auto reader = nn::open_newest_good(from, *group, nn::Verify::bytes, [](const std::string&) {});
-      nn::load_checkpoint(*reader, nn::training_state(*training.model, training.optimizer.get()));
-    };
-    load(in_memory, saves + "/offloaded");
-    load(in_file, saves + "/held");
-    for (std::int64_t i = 3; i < 6; ++i) {
-      const Tensor expected = held.step(i);
-      for (OffloadTraining* training : {&offloaded, &in_memory, &in_file})
-        EXPECT_TRUE(same_bits(training->step(i), expected)) << "step " << i;
-    }
-    for (OffloadTraining* training : {&offloaded, &in_memory, &in_file}) expect_same_values(*training, held);
-  });
-}
-
 TEST(Offload, NoAccessIsUnordered) {
   const Group group = make_single_group();
   const TempDir dir;

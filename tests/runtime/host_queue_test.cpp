@@ -12,6 +12,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/gate.h"
 #include "tests/support/thread_state.h"
 
 namespace sherd::testing {
@@ -28,23 +29,6 @@ float* address(const Tensor& t) { return reinterpret_cast<float*>(t.storage()->a
 Event submit(Queue& to, std::vector<Loan> loans, std::function<void()> run, std::string_view subject = {}) {
   return to.submit({.name = "work", .subject = subject, .run = std::move(run), .loans = loans});
 }
-
-// Work that does not end before open() is called.
-class Gate {
- public:
-  std::function<void()> then(std::function<void()> run = [] {}) {
-    return [this, run = std::move(run)] {
-      entered_.set_value();
-      opened_.get_future().wait();
-      run();
-    };
-  }
-  void await_entered() { entered_.get_future().wait(); }
-  void open() { opened_.set_value(); }
-
- private:
-  std::promise<void> entered_, opened_;
-};
 
 TEST(Queue, TouchingBytesWaitsForTheWorkThatWritesThem) {
   RankScope scope;

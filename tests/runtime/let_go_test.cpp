@@ -9,6 +9,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/host_queue.h"
 #include "runtime/op/ops.h"
+#include "tests/support/gate.h"
 
 namespace sherd::testing {
 namespace {
@@ -22,23 +23,6 @@ float* address(const Tensor& t) { return reinterpret_cast<float*>(t.storage()->a
 void submit(HostQueue& to, std::vector<Loan> loans, std::function<void()> run) {
   to.submit({.name = "work", .run = std::move(run), .loans = loans});
 }
-
-// Work that does not end before open() is called.
-class Gate {
- public:
-  std::function<void()> then(std::function<void()> run = [] {}) {
-    return [this, run = std::move(run)] {
-      entered_.set_value();
-      opened_.get_future().wait();
-      run();
-    };
-  }
-  void await_entered() { entered_.get_future().wait(); }
-  void open() { opened_.set_value(); }
-
- private:
-  std::promise<void> entered_, opened_;
-};
 
 // Who writes does not wait for work that lets go, on the rank's thread or on another queue; each storage is asked for
 // once.
