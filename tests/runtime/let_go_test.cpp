@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <future>
 
 #include "runtime/exec/context.h"
 #include "runtime/exec/host_queue.h"
