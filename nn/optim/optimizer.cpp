@@ -189,6 +189,7 @@ void Optimizer::or_tear(const std::function<void()>& change) {
     const std::string reason = current_exception_text();
     mark_torn(fmt::format("a step of the optimizer was left half done: {}", reason));
     abandon(torn());
+    drop_pieces();
     throw;
   }
 }

@@ -134,6 +134,8 @@ class Optimizer {
   void start_piece(StatePiece piece);
   void update_oldest_piece();
   void finish_pieces();
+  /// Of a step that has failed: what it has fetched, and what it meant to do.
+  void drop_pieces();
   /// Of a step in backward: whether it has changed something; whether it has updated this parameter.
   bool has_begun() const;
   bool is_updated(std::size_t parameter) const;

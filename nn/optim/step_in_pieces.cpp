@@ -175,6 +175,16 @@ void Optimizer::finish_pieces() {
   pieces_.reset();
 }
 
+// Nobody updates them any more: until the load that has to follow they would only hold memory.
+void Optimizer::drop_pieces() {
+  pieces_.reset();
+  if (!in_backward_) return;
+  in_backward_->order_now.clear();
+  in_backward_->counts.clear();
+  in_backward_->ahead.clear();
+  in_backward_->is_wanted = in_backward_->has_begun = false;
+}
+
 void Optimizer::update_in_pieces(const Cohort& cohort) {
   for (const std::size_t i : cohort.active) add_update(i, cohort.count);
   finish_pieces();
@@ -261,9 +271,7 @@ void Optimizer::begin_in_backward() {
 
 void Optimizer::clear_gradients() {
   for (Parameter* p : parameters_) p->clear_grad();
-  if (!in_backward_) return;
-  in_backward_->is_wanted = false;  // of a step that was left before its backward
-  in_backward_->ahead.clear();
+  drop_pieces();  // of a step that was left, or that has not begun
 }
 
 // Somebody has loaded a checkpoint since: all is whole, and nothing of that step counts, whether it was left in

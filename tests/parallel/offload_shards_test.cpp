@@ -151,7 +151,7 @@ TEST(OffloadShards, CheckpointsGoEitherWayAndTheRunGoesOnWithTheSameBits) {
     });
 }
 
-// What was fetched for the update that was left is not evicted over what was loaded.
+// What was fetched for the update that was left is not held, nor evicted over what was loaded.
 TEST(OffloadShards, AStepThatIsLeftInItsUpdateGoesOnFromALoadWithTheSameBits) {
   const Group group = make_single_group();
   for (const bool in_backward : {false, true}) {
@@ -163,9 +163,12 @@ TEST(OffloadShards, AStepThatIsLeftInItsUpdateGoesOnFromALoadWithTheSameBits) {
     Manifest manifest;
     manifest.step = 1;
     nn::save_checkpoint(dir / "saves", manifest, state(), *group);
-    const auto load = [&] {
+    const auto give_up = [&] {
       nn::reset_after_error(*training.model);
       training.optimizer->clear_gradients();
+    };
+    const auto load = [&] {
+      give_up();
       const auto reader = nn::open_newest_good(dir / "saves", *group, nn::Verify::bytes, [](const std::string&) {});
       nn::load_checkpoint(*reader, state());
     };
@@ -176,11 +179,16 @@ TEST(OffloadShards, AStepThatIsLeftInItsUpdateGoesOnFromALoadWithTheSameBits) {
       ops = counting.count();
     }
     load();
+    const CategoryBytes idle = RankContext::current().allocator().accounting().current();
     for (const std::int64_t back : {3, 8, 15, 24, 40}) {
       {
         const OpTrap trap(ops - back);
         EXPECT_THROW(training.step(1), Error) << back;
       }
+      give_up();
+      for (const MemoryCategory what : {MemoryCategory::gradients, MemoryCategory::optimizer})
+        EXPECT_EQ(RankContext::current().allocator().accounting().current(what), idle[static_cast<std::size_t>(what)])
+            << name(what) << ", left " << back << " ops before";
       load();
     }
     for (int i = 1; i < 4; ++i) EXPECT_TRUE(same_bits(training.step(i), undisturbed.step(i))) << i;
