@@ -4,7 +4,6 @@
 // exposed_seconds and skew_seconds of each step, and bytes of the accounting: peak_bytes of each category over all
 // steps so far, total_peak_bytes since the program's start and bytes_at_peak then, held_bytes between steps.
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdlib>
 
@@ -23,14 +22,8 @@ namespace {
 
 constexpr int kSettling = 4;  // orders are recorded, then a captured step, then pools and caches fill
 
-struct CollectiveKind {
-  const char* name;
-  CommCounts::Item CommCounts::* item;
-};
-constexpr std::array kCollectives{CollectiveKind{"all_gather", &CommCounts::all_gather},
-                                  CollectiveKind{"reduce_scatter", &CommCounts::reduce_scatter},
-                                  CollectiveKind{"all_reduce", &CommCounts::all_reduce},
-                                  CollectiveKind{"all_to_all", &CommCounts::all_to_all}};
+constexpr comm::CommOp kCollectives[] = {comm::CommOp::all_gather, comm::CommOp::reduce_scatter,
+                                         comm::CommOp::all_reduce, comm::CommOp::all_to_all};
 
 class ChildRun {
  public:
@@ -57,9 +50,9 @@ class ChildRun {
       skew.push_back(times.skew);
       CommCounts moved = counts_with_subgroups(*group_);
       moved -= before;
-      for (const auto& [name, item] : kCollectives) {
-        calls[name] = (moved.*item).calls;
-        bytes[name] = (moved.*item).bytes;
+      for (const comm::CommOp op : kCollectives) {
+        calls[std::string(name(op))] = moved.of(op).calls;
+        bytes[std::string(name(op))] = moved.of(op).bytes;
       }
     }
     const nlohmann::json own = {{"exposed_seconds", exposed},

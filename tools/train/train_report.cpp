@@ -1,7 +1,6 @@
 #include "tools/train/train_report.h"
 
 #include <algorithm>
-#include <array>
 #include <optional>
 
 #include "nn/parallel/extensions/blocks.h"
@@ -65,19 +64,13 @@ std::string beside_formula(const CommCounts::Item& seen, const CommCounts::Item&
 }
 
 std::string collectives(Trainer& trainer, const TrainConfig& config, const CommCounts& seen) {
-  struct Kind {
-    std::string_view name;
-    CommCounts::Item CommCounts::* item;
-  };
-  constexpr std::array kKinds{Kind{"all_gather", &CommCounts::all_gather},
-                              Kind{"reduce_scatter", &CommCounts::reduce_scatter},
-                              Kind{"all_to_all", &CommCounts::all_to_all}, Kind{"all_reduce", &CommCounts::all_reduce}};
   std::optional<CommCounts> expected;
   if (has_formula(trainer, config)) expected = formula(trainer, config);
   std::string text;
-  for (const auto& [name, item] : kKinds)
-    text += fmt::format("  {:<15} {:>4} calls {:>9}{}\n", name, (seen.*item).calls, format_bytes((seen.*item).bytes),
-                        expected ? beside_formula(seen.*item, (*expected).*item) : "");
+  for (const comm::CommOp op :
+       {comm::CommOp::all_gather, comm::CommOp::reduce_scatter, comm::CommOp::all_to_all, comm::CommOp::all_reduce})
+    text += fmt::format("  {:<15} {:>4} calls {:>9}{}\n", name(op), seen.of(op).calls, format_bytes(seen.of(op).bytes),
+                        expected ? beside_formula(seen.of(op), expected->of(op)) : "");
   return text;
 }
 

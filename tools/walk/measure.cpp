@@ -37,13 +37,8 @@ CategoryBytes bytes_of(const nlohmann::json& object) {
 }
 
 /// Its collectives, by the columns of both.
-struct Kind {
-  std::string_view name;
-  CommCounts::Item CommCounts::* item;
-};
-constexpr std::array kKinds{Kind{"all_gather", &CommCounts::all_gather},
-                            Kind{"reduce_scatter", &CommCounts::reduce_scatter},
-                            Kind{"all_reduce", &CommCounts::all_reduce}};
+constexpr comm::CommOp kCollectives[] = {comm::CommOp::all_gather, comm::CommOp::reduce_scatter,
+                                         comm::CommOp::all_reduce};
 
 // Times are those of the fastest step: what else happens on the machine only adds to them.
 void fill_measured(Row& row, const RowPlan& plan, const nlohmann::json& answer) {
@@ -63,9 +58,9 @@ void fill_measured(Row& row, const RowPlan& plan, const nlohmann::json& answer) 
     exposed += share * ranks[r].at("exposed_seconds").at(fastest).get<double>();
     skew += share * ranks[r].at("skew_seconds").at(fastest).get<double>();
   }
-  for (const auto& [name, item] : kKinds)
+  for (const comm::CommOp op : kCollectives)
     for (const char* of : {"calls", "bytes"})
-      row.at(fmt::format("{}.{}", of, name)).measured = answer.at(of).at(std::string(name)).get<double>();
+      row.at(fmt::format("{}.{}", of, name(op))).measured = answer.at(of).at(std::string(name(op))).get<double>();
   const double step = seconds[fastest];
   if (row.has_run() && step >= *row.at("step_seconds").measured) return;
   row.at("step_seconds").measured = step;
@@ -121,9 +116,9 @@ void fill_formula(Row& row, const RowPlan& plan, const RowFormula& formula, doub
       row.at("exposed_transfer_seconds").formula = step - compute_seconds;
   }
   if (!formula.comm) return;
-  for (const auto& [name, item] : kKinds) {
-    row.at(fmt::format("calls.{}", name)).formula = static_cast<double>(((*formula.comm).*item).calls);
-    row.at(fmt::format("bytes.{}", name)).formula = static_cast<double>(((*formula.comm).*item).bytes);
+  for (const comm::CommOp op : kCollectives) {
+    row.at(fmt::format("calls.{}", name(op))).formula = static_cast<double>(formula.comm->of(op).calls);
+    row.at(fmt::format("bytes.{}", name(op))).formula = static_cast<double>(formula.comm->of(op).bytes);
   }
 }
 

@@ -33,13 +33,6 @@ void check_data(const void* data, std::int64_t count) {
   check(data != nullptr || count == 0, "the data pointer is null but there are {} elements", count);
 }
 
-CommCounts::Item CommCounts::* item_of(CommOp op) {
-  constexpr CommCounts::Item CommCounts::* items[] = {
-      &CommCounts::all_gather, &CommCounts::reduce_scatter, &CommCounts::all_reduce, &CommCounts::broadcast,
-      &CommCounts::barrier,    &CommCounts::all_to_all,     &CommCounts::send,       &CommCounts::recv};
-  return items[static_cast<int>(op)];
-}
-
 /// Bytes that a scattered element has on its way.
 std::int64_t wire_size(const ScatterPart& part) {
   return std::min(byte_size(part.dtype), byte_size(part.wire.value_or(part.dtype)));
@@ -142,7 +135,7 @@ void BoardGroup::count(CommOp op, std::int64_t num_bytes, Board::Clock::time_poi
   if (last_arrival > start) note_skew({Board::nanoseconds(start), Board::nanoseconds(last_arrival)});
   std::lock_guard lock(counts_mutex_);
   if (!is_agreeing()) {
-    CommCounts::Item& item = counts_.*item_of(op);
+    CommCounts::Item& item = counts_.of(op);
     item.calls += 1;
     item.bytes += num_bytes;
     item.copied += board_.take_copied();

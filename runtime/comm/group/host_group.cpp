@@ -10,10 +10,12 @@ namespace sherd {
 
 namespace {
 
+constexpr CommCounts::Item CommCounts::* kItems[] = {  // by CommOp
+    &CommCounts::all_gather, &CommCounts::reduce_scatter, &CommCounts::all_reduce, &CommCounts::broadcast,
+    &CommCounts::barrier,    &CommCounts::all_to_all,     &CommCounts::send,       &CommCounts::recv};
+
 void add(CommCounts& to, const CommCounts& from, int sign) {
-  for (const auto item :
-       {&CommCounts::all_gather, &CommCounts::reduce_scatter, &CommCounts::all_reduce, &CommCounts::broadcast,
-        &CommCounts::barrier, &CommCounts::all_to_all, &CommCounts::send, &CommCounts::recv}) {
+  for (const auto item : kItems) {
     (to.*item).calls += sign * (from.*item).calls;
     (to.*item).bytes += sign * (from.*item).bytes;
     (to.*item).copied += sign * (from.*item).copied;
@@ -22,6 +24,9 @@ void add(CommCounts& to, const CommCounts& from, int sign) {
 }
 
 }  // namespace
+
+const CommCounts::Item& CommCounts::of(comm::CommOp op) const { return this->*kItems[static_cast<int>(op)]; }
+CommCounts::Item& CommCounts::of(comm::CommOp op) { return this->*kItems[static_cast<int>(op)]; }
 
 CommCounts& CommCounts::operator+=(const CommCounts& other) {
   add(*this, other, 1);

@@ -72,6 +72,8 @@ struct CommCounts {
   Item all_gather, reduce_scatter, all_reduce, broadcast, barrier, all_to_all, send, recv;
   double seconds = 0;  ///< that the callers' threads have spent inside calls
 
+  const Item& of(comm::CommOp op) const;
+  Item& of(comm::CommOp op);
   CommCounts& operator+=(const CommCounts& other);
   CommCounts& operator-=(const CommCounts& other);
 };
