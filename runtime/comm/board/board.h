@@ -239,7 +239,15 @@ class Board {
   std::optional<Sleep> sleep_that_holds_up(Place place) const;
   std::string state_of(Place place) const;
   std::string activity_of(int root) const;
+  /// Who waits for whom, from one rank on.
+  struct Chain {
+    std::vector<Place> places;
+    std::vector<int> circle;                 ///< the ranks that wait for each other, if it does not end
+    std::chrono::nanoseconds last_begin{0};  ///< of its waits
+  };
+  Chain chain_from(int root) const;
   std::string end_of_chain(int root) const;
+  void check_circles(const Wait& wait, const Silence& silence);
   std::string others_meanwhile(const Wait& wait) const;
   [[noreturn]] void fail_group(const Wait& wait, const std::string& reason);
 

@@ -96,28 +96,51 @@ std::string Board::activity_of(int root) const {
   return state.empty() ? "in " + call : fmt::format("in {}, {}", call, state);
 }
 
-/// For whom a rank that this one waits for waits itself, and so on: who holds up all of them. Empty if that is the
-/// rank itself.
+Board::Chain Board::chain_from(int root) const {
+  Chain chain{.places = {{root, channel()}}, .circle = {}};
+  for (;;) {
+    const Place last = chain.places.back();
+    const auto sleep = frozen_for(last.rank) ? std::nullopt : sleep_that_holds_up(last);
+    if (!sleep) return chain;
+    chain.last_begin = std::max(chain.last_begin, sleep->since);
+    const auto seen = std::ranges::find(chain.places, sleep->awaited);
+    for (auto place = seen; place != chain.places.end(); ++place) chain.circle.push_back(place->rank);
+    if (!chain.circle.empty()) return chain;
+    chain.places.push_back(sleep->awaited);
+  }
+}
+
+/// Who holds up a rank that this one waits for, and so this one. Empty if that is the rank itself.
 std::string Board::end_of_chain(int root) const {
   constexpr Time kSettled = std::chrono::milliseconds(100);
-  std::vector<Place> chain{{root, channel()}};
-  Time last_begin(0);
-  for (;;) {
-    const auto sleep = frozen_for(chain.back().rank) ? std::nullopt : sleep_that_holds_up(chain.back());
-    if (!sleep) break;
-    last_begin = std::max(last_begin, sleep->since);
-    const auto seen = std::ranges::find(chain, sleep->awaited);
-    if (seen != chain.end()) {
-      // Ranks are looked at one after the other: a wait that has just begun may be the answer to one that is ending.
-      if (clock_time() - last_begin < kSettled) return "";
-      std::vector<int> ranks;
-      for (auto place = seen; place != chain.end(); ++place) ranks.push_back(place->rank);
-      return fmt::format(", held up in a circle: the ranks {} wait for each other", fmt::join(ranks, ", "));
-    }
-    chain.push_back(sleep->awaited);
+  const Chain chain = chain_from(root);
+  if (!chain.circle.empty()) {
+    // Ranks are looked at one after the other: a wait that has just begun may be the answer to one that is ending.
+    if (clock_time() - chain.last_begin < kSettled) return "";
+    return fmt::format(", held up in a circle: the ranks {} wait for each other", fmt::join(chain.circle, ", "));
   }
-  if (chain.size() == 1) return "";
-  return fmt::format(", held up by rank {}: {}", chain.back().rank, activity_of(chain.back().rank));
+  if (chain.places.size() == 1) return "";
+  const int last = chain.places.back().rank;
+  return fmt::format(", held up by rank {}: {}", last, activity_of(last));
+}
+
+/// Ranks that wait for each other wait for ever. A circle is seen from outside, without what queues do between their
+/// calls; one that stands for as long as a silent rank is waited for is no passing sight.
+void Board::check_circles(const Wait& wait, const Silence& silence) {
+  const Time limit = options_.silence;
+  if (limit == Time(0) || silence.waited() < limit) return;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (has_come(wait, peer)) continue;
+    const Chain chain = chain_from(root_rank(peer));
+    if (chain.circle.empty() || silence.since(chain.last_begin) < limit) continue;
+    const std::string missing = missing_ranks(wait);
+    if (missing.empty()) return;
+    fail_group(wait,
+               fmt::format("the ranks {} have waited for each other for {:.3g} s: rank {} in {}{}; not there: {}; "
+                           "all ranks of a group must make the same calls in the same order",
+                           fmt::join(chain.circle, ", "), seconds(silence.since(chain.last_begin)), root_rank(),
+                           own_activity(wait), other_calls(rank()), missing));
+  }
 }
 
 /// What the other ranks do while one is given up: those that are not waited for.
@@ -154,6 +177,7 @@ void Board::check_deadlines(const Wait& wait) {
                            casualty(peer), seconds(*quiet), seconds(limit), root_rank(), own_activity(wait),
                            describe(peer), others_meanwhile(wait)));
   }
+  check_circles(wait, silence);
   const Time waited = silence.waited();
   if (waited < deadline) return;
   const std::string missing = missing_ranks(wait);
