@@ -107,8 +107,9 @@ void AsyncSaver::submit(Flight& flight, const std::vector<StateEntry>& state) {
     outcome->is_done = true;
   };
   const std::vector<Loan> loans = snapshot.loans();
+  // Its subject is the folder of all saves: times are kept by it (work_times.h), and a save's name never comes again.
   flight.event =
-      save_queue().submit({.name = "save", .subject = flight.save, .bytes = bytes, .run = write, .loans = loans},
+      save_queue().submit({.name = "save", .subject = flight.dir, .bytes = bytes, .run = write, .loans = loans},
                           [&snapshot](const Storage& storage) { return snapshot.let_go(storage); });
   counts_.bytes += bytes;
 }
@@ -166,7 +167,7 @@ void AsyncSaver::commit_together() {
     } catch (const std::exception& error) { outcome->failure = error.what(); }
     outcome->is_done = true;
   };
-  flight_->event = save_queue().submit({.name = "commit", .subject = flight_->save, .run = commit});
+  flight_->event = save_queue().submit({.name = "commit", .subject = flight_->dir, .run = commit});
 }
 
 void AsyncSaver::end() noexcept {

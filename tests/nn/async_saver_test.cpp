@@ -16,6 +16,7 @@
 #include "runtime/comm/group/ghost_group.h"
 #include "runtime/comm/group/host_group.h"
 #include "runtime/exec/hazards.h"
+#include "runtime/exec/work_times.h"
 #include "runtime/op/offload.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/expect_error.h"
@@ -267,6 +268,23 @@ TEST(AsyncSaver, ASaveWaitsForTheOneBeforeIt) {
 }
 
 // What is not dense is copied at the start, before what lies as it is: its copy needs no room for another.
+// Times of a rank's work are kept by what it acts on for as long as the run lasts: not by the name of each save.
+TEST(AsyncSaver, NothingIsKeptOfASaveThatIsOver) {
+  const TempDir dir;
+  run_ranks(2, [&](const Group& group) {
+    Training training(group);
+    nn::AsyncSaver saver(*group);
+    std::size_t kept = 0;
+    for (std::int64_t step = 1; step <= 4; ++step) {
+      training.step(static_cast<std::uint64_t>(step));
+      saver.start(dir.path(), Training::manifest(step), training.state(), {.keep = 2});
+      saver.finish();
+      if (step == 2) kept = work_times().size();
+    }
+    EXPECT_EQ(work_times().size(), kept);
+  });
+}
+
 TEST(AsyncSaver, TensorsThatAreNotDenseStandBesideOthers) {
   const TempDir waited, beside;
   run_ranks(2, [&](const Group& group) {
