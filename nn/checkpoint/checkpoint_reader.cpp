@@ -109,6 +109,11 @@ const PieceEntry& CheckpointReader::describe(const std::string& kind, const std:
   return *found->second.front();
 }
 
+std::vector<const PieceEntry*> CheckpointReader::pieces_of(const std::string& kind, const std::string& name) const {
+  const auto found = tensors_.find({kind, name});
+  return found == tensors_.end() ? std::vector<const PieceEntry*>() : found->second;
+}
+
 void CheckpointReader::check_box(const std::string& kind, const std::string& name, DType dtype, const Shape& shape,
                                  const Box& box) const {
   const PieceEntry& saved = describe(kind, name);

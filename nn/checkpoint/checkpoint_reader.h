@@ -56,6 +56,8 @@ class CheckpointReader {
   bool contains(const std::string& kind, const std::string& name) const;
   /// Any piece of the tensor: its dtype and global shape. Throws Error naming it if it is missing.
   const PieceEntry& describe(const std::string& kind, const std::string& name) const;
+  /// All pieces of the tensor; none if it is missing. They live as long as the reader.
+  std::vector<const PieceEntry*> pieces_of(const std::string& kind, const std::string& name) const;
   /// Throws Error if the tensor is missing, or is not of this dtype and shape, or the box does not lie in it. Reads no
   /// bytes, so it says nothing of damage.
   void check_box(const std::string& kind, const std::string& name, DType dtype, const Shape& shape,

@@ -30,18 +30,16 @@ std::vector<std::string> saves_of_rank_zero(const std::string& path, ProcessGrou
 
 constexpr char kDamaged = 'd', kWrong = 'w';
 
-/// How the use of a save ended here: empty if well, else one of the signs above and the reason.
-std::string try_use(const std::function<void()>& open, const std::function<void()>& use) {
+/// How opening or using a save ended here: empty if well, else one of the signs above and the reason. What cannot be
+/// opened is damaged, unless it is of a newer version.
+std::string end_of(const std::function<void()>& work, bool opens) {
   try {
-    try {
-      open();
-    } catch (const NewerVersion&) { throw; } catch (const Error& error) {
-      return kDamaged + std::string(error.what());
-    }
-    use();
-  } catch (const DamagedSave& error) { return kDamaged + std::string(error.what()); } catch (const std::exception& e) {
-    return kWrong + std::string(e.what());
-  }
+    work();
+  } catch (const NewerVersion& error) { return kWrong + std::string(error.what()); } catch (const DamagedSave& error) {
+    return kDamaged + std::string(error.what());
+  } catch (const Error& error) {
+    return (opens ? kDamaged : kWrong) + std::string(error.what());
+  } catch (const std::exception& error) { return kWrong + std::string(error.what()); }
   return {};
 }
 
@@ -52,6 +50,13 @@ std::string first_of(const std::vector<std::string>& ends, char kind, int self) 
   for (std::size_t rank = 0; rank < ends.size(); ++rank)
     if (ends[rank].starts_with(kind)) return fmt::format("rank {}: {}", rank, ends[rank].substr(1));
   return {};
+}
+
+/// What is damaged, on any rank, when all have come to their end. Throws Error, on every rank, for what is wrong.
+std::string damage_of(ProcessGroup& group, const std::string& own_end) {
+  const std::vector<std::string> ends = gather_text(group, own_end);
+  if (const std::string wrong = first_of(ends, kWrong, group.rank()); !wrong.empty()) throw Error(wrong);
+  return first_of(ends, kDamaged, group.rank());
 }
 
 }  // namespace
@@ -66,14 +71,12 @@ std::unique_ptr<CheckpointReader> use_newest_good(const std::string& path, Proce
   std::string reasons;
   for (const std::string& folder : folders) {
     std::unique_ptr<CheckpointReader> reader;
-    const std::string end = try_use(
-        [&] {
-          reader = opened && opened->dir() == folder ? std::move(opened) : std::make_unique<CheckpointReader>(folder);
-        },
-        [&] { use(*reader); });
-    const std::vector<std::string> ends = gather_text(group, end);
-    if (const std::string wrong = first_of(ends, kWrong, group.rank()); !wrong.empty()) throw Error(wrong);
-    const std::string damage = first_of(ends, kDamaged, group.rank());
+    const auto open = [&] {
+      reader = opened && opened->dir() == folder ? std::move(opened) : std::make_unique<CheckpointReader>(folder);
+    };
+    std::string damage = damage_of(group, end_of(open, true));
+    // A use may communicate, so it begins where all ranks can.
+    if (damage.empty()) damage = damage_of(group, end_of([&] { use(*reader); }, false));
     if (damage.empty()) {
       if (!reasons.empty() && group.rank() == 0) say(fmt::format("going on with \"{}\": {}", folder, reasons));
       return reader;

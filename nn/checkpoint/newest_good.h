@@ -9,8 +9,8 @@
 
 namespace sherd::nn {
 
-/// What is done with a save, on every rank; it does not communicate. DamagedSave from it means that an older save may
-/// do.
+/// What is done with a save that all ranks have opened. If it communicates, as load_checkpoint() may, a rank that fails
+/// must not leave its peers waiting. DamagedSave from it means that an older save may do.
 using SaveUse = std::function<void(const CheckpointReader& save)>;
 /// Told on rank 0, in one sentence, which saves were passed over and why.
 using SayWhy = std::function<void(const std::string&)>;
