@@ -1,0 +1,171 @@
+// Calls to files that fail: the library that makes them fail, tried on programs of the system, and what `sherd train`
+// does when one of its own fails. Oracle: what those programs print and leave, and the list of a disk's files.
+#include <filesystem>
+#include <iterator>
+#include <set>
+#include <sstream>
+
+#include "nn/checkpoint/checkpoint_reader.h"
+#include "nn/checkpoint/saves.h"
+#include "tests/tools/program_test.h"
+
+namespace sherd::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+const std::string kDiskError = "5", kNoRoom = "28";  // EIO, ENOSPC
+
+class FileFaults : public ProgramTest {
+ protected:
+  /// The variables for a fault below `place` at the `at`th `call`.
+  Words fault(const std::string& place, const std::string& call, int at, const std::string& error = kDiskError) const {
+    return {"LD_PRELOAD=" SHERD_FILE_FAULTS, "FILE_FAULT_UNDER=" + dir_ / place, "FILE_FAULT_CALL=" + call,
+            fmt::format("FILE_FAULT_AT={}", at), "FILE_FAULT_ERROR=" + error};
+  }
+  static Words also(Words variables, const Words& more) {
+    variables.insert(variables.end(), more.begin(), more.end());
+    return variables;
+  }
+  /// Five writes of ten bytes each.
+  ProgramEnd write_five(const Words& variables, const std::string& file = "place/file") const {
+    fs::create_directories(dir_ / "place");
+    return run_program({"dd", "if=/dev/zero", "of=" + dir_ / file, "bs=10", "count=5"}, variables);
+  }
+  ProgramEnd train(const Words& flags, const Words& variables = {}) const {
+    Words words{"train", config_file_, "--metrics", metrics_, "--save", saves_, "--save-every", "1"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    return sherd(words, variables);
+  }
+  std::vector<std::int64_t> steps() const {
+    std::vector<std::int64_t> steps;
+    for (const SavePlace& save : list_saves(saves_)) steps.push_back(save.step);
+    return steps;
+  }
+  std::string saves_ = dir_ / "checkpoint", metrics_ = dir_ / "metrics.jsonl";
+};
+
+TEST_F(FileFaults, TheCallOfThatNumberFails) {
+  const ProgramEnd end = write_five(also(fault("place", "write", 3, kNoRoom), {"FILE_FAULT_MARK=" + dir_ / "mark"}));
+  EXPECT_EQ(end.status, 1);
+  expect_within(end.err, {"No space left on device"});
+  EXPECT_EQ(dir_.read("place/file").size(), 20u) << "two were written";
+  EXPECT_EQ(dir_.read("mark"), fmt::format(" write 3 {}\n", dir_ / "place/file"));
+}
+
+TEST_F(FileFaults, ItHappensOnceWhereThereIsAMark) {
+  const Words variables = also(fault("place", "write", 1), {"FILE_FAULT_MARK=" + dir_ / "mark"});
+  EXPECT_EQ(write_five(variables).status, 1);
+  EXPECT_EQ(write_five(variables).status, 0);
+}
+
+TEST_F(FileFaults, OtherPlacesRanksAndCallsAreLeftAlone) {
+  EXPECT_EQ(write_five(fault("other", "write", 1)).status, 0);
+  EXPECT_EQ(write_five(fault("pla", "write", 1)).status, 0) << "no folder above it";
+  EXPECT_EQ(write_five(fault("place", "rename", 1)).status, 0);
+  EXPECT_EQ(write_five(fault("place", "write", 6)).status, 0);
+  const Words variables = also(fault("place", "write", 1), {"FILE_FAULT_RANK=1"});
+  EXPECT_EQ(write_five(variables).status, 0);
+  EXPECT_EQ(write_five(also(variables, {"SHERD_RANK=0"})).status, 0);
+  EXPECT_EQ(write_five(also(variables, {"SHERD_RANK=1"})).status, 1);
+}
+
+TEST_F(FileFaults, LaterCallsFailTooWhereItLasts) {
+  const std::string script = "for i in 1 2 3 4; do echo $i >> \"$0\"; done";
+  const auto try_with = [&](const Words& variables) {
+    dir_.write("place/file", "");
+    run_program({"/bin/sh", "-c", script, dir_ / "place/file"}, variables);
+    return dir_.read("place/file");
+  };
+  EXPECT_EQ(try_with(fault("place", "open", 2)), "1\n3\n4\n");
+  EXPECT_EQ(try_with(also(fault("place", "open", 2), {"FILE_FAULT_LASTS=1"})), "1\n");
+}
+
+TEST_F(FileFaults, ASignalComesBeforeTheCall) {
+  EXPECT_EQ(write_five(also(fault("place", "write", 3, ""), {"FILE_FAULT_SIGNAL=9"})).status, 128 + SIGKILL);
+  EXPECT_EQ(dir_.read("place/file").size(), 20u);
+}
+
+TEST_F(FileFaults, EachKindOfCallFails) {
+  dir_.write("place/file", "text");
+  const std::string file = dir_ / "place/file";
+  const std::vector<std::pair<std::string, Words>> programs = {{"open", {"touch", file + "1"}},
+                                                               {"sync", {"sync", file}},
+                                                               {"rename", {"mv", file, file + "2"}},
+                                                               {"mkdir", {"mkdir", dir_ / "place/folder"}},
+                                                               {"unlink", {"rm", file}},
+                                                               {"truncate", {"truncate", "-s", "3", file}},
+                                                               {"allocate", {"fallocate", "-l", "9", file}},
+                                                               {"read", {"head", "-c", "2", file}}};
+  for (const auto& [call, command] : programs) {
+    const ProgramEnd end = run_program(command, fault("place", call, 1));
+    EXPECT_NE(end.status, 0) << call;
+    expect_within(end.err, {"Input/output error"});
+  }
+}
+
+TEST_F(FileFaults, CallsAreCounted) {
+  write_five({"LD_PRELOAD=" SHERD_FILE_FAULTS, "FILE_FAULT_UNDER=" + dir_ / "place",
+              "FILE_FAULT_COUNTS=" + dir_ / "counts", "SHERD_RANK=3"});
+  expect_within(dir_.read("counts"),
+                {fmt::format("3 {} open 1\n", dir_ / "place"), fmt::format("3 {} write 5\n", dir_ / "place")});
+}
+
+// Names that a library asks others for, or gives.
+std::set<std::string> symbols(const std::string& which, const std::string& file) {
+  const ProgramEnd end = run_program({"nm", "-D", "-P", "--without-symbol-versions", which, file});
+  EXPECT_EQ(end.status, 0) << end.err;
+  std::set<std::string> names;
+  std::istringstream lines(end.out);
+  for (std::string line; std::getline(lines, line);) names.insert(line.substr(0, line.find(' ')));
+  return names;
+}
+
+// What the C library offers to change or read files by; mkostemp is asked for only where O_TMPFILE is not.
+constexpr std::string_view kFileCalls =
+    "creat open open64 openat openat64 fopen fopen64 freopen read readv pread pread64 preadv write writev pwrite "
+    "pwrite64 pwritev sendfile sendfile64 splice copy_file_range fsync fdatasync syncfs msync rename renameat "
+    "renameat2 "
+    "link linkat mkdir mkdirat rmdir unlink unlinkat remove truncate truncate64 ftruncate ftruncate64 flock lockf "
+    "fallocate fallocate64 posix_fallocate posix_fallocate64 mkstemp opendir stat stat64 lstat fstatat close";
+
+TEST_F(FileFaults, WhatTheProductCallsIsCovered) {
+  std::istringstream calls{std::string(kFileCalls)};
+  const std::set<std::string> all{std::istream_iterator<std::string>(calls), {}};
+  const std::set<std::string> covered = symbols("--defined-only", SHERD_FILE_FAULTS);
+  for (const char* library : {SHERD_LIBRARIES}) {
+    const std::set<std::string> asked = symbols("--undefined-only", library);
+    EXPECT_TRUE(asked.contains("memcpy")) << "nm says nothing of " << library;
+    for (const std::string& name : asked)
+      EXPECT_TRUE(!all.contains(name) || covered.contains(name)) << library << " calls " << name;
+  }
+}
+
+TEST_F(FileFaults, ASaveWithAFailedCallIsNamedAndThoseBeforeItStay) {
+  for (const std::string call : {"mkdir", "open", "write", "sync", "close", "rename"}) {
+    fs::remove_all(saves_);
+    ASSERT_EQ(train({"--steps", "2"}).status, kDone);
+    const ProgramEnd end =
+        train({"--steps", "4", "--resume", saves_}, fault("checkpoint/step-000003", call, 1, kNoRoom));
+    EXPECT_EQ(end.status, kFailed) << call;
+    expect_within(end.err, {"No space left on device", "step-000003"});
+    EXPECT_EQ(steps(), (std::vector<std::int64_t>{2, 1})) << call;
+    for (const SavePlace& save : list_saves(saves_)) CheckpointReader(save.folder).verify();
+    EXPECT_EQ(train({"--steps", "4", "--resume", saves_}).status, kDone) << call;
+  }
+}
+
+TEST_F(FileFaults, ASaveThatCannotBeReadIsPassedOver) {
+  for (const std::string call : {"open", "read"}) {
+    fs::remove_all(saves_);
+    ASSERT_EQ(train({"--steps", "3"}).status, kDone);
+    const ProgramEnd end = train({"--steps", "5", "--resume", saves_},
+                                 also(fault("checkpoint/step-000003", call, 1), {"FILE_FAULT_LASTS=1"}));
+    EXPECT_EQ(end.status, kDone) << end.err;
+    expect_within(end.err, {"going on with", "step-000002", "Input/output error"});
+  }
+}
+
+}  // namespace
+}  // namespace sherd::testing
