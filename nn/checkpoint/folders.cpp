@@ -21,7 +21,9 @@ void make_folders(const std::string& path) {
   error.clear();
   fs::create_directories(full, error);
   if (error) fail_with(error.message());
-  if (!fs::is_directory(full, error)) fail_with("there is a file of that name");
+  const bool is_folder = fs::is_directory(full, error);
+  if (error) fail_with(error.message());
+  if (!is_folder) fail_with("there is a file of that name");
   for (fs::path made = full; made != exists && made.has_relative_path(); made = made.parent_path())
     sync_folder(made.parent_path().string());
 }

@@ -66,18 +66,21 @@ std::vector<Found> find_folders(const fs::path& dir) {
   std::vector<Found> found;
   for (const auto& entry : fs::directory_iterator(dir)) {
     const auto name = parse_save_name(entry.path().filename().string());
-    std::error_code ignored;
-    if (!name || entry.is_symlink(ignored) || !entry.is_directory(ignored)) continue;
-    found.push_back({*name, entry.path(), fs::exists(entry.path() / kManifest, ignored)});
+    std::error_code error;
+    if (!name || entry.is_symlink(error) || !entry.is_directory(error)) continue;
+    const bool is_committed = fs::exists(entry.path() / kManifest, error);
+    // Where the disk does not tell it may be a save, which nobody must remove, and whose reader hears why.
+    found.push_back({*name, entry.path(), is_committed || error});
   }
   std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.name > b.name; });
   return found;
 }
 
-/// The manifest goes first: from then on it is no save.
+/// The manifest goes first: from then on it is no save. Where it stays, so does the save, whole.
 void remove_save(const fs::path& folder) {
-  std::error_code ignored;
-  fs::remove(folder / kManifest, ignored);
+  std::error_code error, ignored;
+  fs::remove(folder / kManifest, error);
+  if (error) return;
   std::vector<fs::path> files;
   for (fs::directory_iterator at(folder, ignored), end; !ignored && at != end; at.increment(ignored))
     if (is_file_of_save(at->path().filename().string())) files.push_back(at->path());
@@ -90,14 +93,17 @@ void remove_save(const fs::path& folder) {
 std::vector<SavePlace> list_saves(const std::string& path) {
   std::vector<SavePlace> saves;
   std::error_code error;
-  if (!is_file_there(path) || !fs::is_directory(path, error)) return saves;
+  if (!is_file_there(path)) return saves;
+  const bool is_folder = fs::is_directory(path, error);
+  check(!error, "cannot look at \"{}\": {}", path, error.message());
+  if (!is_folder) return saves;
   try {
     for (const Found& found : find_folders(path))
       if (found.is_committed) saves.push_back({found.folder.string(), found.name.step});
   } catch (const fs::filesystem_error& problem) {
     fail("cannot read the folder \"{}\": {}", path, problem.code().message());
   }
-  if (fs::exists(fs::path(path) / kManifest, error)) {
+  if (is_file_there((fs::path(path) / kManifest).string())) {
     const auto name = parse_save_name(fs::path(path).filename().string());
     saves.push_back({path, name ? name->step : 0});
   }
@@ -113,8 +119,7 @@ std::string newest_save(const std::string& path) {
 std::string new_save_name(const std::string& dir, std::int64_t step) {
   const std::string first = fmt::format("step-{:06}", step);
   std::string name = first;
-  std::error_code ignored;
-  for (int attempt = 1; fs::exists(fs::path(dir) / name / kManifest, ignored); ++attempt)
+  for (int attempt = 1; is_file_there((fs::path(dir) / name / kManifest).string()); ++attempt)
     name = fmt::format("{}.{}", first, attempt);
   return name;
 }

@@ -156,6 +156,35 @@ TEST_F(FileFaults, ASaveWithAFailedCallIsNamedAndThoseBeforeItStay) {
   }
 }
 
+TEST_F(FileFaults, ASaveThatCannotBeLookedAtIsNamed) {
+  for (int at = 1; at <= 5; ++at) {
+    fs::remove_all(saves_);
+    const ProgramEnd end = train({"--steps", "1"}, fault("checkpoint/step-000001", "stat", at));
+    if (end.status != kDone) expect_within(end.err, {"Input/output error", "step-000001"});
+  }
+}
+
+TEST_F(FileFaults, ASaveWhoseManifestCannotBeRemovedStaysWhole) {
+  ASSERT_EQ(train({"--steps", "4", "--keep", "2"}, fault("checkpoint/step-000001", "unlink", 1)).status, kDone);
+  for (const SavePlace& save : list_saves(saves_)) CheckpointReader(save.folder).verify();
+  EXPECT_EQ(steps(), (std::vector<std::int64_t>{4, 3})) << "gone with the next save";
+  ASSERT_EQ(train({"--steps", "6", "--keep", "2", "--resume", saves_},
+                  also(fault("checkpoint/step-000003/manifest.json", "unlink", 1), {"FILE_FAULT_LASTS=1"}))
+                .status,
+            kDone);
+  for (const SavePlace& save : list_saves(saves_)) CheckpointReader(save.folder).verify();
+  EXPECT_EQ(steps(), (std::vector<std::int64_t>{6, 5, 3}));
+}
+
+TEST_F(FileFaults, ADiskThatDoesNotTellWhatIsASaveLosesNone) {
+  ASSERT_EQ(train({"--steps", "2"}).status, kDone);
+  ASSERT_EQ(train({"--steps", "3", "--resume", dir_ / "checkpoint/step-000002"},
+                  also(fault("checkpoint/step-000001/manifest.json", "stat", 1), {"FILE_FAULT_LASTS=1"}))
+                .status,
+            kDone);
+  EXPECT_EQ(steps(), (std::vector<std::int64_t>{3, 2, 1}));
+}
+
 TEST_F(FileFaults, ASaveThatCannotBeReadIsPassedOver) {
   for (const std::string call : {"open", "read"}) {
     fs::remove_all(saves_);
