@@ -196,5 +196,16 @@ TEST_F(FileFaults, ASaveThatCannotBeReadIsPassedOver) {
   }
 }
 
+TEST_F(FileFaults, MetricsThatCannotBeReadAreNotReplaced) {
+  ASSERT_EQ(train({"--steps", "2"}).status, kDone);
+  const std::string before = dir_.read("metrics.jsonl");
+  for (const std::string call : {"stat", "open", "read", "truncate"}) {
+    const ProgramEnd end = train({"--steps", "3", "--resume", saves_}, fault("metrics.jsonl", call, 1));
+    EXPECT_EQ(end.status, kFailed) << call;
+    expect_within(end.err, {"metrics.jsonl", "Input/output error"});
+    EXPECT_EQ(dir_.read("metrics.jsonl"), before) << call;
+  }
+}
+
 }  // namespace
 }  // namespace sherd::testing

@@ -3,12 +3,14 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <istream>
 #include <utility>
 #include <variant>
 
 #include <nlohmann/json.hpp>
 
+#include "nn/checkpoint/folders.h"
+#include "nn/checkpoint/input_file.h"
 #include "runtime/tensor/error.h"
 #include "tools/train/version.h"
 
@@ -52,10 +54,14 @@ ordered_json times_to_json(const RunTimes& times) {
 }
 
 /// Bytes of the lines up to that of step `last`, with the header before them; 0 if the file does not begin with one.
+/// Throws Error where it cannot be read: what is there would be taken for nothing, and replaced.
 std::uintmax_t bytes_until(const std::string& path, std::int64_t last) {
-  std::ifstream file(path, std::ios::binary);
+  const InputFile file(path);
+  FileText text(file, 0, file.bytes());
+  std::istream lines(&text);
+  lines.exceptions(std::ios::badbit);  // throws what the file has thrown
   std::uintmax_t bytes = 0;
-  for (std::string line; std::getline(file, line) && !file.eof();) {  // a line without its end was cut off
+  for (std::string line; std::getline(lines, line) && !lines.eof();) {  // a line without its end was cut off
     const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!object.is_object()) break;
     const auto step = object.find("step");
@@ -101,7 +107,9 @@ std::string step_line(const StepMetrics& metrics) {
 MetricsFile::MetricsFile(std::string path, const std::string& header, std::int64_t first_step)
     : path_(std::move(path)) {
   std::error_code error;
-  const bool goes_on = first_step > 0 && std::filesystem::is_regular_file(path_, error);
+  const bool is_there = first_step > 0 && is_file_there(path_);
+  const bool goes_on = is_there && std::filesystem::is_regular_file(path_, error);
+  check(!error, "cannot look at the metrics file \"{}\": {}", path_, error.message());
   const std::uintmax_t kept = goes_on ? bytes_until(path_, first_step) : 0;
   if (kept > 0) std::filesystem::resize_file(path_, kept, error);
   check(!error || kept == 0, "cannot cut the metrics file \"{}\" after step {}: {}", path_, first_step,
