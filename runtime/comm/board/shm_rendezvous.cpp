@@ -256,8 +256,10 @@ std::string await_entry(const Meeting& meeting) {
     try {
       return meeting.store.get(meeting.key(), std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()));
     } catch (const CommError&) {
-      // The last part, or no matter of time.
-      if (until == meeting.until_without_sign || Clock::now() < until) throw;
+      if (Clock::now() < until) throw;  // no matter of time
+      if (until == meeting.until_without_sign)
+        throw CommError(fmt::format("shm_group {}: rank 0 has not come within {:.3g} s, and given no sign of life",
+                                    meeting.options.name, in_seconds(meeting.silence)));
     }
     wait.say_if_due("rank 0 to open the rendezvous, which has given no sign of life yet");
   }
