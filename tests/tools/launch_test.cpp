@@ -297,6 +297,27 @@ TEST_F(SherdRun, ARankThatEndsWellIsNoReasonToStop) {
   EXPECT_EQ(out(), "[1] still here\n");
 }
 
+// Their errors would name it, but they have ended.
+TEST_F(SherdRun, ARankThatIsStoppedWhenTheOthersHaveEndedIsKilled) {
+  auto options = shell(2, "[ $SHERD_RANK$SHERD_RESTART = 10 ] && kill -STOP $$; exit 0");
+  options.frozen_after = 100ms;
+  EXPECT_EQ(run(options), 128 + SIGKILL);
+  expect_within(err(), {"sherd run: rank 1 has been stopped for 0.1 s, and the others have ended: killing it\n",
+                        "rank 1 was killed by SIGKILL (Killed)"});
+  options.restart = {.restarts = 1, .backoff = 0ms};
+  EXPECT_EQ(run(options), 0);
+  expect_within(err(), {"restart 1 of 1, with 2 ranks\n"});
+}
+
+TEST_F(SherdRun, ARankThatIsStoppedForAWhileIsLeftAlone) {
+  auto options = shell(2,
+                       "[ $SHERD_RANK = 0 ] || { (while ! grep -q '^State:.T' /proc/$$/status; do :; done; kill -CONT "
+                       "$$) & kill -STOP $$; }");
+  options.frozen_after = 20s;
+  EXPECT_EQ(run(options), 0);
+  EXPECT_EQ(err(), "");
+}
+
 TEST_F(SherdRun, MoreRanksThanCores) {
   EXPECT_EQ(run(shell(24, "echo x")), 0);
   EXPECT_EQ(lines_of(out()).size(), 24u);

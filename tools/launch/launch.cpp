@@ -19,6 +19,8 @@ constexpr std::string_view kHelp =
     "Starts COMMAND as N ranks on this host and waits for all of them.\n"
     "  -n N                   number of ranks, at least 1\n"
     "  --save-grace SECONDS   from the first signal until the ranks are killed, 25 by default: time to save\n"
+    "  --frozen-after SECONDS a rank that is stopped (SIGSTOP) when all others have ended is killed then, 60 by "
+    "default\n"
     "  --restarts N           after a failure start all ranks again, N times at most, 0 by default: `sherd train` "
     "goes\n"
     "                         on from its newest good save, other programs see SHERD_RESTART=1, 2, ...\n"
@@ -65,6 +67,8 @@ constexpr Flag kFlags[] = {
      }},
     {"--save-grace", "seconds",
      [](auto& options, const Flag& flag, auto text) { options.save_grace = parse_seconds(flag.name, text); }},
+    {"--frozen-after", "seconds",
+     [](auto& options, const Flag& flag, auto text) { options.frozen_after = parse_seconds(flag.name, text); }},
     {"--restarts", "restarts",
      [](auto& options, const Flag& flag, auto text) {
        options.restart.restarts = parse_count(flag.name, flag.unit, text, 0, kMaxRestarts);

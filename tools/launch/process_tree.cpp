@@ -35,6 +35,7 @@ std::optional<ProcessEntry> read_entry(std::string_view name) {
   std::string state;
   fields >> state >> entry.parent >> entry.group;
   entry.zombie = state == "Z" || state == "X";
+  entry.stopped = state == "T";
   return fields ? std::optional(entry) : std::nullopt;
 }
 

@@ -13,6 +13,7 @@ struct ProcessEntry {
   pid_t parent;
   pid_t group;
   bool zombie;
+  bool stopped;  // by a signal, not by a debugger
 };
 
 /// All that descend from the calling process, itself excluded. A snapshot: it may be old when you read it.

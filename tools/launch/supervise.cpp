@@ -30,6 +30,7 @@
 #include "tools/launch/line_relay.h"
 #include "tools/launch/process_tree.h"
 #include "tools/launch/spawn.h"
+#include "tools/launch/stopped_time.h"
 #include "tools/train/exit_status.h"
 #include "tools/train/stop_signals.h"
 
@@ -55,6 +56,7 @@ struct Rank {
   pid_t pid;
   std::optional<int> status;  // as from waitpid, once it has ended
   Stream out, err;
+  bool was_frozen = false;  // and killed for it
 };
 
 bool has_failed(int status) { return !WIFEXITED(status) || WEXITSTATUS(status) != 0; }
@@ -161,6 +163,8 @@ class Supervision {
   bool read_some(Stream& stream);
   void drain(Stream& stream);
   void finish(Stream& stream);
+  bool is_waiting_for_the_last() const;
+  void kill_frozen();
   void advance();
   void stop(int signal, milliseconds grace);
   void kill_all();
@@ -193,6 +197,7 @@ class Supervision {
   Clock::time_point kill_at_ = Clock::time_point::max();
   std::optional<Clock::time_point> killed_at_;
   bool stopping_ = false;
+  StoppedTime stopped_{options_.frozen_after};
   int user_signal_ = 0;     // what made us stop, if it was the user
   int interrupted_by_ = 0;  // the user's first signal, perhaps when we had stopped already
 };
@@ -246,7 +251,8 @@ void Supervision::start_rank(int rank) {
                                   pid,
                                   std::nullopt,
                                   {std::move(out.read), RankLines(prefix, ::isatty(1) != 0, 0), &out_},
-                                  {std::move(err.read), RankLines(prefix, ::isatty(2) != 0, kTailLines), &err_}}));
+                                  {std::move(err.read), RankLines(prefix, ::isatty(2) != 0, kTailLines), &err_},
+                                  false}));
 }
 
 /// Blocks until something happens or the next deadline, and handles it.
@@ -269,8 +275,9 @@ void Supervision::wait_for_events() {
       watch(queue->fd(), POLLOUT, [queue] { queue->write_some(); });
   }
   const auto wait = (stopping_ ? kill_at_ : stop_at_) - Clock::now();
+  const std::int64_t most = is_waiting_for_the_last() ? stopped_.interval().count() : 60'000;
   const auto wait_ms = std::chrono::ceil<milliseconds>(wait).count();
-  ::poll(polls.data(), polls.size(), static_cast<int>(std::clamp<std::int64_t>(wait_ms, 0, 60'000)));
+  ::poll(polls.data(), polls.size(), static_cast<int>(std::clamp<std::int64_t>(wait_ms, 0, most)));
   for (std::size_t i = 0; i < polls.size(); ++i)
     if (polls[i].revents != 0) actions[i]();
 }
@@ -373,6 +380,27 @@ std::string Supervision::describe_failures() const {
   return others == 0 ? text : fmt::format("{}; and {} more", text, others);
 }
 
+bool Supervision::is_waiting_for_the_last() const {
+  const auto has_ended = [](const auto& rank) { return rank->status.has_value(); };
+  return !stopping_ && std::ranges::any_of(ranks_, has_ended) && !std::ranges::all_of(ranks_, has_ended);
+}
+
+/// Peers that wait for a rank give it up when it is frozen; but these have ended.
+void Supervision::kill_frozen() {
+  if (!is_waiting_for_the_last()) return;
+  std::vector<pid_t> groups;
+  for (const auto& rank : ranks_)
+    if (!rank->status) groups.push_back(rank->pid);
+  if (stopped_.of(groups) < options_.frozen_after) return;
+  for (const auto& rank : ranks_) {
+    if (rank->status || rank->was_frozen) continue;
+    say(fmt::format("rank {} has been stopped for {:.3g} s, and the others have ended: killing it", rank->rank,
+                    std::chrono::duration<double>(options_.frozen_after).count()));
+    rank->was_frozen = true;
+    ::kill(-rank->pid, SIGKILL);
+  }
+}
+
 /// Decides, after every event, whether it is time to stop or to kill what still runs.
 void Supervision::advance() {
   if (!has_children_) return;
@@ -382,6 +410,7 @@ void Supervision::advance() {
     stop(SIGTERM, options_.grace);
   }
   if (Clock::now() >= kill_at_) kill_all();
+  kill_frozen();
 }
 
 void Supervision::stop(int signal, milliseconds grace) {
@@ -459,7 +488,7 @@ std::optional<StartFailure> Supervision::failure() const {
   if (has_no_reader) return std::nullopt;  // nor would another start
   StartFailure failure{.what = describe_failures(), .slots = {}};
   for (const Rank* rank : failures_)
-    if (!blames_a_peer(*rank)) failure.slots.push_back(rank->slot);
+    if (!blames_a_peer(*rank) && !rank->was_frozen) failure.slots.push_back(rank->slot);
   if (num_ranks() > 1 && failure.slots.size() == ranks_.size()) failure.slots.clear();  // a fault of no rank
   return failure;
 }

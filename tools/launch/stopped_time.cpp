@@ -1,0 +1,28 @@
+#include "tools/launch/stopped_time.h"
+
+#include <algorithm>
+
+#include "tools/launch/process_tree.h"
+
+namespace sherd {
+
+using std::chrono::milliseconds;
+
+StoppedTime::StoppedTime(milliseconds longest)
+    : interval_(std::clamp(longest / 4, milliseconds(10), milliseconds(1000))) {}
+
+milliseconds StoppedTime::of(const std::vector<pid_t>& groups) {
+  const Clock::time_point now = Clock::now();
+  if (now < looked_at_ + interval_ / 2) return std::chrono::duration_cast<milliseconds>(time_);
+  const std::vector<ProcessEntry> below = descendants();
+  const bool are_stopped = std::ranges::all_of(groups, [&](pid_t group) {
+    return std::ranges::any_of(below, [&](const ProcessEntry& e) { return e.group == group && e.stopped; });
+  });
+  if (!are_stopped) time_ = Clock::duration(0);
+  else if (were_stopped_) time_ += std::min<Clock::duration>(now - looked_at_, 2 * interval_);
+  were_stopped_ = are_stopped;
+  looked_at_ = now;
+  return std::chrono::duration_cast<milliseconds>(time_);
+}
+
+}  // namespace sherd
