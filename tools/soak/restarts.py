@@ -10,17 +10,15 @@ restarted after a kill, or when a loss or gradient norm of any step, or a byte o
 undisturbed run's. Needs nothing but Python and the program. `--min-ranks` and other flags are tested in tests/tools/restart_test.cpp.
 """
 import argparse
-import os
 import pathlib
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 
-import kills
+from jobs import Failure, Job, check, digest, losses, send
 
 CONFIG = """
 vocabulary = "bytes"
@@ -41,64 +39,21 @@ decay_steps = 100000
 """
 
 
-class Job:
-    """One `sherd run`, whose ranks are found by a mark in their environment."""
-
-    def __init__(self, options, folder, steps, every, flags):
-        folder.mkdir()
-        self.folder = folder
-        self.mark = f"SHERD_SOAK_MARK={folder.name}-{os.getpid()}"
-        name, value = self.mark.split("=")
-        command = [options.sherd, "run", "-n", str(options.ranks), *flags, "--", options.sherd, "train",
-                   str(options.config), "--steps", str(steps), "--save-every", str(every),
-                   "--metrics", str(folder / "metrics.jsonl"), "--save", str(folder / "checkpoint")]
-        self.err = open(folder / "err.txt", "wb")
-        self.process = subprocess.Popen(command, env=dict(os.environ, **{name: value}), stdin=subprocess.DEVNULL,
-                                        stdout=self.err, stderr=self.err)
-
-    def processes(self, ranks_only):
-        found = []
-        for entry in pathlib.Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    environment = (entry / "environ").read_bytes().split(b"\0")
-                    lives = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-                except OSError:
-                    continue  # ended meanwhile
-                is_rank = any(item.startswith(b"SHERD_RANK=") for item in environment)
-                if self.mark.encode() in environment and lives and (is_rank or not ranks_only):
-                    found.append(int(entry.name))
-        return found
-
-    def wait(self, seconds):
-        """The exit status, None if it runs on."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def end(self):
-        for pid in self.processes(ranks_only=False):
-            os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-        self.err.close()
-
-    def text(self):
-        return (self.folder / "err.txt").read_text(errors="replace")
-
-
-def digest(folder, steps):
-    kills.STEPS = steps
-    return kills.digest(folder)
+def training(options, folder, steps, every, flags):
+    folder.mkdir()
+    command = [options.sherd, "run", "-n", str(options.ranks), *flags, "--", options.sherd, "train", str(options.config),
+               "--steps", str(steps), "--save-every", str(every),
+               "--metrics", str(folder / "metrics.jsonl"), "--save", str(folder / "checkpoint")]
+    return Job(command, folder / "output", folder.name)
 
 
 def undisturbed(options, folder, steps, every):
     start = time.monotonic()
-    job = Job(options, folder, steps, every, [])
+    job = training(options, folder, steps, every, [])
     try:
         status = job.wait(600 + 60 * options.minutes)
-        kills.check(status is not None, "the undisturbed run does not end")
-        kills.check(status == 0, f"the undisturbed run ends with status {status}:\n{job.text()[-2000:]}")
+        check(status is not None, "the undisturbed run does not end")
+        check(status == 0, f"the undisturbed run ends with status {status}:\n{job.text()[-2000:]}")
     finally:
         job.end()
     return time.monotonic() - start
@@ -106,28 +61,22 @@ def undisturbed(options, folder, steps, every):
 
 def disturbed(options, folder, steps, every, limit, rng):
     """The number of kills."""
-    job = Job(options, folder, steps, every, ["--restarts", "100", "--backoff", "0"])
+    job = training(options, folder, steps, every, ["--restarts", "100", "--backoff", "0"])
     struck, end = 0, time.monotonic() + limit
     most = min(100, max(2, int(60 * options.minutes / sum(options.kill_after))))  # a slow machine gets on, too
     try:
         while (status := job.wait(rng.uniform(*options.kill_after))) is None:
-            kills.check(time.monotonic() < end, f"takes more than {limit:.0f} s")
-            ranks = job.processes(ranks_only=True)
+            check(time.monotonic() < end, f"takes more than {limit:.0f} s")
+            ranks = [process.pid for process in job.processes() if process.name.startswith("rank")]
             if ranks and struck < most:
-                try:
-                    os.kill(rng.choice(ranks), signal.SIGKILL)
-                    struck += 1
-                except ProcessLookupError:
-                    pass
-        kills.check(status == 0, f"ends with status {status}:\n{job.text()[-3000:]}")
-        left = time.monotonic() + 10  # what was killed with its parent may take a moment to go
-        while job.processes(ranks_only=False):
-            kills.check(time.monotonic() < left, "a process is left behind")
+                struck += send(rng.choice(ranks), signal.SIGKILL)
+        check(status == 0, f"ends with status {status}:\n{job.text()[-3000:]}")
+        job.check_nothing_is_left()
     finally:
         job.end()
     restarts = max([int(n) for n in re.findall(r"sherd run: restart (\d+) of 100", job.text())], default=0)
     # The last kill may have met a rank that had done its part; one may meet a start that another kill has ended.
-    kills.check(restarts >= struck / 2, f"{struck} kills, but {restarts} restarts")
+    check(restarts >= struck / 2, f"{struck} kills, but {restarts} restarts")
     print(f"{struck} kills, {restarts} restarts", flush=True)
     return struck
 
@@ -155,12 +104,12 @@ def main():
             seconds = undisturbed(options, base / "quiet", steps, every)
             print(f"{steps} steps, a save every {every}, {seconds:.0f} s undisturbed", flush=True)
             struck = disturbed(options, base / "struck", steps, every, 10 * seconds + 60, rng)
-            quiet, after = kills.losses(base / "quiet"), kills.losses(base / "struck")
-            kills.check(struck > 0, "no kill met the run; give it more minutes")
-            kills.check(len(quiet) == steps and quiet == after, "losses differ from the undisturbed run's at the steps "
-                        f"{[step for step in sorted(quiet | after) if quiet.get(step) != after.get(step)][:10]}")
-            kills.check(digest(base / "quiet", steps) == digest(base / "struck", steps), "the last saves differ")
-        except kills.Failure as failure:
+            quiet, after = (losses(base / name / "metrics.jsonl") for name in ("quiet", "struck"))
+            check(struck > 0, "no kill met the run; give it more minutes")
+            check(len(quiet) == steps and quiet == after, "losses differ from the undisturbed run's at the steps "
+                  f"{[step for step in sorted(quiet | after) if quiet.get(step) != after.get(step)][:10]}")
+            check(digest(base / "quiet/checkpoint") == digest(base / "struck/checkpoint"), "the last saves differ")
+        except Failure as failure:
             sys.exit(f"restarts: {failure}; seed {options.seed}")
     print("losses and the last save are those of the undisturbed run, bit for bit")
 
