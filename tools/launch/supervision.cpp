@@ -1,0 +1,362 @@
+// One poll loop over: stop signals (as bytes), ended children (signalfd), the ranks' pipes and our own outputs. Every
+// step is non-blocking, so that a reader who stops reading our output never keeps a Ctrl-C from being heard; ranks
+// then wait in their own writes, because we read no more than we can pass on.
+//
+// The end of the job is the end of all children: this process is the subreaper of everything the ranks start.
+#include "tools/launch/supervision.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <functional>
+
+#include "runtime/tensor/error.h"
+#include "tools/launch/process_tree.h"
+#include "tools/launch/spawn.h"
+#include "tools/train/exit_status.h"
+#include "tools/train/stop_signals.h"
+
+namespace sherd {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLinger{200};  // what ranks leave behind may be about to end
+constexpr milliseconds kKillAgain{50};
+
+bool same_file(int a, int b) {
+  struct stat first{}, second{};
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
+}
+
+}  // namespace
+
+Supervision::Supervision(const SuperviseOptions& options, const JobStart& start, const sigset_t& rank_mask, int control)
+    : options_(options), start_(start), rank_mask_(rank_mask), control_(control), shared_output_(same_file(1, 2)) {
+  ::signal(SIGPIPE, SIG_IGN);
+  ::fcntl(control, F_SETFL, O_NONBLOCK);
+  sigset_t child;
+  ::sigemptyset(&child);
+  ::sigaddset(&child, SIGCHLD);
+  child_signals_ = Descriptor(::signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK));
+  check(child_signals_.is_open(), "cannot watch child processes: signalfd: {}", std::strerror(errno));
+}
+
+Supervision::~Supervision() {
+  if (has_children_) kill_descendants(kKillLimit);
+}
+
+void Supervision::start_rank(int rank) {
+  const int count = num_ranks(), slot = start_.slots[static_cast<std::size_t>(rank)];
+  SpawnPlan plan{.command = options_.command, .environment = environment_without_ranks(), .mask = rank_mask_};
+  for (const auto& [name, value] : {std::pair("SHERD_RANK", rank),
+                                    {"SHERD_LOCAL_RANK", rank},
+                                    {"SHERD_WORLD_SIZE", count},
+                                    {"SHERD_LOCAL_WORLD_SIZE", count},
+                                    {"SHERD_RESTART", start_.restart},
+                                    {"SHERD_SLOT", slot},
+                                    {"SHERD_FULL_WORLD_SIZE", options_.ranks}})
+    plan.environment.push_back(fmt::format("{}={}", name, value));
+  plan.environment.push_back("SHERD_JOB=" + start_.job);
+  plan.environment.push_back(fmt::format("SHERD_STORE=127.0.0.1:{}", server_.port()));
+  plan.environment.push_back("SHERD_SECRET=" + secret_);
+
+  // A terminal's input goes to its foreground process group only, and no rank is in that.
+  const bool reads_input = rank == 0 && ::isatty(0) == 0;
+  const Descriptor nothing(reads_input ? -1 : ::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!reads_input) plan.in = nothing.get();
+  Pipe out, err;
+  if (count > 1) {
+    out = make_pipe(), err = make_pipe();
+    plan.out = out.write.get(), plan.err = err.write.get();
+    for (const int fd : {out.read.get(), err.read.get()}) ::fcntl(fd, F_SETFL, O_NONBLOCK);
+  }
+  const std::string prefix = fmt::format("[{}] ", rank);
+  const pid_t pid = spawn(plan);
+  has_children_ = true;
+  ranks_.push_back(std::make_unique<RankProcess>(
+      RankProcess{rank,
+                  slot,
+                  pid,
+                  std::nullopt,
+                  {std::move(out.read), RankLines(prefix, ::isatty(1) != 0, 0), &out_},
+                  {std::move(err.read), RankLines(prefix, ::isatty(2) != 0, kTailLines), &err_},
+                  false}));
+}
+
+/// Blocks until something happens or the next deadline, and handles it.
+void Supervision::wait_for_events() {
+  std::vector<pollfd> polls;
+  std::vector<std::function<void()>> actions;
+  const auto watch = [&](int fd, short events, std::function<void()> action) {
+    polls.push_back({fd, events, 0});
+    actions.push_back(std::move(action));
+  };
+  if (launcher_lives_) watch(control_, POLLIN, [this] { read_control(); });
+  if (has_children_) watch(child_signals_.get(), POLLIN, [this] { reap(); });
+  for (const auto& rank : ranks_)
+    for (RankStream* stream : {&rank->out, &rank->err})
+      if (stream->fd.is_open() && stream->to->has_room())
+        watch(stream->fd.get(), POLLIN, [this, stream] { read_some(*stream); });
+  for (OutputQueue* queue : {&out_, &err_}) {
+    const OutputQueue& other = queue == &out_ ? err_ : out_;
+    if (!queue->is_empty() && !(shared_output_ && other.is_within_line()))
+      watch(queue->fd(), POLLOUT, [queue] { queue->write_some(); });
+  }
+  const auto wait = (stopping_ ? kill_at_ : stop_at_) - Clock::now();
+  const std::int64_t most = is_waiting_for_the_last() ? stopped_.interval().count() : 60'000;
+  const auto wait_ms = std::chrono::ceil<milliseconds>(wait).count();
+  ::poll(polls.data(), polls.size(), static_cast<int>(std::clamp<std::int64_t>(wait_ms, 0, most)));
+  for (std::size_t i = 0; i < polls.size(); ++i)
+    if (polls[i].revents != 0) actions[i]();
+}
+
+void Supervision::read_control() {
+  char signal = 0;
+  const ssize_t got = ::read(control_, &signal, 1);
+  if (got < 0) return;
+  if (got == 0) launcher_lives_ = false;  // Nobody waits for us: leave nothing behind, quickly.
+  if (got > 0 && signal != SIGUSR1 && interrupted_by_ == 0) interrupted_by_ = signal;
+  if (!has_children_ || !launcher_lives_) {
+    out_.close();
+    err_.close();
+  }
+  if (!has_children_) return;
+  if (launcher_lives_ && signal == SIGUSR1) return pass_on(signal);
+  if (stopping_ || !launcher_lives_) return kill_all();
+  user_signal_ = signal;
+  say(fmt::format("{}: stopping {} rank{}; once more kills at once", signal_name(signal), num_ranks(),
+                  num_ranks() == 1 ? "" : "s"));
+  stop(signal, options_.save_grace);
+}
+
+/// To the ranks that wait for it.
+void Supervision::pass_on(int signal) const {
+  for (const auto& rank : ranks_)
+    if (!rank->status && catches(rank->pid, signal)) ::kill(rank->pid, signal);
+}
+
+/// Takes note of the ranks that have ended, and buries what they had left to us.
+void Supervision::reap() {
+  signalfd_siginfo info;
+  while (::read(child_signals_.get(), &info, sizeof info) > 0) {}
+  int status = 0;
+  pid_t pid;
+  while ((pid = ::waitpid(-1, &status, WNOHANG)) > 0) {
+    const auto found = std::find_if(ranks_.begin(), ranks_.end(), [&](const auto& rank) { return rank->pid == pid; });
+    if (found == ranks_.end() || (*found)->status) continue;
+    RankProcess& rank = **found;
+    rank.status = status;
+    drain(rank.out);
+    drain(rank.err);
+    if (!has_failed(status) || stopping_) continue;
+    failures_.push_back(&rank);
+    stop_at_ = std::min(stop_at_, Clock::now() + patience_after(rank));
+  }
+  if (all_ranks_ended()) stop_at_ = std::min(stop_at_, Clock::now() + kLinger);
+  if (pid < 0 && errno == ECHILD) has_children_ = false;
+}
+
+/// How long its peers may go on: each may be about to tell the reason, or what it was doing; and after a signal all of
+/// them end by themselves.
+milliseconds Supervision::patience_after(const RankProcess& failed) const {
+  return was_stopped(*failed.status) ? options_.grace : options_.blame_window;
+}
+
+/// Returns whether there may be more to read right now.
+bool Supervision::read_some(RankStream& stream) {
+  if (!stream.fd.is_open()) return false;
+  if (stream.to->is_closed()) {
+    stream.fd.reset();  // Nobody reads our output, so the rank learns that nobody reads its own (SIGPIPE).
+    return false;
+  }
+  const ssize_t got = ::read(stream.fd.get(), buffer_.data(), buffer_.size());
+  if (got > 0) {
+    stream.to->append(stream.lines.feed(std::string_view(buffer_.data(), static_cast<std::size_t>(got))));
+    return true;
+  }
+  if (got == 0 || (errno != EAGAIN && errno != EINTR)) finish(stream);
+  return false;
+}
+
+/// What an ended rank has written is in its pipe; a child of it may go on writing, so not without a limit.
+void Supervision::drain(RankStream& stream) {
+  for (int pieces = 0; pieces < 16 && read_some(stream); ++pieces) {}
+}
+
+void Supervision::finish(RankStream& stream) {
+  stream.to->append(stream.lines.finish());
+  stream.fd.reset();
+}
+
+const RankProcess* Supervision::to_blame() const {
+  const auto own =
+      std::find_if(failures_.begin(), failures_.end(), [](const RankProcess* r) { return !blames_a_peer(*r); });
+  if (own != failures_.end()) return *own;
+  return failures_.empty() ? nullptr : failures_.front();
+}
+
+/// The rank to blame, and those that were killed at the same time: they cannot say anything themselves.
+std::string Supervision::describe_failures() const {
+  constexpr std::size_t kMostNamed = 8;
+  const RankProcess* culprit = to_blame();
+  std::string text = describe_end(*culprit);
+  std::size_t named = 1, others = 0;
+  for (const RankProcess* rank : failures_) {
+    if (rank == culprit || WIFEXITED(*rank->status)) continue;
+    if (++named <= kMostNamed) text += "; " + describe_end(*rank);
+    else ++others;
+  }
+  return others == 0 ? text : fmt::format("{}; and {} more", text, others);
+}
+
+bool Supervision::is_waiting_for_the_last() const {
+  const auto has_ended = [](const auto& rank) { return rank->status.has_value(); };
+  return !stopping_ && std::ranges::any_of(ranks_, has_ended) && !std::ranges::all_of(ranks_, has_ended);
+}
+
+/// Peers that wait for a rank give it up when it is frozen; but these have ended.
+void Supervision::kill_frozen() {
+  if (!is_waiting_for_the_last()) return;
+  std::vector<pid_t> groups;
+  for (const auto& rank : ranks_)
+    if (!rank->status) groups.push_back(rank->pid);
+  if (stopped_.of(groups) < options_.frozen_after) return;
+  for (const auto& rank : ranks_) {
+    if (rank->status || rank->was_frozen) continue;
+    say(fmt::format("rank {} has been stopped for {:.3g} s, and the others have ended: killing it", rank->rank,
+                    std::chrono::duration<double>(options_.frozen_after).count()));
+    rank->was_frozen = true;
+    ::kill(-rank->pid, SIGKILL);
+  }
+}
+
+/// Decides, after every event, whether it is time to stop or to kill what still runs.
+void Supervision::advance() {
+  if (!has_children_) return;
+  if (!stopping_ && Clock::now() >= stop_at_) {
+    say(all_ranks_ended() ? "all ranks have ended; stopping the processes that they left behind"
+                          : fmt::format("{}; stopping the other ranks", describe_failures()));
+    stop(SIGTERM, options_.grace);
+  }
+  if (Clock::now() >= kill_at_) kill_all();
+  kill_frozen();
+}
+
+void Supervision::stop(int signal, milliseconds grace) {
+  stopping_ = true;
+  kill_at_ = Clock::now() + grace;
+  // A rank's group goes by one call, which no fork can slip through; its number is not reused before it is reaped.
+  for (const auto& rank : ranks_)
+    if (!rank->status) {
+      ::kill(-rank->pid, signal);
+      ::kill(-rank->pid, SIGCONT);
+    }
+  // Those that are in no rank's group: orphans of ended ranks, and what made itself independent.
+  for (const ProcessEntry& entry : descendants()) {
+    const bool reached = std::any_of(ranks_.begin(), ranks_.end(),
+                                     [&](const auto& rank) { return !rank->status && rank->pid == entry.group; });
+    if (reached || entry.zombie) continue;
+    ::kill(entry.pid, signal);
+    ::kill(entry.pid, SIGCONT);
+  }
+}
+
+void Supervision::kill_all() {
+  stopping_ = true;
+  if (!killed_at_) killed_at_ = Clock::now();
+  check(Clock::now() - *killed_at_ < kKillLimit, "some processes of the ranks did not end by SIGKILL within {} s",
+        kKillLimit.count() / 1000);
+  for (const auto& rank : ranks_)
+    if (!rank->status) ::kill(-rank->pid, SIGKILL);
+  signal_descendants(SIGKILL);
+  kill_at_ = Clock::now() + kKillAgain;
+}
+
+void Supervision::flush(OutputQueue& queue) {
+  while (!queue.is_empty()) wait_for_events();
+}
+
+int Supervision::status_after_signal() const {
+  int status = kDone;
+  for (const auto& rank : ranks_) {
+    if (has_failed(*rank->status) && !was_stopped(*rank->status)) return 128 + user_signal_;
+    status = std::max(status, WEXITSTATUS(*rank->status));
+  }
+  return status == kDone ? 128 + user_signal_ : status;
+}
+
+/// Prints why it ended, after everything else; returns the status for the shell.
+int Supervision::report() {
+  flush(out_);
+  if (out_.error() != 0 && out_.error() != EPIPE) say(fmt::format("cannot write: {}", std::strerror(out_.error())));
+  if (user_signal_ != 0) {
+    say(fmt::format("stopped by {}", signal_name(user_signal_)));
+    flush(err_);
+    return status_after_signal();
+  }
+  const RankProcess* culprit = to_blame();
+  if (culprit && num_ranks() == 1) say(describe_end(*culprit));
+  if (culprit && num_ranks() > 1) {
+    const auto& tail = culprit->err.lines.tail();
+    const std::string failures = describe_failures();
+    const std::string who = failures == describe_end(*culprit) ? "it" : fmt::format("rank {}", culprit->rank);
+    say(tail.empty() ? fmt::format("{}{} wrote nothing to stderr", failures, who == "it" ? " and" : "; " + who)
+                     : fmt::format("{}; the end of what {} wrote to stderr:", failures, who));
+    for (const std::string& line : tail) err_.append("  " + line + "\n");
+  }
+  flush(err_);
+  return culprit ? shell_status(*culprit->status) : 0;
+}
+
+/// Of ranks that ended because of a peer nothing is said of themselves.
+std::optional<StartFailure> Supervision::failure() const {
+  const RankProcess* culprit = to_blame();
+  if (!culprit || interrupted_by_ != 0 || !launcher_lives_ || is_meant(*culprit->status)) return std::nullopt;
+  const bool has_no_reader =
+      out_.is_closed() || err_.is_closed() || (WIFSIGNALED(*culprit->status) && WTERMSIG(*culprit->status) == SIGPIPE);
+  if (has_no_reader) return std::nullopt;  // nor would another start
+  StartFailure failure{.what = describe_failures(), .slots = {}};
+  for (const RankProcess* rank : failures_)
+    if (!blames_a_peer(*rank) && !rank->was_frozen) failure.slots.push_back(rank->slot);
+  if (num_ranks() > 1 && failure.slots.size() == ranks_.size()) failure.slots.clear();  // a fault of no rank
+  return failure;
+}
+
+void say_on_error_stream(const std::string& text) {
+  const std::string line = fmt::format("sherd run: {}\n", text);
+  [[maybe_unused]] const ssize_t written = ::write(2, line.data(), line.size());
+}
+
+StartOutcome Supervision::run() {
+  for (int rank = 0; rank < num_ranks(); ++rank) start_rank(rank);
+  while (has_children_) {
+    wait_for_events();
+    advance();
+  }
+  for (const auto& rank : ranks_)
+    for (RankStream* stream : {&rank->out, &rank->err}) {
+      drain(*stream);
+      if (stream->fd.is_open()) finish(*stream);
+    }
+  StartOutcome outcome;
+  outcome.status = report();  // where the user may interrupt us yet
+  outcome.failure = failure();
+  // A failure that would have been mended, had the user not wanted the end since.
+  if (options_.restart.restarts > 0 && outcome.status != kDone && user_signal_ == 0 && interrupted_by_ != 0) {
+    say_on_error_stream(fmt::format("stopped by {}", signal_name(interrupted_by_)));
+    outcome.status = 128 + interrupted_by_;
+  }
+  return outcome;
+}
+
+}  // namespace sherd

@@ -1,0 +1,104 @@
+#pragma once
+// One start of the ranks of a job, from their first process to the end of the last one.
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "runtime/comm/store/hmac.h"
+#include "runtime/comm/store/tcp_store_server.h"
+#include "runtime/os/descriptor.h"
+#include "tools/launch/line_relay.h"
+#include "tools/launch/rank_process.h"
+#include "tools/launch/restart_policy.h"
+#include "tools/launch/stopped_time.h"
+#include "tools/launch/supervise.h"
+
+namespace sherd {
+
+/// "sherd run: " and the text, on a line of its own on stderr; blocks.
+void say_on_error_stream(const std::string& text);
+
+/// One start of the ranks.
+struct JobStart {
+  std::string job;
+  std::vector<int> slots;  // by rank
+  int restart = 0;
+};
+
+/// How it ended.
+struct StartOutcome {
+  int status = 0;
+  std::optional<StartFailure> failure;  // one that a new start may mend
+};
+
+/// Throws as supervise().
+class Supervision {
+ public:
+  Supervision(const SuperviseOptions& options, const JobStart& start, const sigset_t& rank_mask, int control);
+  ~Supervision();
+  Supervision(const Supervision&) = delete;
+  Supervision& operator=(const Supervision&) = delete;
+
+  /// Starts all ranks and returns when they, and all that they started, have ended.
+  StartOutcome run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  int num_ranks() const { return static_cast<int>(start_.slots.size()); }
+  void start_rank(int rank);
+  void wait_for_events();
+  void read_control();
+  void pass_on(int signal) const;
+  void reap();
+  std::chrono::milliseconds patience_after(const RankProcess& failed) const;
+  bool read_some(RankStream& stream);
+  void drain(RankStream& stream);
+  void finish(RankStream& stream);
+  bool is_waiting_for_the_last() const;
+  void kill_frozen();
+  void advance();
+  void stop(int signal, std::chrono::milliseconds grace);
+  void kill_all();
+  const RankProcess* to_blame() const;
+  std::string describe_failures() const;
+  void flush(OutputQueue& queue);
+  int report();
+  int status_after_signal() const;
+  std::optional<StartFailure> failure() const;
+  void say(std::string_view text) { err_.append(fmt::format("sherd run: {}\n", text)); }
+  bool all_ranks_ended() const {
+    return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return rank->status.has_value(); });
+  }
+
+  const SuperviseOptions& options_;
+  const JobStart& start_;
+  const sigset_t rank_mask_;
+  const int control_;
+  bool launcher_lives_ = true;
+  const std::string secret_ = random_hex(32);
+  const TcpStoreServer server_{{.secret = secret_}};
+  Descriptor child_signals_;
+  OutputQueue out_{1}, err_{2};
+  std::vector<char> buffer_ = std::vector<char>(65536);
+  const bool shared_output_;  // standard output and error are one file
+  std::vector<std::unique_ptr<RankProcess>> ranks_;
+  bool has_children_ = false;
+  std::vector<const RankProcess*> failures_;  // before anything was stopped, in the order of their ends
+  Clock::time_point stop_at_ = Clock::time_point::max();
+  Clock::time_point kill_at_ = Clock::time_point::max();
+  std::optional<Clock::time_point> killed_at_;
+  bool stopping_ = false;
+  StoppedTime stopped_{options_.frozen_after};
+  int user_signal_ = 0;     // what made us stop, if it was the user
+  int interrupted_by_ = 0;  // the user's first signal, perhaps when we had stopped already
+};
+
+}  // namespace sherd
