@@ -4,11 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <fstream>
-#include <ratio>
-
-#include <unistd.h>
 
 #include "nn/checkpoint/replicas.h"
 #include "nn/memory_names.h"
@@ -28,7 +24,6 @@
 #include "tools/train/exit_status.h"
 #include "tools/train/memory_advice.h"
 #include "tools/train/model_factory.h"
-#include "tools/train/restart.h"
 #include "tools/train/sharding.h"
 #include "tools/train/stop_signals.h"
 
@@ -122,12 +117,6 @@ void Trainer::open_data() {
   if (resumed_) check_data_of(resumed_->manifest());
 }
 
-void Trainer::check_recipe_of(const Manifest& save) {
-  const TrainConfig saved = train_config_from_toml(save.config, config_.resume);
-  const std::string difference = recipe_difference(saved, "the checkpoint", config_, "this run");
-  check(difference.empty(), "resume from {}: {}", config_.resume, difference);
-}
-
 // Of ranks that see the same files of one host the first reads them for all.
 void Trainer::agree_on_data() {
   const TextFiles& files = data_->files();
@@ -156,40 +145,6 @@ void Trainer::agree_on_data() {
                     config_.data, hash.all_bytes, hash.hashed_bytes));
 }
 
-// The same on all ranks, which have agreed on the data.
-void Trainer::check_data_of(const Manifest& saved) {
-  check(std::to_string(data_->files().fingerprint()) == saved.state_value<std::string>("data"),
-        "resume from {}: the data at {} is not what the checkpoint was trained on: names or sizes of the files differ",
-        config_.resume, config_.data);
-  if (!saved.state.contains("data_content")) return;  // of a program that did not look into the files
-  check(data_content_ == saved.state_value<std::string>("data_content"),
-        "resume from {}: the data at {} is not what the checkpoint was trained on: names and sizes are equal, the "
-        "content is not",
-        config_.resume, config_.data);
-}
-
-// The state, the order of the data and the keys of dropout are those of the save on any number of ranks; sums are not.
-void Trainer::say_what_changes(const TrainConfig& saved) {
-  if (group_->rank() != 0) return;
-  const Manifest& save = resumed_->manifest();
-  const auto say = [&](std::string_view what) {
-    say_on_stderr(fmt::format("resume from {}: {}", config_.resume, what));
-  };
-  if (save.world_size != group_->size() || saved.mesh != asked_mesh_ || saved.strategy != config_.strategy ||
-      saved.device != config_.device)
-    say(fmt::format("saved by {} rank{}, and gone on with by {}: the state is the same, later steps differ by rounding",
-                    save.world_size, save.world_size == 1 ? "" : "s", group_->size()));
-  const std::int64_t before = saved.optimizer.decay_steps, now = config_.optimizer.decay_steps;
-  if (before == now || config_.optimizer.min_lr == config_.optimizer.lr) return;
-  const std::int64_t end = std::min(config_.steps, std::max(before, now) + 1);  // both plans are over there
-  std::int64_t step = save.step;
-  const nn::CosineSchedule planned = schedule_of(saved), replanned = schedule_of(config_);
-  while (step < end && planned.at(step) == replanned.at(step)) ++step;
-  if (step < end)
-    say(fmt::format("optimizer.decay_steps was {} and is {} now: learning rates differ from step {} on", before, now,
-                    step + 1));
-}
-
 void Trainer::open_initial() {
   initial_ = std::make_unique<Weights>(config_.init_from, *group_);
   initial_->check_fits(config_.model);
@@ -197,34 +152,6 @@ void Trainer::open_initial() {
   const std::string_view kind = name(initial_->vocabulary()->kind());
   check(kind == config_.vocabulary, "vocabulary = {}, but the weights in {} are for {}", config_.vocabulary,
         config_.init_from, kind);
-}
-
-// Before anything is computed: a run that could not save, or would remove what another one has saved, does not start.
-void Trainer::claim_save_folder() {
-  namespace fs = std::filesystem;
-  together(*group_, [&] {
-    if (group_->rank() != 0) return;
-    if (resumed_) run_ = resumed_->manifest().run;
-    if (run_.empty()) run_ = random_hex(16);
-    if (const RankInfo rank = discover_rank(); rank.source == "sherd run") job_ = rank.job;
-    save_lock_.emplace(config_.save, fmt::format("run {} (process {})", run_, ::getpid()));
-    const std::vector<SavePlace> saves = list_saves(config_.save);
-    if (saves.empty()) return;
-    std::error_code ignored;
-    const bool goes_on_here = resumed_ && (fs::equivalent(resumed_->dir(), config_.save, ignored) ||
-                                           fs::equivalent(fs::path(resumed_->dir()) / "..", config_.save, ignored));
-    retention_.replace = config_.overwrite && !goes_on_here;
-    if (config_.overwrite) return;
-    const std::string holds =
-        fmt::format("\"{}\" holds the saves of a run, the newest of step {}", config_.save, saves.front().step);
-    check(goes_on_here, "{}. Go on with it by --resume {}, replace it by --overwrite, or save to another folder", holds,
-          config_.save);
-    // Newer ones that were passed over are damaged.
-    check(fs::equivalent(config_.resume, config_.save, ignored) || saves.front().folder == resumed_->dir() ||
-              fs::equivalent(saves.front().folder, resumed_->dir(), ignored),
-          "{}; this run goes back to step {}. Drop the later ones by --overwrite, or save to another folder", holds,
-          resumed_->manifest().step);
-  });
 }
 
 void Trainer::build() {
@@ -254,54 +181,6 @@ void Trainer::explain(OutOfMemory& error) noexcept {
 
 std::vector<nn::StateEntry> Trainer::state() {
   return nn::training_state(step_->model(), &step_->optimizer(), step_->scaler());
-}
-
-// Damage shows where bytes are read: by then the run has been built for the save, and goes on with the one before it,
-// if that is of the same run.
-void Trainer::resume() {
-  resumed_ = nn::use_newest_good(
-      config_.resume, *group_, [this](const CheckpointReader& save) { load(save); }, say_on_stderr,
-      std::move(resumed_));
-  together(*group_, [&] {
-    const Manifest& manifest = resumed_->manifest();
-    first_step_ = manifest.step;
-    if (manifest.state.contains("skipped_steps")) skipped_steps_ = manifest.state_value<std::int64_t>("skipped_steps");
-    if (manifest.state.contains("skipped_batches"))
-      skipped_ = SkippedBatches(manifest.state_value<std::string>("skipped_batches"), config_.resume);
-    check(first_step_ <= config_.steps, "resume from {}: it has made {} steps, this run asks for {} in all",
-          config_.resume, first_step_, config_.steps);
-  });
-  resumed_.reset();
-}
-
-void Trainer::prepare_saves() {
-  try {
-    saver_.emplace(*group_);
-    saver_->reserve(state());
-  } catch (OutOfMemory& error) {
-    explain(error);
-    throw;
-  }
-}
-
-nn::SnapshotCost Trainer::cost_of_saves() const { return saver_ ? saver_->counts().cost : nn::SnapshotCost(); }
-
-void Trainer::finish_save() {
-  if (saver_) saver_->finish();
-}
-
-void Trainer::load(const CheckpointReader& save) {
-  check_recipe_of(save.manifest());
-  check_data_of(save.manifest());
-  check(save.manifest().vocabulary == data_->vocabulary().to_text(),
-        "resume from {}: \"{}\" has another vocabulary than the later saves, which are damaged; name it by its folder",
-        config_.resume, save.dir());
-  const std::vector<nn::StateEntry> entries = state();
-  std::set<std::pair<std::string, std::string>> wanted;
-  for (const nn::StateEntry& entry : entries)
-    if (!entry.usually || save.contains(entry.kind, entry.name)) wanted.emplace(entry.kind, entry.name);
-  save.require_exactly(wanted);
-  nn::load_checkpoint(save, entries);
 }
 
 std::pair<Tensor, Tensor> Trainer::training_batch(std::int64_t step) {
@@ -369,26 +248,6 @@ std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
   return totals[0] / totals[1];
 }
 
-void Trainer::save(std::int64_t step) {
-  const StageMark stage("a save");
-  Manifest manifest;
-  manifest.step = step;
-  TrainConfig asked = config_;
-  asked.mesh = asked_mesh_;
-  manifest.config = to_toml(asked);
-  manifest.vocabulary = data_->vocabulary().to_text();
-  manifest.state["data"] = std::to_string(data_->files().fingerprint());
-  manifest.state["data_content"] = data_content_;
-  manifest.run = run_;
-  if (!job_.empty()) manifest.state[kJobOfSave] = job_;
-  if (skipped_steps_ > 0) manifest.state["skipped_steps"] = skipped_steps_;
-  if (skipped_.count() > 0) manifest.state["skipped_batches"] = skipped_.text();
-  if (saver_) saver_->start(config_.save, std::move(manifest), state(), retention_);
-  else nn::save_checkpoint(config_.save, std::move(manifest), state(), *group_, retention_);
-  retention_.replace = false;
-  saved_at_ = std::chrono::steady_clock::now();
-}
-
 // What one rank is asked for, all do.
 Trainer::Wishes Trainer::agreed(Wishes own) {
   std::int64_t wishes[] = {own.stop, own.save ? 1 : 0};
@@ -409,49 +268,11 @@ Trainer::Wishes Trainer::agreed_wishes(const Polls& polls) {
   return agreed(own);
 }
 
-bool Trainer::is_time_to_save() const {
-  const std::chrono::duration<double, std::ratio<60>> since = std::chrono::steady_clock::now() - saved_at_;
-  return since.count() >= config_.save_minutes;
-}
-
 DivergenceRule Trainer::divergence_rule() {
   const nn::LossScaler* const scaler = step_->scaler();
   return {.skips = config_.on_nonfinite == "skip",
           .min_loss_scale = scaler ? scaler->options().min_scale : 0,
           .spike = config_.spike};
-}
-
-// A run that may have to go back needs something to go back to.
-void Trainer::save_before_the_first_step() {
-  if (config_.on_nonfinite != "rollback") return;
-  bool is_lacking = false;
-  together(*group_, [&] {
-    if (group_->rank() != 0) return;
-    const std::vector<SavePlace> saves = list_saves(config_.save);
-    is_lacking = retention_.replace || saves.empty() || saves.front().step != first_step_;
-  });
-  if (agreed({.save = is_lacking}).save) save(first_step_);
-}
-
-// The state of the last good save, and the batches after it but the one that was too much. Returns its step.
-std::int64_t Trainer::roll_back(StepLog& log) {
-  const Divergence found = *log.diverged();
-  log.finish();
-  finish_save();
-  auto reader = nn::open_newest_good(config_.save, *group_, nn::Verify::files, say_on_stderr);
-  if (reader->manifest().step == rolled_back_to_ && rollbacks_in_a_row_ == kMostRollbacks) fail_diverged(found);
-  reader = nn::use_newest_good(
-      config_.save, *group_, [this](const CheckpointReader& save) { nn::load_checkpoint(save, state()); },
-      say_on_stderr, std::move(reader));
-  const std::int64_t step = reader->manifest().step;
-  rollbacks_in_a_row_ = step == rolled_back_to_ ? rollbacks_in_a_row_ + 1 : 1;
-  rolled_back_to_ = step;
-  skipped_.skip_batch_of(found.metrics.step - 1);
-  if (group_->rank() == 0)
-    say_on_stderr(fmt::format("step {} has diverged: {}; back to step {}, and on without the batch of step {}",
-                              found.metrics.step, found.what, step, found.metrics.step));
-  log.roll_back();
-  return step;
 }
 
 void Trainer::fail_diverged(const Divergence& found) {
@@ -485,16 +306,6 @@ void Trainer::fail_diverged(const Divergence& found) {
 // Before a save of the same step, which would keep what has changed by itself.
 void Trainer::compare_replicas(std::int64_t step) {
   nn::check_replicas(state(), fmt::format("step {}, without batches {}", step, skipped_.text()), *group_);
-}
-
-void Trainer::save_and_stop(std::int64_t step, int signal) {
-  try {
-    save(step);
-    finish_save();
-  } catch (const Error& error) {
-    throw ExitError(kStoppedWithoutSave, fmt::format("stopped by {} after step {}, and could not save: {}",
-                                                     signal_name(signal), step, error.what()));
-  }
 }
 
 int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const Polls& polls) {
