@@ -83,6 +83,8 @@ class Optimizer {
   /// f32, into a slot, so a captured step follows it. If it is not finite, step() leaves parameters, their state and
   /// all counts as they are, to the bit, whatever the gradients hold. Does not block.
   void set_gradient_scale(const Tensor& scale);
+  /// The slot's 0-d tensor, which the rows of step() read.
+  const Tensor& gradient_scale() const { return scale_.value(); }
   const std::vector<Parameter*>& parameters() const { return parameters_; }
 
   /// Why there is a value among parameters, state and counts that is not whole; empty if all are.

@@ -5,6 +5,7 @@
 #include "nn/layers/dropout.h"
 #include "nn/offload_activations.h"
 #include "nn/optim/clip.h"
+#include "nn/optim/update_agreement.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/tensor_parallel.h"
 #include "nn/recompute.h"
@@ -48,6 +49,10 @@ TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device devi
   const TrainConfig::Optimizer& o = config_.optimizer;
   check(options_.metrics || o.clip == 0, "optimizer.clip = {} needs the gradient norm, which is one of the metrics",
         o.clip);
+  check(!options_.agrees || (options_.metrics && device == Device::cpu() && !parse_offload(config_.offload).any()),
+        "ranks agree before each update on the host, with metrics and without offload; device = {}, metrics {}, "
+        "offload = {}",
+        config_.device, options_.metrics ? "on" : "off", config_.offload);
   const nn::Seed seed{static_cast<std::uint64_t>(config_.seed)};
   RankContext::current().data_coordinate = mesh_.data_rank();
   nn::set_seed(seed);
@@ -114,6 +119,11 @@ bool TrainStep::steps_in_backward() const {
          config_.on_nonfinite != "skip";
 }
 
+Tensor TrainStep::loss_of_job(Tensor loss) const {
+  if (!options_.metrics || mesh_.num_data_ranks() == 1) return loss;
+  return all_reduce(std::move(loss), mesh_.data_group(), ReduceKind::avg);
+}
+
 // A norm that is not finite leaves the parameters alone, so who looks for where it began finds them as they were.
 std::vector<Tensor> TrainStep::run(std::span<const Tensor> in) {
   Tensor loss = micro_batches(in[0], in[1], steps_in_backward());
@@ -128,9 +138,13 @@ std::vector<Tensor> TrainStep::run(std::span<const Tensor> in) {
   } else if (options_.metrics) {
     norm = nn::clip_grad_norm(*optimizer_, max_norm);
   }
+  if (options_.agrees) {
+    loss = loss_of_job(loss);
+    nn::agree_to_update(*optimizer_, std::vector{loss, norm}, *mesh_.group());
+  }
   optimizer_->step_and_clear();
   if (scaler_) scaler_->update();
-  if (options_.metrics && mesh_.num_data_ranks() > 1) loss = all_reduce(loss, mesh_.data_group(), ReduceKind::avg);
+  if (!options_.agrees) loss = loss_of_job(loss);
   std::vector<Tensor> out{loss};
   if (options_.metrics) out.push_back(norm);
   if (scaler_) out.insert(out.end(), {scale, add(scaler_->skipped_steps(), 0)});

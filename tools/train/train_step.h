@@ -29,6 +29,9 @@ struct TrainStepOptions {
   /// so no clipping (optimizer.clip must be 0), and without a loss scale gradients that are not finite are applied like
   /// any others.
   bool metrics = true;
+  /// All ranks of the mesh agree before each update to make it (nn/optim/update_agreement.h), when loss and norm are
+  /// known. Needs metrics, the host, and what is offloaded to be nothing.
+  bool agrees = false;
 };
 
 /// The learning rates that [optimizer] describes, of a resolved config.
@@ -87,6 +90,7 @@ class TrainStep {
   bool steps_in_backward() const;
   Tensor micro_batches(const Tensor& tokens, const Tensor& targets, bool steps_in_backward);
   void shard(const nn::LanguageModelConfig& architecture);
+  Tensor loss_of_job(Tensor loss) const;
   std::vector<Tensor> run(std::span<const Tensor> in);
   Result result_of(const std::vector<Tensor>& out) const;
 
