@@ -3,6 +3,7 @@
 // behind: the kernel frees everything when the last process ends, however it ends.
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,6 +29,9 @@ struct ShmGroupOptions {
   std::optional<std::size_t> heap_bytes{};
   /// Waits that take long say so, also those of collectives later.
   WaitNotice notice{};
+  /// Asked ten times a second while ranks gather, on the calling thread: why not to wait for them any longer; empty: no
+  /// reason. The reason is the CommError of all that have come.
+  std::function<std::string()> gives_up{};
 };
 
 /// Collective over the processes 0..size-1, which must run as the same user in the same network namespace. Blocks until

@@ -30,6 +30,7 @@ using Clock = SocketTime::clock;
 constexpr std::size_t kTokenSize = 32;
 constexpr std::size_t kMaxStrangers = 32;
 constexpr std::uint32_t kVersion = 4;
+constexpr auto kLook = std::chrono::milliseconds(100);
 constexpr auto kLate = std::chrono::seconds(1);  // rank 0, which knows who is missing, is to give up first
 constexpr std::string_view kRefused = "refused: ";
 constexpr std::string_view kComplete = "complete";
@@ -164,6 +165,7 @@ void Host::gather() {
       fail(fmt::format("ranks {} have not come within {:.3g} s, and given no sign of life", missing_ranks(),
                        in_seconds(meeting_.silence)));
     check_lives();
+    meeting_.check_given_up();
     wait.say_if_due(fmt::format("ranks {} to come, which have given no sign of life yet", missing_ranks()));
     wait_for_events(wait);
     if (std::optional<Descriptor> connection = accept_same_user(listener_))
@@ -178,7 +180,7 @@ void Host::wait_for_events(const LongWait& wait) {
   for (std::size_t rank = 1; rank < size_; ++rank)
     if (segment_.lives[rank]) sockets.push_back(segment_.lives[rank].get());
   for (const Descriptor& stranger : strangers_) sockets.push_back(stranger.get());
-  wait_readable(sockets, wait.until());
+  wait_readable(sockets, meeting_.next_look(wait.until()));
 }
 
 void Host::check_lives() const {
@@ -252,7 +254,7 @@ void Host::refuse(const std::string& reason) {
 /// What rank 0 has published.
 std::string await_entry(const Meeting& meeting) {
   for (LongWait wait(meeting, meeting.until_without_sign);;) {
-    const SocketTime until = wait.until();
+    const SocketTime until = meeting.next_look(wait.until());
     try {
       return meeting.store.get(meeting.key(), std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()));
     } catch (const CommError&) {
@@ -261,6 +263,7 @@ std::string await_entry(const Meeting& meeting) {
         throw CommError(fmt::format("shm_group {}: rank 0 has not come within {:.3g} s, and given no sign of life",
                                     meeting.options.name, in_seconds(meeting.silence)));
     }
+    meeting.check_given_up();
     wait.say_if_due("rank 0 to open the rendezvous, which has given no sign of life yet");
   }
 }
@@ -319,13 +322,13 @@ class HostWatch {
 /// Rank 0's next message, before `deadline`; nothing if it has gone.
 std::optional<Message> await_message(const Meeting& meeting, const Descriptor& connection, SocketTime deadline,
                                      const HostWatch* watch) {
-  constexpr auto kLook = std::chrono::milliseconds(100);
   for (LongWait wait(meeting, deadline);;) {
-    SocketTime until = wait.until();
+    SocketTime until = meeting.next_look(wait.until());
     if (watch) until = std::min(until, Clock::now() + kLook);
     const int number = connection.get();
     wait_readable(std::span(&number, 1), until);
     if (is_readable(connection)) return receive_message(connection, Clock::now());
+    meeting.check_given_up();
     if (watch) watch->check();
     if (Clock::now() >= deadline)
       throw CommError(fmt::format("shm_group {}: rank 0 has not said within {:.3g} s that {}", meeting.options.name,
@@ -385,6 +388,16 @@ bool is_open(const std::string& entry) {
 }
 
 }  // namespace
+
+SocketTime Meeting::next_look(SocketTime limit) const {
+  return options.gives_up ? std::min(limit, Clock::now() + kLook) : limit;
+}
+
+void Meeting::check_given_up() const {
+  if (!options.gives_up) return;
+  if (const std::string reason = options.gives_up(); !reason.empty())
+    throw CommError(fmt::format("shm_group {}: {}", options.name, reason));
+}
 
 SegmentLayout::SegmentLayout(int size, const Segment& segment)
     : board_bytes(to_huge_pages(Board::memory_bytes(size, segment.window_bytes))),

@@ -50,6 +50,10 @@ struct Meeting {
   std::chrono::nanoseconds silence = std::min<std::chrono::nanoseconds>(options.silence, options.rendezvous_deadline);
   SocketTime until_without_sign = start + silence;
   std::string key() const { return "shm_group/" + options.name; }
+  /// The next moment, at most `limit`, to ask whether to go on waiting.
+  SocketTime next_look(SocketTime limit) const;
+  /// Throws CommError with the reason of ShmGroupOptions::gives_up.
+  void check_given_up() const;
 };
 
 /// Blocks until all ranks have come, or until one is known not to fit, has died, has given no sign of life for too
