@@ -24,27 +24,27 @@ double median_of(std::vector<double> values) {
 // A norm that is not finite is what a step is skipped for; the loss of such a step may be anything.
 DivergenceWatch::Verdict DivergenceWatch::judge(const StepMetrics& metrics) {
   const bool is_skip = (metrics.loss_scale || rule_.skips) && !std::isfinite(metrics.grad_norm);
-  skips_in_a_row_ = is_skip ? skips_in_a_row_ + 1 : 0;
+  history_.skips_in_a_row = is_skip ? history_.skips_in_a_row + 1 : 0;
   if (is_skip) {
     const bool is_last_scale = metrics.loss_scale && *metrics.loss_scale <= rule_.min_loss_scale;
-    return is_last_scale || skips_in_a_row_ > kMostSkips ? Verdict::not_finite : Verdict::skipped;
+    return is_last_scale || history_.skips_in_a_row > kMostSkips ? Verdict::not_finite : Verdict::skipped;
   }
   if (!std::isfinite(metrics.loss) || !std::isfinite(metrics.grad_norm)) return Verdict::not_finite;
   if (is_spike(metrics.loss)) return Verdict::spike;
-  losses_.push_back(metrics.loss);
-  if (losses_.size() > kMost) losses_.pop_front();
+  history_.losses.push_back(metrics.loss);
+  if (history_.losses.size() > kMost) history_.losses.pop_front();
   return Verdict::good;
 }
 
 DivergenceWatch::Usual DivergenceWatch::usual_loss() const {
-  std::vector<double> values(losses_.begin(), losses_.end());
+  std::vector<double> values(history_.losses.begin(), history_.losses.end());
   const double median = median_of(values);
   for (double& value : values) value = std::abs(value - median);
   return {median, std::max(median_of(std::move(values)), kSmallest * std::abs(median))};
 }
 
 bool DivergenceWatch::is_spike(double loss) const {
-  if (rule_.spike == 0 || losses_.size() < kFewest) return false;
+  if (rule_.spike == 0 || history_.losses.size() < kFewest) return false;
   const Usual usual = usual_loss();
   return loss > usual.median + rule_.spike * usual.deviation;
 }
@@ -54,20 +54,18 @@ Divergence DivergenceWatch::describe(const StepMetrics& metrics, Verdict verdict
   if (found.is_spike) {
     const Usual usual = usual_loss();
     found.what = fmt::format("the loss is {}, more than spike = {} deviations of {} above {}, the median of {} steps",
-                             metrics.loss, rule_.spike, usual.deviation, usual.median, losses_.size());
+                             metrics.loss, rule_.spike, usual.deviation, usual.median, history_.losses.size());
     return found;
   }
   found.what = fmt::format("the loss is {}, the gradient norm {}", metrics.loss, metrics.grad_norm);
   if (metrics.loss_scale)
     found.what +=
         fmt::format(", at a loss scale of {} and after {} skipped steps", *metrics.loss_scale, metrics.skipped_steps);
-  else if (skips_in_a_row_ > 0) found.what += fmt::format(", after {} skipped steps in a row", skips_in_a_row_);
+  else if (history_.skips_in_a_row > 0)
+    found.what += fmt::format(", after {} skipped steps in a row", history_.skips_in_a_row);
   return found;
 }
 
-void DivergenceWatch::forget() {
-  skips_in_a_row_ = 0;
-  losses_.clear();
-}
+void DivergenceWatch::forget() { history_ = {}; }
 
 }  // namespace sherd

@@ -2,6 +2,7 @@
 // Which steps of a run are no steps: their loss or gradient norm is not finite, or the loss has jumped.
 #include <deque>
 #include <string>
+#include <utility>
 
 #include "tools/train/metrics.h"
 
@@ -38,6 +39,13 @@ class DivergenceWatch {
   Divergence describe(const StepMetrics& metrics, Verdict verdict) const;
   /// The run goes back to an earlier step: what is known of the last ones does not count.
   void forget();
+  /// What it knows of the last steps: of another watch with the same rule, which has judged them.
+  struct History {
+    int skips_in_a_row = 0;
+    std::deque<double> losses{};  ///< of the last good steps
+  };
+  const History& history() const { return history_; }
+  void go_on_from(History history) { history_ = std::move(history); }
 
  private:
   struct Usual {
@@ -47,8 +55,7 @@ class DivergenceWatch {
   bool is_spike(double loss) const;
 
   const DivergenceRule rule_;
-  int skips_in_a_row_ = 0;
-  std::deque<double> losses_;  // of the last good steps
+  History history_;
 };
 
 }  // namespace sherd

@@ -101,6 +101,15 @@ std::string step_line(const StepMetrics& metrics) {
   if (metrics.val_loss) line["val_loss"] = *metrics.val_loss;
   if (metrics.save) line["save"] = {{"copied_bytes", metrics.save->copied_bytes}, {"seconds", metrics.save->seconds}};
   if (metrics.times) line["run_times"] = times_to_json(*metrics.times);
+  if (!metrics.replicas.empty()) line["replicas"] = metrics.replicas;
+  if (const auto& regroup = metrics.regroup)
+    line["regroup"] = {{"lost", regroup->lost}, {"returned", regroup->returned}, {"seconds", regroup->seconds}};
+  return line.dump();
+}
+
+std::string with_val_loss(const std::string& step_line, double val_loss) {
+  ordered_json line = ordered_json::parse(step_line);
+  line["val_loss"] = val_loss;
   return line.dump();
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "nn/checkpoint/snapshot.h"
 #include "runtime/memory/accounting.h"
@@ -30,6 +31,15 @@ struct StepMetrics {
   /// Of steps beside which a save was written (save_async): what that cost this rank's thread within the step.
   std::optional<nn::SnapshotCost> save;
   std::optional<RunTimes> times;  ///< of the settled steps of the run so far, at an evaluation
+  /// Of a run that outlives replicas: those that took part, where they were not all.
+  std::vector<int> replicas{};
+  /// Of the first step of a new group of ranks: what made it, and how long the run stood still, a step that was left
+  /// and made again included.
+  struct Regroup {
+    std::vector<int> lost{}, returned{};  ///< replicas
+    double seconds = 0;
+  };
+  std::optional<Regroup> regroup{};
 };
 
 /// {"config": {...}, "seed", "ranks", "version"}; keys with a section are nested objects. One line, no newline.
@@ -39,10 +49,13 @@ std::string header_line(const TrainConfig& config, int ranks);
 /// "run_times": {"steps", "step_seconds":
 /// {"p50", "p95", "max", "mad"}, "ranks": [{"rank", "host", "calls", "median_lateness_seconds"}], "stragglers":
 /// [rank], "units": [{"unit",
-/// "gather": {"calls", "seconds", "exposed_transfer_seconds", "exposed_skew_seconds"}, "reduce": {...}}]}}; from
+/// "gather": {"calls", "seconds", "exposed_transfer_seconds", "exposed_skew_seconds"}, "reduce": {...}}]},
+/// "replicas": [replica], "regroup": {"lost": [replica], "returned": [replica], "seconds"}}; from
 /// loss_scale on where there are such; seconds of a unit are per step.
 /// Numbers read back to the same bits; NaN and infinity, which JSON lacks, are null.
 std::string step_line(const StepMetrics& metrics);
+/// Such a line with the loss of an evaluation that was made later.
+std::string with_val_loss(const std::string& step_line, double val_loss);
 
 /// Writes lines to a file, each at once, so that the file can be followed and survives a crash.
 class MetricsFile {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <exception>
 #include <numeric>
+#include <utility>
 
 namespace sherd {
 
@@ -63,7 +64,7 @@ void StepLog::arrived(StepMetrics metrics, const Begun& begun, std::span<const d
   summary_.step_comm -= begun.counts;
   for (std::size_t c = 0; c < metrics.memory_bytes.size(); ++c)
     summary_.peak_bytes[c] = std::max(summary_.peak_bytes[c], metrics.memory_bytes[c]);
-  if (metrics.step == first_step_ + 1) summary_.first_loss = metrics.loss;
+  if (metrics.step == first_step_ + 1 && !has_first_loss_) summary_.first_loss = metrics.loss;
   last_losses_.push_back(metrics.loss);
   if (last_losses_.size() > 10) last_losses_.pop_front();
   summary_.last_losses_mean =
@@ -80,6 +81,25 @@ void StepLog::roll_back() {
   watch_.forget();
   last_losses_.clear();
   ++summary_.rollbacks;
+}
+
+StepLog::History StepLog::history() const {
+  return {.first_loss = has_first_loss_ || !last_losses_.empty() ? std::optional(summary_.first_loss) : std::nullopt,
+          .val_loss = summary_.val_loss,
+          .last_losses = last_losses_,
+          .skipped_steps = summary_.skipped_steps,
+          .rollbacks = summary_.rollbacks,
+          .watch = watch_.history()};
+}
+
+void StepLog::go_on_from(History history) {
+  has_first_loss_ = history.first_loss.has_value();
+  summary_.first_loss = history.first_loss.value_or(0);
+  summary_.val_loss = history.val_loss;
+  last_losses_ = std::move(history.last_losses);
+  summary_.skipped_steps = history.skipped_steps;
+  summary_.rollbacks = history.rollbacks;
+  watch_.go_on_from(std::move(history.watch));
 }
 
 void StepLog::report(const StepMetrics& metrics) {

@@ -17,6 +17,12 @@
 
 namespace sherd {
 
+/// Of runs that outlive replicas: how often, and how long they stood still for it.
+struct SurvivalCounts {
+  std::int64_t lost = 0, returned = 0;  ///< replicas
+  double lost_seconds = 0, returned_seconds = 0;
+};
+
 /// What a finished run leaves for its report.
 struct TrainSummary {
   double first_loss = 0, last_losses_mean = 0;  ///< first step; mean of the last 10 steps of this run
@@ -32,6 +38,7 @@ struct TrainSummary {
   std::int64_t skipped_steps = 0;                 ///< without an update, those before this run included
   std::int64_t rollbacks = 0;                     ///< to an earlier save, in this run
   std::optional<nn::AsyncSaver::Counts> saves{};  ///< this rank's, if config.save_async asks for such
+  std::optional<SurvivalCounts> survival{};       ///< of a run that may outlive replicas
   int stopped_by = 0;                             ///< the signal that ended the run before its last step; 0: none did
 };
 
@@ -65,6 +72,17 @@ class StepLog {
   const std::optional<Divergence>& diverged() const { return diverged_; }
   /// After finish(): the run goes on from an earlier step, as if it had not diverged.
   void roll_back();
+  /// What a log of the steps to come, of another group of ranks, goes on from (run_record.h).
+  struct History {
+    std::optional<double> first_loss{}, val_loss{};
+    std::deque<double> last_losses{};
+    std::int64_t skipped_steps = 0, rollbacks = 0;
+    DivergenceWatch::History watch{};
+  };
+  History history() const;
+  void go_on_from(History history);
+  /// An evaluation of the last step of an earlier log.
+  void note_val_loss(double loss) { summary_.val_loss = loss; }
 
  private:
   struct Begun {
@@ -83,6 +101,7 @@ class StepLog {
   DivergenceWatch watch_;
   std::optional<Divergence> diverged_;
   std::deque<double> last_losses_;
+  bool has_first_loss_ = false;  // of an earlier log
   Begun begun_;
   RunClock clock_;
   std::int64_t num_begun_ = 0;

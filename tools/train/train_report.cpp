@@ -143,6 +143,10 @@ std::string train_report(Trainer& trainer, const TrainConfig& config, const Trai
         "for saves\n",
         summary.saves->saves, format_bytes(summary.saves->bytes), format_bytes(summary.saves->cost.copied_bytes),
         summary.saves->cost.seconds, summary.saves->waited_seconds);
+  if (summary.survival)
+    text += fmt::format("replicas    {} lost and {} back while training went on; {:.2f} s and {:.2f} s stood still\n",
+                        summary.survival->lost, summary.survival->returned, summary.survival->lost_seconds,
+                        summary.survival->returned_seconds);
   if (!config.save.empty()) text += fmt::format("checkpoint  {}\n", config.save);
   return trainer.group().rank() == 0 ? text : std::string();
 }
