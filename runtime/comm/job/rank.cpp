@@ -162,6 +162,8 @@ void read_restart(const Environment& environment, RankInfo* info) {
   };
   read("SHERD_RESTART", 0, &info->restart);
   read("SHERD_FULL_WORLD_SIZE", info->world_size, &info->full_world_size);
+  read("SHERD_SURVIVE", 0, &info->life);
+  read("SHERD_GENERATION", 0, &info->generation);
 }
 
 void read_store(const Environment& environment, RankInfo* info) {

@@ -32,6 +32,10 @@ struct RankInfo {
   int restart = 0;
   /// From SHERD_FULL_WORLD_SIZE: the number of ranks of the first start; a restart may leave some out.
   int full_world_size = 1;
+  /// From SHERD_SURVIVE: under `sherd run --survive` how often this rank has been started, 1 at first; else 0.
+  int life = 0;
+  /// From SHERD_GENERATION: the last group that the launcher had named by then; 0: the first one, of all ranks.
+  int generation = 0;
   /// XDG_RUNTIME_DIR: the user's private folder for sockets and the like; empty without it.
   std::string runtime_folder;
 };
