@@ -54,6 +54,17 @@ std::string host_identity() {
 Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
     : config_(config), group_(std::move(group)) {
   const StageMark stage("start-up");
+  open_group();
+  if (!config_.resume.empty())
+    resumed_ = nn::open_newest_good(config_.resume, *group_, nn::Verify::files, say_on_stderr);
+  open_data();
+  if (!config_.save.empty()) claim_save_folder();
+  build();
+  if (resumed_) resume();
+  if (config_.save_async) prepare_saves();
+}
+
+void Trainer::open_group() {
   agree_on_config();
   if (config_.threads > 0) set_threads(static_cast<int>(config_.threads));
   group_->set_deadline(
@@ -63,13 +74,6 @@ Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
   together(*group_, [&] { device_ = open_device(config_.device, group_->size(), config_.memory_limit); });
   mesh_.emplace(config_.mesh, group_, config_.link);  // its groups have the deadline of this one
   if (group_->size() > 1) RankContext::current().rank_text = mesh_->rank_text();
-  if (!config_.resume.empty())
-    resumed_ = nn::open_newest_good(config_.resume, *group_, nn::Verify::files, say_on_stderr);
-  open_data();
-  if (!config_.save.empty()) claim_save_folder();
-  build();
-  if (resumed_) resume();
-  if (config_.save_async) prepare_saves();
 }
 
 void Trainer::agree_on_config() {
@@ -85,8 +89,10 @@ void Trainer::agree_on_config() {
     }
   });
   place_replicas();
-  together(*group_,
-           [&] { local_batch_ = local_batch(config_, count_data_ranks(mesh_of(config_.mesh, group_->size()))); });
+  together(*group_, [&] {
+    local_batch_ =
+        local_batch(config_, place_ ? place_->data_ranks : count_data_ranks(mesh_of(config_.mesh, group_->size())));
+  });
 }
 
 // Of a hybrid strategy whose mesh names no axis for them.
@@ -99,17 +105,24 @@ void Trainer::place_replicas() {
 }
 
 void Trainer::open_data() {
+  if (place_ && place_->data) {
+    data_ = place_->data;
+    data_content_ = place_->data_content;
+    return compare_data();
+  }
   if (!resumed_ && !config_.init_from.empty()) open_initial();
   together(*group_, [&] {
     check(!config_.data.empty(), "there is no text to train on: set `data` in the config or pass --data PATH");
     if (resumed_) {
       check_recipe_of(resumed_->manifest());
       say_what_changes(train_config_from_toml(resumed_->manifest().config, config_.resume));
-      data_.emplace(TokenData::open(config_.data, Vocabulary::from_text(resumed_->manifest().vocabulary)));
+      data_ = std::make_shared<TokenData>(
+          TokenData::open(config_.data, Vocabulary::from_text(resumed_->manifest().vocabulary)));
     } else {
       const bool has_vocabulary = initial_ && initial_->vocabulary();
-      data_.emplace(has_vocabulary ? TokenData::open(config_.data, *initial_->vocabulary())
-                                   : TokenData::open(config_.data, vocabulary_kind_from_name(config_.vocabulary)));
+      data_ = std::make_shared<TokenData>(
+          has_vocabulary ? TokenData::open(config_.data, *initial_->vocabulary())
+                         : TokenData::open(config_.data, vocabulary_kind_from_name(config_.vocabulary)));
     }
     data_->check_sequence(config_.model.sequence);
   });
@@ -130,19 +143,23 @@ void Trainer::agree_on_data() {
   });
   const std::vector<std::string> contents = gather_text(*group_, hash.to_text());
   data_content_ = contents[static_cast<std::size_t>(first)];
+  compare_data();
+  if (hash.is_sampled() && group_->rank() == 0)
+    say_on_stderr(
+        fmt::format("the data at {} has {} bytes: {} of them, evenly spread, stand for its content when "
+                    "ranks and resumes are compared",
+                    config_.data, hash.all_bytes, hash.hashed_bytes));
+}
+
+void Trainer::compare_data() {
   const std::vector<std::string> prints =
-      gather_text(*group_, fmt::format("{} {}", files.fingerprint(), data_content_));
+      gather_text(*group_, fmt::format("{} {}", data_->files().fingerprint(), data_content_));
   for (std::size_t r = 1; r < prints.size(); ++r)
     check(prints[r] == prints[0], "rank {} sees other data at {} than rank 0: {}; all ranks need the same files", r,
           config_.data,
           prints[r].substr(0, prints[r].find(' ')) == prints[0].substr(0, prints[0].find(' '))
               ? "names and sizes are equal, the content is not"
               : "names or sizes of the files differ");
-  if (hash.is_sampled() && group_->rank() == 0)
-    say_on_stderr(
-        fmt::format("the data at {} has {} bytes: {} of them, evenly spread, stand for its content when "
-                    "ranks and resumes are compared",
-                    config_.data, hash.all_bytes, hash.hashed_bytes));
 }
 
 void Trainer::open_initial() {
@@ -162,7 +179,7 @@ void Trainer::build() {
     memory_log_.emplace(
         memory, [this](MemoryPicture& picture) { nn::name_by_slots(picture, step_ ? &step_->model() : nullptr); });
   try {
-    step_.emplace(config_, *mesh_, device_, data_->vocabulary().size());
+    step_.emplace(config_, *mesh_, device_, data_->vocabulary().size(), TrainStepOptions{.agrees = place_.has_value()});
   } catch (OutOfMemory& error) {
     explain(error);
     throw;
@@ -186,10 +203,12 @@ std::vector<nn::StateEntry> Trainer::state() {
 std::pair<Tensor, Tensor> Trainer::training_batch(std::int64_t step) {
   const std::int64_t sequence = config_.model.sequence, micro = local_batch_ / config_.accumulate;
   const std::int64_t batch = skipped_.batch_of(step);
+  const int data_ranks = place_ ? place_->data_ranks : mesh_->num_data_ranks();
+  const int data_rank = place_ ? place_->data_rank : mesh_->data_rank();
   std::vector<std::int32_t> windows(static_cast<std::size_t>(local_batch_ * (sequence + 1)));
   for (std::int64_t i = 0; i < local_batch_; ++i) {
     // Micro-batch m of all ranks together is the same run of samples on any number of ranks, or dropout would differ.
-    const std::int64_t sample = (i / micro * mesh_->num_data_ranks() + mesh_->data_rank()) * micro + i % micro;
+    const std::int64_t sample = (i / micro * data_ranks + data_rank) * micro + i % micro;
     data_->training_window(static_cast<std::uint64_t>(config_.seed), batch, sample,
                            std::span(windows).subspan(static_cast<std::size_t>(i * (sequence + 1)),
                                                       static_cast<std::size_t>(sequence + 1)));
@@ -220,7 +239,7 @@ std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
   HostReads reads;
   // Every rank runs equally many forwards; windows past the end are padding that no target counts.
   bool stopped = false;
-  for (std::int64_t start = 0; start < windows && !stopped; start += config_.batch) {
+  for (std::int64_t start = 0; start < windows && !stopped; start += local_batch_ * mesh_->num_data_ranks()) {
     std::vector<std::int32_t> batch(static_cast<std::size_t>(local_batch_ * (sequence + 1)), 0);
     std::int64_t real = 0;
     for (std::int64_t i = 0; i < local_batch_; ++i) {
@@ -250,21 +269,23 @@ std::optional<double> Trainer::evaluate_unless_stopped(const StopPoll& stop) {
 
 // What one rank is asked for, all do.
 Trainer::Wishes Trainer::agreed(Wishes own) {
-  std::int64_t wishes[] = {own.stop, own.save ? 1 : 0};
-  const FlatPart part{wishes, DType::i64, 2};
+  std::int64_t wishes[] = {own.stop, own.save ? 1 : 0, own.regroup ? 1 : 0};
+  const FlatPart part{wishes, DType::i64, 3};
   group_->host().all_reduce({&part, 1}, {.kind = ReduceKind::max});
-  return {static_cast<int>(wishes[0]), wishes[1] != 0};
+  return {static_cast<int>(wishes[0]), wishes[1] != 0, wishes[2] != 0};
 }
 
 int Trainer::agreed_stop(const StopPoll& stop) { return stop ? agreed({.stop = stop()}).stop : 0; }
 
 Trainer::Wishes Trainer::agreed_wishes(const Polls& polls) {
   const bool saves_by_time = !config_.save.empty() && config_.save_minutes > 0;
-  if (!polls.stop && !polls.save && !saves_by_time) return {};
+  if (!polls.stop && !polls.save && !saves_by_time && !place_) return {};
   Wishes own;
   if (polls.stop) own.stop = polls.stop();
   if (polls.save) own.save = polls.save();
   if (saves_by_time && group_->rank() == 0) own.save = own.save || is_time_to_save();
+  // Not beside a save that is being written: it would be waited for.
+  if (place_ && group_->rank() == 0 && !(saver_ && saver_->is_in_flight())) own.regroup = place_->has_next();
   return agreed(own);
 }
 
@@ -308,64 +329,97 @@ void Trainer::compare_replicas(std::int64_t step) {
   nn::check_replicas(state(), fmt::format("step {}, without batches {}", step, skipped_.text()), *group_);
 }
 
-int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const Polls& polls) {
-  const bool is_last = step + 1 == config_.steps;
-  const auto is_due = [&](std::int64_t every) { return is_last || (every > 0 && (step + 1) % every == 0); };
+void Trainer::make_step(std::int64_t step, StepTrace& trace, StepLog& log) {
+  step_begin_ = std::chrono::steady_clock::now();
   log.begin();
   const nn::SnapshotCost cost_before = cost_of_saves();
-  {
-    const StepTrace::Step traced(trace, step + 1);
-    const TrainStep::Result out = train_step(step);
-    StepMetrics known;
-    known.step = step + 1;
-    known.lr = step_->learning_rate(step);
-    known.tokens = config_.batch * config_.model.sequence;
-    if (saver_ && saver_->is_in_flight()) {
-      const nn::SnapshotCost cost = cost_of_saves();
-      known.save = {cost.copied_bytes - cost_before.copied_bytes, cost.seconds - cost_before.seconds};
-    }
-    log.end(known, out);
+  const StepTrace::Step traced(trace, step + 1);
+  const TrainStep::Result out = train_step(step);
+  updates_ = step + 1;
+  step_begin_.reset();
+  is_step_open_ = true;
+  StepMetrics known;
+  known.step = step + 1;
+  known.lr = step_->learning_rate(step);
+  known.tokens = local_batch_ * mesh_->num_data_ranks() * config_.model.sequence;
+  if (saver_ && saver_->is_in_flight()) {
+    const nn::SnapshotCost cost = cost_of_saves();
+    known.save = {cost.copied_bytes - cost_before.copied_bytes, cost.seconds - cost_before.seconds};
   }
-  if (is_due(config_.eval_every)) {
-    StepMetrics metrics = log.finish_but_last();
+  if (place_ && std::cmp_less(place_->replicas.size(), place_->num_replicas)) known.replicas = place_->replicas;
+  known.regroup = std::exchange(regroup_, std::nullopt);
+  log.end(known, out);
+}
+
+bool Trainer::is_due(std::int64_t step, std::int64_t every) const {
+  return step == config_.steps || (every > 0 && step % every == 0);
+}
+
+void Trainer::evaluate_step(StepLog& log, const Polls& polls) {
+  StepMetrics metrics = log.finish_but_last();
+  try {
     if (!log.diverged()) {
       const RunClock::Pause pause(log.clock());
       metrics.val_loss = evaluate_unless_stopped(polls.stop);
     }
     metrics.times = log.clock().times();
+  } catch (...) {
     log.report(metrics);
-  } else {
-    log.poll();
+    throw;
   }
+  log.report(metrics);
+}
+
+int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const Polls& polls) {
+  make_step(step, trace, log);
+  if (is_due(step + 1, config_.eval_every)) evaluate_step(log, polls);
+  else log.poll();
   trace.after(step + 1);
   if (saver_) saver_->poll();
-  const Wishes wishes = is_last ? Wishes() : agreed_wishes(polls);
-  const bool saves = !config_.save.empty() && (is_due(config_.save_every) || wishes.save || wishes.stop != 0);
+  return end_step(step + 1, log, polls);
+}
+
+// What ranks are asked for after `step` updates, and the save of it. Returns the signal to stop by.
+int Trainer::end_step(std::int64_t step, StepLog& log, const Polls& polls) {
+  const Wishes wishes = step == config_.steps ? Wishes() : agreed_wishes(polls);
+  const bool saves =
+      !config_.save.empty() && (is_due(step, config_.save_every) || wishes.save || wishes.stop != 0 || owes_save_);
+  owes_save_ = owes_save_ || wishes.save;
   if (saves) log.finish();
   skipped_steps_ = step_->scaler() ? 0 : log.summary().skipped_steps;  // a scaler's are in its own state
   if (log.diverged()) {
     if (config_.on_nonfinite == "rollback") return wishes.stop;  // run() goes back
     fail_diverged(*log.diverged());
   }
-  if (config_.check_replicas > 0 && (saves || (step + 1) % config_.check_replicas == 0)) compare_replicas(step + 1);
-  if (wishes.stop == 0 && !saves) return 0;
-  const RunClock::Pause pause(log.clock());  // copies what was counted
-  if (wishes.stop != 0) save_and_stop(step + 1, wishes.stop);
-  else save(step + 1);
+  if (config_.check_replicas > 0 && (saves || step % config_.check_replicas == 0)) compare_replicas(step);
+  if (wishes.stop != 0 || saves) {
+    const RunClock::Pause pause(log.clock());  // copies what was counted
+    if (wishes.stop != 0) save_and_stop(step, wishes.stop);
+    else save(step);
+    owes_save_ = false;
+  }
+  is_step_open_ = false;
+  is_regrouped_ = wishes.regroup && wishes.stop == 0;
   return wishes.stop;
 }
 
 TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, const SavePoll& save) {
   StepTrace trace(config_.trace, config_.trace_steps, first_step_, config_.steps, *group_);
+  const StepObserver noting = [&](const StepMetrics& metrics) {
+    if (place_) last_line_ = step_line(metrics);
+    observe(metrics);
+  };
   StepLog log(*group_, RankContext::current().allocator(device_).accounting(), first_step_, skipped_steps_,
-              divergence_rule(), observe);
+              divergence_rule(), noting);
   const auto start = std::chrono::steady_clock::now();
-  saved_at_ = start;
+  if (place_ && place_->goes_on) log.go_on_from(place_->record.log);
+  else saved_at_ = start;
   int signal = 0;
   std::int64_t step = first_step_;
   try {
     save_before_the_first_step();
-    while (step < config_.steps && signal == 0) {
+    if (place_ && place_->goes_on) signal = end_step_of_earlier_group(log, {stop, save});
+    while (step < config_.steps && signal == 0 && !is_regrouped_) {
       signal = run_step(step++, trace, log, {stop, save});
       if (log.diverged()) step = roll_back(log);
     }
@@ -376,12 +430,15 @@ TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, con
     throw;
   } catch (...) {
     log.finish_quietly();
+    log_ = log.history();
     throw;
   }
+  log_ = log.history();
   TrainSummary summary = log.summary();
   summary.times = log.clock().times();
   if (memory_log_) summary.peak = memory_log_->peak();
   if (saver_) summary.saves = saver_->counts();
+  if (place_) summary.survival = place_->record.counts;
   summary.stopped_by = signal;
   summary.steps = step;
   summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -24,6 +24,7 @@
 #include "tools/train/skipped_batches.h"
 #include "tools/train/step_log.h"
 #include "tools/train/step_trace.h"
+#include "tools/train/train_group.h"
 #include "tools/train/train_step.h"
 #include "tools/train/weights.h"
 
@@ -51,6 +52,9 @@ class Trainer {
   /// (mesh_with_replicas()), a batch that does not divide by the ranks, data that cannot be read, a checkpoint that
   /// does not fit, a folder that holds another run's saves, a device that is not there.
   Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group);
+  /// Of a run that outlives replicas: `config` is that of the group, whose mesh has those that are left. Ranks without
+  /// the state are given it by a replica that has it. Error, on every rank, if none has it whole.
+  Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group, TrainGroup place);
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
@@ -84,15 +88,41 @@ class Trainer {
   const TokenData& data() const { return *data_; }
   ProcessGroup& group() { return *group_; }
   const JobMesh& mesh() const { return *mesh_; }
-  /// Updates made before this run (0 unless resumed).
+  /// Updates made before this run (0 unless resumed), or before this group of it.
   std::int64_t first_step() const { return first_step_; }
+  /// Updates made in all.
+  std::int64_t updates() const { return updates_; }
+
+  // ---- of a run that outlives replicas ----
+
+  /// run() has ended between two steps, as the next group is to be formed.
+  bool is_regrouped() const { return is_regrouped_; }
+  /// What a Trainer of the next group takes over. Local; the group may have failed.
+  nn::CarriedState carry();
+  RunRecord record() const;
+  std::shared_ptr<const TokenData> shared_data() const { return data_; }
+  const std::string& data_content() const { return data_content_; }
+  /// Of a step that has been left.
+  const std::optional<std::chrono::steady_clock::time_point>& left_step_began() const { return step_begin_; }
+  /// Of the metrics file: the last step's, of an earlier group too; empty before the first one.
+  const std::string& last_line() const { return last_line_; }
+  /// run() calls it once on rank 0, with last_line(), when what an earlier group has left of that step is done.
+  void when_last_line_is_known(std::function<void(const std::string& line)> write) {
+    write_last_line_ = std::move(write);
+  }
 
  private:
   void agree_on_config();
+  void open_group();
+  void take_over_record();
+  void take_over_state();
+  void say_regrouped(std::chrono::steady_clock::time_point start);
   void place_replicas();
   void open_data();
   void say_what_changes(const TrainConfig& saved);
+  void share_names_of_saves();
   void agree_on_data();
+  void compare_data();
   void check_recipe_of(const Manifest& save);
   void check_data_of(const Manifest& save);
   void open_initial();
@@ -108,12 +138,18 @@ class Trainer {
   struct Wishes {
     int stop = 0;  ///< the number of a signal
     bool save = false;
+    bool regroup = false;
   };
   struct Polls {
     const StopPoll& stop;
     const SavePoll& save;
   };
   int run_step(std::int64_t step, StepTrace& trace, StepLog& log, const Polls& polls);
+  void make_step(std::int64_t step, StepTrace& trace, StepLog& log);
+  bool is_due(std::int64_t step, std::int64_t every) const;
+  void evaluate_step(StepLog& log, const Polls& polls);
+  int end_step(std::int64_t step, StepLog& log, const Polls& polls);
+  int end_step_of_earlier_group(StepLog& log, const Polls& polls);
   Wishes agreed(Wishes own);
   Wishes agreed_wishes(const Polls& polls);
   int agreed_stop(const StopPoll& stop);
@@ -140,15 +176,24 @@ class Trainer {
   std::optional<nn::AsyncSaver> saver_;             // config.save_async
   std::chrono::steady_clock::time_point saved_at_;  // or when the run began
   std::unique_ptr<Weights> initial_;
-  std::optional<TokenData> data_;
+  std::shared_ptr<const TokenData> data_;
   std::optional<MemoryLog> memory_log_;
   std::string data_content_;  // ContentHash::to_text()
   std::optional<TrainStep> step_;
-  std::int64_t first_step_ = 0, local_batch_ = 0;
+  std::int64_t first_step_ = 0, updates_ = 0, local_batch_ = 0;
   std::int64_t skipped_steps_ = 0;  // without an update, by config.on_nonfinite, those before this run included
   SkippedBatches skipped_;
-  std::int64_t rolled_back_to_ = -1;  // the step of the save
-  int rollbacks_in_a_row_ = 0;        // to that save
+  std::int64_t rolled_back_to_ = -1;                                 // the step of the save
+  int rollbacks_in_a_row_ = 0;                                       // to that save
+  std::optional<TrainGroup> place_;                                  // of a run that outlives replicas
+  std::optional<StepMetrics::Regroup> regroup_;                      // until the first step is made
+  std::optional<std::chrono::steady_clock::time_point> step_begin_;  // of the step that is being made
+  std::function<void(const std::string& line)> write_last_line_;
+  StepLog::History log_;       // of a run that has ended
+  std::string last_line_;      // of the metrics file
+  bool is_step_open_ = false;  // what follows it is to be done yet
+  bool owes_save_ = false;     // one was asked for, or not written to its end
+  bool is_regrouped_ = false;
 };
 
 }  // namespace sherd

@@ -64,6 +64,10 @@ void Trainer::claim_save_folder() {
   namespace fs = std::filesystem;
   together(*group_, [&] {
     if (group_->rank() != 0) return;
+    if (place_ && place_->goes_on) {
+      save_lock_.emplace(config_.save, fmt::format("run {} (process {})", run_, ::getpid()));
+      return;
+    }
     if (resumed_) run_ = resumed_->manifest().run;
     if (run_.empty()) run_ = random_hex(16);
     if (const RankInfo rank = discover_rank(); rank.source == "sherd run") job_ = rank.job;
@@ -197,6 +201,10 @@ void Trainer::save_and_stop(std::int64_t step, int signal) {
   try {
     save(step);
     finish_save();
+  } catch (const CommError& error) {
+    if (place_) throw;  // those that are left do it
+    throw ExitError(kStoppedWithoutSave, fmt::format("stopped by {} after step {}, and could not save: {}",
+                                                     signal_name(signal), step, error.what()));
   } catch (const Error& error) {
     throw ExitError(kStoppedWithoutSave, fmt::format("stopped by {} after step {}, and could not save: {}",
                                                      signal_name(signal), step, error.what()));

@@ -1,0 +1,239 @@
+#include "tools/train/survive.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include <fmt/ranges.h>
+
+#include "nn/optim/update_agreement.h"
+#include "runtime/comm/group/host_group.h"
+#include "runtime/comm/job/world.h"
+#include "runtime/exec/context.h"
+#include "tools/train/device_flag.h"
+#include "tools/train/exit_status.h"
+#include "tools/train/offload_flag.h"
+#include "tools/train/sharding.h"
+
+namespace sherd {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Asking takes as long as a small collective.
+constexpr std::chrono::milliseconds kLookEvery{100};
+
+void check_survives(const TrainConfig& config, int replicas) {
+  const auto check_that = [](bool holds, const std::string& text) { check_usage(holds, "run --survive: {}", text); };
+  check_that(config.group != "thread", "ranks that are threads of one process end together; leave out --group thread");
+  check_that(replicas > 1,
+             fmt::format("a run outlives one of several replicas, and mesh = \"{}\" has one; pass --strategy "
+                         "hybrid_shard --mesh replicate=2,dp=N, or --restarts N for a run that goes on from its saves",
+                         config.mesh));
+  check_that(unit_policy(config).optimizer != nn::ShardedOver::all,
+             fmt::format("strategy = {} divides the optimizer's state among the replicas, so it dies with each of "
+                         "them; take hybrid_shard",
+                         config.strategy));
+  check_that(parse_device(config.device) == Device::cpu(),
+             fmt::format("device = {}: ranks outlive others on the host only", config.device));
+  check_that(!parse_offload(config.offload).any(),
+             fmt::format("offload = {}: what lies outside of memory is not carried to the next group; leave it out",
+                         config.offload));
+  check_that(config.on_nonfinite != "rollback",
+             "on_nonfinite = rollback goes back to a save, which ranks may be lost in; take stop or skip");
+  check_that(config.trace.empty(), "a trace is of one group of ranks; leave out --trace");
+}
+
+}  // namespace
+
+ReplicaLayout::ReplicaLayout(const TrainConfig& config, int ranks)
+    : axes_(as_usage([&] { return sherd::mesh_of(config.mesh, ranks); })) {
+  for (const DeviceMesh::Axis& axis : axes_)
+    if (axis.name == "replicate") num_replicas_ = axis.size;
+  check_survives(config, num_replicas_);
+  num_data_ranks_ = count_data_ranks(axes_);
+  for (int rank = 0; rank < ranks; ++rank) {
+    Place place{0, 0};
+    int stride = ranks;
+    for (const DeviceMesh::Axis& axis : axes_) {  // slowest first
+      stride /= axis.size;
+      const int coordinate = rank / stride % axis.size;
+      if (axis.name == "replicate") place.replica = coordinate;
+      if (axis.name != "tp") place.data_rank = place.data_rank * axis.size + coordinate;
+    }
+    places_.push_back(place);
+  }
+}
+
+std::string ReplicaLayout::text() const {
+  std::vector<std::string> replicas;
+  for (int replica = 0; replica < num_replicas_; ++replica) {
+    std::vector<int> ranks;
+    for (std::size_t rank = 0; rank < places_.size(); ++rank)
+      if (places_[rank].replica == replica) ranks.push_back(static_cast<int>(rank));
+    replicas.push_back(ranks_to_text(ranks));
+  }
+  return fmt::format("{}", fmt::join(replicas, ";"));
+}
+
+std::vector<int> ReplicaLayout::replicas_of(const std::vector<int>& ranks) const {
+  std::set<int> found;
+  for (const int rank : ranks) {
+    check(rank >= 0 && std::cmp_less(rank, places_.size()), "the launcher names rank {} of {}", rank, places_.size());
+    found.insert(replica_of(rank));
+  }
+  check(ranks.size() * static_cast<std::size_t>(num_replicas_) == places_.size() * found.size(),
+        "the launcher names ranks {}, which are no whole replicas", ranks_to_text(ranks));
+  return {found.begin(), found.end()};
+}
+
+std::string ReplicaLayout::mesh_of(int replicas) const {
+  std::vector<std::string> axes;
+  for (const DeviceMesh::Axis& axis : axes_)
+    axes.push_back(fmt::format("{}={}", axis.name, axis.name == "replicate" ? replicas : axis.size));
+  return fmt::format("{}", fmt::join(axes, ","));
+}
+
+Survivor::Survivor(SurvivorOptions options)
+    : options_(std::move(options)),
+      layout_(options_.config, options_.ranks),
+      generations_(
+          *options_.store, options_.rank, options_.last_generation,
+          std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(options_.config.deadline))),
+      still_since_(Clock::now()),
+      looked_at_(still_since_) {
+  for (int rank = 0; rank < options_.ranks; ++rank) now_.generation.ranks.push_back(rank);
+  now_.has_state.assign(now_.generation.ranks.size(), false);
+}
+
+// What takes time, and needs no others, before they form a group with this rank.
+void Survivor::come_back() {
+  const std::chrono::milliseconds deadline(static_cast<std::int64_t>(options_.config.deadline * 1000));
+  const std::string vocabulary = options_.store->get(survival_key::kVocabulary, deadline);
+  auto data = std::make_shared<TokenData>(TokenData::open(options_.config.data, Vocabulary::from_text(vocabulary)));
+  data->check_sequence(options_.config.model.sequence);
+  data_content_ = data->files().content_hash().to_text();
+  data_ = std::move(data);
+  options_.store->set(survival_key::ready(options_.life, options_.rank), "1");
+  now_ = generations_.agree({.has_state = false});
+  still_since_ = Clock::now();
+  is_announced_ = true;
+}
+
+int Survivor::run(const Work& work) {
+  if (options_.life > 1) come_back();
+  for (;;) {
+    if (now_.generation.is_over) {
+      if (updates_ < options_.config.steps)
+        throw CommError(fmt::format("other ranks have ended the run, rank {} has made {} of {} steps", options_.rank,
+                                    updates_, options_.config.steps));
+      return kDone;
+    }
+    std::optional<int> status;
+    {
+      const RankScope scope;
+      status = train_in_group(work);
+    }
+    if (status) return *status;
+    if (next_) now_ = *std::exchange(next_, std::nullopt);
+    else now_ = generations_.agree({.has_state = has_state_, .updates = updates_});
+    check(!has_state_ || now_.generation.is_over || now_.updates == updates_,
+          "the ranks that are left have made {} updates, this one {}", now_.updates, updates_);
+  }
+}
+
+std::shared_ptr<ProcessGroup> Survivor::form() {
+  const std::vector<int>& ranks = now_.generation.ranks;
+  const auto place = std::ranges::find(ranks, options_.rank) - ranks.begin();
+  return options_.form({now_.generation, static_cast<int>(place), [this] { return generations_.why_to_give_up(); }});
+}
+
+// Nothing if another group goes on.
+std::optional<int> Survivor::train_in_group(const Work& work) {
+  try {
+    const std::shared_ptr<ProcessGroup> group = form();
+    set_world_group(group);
+    work.prepare(*group);
+    Trainer trainer(config_of_group(), group, place_in_group());
+    if (!is_announced_) announce(trainer);
+    has_state_ = true;
+    state_ = {};
+    nn::when_ranks_are_lost() = [&](const CommError& error) { agree_in_step(trainer, error); };
+    try {
+      const int status = work.train(trainer);
+      if (!trainer.is_regrouped()) return status;
+      still_since_ = Clock::now();
+    } catch (const CommError& error) {
+      still_since_ = trainer.left_step_began().value_or(Clock::now());
+      group->abort(error.message());
+    }
+    carry(trainer);
+  } catch (const CommError&) {  // in a group that has not trained: what was carried stays
+    if (!is_announced_) throw;
+  } catch (const std::exception& error) {
+    if (const auto& world = RankContext::current().world) world->abort(error.what());
+    throw;
+  }
+  return std::nullopt;
+}
+
+// From here on the launcher knows whom it may lose. All ranks have the state.
+void Survivor::announce(Trainer& trainer) {
+  data_ = trainer.shared_data();
+  data_content_ = trainer.data_content();
+  if (options_.rank == 0) options_.store->set(survival_key::kVocabulary, data_->vocabulary().to_text());
+  trainer.group().host().barrier();
+  if (options_.rank == 0) {
+    options_.store->set(survival_key::kPatience, fmt::format("{}", std::llround(1000 * options_.config.frozen_after)));
+    options_.store->set(survival_key::kReplicas, layout_.text());
+  }
+  is_announced_ = true;
+}
+
+// The barrier before an update has failed. Returns if all that are left make it.
+void Survivor::agree_in_step(const Trainer& trainer, const CommError& error) {
+  next_ = generations_.agree({.updates = trainer.updates(), .can_update = true});
+  if (next_->generation.is_over || next_->updates == trainer.updates()) throw error;
+}
+
+void Survivor::carry(Trainer& trainer) {
+  updates_ = trainer.updates();
+  record_ = trainer.record();
+  state_ = trainer.carry();
+}
+
+TrainConfig Survivor::config_of_group() const {
+  TrainConfig config = options_.config;
+  if (now_.generation.number == 0) return config;
+  config.mesh = layout_.mesh_of(static_cast<int>(layout_.replicas_of(now_.generation.ranks).size()));
+  config.resume.clear();  // the state is in memory
+  config.init_from.clear();
+  return config;
+}
+
+TrainGroup Survivor::place_in_group() {
+  TrainGroup place;
+  place.data_ranks = layout_.num_data_ranks();
+  place.data_rank = layout_.data_rank_of(options_.rank);
+  place.replicas = layout_.replicas_of(now_.generation.ranks);
+  place.num_replicas = layout_.num_replicas();
+  place.goes_on = now_.generation.number > 0;
+  place.updates = now_.updates;
+  place.has_state = now_.has_state;
+  place.state = &state_;
+  place.record = record_;
+  place.seconds_before = std::chrono::duration<double>(Clock::now() - still_since_).count();
+  place.data = data_;
+  place.data_content = data_content_;
+  place.has_next = [this] {
+    if (Clock::now() - looked_at_ < kLookEvery) return false;
+    looked_at_ = Clock::now();
+    return generations_.has_newer();
+  };
+  return place;
+}
+
+}  // namespace sherd

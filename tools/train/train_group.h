@@ -1,0 +1,41 @@
+#pragma once
+// Of a run that outlives replicas (survive.h): the group of ranks that a Trainer is of, and what it takes over from the
+// one before.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nn/checkpoint/carried_state.h"
+#include "nn/data/token_data.h"
+#include "tools/train/metrics.h"
+#include "tools/train/run_record.h"
+
+namespace sherd {
+
+struct TrainGroup {
+  /// Of the first group: rows of the batch and dropout go by these, whoever is left.
+  int data_ranks = 1, data_rank = 0;
+  /// Of the first group, those that are left, and how many there were.
+  std::vector<int> replicas{};
+  int num_replicas = 1;
+
+  /// The rest is of a later group. The batch is divided, the data read and the folder of saves the run's already.
+  bool goes_on = false;
+  std::int64_t updates = 0;                 ///< made before
+  std::vector<bool> has_state{};            ///< by rank of the group
+  const nn::CarriedState* state{};          ///< this rank's; empty if it has none
+  RunRecord record{};                       ///< of a rank that has the state
+  double seconds_before = 0;                ///< that a step which was left had taken
+  std::shared_ptr<const TokenData> data{};  ///< may be there in the first group too: null
+  std::string data_content{};               ///< ContentHash::to_text()
+
+  /// Asked by rank 0 between steps: whether the next group is to be formed.
+  std::function<bool()> has_next{};
+};
+
+/// "replica 1", "replicas 0, 2".
+std::string replicas_text(const std::vector<int>& replicas);
+
+}  // namespace sherd

@@ -1,0 +1,194 @@
+// A Trainer of a run that outlives replicas: what it takes over from the group before, and what it leaves to the next.
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include <fmt/ranges.h>
+
+#include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/host_group.h"
+#include "runtime/comm/job/world.h"
+#include "runtime/exec/context.h"
+#include "runtime/exec/running_op.h"
+#include "tools/train/trainer.h"
+
+namespace sherd {
+
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+int axis_of_replicas(const DeviceMesh& root) {
+  for (int axis = 0; axis < root.ndim(); ++axis)
+    if (root.axis_name(axis) == "replicate") return axis;
+  fail("a run outlives replicas only where its mesh has an axis for them; {} has none", root.describe());
+}
+
+/// For each rank of the group: its coordinate among the replicas.
+std::vector<int> replica_of_ranks(ProcessGroup& group, int own) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(group.size()));
+  all[static_cast<std::size_t>(group.rank())] = own;
+  const std::vector<std::int64_t> counts(all.size(), 1);
+  const GatherPart part{all.data(), DType::i64, counts};
+  group.host().all_gather({&part, 1});
+  return {all.begin(), all.end()};
+}
+
+/// The first replica all of whose ranks have the state; nothing if there is none.
+std::optional<int> whole_replica(const std::vector<int>& replica_of, const std::vector<bool>& has_state) {
+  const int replicas = *std::ranges::max_element(replica_of) + 1;
+  for (int replica = 0; replica < replicas; ++replica) {
+    bool is_whole = true;
+    for (std::size_t rank = 0; rank < replica_of.size(); ++rank)
+      is_whole = is_whole && (replica_of[rank] != replica || has_state[rank]);
+    if (is_whole) return replica;
+  }
+  return std::nullopt;
+}
+
+std::vector<int> without(const std::vector<int>& all, const std::vector<int>& left_out) {
+  std::vector<int> rest;
+  std::ranges::set_difference(all, left_out, std::back_inserter(rest));
+  return rest;
+}
+
+}  // namespace
+
+std::string replicas_text(const std::vector<int>& replicas) {
+  return fmt::format("replica{} {}", replicas.size() == 1 ? "" : "s", fmt::join(replicas, ", "));
+}
+
+Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group, TrainGroup place)
+    : config_(config), group_(std::move(group)), place_(std::move(place)) {
+  const StageMark stage("start-up");
+  const auto start = std::chrono::steady_clock::now();
+  open_group();
+  if (place_->goes_on) take_over_record();
+  if (!config_.resume.empty())
+    resumed_ = nn::open_newest_good(config_.resume, *group_, nn::Verify::files, say_on_stderr);
+  open_data();
+  if (!config_.save.empty()) claim_save_folder();
+  if (!place_->goes_on) share_names_of_saves();
+  build();
+  RankContext::current().data_coordinate = place_->data_rank;
+  if (resumed_) resume();
+  if (place_->goes_on) take_over_state();
+  if (config_.save_async) prepare_saves();
+  if (place_->goes_on) say_regrouped(start);
+  updates_ = first_step_;
+}
+
+// All ranks take that of the first one that has the state; whether the last step is open each may see differently.
+void Trainer::take_over_record() {
+  const bool has_state = place_->has_state[static_cast<std::size_t>(group_->rank())];
+  const std::vector<std::string> texts = gather_text(*group_, has_state ? to_text(place_->record) : "");
+  std::optional<RunRecord> record;
+  bool is_open = false, owes_save = false;
+  for (const std::string& text : texts) {
+    if (text.empty()) continue;
+    const RunRecord each = run_record_from_text(text);
+    is_open = is_open || each.is_step_open;
+    owes_save = owes_save || each.owes_save;
+    if (!record) record = each;
+  }
+  check(record.has_value(), "no replica is left that has the state of the run");
+  place_->record = *std::move(record);
+  first_step_ = place_->updates;
+  run_ = place_->record.run;
+  job_ = place_->record.job;
+  skipped_ = SkippedBatches(place_->record.skipped_batches, "a rank of the group before");
+  skipped_steps_ = place_->record.log.skipped_steps;
+  retention_.replace = place_->record.replaces_saves;
+  last_line_ = place_->record.last_line;
+  is_step_open_ = is_open;
+  owes_save_ = owes_save;
+  log_ = place_->record.log;
+  saved_at_ = std::chrono::steady_clock::now() - std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                                                     Seconds(place_->record.seconds_since_save));
+}
+
+void Trainer::take_over_state() {
+  const DeviceMesh& root = mesh_->root();
+  const int axis = axis_of_replicas(root);
+  const std::vector<int> replica_of = replica_of_ranks(*group_, root.coordinate(axis));
+  const std::optional<int> holder = whole_replica(replica_of, place_->has_state);
+  check(holder.has_value(), "no replica is left that has the whole state of the run");
+  const bool all_have = std::ranges::find(place_->has_state, false) == place_->has_state.end();
+  std::optional<nn::StateHolders> holders;
+  if (!all_have) holders.emplace(root.group(axis), *holder);
+  place_->state->give(state(), holders);
+  group_->host().barrier();
+  place_->state = nullptr;
+}
+
+// What the step to come has cost, and who takes part in it.
+void Trainer::say_regrouped(std::chrono::steady_clock::time_point start) {
+  const std::vector<int>& before = place_->record.replicas;
+  StepMetrics::Regroup regroup{.lost = without(before, place_->replicas),
+                               .returned = without(place_->replicas, before)};
+  regroup.seconds = place_->seconds_before + Seconds(std::chrono::steady_clock::now() - start).count();
+  SurvivalCounts& counts = place_->record.counts;
+  counts.lost += static_cast<std::int64_t>(regroup.lost.size());
+  counts.returned += static_cast<std::int64_t>(regroup.returned.size());
+  (regroup.lost.empty() ? counts.returned_seconds : counts.lost_seconds) += regroup.seconds;
+  regroup_ = regroup;
+  if (group_->rank() != 0) return;
+  std::string text;
+  if (!regroup.lost.empty())
+    text = fmt::format("{} {} lost in step {}", replicas_text(regroup.lost), regroup.lost.size() == 1 ? "was" : "were",
+                       first_step_ + (is_step_open_ ? 0 : 1));
+  if (!regroup.returned.empty())
+    text += fmt::format("{}{} {} back after step {}, with the state of others' memory", text.empty() ? "" : "; ",
+                        replicas_text(regroup.returned), regroup.returned.size() == 1 ? "is" : "are", first_step_);
+  say_on_stderr(
+      fmt::format("{}: means are over {} of {} replicas from step {} on; a new group of {} rank{} in {:.2f} s",
+                  text.empty() ? "the group was formed again" : text, place_->replicas.size(), place_->num_replicas,
+                  first_step_ + 1, group_->size(), group_->size() == 1 ? "" : "s", regroup.seconds));
+}
+
+// An evaluation and a save that the group before has left, perhaps when they were all but done.
+int Trainer::end_step_of_earlier_group(StepLog& log, const Polls& polls) {
+  int signal = 0;
+  if (is_step_open_ || owes_save_) {
+    if (is_step_open_ && is_due(first_step_, config_.eval_every))
+      if (const std::optional<double> loss = evaluate_unless_stopped(polls.stop)) {
+        log.note_val_loss(*loss);
+        if (!last_line_.empty()) last_line_ = with_val_loss(last_line_, *loss);
+      }
+    signal = end_step(first_step_, log, polls);
+  }
+  if (write_last_line_ && group_->rank() == 0 && !last_line_.empty()) write_last_line_(last_line_);
+  return signal;
+}
+
+// Rank 0 has made them up, and may be lost.
+void Trainer::share_names_of_saves() {
+  run_ = gather_text(*group_, run_)[0];
+  job_ = gather_text(*group_, job_)[0];
+  retention_.replace = !gather_text(*group_, retention_.replace ? "yes" : "")[0].empty();
+}
+
+// What a step has left in queues, of units that are being gathered too, comes to its end first.
+nn::CarriedState Trainer::carry() {
+  RankContext::current().drain_queues();
+  return nn::CarriedState::take(state());
+}
+
+RunRecord Trainer::record() const {
+  RunRecord record = place_->record;
+  if (!place_->goes_on) record.first_step = first_step_;
+  record.run = run_;
+  record.job = job_;
+  record.skipped_batches = skipped_.text();
+  record.replaces_saves = retention_.replace;
+  record.seconds_since_save = Seconds(std::chrono::steady_clock::now() - saved_at_).count();
+  record.is_step_open = is_step_open_;
+  record.owes_save = owes_save_ || (saver_ && saver_->is_in_flight());
+  record.last_line = last_line_;
+  record.log = log_;
+  record.replicas = place_->replicas;
+  return record;
+}
+
+}  // namespace sherd
