@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "nn/parallel/shard/print_units.h"
+#include "runtime/comm/board/shm_group.h"
 #include "runtime/comm/board/thread_group.h"
 #include "runtime/comm/job/rank.h"
 #include "runtime/comm/job/world.h"
@@ -21,6 +22,7 @@
 #include "tools/train/restart.h"
 #include "tools/train/sharding.h"
 #include "tools/train/stop_signals.h"
+#include "tools/train/survive.h"
 #include "tools/train/train_report.h"
 
 namespace sherd {
@@ -40,17 +42,26 @@ TrainSummary run(Trainer& trainer, const TrainConfig& config, const Trainer::Ste
   return trainer.run(observe, StopSignals::noted, StopSignals::take_save);
 }
 
-TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
-  std::optional<MetricsFile> file;
-  if (!config.metrics.empty()) {
-    file.emplace(config.metrics, header_line(trainer.config(), trainer.group().size()), trainer.first_step());
-  }
+/// The file goes on from what an earlier group of the run has written, whose last line may be missing or incomplete.
+std::optional<MetricsFile> open_metrics(Trainer& trainer, const TrainConfig& config) {
+  if (config.metrics.empty()) return std::nullopt;
+  const std::int64_t complete = trainer.first_step() - (trainer.last_line().empty() ? 0 : 1);
+  return MetricsFile(config.metrics, header_line(trainer.config(), trainer.group().size()), complete);
+}
+
+void print_what_is_trained(Trainer& trainer) {
   print(stderr,
         fmt::format("{} parameters, {} training and {} validation tokens, {} rank{}, {}\n",
                     trainer.model().num_parameters(), trainer.data().num_train(), trainer.data().num_validation(),
                     trainer.group().size(), trainer.group().size() == 1 ? "" : "s",
                     sharding_text(trainer.config(), trainer.mesh().num_data_ranks())));
-  if (config.memory_by_module)
+}
+
+TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
+  std::optional<MetricsFile> file = open_metrics(trainer, config);
+  if (file) trainer.when_last_line_is_known([&](const std::string& line) { file->write(line); });
+  if (trainer.last_line().empty()) print_what_is_trained(trainer);
+  if (config.memory_by_module && trainer.last_line().empty())
     print(stdout,
           print_module_memory(
               explain_peak(trainer.config(), 0, trainer.group().size(), trainer.data().vocabulary().size()).modules));
@@ -72,6 +83,7 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
     summary = run(trainer, config, observe);
   }
   print_units_once();
+  if (trainer.is_regrouped()) return summary;
   print(stdout, train_report(trainer, config, summary));
   if (summary.stopped_by != 0)
     print(stderr, fmt::format("stopped by {} after step {} of {}; --resume {} goes on from there\n",
@@ -79,24 +91,33 @@ TrainSummary train_as_rank_zero(Trainer& trainer, const TrainConfig& config) {
   return summary;
 }
 
+void take_share_of_cpus(ProcessGroup& group, const TrainConfig& config, bool tells) {
+  const CpuShare cpus = share_cpus(group, config.threads);
+  set_threads(cpus.threads);
+  if (tells && group.rank() == 0) print(stderr, cpus.lines());
+}
+
+/// Returns the exit status.
+int train_with(Trainer& trainer, const TrainConfig& config) {
+  TrainSummary summary;
+  if (trainer.group().rank() == 0) {
+    summary = train_as_rank_zero(trainer, config);
+  } else {
+    summary = run(trainer, config, [](const StepMetrics&) {});
+    if (!trainer.is_regrouped()) train_report(trainer, config, summary);
+  }
+  return summary.stopped_by == 0 ? kDone : kStoppedAndSaved;
+}
+
 /// Returns the exit status.
 int train_rank(TrainConfig config, const std::shared_ptr<ProcessGroup>& group) {
   set_world_group(group);
   try {
-    const CpuShare cpus = share_cpus(*group, config.threads);
-    set_threads(cpus.threads);
-    if (group->rank() == 0) print(stderr, cpus.lines());
+    take_share_of_cpus(*group, config, true);
     Trainer trainer(config, group);
     std::optional<StopSignals> signals;
     if (notes_signals(config)) signals.emplace();
-    TrainSummary summary;
-    if (group->rank() == 0) {
-      summary = train_as_rank_zero(trainer, config);
-    } else {
-      summary = run(trainer, config, [](const StepMetrics&) {});
-      train_report(trainer, config, summary);
-    }
-    return summary.stopped_by == 0 ? kDone : kStoppedAndSaved;
+    return train_with(trainer, config);
   } catch (const std::exception& error) {
     group->abort(error.what());  // peers stop waiting at once and quote the reason
     throw;
@@ -135,6 +156,45 @@ int train_threads(const TrainConfig& config, int ranks) {
   return status;
 }
 
+std::chrono::nanoseconds to_time(double seconds) {
+  return std::chrono::ceil<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
+}
+
+/// A rank of `sherd run --survive`.
+int train_surviving(const TrainConfig& config, const RankInfo& rank, int ranks) {
+  const WaitNotice notice{.say = say_on_stderr};
+  const ShmGroupOptions waits{
+      .rendezvous_deadline = std::chrono::ceil<std::chrono::milliseconds>(to_time(config.deadline)),
+      .silence = to_time(config.frozen_after),
+      .notice = notice};
+  const std::unique_ptr<Store> store =
+      connect_store(rank, std::chrono::ceil<std::chrono::milliseconds>(waits.silence), notice);
+  const auto form = [&](const GroupOrder& order) -> std::shared_ptr<ProcessGroup> {
+    const auto size = static_cast<int>(order.generation.ranks.size());
+    if (size == 1) return make_single_group();
+    ShmGroupOptions options = waits;
+    options.name = fmt::format("world.{}", order.generation.number);
+    options.gives_up = order.gives_up;
+    return make_shm_group(*store, order.rank, size, options);
+  };
+  Survivor survivor({.config = config,
+                     .rank = rank.rank,
+                     .ranks = ranks,
+                     .life = rank.life,
+                     .last_generation = rank.generation,
+                     .store = store.get(),
+                     .form = form});
+  std::optional<StopSignals> signals;
+  bool is_first = rank.life == 1;
+  return survivor.run(
+      {.prepare = [&](ProcessGroup& group) { take_share_of_cpus(group, config, std::exchange(is_first, false)); },
+       .train =
+           [&](Trainer& trainer) {
+             if (notes_signals(config) && !signals) signals.emplace();
+             return train_with(trainer, config);
+           }});
+}
+
 }  // namespace
 
 int run_train(std::span<const std::string_view> args) {
@@ -148,15 +208,13 @@ int run_train(std::span<const std::string_view> args) {
   config->mesh = fit.mesh;
   if (rank.rank == 0 && !fit.text.empty()) say_on_stderr(fit.text);
   if (rank.rank >= fit.ranks) return kDone;  // left out
+  if (rank.life > 0) return train_surviving(*config, rank, fit.ranks);
   if (config->group == "thread") {
     return rank.rank == 0 ? train_threads(*config, fit.ranks) : kDone;  // other processes have nothing to do
   }
-  const auto time = [](double seconds) {
-    return std::chrono::ceil<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
-  };
-  return train_rank(
-      *config,
-      world_group({.deadline = time(config->deadline), .silence = time(config->frozen_after), .ranks = fit.ranks}));
+  return train_rank(*config, world_group({.deadline = to_time(config->deadline),
+                                          .silence = to_time(config->frozen_after),
+                                          .ranks = fit.ranks}));
 }
 
 }  // namespace sherd
