@@ -26,6 +26,11 @@ constexpr std::string_view kHelp =
     "                         on from its newest good save, other programs see SHERD_RESTART=1, 2, ...\n"
     "  --backoff SECONDS      before a restart, 1 by default; twice as long after each start that failed within 30 s,\n"
     "                         up to 60\n"
+    "  --survive              when a rank dies go on with the replicas of it that are left (`sherd train` with a mesh "
+    "of\n"
+    "                         several: --mesh replicate=2,dp=2), and start its own replica again, which is given the\n"
+    "                         state from memory; after --backoff, as often as it takes. --restarts N is for the case\n"
+    "                         that no replica is left\n"
     "  --min-ranks M          leave out ranks that fail again within 30 s of a restart, while at least M remain;\n"
     "                         `sherd train` then takes the largest mesh of the same axes that the batch divides by\n"
     "Lines of output carry the rank in front, unless N is 1. When a rank fails, the others are stopped and its error\n"
@@ -84,7 +89,7 @@ constexpr Flag kFlags[] = {
 std::string known_flags() {
   std::string text;
   for (const Flag& flag : kFlags) text += fmt::format("{}, ", flag.name);
-  return text + "--help";
+  return text + "--survive, --help";
 }
 
 }  // namespace
@@ -96,6 +101,10 @@ int run_launch(std::span<const std::string_view> args) {
     const std::string_view name = args[0];
     args = args.subspan(1);
     if (name == "--") break;
+    if (name == "--survive") {
+      options.survive = true;
+      continue;
+    }
     if (name == "-h" || name == "--help") {
       fmt::print("{}", kHelp);
       return 0;

@@ -60,9 +60,9 @@ std::vector<std::string> environment_without_ranks() {
   for (char** entry = ::environ; entry && *entry; ++entry) {
     const std::string_view text = *entry;
     bool ours = false;
-    for (const auto* name :
-         {"SHERD_RANK=", "SHERD_WORLD_SIZE=", "SHERD_LOCAL_RANK=", "SHERD_LOCAL_WORLD_SIZE=", "SHERD_STORE=",
-          "SHERD_SECRET=", "SHERD_JOB=", "SHERD_RESTART=", "SHERD_SLOT=", "SHERD_FULL_WORLD_SIZE="})
+    for (const auto* name : {"SHERD_RANK=", "SHERD_WORLD_SIZE=", "SHERD_LOCAL_RANK=", "SHERD_LOCAL_WORLD_SIZE=",
+                             "SHERD_STORE=", "SHERD_SECRET=", "SHERD_JOB=", "SHERD_RESTART=", "SHERD_SLOT=",
+                             "SHERD_FULL_WORLD_SIZE=", "SHERD_SURVIVE=", "SHERD_GENERATION="})
       ours = ours || text.starts_with(name);
     if (!ours) kept.emplace_back(text);
   }

@@ -27,7 +27,8 @@ struct RankProcess {
   pid_t pid;
   std::optional<int> status;  // as from waitpid, once it has ended
   RankStream out, err;
-  bool was_frozen = false;  // and killed for it
+  bool was_frozen = false;   // and killed for it
+  bool is_outlived = false;  // the job goes on without it
 };
 
 bool has_failed(int status);

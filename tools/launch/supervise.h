@@ -30,6 +30,9 @@ struct SuperviseOptions {
   std::chrono::milliseconds frozen_after{60'000};
   /// After a failure, how often and how all ranks are started anew (restart_policy.h).
   RestartOptions restart{};
+  /// A program that says which of its ranks are a replica goes on when one dies, which is started again after
+  /// restart.backoff (survival.h). When none is left it is a failure like any other.
+  bool survive = false;
 };
 
 /// Returns when all ranks, and all that they started, have ended.
@@ -37,7 +40,8 @@ struct SuperviseOptions {
 /// Environment: that of the caller, with SHERD_RANK, SHERD_WORLD_SIZE, SHERD_LOCAL_RANK, SHERD_LOCAL_WORLD_SIZE,
 /// SHERD_STORE (a store on loopback, served here) and SHERD_SECRET (fresh) for each rank; and SHERD_JOB, a random name
 /// that all starts of this call share, SHERD_RESTART, how many starts were before this one, SHERD_SLOT, the rank's
-/// number in the first start, and SHERD_FULL_WORLD_SIZE, the number of ranks there.
+/// number in the first start, and SHERD_FULL_WORLD_SIZE, the number of ranks there. With `survive` SHERD_SURVIVE, how
+/// often the rank was started, and SHERD_GENERATION (tools/train/generations.h).
 /// Input: rank 0 reads the caller's standard input unless that is a terminal; the others read nothing.
 /// Output: of one rank, straight through; of several, whole lines with "[rank] " in front.
 /// Failure: when a rank ends by a signal or with a status that is not 0, the others have `blame_window` to end by

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <functional>
 
+#include "runtime/comm/store/tcp_store.h"
 #include "runtime/tensor/error.h"
 #include "tools/launch/process_tree.h"
 #include "tools/launch/spawn.h"
@@ -55,7 +56,7 @@ Supervision::~Supervision() {
   if (has_children_) kill_descendants(kKillLimit);
 }
 
-void Supervision::start_rank(int rank) {
+std::unique_ptr<RankProcess> Supervision::start_rank(int rank) {
   const int count = num_ranks(), slot = start_.slots[static_cast<std::size_t>(rank)];
   SpawnPlan plan{.command = options_.command, .environment = environment_without_ranks(), .mask = rank_mask_};
   for (const auto& [name, value] : {std::pair("SHERD_RANK", rank),
@@ -66,6 +67,10 @@ void Supervision::start_rank(int rank) {
                                     {"SHERD_SLOT", slot},
                                     {"SHERD_FULL_WORLD_SIZE", options_.ranks}})
     plan.environment.push_back(fmt::format("{}={}", name, value));
+  if (survival_) {
+    plan.environment.push_back(fmt::format("SHERD_SURVIVE={}", survival_->life_of(rank)));
+    plan.environment.push_back(fmt::format("SHERD_GENERATION={}", survival_->generation()));
+  }
   plan.environment.push_back("SHERD_JOB=" + start_.job);
   plan.environment.push_back(fmt::format("SHERD_STORE=127.0.0.1:{}", server_.port()));
   plan.environment.push_back("SHERD_SECRET=" + secret_);
@@ -83,14 +88,13 @@ void Supervision::start_rank(int rank) {
   const std::string prefix = fmt::format("[{}] ", rank);
   const pid_t pid = spawn(plan);
   has_children_ = true;
-  ranks_.push_back(std::make_unique<RankProcess>(
+  return std::make_unique<RankProcess>(
       RankProcess{rank,
                   slot,
                   pid,
                   std::nullopt,
                   {std::move(out.read), RankLines(prefix, ::isatty(1) != 0, 0), &out_},
-                  {std::move(err.read), RankLines(prefix, ::isatty(2) != 0, kTailLines), &err_},
-                  false}));
+                  {std::move(err.read), RankLines(prefix, ::isatty(2) != 0, kTailLines), &err_}});
 }
 
 /// Blocks until something happens or the next deadline, and handles it.
@@ -112,7 +116,9 @@ void Supervision::wait_for_events() {
     if (!queue->is_empty() && !(shared_output_ && other.is_within_line()))
       watch(queue->fd(), POLLOUT, [queue] { queue->write_some(); });
   }
-  const auto wait = (stopping_ ? kill_at_ : stop_at_) - Clock::now();
+  auto until = stopping_ ? kill_at_ : stop_at_;
+  if (survival_ && !stopping_) until = std::min(until, survival_->next_look(Clock::now()));
+  const auto wait = until - Clock::now();
   const std::int64_t most = is_waiting_for_the_last() ? stopped_.interval().count() : 60'000;
   const auto wait_ms = std::chrono::ceil<milliseconds>(wait).count();
   ::poll(polls.data(), polls.size(), static_cast<int>(std::clamp<std::int64_t>(wait_ms, 0, most)));
@@ -158,8 +164,11 @@ void Supervision::reap() {
     rank.status = status;
     drain(rank.out);
     drain(rank.err);
+    if (has_failed(status) && is_outlived(rank)) continue;
+    has_one_ended_well_ = has_one_ended_well_ || !has_failed(status) || was_stopped(status);
     if (!has_failed(status) || stopping_) continue;
     failures_.push_back(&rank);
+    end_what_waits();
     stop_at_ = std::min(stop_at_, Clock::now() + patience_after(rank));
   }
   if (all_ranks_ended()) stop_at_ = std::min(stop_at_, Clock::now() + kLinger);
@@ -198,6 +207,71 @@ void Supervision::finish(RankStream& stream) {
   stream.fd.reset();
 }
 
+// ---- replicas that die while the job goes on ----
+
+/// Of a rank that has failed. Ends that are meant count for the whole job, unless the rank does not take part yet.
+bool Supervision::is_outlived(RankProcess& rank) {
+  if (!survival_ || killed_at_ || (stopping_ && user_signal_ == 0)) return false;
+  if (rank.is_outlived) return true;
+  const bool is_users_kill = user_signal_ != 0 && WIFSIGNALED(*rank.status);  // it was not ready to save
+  const bool takes_part = survival_->is_member(rank.rank) || !survival_->is_known();
+  if (is_meant(*rank.status) && takes_part && !is_users_kill) return false;
+  if (has_one_ended_well_ && survival_->is_known()) {  // it was not needed any more
+    say(describe_end(rank) + ", when others had ended");
+    end_what_waits();
+    return rank.is_outlived = true;
+  }
+  Survival::Loss loss;
+  const Survival::Fate fate = survival_->lose(rank.rank, Clock::now(), &loss);
+  if (fate == Survival::Fate::ends) return false;
+  if (fate == Survival::Fate::goes_on) {
+    if (!stopping_) say(fmt::format("{}; {}", describe_end(rank), loss.text));
+    for (const int peer : loss.ranks) give_up(peer);
+  }
+  return rank.is_outlived = true;
+}
+
+void Supervision::give_up(int rank) {
+  RankProcess& process = *ranks_[static_cast<std::size_t>(rank)];
+  process.is_outlived = true;
+  if (!process.status) ::kill(-process.pid, SIGKILL);
+}
+
+/// Ranks that wait for a new group learn that there is none any more, and those that do not take part yet are ended.
+void Supervision::end_what_waits() {
+  if (!survival_) return;
+  survival_->end();
+  for (const auto& rank : ranks_)
+    if (!rank->status && survival_->is_known() && !survival_->is_member(rank->rank)) give_up(rank->rank);
+}
+
+void Supervision::look_after_replicas() {
+  if (!survival_ || stopping_) return;
+  const bool is_over = std::ranges::all_of(ranks_, [&](const auto& rank) {
+    return rank->status || (survival_->is_known() && !survival_->is_member(rank->rank));
+  });
+  if (is_over) return end_what_waits();
+  const auto now = Clock::now();
+  for (const std::string& line : survival_->admit(now)) say(line);
+  for (const int rank : survival_->stragglers(now)) {
+    const RankProcess& process = *ranks_[static_cast<std::size_t>(rank)];
+    if (process.status) continue;
+    say(fmt::format("rank {} does not come to where others wait for it; it is killed", rank));
+    ::kill(-process.pid, SIGKILL);
+  }
+  std::vector<bool> has_ended;
+  for (const auto& rank : ranks_) has_ended.push_back(rank->status.has_value());
+  for (const std::vector<int>& ranks : survival_->to_start(now, has_ended))
+    for (const int rank : ranks) {
+      std::unique_ptr<RankProcess>& process = ranks_[static_cast<std::size_t>(rank)];
+      for (RankStream* stream : {&process->out, &process->err}) {
+        drain(*stream);
+        if (stream->fd.is_open()) finish(*stream);
+      }
+      process = start_rank(rank);
+    }
+}
+
 const RankProcess* Supervision::to_blame() const {
   const auto own =
       std::find_if(failures_.begin(), failures_.end(), [](const RankProcess* r) { return !blames_a_peer(*r); });
@@ -220,8 +294,8 @@ std::string Supervision::describe_failures() const {
 }
 
 bool Supervision::is_waiting_for_the_last() const {
-  const auto has_ended = [](const auto& rank) { return rank->status.has_value(); };
-  return !stopping_ && std::ranges::any_of(ranks_, has_ended) && !std::ranges::all_of(ranks_, has_ended);
+  const auto has_ended = [](const auto& rank) { return rank->status && !rank->is_outlived; };
+  return !stopping_ && std::ranges::any_of(ranks_, has_ended) && !all_ranks_ended();
 }
 
 /// Peers that wait for a rank give it up when it is frozen; but these have ended.
@@ -289,6 +363,7 @@ void Supervision::flush(OutputQueue& queue) {
 int Supervision::status_after_signal() const {
   int status = kDone;
   for (const auto& rank : ranks_) {
+    if (rank->is_outlived) continue;
     if (has_failed(*rank->status) && !was_stopped(*rank->status)) return 128 + user_signal_;
     status = std::max(status, WEXITSTATUS(*rank->status));
   }
@@ -338,9 +413,14 @@ void say_on_error_stream(const std::string& text) {
 }
 
 StartOutcome Supervision::run() {
-  for (int rank = 0; rank < num_ranks(); ++rank) start_rank(rank);
+  if (options_.survive)
+    survival_ = std::make_unique<Survival>(
+        std::make_unique<TcpStore>(TcpStoreOptions{.port = server_.port(), .secret = secret_}), num_ranks(),
+        options_.restart.backoff);
+  for (int rank = 0; rank < num_ranks(); ++rank) ranks_.push_back(start_rank(rank));
   while (has_children_) {
     wait_for_events();
+    look_after_replicas();
     advance();
   }
   for (const auto& rank : ranks_)

@@ -20,6 +20,7 @@
 #include "tools/launch/restart_policy.h"
 #include "tools/launch/stopped_time.h"
 #include "tools/launch/supervise.h"
+#include "tools/launch/survival.h"
 
 namespace sherd {
 
@@ -53,7 +54,7 @@ class Supervision {
  private:
   using Clock = std::chrono::steady_clock;
   int num_ranks() const { return static_cast<int>(start_.slots.size()); }
-  void start_rank(int rank);
+  std::unique_ptr<RankProcess> start_rank(int rank);
   void wait_for_events();
   void read_control();
   void pass_on(int signal) const;
@@ -67,6 +68,10 @@ class Supervision {
   void advance();
   void stop(int signal, std::chrono::milliseconds grace);
   void kill_all();
+  bool is_outlived(RankProcess& rank);
+  void give_up(int rank);
+  void look_after_replicas();
+  void end_what_waits();
   const RankProcess* to_blame() const;
   std::string describe_failures() const;
   void flush(OutputQueue& queue);
@@ -97,8 +102,10 @@ class Supervision {
   std::optional<Clock::time_point> killed_at_;
   bool stopping_ = false;
   StoppedTime stopped_{options_.frozen_after};
-  int user_signal_ = 0;     // what made us stop, if it was the user
-  int interrupted_by_ = 0;  // the user's first signal, perhaps when we had stopped already
+  std::unique_ptr<Survival> survival_;  // with SuperviseOptions::survive
+  bool has_one_ended_well_ = false;     // of the ranks that take part
+  int user_signal_ = 0;                 // what made us stop, if it was the user
+  int interrupted_by_ = 0;              // the user's first signal, perhaps when we had stopped already
 };
 
 }  // namespace sherd

@@ -1,0 +1,88 @@
+#pragma once
+// `sherd run --survive`: which replicas of a job live, which are started again and when, and what their ranks are told
+// of it (tools/train/generations.h). A replica is what the job says it is; it lives and dies as a whole.
+//
+//   member --a rank dies--> down --its other ranks are killed, a pause--> starting --all ranks are ready--> member
+//                            ^-----------------a rank dies------------------'
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/store/store.h"
+
+namespace sherd {
+
+class Survival {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Of a job of `ranks` ranks, which have just been started. `backoff` before a replica is started again; twice as
+  /// long after each time that it has lived for less than kAtOnce, up to a minute.
+  Survival(std::unique_ptr<Store> store, int ranks, std::chrono::milliseconds backoff);
+
+  /// Whether the job has said which ranks are a replica: before, and of programs that do not say it, none is outlived.
+  bool is_known();
+  struct Loss {
+    int replica = 0;
+    std::vector<int> ranks;  ///< of the replica, those that live included
+    std::string text;        ///< "replica 0 (ranks 0, 1) is lost, 1 of 2 goes on"
+  };
+  enum class Fate {
+    goes_on,  ///< others are told; the replica's ranks are to be killed
+    is_down,  ///< its replica was given up before
+    ends,     ///< no other replica is left, or none is known
+  };
+  /// A rank has died.
+  Fate lose(int rank, Clock::time_point now, Loss* loss);
+  /// The replicas that are to be started now, by their ranks; they count as started. Those whose ranks have all ended.
+  std::vector<std::vector<int>> to_start(Clock::time_point now, const std::vector<bool>& has_ended);
+  /// Replicas that have become ready are members from now on. Says of them, a line each.
+  std::vector<std::string> admit(Clock::time_point now);
+  /// Ranks of members that others have waited for too long, in a failure of their group or in forming the next one:
+  /// they are frozen, and to be killed.
+  std::vector<int> stragglers(Clock::time_point now);
+  /// The job ends: ranks that wait for others end as well.
+  void end();
+  /// Whether a rank is of a replica that takes part.
+  bool is_member(int rank) const;
+  int generation() const { return generation_; }
+  /// How often a rank has been started.
+  int life_of(int rank) const;
+  /// When to look again; time_point::max() if only a rank's end can change anything.
+  Clock::time_point next_look(Clock::time_point now) const;
+  int num_lost() const { return num_lost_; }
+
+ private:
+  enum class State { member, down, starting };
+  struct Replica {
+    std::vector<int> ranks;
+    State state = State::member;
+    int life = 1;
+    Clock::time_point since;       // of its start
+    Clock::time_point start_at{};  // when it is down
+    std::chrono::milliseconds pause;
+  };
+  int replica_of(int rank) const;
+  std::vector<int> members() const;
+  int num_members() const;
+  void publish();
+  bool is_ready(const Replica& replica);
+  bool has(const std::string& key);
+  bool do_some_wait(std::vector<int>* late);
+
+  const std::unique_ptr<Store> store_;
+  const int num_ranks_;
+  const std::chrono::milliseconds backoff_;
+  const Clock::time_point start_;
+  std::vector<Replica> replicas_;
+  int generation_ = 0;
+  bool is_over_ = false;
+  int num_lost_ = 0;
+  Clock::time_point looked_at_;                                // for stragglers
+  Clock::time_point waited_since_ = Clock::time_point::max();  // for some of them
+  bool have_all_voted_ = true;                                 // in this generation
+  std::chrono::milliseconds patience_{60'000};
+};
+
+}  // namespace sherd
