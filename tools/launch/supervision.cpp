@@ -227,6 +227,7 @@ bool Supervision::is_outlived(RankProcess& rank) {
   if (fate == Survival::Fate::goes_on) {
     if (!stopping_) say(fmt::format("{}; {}", describe_end(rank), loss.text));
     for (const int peer : loss.ranks) give_up(peer);
+    survival_->tell();
   }
   return rank.is_outlived = true;
 }

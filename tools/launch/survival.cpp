@@ -79,6 +79,10 @@ void Survival::publish() {
   have_all_voted_ = false;
 }
 
+void Survival::tell() {
+  if (std::exchange(is_to_tell_, false)) publish();
+}
+
 void Survival::end() {
   if (std::exchange(is_over_, true) || replicas_.empty()) return;
   store_->set(survival_key::generation(++generation_), survival_key::kOver);
@@ -100,7 +104,7 @@ Survival::Fate Survival::lose(int rank, Clock::time_point now, Loss* loss) {
   if (is_at_once) replica.pause = std::min(2 * replica.pause, std::max(kLongestPause, backoff_));
   if (was_member) {
     ++num_lost_;
-    publish();
+    is_to_tell_ = true;
   }
   loss->replica = index;
   loss->ranks = replica.ranks;

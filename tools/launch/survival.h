@@ -33,8 +33,9 @@ class Survival {
     is_down,  ///< its replica was given up before
     ends,     ///< no other replica is left, or none is known
   };
-  /// A rank has died.
+  /// A rank has died. Others are told by tell(), when what is left of its replica was killed.
   Fate lose(int rank, Clock::time_point now, Loss* loss);
+  void tell();
   /// The replicas that are to be started now, by their ranks; they count as started. Those whose ranks have all ended.
   std::vector<std::vector<int>> to_start(Clock::time_point now, const std::vector<bool>& has_ended);
   /// Replicas that have become ready are members from now on. Says of them, a line each.
@@ -77,7 +78,7 @@ class Survival {
   const Clock::time_point start_;
   std::vector<Replica> replicas_;
   int generation_ = 0;
-  bool is_over_ = false;
+  bool is_over_ = false, is_to_tell_ = false;
   int num_lost_ = 0;
   Clock::time_point looked_at_;                                // for stragglers
   Clock::time_point waited_since_ = Clock::time_point::max();  // for some of them

@@ -23,9 +23,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Asking takes as long as a small collective.
-constexpr std::chrono::milliseconds kLookEvery{100};
-
 void check_survives(const TrainConfig& config, int replicas) {
   const auto check_that = [](bool holds, const std::string& text) { check_usage(holds, "run --survive: {}", text); };
   check_that(config.group != "thread", "ranks that are threads of one process end together; leave out --group thread");
@@ -229,7 +226,7 @@ TrainGroup Survivor::place_in_group() {
   place.data = data_;
   place.data_content = data_content_;
   place.has_next = [this] {
-    if (Clock::now() - looked_at_ < kLookEvery) return false;
+    if (Clock::now() - looked_at_ < options_.look_every) return false;
     looked_at_ = Clock::now();
     return generations_.has_newer();
   };

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -127,6 +128,7 @@ class Trainer {
   void check_data_of(const Manifest& save);
   void open_initial();
   void claim_save_folder();
+  void lock_after_another_rank();
   void build();
   void explain(OutOfMemory& error) noexcept;
   std::vector<nn::StateEntry> state();
@@ -186,6 +188,7 @@ class Trainer {
   std::int64_t rolled_back_to_ = -1;                                 // the step of the save
   int rollbacks_in_a_row_ = 0;                                       // to that save
   std::optional<TrainGroup> place_;                                  // of a run that outlives replicas
+  std::set<int> newcomers_;                                          // replicas that were given the state
   std::optional<StepMetrics::Regroup> regroup_;                      // until the first step is made
   std::optional<std::chrono::steady_clock::time_point> step_begin_;  // of the step that is being made
   std::function<void(const std::string& line)> write_last_line_;

@@ -1,6 +1,7 @@
 // A Trainer of a run that outlives replicas: what it takes over from the group before, and what it leaves to the next.
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -117,6 +118,8 @@ void Trainer::take_over_state() {
   const bool all_have = std::ranges::find(place_->has_state, false) == place_->has_state.end();
   std::optional<nn::StateHolders> holders;
   if (!all_have) holders.emplace(root.group(axis), *holder);
+  for (std::size_t rank = 0; rank < replica_of.size(); ++rank)
+    if (!place_->has_state[rank]) newcomers_.insert(place_->replicas[static_cast<std::size_t>(replica_of[rank])]);
   place_->state->give(state(), holders);
   group_->host().barrier();
   place_->state = nullptr;
@@ -125,8 +128,9 @@ void Trainer::take_over_state() {
 // What the step to come has cost, and who takes part in it.
 void Trainer::say_regrouped(std::chrono::steady_clock::time_point start) {
   const std::vector<int>& before = place_->record.replicas;
-  StepMetrics::Regroup regroup{.lost = without(before, place_->replicas),
-                               .returned = without(place_->replicas, before)};
+  std::vector<int> now;  // those that go on; one may be lost and back again already
+  std::ranges::set_difference(place_->replicas, newcomers_, std::back_inserter(now));
+  StepMetrics::Regroup regroup{.lost = without(before, now), .returned = {newcomers_.begin(), newcomers_.end()}};
   regroup.seconds = place_->seconds_before + Seconds(std::chrono::steady_clock::now() - start).count();
   SurvivalCounts& counts = place_->record.counts;
   counts.lost += static_cast<std::int64_t>(regroup.lost.size());

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <ratio>
 #include <set>
+#include <thread>
 
 #include <unistd.h>
 
@@ -64,10 +65,7 @@ void Trainer::claim_save_folder() {
   namespace fs = std::filesystem;
   together(*group_, [&] {
     if (group_->rank() != 0) return;
-    if (place_ && place_->goes_on) {
-      save_lock_.emplace(config_.save, fmt::format("run {} (process {})", run_, ::getpid()));
-      return;
-    }
+    if (place_ && place_->goes_on) return lock_after_another_rank();
     if (resumed_) run_ = resumed_->manifest().run;
     if (run_.empty()) run_ = random_hex(16);
     if (const RankInfo rank = discover_rank(); rank.source == "sherd run") job_ = rank.job;
@@ -89,6 +87,19 @@ void Trainer::claim_save_folder() {
           "{}; this run goes back to step {}. Drop the later ones by --overwrite, or save to another folder", holds,
           resumed_->manifest().step);
   });
+}
+
+// The rank that had the lock was killed, which takes a moment.
+void Trainer::lock_after_another_rank() {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!save_lock_) {
+    try {
+      save_lock_.emplace(config_.save, fmt::format("run {} (process {})", run_, ::getpid()));
+    } catch (const Error&) {
+      if (std::chrono::steady_clock::now() >= until) throw;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
 }
 
 // Damage shows where bytes are read: by then the run has been built for the save, and goes on with the one before it,
