@@ -18,7 +18,9 @@ InputFile::InputFile(std::string path)
   const int error = errno;
   check(descriptor_.is_open(), "cannot open \"{}\": {}", path_, std::strerror(error));
   struct stat status{};
-  check(::fstat(descriptor_.get(), &status) == 0 && S_ISREG(status.st_mode), "\"{}\" is not a regular file", path_);
+  const bool is_known = ::fstat(descriptor_.get(), &status) == 0;
+  check(is_known, "cannot look at \"{}\": {}", path_, std::strerror(errno));
+  check(S_ISREG(status.st_mode), "\"{}\" is not a regular file", path_);
   bytes_ = static_cast<std::int64_t>(status.st_size);
 }
 

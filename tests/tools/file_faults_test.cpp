@@ -157,10 +157,13 @@ TEST_F(FileFaults, ASaveWithAFailedCallIsNamedAndThoseBeforeItStay) {
 }
 
 TEST_F(FileFaults, ASaveThatCannotBeLookedAtIsNamed) {
-  for (int at = 1; at <= 5; ++at) {
+  for (int at = 1; at <= 6; ++at) {
     fs::remove_all(saves_);
-    const ProgramEnd end = train({"--steps", "1"}, fault("checkpoint/step-000001", "stat", at));
-    if (end.status != kDone) expect_within(end.err, {"Input/output error", "step-000001"});
+    const ProgramEnd saves = train({"--steps", "1"}, fault("checkpoint/step-000001", "stat", at));
+    if (saves.status != kDone) expect_within(saves.err, {"Input/output error", "step-000001"});
+    ASSERT_EQ(train({"--steps", "1", "--overwrite"}).status, kDone);
+    const ProgramEnd loads = train({"--steps", "2", "--resume", saves_}, fault("checkpoint/step-000001", "stat", at));
+    if (loads.status != kDone) expect_within(loads.err, {"Input/output error", "step-000001"});
   }
 }
 
