@@ -37,7 +37,8 @@ class Job:
         self.begin = output.stat().st_size if output.exists() else 0
         with open(output, "ab") as file:
             self.process = subprocess.Popen(command, env=dict(os.environ, **(environment or {}), **{name: value}),
-                                            stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+                                            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                                            start_new_session=True)  # Ctrl-C is for the soak
 
     def processes(self):
         """Those that live."""

@@ -90,6 +90,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C does, it leaves nothing behind
     print(f"seed {options.seed}", flush=True)
     rng = random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="sherd-soak-") as name:
