@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "nn/optim/step_in_pieces.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/offload.h"

@@ -4,12 +4,11 @@
 //
 //   hooks of backward    grad of w3 | grad of w2 | grad of w1 .......... step()
 //   pieces               fetch 0          | fetch 1, update 0, evict 0  | ... | update and evict the last
-#include <algorithm>
-#include <deque>
-#include <functional>
-#include <utility>
+#include "nn/optim/step_in_pieces.h"
 
-#include "nn/optim/optimizer.h"
+#include <algorithm>
+#include <functional>
+
 #include "runtime/autograd/autograd.h"
 #include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
@@ -21,33 +20,6 @@ constexpr std::int64_t kLeaving = 2;  // pieces of the step before, on their way
 constexpr std::int64_t kMostInFlight = 6;
 constexpr std::int64_t kPieceInMemory = std::int64_t{16} << 20;  // of state that is not fetched: a call's worth
 }  // namespace
-
-/// What the step of now has begun, in the order in which it is to be updated.
-struct Optimizer::PiecesInFlight {
-  struct Fetched {
-    StatePiece piece;
-    Tensor count;
-    std::vector<Tensor> homes;  // of what is updated: values, state
-    Tensor here;                // undefined: all of it is in memory
-    std::vector<Tensor> gradient_homes;
-    Tensor gradients_here;
-  };
-  StatePieces cut;
-  Tensor count{};  // of what is cut now
-  std::deque<Fetched> fetched{};
-};
-
-struct Optimizer::InBackward {
-  bool is_wanted = false, has_begun = false;
-  StepInBackward options{};
-  std::vector<bool> is_updated{};                   // by parameter
-  std::vector<std::pair<Tensor, Tensor>> counts{};  // of cohorts: before the step, and in it
-  std::vector<StatePiece> order{};                  // of the step before: what comes first is fetched ahead
-  std::vector<StatePiece> order_now{};
-  std::int64_t in_flight = 0;  // pieces in memory at a time, between steps
-  std::deque<std::pair<StatePiece, Tensor>> ahead{};
-  std::vector<std::pair<Ref<Storage>, std::uint32_t>> homes_ahead{};  // with their versions then
-};
 
 Optimizer::~Optimizer() { forget(); }
 
