@@ -302,11 +302,18 @@ TEST_F(SherdRun, ARankThatIsStoppedWhenTheOthersHaveEndedIsKilled) {
   auto options = shell(2, "[ $SHERD_RANK$SHERD_RESTART = 10 ] && kill -STOP $$; exit 0");
   options.frozen_after = 100ms;
   EXPECT_EQ(run(options), 128 + SIGKILL);
-  expect_within(err(), {"sherd run: rank 1 has been stopped for 0.1 s, and the others have ended: killing it\n",
+  expect_within(err(), {"sherd run: rank 1 has been stopped for 0.1 s, and no rank runs: killing it\n",
                         "rank 1 was killed by SIGKILL (Killed)"});
   options.restart = {.restarts = 1, .backoff = 0ms};
   EXPECT_EQ(run(options), 0);
   expect_within(err(), {"restart 1 of 1, with 2 ranks\n"});
+}
+
+TEST_F(SherdRun, RanksThatAreAllStoppedAreKilled) {
+  auto options = shell(2, "kill -STOP $$");
+  options.frozen_after = 100ms;
+  EXPECT_EQ(run(options), 128 + SIGKILL);
+  expect_within(err(), {"rank 0 has been stopped for 0.1 s, and no rank runs", "rank 1 has been stopped for 0.1 s"});
 }
 
 TEST_F(SherdRun, ARankThatIsStoppedForAWhileIsLeftAlone) {

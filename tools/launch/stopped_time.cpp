@@ -9,7 +9,7 @@ namespace sherd {
 using std::chrono::milliseconds;
 
 StoppedTime::StoppedTime(milliseconds longest)
-    : interval_(std::clamp(longest / 4, milliseconds(10), milliseconds(1000))) {}
+    : interval_(std::clamp(longest / 12, milliseconds(10), milliseconds(5000))) {}
 
 milliseconds StoppedTime::of(const std::vector<pid_t>& groups) {
   const Clock::time_point now = Clock::now();

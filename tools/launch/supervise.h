@@ -25,8 +25,8 @@ struct SuperviseOptions {
   /// How long, after a rank failed, its peers may go on: to say in which call they were when they lost it; and where
   /// it failed because of a peer, for that peer itself to end.
   std::chrono::milliseconds blame_window{1'000};
-  /// A rank that is stopped, as by SIGSTOP, when all others have ended is killed after so long: no peer is left that
-  /// waits for it and would give it up.
+  /// Where several were started and all that have not ended are stopped, as by SIGSTOP, for so long, they are killed:
+  /// no peer is left that waits for them and would give them up.
   std::chrono::milliseconds frozen_after{60'000};
   /// After a failure, how often and how all ranks are started anew (restart_policy.h).
   RestartOptions restart{};

@@ -119,7 +119,7 @@ void Supervision::wait_for_events() {
   auto until = stopping_ ? kill_at_ : stop_at_;
   if (survival_ && !stopping_) until = std::min(until, survival_->next_look(Clock::now()));
   const auto wait = until - Clock::now();
-  const std::int64_t most = is_waiting_for_the_last() ? stopped_.interval().count() : 60'000;
+  const std::int64_t most = looks_for_frozen() ? stopped_.interval().count() : 60'000;
   const auto wait_ms = std::chrono::ceil<milliseconds>(wait).count();
   ::poll(polls.data(), polls.size(), static_cast<int>(std::clamp<std::int64_t>(wait_ms, 0, most)));
   for (std::size_t i = 0; i < polls.size(); ++i)
@@ -294,21 +294,19 @@ std::string Supervision::describe_failures() const {
   return others == 0 ? text : fmt::format("{}; and {} more", text, others);
 }
 
-bool Supervision::is_waiting_for_the_last() const {
-  const auto has_ended = [](const auto& rank) { return rank->status && !rank->is_outlived; };
-  return !stopping_ && std::ranges::any_of(ranks_, has_ended) && !all_ranks_ended();
-}
+/// One rank alone may be stopped as its user likes.
+bool Supervision::looks_for_frozen() const { return !stopping_ && num_ranks() > 1 && !all_ranks_ended(); }
 
-/// Peers that wait for a rank give it up when it is frozen; but these have ended.
+/// Peers give up a frozen rank; but not when all that are left are frozen.
 void Supervision::kill_frozen() {
-  if (!is_waiting_for_the_last()) return;
+  if (!looks_for_frozen()) return;
   std::vector<pid_t> groups;
   for (const auto& rank : ranks_)
     if (!rank->status) groups.push_back(rank->pid);
   if (stopped_.of(groups) < options_.frozen_after) return;
   for (const auto& rank : ranks_) {
     if (rank->status || rank->was_frozen) continue;
-    say(fmt::format("rank {} has been stopped for {:.3g} s, and the others have ended: killing it", rank->rank,
+    say(fmt::format("rank {} has been stopped for {:.3g} s, and no rank runs: killing it", rank->rank,
                     std::chrono::duration<double>(options_.frozen_after).count()));
     rank->was_frozen = true;
     ::kill(-rank->pid, SIGKILL);

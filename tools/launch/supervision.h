@@ -63,7 +63,7 @@ class Supervision {
   bool read_some(RankStream& stream);
   void drain(RankStream& stream);
   void finish(RankStream& stream);
-  bool is_waiting_for_the_last() const;
+  bool looks_for_frozen() const;
   void kill_frozen();
   void advance();
   void stop(int signal, std::chrono::milliseconds grace);
