@@ -67,8 +67,9 @@ std::vector<Found> find_folders(const fs::path& dir) {
   for (const auto& entry : fs::directory_iterator(dir)) {
     const auto name = parse_save_name(entry.path().filename().string());
     std::error_code error;
-    if (!name || entry.is_symlink(error) || !entry.is_directory(error)) continue;
-    const bool is_committed = fs::exists(entry.path() / kManifest, error);
+    const bool is_folder = name && !entry.is_symlink(error) && !error && entry.is_directory(error);
+    if (!name || (!is_folder && !error)) continue;
+    const bool is_committed = !error && fs::exists(entry.path() / kManifest, error);
     // Where the disk does not tell it may be a save, which nobody must remove, and whose reader hears why.
     found.push_back({*name, entry.path(), is_committed || error});
   }

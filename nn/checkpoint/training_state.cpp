@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "dtensor/below.h"
 #include "dtensor/redistribute.h"
 #include "nn/checkpoint/local_box.h"
 #include "nn/checkpoint/manifest_json.h"
@@ -151,8 +152,14 @@ void load_exchanged(const CheckpointReader& reader, const StateEntry& entry, con
                     FirstFailure& failure) {
   const Tensor& value = state_tensor(entry);
   const Shape& shape = state_shape(entry);
-  Tensor part = read(reader, entry, {read_as->local_offset(shape), read_as->local_shape(shape)}, failure);
-  part = to(std::move(part), value.local().device());  // where the groups of its mesh communicate
+  Tensor part;
+  try {
+    part = read(reader, entry, {read_as->local_offset(shape), read_as->local_shape(shape)}, failure);
+    part = to(std::move(part), value.local().device());  // where the groups of its mesh communicate
+  } catch (...) {                                        // out of memory: there is nothing to take part with
+    abort_peers(*read_as);
+    throw;
+  }
   const Tensor own = redistribute(Tensor::distributed(shape, read_as, std::move(part)), &Spec::from(value)).local();
   failure.note([&] {
     if (own.numel() > 0) copy_into(value.local().detach(), own);

@@ -154,6 +154,7 @@ void Optimizer::drop_pieces() {
   in_backward_->order_now.clear();
   in_backward_->counts.clear();
   in_backward_->ahead.clear();
+  in_backward_->homes_ahead.clear();
   in_backward_->is_wanted = in_backward_->has_begun = false;
 }
 

@@ -252,21 +252,16 @@ TEST(Life, RanksThatWaitForEachOtherAreNamed) {
 }
 
 TEST(Life, RanksThatWaitForEachOtherDoNotWaitForTheDeadline) {
-  // Each has come to the call of another channel first.
+  // Each has come to the call of another group first.
   const std::vector<RankEnd> ends = fork_ranks(2, [&](Store& store, int rank) {
     RankContext::current();
     const auto group = make_shm_group(store, rank, 2, {.silence = 1s});
     group->set_deadline(30s);
-    HostGroup &first = group->host().channel(1 + rank), &second = group->host().channel(2 - rank);
-    std::thread queue(
-        [&] { EXPECT_THAT(failure_of([&] { first.barrier(); }), HasSubstr("have waited for each other")); });
-    const std::string error = failure_of([&] {
-      const QueueWaitMark waiting;
-      queue.join();
-      second.barrier();
-    });
+    const std::vector<int> both{0, 1};
+    const auto dp = group->subgroup(both, "dp"), tp = group->subgroup(both, "tp");
+    const std::string error = failure_of([&] { (rank == 0 ? dp : tp)->host().barrier(); });
     EXPECT_THAT(error, AllOf(HasSubstr("the ranks "), HasSubstr(" have waited for each other for "),
-                             HasSubstr("in barrier #1 of channel 1"), HasSubstr("the same calls in the same order")));
+                             HasSubstr("in barrier #1 of ranks 0,1"), HasSubstr("the same calls in the same order")));
   });
   for (const RankEnd& end : ends) EXPECT_EQ(end.status, 0) << end.message;
 }

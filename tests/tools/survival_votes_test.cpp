@@ -142,6 +142,7 @@ class SurvivalOfReplicas : public ::testing::Test {
   using Fate = Survival::Fate;
   void announce() {
     store_.set(survival_key::kPatience, "2000");
+    store_.set(survival_key::kDeadline, "20000");
     store_.set(survival_key::kReplicas, "0,1;2,3");
   }
   Fate lose(int rank, Clock::time_point now) {
@@ -213,16 +214,47 @@ TEST_F(SurvivalOfReplicas, TheLastOneIsNotOutlived) {
 TEST_F(SurvivalOfReplicas, WhoIsWaitedForTooLongIsToBeKilled) {
   announce();
   ASSERT_TRUE(survival_.is_known());
-  EXPECT_TRUE(survival_.stragglers(now_ + 10s).empty()) << "nobody waits";
+  const auto late = [&](std::chrono::seconds at) { return survival_.stragglers(now_ + at, [](int) { return true; }); };
+  EXPECT_TRUE(late(10s).empty()) << "nobody waits";
   for (const int rank : {0, 1, 2}) store_.set(survival_key::waiting(0, rank), "1");
   store_.add(survival_key::num_waiting(0), 3);
-  EXPECT_TRUE(survival_.stragglers(now_ + 11s).empty());
-  EXPECT_TRUE(survival_.stragglers(now_ + 12s).empty());
-  EXPECT_EQ(survival_.stragglers(now_ + 13s), std::vector{3});
+  EXPECT_TRUE(late(11s).empty());
+  EXPECT_TRUE(late(12s).empty());
+  EXPECT_EQ(late(13s), std::vector{3});
   ASSERT_EQ(lose(3, now_ + 13s), Fate::goes_on);
   store_.set(survival_key::vote(1, 0), "1 0");
-  EXPECT_TRUE(survival_.stragglers(now_ + 14s).empty());
-  EXPECT_EQ(survival_.stragglers(now_ + 16s), std::vector{1}) << "it has not voted";
+  EXPECT_TRUE(late(14s).empty());
+  EXPECT_EQ(late(16s), std::vector{1}) << "it has not voted";
+}
+
+TEST_F(SurvivalOfReplicas, WhoLivesIsWaitedForUntilTheDeadline) {
+  announce();
+  ASSERT_EQ(lose(3, now_), Fate::goes_on);
+  const auto late = [&](std::chrono::seconds at) { return survival_.stragglers(now_ + at, [](int) { return false; }); };
+  store_.set(survival_key::vote(1, 0), survival_key::kFresh);
+  EXPECT_TRUE(late(10s).empty());
+  EXPECT_TRUE(late(40s).empty()) << "newcomers wait for steps, evaluations and saves to end";
+  store_.set(survival_key::vote(1, 0), "1 0");
+  EXPECT_TRUE(late(41s).empty());
+  EXPECT_TRUE(late(60s).empty());
+  EXPECT_EQ(late(62s), std::vector{1});
+}
+
+TEST_F(SurvivalOfReplicas, AGroupThatAllHaveLeftIsFormedAgain) {
+  announce();
+  ASSERT_TRUE(survival_.is_known());
+  for (int again = 0; again < 5; ++again) {
+    for (const int rank : {0, 1, 2, 3}) {
+      store_.set(survival_key::vote(again, rank), "1 0");
+      store_.set(survival_key::waiting(again, rank), "1");
+    }
+    store_.add(survival_key::num_waiting(again), 4);
+    const auto first = now_ + std::chrono::seconds(10 * again);
+    for (const auto at : {first + 1s, first + 2s})
+      EXPECT_TRUE(survival_.stragglers(at, [](int) { return true; }).empty());
+    EXPECT_EQ(survival_.generation(), std::min(again + 1, 3)) << "calls that differ differ again";
+  }
+  EXPECT_EQ(named(1), "0,1,2,3");
 }
 
 }  // namespace

@@ -124,6 +124,9 @@ int run_launch(std::span<const std::string_view> args) {
   check_usage(options.restart.min_ranks == 0 || options.restart.restarts > 0,
               "run: --min-ranks {} says what a restart may leave out; give --restarts N too",
               options.restart.min_ranks);
+  check_usage(!options.survive || options.restart.min_ranks == 0,
+              "run: --min-ranks {} leaves ranks out for good, --survive waits for them to come back; give one of them",
+              options.restart.min_ranks);
   options.command.assign(args.begin(), args.end());
   return supervise(options);
 }

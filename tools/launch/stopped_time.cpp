@@ -13,10 +13,12 @@ StoppedTime::StoppedTime(milliseconds longest)
 
 milliseconds StoppedTime::of(const std::vector<pid_t>& groups) {
   const Clock::time_point now = Clock::now();
-  if (now < looked_at_ + interval_ / 2) return std::chrono::duration_cast<milliseconds>(time_);
+  if (groups != groups_) time_ = Clock::duration(0), were_stopped_ = false;
+  else if (now < looked_at_ + interval_ / 2) return std::chrono::duration_cast<milliseconds>(time_);
+  groups_ = groups;
   const std::vector<ProcessEntry> below = descendants();
   const bool are_stopped = std::ranges::all_of(groups, [&](pid_t group) {
-    return std::ranges::any_of(below, [&](const ProcessEntry& e) { return e.group == group && e.stopped; });
+    return std::ranges::any_of(below, [&](const ProcessEntry& e) { return e.pid == group && e.stopped; });
   });
   if (!are_stopped) time_ = Clock::duration(0);
   else if (were_stopped_) time_ += std::min<Clock::duration>(now - looked_at_, 2 * interval_);

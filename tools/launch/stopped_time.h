@@ -15,14 +15,15 @@ class StoppedTime {
 
   /// How often one should look.
   std::chrono::milliseconds interval() const { return interval_; }
-  /// How long each of these groups of descendants of the caller has had a process that is stopped. Time in which the
-  /// caller did not look, perhaps because it was stopped itself, counts as two intervals at most.
+  /// How long the first process of each of these groups of descendants of the caller has been stopped. Time in which
+  /// the caller did not look, perhaps because it was stopped itself, counts as two intervals at most.
   std::chrono::milliseconds of(const std::vector<pid_t>& groups);
 
  private:
   using Clock = std::chrono::steady_clock;
 
   std::chrono::milliseconds interval_;
+  std::vector<pid_t> groups_;
   Clock::time_point looked_at_{};
   bool were_stopped_ = false;
   Clock::duration time_{};

@@ -165,7 +165,10 @@ void Supervision::reap() {
     drain(rank.out);
     drain(rank.err);
     if (has_failed(status) && is_outlived(rank)) continue;
-    has_one_ended_well_ = has_one_ended_well_ || !has_failed(status) || was_stopped(status);
+    if (survival_ && survival_->is_member(rank.rank) && (!has_failed(status) || was_stopped(status))) {
+      has_one_ended_well_ = true;
+      survival_->end();  // who waits for a group waits in vain
+    }
     if (!has_failed(status) || stopping_) continue;
     failures_.push_back(&rank);
     end_what_waits();
@@ -254,7 +257,12 @@ void Supervision::look_after_replicas() {
   if (is_over) return end_what_waits();
   const auto now = Clock::now();
   for (const std::string& line : survival_->admit(now)) say(line);
-  for (const int rank : survival_->stragglers(now)) {
+  const auto is_stopped = [&](int rank) {
+    const std::vector<ProcessEntry> below = descendants();
+    const pid_t pid = ranks_[static_cast<std::size_t>(rank)]->pid;
+    return std::ranges::any_of(below, [&](const ProcessEntry& e) { return e.pid == pid && e.stopped; });
+  };
+  for (const int rank : survival_->stragglers(now, is_stopped)) {
     const RankProcess& process = *ranks_[static_cast<std::size_t>(rank)];
     if (process.status) continue;
     say(fmt::format("rank {} does not come to where others wait for it; it is killed", rank));
@@ -262,7 +270,12 @@ void Supervision::look_after_replicas() {
   }
   std::vector<bool> has_ended;
   for (const auto& rank : ranks_) has_ended.push_back(rank->status.has_value());
-  for (const std::vector<int>& ranks : survival_->to_start(now, has_ended))
+  for (const std::vector<int>& ranks : survival_->to_start(now, has_ended)) start_again(ranks);
+}
+
+/// Of a replica. What the system refuses now it may grant later: the others go on meanwhile.
+void Supervision::start_again(const std::vector<int>& ranks) {
+  try {
     for (const int rank : ranks) {
       std::unique_ptr<RankProcess>& process = ranks_[static_cast<std::size_t>(rank)];
       for (RankStream* stream : {&process->out, &process->err}) {
@@ -271,6 +284,12 @@ void Supervision::look_after_replicas() {
       }
       process = start_rank(rank);
     }
+  } catch (const Error& error) {
+    Survival::Loss loss;
+    survival_->lose(ranks.front(), Clock::now(), &loss);
+    say(fmt::format("{}; {}", error.what(), loss.text));
+    for (const int rank : ranks) give_up(rank);
+  }
 }
 
 const RankProcess* Supervision::to_blame() const {

@@ -71,6 +71,7 @@ class Supervision {
   bool is_outlived(RankProcess& rank);
   void give_up(int rank);
   void look_after_replicas();
+  void start_again(const std::vector<int>& ranks);
   void end_what_waits();
   const RankProcess* to_blame() const;
   std::string describe_failures() const;

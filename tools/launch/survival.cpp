@@ -20,6 +20,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLook{100};          // for replicas that are ready
 constexpr milliseconds kLookForWaits{500};  // of members
 constexpr milliseconds kLongestPause{60'000};
+constexpr int kMostRepeats = 3;  // without a loss or a return in between
 
 }  // namespace
 
@@ -46,6 +47,7 @@ bool Survival::is_known() {
     begin = end + 1;
   }
   patience_ = milliseconds(std::stoll(store_->get(survival_key::kPatience, milliseconds(0))));
+  deadline_ = milliseconds(std::stoll(store_->get(survival_key::kDeadline, milliseconds(0))));
   return true;
 }
 
@@ -94,6 +96,7 @@ Survival::Fate Survival::lose(int rank, Clock::time_point now, Loss* loss) {
   Replica& replica = replicas_[static_cast<std::size_t>(index)];
   if (replica.state == State::down) return Fate::is_down;
   const bool was_member = std::exchange(replica.state, State::down) == State::member;
+  repeats_ = 0;
   if (num_members() == 0) {
     replica.state = was_member ? State::member : State::down;
     return Fate::ends;
@@ -141,6 +144,7 @@ std::vector<std::string> Survival::admit(Clock::time_point now) {
     Replica& replica = replicas_[i];
     if (replica.state != State::starting || !is_ready(replica)) continue;
     replica.state = State::member;
+    repeats_ = 0;
     lines.push_back(fmt::format("replica {} is ready after {:.1f} s: {} of {}", i,
                                 std::chrono::duration<double>(now - replica.since).count(), num_members(),
                                 replicas_.size()));
@@ -166,14 +170,21 @@ bool Survival::do_some_wait(std::vector<int>* late) {
   if (!have_all_voted_) {
     *late = without(survival_key::vote);
     have_all_voted_ = late->empty();
-    return !late->empty() && late->size() < ranks.size();
+    // Newcomers wait for members to end their step, an evaluation or a save.
+    const bool waits_one_with_state = std::ranges::any_of(ranks, [&](int rank) {
+      const std::string key = survival_key::vote(generation_, rank);
+      return has(key) && store_->get(key, milliseconds(0)) != survival_key::kFresh;
+    });
+    return !late->empty() && waits_one_with_state;
   }
   if (store_->add(survival_key::num_waiting(generation_), 0) == 0) return false;
   *late = without(survival_key::waiting);
-  return true;
+  // All have left their group, and none has died: one was given up and went on, or their calls differ.
+  if (late->empty() && ++repeats_ <= kMostRepeats) publish();
+  return !late->empty();
 }
 
-std::vector<int> Survival::stragglers(Clock::time_point now) {
+std::vector<int> Survival::stragglers(Clock::time_point now, const std::function<bool(int rank)>& is_stopped) {
   if (is_over_ || now - looked_at_ < kLookForWaits || !is_known()) return {};
   looked_at_ = now;
   std::vector<int> late;
@@ -182,7 +193,9 @@ std::vector<int> Survival::stragglers(Clock::time_point now) {
     return {};
   }
   waited_since_ = std::min(waited_since_, now);
-  return now - waited_since_ < patience_ ? std::vector<int>() : late;
+  if (now - waited_since_ < patience_) return {};
+  if (now - waited_since_ < deadline_) std::erase_if(late, [&](int rank) { return !is_stopped(rank); });
+  return late;
 }
 
 Survival::Clock::time_point Survival::next_look(Clock::time_point now) const {

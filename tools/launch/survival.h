@@ -5,6 +5,7 @@
 //   member --a rank dies--> down --its other ranks are killed, a pause--> starting --all ranks are ready--> member
 //                            ^-----------------a rank dies------------------'
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,9 +41,9 @@ class Survival {
   std::vector<std::vector<int>> to_start(Clock::time_point now, const std::vector<bool>& has_ended);
   /// Replicas that have become ready are members from now on. Says of them, a line each.
   std::vector<std::string> admit(Clock::time_point now);
-  /// Ranks of members that others have waited for too long, in a failure of their group or in forming the next one:
-  /// they are frozen, and to be killed.
-  std::vector<int> stragglers(Clock::time_point now);
+  /// Ranks of members that others have waited for too long, in a failure of their group or in forming the next one, and
+  /// that are to be killed: after --frozen-after those that are stopped, after --deadline those that live.
+  std::vector<int> stragglers(Clock::time_point now, const std::function<bool(int rank)>& is_stopped);
   /// The job ends: ranks that wait for others end as well.
   void end();
   /// Whether a rank is of a replica that takes part.
@@ -83,7 +84,8 @@ class Survival {
   Clock::time_point looked_at_;                                // for stragglers
   Clock::time_point waited_since_ = Clock::time_point::max();  // for some of them
   bool have_all_voted_ = true;                                 // in this generation
-  std::chrono::milliseconds patience_{60'000};
+  std::chrono::milliseconds patience_{60'000}, deadline_{300'000};
+  int repeats_ = 0;  // of a generation that all its members have found to have failed
 };
 
 }  // namespace sherd

@@ -19,11 +19,11 @@ using std::chrono::milliseconds;
 constexpr milliseconds kPatience{100};  // with one key, before another is looked for
 
 std::string vote_to_text(const UpdateVote& vote) {
-  return vote.has_state ? fmt::format("{} {}", vote.updates, vote.can_update ? 1 : 0) : "fresh";
+  return vote.has_state ? fmt::format("{} {}", vote.updates, vote.can_update ? 1 : 0) : survival_key::kFresh;
 }
 
 UpdateVote vote_from_text(const std::string& text) {
-  if (text == "fresh") return {.has_state = false};
+  if (text == survival_key::kFresh) return {.has_state = false};
   UpdateVote vote;
   const char* const end = text.data() + text.size();
   const auto [at, error] = std::from_chars(text.data(), end, vote.updates);

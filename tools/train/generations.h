@@ -30,6 +30,10 @@ std::string generation(int number);
 inline constexpr const char* kOver = "over";
 /// Rank 0: after how many milliseconds a rank that others wait for is given up.
 inline constexpr const char* kPatience = "survive/patience";
+/// --deadline in milliseconds: those that live.
+inline constexpr const char* kDeadline = "survive/deadline";
+/// The vote of a rank without the state.
+inline constexpr const char* kFresh = "fresh";
 /// A rank that was started again, in its `life`th life: it has read its data.
 std::string ready(int life, int rank);
 /// A vote of a rank in a generation.

@@ -185,6 +185,7 @@ void Survivor::announce(Trainer& trainer) {
   trainer.group().host().barrier();
   if (options_.rank == 0) {
     options_.store->set(survival_key::kPatience, fmt::format("{}", std::llround(1000 * options_.config.frozen_after)));
+    options_.store->set(survival_key::kDeadline, fmt::format("{}", std::llround(1000 * options_.config.deadline)));
     options_.store->set(survival_key::kReplicas, layout_.text());
   }
   is_announced_ = true;

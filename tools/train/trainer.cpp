@@ -283,6 +283,7 @@ Trainer::Wishes Trainer::agreed_wishes(const Polls& polls) {
   Wishes own;
   if (polls.stop) own.stop = polls.stop();
   if (polls.save) own.save = polls.save();
+  owes_save_ = owes_save_ || (place_ && own.save);  // who asked may be told of a lost rank, not of a save
   if (saves_by_time && group_->rank() == 0) own.save = own.save || is_time_to_save();
   // Not beside a save that is being written: it would be waited for.
   if (place_ && group_->rank() == 0 && !(saver_ && saver_->is_in_flight())) own.regroup = place_->has_next();
@@ -381,6 +382,8 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const P
 
 // What ranks are asked for after `step` updates, and the save of it. Returns the signal to stop by.
 int Trainer::end_step(std::int64_t step, StepLog& log, const Polls& polls) {
+  // Before ranks talk, which may fail: a group that is formed then knows nothing of the verdict.
+  if (place_ && log.diverged()) fail_diverged(*log.diverged());
   const Wishes wishes = step == config_.steps ? Wishes() : agreed_wishes(polls);
   const bool saves =
       !config_.save.empty() && (is_due(step, config_.save_every) || wishes.save || wishes.stop != 0 || owes_save_);

@@ -105,6 +105,7 @@ void Trainer::lock_after_another_rank() {
 // Damage shows where bytes are read: by then the run has been built for the save, and goes on with the one before it,
 // if that is of the same run.
 void Trainer::resume() {
+  together(*group_, [&] { state(); });  // its memory is there before ranks exchange what they read
   resumed_ = nn::use_newest_good(
       config_.resume, *group_, [this](const CheckpointReader& save) { load(save); }, say_on_stderr,
       std::move(resumed_));

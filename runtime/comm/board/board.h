@@ -245,7 +245,8 @@ class Board {
     std::vector<int> circle;                 ///< the ranks that wait for each other, if it does not end
     std::chrono::nanoseconds last_begin{0};  ///< of its waits
   };
-  Chain chain_from(int root) const;
+  using SleepOf = std::optional<Sleep> (Board::*)(Place) const;
+  Chain chain_from(int root, SleepOf sleep_of) const;
   std::string end_of_chain(int root) const;
   void check_circles(const Wait& wait, const Silence& silence);
   std::string others_meanwhile(const Wait& wait) const;

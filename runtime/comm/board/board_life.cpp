@@ -96,11 +96,11 @@ std::string Board::activity_of(int root) const {
   return state.empty() ? "in " + call : fmt::format("in {}, {}", call, state);
 }
 
-Board::Chain Board::chain_from(int root) const {
+Board::Chain Board::chain_from(int root, SleepOf sleep_of) const {
   Chain chain{.places = {{root, channel()}}, .circle = {}};
   for (;;) {
     const Place last = chain.places.back();
-    const auto sleep = frozen_for(last.rank) ? std::nullopt : sleep_that_holds_up(last);
+    const auto sleep = frozen_for(last.rank) ? std::nullopt : (this->*sleep_of)(last);
     if (!sleep) return chain;
     chain.last_begin = std::max(chain.last_begin, sleep->since);
     const auto seen = std::ranges::find(chain.places, sleep->awaited);
@@ -113,7 +113,7 @@ Board::Chain Board::chain_from(int root) const {
 /// Who holds up a rank that this one waits for, and so this one. Empty if that is the rank itself.
 std::string Board::end_of_chain(int root) const {
   constexpr Time kSettled = std::chrono::milliseconds(100);
-  const Chain chain = chain_from(root);
+  const Chain chain = chain_from(root, &Board::sleep_that_holds_up);
   if (!chain.circle.empty()) {
     // Ranks are looked at one after the other: a wait that has just begun may be the answer to one that is ending.
     if (clock_time() - chain.last_begin < kSettled) return "";
@@ -124,14 +124,14 @@ std::string Board::end_of_chain(int root) const {
   return fmt::format(", held up by rank {}: {}", last, activity_of(last));
 }
 
-/// Ranks that wait for each other wait for ever. A circle is seen from outside, without what queues do between their
-/// calls; one that stands for as long as a silent rank is waited for is no passing sight.
+/// Ranks that wait for each other wait for ever. Only threads that sleep in calls themselves count: what a queue does
+/// between its calls, and for how long, is not seen from here.
 void Board::check_circles(const Wait& wait, const Silence& silence) {
   const Time limit = options_.silence;
   if (limit == Time(0) || silence.waited() < limit) return;
   for (int peer = 0; peer < size(); ++peer) {
     if (has_come(wait, peer)) continue;
-    const Chain chain = chain_from(root_rank(peer));
+    const Chain chain = chain_from(root_rank(peer), &Board::sleep_in);
     if (chain.circle.empty() || silence.since(chain.last_begin) < limit) continue;
     const std::string missing = missing_ranks(wait);
     if (missing.empty()) return;
