@@ -33,12 +33,15 @@ class Survive : public ProgramTest {
   static std::string train(int steps, const std::string& flags = "") {
     return fmt::format("exec \"$0\" train \"$1\" --steps {} --metrics run.jsonl {}", steps, flags);
   }
-  /// In its `life`th life a rank gets a signal when the metrics show a step.
-  static std::string kill_when(int life, int rank, int step, const char* signal = "KILL") {
+  /// In its `life`th life a rank gets a signal when the metrics show a text.
+  static std::string kill_when_shown(int life, int rank, const std::string& text, const char* signal = "KILL") {
     return fmt::format(
-        "[ $SHERD_SURVIVE = {} ] && [ $SHERD_RANK = {} ] && {{ (until grep -q '\"step\":{},' run.jsonl; do :; done; "
+        "[ $SHERD_SURVIVE = {} ] && [ $SHERD_RANK = {} ] && {{ (until grep -qF '{}' run.jsonl; do :; done; "
         "kill -{} $$) 2> /dev/null & }}\n",
-        life, rank, step, signal);
+        life, rank, text, signal);
+  }
+  static std::string kill_when(int life, int rank, int step, const char* signal = "KILL") {
+    return kill_when_shown(life, rank, fmt::format("\"step\":{},", step), signal);
   }
   double difference(const std::vector<StepOfRun>& steps, int data_ranks, int replicas) const {
     return difference_from_one_rank(config_of(data_, ""), steps, data_ranks, replicas);
@@ -52,8 +55,8 @@ std::size_t steps_of_fewer(const std::vector<StepOfRun>& steps, std::size_t all)
 
 TEST_F(Survive, EitherReplicaMayDieAndComesBack) {
   const std::string others_first = "[ $SHERD_SURVIVE = 1 ] || until grep -q '\"replicas\":' run.jsonl; do :; done\n";
-  const ProgramEnd end =
-      run({"-n", "2"}, others_first + kill_when(1, 1, 20) + kill_when(1, 0, 150) + train(500, "--compile true"));
+  const ProgramEnd end = run({"-n", "2"}, others_first + kill_when(1, 1, 20) +
+                                              kill_when_shown(1, 0, "\"returned\":[1]") + train(500, "--compile true"));
   ASSERT_EQ(end.status, 0) << end.err;
   expect_within(end.err,
                 {"rank 1 was killed by SIGKILL", "replica 1 (rank 1) is lost, 1 of 2 goes on",
