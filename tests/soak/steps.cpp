@@ -48,8 +48,7 @@ constexpr std::int64_t kBytesInFlight = 4096;                                   
 constexpr nn::LossScalerOptions kScale{.init_scale = 16, .growth_interval = 4};  // no gradient overflows: none skips
 constexpr std::chrono::seconds kSoon{20};  // a step that is left, and the reset: on a machine that is busy
 constexpr std::chrono::seconds kHangs{60};
-// KB a step; KB in all, below which a short run cannot tell: what the arenas of four threads hold of a phase comes and
-// goes by 3 MB.
+// KB a step; KB in all, below which a short run cannot tell.
 constexpr double kSlopeLimit = 0.1, kNoise = 4096;
 
 struct Options {
@@ -526,6 +525,7 @@ int soak(const Options& options) { return options.in_processes ? soak_processes(
 }  // namespace sherd::testing
 
 int main(int argc, char** argv) {
+  ::mallopt(M_ARENA_MAX, 1);  // what the arenas of four threads hold of a phase comes and goes by megabytes
   try {
     return sherd::testing::soak(sherd::testing::parse({argv + 1, static_cast<std::size_t>(argc - 1)}));
   } catch (const std::exception& error) {
