@@ -15,6 +15,8 @@
 
 namespace sherd {
 
+struct TrainConfig;
+
 /// "replicate=2,dp=2,tp=2", slowest axis first; "" is dp over all of `ranks`. dp comes in with size 1 where it is not
 /// named. Throws Error for other text, unknown or repeated axes, replicate anywhere but right before dp.
 std::vector<DeviceMesh::Axis> parse_mesh(std::string_view text, int ranks);
