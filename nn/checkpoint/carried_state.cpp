@@ -38,12 +38,6 @@ CarriedState CarriedState::take(const std::vector<StateEntry>& state) {
   return carried;
 }
 
-std::int64_t CarriedState::bytes() const {
-  std::int64_t bytes = 0;
-  for (const Value& value : values_) bytes += static_cast<std::int64_t>(value.bytes);
-  return bytes;
-}
-
 /// Null if there is nothing at all.
 const CarriedState::Value* CarriedState::at(std::size_t index, const StateEntry& entry) const {
   if (is_empty()) return nullptr;
@@ -97,10 +91,7 @@ void CarriedState::give(const std::vector<StateEntry>& state, const std::optiona
       holders->group.host().broadcast({&part, 1}, holders->root);
     }
     if (loaded.numel() > 0) copy_into(local, std::move(loaded));
-    entry.slot->mark_whole();
-    if (!entry.parameter) continue;
-    entry.parameter->reshard();
-    entry.parameter->mark_initialised();
+    mark_loaded(entry);
   }
   for (const StateEntry& entry : state) {
     if (!entry.usually) continue;

@@ -30,7 +30,6 @@ class CarriedState {
   static CarriedState take(const std::vector<StateEntry>& state);
 
   bool is_empty() const { return values_.empty(); }
-  std::int64_t bytes() const;
   /// Fills the slots of `state`, which have the layout that they had. With `holders` their root's values are everyone's
   /// in that group, also of ranks that have nothing: collective over it, a broadcast for each value. Error for other
   /// names, types or sizes.

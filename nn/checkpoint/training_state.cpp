@@ -48,6 +48,13 @@ const Shape& state_shape(const StateEntry& entry) {
   return entry.like && entry.like->numel() == value.numel() ? entry.like->shape() : value.shape();
 }
 
+void mark_loaded(const StateEntry& entry) {
+  entry.slot->mark_whole();
+  if (!entry.parameter) return;
+  entry.parameter->reshard();
+  entry.parameter->mark_initialised();
+}
+
 void check_whole(const StateEntry& entry) {
   check(entry.slot->torn().empty(), "\"{}\" ({}) is torn and not saved: {}; load a checkpoint first", entry.name,
         entry.kind, entry.slot->torn());
@@ -187,10 +194,7 @@ void load_entry(const CheckpointReader& reader, const StateEntry& entry, FirstFa
   else load_own_boxes(reader, entry, failure);
   failure.note([&] {
     leave_memory(value);
-    entry.slot->mark_whole();
-    if (!entry.parameter) return;
-    entry.parameter->reshard();  // what is gathered of the old values is stale
-    entry.parameter->mark_initialised();
+    mark_loaded(entry);
   });
 }
 

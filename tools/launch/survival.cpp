@@ -105,10 +105,7 @@ Survival::Fate Survival::lose(int rank, Clock::time_point now, Loss* loss) {
   if (!is_at_once) replica.pause = backoff_;
   replica.start_at = now + replica.pause;
   if (is_at_once) replica.pause = std::min(2 * replica.pause, std::max(kLongestPause, backoff_));
-  if (was_member) {
-    ++num_lost_;
-    is_to_tell_ = true;
-  }
+  if (was_member) { is_to_tell_ = true; }
   loss->replica = index;
   loss->ranks = replica.ranks;
   loss->text =
@@ -158,8 +155,9 @@ int Survival::life_of(int rank) const {
   return replica < 0 ? 1 : replicas_[static_cast<std::size_t>(replica)].life;
 }
 
-/// Whether ranks wait for others, and for which: for their votes, or for them to find that the group has failed.
-bool Survival::do_some_wait(std::vector<int>* late) {
+/// Those that others wait for: for their votes, or for them to find that the group has failed. A group that all have
+/// left is named again.
+std::vector<int> Survival::late_ranks() {
   const std::vector<int> ranks = members();
   const auto without = [&](auto&& key) {
     std::vector<int> found;
@@ -168,27 +166,27 @@ bool Survival::do_some_wait(std::vector<int>* late) {
     return found;
   };
   if (!have_all_voted_) {
-    *late = without(survival_key::vote);
-    have_all_voted_ = late->empty();
+    std::vector<int> late = without(survival_key::vote);
+    have_all_voted_ = late.empty();
     // Newcomers wait for members to end their step, an evaluation or a save.
     const bool waits_one_with_state = std::ranges::any_of(ranks, [&](int rank) {
       const std::string key = survival_key::vote(generation_, rank);
       return has(key) && store_->get(key, milliseconds(0)) != survival_key::kFresh;
     });
-    return !late->empty() && waits_one_with_state;
+    return waits_one_with_state ? late : std::vector<int>();
   }
-  if (store_->add(survival_key::num_waiting(generation_), 0) == 0) return false;
-  *late = without(survival_key::waiting);
-  // All have left their group, and none has died: one was given up and went on, or their calls differ.
-  if (late->empty() && ++repeats_ <= kMostRepeats) publish();
-  return !late->empty();
+  if (store_->add(survival_key::num_waiting(generation_), 0) == 0) return {};
+  std::vector<int> late = without(survival_key::waiting);
+  // None of them has died: one was given up and went on, or their calls differ.
+  if (late.empty() && ++repeats_ <= kMostRepeats) publish();
+  return late;
 }
 
 std::vector<int> Survival::stragglers(Clock::time_point now, const std::function<bool(int rank)>& is_stopped) {
   if (is_over_ || now - looked_at_ < kLookForWaits || !is_known()) return {};
   looked_at_ = now;
-  std::vector<int> late;
-  if (!do_some_wait(&late)) {
+  std::vector<int> late = late_ranks();
+  if (late.empty()) {
     waited_since_ = Clock::time_point::max();
     return {};
   }

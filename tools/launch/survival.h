@@ -53,7 +53,6 @@ class Survival {
   int life_of(int rank) const;
   /// When to look again; time_point::max() if only a rank's end can change anything.
   Clock::time_point next_look(Clock::time_point now) const;
-  int num_lost() const { return num_lost_; }
 
  private:
   enum class State { member, down, starting };
@@ -71,7 +70,7 @@ class Survival {
   void publish();
   bool is_ready(const Replica& replica);
   bool has(const std::string& key);
-  bool do_some_wait(std::vector<int>* late);
+  std::vector<int> late_ranks();
 
   const std::unique_ptr<Store> store_;
   const int num_ranks_;
@@ -80,7 +79,6 @@ class Survival {
   std::vector<Replica> replicas_;
   int generation_ = 0;
   bool is_over_ = false, is_to_tell_ = false;
-  int num_lost_ = 0;
   Clock::time_point looked_at_;                                // for stragglers
   Clock::time_point waited_since_ = Clock::time_point::max();  // for some of them
   bool have_all_voted_ = true;                                 // in this generation

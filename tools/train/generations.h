@@ -81,7 +81,6 @@ class Generations {
   bool has_newer();
   /// For ShmGroupOptions::gives_up.
   std::string why_to_give_up();
-  int last() const { return last_; }
 
  private:
   std::optional<Generation> published(int number, std::chrono::milliseconds wait);

@@ -53,15 +53,27 @@ std::string host_identity() {
 
 Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group)
     : config_(config), group_(std::move(group)) {
+  start();
+}
+
+void Trainer::start() {
   const StageMark stage("start-up");
+  const auto begin = std::chrono::steady_clock::now();
+  const bool goes_on = place_ && place_->goes_on;
   open_group();
+  if (goes_on) take_over_record();
   if (!config_.resume.empty())
     resumed_ = nn::open_newest_good(config_.resume, *group_, nn::Verify::files, say_on_stderr);
   open_data();
   if (!config_.save.empty()) claim_save_folder();
+  if (place_ && !goes_on) share_names_of_saves();
   build();
+  if (place_) RankContext::current().data_coordinate = place_->data_rank;
   if (resumed_) resume();
+  if (goes_on) take_over_state();
   if (config_.save_async) prepare_saves();
+  if (goes_on) say_regrouped(begin);
+  updates_ = first_step_;
 }
 
 void Trainer::open_group() {

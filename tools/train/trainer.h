@@ -114,6 +114,7 @@ class Trainer {
 
  private:
   void agree_on_config();
+  void start();
   void open_group();
   void take_over_record();
   void take_over_state();

@@ -62,22 +62,7 @@ std::string replicas_text(const std::vector<int>& replicas) {
 
 Trainer::Trainer(const TrainConfig& config, std::shared_ptr<ProcessGroup> group, TrainGroup place)
     : config_(config), group_(std::move(group)), place_(std::move(place)) {
-  const StageMark stage("start-up");
-  const auto start = std::chrono::steady_clock::now();
-  open_group();
-  if (place_->goes_on) take_over_record();
-  if (!config_.resume.empty())
-    resumed_ = nn::open_newest_good(config_.resume, *group_, nn::Verify::files, say_on_stderr);
-  open_data();
-  if (!config_.save.empty()) claim_save_folder();
-  if (!place_->goes_on) share_names_of_saves();
-  build();
-  RankContext::current().data_coordinate = place_->data_rank;
-  if (resumed_) resume();
-  if (place_->goes_on) take_over_state();
-  if (config_.save_async) prepare_saves();
-  if (place_->goes_on) say_regrouped(start);
-  updates_ = first_step_;
+  start();
 }
 
 // All ranks take that of the first one that has the state; whether the last step is open each may see differently.
