@@ -76,7 +76,7 @@ std::string PageStore::get(std::string_view key, std::chrono::milliseconds deadl
       if (entry.is_set) return {entry.value.data(), entry.value_size};
     }
     if (std::chrono::steady_clock::now() >= until)
-      throw CommError(fmt::format("store: no key {} in {} ms", key, deadline.count()));
+      throw KeyNotSet(fmt::format("store: no key {} in {} ms", key, deadline.count()));
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }

@@ -123,6 +123,23 @@ TEST_F(SurvivalVotes, WhoIsGivenUpAndWhoIsNotNeededAreTold) {
   expect_error([&] { late.agree({.updates = 1}); }, {"rank 1 has not said within 0.3 s"});
 }
 
+/// Its host has gone, which shows in each call only after a while.
+class LostStore final : public Store {
+ public:
+  void set(std::string_view, std::string_view) override {}
+  std::string get(std::string_view, milliseconds) override {
+    std::this_thread::sleep_for(200ms);
+    throw CommError("the store is gone");
+  }
+  std::int64_t add(std::string_view, std::int64_t) override { return 1; }
+};
+
+TEST(Generations, ALostStoreIsNoKeyThatIsMissing) {
+  LostStore store;
+  expect_error([&] { Generations(store, 0, 0, 20s).agree({.updates = 1}); }, {"the store is gone"});
+  expect_error([&] { Generations(store, 0, 0, 20s).has_newer(); }, {"the store is gone"});
+}
+
 // ---- the launcher's part ----
 
 /// Survival of 4 ranks in 2 replicas over a store that the test keeps.

@@ -23,7 +23,7 @@ class ThreadStore final : public Store {
   std::string get(std::string_view key, std::chrono::milliseconds deadline) override {
     std::unique_lock lock(mutex_);
     const auto is_there = [&] { return values_.contains(std::string(key)); };
-    if (!changed_.wait_for(lock, deadline, is_there)) throw CommError(fmt::format("no {}", key));
+    if (!changed_.wait_for(lock, deadline, is_there)) throw KeyNotSet(fmt::format("no {}", key));
     return values_.at(std::string(key));
   }
   std::int64_t add(std::string_view key, std::int64_t amount) override {

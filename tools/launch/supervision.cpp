@@ -431,10 +431,11 @@ void say_on_error_stream(const std::string& text) {
 }
 
 StartOutcome Supervision::run() {
-  if (options_.survive)
-    survival_ = std::make_unique<Survival>(
-        std::make_unique<TcpStore>(TcpStoreOptions{.port = server_.port(), .secret = secret_}), num_ranks(),
-        options_.restart.backoff);
+  if (options_.survive) {
+    TcpStoreOptions own{.port = server_.port(), .secret = secret_};
+    own.call_deadline = std::chrono::hours(24);  // it is served by this process, which may be stopped meanwhile
+    survival_ = std::make_unique<Survival>(std::make_unique<TcpStore>(own), num_ranks(), options_.restart.backoff);
+  }
   for (int rank = 0; rank < num_ranks(); ++rank) ranks_.push_back(start_rank(rank));
   while (has_children_) {
     wait_for_events();

@@ -31,7 +31,7 @@ bool Survival::has(const std::string& key) {
   try {
     store_->get(key, milliseconds(0));
     return true;
-  } catch (const CommError&) { return false; }
+  } catch (const KeyNotSet&) { return false; }
 }
 
 bool Survival::is_known() {

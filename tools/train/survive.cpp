@@ -212,6 +212,17 @@ TrainConfig Survivor::config_of_group() const {
   return config;
 }
 
+// A launcher that does not answer, stopped or gone, names no group; and nobody else's loss can be outlived.
+bool Survivor::has_newer_group() {
+  try {
+    return generations_.has_newer();
+  } catch (const CommError& error) {
+    if (!std::exchange(is_launcher_lost_, true))
+      say_on_stderr(fmt::format("{}; training goes on, and ends if another rank is lost now", error.message()));
+    return false;
+  }
+}
+
 TrainGroup Survivor::place_in_group() {
   TrainGroup place;
   place.data_ranks = layout_.num_data_ranks();
@@ -229,7 +240,7 @@ TrainGroup Survivor::place_in_group() {
   place.has_next = [this] {
     if (Clock::now() - looked_at_ < options_.look_every) return false;
     looked_at_ = Clock::now();
-    return generations_.has_newer();
+    return has_newer_group();
   };
   return place;
 }

@@ -86,6 +86,7 @@ class Survivor {
   std::shared_ptr<ProcessGroup> form();
   TrainConfig config_of_group() const;
   TrainGroup place_in_group();
+  bool has_newer_group();
   void announce(Trainer& trainer);
   void agree_in_step(const Trainer& trainer, const CommError& error);
   void carry(Trainer& trainer);
@@ -96,7 +97,7 @@ class Survivor {
   Generations generations_;
   Agreement now_;                  // the present group
   std::optional<Agreement> next_;  // agreed on within a step
-  bool has_state_ = false, is_announced_ = false;
+  bool has_state_ = false, is_announced_ = false, is_launcher_lost_ = false;
   std::int64_t updates_ = 0;
   nn::CarriedState state_;
   RunRecord record_;

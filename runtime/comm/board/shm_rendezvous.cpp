@@ -257,8 +257,7 @@ std::string await_entry(const Meeting& meeting) {
     const SocketTime until = meeting.next_look(wait.until());
     try {
       return meeting.store.get(meeting.key(), std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()));
-    } catch (const CommError&) {
-      if (Clock::now() < until) throw;  // no matter of time
+    } catch (const KeyNotSet&) {
       if (until == meeting.until_without_sign)
         throw CommError(fmt::format("shm_group {}: rank 0 has not come within {:.3g} s, and given no sign of life",
                                     meeting.options.name, in_seconds(meeting.silence)));

@@ -243,6 +243,7 @@ std::unique_ptr<Store> connect_store(const RankInfo& rank, std::chrono::millisec
   TcpStoreOptions client;
   client.notice = notice;
   client.connect_deadline = deadline;
+  client.call_deadline = std::max(client.call_deadline, deadline);
   client.secret = rank.secret;
   const bool hosts = rank.rank == 0 && rank.source != "sherd run";
   if (!rank.store_host.empty()) {

@@ -51,7 +51,7 @@ RankInfo discover_rank();
 /// thread for as long as it keeps the result: at SHERD_STORE if given, otherwise on a free loopback port that the
 /// other ranks learn from a private file (rendezvous_file.h). Ranks on several hosts without SHERD_STORE are an
 /// Error on every rank, as is a SHERD_STORE that is not on loopback without SHERD_SECRET. Blocks until connected,
-/// at most `deadline`, then CommError.
+/// at most `deadline`, then CommError; later calls wait as long for an answer, and 30 s at least.
 std::unique_ptr<Store> connect_store(const RankInfo& rank, std::chrono::milliseconds deadline,
                                      const WaitNotice& notice = {});
 std::unique_ptr<Store> connect_store(const RankInfo& rank);  // 300 s

@@ -5,7 +5,15 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/tensor/error.h"
+
 namespace sherd {
+
+/// Nobody has set a key in time; the store itself answers.
+class KeyNotSet : public CommError {
+ public:
+  using CommError::CommError;
+};
 
 /// Keys up to 256 bytes, values up to 1 MiB. Calls block; what does not come in time is a CommError naming the
 /// key and the seconds waited.
@@ -13,7 +21,7 @@ class Store {
  public:
   virtual ~Store() = default;
   virtual void set(std::string_view key, std::string_view value) = 0;
-  /// Waits until the key exists.
+  /// Waits until the key exists; KeyNotSet after the deadline.
   virtual std::string get(std::string_view key, std::chrono::milliseconds deadline) = 0;
   /// Adds to a counter that starts at 0; returns the new value.
   virtual std::int64_t add(std::string_view key, std::int64_t amount) = 0;

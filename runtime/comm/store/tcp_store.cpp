@@ -28,9 +28,6 @@ using boost::system::error_code;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// The server answers a get() at its deadline; the client allows this much more for the answer to arrive.
-constexpr milliseconds kAnswerTime{5'000};
-
 /// Stands for a store that serves as many connections as it may: one of them may leave, so it is tried again.
 const error_code kFull = asio::error::no_buffer_space;
 
@@ -187,7 +184,7 @@ wire::Status TcpStore::Connection::call(wire::RequestHeader header, std::string_
   header.value_size = static_cast<std::uint32_t>(value.size());
   const auto start = Clock::now();
   if (const error_code error =
-          exchange(header, key, value, start + std::min(limit, wire::kLongestWait + kAnswerTime))) {
+          exchange(header, key, value, start + std::min(limit, wire::kLongestWait + options.answer_time))) {
     lost = error == asio::error::timed_out
                ? fmt::format("no answer within {:.3g} s", seconds_since(start))
                : fmt::format("the connection was lost after {:.3g} s ({}): the process that hosts the store has ended",
@@ -212,9 +209,11 @@ void TcpStore::set(std::string_view key, std::string_view value) {
 std::string TcpStore::get(std::string_view key, milliseconds deadline) {
   const std::lock_guard lock(connection_->turn);
   deadline = std::clamp(deadline, milliseconds(0), wire::kLongestWait);
-  const auto status = connection_->call({wire::Op::get, 0, 0, deadline.count()}, key, {}, deadline + kAnswerTime);
+  const TcpStoreOptions& options = connection_->options;
+  const auto status = connection_->call({wire::Op::get, 0, 0, deadline.count()}, key, {},
+                                        std::max(deadline + options.answer_time, options.call_deadline));
   if (status != wire::Status::ok)
-    throw CommError(fmt::format("{}: get '{}': no rank set this key within {:.3g} s", connection_->name, key,
+    throw KeyNotSet(fmt::format("{}: get '{}': no rank set this key within {:.3g} s", connection_->name, key,
                                 std::chrono::duration<double>(deadline).count()));
   return std::move(connection_->reply);
 }

@@ -19,17 +19,20 @@ struct TcpStoreOptions {
   std::string secret = {};
   /// How long to keep trying to connect: the host of the store may start later than this rank.
   std::chrono::milliseconds connect_deadline{300'000};
-  /// Limit on one set() or add(), which wait for nothing but the server's answer.
+  /// Limit on one set() or add(), which wait for nothing but the server's answer, and on a get() that is to wait for
+  /// less: the process with the server may be stopped for a while.
   std::chrono::milliseconds call_deadline{30'000};
+  /// How long after the deadline of a get() its answer may take.
+  std::chrono::milliseconds answer_time{5'000};
   /// Of the time until it is connected.
   WaitNotice notice = {};
 };
 
 /// One connection. Values set by add() read as decimal text, so get() waits for a counter too. Keys of 1 to 256
 /// bytes, values up to 1 MiB, else Error. A secret that does not match is an Error, as is add() on a value that is
-/// no integer; no connection in time, a key that nobody sets in time and a lost server are a CommError. After a
-/// lost server, or a server that did not answer in time, every later call fails with the same reason; after a key
-/// that did not come the store stays usable. Calls block; calls from several threads take turns.
+/// no integer; no connection in time, a key that nobody sets in time (KeyNotSet) and a lost server are a CommError.
+/// After a lost server, or a server that did not answer in time, every later call fails with the same reason; after a
+/// key that did not come the store stays usable. Calls block; calls from several threads take turns.
 class TcpStore final : public Store {
  public:
   /// Blocks until connected. A host name is looked up with the system's resolver, which has time limits of its own.
