@@ -60,8 +60,8 @@ class Slot {
   /// The tensor with this slot's leaf, for present().
   Tensor attach(const Tensor& tensor) const;
 
-  /// Torn: a step was left while it changed this value and others; `torn()` says why, empty if it is whole. set(),
-  /// assign(), and a load make it whole.
+  /// Torn: a step, or a load, was left while it changed this value and others; `torn()` says why, empty if it is whole.
+  /// set(), assign(), and a load make it whole.
   const std::string& torn() const { return torn_; }
   void mark_torn(std::string_view reason) {
     if (!is_of_step_) torn_ = reason;

@@ -11,6 +11,7 @@
 #include "nn/checkpoint/newest_good.h"
 #include "nn/checkpoint/training_state.h"
 #include "runtime/comm/group/comm_counter.h"
+#include "runtime/exec/context.h"
 #include "runtime/op/ops.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/numbered.h"
@@ -155,7 +156,46 @@ TEST(ReadLayout, DamageThatOneRankReadsSendsAllToTheSaveBefore) {
         [&](const std::string& text) { said = text; });
     EXPECT_EQ(reader->manifest().step, 1);
     EXPECT_EQ(count_wrong("w", kShape, matrix.box(), matrix.value().local()), 0);
-    if (group->rank() == 0) { EXPECT_NE(said.find("rank 2: "), std::string::npos) << said; }
+    if (group->rank() == 0) { EXPECT_NE(said.find("rank 2 along tp: "), std::string::npos) << said; }
+  });
+}
+
+// Without an agreement around it: who was given rows that were not read says so too, and keeps nothing as good.
+TEST(ReadLayout, WhatOneRankCannotReadFailsOnAllAndLeavesNoWholeState) {
+  const TempDir dir;
+  save_rows(dir.path(), 1);
+  flip_byte(dir / "step-000000/rank-00000.safetensors", 20 * kBlockBytes);
+  run_ranks(4, [&](const Group& group) {
+    group->set_deadline(std::chrono::seconds(20));
+    CutMatrix matrix(group, {{"replicate", 2}, {"tp", 2}}, {Replicate(), Shard(1)});
+    const CheckpointReader reader(dir.path());
+    EXPECT_THROW(nn::load_checkpoint(reader, matrix.state()), DamagedSave);
+    const bool has_read_it = group->rank() % 2 == 1;
+    const std::string torn = matrix.state()[0].slot->torn();
+    EXPECT_EQ(torn.find("a load has failed (rank 1 along tp: ") == 0, !has_read_it) << torn;
+    EXPECT_NE(torn.find("rank-00000.safetensors"), torn.npos) << torn;
+    expect_error([&] { matrix.save(dir / "other"); }, {"torn and not saved: a load has failed ("});
+  });
+}
+
+// A rank without memory for its rows has nothing to send: its peers hear why, and nobody waits.
+TEST(ReadLayout, ARankWithoutMemoryForItsRowsEndsTheLoadOfAll) {
+  const TempDir dir;
+  save_rows(dir.path(), 1);
+  run_ranks(2, [&](const Group& group) {
+    group->set_deadline(std::chrono::seconds(20));
+    CutMatrix matrix(group, {{"tp", 2}}, {Shard(1)});
+    const CheckpointReader reader(dir.path());
+    Allocator& memory = RankContext::current().allocator(Device::cpu());
+    if (group->rank() == 1) memory.set_limit(memory.accounting().total() + (1 << 20));
+    try {
+      nn::load_checkpoint(reader, matrix.state());
+      ADD_FAILURE() << "loaded";
+    } catch (const OutOfMemory&) { EXPECT_EQ(group->rank(), 1); } catch (const CommError& error) {
+      EXPECT_EQ(group->rank(), 0);
+      EXPECT_NE(error.message().find("limit"), std::string::npos) << error.message();
+    }
+    memory.set_limit(0);
   });
 }
 
