@@ -58,7 +58,7 @@ bool is_file_of_save(std::string_view text) {
 struct Found {
   SaveName name;
   fs::path folder;
-  bool is_committed = false;
+  enum class Kind { committed, leftover, unknown } kind;  ///< unknown: the disk does not tell
 };
 
 /// Folders with names of saves, newest first.
@@ -70,8 +70,8 @@ std::vector<Found> find_folders(const fs::path& dir) {
     const bool is_folder = name && !entry.is_symlink(error) && !error && entry.is_directory(error);
     if (!name || (!is_folder && !error)) continue;
     const bool is_committed = !error && fs::exists(entry.path() / kManifest, error);
-    // Where the disk does not tell it may be a save, which nobody must remove, and whose reader hears why.
-    found.push_back({*name, entry.path(), is_committed || error});
+    using enum Found::Kind;
+    found.push_back({*name, entry.path(), error ? unknown : is_committed ? committed : leftover});
   }
   std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.name > b.name; });
   return found;
@@ -100,7 +100,8 @@ std::vector<SavePlace> list_saves(const std::string& path) {
   if (!is_folder) return saves;
   try {
     for (const Found& found : find_folders(path))
-      if (found.is_committed) saves.push_back({found.folder.string(), found.name.step});
+      if (found.kind != Found::Kind::leftover)  // of what may be a save its reader hears why it cannot be read
+        saves.push_back({found.folder.string(), found.name.step});
   } catch (const fs::filesystem_error& problem) {
     fail("cannot read the folder \"{}\": {}", path, problem.code().message());
   }
@@ -130,8 +131,8 @@ void remove_older_saves(const std::string& dir, const std::string& name, const R
     const std::optional<SaveName> own = parse_save_name(name);
     int kept = 1;
     for (const Found& found : find_folders(dir)) {
-      if (found.folder.filename() == name) continue;
-      const bool is_older = found.is_committed && own && found.name.step < own->step;
+      if (found.folder.filename() == name || found.kind == Found::Kind::unknown) continue;
+      const bool is_older = found.kind == Found::Kind::committed && own && found.name.step < own->step;
       const bool is_new = kept < retention.keep;
       const bool is_marked = retention.keep_every > 0 && found.name.step % retention.keep_every == 0;
       if (is_older && !retention.replace && (is_new || is_marked)) ++kept;

@@ -79,6 +79,18 @@ TEST_F(Saves, TheLastOnesStayAndWhatIsNoSaveOfOursToo) {
   EXPECT_FALSE(fs::exists(dir_ / "step-000001/rank-00000.safetensors"));
 }
 
+// A disk that fails to tell what a folder is may tell later.
+TEST_F(Saves, WhatCannotBeLookedAtStaysAndTakesNobodysPlace) {
+  for (const char* name : {"step-000001", "step-000002", "step-000003", "step-000005"}) make(name);
+  for (const std::string name : {"step-000004", "step-000006"}) {
+    make(name, false);
+    fs::create_symlink("manifest.json", dir_ / (name + "/manifest.json"));  // a circle
+  }
+  EXPECT_EQ(names().size(), 6u) << "who reads it hears why it cannot be read";
+  remove_older_saves(dir_.path(), "step-000005", {.keep = 3});
+  EXPECT_EQ(names(), (Names{"step-000006", "step-000005", "step-000004", "step-000003", "step-000002"}));
+}
+
 TEST_F(Saves, ThoseAtMultiplesOfAStepStayToo) {
   for (int step = 1; step <= 9; ++step) make(fmt::format("step-{:06}", step));
   make("step-000010", false);

@@ -2,9 +2,8 @@
 // left by an exception at a random op, on one rank or on several, under every strategy, with random micro-batches, and
 // units and parameters that are unused or frozen.
 //
-//   subject   on 4 ranks, threads or processes; is left, reset, loaded where it is torn, and makes the step then; may
-//   be
-//             captured
+//   subject   on 4 ranks, threads or processes, perhaps captured: is left, reset, loaded where it is torn, and makes
+//             the step then
 //   twin      the same, and nothing ever happens to it                the same bits after every step
 //   whole     all of the batch on one rank, in f32                    as near as the precision allows
 //
