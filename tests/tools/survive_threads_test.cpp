@@ -1,7 +1,9 @@
 // Runs that outlive replicas, on threads: ranks die at an op of a step that the test chooses, while a group is formed,
 // or when they come back. A launcher of the test names the groups. The losses must be those of one rank with the same
 // rows.
+#include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -9,6 +11,7 @@
 
 #include <gtest/gtest.h>
 
+#include "nn/checkpoint/saves.h"
 #include "runtime/comm/board/thread_group.h"
 #include "tests/support/op_trap.h"
 #include "tests/tools/one_rank_run.h"
@@ -26,6 +29,8 @@ struct Death {
   int rank = 0, life = 1;
   std::int64_t after_step = 0;  ///< from then on
   std::string op{};             ///< at the first of these; empty: when it forms a group
+  bool in_next_group = false;   ///< not in the first
+  bool is_elsewhere = false;    ///< where the test says
 };
 
 /// Replicas of one rank each, which are threads; what the launcher does when one dies.
@@ -52,8 +57,11 @@ class Job {
       thread.join();
     }
   }
+  /// Asked by each rank after each step; it may end the rank by an Error.
+  std::function<bool(int rank, std::int64_t updates)> asks_to_save = [](int, std::int64_t) { return false; };
   /// As the ranks that lived to the end have seen them.
   std::vector<std::vector<StepOfRun>> runs;
+  std::vector<std::vector<StepMetrics::Regroup>> regroups;
   int deaths = 0;
 
  private:
@@ -64,6 +72,7 @@ class Job {
 
   void live(int rank, int life, int generation) {
     std::map<std::int64_t, StepOfRun> steps;
+    std::vector<StepMetrics::Regroup> told;
     const Death* const death = death_of(rank, life);
     Survivor survivor({.config = config_,
                        .rank = rank,
@@ -74,21 +83,27 @@ class Job {
                        .look_every = 0ms,
                        .form = [this](const GroupOrder& order) { return form(order); }});
     const auto prepare = [&](ProcessGroup&) {
-      if (death && death->op.empty() && (life > 1 || !steps.empty())) fail("the end of rank {}", rank);
+      if (death && death->op.empty() && !death->is_elsewhere && (life > 1 || !steps.empty()))
+        fail("the end of rank {}", rank);
     };
     const auto train = [&](Trainer& trainer) {
       std::optional<OpTrap> trap;
-      trainer.run([&](const StepMetrics& m) {
+      const bool traps_steps = death && !death->op.empty() && !death->in_next_group;
+      if (death && death->in_next_group && !steps.empty()) trap.emplace(death->op);
+      const auto observe = [&](const StepMetrics& m) {
         steps[m.step] = {m.step, m.loss, m.replicas};
-        if (death && !death->op.empty() && m.step >= death->after_step && !trap) trap.emplace(death->op);
+        if (m.regroup) told.push_back(*m.regroup);
+        if (traps_steps && m.step >= death->after_step && !trap) trap.emplace(death->op);
         if (m.step == 6 && comes_back_) store_.get(survival_key::generation(2), 60s);  // with who has come back
-      });
+      };
+      trainer.run(observe, {}, [&] { return asks_to_save(rank, trainer.updates()); });
       return 0;
     };
     try {
       survivor.run({.prepare = prepare, .train = train});
       const std::lock_guard lock(mutex_);
       if (!std::exchange(is_over_, true)) store_.set(survival_key::generation(++generation_), survival_key::kOver);
+      regroups.push_back(told);
       std::vector<StepOfRun>& run = runs.emplace_back();
       for (auto& [step, each] : steps) {
         if (each.replicas.empty())
@@ -213,6 +228,39 @@ TEST_F(SurviveThreads, OneMoreMayDieWhileTheOthersFormAGroup) {
   EXPECT_EQ(job.deaths, 2);
   expect_one_rank(job, 3, 1);
   EXPECT_EQ(job.runs[0].back().replicas, std::vector{2});
+}
+
+// No step of the second group is made to tell that the first has lost a rank.
+TEST_F(SurviveThreads, WhoIsLostInAGroupThatMakesNoStepIsToldOfByTheNext) {
+  Job job(
+      config_, 3,
+      {{.rank = 1, .after_step = 3, .op = "agree_to_update"}, {.rank = 0, .op = "embedding", .in_next_group = true}},
+      false);
+  job.run();
+  expect_one_rank(job, 3, 1);
+  ASSERT_EQ(job.regroups.at(0).size(), 1u);
+  EXPECT_EQ(job.regroups[0][0].lost, (std::vector{0, 1}));
+}
+
+// Rank 0 alone is told, once, that a user wants a save; what the ranks agree on then fails.
+TEST_F(SurviveThreads, ASaveThatIsAskedForWhenARankIsLostIsMade) {
+  config_.save = dir_ / "saves";
+  Job job(config_, 3, {{.rank = 2, .is_elsewhere = true}}, false);
+  std::atomic<bool> is_asked = false;
+  job.asks_to_save = [&](int rank, std::int64_t updates) {
+    if (rank == 2 && updates == 4) {
+      is_asked.wait(false);
+      fail("the end of rank 2");
+    }
+    if (rank != 0 || updates != 4 || is_asked.exchange(true)) return false;
+    is_asked.notify_all();
+    return true;
+  };
+  job.run();
+  expect_one_rank(job, 3, 2);
+  std::vector<std::int64_t> steps;
+  for (const SavePlace& save : list_saves(config_.save)) steps.push_back(save.step);
+  EXPECT_EQ(steps, (std::vector<std::int64_t>{10, 4}));
 }
 
 TEST_F(SurviveThreads, ARankComesBackWithTheStateOfItsPeersMemory) {

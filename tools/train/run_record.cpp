@@ -32,6 +32,16 @@ std::deque<double> list_from_bits(const json& list) {
   return values;
 }
 
+json to_json(const std::optional<StepMetrics::Regroup>& regroup) {
+  if (!regroup) return {};
+  return {{"lost", regroup->lost}, {"returned", regroup->returned}, {"seconds", bits(regroup->seconds)}};
+}
+std::optional<StepMetrics::Regroup> regroup_from_json(const json& value) {
+  if (value.is_null()) return std::nullopt;
+  return StepMetrics::Regroup{
+      .lost = value.at("lost"), .returned = value.at("returned"), .seconds = from_bits(value.at("seconds"))};
+}
+
 }  // namespace
 
 std::string to_text(const RunRecord& r) {
@@ -55,7 +65,8 @@ std::string to_text(const RunRecord& r) {
                        {"lost", r.counts.lost},
                        {"returned", r.counts.returned},
                        {"lost_seconds", bits(r.counts.lost_seconds)},
-                       {"returned_seconds", bits(r.counts.returned_seconds)}};
+                       {"returned_seconds", bits(r.counts.returned_seconds)},
+                       {"regroup", to_json(r.regroup)}};
   return object.dump();
 }
 
@@ -84,6 +95,7 @@ RunRecord run_record_from_text(const std::string& text) {
     object.at("returned").get_to(r.counts.returned);
     r.counts.lost_seconds = from_bits(object.at("lost_seconds"));
     r.counts.returned_seconds = from_bits(object.at("returned_seconds"));
+    r.regroup = regroup_from_json(object.at("regroup"));
     return r;
   } catch (const json::exception& error) {
     throw Error(fmt::format("what a rank says of the run cannot be read ({}); do all ranks run the same program?",

@@ -1,6 +1,7 @@
 #pragma once
 // What a run knows of itself beside its training state, for ranks that go on with it in another group.
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,8 +20,9 @@ struct RunRecord {
   bool owes_save = false;  ///< one was asked for, or not written to its end
   std::string last_line;   ///< of the metrics file; empty before the first step
   StepLog::History log{};
-  std::vector<int> replicas{};  ///< of the group that has made the last step
+  std::vector<int> replicas{};  ///< of the group
   SurvivalCounts counts{};
+  std::optional<StepMetrics::Regroup> regroup{};  ///< that no step has told of yet
 };
 
 /// One line. Numbers keep their bits, NaN and infinities too.

@@ -54,6 +54,23 @@ std::vector<int> without(const std::vector<int>& all, const std::vector<int>& le
   return rest;
 }
 
+std::vector<int> union_of(const std::vector<int>& some, const std::vector<int>& more) {
+  std::vector<int> all;
+  std::ranges::set_union(some, more, std::back_inserter(all));
+  return all;
+}
+
+/// Two changes told as one, since the group between them has made no step. Who was lost before both, and in between has
+/// come and gone, is not told of again. `present`: after both.
+StepMetrics::Regroup merged(const StepMetrics::Regroup& first, const StepMetrics::Regroup& second,
+                            const std::vector<int>& present) {
+  const std::vector<int> came_and_went = without(first.returned, first.lost);
+  StepMetrics::Regroup all{.lost = union_of(first.lost, without(second.lost, came_and_went)),
+                           .seconds = first.seconds + second.seconds};
+  std::ranges::set_intersection(union_of(first.returned, second.returned), present, std::back_inserter(all.returned));
+  return all;
+}
+
 }  // namespace
 
 std::string replicas_text(const std::vector<int>& replicas) {
@@ -112,16 +129,16 @@ void Trainer::take_over_state() {
 
 // What the step to come has cost, and who takes part in it.
 void Trainer::say_regrouped(std::chrono::steady_clock::time_point start) {
-  const std::vector<int>& before = place_->record.replicas;
-  std::vector<int> now;  // those that go on; one may be lost and back again already
-  std::ranges::set_difference(place_->replicas, newcomers_, std::back_inserter(now));
-  StepMetrics::Regroup regroup{.lost = without(before, now), .returned = {newcomers_.begin(), newcomers_.end()}};
+  const std::vector<int> newcomers(newcomers_.begin(), newcomers_.end());
+  const std::vector<int> now = without(place_->replicas, newcomers);  // one may be lost and back again already
+  StepMetrics::Regroup regroup{.lost = without(place_->record.replicas, now), .returned = newcomers};
   regroup.seconds = place_->seconds_before + Seconds(std::chrono::steady_clock::now() - start).count();
   SurvivalCounts& counts = place_->record.counts;
   counts.lost += static_cast<std::int64_t>(regroup.lost.size());
   counts.returned += static_cast<std::int64_t>(regroup.returned.size());
   (regroup.lost.empty() ? counts.returned_seconds : counts.lost_seconds) += regroup.seconds;
-  regroup_ = regroup;
+  const std::optional<StepMetrics::Regroup> untold = std::exchange(place_->record.regroup, std::nullopt);
+  regroup_ = untold ? merged(*untold, regroup, place_->replicas) : regroup;
   if (group_->rank() != 0) return;
   std::string text;
   if (!regroup.lost.empty())
@@ -177,6 +194,7 @@ RunRecord Trainer::record() const {
   record.last_line = last_line_;
   record.log = log_;
   record.replicas = place_->replicas;
+  record.regroup = regroup_;
   return record;
 }
 
