@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/expect_error.h"
+#include "tests/tools/program_test.h"
 #include "tests/tools/thread_store.h"
 #include "tools/launch/survival.h"
 #include "tools/train/generations.h"
@@ -121,6 +122,26 @@ TEST_F(SurvivalVotes, WhoIsGivenUpAndWhoIsNotNeededAreTold) {
   expect_error([&] { late.agree({.updates = 1}); }, {"has not named a group with rank 0 within 0.3 s"});
   publish(3, "0,1");
   expect_error([&] { late.agree({.updates = 1}); }, {"rank 1 has not said within 0.3 s"});
+}
+
+TEST_F(SurvivalVotes, OneOfThoseThatWaitSaysForWhom) {
+  std::vector<std::string> said;
+  const auto agree = [&](int rank) {
+    const WaitNotice notice{.after = 1ms, .say = [&](const std::string& text) { said.push_back(text); }};
+    Generations(store_, rank, 0, 300ms, notice).agree({.updates = 1});
+  };
+  expect_error([&] { agree(0); }, {"has not named a group"});
+  ASSERT_FALSE(said.empty());
+  expect_within(said[0], {"rank 0 has waited 0.", "s for the launcher to name the next group", "(deadline 0.3 s)"});
+  publish(1, "0,1,2");
+  vote(1, 1, "1 0");
+  said.clear();
+  expect_error([&] { agree(0); }, {"rank 2 has not said"});
+  ASSERT_FALSE(said.empty());
+  expect_within(said[0], {"rank 0 has waited 0.", "s for rank 2 to say how many updates it has made"});
+  said.clear();
+  expect_error([&] { agree(1); }, {"rank 2 has not said"});
+  EXPECT_TRUE(said.empty()) << "rank 0 speaks";
 }
 
 /// Its host has gone, which shows in each call only after a while.

@@ -183,6 +183,7 @@ int train_surviving(const TrainConfig& config, const RankInfo& rank, int ranks) 
                      .life = rank.life,
                      .last_generation = rank.generation,
                      .store = store.get(),
+                     .notice = notice,
                      .form = form});
   std::optional<StopSignals> signals;
   bool is_first = rank.life == 1;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -39,6 +40,27 @@ std::optional<std::string> value_of(Store& store, const std::string& key, millis
     return store.get(key, wait);
   } catch (const KeyNotSet&) { return std::nullopt; }
 }
+
+/// One that has a deadline, and gives notice when it is long.
+class Wait {
+ public:
+  Wait(int rank, milliseconds deadline, const WaitNotice& notice)
+      : rank_(rank), deadline_(deadline), notice_(notice), clock_(start_, notice.after) {}
+  bool is_over() const { return Clock::now() >= start_ + deadline_; }
+  void say_if_due(std::string_view what) {
+    if (!notice_.say || !clock_.is_due(Clock::now())) return;
+    notice_.say(fmt::format("rank {} has waited {:.1f} s for {} (deadline {:.3g} s)", rank_,
+                            seconds(Clock::now() - start_), what, seconds(deadline_)));
+  }
+
+ private:
+  static double seconds(std::chrono::duration<double> time) { return time.count(); }
+  const Clock::time_point start_ = Clock::now();
+  const int rank_;
+  const milliseconds deadline_;
+  const WaitNotice& notice_;
+  NoticeClock clock_;
+};
 
 Agreement agreement_of(const Generation& generation, const std::vector<UpdateVote>& votes) {
   Agreement agreement{.generation = generation, .updates = 0, .has_state = {}};
@@ -84,8 +106,8 @@ std::vector<int> ranks_from_text(const std::string& text) {
   }
 }
 
-Generations::Generations(Store& store, int rank, int last, milliseconds deadline)
-    : store_(store), rank_(rank), last_(last), deadline_(deadline) {}
+Generations::Generations(Store& store, int rank, int last, milliseconds deadline, WaitNotice notice)
+    : store_(store), rank_(rank), last_(last), deadline_(deadline), notice_(std::move(notice)) {}
 
 std::optional<Generation> Generations::published(int number, milliseconds wait) {
   const std::optional<std::string> text = value_of(store_, survival_key::generation(number), wait);
@@ -116,13 +138,14 @@ Generation Generations::await_after(int number, const UpdateVote& own) {
     store_.set(survival_key::waiting(number, rank_), "1");
     store_.add(survival_key::num_waiting(number), 1);
   }
-  for (const auto until = Clock::now() + deadline_;;) {
+  for (Wait wait(rank_, deadline_, notice_);;) {
     std::optional<Generation> newest = newest_after(number, kPatience);
     if (newest && newest->is_over) return *newest;
     if (newest && std::ranges::find(newest->ranks, rank_) != newest->ranks.end()) return *std::move(newest);
     if (newest && own.has_state)
       throw CommError(fmt::format("the launcher has given up the replica of rank {}", rank_));
-    if (Clock::now() >= until)
+    wait.say_if_due("the launcher to name the next group of ranks, with this one");
+    if (wait.is_over())
       throw CommError(fmt::format("the launcher has not named a group with rank {} within {:.3g} s", rank_,
                                   std::chrono::duration<double>(deadline_).count()));
   }
@@ -131,12 +154,14 @@ Generation Generations::await_after(int number, const UpdateVote& own) {
 /// Nothing once there is a newer generation.
 std::optional<Agreement> Generations::count_votes(const Generation& generation) {
   std::vector<UpdateVote> votes;
-  const auto until = Clock::now() + deadline_;
+  Wait wait(rank_, deadline_, notice_);
   for (const int rank : generation.ranks) {
+    const int speaker = generation.ranks[rank == generation.ranks[0] && generation.ranks.size() > 1 ? 1 : 0];
     std::optional<std::string> text;
     while (!(text = value_of(store_, survival_key::vote(generation.number, rank), kPatience))) {
       if (published(generation.number + 1, milliseconds(0))) return std::nullopt;
-      if (Clock::now() >= until)
+      if (rank_ == speaker) wait.say_if_due(fmt::format("rank {} to say how many updates it has made", rank));
+      if (wait.is_over())
         throw CommError(fmt::format("rank {} has not said within {:.3g} s how many updates it has made", rank,
                                     std::chrono::duration<double>(deadline_).count()));
     }

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/comm/group/wait_notice.h"
 #include "runtime/comm/store/store.h"
 
 namespace sherd {
@@ -71,8 +72,8 @@ struct Agreement {
 class Generations {
  public:
   /// Of this rank; `last`: the generation that it was started in, or after. All waits end after `deadline` without
-  /// progress.
-  Generations(Store& store, int rank, int last, std::chrono::milliseconds deadline);
+  /// progress; long ones give notice.
+  Generations(Store& store, int rank, int last, std::chrono::milliseconds deadline, WaitNotice notice = {});
 
   /// Waits for a generation after the last one, votes, and waits for the votes of all its ranks. CommError after the
   /// deadline, naming who has not voted, and if the launcher has left out this rank, which has the state.
@@ -92,6 +93,7 @@ class Generations {
   const int rank_;
   int last_;
   const std::chrono::milliseconds deadline_;
+  const WaitNotice notice_;
 };
 
 }  // namespace sherd

@@ -99,7 +99,8 @@ Survivor::Survivor(SurvivorOptions options)
       layout_(options_.config, options_.ranks),
       generations_(
           *options_.store, options_.rank, options_.last_generation,
-          std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(options_.config.deadline))),
+          std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(options_.config.deadline)),
+          options_.notice),
       still_since_(Clock::now()),
       looked_at_(still_since_) {
   for (int rank = 0; rank < options_.ranks; ++rank) now_.generation.ranks.push_back(rank);

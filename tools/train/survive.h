@@ -60,6 +60,7 @@ struct SurvivorOptions {
   int life = 1;             ///< of this rank: 1 with all others, more if it was started again
   int last_generation = 0;  ///< when this process was started
   Store* store = nullptr;
+  WaitNotice notice{};                        ///< of waits for the launcher, and for what other ranks say there
   std::chrono::milliseconds look_every{100};  ///< how often rank 0 asks the store, between steps, for the next group
   std::function<std::shared_ptr<ProcessGroup>(const GroupOrder& order)> form{};
 };
