@@ -29,6 +29,19 @@ TEST(RunTimes, JitterOfKnownSteps) {
   EXPECT_EQ(jitter_of(one).mad, 0);
 }
 
+TEST(RunTimes, ARunOfAnyLengthKeepsTheTimesOfItsLastSteps) {
+  const auto group = make_single_group();
+  const RankScope scope;
+  RunClock clock(*group);
+  clock.add_step(9);
+  for (std::size_t i = 0; i < kRecentSteps; ++i) clock.add_step(1);
+  const RunTimes times = clock.times();
+  EXPECT_EQ(times.steps.count, 100'001);
+  EXPECT_EQ(times.steps.max, 1) << "the first is too long ago";
+  const std::string text = print_run_times(times);
+  EXPECT_NE(text.find("over 100001 steps\n                of the last 100000 of them"), text.npos) << text;
+}
+
 std::vector<int> stragglers(std::initializer_list<double> medians, double step) {
   std::vector<RankLateness> ranks;
   for (const double m : medians) ranks.push_back({.rank = static_cast<int>(ranks.size()), .median_seconds = m});

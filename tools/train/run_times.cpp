@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include <unistd.h>
 
@@ -165,8 +166,15 @@ RunClock::Pause::~Pause() {
   clock_.begun_.lateness += counted.lateness;
 }
 
+void RunClock::add_step(double seconds) {
+  if (recent_.size() < kRecentSteps) recent_.push_back(seconds);
+  else recent_[static_cast<std::size_t>(num_steps_) % kRecentSteps] = seconds;
+  ++num_steps_;
+}
+
 RunTimes RunClock::times() const {
-  RunTimes times{.steps = jitter_of(seconds_)};
+  RunTimes times{.steps = jitter_of(recent_)};
+  times.steps.count = num_steps_;
   RunCounters counted = RunCounters::now(group_);
   counted -= begun_;
   times.units = unit_times(counted.work, has_started_ ? times.steps.count : 0);
@@ -190,6 +198,8 @@ std::string print_run_times(const RunTimes& times, std::size_t most) {
   std::string text =
       fmt::format("step time       p50 {} ms, p95 {} ms, max {} ms, MAD {} ms over {} steps\n", ms(times.steps.p50),
                   ms(times.steps.p95), ms(times.steps.max), ms(times.steps.mad), times.steps.count);
+  if (std::cmp_greater(times.steps.count, kRecentSteps))
+    text += fmt::format("                of the last {} of them\n", kRecentSteps);
   if (!times.ranks.empty()) text += print_ranks(times);
   if (!times.units.empty()) text += print_units(times.units, most);
   return text;

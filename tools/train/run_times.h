@@ -1,6 +1,7 @@
 #pragma once
 // Where the time of a run goes: how even its steps are, what each unit's communication takes and how much of it is
 // waited for, and which ranks the others wait for.
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -12,12 +13,14 @@
 
 namespace sherd {
 
-/// Of `count` steps, in seconds.
+/// Of `count` steps, in seconds; of a run, of its last kRecentSteps.
 struct StepJitter {
   std::int64_t count = 0;
   double p50 = 0, p95 = 0, max = 0;
   double mad = 0;  ///< the median of the distances from p50
 };
+/// So that a run of months keeps no more of its steps than one of an hour.
+inline constexpr std::size_t kRecentSteps = 100'000;
 /// Quantiles are values that have occurred: the smallest with at least that share of the steps at or below it.
 StepJitter jitter_of(std::span<const double> step_seconds);
 
@@ -68,7 +71,7 @@ class RunClock {
   /// From here on work counts.
   void start();
   bool has_started() const { return has_started_; }
-  void add_step(double seconds) { seconds_.push_back(seconds); }
+  void add_step(double seconds);
   /// What is counted while one lives is no step's: evaluations, saves.
   class Pause {
    public:
@@ -87,8 +90,9 @@ class RunClock {
  private:
   ProcessGroup& group_;
   bool has_started_ = false;
-  RunCounters begun_;            // when it started, plus pauses since
-  std::vector<double> seconds_;  // of each step
+  RunCounters begun_;  // when it started, plus pauses since
+  std::int64_t num_steps_ = 0;
+  std::vector<double> recent_;  // seconds of the last steps, in a ring
 };
 
 /// For the run's report; at most `most` units, the others added up. Empty without steps.
