@@ -34,19 +34,40 @@ bool is_at(int file, const std::string& path) {
 
 }  // namespace
 
-FolderLock::FolderLock(const std::string& dir, const std::string& holder) : path_((fs::path(dir) / "lock").string()) {
+FolderLock::FolderLock(const std::string& dir, const std::string& holder)
+    : dir_(dir), path_((fs::path(dir) / "lock").string()) {
   make_folders(dir);
   do {
     file_ = Descriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
     const int error = errno;
     check(file_.is_open(), "cannot write to the folder \"{}\": {}", dir, std::strerror(error));
-    if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
-      if (errno != EWOULDBLOCK) return;  // a file system without locks
+    // Other errors are those of file systems without locks.
+    if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
       fail("the folder \"{}\" is in use by {}; wait for its end, or save to another folder", dir, text_of(file_.get()));
-    }
   } while (!is_at(file_.get(), path_));
+  note_folder();
   // Only for messages: a full disk that keeps it from being written is no reason to stop.
   if (::ftruncate(file_.get(), 0) != 0 || ::pwrite(file_.get(), holder.data(), holder.size(), 0) < 0) return;
+}
+
+void FolderLock::note_folder() {
+  struct stat folder{};
+  const int error = ::stat(dir_.c_str(), &folder) == 0 ? 0 : errno;
+  check(error == 0, "cannot look at the folder \"{}\": {}", dir_, std::strerror(error));
+  device_ = folder.st_dev;
+  inode_ = folder.st_ino;
+}
+
+void FolderLock::check_is_there() const {
+  struct stat now{};
+  const int error = ::stat(dir_.c_str(), &now) == 0 ? 0 : errno;
+  if (error == 0 && now.st_dev == device_ && now.st_ino == inode_) return;
+  fail(
+      "the folder \"{}\" is not the one that this run has claimed ({}): its disk may be gone, or another one be "
+      "mounted "
+      "there. Nothing is written to it, and the saves before are where that folder is; mount it, then go on by "
+      "--resume {}",
+      dir_, error == 0 ? "another folder has its name" : std::strerror(error), dir_);
 }
 
 FolderLock::~FolderLock() {

@@ -1,5 +1,7 @@
 #pragma once
 // One run at a time saves into a folder.
+#include <sys/types.h>
+
 #include <string>
 
 #include "runtime/os/descriptor.h"
@@ -18,8 +20,16 @@ class FolderLock {
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
+  /// Throws Error, with what to do, unless the folder of that name is still the one that was locked: where a disk is
+  /// gone, or another is mounted over it, the name leads to nothing or to another folder.
+  void check_is_there() const;
+
  private:
-  std::string path_;
+  void note_folder();
+
+  std::string dir_, path_;
+  dev_t device_ = 0;  // of the folder; the lock, which is open, keeps its inode from being used anew
+  ino_t inode_ = 0;
   Descriptor file_;
 };
 

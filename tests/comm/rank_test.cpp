@@ -148,6 +148,8 @@ TEST(DiscoverRank, StartsOfAJobAreCounted) {
   EXPECT_EQ(discover(again).restart, 3);
   EXPECT_EQ(discover(again).full_world_size, 6);
   EXPECT_EQ(discover(again).job, "sherd run-beef");
+  EXPECT_EQ(discover(again).saves, "");
+  EXPECT_EQ(discover(with(again, "SHERD_SAVES", "/disk/saves")).saves, "/disk/saves");
   EXPECT_EQ(discover(with(kTorchrun, "SHERD_RESTART", "3")).restart, 0) << "of a sherd run around it";
   expect_error([] { discover(with(kSherd, "SHERD_RESTART", "-1")); }, {"SHERD_RESTART='-1'", "at least 0"});
   expect_error([] { discover(with(kSherd, "SHERD_FULL_WORLD_SIZE", "3")); },

@@ -140,6 +140,20 @@ TEST(FolderLock, OneHolderAtATimeAndNoneAfterItsProcess) {
   const FolderLock after(folder, "the next");
 }
 
+TEST(FolderLock, AnotherFolderOfItsNameIsNotTheOne) {
+  const TempDir dir;
+  const std::string folder = dir / "disk";
+  const FolderLock lock(folder, "a run");
+  lock.check_is_there();
+  fs::rename(folder, dir / "gone");
+  expect_error([&] { lock.check_is_there(); }, {folder, "has claimed", "No such file", "--resume " + folder});
+  fs::create_directory(folder);
+  expect_error([&] { lock.check_is_there(); }, {folder, "another folder has its name", "disk may be gone"});
+  fs::remove(folder);
+  fs::rename(dir / "gone", folder);
+  lock.check_is_there();
+}
+
 TEST(FolderLock, AFolderThatCannotBeMadeIsNamed) {
   const TempDir dir;
   dir.write("file", "");

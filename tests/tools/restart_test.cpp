@@ -239,6 +239,21 @@ TEST(SavesOfEarlierStart, ALaterSaveOfAnotherRunIsPassedOver) {
   EXPECT_EQ(saves_of_earlier_start(config, rank), "") << "the first start";
 }
 
+TEST(SavesOfEarlierStart, WhereItHasSavedAndNothingIsThereTheStartFails) {
+  const TempDir dir;
+  TrainConfig config;
+  config.save = dir / "disk";
+  RankInfo rank;
+  rank.job = "this";
+  rank.restart = 2;
+  EXPECT_EQ(saves_of_earlier_start(config, rank), "");
+  rank.saves = config.save;
+  expect_error([&] { saves_of_earlier_start(config, rank); },
+               {"restart 2", "an earlier start of this job has saved to \"" + config.save, "mount it"});
+  rank.restart = 0;
+  EXPECT_EQ(saves_of_earlier_start(config, rank), "");
+}
+
 class RestartedTraining : public Restart {
  protected:
   /// By step.
@@ -288,6 +303,22 @@ TEST_F(RestartedTraining, WhatAnotherRunHasSavedIsNotGoneOnWith) {
                              kill_when(0, 0, 10, "saves.jsonl") + kill_when(1, 0, 110, "saves.jsonl") +
                                  "[ $SHERD_RESTART = 0 ] && rm saves.jsonl\n" + train("saves", flags));
   ASSERT_EQ(end.status, 0) << end.err;
+  EXPECT_EQ(losses("saves.jsonl"), losses("quiet.jsonl"));
+}
+
+// The second start finds the empty place of a mount, the third one the disk.
+TEST_F(RestartedTraining, SavesThatAreGoneAreNotBegunAnew) {
+  ASSERT_EQ(run({"-n", "1"}, train("quiet")).status, 0);
+  const ProgramEnd end =
+      run({"-n", "1", "--restarts", "9", "--backoff", "0"},
+          kill_when(0, 0, 60, "saves.jsonl") +
+              "[ $SHERD_RESTART = 1 ] && { mv saves gone; mkdir saves; }\n"
+              "[ $SHERD_RESTART = 2 ] && { cp saves.jsonl seen; rmdir saves && mv gone saves || exit 2; }\n" +
+              train("saves"));
+  ASSERT_EQ(end.status, 0) << end.err;
+  expect_within(end.err, {"an earlier start of this job has saved to \"" + dir_ / "saves" + "\"",
+                          "no save of it is there", "done, after 2 restarts"});
+  EXPECT_GE(losses("seen").size(), 60u) << "the metrics stay";
   EXPECT_EQ(losses("saves.jsonl"), losses("quiet.jsonl"));
 }
 

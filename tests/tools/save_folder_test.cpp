@@ -142,6 +142,29 @@ TEST_F(SaveFolder, TwoRunsAtOnceAreRefused) {
   refused(config_, {folder_, "in use by run 0123 (process 1)"});
 }
 
+// What an unmounted disk leaves: an empty folder of the same name.
+TEST_F(SaveFolder, ADiskThatIsGoneEndsTheRunAndNothingIsWrittenInItsPlace) {
+  for (const bool is_async : {false, true}) {
+    config_.save_async = is_async;
+    const std::string gone = dir_ / (is_async ? "gone-async" : "gone");
+    run_ranks(2, [&](const Group& group) {
+      Trainer trainer(config_, group);
+      trainer.train_step(0);
+      trainer.save(1);
+      trainer.finish_save();
+      if (group->rank() == 0) {
+        fs::rename(folder_, gone);
+        fs::create_directory(folder_);
+      }
+      trainer.train_step(1);
+      expect_error([&] { trainer.save(2); }, {folder_, "not the one that this run has claimed", "--resume " + folder_});
+    });
+    EXPECT_TRUE(fs::is_empty(folder_));
+    ASSERT_EQ(list_saves(gone).size(), 1u);
+    CheckpointReader(gone).verify();
+  }
+}
+
 TEST_F(SaveFolder, ADamagedSaveIsPassedOverOnEveryRankAndSaidOnce) {
   const TinyRun whole = train_tiny(config_, 3);
   flip_last_bit("checkpoint/step-000005/rank-00001.safetensors");

@@ -62,7 +62,7 @@ std::vector<std::string> environment_without_ranks() {
     bool ours = false;
     for (const auto* name : {"SHERD_RANK=", "SHERD_WORLD_SIZE=", "SHERD_LOCAL_RANK=", "SHERD_LOCAL_WORLD_SIZE=",
                              "SHERD_STORE=", "SHERD_SECRET=", "SHERD_JOB=", "SHERD_RESTART=", "SHERD_SLOT=",
-                             "SHERD_FULL_WORLD_SIZE=", "SHERD_SURVIVE=", "SHERD_GENERATION="})
+                             "SHERD_FULL_WORLD_SIZE=", "SHERD_SURVIVE=", "SHERD_GENERATION=", "SHERD_SAVES="})
       ours = ours || text.starts_with(name);
     if (!ours) kept.emplace_back(text);
   }

@@ -60,6 +60,7 @@ int run_starts(const SuperviseOptions& options, const sigset_t& mask, int contro
       return signal > 0 ? 128 + signal : outcome.status;
     }
     start.slots = policy.slots();
+    start.saves = outcome.saves;
   }
 }
 

@@ -40,8 +40,9 @@ struct SuperviseOptions {
 /// Environment: that of the caller, with SHERD_RANK, SHERD_WORLD_SIZE, SHERD_LOCAL_RANK, SHERD_LOCAL_WORLD_SIZE,
 /// SHERD_STORE (a store on loopback, served here) and SHERD_SECRET (fresh) for each rank; and SHERD_JOB, a random name
 /// that all starts of this call share, SHERD_RESTART, how many starts were before this one, SHERD_SLOT, the rank's
-/// number in the first start, and SHERD_FULL_WORLD_SIZE, the number of ranks there. With `survive` SHERD_SURVIVE, how
-/// often the rank was started, and SHERD_GENERATION (tools/train/generations.h).
+/// number in the first start, and SHERD_FULL_WORLD_SIZE, the number of ranks there; after a start whose ranks have told
+/// the store where they have saved (kSavesOfJob in tools/train/restart.h), SHERD_SAVES, that folder. With `survive`
+/// SHERD_SURVIVE, how often the rank was started, and SHERD_GENERATION (tools/train/generations.h).
 /// Input: rank 0 reads the caller's standard input unless that is a terminal; the others read nothing.
 /// Output: of one rank, straight through; of several, whole lines with "[rank] " in front.
 /// Failure: when a rank ends by a signal or with a status that is not 0, the others have `blame_window` to end by

@@ -22,6 +22,7 @@
 #include "tools/launch/process_tree.h"
 #include "tools/launch/spawn.h"
 #include "tools/train/exit_status.h"
+#include "tools/train/restart.h"
 #include "tools/train/stop_signals.h"
 
 namespace sherd {
@@ -72,6 +73,7 @@ std::unique_ptr<RankProcess> Supervision::start_rank(int rank) {
     plan.environment.push_back(fmt::format("SHERD_GENERATION={}", survival_->generation()));
   }
   plan.environment.push_back("SHERD_JOB=" + start_.job);
+  if (!start_.saves.empty()) plan.environment.push_back("SHERD_SAVES=" + start_.saves);
   plan.environment.push_back(fmt::format("SHERD_STORE=127.0.0.1:{}", server_.port()));
   plan.environment.push_back("SHERD_SECRET=" + secret_);
 
@@ -425,6 +427,13 @@ std::optional<StartFailure> Supervision::failure() const {
   return failure;
 }
 
+/// Empty if no rank has said that there is a save.
+std::string Supervision::told_saves() const {
+  try {
+    return TcpStore({.port = server_.port(), .secret = secret_}).get(kSavesOfJob, milliseconds(0));
+  } catch (const CommError&) { return start_.saves; }
+}
+
 void say_on_error_stream(const std::string& text) {
   const std::string line = fmt::format("sherd run: {}\n", text);
   [[maybe_unused]] const ssize_t written = ::write(2, line.data(), line.size());
@@ -450,6 +459,7 @@ StartOutcome Supervision::run() {
   StartOutcome outcome;
   outcome.status = report();  // where the user may interrupt us yet
   outcome.failure = failure();
+  if (outcome.failure) outcome.saves = told_saves();
   // A failure that would have been mended, had the user not wanted the end since.
   if (options_.restart.restarts > 0 && outcome.status != kDone && user_signal_ == 0 && interrupted_by_ != 0) {
     say_on_error_stream(fmt::format("stopped by {}", signal_name(interrupted_by_)));

@@ -32,12 +32,14 @@ struct JobStart {
   std::string job;
   std::vector<int> slots;  // by rank
   int restart = 0;
+  std::string saves = {};  // where an earlier one has saved, as it said
 };
 
 /// How it ended.
 struct StartOutcome {
   int status = 0;
   std::optional<StartFailure> failure;  // one that a new start may mend
+  std::string saves;                    // where it has saved, if it said so
 };
 
 /// Throws as supervise().
@@ -79,6 +81,7 @@ class Supervision {
   int report();
   int status_after_signal() const;
   std::optional<StartFailure> failure() const;
+  std::string told_saves() const;
   void say(std::string_view text) { err_.append(fmt::format("sherd run: {}\n", text)); }
   bool all_ranks_ended() const {
     return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return rank->status.has_value(); });

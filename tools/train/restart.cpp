@@ -1,7 +1,9 @@
 #include "tools/train/restart.h"
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -63,11 +65,23 @@ void each_smaller(const Axes& full, Axes& axes, std::size_t at, const Visit& vis
 
 }  // namespace
 
+bool tell_launcher_of_saves(const std::string& folder) {
+  try {
+    const std::unique_ptr<Store> store = connect_store(discover_rank(), std::chrono::seconds(5));
+    store->set(kSavesOfJob, std::filesystem::absolute(folder).string());
+    return true;
+  } catch (const CommError&) { return false; }
+}
+
 std::string saves_of_earlier_start(const TrainConfig& config, const RankInfo& rank) {
   if (rank.restart == 0 || rank.job.empty()) return "";
   const std::string above = std::filesystem::path(config.resume).parent_path();
-  for (const std::string& place : {config.save, config.resume, above})
+  for (const std::string& place : {config.save, config.resume, above, rank.saves})
     if (std::string saves = place.empty() ? "" : saves_of(place, rank.job); !saves.empty()) return saves;
+  check(rank.saves.empty(),
+        "restart {}: an earlier start of this job has saved to \"{}\", and no save of it is there now: its disk may be "
+        "gone; mount it, then go on by --resume {}. To begin anew, start a new job",
+        rank.restart, rank.saves, rank.saves);
   return "";
 }
 

@@ -388,7 +388,7 @@ int Trainer::run_step(std::int64_t step, StepTrace& trace, StepLog& log, const P
   if (is_due(step + 1, config_.eval_every)) evaluate_step(log, polls);
   else log.poll();
   trace.after(step + 1);
-  if (saver_) saver_->poll();
+  poll_save();
   return end_step(step + 1, log, polls);
 }
 

@@ -136,6 +136,8 @@ class Trainer {
   void resume();
   void load(const CheckpointReader& save);
   void prepare_saves();
+  void poll_save();
+  void tell_of_saves();
   nn::SnapshotCost cost_of_saves() const;
   /// What ranks are asked for at a step boundary; of all ranks together, once they have agreed.
   struct Wishes {
@@ -175,6 +177,7 @@ class Trainer {
   std::optional<FolderLock> save_lock_;  // rank 0's
   std::string run_;                      // rank 0's: names the run in its saves, and is kept by who resumes
   std::string job_;                      // rank 0's: names the launch in its saves (restart.h)
+  bool has_told_ = false;                // rank 0's: the launcher knows that there is a save
   Retention retention_;
   std::optional<nn::AsyncSaver> saver_;             // config.save_async
   std::chrono::steady_clock::time_point saved_at_;  // or when the run began

@@ -133,8 +133,22 @@ void Trainer::prepare_saves() {
 
 nn::SnapshotCost Trainer::cost_of_saves() const { return saver_ ? saver_->counts().cost : nn::SnapshotCost(); }
 
+void Trainer::poll_save() {
+  if (!saver_) return;
+  saver_->poll();
+  tell_of_saves();
+}
+
 void Trainer::finish_save() {
-  if (saver_) saver_->finish();
+  if (!saver_) return;
+  saver_->finish();
+  tell_of_saves();
+}
+
+// So that a later start of this job knows that something is gone if it finds nothing.
+void Trainer::tell_of_saves() {
+  const bool has_saved = !saver_ || saver_->counts().saves > 0;
+  if (group_->rank() == 0 && !job_.empty() && has_saved && !has_told_) has_told_ = tell_launcher_of_saves(config_.save);
 }
 
 void Trainer::load(const CheckpointReader& save) {
@@ -153,6 +167,10 @@ void Trainer::load(const CheckpointReader& save) {
 
 void Trainer::save(std::int64_t step) {
   const StageMark stage("a save");
+  finish_save();
+  together(*group_, [&] {
+    if (save_lock_) save_lock_->check_is_there();
+  });
   Manifest manifest;
   manifest.step = step;
   TrainConfig asked = config_;
@@ -168,6 +186,7 @@ void Trainer::save(std::int64_t step) {
   if (saver_) saver_->start(config_.save, std::move(manifest), state(), retention_);
   else nn::save_checkpoint(config_.save, std::move(manifest), state(), *group_, retention_);
   retention_.replace = false;
+  tell_of_saves();
   saved_at_ = std::chrono::steady_clock::now();
 }
 

@@ -161,6 +161,7 @@ void read_restart(const Environment& environment, RankInfo* info) {
     *value = *number;
   };
   read("SHERD_RESTART", 0, &info->restart);
+  info->saves = text_of(environment, "SHERD_SAVES");
   read("SHERD_FULL_WORLD_SIZE", info->world_size, &info->full_world_size);
   read("SHERD_SURVIVE", 0, &info->life);
   read("SHERD_GENERATION", 0, &info->generation);

@@ -30,6 +30,8 @@ struct RankInfo {
   std::string job;
   /// From SHERD_RESTART: how often `sherd run` has started all ranks before this start.
   int restart = 0;
+  /// From SHERD_SAVES: the folder in which an earlier start of the job has saved; empty if none has said so.
+  std::string saves;
   /// From SHERD_FULL_WORLD_SIZE: the number of ranks of the first start; a restart may leave some out.
   int full_world_size = 1;
   /// From SHERD_SURVIVE: under `sherd run --survive` how often this rank has been started, 1 at first; else 0.
