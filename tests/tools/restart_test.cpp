@@ -254,6 +254,25 @@ TEST(SavesOfEarlierStart, WhereItHasSavedAndNothingIsThereTheStartFails) {
   EXPECT_EQ(saves_of_earlier_start(config, rank), "");
 }
 
+TEST(SavesOfEarlierStart, OneThatCannotBeReadIsNotReplaced) {
+  const TempDir dir;
+  dir.write("step-000006/manifest.json", "{");
+  TrainConfig config;
+  config.save = dir.path();
+  RankInfo rank;
+  rank.job = "this";
+  rank.restart = 1;
+  EXPECT_EQ(saves_of_earlier_start(config, rank), "") << "nothing would be lost";
+  config.overwrite = true;
+  const auto refused = [&] {
+    expect_error([&] { saves_of_earlier_start(config, rank); }, {"step-000006/manifest.json", "damaged", "--resume"});
+  };
+  refused();
+  config.overwrite = false;
+  rank.saves = dir.path();
+  refused();
+}
+
 class RestartedTraining : public Restart {
  protected:
   /// By step.

@@ -19,8 +19,9 @@ namespace {
 using Axes = std::vector<DeviceMesh::Axis>;
 
 /// `place` if its newest readable save is of the job, else the newest one that is; empty if none. A save that cannot be
-/// read is no reason to fail: who resumes passes it over, and says so.
-std::string saves_of(const std::string& place, const std::string& job) {
+/// read is no reason to fail as long as another one can: who resumes passes it over, and says so. `unread` is why the
+/// first such save of all places cannot be read.
+std::string saves_of(const std::string& place, const std::string& job, std::string& unread) {
   bool is_newest = true;
   for (const SavePlace& save : list_saves(place)) {
     try {
@@ -28,7 +29,9 @@ std::string saves_of(const std::string& place, const std::string& job) {
       const auto found = manifest.state.find(kJobOfSave);
       if (found != manifest.state.end() && found->second == StateValue(job)) return is_newest ? place : save.folder;
       is_newest = false;
-    } catch (const Error&) {}
+    } catch (const Error& error) {
+      if (unread.empty()) unread = error.message();
+    }
   }
   return "";
 }
@@ -76,8 +79,13 @@ bool tell_launcher_of_saves(const std::string& folder) {
 std::string saves_of_earlier_start(const TrainConfig& config, const RankInfo& rank) {
   if (rank.restart == 0 || rank.job.empty()) return "";
   const std::string above = std::filesystem::path(config.resume).parent_path();
+  std::string unread;
   for (const std::string& place : {config.save, config.resume, above, rank.saves})
-    if (std::string saves = place.empty() ? "" : saves_of(place, rank.job); !saves.empty()) return saves;
+    if (std::string saves = place.empty() ? "" : saves_of(place, rank.job, unread); !saves.empty()) return saves;
+  check(unread.empty() || (rank.saves.empty() && !config.overwrite),
+        "restart {}: no save of this job can be read, and to begin anew could replace what it has saved: {}; when that "
+        "can be read again, go on by --resume DIR, without --overwrite",
+        rank.restart, unread);
   check(rank.saves.empty(),
         "restart {}: an earlier start of this job has saved to \"{}\", and no save of it is there now: its disk may be "
         "gone; mount it, then go on by --resume {}. To begin anew, start a new job",

@@ -22,7 +22,7 @@ bool tell_launcher_of_saves(const std::string& folder);
 /// the folder of that save, or where the launcher knows that it has saved. Empty if this is the first start or none has
 /// saved: then the run begins as it was told to. What else lies there, such as the saves of a run that --overwrite
 /// replaces, is none of this job. Throws Error, with what to do, where an earlier start has saved and nothing of it is
-/// there.
+/// there, or where nothing is found and a save cannot be read that could be of this job and would be replaced.
 std::string saves_of_earlier_start(const TrainConfig& config, const RankInfo& rank);
 
 struct RanksThatFit {
