@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "nn/checkpoint/folders.h"
+#include "runtime/comm/job/world.h"
 #include "runtime/tensor/error.h"
 
 namespace sherd {
@@ -37,14 +38,20 @@ bool is_at(int file, const std::string& path) {
 FolderLock::FolderLock(const std::string& dir, const std::string& holder)
     : dir_(dir), path_((fs::path(dir) / "lock").string()) {
   make_folders(dir);
+  int error = 0;  // of a file system without locks
   do {
     file_ = Descriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
-    const int error = errno;
+    error = errno;
     check(file_.is_open(), "cannot write to the folder \"{}\": {}", dir, std::strerror(error));
-    // Other errors are those of file systems without locks.
-    if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    error = ::flock(file_.get(), LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+    if (error == EWOULDBLOCK)
       fail("the folder \"{}\" is in use by {}; wait for its end, or save to another folder", dir, text_of(file_.get()));
   } while (!is_at(file_.get(), path_));
+  if (error != 0)
+    say_on_stderr(
+        fmt::format("the folder \"{}\" cannot be locked ({}): a second job that saves there would not be "
+                    "noticed; give each a folder of its own",
+                    dir, std::strerror(error)));
   note_folder();
   // Only for messages: a full disk that keeps it from being written is no reason to stop.
   if (::ftruncate(file_.get(), 0) != 0 || ::pwrite(file_.get(), holder.data(), holder.size(), 0) < 0) return;

@@ -9,7 +9,7 @@
 namespace sherd {
 
 /// Holds DIR/lock for as long as it lives; the system lets go of it when the process ends, however it ends. Makes the
-/// folder if there is none. Not on file systems without locks, where it holds nothing.
+/// folder if there is none. On file systems without locks it holds nothing, and says so on stderr.
 class FolderLock {
  public:
   /// `holder` is what others who want the folder read: who uses it. Throws Error naming the folder, and its holder if

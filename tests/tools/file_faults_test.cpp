@@ -1,5 +1,6 @@
 // Calls to files that fail: the library that makes them fail, tried on programs of the system, and what `sherd train`
 // does when one of its own fails. Oracle: what those programs print and leave, and the list of a disk's files.
+#include <cerrno>
 #include <filesystem>
 #include <iterator>
 #include <set>
@@ -15,7 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
-const std::string kDiskError = "5", kNoRoom = "28";  // EIO, ENOSPC
+const std::string kDiskError = std::to_string(EIO), kNoRoom = std::to_string(ENOSPC),
+                  kNotSupported = std::to_string(ENOTSUP);
 
 class FileFaults : public ProgramTest {
  protected:
@@ -154,6 +156,17 @@ TEST_F(FileFaults, ASaveWithAFailedCallIsNamedAndThoseBeforeItStay) {
     for (const SavePlace& save : list_saves(saves_)) CheckpointReader(save.folder).verify();
     EXPECT_EQ(train({"--steps", "4", "--resume", saves_}).status, kDone) << call;
   }
+}
+
+TEST_F(FileFaults, AFolderThatCannotBeLockedIsSaidOnce) {
+  const ProgramEnd end =
+      train({"--steps", "3"}, also(fault("checkpoint", "lock", 1, kNotSupported), {"FILE_FAULT_LASTS=1"}));
+  EXPECT_EQ(end.status, kDone) << end.err;
+  expect_within(end.err,
+                {saves_, "cannot be locked (Operation not supported)", "a second job", "would not be noticed"});
+  EXPECT_EQ(end.err.find("cannot be locked"), end.err.rfind("cannot be locked"));
+  EXPECT_EQ(steps(), (std::vector<std::int64_t>{3, 2, 1}));
+  EXPECT_EQ(train({"--steps", "3", "--overwrite"}).err.find("cannot be locked"), std::string::npos);
 }
 
 TEST_F(FileFaults, ASaveThatCannotBeLookedAtIsNamed) {
