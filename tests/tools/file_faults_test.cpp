@@ -17,7 +17,8 @@ namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
 const std::string kDiskError = std::to_string(EIO), kNoRoom = std::to_string(ENOSPC),
-                  kNotSupported = std::to_string(ENOTSUP);
+                  kNotSupported = std::to_string(ENOTSUP), kReadOnly = std::to_string(EROFS),
+                  kStale = std::to_string(ESTALE);
 
 class FileFaults : public ProgramTest {
  protected:
@@ -44,6 +45,19 @@ class FileFaults : public ProgramTest {
     std::vector<std::int64_t> steps;
     for (const SavePlace& save : list_saves(saves_)) steps.push_back(save.step);
     return steps;
+  }
+  /// The third save of a run fails by `error`, which says `text`, in its first such call; the run can go on afterwards.
+  void expect_failed_save(const std::string& call, const std::string& error, const std::string& text,
+                          bool is_async) const {
+    const Words on{"--steps", "4", "--resume", saves_, "--save-async", is_async ? "true" : "false"};
+    fs::remove_all(saves_);
+    ASSERT_EQ(train({"--steps", "2"}).status, kDone);
+    const ProgramEnd end = train(on, fault("checkpoint/step-000003", call, 1, error));
+    EXPECT_EQ(end.status, kFailed) << call;
+    expect_within(end.err, {text, "step-000003"});
+    EXPECT_EQ(steps(), (std::vector<std::int64_t>{2, 1})) << call;
+    for (const SavePlace& save : list_saves(saves_)) CheckpointReader(save.folder).verify();
+    EXPECT_EQ(train(on).status, kDone) << call;
   }
   std::string saves_ = dir_ / "checkpoint", metrics_ = dir_ / "metrics.jsonl";
 };
@@ -145,17 +159,35 @@ TEST_F(FileFaults, WhatTheProductCallsIsCovered) {
 }
 
 TEST_F(FileFaults, ASaveWithAFailedCallIsNamedAndThoseBeforeItStay) {
-  for (const std::string call : {"mkdir", "open", "write", "sync", "close", "rename"}) {
-    fs::remove_all(saves_);
-    ASSERT_EQ(train({"--steps", "2"}).status, kDone);
-    const ProgramEnd end =
-        train({"--steps", "4", "--resume", saves_}, fault("checkpoint/step-000003", call, 1, kNoRoom));
+  for (const std::string call : {"mkdir", "open", "write", "sync", "close", "rename"})
+    expect_failed_save(call, kNoRoom, "No space left on device", false);
+}
+
+TEST_F(FileFaults, ADiskThatHasBecomeReadOnlyIsNamedAndTheSavesBeforeStay) {
+  for (const bool is_async : {false, true})
+    for (const std::string call : {"mkdir", "open"})
+      expect_failed_save(call, kReadOnly, "Read-only file system", is_async);
+}
+
+TEST_F(FileFaults, AFileServerThatIsGoneIsNamedAndTheSavesBeforeStay) {
+  for (const std::string call : {"open", "write", "sync", "rename"})
+    expect_failed_save(call, kStale, "Stale file handle", call == "write" || call == "rename");
+}
+
+TEST_F(FileFaults, AReadOnlyFolderEndsTheRunAtItsStart) {
+  const auto refused = [&](const std::string& call, bool is_async) {
+    const ProgramEnd end = train({"--steps", "1", "--overwrite", "--save-async", is_async ? "true" : "false"},
+                                 also(fault("checkpoint", call, 1, kReadOnly), {"FILE_FAULT_LASTS=1"}));
     EXPECT_EQ(end.status, kFailed) << call;
-    expect_within(end.err, {"No space left on device", "step-000003"});
-    EXPECT_EQ(steps(), (std::vector<std::int64_t>{2, 1})) << call;
-    for (const SavePlace& save : list_saves(saves_)) CheckpointReader(save.folder).verify();
-    EXPECT_EQ(train({"--steps", "4", "--resume", saves_}).status, kDone) << call;
-  }
+    expect_within(end.err, {saves_, "Read-only file system"});
+    EXPECT_FALSE(fs::exists(metrics_)) << "nothing was trained";
+  };
+  refused("mkdir", false);
+  ASSERT_EQ(train({"--steps", "2"}).status, kDone);
+  fs::remove(metrics_);
+  for (const bool is_async : {false, true}) refused("open", is_async);
+  EXPECT_EQ(steps(), (std::vector<std::int64_t>{2, 1}));
+  for (const SavePlace& save : list_saves(saves_)) CheckpointReader(save.folder).verify();
 }
 
 TEST_F(FileFaults, AFolderThatCannotBeLockedIsSaidOnce) {
