@@ -196,7 +196,8 @@ void AsyncSaver::poll() {
     throw;
   } catch (const Error& error) {
     const std::string text =
-        fmt::format("the save \"{}\" has failed, those before it stay: {}", flight_->save, error.message());
+        fmt::format("the save \"{}\" has failed, those before it stay: {}; when that is mended, go on by --resume {}",
+                    flight_->save, error.message(), flight_->dir);
     give_up_together();
     throw Error(text);
   }

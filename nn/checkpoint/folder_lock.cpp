@@ -42,7 +42,9 @@ FolderLock::FolderLock(const std::string& dir, const std::string& holder)
   do {
     file_ = Descriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
     error = errno;
-    check(file_.is_open(), "cannot write to the folder \"{}\": {}", dir, std::strerror(error));
+    check(file_.is_open(),
+          "cannot write to the folder \"{}\": {}; let this user write there, or save to another folder", dir,
+          std::strerror(error));
     error = ::flock(file_.get(), LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
     if (error == EWOULDBLOCK)
       fail("the folder \"{}\" is in use by {}; wait for its end, or save to another folder", dir, text_of(file_.get()));

@@ -12,7 +12,9 @@ namespace fs = std::filesystem;
 
 void make_folders(const std::string& path) {
   std::error_code error;
-  const auto fail_with = [&path](const std::string& why) { fail("cannot make the folder \"{}\": {}", path, why); };
+  const auto fail_with = [&path](const std::string& why) {
+    fail("cannot make the folder \"{}\": {}; name one where it can be made", path, why);
+  };
   fs::path full = fs::absolute(path, error).lexically_normal();
   if (error) fail_with(error.message());
   if (!full.has_filename()) full = full.parent_path();  // "a/b/"

@@ -265,13 +265,13 @@ TEST_F(BadCheckpoint, ADamagedManifestIsNamedOnEveryRank) {
 TEST_F(BadCheckpoint, AnotherRecipeOrOtherDataIsRefusedOnEveryRank) {
   TrainConfig other = config_;
   other.model.width = 32;
-  refused(other, {"resume from", "model.width = 16", "32"});
+  refused(other, {"resume from", "model.width = 16", "32", "leave it out of config and flags"});
   other = config_;
   other.seed = 8;
   refused(other, {"resume from", "seed = 7", "8"});
   other = config_;
   other.data = dir_.write("other.txt", tiny_text() + "ok");
-  refused(other, {"resume from", "other.txt", "not what the checkpoint was trained on"});
+  refused(other, {"resume from", "other.txt", "not what the checkpoint was trained on", "--data PATH", "--init-from"});
   other = config_;
   other.data = dir_.write("other.txt", tiny_text() + "Z");
   refused(other, {"other.txt", "Z"});
@@ -285,7 +285,8 @@ TEST_F(BadCheckpoint, DataOfTheSameSizeWithOtherContentIsRefusedOnEveryRank) {
   std::swap(edited[1000], edited[1001]);
   ASSERT_NE(edited, tiny_text());
   dir_.write("text.txt", edited);
-  refused(config_, {"resume from", "text.txt", "not what the checkpoint was trained on", "the content is not"});
+  refused(config_,
+          {"resume from", "text.txt", "not what the checkpoint was trained on", "the content is not", "--data PATH"});
   dir_.write("text.txt", tiny_text());
   EXPECT_EQ(train_tiny(config_, 3).losses.size(), 2u) << "a file of the same content, written anew";
 }

@@ -23,19 +23,25 @@ namespace sherd {
 void Trainer::check_recipe_of(const Manifest& save) {
   const TrainConfig saved = train_config_from_toml(save.config, config_.resume);
   const std::string difference = recipe_difference(saved, "the checkpoint", config_, "this run");
-  check(difference.empty(), "resume from {}: {}", config_.resume, difference);
+  check(difference.empty(),
+        "resume from {}: {}; leave it out of config and flags to go on with the checkpoint's value, or begin a new run",
+        config_.resume, difference);
 }
 
 // The same on all ranks, which have agreed on the data.
 void Trainer::check_data_of(const Manifest& saved) {
+  const std::string remedy =
+      fmt::format("pass the data of the checkpoint by --data PATH, or begin a new run on this one by --init-from {}",
+                  config_.resume);
   check(std::to_string(data_->files().fingerprint()) == saved.state_value<std::string>("data"),
-        "resume from {}: the data at {} is not what the checkpoint was trained on: names or sizes of the files differ",
-        config_.resume, config_.data);
+        "resume from {}: the data at {} is not what the checkpoint was trained on: names or sizes of the files differ; "
+        "{}",
+        config_.resume, config_.data, remedy);
   if (!saved.state.contains("data_content")) return;  // of a program that did not look into the files
   check(data_content_ == saved.state_value<std::string>("data_content"),
         "resume from {}: the data at {} is not what the checkpoint was trained on: names and sizes are equal, the "
-        "content is not",
-        config_.resume, config_.data);
+        "content is not; {}",
+        config_.resume, config_.data, remedy);
 }
 
 // The state, the order of the data and the keys of dropout are those of the save on any number of ranks; sums are not.
