@@ -6,6 +6,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -167,6 +169,13 @@ using OfFile = int (*)(int);
 using OfPath = int (*)(const char*);
 using Allocate = int (*)(int, int, off_t, off_t);
 using Look = int (*)(const char*, struct stat*);
+
+/// How far the wall clock is off, in seconds: further with each look at it.
+long clock_error() {
+  static const long jump = std::atol(variable("FILE_FAULT_CLOCK").c_str());
+  static std::atomic<long> looks{0};
+  return jump == 0 ? 0 : jump * ++looks;
+}
 
 [[gnu::destructor]] void write_counts() {
   if (!plan().is_counting) return;
@@ -367,6 +376,27 @@ int lstat(const char* path, struct stat* status) noexcept {
 int fstat(int file, struct stat* status) noexcept {
   static const auto real = next<int (*)(int, struct stat*)>("fstat");
   return wrong_of(stat_, file) ? -1 : real(file, status);
+}
+
+int clock_gettime(clockid_t clock, struct timespec* now) noexcept {
+  static const auto real = next<int (*)(clockid_t, struct timespec*)>("clock_gettime");
+  const int result = real(clock, now);
+  if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += clock_error();
+  return result;
+}
+
+int gettimeofday(struct timeval* now, void* zone) noexcept {
+  static const auto real = next<int (*)(struct timeval*, void*)>("gettimeofday");
+  const int result = real(now, zone);
+  if (result == 0) now->tv_sec += clock_error();
+  return result;
+}
+
+std::time_t time(std::time_t* now) noexcept {
+  static const auto real = next<std::time_t (*)(std::time_t*)>("time");
+  const std::time_t result = real(nullptr) + clock_error();
+  if (now) *now = result;
+  return result;
 }
 
 }  // extern "C"
