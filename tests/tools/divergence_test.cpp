@@ -2,6 +2,7 @@
 // one by one.
 #include "tools/train/divergence.h"
 
+#include <cmath>
 #include <filesystem>
 #include <limits>
 
@@ -65,6 +66,18 @@ TEST(Divergence, ASpikeIsMeasuredInMedianDeviations) {
   EXPECT_EQ(flat.judge(step(2.009, 1)), Verdict::spike);
 }
 
+TEST(Divergence, WhatIsKnownOfTheLastStepsIsTextThatKeepsItsBits) {
+  const DivergenceWatch::History known{.skips_in_a_row = 7,
+                                       .losses = {1.0 / 3, 0.1 + 0.2, -0.0, 5e-324, 1.7976931348623157e308, 2.0}};
+  const DivergenceWatch::History read = watch_history_from_text(to_text(known), "a save");
+  EXPECT_EQ(read.skips_in_a_row, 7);
+  EXPECT_EQ(read.losses, known.losses);
+  EXPECT_TRUE(std::signbit(read.losses[2]));
+  EXPECT_TRUE(watch_history_from_text(to_text(DivergenceWatch::History{}), "a save").losses.empty());
+  for (const char* text : {"", "7", "{}", "{\"losses\":[1.5]}", "{\"skips_in_a_row\":0,\"losses\":[null]}"})
+    expect_error([&] { watch_history_from_text(text, "the save"); }, {"the save", "the last steps"});
+}
+
 TEST(SkippedBatches, StepsTakeTheOthersInOrder) {
   SkippedBatches skipped;
   EXPECT_EQ(skipped.batch_of(7), 7);
@@ -108,6 +121,16 @@ class AfterDivergence : public ::testing::Test {
         .on_grad_accumulated([&trainer, broken, pass = 0](Slot& slot) mutable {
           if (pass++ == broken && trainer.group().rank() == 0) fill_into(slot.grad().local().detach(), kNan);
         });
+  }
+  /// Makes the loss of the step after step `last` a spike, once.
+  static Trainer::StepObserver spike_after(Trainer& trainer, std::int64_t last) {
+    return [&trainer, last, is_broken = false](const StepMetrics& metrics) mutable {
+      if (metrics.step != last || std::exchange(is_broken, true)) return;
+      for (nn::Parameter* p : trainer.model().parameters()) {
+        const Tensor values = p->value().local().detach();
+        copy_into(values, mul(values, 30.0));
+      }
+    };
   }
   TempDir dir_, folder_;
   TrainConfig config_ = tiny_config(dir_.write("text.txt", tiny_text()));
@@ -260,16 +283,8 @@ TEST_F(AfterDivergence, ASpikeOfTheLossEndsTheRunOrSendsItBack) {
     config_.on_nonfinite = how;
     run_ranks(2, [&](const Group& group) {
       Trainer trainer(config_, group);
-      bool is_broken = false;
-      const auto break_once = [&](const StepMetrics& metrics) {
-        if (metrics.step != 25 || std::exchange(is_broken, true)) return;
-        for (nn::Parameter* p : trainer.model().parameters()) {
-          const Tensor values = p->value().local().detach();
-          copy_into(values, mul(values, 30.0));
-        }
-      };
       try {
-        const TrainSummary summary = trainer.run(break_once);
+        const TrainSummary summary = trainer.run(spike_after(trainer, 25));
         EXPECT_STREQ(how, "rollback");
         EXPECT_EQ(summary.rollbacks, 1);
         EXPECT_EQ(summary.steps, 30);
@@ -282,6 +297,66 @@ TEST_F(AfterDivergence, ASpikeOfTheLossEndsTheRunOrSendsItBack) {
       }
     });
   }
+}
+
+// Five losses after the save are too few to know what is usual: those before it count as if nothing had happened.
+TEST_F(AfterDivergence, AResumedRunSeesASpikeAsTheUndisturbedOneDoes) {
+  config_.spike = 50;
+  struct End {
+    std::string error;
+    Values values;
+  };
+  const auto train = [](const TrainConfig& config) {
+    End end;
+    run_ranks(2, [&](const Group& group) {
+      Trainer trainer(config, group);
+      std::string error;
+      Values values;
+      try {
+        EXPECT_EQ(trainer.run(spike_after(trainer, 25)).rollbacks, config.steps > 25 ? 1 : 0);
+        values = values_of(trainer.model());
+      } catch (const ExitError& exit) { error = exit.what(); }
+      if (group->rank() == 0) end = {error, values};
+    });
+    return end;
+  };
+  for (const char* how : {"stop", "rollback"}) {
+    const TempDir whole, parts;
+    config_.on_nonfinite = how;
+    config_.steps = 30;
+    config_.save_every = 20;
+    config_.save = whole.path();
+    config_.resume.clear();
+    const End undisturbed = train(config_);
+    config_.save = parts.path();
+    config_.steps = 20;
+    train(config_);
+    config_.steps = 30;
+    config_.resume = parts.path();
+    const End resumed = train(config_);
+    EXPECT_EQ(undisturbed.error.empty(), how == std::string("rollback")) << undisturbed.error;
+    EXPECT_EQ(resumed.error, undisturbed.error) << "the same median of 25 steps, to the bit";
+    EXPECT_EQ(resumed.values, undisturbed.values);
+  }
+}
+
+TEST_F(AfterDivergence, SkippedStepsInARowAreCountedAcrossAResume) {
+  config_.on_nonfinite = "skip";
+  config_.save = folder_.path();
+  const auto train = [&](const Group& group) {
+    Trainer trainer(config_, group);
+    trainer.model().parameter("blocks.1.mlp.up.weight").on_grad_accumulated([](Slot& slot) {
+      fill_into(slot.grad().local().detach(), kNan);
+    });
+    return trainer.run([](const StepMetrics&) {}).skipped_steps;
+  };
+  config_.steps = 20;
+  run_ranks(2, [&](const Group& group) { EXPECT_EQ(train(group), 20); });
+  config_.steps = 40;
+  config_.resume = folder_.path();
+  run_ranks(2, [&](const Group& group) {
+    expect_error([&] { train(group); }, {"diverged in step 33", "after 33 skipped steps in a row"});
+  });
 }
 
 TEST_F(AfterDivergence, SettingsThatCannotBeAreRefused) {

@@ -5,6 +5,9 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "runtime/tensor/error.h"
 
 namespace sherd {
 
@@ -67,5 +70,22 @@ Divergence DivergenceWatch::describe(const StepMetrics& metrics, Verdict verdict
 }
 
 void DivergenceWatch::forget() { history_ = {}; }
+
+// As many digits as tell a double from all others.
+std::string to_text(const DivergenceWatch::History& history) {
+  return nlohmann::json{{"skips_in_a_row", history.skips_in_a_row}, {"losses", history.losses}}.dump();
+}
+
+DivergenceWatch::History watch_history_from_text(std::string_view text, const std::string& source) {
+  try {
+    const auto object = nlohmann::json::parse(text);
+    DivergenceWatch::History history;
+    object.at("skips_in_a_row").get_to(history.skips_in_a_row);
+    object.at("losses").get_to(history.losses);
+    return history;
+  } catch (const nlohmann::json::exception& error) {
+    fail("{}: what it knows of the last steps cannot be read ({})", source, error.what());
+  }
+}
 
 }  // namespace sherd

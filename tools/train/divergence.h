@@ -2,6 +2,7 @@
 // Which steps of a run are no steps: their loss or gradient norm is not finite, or the loss has jumped.
 #include <deque>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "tools/train/metrics.h"
@@ -39,7 +40,7 @@ class DivergenceWatch {
   Divergence describe(const StepMetrics& metrics, Verdict verdict) const;
   /// The run goes back to an earlier step: what is known of the last ones does not count.
   void forget();
-  /// What it knows of the last steps: of another watch with the same rule, which has judged them.
+  /// What it knows of the last steps: of another watch, which has judged them. Losses are finite.
   struct History {
     int skips_in_a_row = 0;
     std::deque<double> losses{};  ///< of the last good steps
@@ -57,5 +58,10 @@ class DivergenceWatch {
   const DivergenceRule rule_;
   History history_;
 };
+
+/// One line, for saves and for ranks of another group. Losses keep their bits.
+std::string to_text(const DivergenceWatch::History& history);
+/// Error for other text than to_text() makes, which `source` names.
+DivergenceWatch::History watch_history_from_text(std::string_view text, const std::string& source);
 
 }  // namespace sherd

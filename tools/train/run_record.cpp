@@ -59,8 +59,7 @@ std::string to_text(const RunRecord& r) {
                        {"last_losses", bits(r.log.last_losses)},
                        {"skipped_steps", r.log.skipped_steps},
                        {"rollbacks", r.log.rollbacks},
-                       {"skips_in_a_row", r.log.watch.skips_in_a_row},
-                       {"usual_losses", bits(r.log.watch.losses)},
+                       {"watch", to_text(r.log.watch)},
                        {"replicas", r.replicas},
                        {"lost", r.counts.lost},
                        {"returned", r.counts.returned},
@@ -88,8 +87,7 @@ RunRecord run_record_from_text(const std::string& text) {
     r.log.last_losses = list_from_bits(object.at("last_losses"));
     object.at("skipped_steps").get_to(r.log.skipped_steps);
     object.at("rollbacks").get_to(r.log.rollbacks);
-    object.at("skips_in_a_row").get_to(r.log.watch.skips_in_a_row);
-    r.log.watch.losses = list_from_bits(object.at("usual_losses"));
+    r.log.watch = watch_history_from_text(object.at("watch").get<std::string>(), "a rank's record of the run");
     object.at("replicas").get_to(r.replicas);
     object.at("lost").get_to(r.counts.lost);
     object.at("returned").get_to(r.counts.returned);

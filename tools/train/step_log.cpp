@@ -18,11 +18,9 @@ double now_seconds() {
 
 }  // namespace
 
-StepLog::StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_step, std::int64_t skipped_steps,
-                 const DivergenceRule& rule, const Observer& observe)
-    : group_(group), memory_(memory), first_step_(first_step), observe_(observe), watch_(rule), clock_(group) {
-  summary_.skipped_steps = skipped_steps;
-}
+StepLog::StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_step, const DivergenceRule& rule,
+                 const Observer& observe)
+    : group_(group), memory_(memory), first_step_(first_step), observe_(observe), watch_(rule), clock_(group) {}
 
 void StepLog::begin() {
   if (num_begun_++ == kSettlingSteps) clock_.start();

@@ -46,10 +46,9 @@ class StepLog {
  public:
   using Observer = std::function<void(const StepMetrics& metrics)>;
 
-  /// `memory` is that of the tensors. Of steps before this run, `first_step` were made, of which `skipped_steps` were
-  /// skipped by `rule`.
-  StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_step, std::int64_t skipped_steps,
-          const DivergenceRule& rule, const Observer& observe);
+  /// `memory` is that of the tensors. `first_step` steps were made before: go_on_from() what is known of them.
+  StepLog(ProcessGroup& group, Accounting& memory, std::int64_t first_step, const DivergenceRule& rule,
+          const Observer& observe);
 
   /// A step is about to run.
   void begin();
@@ -72,7 +71,8 @@ class StepLog {
   const std::optional<Divergence>& diverged() const { return diverged_; }
   /// After finish(): the run goes on from an earlier step, as if it had not diverged.
   void roll_back();
-  /// What a log of the steps to come, of another group of ranks, goes on from (run_record.h).
+  /// What a log of the steps to come goes on from: of a resumed run, where the losses are none of its own, or of
+  /// another group of ranks (run_record.h).
   struct History {
     std::optional<double> first_loss{}, val_loss{};
     std::deque<double> last_losses{};

@@ -400,7 +400,10 @@ int Trainer::end_step(std::int64_t step, StepLog& log, const Polls& polls) {
   const bool saves =
       !config_.save.empty() && (is_due(step, config_.save_every) || wishes.save || wishes.stop != 0 || owes_save_);
   owes_save_ = owes_save_ || wishes.save;
-  if (saves) log.finish();
+  if (saves) {
+    log.finish();
+    log_ = log.history();
+  }
   skipped_steps_ = step_->scaler() ? 0 : log.summary().skipped_steps;  // a scaler's are in its own state
   if (log.diverged()) {
     if (config_.on_nonfinite == "rollback") return wishes.stop;  // run() goes back
@@ -424,11 +427,10 @@ TrainSummary Trainer::run(const StepObserver& observe, const StopPoll& stop, con
     if (place_) last_line_ = step_line(metrics);
     observe(metrics);
   };
-  StepLog log(*group_, RankContext::current().allocator(device_).accounting(), first_step_, skipped_steps_,
-              divergence_rule(), noting);
+  StepLog log(*group_, RankContext::current().allocator(device_).accounting(), first_step_, divergence_rule(), noting);
   const auto start = std::chrono::steady_clock::now();
-  if (place_ && place_->goes_on) log.go_on_from(place_->record.log);
-  else saved_at_ = start;
+  log.go_on_from(log_);
+  if (!place_ || !place_->goes_on) saved_at_ = start;
   int signal = 0;
   std::int64_t step = first_step_;
   try {

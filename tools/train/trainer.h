@@ -196,7 +196,7 @@ class Trainer {
   std::optional<StepMetrics::Regroup> regroup_;                      // until the first step is made
   std::optional<std::chrono::steady_clock::time_point> step_begin_;  // of the step that is being made
   std::function<void(const std::string& line)> write_last_line_;
-  StepLog::History log_;       // of a run that has ended
+  StepLog::History log_;       // of steps before this run, as of its last save, or its end
   std::string last_line_;      // of the metrics file
   bool is_step_open_ = false;  // what follows it is to be done yet
   bool owes_save_ = false;     // one was asked for, or not written to its end

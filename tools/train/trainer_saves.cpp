@@ -20,6 +20,13 @@
 
 namespace sherd {
 
+namespace {
+
+// What the watch knows of the steps before a save: the next ones are judged as if the run had not been interrupted.
+constexpr const char* kWatchOfSave = "divergence_watch";
+
+}  // namespace
+
 void Trainer::check_recipe_of(const Manifest& save) {
   const TrainConfig saved = train_config_from_toml(save.config, config_.resume);
   const std::string difference = recipe_difference(saved, "the checkpoint", config_, "this run");
@@ -121,6 +128,9 @@ void Trainer::resume() {
     if (manifest.state.contains("skipped_steps")) skipped_steps_ = manifest.state_value<std::int64_t>("skipped_steps");
     if (manifest.state.contains("skipped_batches"))
       skipped_ = SkippedBatches(manifest.state_value<std::string>("skipped_batches"), config_.resume);
+    log_.skipped_steps = skipped_steps_;
+    if (manifest.state.contains(kWatchOfSave))
+      log_.watch = watch_history_from_text(manifest.state_value<std::string>(kWatchOfSave), config_.resume);
     check(first_step_ <= config_.steps, "resume from {}: it has made {} steps, this run asks for {} in all",
           config_.resume, first_step_, config_.steps);
   });
@@ -189,6 +199,7 @@ void Trainer::save(std::int64_t step) {
   if (!job_.empty()) manifest.state[kJobOfSave] = job_;
   if (skipped_steps_ > 0) manifest.state["skipped_steps"] = skipped_steps_;
   if (skipped_.count() > 0) manifest.state["skipped_batches"] = skipped_.text();
+  if (log_.watch.skips_in_a_row > 0 || !log_.watch.losses.empty()) manifest.state[kWatchOfSave] = to_text(log_.watch);
   if (saver_) saver_->start(config_.save, std::move(manifest), state(), retention_);
   else nn::save_checkpoint(config_.save, std::move(manifest), state(), *group_, retention_);
   retention_.replace = false;
