@@ -1,10 +1,15 @@
 // A bit that flips on one rank is found, and the rank is named, wherever the bits have copies.
 #include "nn/checkpoint/replicas.h"
 
+#include <set>
+#include <string>
+#include <vector>
+
 #include <gtest/gtest.h>
 
 #include "nn/layers/linear.h"
 #include "nn/optim/adamw.h"
+#include "nn/optim/loss_scaler.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/op/ops.h"
@@ -57,6 +62,37 @@ TEST(Replicas, OneThatDiffersFromTheOthersIsNamed) {
           });
         },
         {"replicas differ", "optim.", "rank 2 has other bits than ranks 0, 1"});
+  });
+}
+
+// Counters too, of steps and of the loss scale: those that decide what all later steps do.
+TEST(Replicas, EveryKindOfStateIsCompared) {
+  run_ranks(3, [](const Group& group) {
+    nn::Linear model(3, 5);
+    nn::fully_shard(model, DeviceMesh(group, "dp"), nn::strategy("no_shard"));
+    model.materialize(nn::Seed{1});
+    nn::AdamW optimizer(model.parameters(), {});
+    nn::LossScaler scaler;
+    backward(sum(model(ones({2, 3}))));
+    optimizer.step_and_clear();
+    const std::vector<nn::StateEntry> state = nn::training_state(model, &optimizer, &scaler);
+    std::set<std::string> flipped;
+    for (const nn::StateEntry& entry : state) {
+      if (nn::is_usual(entry)) continue;  // the bytes of another entry
+      const std::string what = fmt::format("{} \"{}\"", entry.kind, entry.name);
+      const auto flip = [&] {
+        if (group->rank() == 1) flip_lowest_bit(nn::state_tensor(entry));
+      };
+      flip();
+      expect_error([&] { nn::check_replicas(state, "here", *group); },
+                   {"replicas differ", what, "rank 1 has other bits than ranks 0, 2"});
+      flip();
+      flipped.insert(what);
+    }
+    EXPECT_NO_THROW(nn::check_replicas(state, "here", *group));
+    for (const char* what : {"param \"weight\"", "optim.m \"weight\"", "optim.v \"bias\"", "optim \"step\"",
+                             "loss_scaler \"scale\"", "loss_scaler \"good_steps\"", "loss_scaler \"skipped_steps\""})
+      EXPECT_TRUE(flipped.contains(what)) << what;
   });
 }
 
