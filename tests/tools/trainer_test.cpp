@@ -180,6 +180,32 @@ TEST_F(TrainerTest, ARunGoesOnOnAnyNumberOfRanksWithTheSameStateAndData) {
   }
 }
 
+TEST_F(TrainerTest, ARunThatIsNotShardedGoesOnShardedAndBack) {
+  gpt_.steps = 6;
+  gpt_.fully_shard = false;
+  const TinyRun whole = train_tiny(gpt_, 1);
+  const TempDir one, two;
+  const auto part = [&](bool fully_shard, std::int64_t steps, const std::string& from, const std::string& to) {
+    TrainConfig config = gpt_;
+    config.fully_shard = fully_shard;
+    config.steps = steps;
+    config.resume = from;
+    config.save = to;
+    return config;
+  };
+  const TinyRun head = train_tiny(part(false, 2, "", one.path()), 1);
+  const TinyRun middle = train_tiny(part(true, 4, one.path(), two.path()), 2);
+  EXPECT_EQ(middle.initial, head.final);
+  const TinyRun tail = train_tiny(part(false, 6, two.path(), ""), 1);
+  EXPECT_EQ(tail.initial, middle.final);
+  std::vector<double> losses = head.losses;
+  for (const TinyRun& rest : {middle, tail}) losses.insert(losses.end(), rest.losses.begin(), rest.losses.end());
+  expect_close(losses, whole.losses, 1e-5, "whole, sharded over 2 ranks, whole");
+  run_ranks(2, [&](const Group& group) {
+    expect_error([&] { Trainer trainer(part(false, 6, two.path(), ""), group); }, {"--fully-shard true"});
+  });
+}
+
 TEST_F(TrainerTest, F16IsScaledAndResumesBitForBit) {
   for (TrainConfig config : {gpt_, llama_}) {
     config.steps = 6;

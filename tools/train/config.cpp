@@ -150,7 +150,8 @@ void bind_ranks(ConfigTable& table, TrainConfig& c) {
 
 void bind_sharding(ConfigTable& table, TrainConfig& c) {
   using enum KeyRole;
-  table.add("fully_shard", &c.fully_shard, "shard the model as strategy says; false: one rank with data, not sharded");
+  table.add("fully_shard", &c.fully_shard, "shard the model as strategy says; false: one rank with data, not sharded",
+            run);
   table.add(
       "strategy", &c.strategy,
       fmt::format("what is sharded over dp: {}; hybrid ones copy over replicate, or where the mesh names none over "

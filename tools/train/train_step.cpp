@@ -41,11 +41,10 @@ TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device devi
                      const TrainStepOptions& options)
     : config_(config), mesh_(mesh), options_(options) {
   resolve(config_);
-  check(
-      config_.fully_shard || mesh_.num_data_ranks() == 1,
-      "fully_shard = false on {0} ranks would train {0} separate models; leave it on, and pass --strategy no_shard for "
-      "whole copies",
-      mesh_.num_data_ranks());
+  check(config_.fully_shard || mesh_.num_data_ranks() == 1,
+        "fully_shard = false on {0} ranks would train {0} separate models; pass --fully-shard true, and --strategy "
+        "no_shard for whole copies",
+        mesh_.num_data_ranks());
   const TrainConfig::Optimizer& o = config_.optimizer;
   check(options_.metrics || o.clip == 0, "optimizer.clip = {} needs the gradient norm, which is one of the metrics",
         o.clip);
