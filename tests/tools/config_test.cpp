@@ -274,6 +274,28 @@ TEST(TrainConfig, TheDeviceAndThePlanOfTheLearningRateAreNoPartOfTheRecipe) {
   EXPECT_NE(recipe_difference(cpu, "a", faster, "b"), "");
 }
 
+TEST(TrainConfig, KeysThatOnlyRoundOtherwiseAreNamedWithBothValues) {
+  const TrainConfig before;
+  TrainConfig now = before;
+  now.threads = 3;
+  now.units = "coarse";
+  now.recompute = "full";
+  now.compile = true;
+  EXPECT_EQ(rounding_differences(before, now), "") << "the same bits";
+  now.device = "cuda:1";
+  now.mesh = "tp=2";
+  now.fully_shard = false;
+  now.strategy = "no_shard";
+  now.parallel.sequence = true;
+  now.parallel.loss = false;
+  EXPECT_EQ(recipe_difference(before, "a", now, "b"), "");
+  EXPECT_EQ(
+      rounding_differences(before, now),
+      "device was \"cpu\" and is \"cuda:1\" now, mesh was \"\" and is \"tp=2\" now, fully_shard was true and is false "
+      "now, strategy was \"full_shard\" and is \"no_shard\" now, parallel.sequence was false and is true now, "
+      "parallel.loss was true and is false now");
+}
+
 TEST(TrainConfig, ALinkIsARateAndALatency) {
   const std::string path = config_path("quickstart.toml");
   EXPECT_EQ(load({path}).link, "");

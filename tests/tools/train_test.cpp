@@ -168,6 +168,17 @@ TEST_F(TrainProgram, AResumeTakesItsConfigFromTheSave) {
   EXPECT_EQ(sherd({"train", "--steps", "8"}).status, kUsage);
 }
 
+TEST_F(TrainProgram, AResumeThatRoundsOtherwiseSaysSo) {
+  const std::string checkpoint = dir_ / "checkpoint";
+  metrics_of(2, {"--steps", "2", "--mesh", "tp=2", "--save", checkpoint});
+  const ProgramEnd end = train(2, {"--steps", "3", "--mesh", "tp=2", "--parallel.sequence", "--parallel.loss", "false",
+                                   "--optimizer.decay-steps", "20", "--resume", checkpoint});
+  EXPECT_EQ(end.status, 0) << end.err;
+  expect_within(end.err,
+                {"saved by 2 ranks, and gone on with by 2, parallel.sequence was false and is true now, parallel.loss "
+                 "was true and is false now: the state is the same, later steps may differ by rounding"});
+}
+
 TEST_F(TrainProgram, HelpListsTheFlags) {
   const ProgramEnd end = sherd({"train", "--help"});
   EXPECT_EQ(end.status, 0);

@@ -81,7 +81,7 @@ void bind_run(ConfigTable& table, TrainConfig& c) {
             run);
   table.add("explain_peak", &c.explain_peak,
             "print in the end when memory was at its peak, and the largest tensors that rank 0 held then", run);
-  table.add("device", &c.device, kDeviceHelp, run);
+  table.add("device", &c.device, kDeviceHelp, rounding);
   table.add("compile", &c.compile, "record one step and replay it; the same bits as without", run);
   table.add("metrics", &c.metrics, "file for one JSON object per step", run);
   table.add("trace", &c.trace, "file for a timeline of a few steps on all ranks, for ui.perfetto.dev", run);
@@ -136,7 +136,7 @@ void bind_ranks(ConfigTable& table, TrainConfig& c) {
   table.add("mesh", &c.mesh,
             "ranks as axes, slowest first: replicate=2,dp=2,tp=2; dp shards, tp shards matrices; empty: dp over all, "
             "for hybrid strategies over those of a host",
-            run);
+            rounding);
   table.add("link", &c.link,
             "BYTES_PER_S,SECONDS: collectives take as long as on a link like that; dp=2e9,0;replicate=2e8,0 gives axes "
             "of the mesh links of their own; empty: as they are",
@@ -151,13 +151,13 @@ void bind_ranks(ConfigTable& table, TrainConfig& c) {
 void bind_sharding(ConfigTable& table, TrainConfig& c) {
   using enum KeyRole;
   table.add("fully_shard", &c.fully_shard, "shard the model as strategy says; false: one rank with data, not sharded",
-            run);
+            rounding);
   table.add(
       "strategy", &c.strategy,
       fmt::format("what is sharded over dp: {}; hybrid ones copy over replicate, or where the mesh names none over "
                   "the hosts",
                   fmt::join(nn::strategy_names(), ", ")),
-      run);
+      rounding);
   table.add("units", &c.units,
             "what is gathered at a time: block; fine: attention and feed-forward part apart; coarse: the whole model; "
             "parameters=N: modules of N parameters and more; bytes=N: modules that fit N bytes together, as bytes=32e6",
@@ -193,8 +193,8 @@ void bind_sharding(ConfigTable& table, TrainConfig& c) {
 void bind_parallel(ConfigTable& table, TrainConfig::Parallel& p) {
   using enum KeyRole;
   table.add("parallel.sequence", &p.sequence, "shard the activations between matrices along the sequence, over tp",
-            run);
-  table.add("parallel.loss", &p.loss, "shard the vocabulary of head and loss over tp", run);
+            rounding);
+  table.add("parallel.loss", &p.loss, "shard the vocabulary of head and loss over tp", rounding);
 }
 
 void bind_precision(ConfigTable& table, TrainConfig& c) {
@@ -467,6 +467,17 @@ std::string config_difference(const TrainConfig& a, std::string_view a_name, con
                               std::string_view b_name) {
   TrainConfig copy_a = a, copy_b = b;
   return difference(bind(copy_a).values(), a_name, bind(copy_b).values(), b_name);
+}
+
+std::string rounding_differences(const TrainConfig& before, const TrainConfig& now) {
+  TrainConfig copy_before = before, copy_now = now;
+  const Values a = bind(copy_before).values(KeyRole::rounding), b = bind(copy_now).values(KeyRole::rounding);
+  std::vector<std::string> texts;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (a[i] != b[i])
+      texts.push_back(
+          fmt::format("{} was {} and is {} now", a[i].first, to_string(a[i].second), to_string(b[i].second)));
+  return fmt::format("{}", fmt::join(texts, ", "));
 }
 
 }  // namespace sherd

@@ -135,14 +135,17 @@ std::optional<nn::LossScalerOptions> loss_scaler_options(const TrainConfig& conf
 std::string to_toml(const TrainConfig& config);
 TrainConfig train_config_from_toml(std::string_view text, const std::string& source);
 
-/// Empty if both give the same numbers up to the schedule's end, that is if they differ only in keys of the run (files,
-/// threads, group, device, eager or compiled, where the data is) or in optimizer.decay_steps; else one line that names
-/// the first key that differs and both values. For a resume: recipe_difference(saved, "the checkpoint", now, "this
-/// run").
+/// Empty if both give the same numbers up to the schedule's end, but for rounding, that is if they differ only in keys
+/// of the run (files, threads, group, eager or compiled, where the data is), in those of rounding (device, mesh,
+/// strategy, ...) or in optimizer.decay_steps; else one line that names the first key that differs and both values. For
+/// a resume: recipe_difference(saved, "the checkpoint", now, "this run").
 std::string recipe_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,
                               std::string_view b_name);
 /// The same over all keys, for ranks, which must agree on everything that makes them act together.
 std::string config_difference(const TrainConfig& a, std::string_view a_name, const TrainConfig& b,
                               std::string_view b_name);
+/// All keys of rounding that a resume changes: "mesh was \"tp=2\" and is \"\" now, parallel.loss was true and is false
+/// now"; empty if it changes none.
+std::string rounding_differences(const TrainConfig& before, const TrainConfig& now);
 
 }  // namespace sherd

@@ -21,8 +21,9 @@ using SwitchOrNumber = std::variant<bool, std::int64_t>;
 using ConfigValue = std::variant<std::int64_t, double, bool, std::string>;
 using ConfigTarget = std::variant<std::int64_t*, double*, bool*, std::string*, SwitchOrNumber*>;
 
-/// Whether a key decides the numbers of a run (its recipe) or only where, when and how fast it runs.
-enum class KeyRole : std::uint8_t { recipe, run };
+/// Whether a key decides the numbers of a run (its recipe), only how they are rounded, in sums of other parts or on
+/// another device, or only where, when and how fast it runs.
+enum class KeyRole : std::uint8_t { recipe, rounding, run };
 
 class ConfigTable {
  public:

@@ -58,10 +58,14 @@ void Trainer::say_what_changes(const TrainConfig& saved) {
   const auto say = [&](std::string_view what) {
     say_on_stderr(fmt::format("resume from {}: {}", config_.resume, what));
   };
-  if (save.world_size != group_->size() || saved.mesh != asked_mesh_ || saved.strategy != config_.strategy ||
-      saved.device != config_.device)
-    say(fmt::format("saved by {} rank{}, and gone on with by {}: the state is the same, later steps differ by rounding",
-                    save.world_size, save.world_size == 1 ? "" : "s", group_->size()));
+  TrainConfig asked = config_;
+  asked.mesh = asked_mesh_;
+  const std::string changes = rounding_differences(saved, asked);
+  if (save.world_size != group_->size() || !changes.empty())
+    say(fmt::format(
+        "saved by {} rank{}, and gone on with by {}{}{}: the state is the same, later steps may differ by "
+        "rounding",
+        save.world_size, save.world_size == 1 ? "" : "s", group_->size(), changes.empty() ? "" : ", ", changes));
   const std::int64_t before = saved.optimizer.decay_steps, now = config_.optimizer.decay_steps;
   if (before == now || config_.optimizer.min_lr == config_.optimizer.lr) return;
   const std::int64_t end = std::min(config_.steps, std::max(before, now) + 1);  // both plans are over there
