@@ -74,6 +74,26 @@ TEST_F(StopProgram, SigusrSavesAndTheRunGoesOn) {
   }
 }
 
+// The last rank reads its config from a pipe, so it is within its start-up when it gets the signal.
+TEST_F(StopProgram, SigusrInStartUpSavesAfterTheFirstStep) {
+  const auto signalled = [&](int ranks, const std::string& flags) {
+    return train_by_script(ranks, fmt::format("if [ $SHERD_RANK != {0} ]; then exec \"$0\" train \"$1\" {1}; fi\n"
+                                              "rm -f \"$1.pipe\"; mkfifo \"$1.pipe\"\n"
+                                              "(exec 3> \"$1.pipe\"; kill -USR1 $$; cat \"$1\" >&3) &\n"
+                                              "exec \"$0\" train \"$1.pipe\" {1}",
+                                              ranks - 1, flags));
+  };
+  for (const int ranks : {1, 2}) {
+    const ProgramEnd end = signalled(ranks, save_);
+    EXPECT_EQ(end.status, 0) << end.err;
+    std::vector<std::int64_t> steps;
+    for (const SavePlace& save : list_saves(checkpoint_)) steps.push_back(save.step);
+    EXPECT_EQ(steps, (std::vector<std::int64_t>{5, 1})) << ranks << " ranks";
+    fs::remove_all(checkpoint_);
+  }
+  EXPECT_EQ(signalled(1, "").status, 0) << "nothing to save to: it is forgotten";
+}
+
 TEST_F(StopProgram, SignalsEndTheRunAsEverWhereTheyShallNotSave) {
   EXPECT_EQ(stopped_by(2, "kill -TERM $pid", save_ + " --save-on-signal false").status, 128 + SIGTERM);
   EXPECT_TRUE(list_saves(checkpoint_).empty());
@@ -89,6 +109,7 @@ TEST_F(StopProgram, RanksWhosePeerWasKilledDoNotSave) {
 TEST_F(StopProgram, WithoutAFolderASignalEndsTheRunAtOnce) {
   EXPECT_EQ(stopped_by(1, "kill -TERM $pid", "").status, 128 + SIGTERM);
   EXPECT_EQ(stopped_by(2, "kill -TERM $pid", "").status, 128 + SIGTERM);
+  EXPECT_EQ(stopped_by(1, "kill -USR1 $pid", "").status, 128 + SIGUSR1);
 }
 
 TEST_F(StopProgram, WhatCannotBeSavedIsSaid) {

@@ -229,6 +229,22 @@ TEST_F(Stop, SkippedStepsEndARunOnlyWhenThereAreManyInARow) {
   }
 }
 
+TEST(StopSignals, AWishToSaveIsNotedBeforeThem) {
+  note_save_signals();
+  ::raise(SIGUSR1);
+  {
+    const StopSignals signals;
+    EXPECT_TRUE(StopSignals::take_save());
+    EXPECT_FALSE(StopSignals::take_save());
+  }
+  ::raise(SIGUSR1);  // after the last step
+  forget_save_signals();
+  EXPECT_FALSE(StopSignals::take_save());
+  struct sigaction action{};
+  ::sigaction(SIGUSR1, nullptr, &action);
+  EXPECT_EQ(action.sa_handler, SIG_DFL);
+}
+
 TEST(StopSignals, NoteAndForget) {
   {
     const StopSignals outer;

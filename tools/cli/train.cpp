@@ -199,11 +199,13 @@ int train_surviving(const TrainConfig& config, const RankInfo& rank, int ranks) 
 }  // namespace
 
 int run_train(std::span<const std::string_view> args) {
+  note_save_signals();  // whoever sends one does not know how far a rank has come
   std::optional<TrainConfig> config = load_train_config(args);
   if (!config) {
     print(stdout, train_help());
     return 0;
   }
+  if (!notes_signals(*config)) forget_save_signals();
   const RankInfo rank = discover_rank();
   const RanksThatFit fit = ranks_that_fit(*config, rank);
   config->mesh = fit.mesh;

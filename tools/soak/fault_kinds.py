@@ -71,6 +71,7 @@ class Strike:
     victims: dict  # "rank", "launcher", "guard": End
     pause: tuple = (0, 0)
     is_harmless: bool = False  # the run goes on without a restart
+    ends_only_at_start: tuple = ()  # victims that listen before the first step
 
 
 # By its peers, or where they have ended by the launcher.
@@ -98,9 +99,9 @@ def strikes(frozen_after):
         "twice": Strike(3, ("TERM", "TERM"), {"launcher": asking(signal.SIGTERM)["launcher"]}, (0, 0.3)),
         "hup": Strike(2, ("HUP",), {"rank": end(129, words=["{victim} was killed by SIGHUP"]),
                                     "launcher": end(129, -1, words=["SIGHUP"])}),
-        # One who does not listen to it yet is ended by it.
+        # One who does not listen to it yet is ended by it: of ranks, a process that has not come to its main program.
         "usr1": Strike(4, ("USR1",), {"rank": end(138, words=["{victim} was killed by SIGUSR1"]), "launcher": end(-10),
-                                      "guard": end()}, is_harmless=True),
+                                      "guard": end()}, is_harmless=True, ends_only_at_start=("rank",)),
     }
 
 
@@ -171,7 +172,10 @@ class Fault:
             if "/#" in self.path:
                 name = self.place  # it has no name
             return end(1, words=[os.strerror(getattr(errno, self.kind)), re.escape(name)])
-        of = kinds[self.kind].victims[self.victim.split()[0]]
+        strike, who = kinds[self.kind], self.victim.split()[0]
+        if self.step > 0 and who in strike.ends_only_at_start:
+            return end()
+        of = strike.victims[who]
         number = self.victim.removeprefix("rank ")
         return End(of.statuses, tuple(word.format(victim=self.victim, number=number) for word in of.words))
 

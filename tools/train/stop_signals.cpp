@@ -24,21 +24,38 @@ static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_alw
 std::mutex mutex;
 int living = 0;
 std::array<struct sigaction, kSignals.size()> actions_before{};
+struct sigaction save_action_before{};
 
 void note(int signal) {
   if (signal == SIGUSR1) noted_save.store(true, std::memory_order_relaxed);
   else noted_signal.store(signal, std::memory_order_relaxed);
 }
 
+struct sigaction noting_action() {
+  struct sigaction noting{};
+  noting.sa_handler = note;
+  noting.sa_flags = SA_RESTART;
+  return noting;
+}
+
 }  // namespace
+
+void note_save_signals() {
+  const struct sigaction noting = noting_action();
+  ::sigaction(SIGUSR1, nullptr, &save_action_before);
+  if (save_action_before.sa_handler != SIG_IGN) ::sigaction(SIGUSR1, &noting, nullptr);
+}
+
+void forget_save_signals() {
+  ::sigaction(SIGUSR1, &save_action_before, nullptr);
+  noted_save = false;
+}
 
 StopSignals::StopSignals() {
   const std::lock_guard lock(mutex);
   if (living++ > 0) return;
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
-    struct sigaction noting{};
-    noting.sa_handler = note;
-    noting.sa_flags = SA_RESTART;
+    struct sigaction noting = noting_action();
     if (kSignals[i] == SIGINT) noting.sa_flags |= static_cast<int>(SA_RESETHAND);  // the second finds the default
     ::sigaction(kSignals[i], nullptr, &actions_before[i]);
     if (actions_before[i].sa_handler != SIG_IGN) ::sigaction(kSignals[i], &noting, nullptr);

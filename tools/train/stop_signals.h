@@ -9,6 +9,12 @@ namespace sherd {
 /// "SIGTERM"; "signal 77" for a number without a name.
 std::string signal_name(int signal);
 
+/// For the start of a program, before there are StopSignals: from here to its end SIGUSR1 is noted, and the first of
+/// them takes it. An ignored one stays ignored. Not from several threads.
+void note_save_signals();
+/// The run turns out not to save: SIGUSR1 does what it did before, and one that was noted meanwhile is forgotten.
+void forget_save_signals();
+
 /// While one lives, SIGTERM, SIGINT and SIGUSR1 are noted instead of ending the process. A second SIGINT ends it at
 /// once; further SIGTERMs do not, since Slurm and systemd signal the launcher, which passes it on, and the ranks as
 /// well. Signals that are ignored (nohup) stay ignored. Several may live at once, of rank threads; what was noted is of

@@ -88,8 +88,9 @@ std::string read_config(const std::string& path) {
   std::string text;
   for (std::array<char, 4096> part;;) {
     pollfd ready{.fd = file.get(), .events = POLLIN, .revents = 0};
-    const bool is_ready = ::poll(&ready, 1, kPatienceMs) != 0;
-    check(is_ready, "cannot read the config \"{}\": it is a pipe, and nobody has written to it for {} s", path,
+    const int num_ready = ::poll(&ready, 1, kPatienceMs);
+    if (num_ready < 0 && errno == EINTR) continue;  // a pipe that nobody has opened yet would seem to be at its end
+    check(num_ready != 0, "cannot read the config \"{}\": it is a pipe, and nobody has written to it for {} s", path,
           kPatienceMs / 1000);
     const ssize_t got = ::read(file.get(), part.data(), part.size());
     const int failure = errno;
