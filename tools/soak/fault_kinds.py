@@ -183,6 +183,14 @@ class Fault:
         """Whether the job is likely to go on."""
         return kinds[self.kind].is_harmless if self.kind in kinds else bool(self.call) and self.may_be_ignored()
 
+    def ends_restarts(self):
+        """Whether `sherd run --restarts` may end by it: it is hit itself, or told to end."""
+        return self.victim in ("launcher", "guard") or self.kind in ("term", "int", "twice")
+
+    def freezes(self):
+        """A rank, for good."""
+        return self.kind == "freeze" and self.victim.startswith("rank")
+
     def may_be_ignored(self):
         """Whether the job may end well although the call has failed."""
         if self.call in ("unlink", "lock", "close", "stat", "truncate", "allocate") or self.path.endswith("/lock"):

@@ -8,7 +8,8 @@ up to 8 faults (fault_kinds.py): a process of the job is killed, frozen or stopp
 file fails, or the process is killed or frozen in it; the disk is full. After each the training is resumed, or `sherd run
 --restarts` has done that. A trial fails when
   - a job makes no step and does not end for longer than its deadline and 5 s,
-  - it ends with a status, or without words, that the fault does not explain,
+  - it ends with a status, or without words, that the fault does not explain; or ends at all by what `--restarts` mends,
+  - a rank is frozen, and the job has neither ended nor been restarted 10 s after --frozen-after,
   - it leaves a process, a temporary file, or what is no part of a save; after a run without a fault, a part of a save,
   - a save that had been committed is gone, or more steps are lost than lie between two saves,
   - the finished run differs in any bit of a loss or of its last save from the undisturbed one, or lacks a loss (but for the
@@ -286,7 +287,15 @@ class Trial:
                 check(fault.kind not in ("EIO", "ENOSPC") or self.restarts or fault.may_be_ignored(),
                       f"status 0 in spite of {fault}")
             check(attempt.watch.restarts <= len(met), f"{attempt.watch.restarts} restarts for {len(met)} faults")
+        for fault in met:
+            # Its peers say so within 5 s after the limit, and then have 5 s to end.
+            check(not fault.freezes() or fault.seconds <= self.options.frozen_after + 10,
+                  f"{fault.seconds:.1f} s from {fault} to the end or the restart")
+        if status == 0:
             return
+        # One that hits the launcher, or asks for an end, is not mended.
+        check(not self.restarts or any(status in end.statuses and fault.ends_restarts() for fault, end in zip(met, ends)),
+              f"ends with status {status} instead of starting again")
         if status < 0:
             return  # the launcher itself, which could say nothing
         says = [all(re.search(word, text) for word in end.words) for end in ends if status in end.statuses]

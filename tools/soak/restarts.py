@@ -3,9 +3,9 @@
 
 Usage: tools/soak/restarts.py [--sherd build/release/bin/sherd] [--minutes 10] [--kill-after 5 20] [--ranks 2] [--seed N]
 
-Half of the time goes to the undisturbed run, whose number of steps is chosen by a short one before. Then the same
-training runs under `--restarts 100 --backoff 0`; after 5 to 20 s at random one of its ranks is killed by SIGKILL, and so on until it
-ends. It fails when the job ends with another status than 0, leaves a process behind, takes ten times as long as undisturbed, was not
+First an undisturbed run, of so many steps that the struck one takes about --minutes; a short one before tells how many. Then
+the same training runs under `--restarts 100 --backoff 0`; after 5 to 20 s at random one of its ranks is killed by SIGKILL, and
+so on until it ends, or has been killed as often as fits into the time. It fails when the job ends with another status than 0, leaves a process behind, takes ten times as long as undisturbed, was not
 restarted after a kill, or when a loss or gradient norm of any step, or a byte of the last save, differs from the
 undisturbed run's. Needs nothing but Python and the program. `--min-ranks` and other flags are tested in tests/tools/restart_test.cpp.
 """
@@ -62,8 +62,9 @@ def undisturbed(options, folder, steps, every):
 def disturbed(options, folder, steps, every, limit, rng):
     """The number of kills."""
     job = training(options, folder, steps, every, ["--restarts", "100", "--backoff", "0"])
-    struck, end = 0, time.monotonic() + limit
-    most = min(100, max(2, int(60 * options.minutes / sum(options.kill_after))))  # a slow machine gets on, too
+    start = time.monotonic()
+    struck, end = 0, start + limit
+    most = min(100, max(2, int(2 * 60 * options.minutes / sum(options.kill_after))))  # a slow machine gets on, too
     try:
         while (status := job.wait(rng.uniform(*options.kill_after))) is None:
             check(time.monotonic() < end, f"takes more than {limit:.0f} s")
@@ -77,7 +78,7 @@ def disturbed(options, folder, steps, every, limit, rng):
     restarts = max([int(n) for n in re.findall(r"sherd run: restart (\d+) of 100", job.text())], default=0)
     # The last kill may have met a rank that had done its part; one may meet a start that another kill has ended.
     check(restarts >= struck / 2, f"{struck} kills, but {restarts} restarts")
-    print(f"{struck} kills, {restarts} restarts", flush=True)
+    print(f"{struck} kills, {restarts} restarts, {time.monotonic() - start:.0f} s", flush=True)
     return struck
 
 
@@ -100,8 +101,9 @@ def main():
         options.config.write_text(f'data = "{base / "text.txt"}"' + CONFIG)
         try:
             seconds = undisturbed(options, base / "probe", 40, 1000)
-            steps = max(40, int(40 * options.minutes * 30 / seconds) // 20 * 20)
-            every = max(1, int(steps * options.kill_after[0] / (options.minutes * 30 * 4)))  # 4 saves in the least time
+            aim = 0.7 * 60 * options.minutes  # of the undisturbed run; starts, and steps made again, take the rest
+            steps = max(40, int(40 * aim / seconds) // 20 * 20)
+            every = max(1, int(steps * options.kill_after[0] / (4 * aim)))  # 4 saves in the least time
             seconds = undisturbed(options, base / "quiet", steps, every)
             print(f"{steps} steps, a save every {every}, {seconds:.0f} s undisturbed", flush=True)
             struck = disturbed(options, base / "struck", steps, every, 10 * seconds + 60, rng)

@@ -9,7 +9,7 @@ SIGKILL; the launcher starts its replica again, which takes the state from its p
 --minutes, the run is told to stop (SIGTERM). It fails when
   - the job ends with another status than that of a stop with a save, or a restart of all ranks was needed,
   - a step is missing in the metrics, is there twice, or has another loss than one rank that takes the same rows
-    (soak_one_rank; f32, so by rounding),
+    (soak_one_rank; f32, so by rounding: 1e-4 of the loss),
   - the step of a kill took more than twice the median step and 5 s,
   - memory, mappings or descriptors of a rank that lives through all of it grow with the number of groups,
   - a process is left behind.
@@ -225,7 +225,7 @@ def main():
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--ranks", type=int, default=4, help="of two replicas")
     parser.add_argument("--every", type=float, nargs=2, default=[2, 5], metavar=("LEAST", "MOST"))
-    parser.add_argument("--bound", type=float, default=1e-2, help="on the difference of losses, as a share of the loss")
+    parser.add_argument("--bound", type=float, default=1e-4, help="on the difference of losses, as a share of the loss")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
