@@ -43,7 +43,7 @@ FolderLock::FolderLock(const std::string& dir, const std::string& holder)
     file_ = Descriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
     error = errno;
     check(file_.is_open(),
-          "cannot write to the folder \"{}\": {}; let this user write there, or save to another folder", dir,
+          "cannot write to the folder \"{}\" (its lock): {}; let this user write there, or save to another folder", dir,
           std::strerror(error));
     error = ::flock(file_.get(), LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
     if (error == EWOULDBLOCK)
@@ -73,8 +73,7 @@ void FolderLock::check_is_there() const {
   if (error == 0 && now.st_dev == device_ && now.st_ino == inode_) return;
   fail(
       "the folder \"{}\" is not the one that this run has claimed ({}): its disk may be gone, or another one be "
-      "mounted "
-      "there. Nothing is written to it, and the saves before are where that folder is; mount it, then go on by "
+      "mounted there. Nothing is written to it, and the saves before are where that folder is; mount it, then go on by "
       "--resume {}",
       dir_, error == 0 ? "another folder has its name" : std::strerror(error), dir_);
 }
