@@ -29,8 +29,6 @@ namespace sherd::testing {
 namespace {
 
 constexpr int kBatch = 200;
-constexpr std::int64_t kFixedBytes =
-    24 << 20;  // of memory, whatever the input: copies of the longest string, a table of all characters
 #ifdef __SANITIZE_ADDRESS__
 constexpr double kSlower = 10;
 #else
@@ -116,8 +114,16 @@ class Drawer {
 
 double limit_of(const Input& input) { return kSlower * std::max(1.0, static_cast<double>(input.bytes.size()) / 1e6); }
 
+/// What a reading process says of itself, in memory that it shares.
+struct Progress {
+  std::atomic<int> input{-1};
+  std::atomic<int> faults{0}, one_bit{0};
+  std::atomic<std::int64_t> most_bytes{0};  // of a target, beyond three times the input's
+};
+
 /// What went wrong, or nothing.
-std::optional<std::string> read_one(HostileReader& reader, const Input& input) {
+std::optional<std::string> read_one(HostileReader& reader, const Input& input,
+                                    [[maybe_unused]] std::int64_t fixed_bytes, [[maybe_unused]] Progress& progress) {
   std::string fault;
   const auto start = std::chrono::steady_clock::now();
   ::alarm(static_cast<unsigned>(5 + 10 * limit_of(input)));  // kills a process that hangs
@@ -132,8 +138,11 @@ std::optional<std::string> read_one(HostileReader& reader, const Input& input) {
 #ifdef __SANITIZE_ADDRESS__
   call();
 #else
-  const std::int64_t peak = heap_peak(call), limit = 3 * static_cast<std::int64_t>(input.bytes.size()) + kFixedBytes;
-  if (fault.empty() && peak > limit) fault = fmt::format("{} bytes of memory, more than {}", peak, limit);
+  const std::int64_t size = static_cast<std::int64_t>(input.bytes.size());
+  const std::int64_t peak = heap_peak_of_all_threads(call);
+  progress.most_bytes = std::max<std::int64_t>(progress.most_bytes, peak - 3 * size);
+  if (fault.empty() && peak > 3 * size + fixed_bytes)
+    fault = fmt::format("{} bytes of memory, more than 3 x {} + {}", peak, size, fixed_bytes);
 #endif
   ::alarm(0);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
@@ -143,12 +152,6 @@ std::optional<std::string> read_one(HostileReader& reader, const Input& input) {
 }
 
 // ---- batches ----
-
-/// What a reading process says of itself, in memory that it shares.
-struct Progress {
-  std::atomic<int> input{-1};
-  std::atomic<int> faults{0}, one_bit{0};
-};
 
 struct Batch {
   std::size_t target = 0;
@@ -161,14 +164,15 @@ void report(const Options& options, const Batch& batch, int input, std::size_t b
 }
 
 void read_batch(const Options& options, const Batch& batch, Progress& progress) {
-  const std::unique_ptr<HostileReader> reader = hostile_targets()[batch.target].open();
+  const HostileTarget& target = hostile_targets()[batch.target];
+  const std::unique_ptr<HostileReader> reader = target.open();
   const std::vector<std::string> samples = reader->samples();
   for (int i = batch.first; i < batch.last; ++i) {
     progress.input = i;
     const Input input = Drawer(options.seed, batch.target, i).draw(samples, *reader);
     if (options.only >= 0) std::fwrite(input.bytes.data(), 1, input.bytes.size(), stdout);
     if (input.is_one_bit) ++progress.one_bit;
-    const std::optional<std::string> fault = read_one(*reader, input);
+    const std::optional<std::string> fault = read_one(*reader, input, target.fixed_bytes, progress);
     if (!fault) continue;
     ++progress.faults;
     report(options, batch, i, input.bytes.size(), *fault);
@@ -217,6 +221,8 @@ int soak(const Options& options) {
     if (!options.only_target.empty() && targets[t].name != options.only_target) continue;
     const int first = std::max(options.only, 0), last = options.only < 0 ? each : options.only + 1;
     for (int i = first; i < last; i += kBatch) died += faults_of(options, {t, i, std::min(i + kBatch, last)}, progress);
+    if (const std::int64_t most = progress.most_bytes.exchange(0); most > 0)
+      fmt::print(stderr, "{}: at most 3 x its bytes and {} KiB of memory\n", targets[t].name, most >> 10);
     read += last - first;
   }
   check(read > 0, "no target is called '{}'", options.only_target);

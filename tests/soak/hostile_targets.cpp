@@ -123,7 +123,8 @@ class SealedManifestReader : public SaveReader {
   std::string sealed(const std::string& input) override {
     std::string text = outer_;
     text.replace(text.find("\"@\""), 3, input);
-    return text.replace(text.find("\"#\""), 3, fmt::format("\"{}\"", checksum_text(manifest_checksum(input, version_))));
+    return text.replace(text.find("\"#\""), 3,
+                        fmt::format("\"{}\"", checksum_text(manifest_checksum(input, version_))));
   }
 
  private:
@@ -324,22 +325,24 @@ const std::vector<HostileTarget>& hostile_targets() {
   const auto hugging_face = [](std::string model, std::string file) {
     return [=] { return std::make_unique<HuggingFaceReader>(model, file); };
   };
+  // Files of a save are read a block at a time; a list of flags has a string for each, and an argument is quoted where
+  // it is refused, but neither is longer than Linux takes; a text of characters needs a table of all there are.
   static const std::vector<HostileTarget> targets = {
-      {"manifest", [] { return std::make_unique<ManifestReader>(); }},
-      {"sealed_manifest", [] { return std::make_unique<SealedManifestReader>(); }},
-      {"rank_file", [] { return std::make_unique<RankFileReader>(); }},
-      {"safetensors", [] { return std::make_unique<SafetensorsReader>(); }},
-      {"config", [] { return std::make_unique<ConfigReader>(); }},
-      {"flags", [] { return std::make_unique<FlagsReader>(); }},
-      {"mesh", [] { return std::make_unique<MeshReader>(); }},
-      {"link", [] { return std::make_unique<LinkReader>(); }},
-      {"vocabulary", [] { return std::make_unique<VocabularyReader>(); }},
-      {"text", [] { return std::make_unique<TextReader>(); }},
-      {"huggingface_config", hugging_face("llama", "config.json")},
-      {"huggingface_index", hugging_face("llama", "model.safetensors.index.json")},
-      {"rendezvous", [] { return std::make_unique<RendezvousReader>(); }},
-      {"store", [] { return std::make_unique<StoreReader>(true); }},
-      {"store_handshake", [] { return std::make_unique<StoreReader>(false); }},
+      {"manifest", 1280 << 10, [] { return std::make_unique<ManifestReader>(); }},
+      {"sealed_manifest", 1280 << 10, [] { return std::make_unique<SealedManifestReader>(); }},
+      {"rank_file", 1280 << 10, [] { return std::make_unique<RankFileReader>(); }},
+      {"safetensors", 64 << 10, [] { return std::make_unique<SafetensorsReader>(); }},
+      {"config", 128 << 10, [] { return std::make_unique<ConfigReader>(); }},
+      {"flags", 12288 << 10, [] { return std::make_unique<FlagsReader>(); }},
+      {"mesh", 640 << 10, [] { return std::make_unique<MeshReader>(); }},
+      {"link", 640 << 10, [] { return std::make_unique<LinkReader>(); }},
+      {"vocabulary", 256 << 10, [] { return std::make_unique<VocabularyReader>(); }},
+      {"text", 3072 << 10, [] { return std::make_unique<TextReader>(); }},
+      {"huggingface_config", 128 << 10, hugging_face("llama", "config.json")},
+      {"huggingface_index", 128 << 10, hugging_face("llama", "model.safetensors.index.json")},
+      {"rendezvous", 64 << 10, [] { return std::make_unique<RendezvousReader>(); }},
+      {"store", 64 << 10, [] { return std::make_unique<StoreReader>(true); }},
+      {"store_handshake", 64 << 10, [] { return std::make_unique<StoreReader>(false); }},
   };
   return targets;
 }

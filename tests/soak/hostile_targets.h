@@ -1,5 +1,6 @@
 #pragma once
 // Everything of Sherd that reads what others wrote: files, texts, and messages on a socket.
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -25,6 +26,8 @@ class HostileReader {
 
 struct HostileTarget {
   std::string_view name;
+  /// Of memory, beyond three times the bytes of an input: what reading takes however short the input is.
+  std::int64_t fixed_bytes;
   std::function<std::unique_ptr<HostileReader>()> open;  ///< in the process that reads
 };
 

@@ -4,6 +4,7 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <new>
@@ -16,7 +17,10 @@ struct HeapCount {
 };
 inline thread_local HeapCount t_heap;
 
-/// The most bytes of the heap that `call()` takes at a time, beyond those that are taken before.
+/// Of all threads.
+inline std::atomic<std::int64_t> g_live_bytes{0}, g_peak_bytes{0};
+
+/// The most bytes of the heap that this thread takes at a time in `call()`, beyond those that are taken before.
 template <class Fn>
 std::int64_t heap_peak(const Fn& call) {
   const std::int64_t before = t_heap.live_bytes;
@@ -25,17 +29,32 @@ std::int64_t heap_peak(const Fn& call) {
   return t_heap.peak_bytes - before;
 }
 
+/// The same of all threads, whatever they do meanwhile.
+template <class Fn>
+std::int64_t heap_peak_of_all_threads(const Fn& call) {
+  const std::int64_t before = g_live_bytes;
+  g_peak_bytes = before;
+  call();
+  return g_peak_bytes - before;
+}
+
+inline void count_bytes(std::int64_t bytes) {
+  t_heap.live_bytes += bytes;
+  t_heap.peak_bytes = std::max(t_heap.peak_bytes, t_heap.live_bytes);
+  const std::int64_t live = g_live_bytes += bytes;
+  for (std::int64_t peak = g_peak_bytes; live > peak && !g_peak_bytes.compare_exchange_weak(peak, live);) continue;
+}
+
 inline void* counted_new(std::size_t bytes, std::size_t alignment) {
   void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
   if (!memory) throw std::bad_alloc();
   ++t_heap.allocations;
-  t_heap.live_bytes += static_cast<std::int64_t>(::malloc_usable_size(memory));
-  t_heap.peak_bytes = std::max(t_heap.peak_bytes, t_heap.live_bytes);
+  count_bytes(static_cast<std::int64_t>(::malloc_usable_size(memory)));
   return memory;
 }
 
 inline void counted_delete(void* memory) noexcept {
-  t_heap.live_bytes -= static_cast<std::int64_t>(::malloc_usable_size(memory));
+  count_bytes(-static_cast<std::int64_t>(::malloc_usable_size(memory)));
   std::free(memory);
 }
 
