@@ -8,6 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -25,6 +27,7 @@
 #include "runtime/exec/context.h"
 #include "runtime/exec/running_op.h"
 #include "tests/comm/backends.h"
+#include "tests/support/page_store.h"
 #include "tests/support/processes.h"
 
 namespace sherd::testing {
@@ -190,12 +193,17 @@ TEST(Life, AStoppedRankIsNamedAndGivenUpByAll) {
   for (const std::size_t rank : {0U, 1U}) EXPECT_EQ(ends[rank].status, 0) << ends[rank].message;
 }
 
+// With SHERD_TEST_BUSY_SECONDS=100, beside the limits that runs have by default.
 TEST(Life, ARankInALongKernelIsBusyAndNotGivenUp) {
+  const char* const asked = std::getenv("SHERD_TEST_BUSY_SECONDS");
+  const std::chrono::seconds busy(asked ? std::atoi(asked) : 4);
+  const auto silence = std::min<std::chrono::nanoseconds>(busy / 2, ShmGroupOptions{}.silence);
   SharedFlag long_enough;
-  const std::vector<RankEnd> ends = fork_ranks(2, [&](Store& store, int rank) {
+  PageStore pages;
+  const auto body = [&](Store& store, int rank) {
     RankContext::current();
-    Told told({"busy in long_kernel for"}, &long_enough, 4s);  // twice what a silent rank is given
-    const auto group = make_shm_group(store, rank, 2, {.silence = 2s, .notice = told.notice()});
+    Told told({"busy in long_kernel for"}, &long_enough, busy);  // longer than a silent rank is given
+    const auto group = make_shm_group(store, rank, 2, {.silence = silence, .notice = told.notice()});
     static constexpr std::string_view kName = "long_kernel";
     if (rank == 1) {
       const KernelMark mark(*running_op(), kName);
@@ -205,7 +213,8 @@ TEST(Life, ARankInALongKernelIsBusyAndNotGivenUp) {
     if (rank == 0) {
       EXPECT_THAT(told.text(), AllOf(HasSubstr("not there: rank 1 ("), HasSubstr("; busy in long_kernel for ")));
     }
-  });
+  };
+  const std::vector<RankEnd> ends = fork_ranks(pages, 2, body, busy + std::chrono::minutes(1));
   for (const RankEnd& end : ends) EXPECT_EQ(end.status, 0) << end.message;
 }
 

@@ -31,7 +31,7 @@ TEST_F(Frozen, AStoppedRankEndsTheRunWithinItsDeadline) {
                           "[0] sherd: CommError: rank 1 (process ", ") is frozen: no sign of life for 6",
                           " s (limit 6 s) while rank 0 waits for it in ",
                           "sherd run: rank 0 exited with status 1; the end of what it wrote to stderr:"});
-  EXPECT_LT(FrozenClock::now() - start, 45s) << "far below the other deadline";
+  EXPECT_LT(FrozenClock::now() - start, 20s) << "the limit, 5 s, and what the start takes on a busy machine";
 }
 
 TEST_F(Frozen, ARankThatIsStoppedBeforeItMeetsTheOthersIsNamed) {
@@ -42,7 +42,7 @@ TEST_F(Frozen, ARankThatIsStoppedBeforeItMeetsTheOthersIsNamed) {
     EXPECT_EQ(end.status, 1);
     expect_within(
         end.err, {fmt::format("CommError: shm_group world: {} not come within 1 s, and given no sign of life", named)});
-    EXPECT_LT(FrozenClock::now() - start, 45s) << "far below both deadlines";
+    EXPECT_LT(FrozenClock::now() - start, 15s) << "the limit, 5 s, and what the start takes on a busy machine";
   }
 }
 
@@ -57,7 +57,7 @@ TEST_F(Frozen, AKillDuringTheStartEndsAllRanksSoon) {
     const ProgramEnd end = train_by_script(3, script);
     EXPECT_EQ(end.status, 128 + SIGKILL) << end.err;
     expect_within(end.err, {"rank 1 was killed by SIGKILL (Killed); stopping the other ranks"});
-    EXPECT_LT(FrozenClock::now() - start, 45s) << "5 s, and what the start takes on a busy machine";
+    EXPECT_LT(FrozenClock::now() - start, 15s) << "5 s, and what the start takes on a busy machine";
   }
 }
 
