@@ -164,7 +164,7 @@ TEST_F(FileFaults, ASaveWithAFailedCallIsNamedAndThoseBeforeItStay) {
     expect_within(failed_save(call, kNoRoom, false), {"No space left on device"});
   for (const std::string call : {"write", "sync", "close", "rename"})
     expect_within(failed_save(call, kNoRoom, false),
-                  {"No space left on device", "nothing is kept of it; free space there", "--resume DIR"});
+                  {"No space left on device", "nothing is kept of it; free space there and try again"});
 }
 
 TEST_F(FileFaults, ADiskThatHasBecomeReadOnlyIsNamedAndTheSavesBeforeStay) {

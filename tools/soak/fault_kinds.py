@@ -168,10 +168,12 @@ class Fault:
             return end(1, words=[NO_ROOM])
         if self.kind in ("EIO", "ENOSPC"):
             # A file of a save is named as what it will be called.
-            name = os.path.basename(self.path).removesuffix(".partial") or self.place
+            name = re.escape(os.path.basename(self.path).removesuffix(".partial") or self.place)
             if "/#" in self.path:
                 name = self.place  # it has no name
-            return end(1, words=[os.strerror(getattr(errno, self.kind)), re.escape(name)])
+            # A disk that is full stays so, and the first call may be one that need not work.
+            names = [name] + ([r"rank-\d+\.safetensors", "manifest.json"] if self.kind == "ENOSPC" else [])
+            return end(1, words=[os.strerror(getattr(errno, self.kind)), "|".join(names)])
         strike, who = kinds[self.kind], self.victim.split()[0]
         if self.step > 0 and who in strike.ends_only_at_start:
             return end()
