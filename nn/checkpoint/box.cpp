@@ -1,6 +1,7 @@
 #include "nn/checkpoint/box.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace sherd {
 
@@ -37,10 +38,14 @@ std::optional<Box> intersection(const Box& a, const Box& b) {
   return both;
 }
 
+// Of boxes too that are refused, whose numbers may be any.
 std::string to_string(const Box& box) {
   std::string text;
-  for (int d = 0; d < box.shape.size(); ++d)
-    text += fmt::format("{}{}:{}", d > 0 ? ", " : "", box.offset[d], box.offset[d] + box.shape[d]);
+  for (int d = 0; d < box.shape.size(); ++d) {
+    std::int64_t end = 0;
+    if (__builtin_add_overflow(box.offset[d], box.shape[d], &end)) end = std::numeric_limits<std::int64_t>::max();
+    text += fmt::format("{}{}:{}", d > 0 ? ", " : "", box.offset[d], end);
+  }
   return "[" + text + "]";
 }
 

@@ -1,6 +1,7 @@
 // Oracle: a count per element, on grids small enough to count.
 #include "nn/checkpoint/cover.h"
 
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -45,6 +46,11 @@ TEST(Cover, ScalarsAndEmptyTensors) {
   EXPECT_FALSE(miscount({}, {0, 4}));
   EXPECT_FALSE(miscount({{{0, 0}, {0, 4}}, {{0, 1}, {0, 2}}}, {0, 4}));
   EXPECT_FALSE(miscount({{{0, 0}, {3, 4}}, {{2, 1}, {0, 2}}}, {3, 4})) << "a box without elements";
+}
+
+TEST(Box, IsPrintedWhateverItsNumbersAre) {
+  EXPECT_EQ(to_string(Box{{2, 0}, {3, 4}}), "[2:5, 0:4]");
+  EXPECT_EQ(to_string(Box{{7}, {std::numeric_limits<std::int64_t>::max()}}), "[7:9223372036854775807]");
 }
 
 // Four arms around a middle: no straight line separates them.
