@@ -186,8 +186,8 @@ class Fault:
         return kinds[self.kind].is_harmless if self.kind in kinds else bool(self.call) and self.may_be_ignored()
 
     def ends_restarts(self):
-        """Whether `sherd run --restarts` may end by it: it is hit itself, or told to end."""
-        return self.victim in ("launcher", "guard") or self.kind in ("term", "int", "twice")
+        """Whether `sherd run --restarts` may end by it: it is hit itself, or the job is told to end."""
+        return self.victim in ("launcher", "guard") or self.kind in ("term", "int", "twice", "hup")
 
     def freezes(self):
         """A rank, for good."""

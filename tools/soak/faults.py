@@ -204,7 +204,7 @@ class Attempt:
             return True
         if not self.trial.restarts or not fault.met:
             return False
-        if not self.watch.until(lambda: self.watch.restarts > restarts, self.options.frozen_after + 5):
+        if not self.watch.until(lambda: self.watch.restarts > restarts, self.options.frozen_after + 10):
             return False
         fault.seconds = time.time() - fault.began
         return True
