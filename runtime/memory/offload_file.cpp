@@ -57,8 +57,12 @@ Descriptor unnamed_file(const std::string& folder) {
 
 // 0, or what is wrong.
 int take_blocks(int file, std::int64_t at, std::int64_t bytes) {
-  const int error = ::fallocate(file, 0, at, bytes) == 0 ? 0 : errno;
-  return error == EOPNOTSUPP ? ::posix_fallocate(file, at, bytes) : error;
+  int error = EINTR;  // by a signal that is only noted
+  while (error == EINTR) {
+    error = ::fallocate(file, 0, at, bytes) == 0 ? 0 : errno;
+    if (error == EOPNOTSUPP) error = ::posix_fallocate(file, at, bytes);
+  }
+  return error;
 }
 
 [[noreturn]] void refuse(const OffloadFile& file, std::int64_t bytes, int error) {

@@ -72,7 +72,8 @@ Descriptor new_segment(std::size_t bytes, std::size_t allocated_bytes) {
   if (!memory) fail_system("cannot make a memory segment");
   if (::ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0)
     fail_system(fmt::format("cannot make a memory segment of {} bytes; use smaller heaps", bytes));
-  const int error = ::posix_fallocate(memory.get(), 0, static_cast<off_t>(allocated_bytes));
+  int error = EINTR;  // by a signal that is only noted
+  while (error == EINTR) error = ::posix_fallocate(memory.get(), 0, static_cast<off_t>(allocated_bytes));
   if (error != 0) {
     errno = error;
     fail_system(fmt::format("cannot allocate {} bytes of shared memory; use a smaller window", allocated_bytes));
