@@ -33,6 +33,20 @@ bool is_at(int file, const std::string& path) {
          open.st_ino == named.st_ino;
 }
 
+/// Empty if there is none, with the reason in `error`.
+std::string identity_of(const std::string& folder, int& error) {
+  struct stat found{};
+  error = ::stat(folder.c_str(), &found) == 0 ? 0 : errno;
+  return error == 0 ? fmt::format("{}:{}", found.st_dev, found.st_ino) : "";
+}
+
+std::string advice(int error) {
+  const std::string other = "save to another folder";
+  if (error == EACCES || error == EPERM || error == EROFS) return "let this user write there, or " + other;
+  if (error == ENOSPC || error == EDQUOT) return "free space there, or " + other;
+  return "mend that, or " + other;
+}
+
 }  // namespace
 
 FolderLock::FolderLock(const std::string& dir, const std::string& holder)
@@ -42,9 +56,8 @@ FolderLock::FolderLock(const std::string& dir, const std::string& holder)
   do {
     file_ = Descriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
     error = errno;
-    check(file_.is_open(),
-          "cannot write to the folder \"{}\" (its lock): {}; let this user write there, or save to another folder", dir,
-          std::strerror(error));
+    check(file_.is_open(), "cannot write to the folder \"{}\" (its lock): {}; {}", dir, std::strerror(error),
+          advice(error));
     error = ::flock(file_.get(), LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
     if (error == EWOULDBLOCK)
       fail("the folder \"{}\" is in use by {}; wait for its end, or save to another folder", dir, text_of(file_.get()));
@@ -54,23 +67,15 @@ FolderLock::FolderLock(const std::string& dir, const std::string& holder)
         fmt::format("the folder \"{}\" cannot be locked ({}): a second job that saves there would not be "
                     "noticed; give each a folder of its own",
                     dir, std::strerror(error)));
-  note_folder();
+  identity_ = identity_of(dir, error);
+  check(error == 0, "cannot look at the folder \"{}\": {}", dir, std::strerror(error));
   // Only for messages: a full disk that keeps it from being written is no reason to stop.
   if (::ftruncate(file_.get(), 0) != 0 || ::pwrite(file_.get(), holder.data(), holder.size(), 0) < 0) return;
 }
 
-void FolderLock::note_folder() {
-  struct stat folder{};
-  const int error = ::stat(dir_.c_str(), &folder) == 0 ? 0 : errno;
-  check(error == 0, "cannot look at the folder \"{}\": {}", dir_, std::strerror(error));
-  device_ = folder.st_dev;
-  inode_ = folder.st_ino;
-}
-
-void FolderLock::check_is_there() const {
-  struct stat now{};
-  const int error = ::stat(dir_.c_str(), &now) == 0 ? 0 : errno;
-  if (error == 0 && now.st_dev == device_ && now.st_ino == inode_) return;
+void FolderLock::check_is_still(const std::string& identity) const {
+  int error = 0;
+  if (identity_of(dir_, error) == identity) return;
   fail(
       "the folder \"{}\" is not the one that this run has claimed ({}): its disk may be gone, or another one be "
       "mounted there. Nothing is written to it, and the saves before are where that folder is; mount it, then go on by "

@@ -1,7 +1,5 @@
 #pragma once
 // One run at a time saves into a folder.
-#include <sys/types.h>
-
 #include <string>
 
 #include "runtime/os/descriptor.h"
@@ -20,16 +18,15 @@ class FolderLock {
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
-  /// Throws Error, with what to do, unless the folder of that name is still the one that was locked: where a disk is
-  /// gone, or another is mounted over it, the name leads to nothing or to another folder.
-  void check_is_there() const;
+  /// Tells the folder from others of its name, on this host: where a disk is gone, or another is mounted over it, the
+  /// name leads to nothing or to another folder.
+  const std::string& identity() const { return identity_; }
+  /// Throws Error, with what to do, unless the folder of that name still has this identity.
+  void check_is_still(const std::string& identity) const;
 
  private:
-  void note_folder();
-
   std::string dir_, path_;
-  dev_t device_ = 0;  // of the folder; the lock, which is open, keeps its inode from being used anew
-  ino_t inode_ = 0;
+  std::string identity_;  // the lock, which is open, keeps the inode from being used anew
   Descriptor file_;
 };
 

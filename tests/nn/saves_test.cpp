@@ -144,14 +144,16 @@ TEST(FolderLock, AnotherFolderOfItsNameIsNotTheOne) {
   const TempDir dir;
   const std::string folder = dir / "disk";
   const FolderLock lock(folder, "a run");
-  lock.check_is_there();
+  lock.check_is_still(lock.identity());
   fs::rename(folder, dir / "gone");
-  expect_error([&] { lock.check_is_there(); }, {folder, "has claimed", "No such file", "--resume " + folder});
+  expect_error([&] { lock.check_is_still(lock.identity()); },
+               {folder, "has claimed", "No such file", "--resume " + folder});
   fs::create_directory(folder);
-  expect_error([&] { lock.check_is_there(); }, {folder, "another folder has its name", "disk may be gone"});
+  expect_error([&] { lock.check_is_still(lock.identity()); },
+               {folder, "another folder has its name", "disk may be gone"});
   fs::remove(folder);
   fs::rename(dir / "gone", folder);
-  lock.check_is_there();
+  lock.check_is_still(lock.identity());
 }
 
 TEST(FolderLock, AFolderThatCannotBeMadeIsNamed) {

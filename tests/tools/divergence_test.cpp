@@ -74,7 +74,9 @@ TEST(Divergence, WhatIsKnownOfTheLastStepsIsTextThatKeepsItsBits) {
   EXPECT_EQ(read.losses, known.losses);
   EXPECT_TRUE(std::signbit(read.losses[2]));
   EXPECT_TRUE(watch_history_from_text(to_text(DivergenceWatch::History{}), "a save").losses.empty());
-  for (const char* text : {"", "7", "{}", "{\"losses\":[1.5]}", "{\"skips_in_a_row\":0,\"losses\":[null]}"})
+  for (const char* text : {"", "7", "{}", "{\"losses\":[1.5]}", "{\"skips_in_a_row\":0,\"losses\":[null]}",
+                           "{\"skips_in_a_row\":-1,\"losses\":[]}", "{\"skips_in_a_row\":33,\"losses\":[]}",
+                           "{\"skips_in_a_row\":1e300,\"losses\":[]}", "{\"skips_in_a_row\":true,\"losses\":[]}"})
     expect_error([&] { watch_history_from_text(text, "the save"); }, {"the save", "the last steps"});
 }
 

@@ -262,15 +262,11 @@ TEST(SavesOfEarlierStart, OneThatCannotBeReadIsNotReplaced) {
   RankInfo rank;
   rank.job = "this";
   rank.restart = 1;
-  EXPECT_EQ(saves_of_earlier_start(config, rank), "") << "nothing would be lost";
-  config.overwrite = true;
-  const auto refused = [&] {
-    expect_error([&] { saves_of_earlier_start(config, rank); }, {"step-000006/manifest.json", "damaged", "--resume"});
-  };
-  refused();
-  config.overwrite = false;
+  EXPECT_EQ(saves_of_earlier_start(config, rank), "") << "no start of this job has saved";
+  rank.saves = dir / "another";
+  EXPECT_EQ(saves_of_earlier_start(config, rank), "") << "nor another training of the same job here";
   rank.saves = dir.path();
-  refused();
+  expect_error([&] { saves_of_earlier_start(config, rank); }, {"step-000006/manifest.json", "damaged", "--resume"});
 }
 
 class RestartedTraining : public Restart {

@@ -3,6 +3,7 @@
 // rows.
 #include <atomic>
 #include <condition_variable>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -63,6 +64,7 @@ class Job {
   std::vector<std::vector<StepOfRun>> runs;
   std::vector<std::vector<StepMetrics::Regroup>> regroups;
   int deaths = 0;
+  std::string reasons;  ///< of them
 
  private:
   void start(int rank, int life) {
@@ -123,6 +125,7 @@ class Job {
     if (is_over_) return;  // it came back too late
     EXPECT_TRUE(death_of(rank, life)) << "rank " << rank << ": " << reason;
     ++deaths;
+    reasons += reason + "\n";
     std::erase(members_, rank);
     publish();
     if (!comes_back_) return;
@@ -261,6 +264,23 @@ TEST_F(SurviveThreads, ASaveThatIsAskedForWhenARankIsLostIsMade) {
   std::vector<std::int64_t> steps;
   for (const SavePlace& save : list_saves(config_.save)) steps.push_back(save.step);
   EXPECT_EQ(steps, (std::vector<std::int64_t>{10, 4}));
+}
+
+// The disk is gone when the ranks that are left form a group, and make its folder anew where it was mounted.
+TEST_F(SurviveThreads, AFolderOfSavesThatIsNotTheOneBeforeIsNotUsed) {
+  config_.save = dir_ / "saves";
+  Job job(config_, 3,
+          {{.rank = 0, .is_elsewhere = true}, {.rank = 1, .is_elsewhere = true}, {.rank = 2, .is_elsewhere = true}},
+          false);
+  job.asks_to_save = [&](int rank, std::int64_t updates) {
+    if (rank != 2 || updates != 4) return false;
+    std::filesystem::rename(config_.save, dir_ / "gone");
+    fail("the end of rank 2");
+  };
+  job.run();
+  EXPECT_EQ(job.deaths, 3);
+  EXPECT_NE(job.reasons.find("is not the one that this run has claimed"), std::string::npos) << job.reasons;
+  EXPECT_TRUE(list_saves(config_.save).empty());
 }
 
 TEST_F(SurviveThreads, ARankComesBackWithTheStateOfItsPeersMemory) {

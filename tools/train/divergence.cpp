@@ -82,6 +82,11 @@ DivergenceWatch::History watch_history_from_text(std::string_view text, const st
     DivergenceWatch::History history;
     object.at("skips_in_a_row").get_to(history.skips_in_a_row);
     object.at("losses").get_to(history.losses);
+    const bool is_known = history.skips_in_a_row >= 0 && history.skips_in_a_row <= kMostSkips &&
+                          history.losses.size() <= kMost &&
+                          std::ranges::all_of(history.losses, [](double loss) { return std::isfinite(loss); });
+    check(is_known && object.at("skips_in_a_row").is_number_integer(),
+          "{}: what it knows of the last steps is none: {}", source, text);
     return history;
   } catch (const nlohmann::json::exception& error) {
     fail("{}: what it knows of the last steps cannot be read ({})", source, error.what());

@@ -19,8 +19,8 @@ namespace {
 using Axes = std::vector<DeviceMesh::Axis>;
 
 /// `place` if its newest readable save is of the job, else the newest one that is; empty if none. A save that cannot be
-/// read is no reason to fail as long as another one can: who resumes passes it over, and says so. `unread` is why the
-/// first such save of all places cannot be read.
+/// read is no reason to fail as long as another one can: who resumes passes it over, and says so. `unread`, if it is
+/// empty, becomes why the first such save cannot be read.
 std::string saves_of(const std::string& place, const std::string& job, std::string& unread) {
   bool is_newest = true;
   for (const SavePlace& save : list_saves(place)) {
@@ -66,31 +66,41 @@ void each_smaller(const Axes& full, Axes& axes, std::size_t at, const Visit& vis
   }
 }
 
+/// Empty where there is no present folder.
+std::string full_name(const std::string& folder) {
+  std::error_code ignored;
+  return std::filesystem::absolute(folder, ignored).lexically_normal().string();
+}
+
 }  // namespace
 
 bool tell_launcher_of_saves(const std::string& folder) {
   try {
-    const std::unique_ptr<Store> store = connect_store(discover_rank(), std::chrono::seconds(5));
-    store->set(kSavesOfJob, std::filesystem::absolute(folder).string());
+    const std::unique_ptr<Store> store = connect_store(discover_rank(), std::chrono::seconds(1));
+    store->set(kSavesOfJob, full_name(folder));
     return true;
-  } catch (const CommError&) { return false; }
+  } catch (const std::exception&) { return false; }
 }
 
 std::string saves_of_earlier_start(const TrainConfig& config, const RankInfo& rank) {
   if (rank.restart == 0 || rank.job.empty()) return "";
   const std::string above = std::filesystem::path(config.resume).parent_path();
-  std::string unread;
-  for (const std::string& place : {config.save, config.resume, above, rank.saves})
-    if (std::string saves = place.empty() ? "" : saves_of(place, rank.job, unread); !saves.empty()) return saves;
-  check(unread.empty() || (rank.saves.empty() && !config.overwrite),
+  std::string unread, ignored;
+  for (const std::string& place : {config.save, config.resume, above}) {
+    const bool may_replace = place == config.save;
+    std::string saves = place.empty() ? "" : saves_of(place, rank.job, may_replace ? unread : ignored);
+    if (!saves.empty()) return saves;
+  }
+  // One launch may train several times, each into a folder of its own.
+  if (config.save.empty() || rank.saves != full_name(config.save)) return "";
+  check(unread.empty(),
         "restart {}: no save of this job can be read, and to begin anew could replace what it has saved: {}; when that "
         "can be read again, go on by --resume DIR, without --overwrite",
         rank.restart, unread);
-  check(rank.saves.empty(),
-        "restart {}: an earlier start of this job has saved to \"{}\", and no save of it is there now: its disk may be "
-        "gone; mount it, then go on by --resume {}. To begin anew, start a new job",
-        rank.restart, rank.saves, rank.saves);
-  return "";
+  fail(
+      "restart {}: an earlier start of this job has saved to \"{}\", and no save of it is there now: its disk may be "
+      "gone; mount it, then go on by --resume {}. To begin anew, start a new job",
+      rank.restart, rank.saves, rank.saves);
 }
 
 RanksThatFit ranks_that_fit(const TrainConfig& config, const RankInfo& rank) {

@@ -12,17 +12,17 @@ inline constexpr const char* kJobOfSave = "job";
 
 /// The key of the launcher's store for the folder in which a start of the job has saved (RankInfo::saves of later
 /// ones).
-inline constexpr const char* kSavesOfJob = "saves";
+inline constexpr const char* kSavesOfJob = "sherd/saves";
 
 /// On the rank of `sherd run` that commits saves, when one is committed. False if the launcher does not answer: it may
 /// be stopped, which is no reason for a run to fail.
 bool tell_launcher_of_saves(const std::string& folder);
 
 /// The folder with saves that an earlier start of this job made: `config.save`, or where `config.resume` points to, or
-/// the folder of that save, or where the launcher knows that it has saved. Empty if this is the first start or none has
-/// saved: then the run begins as it was told to. What else lies there, such as the saves of a run that --overwrite
-/// replaces, is none of this job. Throws Error, with what to do, where an earlier start has saved and nothing of it is
-/// there, or where nothing is found and a save cannot be read that could be of this job and would be replaced.
+/// the folder of that save. Empty if this is the first start or none has saved: then the run begins as it was told to.
+/// What else lies there, such as the saves of a run that --overwrite replaces, is none of this job. Throws Error, with
+/// what to do, where the launcher knows that an earlier start has saved into `config.save`, and there is nothing of it
+/// that can be read.
 std::string saves_of_earlier_start(const TrainConfig& config, const RankInfo& rank);
 
 struct RanksThatFit {

@@ -48,6 +48,7 @@ std::string to_text(const RunRecord& r) {
   const json object = {{"first_step", r.first_step},
                        {"run", r.run},
                        {"job", r.job},
+                       {"save_folder", r.save_folder},
                        {"skipped_batches", r.skipped_batches},
                        {"replaces_saves", r.replaces_saves},
                        {"seconds_since_save", bits(r.seconds_since_save)},
@@ -76,6 +77,7 @@ RunRecord run_record_from_text(const std::string& text) {
     object.at("first_step").get_to(r.first_step);
     object.at("run").get_to(r.run);
     object.at("job").get_to(r.job);
+    object.at("save_folder").get_to(r.save_folder);
     object.at("skipped_batches").get_to(r.skipped_batches);
     object.at("replaces_saves").get_to(r.replaces_saves);
     r.seconds_since_save = from_bits(object.at("seconds_since_save"));

@@ -12,6 +12,7 @@ namespace sherd {
 struct RunRecord {
   std::int64_t first_step = 0;  ///< updates made before the run
   std::string run, job;         ///< as saves name them
+  std::string save_folder;      ///< FolderLock::identity()
   std::string skipped_batches;  ///< SkippedBatches::text()
   bool replaces_saves = false;
   double seconds_since_save = 0;

@@ -176,6 +176,7 @@ class Trainer {
   std::unique_ptr<CheckpointReader> resumed_;
   std::optional<FolderLock> save_lock_;  // rank 0's
   std::string run_;                      // rank 0's: names the run in its saves, and is kept by who resumes
+  std::string save_folder_;              // rank 0's: FolderLock::identity() when the run claimed it
   std::string job_;                      // rank 0's: names the launch in its saves (restart.h)
   bool has_told_ = false;                // rank 0's: the launcher knows that there is a save
   Retention retention_;

@@ -100,6 +100,7 @@ void Trainer::take_over_record() {
   first_step_ = place_->updates;
   run_ = place_->record.run;
   job_ = place_->record.job;
+  save_folder_ = place_->record.save_folder;
   skipped_ = SkippedBatches(place_->record.skipped_batches, "a rank of the group before");
   skipped_steps_ = place_->record.log.skipped_steps;
   retention_.replace = place_->record.replaces_saves;
@@ -172,6 +173,7 @@ int Trainer::end_step_of_earlier_group(StepLog& log, const Polls& polls) {
 void Trainer::share_names_of_saves() {
   run_ = gather_text(*group_, run_)[0];
   job_ = gather_text(*group_, job_)[0];
+  save_folder_ = gather_text(*group_, save_folder_)[0];
   retention_.replace = !gather_text(*group_, retention_.replace ? "yes" : "")[0].empty();
 }
 
@@ -186,6 +188,7 @@ RunRecord Trainer::record() const {
   if (!place_->goes_on) record.first_step = first_step_;
   record.run = run_;
   record.job = job_;
+  record.save_folder = save_folder_;
   record.skipped_batches = skipped_.text();
   record.replaces_saves = retention_.replace;
   record.seconds_since_save = Seconds(std::chrono::steady_clock::now() - saved_at_).count();

@@ -87,6 +87,7 @@ void Trainer::claim_save_folder() {
     if (run_.empty()) run_ = random_hex(16);
     if (const RankInfo rank = discover_rank(); rank.source == "sherd run") job_ = rank.job;
     save_lock_.emplace(config_.save, fmt::format("run {} (process {})", run_, ::getpid()));
+    save_folder_ = save_lock_->identity();
     const std::vector<SavePlace> saves = list_saves(config_.save);
     if (saves.empty()) return;
     std::error_code ignored;
@@ -117,6 +118,7 @@ void Trainer::lock_after_another_rank() {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
   }
+  save_lock_->check_is_still(save_folder_);
 }
 
 // Damage shows where bytes are read: by then the run has been built for the save, and goes on with the one before it,
@@ -155,8 +157,9 @@ nn::SnapshotCost Trainer::cost_of_saves() const { return saver_ ? saver_->counts
 
 void Trainer::poll_save() {
   if (!saver_) return;
+  const std::int64_t before = saver_->counts().saves;
   saver_->poll();
-  tell_of_saves();
+  if (saver_->counts().saves > before) tell_of_saves();
 }
 
 void Trainer::finish_save() {
@@ -189,7 +192,7 @@ void Trainer::save(std::int64_t step) {
   const StageMark stage("a save");
   finish_save();
   together(*group_, [&] {
-    if (save_lock_) save_lock_->check_is_there();
+    if (save_lock_) save_lock_->check_is_still(save_folder_);
   });
   Manifest manifest;
   manifest.step = step;
