@@ -1,4 +1,6 @@
 // Ranks that are stopped or killed, as `sherd run` and its user see it.
+#include <filesystem>
+
 #include "tests/tools/program_test.h"
 
 namespace sherd::testing {
@@ -6,6 +8,12 @@ namespace {
 
 using namespace std::chrono_literals;
 using FrozenClock = std::chrono::steady_clock;
+
+// What may pass from the moment at which peers may give up a rank until all have ended.
+constexpr auto kEnd = 5s;
+// Where ranks begin to wait only when they have started: a second at most, but two cores may have to run two such
+// tests.
+constexpr auto kStart = 5s;
 
 class Frozen : public ProgramTest {
  protected:
@@ -16,22 +24,22 @@ class Frozen : public ProgramTest {
         "{}' "
         "\"$0\" \"$1\" \"$2\" & pid=$!\n"
         "until grep -q '\"step\":3,' \"$2\" 2> /dev/null; do kill -0 $pid || break; done\n"
-        "kill -{} $(cat \"$2.pid.1\"); wait $pid",
+        ": > \"$2.struck\"; kill -{} $(cat \"$2.pid.1\"); wait $pid",
         flags, signal);
     return run_program({"/bin/sh", "-c", script, SHERD_PROGRAM, config_file_, dir_ / "metrics.jsonl"}, {}, kLimit);
   }
 };
 
 TEST_F(Frozen, AStoppedRankEndsTheRunWithinItsDeadline) {
-  const auto start = FrozenClock::now();
   const ProgramEnd end = train_and_strike("STOP", "--frozen-after 6");
+  const auto struck = std::filesystem::last_write_time(dir_ / "metrics.jsonl.struck");
+  EXPECT_LT(std::filesystem::file_time_type::clock::now() - struck, 6s + kEnd);
   EXPECT_EQ(end.status, 1) << end.err;
   // The first at 4.5 s.
   expect_within(end.err, {"[0] sherd: rank 0 has waited ", "not there: rank 1 (", "frozen: no sign of life for ",
                           "[0] sherd: CommError: rank 1 (process ", ") is frozen: no sign of life for 6",
                           " s (limit 6 s) while rank 0 waits for it in ",
                           "sherd run: rank 0 exited with status 1; the end of what it wrote to stderr:"});
-  EXPECT_LT(FrozenClock::now() - start, 20s) << "the limit, 5 s, and what the start takes on a busy machine";
 }
 
 TEST_F(Frozen, ARankThatIsStoppedBeforeItMeetsTheOthersIsNamed) {
@@ -42,7 +50,7 @@ TEST_F(Frozen, ARankThatIsStoppedBeforeItMeetsTheOthersIsNamed) {
     EXPECT_EQ(end.status, 1);
     expect_within(
         end.err, {fmt::format("CommError: shm_group world: {} not come within 1 s, and given no sign of life", named)});
-    EXPECT_LT(FrozenClock::now() - start, 15s) << "the limit, 5 s, and what the start takes on a busy machine";
+    EXPECT_LT(FrozenClock::now() - start, 1s + kEnd + kStart);
   }
 }
 
@@ -57,7 +65,7 @@ TEST_F(Frozen, AKillDuringTheStartEndsAllRanksSoon) {
     const ProgramEnd end = train_by_script(3, script);
     EXPECT_EQ(end.status, 128 + SIGKILL) << end.err;
     expect_within(end.err, {"rank 1 was killed by SIGKILL (Killed); stopping the other ranks"});
-    EXPECT_LT(FrozenClock::now() - start, 15s) << "5 s, and what the start takes on a busy machine";
+    EXPECT_LT(FrozenClock::now() - start, kEnd + kStart);
   }
 }
 

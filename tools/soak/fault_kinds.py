@@ -71,7 +71,8 @@ class Strike:
     victims: dict  # "rank", "launcher", "guard": End
     pause: tuple = (0, 0)
     is_harmless: bool = False  # the run goes on without a restart
-    ends_only_at_start: tuple = ()  # victims that listen before the first step
+    is_deadly: bool = False  # a rank that it meets does no more work
+    asks_for_end: bool = False  # by a user, after whom nothing is started again
 
 
 # By its peers, or where they have ended by the launcher.
@@ -90,18 +91,18 @@ def strikes(frozen_after):
     any_process = {"rank": end(), "launcher": end(), "guard": end()}
     return {
         "kill": Strike(20, ("KILL",), {"rank": end(137, words=["{victim} was killed by SIGKILL"]), "launcher": end(-9),
-                                       "guard": end(1, words=["second process was killed by signal 9"])}),
-        "freeze": Strike(5, ("STOP",), {"rank": FROZEN}),
+                                       "guard": end(1, words=["second process was killed by signal 9"])}, is_deadly=True),
+        "freeze": Strike(5, ("STOP",), {"rank": FROZEN}, is_deadly=True),
         "thaw": Strike(2, ("STOP", "CONT"), {"rank": FROZEN}, (0.7 * frozen_after, 1.5 * frozen_after)),
         "pause": Strike(5, ("STOP", "CONT"), any_process, (0.01, 0.4 * frozen_after), is_harmless=True),
-        "term": Strike(6, ("TERM",), asking(signal.SIGTERM)),
-        "int": Strike(4, ("INT",), asking(signal.SIGINT)),
-        "twice": Strike(3, ("TERM", "TERM"), {"launcher": asking(signal.SIGTERM)["launcher"]}, (0, 0.3)),
+        "term": Strike(6, ("TERM",), asking(signal.SIGTERM), asks_for_end=True),
+        "int": Strike(4, ("INT",), asking(signal.SIGINT), asks_for_end=True),
+        "twice": Strike(3, ("TERM", "TERM"), {"launcher": asking(signal.SIGTERM)["launcher"]}, (0, 0.3), asks_for_end=True),
         "hup": Strike(2, ("HUP",), {"rank": end(129, words=["{victim} was killed by SIGHUP"]),
-                                    "launcher": end(129, -1, words=["SIGHUP"])}),
-        # One who does not listen to it yet is ended by it: of ranks, a process that has not come to its main program.
+                                    "launcher": end(129, -1, words=["SIGHUP"])}, asks_for_end=True),
+        # One who does not listen to it yet is ended by it.
         "usr1": Strike(4, ("USR1",), {"rank": end(138, words=["{victim} was killed by SIGUSR1"]), "launcher": end(-10),
-                                      "guard": end()}, is_harmless=True, ends_only_at_start=("rank",)),
+                                      "guard": end()}, is_harmless=True),
     }
 
 
@@ -140,6 +141,7 @@ class Fault:
     at: int = 0
     room: int = 0  # bytes on the disk that is full
     met: bool = False
+    is_early: bool = False  # when it came there were steps to do
     began: float = 0.0  # when it met the job, as time.time() says
     seconds: float = 0.0  # from then to the end of the job or its restart
     path: str = ""  # of the file of the call
@@ -168,30 +170,31 @@ class Fault:
             return end(1, words=[NO_ROOM])
         if self.kind in ("EIO", "ENOSPC"):
             # A file of a save is named as what it will be called.
-            name = re.escape(os.path.basename(self.path).removesuffix(".partial") or self.place)
+            name = os.path.basename(self.path).removesuffix(".partial") or self.place
             if "/#" in self.path:
                 name = self.place  # it has no name
-            # A disk that is full stays so, and the first call may be one that need not work.
-            names = [name] + ([r"rank-\d+\.safetensors", "manifest.json"] if self.kind == "ENOSPC" else [])
-            return end(1, words=[os.strerror(getattr(errno, self.kind)), "|".join(names)])
-        strike, who = kinds[self.kind], self.victim.split()[0]
-        if self.step > 0 and who in strike.ends_only_at_start:
-            return end()
-        of = strike.victims[who]
+            return end(1, words=[os.strerror(getattr(errno, self.kind)), re.escape(name)])
+        of = kinds[self.kind].victims[self.victim.split()[0]]
         number = self.victim.removeprefix("rank ")
         return End(of.statuses, tuple(word.format(victim=self.victim, number=number) for word in of.words))
+
+    def ends_for_good(self, kinds):
+        """Whether it explains the end of a job that starts its ranks again after failures: it has met the launcher, which
+        then does nothing any more, or asks for the end. Failures of ranks must be mended, whatever their status."""
+        return self.victim in ("launcher", "guard") or self.kind in kinds and kinds[self.kind].asks_for_end
+
+    def is_fatal(self, kinds):
+        """Whether it ends this start of the ranks, so that the work is done only if there is another start. A signal may
+        come too late, to a rank that is on its way out; who calls lives."""
+        if self.victim in ("launcher", "guard"):
+            return False
+        if self.kind in kinds:
+            return kinds[self.kind].is_deadly and (self.is_early or bool(self.call))
+        return bool(self.call) and not self.may_be_ignored()
 
     def is_harmless(self, kinds):
         """Whether the job is likely to go on."""
         return kinds[self.kind].is_harmless if self.kind in kinds else bool(self.call) and self.may_be_ignored()
-
-    def ends_restarts(self):
-        """Whether `sherd run --restarts` may end by it: it is hit itself, or the job is told to end."""
-        return self.victim in ("launcher", "guard") or self.kind in ("term", "int", "twice", "hup")
-
-    def freezes(self):
-        """A rank, for good."""
-        return self.kind == "freeze" and self.victim.startswith("rank")
 
     def may_be_ignored(self):
         """Whether the job may end well although the call has failed."""

@@ -3,22 +3,29 @@
 
 Usage: tools/soak/restarts.py [--sherd build/release/bin/sherd] [--minutes 10] [--kill-after 5 20] [--ranks 2] [--seed N]
 
-First an undisturbed run, of so many steps that the struck one takes about --minutes; a short one before tells how many. Then
-the same training runs under `--restarts 100 --backoff 0`; after 5 to 20 s at random one of its ranks is killed by SIGKILL, and
-so on until it ends, or has been killed as often as fits into the time. It fails when the job ends with another status than 0, leaves a process behind, takes ten times as long as undisturbed, was not
-restarted after a kill, or when a loss or gradient norm of any step, or a byte of the last save, differs from the
-undisturbed run's. Needs nothing but Python and the program. `--min-ranks` and other flags are tested in tests/tools/restart_test.cpp.
+For so many minutes one of its ranks is killed by SIGKILL, after 5 to 20 s at random, and again 5 to 20 s later, and so on,
+100 times at most; `--restarts 100 --backoff 0` are to start all ranks again. When they make steps once more the launcher
+is told to stop, and the same training runs undisturbed for as many steps as are saved then. It fails when a kill is not followed by
+a restart, or there are others, when the job ends with another status than that of a stop with a save, leaves a process behind, or makes
+no step any more, or when a loss or gradient norm of any step, or a byte of the last save, differs from the undisturbed run's.
+Needs nothing but Python and the program. `--min-ranks` and other flags are tested in tests/tools/restart_test.cpp, jobs that
+end because their work is done by faults.py.
 """
 import argparse
 import pathlib
 import random
-import re
 import signal
 import sys
 import tempfile
 import time
 
-from jobs import Failure, Job, check, digest, losses, send
+from jobs import Failure, Job, check, digest, losses, send, steps_of_saves
+
+STOPPED_AND_SAVED = 4
+MOST_KILLS = 100
+ENDLESS = 100_000_000  # steps
+# From a kill to a restart: peers have a second to say what they lost, and five to end; and the machine may be busy.
+RESTART_SECONDS = 20
 
 CONFIG = """
 vocabulary = "bytes"
@@ -39,54 +46,77 @@ decay_steps = 100000
 """
 
 
-def training(options, folder, steps, every, flags):
+def training(options, folder, steps, run_flags, flags):
     folder.mkdir()
-    command = [options.sherd, "run", "-n", str(options.ranks), *flags, "--", options.sherd, "train", str(options.config),
-               "--steps", str(steps), "--save-every", str(every),
-               "--metrics", str(folder / "metrics.jsonl"), "--save", str(folder / "checkpoint")]
+    command = [options.sherd, "run", "-n", str(options.ranks), *run_flags, "--", options.sherd, "train",
+               str(options.config), "--steps", str(steps), "--metrics", str(folder / "metrics.jsonl"),
+               "--save", str(folder / "checkpoint"), *flags]
     return Job(command, folder / "output", folder.name)
 
 
-def undisturbed(options, folder, steps, every):
-    start = time.monotonic()
-    job = training(options, folder, steps, every, [])
-    try:
-        status = job.wait(600 + 60 * options.minutes)
-        check(status is not None, "the undisturbed run does not end")
-        check(status == 0, f"the undisturbed run ends with status {status}:\n{job.text()[-2000:]}")
-    finally:
-        job.end()
-    return time.monotonic() - start
+def last_step(folder):
+    return max(losses(folder / "metrics.jsonl"), default=0)
 
 
-def disturbed(options, folder, steps, every, limit, rng):
-    """The number of kills."""
-    job = training(options, folder, steps, every, ["--restarts", "100", "--backoff", "0"])
-    start = time.monotonic()
-    struck, end = 0, start + limit
-    most = min(100, max(2, int(2 * 60 * options.minutes / sum(options.kill_after))))  # a slow machine gets on, too
+def restarts_of(job):
+    return job.text().count("sherd run: restart ")
+
+
+def wait_until(job, condition, seconds, text):
+    end = time.monotonic() + seconds
+    while not condition():
+        check(job.wait(0.05) is None, f"ends with status {job.status()}:\n{job.text()[-3000:]}")
+        check(time.monotonic() < end, f"{text} for {seconds:.0f} s:\n{job.text()[-3000:]}")
+
+
+def kill_a_rank(job, rng):
+    ranks = [process.pid for process in job.processes() if process.name.startswith("rank")]
+    check(ranks, f"no rank is there to be killed:\n{job.text()[-3000:]}")
+    send(rng.choice(ranks), signal.SIGKILL)
+
+
+def disturbed(options, folder, rng):
+    """The number of steps."""
+    flags = ["--save-minutes", str(options.kill_after[0] / 60 / 4)]  # four saves in the least time
+    job = training(options, folder, ENDLESS, ["--restarts", str(MOST_KILLS), "--backoff", "0"], flags)
+    kills, end = 0, time.monotonic() + 60 * options.minutes
     try:
-        while (status := job.wait(rng.uniform(*options.kill_after))) is None:
-            check(time.monotonic() < end, f"takes more than {limit:.0f} s")
-            ranks = [process.pid for process in job.processes() if process.name.startswith("rank")]
-            if ranks and struck < most:
-                struck += send(rng.choice(ranks), signal.SIGKILL)
-        check(status == 0, f"ends with status {status}:\n{job.text()[-3000:]}")
+        while kills < MOST_KILLS and (moment := time.monotonic() + rng.uniform(*options.kill_after)) < end:
+            wait_until(job, lambda: time.monotonic() >= moment, 60 + options.kill_after[1], "no kill")
+            kill_a_rank(job, rng)
+            kills += 1
+            wait_until(job, lambda: restarts_of(job) >= kills, RESTART_SECONDS, f"no restart after kill {kills}")
+        check(kills > 0, "no kill met the run; give it more minutes")
+        seen = last_step(folder)
+        wait_until(job, lambda: last_step(folder) > seen, 120, "no step after the last kill")
+        send(job.process.pid, signal.SIGTERM)
+        status = job.wait(60)
+        check(status == STOPPED_AND_SAVED, f"told to stop, it ends with status {status}:\n{job.text()[-3000:]}")
+        check(restarts_of(job) == kills, f"{kills} kills, but {restarts_of(job)} restarts")
         job.check_nothing_is_left()
     finally:
         job.end()
-    restarts = max([int(n) for n in re.findall(r"sherd run: restart (\d+) of 100", job.text())], default=0)
-    # The last kill may have met a rank that had done its part; one may meet a start that another kill has ended.
-    check(restarts >= struck / 2, f"{struck} kills, but {restarts} restarts")
-    print(f"{struck} kills, {restarts} restarts, {time.monotonic() - start:.0f} s", flush=True)
-    return struck
+    steps = steps_of_saves(folder / "checkpoint")[-1]
+    print(f"{kills} kills, {kills} restarts, {steps} steps", flush=True)
+    return steps
+
+
+def undisturbed(options, folder, steps):
+    job = training(options, folder, steps, [], [])
+    try:
+        limit = 600 + 120 * options.minutes
+        status = job.wait(limit)
+        check(status is not None, f"the undisturbed run does not end within {limit:.0f} s")
+        check(status == 0, f"the undisturbed run ends with status {status}:\n{job.text()[-2000:]}")
+    finally:
+        job.end()
 
 
 def main():
     root = pathlib.Path(__file__).resolve().parents[2]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sherd", default=str(root / "build/release/bin/sherd"))
-    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--minutes", type=float, default=10, help="of the run that is struck; the other takes less")
     parser.add_argument("--kill-after", type=float, nargs=2, default=[5, 20], metavar=("LEAST", "MOST"))
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=int(time.time()))
@@ -100,15 +130,9 @@ def main():
         options.config = base / "small.toml"
         options.config.write_text(f'data = "{base / "text.txt"}"' + CONFIG)
         try:
-            seconds = undisturbed(options, base / "probe", 40, 1000)
-            aim = 0.7 * 60 * options.minutes  # of the undisturbed run; starts, and steps made again, take the rest
-            steps = max(40, int(40 * aim / seconds) // 20 * 20)
-            every = max(1, int(steps * options.kill_after[0] / (4 * aim)))  # 4 saves in the least time
-            seconds = undisturbed(options, base / "quiet", steps, every)
-            print(f"{steps} steps, a save every {every}, {seconds:.0f} s undisturbed", flush=True)
-            struck = disturbed(options, base / "struck", steps, every, 10 * seconds + 60, rng)
+            steps = disturbed(options, base / "struck", rng)
+            undisturbed(options, base / "quiet", steps)
             quiet, after = (losses(base / name / "metrics.jsonl") for name in ("quiet", "struck"))
-            check(struck > 0, "no kill met the run; give it more minutes")
             check(len(quiet) == steps and quiet == after, "losses differ from the undisturbed run's at the steps "
                   f"{[step for step in sorted(quiet | after) if quiet.get(step) != after.get(step)][:10]}")
             check(digest(base / "quiet/checkpoint") == digest(base / "struck/checkpoint"), "the last saves differ")
