@@ -73,6 +73,7 @@ class Strike:
     is_harmless: bool = False  # the run goes on without a restart
     is_deadly: bool = False  # a rank that it meets does no more work
     asks_for_end: bool = False  # by a user, after whom nothing is started again
+    ends_only_at_start: tuple = ()  # victims that listen before the first step
 
 
 # By its peers, or where they have ended by the launcher.
@@ -100,9 +101,9 @@ def strikes(frozen_after):
         "twice": Strike(3, ("TERM", "TERM"), {"launcher": asking(signal.SIGTERM)["launcher"]}, (0, 0.3), asks_for_end=True),
         "hup": Strike(2, ("HUP",), {"rank": end(129, words=["{victim} was killed by SIGHUP"]),
                                     "launcher": end(129, -1, words=["SIGHUP"])}, asks_for_end=True),
-        # One who does not listen to it yet is ended by it.
+        # One who does not listen to it yet is ended by it: of ranks, a process that has not come to its main program.
         "usr1": Strike(4, ("USR1",), {"rank": end(138, words=["{victim} was killed by SIGUSR1"]), "launcher": end(-10),
-                                      "guard": end()}, is_harmless=True),
+                                      "guard": end()}, is_harmless=True, ends_only_at_start=("rank",)),
     }
 
 
@@ -170,11 +171,16 @@ class Fault:
             return end(1, words=[NO_ROOM])
         if self.kind in ("EIO", "ENOSPC"):
             # A file of a save is named as what it will be called.
-            name = os.path.basename(self.path).removesuffix(".partial") or self.place
+            name = re.escape(os.path.basename(self.path).removesuffix(".partial") or self.place)
             if "/#" in self.path:
                 name = self.place  # it has no name
-            return end(1, words=[os.strerror(getattr(errno, self.kind)), re.escape(name)])
-        of = kinds[self.kind].victims[self.victim.split()[0]]
+            # A disk that is full stays so, and the first call may be one that need not work.
+            names = [name] + ([r"rank-\d+\.safetensors", "manifest.json"] if self.kind == "ENOSPC" else [])
+            return end(1, words=[os.strerror(getattr(errno, self.kind)), "|".join(names)])
+        strike, who = kinds[self.kind], self.victim.split()[0]
+        if self.step > 0 and who in strike.ends_only_at_start:
+            return end()
+        of = strike.victims[who]
         number = self.victim.removeprefix("rank ")
         return End(of.statuses, tuple(word.format(victim=self.victim, number=number) for word in of.words))
 
