@@ -78,7 +78,7 @@ class Strike:
 
 # By its peers, or where they have ended by the launcher.
 FROZEN = end(1, 137, words=[r"rank {number} \(.* is frozen: no sign of life|"
-                            r"ranks? .*\b{number}\b.* (not come within .* no sign of life|has been stopped for)"])
+                            r"ranks? .*\b{number}\b.* (not (?:come|answered) within .* no sign of life|has been stopped for)"])
 
 
 # What a signal that asks for an end does to those who do not listen to it yet, or any more: it ends them.

@@ -330,9 +330,9 @@ std::optional<Message> await_message(const Meeting& meeting, const Descriptor& c
     meeting.check_given_up();
     if (watch) watch->check();
     if (Clock::now() >= deadline)
-      throw CommError(fmt::format("shm_group {}: rank 0 has not said within {:.3g} s that {}", meeting.options.name,
-                                  in_seconds(deadline - meeting.start),
-                                  watch ? "all ranks have come" : "this rank has come"));
+      throw CommError(fmt::format("shm_group {}: rank 0 has not {} within {:.3g} s{}", meeting.options.name,
+                                  watch ? "said that all ranks have come" : "answered",
+                                  in_seconds(deadline - meeting.start), watch ? "" : ", and given no sign of life"));
     if (!wait.is_due()) continue;
     // Rank 0 tells for whom it waits. That rank 0 itself is stuck each says that it has not welcomed, and one for all
     // others.
