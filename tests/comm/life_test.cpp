@@ -342,6 +342,35 @@ TEST(Life, ARankZeroThatIsStoppedWhileItGathersTheOthersIsGivenUp) {
   for (const std::size_t rank : {1U, 2U}) EXPECT_EQ(ends[rank].status, 0) << ends[rank].message;
 }
 
+// Rank 0 counts it among those that have come, and it has never told that it lives.
+TEST(Life, ARankThatIsStoppedBetweenItsHelloAndItsFirstSignIsGivenUp) {
+  SharedFlag listens, is_stopping;
+  const std::vector<RankEnd> ends = fork_ranks(2, [&](Store& store, int rank) {
+    publish_process(store, rank);
+    ShmGroupOptions options{.silence = 1s};
+    if (rank == 1) {
+      while (!listens.is_set()) std::this_thread::yield();
+      options.gives_up = [&] {  // asked for when the hello is said and nothing has come
+        is_stopping.set();
+        ::raise(SIGSTOP);
+        return std::string();
+      };
+    } else {
+      options.gives_up = [&] {
+        listens.set();
+        while (!is_stopping.is_set()) std::this_thread::yield();
+        return std::string();
+      };
+    }
+    const auto group = make_shm_group(store, rank, 2, options);
+    group->set_deadline(10s);
+    EXPECT_THAT(failure_of([&] { group->host().barrier(); }), HasSubstr("rank 1 is frozen: no sign of life for 1"));
+    ::kill(process_of(store, 1), SIGKILL);
+  });
+  EXPECT_EQ(ends[0].status, 0) << ends[0].message;
+  EXPECT_EQ(ends[1].status, kKilled);
+}
+
 TEST(Life, ThreadsHaveNoHeart) {
   SharedFlag missed;
   Told told({"not there: rank 1"}, &missed);

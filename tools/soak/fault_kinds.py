@@ -77,7 +77,7 @@ class Strike:
 
 
 # By its peers, or where they have ended by the launcher.
-FROZEN = end(1, 137, words=[r"rank {number} \(.* is frozen: no sign of life|"
+FROZEN = end(1, 137, words=[r"rank {number}(?: \(.*)? is frozen: no sign of life|"
                             r"ranks? .*\b{number}\b.* (not (?:come|answered) within .* no sign of life|has been stopped for)"])
 
 

@@ -113,6 +113,7 @@ class Host {
   void check_lives() const;
   void hear_strangers();
   void admit(const Descriptor& peer, const Hello& hello, Descriptor life);
+  void note_first_sign(int rank);
   std::string missing_ranks() const;
   void complete();
   void refuse(const std::string& reason);
@@ -220,6 +221,7 @@ void Host::admit(const Descriptor& peer, const Hello& hello, Descriptor life) {
                      processes_[rank], hello.process));
   segment_.lives[rank] = std::move(life);
   processes_[rank] = hello.process;
+  note_first_sign(hello.rank);
   const Welcome welcome{
       .size = meeting_.size, .window_bytes = segment_.window_bytes, .heap_bytes = segment_.heap_bytes};
   const std::array<int, 1> memory{segment_.memory.get()};
@@ -227,6 +229,14 @@ void Host::admit(const Descriptor& peer, const Hello& hello, Descriptor life) {
     send_message(peer, packed(welcome), memory);
   } catch (const CommError&) {  // It has gone meanwhile, and its life line says so.
   }
+}
+
+// A rank without any sign would never be called frozen, and it may be stopped before it can give one. Its own heart
+// beats later: it has not been welcomed yet.
+void Host::note_first_sign(int rank) {
+  LifeCell& cell = Board::life_cell(segment_.board.get(), rank);
+  cell.interval = beat_interval(meeting_.options.silence).count();
+  cell.beat = Board::nanoseconds(Clock::now());
 }
 
 std::string Host::missing_ranks() const {
