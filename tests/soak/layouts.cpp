@@ -26,7 +26,7 @@ using Group = std::shared_ptr<ProcessGroup>;
 constexpr std::int64_t kColumns = 1031;  // f32: a row is no part of a block
 
 struct Options {
-  std::int64_t mib = 192;  // of a matrix
+  std::int64_t mib = 256;  // of a matrix
   int every = 1;           // one in so many pairs of layouts
 };
 
@@ -98,7 +98,7 @@ void load(const std::string& dir, const Layout& layout, const Options& options, 
 
 int soak(const Options& options) {
   // A shard of a matrix lies in a few pieces, and its ends in each lie in blocks that are read whole.
-  const double allowed = options.mib >= 192 ? 1.05 : 1.05 + 12.0 / static_cast<double>(options.mib);
+  const double allowed = options.mib >= 256 ? 1.05 : 1.05 + 12.0 / static_cast<double>(options.mib);
   int pairs = 0, failed = 0, number = 0;
   double most = 0;
   for (const Layout& from : kLayouts) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Saves of all layouts that 1 to 4 ranks have, loaded in all of them: bits, and bytes read (tests/soak/README.md).
-# Usage: tools/soak/layouts.sh [--mib 192] [--every 1]
+# Usage: tools/soak/layouts.sh [--mib 256] [--every 1]
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 program=$root/build/release/bin/soak_layouts
