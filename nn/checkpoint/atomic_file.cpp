@@ -55,8 +55,7 @@ void AtomicFile::commit() {
 void AtomicFile::fail_with_errno(const char* what, int error) {
   const bool is_full = error == ENOSPC || error == EDQUOT;
   fail("cannot {} \"{}\": {} after {} of {} bytes; nothing is kept of it{}", what, path_, std::strerror(error),
-       written_bytes_, expected_bytes_,
-       is_full ? "; free space there and try again" : "");
+       written_bytes_, expected_bytes_, is_full ? "; free space there and try again" : "");
 }
 
 void sync_folder(const std::string& folder) {
