@@ -12,7 +12,7 @@ namespace sherd::testing {
 namespace {
 
 using namespace std::chrono_literals;
-using Clock = std::chrono::steady_clock;
+using Clock = StoppedTime::Clock;
 
 /// The first process of a group of its own, and a second one in it.
 class TwoProcesses {
@@ -45,7 +45,10 @@ class TwoProcesses {
     ::waitpid(leader_, &status, WUNTRACED);
     EXPECT_TRUE(WIFSTOPPED(status));
   }
-  void go_on() const { ::kill(leader_, SIGCONT); }
+  void go_on() const {
+    ::kill(leader_, SIGCONT);
+    ::waitpid(leader_, nullptr, WCONTINUED);
+  }
   void stop_other() const { ::kill(other_, SIGSTOP); }
   pid_t group() const { return leader_; }
 
@@ -55,20 +58,19 @@ class TwoProcesses {
 
 TEST(StoppedTime, CountsWhileTheFirstProcessOfEachGroupIsStopped) {
   const TwoProcesses first, second;
-  const std::vector<pid_t> groups{first.group(), second.group()};
   StoppedTime time(120ms);
-  const auto after = [&](Clock::duration longest) {
-    auto most = 0ms;
-    for (const auto until = Clock::now() + longest; Clock::now() < until && most < 60ms;) most = time.of(groups);
-    return most;
+  Clock::time_point now = Clock::now();
+  const auto after = [&](Clock::duration longer) {  // a look at each interval
+    for (const auto until = now + longer; now < until; now += time.interval())
+      time.of({first.group(), second.group()}, now);
+    return time.of({first.group(), second.group()}, now);
   };
   first.stop_leader();
   second.stop_other();  // what a rank has started, not the rank
-  EXPECT_EQ(after(100ms), 0ms);
+  EXPECT_EQ(after(1s), 0ms);
   second.stop_leader();
-  EXPECT_GE(after(20s), 60ms);
+  EXPECT_EQ(after(100ms), 100ms - time.interval()) << "from the first look on";
   first.go_on();
-  while (time.of(groups) > 0ms) {}
   EXPECT_EQ(after(100ms), 0ms) << "it begins anew";
 }
 
@@ -76,9 +78,9 @@ TEST(StoppedTime, TimeInWhichNobodyLookedIsNotCounted) {
   const TwoProcesses processes;
   processes.stop_leader();
   StoppedTime time(120ms);
-  time.of({processes.group()});
-  for (const auto until = Clock::now() + 500ms; Clock::now() < until;) {}  // as if the launcher were stopped itself
-  EXPECT_LE(time.of({processes.group()}), 2 * time.interval());
+  const Clock::time_point now = Clock::now();
+  time.of({processes.group()}, now);
+  EXPECT_EQ(time.of({processes.group()}, now + 1h), 2 * time.interval()) << "the launcher was stopped itself";
 }
 
 }  // namespace

@@ -11,8 +11,7 @@ using std::chrono::milliseconds;
 StoppedTime::StoppedTime(milliseconds longest)
     : interval_(std::clamp(longest / 12, milliseconds(10), milliseconds(5000))) {}
 
-milliseconds StoppedTime::of(const std::vector<pid_t>& groups) {
-  const Clock::time_point now = Clock::now();
+milliseconds StoppedTime::of(const std::vector<pid_t>& groups, Clock::time_point now) {
   if (groups != groups_) time_ = Clock::duration(0), were_stopped_ = false;
   else if (now < looked_at_ + interval_ / 2) return std::chrono::duration_cast<milliseconds>(time_);
   groups_ = groups;

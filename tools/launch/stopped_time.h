@@ -10,6 +10,8 @@ namespace sherd {
 /// now and then.
 class StoppedTime {
  public:
+  using Clock = std::chrono::steady_clock;
+
   /// `longest`: the time that matters.
   explicit StoppedTime(std::chrono::milliseconds longest);
 
@@ -17,11 +19,9 @@ class StoppedTime {
   std::chrono::milliseconds interval() const { return interval_; }
   /// How long the first process of each of these groups of descendants of the caller has been stopped. Time in which
   /// the caller did not look, perhaps because it was stopped itself, counts as two intervals at most.
-  std::chrono::milliseconds of(const std::vector<pid_t>& groups);
+  std::chrono::milliseconds of(const std::vector<pid_t>& groups, Clock::time_point now = Clock::now());
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   std::chrono::milliseconds interval_;
   std::vector<pid_t> groups_;
   Clock::time_point looked_at_{};
