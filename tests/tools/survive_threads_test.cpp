@@ -60,6 +60,7 @@ class Job {
   }
   /// Asked by each rank after each step; it may end the rank by an Error.
   std::function<bool(int rank, std::int64_t updates)> asks_to_save = [](int, std::int64_t) { return false; };
+  void lose_store() { store_.lose(); }
   /// As the ranks that lived to the end have seen them.
   std::vector<std::vector<StepOfRun>> runs;
   std::vector<std::vector<StepMetrics::Regroup>> regroups;
@@ -266,6 +267,16 @@ TEST_F(SurviveThreads, ASaveThatIsAskedForWhenARankIsLostIsMade) {
   EXPECT_EQ(steps, (std::vector<std::int64_t>{10, 4}));
 }
 
+TEST_F(SurviveThreads, TrainingGoesOnWithoutItsLauncherAsLongAsNobodyIsLost) {
+  Job job(config_, 3, {}, false);
+  job.asks_to_save = [&](int rank, std::int64_t updates) {
+    if (rank == 0 && updates == 4) job.lose_store();
+    return false;
+  };
+  job.run();
+  expect_one_rank(job, 3, 3);
+}
+
 // The disk is gone when the ranks that are left form a group, and make its folder anew where it was mounted.
 TEST_F(SurviveThreads, AFolderOfSavesThatIsNotTheOneBeforeIsNotUsed) {
   config_.save = dir_ / "saves";
@@ -295,6 +306,23 @@ TEST_F(SurviveThreads, ARankMayDieWhenItComesBack) {
   job.run();
   EXPECT_EQ(job.deaths, 2);
   EXPECT_GE(job.runs.size(), 2u);
+}
+
+// Of replicas 0, 1, 2 each time: who is lost, who is back, and who is there after both.
+TEST(Regroup, OfTwoChangesOnlyWhatIsNewIsTold) {
+  using List = std::vector<int>;
+  const auto expect = [](const StepMetrics::Regroup& all, const List& lost, const List& returned) {
+    EXPECT_EQ(all.lost, lost);
+    EXPECT_EQ(all.returned, returned);
+    EXPECT_EQ(all.seconds, 3);
+  };
+  const auto change = [](List lost, List returned, double seconds) {
+    return StepMetrics::Regroup{std::move(lost), std::move(returned), seconds};
+  };
+  expect(merged(change({1}, {}, 1), change({0}, {}, 2), {2}), {0, 1}, {});
+  expect(merged(change({1}, {}, 1), change({}, {1}, 2), {0, 1, 2}), {1}, {1});
+  expect(merged(change({1}, {1}, 1), change({1}, {}, 2), {0, 2}), {1}, {});
+  expect(merged(change({}, {2}, 1), change({2}, {}, 2), {0, 1}), {}, {});  // told as lost before
 }
 
 }  // namespace

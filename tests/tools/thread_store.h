@@ -23,6 +23,7 @@ class ThreadStore final : public Store {
   std::string get(std::string_view key, std::chrono::milliseconds deadline) override {
     std::unique_lock lock(mutex_);
     const auto is_there = [&] { return values_.contains(std::string(key)); };
+    if (is_lost_) throw CommError("the store is gone");
     if (!changed_.wait_for(lock, deadline, is_there)) throw KeyNotSet(fmt::format("no {}", key));
     return values_.at(std::string(key));
   }
@@ -34,7 +35,14 @@ class ThreadStore final : public Store {
     return std::stoll(value);
   }
 
+  /// Nothing can be read any more, as from a launcher that is stopped or has ended.
+  void lose() {
+    const std::lock_guard lock(mutex_);
+    is_lost_ = true;
+  }
+
  private:
+  bool is_lost_ = false;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, std::string> values_;

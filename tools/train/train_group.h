@@ -35,6 +35,11 @@ struct TrainGroup {
   std::function<bool()> has_next{};
 };
 
+/// Two changes told as one, since the group between them has made no step. Who was lost before both, and in between has
+/// come and gone, is not told of again. `present`: after both.
+StepMetrics::Regroup merged(const StepMetrics::Regroup& first, const StepMetrics::Regroup& second,
+                            const std::vector<int>& present);
+
 /// "replica 1", "replicas 0, 2".
 std::string replicas_text(const std::vector<int>& replicas);
 

@@ -60,8 +60,8 @@ std::vector<int> union_of(const std::vector<int>& some, const std::vector<int>& 
   return all;
 }
 
-/// Two changes told as one, since the group between them has made no step. Who was lost before both, and in between has
-/// come and gone, is not told of again. `present`: after both.
+}  // namespace
+
 StepMetrics::Regroup merged(const StepMetrics::Regroup& first, const StepMetrics::Regroup& second,
                             const std::vector<int>& present) {
   const std::vector<int> came_and_went = without(first.returned, first.lost);
@@ -70,8 +70,6 @@ StepMetrics::Regroup merged(const StepMetrics::Regroup& first, const StepMetrics
   std::ranges::set_intersection(union_of(first.returned, second.returned), present, std::back_inserter(all.returned));
   return all;
 }
-
-}  // namespace
 
 std::string replicas_text(const std::vector<int>& replicas) {
   return fmt::format("replica{} {}", replicas.size() == 1 ? "" : "s", fmt::join(replicas, ", "));

@@ -118,7 +118,6 @@ void Trainer::lock_after_another_rank() {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
   }
-  save_lock_->check_is_still(save_folder_);
 }
 
 // Damage shows where bytes are read: by then the run has been built for the save, and goes on with the one before it,
