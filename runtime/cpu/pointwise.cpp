@@ -17,6 +17,10 @@ struct OnVectors {
   using Type = void;
 };
 template <>
+struct OnVectors<Add> {
+  using Type = vectors::Add;
+};
+template <>
 struct OnVectors<Silu<Math>> {
   using Type = vectors::Silu;
 };
@@ -41,15 +45,23 @@ struct OnVectors<SwigluBackward<Math>> {
   using Type = vectors::SwigluBackward;
 };
 
+// Dense tensors of one 16-bit float are read and rounded by the loop itself, others a tile at a time.
+template <class F>
+void run_vectors(DType dtype, const KernelCall& call) {
+  if (dtype == DType::bf16 && run_dense<bf16>(call, nullptr, vector_loop<F, bf16>)) return;
+  if (dtype == DType::f16 && run_dense<f16>(call, nullptr, vector_loop<F, f16>)) return;
+  run_pointwise<float>(call, nullptr, vector_loop<F, float>);
+}
+
 template <class E>
 void kernel(const KernelCall& call) {
   using F = typename E::Functor;
   using Vectors = typename OnVectors<F>::Type;
   const F f = functor_of<F>(constants_of<F>(call.attrs));
   const DType dtype = E::computes == Computes::in_promoted ? promoted(call.in) : call.out[0].dtype();
-  if constexpr (std::is_void_v<Vectors>) run_pointwise_as(dtype, call, f);
-  else if (dtype == DType::f64) run_pointwise<double>(call, &f, pointwise_loop<F, double>);
-  else run_pointwise<float>(call, nullptr, vector_loop<Vectors>);
+  if constexpr (!std::is_void_v<Vectors>)
+    if (is_floating(dtype) && dtype != DType::f64) return run_vectors<Vectors>(dtype, call);
+  run_pointwise_as(dtype, call, f);
 }
 
 }  // namespace

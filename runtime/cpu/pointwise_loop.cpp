@@ -12,23 +12,13 @@ namespace {
 constexpr std::int64_t kGrain = 1 << 14;
 
 // Same type everywhere and the same order of elements: the arrays themselves are the tile.
-template <class C>
-bool all_direct(const KernelCall& call, std::int64_t n) {
+template <class T>
+bool all_dense(const KernelCall& call, std::int64_t n) {
   for (const Tensor& t : call.out)
-    if (t.dtype() != dtype_of<C>) return false;
+    if (t.dtype() != dtype_of<T>) return false;
   for (const Tensor& t : call.in)
-    if (t.dtype() != dtype_of<C> || t.numel() != n || !t.is_contiguous()) return false;
+    if (t.dtype() != dtype_of<T> || t.numel() != n || !t.is_contiguous()) return false;
   return true;
-}
-
-template <class C>
-void run_direct(const KernelCall& call, const void* functor, PointwiseLoop<C> loop, std::int64_t begin,
-                std::int64_t end) {
-  const C* in[kMaxPointwiseInputs];
-  C* out[kMaxPointwiseOutputs];
-  for (std::size_t k = 0; k < call.in.size(); ++k) in[k] = call.in[k].data<C>() + begin;
-  for (std::size_t k = 0; k < call.out.size(); ++k) out[k] = call.out[k].mutable_data<C>() + begin;
-  loop(functor, in, out, end - begin);
 }
 
 template <class C>
@@ -59,19 +49,32 @@ struct Tiles {
 
 }  // namespace
 
+template <class T>
+bool run_dense(const KernelCall& call, const void* functor, PointwiseLoop<T> loop) {
+  const std::int64_t n = call.out[0].numel();
+  if (!all_dense<T>(call, n)) return false;
+  const auto run = [&](std::int64_t begin, std::int64_t end) {
+    const T* in[kMaxPointwiseInputs];
+    T* out[kMaxPointwiseOutputs];
+    for (std::size_t k = 0; k < call.in.size(); ++k) in[k] = call.in[k].data<T>() + begin;
+    for (std::size_t k = 0; k < call.out.size(); ++k) out[k] = call.out[k].mutable_data<T>() + begin;
+    loop(functor, in, out, end - begin);
+  };
+  if (n <= kGrain) run(0, n);
+  else parallel_for(n, kGrain, run);
+  return true;
+}
+
 template <class C>
 void run_pointwise(const KernelCall& call, const void* functor, PointwiseLoop<C> loop) {
   const std::int64_t n = call.out[0].numel();
-  if (n == 0) return;
-  if (all_direct<C>(call, n)) {
-    if (n <= kGrain) return run_direct(call, functor, loop, 0, n);
-    parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) { run_direct(call, functor, loop, begin, end); });
-    return;
-  }
+  if (n == 0 || run_dense(call, functor, loop)) return;
   const Tiles<C> tiles(call, functor, loop);
   parallel_for(n, kGrain, [&](std::int64_t begin, std::int64_t end) { tiles.run(begin, end); });
 }
 
+template bool run_dense(const KernelCall&, const void*, PointwiseLoop<bf16>);
+template bool run_dense(const KernelCall&, const void*, PointwiseLoop<f16>);
 template void run_pointwise(const KernelCall&, const void*, PointwiseLoop<float>);
 template void run_pointwise(const KernelCall&, const void*, PointwiseLoop<double>);
 template void run_pointwise(const KernelCall&, const void*, PointwiseLoop<std::int64_t>);

@@ -14,6 +14,11 @@ inline constexpr std::size_t kMaxPointwiseOutputs = 2;
 template <class C>
 using PointwiseLoop = void (*)(const void* functor, const C* const* in, C* const* out, std::int64_t n);
 
+/// Runs `loop` on the elements where they lie, if all tensors are dense, of the outputs' size and of type T; else does
+/// nothing and says so.
+template <class T>
+bool run_dense(const KernelCall& call, const void* functor, PointwiseLoop<T> loop);
+
 /// Runs `loop` over the broadcast inputs; outputs are dense and of one shape.
 template <class C>
 void run_pointwise(const KernelCall& call, const void* functor, PointwiseLoop<C> loop);

@@ -1,11 +1,12 @@
 #pragma once
 // x sigmoid(x), its relatives and their slopes on whole vectors, for the rows that every transformer runs over its
-// widest activations: one short exponential and one division. The functors of op/pointwise.h say the same in scalars;
-// they pay for the full domain of exp, and serve f64.
+// widest activations: one short exponential and one division; and the sum of its residuals. The functors of
+// op/pointwise.h say the same in scalars; they pay for the full domain of exp, and serve f64 and integers.
 #include <algorithm>
 #include <numbers>
 #include <type_traits>
 
+#include "runtime/cpu/convert.h"
 #include "runtime/cpu/exp2.h"
 #include "runtime/op/pointwise.h"
 
@@ -30,6 +31,9 @@ inline V silu_slope(V x) {
 
 inline constexpr float kGeluScale = 2 * 0.79788456080286535588f, kGeluCube = 0.044715f;
 
+struct Add {
+  V operator()(V a, V b) const { return a + b; }
+};
 struct GeluTanh {
   V operator()(V x) const { return x * sigmoid(kGeluScale * fma(kGeluCube * x * x, x, x)); }
 };
@@ -53,24 +57,30 @@ struct SwigluBackward {
   Two<V> operator()(V grad, V gate, V up) const { return {grad * up * silu_slope(gate), grad * gate * sigmoid(gate)}; }
 };
 
-template <class F>
-auto at(const float* const* in, std::int64_t i) {
-  if constexpr (std::is_invocable_v<F, V>) return F{}(load(in[0] + i));
-  else if constexpr (std::is_invocable_v<F, V, V>) return F{}(load(in[0] + i), load(in[1] + i));
-  else return F{}(load(in[0] + i), load(in[1] + i), load(in[2] + i));
+template <class F, class T>
+auto at(const T* const* in, std::int64_t i) {
+  const auto read = [=](int k) { return load_as_accumulators(in[k] + i); };
+  if constexpr (std::is_invocable_v<F, V>) return F{}(read(0));
+  else if constexpr (std::is_invocable_v<F, V, V>) return F{}(read(0), read(1));
+  else return F{}(read(0), read(1), read(2));
 }
 
-inline void put(V result, float* const* out, std::int64_t i) { store<float>(out[0] + i, result); }
-inline void put(const Two<V>& result, float* const* out, std::int64_t i) {
-  store<float>(out[0] + i, result.first);
-  store<float>(out[1] + i, result.second);
+template <class T>
+void put(V result, T* const* out, std::int64_t i) {
+  store_rounded(out[0] + i, result);
+}
+template <class T>
+void put(const Two<V>& result, T* const* out, std::int64_t i) {
+  store_rounded(out[0] + i, result.first);
+  store_rounded(out[1] + i, result.second);
 }
 
 }  // namespace vectors
 
-/// A PointwiseLoop of whole vectors; the last elements are padded to one, so that all come from the same instructions.
-template <class F>
-void vector_loop(const void*, const float* const* in, float* const* out, std::int64_t n) {
+/// A PointwiseLoop of whole vectors, whose 16-bit floats are widened and rounded once on their way; the last elements
+/// are padded to a vector, so that all come from the same instructions.
+template <class F, class T>
+void vector_loop(const void*, const T* const* in, T* const* out, std::int64_t n) {
   using vectors::V;
   constexpr std::int64_t w = kLanes<float>;
   constexpr int Inputs = std::is_invocable_v<F, V> ? 1 : std::is_invocable_v<F, V, V> ? 2 : 3;
@@ -78,9 +88,9 @@ void vector_loop(const void*, const float* const* in, float* const* out, std::in
   std::int64_t i = 0;
   for (; i + w <= n; i += w) vectors::put(vectors::at<F>(in, i), out, i);
   if (i == n) return;
-  float padded_in[Inputs][w]{}, padded_out[Outputs][w];
-  const float* from[Inputs];
-  float* to[Outputs];
+  T padded_in[Inputs][w]{}, padded_out[Outputs][w];
+  const T* from[Inputs];
+  T* to[Outputs];
   for (int k = 0; k < Inputs; ++k) {
     std::copy(in[k] + i, in[k] + n, padded_in[k]);
     from[k] = padded_in[k];

@@ -103,6 +103,36 @@ TEST(Pointwise, SiluFamilyOverItsWholeDomain) {
   check("silu", {full({3}, -3e38, DType::f32)});  // 0, not -3e38 times the least normal number
 }
 
+// In 16 bits: the result of f32, rounded once, whether the tensors are dense or not. The f32 one is checked above.
+TEST(Pointwise, SixteenBitsAreTheResultOfF32RoundedOnce) {
+  struct Row {
+    std::string_view name;
+    std::size_t inputs;
+  };
+  constexpr Row rows[] = {{"add", 2},
+                          {"silu", 1},
+                          {"gelu_tanh", 1},
+                          {"swiglu", 2},
+                          {"silu_backward", 2},
+                          {"gelu_tanh_backward", 2},
+                          {"swiglu_backward", 3}};
+  for (const DType dtype : {DType::bf16, DType::f16})
+    for (const Row& row : rows) {
+      std::vector<Tensor> in, widened, strided;
+      for (std::size_t i = 0; i < row.inputs; ++i) {
+        in.push_back(cast(mul(random_normal({31, 37}, i), 4), dtype));
+        widened.push_back(cast(in.back(), DType::f32));
+        strided.push_back(transpose(contiguous(transpose(in.back(), 0, 1)), 0, 1));
+      }
+      const Tensors dense = call_op(find_op(row.name), in, {}), apart = call_op(find_op(row.name), strided, {});
+      const Tensors expected = call_op(find_op(row.name), widened, {});
+      for (std::size_t i = 0; i < dense.size(); ++i) {
+        EXPECT_TRUE(same_bits(dense[i], cast(expected[i], dtype))) << row.name << i << " of " << name(dtype);
+        EXPECT_TRUE(same_bits(apart[i], dense[i])) << row.name << i << " of " << name(dtype) << ", strided";
+      }
+    }
+}
+
 // Closed forms in double, as PyTorch documents its functions of these names.
 TEST(Pointwise, ActivationsMatchTheirFormulas) {
   const Tensor x = Tensor::from<double>({-2, -0.5, 0, 1, 3}, {5});
