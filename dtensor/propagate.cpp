@@ -9,6 +9,7 @@
 
 #include "dtensor/choose.h"
 #include "dtensor/derived.h"
+#include "dtensor/plain_part.h"
 #include "dtensor/scopes.h"
 #include "runtime/exec/context.h"
 
@@ -96,27 +97,7 @@ DeviceMesh common_mesh(const OpCall& call) {
   return first->mesh();
 }
 
-// The remedy is the same for whatever is ambiguous.
-constexpr std::string_view kSayHowItLies =
-    "distribute() it, say with from_local() how it lies, or, if it is equal on all ranks, open an ImplicitReplication "
-    "scope around forward and backward()";
-
-bool has_part_of_one(const Spec& spec, int dim, std::int64_t size) {
-  std::vector<int> at(static_cast<std::size_t>(spec.num_axes()), 0);
-  for (;;) {
-    if (spec.range_at(dim, size, at).size() == 1) return true;
-    std::size_t a = 0;
-    for (const int axis : spec.axes_of(dim)) {
-      if (++at[static_cast<std::size_t>(axis)] < spec.axis_size(axis)) break;
-      at[static_cast<std::size_t>(axis)] = 0;
-      ++a;
-    }
-    if (a == spec.axes_of(dim).size()) return false;
-  }
-}
-
 // A plain dim of one element is broadcast along a dim of which a rank holds one element; it may be that rank's part.
-// All ranks ask for all ranks' parts, because all must refuse.
 void check_broadcast(const OpCall& call, std::size_t i) {
   const Tensor& plain = call.in[i];
   for (std::size_t j = 0; j < call.in.size(); ++j) {
@@ -126,7 +107,7 @@ void check_broadcast(const OpCall& call, std::size_t i) {
     for (int d = 1; d <= std::min(plain.ndim(), other.ndim()); ++d) {
       const int dim = other.ndim() - d;
       if (plain.size(plain.ndim() - d) != 1 || other.size(dim) == 1 || spec.num_shards(dim) == 1 ||
-          !has_part_of_one(spec, dim, other.size(dim)))
+          !has_part_of(spec, dim, other.size(dim), 1))
         continue;
       fail(
           "input {} is the plain tensor {}, of one element along dim {} of input {}, {}: it may be that of all ranks "

@@ -12,6 +12,7 @@
 //   scatter_add               x  index  source  ->  out
 //                             P  S1     S1          P                what each rank adds, and a Partial x
 #include "runtime/op/gather.h"
+#include "dtensor/plain_part.h"
 #include "dtensor/rule.h"
 #include "runtime/op/view_attrs.h"
 
@@ -59,8 +60,11 @@ void index_select_backward_signatures(const RuleCall& call, Signatures& signatur
 
 // ---- one index per element ----
 
+constexpr std::size_t kIndex = 1;
+
 void gather_signatures(const RuleCall& call, Signatures& signatures) {
   const int dim = call.attrs.as<DimAttrs>().dim;
+  refuse_part(call, kIndex, dim);
   add_common_dims(call, call.shape(0), call.shape(1), dim, signatures);
   if (call.ndim(0) > 0) add({Replicate(), Shard(dim)}, {Shard(dim)}, signatures);
   add_moved_terms(call, 0b01, signatures);
@@ -78,7 +82,9 @@ Attrs gather_backward_attrs(const LocalCall& local) {
 }
 
 void scatter_signatures(const RuleCall& call, Signatures& signatures) {
-  add_common_dims(call, call.shape(0), call.shape(1), call.attrs.as<DimAttrs>().dim, signatures);
+  const int dim = call.attrs.as<DimAttrs>().dim;
+  refuse_part(call, kIndex, dim);
+  add_common_dims(call, call.shape(0), call.shape(1), dim, signatures);
   add_moved_terms(call, 0b101, signatures);
 }
 
@@ -89,6 +95,7 @@ void scatter_backward_signatures(const RuleCall& call, Signatures& signatures) {
 
 void scatter_add_signatures(const RuleCall& call, Signatures& signatures) {
   const int dim = call.attrs.as<DimAttrs>().dim;
+  refuse_part(call, kIndex, dim);
   add_common_dims(call, call.shape(0), call.shape(1), dim, signatures);
   add({Partial(), Shard(dim), Shard(dim)}, {Partial()}, signatures);
   add_jointly_linear_signatures(call, 0b101, signatures);

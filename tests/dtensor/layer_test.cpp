@@ -184,6 +184,39 @@ TEST(DistLayer, F146_APlainTensorThatMayBeAPartOrBroadcastIsRefused) {
   });
 }
 
+// An index may be shorter than what it picks from. One as long as a rank's part of the batch may be of that part: each
+// rank would pick from the first rows, by its own.
+TEST(DistLayer, F146_AnIndexThatMayBeOfAPartIsRefused) {
+  const auto ones_of = [](const Shape& shape) { return cast(ones(shape), DType::i64); };
+  for (const auto& [ranks, size, part] :
+       {std::tuple<int, std::int64_t, std::int64_t>(2, 4, 2), {2, 2, 1}, {2, 3, 2}, {2, 3, 1}, {3, 4, 2}})
+    run_ranks(ranks, [=, size = size, part = part](const Group& group) {
+      const DeviceMesh mesh(group);
+      const Tensor whole = values({size, 4}, "x"), x = distribute(whole, mesh, Shard(0)), index = ones_of({part, 1}),
+                   source = values({part, 1}, "y"), terms = distribute(source, mesh, Replicate());
+      const auto refused = [&](std::string_view row, const auto& fn) {
+        expect_error(fn, {row, "input 1", fmt::format("plain tensor i64[{},1]", part), "along dim 0", "{0: dp}",
+                          "a rank's part", "from_local()", "ImplicitReplication scope around forward and backward()"});
+      };
+      refused("gather", [&] { gather(x, 1, index); });
+      refused("scatter", [&] { scatter(x, 1, index, terms); });
+      refused("scatter_add", [&] { scatter_add(x, 1, index, terms); });
+      const ImplicitReplication implicit;
+      EXPECT_TRUE(same_bits(full_tensor(gather(x, 1, index)), gather(whole, 1, index)));
+      EXPECT_TRUE(same_bits(full_tensor(scatter(x, 1, index, terms)), scatter(whole, 1, index, source)));
+    });
+  // Of any length along the dim that is picked from, and where nothing is sharded.
+  run_ranks(2, [&](const Group& group) {
+    const DeviceMesh mesh(group);
+    const Tensor whole = values({6, 4}, "x"), rows = distribute(whole, mesh, Shard(0)),
+                 columns = distribute(whole, mesh, Shard(1));
+    for (const Shape& shape : {Shape{6, 1}, Shape{2, 1}, Shape{5, 4}})  // a rank has three rows
+      EXPECT_TRUE(same_bits(full_tensor(gather(rows, 1, ones_of(shape))), gather(whole, 1, ones_of(shape))));
+    for (const Shape& shape : {Shape{6, 2}, Shape{3, 2}})
+      EXPECT_TRUE(same_bits(full_tensor(gather(columns, 1, ones_of(shape))), gather(whole, 1, ones_of(shape))));
+  });
+}
+
 TEST(DistLayer, TensorsOfTwoMeshesDoNotMix) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh dp(group, "dp"), tp(group, "tp");
