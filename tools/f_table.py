@@ -7,8 +7,8 @@ Usage: f_table.py BUILD                      fills in the column of tests from w
                                              "not built yet"
 
 A test belongs to F44 if its name contains `F44_`; it may belong to several (`F64_F65_...`). Of parametrised tests the
-name alone counts, and of a test that runs on the emulated and on a real GPU the emulated one. A note beside tests says
-what they leave out: it begins with "partly:" or "differs by design:".
+name alone counts, and of a test that runs on the emulated and on a real GPU the emulated one. A test that is disabled is
+none. A note beside tests says what they leave out: it begins with "partly:" or "differs by design:".
 Exit status 1 if the table is wrong, 77 if test programs are not built, so that nobody knows their tests.
 """
 import argparse
@@ -33,15 +33,21 @@ class NothingKnown(Exception):
     """Test programs are missing from the build."""
 
 
+def names_that_run(tests):
+    """The names of ctest's tests but for disabled ones, which hold nothing."""
+    return [test["name"] for test in tests
+            if not any(p["name"] == "DISABLED" and p["value"] for p in test.get("properties", []))]
+
+
 def names_in(build, ctest):
-    """The names of all tests of a build folder."""
+    """The names of all tests of a build folder that run."""
     if not (build / "CTestTestfile.cmake").is_file():
         raise NothingKnown(f"{build} is no build folder with tests: run cmake first")
     # From a folder of its own: ctest writes a log into the one where it runs, and may be running in the build.
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "CTestTestfile.cmake").write_text(f'subdirs("{build.resolve().as_posix()}")\n')
         shown = subprocess.run([ctest, "-N", "--show-only=json-v1"], cwd=folder, check=True, capture_output=True)
-    names = [test["name"] for test in json.loads(shown.stdout)["tests"]]
+    names = names_that_run(json.loads(shown.stdout)["tests"])
     missing = [name.removesuffix("_NOT_BUILT") for name in names if name.endswith("_NOT_BUILT")]
     if missing:
         raise NothingKnown(f"these test programs are not built: {', '.join(missing)}")

@@ -58,6 +58,14 @@ class FTable(unittest.TestCase):
         self.expect("F5 names python.F5_exports, which ctest does not know", names=NAMES[:6] + ["Other.F5_Exports"],
                     text=GOOD.replace("`python.F5_exports`", "`Other.F5_Exports` `python.F5_exports`"))
 
+    def test_a_disabled_test_is_none(self):
+        tests = [{"name": name, "properties": [{"name": "TIMEOUT", "value": 300}]} for name in NAMES[:-1]]
+        tests[0]["properties"].append({"name": "DISABLED", "value": True})
+        tests[1]["properties"].append({"name": "DISABLED", "value": False})
+        names = f_table.names_that_run([*tests, {"name": NAMES[-1]}])
+        self.assertEqual(names, NAMES[1:])
+        self.expect("F1 names FullyShard.F1_Shards, which ctest does not know", names=names)
+
     def test_a_test_that_is_new(self):
         self.expect("F4 lacks Other.F4_New", names=NAMES + ["Other.F4_New"])
 
