@@ -106,7 +106,7 @@ std::vector<std::int64_t> steps_at(const TempDir& dir) {
 }
 
 // The disk begins when three more steps have changed all of the state.
-TEST(AsyncSaver, WhatStepsChangeIsCopiedFirst) {
+TEST(AsyncSaver, F166_WhatStepsChangeIsCopiedFirst) {
   for (const int ranks : {1, 2, 3}) {
     const TempDir waited, beside;
     run_ranks(ranks, [&](const Group& group) {
@@ -150,7 +150,7 @@ TEST(AsyncSaver, WhatIsWrittenByThenIsNotCopied) {
 }
 
 // Not held: steps and the disk meet anywhere.
-TEST(AsyncSaver, BitsAreThoseOfAWaitedForSaveWhereverStepsMeetTheDisk) {
+TEST(AsyncSaver, F166_BitsAreThoseOfAWaitedForSaveWhereverStepsMeetTheDisk) {
   const TempDir waited, beside;
   constexpr std::int64_t kSteps = 30;
   run_ranks(2, [&](const Group& group) {
@@ -191,7 +191,7 @@ TEST(AsyncSaver, ThePathThatCopiesIsTheOneThatTheHazardCheckKnows) {
   });
 }
 
-TEST(AsyncSaver, AFailureIsThrownByAllRanksAtOneStepAndCostsNoOtherSave) {
+TEST(AsyncSaver, F166_AFailureIsThrownByAllRanksAtOneStepAndCostsNoOtherSave) {
   const TempDir dir;
   run_ranks(2, [&](const Group& group) {
     Training training(group);
@@ -253,7 +253,7 @@ TEST(AsyncSaver, AFullDiskAndAManifestThatCannotBeWrittenAreNamed) {
   CheckpointReader(dir.path()).verify();
 }
 
-TEST(AsyncSaver, ASaveWaitsForTheOneBeforeIt) {
+TEST(AsyncSaver, F166_ASaveWaitsForTheOneBeforeIt) {
   const TempDir dir;
   run_ranks(2, [&](const Group& group) {
     Training training(group);
