@@ -154,8 +154,11 @@ std::vector<std::size_t> Optimizer::ready_parameters() {
       continue;
     }
     if (grad.layout() != p.sharded_value().layout())
-      fail("parameter \"{}\" is {} but its gradient is {}: call step() after backward, or redistribute() the gradient",
-           p.name(), p.sharded_value(), grad);
+      fail("parameter \"{}\" is {} but its gradient is {}: {}", p.name(), p.sharded_value(), grad,
+           p.sharded_value().is_distributed()
+               ? "call step() after backward, or redistribute() the gradient"
+               : "it is plain and was used among distributed tensors; parallelize() its module too, or use it by "
+                 "from_local(), as replicated");
     ensure_state(i);
     active.push_back(i);
   }

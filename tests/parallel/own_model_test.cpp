@@ -1,8 +1,10 @@
 // A user's own model with a plan, its losses outside of it, plain data: it trains as on one rank, without any scope.
 #include <gtest/gtest.h>
 
+#include "dtensor/api.h"
 #include "dtensor/scopes.h"
 #include "nn/layers/embedding.h"
+#include "nn/optim/adamw.h"
 #include "runtime/autograd/autograd.h"
 #include "tests/parallel/two_dim_net.h"
 #include "tests/support/expect_error.h"
@@ -103,6 +105,31 @@ TEST(TensorParallel, F146_APlainParameterBesideAPlanIsRefused) {
     const ImplicitReplication implicit;
     backward(cross_entropy(model(data.ids).first * scale.value(), data.classes));
     EXPECT_TRUE(scale.grad().defined());
+  });
+}
+
+/// A temperature beside a model of which the plan speaks.
+struct Tempered : nn::Layer<Tempered> {
+  Tagger& tagger = add<Tagger>("tagger");
+  nn::Parameter& scale = add_parameter("scale", {1}, nn::Init::uniform(1));
+  Tensor loss(const Data& data, const Tensor& by) { return cross_entropy(tagger(data.ids).first * by, data.classes); }
+};
+
+// A single number counts as replicated, its gradient lies on the ranks: no optimizer takes that for a plain parameter.
+TEST(TensorParallel, F146_APlainParameterOfOneNumberIsNamedByTheOptimizer) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh(group, "tp");
+    Tempered model;
+    nn::parallelize(model.tagger, mesh, {{"up", nn::colwise()}, {"down", nn::rowwise()}});
+    model.materialize(nn::Seed{11});
+    nn::AdamW optimizer(model.parameters());
+    const Data data(0);
+    backward(model.loss(data, model.scale.value()));
+    expect_error([&] { optimizer.step(); },
+                 {"\"scale\" is f32[1] but", "parallelize() its module too", "from_local(), as replicated"});
+    optimizer.clear_gradients();
+    backward(model.loss(data, from_local(model.scale.value(), mesh, {Replicate()})));
+    optimizer.step();
   });
 }
 
