@@ -33,7 +33,8 @@ class UnitGather {
   virtual void finish(const UnitLayout& unit, const Tensor& shards, const Tensor& full) {
     (void)unit, (void)shards, (void)full;
   }
-  /// What start() began is not used, or a step was left. Frees what it holds, if anything. Local.
+  /// What start() began is not used, or a step was left. Frees what it holds, if anything. Local; throws nothing, for
+  /// it is called while an exception ends a step.
   virtual void cancel() {}
 };
 
@@ -45,7 +46,7 @@ using UnitReduce =
     std::function<void(const UnitReduceAttrs& attrs, const Tensor& gradients, std::span<const Tensor> out)>;
 
 /// What a hook between reduction and grad() sees: one tensor for each of `pieces`, this rank's shard of the gradient of
-/// this pass, summed over all ranks, in the parameter's type. It may write them: copy_into(shards[i], ...). Reading
+/// this pass, summed over all ranks, in the type of grad(). It may write them: copy_into(shards[i], ...). Reading
 /// waits for the reduction.
 struct ReducedUnit {
   const UnitLayout& unit;
