@@ -97,5 +97,34 @@ TEST(PrintUnits, F16_ListsReplicatedIgnoredAndFrozenParameters) {
   });
 }
 
+// What a strategy keeps until the optimizer has written the shards does not reshard, whatever its option says.
+TEST(PrintUnits, WhatAStrategyKeepsIsKept) {
+  run_ranks(2, [](const Group& group) {
+    const auto last_column = [&](nn::UnitPolicy policy) {
+      Net net(kSquares);
+      nn::shard_units(net, DeviceMesh(group), nn::units_by("block"), policy);
+      net.materialize();
+      net(batch_of(2, 16, 0, "x"));
+      std::istringstream lines(nn::print_units(net, {.parameters = false}));
+      std::vector<std::string> words;
+      for (std::string line; std::getline(lines, line);) words.push_back(line.substr(line.rfind("  ") + 2));
+      return std::vector<std::string>(words.begin() + 1, words.end() - 1);  // without the title and the sum
+    };
+    using Words = std::vector<std::string>;
+    const auto rounded = [](nn::UnitPolicy policy) {
+      policy.mp_policy = {.param_dtype = DType::bf16};
+      return policy;
+    };
+    EXPECT_EQ(last_column(nn::strategy("full_shard")), (Words{"keep", "reshard"}));
+    EXPECT_EQ(last_column(nn::strategy("shard_grad_op")), (Words{"keep", "keep"}));
+    EXPECT_EQ(last_column(nn::strategy("shard_optimizer")), (Words{"keep", "keep"}));
+    EXPECT_EQ(last_column(nn::strategy("no_shard")), (Words{"stays", "stays"}));
+    EXPECT_EQ(last_column(rounded(nn::strategy("no_shard"))), (Words{"keep", "keep"}));
+    nn::UnitPolicy small = rounded(nn::strategy("full_shard"));
+    small.replicate_below_bytes = 65;
+    EXPECT_EQ(last_column(small), (Words{"keep", "keep", "reshard", "keep"})) << "biases are units of their own";
+  });
+}
+
 }  // namespace
 }  // namespace sherd::testing

@@ -50,7 +50,7 @@ class Rows {
 
 void add_gathered(Rows& rows, nn::Module& model, const std::map<const nn::Parameter*, std::string>& owners) {
   for (const nn::UnitHandle& unit : nn::units(model))
-    for (const auto& [layout, parameters, slices] : unit.parts()) {
+    for (const auto& [layout, parameters, slices, reshards] : unit.parts()) {
       if (layout->shards == 1 && !nn::casts(*layout)) continue;
       for (std::size_t i = 0; i < parameters.size(); ++i) {
         const UnitPiece& piece = layout->pieces[i];

@@ -47,7 +47,8 @@ class UnitHandle {
   struct Part {
     const UnitLayout* layout;
     std::vector<Parameter*> parameters;
-    int slices = 0;  ///< ranks that it reshards to after forward; 0: as all or none of them
+    int slices = 0;         ///< ranks that it reshards to after forward; 0: as all or none of them
+    bool reshards = false;  ///< after forward: not what a strategy keeps until the optimizer has written the shards
   };
   /// The first has all its parameters, but those on another mesh and those that stay replicated.
   std::vector<Part> parts() const;
@@ -59,6 +60,7 @@ class UnitHandle {
   /// before they are registered. On one shard without casts the shards are the full tensors: never gathered.
   bool is_unsharded() const;
   bool is_gathered() const;
+  /// Of the first part.
   bool reshards_after_forward() const;
   /// When it ran in the last forward of its root, counted from 0 with the calls of all units, and of wrapped modules
   /// that use a parameter of one; each call. Empty before the first.

@@ -114,7 +114,7 @@ std::string print_units(Module& model, const PrintUnitsOptions& options) {
   table.row({"unit", "ran", "gathered", "on this rank", "of", "type", "reduced in", "after forward"});
   std::int64_t gathered = 0, here = 0, count = 0;
   for (const UnitHandle& unit : units_as_they_ran(model)) {
-    for (const auto& [layout, parameters, slices] : unit.parts()) {
+    for (const auto& [layout, parameters, slices, reshards] : unit.parts()) {
       const bool is_offloaded = !parameters.empty() && home_of(parameters[0]->sharded_value());
       const bool is_gathered =
           layout->shards > 1 || casts(*layout) || is_offloaded;  // else shards are the full tensors
@@ -124,10 +124,10 @@ std::string print_units(Module& model, const PrintUnitsOptions& options) {
       table.row({layout->name, order(unit), is_gathered ? format_bytes(layout->full_bytes) : "-",
                  format_bytes(layout->shard_bytes) + (is_offloaded ? " offloaded" : ""), ranks(*layout), types(*layout),
                  wires(*layout),
-                 !is_gathered                    ? "stays"
-                 : slices > 0                    ? fmt::format("reshard to {}", slices)
-                 : unit.reshards_after_forward() ? "reshard"
-                                                 : "keep"});
+                 !is_gathered ? "stays"
+                 : slices > 0 ? fmt::format("reshard to {}", slices)
+                 : reshards   ? "reshard"
+                              : "keep"});
       if (!options.parameters) continue;
       for (const Parameter* p : parameters) table.text(line_of(*p));
     }

@@ -19,9 +19,10 @@ struct PrintUnitsOptions {
 /// The units of `model` and of the modules below, in the order in which they first ran in the last forward, then those
 /// that did not, in module order: their modules, when they ran (counted from 0; "-" if they did not), bytes gathered
 /// and on this rank with padding, how many shards and replicas there are, in which types parameters lie, compute and
-/// travel as gradients, and whether they reshard after forward, and to how many ranks where not to all. Parameters that
-/// stay replicated are units of their own; those that no unit has, as ignored ones, are listed below. Shapes are
-/// global. Local; does not wait for work in flight.
+/// travel as gradients, and whether they reshard after forward, and to how many ranks where not to all ("keep": until
+/// backward, or as long as their strategy does; "stays": the shards are the full tensors). Parameters that stay
+/// replicated are units of their own; those that no unit has, as ignored ones, are listed below. Shapes are global.
+/// Local; does not wait for work in flight.
 std::string print_units(Module& model, const PrintUnitsOptions& options = {});
 void print_units(std::ostream& out, Module& model, const PrintUnitsOptions& options = {});
 

@@ -78,6 +78,7 @@ class UnitBuffers final : public StorageOwner, public ShardKeeper {
   }
   /// From now on reshard() and drop_unused() leave what is gathered there as long as it is of the shards' values.
   void keep_gathered() { keeps_gathered_ = true; }
+  bool keeps_gathered() const { return keeps_gathered_; }
   /// On: the memory of gathered parameters is kept when they are released, and they are gathered to the same address.
   /// It counts as unsharded all along. Nothing to keep where the shards are the full tensors.
   void set_keeps_memory(bool on);

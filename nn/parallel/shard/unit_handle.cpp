@@ -17,8 +17,11 @@ bool UnitHandle::has_parameters() const { return !hook().units.empty(); }
 
 std::vector<UnitHandle::Part> UnitHandle::parts() const {
   std::vector<Part> all;
-  for (const auto& unit : hook().own_units())
-    all.push_back({&unit->buffers.layout(), unit->buffers.parameters(), unit->buffers.slices()});
+  for (const auto& unit : hook().own_units()) {
+    const UnitBuffers& buffers = unit->buffers;
+    const bool reshards = hook().reshards() && !buffers.keeps_gathered();
+    all.push_back({&buffers.layout(), buffers.parameters(), reshards ? buffers.slices() : 0, reshards});
+  }
   return all;
 }
 
@@ -38,7 +41,7 @@ std::int64_t UnitHandle::gathered_bytes() const {
 
 bool UnitHandle::is_unsharded() const { return hook().own_units().front()->buffers.is_unsharded(); }
 bool UnitHandle::is_gathered() const { return hook().own_units().front()->buffers.is_gathered(); }
-bool UnitHandle::reshards_after_forward() const { return hook().reshards(); }
+bool UnitHandle::reshards_after_forward() const { return parts().front().reshards; }
 std::vector<int> UnitHandle::order_in_forward() const { return hook().order_in_forward(); }
 
 int UnitHandle::late_gathers() const {
