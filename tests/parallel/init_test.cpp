@@ -58,6 +58,13 @@ TEST(FullyShard, F4_ContainersAreRefusedAndListsAreOneGroup) {
     Net net(kTwoBlocks);
     const DeviceMesh mesh(group);
     expect_error([&] { nn::fully_shard(net.blocks, mesh); }, {"blocks", "container"});
+    const auto refused = [&](const std::vector<nn::Module*>& list, std::initializer_list<std::string_view> parts) {
+      expect_error([&] { nn::fully_shard(list, mesh); }, parts);
+      EXPECT_FALSE(nn::is_fully_sharded(*net.blocks.items()[0]));
+    };
+    refused({}, {"the list of modules is empty"});
+    refused({net.blocks.items()[0], nullptr}, {"a null pointer is among the modules"});
+    refused({net.blocks.items()[0], &net.head, net.blocks.items()[0]}, {"\"blocks.0\" is twice in the list"});
     nn::fully_shard(std::vector<nn::Module*>{net.blocks.items()[0], net.blocks.items()[1]}, mesh);
     nn::fully_shard(net, mesh);
     net.materialize();

@@ -102,8 +102,8 @@ class UnitHandle {
 /// Shards the parameters of `module` over `mesh`: of two axes the first replicates (HSDP), gradients are then averaged
 /// over both. Of a mesh of more axes UnitPolicy::data_axes names these. Parameters distributed over other axes of the
 /// same root mesh are sharded further, see data_mesh.h.
-/// Errors, on every rank: a container without a forward, a module that is wrapped already or lies below one that has
-/// taken its parameters, a 0-d parameter, a mesh of three axes, those of check_policy() (policy.h), an ignored
+/// Errors, on every rank: a container without a forward, a module that is wrapped already, named twice or below one
+/// that has taken its parameters, a 0-d parameter, a mesh of three axes, those of check_policy() (policy.h), an ignored
 /// parameter that a unit has. No communication, but where data_axes or a number of ranks to reshard to need groups that
 /// are new: values are made by materialize(), or each rank keeps its rows of existing values (which must be equal on
 /// all ranks). Calls that ranks do not make alike are an Error on all of them before units communicate, in a forward

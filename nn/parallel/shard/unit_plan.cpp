@@ -87,6 +87,9 @@ void UnitPlans::add(const std::vector<Module*>& modules, const DeviceMesh& mesh,
   std::vector<Parameter*> parameters;
   std::string name;
   for (Module* module : modules) {
+    check(module != nullptr, "fully_shard: a null pointer is among the modules");
+    check(std::ranges::count(modules, module) == 1, "fully_shard: module \"{}\" is twice in the list; name it once",
+          module->label());
     check(dynamic_cast<ModuleContainer*>(module) == nullptr,
           "fully_shard: \"{}\" is a container without a forward, so its hooks would never run; wrap its children one "
           "by one, or pass them "
