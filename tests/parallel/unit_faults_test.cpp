@@ -360,7 +360,7 @@ TEST(FullyShard, F203_AModuleThatIsReplacedIsForgotten) {
     step(1);
     net.between.reset();
     EXPECT_FALSE(between.is_alive());
-    expect_error([&] { between.unshard(); }, {"were destroyed"});
+    expect_error([&] { between.unshard(); }, {"unit \"(model)\"", "were destroyed"});
     net.between = std::make_unique<Block>(6, 6);
     between = nn::fully_shard(*net.between, mesh);
     net.between->materialize(nn::Seed{3});
@@ -437,7 +437,8 @@ TEST(FullyShard, F203_EveryCallOfAHandleSaysThatItsModulesAreGone) {
                                                       [&] { unit.set_gather_transform({}); },
                                                       [&] { unit.set_custom_reduce({}); },
                                                       [&] { unit.set_all_reduce_hook({}); }};
-    for (const auto& call : calls) expect_error(call, {"the modules of this fully_shard unit were destroyed"});
+    for (const auto& call : calls)
+      expect_error(call, {"the modules of the fully_shard unit \"(model)\" were destroyed", "unit_of()"});
     for (int step = 0; step < 2; ++step) backward(sum(stays(batch_of(2, 6, 0, "x"))));
     EXPECT_EQ(held(MemoryCategory::unsharded), 0);
   });

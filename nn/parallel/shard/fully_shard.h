@@ -34,7 +34,7 @@ using FullyShardOptions = UnitPolicy;
 /// alive, which goes with its modules; then every call but is_alive() is an Error.
 class UnitHandle {
  public:
-  explicit UnitHandle(const std::shared_ptr<FullyShardHook>& hook) : hook_(hook) {}
+  explicit UnitHandle(const std::shared_ptr<FullyShardHook>& hook);
   friend bool operator==(const UnitHandle& a, const UnitHandle& b) { return a.hook_.lock() == b.hook_.lock(); }
 
   bool is_alive() const { return !hook_.expired(); }
@@ -97,6 +97,7 @@ class UnitHandle {
  private:
   FullyShardHook& hook() const;
   std::weak_ptr<FullyShardHook> hook_;
+  std::string name_;  // for the error when it is gone
 };
 
 /// Shards the parameters of `module` over `mesh`: of two axes the first replicates (HSDP), gradients are then averaged

@@ -6,9 +6,14 @@
 
 namespace sherd::nn {
 
+UnitHandle::UnitHandle(const std::shared_ptr<FullyShardHook>& hook) : hook_(hook), name_(hook->name()) {}
+
 FullyShardHook& UnitHandle::hook() const {
   const auto hook = hook_.lock();
-  check(hook != nullptr, "the modules of this fully_shard unit were destroyed");
+  check(hook != nullptr,
+        "the modules of the fully_shard unit \"{}\" were destroyed; use a handle of modules that are there, as of "
+        "unit_of()",
+        name_);
   return *hook;  // kept by its modules, which nobody destroys within a call
 }
 
