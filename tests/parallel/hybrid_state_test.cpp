@@ -6,6 +6,7 @@
 
 #include "nn/checkpoint/full_state.h"
 #include "nn/optim/adamw.h"
+#include "nn/parallel/shard/pending_gradients.h"
 #include "runtime/autograd/autograd.h"
 #include "runtime/comm/group/channels.h"
 #include "runtime/exec/hazards.h"
@@ -176,6 +177,32 @@ TEST(HybridState, F81_SumsOverReplicasMayWait) {
         }
         expect_same_gradients(net, reference);
       });
+}
+
+// Nothing waits then: every pass is reduced to what the optimizer updates.
+TEST(HybridState, GradientsMayAddUpOverBothAxes) {
+  for (const Grid& grid : {Grid{2, 2}, Grid{2, 3}})
+    run_ranks(grid.ranks(), [&](const Group& group) {
+      const DeviceMesh mesh = grid.mesh(group);
+      Net net(kUneven), reference(kUneven);
+      nn::UnitPolicy policy = nn::strategy("hybrid_shard_state");
+      policy.gradients = nn::ShardedOver::all;
+      shard(net, mesh, policy, policy);
+      net.materialize(nn::Seed{2});
+      reference.materialize(nn::Seed{2});
+      const CommCounts dp = settled_counts(mesh.group("dp")), replicas = settled_counts(mesh.group("replicate"));
+      for (int micro = 0; micro < 3; ++micro) {
+        nn::set_requires_gradient_sync(net, micro == 2);
+        const Tensor x = batch_of(12, 5, static_cast<std::uint64_t>(micro), "x");
+        backward(mul(sum(net(slice_of(x, *group))), static_cast<double>(group->size())));
+        backward(sum(reference(x)));
+        EXPECT_TRUE(nn::pending_gradients(net).empty());
+        EXPECT_EQ(describe(net.head.weight.grad()), describe(net.head.weight.value()));
+      }
+      EXPECT_EQ(counts_since(dp, mesh.group("dp")).reduce_scatter.calls, 3 * kUnits);
+      EXPECT_EQ(counts_since(replicas, mesh.group("replicate")).reduce_scatter.calls, 3 * kUnits);
+      expect_same_gradients(net, reference);
+    });
 }
 
 // What only the first micro-batch uses is summed over replicas with the last one's, in one row.

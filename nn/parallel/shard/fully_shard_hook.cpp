@@ -156,7 +156,7 @@ Unit::Unit(const UnitMembers& members, PlacedUnit placed, const UnitPolicy& poli
   if (is_replicated || policy.parameters == ShardedOver::none) buffers.keep_gathered();
   // They are small: none waits until the reduction of the large ones ends.
   if (is_replicated) inbox.set_max_reductions(kNoLimit);
-  else inbox.set_accumulates_shards(policy.gradients != ShardedOver::none);
+  else inbox.set_accumulated(policy.gradients);
   if (policy.reduce_unused) inbox.set_reduces_unused(true);
   if (!buffers.is_meta()) inbox.materialize();
 }

@@ -266,8 +266,8 @@ void GradientInbox::set_syncs(bool on) {
   if (std::exchange(syncs_, on) != on) holding_changed();
 }
 
-void GradientInbox::set_accumulates_shards(bool on) {
-  if (std::exchange(accumulates_shards_, on) != on) holding_changed();
+void GradientInbox::set_accumulated(ShardedOver over) {
+  if (std::exchange(accumulated_, over) != over) holding_changed();
 }
 
 void GradientInbox::holding_changed() {
@@ -307,7 +307,9 @@ std::vector<std::pair<std::string, std::string>> GradientInbox::settings() const
           {"requires_gradient_sync", text(syncs_)},
           {"requires_all_reduce", text(all_reduces_)},
           {"reduce_unused", text(reduces_unused_)},
-          {"what accumulates", accumulates_shards_ ? "shards" : "full gradients"},
+          {"what accumulates", accumulated_ == ShardedOver::none     ? "full gradients"
+                               : accumulated_ == ShardedOver::shards ? "shards"
+                                                                     : "shards over all ranks"},
           {"its reduction", reduce_ ? "one of the user's own" : "the usual one"},
           {"its all-reduce hook", hook_ ? "set" : "none"}};
 }

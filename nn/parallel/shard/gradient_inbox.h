@@ -83,9 +83,11 @@ class GradientInbox final : public GradSink {
   /// reduces the unit.
   void set_reduces_unused(bool on);
   /// Off: a backward pass reduces nothing, and its gradients are reduced by the next pass with it on, or by
-  /// finish_backward(). If shards are accumulated, it is as set_all_reduces().
+  /// finish_backward(). If shards are accumulated, it is as set_all_reduces(); if those of all ranks are, nothing
+  /// waits.
   void set_syncs(bool on);
-  void set_accumulates_shards(bool on);
+  /// Of passes that are not to synchronise: UnitPolicy::gradients.
+  void set_accumulated(ShardedOver over);
   /// Reduces over the shards by `reduce` from now on; null: as other units do. On one shard it is not called.
   void set_reduce(UnitReduce reduce);
   /// Called with every reduction that ends in grad(); null: none is.
@@ -159,11 +161,14 @@ class GradientInbox final : public GradSink {
   void run_hooks();
   void keep_gradients();
   bool is_held(std::size_t i) const { return held_ && held_->has(i); }
-  bool holds() const { return !syncs_ && !accumulates_shards_; }
+  bool holds() const { return !syncs_ && accumulated_ == ShardedOver::none; }
   static std::optional<ReduceKind> kind_of(Pending pending);
   void hold();
   void take_held();
-  bool leaves_unsummed() const { return !(all_reduces_ && syncs_) && data_.num_replicas() > 1; }
+  bool leaves_unsummed() const {
+    const bool sums = all_reduces_ && (syncs_ || accumulated_ == ShardedOver::all);
+    return !sums && data_.num_replicas() > 1;
+  }
   void add_zeros_to_unsummed();
   void add_zeros_for_unused();
   void add_zeros(std::size_t i);
@@ -207,7 +212,8 @@ class GradientInbox final : public GradSink {
   std::vector<std::size_t> reduced_;  // pieces whose hooks are still to run
   bool is_gradient_reduced_ = false;  // the full gradients are the reduced ones: one rank, no cast, rounding or scaling
   bool has_pending_ = false;
-  bool all_reduces_ = true, syncs_ = true, accumulates_shards_ = false;
+  ShardedOver accumulated_ = ShardedOver::none;
+  bool all_reduces_ = true, syncs_ = true;
   bool reduces_unused_ = false;
   bool reshards_ = true;
 };

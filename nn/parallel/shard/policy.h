@@ -65,7 +65,8 @@ struct UnitPolicy {
   /// Of the values that the optimizer updates (masters), of grad() and of its state.
   ShardedOver optimizer = ShardedOver::shards;
   /// Where gradients of passes with set_requires_gradient_sync(false) add up: `none` keeps full gradients and
-  /// communicates nothing; `shards` reduces every pass over the shard axis all the same, for 1/s of the memory.
+  /// communicates nothing; `shards` reduces every pass over the shard axis all the same, for 1/s of the memory; `all`
+  /// over replicas too, for that of grad(). Small replicated parameters (replicate_below_bytes) keep full ones anyway.
   ShardedOver gradients = ShardedOver::none;
   /// An Error on a mesh of one axis: the strategy is about replicas.
   bool needs_replicas = false;
