@@ -93,6 +93,17 @@ TEST_F(Sharding, WhatDoesNotFitIsRefused) {
   config.reduce = "int8";
   config.fully_shard = false;
   refused(config, {"reduce = int8", "leave fully_shard on"});
+  for (const char* whole : {"no_shard", "replicate"}) {
+    config = config_;
+    config.strategy = whole;
+    config.gather = "int8";
+    refused(config, {"gather = int8", fmt::format("strategy = {}", whole), "shard_optimizer"});
+    std::swap(config.gather, config.reduce);
+    refused(config, {"reduce = int8", fmt::format("strategy = {}", whole), "shard_optimizer"});
+    config.reduce = "exact";
+    config.accumulate_shards = true;
+    refused(config, {"accumulate_shards with", fmt::format("strategy = {}", whole), "no shards to add up"});
+  }
 }
 
 // Whether there are replicas is known when the hosts are: before that nothing is refused.

@@ -53,6 +53,20 @@ void check_offload(const TrainConfig& config, const nn::UnitPolicy& policy) {
         config.offload, config.gather);
 }
 
+// Settings of shards are nobody's where every rank has all state.
+void check_has_shards(const TrainConfig& config, const nn::UnitPolicy& policy) {
+  if (policy.optimizer != nn::ShardedOver::none) return;
+  for (const auto& [key, how] : {std::pair("gather", config.gather), std::pair("reduce", config.reduce)})
+    check(how == "exact",
+          "{} = {} with strategy = {}: nothing is gathered there, and gradients are averaged whole, in the type of the "
+          "reduction; take shard_optimizer, or leave {} out",
+          key, how, config.strategy, key);
+  check(!config.accumulate_shards,
+        "accumulate_shards with strategy = {}: every rank has whole gradients, so there are no shards to add up; take "
+        "shard_optimizer, or leave it out",
+        config.strategy);
+}
+
 // Where every rank has whole gradients anyway, waiting takes no more.
 std::string accumulation_text(const TrainConfig& config, int data_ranks) {
   const nn::UnitPolicy policy = unit_policy(config);
@@ -89,6 +103,7 @@ void check_sharding(const TrainConfig& config) {
           fmt::join(kTravels, ", "), how);
     check(config.fully_shard || how == "exact", "{} = {} is a setting of fully_shard; leave fully_shard on", key, how);
   }
+  check_has_shards(config, policy);
   check_reshard(config, policy);
   check_offload(config, policy);
 }

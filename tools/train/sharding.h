@@ -12,8 +12,8 @@ namespace sherd {
 
 /// What fully_shard is told. Error naming the nearest for an unknown strategy.
 nn::UnitPolicy unit_policy(const TrainConfig& config);
-/// Throws Error for an unknown strategy, rule of units or way to recompute, and for a number of ranks in
-/// reshard_after_forward that contradicts other keys.
+/// Throws Error for an unknown strategy, rule of units or way to recompute, and for keys that contradict each other: a
+/// number of ranks in reshard_after_forward, or what is said of shards where there are none.
 void check_sharding(const TrainConfig& config);
 /// Whether the strategy copies its shards and the mesh names no axis for that: then hosts do (mesh_with_replicas()).
 bool lacks_replicas(const TrainConfig& config);
