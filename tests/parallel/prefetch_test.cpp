@@ -322,6 +322,9 @@ TEST(FullyShard, PrefetchListsNeedWrappedModules) {
                  {"blocks.0.linear", "not wrapped"});
     expect_error([&] { nn::set_modules_to_backward_prefetch(block, {&net.head}); }, {"head", "not wrapped"});
     expect_error([&] { nn::set_modules_to_forward_prefetch(net.head, {&block}); }, {"head", "not wrapped"});
+    Net plain(kThreeBlocks);
+    expect_error([&] { nn::set_requires_gradient_sync(plain, false); },
+                 {"\"(model)\" is not wrapped", "shard_units()"});
   });
 }
 

@@ -86,7 +86,9 @@ FullyShardHook* hook_of(const Module& module) {
 
 FullyShardHook& wrapped(Module& module) {
   FullyShardHook* hook = hook_of(module);
-  if (!hook) fail("module \"{}\" is not wrapped by fully_shard", module.path());
+  if (!hook)
+    fail("module \"{}\" is not wrapped by fully_shard; call fully_shard() or shard_units() on it first",
+         module.label());
   return *hook;
 }
 
