@@ -2,11 +2,12 @@
 """Trains a tiny model on 2 ranks with a save every 20 steps, watches what its processes hold, and fails if it grows.
 
 Usage: tools/soak/flat.py [--sherd build/release/bin/sherd] [--steps 20000] [--ranks 2] [--variants sync,async]
-                          [--every SECONDS] [--samples FILE]
+                          [--samples FILE]
 
-Twice a second it looks at every rank and at both processes of the launcher: resident memory (own pages, pages of files
-and shared pages apart), descriptors, threads; and at the folder of saves, and at all else that the job has written
-into its folders. The first quarter of the steps is warm-up: the heap finds its size. Over the rest
+A few hundred times, further apart in a longer run, it looks at every rank and at both processes of the launcher:
+resident memory (own pages, pages of files and shared pages apart), descriptors, threads; and at the folder of saves, and
+at all else that the job has written into its folders. The first quarter of the steps is warm-up: the heap finds its
+size. Over the rest
   - each kind of memory of each process must not grow by more than 0.05 KB a step: the median of the slopes between
     any two looks, which one jump of the heap does not change (a short run cannot tell less than 1 MB in all). 8 bytes a
     step are kept, for the percentiles of step times,
@@ -30,6 +31,8 @@ import time
 EVERY, KEEP = 20, 3
 WARM_UP = 0.25  # of the steps
 KB_PER_STEP, KB_NOTICED = 0.05, 1024  # what may grow, and what a short run cannot tell from noise
+LOOKS = 400  # at most: then every second one is dropped, and pauses are twice as long
+FIRST_PAUSE = 0.01  # seconds
 DIGITS = 256  # bytes: numbers of steps in names and manifests get longer
 MEMORY = {"own": "RssAnon", "of files": "RssFile", "shared": "RssShmem"}
 
@@ -162,7 +165,7 @@ class Job:
 
 def watch(options, job, limit):
     """Samples of the run up to its end: [{"step", "processes": {name: {...}}, "disk": {...}}]."""
-    samples, names, end = [], {}, time.monotonic() + limit
+    samples, names, pause, end = [], {}, FIRST_PAUSE, time.monotonic() + limit
     metrics = Metrics(job.metrics)
     while job.process.poll() is None:
         check(time.monotonic() < end, f"takes more than {limit:.0f} s")
@@ -180,7 +183,10 @@ def watch(options, job, limit):
                          "other files": sum(count for _, count in others)},
                 "written": {"metrics": os.path.getsize(job.metrics), "log": os.path.getsize(job.log)},
             })
-        time.sleep(options.every)
+        if len(samples) == LOOKS:
+            del samples[1::2]
+            pause *= 2
+        time.sleep(pause)
     check(job.process.returncode == 0,
           f"ends with status {job.process.returncode}:\n{job.log.read_text(errors='replace')[-2000:]}")
     return samples
@@ -282,7 +288,6 @@ def main():
     parser.add_argument("--steps", type=int, default=20000, help="a multiple of 20")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--variants", default="sync,async", help=f"of {', '.join(VARIANTS)}")
-    parser.add_argument("--every", type=float, default=0.5, help="seconds between looks")
     parser.add_argument("--samples", help="all samples go to FILE.VARIANT.json")
     options = parser.parse_args()
     options.steps -= options.steps % EVERY
