@@ -143,6 +143,15 @@ TEST(UnitRules, ListsAreTakenAsTheyAreAndSettingsHold) {
   });
 }
 
+TEST(UnitRules, ModulesThatAreWrappedAlreadyStayAsTheyAre) {
+  run_ranks(2, [](const Group& group) {
+    Net net(kTwoBlocks);
+    const DeviceMesh mesh(group);
+    for (Block* block : net.blocks.items()) nn::fully_shard(*block, mesh);
+    EXPECT_EQ(names_of(nn::shard_units(net, mesh, nn::units_of_type<Block>())), (Names{"(model)"}));
+  });
+}
+
 TEST(UnitRules, MistakesAreNamed) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh(group);

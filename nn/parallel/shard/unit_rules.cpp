@@ -164,12 +164,17 @@ UnitRule units_by_block(std::string_view name, bool is_fine) {
           }};
 }
 
-void find_where(Module& m, const std::function<bool(const Module&)>& is_unit, std::vector<UnitModules>& units) {
+// Whether there is any, wrapped ones included.
+bool find_where(Module& m, const std::function<bool(const Module&)>& is_unit, std::vector<UnitModules>& units) {
+  bool found = false;
   for (const auto& child : m.children()) {
-    if (is_fully_sharded(*child)) continue;
-    find_where(*child, is_unit, units);
-    if (is_unit(*child)) units.push_back({child.get()});
+    const bool is_wrapped = is_fully_sharded(*child);
+    if (!is_wrapped && find_where(*child, is_unit, units)) found = true;
+    if (!is_unit(*child)) continue;
+    found = true;
+    if (!is_wrapped) units.push_back({child.get()});
   }
+  return found;
 }
 
 }  // namespace
@@ -177,8 +182,7 @@ void find_where(Module& m, const std::function<bool(const Module&)>& is_unit, st
 UnitRule units_where(std::string what, std::function<bool(const Module&)> is_unit) {
   return {what, [what, is_unit = std::move(is_unit)](Module& model, const FullyShardOptions&) {
             std::vector<UnitModules> units;
-            find_where(model, is_unit, units);
-            check(!units.empty(), "no unit of fully_shard: the model has no {}", what);
+            check(find_where(model, is_unit, units), "no unit of fully_shard: the model has no {}", what);
             return units;
           }};
 }
