@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "runtime/op/buffer_views.h"
 #include "tests/parallel/replay.h"
+#include "tests/parallel/two_dim_net.h"
 #include "tests/parallel/uneven_net.h"
 #include "tests/support/ranks.h"
 
@@ -34,9 +36,34 @@ nn::UnitReduce median_over(ProcessGroup& group) {
 }
 
 /// A rank's loss: that of rank 1 is nonsense.
-Tensor loss_of_rank(Net& net, const Tensor& x, int rank, std::int64_t rows) {
+template <class Model>
+Tensor loss_of_rank(Model& net, const Tensor& x, int rank, std::int64_t rows) {
   const Tensor loss = mean(square(net(narrow(x, 0, rank * rows, rows))));
   return rank == 1 ? mul(loss, -1e6) : loss;
+}
+
+/// Expects the gradients of `net` to be the medians of those that each rank's loss gives `reference`.
+void expect_medians(nn::Module& net, nn::Module& reference, int ranks, const std::function<Tensor(int)>& loss_of) {
+  const auto a = net.parameters(), e = reference.parameters();
+  std::vector<std::vector<std::vector<float>>> all(a.size());  // by parameter and rank
+  for (int rank = 0; rank < ranks; ++rank) {
+    backward(loss_of(rank));
+    for (std::size_t i = 0; i < e.size(); ++i) {
+      all[i].push_back(e[i]->grad().to_vector<float>());
+      e[i]->clear_grad();
+    }
+  }
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::vector<float> medians;
+    for (std::size_t at = 0; at < all[i][0].size(); ++at) {
+      std::vector<float> values;
+      for (const auto& of_rank : all[i]) values.push_back(of_rank[at]);
+      std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
+      medians.push_back(values[values.size() / 2]);
+    }
+    const Tensor expected = Tensor::from<float>(medians, a[i]->shape());
+    EXPECT_TRUE(near(full_tensor(a[i]->grad()), expected, 1e-6)) << a[i]->name();
+  }
 }
 
 TEST(FullyShard, F53_F133_AMedianOverRanksIsAReductionOfOnesOwnRows) {
@@ -50,27 +77,25 @@ TEST(FullyShard, F53_F133_AMedianOverRanksIsAReductionOfOnesOwnRows) {
       const std::int64_t rows = 4;
       const Tensor x = batch_of(rows * group->size(), 5, 0, "x");
       backward(loss_of_rank(net, x, group->rank(), rows));
-      const auto a = net.parameters(), e = reference.parameters();
-      std::vector<std::vector<std::vector<float>>> all(a.size());  // by parameter and rank
-      for (int rank = 0; rank < group->size(); ++rank) {
-        backward(loss_of_rank(reference, x, rank, rows));
-        for (std::size_t i = 0; i < e.size(); ++i) {
-          all[i].push_back(e[i]->grad().to_vector<float>());
-          e[i]->clear_grad();
-        }
-      }
-      for (std::size_t i = 0; i < a.size(); ++i) {
-        std::vector<float> medians;
-        for (std::size_t at = 0; at < all[i][0].size(); ++at) {
-          std::vector<float> values;
-          for (const auto& of_rank : all[i]) values.push_back(of_rank[at]);
-          std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
-          medians.push_back(values[values.size() / 2]);
-        }
-        const Tensor expected = Tensor::from<float>(medians, a[i]->shape());
-        EXPECT_TRUE(near(a[i]->grad().local(), part_of(expected, a[i]->grad()), 1e-6)) << a[i]->name();
-      }
+      expect_medians(net, reference, group->size(), [&](int rank) { return loss_of_rank(reference, x, rank, rows); });
     });
+}
+
+// Terms of a gain's gradient lie on the ranks that share the sequence. A median of terms is not that of gradients.
+TEST(FullyShard, F53_F133_AMedianIsOfWholeGradientsUnderTensorParallelism) {
+  run_ranks(6, [](const Group& group) {
+    const Grid3 grid{1, 3, 2};
+    const DeviceMesh root = grid.mesh(group);
+    ResidualNet net(5, 8), reference(5, 8);
+    shard_2d(net, root, grid, true);
+    for (const nn::UnitHandle& unit : nn::units(net)) unit.set_custom_reduce(median_over(root.group("dp")));
+    net.materialize(nn::Seed{3});
+    reference.materialize(nn::Seed{3});
+    const std::int64_t rows = 4;
+    const Tensor x = batch3(rows * grid.dp, 3, 0, "x");
+    backward(loss_of_rank(net, x, root["dp"].coordinate(), rows));
+    expect_medians(net, reference, grid.dp, [&](int rank) { return loss_of_rank(reference, x, rank, rows); });
+  });
 }
 
 struct MedianTraining : PolicyTraining {

@@ -5,6 +5,7 @@
 #include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/shard/summon.h"
 #include "runtime/comm/group/agree.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "runtime/exec/hazards.h"
 #include "runtime/op/offload.h"
@@ -277,18 +278,44 @@ TEST(OffloadShards, ShardsAreTensorsOfTheHostThatMayBeReadAndWritten) {
   });
 }
 
-TEST(OffloadShards, NoAccessIsUnordered) {
+void expect_no_hazards(const Group& group, const DeviceMesh& mesh, OffloadCase c) {
+  for (const bool in_backward : {false, true}) {
+    const TempDir dir;
+    c.clips = !in_backward;
+    c.in_backward = in_backward;
+    OffloadTraining training(group, mesh, c, dir.path());
+    const HazardChecker checker;
+    for (std::int64_t i = 0; i < 3; ++i) training.step(i);
+  }
+}
+
+TEST(OffloadShards, F182_NoAccessIsUnordered) {
   for (const int ranks : {1, 2})
-    run_ranks(ranks, [](const Group& group) {
-      for (const bool in_backward : {false, true}) {
-        const TempDir dir;
-        OffloadTraining training(group, DeviceMesh(group),
-                                 {.clips = !in_backward, .what = Offloads::all, .in_backward = in_backward},
-                                 dir.path());
-        const HazardChecker checker;
-        for (std::int64_t i = 0; i < 3; ++i) training.step(i);
-      }
-    });
+    run_ranks(ranks, [](const Group& group) { expect_no_hazards(group, DeviceMesh(group), {.what = Offloads::all}); });
+  run_ranks(4, [](const Group& group) {
+    expect_no_hazards(group, DeviceMesh(group, {{"replicate", 2}, {"dp", 2}}),
+                      {.policy = nn::strategy("hybrid_shard"), .what = Offloads::all});
+  });
+}
+
+// 100 backward passes on links that let the rank's thread run ahead, with all that is released filled, against one that
+// holds everything, on links that take no time.
+TEST(OffloadShards, F182_HsdpGivesTheSameBitsUnderDelaysAndReuse) {
+  run_ranks(4, [](const Group& group) {
+    const OffloadCase c{
+        .policy = nn::strategy("hybrid_shard"), .clips = true, .what = Offloads::all, .accumulate = 4, .steps = 25};
+    const auto mesh = [&] { return DeviceMesh(group, {{"replicate", 2}, {"dp", 2}}); };
+    OffloadTraining held(group, mesh(), c, "");
+    std::vector<Tensor> losses;
+    for (std::int64_t i = 0; i < c.steps; ++i) losses.push_back(held.step(i));
+    group->host().shape_link({.bytes_per_second = 1e9, .seconds = 5e-4});
+    RankContext::current().allocator().set_poison(true);
+    const TempDir dir;
+    OffloadTraining offloaded(group, mesh(), c, dir.path());
+    for (std::int64_t i = 0; i < c.steps; ++i)
+      EXPECT_TRUE(same_bits(offloaded.step(i), losses[static_cast<std::size_t>(i)])) << "step " << i;
+    expect_same_values(offloaded, held);
+  });
 }
 
 TEST(OffloadShards, RefusalsNameWhatIsWrong) {

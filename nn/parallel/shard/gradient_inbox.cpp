@@ -197,7 +197,7 @@ Tensor GradientInbox::local_gradient(std::size_t i, Tensor gradient) {
   if (!gradient.is_distributed() || Spec::from(gradient).mesh_id() != gathered->mesh_id())
     fail("parameter \"{}\" is gathered as {}, its gradient is {}: on another mesh, or plain",
          buffers_.parameter(i)->name(), gathered->describe(), gradient);
-  const bool may_wait = e.partial_gradients && !hook_ && !reduces_unused_ && !holds() && !is_held(i) &&
+  const bool may_wait = e.partial_gradients && !hook_ && !reduce_ && !reduces_unused_ && !holds() && !is_held(i) &&
                         !leaves_unsummed() && !e.has_unsummed();
   if (may_wait && Spec::from(gradient).placement(0).is_partial(ReduceKind::sum) &&
       (e.is_partial || e.pending == Pending::none)) {
