@@ -6,6 +6,7 @@
 #include "dtensor/spec.h"
 #include "runtime/memory/allocator.h"
 #include "runtime/op/buffer_views.h"
+#include "runtime/op/offload_budget.h"
 
 namespace sherd::nn {
 
@@ -29,13 +30,31 @@ std::int64_t bytes_per_rank(const Tensor& value) {
   return (value.numel() + shards - 1) / shards * byte_size(value.dtype());
 }
 
+std::int64_t most_bytes_of_a_rank(const Tensor& value) {
+  if (!value.is_distributed()) return value.bytes();
+  const Spec& spec = Spec::from(value);
+  std::vector<int> at(static_cast<std::size_t>(spec.num_axes()), 0);
+  std::int64_t most = 0;
+  for (std::size_t axis = 0; axis < at.size();) {
+    std::int64_t elements = 1;
+    for (int dim = 0; dim < value.ndim(); ++dim) elements *= spec.range_at(dim, value.size(dim), at).size();
+    most = std::max(most, elements);
+    for (axis = 0; axis < at.size() && ++at[axis] == spec.axis_size(static_cast<int>(axis)); ++axis) at[axis] = 0;
+  }
+  return most * byte_size(value.dtype());
+}
+
 Tensor elements_of(const Tensor& tensor, const StateRun& run) {
   const Tensor local = tensor.local();
   return run_at(local, run.count, (local.offset() + run.first) * byte_size(local.dtype()), local.dtype());
 }
 
-OffloadedState::OffloadedState(Device device, const OffloadOptions& options)
-    : store_(device, options.folder), bytes_in_flight_(options.bytes_in_flight) {
+OffloadedState::OffloadedState(Device device, const OffloadOptions& options, std::span<const std::int64_t> bytes)
+    : store_(device, options.folder),
+      bytes_in_flight_(options.bytes_in_flight),
+      kept_(kept_in_memory(bytes, options.bytes_in_memory)) {
+  check(options.bytes_in_memory >= 0, "offload: {} bytes of optimizer state in memory; give 0 or more",
+        options.bytes_in_memory);
   check(options.bytes_in_flight >= kLeastInFlight,
         "offload: {} bytes of optimizer state in memory at a time are too few; give at least {}",
         options.bytes_in_flight, kLeastInFlight);

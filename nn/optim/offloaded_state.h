@@ -21,6 +21,9 @@ struct OffloadOptions {
   /// State in memory at a time, at most: a third of it is a piece, or a twelfth of the state if that is less. It is in
   /// the account of optimizer state.
   std::int64_t bytes_in_flight = kOffloadBytesInFlight;
+  /// Of the state, as much stays in memory: that of the smallest parameters (kept_in_memory()), by what the rank
+  /// has that has most.
+  std::int64_t bytes_in_memory = 0;
 };
 
 /// Elements [first, first + count) of this rank's part of a parameter.
@@ -36,6 +39,8 @@ using StatePiece = std::vector<StateRun>;
 Device update_device(const Parameter& parameter);
 /// Bytes of the tensor that a rank has on average, the same on all.
 std::int64_t bytes_per_rank(const Tensor& value);
+/// Those of the rank that has most.
+std::int64_t most_bytes_of_a_rank(const Tensor& value);
 /// Those of a tensor of this rank, or of its local one, dense: [count].
 Tensor elements_of(const Tensor& tensor, const StateRun& run);
 
@@ -64,17 +69,21 @@ class StatePieces {
 
 class OffloadedState {
  public:
-  /// Errors of OffloadStore; bytes_in_flight that no element fits.
-  OffloadedState(Device device, const OffloadOptions& options);
+  /// `bytes` of state of each parameter. Errors of OffloadStore; bytes_in_flight that no element fits, and negative
+  /// bytes_in_memory.
+  OffloadedState(Device device, const OffloadOptions& options, std::span<const std::int64_t> bytes);
 
   Device device() const { return store_.device(); }
   const OffloadStore& store() const { return store_; }
   Tensor allocate(const Shape& shape, DType dtype) { return store_.allocate(shape, dtype); }
   std::int64_t bytes_in_flight() const { return bytes_in_flight_; }
+  /// Whether the state of a parameter lies outside of memory.
+  bool has(std::size_t parameter) const { return !kept_[parameter]; }
 
  private:
   OffloadStore store_;
   std::int64_t bytes_in_flight_;
+  std::vector<bool> kept_;  // by parameter: in memory
 };
 
 }  // namespace sherd::nn

@@ -71,7 +71,7 @@ void Optimizer::ensure_state(std::size_t i) {
   for (const std::string& kind : state_kinds()) {
     auto slot = std::make_unique<Slot>(p.name() + "." + kind);
     Tensor zero;
-    if (offloaded_) {
+    if (offloaded_ && offloaded_->has(i)) {
       zero = offloaded_->allocate(local.shape(), local.dtype());
     } else {
       zero = Tensor::empty(local.shape(), local.dtype(), update_device(p), MemoryCategory::optimizer);

@@ -129,7 +129,7 @@ class Optimizer {
   struct PieceSizes {
     std::int64_t bytes = 0, in_flight = 0;  ///< of a piece; pieces in memory at a time, between steps
   };
-  PieceSizes piece_sizes(std::size_t kinds) const;
+  PieceSizes piece_sizes() const;
   std::vector<Tensor> homes_of(const StatePiece& piece) const;
   std::vector<Tensor> gradient_homes_of(const StatePiece& piece) const;
   void add_update(std::size_t parameter, const Tensor& count);

@@ -18,6 +18,7 @@ namespace sherd::nn {
 namespace {
 constexpr std::int64_t kLeaving = 2;  // pieces of the step before, on their way out while others are fetched ahead
 constexpr std::int64_t kMostInFlight = 6;
+constexpr std::int64_t kOfHome = 2;  // where a value lies outside of memory: it, and its gradient
 constexpr std::int64_t kPieceInMemory = std::int64_t{16} << 20;  // of state that is not fetched: a call's worth
 }  // namespace
 
@@ -32,7 +33,10 @@ void Optimizer::offload(const OffloadOptions& options) {
   const Device device = update_device(*parameters_[0]);
   check(!device.is_meta(), "parameter \"{}\" has no values; materialize the model before offload()",
         parameters_[0]->name());
-  offloaded_ = std::make_unique<OffloadedState>(device, options);
+  std::vector<std::int64_t> bytes;
+  for (const Parameter* p : parameters_)
+    bytes.push_back(most_bytes_of_a_rank(p->sharded_value()) * std::ssize(state_kinds()));
+  offloaded_ = std::make_unique<OffloadedState>(device, options, bytes);
 }
 
 // Units of one optimizer need not be alike: one that is replicated stays in memory.
@@ -40,15 +44,17 @@ bool Optimizer::has_homes() const {
   return std::ranges::any_of(parameters_, [](const Parameter* p) { return home_of(p->sharded_value()) != nullptr; });
 }
 
-// Of what lies outside of memory, `kinds` tensors of each parameter's shape.
-Optimizer::PieceSizes Optimizer::piece_sizes(std::size_t kinds) const {
-  if (kinds == 0) return {kPieceInMemory, 0};
+// Of what lies outside of memory.
+Optimizer::PieceSizes Optimizer::piece_sizes() const {
   std::int64_t bytes = 0, most = 0;
-  for (const Parameter* p : parameters_) {
-    const Tensor& value = p->sharded_value();
-    bytes += bytes_per_rank(value) * static_cast<std::int64_t>(kinds);
-    if (const OffloadHome* const home = home_of(value)) most = home->bytes_in_flight;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor& value = parameters_[i]->sharded_value();
+    const OffloadHome* const home = home_of(value);
+    const std::int64_t of_state = offloaded_ && offloaded_->has(i) ? std::ssize(state_kinds()) : 0;
+    bytes += bytes_per_rank(value) * (of_state + (home ? kOfHome : 0));
+    if (home) most = home->bytes_in_flight;
   }
+  if (bytes == 0) return {kPieceInMemory, 0};
   if (offloaded_) most = offloaded_->bytes_in_flight();
   const std::int64_t piece = piece_bytes(bytes, most);
   return {piece, std::clamp(most / std::max<std::int64_t>(piece, 1), kLeaving + 1, kMostInFlight)};
@@ -84,8 +90,8 @@ std::vector<Tensor> Optimizer::gradient_homes_of(const StatePiece& piece) const 
 void Optimizer::add_update(std::size_t i, const Tensor& count) {
   if (!pieces_) {
     const std::size_t of_state = offloaded_ ? state_kinds().size() : 0;
-    const std::size_t kinds = of_state + (has_homes() ? 2 : 0);  // the value and its gradient
-    const PieceSizes sizes = piece_sizes(kinds);
+    const std::size_t kinds = of_state + (has_homes() ? kOfHome : 0);
+    const PieceSizes sizes = piece_sizes();
     pieces_ = std::make_unique<PiecesInFlight>(
         PiecesInFlight{.cut = StatePieces(sizes.bytes, kinds > 0 ? kinds : state_kinds().size())});
     if (in_backward_) in_backward_->in_flight = sizes.in_flight;

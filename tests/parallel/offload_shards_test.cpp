@@ -2,6 +2,8 @@
 // eager and captured. Oracles: the same training in memory, and its bytes by the formula.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/shard/summon.h"
 #include "runtime/comm/group/agree.h"
@@ -318,6 +320,48 @@ TEST(OffloadShards, F182_HsdpGivesTheSameBitsUnderDelaysAndReuse) {
   });
 }
 
+// What stays within a budget never is more than it, nor less than within a smaller one; all of it stays where it fits.
+TEST(OffloadShards, F174_WhatStaysInMemoryFitsTheBudget) {
+  for (const int ranks : {1, 3})
+    for (const bool captured : {false, true})
+      for (const bool in_backward : {false, true})
+        run_ranks(ranks, [=](const Group& group) {
+          OffloadCase c{.captured = captured, .what = Offloads::all, .in_backward = in_backward, .steps = 4};
+          const auto bytes_held = [&](const std::string& folder) {
+            const auto held_now = [] {
+              RankContext::current().drain_queues();
+              return std::pair(held(MemoryCategory::parameters), held(MemoryCategory::optimizer));
+            };
+            const auto before = held_now();
+            OffloadTraining training(group, DeviceMesh(group), c, folder);
+            for (std::int64_t i = 0; i < c.steps; ++i) training.step(i);
+            const auto after = held_now();
+            return std::pair(after.first - before.first, after.second - before.second);
+          };
+          const TempDir dir;
+          const auto [all_shards, all_state] = bytes_held("");
+          const auto [no_shards, counts] = bytes_held(dir.path());
+          EXPECT_EQ(no_shards, 0);
+          std::int64_t shards = 0, state = 0;
+          std::set<std::int64_t> different;
+          for (const std::int64_t budget : {1'000, 3'000, 10'000, 20'000, 40'000, 80'000, 200'000}) {
+            c.kept = budget;
+            const auto [shards_now, state_now] = bytes_held(dir.path());
+            EXPECT_LE(2 * shards_now, budget) << "gradients lie beside them";
+            EXPECT_LE(state_now - counts, budget);
+            EXPECT_GE(shards_now, shards);
+            EXPECT_GE(state_now, state);
+            different.insert(state_now);
+            shards = shards_now;
+            state = state_now;
+            expect_bits_of_none(group, DeviceMesh(group), c);
+          }
+          EXPECT_EQ(shards, all_shards);
+          EXPECT_EQ(state, all_state);
+          EXPECT_GE(different.size(), 4u);
+        });
+}
+
 TEST(OffloadShards, RefusalsNameWhatIsWrong) {
   run_ranks(4, [](const Group& group) {
     const TempDir dir;
@@ -327,6 +371,11 @@ TEST(OffloadShards, RefusalsNameWhatIsWrong) {
                  {"hybrid_shard_state", "cannot be offloaded", "hybrid_shard"});
     c.policy = nn::strategy("hybrid_shard");
     expect_error([&] { OffloadTraining(group, mesh, c, dir / "missing"); }, {"is not a folder", "missing"});
+    c.kept = -1;
+    expect_error([&] { OffloadTraining(group, mesh, c, dir.path()); }, {"-1 bytes", "0 or more"});
+    Net net(kUneven);
+    expect_error([&] { nn::fully_shard(net, mesh, {.offload = nn::ShardOffload{.bytes_in_memory = 9}}); },
+                 {"9 bytes in memory", "shard_units()"});
   });
 }
 

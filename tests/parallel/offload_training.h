@@ -31,6 +31,7 @@ struct OffloadCase {
   bool in_backward = false, clears = false;  ///< of what is offloaded
   int accumulate = 1, steps = 5;
   std::int64_t bytes_in_flight = 12 << 10;  // pieces of 4 KiB: several, of which some split a matrix
+  std::int64_t kept = 0;                    // bytes in memory of shards with their gradients, and of state
 };
 
 /// A rank's model in training.
@@ -43,14 +44,16 @@ class OffloadTraining {
         .vocabulary = 13, .tokens = 8, .layers = 2, .heads = 2, .width = 16, .bias = true, .tied_head = true});
     nn::UnitPolicy policy = c.policy;
     if (is_offloaded_ && c.what != Offloads::optimizer)
-      policy.offload = nn::ShardOffload{
-          .folder = folder, .gradients = c.what == Offloads::all, .bytes_in_flight = c.bytes_in_flight};
+      policy.offload = nn::ShardOffload{.folder = folder,
+                                        .gradients = c.what == Offloads::all,
+                                        .bytes_in_flight = c.bytes_in_flight,
+                                        .bytes_in_memory = c.kept};
     if (c.is_sharded) nn::shard_units(*model, mesh, nn::units_by("block"), policy);
     model->materialize(nn::Seed{11});
     if (c.sgd) optimizer = std::make_unique<nn::Sgd>(model->parameters(), nn::SgdOptions{.lr = 0.1, .momentum = 0.9});
     else optimizer = std::make_unique<nn::AdamW>(model->parameters(), nn::AdamWOptions{.lr = 0.01});
     if (is_offloaded_ && c.what != Offloads::parameters)
-      optimizer->offload({.folder = folder, .bytes_in_flight = c.bytes_in_flight});
+      optimizer->offload({.folder = folder, .bytes_in_flight = c.bytes_in_flight, .bytes_in_memory = c.kept});
     compiled.emplace([this](std::span<const Tensor> in) { return std::vector<Tensor>{update(in)}; },
                      CompileOptions{.group = group});
   }

@@ -32,6 +32,16 @@ TEST(OffloadFlag, SaysWhatAndWhere) {
   expect_error([] { parse_offload("none:/a"); }, {"none needs no folder"});
 }
 
+TEST(OffloadFlag, F174_ABudgetIsSharedByStateAndShards) {
+  const Device cpu = Device::cpu();
+  EXPECT_EQ(offload_options(parse_offload("optimizer:/x", 100), cpu, 0).bytes_in_memory, 100);
+  EXPECT_EQ(shard_offload(parse_offload("parameters:/x", 100), cpu, 0)->bytes_in_memory, 100);
+  EXPECT_EQ(offload_options(parse_offload("all:/x", 100), cpu, 0).bytes_in_memory, 50);
+  EXPECT_EQ(shard_offload(parse_offload("all:/x", 100), cpu, 0)->bytes_in_memory, 50);
+  expect_error([] { parse_offload("optimizer", -1); }, {"offload_keep", "-1"});
+  expect_error([] { parse_offload("none", 5); }, {"offload_keep = 5", "offload = none"});
+}
+
 TEST(OffloadFlag, AFileForTheHostNoneForADeviceAndAnEighthOfALimit) {
   const OffloadChoice choice = parse_offload("optimizer:/x");
   EXPECT_EQ(offload_options(choice, Device::cpu(), 0).folder, "/x");
@@ -60,6 +70,17 @@ class OffloadRuns : public ::testing::Test {
   const TempDir dir_;
   TrainConfig config_ = tiny_config(dir_.write("text.txt", tiny_text()));
 };
+
+TEST_F(OffloadRuns, F174_GiveTheBitsOfNoneWhateverStays) {
+  const TinyRun held = train_tiny(config_, 2);
+  config_.offload = "all:" + dir_.path();
+  for (const std::int64_t kept : {10'000, 40'000, 1'000'000}) {
+    config_.offload_keep = kept;
+    const TinyRun offloaded = train_tiny(config_, 2);
+    EXPECT_EQ(offloaded.losses, held.losses) << kept;
+    EXPECT_EQ(offloaded.final, held.final) << kept;
+  }
+}
 
 TEST_F(OffloadRuns, F95_GiveTheBitsOfNone) {
   for (const int ranks : {1, 2})

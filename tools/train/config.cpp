@@ -171,6 +171,10 @@ void bind_sharding(ConfigTable& table, TrainConfig& c) {
             "state; parameters: their shards; all: these and the shards of gradients; all:DIR: in a file in DIR, else "
             "of temporary files; on a GPU in memory of the host, without a DIR",
             run);
+  table.add("offload_keep", &c.offload_keep,
+            "bytes per rank of what offload names that stay in memory: those of the smallest units and parameters, as "
+            "many as fit; 0: none",
+            run);
   table.add(
       "offload_activations", &c.offload_activations,
       "what forward keeps for backward outside of memory, and fetches ahead of its use: none; blocks: what blocks "

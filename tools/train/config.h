@@ -62,6 +62,7 @@ struct TrainConfig {
   bool print_units = false;
   std::string recompute = "none";
   std::string offload = "none";
+  std::int64_t offload_keep = 0;
   std::string offload_activations = "none";
   SwitchOrNumber reshard_after_forward = true;
   bool prefetch = true;

@@ -9,6 +9,7 @@
 #include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/shard/unit_rules.h"
 #include "nn/recompute.h"
+#include "runtime/memory/accounting.h"
 #include "tools/train/device_flag.h"
 #include "tools/train/offload_flag.h"
 
@@ -41,7 +42,7 @@ void check_reshard(const TrainConfig& config, const nn::UnitPolicy& policy) {
 }
 
 void check_offload(const TrainConfig& config, const nn::UnitPolicy& policy) {
-  if (!parse_offload(config.offload).parameters) return;
+  if (!parse_offload(config.offload, config.offload_keep).parameters) return;
   check(config.fully_shard,
         "offload = {} is of the units of fully_shard; leave fully_shard on, or offload the optimizer", config.offload);
   check(policy.parameters != nn::ShardedOver::shards || policy.optimizer != nn::ShardedOver::all,
@@ -88,7 +89,8 @@ nn::UnitPolicy unit_policy(const TrainConfig& config) {
                       .reduce_dtype = dtype_from_name(config.reduce_dtype)};
   policy.prefetch = config.prefetch;
   if (config.accumulate_shards) policy.gradients = nn::ShardedOver::shards;
-  policy.offload = shard_offload(parse_offload(config.offload), parse_device(config.device), config.memory_limit);
+  policy.offload = shard_offload(parse_offload(config.offload, config.offload_keep), parse_device(config.device),
+                                 config.memory_limit);
   return policy;
 }
 
@@ -119,6 +121,7 @@ std::int64_t waiting_gradient_bytes(const TrainConfig& config) {
 std::string sharding_text(const TrainConfig& config, int data_ranks) {
   std::string memory = config.recompute == "none" ? "" : fmt::format(", recompute {}", config.recompute);
   if (config.offload != "none") memory += fmt::format(", offload {}", config.offload);
+  if (config.offload_keep > 0) memory += fmt::format(" but for {}", format_bytes(config.offload_keep));
   if (config.offload_activations != "none")
     memory += fmt::format(", offload activations of {}", config.offload_activations);
   if (!config.fully_shard) return "not sharded (fully_shard = false)" + memory;

@@ -61,7 +61,7 @@ TrainStep::TrainStep(const TrainConfig& config, const JobMesh& mesh, Device devi
   shard(architecture);
   model_->materialize(seed, device);
   optimizer_ = std::make_unique<nn::AdamW>(model_->parameters(), adamw_options(o));
-  if (const OffloadChoice offload = parse_offload(config_.offload); offload.optimizer)
+  if (const OffloadChoice offload = parse_offload(config_.offload, config_.offload_keep); offload.optimizer)
     optimizer_->offload(offload_options(offload, device, config_.memory_limit));
   if (const ActivationChoice saved = parse_offload_activations(config_.offload_activations); saved.of_blocks)
     nn::offload_activations(*model_, activation_options(saved, device, config_.memory_limit));

@@ -126,6 +126,7 @@ void apply(RowPlan& row, const Setting& setting, const Axes& axes) {
   ConfigTable table = bind(row.config);
   table.set_text(setting.key, setting.value, "sherd walk");
   if (setting.key == "strategy") row.config.reshard_after_forward = true;
+  if (row.config.offload == "none") row.config.offload_keep = 0;
   if (setting.also_key.empty()) return;
   const int k = slices_of(axes.data());
   if (k > 0) table.set_text(setting.also_key, std::to_string(k), "sherd walk");

@@ -190,6 +190,7 @@ class Walk {
     TrainConfig on_unit_link = plans_[0].config;
     on_unit_link.link = "1,0";
     on_unit_link.offload = "none";  // which moves nothing over it
+    on_unit_link.offload_keep = 0;
     const auto seconds = formula_of(on_unit_link, rows_[0].units).link;
     if (seconds && compute > 0)
       set_link(plans_, config_, ranks_, fmt::format("{:.3g},0", seconds->busiest() / (compute / 2)));

@@ -12,6 +12,11 @@
 namespace sherd::nn {
 
 UnitHandle fully_shard(const std::vector<Module*>& modules, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  check(
+      !options.offload || options.offload->bytes_in_memory == 0,
+      "fully_shard: offload with {} bytes in memory is a budget of all units: call shard_units(), or choose here which "
+      "units are offloaded",
+      options.offload ? options.offload->bytes_in_memory : 0);
   UnitPlans plans;
   plans.add(modules, mesh, options);
   return plans.wrap().front();

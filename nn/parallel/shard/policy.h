@@ -56,6 +56,10 @@ struct ShardOffload {
   bool gradients = false;
   /// Of what is used in pieces, as much is in memory at a time.
   std::int64_t bytes_in_flight = kOffloadBytesInFlight;
+  /// Of the shards, and of their gradients if these are offloaded too, as much stays in memory: that of the smallest
+  /// units of shard_units() (kept_in_memory()), by what the rank has that has most. Error in a call of fully_shard(),
+  /// which knows one unit.
+  std::int64_t bytes_in_memory = 0;
 };
 
 /// Over one axis `shards` and `all` say the same.

@@ -6,6 +6,8 @@
 #include "nn/module_list.h"
 #include "nn/parallel/shard/fully_shard_hook.h"
 #include "nn/parallel/shard/unit_slices.h"
+#include "runtime/op/buffer_views.h"
+#include "runtime/op/offload_budget.h"
 
 namespace sherd::nn {
 
@@ -115,6 +117,43 @@ void UnitPlans::add(const std::vector<Module*>& modules, const DeviceMesh& mesh,
   }
   for (const Parameter* p : parameters) takers_.emplace(p, calls_.size());
   calls_.push_back(std::move(call));
+}
+
+namespace {
+
+// Of a unit's shards, and of their gradients, on the rank that has most.
+std::int64_t bytes_to_offload(const UnitLayout& layout, bool gradients) {
+  std::int64_t most = 0;
+  for (int shard = 0; shard < layout.shards; ++shard) {
+    std::int64_t bytes = 0;
+    for (const UnitPiece& piece : layout.pieces) {
+      const std::int64_t count = layout.count(piece, shard);
+      bytes += align(count * byte_size(piece.dtype));
+      if (gradients) bytes += align(count * byte_size(piece.gradient_dtype()));
+    }
+    most = std::max(most, bytes);
+  }
+  return most;
+}
+
+// Of what may leave memory: what is replicated stays in it anyway.
+std::int64_t bytes_to_offload(const PlannedCall& call) {
+  if (!call.policy.offload) return 0;
+  std::int64_t bytes = 0;
+  for (const PlannedCall::Part& part : call.parts)
+    if (!part.members.is_replicated) bytes += bytes_to_offload(*part.placed.layout, call.policy.offload->gradients);
+  return bytes;
+}
+
+}  // namespace
+
+void UnitPlans::keep_in_memory(std::int64_t budget) {
+  check(budget >= 0, "shard_units: offload with {} bytes of shards in memory; give 0 or more", budget);
+  std::vector<std::int64_t> bytes;
+  for (const PlannedCall& call : calls_) bytes.push_back(bytes_to_offload(call));
+  const std::vector<bool> kept = kept_in_memory(bytes, budget);
+  for (std::size_t i = 0; i < calls_.size(); ++i)
+    if (kept[i]) calls_[i].policy.offload.reset();
 }
 
 std::vector<UnitHandle> UnitPlans::wrap() {

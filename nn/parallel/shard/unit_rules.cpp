@@ -250,6 +250,7 @@ std::vector<UnitHandle> shard_units(Module& model, const DeviceMesh& mesh, const
   FullyShardOptions of_root = options;
   of_root.reshard_after_forward.reset();
   plans.add({&model}, mesh, of_root);
+  if (options.offload) plans.keep_in_memory(options.offload->bytes_in_memory);
   return plans.wrap();
 }
 
