@@ -83,6 +83,17 @@ void Optimizer::ensure_state(std::size_t i) {
   state_[i] = std::move(slots);
 }
 
+// State is made once, in the layout and the type that the parameter then had.
+void Optimizer::check_state_fits(std::size_t i) const {
+  const Tensor& value = parameters_[i]->sharded_value();
+  for (const auto& slot : state_[i])
+    if (const Tensor& state = slot->value(); state.layout() != value.layout() || state.dtype() != value.dtype())
+      fail(
+          "parameter \"{}\" is {} but its state \"{}\" is {}, as the parameter was when the state was made: make the "
+          "optimizer after fully_shard and cast_to()",
+          parameters_[i]->name(), value, slot->name(), state);
+}
+
 // Parameters whose state is new share a count: step_slot()'s as long as no step was missed.
 void Optimizer::ensure_counts() {
   if (!counts_updates()) return;
@@ -160,6 +171,7 @@ std::vector<std::size_t> Optimizer::ready_parameters() {
                : "it is plain and was used among distributed tensors; parallelize() its module too, or use it by "
                  "from_local(), as replicated");
     ensure_state(i);
+    check_state_fits(i);
     active.push_back(i);
   }
   for (const std::size_t i : active) {

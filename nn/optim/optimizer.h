@@ -49,9 +49,9 @@ class Optimizer {
   /// fully_shard has gathered it updates the shard and drops what is gathered; during a backward pass, from a gradient
   /// hook, that stays what the forward has read until the pass is over.
   ///
-  /// Errors of gradients are thrown before anything changes. An exception after that marks parameters, state and counts
-  /// as torn, and ends the step for all ranks that fully_shard's groups reach; then step() is refused, and so are
-  /// saves, until a checkpoint is loaded.
+  /// Errors of gradients, and state whose type or layout is not its parameter's any more, are thrown before anything
+  /// changes. An exception after that marks parameters, state and counts as torn, and ends the step for all ranks that
+  /// fully_shard's groups reach; then step() is refused, and so are saves, until a checkpoint is loaded.
   void step();
   /// The step to come begins within backward: from now on each parameter is updated once its gradient of a pass is
   /// complete, reduced or on its way, while the pass goes on, and step() updates the others. To call before the last
@@ -154,6 +154,7 @@ class Optimizer {
   void for_each_slot(const std::function<void(Slot&)>& visit) const;
   void forget() noexcept;
   void ensure_state(std::size_t parameter);
+  void check_state_fits(std::size_t parameter) const;
   void ensure_counts();
   std::vector<Cohort> cohorts_of(const std::vector<std::size_t>& active) const;
   std::vector<Cohort> count(const std::vector<std::size_t>& active);

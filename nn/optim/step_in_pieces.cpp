@@ -230,6 +230,7 @@ void Optimizer::gradient_is_complete(std::size_t i) {
   const GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
   ensure_state(i);
+  check_state_fits(i);
   or_tear([&] {
     begin_in_backward();
     in_backward_->is_updated[i] = true;

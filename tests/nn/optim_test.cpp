@@ -276,6 +276,27 @@ TEST(Optimizer, RefusalsNameWhatIsWrong) {
   });
 }
 
+// As cast_to() and fully_shard leave them where they come after the state. Nothing has changed: nothing is torn.
+TEST(Optimizer, StateOfAnotherTypeOrLayoutIsRefusedBeforeAnythingChanges) {
+  run_ranks(2, [](const std::shared_ptr<ProcessGroup>& group) {
+    const DeviceMesh mesh(group);
+    for (const Tensor& now : {ones({4}, DType::f64), distribute(ones({4}), mesh, Shard(0))}) {
+      auto p = parameter("w", {1, 1, 1, 1}, {4});
+      AdamW optimizer({p.get()});
+      give_grad(*p, {1, 1, 1, 1});
+      optimizer.step_and_clear();
+      p->set(now);
+      p->set_grad(now);
+      expect_error([&] { optimizer.step(); }, {"\"w\"", "\"w.m\" is f32[4]", "make the optimizer after"});
+      EXPECT_EQ(optimizer.torn(), "");
+      p->set(ones({4}));
+      give_grad(*p, {1, 1, 1, 1});
+      optimizer.step();
+      EXPECT_EQ(optimizer.step_slot().value().item<double>(), 2);
+    }
+  });
+}
+
 // The first step makes the state; the memory for some of it may be refused.
 TEST(AdamW, AFirstStepThatIsLeftBeforeItsUpdateIsMadeByTheNextCall) {
   const auto values_after_step_left_at = [](std::int64_t at) {
