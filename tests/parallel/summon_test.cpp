@@ -106,6 +106,28 @@ TEST(FullParameters, OfOneModuleOnly) {
   });
 }
 
+/// One parameter by two names.
+struct NamedTwice : nn::Layer<NamedTwice> {
+  nn::Parameter& weight;
+  NamedTwice() : weight(add_parameter("weight", {8, 4}, nn::Init::zeros())) { share_parameter("again", weight); }
+  Tensor forward(const Tensor& x) { return matmul(x, weight); }
+};
+
+TEST(FullParameters, AParameterWithTwoNamesIsOneTensor) {
+  for (const bool recurse : {false, true})
+    run_ranks(2, [=](const Group& group) {
+      NamedTwice module;
+      nn::fully_shard(module, DeviceMesh(group));
+      module.materialize();
+      {
+        const FullParameters full(module, {.recurse = recurse, .write_back = true});
+        EXPECT_EQ(held(MemoryCategory::unsharded), module.weight.value().bytes());
+        module.weight.assign(ones({8, 4}));
+      }
+      EXPECT_TRUE(same_bits(whole(module.weight.value()).detach(), ones({8, 4})));
+    });
+}
+
 TEST(FullParameters, MistakesAreNamedAndLeaveTheShards) {
   run_ranks(2, [](const Group& group) {
     Net net(kTwoBlocks), reference(kTwoBlocks);

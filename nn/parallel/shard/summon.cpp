@@ -26,7 +26,8 @@ std::vector<Parameter*> kept_parameters(Module& module, bool recurse) {
   std::vector<Parameter*> parameters;
   if (recurse) parameters = module.parameters();
   else
-    for (const Module::NamedParameter& p : module.own_parameters()) parameters.push_back(p.parameter);
+    for (const Module::NamedParameter& p : module.own_parameters())
+      if (std::ranges::find(parameters, p.parameter) == parameters.end()) parameters.push_back(p.parameter);
   std::erase_if(parameters, [](const Parameter* p) { return p->shard_keeper() == nullptr; });
   return parameters;
 }
