@@ -294,6 +294,32 @@ void check_fits(const std::vector<StateEntry>& state, const Infos& offered, bool
   check(wrong.empty(), "rank 0's full state does not fit{}", wrong);
 }
 
+/// Names of what a rank takes of the offer, a line each, in the order in which it does.
+std::string taken_names(const std::vector<StateEntry>& state, const Infos& offered) {
+  std::string names;
+  for (const StateEntry& entry : state)
+    if (const std::string key = key_of(entry); offered.contains(key)) names += key + "\n";
+  return names;
+}
+
+// Tensors are broadcast one after the other: where ranks take others, or in another order, they would be mixed up.
+void check_taken_alike(std::string_view own, std::string_view of_rank_0, int rank) {
+  const auto next = [](std::string_view& names) {
+    const std::size_t end = names.find('\n');
+    if (end == names.npos) return std::string("no further tensor");
+    const std::string_view name = names.substr(0, end);
+    names.remove_prefix(end + 1);
+    return fmt::format("\"{}\"", name);
+  };
+  while (own != of_rank_0) {
+    const std::string here = next(own), there = next(of_rank_0);
+    check(here == there,
+          "rank {}'s state has {} where rank 0's has {}: give the same model and optimizer, their parameters in the "
+          "same order, on all ranks",
+          rank, here, there);
+  }
+}
+
 void check_is_plain(const std::string& key, const Tensor& value) {
   check(value.defined() && !value.is_distributed() && !value.is_meta(),
         "the full state's \"{}\" is {}; a plain tensor with values is wanted", key, value);
@@ -367,19 +393,9 @@ void receive_shard(const StateEntry& entry, const Tensor& full, HostGroup& group
   leave_memory(local);
 }
 
-}  // namespace
-
-void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, const FullStateSource& source,
-                     const FullStateOptions& options) {
-  refuse_ghosts("load_full_state_dict");
-  const GradMode off(false);
-  std::string offer;
-  together(group, [&] {
-    check_options(options);
-    if (group.rank() == 0) offer = offer_of(source);
-  });
-  const Infos offered = read_offer(gather_text(group, offer)[0]);
-  together(group, [&] { check_fits(state, offered, options.strict); });
+/// Fills `state` from what is offered. `changed` are the slots that have new values, or a part of them.
+void take_all(const std::vector<StateEntry>& state, ProcessGroup& group, const FullStateSource& source,
+              const Infos& offered, std::int64_t chunk_bytes, std::vector<Slot*>& changed) {
   const std::map<std::string, float> values = share_scalars(state, group.host(), source, offered);
   SharedScalars scalars(state, [&](const StateEntry& entry) -> std::optional<float> {
     const auto found = values.find(key_of(entry));
@@ -393,6 +409,7 @@ void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, 
     if (entry.usually) {  // without its default it keeps what it has, as that does
       const auto usual = default_of(entry);
       if (values.contains(key) || (usual != state.end() && values.contains(key_of(*usual)))) {
+        changed.push_back(entry.slot);
         scalars.load(entry);
         entry.slot->mark_whole();
       }
@@ -404,11 +421,40 @@ void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, 
     together(group, [&] {
       if (group.rank() == 0) full = given(source, key, info->second);
     });
-    transfer(group, [&] { receive_shard(entry, full, group.host(), options.chunk_bytes); });
+    changed.push_back(entry.slot);
+    transfer(group, [&] { receive_shard(entry, full, group.host(), chunk_bytes); });
     entry.slot->mark_whole();
     if (!entry.parameter) continue;
     entry.parameter->reshard();  // what is gathered of the old values is stale
     entry.parameter->mark_initialised();
+  }
+}
+
+}  // namespace
+
+void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, const FullStateSource& source,
+                     const FullStateOptions& options) {
+  refuse_ghosts("load_full_state_dict");
+  const GradMode off(false);
+  std::string offer;
+  together(group, [&] {
+    check_options(options);
+    if (group.rank() == 0) offer = offer_of(source);
+  });
+  const Infos offered = read_offer(gather_text(group, offer)[0]);
+  const std::string taken = taken_names(state, offered);
+  const std::string taken_there = gather_text(group, group.rank() == 0 ? taken : "")[0];
+  together(group, [&] {
+    check_fits(state, offered, options.strict);
+    check_taken_alike(taken, taken_there, group.rank());
+  });
+  std::vector<Slot*> changed;
+  try {
+    take_all(state, group, source, offered, options.chunk_bytes, changed);
+  } catch (...) {  // part of the state is rank 0's, and part is not
+    const std::string reason = fmt::format("a load has failed ({})", current_exception_text());
+    for (Slot* slot : changed) slot->mark_torn(reason);
+    throw;
   }
 }
 

@@ -52,8 +52,9 @@ struct FullStateSource {
 /// Fills `state` from rank 0's tensors, which may lie on any device; each rank keeps its own shards, bit for bit. Other
 /// ranks give nothing: `source` is not looked at there. Collective as visit_full_state(); blocks. The model must be
 /// materialised. Before anything is written every rank compares all names, dtypes and shapes, and throws Error that
-/// lists what is missing, what the state does not have, and what is of another dtype or shape. What `source.value`
-/// throws ends the call on every rank; tensors of earlier names are loaded then.
+/// lists what is missing, what the state does not have, and what is of another dtype or shape; and ranks whose states
+/// have what is loaded in another order, or other parts of it. What `source.value` throws ends the call on every rank,
+/// as any failure does: tensors of earlier names have new values and are torn then, until a load that succeeds.
 void load_full_state(const std::vector<StateEntry>& state, ProcessGroup& group, const FullStateSource& source,
                      const FullStateOptions& options = {});
 

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "nn/optim/adamw.h"
@@ -267,6 +268,55 @@ TEST(FullState, F208_WhatAUserThrowsEndsItOnEveryRank) {
     expect_error([&] { nn::load_full_state(state, *group, source); },
                  {"\"in.weight\" is f32[1], offered was f32[5,3]"});
     group->host().barrier();  // nobody is left in a transfer
+  });
+}
+
+// Part of the state is of rank 0's tensors and part is as it was: that is no state to go on from.
+TEST(FullState, ALoadThatIsLeftHasTornWhatItWrote) {
+  for (const Grid3& grid : {Grid3{1, 1, 1}, Grid3{1, 3, 1}, Grid3{2, 2, 1}, Grid3{1, 2, 2}})
+    run_ranks(grid.ranks(), [&](const Group& group) {
+      StateTraining training(group, grid, 1);
+      training.step(0);
+      const FullState before = gathered(training);
+      nn::FullStateSource source;
+      for (const auto& [name, value] : before) source.tensors[name] = {value.dtype(), value.shape()};
+      int given = 0;
+      source.value = [&](const std::string& name) {
+        check(++given < 6, "\"{}\" went away", name);
+        return zeros(before.at(name).shape());
+      };
+      expect_error(
+          [&] {
+            nn::load_full_state(nn::training_state(training.net, training.optimizer.get()), *group, source);
+          },
+          {"went away"});
+      backward(training.forward(1));
+      expect_error([&] { training.optimizer->step(); }, {"refused", "torn", "a load has failed", "went away"});
+      training.optimizer->clear_gradients();
+      expect_error([&] { training.get(); }, {"torn", "not saved", "went away"});
+      training.set(group->rank() == 0 ? before : FullState());
+      EXPECT_EQ(training.optimizer->torn(), "");
+      expect_same_state(gathered(training), before);
+      training.step(1);
+    });
+}
+
+// Parameters of equal shape in another order on one rank: their moments would change places there.
+TEST(FullState, RanksWithOtherStatesAreToldWhichBeforeAnythingIsWritten) {
+  run_ranks(3, [](const Group& group) {
+    StateTraining training(group, {1, 3, 1}, 1);
+    training.step(0);
+    const FullState before = gathered(training), given = group->rank() == 0 ? before : FullState();
+    std::vector<nn::Parameter*> parameters = training.net.parameters();
+    if (group->rank() == 1) std::ranges::reverse(parameters);
+    nn::AdamW other(parameters);
+    expect_error([&] { nn::load_full_state_dict(training.net, *group, given, &other); },
+                 {"rank 1's state has \"optim.m/", "where rank 0's has \"optim.m/in.weight\"", "same order"});
+    nn::Optimizer* const of_some = group->rank() == 2 ? training.optimizer.get() : nullptr;
+    expect_error([&] { nn::load_full_state_dict(training.net, *group, given, of_some, {.strict = false}); },
+                 {"rank 2's state has \"optim.m/in.weight\" where rank 0's has no further tensor"});
+    expect_same_state(gathered(training), before);
+    EXPECT_EQ(training.optimizer->torn(), "");
   });
 }
 
