@@ -215,32 +215,46 @@ void HuggingFaceWeights::check_tied_head(const Source& embedding, std::int64_t r
         tied_head_->stored.file->path(), tied_head_->stored.entry->name, embedding.stored.entry->name);
 }
 
+// Rows and columns that this rank has of it.
+void HuggingFaceWeights::load(const std::string& name, const Source& source, Parameter& parameter) const {
+  const Tensor& value = parameter.sharded_value();
+  if (home_of(value)) value.local().storage()->settle();  // all of it is written: a write that failed is no error
+  for (const auto& [box, values] : local_parts(value, parameter.shape())) {
+    if (numel(box) > 0) {
+      Tensor part = read_rows(source, box.offset[0], box.shape[0]);
+      for (int d = 1; d < part.ndim(); ++d) part = narrow(std::move(part), d, box.offset[d], box.shape[d]);
+      copy_into(values, std::move(part));
+    }
+    if (tied_head_ && name == "tok.weight") check_tied_head(source, box.offset[0], box.shape[0]);
+  }
+  leave_memory(value);
+  parameter.reshard();  // what is gathered of the old values is stale
+  parameter.mark_initialised();
+}
+
 void HuggingFaceWeights::load(LanguageModel& model) const {
   check(!RankContext::current().is_ghost(),
         "the weights of \"{}\": this rank is a ghost and has no bytes for them; a model that is materialised holds the "
         "same memory",
         dir_);
   GradMode off(false);
-  for (const auto& [name, parameter] : model.named_parameters()) {
-    const auto source = sources_.find(name);
-    check(source != sources_.end() && source->second.shape == parameter->shape(),
-          "\"{}\" holds no {}{}, which the model to be loaded has", dir_, name, to_string(parameter->shape()));
-    check(!parameter->sharded_value().local().is_meta(),
-          "\"{}\" has no memory to load its values into; call model.materialize() first", name);
-    if (const Tensor& value = parameter->sharded_value(); home_of(value))
-      value.local().storage()->settle();  // all of it is written: a write that failed is no error
-    for (const auto& [box, values] : local_parts(parameter->sharded_value(), parameter->shape())) {
-      if (numel(box) > 0) {
-        Tensor part = read_rows(source->second, box.offset[0], box.shape[0]);
-        for (int d = 1; d < part.ndim(); ++d) part = narrow(std::move(part), d, box.offset[d], box.shape[d]);
-        copy_into(values, std::move(part));
-      }
-      if (tied_head_ && name == "tok.weight") check_tied_head(source->second, box.offset[0], box.shape[0]);
+  std::vector<Parameter*> changed;
+  try {
+    for (const auto& [name, parameter] : model.named_parameters()) {
+      const auto source = sources_.find(name);
+      check(source != sources_.end() && source->second.shape == parameter->shape(),
+            "\"{}\" holds no {}{}, which the model to be loaded has", dir_, name, to_string(parameter->shape()));
+      check(!parameter->sharded_value().local().is_meta(),
+            "\"{}\" has no memory to load its values into; call model.materialize() first", name);
+      changed.push_back(parameter);
+      load(name, source->second, *parameter);
     }
-    leave_memory(parameter->sharded_value());
-    parameter->reshard();  // what is gathered of the old values is stale
-    parameter->mark_initialised();
+  } catch (...) {  // part of the model is the directory's, and part is not
+    const std::string reason = fmt::format("a load has failed ({})", current_exception_text());
+    for (Parameter* parameter : changed) parameter->mark_torn(reason);
+    throw;
   }
+  for (Parameter* parameter : changed) parameter->mark_whole();
 }
 
 }  // namespace sherd::nn

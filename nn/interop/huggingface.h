@@ -33,7 +33,8 @@ class HuggingFaceWeights {
 
   /// Fills `model`, made from config() and materialised, each rank reading only its own rows; values are cast to the
   /// parameters' dtype. Local: wrap in together() when ranks must agree. Throws Error naming file and tensor (truncated
-  /// meanwhile; a tied head that differs from the embedding); on a ghost rank, which has no bytes to read into.
+  /// meanwhile; a tied head that differs from the embedding), and parameters that have new values then are torn, until
+  /// a load that succeeds; on a ghost rank, which has no bytes to read into.
   void load(LanguageModel& model) const;
 
  private:
@@ -59,6 +60,7 @@ class HuggingFaceWeights {
   std::vector<Match> match_names();
   void match_shapes(const std::vector<Match>& matches);
   Tensor read_rows(const Source& source, std::int64_t row, std::int64_t count) const;
+  void load(const std::string& name, const Source& source, Parameter& parameter) const;
   void check_tied_head(const Source& embedding, std::int64_t row, std::int64_t count) const;
 
   std::string dir_, config_text_, index_text_;
@@ -82,7 +84,8 @@ struct HuggingFaceSaveOptions {
 
 /// Writes `model`, made from `config`, as a directory that transformers and HuggingFaceWeights read. Collective:
 /// tensors are gathered one after the other and rank 0 writes; blocks on the disk. `dir` appears by rename once it is
-/// complete. On failure (disk full, `dir` exists and is not empty) every rank throws Error. So does a ghost rank.
+/// complete. On failure (disk full, `dir` exists and is not empty) every rank throws Error, and if a step or a load was
+/// left while it changed a parameter and nothing was loaded since. So does a ghost rank.
 void save_huggingface(const std::string& dir, const LanguageModelConfig& config, LanguageModel& model,
                       ProcessGroup& group, const HuggingFaceSaveOptions& options = {});
 

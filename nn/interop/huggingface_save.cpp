@@ -8,6 +8,7 @@
 #include "dtensor/api.h"
 #include "nn/checkpoint/atomic_file.h"
 #include "nn/checkpoint/folders.h"
+#include "nn/checkpoint/training_state.h"
 #include "nn/interop/huggingface.h"
 #include "nn/interop/huggingface_config.h"
 #include "nn/interop/huggingface_names.h"
@@ -186,6 +187,7 @@ void save_huggingface(const std::string& dir, const LanguageModelConfig& config,
   std::vector<PlannedFile> files;
   std::string text;
   together(group, [&] {
+    for (const auto& [name, parameter] : model.named_parameters()) check_whole({name, "param", parameter});
     text = config_to_huggingface(config, options.dtype);
     auto tensors = all_tensors(config, parameters, options.dtype);
     if (options.like) {

@@ -12,9 +12,11 @@
 
 #include "nn/interop/huggingface_config.h"
 #include "nn/optim/adamw.h"
+#include "nn/optim/sgd.h"
 #include "nn/parallel/shard/fully_shard.h"
 #include "nn/parallel/tensor_parallel.h"
 #include "runtime/autograd/autograd.h"
+#include "runtime/comm/group/host_group.h"
 #include "runtime/exec/context.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/golden.h"
@@ -337,6 +339,38 @@ TEST(HuggingFaceShards, EveryRankReadsItsOwnRowsOnly) {
     if (group->rank() == 0) EXPECT_NO_THROW(weights.load(*model));
     else expect_error([&] { weights.load(*model); }, {"model.safetensors", "cut short", "model.norm.weight"});
   });
+}
+
+// Rank 1 finds its file cut short when it has read most of it: part of its model is the directory's then.
+TEST(HuggingFaceShards, WhatALoadHasLeftHalfDoneIsTornUntilTheNextOne) {
+  TempDir dir;
+  fs::copy(directory_of("llama_tied"), dir.path(), fs::copy_options::recursive);
+  const std::string path = dir / "model.safetensors";
+  run_ranks(2, [&](const Group& group) {
+    const HuggingFaceWeights weights(directory_of("llama_tied")), cut(dir.path());
+    group->host().barrier();
+    if (group->rank() == 0) fs::resize_file(path, fs::file_size(path) - 2);
+    group->host().barrier();
+    auto model = make_language_model(weights.config());
+    fully_shard(*model, DeviceMesh(group));
+    model->materialize();
+    Sgd optimizer(model->parameters(), {.lr = 0.1});
+    const auto save = [&](const std::string& name) { save_huggingface(dir / name, weights.config(), *model, *group); };
+    const auto load_cut = [&] { cut.load(*model); };
+    if (group->rank() == 0) load_cut();
+    else expect_error(load_cut, {"cut short"});
+    expect_error([&] { save("torn"); }, {"is torn and not saved", "a load has failed", "cut short"});
+    if (group->rank() == 1) expect_error([&] { optimizer.step(); }, {"refused", "torn", "cut short"});
+    weights.load(*model);
+    EXPECT_EQ(optimizer.torn(), "");
+    save("whole");
+    model->parameter("tok.weight").mark_torn("a step was left");
+    expect_error([&] { save("torn"); }, {"\"tok.weight\"", "is torn and not saved: a step was left"});
+    weights.load(*model);
+    optimizer.step();
+  });
+  EXPECT_FALSE(fs::exists(dir / "torn"));
+  EXPECT_TRUE(fs::exists(dir / "whole"));
 }
 
 TEST(HuggingFaceShards, GhostRanksHaveNoBytesForWeightsAndNoneToSave) {
