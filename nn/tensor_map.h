@@ -1,6 +1,6 @@
 #pragma once
-// The tensors in arguments and results of forward(), to look at or to replace: tensors, and vectors, pairs, tuples,
-// optionals, maps of them, and structs that say with one line which of their members may hold tensors:
+// The tensors in arguments and results of forward(), to look at or to replace: tensors, and vectors, arrays, pairs,
+// tuples, optionals, maps of them, and structs that say with one line which of their members may hold tensors:
 //
 //   struct Output {
 //     Tensor logits;
@@ -8,6 +8,7 @@
 //     static constexpr std::tuple tensor_members{&Output::logits, &Output::losses};
 //   };
 #include <algorithm>
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <functional>
@@ -35,6 +36,8 @@ template <>
 struct HoldsTensors<Tensor> : std::true_type {};
 template <class T>
 struct HoldsTensors<std::vector<T>> : HoldsTensors<T> {};
+template <class T, std::size_t N>
+struct HoldsTensors<std::array<T, N>> : HoldsTensors<T> {};
 template <class T>
 struct HoldsTensors<std::optional<T>> : HoldsTensors<T> {};
 template <class... T>
@@ -46,8 +49,8 @@ struct HoldsTensors<std::map<Key, T, Rest...>> : HoldsTensors<T> {};
 template <class Key, class T, class... Rest>
 struct HoldsTensors<std::unordered_map<Key, T, Rest...>> : HoldsTensors<T> {};
 
-/// Which argument of forward() a tensor is part of, or which element of the vector, tuple, pair, map or struct that it
-/// returns.
+/// Which argument of forward() a tensor is part of, or which element of the vector, array, tuple, pair, map or struct
+/// that it returns.
 struct TensorPlace {
   std::size_t index = 0;
   std::size_t count = 1;  ///< arguments, or elements; a single result is one

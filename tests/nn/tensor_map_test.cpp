@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <map>
 #include <string>
 #include <unordered_map>
@@ -84,6 +85,21 @@ TEST(TensorMap, F204_StructsAndMapsAreMapped) {
   naming.add_hook(std::make_shared<Adding>(10, &calls));
   EXPECT_EQ(naming(number(0)).at(9).item<double>(), (2 + 10) * 10);
   EXPECT_EQ(calls, (std::vector<Call>{{'i', 0, 1, 0}, {'o', 0, 2, 11}, {'o', 1, 2, 12}}));
+}
+
+TEST(TensorMap, ArraysAreMapped) {
+  struct Swapping : Layer<Swapping> {
+    std::array<Tensor, 2> forward(const std::array<Tensor, 2>& in) { return {in[1], in[0]}; }
+  };
+  Swapping module;
+  std::vector<Call> calls;
+  module.add_hook(std::make_shared<Adding>(10, &calls));
+  const std::array<Tensor, 2> in{number(1), number(2)}, out = module(in);
+  EXPECT_EQ(out[0].item<double>(), (2 + 10) * 10);
+  EXPECT_EQ(out[1].item<double>(), (1 + 10) * 10);
+  EXPECT_EQ(in[0].item<double>(), 1);
+  const std::vector<Call> expected{{'i', 0, 1, 1}, {'i', 0, 1, 2}, {'o', 0, 2, 12}, {'o', 1, 2, 11}};
+  EXPECT_EQ(calls, expected);
 }
 
 TEST(TensorMap, ArgumentsAndResultsAreShownWithTheirPlaces) {
