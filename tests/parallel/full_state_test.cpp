@@ -286,9 +286,7 @@ TEST(FullState, ALoadThatIsLeftHasTornWhatItWrote) {
         return zeros(before.at(name).shape());
       };
       expect_error(
-          [&] {
-            nn::load_full_state(nn::training_state(training.net, training.optimizer.get()), *group, source);
-          },
+          [&] { nn::load_full_state(nn::training_state(training.net, training.optimizer.get()), *group, source); },
           {"went away"});
       backward(training.forward(1));
       expect_error([&] { training.optimizer->step(); }, {"refused", "torn", "a load has failed", "went away"});

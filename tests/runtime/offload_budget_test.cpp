@@ -27,9 +27,7 @@ TEST(OffloadBudget, F174_TheLargestLeaveFirstAndTheOthersFit) {
       }
       ASSERT_LE(sum, budget);
       ASSERT_LE(largest_kept, smallest_left);
-      if (sum < all) {
-        ASSERT_GT(sum + smallest_left, budget) << "no more than has to leave";
-      }
+      if (sum < all) { ASSERT_GT(sum + smallest_left, budget) << "no more than has to leave"; }
       ASSERT_TRUE(budget < all || sum == all);
       kept_by_less = kept;
     }
