@@ -19,6 +19,7 @@ class AdamW final : public Optimizer {
 
  private:
   std::vector<std::string> state_kinds() const override { return {"m", "v"}; }
+  bool updates(DType dtype) const override { return dtype == DType::f32 || dtype == DType::f64; }
   bool counts_updates() const override { return true; }
   void update(std::vector<UpdatedPart> parts, const Tensor& lr, const Tensor& step, const Tensor& scale) override;
   AdamWOptions options_;

@@ -83,6 +83,15 @@ void Optimizer::ensure_state(std::size_t i) {
   state_[i] = std::move(slots);
 }
 
+void Optimizer::check_dtype(std::size_t i) const {
+  const Parameter& p = *parameters_[i];
+  if (!updates(p.sharded_value().dtype()))
+    fail(
+        "parameter \"{}\" is {}, which the optimizer does not update: its sums would be lost in rounding. Keep f32 and "
+        "compute in 16 bits by MixedPrecision{{.param_dtype = ..}} of fully_shard, or cast_to() f32",
+        p.name(), p.sharded_value());
+}
+
 // State is made once, in the layout and the type that the parameter then had.
 void Optimizer::check_state_fits(std::size_t i) const {
   const Tensor& value = parameters_[i]->sharded_value();
@@ -170,6 +179,7 @@ std::vector<std::size_t> Optimizer::ready_parameters() {
                ? "call step() after backward, or redistribute() the gradient"
                : "it is plain and was used among distributed tensors; parallelize() its module too, or use it by "
                  "from_local(), as replicated");
+    check_dtype(i);
     ensure_state(i);
     check_state_fits(i);
     active.push_back(i);

@@ -49,9 +49,10 @@ class Optimizer {
   /// fully_shard has gathered it updates the shard and drops what is gathered; during a backward pass, from a gradient
   /// hook, that stays what the forward has read until the pass is over.
   ///
-  /// Errors of gradients, and state whose type or layout is not its parameter's any more, are thrown before anything
-  /// changes. An exception after that marks parameters, state and counts as torn, and ends the step for all ranks that
-  /// fully_shard's groups reach; then step() is refused, and so are saves, until a checkpoint is loaded.
+  /// Errors of gradients, of a dtype that it does not update, and of state whose dtype or layout is not its parameter's
+  /// any more, are thrown before anything changes. An exception after that marks parameters, state and counts as torn,
+  /// and ends the step for all ranks that fully_shard's groups reach; then step() is refused, and so are saves, until a
+  /// checkpoint is loaded.
   void step();
   /// The step to come begins within backward: from now on each parameter is updated once its gradient of a pass is
   /// complete, reduced or on its way, while the pass goes on, and step() updates the others. To call before the last
@@ -109,6 +110,8 @@ class Optimizer {
   Optimizer(std::vector<Parameter*> parameters, double lr);
   /// Slots of state for one parameter, zero, in its layout.
   virtual std::vector<std::string> state_kinds() const = 0;
+  /// Whether update() takes parameters of a floating dtype.
+  virtual bool updates(DType dtype) const = 0;
   /// Whether update() depends on how often a parameter has been updated.
   virtual bool counts_updates() const { return false; }
   /// `parts` are of parameters that have gradients and, if the rule counts updates, have had `step` of them, this one
@@ -154,6 +157,7 @@ class Optimizer {
   void for_each_slot(const std::function<void(Slot&)>& visit) const;
   void forget() noexcept;
   void ensure_state(std::size_t parameter);
+  void check_dtype(std::size_t parameter) const;
   void check_state_fits(std::size_t parameter) const;
   void ensure_counts();
   std::vector<Cohort> cohorts_of(const std::vector<std::size_t>& active) const;

@@ -17,6 +17,7 @@ class Sgd final : public Optimizer {
 
  private:
   std::vector<std::string> state_kinds() const override;
+  bool updates(DType dtype) const override { return dtype == DType::f32 || dtype == DType::f64; }
   void update(std::vector<UpdatedPart> parts, const Tensor& lr, const Tensor& step, const Tensor& scale) override;
   SgdOptions options_;
 };

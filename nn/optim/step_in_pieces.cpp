@@ -229,6 +229,7 @@ void Optimizer::gradient_is_complete(std::size_t i) {
   if (p.sharded_value().layout() != p.grad().layout()) return;  // step() says what is wrong
   const GradMode off(false);
   const PhaseScope phase(StepPhase::optimizer);
+  check_dtype(i);
   ensure_state(i);
   check_state_fits(i);
   or_tear([&] {

@@ -297,6 +297,22 @@ TEST(Optimizer, StateOfAnotherTypeOrLayoutIsRefusedBeforeAnythingChanges) {
   });
 }
 
+TEST(Optimizer, ADtypeThatItDoesNotUpdateIsRefusedBeforeAnythingChanges) {
+  const auto p = parameter("w", {1, 1, 1, 1}, {4});
+  p->set(cast(p->value().detach(), DType::bf16));
+  p->set_grad(ones({4}, DType::bf16));
+  AdamW adamw({p.get()});
+  Sgd sgd({p.get()}, {.lr = 0.1});
+  for (Optimizer* optimizer : std::initializer_list<Optimizer*>{&adamw, &sgd}) {
+    expect_error([&] { optimizer->step(); }, {"\"w\" is bf16[4]", "MixedPrecision", "cast_to() f32"});
+    EXPECT_EQ(optimizer->torn(), "");
+  }
+  p->set(ones({4}));
+  give_grad(*p, {1, 1, 1, 1});
+  adamw.step();
+  EXPECT_EQ(adamw.step_slot().value().item<double>(), 1);
+}
+
 // The first step makes the state; the memory for some of it may be refused.
 TEST(AdamW, AFirstStepThatIsLeftBeforeItsUpdateIsMadeByTheNextCall) {
   const auto values_after_step_left_at = [](std::int64_t at) {
