@@ -40,6 +40,10 @@ TEST_F(Sharding, FlagsAndTheMeshComeToAStrategy) {
   EXPECT_EQ(text("full_shard", "", std::int64_t{2}), "strategy full_shard (reshard_after_forward = 2)");
   EXPECT_EQ(text("hybrid_shard_state", "replicate=2,dp=2", true), "strategy hybrid_shard_state");
   EXPECT_EQ(text("replicate", "", true), "strategy no_shard");
+  config_.units = "coarse";
+  EXPECT_EQ(
+      text("full_shard", "", std::int64_t{2}),
+      "strategy full_shard (reshard_after_forward = 2), units coarse (one, which does not reshard after forward)");
   config_.units = "fine";
   EXPECT_EQ(text("shard_optimizer", "dp=2", true), "strategy shard_optimizer, units fine");
   config_.gather = config_.reduce = "int8";

@@ -134,6 +134,8 @@ std::string sharding_text(const TrainConfig& config, int data_ranks) {
   if (config.gather != "exact") text += fmt::format(", {} gathers", config.gather);
   if (config.reduce != "exact") text += fmt::format(", {} reductions", config.reduce);
   if (config.units != "block") text += fmt::format(", units {}", config.units);
+  if (config.units == "coarse" && std::holds_alternative<std::int64_t>(config.reshard_after_forward))
+    text += " (one, which does not reshard after forward)";
   return text + memory + accumulation_text(config, data_ranks);
 }
 
