@@ -93,11 +93,38 @@ struct All {
   }
 };
 
+/// One of these, chosen when the kernel runs: for elements of any dtype, where reading decides the time.
+struct Chosen {
+  enum class Kind { product, largest, smallest, any, all };
+  Kind kind;
+  template <class T>
+  __device__ T identity() const {
+    switch (kind) {
+      case Kind::product: return Product::identity<T>();
+      case Kind::largest: return Largest::identity<T>();
+      case Kind::smallest: return Smallest::identity<T>();
+      case Kind::any: return Any::identity<T>();
+      default: return All::identity<T>();
+    }
+  }
+  template <class T>
+  __device__ T combine(T a, T b) const {
+    switch (kind) {
+      case Kind::product: return Product::combine(a, b);
+      case Kind::largest: return Largest::combine(a, b);
+      case Kind::smallest: return Smallest::combine(a, b);
+      case Kind::any: return Any::combine(a, b);
+      default: return All::combine(a, b);
+    }
+  }
+};
+
 template <class R>
 struct Combine {
+  R r;
   template <class T>
   __device__ T operator()(T a, T b) const {
-    return R::combine(a, b);
+    return r.combine(a, b);
   }
 };
 
@@ -182,8 +209,8 @@ struct SquareFromMeans {
 
 /// Combines items begin, begin + apart, ... before end of one result into `total`, kLoads at a time.
 template <class R, class Reader, class Term, class W, int kN>
-__device__ void combine_items(const Reader& reader, const Term& term, const IndexWalk& reduced, std::int64_t base,
-                              std::int64_t begin, std::int64_t end, int apart, W (&total)[kN]) {
+__device__ void combine_items(const R& r, const Reader& reader, const Term& term, const IndexWalk& reduced,
+                              std::int64_t base, std::int64_t begin, std::int64_t end, int apart, W (&total)[kN]) {
   using C = typename Reader::C;
   using Few = decltype(term(C{}));
   for (std::int64_t i = begin; i < end; i += std::int64_t{kLoads} * apart) {
@@ -196,44 +223,44 @@ __device__ void combine_items(const Reader& reader, const Term& term, const Inde
     reader.read(at, count, values);
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
-      Few few = R::template identity<Few>();
+      Few few = r.template identity<Few>();
 #pragma unroll
       for (int u = 0; u < kLoads; ++u)
-        if (u < count) few = R::combine(few, term(values[u][j]));
-      total[j] = R::combine(total[j], static_cast<W>(few));
+        if (u < count) few = r.combine(few, term(values[u][j]));
+      total[j] = r.combine(total[j], static_cast<W>(few));
     }
   }
 }
 
 /// Of a part of one result's items, in every thread of the team. Teams without a result take part.
 template <class R, class W, class Reader, class Terms>
-__device__ W team_total(const Reader& reader, const Terms& terms, const Work& work, std::int64_t result,
+__device__ W team_total(const R& r, const Reader& reader, const Terms& terms, const Work& work, std::int64_t result,
                         std::int64_t part, Team team, W* scratch) {
   constexpr int kN = Reader::kN;
   W totals[kN];
 #pragma unroll
-  for (int j = 0; j < kN; ++j) totals[j] = R::template identity<W>();
+  for (int j = 0; j < kN; ++j) totals[j] = r.template identity<W>();
   if (result < work.results) {
     const auto term = terms.of_result(result);
     const std::int64_t base = work.kept.offset(result), begin = part * work.items_per_part;
     const std::int64_t end = begin + work.items_per_part < work.items ? begin + work.items_per_part : work.items;
-    combine_items<R>(reader, term, work.reduced, base, begin + team.rank(), end, team.size, totals);
+    combine_items(r, reader, term, work.reduced, base, begin + team.rank(), end, team.size, totals);
     if (part == work.parts - 1)
       for (std::int64_t t = team.rank(); t < work.tail; t += team.size)
-        totals[0] = R::combine(totals[0], static_cast<W>(term(reader.one(base + work.items * kN + t))));
+        totals[0] = r.combine(totals[0], static_cast<W>(term(reader.one(base + work.items * kN + t))));
   }
 #pragma unroll
-  for (int j = 1; j < kN; ++j) totals[0] = R::combine(totals[0], totals[j]);
-  return team.fold(totals[0], R::template identity<W>(), scratch, Combine<R>{});
+  for (int j = 1; j < kN; ++j) totals[0] = r.combine(totals[0], totals[j]);
+  return team.fold(totals[0], r.template identity<W>(), scratch, Combine<R>{r});
 }
 
 template <class R, class Reader, class Terms>
-__global__ void reduce_rows_kernel(Reader reader, Terms terms, Work work, Sink<Wide<typename Reader::C>> sink) {
+__global__ void reduce_rows_kernel(R r, Reader reader, Terms terms, Work work, Sink<Wide<typename Reader::C>> sink) {
   using W = Wide<typename Reader::C>;
   auto& scratch = shared<TeamScratch<W>>();
   const Team team{work.team};
   const std::int64_t result = team.row() / work.parts, part = team.row() % work.parts;
-  const W total = team_total<R>(reader, terms, work, result, part, team, scratch.values);
+  const W total = team_total(r, reader, terms, work, result, part, team, scratch.values);
   if (result < work.results && team.rank() == 0) sink.put(result, part, total);
 }
 
@@ -243,9 +270,9 @@ __global__ void var_rows_kernel(Reader reader, Work work, Sink<double> means, Si
   auto& scratch = shared<TeamScratch<double>>();
   const Team team{work.team};
   const std::int64_t result = team.row();
-  const double sum = team_total<Sum>(reader, Itself{}, work, result, 0, team, scratch.values);
+  const double sum = team_total(Sum{}, reader, Itself{}, work, result, 0, team, scratch.values);
   const SquareFrom square{sum / means.divisor};
-  const double total = team_total<Sum>(reader, square, work, result, 0, team, scratch.values);
+  const double total = team_total(Sum{}, reader, square, work, result, 0, team, scratch.values);
   if (result >= work.results || team.rank() != 0) return;
   means.write(result, sum);
   variances.write(result, total);
@@ -257,7 +284,7 @@ struct ColumnScratch {
 };
 
 template <class R, class Reader, class Terms>
-__global__ void reduce_columns_kernel(Reader reader, Terms terms, Work work, Sink<Wide<typename Reader::C>> sink) {
+__global__ void reduce_columns_kernel(R r, Reader reader, Terms terms, Work work, Sink<Wide<typename Reader::C>> sink) {
   using W = Wide<typename Reader::C>;
   constexpr int kN = Reader::kN;
   auto& scratch = shared<ColumnScratch<W, kN>>();
@@ -272,12 +299,12 @@ __global__ void reduce_columns_kernel(Reader reader, Terms terms, Work work, Sin
   {
     W mine[kN];
 #pragma unroll
-    for (int j = 0; j < kN; ++j) mine[j] = R::template identity<W>();
+    for (int j = 0; j < kN; ++j) mine[j] = r.template identity<W>();
     if (column < work.inner) {
       const std::int64_t begin = part * work.items_per_part;
       const std::int64_t end = begin + work.items_per_part < work.items ? begin + work.items_per_part : work.items;
-      combine_items<R>(reader, terms.of_result(result), work.reduced, work.kept.offset(result), begin + group, end,
-                       groups, mine);
+      combine_items(r, reader, terms.of_result(result), work.reduced, work.kept.offset(result), begin + group, end,
+                    groups, mine);
     }
 #pragma unroll
     for (int j = 0; j < kN; ++j) totals[j] = mine[j];
@@ -287,24 +314,24 @@ __global__ void reduce_columns_kernel(Reader reader, Terms terms, Work work, Sin
     if (group >= half) continue;
 #pragma unroll
     for (int j = 0; j < kN; ++j)
-      totals[j] = R::combine(totals[j], scratch.values[thread_index() + half * work.lanes][j]);
+      totals[j] = r.combine(totals[j], scratch.values[thread_index() + half * work.lanes][j]);
   }
   if (group == 0 && column < work.inner)
-#pragma unroll
+#pragma unroll 1
     for (int j = 0; j < kN; ++j) sink.put(result + j, part, totals[j]);
 }
 
 /// The parts of every result in order: a team per result.
 template <class R, class W>
-__global__ void combine_parts_kernel(Sink<W> sink, std::int64_t results, int team_size) {
+__global__ void combine_parts_kernel(R r, Sink<W> sink, std::int64_t results, int team_size) {
   auto& scratch = shared<TeamScratch<W>>();
   const Team team{team_size};
   const std::int64_t result = team.row();
-  W total = R::template identity<W>();
+  W total = r.template identity<W>();
   if (result < results)
     for (std::int64_t p = team.rank(); p < sink.parts; p += team.size)
-      total = R::combine(total, sink.partial[result * sink.parts + p]);
-  total = team.fold(total, R::template identity<W>(), scratch.values, Combine<R>{});
+      total = r.combine(total, sink.partial[result * sink.parts + p]);
+  total = team.fold(total, r.template identity<W>(), scratch.values, Combine<R>{r});
   if (result < results && team.rank() == 0) sink.write(result, total);
 }
 
@@ -322,23 +349,24 @@ Target target_of(const KernelCall& call, double divisor = 1) {
 }
 
 template <class R, class Reader, class Terms = Itself>
-void run(Context& context, const ReducePlan& plan, const Reader& reader, const Target& to, const Terms& terms = {}) {
+void run(Context& context, const ReducePlan& plan, R r, const Reader& reader, const Target& to,
+         const Terms& terms = {}) {
   using W = Wide<typename Reader::C>;
   const Workspace partial(context, plan.parts > 1 ? plan.results * plan.parts * std::int64_t{sizeof(W)} : 0);
   const Sink<W> sink{to.data, to.dtype, to.accumulate, to.divisor, plan.out, partial.as<W>(), plan.parts};
   if (plan.columns)
     launch(context.stream(), reduce_columns_kernel<R, Reader, Terms>,
-           {.blocks = plan.blocks, .shared_bytes = sizeof(ColumnScratch<W, Reader::kN>)}, reader, terms, Work(plan),
+           {.blocks = plan.blocks, .shared_bytes = sizeof(ColumnScratch<W, Reader::kN>)}, r, reader, terms, Work(plan),
            sink);
   else
     launch(context.stream(), reduce_rows_kernel<R, Reader, Terms>,
-           {.blocks = plan.blocks, .threads = plan.threads, .shared_bytes = sizeof(TeamScratch<W>)}, reader, terms,
+           {.blocks = plan.blocks, .threads = plan.threads, .shared_bytes = sizeof(TeamScratch<W>)}, r, reader, terms,
            Work(plan), sink);
   if (plan.parts == 1) return;
   const TeamGrid grid = team_grid(plan.results, plan.parts, 1, ReducePlan::kBlock);
   launch(context.stream(), combine_parts_kernel<R, W>,
-         {.blocks = grid.blocks, .threads = grid.threads, .shared_bytes = sizeof(TeamScratch<W>)}, sink, plan.results,
-         grid.team);
+         {.blocks = grid.blocks, .threads = grid.threads, .shared_bytes = sizeof(TeamScratch<W>)}, r, sink,
+         plan.results, grid.team);
 }
 
 template <class R, class T>
@@ -348,13 +376,14 @@ bool run_by_vectors(const KernelCall& call, std::uint64_t mask, bool mean) {
   if (reinterpret_cast<std::uintptr_t>(x.raw()) % 16 != 0) return false;
   const ReducePlan plan = plan_reduction(x.shape(), x.strides(), mask, kN);
   if (plan.vector != kN) return false;
-  run<R>(context_of(call), plan, VectorReader<T>{x.data<T>()},
-         target_of(call, mean ? static_cast<double>(plan.count) : 1));
+  run(context_of(call), plan, R{}, VectorReader<T>{x.data<T>()},
+      target_of(call, mean ? static_cast<double>(plan.count) : 1));
   return true;
 }
 
-template <class R>
-void reduce(const KernelCall& call, std::uint64_t mask, bool mean = false) {
+/// Reduces the dims of `mask`: R where vectors can be read, `any` (R, or a Chosen that does the same) elsewhere.
+template <class R, class AnyR>
+void reduce(const KernelCall& call, std::uint64_t mask, AnyR any, bool mean = false) {
   const Tensor& x = call.in[0];
   if (call.out[0].numel() == 0) return;
   if constexpr (R::kVectors) {
@@ -364,17 +393,20 @@ void reduce(const KernelCall& call, std::uint64_t mask, bool mean = false) {
   }
   const ReducePlan plan = plan_reduction(x.shape(), x.strides(), mask, 1);
   const Target to = target_of(call, mean ? static_cast<double>(plan.count) : 1);
-  if (x.dtype() == DType::f64) run<R>(context_of(call), plan, AnyReader<double>{x.raw(), x.dtype()}, to);
-  else if (is_floating(x.dtype())) run<R>(context_of(call), plan, AnyReader<float>{x.raw(), x.dtype()}, to);
-  else run<R>(context_of(call), plan, AnyReader<std::int64_t>{x.raw(), x.dtype()}, to);
+  if (x.dtype() == DType::f64) run(context_of(call), plan, any, AnyReader<double>{x.raw(), x.dtype()}, to);
+  else if (is_floating(x.dtype())) run(context_of(call), plan, any, AnyReader<float>{x.raw(), x.dtype()}, to);
+  else run(context_of(call), plan, any, AnyReader<std::int64_t>{x.raw(), x.dtype()}, to);
 }
 
-template <class R>
+std::uint64_t dims_of(const KernelCall& call) { return call.attrs.as<ReduceAttrs>().dims; }
+
+template <class R, Chosen::Kind kKind>
 void over_dims(const KernelCall& call) {
-  reduce<R>(call, call.attrs.as<ReduceAttrs>().dims);
+  reduce<R>(call, dims_of(call), Chosen{kKind});
 }
 
-void mean(const KernelCall& call) { reduce<Sum>(call, call.attrs.as<ReduceAttrs>().dims, true); }
+void sum(const KernelCall& call) { reduce<Sum>(call, dims_of(call), Sum{}); }
+void mean(const KernelCall& call) { reduce<Sum>(call, dims_of(call), Sum{}, true); }
 
 void sum_to(const KernelCall& call) {
   const Shape &from = call.in[0].shape(), &to = call.attrs.as<SumToAttrs>().shape;
@@ -382,7 +414,7 @@ void sum_to(const KernelCall& call) {
   std::uint64_t mask = 0;
   for (int d = 0; d < from.size(); ++d)
     if (d < lead || to[d - lead] == 1) mask |= std::uint64_t{1} << d;
-  reduce<Sum>(call, mask);
+  reduce<Sum>(call, mask, Sum{});
 }
 
 /// What the sums of var are divided by.
@@ -423,9 +455,9 @@ void var_of(const KernelCall& call) {
   const AnyReader<C> elements{x.raw(), x.dtype()};
   if (var_by_rows(call, plan, elements)) return;
   const Workspace means(context, plan.results * static_cast<std::int64_t>(sizeof(double)));
-  run<Sum>(context, plan, elements, {.data = means.data(), .dtype = DType::f64, .divisor = mean_divisor(plan)});
-  run<Sum>(context, plan, elements, target_of(call, variance_divisor(plan, attrs)),
-           SquareFromMeans{means.as<const double>(), plan.out});
+  run(context, plan, Sum{}, elements, {.data = means.data(), .dtype = DType::f64, .divisor = mean_divisor(plan)});
+  run(context, plan, Sum{}, elements, target_of(call, variance_divisor(plan, attrs)),
+      SquareFromMeans{means.as<const double>(), plan.out});
   strided_convert(context, mean.shape(), DType::f64, {means.data(), mean.strides()}, mean.dtype(), layout_of(mean),
                   false);
 }
@@ -439,14 +471,14 @@ void var(const KernelCall& call) {
 
 constexpr KernelEntry kEntries[] = {
     {op::var, var},
-    {op::sum, over_dims<Sum>},
+    {op::sum, sum},
     {op::sum_to, sum_to},
     {op::mean, mean},
-    {op::max, over_dims<Largest>},
-    {op::min, over_dims<Smallest>},
-    {op::prod, over_dims<Product>},
-    {op::any, over_dims<Any>},
-    {op::all, over_dims<All>},
+    {op::max, over_dims<Largest, Chosen::Kind::largest>},
+    {op::min, over_dims<Smallest, Chosen::Kind::smallest>},
+    {op::prod, over_dims<Product, Chosen::Kind::product>},
+    {op::any, over_dims<Any, Chosen::Kind::any>},
+    {op::all, over_dims<All, Chosen::Kind::all>},
 };
 
 }  // namespace
