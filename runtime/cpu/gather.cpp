@@ -122,7 +122,7 @@ std::int64_t line_start(const LineBlocks& blocks, const LineBlocks::Block& block
 void gather(const KernelCall& call) {
   const Tensor &x = call.in[0], &index = call.in[1], &out = call.out[0];
   const int dim = call.attrs.as<DimAttrs>().dim;
-  check_ids(call, index, Vocabulary::all(x.shape()[dim]));
+  check_ids(call, index, IdShard::all(x.shape()[dim]));
   if (out.numel() == 0) return;
   const LineBlocks blocks(index.shape(), dim, {&index, &out, &x});
   const Entries ids(index);
@@ -171,7 +171,7 @@ void add_lines(const Tensor& index, const Tensor& source, const Tensor& out, int
 void gather_backward(const KernelCall& call) {
   const Tensor &grad = call.in[0], &index = call.in[1], &out = call.out[0];
   const int dim = call.attrs.as<GatherBackwardAttrs>().dim;
-  check_ids(call, index, Vocabulary::all(out.shape()[dim]));
+  check_ids(call, index, IdShard::all(out.shape()[dim]));
   if (out.numel() == 0) return;
   std::memset(out.raw(), 0, static_cast<std::size_t>(out.bytes()));
   if (index.numel() > 0) add_lines(index, grad, out, dim);
@@ -184,7 +184,7 @@ void copy_to(const Tensor& out, const Tensor& x) {
 void scatter_add(const KernelCall& call) {
   const Tensor &x = call.in[0], &index = call.in[1], &out = call.out[0];
   const int dim = call.attrs.as<DimAttrs>().dim;
-  check_ids(call, index, Vocabulary::all(x.shape()[dim]));
+  check_ids(call, index, IdShard::all(x.shape()[dim]));
   copy_to(out, x);
   if (index.numel() > 0) add_lines(index, call.in[2], out, dim);
 }
@@ -192,7 +192,7 @@ void scatter_add(const KernelCall& call) {
 void scatter(const KernelCall& call) {
   const Tensor &x = call.in[0], &index = call.in[1], &source = call.in[2], &out = call.out[0];
   const int dim = call.attrs.as<DimAttrs>().dim;
-  check_ids(call, index, Vocabulary::all(x.shape()[dim]));
+  check_ids(call, index, IdShard::all(x.shape()[dim]));
   copy_to(out, x);
   if (index.numel() == 0) return;
   const LineBlocks blocks(index.shape(), dim, {&index, &source, &out});
@@ -212,7 +212,7 @@ void scatter_backward(const KernelCall& call) {
   const Tensor &grad = call.in[0], &index = call.in[1], &rest = call.out[0], &written = call.out[1];
   const int dim = call.attrs.as<DimAttrs>().dim;
   const std::int64_t rows = grad.shape()[dim];
-  check_ids(call, index, Vocabulary::all(rows));
+  check_ids(call, index, IdShard::all(rows));
   copy_to(rest, grad);
   if (index.numel() == 0) return;
   const LineBlocks blocks(index.shape(), dim, {&index, &written, &rest});

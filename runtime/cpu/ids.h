@@ -3,14 +3,14 @@
 #include <algorithm>
 
 #include "runtime/cpu/tile.h"
+#include "runtime/op/id_shard.h"
 #include "runtime/op/op.h"
-#include "runtime/op/vocabulary.h"
 
 namespace sherd::cpu {
 
 /// Calls fn(position, id) for an index in row-major order; throws Error naming the first id that does not exist.
 template <class Fn>
-void for_each_id(const KernelCall& call, const Tensor& index, const Vocabulary& ids, Fn&& fn) {
+void for_each_id(const KernelCall& call, const Tensor& index, const IdShard& ids, Fn&& fn) {
   const TileReader<std::int64_t> reader(index, index.shape());
   std::int64_t buffer[kTile];
   for (std::int64_t i = 0; i < index.numel(); i += kTile) {
@@ -25,7 +25,7 @@ void for_each_id(const KernelCall& call, const Tensor& index, const Vocabulary& 
 }
 
 /// Checks them all: before any thread starts that counts on them.
-inline void check_ids(const KernelCall& call, const Tensor& index, const Vocabulary& ids) {
+inline void check_ids(const KernelCall& call, const Tensor& index, const IdShard& ids) {
   for_each_id(call, index, ids, [](std::int64_t, std::int64_t) {});
 }
 

@@ -22,7 +22,7 @@ void gather(const KernelCall& call, int dim, const VocabularyPart& part) {
   const Tensor& x = call.in[0];
   const Tensor& index = call.in[1];
   const Tensor& out = call.out[0];
-  const Vocabulary ids = Vocabulary::part_of(part, x.shape()[dim]);
+  const IdShard ids = IdShard::part_of(part, x.shape()[dim]);
   check_ids(call, index, ids);
   if (out.numel() == 0) return;
   const std::int64_t entries = index.numel();
@@ -61,7 +61,7 @@ struct ByRow {
   const std::int64_t* positions;
 };
 
-ByRow sort_by_row(const KernelCall& call, const Tensor& index, const Vocabulary& ids) {
+ByRow sort_by_row(const KernelCall& call, const Tensor& index, const IdShard& ids) {
   const std::int64_t rows = ids.here;
   auto* first = reinterpret_cast<std::int64_t*>(call.exec.scratch);
   std::int64_t* positions = first + rows + 1;
@@ -80,7 +80,7 @@ ByRow sort_by_row(const KernelCall& call, const Tensor& index, const Vocabulary&
 }
 
 /// grad [outer, entries, inner], index [entries] -> out [outer, ids that are here, inner].
-void scatter_sum(const KernelCall& call, std::int64_t outer, const Vocabulary& ids, std::int64_t inner) {
+void scatter_sum(const KernelCall& call, std::int64_t outer, const IdShard& ids, std::int64_t inner) {
   const Tensor& grad = call.in[0];
   const Tensor& out = call.out[0];
   const std::int64_t entries = call.in[1].numel(), rows = ids.here;
@@ -111,7 +111,7 @@ void embedding(const KernelCall& call) { gather(call, 0, call.attrs.as<Embedding
 
 void embedding_backward(const KernelCall& call) {
   const Shape& out = call.out[0].shape();
-  scatter_sum(call, 1, Vocabulary::part_of(call.attrs.as<EmbeddingAttrs>().part, out[0]), out[1]);
+  scatter_sum(call, 1, IdShard::part_of(call.attrs.as<EmbeddingAttrs>().part, out[0]), out[1]);
 }
 
 void index_select(const KernelCall& call) { gather(call, call.attrs.as<DimAttrs>().dim, {}); }
@@ -122,7 +122,7 @@ void index_select_backward(const KernelCall& call) {
   std::int64_t outer = 1, inner = 1;
   for (int d = 0; d < out.size(); ++d)
     if (d != dim) (d < dim ? outer : inner) *= out[d];
-  scatter_sum(call, outer, Vocabulary::all(out[dim]), inner);
+  scatter_sum(call, outer, IdShard::all(out[dim]), inner);
 }
 
 }  // namespace

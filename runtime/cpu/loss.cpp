@@ -10,8 +10,8 @@
 #include "runtime/cpu/lines.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/cpu/softmax.h"
+#include "runtime/op/id_shard.h"
 #include "runtime/op/loss_attrs.h"
-#include "runtime/op/vocabulary.h"
 
 namespace sherd::cpu {
 
@@ -24,7 +24,7 @@ class Targets {
       : data_(scratch.dense_raw(tensor)),
         wide_(tensor.dtype() == DType::i64),
         ignore_index_(c.attrs.as<CrossEntropyAttrs>().ignore_index),
-        classes_(Vocabulary::part_of(c.attrs.as<CrossEntropyAttrs>().part, columns)) {}
+        classes_(IdShard::part_of(c.attrs.as<CrossEntropyAttrs>().part, columns)) {}
   std::int64_t operator[](std::int64_t i) const {
     return wide_ ? static_cast<const std::int64_t*>(data_)[i] : static_cast<const std::int32_t*>(data_)[i];
   }
@@ -49,7 +49,7 @@ class Targets {
   const void* data_;
   bool wide_;
   std::int64_t ignore_index_;
-  Vocabulary classes_;
+  IdShard classes_;
 };
 
 // Sum of exp(x - shift), a tile at a time.

@@ -1,10 +1,10 @@
 // Rows that gather and join: cat, pad_to, index_select, embedding, and their derivatives.
 #include "runtime/op/gather.h"
+#include "runtime/op/id_shard.h"
 #include "runtime/op/index_attrs.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/view_attrs.h"
 #include "runtime/op/vjp.h"
-#include "runtime/op/vocabulary.h"
 
 namespace sherd {
 

@@ -13,12 +13,12 @@
 // holds its column.
 #include "runtime/op/loss.h"
 
+#include "runtime/op/id_shard.h"
 #include "runtime/op/infer.h"
 #include "runtime/op/loss_attrs.h"
 #include "runtime/op/loss_gradient.h"
 #include "runtime/op/ops.h"
 #include "runtime/op/vjp_call.h"
-#include "runtime/op/vocabulary.h"
 
 namespace sherd {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "runtime/op/attr_kind.h"
-#include "runtime/op/vocabulary.h"
+#include "runtime/op/id_shard.h"
 
 namespace sherd {
 

@@ -200,7 +200,7 @@ void scatter_into(const KernelCall& call, const Tensor& index, int dim, const Te
     launch(context.stream(), number_places, grid, numbers.as<std::int32_t>(), static_cast<std::int32_t>(places),
            entries);
   });
-  const Vocabulary numbered{0, places, places + 1};  // the last is nobody's: left out, and reported already
+  const IdShard numbered{0, places, places + 1};  // the last is nobody's: left out, and reported already
   const RowSort sorted(context, numbers.data(), DType::i32, count, numbered, context.faults().sink(call.op, "place"));
   launch(context.stream(), places_kernel<mode, T>,
          {.blocks = static_cast<unsigned>((places + kThreads - 1) / kThreads), .threads = kThreads}, to, from, apart,

@@ -9,9 +9,9 @@
 #include "runtime/cuda/rows/row_sort.h"
 #include "runtime/cuda/rows/units.h"
 #include "runtime/cuda/rows/walk.h"
+#include "runtime/op/id_shard.h"
 #include "runtime/op/index_attrs.h"
 #include "runtime/op/view_attrs.h"
-#include "runtime/op/vocabulary.h"
 
 namespace sherd::cuda {
 
@@ -65,7 +65,7 @@ class Slices {
 struct GatherArgs {
   const void* ids;
   bool wide;
-  Vocabulary rows;
+  IdShard rows;
   std::int64_t first_entry;                            // entries of this launch count from first_entry
   std::int64_t outer_stride, row_stride, unit_stride;  // in units
   FastDivide units, entries;
@@ -128,7 +128,7 @@ void gather(const KernelCall& call, int dim, const VocabularyPart& part) {
   check(units <= kMaxLaunch, "{} of rows of {} elements: kernels take rows of 2^30", call.op.name, x.inner);
   GatherArgs args{};
   args.wide = index.dtype() == DType::i64;
-  args.rows = Vocabulary::part_of(part, x.entries);
+  args.rows = IdShard::part_of(part, x.entries);
   args.outer_stride = x.outer_stride / elements;
   args.row_stride = x.entry_stride / elements;
   args.unit_stride = x.inner_stride;
@@ -222,7 +222,7 @@ void launch_scatter(Context& context, const Slices& grad, const RowSort& sorted,
 }
 
 /// The dims begin..end-1 of the gradient belong to the index.
-void scatter_sum(const KernelCall& call, int begin, int end, const Vocabulary& rows) {
+void scatter_sum(const KernelCall& call, int begin, int end, const IdShard& rows) {
   const Tensor &grad = call.in[0], &index = call.in[1], &out = call.out[0];
   if (out.numel() == 0) return;
   Context& context = context_of(call);
@@ -249,15 +249,14 @@ void scatter_sum(const KernelCall& call, int begin, int end, const Vocabulary& r
 void embedding(const KernelCall& call) { gather(call, 0, call.attrs.as<EmbeddingAttrs>().part); }
 
 void embedding_backward(const KernelCall& call) {
-  scatter_sum(call, 0, call.in[1].ndim(),
-              Vocabulary::part_of(call.attrs.as<EmbeddingAttrs>().part, call.out[0].size(0)));
+  scatter_sum(call, 0, call.in[1].ndim(), IdShard::part_of(call.attrs.as<EmbeddingAttrs>().part, call.out[0].size(0)));
 }
 
 void index_select(const KernelCall& call) { gather(call, call.attrs.as<DimAttrs>().dim, {}); }
 
 void index_select_backward(const KernelCall& call) {
   const int dim = call.attrs.as<PadToAttrs>().dim;
-  scatter_sum(call, dim, dim + 1, Vocabulary::all(call.out[0].size(dim)));
+  scatter_sum(call, dim, dim + 1, IdShard::all(call.out[0].size(dim)));
 }
 
 }  // namespace

@@ -11,8 +11,8 @@
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rows/dense.h"
 #include "runtime/cuda/rows/row.h"
+#include "runtime/op/id_shard.h"
 #include "runtime/op/loss_attrs.h"
-#include "runtime/op/vocabulary.h"
 
 namespace sherd::cuda {
 
@@ -26,7 +26,7 @@ struct Targets {
   const void* data;
   bool wide;
   std::int64_t ignore_index;
-  Vocabulary classes;
+  IdShard classes;
   FaultSink faults;
 
   __device__ std::int64_t at(std::int64_t i) const {
@@ -40,7 +40,7 @@ struct Targets {
 
 Targets targets_of(const KernelCall& call, const Tensor& tensor, const Dense& dense, std::int64_t columns) {
   const auto& attrs = call.attrs.as<CrossEntropyAttrs>();
-  return {dense.raw(), tensor.dtype() == DType::i64, attrs.ignore_index, Vocabulary::part_of(attrs.part, columns),
+  return {dense.raw(), tensor.dtype() == DType::i64, attrs.ignore_index, IdShard::part_of(attrs.part, columns),
           context_of(call).faults().sink(call.op, "target")};
 }
 

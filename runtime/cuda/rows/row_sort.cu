@@ -22,8 +22,7 @@ struct Pairs {
 };
 
 // An id that names no row sorts behind all rows.
-__global__ void load_pairs(const void* ids, bool wide, std::uint32_t count, Vocabulary rows, Pairs out,
-                           FaultSink faults) {
+__global__ void load_pairs(const void* ids, bool wide, std::uint32_t count, IdShard rows, Pairs out, FaultSink faults) {
   for (std::int64_t i = grid_thread(); i < count; i += grid_threads()) {
     const std::int64_t id = read_id(ids, wide, i);
     if (!rows.exists(id)) report_fault(faults, i, id, rows.total);
@@ -148,7 +147,7 @@ std::int64_t words_of(std::int64_t count, std::int64_t rows) {
 
 }  // namespace
 
-RowSort::RowSort(Context& context, const void* ids, DType dtype, std::int64_t count, const Vocabulary& ids_of_rows,
+RowSort::RowSort(Context& context, const void* ids, DType dtype, std::int64_t count, const IdShard& ids_of_rows,
                  const FaultSink& faults)
     : memory_(context, words_of(count, ids_of_rows.here) * static_cast<std::int64_t>(sizeof(std::uint32_t))) {
   const cudaStream_t stream = context.stream();

@@ -2,7 +2,7 @@
 // Positions of an index list grouped by the row they name, in order within a row: what a deterministic scatter needs.
 #include "runtime/cuda/device/context.h"
 #include "runtime/cuda/device/faults.h"
-#include "runtime/op/vocabulary.h"
+#include "runtime/op/id_shard.h"
 
 namespace sherd::cuda {
 
@@ -11,7 +11,7 @@ class RowSort {
  public:
   /// `ids`: `count` dense i32 or i64 values; row r has the id rows.first + r. Ids that are not here are left out, those
   /// that do not exist also reported to `faults`. Error for 2^31 ids or rows and more.
-  RowSort(Context& context, const void* ids, DType dtype, std::int64_t count, const Vocabulary& rows,
+  RowSort(Context& context, const void* ids, DType dtype, std::int64_t count, const IdShard& rows,
           const FaultSink& faults);
   const std::uint32_t* starts() const { return starts_; }
   const std::uint32_t* positions() const { return positions_; }

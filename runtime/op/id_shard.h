@@ -18,13 +18,14 @@ struct VocabularyPart {
                                          attr<&VocabularyPart::total>("total_ids")};
 };
 
-struct Vocabulary {
+/// The ids that a call may be given, 0 to total - 1, and the shard of them that it sees: `here` ids from `first` on.
+struct IdShard {
   std::int64_t first = 0, here = 0, total = 0;
   /// All of `n` ids.
-  static constexpr Vocabulary all(std::int64_t n) { return {0, n, n}; }
+  static constexpr IdShard all(std::int64_t n) { return {0, n, n}; }
   /// The shard of `here` ids that the attributes describe.
-  static constexpr Vocabulary part_of(const VocabularyPart& part, std::int64_t here) {
-    return part.total == 0 ? all(here) : Vocabulary{part.first, here, part.total};
+  static constexpr IdShard part_of(const VocabularyPart& part, std::int64_t here) {
+    return part.total == 0 ? all(here) : IdShard{part.first, here, part.total};
   }
   constexpr bool exists(std::int64_t id) const { return id >= 0 && id < total; }
   constexpr bool is_here(std::int64_t id) const { return id >= first && id - first < here; }
