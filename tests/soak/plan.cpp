@@ -110,9 +110,9 @@ const std::vector<PhasePlan>& phases() {
   return all;
 }
 
-Draw::Draw(std::uint64_t seed, std::uint64_t phase) : phase_(phase), random_(seed * 1'000'003 + phase) {}
+PhaseDraws::PhaseDraws(std::uint64_t seed, std::uint64_t phase) : phase_(phase), random_(seed * 1'000'003 + phase) {}
 
-PhasePlan Draw::phase() {
+PhasePlan PhaseDraws::phase() {
   PhasePlan plan = phases()[phase_ % phases().size()];
   draw(plan, kOfPhases);
   const bool is_sharded = plan.policy.optimizer != nn::ShardedOver::none;
@@ -131,7 +131,7 @@ PhasePlan Draw::phase() {
   return plan;
 }
 
-PassPlan Draw::pass(bool ranks_agree) {
+PassPlan PhaseDraws::pass(bool ranks_agree) {
   PassPlan plan;
   draw(plan, kOfPasses);
   plan.uses.fill(bits(kBlocks));
@@ -140,7 +140,7 @@ PassPlan Draw::pass(bool ranks_agree) {
   return plan;
 }
 
-StepWork Draw::work() {
+StepWork PhaseDraws::work() {
   StepWork work;
   draw(work, kOfWork);
   const std::uint64_t count = 1 + random_() % kMostPasses;
@@ -150,7 +150,7 @@ StepWork Draw::work() {
   return work;
 }
 
-StepPlan Draw::step() {
+StepPlan PhaseDraws::step() {
   StepPlan plan;
   if (!work_ || !repeats_) work_ = work();
   plan.work = *work_;

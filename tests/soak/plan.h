@@ -61,9 +61,9 @@ struct PhasePlan {
 const std::vector<PhasePlan>& phases();
 
 /// The draws of one phase.
-class Draw {
+class PhaseDraws {
  public:
-  Draw(std::uint64_t seed, std::uint64_t phase);
+  PhaseDraws(std::uint64_t seed, std::uint64_t phase);
   PhasePlan phase();
   StepPlan step();
 

@@ -366,7 +366,7 @@ class Phase {
   const Group group_;
   const std::uint64_t number_;
   Watchdog& watchdog_;
-  Draw draw_;
+  PhaseDraws draw_;
   const PhasePlan plan_;
   Training subject_, twin_, whole_;
   CompiledStep captured_;  // of the subject; ranks that use different linears have different programs
