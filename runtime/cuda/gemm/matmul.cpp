@@ -3,7 +3,7 @@
 
 #include "runtime/cuda/gemm/gemm.h"
 #include "runtime/cuda/kernels.h"
-#include "runtime/cuda/rows/copy.h"
+#include "runtime/cuda/rows/dense.h"
 #include "runtime/op/matmul_layout.h"
 
 namespace sherd::cuda {
@@ -15,7 +15,7 @@ class Operand {
  public:
   Operand(Context& context, const Tensor& t, const MatrixLayout& layout)
       : layout_(layout.usable ? layout : dense_layout(t.meta())), size_(byte_size(t.dtype())), data_(t.raw()) {
-    if (!layout.usable) data_ = copy_.emplace(context, t).data();
+    if (!layout.usable) data_ = copy_.emplace(context, t).raw();
   }
   bool transposed() const { return layout_.transposed; }
   std::int64_t ld() const { return layout_.ld; }
@@ -63,8 +63,7 @@ void linear_kernel(const KernelCall& c) {
   Context& context = context_of(c);
   const Operand x(context, c.in[0], rows_layout(c.in[0].meta())),
       weight(context, c.in[1], matrix_layout(c.in[1].meta()));
-  std::optional<Dense> dense_bias;
-  if (bias.defined()) dense_bias.emplace(context, bias);
+  const Dense dense_bias(context, bias);
   const std::int64_t n = out.shape().back();
   gemm(context,
        {.dtype = out.dtype(),
@@ -77,7 +76,7 @@ void linear_kernel(const KernelCall& c) {
         .lda = x.ld(),
         .ldb = weight.ld(),
         .ldc = n,
-        .bias = dense_bias ? dense_bias->data() : nullptr},
+        .bias = dense_bias.raw()},
        x.data(), weight.data(), out.raw());
 }
 

@@ -257,12 +257,6 @@ void strided_fill(Context& context, DType dtype, const Shape& shape, const Layou
   });
 }
 
-Dense::Dense(Context& context, const Tensor& t) : copy_(context, t.is_contiguous() ? 0 : t.bytes()), data_(t.raw()) {
-  if (t.is_contiguous() || t.numel() == 0) return;
-  strided_copy(context, t.dtype(), t.shape(), layout_of(t), {copy_.data(), contiguous_strides(t.shape())});
-  data_ = copy_.data();
-}
-
 void register_copy(OpTable& table) {
   static constexpr KernelEntry kEntries[] = {{op::copy, copy}, {op::cat, cat}, {op::pad_to, pad_to}};
   add_kernels(table, kEntries);

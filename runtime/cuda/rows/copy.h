@@ -1,6 +1,6 @@
 #pragma once
-// Moving elements between two strided layouts, for the rows that are nothing else and for kernels that want an input
-// dense. All work is queued on the context's stream.
+// Moving elements between two strided layouts, for the rows that are nothing else and for inputs that must be dense
+// (dense.h). All work is queued on the context's stream.
 #include "runtime/cuda/device/context.h"
 
 namespace sherd::cuda {
@@ -19,16 +19,5 @@ void strided_convert(Context& context, const Shape& shape, DType from_dtype, con
                      const Layout& to, bool add);
 /// to[i] = value, the element whose bytes these are.
 void strided_fill(Context& context, DType dtype, const Shape& shape, const Layout& to, const void* value);
-
-/// The elements of `t` in row-major order: its own bytes if it is dense, else a copy that lives as long as this.
-class Dense {
- public:
-  Dense(Context& context, const Tensor& t);
-  const void* data() const { return data_; }
-
- private:
-  Workspace copy_;
-  const void* data_;
-};
 
 }  // namespace sherd::cuda

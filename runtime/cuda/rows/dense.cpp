@@ -1,13 +1,16 @@
 #include "runtime/cuda/rows/dense.h"
 
+#include "runtime/cuda/rows/copy.h"
+
 namespace sherd::cuda {
 
-Dense::Dense(const KernelCall& call, const Tensor& tensor) : tensor_(tensor) {
-  if (!tensor.defined() || tensor.is_contiguous()) return;
-  const Kernel kernel = kernels_of(op::copy).kernel[static_cast<std::size_t>(Device::Kind::cuda)];
-  if (!kernel) fail("{} of strided {} needs a cuda kernel for copy", call.op.name, describe(tensor));
-  tensor_ = Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device(), MemoryCategory::workspace);
-  kernel({op::copy, {&tensor, 1}, {&tensor_, 1}, {}, {.device = call.exec.device}});
+Dense::Dense(Context& context, const Tensor& tensor)
+    : copy_(context, !tensor.defined() || tensor.is_contiguous() ? 0 : tensor.bytes()),
+      data_(tensor.defined() ? tensor.raw() : nullptr) {
+  if (copy_.bytes() == 0) return;
+  const Layout dense{copy_.data(), contiguous_strides(tensor.shape())};
+  strided_copy(context, tensor.dtype(), tensor.shape(), layout_of(tensor), dense);
+  data_ = copy_.data();
 }
 
 }  // namespace sherd::cuda

@@ -1,21 +1,23 @@
 #pragma once
-// Kernels that walk rows want their inputs dense. One that is not is copied into workspace first, by the row `copy`.
+// Kernels that walk rows or elements in order want their inputs dense. One that is not is copied into workspace first.
 #include "runtime/cuda/device/context.h"
 
 namespace sherd::cuda {
 
-/// The elements of a tensor in row-major order: its own bytes if it is dense. The copy lives as long as this.
+/// The elements of a tensor in row-major order: its own bytes if it is dense, else a copy that lives as long as this;
+/// null for an input that was left out. The copy is queued on the context's stream.
 class Dense {
  public:
-  Dense(const KernelCall& call, const Tensor& tensor);
+  Dense(Context& context, const Tensor& tensor);
   template <class T>
   const T* data() const {
-    return tensor_.defined() ? tensor_.data<T>() : nullptr;
+    return static_cast<const T*>(data_);
   }
-  const void* raw() const { return tensor_.defined() ? tensor_.raw() : nullptr; }
+  const void* raw() const { return data_; }
 
  private:
-  Tensor tensor_;  // undefined for an input that was left out
+  Workspace copy_;
+  const void* data_;
 };
 
 /// Calls fn(Type<T>{}) with the C++ type of a floating dtype.

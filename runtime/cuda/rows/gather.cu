@@ -8,6 +8,7 @@
 #include "runtime/cuda/device/launch.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rows/copy.h"
+#include "runtime/cuda/rows/dense.h"
 #include "runtime/cuda/rows/elements.h"
 #include "runtime/cuda/rows/row_sort.h"
 #include "runtime/cuda/rows/units.h"
@@ -218,7 +219,7 @@ void scatter(const KernelCall& call) {
   const Dense source(context_of(call), call.in[2]);
   visit_unit(byte_size(x.dtype()), [&]<class U>(Type<U>) {
     if constexpr (std::is_integral_v<U>)
-      scatter_into<Mode::write, U>(call, call.in[1], call.attrs.as<DimAttrs>().dim, out, source.data(), nullptr);
+      scatter_into<Mode::write, U>(call, call.in[1], call.attrs.as<DimAttrs>().dim, out, source.raw(), nullptr);
   });
 }
 
@@ -236,7 +237,7 @@ void add_into(const KernelCall& call, const Tensor& index, const Tensor& source,
   if (index.numel() == 0) return;
   const Dense dense(context_of(call), source);
   visit_dtype(source.dtype(), [&]<class T>(Type<T>) {
-    scatter_into<Mode::add, T>(call, index, dim, call.out[0], dense.data(), nullptr);
+    scatter_into<Mode::add, T>(call, index, dim, call.out[0], dense.raw(), nullptr);
   });
 }
 

@@ -5,6 +5,7 @@
 #include "runtime/cuda/device/launch.h"
 #include "runtime/cuda/kernels.h"
 #include "runtime/cuda/rows/copy.h"
+#include "runtime/cuda/rows/dense.h"
 #include "runtime/cuda/rows/elements.h"
 #include "runtime/cuda/rows/row_sort.h"
 #include "runtime/cuda/rows/units.h"
@@ -142,7 +143,7 @@ void gather(const KernelCall& call, int dim, const VocabularyPart& part) {
     for (std::int64_t o = 0; o < (at_once ? 1 : x.outer); ++o)
       for (std::int64_t e = 0; e < entries; e += stretch) {
         const std::int64_t here = std::min(stretch, entries - e);
-        args.ids = static_cast<const std::byte*>(ids.data()) + e * id_bytes;
+        args.ids = static_cast<const std::byte*>(ids.raw()) + e * id_bytes;
         args.first_entry = e;
         args.entries = FastDivide(static_cast<std::uint32_t>(here));
         args.count = static_cast<std::uint32_t>((at_once ? x.outer : 1) * here * units);
@@ -227,8 +228,7 @@ void scatter_sum(const KernelCall& call, int begin, int end, const IdShard& rows
   if (out.numel() == 0) return;
   Context& context = context_of(call);
   const Dense ids(context, index);
-  const RowSort sorted(context, ids.data(), index.dtype(), index.numel(), rows,
-                       context.faults().sink(call.op, "index"));
+  const RowSort sorted(context, ids.raw(), index.dtype(), index.numel(), rows, context.faults().sink(call.op, "index"));
   const Slices slices(context, grad, begin, end);
   check(slices.inner <= kMaxLaunch, "{} of rows of {} elements: kernels take rows of 2^30", call.op.name, slices.inner);
   visit_dtype(grad.dtype(), [&]<class T>(Type<T>) {

@@ -110,7 +110,7 @@ void loss_rows_of_product(const KernelCall& call, const Targets& targets, const 
   const Tensor &x = call.in[0], &weight = call.in[1];
   const std::int64_t v = weight.shape()[0], k = weight.shape()[1], rows = call.in[2].numel();
   const std::int64_t chunk = std::min(loss_chunk_rows(v, Device::Kind::cuda), rows);
-  const Dense in(call, x), factors(call, weight);
+  const Dense in(context, x), factors(context, weight);
   const Workspace logits(context, chunk * v * static_cast<std::int64_t>(sizeof(T)));
   for (std::int64_t first = 0; first < rows; first += chunk) {
     const std::int64_t m = std::min(chunk, rows - first);
@@ -127,25 +127,27 @@ void mean_loss(const KernelCall& call, const A* losses, std::int64_t rows, const
 }
 
 void cross_entropy(const KernelCall& call) {
+  Context& context = context_of(call);
   const std::int64_t v = call.in[0].shape().back(), rows = call.in[1].numel();
-  const Dense logits(call, call.in[0]), classes(call, call.in[1]);
+  const Dense logits(context, call.in[0]), classes(context, call.in[1]);
   const Targets targets = targets_of(call, call.in[1], classes, v);
   visit_float(call.in[0].dtype(), [&]<class T>(Type<T>) {
     using A = Compute<T>;
-    const Workspace losses(context_of(call), rows * static_cast<std::int64_t>(sizeof(A)));
-    loss_rows(context_of(call), logits.data<T>(), 0, rows, targets,
+    const Workspace losses(context, rows * static_cast<std::int64_t>(sizeof(A)));
+    loss_rows(context, logits.data<T>(), 0, rows, targets,
               LossOut<Math, A>{call.out[1].mutable_data<A>(), losses.as<A>()});
     mean_loss(call, losses.as<const A>(), rows, targets);
   });
 }
 
 void linear_cross_entropy(const KernelCall& call) {
+  Context& context = context_of(call);
   const std::int64_t rows = call.in[2].numel();
-  const Dense classes(call, call.in[2]);
+  const Dense classes(context, call.in[2]);
   const Targets targets = targets_of(call, call.in[2], classes, call.in[1].size(0));
   visit_float(call.in[0].dtype(), [&]<class T>(Type<T>) {
     using A = Compute<T>;
-    const Workspace losses(context_of(call), rows * static_cast<std::int64_t>(sizeof(A)));
+    const Workspace losses(context, rows * static_cast<std::int64_t>(sizeof(A)));
     loss_rows_of_product<T>(call, targets, LossOut<Math, A>{call.out[1].mutable_data<A>(), losses.as<A>()});
     mean_loss(call, losses.as<const A>(), rows, targets);
   });
@@ -157,15 +159,17 @@ PartsOut<A> parts_out(const KernelCall& call) {
 }
 
 void cross_entropy_parts(const KernelCall& call) {
-  const Dense logits(call, call.in[0]), classes(call, call.in[1]);
+  Context& context = context_of(call);
+  const Dense logits(context, call.in[0]), classes(context, call.in[1]);
   const Targets targets = targets_of(call, call.in[1], classes, call.in[0].shape().back());
   visit_float(call.in[0].dtype(), [&]<class T>(Type<T>) {
-    loss_rows(context_of(call), logits.data<T>(), 0, call.in[1].numel(), targets, parts_out<Compute<T>>(call));
+    loss_rows(context, logits.data<T>(), 0, call.in[1].numel(), targets, parts_out<Compute<T>>(call));
   });
 }
 
 void linear_cross_entropy_parts(const KernelCall& call) {
-  const Dense classes(call, call.in[2]);
+  Context& context = context_of(call);
+  const Dense classes(context, call.in[2]);
   const Targets targets = targets_of(call, call.in[2], classes, call.in[1].size(0));
   visit_float(call.in[0].dtype(),
               [&]<class T>(Type<T>) { loss_rows_of_product<T>(call, targets, parts_out<Compute<T>>(call)); });
@@ -205,7 +209,7 @@ void cross_entropy_backward(const KernelCall& call) {
   Context& context = context_of(call);
   const Tensor& logits = call.in[1];
   const std::int64_t v = logits.shape().back(), rows = call.in[2].numel();
-  const Dense in(call, logits), classes(call, call.in[2]), lse(call, call.in[3]);
+  const Dense in(context, logits), classes(context, call.in[2]), lse(context, call.in[3]);
   const Targets targets = targets_of(call, call.in[2], classes, v);
   visit_float(logits.dtype(), [&]<class T>(Type<T>) {
     using A = Compute<T>;

@@ -87,8 +87,9 @@ template <bool kCentred>
 void forward(const KernelCall& call) {
   const Tensor& x = call.in[0];
   const std::int64_t d = x.shape().back(), rows = d == 0 ? 0 : x.numel() / d;
-  const cudaStream_t stream = context_of(call).stream();
-  const Dense in(call, x), weight(call, call.in[1]), bias(call, kCentred ? call.in[2] : Tensor());
+  Context& context = context_of(call);
+  const cudaStream_t stream = context.stream();
+  const Dense in(context, x), weight(context, call.in[1]), bias(context, kCentred ? call.in[2] : Tensor());
   visit_float(x.dtype(), [&]<class T>(Type<T>) {
     using A = Compute<T>;
     const Forward<T> f{in.data<T>(),
@@ -257,8 +258,9 @@ template <bool kCentred>
 void backward(const KernelCall& call) {
   const Tensor& x = call.in[1];
   const std::int64_t d = x.shape().back(), rows = d == 0 ? 0 : x.numel() / d;
-  const Dense grads(call, call.in[0]), in(call, x), weight(call, call.in[2]);
-  const Dense mean(call, kCentred ? call.in[3] : Tensor()), rstd(call, call.in[kCentred ? 4 : 3]);
+  Context& context = context_of(call);
+  const Dense grads(context, call.in[0]), in(context, x), weight(context, call.in[2]);
+  const Dense mean(context, kCentred ? call.in[3] : Tensor()), rstd(context, call.in[kCentred ? 4 : 3]);
   visit_float(x.dtype(), [&]<class T>(Type<T>) {
     using A = Compute<T>;
     const Backward<T> b{grads.data<T>(), in.data<T>(),   weight.data<T>(),

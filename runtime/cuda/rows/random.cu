@@ -8,7 +8,7 @@
 #include "runtime/cuda/device/device.h"
 #include "runtime/cuda/device/launch.h"
 #include "runtime/cuda/kernels.h"
-#include "runtime/cuda/rows/copy.h"
+#include "runtime/cuda/rows/dense.h"
 #include "runtime/cuda/rows/walk.h"
 #include "runtime/op/element_runs.h"
 #include "runtime/op/philox.h"
@@ -207,17 +207,6 @@ __global__ void dropout_kernel(const T* x, T* out, Part part, Source source, flo
   store_vec(out + at, v);
 }
 
-/// Calls fn(Type<T>{}) with the type of a floating dtype.
-template <class Fn>
-void visit_float(DType dtype, const Fn& fn) {
-  switch (dtype) {
-    case DType::f64: return fn(Type<double>{});
-    case DType::bf16: return fn(Type<bf16>{});
-    case DType::f16: return fn(Type<f16>{});
-    default: return fn(Type<float>{});
-  }
-}
-
 template <class Transform>
 void draw(const KernelCall& call) {
   const auto& attrs = call.attrs.as<RandomAttrs>();
@@ -234,13 +223,13 @@ void dropout(const KernelCall& call) {
   const Tensor& out = call.out[0];
   Context& context = context_of(call);
   const Dense x(context, call.in[0]);
-  const Part part = part_of(attrs.first, attrs.runs, out, x.data());
+  const Part part = part_of(attrs.first, attrs.runs, out, x.raw());
   const float p = attrs.p;
   visit_float(out.dtype(), [&]<class T>(Type<T>) {
     using C = Compute<T>;
     const C scale = p < 1 ? C{1} / (C{1} - static_cast<C>(p)) : C{0};
-    launch(context.stream(), dropout_kernel<T>, {.blocks = blocks_of(part), .threads = kThreads},
-           static_cast<const T*>(x.data()), out.mutable_data<T>(), part, source_of(attrs.key, call, 1), p, scale);
+    launch(context.stream(), dropout_kernel<T>, {.blocks = blocks_of(part), .threads = kThreads}, x.data<T>(),
+           out.mutable_data<T>(), part, source_of(attrs.key, call, 1), p, scale);
   });
 }
 

@@ -182,8 +182,9 @@ void forward(const KernelCall& call) {
   const Tensor& out = call.out[0];
   const Lines lines(out.shape(), call.attrs.as<DimAttrs>().dim);
   if (out.numel() == 0) return;
-  const cudaStream_t stream = context_of(call).stream();
-  const Dense in(call, call.in[0]);
+  Context& context = context_of(call);
+  const cudaStream_t stream = context.stream();
+  const Dense in(context, call.in[0]);
   visit_float(out.dtype(), [&]<class T>(Type<T>) {
     const T* const x = in.data<T>();
     T* const y = out.mutable_data<T>();
@@ -204,8 +205,9 @@ void backward(const KernelCall& call) {
   const Tensor& out = call.out[0];
   const Lines lines(out.shape(), call.attrs.as<DimAttrs>().dim);
   if (out.numel() == 0) return;
-  const cudaStream_t stream = context_of(call).stream();
-  const Dense grads(call, call.in[0]), results(call, call.in[1]);
+  Context& context = context_of(call);
+  const cudaStream_t stream = context.stream();
+  const Dense grads(context, call.in[0]), results(context, call.in[1]);
   visit_float(out.dtype(), [&]<class T>(Type<T>) {
     const T *const grad = grads.data<T>(), *const y = results.data<T>();
     T* const dx = out.mutable_data<T>();
