@@ -19,12 +19,16 @@ function(sherd_cpu_levels)
     target_include_directories(sherd_cpu_${level} PRIVATE ${CMAKE_SOURCE_DIR})
     target_link_libraries(sherd_cpu_${level} PRIVATE fmt::fmt sherd_warnings)
     target_compile_options(sherd_cpu_${level} PRIVATE ${SHERD_CPU_FLAGS_${level}} $<$<CONFIG:Release>:-O3>)
+    target_precompile_headers(sherd_cpu_${level} PRIVATE ${CMAKE_SOURCE_DIR}/cmake/pch.h
+                              ${CMAKE_SOURCE_DIR}/runtime/cpu/kernels.h ${CMAKE_SOURCE_DIR}/runtime/cpu/tile.h)
 
     set(object ${CMAKE_CURRENT_BINARY_DIR}/cpu_${level}.o)
     set(entry sherd_cpu_kernels_${level})
     add_custom_command(
       OUTPUT ${object}
-      COMMAND ${CMAKE_LINKER} -r --force-group-allocation -o ${object} $<TARGET_OBJECTS:sherd_cpu_${level}>
+      # The precompiled header counts among the objects.
+      COMMAND ${CMAKE_LINKER} -r --force-group-allocation -o ${object}
+              $<FILTER:$<TARGET_OBJECTS:sherd_cpu_${level}>,INCLUDE,o$>
       COMMAND ${CMAKE_OBJCOPY} --redefine-sym sherd_cpu_kernels=${entry} ${object}
       COMMAND ${CMAKE_OBJCOPY} --keep-global-symbol=${entry} ${object}
       DEPENDS $<TARGET_OBJECTS:sherd_cpu_${level}>
