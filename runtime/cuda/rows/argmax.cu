@@ -73,10 +73,10 @@ void argmax(const KernelCall& call) {
   else argmax_of<std::int64_t>(call);
 }
 
-constexpr KernelEntry kEntries[] = {{op::argmax, argmax}};
+constexpr KernelEntry kArgmaxEntries[] = {{op::argmax, argmax}};
 
 }  // namespace
 
-void register_argmax(OpTable& table) { add_kernels(table, kEntries); }
+void register_argmax(OpTable& table) { add_kernels(table, kArgmaxEntries); }
 
 }  // namespace sherd::cuda

@@ -10,8 +10,8 @@ namespace sherd::cuda {
 
 namespace {
 
-constexpr unsigned kThreads = 256;
-constexpr int kItems = 4;
+constexpr unsigned kCastThreads = 256;
+constexpr int kCastItems = 4;
 
 template <class To, class From>
 inline constexpr int kWidth = std::max(kVecElements<To>, kVecElements<From>);
@@ -47,21 +47,21 @@ struct ConvertArgs {
 
 template <class C, bool add>
 __global__ void convert_elements(ConvertArgs args) {
-  std::uint32_t index[kItems];
-  std::int64_t source[kItems], target[kItems];
+  std::uint32_t index[kCastItems];
+  std::int64_t source[kCastItems], target[kCastItems];
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    index[i] = static_cast<std::uint32_t>(block_index()) * (kThreads * kItems) +
-               static_cast<std::uint32_t>(i) * kThreads + static_cast<std::uint32_t>(thread_index());
+  for (int i = 0; i < kCastItems; ++i) {
+    index[i] = static_cast<std::uint32_t>(block_index()) * (kCastThreads * kCastItems) +
+               static_cast<std::uint32_t>(i) * kCastThreads + static_cast<std::uint32_t>(thread_index());
     std::int64_t at[2];
     args.offsets.at(index[i] < args.count ? index[i] : 0, at);
     target[i] = at[0];
     source[i] = at[1];
   }
-  C values[kItems] = {};
+  C values[kCastItems] = {};
   load_elements(args.from, args.from_dtype, source, values);
 #pragma unroll
-  for (int i = 0; i < kItems; ++i)
+  for (int i = 0; i < kCastItems; ++i)
     if (index[i] < args.count) store_element<add>(args.to, args.to_dtype, target[i], values[i]);
 }
 
@@ -94,14 +94,14 @@ bool run_vectors(cudaStream_t stream, const Walk& walk, const From* from, To* to
     if (walk.stride[d][0] % V != 0 || walk.stride[d][1] % V != 0) return false;
   const std::int64_t units = walk.numel() / V, total = units + walk.numel() % V;
   launch(stream, convert_vectors<To, From, add>,
-         {.blocks = static_cast<unsigned>((total + kThreads - 1) / kThreads), .threads = kThreads}, from, to,
-         Offsets<2>(in_units(walk, V), 0), static_cast<std::uint32_t>(units), static_cast<std::uint32_t>(total));
+         {.blocks = static_cast<unsigned>((total + kCastThreads - 1) / kCastThreads), .threads = kCastThreads}, from,
+         to, Offsets<2>(in_units(walk, V), 0), static_cast<std::uint32_t>(units), static_cast<std::uint32_t>(total));
   return true;
 }
 
 template <bool add>
-void convert(cudaStream_t stream, const Shape& shape, DType from_dtype, const Layout& from, DType to_dtype,
-             const Layout& to) {
+void convert_strided(cudaStream_t stream, const Shape& shape, DType from_dtype, const Layout& from, DType to_dtype,
+                     const Layout& to) {
   const Strides strides[] = {to.strides, from.strides};
   for_each_part(make_walk_along(shape, strides, 0), kMaxLaunch, [&](const Walk& part) {
     const void* source = static_cast<const std::byte*>(from.data) + part.base[1] * byte_size(from_dtype);
@@ -116,7 +116,8 @@ void convert(cudaStream_t stream, const Shape& shape, DType from_dtype, const La
     // Integers stay exact, floats go to 16 bits in one rounding.
     visit_compute(from_dtype, [&]<class C>(Type<C>) {
       launch(stream, convert_elements<C, add>,
-             {.blocks = (count + kThreads * kItems - 1) / (kThreads * kItems), .threads = kThreads}, args);
+             {.blocks = (count + kCastThreads * kCastItems - 1) / (kCastThreads * kCastItems), .threads = kCastThreads},
+             args);
     });
   });
 }
@@ -131,8 +132,8 @@ void cast_kernel(const KernelCall& call) {
 
 void strided_convert(Context& context, const Shape& shape, DType from_dtype, const Layout& from, DType to_dtype,
                      const Layout& to, bool add) {
-  if (add) convert<true>(context.stream(), shape, from_dtype, from, to_dtype, to);
-  else convert<false>(context.stream(), shape, from_dtype, from, to_dtype, to);
+  if (add) convert_strided<true>(context.stream(), shape, from_dtype, from, to_dtype, to);
+  else convert_strided<false>(context.stream(), shape, from_dtype, from, to_dtype, to);
 }
 
 void register_cast(OpTable& table) { table.kernel(op::cast, Device::Kind::cuda, cast_kernel); }

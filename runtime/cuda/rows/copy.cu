@@ -16,38 +16,38 @@ namespace sherd::cuda {
 
 namespace {
 
-constexpr unsigned kThreads = 256;
-constexpr int kItems = 4;  // units of a thread, all in flight at once
+constexpr unsigned kCopyThreads = 256;
+constexpr int kCopyItems = 4;  // units of a thread, all in flight at once
 constexpr int kTile = 64;
 
 // ---- units ----
 
 template <class U>
 __global__ void copy_units(const U* from, U* to, Offsets<2> offsets, std::uint32_t count) {
-  U values[kItems];
-  std::int64_t place[kItems];
-  const std::uint32_t first =
-      static_cast<std::uint32_t>(block_index()) * (kThreads * kItems) + static_cast<std::uint32_t>(thread_index());
+  U values[kCopyItems];
+  std::int64_t place[kCopyItems];
+  const std::uint32_t first = static_cast<std::uint32_t>(block_index()) * (kCopyThreads * kCopyItems) +
+                              static_cast<std::uint32_t>(thread_index());
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const std::uint32_t unit = first + static_cast<std::uint32_t>(i) * kThreads;
+  for (int i = 0; i < kCopyItems; ++i) {
+    const std::uint32_t unit = first + static_cast<std::uint32_t>(i) * kCopyThreads;
     std::int64_t at[2];
     offsets.at(unit < count ? unit : 0, at);
     place[i] = at[0];
     values[i] = load_vec<1>(from + at[1])[0];
   }
 #pragma unroll
-  for (int i = 0; i < kItems; ++i)
-    if (first + static_cast<std::uint32_t>(i) * kThreads < count) store_vec(to + place[i], Vec<U, 1>{values[i]});
+  for (int i = 0; i < kCopyItems; ++i)
+    if (first + static_cast<std::uint32_t>(i) * kCopyThreads < count) store_vec(to + place[i], Vec<U, 1>{values[i]});
 }
 
 template <class U>
 __global__ void fill_units(U* to, Offsets<1> offsets, std::uint32_t count, U value) {
-  const std::uint32_t first =
-      static_cast<std::uint32_t>(block_index()) * (kThreads * kItems) + static_cast<std::uint32_t>(thread_index());
+  const std::uint32_t first = static_cast<std::uint32_t>(block_index()) * (kCopyThreads * kCopyItems) +
+                              static_cast<std::uint32_t>(thread_index());
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const std::uint32_t unit = first + static_cast<std::uint32_t>(i) * kThreads;
+  for (int i = 0; i < kCopyItems; ++i) {
+    const std::uint32_t unit = first + static_cast<std::uint32_t>(i) * kCopyThreads;
     if (unit >= count) return;
     std::int64_t at[1];
     offsets.at(unit, at);
@@ -56,7 +56,7 @@ __global__ void fill_units(U* to, Offsets<1> offsets, std::uint32_t count, U val
 }
 
 unsigned blocks_of(std::int64_t count) {
-  return static_cast<unsigned>((count + kThreads * kItems - 1) / (kThreads * kItems));
+  return static_cast<unsigned>((count + kCopyThreads * kCopyItems - 1) / (kCopyThreads * kCopyItems));
 }
 
 /// The widest unit of whole elements in which a walk can be done, in elements: all operands dense along the last dim,
@@ -104,7 +104,7 @@ struct Tile {
 
 template <class U>
 __global__ void copy_transposed(const U* from, U* to, Transpose t) {
-  constexpr int kRows = static_cast<int>(kThreads) / kTile, kSteps = kTile / kRows;
+  constexpr int kRows = static_cast<int>(kCopyThreads) / kTile, kSteps = kTile / kRows;
   auto& tile = shared<Tile<U>>();
   std::uint32_t tile_a, tile_b;
   const std::uint32_t rest = t.tiles_a.divide(static_cast<std::uint32_t>(block_index()), tile_a);
@@ -164,7 +164,7 @@ void run_transposed(cudaStream_t stream, const Walk& walk, int dim, const U* fro
                     Offsets<2>(around, 0)};
   launch(stream, copy_transposed<U>,
          {.blocks = static_cast<unsigned>(tiles_a * tiles_b * around.numel()),
-          .threads = kThreads,
+          .threads = kCopyThreads,
           .shared_bytes = sizeof(Tile<U>)},
          from, to, t);
 }
@@ -233,8 +233,8 @@ void strided_copy(Context& context, DType dtype, const Shape& shape, const Layou
       if constexpr (sizeof(U) <= sizeof(std::uint64_t))
         if (dim >= 0) return run_transposed(context.stream(), part, dim, source_units, target_units);
       const Walk units = of_units(part, elements);
-      launch(context.stream(), copy_units<U>, {.blocks = blocks_of(units.numel()), .threads = kThreads}, source_units,
-             target_units, Offsets<2>(units, 0), static_cast<std::uint32_t>(units.numel()));
+      launch(context.stream(), copy_units<U>, {.blocks = blocks_of(units.numel()), .threads = kCopyThreads},
+             source_units, target_units, Offsets<2>(units, 0), static_cast<std::uint32_t>(units.numel()));
     });
   });
 }
@@ -251,7 +251,7 @@ void strided_fill(Context& context, DType dtype, const Shape& shape, const Layou
       U pattern;
       for (std::int64_t i = 0; i < elements; ++i)
         std::memcpy(reinterpret_cast<std::byte*>(&pattern) + i * bytes, value, static_cast<std::size_t>(bytes));
-      launch(context.stream(), fill_units<U>, {.blocks = blocks_of(units.numel()), .threads = kThreads},
+      launch(context.stream(), fill_units<U>, {.blocks = blocks_of(units.numel()), .threads = kCopyThreads},
              reinterpret_cast<U*>(target), Offsets<1>(units, 0), static_cast<std::uint32_t>(units.numel()), pattern);
     });
   });

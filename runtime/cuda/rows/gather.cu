@@ -20,7 +20,7 @@ namespace sherd::cuda {
 
 namespace {
 
-constexpr unsigned kThreads = 256;
+constexpr unsigned kGatherThreads = 256;
 constexpr std::int64_t kShortLine = 64;
 
 /// The entries of an index, those of one launch, and the tensor whose places along `dim` they name.
@@ -71,7 +71,7 @@ void for_each_launch(const KernelCall& call, const Tensor& index, int dim, const
     entries.offsets = Offsets<4>(part, 0);
     for (int k = 0; k < 4; ++k) entries.base[k] = part.base[k];
     entries.count = static_cast<std::uint32_t>(part.numel());
-    fn(entries, Grid{.blocks = (entries.count + kThreads - 1) / kThreads, .threads = kThreads});
+    fn(entries, Grid{.blocks = (entries.count + kGatherThreads - 1) / kGatherThreads, .threads = kGatherThreads});
   });
 }
 
@@ -204,8 +204,8 @@ void scatter_into(const KernelCall& call, const Tensor& index, int dim, const Te
   const IdShard numbered{0, places, places + 1};  // the last is nobody's: left out, and reported already
   const RowSort sorted(context, numbers.data(), DType::i32, count, numbered, context.faults().sink(call.op, "place"));
   launch(context.stream(), places_kernel<mode, T>,
-         {.blocks = static_cast<unsigned>((places + kThreads - 1) / kThreads), .threads = kThreads}, to, from, apart,
-         sorted.starts(), sorted.positions(), places);
+         {.blocks = static_cast<unsigned>((places + kGatherThreads - 1) / kGatherThreads), .threads = kGatherThreads},
+         to, from, apart, sorted.starts(), sorted.positions(), places);
 }
 
 void copy_to(const KernelCall& call, const Tensor& out, const Tensor& x) {
@@ -252,14 +252,14 @@ void gather_backward(const KernelCall& call) {
   add_into(call, call.in[1], call.in[0], call.attrs.as<GatherBackwardAttrs>().dim);
 }
 
-constexpr KernelEntry kEntries[] = {{op::gather, gather},
-                                    {op::gather_backward, gather_backward},
-                                    {op::scatter, scatter},
-                                    {op::scatter_backward, scatter_backward},
-                                    {op::scatter_add, scatter_add}};
+constexpr KernelEntry kGatherEntries[] = {{op::gather, gather},
+                                          {op::gather_backward, gather_backward},
+                                          {op::scatter, scatter},
+                                          {op::scatter_backward, scatter_backward},
+                                          {op::scatter_add, scatter_add}};
 
 }  // namespace
 
-void register_gather(OpTable& table) { add_kernels(table, kEntries); }
+void register_gather(OpTable& table) { add_kernels(table, kGatherEntries); }
 
 }  // namespace sherd::cuda

@@ -18,8 +18,8 @@ namespace sherd::cuda {
 
 namespace {
 
-constexpr unsigned kThreads = 256;
-constexpr int kItems = 4;
+constexpr unsigned kIndexThreads = 256;
+constexpr int kIndexItems = 4;
 
 /// A tensor as [outer, entries, inner], the dims begin..end-1 being the entries, each with one stride; a tensor that
 /// does not lie so is copied.
@@ -75,13 +75,13 @@ struct GatherArgs {
 };
 
 template <class U>
-__global__ void gather_kernel(const U* x, U* out, GatherArgs a) {
-  const std::uint32_t first =
-      static_cast<std::uint32_t>(block_index()) * (kThreads * kItems) + static_cast<std::uint32_t>(thread_index());
-  U values[kItems];
+__global__ void index_kernel(const U* x, U* out, GatherArgs a) {
+  const std::uint32_t first = static_cast<std::uint32_t>(block_index()) * (kIndexThreads * kIndexItems) +
+                              static_cast<std::uint32_t>(thread_index());
+  U values[kIndexItems];
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const std::uint32_t n = first + static_cast<std::uint32_t>(i) * kThreads;
+  for (int i = 0; i < kIndexItems; ++i) {
+    const std::uint32_t n = first + static_cast<std::uint32_t>(i) * kIndexThreads;
     values[i] = U{};
     if (n >= a.count) continue;
     std::uint32_t unit, entry;
@@ -95,8 +95,8 @@ __global__ void gather_kernel(const U* x, U* out, GatherArgs a) {
     }
   }
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const std::uint32_t n = first + static_cast<std::uint32_t>(i) * kThreads;
+  for (int i = 0; i < kIndexItems; ++i) {
+    const std::uint32_t n = first + static_cast<std::uint32_t>(i) * kIndexThreads;
     if (n < a.count) store_vec(out + n, Vec<U, 1>{values[i]});
   }
 }
@@ -118,7 +118,7 @@ std::int64_t elements_of_unit(const Slices& x, const void* out, std::int64_t byt
   return 1;
 }
 
-void gather(const KernelCall& call, int dim, const VocabularyPart& part) {
+void index_rows(const KernelCall& call, int dim, const VocabularyPart& part) {
   const Tensor &index = call.in[1], &out = call.out[0];
   if (out.numel() == 0) return;
   Context& context = context_of(call);
@@ -147,8 +147,9 @@ void gather(const KernelCall& call, int dim, const VocabularyPart& part) {
         args.first_entry = e;
         args.entries = FastDivide(static_cast<std::uint32_t>(here));
         args.count = static_cast<std::uint32_t>((at_once ? x.outer : 1) * here * units);
-        launch(context.stream(), gather_kernel<U>,
-               {.blocks = (args.count + kThreads * kItems - 1) / (kThreads * kItems), .threads = kThreads},
+        launch(context.stream(), index_kernel<U>,
+               {.blocks = (args.count + kIndexThreads * kIndexItems - 1) / (kIndexThreads * kIndexItems),
+                .threads = kIndexThreads},
                reinterpret_cast<const U*>(x.data) + o * args.outer_stride,
                static_cast<U*>(out.raw()) + (o * entries + e) * units, args);
       }
@@ -217,7 +218,7 @@ void launch_scatter(Context& context, const Slices& grad, const RowSort& sorted,
       args.rows = FastDivide(static_cast<std::uint32_t>(here));
       args.count = static_cast<std::uint32_t>((at_once ? grad.outer : 1) * here * chunks);
       launch(context.stream(), scatter_kernel<T, V, add>,
-             {.blocks = (args.count + kThreads - 1) / kThreads, .threads = kThreads},
+             {.blocks = (args.count + kIndexThreads - 1) / kIndexThreads, .threads = kIndexThreads},
              reinterpret_cast<const T*>(grad.data) + o * grad.outer_stride, out + (o * rows + r) * grad.inner, args);
     }
 }
@@ -246,13 +247,13 @@ void scatter_sum(const KernelCall& call, int begin, int end, const IdShard& rows
   });
 }
 
-void embedding(const KernelCall& call) { gather(call, 0, call.attrs.as<EmbeddingAttrs>().part); }
+void embedding(const KernelCall& call) { index_rows(call, 0, call.attrs.as<EmbeddingAttrs>().part); }
 
 void embedding_backward(const KernelCall& call) {
   scatter_sum(call, 0, call.in[1].ndim(), IdShard::part_of(call.attrs.as<EmbeddingAttrs>().part, call.out[0].size(0)));
 }
 
-void index_select(const KernelCall& call) { gather(call, call.attrs.as<DimAttrs>().dim, {}); }
+void index_select(const KernelCall& call) { index_rows(call, call.attrs.as<DimAttrs>().dim, {}); }
 
 void index_select_backward(const KernelCall& call) {
   const int dim = call.attrs.as<PadToAttrs>().dim;

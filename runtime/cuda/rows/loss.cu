@@ -18,7 +18,7 @@ namespace sherd::cuda {
 
 namespace {
 
-constexpr int kLargestTeam = 512;  // leaves 128 registers to each thread
+constexpr int kLargestLossTeam = 512;  // leaves 128 registers to each thread
 
 /// Classes of the rows of a problem, of which the logits' columns are all or a part. A class that is none is reported
 /// and counts as ignored.
@@ -95,8 +95,8 @@ template <class T, class Out>
 void loss_rows(Context& context, const T* logits, std::int64_t first, std::int64_t rows, const Targets& targets,
                const Out& out) {
   const std::int64_t v = targets.classes.here;
-  visit_row<T, 1, 0>(v, are_aligned(logits), kLargestTeam, [&]<class R>(Type<R>) {
-    const TeamGrid grid = row_grid<R>(rows, v, kLargestTeam);
+  visit_row<T, 1, 0>(v, are_aligned(logits), kLargestLossTeam, [&]<class R>(Type<R>) {
+    const TeamGrid grid = row_grid<R>(rows, v, kLargestLossTeam);
     launch(context.stream(), loss_rows_kernel<R, Out>,
            {.blocks = grid.blocks, .threads = grid.threads, .shared_bytes = sizeof(TeamScratch<Compute<T>>)}, logits,
            first, rows, targets, out, grid.team);
@@ -214,15 +214,15 @@ void cross_entropy_backward(const KernelCall& call) {
   visit_float(logits.dtype(), [&]<class T>(Type<T>) {
     using A = Compute<T>;
     T* const d = call.out[0].mutable_data<T>();
-    visit_row<T, 1, 0>(v, are_aligned(in.data<T>(), d), kLargestTeam, [&]<class R>(Type<R>) {
-      const TeamGrid grid = row_grid<R>(rows, v, kLargestTeam);
+    visit_row<T, 1, 0>(v, are_aligned(in.data<T>(), d), kLargestLossTeam, [&]<class R>(Type<R>) {
+      const TeamGrid grid = row_grid<R>(rows, v, kLargestLossTeam);
       launch(context.stream(), loss_backward_kernel<R>, {.blocks = grid.blocks, .threads = grid.threads}, in.data<T>(),
              lse.data<A>(), call.in[0].data<A>(), call.in[4].data<A>(), d, rows, targets, grid.team);
     });
   });
 }
 
-constexpr KernelEntry kEntries[] = {
+constexpr KernelEntry kLossEntries[] = {
     {op::cross_entropy, cross_entropy},
     {op::cross_entropy_backward, cross_entropy_backward},
     {op::linear_cross_entropy, linear_cross_entropy},
@@ -232,6 +232,6 @@ constexpr KernelEntry kEntries[] = {
 
 }  // namespace
 
-void register_loss(OpTable& table) { add_kernels(table, kEntries); }
+void register_loss(OpTable& table) { add_kernels(table, kLossEntries); }
 
 }  // namespace sherd::cuda

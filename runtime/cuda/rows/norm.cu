@@ -17,7 +17,7 @@ namespace sherd::cuda {
 
 namespace {
 
-constexpr int kLargestTeam = 512;  // leaves 128 registers to each thread
+constexpr int kLargestNormTeam = 512;  // leaves 128 registers to each thread
 
 /// weight or bias at a row's element `at`, or `absent` where there is none.
 template <class R, int kN>
@@ -84,7 +84,7 @@ __global__ void norm_kernel(Forward<typename R::T> f, int team_size) {
 }
 
 template <bool kCentred>
-void forward(const KernelCall& call) {
+void norm_forward(const KernelCall& call) {
   const Tensor& x = call.in[0];
   const std::int64_t d = x.shape().back(), rows = d == 0 ? 0 : x.numel() / d;
   Context& context = context_of(call);
@@ -101,8 +101,8 @@ void forward(const KernelCall& call) {
                        rows,
                        d,
                        static_cast<A>(call.attrs.as<NormAttrs>().eps)};
-    visit_row<T, 1, 4>(d, are_aligned(f.x, f.weight, f.bias, f.y), kLargestTeam, [&]<class R>(Type<R>) {
-      const TeamGrid grid = row_grid<R>(rows, d, kLargestTeam);
+    visit_row<T, 1, 4>(d, are_aligned(f.x, f.weight, f.bias, f.y), kLargestNormTeam, [&]<class R>(Type<R>) {
+      const TeamGrid grid = row_grid<R>(rows, d, kLargestNormTeam);
       launch(stream, norm_kernel<R, kCentred>,
              {.blocks = grid.blocks, .threads = grid.threads, .shared_bytes = sizeof(TeamScratch<A>)}, f, grid.team);
     });
@@ -231,7 +231,7 @@ struct BackwardGrid {
   unsigned threads = kWarp, blocks = 0;
   BackwardGrid(std::int64_t rows, std::int64_t accesses) {
     constexpr std::int64_t kRowsPerBlock = 4, kThreadsOfDevice = 528 * 256;
-    while (threads < kLargestTeam && threads < accesses) threads *= 2;
+    while (threads < kLargestNormTeam && threads < accesses) threads *= 2;
     blocks = static_cast<unsigned>(std::min((rows + kRowsPerBlock - 1) / kRowsPerBlock, kThreadsOfDevice / threads));
   }
 };
@@ -255,7 +255,7 @@ void run_backward(const KernelCall& call, Backward<typename R::T> b) {
 }
 
 template <bool kCentred>
-void backward(const KernelCall& call) {
+void norm_backward(const KernelCall& call) {
   const Tensor& x = call.in[1];
   const std::int64_t d = x.shape().back(), rows = d == 0 ? 0 : x.numel() / d;
   Context& context = context_of(call);
@@ -270,23 +270,23 @@ void backward(const KernelCall& call) {
       constexpr int kV = kVecElements<T>;
       if (are_aligned(b.grad, b.x, b.weight, b.dx) && d % kV == 0) {
         constexpr int kMost = 16 / kV;
-        if (d <= kV * kLargestTeam) return run_backward<Row<T, 2, kV, 1>, kCentred>(call, b);
-        if (d <= kMost * kV * kLargestTeam) return run_backward<Row<T, 2, kV, kMost>, kCentred>(call, b);
+        if (d <= kV * kLargestNormTeam) return run_backward<Row<T, 2, kV, 1>, kCentred>(call, b);
+        if (d <= kMost * kV * kLargestNormTeam) return run_backward<Row<T, 2, kV, kMost>, kCentred>(call, b);
       }
     }
     run_backward<Row<T, 2, 1, 0>, kCentred>(call, b);
   });
 }
 
-constexpr KernelEntry kEntries[] = {
-    {op::layer_norm, forward<true>},
-    {op::layer_norm_backward, backward<true>},
-    {op::rms_norm, forward<false>},
-    {op::rms_norm_backward, backward<false>},
+constexpr KernelEntry kNormEntries[] = {
+    {op::layer_norm, norm_forward<true>},
+    {op::layer_norm_backward, norm_backward<true>},
+    {op::rms_norm, norm_forward<false>},
+    {op::rms_norm_backward, norm_backward<false>},
 };
 
 }  // namespace
 
-void register_norm(OpTable& table) { add_kernels(table, kEntries); }
+void register_norm(OpTable& table) { add_kernels(table, kNormEntries); }
 
 }  // namespace sherd::cuda

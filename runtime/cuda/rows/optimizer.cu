@@ -22,7 +22,7 @@ namespace {
 constexpr int kMaxLists = kMaxOptimizerLists;
 constexpr int kBatchExtents = 80;  // a Batch stays below the 4 KB that every device takes as arguments
 constexpr std::int64_t kBlockElements = kPowerSumBlock;
-constexpr unsigned kThreads = 256;
+constexpr unsigned kOptimizerThreads = 256;
 constexpr int kV = 4;      // elements per access: 16 bytes of f32
 constexpr int kSteps = 2;  // accesses in flight per list and thread
 
@@ -213,7 +213,7 @@ template <class Rule>
 void update(const KernelCall& call, std::size_t n, const Rule* rule) {
   const cudaStream_t stream = context_of(call).stream();
   const auto with = [&]<class T, class G>(const Batch& batch, unsigned blocks, Type<T>, Type<G>) {
-    launch(stream, step_kernel<Rule, T, G>, {.blocks = blocks, .threads = kThreads}, batch, rule);
+    launch(stream, step_kernel<Rule, T, G>, {.blocks = blocks, .threads = kOptimizerThreads}, batch, rule);
   };
   const auto with_grad = [&]<class T>(const Batch& batch, unsigned blocks, DType grad, Type<T> type) {
     switch (grad) {
@@ -363,7 +363,8 @@ void power_sum_of(const KernelCall& call, std::span<const Tensor> tensors, const
     visit_dtype(types.dtype, [&]<class T>(Type<T>) {
       if constexpr (is_floating(dtype_of<T>))
         launch(context.stream(), power_sum_kernel<T, kSquare>,
-               {.blocks = batch_blocks, .threads = kThreads, .shared_bytes = sizeof(PowerScratch)}, batch, power, to);
+               {.blocks = batch_blocks, .threads = kOptimizerThreads, .shared_bytes = sizeof(PowerScratch)}, batch,
+               power, to);
     });
     to += batch_blocks;
   });
@@ -381,14 +382,14 @@ void power_sum_from(const KernelCall& call) {
   power_sum_of(call, call.in.subspan(1), call.in[0].defined() ? call.in[0].data<double>() : nullptr);
 }
 
-constexpr KernelEntry kEntries[] = {{op::adamw, adamw},
-                                    {op::sgd, sgd},
-                                    {op::count_step, count_step},
-                                    {op::power_sum, power_sum},
-                                    {op::power_sum_from, power_sum_from}};
+constexpr KernelEntry kOptimizerEntries[] = {{op::adamw, adamw},
+                                             {op::sgd, sgd},
+                                             {op::count_step, count_step},
+                                             {op::power_sum, power_sum},
+                                             {op::power_sum_from, power_sum_from}};
 
 }  // namespace
 
-void register_optimizer(OpTable& table) { add_kernels(table, kEntries); }
+void register_optimizer(OpTable& table) { add_kernels(table, kOptimizerEntries); }
 
 }  // namespace sherd::cuda

@@ -18,7 +18,7 @@ namespace sherd::cuda {
 
 namespace {
 
-constexpr unsigned kThreads = 256;
+constexpr unsigned kRandomThreads = 256;
 constexpr int kGroup = 8;  // elements of a thread
 
 /// What draws: the key, and the step on the device (null: step 0).
@@ -142,7 +142,7 @@ Part part_of(std::int64_t first, const ElementRuns& runs, const Tensor& out, con
 }
 
 unsigned blocks_of(const Part& part) {
-  constexpr std::int64_t kPerBlock = std::int64_t{kGroup} * kThreads;
+  constexpr std::int64_t kPerBlock = std::int64_t{kGroup} * kRandomThreads;
   return static_cast<unsigned>((part.count + kPerBlock - 1) / kPerBlock);
 }
 
@@ -213,7 +213,7 @@ void draw(const KernelCall& call) {
   const Tensor& out = call.out[0];
   const Part part = part_of(attrs.first, attrs.runs, out, nullptr);
   visit_float(out.dtype(), [&]<class T>(Type<T>) {
-    launch(context_of(call).stream(), draw_kernel<T, Transform>, {.blocks = blocks_of(part), .threads = kThreads},
+    launch(context_of(call).stream(), draw_kernel<T, Transform>, {.blocks = blocks_of(part), .threads = kRandomThreads},
            out.mutable_data<T>(), part, source_of(attrs.key, call, 0), Transform(attrs.a, attrs.b));
   });
 }
@@ -228,7 +228,7 @@ void dropout(const KernelCall& call) {
   visit_float(out.dtype(), [&]<class T>(Type<T>) {
     using C = Compute<T>;
     const C scale = p < 1 ? C{1} / (C{1} - static_cast<C>(p)) : C{0};
-    launch(context.stream(), dropout_kernel<T>, {.blocks = blocks_of(part), .threads = kThreads}, x.data<T>(),
+    launch(context.stream(), dropout_kernel<T>, {.blocks = blocks_of(part), .threads = kRandomThreads}, x.data<T>(),
            out.mutable_data<T>(), part, source_of(attrs.key, call, 1), p, scale);
   });
 }

@@ -469,7 +469,7 @@ void var(const KernelCall& call) {
   else var_of<float>(call);
 }
 
-constexpr KernelEntry kEntries[] = {
+constexpr KernelEntry kReduceEntries[] = {
     {op::var, var},
     {op::sum, sum},
     {op::sum_to, sum_to},
@@ -483,6 +483,6 @@ constexpr KernelEntry kEntries[] = {
 
 }  // namespace
 
-void register_reduce(OpTable& table) { add_kernels(table, kEntries); }
+void register_reduce(OpTable& table) { add_kernels(table, kReduceEntries); }
 
 }  // namespace sherd::cuda

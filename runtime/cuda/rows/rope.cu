@@ -11,7 +11,7 @@ namespace sherd::cuda {
 
 namespace {
 
-constexpr unsigned kThreads = 256;
+constexpr unsigned kRopeThreads = 256;
 constexpr std::int64_t kMaxPairs = 256;  // of a block: its angles fit in shared memory
 
 template <class T>
@@ -46,7 +46,7 @@ __global__ void rope_kernel(RopeArgs<T> a) {
   const std::int64_t first_row = std::int64_t{block_index_y()} * a.rows_per_block;
   const std::int64_t rows = a.rows - first_row < a.rows_per_block ? a.rows - first_row : a.rows_per_block;
   const auto items = static_cast<std::uint32_t>(rows * a.block_positions * (a.block_pairs / V));
-  for (auto item = static_cast<std::uint32_t>(thread_index()); item < items; item += kThreads) {
+  for (auto item = static_cast<std::uint32_t>(thread_index()); item < items; item += kRopeThreads) {
     std::uint32_t vector, position, head;
     const std::uint32_t row = a.by_positions.divide(a.by_vectors.divide(item, vector), position);
     const std::uint32_t batch = a.heads.divide(static_cast<std::uint32_t>(first_row) + row, head);
@@ -83,7 +83,7 @@ void launch_rope(cudaStream_t stream, RopeArgs<T>& a) {
   a.block_pairs = static_cast<int>(std::min(a.pairs, kMaxPairs));
   a.block_positions = static_cast<int>(std::clamp<std::int64_t>(kMaxPairs / a.block_pairs, 1, a.positions));
   const std::int64_t per_row = std::int64_t{a.block_positions} * (a.block_pairs / V);
-  a.rows_per_block = std::max<std::int64_t>(kThreads * kRounds / per_row, 1);
+  a.rows_per_block = std::max<std::int64_t>(kRopeThreads * kRounds / per_row, 1);
   a.rows_per_block = std::max(a.rows_per_block, (a.rows + 65534) / 65535);  // blocks along y
   a.by_positions = FastDivide(static_cast<std::uint32_t>(a.block_positions));
   a.by_vectors = FastDivide(static_cast<std::uint32_t>(a.block_pairs / V));
@@ -91,7 +91,7 @@ void launch_rope(cudaStream_t stream, RopeArgs<T>& a) {
   launch(stream, rope_kernel<T, V>,
          {.blocks = {count(a.positions, a.block_positions), count(a.rows, a.rows_per_block),
                      count(a.pairs, a.block_pairs)},
-          .threads = kThreads,
+          .threads = kRopeThreads,
           .shared_bytes = static_cast<std::size_t>(2 * a.block_positions * a.block_pairs) * sizeof(Compute<T>)},
          a);
 }

@@ -12,8 +12,8 @@ namespace sherd::cuda {
 
 namespace {
 
-constexpr int kBits = 9, kDigits = 1 << kBits;
-constexpr int kThreads = 256, kWarps = kThreads / kWarp;
+constexpr int kBits = 9, kSortDigits = 1 << kBits;
+constexpr int kSortThreads = 256, kWarps = kSortThreads / kWarp;
 constexpr int kRounds = 8;  // pairs of a lane
 constexpr int kPerWarp = kRounds * kWarp, kPerBlock = kWarps * kPerWarp;
 
@@ -31,28 +31,29 @@ __global__ void load_pairs(const void* ids, bool wide, std::uint32_t count, IdSh
   }
 }
 
-struct Counts {
-  std::uint32_t of[kWarps][kDigits];
+struct DigitCounts {
+  std::uint32_t of[kWarps][kSortDigits];
 };
 
 // Each warp's count of each digit in its stretch of the block.
-__device__ void count_digits(const std::uint32_t* rows, std::uint32_t count, int shift, Counts& counts) {
-  for (int i = thread_index(); i < kWarps * kDigits; i += kThreads) counts.of[i / kDigits][i % kDigits] = 0;
+__device__ void count_digits(const std::uint32_t* rows, std::uint32_t count, int shift, DigitCounts& counts) {
+  for (int i = thread_index(); i < kWarps * kSortDigits; i += kSortThreads)
+    counts.of[i / kSortDigits][i % kSortDigits] = 0;
   sync_block();
   const std::uint32_t first = static_cast<std::uint32_t>(block_index()) * kPerBlock +
                               static_cast<std::uint32_t>(warp_index()) * kPerWarp + static_cast<std::uint32_t>(lane());
   for (int round = 0; round < kRounds; ++round) {
     const std::uint32_t i = first + static_cast<std::uint32_t>(round) * kWarp;
-    if (i < count) atomic_add(&counts.of[warp_index()][rows[i] >> shift & (kDigits - 1)], 1u);
+    if (i < count) atomic_add(&counts.of[warp_index()][rows[i] >> shift & (kSortDigits - 1)], 1u);
   }
   sync_block();
 }
 
 // totals[digit * blocks + block]
 __global__ void count_kernel(const std::uint32_t* rows, std::uint32_t count, int shift, std::uint32_t* totals) {
-  auto& counts = shared<Counts>();
+  auto& counts = shared<DigitCounts>();
   count_digits(rows, count, shift, counts);
-  for (int digit = thread_index(); digit < kDigits; digit += kThreads) {
+  for (int digit = thread_index(); digit < kSortDigits; digit += kSortThreads) {
     std::uint32_t total = 0;
     for (int w = 0; w < kWarps; ++w) total += counts.of[w][digit];
     totals[digit * grid_blocks() + block_index()] = total;
@@ -66,7 +67,7 @@ struct ScanScratch {
 // An exclusive sum in place, by one block: each thread a stretch.
 __global__ void scan_kernel(std::uint32_t* values, std::uint32_t count) {
   auto& scratch = shared<ScanScratch>();
-  const std::uint32_t each = (count + kThreads - 1) / kThreads;
+  const std::uint32_t each = (count + kSortThreads - 1) / kSortThreads;
   const std::uint32_t begin = each * static_cast<std::uint32_t>(thread_index());
   const std::uint32_t end = begin + each < count ? begin + each : count;
   std::uint32_t sum = 0;
@@ -88,9 +89,9 @@ __global__ void scan_kernel(std::uint32_t* values, std::uint32_t count) {
 }
 
 __global__ void move_kernel(Pairs from, Pairs to, std::uint32_t count, int shift, const std::uint32_t* totals) {
-  auto& counts = shared<Counts>();
+  auto& counts = shared<DigitCounts>();
   count_digits(from.rows, count, shift, counts);
-  for (int digit = thread_index(); digit < kDigits; digit += kThreads) {  // counts become places
+  for (int digit = thread_index(); digit < kSortDigits; digit += kSortThreads) {  // counts become places
     std::uint32_t place = totals[digit * grid_blocks() + block_index()];
     for (int w = 0; w < kWarps; ++w) {
       const std::uint32_t here = counts.of[w][digit];
@@ -105,7 +106,7 @@ __global__ void move_kernel(Pairs from, Pairs to, std::uint32_t count, int shift
     const std::uint32_t i = first + static_cast<std::uint32_t>(round) * kWarp;
     const bool present = i < count;
     const std::uint32_t row = present ? from.rows[i] : 0;
-    const std::uint32_t digit = row >> shift & (kDigits - 1);
+    const std::uint32_t digit = row >> shift & (kSortDigits - 1);
     std::uint32_t equals = ballot(present);  // lanes with this lane's digit
     for (int bit = 0; bit < kBits; ++bit) {
       const bool set = (digit >> bit & 1) != 0;
@@ -137,12 +138,12 @@ __global__ void find_starts(const std::uint32_t* rows, std::uint32_t count, std:
   }
 }
 
-std::int64_t blocks_of(std::int64_t count) { return (count + kPerBlock - 1) / kPerBlock; }
+std::int64_t sort_blocks(std::int64_t count) { return (count + kPerBlock - 1) / kPerBlock; }
 
 std::int64_t words_of(std::int64_t count, std::int64_t rows) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 31;
   check(count < kLimit && rows < kLimit, "{} indices into {} rows: kernels take fewer than 2^31 of each", count, rows);
-  return rows + 1 + 4 * count + kDigits * blocks_of(count);
+  return rows + 1 + 4 * count + kSortDigits * sort_blocks(count);
 }
 
 }  // namespace
@@ -157,14 +158,15 @@ RowSort::RowSort(Context& context, const void* ids, DType dtype, std::int64_t co
   Pairs from{pairs, pairs + count}, to{pairs + 2 * count, pairs + 3 * count};
   std::uint32_t* const totals = pairs + 4 * count;
   const auto n = static_cast<std::uint32_t>(count);
-  const auto blocks = static_cast<unsigned>(blocks_of(count));
+  const auto blocks = static_cast<unsigned>(sort_blocks(count));
   launch(stream, load_pairs, {.blocks = blocks_for(count, 256)}, ids, dtype == DType::i64, n, ids_of_rows, from,
          faults);
   const int bits = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(rows)));
   for (int shift = 0; count > 0 && shift < bits; shift += kBits) {
-    const Grid grid{.blocks = blocks, .threads = kThreads, .shared_bytes = sizeof(Counts)};
+    const Grid grid{.blocks = blocks, .threads = kSortThreads, .shared_bytes = sizeof(DigitCounts)};
     launch(stream, count_kernel, grid, from.rows, n, shift, totals);
-    launch(stream, scan_kernel, {.threads = kThreads, .shared_bytes = sizeof(ScanScratch)}, totals, kDigits * blocks);
+    launch(stream, scan_kernel, {.threads = kSortThreads, .shared_bytes = sizeof(ScanScratch)}, totals,
+           kSortDigits * blocks);
     launch(stream, move_kernel, grid, from, to, n, shift, totals);
     std::swap(from, to);
   }

@@ -14,7 +14,7 @@ namespace sherd::cuda {
 
 namespace {
 
-constexpr int kLargestTeam = 512;  // leaves 128 registers to each thread
+constexpr int kLargestSoftmaxTeam = 512;  // leaves 128 registers to each thread
 
 // ---- rows ----
 
@@ -99,13 +99,13 @@ __global__ void softmax_backward_rows_kernel(const typename R::T* grad, const ty
 constexpr int kGroups = 8;  // threads per column; a block is as many warps, of 32 neighbouring columns
 
 template <class A>
-struct ColumnScratch {
+struct SoftmaxScratch {
   A values[kGroups][kWarp];
 };
 
 /// Folds one value of each thread over the threads of its column.
 template <class A, class Fold>
-__device__ A fold_column(A v, ColumnScratch<A>& scratch, Fold fold) {
+__device__ A fold_column(A v, SoftmaxScratch<A>& scratch, Fold fold) {
   scratch.values[warp_index()][lane()] = v;
   sync_block();
   v = scratch.values[0][lane()];
@@ -133,7 +133,7 @@ struct Column {
 template <class T, bool kLog>
 __global__ void softmax_columns_kernel(const T* x, T* y, std::int64_t columns, std::int64_t n, std::int64_t inner) {
   using A = Compute<T>;
-  auto& scratch = shared<ColumnScratch<A>>();
+  auto& scratch = shared<SoftmaxScratch<A>>();
   const Column column(columns, n, inner);
   OnlineSum<A> total;
   column.each([&](std::int64_t at) {
@@ -154,7 +154,7 @@ template <class T, bool kLog>
 __global__ void softmax_backward_columns_kernel(const T* grad, const T* y, T* dx, std::int64_t columns, std::int64_t n,
                                                 std::int64_t inner) {
   using A = Compute<T>;
-  auto& scratch = shared<ColumnScratch<A>>();
+  auto& scratch = shared<SoftmaxScratch<A>>();
   const Column column(columns, n, inner);
   A sum{};
   column.each([&](std::int64_t at) { sum = slope_term<kLog>(to_compute(grad[at]), to_compute(y[at]), sum); });
@@ -178,7 +178,7 @@ struct Lines {
 };
 
 template <bool kLog>
-void forward(const KernelCall& call) {
+void softmax_forward(const KernelCall& call) {
   const Tensor& out = call.out[0];
   const Lines lines(out.shape(), call.attrs.as<DimAttrs>().dim);
   if (out.numel() == 0) return;
@@ -189,10 +189,10 @@ void forward(const KernelCall& call) {
     const T* const x = in.data<T>();
     T* const y = out.mutable_data<T>();
     if (lines.inner > 1)
-      return launch(stream, softmax_columns_kernel<T, kLog>, lines.column_grid(sizeof(ColumnScratch<Compute<T>>)), x, y,
-                    lines.outer * lines.inner, lines.length, lines.inner);
-    visit_row<T, 1, 4>(lines.length, are_aligned(x, y), kLargestTeam, [&]<class R>(Type<R>) {
-      const TeamGrid grid = row_grid<R>(lines.outer, lines.length, kLargestTeam);
+      return launch(stream, softmax_columns_kernel<T, kLog>, lines.column_grid(sizeof(SoftmaxScratch<Compute<T>>)), x,
+                    y, lines.outer * lines.inner, lines.length, lines.inner);
+    visit_row<T, 1, 4>(lines.length, are_aligned(x, y), kLargestSoftmaxTeam, [&]<class R>(Type<R>) {
+      const TeamGrid grid = row_grid<R>(lines.outer, lines.length, kLargestSoftmaxTeam);
       launch(stream, softmax_rows_kernel<R, kLog>,
              {.blocks = grid.blocks, .threads = grid.threads, .shared_bytes = sizeof(TeamScratch<Compute<T>>)}, x, y,
              lines.outer, lines.length, grid.team);
@@ -201,7 +201,7 @@ void forward(const KernelCall& call) {
 }
 
 template <bool kLog>
-void backward(const KernelCall& call) {
+void softmax_gradient(const KernelCall& call) {
   const Tensor& out = call.out[0];
   const Lines lines(out.shape(), call.attrs.as<DimAttrs>().dim);
   if (out.numel() == 0) return;
@@ -213,10 +213,10 @@ void backward(const KernelCall& call) {
     T* const dx = out.mutable_data<T>();
     if (lines.inner > 1)
       return launch(stream, softmax_backward_columns_kernel<T, kLog>,
-                    lines.column_grid(sizeof(ColumnScratch<Compute<T>>)), grad, y, dx, lines.outer * lines.inner,
+                    lines.column_grid(sizeof(SoftmaxScratch<Compute<T>>)), grad, y, dx, lines.outer * lines.inner,
                     lines.length, lines.inner);
-    visit_row<T, 2, 2>(lines.length, are_aligned(grad, y, dx), kLargestTeam, [&]<class R>(Type<R>) {
-      const TeamGrid grid = row_grid<R>(lines.outer, lines.length, kLargestTeam);
+    visit_row<T, 2, 2>(lines.length, are_aligned(grad, y, dx), kLargestSoftmaxTeam, [&]<class R>(Type<R>) {
+      const TeamGrid grid = row_grid<R>(lines.outer, lines.length, kLargestSoftmaxTeam);
       launch(stream, softmax_backward_rows_kernel<R, kLog>,
              {.blocks = grid.blocks, .threads = grid.threads, .shared_bytes = sizeof(TeamScratch<Compute<T>>)}, grad, y,
              dx, lines.outer, lines.length, grid.team);
@@ -224,15 +224,15 @@ void backward(const KernelCall& call) {
   });
 }
 
-constexpr KernelEntry kEntries[] = {
-    {op::softmax, forward<false>},
-    {op::softmax_backward, backward<false>},
-    {op::log_softmax, forward<true>},
-    {op::log_softmax_backward, backward<true>},
+constexpr KernelEntry kSoftmaxEntries[] = {
+    {op::softmax, softmax_forward<false>},
+    {op::softmax_backward, softmax_gradient<false>},
+    {op::log_softmax, softmax_forward<true>},
+    {op::log_softmax_backward, softmax_gradient<true>},
 };
 
 }  // namespace
 
-void register_softmax(OpTable& table) { add_kernels(table, kEntries); }
+void register_softmax(OpTable& table) { add_kernels(table, kSoftmaxEntries); }
 
 }  // namespace sherd::cuda

@@ -296,10 +296,10 @@ void topk(const KernelCall& call) {
   });
 }
 
-constexpr KernelEntry kEntries[] = {{op::topk, topk}};
+constexpr KernelEntry kTopKEntries[] = {{op::topk, topk}};
 
 }  // namespace
 
-void register_topk(OpTable& table) { add_kernels(table, kEntries); }
+void register_topk(OpTable& table) { add_kernels(table, kTopKEntries); }
 
 }  // namespace sherd::cuda
