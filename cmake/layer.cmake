@@ -16,10 +16,11 @@ function(sherd_layer)
   sherd_check_headers(${ARG_TARGET} ${headers})
 endfunction()
 
-# sherd_compile_together(target source...): under SHERD_UNITY eight sources of a folder are one translation unit, since most
-# of the time goes into the headers that they share. Names of anonymous namespaces must differ within a folder.
-function(sherd_compile_together target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${SHERD_UNITY} UNITY_BUILD_MODE GROUP)
+# sherd_groups(variable size source...): the sources of a folder, `size` at a time: names of groups, each with a variable
+# <variable>_<group> of its sources. Most of the time goes into the headers that they share. Names of anonymous
+# namespaces must differ within a folder.
+function(sherd_groups variable size)
+  set(groups "")
   set(at 0)
   set(last "")
   foreach(source ${ARGN})
@@ -28,11 +29,26 @@ function(sherd_compile_together target)
       set(at 0)
       set(last ${folder})
     endif()
-    math(EXPR group "${at} / 8")
+    math(EXPR group "${at} / ${size}")
     math(EXPR at "${at} + 1")
     cmake_path(RELATIVE_PATH folder BASE_DIRECTORY ${CMAKE_SOURCE_DIR} OUTPUT_VARIABLE name)
-    string(REPLACE "/" "_" name ${name})
-    set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP "${name}_${group}")
+    string(REPLACE "/" "_" name "${name}_${group}")
+    list(APPEND groups ${name})
+    list(APPEND sources_${name} ${source})
+  endforeach()
+  list(REMOVE_DUPLICATES groups)
+  set(${variable} ${groups} PARENT_SCOPE)
+  foreach(name ${groups})
+    set(${variable}_${name} ${sources_${name}} PARENT_SCOPE)
+  endforeach()
+endfunction()
+
+# sherd_compile_together(target source...): under SHERD_UNITY each group is one translation unit.
+function(sherd_compile_together target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${SHERD_UNITY} UNITY_BUILD_MODE GROUP)
+  sherd_groups(groups 8 ${ARGN})
+  foreach(group ${groups})
+    set_source_files_properties(${groups_${group}} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${group})
   endforeach()
 endfunction()
 

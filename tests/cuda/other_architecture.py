@@ -35,9 +35,17 @@ def command_for(entry, architecture, cubin):
     return kept + [f"-arch=sm_{architecture}", "-cubin", "-x", "cu", entry["file"], "-o", cubin]
 
 
+def of_files(entry):
+    """The entry; or, for a unit that includes several files (cmake/cuda.cmake), one for each of them."""
+    root = pathlib.Path(__file__).absolute().parents[2]
+    members = re.findall(r'^#include "(.*\.cu)"$', pathlib.Path(entry["file"]).read_text(), re.M)
+    for path in [str(root / name) for name in members] or [entry["file"]]:
+        yield {**entry, "file": path, "command": entry["command"].replace(entry["file"], path)}
+
+
 def compile_one(entry, architecture, folder):
     """(file, number of kernels, faults, report of ptxas)"""
-    cubin = str(pathlib.Path(folder, re.sub(r"\W", "_", entry["command"].split(" -o ")[1].split()[0]) + ".cubin"))
+    cubin = str(pathlib.Path(folder, re.sub(r"\W", "_", entry["command"].split(" -o ")[1].split()[0] + entry["file"]) + ".cubin"))
     end = subprocess.run(command_for(entry, architecture, cubin), cwd=entry["directory"], capture_output=True, text=True)
     report = end.stdout + end.stderr
     if end.returncode:
@@ -50,8 +58,8 @@ def compile_one(entry, architecture, folder):
 
 def main():
     architecture, commands, *files = [word for word in sys.argv[1:] if word != "-v"]
-    entries = [e for e in json.load(open(commands)) if e["file"].endswith(".cu") and "nvcc" in e["command"]
-               and (not files or pathlib.Path(e["file"]).name in files)]
+    entries = [e for unit in json.load(open(commands)) if unit["file"].endswith(".cu") and "nvcc" in unit["command"]
+               for e in of_files(unit) if not files or pathlib.Path(e["file"]).name in files]
     jobs = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         results = list(pool.map(lambda entry: compile_one(entry, architecture, folder), entries))
