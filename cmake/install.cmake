@@ -2,6 +2,7 @@
 # and sherd::train.
 #
 #   lib/libsherd.so         include/sherd/{runtime,dtensor,compile,nn}/       bin/sherd   share/sherd/configs/
+#   bin/sherd-bench (where it was built)
 #   lib/libsherd_train.so   include/sherd/tools/train/                        lib/cmake/sherd/
 #   lib/libsherd_onednn.so (where oneDNN was found)   lib/libsherd_cuda.so (where nvcc was found)
 #
@@ -13,7 +14,7 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/sherd)
 
 set_target_properties(sherd_lib sherd_train PROPERTIES INSTALL_RPATH "$ORIGIN")
 file(RELATIVE_PATH library_from_program ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
-set_target_properties(sherd PROPERTIES INSTALL_RPATH "$ORIGIN/${library_from_program}")
+set_target_properties(sherd sherd-bench PROPERTIES INSTALL_RPATH "$ORIGIN/${library_from_program}")
 
 set(opened "")  # libraries that libsherd.so opens from beside itself
 foreach(library onednn cuda)
@@ -28,6 +29,7 @@ install(TARGETS sherd_lib sherd_train EXPORT sherd-targets
   FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd)
 install(TARGETS sherd ${opened}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS sherd-bench RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} OPTIONAL)
 install(EXPORT sherd-targets NAMESPACE sherd:: DESTINATION ${package_dir})
 
 configure_package_config_file(cmake/sherd-config.cmake.in ${CMAKE_BINARY_DIR}/sherd-config.cmake

@@ -6,12 +6,11 @@
 #include "runtime/tensor/error.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/teams.h"
+#include "tools/cli/program.h"
 
 namespace sherd::bench {
 
 namespace {
-
-std::filesystem::path this_program() { return std::filesystem::read_symlink("/proc/self/exe"); }
 
 // Asks the interpreter for its torch and the best settings for it: peers/settings.py.
 TorchPeer find_torch(const std::string& python) {
@@ -42,7 +41,7 @@ std::string python_of_venv() {
 }
 
 std::string source_file(std::string_view name) {
-  const std::filesystem::path starts[] = {this_program().parent_path(), std::filesystem::current_path()};
+  const std::filesystem::path starts[] = {sibling_program("").parent_path(), std::filesystem::current_path()};
   for (const auto& start : starts)
     for (std::filesystem::path at = start; at != at.root_path(); at = at.parent_path())
       if (const auto file = at / "tools/bench" / name; std::filesystem::exists(file)) return file;
@@ -51,7 +50,7 @@ std::string source_file(std::string_view name) {
 }
 
 std::string program_beside(std::string_view name) {
-  const auto file = this_program().replace_filename(name);
+  const auto file = sibling_program(name);
   check(std::filesystem::exists(file), "{} is not built", file.string());
   return file;
 }
@@ -81,7 +80,7 @@ Outcome BenchRun::hold(const Contest& contest, Sides& sides) const {
 std::optional<Contestant> BenchRun::other_build(Contestant ours) const {
   bool is_a_child = false;
   for (std::string& word : ours.command.words)
-    if (is_against() && word == this_program()) {
+    if (is_against() && word == sibling_program("sherd")) {
       word = options_.against;
       is_a_child = true;
     }

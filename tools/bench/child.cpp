@@ -6,12 +6,12 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <iostream>
 
 #include "runtime/comm/group/host_group.h"
 #include "runtime/tensor/error.h"
+#include "tools/cli/program.h"
 
 namespace sherd::bench {
 
@@ -82,7 +82,7 @@ int run_child(std::span<const std::string_view> args) {
 }
 
 SideCommand child(std::string_view name, std::vector<std::string> flags, int ranks) {
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
+  const std::string program = sibling_program("sherd").string();
   SideCommand command;
   if (ranks > 1) command.words = {program, "run", "-n", std::to_string(ranks), "--"};
   for (const std::string& word : {program, std::string("bench"), std::string("--child"), std::string(name)})

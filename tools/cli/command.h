@@ -7,7 +7,8 @@ namespace sherd {
 
 struct Command {
   std::string_view name, summary;
-  /// Gets the words after the command's name; returns the exit status. Errors are thrown and printed by main().
+  /// Gets the words after the command's name; returns the exit status. Errors are thrown, and printed by run_program().
+  /// Null where the program `sherd-bench` has the command.
   int (*run)(std::span<const std::string_view> args);
 };
 
@@ -18,7 +19,9 @@ int run_eval(std::span<const std::string_view> args);    // eval.cpp
 int run_export(std::span<const std::string_view> args);  // export.cpp
 int run_ckpt(std::span<const std::string_view> args);    // ckpt.cpp
 int run_info(std::span<const std::string_view> args);    // info.cpp
-int run_bench(std::span<const std::string_view> args);   // bench.cpp
-int run_walk(std::span<const std::string_view> args);    // walk.cpp
+
+// In sherd-bench.
+int run_bench(std::span<const std::string_view> args);  // bench.cpp
+int run_walk(std::span<const std::string_view> args);   // walk.cpp
 
 }  // namespace sherd
