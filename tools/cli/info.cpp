@@ -10,6 +10,7 @@
 #include "runtime/op/device_library.h"
 #include "runtime/op/op.h"
 #include "runtime/os/instruction_level.h"
+#include "tools/cli/built_with.h"
 #include "tools/cli/command.h"
 #include "tools/cli/cpu_share.h"
 #include "tools/train/exit_status.h"
@@ -43,6 +44,10 @@ std::string rank_text() {
 // What was found of CUDA, with versions, or why there is none.
 std::string cuda_text() {
   const DeviceLibrary& library = cuda_library();
+  const std::string_view why = why_built_without_cuda();
+  const bool found = library.path.find('/') != library.path.npos;  // else only the loader was asked
+  if (!library.backend && !found && !why.empty())
+    return fmt::format("cuda             built without CUDA: {}; -DSHERD_CUDA=ON\n", why);
   if (!library.backend) return fmt::format("cuda             not available: {}\n", library.reason);
   std::string text = fmt::format("cuda             {}\n", library.path);
   for (const BackendFact& fact : library.backend->facts()) text += fmt::format("  {:<15}{}\n", fact.name, fact.value);
