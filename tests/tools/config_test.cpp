@@ -461,7 +461,7 @@ TEST(TrainConfig, DifferencesAreNamed) {
   b.threads = 3;
   b.steps += 1;
   EXPECT_EQ(recipe_difference(a, "the checkpoint", b, "this run"), "") << "where and how fast, not what";
-  EXPECT_EQ(config_difference(a, "rank 0", b, "rank 1"), "rank 0 has steps = 160, rank 1 has 161");
+  EXPECT_EQ(config_difference(a, "rank 0", b, "rank 1"), "rank 0 has steps = 80, rank 1 has 81");
   b.model.layers = 9;
   EXPECT_EQ(recipe_difference(a, "the checkpoint", b, "this run"),
             "the checkpoint has model.layers = 6, this run has 9");
