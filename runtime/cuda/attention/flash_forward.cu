@@ -9,8 +9,8 @@ namespace {
 
 using namespace flash;
 
-constexpr int kKeys = 64;  // per step
-constexpr int kFragments = kKeys / 8;
+constexpr int kForwardKeys = 64;  // per step
+constexpr int kFragments = kForwardKeys / 8;
 
 template <class T>
 struct ForwardArguments {
@@ -23,7 +23,7 @@ struct ForwardArguments {
 
 template <class T, int K>
 struct ForwardShared {
-  T q[kRows * K], k[kKeys * K], v[kKeys * K];
+  T q[kRows * K], k[kForwardKeys * K], v[kForwardKeys * K];
 };
 
 // The state of a thread's two rows: exponents of two.
@@ -75,20 +75,20 @@ __global__ void flash_forward_kernel(ForwardArguments<T> a) {
   const int end = a.mask.end(last);
 
   load_tile<K, kRows>(a.q, a.q.at(at.b, at.head), first, a.tq, a.width, s.q);
-  load_tile<K, kKeys>(a.k, keys, 0, a.mask.tk, a.width, s.k);
+  load_tile<K, kForwardKeys>(a.k, keys, 0, a.mask.tk, a.width, s.k);
   cp_async_commit();
   float out[K / 8][4];
   clear(out);
   OnlineSoftmax softmax;
-  for (int key = 0; key < end; key += kKeys) {
+  for (int key = 0; key < end; key += kForwardKeys) {
     cp_async_wait<0>();
     sync_block();  // the keys are there, the values before have been used
-    load_tile<K, kKeys>(a.v, values, key, a.mask.tk, a.width, s.v);
+    load_tile<K, kForwardKeys>(a.v, values, key, a.mask.tk, a.width, s.v);
     cp_async_commit();
     float scores[kFragments][4];
     clear(scores);
     add_rows_by_rows<T, K>(scores, s.q, warp_first, s.k);
-    const bool all_seen = key + kKeys <= a.mask.end(first);
+    const bool all_seen = key + kForwardKeys <= a.mask.end(first);
 #pragma unroll
     for (int n = 0; n < kFragments; ++n)
 #pragma unroll
@@ -105,7 +105,7 @@ __global__ void flash_forward_kernel(ForwardArguments<T> a) {
       for (int i = 0; i < 4; ++i) out[n][i] *= rescale[i / 2];
     cp_async_wait<0>();
     sync_block();  // the values are there, the keys have been used
-    if (key + kKeys < end) load_tile<K, kKeys>(a.k, keys, key + kKeys, a.mask.tk, a.width, s.k);
+    if (key + kForwardKeys < end) load_tile<K, kForwardKeys>(a.k, keys, key + kForwardKeys, a.mask.tk, a.width, s.k);
     cp_async_commit();
     add_weights_by_rows<T, K>(out, scores, s.v, 0);
   }
