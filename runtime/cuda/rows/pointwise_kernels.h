@@ -2,7 +2,8 @@
 // The kernels behind the pointwise rows (op/pointwise_list.h), for the files that instantiate them. Two paths:
 //
 //   vectors   one dtype, every input dense or constant along the last dim: 16 bytes per access; a kernel per functor
-//             and dtype (f32, bf16, f16). Rows of a larger tensor and broadcasts of either dim are such inputs.
+//             and dtype (f32, bf16, f16). Rows of a larger tensor and broadcasts of either dim are such inputs. Not for
+//             functors whose arithmetic takes longer than their memory (kBoundByMemory).
 //   elements  any dtypes and strides: an element per access, dtypes and functor chosen when it runs; a kernel per
 //   compute
 //             type and number of inputs.
@@ -62,6 +63,16 @@ __device__ void load_run(const void* data, std::int64_t at, bool constant, C (&x
     for (int i = 0; i < V; ++i) x[i] = cast<C>(v[i]);
   }
 }
+
+/// False for what computes a hundred instructions per element: vectors would only multiply its code.
+template <class F>
+inline constexpr bool kBoundByMemory = true;
+template <class M>
+inline constexpr bool kBoundByMemory<pointwise::Sin<M>> = false;
+template <class M>
+inline constexpr bool kBoundByMemory<pointwise::Cos<M>> = false;
+template <>
+inline constexpr bool kBoundByMemory<pointwise::PowScalar> = false;
 
 /// Enough loads in flight: two of the only input, or one of each.
 template <int kIn>
@@ -285,17 +296,19 @@ struct Family {
   /// Rows of numbers, computed in the compute type of their result. First is the storage type of the first input where
   /// it is not that of the result.
   template <class F, class First = void>
-  static void run(const KernelCall& call, const F& f, const double (&constants)[2]) {
+  static void run(const KernelCall& call, [[maybe_unused]] const F& f, const double (&constants)[2]) {
     const DType dtype = call.out[0].dtype();
     for_each_part(walk_of(call), kMaxLaunch, [&](const Walk& part) {
-      const auto vectors = [&]<class T>(Type<T>) {
-        using S = std::conditional_t<std::is_void_v<First>, T, First>;
-        return run_vectors<T, S, F, kIn>(call, part, f);
-      };
       bool done = false;
-      if (dtype == DType::f32) done = vectors(Type<float>{});
-      else if (dtype == DType::bf16) done = vectors(Type<bf16>{});
-      else if (dtype == DType::f16) done = vectors(Type<f16>{});
+      if constexpr (kBoundByMemory<F>) {
+        const auto vectors = [&]<class T>(Type<T>) {
+          using S = std::conditional_t<std::is_void_v<First>, T, First>;
+          return run_vectors<T, S, F, kIn>(call, part, f);
+        };
+        if (dtype == DType::f32) done = vectors(Type<float>{});
+        else if (dtype == DType::bf16) done = vectors(Type<bf16>{});
+        else if (dtype == DType::f16) done = vectors(Type<f16>{});
+      }
       if (!done) run_elements<F>(call, dtype, part, constants);
     });
   }
